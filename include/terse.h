@@ -1,0 +1,294 @@
+/* terse: long-context language-model inference with a compressed KV cache.
+ *
+ * The whole public interface of libterse.
+ *
+ * Errors.   Every call that can fail returns `enum terse_status` and describes the failure in the caller's `struct terse_error`
+ *           (which may be NULL). Output pointers are NULL after a failure. The library never prints, exits or aborts.
+ * Memory.   What a `..._new`, `..._load` or `..._open` call returns is released by the `..._free` call of the same noun;
+ *           free accepts NULL. Pointers returned as `const` belong to the object they came from.
+ * Threads.  A model is immutable and may be shared by any number of threads and sessions. A session, a detokenizer and a gguf
+ *           may be used by one thread at a time. A session runs its own OpenMP team.
+ * Strings.  UTF-8, zero-terminated unless a length is given.
+ */
+#ifndef TERSE_H
+#define TERSE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#if defined(TERSE_BUILDING_LIBRARY) && defined(__GNUC__)
+#define TERSE_API __attribute__((visibility("default")))
+#else
+#define TERSE_API
+#endif
+
+/* ---- Version, status, progress ------------------------------------------------------------------------------------------ */
+
+#define TERSE_VERSION_MAJOR 0
+#define TERSE_VERSION_MINOR 1
+#define TERSE_VERSION_PATCH 0
+
+/* "0.1.0" */
+TERSE_API const char *terse_version(void);
+
+enum terse_status {
+    TERSE_OK = 0,
+    TERSE_E_ARGUMENT,    /* an argument is out of range or contradicts another */
+    TERSE_E_IO,          /* a file could not be opened, read or written */
+    TERSE_E_FORMAT,      /* a file is not what it claims to be: truncated, inconsistent, hostile */
+    TERSE_E_UNSUPPORTED, /* a well-formed file asks for what terse cannot do */
+    TERSE_E_MEMORY,      /* the system refused memory */
+    TERSE_E_CONTEXT,     /* more tokens than the session's context holds */
+    TERSE_E_INTERRUPTED  /* a progress callback asked to stop */
+};
+
+#define TERSE_NO_OFFSET UINT64_MAX
+
+struct terse_error {
+    enum terse_status code;
+    uint64_t offset;   /* byte offset in the file the message speaks of, or TERSE_NO_OFFSET */
+    char message[512]; /* one line: what is wrong, where, and what to do about it */
+};
+
+/* "TERSE_E_FORMAT" and so on; never NULL. */
+TERSE_API const char *terse_status_name(enum terse_status status);
+
+/* Called now and then during long work. `what` names the work; done <= total. Return false to stop the work cleanly with
+ * TERSE_E_INTERRUPTED. Called on the thread that made the call into the library. */
+struct terse_progress {
+    bool (*report)(void *user, const char *what, uint64_t done, uint64_t total); /* NULL: no reports */
+    void *user;
+};
+
+/* The instruction set the kernels run with: "scalar", "avx2", "avx512" or "neon". The environment variable TERSE_CPU may lower
+ * it (read once, at first use). */
+TERSE_API const char *terse_cpu_name(void);
+
+/* ---- Model ------------------------------------------------------------------------------------------------------------- */
+
+struct terse_model;
+
+struct terse_model_info {
+    const char *architecture; /* "llama", "qwen2", ... */
+    const char *name;         /* general.name, or "" */
+    const char *weights;      /* type of most weight bytes: "Q8_0", ... */
+    uint32_t layers;
+    uint32_t width;       /* hidden size */
+    uint32_t query_heads; /* per layer */
+    uint32_t kv_heads;    /* per layer */
+    uint32_t head_dim;
+    uint32_t feed_forward;
+    uint32_t vocabulary;
+    uint32_t context;    /* tokens the model was trained for */
+    uint64_t parameters; /* elements of all tensors */
+    uint64_t bytes;      /* of all tensors as stored */
+};
+
+/* Loads a GGUF model. The file is memory-mapped and must not change while the model lives. */
+TERSE_API enum terse_status terse_model_load(const char *path, struct terse_model **model, struct terse_error *error);
+
+/* The same from `size` bytes in memory, which must be 32-byte aligned, stay unchanged and outlive the model. `name` stands for
+ * the path in messages. */
+TERSE_API enum terse_status terse_model_load_memory(const void *data, size_t size, const char *name, struct terse_model **model,
+                                                    struct terse_error *error);
+TERSE_API void terse_model_free(struct terse_model *model);
+TERSE_API void terse_model_describe(const struct terse_model *model, struct terse_model_info *info);
+
+/* ---- Text and tokens --------------------------------------------------------------------------------------------------- */
+
+enum terse_tokenize_flags {
+    TERSE_TOKENIZE_PLAIN = 0,
+    TERSE_TOKENIZE_ADD_SPECIAL = 1,  /* add BOS and EOS where the model's file says so */
+    TERSE_TOKENIZE_PARSE_SPECIAL = 2 /* "<|eot_id|>" in the text is the special token, not its letters */
+};
+
+/* Writes the tokens of text[n_bytes] to tokens[capacity] and their number to *n_tokens. `n_bytes + 4` always suffices. When
+ * `capacity` is too small, fails with TERSE_E_ARGUMENT, writes nothing to `tokens`, and *n_tokens is the number needed.
+ * Bytes that are not UTF-8 are tokenized as bytes. `flags`: a sum of enum terse_tokenize_flags. */
+TERSE_API enum terse_status terse_tokenize(const struct terse_model *model, const char *text, size_t n_bytes, unsigned flags,
+                                           int32_t *tokens, size_t capacity, size_t *n_tokens, struct terse_error *error);
+
+/* True for tokens that end a reply: EOS, EOT and the like. */
+TERSE_API bool terse_token_ends(const struct terse_model *model, int32_t token);
+
+/* The model's BOS token, or -1; `*added` (may be NULL): whether the model's file asks for it before each text. */
+TERSE_API int32_t terse_token_bos(const struct terse_model *model, bool *added);
+
+/* Turns a stream of tokens into text without ever cutting a UTF-8 character. */
+struct terse_detokenizer;
+TERSE_API enum terse_status terse_detokenizer_new(const struct terse_model *model, bool show_special,
+                                                  struct terse_detokenizer **detokenizer, struct terse_error *error);
+TERSE_API void terse_detokenizer_free(struct terse_detokenizer *detokenizer);
+/* Whole characters completed by `token`, zero-terminated, *n_bytes long (which may be 0); valid until the next call. */
+TERSE_API const char *terse_detokenizer_push(struct terse_detokenizer *detokenizer, int32_t token, size_t *n_bytes);
+/* What is left at the end of the stream, an unfinished character as U+FFFD; the detokenizer may then begin a new stream. */
+TERSE_API const char *terse_detokenizer_finish(struct terse_detokenizer *detokenizer, size_t *n_bytes);
+
+struct terse_message {
+    const char *role; /* "system", "user", "assistant" */
+    const char *content;
+};
+
+/* Writes a conversation in the model's chat format, ready for terse_tokenize with TERSE_TOKENIZE_PARSE_SPECIAL and without
+ * TERSE_TOKENIZE_ADD_SPECIAL (the format brings its own BOS). `format`: one of terse_chat_format_name, or NULL to recognise the
+ * model's own template; an unknown template is TERSE_E_UNSUPPORTED. `open_reply` ends the text where the assistant speaks next.
+ * *text is released by terse_string_free. */
+TERSE_API enum terse_status terse_chat_render(const struct terse_model *model, const char *format,
+                                              const struct terse_message *messages, size_t n_messages, bool open_reply, char **text,
+                                              struct terse_error *error);
+/* The known formats, i = 0, 1, ...: "llama-3", "chatml", ...; NULL past the last. */
+TERSE_API const char *terse_chat_format_name(size_t i);
+TERSE_API void terse_string_free(char *string);
+
+/* ---- Cache ------------------------------------------------------------------------------------------------------------- */
+
+#define TERSE_TAIL_DEFAULT UINT32_MAX
+
+/* How the KV cache is kept. A method names a key codec, a value codec and a policy. */
+struct terse_cache_options {
+    const char *method;     /* "f16", "q8_0", "q4_0", "streaming-N"; NULL: "f16" */
+    const char *key_type;   /* codec of keys instead of the method's, or NULL */
+    const char *value_type; /* codec of values instead of the method's, or NULL */
+    uint32_t tail_tokens;   /* newest tokens kept exact beside the sealed blocks, at least: up to 63 more wait until they fill a block;
+                             * TERSE_TAIL_DEFAULT: the method's own number (0 for f16, 128 for quantized codecs) */
+};
+TERSE_API struct terse_cache_options terse_cache_options_defaults(void);
+
+/* The table of methods, i = 0, 1, ...; false past the last. `name` is a pattern such as "streaming-N". */
+struct terse_method_info {
+    const char *name;
+    const char *summary; /* one line */
+};
+TERSE_API bool terse_method_describe(size_t i, struct terse_method_info *info);
+
+/* Bytes of one sequence's cache. resident = codes + exact + window + tables. */
+struct terse_cache_report {
+    uint64_t tokens;         /* tokens seen by the sequence */
+    uint64_t kept;           /* tokens still readable, per layer and KV head (the largest) */
+    uint64_t resident;       /* bytes allocated for keys and values, all layers */
+    uint64_t codes;          /* sealed blocks */
+    uint64_t exact;          /* exact rows */
+    uint64_t window;         /* recent window */
+    uint64_t tables;         /* positions, live masks, policy state */
+    double bits_per_value;   /* resident * 8 / (values of all tokens seen) */
+};
+
+/* What a cache of `tokens` tokens will allocate, before anything is allocated: equal to terse_session_cache's report after a
+ * prefill of that many tokens. */
+TERSE_API enum terse_status terse_cache_bytes(const struct terse_model *model, const struct terse_cache_options *options,
+                                              uint64_t tokens, struct terse_cache_report *report, struct terse_error *error);
+
+/* ---- Session ----------------------------------------------------------------------------------------------------------- */
+
+struct terse_session;
+
+enum terse_prefill {
+    TERSE_PREFILL_EXACT,      /* layer by layer; attention over full-precision rows, then the layer is sealed */
+    TERSE_PREFILL_COMPRESSED, /* chunk by chunk; each chunk reads the compressed cache of what came before */
+    TERSE_PREFILL_PAPER       /* every token reads compressed keys and values, its own included: the papers' perplexity protocol */
+};
+
+struct terse_session_options {
+    struct terse_cache_options cache;
+    uint32_t context;          /* most tokens the sequence may hold; 0: the model's */
+    bool allow_longer_context; /* permit more than the model was trained for */
+    enum terse_prefill prefill;
+    uint32_t batch;   /* tokens per chunk of a compressed prefill */
+    uint32_t threads; /* 0: one per processor */
+    struct terse_progress progress;
+};
+TERSE_API struct terse_session_options terse_session_options_defaults(void);
+
+TERSE_API enum terse_status terse_session_new(const struct terse_model *model, const struct terse_session_options *options,
+                                              struct terse_session **session, struct terse_error *error);
+TERSE_API void terse_session_free(struct terse_session *session);
+/* Forgets the sequence; the memory stays for the next one. */
+TERSE_API void terse_session_reset(struct terse_session *session);
+/* Tokens seen so far. */
+TERSE_API uint64_t terse_session_length(const struct terse_session *session);
+
+/* Receives logits[vocabulary] (natural-log units, not normalised) of the i-th token of the call; valid during the call. */
+struct terse_logits_sink {
+    void (*row)(void *user, size_t i, const float *logits);
+    void *user;
+    size_t first; /* rows before this one are not computed */
+};
+
+/* Reads a prompt (or a later turn): tokens[n] are exact among themselves and reach earlier ones through the cache; afterwards
+ * the policy chooses and full blocks are sealed. `sink` may be NULL. A failure leaves the sequence as it was before the call, except
+ * TERSE_E_INTERRUPTED: an exact prefill then leaves an empty session (as terse_session_reset), a compressed one the chunks read. */
+TERSE_API enum terse_status terse_session_prefill(struct terse_session *session, const int32_t *tokens, size_t n,
+                                                  const struct terse_logits_sink *sink, struct terse_error *error);
+
+/* Appends tokens[n] in one decoding step (n = 1 while generating; more for given continuations). */
+TERSE_API enum terse_status terse_session_decode(struct terse_session *session, const int32_t *tokens, size_t n,
+                                                 const struct terse_logits_sink *sink, struct terse_error *error);
+
+/* logits[vocabulary] after the last token, or NULL before the first; valid until the next call on the session. */
+TERSE_API const float *terse_session_logits(const struct terse_session *session);
+
+struct terse_sampling {
+    float temperature;    /* 0: greedy */
+    uint32_t top_k;       /* 0: all */
+    float top_p;          /* 1: all */
+    float min_p;          /* 0: all */
+    float repeat_penalty; /* 1: none */
+    uint32_t repeat_last; /* newest tokens that the penalty looks at */
+    uint64_t seed;
+};
+TERSE_API struct terse_sampling terse_sampling_defaults(void);
+/* Sets how the session samples and restarts its random numbers from the seed. */
+TERSE_API enum terse_status terse_session_set_sampling(struct terse_session *session, const struct terse_sampling *sampling,
+                                                       struct terse_error *error);
+/* Chooses the next token from the current logits; does not append it. */
+TERSE_API enum terse_status terse_session_sample(struct terse_session *session, int32_t *token, struct terse_error *error);
+
+TERSE_API void terse_session_cache(const struct terse_session *session, struct terse_cache_report *report);
+
+/* What the session has done since it was made or the counters were last cleared. */
+struct terse_counters {
+    uint64_t prefill_tokens, decode_tokens;
+    double prefill_seconds, decode_seconds;
+    double attention_seconds;  /* of decode steps */
+    uint64_t attention_bytes;  /* keys and values read by decode steps, as stored */
+};
+TERSE_API void terse_session_counters(struct terse_session *session, struct terse_counters *counters, bool clear);
+
+/* Fills the cache as if `n` tokens had been read, with normally distributed keys and values: for benchmarks at depth. */
+TERSE_API enum terse_status terse_session_fill_random(struct terse_session *session, size_t n, uint64_t seed,
+                                                      struct terse_error *error);
+
+/* ---- Inspecting GGUF files ---------------------------------------------------------------------------------------------- */
+
+struct terse_gguf;
+struct terse_gguf_tensor {
+    const char *name;
+    const char *type; /* "Q8_0", or "type 99" when unknown */
+    bool supported;   /* terse has kernels for this type */
+    uint32_t n_dims;
+    uint64_t dims[4];
+    uint64_t bytes;
+};
+TERSE_API enum terse_status terse_gguf_open(const char *path, struct terse_gguf **gguf, struct terse_error *error);
+/* As terse_model_load_memory. */
+TERSE_API enum terse_status terse_gguf_open_memory(const void *data, size_t size, const char *name, struct terse_gguf **gguf,
+                                                   struct terse_error *error);
+TERSE_API void terse_gguf_free(struct terse_gguf *gguf);
+TERSE_API uint32_t terse_gguf_version(const struct terse_gguf *gguf);
+TERSE_API uint64_t terse_gguf_metadata_count(const struct terse_gguf *gguf);
+TERSE_API uint64_t terse_gguf_tensor_count(const struct terse_gguf *gguf);
+/* The i-th key and its type ("u32", "string", "array of string", ...). */
+TERSE_API void terse_gguf_metadata(const struct terse_gguf *gguf, uint64_t i, const char **key, const char **type);
+/* Writes the i-th value as one line of text, cut with "..." to fit buffer[capacity]. */
+TERSE_API void terse_gguf_metadata_text(const struct terse_gguf *gguf, uint64_t i, char *buffer, size_t capacity);
+TERSE_API void terse_gguf_tensor(const struct terse_gguf *gguf, uint64_t i, struct terse_gguf_tensor *tensor);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

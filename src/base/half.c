@@ -1,0 +1,39 @@
+/* Half-precision scalars in integer arithmetic: the same bits on every machine, NaN made quiet as the hardware conversions do. */
+#include "base/half.h"
+
+static float float_of_bits(uint32_t bits) {
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+float half_to_float(uint16_t half) {
+    uint32_t sign = (uint32_t)(half & 0x8000) << 16;
+    uint32_t exponent = half >> 10 & 0x1f;
+    uint32_t fraction = half & 0x3ff;
+    if (exponent == 31) return float_of_bits(sign | 0x7f800000 | (fraction ? 0x400000 | fraction << 13 : 0));
+    if (exponent) return float_of_bits(sign | (exponent + 112) << 23 | fraction << 13);
+    float magnitude = (float)fraction * 0x1p-24f; /* a subnormal half is a multiple of 2^-24 */
+    return sign ? -magnitude : magnitude;
+}
+
+uint16_t half_from_float(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    uint32_t sign = bits >> 16 & 0x8000;
+    uint32_t magnitude = bits & 0x7fffffff;
+    if (magnitude > 0x7f800000) return (uint16_t)(sign | 0x7e00 | (magnitude >> 13 & 0x3ff));
+    if (magnitude >= 0x477ff000) return (uint16_t)(sign | 0x7c00); /* 65520, half way past the largest half, rounds to infinity */
+    uint32_t exponent = magnitude >> 23;
+    if (exponent >= 113) { /* normal: drop 13 bits; a carry out of the fraction moves the exponent up, as it should */
+        uint32_t kept = magnitude - (112u << 23);
+        return (uint16_t)(sign | (kept + 0xfff + (kept >> 13 & 1)) >> 13);
+    }
+    if (exponent < 102) return (uint16_t)sign; /* below 2^-25, half of the smallest subnormal */
+    uint32_t significand = (magnitude & 0x7fffff) | 0x800000;
+    uint32_t shift = 126 - exponent; /* 14 ... 24: to units of 2^-24 */
+    uint32_t result = significand >> shift;
+    uint32_t rest = significand & ((1u << shift) - 1), middle = 1u << (shift - 1);
+    if (rest > middle || (rest == middle && (result & 1))) result++;
+    return (uint16_t)(sign | result);
+}

@@ -1,0 +1,18 @@
+/* Aligned memory and the arithmetic of sizes. */
+#ifndef TERSE_BASE_MEMORY_H
+#define TERSE_BASE_MEMORY_H
+
+#include "base/status.h"
+
+#define MEMORY_ALIGN 64 /* bytes: a cache line and the widest register */
+
+/* `count * size` bytes aligned to MEMORY_ALIGN, not cleared; NULL when refused or when the product overflows. count 0 gives a
+ * valid pointer. Released by memory_free. */
+void *memory_array(size_t count, size_t size);
+/* The same, cleared. */
+void *memory_zeros(size_t count, size_t size);
+void memory_free(void *memory);
+
+static inline size_t memory_round_up(size_t n, size_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+
+#endif

@@ -1,0 +1,32 @@
+/* Strings from files, made fit for one line of a terminal: whatever is not printable UTF-8 is written as an escape. */
+#ifndef TERSE_BASE_TEXT_H
+#define TERSE_BASE_TEXT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* Bytes (1 to 4) of the well-formed, printable UTF-8 character that begins at data[0 < size]; 0 when there is none: control
+ * characters (U+0000-001F, 007F-009F), surrogates, overlong and cut sequences. */
+size_t text_character(const char *data, uint64_t size);
+/* Every byte belongs to a printable character. */
+bool text_is_printable(const char *data, uint64_t size);
+
+/* A line of text being written into buffer[capacity]. What does not fit is cut between characters, and text_line_end puts "..."
+ * in its place. */
+struct text_line {
+    char *buffer;
+    size_t capacity, length;
+    size_t mark; /* the last place between characters that leaves room for "..." */
+    bool cut;
+};
+struct text_line text_line_begin(char *buffer, size_t capacity);
+/* Adds text that is kept or cut as a whole. */
+void text_line_unit(struct text_line *line, const char *text, size_t size);
+/* Adds a string character by character, unprintable ones as \n, \t, \r or \xHH; `quoted` puts it between double quotes and
+ * escapes quotes and backslashes. */
+void text_line_string(struct text_line *line, const char *data, uint64_t size, bool quoted);
+/* Zero-terminates; returns the length. */
+size_t text_line_end(struct text_line *line);
+
+#endif
