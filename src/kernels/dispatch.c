@@ -1,0 +1,105 @@
+/* Builds the table of each instruction set and chooses among them: by what processor and operating system offer, lowered by
+ * TERSE_CPU. */
+#include "base/text.h"
+#include "kernels/fill.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+#define ISA_COUNT 4
+
+static struct kernels tables[ISA_COUNT];
+static bool present[ISA_COUNT];
+static enum kernels_isa chosen;
+static char refused[64]; /* the value of TERSE_CPU, made printable, when it names no table that is present */
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+static const char *const isa_names[ISA_COUNT] = {"scalar", "avx2", "avx512", "neon"};
+
+static void fill_scalar(struct kernels *k) {
+    kernels_fill_scalar_vector(k);
+    kernels_fill_scalar_cache(k);
+    if (kernels_fill_scalar_weights) kernels_fill_scalar_weights(k);
+}
+
+#if defined(__x86_64__)
+/* __builtin_cpu_supports asks the operating system too (XGETBV), but clang 14 does not know "f16c"; its registers are AVX's. */
+static bool processor_has_f16c(void) {
+    unsigned a, b, c, d;
+    return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C) != 0;
+}
+
+static bool processor_has_avx2(void) {
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && processor_has_f16c();
+}
+
+/* What CMakeLists.txt lets the compiler use in avx512*.c: Ice Lake and Zen 4 have it all. */
+static bool processor_has_avx512(void) {
+    return processor_has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vbmi") &&
+           __builtin_cpu_supports("avx512vnni");
+}
+#endif
+
+static void add_table(enum kernels_isa isa, enum kernels_isa base, void (*const *fills)(struct kernels *), size_t n_fills) {
+    tables[isa] = tables[base];
+    tables[isa].name = isa_names[isa];
+    for (size_t i = 0; i < n_fills; i++) {
+        if (fills[i]) fills[i](&tables[isa]);
+    }
+    present[isa] = true;
+    chosen = isa;
+}
+
+static void choose(void) {
+    fill_scalar(&tables[KERNELS_SCALAR]);
+    tables[KERNELS_SCALAR].name = isa_names[KERNELS_SCALAR];
+    present[KERNELS_SCALAR] = true;
+#if defined(__x86_64__)
+    void (*const avx2[])(struct kernels *) = {kernels_fill_avx2_vector, kernels_fill_avx2_cache, kernels_fill_avx2_weights};
+    void (*const avx512[])(struct kernels *) = {kernels_fill_avx512_vector, kernels_fill_avx512_cache, kernels_fill_avx512_weights};
+    if (processor_has_avx2()) add_table(KERNELS_AVX2, KERNELS_SCALAR, avx2, 3);
+    if (processor_has_avx512()) add_table(KERNELS_AVX512, KERNELS_AVX2, avx512, 3);
+#endif
+    const char *wanted = getenv("TERSE_CPU");
+    if (!wanted || !*wanted) return;
+    for (int isa = 0; isa < ISA_COUNT; isa++) {
+        if (present[isa] && strcmp(wanted, isa_names[isa]) == 0) {
+            chosen = (enum kernels_isa)isa;
+            return;
+        }
+    }
+    struct text_line line = text_line_begin(refused, sizeof refused);
+    text_line_string(&line, wanted, strlen(wanted), true);
+    text_line_end(&line);
+}
+
+const struct kernels *kernels(void) {
+    pthread_once(&once, choose);
+    return &tables[chosen];
+}
+
+const struct kernels *kernels_for(enum kernels_isa isa) {
+    pthread_once(&once, choose);
+    return present[isa] ? &tables[isa] : NULL;
+}
+
+enum terse_status kernels_check(struct terse_error *error) {
+    pthread_once(&once, choose);
+    if (!*refused) return TERSE_OK;
+    char offered[64] = "";
+    for (int isa = 0; isa < ISA_COUNT; isa++) {
+        if (!present[isa]) continue;
+        if (*offered) strcat(offered, ", ");
+        strcat(offered, isa_names[isa]);
+    }
+    return status_fail(error, TERSE_E_ARGUMENT, "TERSE_CPU=%s is not offered by this processor and build: use one of %s, or unset it",
+                       refused, offered);
+}
+
+const char *terse_cpu_name(void) { return kernels()->name; }

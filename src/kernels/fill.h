@@ -1,0 +1,20 @@
+/* Who fills which slots of struct kernels: one function per source file, called by dispatch.c alone. The scalar ones fill every
+ * slot between them; the others overlay what they do better. */
+#ifndef TERSE_KERNELS_FILL_H
+#define TERSE_KERNELS_FILL_H
+
+#include "kernels/kernels.h"
+
+void kernels_fill_scalar_vector(struct kernels *k);
+void kernels_fill_scalar_cache(struct kernels *k);
+__attribute__((weak)) void kernels_fill_scalar_weights(struct kernels *k);
+
+__attribute__((weak)) void kernels_fill_avx2_vector(struct kernels *k);
+__attribute__((weak)) void kernels_fill_avx2_cache(struct kernels *k);
+__attribute__((weak)) void kernels_fill_avx2_weights(struct kernels *k);
+
+__attribute__((weak)) void kernels_fill_avx512_vector(struct kernels *k);
+__attribute__((weak)) void kernels_fill_avx512_cache(struct kernels *k);
+__attribute__((weak)) void kernels_fill_avx512_weights(struct kernels *k);
+
+#endif

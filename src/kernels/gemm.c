@@ -1,0 +1,27 @@
+/* Matrix products: oneDNN's single-precision GEMM behind a call that cannot fail. */
+#include "kernels/gemm.h"
+#include "kernels/kernels.h"
+
+#include <dnnl.h>
+#include <string.h>
+
+/* What runs when the library refuses (it allocates packing buffers, so memory may lack): slow, right, and needs nothing. */
+static void gemm_plain(bool b_transposed, size_t m, size_t n, size_t k, const float *a, size_t lda, const float *b, size_t ldb,
+                       bool accumulate, float *c, size_t ldc) {
+    const struct kernels *kernel = kernels();
+    for (size_t i = 0; i < m; i++) {
+        if (!accumulate) memset(c + i * ldc, 0, n * sizeof *c);
+        if (b_transposed) {
+            for (size_t j = 0; j < n; j++) c[i * ldc + j] += kernel->dot(a + i * lda, b + j * ldb, k);
+        } else {
+            for (size_t l = 0; l < k; l++) kernel->axpy(a[i * lda + l], b + l * ldb, c + i * ldc, n);
+        }
+    }
+}
+
+void gemm(bool b_transposed, size_t m, size_t n, size_t k, const float *a, size_t lda, const float *b, size_t ldb, bool accumulate,
+          float *c, size_t ldc) {
+    dnnl_status_t status = dnnl_sgemm('N', b_transposed ? 'T' : 'N', (dnnl_dim_t)m, (dnnl_dim_t)n, (dnnl_dim_t)k, 1.0f, a,
+                                      (dnnl_dim_t)lda, b, (dnnl_dim_t)ldb, accumulate ? 1.0f : 0.0f, c, (dnnl_dim_t)ldc);
+    if (status != dnnl_success) gemm_plain(b_transposed, m, n, k, a, lda, b, ldb, accumulate, c, ldc);
+}

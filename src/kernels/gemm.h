@@ -1,0 +1,13 @@
+/* Matrix products through oneDNN (docs/dependencies.md says why that one). */
+#ifndef TERSE_KERNELS_GEMM_H
+#define TERSE_KERNELS_GEMM_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+/* C[m][n] = A[m][k] B[k][n] (+ C if `accumulate`), row-major, rows lda, ldb, ldc floats apart; with `b_transposed` B is given as
+ * [n][k]. Uses the calling thread's OpenMP threads, or one inside a parallel region. */
+void gemm(bool b_transposed, size_t m, size_t n, size_t k, const float *a, size_t lda, const float *b, size_t ldb, bool accumulate,
+          float *c, size_t ldc);
+
+#endif

@@ -1,0 +1,59 @@
+/* Every inner loop of terse, one function pointer each, and the choice of instruction set.
+ *
+ * scalar_*.c fill every slot and are the reference: compiled without fast-math and without auto-vectorisation. avx2_*.c, avx512_*.c
+ * and neon_*.c overlay the slots that they do better. The choice is made at run time from what the processor has; TERSE_CPU=scalar|avx2|avx512|neon
+ * lowers it, so one binary tests every tier (tests/test_kernels.c holds each slot to the scalar one, and that to double precision).
+ *
+ * Pointers need no alignment beyond their element's unless said. Arrays may be read and written only within the sizes given
+ * (guard pages check that). Accumulation is in fp32.
+ */
+#ifndef TERSE_KERNELS_KERNELS_H
+#define TERSE_KERNELS_KERNELS_H
+
+#include "base/gguf.h"
+
+#include <stddef.h>
+#include <stdint.h>
+
+enum kernels_isa { KERNELS_SCALAR, KERNELS_AVX2, KERNELS_AVX512, KERNELS_NEON };
+
+struct kernels {
+    const char *name; /* "scalar", "avx2", "avx512", "neon" */
+
+    /* Half floats, n of them. */
+    void (*half_to_float)(const uint16_t *half, float *out, size_t n);
+    void (*float_to_half)(const float *in, uint16_t *half, size_t n);
+
+    /* Vectors of n floats. */
+    float (*dot)(const float *a, const float *b, size_t n);
+    void (*axpy)(float scale, const float *x, float *y, size_t n);                                  /* y += scale x */
+    void (*rms_norm)(const float *x, const float *gain, float epsilon, float *out, size_t n);       /* out may be x */
+    void (*silu_mul)(float *gate, const float *up, size_t n);                                       /* gate = silu(gate) * up */
+    /* x[i] = exp(x[i] - max) in place, returns the sum; relative error of each at most 2e-7 + 1e-45; exp(-inf) = 0. */
+    float (*exp_sum)(float *x, float max, size_t n);
+    float (*max)(const float *x, size_t n);                                                         /* -INFINITY when n = 0 */
+
+    /* Weights as stored, indexed by enum tensor_type; NULL: type not supported. n is a multiple of the type's block. */
+    void (*dequantize[TENSOR_TYPES])(const void *row, float *out, size_t n);
+    /* y[r] = <row r of w, x> for `rows` rows of n elements, read as they are; x in full precision. */
+    void (*matvec[TENSOR_TYPES])(const void *w, size_t row_bytes, size_t rows, size_t n, const float *x, float *y);
+
+    /* Codecs of the cache: shapes and layouts in codec/block_layout.h. G = queries, hd = head_dim (any multiple of 32 up to 256).
+     * score: logits[G][64] = <q[G][hd], key t>. mix: acc[G][hd] += sum over t of weights[G][64] value t. */
+    void (*score_f16)(const float *q, size_t G, size_t hd, const void *block, float *logits);
+    void (*mix_f16)(const float *weights, size_t G, size_t hd, const void *block, float *acc);
+    void (*score_q8_0)(const float *q, size_t G, size_t hd, const void *block, float *logits);
+    void (*mix_q8_0)(const float *weights, size_t G, size_t hd, const void *block, float *acc);
+    void (*score_q4_0)(const float *q, size_t G, size_t hd, const void *block, float *logits);
+    void (*mix_q4_0)(const float *weights, size_t G, size_t hd, const void *block, float *acc);
+};
+
+/* The best table this processor runs, lowered by TERSE_CPU; chosen at first use, thread-safe. */
+const struct kernels *kernels(void);
+/* The table of one instruction set, or NULL when this processor or this build lacks it. */
+const struct kernels *kernels_for(enum kernels_isa isa);
+/* TERSE_E_ARGUMENT when TERSE_CPU is set and names no instruction set that this processor and build offer (kernels() then goes on
+ * with the best one): a misspelt mask must not pass for a slow or a fast run. Loading a model asks this. */
+enum terse_status kernels_check(struct terse_error *error);
+
+#endif

@@ -1,0 +1,105 @@
+/* The reference of the score and mix slots, one number at a time in the layouts of codec/block_layout.h. The other tiers are tested
+ * against this file, and this file against double precision. */
+#include "base/half.h"
+#include "codec/block_layout.h"
+#include "kernels/fill.h"
+
+/* One key or value as a float: channel c of token t. */
+typedef float element_function(const void *block, size_t hd, size_t c, size_t t);
+
+static float scale_of(const void *block, size_t c, size_t t) {
+    const uint16_t *scale = block;
+    return half_to_float(scale[c / BLOCK_QK * BLOCK_TOKENS + t]);
+}
+
+/* The codes follow the scales. */
+static const void *codes_of(const void *block, size_t hd) {
+    return (const uint16_t *)block + hd / BLOCK_QK * BLOCK_TOKENS;
+}
+
+static float key_f16(const void *block, size_t hd, size_t c, size_t t) {
+    (void)hd;
+    return half_to_float(((const uint16_t *)block)[c * BLOCK_TOKENS + t]);
+}
+
+static float value_f16(const void *block, size_t hd, size_t c, size_t t) {
+    return half_to_float(((const uint16_t *)block)[t * hd + c]);
+}
+
+static float key_q8_0(const void *block, size_t hd, size_t c, size_t t) {
+    const int8_t *k = codes_of(block, hd);
+    return (float)k[c * BLOCK_TOKENS + t] * scale_of(block, c, t);
+}
+
+static float value_q8_0(const void *block, size_t hd, size_t c, size_t t) {
+    const int8_t *v = codes_of(block, hd);
+    return (float)v[t * hd + c] * scale_of(block, c, t);
+}
+
+/* The byte of channel c holds c % 16 of its block of 32 below and c % 16 + 16 above. */
+static float code_q4_0(uint8_t byte, size_t c) { return (float)((c % BLOCK_QK < 16 ? byte & 15 : byte >> 4) - 8); }
+
+static float key_q4_0(const void *block, size_t hd, size_t c, size_t t) {
+    const uint8_t *k = codes_of(block, hd);
+    uint8_t byte = k[(c / BLOCK_QK * 16 + c % 16) * BLOCK_TOKENS + t];
+    return code_q4_0(byte, c) * scale_of(block, c, t);
+}
+
+static float value_q4_0(const void *block, size_t hd, size_t c, size_t t) {
+    const uint8_t *v = codes_of(block, hd);
+    uint8_t byte = v[t * hd / 2 + c / BLOCK_QK * 16 + c % 16];
+    return code_q4_0(byte, c) * scale_of(block, c, t);
+}
+
+static void score_scalar(element_function *key, const float *q, size_t G, size_t hd, const void *block, float *logits) {
+    for (size_t g = 0; g < G; g++) {
+        for (size_t t = 0; t < BLOCK_TOKENS; t++) {
+            float sum = 0;
+            for (size_t c = 0; c < hd; c++) sum += q[g * hd + c] * key(block, hd, c, t);
+            logits[g * BLOCK_TOKENS + t] = sum;
+        }
+    }
+}
+
+static void mix_scalar(element_function *value, const float *weights, size_t G, size_t hd, const void *block, float *acc) {
+    for (size_t g = 0; g < G; g++) {
+        for (size_t c = 0; c < hd; c++) {
+            float sum = 0;
+            for (size_t t = 0; t < BLOCK_TOKENS; t++) sum += weights[g * BLOCK_TOKENS + t] * value(block, hd, c, t);
+            acc[g * hd + c] += sum;
+        }
+    }
+}
+
+static void score_f16_scalar(const float *q, size_t G, size_t hd, const void *block, float *logits) {
+    score_scalar(key_f16, q, G, hd, block, logits);
+}
+
+static void mix_f16_scalar(const float *weights, size_t G, size_t hd, const void *block, float *acc) {
+    mix_scalar(value_f16, weights, G, hd, block, acc);
+}
+
+static void score_q8_0_scalar(const float *q, size_t G, size_t hd, const void *block, float *logits) {
+    score_scalar(key_q8_0, q, G, hd, block, logits);
+}
+
+static void mix_q8_0_scalar(const float *weights, size_t G, size_t hd, const void *block, float *acc) {
+    mix_scalar(value_q8_0, weights, G, hd, block, acc);
+}
+
+static void score_q4_0_scalar(const float *q, size_t G, size_t hd, const void *block, float *logits) {
+    score_scalar(key_q4_0, q, G, hd, block, logits);
+}
+
+static void mix_q4_0_scalar(const float *weights, size_t G, size_t hd, const void *block, float *acc) {
+    mix_scalar(value_q4_0, weights, G, hd, block, acc);
+}
+
+void kernels_fill_scalar_cache(struct kernels *k) {
+    k->score_f16 = score_f16_scalar;
+    k->mix_f16 = mix_f16_scalar;
+    k->score_q8_0 = score_q8_0_scalar;
+    k->mix_q8_0 = mix_q8_0_scalar;
+    k->score_q4_0 = score_q4_0_scalar;
+    k->mix_q4_0 = mix_q4_0_scalar;
+}
