@@ -1,0 +1,162 @@
+/* The cache of a sequence: its life, the steps, and the accounting. Owns all memory of keys and values; leaves where tokens go to
+ * plan.c, the writing to store.c, the reading to tile.c and attend.c. */
+#include "base/memory.h"
+#include "cache/tile.h"
+#include "kernels/kernels.h"
+
+#include <omp.h>
+#include <stdlib.h>
+
+/* ---- Sizes */
+
+/* What the tokens of a shape and method cost; the same arithmetic for a cache that exists and one that is only asked about. */
+struct sizes {
+    size_t key, value; /* bytes of a sealed block */
+    size_t half;       /* of one side of a window block */
+    uint64_t heads, exact;
+};
+
+static struct sizes sizes_of(const struct cache_shape *shape, const struct method *method) {
+    struct codec_shape each = {shape->head_dim, shape->query_heads / shape->kv_heads};
+    struct sizes sizes = {.key = method->key->block_bytes(each, CODEC_KEYS),
+                          .value = method->value->block_bytes(each, CODEC_VALUES),
+                          .half = codec_f16.block_bytes(each, CODEC_KEYS),
+                          .heads = (uint64_t)shape->layers * shape->kv_heads};
+    sizes.exact = sizes.heads * 2 * method->parameters.sinks * shape->head_dim * sizeof(uint16_t);
+    return sizes;
+}
+
+static void fill_report(const struct cache_shape *shape, const struct sizes *sizes, const struct extent *extent, uint64_t spans,
+                        uint64_t windows, struct terse_cache_report *report) {
+    *report = (struct terse_cache_report){.tokens = extent->length, .kept = extent->length - extent_evicted(extent)};
+    report->codes = spans * sizes->heads * (sizes->key + sizes->value);
+    report->window = windows * sizes->heads * 2 * sizes->half;
+    report->exact = sizes->exact;
+    report->tables = spans * sizeof(struct span) + windows * sizeof(uint8_t *);
+    report->resident = report->codes + report->exact + report->window + report->tables;
+    double values = (double)extent->length * (double)sizes->heads * 2 * shape->head_dim;
+    report->bits_per_value = values > 0 ? (double)report->resident * 8 / values : 0;
+}
+
+void cache_report(const struct cache *cache, struct terse_cache_report *report) {
+    struct sizes sizes = sizes_of(&cache->shape, &cache->method);
+    fill_report(&cache->shape, &sizes, &cache->extent, cache->n_spans, cache->n_windows, report);
+}
+
+void cache_predict(const struct cache_shape *shape, const struct method *method, uint64_t tokens, struct terse_cache_report *report) {
+    struct sizes sizes = sizes_of(shape, method);
+    struct plan plan = plan_step(method, &(struct extent){0}, CACHE_STEP_PREFILL, tokens);
+    fill_report(shape, &sizes, &plan.after, plan.seal, extent_window_blocks(&plan.after), report);
+}
+
+/* ---- Life */
+
+enum terse_status cache_new(const struct cache_shape *shape, const struct method *method, struct cache **cache,
+                            struct terse_error *error) {
+    *cache = NULL;
+    if (!shape->layers || !shape->kv_heads || !shape->query_heads || shape->query_heads % shape->kv_heads)
+        return status_fail(error, TERSE_E_UNSUPPORTED,
+                           "%u layers of %u query heads over %u KV heads: the query heads must be a multiple of the KV heads",
+                           shape->layers, shape->query_heads, shape->kv_heads);
+    uint32_t group = shape->query_heads / shape->kv_heads;
+    enum terse_status status = method_check(method, shape->head_dim, group, error);
+    if (status) return status;
+    struct cache *c = calloc(1, sizeof *c);
+    if (!c) return status_no_memory(error, sizeof *c, "the KV cache");
+    struct sizes sizes = sizes_of(shape, method);
+    c->shape = *shape;
+    c->method = *method;
+    c->group = group;
+    c->turned = method->key->rope == CODEC_ROPE_AFTER && !method->policy->positions_by_index;
+    c->key_bytes = sizes.key;
+    c->value_bytes = sizes.value;
+    c->half_bytes = sizes.half;
+    if ((status = turns_init(&c->turns, shape->rope, error))) goto fail;
+    if (!(c->exact = memory_array(sizes.exact, 1))) {
+        status = status_no_memory(error, sizes.exact, "the KV cache's exact rows");
+        goto fail;
+    }
+    *cache = c;
+    return TERSE_OK;
+fail:
+    cache_free(c);
+    return status;
+}
+
+void cache_free(struct cache *cache) {
+    if (!cache) return;
+    for (size_t i = 0; i < cache->n_spans; i++) memory_free(cache->spans[i].memory);
+    for (size_t i = 0; i < cache->n_windows; i++) memory_free(cache->windows[i]);
+    memory_free(cache->spans);
+    memory_free(cache->windows);
+    memory_free(cache->exact);
+    memory_free(cache->scratch);
+    turns_destroy(&cache->turns);
+    free(cache);
+}
+
+void cache_reset(struct cache *cache) {
+    cache->extent = (struct extent){0};
+    cache->sealed = 0;
+}
+
+uint64_t cache_length(const struct cache *cache) { return cache->extent.length; }
+
+/* ---- Steps */
+
+static enum terse_status reserve_scratch(struct cache *cache, struct terse_error *error) {
+    size_t floats = attend_scratch(cache);
+    if (floats <= cache->scratch_floats) return TERSE_OK;
+    memory_free(cache->scratch);
+    cache->scratch_floats = 0;
+    cache->scratch = memory_array(floats, sizeof *cache->scratch);
+    if (!cache->scratch) return status_no_memory(error, floats * sizeof *cache->scratch, "attention");
+    cache->scratch_floats = floats;
+    return TERSE_OK;
+}
+
+enum terse_status cache_step_begin(struct cache *cache, enum cache_step_kind kind, size_t n, struct terse_error *error) {
+    if (!n) return status_fail(error, TERSE_E_ARGUMENT, "no tokens: a step needs at least one");
+    struct plan plan = plan_step(&cache->method, &cache->extent, kind, n);
+    enum terse_status status;
+    if ((status = store_reserve_spans(cache, cache->sealed + plan.seal, error))) return status;
+    if ((status = store_reserve_windows(cache, extent_window_blocks(&plan.after), error))) return status;
+    for (size_t i = 0; i < plan.seal; i++) {
+        struct span *span = &cache->spans[cache->sealed + i];
+        span->first = plan.grid + (plan.skip + i) * BLOCK_TOKENS;
+        uint64_t left = plan.after.length - span->first;
+        span->count = left < BLOCK_TOKENS ? (uint32_t)left : BLOCK_TOKENS;
+    }
+    cache->plan = plan;
+    cache->threads = omp_get_max_threads();
+    if ((status = turns_reserve(&cache->turns, tile_bases(cache), error))) return status;
+    tile_set_bases(cache);
+    return reserve_scratch(cache, error);
+}
+
+void cache_layer_begin(struct cache *cache, uint32_t layer, float *k, const float *v) {
+    uint32_t heads = cache->shape.kv_heads, hd = cache->shape.head_dim;
+    cache->layer = layer;
+    cache->k = k;
+    cache->v = v;
+    if (cache->turned) {
+#pragma omp parallel for schedule(static) num_threads(cache->threads) if (cache->plan.n >= BLOCK_TOKENS)
+        for (size_t i = 0; i < cache->plan.n; i++)
+            turns_rotate(&cache->turns, i / BLOCK_TOKENS, i % BLOCK_TOKENS, k + i * heads * hd, heads, hd);
+    }
+    if (cache->plan.kind == CACHE_STEP_PAPER) store_layer(cache);
+}
+
+void cache_layer_end(struct cache *cache) {
+    if (cache->plan.kind != CACHE_STEP_PAPER) store_layer(cache);
+}
+
+void cache_step_end(struct cache *cache) { store_commit(cache); }
+
+/* A step keeps its plan to itself until it ends. */
+void cache_step_cancel(struct cache *cache) { (void)cache; }
+
+void cache_counters(struct cache *cache, struct cache_counters *counters, bool clear) {
+    *counters = cache->counters;
+    if (clear) cache->counters = (struct cache_counters){0};
+}

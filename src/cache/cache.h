@@ -1,0 +1,81 @@
+/* The KV cache of one sequence: for each layer and KV head sealed blocks, exact rows and a recent window; and attention over them.
+ *
+ * Every reading ends in partial states (cache/partial.h) that merge in any order; nothing outside this folder knows how attention
+ * is put together. A token is in exactly one of {sealed block and live, exact rows, window}.
+ *
+ * One step of n new tokens goes:
+ *
+ *     cache_step_begin(cache, n)                          the only call that allocates and can fail
+ *     for each layer:
+ *         cache_layer_begin(cache, layer, k, v)           k, v [n][Hk][hd] before rotation
+ *         cache_layer_attend(cache, q, first, count, out) any number of times, until every query was asked
+ *         cache_layer_end(cache)                          appends to the window, seals full blocks, evicts
+ *     cache_step_end(cache)
+ *
+ * The new tokens are exact among themselves (causally) and reach earlier ones through the cache. The cache rotates: it alone knows
+ * at which positions tokens are read. Shapes: Hq query heads, Hk KV heads, G = Hq/Hk, hd head_dim; floats, row-major.
+ * Threads: one thread drives a cache; work inside is split over OpenMP threads. Results do not depend on their number
+ * beyond rounding.
+ */
+#ifndef TERSE_CACHE_CACHE_H
+#define TERSE_CACHE_CACHE_H
+
+#include "base/status.h"
+#include "kernels/rope.h"
+#include "method.h"
+
+struct cache_shape {
+    uint32_t layers;
+    uint32_t query_heads; /* Hq */
+    uint32_t kv_heads;    /* Hk, divides Hq */
+    uint32_t head_dim;    /* hd */
+    float scale;          /* logits = scale * <q, k>; 1/sqrt(hd) as a rule */
+    const struct rope *rope; /* outlives the cache */
+};
+
+/* How the new tokens of a step read each other and when they are sealed. */
+enum cache_step_kind {
+    CACHE_STEP_DECODE,  /* exact among themselves; afterwards all but the recent window is sealed */
+    CACHE_STEP_PREFILL, /* the same, and the policy's end-of-prefill choice is made */
+    CACHE_STEP_PAPER    /* sealed first, the last block however short; every query reads decoded keys and values, its own included */
+};
+
+struct cache;
+
+enum terse_status cache_new(const struct cache_shape *shape, const struct method *method, struct cache **cache, struct terse_error *error);
+void cache_free(struct cache *cache);
+/* Forgets all tokens; keeps the memory of the pool for the next sequence. */
+void cache_reset(struct cache *cache);
+
+/* Tokens seen. */
+uint64_t cache_length(const struct cache *cache);
+
+/* Reserves everything that a step of n tokens needs: when this succeeds nothing else in the step can fail. */
+enum terse_status cache_step_begin(struct cache *cache, enum cache_step_kind kind, size_t n, struct terse_error *error);
+/* k, v [n][Hk][hd], keys before rotation. k is rotated in place where the method stores rotated keys; both must stay until
+ * cache_layer_end. */
+void cache_layer_begin(struct cache *cache, uint32_t layer, float *k, const float *v);
+/* q[count][Hq][hd] of the new tokens first..first+count-1, before rotation; out[count][Hq][hd], which may be q. */
+void cache_layer_attend(struct cache *cache, const float *q, size_t first, size_t count, float *out);
+void cache_layer_end(struct cache *cache);
+void cache_step_end(struct cache *cache);
+/* Gives up a step before its first cache_layer_end: the cache is as before cache_step_begin. (A prefill of an empty cache may also be
+ * given up later, by cache_reset.) */
+void cache_step_cancel(struct cache *cache);
+
+/* Fills the cache with n tokens of normally distributed keys and values, sealed as the method would. */
+enum terse_status cache_fill_random(struct cache *cache, size_t n, uint64_t seed, struct terse_error *error);
+
+/* Allocated now. */
+void cache_report(const struct cache *cache, struct terse_cache_report *report);
+/* What cache_report will say after a prefill of `tokens` tokens into a new cache; allocates nothing. */
+void cache_predict(const struct cache_shape *shape, const struct method *method, uint64_t tokens, struct terse_cache_report *report);
+
+/* Seconds spent in cache_layer_attend and bytes of stored keys and values that it read, since the last clear. */
+struct cache_counters {
+    double seconds;
+    uint64_t bytes;
+};
+void cache_counters(struct cache *cache, struct cache_counters *counters, bool clear);
+
+#endif

@@ -1,0 +1,56 @@
+/* Filling a cache with random tokens, for benchmarks at depth: the steps of a real prefill without its attention. */
+#include "base/memory.h"
+#include "cache/state.h"
+
+#include <math.h>
+#include <string.h>
+
+#define CHUNK 1024              /* tokens of a step */
+#define NORMALS ((size_t)1 << 16) /* numbers that all rows are cut from, each row at a random place */
+
+/* splitmix64 (Steele, Lea and Flood 2014). */
+static uint64_t next_random(uint64_t *state) {
+    uint64_t z = *state += 0x9e3779b97f4a7c15u;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    return z ^ z >> 31;
+}
+
+/* Box-Muller. */
+static void fill_normals(float *numbers, size_t n, uint64_t *state) {
+    for (size_t i = 0; i + 1 < n; i += 2) {
+        double u = (double)((next_random(state) >> 11) + 1) * 0x1p-53, angle = (double)(next_random(state) >> 11) * 0x1p-52 * M_PI;
+        double radius = sqrt(-2 * log(u));
+        numbers[i] = (float)(radius * cos(angle));
+        numbers[i + 1] = (float)(radius * sin(angle));
+    }
+}
+
+static void fill_rows(const struct cache *cache, const float *normals, size_t n, uint64_t *state, float *rows) {
+    size_t hd = cache->shape.head_dim;
+    for (size_t i = 0; i < n * cache->shape.kv_heads; i++)
+        memcpy(rows + i * hd, normals + next_random(state) % NORMALS, hd * sizeof *rows);
+}
+
+enum terse_status cache_fill_random(struct cache *cache, size_t n, uint64_t seed, struct terse_error *error) {
+    size_t width = (size_t)cache->shape.kv_heads * cache->shape.head_dim, chunk = n < CHUNK ? n : CHUNK;
+    size_t floats = NORMALS + CODEC_HEAD_DIM_MAX;
+    enum terse_status status = TERSE_OK;
+    float *normals = memory_array(floats + 2 * chunk * width, sizeof *normals);
+    if (!normals) return status_no_memory(error, (floats + 2 * chunk * width) * sizeof *normals, "random keys and values");
+    float *k = normals + floats, *v = k + chunk * width;
+    fill_normals(normals, floats, &seed);
+    for (size_t first = 0; first < n && !status; first += chunk) {
+        size_t count = n - first < chunk ? n - first : chunk;
+        if ((status = cache_step_begin(cache, CACHE_STEP_PREFILL, count, error))) break;
+        for (uint32_t layer = 0; layer < cache->shape.layers; layer++) {
+            fill_rows(cache, normals, count, &seed, k);
+            fill_rows(cache, normals, count, &seed, v);
+            cache_layer_begin(cache, layer, k, v);
+            cache_layer_end(cache);
+        }
+        cache_step_end(cache);
+    }
+    memory_free(normals);
+    return status;
+}

@@ -1,0 +1,79 @@
+/* The cache's data, shared by the files of this folder and by nobody else.
+ *
+ * A span is one allocation: the sealed blocks of the same 64 tokens for all layers and KV heads,
+ *     [layers][Hk]{key block, value block}
+ * and the window is a list of such spans in the layout of codec f16. What grows with the sequence is thus a list of spans and nothing
+ * else, each allocated when a step needs it: what is allocated is what is used.
+ */
+#ifndef TERSE_CACHE_STATE_H
+#define TERSE_CACHE_STATE_H
+
+#include "cache/plan.h"
+#include "cache/turns.h"
+
+struct span {
+    uint8_t *memory;
+    uint64_t first; /* token of slot 0 */
+    uint32_t count; /* slots that hold tokens */
+};
+
+struct cache {
+    struct cache_shape shape;
+    struct method method;
+    uint32_t group;          /* G */
+    bool turned;             /* keys are stored rotated at their own positions; else unrotated, and turned where they are read */
+    struct turns turns;
+
+    size_t key_bytes, value_bytes; /* of a sealed block */
+    size_t half_bytes;             /* of one side of a window block */
+
+    struct extent extent;
+    struct span *spans; /* [n_spans]: [0, sealed) in order of their tokens, the rest free */
+    size_t n_spans, sealed;
+    uint8_t **windows;  /* [n_windows], used from 0 on */
+    size_t n_windows;
+    uint16_t *exact;    /* [layers][Hk][keys, values][parameters.sinks][hd] */
+
+    /* The step in progress. */
+    struct plan plan;
+    uint32_t layer;
+    float *k;       /* [n][Hk][hd], rotated when `turned` */
+    const float *v; /* [n][Hk][hd] */
+    int threads;    /* whose scratch there is */
+    float *scratch; /* attend.c's */
+    size_t scratch_floats;
+
+    struct cache_counters counters;
+};
+
+/* Key block (or value block, key_bytes further) of a layer and head in a sealed span; in a window span. */
+static inline uint8_t *span_block(const struct cache *cache, uint8_t *memory, uint32_t layer, uint32_t head) {
+    return memory + ((size_t)layer * cache->shape.kv_heads + head) * (cache->key_bytes + cache->value_bytes);
+}
+static inline uint8_t *window_block(const struct cache *cache, uint8_t *memory, uint32_t layer, uint32_t head) {
+    return memory + ((size_t)layer * cache->shape.kv_heads + head) * 2 * cache->half_bytes;
+}
+/* Exact keys [sinks][hd], values behind them. */
+static inline uint16_t *exact_rows(const struct cache *cache, uint32_t layer, uint32_t head) {
+    size_t floats = (size_t)cache->method.parameters.sinks * cache->shape.head_dim;
+    return cache->exact + ((size_t)layer * cache->shape.kv_heads + head) * 2 * floats;
+}
+
+/* ---- store.c: memory of keys and values, and writing it */
+
+/* Room for `n` spans of each kind in all; on failure what was there stays as it was. */
+enum terse_status store_reserve_spans(struct cache *cache, size_t n, struct terse_error *error);
+enum terse_status store_reserve_windows(struct cache *cache, size_t n, struct terse_error *error);
+/* Writes the step's tokens of the current layer to where the plan has them. */
+void store_layer(struct cache *cache);
+/* Makes the plan's end the state of the cache. */
+void store_commit(struct cache *cache);
+
+/* ---- attend.c */
+
+/* Floats of scratch that the step's attention and sealing need for `threads` threads. */
+size_t attend_scratch(const struct cache *cache);
+/* A part of the scratch that belongs to the calling thread: at least 2 * 64 * hd floats. */
+float *attend_thread_scratch(const struct cache *cache);
+
+#endif

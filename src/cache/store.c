@@ -1,0 +1,151 @@
+/* Memory of keys and values and the writing of it: rotation of new keys is done, attention is over; tokens go where the plan says. */
+#include "cache/state.h"
+
+#include "base/memory.h"
+#include "kernels/kernels.h"
+
+#include <string.h>
+
+/* ---- Memory */
+
+static size_t heads(const struct cache *cache) { return (size_t)cache->shape.layers * cache->shape.kv_heads; }
+
+enum terse_status store_reserve_spans(struct cache *cache, size_t n, struct terse_error *error) {
+    if (n <= cache->n_spans) return TERSE_OK;
+    size_t bytes = cache->key_bytes + cache->value_bytes, done = cache->n_spans;
+    struct span *spans = memory_array(n, sizeof *spans);
+    if (!spans) goto refused;
+    if (done) memcpy(spans, cache->spans, done * sizeof *spans);
+    for (; done < n; done++) {
+        spans[done] = (struct span){.memory = memory_array(heads(cache), bytes)};
+        if (!spans[done].memory) goto refused;
+    }
+    memory_free(cache->spans);
+    cache->spans = spans;
+    cache->n_spans = n;
+    return TERSE_OK;
+refused:
+    for (size_t i = cache->n_spans; spans && i < done; i++) memory_free(spans[i].memory);
+    memory_free(spans);
+    return status_no_memory(error, (uint64_t)(n - cache->n_spans) * heads(cache) * bytes, "the KV cache");
+}
+
+enum terse_status store_reserve_windows(struct cache *cache, size_t n, struct terse_error *error) {
+    if (n <= cache->n_windows) return TERSE_OK;
+    size_t bytes = 2 * cache->half_bytes, done = cache->n_windows;
+    uint8_t **windows = memory_array(n, sizeof *windows);
+    if (!windows) goto refused;
+    if (done) memcpy(windows, cache->windows, done * sizeof *windows);
+    for (; done < n; done++)
+        if (!(windows[done] = memory_array(heads(cache), bytes))) goto refused;
+    memory_free(cache->windows);
+    cache->windows = windows;
+    cache->n_windows = n;
+    return TERSE_OK;
+refused:
+    for (size_t i = cache->n_windows; windows && i < done; i++) memory_free(windows[i]);
+    memory_free(windows);
+    return status_no_memory(error, (uint64_t)(n - cache->n_windows) * heads(cache) * bytes, "the KV cache's recent window");
+}
+
+/* ---- Writing a layer */
+
+static void store_exact(struct cache *cache, uint32_t head) {
+    const struct plan *plan = &cache->plan;
+    size_t hd = cache->shape.head_dim, width = cache->shape.kv_heads * hd;
+    uint16_t *keys = exact_rows(cache, cache->layer, head), *values = keys + cache->method.parameters.sinks * hd;
+    for (uint64_t t = plan->before.length; t < plan->after.sinks; t++) {
+        size_t row = (size_t)(t - plan->before.length) * width + head * hd;
+        kernels()->float_to_half(cache->k + row, keys + t * hd, hd);
+        kernels()->float_to_half(cache->v + row, values + t * hd, hd);
+    }
+}
+
+/* Token `first` and the `count` - 1 after it, as far as they are new, to rows[64][hd] of one side. */
+static void gather_new(const struct cache *cache, const float *from, uint32_t head, uint64_t first, size_t count, float *rows) {
+    size_t hd = cache->shape.head_dim, width = cache->shape.kv_heads * hd;
+    uint64_t length = cache->plan.before.length;
+    for (size_t t = first < length ? (size_t)(length - first) : 0; t < count; t++)
+        memcpy(rows + t * hd, from + (size_t)(first + t - length) * width + head * hd, hd * sizeof *rows);
+}
+
+/* Blocks are cut where window blocks are, so a block's older tokens are the beginning of one window block. */
+static void seal_block(struct cache *cache, size_t i, uint32_t head, float *rows) {
+    const struct plan *plan = &cache->plan;
+    const struct span *span = &cache->spans[cache->sealed + i];
+    struct codec_shape shape = {cache->shape.head_dim, cache->group};
+    uint8_t *block = span_block(cache, span->memory, cache->layer, head);
+    const uint8_t *half = NULL;
+    if (span->first < plan->before.length)
+        half = window_block(cache, cache->windows[plan->skip + i], cache->layer, head);
+    if (half) codec_f16.decode(shape, CODEC_KEYS, half, rows);
+    gather_new(cache, cache->k, head, span->first, span->count, rows);
+    cache->method.key->encode(shape, CODEC_KEYS, rows, span->count, block);
+    if (half) codec_f16.decode(shape, CODEC_VALUES, half + cache->half_bytes, rows);
+    gather_new(cache, cache->v, head, span->first, span->count, rows);
+    cache->method.value->encode(shape, CODEC_VALUES, rows, span->count, block + cache->key_bytes);
+}
+
+static void store_window(struct cache *cache, uint32_t head) {
+    const struct plan *plan = &cache->plan;
+    size_t hd = cache->shape.head_dim, width = cache->shape.kv_heads * hd;
+    uint64_t start = plan->after.window_first, token = plan->before.length > start ? plan->before.length : start;
+    for (; token < plan->after.length; token++) {
+        size_t slot = (size_t)(token - start), row = (size_t)(token - plan->before.length) * width + head * hd;
+        size_t t = slot % BLOCK_TOKENS;
+        uint8_t *memory = cache->windows[(plan->shift + slot / BLOCK_TOKENS) % cache->n_windows];
+        uint16_t *keys = (uint16_t *)window_block(cache, memory, cache->layer, head), half[CODEC_HEAD_DIM_MAX];
+        uint16_t *values = keys + BLOCK_TOKENS * hd;
+        if (t == 0) memset(keys, 0, 2 * cache->half_bytes); /* a weight of 0 must meet a number */
+        kernels()->float_to_half(cache->k + row, half, hd);
+        for (size_t c = 0; c < hd; c++) keys[c * BLOCK_TOKENS + t] = half[c];
+        kernels()->float_to_half(cache->v + row, values + t * hd, hd);
+    }
+}
+
+void store_layer(struct cache *cache) {
+    const struct plan *plan = &cache->plan;
+    uint32_t kv_heads = cache->shape.kv_heads;
+    bool much = plan->n >= BLOCK_TOKENS || plan->seal; /* a token's rows are not worth waking the threads */
+#pragma omp parallel num_threads(cache->threads) if (much)
+    {
+        float *rows = attend_thread_scratch(cache);
+#pragma omp for schedule(static)
+        for (size_t i = 0; i < plan->seal * kv_heads; i++) seal_block(cache, i / kv_heads, (uint32_t)(i % kv_heads), rows);
+        /* Here ends the reading of window blocks that may now be written again. */
+#pragma omp for schedule(static)
+        for (uint32_t head = 0; head < kv_heads; head++) {
+            store_exact(cache, head);
+            store_window(cache, head);
+        }
+    }
+}
+
+/* ---- After the last layer */
+
+/* Moves the first `n` of spans[count] behind the others. */
+static void rotate_spans(struct span *spans, size_t count, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        struct span first = spans[0];
+        memmove(spans, spans + 1, (count - 1) * sizeof *spans);
+        spans[count - 1] = first;
+    }
+}
+
+static void rotate_windows(uint8_t **windows, size_t count, size_t n) {
+    for (size_t i = 0; count && i < n % count; i++) {
+        uint8_t *first = windows[0];
+        memmove(windows, windows + 1, (count - 1) * sizeof *windows);
+        windows[count - 1] = first;
+    }
+}
+
+void store_commit(struct cache *cache) {
+    cache->sealed += cache->plan.seal;
+    rotate_windows(cache->windows, cache->n_windows, cache->plan.shift);
+    cache->extent = cache->plan.after;
+    size_t evicted = 0;
+    while (evicted < cache->sealed && cache->spans[evicted].first + cache->spans[evicted].count <= cache->extent.first) evicted++;
+    rotate_spans(cache->spans, cache->n_spans, evicted);
+    cache->sealed -= evicted;
+}

@@ -1,0 +1,53 @@
+/* A tile: up to 64 tokens that lie together, wherever they lie. Attention walks over tiles and never asks what they are.
+ *
+ * The tiles of a step are, in order: exact rows, sealed blocks, the window, and the step's new tokens in full precision. In a step sealed whole
+ * (CACHE_STEP_PAPER) the new tokens are among the exact rows and sealed blocks instead.
+ * Rows of `q` are queries that were scaled and turned by tile_turn_query. hd = head_dim; `room` is scratch of the calling thread.
+ */
+#ifndef TERSE_CACHE_TILE_H
+#define TERSE_CACHE_TILE_H
+
+#include "cache/state.h"
+
+struct tile {
+    enum { TILE_EXACT, TILE_SEALED, TILE_WINDOW, TILE_NEW } kind;
+    size_t base;         /* entry of cache->turns.bases */
+    uint64_t first;      /* token of slot 0 */
+    uint32_t begin, end; /* slots [begin, end) are live */
+    uint8_t *memory;     /* of the span */
+};
+
+/* Tiles of the step in progress, those of the new tokens included; and without them. */
+size_t tile_count(const struct cache *cache);
+size_t tile_count_stored(const struct cache *cache);
+struct tile tile_at(const struct cache *cache, size_t i);
+
+/* Stored bytes that one reading of all the step's tiles visits in a layer, over all KV heads. */
+uint64_t tile_bytes(const struct cache *cache);
+
+/* Sets the angles of the step's tiles and queries, for which turns_reserve made room for tile_bases() entries. */
+size_t tile_bases(const struct cache *cache);
+void tile_set_bases(struct cache *cache);
+
+/* Slots [begin, this) are seen by the step's i-th new token. */
+static inline uint32_t tile_visible(const struct cache *cache, const struct tile *tile, size_t i) {
+    uint64_t seen = cache->plan.before.length + i + 1;
+    if (seen >= tile->first + tile->end) return tile->end;
+    return seen > tile->first + tile->begin ? (uint32_t)(seen - tile->first) : tile->begin;
+}
+
+/* Turns n rows of the step's i-th new token as tile_score and tile_load expect them. */
+void tile_turn_query(const struct cache *cache, size_t i, float *rows, uint32_t n);
+
+/* logits[rows][64] of q[rows][hd], written at least where slots are live. */
+size_t tile_room(const struct cache *cache, size_t rows);
+void tile_score(const struct cache *cache, const struct tile *tile, uint32_t head, const float *q, size_t rows, float *room,
+                float *logits);
+/* acc[rows][hd] += weights[rows][64] times the values; weights are 0 where slots are not live. */
+void tile_mix(const struct cache *cache, const struct tile *tile, uint32_t head, const float *weights, size_t rows, float *room,
+              float *acc);
+
+/* The live rows themselves, decoded, keys turned: writes end - begin rows; keys and values have room for 64. */
+void tile_load(const struct cache *cache, const struct tile *tile, uint32_t head, float *keys, float *values);
+
+#endif

@@ -1,0 +1,62 @@
+/* Angles from two tables, and their application. Owns the tables. */
+#include "cache/turns.h"
+
+#include "base/memory.h"
+#include "codec/codec.h"
+
+static float *entry(float *table, size_t pairs, size_t i) { return table + i * 2 * pairs; }
+
+enum terse_status turns_init(struct turns *turns, const struct rope *rope, struct terse_error *error) {
+    *turns = (struct turns){.rope = rope, .plain = *rope, .pairs = rope->n_rot / 2};
+    turns->plain.magnitude = 1;
+    turns->within = memory_array(BLOCK_TOKENS, 2 * turns->pairs * sizeof(float));
+    if (!turns->within) return status_no_memory(error, BLOCK_TOKENS * 2 * turns->pairs * sizeof(float), "rotation tables");
+    for (size_t t = 0; t < BLOCK_TOKENS; t++) {
+        float *cosine = entry(turns->within, turns->pairs, t);
+        rope_angles(rope, (int64_t)t, cosine, cosine + turns->pairs);
+    }
+    return TERSE_OK;
+}
+
+void turns_destroy(struct turns *turns) {
+    memory_free(turns->within);
+    memory_free(turns->bases);
+}
+
+enum terse_status turns_reserve(struct turns *turns, size_t n, struct terse_error *error) {
+    if (n <= turns->capacity) return TERSE_OK;
+    memory_free(turns->bases);
+    turns->capacity = 0;
+    turns->bases = memory_array(n, 2 * turns->pairs * sizeof(float));
+    if (!turns->bases) return status_no_memory(error, n * 2 * turns->pairs * sizeof(float), "rotation tables");
+    turns->capacity = n;
+    return TERSE_OK;
+}
+
+void turns_set_base(struct turns *turns, size_t base, int64_t position) {
+    float *cosine = entry(turns->bases, turns->pairs, base);
+    rope_angles(turns->rope, position, cosine, cosine + turns->pairs);
+}
+
+void turns_rotate(const struct turns *turns, size_t base, size_t t, float *rows, uint32_t n, uint32_t stride) {
+    size_t pairs = turns->pairs;
+    const float *a = entry(turns->bases, pairs, base), *b = entry(turns->within, pairs, t);
+    float cosine[CODEC_HEAD_DIM_MAX / 2], sine[CODEC_HEAD_DIM_MAX / 2];
+    for (size_t i = 0; i < pairs; i++) {
+        cosine[i] = a[i] * b[i] - a[pairs + i] * b[pairs + i];
+        sine[i] = a[i] * b[pairs + i] + a[pairs + i] * b[i];
+    }
+    rope_rotate(turns->rope, cosine, sine, rows, n, stride);
+}
+
+void turns_rotate_within(const struct turns *turns, size_t t, float *row) {
+    const float *cosine = entry(turns->within, turns->pairs, t);
+    rope_rotate(turns->rope, cosine, cosine + turns->pairs, row, 1, 0);
+}
+
+void turns_rotate_back(const struct turns *turns, size_t base, float *rows, uint32_t n, uint32_t stride) {
+    const float *cosine = entry(turns->bases, turns->pairs, base);
+    float sine[CODEC_HEAD_DIM_MAX / 2];
+    for (size_t i = 0; i < turns->pairs; i++) sine[i] = -cosine[turns->pairs + i];
+    rope_rotate(&turns->plain, cosine, sine, rows, n, stride);
+}

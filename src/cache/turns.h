@@ -1,0 +1,38 @@
+/* Rotations of a step: angles of any position from two small tables, so that nothing as long as the context is kept.
+ *
+ * Positions come in runs of 64 (a tile of cache/tile.h): angle(base + t) = angle(base) + angle(t), t in 0..63. The angles of t are a
+ * constant table, those of the bases are computed once per step in double precision and shared by all layers and heads.
+ */
+#ifndef TERSE_CACHE_TURNS_H
+#define TERSE_CACHE_TURNS_H
+
+#include "base/status.h"
+#include "codec/block_layout.h"
+#include "kernels/rope.h"
+
+#include <stddef.h>
+
+struct turns {
+    const struct rope *rope;
+    struct rope plain; /* the same without magnitude, for turning what was turned before */
+    size_t pairs;      /* n_rot / 2 */
+    float *within;     /* [64][cosine, sine][pairs] of positions 0..63 */
+    float *bases;      /* [n_bases][cosine, sine][pairs] */
+    size_t capacity;   /* of bases */
+};
+
+enum terse_status turns_init(struct turns *turns, const struct rope *rope, struct terse_error *error);
+void turns_destroy(struct turns *turns);
+
+/* Room for `n` bases; what was in the table is lost. */
+enum terse_status turns_reserve(struct turns *turns, size_t n, struct terse_error *error);
+void turns_set_base(struct turns *turns, size_t base, int64_t position);
+
+/* Turns n rows, `stride` floats apart, by the position of `base` plus t. */
+void turns_rotate(const struct turns *turns, size_t base, size_t t, float *rows, uint32_t n, uint32_t stride);
+/* Turns a row by t alone, 0 <= t < 64. */
+void turns_rotate_within(const struct turns *turns, size_t t, float *row);
+/* Turns rows that were rotated before back by the position of `base`. */
+void turns_rotate_back(const struct turns *turns, size_t base, float *rows, uint32_t n, uint32_t stride);
+
+#endif

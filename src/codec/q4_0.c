@@ -1,0 +1,94 @@
+/* The codec q4_0: 32 channels of a token share a scale d = x_m / -8, x_m the value of largest magnitude; a code is x / d + 8 rounded.
+ * The numbers are those of ggml's quantize_row_q4_0_ref: codes come from the scale before it is rounded to half. */
+#include "base/half.h"
+#include "codec/codec.h"
+#include "kernels/kernels.h"
+
+#include <math.h>
+#include <string.h>
+
+#define HALF_GROUP (BLOCK_QK / 2) /* byte j holds channel j below and channel j + 16 above */
+
+static enum terse_status check(struct codec_shape shape, enum codec_side side, struct terse_error *error) {
+    (void)side;
+    return codec_check_head_dim(shape, error);
+}
+
+static size_t block_bytes(struct codec_shape shape, enum codec_side side) {
+    (void)side;
+    return BLOCK_BYTES_Q4_0(shape.head_dim);
+}
+
+/* The reference leaves to its compiler whether x / d + 8.5 is rounded once or twice; with doubles it is once, as in the builds that
+ * people use and in gguf-py. NaN gives some code rather than undefined behaviour. */
+static unsigned round_code(float x, float inverse) {
+    float code = (float)((double)x * (double)inverse + 8.5);
+    return code < 15.0f ? (unsigned)(int)(code > 0 ? code : 0) : 15;
+}
+
+static uint16_t encode_group(const float *x, uint8_t *bytes) {
+    float most = 0, extreme = 0;
+    for (size_t j = 0; j < BLOCK_QK; j++) {
+        if (fabsf(x[j]) > most) {
+            most = fabsf(x[j]);
+            extreme = x[j];
+        }
+    }
+    float d = extreme / -8, inverse = d != 0 ? 1 / d : 0;
+    for (size_t j = 0; j < HALF_GROUP; j++)
+        bytes[j] = (uint8_t)(round_code(x[j], inverse) | round_code(x[j + HALF_GROUP], inverse) << 4);
+    return half_from_float(d);
+}
+
+static void encode(struct codec_shape shape, enum codec_side side, const float *rows, size_t n, void *block) {
+    size_t hd = shape.head_dim, groups = hd / BLOCK_QK;
+    uint16_t *scale = block;
+    uint8_t *bytes = (uint8_t *)(scale + groups * BLOCK_TOKENS);
+    if (n < BLOCK_TOKENS) memset(block, 0, BLOCK_BYTES_Q4_0(hd));
+    for (size_t t = 0; t < n; t++) {
+        for (size_t b = 0; b < groups; b++) {
+            uint8_t group[HALF_GROUP];
+            scale[b * BLOCK_TOKENS + t] = encode_group(rows + t * hd + b * BLOCK_QK, group);
+            if (side == CODEC_VALUES)
+                memcpy(bytes + (t * groups + b) * HALF_GROUP, group, HALF_GROUP);
+            else
+                for (size_t j = 0; j < HALF_GROUP; j++) bytes[(b * HALF_GROUP + j) * BLOCK_TOKENS + t] = group[j];
+        }
+    }
+}
+
+static void decode(struct codec_shape shape, enum codec_side side, const void *block, float *rows) {
+    size_t hd = shape.head_dim, groups = hd / BLOCK_QK;
+    const uint16_t *scale = block;
+    const uint8_t *bytes = (const uint8_t *)(scale + groups * BLOCK_TOKENS);
+    float scales[BLOCK_TOKENS * CODEC_HEAD_DIM_MAX / BLOCK_QK];
+    kernels()->half_to_float(scale, scales, groups * BLOCK_TOKENS);
+    for (size_t b = 0; b < groups; b++) {
+        for (size_t t = 0; t < BLOCK_TOKENS; t++) {
+            for (size_t j = 0; j < HALF_GROUP; j++) {
+                size_t at = side == CODEC_VALUES ? (t * groups + b) * HALF_GROUP + j : (b * HALF_GROUP + j) * BLOCK_TOKENS + t;
+                uint8_t byte = bytes[at];
+                float d = scales[b * BLOCK_TOKENS + t], *row = rows + t * hd + b * BLOCK_QK + j;
+                row[0] = (float)((byte & 15) - 8) * d;
+                row[HALF_GROUP] = (float)((byte >> 4) - 8) * d;
+            }
+        }
+    }
+}
+
+static void score(struct codec_shape shape, const float *q, const void *block, float *logits) {
+    kernels()->score_q4_0(q, shape.group, shape.head_dim, block, logits);
+}
+
+static void mix(struct codec_shape shape, const float *weights, const void *block, float *acc) {
+    kernels()->mix_q4_0(weights, shape.group, shape.head_dim, block, acc);
+}
+
+const struct codec codec_q4_0 = {.name = "q4_0",
+                                 .rope = CODEC_ROPE_AFTER,
+                                 .check = check,
+                                 .block_bytes = block_bytes,
+                                 .encode = encode,
+                                 .decode = decode,
+                                 .score = score,
+                                 .mix = mix};

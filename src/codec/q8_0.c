@@ -1,0 +1,84 @@
+/* The codec q8_0: 32 channels of a token share a scale d = max|x| / 127; a code is x / d rounded, halves away from zero.
+ * The numbers are those of ggml's quantize_row_q8_0_ref: codes come from the scale before it is rounded to half. */
+#include "base/half.h"
+#include "codec/codec.h"
+#include "kernels/kernels.h"
+
+#include <math.h>
+#include <string.h>
+
+static enum terse_status check(struct codec_shape shape, enum codec_side side, struct terse_error *error) {
+    (void)side;
+    return codec_check_head_dim(shape, error);
+}
+
+static size_t block_bytes(struct codec_shape shape, enum codec_side side) {
+    (void)side;
+    return BLOCK_BYTES_Q8_0(shape.head_dim);
+}
+
+/* roundf, in operations that every compiler turns into vector code. NaN gives some code rather than undefined behaviour. */
+static int8_t round_code(float x) {
+    float magnitude = fabsf(x) <= 127.0f ? fabsf(x) : 127.0f;
+    int whole = (int)magnitude;
+    whole += magnitude - (float)whole >= 0.5f;
+    return (int8_t)(x < 0 ? -whole : whole);
+}
+
+static uint16_t encode_group(const float *x, int8_t *codes) {
+    float most = 0;
+    for (size_t j = 0; j < BLOCK_QK; j++) most = fabsf(x[j]) > most ? fabsf(x[j]) : most;
+    float d = most / 127, inverse = d != 0 ? 1 / d : 0;
+    for (size_t j = 0; j < BLOCK_QK; j++) codes[j] = round_code(x[j] * inverse);
+    return half_from_float(d);
+}
+
+static void encode(struct codec_shape shape, enum codec_side side, const float *rows, size_t n, void *block) {
+    size_t hd = shape.head_dim, groups = hd / BLOCK_QK;
+    uint16_t *scale = block;
+    int8_t *codes = (int8_t *)(scale + groups * BLOCK_TOKENS);
+    if (n < BLOCK_TOKENS) memset(block, 0, BLOCK_BYTES_Q8_0(hd));
+    for (size_t t = 0; t < n; t++) {
+        for (size_t b = 0; b < groups; b++) {
+            int8_t group[BLOCK_QK];
+            scale[b * BLOCK_TOKENS + t] = encode_group(rows + t * hd + b * BLOCK_QK, group);
+            if (side == CODEC_VALUES)
+                memcpy(codes + t * hd + b * BLOCK_QK, group, BLOCK_QK);
+            else
+                for (size_t j = 0; j < BLOCK_QK; j++) codes[(b * BLOCK_QK + j) * BLOCK_TOKENS + t] = group[j];
+        }
+    }
+}
+
+static void decode(struct codec_shape shape, enum codec_side side, const void *block, float *rows) {
+    size_t hd = shape.head_dim, groups = hd / BLOCK_QK;
+    const uint16_t *scale = block;
+    const int8_t *codes = (const int8_t *)(scale + groups * BLOCK_TOKENS);
+    float scales[BLOCK_TOKENS * CODEC_HEAD_DIM_MAX / BLOCK_QK];
+    kernels()->half_to_float(scale, scales, groups * BLOCK_TOKENS);
+    if (side == CODEC_VALUES) {
+        for (size_t t = 0; t < BLOCK_TOKENS; t++)
+            for (size_t c = 0; c < hd; c++) rows[t * hd + c] = (float)codes[t * hd + c] * scales[c / BLOCK_QK * BLOCK_TOKENS + t];
+        return;
+    }
+    for (size_t c = 0; c < hd; c++)
+        for (size_t t = 0; t < BLOCK_TOKENS; t++)
+            rows[t * hd + c] = (float)codes[c * BLOCK_TOKENS + t] * scales[c / BLOCK_QK * BLOCK_TOKENS + t];
+}
+
+static void score(struct codec_shape shape, const float *q, const void *block, float *logits) {
+    kernels()->score_q8_0(q, shape.group, shape.head_dim, block, logits);
+}
+
+static void mix(struct codec_shape shape, const float *weights, const void *block, float *acc) {
+    kernels()->mix_q8_0(weights, shape.group, shape.head_dim, block, acc);
+}
+
+const struct codec codec_q8_0 = {.name = "q8_0",
+                                 .rope = CODEC_ROPE_AFTER,
+                                 .check = check,
+                                 .block_bytes = block_bytes,
+                                 .encode = encode,
+                                 .decode = decode,
+                                 .score = score,
+                                 .mix = mix};
