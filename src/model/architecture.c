@@ -1,0 +1,33 @@
+/* The table of architectures. */
+#include "model/architecture.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* "llama" is what GGUF files of LLaMA 2 and 3, Mistral and their like say; its converters permute q and k to adjacent pairs. */
+static const struct architecture architectures[] = {
+    {"llama", ROPE_ADJACENT, PRESENCE_OPTIONAL, PRESENCE_NONE},
+    {"qwen2", ROPE_HALF_SPLIT, PRESENCE_REQUIRED, PRESENCE_NONE},
+    {"qwen3", ROPE_HALF_SPLIT, PRESENCE_NONE, PRESENCE_REQUIRED},
+};
+enum { N_ARCHITECTURES = sizeof architectures / sizeof architectures[0] };
+
+enum terse_status architecture_find(const struct gguf *gguf, const struct architecture **architecture, struct terse_error *error) {
+    struct gguf_string name = {0};
+    bool found = false;
+    enum terse_status status = gguf_get_string(gguf, "general.architecture", &name, &found, error);
+    if (status) return status;
+    if (!found)
+        return status_fail(error, TERSE_E_FORMAT, "the file has no general.architecture: it is not a model; convert it again with a current converter");
+    char known[128] = "";
+    for (size_t i = 0; i < N_ARCHITECTURES; i++) {
+        if (name.size == strlen(architectures[i].name) && !memcmp(name.data, architectures[i].name, name.size)) {
+            *architecture = &architectures[i];
+            return TERSE_OK;
+        }
+        size_t used = strlen(known);
+        snprintf(known + used, sizeof known - used, "%s%s", i ? ", " : "", architectures[i].name);
+    }
+    return status_fail(error, TERSE_E_UNSUPPORTED, "architecture \"%.*s\" is not supported; supported are %s", (int)(name.size < 64 ? name.size : 64),
+                       name.data, known);
+}

@@ -1,0 +1,242 @@
+/* A session: one sequence with its cache and its sampler. Owns the limits of a sequence (context, token ids) and the choice of step
+ * kinds; leaves the computing to forward.c. */
+#include "base/memory.h"
+#include "model/forward.h"
+#include "model/sample.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <omp.h>
+#include <stdlib.h>
+#include <time.h>
+
+struct terse_session {
+    const struct terse_model *model;
+    struct terse_session_options options; /* names in options.cache are not kept: see method */
+    struct method method;
+    struct cache *cache;
+    struct workspace workspace;
+    struct sampler sampler;
+    struct terse_counters counters;
+    float *logits; /* [vocabulary] */
+    bool has_logits;
+};
+
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+struct terse_session_options terse_session_options_defaults(void) {
+    return (struct terse_session_options){.cache = terse_cache_options_defaults(), .prefill = TERSE_PREFILL_EXACT, .batch = 512};
+}
+
+struct terse_sampling terse_sampling_defaults(void) {
+    return (struct terse_sampling){.temperature = 0.8f, .top_k = 40, .top_p = 0.95f, .min_p = 0.05f, .repeat_penalty = 1, .repeat_last = 64, .seed = 1};
+}
+
+static struct cache_shape cache_shape_of(const struct terse_model *m) {
+    return (struct cache_shape){.layers = m->layers, .query_heads = m->query_heads, .kv_heads = m->kv_heads, .head_dim = m->head_dim,
+                                .scale = 1 / sqrtf((float)m->head_dim), .rope = &m->rope};
+}
+
+enum terse_status terse_cache_bytes(const struct terse_model *model, const struct terse_cache_options *options, uint64_t tokens,
+                                    struct terse_cache_report *report, struct terse_error *error) {
+    struct method method;
+    struct cache_shape shape = cache_shape_of(model);
+    enum terse_status status = method_resolve(options, &method, error);
+    if (!status) status = method_check(&method, shape.head_dim, shape.query_heads / shape.kv_heads, error);
+    if (!status) cache_predict(&shape, &method, tokens, report);
+    return status;
+}
+
+/* Fills in what 0 stands for and refuses what cannot be. */
+static enum terse_status check_options(struct terse_session *s, struct terse_error *error) {
+    struct terse_session_options *o = &s->options;
+    if (!o->context) o->context = s->model->context;
+    if (o->context > s->model->context && !o->allow_longer_context && !s->method.policy->positions_by_index)
+        return status_fail(error, TERSE_E_ARGUMENT,
+                           "a context of %u tokens is longer than the %u the model was trained for: use -c %u, or --allow-longer-context to try it all the same",
+                           o->context, s->model->context, s->model->context);
+    if (!o->batch) return status_fail(error, TERSE_E_ARGUMENT, "a batch of 0 tokens reads nothing: use -b 1 or more");
+    if (!o->threads) o->threads = (uint32_t)omp_get_num_procs();
+    if (o->threads > 1024) return status_fail(error, TERSE_E_ARGUMENT, "%u threads are more than the 1024 that terse can use", o->threads);
+    return TERSE_OK;
+}
+
+enum terse_status terse_session_new(const struct terse_model *model, const struct terse_session_options *options,
+                                    struct terse_session **session, struct terse_error *error) {
+    *session = NULL;
+    struct terse_session *s = calloc(1, sizeof *s);
+    if (!s) return status_no_memory(error, sizeof *s, "a session");
+    s->model = model;
+    s->options = *options;
+    struct cache_shape shape = cache_shape_of(model);
+    enum terse_status status = method_resolve(&options->cache, &s->method, error);
+    if (status) goto fail;
+    if ((status = check_options(s, error))) goto fail;
+    if ((status = cache_new(&shape, &s->method, &s->cache, error))) goto fail;
+    if ((status = sampler_init(&s->sampler, model->vocabulary, error))) goto fail;
+    if (!(s->logits = memory_array(model->vocabulary, sizeof *s->logits))) {
+        status = status_no_memory(error, model->vocabulary * sizeof *s->logits, "logits");
+        goto fail;
+    }
+    *session = s;
+    return TERSE_OK;
+fail:
+    terse_session_free(s);
+    return status;
+}
+
+void terse_session_free(struct terse_session *session) {
+    if (!session) return;
+    cache_free(session->cache);
+    workspace_free(&session->workspace);
+    sampler_destroy(&session->sampler);
+    memory_free(session->logits);
+    free(session);
+}
+
+void terse_session_reset(struct terse_session *session) {
+    cache_reset(session->cache);
+    sampler_forget(&session->sampler);
+    session->has_logits = false;
+}
+
+uint64_t terse_session_length(const struct terse_session *session) { return cache_length(session->cache); }
+
+/* ---- Steps */
+
+static enum terse_status check_tokens(const struct terse_session *s, const int32_t *tokens, size_t n, struct terse_error *error) {
+    if (!n) return status_fail(error, TERSE_E_ARGUMENT, "no tokens: a step needs at least one");
+    for (size_t i = 0; i < n; i++)
+        if (tokens[i] < 0 || (uint32_t)tokens[i] >= s->model->vocabulary)
+            return status_fail(error, TERSE_E_ARGUMENT, "token %" PRId32 " at %zu is outside the vocabulary of %u", tokens[i], i, s->model->vocabulary);
+    return TERSE_OK;
+}
+
+/* `n` tokens more, of which `together` meet at their own positions in one step. */
+static enum terse_status check_room(const struct terse_session *s, size_t n, size_t together, struct terse_error *error) {
+    uint64_t length = cache_length(s->cache);
+    if (s->method.policy->positions_by_index) {
+        if (together <= s->options.context) return TERSE_OK;
+        return status_fail(error, TERSE_E_CONTEXT, "a prompt of %zu tokens does not fit the context of %u at once: use --prefill compressed, which reads it in chunks",
+                           together, s->options.context);
+    }
+    if (length + n <= s->options.context) return TERSE_OK;
+    return status_fail(error, TERSE_E_CONTEXT,
+                       "%" PRIu64 " tokens do not fit the context of %u: shorten the text, raise -c, or use --kv streaming-N to go on without end",
+                       length + n, s->options.context);
+}
+
+/* Runs `body` with the session's number of threads. */
+static enum terse_status step(struct terse_session *s, const struct forward *f, const int32_t *tokens, size_t n, struct terse_error *error) {
+    int threads = omp_get_max_threads();
+    omp_set_num_threads((int)s->options.threads);
+    enum terse_status status = forward(f, tokens, n, error);
+    omp_set_num_threads(threads);
+    if (status == TERSE_OK) {
+        s->has_logits = true;
+        for (size_t i = 0; i < n; i++) sampler_add(&s->sampler, tokens[i]);
+    }
+    return status;
+}
+
+static struct forward forward_of(struct terse_session *s, enum cache_step_kind kind, const struct terse_logits_sink *sink,
+                                 const struct terse_progress *progress) {
+    return (struct forward){s->model, s->cache, &s->workspace, kind, sink, progress, s->logits};
+}
+
+/* A part of a longer call: rows are counted from the call's first token. */
+struct shifted_sink {
+    const struct terse_logits_sink *sink;
+    size_t shift;
+};
+
+static void shifted_row(void *user, size_t i, const float *logits) {
+    const struct shifted_sink *shifted = user;
+    shifted->sink->row(shifted->sink->user, shifted->shift + i, logits);
+}
+
+static enum terse_status prefill_in_chunks(struct terse_session *s, const int32_t *tokens, size_t n, const struct terse_logits_sink *sink,
+                                           struct terse_error *error) {
+    const struct terse_progress *progress = &s->options.progress;
+    enum terse_status status = TERSE_OK;
+    for (size_t first = 0; first < n && !status; first += s->options.batch) {
+        size_t count = n - first < s->options.batch ? n - first : s->options.batch;
+        struct shifted_sink shifted = {sink, first};
+        struct terse_logits_sink part = {shifted_row, &shifted, sink && sink->first > first ? sink->first - first : 0};
+        bool wanted = sink && sink->first < first + count;
+        struct forward f = forward_of(s, CACHE_STEP_DECODE, wanted ? &part : NULL, NULL);
+        status = step(s, &f, tokens + first, count, error);
+        if (!status && progress->report && !progress->report(progress->user, "prompt", first + count, n))
+            status = status_fail(error, TERSE_E_INTERRUPTED, "interrupted after %zu of %zu tokens", first + count, n);
+    }
+    return status;
+}
+
+enum terse_status terse_session_prefill(struct terse_session *session, const int32_t *tokens, size_t n,
+                                        const struct terse_logits_sink *sink, struct terse_error *error) {
+    enum terse_prefill mode = session->options.prefill;
+    bool chunks = mode == TERSE_PREFILL_COMPRESSED;
+    enum terse_status status = check_tokens(session, tokens, n, error);
+    if (!status) status = check_room(session, n, chunks && n > session->options.batch ? session->options.batch : n, error);
+    if (status) return status;
+    double start = now();
+    if (chunks) {
+        status = prefill_in_chunks(session, tokens, n, sink, error);
+    } else {
+        struct forward f = forward_of(session, mode == TERSE_PREFILL_PAPER ? CACHE_STEP_PAPER : CACHE_STEP_PREFILL, sink, &session->options.progress);
+        status = step(session, &f, tokens, n, error);
+        if (status == TERSE_E_INTERRUPTED) terse_session_reset(session);
+    }
+    session->counters.prefill_seconds += now() - start;
+    if (!status) session->counters.prefill_tokens += n;
+    cache_counters(session->cache, &(struct cache_counters){0}, true);
+    return status;
+}
+
+enum terse_status terse_session_decode(struct terse_session *session, const int32_t *tokens, size_t n,
+                                       const struct terse_logits_sink *sink, struct terse_error *error) {
+    enum terse_status status = check_tokens(session, tokens, n, error);
+    if (!status) status = check_room(session, n, n, error);
+    if (status) return status;
+    double start = now();
+    struct forward f = forward_of(session, CACHE_STEP_DECODE, sink, NULL);
+    status = step(session, &f, tokens, n, error);
+    struct cache_counters attention;
+    cache_counters(session->cache, &attention, true);
+    session->counters.decode_seconds += now() - start;
+    session->counters.attention_seconds += attention.seconds;
+    session->counters.attention_bytes += attention.bytes;
+    if (!status) session->counters.decode_tokens += n;
+    return status;
+}
+
+enum terse_status terse_session_fill_random(struct terse_session *session, size_t n, uint64_t seed, struct terse_error *error) {
+    enum terse_status status = check_room(session, n, 1, error);
+    return status ? status : cache_fill_random(session->cache, n, seed, error);
+}
+
+/* ---- Reading the session */
+
+const float *terse_session_logits(const struct terse_session *session) { return session->has_logits ? session->logits : NULL; }
+
+enum terse_status terse_session_set_sampling(struct terse_session *session, const struct terse_sampling *sampling, struct terse_error *error) {
+    return sampler_set(&session->sampler, sampling, error);
+}
+
+enum terse_status terse_session_sample(struct terse_session *session, int32_t *token, struct terse_error *error) {
+    *token = -1;
+    if (!session->has_logits) return status_fail(error, TERSE_E_ARGUMENT, "nothing to sample from: the session has read no tokens yet");
+    *token = sampler_choose(&session->sampler, session->logits);
+    return TERSE_OK;
+}
+
+void terse_session_cache(const struct terse_session *session, struct terse_cache_report *report) { cache_report(session->cache, report); }
+
+void terse_session_counters(struct terse_session *session, struct terse_counters *counters, bool clear) {
+    *counters = session->counters;
+    if (clear) session->counters = (struct terse_counters){0};
+}

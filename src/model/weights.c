@@ -1,0 +1,291 @@
+/* Loading a model: finds every tensor by name, checks its shape against the metadata, and points at it where it lies. Owns the
+ * mapping and the few vectors that had to be converted. */
+#include "base/memory.h"
+#include "kernels/kernels.h"
+#include "model/architecture.h"
+#include "model/model.h"
+#include "model/rope_scaling.h"
+
+#include <assert.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MAX_LAYERS 1024
+#define MAX_WIDTH (1u << 20) /* channels, heads, tokens of a vocabulary: bounds that keep sizes far from overflow */
+#define MAX_VOCABULARY (1u << 24)
+
+struct loader {
+    struct terse_model *model;
+    struct terse_error *error;
+    float *next_vector, *last_vector; /* what is left of model->vectors */
+};
+
+static enum terse_status shape_mismatch(struct loader *l, const struct gguf_tensor *tensor, const char *name, uint64_t columns, uint64_t rows) {
+    return status_fail_at(l->error, TERSE_E_FORMAT, tensor->offset,
+                          "tensor %s is %" PRIu64 " x %" PRIu64 " where the metadata asks for %" PRIu64 " x %" PRIu64 ": the file is damaged or wrongly converted",
+                          name, tensor->dims[0], tensor->dims[1], columns, rows);
+}
+
+static enum terse_status missing(struct loader *l, const char *name) {
+    return status_fail(l->error, TERSE_E_FORMAT, "tensor %s is missing: the file is incomplete; download or convert it again", name);
+}
+
+static enum terse_status load_matrix(struct loader *l, const char *name, uint32_t columns, uint32_t rows, bool required, struct matrix *matrix) {
+    const struct gguf_tensor *tensor = gguf_find_tensor(l->model->gguf, name);
+    if (!tensor) return required ? missing(l, name) : TERSE_OK;
+    const struct tensor_type_info *info = tensor_type_info(tensor->type);
+    if (!info || !kernels()->matvec[tensor->type])
+        return status_fail_at(l->error, TERSE_E_UNSUPPORTED, tensor->offset,
+                              "tensor %s has type %u, which terse cannot read; quantize the model to Q8_0, Q4_0 or Q4_K_M", name, tensor->type);
+    if (tensor->n_dims != 2 || tensor->dims[0] != columns || tensor->dims[1] != rows) return shape_mismatch(l, tensor, name, columns, rows);
+    *matrix = (struct matrix){.data = tensor->data, .type = (enum tensor_type)tensor->type, .rows = rows, .columns = columns,
+                              .row_bytes = (size_t)(columns / info->block) * info->bytes};
+    return TERSE_OK;
+}
+
+/* Vectors are small and read all the time: always F32. */
+static enum terse_status load_vector(struct loader *l, const char *name, uint32_t n, enum presence presence, const float **vector) {
+    const struct gguf_tensor *tensor = presence == PRESENCE_NONE ? NULL : gguf_find_tensor(l->model->gguf, name);
+    if (!tensor) return presence == PRESENCE_REQUIRED ? missing(l, name) : TERSE_OK;
+    if (tensor->type != TENSOR_F32 && tensor->type != TENSOR_F16 && tensor->type != TENSOR_BF16)
+        return status_fail_at(l->error, TERSE_E_UNSUPPORTED, tensor->offset, "tensor %s is not F32, F16 or BF16 as vectors must be", name);
+    if (tensor->n_dims != 1 || tensor->dims[0] != n) return shape_mismatch(l, tensor, name, n, 1);
+    assert((size_t)(l->last_vector - l->next_vector) >= n);
+    kernels()->dequantize[tensor->type](tensor->data, l->next_vector, n);
+    *vector = l->next_vector;
+    l->next_vector += n;
+    return TERSE_OK;
+}
+
+static enum terse_status load_layer(struct loader *l, uint32_t index) {
+    struct terse_model *m = l->model;
+    struct layer *layer = &m->layer[index];
+    uint32_t q_width = m->query_heads * m->head_dim, kv_width = m->kv_heads * m->head_dim;
+    const struct {
+        const char *name;
+        uint32_t columns, rows;
+        struct matrix *matrix;
+    } matrices[] = {
+        {"attn_q", m->width, q_width, &layer->q},          {"attn_k", m->width, kv_width, &layer->k},
+        {"attn_v", m->width, kv_width, &layer->v},         {"attn_output", q_width, m->width, &layer->o},
+        {"ffn_gate", m->width, m->feed_forward, &layer->gate}, {"ffn_up", m->width, m->feed_forward, &layer->up},
+        {"ffn_down", m->feed_forward, m->width, &layer->down},
+    };
+    const struct {
+        const char *name;
+        uint32_t n;
+        enum presence presence;
+        const float **vector;
+    } vectors[] = {
+        {"attn_norm.weight", m->width, PRESENCE_REQUIRED, &layer->attention_norm},
+        {"ffn_norm.weight", m->width, PRESENCE_REQUIRED, &layer->feed_forward_norm},
+        {"attn_q.bias", q_width, m->architecture->qkv_bias, &layer->q_bias},
+        {"attn_k.bias", kv_width, m->architecture->qkv_bias, &layer->k_bias},
+        {"attn_v.bias", kv_width, m->architecture->qkv_bias, &layer->v_bias},
+        {"attn_q_norm.weight", m->head_dim, m->architecture->qk_norm, &layer->q_norm},
+        {"attn_k_norm.weight", m->head_dim, m->architecture->qk_norm, &layer->k_norm},
+    };
+    char name[64];
+    enum terse_status status = TERSE_OK;
+    for (size_t i = 0; !status && i < sizeof matrices / sizeof matrices[0]; i++) {
+        snprintf(name, sizeof name, "blk.%u.%s.weight", index, matrices[i].name);
+        status = load_matrix(l, name, matrices[i].columns, matrices[i].rows, true, matrices[i].matrix);
+    }
+    for (size_t i = 0; !status && i < sizeof vectors / sizeof vectors[0]; i++) {
+        snprintf(name, sizeof name, "blk.%u.%s", index, vectors[i].name);
+        status = load_vector(l, name, vectors[i].n, vectors[i].presence, vectors[i].vector);
+    }
+    return status;
+}
+
+/* One u32 of the architecture's metadata, 1..most; `fallback` when missing, which 0 makes an error. */
+static enum terse_status read_size(struct loader *l, const char *name, uint32_t fallback, uint32_t most, uint32_t *value) {
+    char key[128];
+    bool found;
+    snprintf(key, sizeof key, "%s.%s", l->model->architecture->name, name);
+    *value = fallback;
+    enum terse_status status = gguf_get_u32(l->model->gguf, key, value, &found, l->error);
+    if (status) return status;
+    if (!found && !fallback) return status_fail(l->error, TERSE_E_FORMAT, "metadata %s is missing: convert the model again", key);
+    if (*value < 1 || *value > most)
+        return status_fail(l->error, TERSE_E_FORMAT, "metadata %s is %u, outside 1 to %u: the file is damaged", key, *value, most);
+    return TERSE_OK;
+}
+
+static enum terse_status load_shape(struct loader *l) {
+    struct terse_model *m = l->model;
+    enum terse_status status;
+    uint32_t value_length = 0;
+    if ((status = read_size(l, "block_count", 0, MAX_LAYERS, &m->layers))) return status;
+    if ((status = read_size(l, "embedding_length", 0, MAX_WIDTH, &m->width))) return status;
+    if ((status = read_size(l, "feed_forward_length", 0, MAX_WIDTH, &m->feed_forward))) return status;
+    if ((status = read_size(l, "attention.head_count", 0, 4096, &m->query_heads))) return status;
+    if ((status = read_size(l, "attention.head_count_kv", m->query_heads, m->query_heads, &m->kv_heads))) return status;
+    if ((status = read_size(l, "context_length", 0, UINT32_MAX, &m->context))) return status;
+    uint32_t equal_share = m->width / m->query_heads;
+    if ((status = read_size(l, "attention.key_length", equal_share, 4096, &m->head_dim))) return status;
+    if ((status = read_size(l, "attention.value_length", equal_share, 4096, &value_length))) return status;
+    if ((status = read_size(l, "rope.dimension_count", m->head_dim, m->head_dim, &m->rope.n_rot))) return status;
+    if (m->query_heads % m->kv_heads)
+        return status_fail(l->error, TERSE_E_FORMAT, "%u query heads do not share %u KV heads evenly: the file is damaged", m->query_heads, m->kv_heads);
+    if (value_length != m->head_dim)
+        return status_fail(l->error, TERSE_E_UNSUPPORTED, "keys of %u and values of %u channels: terse needs them equal", m->head_dim, value_length);
+    if (m->rope.n_rot % 2) return status_fail(l->error, TERSE_E_FORMAT, "rope.dimension_count %u is odd: the file is damaged", m->rope.n_rot);
+    if ((uint64_t)m->query_heads * m->head_dim > MAX_WIDTH)
+        return status_fail(l->error, TERSE_E_FORMAT, "%u heads of %u channels are more than a model has: the file is damaged", m->query_heads, m->head_dim);
+
+    char key[128];
+    bool found = false;
+    uint32_t experts = 0;
+    snprintf(key, sizeof key, "%s.expert_count", m->architecture->name);
+    if ((status = gguf_get_u32(m->gguf, key, &experts, &found, l->error))) return status;
+    if (experts) return status_fail(l->error, TERSE_E_UNSUPPORTED, "mixture-of-experts models (%s = %u) are not supported", key, experts);
+
+    snprintf(key, sizeof key, "%s.attention.layer_norm_rms_epsilon", m->architecture->name);
+    if ((status = gguf_get_f32(m->gguf, key, &m->norm_epsilon, &found, l->error))) return status;
+    if (!found || !(m->norm_epsilon >= 0) || m->norm_epsilon > 1)
+        return status_fail(l->error, TERSE_E_FORMAT, "metadata %s is missing or out of range: convert the model again", key);
+    return TERSE_OK;
+}
+
+/* The vocabulary's size is the embedding's number of rows. */
+static enum terse_status load_ends(struct loader *l) {
+    struct terse_model *m = l->model;
+    enum terse_status status;
+    const struct gguf_tensor *embedding = gguf_find_tensor(m->gguf, "token_embd.weight");
+    if (!embedding) return missing(l, "token_embd.weight");
+    if (embedding->n_dims != 2 || embedding->dims[1] < 1 || embedding->dims[1] > MAX_VOCABULARY)
+        return status_fail_at(l->error, TERSE_E_FORMAT, embedding->offset, "tensor token_embd.weight is not a table of tokens: the file is damaged");
+    m->vocabulary = (uint32_t)embedding->dims[1];
+    if (tokenizer_size(m->tokenizer) > m->vocabulary)
+        return status_fail_at(l->error, TERSE_E_FORMAT, embedding->offset, "%u tokens but only %u rows in token_embd.weight: the file is damaged",
+                              tokenizer_size(m->tokenizer), m->vocabulary);
+    if ((status = load_matrix(l, "token_embd.weight", m->width, m->vocabulary, true, &m->embedding))) return status;
+    if ((status = load_matrix(l, "output.weight", m->width, m->vocabulary, false, &m->output))) return status;
+    if (!m->output.data) m->output = m->embedding;
+    return load_vector(l, "output_norm.weight", m->width, PRESENCE_REQUIRED, &m->output_norm);
+}
+
+static enum terse_status load_rope(struct loader *l) {
+    struct terse_model *m = l->model;
+    float *frequency = l->next_vector;
+    l->next_vector += m->rope.n_rot / 2;
+    m->rope.pairing = m->architecture->pairing;
+    m->rope.head_dim = m->head_dim;
+    m->rope.frequency = frequency;
+    return rope_scaling_load(m->gguf, m->architecture->name, m->rope.n_rot, m->context, frequency, &m->rope.magnitude, l->error);
+}
+
+/* Every vector of the file could be wanted once: that bounds the memory by the file, whatever its metadata claims. */
+static enum terse_status allocate(struct loader *l) {
+    struct terse_model *m = l->model;
+    size_t floats = m->rope.n_rot / 2;
+    for (uint64_t i = 0; i < gguf_tensor_count(m->gguf); i++) {
+        const struct gguf_tensor *tensor = gguf_tensor_at(m->gguf, i);
+        if (tensor->n_dims == 1 && tensor->data) floats += tensor->dims[0];
+    }
+    m->layer = memory_zeros(m->layers, sizeof *m->layer);
+    m->vectors = memory_array(floats, sizeof(float));
+    if (!m->layer || !m->vectors) return status_no_memory(l->error, floats * sizeof(float), "the model's vectors");
+    l->next_vector = m->vectors;
+    l->last_vector = l->next_vector + floats;
+    return TERSE_OK;
+}
+
+static enum terse_status load_name(struct loader *l) {
+    struct gguf_string name = {0};
+    bool found;
+    enum terse_status status = gguf_get_string(l->model->gguf, "general.name", &name, &found, l->error);
+    if (!status && found) snprintf(l->model->name, sizeof l->model->name, "%.*s", (int)(name.size < 127 ? name.size : 127), name.data);
+    return status;
+}
+
+/* Fills a model whose `file` is set. */
+static enum terse_status load(struct terse_model *model, const void *data, size_t size, const char *name, struct terse_error *error) {
+    struct loader l = {.model = model, .error = error};
+    enum terse_status status;
+    if ((status = gguf_open(data, size, name, &model->gguf, error))) return status;
+    if ((status = architecture_find(model->gguf, &model->architecture, error))) return status;
+    if ((status = load_name(&l))) return status;
+    if ((status = load_shape(&l))) return status;
+    if ((status = tokenizer_new(model->gguf, &model->tokenizer, error))) return status;
+    if ((status = allocate(&l))) return status;
+    if ((status = load_rope(&l))) return status;
+    if ((status = load_ends(&l))) return status;
+    for (uint32_t i = 0; i < model->layers && !status; i++) status = load_layer(&l, i);
+    return status;
+}
+
+/* Puts the file's name before the message, unless the container's reader has done so. */
+static void name_file(struct terse_error *error, const char *name) {
+    char message[sizeof error->message];
+    if (!error || strstr(error->message, name)) return;
+    memcpy(message, error->message, sizeof message);
+    snprintf(error->message, sizeof error->message, "%s: %.*s", name, (int)(sizeof message - 1 - strnlen(name, sizeof message / 2) - 2), message);
+}
+
+static enum terse_status new_model(struct mapped_file file, const void *data, size_t size, const char *name, struct terse_model **model,
+                                   struct terse_error *error) {
+    struct terse_model *m = calloc(1, sizeof *m);
+    if (!m) {
+        mapped_file_close(&file);
+        return status_no_memory(error, sizeof *m, "the model");
+    }
+    m->file = file;
+    enum terse_status status = load(m, data, size, name, error);
+    if (status) {
+        name_file(error, name);
+        terse_model_free(m);
+        return status;
+    }
+    *model = m;
+    return TERSE_OK;
+}
+
+enum terse_status terse_model_load(const char *path, struct terse_model **model, struct terse_error *error) {
+    struct mapped_file file = {0};
+    *model = NULL;
+    enum terse_status status = mapped_file_open(path, &file, error);
+    return status ? status : new_model(file, file.data, file.size, path, model, error);
+}
+
+enum terse_status terse_model_load_memory(const void *data, size_t size, const char *name, struct terse_model **model,
+                                          struct terse_error *error) {
+    *model = NULL;
+    return new_model((struct mapped_file){0}, data, size, name, model, error);
+}
+
+void terse_model_describe(const struct terse_model *model, struct terse_model_info *info) {
+    uint64_t parameters = 0, bytes = 0, by_type[TENSOR_TYPES] = {0};
+    for (uint64_t i = 0; i < gguf_tensor_count(model->gguf); i++) {
+        const struct gguf_tensor *tensor = gguf_tensor_at(model->gguf, i);
+        parameters += tensor->dims[0] * tensor->dims[1] * tensor->dims[2] * tensor->dims[3];
+        bytes += tensor->bytes;
+        if (tensor->data) by_type[tensor->type] += tensor->bytes;
+    }
+    uint32_t most = 0;
+    for (uint32_t type = 0; type < TENSOR_TYPES; type++)
+        if (by_type[type] > by_type[most]) most = type;
+    *info = (struct terse_model_info){
+        .architecture = model->architecture->name, .name = model->name,
+        .weights = tensor_type_info(most)->name,   .layers = model->layers,
+        .width = model->width,                     .query_heads = model->query_heads,
+        .kv_heads = model->kv_heads,               .head_dim = model->head_dim,
+        .feed_forward = model->feed_forward,       .vocabulary = model->vocabulary,
+        .context = model->context,                 .parameters = parameters,
+        .bytes = bytes,
+    };
+}
+
+void terse_model_free(struct terse_model *model) {
+    if (!model) return;
+    memory_free(model->layer);
+    memory_free(model->vectors);
+    tokenizer_free(model->tokenizer);
+    gguf_free(model->gguf);
+    mapped_file_close(&model->file);
+    free(model);
+}
