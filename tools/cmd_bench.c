@@ -1,0 +1,356 @@
+/* `terse bench`: how fast prompts are read and tokens decoded with a given number of tokens in the cache, what of a step is
+ * attention, and how near its reading comes to the memory bandwidth measured in the same run. */
+#include "bandwidth.h"
+#include "commands.h"
+#include "setup.h"
+#include "table.h"
+#include "text.h"
+
+#include <math.h>
+#include <omp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MOST_DEPTHS = 32, MOST_METHODS = 32, MOST_REPEATS = 1000 };
+
+struct bench {
+    struct setup setup;
+    const char *methods, *depths, *file;
+    int64_t n_prompt, n_decode, repeats;
+    int format, fill_text;
+
+    int threads;
+    uint64_t weight_bytes; /* read for each decoded token */
+    double read_rate;      /* of the machine, bytes per second */
+    uint32_t depth[MOST_DEPTHS];
+    size_t n_depths;
+    uint32_t longest; /* tokens that any test holds */
+    int32_t *text;    /* tokens of -f */
+    size_t n_text;
+    int32_t *random;      /* [longest] */
+    uint64_t done, total; /* runs, for the progress */
+    cJSON *rows;
+};
+
+/* What one kind of test gave over its repeats. */
+struct samples {
+    double rate[MOST_REPEATS]; /* tokens per second */
+    size_t n;
+    double seconds;
+    struct terse_counters counters;  /* sums over the repeats */
+    struct terse_cache_report cache; /* after the last */
+};
+
+/* ---- Runs */
+
+static int fill(const struct bench *b, struct terse_session *session, uint32_t depth, uint64_t seed) {
+    struct terse_error error;
+    enum terse_status status = TERSE_OK;
+    terse_session_reset(session);
+    if (!depth) return EXIT_OK;
+    if (!b->fill_text) {
+        status = terse_session_fill_random(session, depth, seed, &error);
+    } else { /* the text over and over */
+        for (size_t at = 0, n; at < depth && status == TERSE_OK; at += n) {
+            n = depth - at < b->n_text ? depth - at : b->n_text;
+            status = terse_session_prefill(session, b->text, n, NULL, &error);
+        }
+    }
+    return status == TERSE_OK ? EXIT_OK : complain_error(&error);
+}
+
+static int decode_tokens(const struct bench *b, struct terse_session *session, uint32_t n) {
+    struct terse_error error;
+    for (uint32_t i = 0; i < n; i++) {
+        if (console_interrupted()) return EXIT_INTERRUPTED;
+        if (terse_session_decode(session, b->random + i, 1, NULL, &error) != TERSE_OK) return complain_error(&error);
+    }
+    return EXIT_OK;
+}
+
+/* One test once: n tokens at a depth, as a prompt or one by one. */
+static int run_once(const struct bench *b, struct terse_session *session, uint32_t depth, uint32_t n, bool prompt,
+                    struct samples *samples) {
+    struct terse_error error;
+    struct terse_counters counters;
+    int status = fill(b, session, depth, samples->n + 1);
+    if (status != EXIT_OK) return status;
+    terse_session_counters(session, &counters, true);
+    double start = console_seconds();
+    if (!prompt)
+        status = decode_tokens(b, session, n);
+    else if (terse_session_prefill(session, b->random, n, NULL, &error) != TERSE_OK)
+        status = complain_error(&error);
+    double seconds = console_seconds() - start;
+    if (status != EXIT_OK) return status;
+    terse_session_counters(session, &counters, true);
+    terse_session_cache(session, &samples->cache);
+    samples->rate[samples->n++] = n / seconds;
+    samples->seconds += seconds;
+    samples->counters.attention_seconds += counters.attention_seconds;
+    samples->counters.attention_bytes += counters.attention_bytes;
+    return EXIT_OK;
+}
+
+static void mean_and_deviation(const struct samples *s, double *mean, double *deviation) {
+    double sum = 0, squares = 0;
+    for (size_t i = 0; i < s->n; i++) sum += s->rate[i];
+    *mean = sum / (double)s->n;
+    for (size_t i = 0; i < s->n; i++) squares += (s->rate[i] - *mean) * (s->rate[i] - *mean);
+    *deviation = s->n > 1 ? sqrt(squares / (double)(s->n - 1)) : 0;
+}
+
+/* ---- Rows */
+
+static const struct table_column columns[] = {
+    {"model", NULL, 0},
+    {"weights", NULL, 0},
+    {"weight_bytes", NULL, 0},
+    {"cpu", NULL, 0},
+    {"threads", NULL, 0},
+    {"kv", "KV", 0},
+    {"kv_mib", "KV MiB", 2},
+    {"bits_per_value", "bits/value", 2},
+    {"test", "test", 0},
+    {"tokens_per_second", "tokens/s", 2},
+    {"deviation", "+/-", 2},
+    {"attention_ms", "attention ms/token", 4},
+    {"attention_mb", "KV read MB/token", 3},
+    {"attention_gb_per_second", "attention GB/s", 2},
+    {"attention_of_machine", "of machine", 3},
+    {"decode_gb_per_second", "weights + KV GB/s", 2},
+    {"decode_of_machine", "of machine", 3},
+    {"machine_gb_per_second", NULL, 2},
+};
+enum { N_COLUMNS = sizeof columns / sizeof columns[0] };
+
+/* The rates against the machine's are put in at the end, when its bandwidth was measured a second time. */
+static void add_row(struct bench *b, uint32_t depth, uint32_t n, bool prompt, const struct samples *s) {
+    char test[64], method[128];
+    double mean, deviation;
+    cJSON *row = cJSON_CreateObject();
+    mean_and_deviation(s, &mean, &deviation);
+    snprintf(test, sizeof test, "%s%u", prompt ? "pp" : "tg", n);
+    if (depth) snprintf(test + strlen(test), sizeof test - strlen(test), " @ d%u", depth);
+    cJSON_AddStringToObject(row, "model", b->setup.info.name);
+    cJSON_AddStringToObject(row, "weights", b->setup.info.weights);
+    cJSON_AddNumberToObject(row, "weight_bytes", (double)b->setup.info.bytes);
+    cJSON_AddStringToObject(row, "cpu", terse_cpu_name());
+    cJSON_AddNumberToObject(row, "threads", b->threads);
+    cJSON_AddStringToObject(row, "kv", setup_method_text(&b->setup, method, sizeof method));
+    cJSON_AddNumberToObject(row, "kv_mib", (double)s->cache.resident / 0x1p20);
+    cJSON_AddNumberToObject(row, "bits_per_value", s->cache.bits_per_value);
+    cJSON_AddStringToObject(row, "test", test);
+    cJSON_AddNumberToObject(row, "tokens_per_second", mean);
+    cJSON_AddNumberToObject(row, "deviation", deviation);
+    if (!prompt) {
+        double tokens = (double)n * (double)s->n, seconds = s->counters.attention_seconds;
+        double bytes = (double)s->counters.attention_bytes, all = bytes + tokens * (double)b->weight_bytes;
+        cJSON_AddNumberToObject(row, "attention_ms", 1e3 * seconds / tokens);
+        cJSON_AddNumberToObject(row, "attention_mb", 1e-6 * bytes / tokens);
+        cJSON_AddNumberToObject(row, "attention_gb_per_second", seconds > 0 ? 1e-9 * bytes / seconds : 0);
+        cJSON_AddNumberToObject(row, "decode_gb_per_second", 1e-9 * all / s->seconds);
+    }
+    cJSON_AddItemToArray(b->rows, row);
+}
+
+static void add_ratio(cJSON *row, const char *key, const char *rate, double machine) {
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(row, rate);
+    if (item && machine > 0) cJSON_AddNumberToObject(row, key, item->valuedouble / machine);
+}
+
+static int print_rows(struct bench *b) {
+    double machine = 1e-9 * b->read_rate;
+    cJSON *row;
+    cJSON_ArrayForEach(row, b->rows) {
+        add_ratio(row, "attention_of_machine", "attention_gb_per_second", machine);
+        add_ratio(row, "decode_of_machine", "decode_gb_per_second", machine);
+        cJSON_AddNumberToObject(row, "machine_gb_per_second", machine);
+    }
+    if (b->format == TABLE_MARKDOWN)
+        printf("%s, %.1f M parameters, %s, %.1f MiB; %d threads (%s); the machine reads %.1f GB/s\n\n", b->setup.info.name,
+               1e-6 * (double)b->setup.info.parameters, b->setup.info.weights, (double)b->setup.info.bytes / 0x1p20, b->threads,
+               terse_cpu_name(), machine);
+    return table_print(b->rows, columns, N_COLUMNS, (enum table_format)b->format);
+}
+
+/* ---- All tests */
+
+static int run_test(struct bench *b, struct terse_session *session, uint32_t depth, uint32_t n, bool prompt) {
+    struct samples *samples = calloc(1, sizeof *samples);
+    int status = EXIT_OK;
+    if (!samples) return complain("no memory for the samples");
+    for (int64_t i = 0; i < b->repeats && status == EXIT_OK; i++) {
+        status = run_once(b, session, depth, n, prompt, samples);
+        if (status == EXIT_OK && !progress_show(NULL, "bench", ++b->done, b->total)) status = EXIT_INTERRUPTED;
+    }
+    if (status == EXIT_OK) add_row(b, depth, n, prompt, samples);
+    free(samples);
+    return status;
+}
+
+/* Touches the weights and grows the buffers once, so that the first repeat is like the others. */
+static int warm_up(struct bench *b, struct terse_session *session) {
+    struct terse_error error;
+    uint32_t n = b->n_prompt ? (uint32_t)b->n_prompt : 1;
+    terse_session_reset(session);
+    if (terse_session_prefill(session, b->random, n, NULL, &error) != TERSE_OK) return complain_error(&error);
+    terse_session_reset(session);
+    return decode_tokens(b, session, 1);
+}
+
+static int run_method(struct bench *b) {
+    struct terse_error error;
+    struct terse_session *session;
+    struct terse_session_options options = setup_session_options(&b->setup);
+    options.context = b->longest;
+    options.progress.report = NULL;
+    if (terse_session_new(b->setup.model, &options, &session, &error) != TERSE_OK) return complain_error(&error);
+    int status = warm_up(b, session);
+    for (size_t i = 0; i < b->n_depths && status == EXIT_OK; i++) {
+        if (b->n_prompt) status = run_test(b, session, b->depth[i], (uint32_t)b->n_prompt, true);
+        if (b->n_decode && status == EXIT_OK) status = run_test(b, session, b->depth[i], (uint32_t)b->n_decode, false);
+    }
+    terse_session_free(session);
+    return status;
+}
+
+static int run_methods(struct bench *b) {
+    char name[64];
+    const char *list = b->methods;
+    size_t n_methods = 0;
+    while (list_next(&list, name, sizeof name)) n_methods++;
+    b->total = n_methods * b->n_depths * ((b->n_prompt > 0) + (b->n_decode > 0)) * (uint64_t)b->repeats;
+    list = b->methods;
+    int status = EXIT_OK;
+    while (status == EXIT_OK && list_next(&list, name, sizeof name)) {
+        b->setup.method = name;
+        status = run_method(b);
+    }
+    b->setup.method = NULL;
+    return status;
+}
+
+/* ---- Before the tests */
+
+/* Bytes of weights that a decoded token reads: all tensors, but of an embedding that is not the output as well only one row. */
+static int count_weight_bytes(struct bench *b) {
+    struct terse_error error;
+    struct terse_gguf *gguf;
+    bool own_output = false;
+    uint64_t embedding = 0;
+    if (setup_open_gguf(b->setup.model_path, &gguf, &error) != TERSE_OK) return complain_error(&error);
+    for (uint64_t i = 0; i < terse_gguf_tensor_count(gguf); i++) {
+        struct terse_gguf_tensor tensor;
+        terse_gguf_tensor(gguf, i, &tensor);
+        if (strcmp(tensor.name, "output.weight") == 0) own_output = true;
+        if (strcmp(tensor.name, "token_embd.weight") == 0) embedding = tensor.bytes;
+    }
+    b->weight_bytes = b->setup.info.bytes - (own_output ? embedding : 0);
+    terse_gguf_free(gguf);
+    return EXIT_OK;
+}
+
+static int parse_depths(struct bench *b) {
+    char item[16], *end;
+    const char *list = b->depths;
+    uint64_t deepest = 0;
+    while (list_next(&list, item, sizeof item)) {
+        long long depth = strtoll(item, &end, 10);
+        if (!item[0] || *end || depth < 0 || depth > INT32_MAX)
+            return complain("-d takes whole numbers with commas between them, not \"%s\"", b->depths);
+        if (b->n_depths == MOST_DEPTHS) return complain("-d takes at most %d depths", MOST_DEPTHS);
+        b->depth[b->n_depths++] = (uint32_t)depth;
+        if ((uint64_t)depth > deepest) deepest = (uint64_t)depth;
+    }
+    int64_t longer = b->n_prompt > b->n_decode ? b->n_prompt : b->n_decode;
+    if (deepest + (uint64_t)longer > INT32_MAX) return complain("-d and -p or -n together are more than %d tokens", INT32_MAX);
+    b->longest = (uint32_t)(deepest + (uint64_t)longer);
+    return EXIT_OK;
+}
+
+static int check_options(struct bench *b) {
+    if (!b->n_prompt && !b->n_decode) return complain("nothing to measure: give -p N, -n N or both more than 0");
+    if (b->fill_text && !b->file) return complain("--fill text reads a text to the depth: add -f FILE");
+    if (b->file && !b->fill_text) return complain("-f is the text of --fill text: add that");
+    return parse_depths(b);
+}
+
+/* The text of -f, and tokens drawn from the whole vocabulary for what is measured. */
+static int make_tokens(struct bench *b) {
+    uint64_t state = 1;
+    if (b->file) {
+        char *text;
+        size_t n_bytes;
+        int status = text_read(b->file, &text, &n_bytes);
+        if (status != EXIT_OK) return status;
+        status = text_tokenize(b->setup.model, text, n_bytes, TERSE_TOKENIZE_ADD_SPECIAL, &b->text, &b->n_text);
+        free(text);
+        if (status != EXIT_OK) return status;
+        if (!b->n_text) return complain("%s is empty", b->file);
+    }
+    if (!(b->random = malloc(b->longest * sizeof *b->random))) return complain("no memory for %u tokens", b->longest);
+    for (uint32_t i = 0; i < b->longest; i++) {
+        state = state * 6364136223846793005u + 1442695040888963407u; /* Knuth's MMIX generator */
+        b->random[i] = (int32_t)((state >> 33) % b->setup.info.vocabulary);
+    }
+    return EXIT_OK;
+}
+
+static enum options_result parse(struct bench *b, int argc, char **argv) {
+    const struct option options[] = {
+        {"-p, --n-prompt", "N", OPTION_INTEGER, &b->n_prompt, 0, 1 << 24, "tokens of a prompt to read; 0: no such test"},
+        {"-n, --n-gen", "N", OPTION_INTEGER, &b->n_decode, 0, 1 << 24, "tokens to decode one by one; 0: no such test"},
+        {"-d, --n-depth", "N,...", OPTION_TEXT, &b->depths, 0, 0, "tokens in the cache before each test, several with commas"},
+        {"-r, --repetitions", "N", OPTION_INTEGER, &b->repeats, 1, MOST_REPEATS, "repeats of each test"},
+        {"--fill", "random|text", OPTION_CHOICE, &b->fill_text, 0, 0,
+         "random keys and values in the cache, or -f FILE read to the depth"},
+        {"-f, --file", "FILE", OPTION_TEXT, &b->file, 0, 0, "the text of --fill text, over and over if it is shorter"},
+        {"--kv", "METHOD,...", OPTION_TEXT, &b->methods, 0, 0, b->setup.method_help},
+        {"-o, --output", TABLE_FORMATS, OPTION_CHOICE, &b->format, 0, 0, "form of the table"},
+    };
+    const struct option_set set = {
+        .usage = "terse bench [options]",
+        .about = "Measures prompt (pp) and decoding (tg) speed with N tokens in the cache (@ dN), and the time and bytes of\n"
+                 "attention in decoding, beside what the machine reads from memory in the same run with the same threads.\n",
+        .options = options,
+        .n_options = sizeof options / sizeof options[0],
+        .common = b->setup.common,
+        .n_common = SETUP_COMMON,
+    };
+    return options_parse(&set, argc, argv);
+}
+
+static int start(struct bench *b) {
+    int status = setup_load(&b->setup);
+    if (status != EXIT_OK) return status;
+    b->threads = b->setup.threads ? (int)b->setup.threads : omp_get_num_procs();
+    if ((status = count_weight_bytes(b)) != EXIT_OK) return status;
+    if ((status = make_tokens(b)) != EXIT_OK) return status;
+    return (b->rows = cJSON_CreateArray()) ? EXIT_OK : complain("no memory for the table");
+}
+
+int cmd_bench(int argc, char **argv) {
+    struct bench b = {.n_prompt = 512, .n_decode = 128, .repeats = 5, .depths = "0"};
+    setup_init(&b.setup);
+    b.methods = b.setup.method;
+    enum options_result parsed = parse(&b, argc, argv);
+    if (parsed != OPTIONS_GO) return parsed == OPTIONS_HELP ? EXIT_OK : EXIT_FAILED;
+    int status = check_options(&b);
+    if (status == EXIT_OK) status = start(&b);
+    if (status == EXIT_OK) {
+        /* Before and after, the better of the two: neighbours on the machine come and go. */
+        b.read_rate = bandwidth_measure(b.threads);
+        status = run_methods(&b);
+        double after = bandwidth_measure(b.threads);
+        if (after > b.read_rate) b.read_rate = after;
+        /* What was measured before an interrupt or a failure is worth its row. */
+        if (cJSON_GetArraySize(b.rows) > 0 && print_rows(&b) != EXIT_OK) status = EXIT_FAILED;
+    }
+    cJSON_Delete(b.rows);
+    free(b.text);
+    free(b.random);
+    setup_free(&b.setup);
+    return status;
+}

@@ -1,0 +1,304 @@
+/* `terse inspect`: what a GGUF file holds, whether terse can run it, and what its KV cache costs by each method. Works on any
+ * well-formed GGUF file, also on those that terse cannot run. */
+#include "commands.h"
+#include "setup.h"
+#include "table.h"
+#include "text.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct inspect {
+    struct setup setup; /* its model is NULL when terse cannot run the file */
+    const char *file;
+    bool list_tensors;
+    uint64_t budget;
+    int format;
+
+    struct terse_gguf *gguf;
+    struct terse_error refusal;                  /* why the model did not load; code TERSE_OK when it did */
+    cJSON *metadata, *types, *tensors, *methods; /* arrays of objects */
+};
+
+static const struct table_column metadata_columns[] = {{"key", "key", 0}, {"type", "type", 0}, {"value", "value", 0}};
+static const struct table_column type_columns[] = {
+    {"type", "type", 0}, {"tensors", "tensors", 0}, {"bytes", "bytes", 0}, {"supported", "supported", 0}};
+static const struct table_column tensor_columns[] = {
+    {"name", "tensor", 0}, {"type", "type", 0}, {"shape", "shape", 0}, {"bytes", "bytes", 0}, {"supported", "supported", 0}};
+/* Without --budget its column is left away. */
+static const struct table_column method_columns[] = {{"kv", "KV", 0},
+                                                     {"summary", "what", 0},
+                                                     {"bits_per_value", "bits/value", 2},
+                                                     {"bytes_per_token", "bytes/token", 1},
+                                                     {"mib_at_context", "MiB at full context", 2},
+                                                     {"context_in_budget", "context in the budget", 0}};
+#define COLUMNS(table) table, sizeof table / sizeof table[0]
+enum { N_METHOD_COLUMNS = sizeof method_columns / sizeof method_columns[0] };
+
+/* ---- What is in the file. Its strings are a stranger's: they are made printable on the way in. */
+
+static void add_text(cJSON *object, const char *key, const char *text) {
+    char *copy = strdup(text);
+    cJSON_AddStringToObject(object, key, copy ? text_make_printable(copy) : "");
+    free(copy);
+}
+
+static cJSON *collect_metadata(const struct inspect *f) {
+    enum { SHOWN_IN_TABLE = 80, SHOWN_IN_JSON = 4096 };
+    size_t capacity = f->format == TABLE_MARKDOWN ? SHOWN_IN_TABLE : SHOWN_IN_JSON;
+    char value[SHOWN_IN_JSON];
+    cJSON *rows = cJSON_CreateArray();
+    for (uint64_t i = 0; i < terse_gguf_metadata_count(f->gguf); i++) {
+        const char *key, *type;
+        cJSON *row = cJSON_CreateObject();
+        terse_gguf_metadata(f->gguf, i, &key, &type);
+        terse_gguf_metadata_text(f->gguf, i, value, capacity);
+        add_text(row, "key", key);
+        add_text(row, "type", type);
+        add_text(row, "value", value);
+        cJSON_AddItemToArray(rows, row);
+    }
+    return rows;
+}
+
+static cJSON *collect_tensors(const struct inspect *f) {
+    cJSON *rows = cJSON_CreateArray();
+    for (uint64_t i = 0; i < terse_gguf_tensor_count(f->gguf); i++) {
+        struct terse_gguf_tensor tensor;
+        char shape[4 * 24] = "";
+        cJSON *row = cJSON_CreateObject();
+        terse_gguf_tensor(f->gguf, i, &tensor);
+        for (uint32_t d = 0; d < tensor.n_dims; d++)
+            snprintf(shape + strlen(shape), sizeof shape - strlen(shape), "%s%llu", d ? " x " : "",
+                     (unsigned long long)tensor.dims[d]);
+        add_text(row, "name", tensor.name);
+        add_text(row, "type", tensor.type);
+        cJSON_AddStringToObject(row, "shape", shape);
+        cJSON_AddNumberToObject(row, "bytes", (double)tensor.bytes);
+        cJSON_AddStringToObject(row, "supported", tensor.supported ? "yes" : "no");
+        cJSON_AddItemToArray(rows, row);
+    }
+    return rows;
+}
+
+static cJSON *find_type(cJSON *rows, const char *type) {
+    cJSON *row;
+    cJSON_ArrayForEach(row, rows) {
+        if (strcmp(cJSON_GetObjectItemCaseSensitive(row, "type")->valuestring, type) == 0) return row;
+    }
+    return NULL;
+}
+
+static void add_to_number(cJSON *row, const char *key, double more) {
+    cJSON *item = cJSON_GetObjectItemCaseSensitive(row, key);
+    cJSON_SetNumberValue(item, item->valuedouble + more);
+}
+
+/* One row a type. A hostile file may name billions of types: what comes after MOST_TYPES shares a row. */
+static cJSON *collect_types(const struct inspect *f) {
+    enum { MOST_TYPES = 64 };
+    cJSON *rows = cJSON_CreateArray();
+    int n_types = 0;
+    for (uint64_t i = 0; i < terse_gguf_tensor_count(f->gguf); i++) {
+        struct terse_gguf_tensor tensor;
+        terse_gguf_tensor(f->gguf, i, &tensor);
+        cJSON *row = find_type(rows, tensor.type);
+        const char *type = n_types < MOST_TYPES ? tensor.type : "others";
+        if (!row && !(row = find_type(rows, type))) {
+            row = cJSON_CreateObject();
+            cJSON_AddStringToObject(row, "type", type);
+            cJSON_AddNumberToObject(row, "tensors", 0);
+            cJSON_AddNumberToObject(row, "bytes", 0);
+            cJSON_AddStringToObject(row, "supported", tensor.supported ? "yes" : "no");
+            cJSON_AddItemToArray(rows, row);
+            n_types++;
+        }
+        add_to_number(row, "tensors", 1);
+        add_to_number(row, "bytes", (double)tensor.bytes);
+    }
+    return rows;
+}
+
+/* ---- What its cache costs */
+
+/* Most tokens whose cache takes no more than `budget` bytes, up to MOST. Bytes never shrink with tokens. */
+#define MOST_TOKENS (UINT64_C(1) << 40)
+static uint64_t tokens_in_budget(const struct inspect *f, const struct terse_cache_options *options) {
+    uint64_t fits = 0, too_many = MOST_TOKENS + 1;
+    struct terse_cache_report report;
+    while (too_many - fits > 1) {
+        uint64_t middle = fits + (too_many - fits) / 2;
+        if (terse_cache_bytes(f->setup.model, options, middle, &report, NULL) == TERSE_OK && report.resident <= f->budget)
+            fits = middle;
+        else
+            too_many = middle;
+    }
+    return fits;
+}
+
+/* A method of the table as it can be asked for: "streaming-N" is shown for N = 512. */
+static void instance_of(const char *pattern, char *name, size_t capacity) {
+    size_t length = strlen(pattern);
+    bool parameter = length > 2 && strcmp(pattern + length - 2, "-N") == 0;
+    snprintf(name, capacity, "%.*s%s", (int)(parameter ? length - 1 : length), pattern, parameter ? "512" : "");
+}
+
+static cJSON *collect_methods(const struct inspect *f) {
+    cJSON *rows = cJSON_CreateArray();
+    struct terse_method_info method;
+    uint32_t context = f->setup.info.context;
+    for (size_t i = 0; f->setup.model && terse_method_describe(i, &method); i++) {
+        char name[64];
+        struct terse_cache_report full;
+        struct terse_cache_options options = terse_cache_options_defaults();
+        instance_of(method.name, name, sizeof name);
+        options.method = name;
+        if (terse_cache_bytes(f->setup.model, &options, context, &full, NULL) != TERSE_OK) continue;
+        cJSON *row = cJSON_CreateObject();
+        cJSON_AddStringToObject(row, "kv", name);
+        cJSON_AddStringToObject(row, "summary", method.summary);
+        cJSON_AddNumberToObject(row, "bits_per_value", full.bits_per_value);
+        cJSON_AddNumberToObject(row, "bytes_per_token", (double)full.resident / context);
+        cJSON_AddNumberToObject(row, "mib_at_context", (double)full.resident / 0x1p20);
+        if (f->budget) {
+            uint64_t tokens = tokens_in_budget(f, &options);
+            if (tokens == MOST_TOKENS)
+                cJSON_AddStringToObject(row, "context_in_budget", "without end");
+            else
+                cJSON_AddNumberToObject(row, "context_in_budget", (double)tokens);
+        }
+        cJSON_AddItemToArray(rows, row);
+    }
+    return rows;
+}
+
+/* ---- Output */
+
+static void print_support(const struct inspect *f) {
+    const struct terse_model_info *m = &f->setup.info;
+    const cJSON *row;
+    if (!f->setup.model) {
+        printf("terse cannot run this file: %s\n", f->refusal.message);
+        cJSON_ArrayForEach(row, f->types) {
+            if (strcmp(cJSON_GetObjectItemCaseSensitive(row, "supported")->valuestring, "no") == 0)
+                printf("tensor type %s is not supported\n", cJSON_GetObjectItemCaseSensitive(row, "type")->valuestring);
+        }
+        return;
+    }
+    printf("terse can run this file.\n\n%s: architecture %s, %.1f M parameters, %s, %.1f MiB\n"
+           "%u layers of width %u, %u query heads and %u KV heads of %u, feed-forward %u, vocabulary %u, context %u\n",
+           m->name, m->architecture, 1e-6 * (double)m->parameters, m->weights, (double)m->bytes / 0x1p20, m->layers, m->width,
+           m->query_heads, m->kv_heads, m->head_dim, m->feed_forward, m->vocabulary, m->context);
+}
+
+static int print_sections(const struct inspect *f) {
+    const char *path = f->file ? f->file : "built-in model";
+    int status = EXIT_OK;
+    printf("%s: GGUF version %u, %llu metadata entries, %llu tensors\n", path, terse_gguf_version(f->gguf),
+           (unsigned long long)terse_gguf_metadata_count(f->gguf), (unsigned long long)terse_gguf_tensor_count(f->gguf));
+    print_support(f);
+    printf("\n## Metadata\n\n");
+    status |= table_print(f->metadata, COLUMNS(metadata_columns), TABLE_MARKDOWN);
+    printf("\n## Tensors\n\n");
+    status |= table_print(f->types, COLUMNS(type_columns), TABLE_MARKDOWN);
+    if (f->list_tensors) {
+        putchar('\n');
+        status |= table_print(f->tensors, COLUMNS(tensor_columns), TABLE_MARKDOWN);
+    }
+    if (!f->setup.model) return status;
+    printf("\n## KV cache at %u tokens%s\n\n", f->setup.info.context, f->budget ? ", and tokens that fit the budget" : "");
+    return status | table_print(f->methods, method_columns, N_METHOD_COLUMNS - !f->budget, TABLE_MARKDOWN);
+}
+
+static void add_shape(cJSON *object, const struct terse_model_info *m) {
+    cJSON *shape = cJSON_AddObjectToObject(object, "shape");
+    cJSON_AddStringToObject(shape, "architecture", m->architecture);
+    add_text(shape, "name", m->name);
+    cJSON_AddStringToObject(shape, "weights", m->weights);
+    cJSON_AddNumberToObject(shape, "layers", m->layers);
+    cJSON_AddNumberToObject(shape, "width", m->width);
+    cJSON_AddNumberToObject(shape, "query_heads", m->query_heads);
+    cJSON_AddNumberToObject(shape, "kv_heads", m->kv_heads);
+    cJSON_AddNumberToObject(shape, "head_dim", m->head_dim);
+    cJSON_AddNumberToObject(shape, "feed_forward", m->feed_forward);
+    cJSON_AddNumberToObject(shape, "vocabulary", m->vocabulary);
+    cJSON_AddNumberToObject(shape, "context", m->context);
+    cJSON_AddNumberToObject(shape, "parameters", (double)m->parameters);
+    cJSON_AddNumberToObject(shape, "bytes", (double)m->bytes);
+}
+
+static int print_json(const struct inspect *f) {
+    cJSON *all = cJSON_CreateObject();
+    add_text(all, "file", f->file ? f->file : "built-in model");
+    cJSON_AddNumberToObject(all, "version", terse_gguf_version(f->gguf));
+    cJSON_AddBoolToObject(all, "supported", f->setup.model != NULL);
+    if (f->setup.model)
+        add_shape(all, &f->setup.info);
+    else
+        add_text(all, "refusal", f->refusal.message);
+    cJSON_AddItemReferenceToObject(all, "metadata", f->metadata);
+    cJSON_AddItemReferenceToObject(all, "types", f->types);
+    if (f->list_tensors) cJSON_AddItemReferenceToObject(all, "tensors", f->tensors);
+    cJSON_AddItemReferenceToObject(all, "methods", f->methods);
+    int status = json_print(all);
+    cJSON_Delete(all);
+    return status;
+}
+
+static int print_file(const struct inspect *f) {
+    switch ((enum table_format)f->format) {
+    case TABLE_JSON: return print_json(f);
+    case TABLE_CSV:
+        if (f->list_tensors) return table_print(f->tensors, COLUMNS(tensor_columns), TABLE_CSV);
+        return table_print(f->methods, COLUMNS(method_columns), TABLE_CSV);
+    default: return print_sections(f);
+    }
+}
+
+/* ---- The command */
+
+static enum options_result parse(struct inspect *f, int argc, char **argv) {
+    const struct option options[] = {
+        {"--tensors", NULL, OPTION_FLAG, &f->list_tensors, 0, 0, "list every tensor"},
+        {"--budget", "SIZE", OPTION_SIZE, &f->budget, 0, 0, "show the context whose KV cache fits SIZE, such as 4G"},
+        {"-o, --output", TABLE_FORMATS, OPTION_CHOICE, &f->format, 0, 0, "csv: the KV table only, or with --tensors the tensors"},
+    };
+    const struct option_set set = {
+        .usage = "terse inspect [FILE] [options]",
+        .about = "Shows what a GGUF file (the built-in model without one) holds, whether terse can run it, and what its\n"
+                 "KV cache costs by each method. Works on files that terse cannot run, too.\n",
+        .options = options,
+        .n_options = sizeof options / sizeof options[0],
+        .positional = &f->file,
+    };
+    return options_parse(&set, argc, argv);
+}
+
+/* What cannot be run is shown all the same; what cannot be read is not. */
+static int load(struct inspect *f) {
+    if (setup_open_gguf(f->file, &f->gguf, &f->refusal) != TERSE_OK) return complain_error(&f->refusal);
+    f->setup.model_path = f->file;
+    setup_try_load(&f->setup, &f->refusal);
+    f->metadata = collect_metadata(f);
+    f->types = collect_types(f);
+    f->tensors = collect_tensors(f);
+    f->methods = collect_methods(f);
+    return EXIT_OK;
+}
+
+int cmd_inspect(int argc, char **argv) {
+    struct inspect f = {0};
+    setup_init(&f.setup);
+    enum options_result parsed = parse(&f, argc, argv);
+    if (parsed != OPTIONS_GO) return parsed == OPTIONS_HELP ? EXIT_OK : EXIT_FAILED;
+    int status = load(&f);
+    if (status == EXIT_OK) status = print_file(&f);
+    cJSON_Delete(f.metadata);
+    cJSON_Delete(f.types);
+    cJSON_Delete(f.tensors);
+    cJSON_Delete(f.methods);
+    terse_gguf_free(f.gguf);
+    setup_free(&f.setup);
+    return status;
+}

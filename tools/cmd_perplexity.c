@@ -1,0 +1,252 @@
+/* `terse perplexity`: the quality of a model behind its real cache. For each window of -c tokens the first half is prefilled and
+ * sealed, the second half is fed by decoding steps, and the positions context/2 .. context-2 are scored by the token that follows
+ * each, as llama.cpp's tool does. --paper reads the whole window in the papers' protocol instead; the same positions are scored. */
+#include "commands.h"
+#include "score.h"
+#include "setup.h"
+#include "text.h"
+
+#include <math.h>
+#include <omp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct perplexity {
+    struct setup setup;
+    const char *file, *base_path;
+    bool compare, paper;
+    int64_t chunks, ubatch;
+
+    uint32_t context; /* of a window */
+    uint32_t windows; /* to score */
+    uint32_t window;  /* being scored */
+    int32_t *tokens;  /* of the file, or NULL */
+    size_t n_tokens;
+    struct kld_reader *reader;
+    struct kld_writer *writer;
+    struct terse_session *session;
+    struct scorer *scorer;
+};
+
+/* ---- Tokens */
+
+static int read_file_tokens(struct perplexity *p) {
+    char *text;
+    size_t n_bytes;
+    int status = text_read(p->file, &text, &n_bytes);
+    if (status != EXIT_OK) return status;
+    status = text_tokenize(p->setup.model, text, n_bytes, TERSE_TOKENIZE_ADD_SPECIAL, &p->tokens, &p->n_tokens);
+    free(text);
+    return status;
+}
+
+/* The base file must speak of this model and, where they were given, of this context and this text. */
+static int check_base(struct perplexity *p) {
+    const struct kld_header *header = kld_reader_header(p->reader);
+    const int32_t *tokens = kld_reader_tokens(p->reader);
+    size_t n = (size_t)header->chunks * header->context;
+    if (header->vocabulary != p->setup.info.vocabulary)
+        return complain("%s is for a vocabulary of %u tokens and the model has %u: it belongs to another model", p->base_path,
+                        header->vocabulary, p->setup.info.vocabulary);
+    if (p->setup.context && (uint32_t)p->setup.context != header->context)
+        return complain("%s has windows of %u tokens, not %lld; leave -c away", p->base_path, header->context,
+                        (long long)p->setup.context);
+    if (!p->file) return EXIT_OK;
+    if (p->n_tokens < n)
+        return complain("%s has %zu tokens and %s was made from at least %zu: it belongs to another text", p->file, p->n_tokens,
+                        p->base_path, n);
+    for (size_t i = 0; i < n; i++)
+        if (tokens[i] != p->tokens[i])
+            return complain("%s and %s differ from token %zu on: the base belongs to another text", p->file, p->base_path, i);
+    return EXIT_OK;
+}
+
+/* Settles the text, the context and the number of windows. */
+static int choose_windows(struct perplexity *p) {
+    int status;
+    size_t available;
+    if (p->file && (status = read_file_tokens(p)) != EXIT_OK) return status;
+    if (p->compare) {
+        if ((status = kld_reader_open(p->base_path, &p->reader)) != EXIT_OK) return status;
+        if ((status = check_base(p)) != EXIT_OK) return status;
+        p->context = kld_reader_header(p->reader)->context;
+        available = kld_reader_header(p->reader)->chunks;
+    } else {
+        p->context = p->setup.context ? (uint32_t)p->setup.context : 512;
+        available = p->n_tokens / p->context;
+    }
+    if (!available)
+        return complain("%s has %zu tokens, too few for a window of %u; use a smaller -c", p->file, p->n_tokens, p->context);
+    if (available > INT32_MAX) available = INT32_MAX;
+    p->windows = (uint32_t)available;
+    if (p->chunks && (uint64_t)p->chunks < available) p->windows = (uint32_t)p->chunks;
+    if (p->chunks && (uint64_t)p->chunks > available) remark("the text has %zu windows of %u tokens only", available, p->context);
+    return EXIT_OK;
+}
+
+/* ---- Windows */
+
+/* `read` tokens of the current window are done. False after an interrupt. */
+static bool show_progress(const struct perplexity *p, uint64_t read) {
+    return progress_show(NULL, "scoring", (uint64_t)p->window * p->context + read, (uint64_t)p->windows * p->context);
+}
+
+/* The session's progress within a prefill, as a part of the whole. */
+static bool report_prefill(void *user, const char *what, uint64_t done, uint64_t total) {
+    const struct perplexity *p = user;
+    (void)what;
+    double tokens = p->paper ? p->context : p->context / 2;
+    return show_progress(p, (uint64_t)(tokens * (double)done / (double)total));
+}
+
+/* Reads window[context]; the scorer sees the rows of its second half. */
+static int read_window(struct perplexity *p, const int32_t *window) {
+    struct terse_error error;
+    struct terse_logits_sink sink = {scorer_row, p->scorer, p->context / 2};
+    size_t prefilled = p->paper ? p->context : p->context / 2;
+    terse_session_reset(p->session);
+    scorer_expect(p->scorer, window, 0);
+    if (terse_session_prefill(p->session, window, prefilled, p->paper ? &sink : NULL, &error) != TERSE_OK)
+        return complain_error(&error);
+    sink.first = 0;
+    for (size_t at = prefilled, n; at < p->context; at += n) {
+        n = p->context - at < (size_t)p->ubatch ? p->context - at : (size_t)p->ubatch;
+        scorer_expect(p->scorer, window, at);
+        if (terse_session_decode(p->session, window + at, n, &sink, &error) != TERSE_OK) return complain_error(&error);
+        if (!show_progress(p, at + n)) return EXIT_INTERRUPTED;
+    }
+    return scorer_flush(p->scorer);
+}
+
+static void print_running(const struct perplexity *p) {
+    const struct score_totals *t = scorer_totals(p->scorer);
+    progress_clear();
+    printf("[%u] %.4f", p->window + 1, exp(t->nll / (double)t->count));
+    if (p->reader) printf("  KLD %.6f  same top %.2f %%", t->kld / (double)t->count, 100 * (double)t->same_top / (double)t->count);
+    output_write("\n", 1);
+}
+
+static int score_windows(struct perplexity *p) {
+    const int32_t *tokens = p->reader ? kld_reader_tokens(p->reader) : p->tokens;
+    bool add_bos;
+    int32_t bos = terse_token_bos(p->setup.model, &add_bos);
+    int status = EXIT_OK;
+    int32_t *window = malloc(p->context * sizeof *window);
+    if (!window) return complain("no memory for a window of %u tokens", p->context);
+    for (p->window = 0; p->window < p->windows && status == EXIT_OK; p->window++) {
+        memcpy(window, tokens + (size_t)p->window * p->context, p->context * sizeof *window);
+        if (add_bos) window[0] = bos;
+        status = read_window(p, window);
+        if (status == EXIT_OK) print_running(p);
+    }
+    free(window);
+    return status;
+}
+
+/* ---- Results */
+
+static void print_kld(struct scorer *scorer) {
+    static const struct {
+        const char *name;
+        double fraction;
+    } quantiles[] = {{"median", 0.5}, {"90 %", 0.9}, {"95 %", 0.95}, {"99 %", 0.99}, {"99.9 %", 0.999}, {"max", 1}};
+    const struct score_totals *t = scorer_totals(scorer);
+    struct estimate base = estimate_exp(estimate_mean(t->base_nll, t->base_nll_squared, t->count));
+    struct estimate ratio = estimate_exp(score_log_ratio(t)), kld = estimate_mean(t->kld, t->kld_squared, t->count);
+    double same = (double)t->same_top / (double)t->count;
+    printf("PPL(base) = %.4f +/- %.4f\n", base.mean, base.error);
+    printf("PPL / PPL(base) = %.6f +/- %.6f\n", ratio.mean, ratio.error);
+    printf("KLD mean = %.6f +/- %.6f\n", kld.mean, kld.error);
+    scorer_sort_kld(scorer);
+    for (size_t i = 0; i < sizeof quantiles / sizeof quantiles[0]; i++)
+        printf("KLD %s = %.6f\n", quantiles[i].name, scorer_kld_quantile(scorer, quantiles[i].fraction));
+    printf("same top-1 = %.3f +/- %.3f %%\n", 100 * same,
+           100 * sqrt(same * (1 - same) / (double)(t->count > 1 ? t->count - 1 : 1)));
+}
+
+static void print_results(const struct perplexity *p) {
+    const struct score_totals *t = scorer_totals(p->scorer);
+    struct estimate ppl = estimate_exp(estimate_mean(t->nll, t->nll_squared, t->count));
+    struct terse_cache_report cache;
+    char method[128];
+    terse_session_cache(p->session, &cache);
+    printf("PPL = %.4f +/- %.4f\n", ppl.mean, ppl.error);
+    printf("KV cache = %llu bytes resident after %llu tokens, %.4f bits per value (%s)\n", (unsigned long long)cache.resident,
+           (unsigned long long)cache.tokens, cache.bits_per_value, setup_method_text(&p->setup, method, sizeof method));
+    if (p->reader) print_kld(p->scorer);
+}
+
+/* ---- The command */
+
+static int check_options(const struct perplexity *p) {
+    if (p->compare && !p->base_path) return complain("--kl-divergence compares with a base: add --kl-divergence-base FILE");
+    if (!p->file && !p->compare) return complain("no text: give -f FILE");
+    if (p->setup.context && p->setup.context < KLD_LEAST_CONTEXT)
+        return complain("-c %lld: a window has at least %d tokens", (long long)p->setup.context, KLD_LEAST_CONTEXT);
+    if (p->paper && p->setup.prefill != TERSE_PREFILL_EXACT) return complain("--paper and --prefill exclude each other");
+    return EXIT_OK;
+}
+
+static enum options_result parse(struct perplexity *p, int argc, char **argv) {
+    const struct option options[] = {
+        {"-f, --file", "FILE", OPTION_TEXT, &p->file, 0, 0, "text to score; with --kl-divergence the base brings its tokens"},
+        {"-c, --ctx-size", "N", OPTION_INTEGER, &p->setup.context, 0, INT32_MAX, "tokens of a window; 0: 512, or the base's"},
+        {"--chunks", "K", OPTION_INTEGER, &p->chunks, 0, INT32_MAX, "windows to score; 0: all"},
+        {"-ub, --ubatch", "U", OPTION_INTEGER, &p->ubatch, 1, INT32_MAX, "tokens per decoding step of the second half"},
+        {"--paper", NULL, OPTION_FLAG, &p->paper, 0, 0, "every token reads the compressed cache, its own key included"},
+        {"--kl-divergence-base", "FILE", OPTION_TEXT, &p->base_path, 0, 0, "write a base file (llama.cpp's format)"},
+        {"--kl-divergence", NULL, OPTION_FLAG, &p->compare, 0, 0, "read the base file instead and compare with it"},
+        {"--kv", "METHOD", OPTION_TEXT, &p->setup.method, 0, 0, p->setup.method_help},
+    };
+    const struct option_set set = {
+        .usage = "terse perplexity -f FILE -c N [options]",
+        .about = "Cuts a text into windows, prefills the first half of each, feeds the second half through the KV cache\n"
+                 "by decoding steps and scores it. Prints the running perplexity, PPL = x +/- y and the cache's size.\n",
+        .options = options,
+        .n_options = sizeof options / sizeof options[0],
+        .common = p->setup.common,
+        .n_common = SETUP_COMMON,
+    };
+    return options_parse(&set, argc, argv);
+}
+
+static int start(struct perplexity *p) {
+    struct terse_error error;
+    int status = setup_load(&p->setup);
+    if (status != EXIT_OK) return status;
+    if ((status = choose_windows(p)) != EXIT_OK) return status;
+
+    struct terse_session_options options = setup_session_options(&p->setup);
+    options.context = p->context;
+    options.progress = (struct terse_progress){report_prefill, p};
+    if (p->paper) options.prefill = TERSE_PREFILL_PAPER;
+    if (terse_session_new(p->setup.model, &options, &p->session, &error) != TERSE_OK) return complain_error(&error);
+
+    uint32_t vocabulary = p->setup.info.vocabulary;
+    if (p->base_path && !p->compare) {
+        const struct kld_header header = {p->context, vocabulary, p->windows};
+        if ((status = kld_writer_open(p->base_path, &header, p->tokens, &p->writer)) != EXIT_OK) return status;
+    }
+    int threads = p->setup.threads ? (int)p->setup.threads : omp_get_num_procs();
+    return scorer_new(vocabulary, p->context, p->windows, p->writer, p->reader, threads, &p->scorer);
+}
+
+int cmd_perplexity(int argc, char **argv) {
+    struct perplexity p = {.ubatch = 64};
+    setup_init(&p.setup);
+    enum options_result parsed = parse(&p, argc, argv);
+    if (parsed != OPTIONS_GO) return parsed == OPTIONS_HELP ? EXIT_OK : EXIT_FAILED;
+    int status = check_options(&p);
+    if (status == EXIT_OK) status = start(&p);
+    if (status == EXIT_OK) status = score_windows(&p);
+    if (status == EXIT_OK && p.writer) status = kld_writer_commit(p.writer);
+    if (status == EXIT_OK) print_results(&p);
+    scorer_free(p.scorer);
+    terse_session_free(p.session);
+    kld_writer_free(p.writer);
+    kld_reader_free(p.reader);
+    free(p.tokens);
+    setup_free(&p.setup);
+    return status;
+}

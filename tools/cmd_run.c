@@ -1,0 +1,297 @@
+/* `terse run`: reads a text, streams what the model writes, and sums up what it cost. Completion, one question, or a chat. */
+#include "commands.h"
+#include "setup.h"
+#include "text.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+struct run {
+    struct setup setup;
+    const char *file, *prompt, *chat_template;
+    bool chat, conversation;
+    int64_t n_predict, top_k, repeat_last, seed;
+    double temperature, top_p, min_p, repeat_penalty;
+
+    struct terse_session *session;
+    struct terse_detokenizer *detokenizer;
+    uint64_t generated;
+};
+
+/* ---- Text in */
+
+/* The file, an empty line, the prompt; either may be missing. One newline at the end of the file is not part of it. */
+static int join_input(const char *file, const char *prompt, char **input) {
+    char *text = NULL;
+    size_t n_text = 0, n_prompt = prompt ? strlen(prompt) : 0;
+    *input = NULL;
+    if (file) {
+        int status = text_read(file, &text, &n_text);
+        if (status != EXIT_OK) return status;
+        if (n_text && text[n_text - 1] == '\n') n_text--;
+    }
+    *input = malloc(n_text + 2 + n_prompt + 1);
+    if (!*input) {
+        free(text);
+        return complain("no memory for the input");
+    }
+    if (n_text) memcpy(*input, text, n_text);
+    (*input)[n_text] = 0;
+    if (text && prompt) strcat(*input + n_text, "\n\n");
+    if (prompt) strcat(*input + n_text, prompt);
+    free(text);
+    return EXIT_OK;
+}
+
+/* Reads text[n_bytes] into the session. `flags` as terse_tokenize. */
+static int read_text(struct run *run, const char *text, size_t n_bytes, unsigned flags) {
+    struct terse_error error;
+    int32_t *tokens;
+    size_t n_tokens;
+    int status = text_tokenize(run->setup.model, text, n_bytes, flags, &tokens, &n_tokens);
+    if (status != EXIT_OK) return status;
+    /* A text that brings its own BOS does not need a second one. */
+    int32_t bos = terse_token_bos(run->setup.model, NULL);
+    size_t first = n_tokens > 1 && tokens[0] == bos && tokens[1] == bos;
+    if (n_tokens == first)
+        status = complain("the prompt is empty; give some text with -p or -f");
+    else if (terse_session_prefill(run->session, tokens + first, n_tokens - first, NULL, &error) != TERSE_OK)
+        status = complain_error(&error);
+    free(tokens);
+    return status;
+}
+
+/* ---- Text out */
+
+/* Writes tokens until the reply ends, -n is reached, or the context is full. */
+static int generate(struct run *run) {
+    struct terse_error error;
+    size_t n_bytes;
+    const char *text;
+    char last = 0;
+    int status = EXIT_OK;
+    for (int64_t i = 0; run->n_predict < 0 || i < run->n_predict; i++) {
+        int32_t token;
+        if (console_interrupted()) {
+            status = EXIT_INTERRUPTED;
+            break;
+        }
+        if (terse_session_sample(run->session, &token, &error) != TERSE_OK) {
+            status = complain_error(&error);
+            break;
+        }
+        if (terse_token_ends(run->setup.model, token)) break;
+        text = terse_detokenizer_push(run->detokenizer, token, &n_bytes);
+        if (n_bytes) last = text[n_bytes - 1];
+        if (!output_write(text, n_bytes)) {
+            status = EXIT_FAILED;
+            break;
+        }
+        run->generated++;
+        enum terse_status decoded = terse_session_decode(run->session, &token, 1, NULL, &error);
+        if (decoded == TERSE_E_CONTEXT) {
+            remark("\nstopped: the context is full; raise -c, or go on without end with --kv streaming-N");
+            break;
+        }
+        if (decoded != TERSE_OK) {
+            status = complain_error(&error);
+            break;
+        }
+    }
+    text = terse_detokenizer_finish(run->detokenizer, &n_bytes);
+    if (n_bytes) last = text[n_bytes - 1];
+    output_write(text, n_bytes);
+    if (last != '\n') output_write("\n", 1);
+    return status;
+}
+
+static void print_rate(char *buffer, size_t capacity, uint64_t tokens, double seconds) {
+    if (tokens && seconds > 0)
+        snprintf(buffer, capacity, "%llu tokens, %.1f tokens/s", (unsigned long long)tokens, (double)tokens / seconds);
+    else
+        snprintf(buffer, capacity, "%llu tokens", (unsigned long long)tokens);
+}
+
+static void print_summary(const struct run *run) {
+    struct terse_counters counters;
+    struct terse_cache_report cache;
+    char prompt[64], reply[64], method[128];
+    terse_session_counters(run->session, &counters, false);
+    terse_session_cache(run->session, &cache);
+    print_rate(prompt, sizeof prompt, counters.prefill_tokens, counters.prefill_seconds);
+    print_rate(reply, sizeof reply, counters.decode_tokens, counters.decode_seconds);
+    remark("prompt %s | generated %s | KV cache %.2f MiB, %.2f bits per value (%s)", prompt, reply, (double)cache.resident / 0x1p20,
+           cache.bits_per_value, setup_method_text(&run->setup, method, sizeof method));
+}
+
+/* ---- The three ways to run */
+
+static int run_completion(struct run *run) {
+    char *input;
+    int status = join_input(run->file, run->prompt, &input);
+    if (status == EXIT_OK) status = read_text(run, input, strlen(input), TERSE_TOKENIZE_ADD_SPECIAL | TERSE_TOKENIZE_PARSE_SPECIAL);
+    if (status == EXIT_OK) status = generate(run);
+    free(input);
+    return status;
+}
+
+/* Reads the first user message in the model's chat format and writes the reply. */
+static int first_turn(struct run *run, const char *prompt) {
+    struct terse_error error;
+    char *input = NULL, *text = NULL;
+    int status = join_input(run->file, prompt, &input);
+    if (status != EXIT_OK) return status;
+    const struct terse_message message = {"user", input};
+    if (terse_chat_render(run->setup.model, run->chat_template, &message, 1, true, &text, &error) != TERSE_OK)
+        status = complain_error(&error);
+    else
+        status = read_text(run, text, strlen(text), TERSE_TOKENIZE_PARSE_SPECIAL);
+    if (status == EXIT_OK) status = generate(run);
+    terse_string_free(text);
+    free(input);
+    return status;
+}
+
+/* Reads a later user message. What the session holds ends with the reply as it was generated, without its end token: what comes
+ * behind a reply in the chat format is found by rendering a conversation around a mark, so that neither earlier turns nor the
+ * way a format trims a reply matter. */
+static int later_turn(struct run *run, const char *prompt) {
+    static const char mark[] = "\x02reply\x03";
+    const struct terse_message messages[] = {{"user", "-"}, {"assistant", mark}, {"user", prompt}};
+    struct terse_error error;
+    char *text;
+    if (terse_chat_render(run->setup.model, run->chat_template, messages, 3, true, &text, &error) != TERSE_OK)
+        return complain_error(&error);
+    const char *behind = strstr(text, mark);
+    int status = EXIT_OK;
+    if (!behind) {
+        status = complain("this chat format does not keep replies as they are; choose another with --chat-template");
+    } else {
+        behind += sizeof mark - 1;
+        status = read_text(run, behind, strlen(behind), TERSE_TOKENIZE_PARSE_SPECIAL);
+    }
+    if (status == EXIT_OK) status = generate(run);
+    terse_string_free(text);
+    return status;
+}
+
+static int run_conversation(struct run *run) {
+    bool terminal = isatty(STDIN_FILENO), first = true;
+    char *line = NULL;
+    size_t capacity = 0;
+    int status = EXIT_OK;
+    if (run->prompt) {
+        status = first_turn(run, run->prompt);
+        first = false;
+    }
+    if (terminal) remark("(/exit or the end of input leaves)");
+    while (status == EXIT_OK) {
+        if (terminal) fputs("> ", stderr);
+        errno = 0;
+        ssize_t length = getline(&line, &capacity, stdin);
+        if (length < 0) {
+            if (console_interrupted())
+                status = EXIT_INTERRUPTED;
+            else if (ferror(stdin))
+                status = complain("cannot read standard input: %s", strerror(errno));
+            break;
+        }
+        if (line[length - 1] == '\n') line[--length] = 0;
+        if (length == 0) continue;
+        if (strcmp(line, "/exit") == 0) break;
+        status = first ? first_turn(run, line) : later_turn(run, line);
+        first = false;
+    }
+    free(line);
+    return status;
+}
+
+/* ---- Options */
+
+static int check_options(const struct run *run) {
+    if (run->chat && run->conversation) return complain("--chat (one question) and -cnv (a conversation) exclude each other");
+    if (run->chat_template && !run->chat && !run->conversation) return complain("--chat-template is for --chat and -cnv");
+    if (!run->conversation && !run->file && !run->prompt)
+        return complain("nothing to read: give -p TEXT, -f FILE or both, or -cnv to chat");
+    return EXIT_OK;
+}
+
+static enum options_result parse(struct run *run, int argc, char **argv) {
+    const struct option options[] = {
+        {"-f, --file", "FILE", OPTION_TEXT, &run->file, 0, 0, "text to read"},
+        {"-p, --prompt", "TEXT", OPTION_TEXT, &run->prompt, 0, 0, "text to read; after -f and an empty line when both are given"},
+        {"--chat", NULL, OPTION_FLAG, &run->chat, 0, 0, "put what is read as one user message and print the reply"},
+        {"-cnv, --conversation", NULL, OPTION_FLAG, &run->conversation, 0, 0,
+         "chat, one line a message; -f goes before the first; /exit leaves"},
+        {"--chat-template", "NAME", OPTION_TEXT, &run->chat_template, 0, 0, "the chat format, when the model's own is not known"},
+        {"-n, --predict", "N", OPTION_INTEGER, &run->n_predict, -1, INT32_MAX, "tokens to write at most; -1: until the end"},
+        {"-c, --ctx-size", "N", OPTION_INTEGER, &run->setup.context, 0, UINT32_MAX, "context in tokens; 0: the model's"},
+        {"--kv", "METHOD", OPTION_TEXT, &run->setup.method, 0, 0, run->setup.method_help},
+        {"--temp", "X", OPTION_NUMBER, &run->temperature, 0, 100, "temperature; 0: always the likeliest token"},
+        {"--top-k", "N", OPTION_INTEGER, &run->top_k, 0, INT32_MAX, "choose among the N likeliest; 0: all"},
+        {"--top-p", "X", OPTION_NUMBER, &run->top_p, 0, 1, "choose among the likeliest that make up X; 1: all"},
+        {"--min-p", "X", OPTION_NUMBER, &run->min_p, 0, 1, "drop what is less likely than X times the likeliest"},
+        {"--repeat-penalty", "X", OPTION_NUMBER, &run->repeat_penalty, 0.01, 100, "make recent tokens less likely; 1: off"},
+        {"--repeat-last-n", "N", OPTION_INTEGER, &run->repeat_last, 0, INT32_MAX, "how many tokens are recent"},
+        {"-s, --seed", "N", OPTION_INTEGER, &run->seed, -1, INT32_MAX, "the same seed gives the same text; -1: from the clock"},
+    };
+    const struct option_set set = {
+        .usage = "terse run -p TEXT | -f FILE [-p TEXT] | -cnv [options]",
+        .about = "Reads a text and writes on. The text goes to stdout, progress and a summary to stderr.\n",
+        .options = options,
+        .n_options = sizeof options / sizeof options[0],
+        .common = run->setup.common,
+        .n_common = SETUP_COMMON,
+    };
+    return options_parse(&set, argc, argv);
+}
+
+static int start(struct run *run) {
+    struct terse_error error;
+    struct terse_session_options options;
+    const struct terse_sampling sampling = {
+        .temperature = (float)run->temperature,
+        .top_k = (uint32_t)run->top_k,
+        .top_p = (float)run->top_p,
+        .min_p = (float)run->min_p,
+        .repeat_penalty = (float)run->repeat_penalty,
+        .repeat_last = (uint32_t)run->repeat_last,
+        .seed = run->seed >= 0 ? (uint64_t)run->seed : (uint64_t)(console_seconds() * 1e9),
+    };
+    int status = setup_load(&run->setup);
+    if (status != EXIT_OK) return status;
+    options = setup_session_options(&run->setup);
+    if (terse_session_new(run->setup.model, &options, &run->session, &error) != TERSE_OK ||
+        terse_session_set_sampling(run->session, &sampling, &error) != TERSE_OK ||
+        terse_detokenizer_new(run->setup.model, false, &run->detokenizer, &error) != TERSE_OK)
+        return complain_error(&error);
+    return EXIT_OK;
+}
+
+int cmd_run(int argc, char **argv) {
+    const struct terse_sampling sampling = terse_sampling_defaults();
+    struct run run = {.n_predict = 512,
+                      .temperature = (double)sampling.temperature,
+                      .top_k = sampling.top_k,
+                      .top_p = (double)sampling.top_p,
+                      .min_p = (double)sampling.min_p,
+                      .repeat_penalty = (double)sampling.repeat_penalty,
+                      .repeat_last = sampling.repeat_last,
+                      .seed = (int64_t)sampling.seed};
+    setup_init(&run.setup);
+    enum options_result parsed = parse(&run, argc, argv);
+    if (parsed != OPTIONS_GO) return parsed == OPTIONS_HELP ? EXIT_OK : EXIT_FAILED;
+    int status = check_options(&run);
+    if (status == EXIT_OK) status = start(&run);
+    if (status == EXIT_OK) {
+        status = run.conversation ? run_conversation(&run) : run.chat ? first_turn(&run, run.prompt) : run_completion(&run);
+        if (status != EXIT_FAILED) print_summary(&run);
+    }
+    terse_detokenizer_free(run.detokenizer);
+    terse_session_free(run.session);
+    setup_free(&run.setup);
+    return status;
+}

@@ -1,0 +1,11 @@
+/* The subcommands of `terse`. Each gets the arguments after its name and returns the exit status of the program: 0, 1 after a line
+ * on stderr that says what went wrong, 130 when interrupted. */
+#ifndef TERSE_TOOLS_COMMANDS_H
+#define TERSE_TOOLS_COMMANDS_H
+
+int cmd_run(int argc, char **argv);
+int cmd_perplexity(int argc, char **argv);
+int cmd_bench(int argc, char **argv);
+int cmd_inspect(int argc, char **argv);
+
+#endif

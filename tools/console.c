@@ -1,0 +1,133 @@
+/* Owns: messages, the progress bar, signals, and the check that results really were written. Leaves to others: what is said. */
+#include "console.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+static const char *command_name = "terse";
+static volatile sig_atomic_t stop_signal;
+static int output_errno; /* of the first failed write to stdout */
+
+static void on_signal(int number) { stop_signal = number; }
+
+void console_begin(const char *command) {
+    command_name = command;
+    struct sigaction action = {.sa_handler = on_signal, .sa_flags = (int)SA_RESETHAND};
+    sigemptyset(&action.sa_mask);
+    sigaction(SIGINT, &action, NULL);
+    sigaction(SIGTERM, &action, NULL);
+    signal(SIGPIPE, SIG_IGN);
+}
+
+bool console_interrupted(void) { return stop_signal != 0; }
+
+double console_seconds(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+/* ---- Messages */
+
+int complain(const char *format, ...) {
+    va_list arguments;
+    progress_clear();
+    fprintf(stderr, "%s: ", command_name);
+    va_start(arguments, format);
+    vfprintf(stderr, format, arguments);
+    va_end(arguments);
+    fputc('\n', stderr);
+    return EXIT_FAILED;
+}
+
+int complain_error(const struct terse_error *error) {
+    if (error->code == TERSE_E_INTERRUPTED) {
+        progress_clear();
+        return EXIT_INTERRUPTED;
+    }
+    return complain("%s", error->message);
+}
+
+void remark(const char *format, ...) {
+    va_list arguments;
+    progress_clear();
+    va_start(arguments, format);
+    vfprintf(stderr, format, arguments);
+    va_end(arguments);
+    fputc('\n', stderr);
+}
+
+/* ---- Results */
+
+bool output_write(const char *bytes, size_t n_bytes) {
+    if (output_errno) return false;
+    if (fwrite(bytes, 1, n_bytes, stdout) != n_bytes || fflush(stdout) != 0) output_errno = errno ? errno : EIO;
+    return !output_errno;
+}
+
+int console_end(int status) {
+    progress_clear();
+    bool failed_before = ferror(stdout) != 0;
+    if (fclose(stdout) != 0 && !output_errno) output_errno = errno;
+    if (failed_before && !output_errno) output_errno = EIO;
+    if (!output_errno || status == EXIT_INTERRUPTED) return status;
+    return complain("cannot write to standard output: %s", strerror(output_errno));
+}
+
+/* ---- Progress */
+
+static struct {
+    char what[64];
+    uint64_t done;
+    double started, shown;
+    bool drawn; /* a bar stands on the terminal's line */
+} bar;
+
+static bool stderr_is_terminal(void) {
+    const char *term = getenv("TERM");
+    return isatty(STDERR_FILENO) && term && strcmp(term, "dumb") != 0;
+}
+
+void progress_clear(void) {
+    if (bar.drawn) fputs("\r\033[K", stderr);
+    bar.drawn = false;
+}
+
+static void draw_bar(double fraction, double seconds_left) {
+    char cells[31];
+    int full = (int)(fraction * 30);
+    for (int i = 0; i < 30; i++) cells[i] = i < full ? '#' : '-';
+    cells[30] = 0;
+    fprintf(stderr, "\r\033[K%s [%s] %3.0f%%  %.0f s left", bar.what, cells, 100 * fraction, seconds_left);
+    bar.drawn = true;
+}
+
+bool progress_show(void *user, const char *what, uint64_t done, uint64_t total) {
+    (void)user;
+    double now = console_seconds();
+    if (done < bar.done || strncmp(bar.what, what, sizeof bar.what - 1) != 0) {
+        snprintf(bar.what, sizeof bar.what, "%s", what);
+        bar.started = bar.shown = now;
+    }
+    bar.done = done;
+    bool terminal = stderr_is_terminal();
+    double pause = terminal ? (bar.drawn ? 0.1 : 0.5) : 5;
+    if (done >= total) {
+        progress_clear();
+        bar.what[0] = 0;
+    } else if (done > 0 && now - bar.shown >= pause) {
+        double fraction = (double)done / (double)total, left = (now - bar.started) * (1 - fraction) / fraction;
+        if (terminal)
+            draw_bar(fraction, left);
+        else
+            fprintf(stderr, "%s: %.0f%%, %.0f s left\n", bar.what, 100 * fraction, left);
+        bar.shown = now;
+    }
+    return !console_interrupted();
+}

@@ -1,0 +1,35 @@
+/* How the command behaves towards its terminal: messages and progress on stderr, results on stdout, signals. One command runs per
+ * process, so this state is the process's. */
+#ifndef TERSE_TOOLS_CONSOLE_H
+#define TERSE_TOOLS_CONSOLE_H
+
+#include "terse.h"
+
+enum { EXIT_OK = 0, EXIT_FAILED = 1, EXIT_INTERRUPTED = 130 };
+
+/* Names the command in messages ("terse run"); SIGINT and SIGTERM only set a flag from here on (a second one kills), and a closed
+ * pipe is an error of the write. */
+void console_begin(const char *command);
+/* Flushes and closes stdout: a full disk or a closed pipe turns `status` into EXIT_FAILED, with its line on stderr. */
+int console_end(int status);
+
+bool console_interrupted(void);
+double console_seconds(void); /* of a clock that only goes forward */
+
+/* One line on stderr after the command's name; the bar is cleared first. Returns EXIT_FAILED. */
+__attribute__((format(printf, 1, 2))) int complain(const char *format, ...);
+/* The same for a failure of the library: EXIT_INTERRUPTED, silently, when that is what it was. */
+int complain_error(const struct terse_error *error);
+/* One line on stderr without the command's name. */
+__attribute__((format(printf, 1, 2))) void remark(const char *format, ...);
+
+/* Writes to stdout and flushes. False after a failure, which console_end reports. */
+bool output_write(const char *bytes, size_t n_bytes);
+
+/* A struct terse_progress.report, and called by the commands themselves: a bar on a terminal, a line every few seconds
+ * otherwise, nothing for short work. False after an interrupt. `user` is not used. */
+bool progress_show(void *user, const char *what, uint64_t done, uint64_t total);
+/* Takes the bar away, before something else is printed or when the work is over. */
+void progress_clear(void);
+
+#endif

@@ -1,0 +1,182 @@
+/* Owns: reading an argument vector by a table of options, and printing that table as help. */
+#include "options.h"
+
+#include "console.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* The words of "a|b|c" and of "-c, --ctx-size" one after another: *at stands behind the last one found. */
+static bool next_word(const char **at, size_t *length, const char *separators) {
+    *at += strspn(*at, separators);
+    *length = strcspn(*at, separators);
+    return *length > 0;
+}
+
+static bool has_word(const char *words, const char *separators, const char *word, int *index) {
+    size_t length;
+    for (*index = 0; next_word(&words, &length, separators); words += length, ++*index)
+        if (strlen(word) == length && memcmp(words, word, length) == 0) return true;
+    return false;
+}
+
+static const struct option *find_option(const struct option_set *set, const char *argument) {
+    int index;
+    for (size_t i = 0; i < set->n_options; i++)
+        if (has_word(set->options[i].names, ", ", argument, &index)) return &set->options[i];
+    for (size_t i = 0; i < set->n_common; i++)
+        if (has_word(set->common[i].names, ", ", argument, &index)) return &set->common[i];
+    return NULL;
+}
+
+/* ---- Values */
+
+static bool parse_integer(const struct option *option, const char *name, const char *text) {
+    char *end;
+    errno = 0;
+    long long value = strtoll(text, &end, 10);
+    if (end == text || *end || errno || (double)value < option->minimum || (double)value > option->maximum) {
+        complain("%s takes a whole number from %.0f to %.0f, not \"%s\"", name, option->minimum, option->maximum, text);
+        return false;
+    }
+    *(int64_t *)option->target = value;
+    return true;
+}
+
+static bool parse_number(const struct option *option, const char *name, const char *text) {
+    char *end;
+    double value = strtod(text, &end);
+    if (end == text || *end || !(value >= option->minimum && value <= option->maximum)) {
+        complain("%s takes a number from %g to %g, not \"%s\"", name, option->minimum, option->maximum, text);
+        return false;
+    }
+    *(double *)option->target = value;
+    return true;
+}
+
+static bool parse_size(const struct option *option, const char *name, const char *text) {
+    static const char units[] = "KMGT";
+    char *end;
+    double value = strtod(text, &end);
+    const char *unit = end != text && *end ? strchr(units, *end) : NULL;
+    if (unit) {
+        value *= ldexp(1, 10 * (int)(unit - units + 1));
+        end++;
+    }
+    if (end == text || *end || !(value >= 1 && value <= 0x1p60)) {
+        complain("%s takes a size such as 512M or 4G (K, M, G, T: powers of 1024), not \"%s\"", name, text);
+        return false;
+    }
+    *(uint64_t *)option->target = (uint64_t)value;
+    return true;
+}
+
+static bool parse_value(const struct option *option, const char *name, const char *text) {
+    switch (option->kind) {
+    case OPTION_FLAG: break;
+    case OPTION_TEXT: *(const char **)option->target = text; return true;
+    case OPTION_CHOICE:
+        if (has_word(option->value, "|", text, option->target)) return true;
+        complain("%s takes one of %s, not \"%s\"", name, option->value, text);
+        return false;
+    case OPTION_INTEGER: return parse_integer(option, name, text);
+    case OPTION_NUMBER: return parse_number(option, name, text);
+    case OPTION_SIZE: return parse_size(option, name, text);
+    }
+    return false;
+}
+
+/* ---- Help */
+
+static void print_default(const struct option *option) {
+    switch (option->kind) {
+    case OPTION_TEXT:
+        if (*(const char **)option->target) printf(" [%s]", *(const char **)option->target);
+        break;
+    case OPTION_INTEGER: printf(" [%lld]", (long long)*(int64_t *)option->target); break;
+    case OPTION_NUMBER: printf(" [%.7g]", *(double *)option->target); break;
+    case OPTION_CHOICE: {
+        const char *word = option->value;
+        size_t length;
+        for (int i = 0; next_word(&word, &length, "|"); i++, word += length)
+            if (i == *(int *)option->target) printf(" [%.*s]", (int)length, word);
+        break;
+    }
+    default: break;
+    }
+}
+
+static void print_options(const struct option *options, size_t n) {
+    for (const struct option *option = options; option < options + n; option++) {
+        char left[64];
+        snprintf(left, sizeof left, "%s%s%s", option->names, option->value ? " " : "", option->value ? option->value : "");
+        printf("  %-30s %s", left, option->help);
+        print_default(option);
+        putchar('\n');
+    }
+}
+
+static void print_help(const struct option_set *set) {
+    printf("usage: %s\n%s", set->usage, set->about);
+    print_options(set->options, set->n_options);
+    print_options(set->common, set->n_common);
+}
+
+/* ---- Arguments */
+
+/* Reads argv[i] and, if it takes one, its value; returns the number of arguments used, 0 after a complaint. */
+static int parse_argument(const struct option_set *set, int argc, char **argv, int i) {
+    const char *name = argv[i];
+    const struct option *option = find_option(set, name);
+    if (!option && (name[0] != '-' || !name[1])) {
+        if (set->positional && !*set->positional) {
+            *set->positional = name;
+            return 1;
+        }
+        complain("unexpected argument \"%s\"; see --help", name);
+        return 0;
+    }
+    if (!option) {
+        complain("unknown option %s; see --help", name);
+        return 0;
+    }
+    if (option->kind == OPTION_FLAG) {
+        *(bool *)option->target = true;
+        return 1;
+    }
+    if (i + 1 == argc || find_option(set, argv[i + 1])) {
+        complain("%s needs a value: %s %s", name, name, option->value);
+        return 0;
+    }
+    return parse_value(option, name, argv[i + 1]) ? 2 : 0;
+}
+
+enum options_result options_parse(const struct option_set *set, int argc, char **argv) {
+    for (int i = 0; i < argc; i++) {
+        if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) {
+            print_help(set);
+            return OPTIONS_HELP;
+        }
+    }
+    for (int i = 0, used; i < argc; i += used) {
+        used = parse_argument(set, argc, argv, i);
+        if (!used) return OPTIONS_BAD;
+    }
+    return OPTIONS_GO;
+}
+
+bool list_next(const char **list, char *item, size_t capacity) {
+    if (!*list) return false;
+    size_t length = strcspn(*list, ",");
+    if (length < capacity) {
+        memcpy(item, *list, length);
+        item[length] = 0;
+    } else {
+        item[0] = 0;
+    }
+    *list = (*list)[length] ? *list + length + 1 : NULL;
+    return true;
+}

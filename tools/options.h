@@ -1,0 +1,47 @@
+/* Command-line options as a table: parsing, range checks and --help come from the same rows, so that they cannot disagree. */
+#ifndef TERSE_TOOLS_OPTIONS_H
+#define TERSE_TOOLS_OPTIONS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* What `target` points to, and what the value looks like. */
+enum option_kind {
+    OPTION_FLAG,    /* bool; takes no value */
+    OPTION_TEXT,    /* const char * */
+    OPTION_CHOICE,  /* int: the index of the word in `value`, "exact|compressed" */
+    OPTION_INTEGER, /* int64_t in minimum..maximum */
+    OPTION_NUMBER,  /* double in minimum..maximum */
+    OPTION_SIZE     /* uint64_t bytes: 512M, 4G */
+};
+
+struct option {
+    const char *names; /* "-c, --ctx-size" */
+    const char *value; /* how --help shows the value: "N" */
+    enum option_kind kind;
+    void *target; /* holds the default before parsing; --help shows it */
+    double minimum, maximum;
+    const char *help;
+};
+
+struct option_set {
+    const char *usage; /* "terse run [options]" */
+    const char *about; /* a few lines, or "" */
+    const struct option *options;
+    size_t n_options;
+    const struct option *common; /* options that other commands have too; n_common may be 0 */
+    size_t n_common;
+    const char **positional; /* receives the one argument that is no option; NULL: none is taken */
+};
+
+enum options_result { OPTIONS_GO, OPTIONS_HELP, OPTIONS_BAD };
+
+/* Sets the targets from argv[argc]. OPTIONS_HELP: the help was printed to stdout. OPTIONS_BAD: one line on stderr said why. */
+enum options_result options_parse(const struct option_set *set, int argc, char **argv);
+
+/* Cuts the next item off a list "a,b,c": copies it to item[capacity] and advances *list; false at the end. An empty item, or one
+ * that does not fit, is returned as "". */
+bool list_next(const char **list, char *item, size_t capacity);
+
+#endif

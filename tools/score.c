@@ -1,0 +1,178 @@
+/* Owns: log-softmax in double precision, the sums over positions, and their statistics. Holds ROWS rows of logits, never a
+ * whole window of them. */
+#include "score.h"
+
+#include "console.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { ROWS = 64 };
+
+struct row_score {
+    double nll, base_nll, kld;
+    bool same_top;
+};
+
+struct scorer {
+    uint32_t vocabulary, context;
+    struct kld_writer *writer;
+    struct kld_reader *reader;
+    int threads, status;
+    const int32_t *window;
+    size_t first;    /* position in the window of row 0 of the current call */
+    size_t filled;   /* rows gathered */
+    float *logits;   /* [ROWS][vocabulary] */
+    uint16_t *codes; /* [ROWS][kld_row_words]; with a writer or reader */
+    int32_t next[ROWS];
+    struct row_score scores[ROWS];
+    struct score_totals totals;
+};
+
+int scorer_new(uint32_t vocabulary, uint32_t context, uint32_t windows, struct kld_writer *writer, struct kld_reader *reader,
+               int threads, struct scorer **scorer) {
+    *scorer = NULL;
+    struct scorer *s = calloc(1, sizeof *s);
+    if (!s) goto no_memory;
+    *s = (struct scorer){.vocabulary = vocabulary, .context = context, .writer = writer, .reader = reader, .threads = threads};
+    if (!(s->logits = malloc((size_t)ROWS * vocabulary * sizeof *s->logits))) goto no_memory;
+    if ((writer || reader) && !(s->codes = malloc(ROWS * kld_row_words(vocabulary) * sizeof *s->codes))) goto no_memory;
+    if (reader && !(s->totals.kld_values = malloc(windows * kld_rows(context) * sizeof *s->totals.kld_values))) goto no_memory;
+    *scorer = s;
+    return EXIT_OK;
+no_memory:
+    scorer_free(s);
+    return complain("no memory for %d rows of %u logits", ROWS, vocabulary);
+}
+
+void scorer_free(struct scorer *scorer) {
+    if (!scorer) return;
+    free(scorer->logits);
+    free(scorer->codes);
+    free(scorer->totals.kld_values);
+    free(scorer);
+}
+
+const struct score_totals *scorer_totals(const struct scorer *scorer) { return &scorer->totals; }
+
+/* ---- One row */
+
+/* log(sum(exp(logits))), and the index of the first largest. */
+static double log_sum_exp(const float *logits, uint32_t n, uint32_t *top) {
+    uint32_t best = 0;
+    for (uint32_t i = 1; i < n; i++)
+        if (logits[i] > logits[best]) best = i;
+    double most = (double)logits[best], sum = 0;
+    for (uint32_t i = 0; i < n; i++) sum += exp((double)logits[i] - most);
+    *top = best;
+    return most + log(sum);
+}
+
+/* KL(base || logits), over the tokens that the base file tells apart from impossible: log p > -16, as llama.cpp counts. */
+static void compare_row(const float *logits, uint32_t n, double log_sum, uint32_t top, int32_t next, const uint16_t *row,
+                        struct row_score *score) {
+    const uint16_t *codes = kld_row_codes(row);
+    uint32_t base_top = 0;
+    float scale, minimum;
+    double sum = 0;
+    kld_row_scale(row, &scale, &minimum);
+    for (uint32_t i = 0; i < n; i++) {
+        if (codes[i] > codes[base_top]) base_top = i;
+        double log_p = (double)(scale * (float)codes[i] + minimum);
+        if (log_p > -16) sum += exp(log_p) * (log_p - ((double)logits[i] - log_sum));
+    }
+    score->kld = sum;
+    score->base_nll = -(double)(scale * (float)codes[next] + minimum);
+    score->same_top = top == base_top;
+}
+
+static void score_row(struct scorer *s, size_t i) {
+    const float *logits = s->logits + i * s->vocabulary;
+    uint16_t *row = s->codes ? s->codes + i * kld_row_words(s->vocabulary) : NULL;
+    uint32_t top;
+    double log_sum = log_sum_exp(logits, s->vocabulary, &top);
+    s->scores[i] = (struct row_score){.nll = log_sum - (double)logits[s->next[i]]};
+    if (s->reader) compare_row(logits, s->vocabulary, log_sum, top, s->next[i], row, &s->scores[i]);
+    if (s->writer && isfinite(log_sum)) kld_encode(logits, s->vocabulary, log_sum, row);
+}
+
+/* ---- Rows as they come */
+
+void scorer_expect(struct scorer *scorer, const int32_t *window, size_t first) {
+    scorer->window = window;
+    scorer->first = first;
+}
+
+void scorer_row(void *scorer, size_t i, const float *logits) {
+    struct scorer *s = scorer;
+    size_t position = s->first + i;
+    if (s->status != EXIT_OK || position < s->context / 2 || position + 1 >= s->context) return;
+    memcpy(s->logits + s->filled * s->vocabulary, logits, s->vocabulary * sizeof *logits);
+    s->next[s->filled++] = s->window[position + 1];
+    if (s->filled == ROWS) scorer_flush(s);
+}
+
+static void add_to_totals(struct score_totals *t, const struct row_score *score) {
+    t->nll += score->nll;
+    t->nll_squared += score->nll * score->nll;
+    t->base_nll += score->base_nll;
+    t->base_nll_squared += score->base_nll * score->base_nll;
+    t->nll_base_nll += score->nll * score->base_nll;
+    t->kld += score->kld;
+    t->kld_squared += score->kld * score->kld;
+    t->same_top += score->same_top;
+    if (t->kld_values) t->kld_values[t->count] = (float)score->kld;
+    t->count++;
+}
+
+int scorer_flush(struct scorer *s) {
+    size_t n = s->filled;
+    s->filled = 0;
+    if (s->status == EXIT_OK && s->reader) s->status = kld_reader_rows(s->reader, s->codes, n);
+    if (s->status != EXIT_OK) return s->status;
+#pragma omp parallel for schedule(dynamic) num_threads(s->threads)
+    for (size_t i = 0; i < n; i++) score_row(s, i);
+    for (size_t i = 0; i < n; i++) {
+        if (!isfinite(s->scores[i].nll))
+            return s->status = complain("the model's logits are not finite after %llu scored tokens; its file may be damaged",
+                                        (unsigned long long)s->totals.count);
+        add_to_totals(&s->totals, &s->scores[i]);
+    }
+    if (s->writer) s->status = kld_writer_rows(s->writer, s->codes, n);
+    return s->status;
+}
+
+/* ---- Statistics, with the error estimates of llama.cpp's tool, so that figures compare */
+
+struct estimate estimate_mean(double sum, double sum_of_squares, uint64_t count) {
+    double n = (double)count, mean = sum / n, variance = sum_of_squares / n - mean * mean;
+    return (struct estimate){mean, variance > 0 && count > 1 ? sqrt(variance / (n - 1)) : 0};
+}
+
+struct estimate estimate_exp(struct estimate e) {
+    return (struct estimate){exp(e.mean), exp(e.mean) * e.error};
+}
+
+struct estimate score_log_ratio(const struct score_totals *t) {
+    struct estimate own = estimate_mean(t->nll, t->nll_squared, t->count);
+    struct estimate base = estimate_mean(t->base_nll, t->base_nll_squared, t->count);
+    double n = (double)t->count, covariance = (t->nll_base_nll / n - own.mean * base.mean) / (n > 1 ? n - 1 : 1);
+    double variance = own.error * own.error + base.error * base.error - 2 * covariance;
+    return (struct estimate){own.mean - base.mean, variance > 0 ? sqrt(variance) : 0};
+}
+
+static int by_value(const void *left, const void *right) {
+    float a = *(const float *)left, b = *(const float *)right;
+    return (a > b) - (a < b);
+}
+
+void scorer_sort_kld(struct scorer *scorer) { qsort(scorer->totals.kld_values, scorer->totals.count, sizeof(float), by_value); }
+
+double scorer_kld_quantile(const struct scorer *scorer, double fraction) {
+    const struct score_totals *t = &scorer->totals;
+    double place = fraction * (double)(t->count - 1);
+    size_t below = (size_t)place, above = below + 1 < t->count ? below + 1 : below;
+    double part = place - (double)below;
+    return (1 - part) * (double)t->kld_values[below] + part * (double)t->kld_values[above];
+}

@@ -1,0 +1,50 @@
+/* Scoring: how well rows of logits predict the tokens that came next, and how far they are from a base file's. */
+#ifndef TERSE_TOOLS_SCORE_H
+#define TERSE_TOOLS_SCORE_H
+
+#include "kld_file.h"
+#include "terse.h"
+
+/* Sums over all scored positions; nll is the negative log-likelihood of the token that came, in nats. */
+struct score_totals {
+    uint64_t count;
+    double nll, nll_squared;
+    /* against a base file: */
+    double base_nll, base_nll_squared, nll_base_nll;
+    double kld, kld_squared;
+    uint64_t same_top;
+    float *kld_values; /* [count] */
+};
+
+struct scorer;
+
+/* Scores the second half of windows of `context` tokens, at most `windows` of them; with a writer it writes the base file's rows,
+ * with a reader it compares with them (either may be NULL; both outlive the scorer). Returns an exit status. */
+int scorer_new(uint32_t vocabulary, uint32_t context, uint32_t windows, struct kld_writer *writer, struct kld_reader *reader,
+               int threads, struct scorer **scorer);
+void scorer_free(struct scorer *scorer);
+
+/* The next rows belong to this window, from position `first` on; call it before each call into the library. */
+void scorer_expect(struct scorer *scorer, const int32_t *window, size_t first);
+/* A terse_logits_sink.row with the scorer as user. Rows are gathered and scored some at a time. */
+void scorer_row(void *scorer, size_t i, const float *logits);
+/* Scores what is gathered. Returns an exit status: that of the first failure, also of one between. */
+int scorer_flush(struct scorer *scorer);
+
+const struct score_totals *scorer_totals(const struct scorer *scorer);
+
+/* A mean with its standard error, from a sum and a sum of squares. */
+struct estimate {
+    double mean, error;
+};
+struct estimate estimate_mean(double sum, double sum_of_squares, uint64_t count);
+/* exp of an estimate; the error to first order. */
+struct estimate estimate_exp(struct estimate e);
+/* Mean of log PPL - log PPL(base); the error of the difference of two correlated means. */
+struct estimate score_log_ratio(const struct score_totals *totals);
+
+/* The KL divergences in order: sort them once, then ask for any fraction 0..1 of the positions, between neighbours linearly. */
+void scorer_sort_kld(struct scorer *scorer);
+double scorer_kld_quantile(const struct scorer *scorer, double fraction);
+
+#endif

@@ -1,0 +1,82 @@
+/* Owns: turning the common options into a loaded model and the options of a session. */
+#include "setup.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static void list_methods(char *text, size_t capacity) {
+    struct terse_method_info method;
+    size_t length = (size_t)snprintf(text, capacity, "KV cache:");
+    for (size_t i = 0; terse_method_describe(i, &method) && length < capacity; i++)
+        length += (size_t)snprintf(text + length, capacity - length, "%s %s", i ? "," : "", method.name);
+}
+
+void setup_init(struct setup *setup) {
+    struct terse_session_options defaults = terse_session_options_defaults();
+    *setup = (struct setup){
+        .method = defaults.cache.method, .tail_tokens = -1, .batch = defaults.batch, .prefill = (int)defaults.prefill};
+    list_methods(setup->method_help, sizeof setup->method_help);
+    const struct option common[SETUP_COMMON] = {
+        {"-m, --model", "FILE", OPTION_TEXT, &setup->model_path, 0, 0, "GGUF model; without one the built-in lab-27m"},
+        {"-t, --threads", "N", OPTION_INTEGER, &setup->threads, 0, 1024, "threads; 0: one per processor"},
+        {"-ctk, --cache-type-k", "TYPE", OPTION_TEXT, &setup->key_type, 0, 0, "keys as f16, q8_0 or q4_0 instead of the method's"},
+        {"-ctv, --cache-type-v", "TYPE", OPTION_TEXT, &setup->value_type, 0, 0, "the same for values"},
+        {"--kv-tail-tokens", "N", OPTION_INTEGER, &setup->tail_tokens, -1, INT32_MAX,
+         "newest tokens kept exact, at least; -1: the method's own number"},
+        {"--prefill", "exact|compressed", OPTION_CHOICE, &setup->prefill, 0, 0,
+         "read a prompt exactly, or by chunks through the cache"},
+        {"-b, --batch-size", "N", OPTION_INTEGER, &setup->batch, 1, INT32_MAX, "tokens per chunk of a compressed prefill"},
+        {"--allow-longer-context", NULL, OPTION_FLAG, &setup->allow_longer, 0, 0, "permit more than the model was trained for"},
+    };
+    memcpy(setup->common, common, sizeof common);
+}
+
+/* From default_model.S: a GGUF file. */
+extern const char default_model_begin[], default_model_end[];
+static const char default_name[] = "the built-in model";
+
+static size_t default_size(void) { return (size_t)(default_model_end - default_model_begin); }
+
+enum terse_status setup_try_load(struct setup *setup, struct terse_error *error) {
+    enum terse_status status =
+        setup->model_path ? terse_model_load(setup->model_path, &setup->model, error)
+                          : terse_model_load_memory(default_model_begin, default_size(), default_name, &setup->model, error);
+    if (status == TERSE_OK) terse_model_describe(setup->model, &setup->info);
+    return status;
+}
+
+int setup_load(struct setup *setup) {
+    struct terse_error error;
+    return setup_try_load(setup, &error) == TERSE_OK ? EXIT_OK : complain_error(&error);
+}
+
+enum terse_status setup_open_gguf(const char *path, struct terse_gguf **gguf, struct terse_error *error) {
+    if (path) return terse_gguf_open(path, gguf, error);
+    return terse_gguf_open_memory(default_model_begin, default_size(), default_name, gguf, error);
+}
+
+void setup_free(struct setup *setup) {
+    terse_model_free(setup->model);
+    setup->model = NULL;
+}
+
+struct terse_session_options setup_session_options(const struct setup *setup) {
+    struct terse_session_options options = terse_session_options_defaults();
+    options.cache.method = setup->method;
+    options.cache.key_type = setup->key_type;
+    options.cache.value_type = setup->value_type;
+    if (setup->tail_tokens >= 0) options.cache.tail_tokens = (uint32_t)setup->tail_tokens;
+    options.context = (uint32_t)setup->context;
+    options.allow_longer_context = setup->allow_longer;
+    options.prefill = (enum terse_prefill)setup->prefill;
+    options.batch = (uint32_t)setup->batch;
+    options.threads = (uint32_t)setup->threads;
+    options.progress.report = progress_show;
+    return options;
+}
+
+const char *setup_method_text(const struct setup *setup, char *buffer, size_t capacity) {
+    const char *k = setup->key_type, *v = setup->value_type;
+    snprintf(buffer, capacity, "%s%s%s%s%s", setup->method, k ? ", keys " : "", k ? k : "", v ? ", values " : "", v ? v : "");
+    return buffer;
+}

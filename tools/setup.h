@@ -1,0 +1,41 @@
+/* What the commands that run a model have in common: its options, loading it, and the session they ask for. */
+#ifndef TERSE_TOOLS_SETUP_H
+#define TERSE_TOOLS_SETUP_H
+
+#include "console.h"
+#include "options.h"
+
+enum { SETUP_COMMON = 8 };
+
+struct setup {
+    const char *model_path; /* NULL: the built-in model */
+    const char *method, *key_type, *value_type;
+    int64_t tail_tokens; /* -1: the method's own number */
+    int64_t context, threads, batch;
+    int prefill; /* as enum terse_prefill */
+    bool allow_longer;
+    struct option common[SETUP_COMMON]; /* rows for struct option_set that set what stands above, but for method and context */
+    char method_help[256];              /* for the command's own row for `method`: lists the known ones */
+
+    struct terse_model *model; /* from setup_load, released by setup_free */
+    struct terse_model_info info;
+};
+
+/* The library's defaults. The options point into *setup, which must stay where it is. */
+void setup_init(struct setup *setup);
+/* Loads the model at model_path. Returns an exit status. */
+int setup_load(struct setup *setup);
+/* The same without a word: *error says why it failed. */
+enum terse_status setup_try_load(struct setup *setup, struct terse_error *error);
+void setup_free(struct setup *setup);
+
+/* The session options; progress is reported by progress_show. */
+struct terse_session_options setup_session_options(const struct setup *setup);
+
+/* "q8_0", or "f16, keys q8_0", into buffer[capacity]; returns it. */
+const char *setup_method_text(const struct setup *setup, char *buffer, size_t capacity);
+
+/* Opens the file at `path` for looking at; NULL: the built-in model. */
+enum terse_status setup_open_gguf(const char *path, struct terse_gguf **gguf, struct terse_error *error);
+
+#endif

@@ -1,0 +1,45 @@
+/* The command `terse`: names its subcommands and calls the one asked for. */
+#include "commands.h"
+#include "console.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static const struct {
+    const char *name, *console, *summary;
+    int (*main)(int argc, char **argv);
+} commands[] = {
+    {"run", "terse run", "read a text and write on, answer a question, or chat", cmd_run},
+    {"perplexity", "terse perplexity", "perplexity and KL divergence over a text, through the real cache", cmd_perplexity},
+    {"bench", "terse bench", "tokens per second at depth, beside the machine's memory bandwidth", cmd_bench},
+    {"inspect", "terse inspect", "what is in a GGUF file, and what its KV cache costs", cmd_inspect},
+};
+enum { N_COMMANDS = sizeof commands / sizeof commands[0] };
+
+static void print_help(void) {
+    printf("terse %s: long-context language models with a compressed KV cache\n\nusage: terse COMMAND [options]\n\n",
+           terse_version());
+    for (size_t i = 0; i < N_COMMANDS; i++) printf("  %-12s %s\n", commands[i].name, commands[i].summary);
+    printf("\n  terse COMMAND --help   the options of a command\n  terse --version\n\n"
+           "Without -m every command uses the built-in model.\n");
+}
+
+int main(int argc, char **argv) {
+    const char *name = argc > 1 ? argv[1] : "";
+    for (size_t i = 0; i < N_COMMANDS; i++) {
+        if (strcmp(name, commands[i].name) != 0) continue;
+        console_begin(commands[i].console);
+        return console_end(commands[i].main(argc - 2, argv + 2));
+    }
+    console_begin("terse");
+    int status = EXIT_OK;
+    if (strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0)
+        print_help();
+    else if (strcmp(name, "--version") == 0)
+        printf("terse %s (%s)\n", terse_version(), terse_cpu_name());
+    else if (argc < 2)
+        status = complain("no command given; try: terse run -p \"Once upon a time\", or terse --help");
+    else
+        status = complain("unknown command \"%s\"; see terse --help", name);
+    return console_end(status);
+}

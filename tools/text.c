@@ -1,0 +1,89 @@
+/* Owns: what counts as a text file, and the buffers of text and tokens that the commands work on. */
+#include "text.h"
+
+#include "console.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Length of the UTF-8 character at s, at most n > 0 bytes long; 0 when there is none (Unicode 15, table 3-7). */
+static size_t utf8_length(const unsigned char *s, size_t n) {
+    if (s[0] < 0x80) return 1;
+    size_t length = s[0] >= 0xf0 ? 4 : s[0] >= 0xe0 ? 3 : 2;
+    if (s[0] < 0xc2 || s[0] > 0xf4 || n < length) return 0;
+    for (size_t i = 1; i < length; i++)
+        if ((s[i] & 0xc0) != 0x80) return 0;
+    bool overlong = (s[0] == 0xe0 && s[1] < 0xa0) || (s[0] == 0xf0 && s[1] < 0x90);
+    bool surrogate = s[0] == 0xed && s[1] > 0x9f, beyond = s[0] == 0xf4 && s[1] > 0x8f;
+    return overlong || surrogate || beyond ? 0 : length;
+}
+
+static int check_text(const char *path, const char *text, size_t n_bytes) {
+    for (size_t at = 0, length; at < n_bytes; at += length) {
+        length = utf8_length((const unsigned char *)text + at, n_bytes - at);
+        if (text[at] == 0) return complain("%s is not text: a NUL byte at offset %zu; give a file of UTF-8 text", path, at);
+        if (!length) return complain("%s is not text: bytes that are not UTF-8 at offset %zu; give a file of UTF-8 text", path, at);
+    }
+    return EXIT_OK;
+}
+
+int text_read(const char *path, char **text, size_t *n_bytes) {
+    int status = EXIT_FAILED;
+    size_t size = 0, capacity = 1 << 16, got;
+    char *buffer = NULL;
+    *text = NULL;
+    *n_bytes = 0;
+    FILE *file = fopen(path, "rb");
+    if (!file) return complain("cannot open %s: %s", path, strerror(errno));
+    do {
+        capacity *= 2;
+        char *larger = realloc(buffer, capacity);
+        if (!larger) {
+            complain("no memory for the text of %s (%zu bytes so far)", path, size);
+            goto done;
+        }
+        buffer = larger;
+        got = fread(buffer + size, 1, capacity - 1 - size, file);
+        size += got;
+    } while (got && size == capacity - 1);
+    if (ferror(file)) {
+        status = console_interrupted() ? EXIT_INTERRUPTED : complain("cannot read %s: %s", path, strerror(errno));
+        goto done;
+    }
+    buffer[size] = 0;
+    status = check_text(path, buffer, size);
+    if (status != EXIT_OK) goto done;
+    *text = buffer;
+    *n_bytes = size;
+    buffer = NULL;
+done:
+    free(buffer);
+    fclose(file);
+    return status;
+}
+
+int text_tokenize(const struct terse_model *model, const char *text, size_t n_bytes, unsigned flags, int32_t **tokens,
+                  size_t *n_tokens) {
+    struct terse_error error;
+    *tokens = malloc((n_bytes + 4) * sizeof **tokens);
+    if (!*tokens) return complain("no memory for the tokens of %zu bytes of text", n_bytes);
+    if (terse_tokenize(model, text, n_bytes, flags, *tokens, n_bytes + 4, n_tokens, &error) == TERSE_OK) return EXIT_OK;
+    free(*tokens);
+    *tokens = NULL;
+    return complain_error(&error);
+}
+
+char *text_make_printable(char *text) {
+    for (size_t at = 0, n = strlen(text), length; at < n; at += length) {
+        length = utf8_length((unsigned char *)text + at, n - at);
+        unsigned char c = (unsigned char)text[at];
+        bool c1_control = c == 0xc2 && length == 2 && (unsigned char)text[at + 1] < 0xa0;
+        if (!length || c < 0x20 || c == 0x7f || c1_control) {
+            memset(text + at, '?', length ? length : 1);
+            if (!length) length = 1;
+        }
+    }
+    return text;
+}

@@ -1,0 +1,19 @@
+/* Text files and text as tokens. */
+#ifndef TERSE_TOOLS_TEXT_H
+#define TERSE_TOOLS_TEXT_H
+
+#include "terse.h"
+
+/* Reads a whole file of UTF-8 text, zero-terminated; *text is released by free. A file that is not text (a NUL byte, or bytes that
+ * are not UTF-8) is refused with the offset. Returns an exit status; a complaint was made when it is not EXIT_OK. */
+int text_read(const char *path, char **text, size_t *n_bytes);
+
+/* Tokenizes all of text[n_bytes]; *tokens is released by free. Returns as text_read. */
+int text_tokenize(const struct terse_model *model, const char *text, size_t n_bytes, unsigned flags, int32_t **tokens,
+                  size_t *n_tokens);
+
+/* Makes a string from a file fit to be printed: control characters and bytes that are not UTF-8 become '?'. In place; returns
+ * text. */
+char *text_make_printable(char *text);
+
+#endif
