@@ -107,7 +107,8 @@ enum terse_tokenize_flags {
     TERSE_TOKENIZE_PARSE_SPECIAL = 2 /* "<|eot_id|>" in the text is the special token, not its letters */
 };
 
-/* Writes the tokens of text[n_bytes] to tokens[capacity] and their number to *n_tokens. `n_bytes + 4` always suffices. When
+/* Writes the tokens of text[n_bytes] to tokens[capacity] and their number to *n_tokens. `n_bytes + 4` suffices unless the
+ * vocabulary has special tokens of a single byte, `2 * n_bytes + 4` always. Texts of more than 2^30 bytes are refused. When
  * `capacity` is too small, fails with TERSE_E_ARGUMENT, writes nothing to `tokens`, and *n_tokens is the number needed.
  * Bytes that are not UTF-8 are tokenized as bytes. `flags`: a sum of enum terse_tokenize_flags. */
 TERSE_API enum terse_status terse_tokenize(const struct terse_model *model, const char *text, size_t n_bytes, unsigned flags,

@@ -67,12 +67,22 @@ done:
 int text_tokenize(const struct terse_model *model, const char *text, size_t n_bytes, unsigned flags, int32_t **tokens,
                   size_t *n_tokens) {
     struct terse_error error;
-    *tokens = malloc((n_bytes + 4) * sizeof **tokens);
-    if (!*tokens) return complain("no memory for the tokens of %zu bytes of text", n_bytes);
-    if (terse_tokenize(model, text, n_bytes, flags, *tokens, n_bytes + 4, n_tokens, &error) == TERSE_OK) return EXIT_OK;
+    size_t capacity = n_bytes + 4; /* enough for all but strange vocabularies, which say what they need */
+    *tokens = NULL;
+    do {
+        int32_t *larger = realloc(*tokens, capacity * sizeof **tokens);
+        if (!larger) {
+            complain("no memory for the tokens of %zu bytes of text", n_bytes);
+            goto fail;
+        }
+        *tokens = larger;
+        if (terse_tokenize(model, text, n_bytes, flags, *tokens, capacity, n_tokens, &error) == TERSE_OK) return EXIT_OK;
+    } while (*n_tokens > capacity && (capacity = *n_tokens));
+    complain_error(&error);
+fail:
     free(*tokens);
     *tokens = NULL;
-    return complain_error(&error);
+    return EXIT_FAILED;
 }
 
 char *text_make_printable(char *text) {

@@ -119,6 +119,7 @@ static bool take_string(struct reader *reader, const char *what, struct gguf_str
 static bool take_name(struct reader *reader, uint64_t longest, struct gguf_string *name) {
     uint64_t offset = reader->at;
     if (!take_string(reader, "its name", name)) return false;
+    if (name->size == 0) return damaged(reader, offset, "its name is empty");
     if (name->size > longest)
         return damaged(reader, offset, "its name is %" PRIu64 " bytes long, more than the %" PRIu64 " allowed", name->size,
                        longest);

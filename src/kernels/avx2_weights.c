@@ -43,7 +43,7 @@ INLINE void scale_and_subtract_all(__m256 w[4], __m256 scale, __m256 min) {
     for (int i = 0; i < 4; i++) w[i] = _mm256_fmsub_ps(scale, w[i], min);
 }
 
-#define NO_SCALES(type)                                                                                                                \
+#define NO_SCALES(type) \
     INLINE void scales_##type(const struct weight_##type *block, float scales[16]) { (void)block, (void)scales; }
 
 NO_SCALES(f32)

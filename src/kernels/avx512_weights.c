@@ -31,7 +31,7 @@ INLINE void look_up_nibbles(const uint8_t codes[16], __m512 table, __m512 w[2]) 
     w[1] = _mm512_permutexvar_ps(_mm512_srli_epi32(both, 4), table);
 }
 
-#define NO_SCALES(type)                                                                                                                \
+#define NO_SCALES(type) \
     INLINE void scales_##type(const struct weight_##type *block, float scales[16]) { (void)block, (void)scales; }
 
 NO_SCALES(f32)
@@ -74,32 +74,32 @@ INLINE void unpack_q4_1(const struct weight_q4_1 *block, const float *scales, in
     look_up_nibbles(block[g].codes, _mm512_fmadd_ps(scale, counting_from(0), min), w);
 }
 
-/* The low four bits of a block's codes as bytes, in order, and a mask of the fifth ones. */
+/* The low four bits of a block's codes as bytes, in order, and a byte of ones for every fifth bit that is set. */
 INLINE __m256i low_bits(const uint8_t codes[16]) {
     __m128i both = load_128(codes);
     return _mm256_and_si256(_mm256_set_m128i(_mm_srli_epi16(both, 4), both), _mm256_set1_epi8(15));
 }
-INLINE __mmask32 fifth_bits(const uint8_t high[4]) {
+INLINE __m256i fifth_bits(const uint8_t high[4]) {
     uint32_t mask;
     memcpy(&mask, high, sizeof mask);
-    return mask;
+    return _mm256_movm_epi8(mask);
 }
 
 NO_SCALES(q5_0)
 INLINE void unpack_q5_0(const struct weight_q5_0 *block, const float *scales, int g, __m512 w[2]) {
     (void)scales;
-    __m256i low = low_bits(block[g].codes);
+    __m256i less_16 = _mm256_andnot_si256(fifth_bits(block[g].high), _mm256_set1_epi8((char)0xf0));
     __m512 scale = spread_half(&block[g].scale);
-    floats_of_bytes(_mm256_mask_sub_epi8(low, ~fifth_bits(block[g].high), low, _mm256_set1_epi8(16)), w);
+    floats_of_bytes(_mm256_or_si256(low_bits(block[g].codes), less_16), w);
     for (int i = 0; i < 2; i++) w[i] = _mm512_mul_ps(scale, w[i]);
 }
 
 NO_SCALES(q5_1)
 INLINE void unpack_q5_1(const struct weight_q5_1 *block, const float *scales, int g, __m512 w[2]) {
     (void)scales;
-    __m256i low = low_bits(block[g].codes);
+    __m256i plus_16 = _mm256_and_si256(fifth_bits(block[g].high), _mm256_set1_epi8(16));
     __m512 scale = spread_half(&block[g].scale), min = spread_half(&block[g].min);
-    floats_of_bytes(_mm256_mask_add_epi8(low, fifth_bits(block[g].high), low, _mm256_set1_epi8(16)), w);
+    floats_of_bytes(_mm256_or_si256(low_bits(block[g].codes), plus_16), w);
     for (int i = 0; i < 2; i++) w[i] = _mm512_fmadd_ps(scale, w[i], min);
 }
 
@@ -127,11 +127,11 @@ INLINE void scales_q5_k(const struct weight_q5_k *block, float scales[16]) {
     group_scales(&block->scale, &block->min, block->scales, scales);
 }
 INLINE void unpack_q5_k(const struct weight_q5_k *block, const float *scales, int g, __m512 w[2]) {
-    __m256i low = _mm256_srli_epi16(load_256(block->codes + 32 * (g / 2)), 4 * (g % 2));
-    low = _mm256_and_si256(low, _mm256_set1_epi8(15));
-    __mmask32 fifth = _mm256_test_epi8_mask(load_256(block->high), _mm256_set1_epi8((char)(1 << g)));
+    __m256i low = load_256(block->codes + 32 * (g / 2)), high = load_256(block->high);
+    low = _mm256_and_si256(_mm256_srli_epi16(low, 4 * (g % 2)), _mm256_set1_epi8(15));
+    high = g < 4 ? _mm256_slli_epi16(high, 4 - g) : _mm256_srli_epi16(high, g - 4);
     __m512 scale = _mm512_set1_ps(scales[g]), min = _mm512_set1_ps(scales[8 + g]);
-    floats_of_bytes(_mm256_mask_add_epi8(low, fifth, low, _mm256_set1_epi8(16)), w);
+    floats_of_bytes(_mm256_or_si256(low, _mm256_and_si256(high, _mm256_set1_epi8(16))), w);
     for (int i = 0; i < 2; i++) w[i] = _mm512_fmsub_ps(scale, w[i], min);
 }
 

@@ -24,7 +24,7 @@ static const char *const isa_names[ISA_COUNT] = {"scalar", "avx2", "avx512", "ne
 static void fill_scalar(struct kernels *k) {
     kernels_fill_scalar_vector(k);
     kernels_fill_scalar_cache(k);
-    if (kernels_fill_scalar_weights) kernels_fill_scalar_weights(k);
+    kernels_fill_scalar_weights(k);
 }
 
 #if defined(__x86_64__)
@@ -49,9 +49,7 @@ static bool processor_has_avx512(void) {
 static void add_table(enum kernels_isa isa, enum kernels_isa base, void (*const *fills)(struct kernels *), size_t n_fills) {
     tables[isa] = tables[base];
     tables[isa].name = isa_names[isa];
-    for (size_t i = 0; i < n_fills; i++) {
-        if (fills[i]) fills[i](&tables[isa]);
-    }
+    for (size_t i = 0; i < n_fills; i++) fills[i](&tables[isa]);
     present[isa] = true;
     chosen = isa;
 }
@@ -65,6 +63,9 @@ static void choose(void) {
     void (*const avx512[])(struct kernels *) = {kernels_fill_avx512_vector, kernels_fill_avx512_cache, kernels_fill_avx512_weights};
     if (processor_has_avx2()) add_table(KERNELS_AVX2, KERNELS_SCALAR, avx2, 3);
     if (processor_has_avx512()) add_table(KERNELS_AVX512, KERNELS_AVX2, avx512, 3);
+#elif defined(__aarch64__)
+    void (*const neon[])(struct kernels *) = {kernels_fill_neon_weights};
+    add_table(KERNELS_NEON, KERNELS_SCALAR, neon, 1);
 #endif
     const char *wanted = getenv("TERSE_CPU");
     if (!wanted || !*wanted) return;
@@ -98,8 +99,8 @@ enum terse_status kernels_check(struct terse_error *error) {
         if (*offered) strcat(offered, ", ");
         strcat(offered, isa_names[isa]);
     }
-    return status_fail(error, TERSE_E_ARGUMENT, "TERSE_CPU=%s is not offered by this processor and build: use one of %s, or unset it",
-                       refused, offered);
+    return status_fail(error, TERSE_E_ARGUMENT,
+                       "TERSE_CPU=%s is not offered by this processor and build: use one of %s, or unset it", refused, offered);
 }
 
 const char *terse_cpu_name(void) { return kernels()->name; }

@@ -20,18 +20,25 @@ enum kernels_isa { KERNELS_SCALAR, KERNELS_AVX2, KERNELS_AVX512, KERNELS_NEON };
 struct kernels {
     const char *name; /* "scalar", "avx2", "avx512", "neon" */
 
-    /* Half floats, n of them. */
+    /* n half floats. Both directions give the same bits in every tier: round to nearest even, subnormals kept, overflow to
+     * infinity, NaN kept and made quiet. */
     void (*half_to_float)(const uint16_t *half, float *out, size_t n);
     void (*float_to_half)(const float *in, uint16_t *half, size_t n);
 
     /* Vectors of n floats. */
     float (*dot)(const float *a, const float *b, size_t n);
-    void (*axpy)(float scale, const float *x, float *y, size_t n);                                  /* y += scale x */
-    void (*rms_norm)(const float *x, const float *gain, float epsilon, float *out, size_t n);       /* out may be x */
-    void (*silu_mul)(float *gate, const float *up, size_t n);                                       /* gate = silu(gate) * up */
-    /* x[i] = exp(x[i] - max) in place, returns the sum; relative error of each at most 2e-7 + 1e-45; exp(-inf) = 0. */
+    /* y += scale x */
+    void (*axpy)(float scale, const float *x, float *y, size_t n);
+    /* out = gain x / sqrt(mean of x^2 + epsilon); out may be x. */
+    void (*rms_norm)(const float *x, const float *gain, float epsilon, float *out, size_t n);
+    /* gate = gate / (1 + exp(-gate)) * up; relative error at most 5e-7, and 1e-36 |up| where exp overflows. */
+    void (*silu_mul)(float *gate, const float *up, size_t n);
+    /* x[i] = exp(x[i] - max) in place, returns their sum. Of the difference as a float the relative error is at most 2e-7, and
+     * 1e-45 where the result is subnormal. exp(-inf) = 0 whatever max is: with max = -inf, what max() says of an empty or fully
+     * masked row, all -inf become 0 and the sum is 0. NaN stays NaN. */
     float (*exp_sum)(float *x, float max, size_t n);
-    float (*max)(const float *x, size_t n);                                                         /* -INFINITY when n = 0 */
+    /* The largest, passing over NaN; -INFINITY when n = 0. */
+    float (*max)(const float *x, size_t n);
 
     /* Weights as stored, indexed by enum tensor_type; NULL: type not supported. n is a multiple of the type's block. */
     void (*dequantize[TENSOR_TYPES])(const void *row, float *out, size_t n);
@@ -39,7 +46,8 @@ struct kernels {
     void (*matvec[TENSOR_TYPES])(const void *w, size_t row_bytes, size_t rows, size_t n, const float *x, float *y);
 
     /* Codecs of the cache: shapes and layouts in codec/block_layout.h. G = queries, hd = head_dim (any multiple of 32 up to 256).
-     * score: logits[G][64] = <q[G][hd], key t>. mix: acc[G][hd] += sum over t of weights[G][64] value t. */
+     * score: logits[G][64] = <q[G][hd], key t>. mix: acc[G][hd] += sum over t of weights[G][64] value t. Any G; the block is read
+     * from memory once. The vector tiers prefetch 8 KB ahead: blocks that are read one after another should lie so. */
     void (*score_f16)(const float *q, size_t G, size_t hd, const void *block, float *logits);
     void (*mix_f16)(const float *weights, size_t G, size_t hd, const void *block, float *acc);
     void (*score_q8_0)(const float *q, size_t G, size_t hd, const void *block, float *logits);

@@ -13,9 +13,7 @@ static float scale_of(const void *block, size_t c, size_t t) {
 }
 
 /* The codes follow the scales. */
-static const void *codes_of(const void *block, size_t hd) {
-    return (const uint16_t *)block + hd / BLOCK_QK * BLOCK_TOKENS;
-}
+static const void *codes_of(const void *block, size_t hd) { return (const uint16_t *)block + hd / BLOCK_QK * BLOCK_TOKENS; }
 
 static float key_f16(const void *block, size_t hd, size_t c, size_t t) {
     (void)hd;

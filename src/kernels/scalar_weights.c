@@ -114,8 +114,8 @@ static void dequantize_q6_k_scalar(const void *row, float *out, size_t n) {
 }
 
 /* Sums a run of `step` weights at a time and adds up those sums: the error grows with step + n / step, not with n. */
-static void matvec_in_steps(void (*dequantize)(const void *row, float *out, size_t n), size_t step, size_t step_bytes, const void *w,
-                            size_t row_bytes, size_t rows, size_t n, const float *x, float *y) {
+static void matvec_in_steps(void (*dequantize)(const void *row, float *out, size_t n), size_t step, size_t step_bytes,
+                            const void *w, size_t row_bytes, size_t rows, size_t n, const float *x, float *y) {
     float weights[WEIGHT_BLOCK_K];
     for (size_t r = 0; r < rows; r++) {
         const unsigned char *row = (const unsigned char *)w + r * row_bytes;
@@ -131,9 +131,9 @@ static void matvec_in_steps(void (*dequantize)(const void *row, float *out, size
     }
 }
 
-#define MATVEC(type, step, step_bytes)                                                                                                 \
-    static void matvec_##type##_scalar(const void *w, size_t row_bytes, size_t rows, size_t n, const float *x, float *y) {             \
-        matvec_in_steps(dequantize_##type##_scalar, step, step_bytes, w, row_bytes, rows, n, x, y);                                    \
+#define MATVEC(type, step, step_bytes) \
+    static void matvec_##type##_scalar(const void *w, size_t row_bytes, size_t rows, size_t n, const float *x, float *y) { \
+        matvec_in_steps(dequantize_##type##_scalar, step, step_bytes, w, row_bytes, rows, n, x, y); \
     }
 MATVEC(f32, 32, 32 * sizeof(float))
 MATVEC(f16, 32, 32 * sizeof(uint16_t))
@@ -147,8 +147,8 @@ MATVEC(q4_k, WEIGHT_BLOCK_K, sizeof(struct weight_q4_k))
 MATVEC(q5_k, WEIGHT_BLOCK_K, sizeof(struct weight_q5_k))
 MATVEC(q6_k, WEIGHT_BLOCK_K, sizeof(struct weight_q6_k))
 
-#define FILL(TYPE, type)                                                                                                               \
-    k->dequantize[TENSOR_##TYPE] = dequantize_##type##_scalar;                                                                         \
+#define FILL(TYPE, type) \
+    k->dequantize[TENSOR_##TYPE] = dequantize_##type##_scalar; \
     k->matvec[TENSOR_##TYPE] = matvec_##type##_scalar
 
 void kernels_fill_scalar_weights(struct kernels *k) {

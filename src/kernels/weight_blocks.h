@@ -90,8 +90,10 @@ static inline void weight_group_scales(const uint8_t scales[12], uint32_t words[
     words[3] = (packed[2] >> 4 & 0x0f0f0f0f) | (packed[1] >> 2 & 0x30303030);
 }
 
-_Static_assert(sizeof(struct weight_q8_0) == 34 && sizeof(struct weight_q4_0) == 18 && sizeof(struct weight_q4_1) == 20, "no padding");
+_Static_assert(sizeof(struct weight_q8_0) == 34 && sizeof(struct weight_q4_0) == 18 && sizeof(struct weight_q4_1) == 20,
+               "no padding");
 _Static_assert(sizeof(struct weight_q5_0) == 22 && sizeof(struct weight_q5_1) == 24, "no padding");
-_Static_assert(sizeof(struct weight_q4_k) == 144 && sizeof(struct weight_q5_k) == 176 && sizeof(struct weight_q6_k) == 210, "no padding");
+_Static_assert(sizeof(struct weight_q4_k) == 144 && sizeof(struct weight_q5_k) == 176 && sizeof(struct weight_q6_k) == 210,
+               "no padding");
 
 #endif

@@ -30,114 +30,114 @@
 #define EIGHT_GROUPS(left) 8
 #define UP_TO_EIGHT_GROUPS(left) ((left) < 256 ? (int)((left) / 32) : 8)
 
-#define WEIGHT_KERNELS(type, name_dequantize, name_matvec, blocks, GROUPS, GROUP_LOOP)                                                 \
-    static void name_dequantize(const void *row, float *out, size_t n) {                                                               \
-        const struct weight_##type *block = row;                                                                                       \
-        for (size_t i = 0; i < n; i += 256, block += blocks) {                                                                         \
-            float scales[16];                                                                                                          \
-            scales_##type(block, scales);                                                                                              \
-            for (int g = 0, groups = GROUPS(n - i); g < groups; g++) {                                                                 \
-                VECTOR w[PARTS];                                                                                                       \
-                unpack_##type(block, scales, g, w);                                                                                    \
-                for (int p = 0; p < PARTS; p++) vector_store(out + i + 32 * g + LANES * p, w[p]);                                      \
-            }                                                                                                                          \
-        }                                                                                                                              \
-    }                                                                                                                                  \
-                                                                                                                                       \
-    static void name_matvec(const void *w, size_t row_bytes, size_t rows, size_t n, const float *x, float *y) {                        \
-        for (size_t r = 0; r < rows; r += ROWS) {                                                                                      \
-            const struct weight_##type *block[ROWS]; /* past the last row: that row again, its sum unused */                           \
-            VECTOR sums[ROWS][2];                                                                                                      \
-            for (size_t j = 0; j < ROWS; j++) {                                                                                        \
-                block[j] = (const void *)((const char *)w + (r + j < rows ? r + j : rows - 1) * row_bytes);                            \
-                sums[j][0] = sums[j][1] = vector_zero();                                                                               \
-            }                                                                                                                          \
-            for (size_t i = 0; i < n; i += 256) {                                                                                      \
-                float scales[ROWS][16];                                                                                                \
-                UNROLL for (int j = 0; j < ROWS; j++) {                                                                                \
-                    for (size_t at = 0; at < blocks * sizeof *block[j]; at += CACHE_LINE)                                              \
-                        __builtin_prefetch((const void *)((uintptr_t)block[j] + ROWS * row_bytes + at));                               \
-                    scales_##type(block[j], scales[j]);                                                                                \
-                }                                                                                                                      \
-                const int groups = GROUPS(n - i);                                                                                      \
-                GROUP_LOOP for (int g = 0; g < groups; g++) {                                                                          \
-                    UNROLL for (int j = 0; j < ROWS; j++) {                                                                            \
-                        VECTOR weights[PARTS];                                                                                         \
-                        unpack_##type(block[j], scales[j], g, weights);                                                                \
-                        UNROLL for (int p = 0; p < PARTS; p++)                                                                         \
-                            sums[j][p % 2] = vector_fma(weights[p], vector_load(x + i + 32 * g + LANES * p), sums[j][p % 2]);          \
-                    }                                                                                                                  \
-                }                                                                                                                      \
-                for (int j = 0; j < ROWS; j++) block[j] += blocks;                                                                     \
-            }                                                                                                                          \
-            store_sums(sums, y + r, rows - r);                                                                                         \
-        }                                                                                                                              \
+#define WEIGHT_KERNELS(type, name_dequantize, name_matvec, blocks, GROUPS, GROUP_LOOP) \
+    static void name_dequantize(const void *row, float *out, size_t n) { \
+        const struct weight_##type *block = row; \
+        for (size_t i = 0; i < n; i += 256, block += blocks) { \
+            float scales[16]; \
+            scales_##type(block, scales); \
+            for (int g = 0, groups = GROUPS(n - i); g < groups; g++) { \
+                VECTOR w[PARTS]; \
+                unpack_##type(block, scales, g, w); \
+                for (int p = 0; p < PARTS; p++) vector_store(out + i + 32 * g + LANES * p, w[p]); \
+            } \
+        } \
+    } \
+\
+    static void name_matvec(const void *w, size_t row_bytes, size_t rows, size_t n, const float *x, float *y) { \
+        for (size_t r = 0; r < rows; r += ROWS) { \
+            const struct weight_##type *block[ROWS]; /* past the last row: that row again, its sum unused */ \
+            VECTOR sums[ROWS][2]; \
+            for (size_t j = 0; j < ROWS; j++) { \
+                block[j] = (const void *)((const char *)w + (r + j < rows ? r + j : rows - 1) * row_bytes); \
+                sums[j][0] = sums[j][1] = vector_zero(); \
+            } \
+            for (size_t i = 0; i < n; i += 256) { \
+                float scales[ROWS][16]; \
+                UNROLL for (int j = 0; j < ROWS; j++) { \
+                    for (size_t at = 0; at < blocks * sizeof *block[j]; at += CACHE_LINE) \
+                        __builtin_prefetch((const void *)((uintptr_t)block[j] + ROWS * row_bytes + at)); \
+                    scales_##type(block[j], scales[j]); \
+                } \
+                const int groups = GROUPS(n - i); \
+                GROUP_LOOP for (int g = 0; g < groups; g++) { \
+                    UNROLL for (int j = 0; j < ROWS; j++) { \
+                        VECTOR weights[PARTS]; \
+                        unpack_##type(block[j], scales[j], g, weights); \
+                        UNROLL for (int p = 0; p < PARTS; p++) sums[j][p % 2] = \
+                            vector_fma(weights[p], vector_load(x + i + 32 * g + LANES * p), sums[j][p % 2]); \
+                    } \
+                } \
+                for (int j = 0; j < ROWS; j++) block[j] += blocks; \
+            } \
+            store_sums(sums, y + r, rows - r); \
+        } \
     }
 
 /* Types without blocks may have any n: what is left of a row goes through a group of its own, filled up with zeros. */
-#define PLAIN_KERNELS(type, isa)                                                                                                       \
-    WEIGHT_KERNELS(type, dequantize_groups_##type, matvec_groups_##type, 8, UP_TO_EIGHT_GROUPS, ROLL)                                  \
-                                                                                                                                       \
-    static void dequantize_##type##_##isa(const void *row, float *out, size_t n) {                                                     \
-        size_t rest = n % 32, whole = n - rest;                                                                                        \
-        dequantize_groups_##type(row, out, whole);                                                                                     \
-        if (rest) {                                                                                                                    \
-            struct weight_##type last = {0};                                                                                           \
-            float unpacked[32];                                                                                                        \
-            memcpy(&last, (const struct weight_##type *)row + whole / 32, rest * sizeof last.values[0]);                               \
-            dequantize_groups_##type(&last, unpacked, 32);                                                                             \
-            memcpy(out + whole, unpacked, rest * sizeof *out);                                                                         \
-        }                                                                                                                              \
-    }                                                                                                                                  \
-                                                                                                                                       \
-    static void matvec_##type##_##isa(const void *w, size_t row_bytes, size_t rows, size_t n, const float *x, float *y) {              \
-        size_t rest = n % 32, whole = n - rest;                                                                                        \
-        matvec_groups_##type(w, row_bytes, rows, whole, x, y);                                                                         \
-        if (rest) {                                                                                                                    \
-            float last_x[32] = {0};                                                                                                    \
-            memcpy(last_x, x + whole, rest * sizeof *x);                                                                               \
-            for (size_t r = 0; r < rows; r++) {                                                                                        \
-                struct weight_##type last = {0};                                                                                       \
-                float sum;                                                                                                             \
-                memcpy(&last, (const struct weight_##type *)(const void *)((const char *)w + r * row_bytes) + whole / 32,              \
-                       rest * sizeof last.values[0]);                                                                                  \
-                matvec_groups_##type(&last, sizeof last, 1, 32, last_x, &sum);                                                         \
-                y[r] += sum;                                                                                                           \
-            }                                                                                                                          \
-        }                                                                                                                              \
+#define PLAIN_KERNELS(type, isa) \
+    WEIGHT_KERNELS(type, dequantize_groups_##type, matvec_groups_##type, 8, UP_TO_EIGHT_GROUPS, ROLL) \
+\
+    static void dequantize_##type##_##isa(const void *row, float *out, size_t n) { \
+        size_t rest = n % 32, whole = n - rest; \
+        dequantize_groups_##type(row, out, whole); \
+        if (rest) { \
+            struct weight_##type last = {0}; \
+            float unpacked[32]; \
+            memcpy(&last, (const struct weight_##type *)row + whole / 32, rest * sizeof last.values[0]); \
+            dequantize_groups_##type(&last, unpacked, 32); \
+            memcpy(out + whole, unpacked, rest * sizeof *out); \
+        } \
+    } \
+\
+    static void matvec_##type##_##isa(const void *w, size_t row_bytes, size_t rows, size_t n, const float *x, float *y) { \
+        size_t rest = n % 32, whole = n - rest; \
+        matvec_groups_##type(w, row_bytes, rows, whole, x, y); \
+        if (rest) { \
+            float last_x[32] = {0}; \
+            memcpy(last_x, x + whole, rest * sizeof *x); \
+            for (size_t r = 0; r < rows; r++) { \
+                struct weight_##type last = {0}; \
+                float sum; \
+                memcpy(&last, (const struct weight_##type *)(const void *)((const char *)w + r * row_bytes) + whole / 32, \
+                       rest * sizeof last.values[0]); \
+                matvec_groups_##type(&last, sizeof last, 1, 32, last_x, &sum); \
+                y[r] += sum; \
+            } \
+        } \
     }
 
 #define BLOCK_KERNELS(type, isa) WEIGHT_KERNELS(type, dequantize_##type##_##isa, matvec_##type##_##isa, 8, UP_TO_EIGHT_GROUPS, ROLL)
 #define K_KERNELS(type, isa) WEIGHT_KERNELS(type, dequantize_##type##_##isa, matvec_##type##_##isa, 1, EIGHT_GROUPS, UNROLL)
 
-#define ALL_WEIGHT_KERNELS(isa)                                                                                                        \
-    PLAIN_KERNELS(f32, isa)                                                                                                            \
-    PLAIN_KERNELS(f16, isa)                                                                                                            \
-    PLAIN_KERNELS(bf16, isa)                                                                                                           \
-    BLOCK_KERNELS(q8_0, isa)                                                                                                           \
-    BLOCK_KERNELS(q4_0, isa)                                                                                                           \
-    BLOCK_KERNELS(q4_1, isa)                                                                                                           \
-    BLOCK_KERNELS(q5_0, isa)                                                                                                           \
-    BLOCK_KERNELS(q5_1, isa)                                                                                                           \
-    K_KERNELS(q4_k, isa)                                                                                                               \
-    K_KERNELS(q5_k, isa)                                                                                                               \
+#define ALL_WEIGHT_KERNELS(isa) \
+    PLAIN_KERNELS(f32, isa) \
+    PLAIN_KERNELS(f16, isa) \
+    PLAIN_KERNELS(bf16, isa) \
+    BLOCK_KERNELS(q8_0, isa) \
+    BLOCK_KERNELS(q4_0, isa) \
+    BLOCK_KERNELS(q4_1, isa) \
+    BLOCK_KERNELS(q5_0, isa) \
+    BLOCK_KERNELS(q5_1, isa) \
+    K_KERNELS(q4_k, isa) \
+    K_KERNELS(q5_k, isa) \
     K_KERNELS(q6_k, isa)
 
-#define FILL_WEIGHT(k, TYPE, type, isa)                                                                                                \
-    (k)->dequantize[TENSOR_##TYPE] = dequantize_##type##_##isa;                                                                        \
+#define FILL_WEIGHT(k, TYPE, type, isa) \
+    (k)->dequantize[TENSOR_##TYPE] = dequantize_##type##_##isa; \
     (k)->matvec[TENSOR_##TYPE] = matvec_##type##_##isa
 
-#define FILL_ALL_WEIGHTS(k, isa)                                                                                                       \
-    FILL_WEIGHT(k, F32, f32, isa);                                                                                                     \
-    FILL_WEIGHT(k, F16, f16, isa);                                                                                                     \
-    FILL_WEIGHT(k, BF16, bf16, isa);                                                                                                   \
-    FILL_WEIGHT(k, Q8_0, q8_0, isa);                                                                                                   \
-    FILL_WEIGHT(k, Q4_0, q4_0, isa);                                                                                                   \
-    FILL_WEIGHT(k, Q4_1, q4_1, isa);                                                                                                   \
-    FILL_WEIGHT(k, Q5_0, q5_0, isa);                                                                                                   \
-    FILL_WEIGHT(k, Q5_1, q5_1, isa);                                                                                                   \
-    FILL_WEIGHT(k, Q4_K, q4_k, isa);                                                                                                   \
-    FILL_WEIGHT(k, Q5_K, q5_k, isa);                                                                                                   \
+#define FILL_ALL_WEIGHTS(k, isa) \
+    FILL_WEIGHT(k, F32, f32, isa); \
+    FILL_WEIGHT(k, F16, f16, isa); \
+    FILL_WEIGHT(k, BF16, bf16, isa); \
+    FILL_WEIGHT(k, Q8_0, q8_0, isa); \
+    FILL_WEIGHT(k, Q4_0, q4_0, isa); \
+    FILL_WEIGHT(k, Q4_1, q4_1, isa); \
+    FILL_WEIGHT(k, Q5_0, q5_0, isa); \
+    FILL_WEIGHT(k, Q5_1, q5_1, isa); \
+    FILL_WEIGHT(k, Q4_K, q4_k, isa); \
+    FILL_WEIGHT(k, Q5_K, q5_k, isa); \
     FILL_WEIGHT(k, Q6_K, q6_k, isa)
 
 #endif

@@ -18,7 +18,8 @@ enum terse_status architecture_find(const struct gguf *gguf, const struct archit
     enum terse_status status = gguf_get_string(gguf, "general.architecture", &name, &found, error);
     if (status) return status;
     if (!found)
-        return status_fail(error, TERSE_E_FORMAT, "the file has no general.architecture: it is not a model; convert it again with a current converter");
+        return status_fail(error, TERSE_E_FORMAT,
+                           "the file has no general.architecture: it is not a model; convert it again with a current converter");
     char known[128] = "";
     for (size_t i = 0; i < N_ARCHITECTURES; i++) {
         if (name.size == strlen(architectures[i].name) && !memcmp(name.data, architectures[i].name, name.size)) {
@@ -28,6 +29,6 @@ enum terse_status architecture_find(const struct gguf *gguf, const struct archit
         size_t used = strlen(known);
         snprintf(known + used, sizeof known - used, "%s%s", i ? ", " : "", architectures[i].name);
     }
-    return status_fail(error, TERSE_E_UNSUPPORTED, "architecture \"%.*s\" is not supported; supported are %s", (int)(name.size < 64 ? name.size : 64),
-                       name.data, known);
+    return status_fail(error, TERSE_E_UNSUPPORTED, "architecture \"%.*s\" is not supported; supported are %s",
+                       (int)(name.size < 64 ? name.size : 64), name.data, known);
 }

@@ -135,7 +135,7 @@ static void add_bytes(struct render *r, const char *data, size_t n) {
         r->text = text;
         r->capacity = capacity;
     }
-    memcpy(r->text + r->size, data, n);
+    if (n) memcpy(r->text + r->size, data, n); /* a model without BOS has no data */
     r->size += n;
     r->text[r->size] = '\0';
 }
@@ -211,25 +211,28 @@ static enum terse_status check_roles(const struct terse_message *messages, size_
     if (n == 0) return status_fail(error, TERSE_E_ARGUMENT, "a conversation without messages: give at least one");
     for (size_t i = 0; i < n; i++) {
         const char *role = messages[i].role;
-        if (!role || !messages[i].content) return status_fail(error, TERSE_E_ARGUMENT, "message %zu has no role or no content: give both", i + 1);
+        if (!role || !messages[i].content)
+            return status_fail(error, TERSE_E_ARGUMENT, "message %zu has no role or no content: give both", i + 1);
         if (is_role(&messages[i], "system") || is_role(&messages[i], "user") || is_role(&messages[i], "assistant")) continue;
         char shown[64];
         struct text_line line = text_line_begin(shown, sizeof shown);
         text_line_string(&line, role, strlen(role), true);
         text_line_end(&line);
-        return status_fail(error, TERSE_E_ARGUMENT, "message %zu has the role %s: the roles are system, user and assistant", i + 1, shown);
+        return status_fail(error, TERSE_E_ARGUMENT, "message %zu has the role %s: the roles are system, user and assistant", i + 1,
+                           shown);
     }
     return TERSE_OK;
 }
 
 /* The templates of these formats refuse any other order, too. */
-static enum terse_status check_turns(const struct format *f, const struct terse_message *messages, size_t n, struct terse_error *error) {
+static enum terse_status check_turns(const struct format *f, const struct terse_message *messages, size_t n,
+                                     struct terse_error *error) {
     size_t begin = is_role(&messages[0], "system") ? 1 : 0;
     for (size_t i = begin; i < n || i == begin; i++)
         if (i == n || !is_role(&messages[i], (i - begin) % 2 ? "assistant" : "user"))
             return status_fail(error, TERSE_E_ARGUMENT,
-                               "message %zu: the format %s wants at most one system message, then user and assistant in turn", i + 1,
-                               f->name);
+                               "message %zu: the format %s wants at most one system message, then user and assistant in turn",
+                               i + 1, f->name);
     return TERSE_OK;
 }
 
@@ -239,7 +242,8 @@ static enum terse_status choose_format(struct render *r, const struct tokenizer 
     const struct format *own = template.size ? recognise(template) : NULL, *chosen = name ? find_format(name) : own;
     if (!chosen && name) return unknown_format("there is no such chat format", TERSE_E_ARGUMENT, error);
     if (!chosen)
-        return unknown_format(template.size ? "the model's chat template is none that terse knows" : "the model has no chat template",
+        return unknown_format(template.size ? "the model's chat template is none that terse knows"
+                                            : "the model has no chat template",
                               TERSE_E_UNSUPPORTED, error);
     r->format = *chosen;
     bool added, vary = chosen == own;

@@ -59,10 +59,16 @@ static enum terse_status workspace_reserve(struct workspace *w, const struct ter
         float **buffer;
         size_t count, each;
     } wanted[] = {
-        {&w->hidden, n, m->width},           {&w->k, n, kv_width},         {&w->v, n, kv_width},
-        {&w->normed, panel, m->width},       {&w->q, panel, q_width},      {&w->out, panel, q_width},
-        {&w->gate, panel, m->feed_forward},  {&w->up, panel, m->feed_forward},
-        {&w->logits, logit_rows(m, n), m->vocabulary}, {&w->tile, tile_floats(m, (uint32_t)omp_get_max_threads()), 1},
+        {&w->hidden, n, m->width},
+        {&w->k, n, kv_width},
+        {&w->v, n, kv_width},
+        {&w->normed, panel, m->width},
+        {&w->q, panel, q_width},
+        {&w->out, panel, q_width},
+        {&w->gate, panel, m->feed_forward},
+        {&w->up, panel, m->feed_forward},
+        {&w->logits, logit_rows(m, n), m->vocabulary},
+        {&w->tile, tile_floats(m, (uint32_t)omp_get_max_threads()), 1},
     };
     for (size_t i = 0; i < sizeof wanted / sizeof wanted[0]; i++) {
         size_t row_bytes = wanted[i].each * sizeof(float);
@@ -105,7 +111,8 @@ static void embed(const struct terse_model *m, const int32_t *tokens, size_t n, 
 /* ---- A layer */
 
 /* Queries of `count` tokens into w->q, and keys and values of the same tokens to k and v unless they are NULL. */
-static void project(const struct forward *f, const struct layer *layer, size_t first, size_t count, bool queries, float *k, float *v) {
+static void project(const struct forward *f, const struct layer *layer, size_t first, size_t count, bool queries, float *k,
+                    float *v) {
     const struct terse_model *m = f->model;
     struct workspace *w = f->workspace;
     struct product products[3];

@@ -20,7 +20,8 @@ static uint32_t tiles(const struct matrix *w, uint32_t rows) { return (w->rows +
 static const char *weight_row(const struct matrix *w, uint32_t row) { return (const char *)w->data + (size_t)row * w->row_bytes; }
 
 /* The item-th run of `per_item` weight rows, counted through all products. */
-static const struct product *find_item(const struct product *products, uint32_t item, uint32_t per_item, uint32_t *first, uint32_t *count) {
+static const struct product *find_item(const struct product *products, uint32_t item, uint32_t per_item, uint32_t *first,
+                                       uint32_t *count) {
     const struct product *p = products;
     for (uint32_t n; item >= (n = tiles(p->w, per_item)); p++) item -= n;
     *first = item * per_item;
@@ -37,7 +38,8 @@ static uint32_t count_items(const struct product *products, size_t n_products, u
 static void matvec_item(const struct product *p, uint32_t first, uint32_t count, const float *x, size_t n) {
     const struct matrix *w = p->w;
     for (size_t t = 0; t < n; t++)
-        kernels()->matvec[w->type](weight_row(w, first), w->row_bytes, count, w->columns, x + t * w->columns, p->out + t * w->rows + first);
+        kernels()->matvec[w->type](weight_row(w, first), w->row_bytes, count, w->columns, x + t * w->columns,
+                                   p->out + t * w->rows + first);
 }
 
 static void gemm_item(const struct product *p, uint32_t first, uint32_t count, const float *x, size_t n, float *tile) {
@@ -46,7 +48,8 @@ static void gemm_item(const struct product *p, uint32_t first, uint32_t count, c
     if (w->type == TENSOR_F32)
         weights = (const float *)weight_row(w, first);
     else
-        for (uint32_t r = 0; r < count; r++) kernels()->dequantize[w->type](weight_row(w, first + r), tile + (size_t)r * w->columns, w->columns);
+        for (uint32_t r = 0; r < count; r++)
+            kernels()->dequantize[w->type](weight_row(w, first + r), tile + (size_t)r * w->columns, w->columns);
     gemm(true, n, count, w->columns, x, w->columns, weights, w->columns, false, p->out + first, w->rows);
 }
 

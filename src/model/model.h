@@ -19,8 +19,8 @@ struct matrix {
 struct layer {
     const float *attention_norm, *feed_forward_norm; /* [width] */
     struct matrix q, k, v, o;
-    const float *q_bias, *k_bias, *v_bias;           /* qwen2 */
-    const float *q_norm, *k_norm;                    /* [head_dim], qwen3 */
+    const float *q_bias, *k_bias, *v_bias; /* qwen2 */
+    const float *q_norm, *k_norm;          /* [head_dim], qwen3 */
     struct matrix gate, up, down;
 };
 

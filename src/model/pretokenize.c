@@ -61,10 +61,11 @@ enum terse_status pretokenizer_new(struct gguf_string name, struct pretokenizer 
         struct text_line line = text_line_begin(names, sizeof names);
         text_line_string(&line, name.data, name.size, true);
         text_line_end(&line);
-        return status_fail(error, TERSE_E_UNSUPPORTED,
-                           "the tokenizer cuts words like %s; terse knows gpt-2, llama-bpe, qwen2, default (tokenizer.ggml.pre) and "
-                           "their aliases: use a model with one of these",
-                           names);
+        return status_fail(
+            error, TERSE_E_UNSUPPORTED,
+            "the tokenizer cuts words like %s; terse knows gpt-2, llama-bpe, qwen2, default (tokenizer.ggml.pre) and "
+            "their aliases: use a model with one of these",
+            names);
     }
     struct pretokenizer *p = calloc(1, sizeof *p);
     if (!p) return status_no_memory(error, sizeof *p, "the pre-tokenizer");

@@ -10,14 +10,15 @@ struct scaling {
     float base, factor; /* factor: how many times longer than trained */
     bool yarn;
     uint32_t original_context;
-    float extrapolation, attention_factor, beta_fast, beta_slow; /* yarn */
+    float extrapolation, attention_factor, magnitude, beta_fast, beta_slow; /* yarn; magnitude 0: not given */
 };
 
 static bool is(struct gguf_string string, const char *text) {
     return string.size == strlen(text) && !memcmp(string.data, text, string.size);
 }
 
-static enum terse_status read_f32(const struct gguf *gguf, const char *prefix, const char *name, float *value, struct terse_error *error) {
+static enum terse_status read_f32(const struct gguf *gguf, const char *prefix, const char *name, float *value,
+                                  struct terse_error *error) {
     char key[128];
     bool found;
     snprintf(key, sizeof key, "%s.rope.%s", prefix, name);
@@ -36,7 +37,7 @@ static enum terse_status read_scaling(const struct gguf *gguf, const char *prefi
     if ((status = read_f32(gguf, prefix, "scaling.factor", &s->factor, error))) return status;
     if ((status = read_f32(gguf, prefix, "scaling.yarn_ext_factor", &s->extrapolation, error))) return status;
     if ((status = read_f32(gguf, prefix, "scaling.attn_factor", &s->attention_factor, error))) return status;
-    if ((status = read_f32(gguf, prefix, "scaling.yarn_attn_factor", &s->attention_factor, error))) return status;
+    if ((status = read_f32(gguf, prefix, "scaling.yarn_attn_factor", &s->magnitude, error))) return status;
     if ((status = read_f32(gguf, prefix, "scaling.yarn_beta_fast", &s->beta_fast, error))) return status;
     if ((status = read_f32(gguf, prefix, "scaling.yarn_beta_slow", &s->beta_slow, error))) return status;
     snprintf(key, sizeof key, "%s.rope.scaling.original_context_length", prefix);
@@ -48,11 +49,15 @@ static enum terse_status read_scaling(const struct gguf *gguf, const char *prefi
     if (found && is(type, "none"))
         s->factor = 1;
     else if (found && !s->yarn && !is(type, "linear"))
-        return status_fail(error, TERSE_E_UNSUPPORTED, "RoPE scaling \"%.*s\" is not supported; supported are none, linear, yarn and llama-3's rope_freqs tensor",
-                           (int)(type.size < 32 ? type.size : 32), type.data);
+        return status_fail(
+            error, TERSE_E_UNSUPPORTED,
+            "RoPE scaling \"%.*s\" is not supported; supported are none, linear, yarn and llama-3's rope_freqs tensor",
+            (int)(type.size < 32 ? type.size : 32), type.data);
     if (!(s->base > 1) || !isfinite(s->base) || !(s->factor > 0) || !isfinite(s->factor) || !isfinite(s->attention_factor) ||
-        !(s->beta_fast > 0) || !(s->beta_slow > 0) || !isfinite(s->extrapolation) || (s->yarn && !s->original_context))
-        return status_fail(error, TERSE_E_FORMAT, "the %s.rope.* metadata is out of range (freq_base %g, scaling factor %g): the file is damaged", prefix,
+        !isfinite(s->magnitude) || !(s->beta_fast > 0) || !(s->beta_slow > 0) || !isfinite(s->extrapolation) ||
+        (s->yarn && !s->original_context))
+        return status_fail(error, TERSE_E_FORMAT,
+                           "the %s.rope.* metadata is out of range (freq_base %g, scaling factor %g): the file is damaged", prefix,
                            (double)s->base, (double)s->factor);
     return TERSE_OK;
 }
@@ -74,12 +79,14 @@ static enum terse_status apply_factors(const struct gguf *gguf, uint32_t n_rot, 
     const struct gguf_tensor *factors = gguf_find_tensor(gguf, "rope_freqs.weight");
     if (!factors) return TERSE_OK;
     if (factors->type != TENSOR_F32 || factors->n_dims != 1 || factors->dims[0] != n_rot / 2)
-        return status_fail_at(error, TERSE_E_FORMAT, factors->offset, "tensor rope_freqs.weight is not %u F32 factors: convert the model again", n_rot / 2);
+        return status_fail_at(error, TERSE_E_FORMAT, factors->offset,
+                              "tensor rope_freqs.weight is not %u F32 factors: convert the model again", n_rot / 2);
     for (uint32_t i = 0; i < n_rot / 2; i++) {
         float factor;
         memcpy(&factor, (const char *)factors->data + i * sizeof factor, sizeof factor);
         if (!(factor > 0) || !isfinite(factor))
-            return status_fail_at(error, TERSE_E_FORMAT, factors->offset, "tensor rope_freqs.weight holds %g at %u: the file is damaged", (double)factor, i);
+            return status_fail_at(error, TERSE_E_FORMAT, factors->offset,
+                                  "tensor rope_freqs.weight holds %g at %u: the file is damaged", (double)factor, i);
         frequency[i] /= factor;
     }
     return TERSE_OK;
@@ -87,7 +94,13 @@ static enum terse_status apply_factors(const struct gguf *gguf, uint32_t n_rot, 
 
 enum terse_status rope_scaling_load(const struct gguf *gguf, const char *prefix, uint32_t n_rot, uint32_t context, float *frequency,
                                     float *magnitude, struct terse_error *error) {
-    struct scaling s = {.base = 10000, .factor = 1, .original_context = context, .extrapolation = 1, .attention_factor = 1, .beta_fast = 32, .beta_slow = 1};
+    struct scaling s = {.base = 10000,
+                        .factor = 1,
+                        .original_context = context,
+                        .extrapolation = 1,
+                        .attention_factor = 1,
+                        .beta_fast = 32,
+                        .beta_slow = 1};
     enum terse_status status = read_scaling(gguf, prefix, &s, error);
     if (status) return status;
     for (uint32_t i = 0; i < n_rot / 2; i++) {
@@ -95,6 +108,7 @@ enum terse_status rope_scaling_load(const struct gguf *gguf, const char *prefix,
         double keep = s.yarn ? yarn_keep(&s, n_rot, i) : 0;
         frequency[i] = (float)(own * keep + own / (double)s.factor * (1 - keep));
     }
-    *magnitude = s.yarn ? s.attention_factor * (1 + 0.1f * logf(s.factor)) : 1;
+    float of_factor = 1 + 0.1f * logf(fmaxf(s.factor, 1)); /* eq. 22 */
+    *magnitude = s.yarn ? s.attention_factor * (s.magnitude > 0 ? s.magnitude : of_factor) : 1;
     return apply_factors(gguf, n_rot, frequency, error);
 }

@@ -18,12 +18,15 @@ void sampler_destroy(struct sampler *sampler) { memory_free(sampler->candidates)
 enum terse_status sampler_set(struct sampler *sampler, const struct terse_sampling *s, struct terse_error *error) {
     if (!(s->temperature >= 0) || !isfinite(s->temperature))
         return status_fail(error, TERSE_E_ARGUMENT, "temperature %g is not 0 or more", (double)s->temperature);
-    if (!(s->top_p >= 0 && s->top_p <= 1)) return status_fail(error, TERSE_E_ARGUMENT, "top-p %g is not within 0 and 1", (double)s->top_p);
-    if (!(s->min_p >= 0 && s->min_p <= 1)) return status_fail(error, TERSE_E_ARGUMENT, "min-p %g is not within 0 and 1", (double)s->min_p);
+    if (!(s->top_p >= 0 && s->top_p <= 1))
+        return status_fail(error, TERSE_E_ARGUMENT, "top-p %g is not within 0 and 1", (double)s->top_p);
+    if (!(s->min_p >= 0 && s->min_p <= 1))
+        return status_fail(error, TERSE_E_ARGUMENT, "min-p %g is not within 0 and 1", (double)s->min_p);
     if (!(s->repeat_penalty > 0) || !isfinite(s->repeat_penalty))
         return status_fail(error, TERSE_E_ARGUMENT, "repeat penalty %g is not above 0", (double)s->repeat_penalty);
     if (s->repeat_last > SAMPLE_HISTORY)
-        return status_fail(error, TERSE_E_ARGUMENT, "the repeat penalty can look at %d tokens at most, not %u", SAMPLE_HISTORY, s->repeat_last);
+        return status_fail(error, TERSE_E_ARGUMENT, "the repeat penalty can look at %d tokens at most, not %u", SAMPLE_HISTORY,
+                           s->repeat_last);
     sampler->settings = *s;
     sampler->random = s->seed;
     return TERSE_OK;
@@ -74,7 +77,8 @@ static void penalise(const struct sampler *sampler, struct candidate *candidates
         struct candidate *c = &candidates[sampler->history[i % SAMPLE_HISTORY]];
         bool repeated = false;
         for (uint64_t j = i + 1; j < sampler->seen && !repeated; j++) repeated = sampler->history[j % SAMPLE_HISTORY] == c->token;
-        if (!repeated) c->logit = c->logit > 0 ? c->logit / sampler->settings.repeat_penalty : c->logit * sampler->settings.repeat_penalty;
+        if (!repeated)
+            c->logit = c->logit > 0 ? c->logit / sampler->settings.repeat_penalty : c->logit * sampler->settings.repeat_penalty;
     }
 }
 

@@ -13,11 +13,11 @@ struct candidate {
 
 struct sampler {
     struct terse_sampling settings;
-    uint64_t random;              /* state */
+    uint64_t random; /* state */
     uint32_t vocabulary;
     struct candidate *candidates; /* [vocabulary] scratch */
     int32_t history[SAMPLE_HISTORY];
-    uint64_t seen;                /* tokens ever added; history is a ring */
+    uint64_t seen; /* tokens ever added; history is a ring */
 };
 
 enum terse_status sampler_init(struct sampler *sampler, uint32_t vocabulary, struct terse_error *error);

@@ -33,12 +33,17 @@ struct terse_session_options terse_session_options_defaults(void) {
 }
 
 struct terse_sampling terse_sampling_defaults(void) {
-    return (struct terse_sampling){.temperature = 0.8f, .top_k = 40, .top_p = 0.95f, .min_p = 0.05f, .repeat_penalty = 1, .repeat_last = 64, .seed = 1};
+    return (struct terse_sampling){
+        .temperature = 0.8f, .top_k = 40, .top_p = 0.95f, .min_p = 0.05f, .repeat_penalty = 1, .repeat_last = 64, .seed = 1};
 }
 
 static struct cache_shape cache_shape_of(const struct terse_model *m) {
-    return (struct cache_shape){.layers = m->layers, .query_heads = m->query_heads, .kv_heads = m->kv_heads, .head_dim = m->head_dim,
-                                .scale = 1 / sqrtf((float)m->head_dim), .rope = &m->rope};
+    return (struct cache_shape){.layers = m->layers,
+                                .query_heads = m->query_heads,
+                                .kv_heads = m->kv_heads,
+                                .head_dim = m->head_dim,
+                                .scale = 1 / sqrtf((float)m->head_dim),
+                                .rope = &m->rope};
 }
 
 enum terse_status terse_cache_bytes(const struct terse_model *model, const struct terse_cache_options *options, uint64_t tokens,
@@ -57,11 +62,13 @@ static enum terse_status check_options(struct terse_session *s, struct terse_err
     if (!o->context) o->context = s->model->context;
     if (o->context > s->model->context && !o->allow_longer_context && !s->method.policy->positions_by_index)
         return status_fail(error, TERSE_E_ARGUMENT,
-                           "a context of %u tokens is longer than the %u the model was trained for: use -c %u, or --allow-longer-context to try it all the same",
+                           "a context of %u tokens is longer than the %u the model was trained for: use -c %u, or "
+                           "--allow-longer-context to try it all the same",
                            o->context, s->model->context, s->model->context);
     if (!o->batch) return status_fail(error, TERSE_E_ARGUMENT, "a batch of 0 tokens reads nothing: use -b 1 or more");
     if (!o->threads) o->threads = (uint32_t)omp_get_num_procs();
-    if (o->threads > 1024) return status_fail(error, TERSE_E_ARGUMENT, "%u threads are more than the 1024 that terse can use", o->threads);
+    if (o->threads > 1024)
+        return status_fail(error, TERSE_E_ARGUMENT, "%u threads are more than the 1024 that terse can use", o->threads);
     return TERSE_OK;
 }
 
@@ -112,7 +119,8 @@ static enum terse_status check_tokens(const struct terse_session *s, const int32
     if (!n) return status_fail(error, TERSE_E_ARGUMENT, "no tokens: a step needs at least one");
     for (size_t i = 0; i < n; i++)
         if (tokens[i] < 0 || (uint32_t)tokens[i] >= s->model->vocabulary)
-            return status_fail(error, TERSE_E_ARGUMENT, "token %" PRId32 " at %zu is outside the vocabulary of %u", tokens[i], i, s->model->vocabulary);
+            return status_fail(error, TERSE_E_ARGUMENT, "token %" PRId32 " at %zu is outside the vocabulary of %u", tokens[i], i,
+                               s->model->vocabulary);
     return TERSE_OK;
 }
 
@@ -121,17 +129,21 @@ static enum terse_status check_room(const struct terse_session *s, size_t n, siz
     uint64_t length = cache_length(s->cache);
     if (s->method.policy->positions_by_index) {
         if (together <= s->options.context) return TERSE_OK;
-        return status_fail(error, TERSE_E_CONTEXT, "a prompt of %zu tokens does not fit the context of %u at once: use --prefill compressed, which reads it in chunks",
-                           together, s->options.context);
+        return status_fail(
+            error, TERSE_E_CONTEXT,
+            "a prompt of %zu tokens does not fit the context of %u at once: use --prefill compressed, which reads it in chunks",
+            together, s->options.context);
     }
     if (length + n <= s->options.context) return TERSE_OK;
-    return status_fail(error, TERSE_E_CONTEXT,
-                       "%" PRIu64 " tokens do not fit the context of %u: shorten the text, raise -c, or use --kv streaming-N to go on without end",
-                       length + n, s->options.context);
+    return status_fail(
+        error, TERSE_E_CONTEXT,
+        "%" PRIu64 " tokens do not fit the context of %u: shorten the text, raise -c, or use --kv streaming-N to go on without end",
+        length + n, s->options.context);
 }
 
 /* Runs `body` with the session's number of threads. */
-static enum terse_status step(struct terse_session *s, const struct forward *f, const int32_t *tokens, size_t n, struct terse_error *error) {
+static enum terse_status step(struct terse_session *s, const struct forward *f, const int32_t *tokens, size_t n,
+                              struct terse_error *error) {
     int threads = omp_get_max_threads();
     omp_set_num_threads((int)s->options.threads);
     enum terse_status status = forward(f, tokens, n, error);
@@ -159,8 +171,8 @@ static void shifted_row(void *user, size_t i, const float *logits) {
     shifted->sink->row(shifted->sink->user, shifted->shift + i, logits);
 }
 
-static enum terse_status prefill_in_chunks(struct terse_session *s, const int32_t *tokens, size_t n, const struct terse_logits_sink *sink,
-                                           struct terse_error *error) {
+static enum terse_status prefill_in_chunks(struct terse_session *s, const int32_t *tokens, size_t n,
+                                           const struct terse_logits_sink *sink, struct terse_error *error) {
     const struct terse_progress *progress = &s->options.progress;
     enum terse_status status = TERSE_OK;
     for (size_t first = 0; first < n && !status; first += s->options.batch) {
@@ -187,7 +199,8 @@ enum terse_status terse_session_prefill(struct terse_session *session, const int
     if (chunks) {
         status = prefill_in_chunks(session, tokens, n, sink, error);
     } else {
-        struct forward f = forward_of(session, mode == TERSE_PREFILL_PAPER ? CACHE_STEP_PAPER : CACHE_STEP_PREFILL, sink, &session->options.progress);
+        struct forward f = forward_of(session, mode == TERSE_PREFILL_PAPER ? CACHE_STEP_PAPER : CACHE_STEP_PREFILL, sink,
+                                      &session->options.progress);
         status = step(session, &f, tokens, n, error);
         if (status == TERSE_E_INTERRUPTED) terse_session_reset(session);
     }
@@ -223,18 +236,22 @@ enum terse_status terse_session_fill_random(struct terse_session *session, size_
 
 const float *terse_session_logits(const struct terse_session *session) { return session->has_logits ? session->logits : NULL; }
 
-enum terse_status terse_session_set_sampling(struct terse_session *session, const struct terse_sampling *sampling, struct terse_error *error) {
+enum terse_status terse_session_set_sampling(struct terse_session *session, const struct terse_sampling *sampling,
+                                             struct terse_error *error) {
     return sampler_set(&session->sampler, sampling, error);
 }
 
 enum terse_status terse_session_sample(struct terse_session *session, int32_t *token, struct terse_error *error) {
     *token = -1;
-    if (!session->has_logits) return status_fail(error, TERSE_E_ARGUMENT, "nothing to sample from: the session has read no tokens yet");
+    if (!session->has_logits)
+        return status_fail(error, TERSE_E_ARGUMENT, "nothing to sample from: the session has read no tokens yet");
     *token = sampler_choose(&session->sampler, session->logits);
     return TERSE_OK;
 }
 
-void terse_session_cache(const struct terse_session *session, struct terse_cache_report *report) { cache_report(session->cache, report); }
+void terse_session_cache(const struct terse_session *session, struct terse_cache_report *report) {
+    cache_report(session->cache, report);
+}
 
 void terse_session_counters(struct terse_session *session, struct terse_counters *counters, bool clear) {
     *counters = session->counters;

@@ -95,7 +95,8 @@ enum terse_status tokenizer_encode(const struct tokenizer *t, const char *text, 
     if (flags & ~(unsigned)(TERSE_TOKENIZE_ADD_SPECIAL | TERSE_TOKENIZE_PARSE_SPECIAL))
         return status_fail(error, TERSE_E_ARGUMENT, "unknown flags %#x: pass a sum of enum terse_tokenize_flags", flags);
     if (n_bytes > MAX_TEXT)
-        return status_fail(error, TERSE_E_ARGUMENT, "a text of %zu bytes: tokenize it in parts of at most %" PRIu64, n_bytes, MAX_TEXT);
+        return status_fail(error, TERSE_E_ARGUMENT, "a text of %zu bytes: tokenize it in parts of at most %" PRIu64, n_bytes,
+                           MAX_TEXT);
     if (t->kind == TOKENIZER_NONE) return TERSE_OK;
     enum terse_status status = encode(&e, text, n_bytes, flags);
     if (!status) *n_tokens = e.n_tokens;
@@ -135,7 +136,9 @@ int32_t tokenizer_eos(const struct tokenizer *t) { return t->eos; }
 
 bool tokenizer_ends(const struct tokenizer *t, int32_t token) { return is_token(t, token) && t->ends[token]; }
 
-struct gguf_string tokenizer_chat_template(const struct tokenizer *t) { return t->chat_template; }
+struct gguf_string tokenizer_chat_template(const struct tokenizer *t) {
+    return t->chat_template;
+}
 
 /* ---- Public -------------------------------------------------------------------------------------------------------------- */
 

@@ -22,8 +22,8 @@ uint32_t tokenizer_size(const struct tokenizer *tokenizer);
 
 /* As terse_tokenize. User-defined tokens are always found in the text, control tokens only with TERSE_TOKENIZE_PARSE_SPECIAL; where
  * several begin at one place, the longest. Without that flag no text gives a control token. */
-enum terse_status tokenizer_encode(const struct tokenizer *tokenizer, const char *text, size_t n_bytes, unsigned flags, int32_t *tokens,
-                                   size_t capacity, size_t *n_tokens, struct terse_error *error);
+enum terse_status tokenizer_encode(const struct tokenizer *tokenizer, const char *text, size_t n_bytes, unsigned flags,
+                                   int32_t *tokens, size_t capacity, size_t *n_tokens, struct terse_error *error);
 
 /* The bytes of one token (a byte-level token's letters mapped back, SentencePiece's U+2581 as a space), not zero-terminated, valid
  * as long as the tokenizer; 0 bytes for ids that are no tokens, and unless show_special for control, unknown and unused ones. */

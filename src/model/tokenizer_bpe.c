@@ -63,11 +63,14 @@ static uint64_t find_merge(const struct bpe *bpe, uint64_t pair) {
 }
 
 /* Adds the merge of priority `rank`, "LEFT RIGHT". Of two with the same pair the earlier counts. both[v->longest] is scratch. */
-static enum terse_status add_merge(struct tokenizer *t, struct gguf_string merge, uint32_t rank, char *both, struct terse_error *error) {
+static enum terse_status add_merge(struct tokenizer *t, struct gguf_string merge, uint32_t rank, char *both,
+                                   struct terse_error *error) {
     const struct vocabulary *v = &t->vocabulary;
     const char *space = merge.size > 1 ? memchr(merge.data + 1, ' ', merge.size - 1) : NULL;
     if (!space)
-        return status_fail(error, TERSE_E_FORMAT, "tokenizer.ggml.merges: entry %" PRIu32 " is not two texts with a space between: convert the model again", rank);
+        return status_fail(
+            error, TERSE_E_FORMAT,
+            "tokenizer.ggml.merges: entry %" PRIu32 " is not two texts with a space between: convert the model again", rank);
     size_t n_left = (size_t)(space - merge.data), n_right = merge.size - n_left - 1;
     int32_t left = vocabulary_find(v, merge.data, n_left), right = vocabulary_find(v, space + 1, n_right), token = -1;
     if (n_left + n_right <= v->longest) {
@@ -76,7 +79,9 @@ static enum terse_status add_merge(struct tokenizer *t, struct gguf_string merge
         token = vocabulary_find(v, both, n_left + n_right);
     }
     if (left < 0 || right < 0 || token < 0)
-        return status_fail(error, TERSE_E_FORMAT, "tokenizer.ggml.merges: entry %" PRIu32 " merges or makes a text that is no token: convert the model again", rank);
+        return status_fail(
+            error, TERSE_E_FORMAT,
+            "tokenizer.ggml.merges: entry %" PRIu32 " merges or makes a text that is no token: convert the model again", rank);
     if (!token_is_text(v, token)) return TERSE_OK;
     uint64_t pair = (uint64_t)left << 32 | (uint64_t)right, slot = find_merge(&t->bpe, pair);
     if (t->bpe.merges[slot].pair == UINT64_MAX) t->bpe.merges[slot] = (struct bpe_merge){pair, {rank, token}};
@@ -88,7 +93,8 @@ static enum terse_status load_merges(struct tokenizer *t, const struct gguf *ggu
     enum terse_status status = gguf_get_array(gguf, "tokenizer.ggml.merges", GGUF_STRING, &array, NULL, error);
     if (status) return status;
     if (array.count > INT32_MAX)
-        return status_fail(error, TERSE_E_FORMAT, "tokenizer.ggml.merges has %" PRIu64 " entries: convert the model again", array.count);
+        return status_fail(error, TERSE_E_FORMAT, "tokenizer.ggml.merges has %" PRIu64 " entries: convert the model again",
+                           array.count);
     uint64_t slots = 2;
     while (slots < array.count + array.count / 2 + 1) slots *= 2;
     t->bpe.mask = slots - 1;
@@ -109,7 +115,7 @@ done:
 }
 
 enum terse_status bpe_load(struct tokenizer *t, const struct gguf *gguf, struct terse_error *error) {
-    struct gguf_string name = {0};
+    struct gguf_string name = {"", 0};
     bool found;
     enum terse_status status = gguf_get_string(gguf, "tokenizer.ggml.pre", &name, &found, error);
     if (status) return status;
@@ -129,7 +135,8 @@ void bpe_destroy(struct bpe *bpe) {
 
 /* ---- Encoding ------------------------------------------------------------------------------------------------------------ */
 
-static bool rule(const void *context, const char *text, const struct symbol *left, const struct symbol *right, struct merge *merge) {
+static bool rule(const void *context, const char *text, const struct symbol *left, const struct symbol *right,
+                 struct merge *merge) {
     const struct bpe *bpe = context;
     (void)text;
     if (left->token < 0 || right->token < 0) return false;

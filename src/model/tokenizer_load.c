@@ -14,8 +14,8 @@ static bool is(struct gguf_string string, const char *text) {
 /* ---- Special tokens ------------------------------------------------------------------------------------------------------ */
 
 /* Texts of control tokens that end a reply, whatever ids the file names: models are trained to end with one that the file forgets. */
-static const char *const known_ends[] = {"<|eot_id|>", "<|eom_id|>",    "<|im_end|>",    "<|end|>", "<|end_of_text|>",
-                                         "<|endoftext|>", "<end_of_turn>", "</s>"};
+static const char *const known_ends[] = {"<|eot_id|>",      "<|eom_id|>",    "<|im_end|>",    "<|end|>",
+                                         "<|end_of_text|>", "<|endoftext|>", "<end_of_turn>", "</s>"};
 
 /* Reads the id of a special token. `usual`: the id when the file names none, or -1. */
 static enum terse_status load_id(const struct tokenizer *t, const struct gguf *gguf, const char *key, int32_t usual, int32_t *id,
@@ -25,8 +25,8 @@ static enum terse_status load_id(const struct tokenizer *t, const struct gguf *g
     enum terse_status status = gguf_get_u32(gguf, key, &value, &found, error);
     if (status) return status;
     if (found && value >= t->vocabulary.n)
-        return status_fail(error, TERSE_E_FORMAT, "%s is %" PRIu32 " and there are %" PRIu32 " tokens: convert the model again", key,
-                           value, t->vocabulary.n);
+        return status_fail(error, TERSE_E_FORMAT, "%s is %" PRIu32 " and there are %" PRIu32 " tokens: convert the model again",
+                           key, value, t->vocabulary.n);
     *id = found ? (int32_t)value : usual < (int32_t)t->vocabulary.n ? usual : -1;
     return TERSE_OK;
 }
@@ -46,7 +46,7 @@ static enum terse_status load_added(const struct gguf *gguf, const char *key, in
 static enum terse_status load_special_ids(struct tokenizer *t, const struct gguf *gguf, struct terse_error *error) {
     bool spm = t->kind == TOKENIZER_SPM;
     bool wants_bos = spm || pretokenizer_adds_bos(t->bpe.pretokenizer);
-    int32_t eot, eom;
+    int32_t eot = -1, eom = -1;
     enum terse_status status;
     if ((status = load_id(t, gguf, "tokenizer.ggml.bos_token_id", spm ? 1 : -1, &t->bos, error))) return status;
     if ((status = load_id(t, gguf, "tokenizer.ggml.eos_token_id", spm ? 2 : -1, &t->eos, error))) return status;
@@ -114,7 +114,8 @@ static size_t token_bytes(const struct tokenizer *t, uint32_t token, char *bytes
         bytes[0] = (char)byte;
         return 1;
     }
-    if (t->vocabulary.type[token] == TOKEN_NORMAL) return t->kind == TOKENIZER_BPE ? bpe_bytes(text, bytes) : spm_bytes(text, bytes);
+    if (t->vocabulary.type[token] == TOKEN_NORMAL)
+        return t->kind == TOKENIZER_BPE ? bpe_bytes(text, bytes) : spm_bytes(text, bytes);
     memcpy(bytes, text.data, text.size);
     return text.size;
 }
@@ -143,7 +144,8 @@ static enum terse_status find_kind(struct tokenizer *t, const struct gguf *gguf,
     enum terse_status status = gguf_get_string(gguf, "tokenizer.ggml.model", &name, &found, error);
     if (status) return status;
     if (!found && gguf_has(gguf, "tokenizer.ggml.tokens"))
-        return status_fail(error, TERSE_E_FORMAT, "there are tokens but no tokenizer.ggml.model that says of which kind: convert the model again");
+        return status_fail(error, TERSE_E_FORMAT,
+                           "there are tokens but no tokenizer.ggml.model that says of which kind: convert the model again");
     if (!found || is(name, "none") || is(name, "no_vocab")) {
         t->kind = TOKENIZER_NONE;
     } else if (is(name, "gpt2")) {
@@ -155,10 +157,11 @@ static enum terse_status find_kind(struct tokenizer *t, const struct gguf *gguf,
         struct text_line line = text_line_begin(shown, sizeof shown);
         text_line_string(&line, name.data, name.size, true);
         text_line_end(&line);
-        return status_fail(error, TERSE_E_UNSUPPORTED,
-                           "the tokenizer is of kind %s; terse knows gpt2 (byte-level BPE) and llama (SentencePiece): use a model with "
-                           "one of these",
-                           shown);
+        return status_fail(
+            error, TERSE_E_UNSUPPORTED,
+            "the tokenizer is of kind %s; terse knows gpt2 (byte-level BPE) and llama (SentencePiece): use a model with "
+            "one of these",
+            shown);
     }
     return TERSE_OK;
 }

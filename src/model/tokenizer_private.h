@@ -38,16 +38,16 @@ enum tokenizer_kind { TOKENIZER_NONE, TOKENIZER_BPE, TOKENIZER_SPM };
 struct tokenizer {
     enum tokenizer_kind kind;
     struct vocabulary vocabulary;
-    struct bpe bpe; /* of TOKENIZER_BPE */
-    struct spm spm; /* of TOKENIZER_SPM */
-    char *bytes;    /* of all tokens, one after another */
-    size_t *first;  /* [n + 1] where in `bytes` a token begins */
-    size_t longest; /* bytes of the token that has most */
-    int32_t byte_token[256]; /* the token of a byte that no other token covers, or -1 */
+    struct bpe bpe;           /* of TOKENIZER_BPE */
+    struct spm spm;           /* of TOKENIZER_SPM */
+    char *bytes;              /* of all tokens, one after another */
+    size_t *first;            /* [n + 1] where in `bytes` a token begins */
+    size_t longest;           /* bytes of the token that has most */
+    int32_t byte_token[256];  /* the token of a byte that no other token covers, or -1 */
     struct special *specials; /* sorted by text */
     size_t n_specials;
-    bool begins_special[256]; /* some special token begins with this byte */
-    bool *ends;               /* [n] */
+    bool begins_special[256];  /* some special token begins with this byte */
+    bool *ends;                /* [n] */
     int32_t bos, eos, unknown; /* or -1 */
     bool add_bos, add_eos;
     struct gguf_string chat_template;

@@ -40,7 +40,9 @@ static enum terse_status load_scores(struct tokenizer *t, const struct gguf *ggu
     enum terse_status status = gguf_get_array(gguf, "tokenizer.ggml.scores", GGUF_F32, &scores, NULL, error);
     if (status) return status;
     if (scores.count != n)
-        return status_fail(error, TERSE_E_FORMAT, "tokenizer.ggml.scores has %" PRIu64 " entries for %" PRIu32 " tokens: convert the model again", scores.count, n);
+        return status_fail(error, TERSE_E_FORMAT,
+                           "tokenizer.ggml.scores has %" PRIu64 " entries for %" PRIu32 " tokens: convert the model again",
+                           scores.count, n);
     t->spm.priority = memory_array(n, sizeof *t->spm.priority);
     if (!t->spm.priority) return status_no_memory(error, n * sizeof *t->spm.priority, "the vocabulary");
     for (uint32_t i = 0; i < n; i++) {
@@ -53,7 +55,8 @@ static enum terse_status load_scores(struct tokenizer *t, const struct gguf *ggu
 
 static bool has_inner_space(struct gguf_string text) {
     for (size_t at = 1; at < text.size; at++)
-        if (begins_with_space(text.data + at, text.size - at) && !(at >= SPACE_BYTES && begins_with_space(text.data + at - SPACE_BYTES, SPACE_BYTES)))
+        if (begins_with_space(text.data + at, text.size - at) &&
+            !(at >= SPACE_BYTES && begins_with_space(text.data + at - SPACE_BYTES, SPACE_BYTES)))
             return true;
     return false;
 }
@@ -86,7 +89,8 @@ static int32_t find_text(const struct vocabulary *v, const char *data, size_t n)
     return token >= 0 && token_is_text(v, token) ? token : -1;
 }
 
-static bool rule(const void *context, const char *text, const struct symbol *left, const struct symbol *right, struct merge *merge) {
+static bool rule(const void *context, const char *text, const struct symbol *left, const struct symbol *right,
+                 struct merge *merge) {
     const struct tokenizer *t = context;
     merge->token = find_text(&t->vocabulary, text + left->start, left->size + right->size);
     if (merge->token < 0) return false;

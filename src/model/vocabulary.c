@@ -41,8 +41,9 @@ static enum terse_status fill_table(struct vocabulary *v, struct terse_error *er
         if (text.size == 0) continue;
         uint64_t slot = find_slot(v, text.data, text.size);
         if (v->slots[slot])
-            return status_fail(error, TERSE_E_FORMAT, "tokens %" PRIu32 " and %" PRIu32 " have the same text: convert the model again",
-                               v->slots[slot] - 1, i);
+            return status_fail(error, TERSE_E_FORMAT,
+                               "tokens %" PRIu32 " and %" PRIu32 " have the same text: convert the model again", v->slots[slot] - 1,
+                               i);
         v->slots[slot] = i + 1;
         if (text.size > v->longest) v->longest = text.size;
     }
@@ -71,7 +72,8 @@ enum terse_status vocabulary_load(struct vocabulary *v, const struct gguf *gguf,
     enum terse_status status = gguf_get_array(gguf, "tokenizer.ggml.tokens", GGUF_STRING, &tokens, NULL, error);
     if (status) return status;
     if (tokens.count == 0 || tokens.count > INT32_MAX)
-        return status_fail(error, TERSE_E_FORMAT, "tokenizer.ggml.tokens has %" PRIu64 " tokens: convert the model again", tokens.count);
+        return status_fail(error, TERSE_E_FORMAT, "tokenizer.ggml.tokens has %" PRIu64 " tokens: convert the model again",
+                           tokens.count);
     v->n = (uint32_t)tokens.count;
     uint64_t slots = 2;
     while (slots < 2 * tokens.count) slots *= 2;

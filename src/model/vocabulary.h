@@ -11,7 +11,7 @@ enum token_type {
     TOKEN_CONTROL,      /* found in a text only where special tokens are parsed */
     TOKEN_USER_DEFINED, /* found in every text, before anything else */
     TOKEN_UNUSED,
-    TOKEN_BYTE          /* "<0x41>" */
+    TOKEN_BYTE /* "<0x41>" */
 };
 
 /* Immutable after vocabulary_load. */

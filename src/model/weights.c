@@ -21,37 +21,55 @@ struct loader {
     struct terse_model *model;
     struct terse_error *error;
     float *next_vector, *last_vector; /* what is left of model->vectors */
+    bool *used;                       /* by tensor */
 };
 
-static enum terse_status shape_mismatch(struct loader *l, const struct gguf_tensor *tensor, const char *name, uint64_t columns, uint64_t rows) {
+static enum terse_status shape_mismatch(struct loader *l, const struct gguf_tensor *tensor, const char *name, uint64_t columns,
+                                        uint64_t rows) {
     return status_fail_at(l->error, TERSE_E_FORMAT, tensor->offset,
-                          "tensor %s is %" PRIu64 " x %" PRIu64 " where the metadata asks for %" PRIu64 " x %" PRIu64 ": the file is damaged or wrongly converted",
+                          "tensor %s is %" PRIu64 " x %" PRIu64 " where the metadata asks for %" PRIu64 " x %" PRIu64
+                          ": the file is damaged or wrongly converted",
                           name, tensor->dims[0], tensor->dims[1], columns, rows);
 }
 
 static enum terse_status missing(struct loader *l, const char *name) {
-    return status_fail(l->error, TERSE_E_FORMAT, "tensor %s is missing: the file is incomplete; download or convert it again", name);
+    return status_fail(l->error, TERSE_E_FORMAT, "tensor %s is missing: the file is incomplete; download or convert it again",
+                       name);
 }
 
-static enum terse_status load_matrix(struct loader *l, const char *name, uint32_t columns, uint32_t rows, bool required, struct matrix *matrix) {
+/* NULL when the file has no such tensor. */
+static const struct gguf_tensor *use_tensor(struct loader *l, const char *name) {
     const struct gguf_tensor *tensor = gguf_find_tensor(l->model->gguf, name);
+    if (tensor) l->used[tensor - gguf_tensor_at(l->model->gguf, 0)] = true;
+    return tensor;
+}
+
+static enum terse_status load_matrix(struct loader *l, const char *name, uint32_t columns, uint32_t rows, bool required,
+                                     struct matrix *matrix) {
+    const struct gguf_tensor *tensor = use_tensor(l, name);
     if (!tensor) return required ? missing(l, name) : TERSE_OK;
     const struct tensor_type_info *info = tensor_type_info(tensor->type);
     if (!info || !kernels()->matvec[tensor->type])
         return status_fail_at(l->error, TERSE_E_UNSUPPORTED, tensor->offset,
-                              "tensor %s has type %u, which terse cannot read; quantize the model to Q8_0, Q4_0 or Q4_K_M", name, tensor->type);
-    if (tensor->n_dims != 2 || tensor->dims[0] != columns || tensor->dims[1] != rows) return shape_mismatch(l, tensor, name, columns, rows);
-    *matrix = (struct matrix){.data = tensor->data, .type = (enum tensor_type)tensor->type, .rows = rows, .columns = columns,
+                              "tensor %s has type %u, which terse cannot read; quantize the model to Q8_0, Q4_0 or Q4_K_M", name,
+                              tensor->type);
+    if (tensor->n_dims != 2 || tensor->dims[0] != columns || tensor->dims[1] != rows)
+        return shape_mismatch(l, tensor, name, columns, rows);
+    *matrix = (struct matrix){.data = tensor->data,
+                              .type = (enum tensor_type)tensor->type,
+                              .rows = rows,
+                              .columns = columns,
                               .row_bytes = (size_t)(columns / info->block) * info->bytes};
     return TERSE_OK;
 }
 
 /* Vectors are small and read all the time: always F32. */
 static enum terse_status load_vector(struct loader *l, const char *name, uint32_t n, enum presence presence, const float **vector) {
-    const struct gguf_tensor *tensor = presence == PRESENCE_NONE ? NULL : gguf_find_tensor(l->model->gguf, name);
+    const struct gguf_tensor *tensor = presence == PRESENCE_NONE ? NULL : use_tensor(l, name);
     if (!tensor) return presence == PRESENCE_REQUIRED ? missing(l, name) : TERSE_OK;
     if (tensor->type != TENSOR_F32 && tensor->type != TENSOR_F16 && tensor->type != TENSOR_BF16)
-        return status_fail_at(l->error, TERSE_E_UNSUPPORTED, tensor->offset, "tensor %s is not F32, F16 or BF16 as vectors must be", name);
+        return status_fail_at(l->error, TERSE_E_UNSUPPORTED, tensor->offset, "tensor %s is not F32, F16 or BF16 as vectors must be",
+                              name);
     if (tensor->n_dims != 1 || tensor->dims[0] != n) return shape_mismatch(l, tensor, name, n, 1);
     assert((size_t)(l->last_vector - l->next_vector) >= n);
     kernels()->dequantize[tensor->type](tensor->data, l->next_vector, n);
@@ -69,9 +87,12 @@ static enum terse_status load_layer(struct loader *l, uint32_t index) {
         uint32_t columns, rows;
         struct matrix *matrix;
     } matrices[] = {
-        {"attn_q", m->width, q_width, &layer->q},          {"attn_k", m->width, kv_width, &layer->k},
-        {"attn_v", m->width, kv_width, &layer->v},         {"attn_output", q_width, m->width, &layer->o},
-        {"ffn_gate", m->width, m->feed_forward, &layer->gate}, {"ffn_up", m->width, m->feed_forward, &layer->up},
+        {"attn_q", m->width, q_width, &layer->q},
+        {"attn_k", m->width, kv_width, &layer->k},
+        {"attn_v", m->width, kv_width, &layer->v},
+        {"attn_output", q_width, m->width, &layer->o},
+        {"ffn_gate", m->width, m->feed_forward, &layer->gate},
+        {"ffn_up", m->width, m->feed_forward, &layer->up},
         {"ffn_down", m->feed_forward, m->width, &layer->down},
     };
     const struct {
@@ -130,19 +151,24 @@ static enum terse_status load_shape(struct loader *l) {
     if ((status = read_size(l, "attention.value_length", equal_share, 4096, &value_length))) return status;
     if ((status = read_size(l, "rope.dimension_count", m->head_dim, m->head_dim, &m->rope.n_rot))) return status;
     if (m->query_heads % m->kv_heads)
-        return status_fail(l->error, TERSE_E_FORMAT, "%u query heads do not share %u KV heads evenly: the file is damaged", m->query_heads, m->kv_heads);
+        return status_fail(l->error, TERSE_E_FORMAT, "%u query heads do not share %u KV heads evenly: the file is damaged",
+                           m->query_heads, m->kv_heads);
     if (value_length != m->head_dim)
-        return status_fail(l->error, TERSE_E_UNSUPPORTED, "keys of %u and values of %u channels: terse needs them equal", m->head_dim, value_length);
-    if (m->rope.n_rot % 2) return status_fail(l->error, TERSE_E_FORMAT, "rope.dimension_count %u is odd: the file is damaged", m->rope.n_rot);
+        return status_fail(l->error, TERSE_E_UNSUPPORTED, "keys of %u and values of %u channels: terse needs them equal",
+                           m->head_dim, value_length);
+    if (m->rope.n_rot % 2)
+        return status_fail(l->error, TERSE_E_FORMAT, "rope.dimension_count %u is odd: the file is damaged", m->rope.n_rot);
     if ((uint64_t)m->query_heads * m->head_dim > MAX_WIDTH)
-        return status_fail(l->error, TERSE_E_FORMAT, "%u heads of %u channels are more than a model has: the file is damaged", m->query_heads, m->head_dim);
+        return status_fail(l->error, TERSE_E_FORMAT, "%u heads of %u channels are more than a model has: the file is damaged",
+                           m->query_heads, m->head_dim);
 
     char key[128];
     bool found = false;
     uint32_t experts = 0;
     snprintf(key, sizeof key, "%s.expert_count", m->architecture->name);
     if ((status = gguf_get_u32(m->gguf, key, &experts, &found, l->error))) return status;
-    if (experts) return status_fail(l->error, TERSE_E_UNSUPPORTED, "mixture-of-experts models (%s = %u) are not supported", key, experts);
+    if (experts)
+        return status_fail(l->error, TERSE_E_UNSUPPORTED, "mixture-of-experts models (%s = %u) are not supported", key, experts);
 
     snprintf(key, sizeof key, "%s.attention.layer_norm_rms_epsilon", m->architecture->name);
     if ((status = gguf_get_f32(m->gguf, key, &m->norm_epsilon, &found, l->error))) return status;
@@ -158,11 +184,13 @@ static enum terse_status load_ends(struct loader *l) {
     const struct gguf_tensor *embedding = gguf_find_tensor(m->gguf, "token_embd.weight");
     if (!embedding) return missing(l, "token_embd.weight");
     if (embedding->n_dims != 2 || embedding->dims[1] < 1 || embedding->dims[1] > MAX_VOCABULARY)
-        return status_fail_at(l->error, TERSE_E_FORMAT, embedding->offset, "tensor token_embd.weight is not a table of tokens: the file is damaged");
+        return status_fail_at(l->error, TERSE_E_FORMAT, embedding->offset,
+                              "tensor token_embd.weight is not a table of tokens: the file is damaged");
     m->vocabulary = (uint32_t)embedding->dims[1];
     if (tokenizer_size(m->tokenizer) > m->vocabulary)
-        return status_fail_at(l->error, TERSE_E_FORMAT, embedding->offset, "%u tokens but only %u rows in token_embd.weight: the file is damaged",
-                              tokenizer_size(m->tokenizer), m->vocabulary);
+        return status_fail_at(l->error, TERSE_E_FORMAT, embedding->offset,
+                              "%u tokens but only %u rows in token_embd.weight: the file is damaged", tokenizer_size(m->tokenizer),
+                              m->vocabulary);
     if ((status = load_matrix(l, "token_embd.weight", m->width, m->vocabulary, true, &m->embedding))) return status;
     if ((status = load_matrix(l, "output.weight", m->width, m->vocabulary, false, &m->output))) return status;
     if (!m->output.data) m->output = m->embedding;
@@ -187,9 +215,10 @@ static enum terse_status allocate(struct loader *l) {
         const struct gguf_tensor *tensor = gguf_tensor_at(m->gguf, i);
         if (tensor->n_dims == 1 && tensor->data) floats += tensor->dims[0];
     }
+    l->used = memory_zeros(gguf_tensor_count(m->gguf), sizeof *l->used);
     m->layer = memory_zeros(m->layers, sizeof *m->layer);
     m->vectors = memory_array(floats, sizeof(float));
-    if (!m->layer || !m->vectors) return status_no_memory(l->error, floats * sizeof(float), "the model's vectors");
+    if (!l->used || !m->layer || !m->vectors) return status_no_memory(l->error, floats * sizeof(float), "the model's vectors");
     l->next_vector = m->vectors;
     l->last_vector = l->next_vector + floats;
     return TERSE_OK;
@@ -199,12 +228,39 @@ static enum terse_status load_name(struct loader *l) {
     struct gguf_string name = {0};
     bool found;
     enum terse_status status = gguf_get_string(l->model->gguf, "general.name", &name, &found, l->error);
-    if (!status && found) snprintf(l->model->name, sizeof l->model->name, "%.*s", (int)(name.size < 127 ? name.size : 127), name.data);
+    if (!status && found)
+        snprintf(l->model->name, sizeof l->model->name, "%.*s", (int)(name.size < 127 ? name.size : 127), name.data);
     return status;
 }
 
+/* A tensor that nobody asked for is a part of the model that terse would leave out: wrong answers without a word. The tables of
+ * rotation are the exception: rope_scaling.c reads one, and attn_rot_embd only repeats the metadata. */
+static enum terse_status check_all_used(struct loader *l) {
+    const struct gguf *gguf = l->model->gguf;
+    for (uint64_t i = 0; i < gguf_tensor_count(gguf); i++) {
+        const struct gguf_tensor *tensor = gguf_tensor_at(gguf, i);
+        char name[80];
+        snprintf(name, sizeof name, "%.*s", (int)tensor->name.size, tensor->name.data);
+        if (l->used[i] || !strcmp(name, "rope_freqs.weight") || strstr(name, "rot_embd")) continue;
+        return status_fail_at(l->error, TERSE_E_UNSUPPORTED, tensor->offset,
+                              "tensor %s is not one that terse knows of architecture %s: this variant of it is not supported", name,
+                              l->model->architecture->name);
+    }
+    return TERSE_OK;
+}
+
+static enum terse_status load_tensors(struct loader *l) {
+    enum terse_status status;
+    if ((status = allocate(l))) return status;
+    if ((status = load_rope(l))) return status;
+    if ((status = load_ends(l))) return status;
+    for (uint32_t i = 0; i < l->model->layers && !status; i++) status = load_layer(l, i);
+    return status ? status : check_all_used(l);
+}
+
 /* Fills a model whose `file` is set. */
-static enum terse_status load(struct terse_model *model, const void *data, size_t size, const char *name, struct terse_error *error) {
+static enum terse_status load(struct terse_model *model, const void *data, size_t size, const char *name,
+                              struct terse_error *error) {
     struct loader l = {.model = model, .error = error};
     enum terse_status status;
     if ((status = gguf_open(data, size, name, &model->gguf, error))) return status;
@@ -212,10 +268,8 @@ static enum terse_status load(struct terse_model *model, const void *data, size_
     if ((status = load_name(&l))) return status;
     if ((status = load_shape(&l))) return status;
     if ((status = tokenizer_new(model->gguf, &model->tokenizer, error))) return status;
-    if ((status = allocate(&l))) return status;
-    if ((status = load_rope(&l))) return status;
-    if ((status = load_ends(&l))) return status;
-    for (uint32_t i = 0; i < model->layers && !status; i++) status = load_layer(&l, i);
+    status = load_tensors(&l);
+    memory_free(l.used);
     return status;
 }
 
@@ -224,11 +278,12 @@ static void name_file(struct terse_error *error, const char *name) {
     char message[sizeof error->message];
     if (!error || strstr(error->message, name)) return;
     memcpy(message, error->message, sizeof message);
-    snprintf(error->message, sizeof error->message, "%s: %.*s", name, (int)(sizeof message - 1 - strnlen(name, sizeof message / 2) - 2), message);
+    snprintf(error->message, sizeof error->message, "%s: %.*s", name,
+             (int)(sizeof message - 1 - strnlen(name, sizeof message / 2) - 2), message);
 }
 
-static enum terse_status new_model(struct mapped_file file, const void *data, size_t size, const char *name, struct terse_model **model,
-                                   struct terse_error *error) {
+static enum terse_status new_model(struct mapped_file file, const void *data, size_t size, const char *name,
+                                   struct terse_model **model, struct terse_error *error) {
     struct terse_model *m = calloc(1, sizeof *m);
     if (!m) {
         mapped_file_close(&file);
@@ -270,12 +325,18 @@ void terse_model_describe(const struct terse_model *model, struct terse_model_in
     for (uint32_t type = 0; type < TENSOR_TYPES; type++)
         if (by_type[type] > by_type[most]) most = type;
     *info = (struct terse_model_info){
-        .architecture = model->architecture->name, .name = model->name,
-        .weights = tensor_type_info(most)->name,   .layers = model->layers,
-        .width = model->width,                     .query_heads = model->query_heads,
-        .kv_heads = model->kv_heads,               .head_dim = model->head_dim,
-        .feed_forward = model->feed_forward,       .vocabulary = model->vocabulary,
-        .context = model->context,                 .parameters = parameters,
+        .architecture = model->architecture->name,
+        .name = model->name,
+        .weights = tensor_type_info(most)->name,
+        .layers = model->layers,
+        .width = model->width,
+        .query_heads = model->query_heads,
+        .kv_heads = model->kv_heads,
+        .head_dim = model->head_dim,
+        .feed_forward = model->feed_forward,
+        .vocabulary = model->vocabulary,
+        .context = model->context,
+        .parameters = parameters,
         .bytes = bytes,
     };
 }

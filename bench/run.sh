@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# All benchmarks, as `make bench` runs them: run.sh BUILD_DIR. Every figure stands beside the limit that was measured in the same run
+# (the memory's read bandwidth, the GEMM library), so read them as ratios, on a machine with nothing else to do.
+#
+# The models are random, in the shape of LLaMA-3.2-1B, so that the weights exceed every processor cache. They are made once, in
+# BUILD_DIR/bench-models (2 GB).
+set -eu
+build=$1
+bin=$build/bin
+models=$build/bench-models
+mkdir -p "$models"
+
+run() {
+    echo
+    echo "\$ $*"
+    "$@"
+}
+
+for type in q8_0 q4_0; do
+    [ -e "$models/1b-$type.gguf" ] || run "$bin/bench_make_model" 1b $type "$models/1b-$type.gguf"
+    run "$bin/terse" bench -m "$models/1b-$type.gguf" -p 0 -n 16 -d 0 -r 3
+done
+run "$bin/terse" bench -m "$models/1b-q8_0.gguf" -p 0 -n 8 -d 4096,32768 -r 2 --kv f16,q8_0,q4_0
+run "$bin/bench_attention"
+run "$bin/bench_prefill" "$models/1b-q8_0.gguf" 2048
+for kernels in "$bin"/test_kernels*; do run "$kernels" --bench; done

@@ -1,0 +1,31 @@
+#!/usr/bin/env bash
+# terse bench: a row for each method, depth and test, in each form. Nothing here depends on how fast the machine is.
+. "$(dirname "$0")/support/cli.sh"
+
+works bench -p 16 -n 4 -d 0,1024 -r 2 --kv f16,q8_0 -o json
+for i in 0 1 2 3 4 5 6 7; do
+    kv=f16
+    [ $i -lt 4 ] || kv=q8_0
+    [ "$(json "$work/out" $i kv)" = $kv ] || fail "row $i is not $kv: $(json "$work/out" $i)"
+    awk -v rate="$(json "$work/out" $i tokens_per_second)" 'BEGIN { exit !(rate > 0) }' || fail "row $i has no rate"
+    awk -v rate="$(json "$work/out" $i machine_gb_per_second)" 'BEGIN { exit !(rate > 0) }' || fail "row $i has no bandwidth"
+done
+! json "$work/out" 8 2>/dev/null || fail "more than 8 rows"
+[ "$(json "$work/out" 0 test)" = pp16 ] && [ "$(json "$work/out" 1 test)" = tg4 ] || fail "tests at depth 0"
+[ "$(json "$work/out" 2 test)" = "pp16 @ d1024" ] && [ "$(json "$work/out" 3 test)" = "tg4 @ d1024" ] || fail "tests at depth 1024"
+! json "$work/out" 2 attention_ms 2>/dev/null || fail "a prompt has no attention of decoding steps"
+# A step reads what was there before it, in whole blocks of 64: 12 layers, 2 KV heads, 128 channels, keys and values, 2 bytes.
+near "$(json "$work/out" 3 attention_mb)" "$(awk 'BEGIN { print 1024 * 12288e-6 }')" 0.07 || fail "f16 bytes: $(json "$work/out" 3)"
+awk -v a="$(json "$work/out" 3 attention_mb)" -v b="$(json "$work/out" 7 attention_mb)" 'BEGIN { exit !(b < a) }' ||
+    fail "q8_0 reads no less than f16"
+
+works bench -p 0 -n 2 -d 100 -r 1 --fill text -f "$text" -o csv
+[ "$(csv_fields "$work/out")" -gt 10 ] || fail "csv: $(cat "$work/out")"
+[ "$(wc -l <"$work/out")" -eq 2 ] || fail "csv: $(cat "$work/out")"
+grep -q ',tg2 @ d100,' "$work/out" || fail "csv: $(cat "$work/out")"
+
+works bench -p 8 -n 0 -r 1
+grep -q '^| f16 .* | pp8 ' "$work/out" || fail "md: $(cat "$work/out")"
+grep -q 'the machine reads [0-9.]* GB/s' "$work/out" || fail "md: $(cat "$work/out")"
+
+refuses '--allow-longer-context' bench -p 0 -n 1 -r 1 -d 40000

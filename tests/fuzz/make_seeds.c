@@ -1,0 +1,260 @@
+/* Writes the seeds of the fuzz targets: small sound files that between them have everything a GGUF file can have. */
+#include "base/memory.h"
+#include "support/gguf_sample.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+
+static int failures;
+
+static void write_file(const char *folder, const char *name, const void *data, size_t size) {
+    char path[1024];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    FILE *file = data ? fopen(path, "wb") : NULL;
+    bool good = file && fwrite(data, 1, size, file) == size;
+    if (file && fclose(file)) good = false;
+    if (good) return;
+    fprintf(stderr, "%s: cannot be written\n", path);
+    failures++;
+}
+
+static void write_gguf(const char *folder, const char *name, struct gguf_writer *writer) {
+    size_t size;
+    void *file = gguf_writer_build(writer, &size);
+    write_file(folder, name, file, size);
+    memory_free(file);
+    gguf_writer_free(writer);
+}
+
+static void gguf_seeds(const char *folder) {
+    struct gguf_writer writer;
+    gguf_sample_write(&writer, 2);
+    write_gguf(folder, "seed-everything-v2", &writer);
+    gguf_sample_write(&writer, 3);
+    write_gguf(folder, "seed-everything-v3", &writer);
+    write_gguf(folder, "seed-nothing", &writer);
+    writer = (struct gguf_writer){.version = 3};
+    gguf_writer_u32(&writer, "k", 1);
+    write_gguf(folder, "seed-one-key", &writer);
+    gguf_writer_tensor(&writer, "t", TENSOR_F32, 1, (uint64_t[]){1}, NULL);
+    write_gguf(folder, "seed-one-tensor", &writer);
+    gguf_writer_align(&writer, 8);
+    gguf_writer_tensor(&writer, "a", TENSOR_F16, 3, (uint64_t[]){1, 2, 3}, NULL);
+    gguf_writer_tensor(&writer, "b", TENSOR_Q4_K, 1, (uint64_t[]){256}, NULL);
+    gguf_writer_tensor(&writer, "c", TENSOR_Q5_1, 2, (uint64_t[]){32, 2}, NULL);
+    write_gguf(folder, "seed-aligned", &writer);
+    gguf_writer_strings(&writer, "s", 4, (const char *const[]){"one", "two", "three", "four"});
+    gguf_writer_array(&writer, "n", GGUF_I16, 4, (int16_t[]){1, 2, 3, 4});
+    write_gguf(folder, "seed-arrays", &writer);
+}
+
+/* ---- Models ------------------------------------------------------------------------------------------------------------- */
+
+enum { WIDTH = 32, HEADS = 2, HEAD = 32, FORWARD = 32, TOKENS = 24 };
+
+/* Weights of any type: small numbers, and half floats of about 1/4 where a block has its scale. */
+static const uint8_t *weights(void) {
+    static uint8_t bytes[4 * WIDTH * WIDTH];
+    for (size_t i = 0; i < sizeof bytes; i += 2) {
+        bytes[i] = (uint8_t)(i * 37 % 61);
+        bytes[i + 1] = 0x34;
+    }
+    return bytes;
+}
+
+static const float *ones(void) {
+    static float values[HEADS * HEAD];
+    for (size_t i = 0; i < HEADS * HEAD; i++) values[i] = 1;
+    return values;
+}
+
+static void add_shape(struct gguf_writer *writer, const char *architecture) {
+    static const struct {
+        const char *name;
+        uint32_t value;
+    } sizes[] = {{"block_count", 1},
+                 {"context_length", 64},
+                 {"embedding_length", WIDTH},
+                 {"feed_forward_length", FORWARD},
+                 {"attention.head_count", HEADS},
+                 {"attention.head_count_kv", 1},
+                 {"attention.key_length", HEAD},
+                 {"attention.value_length", HEAD}};
+    char key[64];
+    *writer = (struct gguf_writer){0};
+    gguf_writer_string(writer, "general.architecture", architecture);
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        snprintf(key, sizeof key, "%s.%s", architecture, sizes[i].name);
+        gguf_writer_u32(writer, key, sizes[i].value);
+    }
+    snprintf(key, sizeof key, "%s.attention.layer_norm_rms_epsilon", architecture);
+    gguf_writer_f32(writer, key, 1e-5f);
+    snprintf(key, sizeof key, "%s.rope.freq_base", architecture);
+    gguf_writer_f32(writer, key, 10000);
+}
+
+static void add_vector(struct gguf_writer *writer, const char *name, uint64_t n) {
+    gguf_writer_tensor(writer, name, TENSOR_F32, 1, &n, ones());
+}
+
+static void add_matrix(struct gguf_writer *writer, const char *name, uint32_t type, uint64_t columns, uint64_t rows) {
+    gguf_writer_tensor(writer, name, type, 2, (uint64_t[]){columns, rows}, weights());
+}
+
+static void add_layer(struct gguf_writer *writer, uint32_t type) {
+    add_vector(writer, "output_norm.weight", WIDTH);
+    add_vector(writer, "blk.0.attn_norm.weight", WIDTH);
+    add_vector(writer, "blk.0.ffn_norm.weight", WIDTH);
+    add_matrix(writer, "token_embd.weight", type, WIDTH, TOKENS);
+    add_matrix(writer, "blk.0.attn_q.weight", type, WIDTH, HEADS * HEAD);
+    add_matrix(writer, "blk.0.attn_k.weight", type, WIDTH, HEAD);
+    add_matrix(writer, "blk.0.attn_v.weight", type, WIDTH, HEAD);
+    add_matrix(writer, "blk.0.attn_output.weight", type, HEADS * HEAD, WIDTH);
+    add_matrix(writer, "blk.0.ffn_gate.weight", type, WIDTH, FORWARD);
+    add_matrix(writer, "blk.0.ffn_up.weight", type, WIDTH, FORWARD);
+    add_matrix(writer, "blk.0.ffn_down.weight", type, FORWARD, WIDTH);
+}
+
+/* `pre` NULL: without the key. */
+static void add_bpe(struct gguf_writer *writer, const char *pre, bool bos) {
+    static const char *const tokens[TOKENS] = {"t",
+                                               "h",
+                                               "e",
+                                               "c",
+                                               "a",
+                                               "\xc4\xa0",
+                                               "1",
+                                               "2",
+                                               "3",
+                                               "4",
+                                               "5",
+                                               "i",
+                                               "s",
+                                               "'",
+                                               "th",
+                                               "the",
+                                               "at",
+                                               "cat",
+                                               "\xc4\xa0"
+                                               "cat",
+                                               "z",
+                                               "\xc4\x8a",
+                                               "'s",
+                                               "<|begin_of_text|>",
+                                               "<|eot_id|>"};
+    static const char *const merges[] = {"t h", "th e", "a t", "c at", "\xc4\xa0 cat", "' s"};
+    int32_t types[TOKENS];
+    for (int i = 0; i < TOKENS; i++) types[i] = i < TOKENS - 2 ? 1 : 3;
+    gguf_writer_string(writer, "tokenizer.ggml.model", "gpt2");
+    if (pre) gguf_writer_string(writer, "tokenizer.ggml.pre", pre);
+    gguf_writer_strings(writer, "tokenizer.ggml.tokens", TOKENS, tokens);
+    gguf_writer_array(writer, "tokenizer.ggml.token_type", GGUF_I32, TOKENS, types);
+    gguf_writer_strings(writer, "tokenizer.ggml.merges", sizeof merges / sizeof *merges, merges);
+    if (bos) gguf_writer_u32(writer, "tokenizer.ggml.bos_token_id", TOKENS - 2);
+    gguf_writer_u32(writer, "tokenizer.ggml.eos_token_id", TOKENS - 1);
+    gguf_writer_bool(writer, "tokenizer.ggml.add_bos_token", bos);
+    gguf_writer_string(writer, "tokenizer.chat_template", "<|start_header_id|>{{ message['role'] }}<|end_header_id|><|eot_id|>");
+}
+
+static void add_spm(struct gguf_writer *writer) {
+    static const char *const tokens[TOKENS] = {"<unk>",
+                                               "<s>",
+                                               "</s>",
+                                               "<0x31>",
+                                               "<0x32>",
+                                               "<0x0A>",
+                                               "<0xE2>",
+                                               "<0x82>",
+                                               "<0xAC>",
+                                               "t",
+                                               "h",
+                                               "e",
+                                               "c",
+                                               "a",
+                                               "th",
+                                               "the",
+                                               "\xe2\x96\x81",
+                                               "\xe2\x96\x81"
+                                               "t",
+                                               "at",
+                                               "cat",
+                                               "z",
+                                               "s",
+                                               "it",
+                                               "'"};
+    int32_t types[TOKENS];
+    float scores[TOKENS];
+    for (int i = 0; i < TOKENS; i++) {
+        types[i] = i == 0 ? 2 : i < 3 ? 3 : i < 9 ? 6 : 1;
+        scores[i] = (float)-i;
+    }
+    gguf_writer_string(writer, "tokenizer.ggml.model", "llama");
+    gguf_writer_strings(writer, "tokenizer.ggml.tokens", TOKENS, tokens);
+    gguf_writer_array(writer, "tokenizer.ggml.token_type", GGUF_I32, TOKENS, types);
+    gguf_writer_array(writer, "tokenizer.ggml.scores", GGUF_F32, TOKENS, scores);
+    gguf_writer_string(writer, "tokenizer.chat_template", "[INST] {{ message['content'] }} [/INST]");
+}
+
+static void model_seeds(const char *folder) {
+    struct gguf_writer writer;
+    add_shape(&writer, "llama");
+    add_bpe(&writer, "llama-bpe", true);
+    add_layer(&writer, TENSOR_Q8_0);
+    write_gguf(folder, "seed-llama-bpe", &writer);
+
+    add_shape(&writer, "llama");
+    gguf_writer_string(&writer, "llama.rope.scaling.type", "yarn");
+    gguf_writer_f32(&writer, "llama.rope.scaling.factor", 4);
+    gguf_writer_u32(&writer, "llama.rope.scaling.original_context_length", 16);
+    add_spm(&writer);
+    add_layer(&writer, TENSOR_Q4_0);
+    add_vector(&writer, "rope_freqs.weight", HEAD / 2);
+    write_gguf(folder, "seed-llama-spm", &writer);
+
+    add_shape(&writer, "qwen2");
+    add_bpe(&writer, "qwen2", true);
+    add_layer(&writer, TENSOR_Q5_1);
+    add_vector(&writer, "blk.0.attn_q.bias", HEADS * HEAD);
+    add_vector(&writer, "blk.0.attn_k.bias", HEAD);
+    add_vector(&writer, "blk.0.attn_v.bias", HEAD);
+    add_matrix(&writer, "output.weight", TENSOR_F16, WIDTH, TOKENS);
+    write_gguf(folder, "seed-qwen2", &writer);
+
+    add_shape(&writer, "qwen3");
+    add_bpe(&writer, "gpt-2", true);
+    add_layer(&writer, TENSOR_Q4_1);
+    add_vector(&writer, "blk.0.attn_q_norm.weight", HEAD);
+    add_vector(&writer, "blk.0.attn_k_norm.weight", HEAD);
+    write_gguf(folder, "seed-qwen3", &writer);
+}
+
+/* Inputs that crashed once, made small. */
+static void model_crashes(const char *folder) {
+    struct gguf_writer writer;
+    add_shape(&writer, "llama");
+    add_bpe(&writer, NULL, true);
+    write_gguf(folder, "crash-no-pretokenizer", &writer);
+
+    add_shape(&writer, "llama");
+    add_bpe(&writer, "default", false);
+    add_layer(&writer, TENSOR_Q4_0);
+    write_gguf(folder, "crash-no-bos", &writer);
+}
+
+int main(int argc, char **argv) {
+    char folder[1000];
+    if (argc != 2) {
+        fprintf(stderr, "usage: make_seeds FOLDER\n");
+        return 1;
+    }
+    mkdir(argv[1], 0777);
+    snprintf(folder, sizeof folder, "%s/gguf", argv[1]);
+    mkdir(folder, 0777);
+    gguf_seeds(folder);
+    snprintf(folder, sizeof folder, "%s/model", argv[1]);
+    mkdir(folder, 0777);
+    model_seeds(folder);
+    model_crashes(folder);
+    return failures != 0;
+}

@@ -1,0 +1,49 @@
+/* A cache of tests: drives a struct cache with random tokens and knows, in double precision and by other means, what its attention
+ * must give. The oracle keeps every token's keys and values as they are stored (whole, rounded to half, or quantized row by row)
+ * and attends over them densely. */
+#ifndef TESTS_CACHE_ORACLE_H
+#define TESTS_CACHE_ORACLE_H
+
+#include "cache/cache.h"
+
+struct oracle_setup {
+    const char *method, *key, *value;
+    uint32_t tail;
+    uint32_t layers, query_heads, kv_heads, head_dim;
+    enum rope_pairing pairing;
+    uint32_t n_rot;  /* 0: head_dim */
+    float magnitude; /* 0: 1 */
+    uint64_t seed;
+};
+
+struct oracle {
+    struct oracle_setup setup;
+    struct cache_shape shape;
+    struct method method;
+    struct rope rope;
+    float frequency[128];
+    struct cache *cache;
+    uint64_t random;
+    size_t length, capacity;
+    size_t window;   /* tokens before this one are sealed */
+    float *k, *v;    /* [layers][capacity][Hk][hd], as stored now; of the tokens of a step in progress as they are read */
+    double worst;    /* largest difference met, relative to the largest value */
+    size_t compared; /* numbers */
+};
+
+/* Stops the test when the cache cannot be made. */
+struct oracle *oracle_new(const struct oracle_setup *setup, size_t capacity);
+void oracle_free(struct oracle *oracle);
+
+/* One step of n random tokens: asks for all outputs, `piece` queries at a time (0: all at once), and compares them. */
+void oracle_step(struct oracle *oracle, enum cache_step_kind kind, size_t n, size_t piece);
+/* The same, but no output is asked for. */
+void oracle_skip(struct oracle *oracle, enum cache_step_kind kind, size_t n);
+
+/* What StreamingLLM and the tail leave after `length` tokens, by the definition. */
+size_t oracle_sinks(const struct oracle *oracle);
+size_t oracle_first(const struct oracle *oracle);
+
+float oracle_random(struct oracle *oracle);
+
+#endif

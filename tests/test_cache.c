@@ -1,0 +1,370 @@
+/* Attention over the cache equals dense attention in double precision over the stored numbers, for every method, shape and way to
+ * cut a sequence into steps. */
+#include "support/cache_oracle.h"
+
+#include <math.h>
+#include <omp.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+struct step {
+    enum cache_step_kind kind;
+    size_t n, piece;
+};
+
+#define D CACHE_STEP_DECODE
+#define P CACHE_STEP_PREFILL
+#define Q CACHE_STEP_PAPER
+
+static void run_steps(const struct oracle_setup *setup, const struct step *steps, size_t n_steps) {
+    size_t tokens = 0;
+    for (size_t i = 0; i < n_steps; i++) tokens += steps[i].n;
+    struct oracle *o = oracle_new(setup, tokens);
+    for (size_t i = 0; i < n_steps; i++) oracle_step(o, steps[i].kind, steps[i].n, steps[i].piece);
+    assert_true(o->compared > 0);
+    oracle_free(o);
+}
+
+#define RUN(setup, ...) \
+    run_steps(setup, (const struct step[]){__VA_ARGS__}, sizeof((const struct step[]){__VA_ARGS__}) / sizeof(struct step))
+
+static const struct oracle_setup small = {.method = "f16", .tail = TERSE_TAIL_DEFAULT, .layers = 1, .query_heads = 4, .kv_heads = 2, .head_dim = 32};
+
+static void every_method_equals_dense_attention(void **state) {
+    (void)state;
+    static const char *const methods[][3] = {{"f16", NULL, NULL},     {"q8_0", NULL, NULL},   {"q4_0", NULL, NULL},
+                                             {"f16", "q8_0", "q4_0"}, {"q4_0", "f16", "q8_0"}, {"f16", NULL, "q4_0"}};
+    static const uint32_t tails[] = {0, 32, 128};
+    for (size_t m = 0; m < sizeof methods / sizeof methods[0]; m++) {
+        for (size_t t = 0; t < 3; t++) {
+            struct oracle_setup setup = small;
+            setup.method = methods[m][0];
+            setup.key = methods[m][1];
+            setup.value = methods[m][2];
+            setup.tail = tails[t];
+            setup.seed = m * 3 + t;
+            RUN(&setup, {P, 130, 0}, {D, 1, 0}, {D, 1, 0}, {D, 5, 0}, {D, 17, 0}, {P, 70, 0}, {D, 62, 0}, {D, 1, 0});
+        }
+    }
+}
+
+static void every_shape_equals_dense_attention(void **state) {
+    (void)state;
+    static const uint32_t groups[] = {1, 3, 4}, head_dims[] = {32, 64, 128};
+    for (size_t g = 0; g < 3; g++) {
+        for (size_t h = 0; h < 3; h++) {
+            for (int pairing = ROPE_ADJACENT; pairing <= ROPE_HALF_SPLIT; pairing++) {
+                struct oracle_setup setup = small;
+                setup.method = h == 1 ? "q8_0" : "f16";
+                setup.tail = 32;
+                setup.query_heads = 2 * groups[g];
+                setup.head_dim = head_dims[h];
+                setup.pairing = (enum rope_pairing)pairing;
+                setup.layers = 1 + (uint32_t)(g == 1);
+                setup.seed = 100 + g * 10 + h;
+                RUN(&setup, {P, 97, 0}, {D, 1, 0}, {D, 3, 0}, {D, 20, 0}, {D, 1, 0});
+            }
+        }
+    }
+}
+
+static void partial_rotation_and_magnitude(void **state) {
+    (void)state;
+    for (int pairing = ROPE_ADJACENT; pairing <= ROPE_HALF_SPLIT; pairing++) {
+        struct oracle_setup setup = small;
+        setup.head_dim = 64;
+        setup.n_rot = 48;
+        setup.magnitude = 1.25f;
+        setup.pairing = (enum rope_pairing)pairing;
+        RUN(&setup, {P, 70, 0}, {D, 1, 0}, {D, 30, 0}, {D, 2, 0});
+        setup.method = "streaming-40";
+        RUN(&setup, {P, 30, 0}, {D, 1, 0}, {D, 30, 0}, {D, 2, 0}, {D, 1, 0});
+    }
+}
+
+static void lengths_around_blocks(void **state) {
+    (void)state;
+    static const size_t lengths[] = {1, 15, 16, 17, 63, 64, 65, 127, 128, 129, 191, 192, 193, 257};
+    for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
+        struct oracle_setup setup = small;
+        setup.seed = i;
+        setup.method = i % 2 ? "q8_0" : "f16";
+        setup.tail = i % 3 ? 0 : 64;
+        RUN(&setup, {P, lengths[i], 0}, {D, 1, 0}, {P, lengths[i], 0}, {D, 2, 0});
+        RUN(&setup, {D, lengths[i], 0}, {D, lengths[i], 0}, {D, 1, 0});
+    }
+}
+
+static void queries_may_be_asked_in_any_pieces(void **state) {
+    (void)state;
+    static const char *const methods[] = {"f16", "q4_0", "streaming-100"};
+    for (size_t i = 0; i < 3; i++) {
+        struct oracle_setup setup = small;
+        setup.method = methods[i];
+        setup.tail = 0;
+        setup.query_heads = 6;
+        RUN(&setup, {P, 200, 7}, {D, 90, 50}, {P, 33, 32}, {D, 3, 1}, {P, 300, 250});
+    }
+}
+
+static void one_token_at_a_time(void **state) {
+    (void)state;
+    static const char *const methods[] = {"f16", "q8_0", "q4_0"};
+    for (size_t m = 0; m < 3; m++) {
+        struct oracle_setup setup = small;
+        setup.method = methods[m];
+        setup.tail = 70;
+        struct oracle *o = oracle_new(&setup, 300);
+        for (int i = 0; i < 300; i++) oracle_step(o, D, 1, 0);
+        oracle_free(o);
+    }
+}
+
+static void the_papers_protocol_reads_quantized_tokens(void **state) {
+    (void)state;
+    static const char *const methods[] = {"f16", "q8_0", "q4_0", "streaming-100"};
+    static const size_t lengths[] = {1, 10, 63, 64, 65, 200};
+    for (size_t m = 0; m < 4; m++) {
+        for (size_t i = 0; i < 6; i++) {
+            struct oracle_setup setup = small;
+            setup.method = methods[m];
+            RUN(&setup, {Q, lengths[i], 0});
+            RUN(&setup, {Q, lengths[i], 9}, {Q, 70, 0}, {D, 1, 0}, {P, 150, 0}, {Q, 30, 0}, {D, 1, 0});
+        }
+    }
+}
+
+static void streaming_equals_a_fresh_sequence_of_the_kept_tokens(void **state) {
+    (void)state;
+    static const struct {
+        const char *method, *key, *value;
+        uint32_t tail;
+    } methods[] = {{"streaming-16", NULL, NULL, TERSE_TAIL_DEFAULT}, {"streaming-68", NULL, NULL, 0},        {"streaming-130", NULL, NULL, 20},
+                   {"streaming-100", "q8_0", "q8_0", 0},             {"streaming-150", "q4_0", "q8_0", 16}, {"streaming-60", "q4_0", NULL, TERSE_TAIL_DEFAULT}};
+    for (size_t m = 0; m < sizeof methods / sizeof methods[0]; m++) {
+        struct oracle_setup setup = small;
+        setup.method = methods[m].method;
+        setup.key = methods[m].key;
+        setup.value = methods[m].value;
+        setup.tail = methods[m].tail;
+        setup.pairing = m % 2 ? ROPE_HALF_SPLIT : ROPE_ADJACENT;
+        setup.seed = m;
+        RUN(&setup, {D, 1, 0}, {D, 1, 0}, {D, 4, 0}, {D, 40, 0}, {D, 1, 0}, {P, 200, 0}, {D, 1, 0}, {D, 1, 0}, {D, 20, 0}, {D, 90, 0}, {D, 1, 0});
+        struct oracle *o = oracle_new(&setup, 500);
+        oracle_step(o, P, 230, 0);
+        for (int i = 0; i < 200; i++) oracle_step(o, D, 1, 0);
+        oracle_free(o);
+    }
+}
+
+static void streaming_goes_on_in_constant_memory(void **state) {
+    (void)state;
+    static const char *const codecs[] = {"f16", "q8_0"};
+    for (size_t c = 0; c < 2; c++) {
+        struct oracle_setup setup = small;
+        setup.method = "streaming-200";
+        setup.key = setup.value = codecs[c];
+        setup.tail = c ? 40 : 0;
+        struct oracle *o = oracle_new(&setup, 4600);
+        struct terse_cache_report settled, report;
+        for (int i = 0; i < 400; i++) oracle_skip(o, D, 1);
+        cache_report(o->cache, &settled);
+        assert_int_equal(settled.kept, 200);
+        for (int i = 0; i < 3000; i++) {
+            if (i % 500 == 0)
+                oracle_step(o, D, 1, 0);
+            else
+                oracle_skip(o, D, 1);
+            cache_report(o->cache, &report);
+            assert_int_equal(report.resident, settled.resident);
+        }
+        for (int i = 0; i < 3; i++) { /* a prompt's blocks are written while the old ones are still read: room for both, no more */
+            oracle_skip(o, P, 400);
+            cache_report(o->cache, &report);
+            assert_true(report.resident <= 2 * settled.resident);
+        }
+        oracle_free(o);
+    }
+}
+
+/* The same numbers through the cache twice: as one prompt and token by token. What was read exactly is read as halves then. */
+static void decoding_by_steps_equals_a_prefill(void **state) {
+    (void)state;
+    enum { N = 150, WIDTH = 4 * 32 };
+    float k[N * 64], v[N * 64], q[N * WIDTH], whole[N * WIDTH], stepped[N * WIDTH];
+    struct oracle *a = oracle_new(&small, 1), *b = oracle_new(&small, 1);
+    for (size_t i = 0; i < N * 64; i++) k[i] = oracle_random(a);
+    for (size_t i = 0; i < N * 64; i++) v[i] = oracle_random(a);
+    for (size_t i = 0; i < N * WIDTH; i++) q[i] = oracle_random(a);
+    float k_again[N * 64];
+    memcpy(k_again, k, sizeof k);
+    assert_int_equal(cache_step_begin(a->cache, P, N, NULL), TERSE_OK);
+    cache_layer_begin(a->cache, 0, k, v);
+    cache_layer_attend(a->cache, q, 0, N, whole);
+    cache_layer_end(a->cache);
+    cache_step_end(a->cache);
+    for (size_t i = 0; i < N; i++) {
+        assert_int_equal(cache_step_begin(b->cache, D, 1, NULL), TERSE_OK);
+        cache_layer_begin(b->cache, 0, k_again + i * 64, v + i * 64);
+        cache_layer_attend(b->cache, q + i * WIDTH, 0, 1, stepped + i * WIDTH);
+        cache_layer_end(b->cache);
+        cache_step_end(b->cache);
+    }
+    double worst = 0;
+    for (size_t i = 0; i < N * WIDTH; i++) worst = fmax(worst, fabs((double)whole[i] - (double)stepped[i]));
+    assert_true(worst < 2e-3);
+    assert_true(worst > 1e-6); /* it did go through halves */
+    oracle_free(a);
+    oracle_free(b);
+}
+
+/* Outputs of a prefill, a step of several tokens and a step of one, with a number of threads. */
+static void run_threads(int threads, float *out) {
+    enum { WIDTH = 4 * 32 };
+    static const size_t steps[] = {300, 9, 1};
+    int before = omp_get_max_threads();
+    omp_set_num_threads(threads);
+    struct oracle *o = oracle_new(&small, 1);
+    static float k[300 * 64], v[300 * 64], q[300 * WIDTH];
+    for (size_t s = 0; s < 3; s++) {
+        size_t n = steps[s];
+        for (size_t i = 0; i < n * 64; i++) k[i] = oracle_random(o);
+        for (size_t i = 0; i < n * 64; i++) v[i] = oracle_random(o);
+        for (size_t i = 0; i < n * WIDTH; i++) q[i] = oracle_random(o);
+        assert_int_equal(cache_step_begin(o->cache, s ? D : P, n, NULL), TERSE_OK);
+        cache_layer_begin(o->cache, 0, k, v);
+        cache_layer_attend(o->cache, q, 0, n, out);
+        cache_layer_end(o->cache);
+        cache_step_end(o->cache);
+        out += n * WIDTH;
+    }
+    oracle_free(o);
+    omp_set_num_threads(before);
+}
+
+static void the_number_of_threads_changes_nothing(void **state) {
+    (void)state;
+    enum { N = 310 * 4 * 32 };
+    static float one[N], many[N];
+    run_threads(1, one);
+    for (int threads = 2; threads <= 5; threads++) {
+        run_threads(threads, many);
+        for (size_t i = 0; i < N; i++) assert_true(fabsf(one[i] - many[i]) <= 1e-6f);
+    }
+}
+
+static void a_cancelled_step_leaves_no_trace(void **state) {
+    (void)state;
+    static const enum cache_step_kind kinds[] = {D, P, Q};
+    static const char *const methods[] = {"f16", "q4_0", "streaming-100"};
+    for (size_t m = 0; m < 3; m++) {
+        struct oracle_setup setup = small;
+        setup.method = methods[m];
+        struct oracle *o = oracle_new(&setup, 1000);
+        float *k = malloc(300 * 64 * sizeof *k), *q = malloc(300 * 128 * sizeof *q);
+        for (size_t round = 0; round < 6; round++) {
+            for (size_t i = 0; i < 300 * 64; i++) k[i] = oracle_random(o);
+            for (size_t i = 0; i < 300 * 128; i++) q[i] = oracle_random(o);
+            assert_int_equal(cache_step_begin(o->cache, kinds[round % 3], 300, NULL), TERSE_OK);
+            if (round > 2) {
+                cache_layer_begin(o->cache, 0, k, k);
+                cache_layer_attend(o->cache, q, 0, 300, q); /* in place */
+            }
+            cache_step_cancel(o->cache);
+            assert_int_equal(cache_length(o->cache), o->length);
+            oracle_step(o, round % 2 ? D : P, 1 + 37 * round, 0);
+        }
+        free(k);
+        free(q);
+        oracle_free(o);
+    }
+}
+
+static void a_reset_cache_is_a_new_one(void **state) {
+    (void)state;
+    static const char *const methods[] = {"q8_0", "streaming-100"};
+    for (size_t m = 0; m < 2; m++) {
+        struct oracle_setup setup = small;
+        setup.method = methods[m];
+        struct oracle *o = oracle_new(&setup, 400);
+        struct terse_cache_report before, after;
+        oracle_step(o, P, 333, 0);
+        oracle_step(o, D, 1, 0);
+        cache_report(o->cache, &before);
+        cache_reset(o->cache);
+        o->length = o->window = 0;
+        assert_int_equal(cache_length(o->cache), 0);
+        oracle_step(o, P, 200, 0);
+        oracle_step(o, D, 1, 0);
+        cache_report(o->cache, &after);
+        assert_int_equal(after.resident, before.resident);
+        oracle_free(o);
+    }
+}
+
+static void counters_say_what_was_read(void **state) {
+    (void)state;
+    struct oracle_setup setup = small;
+    setup.method = "q8_0";
+    setup.tail = 0;
+    struct oracle *o = oracle_new(&setup, 400);
+    struct cache_counters counters;
+    oracle_step(o, P, 200, 0);
+    cache_counters(o->cache, &counters, true);
+    assert_int_equal(counters.bytes, 0);
+    oracle_step(o, D, 1, 0); /* 3 sealed blocks and a window of one; read once, not once per query head */
+    cache_counters(o->cache, &counters, true);
+    assert_int_equal(counters.bytes, 2 * (3 * 2 * 64 * 34 + 2 * 64 * 64));
+    assert_true(counters.seconds > 0);
+    cache_counters(o->cache, &counters, false);
+    assert_int_equal(counters.bytes, 0);
+    oracle_free(o);
+}
+
+static void shapes_that_cannot_be_are_refused(void **state) {
+    (void)state;
+    struct oracle *o = oracle_new(&small, 1);
+    struct terse_error error;
+    struct cache *cache;
+    struct cache_shape shape = o->shape;
+    shape.head_dim = 80;
+    assert_int_equal(cache_new(&shape, &o->method, &cache, &error), TERSE_E_UNSUPPORTED);
+    assert_non_null(strstr(error.message, "80"));
+    assert_null(cache);
+    shape = o->shape;
+    shape.query_heads = 5;
+    assert_int_equal(cache_new(&shape, &o->method, &cache, &error), TERSE_E_UNSUPPORTED);
+    assert_null(cache);
+    assert_int_equal(cache_step_begin(o->cache, D, 0, &error), TERSE_E_ARGUMENT);
+    oracle_free(o);
+    cache_free(NULL);
+}
+
+int main(void) {
+    omp_set_num_threads(1); /* but where threads are the question */
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_method_equals_dense_attention),
+        cmocka_unit_test(every_shape_equals_dense_attention),
+        cmocka_unit_test(partial_rotation_and_magnitude),
+        cmocka_unit_test(lengths_around_blocks),
+        cmocka_unit_test(queries_may_be_asked_in_any_pieces),
+        cmocka_unit_test(one_token_at_a_time),
+        cmocka_unit_test(the_papers_protocol_reads_quantized_tokens),
+        cmocka_unit_test(streaming_equals_a_fresh_sequence_of_the_kept_tokens),
+        cmocka_unit_test(streaming_goes_on_in_constant_memory),
+        cmocka_unit_test(decoding_by_steps_equals_a_prefill),
+        cmocka_unit_test(the_number_of_threads_changes_nothing),
+        cmocka_unit_test(a_cancelled_step_leaves_no_trace),
+        cmocka_unit_test(a_reset_cache_is_a_new_one),
+        cmocka_unit_test(counters_say_what_was_read),
+        cmocka_unit_test(shapes_that_cannot_be_are_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,291 @@
+/* Sessions over the shipped model: the same text read in different ways gives the same logits; limits and failures. */
+#include "terse.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { TOKENS = 200 };
+
+static struct terse_model *model;
+static struct terse_model_info info;
+static int32_t tokens[TOKENS];
+
+static int load_model(void **state) {
+    (void)state;
+    struct terse_error error;
+    if (terse_model_load(PROJECT_DIR "/models/lab-27m-q8_0.gguf", &model, &error)) {
+        print_error("%s\n", error.message);
+        return -1;
+    }
+    terse_model_describe(model, &info);
+    tokens[0] = terse_token_bos(model, NULL);
+    for (int i = 1; i < TOKENS; i++) tokens[i] = 300 + (i * 37) % 4000;
+    return 0;
+}
+
+static int free_model(void **state) {
+    (void)state;
+    terse_model_free(model);
+    return 0;
+}
+
+static struct terse_session *open_session(const char *method, enum terse_prefill prefill) {
+    struct terse_session_options options = terse_session_options_defaults();
+    struct terse_session *session;
+    struct terse_error error;
+    options.cache.method = method;
+    options.prefill = prefill;
+    options.batch = 48;
+    options.threads = 2;
+    if (terse_session_new(model, &options, &session, &error)) fail_msg("%s", error.message);
+    return session;
+}
+
+struct rows {
+    float *logits; /* [TOKENS][vocabulary] */
+    size_t shift, count;
+};
+
+static void store_row(void *user, size_t i, const float *logits) {
+    struct rows *rows = user;
+    memcpy(rows->logits + (rows->shift + i) * info.vocabulary, logits, info.vocabulary * sizeof *logits);
+    rows->count++;
+}
+
+static float *new_rows(void) {
+    float *rows = calloc(TOKENS * (size_t)info.vocabulary, sizeof *rows);
+    assert_non_null(rows);
+    return rows;
+}
+
+/* Reads the first `prompt` tokens as a prompt and the rest in steps of `step`, keeping every row of logits. */
+static float *read_text(const char *method, enum terse_prefill prefill, size_t prompt, size_t step) {
+    struct terse_session *session = open_session(method, prefill);
+    struct terse_error error;
+    struct rows rows = {.logits = new_rows()};
+    struct terse_logits_sink sink = {store_row, &rows, 0};
+    if (prompt && terse_session_prefill(session, tokens, prompt, &sink, &error)) fail_msg("%s", error.message);
+    for (size_t i = prompt; i < TOKENS; i += step) {
+        rows.shift = i;
+        size_t n = TOKENS - i < step ? TOKENS - i : step;
+        if (terse_session_decode(session, tokens + i, n, &sink, &error)) fail_msg("%s", error.message);
+    }
+    assert_int_equal(rows.count, TOKENS);
+    assert_int_equal(terse_session_length(session), TOKENS);
+    assert_memory_equal(terse_session_logits(session), rows.logits + (TOKENS - 1) * (size_t)info.vocabulary,
+                        info.vocabulary * sizeof(float));
+    terse_session_free(session);
+    return rows.logits;
+}
+
+/* Largest difference relative to the largest logit, over all rows. */
+static double difference(const float *a, const float *b) {
+    double most = 0, size = 0;
+    for (size_t i = 0; i < TOKENS * (size_t)info.vocabulary; i++) {
+        most = fmax(most, fabs((double)a[i] - (double)b[i]));
+        size = fmax(size, fabs((double)b[i]));
+    }
+    return most / size;
+}
+
+static void check_same(const char *what, float *read, const float *whole, double bound) {
+    double d = difference(read, whole);
+    free(read);
+    print_message("%s: %.2g\n", what, d);
+    if (!(d <= bound)) fail_msg("%s: logits differ by %g of the largest, more than %g", what, d, bound);
+}
+
+static void test_steps_equal_prefill(void **state) {
+    (void)state;
+    float *whole = read_text("f16", TERSE_PREFILL_EXACT, TOKENS, 1);
+    check_same("one by one", read_text("f16", TERSE_PREFILL_EXACT, 0, 1), whole, 5e-3);
+    check_same("prompt of 77, then one by one", read_text("f16", TERSE_PREFILL_EXACT, 77, 1), whole, 5e-3);
+    check_same("prompt of 64, then steps of 17", read_text("f16", TERSE_PREFILL_EXACT, 64, 17), whole, 5e-3);
+    check_same("chunks of 48", read_text("f16", TERSE_PREFILL_COMPRESSED, TOKENS, 1), whole, 5e-3);
+    check_same("every token reads f16", read_text("f16", TERSE_PREFILL_PAPER, TOKENS, 1), whole, 5e-3);
+    check_same("streaming within its budget", read_text("streaming-512", TERSE_PREFILL_EXACT, 100, 1), whole, 5e-3);
+    check_same("q8_0", read_text("q8_0", TERSE_PREFILL_EXACT, 100, 1), whole, 3e-2);
+    free(whole);
+}
+
+static void test_sink_first(void **state) {
+    (void)state;
+    struct terse_session *session = open_session("f16", TERSE_PREFILL_COMPRESSED);
+    struct terse_error error;
+    struct rows rows = {.logits = new_rows()};
+    float *whole = read_text("f16", TERSE_PREFILL_COMPRESSED, TOKENS, 1);
+    struct terse_logits_sink sink = {store_row, &rows, 150};
+    assert_int_equal(terse_session_prefill(session, tokens, TOKENS, &sink, &error), TERSE_OK);
+    assert_int_equal(rows.count, TOKENS - 150);
+    assert_memory_equal(rows.logits + 150 * (size_t)info.vocabulary, whole + 150 * (size_t)info.vocabulary,
+                        50 * (size_t)info.vocabulary * sizeof(float));
+    free(rows.logits);
+    free(whole);
+    terse_session_free(session);
+}
+
+static void test_reset_forgets(void **state) {
+    (void)state;
+    struct terse_session *session = open_session("q8_0", TERSE_PREFILL_EXACT);
+    struct terse_error error;
+    float *first = malloc(info.vocabulary * sizeof *first);
+    assert_null(terse_session_logits(session));
+    assert_int_equal(terse_session_prefill(session, tokens, TOKENS, NULL, &error), TERSE_OK);
+    memcpy(first, terse_session_logits(session), info.vocabulary * sizeof *first);
+    terse_session_reset(session);
+    assert_null(terse_session_logits(session));
+    assert_int_equal(terse_session_length(session), 0);
+    assert_int_equal(terse_session_prefill(session, tokens, TOKENS, NULL, &error), TERSE_OK);
+    assert_memory_equal(first, terse_session_logits(session), info.vocabulary * sizeof *first);
+    free(first);
+    terse_session_free(session);
+}
+
+static void test_memory_is_as_predicted(void **state) {
+    (void)state;
+    static const char *methods[] = {"f16", "q8_0", "q4_0", "streaming-128"};
+    for (size_t i = 0; i < sizeof methods / sizeof methods[0]; i++)
+        for (size_t n = 63; n <= TOKENS; n += 65) {
+            struct terse_session *session = open_session(methods[i], TERSE_PREFILL_EXACT);
+            struct terse_cache_options options = terse_cache_options_defaults();
+            struct terse_cache_report before, after;
+            struct terse_error error;
+            options.method = methods[i];
+            assert_int_equal(terse_cache_bytes(model, &options, n, &before, &error), TERSE_OK);
+            assert_int_equal(terse_session_prefill(session, tokens, n, NULL, &error), TERSE_OK);
+            terse_session_cache(session, &after);
+            assert_int_equal(after.resident, before.resident);
+            assert_int_equal(after.tokens, n);
+            assert_int_equal(after.resident, after.codes + after.exact + after.window + after.tables);
+            double values = 2.0 * n * info.layers * info.kv_heads * info.head_dim;
+            assert_true(fabs(after.bits_per_value - 8.0 * after.resident / values) < 1e-9);
+            terse_session_free(session);
+        }
+}
+
+static void test_streaming_is_endless(void **state) {
+    (void)state;
+    struct terse_session_options options = terse_session_options_defaults();
+    struct terse_session *session;
+    struct terse_error error;
+    struct terse_cache_report early, late;
+    options.cache.method = "streaming-64";
+    options.context = 128;
+    options.threads = 2;
+    assert_int_equal(terse_session_new(model, &options, &session, &error), TERSE_OK);
+    assert_int_equal(terse_session_prefill(session, tokens, 100, NULL, &error), TERSE_OK);
+    for (int i = 0; i < 600; i++) {
+        int32_t token = tokens[1 + i % (TOKENS - 1)];
+        assert_int_equal(terse_session_decode(session, &token, 1, NULL, &error), TERSE_OK);
+        if (i == 200) terse_session_cache(session, &early);
+    }
+    terse_session_cache(session, &late);
+    assert_int_equal(late.tokens, 700);
+    assert_int_equal(late.kept, 64);
+    assert_int_equal(early.resident, late.resident);
+    for (uint32_t i = 0; i < info.vocabulary; i++) assert_true(isfinite(terse_session_logits(session)[i]));
+    terse_session_free(session);
+}
+
+/* ---- Failures: one line that says what to do, and the session goes on */
+
+static void expect(enum terse_status status, enum terse_status wanted, const struct terse_error *error, const char *word) {
+    assert_int_equal(status, wanted);
+    assert_int_equal(error->code, wanted);
+    assert_null(strchr(error->message, '\n'));
+    if (!strstr(error->message, word)) fail_msg("\"%s\" does not mention %s", error->message, word);
+}
+
+static void test_limits(void **state) {
+    (void)state;
+    struct terse_session_options options = terse_session_options_defaults();
+    struct terse_session *session;
+    struct terse_error error;
+    int32_t next;
+    options.context = info.context + 1;
+    expect(terse_session_new(model, &options, &session, &error), TERSE_E_ARGUMENT, &error, "--allow-longer-context");
+    assert_null(session);
+    options.context = 50;
+    options.cache.method = "q9_9";
+    expect(terse_session_new(model, &options, &session, &error), TERSE_E_ARGUMENT, &error, "q8_0");
+    options.cache.method = "f16";
+    assert_int_equal(terse_session_new(model, &options, &session, &error), TERSE_OK);
+    expect(terse_session_sample(session, &next, &error), TERSE_E_ARGUMENT, &error, "no tokens");
+    expect(terse_session_prefill(session, tokens, 51, NULL, &error), TERSE_E_CONTEXT, &error, "-c");
+    expect(terse_session_prefill(session, tokens, 0, NULL, &error), TERSE_E_ARGUMENT, &error, "no tokens");
+    int32_t wrong[] = {1, 2, (int32_t)info.vocabulary};
+    expect(terse_session_prefill(session, wrong, 3, NULL, &error), TERSE_E_ARGUMENT, &error, "vocabulary");
+    wrong[2] = -1;
+    expect(terse_session_decode(session, wrong, 3, NULL, &error), TERSE_E_ARGUMENT, &error, "vocabulary");
+    assert_int_equal(terse_session_length(session), 0);
+    assert_int_equal(terse_session_prefill(session, tokens, 50, NULL, &error), TERSE_OK);
+    expect(terse_session_decode(session, tokens, 1, NULL, &error), TERSE_E_CONTEXT, &error, "streaming");
+    assert_int_equal(terse_session_length(session), 50);
+    assert_int_equal(terse_session_sample(session, &next, &error), TERSE_OK);
+    terse_session_free(session);
+}
+
+static bool stop_in_the_middle(void *user, const char *what, uint64_t done, uint64_t total) {
+    uint64_t *last = user;
+    assert_non_null(what);
+    assert_true(done <= total);
+    assert_true(done >= *last);
+    *last = done;
+    return done < total / 2;
+}
+
+static void test_interruption(void **state) {
+    (void)state;
+    for (int compressed = 0; compressed < 2; compressed++) {
+        struct terse_session_options options = terse_session_options_defaults();
+        struct terse_session *session;
+        struct terse_error error;
+        uint64_t last = 0;
+        options.prefill = compressed ? TERSE_PREFILL_COMPRESSED : TERSE_PREFILL_EXACT;
+        options.batch = 50;
+        options.progress = (struct terse_progress){stop_in_the_middle, &last};
+        assert_int_equal(terse_session_new(model, &options, &session, &error), TERSE_OK);
+        expect(terse_session_prefill(session, tokens, TOKENS, NULL, &error), TERSE_E_INTERRUPTED, &error, "interrupted");
+        assert_int_equal(terse_session_length(session), compressed ? TOKENS / 2 : 0);
+        int32_t token = tokens[0];
+        assert_int_equal(terse_session_decode(session, &token, 1, NULL, &error), TERSE_OK);
+        terse_session_free(session);
+    }
+}
+
+static void test_same_seed_same_tokens(void **state) {
+    (void)state;
+    int32_t chosen[2][40];
+    for (int round = 0; round < 2; round++) {
+        struct terse_session *session = open_session("f16", TERSE_PREFILL_EXACT);
+        struct terse_error error;
+        struct terse_sampling sampling = terse_sampling_defaults();
+        sampling.seed = 42;
+        assert_int_equal(terse_session_set_sampling(session, &sampling, &error), TERSE_OK);
+        assert_int_equal(terse_session_prefill(session, tokens, 20, NULL, &error), TERSE_OK);
+        for (int i = 0; i < 40; i++) {
+            assert_int_equal(terse_session_sample(session, &chosen[round][i], &error), TERSE_OK);
+            assert_int_equal(terse_session_decode(session, &chosen[round][i], 1, NULL, &error), TERSE_OK);
+        }
+        terse_session_free(session);
+    }
+    assert_memory_equal(chosen[0], chosen[1], sizeof chosen[0]);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_steps_equal_prefill),  cmocka_unit_test(test_sink_first),
+        cmocka_unit_test(test_reset_forgets),        cmocka_unit_test(test_memory_is_as_predicted),
+        cmocka_unit_test(test_streaming_is_endless), cmocka_unit_test(test_limits),
+        cmocka_unit_test(test_interruption),         cmocka_unit_test(test_same_seed_same_tokens),
+    };
+    return cmocka_run_group_tests(tests, load_model, free_model);
+}
