@@ -8,8 +8,10 @@ CMAKE_FLAGS ?=
 QUESTION = What is the access code for the merry lantern?
 
 configure = cmake -S . -B $(1) -DCMAKE_INSTALL_PREFIX=$(PREFIX) $(2) $(CMAKE_FLAGS) >/dev/null
-# Passive waiting: tests run side by side, and a team of threads that spins would take the others' processors.
-ctest = OMP_WAIT_POLICY=passive ctest --test-dir $(1) --output-on-failure -j $(JOBS)
+ctest = ctest --test-dir $(1) --output-on-failure -j $(JOBS)
+# Threads that wait shall sleep, not spin: tests run side by side, and a demonstration may run on a busy machine.
+demo test sanitize: export OMP_WAIT_POLICY = passive
+MAKEFLAGS += --no-print-directory
 
 .PHONY: all demo test sanitize bench install clean format help dependencies
 

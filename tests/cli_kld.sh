@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The KL divergence's base file: written, checked byte by byte against the run that wrote it, read back, and refused when it is not whole
-# or belongs to something else.
+# The KL divergence's base file: written, checked byte by byte against the run that wrote it, read back, and refused when it is not
+# whole or belongs to something else.
 . "$(dirname "$0")/support/cli.sh"
 base=$work/base.kld
 
@@ -74,6 +74,8 @@ refuses 'damaged' "${compare[@]}" "$work/zero"
 refuses 'damaged: token 5 is -2147483648' "${compare[@]}" "$work/token"
 { head -c 532 "$base"; printf '\0\0\xc0\x7f'; tail -c +537 "$base"; } >"$work/nan"
 refuses 'damaged before byte' "${compare[@]}" "$work/nan"
+{ head -c 12 "$base"; printf '\xff\x1f\0\0'; tail -c +17 "$base"; } >"$work/vocabulary"
+refuses 'vocabulary of 8191 tokens and the model has 8192' "${compare[@]}" "$work/vocabulary"
 refuses 'windows of 64 tokens, not 128' "${compare[@]}" "$base" -c 128
 tail -c +100 "$text" >"$work/other"
 refuses 'the base belongs to another text' "${compare[@]}" "$base" -f "$work/other"
@@ -91,5 +93,7 @@ drop_progress
 grep -q "cannot write $work/kept" "$work/err" || fail "full disk: $(cat "$work/err")"
 cmp "$base" "$work/kept" || fail "a failed run changed the file that was there"
 [ "$(echo "$work"/*.tmp)" = "$work/*.tmp" ] || fail "a temporary file was left: $(ls "$work")"
+interrupts perplexity -f data/demo.txt -c 64 --kl-divergence-base "$work/interrupted"
+[ "$(echo "$work"/interrupted*)" = "$work/interrupted*" ] || fail "a file was left: $(ls "$work")"
 refuses 'not a regular file' perplexity -f "$text" -c 64 --chunks 1 --kl-divergence-base /dev/full
 refuses 'cannot write' perplexity -f "$text" -c 64 --chunks 1 --kl-divergence-base "$work/no/such/folder"

@@ -2,8 +2,8 @@
 # terse perplexity: the figure that llama.cpp's tool gives for the same windows, and what other caches make of it.
 . "$(dirname "$0")/support/cli.sh"
 
-# The excerpt begins as WikiText's test split does: llama.cpp's perplexity of its first 4 windows of 512 is 63.5648 +/- 6.05 with the
-# F16 weights of the model that ships as Q8_0; the weights' own difference is about 0.2 %.
+# The excerpt begins as WikiText's test split does: llama.cpp's perplexity of its first 4 windows of 512 is 63.5648 +/- 6.05 with
+# the F16 weights of the model that ships as Q8_0; the weights' own difference is about 0.2 %.
 works perplexity -f "$text" -c 512 --chunks 4
 ppl=$(number_after '^PPL = ' "$work/out")
 near "$ppl" 63.5648 0.005 || fail "PPL = $ppl, llama.cpp has 63.5648"

@@ -127,6 +127,24 @@ static void one_token_at_a_time(void **state) {
     }
 }
 
+/* Long enough that reading is split into parts that meet again. */
+static void deep_caches_equal_dense_attention(void **state) {
+    (void)state;
+    static const char *const methods[] = {"f16", "q8_0", "q4_0", "streaming-1500"};
+    for (size_t m = 0; m < 4; m++) {
+        struct oracle_setup setup = small;
+        setup.method = methods[m];
+        setup.query_heads = m % 2 ? 6 : 2;
+        struct oracle *o = oracle_new(&setup, 2000);
+        oracle_skip(o, P, 1700);
+        oracle_step(o, D, 1, 0);
+        oracle_step(o, D, 7, 0);
+        oracle_step(o, D, 100, 0);
+        oracle_step(o, D, 1, 0);
+        oracle_free(o);
+    }
+}
+
 static void the_papers_protocol_reads_quantized_tokens(void **state) {
     (void)state;
     static const char *const methods[] = {"f16", "q8_0", "q4_0", "streaming-100"};
@@ -147,7 +165,8 @@ static void streaming_equals_a_fresh_sequence_of_the_kept_tokens(void **state) {
         const char *method, *key, *value;
         uint32_t tail;
     } methods[] = {{"streaming-16", NULL, NULL, TERSE_TAIL_DEFAULT}, {"streaming-68", NULL, NULL, 0},        {"streaming-130", NULL, NULL, 20},
-                   {"streaming-100", "q8_0", "q8_0", 0},             {"streaming-150", "q4_0", "q8_0", 16}, {"streaming-60", "q4_0", NULL, TERSE_TAIL_DEFAULT}};
+                   {"streaming-100", "q8_0", "q8_0", 0},             {"streaming-150", "q4_0", "q8_0", 16}, {"streaming-60", "q4_0", NULL, TERSE_TAIL_DEFAULT},
+                   {"streaming-150", "q8_0", NULL, 100}};
     for (size_t m = 0; m < sizeof methods / sizeof methods[0]; m++) {
         struct oracle_setup setup = small;
         setup.method = methods[m].method;
@@ -157,6 +176,7 @@ static void streaming_equals_a_fresh_sequence_of_the_kept_tokens(void **state) {
         setup.pairing = m % 2 ? ROPE_HALF_SPLIT : ROPE_ADJACENT;
         setup.seed = m;
         RUN(&setup, {D, 1, 0}, {D, 1, 0}, {D, 4, 0}, {D, 40, 0}, {D, 1, 0}, {P, 200, 0}, {D, 1, 0}, {D, 1, 0}, {D, 20, 0}, {D, 90, 0}, {D, 1, 0});
+        RUN(&setup, {P, 163, 0}, {D, 80, 0}, {D, 1, 0}, {D, 80, 0}, {D, 1, 0}, {D, 100, 0}, {D, 1, 0});
         struct oracle *o = oracle_new(&setup, 500);
         oracle_step(o, P, 230, 0);
         for (int i = 0; i < 200; i++) oracle_step(o, D, 1, 0);
@@ -192,6 +212,39 @@ static void streaming_goes_on_in_constant_memory(void **state) {
         }
         oracle_free(o);
     }
+}
+
+/* Keys so far from the queries that logits overflow: head 0 sees one other key, head 1 none. */
+static void logits_of_minus_infinity_weigh_nothing(void **state) {
+    (void)state;
+    enum { N = 500, HD = 32 };
+    struct oracle *o = oracle_new(&small, 1);
+    struct rope rope = o->rope;
+    struct cache_shape shape = o->shape;
+    struct cache *cache;
+    rope.n_rot = 0;
+    shape.rope = &rope;
+    assert_int_equal(cache_new(&shape, &o->method, &cache, NULL), TERSE_OK);
+    static float k[N * 2 * HD], v[N * 2 * HD], q[N * 4 * HD], out[N * 4 * HD];
+    for (size_t i = 0; i < N * 2 * HD; i++) {
+        k[i] = i < HD ? 0 : -1e30f;
+        v[i] = oracle_random(o);
+    }
+    for (size_t i = 0; i < N * 4 * HD; i++) q[i] = 1e30f;
+    for (size_t n = N; n >= 1; n -= N - 1) {
+        assert_int_equal(cache_step_begin(cache, P, n, NULL), TERSE_OK);
+        cache_layer_begin(cache, 0, k + (N - n) * 2 * HD, v);
+        cache_layer_attend(cache, q, 0, n, out);
+        for (size_t i = 0; i < n; i++) {
+            for (size_t c = 0; c < 2 * HD; c++) assert_true(fabsf(out[i * 4 * HD + c] - v[c % HD]) <= 1e-3f);
+            for (size_t c = 2 * HD; c < 4 * HD; c++) assert_true(out[i * 4 * HD + c] == 0);
+        }
+        cache_layer_end(cache);
+        cache_step_end(cache);
+        if (n == 1) break;
+    }
+    cache_free(cache);
+    oracle_free(o);
 }
 
 /* The same numbers through the cache twice: as one prompt and token by token. What was read exactly is read as halves then. */
@@ -356,9 +409,11 @@ int main(void) {
         cmocka_unit_test(lengths_around_blocks),
         cmocka_unit_test(queries_may_be_asked_in_any_pieces),
         cmocka_unit_test(one_token_at_a_time),
+        cmocka_unit_test(deep_caches_equal_dense_attention),
         cmocka_unit_test(the_papers_protocol_reads_quantized_tokens),
         cmocka_unit_test(streaming_equals_a_fresh_sequence_of_the_kept_tokens),
         cmocka_unit_test(streaming_goes_on_in_constant_memory),
+        cmocka_unit_test(logits_of_minus_infinity_weigh_nothing),
         cmocka_unit_test(decoding_by_steps_equals_a_prefill),
         cmocka_unit_test(the_number_of_threads_changes_nothing),
         cmocka_unit_test(a_cancelled_step_leaves_no_trace),

@@ -1,4 +1,5 @@
-/* The codecs f16, q8_0 and q4_0: blocks equal an independent conversion bit for bit, and what reads codes equals what reads decoded rows. */
+/* The codecs f16, q8_0 and q4_0: blocks equal those of gguf-py and of an independent conversion bit for bit, and what reads codes
+ * equals what reads decoded rows. */
 #include "base/half.h"
 #include "codec/codec.h"
 
@@ -7,6 +8,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -152,7 +154,7 @@ static void check_bits(const struct codec *codec, enum codec_side side, const st
     }
 }
 
-static void blocks_equal_the_reference_bit_for_bit(void **state) {
+static void blocks_equal_an_independent_conversion(void **state) {
     (void)state;
     for_all_blocks(check_bits);
 }
@@ -208,6 +210,47 @@ static void scores_and_mixes_equal_decoded_rows(void **state) {
     for_all_blocks(check_reading);
 }
 
+static void read_fixture(const char *name, void *data, size_t bytes) {
+    char path[512];
+    snprintf(path, sizeof path, TESTS_DIR "/fixtures/quant_blocks/%s", name);
+    FILE *file = fopen(path, "rb");
+    if (!file) fail_msg("cannot open %s", path);
+    assert_int_equal(fread(data, 1, bytes, file), bytes);
+    assert_int_equal(fgetc(file), EOF);
+    fclose(file);
+}
+
+/* rows.q8_0 and rows.q4_0: 64 rows of 32 channels as gguf-py quantizes them, ggml's blocks {half scale, codes} one after another. */
+static void blocks_equal_ggufs(void **state) {
+    (void)state;
+    static float rows[64 * 32];
+    static uint8_t q8_0[64 * 34], q4_0[64 * 18];
+    read_fixture("rows.f32", rows, sizeof rows);
+    read_fixture("rows.q8_0", q8_0, sizeof q8_0);
+    read_fixture("rows.q4_0", q4_0, sizeof q4_0);
+    for (size_t hd = 32; hd <= 128; hd *= 2) {
+        for (enum codec_side side = CODEC_KEYS; side <= CODEC_VALUES; side++) {
+            struct codec_shape shape = {(uint32_t)hd, 1};
+            size_t tokens = 64 * 32 / hd;
+            uint16_t block8[BLOCK_BYTES_Q8_0(128) / 2], block4[BLOCK_BYTES_Q4_0(128) / 2], want_scale, scale;
+            codec_q8_0.encode(shape, side, rows, tokens, block8);
+            codec_q4_0.encode(shape, side, rows, tokens, block4);
+            for (size_t i = 0; i < 64 * 32; i++) { /* channel i % hd of token i / hd */
+                size_t group = i / 32, channel = i % 32;
+                int code, byte = q4_0[group * 18 + 2 + channel % 16];
+                block_element(&codec_q8_0, side, (uint8_t *)block8, hd, i / hd, i % hd, &scale, &code);
+                memcpy(&want_scale, q8_0 + group * 34, 2);
+                assert_int_equal(scale, want_scale);
+                assert_int_equal(code, (int8_t)q8_0[group * 34 + 2 + channel]);
+                block_element(&codec_q4_0, side, (uint8_t *)block4, hd, i / hd, i % hd, &scale, &code);
+                memcpy(&want_scale, q4_0 + group * 18, 2);
+                assert_int_equal(scale, want_scale);
+                assert_int_equal(code, (channel < 16 ? byte & 15 : byte >> 4) - 8);
+            }
+        }
+    }
+}
+
 /* Numbers no scale can hold must not be undefined behaviour (the sanitizers' part of this test). */
 static void infinities_and_nan_are_survived(void **state) {
     (void)state;
@@ -236,7 +279,7 @@ static void codecs_are_found_by_name(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(blocks_equal_the_reference_bit_for_bit), cmocka_unit_test(decoding_gives_the_reference_values_and_zeros),
+        cmocka_unit_test(blocks_equal_ggufs), cmocka_unit_test(blocks_equal_an_independent_conversion), cmocka_unit_test(decoding_gives_the_reference_values_and_zeros),
         cmocka_unit_test(scores_and_mixes_equal_decoded_rows),    cmocka_unit_test(infinities_and_nan_are_survived),
         cmocka_unit_test(codecs_are_found_by_name),
     };

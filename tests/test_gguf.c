@@ -3,6 +3,7 @@
 #include "base/memory.h"
 #include "support/gguf_sample.h"
 
+#include <errno.h>
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -404,6 +405,13 @@ static void test_writer_streams(void **state) {
     assert_int_equal(gguf_writer_save(&writer, path, &source, &progress, &error), TERSE_E_INTERRUPTED);
     assert_int_not_equal(access(path, F_OK), 0);
     assert_int_not_equal(access(part, F_OK), 0);
+    if (access("/dev/full", W_OK) == 0) { /* a disk without room */
+        assert_int_equal(symlink("/dev/full", part), 0);
+        assert_int_equal(gguf_writer_save(&writer, path, NULL, NULL, &error), TERSE_E_IO);
+        assert_non_null(strstr(error.message, strerror(ENOSPC)));
+        assert_int_not_equal(access(path, F_OK), 0);
+        assert_int_equal(unlink(part), -1);
+    }
     snprintf(path, sizeof path, "%s/no/such/folder", folder);
     assert_int_equal(gguf_writer_save(&writer, path, NULL, NULL, &error), TERSE_E_IO);
     assert_non_null(strstr(error.message, path));

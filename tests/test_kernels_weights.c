@@ -340,7 +340,8 @@ static double matvec_rate(const struct kernels *k, const struct weight_type *typ
     return best;
 }
 
-/* Matrices of the LLaMA-3.2-1B shape have rows of 2,048 and 8,192 weights; 1 GiB lies beyond every cache. */
+/* Matrices of the LLaMA-3.2-1B shape have rows of 2,048 and 8,192 weights; 1 GiB lies beyond every cache. What the memory gives is the
+ * faster of a plain read and of the F32 matvec, which hides latency better than a compiler's sum loop. */
 static int bench(void) {
     const size_t bytes = (size_t)1 << 30, pattern = (size_t)1 << 22;
     unsigned char *w = malloc(bytes);
@@ -355,10 +356,13 @@ static int bench(void) {
     for (int threads = 1; threads <= 2; threads++) {
         for (size_t tier = 1; (k = tier_at(tier)); tier++) {
             for (size_t n = 2048; n <= 8192; n += 6144) {
+                double fastest = 0;
                 for (const struct weight_type *type = types; type < types + N_TYPES; type++) {
                     double read = read_bandwidth(w, bytes, threads), rate = matvec_rate(k, type, w, bytes, n, x, y, threads);
-                    printf("matvec %-6s %-4s n %4zu, %d threads: %5.1f GB/s, %3.0f%% of a plain read (%.1f)\n", k->name,
-                           info_of(type)->name, n, threads, rate * 1e-9, 100 * rate / read, read * 1e-9);
+                    if (read > fastest) fastest = read;
+                    if (type->type == TENSOR_F32 && rate > fastest) fastest = rate;
+                    printf("matvec %-6s %-4s n %4zu, %d threads: %5.1f GB/s, %3.0f%% of %.1f\n", k->name, info_of(type)->name, n,
+                           threads, rate * 1e-9, 100 * rate / fastest, fastest * 1e-9);
                 }
             }
         }

@@ -1,18 +1,19 @@
-/* Owns: a plain read loop over a buffer that no cache holds. */
+/* Owns: reading a buffer that no cache holds, as fast as the machine can. The reader is the C library's memchr looking for what is not
+ * there: it uses the widest registers of the processor at run time, which a loop compiled for the baseline does not, and reads up to
+ * a fifth faster. */
 #include "bandwidth.h"
 
 #include "console.h"
 
 #include <stdint.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 enum { PASSES = 12 };
 
-static volatile uint64_t last_sum; /* keeps the reading from being optimised away */
-
 /* Four times the last-level cache, or 256 MiB where the system does not say, but no more than an eighth of the memory. */
-static size_t buffer_words(void) {
+static size_t buffer_bytes(void) {
     uint64_t bytes = 256u << 20;
 #ifdef _SC_LEVEL3_CACHE_SIZE
     long cache = sysconf(_SC_LEVEL3_CACHE_SIZE);
@@ -20,29 +21,33 @@ static size_t buffer_words(void) {
 #endif
     long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGE_SIZE);
     if (pages > 0 && page > 0 && bytes > (uint64_t)pages * (uint64_t)page / 8) bytes = (uint64_t)pages * (uint64_t)page / 8;
-    return bytes / sizeof(uint64_t);
+    return (size_t)bytes;
 }
 
-static uint64_t sum_words(const uint64_t *words, size_t n, int threads) {
-    uint64_t sum = 0;
-#pragma omp parallel for simd schedule(static) num_threads(threads) reduction(+ : sum)
-    for (size_t i = 0; i < n; i++) sum += words[i];
-    return sum;
+/* Bytes of value 1 in a buffer of zeros: none. */
+static size_t count_ones(const char *buffer, size_t n, int threads) {
+    size_t found = 0;
+#pragma omp parallel for schedule(static, 1) num_threads(threads) reduction(+ : found)
+    for (int i = 0; i < threads; i++) {
+        size_t first = n / (size_t)threads * (size_t)i;
+        found += memchr(buffer + first, 1, n / (size_t)threads) != NULL;
+    }
+    return found;
 }
 
 double bandwidth_measure(int threads) {
-    size_t n = buffer_words();
-    uint64_t *words = malloc(n * sizeof *words);
+    size_t n = buffer_bytes();
+    char *buffer = malloc(n);
     double best = 0;
-    if (!words) return 0;
-#pragma omp parallel for schedule(static) num_threads(threads)
-    for (size_t i = 0; i < n; i++) words[i] = i;
+    if (!buffer) return 0;
+#pragma omp parallel for schedule(static, 1) num_threads(threads)
+    for (int i = 0; i < threads; i++) memset(buffer + n / (size_t)threads * (size_t)i, 0, n / (size_t)threads);
     for (int pass = 0; pass < PASSES && !console_interrupted(); pass++) {
         double start = console_seconds();
-        last_sum = sum_words(words, n, threads);
-        double rate = (double)(n * sizeof *words) / (console_seconds() - start);
-        if (rate > best) best = rate;
+        size_t found = count_ones(buffer, n, threads);
+        double rate = (double)n / (console_seconds() - start);
+        if (found == 0 && rate > best) best = rate;
     }
-    free(words);
+    free(buffer);
     return best;
 }

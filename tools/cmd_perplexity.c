@@ -157,10 +157,10 @@ static void print_kld(struct scorer *scorer) {
     double same = (double)t->same_top / (double)t->count;
     printf("PPL(base) = %.4f +/- %.4f\n", base.mean, base.error);
     printf("PPL / PPL(base) = %.6f +/- %.6f\n", ratio.mean, ratio.error);
-    printf("KLD mean = %.6f +/- %.6f\n", kld.mean, kld.error);
+    printf("KLD mean = %.8f +/- %.8f\n", kld.mean, kld.error);
     scorer_sort_kld(scorer);
     for (size_t i = 0; i < sizeof quantiles / sizeof quantiles[0]; i++)
-        printf("KLD %s = %.6f\n", quantiles[i].name, scorer_kld_quantile(scorer, quantiles[i].fraction));
+        printf("KLD %s = %.8f\n", quantiles[i].name, scorer_kld_quantile(scorer, quantiles[i].fraction));
     printf("same top-1 = %.3f +/- %.3f %%\n", 100 * same,
            100 * sqrt(same * (1 - same) / (double)(t->count > 1 ? t->count - 1 : 1)));
 }

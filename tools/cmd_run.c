@@ -18,7 +18,7 @@ struct run {
 
     struct terse_session *session;
     struct terse_detokenizer *detokenizer;
-    uint64_t generated;
+    bool full; /* the context, after the last reply */
 };
 
 /* ---- Text in */
@@ -66,45 +66,45 @@ static int read_text(struct run *run, const char *text, size_t n_bytes, unsigned
 
 /* ---- Text out */
 
-/* Writes tokens until the reply ends, -n is reached, or the context is full. */
-static int generate(struct run *run) {
+/* Writes one token more. False when the text ends here: at its own end with *status EXIT_OK, or for the reason that *status is.
+ * *last is the last byte written. */
+static bool write_token(struct run *run, int *status, char *last) {
     struct terse_error error;
+    int32_t token;
     size_t n_bytes;
-    const char *text;
-    char last = 0;
-    int status = EXIT_OK;
-    for (int64_t i = 0; run->n_predict < 0 || i < run->n_predict; i++) {
-        int32_t token;
-        if (console_interrupted()) {
-            status = EXIT_INTERRUPTED;
-            break;
-        }
-        if (terse_session_sample(run->session, &token, &error) != TERSE_OK) {
-            status = complain_error(&error);
-            break;
-        }
-        if (terse_token_ends(run->setup.model, token)) break;
-        text = terse_detokenizer_push(run->detokenizer, token, &n_bytes);
-        if (n_bytes) last = text[n_bytes - 1];
-        if (!output_write(text, n_bytes)) {
-            status = EXIT_FAILED;
-            break;
-        }
-        run->generated++;
-        enum terse_status decoded = terse_session_decode(run->session, &token, 1, NULL, &error);
-        if (decoded == TERSE_E_CONTEXT) {
-            remark("\nstopped: the context is full; raise -c, or go on without end with --kv streaming-N");
-            break;
-        }
-        if (decoded != TERSE_OK) {
-            status = complain_error(&error);
-            break;
-        }
+    if (console_interrupted()) {
+        *status = EXIT_INTERRUPTED;
+        return false;
     }
-    text = terse_detokenizer_finish(run->detokenizer, &n_bytes);
+    if (terse_session_sample(run->session, &token, &error) != TERSE_OK) {
+        *status = complain_error(&error);
+        return false;
+    }
+    if (terse_token_ends(run->setup.model, token)) return false;
+    const char *text = terse_detokenizer_push(run->detokenizer, token, &n_bytes);
+    if (n_bytes) *last = text[n_bytes - 1];
+    if (!output_write(text, n_bytes)) {
+        *status = EXIT_FAILED;
+        return false;
+    }
+    enum terse_status decoded = terse_session_decode(run->session, &token, 1, NULL, &error);
+    if (decoded != TERSE_OK && decoded != TERSE_E_CONTEXT) *status = complain_error(&error);
+    run->full = decoded == TERSE_E_CONTEXT;
+    return decoded == TERSE_OK;
+}
+
+/* Writes tokens until the text ends, -n is reached, or the context is full. */
+static int generate(struct run *run) {
+    int status = EXIT_OK;
+    char last = '\n';
+    size_t n_bytes;
+    for (int64_t i = 0; run->n_predict < 0 || i < run->n_predict; i++)
+        if (!write_token(run, &status, &last)) break;
+    const char *text = terse_detokenizer_finish(run->detokenizer, &n_bytes);
     if (n_bytes) last = text[n_bytes - 1];
     output_write(text, n_bytes);
     if (last != '\n') output_write("\n", 1);
+    if (run->full) remark("stopped: the context is full; raise -c, or go on without end with --kv streaming-N");
     return status;
 }
 
@@ -193,6 +193,7 @@ static int run_conversation(struct run *run) {
         errno = 0;
         ssize_t length = getline(&line, &capacity, stdin);
         if (length < 0) {
+            if (terminal) fputc('\n', stderr);
             if (console_interrupted())
                 status = EXIT_INTERRUPTED;
             else if (ferror(stdin))

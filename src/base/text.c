@@ -76,3 +76,10 @@ size_t text_line_end(struct text_line *line) {
     line->buffer[line->length] = '\0';
     return line->length;
 }
+
+const char *text_quote(char *buffer, size_t capacity, const char *data, uint64_t size) {
+    struct text_line line = text_line_begin(buffer, capacity);
+    text_line_string(&line, data, size, true);
+    text_line_end(&line);
+    return buffer;
+}

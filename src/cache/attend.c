@@ -18,12 +18,13 @@
 #include <string.h>
 #include <time.h>
 
-#define FEW_QUERIES 16  /* tokens up to which codes are read rather than rows */
+#define FEW_ROWS 96     /* queries times G up to which reading codes was measured to be the faster way */
 #define RUN_LOGITS 128  /* tiles times rows that share one update of the running maximum */
-#define ITEMS 128       /* of work that a few queries are split into, about */
+#define ITEMS 128       /* of work that a few queries are split into, at most */
+#define ITEM_ROWS 4096  /* rows of all their partial states: bounds the memory */
 #define ITEM_TILES 4    /* least tiles of an item */
 #define QUERY_ROWS 192  /* rows of a tile of queries: the GEMM is near its best from here on */
-#define KEY_ROWS 256    /* keys against which they go at a time: rows, keys, values and logits stay in the second-level cache */
+#define KEY_ROWS 384    /* keys against which they go at a time: rows, keys, values and logits stay in the second-level cache */
 
 static size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
 static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
@@ -46,16 +47,20 @@ static void scatter_outputs(const struct cache *cache, const struct partial *par
 
 /* ---- A few queries */
 
-static size_t few_rows(const struct cache *cache) { return smaller(cache->plan.n, FEW_QUERIES) * cache->group; }
+/* Tokens that are a few. Keys to be turned are decoded either way, so then one is the limit. */
+static size_t few_tokens(const struct cache *cache) { return cache->turned ? larger(FEW_ROWS / cache->group, 1) : 1; }
 
-static size_t few_splits(const struct cache *cache, size_t tiles) {
-    size_t most = larger(ITEMS / cache->shape.kv_heads, 1);
-    return larger(smaller(tiles / ITEM_TILES, most), 1);
+/* Most rows of a step, from which its memory and the way work is split are decided. */
+static size_t few_rows(const struct cache *cache) { return smaller(cache->plan.n, few_tokens(cache)) * cache->group; }
+
+static size_t few_splits(const struct cache *cache) {
+    size_t most = smaller(ITEMS, ITEM_ROWS / few_rows(cache)) / cache->shape.kv_heads;
+    return larger(smaller(tile_count(cache) / ITEM_TILES, most), 1);
 }
 
 static size_t few_shared(const struct cache *cache) {
     size_t rows = few_rows(cache), hd = cache->shape.head_dim, heads = cache->shape.kv_heads;
-    return heads * (rows * hd + few_splits(cache, tile_count(cache)) * partial_floats(rows, hd));
+    return heads * (rows * hd + few_splits(cache) * partial_floats(rows, hd));
 }
 
 static size_t few_scratch(const struct cache *cache) {
@@ -122,7 +127,7 @@ static void read_tiles(const struct few *few, size_t split, uint32_t head, float
 static void attend_few(const struct cache *cache, const float *q, size_t first, size_t count, float *out) {
     uint32_t heads = cache->shape.kv_heads;
     size_t rows = count * cache->group, hd = cache->shape.head_dim, tiles = tile_count(cache);
-    struct few few = {cache, first, rows, tiles, few_splits(cache, tiles), cache->scratch, cache->scratch + heads * rows * hd};
+    struct few few = {cache, first, rows, tiles, few_splits(cache), cache->scratch, cache->scratch + heads * rows * hd};
 #pragma omp parallel num_threads(cache->threads) if (tiles * heads >= 16)
     {
 #pragma omp for schedule(static)
@@ -230,7 +235,7 @@ static void attend_many(const struct cache *cache, const float *q, size_t first,
 
 static size_t thread_floats(const struct cache *cache) {
     size_t floats = larger(few_scratch(cache), 2 * BLOCK_TOKENS * cache->shape.head_dim);
-    if (cache->plan.n > FEW_QUERIES) floats = larger(floats, many_scratch(cache));
+    if (cache->plan.n > few_tokens(cache)) floats = larger(floats, many_scratch(cache));
     return memory_round_up(floats, MEMORY_ALIGN / sizeof(float));
 }
 
@@ -251,7 +256,7 @@ static double now(void) {
 
 void cache_layer_attend(struct cache *cache, const float *q, size_t first, size_t count, float *out) {
     double start = now();
-    if (count <= FEW_QUERIES)
+    if (count <= few_tokens(cache))
         attend_few(cache, q, first, count, out);
     else
         attend_many(cache, q, first, count, out);

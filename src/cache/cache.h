@@ -13,7 +13,16 @@
  *     cache_step_end(cache)
  *
  * The new tokens are exact among themselves (causally) and reach earlier ones through the cache. The cache rotates: it alone knows
- * at which positions tokens are read. Shapes: Hq query heads, Hk KV heads, G = Hq/Hk, hd head_dim; floats, row-major.
+ * at which positions tokens are read.
+ *
+ * After a step the newest tokens stay in the window as halves: at least tail_tokens of them, and up to 63 more that do not fill a
+ * block yet; every full block of 64 older ones is sealed. A token sealed in the step that brings it is encoded from its float rows, one
+ * that waited in the window from halves: which of the two depends on where steps end, and on nothing else.
+ *
+ * Memory of keys and values grows in cache_step_begin by what the step seals, neither more nor in advance. Scratch of the attention
+ * (a few MB per thread) and rotation tables hold no keys and values and are not part of reports.
+ *
+ * Shapes: Hq query heads, Hk KV heads, G = Hq/Hk, hd head_dim; floats, row-major.
  * Threads: one thread drives a cache; work inside is split over OpenMP threads. Results do not depend on their number
  * beyond rounding.
  */
@@ -50,7 +59,8 @@ void cache_reset(struct cache *cache);
 /* Tokens seen. */
 uint64_t cache_length(const struct cache *cache);
 
-/* Reserves everything that a step of n tokens needs: when this succeeds nothing else in the step can fail. */
+/* Reserves everything that a step of n >= 1 tokens needs: when this succeeds nothing else in the step can fail. The step's work is
+ * split over as many threads as OpenMP would use now. */
 enum terse_status cache_step_begin(struct cache *cache, enum cache_step_kind kind, size_t n, struct terse_error *error);
 /* k, v [n][Hk][hd], keys before rotation. k is rotated in place where the method stores rotated keys; both must stay until
  * cache_layer_end. */
@@ -63,7 +73,8 @@ void cache_step_end(struct cache *cache);
  * given up later, by cache_reset.) */
 void cache_step_cancel(struct cache *cache);
 
-/* Fills the cache with n tokens of normally distributed keys and values, sealed as the method would. */
+/* Appends n tokens of normally distributed keys and values, sealed as the method would. After a failure only the first of them are
+ * there. */
 enum terse_status cache_fill_random(struct cache *cache, size_t n, uint64_t seed, struct terse_error *error);
 
 /* Allocated now. */

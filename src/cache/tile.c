@@ -130,9 +130,10 @@ size_t tile_room(const struct cache *cache, size_t rows) { return (BLOCK_TOKENS 
 
 /* logits[rows][64] = <q, key> of the live slots. */
 static void score_rows(const struct tile *tile, const float *q, size_t rows, size_t hd, struct rows keys, float *logits) {
+    const struct kernels *kernel = kernels();
     for (size_t t = tile->begin; t < tile->end; t++)
         for (size_t m = 0; m < rows; m++)
-            logits[m * BLOCK_TOKENS + t] = kernels()->dot(q + m * hd, keys.data + t * keys.stride, hd);
+            logits[m * BLOCK_TOKENS + t] = kernel->dot(q + m * hd, keys.data + t * keys.stride, hd);
 }
 
 /* Relativity: instead of turning 64 keys by base + t, turn the queries back by the base and the keys by t. */
@@ -174,11 +175,12 @@ void tile_mix(const struct cache *cache, const struct tile *tile, uint32_t head,
         codec_f16.mix(shape, weights, window_block(cache, tile->memory, cache->layer, head) + cache->half_bytes, acc);
         return;
     }
+    const struct kernels *kernel = kernels();
     struct rows values = tile_rows(cache, tile, head, CODEC_VALUES, room);
     for (size_t t = tile->begin; t < tile->end; t++) {
         for (size_t m = 0; m < rows; m++) {
             float weight = weights[m * BLOCK_TOKENS + t];
-            if (weight != 0) kernels()->axpy(weight, values.data + t * values.stride, acc + m * shape.head_dim, shape.head_dim);
+            if (weight != 0) kernel->axpy(weight, values.data + t * values.stride, acc + m * shape.head_dim, shape.head_dim);
         }
     }
 }

@@ -1,5 +1,6 @@
 /* The codec f16: half floats, the layout of sealed blocks of method f16 and of every cache's recent window. */
 #include "codec/codec.h"
+#include "codec/transpose.h"
 #include "kernels/kernels.h"
 
 #include <string.h>
@@ -36,10 +37,10 @@ static void decode(struct codec_shape shape, enum codec_side side, const void *b
         kernels()->half_to_float(half, rows, BLOCK_TOKENS * hd);
         return;
     }
-    float channel[BLOCK_TOKENS];
-    for (size_t c = 0; c < hd; c++) {
-        kernels()->half_to_float(half + c * BLOCK_TOKENS, channel, BLOCK_TOKENS);
-        for (size_t t = 0; t < BLOCK_TOKENS; t++) rows[t * hd + c] = channel[t];
+    float channels[BLOCK_QK * BLOCK_TOKENS];
+    for (size_t c = 0; c < hd; c += BLOCK_QK) {
+        kernels()->half_to_float(half + c * BLOCK_TOKENS, channels, BLOCK_QK * BLOCK_TOKENS);
+        transpose_channels(channels, BLOCK_QK, rows + c, hd);
     }
 }
 

@@ -2,9 +2,10 @@
  * The numbers are those of ggml's quantize_row_q4_0_ref: codes come from the scale before it is rounded to half. */
 #include "base/half.h"
 #include "codec/codec.h"
+#include "codec/group.h"
+#include "codec/transpose.h"
 #include "kernels/kernels.h"
 
-#include <math.h>
 #include <string.h>
 
 #define HALF_GROUP (BLOCK_QK / 2) /* byte j holds channel j below and channel j + 16 above */
@@ -27,14 +28,7 @@ static unsigned round_code(float x, float inverse) {
 }
 
 static uint16_t encode_group(const float *x, uint8_t *bytes) {
-    float most = 0, extreme = 0;
-    for (size_t j = 0; j < BLOCK_QK; j++) {
-        if (fabsf(x[j]) > most) {
-            most = fabsf(x[j]);
-            extreme = x[j];
-        }
-    }
-    float d = extreme / -8, inverse = d != 0 ? 1 / d : 0;
+    float d = group_extreme(x) / -8, inverse = d != 0 ? 1 / d : 0;
     for (size_t j = 0; j < HALF_GROUP; j++)
         bytes[j] = (uint8_t)(round_code(x[j], inverse) | round_code(x[j + HALF_GROUP], inverse) << 4);
     return half_from_float(d);
@@ -64,15 +58,28 @@ static void decode(struct codec_shape shape, enum codec_side side, const void *b
     float scales[BLOCK_TOKENS * CODEC_HEAD_DIM_MAX / BLOCK_QK];
     kernels()->half_to_float(scale, scales, groups * BLOCK_TOKENS);
     for (size_t b = 0; b < groups; b++) {
-        for (size_t t = 0; t < BLOCK_TOKENS; t++) {
-            for (size_t j = 0; j < HALF_GROUP; j++) {
-                size_t at = side == CODEC_VALUES ? (t * groups + b) * HALF_GROUP + j : (b * HALF_GROUP + j) * BLOCK_TOKENS + t;
-                uint8_t byte = bytes[at];
-                float d = scales[b * BLOCK_TOKENS + t], *row = rows + t * hd + b * BLOCK_QK + j;
-                row[0] = (float)((byte & 15) - 8) * d;
-                row[HALF_GROUP] = (float)((byte >> 4) - 8) * d;
+        const float *d = scales + b * BLOCK_TOKENS;
+        if (side == CODEC_VALUES) {
+            for (size_t t = 0; t < BLOCK_TOKENS; t++) {
+                const uint8_t *from = bytes + (t * groups + b) * HALF_GROUP;
+                float *row = rows + t * hd + b * BLOCK_QK;
+                for (size_t j = 0; j < HALF_GROUP; j++) {
+                    row[j] = (float)((from[j] & 15) - 8) * d[t];
+                    row[HALF_GROUP + j] = (float)((from[j] >> 4) - 8) * d[t];
+                }
+            }
+            continue;
+        }
+        float channels[BLOCK_QK * BLOCK_TOKENS];
+        for (size_t j = 0; j < HALF_GROUP; j++) {
+            const uint8_t *from = bytes + (b * HALF_GROUP + j) * BLOCK_TOKENS;
+            float *low = channels + j * BLOCK_TOKENS, *high = low + HALF_GROUP * BLOCK_TOKENS;
+            for (size_t t = 0; t < BLOCK_TOKENS; t++) {
+                low[t] = (float)((from[t] & 15) - 8) * d[t];
+                high[t] = (float)((from[t] >> 4) - 8) * d[t];
             }
         }
+        transpose_channels(channels, BLOCK_QK, rows + b * BLOCK_QK, hd);
     }
 }
 

@@ -2,6 +2,8 @@
  * The numbers are those of ggml's quantize_row_q8_0_ref: codes come from the scale before it is rounded to half. */
 #include "base/half.h"
 #include "codec/codec.h"
+#include "codec/group.h"
+#include "codec/transpose.h"
 #include "kernels/kernels.h"
 
 #include <math.h>
@@ -26,9 +28,7 @@ static int8_t round_code(float x) {
 }
 
 static uint16_t encode_group(const float *x, int8_t *codes) {
-    float most = 0;
-    for (size_t j = 0; j < BLOCK_QK; j++) most = fabsf(x[j]) > most ? fabsf(x[j]) : most;
-    float d = most / 127, inverse = d != 0 ? 1 / d : 0;
+    float d = fabsf(group_extreme(x)) / 127, inverse = d != 0 ? 1 / d : 0;
     for (size_t j = 0; j < BLOCK_QK; j++) codes[j] = round_code(x[j] * inverse);
     return half_from_float(d);
 }
@@ -56,14 +56,23 @@ static void decode(struct codec_shape shape, enum codec_side side, const void *b
     const int8_t *codes = (const int8_t *)(scale + groups * BLOCK_TOKENS);
     float scales[BLOCK_TOKENS * CODEC_HEAD_DIM_MAX / BLOCK_QK];
     kernels()->half_to_float(scale, scales, groups * BLOCK_TOKENS);
-    if (side == CODEC_VALUES) {
-        for (size_t t = 0; t < BLOCK_TOKENS; t++)
-            for (size_t c = 0; c < hd; c++) rows[t * hd + c] = (float)codes[t * hd + c] * scales[c / BLOCK_QK * BLOCK_TOKENS + t];
-        return;
+    for (size_t b = 0; b < groups; b++) {
+        const float *d = scales + b * BLOCK_TOKENS;
+        if (side == CODEC_VALUES) {
+            for (size_t t = 0; t < BLOCK_TOKENS; t++)
+                for (size_t j = 0; j < BLOCK_QK; j++) {
+                    size_t at = t * hd + b * BLOCK_QK + j;
+                    rows[at] = (float)codes[at] * d[t];
+                }
+            continue;
+        }
+        float channels[BLOCK_QK * BLOCK_TOKENS];
+        for (size_t j = 0; j < BLOCK_QK; j++) {
+            const int8_t *from = codes + (b * BLOCK_QK + j) * BLOCK_TOKENS;
+            for (size_t t = 0; t < BLOCK_TOKENS; t++) channels[j * BLOCK_TOKENS + t] = (float)from[t] * d[t];
+        }
+        transpose_channels(channels, BLOCK_QK, rows + b * BLOCK_QK, hd);
     }
-    for (size_t c = 0; c < hd; c++)
-        for (size_t t = 0; t < BLOCK_TOKENS; t++)
-            rows[t * hd + c] = (float)codes[c * BLOCK_TOKENS + t] * scales[c / BLOCK_QK * BLOCK_TOKENS + t];
 }
 
 static void score(struct codec_shape shape, const float *q, const void *block, float *logits) {

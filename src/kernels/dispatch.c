@@ -21,12 +21,6 @@ static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 static const char *const isa_names[ISA_COUNT] = {"scalar", "avx2", "avx512", "neon"};
 
-static void fill_scalar(struct kernels *k) {
-    kernels_fill_scalar_vector(k);
-    kernels_fill_scalar_cache(k);
-    kernels_fill_scalar_weights(k);
-}
-
 #if defined(__x86_64__)
 /* __builtin_cpu_supports asks the operating system too (XGETBV), but clang 14 does not know "f16c"; its registers are AVX's. */
 static bool processor_has_f16c(void) {
@@ -46,6 +40,7 @@ static bool processor_has_avx512(void) {
 }
 #endif
 
+/* The table of `base` with what these functions overlay; later tables are better ones. */
 static void add_table(enum kernels_isa isa, enum kernels_isa base, void (*const *fills)(struct kernels *), size_t n_fills) {
     tables[isa] = tables[base];
     tables[isa].name = isa_names[isa];
@@ -55,17 +50,16 @@ static void add_table(enum kernels_isa isa, enum kernels_isa base, void (*const 
 }
 
 static void choose(void) {
-    fill_scalar(&tables[KERNELS_SCALAR]);
-    tables[KERNELS_SCALAR].name = isa_names[KERNELS_SCALAR];
-    present[KERNELS_SCALAR] = true;
+    void (*const scalar[])(struct kernels *) = {kernels_fill_scalar_vector, kernels_fill_scalar_cache, kernels_fill_scalar_weights};
+    add_table(KERNELS_SCALAR, KERNELS_SCALAR, scalar, 3);
 #if defined(__x86_64__)
     void (*const avx2[])(struct kernels *) = {kernels_fill_avx2_vector, kernels_fill_avx2_cache, kernels_fill_avx2_weights};
     void (*const avx512[])(struct kernels *) = {kernels_fill_avx512_vector, kernels_fill_avx512_cache, kernels_fill_avx512_weights};
     if (processor_has_avx2()) add_table(KERNELS_AVX2, KERNELS_SCALAR, avx2, 3);
     if (processor_has_avx512()) add_table(KERNELS_AVX512, KERNELS_AVX2, avx512, 3);
 #elif defined(__aarch64__)
-    void (*const neon[])(struct kernels *) = {kernels_fill_neon_weights};
-    add_table(KERNELS_NEON, KERNELS_SCALAR, neon, 1);
+    void (*const neon[])(struct kernels *) = {kernels_fill_neon_vector, kernels_fill_neon_cache, kernels_fill_neon_weights};
+    add_table(KERNELS_NEON, KERNELS_SCALAR, neon, 3);
 #endif
     const char *wanted = getenv("TERSE_CPU");
     if (!wanted || !*wanted) return;

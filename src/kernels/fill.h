@@ -17,6 +17,8 @@ void kernels_fill_avx512_vector(struct kernels *k);
 void kernels_fill_avx512_cache(struct kernels *k);
 void kernels_fill_avx512_weights(struct kernels *k);
 
+void kernels_fill_neon_vector(struct kernels *k);
+void kernels_fill_neon_cache(struct kernels *k);
 void kernels_fill_neon_weights(struct kernels *k);
 
 #endif

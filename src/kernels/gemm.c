@@ -5,7 +5,8 @@
 #include <dnnl.h>
 #include <string.h>
 
-/* What runs when the library refuses (it allocates packing buffers, so memory may lack): slow, right, and needs nothing. */
+/* What runs when the library refuses (it allocates packing buffers, so memory may lack), and where it leaves C alone though C
+ * should be cleared (k = 0): slow, right, and needs nothing. */
 static void gemm_plain(bool b_transposed, size_t m, size_t n, size_t k, const float *a, size_t lda, const float *b, size_t ldb,
                        bool accumulate, float *c, size_t ldc) {
     const struct kernels *kernel = kernels();
@@ -21,7 +22,10 @@ static void gemm_plain(bool b_transposed, size_t m, size_t n, size_t k, const fl
 
 void gemm(bool b_transposed, size_t m, size_t n, size_t k, const float *a, size_t lda, const float *b, size_t ldb, bool accumulate,
           float *c, size_t ldc) {
-    dnnl_status_t status = dnnl_sgemm('N', b_transposed ? 'T' : 'N', (dnnl_dim_t)m, (dnnl_dim_t)n, (dnnl_dim_t)k, 1.0f, a,
-                                      (dnnl_dim_t)lda, b, (dnnl_dim_t)ldb, accumulate ? 1.0f : 0.0f, c, (dnnl_dim_t)ldc);
+    dnnl_status_t status = dnnl_unimplemented;
+    if (k > 0) {
+        status = dnnl_sgemm('N', b_transposed ? 'T' : 'N', (dnnl_dim_t)m, (dnnl_dim_t)n, (dnnl_dim_t)k, 1.0f, a, (dnnl_dim_t)lda, b,
+                            (dnnl_dim_t)ldb, accumulate ? 1.0f : 0.0f, c, (dnnl_dim_t)ldc);
+    }
     if (status != dnnl_success) gemm_plain(b_transposed, m, n, k, a, lda, b, ldb, accumulate, c, ldc);
 }

@@ -1,8 +1,9 @@
 /* Every inner loop of terse, one function pointer each, and the choice of instruction set.
  *
- * scalar_*.c fill every slot and are the reference: compiled without fast-math and without auto-vectorisation. avx2_*.c, avx512_*.c
- * and neon_*.c overlay the slots that they do better. The choice is made at run time from what the processor has; TERSE_CPU=scalar|avx2|avx512|neon
- * lowers it, so one binary tests every tier (tests/test_kernels.c holds each slot to the scalar one, and that to double precision).
+ * scalar_*.c fill every slot and are the reference: compiled without fast-math and without auto-vectorisation. avx2_*.c,
+ * avx512_*.c and neon_*.c overlay the slots that they do better. The choice is made at run time from what the processor has;
+ * TERSE_CPU=scalar|avx2|avx512|neon lowers it, so one binary tests every tier (tests/test_kernels*.c hold each slot to the scalar
+ * one, and that to double precision).
  *
  * Pointers need no alignment beyond their element's unless said. Arrays may be read and written only within the sizes given
  * (guard pages check that). Accumulation is in fp32.
@@ -33,8 +34,8 @@ struct kernels {
     void (*rms_norm)(const float *x, const float *gain, float epsilon, float *out, size_t n);
     /* gate = gate / (1 + exp(-gate)) * up; relative error at most 5e-7, and 1e-36 |up| where exp overflows. */
     void (*silu_mul)(float *gate, const float *up, size_t n);
-    /* x[i] = exp(x[i] - max) in place, returns their sum. Of the difference as a float the relative error is at most 2e-7, and
-     * 1e-45 where the result is subnormal. exp(-inf) = 0 whatever max is: with max = -inf, what max() says of an empty or fully
+    /* x[i] = exp(x[i] - max) in place, returns their sum. Of the difference as a float the relative error is at most 1e-7, and
+     * 1.4e-45 where the result is subnormal. exp(-inf) = 0 whatever max is: with max = -inf, what max() says of an empty or fully
      * masked row, all -inf become 0 and the sum is 0. NaN stays NaN. */
     float (*exp_sum)(float *x, float max, size_t n);
     /* The largest, passing over NaN; -INFINITY when n = 0. */

@@ -21,14 +21,15 @@ struct rope {
     uint32_t head_dim;
     uint32_t n_rot;         /* rotated channels, even, at most head_dim; 0: no rotation */
     const float *frequency; /* [n_rot/2] radians per token */
-    float magnitude;        /* yarn's attention factor: q and k are multiplied by it; 1 otherwise */
+    float magnitude;        /* yarn's attention factor: rotated channels are multiplied by it; 1 otherwise */
 };
 
-/* cosine[n_rot/2] and sine[n_rot/2] of position * frequency, computed in double precision; `position` may be negative (the
- * inverse rotation). The magnitude is not in them. */
+/* cosine[n_rot/2] and sine[n_rot/2] of position * frequency, right to the last bit of a float for positions up to 1e9; `position`
+ * may be negative (the inverse rotation). The magnitude is not in them. */
 void rope_angles(const struct rope *rope, int64_t position, float *cosine, float *sine);
 
-/* Rotates rows[n][stride], a head each, in place; all by the same angles. */
+/* Rotates rows[n][stride], a head each, in place; all by the same angles. Multiplies by the magnitude whichever way it turns: to
+ * turn rotated rows further or back, pass a rope whose magnitude is 1. */
 void rope_rotate(const struct rope *rope, const float *cosine, const float *sine, float *rows, uint32_t n, uint32_t stride);
 
 #endif

@@ -32,8 +32,8 @@
 
 #define WEIGHT_KERNELS(type, name_dequantize, name_matvec, blocks, GROUPS, GROUP_LOOP) \
     static void name_dequantize(const void *row, float *out, size_t n) { \
-        const struct weight_##type *block = row; \
-        for (size_t i = 0; i < n; i += 256, block += blocks) { \
+        for (size_t i = 0; i < n; i += 256) { \
+            const struct weight_##type *block = (const struct weight_##type *)row + i / 256 * blocks; \
             float scales[16]; \
             scales_##type(block, scales); \
             for (int g = 0, groups = GROUPS(n - i); g < groups; g++) { \
@@ -46,15 +46,17 @@
 \
     static void name_matvec(const void *w, size_t row_bytes, size_t rows, size_t n, const float *x, float *y) { \
         for (size_t r = 0; r < rows; r += ROWS) { \
-            const struct weight_##type *block[ROWS]; /* past the last row: that row again, its sum unused */ \
+            const struct weight_##type *row[ROWS]; /* past the last row: that row again, its sum unused */ \
             VECTOR sums[ROWS][2]; \
             for (size_t j = 0; j < ROWS; j++) { \
-                block[j] = (const void *)((const char *)w + (r + j < rows ? r + j : rows - 1) * row_bytes); \
+                row[j] = (const void *)((const char *)w + (r + j < rows ? r + j : rows - 1) * row_bytes); \
                 sums[j][0] = sums[j][1] = vector_zero(); \
             } \
-            for (size_t i = 0; i < n; i += 256) { \
+            for (size_t i = 0, b = 0; i < n; i += 256, b += blocks) { \
+                const struct weight_##type *block[ROWS]; \
                 float scales[ROWS][16]; \
                 UNROLL for (int j = 0; j < ROWS; j++) { \
+                    block[j] = row[j] + b; \
                     for (size_t at = 0; at < blocks * sizeof *block[j]; at += CACHE_LINE) \
                         __builtin_prefetch((const void *)((uintptr_t)block[j] + ROWS * row_bytes + at)); \
                     scales_##type(block[j], scales[j]); \
@@ -68,7 +70,6 @@
                             vector_fma(weights[p], vector_load(x + i + 32 * g + LANES * p), sums[j][p % 2]); \
                     } \
                 } \
-                for (int j = 0; j < ROWS; j++) block[j] += blocks; \
             } \
             store_sums(sums, y + r, rows - r); \
         } \

@@ -1,5 +1,6 @@
 /* The table of architectures. */
 #include "model/architecture.h"
+#include "base/text.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -29,6 +30,9 @@ enum terse_status architecture_find(const struct gguf *gguf, const struct archit
         size_t used = strlen(known);
         snprintf(known + used, sizeof known - used, "%s%s", i ? ", " : "", architectures[i].name);
     }
-    return status_fail(error, TERSE_E_UNSUPPORTED, "architecture \"%.*s\" is not supported; supported are %s",
-                       (int)(name.size < 64 ? name.size : 64), name.data, known);
+    char shown[64];
+    struct text_line line = text_line_begin(shown, sizeof shown);
+    text_line_string(&line, name.data, name.size, true);
+    text_line_end(&line);
+    return status_fail(error, TERSE_E_UNSUPPORTED, "architecture %s is not supported; supported are %s", shown, known);
 }

@@ -215,11 +215,8 @@ static enum terse_status check_roles(const struct terse_message *messages, size_
             return status_fail(error, TERSE_E_ARGUMENT, "message %zu has no role or no content: give both", i + 1);
         if (is_role(&messages[i], "system") || is_role(&messages[i], "user") || is_role(&messages[i], "assistant")) continue;
         char shown[64];
-        struct text_line line = text_line_begin(shown, sizeof shown);
-        text_line_string(&line, role, strlen(role), true);
-        text_line_end(&line);
         return status_fail(error, TERSE_E_ARGUMENT, "message %zu has the role %s: the roles are system, user and assistant", i + 1,
-                           shown);
+                           text_quote(shown, sizeof shown, role, strlen(role)));
     }
     return TERSE_OK;
 }

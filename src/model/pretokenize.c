@@ -1,4 +1,8 @@
-/* The word-splitting expressions, matched by PCRE2. Owns the compiled expressions; knows nothing of tokens. */
+/* The word-splitting expressions, matched by PCRE2. Owns the compiled expressions; knows nothing of tokens.
+ *
+ * What is a letter, a number or a space is what PCRE2's version of Unicode says: a character newer than that is a symbol. The models'
+ * own tokenizers have the same limit, each with the version of its day. Qwen's would also compose characters (NFC) first; that is
+ * left out here, as llama.cpp does, so that the words put together are always the text. */
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include "model/pretokenize.h"
 #include "base/text.h"
@@ -11,13 +15,13 @@
 enum { MAX_STAGES = 4 };
 
 /* White space is spelled out, inside of brackets: PCRE2's \s would take U+180E in, which Unicode took out of it in version 6.3. */
-#define S "\\t-\\r\\x{85}\\p{Z}"
+#define WHITE "\\t-\\r\\x{85}\\p{Z}"
 #define CONTRACTION "'(?:[sS]|[tT]|[rR][eE]|[vV][eE]|[mM]|[lL][lL]|[dD])|"
 #define LETTERS_AND_ONE_BEFORE "[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|"
-#define SYMBOLS_AND_LINE_ENDS " ?[^" S "\\p{L}\\p{N}]+[\\r\\n]*|"
-#define SPACES "[" S "]*[\\r\\n]+|[" S "]+(?![^" S "])|[" S "]+"
+#define SYMBOLS_AND_LINE_ENDS " ?[^" WHITE "\\p{L}\\p{N}]+[\\r\\n]*|"
+#define SPACES "[" WHITE "]*[\\r\\n]+|[" WHITE "]+(?![^" WHITE "])|[" WHITE "]+"
 
-#define GPT_2 "'(?:s|t|re|ve|m|ll|d)| ?\\p{L}+| ?\\p{N}+| ?[^" S "\\p{L}\\p{N}]+|[" S "]+(?![^" S "])|[" S "]+"
+#define GPT_2 "'(?:s|t|re|ve|m|ll|d)| ?\\p{L}+| ?\\p{N}+| ?[^" WHITE "\\p{L}\\p{N}]+|[" WHITE "]+(?![^" WHITE "])|[" WHITE "]+"
 #define LLAMA_3 CONTRACTION LETTERS_AND_ONE_BEFORE "\\p{N}{1,3}|" SYMBOLS_AND_LINE_ENDS SPACES
 #define QWEN_2 CONTRACTION LETTERS_AND_ONE_BEFORE "\\p{N}|" SYMBOLS_AND_LINE_ENDS SPACES
 
@@ -43,8 +47,9 @@ struct pretokenizer {
 
 static const struct kind *find_kind(struct gguf_string name) {
     char wanted[64] = " default ";
-    if (name.size > sizeof wanted - 3 || memchr(name.data, ' ', name.size) || memchr(name.data, '\0', name.size)) return NULL;
+    if (name.size > sizeof wanted - 3) return NULL;
     if (name.size) {
+        if (memchr(name.data, ' ', name.size) || memchr(name.data, '\0', name.size)) return NULL;
         memcpy(wanted + 1, name.data, name.size);
         memcpy(wanted + 1 + name.size, " ", 2);
     }
@@ -57,15 +62,12 @@ enum terse_status pretokenizer_new(struct gguf_string name, struct pretokenizer 
     *pretokenizer = NULL;
     const struct kind *kind = find_kind(name);
     if (!kind) {
-        char names[64];
-        struct text_line line = text_line_begin(names, sizeof names);
-        text_line_string(&line, name.data, name.size, true);
-        text_line_end(&line);
+        char shown[64];
         return status_fail(
             error, TERSE_E_UNSUPPORTED,
             "the tokenizer cuts words like %s; terse knows gpt-2, llama-bpe, qwen2, default (tokenizer.ggml.pre) and "
             "their aliases: use a model with one of these",
-            names);
+            text_quote(shown, sizeof shown, name.data, name.size));
     }
     struct pretokenizer *p = calloc(1, sizeof *p);
     if (!p) return status_no_memory(error, sizeof *p, "the pre-tokenizer");

@@ -1,6 +1,7 @@
 /* Rotation frequencies from metadata. Linear: Chen et al. 2023; yarn: Peng et al. 2023, eq. 19 to 23, with the defaults that GGUF
  * files leave out (beta_fast 32, beta_slow 1); llama-3: a factor per pair, computed by the converter. */
 #include "model/rope_scaling.h"
+#include "base/text.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -46,13 +47,17 @@ static enum terse_status read_scaling(const struct gguf *gguf, const char *prefi
     snprintf(key, sizeof key, "%s.rope.scaling.type", prefix);
     if ((status = gguf_get_string(gguf, key, &type, &found, error))) return status;
     s->yarn = found && is(type, "yarn");
-    if (found && is(type, "none"))
+    if (found && is(type, "none")) {
         s->factor = 1;
-    else if (found && !s->yarn && !is(type, "linear"))
-        return status_fail(
-            error, TERSE_E_UNSUPPORTED,
-            "RoPE scaling \"%.*s\" is not supported; supported are none, linear, yarn and llama-3's rope_freqs tensor",
-            (int)(type.size < 32 ? type.size : 32), type.data);
+    } else if (found && !s->yarn && !is(type, "linear")) {
+        char shown[48];
+        struct text_line line = text_line_begin(shown, sizeof shown);
+        text_line_string(&line, type.data, type.size, true);
+        text_line_end(&line);
+        return status_fail(error, TERSE_E_UNSUPPORTED,
+                           "RoPE scaling %s is not supported; supported are none, linear, yarn and llama-3's rope_freqs tensor",
+                           shown);
+    }
     if (!(s->base > 1) || !isfinite(s->base) || !(s->factor > 0) || !isfinite(s->factor) || !isfinite(s->attention_factor) ||
         !isfinite(s->magnitude) || !(s->beta_fast > 0) || !(s->beta_slow > 0) || !isfinite(s->extrapolation) ||
         (s->yarn && !s->original_context))

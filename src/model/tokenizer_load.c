@@ -154,14 +154,11 @@ static enum terse_status find_kind(struct tokenizer *t, const struct gguf *gguf,
         t->kind = TOKENIZER_SPM;
     } else {
         char shown[64];
-        struct text_line line = text_line_begin(shown, sizeof shown);
-        text_line_string(&line, name.data, name.size, true);
-        text_line_end(&line);
         return status_fail(
             error, TERSE_E_UNSUPPORTED,
             "the tokenizer is of kind %s; terse knows gpt2 (byte-level BPE) and llama (SentencePiece): use a model with "
             "one of these",
-            shown);
+            text_quote(shown, sizeof shown, name.data, name.size));
     }
     return TERSE_OK;
 }

@@ -1,6 +1,7 @@
 /* Loading a model: finds every tensor by name, checks its shape against the metadata, and points at it where it lies. Owns the
  * mapping and the few vectors that had to be converted. */
 #include "base/memory.h"
+#include "base/text.h"
 #include "kernels/kernels.h"
 #include "model/architecture.h"
 #include "model/model.h"
@@ -228,8 +229,9 @@ static enum terse_status load_name(struct loader *l) {
     struct gguf_string name = {0};
     bool found;
     enum terse_status status = gguf_get_string(l->model->gguf, "general.name", &name, &found, l->error);
-    if (!status && found)
-        snprintf(l->model->name, sizeof l->model->name, "%.*s", (int)(name.size < 127 ? name.size : 127), name.data);
+    struct text_line line = text_line_begin(l->model->name, sizeof l->model->name);
+    text_line_string(&line, name.data, name.size, false);
+    text_line_end(&line);
     return status;
 }
 

@@ -91,7 +91,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     if (model) {
         bool added;
         terse_model_describe(model, &info);
-        require(info.architecture && info.name && info.weights && info.bytes <= size);
+        require(info.architecture && info.name && !strpbrk(info.name, "\n\x1b") && info.weights && info.bytes <= size);
         size_t n = tokenize(model, &info, tokens);
         require(terse_token_bos(model, &added) < (int32_t)info.vocabulary);
         detokenize(model, tokens, n);

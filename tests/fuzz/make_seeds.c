@@ -53,6 +53,9 @@ static void gguf_seeds(const char *folder) {
 
 enum { WIDTH = 32, HEADS = 2, HEAD = 32, FORWARD = 32, TOKENS = 24 };
 
+#define LLAMA_3_TEMPLATE "<|start_header_id|>{{ message['role'] }}<|end_header_id|><|eot_id|>"
+#define MISTRAL_TEMPLATE "[INST] {{ message['content'] }} [/INST]"
+
 /* Weights of any type: small numbers, and half floats of about 1/4 where a block has its scale. */
 static const uint8_t *weights(void) {
     static uint8_t bytes[4 * WIDTH * WIDTH];
@@ -70,23 +73,16 @@ static const float *ones(void) {
 }
 
 static void add_shape(struct gguf_writer *writer, const char *architecture) {
-    static const struct {
-        const char *name;
-        uint32_t value;
-    } sizes[] = {{"block_count", 1},
-                 {"context_length", 64},
-                 {"embedding_length", WIDTH},
-                 {"feed_forward_length", FORWARD},
-                 {"attention.head_count", HEADS},
-                 {"attention.head_count_kv", 1},
-                 {"attention.key_length", HEAD},
-                 {"attention.value_length", HEAD}};
+    static const char *const names[] = {"block_count",          "context_length",        "embedding_length",
+                                        "feed_forward_length",  "attention.head_count",  "attention.head_count_kv",
+                                        "attention.key_length", "attention.value_length"};
+    static const uint32_t values[] = {1, 64, WIDTH, FORWARD, HEADS, 1, HEAD, HEAD};
     char key[64];
     *writer = (struct gguf_writer){0};
     gguf_writer_string(writer, "general.architecture", architecture);
-    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
-        snprintf(key, sizeof key, "%s.%s", architecture, sizes[i].name);
-        gguf_writer_u32(writer, key, sizes[i].value);
+    for (size_t i = 0; i < sizeof values / sizeof *values; i++) {
+        snprintf(key, sizeof key, "%s.%s", architecture, names[i]);
+        gguf_writer_u32(writer, key, values[i]);
     }
     snprintf(key, sizeof key, "%s.attention.layer_norm_rms_epsilon", architecture);
     gguf_writer_f32(writer, key, 1e-5f);
@@ -116,73 +112,39 @@ static void add_layer(struct gguf_writer *writer, uint32_t type) {
     add_matrix(writer, "blk.0.ffn_down.weight", type, FORWARD, WIDTH);
 }
 
-/* `pre` NULL: without the key. */
-static void add_bpe(struct gguf_writer *writer, const char *pre, bool bos) {
-    static const char *const tokens[TOKENS] = {"t",
-                                               "h",
-                                               "e",
-                                               "c",
-                                               "a",
-                                               "\xc4\xa0",
-                                               "1",
-                                               "2",
-                                               "3",
-                                               "4",
-                                               "5",
-                                               "i",
-                                               "s",
-                                               "'",
-                                               "th",
-                                               "the",
-                                               "at",
-                                               "cat",
-                                               "\xc4\xa0"
-                                               "cat",
-                                               "z",
-                                               "\xc4\x8a",
-                                               "'s",
-                                               "<|begin_of_text|>",
-                                               "<|eot_id|>"};
-    static const char *const merges[] = {"t h", "th e", "a t", "c at", "\xc4\xa0 cat", "' s"};
+/* Writes the strings that `list` has between commas. */
+static void add_list(struct gguf_writer *writer, const char *key, const char *list) {
+    static char copy[512];
+    const char *strings[TOKENS];
+    uint64_t n = 0;
+    snprintf(copy, sizeof copy, "%s", list);
+    for (char *at = strtok(copy, ","); at && n < TOKENS; at = strtok(NULL, ",")) strings[n++] = at;
+    gguf_writer_strings(writer, key, n, strings);
+}
+
+/* `pre` NULL: without the key. `ids`: names BOS and EOS. */
+static void add_bpe(struct gguf_writer *writer, const char *pre, bool ids) {
+    static const char tokens[] = "t,h,e,c,a,\xc4\xa0,1,2,3,4,5,i,s,',th,the,at,cat,\xc4\xa0"
+                                 "cat,z,\xc4\x8a,'s,<|begin_of_text|>,<|eot_id|>";
     int32_t types[TOKENS];
     for (int i = 0; i < TOKENS; i++) types[i] = i < TOKENS - 2 ? 1 : 3;
     gguf_writer_string(writer, "tokenizer.ggml.model", "gpt2");
     if (pre) gguf_writer_string(writer, "tokenizer.ggml.pre", pre);
-    gguf_writer_strings(writer, "tokenizer.ggml.tokens", TOKENS, tokens);
+    add_list(writer, "tokenizer.ggml.tokens", tokens);
     gguf_writer_array(writer, "tokenizer.ggml.token_type", GGUF_I32, TOKENS, types);
-    gguf_writer_strings(writer, "tokenizer.ggml.merges", sizeof merges / sizeof *merges, merges);
-    if (bos) gguf_writer_u32(writer, "tokenizer.ggml.bos_token_id", TOKENS - 2);
-    gguf_writer_u32(writer, "tokenizer.ggml.eos_token_id", TOKENS - 1);
-    gguf_writer_bool(writer, "tokenizer.ggml.add_bos_token", bos);
-    gguf_writer_string(writer, "tokenizer.chat_template", "<|start_header_id|>{{ message['role'] }}<|end_header_id|><|eot_id|>");
+    add_list(writer, "tokenizer.ggml.merges", "t h,th e,a t,c at,\xc4\xa0 cat,' s");
+    if (ids) {
+        gguf_writer_u32(writer, "tokenizer.ggml.bos_token_id", TOKENS - 2);
+        gguf_writer_u32(writer, "tokenizer.ggml.eos_token_id", TOKENS - 1);
+        gguf_writer_bool(writer, "tokenizer.ggml.add_bos_token", true);
+    }
+    gguf_writer_string(writer, "tokenizer.chat_template", ids ? LLAMA_3_TEMPLATE : MISTRAL_TEMPLATE);
 }
 
 static void add_spm(struct gguf_writer *writer) {
-    static const char *const tokens[TOKENS] = {"<unk>",
-                                               "<s>",
-                                               "</s>",
-                                               "<0x31>",
-                                               "<0x32>",
-                                               "<0x0A>",
-                                               "<0xE2>",
-                                               "<0x82>",
-                                               "<0xAC>",
-                                               "t",
-                                               "h",
-                                               "e",
-                                               "c",
-                                               "a",
-                                               "th",
-                                               "the",
-                                               "\xe2\x96\x81",
-                                               "\xe2\x96\x81"
-                                               "t",
-                                               "at",
-                                               "cat",
-                                               "z",
-                                               "s",
-                                               "it",
-                                               "'"};
+    static const char tokens[] =
+        "<unk>,<s>,</s>,<0x31>,<0x32>,<0x0A>,<0xE2>,<0x82>,<0xAC>,t,h,e,c,a,th,the,\xe2\x96\x81,\xe2\x96\x81"
+        "t,at,cat,z,s,it,'";
     int32_t types[TOKENS];
     float scores[TOKENS];
     for (int i = 0; i < TOKENS; i++) {
@@ -190,10 +152,10 @@ static void add_spm(struct gguf_writer *writer) {
         scores[i] = (float)-i;
     }
     gguf_writer_string(writer, "tokenizer.ggml.model", "llama");
-    gguf_writer_strings(writer, "tokenizer.ggml.tokens", TOKENS, tokens);
+    add_list(writer, "tokenizer.ggml.tokens", tokens);
     gguf_writer_array(writer, "tokenizer.ggml.token_type", GGUF_I32, TOKENS, types);
     gguf_writer_array(writer, "tokenizer.ggml.scores", GGUF_F32, TOKENS, scores);
-    gguf_writer_string(writer, "tokenizer.chat_template", "[INST] {{ message['content'] }} [/INST]");
+    gguf_writer_string(writer, "tokenizer.chat_template", MISTRAL_TEMPLATE);
 }
 
 static void model_seeds(const char *folder) {
@@ -236,10 +198,14 @@ static void model_crashes(const char *folder) {
     add_bpe(&writer, NULL, true);
     write_gguf(folder, "crash-no-pretokenizer", &writer);
 
+    writer = (struct gguf_writer){0};
+    gguf_writer_string(&writer, "general.architecture", "\x1b[2J");
+    write_gguf(folder, "crash-escape-in-message", &writer);
+
     add_shape(&writer, "llama");
     add_bpe(&writer, "default", false);
     add_layer(&writer, TENSOR_Q4_0);
-    write_gguf(folder, "crash-no-bos", &writer);
+    write_gguf(folder, "crash-no-eos", &writer);
 }
 
 int main(int argc, char **argv) {

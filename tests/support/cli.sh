@@ -1,5 +1,5 @@
-# Sourced by tests/cli_*.sh, which ctest runs from the repository root with the path of the command as $1. Gives them $terse, a folder
-# $work that goes away at the end, and the checks below; the first one that fails ends the script.
+# Sourced by tests/cli_*.sh, which ctest runs from the repository root with the path of the command as $1. Gives them $terse, a
+# folder $work that goes away at the end, and the checks below; the first one that fails ends the script.
 set -euo pipefail
 terse=$1
 work=$(mktemp -d)
@@ -37,6 +37,21 @@ refuses() {
 works() {
     run "$@"
     [ "$status" -eq 0 ] || fail "terse $*: exit $status: $(cat "$work/err")"
+}
+
+# interrupts ARGUMENTS: SIGINT as soon as there is output ends the command with exit 130.
+interrupts() {
+    local pid
+    "$terse" "$@" >"$work/out" 2>"$work/err" </dev/null &
+    pid=$!
+    for _ in $(seq 200); do
+        [ -s "$work/out" ] && break
+        sleep 0.1
+    done
+    kill -INT "$pid"
+    status=0
+    wait "$pid" || status=$?
+    [ "$status" -eq 130 ] || fail "terse $*: exit $status after an interrupt: $(cat "$work/err")"
 }
 
 # The number that follows the extended regular expression in FILE, in the last line that has it: number_after '^PPL = ' FILE

@@ -1,0 +1,243 @@
+/* The score and mix slots of every tier against sums in double precision over the layouts of codec/block_layout.h, for every number
+ * of queries and head size, with extreme numbers, between inaccessible pages.
+ *
+ *     test_kernels_cache --bench     bytes of blocks read per second by two threads, as a share of a plain read of the same memory
+ */
+#include "codec/block_layout.h"
+#include "support/kernel_check.h"
+
+#include <math.h>
+#include <omp.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include <cmocka.h>
+
+#define EPSILON 0x1p-24
+#define MOST_G 19 /* three passes of the widest tier */
+#define MOST_HD 256
+
+typedef void slot_call(const float *in, size_t G, size_t hd, const void *block, float *out);
+
+static const struct slot {
+    const char *name;
+    size_t pointer; /* its place in struct kernels */
+    bool keys;
+    enum { F16, Q8_0, Q4_0 } codec;
+} slots[] = {
+    {"score_f16", offsetof(struct kernels, score_f16), true, F16},    {"mix_f16", offsetof(struct kernels, mix_f16), false, F16},
+    {"score_q8_0", offsetof(struct kernels, score_q8_0), true, Q8_0}, {"mix_q8_0", offsetof(struct kernels, mix_q8_0), false, Q8_0},
+    {"score_q4_0", offsetof(struct kernels, score_q4_0), true, Q4_0}, {"mix_q4_0", offsetof(struct kernels, mix_q4_0), false, Q4_0},
+};
+#define N_SLOTS (sizeof slots / sizeof *slots)
+
+static slot_call *call_of(const struct kernels *k, const struct slot *slot) {
+    slot_call *call;
+    memcpy(&call, (const char *)k + slot->pointer, sizeof call);
+    return call;
+}
+
+static size_t bytes_of(const struct slot *slot, size_t hd) {
+    return slot->codec == F16 ? BLOCK_BYTES_F16(hd) : slot->codec == Q8_0 ? BLOCK_BYTES_Q8_0(hd) : BLOCK_BYTES_Q4_0(hd);
+}
+
+/* ---- The oracle ----------------------------------------------------------------------------------------------------------- */
+
+static double half_at(const unsigned char *block, size_t byte) {
+    uint16_t half;
+    float x;
+    memcpy(&half, block + byte, 2);
+    kernels_for(KERNELS_SCALAR)->half_to_float(&half, &x, 1);
+    return x;
+}
+
+/* Channel c of token t, straight from the words of block_layout.h. */
+static double element(const struct slot *slot, const unsigned char *block, size_t hd, size_t c, size_t t) {
+    if (slot->codec == F16) return half_at(block, 2 * (slot->keys ? c * 64 + t : t * hd + c));
+    double scale = half_at(block, 2 * (c / 32 * 64 + t));
+    const unsigned char *codes = block + hd / 32 * 64 * 2;
+    if (slot->codec == Q8_0) return scale * (signed char)codes[slot->keys ? c * 64 + t : t * hd + c];
+    size_t group = c / 32, byte = c % 16;
+    unsigned char pair = slot->keys ? codes[(group * 16 + byte) * 64 + t] : codes[(t * (hd / 32) + group) * 16 + byte];
+    return scale * ((c % 32 < 16 ? pair % 16 : pair / 16) - 8);
+}
+
+static void make_block(struct random *random, const struct slot *slot, enum fill fill, size_t hd, unsigned char *block) {
+    size_t scales = slot->codec == F16 ? 64 * hd : hd / 32 * 64;
+    uint16_t *half = malloc(scales * sizeof *half);
+    fill_halves(random, fill, half, scales);
+    fill_bytes(random, block, bytes_of(slot, hd)); /* every code, -128 of q8_0 too */
+    memcpy(block, half, scales * sizeof *half);
+    free(half);
+}
+
+/* want[G][N] and terms[G][N], the sum of the absolute products, of in[G][K] times the block. */
+static void oracle(const struct slot *slot, const float *in, size_t G, size_t hd, const unsigned char *block, double *want,
+                   double *terms) {
+    static double table[64 * MOST_HD];
+    for (size_t t = 0; t < 64; t++) {
+        for (size_t c = 0; c < hd; c++) table[t * hd + c] = element(slot, block, hd, c, t);
+    }
+    size_t K = slot->keys ? hd : 64, N = slot->keys ? 64 : hd;
+    for (size_t g = 0; g < G; g++) {
+        for (size_t n = 0; n < N; n++) {
+            double sum = 0, absolute = 0;
+            for (size_t k = 0; k < K; k++) {
+                double product = in[g * K + k] * (slot->keys ? table[n * hd + k] : table[k * hd + n]);
+                sum += product;
+                absolute += fabs(product);
+            }
+            want[g * N + n] = sum;
+            terms[g * N + n] = absolute;
+        }
+    }
+}
+
+static void check_shape(struct random *random, const struct slot *slot, enum fill fill, size_t G, size_t hd, enum guard_side side) {
+    static double want[MOST_G * MOST_HD], terms[MOST_G * MOST_HD];
+    size_t K = slot->keys ? hd : 64, N = slot->keys ? 64 : hd;
+    float *in = guard_floats(G * K, side), *out = guard_floats(G * N, side), *before = guard_floats(G * N, side);
+    unsigned char *block = guard_bytes(bytes_of(slot, hd), side);
+    make_block(random, slot, fill, hd, block);
+    fill_floats(random, fill == FILL_LARGE ? FILL_OUTLIER : fill, in, G * K);
+    if (!slot->keys && fill == FILL_NORMAL) memset(in, 0, 64 * sizeof *in); /* the first query's weights */
+    fill_floats(random, FILL_NORMAL, before, G * N);
+    oracle(slot, in, G, hd, block, want, terms);
+    const struct kernels *k;
+    for (size_t tier = 0; (k = tier_at(tier)); tier++) {
+        memcpy(out, before, G * N * sizeof *out);
+        call_of(k, slot)(in, G, hd, block, out);
+        for (size_t i = 0; i < G * N; i++) {
+            double start = slot->keys ? 0 : before[i]; /* score overwrites, mix adds */
+            check_close(out[i], start + want[i], terms[i] + fabs(start), EPSILON * (double)(K + 4), 1e-42,
+                        "%s %s G %zu hd %zu %s, %zu of %zu", k->name, slot->name, G, hd, fill_name(fill), i, N);
+        }
+    }
+    guard_release();
+}
+
+static void test_every_shape(void **state) {
+    (void)state;
+    struct random random = {3};
+    for (const struct slot *slot = slots; slot < slots + N_SLOTS; slot++) {
+        for (size_t G = 1; G <= MOST_G; G++) {
+            for (size_t hd = 32; hd <= MOST_HD; hd += hd < 128 ? 32 : 64) {
+                check_shape(&random, slot, FILL_NORMAL, G, hd, G % 2 ? GUARD_END : GUARD_START);
+            }
+        }
+    }
+}
+
+static void test_extreme_numbers_and_both_guards(void **state) {
+    (void)state;
+    struct random random = {4};
+    for (const struct slot *slot = slots; slot < slots + N_SLOTS; slot++) {
+        for (int fill = 0; fill < FILLS; fill++) {
+            for (size_t G = 1; G <= 9; G++) {
+                for (int side = GUARD_END; side <= GUARD_START; side++) {
+                    check_shape(&random, slot, (enum fill)fill, G, 96, (enum guard_side)side);
+                }
+            }
+        }
+    }
+}
+
+/* A query that is 1 at one place finds exactly that place of the block: no tier confuses channels, tokens, nibbles or scales. */
+static void test_every_place_is_found(void **state) {
+    (void)state;
+    struct random random = {5};
+    const size_t hd = 96;
+    static float in[2 * MOST_HD], out[2 * MOST_HD];
+    for (const struct slot *slot = slots; slot < slots + N_SLOTS; slot++) {
+        size_t K = slot->keys ? hd : 64, N = slot->keys ? 64 : hd;
+        unsigned char *block = guard_bytes(bytes_of(slot, hd), GUARD_END);
+        make_block(&random, slot, FILL_NORMAL, hd, block);
+        const struct kernels *k;
+        for (size_t tier = 0; (k = tier_at(tier)); tier++) {
+            for (size_t at = 0; at < K; at++) {
+                memset(in, 0, sizeof in);
+                memset(out, 0, sizeof out);
+                in[at] = 1;
+                in[K + (at + 1) % K] = 2;
+                call_of(k, slot)(in, 2, hd, block, out);
+                for (size_t n = 0; n < N; n++) {
+                    size_t next = (at + 1) % K;
+                    double one = slot->keys ? element(slot, block, hd, at, n) : element(slot, block, hd, n, at);
+                    double two = 2 * (slot->keys ? element(slot, block, hd, next, n) : element(slot, block, hd, n, next));
+                    if (out[n] != (float)one || out[N + n] != (float)two) fail_msg("%s %s: %zu of %zu", k->name, slot->name, n, at);
+                }
+            }
+        }
+        guard_release();
+    }
+}
+
+/* ---- Speed --------------------------------------------------------------------------------------------------------------- */
+
+#define BENCH_BYTES ((size_t)512 << 20) /* beyond every cache */
+#define BENCH_THREADS 2
+
+struct bench_shape {
+    const char *what;
+    size_t G, hd;
+};
+
+static double slot_rate(slot_call *call, const struct bench_shape *shape, const char *data, size_t block_bytes) {
+    size_t blocks = BENCH_BYTES / block_bytes;
+    double best = 0;
+    for (int run = 0; run < 3; run++) {
+        double start = clock_seconds();
+#pragma omp parallel num_threads(BENCH_THREADS)
+        {
+            float in[16 * MOST_HD], out[16 * MOST_HD];
+            for (size_t i = 0; i < 16 * MOST_HD; i++) in[i] = (float)(i % 7) / 64, out[i] = 0;
+            size_t thread = (size_t)omp_get_thread_num();
+            for (size_t b = blocks * thread / BENCH_THREADS; b < blocks * (thread + 1) / BENCH_THREADS; b++) {
+                call(in, shape->G, shape->hd, data + b * block_bytes, out);
+            }
+        }
+        double rate = (double)(blocks * block_bytes) / (clock_seconds() - start);
+        if (rate > best) best = rate;
+    }
+    return best;
+}
+
+static int bench(void) {
+    static const struct bench_shape shapes[] = {
+        {"LLaMA-3.2-1B", 4, 64}, {"lab model", 3, 128}, {"LLaMA-3.1-8B", 4, 128}, {"one query", 1, 128}, {"eight queries", 8, 128}};
+    char *data = mmap(NULL, BENCH_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (data == MAP_FAILED) return 1;
+    const size_t pattern = (size_t)1 << 20;
+    struct random random = {9};
+    fill_halves(&random, FILL_NORMAL, (uint16_t *)data, pattern / 2);
+    for (size_t i = pattern; i < BENCH_BYTES; i += pattern) memcpy(data + i, data, pattern);
+    const struct kernels *k;
+    for (size_t tier = 1; (k = tier_at(tier)); tier++) {
+        for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
+            for (const struct slot *slot = slots; slot < slots + N_SLOTS; slot++) {
+                size_t bytes = bytes_of(slot, shapes[s].hd);
+                double read = read_bandwidth(data, BENCH_BYTES, BENCH_THREADS);
+                double rate = slot_rate(call_of(k, slot), &shapes[s], data, bytes);
+                printf("%-6s %-13s G %zu hd %3zu  %-10s %5.1f GB/s, %3.0f%% of a plain read (%.1f), %5.2f ns per token\n", k->name,
+                       shapes[s].what, shapes[s].G, shapes[s].hd, slot->name, rate * 1e-9, 100 * rate / read, read * 1e-9,
+                       (double)bytes / 64 / rate * 1e9);
+            }
+        }
+    }
+    munmap(data, BENCH_BYTES);
+    return 0;
+}
+
+int main(int argc, char **argv) {
+    if (bench_wanted(argc, argv)) return bench();
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_every_shape),
+        cmocka_unit_test(test_extreme_numbers_and_both_guards),
+        cmocka_unit_test(test_every_place_is_found),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
