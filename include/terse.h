@@ -66,7 +66,7 @@ struct terse_progress {
 };
 
 /* The instruction set the kernels run with: "scalar", "avx2", "avx512" or "neon". The environment variable TERSE_CPU may lower
- * it (read once, at first use). */
+ * it (read once, at first use); loading a model fails when it names one that is not there. */
 TERSE_API const char *terse_cpu_name(void);
 
 /* ---- Model ------------------------------------------------------------------------------------------------------------- */

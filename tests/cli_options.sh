@@ -59,3 +59,5 @@ refuses '--budget takes a size such as 512M or 4G' inspect --budget much
 refuses '--budget takes a size' inspect --budget 4X
 refuses '--budget takes a size' inspect --budget -1G
 refuses 'unexpected argument' inspect models/lab-27m-q8_0.gguf models/lab-27m-q8_0.gguf
+
+TERSE_CPU=sse refuses "TERSE_CPU" run -p x

@@ -55,7 +55,6 @@ static void add_tokens(struct partial *partial, const struct problem *p, size_t 
         float weights[MOST];
         memcpy(weights, p->logits[row] + first, n * sizeof *weights);
         float max = partial_raise(partial, row, kernels()->max(weights, n));
-        if (max == -INFINITY) continue;
         partial->sum[row] += kernels()->exp_sum(weights, max, n);
         for (size_t t = 0; t < n; t++) kernels()->axpy(weights[t], p->values[first + t], partial->acc + row * WIDTH, WIDTH);
     }

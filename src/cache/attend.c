@@ -94,10 +94,10 @@ static void weigh_run(const struct few *few, const struct tile *tiles, size_t n,
         }
         max = partial_raise(partial, m, max);
         for (size_t r = 0; r < n; r++) {
-            uint32_t begin = tiles[r].begin, end = max == -INFINITY ? begin : tile_visible(few->cache, &tiles[r], token);
+            uint32_t begin = tiles[r].begin, end = tile_visible(few->cache, &tiles[r], token);
             float *weights = row + r * step;
             memset(weights, 0, begin * sizeof *weights);
-            if (begin < end) partial->sum[m] += kernel->exp_sum(weights + begin, max, end - begin);
+            partial->sum[m] += kernel->exp_sum(weights + begin, max, end - begin);
             memset(weights + end, 0, (BLOCK_TOKENS - end) * sizeof *weights);
         }
     }
@@ -106,7 +106,7 @@ static void weigh_run(const struct few *few, const struct tile *tiles, size_t n,
 /* One work item. */
 static void read_tiles(const struct few *few, size_t split, uint32_t head, float *scratch) {
     const struct cache *cache = few->cache;
-    size_t rows = few->rows, run = smaller(larger(RUN_LOGITS / rows, 1), RUN_LOGITS);
+    size_t rows = few->rows, run = larger(RUN_LOGITS / rows, 1);
     size_t end = (split + 1) * few->tiles / few->splits;
     const float *q = few->queries + head * rows * cache->shape.head_dim;
     float *logits = scratch, *room = scratch + larger(RUN_LOGITS, rows) * BLOCK_TOKENS;
@@ -126,7 +126,7 @@ static void read_tiles(const struct few *few, size_t split, uint32_t head, float
 
 static void attend_few(const struct cache *cache, const float *q, size_t first, size_t count, float *out) {
     uint32_t heads = cache->shape.kv_heads;
-    size_t rows = count * cache->group, hd = cache->shape.head_dim, tiles = tile_count(cache);
+    size_t rows = count * cache->group, hd = cache->shape.head_dim, tiles = tile_count_seen(cache, first + count - 1);
     struct few few = {cache, first, rows, tiles, few_splits(cache), cache->scratch, cache->scratch + heads * rows * hd};
 #pragma omp parallel num_threads(cache->threads) if (tiles * heads >= 16)
     {
@@ -170,9 +170,9 @@ static size_t group_visible(const struct group *group, size_t i) {
     return smaller(group->known + i + 1 - group->next, group->count);
 }
 
-/* The group that begins with tile *i, which is moved on; decoded into room[2][KEY_ROWS][hd] unless it can be read in place. */
-static struct group group_at(const struct cache *cache, uint32_t head, size_t *i, float *room) {
-    size_t hd = cache->shape.head_dim, width = cache->shape.kv_heads * hd, stored = tile_count_stored(cache), n = tile_count(cache);
+/* The group that begins with tile *i < end, which is moved on; decoded into room[2][KEY_ROWS][hd] unless it can be read in place. */
+static struct group group_at(const struct cache *cache, uint32_t head, size_t *i, size_t end, float *room) {
+    size_t hd = cache->shape.head_dim, width = cache->shape.kv_heads * hd, stored = tile_count_stored(cache);
     if (cache->turned && *i >= stored) {
         size_t next = (*i - stored) * BLOCK_TOKENS, at = next * width + head * hd;
         *i += KEY_ROWS / BLOCK_TOKENS;
@@ -180,7 +180,7 @@ static struct group group_at(const struct cache *cache, uint32_t head, size_t *i
     }
     struct group group = {room, room + KEY_ROWS * hd, hd, 0, 0, 0};
     uint64_t length = cache->plan.before.length;
-    for (; *i < (cache->turned ? stored : n) && group.count + BLOCK_TOKENS <= KEY_ROWS; ++*i) {
+    for (; *i < (cache->turned ? smaller(stored, end) : end) && group.count + BLOCK_TOKENS <= KEY_ROWS; ++*i) {
         struct tile tile = tile_at(cache, *i);
         uint64_t first = tile.first + tile.begin, last = tile.first + tile.end;
         tile_load(cache, &tile, head, room + group.count * hd, room + (KEY_ROWS + group.count) * hd);
@@ -195,23 +195,21 @@ static struct group group_at(const struct cache *cache, uint32_t head, size_t *i
 static void attend_queries(const struct cache *cache, const float *q, uint32_t head, size_t first, size_t count, float *out,
                            float *scratch) {
     const struct kernels *kernel = kernels();
-    size_t G = cache->group, hd = cache->shape.head_dim, rows = count * G;
+    size_t G = cache->group, hd = cache->shape.head_dim, rows = count * G, tiles = tile_count_seen(cache, first + count - 1);
     float *queries = scratch, *logits = queries + rows * hd, *states = logits + rows * KEY_ROWS;
     float *room = states + partial_floats(rows, hd);
     struct partial partial = partial_at(states, rows, hd);
     partial_clear(&partial);
     gather_queries(cache, q, head, first, count, queries);
-    for (size_t i = 0; i < tile_count(cache);) {
-        struct group group = group_at(cache, head, &i, room);
+    for (size_t i = 0; i < tiles;) {
+        struct group group = group_at(cache, head, &i, tiles, room);
         size_t n = group_visible(&group, first + count - 1);
-        if (n == 0) continue;
         gemm(true, rows, n, hd, queries, hd, group.keys, group.stride, false, logits, KEY_ROWS);
         for (size_t m = 0; m < rows; m++) {
             float *row = logits + m * KEY_ROWS;
             size_t visible = group_visible(&group, first + m / G);
             float max = partial_raise(&partial, m, kernel->max(row, visible));
-            if (max == -INFINITY) visible = 0;
-            if (visible) partial.sum[m] += kernel->exp_sum(row, max, visible);
+            partial.sum[m] += kernel->exp_sum(row, max, visible);
             memset(row + visible, 0, (n - visible) * sizeof *row);
         }
         gemm(false, rows, hd, n, logits, KEY_ROWS, group.values, group.stride, true, partial.acc, hd);

@@ -55,6 +55,12 @@ struct tile tile_at(const struct cache *cache, size_t i) {
     return tile;
 }
 
+size_t tile_count_seen(const struct cache *cache, size_t i) {
+    size_t n = tile_count(cache);
+    while (tile_at(cache, n - 1).first > cache->plan.before.length + i) n--;
+    return n;
+}
+
 uint64_t tile_bytes(const struct cache *cache) {
     uint64_t exact = exact_tokens(cache) * 2 * cache->shape.head_dim * sizeof(uint16_t);
     uint64_t sealed = sealed_tiles(cache) * (cache->key_bytes + cache->value_bytes);

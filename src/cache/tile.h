@@ -20,6 +20,8 @@ struct tile {
 /* Tiles of the step in progress, those of the new tokens included; and without them. */
 size_t tile_count(const struct cache *cache);
 size_t tile_count_stored(const struct cache *cache);
+/* Those that begin with a token which the step's i-th new token sees. */
+size_t tile_count_seen(const struct cache *cache, size_t i);
 struct tile tile_at(const struct cache *cache, size_t i);
 
 /* Stored bytes that one reading of all the step's tiles visits in a layer, over all KV heads. */

@@ -305,14 +305,16 @@ static enum terse_status new_model(struct mapped_file file, const void *data, si
 enum terse_status terse_model_load(const char *path, struct terse_model **model, struct terse_error *error) {
     struct mapped_file file = {0};
     *model = NULL;
-    enum terse_status status = mapped_file_open(path, &file, error);
+    enum terse_status status = kernels_check(error);
+    if (!status) status = mapped_file_open(path, &file, error);
     return status ? status : new_model(file, file.data, file.size, path, model, error);
 }
 
 enum terse_status terse_model_load_memory(const void *data, size_t size, const char *name, struct terse_model **model,
                                           struct terse_error *error) {
     *model = NULL;
-    return new_model((struct mapped_file){0}, data, size, name, model, error);
+    enum terse_status status = kernels_check(error);
+    return status ? status : new_model((struct mapped_file){0}, data, size, name, model, error);
 }
 
 void terse_model_describe(const struct terse_model *model, struct terse_model_info *info) {
