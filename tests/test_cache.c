@@ -35,11 +35,12 @@ static void run_steps(const struct oracle_setup *setup, const struct step *steps
 #define RUN(setup, ...) \
     run_steps(setup, (const struct step[]){__VA_ARGS__}, sizeof((const struct step[]){__VA_ARGS__}) / sizeof(struct step))
 
-static const struct oracle_setup small = {.method = "f16", .tail = TERSE_TAIL_DEFAULT, .layers = 1, .query_heads = 4, .kv_heads = 2, .head_dim = 32};
+static const struct oracle_setup small = {
+    .method = "f16", .tail = TERSE_TAIL_DEFAULT, .layers = 1, .query_heads = 4, .kv_heads = 2, .head_dim = 32};
 
 static void every_method_equals_dense_attention(void **state) {
     (void)state;
-    static const char *const methods[][3] = {{"f16", NULL, NULL},     {"q8_0", NULL, NULL},   {"q4_0", NULL, NULL},
+    static const char *const methods[][3] = {{"f16", NULL, NULL},     {"q8_0", NULL, NULL},    {"q4_0", NULL, NULL},
                                              {"f16", "q8_0", "q4_0"}, {"q4_0", "f16", "q8_0"}, {"f16", NULL, "q4_0"}};
     static const uint32_t tails[] = {0, 32, 128};
     for (size_t m = 0; m < sizeof methods / sizeof methods[0]; m++) {
@@ -164,8 +165,12 @@ static void streaming_equals_a_fresh_sequence_of_the_kept_tokens(void **state) {
     static const struct {
         const char *method, *key, *value;
         uint32_t tail;
-    } methods[] = {{"streaming-16", NULL, NULL, TERSE_TAIL_DEFAULT}, {"streaming-68", NULL, NULL, 0},        {"streaming-130", NULL, NULL, 20},
-                   {"streaming-100", "q8_0", "q8_0", 0},             {"streaming-150", "q4_0", "q8_0", 16}, {"streaming-60", "q4_0", NULL, TERSE_TAIL_DEFAULT},
+    } methods[] = {{"streaming-16", NULL, NULL, TERSE_TAIL_DEFAULT},
+                   {"streaming-68", NULL, NULL, 0},
+                   {"streaming-130", NULL, NULL, 20},
+                   {"streaming-100", "q8_0", "q8_0", 0},
+                   {"streaming-150", "q4_0", "q8_0", 16},
+                   {"streaming-60", "q4_0", NULL, TERSE_TAIL_DEFAULT},
                    {"streaming-150", "q8_0", NULL, 100}};
     for (size_t m = 0; m < sizeof methods / sizeof methods[0]; m++) {
         struct oracle_setup setup = small;
@@ -175,7 +180,8 @@ static void streaming_equals_a_fresh_sequence_of_the_kept_tokens(void **state) {
         setup.tail = methods[m].tail;
         setup.pairing = m % 2 ? ROPE_HALF_SPLIT : ROPE_ADJACENT;
         setup.seed = m;
-        RUN(&setup, {D, 1, 0}, {D, 1, 0}, {D, 4, 0}, {D, 40, 0}, {D, 1, 0}, {P, 200, 0}, {D, 1, 0}, {D, 1, 0}, {D, 20, 0}, {D, 90, 0}, {D, 1, 0});
+        RUN(&setup, {D, 1, 0}, {D, 1, 0}, {D, 4, 0}, {D, 40, 0}, {D, 1, 0}, {P, 200, 0}, {D, 1, 0}, {D, 1, 0}, {D, 20, 0},
+            {D, 90, 0}, {D, 1, 0});
         RUN(&setup, {P, 163, 0}, {D, 80, 0}, {D, 1, 0}, {D, 80, 0}, {D, 1, 0}, {D, 100, 0}, {D, 1, 0});
         struct oracle *o = oracle_new(&setup, 500);
         oracle_step(o, P, 230, 0);

@@ -75,8 +75,8 @@ static float reference_value(const struct codec *codec, const float *rows, size_
 }
 
 /* Where block_layout.h puts scale and code of channel c of token t; of a half, the code is its bits. */
-static void block_element(const struct codec *codec, enum codec_side side, const uint8_t *block, size_t hd, size_t t, size_t c, uint16_t *scale,
-                          int *code) {
+static void block_element(const struct codec *codec, enum codec_side side, const uint8_t *block, size_t hd, size_t t, size_t c,
+                          uint16_t *scale, int *code) {
     const uint16_t *scales = (const uint16_t *)block;
     size_t groups = hd / 32, group = c / 32;
     const uint8_t *codes = block + groups * 64 * 2;
@@ -125,7 +125,8 @@ static void free_blocks(struct blocks *b) {
     free(b->block);
 }
 
-static void for_all_blocks(void (*check)(const struct codec *codec, enum codec_side side, const struct blocks *b, size_t hd, size_t n)) {
+static void for_all_blocks(void (*check)(const struct codec *codec, enum codec_side side, const struct blocks *b, size_t hd,
+                                         size_t n)) {
     for (size_t i = 0; codec_at(i); i++)
         for (size_t h = 0; h < sizeof head_dims / sizeof head_dims[0]; h++)
             for (size_t c = 0; c < sizeof counts / sizeof counts[0]; c++)
@@ -164,7 +165,9 @@ static void check_decoded(const struct codec *codec, enum codec_side side, const
     for (size_t t = 0; t < 64; t++)
         for (size_t c = 0; c < hd; c++) {
             float expected = t < n ? reference_value(codec, b->rows, hd, t, c) : 0, got = b->decoded[t * hd + c];
-            if (got != expected) fail_msg("%s hd %zu n %zu token %zu channel %zu: %g, not %g", codec->name, hd, n, t, c, (double)got, (double)expected);
+            if (got != expected)
+                fail_msg("%s hd %zu n %zu token %zu channel %zu: %g, not %g", codec->name, hd, n, t, c, (double)got,
+                         (double)expected);
         }
 }
 
@@ -198,7 +201,8 @@ static void check_reading(const struct codec *codec, enum codec_side side, const
                 }
                 if (side == CODEC_VALUES) sum += 3;
                 double got = (double)out[m * outputs + o];
-                if (!(fabs(got - sum) <= 1e-6 * magnitude)) fail_msg("%s side %d hd %zu G %u: %g, not %g", codec->name, side, hd, G, got, sum);
+                if (!(fabs(got - sum) <= 1e-6 * magnitude))
+                    fail_msg("%s side %d hd %zu G %u: %g, not %g", codec->name, side, hd, G, got, sum);
             }
         free(in);
         free(out);
@@ -279,8 +283,11 @@ static void codecs_are_found_by_name(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(blocks_equal_ggufs), cmocka_unit_test(blocks_equal_an_independent_conversion), cmocka_unit_test(decoding_gives_the_reference_values_and_zeros),
-        cmocka_unit_test(scores_and_mixes_equal_decoded_rows),    cmocka_unit_test(infinities_and_nan_are_survived),
+        cmocka_unit_test(blocks_equal_ggufs),
+        cmocka_unit_test(blocks_equal_an_independent_conversion),
+        cmocka_unit_test(decoding_gives_the_reference_values_and_zeros),
+        cmocka_unit_test(scores_and_mixes_equal_decoded_rows),
+        cmocka_unit_test(infinities_and_nan_are_survived),
         cmocka_unit_test(codecs_are_found_by_name),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

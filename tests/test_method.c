@@ -91,7 +91,8 @@ static void heads_the_kernels_cannot_serve_are_refused(void **state) {
     static const uint32_t bad[] = {0, 16, 80, 288};
     struct method m = resolve("q8_0", NULL, NULL, TERSE_TAIL_DEFAULT);
     struct terse_error error;
-    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) assert_int_equal(method_check(&m, bad[i], 4, &error), TERSE_E_UNSUPPORTED);
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
+        assert_int_equal(method_check(&m, bad[i], 4, &error), TERSE_E_UNSUPPORTED);
     assert_int_equal(method_check(&m, 32, 1, &error), TERSE_OK);
     assert_int_equal(method_check(&m, 256, 8, &error), TERSE_OK);
 }

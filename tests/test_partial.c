@@ -67,7 +67,8 @@ static void check(const struct problem *p, const struct partial *partial) {
         dense(p, row, expected);
         partial_finish(partial, row, out);
         for (size_t c = 0; c < WIDTH; c++)
-            if (!(fabs((double)out[c] - expected[c]) <= 2e-6)) fail_msg("row %zu channel %zu: %g, not %g", row, c, (double)out[c], expected[c]);
+            if (!(fabs((double)out[c] - expected[c]) <= 2e-6))
+                fail_msg("row %zu channel %zu: %g, not %g", row, c, (double)out[c], expected[c]);
     }
 }
 

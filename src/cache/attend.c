@@ -18,13 +18,13 @@
 #include <string.h>
 #include <time.h>
 
-#define FEW_ROWS 96     /* queries times G up to which reading codes was measured to be the faster way */
-#define RUN_LOGITS 128  /* tiles times rows that share one update of the running maximum */
-#define ITEMS 128       /* of work that a few queries are split into, at most */
-#define ITEM_ROWS 4096  /* rows of all their partial states: bounds the memory */
-#define ITEM_TILES 4    /* least tiles of an item */
-#define QUERY_ROWS 192  /* rows of a tile of queries: the GEMM is near its best from here on */
-#define KEY_ROWS 384    /* keys against which they go at a time: rows, keys, values and logits stay in the second-level cache */
+#define FEW_ROWS 96    /* queries times G up to which reading codes was measured to be the faster way */
+#define RUN_LOGITS 128 /* tiles times rows that share one update of the running maximum */
+#define ITEMS 128      /* of work that a few queries are split into, at most */
+#define ITEM_ROWS 4096 /* rows of all their partial states: bounds the memory */
+#define ITEM_TILES 4   /* least tiles of an item */
+#define QUERY_ROWS 192 /* rows of a tile of queries: the GEMM is near its best from here on */
+#define KEY_ROWS 384   /* keys against which they go at a time: rows, keys, values and logits stay in the second-level cache */
 
 static size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
 static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
@@ -115,12 +115,16 @@ static void read_tiles(const struct few *few, size_t split, uint32_t head, float
     partial_clear(&partial);
     for (size_t first = split * few->tiles / few->splits; first < end; first += run) {
         size_t n = smaller(run, end - first);
+        for (size_t r = 0; r < n; r++) tiles[r] = tile_at(cache, first + r);
         for (size_t r = 0; r < n; r++) {
-            tiles[r] = tile_at(cache, first + r);
+            tile_prefetch(cache, &tiles[(r + 1) % n], head, r + 1 < n ? CODEC_KEYS : CODEC_VALUES);
             tile_score(cache, &tiles[r], head, q, rows, room, logits + r * rows * BLOCK_TOKENS);
         }
         weigh_run(few, tiles, n, logits, &partial);
-        for (size_t r = 0; r < n; r++) tile_mix(cache, &tiles[r], head, logits + r * rows * BLOCK_TOKENS, rows, room, partial.acc);
+        for (size_t r = 0; r < n; r++) {
+            if (r + 1 < n) tile_prefetch(cache, &tiles[r + 1], head, CODEC_VALUES);
+            tile_mix(cache, &tiles[r], head, logits + r * rows * BLOCK_TOKENS, rows, room, partial.acc);
+        }
     }
 }
 
@@ -131,8 +135,7 @@ static void attend_few(const struct cache *cache, const float *q, size_t first, 
 #pragma omp parallel num_threads(cache->threads) if (tiles * heads >= 16)
     {
 #pragma omp for schedule(static)
-        for (uint32_t head = 0; head < heads; head++)
-            gather_queries(cache, q, head, first, count, few.queries + head * rows * hd);
+        for (uint32_t head = 0; head < heads; head++) gather_queries(cache, q, head, first, count, few.queries + head * rows * hd);
 #pragma omp for schedule(dynamic, 1)
         for (size_t item = 0; item < few.splits * heads; item++)
             read_tiles(&few, item / heads, (uint32_t)(item % heads), attend_thread_scratch(cache));
@@ -224,8 +227,8 @@ static void attend_many(const struct cache *cache, const float *q, size_t first,
 #pragma omp parallel for schedule(dynamic, 1) num_threads(cache->threads)
     for (size_t item = 0; item < parts * heads; item++) {
         size_t part = (parts - 1 - item / heads) * tokens;
-        attend_queries(cache, q + part * width, (uint32_t)(item % heads), first + part, smaller(tokens, count - part), out + part * width,
-                       attend_thread_scratch(cache));
+        attend_queries(cache, q + part * width, (uint32_t)(item % heads), first + part, smaller(tokens, count - part),
+                       out + part * width, attend_thread_scratch(cache));
     }
 }
 

@@ -43,7 +43,8 @@ void cache_report(const struct cache *cache, struct terse_cache_report *report) 
     fill_report(&cache->shape, &sizes, &cache->extent, cache->n_spans, cache->n_windows, report);
 }
 
-void cache_predict(const struct cache_shape *shape, const struct method *method, uint64_t tokens, struct terse_cache_report *report) {
+void cache_predict(const struct cache_shape *shape, const struct method *method, uint64_t tokens,
+                   struct terse_cache_report *report) {
     struct sizes sizes = sizes_of(shape, method);
     struct plan plan = plan_step(method, &(struct extent){0}, CACHE_STEP_PREFILL, tokens);
     fill_report(shape, &sizes, &plan.after, plan.seal, extent_window_blocks(&plan.after), report);

@@ -35,10 +35,10 @@
 
 struct cache_shape {
     uint32_t layers;
-    uint32_t query_heads; /* Hq */
-    uint32_t kv_heads;    /* Hk, divides Hq */
-    uint32_t head_dim;    /* hd */
-    float scale;          /* logits = scale * <q, k>; 1/sqrt(hd) as a rule */
+    uint32_t query_heads;    /* Hq */
+    uint32_t kv_heads;       /* Hk, divides Hq */
+    uint32_t head_dim;       /* hd */
+    float scale;             /* logits = scale * <q, k>; 1/sqrt(hd) as a rule */
     const struct rope *rope; /* outlives the cache */
 };
 
@@ -46,12 +46,13 @@ struct cache_shape {
 enum cache_step_kind {
     CACHE_STEP_DECODE,  /* exact among themselves; afterwards all but the recent window is sealed */
     CACHE_STEP_PREFILL, /* the same, and the policy's end-of-prefill choice is made */
-    CACHE_STEP_PAPER    /* sealed first, the last block however short; every query reads decoded keys and values, its own included */
+    CACHE_STEP_PAPER /* sealed first, the last block however short; every query reads decoded keys and values, its own included */
 };
 
 struct cache;
 
-enum terse_status cache_new(const struct cache_shape *shape, const struct method *method, struct cache **cache, struct terse_error *error);
+enum terse_status cache_new(const struct cache_shape *shape, const struct method *method, struct cache **cache,
+                            struct terse_error *error);
 void cache_free(struct cache *cache);
 /* Forgets all tokens; keeps the memory of the pool for the next sequence. */
 void cache_reset(struct cache *cache);
@@ -80,7 +81,8 @@ enum terse_status cache_fill_random(struct cache *cache, size_t n, uint64_t seed
 /* Allocated now. */
 void cache_report(const struct cache *cache, struct terse_cache_report *report);
 /* What cache_report will say after a prefill of `tokens` tokens into a new cache; allocates nothing. */
-void cache_predict(const struct cache_shape *shape, const struct method *method, uint64_t tokens, struct terse_cache_report *report);
+void cache_predict(const struct cache_shape *shape, const struct method *method, uint64_t tokens,
+                   struct terse_cache_report *report);
 
 /* Seconds spent in cache_layer_attend and bytes of stored keys and values that it read, since the last clear. */
 struct cache_counters {

@@ -5,7 +5,7 @@
 #include <math.h>
 #include <string.h>
 
-#define CHUNK 1024              /* tokens of a step */
+#define CHUNK 1024                /* tokens of a step */
 #define NORMALS ((size_t)1 << 16) /* numbers that all rows are cut from, each row at a random place */
 
 /* splitmix64 (Steele, Lea and Flood 2014). */

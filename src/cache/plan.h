@@ -19,11 +19,11 @@ struct extent {
 
 struct plan {
     enum cache_step_kind kind;
-    size_t n;            /* new tokens */
+    size_t n; /* new tokens */
     struct extent before, after;
-    uint64_t grid;       /* token at which the step's first block begins */
-    size_t skip, seal;   /* of the blocks counted from `grid`, [skip, skip + seal) are sealed; those before are dead and dropped */
-    size_t shift;        /* blocks by which the window moves */
+    uint64_t grid;     /* token at which the step's first block begins */
+    size_t skip, seal; /* of the blocks counted from `grid`, [skip, skip + seal) are sealed; those before are dead and dropped */
+    size_t shift;      /* blocks by which the window moves */
 };
 
 struct plan plan_step(const struct method *method, const struct extent *before, enum cache_step_kind kind, size_t n);

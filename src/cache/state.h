@@ -20,8 +20,8 @@ struct span {
 struct cache {
     struct cache_shape shape;
     struct method method;
-    uint32_t group;          /* G */
-    bool turned;             /* keys are stored rotated at their own positions; else unrotated, and turned where they are read */
+    uint32_t group; /* G */
+    bool turned;    /* keys are stored rotated at their own positions; else unrotated, and turned where they are read */
     struct turns turns;
 
     size_t key_bytes, value_bytes; /* of a sealed block */
@@ -30,9 +30,9 @@ struct cache {
     struct extent extent;
     struct span *spans; /* [n_spans]: [0, sealed) in order of their tokens, the rest free */
     size_t n_spans, sealed;
-    uint8_t **windows;  /* [n_windows], used from 0 on */
+    uint8_t **windows; /* [n_windows], used from 0 on */
     size_t n_windows;
-    uint16_t *exact;    /* [layers][Hk][keys, values][parameters.sinks][hd] */
+    uint16_t *exact; /* [layers][Hk][keys, values][parameters.sinks][hd] */
 
     /* The step in progress. */
     struct plan plan;

@@ -76,8 +76,7 @@ static void seal_block(struct cache *cache, size_t i, uint32_t head, float *rows
     struct codec_shape shape = {cache->shape.head_dim, cache->group};
     uint8_t *block = span_block(cache, span->memory, cache->layer, head);
     const uint8_t *half = NULL;
-    if (span->first < plan->before.length)
-        half = window_block(cache, cache->windows[plan->skip + i], cache->layer, head);
+    if (span->first < plan->before.length) half = window_block(cache, cache->windows[plan->skip + i], cache->layer, head);
     if (half) codec_f16.decode(shape, CODEC_KEYS, half, rows);
     gather_new(cache, cache->k, head, span->first, span->count, rows);
     cache->method.key->encode(shape, CODEC_KEYS, rows, span->count, block);
@@ -112,7 +111,7 @@ void store_layer(struct cache *cache) {
         float *rows = attend_thread_scratch(cache);
 #pragma omp for schedule(static)
         for (size_t i = 0; i < plan->seal * kv_heads; i++) seal_block(cache, i / kv_heads, (uint32_t)(i % kv_heads), rows);
-        /* Here ends the reading of window blocks that may now be written again. */
+            /* Here ends the reading of window blocks that may now be written again. */
 #pragma omp for schedule(static)
         for (uint32_t head = 0; head < kv_heads; head++) {
             store_exact(cache, head);

@@ -1,6 +1,7 @@
 /* Reading tiles: where the keys and values of a tile lie and at which positions they are read. Owns nothing. */
 #include "cache/tile.h"
 
+#include "base/memory.h"
 #include "kernels/kernels.h"
 
 #include <string.h>
@@ -17,7 +18,9 @@ static uint64_t exact_tokens(const struct cache *cache) {
 
 static size_t sealed_tiles(const struct cache *cache) { return cache->sealed + (sealed_first(cache) ? cache->plan.seal : 0); }
 
-static size_t window_tiles(const struct cache *cache) { return sealed_first(cache) ? 0 : extent_window_blocks(&cache->plan.before); }
+static size_t window_tiles(const struct cache *cache) {
+    return sealed_first(cache) ? 0 : extent_window_blocks(&cache->plan.before);
+}
 
 size_t tile_count_stored(const struct cache *cache) {
     return tiles_of(exact_tokens(cache)) + sealed_tiles(cache) + window_tiles(cache);
@@ -31,7 +34,8 @@ static struct tile tile_of(const struct cache *cache, int kind, uint64_t first, 
     uint64_t live = kind == TILE_SEALED || kind == TILE_WINDOW ? cache->plan.before.first : 0;
     uint64_t count = end_token - first < BLOCK_TOKENS ? end_token - first : BLOCK_TOKENS;
     uint64_t begin = live > first ? live - first : 0;
-    struct tile tile = {.first = first, .end = (uint32_t)count, .begin = (uint32_t)(begin < count ? begin : count), .memory = memory};
+    struct tile tile = {
+        .first = first, .end = (uint32_t)count, .begin = (uint32_t)(begin < count ? begin : count), .memory = memory};
     tile.kind = kind;
     return tile;
 }
@@ -70,9 +74,7 @@ uint64_t tile_bytes(const struct cache *cache) {
 /* ---- Positions. When keys are stored rotated, only new tokens are turned, to their own positions. Otherwise all positions are
  * relative to the first new token's. */
 
-size_t tile_bases(const struct cache *cache) {
-    return tiles_of(cache->plan.n) + (cache->turned ? 0 : tile_count_stored(cache));
-}
+size_t tile_bases(const struct cache *cache) { return tiles_of(cache->plan.n) + (cache->turned ? 0 : tile_count_stored(cache)); }
 
 void tile_set_bases(struct cache *cache) {
     const struct extent *before = &cache->plan.before;
@@ -138,13 +140,12 @@ size_t tile_room(const struct cache *cache, size_t rows) { return (BLOCK_TOKENS 
 static void score_rows(const struct tile *tile, const float *q, size_t rows, size_t hd, struct rows keys, float *logits) {
     const struct kernels *kernel = kernels();
     for (size_t t = tile->begin; t < tile->end; t++)
-        for (size_t m = 0; m < rows; m++)
-            logits[m * BLOCK_TOKENS + t] = kernel->dot(q + m * hd, keys.data + t * keys.stride, hd);
+        for (size_t m = 0; m < rows; m++) logits[m * BLOCK_TOKENS + t] = kernel->dot(q + m * hd, keys.data + t * keys.stride, hd);
 }
 
 /* Relativity: instead of turning 64 keys by base + t, turn the queries back by the base and the keys by t. */
-static void score_unturned(const struct cache *cache, const struct tile *tile, uint32_t head, const float *q, size_t rows, float *room,
-                           float *logits) {
+static void score_unturned(const struct cache *cache, const struct tile *tile, uint32_t head, const float *q, size_t rows,
+                           float *room, float *logits) {
     size_t hd = cache->shape.head_dim;
     float *turned = room, *moved = room + BLOCK_TOKENS * hd;
     struct rows keys = tile_rows(cache, tile, head, CODEC_KEYS, turned);
@@ -189,6 +190,14 @@ void tile_mix(const struct cache *cache, const struct tile *tile, uint32_t head,
             if (weight != 0) kernel->axpy(weight, values.data + t * values.stride, acc + m * shape.head_dim, shape.head_dim);
         }
     }
+}
+
+#define PREFETCH_BYTES 512
+
+void tile_prefetch(const struct cache *cache, const struct tile *tile, uint32_t head, enum codec_side side) {
+    if (tile->kind != TILE_SEALED) return;
+    const uint8_t *block = span_block(cache, tile->memory, cache->layer, head) + (side == CODEC_KEYS ? 0 : cache->key_bytes);
+    for (size_t at = 0; at < PREFETCH_BYTES; at += MEMORY_ALIGN) __builtin_prefetch(block + at);
 }
 
 /* ---- Many queries: the rows themselves, for a matrix product */

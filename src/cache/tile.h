@@ -49,6 +49,9 @@ void tile_score(const struct cache *cache, const struct tile *tile, uint32_t hea
 void tile_mix(const struct cache *cache, const struct tile *tile, uint32_t head, const float *weights, size_t rows, float *room,
               float *acc);
 
+/* Asks for the beginning of a sealed block while the one before it is read; its end the processor foresees by itself. */
+void tile_prefetch(const struct cache *cache, const struct tile *tile, uint32_t head, enum codec_side side);
+
 /* The live rows themselves, decoded, keys turned: writes end - begin rows; keys and values have room for 64. */
 void tile_load(const struct cache *cache, const struct tile *tile, uint32_t head, float *keys, float *values);
 

@@ -14,9 +14,11 @@ const struct codec *codec_find(const char *name) {
     return NULL;
 }
 
-enum terse_status codec_check_head_dim(struct codec_shape shape, struct terse_error *error) {
+enum terse_status codec_check_head_dim(struct codec_shape shape, enum codec_side side, struct terse_error *error) {
+    (void)side;
     if (shape.head_dim && shape.head_dim % BLOCK_QK == 0 && shape.head_dim <= CODEC_HEAD_DIM_MAX) return TERSE_OK;
-    return status_fail(error, TERSE_E_UNSUPPORTED,
-                       "the model's heads have %u channels, the KV cache serves multiples of %d up to %d: this model cannot run in terse",
-                       shape.head_dim, BLOCK_QK, CODEC_HEAD_DIM_MAX);
+    return status_fail(
+        error, TERSE_E_UNSUPPORTED,
+        "the model's heads have %u channels, the KV cache serves multiples of %d up to %d: this model cannot run in terse",
+        shape.head_dim, BLOCK_QK, CODEC_HEAD_DIM_MAX);
 }

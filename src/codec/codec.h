@@ -49,8 +49,8 @@ struct codec {
     void (*mix)(struct codec_shape shape, const float *weights, const void *block, float *acc);
 };
 
-/* For `check`: TERSE_E_UNSUPPORTED unless head_dim is a multiple of 32 up to 256, what the kernels of all codecs serve. */
-enum terse_status codec_check_head_dim(struct codec_shape shape, struct terse_error *error);
+/* A `check`: TERSE_E_UNSUPPORTED unless head_dim is a multiple of 32 up to 256, what the kernels of all codecs serve. */
+enum terse_status codec_check_head_dim(struct codec_shape shape, enum codec_side side, struct terse_error *error);
 
 /* NULL for an unknown name. */
 const struct codec *codec_find(const char *name);

@@ -5,11 +5,6 @@
 
 #include <string.h>
 
-static enum terse_status check(struct codec_shape shape, enum codec_side side, struct terse_error *error) {
-    (void)side;
-    return codec_check_head_dim(shape, error);
-}
-
 static size_t block_bytes(struct codec_shape shape, enum codec_side side) {
     (void)side;
     return BLOCK_BYTES_F16(shape.head_dim);
@@ -54,7 +49,7 @@ static void mix(struct codec_shape shape, const float *weights, const void *bloc
 
 const struct codec codec_f16 = {.name = "f16",
                                 .rope = CODEC_ROPE_AFTER,
-                                .check = check,
+                                .check = codec_check_head_dim,
                                 .block_bytes = block_bytes,
                                 .encode = encode,
                                 .decode = decode,

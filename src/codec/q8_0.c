@@ -9,11 +9,6 @@
 #include <math.h>
 #include <string.h>
 
-static enum terse_status check(struct codec_shape shape, enum codec_side side, struct terse_error *error) {
-    (void)side;
-    return codec_check_head_dim(shape, error);
-}
-
 static size_t block_bytes(struct codec_shape shape, enum codec_side side) {
     (void)side;
     return BLOCK_BYTES_Q8_0(shape.head_dim);
@@ -85,7 +80,7 @@ static void mix(struct codec_shape shape, const float *weights, const void *bloc
 
 const struct codec codec_q8_0 = {.name = "q8_0",
                                  .rope = CODEC_ROPE_AFTER,
-                                 .check = check,
+                                 .check = codec_check_head_dim,
                                  .block_bytes = block_bytes,
                                  .encode = encode,
                                  .decode = decode,

@@ -29,3 +29,21 @@ void gemm(bool b_transposed, size_t m, size_t n, size_t k, const float *a, size_
     }
     if (status != dnnl_success) gemm_plain(b_transposed, m, n, k, a, lda, b, ldb, accumulate, c, ldc);
 }
+
+static void gemm_outer_plain(size_t m, size_t n, size_t k, const float *a, size_t lda, const float *b, size_t ldb, bool accumulate,
+                             float *c, size_t ldc) {
+    for (size_t i = 0; i < m; i++) {
+        if (!accumulate) memset(c + i * ldc, 0, n * sizeof *c);
+        for (size_t l = 0; l < k; l++) kernels()->axpy(a[l * lda + i], b + l * ldb, c + i * ldc, n);
+    }
+}
+
+void gemm_outer(size_t m, size_t n, size_t k, const float *a, size_t lda, const float *b, size_t ldb, bool accumulate, float *c,
+                size_t ldc) {
+    dnnl_status_t status = dnnl_unimplemented;
+    if (k > 0) {
+        status = dnnl_sgemm('T', 'N', (dnnl_dim_t)m, (dnnl_dim_t)n, (dnnl_dim_t)k, 1.0f, a, (dnnl_dim_t)lda, b, (dnnl_dim_t)ldb,
+                            accumulate ? 1.0f : 0.0f, c, (dnnl_dim_t)ldc);
+    }
+    if (status != dnnl_success) gemm_outer_plain(m, n, k, a, lda, b, ldb, accumulate, c, ldc);
+}

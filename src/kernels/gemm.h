@@ -10,4 +10,8 @@
 void gemm(bool b_transposed, size_t m, size_t n, size_t k, const float *a, size_t lda, const float *b, size_t ldb, bool accumulate,
           float *c, size_t ldc);
 
+/* C[m][n] = A^T B (+ C if `accumulate`), where A is given as [k][m]: the sum over k of outer products of rows. The rest as above. */
+void gemm_outer(size_t m, size_t n, size_t k, const float *a, size_t lda, const float *b, size_t ldb, bool accumulate, float *c,
+                size_t ldc);
+
 #endif

@@ -1,5 +1,5 @@
-/* The forward pass. Owns the order of the work and its memory; leaves products to linear.c and everything about keys and values
- * to the cache.
+/* The forward pass. Owns the order of the work and its memory; leaves products to linear.c, rows to rows.c and everything about
+ * keys and values to the cache.
  *
  * Layer-major: all tokens of a step pass one layer before the next begins, in panels, so that beside the hidden states only one
  * layer's keys and values exist in full precision (design: "Prefill"). A decode step is the same with one token.
@@ -7,9 +7,9 @@
 #include "model/forward.h"
 
 #include "base/memory.h"
-#include "kernels/kernels.h"
 #include "model/architecture.h"
 #include "model/linear.h"
+#include "model/rows.h"
 
 #include <omp.h>
 #include <string.h>
@@ -80,32 +80,6 @@ static enum terse_status workspace_reserve(struct workspace *w, const struct ter
     w->tokens = n;
     w->panel = panel;
     return TERSE_OK;
-}
-
-/* ---- Rows. A few rows are not worth waking the threads for. */
-
-#define PARALLEL_ROWS 8
-
-static void norm_rows(const float *x, const float *gain, float epsilon, float *out, size_t n, size_t width) {
-#pragma omp parallel for if (n >= PARALLEL_ROWS)
-    for (size_t t = 0; t < n; t++) kernels()->rms_norm(x + t * width, gain, epsilon, out + t * width, width);
-}
-
-static void add_rows(float *x, const float *y, size_t n, size_t width) {
-#pragma omp parallel for if (n >= PARALLEL_ROWS)
-    for (size_t t = 0; t < n; t++) kernels()->axpy(1, y + t * width, x + t * width, width);
-}
-
-static void silu_rows(float *gate, const float *up, size_t n, size_t width) {
-#pragma omp parallel for if (n >= PARALLEL_ROWS)
-    for (size_t t = 0; t < n; t++) kernels()->silu_mul(gate + t * width, up + t * width, width);
-}
-
-static void embed(const struct terse_model *m, const int32_t *tokens, size_t n, float *hidden) {
-    const struct matrix *e = &m->embedding;
-#pragma omp parallel for if (n >= PARALLEL_ROWS)
-    for (size_t t = 0; t < n; t++)
-        kernels()->dequantize[e->type]((const char *)e->data + (size_t)tokens[t] * e->row_bytes, hidden + t * m->width, m->width);
 }
 
 /* ---- A layer */
@@ -192,7 +166,7 @@ enum terse_status forward(const struct forward *f, const int32_t *tokens, size_t
     enum terse_status status = workspace_reserve(f->workspace, m, n, error);
     if (status) return status;
     if ((status = cache_step_begin(f->cache, f->kind, n, error))) return status;
-    embed(m, tokens, n, f->workspace->hidden);
+    embed_rows(m, tokens, n, f->workspace->hidden);
     for (uint32_t i = 0; i < m->layers && !status; i++)
         if (!run_layer(f, i, n, i + 1 == m->layers ? needed : 0))
             status = status_fail(error, TERSE_E_INTERRUPTED, "interrupted while reading %zu tokens", n);

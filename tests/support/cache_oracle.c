@@ -30,7 +30,8 @@ struct oracle *oracle_new(const struct oracle_setup *setup, size_t capacity) {
     o->random = setup->seed + 1;
     o->capacity = capacity;
     uint32_t hd = setup->head_dim;
-    o->rope = (struct rope){setup->pairing, hd, setup->n_rot ? setup->n_rot : hd, o->frequency, setup->magnitude != 0 ? setup->magnitude : 1};
+    o->rope = (struct rope){setup->pairing, hd, setup->n_rot ? setup->n_rot : hd, o->frequency,
+                            setup->magnitude != 0 ? setup->magnitude : 1};
     for (uint32_t i = 0; i < o->rope.n_rot / 2; i++) o->frequency[i] = (float)pow(10000.0, -2.0 * i / o->rope.n_rot);
     o->shape = (struct cache_shape){setup->layers, setup->query_heads, setup->kv_heads, hd, 1 / sqrtf((float)hd), &o->rope};
     struct terse_cache_options options = {setup->method, setup->key, setup->value, setup->tail};
@@ -79,7 +80,8 @@ static void quantize_row(const char *codec, float *x, size_t n) {
         float extreme = 0;
         for (size_t j = b; j < b + 32; j++)
             if (fabsf(x[j]) > fabsf(extreme)) extreme = x[j];
-        float d = four ? extreme / -8 : fabsf(extreme) / 127, inverse = d != 0 ? 1 / d : 0, scale = half_to_float(half_from_float(d));
+        float d = four ? extreme / -8 : fabsf(extreme) / 127, inverse = d != 0 ? 1 / d : 0,
+              scale = half_to_float(half_from_float(d));
         for (size_t j = b; j < b + 32; j++) {
             float code = four ? fminf(15, truncf(fmaf(x[j], inverse, 8.5f))) - 8 : roundf(x[j] * inverse);
             x[j] = code * scale;
