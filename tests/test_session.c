@@ -233,6 +233,54 @@ static void test_limits(void **state) {
     terse_session_free(session);
 }
 
+static void test_limits_of_streaming(void **state) {
+    (void)state;
+    struct terse_session_options options = terse_session_options_defaults();
+    struct terse_session *session;
+    struct terse_error error;
+    options.cache.method = "streaming-64";
+    options.context = info.context + 1;
+    expect(terse_session_new(model, &options, &session, &error), TERSE_E_ARGUMENT, &error, "--allow-longer-context");
+    options.context = 64;
+    expect(terse_session_new(model, &options, &session, &error), TERSE_E_ARGUMENT, &error, "no room");
+    options.context = 80;
+    options.prefill = TERSE_PREFILL_PAPER;
+    expect(terse_session_new(model, &options, &session, &error), TERSE_E_UNSUPPORTED, &error, "--paper");
+    options.prefill = (enum terse_prefill)7;
+    expect(terse_session_new(model, &options, &session, &error), TERSE_E_ARGUMENT, &error, "prefill mode");
+    options.prefill = TERSE_PREFILL_COMPRESSED;
+    options.batch = 17; /* positions reach 64 + 17, one too many */
+    assert_int_equal(terse_session_new(model, &options, &session, &error), TERSE_OK);
+    assert_int_equal(terse_session_prefill(session, tokens, 80, NULL, &error), TERSE_OK);
+    expect(terse_session_prefill(session, tokens, 40, NULL, &error), TERSE_E_CONTEXT, &error, "-b");
+    assert_int_equal(terse_session_decode(session, tokens, 16, NULL, &error), TERSE_OK);
+    terse_session_free(session);
+}
+
+static void test_fill_random(void **state) {
+    (void)state;
+    struct terse_session *session = open_session("q8_0", TERSE_PREFILL_EXACT);
+    struct terse_error error;
+    struct terse_cache_report report;
+    struct terse_counters counters;
+    int32_t next;
+    assert_int_equal(terse_session_fill_random(session, 1000, 3, &error), TERSE_OK);
+    terse_session_cache(session, &report);
+    assert_int_equal(report.tokens, 1000);
+    expect(terse_session_sample(session, &next, &error), TERSE_E_ARGUMENT, &error, "no tokens");
+    assert_int_equal(terse_session_decode(session, tokens, 1, NULL, &error), TERSE_OK);
+    for (uint32_t i = 0; i < info.vocabulary; i++) assert_true(isfinite(terse_session_logits(session)[i]));
+    terse_session_counters(session, &counters, true);
+    assert_int_equal(counters.prefill_tokens, 0);
+    assert_int_equal(counters.decode_tokens, 1);
+    uint64_t stored = report.codes + report.exact + report.window;
+    assert_in_range(counters.attention_bytes, stored - report.window, stored); /* each layer once; the window may have room left */
+                    report.resident); /* every layer, once */
+    terse_session_counters(session, &counters, false);
+    assert_int_equal(counters.decode_tokens, 0);
+    terse_session_free(session);
+}
+
 static bool stop_in_the_middle(void *user, const char *what, uint64_t done, uint64_t total) {
     uint64_t *last = user;
     assert_non_null(what);
@@ -285,6 +333,7 @@ int main(void) {
         cmocka_unit_test(test_steps_equal_prefill),  cmocka_unit_test(test_sink_first),
         cmocka_unit_test(test_reset_forgets),        cmocka_unit_test(test_memory_is_as_predicted),
         cmocka_unit_test(test_streaming_is_endless), cmocka_unit_test(test_limits),
+        cmocka_unit_test(test_limits_of_streaming),  cmocka_unit_test(test_fill_random),
         cmocka_unit_test(test_interruption),         cmocka_unit_test(test_same_seed_same_tokens),
     };
     return cmocka_run_group_tests(tests, load_model, free_model);

@@ -1,5 +1,6 @@
 /* Matrix products: oneDNN's single-precision GEMM behind a call that cannot fail. */
 #include "kernels/gemm.h"
+#include "base/memory.h"
 #include "kernels/kernels.h"
 
 #include <dnnl.h>
@@ -46,4 +47,20 @@ void gemm_outer(size_t m, size_t n, size_t k, const float *a, size_t lda, const 
                             accumulate ? 1.0f : 0.0f, c, (dnnl_dim_t)ldc);
     }
     if (status != dnnl_success) gemm_outer_plain(m, n, k, a, lda, b, ldb, accumulate, c, ldc);
+}
+
+#define PREPARE_BYTES ((size_t)64 << 20) /* more than it was seen to take: 24 MiB, and room for what the step itself asks for first */
+
+enum terse_status gemm_prepare(struct terse_error *error) {
+    void *room = memory_array(PREPARE_BYTES, 1);
+    if (!room) return status_no_memory(error, PREPARE_BYTES, "the matrix library");
+    memory_free(room);
+#pragma omp parallel
+    {
+        float a[4] = {1, 2, 3, 4}, c[4];
+        gemm(true, 2, 2, 2, a, 2, a, 2, false, c, 2);
+        gemm(false, 2, 2, 2, a, 2, a, 2, true, c, 2);
+        gemm_outer(2, 2, 2, a, 2, a, 2, false, c, 2);
+    }
+    return TERSE_OK;
 }

@@ -59,7 +59,7 @@ static size_t visible_keys(const struct attention *a, const struct tile *tile, s
 static size_t thread_floats(const struct attention *a) {
     size_t rows = tile_tokens(a) * group_of(a), hd = a->head_dim;
     size_t forward = rows * (hd + KEY_ROWS) + partial_floats(rows, hd);
-    size_t backward = rows * (3 * hd + 2 * KEY_ROWS);
+    size_t backward = rows * (3 * hd + 2 * KEY_ROWS + 1);
     return memory_round_up(larger(forward, backward), MEMORY_ALIGN / sizeof(float));
 }
 
@@ -119,8 +119,10 @@ static void backward_tile(const struct attention *a, const struct tile *tile, co
     const struct kernels *kernel = kernels();
     size_t hd = a->head_dim, rows = tile->rows, stride = a->kv_heads * hd, end = tile->first + tile->count;
     float *q = scratch, *dq = q + rows * hd, *d_o = dq + rows * hd, *p = d_o + rows * hd, *ds = p + rows * KEY_ROWS;
+    float *mean = ds + rows * KEY_ROWS; /* D of the header */
     gather_queries(a, tile, q);
     gather(a, tile, d_out, d_o);
+    for (size_t m = 0; m < rows; m++) mean[m] = kernel->dot(d_o + m * hd, out + row_offset(a, tile, m, hd), hd);
     for (size_t key = 0; key < end; key += KEY_ROWS) {
         size_t n = smaller(KEY_ROWS, end - key), at = key * stride + tile->head * hd;
         gemm(true, rows, n, hd, q, hd, a->k + at, stride, false, p, KEY_ROWS);
@@ -130,8 +132,7 @@ static void backward_tile(const struct attention *a, const struct tile *tile, co
             size_t visible = visible_keys(a, tile, m, key, n);
             kernel->exp_sum(weights, log_sum[row_offset(a, tile, m, 1)], visible);
             memset(weights + visible, 0, (n - visible) * sizeof *weights);
-            float mean = kernel->dot(d_o + m * hd, out + row_offset(a, tile, m, hd), hd); /* D of the header */
-            for (size_t j = 0; j < n; j++) d_logits[j] = weights[j] * (d_logits[j] - mean);
+            for (size_t j = 0; j < n; j++) d_logits[j] = weights[j] * (d_logits[j] - mean[m]);
         }
         gemm_outer(n, hd, rows, p, KEY_ROWS, d_o, hd, true, dv + at, stride);
         gemm_outer(n, hd, rows, ds, KEY_ROWS, q, hd, true, dk + at, stride);

@@ -9,16 +9,16 @@
 
 /* ---- Linear layers */
 
-#define TILE_ROWS 512     /* rows of weights dequantized at a time, by all threads for all: the depth of one product */
-#define BLOCK_TOKENS_X 128 /* by */
-#define BLOCK_COLUMNS 1024 /* numbers of dx are one thread's share of it */
+#define TILE_ROWS 512      /* rows of weights dequantized at a time, by all threads for all: the depth of one product */
+#define SHARE_TOKENS 128   /* by */
+#define SHARE_COLUMNS 1024 /* numbers of dx are one thread's share of it */
 
 static size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
 
 size_t linear_backward_scratch(const struct matrix *w) { return smaller(w->rows, TILE_ROWS) * w->columns; }
 
 void linear_backward(const struct matrix *w, const float *dy, size_t n, bool accumulate, float *dx, float *scratch) {
-    size_t across = (w->columns + BLOCK_COLUMNS - 1) / BLOCK_COLUMNS, down = (n + BLOCK_TOKENS_X - 1) / BLOCK_TOKENS_X;
+    size_t across = (w->columns + SHARE_COLUMNS - 1) / SHARE_COLUMNS, down = (n + SHARE_TOKENS - 1) / SHARE_TOKENS;
     bool plain = w->type == TENSOR_F32;
 #pragma omp parallel if (n >= PARALLEL_ROWS)
     for (size_t first = 0; first < w->rows; first += TILE_ROWS) {
@@ -32,8 +32,8 @@ void linear_backward(const struct matrix *w, const float *dy, size_t n, bool acc
         }
 #pragma omp for schedule(dynamic, 1)
         for (size_t item = 0; item < across * down; item++) {
-            size_t t = item / across * BLOCK_TOKENS_X, c = item % across * BLOCK_COLUMNS;
-            gemm(false, smaller(BLOCK_TOKENS_X, n - t), smaller(BLOCK_COLUMNS, w->columns - c), rows, dy + t * w->rows + first,
+            size_t t = item / across * SHARE_TOKENS, c = item % across * SHARE_COLUMNS;
+            gemm(false, smaller(SHARE_TOKENS, n - t), smaller(SHARE_COLUMNS, w->columns - c), rows, dy + t * w->rows + first,
                  w->rows, weights + c, w->columns, accumulate || first > 0, dx + t * w->columns + c, w->columns);
         }
     }

@@ -126,18 +126,18 @@ static bool run_layer(const struct forward *f, uint32_t index, size_t n, size_t 
     const struct terse_model *m = f->model;
     const struct layer *layer = &m->layer[index];
     struct workspace *w = f->workspace;
-    size_t kv_width = (size_t)m->kv_heads * m->head_dim;
-    bool one_panel = n <= w->panel; /* then queries, keys and values are one product */
+    size_t kv_width = (size_t)m->kv_heads * m->head_dim, q_width = (size_t)m->query_heads * m->head_dim;
+    bool one_panel = n <= w->panel; /* then queries, keys and values are one product, and w->q holds those of all tokens */
     for (size_t first = 0; first < n; first += w->panel) {
         size_t count = n - first < w->panel ? n - first : w->panel;
         project(f, layer, first, count, one_panel, w->k + first * kv_width, w->v + first * kv_width);
     }
     cache_layer_begin(f->cache, index, w->k, w->v);
-    for (size_t first = one_panel ? 0 : needed; first < n; first += w->panel) {
+    for (size_t first = needed; first < n; first += w->panel) {
         size_t count = n - first < w->panel ? n - first : w->panel;
         if (!report(f, index * n + first, m->layers * n)) return false;
         if (!one_panel) project(f, layer, first, count, true, NULL, NULL);
-        cache_layer_attend(f->cache, w->q, first, count, w->out);
+        cache_layer_attend(f->cache, one_panel ? w->q + first * q_width : w->q, first, count, w->out);
         finish_panel(f, layer, first, count);
     }
     cache_layer_end(f->cache);
@@ -160,20 +160,23 @@ static void run_output(const struct forward *f, size_t n, size_t needed) {
     }
 }
 
-enum terse_status forward(const struct forward *f, const int32_t *tokens, size_t n, struct terse_error *error) {
+static enum terse_status run_step(const struct forward *f, const int32_t *tokens, size_t n, struct terse_error *error) {
     const struct terse_model *m = f->model;
     size_t needed = f->sink && f->sink->first < n ? f->sink->first : n - 1;
-    enum terse_status status = workspace_reserve(f->workspace, m, n, error);
+    enum terse_status status = cache_step_begin(f->cache, f->kind, n, error);
     if (status) return status;
-    if ((status = cache_step_begin(f->cache, f->kind, n, error))) return status;
     embed_rows(m, tokens, n, f->workspace->hidden);
-    for (uint32_t i = 0; i < m->layers && !status; i++)
+    for (uint32_t i = 0; i < m->layers; i++)
         if (!run_layer(f, i, n, i + 1 == m->layers ? needed : 0))
-            status = status_fail(error, TERSE_E_INTERRUPTED, "interrupted while reading %zu tokens", n);
-    if (!status) {
-        cache_step_end(f->cache);
-        run_output(f, n, needed);
-    }
+            return status_fail(error, TERSE_E_INTERRUPTED, "interrupted while reading %zu tokens", n);
+    cache_step_end(f->cache);
+    run_output(f, n, needed);
+    return TERSE_OK;
+}
+
+enum terse_status forward(const struct forward *f, const int32_t *tokens, size_t n, struct terse_error *error) {
+    enum terse_status status = workspace_reserve(f->workspace, f->model, n, error);
+    if (!status) status = run_step(f, tokens, n, error);
     if (n > KEEP_TOKENS) workspace_free(f->workspace);
     return status;
 }

@@ -1,6 +1,7 @@
 /* A session: one sequence with its cache and its sampler. Owns the limits of a sequence (context, token ids) and the choice of step
  * kinds; leaves the computing to forward.c. */
 #include "base/memory.h"
+#include "kernels/gemm.h"
 #include "model/forward.h"
 #include "model/sample.h"
 
@@ -56,15 +57,34 @@ enum terse_status terse_cache_bytes(const struct terse_model *model, const struc
     return status;
 }
 
+/* Returns the caller's number of threads, to be set again. */
+static int use_threads(const struct terse_session *s) {
+    int threads = omp_get_max_threads();
+    omp_set_num_threads((int)s->options.threads);
+    return threads;
+}
+
 /* Fills in what 0 stands for and refuses what cannot be. */
 static enum terse_status check_options(struct terse_session *s, struct terse_error *error) {
     struct terse_session_options *o = &s->options;
+    bool evicts = s->method.policy->positions_by_index;
     if (!o->context) o->context = s->model->context;
-    if (o->context > s->model->context && !o->allow_longer_context && !s->method.policy->positions_by_index)
+    if (o->context > s->model->context && !o->allow_longer_context)
         return status_fail(error, TERSE_E_ARGUMENT,
                            "a context of %u tokens is longer than the %u the model was trained for: use -c %u, or "
                            "--allow-longer-context to try it all the same",
                            o->context, s->model->context, s->model->context);
+    if (evicts && s->method.parameters.budget >= o->context)
+        return status_fail(error, TERSE_E_ARGUMENT,
+                           "%s leaves no room for the next token in a context of %u: use a smaller number, or raise -c",
+                           s->method.name, o->context);
+    if (evicts && o->prefill == TERSE_PREFILL_PAPER)
+        return status_fail(error, TERSE_E_UNSUPPORTED,
+                           "%s evicts tokens while it reads, which --paper, where every token reads all before it, cannot "
+                           "measure: leave --paper away",
+                           s->method.name);
+    if ((unsigned)o->prefill > TERSE_PREFILL_PAPER)
+        return status_fail(error, TERSE_E_ARGUMENT, "there is no prefill mode %d", (int)o->prefill);
     if (!o->batch) return status_fail(error, TERSE_E_ARGUMENT, "a batch of 0 tokens reads nothing: use -b 1 or more");
     if (!o->threads) o->threads = (uint32_t)omp_get_num_procs();
     if (o->threads > 1024)
@@ -83,6 +103,10 @@ enum terse_status terse_session_new(const struct terse_model *model, const struc
     enum terse_status status = method_resolve(&options->cache, &s->method, error);
     if (status) goto fail;
     if ((status = check_options(s, error))) goto fail;
+    int threads = use_threads(s);
+    status = gemm_prepare(error);
+    omp_set_num_threads(threads);
+    if (status) goto fail;
     if ((status = cache_new(&shape, &s->method, &s->cache, error))) goto fail;
     if ((status = sampler_init(&s->sampler, model->vocabulary, error))) goto fail;
     if (!(s->logits = memory_array(model->vocabulary, sizeof *s->logits))) {
@@ -124,28 +148,30 @@ static enum terse_status check_tokens(const struct terse_session *s, const int32
     return TERSE_OK;
 }
 
-/* `n` tokens more, of which `together` meet at their own positions in one step. */
+/* `n` tokens more, of which `together` meet in one step. Methods that evict read at positions by index, so for them it is what they
+ * keep that must fit beside a step, not the whole sequence. */
 static enum terse_status check_room(const struct terse_session *s, size_t n, size_t together, struct terse_error *error) {
-    uint64_t length = cache_length(s->cache);
-    if (s->method.policy->positions_by_index) {
-        if (together <= s->options.context) return TERSE_OK;
-        return status_fail(
-            error, TERSE_E_CONTEXT,
-            "a prompt of %zu tokens does not fit the context of %u at once: use --prefill compressed, which reads it in chunks",
-            together, s->options.context);
+    uint64_t length = cache_length(s->cache), budget = s->method.parameters.budget, context = s->options.context;
+    if (!s->method.policy->positions_by_index) {
+        if (n <= context && length <= context - n) return TERSE_OK;
+        return status_fail(error, TERSE_E_CONTEXT,
+                           "%" PRIu64 " tokens do not fit the context of %" PRIu64 ": shorten the text, raise -c, or use --kv "
+                           "streaming-N to go on without end",
+                           length + n, context);
     }
-    if (length + n <= s->options.context) return TERSE_OK;
-    return status_fail(
-        error, TERSE_E_CONTEXT,
-        "%" PRIu64 " tokens do not fit the context of %u: shorten the text, raise -c, or use --kv streaming-N to go on without end",
-        length + n, s->options.context);
+    uint64_t kept = length < budget ? length : budget;
+    if (together <= context && kept <= context - together) return TERSE_OK;
+    return status_fail(error, TERSE_E_CONTEXT,
+                       "%zu tokens at once do not fit the context of %" PRIu64 " beside the %" PRIu64
+                       " that %s keeps: read them in "
+                       "smaller chunks (--prefill compressed -b N), or raise -c",
+                       together, context, kept, s->method.name);
 }
 
-/* Runs `body` with the session's number of threads. */
+/* Runs a step with the session's number of threads. */
 static enum terse_status step(struct terse_session *s, const struct forward *f, const int32_t *tokens, size_t n,
                               struct terse_error *error) {
-    int threads = omp_get_max_threads();
-    omp_set_num_threads((int)s->options.threads);
+    int threads = use_threads(s);
     enum terse_status status = forward(f, tokens, n, error);
     omp_set_num_threads(threads);
     if (status == TERSE_OK) {
@@ -229,7 +255,12 @@ enum terse_status terse_session_decode(struct terse_session *session, const int3
 
 enum terse_status terse_session_fill_random(struct terse_session *session, size_t n, uint64_t seed, struct terse_error *error) {
     enum terse_status status = check_room(session, n, 1, error);
-    return status ? status : cache_fill_random(session->cache, n, seed, error);
+    if (status) return status;
+    int threads = use_threads(session);
+    status = cache_fill_random(session->cache, n, seed, error);
+    omp_set_num_threads(threads);
+    session->has_logits = false;
+    return status;
 }
 
 /* ---- Reading the session */
@@ -244,7 +275,8 @@ enum terse_status terse_session_set_sampling(struct terse_session *session, cons
 enum terse_status terse_session_sample(struct terse_session *session, int32_t *token, struct terse_error *error) {
     *token = -1;
     if (!session->has_logits)
-        return status_fail(error, TERSE_E_ARGUMENT, "nothing to sample from: the session has read no tokens yet");
+        return status_fail(error, TERSE_E_ARGUMENT,
+                           "nothing to sample from: no tokens have been read since the session was made, reset or filled");
     *token = sampler_choose(&session->sampler, session->logits);
     return TERSE_OK;
 }

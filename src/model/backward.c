@@ -1,0 +1,328 @@
+/* The backward pass. Owns the order of the work and its memory; the gradients of single operations are in backward_ops.c, those of
+ * attention in backward_attention.c.
+ *
+ * One sweep forward, then back layer by layer. What is wide (feed-forward, logits) passes in panels of tokens; queries, keys and
+ * values of a layer exist for the whole window.
+ */
+#include "model/backward.h"
+
+#include "base/memory.h"
+#include "kernels/gemm.h"
+#include "model/backward_attention.h"
+#include "model/backward_ops.h"
+#include "model/linear.h"
+#include "model/rows.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <omp.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define PANEL_TOKENS 512               /* enough that dequantizing the weights once per panel costs little */
+#define LOGIT_BYTES ((size_t)32 << 20) /* of a panel of logits, unless that were fewer tokens than */
+#define LOGIT_TOKENS 64
+
+struct backward {
+    const struct terse_model *model;
+    size_t tokens; /* capacity; below, n stands for it */
+    uint32_t threads;
+    size_t logit_rows;
+    /* From the forward sweep to the backward one */
+    float *hidden;   /* [layers + 1][n][width], entering each layer, and leaving the last */
+    float *attended; /* [layers][n][Hq][hd], what attention gives */
+    float *log_sum;  /* [layers][n][Hq] */
+    /* Of the window */
+    float *d_hidden;             /* [n][width] */
+    float *cosine, *sine, *back; /* [n][n_rot/2]; `back` is -sine */
+    /* Of a layer */
+    float *q, *d_attended;    /* [n][Hq][hd] */
+    float *k, *k_rotated, *v; /* [n][Hk][hd] */
+    float *dk, *dv;           /* [n][Hk][hd] */
+    float *raw_q, *raw_k;     /* before the norm of heads, where there is one */
+    /* Of a panel */
+    float *state, *normed;     /* [panel][width] */
+    float *gate, *up, *d_feed; /* [panel][feed_forward] */
+    float *logits;             /* [logit_rows][vocabulary] */
+    double *losses;            /* [logit_rows] */
+    float *scratch;
+};
+
+/* ---- Memory */
+
+static size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
+static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
+
+static size_t q_width(const struct terse_model *m) { return (size_t)m->query_heads * m->head_dim; }
+static size_t kv_width(const struct terse_model *m) { return (size_t)m->kv_heads * m->head_dim; }
+
+static struct attention attention_of(const struct backward *b, size_t n) {
+    const struct terse_model *m = b->model;
+    float scale = 1 / sqrtf((float)m->head_dim);
+    return (struct attention){m->query_heads, m->kv_heads, m->head_dim, n, scale, b->q, b->k_rotated, b->v};
+}
+
+static size_t scratch_floats(const struct backward *b) {
+    const struct terse_model *m = b->model;
+    const struct layer *layer = &m->layer[0]; /* the others have the same shapes */
+    const struct matrix *of[] = {&layer->q, &layer->k, &layer->v, &layer->o, &layer->gate, &layer->up, &layer->down, &m->output};
+    struct attention attention = attention_of(b, b->tokens);
+    size_t most = attention_scratch(&attention, b->threads);
+    for (size_t i = 0; i < sizeof of / sizeof of[0]; i++)
+        most = larger(most, larger(linear_scratch(of[i], b->threads), linear_backward_scratch(of[i])));
+    return most;
+}
+
+static enum terse_status allocate(struct backward *b, struct terse_error *error) {
+    const struct terse_model *m = b->model;
+    size_t n = b->tokens, panel = smaller(n, PANEL_TOKENS), pairs = m->rope.n_rot / 2;
+    bool q_norm = m->layer[0].q_norm, k_norm = m->layer[0].k_norm; /* an architecture has them in every layer or in none */
+    const struct {
+        float **buffer;
+        size_t count, each;
+    } wanted[] = {
+        {&b->hidden, n, (m->layers + (size_t)1) * m->width},
+        {&b->attended, n, m->layers * q_width(m)},
+        {&b->log_sum, n, m->layers * (size_t)m->query_heads},
+        {&b->d_hidden, n, m->width},
+        {&b->cosine, n, pairs},
+        {&b->sine, n, pairs},
+        {&b->back, n, pairs},
+        {&b->q, n, q_width(m)},
+        {&b->d_attended, n, q_width(m)},
+        {&b->k, n, kv_width(m)},
+        {&b->k_rotated, n, kv_width(m)},
+        {&b->v, n, kv_width(m)},
+        {&b->dk, n, kv_width(m)},
+        {&b->dv, n, kv_width(m)},
+        {&b->raw_q, q_norm ? n : 0, q_width(m)},
+        {&b->raw_k, k_norm ? n : 0, kv_width(m)},
+        {&b->state, panel, m->width},
+        {&b->normed, panel, m->width},
+        {&b->gate, panel, m->feed_forward},
+        {&b->up, panel, m->feed_forward},
+        {&b->d_feed, panel, m->feed_forward},
+        {&b->logits, b->logit_rows, m->vocabulary},
+        {&b->scratch, scratch_floats(b), 1},
+    };
+    for (size_t i = 0; i < sizeof wanted / sizeof wanted[0]; i++) {
+        size_t row_bytes = wanted[i].each * sizeof(float);
+        if (!(*wanted[i].buffer = memory_array(wanted[i].count, row_bytes)))
+            return status_no_memory(error, wanted[i].count * row_bytes, "the gradients of a window");
+    }
+    if (!(b->losses = memory_array(b->logit_rows, sizeof *b->losses)))
+        return status_no_memory(error, b->logit_rows * sizeof *b->losses, "the gradients of a window");
+    return TERSE_OK;
+}
+
+enum terse_status backward_new(const struct terse_model *model, size_t tokens, struct backward **backward,
+                               struct terse_error *error) {
+    *backward = NULL;
+    if (tokens < 2)
+        return status_fail(error, TERSE_E_ARGUMENT, "windows of %zu tokens predict nothing: make them at least 2", tokens);
+    struct backward *b = calloc(1, sizeof *b);
+    if (!b) return status_no_memory(error, sizeof *b, "the gradients of a window");
+    b->model = model;
+    b->tokens = tokens;
+    b->threads = (uint32_t)omp_get_max_threads();
+    b->logit_rows = larger(LOGIT_BYTES / (model->vocabulary * sizeof(float)), LOGIT_TOKENS);
+    b->logit_rows = smaller(b->logit_rows, smaller(PANEL_TOKENS, tokens));
+    enum terse_status status = gemm_prepare(error);
+    if (!status) status = allocate(b, error);
+    if (status) {
+        backward_free(b);
+        return status;
+    }
+    size_t pairs = model->rope.n_rot / 2;
+#pragma omp parallel for
+    for (size_t t = 0; t < tokens; t++) rope_angles(&model->rope, (int64_t)t, b->cosine + t * pairs, b->sine + t * pairs);
+    for (size_t i = 0; i < tokens * pairs; i++) b->back[i] = -b->sine[i];
+    *backward = b;
+    return TERSE_OK;
+}
+
+void backward_free(struct backward *b) {
+    if (!b) return;
+    void *all[] = {b->hidden,     b->attended, b->log_sum,   b->d_hidden, b->cosine, b->sine,   b->back,   b->q,
+                   b->d_attended, b->k,        b->k_rotated, b->v,        b->dk,     b->dv,     b->raw_q,  b->raw_k,
+                   b->state,      b->normed,   b->gate,      b->up,       b->d_feed, b->logits, b->losses, b->scratch};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) memory_free(all[i]);
+    free(b);
+}
+
+/* ---- A layer, forward */
+
+static float *hidden_of(const struct backward *b, uint32_t layer) { return b->hidden + layer * b->tokens * b->model->width; }
+static float *attended_of(const struct backward *b, uint32_t layer) { return b->attended + layer * b->tokens * q_width(b->model); }
+static float *log_sum_of(const struct backward *b, uint32_t layer) {
+    return b->log_sum + layer * b->tokens * (size_t)b->model->query_heads;
+}
+
+static void rotate(const struct backward *b, const float *sine, float *rows, size_t n, uint32_t heads) {
+    const struct rope *rope = &b->model->rope;
+    size_t pairs = rope->n_rot / 2, hd = b->model->head_dim;
+#pragma omp parallel for if (n >= PARALLEL_ROWS)
+    for (size_t t = 0; t < n; t++)
+        rope_rotate(rope, b->cosine + t * pairs, sine + t * pairs, rows + t * heads * hd, heads, (uint32_t)hd);
+}
+
+/* Queries (rotated), keys (as they are and rotated) and values of a layer. */
+static void project(struct backward *b, uint32_t index, size_t n) {
+    const struct terse_model *m = b->model;
+    const struct layer *layer = &m->layer[index];
+    const float *hidden = hidden_of(b, index);
+    float *q = layer->q_norm ? b->raw_q : b->q, *k = layer->k_norm ? b->raw_k : b->k;
+    for (size_t first = 0; first < n; first += PANEL_TOKENS) {
+        size_t count = smaller(PANEL_TOKENS, n - first);
+        const struct product products[] = {{&layer->q, layer->q_bias, q + first * q_width(m)},
+                                           {&layer->k, layer->k_bias, k + first * kv_width(m)},
+                                           {&layer->v, layer->v_bias, b->v + first * kv_width(m)}};
+        norm_rows(hidden + first * m->width, layer->attention_norm, m->norm_epsilon, b->normed, count, m->width);
+        linear(products, 3, b->normed, count, b->scratch);
+    }
+    if (layer->q_norm) norm_rows(q, layer->q_norm, m->norm_epsilon, b->q, n * m->query_heads, m->head_dim);
+    if (layer->k_norm) norm_rows(k, layer->k_norm, m->norm_epsilon, b->k, n * m->kv_heads, m->head_dim);
+    memcpy(b->k_rotated, b->k, n * kv_width(m) * sizeof *b->k);
+    rotate(b, b->sine, b->q, n, m->query_heads);
+    rotate(b, b->sine, b->k_rotated, n, m->kv_heads);
+}
+
+/* state[count][width] of a panel: what entered the layer plus what attention adds. */
+static void add_attention(struct backward *b, uint32_t index, size_t first, size_t count, float *state) {
+    const struct terse_model *m = b->model;
+    memcpy(state, hidden_of(b, index) + first * m->width, count * m->width * sizeof *state);
+    linear(&(struct product){&m->layer[index].o, NULL, b->normed}, 1, attended_of(b, index) + first * q_width(m), count,
+           b->scratch);
+    add_rows(state, b->normed, count, m->width);
+}
+
+/* The inputs of SwiGLU of a panel. */
+static void feed(struct backward *b, const struct layer *layer, const float *state, size_t count) {
+    const struct terse_model *m = b->model;
+    norm_rows(state, layer->feed_forward_norm, m->norm_epsilon, b->normed, count, m->width);
+    linear((struct product[]){{&layer->gate, NULL, b->gate}, {&layer->up, NULL, b->up}}, 2, b->normed, count, b->scratch);
+}
+
+static void layer_forward(struct backward *b, uint32_t index, size_t n) {
+    const struct terse_model *m = b->model;
+    const struct layer *layer = &m->layer[index];
+    project(b, index, n);
+    struct attention attention = attention_of(b, n);
+    attention_forward(&attention, attended_of(b, index), log_sum_of(b, index), b->threads, b->scratch);
+    for (size_t first = 0; first < n; first += PANEL_TOKENS) {
+        size_t count = smaller(PANEL_TOKENS, n - first);
+        float *state = hidden_of(b, index + 1) + first * m->width;
+        add_attention(b, index, first, count, state);
+        feed(b, layer, state, count);
+        silu_rows(b->gate, b->up, count, m->feed_forward);
+        linear(&(struct product){&layer->down, NULL, b->normed}, 1, b->gate, count, b->scratch);
+        add_rows(state, b->normed, count, m->width);
+    }
+}
+
+/* ---- Backward. d_hidden is the gradient of what leaves the layer at hand, and becomes that of what enters it. */
+
+/* The loss, and its gradient with respect to what leaves the last layer. */
+static double output_backward(struct backward *b, const int32_t *tokens, size_t n) {
+    const struct terse_model *m = b->model;
+    const float *hidden = hidden_of(b, m->layers);
+    double sum = 0;
+    for (size_t first = 0; first < n - 1; first += b->logit_rows) {
+        size_t count = smaller(b->logit_rows, n - 1 - first), at = first * m->width;
+        norm_rows(hidden + at, m->output_norm, m->norm_epsilon, b->normed, count, m->width);
+        linear(&(struct product){&m->output, NULL, b->logits}, 1, b->normed, count, b->scratch);
+        cross_entropy_backward(b->logits, tokens + first + 1, count, m->vocabulary, 1 / (float)(n - 1), b->losses);
+        linear_backward(&m->output, b->logits, count, false, b->d_hidden + at, b->scratch);
+        norm_backward(hidden + at, m->output_norm, m->norm_epsilon, b->d_hidden + at, count, m->width);
+        for (size_t i = 0; i < count; i++) sum += b->losses[i];
+    }
+    memset(b->d_hidden + (n - 1) * m->width, 0, m->width * sizeof *b->d_hidden); /* nothing is predicted from the last token */
+    return sum / (double)(n - 1);
+}
+
+/* Through the feed-forward part, as far as the output of attention. */
+static void feed_backward(struct backward *b, uint32_t index, size_t n) {
+    const struct terse_model *m = b->model;
+    const struct layer *layer = &m->layer[index];
+    for (size_t first = 0; first < n; first += PANEL_TOKENS) {
+        size_t count = smaller(PANEL_TOKENS, n - first);
+        float *d = b->d_hidden + first * m->width;
+        add_attention(b, index, first, count, b->state);
+        feed(b, layer, b->state, count);
+        linear_backward(&layer->down, d, count, false, b->d_feed, b->scratch);
+        silu_backward(b->gate, b->up, b->d_feed, count, m->feed_forward);
+        linear_backward(&layer->gate, b->gate, count, false, b->normed, b->scratch);
+        linear_backward(&layer->up, b->up, count, true, b->normed, b->scratch);
+        norm_backward(b->state, layer->feed_forward_norm, m->norm_epsilon, b->normed, count, m->width);
+        add_rows(d, b->normed, count, m->width);
+        linear_backward(&layer->o, d, count, false, b->d_attended + first * q_width(m), b->scratch);
+    }
+}
+
+/* From the gradients of rotated queries (in q), keys and values to that of what entered the layer. */
+static void project_backward(struct backward *b, uint32_t index, size_t n) {
+    const struct terse_model *m = b->model;
+    const struct layer *layer = &m->layer[index];
+    const float *hidden = hidden_of(b, index);
+    rotate(b, b->back, b->q, n, m->query_heads);
+    if (layer->q_norm) norm_backward(b->raw_q, layer->q_norm, m->norm_epsilon, b->q, n * m->query_heads, m->head_dim);
+    if (layer->k_norm) norm_backward(b->raw_k, layer->k_norm, m->norm_epsilon, b->dk, n * m->kv_heads, m->head_dim);
+    for (size_t first = 0; first < n; first += PANEL_TOKENS) {
+        size_t count = smaller(PANEL_TOKENS, n - first);
+        linear_backward(&layer->q, b->q + first * q_width(m), count, false, b->normed, b->scratch);
+        linear_backward(&layer->k, b->dk + first * kv_width(m), count, true, b->normed, b->scratch);
+        linear_backward(&layer->v, b->dv + first * kv_width(m), count, true, b->normed, b->scratch);
+        norm_backward(hidden + first * m->width, layer->attention_norm, m->norm_epsilon, b->normed, count, m->width);
+        add_rows(b->d_hidden + first * m->width, b->normed, count, m->width);
+    }
+}
+
+static void layer_backward(struct backward *b, uint32_t index, size_t n, const struct backward_sink *sink) {
+    feed_backward(b, index, n);
+    project(b, index, n);
+    struct attention attention = attention_of(b, n);
+    attention_backward(&attention, attended_of(b, index), log_sum_of(b, index), b->d_attended, b->dk, b->dv, b->threads,
+                       b->scratch);
+    rotate(b, b->back, b->dk, n, b->model->kv_heads);
+    sink->layer(sink->user, index, &(struct captured){n, b->k, b->k_rotated, b->v, b->dk, b->dv});
+    if (index > 0) project_backward(b, index, n);
+}
+
+/* ---- A window */
+
+static enum terse_status check(const struct backward *b, const int32_t *tokens, size_t n, struct terse_error *error) {
+    uint32_t vocabulary = b->model->vocabulary;
+    if (n < 2) return status_fail(error, TERSE_E_ARGUMENT, "%zu tokens predict nothing: give a window of at least 2", n);
+    if (n > b->tokens)
+        return status_fail(error, TERSE_E_ARGUMENT, "a window of %zu tokens where %zu were announced: give shorter ones", n,
+                           b->tokens);
+    for (size_t i = 0; i < n; i++)
+        if (tokens[i] < 0 || (uint32_t)tokens[i] >= vocabulary)
+            return status_fail(error, TERSE_E_ARGUMENT, "token %" PRId32 " at %zu is outside the vocabulary of %" PRIu32, tokens[i],
+                               i, vocabulary);
+    return TERSE_OK;
+}
+
+/* `done` in passes over a layer; a layer's backward pass is two. */
+static bool report(const struct backward *b, const struct terse_progress *progress, uint64_t done) {
+    return !progress || !progress->report || progress->report(progress->user, "gradients", done, 3 * (uint64_t)b->model->layers);
+}
+
+enum terse_status backward_run(struct backward *b, const int32_t *tokens, size_t n, const struct backward_sink *sink,
+                               const struct terse_progress *progress, double *loss, struct terse_error *error) {
+    uint32_t layers = b->model->layers;
+    enum terse_status status = check(b, tokens, n, error);
+    if (status) return status;
+    bool go_on = true;
+    embed_rows(b->model, tokens, n, b->hidden);
+    for (uint32_t i = 0; i < layers && go_on; i++) {
+        layer_forward(b, i, n);
+        go_on = report(b, progress, i + 1);
+    }
+    if (go_on) *loss = output_backward(b, tokens, n);
+    for (uint32_t i = layers; i > 0 && go_on; i--) {
+        layer_backward(b, i - 1, n, sink);
+        go_on = report(b, progress, layers + 2 * (uint64_t)(layers - i + 1));
+    }
+    return go_on ? TERSE_OK : status_fail(error, TERSE_E_INTERRUPTED, "interrupted in the gradients of %zu tokens", n);
+}
