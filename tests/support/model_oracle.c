@@ -1,0 +1,168 @@
+/* The naive model. Owns its arrays; shares nothing with the library but the weights and the rotation frequencies as loaded. */
+#include "support/model_oracle.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#define STEP 1e-5 /* of a difference: its square and the rounding of a double over it both stay near 1e-10 */
+
+static double *new_doubles(size_t count) {
+    double *doubles = calloc(count, sizeof *doubles);
+    assert_non_null(doubles);
+    return doubles;
+}
+
+static size_t side_of(const struct model_oracle *o) { return o->n * o->model->kv_heads * o->model->head_dim; }
+
+struct model_oracle model_oracle_new(const struct terse_model *model, const int32_t *tokens, size_t n) {
+    struct model_oracle o = {.model = model, .tokens = tokens, .n = n};
+    size_t floats = model->layers * side_of(&o);
+    o.hidden = new_doubles((model->layers + 1) * n * model->width);
+    o.rotated = new_doubles(floats);
+    o.logits = new_doubles(n * model->vocabulary);
+    for (int side = 0; side < 2; side++) {
+        o.sides[side] = new_doubles(floats);
+        o.moves[side] = new_doubles(floats);
+    }
+    return o;
+}
+
+void model_oracle_free(struct model_oracle *o) {
+    double *all[] = {o->hidden, o->rotated, o->logits, o->sides[0], o->sides[1], o->moves[0], o->moves[1]};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) free(all[i]);
+}
+
+/* ---- Operations */
+
+static const float *f32_row(const struct matrix *w, size_t row) {
+    assert_int_equal(w->type, TENSOR_F32);
+    return (const float *)w->data + row * w->columns;
+}
+
+static void product(const struct matrix *w, const float *bias, const double *x, double *y) {
+    for (uint32_t r = 0; r < w->rows; r++) {
+        const float *row = f32_row(w, r);
+        y[r] = bias ? (double)bias[r] : 0;
+        for (uint32_t c = 0; c < w->columns; c++) y[r] += (double)row[c] * x[c];
+    }
+}
+
+static void norm(const double *x, const float *gain, float epsilon, size_t width, double *y) {
+    double square = 0;
+    for (size_t i = 0; i < width; i++) square += x[i] * x[i];
+    double scale = 1 / sqrt(square / (double)width + (double)epsilon);
+    for (size_t i = 0; i < width; i++) y[i] = x[i] * scale * (double)gain[i];
+}
+
+static void rotate(const struct rope *rope, size_t position, double *row) {
+    uint32_t pairs = rope->n_rot / 2;
+    for (uint32_t i = 0; i < pairs; i++) {
+        bool adjacent = rope->pairing == ROPE_ADJACENT;
+        double *first = row + (adjacent ? 2 * i : i), *second = row + (adjacent ? 2 * i + 1 : i + pairs);
+        double angle = (double)position * (double)rope->frequency[i], size = (double)rope->magnitude;
+        double a = *first * size, b = *second * size;
+        *first = a * cos(angle) - b * sin(angle);
+        *second = a * sin(angle) + b * cos(angle);
+    }
+}
+
+/* out[hd] of one query head at `position`; weights[n] is scratch. */
+static void attend(const double *q, const double *k, const double *v, size_t stride, size_t position, size_t hd, double *weights,
+                   double *out) {
+    double max = -INFINITY, sum = 0;
+    for (size_t t = 0; t <= position; t++) {
+        weights[t] = 0;
+        for (size_t c = 0; c < hd; c++) weights[t] += q[c] * k[t * stride + c];
+        weights[t] /= sqrt((double)hd);
+        max = fmax(max, weights[t]);
+    }
+    for (size_t t = 0; t <= position; t++) sum += weights[t] = exp(weights[t] - max);
+    memset(out, 0, hd * sizeof *out);
+    for (size_t t = 0; t <= position; t++)
+        for (size_t c = 0; c < hd; c++) out[c] += weights[t] / sum * v[t * stride + c];
+}
+
+/* ---- The model */
+
+/* Keys and values of a token, moved; and the keys rotated. */
+static void run_sides(struct model_oracle *o, uint32_t index, size_t t, const double *normed) {
+    const struct terse_model *m = o->model;
+    const struct layer *layer = &m->layer[index];
+    size_t hd = m->head_dim, width = m->kv_heads * hd, at = index * side_of(o) + t * width;
+    double *k = o->sides[MODEL_ORACLE_KEYS] + at, *v = o->sides[MODEL_ORACLE_VALUES] + at;
+    product(&layer->k, layer->k_bias, normed, k);
+    product(&layer->v, layer->v_bias, normed, v);
+    for (size_t h = 0; h < m->kv_heads && layer->k_norm; h++) norm(k + h * hd, layer->k_norm, m->norm_epsilon, hd, k + h * hd);
+    for (size_t i = 0; i < width; i++) {
+        o->rotated[at + i] = k[i] += o->moves[MODEL_ORACLE_KEYS][at + i];
+        v[i] += o->moves[MODEL_ORACLE_VALUES][at + i];
+    }
+    for (size_t h = 0; h < m->kv_heads; h++) rotate(&m->rope, t, o->rotated + at + h * hd);
+}
+
+static void run_layer(struct model_oracle *o, uint32_t index) {
+    const struct terse_model *m = o->model;
+    const struct layer *layer = &m->layer[index];
+    size_t hd = m->head_dim, group = m->query_heads / m->kv_heads, stride = m->kv_heads * hd;
+    const double *k = o->rotated + index * side_of(o), *v = o->sides[MODEL_ORACLE_VALUES] + index * side_of(o);
+    double *normed = new_doubles(m->width), *added = new_doubles(m->width), *weights = new_doubles(o->n);
+    double *q = new_doubles(m->query_heads * hd), *out = new_doubles(m->query_heads * hd);
+    double *gate = new_doubles(m->feed_forward), *up = new_doubles(m->feed_forward);
+    for (size_t t = 0; t < o->n; t++) {
+        const double *in = o->hidden + (index * o->n + t) * m->width;
+        double *state = o->hidden + ((index + 1) * o->n + t) * m->width;
+        norm(in, layer->attention_norm, m->norm_epsilon, m->width, normed);
+        run_sides(o, index, t, normed);
+        product(&layer->q, layer->q_bias, normed, q);
+        for (size_t h = 0; h < m->query_heads; h++) {
+            double *head = q + h * hd;
+            if (layer->q_norm) norm(head, layer->q_norm, m->norm_epsilon, hd, head);
+            rotate(&m->rope, t, head);
+            attend(head, k + h / group * hd, v + h / group * hd, stride, t, hd, weights, out + h * hd);
+        }
+        product(&layer->o, NULL, out, added);
+        for (size_t i = 0; i < m->width; i++) state[i] = in[i] + added[i];
+        norm(state, layer->feed_forward_norm, m->norm_epsilon, m->width, normed);
+        product(&layer->gate, NULL, normed, gate);
+        product(&layer->up, NULL, normed, up);
+        for (size_t i = 0; i < m->feed_forward; i++) gate[i] *= up[i] / (1 + exp(-gate[i]));
+        product(&layer->down, NULL, gate, added);
+        for (size_t i = 0; i < m->width; i++) state[i] += added[i];
+    }
+    double *all[] = {normed, added, weights, q, out, gate, up};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) free(all[i]);
+}
+
+double model_oracle_run(struct model_oracle *o, uint32_t first) {
+    const struct terse_model *m = o->model;
+    double loss = 0, *normed = new_doubles(m->width);
+    for (size_t t = 0; t < o->n && first == 0; t++)
+        for (size_t i = 0; i < m->width; i++) o->hidden[t * m->width + i] = (double)f32_row(&m->embedding, (size_t)o->tokens[t])[i];
+    for (uint32_t layer = first; layer < m->layers; layer++) run_layer(o, layer);
+    for (size_t t = 0; t < o->n; t++) {
+        double *logits = o->logits + t * m->vocabulary, sum = 0;
+        norm(o->hidden + (m->layers * o->n + t) * m->width, m->output_norm, m->norm_epsilon, m->width, normed);
+        product(&m->output, NULL, normed, logits);
+        for (uint32_t i = 0; i < m->vocabulary; i++) sum += exp(logits[i]);
+        if (t + 1 < o->n) loss += log(sum) - logits[o->tokens[t + 1]];
+    }
+    free(normed);
+    return loss / (double)(o->n - 1);
+}
+
+double model_oracle_slope(struct model_oracle *o, enum model_oracle_side side, uint32_t layer, const double *direction) {
+    size_t count = side_of(o);
+    double *moves = o->moves[side] + layer * count, loss[2];
+    for (int up = 0; up < 2; up++) {
+        for (size_t i = 0; i < count; i++) moves[i] = direction[i] * (up ? STEP : -STEP);
+        loss[up] = model_oracle_run(o, layer);
+    }
+    memset(moves, 0, count * sizeof *moves);
+    return (loss[1] - loss[0]) / (2 * STEP);
+}
