@@ -23,6 +23,7 @@
 #define ITEMS 128      /* of work that a few queries are split into, at most */
 #define ITEM_ROWS 4096 /* rows of all their partial states: bounds the memory */
 #define ITEM_TILES 4   /* least tiles of an item */
+#define WAKE_TILES 16  /* tiles times KV heads for which waking the threads pays */
 #define QUERY_ROWS 192 /* rows of a tile of queries: the GEMM is near its best from here on */
 #define KEY_ROWS 384   /* keys against which they go at a time: rows, keys, values and logits stay in the second-level cache */
 
@@ -90,15 +91,16 @@ static void weigh_run(const struct few *few, const struct tile *tiles, size_t n,
         float *row = logits + m * BLOCK_TOKENS, max = -INFINITY;
         for (size_t r = 0; r < n; r++) {
             uint32_t begin = tiles[r].begin, end = tile_visible(few->cache, &tiles[r], token);
-            max = fmaxf(max, kernel->max(row + r * step + begin, end - begin));
+            float most = kernel->max(row + r * step + begin, end - begin);
+            max = most > max ? most : max;
         }
         max = partial_raise(partial, m, max);
         for (size_t r = 0; r < n; r++) {
             uint32_t begin = tiles[r].begin, end = tile_visible(few->cache, &tiles[r], token);
             float *weights = row + r * step;
-            memset(weights, 0, begin * sizeof *weights);
+            if (begin) memset(weights, 0, begin * sizeof *weights);
             partial->sum[m] += kernel->exp_sum(weights + begin, max, end - begin);
-            memset(weights + end, 0, (BLOCK_TOKENS - end) * sizeof *weights);
+            if (end < BLOCK_TOKENS) memset(weights + end, 0, (BLOCK_TOKENS - end) * sizeof *weights);
         }
     }
 }
@@ -115,16 +117,12 @@ static void read_tiles(const struct few *few, size_t split, uint32_t head, float
     partial_clear(&partial);
     for (size_t first = split * few->tiles / few->splits; first < end; first += run) {
         size_t n = smaller(run, end - first);
-        for (size_t r = 0; r < n; r++) tiles[r] = tile_at(cache, first + r);
         for (size_t r = 0; r < n; r++) {
-            tile_prefetch(cache, &tiles[(r + 1) % n], head, r + 1 < n ? CODEC_KEYS : CODEC_VALUES);
+            tiles[r] = tile_at(cache, first + r);
             tile_score(cache, &tiles[r], head, q, rows, room, logits + r * rows * BLOCK_TOKENS);
         }
         weigh_run(few, tiles, n, logits, &partial);
-        for (size_t r = 0; r < n; r++) {
-            if (r + 1 < n) tile_prefetch(cache, &tiles[r + 1], head, CODEC_VALUES);
-            tile_mix(cache, &tiles[r], head, logits + r * rows * BLOCK_TOKENS, rows, room, partial.acc);
-        }
+        for (size_t r = 0; r < n; r++) tile_mix(cache, &tiles[r], head, logits + r * rows * BLOCK_TOKENS, rows, room, partial.acc);
     }
 }
 
@@ -132,13 +130,15 @@ static void attend_few(const struct cache *cache, const float *q, size_t first, 
     uint32_t heads = cache->shape.kv_heads;
     size_t rows = count * cache->group, hd = cache->shape.head_dim, tiles = tile_count_seen(cache, first + count - 1);
     struct few few = {cache, first, rows, tiles, few_splits(cache), cache->scratch, cache->scratch + heads * rows * hd};
-#pragma omp parallel num_threads(cache->threads) if (tiles * heads >= 16)
+    /* A thread goes on where its last item ended, as what the kernels prefetched there is near; yet nobody waits long for the last. */
+    size_t items = few.splits * heads, chunk = larger(items / (4 * (size_t)cache->threads), 1);
+#pragma omp parallel num_threads(cache->threads) if (tiles * heads >= WAKE_TILES)
     {
 #pragma omp for schedule(static)
         for (uint32_t head = 0; head < heads; head++) gather_queries(cache, q, head, first, count, few.queries + head * rows * hd);
-#pragma omp for schedule(dynamic, 1)
-        for (size_t item = 0; item < few.splits * heads; item++)
-            read_tiles(&few, item / heads, (uint32_t)(item % heads), attend_thread_scratch(cache));
+#pragma omp for schedule(dynamic, chunk)
+        for (size_t item = 0; item < items; item++)
+            read_tiles(&few, item % few.splits, (uint32_t)(item / few.splits), attend_thread_scratch(cache));
 #pragma omp for schedule(static)
         for (uint32_t head = 0; head < heads; head++) {
             struct partial whole = few_partial(&few, 0, head);

@@ -86,7 +86,8 @@ fail:
 
 void cache_free(struct cache *cache) {
     if (!cache) return;
-    for (size_t i = 0; i < cache->n_spans; i++) memory_free(cache->spans[i].memory);
+    for (size_t i = 0; i < cache->n_spans; i++)
+        if (cache->spans[i].index == 0) memory_free(cache->spans[i].chunk);
     for (size_t i = 0; i < cache->n_windows; i++) memory_free(cache->windows[i]);
     memory_free(cache->spans);
     memory_free(cache->windows);

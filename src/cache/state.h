@@ -1,9 +1,10 @@
 /* The cache's data, shared by the files of this folder and by nobody else.
  *
- * A span is one allocation: the sealed blocks of the same 64 tokens for all layers and KV heads,
- *     [layers][Hk]{key block, value block}
- * and the window is a list of such spans in the layout of codec f16. What grows with the sequence is thus a list of spans and nothing
- * else, each allocated when a step needs it: what is allocated is what is used.
+ * A span is the sealed blocks of the same 64 tokens for all layers and KV heads. Spans are allocated in chunks of as many as a step needs,
+ *     [layers][Hk]{key blocks [spans], value blocks [spans]}
+ * so that blocks which are read one after another lie one after another (the kernels prefetch on that), and nothing is allocated that
+ * is not used: a prompt is one chunk, and generation adds a chunk of at most a 32nd of what there is when a block is full.
+ * The window is a list of spans of one, in the layout of codec f16.
  */
 #ifndef TERSE_CACHE_STATE_H
 #define TERSE_CACHE_STATE_H
@@ -12,9 +13,10 @@
 #include "cache/turns.h"
 
 struct span {
-    uint8_t *memory;
-    uint64_t first; /* token of slot 0 */
-    uint32_t count; /* slots that hold tokens */
+    uint8_t *chunk;
+    uint32_t of, index; /* the chunk's spans, and which of them this is; the one with index 0 owns the chunk */
+    uint64_t first;     /* token of slot 0 */
+    uint32_t count;     /* slots that hold tokens */
 };
 
 struct cache {
@@ -46,9 +48,13 @@ struct cache {
     struct cache_counters counters;
 };
 
-/* Key block (or value block, key_bytes further) of a layer and head in a sealed span; in a window span. */
-static inline uint8_t *span_block(const struct cache *cache, uint8_t *memory, uint32_t layer, uint32_t head) {
-    return memory + ((size_t)layer * cache->shape.kv_heads + head) * (cache->key_bytes + cache->value_bytes);
+/* The block of one side, layer and head in a span; the key block, and the value block half_bytes further, in a window span. */
+static inline uint8_t *span_block(const struct cache *cache, const struct span *span, enum codec_side side, uint32_t layer,
+                                  uint32_t head) {
+    size_t both = cache->key_bytes + cache->value_bytes, at = (size_t)layer * cache->shape.kv_heads + head;
+    uint8_t *keys = span->chunk + at * span->of * both;
+    return side == CODEC_KEYS ? keys + span->index * cache->key_bytes
+                              : keys + span->of * cache->key_bytes + span->index * cache->value_bytes;
 }
 static inline uint8_t *window_block(const struct cache *cache, uint8_t *memory, uint32_t layer, uint32_t head) {
     return memory + ((size_t)layer * cache->shape.kv_heads + head) * 2 * cache->half_bytes;
@@ -61,7 +67,7 @@ static inline uint16_t *exact_rows(const struct cache *cache, uint32_t layer, ui
 
 /* ---- store.c: memory of keys and values, and writing it */
 
-/* Room for `n` spans of each kind in all; on failure what was there stays as it was. */
+/* Room for `n` spans, or window spans, in all; on failure what was there stays as it was. */
 enum terse_status store_reserve_spans(struct cache *cache, size_t n, struct terse_error *error);
 enum terse_status store_reserve_windows(struct cache *cache, size_t n, struct terse_error *error);
 /* Writes the step's tokens of the current layer to where the plan has them. */

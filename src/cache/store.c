@@ -6,28 +6,32 @@
 
 #include <string.h>
 
+#define GROWTH 32      /* generation allocates at most this part of the spans there are in advance ... */
+#define GROWTH_MOST 16 /* ... and never more than these */
+
 /* ---- Memory */
 
 static size_t heads(const struct cache *cache) { return (size_t)cache->shape.layers * cache->shape.kv_heads; }
 
 enum terse_status store_reserve_spans(struct cache *cache, size_t n, struct terse_error *error) {
     if (n <= cache->n_spans) return TERSE_OK;
-    size_t bytes = cache->key_bytes + cache->value_bytes, done = cache->n_spans;
-    struct span *spans = memory_array(n, sizeof *spans);
-    if (!spans) goto refused;
-    if (done) memcpy(spans, cache->spans, done * sizeof *spans);
-    for (; done < n; done++) {
-        spans[done] = (struct span){.memory = memory_array(heads(cache), bytes)};
-        if (!spans[done].memory) goto refused;
+    size_t more = n - cache->n_spans, ahead = cache->n_spans / GROWTH;
+    if (ahead > GROWTH_MOST) ahead = GROWTH_MOST;
+    if (more < ahead) more = ahead;
+    size_t bytes = heads(cache) * (cache->key_bytes + cache->value_bytes), total = cache->n_spans + more;
+    struct span *spans = memory_array(total, sizeof *spans);
+    uint8_t *chunk = memory_array(more, bytes);
+    if (!spans || !chunk || more > UINT32_MAX) {
+        memory_free(spans);
+        memory_free(chunk);
+        return status_no_memory(error, (uint64_t)more * bytes, "the KV cache");
     }
+    if (cache->n_spans) memcpy(spans, cache->spans, cache->n_spans * sizeof *spans);
+    for (size_t i = 0; i < more; i++) spans[cache->n_spans + i] = (struct span){chunk, (uint32_t)more, (uint32_t)i, 0, 0};
     memory_free(cache->spans);
     cache->spans = spans;
-    cache->n_spans = n;
+    cache->n_spans = total;
     return TERSE_OK;
-refused:
-    for (size_t i = cache->n_spans; spans && i < done; i++) memory_free(spans[i].memory);
-    memory_free(spans);
-    return status_no_memory(error, (uint64_t)(n - cache->n_spans) * heads(cache) * bytes, "the KV cache");
 }
 
 enum terse_status store_reserve_windows(struct cache *cache, size_t n, struct terse_error *error) {
@@ -74,15 +78,14 @@ static void seal_block(struct cache *cache, size_t i, uint32_t head, float *rows
     const struct plan *plan = &cache->plan;
     const struct span *span = &cache->spans[cache->sealed + i];
     struct codec_shape shape = {cache->shape.head_dim, cache->group};
-    uint8_t *block = span_block(cache, span->memory, cache->layer, head);
     const uint8_t *half = NULL;
     if (span->first < plan->before.length) half = window_block(cache, cache->windows[plan->skip + i], cache->layer, head);
     if (half) codec_f16.decode(shape, CODEC_KEYS, half, rows);
     gather_new(cache, cache->k, head, span->first, span->count, rows);
-    cache->method.key->encode(shape, CODEC_KEYS, rows, span->count, block);
+    cache->method.key->encode(shape, CODEC_KEYS, rows, span->count, span_block(cache, span, CODEC_KEYS, cache->layer, head));
     if (half) codec_f16.decode(shape, CODEC_VALUES, half + cache->half_bytes, rows);
     gather_new(cache, cache->v, head, span->first, span->count, rows);
-    cache->method.value->encode(shape, CODEC_VALUES, rows, span->count, block + cache->key_bytes);
+    cache->method.value->encode(shape, CODEC_VALUES, rows, span->count, span_block(cache, span, CODEC_VALUES, cache->layer, head));
 }
 
 static void store_window(struct cache *cache, uint32_t head) {

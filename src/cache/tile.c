@@ -1,7 +1,6 @@
 /* Reading tiles: where the keys and values of a tile lie and at which positions they are read. Owns nothing. */
 #include "cache/tile.h"
 
-#include "base/memory.h"
 #include "kernels/kernels.h"
 
 #include <string.h>
@@ -30,12 +29,11 @@ size_t tile_count(const struct cache *cache) {
     return tile_count_stored(cache) + (sealed_first(cache) ? 0 : tiles_of(cache->plan.n));
 }
 
-static struct tile tile_of(const struct cache *cache, int kind, uint64_t first, uint64_t end_token, uint8_t *memory) {
+static struct tile tile_of(const struct cache *cache, int kind, uint64_t first, uint64_t end_token) {
     uint64_t live = kind == TILE_SEALED || kind == TILE_WINDOW ? cache->plan.before.first : 0;
     uint64_t count = end_token - first < BLOCK_TOKENS ? end_token - first : BLOCK_TOKENS;
     uint64_t begin = live > first ? live - first : 0;
-    struct tile tile = {
-        .first = first, .end = (uint32_t)count, .begin = (uint32_t)(begin < count ? begin : count), .memory = memory};
+    struct tile tile = {.first = first, .end = (uint32_t)count, .begin = (uint32_t)(begin < count ? begin : count)};
     tile.kind = kind;
     return tile;
 }
@@ -45,15 +43,17 @@ struct tile tile_at(const struct cache *cache, size_t i) {
     size_t exact = tiles_of(exact_tokens(cache)), sealed = sealed_tiles(cache), stored = tile_count_stored(cache);
     struct tile tile;
     if (i < exact) {
-        tile = tile_of(cache, TILE_EXACT, i * BLOCK_TOKENS, exact_tokens(cache), NULL);
+        tile = tile_of(cache, TILE_EXACT, i * BLOCK_TOKENS, exact_tokens(cache));
     } else if (i < exact + sealed) {
         const struct span *span = &cache->spans[i - exact];
-        tile = tile_of(cache, TILE_SEALED, span->first, span->first + span->count, span->memory);
+        tile = tile_of(cache, TILE_SEALED, span->first, span->first + span->count);
+        tile.span = span;
     } else if (i < stored) {
         size_t block = i - exact - sealed;
-        tile = tile_of(cache, TILE_WINDOW, before->window_first + block * BLOCK_TOKENS, before->length, cache->windows[block]);
+        tile = tile_of(cache, TILE_WINDOW, before->window_first + block * BLOCK_TOKENS, before->length);
+        tile.window = cache->windows[block];
     } else {
-        tile = tile_of(cache, TILE_NEW, before->length + (i - stored) * BLOCK_TOKENS, before->length + cache->plan.n, NULL);
+        tile = tile_of(cache, TILE_NEW, before->length + (i - stored) * BLOCK_TOKENS, before->length + cache->plan.n);
     }
     tile.base = i < stored ? tiles_of(cache->plan.n) + i : i - stored;
     return tile;
@@ -118,14 +118,11 @@ static struct rows tile_rows(const struct cache *cache, const struct tile *tile,
         break;
     }
     case TILE_SEALED:
-        block = span_block(cache, tile->memory, cache->layer, head);
-        if (side == CODEC_KEYS)
-            cache->method.key->decode(shape, side, block, room);
-        else
-            cache->method.value->decode(shape, side, block + cache->key_bytes, room);
+        block = span_block(cache, tile->span, side, cache->layer, head);
+        (side == CODEC_KEYS ? cache->method.key : cache->method.value)->decode(shape, side, block, room);
         break;
     case TILE_WINDOW:
-        block = window_block(cache, tile->memory, cache->layer, head);
+        block = window_block(cache, tile->window, cache->layer, head);
         codec_f16.decode(shape, side, block + (side == CODEC_KEYS ? 0 : cache->half_bytes), room);
         break;
     }
@@ -164,9 +161,9 @@ void tile_score(const struct cache *cache, const struct tile *tile, uint32_t hea
     if (!cache->turned)
         score_unturned(cache, tile, head, q, rows, room, logits);
     else if (tile->kind == TILE_SEALED)
-        cache->method.key->score(shape, q, span_block(cache, tile->memory, cache->layer, head), logits);
+        cache->method.key->score(shape, q, span_block(cache, tile->span, CODEC_KEYS, cache->layer, head), logits);
     else if (tile->kind == TILE_WINDOW)
-        codec_f16.score(shape, q, window_block(cache, tile->memory, cache->layer, head), logits);
+        codec_f16.score(shape, q, window_block(cache, tile->window, cache->layer, head), logits);
     else
         score_rows(tile, q, rows, shape.head_dim, tile_rows(cache, tile, head, CODEC_KEYS, room), logits);
 }
@@ -175,11 +172,11 @@ void tile_mix(const struct cache *cache, const struct tile *tile, uint32_t head,
               float *acc) {
     struct codec_shape shape = {cache->shape.head_dim, (uint32_t)rows};
     if (tile->kind == TILE_SEALED) {
-        cache->method.value->mix(shape, weights, span_block(cache, tile->memory, cache->layer, head) + cache->key_bytes, acc);
+        cache->method.value->mix(shape, weights, span_block(cache, tile->span, CODEC_VALUES, cache->layer, head), acc);
         return;
     }
     if (tile->kind == TILE_WINDOW) {
-        codec_f16.mix(shape, weights, window_block(cache, tile->memory, cache->layer, head) + cache->half_bytes, acc);
+        codec_f16.mix(shape, weights, window_block(cache, tile->window, cache->layer, head) + cache->half_bytes, acc);
         return;
     }
     const struct kernels *kernel = kernels();
@@ -190,14 +187,6 @@ void tile_mix(const struct cache *cache, const struct tile *tile, uint32_t head,
             if (weight != 0) kernel->axpy(weight, values.data + t * values.stride, acc + m * shape.head_dim, shape.head_dim);
         }
     }
-}
-
-#define PREFETCH_BYTES 512
-
-void tile_prefetch(const struct cache *cache, const struct tile *tile, uint32_t head, enum codec_side side) {
-    if (tile->kind != TILE_SEALED) return;
-    const uint8_t *block = span_block(cache, tile->memory, cache->layer, head) + (side == CODEC_KEYS ? 0 : cache->key_bytes);
-    for (size_t at = 0; at < PREFETCH_BYTES; at += MEMORY_ALIGN) __builtin_prefetch(block + at);
 }
 
 /* ---- Many queries: the rows themselves, for a matrix product */

@@ -11,10 +11,11 @@
 
 struct tile {
     enum { TILE_EXACT, TILE_SEALED, TILE_WINDOW, TILE_NEW } kind;
-    size_t base;         /* entry of cache->turns.bases */
-    uint64_t first;      /* token of slot 0 */
-    uint32_t begin, end; /* slots [begin, end) are live */
-    uint8_t *memory;     /* of the span */
+    size_t base;             /* entry of cache->turns.bases */
+    uint64_t first;          /* token of slot 0 */
+    uint32_t begin, end;     /* slots [begin, end) are live */
+    const struct span *span; /* of sealed blocks */
+    uint8_t *window;         /* of window blocks */
 };
 
 /* Tiles of the step in progress, those of the new tokens included; and without them. */
@@ -48,9 +49,6 @@ void tile_score(const struct cache *cache, const struct tile *tile, uint32_t hea
 /* acc[rows][hd] += weights[rows][64] times the values; weights are 0 where slots are not live. */
 void tile_mix(const struct cache *cache, const struct tile *tile, uint32_t head, const float *weights, size_t rows, float *room,
               float *acc);
-
-/* Asks for the beginning of a sealed block while the one before it is read; its end the processor foresees by itself. */
-void tile_prefetch(const struct cache *cache, const struct tile *tile, uint32_t head, enum codec_side side);
 
 /* The live rows themselves, decoded, keys turned: writes end - begin rows; keys and values have room for 64. */
 void tile_load(const struct cache *cache, const struct tile *tile, uint32_t head, float *keys, float *values);
