@@ -8,17 +8,21 @@
 void kernels_fill_scalar_vector(struct kernels *k);
 void kernels_fill_scalar_cache(struct kernels *k);
 void kernels_fill_scalar_weights(struct kernels *k);
+void kernels_fill_scalar_nearest(struct kernels *k);
 
 void kernels_fill_avx2_vector(struct kernels *k);
 void kernels_fill_avx2_cache(struct kernels *k);
 void kernels_fill_avx2_weights(struct kernels *k);
+void kernels_fill_avx2_nearest(struct kernels *k);
 
 void kernels_fill_avx512_vector(struct kernels *k);
 void kernels_fill_avx512_cache(struct kernels *k);
 void kernels_fill_avx512_weights(struct kernels *k);
+void kernels_fill_avx512_nearest(struct kernels *k);
 
 void kernels_fill_neon_vector(struct kernels *k);
 void kernels_fill_neon_cache(struct kernels *k);
 void kernels_fill_neon_weights(struct kernels *k);
+void kernels_fill_neon_nearest(struct kernels *k);
 
 #endif

@@ -16,6 +16,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#define NEAREST_WIDTH 32 /* centroids; two of the widest registers */
+
 enum kernels_isa { KERNELS_SCALAR, KERNELS_AVX2, KERNELS_AVX512, KERNELS_NEON };
 
 struct kernels {
@@ -45,6 +47,12 @@ struct kernels {
     void (*dequantize[TENSOR_TYPES])(const void *row, float *out, size_t n);
     /* y[r] = <row r of w, x> for `rows` rows of n elements, read as they are; x in full precision. */
     void (*matvec[TENSOR_TYPES])(const void *w, size_t row_bytes, size_t rows, size_t n, const float *x, float *y);
+
+    /* Nearest centroids, a panel of `width` (a multiple of NEAREST_WIDTH) at a time; kernels/nearest.h is the search made of it. Rows
+     * x[n][d]; centroids by channel panel[d][width], half[width] half their squared norms. Where the least half[j] - <x[r], c[j]> is
+     * less than best[r], it becomes best[r], and code[r] becomes first + j, the lowest such j. What is NaN is never less. */
+    void (*nearest)(const float *x, size_t n, size_t d, const float *panel, const float *half, size_t width, uint32_t first,
+                    float *best, uint32_t *code);
 
     /* Codecs of the cache: shapes and layouts in codec/block_layout.h. G = queries, hd = head_dim (any multiple of 32 up to 256).
      * score: logits[G][64] = <q[G][hd], key t>. mix: acc[G][hd] += sum over t of weights[G][64] value t. Any G; the block is read

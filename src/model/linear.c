@@ -8,8 +8,10 @@
 
 /* Below this many rows of x, dequantizing a weight costs more than reading it again for each row. */
 #define GEMM_ROWS 6
-/* Rows of weights per work item of a matrix-vector product: large enough to amortise the scheduling, small enough to balance. */
-#define MATVEC_ROWS 64
+/* Work items of a matrix-vector product: a few per thread to balance, of at most these many rows of weights, as long runs are what
+ * the memory reads fastest; a multiple of the 4 rows that the kernels read together. */
+#define MATVEC_ITEMS 4
+#define MATVEC_ROWS 512
 /* Rows of weights dequantized at a time: a tile of them and the result stay in the second-level cache. */
 #define TILE_ROWS 128
 
@@ -58,9 +60,16 @@ static void add_bias(const struct product *p, uint32_t first, uint32_t count, si
         for (uint32_t r = first; r < first + count; r++) p->out[t * p->w->rows + r] += p->bias[r];
 }
 
+static uint32_t matvec_rows(const struct product *products, size_t n_products) {
+    uint32_t rows = 0, items = MATVEC_ITEMS * (uint32_t)omp_get_max_threads();
+    for (size_t i = 0; i < n_products; i++) rows += products[i].w->rows;
+    rows = (rows / items + 4) / 4 * 4;
+    return rows < MATVEC_ROWS ? rows : MATVEC_ROWS;
+}
+
 void linear(const struct product *products, size_t n_products, const float *x, size_t n, float *scratch) {
     bool many = n >= GEMM_ROWS;
-    uint32_t per_item = many ? TILE_ROWS : MATVEC_ROWS;
+    uint32_t per_item = many ? TILE_ROWS : matvec_rows(products, n_products);
     uint32_t items = count_items(products, n_products, per_item);
 #pragma omp parallel for schedule(dynamic, 1)
     for (uint32_t item = 0; item < items; item++) {
