@@ -180,7 +180,7 @@ struct terse_cache_report {
 };
 
 /* What a cache of `tokens` tokens will allocate, before anything is allocated: equal to terse_session_cache's report after a
- * prefill of that many tokens. */
+ * prefill of that many tokens. A method that evicts holds up to two blocks more while it generates. */
 TERSE_API enum terse_status terse_cache_bytes(const struct terse_model *model, const struct terse_cache_options *options,
                                               uint64_t tokens, struct terse_cache_report *report, struct terse_error *error);
 

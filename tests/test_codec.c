@@ -224,7 +224,7 @@ static void read_fixture(const char *name, void *data, size_t bytes) {
     fclose(file);
 }
 
-/* rows.q8_0 and rows.q4_0: 64 rows of 32 channels as gguf-py quantizes them, ggml's blocks {half scale, codes} one after another. */
+/* rows.q8_0 and rows.q4_0: 64 rows of 32 channels as gguf-py quantizes them, ggml's blocks {half scale, codes} in a row. */
 static void blocks_equal_ggufs(void **state) {
     (void)state;
     static float rows[64 * 32];

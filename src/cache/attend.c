@@ -1,11 +1,12 @@
 /* Attention of a step's queries over everything the step's tokens may see. Two ways, one result:
  *
  * A few queries (decoding) read codes: each tile is visited once per KV head, scored and mixed for all queries of the head's group
- * together. Work items are (range of tiles, KV head), each with a partial state; ranges depend on the cache's length alone and partial
- * states merge in their order, so that neither timing nor the number of threads changes a result.
+ * together. Work items are (range of tiles, KV head), each with a partial state; ranges depend on the cache's length alone and
+ * partial states merge in their order, so that neither timing nor the number of threads changes a result.
  *
- * Many queries (prefill) read rows: tiles of queries, the G heads of a KV head stacked, against groups of keys decoded once for all of
- * them, through the GEMM, with a running maximum between (Dao et al. 2022, FlashAttention, algorithm 1). New tokens are read in place.
+ * Many queries (prefill) read rows: tiles of queries, the G heads of a KV head stacked, against groups of keys decoded once for
+ * all of them, through the GEMM, with a running maximum between (Dao et al. 2022, FlashAttention, algorithm 1). New tokens are
+ * read in place.
  */
 #include "base/memory.h"
 #include "cache/partial.h"
@@ -130,7 +131,7 @@ static void attend_few(const struct cache *cache, const float *q, size_t first, 
     uint32_t heads = cache->shape.kv_heads;
     size_t rows = count * cache->group, hd = cache->shape.head_dim, tiles = tile_count_seen(cache, first + count - 1);
     struct few few = {cache, first, rows, tiles, few_splits(cache), cache->scratch, cache->scratch + heads * rows * hd};
-    /* A thread goes on where its last item ended, as what the kernels prefetched there is near; yet nobody waits long for the last. */
+    /* A thread goes on where its last item ended: what the kernels prefetched there is near. Yet nobody waits long for the last. */
     size_t items = few.splits * heads, chunk = larger(items / (4 * (size_t)cache->threads), 1);
 #pragma omp parallel num_threads(cache->threads) if (tiles * heads >= WAKE_TILES)
     {
@@ -173,7 +174,7 @@ static size_t group_visible(const struct group *group, size_t i) {
     return smaller(group->known + i + 1 - group->next, group->count);
 }
 
-/* The group that begins with tile *i < end, which is moved on; decoded into room[2][KEY_ROWS][hd] unless it can be read in place. */
+/* The group that begins with tile *i < end, which is moved on; decoded into room[2][KEY_ROWS][hd] unless it is read in place. */
 static struct group group_at(const struct cache *cache, uint32_t head, size_t *i, size_t end, float *room) {
     size_t hd = cache->shape.head_dim, width = cache->shape.kv_heads * hd, stored = tile_count_stored(cache);
     if (cache->turned && *i >= stored) {

@@ -155,9 +155,6 @@ void cache_layer_end(struct cache *cache) {
 
 void cache_step_end(struct cache *cache) { store_commit(cache); }
 
-/* A step keeps its plan to itself until it ends. */
-void cache_step_cancel(struct cache *cache) { (void)cache; }
-
 void cache_counters(struct cache *cache, struct cache_counters *counters, bool clear) {
     *counters = cache->counters;
     if (clear) cache->counters = (struct cache_counters){0};

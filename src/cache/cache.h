@@ -12,15 +12,19 @@
  *         cache_layer_end(cache)                          appends to the window, seals full blocks, evicts
  *     cache_step_end(cache)
  *
+ * A step that is not taken to its end is given up by beginning another as long as no cache_layer_end was reached, and by cache_reset
+ * after that.
+ *
  * The new tokens are exact among themselves (causally) and reach earlier ones through the cache. The cache rotates: it alone knows
  * at which positions tokens are read.
  *
  * After a step the newest tokens stay in the window as halves: at least tail_tokens of them, and up to 63 more that do not fill a
- * block yet; every full block of 64 older ones is sealed. A token sealed in the step that brings it is encoded from its float rows, one
- * that waited in the window from halves: which of the two depends on where steps end, and on nothing else.
+ * block yet; every full block of 64 older ones is sealed. A token sealed in the step that brings it is encoded from its float
+ * rows, one that waited in the window from halves: which of the two depends on where steps end, and on nothing else.
  *
- * Memory of keys and values grows in cache_step_begin by what the step seals, neither more nor in advance. Scratch of the attention
- * (a few MB per thread) and rotation tables hold no keys and values and are not part of reports.
+ * Memory of keys and values grows in cache_step_begin by what the step seals; a step that seals less than a 32nd of the cache may
+ * allocate that much, 16 blocks at most. Scratch of the attention (a few MB per thread) and rotation tables hold no keys and values
+ * and are not part of reports.
  *
  * Shapes: Hq query heads, Hk KV heads, G = Hq/Hk, hd head_dim; floats, row-major.
  * Threads: one thread drives a cache; work inside is split over OpenMP threads. Results do not depend on their number
@@ -70,9 +74,6 @@ void cache_layer_begin(struct cache *cache, uint32_t layer, float *k, const floa
 void cache_layer_attend(struct cache *cache, const float *q, size_t first, size_t count, float *out);
 void cache_layer_end(struct cache *cache);
 void cache_step_end(struct cache *cache);
-/* Gives up a step before its first cache_layer_end: the cache is as before cache_step_begin. (A prefill of an empty cache may also be
- * given up later, by cache_reset.) */
-void cache_step_cancel(struct cache *cache);
 
 /* Appends n tokens of normally distributed keys and values, sealed as the method would. After a failure only the first of them are
  * there. */

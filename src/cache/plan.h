@@ -1,5 +1,5 @@
-/* Where every token of a sequence lies, and where a step will move it: arithmetic on token counts alone, the same for all layers and
- * KV heads, so that a whole step is known before it begins and cache_predict needs no cache.
+/* Where every token of a sequence lies, and where a step will move it: arithmetic on token counts alone, the same for all layers
+ * and KV heads, so that a whole step is known before it begins and cache_predict needs no cache.
  *
  *     tokens   0 ... sinks | ... evicted ... | first ... window_first | window_first ... length
  *              exact rows                      sealed blocks            recent window

@@ -1,10 +1,10 @@
 /* The cache's data, shared by the files of this folder and by nobody else.
  *
- * A span is the sealed blocks of the same 64 tokens for all layers and KV heads. Spans are allocated in chunks of as many as a step needs,
+ * A span is the sealed blocks of the same 64 tokens for all layers and KV heads. Spans are allocated in chunks,
  *     [layers][Hk]{key blocks [spans], value blocks [spans]}
- * so that blocks which are read one after another lie one after another (the kernels prefetch on that), and nothing is allocated that
- * is not used: a prompt is one chunk, and generation adds a chunk of at most a 32nd of what there is when a block is full.
- * The window is a list of spans of one, in the layout of codec f16.
+ * so that blocks which are read one after another lie one after another (the kernels prefetch on that), and hardly anything is
+ * allocated that is not used: a prompt is one chunk of as many as it seals; generation adds chunks of at most a 32nd of what there
+ * is. The window is a list of spans of one, in the layout of codec f16.
  */
 #ifndef TERSE_CACHE_STATE_H
 #define TERSE_CACHE_STATE_H
@@ -48,7 +48,7 @@ struct cache {
     struct cache_counters counters;
 };
 
-/* The block of one side, layer and head in a span; the key block, and the value block half_bytes further, in a window span. */
+/* The block of one side, layer and head in a span; in a window span the key block, which the value block follows. */
 static inline uint8_t *span_block(const struct cache *cache, const struct span *span, enum codec_side side, uint32_t layer,
                                   uint32_t head) {
     size_t both = cache->key_bytes + cache->value_bytes, at = (size_t)layer * cache->shape.kv_heads + head;

@@ -1,4 +1,4 @@
-/* Memory of keys and values and the writing of it: rotation of new keys is done, attention is over; tokens go where the plan says. */
+/* Memory of keys and values and the writing of it: keys are rotated, attention is over; tokens go where the plan says. */
 #include "cache/state.h"
 
 #include "base/memory.h"

@@ -1,8 +1,8 @@
 /* A tile: up to 64 tokens that lie together, wherever they lie. Attention walks over tiles and never asks what they are.
  *
- * The tiles of a step are, in order: exact rows, sealed blocks, the window, and the step's new tokens in full precision. In a step sealed whole
- * (CACHE_STEP_PAPER) the new tokens are among the exact rows and sealed blocks instead.
- * Rows of `q` are queries that were scaled and turned by tile_turn_query. hd = head_dim; `room` is scratch of the calling thread.
+ * The tiles of a step are, in order: exact rows, sealed blocks, the window, and the step's new tokens in full precision. In a step
+ * sealed whole (CACHE_STEP_PAPER) the new tokens are among the exact rows and sealed blocks instead. Rows of `q` are queries that
+ * were scaled and turned by tile_turn_query. hd = head_dim; `room` is scratch of the calling thread.
  */
 #ifndef TERSE_CACHE_TILE_H
 #define TERSE_CACHE_TILE_H

@@ -1,7 +1,7 @@
 /* Rotations of a step: angles of any position from two small tables, so that nothing as long as the context is kept.
  *
- * Positions come in runs of 64 (a tile of cache/tile.h): angle(base + t) = angle(base) + angle(t), t in 0..63. The angles of t are a
- * constant table, those of the bases are computed once per step in double precision and shared by all layers and heads.
+ * Positions come in runs of 64 (a tile of cache/tile.h): angle(base + t) = angle(base) + angle(t), t in 0..63. The angles of t are
+ * a constant table, those of the bases are computed once per step in double precision and shared by all layers and heads.
  */
 #ifndef TERSE_CACHE_TURNS_H
 #define TERSE_CACHE_TURNS_H

@@ -1,8 +1,8 @@
 /* Codec: how a run of 64 keys or values is represented, and how queries read it without unpacking.
  *
  * A codec is stateless and knows nothing of tokens, masks or policies. It is a row of functions; adding one touches its own file,
- * its kernel slots, one row in codec.c and one row of tests. `decode` is the oracle that tests hold `score` and `mix` to, and the path
- * for many queries at once, where a block is decoded once and read through the GEMM.
+ * its kernel slots, one row in codec.c and one row of tests. `decode` is the oracle that tests hold `score` and `mix` to, and the
+ * path for many queries at once, where a block is decoded once and read through the GEMM.
  *
  * Shapes: hd = head_dim, G = query heads that share the KV head. Rows are float, token-major. Masked tokens are the reader's
  * business: `score` may write any finite number for a slot that holds no token, and its weight is 0 in `mix`.

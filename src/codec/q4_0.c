@@ -1,5 +1,5 @@
-/* The codec q4_0: 32 channels of a token share a scale d = x_m / -8, x_m the value of largest magnitude; a code is x / d + 8 rounded.
- * The numbers are those of ggml's quantize_row_q4_0_ref: codes come from the scale before it is rounded to half. */
+/* The codec q4_0: 32 channels of a token share a scale d = x_m / -8, x_m the value of largest magnitude; a code is x / d + 8
+ * rounded. The numbers are those of ggml's quantize_row_q4_0_ref: codes come from the scale before it is rounded to half. */
 #include "base/half.h"
 #include "codec/codec.h"
 #include "codec/group.h"
