@@ -29,3 +29,15 @@ grep -q '^| f16 .* | pp8 ' "$work/out" || fail "md: $(cat "$work/out")"
 grep -q 'the machine reads [0-9.]* GB/s' "$work/out" || fail "md: $(cat "$work/out")"
 
 refuses '--allow-longer-context' bench -p 0 -n 1 -r 1 -d 40000
+
+# A method that cannot be had is refused before the ones in front of it are measured.
+refuses "unknown KV method 'bogus'" bench -p 8 -n 0 -r 1 --kv f16,bogus
+refuses "unknown KV method ''" bench -p 8 -n 0 -r 1 --kv f16,
+refuses 'streaming-1000 leaves no room' bench -p 8 -n 0 -r 1 --kv f16,streaming-1000
+
+# The bar moves, and an interrupt ends it, while a text is read to the depth, which takes one thread a minute or more.
+interrupts bench -p 0 -n 1 -r 1 -d 32000 -t 1 --fill text -f "$text"
+reached=$(number_after '^bench: ' "$work/err")
+[ -n "$reached" ] || fail "no progress while the text is read: $(cat "$work/err")"
+[ "$reached" -lt 50 ] || fail "an interrupt waits for the text: $(cat "$work/err")"
+[ ! -s "$work/out" ] || fail "rows of an interrupted bench: $(cat "$work/out")"

@@ -34,5 +34,14 @@ read_twice=$(number_after '^prompt ' "$work/err")
 printf '%s' "$question" | "$terse" run -cnv -f "$work/planted" --temp 0 >"$work/out" 2>"$work/err" || fail "-cnv at end of input"
 [ "$(cat "$work/out")" = "$answer" ] || fail "-cnv without a last newline: $(cat "$work/out")"
 
+# A message that no longer fits ends the conversation, with one remark and the summary.
+long=$(printf 'and then %.0s' $(seq 60))
+printf 'Hello\n%s\nnever read\n' "$long" | "$terse" run -cnv -c 96 -n 4 >"$work/out" 2>"$work/err" || fail "-cnv, full: $(cat "$work/err")"
+drop_progress
+[ "$(wc -l <"$work/err")" -eq 2 ] || fail "-cnv, full: $(cat "$work/err")"
+grep -q '^stopped: the conversation no longer fits: .*raise -c' "$work/err" || fail "-cnv, full: $(cat "$work/err")"
+grep -q '^prompt [0-9]* tokens' "$work/err" || fail "-cnv, full: no summary: $(cat "$work/err")"
+refuses 'raise -c' run -cnv -c 96 -p "$long"
+
 # Other formats by name; the lab model does not know them, but they are read.
 works run --chat -p Hello --chat-template chatml -n 2

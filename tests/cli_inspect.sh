@@ -34,9 +34,16 @@ sed '0,/general.architecture\(.\{12\}\)llama/s//general.architecture\1mamba/' $m
 works inspect "$work/mamba.gguf"
 grep -q '^terse cannot run this file: .*mamba' "$work/out" || fail "mamba: $(head -n 3 "$work/out")"
 grep -q '| general.architecture *| string *| mamba' "$work/out" || fail "mamba: no metadata"
+[ "$(grep -c mamba.gguf "$work/out")" -eq 1 ] || fail "mamba: the file is not named once: $(cat "$work/out")"
 works inspect "$work/mamba.gguf" -o json
 json "$work/out" refusal | grep -q mamba || fail "mamba: json"
 refuses mamba run -m "$work/mamba.gguf" -p x
+
+# A file of nothing: no tables without rows.
+printf 'GGUF\3\0\0\0%16s' '' | tr ' ' '\0' >"$work/nothing.gguf"
+works inspect "$work/nothing.gguf" --tensors
+grep -q '^terse cannot run this file: ' "$work/out" || fail "nothing: $(cat "$work/out")"
+! grep -q '^##\|^|' "$work/out" || fail "nothing: an empty table: $(cat "$work/out")"
 
 refuses 'README.md' inspect README.md
 refuses 'No such file' inspect "$work/missing.gguf"

@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST_DEPTHS = 32, MOST_METHODS = 32, MOST_REPEATS = 1000 };
+enum { MOST_DEPTHS = 32, MOST_REPEATS = 1000 };
 
 struct bench {
     struct setup setup;
@@ -30,6 +30,9 @@ struct bench {
     size_t n_text;
     int32_t *random;      /* [longest] */
     uint64_t done, total; /* runs, for the progress */
+    struct {              /* tokens of the current run: all (0: outside of one), read before the current call, read by it */
+        uint64_t total, before, reading;
+    } run;
     cJSON *rows;
 };
 
@@ -44,20 +47,44 @@ struct samples {
 
 /* ---- Runs */
 
-static int fill(const struct bench *b, struct terse_session *session, uint32_t depth, uint64_t seed) {
+/* The runs done and a part, 0..1, of the next one. False after an interrupt. */
+static bool show_done(const struct bench *b, double part) {
+    enum { STEPS = 1000 }; /* of the bar, a run */
+    return progress_show(NULL, "bench", STEPS * b->done + (uint64_t)(STEPS * part), STEPS * b->total);
+}
+
+/* The session's progress within a prefill. */
+static bool report_prefill(void *user, const char *what, uint64_t done, uint64_t total) {
+    const struct bench *b = user;
+    (void)what;
+    if (!b->run.total) return !console_interrupted();
+    double tokens = (double)b->run.before + (double)b->run.reading * (double)done / (double)total;
+    return show_done(b, tokens / (double)b->run.total);
+}
+
+/* Reads tokens[n] behind the `before` of a run. */
+static int prefill(struct bench *b, struct terse_session *session, const int32_t *tokens, uint32_t before, uint32_t n) {
     struct terse_error error;
-    enum terse_status status = TERSE_OK;
+    b->run.before = before;
+    b->run.reading = n;
+    if (terse_session_prefill(session, tokens, n, NULL, &error) != TERSE_OK) return complain_error(&error);
+    return EXIT_OK;
+}
+
+static int fill(struct bench *b, struct terse_session *session, uint32_t depth, uint64_t seed) {
+    struct terse_error error;
+    int status = EXIT_OK;
     terse_session_reset(session);
     if (!depth) return EXIT_OK;
     if (!b->fill_text) {
-        status = terse_session_fill_random(session, depth, seed, &error);
+        if (terse_session_fill_random(session, depth, seed, &error) != TERSE_OK) status = complain_error(&error);
     } else { /* the text over and over */
-        for (size_t at = 0, n; at < depth && status == TERSE_OK; at += n) {
-            n = depth - at < b->n_text ? depth - at : b->n_text;
-            status = terse_session_prefill(session, b->text, n, NULL, &error);
+        for (uint32_t at = 0, n; at < depth && status == EXIT_OK; at += n) {
+            n = depth - at < b->n_text ? depth - at : (uint32_t)b->n_text;
+            status = prefill(b, session, b->text, at, n);
         }
     }
-    return status == TERSE_OK ? EXIT_OK : complain_error(&error);
+    return status;
 }
 
 static int decode_tokens(const struct bench *b, struct terse_session *session, uint32_t n) {
@@ -70,18 +97,15 @@ static int decode_tokens(const struct bench *b, struct terse_session *session, u
 }
 
 /* One test once: n tokens at a depth, as a prompt or one by one. */
-static int run_once(const struct bench *b, struct terse_session *session, uint32_t depth, uint32_t n, bool prompt,
+static int run_once(struct bench *b, struct terse_session *session, uint32_t depth, uint32_t n, bool prompt,
                     struct samples *samples) {
-    struct terse_error error;
     struct terse_counters counters;
+    b->run.total = (uint64_t)depth + n;
     int status = fill(b, session, depth, samples->n + 1);
     if (status != EXIT_OK) return status;
     terse_session_counters(session, &counters, true);
     double start = console_seconds();
-    if (!prompt)
-        status = decode_tokens(b, session, n);
-    else if (terse_session_prefill(session, b->random, n, NULL, &error) != TERSE_OK)
-        status = complain_error(&error);
+    status = prompt ? prefill(b, session, b->random, depth, n) : decode_tokens(b, session, n);
     double seconds = console_seconds() - start;
     if (status != EXIT_OK) return status;
     terse_session_counters(session, &counters, true);
@@ -183,7 +207,8 @@ static int run_test(struct bench *b, struct terse_session *session, uint32_t dep
     if (!samples) return complain("no memory for the samples");
     for (int64_t i = 0; i < b->repeats && status == EXIT_OK; i++) {
         status = run_once(b, session, depth, n, prompt, samples);
-        if (status == EXIT_OK && !progress_show(NULL, "bench", ++b->done, b->total)) status = EXIT_INTERRUPTED;
+        b->done++;
+        if (status == EXIT_OK && !show_done(b, 0)) status = EXIT_INTERRUPTED;
     }
     if (status == EXIT_OK) add_row(b, depth, n, prompt, samples);
     free(samples);
@@ -194,20 +219,35 @@ static int run_test(struct bench *b, struct terse_session *session, uint32_t dep
 static int warm_up(struct bench *b, struct terse_session *session) {
     struct terse_error error;
     uint32_t n = b->n_prompt ? (uint32_t)b->n_prompt : 1;
+    b->run.total = 0;
     terse_session_reset(session);
     if (terse_session_prefill(session, b->random, n, NULL, &error) != TERSE_OK) return complain_error(&error);
     terse_session_reset(session);
     return decode_tokens(b, session, 1);
 }
 
-static int run_method(struct bench *b) {
+static int new_session(struct bench *b, struct terse_session **session) {
     struct terse_error error;
-    struct terse_session *session;
     struct terse_session_options options = setup_session_options(&b->setup);
     options.context = b->longest;
-    options.progress.report = NULL;
-    if (terse_session_new(b->setup.model, &options, &session, &error) != TERSE_OK) return complain_error(&error);
-    int status = warm_up(b, session);
+    options.progress = (struct terse_progress){report_prefill, b};
+    return terse_session_new(b->setup.model, &options, session, &error) == TERSE_OK ? EXIT_OK : complain_error(&error);
+}
+
+/* Counts the runs, and asks for a session: a method that cannot be had is found before the others are measured. */
+static int plan_method(struct bench *b) {
+    struct terse_session *session;
+    int status = new_session(b, &session);
+    if (status == EXIT_OK) terse_session_free(session);
+    b->total += b->n_depths * ((b->n_prompt > 0) + (b->n_decode > 0)) * (uint64_t)b->repeats;
+    return status;
+}
+
+static int run_method(struct bench *b) {
+    struct terse_session *session;
+    int status = new_session(b, &session);
+    if (status != EXIT_OK) return status;
+    status = warm_up(b, session);
     for (size_t i = 0; i < b->n_depths && status == EXIT_OK; i++) {
         if (b->n_prompt) status = run_test(b, session, b->depth[i], (uint32_t)b->n_prompt, true);
         if (b->n_decode && status == EXIT_OK) status = run_test(b, session, b->depth[i], (uint32_t)b->n_decode, false);
@@ -216,17 +256,13 @@ static int run_method(struct bench *b) {
     return status;
 }
 
-static int run_methods(struct bench *b) {
+static int for_each_method(struct bench *b, int (*visit)(struct bench *)) {
     char name[64];
     const char *list = b->methods;
-    size_t n_methods = 0;
-    while (list_next(&list, name, sizeof name)) n_methods++;
-    b->total = n_methods * b->n_depths * ((b->n_prompt > 0) + (b->n_decode > 0)) * (uint64_t)b->repeats;
-    list = b->methods;
     int status = EXIT_OK;
     while (status == EXIT_OK && list_next(&list, name, sizeof name)) {
         b->setup.method = name;
-        status = run_method(b);
+        status = visit(b);
     }
     b->setup.method = NULL;
     return status;
@@ -326,6 +362,7 @@ static int start(struct bench *b) {
     int status = setup_load(&b->setup);
     if (status != EXIT_OK) return status;
     b->threads = b->setup.threads ? (int)b->setup.threads : omp_get_num_procs();
+    if ((status = for_each_method(b, plan_method)) != EXIT_OK) return status;
     if ((status = count_weight_bytes(b)) != EXIT_OK) return status;
     if ((status = make_tokens(b)) != EXIT_OK) return status;
     return (b->rows = cJSON_CreateArray()) ? EXIT_OK : complain("no memory for the table");
@@ -342,11 +379,13 @@ int cmd_bench(int argc, char **argv) {
     if (status == EXIT_OK) {
         /* Before and after, the better of the two: neighbours on the machine come and go. */
         b.read_rate = bandwidth_measure(b.threads);
-        status = run_methods(&b);
-        double after = bandwidth_measure(b.threads);
-        if (after > b.read_rate) b.read_rate = after;
+        status = for_each_method(&b, run_method);
         /* What was measured before an interrupt or a failure is worth its row. */
-        if (cJSON_GetArraySize(b.rows) > 0 && print_rows(&b) != EXIT_OK) status = EXIT_FAILED;
+        if (cJSON_GetArraySize(b.rows) > 0) {
+            double after = bandwidth_measure(b.threads);
+            if (after > b.read_rate) b.read_rate = after;
+            if (print_rows(&b) != EXIT_OK) status = EXIT_FAILED;
+        }
     }
     cJSON_Delete(b.rows);
     free(b.text);

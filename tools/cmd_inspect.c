@@ -175,11 +175,18 @@ static cJSON *collect_methods(const struct inspect *f) {
 
 /* ---- Output */
 
+/* The refusal, without the file's name that it begins with. */
+static const char *refusal_text(const struct inspect *f) {
+    size_t length = f->file ? strlen(f->file) : 0;
+    bool named = length && strncmp(f->refusal.message, f->file, length) == 0 && strncmp(f->refusal.message + length, ": ", 2) == 0;
+    return f->refusal.message + (named ? length + 2 : 0);
+}
+
 static void print_support(const struct inspect *f) {
     const struct terse_model_info *m = &f->setup.info;
     const cJSON *row;
     if (!f->setup.model) {
-        printf("terse cannot run this file: %s\n", f->refusal.message);
+        printf("terse cannot run this file: %s\n", refusal_text(f));
         cJSON_ArrayForEach(row, f->types) {
             if (strcmp(cJSON_GetObjectItemCaseSensitive(row, "supported")->valuestring, "no") == 0)
                 printf("tensor type %s is not supported\n", cJSON_GetObjectItemCaseSensitive(row, "type")->valuestring);
@@ -198,13 +205,15 @@ static int print_sections(const struct inspect *f) {
     printf("%s: GGUF version %u, %llu metadata entries, %llu tensors\n", path, terse_gguf_version(f->gguf),
            (unsigned long long)terse_gguf_metadata_count(f->gguf), (unsigned long long)terse_gguf_tensor_count(f->gguf));
     print_support(f);
-    printf("\n## Metadata\n\n");
-    status |= table_print(f->metadata, COLUMNS(metadata_columns), TABLE_MARKDOWN);
-    printf("\n## Tensors\n\n");
-    status |= table_print(f->types, COLUMNS(type_columns), TABLE_MARKDOWN);
-    if (f->list_tensors) {
-        putchar('\n');
-        status |= table_print(f->tensors, COLUMNS(tensor_columns), TABLE_MARKDOWN);
+    if (terse_gguf_metadata_count(f->gguf)) {
+        printf("\n## Metadata\n\n");
+        status |= table_print(f->metadata, COLUMNS(metadata_columns), TABLE_MARKDOWN);
+    }
+    if (terse_gguf_tensor_count(f->gguf)) {
+        printf("\n## Tensors\n\n");
+        status |= table_print(f->types, COLUMNS(type_columns), TABLE_MARKDOWN);
+        if (f->list_tensors) putchar('\n');
+        if (f->list_tensors) status |= table_print(f->tensors, COLUMNS(tensor_columns), TABLE_MARKDOWN);
     }
     if (!f->setup.model) return status;
     printf("\n## KV cache at %u tokens%s\n\n", f->setup.info.context, f->budget ? ", and tokens that fit the budget" : "");

@@ -172,8 +172,11 @@ static void print_results(const struct perplexity *p) {
     char method[128];
     terse_session_cache(p->session, &cache);
     printf("PPL = %.4f +/- %.4f\n", ppl.mean, ppl.error);
-    printf("KV cache = %llu bytes resident after %llu tokens, %.4f bits per value (%s)\n", (unsigned long long)cache.resident,
+    printf("KV cache = %llu bytes resident after %llu tokens, %.4f bits per value (%s)", (unsigned long long)cache.resident,
            (unsigned long long)cache.tokens, cache.bits_per_value, setup_method_text(&p->setup, method, sizeof method));
+    /* What a method evicts or seals between two steps depends on their length. */
+    if (!p->paper) printf(", steps of %lld tokens", (long long)p->ubatch);
+    putchar('\n');
     if (p->reader) print_kld(p->scorer);
 }
 
@@ -193,7 +196,8 @@ static enum options_result parse(struct perplexity *p, int argc, char **argv) {
         {"-f, --file", "FILE", OPTION_TEXT, &p->file, 0, 0, "text to score; with --kl-divergence the base brings its tokens"},
         {"-c, --ctx-size", "N", OPTION_INTEGER, &p->setup.context, 0, INT32_MAX, "tokens of a window; 0: 512, or the base's"},
         {"--chunks", "K", OPTION_INTEGER, &p->chunks, 0, INT32_MAX, "windows to score; 0: all"},
-        {"-ub, --ubatch", "U", OPTION_INTEGER, &p->ubatch, 1, INT32_MAX, "tokens per decoding step of the second half"},
+        {"-ub, --ubatch", "U", OPTION_INTEGER, &p->ubatch, 1, INT32_MAX,
+         "tokens per decoding step of the second half; 1: as in generating"},
         {"--paper", NULL, OPTION_FLAG, &p->paper, 0, 0, "every token reads the compressed cache, its own key included"},
         {"--kl-divergence-base", "FILE", OPTION_TEXT, &p->base_path, 0, 0, "write a base file (llama.cpp's format)"},
         {"--kl-divergence", NULL, OPTION_FLAG, &p->compare, 0, 0, "read the base file instead and compare with it"},

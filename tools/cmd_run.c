@@ -18,7 +18,8 @@ struct run {
 
     struct terse_session *session;
     struct terse_detokenizer *detokenizer;
-    bool full; /* the context, after the last reply */
+    bool replied; /* in a conversation: from here on a message that does not fit only ends it */
+    bool full;    /* the context: nothing more is read or written */
 };
 
 /* ---- Text in */
@@ -46,7 +47,7 @@ static int join_input(const char *file, const char *prompt, char **input) {
     return EXIT_OK;
 }
 
-/* Reads text[n_bytes] into the session. `flags` as terse_tokenize. */
+/* Reads text[n_bytes] into the session, unless that is full now. `flags` as terse_tokenize. */
 static int read_text(struct run *run, const char *text, size_t n_bytes, unsigned flags) {
     struct terse_error error;
     int32_t *tokens;
@@ -56,10 +57,15 @@ static int read_text(struct run *run, const char *text, size_t n_bytes, unsigned
     /* A text that brings its own BOS does not need a second one. */
     int32_t bos = terse_token_bos(run->setup.model, NULL);
     size_t first = n_tokens > 1 && tokens[0] == bos && tokens[1] == bos;
-    if (n_tokens == first)
+    if (n_tokens == first) {
         status = complain("the prompt is empty; give some text with -p or -f");
-    else if (terse_session_prefill(run->session, tokens + first, n_tokens - first, NULL, &error) != TERSE_OK)
-        status = complain_error(&error);
+    } else if (terse_session_prefill(run->session, tokens + first, n_tokens - first, NULL, &error) != TERSE_OK) {
+        run->full = run->replied && error.code == TERSE_E_CONTEXT;
+        if (!run->full)
+            status = complain_error(&error);
+        else
+            remark("stopped: the conversation no longer fits: %s", error.message);
+    }
     free(tokens);
     return status;
 }
@@ -173,22 +179,25 @@ static int later_turn(struct run *run, const char *prompt) {
         behind += sizeof mark - 1;
         status = read_text(run, behind, strlen(behind), TERSE_TOKENIZE_PARSE_SPECIAL);
     }
-    if (status == EXIT_OK) status = generate(run);
+    if (status == EXIT_OK && !run->full) status = generate(run);
     terse_string_free(text);
     return status;
 }
 
+static int one_turn(struct run *run, const char *prompt) {
+    int status = run->replied ? later_turn(run, prompt) : first_turn(run, prompt);
+    run->replied = true;
+    return status;
+}
+
 static int run_conversation(struct run *run) {
-    bool terminal = isatty(STDIN_FILENO), first = true;
-    char *line = NULL;
+    bool terminal = isatty(STDIN_FILENO);
+    char *line = NULL, name[48];
     size_t capacity = 0;
     int status = EXIT_OK;
-    if (run->prompt) {
-        status = first_turn(run, run->prompt);
-        first = false;
-    }
     if (terminal) remark("(/exit or the end of input leaves)");
-    while (status == EXIT_OK) {
+    if (run->prompt) status = one_turn(run, run->prompt);
+    for (size_t number = 1; status == EXIT_OK && !run->full; number++) {
         if (terminal) fputs("> ", stderr);
         errno = 0;
         ssize_t length = getline(&line, &capacity, stdin);
@@ -202,9 +211,9 @@ static int run_conversation(struct run *run) {
         }
         if (line[length - 1] == '\n') line[--length] = 0;
         if (length == 0) continue;
-        if (strcmp(line, "/exit") == 0) break;
-        status = first ? first_turn(run, line) : later_turn(run, line);
-        first = false;
+        snprintf(name, sizeof name, "line %zu of standard input", number);
+        if ((status = text_check(name, line, (size_t)length)) != EXIT_OK || strcmp(line, "/exit") == 0) break;
+        status = one_turn(run, line);
     }
     free(line);
     return status;
@@ -217,7 +226,7 @@ static int check_options(const struct run *run) {
     if (run->chat_template && !run->chat && !run->conversation) return complain("--chat-template is for --chat and -cnv");
     if (!run->conversation && !run->file && !run->prompt)
         return complain("nothing to read: give -p TEXT, -f FILE or both, or -cnv to chat");
-    return EXIT_OK;
+    return run->prompt ? text_check("the text of -p", run->prompt, strlen(run->prompt)) : EXIT_OK;
 }
 
 static enum options_result parse(struct run *run, int argc, char **argv) {

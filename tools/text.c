@@ -20,11 +20,11 @@ static size_t utf8_length(const unsigned char *s, size_t n) {
     return overlong || surrogate || beyond ? 0 : length;
 }
 
-static int check_text(const char *path, const char *text, size_t n_bytes) {
+int text_check(const char *name, const char *text, size_t n_bytes) {
     for (size_t at = 0, length; at < n_bytes; at += length) {
         length = utf8_length((const unsigned char *)text + at, n_bytes - at);
-        if (text[at] == 0) return complain("%s is not text: a NUL byte at offset %zu; give a file of UTF-8 text", path, at);
-        if (!length) return complain("%s is not text: bytes that are not UTF-8 at offset %zu; give a file of UTF-8 text", path, at);
+        if (text[at] == 0) return complain("%s is not text: a NUL byte at offset %zu; give UTF-8 text", name, at);
+        if (!length) return complain("%s is not text: bytes that are not UTF-8 at offset %zu; give UTF-8 text", name, at);
     }
     return EXIT_OK;
 }
@@ -53,7 +53,7 @@ int text_read(const char *path, char **text, size_t *n_bytes) {
         goto done;
     }
     buffer[size] = 0;
-    status = check_text(path, buffer, size);
+    status = text_check(path, buffer, size);
     if (status != EXIT_OK) goto done;
     *text = buffer;
     *n_bytes = size;

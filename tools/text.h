@@ -4,11 +4,14 @@
 
 #include "terse.h"
 
-/* Reads a whole file of UTF-8 text, zero-terminated; *text is released by free. A file that is not text (a NUL byte, or bytes that
- * are not UTF-8) is refused with the offset. Returns an exit status; a complaint was made when it is not EXIT_OK. */
+/* Refuses what is not text, a NUL byte or bytes that are not UTF-8, with their offset; `name` says where the text comes from.
+ * Returns an exit status; a complaint was made when it is not EXIT_OK. */
+int text_check(const char *name, const char *text, size_t n_bytes);
+
+/* Reads a whole file, zero-terminated, and checks it; *text is released by free. Returns as text_check. */
 int text_read(const char *path, char **text, size_t *n_bytes);
 
-/* Tokenizes all of text[n_bytes]; *tokens is released by free. Returns as text_read. */
+/* Tokenizes all of text[n_bytes]; *tokens is released by free. Returns as text_check. */
 int text_tokenize(const struct terse_model *model, const char *text, size_t n_bytes, unsigned flags, int32_t **tokens,
                   size_t *n_tokens);
 

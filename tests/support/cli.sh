@@ -39,13 +39,15 @@ works() {
     [ "$status" -eq 0 ] || fail "terse $*: exit $status: $(cat "$work/err")"
 }
 
-# interrupts ARGUMENTS: SIGINT as soon as there is output ends the command with exit 130.
+# interrupts ARGUMENTS: SIGINT as soon as there is output, or a line of progress, ends the command with exit 130, long before its
+# work would be done.
 interrupts() {
     local pid
+    rm -f "$work/out" "$work/err" # of an earlier command, which must not pass for this one's
     "$terse" "$@" >"$work/out" 2>"$work/err" </dev/null &
     pid=$!
-    for _ in $(seq 200); do
-        [ -s "$work/out" ] && break
+    for _ in $(seq 600); do
+        [ -s "$work/out" ] || [ -s "$work/err" ] && break
         sleep 0.1
     done
     kill -INT "$pid"
