@@ -4,6 +4,7 @@
 #include "kernels/kernels.h"
 
 #include <dnnl.h>
+#include <signal.h>
 #include <string.h>
 
 /* What runs when the library refuses (it allocates packing buffers, so memory may lack), and where it leaves C alone though C
@@ -21,13 +22,23 @@ static void gemm_plain(bool b_transposed, size_t m, size_t n, size_t k, const fl
     }
 }
 
+/* oneDNN 2.6.3's product of two plain (not transposed) matrices goes astray, or hangs, when a signal handler runs on its thread
+ * (seen on Zen 5 with AVX-512 and AVX2 alike): signals wait until it has returned. */
+static dnnl_status_t product(char a_transposed, char b_transposed, size_t m, size_t n, size_t k, const float *a, size_t lda,
+                             const float *b, size_t ldb, bool accumulate, float *c, size_t ldc) {
+    sigset_t all, before;
+    if (k == 0) return dnnl_unimplemented;
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, &before);
+    dnnl_status_t status = dnnl_sgemm(a_transposed, b_transposed, (dnnl_dim_t)m, (dnnl_dim_t)n, (dnnl_dim_t)k, 1.0f, a,
+                                      (dnnl_dim_t)lda, b, (dnnl_dim_t)ldb, accumulate ? 1.0f : 0.0f, c, (dnnl_dim_t)ldc);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return status;
+}
+
 void gemm(bool b_transposed, size_t m, size_t n, size_t k, const float *a, size_t lda, const float *b, size_t ldb, bool accumulate,
           float *c, size_t ldc) {
-    dnnl_status_t status = dnnl_unimplemented;
-    if (k > 0) {
-        status = dnnl_sgemm('N', b_transposed ? 'T' : 'N', (dnnl_dim_t)m, (dnnl_dim_t)n, (dnnl_dim_t)k, 1.0f, a, (dnnl_dim_t)lda, b,
-                            (dnnl_dim_t)ldb, accumulate ? 1.0f : 0.0f, c, (dnnl_dim_t)ldc);
-    }
+    dnnl_status_t status = product('N', b_transposed ? 'T' : 'N', m, n, k, a, lda, b, ldb, accumulate, c, ldc);
     if (status != dnnl_success) gemm_plain(b_transposed, m, n, k, a, lda, b, ldb, accumulate, c, ldc);
 }
 
@@ -41,15 +52,12 @@ static void gemm_outer_plain(size_t m, size_t n, size_t k, const float *a, size_
 
 void gemm_outer(size_t m, size_t n, size_t k, const float *a, size_t lda, const float *b, size_t ldb, bool accumulate, float *c,
                 size_t ldc) {
-    dnnl_status_t status = dnnl_unimplemented;
-    if (k > 0) {
-        status = dnnl_sgemm('T', 'N', (dnnl_dim_t)m, (dnnl_dim_t)n, (dnnl_dim_t)k, 1.0f, a, (dnnl_dim_t)lda, b, (dnnl_dim_t)ldb,
-                            accumulate ? 1.0f : 0.0f, c, (dnnl_dim_t)ldc);
-    }
+    dnnl_status_t status = product('T', 'N', m, n, k, a, lda, b, ldb, accumulate, c, ldc);
     if (status != dnnl_success) gemm_outer_plain(m, n, k, a, lda, b, ldb, accumulate, c, ldc);
 }
 
-#define PREPARE_BYTES ((size_t)64 << 20) /* more than it was seen to take: 24 MiB, and room for what the step itself asks for first */
+#define PREPARE_BYTES \
+    ((size_t)64 << 20) /* more than it was seen to take: 24 MiB, and room for what the step itself asks for first */
 
 enum terse_status gemm_prepare(struct terse_error *error) {
     void *room = memory_array(PREPARE_BYTES, 1);
