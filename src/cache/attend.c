@@ -8,6 +8,7 @@
  * all of them, through the GEMM, with a running maximum between (Dao et al. 2022, FlashAttention, algorithm 1). New tokens are
  * read in place.
  */
+#include "base/clock.h"
 #include "base/memory.h"
 #include "cache/partial.h"
 #include "cache/tile.h"
@@ -17,7 +18,6 @@
 #include <math.h>
 #include <omp.h>
 #include <string.h>
-#include <time.h>
 
 #define FEW_ROWS 96    /* queries times G up to which reading codes was measured to be the faster way */
 #define RUN_LOGITS 128 /* tiles times rows that share one update of the running maximum */
@@ -250,18 +250,12 @@ float *attend_thread_scratch(const struct cache *cache) {
     return cache->scratch + shared + (size_t)omp_get_thread_num() * thread_floats(cache);
 }
 
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 void cache_layer_attend(struct cache *cache, const float *q, size_t first, size_t count, float *out) {
-    double start = now();
+    double start = clock_now();
     if (count <= few_tokens(cache))
         attend_few(cache, q, first, count, out);
     else
         attend_many(cache, q, first, count, out);
-    cache->counters.seconds += now() - start;
+    cache->counters.seconds += clock_now() - start;
     cache->counters.bytes += tile_bytes(cache);
 }

@@ -1,5 +1,6 @@
 /* Filling a cache with random tokens, for benchmarks at depth: the steps of a real prefill without its attention. */
 #include "base/memory.h"
+#include "base/random.h"
 #include "cache/state.h"
 
 #include <math.h>
@@ -8,18 +9,10 @@
 #define CHUNK 1024                /* tokens of a step */
 #define NORMALS ((size_t)1 << 16) /* numbers that all rows are cut from, each row at a random place */
 
-/* splitmix64 (Steele, Lea and Flood 2014). */
-static uint64_t next_random(uint64_t *state) {
-    uint64_t z = *state += 0x9e3779b97f4a7c15u;
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-    return z ^ z >> 31;
-}
-
 /* Box-Muller. */
 static void fill_normals(float *numbers, size_t n, uint64_t *state) {
     for (size_t i = 0; i + 1 < n; i += 2) {
-        double u = (double)((next_random(state) >> 11) + 1) * 0x1p-53, angle = (double)(next_random(state) >> 11) * 0x1p-52 * M_PI;
+        double u = (double)((random_next(state) >> 11) + 1) * 0x1p-53, angle = (double)(random_next(state) >> 11) * 0x1p-52 * M_PI;
         double radius = sqrt(-2 * log(u));
         numbers[i] = (float)(radius * cos(angle));
         numbers[i + 1] = (float)(radius * sin(angle));
@@ -29,7 +22,7 @@ static void fill_normals(float *numbers, size_t n, uint64_t *state) {
 static void fill_rows(const struct cache *cache, const float *normals, size_t n, uint64_t *state, float *rows) {
     size_t hd = cache->shape.head_dim;
     for (size_t i = 0; i < n * cache->shape.kv_heads; i++)
-        memcpy(rows + i * hd, normals + next_random(state) % NORMALS, hd * sizeof *rows);
+        memcpy(rows + i * hd, normals + random_next(state) % NORMALS, hd * sizeof *rows);
 }
 
 enum terse_status cache_fill_random(struct cache *cache, size_t n, uint64_t seed, struct terse_error *error) {

@@ -8,6 +8,7 @@
  * counts so often. What the sample misses, Lloyd's rounds over all points and their repair make good.
  */
 #include "base/memory.h"
+#include "base/random.h"
 #include "learn/kmeans_private.h"
 
 #include <math.h>
@@ -29,14 +30,8 @@ struct start {
     size_t blocks;
 };
 
-/* splitmix64 (Steele et al. 2014) at position `counter` of the seed's sequence, in [0, 1). */
-static double uniform(uint64_t seed, uint64_t counter) {
-    uint64_t z = seed + (counter + 1) * 0x9e3779b97f4a7c15u;
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    z ^= z >> 31;
-    return (double)(z >> 11) * 0x1p-53;
-}
+/* The number at position `counter` of the seed's sequence, in [0, 1). */
+static double uniform(uint64_t seed, uint64_t counter) { return random_uniform(random_mix(seed + (counter + 1) * RANDOM_STEP)); }
 
 static void choose_points(const struct kmeans_points *points, size_t most, double offset, struct start *s) {
     double total = 0, running = 0;

@@ -2,6 +2,7 @@
 #include "model/sample.h"
 
 #include "base/memory.h"
+#include "base/random.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -35,14 +36,6 @@ enum terse_status sampler_set(struct sampler *sampler, const struct terse_sampli
 void sampler_forget(struct sampler *sampler) { sampler->seen = 0; }
 
 void sampler_add(struct sampler *sampler, int32_t token) { sampler->history[sampler->seen++ % SAMPLE_HISTORY] = token; }
-
-/* splitmix64 (Steele et al. 2014): the top 53 bits as a number in [0, 1). */
-static double draw(struct sampler *sampler) {
-    uint64_t z = sampler->random += 0x9e3779b97f4a7c15u;
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return (double)((z ^ (z >> 31)) >> 11) * 0x1p-53;
-}
 
 static int by_logit(const void *left, const void *right) {
     const struct candidate *a = left, *b = right;
@@ -121,7 +114,7 @@ int32_t sampler_choose(struct sampler *sampler, const float *logits) {
     if (s->min_p > 0) n = count_min_p(c, n, (double)s->min_p);
     double sum = 0, temperature = (double)s->temperature;
     for (uint32_t i = 0; i < n; i++) sum += exp(((double)c[i].logit - (double)c[0].logit) / temperature);
-    double left = draw(sampler) * sum;
+    double left = random_uniform(random_next(&sampler->random)) * sum;
     for (uint32_t i = 0; i < n; i++)
         if ((left -= exp(((double)c[i].logit - (double)c[0].logit) / temperature)) < 0) return c[i].token;
     return c[n - 1].token;

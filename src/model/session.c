@@ -1,5 +1,6 @@
 /* A session: one sequence with its cache and its sampler. Owns the limits of a sequence (context, token ids) and the choice of step
  * kinds; leaves the computing to forward.c. */
+#include "base/clock.h"
 #include "base/memory.h"
 #include "kernels/gemm.h"
 #include "model/forward.h"
@@ -9,7 +10,6 @@
 #include <math.h>
 #include <omp.h>
 #include <stdlib.h>
-#include <time.h>
 
 struct terse_session {
     const struct terse_model *model;
@@ -22,12 +22,6 @@ struct terse_session {
     float *logits; /* [vocabulary] */
     bool has_logits;
 };
-
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 struct terse_session_options terse_session_options_defaults(void) {
     return (struct terse_session_options){.cache = terse_cache_options_defaults(), .prefill = TERSE_PREFILL_EXACT, .batch = 512};
@@ -221,7 +215,7 @@ enum terse_status terse_session_prefill(struct terse_session *session, const int
     enum terse_status status = check_tokens(session, tokens, n, error);
     if (!status) status = check_room(session, n, chunks && n > session->options.batch ? session->options.batch : n, error);
     if (status) return status;
-    double start = now();
+    double start = clock_now();
     if (chunks) {
         status = prefill_in_chunks(session, tokens, n, sink, error);
     } else {
@@ -230,7 +224,7 @@ enum terse_status terse_session_prefill(struct terse_session *session, const int
         status = step(session, &f, tokens, n, error);
         if (status == TERSE_E_INTERRUPTED) terse_session_reset(session);
     }
-    session->counters.prefill_seconds += now() - start;
+    session->counters.prefill_seconds += clock_now() - start;
     if (!status) session->counters.prefill_tokens += n;
     cache_counters(session->cache, &(struct cache_counters){0}, true);
     return status;
@@ -241,12 +235,12 @@ enum terse_status terse_session_decode(struct terse_session *session, const int3
     enum terse_status status = check_tokens(session, tokens, n, error);
     if (!status) status = check_room(session, n, n, error);
     if (status) return status;
-    double start = now();
+    double start = clock_now();
     struct forward f = forward_of(session, CACHE_STEP_DECODE, sink, NULL);
     status = step(session, &f, tokens, n, error);
     struct cache_counters attention;
     cache_counters(session->cache, &attention, true);
-    session->counters.decode_seconds += now() - start;
+    session->counters.decode_seconds += clock_now() - start;
     session->counters.attention_seconds += attention.seconds;
     session->counters.attention_bytes += attention.bytes;
     if (!status) session->counters.decode_tokens += n;
