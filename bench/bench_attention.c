@@ -47,7 +47,7 @@ static struct cache *make_cache(const struct cache_shape *shape, const char *nam
     struct method method;
     struct cache *cache;
     options.method = name;
-    must(method_resolve(&options, &method, &error), &error);
+    must(method_resolve(&options, shape->head_dim, &method, &error), &error);
     must(cache_new(shape, &method, &cache, &error), &error);
     return cache;
 }
@@ -159,8 +159,8 @@ int main(int argc, char **argv) {
     static float frequency[64];
     for (int i = 0; i < 64; i++) frequency[i] = powf(500000, -(float)i / 64);
     struct rope rope64 = {ROPE_ADJACENT, 64, 64, frequency, 1}, rope128 = {ROPE_ADJACENT, 128, 128, frequency, 1};
-    struct cache_shape b1 = {LAYERS, 32, 8, 64, 0.125f, &rope64}, b8 = {LAYERS, 32, 8, 128, 0.0884f, &rope128},
-                       lab = {1, 6, 2, 128, 0.0884f, &rope128};
+    struct cache_shape b1 = {LAYERS, 32, 8, 64, 0.125f, &rope64, NULL}, b8 = {LAYERS, 32, 8, 128, 0.0884f, &rope128, NULL},
+                       lab = {1, 6, 2, 128, 0.0884f, &rope128, NULL};
     printf("decode attention, %d threads, %s kernels; one token, %d layers in turn\n", threads, kernels()->name, LAYERS);
     bench_decode("1B: 32 x 8 x 64", &b1, depths, n_depths);
     bench_decode("8B: 32 x 8 x 128", &b8, depths, n_depths);

@@ -6,7 +6,7 @@
  * file has a whole vocabulary, so that it loads and tokenizes like the model it imitates. What it says is noise.
  */
 #include "base/half.h"
-#include "support/gguf_writer.h"
+#include "base/gguf_writer.h"
 
 #include <math.h>
 #include <signal.h>

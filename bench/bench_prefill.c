@@ -52,6 +52,7 @@ static struct timing time_layers(const struct terse_model *m, size_t tokens) {
     const struct matrix *matrices[] = {&l->q, &l->k, &l->v, &l->o, &l->gate, &l->up, &l->down};
     struct timing sum = {0};
     for (size_t i = 0; i < sizeof matrices / sizeof matrices[0]; i++) {
+        if (!matrices[i]->data) continue; /* not every architecture has a gate */
         struct timing t = time_gemm(matrices[i], tokens);
         sum.seconds += t.seconds * m->layers;
         sum.operations += t.operations * m->layers;

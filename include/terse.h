@@ -87,6 +87,7 @@ struct terse_model_info {
     uint32_t context;    /* tokens the model was trained for */
     uint64_t parameters; /* elements of all tensors */
     uint64_t bytes;      /* of all tensors as stored */
+    uint64_t fingerprint; /* tells models apart that look alike: of the shape and of samples of every tensor */
 };
 
 /* Loads a GGUF model. The file is memory-mapped and must not change while the model lives. */
@@ -152,11 +153,14 @@ TERSE_API void terse_string_free(char *string);
 
 /* How the KV cache is kept. A method names a key codec, a value codec and a policy. */
 struct terse_cache_options {
-    const char *method;     /* "f16", "q8_0", "q4_0", "streaming-N"; NULL: "f16" */
+    const char *method;     /* a name from terse_method_describe: "f16", "q8_0", "antkv-1", "streaming-512"; NULL: "f16" */
     const char *key_type;   /* codec of keys instead of the method's, or NULL */
     const char *value_type; /* codec of values instead of the method's, or NULL */
     uint32_t tail_tokens;   /* newest tokens kept exact beside the sealed blocks, at least: up to 63 more wait until they fill a block;
                              * TERSE_TAIL_DEFAULT: the method's own number (0 for f16, 128 for quantized codecs) */
+    double anchor_percent;  /* antkv: part of a prompt's tokens that stay exact; negative: the method's own (1) */
+    uint32_t anchor_count;  /* so many tokens instead, when not 0 */
+    const struct terse_codebook *codebook; /* for methods that learn; must outlive the session; NULL otherwise */
 };
 TERSE_API struct terse_cache_options terse_cache_options_defaults(void);
 
@@ -164,6 +168,7 @@ TERSE_API struct terse_cache_options terse_cache_options_defaults(void);
 struct terse_method_info {
     const char *name;
     const char *summary; /* one line */
+    bool learns;         /* needs a codebook */
 };
 TERSE_API bool terse_method_describe(size_t i, struct terse_method_info *info);
 
@@ -176,6 +181,7 @@ struct terse_cache_report {
     uint64_t exact;          /* exact rows */
     uint64_t window;         /* recent window */
     uint64_t tables;         /* positions, live masks, policy state */
+    uint64_t codebook;       /* memory of the codebook, shared by all sessions that use it: not a part of resident */
     double bits_per_value;   /* resident * 8 / (values of all tokens seen) */
 };
 
@@ -183,6 +189,61 @@ struct terse_cache_report {
  * prefill of that many tokens. A method that evicts holds up to two blocks more while it generates. */
 TERSE_API enum terse_status terse_cache_bytes(const struct terse_model *model, const struct terse_cache_options *options,
                                               uint64_t tokens, struct terse_cache_report *report, struct terse_error *error);
+
+/* ---- Codebooks ---------------------------------------------------------------------------------------------------------- */
+
+/* What a method has learned about a model; immutable, may be shared by any number of threads and sessions. */
+struct terse_codebook_info {
+    const char *method;       /* "antkv-1" */
+    const char *model;        /* general.name of the model it was learned from */
+    const char *corpus;       /* the name of the text */
+    const char *weighting;    /* of the samples: "none", ... */
+    uint64_t fingerprint;     /* of the model */
+    uint64_t tokens;          /* of the text that were looked at */
+    uint64_t seed;
+    bool shared;              /* one set of centroids for all layers and KV heads */
+    double effective_samples; /* as many unweighted samples would have said as much, mean over all sub-vectors; 0: unknown */
+    uint64_t bytes;           /* of memory */
+};
+
+/* Loads a codebook file (docs/codebook-format.md). That it fits the model and the method is checked when a session is made. */
+TERSE_API enum terse_status terse_codebook_load(const char *path, struct terse_codebook **codebook, struct terse_error *error);
+/* The same from memory, which need not be aligned or stay. `name` stands for the path in messages. */
+TERSE_API enum terse_status terse_codebook_load_memory(const void *data, size_t size, const char *name,
+                                                       struct terse_codebook **codebook, struct terse_error *error);
+/* Writes PATH.part and renames it when it is whole. */
+TERSE_API enum terse_status terse_codebook_save(const struct terse_codebook *codebook, const char *path, struct terse_error *error);
+TERSE_API void terse_codebook_free(struct terse_codebook *codebook);
+TERSE_API void terse_codebook_describe(const struct terse_codebook *codebook, struct terse_codebook_info *info);
+
+/* How samples weigh in learning: by the norm of the loss's gradient with respect to them, to a power. */
+enum terse_weighting {
+    TERSE_WEIGHTING_DEFAULT,    /* the method's own */
+    TERSE_WEIGHTING_NONE,       /* all alike */
+    TERSE_WEIGHTING_SUBVECTOR,  /* norm of the gradient of the sub-vector */
+    TERSE_WEIGHTING_ROW         /* norm of the gradient of the whole head */
+};
+
+struct terse_calibration {
+    const char *method;
+    const char *corpus;     /* a name for the text, kept in the codebook; or NULL */
+    uint32_t window;        /* tokens of a sequence */
+    uint32_t windows;       /* at most so many sequences, taken evenly from the text; 0: all */
+    bool shared;            /* one set of centroids for the whole model */
+    enum terse_weighting weighting;
+    uint32_t power;         /* of the gradient's norm: 1 or 2; 0: the method's own */
+    bool text_labels;       /* gradients of the loss against the text; else against labels drawn from the model's own predictions */
+    uint64_t seed;
+    uint32_t threads;       /* 0: one per processor */
+    struct terse_progress progress;
+};
+TERSE_API struct terse_calibration terse_calibration_defaults(void);
+
+/* Learns a codebook for a method from tokens[n] of some text: captures keys, values and their gradients, then fits centroids. Needs
+ * (keys and values of all windows in half precision, and their weights) memory beside the model. Progress names the stage. */
+TERSE_API enum terse_status terse_calibrate(const struct terse_model *model, const struct terse_calibration *options,
+                                            const int32_t *tokens, size_t n, struct terse_codebook **codebook,
+                                            struct terse_error *error);
 
 /* ---- Session ----------------------------------------------------------------------------------------------------------- */
 

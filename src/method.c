@@ -6,22 +6,55 @@
 #include <string.h>
 
 #define QUANTIZED_TAIL 128 /* newest tokens that stay exact beside quantized blocks: the papers' practice */
-#define SINKS 4            /* StreamingLLM, section 4.1 */
 
 struct row {
-    const char *name; /* "streaming-N": the part before N is matched, N is the policy's budget */
+    const char *name; /* "streaming-N": the part before N is matched, N is the policy's budget; "million-MxN": see parse_parts */
     const char *summary;
-    const struct codec *key, *value;
+    struct coding key, value;
     const struct policy *policy;
-    uint32_t sinks;
+    struct policy_parameters parameters;
+    uint32_t power; /* of the gradients' norms in learning; measured, docs/fidelity.md */
 };
 
+#define PLAIN(codec) \
+    {&codec, 0, 0}, { &codec, 0, 0 }
+#define SINKS \
+    { .sinks = 4 } /* StreamingLLM, section 4.1 */
+#define ONE_PERCENT \
+    { .anchor_percent = 1 } /* AnTKV, section 4.1 */
+#define VQ(width, bits) \
+    {&codec_vq, width, bits}, { &codec_vq, width, bits }
+#define GAIN_SHAPE(width, bits) \
+    {&codec_gain_shape, width, bits}, { &codec_gain_shape, width, bits }
+#define PQ(width, bits) \
+    {&codec_pq, width, bits}, { &codec_pq, width, bits }
+
 static const struct row rows[] = {
-    {"f16", "half precision, every token: 16 bits per value", &codec_f16, &codec_f16, &policy_keep_all, 0},
-    {"q8_0", "8-bit codes, a scale per 32 channels: 8.5 bits per value", &codec_q8_0, &codec_q8_0, &policy_keep_all, 0},
-    {"q4_0", "4-bit codes, a scale per 32 channels: 4.5 bits per value", &codec_q4_0, &codec_q4_0, &policy_keep_all, 0},
-    {"streaming-N", "the first 4 and the newest tokens, N in all: text without end in constant memory", &codec_f16, &codec_f16,
-     &policy_streaming, SINKS},
+    {"f16", "half precision, every token: 16 bits per value", PLAIN(codec_f16), &policy_keep_all, {0}, 0},
+    {"q8_0", "8-bit codes, a scale per 32 channels: 8.5 bits per value", PLAIN(codec_q8_0), &policy_keep_all, {0}, 0},
+    {"q4_0", "4-bit codes, a scale per 32 channels: 4.5 bits per value", PLAIN(codec_q4_0), &policy_keep_all, {0}, 0},
+    {"streaming-N", "the first 4 and the newest tokens, N in all: text without end in constant memory", PLAIN(codec_f16),
+     &policy_streaming, SINKS, 0},
+    {"antkv-4", "AnTKV: pairs of channels as one of 256 shapes, a gain for each row, 1 % of the tokens exact", GAIN_SHAPE(2, 8),
+     &policy_anchors, ONE_PERCENT, 1},
+    {"antkv-2", "AnTKV: 4 channels as one of 256 shapes, a gain", GAIN_SHAPE(4, 8), &policy_anchors, ONE_PERCENT, 2},
+    {"antkv-1", "AnTKV: 8 channels as one of 256 shapes, a gain", GAIN_SHAPE(8, 8), &policy_anchors, ONE_PERCENT, 2},
+    {"antkv-0.75", "AnTKV: 16 channels as one of 4096 shapes, a gain", GAIN_SHAPE(16, 12), &policy_anchors, ONE_PERCENT, 2},
+    {"antkv-0.375", "AnTKV: 32 channels as one of 4096 centroids", VQ(32, 12), &policy_anchors, ONE_PERCENT, 2},
+    {"cq-4", "CQ: as antkv-4, centroids learned without weights and no anchors", VQ(2, 8), &policy_keep_all, {0}, 0},
+    {"cq-2", "CQ: as antkv-2", VQ(4, 8), &policy_keep_all, {0}, 0},
+    {"cq-1", "CQ: as antkv-1", VQ(8, 8), &policy_keep_all, {0}, 0},
+    {"cq-0.75", "CQ: as antkv-0.75", VQ(16, 12), &policy_keep_all, {0}, 0},
+    {"cq-0.375", "CQ: as antkv-0.375", VQ(32, 12), &policy_keep_all, {0}, 0},
+    {"million-4",
+     "MILLION: product quantization read by look-up, pairs of channels as one of 256",
+     PQ(2, 8),
+     &policy_keep_all,
+     {0},
+     false},
+    {"million-3", "MILLION: 4 channels as one of 4096", PQ(4, 12), &policy_keep_all, {0}, 0},
+    {"million-2", "MILLION: 4 channels as one of 256", PQ(4, 8), &policy_keep_all, {0}, 0},
+    {"million-MxN", "MILLION: each head in M parts, N bits each (4 to 12)", PQ(0, 0), &policy_keep_all, {0}, 0},
 };
 #define ROWS (sizeof rows / sizeof rows[0])
 
@@ -38,12 +71,31 @@ static bool parse_number(const char *text, uint32_t *number) {
     return true;
 }
 
-static const struct row *find_row(const char *name, uint32_t *number) {
+/* "32x8": parts of a head and bits of a code. */
+static bool parse_parts(const char *text, uint32_t *parts, uint32_t *bits) {
+    char first[16];
+    const char *times = strchr(text, 'x');
+    if (!times || (size_t)(times - text) >= sizeof first) return false;
+    memcpy(first, text, (size_t)(times - text));
+    first[times - text] = 0;
+    return parse_number(first, parts) && parse_number(times + 1, bits);
+}
+
+/* What a name says beyond the row that it matches. */
+struct numbers {
+    uint32_t budget;      /* streaming-N */
+    uint32_t parts, bits; /* million-MxN */
+};
+
+static const struct row *find_row(const char *name, struct numbers *numbers) {
     for (size_t i = 0; i < ROWS; i++) {
-        const char *pattern = rows[i].name;
-        size_t prefix = strlen(pattern) - 1;
-        bool numbered = pattern[prefix] == 'N';
-        if (numbered ? strncmp(name, pattern, prefix) == 0 && parse_number(name + prefix, number) : strcmp(name, pattern) == 0)
+        const char *pattern = rows[i].name, *open = strpbrk(pattern, "MN");
+        size_t prefix = open ? (size_t)(open - pattern) : strlen(pattern);
+        if (strncmp(name, pattern, prefix) != 0) continue;
+        const char *rest = name + prefix;
+        if (!open          ? !*rest
+            : *open == 'N' ? parse_number(rest, &numbers->budget)
+                           : parse_parts(rest, &numbers->parts, &numbers->bits))
             return &rows[i];
     }
     return NULL;
@@ -58,14 +110,21 @@ static void list_names(const char *(*name_at)(size_t i), char *text, size_t capa
 }
 
 static const char *method_name_at(size_t i) { return i < ROWS ? rows[i].name : NULL; }
-static const char *codec_name_at(size_t i) { return codec_at(i) ? codec_at(i)->name : NULL; }
+
+/* Codecs that can be asked for by name. */
+static const char *codec_name_at(size_t i) {
+    const struct codec *codec = codec_at(i);
+    return codec && codec_find(codec->name) ? codec->name : NULL;
+}
+
+static bool learns(struct coding coding) { return coding.codec->parameters != NULL; }
 
 /* NULL keeps the method's own codec. */
-static enum terse_status override_codec(const char *name, const char *what, const struct codec **codec, struct terse_error *error) {
+static enum terse_status override_codec(const char *name, const char *what, struct coding *coding, struct terse_error *error) {
     if (!name) return TERSE_OK;
     const struct codec *found = codec_find(name);
     if (found) {
-        *codec = found;
+        *coding = (struct coding){found, 0, 0};
         return TERSE_OK;
     }
     char known[256];
@@ -73,54 +132,117 @@ static enum terse_status override_codec(const char *name, const char *what, cons
     return status_fail(error, TERSE_E_ARGUMENT, "unknown %s type '%.64s': use one of %s", what, name, known);
 }
 
-/* The name that options would have to be given as, codecs included: "q8_0/q4_0", "streaming-512", "streaming-512+q8_0/q4_0". */
-static void write_name(const struct row *row, struct method *method) {
-    const char *key = method->key->name, *value = method->value->name;
-    char codecs[48];
-    snprintf(codecs, sizeof codecs, "%s%s%s", key, key == value ? "" : "/", key == value ? "" : value);
-    if (method->policy == &policy_keep_all) {
-        snprintf(method->name, sizeof method->name, "%s", codecs);
-        return;
-    }
-    bool own = method->key == row->key && method->value == row->value;
-    snprintf(method->name, sizeof method->name, "%.*s%u%s%.40s", (int)strlen(row->name) - 1, row->name, method->parameters.budget,
-             own ? "" : "+", own ? "" : codecs);
+/* The row's name with its numbers, however many noughts the user gave them. */
+static void write_row_name(const struct row *row, const struct numbers *numbers, char *text, size_t capacity) {
+    int prefix = (int)strcspn(row->name, "MN");
+    if (numbers->parts)
+        snprintf(text, capacity, "%.*s%ux%u", prefix, row->name, numbers->parts, numbers->bits);
+    else if (row->name[prefix])
+        snprintf(text, capacity, "%.*s%u", prefix, row->name, numbers->budget);
+    else
+        snprintf(text, capacity, "%s", row->name);
 }
 
-enum terse_status method_resolve(const struct terse_cache_options *options, struct method *method, struct terse_error *error) {
-    const char *name = options->method ? options->method : rows[0].name;
-    uint32_t number = 0;
-    const struct row *row = find_row(name, &number);
-    if (!row) {
-        char known[256];
-        list_names(method_name_at, known, sizeof known);
-        return status_fail(error, TERSE_E_ARGUMENT, "unknown KV method '%.64s': use one of %s (N a number of tokens)", name, known);
-    }
-    *method = (struct method){.key = row->key, .value = row->value, .policy = row->policy, .parameters = {number, row->sinks}};
-    enum terse_status status;
-    if ((status = override_codec(options->key_type, "key", &method->key, error))) return status;
-    if ((status = override_codec(options->value_type, "value", &method->value, error))) return status;
-    if ((status = method->policy->check(&method->parameters, error))) return status;
-    bool exact = method->key == &codec_f16 && method->value == &codec_f16; /* as exact as the window itself */
-    method->tail_tokens = options->tail_tokens != TERSE_TAIL_DEFAULT ? options->tail_tokens : exact ? 0 : QUANTIZED_TAIL;
-    write_name(row, method);
+/* The name that options would have to be given as, codecs included: "q8_0/q4_0", "streaming-512", "streaming-512+q8_0/q4_0". */
+static void write_name(const struct row *row, const char *name, struct method *method) {
+    const char *key = method->key.codec->name, *value = method->value.codec->name;
+    bool own = method->key.codec == row->key.codec && method->value.codec == row->value.codec;
+    bool plain = row->policy == &policy_keep_all && !learns(row->key); /* then the codecs say everything */
+    char codecs[32];
+    snprintf(codecs, sizeof codecs, "%s%s%s", key, key == value ? "" : "/", key == value ? "" : value);
+    if (own)
+        snprintf(method->name, sizeof method->name, "%s", name);
+    else
+        snprintf(method->name, sizeof method->name, "%s%s%s", plain ? "" : name, plain ? "" : "+", codecs);
+}
+
+/* Anchors go with every method that keeps all tokens. */
+static enum terse_status choose_anchors(const struct terse_cache_options *options, struct method *method,
+                                        struct terse_error *error) {
+    struct policy_parameters *parameters = &method->parameters;
+    if (options->anchor_count) parameters->anchor_count = options->anchor_count;
+    if (!(options->anchor_percent < 0)) parameters->anchor_percent = options->anchor_percent;
+    bool wanted = parameters->anchor_count || parameters->anchor_percent != 0;
+    if (wanted && method->policy->positions_by_index)
+        return status_fail(error, TERSE_E_ARGUMENT, "%s keeps no anchors: leave --anchors away", method->name);
+    if (!method->policy->positions_by_index) method->policy = wanted ? &policy_anchors : &policy_keep_all;
     return TERSE_OK;
 }
 
+static enum terse_status set_parts(struct numbers numbers, const char *name, uint32_t head_dim, struct method *method,
+                                   struct terse_error *error) {
+    if (!numbers.parts || head_dim % numbers.parts)
+        return status_fail(error, TERSE_E_ARGUMENT, "%.40s: %u parts do not divide a head of %u channels; use a divisor of it",
+                           name, numbers.parts, head_dim);
+    method->key.width = method->value.width = head_dim / numbers.parts;
+    method->key.bits = method->value.bits = numbers.bits;
+    return TERSE_OK;
+}
+
+enum terse_status method_resolve(const struct terse_cache_options *options, uint32_t head_dim, struct method *method,
+                                 struct terse_error *error) {
+    const char *name = options->method ? options->method : rows[0].name;
+    struct numbers numbers = {0};
+    const struct row *row = find_row(name, &numbers);
+    if (!row) {
+        char known[384];
+        list_names(method_name_at, known, sizeof known);
+        return status_fail(error, TERSE_E_ARGUMENT, "unknown KV method '%.40s': use one of %s", name, known);
+    }
+    *method = (struct method){.key = row->key, .value = row->value, .policy = row->policy, .parameters = row->parameters};
+    method->parameters.budget = numbers.budget;
+    method->power = row->power;
+    enum terse_status status;
+    if (learns(row->key) && !row->key.width && (status = set_parts(numbers, name, head_dim, method, error))) return status;
+    if ((status = override_codec(options->key_type, "key", &method->key, error))) return status;
+    if ((status = override_codec(options->value_type, "value", &method->value, error))) return status;
+    char canonical[32];
+    write_row_name(row, &numbers, canonical, sizeof canonical);
+    write_name(row, canonical, method);
+    if ((status = choose_anchors(options, method, error))) return status;
+    if ((status = method->policy->check(&method->parameters, error))) return status;
+    bool exact = method->key.codec == &codec_f16 && method->value.codec == &codec_f16; /* as exact as the window itself */
+    method->tail_tokens = options->tail_tokens != TERSE_TAIL_DEFAULT ? options->tail_tokens : exact ? 0 : QUANTIZED_TAIL;
+    if (learns(method->key) || learns(method->value)) {
+        memcpy(method->codebook, canonical, sizeof canonical);
+        method->learned = options->codebook;
+    }
+    return TERSE_OK;
+}
+
+struct codec_shape method_shape(const struct method *method, enum codec_side side, uint32_t head_dim, uint32_t group) {
+    const struct coding *coding = side == CODEC_KEYS ? &method->key : &method->value;
+    return (struct codec_shape){head_dim, group, coding->width, coding->bits, NULL};
+}
+
 enum terse_status method_check(const struct method *method, uint32_t head_dim, uint32_t group, struct terse_error *error) {
-    struct codec_shape shape = {head_dim, group};
-    enum terse_status status = method->key->check(shape, CODEC_KEYS, error);
-    if (!status) status = method->value->check(shape, CODEC_VALUES, error);
-    if (!status) status = codec_f16.check(shape, CODEC_KEYS, error); /* the window's */
+    struct codec_shape half = {.head_dim = head_dim, .group = group};
+    enum terse_status status = method->key.codec->check(method_shape(method, CODEC_KEYS, head_dim, group), CODEC_KEYS, error);
+    if (!status) status = method->value.codec->check(method_shape(method, CODEC_VALUES, head_dim, group), CODEC_VALUES, error);
+    if (!status) status = codec_f16.check(half, CODEC_KEYS, error); /* the window's */
     return status;
 }
 
+enum terse_status method_check_codebook(const struct method *method, uint64_t fingerprint, uint32_t layers, uint32_t kv_heads,
+                                        uint32_t head_dim, struct terse_error *error) {
+    if (!method->codebook[0]) return TERSE_OK;
+    if (!method->learned)
+        return status_fail(error, TERSE_E_ARGUMENT,
+                           "%s needs a codebook for this model, which 'terse calibrate --kv %s' makes once: give it in the cache "
+                           "options, or as --codebook FILE",
+                           method->codebook, method->codebook);
+    /* A side whose codec was overridden needs nothing. */
+    const struct codebook_info *info = codebook_info(method->learned);
+    struct coding key = learns(method->key) ? method->key : info->key, value = learns(method->value) ? method->value : info->value;
+    return codebook_check(method->learned, method->codebook, key, value, fingerprint, layers, kv_heads, head_dim, error);
+}
+
 struct terse_cache_options terse_cache_options_defaults(void) {
-    return (struct terse_cache_options){.method = rows[0].name, .tail_tokens = TERSE_TAIL_DEFAULT};
+    return (struct terse_cache_options){.method = rows[0].name, .tail_tokens = TERSE_TAIL_DEFAULT, .anchor_percent = -1};
 }
 
 bool terse_method_describe(size_t i, struct terse_method_info *info) {
     if (i >= ROWS) return false;
-    *info = (struct terse_method_info){rows[i].name, rows[i].summary};
+    *info = (struct terse_method_info){rows[i].name, rows[i].summary, learns(rows[i].key)};
     return true;
 }

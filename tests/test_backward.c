@@ -9,6 +9,7 @@
 #include "kernels/kernels.h"
 #include "model/backward.h"
 #include "model/backward_ops.h"
+#include "model/rows.h"
 #include "support/model_oracle.h"
 
 #include <math.h>
@@ -59,8 +60,8 @@ static uint32_t random_state = 1;
 static uint32_t next_random(void) { return (random_state = random_state * 1664525u + 1013904223u) >> 8; }
 static float uniform(void) { return (float)next_random() / (1 << 23) - 1; }
 
-static const char *const names[] = {"llama",   "llama-untied", "llama-linear", "llama-yarn", "llama-yarn-given",
-                                    "llama-3", "mistral",      "qwen2",        "qwen3"};
+static const char *const names[] = {"llama", "llama-untied", "llama-linear", "llama-yarn", "llama-yarn-given", "llama-3", "mistral",
+                                    "qwen2", "qwen3",        "gpt2",         "mpt"};
 enum { N_NAMES = sizeof names / sizeof names[0] };
 
 static struct terse_model *load_model(const char *name) {
@@ -122,7 +123,7 @@ static struct kept run(struct backward *backward, const struct terse_model *mode
 static struct backward *new_backward(const struct terse_model *model, size_t tokens) {
     struct backward *backward;
     struct terse_error error;
-    if (backward_new(model, tokens, &backward, &error)) fail_msg("%s", error.message);
+    if (backward_new(model, tokens, true, &backward, &error)) fail_msg("%s", error.message);
     return backward;
 }
 
@@ -396,9 +397,13 @@ static void test_wrong_windows(void **state) {
     tokens[2] = -1;
     assert_int_equal(backward_run(backward, tokens, 4, &sink, NULL, &kept.loss, &error), TERSE_E_ARGUMENT);
     assert_int_equal(kept.next, model->layers);
-    assert_int_equal(backward_new(model, 1, &none, &error), TERSE_E_ARGUMENT);
+    struct terse_model *learned = load_model("gpt2"); /* as many positions as its context has */
+    assert_int_equal(backward_new(learned, learned->context + (size_t)1, true, &none, &error), TERSE_E_CONTEXT);
     assert_null(none);
-    assert_int_equal(backward_new(model, SIZE_MAX / 4, &none, &error), TERSE_E_MEMORY);
+    terse_model_free(learned);
+    assert_int_equal(backward_new(model, 1, true, &none, &error), TERSE_E_ARGUMENT);
+    assert_null(none);
+    assert_int_equal(backward_new(model, SIZE_MAX / 4, true, &none, &error), TERSE_E_MEMORY);
     assert_null(none);
     backward_free(NULL);
     backward_free(backward);
@@ -415,7 +420,7 @@ static void test_refused_memory(void **state) {
         struct backward *backward;
         struct terse_error error;
         refused_after = allowed;
-        status = backward_new(model, 20, &backward, &error);
+        status = backward_new(model, 20, true, &backward, &error);
         refused_after = SIZE_MAX;
         assert_true(status == (backward ? TERSE_OK : TERSE_E_MEMORY));
         backward_free(backward);
@@ -429,7 +434,7 @@ static void test_refused_memory(void **state) {
 static void check_linear_backward(enum tensor_type type, uint32_t rows, uint32_t columns, size_t n, bool accumulate) {
     size_t row_bytes = (size_t)columns / tensor_type_info(type)->block * tensor_type_info(type)->bytes;
     uint8_t *data = memory_array(rows, row_bytes);
-    struct matrix w = {data, type, rows, columns, row_bytes};
+    struct matrix w = {data, type, rows, columns, row_bytes, NULL};
     float *dy = memory_array(n * rows, sizeof *dy), *dx = memory_array(n * columns, sizeof *dx);
     float *plain = memory_array((size_t)rows * columns, sizeof *plain);
     float *scratch = memory_array(linear_backward_scratch(&w), sizeof *scratch);
@@ -485,10 +490,93 @@ static void test_silu_backward(void **state) {
         d_gate[i] = (double)d[i] * (double)up[i] * (s + x * s * (1 - s));
         d_up[i] = (double)d[i] * x * s;
     }
-    silu_backward(gate, up, d, 2, N / 2);
+    activation_backward(ACTIVATION_SWIGLU, gate, up, d, 2, N / 2);
     for (size_t i = 0; i < N; i++) {
         assert_true(fabs((double)gate[i] - d_gate[i]) <= 1e-5 * fabs(d_gate[i]) + 1e-6);
         assert_true(fabs((double)up[i] - d_up[i]) <= 1e-5 * fabs(d_up[i]) + 1e-6);
+    }
+}
+
+/* s of gelu.h */
+static double share_of_gelu(enum activation activation, double x) {
+    double u = sqrt(2 / M_PI) * (x + 0.044715 * x * x * x);
+    return activation == ACTIVATION_GELU ? erfc(-x * M_SQRT1_2) / 2 : 1 / (1 + exp(-2 * u));
+}
+
+static double slope_of_gelu(enum activation activation, double x) {
+    double s = share_of_gelu(activation, x), du = sqrt(2 / M_PI) * (1 + 3 * 0.044715 * x * x);
+    return s + x * (activation == ACTIVATION_GELU ? exp(-x * x / 2) / sqrt(2 * M_PI) : 2 * s * (1 - s) * du);
+}
+
+/* Inputs of every size, among them such that exponentials overflow or vanish; rows of 2 pieces and a rest. */
+static void test_gelu(void **state) {
+    (void)state;
+    enum { ROWS = 9, WIDTH = 601, N = ROWS * WIDTH };
+    static float x[N], y[N], d[N];
+    for (int exact = 0; exact < 2; exact++) {
+        enum activation activation = exact ? ACTIVATION_GELU : ACTIVATION_GELU_TANH;
+        for (size_t i = 0; i < N; i++) {
+            y[i] = x[i] = uniform() * (i % 5 == 0 ? 60 : i % 7 == 0 ? 1e-4f : 6);
+            d[i] = uniform();
+        }
+        activate_rows(activation, y, NULL, ROWS, WIDTH);
+        for (size_t i = 0; i < N; i++) {
+            double v = (double)x[i], expected = v * share_of_gelu(activation, v);
+            if (!(fabs((double)y[i] - expected) <= 3e-7 * fabs(v)))
+                fail_msg("GELU of %.9g: %.9g, not %.9g", v, (double)y[i], expected);
+            y[i] = x[i];
+        }
+        activation_backward(activation, y, NULL, d, ROWS, WIDTH);
+        for (size_t i = 0; i < N; i++) {
+            double v = (double)x[i], expected = (double)d[i] * slope_of_gelu(activation, v);
+            if (!(fabs((double)y[i] - expected) <= 1e-6 * fabs((double)d[i])))
+                fail_msg("slope of GELU at %.9g: %.9g, not %.9g", v, (double)y[i], expected);
+        }
+    }
+}
+
+/* sum_i dy_i y_i of a norm in double precision. */
+static double normed_sum(const struct norm *norm, const double *x, const float *dy, size_t width) {
+    double mean = 0, square = 0, sum = 0;
+    for (size_t i = 0; i < width && norm->kind == NORM_LAYER; i++) mean += x[i] / (double)width;
+    for (size_t i = 0; i < width; i++) square += (x[i] - mean) * (x[i] - mean) / (double)width;
+    for (size_t i = 0; i < width; i++)
+        sum +=
+            (double)dy[i] * ((double)norm->gain[i] * (x[i] - mean) / sqrt(square + (double)norm->epsilon) + (double)norm->bias[i]);
+    return sum;
+}
+
+/* Against central differences, also where the mean is much larger than what is left without it. */
+static void test_norm_backward(void **state) {
+    (void)state;
+    enum { WIDTH = 530, ROWS = 2 };
+    float gain[WIDTH], bias[WIDTH], x[ROWS * WIDTH], dy[ROWS * WIDTH], dx[ROWS * WIDTH];
+    double moved[WIDTH];
+    for (int layer = 0; layer < 2; layer++) {
+        struct norm norm = {layer ? NORM_LAYER : NORM_RMS, 1e-5f, gain, bias};
+        for (size_t i = 0; i < WIDTH; i++) {
+            gain[i] = 1 + uniform();
+            bias[i] = uniform();
+        }
+        for (size_t i = 0; i < ROWS * WIDTH; i++) {
+            x[i] = uniform() + (i < WIDTH ? 0 : 50);
+            dx[i] = dy[i] = uniform();
+        }
+        norm_backward(&norm, x, dx, ROWS, WIDTH);
+        for (size_t row = 0; row < ROWS; row++) {
+            for (size_t i = 0; i < WIDTH; i++) moved[i] = (double)x[row * WIDTH + i];
+            for (size_t i = 0; i < WIDTH; i += 13) {
+                double at = moved[i], sum[2];
+                for (int up = 0; up < 2; up++) {
+                    moved[i] = at + (up ? 1e-5 : -1e-5);
+                    sum[up] = normed_sum(&norm, moved, dy + row * WIDTH, WIDTH);
+                }
+                moved[i] = at;
+                double slope = (sum[1] - sum[0]) / 2e-5, apart = fabs((double)dx[row * WIDTH + i] - slope);
+                if (!(apart <= 1e-5))
+                    fail_msg("norm %d, row %zu, %zu: %g, not %g", layer, row, i, (double)dx[row * WIDTH + i], slope);
+            }
+        }
     }
 }
 
@@ -500,7 +588,7 @@ static void test_cross_entropy_backward(void **state) {
     int32_t targets[N];
     for (size_t i = 0; i < (size_t)N * VOCABULARY; i++) before[i] = (double)(logits[i] = uniform() * (i < 500 ? 5e4f : 3));
     for (size_t t = 0; t < N; t++) targets[t] = (int32_t)(next_random() % VOCABULARY);
-    cross_entropy_backward(logits, targets, N, VOCABULARY, 0.25f, loss);
+    cross_entropy_backward(logits, &(struct targets){targets, 0}, N, VOCABULARY, 0.25f, loss);
     for (size_t t = 0; t < N; t++) {
         const double *row = before + t * VOCABULARY;
         double max = -INFINITY, sum = 0;
@@ -515,6 +603,37 @@ static void test_cross_entropy_backward(void **state) {
     }
 }
 
+/* Labels are drawn as often as the softmax says, and loss and gradient are theirs. */
+static void test_drawn_labels(void **state) {
+    (void)state;
+    enum { VOCABULARY = 5, N = 20000 };
+    static float logits[N * VOCABULARY];
+    static double loss[N];
+    const double probabilities[VOCABULARY] = {0.5, 0.3, 0.15, 0.05, 0};
+    size_t drawn[VOCABULARY] = {0};
+    for (size_t t = 0; t < N; t++)
+        for (size_t i = 0; i < VOCABULARY; i++) logits[t * VOCABULARY + i] = (float)log(probabilities[i]) + 3; /* -inf too */
+    cross_entropy_backward(logits, &(struct targets){NULL, 7}, N, VOCABULARY, 1, loss);
+    for (size_t t = 0; t < N; t++) {
+        const float *row = logits + t * VOCABULARY;
+        size_t label = 0;
+        for (size_t i = 0; i < VOCABULARY; i++)
+            if (row[i] < 0) label = i;
+        drawn[label]++;
+        assert_true(fabs(loss[t] + log(probabilities[label])) <= 1e-5);
+        for (size_t i = 0; i < VOCABULARY; i++) assert_true(fabs((double)row[i] - probabilities[i] + (i == label)) <= 1e-6);
+    }
+    for (size_t i = 0; i < VOCABULARY; i++) {
+        double expected = N * probabilities[i];
+        assert_true(fabs((double)drawn[i] - expected) <= 5 * sqrt(expected));
+    }
+    for (size_t t = 0; t < 100; t++) /* a row's draw does not depend on the rows beside it */
+        for (size_t i = 0; i < VOCABULARY; i++) logits[t * VOCABULARY + i] = (float)log(probabilities[i]) + 3;
+    double alone[100];
+    cross_entropy_backward(logits, &(struct targets){NULL, 7}, 100, VOCABULARY, 1, alone);
+    assert_memory_equal(alone, loss, sizeof alone);
+}
+
 /* ---- Speed */
 
 static void ignore_layer(void *user, uint32_t layer, const struct captured *rows) { (void)user, (void)layer, (void)rows; }
@@ -525,7 +644,7 @@ static int bench(const char *path, size_t n) {
     struct terse_error error;
     struct backward_sink sink = {ignore_layer, NULL};
     double loss = 0;
-    if (terse_model_load(path, &model, &error) || backward_new(model, n, &backward, &error)) {
+    if (terse_model_load(path, &model, &error) || backward_new(model, n, true, &backward, &error)) {
         fprintf(stderr, "%s\n", error.message);
         return 1;
     }
@@ -544,12 +663,20 @@ static int bench(const char *path, size_t n) {
 int main(int argc, char **argv) {
     if (argc > 2 && !strcmp(argv[1], "--bench")) return bench(argv[2], argc > 3 ? strtoul(argv[3], NULL, 10) : 2048);
     const struct CMUnitTest single[] = {
-        cmocka_unit_test(test_past_a_tile_of_queries), cmocka_unit_test(test_past_a_panel),
-        cmocka_unit_test(test_shortest_window),        cmocka_unit_test(test_threads),
-        cmocka_unit_test(test_windows_leave_no_trace), cmocka_unit_test(test_interruption),
-        cmocka_unit_test(test_wrong_windows),          cmocka_unit_test(test_refused_memory),
-        cmocka_unit_test(test_linear_backward),        cmocka_unit_test(test_silu_backward),
+        cmocka_unit_test(test_past_a_tile_of_queries),
+        cmocka_unit_test(test_past_a_panel),
+        cmocka_unit_test(test_shortest_window),
+        cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_windows_leave_no_trace),
+        cmocka_unit_test(test_interruption),
+        cmocka_unit_test(test_wrong_windows),
+        cmocka_unit_test(test_refused_memory),
+        cmocka_unit_test(test_linear_backward),
+        cmocka_unit_test(test_silu_backward),
+        cmocka_unit_test(test_gelu),
+        cmocka_unit_test(test_norm_backward),
         cmocka_unit_test(test_cross_entropy_backward),
+        cmocka_unit_test(test_drawn_labels),
     };
     enum { N_SINGLE = sizeof single / sizeof single[0] };
     struct CMUnitTest tests[2 * N_NAMES + N_SINGLE];

@@ -40,8 +40,11 @@ static const struct oracle_setup small = {
 
 static void every_method_equals_dense_attention(void **state) {
     (void)state;
-    static const char *const methods[][3] = {{"f16", NULL, NULL},     {"q8_0", NULL, NULL},    {"q4_0", NULL, NULL},
-                                             {"f16", "q8_0", "q4_0"}, {"q4_0", "f16", "q8_0"}, {"f16", NULL, "q4_0"}};
+    static const char *const methods[][3] = {{"f16", NULL, NULL},       {"q8_0", NULL, NULL},        {"q4_0", NULL, NULL},
+                                             {"f16", "q8_0", "q4_0"},   {"q4_0", "f16", "q8_0"},     {"f16", NULL, "q4_0"},
+                                             {"cq-1", NULL, NULL},      {"cq-0.75", NULL, NULL},     {"million-4", NULL, NULL},
+                                             {"million-3", NULL, NULL}, {"million-2", "q8_0", NULL}, {"cq-2", NULL, "f16"},
+                                             {"antkv-4", NULL, NULL},   {"antkv-1", NULL, NULL}};
     static const uint32_t tails[] = {0, 32, 128};
     for (size_t m = 0; m < sizeof methods / sizeof methods[0]; m++) {
         for (size_t t = 0; t < 3; t++) {
@@ -90,6 +93,19 @@ static void partial_rotation_and_magnitude(void **state) {
     }
 }
 
+static void alibi_instead_of_rotation(void **state) {
+    (void)state;
+    static const char *const methods[] = {"f16", "q8_0", "million-2", "cq-1", "streaming-40"};
+    for (size_t m = 0; m < sizeof methods / sizeof methods[0]; m++) {
+        struct oracle_setup setup = small;
+        setup.method = methods[m];
+        setup.alibi = true;
+        setup.query_heads = 6;
+        setup.tail = 0;
+        RUN(&setup, {P, 30, 0}, {D, 1, 0}, {P, 130, 0}, {D, 3, 0}, {D, 1, 0}, {P, 70, 11});
+    }
+}
+
 static void lengths_around_blocks(void **state) {
     (void)state;
     static const size_t lengths[] = {1, 15, 16, 17, 63, 64, 65, 127, 128, 129, 191, 192, 193, 257};
@@ -131,8 +147,8 @@ static void one_token_at_a_time(void **state) {
 /* Long enough that reading is split into parts that meet again. */
 static void deep_caches_equal_dense_attention(void **state) {
     (void)state;
-    static const char *const methods[] = {"f16", "q8_0", "q4_0", "streaming-1500"};
-    for (size_t m = 0; m < 4; m++) {
+    static const char *const methods[] = {"f16", "q8_0", "q4_0", "streaming-1500", "cq-1", "million-4"};
+    for (size_t m = 0; m < sizeof methods / sizeof methods[0]; m++) {
         struct oracle_setup setup = small;
         setup.method = methods[m];
         setup.query_heads = m % 2 ? 6 : 2;
@@ -411,6 +427,7 @@ int main(void) {
         cmocka_unit_test(every_method_equals_dense_attention),
         cmocka_unit_test(every_shape_equals_dense_attention),
         cmocka_unit_test(partial_rotation_and_magnitude),
+        cmocka_unit_test(alibi_instead_of_rotation),
         cmocka_unit_test(lengths_around_blocks),
         cmocka_unit_test(queries_may_be_asked_in_any_pieces),
         cmocka_unit_test(one_token_at_a_time),

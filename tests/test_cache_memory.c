@@ -2,6 +2,7 @@
  * This program brings its own base/memory, which counts and refuses. */
 #include "base/memory.h"
 #include "cache/state.h"
+#include "support/counting_memory.h"
 
 #include <math.h>
 #include <omp.h>
@@ -14,41 +15,20 @@
 
 #include <cmocka.h>
 
-static size_t live_bytes, allocations, allowed = SIZE_MAX;
-
-/* The size lies before the memory. */
-void *memory_array(size_t count, size_t size) {
-    void *memory;
-    if (allocations == allowed) return NULL;
-    if (posix_memalign(&memory, MEMORY_ALIGN, MEMORY_ALIGN + count * size)) return NULL;
-    *(size_t *)memory = count * size;
-    live_bytes += count * size;
-    allocations++;
-    return (char *)memory + MEMORY_ALIGN;
-}
-
-void *memory_zeros(size_t count, size_t size) {
-    void *memory = memory_array(count, size);
-    if (memory) memset(memory, 0, count * size);
-    return memory;
-}
-
-void memory_free(void *memory) {
-    if (!memory) return;
-    size_t *size = (size_t *)((char *)memory - MEMORY_ALIGN);
-    live_bytes -= *size;
-    free(size);
-}
-
 enum { HEADS = 2, HEAD_DIM = 32, LAYERS = 2, WIDTH = HEADS * HEAD_DIM };
 
 static float frequency[HEAD_DIM / 2];
 static const struct rope rope = {ROPE_ADJACENT, HEAD_DIM, HEAD_DIM, frequency, 1};
-static const struct cache_shape shape = {LAYERS, 3 * HEADS, HEADS, HEAD_DIM, 0.2f, &rope};
+static const struct cache_shape shape = {LAYERS, 3 * HEADS, HEADS, HEAD_DIM, 0.2f, &rope, NULL};
 
 static struct method resolve(const char *name, uint32_t tail) {
+    struct terse_cache_options options = {.method = name, .tail_tokens = tail};
     struct method method;
-    assert_int_equal(method_resolve(&(struct terse_cache_options){.method = name, .tail_tokens = tail}, &method, NULL), TERSE_OK);
+    if (strstr(name, " with anchors")) {
+        options.method = "q4_0";
+        options.anchor_percent = 2;
+    }
+    assert_int_equal(method_resolve(&options, HEAD_DIM, &method, NULL), TERSE_OK);
     return method;
 }
 
@@ -73,7 +53,8 @@ static enum terse_status run_step(struct cache *cache, enum cache_step_kind kind
 /* Scratch of steps and rotation tables hold no keys and values. */
 static size_t kv_bytes(const struct cache *cache) {
     size_t angles = 2 * cache->turns.pairs * sizeof(float);
-    return live_bytes - cache->scratch_floats * sizeof(float) - (BLOCK_TOKENS + cache->turns.capacity) * angles;
+    size_t scratch = (cache->scratch_floats + cache->observed_floats) * sizeof(float);
+    return live_bytes - scratch - (2 * BLOCK_TOKENS + cache->turns.capacity) * angles;
 }
 
 /* Every block of 64 holds a token that is still read. */
@@ -82,13 +63,14 @@ static void check_nothing_dead_is_held(const struct cache *cache) {
     assert_true(cache->extent.window_first + BLOCK_TOKENS > cache->extent.first);
 }
 
-static const char *const methods[] = {"f16", "q8_0", "q4_0", "streaming-100", "streaming-1000"};
+static const char *const methods[] = {"f16", "q8_0", "q4_0", "streaming-100", "streaming-1000", "q4_0 with anchors"};
+#define METHODS (sizeof methods / sizeof methods[0])
 static const uint32_t tails[] = {TERSE_TAIL_DEFAULT, 0, 63, 200};
 
 static void allocated_is_reported_is_predicted(void **state) {
     (void)state;
     static const size_t lengths[] = {1, 63, 64, 65, 192, 300, 1000};
-    for (size_t m = 0; m < 5; m++) {
+    for (size_t m = 0; m < METHODS; m++) {
         for (size_t t = 0; t < 4; t++) {
             for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
                 struct method method = resolve(methods[m], tails[t]);
@@ -146,7 +128,7 @@ static void growth_is_tight(void **state) {
 static void refused_memory_leaves_the_cache_as_it_was(void **state) {
     (void)state;
     struct terse_error error;
-    for (size_t m = 0; m < 5; m++) {
+    for (size_t m = 0; m < METHODS; m++) {
         struct method method = resolve(methods[m], TERSE_TAIL_DEFAULT);
         struct cache *cache;
         size_t refused = 0;
@@ -192,7 +174,7 @@ static void refused_memory_leaves_the_cache_as_it_was(void **state) {
 
 static void a_random_filling_is_like_a_prefill(void **state) {
     (void)state;
-    for (size_t m = 0; m < 5; m++) {
+    for (size_t m = 0; m < METHODS; m++) {
         struct method method = resolve(methods[m], TERSE_TAIL_DEFAULT);
         struct terse_cache_report report, predicted;
         struct cache *cache;
@@ -201,8 +183,9 @@ static void a_random_filling_is_like_a_prefill(void **state) {
         assert_int_equal(cache_length(cache), 3000);
         cache_report(cache, &report);
         cache_predict(&shape, &method, 3000, &predicted);
-        assert_true(report.resident >= predicted.resident && report.resident < 2 * predicted.resident);
-        if (strncmp(methods[m], "streaming", 9) != 0) assert_int_equal(report.resident, predicted.resident);
+        assert_true((double)report.resident >= 0.99 * (double)predicted.resident && report.resident < 2 * predicted.resident);
+        if (strncmp(methods[m], "streaming", 9) != 0 && !method.policy->anchors)
+            assert_int_equal(report.resident, predicted.resident);
         float v[WIDTH], k[WIDTH], q[3 * WIDTH], sum = 0;
         for (size_t i = 0; i < WIDTH; i++) k[i] = v[i] = 0;
         for (size_t i = 0; i < 3 * WIDTH; i++) q[i] = sinf((float)i);

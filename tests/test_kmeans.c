@@ -330,10 +330,10 @@ static void heavy_tails_are_served(void **state) {
 static void enough_centroids_leave_no_error(void **state) {
     (void)state;
     enum { D = 4, DISTINCT = 50, MOST = 70 };
-    static const size_t sizes[] = {1, 49, 300, 40000}; /* the last is more than the start looks at */
+    static const size_t sizes[] = {1, 49, 300, 40000, 70000}; /* more than the start looks at, and enough for rounds on a sample */
     float centroids[MOST * D];
     struct random random = {6};
-    for (size_t s = 0; s < 4; s++) {
+    for (size_t s = 0; s < 5; s++) {
         struct data data = data_normal(sizes[s], D, D, 61);
         for (size_t r = 0; r < sizes[s]; r++) {
             size_t kind = r % 1000 < 30 ? random_bits(&random) % DISTINCT : r % 3; /* most kinds are rare */
@@ -454,7 +454,7 @@ static void clusters_are_recovered(void **state) {
 
 static void threads_change_no_bit(void **state) {
     (void)state;
-    enum { N = 33000, D = 8, K = 300 };
+    enum { N = 66000, D = 8, K = 300 }; /* so many that a sample comes first */
     struct data data = data_normal(N, D, 19, 81);
     float one[K * D], more[K * D];
     uint16_t *code_one = memory_array(N, 2), *code_more = memory_array(N, 2);
@@ -551,6 +551,45 @@ static void progress_may_stop_it(void **state) {
     data_free(&data);
 }
 
+/* Two rounds over many points come near to where fifty lead, since samples of them had theirs before; what is reported is the
+ * objective of all points, and only rounds over all of them count. */
+static void many_points_begin_with_a_sample(void **state) {
+    (void)state;
+    enum { N = 70000, D = 4, K = 64 };
+    struct data data = data_normal(N, D, D + 1, 111);
+    float few[K * D], many[K * D];
+    double wide[K * D];
+    struct reports reports = {.stop_after = UINT64_MAX};
+    struct kmeans_options options = kmeans_options_defaults();
+    struct kmeans_points points = weighted(&data), first = points;
+    options.rounds = 50;
+    options.tolerance = 0;
+    /* From a start on points enough for one, but not for a sample. */
+    first.n = 16384;
+    options.initial = NULL;
+    fit(first, K, &(struct kmeans_options){.rounds = 0, .seed = 5}, many);
+    memcpy(few, many, sizeof few);
+    options.initial = few;
+    double best = fit(points, K, &options, many).objective;
+    options = (struct kmeans_options){.rounds = 2, .seed = 5, .progress = {count_report, &reports}};
+    struct kmeans_result result = fit(points, K, &options, few);
+    assert_int_equal(result.rounds, 2);
+    assert_int_equal(reports.total, 2);
+    assert_int_equal(reports.last_done, 2);
+    assert_true(reports.calls > 8); /* the sample's rounds and draws are reports too */
+    assert_true(result.objective < 1.05 * best);
+    for (size_t i = 0; i < K * D; i++) wide[i] = (double)few[i];
+    check_close(result.objective, oracle_objective(&points, wide, K, NULL), result.objective, 1e-6, 0, "objective");
+    for (uint64_t stop = 1; stop < reports.calls; stop += 3) {
+        struct terse_error error = {0};
+        struct reports again = {.stop_after = stop};
+        options.progress.user = &again;
+        assert_int_equal(kmeans_fit(&points, K, &options, few, NULL, &error), TERSE_E_INTERRUPTED);
+        assert_int_equal(again.calls, stop);
+    }
+    data_free(&data);
+}
+
 /* ---- Refusals ------------------------------------------------------------------------------------------------------------ */
 
 static void refused(struct kmeans_points points, size_t k, const struct kmeans_options *options, const char *says) {
@@ -625,6 +664,7 @@ int main(void) {
         cmocka_unit_test(threads_change_no_bit),
         cmocka_unit_test(assignment_equals_brute_force),
         cmocka_unit_test(progress_may_stop_it),
+        cmocka_unit_test(many_points_begin_with_a_sample),
         cmocka_unit_test(bad_input_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

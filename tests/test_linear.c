@@ -34,7 +34,7 @@ static struct matrix new_matrix(enum tensor_type type, uint32_t rows) {
             memcpy(data + i, &scale, 2);
             for (size_t j = 2; j < 34; j++) data[i + j] = (uint8_t)(next_random() >> 24);
         }
-    return (struct matrix){data, type, rows, COLUMNS, row_bytes};
+    return (struct matrix){data, type, rows, COLUMNS, row_bytes, NULL};
 }
 
 static void check_product(const struct product *p, const float *x, size_t n) {
@@ -42,7 +42,7 @@ static void check_product(const struct product *p, const float *x, size_t n) {
     for (uint32_t r = 0; r < p->w->rows; r++) {
         kernels()->dequantize[p->w->type]((const char *)p->w->data + r * p->w->row_bytes, row, COLUMNS);
         for (size_t t = 0; t < n; t++) {
-            double sum = p->bias ? (double)p->bias[r] : 0, size = fabs(sum);
+            double sum = p->w->bias ? (double)p->w->bias[r] : 0, size = fabs(sum);
             for (size_t i = 0; i < COLUMNS; i++) {
                 sum += (double)row[i] * (double)x[t * COLUMNS + i];
                 size += fabs((double)row[i] * (double)x[t * COLUMNS + i]);
@@ -66,6 +66,7 @@ static void test_products(void **state) {
         if (linear_scratch(&w[i], 3) > floats) floats = linear_scratch(&w[i], 3);
     }
     for (int i = 0; i < 257; i++) bias[i] = uniform();
+    w[1].bias = bias;
     float *scratch = memory_array(floats, sizeof *scratch);
     for (int threads = 1; threads <= 3; threads += 2) {
         omp_set_num_threads(threads);
@@ -74,8 +75,7 @@ static void test_products(void **state) {
             struct product products[3];
             float *x = memory_array(n * COLUMNS, sizeof *x);
             for (size_t i = 0; i < n * COLUMNS; i++) x[i] = uniform();
-            for (int i = 0; i < 3; i++)
-                products[i] = (struct product){&w[i], i == 1 ? bias : NULL, memory_array(n * rows[i], sizeof(float))};
+            for (int i = 0; i < 3; i++) products[i] = (struct product){&w[i], memory_array(n * rows[i], sizeof(float))};
             linear(products, 3, x, n, scratch);
             for (int i = 0; i < 3; i++) {
                 check_product(&products[i], x, n);

@@ -34,6 +34,8 @@ static struct reference references[] = {
     {"mistral", 48, 4, 2, 32},
     {"qwen2", 64, 2, 1, 32}, /* biases of q, k, v; half-split RoPE */
     {"qwen3", 48, 4, 2, 32}, /* norms of q and k */
+    {"gpt2", 64, 2, 2, 32},  /* learned positions, all of them; LayerNorm, GELU by tanh, biases, fused q, k, v */
+    {"mpt", 96, 3, 3, 32},   /* ALiBi of a number of heads that is no power of two; clipped q, k, v; GELU */
 };
 enum { N_REFERENCES = sizeof references / sizeof references[0] };
 

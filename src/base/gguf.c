@@ -1,5 +1,6 @@
 /* Answers questions about an opened GGUF file. Every place in it was checked by gguf_open.c. */
 #include "base/gguf_private.h"
+#include "base/hash.h"
 
 #include <float.h>
 #include <inttypes.h>
@@ -38,6 +39,14 @@ uint64_t gguf_metadata_count(const struct gguf *gguf) { return gguf->n_entries; 
 uint64_t gguf_tensor_count(const struct gguf *gguf) { return gguf->n_tensors; }
 const struct gguf_tensor *gguf_tensor_at(const struct gguf *gguf, uint64_t i) { return &gguf->tensors[i]; }
 
+struct gguf_string gguf_key_at(const struct gguf *gguf, uint64_t i) {
+    return gguf->entries[i].key;
+}
+
+struct gguf_string gguf_value_at(const struct gguf *gguf, uint64_t i) {
+    return (struct gguf_string){(const char *)gguf->entries[i].value, gguf->entries[i].bytes};
+}
+
 static const void *find(const struct gguf_string **index, uint64_t n, const char *name) {
     struct gguf_string wanted = {name, strlen(name)};
     uint64_t first = 0;
@@ -73,8 +82,7 @@ static enum terse_status look_up(const struct gguf *gguf, const char *key, bool 
     *entry = gguf_find_entry(gguf, key);
     if (found) *found = *entry != NULL;
     if (*entry || found) return TERSE_OK;
-    return status_fail(error, TERSE_E_FORMAT, "%.200s: the key '%s' is missing: download or convert the file again", gguf->name,
-                       key);
+    return status_fail(error, TERSE_E_FORMAT, "%.200s: the key '%s' is missing: download or make the file again", gguf->name, key);
 }
 
 static enum terse_status wrong(const struct gguf *gguf, const struct gguf_entry *entry, const char *key, const char *wanted,
@@ -84,7 +92,7 @@ static enum terse_status wrong(const struct gguf *gguf, const struct gguf_entry 
     double number;
     if (gguf_entry_number(entry, &number)) snprintf(value, sizeof value, "%.10g of ", number);
     return status_fail_at(error, TERSE_E_FORMAT, offset,
-                          "%.160s: the key '%s' (byte %" PRIu64 ") is %stype %s%s, not %s: convert the file again", gguf->name, key,
+                          "%.160s: the key '%s' (byte %" PRIu64 ") is %stype %s%s, not %s: make the file again", gguf->name, key,
                           offset, value, entry->type == GGUF_ARRAY ? "array of " : "",
                           gguf_type_name(entry->type == GGUF_ARRAY ? entry->element : entry->type), wanted);
 }
@@ -123,15 +131,41 @@ enum terse_status gguf_get_u32(const struct gguf *gguf, const char *key, uint32_
     return TERSE_OK;
 }
 
-enum terse_status gguf_get_f32(const struct gguf *gguf, const char *key, float *value, bool *found, struct terse_error *error) {
+enum terse_status gguf_get_u64(const struct gguf *gguf, const char *key, uint64_t *value, bool *found, struct terse_error *error) {
+    const struct gguf_entry *entry;
+    enum terse_status status = look_up(gguf, key, found, &entry, error);
+    if (!entry) return status;
+    /* A double does not hold every u64: only its sign and kind are asked for. */
+    double number;
+    uint64_t bits = 0;
+    if (!gguf_entry_number(entry, &number) || !(number >= 0) || entry->type == GGUF_F32 || entry->type == GGUF_F64)
+        return wrong(gguf, entry, key, "a whole number from 0 to 18446744073709551615", error);
+    memcpy(&bits, entry->value, gguf_type_bytes(entry->type));
+    *value = bits;
+    return TERSE_OK;
+}
+
+/* A number of at most `limit`. */
+static enum terse_status get_finite(const struct gguf *gguf, const char *key, double limit, double *value, bool *found,
+                                    struct terse_error *error) {
     const struct gguf_entry *entry;
     enum terse_status status = look_up(gguf, key, found, &entry, error);
     if (!entry) return status;
     double number;
-    if (!gguf_entry_number(entry, &number) || !(fabs(number) <= (double)FLT_MAX))
-        return wrong(gguf, entry, key, "a finite number", error);
-    *value = (float)number;
+    if (!gguf_entry_number(entry, &number) || !(fabs(number) <= limit)) return wrong(gguf, entry, key, "a finite number", error);
+    *value = number;
     return TERSE_OK;
+}
+
+enum terse_status gguf_get_f32(const struct gguf *gguf, const char *key, float *value, bool *found, struct terse_error *error) {
+    double number = 0;
+    enum terse_status status = get_finite(gguf, key, (double)FLT_MAX, &number, found, error);
+    if (status == TERSE_OK && (!found || *found)) *value = (float)number;
+    return status;
+}
+
+enum terse_status gguf_get_f64(const struct gguf *gguf, const char *key, double *value, bool *found, struct terse_error *error) {
+    return get_finite(gguf, key, DBL_MAX, value, found, error);
 }
 
 enum terse_status gguf_get_bool(const struct gguf *gguf, const char *key, bool *value, bool *found, struct terse_error *error) {
@@ -170,4 +204,21 @@ enum terse_status gguf_get_array(const struct gguf *gguf, const char *key, enum 
 void gguf_array_strings(const struct gguf_array *array, struct gguf_string *strings) {
     const uint8_t *at = array->data;
     for (uint64_t i = 0; i < array->count; i++) at = gguf_read_string(at, &strings[i]);
+}
+
+enum terse_status gguf_check_sum(const struct gguf *gguf, const char *key, struct terse_error *error) {
+    static const uint8_t zeros[sizeof(uint64_t)];
+    const struct gguf_entry *entry;
+    enum terse_status status = look_up(gguf, key, NULL, &entry, error);
+    if (!entry) return status;
+    if (entry->type != GGUF_U64) return wrong(gguf, entry, key, "a u64", error);
+    uint64_t at = (uint64_t)(entry->value - gguf->data), sum;
+    struct hash64 hash = hash64_begin();
+    memcpy(&sum, entry->value, sizeof sum);
+    hash64_put(&hash, gguf->data, at);
+    hash64_put(&hash, zeros, sizeof zeros);
+    hash64_put(&hash, gguf->data + at + sizeof zeros, gguf->size - at - sizeof zeros);
+    if (sum == hash64_end(&hash)) return TERSE_OK;
+    return status_fail(error, TERSE_E_FORMAT, "%.200s: its checksum does not match: the file is damaged, download or make it again",
+                       gguf->name);
 }

@@ -65,15 +65,24 @@ const struct gguf_tensor *gguf_find_tensor(const struct gguf *gguf, const char *
 /* The file's name for messages: printable, of a long path the end. */
 const char *gguf_name(const struct gguf *gguf);
 
-/* Metadata by key. The getters convert between number types where the value fits. When the key is missing they leave *value alone
- * and set *found to false, or, when `found` is NULL, fail with TERSE_E_FORMAT; a value of the wrong type or range (for f32: not
- * finite) fails with TERSE_E_FORMAT naming key and offset. */
+/* Metadata by key. The getters convert between number types where the value fits (for u64: between integers). When the key is
+ * missing they leave *value alone and set *found to false, or, when `found` is NULL, fail with TERSE_E_FORMAT; a value of the wrong
+ * type or range (for f32 and f64: not finite) fails with TERSE_E_FORMAT naming key and offset. */
 bool gguf_has(const struct gguf *gguf, const char *key);
 enum terse_status gguf_get_u32(const struct gguf *gguf, const char *key, uint32_t *value, bool *found, struct terse_error *error);
+enum terse_status gguf_get_u64(const struct gguf *gguf, const char *key, uint64_t *value, bool *found, struct terse_error *error);
 enum terse_status gguf_get_f32(const struct gguf *gguf, const char *key, float *value, bool *found, struct terse_error *error);
+enum terse_status gguf_get_f64(const struct gguf *gguf, const char *key, double *value, bool *found, struct terse_error *error);
 enum terse_status gguf_get_bool(const struct gguf *gguf, const char *key, bool *value, bool *found, struct terse_error *error);
 enum terse_status gguf_get_string(const struct gguf *gguf, const char *key, struct gguf_string *value, bool *found,
                                   struct terse_error *error);
+
+/* The i-th key, and its value as it lies in the file: of a string the characters, of an array the elements. */
+struct gguf_string gguf_key_at(const struct gguf *gguf, uint64_t i);
+struct gguf_string gguf_value_at(const struct gguf *gguf, uint64_t i);
+
+/* Whether the u64 `key` is XXH64 of the whole file, its own 8 bytes taken as zeros; else TERSE_E_FORMAT. */
+enum terse_status gguf_check_sum(const struct gguf *gguf, const char *key, struct terse_error *error);
 
 /* A typed view of an array. */
 struct gguf_array {

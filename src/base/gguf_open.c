@@ -62,7 +62,7 @@ static bool fail(struct reader *reader, enum terse_status status, uint64_t offse
 __attribute__((format(printf, 3, 4))) static bool damaged(struct reader *reader, uint64_t offset, const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
-    fail(reader, TERSE_E_FORMAT, offset, "the file is damaged or incomplete, download or convert it again", format, arguments);
+    fail(reader, TERSE_E_FORMAT, offset, "the file is damaged or incomplete, download or make it again", format, arguments);
     va_end(arguments);
     return false;
 }
@@ -177,6 +177,7 @@ static bool take_entry(struct reader *reader, struct gguf_entry *entry) {
         if (!take_string(reader, "its value", &string)) return false;
         entry->count = string.size;
         entry->value = (const uint8_t *)string.data;
+        entry->bytes = string.size;
         return true;
     }
     if (type == GGUF_ARRAY) {
@@ -184,7 +185,9 @@ static bool take_entry(struct reader *reader, struct gguf_entry *entry) {
         entry->element = (enum gguf_type)type;
     }
     entry->value = reader->gguf->data + reader->at;
-    return take_values(reader, type, entry->count, 1);
+    if (!take_values(reader, type, entry->count, 1)) return false;
+    entry->bytes = reader->at - offset_of(reader, entry->value);
+    return true;
 }
 
 /* ---- Tensors ------------------------------------------------------------------------------------------------------------ */
@@ -378,25 +381,12 @@ done:
     return good;
 }
 
-/* Of a long path the end is kept: it tells files apart. */
-static void keep_name(struct gguf *gguf, const char *name) {
-    size_t size = strlen(name), most = sizeof gguf->name - 1;
-    struct text_line line = text_line_begin(gguf->name, sizeof gguf->name);
-    if (size > most) {
-        name += size - most + 3;
-        while (((unsigned char)*name & 0xc0) == 0x80) name++; /* to the beginning of a character */
-        text_line_unit(&line, "...", 3);
-    }
-    text_line_string(&line, name, strlen(name), false);
-    text_line_end(&line);
-}
-
 enum terse_status gguf_open(const void *data, size_t size, const char *name, struct gguf **result, struct terse_error *error) {
     uint64_t n_tensors = 0, n_entries = 0, alignment = DEFAULT_ALIGNMENT;
     *result = NULL;
     struct gguf *gguf = memory_zeros(1, sizeof *gguf);
     if (!gguf) return status_no_memory(error, sizeof *gguf, name);
-    keep_name(gguf, name);
+    text_file_name(gguf->name, sizeof gguf->name, name);
     gguf->data = data;
     gguf->size = size;
     if ((uintptr_t)data % DATA_ALIGN) {

@@ -11,6 +11,7 @@ struct gguf_entry {
     enum gguf_type element; /* of an array */
     uint64_t count;         /* elements of an array, bytes of a string, else 1 */
     const uint8_t *value;
+    uint64_t bytes; /* of the value in the file, from its first byte on */
 };
 
 struct gguf {

@@ -48,6 +48,11 @@ done:
     return status;
 }
 
+void mapped_file_fetch(const void *data, size_t size) {
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), begin = (uintptr_t)data / page * page;
+    (void)posix_madvise((void *)begin, (uintptr_t)data + size - begin, POSIX_MADV_WILLNEED);
+}
+
 void mapped_file_close(struct mapped_file *file) {
     if (file->data) munmap((void *)file->data, file->size);
     *file = (struct mapped_file){0};

@@ -1,9 +1,11 @@
 /* Status names and the one place that writes struct terse_error. */
 #include "base/status.h"
+#include "base/text.h"
 
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
 
 static void fill(struct terse_error *error, enum terse_status code, uint64_t offset, const char *format, va_list arguments) {
     if (!error) return;
@@ -32,6 +34,17 @@ enum terse_status status_no_memory(struct terse_error *error, uint64_t bytes, co
     return status_fail(error, TERSE_E_MEMORY,
                        "no memory for %s (%" PRIu64 " bytes): use a smaller context, a smaller model or a smaller --kv method",
                        what, bytes);
+}
+
+void status_name_file(struct terse_error *error, const char *name) {
+    char shown[160], message[sizeof error->message];
+    if (!error) return;
+    text_file_name(shown, sizeof shown, name);
+    size_t length = strlen(shown);
+    if (strncmp(error->message, shown, length) == 0 && error->message[length] == ':') return;
+    memcpy(message, error->message, sizeof message);
+    int room = (int)(sizeof message - 1 - length - 2);
+    snprintf(error->message, sizeof error->message, "%s: %.*s", shown, room, message);
 }
 
 const char *terse_status_name(enum terse_status status) {

@@ -83,3 +83,15 @@ const char *text_quote(char *buffer, size_t capacity, const char *data, uint64_t
     text_line_end(&line);
     return buffer;
 }
+
+void text_file_name(char *buffer, size_t capacity, const char *name) {
+    size_t size = strlen(name), most = capacity - 1;
+    struct text_line line = text_line_begin(buffer, capacity);
+    if (size > most) {
+        name += size - most + 3;
+        while (((unsigned char)*name & 0xc0) == 0x80) name++; /* to the beginning of a character */
+        text_line_unit(&line, "...", 3);
+    }
+    text_line_string(&line, name, strlen(name), false);
+    text_line_end(&line);
+}

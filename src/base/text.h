@@ -28,6 +28,8 @@ void text_line_unit(struct text_line *line, const char *text, size_t size);
 void text_line_string(struct text_line *line, const char *data, uint64_t size, bool quoted);
 /* Zero-terminates; returns the length. */
 size_t text_line_end(struct text_line *line);
+/* A file's name for messages: printable, of a long one the end, which tells files apart. */
+void text_file_name(char *buffer, size_t capacity, const char *name);
 /* All of these at once for one quoted string, as messages name what a file or a caller gave; returns `buffer`. */
 const char *text_quote(char *buffer, size_t capacity, const char *data, uint64_t size);
 

@@ -1,6 +1,8 @@
 /* The cache of a sequence: its life, the steps, and the accounting. Owns all memory of keys and values; leaves where tokens go to
  * plan.c, the writing to store.c, the reading to tile.c and attend.c. */
 #include "base/memory.h"
+#include "cache/anchors.h"
+#include "cache/sealer.h"
 #include "cache/tile.h"
 #include "kernels/kernels.h"
 
@@ -14,24 +16,27 @@ struct sizes {
     size_t key, value; /* bytes of a sealed block */
     size_t half;       /* of one side of a window block */
     uint64_t heads, exact;
+    uint64_t anchor; /* of one more anchor everywhere */
 };
 
 static struct sizes sizes_of(const struct cache_shape *shape, const struct method *method) {
-    struct codec_shape each = {shape->head_dim, shape->query_heads / shape->kv_heads};
-    struct sizes sizes = {.key = method->key->block_bytes(each, CODEC_KEYS),
-                          .value = method->value->block_bytes(each, CODEC_VALUES),
-                          .half = codec_f16.block_bytes(each, CODEC_KEYS),
+    struct codec_shape keys = method_shape(method, CODEC_KEYS, shape->head_dim, 1);
+    struct codec_shape values = method_shape(method, CODEC_VALUES, shape->head_dim, 1);
+    struct sizes sizes = {.key = method->key.codec->block_bytes(keys, CODEC_KEYS),
+                          .value = method->value.codec->block_bytes(values, CODEC_VALUES),
+                          .half = BLOCK_BYTES_F16(shape->head_dim),
                           .heads = (uint64_t)shape->layers * shape->kv_heads};
     sizes.exact = sizes.heads * 2 * method->parameters.sinks * shape->head_dim * sizeof(uint16_t);
+    sizes.anchor = sizes.heads * 2 * anchor_bytes(shape->head_dim);
     return sizes;
 }
 
 static void fill_report(const struct cache_shape *shape, const struct sizes *sizes, const struct extent *extent, uint64_t spans,
-                        uint64_t windows, struct terse_cache_report *report) {
+                        uint64_t windows, uint64_t anchors, struct terse_cache_report *report) {
     *report = (struct terse_cache_report){.tokens = extent->length, .kept = extent->length - extent_evicted(extent)};
     report->codes = spans * sizes->heads * (sizes->key + sizes->value);
     report->window = windows * sizes->heads * 2 * sizes->half;
-    report->exact = sizes->exact;
+    report->exact = sizes->exact + anchors * sizes->anchor;
     report->tables = spans * sizeof(struct span) + windows * sizeof(uint8_t *);
     report->resident = report->codes + report->exact + report->window + report->tables;
     double values = (double)extent->length * (double)sizes->heads * 2 * shape->head_dim;
@@ -40,14 +45,16 @@ static void fill_report(const struct cache_shape *shape, const struct sizes *siz
 
 void cache_report(const struct cache *cache, struct terse_cache_report *report) {
     struct sizes sizes = sizes_of(&cache->shape, &cache->method);
-    fill_report(&cache->shape, &sizes, &cache->extent, cache->n_spans, cache->n_windows, report);
+    fill_report(&cache->shape, &sizes, &cache->extent, cache->n_spans, cache->n_windows, cache->anchors.capacity, report);
+    if (cache->method.learned) report->codebook = codebook_bytes(cache->method.learned);
 }
 
 void cache_predict(const struct cache_shape *shape, const struct method *method, uint64_t tokens,
                    struct terse_cache_report *report) {
     struct sizes sizes = sizes_of(shape, method);
     struct plan plan = plan_step(method, &(struct extent){0}, CACHE_STEP_PREFILL, tokens);
-    fill_report(shape, &sizes, &plan.after, plan.seal, extent_window_blocks(&plan.after), report);
+    fill_report(shape, &sizes, &plan.after, plan.seal, extent_window_blocks(&plan.after), plan.anchors, report);
+    if (method->learned) report->codebook = codebook_bytes(method->learned);
 }
 
 /* ---- Life */
@@ -68,7 +75,7 @@ enum terse_status cache_new(const struct cache_shape *shape, const struct method
     c->shape = *shape;
     c->method = *method;
     c->group = group;
-    c->turned = method->key->rope == CODEC_ROPE_AFTER && !method->policy->positions_by_index;
+    c->turned = method->key.codec->rope == CODEC_ROPE_AFTER && !method->policy->positions_by_index;
     c->key_bytes = sizes.key;
     c->value_bytes = sizes.value;
     c->half_bytes = sizes.half;
@@ -86,6 +93,7 @@ fail:
 
 void cache_free(struct cache *cache) {
     if (!cache) return;
+    sealer_free(cache->sealer);
     for (size_t i = 0; i < cache->n_spans; i++)
         if (cache->spans[i].index == 0) memory_free(cache->spans[i].chunk);
     for (size_t i = 0; i < cache->n_windows; i++) memory_free(cache->windows[i]);
@@ -93,13 +101,27 @@ void cache_free(struct cache *cache) {
     memory_free(cache->windows);
     memory_free(cache->exact);
     memory_free(cache->scratch);
+    memory_free(cache->observed);
+    memory_free(cache->anchors.memory);
     turns_destroy(&cache->turns);
     free(cache);
+}
+
+static void forget_ahead(struct cache *cache) {
+    sealer_wait(cache->sealer, 0);
+    cache->ahead = 0;
+}
+
+void cache_seal_ahead(struct cache *cache, bool ahead) {
+    forget_ahead(cache);
+    cache->seal_in_step = !ahead;
 }
 
 void cache_reset(struct cache *cache) {
     cache->extent = (struct extent){0};
     cache->sealed = 0;
+    cache->anchors.count = 0;
+    forget_ahead(cache);
 }
 
 uint64_t cache_length(const struct cache *cache) { return cache->extent.length; }
@@ -117,11 +139,39 @@ static enum terse_status reserve_scratch(struct cache *cache, struct terse_error
     return TERSE_OK;
 }
 
+/* Full blocks of the window after a step, which a worker is to encode before they leave it. Where the window is shorter than a block
+ * there is no time for that, and where tokens are evicted no need. */
+static size_t blocks_ahead(const struct cache *cache, const struct plan *plan) {
+    bool wanted = plan->kind == CACHE_STEP_DECODE && !cache->seal_in_step && cache->method.tail_tokens >= BLOCK_TOKENS;
+    if (!wanted || cache->method.policy->positions_by_index) return 0;
+    return (size_t)((plan->after.length - plan->after.window_first) / BLOCK_TOKENS);
+}
+
+/* What was encoded ahead is ready, or given up where a prefill looks at every token that it seals. */
+static enum terse_status settle_ahead(struct cache *cache, struct plan *plan, struct terse_error *error) {
+    if (plan->kind != CACHE_STEP_DECODE) forget_ahead(cache);
+    plan->ready = cache->ahead < plan->seal ? cache->ahead : plan->seal;
+    if (plan->ready) sealer_wait(cache->sealer, cache->ahead - plan->ready);
+    if (cache->sealer || !blocks_ahead(cache, plan)) return TERSE_OK;
+    return sealer_new(cache, cache->method.tail_tokens / BLOCK_TOKENS + 2, &cache->sealer, error);
+}
+
+static void post_ahead(struct cache *cache) {
+    cache->ahead -= cache->plan.ready;
+    for (size_t blocks = blocks_ahead(cache, &cache->plan); cache->ahead < blocks; cache->ahead++) {
+        struct span *span = &cache->spans[cache->sealed + cache->ahead];
+        span->first = cache->extent.window_first + cache->ahead * BLOCK_TOKENS;
+        span->count = BLOCK_TOKENS;
+        sealer_post(cache->sealer, span, cache->windows[cache->ahead]);
+    }
+}
+
 enum terse_status cache_step_begin(struct cache *cache, enum cache_step_kind kind, size_t n, struct terse_error *error) {
     if (!n) return status_fail(error, TERSE_E_ARGUMENT, "no tokens: a step needs at least one");
     struct plan plan = plan_step(&cache->method, &cache->extent, kind, n);
     enum terse_status status;
-    if ((status = store_reserve_spans(cache, cache->sealed + plan.seal, error))) return status;
+    if ((status = settle_ahead(cache, &plan, error))) return status;
+    if ((status = store_reserve_spans(cache, cache->sealed + plan.seal + blocks_ahead(cache, &plan), error))) return status;
     if ((status = store_reserve_windows(cache, extent_window_blocks(&plan.after), error))) return status;
     for (size_t i = 0; i < plan.seal; i++) {
         struct span *span = &cache->spans[cache->sealed + i];
@@ -129,7 +179,9 @@ enum terse_status cache_step_begin(struct cache *cache, enum cache_step_kind kin
         uint64_t left = plan.after.length - span->first;
         span->count = left < BLOCK_TOKENS ? (uint32_t)left : BLOCK_TOKENS;
     }
+    if ((status = anchors_reserve(cache, &plan, error))) return status;
     cache->plan = plan;
+    cache->sealed_first = kind == CACHE_STEP_PAPER;
     cache->threads = omp_get_max_threads();
     if ((status = turns_reserve(&cache->turns, tile_bases(cache), error))) return status;
     tile_set_bases(cache);
@@ -146,14 +198,29 @@ void cache_layer_begin(struct cache *cache, uint32_t layer, float *k, const floa
         for (size_t i = 0; i < cache->plan.n; i++)
             turns_rotate(&cache->turns, i / BLOCK_TOKENS, i % BLOCK_TOKENS, k + i * heads * hd, heads, hd);
     }
-    if (cache->plan.kind == CACHE_STEP_PAPER) store_layer(cache);
+    anchors_begin_layer(cache);
+    cache->sealed_first = cache->plan.kind == CACHE_STEP_PAPER && !cache_observes(cache);
+    if (cache->sealed_first) store_layer(cache);
+}
+
+bool cache_observes(const struct cache *cache) { return cache->plan.kind == CACHE_STEP_PAPER && cache->plan.anchors; }
+
+void cache_layer_observe(struct cache *cache, const float *q, size_t first, size_t count) {
+    attend_many(cache, q, first, count, NULL, anchors_statistics(cache));
+    anchors_score(cache, q, first, count);
+    if (first + count < cache->plan.n) return;
+    store_layer(cache);
+    cache->sealed_first = true;
 }
 
 void cache_layer_end(struct cache *cache) {
-    if (cache->plan.kind != CACHE_STEP_PAPER) store_layer(cache);
+    if (!cache->sealed_first) store_layer(cache);
 }
 
-void cache_step_end(struct cache *cache) { store_commit(cache); }
+void cache_step_end(struct cache *cache) {
+    store_commit(cache);
+    post_ahead(cache);
+}
 
 void cache_counters(struct cache *cache, struct cache_counters *counters, bool clear) {
     *counters = cache->counters;

@@ -8,6 +8,7 @@
  *     cache_step_begin(cache, n)                          the only call that allocates and can fail
  *     for each layer:
  *         cache_layer_begin(cache, layer, k, v)           k, v [n][Hk][hd] before rotation
+ *         cache_layer_observe(cache, q, first, count)     only if cache_observes(cache): every query, in order, before any attends
  *         cache_layer_attend(cache, q, first, count, out) any number of times, until every query was asked
  *         cache_layer_end(cache)                          appends to the window, seals full blocks, evicts
  *     cache_step_end(cache)
@@ -21,6 +22,9 @@
  * After a step the newest tokens stay in the window as halves: at least tail_tokens of them, and up to 63 more that do not fill a
  * block yet; every full block of 64 older ones is sealed. A token sealed in the step that brings it is encoded from its float
  * rows, one that waited in the window from halves: which of the two depends on where steps end, and on nothing else.
+ *
+ * While decoding, a worker thread encodes the window's full blocks ahead of the step that seals them (cache/sealer.h), into memory that
+ * is allocated by then.
  *
  * Memory of keys and values grows in cache_step_begin by what the step seals; a step that seals less than a 32nd of the cache may
  * allocate that much, 16 blocks at most. Scratch of the attention (a few MB per thread) and rotation tables hold no keys and values
@@ -43,7 +47,9 @@ struct cache_shape {
     uint32_t kv_heads;       /* Hk, divides Hq */
     uint32_t head_dim;       /* hd */
     float scale;             /* logits = scale * <q, k>; 1/sqrt(hd) as a rule */
-    const struct rope *rope; /* outlives the cache */
+    const struct rope *rope; /* outlives the cache; n_rot 0: keys are not rotated */
+    const float *slopes; /* [query_heads], outlive the cache: ALiBi adds slope * (key's position - query's) to the logits, after the
+                              * scale (Press et al. 2021); NULL: nothing is added */
 };
 
 /* How the new tokens of a step read each other and when they are sealed. */
@@ -72,8 +78,17 @@ enum terse_status cache_step_begin(struct cache *cache, enum cache_step_kind kin
 void cache_layer_begin(struct cache *cache, uint32_t layer, float *k, const float *v);
 /* q[count][Hq][hd] of the new tokens first..first+count-1, before rotation; out[count][Hq][hd], which may be q. */
 void cache_layer_attend(struct cache *cache, const float *q, size_t first, size_t count, float *out);
+/* Whether the step in progress must see its queries before it can seal: a step sealed first whose policy chooses exact tokens by
+ * their attention. */
+bool cache_observes(const struct cache *cache);
+/* q as in cache_layer_attend, in order from first 0 on, each new token once. */
+void cache_layer_observe(struct cache *cache, const float *q, size_t first, size_t count);
 void cache_layer_end(struct cache *cache);
 void cache_step_end(struct cache *cache);
+
+/* Whether blocks are encoded ahead by a worker as decoding goes on (the default, where the window is long enough) or in the step that
+ * seals them, which waits for it: for measuring the difference. The results are the same. */
+void cache_seal_ahead(struct cache *cache, bool ahead);
 
 /* Appends n tokens of normally distributed keys and values, sealed as the method would. After a failure only the first of them are
  * there. */

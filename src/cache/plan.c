@@ -5,6 +5,10 @@ size_t extent_window_blocks(const struct extent *extent) {
     return (size_t)((extent->length - extent->window_first + BLOCK_TOKENS - 1) / BLOCK_TOKENS);
 }
 
+static size_t anchors_of(const struct method *method, const struct plan *plan) {
+    return method->policy->anchors ? method->policy->anchors(&method->parameters, plan->n, plan->sealed) : 0;
+}
+
 struct plan plan_step(const struct method *method, const struct extent *before, enum cache_step_kind kind, size_t n) {
     struct plan plan = {.kind = kind, .n = n, .before = *before};
     uint64_t length = before->length + n;
@@ -14,6 +18,8 @@ struct plan plan_step(const struct method *method, const struct extent *before, 
     plan.after = (struct extent){kept.sinks, kept.first, length, length};
     if (kind == CACHE_STEP_PAPER) {
         plan.seal = (size_t)((waiting + BLOCK_TOKENS - 1) / BLOCK_TOKENS);
+        plan.sealed = (size_t)waiting;
+        plan.anchors = anchors_of(method, &plan);
         return plan;
     }
     uint64_t tail = method->tail_tokens;
@@ -23,5 +29,7 @@ struct plan plan_step(const struct method *method, const struct extent *before, 
     plan.seal = (size_t)old - plan.skip;
     plan.shift = (size_t)(old > dead ? old : dead);
     plan.after.window_first = plan.grid + plan.shift * BLOCK_TOKENS;
+    plan.sealed = plan.seal * BLOCK_TOKENS;
+    plan.anchors = kind == CACHE_STEP_PREFILL ? anchors_of(method, &plan) : 0;
     return plan;
 }

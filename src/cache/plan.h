@@ -23,7 +23,10 @@ struct plan {
     struct extent before, after;
     uint64_t grid;     /* token at which the step's first block begins */
     size_t skip, seal; /* of the blocks counted from `grid`, [skip, skip + seal) are sealed; those before are dead and dropped */
+    size_t ready;      /* the first of these were encoded ahead; cache.c fills it in */
     size_t shift;      /* blocks by which the window moves */
+    size_t sealed;     /* tokens that are sealed: from token grid + 64 skip on */
+    size_t anchors;    /* of them stay exact, per layer, KV head and side */
 };
 
 struct plan plan_step(const struct method *method, const struct extent *before, enum cache_step_kind kind, size_t n);

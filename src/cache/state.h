@@ -19,6 +19,23 @@ struct span {
     uint32_t count;     /* slots that hold tokens */
 };
 
+/* Row maxima and sums of exp(logit - maximum) of exact attention, [count][Hq] each, in the order of the queries' rows: what Anchor
+ * Scores need of it (AnTKV, algorithm 1). */
+struct row_statistics {
+    float *max, *sum;
+};
+
+/* Tokens of sealed blocks that a policy wants exact: their rows in half precision, which readers put in place of what the codes say.
+ * For every layer, KV head and side the same number of them, in order of their tokens,
+ *     [layers][Hk][2]{uint32 token[capacity], half rows[capacity][hd]}
+ * keys as the blocks hold them, rotated or not. */
+struct anchors {
+    uint8_t *memory;
+    size_t capacity, count;
+};
+
+struct sealer; /* cache/sealer.h */
+
 struct cache {
     struct cache_shape shape;
     struct method method;
@@ -35,15 +52,23 @@ struct cache {
     uint8_t **windows; /* [n_windows], used from 0 on */
     size_t n_windows;
     uint16_t *exact; /* [layers][Hk][keys, values][parameters.sinks][hd] */
+    struct anchors anchors;
+    struct sealer *sealer; /* made when it is first needed */
+    bool seal_in_step;     /* cache_seal_ahead(cache, false) */
+    size_t ahead;          /* the first so many window blocks are or will be encoded in the spans after the sealed ones */
 
     /* The step in progress. */
     struct plan plan;
+    bool sealed_first; /* its new tokens are read from their blocks: CACHE_STEP_PAPER, once they lie there */
     uint32_t layer;
     float *k;       /* [n][Hk][hd], rotated when `turned` */
     const float *v; /* [n][Hk][hd] */
     int threads;    /* whose scratch there is */
     float *scratch; /* attend.c's */
     size_t scratch_floats;
+    float *observed; /* anchors.c's */
+    size_t observed_floats;
+    struct row_statistics statistics; /* in there */
 
     struct cache_counters counters;
 };
@@ -56,13 +81,25 @@ static inline uint8_t *span_block(const struct cache *cache, const struct span *
     return side == CODEC_KEYS ? keys + span->index * cache->key_bytes
                               : keys + span->of * cache->key_bytes + span->index * cache->value_bytes;
 }
-static inline uint8_t *window_block(const struct cache *cache, uint8_t *memory, uint32_t layer, uint32_t head) {
-    return memory + ((size_t)layer * cache->shape.kv_heads + head) * 2 * cache->half_bytes;
+static inline uint8_t *window_block(const struct cache *cache, const uint8_t *memory, uint32_t layer, uint32_t head) {
+    return (uint8_t *)memory + ((size_t)layer * cache->shape.kv_heads + head) * 2 * cache->half_bytes;
 }
 /* Exact keys [sinks][hd], values behind them. */
 static inline uint16_t *exact_rows(const struct cache *cache, uint32_t layer, uint32_t head) {
     size_t floats = (size_t)cache->method.parameters.sinks * cache->shape.head_dim;
     return cache->exact + ((size_t)layer * cache->shape.kv_heads + head) * 2 * floats;
+}
+
+/* What a codec is told about one side of a layer and head, read by `rows` queries together. */
+static inline struct codec_shape side_shape(const struct cache *cache, enum codec_side side, uint32_t layer, uint32_t head,
+                                            size_t rows) {
+    struct codec_shape shape = method_shape(&cache->method, side, cache->shape.head_dim, (uint32_t)rows);
+    shape.learned = codebook_learned(cache->method.learned, side, layer, head);
+    return shape;
+}
+/* The same for window blocks. */
+static inline struct codec_shape window_shape(const struct cache *cache, size_t rows) {
+    return (struct codec_shape){.head_dim = cache->shape.head_dim, .group = (uint32_t)rows};
 }
 
 /* ---- store.c: memory of keys and values, and writing it */
@@ -81,5 +118,12 @@ void store_commit(struct cache *cache);
 size_t attend_scratch(const struct cache *cache);
 /* A part of the scratch that belongs to the calling thread: at least 2 * 64 * hd floats. */
 float *attend_thread_scratch(const struct cache *cache);
+
+/* ---- attend_many.c: many queries at once, as matrix products */
+
+size_t many_scratch(const struct cache *cache);
+/* `out` NULL: the statistics alone; `statistics` NULL: the output alone. */
+void attend_many(const struct cache *cache, const float *q, size_t first, size_t count, float *out,
+                 const struct row_statistics *statistics);
 
 #endif

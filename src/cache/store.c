@@ -1,5 +1,5 @@
 /* Memory of keys and values and the writing of it: keys are rotated, attention is over; tokens go where the plan says. */
-#include "cache/state.h"
+#include "cache/anchors.h"
 
 #include "base/memory.h"
 #include "kernels/kernels.h"
@@ -73,19 +73,24 @@ static void gather_new(const struct cache *cache, const float *from, uint32_t he
         memcpy(rows + t * hd, from + (size_t)(first + t - length) * width + head * hd, hd * sizeof *rows);
 }
 
-/* Blocks are cut where window blocks are, so a block's older tokens are the beginning of one window block. */
-static void seal_block(struct cache *cache, size_t i, uint32_t head, float *rows) {
+/* One side of the i-th block that the step seals; rows[2][64][hd]. Blocks are cut where window blocks are, so a block's older tokens
+ * are the beginning of one window block. */
+static void seal_side(struct cache *cache, size_t i, uint32_t head, enum codec_side side, float *rows) {
     const struct plan *plan = &cache->plan;
     const struct span *span = &cache->spans[cache->sealed + i];
-    struct codec_shape shape = {cache->shape.head_dim, cache->group};
-    const uint8_t *half = NULL;
-    if (span->first < plan->before.length) half = window_block(cache, cache->windows[plan->skip + i], cache->layer, head);
-    if (half) codec_f16.decode(shape, CODEC_KEYS, half, rows);
-    gather_new(cache, cache->k, head, span->first, span->count, rows);
-    cache->method.key->encode(shape, CODEC_KEYS, rows, span->count, span_block(cache, span, CODEC_KEYS, cache->layer, head));
-    if (half) codec_f16.decode(shape, CODEC_VALUES, half + cache->half_bytes, rows);
-    gather_new(cache, cache->v, head, span->first, span->count, rows);
-    cache->method.value->encode(shape, CODEC_VALUES, rows, span->count, span_block(cache, span, CODEC_VALUES, cache->layer, head));
+    const struct codec *codec = side == CODEC_KEYS ? cache->method.key.codec : cache->method.value.codec;
+    struct codec_shape shape = side_shape(cache, side, cache->layer, head, cache->group);
+    uint8_t *block = span_block(cache, span, side, cache->layer, head);
+    if (span->first < plan->before.length) {
+        const uint8_t *waited = window_block(cache, cache->windows[plan->skip + i], cache->layer, head);
+        codec_f16.decode(window_shape(cache, 1), side, waited + (side == CODEC_VALUES ? cache->half_bytes : 0), rows);
+    }
+    gather_new(cache, side == CODEC_KEYS ? cache->k : cache->v, head, span->first, span->count, rows);
+    codec->encode(shape, side, rows, span->count, block);
+    if (!plan->anchors) return;
+    float *decoded = rows + BLOCK_TOKENS * cache->shape.head_dim;
+    codec->decode(shape, side, block, decoded);
+    anchors_weigh(cache, head, side, i * BLOCK_TOKENS, span->count, rows, decoded);
 }
 
 static void store_window(struct cache *cache, uint32_t head) {
@@ -108,13 +113,15 @@ static void store_window(struct cache *cache, uint32_t head) {
 void store_layer(struct cache *cache) {
     const struct plan *plan = &cache->plan;
     uint32_t kv_heads = cache->shape.kv_heads;
-    bool much = plan->n >= BLOCK_TOKENS || plan->seal; /* a token's rows are not worth waking the threads */
+    bool much = plan->n >= BLOCK_TOKENS || plan->seal > plan->ready; /* a token's rows are not worth waking the threads */
 #pragma omp parallel num_threads(cache->threads) if (much)
     {
         float *rows = attend_thread_scratch(cache);
 #pragma omp for schedule(static)
-        for (size_t i = 0; i < plan->seal * kv_heads; i++) seal_block(cache, i / kv_heads, (uint32_t)(i % kv_heads), rows);
-            /* Here ends the reading of window blocks that may now be written again. */
+        for (size_t i = 2 * plan->ready * kv_heads; i < 2 * plan->seal * kv_heads; i++)
+            seal_side(cache, i / 2 / kv_heads, (uint32_t)(i / 2 % kv_heads), i % 2 ? CODEC_VALUES : CODEC_KEYS, rows);
+        anchors_choose(cache);
+        /* Here ends the reading of window blocks that may now be written again. */
 #pragma omp for schedule(static)
         for (uint32_t head = 0; head < kv_heads; head++) {
             store_exact(cache, head);
@@ -144,6 +151,7 @@ static void rotate_windows(uint8_t **windows, size_t count, size_t n) {
 
 void store_commit(struct cache *cache) {
     cache->sealed += cache->plan.seal;
+    cache->anchors.count += cache->plan.anchors;
     rotate_windows(cache->windows, cache->n_windows, cache->plan.shift);
     cache->extent = cache->plan.after;
     size_t evicted = 0;

@@ -1,6 +1,7 @@
 /* Reading tiles: where the keys and values of a tile lie and at which positions they are read. Owns nothing. */
 #include "cache/tile.h"
 
+#include "cache/anchors.h"
 #include "kernels/kernels.h"
 
 #include <string.h>
@@ -9,16 +10,14 @@
 
 static size_t tiles_of(uint64_t tokens) { return (size_t)((tokens + BLOCK_TOKENS - 1) / BLOCK_TOKENS); }
 
-static bool sealed_first(const struct cache *cache) { return cache->plan.kind == CACHE_STEP_PAPER; }
-
 static uint64_t exact_tokens(const struct cache *cache) {
-    return sealed_first(cache) ? cache->plan.after.sinks : cache->plan.before.sinks;
+    return cache->sealed_first ? cache->plan.after.sinks : cache->plan.before.sinks;
 }
 
-static size_t sealed_tiles(const struct cache *cache) { return cache->sealed + (sealed_first(cache) ? cache->plan.seal : 0); }
+static size_t sealed_tiles(const struct cache *cache) { return cache->sealed + (cache->sealed_first ? cache->plan.seal : 0); }
 
 static size_t window_tiles(const struct cache *cache) {
-    return sealed_first(cache) ? 0 : extent_window_blocks(&cache->plan.before);
+    return cache->sealed_first ? 0 : extent_window_blocks(&cache->plan.before);
 }
 
 size_t tile_count_stored(const struct cache *cache) {
@@ -26,7 +25,7 @@ size_t tile_count_stored(const struct cache *cache) {
 }
 
 size_t tile_count(const struct cache *cache) {
-    return tile_count_stored(cache) + (sealed_first(cache) ? 0 : tiles_of(cache->plan.n));
+    return tile_count_stored(cache) + (cache->sealed_first ? 0 : tiles_of(cache->plan.n));
 }
 
 static struct tile tile_of(const struct cache *cache, int kind, uint64_t first, uint64_t end_token) {
@@ -76,16 +75,21 @@ uint64_t tile_bytes(const struct cache *cache) {
 
 size_t tile_bases(const struct cache *cache) { return tiles_of(cache->plan.n) + (cache->turned ? 0 : tile_count_stored(cache)); }
 
+/* Where positions are by index, exact rows close up to what follows them. */
+int64_t tile_position(const struct cache *cache, const struct tile *tile) {
+    const struct extent *before = &cache->plan.before;
+    bool moved = tile->kind == TILE_EXACT && cache->method.policy->positions_by_index;
+    return (int64_t)tile->first + (moved ? (int64_t)extent_evicted(before) : 0) - (int64_t)before->length;
+}
+
 void tile_set_bases(struct cache *cache) {
     const struct extent *before = &cache->plan.before;
     for (size_t i = 0; i < tiles_of(cache->plan.n); i++)
         turns_set_base(&cache->turns, i, (int64_t)(i * BLOCK_TOKENS) + (cache->turned ? (int64_t)before->length : 0));
     if (cache->turned) return;
-    uint64_t evicted = cache->method.policy->positions_by_index ? extent_evicted(before) : 0;
     for (size_t i = 0; i < tile_count_stored(cache); i++) {
         struct tile tile = tile_at(cache, i);
-        int64_t shift = tile.kind == TILE_EXACT ? (int64_t)evicted : 0; /* exact rows close up to what follows them */
-        turns_set_base(&cache->turns, tile.base, (int64_t)tile.first + shift - (int64_t)before->length);
+        turns_set_base(&cache->turns, tile.base, tile_position(cache, &tile));
     }
 }
 
@@ -101,10 +105,32 @@ struct rows {
     size_t stride;
 };
 
+static const struct codec *side_codec(const struct cache *cache, enum codec_side side) {
+    return side == CODEC_KEYS ? cache->method.key.codec : cache->method.value.codec;
+}
+
+/* The anchors of a sealed tile. */
+static struct anchor_range tile_anchors(const struct cache *cache, const struct tile *tile, enum codec_side side, uint32_t head) {
+    return anchors_between(cache, side, head, tile->first, tile->first + tile->end);
+}
+
+/* The i-th anchor's row, in float. */
+static void anchor_row(const struct anchor_range *anchors, size_t i, size_t hd, float *row) {
+    kernels()->half_to_float(anchors->rows + i * hd, row, hd);
+}
+
+/* A sealed tile's rows[64][hd], anchors in their places. */
+static void load_sealed(const struct cache *cache, const struct tile *tile, uint32_t head, enum codec_side side, float *rows) {
+    size_t hd = cache->shape.head_dim;
+    const uint8_t *block = span_block(cache, tile->span, side, cache->layer, head);
+    side_codec(cache, side)->decode(side_shape(cache, side, cache->layer, head, 1), side, block, rows);
+    struct anchor_range anchors = tile_anchors(cache, tile, side, head);
+    for (size_t i = anchors.from; i < anchors.to; i++) anchor_row(&anchors, i, hd, rows + (anchors.tokens[i] - tile->first) * hd);
+}
+
 /* Decodes into room[64][hd], but for new tokens, whose rows are there. */
 static struct rows tile_rows(const struct cache *cache, const struct tile *tile, uint32_t head, enum codec_side side, float *room) {
     size_t hd = cache->shape.head_dim, width = cache->shape.kv_heads * hd;
-    struct codec_shape shape = {cache->shape.head_dim, cache->group};
     const uint8_t *block;
     switch (tile->kind) {
     case TILE_NEW: {
@@ -117,13 +143,10 @@ static struct rows tile_rows(const struct cache *cache, const struct tile *tile,
         kernels()->half_to_float(rows + tile->first * hd, room, tile->end * hd);
         break;
     }
-    case TILE_SEALED:
-        block = span_block(cache, tile->span, side, cache->layer, head);
-        (side == CODEC_KEYS ? cache->method.key : cache->method.value)->decode(shape, side, block, room);
-        break;
+    case TILE_SEALED: load_sealed(cache, tile, head, side, room); break;
     case TILE_WINDOW:
         block = window_block(cache, tile->window, cache->layer, head);
-        codec_f16.decode(shape, side, block + (side == CODEC_KEYS ? 0 : cache->half_bytes), room);
+        codec_f16.decode(window_shape(cache, 1), side, block + (side == CODEC_KEYS ? 0 : cache->half_bytes), room);
         break;
     }
     return (struct rows){room, hd};
@@ -131,7 +154,7 @@ static struct rows tile_rows(const struct cache *cache, const struct tile *tile,
 
 /* ---- A few queries: scores and mixes on the codes where they allow it */
 
-size_t tile_room(const struct cache *cache, size_t rows) { return (BLOCK_TOKENS + rows) * cache->shape.head_dim; }
+size_t tile_room(const struct cache *cache, size_t rows) { return (2 * BLOCK_TOKENS + rows) * cache->shape.head_dim; }
 
 /* logits[rows][64] = <q, key> of the live slots. */
 static void score_rows(const struct tile *tile, const float *q, size_t rows, size_t hd, struct rows keys, float *logits) {
@@ -140,52 +163,103 @@ static void score_rows(const struct tile *tile, const float *q, size_t rows, siz
         for (size_t m = 0; m < rows; m++) logits[m * BLOCK_TOKENS + t] = kernel->dot(q + m * hd, keys.data + t * keys.stride, hd);
 }
 
+/* Keys that lie in blocks, on their codes; those of anchors in place of what their codes say. */
+static void score_sealed(const struct cache *cache, const struct tile *tile, uint32_t head, const float *q, const float *tables,
+                         size_t rows, float *logits) {
+    size_t hd = cache->shape.head_dim;
+    float row[CODEC_HEAD_DIM_MAX];
+    struct codec_shape shape = side_shape(cache, CODEC_KEYS, cache->layer, head, rows);
+    cache->method.key.codec->score(shape, q, tables, span_block(cache, tile->span, CODEC_KEYS, cache->layer, head), logits);
+    struct anchor_range anchors = tile_anchors(cache, tile, CODEC_KEYS, head);
+    for (size_t i = anchors.from; i < anchors.to; i++) {
+        anchor_row(&anchors, i, hd, row);
+        for (size_t m = 0; m < rows; m++)
+            logits[m * BLOCK_TOKENS + (anchors.tokens[i] - tile->first)] = kernels()->dot(q + m * hd, row, hd);
+    }
+}
+
+/* Unturned keys by channel, channels[hd][64], zeros where the tile has no tokens; `room` has 64 rows. */
+static void load_channels(const struct cache *cache, const struct tile *tile, uint32_t head, float *room, float *channels) {
+    size_t hd = cache->shape.head_dim;
+    if (tile->kind == TILE_WINDOW) {
+        codec_f16.channels(window_shape(cache, 1), window_block(cache, tile->window, cache->layer, head), channels);
+    } else if (tile->kind == TILE_SEALED) {
+        const uint8_t *block = span_block(cache, tile->span, CODEC_KEYS, cache->layer, head);
+        cache->method.key.codec->channels(side_shape(cache, CODEC_KEYS, cache->layer, head, 1), block, channels);
+        struct anchor_range anchors = tile_anchors(cache, tile, CODEC_KEYS, head);
+        for (size_t i = anchors.from; i < anchors.to; i++) {
+            anchor_row(&anchors, i, hd, room);
+            for (size_t c = 0; c < hd; c++) channels[c * BLOCK_TOKENS + (anchors.tokens[i] - tile->first)] = room[c];
+        }
+    } else {
+        struct rows keys = tile_rows(cache, tile, head, CODEC_KEYS, room);
+        for (size_t t = 0; t < BLOCK_TOKENS; t++)
+            for (size_t c = 0; c < hd; c++) channels[c * BLOCK_TOKENS + t] = t < tile->end ? keys.data[t * keys.stride + c] : 0;
+    }
+}
+
 /* Relativity: instead of turning 64 keys by base + t, turn the queries back by the base and the keys by t. */
 static void score_unturned(const struct cache *cache, const struct tile *tile, uint32_t head, const float *q, size_t rows,
                            float *room, float *logits) {
+    const struct turns *turns = &cache->turns;
     size_t hd = cache->shape.head_dim;
-    float *turned = room, *moved = room + BLOCK_TOKENS * hd;
-    struct rows keys = tile_rows(cache, tile, head, CODEC_KEYS, turned);
-    for (size_t t = tile->begin; t < tile->end; t++) {
-        if (keys.data != turned) memcpy(turned + t * hd, keys.data + t * keys.stride, hd * sizeof *turned);
-        turns_rotate_within(&cache->turns, t, turned + t * hd);
-    }
+    float *channels = room, *moved = room + BLOCK_TOKENS * hd;
+    load_channels(cache, tile, head, moved, channels);
     memcpy(moved, q, rows * hd * sizeof *moved);
-    turns_rotate_back(&cache->turns, tile->base, moved, (uint32_t)rows, cache->shape.head_dim);
-    score_rows(tile, moved, rows, hd, (struct rows){turned, hd}, logits);
+    turns_rotate_back(turns, tile->base, moved, (uint32_t)rows, cache->shape.head_dim);
+    kernels()->score_turned(moved, rows, hd, channels, turns->slots, turns->slots + turns->pairs * BLOCK_TOKENS, turns->pairs,
+                            turns->rope->pairing == ROPE_ADJACENT, logits);
 }
 
-void tile_score(const struct cache *cache, const struct tile *tile, uint32_t head, const float *q, size_t rows, float *room,
-                float *logits) {
-    struct codec_shape shape = {cache->shape.head_dim, (uint32_t)rows};
+void tile_score(const struct cache *cache, const struct tile *tile, uint32_t head, const float *q, const float *tables, size_t rows,
+                float *room, float *logits) {
     if (!cache->turned)
         score_unturned(cache, tile, head, q, rows, room, logits);
     else if (tile->kind == TILE_SEALED)
-        cache->method.key->score(shape, q, span_block(cache, tile->span, CODEC_KEYS, cache->layer, head), logits);
+        score_sealed(cache, tile, head, q, tables, rows, logits);
     else if (tile->kind == TILE_WINDOW)
-        codec_f16.score(shape, q, window_block(cache, tile->window, cache->layer, head), logits);
+        codec_f16.score(window_shape(cache, rows), q, NULL, window_block(cache, tile->window, cache->layer, head), logits);
     else
-        score_rows(tile, q, rows, shape.head_dim, tile_rows(cache, tile, head, CODEC_KEYS, room), logits);
+        score_rows(tile, q, rows, cache->shape.head_dim, tile_rows(cache, tile, head, CODEC_KEYS, room), logits);
 }
 
-void tile_mix(const struct cache *cache, const struct tile *tile, uint32_t head, const float *weights, size_t rows, float *room,
-              float *acc) {
-    struct codec_shape shape = {cache->shape.head_dim, (uint32_t)rows};
+/* Adds slot t's value to all queries' sums and takes its weights away. */
+static void mix_row(const float *value, size_t t, size_t rows, size_t hd, float *weights, float *acc) {
+    for (size_t m = 0; m < rows; m++) {
+        float *weight = &weights[m * BLOCK_TOKENS + t];
+        if (*weight != 0) kernels()->axpy(*weight, value, acc + m * hd, hd);
+        *weight = 0;
+    }
+}
+
+static void mix_sealed(const struct cache *cache, const struct tile *tile, uint32_t head, float *weights, size_t rows,
+                       float *tallies, float *acc) {
+    size_t hd = cache->shape.head_dim;
+    float row[CODEC_HEAD_DIM_MAX];
+    struct codec_shape shape = side_shape(cache, CODEC_VALUES, cache->layer, head, rows);
+    const uint8_t *block = span_block(cache, tile->span, CODEC_VALUES, cache->layer, head);
+    struct anchor_range anchors = tile_anchors(cache, tile, CODEC_VALUES, head);
+    for (size_t i = anchors.from; i < anchors.to; i++) {
+        anchor_row(&anchors, i, hd, row);
+        mix_row(row, (size_t)(anchors.tokens[i] - tile->first), rows, hd, weights, acc);
+    }
+    if (tallies)
+        cache->method.value.codec->tally(shape, weights, block, tallies);
+    else
+        cache->method.value.codec->mix(shape, weights, block, acc);
+}
+
+void tile_mix(const struct cache *cache, const struct tile *tile, uint32_t head, float *weights, size_t rows, float *room,
+              float *tallies, float *acc) {
     if (tile->kind == TILE_SEALED) {
-        cache->method.value->mix(shape, weights, span_block(cache, tile->span, CODEC_VALUES, cache->layer, head), acc);
-        return;
-    }
-    if (tile->kind == TILE_WINDOW) {
-        codec_f16.mix(shape, weights, window_block(cache, tile->window, cache->layer, head) + cache->half_bytes, acc);
-        return;
-    }
-    const struct kernels *kernel = kernels();
-    struct rows values = tile_rows(cache, tile, head, CODEC_VALUES, room);
-    for (size_t t = tile->begin; t < tile->end; t++) {
-        for (size_t m = 0; m < rows; m++) {
-            float weight = weights[m * BLOCK_TOKENS + t];
-            if (weight != 0) kernel->axpy(weight, values.data + t * values.stride, acc + m * shape.head_dim, shape.head_dim);
-        }
+        mix_sealed(cache, tile, head, weights, rows, tallies, acc);
+    } else if (tile->kind == TILE_WINDOW) {
+        const uint8_t *block = window_block(cache, tile->window, cache->layer, head) + cache->half_bytes;
+        codec_f16.mix(window_shape(cache, rows), weights, block, acc);
+    } else {
+        struct rows values = tile_rows(cache, tile, head, CODEC_VALUES, room);
+        for (size_t t = tile->begin; t < tile->end; t++)
+            mix_row(values.data + t * values.stride, t, rows, cache->shape.head_dim, weights, acc);
     }
 }
 

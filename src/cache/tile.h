@@ -42,13 +42,17 @@ static inline uint32_t tile_visible(const struct cache *cache, const struct tile
 /* Turns n rows of the step's i-th new token as tile_score and tile_load expect them. */
 void tile_turn_query(const struct cache *cache, size_t i, float *rows, uint32_t n);
 
-/* logits[rows][64] of q[rows][hd], written at least where slots are live. */
+/* Position of slot 0 relative to the step's first new token's; the other slots follow. */
+int64_t tile_position(const struct cache *cache, const struct tile *tile);
+
+/* logits[rows][64] of q[rows][hd], written at least where slots are live. `tables`: the key codec's, of these queries, or NULL. */
 size_t tile_room(const struct cache *cache, size_t rows);
-void tile_score(const struct cache *cache, const struct tile *tile, uint32_t head, const float *q, size_t rows, float *room,
-                float *logits);
-/* acc[rows][hd] += weights[rows][64] times the values; weights are 0 where slots are not live. */
-void tile_mix(const struct cache *cache, const struct tile *tile, uint32_t head, const float *weights, size_t rows, float *room,
-              float *acc);
+void tile_score(const struct cache *cache, const struct tile *tile, uint32_t head, const float *q, const float *tables, size_t rows,
+                float *room, float *logits);
+/* acc[rows][hd] += weights[rows][64] times the values; weights are 0 where slots are not live, and lost. `tallies`: where a sealed
+ * block's weights are to be added up by code instead (codec.h), or NULL. */
+void tile_mix(const struct cache *cache, const struct tile *tile, uint32_t head, float *weights, size_t rows, float *room,
+              float *tallies, float *acc);
 
 /* The live rows themselves, decoded, keys turned: writes end - begin rows; keys and values have room for 64. */
 void tile_load(const struct cache *cache, const struct tile *tile, uint32_t head, float *keys, float *values);

@@ -11,15 +11,19 @@ enum terse_status turns_init(struct turns *turns, const struct rope *rope, struc
     turns->plain.magnitude = 1;
     turns->within = memory_array(BLOCK_TOKENS, 2 * turns->pairs * sizeof(float));
     if (!turns->within) return status_no_memory(error, BLOCK_TOKENS * 2 * turns->pairs * sizeof(float), "rotation tables");
+    turns->slots = memory_array(BLOCK_TOKENS, 2 * turns->pairs * sizeof(float));
+    if (!turns->slots) return status_no_memory(error, BLOCK_TOKENS * 2 * turns->pairs * sizeof(float), "rotation tables");
     for (size_t t = 0; t < BLOCK_TOKENS; t++) {
         float *cosine = entry(turns->within, turns->pairs, t);
         rope_angles(rope, (int64_t)t, cosine, cosine + turns->pairs);
+        for (size_t i = 0; i < 2 * turns->pairs; i++) turns->slots[i * BLOCK_TOKENS + t] = rope->magnitude * cosine[i];
     }
     return TERSE_OK;
 }
 
 void turns_destroy(struct turns *turns) {
     memory_free(turns->within);
+    memory_free(turns->slots);
     memory_free(turns->bases);
 }
 
@@ -47,11 +51,6 @@ void turns_rotate(const struct turns *turns, size_t base, size_t t, float *rows,
         sine[i] = a[i] * b[pairs + i] + a[pairs + i] * b[i];
     }
     rope_rotate(turns->rope, cosine, sine, rows, n, stride);
-}
-
-void turns_rotate_within(const struct turns *turns, size_t t, float *row) {
-    const float *cosine = entry(turns->within, turns->pairs, t);
-    rope_rotate(turns->rope, cosine, cosine + turns->pairs, row, 1, 0);
 }
 
 void turns_rotate_back(const struct turns *turns, size_t base, float *rows, uint32_t n, uint32_t stride) {

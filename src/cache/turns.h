@@ -17,6 +17,7 @@ struct turns {
     struct rope plain; /* the same without magnitude, for turning what was turned before */
     size_t pairs;      /* n_rot / 2 */
     float *within;     /* [64][cosine, sine][pairs] of positions 0..63 */
+    float *slots;      /* [cosine, sine][pairs][64] of the same, times the magnitude: for keys by channel */
     float *bases;      /* [n_bases][cosine, sine][pairs] */
     size_t capacity;   /* of bases */
 };
@@ -30,8 +31,6 @@ void turns_set_base(struct turns *turns, size_t base, int64_t position);
 
 /* Turns n rows, `stride` floats apart, by the position of `base` plus t. */
 void turns_rotate(const struct turns *turns, size_t base, size_t t, float *rows, uint32_t n, uint32_t stride);
-/* Turns a row by t alone, 0 <= t < 64. */
-void turns_rotate_within(const struct turns *turns, size_t t, float *row);
 /* Turns rows that were rotated before back by the position of `base`. */
 void turns_rotate_back(const struct turns *turns, size_t base, float *rows, uint32_t n, uint32_t stride);
 

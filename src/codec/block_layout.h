@@ -6,12 +6,19 @@
  *   f16   keys   half k[hd][64]                                  values  half v[64][hd]
  *   q8_0  keys   half scale[hd/32][64]; int8 k[hd][64]           values  half scale[hd/32][64]; int8 v[64][hd]
  *   q4_0  keys   half scale[hd/32][64]; u8 k[hd/32][16][64]      values  half scale[hd/32][64]; u8 v[64][hd/32][16]
+ *   pq    keys and values: for each of the hd/width sub-vectors 64 codes of `bits` bits in at most four planes, see below; zeros up
+ *         to a multiple of 64 bytes
  *
  * The scales of values lie channel-block-major too: a reader multiplies 64 weights by 64 scales at once, then mixes bare codes.
  *
  * q8_0 and q4_0 hold ggml's numbers, block of 32 channels by block: the same scale, the same codes, in another order. A q4_0 byte
  * j of a block of 32 channels holds channel j in its low and channel j + 16 in its high four bits, code 8 meaning zero.
  * Every block is a multiple of 64 bytes for hd a multiple of 32, and 64-byte aligned.
+ *
+ * pq (and vq): a code's bits are cut from the lowest up into parts of 8, 4, 2 and 1 bits, as the binary digits of `bits` say: 12 =
+ * 8 + 4, 7 = 4 + 2 + 1. A part of p bits has a plane of 8 p bytes, in which token t's lie at bits p t to p t + p - 1, counted from
+ * the lowest bit of the first byte; the planes follow one another. So 8-bit codes are bytes, 4-bit codes nibbles (the even token's
+ * the lower), a single bit is one of a 64-bit mask, and no bit is wasted.
  */
 #ifndef TERSE_CODEC_BLOCK_LAYOUT_H
 #define TERSE_CODEC_BLOCK_LAYOUT_H
@@ -22,5 +29,10 @@
 #define BLOCK_BYTES_F16(hd) ((size_t)BLOCK_TOKENS * (hd) * 2)
 #define BLOCK_BYTES_Q8_0(hd) ((size_t)BLOCK_TOKENS * ((hd) / BLOCK_QK) * (2 + 32))
 #define BLOCK_BYTES_Q4_0(hd) ((size_t)BLOCK_TOKENS * ((hd) / BLOCK_QK) * (2 + 16))
+
+#define BLOCK_PQ_BITS_LEAST 4
+#define BLOCK_PQ_BITS_MOST 12
+#define BLOCK_PQ_PART(bits) ((size_t)BLOCK_TOKENS / 8 * (bits)) /* bytes of a sub-vector's planes */
+#define BLOCK_BYTES_PQ(parts, bits) (((size_t)(parts)*BLOCK_PQ_PART(bits) + 63) / 64 * 64)
 
 #endif

@@ -22,11 +22,19 @@ enum codec_side { CODEC_KEYS, CODEC_VALUES };
 /* What a codec must know about the heads it serves. */
 struct codec_shape {
     uint32_t head_dim;
-    uint32_t group; /* G: query heads per KV head */
+    uint32_t group;       /* G: queries that read together */
+    uint32_t width, bits; /* vector quantizers: channels of a sub-vector and bits of its code; else 0 */
+    const void *learned;  /* vector quantizers: what `open` made for this layer, KV head and side; else NULL */
+};
+
+/* A codec as one side of a method uses it. */
+struct coding {
+    const struct codec *codec;
+    uint32_t width, bits;
 };
 
 /* Whether a key codec takes keys before or after rotation. With CODEC_ROPE_AFTER the cache may still hand over unrotated keys when
- * the policy moves positions; then it reads through `decode` and rotates. */
+ * the policy moves positions; then it reads through `channels` and rotates. */
 enum codec_rope { CODEC_ROPE_AFTER, CODEC_ROPE_BEFORE };
 
 struct codec {
@@ -38,26 +46,57 @@ struct codec {
     /* Exact size of a block, a multiple of 64: all accounting comes from here. */
     size_t (*block_bytes)(struct codec_shape shape, enum codec_side side);
 
+    /* What a codec learns; NULL hooks: nothing. `parameters`: how many floats for one layer, KV head and side. `open` makes of them
+     * what the hooks below find in shape.learned; it is immutable, shared by threads, and released by `close`, which accepts NULL.
+     * `open` takes a shape without `learned`; it copies the parameters, refuses what is not finite (TERSE_E_FORMAT) and may fail
+     * for lack of memory. */
+    size_t (*parameters)(struct codec_shape shape, enum codec_side side);
+    enum terse_status (*open)(struct codec_shape shape, enum codec_side side, const float *parameters, void **learned,
+                              struct terse_error *error);
+    void (*close)(void *learned);
+    /* Memory that `open` took for it. */
+    size_t (*learned_bytes)(const void *learned);
+    /* Codecs whose centroids describe rows in a frame of their own, not the rows themselves; NULL: they do. `learn_frame` sets what
+     * lies behind the centroids in `parameters`, from rows[n][hd]; `enter_frame` then takes a row there, and returns by how much an
+     * error in the frame is larger outside: samples weigh by its square. */
+    void (*learn_frame)(struct codec_shape shape, enum codec_side side, const float *rows, size_t n, float *parameters);
+    float (*enter_frame)(struct codec_shape shape, enum codec_side side, const float *parameters, float *row);
+
     /* Writes all of block[block_bytes]: rows[n][hd], n <= 64; slots past n hold zeros. Deterministic. */
     void (*encode)(struct codec_shape shape, enum codec_side side, const float *rows, size_t n, void *block);
     /* rows[64][hd]. */
     void (*decode)(struct codec_shape shape, enum codec_side side, const void *block, float *rows);
 
-    /* Keys: logits[G][64] = <q[G][hd], key>, queries rotated as the keys are, scaled by the caller. */
-    void (*score)(struct codec_shape shape, const float *q, const void *block, float *logits);
+    /* Keys: logits[G][64] = <q[G][hd], key>, queries rotated as the keys are, scaled by the caller. Where `prepared` is not NULL and
+     * prepared(shape) > 0, `prepare` has been called once for these queries and has written so many floats: look-up tables. */
+    size_t (*prepared)(struct codec_shape shape);
+    void (*prepare)(struct codec_shape shape, const float *q, float *tables);
+    void (*score)(struct codec_shape shape, const float *q, const float *tables, const void *block, float *logits);
+    /* Keys by channel, channels[hd][64]: how readers that must turn keys before they meet a query want them. */
+    void (*channels)(struct codec_shape shape, const void *block, float *channels);
+
     /* Values: acc[G][hd] += weights[G][64] times the values. */
     void (*mix)(struct codec_shape shape, const float *weights, const void *block, float *acc);
+    /* The same in two steps where `tallies` is not NULL and tallies(shape) > 0: `tally` adds the weights up by code in so many floats,
+     * zeros to begin with, over any number of blocks, and `finish` adds to acc[G][hd] what they come to. */
+    size_t (*tallies)(struct codec_shape shape);
+    void (*tally)(struct codec_shape shape, const float *weights, const void *block, float *tallies);
+    void (*finish)(struct codec_shape shape, const float *tallies, float *acc);
 };
 
 /* A `check`: TERSE_E_UNSUPPORTED unless head_dim is a multiple of 32 up to 256, what the kernels of all codecs serve. */
 enum terse_status codec_check_head_dim(struct codec_shape shape, enum codec_side side, struct terse_error *error);
 
-/* NULL for an unknown name. */
+/* Codecs that learn nothing and so can be asked for by name alone: NULL for an unknown name. */
 const struct codec *codec_find(const char *name);
-/* The i-th codec, NULL past the last. */
+/* The i-th of all codecs, NULL past the last. */
 const struct codec *codec_at(size_t i);
 
 /* The rows of the table, one file each. */
 extern const struct codec codec_f16, codec_q8_0, codec_q4_0;
+/* pq.c: product quantization, keys after rotation (MILLION) and before (AnTKV, CQ); values are the same in both. */
+extern const struct codec codec_pq, codec_vq;
+/* vq of rows about their mean and at a size of 1, and a gain for each row. */
+extern const struct codec codec_gain_shape;
 
 #endif

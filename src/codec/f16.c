@@ -32,14 +32,19 @@ static void decode(struct codec_shape shape, enum codec_side side, const void *b
         kernels()->half_to_float(half, rows, BLOCK_TOKENS * hd);
         return;
     }
-    float channels[BLOCK_QK * BLOCK_TOKENS];
+    float keys[BLOCK_QK * BLOCK_TOKENS];
     for (size_t c = 0; c < hd; c += BLOCK_QK) {
-        kernels()->half_to_float(half + c * BLOCK_TOKENS, channels, BLOCK_QK * BLOCK_TOKENS);
-        transpose_channels(channels, BLOCK_QK, rows + c, hd);
+        kernels()->half_to_float(half + c * BLOCK_TOKENS, keys, BLOCK_QK * BLOCK_TOKENS);
+        transpose_channels(keys, BLOCK_QK, rows + c, hd);
     }
 }
 
-static void score(struct codec_shape shape, const float *q, const void *block, float *logits) {
+static void channels(struct codec_shape shape, const void *block, float *to) {
+    kernels()->half_to_float(block, to, shape.head_dim * BLOCK_TOKENS);
+}
+
+static void score(struct codec_shape shape, const float *q, const float *tables, const void *block, float *logits) {
+    (void)tables;
     kernels()->score_f16(q, shape.group, shape.head_dim, block, logits);
 }
 
@@ -54,4 +59,5 @@ const struct codec codec_f16 = {.name = "f16",
                                 .encode = encode,
                                 .decode = decode,
                                 .score = score,
+                                .channels = channels,
                                 .mix = mix};

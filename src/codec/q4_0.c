@@ -46,6 +46,18 @@ static void encode(struct codec_shape shape, enum codec_side side, const float *
     }
 }
 
+/* keys[32][64] of the b-th group of channels, whose scales are d[64]. */
+static void group_channels(const uint8_t *bytes, size_t b, const float *d, float *keys) {
+    for (size_t j = 0; j < HALF_GROUP; j++) {
+        const uint8_t *from = bytes + (b * HALF_GROUP + j) * BLOCK_TOKENS;
+        float *low = keys + j * BLOCK_TOKENS, *high = low + HALF_GROUP * BLOCK_TOKENS;
+        for (size_t t = 0; t < BLOCK_TOKENS; t++) {
+            low[t] = (float)((from[t] & 15) - 8) * d[t];
+            high[t] = (float)((from[t] >> 4) - 8) * d[t];
+        }
+    }
+}
+
 static void decode(struct codec_shape shape, enum codec_side side, const void *block, float *rows) {
     size_t hd = shape.head_dim, groups = hd / BLOCK_QK;
     const uint16_t *scale = block;
@@ -65,20 +77,25 @@ static void decode(struct codec_shape shape, enum codec_side side, const void *b
             }
             continue;
         }
-        float channels[BLOCK_QK * BLOCK_TOKENS];
-        for (size_t j = 0; j < HALF_GROUP; j++) {
-            const uint8_t *from = bytes + (b * HALF_GROUP + j) * BLOCK_TOKENS;
-            float *low = channels + j * BLOCK_TOKENS, *high = low + HALF_GROUP * BLOCK_TOKENS;
-            for (size_t t = 0; t < BLOCK_TOKENS; t++) {
-                low[t] = (float)((from[t] & 15) - 8) * d[t];
-                high[t] = (float)((from[t] >> 4) - 8) * d[t];
-            }
-        }
-        transpose_channels(channels, BLOCK_QK, rows + b * BLOCK_QK, hd);
+        float keys[BLOCK_QK * BLOCK_TOKENS];
+        group_channels(bytes, b, d, keys);
+        transpose_channels(keys, BLOCK_QK, rows + b * BLOCK_QK, hd);
     }
 }
 
-static void score(struct codec_shape shape, const float *q, const void *block, float *logits) {
+static void channels(struct codec_shape shape, const void *block, float *to) {
+    size_t groups = shape.head_dim / BLOCK_QK;
+    const uint16_t *scale = block;
+    const uint8_t *bytes = (const uint8_t *)(scale + groups * BLOCK_TOKENS);
+    for (size_t b = 0; b < groups; b++) {
+        float d[BLOCK_TOKENS];
+        kernels()->half_to_float(scale + b * BLOCK_TOKENS, d, BLOCK_TOKENS);
+        group_channels(bytes, b, d, to + b * BLOCK_QK * BLOCK_TOKENS);
+    }
+}
+
+static void score(struct codec_shape shape, const float *q, const float *tables, const void *block, float *logits) {
+    (void)tables;
     kernels()->score_q4_0(q, shape.group, shape.head_dim, block, logits);
 }
 
@@ -93,4 +110,5 @@ const struct codec codec_q4_0 = {.name = "q4_0",
                                  .encode = encode,
                                  .decode = decode,
                                  .score = score,
+                                 .channels = channels,
                                  .mix = mix};

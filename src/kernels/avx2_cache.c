@@ -1,35 +1,4 @@
-/* Score and mix with AVX2, FMA and F16C: what kernels/cache_template.h needs of them. */
-#include <immintrin.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#define ISA avx2
-#define LANES 8
-#define MOST_QUERIES 6
-#define MOST_SUMS 12
-#define TILE(G) ((G) <= 2 ? 4 : 2)
-#define TILE_Q4(G) ((G) <= 4 ? 2 : 1) /* twice the operands */
-
-typedef __m256 vec;
-
-static inline vec vec_zero(void) { return _mm256_setzero_ps(); }
-static inline vec vec_set(float x) { return _mm256_set1_ps(x); }
-static inline vec vec_load(const float *x) { return _mm256_loadu_ps(x); }
-static inline void vec_store(float *to, vec x) { _mm256_storeu_ps(to, x); }
-static inline vec vec_add(vec a, vec b) { return _mm256_add_ps(a, b); }
-static inline vec vec_mul(vec a, vec b) { return _mm256_mul_ps(a, b); }
-static inline vec vec_fma(vec a, vec b, vec c) { return _mm256_fmadd_ps(a, b, c); }
-static inline vec vec_halves(const uint16_t *x) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)x)); }
-
-static inline vec vec_bytes(const int8_t *x) {
-    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)x)));
-}
-
-static inline void vec_nibbles(const uint8_t *x, vec *low, vec *high) {
-    const __m256i eight = _mm256_set1_epi32(8);
-    __m256i codes = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)x));
-    *low = _mm256_cvtepi32_ps(_mm256_sub_epi32(_mm256_and_si256(codes, _mm256_set1_epi32(15)), eight));
-    *high = _mm256_cvtepi32_ps(_mm256_sub_epi32(_mm256_srli_epi32(codes, 4), eight));
-}
+/* Score and mix with AVX2, FMA and F16C. */
+#include "kernels/avx2_lanes.h"
 
 #include "kernels/cache_template.h"

@@ -50,16 +50,16 @@ static void add_table(enum kernels_isa isa, enum kernels_isa base, void (*const 
 }
 
 static void choose(void) {
-    void (*const scalar[])(struct kernels *) = {kernels_fill_scalar_vector, kernels_fill_scalar_cache, kernels_fill_scalar_weights,
-                                                kernels_fill_scalar_nearest};
-    add_table(KERNELS_SCALAR, KERNELS_SCALAR, scalar, 4);
+    void (*const scalar[])(struct kernels *) = {kernels_fill_scalar_vector, kernels_fill_scalar_cache, kernels_fill_scalar_product,
+                                                kernels_fill_scalar_weights, kernels_fill_scalar_nearest};
+    add_table(KERNELS_SCALAR, KERNELS_SCALAR, scalar, 5);
 #if defined(__x86_64__)
-    void (*const avx2[])(struct kernels *) = {kernels_fill_avx2_vector, kernels_fill_avx2_cache, kernels_fill_avx2_weights,
-                                              kernels_fill_avx2_nearest};
-    void (*const avx512[])(struct kernels *) = {kernels_fill_avx512_vector, kernels_fill_avx512_cache, kernels_fill_avx512_weights,
-                                                kernels_fill_avx512_nearest};
-    if (processor_has_avx2()) add_table(KERNELS_AVX2, KERNELS_SCALAR, avx2, 4);
-    if (processor_has_avx512()) add_table(KERNELS_AVX512, KERNELS_AVX2, avx512, 4);
+    void (*const avx2[])(struct kernels *) = {kernels_fill_avx2_vector, kernels_fill_avx2_cache, kernels_fill_avx2_product,
+                                              kernels_fill_avx2_weights, kernels_fill_avx2_nearest};
+    void (*const avx512[])(struct kernels *) = {kernels_fill_avx512_vector, kernels_fill_avx512_cache, kernels_fill_avx512_product,
+                                                kernels_fill_avx512_weights, kernels_fill_avx512_nearest};
+    if (processor_has_avx2()) add_table(KERNELS_AVX2, KERNELS_SCALAR, avx2, 5);
+    if (processor_has_avx512()) add_table(KERNELS_AVX512, KERNELS_AVX2, avx512, 5);
 #elif defined(__aarch64__)
     void (*const neon[])(struct kernels *) = {kernels_fill_neon_vector, kernels_fill_neon_cache, kernels_fill_neon_weights,
                                               kernels_fill_neon_nearest};

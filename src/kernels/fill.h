@@ -7,16 +7,19 @@
 
 void kernels_fill_scalar_vector(struct kernels *k);
 void kernels_fill_scalar_cache(struct kernels *k);
+void kernels_fill_scalar_product(struct kernels *k);
 void kernels_fill_scalar_weights(struct kernels *k);
 void kernels_fill_scalar_nearest(struct kernels *k);
 
 void kernels_fill_avx2_vector(struct kernels *k);
 void kernels_fill_avx2_cache(struct kernels *k);
+void kernels_fill_avx2_product(struct kernels *k);
 void kernels_fill_avx2_weights(struct kernels *k);
 void kernels_fill_avx2_nearest(struct kernels *k);
 
 void kernels_fill_avx512_vector(struct kernels *k);
 void kernels_fill_avx512_cache(struct kernels *k);
+void kernels_fill_avx512_product(struct kernels *k);
 void kernels_fill_avx512_weights(struct kernels *k);
 void kernels_fill_avx512_nearest(struct kernels *k);
 

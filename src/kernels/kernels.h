@@ -18,6 +18,27 @@
 
 #define NEAREST_WIDTH 32 /* centroids; two of the widest registers */
 
+/* What the slots ..._pq read by: sub-vectors of `width` contiguous channels, each coded by one of 2^bits centroids of its own. */
+struct product_code {
+    size_t parts, width;
+    unsigned bits;
+    const uint16_t *rows; /* half [parts][2^bits][width] */
+    const uint8_t
+        *planes; /* the same by channel, bits <= 8: [parts * width][2][PRODUCT_PLANE(bits)], the halves' low bytes and then
+                            * their high ones, from 2^bits on the same again; else NULL */
+};
+#define PRODUCT_MOST_WIDTH 64
+#define PRODUCT_PLANE(bits) ((size_t)((bits) < 6 ? 64 : 1 << (bits))) /* as wide as the widest register that looks up in it */
+
+/* Floats of G queries in a row of tables and tallies: whole vectors or the parts of one. */
+static inline size_t product_stride(size_t G) { return G <= 2 ? G : G <= 4 ? 4 : (G + 7) / 8 * 8; }
+/* Floats of the look-up tables of G queries, and of their tallies. */
+static inline size_t product_floats(const struct product_code *p, size_t G) {
+    return (p->parts * PRODUCT_PLANE(p->bits) + 2) * product_stride(G);
+}
+
+#define KERNELS_MOST_CHANNELS 256 /* hd of the cache's kernels */
+
 enum kernels_isa { KERNELS_SCALAR, KERNELS_AVX2, KERNELS_AVX512, KERNELS_NEON };
 
 struct kernels {
@@ -63,6 +84,28 @@ struct kernels {
     void (*mix_q8_0)(const float *weights, size_t G, size_t hd, const void *block, float *acc);
     void (*score_q4_0)(const float *q, size_t G, size_t hd, const void *block, float *logits);
     void (*mix_q4_0)(const float *weights, size_t G, size_t hd, const void *block, float *acc);
+
+    /* Product quantization, hd = parts * width. As vectors: channels[hd][64] or rows[64][hd]. */
+    void (*channels_pq)(const struct product_code *p, const void *block, float *channels);
+    void (*rows_pq)(const struct product_code *p, const void *block, float *rows);
+    /* score and mix by centroids, decoded once for all queries. */
+    void (*score_pq)(const struct product_code *p, const float *q, size_t G, const void *block, float *logits);
+    void (*mix_pq)(const struct product_code *p, const float *weights, size_t G, const void *block, float *acc);
+    /* score by look-up; the order within tables[product_floats] is the tier's own. Where it keeps them in fixed point, an entry is off
+     * by at most 2^-17 of the widest span that a sub-vector's entries have. */
+    void (*prepare_pq)(const struct product_code *p, const float *q, size_t G, float *tables);
+    void (*look_up_pq)(const struct product_code *p, const float *tables, size_t G, const void *block, float *logits);
+    /* mix in two steps: tallies[product_floats] += weights by code, then acc[G][hd] += tallies times centroids. */
+    void (*tally_pq)(const struct product_code *p, const float *weights, size_t G, const void *block, float *tallies);
+    void (*finish_pq)(const struct product_code *p, const float *tallies, size_t G, float *acc);
+
+    /* logits[G][64] = <q[G][hd], key t turned by its own angles>: keys[hd][64], cosine[pairs][64], sine[pairs][64]. Pair i is channels
+     * (2i, 2i + 1) if `adjacent`, else (i, i + pairs); (a, b) becomes (a cos - b sin, a sin + b cos). Channels from 2 pairs on stay. */
+    void (*score_turned)(const float *q, size_t G, size_t hd, const float *keys, const float *cosine, const float *sine,
+                         size_t pairs, bool adjacent, float *logits);
+    /* The same of keys in a block. */
+    void (*score_turned_pq)(const struct product_code *p, const float *q, size_t G, const void *block, const float *cosine,
+                            const float *sine, size_t pairs, bool adjacent, float *logits);
 };
 
 /* The best table this processor runs, lowered by TERSE_CPU; chosen at first use, thread-safe. */

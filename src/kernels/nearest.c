@@ -38,6 +38,10 @@ void nearest_free(struct nearest *nearest) {
     nearest->origin = nearest->half = nearest->panels = NULL;
 }
 
+size_t nearest_bytes(const struct nearest *nearest) {
+    return (nearest->d + nearest->columns * (nearest->d + 1)) * sizeof(float);
+}
+
 static void set_origin(struct nearest *nearest, const float *centroids) {
     float largest = 0;
     for (size_t i = 0; i < nearest->d; i++) {

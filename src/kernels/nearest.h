@@ -27,6 +27,8 @@ struct nearest {
 enum terse_status nearest_new(size_t k, size_t d, struct nearest *nearest, struct terse_error *error);
 /* Accepts a zeroed struct. */
 void nearest_free(struct nearest *nearest);
+/* Memory that nearest_new took. */
+size_t nearest_bytes(const struct nearest *nearest);
 /* Takes over centroids[k][d], finite and at most 1e38 in size; may be called again. Allocates nothing. */
 void nearest_set(struct nearest *nearest, const float *centroids);
 /* codes[n] = the nearest centroid of each of rows[n][d], `stride` floats apart; of equally near ones the lowest. A row with NaN or

@@ -1,15 +1,20 @@
 /* The table of architectures. */
 #include "model/architecture.h"
 #include "base/text.h"
+#include "codec/codebook.h"
 
 #include <stdio.h>
 #include <string.h>
 
 /* "llama" is what GGUF files of LLaMA 2 and 3, Mistral and their like say; its converters permute q and k to adjacent pairs. */
 static const struct architecture architectures[] = {
-    {"llama", ROPE_ADJACENT, PRESENCE_OPTIONAL, PRESENCE_NONE},
-    {"qwen2", ROPE_HALF_SPLIT, PRESENCE_REQUIRED, PRESENCE_NONE},
-    {"qwen3", ROPE_HALF_SPLIT, PRESENCE_NONE, PRESENCE_REQUIRED},
+    {"llama", .rotary = true, .pairing = ROPE_ADJACENT, .qkv_bias = PRESENCE_OPTIONAL},
+    {"qwen2", .rotary = true, .pairing = ROPE_HALF_SPLIT, .qkv_bias = PRESENCE_REQUIRED},
+    {"qwen3", .rotary = true, .pairing = ROPE_HALF_SPLIT, .qk_norm = PRESENCE_REQUIRED},
+    {"gpt2", NORM_LAYER, ACTIVATION_GELU_TANH, .positions = PRESENCE_REQUIRED, .fused_qkv = true, .qkv_bias = PRESENCE_REQUIRED,
+     .bias = PRESENCE_REQUIRED},
+    {"mpt", NORM_LAYER, ACTIVATION_GELU, .alibi = true, .positions = PRESENCE_OPTIONAL, .fused_qkv = true,
+     .qkv_bias = PRESENCE_OPTIONAL, .bias = PRESENCE_OPTIONAL},
 };
 enum { N_ARCHITECTURES = sizeof architectures / sizeof architectures[0] };
 
@@ -30,6 +35,10 @@ enum terse_status architecture_find(const struct gguf *gguf, const struct archit
         size_t used = strlen(known);
         snprintf(known + used, sizeof known - used, "%s%s", i ? ", " : "", architectures[i].name);
     }
+    if (name.size == strlen(CODEBOOK_ARCHITECTURE) && !memcmp(name.data, CODEBOOK_ARCHITECTURE, name.size))
+        return status_fail(
+            error, TERSE_E_UNSUPPORTED,
+            "it is a codebook, not a model: give it as --codebook, and as the model the one that it was learned from");
     char shown[64];
     struct text_line line = text_line_begin(shown, sizeof shown);
     text_line_string(&line, name.data, name.size, true);

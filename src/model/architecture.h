@@ -2,17 +2,26 @@
 #ifndef TERSE_MODEL_ARCHITECTURE_H
 #define TERSE_MODEL_ARCHITECTURE_H
 
-#include "base/gguf.h"
-#include "kernels/rope.h"
+#include "model/model.h"
 
 /* Whether an architecture has a kind of tensor. */
 enum presence { PRESENCE_NONE, PRESENCE_OPTIONAL, PRESENCE_REQUIRED };
 
 struct architecture {
     const char *name; /* general.architecture, and the prefix of its metadata keys */
-    enum rope_pairing pairing;
-    enum presence qkv_bias; /* attn_{q,k,v}.bias */
-    enum presence qk_norm;  /* attn_{q,k}_norm.weight: RMSNorm of each head of q and k before rotation */
+    enum norm_kind norm;
+    enum activation activation;
+
+    /* Where a model has its positions from: any of these. */
+    bool rotary;               /* RoPE of queries and keys */
+    enum rope_pairing pairing; /* of it */
+    bool alibi;                /* attention.max_alibi_bias, 0 for a model without */
+    enum presence positions;   /* position_embd.weight, a learned vector for each */
+
+    bool fused_qkv;         /* attn_qkv instead of attn_q, attn_k, attn_v: their rows one after the other */
+    enum presence qkv_bias; /* of those */
+    enum presence bias;     /* of norms and of the other linear layers */
+    enum presence qk_norm;  /* attn_{q,k}_norm.weight: a norm of each head of q and k before rotation */
 };
 
 /* Reads general.architecture. An unknown one is TERSE_E_UNSUPPORTED, and the message names those that are supported. */

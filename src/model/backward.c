@@ -2,12 +2,15 @@
  * attention in backward_attention.c.
  *
  * One sweep forward, then back layer by layer. What is wide (feed-forward, logits) passes in panels of tokens; queries, keys and
- * values of a layer exist for the whole window.
+ * values of a layer exist for the whole window. Without gradients there is the sweep forward alone, each layer in the place of the
+ * one before, as far as the keys and values of the last.
  */
 #include "model/backward.h"
 
 #include "base/memory.h"
+#include "base/random.h"
 #include "kernels/gemm.h"
+#include "model/architecture.h"
 #include "model/backward_attention.h"
 #include "model/backward_ops.h"
 #include "model/linear.h"
@@ -26,9 +29,10 @@
 struct backward {
     const struct terse_model *model;
     size_t tokens; /* capacity; below, n stands for it */
+    bool gradients;
     uint32_t threads;
     size_t logit_rows;
-    /* From the forward sweep to the backward one */
+    /* From the forward sweep to the backward one; of a single layer without gradients */
     float *hidden;   /* [layers + 1][n][width], entering each layer, and leaving the last */
     float *attended; /* [layers][n][Hq][hd], what attention gives */
     float *log_sum;  /* [layers][n][Hq] */
@@ -39,12 +43,14 @@ struct backward {
     float *q, *d_attended;    /* [n][Hq][hd] */
     float *k, *k_rotated, *v; /* [n][Hk][hd] */
     float *dk, *dv;           /* [n][Hk][hd] */
-    float *raw_q, *raw_k;     /* before the norm of heads, where there is one */
+    float *raw_q, *raw_k;     /* before the norm of heads; where there is one, or a clamp */
     /* Of a panel */
-    float *state, *normed;     /* [panel][width] */
-    float *gate, *up, *d_feed; /* [panel][feed_forward] */
-    float *logits;             /* [logit_rows][vocabulary] */
-    double *losses;            /* [logit_rows] */
+    float *state, *normed;           /* [panel][width] */
+    float *inner, *factor, *d_inner; /* [panel][feed_forward]; no factor without a gate */
+    float *logits;                   /* [logit_rows][vocabulary] */
+    double *losses;                  /* [logit_rows] */
+    bool draw;                       /* backward_draw_labels */
+    uint64_t seed;
     float *scratch;
 };
 
@@ -59,7 +65,7 @@ static size_t kv_width(const struct terse_model *m) { return (size_t)m->kv_heads
 static struct attention attention_of(const struct backward *b, size_t n) {
     const struct terse_model *m = b->model;
     float scale = 1 / sqrtf((float)m->head_dim);
-    return (struct attention){m->query_heads, m->kv_heads, m->head_dim, n, scale, b->q, b->k_rotated, b->v};
+    return (struct attention){m->query_heads, m->kv_heads, m->head_dim, n, scale, m->slopes, b->q, b->k_rotated, b->v};
 }
 
 static size_t scratch_floats(const struct backward *b) {
@@ -69,39 +75,45 @@ static size_t scratch_floats(const struct backward *b) {
     struct attention attention = attention_of(b, b->tokens);
     size_t most = attention_scratch(&attention, b->threads);
     for (size_t i = 0; i < sizeof of / sizeof of[0]; i++)
-        most = larger(most, larger(linear_scratch(of[i], b->threads), linear_backward_scratch(of[i])));
+        if (of[i]->data) most = larger(most, larger(linear_scratch(of[i], b->threads), linear_backward_scratch(of[i])));
     return most;
 }
+
+/* Whether queries or keys must stay as they left their matrix, since a norm or a clamp follows. An architecture has the same norms
+ * in every layer. */
+static bool raw_queries(const struct terse_model *m) { return m->layer[0].q_norm.gain || m->clamp > 0; }
+static bool raw_keys(const struct terse_model *m) { return m->layer[0].k_norm.gain || m->clamp > 0; }
 
 static enum terse_status allocate(struct backward *b, struct terse_error *error) {
     const struct terse_model *m = b->model;
     size_t n = b->tokens, panel = smaller(n, PANEL_TOKENS), pairs = m->rope.n_rot / 2;
-    bool q_norm = m->layer[0].q_norm, k_norm = m->layer[0].k_norm; /* an architecture has them in every layer or in none */
+    /* What the backward sweep alone needs */
+    size_t kept = b->gradients ? m->layers : 1, back = b->gradients ? n : 0, back_panel = b->gradients ? panel : 0;
     const struct {
         float **buffer;
         size_t count, each;
     } wanted[] = {
-        {&b->hidden, n, (m->layers + (size_t)1) * m->width},
-        {&b->attended, n, m->layers * q_width(m)},
-        {&b->log_sum, n, m->layers * (size_t)m->query_heads},
-        {&b->d_hidden, n, m->width},
+        {&b->hidden, n, (b->gradients + kept) * m->width},
+        {&b->attended, n, kept * q_width(m)},
+        {&b->log_sum, n, kept * m->query_heads},
+        {&b->d_hidden, back, m->width},
         {&b->cosine, n, pairs},
         {&b->sine, n, pairs},
-        {&b->back, n, pairs},
+        {&b->back, back, pairs},
         {&b->q, n, q_width(m)},
-        {&b->d_attended, n, q_width(m)},
+        {&b->d_attended, back, q_width(m)},
         {&b->k, n, kv_width(m)},
         {&b->k_rotated, n, kv_width(m)},
         {&b->v, n, kv_width(m)},
-        {&b->dk, n, kv_width(m)},
-        {&b->dv, n, kv_width(m)},
-        {&b->raw_q, q_norm ? n : 0, q_width(m)},
-        {&b->raw_k, k_norm ? n : 0, kv_width(m)},
-        {&b->state, panel, m->width},
+        {&b->dk, back, kv_width(m)},
+        {&b->dv, back, kv_width(m)},
+        {&b->raw_q, raw_queries(m) ? n : 0, q_width(m)},
+        {&b->raw_k, raw_keys(m) ? n : 0, kv_width(m)},
+        {&b->state, back_panel, m->width},
         {&b->normed, panel, m->width},
-        {&b->gate, panel, m->feed_forward},
-        {&b->up, panel, m->feed_forward},
-        {&b->d_feed, panel, m->feed_forward},
+        {&b->inner, panel, m->feed_forward},
+        {&b->factor, m->layer[0].gate.data ? panel : 0, m->feed_forward},
+        {&b->d_inner, back_panel, m->feed_forward},
         {&b->logits, b->logit_rows, m->vocabulary},
         {&b->scratch, scratch_floats(b), 1},
     };
@@ -115,18 +127,24 @@ static enum terse_status allocate(struct backward *b, struct terse_error *error)
     return TERSE_OK;
 }
 
-enum terse_status backward_new(const struct terse_model *model, size_t tokens, struct backward **backward,
+enum terse_status backward_new(const struct terse_model *model, size_t tokens, bool gradients, struct backward **backward,
                                struct terse_error *error) {
     *backward = NULL;
     if (tokens < 2)
         return status_fail(error, TERSE_E_ARGUMENT, "windows of %zu tokens predict nothing: make them at least 2", tokens);
+    if (model->positions.data && tokens > model->positions.rows)
+        return status_fail(error, TERSE_E_CONTEXT,
+                           "windows of %zu tokens are longer than the %" PRIu32
+                           " positions that the model has learned: make them shorter",
+                           tokens, model->positions.rows);
     struct backward *b = calloc(1, sizeof *b);
     if (!b) return status_no_memory(error, sizeof *b, "the gradients of a window");
     b->model = model;
     b->tokens = tokens;
+    b->gradients = gradients;
     b->threads = (uint32_t)omp_get_max_threads();
     b->logit_rows = larger(LOGIT_BYTES / (model->vocabulary * sizeof(float)), LOGIT_TOKENS);
-    b->logit_rows = smaller(b->logit_rows, smaller(PANEL_TOKENS, tokens));
+    b->logit_rows = gradients ? smaller(b->logit_rows, smaller(PANEL_TOKENS, tokens)) : 0;
     enum terse_status status = gemm_prepare(error);
     if (!status) status = allocate(b, error);
     if (status) {
@@ -136,27 +154,28 @@ enum terse_status backward_new(const struct terse_model *model, size_t tokens, s
     size_t pairs = model->rope.n_rot / 2;
 #pragma omp parallel for
     for (size_t t = 0; t < tokens; t++) rope_angles(&model->rope, (int64_t)t, b->cosine + t * pairs, b->sine + t * pairs);
-    for (size_t i = 0; i < tokens * pairs; i++) b->back[i] = -b->sine[i];
+    for (size_t i = 0; gradients && i < tokens * pairs; i++) b->back[i] = -b->sine[i];
     *backward = b;
     return TERSE_OK;
 }
 
 void backward_free(struct backward *b) {
     if (!b) return;
-    void *all[] = {b->hidden,     b->attended, b->log_sum,   b->d_hidden, b->cosine, b->sine,   b->back,   b->q,
-                   b->d_attended, b->k,        b->k_rotated, b->v,        b->dk,     b->dv,     b->raw_q,  b->raw_k,
-                   b->state,      b->normed,   b->gate,      b->up,       b->d_feed, b->logits, b->losses, b->scratch};
+    void *all[] = {b->hidden,     b->attended, b->log_sum,   b->d_hidden, b->cosine,  b->sine,   b->back,   b->q,
+                   b->d_attended, b->k,        b->k_rotated, b->v,        b->dk,      b->dv,     b->raw_q,  b->raw_k,
+                   b->state,      b->normed,   b->inner,     b->factor,   b->d_inner, b->logits, b->losses, b->scratch};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) memory_free(all[i]);
     free(b);
 }
 
 /* ---- A layer, forward */
 
-static float *hidden_of(const struct backward *b, uint32_t layer) { return b->hidden + layer * b->tokens * b->model->width; }
-static float *attended_of(const struct backward *b, uint32_t layer) { return b->attended + layer * b->tokens * q_width(b->model); }
-static float *log_sum_of(const struct backward *b, uint32_t layer) {
-    return b->log_sum + layer * b->tokens * (size_t)b->model->query_heads;
-}
+/* Where a layer's rows lie among those that stay. */
+static size_t place(const struct backward *b, uint32_t layer) { return b->gradients ? layer * b->tokens : 0; }
+
+static float *hidden_of(const struct backward *b, uint32_t layer) { return b->hidden + place(b, layer) * b->model->width; }
+static float *attended_of(const struct backward *b, uint32_t layer) { return b->attended + place(b, layer) * q_width(b->model); }
+static float *log_sum_of(const struct backward *b, uint32_t layer) { return b->log_sum + place(b, layer) * b->model->query_heads; }
 
 static void rotate(const struct backward *b, const float *sine, float *rows, size_t n, uint32_t heads) {
     const struct rope *rope = &b->model->rope;
@@ -166,47 +185,55 @@ static void rotate(const struct backward *b, const float *sine, float *rows, siz
         rope_rotate(rope, b->cosine + t * pairs, sine + t * pairs, rows + t * heads * hd, heads, (uint32_t)hd);
 }
 
+/* The norm of heads; without one what was kept raw is copied. */
+static void after_projection(const struct norm *norm, const float *raw, float *out, size_t heads, size_t head_dim) {
+    if (norm->gain)
+        norm_rows(norm, raw, out, heads, head_dim);
+    else if (raw != out)
+        memcpy(out, raw, heads * head_dim * sizeof *out);
+}
+
 /* Queries (rotated), keys (as they are and rotated) and values of a layer. */
 static void project(struct backward *b, uint32_t index, size_t n) {
     const struct terse_model *m = b->model;
     const struct layer *layer = &m->layer[index];
     const float *hidden = hidden_of(b, index);
-    float *q = layer->q_norm ? b->raw_q : b->q, *k = layer->k_norm ? b->raw_k : b->k;
+    float *q = raw_queries(m) ? b->raw_q : b->q, *k = raw_keys(m) ? b->raw_k : b->k;
     for (size_t first = 0; first < n; first += PANEL_TOKENS) {
         size_t count = smaller(PANEL_TOKENS, n - first);
-        const struct product products[] = {{&layer->q, layer->q_bias, q + first * q_width(m)},
-                                           {&layer->k, layer->k_bias, k + first * kv_width(m)},
-                                           {&layer->v, layer->v_bias, b->v + first * kv_width(m)}};
-        norm_rows(hidden + first * m->width, layer->attention_norm, m->norm_epsilon, b->normed, count, m->width);
+        const struct product products[] = {
+            {&layer->q, q + first * q_width(m)}, {&layer->k, k + first * kv_width(m)}, {&layer->v, b->v + first * kv_width(m)}};
+        norm_rows(&layer->attention_norm, hidden + first * m->width, b->normed, count, m->width);
         linear(products, 3, b->normed, count, b->scratch);
+        for (size_t i = 0; i < 3 && m->clamp > 0; i++) clamp_rows(products[i].out, m->clamp, count, products[i].w->rows);
     }
-    if (layer->q_norm) norm_rows(q, layer->q_norm, m->norm_epsilon, b->q, n * m->query_heads, m->head_dim);
-    if (layer->k_norm) norm_rows(k, layer->k_norm, m->norm_epsilon, b->k, n * m->kv_heads, m->head_dim);
+    after_projection(&layer->q_norm, q, b->q, n * m->query_heads, m->head_dim);
+    after_projection(&layer->k_norm, k, b->k, n * m->kv_heads, m->head_dim);
     memcpy(b->k_rotated, b->k, n * kv_width(m) * sizeof *b->k);
     rotate(b, b->sine, b->q, n, m->query_heads);
     rotate(b, b->sine, b->k_rotated, n, m->kv_heads);
 }
 
-/* state[count][width] of a panel: what entered the layer plus what attention adds. */
+/* state[count][width] of a panel: what entered the layer, which may lie there, plus what attention adds. */
 static void add_attention(struct backward *b, uint32_t index, size_t first, size_t count, float *state) {
     const struct terse_model *m = b->model;
-    memcpy(state, hidden_of(b, index) + first * m->width, count * m->width * sizeof *state);
-    linear(&(struct product){&m->layer[index].o, NULL, b->normed}, 1, attended_of(b, index) + first * q_width(m), count,
-           b->scratch);
+    memmove(state, hidden_of(b, index) + first * m->width, count * m->width * sizeof *state);
+    linear(&(struct product){&m->layer[index].o, b->normed}, 1, attended_of(b, index) + first * q_width(m), count, b->scratch);
     add_rows(state, b->normed, count, m->width);
 }
 
-/* The inputs of SwiGLU of a panel. */
+/* The inner activations of a panel's feed-forward layer, before their function. */
 static void feed(struct backward *b, const struct layer *layer, const float *state, size_t count) {
-    const struct terse_model *m = b->model;
-    norm_rows(state, layer->feed_forward_norm, m->norm_epsilon, b->normed, count, m->width);
-    linear((struct product[]){{&layer->gate, NULL, b->gate}, {&layer->up, NULL, b->up}}, 2, b->normed, count, b->scratch);
+    struct product products[2];
+    size_t n = feed_products(layer, b->inner, b->factor, products);
+    norm_rows(&layer->feed_forward_norm, state, b->normed, count, b->model->width);
+    linear(products, n, b->normed, count, b->scratch);
 }
 
+/* From the layer's queries, keys and values on. */
 static void layer_forward(struct backward *b, uint32_t index, size_t n) {
     const struct terse_model *m = b->model;
     const struct layer *layer = &m->layer[index];
-    project(b, index, n);
     struct attention attention = attention_of(b, n);
     attention_forward(&attention, attended_of(b, index), log_sum_of(b, index), b->threads, b->scratch);
     for (size_t first = 0; first < n; first += PANEL_TOKENS) {
@@ -214,8 +241,8 @@ static void layer_forward(struct backward *b, uint32_t index, size_t n) {
         float *state = hidden_of(b, index + 1) + first * m->width;
         add_attention(b, index, first, count, state);
         feed(b, layer, state, count);
-        silu_rows(b->gate, b->up, count, m->feed_forward);
-        linear(&(struct product){&layer->down, NULL, b->normed}, 1, b->gate, count, b->scratch);
+        activate_rows(m->architecture->activation, b->inner, b->factor, count, m->feed_forward);
+        linear(&(struct product){&layer->down, b->normed}, 1, b->inner, count, b->scratch);
         add_rows(state, b->normed, count, m->width);
     }
 }
@@ -229,11 +256,12 @@ static double output_backward(struct backward *b, const int32_t *tokens, size_t 
     double sum = 0;
     for (size_t first = 0; first < n - 1; first += b->logit_rows) {
         size_t count = smaller(b->logit_rows, n - 1 - first), at = first * m->width;
-        norm_rows(hidden + at, m->output_norm, m->norm_epsilon, b->normed, count, m->width);
-        linear(&(struct product){&m->output, NULL, b->logits}, 1, b->normed, count, b->scratch);
-        cross_entropy_backward(b->logits, tokens + first + 1, count, m->vocabulary, 1 / (float)(n - 1), b->losses);
+        norm_rows(&m->output_norm, hidden + at, b->normed, count, m->width);
+        linear(&(struct product){&m->output, b->logits}, 1, b->normed, count, b->scratch);
+        struct targets targets = {b->draw ? NULL : tokens + first + 1, b->seed + (first + 1) * RANDOM_STEP};
+        cross_entropy_backward(b->logits, &targets, count, m->vocabulary, 1 / (float)(n - 1), b->losses);
         linear_backward(&m->output, b->logits, count, false, b->d_hidden + at, b->scratch);
-        norm_backward(hidden + at, m->output_norm, m->norm_epsilon, b->d_hidden + at, count, m->width);
+        norm_backward(&m->output_norm, hidden + at, b->d_hidden + at, count, m->width);
         for (size_t i = 0; i < count; i++) sum += b->losses[i];
     }
     memset(b->d_hidden + (n - 1) * m->width, 0, m->width * sizeof *b->d_hidden); /* nothing is predicted from the last token */
@@ -249,11 +277,13 @@ static void feed_backward(struct backward *b, uint32_t index, size_t n) {
         float *d = b->d_hidden + first * m->width;
         add_attention(b, index, first, count, b->state);
         feed(b, layer, b->state, count);
-        linear_backward(&layer->down, d, count, false, b->d_feed, b->scratch);
-        silu_backward(b->gate, b->up, b->d_feed, count, m->feed_forward);
-        linear_backward(&layer->gate, b->gate, count, false, b->normed, b->scratch);
-        linear_backward(&layer->up, b->up, count, true, b->normed, b->scratch);
-        norm_backward(b->state, layer->feed_forward_norm, m->norm_epsilon, b->normed, count, m->width);
+        linear_backward(&layer->down, d, count, false, b->d_inner, b->scratch);
+        activation_backward(m->architecture->activation, b->inner, b->factor, b->d_inner, count, m->feed_forward);
+        struct product products[2];
+        size_t n_products = feed_products(layer, b->inner, b->factor, products);
+        for (size_t i = 0; i < n_products; i++)
+            linear_backward(products[i].w, products[i].out, count, i > 0, b->normed, b->scratch);
+        norm_backward(&layer->feed_forward_norm, b->state, b->normed, count, m->width);
         add_rows(d, b->normed, count, m->width);
         linear_backward(&layer->o, d, count, false, b->d_attended + first * q_width(m), b->scratch);
     }
@@ -265,14 +295,19 @@ static void project_backward(struct backward *b, uint32_t index, size_t n) {
     const struct layer *layer = &m->layer[index];
     const float *hidden = hidden_of(b, index);
     rotate(b, b->back, b->q, n, m->query_heads);
-    if (layer->q_norm) norm_backward(b->raw_q, layer->q_norm, m->norm_epsilon, b->q, n * m->query_heads, m->head_dim);
-    if (layer->k_norm) norm_backward(b->raw_k, layer->k_norm, m->norm_epsilon, b->dk, n * m->kv_heads, m->head_dim);
+    if (layer->q_norm.gain) norm_backward(&layer->q_norm, b->raw_q, b->q, n * m->query_heads, m->head_dim);
+    if (layer->k_norm.gain) norm_backward(&layer->k_norm, b->raw_k, b->dk, n * m->kv_heads, m->head_dim);
+    if (m->clamp > 0) {
+        clamp_backward(b->raw_q, m->clamp, b->q, n, q_width(m));
+        clamp_backward(b->raw_k, m->clamp, b->dk, n, kv_width(m));
+        clamp_backward(b->v, m->clamp, b->dv, n, kv_width(m));
+    }
     for (size_t first = 0; first < n; first += PANEL_TOKENS) {
         size_t count = smaller(PANEL_TOKENS, n - first);
         linear_backward(&layer->q, b->q + first * q_width(m), count, false, b->normed, b->scratch);
         linear_backward(&layer->k, b->dk + first * kv_width(m), count, true, b->normed, b->scratch);
         linear_backward(&layer->v, b->dv + first * kv_width(m), count, true, b->normed, b->scratch);
-        norm_backward(hidden + first * m->width, layer->attention_norm, m->norm_epsilon, b->normed, count, m->width);
+        norm_backward(&layer->attention_norm, hidden + first * m->width, b->normed, count, m->width);
         add_rows(b->d_hidden + first * m->width, b->normed, count, m->width);
     }
 }
@@ -305,7 +340,14 @@ static enum terse_status check(const struct backward *b, const int32_t *tokens, 
 
 /* `done` in passes over a layer; a layer's backward pass is two. */
 static bool report(const struct backward *b, const struct terse_progress *progress, uint64_t done) {
-    return !progress || !progress->report || progress->report(progress->user, "gradients", done, 3 * (uint64_t)b->model->layers);
+    const char *what = b->gradients ? "gradients" : "keys and values";
+    uint64_t total = (b->gradients ? 3 : 1) * (uint64_t)b->model->layers;
+    return !progress || !progress->report || progress->report(progress->user, what, done, total);
+}
+
+void backward_draw_labels(struct backward *backward, uint64_t seed) {
+    backward->draw = true;
+    backward->seed = random_mix(seed);
 }
 
 enum terse_status backward_run(struct backward *b, const int32_t *tokens, size_t n, const struct backward_sink *sink,
@@ -314,15 +356,19 @@ enum terse_status backward_run(struct backward *b, const int32_t *tokens, size_t
     enum terse_status status = check(b, tokens, n, error);
     if (status) return status;
     bool go_on = true;
-    embed_rows(b->model, tokens, n, b->hidden);
+    embed_rows(b->model, tokens, n, 0, b->hidden);
     for (uint32_t i = 0; i < layers && go_on; i++) {
-        layer_forward(b, i, n);
+        project(b, i, n);
+        if (!b->gradients) sink->layer(sink->user, i, &(struct captured){n, b->k, b->k_rotated, b->v, NULL, NULL});
+        if (b->gradients || i + 1 < layers) layer_forward(b, i, n);
         go_on = report(b, progress, i + 1);
     }
-    if (go_on) *loss = output_backward(b, tokens, n);
-    for (uint32_t i = layers; i > 0 && go_on; i--) {
+    if (go_on && b->gradients) *loss = output_backward(b, tokens, n);
+    for (uint32_t i = b->gradients ? layers : 0; i > 0 && go_on; i--) {
         layer_backward(b, i - 1, n, sink);
         go_on = report(b, progress, layers + 2 * (uint64_t)(layers - i + 1));
     }
-    return go_on ? TERSE_OK : status_fail(error, TERSE_E_INTERRUPTED, "interrupted in the gradients of %zu tokens", n);
+    if (go_on) return TERSE_OK;
+    return status_fail(error, TERSE_E_INTERRUPTED, "interrupted in the %s of %zu tokens",
+                       b->gradients ? "gradients" : "keys and values", n);
 }

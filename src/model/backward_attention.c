@@ -11,6 +11,7 @@
 #include <string.h>
 
 #define QUERY_ROWS 192 /* rows of a tile of queries (tokens times G), as the prefill's attention has them */
+#define ITEMS 16       /* into which the gradients' work is split at least, so that threads have some; the sums depend on it */
 #define KEY_ROWS 384   /* keys against which they go at a time: two such tiles of numbers fit the second-level cache */
 
 static size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
@@ -54,6 +55,14 @@ static size_t visible_keys(const struct attention *a, const struct tile *tile, s
     return seen > key ? smaller(seen - key, n) : 0;
 }
 
+/* What depends on the positions of row m and of the n keys from `key` on. */
+static void add_alibi(const struct attention *a, const struct tile *tile, size_t m, size_t key, size_t n, float *logits) {
+    size_t group = group_of(a), token = tile->first + m / group;
+    if (!a->slopes) return;
+    float slope = a->slopes[tile->head * group + m % group], first = (float)key - (float)token;
+    for (size_t j = 0; j < n; j++) logits[j] += slope * (first + (float)(int)j);
+}
+
 /* ---- Scratch: of each thread, and of all the gradients that will be summed */
 
 static size_t thread_floats(const struct attention *a) {
@@ -63,15 +72,13 @@ static size_t thread_floats(const struct attention *a) {
     return memory_round_up(larger(forward, backward), MEMORY_ALIGN / sizeof(float));
 }
 
-/* Into so many parts the queries of a KV head are split, so that every thread has work. */
-static size_t part_count(const struct attention *a, uint32_t threads) {
-    return smaller((threads + a->kv_heads - 1) / a->kv_heads, tile_count(a));
-}
+/* Into so many parts the queries of a KV head are split, whatever the threads: their number shall change no bit. */
+static size_t part_count(const struct attention *a) { return smaller((ITEMS + a->kv_heads - 1) / a->kv_heads, tile_count(a)); }
 
 static size_t side_floats(const struct attention *a) { return a->n * a->kv_heads * a->head_dim; }
 
 size_t attention_scratch(const struct attention *a, uint32_t threads) {
-    return threads * thread_floats(a) + 2 * (part_count(a, threads) - 1) * side_floats(a);
+    return threads * thread_floats(a) + 2 * (part_count(a) - 1) * side_floats(a);
 }
 
 /* ---- Forward */
@@ -89,6 +96,7 @@ static void forward_tile(const struct attention *a, const struct tile *tile, flo
         for (size_t m = 0; m < tile->rows; m++) {
             float *row = logits + m * KEY_ROWS;
             size_t visible = visible_keys(a, tile, m, key, n);
+            add_alibi(a, tile, m, key, visible, row);
             float max = partial_raise(&partial, m, kernel->max(row, visible));
             partial.sum[m] += kernel->exp_sum(row, max, visible);
             memset(row + visible, 0, (n - visible) * sizeof *row);
@@ -130,6 +138,7 @@ static void backward_tile(const struct attention *a, const struct tile *tile, co
         for (size_t m = 0; m < rows; m++) {
             float *weights = p + m * KEY_ROWS, *d_logits = ds + m * KEY_ROWS;
             size_t visible = visible_keys(a, tile, m, key, n);
+            add_alibi(a, tile, m, key, visible, weights);
             kernel->exp_sum(weights, log_sum[row_offset(a, tile, m, 1)], visible);
             memset(weights + visible, 0, (n - visible) * sizeof *weights);
             for (size_t j = 0; j < n; j++) d_logits[j] = weights[j] * (d_logits[j] - mean[m]);
@@ -146,7 +155,7 @@ static void backward_tile(const struct attention *a, const struct tile *tile, co
 
 void attention_backward(const struct attention *a, const float *out, const float *log_sum, const float *d_out, float *dk, float *dv,
                         uint32_t threads, float *scratch) {
-    size_t parts = part_count(a, threads), tiles = tile_count(a), heads = a->kv_heads, floats = side_floats(a);
+    size_t parts = part_count(a), tiles = tile_count(a), heads = a->kv_heads, floats = side_floats(a), width = heads * a->head_dim;
     float *rest = scratch + threads * thread_floats(a); /* [parts - 1][2][n][Hk][hd] */
     memset(dk, 0, floats * sizeof *dk);
     memset(dv, 0, floats * sizeof *dv);
@@ -162,9 +171,12 @@ void attention_backward(const struct attention *a, const float *out, const float
                           scratch + (size_t)omp_get_thread_num() * thread_floats(a));
         }
     }
-    for (size_t part = 1; part < parts; part++) {
-        const float *own = rest + 2 * (part - 1) * floats;
-        kernels()->axpy(1, own, dk, floats);
-        kernels()->axpy(1, own + floats, dv, floats);
+#pragma omp parallel for num_threads(threads)
+    for (size_t t = 0; t < a->n; t++) {
+        for (size_t part = 1; part < parts; part++) {
+            const float *own = rest + 2 * (part - 1) * floats + t * width;
+            kernels()->axpy(1, own, dk + t * width, width);
+            kernels()->axpy(1, own + floats, dv + t * width, width);
+        }
     }
 }

@@ -14,9 +14,10 @@
 struct attention {
     uint32_t query_heads, kv_heads, head_dim;
     size_t n;
-    float scale;        /* of the logits */
-    float *q;           /* [n][Hq][hd], rotated */
-    const float *k, *v; /* [n][Hk][hd], rotated */
+    float scale;         /* of the logits */
+    const float *slopes; /* [Hq] of ALiBi, added after the scale as cache/cache.h says; or NULL */
+    float *q;            /* [n][Hq][hd], rotated */
+    const float *k, *v;  /* [n][Hk][hd], rotated */
 };
 
 /* Floats of scratch that both need with `threads` threads. */

@@ -1,8 +1,11 @@
 /* Gradients of single operations. Owns the tiling of products with dequantized weights; no memory. */
 #include "model/backward_ops.h"
 
+#include "base/random.h"
+
 #include "kernels/gemm.h"
 #include "kernels/kernels.h"
+#include "model/gelu.h"
 #include "model/rows.h"
 
 #include <math.h>
@@ -41,26 +44,42 @@ void linear_backward(const struct matrix *w, const float *dy, size_t n, bool acc
 
 /* ---- Rows */
 
-/* y_i = gain_i x_i r with r = (mean x^2 + epsilon)^-1/2, so dx_i = r (gain_i dy_i - x_i r^2 mean_j(gain_j dy_j x_j)). */
-void norm_backward(const float *x, const float *gain, float epsilon, float *d, size_t n, size_t width) {
-    const struct kernels *kernel = kernels();
-#pragma omp parallel for if (n >= PARALLEL_ROWS)
-    for (size_t t = 0; t < n; t++) {
-        const float *in = x + t * width;
-        float *row = d + t * width;
-        float square = 1 / (kernel->dot(in, in, width) / (float)width + epsilon), r = sqrtf(square);
-        for (size_t i = 0; i < width; i++) row[i] *= gain[i] * r;
-        kernel->axpy(-square * kernel->dot(row, in, width) / (float)width, in, row, width);
+#define PIECE 256 /* numbers at a time, on the stack */
+
+/* With c = x - mean (LayerNorm; RMSNorm: c = x) and r = (mean c^2 + epsilon)^-1/2: y_i = gain_i c_i r, so
+ *     dc_i = r (gain_i dy_i - c_i r^2 mean_j(gain_j dy_j c_j)),   dx_i = dc_i - mean_j(dc_j)   (RMSNorm: dx = dc);
+ * the mean of dc is that of r gain dy, as the mean of c is 0. */
+static void norm_backward_row(const struct norm *norm, const float *x, float *d, size_t width) {
+    float n = (float)width, mean = norm->kind == NORM_LAYER ? sum_row(x, width) / n : 0;
+    float c[PIECE], squares = 0, along = 0;
+    for (size_t i = 0; i < width; i++) d[i] *= norm->gain[i];
+    for (size_t first = 0; first < width; first += PIECE) {
+        size_t count = smaller(PIECE, width - first);
+        for (size_t i = 0; i < count; i++) c[i] = x[first + i] - mean;
+        squares += kernels()->dot(c, c, count);
+        along += kernels()->dot(c, d + first, count);
     }
+    float square = 1 / (squares / n + norm->epsilon), r = sqrtf(square),
+          mean_d = norm->kind == NORM_LAYER ? sum_row(d, width) / n : 0;
+    for (size_t i = 0; i < width; i++) d[i] = r * (d[i] - mean_d - (x[i] - mean) * square * along / n);
 }
 
-#define SILU_PIECE 256 /* numbers whose sigmoid lies on the stack */
+void norm_backward(const struct norm *norm, const float *x, float *d, size_t n, size_t width) {
+#pragma omp parallel for if (n >= PARALLEL_ROWS)
+    for (size_t t = 0; t < n; t++) norm_backward_row(norm, x + t * width, d + t * width, width);
+}
+
+void clamp_backward(const float *x, float most, float *d, size_t n, size_t width) {
+#pragma omp parallel for if (n >= PARALLEL_ROWS)
+    for (size_t t = 0; t < n; t++)
+        for (size_t i = t * width; i < (t + 1) * width; i++) d[i] = fabsf(x[i]) < most ? d[i] : 0;
+}
 
 /* With s the sigmoid of gate: d silu/d gate = s (1 + gate (1 - s)). */
 static void silu_backward_row(float *gate, float *up, const float *d, size_t width) {
-    float s[SILU_PIECE];
-    for (size_t first = 0; first < width; first += SILU_PIECE, gate += SILU_PIECE, up += SILU_PIECE, d += SILU_PIECE) {
-        size_t n = smaller(SILU_PIECE, width - first);
+    float s[PIECE];
+    for (size_t first = 0; first < width; first += PIECE, gate += PIECE, up += PIECE, d += PIECE) {
+        size_t n = smaller(PIECE, width - first);
         for (size_t i = 0; i < n; i++) s[i] = -gate[i];
         kernels()->exp_sum(s, 0, n);
         for (size_t i = 0; i < n; i++) {
@@ -71,21 +90,42 @@ static void silu_backward_row(float *gate, float *up, const float *d, size_t wid
     }
 }
 
-void silu_backward(float *gate, float *up, const float *d, size_t n, size_t width) {
+void activation_backward(enum activation activation, float *x, float *up, const float *d, size_t n, size_t width) {
 #pragma omp parallel for if (n >= PARALLEL_ROWS)
-    for (size_t t = 0; t < n; t++) silu_backward_row(gate + t * width, up + t * width, d + t * width, width);
+    for (size_t t = 0; t < n; t++) {
+        if (activation == ACTIVATION_SWIGLU)
+            silu_backward_row(x + t * width, up + t * width, d + t * width, width);
+        else
+            gelu_backward_row(activation, x + t * width, d + t * width, width);
+    }
 }
 
-void cross_entropy_backward(float *logits, const int32_t *targets, size_t n, size_t vocabulary, float scale, double *loss) {
+/* The first entry at which the running sum of weights[n] passes the part `u` of their sum. */
+static size_t draw(const float *weights, size_t n, double sum, double u) {
+    double left = u * sum;
+    size_t last = 0;
+    for (size_t i = 0; i < n; i++) {
+        if (weights[i] > 0) last = i;
+        left -= (double)weights[i];
+        if (left < 0) return i;
+    }
+    return last;
+}
+
+void cross_entropy_backward(float *logits, const struct targets *targets, size_t n, size_t vocabulary, float scale, double *loss) {
     const struct kernels *kernel = kernels();
 #pragma omp parallel for if (n >= PARALLEL_ROWS)
     for (size_t t = 0; t < n; t++) {
-        float *row = logits + t * vocabulary, *target = row + targets[t];
-        float max = kernel->max(row, vocabulary);
-        double above = (double)max - (double)*target;
-        float sum = kernel->exp_sum(row, max, vocabulary), factor = scale / sum;
-        loss[t] = above + log((double)sum);
+        float *row = logits + t * vocabulary;
+        size_t target = targets->tokens ? (size_t)targets->tokens[t] : 0;
+        double logit = (double)row[target];
+        float max = kernel->max(row, vocabulary), sum = kernel->exp_sum(row, max, vocabulary), factor = scale / sum;
+        if (!targets->tokens) {
+            target = draw(row, vocabulary, (double)sum, random_uniform(random_mix(targets->seed + t * RANDOM_STEP)));
+            logit = (double)max + log((double)row[target]);
+        }
+        loss[t] = (double)max - logit + log((double)sum);
         for (size_t i = 0; i < vocabulary; i++) row[i] *= factor;
-        *target -= scale;
+        row[target] -= scale;
     }
 }

@@ -22,13 +22,16 @@
 /* ---- Workspace */
 
 void workspace_free(struct workspace *w) {
-    float *all[] = {w->hidden, w->k, w->v, w->normed, w->q, w->out, w->gate, w->up, w->logits, w->tile};
+    float *all[] = {w->hidden, w->k, w->v, w->normed, w->q, w->out, w->inner, w->factor, w->logits, w->tile};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) memory_free(all[i]);
     *w = (struct workspace){0};
 }
 
+/* Width of the factor beside the inner activations: SwiGLU's. */
+static size_t factor_width(const struct terse_model *m) { return m->layer[0].gate.data ? m->feed_forward : 0; }
+
 static size_t panel_floats(const struct terse_model *m) {
-    return m->width + 2 * (size_t)m->query_heads * m->head_dim + 2 * (size_t)m->feed_forward;
+    return m->width + 2 * (size_t)m->query_heads * m->head_dim + m->feed_forward + factor_width(m);
 }
 
 static size_t logit_rows(const struct terse_model *m, size_t n) {
@@ -65,8 +68,8 @@ static enum terse_status workspace_reserve(struct workspace *w, const struct ter
         {&w->normed, panel, m->width},
         {&w->q, panel, q_width},
         {&w->out, panel, q_width},
-        {&w->gate, panel, m->feed_forward},
-        {&w->up, panel, m->feed_forward},
+        {&w->inner, panel, m->feed_forward},
+        {&w->factor, panel, factor_width(m)},
         {&w->logits, logit_rows(m, n), m->vocabulary},
         {&w->tile, tile_floats(m, (uint32_t)omp_get_max_threads()), 1},
     };
@@ -91,15 +94,16 @@ static void project(const struct forward *f, const struct layer *layer, size_t f
     struct workspace *w = f->workspace;
     struct product products[3];
     size_t n = 0;
-    if (queries) products[n++] = (struct product){&layer->q, layer->q_bias, w->q};
+    if (queries) products[n++] = (struct product){&layer->q, w->q};
     if (k) {
-        products[n++] = (struct product){&layer->k, layer->k_bias, k};
-        products[n++] = (struct product){&layer->v, layer->v_bias, v};
+        products[n++] = (struct product){&layer->k, k};
+        products[n++] = (struct product){&layer->v, v};
     }
-    norm_rows(w->hidden + first * m->width, layer->attention_norm, m->norm_epsilon, w->normed, count, m->width);
+    norm_rows(&layer->attention_norm, w->hidden + first * m->width, w->normed, count, m->width);
     linear(products, n, w->normed, count, w->tile);
-    if (queries && layer->q_norm) norm_rows(w->q, layer->q_norm, m->norm_epsilon, w->q, count * m->query_heads, m->head_dim);
-    if (k && layer->k_norm) norm_rows(k, layer->k_norm, m->norm_epsilon, k, count * m->kv_heads, m->head_dim);
+    for (size_t i = 0; i < n && m->clamp > 0; i++) clamp_rows(products[i].out, m->clamp, count, products[i].w->rows);
+    if (queries && layer->q_norm.gain) norm_rows(&layer->q_norm, w->q, w->q, count * m->query_heads, m->head_dim);
+    if (k && layer->k_norm.gain) norm_rows(&layer->k_norm, k, k, count * m->kv_heads, m->head_dim);
 }
 
 /* Everything after the attention of a panel: output projection and feed-forward, both added to the hidden states. */
@@ -107,12 +111,14 @@ static void finish_panel(const struct forward *f, const struct layer *layer, siz
     const struct terse_model *m = f->model;
     struct workspace *w = f->workspace;
     float *hidden = w->hidden + first * m->width;
-    linear(&(struct product){&layer->o, NULL, w->normed}, 1, w->out, count, w->tile);
+    struct product feed[2];
+    size_t n_feed = feed_products(layer, w->inner, w->factor, feed);
+    linear(&(struct product){&layer->o, w->normed}, 1, w->out, count, w->tile);
     add_rows(hidden, w->normed, count, m->width);
-    norm_rows(hidden, layer->feed_forward_norm, m->norm_epsilon, w->normed, count, m->width);
-    linear((struct product[]){{&layer->gate, NULL, w->gate}, {&layer->up, NULL, w->up}}, 2, w->normed, count, w->tile);
-    silu_rows(w->gate, w->up, count, m->feed_forward);
-    linear(&(struct product){&layer->down, NULL, w->normed}, 1, w->gate, count, w->tile);
+    norm_rows(&layer->feed_forward_norm, hidden, w->normed, count, m->width);
+    linear(feed, n_feed, w->normed, count, w->tile);
+    activate_rows(m->architecture->activation, w->inner, w->factor, count, m->feed_forward);
+    linear(&(struct product){&layer->down, w->normed}, 1, w->inner, count, w->tile);
     add_rows(hidden, w->normed, count, m->width);
 }
 
@@ -133,6 +139,11 @@ static bool run_layer(const struct forward *f, uint32_t index, size_t n, size_t 
         project(f, layer, first, count, one_panel, w->k + first * kv_width, w->v + first * kv_width);
     }
     cache_layer_begin(f->cache, index, w->k, w->v);
+    for (size_t first = 0; first < n && cache_observes(f->cache); first += w->panel) {
+        size_t count = n - first < w->panel ? n - first : w->panel;
+        if (!one_panel) project(f, layer, first, count, true, NULL, NULL);
+        cache_layer_observe(f->cache, w->q, first, count);
+    }
     for (size_t first = needed; first < n; first += w->panel) {
         size_t count = n - first < w->panel ? n - first : w->panel;
         if (!report(f, index * n + first, m->layers * n)) return false;
@@ -153,8 +164,8 @@ static void run_output(const struct forward *f, size_t n, size_t needed) {
     for (size_t first = needed; first < n; first += rows) {
         size_t count = n - first < rows ? n - first : rows;
         float *hidden = w->hidden + first * m->width;
-        norm_rows(hidden, m->output_norm, m->norm_epsilon, hidden, count, m->width);
-        linear(&(struct product){&m->output, NULL, w->logits}, 1, hidden, count, w->tile);
+        norm_rows(&m->output_norm, hidden, hidden, count, m->width);
+        linear(&(struct product){&m->output, w->logits}, 1, hidden, count, w->tile);
         for (size_t i = 0; f->sink && i < count; i++) f->sink->row(f->sink->user, first + i, w->logits + i * m->vocabulary);
         if (first + count == n) memcpy(f->last_logits, w->logits + (count - 1) * m->vocabulary, m->vocabulary * sizeof(float));
     }
@@ -163,9 +174,10 @@ static void run_output(const struct forward *f, size_t n, size_t needed) {
 static enum terse_status run_step(const struct forward *f, const int32_t *tokens, size_t n, struct terse_error *error) {
     const struct terse_model *m = f->model;
     size_t needed = f->sink && f->sink->first < n ? f->sink->first : n - 1;
+    uint64_t position = cache_length(f->cache);
     enum terse_status status = cache_step_begin(f->cache, f->kind, n, error);
     if (status) return status;
-    embed_rows(m, tokens, n, f->workspace->hidden);
+    embed_rows(m, tokens, n, position, f->workspace->hidden);
     for (uint32_t i = 0; i < m->layers; i++)
         if (!run_layer(f, i, n, i + 1 == m->layers ? needed : 0))
             return status_fail(error, TERSE_E_INTERRUPTED, "interrupted while reading %zu tokens", n);

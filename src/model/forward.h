@@ -7,15 +7,16 @@
 
 /* Activations. Grown by forward() to the step's size, shrunk again after a long one, so that a long prompt's memory does not stay. */
 struct workspace {
-    size_t tokens;    /* capacity of hidden, k, v */
-    size_t panel;     /* tokens that pass through a layer at a time */
-    float *hidden;    /* [tokens][width] */
-    float *k, *v;     /* [tokens][Hk][hd] */
-    float *normed;    /* [panel][width] */
-    float *q, *out;   /* [panel][Hq][hd] */
-    float *gate, *up; /* [panel][feed_forward] */
-    float *logits;    /* [logit_rows][vocabulary] */
-    float *tile;      /* linear()'s scratch */
+    size_t tokens;  /* capacity of hidden, k, v */
+    size_t panel;   /* tokens that pass through a layer at a time */
+    float *hidden;  /* [tokens][width] */
+    float *k, *v;   /* [tokens][Hk][hd] */
+    float *normed;  /* [panel][width] */
+    float *q, *out; /* [panel][Hq][hd] */
+    float *inner;   /* [panel][feed_forward] */
+    float *factor;  /* the same; empty without a gate */
+    float *logits;  /* [logit_rows][vocabulary] */
+    float *tile;    /* linear()'s scratch */
 };
 void workspace_free(struct workspace *workspace);
 

@@ -56,8 +56,9 @@ static void gemm_item(const struct product *p, uint32_t first, uint32_t count, c
 }
 
 static void add_bias(const struct product *p, uint32_t first, uint32_t count, size_t n) {
-    for (size_t t = 0; p->bias && t < n; t++)
-        for (uint32_t r = first; r < first + count; r++) p->out[t * p->w->rows + r] += p->bias[r];
+    const float *bias = p->w->bias;
+    for (size_t t = 0; bias && t < n; t++)
+        for (uint32_t r = first; r < first + count; r++) p->out[t * p->w->rows + r] += bias[r];
 }
 
 static uint32_t matvec_rows(const struct product *products, size_t n_products) {

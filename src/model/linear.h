@@ -1,4 +1,4 @@
-/* Linear layers: weights as stored times activations. */
+/* Linear layers: weights as stored times activations, and their biases. */
 #ifndef TERSE_MODEL_LINEAR_H
 #define TERSE_MODEL_LINEAR_H
 
@@ -7,15 +7,22 @@
 /* One product of several that share their input. */
 struct product {
     const struct matrix *w;
-    const float *bias; /* [rows], or NULL */
-    float *out;        /* [n][rows] */
+    float *out; /* [n][rows] */
 };
+
+/* The one or two products that a feed-forward layer begins with, and their number: inner[n][feed_forward] is what its activation
+ * function is applied to, factor (of the same shape, SwiGLU alone) what the result is multiplied by. */
+static inline size_t feed_products(const struct layer *layer, float *inner, float *factor, struct product products[2]) {
+    products[0] = (struct product){layer->gate.data ? &layer->gate : &layer->up, inner};
+    products[1] = (struct product){&layer->up, factor};
+    return layer->gate.data ? 2 : 1;
+}
 
 /* Floats of scratch that linear() needs for this matrix and `threads` threads. */
 size_t linear_scratch(const struct matrix *w, uint32_t threads);
 
-/* out[n][rows] = x[n][columns] w^T + bias for each product. Few rows of x: matrix-vector kernels that read the weights as they
- * are; many: tiles of weights are dequantized and multiplied by the GEMM library. Uses the calling thread's OpenMP threads;
+/* out[n][rows] = x[n][columns] w^T + the matrix's bias for each product. Few rows of x: matrix-vector kernels that read the weights
+ * as they are; many: tiles of weights are dequantized and multiplied by the GEMM library. Uses the calling thread's OpenMP threads;
  * scratch[linear_scratch] of the largest matrix. */
 void linear(const struct product *products, size_t n_products, const float *x, size_t n, float *scratch);
 

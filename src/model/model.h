@@ -7,20 +7,34 @@
 #include "kernels/rope.h"
 #include "model/tokenizer.h"
 
-/* A weight matrix as stored: out[rows] = w in[columns]. */
+/* A linear layer as stored: out[rows] = w in[columns] + bias. */
 struct matrix {
     const void *data; /* NULL: the model has no such tensor */
     enum tensor_type type;
     uint32_t rows, columns;
     size_t row_bytes;
+    const float *bias; /* [rows], or NULL */
 };
 
-/* Vectors are F32, converted at load where the file has them otherwise; NULL where the architecture has none. */
+/* Of a row x: gain (x - mean) / sqrt(variance + epsilon) + bias. RMSNorm takes the mean for 0 (Zhang and Sennrich 2019), LayerNorm
+ * does not (Ba et al. 2016). */
+enum norm_kind { NORM_RMS, NORM_LAYER };
+struct norm {
+    enum norm_kind kind;
+    float epsilon;
+    const float *gain, *bias; /* [width]; gain NULL: the model has no such norm; bias NULL: 0 */
+};
+
+/* What a feed-forward layer does with its inner activations. SwiGLU has two matrices before it and multiplies: silu(gate) up
+ * (Shazeer 2020); the others have `up` alone. GELU(x) = x P(N(0, 1) <= x), exactly or as approximated by Hendrycks and Gimpel
+ * (2016): model/gelu.h. */
+enum activation { ACTIVATION_SWIGLU, ACTIVATION_GELU_TANH, ACTIVATION_GELU };
+
+/* Vectors are F32, converted at load where the file has them otherwise. What an architecture does not have is NULL. */
 struct layer {
-    const float *attention_norm, *feed_forward_norm; /* [width] */
-    struct matrix q, k, v, o;
-    const float *q_bias, *k_bias, *v_bias; /* qwen2 */
-    const float *q_norm, *k_norm;          /* [head_dim], qwen3 */
+    struct norm attention_norm, feed_forward_norm; /* [width] */
+    struct matrix q, k, v, o;                      /* q, k and v may be rows of one tensor */
+    struct norm q_norm, k_norm;                    /* [head_dim] */
     struct matrix gate, up, down;
 };
 
@@ -33,12 +47,15 @@ struct terse_model {
     const struct architecture *architecture;
     char name[128]; /* general.name, cut to fit; "" when the file has none */
     uint32_t layers, width, query_heads, kv_heads, head_dim, feed_forward, vocabulary, context;
-    float norm_epsilon;
-    struct rope rope;
+    uint64_t fingerprint; /* model_fingerprint(), at load */
+    float clamp;                     /* q, k and v are kept within [-clamp, clamp] as they leave their matrices; 0: they are not */
+    struct rope rope;                /* n_rot 0: none */
+    const float *slopes;             /* [query_heads]: ALiBi adds slope * (key's position - query's) to the logits; NULL: none */
     struct matrix embedding, output; /* output is the embedding when tied */
-    const float *output_norm;
+    struct matrix positions;         /* added to the embeddings, a row for each position: no token can have one past the last */
+    struct norm output_norm;
     struct layer *layer; /* [layers] */
-    void *vectors;       /* the memory of all converted vectors and rope frequencies */
+    void *vectors;       /* the memory of all converted vectors, of rotation frequencies and of slopes */
 };
 
 #endif

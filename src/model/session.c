@@ -38,15 +38,26 @@ static struct cache_shape cache_shape_of(const struct terse_model *m) {
                                 .kv_heads = m->kv_heads,
                                 .head_dim = m->head_dim,
                                 .scale = 1 / sqrtf((float)m->head_dim),
-                                .rope = &m->rope};
+                                .rope = &m->rope,
+                                .slopes = m->slopes};
+}
+
+/* Learned positions went into the keys with the embeddings: a token cannot be moved to another one. */
+static enum terse_status check_positions(const struct terse_model *m, const struct method *method, struct terse_error *error) {
+    if (!m->positions.data || !method->policy->positions_by_index) return TERSE_OK;
+    return status_fail(error, TERSE_E_UNSUPPORTED,
+                       "%s moves tokens to other positions, which a model with learned ones (position_embd) does not allow: use "
+                       "another --kv",
+                       method->name);
 }
 
 enum terse_status terse_cache_bytes(const struct terse_model *model, const struct terse_cache_options *options, uint64_t tokens,
                                     struct terse_cache_report *report, struct terse_error *error) {
     struct method method;
     struct cache_shape shape = cache_shape_of(model);
-    enum terse_status status = method_resolve(options, &method, error);
+    enum terse_status status = method_resolve(options, model->head_dim, &method, error);
     if (!status) status = method_check(&method, shape.head_dim, shape.query_heads / shape.kv_heads, error);
+    if (!status) status = check_positions(model, &method, error);
     if (!status) cache_predict(&shape, &method, tokens, report);
     return status;
 }
@@ -62,7 +73,14 @@ static int use_threads(const struct terse_session *s) {
 static enum terse_status check_options(struct terse_session *s, struct terse_error *error) {
     struct terse_session_options *o = &s->options;
     bool evicts = s->method.policy->positions_by_index;
+    const struct matrix *positions = &s->model->positions;
+    enum terse_status status = check_positions(s->model, &s->method, error);
+    if (status) return status;
     if (!o->context) o->context = s->model->context;
+    if (positions->data && o->context > positions->rows)
+        return status_fail(error, TERSE_E_CONTEXT,
+                           "a context of %u tokens is longer than the %u positions that the model has learned: use -c %u",
+                           o->context, positions->rows, positions->rows);
     if (o->context > s->model->context && !o->allow_longer_context)
         return status_fail(error, TERSE_E_ARGUMENT,
                            "a context of %u tokens is longer than the %u the model was trained for: use -c %u, or "
@@ -94,7 +112,9 @@ enum terse_status terse_session_new(const struct terse_model *model, const struc
     s->model = model;
     s->options = *options;
     struct cache_shape shape = cache_shape_of(model);
-    enum terse_status status = method_resolve(&options->cache, &s->method, error);
+    enum terse_status status = method_resolve(&options->cache, model->head_dim, &s->method, error);
+    if (status) goto fail;
+    status = method_check_codebook(&s->method, model->fingerprint, model->layers, model->kv_heads, model->head_dim, error);
     if (status) goto fail;
     if ((status = check_options(s, error))) goto fail;
     int threads = use_threads(s);
@@ -148,10 +168,11 @@ static enum terse_status check_room(const struct terse_session *s, size_t n, siz
     uint64_t length = cache_length(s->cache), budget = s->method.parameters.budget, context = s->options.context;
     if (!s->method.policy->positions_by_index) {
         if (n <= context && length <= context - n) return TERSE_OK;
-        return status_fail(error, TERSE_E_CONTEXT,
-                           "%" PRIu64 " tokens do not fit the context of %" PRIu64 ": shorten the text, raise -c, or use --kv "
-                           "streaming-N to go on without end",
-                           length + n, context);
+        const struct matrix *positions = &s->model->positions;
+        const char *or_else = ", raise -c, or use --kv streaming-N to go on without end";
+        if (positions->data) or_else = context < positions->rows ? " or raise -c" : ", the model has learned no more positions";
+        return status_fail(error, TERSE_E_CONTEXT, "%" PRIu64 " tokens do not fit the context of %" PRIu64 ": shorten the text%s",
+                           length + n, context, or_else);
     }
     uint64_t kept = length < budget ? length : budget;
     if (together <= context && kept <= context - together) return TERSE_OK;

@@ -4,10 +4,12 @@
 #include "base/text.h"
 #include "kernels/kernels.h"
 #include "model/architecture.h"
+#include "model/fingerprint.h"
 #include "model/model.h"
 #include "model/rope_scaling.h"
 
 #include <assert.h>
+#include <float.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -21,6 +23,7 @@
 struct loader {
     struct terse_model *model;
     struct terse_error *error;
+    float norm_epsilon;
     float *next_vector, *last_vector; /* what is left of model->vectors */
     bool *used;                       /* by tensor */
 };
@@ -45,10 +48,10 @@ static const struct gguf_tensor *use_tensor(struct loader *l, const char *name) 
     return tensor;
 }
 
-static enum terse_status load_matrix(struct loader *l, const char *name, uint32_t columns, uint32_t rows, bool required,
+static enum terse_status load_matrix(struct loader *l, const char *name, uint32_t columns, uint32_t rows, enum presence presence,
                                      struct matrix *matrix) {
-    const struct gguf_tensor *tensor = use_tensor(l, name);
-    if (!tensor) return required ? missing(l, name) : TERSE_OK;
+    const struct gguf_tensor *tensor = presence == PRESENCE_NONE ? NULL : use_tensor(l, name);
+    if (!tensor) return presence == PRESENCE_REQUIRED ? missing(l, name) : TERSE_OK;
     const struct tensor_type_info *info = tensor_type_info(tensor->type);
     if (!info || !kernels()->matvec[tensor->type])
         return status_fail_at(l->error, TERSE_E_UNSUPPORTED, tensor->offset,
@@ -79,46 +82,88 @@ static enum terse_status load_vector(struct loader *l, const char *name, uint32_
     return TERSE_OK;
 }
 
+/* NAME.weight and NAME.bias */
+static enum terse_status load_linear(struct loader *l, const char *name, uint32_t columns, uint32_t rows, enum presence weight,
+                                     enum presence bias, struct matrix *matrix) {
+    char full[80];
+    snprintf(full, sizeof full, "%s.weight", name);
+    enum terse_status status = load_matrix(l, full, columns, rows, weight, matrix);
+    if (status || !matrix->data) return status;
+    snprintf(full, sizeof full, "%s.bias", name);
+    return load_vector(l, full, rows, bias, &matrix->bias);
+}
+
+static enum terse_status load_norm(struct loader *l, const char *name, uint32_t n, enum presence gain, enum presence bias,
+                                   struct norm *norm) {
+    char full[80];
+    norm->kind = l->model->architecture->norm;
+    norm->epsilon = l->norm_epsilon;
+    snprintf(full, sizeof full, "%s.weight", name);
+    enum terse_status status = load_vector(l, full, n, gain, &norm->gain);
+    if (status || !norm->gain) return status;
+    snprintf(full, sizeof full, "%s.bias", name);
+    return load_vector(l, full, n, bias, &norm->bias);
+}
+
+/* Some rows of a matrix, where they lie. */
+static struct matrix rows_of(const struct matrix *matrix, uint32_t first, uint32_t rows) {
+    struct matrix part = *matrix;
+    part.data = (const char *)matrix->data + (size_t)first * matrix->row_bytes;
+    part.rows = rows;
+    if (part.bias) part.bias += first;
+    return part;
+}
+
 static enum terse_status load_layer(struct loader *l, uint32_t index) {
     struct terse_model *m = l->model;
+    const struct architecture *a = m->architecture;
     struct layer *layer = &m->layer[index];
+    struct matrix qkv = {0};
     uint32_t q_width = m->query_heads * m->head_dim, kv_width = m->kv_heads * m->head_dim;
+    enum presence fused = a->fused_qkv ? PRESENCE_REQUIRED : PRESENCE_NONE,
+                  apart = a->fused_qkv ? PRESENCE_NONE : PRESENCE_REQUIRED;
     const struct {
         const char *name;
         uint32_t columns, rows;
+        enum presence weight, bias;
         struct matrix *matrix;
     } matrices[] = {
-        {"attn_q", m->width, q_width, &layer->q},
-        {"attn_k", m->width, kv_width, &layer->k},
-        {"attn_v", m->width, kv_width, &layer->v},
-        {"attn_output", q_width, m->width, &layer->o},
-        {"ffn_gate", m->width, m->feed_forward, &layer->gate},
-        {"ffn_up", m->width, m->feed_forward, &layer->up},
-        {"ffn_down", m->feed_forward, m->width, &layer->down},
+        {"attn_qkv", m->width, q_width + 2 * kv_width, fused, a->qkv_bias, &qkv},
+        {"attn_q", m->width, q_width, apart, a->qkv_bias, &layer->q},
+        {"attn_k", m->width, kv_width, apart, a->qkv_bias, &layer->k},
+        {"attn_v", m->width, kv_width, apart, a->qkv_bias, &layer->v},
+        {"attn_output", q_width, m->width, PRESENCE_REQUIRED, a->bias, &layer->o},
+        {"ffn_gate", m->width, m->feed_forward, a->activation == ACTIVATION_SWIGLU ? PRESENCE_REQUIRED : PRESENCE_NONE, a->bias,
+         &layer->gate},
+        {"ffn_up", m->width, m->feed_forward, PRESENCE_REQUIRED, a->bias, &layer->up},
+        {"ffn_down", m->feed_forward, m->width, PRESENCE_REQUIRED, a->bias, &layer->down},
     };
     const struct {
         const char *name;
         uint32_t n;
-        enum presence presence;
-        const float **vector;
-    } vectors[] = {
-        {"attn_norm.weight", m->width, PRESENCE_REQUIRED, &layer->attention_norm},
-        {"ffn_norm.weight", m->width, PRESENCE_REQUIRED, &layer->feed_forward_norm},
-        {"attn_q.bias", q_width, m->architecture->qkv_bias, &layer->q_bias},
-        {"attn_k.bias", kv_width, m->architecture->qkv_bias, &layer->k_bias},
-        {"attn_v.bias", kv_width, m->architecture->qkv_bias, &layer->v_bias},
-        {"attn_q_norm.weight", m->head_dim, m->architecture->qk_norm, &layer->q_norm},
-        {"attn_k_norm.weight", m->head_dim, m->architecture->qk_norm, &layer->k_norm},
+        enum presence gain, bias;
+        struct norm *norm;
+    } norms[] = {
+        {"attn_norm", m->width, PRESENCE_REQUIRED, a->bias, &layer->attention_norm},
+        {"ffn_norm", m->width, PRESENCE_REQUIRED, a->bias, &layer->feed_forward_norm},
+        {"attn_q_norm", m->head_dim, a->qk_norm, PRESENCE_NONE, &layer->q_norm},
+        {"attn_k_norm", m->head_dim, a->qk_norm, PRESENCE_NONE, &layer->k_norm},
     };
     char name[64];
     enum terse_status status = TERSE_OK;
     for (size_t i = 0; !status && i < sizeof matrices / sizeof matrices[0]; i++) {
-        snprintf(name, sizeof name, "blk.%u.%s.weight", index, matrices[i].name);
-        status = load_matrix(l, name, matrices[i].columns, matrices[i].rows, true, matrices[i].matrix);
+        snprintf(name, sizeof name, "blk.%u.%s", index, matrices[i].name);
+        status =
+            load_linear(l, name, matrices[i].columns, matrices[i].rows, matrices[i].weight, matrices[i].bias, matrices[i].matrix);
     }
-    for (size_t i = 0; !status && i < sizeof vectors / sizeof vectors[0]; i++) {
-        snprintf(name, sizeof name, "blk.%u.%s", index, vectors[i].name);
-        status = load_vector(l, name, vectors[i].n, vectors[i].presence, vectors[i].vector);
+    for (size_t i = 0; !status && i < sizeof norms / sizeof norms[0]; i++) {
+        snprintf(name, sizeof name, "blk.%u.%s", index, norms[i].name);
+        status = load_norm(l, name, norms[i].n, norms[i].gain, norms[i].bias, norms[i].norm);
+    }
+    if (!status && qkv.data) {
+        layer->q = rows_of(&qkv, 0, q_width);
+        layer->k = rows_of(&qkv, q_width, kv_width);
+        layer->v = rows_of(&qkv, q_width + kv_width, kv_width);
     }
     return status;
 }
@@ -137,6 +182,18 @@ static enum terse_status read_size(struct loader *l, const char *name, uint32_t 
     return TERSE_OK;
 }
 
+/* One number of the architecture's metadata, 0..most; `fallback` when missing, which a negative one makes an error. */
+static enum terse_status read_number(struct loader *l, const char *name, float fallback, float most, float *value) {
+    char key[128];
+    bool found;
+    snprintf(key, sizeof key, "%s.%s", l->model->architecture->name, name);
+    *value = fallback;
+    enum terse_status status = gguf_get_f32(l->model->gguf, key, value, &found, l->error);
+    if (!status && !(*value >= 0 && *value <= most))
+        return status_fail(l->error, TERSE_E_FORMAT, "metadata %s is missing or out of range: convert the model again", key);
+    return status;
+}
+
 static enum terse_status load_shape(struct loader *l) {
     struct terse_model *m = l->model;
     enum terse_status status;
@@ -150,7 +207,8 @@ static enum terse_status load_shape(struct loader *l) {
     uint32_t equal_share = m->width / m->query_heads;
     if ((status = read_size(l, "attention.key_length", equal_share, 4096, &m->head_dim))) return status;
     if ((status = read_size(l, "attention.value_length", equal_share, 4096, &value_length))) return status;
-    if ((status = read_size(l, "rope.dimension_count", m->head_dim, m->head_dim, &m->rope.n_rot))) return status;
+    if (m->architecture->rotary && (status = read_size(l, "rope.dimension_count", m->head_dim, m->head_dim, &m->rope.n_rot)))
+        return status;
     if (m->query_heads % m->kv_heads)
         return status_fail(l->error, TERSE_E_FORMAT, "%u query heads do not share %u KV heads evenly: the file is damaged",
                            m->query_heads, m->kv_heads);
@@ -171,11 +229,9 @@ static enum terse_status load_shape(struct loader *l) {
     if (experts)
         return status_fail(l->error, TERSE_E_UNSUPPORTED, "mixture-of-experts models (%s = %u) are not supported", key, experts);
 
-    snprintf(key, sizeof key, "%s.attention.layer_norm_rms_epsilon", m->architecture->name);
-    if ((status = gguf_get_f32(m->gguf, key, &m->norm_epsilon, &found, l->error))) return status;
-    if (!found || !(m->norm_epsilon >= 0) || m->norm_epsilon > 1)
-        return status_fail(l->error, TERSE_E_FORMAT, "metadata %s is missing or out of range: convert the model again", key);
-    return TERSE_OK;
+    if ((status = read_number(l, "attention.clamp_kqv", 0, FLT_MAX, &m->clamp))) return status;
+    return read_number(l, m->architecture->norm == NORM_RMS ? "attention.layer_norm_rms_epsilon" : "attention.layer_norm_epsilon",
+                       -1, 1, &l->norm_epsilon);
 }
 
 /* The vocabulary's size is the embedding's number of rows. */
@@ -192,11 +248,13 @@ static enum terse_status load_ends(struct loader *l) {
         return status_fail_at(l->error, TERSE_E_FORMAT, embedding->offset,
                               "%u tokens but only %u rows in token_embd.weight: the file is damaged", tokenizer_size(m->tokenizer),
                               m->vocabulary);
-    if ((status = load_matrix(l, "token_embd.weight", m->width, m->vocabulary, true, &m->embedding))) return status;
-    if ((status = load_matrix(l, "output.weight", m->width, m->vocabulary, false, &m->output))) return status;
+    if ((status = load_matrix(l, "token_embd.weight", m->width, m->vocabulary, PRESENCE_REQUIRED, &m->embedding))) return status;
+    if ((status = load_matrix(l, "output.weight", m->width, m->vocabulary, PRESENCE_OPTIONAL, &m->output))) return status;
     if (!m->output.data) m->output = m->embedding;
-    return load_vector(l, "output_norm.weight", m->width, PRESENCE_REQUIRED, &m->output_norm);
+    return load_norm(l, "output_norm", m->width, PRESENCE_REQUIRED, m->architecture->bias, &m->output_norm);
 }
+
+/* ---- Positions */
 
 static enum terse_status load_rope(struct loader *l) {
     struct terse_model *m = l->model;
@@ -205,13 +263,43 @@ static enum terse_status load_rope(struct loader *l) {
     m->rope.pairing = m->architecture->pairing;
     m->rope.head_dim = m->head_dim;
     m->rope.frequency = frequency;
+    m->rope.magnitude = 1;
+    if (!m->architecture->rotary) return TERSE_OK;
     return rope_scaling_load(m->gguf, m->architecture->name, m->rope.n_rot, m->context, frequency, &m->rope.magnitude, l->error);
 }
+
+/* Slopes 2^(-largest i / N), i = 1..N, for N heads when that is a power of two; for fewer heads than N, first those of even i. */
+static enum terse_status load_alibi(struct loader *l) {
+    struct terse_model *m = l->model;
+    float largest = 0, *slopes = l->next_vector;
+    if (!m->architecture->alibi) return TERSE_OK;
+    enum terse_status status = read_number(l, "attention.max_alibi_bias", -1, 1024, &largest);
+    if (status || largest == 0) return status;
+    uint32_t power = 1;
+    while (power < m->query_heads) power *= 2;
+    for (uint32_t h = 0; h < m->query_heads; h++) {
+        uint32_t i = power == m->query_heads ? h + 1 : h < power / 2 ? 2 * h + 2 : 2 * (h - power / 2) + 1;
+        slopes[h] = exp2f(-largest * (float)i / (float)power);
+    }
+    m->slopes = slopes;
+    l->next_vector += m->query_heads;
+    return TERSE_OK;
+}
+
+static enum terse_status load_positions(struct loader *l) {
+    struct terse_model *m = l->model;
+    enum terse_status status = load_rope(l);
+    if (!status) status = load_alibi(l);
+    if (status) return status;
+    return load_matrix(l, "position_embd.weight", m->width, m->context, m->architecture->positions, &m->positions);
+}
+
+/* ---- All of it */
 
 /* Every vector of the file could be wanted once: that bounds the memory by the file, whatever its metadata claims. */
 static enum terse_status allocate(struct loader *l) {
     struct terse_model *m = l->model;
-    size_t floats = m->rope.n_rot / 2;
+    size_t floats = m->rope.n_rot / 2 + m->query_heads;
     for (uint64_t i = 0; i < gguf_tensor_count(m->gguf); i++) {
         const struct gguf_tensor *tensor = gguf_tensor_at(m->gguf, i);
         if (tensor->n_dims == 1 && tensor->data) floats += tensor->dims[0];
@@ -243,7 +331,8 @@ static enum terse_status check_all_used(struct loader *l) {
         const struct gguf_tensor *tensor = gguf_tensor_at(gguf, i);
         char name[80];
         snprintf(name, sizeof name, "%.*s", (int)tensor->name.size, tensor->name.data);
-        if (l->used[i] || !strcmp(name, "rope_freqs.weight") || strstr(name, "rot_embd")) continue;
+        bool of_rotation = !strcmp(name, "rope_freqs.weight") || strstr(name, "rot_embd");
+        if (l->used[i] || (of_rotation && l->model->architecture->rotary)) continue;
         return status_fail_at(l->error, TERSE_E_UNSUPPORTED, tensor->offset,
                               "tensor %s is not one that terse knows of architecture %s: this variant of it is not supported", name,
                               l->model->architecture->name);
@@ -254,7 +343,7 @@ static enum terse_status check_all_used(struct loader *l) {
 static enum terse_status load_tensors(struct loader *l) {
     enum terse_status status;
     if ((status = allocate(l))) return status;
-    if ((status = load_rope(l))) return status;
+    if ((status = load_positions(l))) return status;
     if ((status = load_ends(l))) return status;
     for (uint32_t i = 0; i < l->model->layers && !status; i++) status = load_layer(l, i);
     return status ? status : check_all_used(l);
@@ -272,16 +361,8 @@ static enum terse_status load(struct terse_model *model, const void *data, size_
     if ((status = tokenizer_new(model->gguf, &model->tokenizer, error))) return status;
     status = load_tensors(&l);
     memory_free(l.used);
+    if (!status) model->fingerprint = model_fingerprint(model);
     return status;
-}
-
-/* Puts the file's name before the message, unless the container's reader has done so. */
-static void name_file(struct terse_error *error, const char *name) {
-    char message[sizeof error->message];
-    if (!error || strstr(error->message, name)) return;
-    memcpy(message, error->message, sizeof message);
-    snprintf(error->message, sizeof error->message, "%s: %.*s", name,
-             (int)(sizeof message - 1 - strnlen(name, sizeof message / 2) - 2), message);
 }
 
 static enum terse_status new_model(struct mapped_file file, const void *data, size_t size, const char *name,
@@ -294,7 +375,7 @@ static enum terse_status new_model(struct mapped_file file, const void *data, si
     m->file = file;
     enum terse_status status = load(m, data, size, name, error);
     if (status) {
-        name_file(error, name);
+        status_name_file(error, name);
         terse_model_free(m);
         return status;
     }
@@ -342,6 +423,7 @@ void terse_model_describe(const struct terse_model *model, struct terse_model_in
         .context = model->context,
         .parameters = parameters,
         .bytes = bytes,
+        .fingerprint = model->fingerprint,
     };
 }
 

@@ -1,5 +1,6 @@
 /* Writes the seeds of the fuzz targets: small sound files that between them have everything a GGUF file can have. */
 #include "base/memory.h"
+#include "support/codebook_sample.h"
 #include "support/gguf_sample.h"
 
 #include <stdio.h>
@@ -51,14 +52,14 @@ static void gguf_seeds(const char *folder) {
 
 /* ---- Models ------------------------------------------------------------------------------------------------------------- */
 
-enum { WIDTH = 32, HEADS = 2, HEAD = 32, FORWARD = 32, TOKENS = 24 };
+enum { WIDTH = 32, HEADS = 2, HEAD = 32, FORWARD = 32, TOKENS = 24, POSITIONS = 64, QKV = (HEADS + 2) * HEAD };
 
 #define LLAMA_3_TEMPLATE "<|start_header_id|>{{ message['role'] }}<|end_header_id|><|eot_id|>"
 #define MISTRAL_TEMPLATE "[INST] {{ message['content'] }} [/INST]"
 
 /* Weights of any type: small numbers, and half floats of about 1/4 where a block has its scale. */
 static const uint8_t *weights(void) {
-    static uint8_t bytes[4 * WIDTH * WIDTH];
+    static uint8_t bytes[QKV * WIDTH / 32 * 34]; /* the largest matrix of 8 bits */
     for (size_t i = 0; i < sizeof bytes; i += 2) {
         bytes[i] = (uint8_t)(i * 37 % 61);
         bytes[i + 1] = 0x34;
@@ -67,8 +68,8 @@ static const uint8_t *weights(void) {
 }
 
 static const float *ones(void) {
-    static float values[HEADS * HEAD];
-    for (size_t i = 0; i < HEADS * HEAD; i++) values[i] = 1;
+    static float values[QKV];
+    for (size_t i = 0; i < QKV; i++) values[i] = 1;
     return values;
 }
 
@@ -76,7 +77,7 @@ static void add_shape(struct gguf_writer *writer, const char *architecture) {
     static const char *const names[] = {"block_count",          "context_length",        "embedding_length",
                                         "feed_forward_length",  "attention.head_count",  "attention.head_count_kv",
                                         "attention.key_length", "attention.value_length"};
-    static const uint32_t values[] = {1, 64, WIDTH, FORWARD, HEADS, 1, HEAD, HEAD};
+    static const uint32_t values[] = {1, POSITIONS, WIDTH, FORWARD, HEADS, 1, HEAD, HEAD};
     char key[64];
     *writer = (struct gguf_writer){0};
     gguf_writer_string(writer, "general.architecture", architecture);
@@ -110,6 +111,28 @@ static void add_layer(struct gguf_writer *writer, uint32_t type) {
     add_matrix(writer, "blk.0.ffn_gate.weight", type, WIDTH, FORWARD);
     add_matrix(writer, "blk.0.ffn_up.weight", type, WIDTH, FORWARD);
     add_matrix(writer, "blk.0.ffn_down.weight", type, FORWARD, WIDTH);
+}
+
+/* LayerNorm, fused queries, keys and values, no gate. */
+static void add_fused_layer(struct gguf_writer *writer, uint32_t type) {
+    add_vector(writer, "output_norm.weight", WIDTH);
+    add_vector(writer, "blk.0.attn_norm.weight", WIDTH);
+    add_vector(writer, "blk.0.ffn_norm.weight", WIDTH);
+    add_matrix(writer, "token_embd.weight", type, WIDTH, TOKENS);
+    add_matrix(writer, "blk.0.attn_qkv.weight", type, WIDTH, QKV);
+    add_matrix(writer, "blk.0.attn_output.weight", type, HEADS * HEAD, WIDTH);
+    add_matrix(writer, "blk.0.ffn_up.weight", type, WIDTH, FORWARD);
+    add_matrix(writer, "blk.0.ffn_down.weight", type, FORWARD, WIDTH);
+}
+
+static void add_fused_biases(struct gguf_writer *writer) {
+    add_vector(writer, "output_norm.bias", WIDTH);
+    add_vector(writer, "blk.0.attn_norm.bias", WIDTH);
+    add_vector(writer, "blk.0.ffn_norm.bias", WIDTH);
+    add_vector(writer, "blk.0.attn_qkv.bias", QKV);
+    add_vector(writer, "blk.0.attn_output.bias", WIDTH);
+    add_vector(writer, "blk.0.ffn_up.bias", FORWARD);
+    add_vector(writer, "blk.0.ffn_down.bias", WIDTH);
 }
 
 /* Writes the strings that `list` has between commas. */
@@ -189,6 +212,22 @@ static void model_seeds(const char *folder) {
     add_vector(&writer, "blk.0.attn_q_norm.weight", HEAD);
     add_vector(&writer, "blk.0.attn_k_norm.weight", HEAD);
     write_gguf(folder, "seed-qwen3", &writer);
+
+    add_shape(&writer, "gpt2");
+    gguf_writer_f32(&writer, "gpt2.attention.layer_norm_epsilon", 1e-5f);
+    add_bpe(&writer, "gpt-2", true);
+    add_fused_layer(&writer, TENSOR_Q4_0);
+    add_fused_biases(&writer);
+    add_matrix(&writer, "position_embd.weight", TENSOR_Q8_0, WIDTH, POSITIONS);
+    write_gguf(folder, "seed-gpt2", &writer);
+
+    add_shape(&writer, "mpt");
+    gguf_writer_f32(&writer, "mpt.attention.layer_norm_epsilon", 1e-5f);
+    gguf_writer_f32(&writer, "mpt.attention.max_alibi_bias", 8);
+    gguf_writer_f32(&writer, "mpt.attention.clamp_kqv", 2);
+    add_bpe(&writer, "mpt", true);
+    add_fused_layer(&writer, TENSOR_Q8_0);
+    write_gguf(folder, "seed-mpt", &writer);
 }
 
 /* Inputs that crashed once, made small. */
@@ -208,6 +247,38 @@ static void model_crashes(const char *folder) {
     write_gguf(folder, "crash-no-eos", &writer);
 }
 
+/* ---- Codebooks ---------------------------------------------------------------------------------------------------------- */
+
+static void write_codebook(const char *folder, const char *name, const struct codebook_info *info) {
+    struct terse_codebook *codebook = NULL;
+    struct terse_error error = {0};
+    size_t size = 0;
+    void *file = codebook_sample_new(info, &codebook, &error) == TERSE_OK ? codebook_sample_build(codebook, &size) : NULL;
+    if (!file) fprintf(stderr, "%s\n", error.message);
+    write_file(folder, name, file, size);
+    memory_free(file);
+    terse_codebook_free(codebook);
+}
+
+static void codebook_seeds(const char *folder) {
+    struct codebook_info info = codebook_sample_info();
+    write_codebook(folder, "seed-heads", &info);
+    info.shared = true;
+    info.kv_heads = 3;
+    info.head_dim = 64;
+    info.value = (struct coding){&codec_vq, 4, 4};
+    write_codebook(folder, "seed-shared", &info);
+    info.key.codec = NULL;
+    write_codebook(folder, "seed-values", &info);
+    info = codebook_sample_info();
+    info.layers = 1;
+    info.value.codec = NULL;
+    info.key = (struct coding){&codec_pq, 2, 5};
+    write_codebook(folder, "seed-keys", &info);
+    info.key = (struct coding){&codec_gain_shape, 16, 4};
+    write_codebook(folder, "seed-frame", &info);
+}
+
 int main(int argc, char **argv) {
     char folder[1000];
     if (argc != 2) {
@@ -222,5 +293,8 @@ int main(int argc, char **argv) {
     mkdir(folder, 0777);
     model_seeds(folder);
     model_crashes(folder);
+    snprintf(folder, sizeof folder, "%s/codebook", argv[1]);
+    mkdir(folder, 0777);
+    codebook_seeds(folder);
     return failures != 0;
 }

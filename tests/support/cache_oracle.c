@@ -8,6 +8,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -23,6 +24,27 @@ float oracle_random(struct oracle *o) {
     return (float)sum;
 }
 
+/* Centroids drawn as the keys and values are. */
+static void make_codebook(struct oracle *o) {
+    struct codebook_info info = {.key = o->method.key,
+                                 .value = o->method.value,
+                                 .layers = o->setup.layers,
+                                 .kv_heads = o->setup.kv_heads,
+                                 .head_dim = o->setup.head_dim};
+    struct terse_error error;
+    snprintf(info.method, sizeof info.method, "%s", o->method.codebook);
+    for (int side = 0; side < 2; side++) {
+        size_t n = codebook_floats(&info, side ? CODEC_VALUES : CODEC_KEYS);
+        o->centroids[side] = malloc((n + 1) * sizeof(float));
+        for (size_t i = 0; i < n; i++) o->centroids[side][i] = half_to_float(half_from_float(oracle_random(o)));
+        struct coding coding = side ? info.value : info.key;
+        size_t sets = (size_t)info.layers * info.kv_heads, each = n / sets; /* the scale of gains is the last number of a set */
+        for (size_t i = 0; coding.codec == &codec_gain_shape && i < sets; i++) o->centroids[side][(i + 1) * each - 1] = 1.5f;
+    }
+    if (codebook_new(&info, o->centroids[0], o->centroids[1], &o->codebook, &error)) fail_msg("%s", error.message);
+    o->method.learned = o->codebook;
+}
+
 struct oracle *oracle_new(const struct oracle_setup *setup, size_t capacity) {
     struct oracle *o = calloc(1, sizeof *o);
     struct terse_error error;
@@ -33,9 +55,23 @@ struct oracle *oracle_new(const struct oracle_setup *setup, size_t capacity) {
     o->rope = (struct rope){setup->pairing, hd, setup->n_rot ? setup->n_rot : hd, o->frequency,
                             setup->magnitude != 0 ? setup->magnitude : 1};
     for (uint32_t i = 0; i < o->rope.n_rot / 2; i++) o->frequency[i] = (float)pow(10000.0, -2.0 * i / o->rope.n_rot);
-    o->shape = (struct cache_shape){setup->layers, setup->query_heads, setup->kv_heads, hd, 1 / sqrtf((float)hd), &o->rope};
-    struct terse_cache_options options = {setup->method, setup->key, setup->value, setup->tail};
-    if (method_resolve(&options, &o->method, &error)) fail_msg("%s", error.message);
+    if (setup->alibi) o->rope.n_rot = 0;
+    for (uint32_t h = 0; h < setup->query_heads; h++) o->slopes[h] = (float)pow(2.0, -8.0 * (h + 1) / setup->query_heads);
+    o->shape = (struct cache_shape){.layers = setup->layers,
+                                    .query_heads = setup->query_heads,
+                                    .kv_heads = setup->kv_heads,
+                                    .head_dim = hd,
+                                    .scale = 1 / sqrtf((float)hd),
+                                    .rope = &o->rope,
+                                    .slopes = setup->alibi ? o->slopes : NULL};
+    struct terse_cache_options options = {.method = setup->method,
+                                          .key_type = setup->key,
+                                          .value_type = setup->value,
+                                          .tail_tokens = setup->tail,
+                                          .anchor_percent = setup->anchor_percent,
+                                          .anchor_count = setup->anchor_count};
+    if (method_resolve(&options, hd, &o->method, &error)) fail_msg("%s", error.message);
+    if (o->method.codebook[0]) make_codebook(o);
     if (cache_new(&o->shape, &o->method, &o->cache, &error)) fail_msg("%s", error.message);
     size_t floats = setup->layers * capacity * setup->kv_heads * hd;
     o->k = calloc(floats, sizeof *o->k);
@@ -45,6 +81,9 @@ struct oracle *oracle_new(const struct oracle_setup *setup, size_t capacity) {
 
 void oracle_free(struct oracle *o) {
     cache_free(o->cache);
+    terse_codebook_free(o->codebook);
+    free(o->centroids[0]);
+    free(o->centroids[1]);
     free(o->k);
     free(o->v);
     free(o);
@@ -93,13 +132,94 @@ static float *stored(const struct oracle *o, float *side, uint32_t layer, size_t
     return side + (layer * o->capacity + token) * o->setup.kv_heads * o->setup.head_dim;
 }
 
-/* Applies `codec` to tokens [first, last) of a layer. */
-static void store_tokens(struct oracle *o, uint32_t layer, size_t first, size_t last, const char *key, const char *value) {
-    size_t width = o->setup.kv_heads * o->setup.head_dim;
-    for (size_t t = first; t < last; t++) {
-        quantize_row(key, stored(o, o->k, layer, t), width);
-        quantize_row(value, stored(o, o->v, layer, t), width);
+/* The nearest centroids by brute force. */
+static void replace_by_centroids(const struct coding *coding, const float *centroids, float *x, size_t hd) {
+    size_t width = coding->width, n = (size_t)1 << coding->bits;
+    for (size_t m = 0; m < hd / width; m++, x += width, centroids += n * width) {
+        size_t nearest = 0;
+        double least = INFINITY;
+        for (size_t c = 0; c < n; c++) {
+            double distance = 0;
+            for (size_t i = 0; i < width; i++) distance += pow((double)x[i] - (double)centroids[c * width + i], 2);
+            if (distance < least) least = distance, nearest = c;
+        }
+        memcpy(x, centroids + nearest * width, width * sizeof *x);
     }
+}
+
+static const struct coding *coding_of(const struct oracle *o, int side) { return side ? &o->method.value : &o->method.key; }
+
+/* The gain-shape codec by its definition: the centroids describe (x - mean) / rms, and a gain brings the size back. */
+static void replace_by_shape(const struct coding *coding, int side, const float *parameters, float *x, size_t hd) {
+    const float *mean = parameters + (hd << coding->bits), scale = mean[hd];
+    double size = 0, square = 0, product = 0;
+    float shape[256];
+    for (size_t c = 0; c < hd; c++) size += pow((double)x[c] - (double)mean[c], 2);
+    for (size_t c = 0; c < hd; c++) shape[c] = (float)(((double)x[c] - (double)mean[c]) / sqrt(size / (double)hd));
+    replace_by_centroids(coding, parameters, shape, hd);
+    for (size_t c = 0; c < hd; c++) {
+        square += (double)shape[c] * (double)shape[c];
+        product += (double)shape[c] * ((double)x[c] - (double)mean[c]);
+    }
+    double gain = side ? product / square : sqrt(size / square);
+    double code = fmin(fmax(round(128 + 20 * log2(gain / (double)scale)), 1), 255);
+    gain = gain > 0 ? (double)scale * exp2((code - 128) / 20) : 0;
+    for (size_t c = 0; c < hd; c++) x[c] = (float)((double)mean[c] + gain * (double)shape[c]);
+}
+
+/* One head's row as its side's codec gives it back. */
+static void quantize_head(const struct oracle *o, int side, uint32_t layer, uint32_t head, float *x) {
+    const struct coding *coding = coding_of(o, side);
+    size_t hd = o->setup.head_dim, set = layer * o->setup.kv_heads + head;
+    if (!coding->width) {
+        quantize_row(coding->codec->name, x, hd);
+        return;
+    }
+    struct codec_shape shape = method_shape(&o->method, side ? CODEC_VALUES : CODEC_KEYS, (uint32_t)hd, 1);
+    const float *parameters = o->centroids[side] + set * coding->codec->parameters(shape, side ? CODEC_VALUES : CODEC_KEYS);
+    if (coding->codec == &codec_gain_shape)
+        replace_by_shape(coding, side, parameters, x, hd);
+    else
+        replace_by_centroids(coding, parameters, x, hd);
+}
+
+static void round_tokens(const struct oracle *o, uint32_t layer, size_t first, size_t last) {
+    for (size_t t = first; t < last; t++) {
+        round_row(stored(o, o->k, layer, t), o->setup.kv_heads * o->setup.head_dim);
+        round_row(stored(o, o->v, layer, t), o->setup.kv_heads * o->setup.head_dim);
+    }
+}
+
+/* Seals tokens [first, last) of a layer; scores[Hk][2][last - first] are Anchor Scores or NULL, and the `anchors` tokens for which
+ * score times error is largest are rounded to half instead. */
+static void seal_tokens(struct oracle *o, uint32_t layer, size_t first, size_t last, double *scores, size_t anchors) {
+    size_t n = last - first, hd = o->setup.head_dim;
+    float *decoded = malloc(n * hd * sizeof *decoded);
+    for (uint32_t head = 0; head < o->setup.kv_heads; head++) {
+        for (int side = 0; side < 2; side++) {
+            double *score = scores ? scores + (2 * head + (uint32_t)side) * n : NULL;
+            for (size_t i = 0; i < n; i++) {
+                const float *row = stored(o, side ? o->v : o->k, layer, first + i) + head * hd;
+                double error = 0;
+                memcpy(decoded + i * hd, row, hd * sizeof *row);
+                quantize_head(o, side, layer, head, decoded + i * hd);
+                for (size_t c = 0; c < hd; c++) error += pow((double)row[c] - (double)decoded[i * hd + c], 2);
+                if (score) score[i] *= error;
+            }
+            for (size_t a = 0; a < anchors; a++) {
+                size_t best = 0;
+                for (size_t i = 0; i < n; i++)
+                    if (score[i] > score[best]) best = i;
+                memcpy(decoded + best * hd, stored(o, side ? o->v : o->k, layer, first + best) + head * hd, hd * sizeof *decoded);
+                round_row(decoded + best * hd, hd);
+                score[best] = -1;
+                o->anchors++;
+            }
+            for (size_t i = 0; i < n; i++)
+                memcpy(stored(o, side ? o->v : o->k, layer, first + i) + head * hd, decoded + i * hd, hd * sizeof *decoded);
+        }
+    }
+    free(decoded);
 }
 
 /* ---- Attention */
@@ -117,35 +237,81 @@ static void rotate(const struct oracle *o, const float *x, double position, doub
     }
 }
 
-/* out[hd] of query head h at the token `at`, which sees all kept tokens up to itself. Keys in o->k are rotated already unless the
- * method streams; then position = number of kept tokens before. */
-static void attend_dense(const struct oracle *o, uint32_t layer, const float *q, size_t at, uint32_t h, double *out) {
+/* Keys are stored as they were before rotation. */
+static bool unturned(const struct oracle *o) { return streaming(o) || o->method.key.codec->rope == CODEC_ROPE_BEFORE; }
+
+/* Logits, as doubles, of query head h at the token `at` over the tokens that it sees; returns their number. Where the method streams,
+ * position = number of kept tokens before. */
+static size_t see(const struct oracle *o, uint32_t layer, const float *q, size_t at, uint32_t h, double *logits, size_t *tokens) {
     uint32_t hd = o->setup.head_dim, head = h / (o->setup.query_heads / o->setup.kv_heads);
     size_t sinks = oracle_sinks(o), first = oracle_first(o), n = 0; /* of the tokens before the step */
-    double *logits = malloc((at + 1) * sizeof *logits), turned_q[256], turned_k[256], max = -INFINITY, sum = 0;
-    size_t *tokens = malloc((at + 1) * sizeof *tokens);
+    double turned_q[256], turned_k[256];
     for (size_t t = 0; t <= at; t++)
         if (t < sinks || t >= first) tokens[n++] = t;
     rotate(o, q, streaming(o) ? (double)(n - 1) : (double)at, turned_q);
     for (size_t i = 0; i < n; i++) {
         const float *k = stored(o, o->k, layer, tokens[i]) + head * hd;
         for (uint32_t c = 0; c < hd; c++) turned_k[c] = (double)k[c];
-        if (streaming(o)) rotate(o, k, (double)i, turned_k);
+        if (unturned(o)) rotate(o, k, streaming(o) ? (double)i : (double)tokens[i], turned_k);
         logits[i] = 0;
         for (uint32_t c = 0; c < hd; c++) logits[i] += turned_q[c] * turned_k[c];
         logits[i] *= (double)o->shape.scale;
-        max = fmax(max, logits[i]);
+        if (o->setup.alibi) logits[i] += (double)o->slopes[h] * ((double)i - (double)(n - 1));
     }
+    return n;
+}
+
+/* logits[n] become a softmax. */
+static void normalise(double *logits, size_t n) {
+    double max = -INFINITY, sum = 0;
+    for (size_t i = 0; i < n; i++) max = fmax(max, logits[i]);
+    for (size_t i = 0; i < n; i++) sum += logits[i] = exp(logits[i] - max);
+    for (size_t i = 0; i < n; i++) logits[i] /= sum;
+}
+
+/* out[hd] of query head h at the token `at`. */
+static void attend_dense(const struct oracle *o, uint32_t layer, const float *q, size_t at, uint32_t h, double *out) {
+    uint32_t hd = o->setup.head_dim, head = h / (o->setup.query_heads / o->setup.kv_heads);
+    double *weights = malloc((at + 1) * sizeof *weights);
+    size_t *tokens = malloc((at + 1) * sizeof *tokens), n = see(o, layer, q, at, h, weights, tokens);
+    normalise(weights, n);
     memset(out, 0, hd * sizeof *out);
     for (size_t i = 0; i < n; i++) {
         const float *v = stored(o, o->v, layer, tokens[i]) + head * hd;
-        double weight = exp(logits[i] - max);
-        sum += weight;
-        for (uint32_t c = 0; c < hd; c++) out[c] += weight * (double)v[c];
+        for (uint32_t c = 0; c < hd; c++) out[c] += weights[i] * (double)v[c];
     }
-    for (uint32_t c = 0; c < hd; c++) out[c] /= sum;
-    free(logits);
+    free(weights);
     free(tokens);
+}
+
+/* Anchor Scores [Hk][2][last - first] of tokens first to last - 1 by their definition, over the step's n queries. */
+static double *anchor_scores(const struct oracle *o, uint32_t layer, const float *q, size_t before, size_t n, size_t first,
+                             size_t last) {
+    uint32_t hd = o->setup.head_dim, G = o->setup.query_heads / o->setup.kv_heads;
+    double *scores = calloc((size_t)o->setup.kv_heads * 2 * (last - first) + 1, sizeof *scores);
+    double *weights = malloc((before + n) * sizeof *weights), turned[256], total = 0;
+    size_t *tokens = malloc((before + n) * sizeof *tokens);
+    for (size_t i = 0; i < n; i++) {
+        for (uint32_t h = 0; h < o->setup.query_heads; h++) {
+            const float *query = q + (i * o->setup.query_heads + h) * hd;
+            size_t seen = see(o, layer, query, before + i, h, weights, tokens);
+            double norm = 0;
+            normalise(weights, seen);
+            rotate(o, query, 0, turned);
+            for (uint32_t c = 0; c < hd; c++) norm += turned[c] * turned[c];
+            for (size_t t = first; t < last && t <= before + i; t++) {
+                double *score = scores + (size_t)(h / G) * 2 * (last - first) + (t - first), a = weights[t];
+                score[0] += a * (1 - a) * sqrt(norm);
+                score[last - first] += a;
+                total += a;
+            }
+        }
+    }
+    /* Every query spends an attention of 1. */
+    if (first == 0 && last == before + n) assert_true(fabs(total - (double)n * o->setup.query_heads) < 1e-6 * total);
+    free(weights);
+    free(tokens);
+    return scores;
 }
 
 static void compare(struct oracle *o, uint32_t layer, const float *q, const float *out, size_t first, size_t n) {
@@ -168,11 +334,40 @@ static void compare(struct oracle *o, uint32_t layer, const float *q, const floa
 
 /* ---- Steps */
 
-/* Brings a layer's stored numbers to what they are after the step; `window` and `length` are those of the step's end. */
-static void settle(struct oracle *o, uint32_t layer, size_t before, size_t window_before, size_t window, size_t sinks) {
-    store_tokens(o, layer, window_before, window, o->method.key->name, o->method.value->name);
-    store_tokens(o, layer, before < sinks ? before : sinks, sinks, "f16", "f16");
-    store_tokens(o, layer, window > before ? window : before, o->length, "f16", "f16");
+/* What a step of the oracle does to where tokens lie. */
+struct move {
+    enum cache_step_kind kind;
+    size_t before, n, window_before, window, sinks, anchors;
+};
+
+static struct move move_of(const struct oracle *o, enum cache_step_kind kind, size_t n) {
+    struct move move = {.kind = kind, .before = o->length, .n = n};
+    struct oracle end = *o;
+    end.length += n;
+    move.sinks = oracle_sinks(&end);
+    move.window = move.window_before = o->window > move.sinks ? o->window : move.sinks;
+    if (kind == CACHE_STEP_PAPER)
+        move.window = end.length;
+    else
+        while (end.length - move.window >= (size_t)o->method.tail_tokens + 64 || oracle_first(&end) >= move.window + 64)
+            move.window += 64;
+    if (o->method.policy == &policy_anchors && kind != CACHE_STEP_DECODE) {
+        double share = o->setup.anchor_count ? o->setup.anchor_count : floor((double)n * o->setup.anchor_percent / 100 + 0.5);
+        move.anchors = (size_t)fmin(share, (double)(move.window - move.window_before));
+    }
+    return move;
+}
+
+/* Brings a layer's stored numbers to what they are after the step, whose queries are q. */
+static void settle(struct oracle *o, uint32_t layer, const float *q, const struct move *move) {
+    struct oracle step = *o; /* tokens before the step decide what is kept during it */
+    step.length = move->before;
+    double *scores = NULL;
+    if (move->anchors) scores = anchor_scores(&step, layer, q, move->before, move->n, move->window_before, move->window);
+    seal_tokens(o, layer, move->window_before, move->window, scores, move->anchors);
+    round_tokens(o, layer, move->before < move->sinks ? move->before : move->sinks, move->sinks);
+    round_tokens(o, layer, move->window > move->before ? move->window : move->before, move->before + move->n);
+    free(scores);
 }
 
 static void check_rotation(const struct oracle *o, const float *raw, const float *k, size_t token) {
@@ -184,56 +379,47 @@ static void check_rotation(const struct oracle *o, const float *raw, const float
     }
 }
 
+static void run_layer(struct oracle *o, uint32_t layer, const struct move *move, size_t piece, bool ask) {
+    size_t hd = o->setup.head_dim, n = move->n, k_width = o->setup.kv_heads * hd, q_width = o->setup.query_heads * hd;
+    size_t each = piece ? piece : n;
+    float *raw = malloc(n * k_width * sizeof *raw), *k = malloc(n * k_width * sizeof *k),
+          *v_given = malloc(n * k_width * sizeof *k);
+    float *q = malloc(n * q_width * sizeof *q), *out = malloc(n * q_width * sizeof *out), *v = stored(o, o->v, layer, move->before);
+    for (size_t i = 0; i < n * k_width; i++) raw[i] = k[i] = oracle_random(o);
+    for (size_t i = 0; i < n * k_width; i++) v_given[i] = v[i] = oracle_random(o);
+    for (size_t i = 0; i < n * q_width; i++) q[i] = 2 * oracle_random(o);
+    cache_layer_begin(o->cache, layer, k, v_given);
+    for (size_t i = 0; !unturned(o) && i < n; i++) check_rotation(o, raw + i * k_width, k + i * k_width, move->before + i);
+    memcpy(stored(o, o->k, layer, move->before), k, n * k_width * sizeof *k);
+    for (size_t first = 0; cache_observes(o->cache) && first < n; first += each)
+        cache_layer_observe(o->cache, q + first * q_width, first, n - first < each ? n - first : each);
+    if (move->kind == CACHE_STEP_PAPER) settle(o, layer, q, move);
+    for (size_t first = 0; ask && first < n; first += each)
+        cache_layer_attend(o->cache, q + first * q_width, first, n - first < each ? n - first : each, out + first * q_width);
+    if (ask) compare(o, layer, q, out, move->before, n);
+    cache_layer_end(o->cache);
+    if (move->kind != CACHE_STEP_PAPER) settle(o, layer, q, move);
+    free(raw);
+    free(k);
+    free(v_given);
+    free(q);
+    free(out);
+}
+
 static void run_step(struct oracle *o, enum cache_step_kind kind, size_t n, size_t piece, bool ask) {
     struct terse_error error;
-    size_t hd = o->setup.head_dim, k_width = o->setup.kv_heads * hd, q_width = o->setup.query_heads * hd, before = o->length;
-    assert_true(before + n <= o->capacity);
-    float *raw = malloc(n * k_width * sizeof *raw), *k = malloc(n * k_width * sizeof *k);
-    float *q = malloc(n * q_width * sizeof *q), *out = malloc(n * q_width * sizeof *out);
-    struct oracle end = *o;
-    end.length += n;
-    size_t sinks = oracle_sinks(&end), window = o->window > sinks ? o->window : sinks, window_before = window;
-    if (kind == CACHE_STEP_PAPER)
-        window = end.length;
-    else
-        while (end.length - window >= (size_t)o->method.tail_tokens + 64 || oracle_first(&end) >= window + 64) window += 64;
+    struct move move = move_of(o, kind, n);
+    assert_true(o->length + n <= o->capacity);
+    assert_true(ask || !move.anchors); /* scores need queries */
     if (cache_step_begin(o->cache, kind, n, &error)) fail_msg("%s", error.message);
-    for (uint32_t layer = 0; layer < o->setup.layers; layer++) {
-        float *v = stored(o, o->v, layer, before);
-        for (size_t i = 0; i < n * k_width; i++) raw[i] = k[i] = oracle_random(o);
-        for (size_t i = 0; i < n * k_width; i++) v[i] = oracle_random(o);
-        for (size_t i = 0; i < n * q_width; i++) q[i] = 2 * oracle_random(o);
-        float *v_given = malloc(n * k_width * sizeof *v_given);
-        memcpy(v_given, v, n * k_width * sizeof *v);
-        cache_layer_begin(o->cache, layer, k, v_given);
-        for (size_t i = 0; !streaming(o) && i < n; i++) check_rotation(o, raw + i * k_width, k + i * k_width, before + i);
-        memcpy(stored(o, o->k, layer, before), k, n * k_width * sizeof *k);
-        struct oracle step = *o; /* tokens before the step decide what is kept during it */
-        step.length = before;
-        if (kind == CACHE_STEP_PAPER) settle(&end, layer, before, window_before, window, sinks);
-        size_t each = piece ? piece : n;
-        for (size_t first = 0; ask && first < n; first += each) {
-            size_t count = n - first < each ? n - first : each;
-            cache_layer_attend(o->cache, q + first * q_width, first, count, out + first * q_width);
-        }
-        if (ask) compare(&step, layer, q, out, before, n);
-        o->worst = fmax(o->worst, step.worst);
-        o->compared = step.compared;
-        cache_layer_end(o->cache);
-        if (kind != CACHE_STEP_PAPER) settle(&end, layer, before, window_before, window, sinks);
-        free(v_given);
-    }
+    for (uint32_t layer = 0; layer < o->setup.layers; layer++) run_layer(o, layer, &move, piece, ask);
     cache_step_end(o->cache);
-    o->length = end.length;
-    o->window = window;
+    o->length += n;
+    o->window = move.window;
     assert_int_equal(cache_length(o->cache), o->length);
     struct terse_cache_report report;
     cache_report(o->cache, &report);
     assert_int_equal(report.kept, oracle_sinks(o) + o->length - oracle_first(o));
-    free(raw);
-    free(k);
-    free(q);
-    free(out);
 }
 
 void oracle_step(struct oracle *o, enum cache_step_kind kind, size_t n, size_t piece) { run_step(o, kind, n, piece, true); }

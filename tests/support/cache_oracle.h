@@ -1,6 +1,6 @@
 /* A cache of tests: drives a struct cache with random tokens and knows, in double precision and by other means, what its attention
  * must give. The oracle keeps every token's keys and values as they are stored (whole, rounded to half, or quantized row by row)
- * and attends over them densely. */
+ * and attends over them densely. Codebooks are of random centroids; Anchor Scores come from explicit softmax rows. */
 #ifndef TESTS_CACHE_ORACLE_H
 #define TESTS_CACHE_ORACLE_H
 
@@ -14,6 +14,9 @@ struct oracle_setup {
     uint32_t n_rot;  /* 0: head_dim */
     float magnitude; /* 0: 1 */
     uint64_t seed;
+    bool alibi;            /* slopes, and no rotation */
+    uint32_t anchor_count; /* tokens of a prefill that stay exact */
+    double anchor_percent;
 };
 
 struct oracle {
@@ -21,7 +24,9 @@ struct oracle {
     struct cache_shape shape;
     struct method method;
     struct rope rope;
-    float frequency[128];
+    float frequency[128], slopes[64];
+    float *centroids[2]; /* of keys and values, [layers][Hk][parameters], when the method learns */
+    struct terse_codebook *codebook;
     struct cache *cache;
     uint64_t random;
     size_t length, capacity;
@@ -29,6 +34,7 @@ struct oracle {
     float *k, *v;    /* [layers][capacity][Hk][hd], as stored now; of the tokens of a step in progress as they are read */
     double worst;    /* largest difference met, relative to the largest value */
     size_t compared; /* numbers */
+    size_t anchors;  /* chosen, over all layers, heads and sides */
 };
 
 /* Stops the test when the cache cannot be made. */

@@ -13,7 +13,7 @@ fail() {
 }
 
 # Takes the lines of progress, which come when the machine is slow, out of $work/err.
-drop_progress() { sed -i '/^[a-z]*: [0-9]*%, [0-9]* s left$/d' "$work/err"; }
+drop_progress() { sed -i '/^[a-z ]*: [0-9]*%, [0-9]* s left$/d' "$work/err"; }
 
 # Runs the command; stdout and stderr (but for progress) go to $work/out and $work/err, the exit status to $status.
 run() {

@@ -1,5 +1,7 @@
-/* The naive model. Owns its arrays; shares nothing with the library but the weights and the rotation frequencies as loaded. */
+/* The naive model. Owns its arrays; shares nothing with the library but the table of architectures and what was loaded: weights,
+ * rotation frequencies, ALiBi's slopes. */
 #include "support/model_oracle.h"
+#include "model/architecture.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -45,19 +47,46 @@ static const float *f32_row(const struct matrix *w, size_t row) {
     return (const float *)w->data + row * w->columns;
 }
 
-static void product(const struct matrix *w, const float *bias, const double *x, double *y) {
+static void product(const struct matrix *w, const double *x, double *y) {
     for (uint32_t r = 0; r < w->rows; r++) {
         const float *row = f32_row(w, r);
-        y[r] = bias ? (double)bias[r] : 0;
+        y[r] = w->bias ? (double)w->bias[r] : 0;
         for (uint32_t c = 0; c < w->columns; c++) y[r] += (double)row[c] * x[c];
     }
 }
 
-static void norm(const double *x, const float *gain, float epsilon, size_t width, double *y) {
-    double square = 0;
-    for (size_t i = 0; i < width; i++) square += x[i] * x[i];
-    double scale = 1 / sqrt(square / (double)width + (double)epsilon);
-    for (size_t i = 0; i < width; i++) y[i] = x[i] * scale * (double)gain[i];
+/* out may be x. */
+static void apply_norm(const struct norm *norm, const double *x, size_t width, double *y) {
+    double mean = 0, square = 0;
+    for (size_t i = 0; i < width && norm->kind == NORM_LAYER; i++) mean += x[i] / (double)width;
+    for (size_t i = 0; i < width; i++) square += (x[i] - mean) * (x[i] - mean);
+    double scale = 1 / sqrt(square / (double)width + (double)norm->epsilon);
+    for (size_t i = 0; i < width; i++)
+        y[i] = (x[i] - mean) * scale * (double)norm->gain[i] + (norm->bias ? (double)norm->bias[i] : 0);
+}
+
+static double gelu(enum activation activation, double x) {
+    if (activation == ACTIVATION_GELU) return x * (1 + erf(x * M_SQRT1_2)) / 2;
+    return x * (1 + tanh(sqrt(2 / M_PI) * (x + 0.044715 * x * x * x))) / 2;
+}
+
+/* inner[feed_forward] of a token, what the last matrix of the layer gets. */
+static void feed_forward(const struct terse_model *m, const struct layer *layer, const double *x, double *inner) {
+    double *gate = new_doubles(m->feed_forward);
+    product(&layer->up, x, inner);
+    if (layer->gate.data) product(&layer->gate, x, gate);
+    for (size_t i = 0; i < m->feed_forward; i++)
+        inner[i] = layer->gate.data ? inner[i] * gate[i] / (1 + exp(-gate[i])) : gelu(m->architecture->activation, inner[i]);
+    free(gate);
+}
+
+/* Queries, keys or values of a token: projected, clamped, their heads normed. */
+static void project(const struct terse_model *m, const struct matrix *w, const struct norm *head_norm, const double *x, double *y) {
+    double most = m->clamp > 0 ? (double)m->clamp : INFINITY;
+    product(w, x, y);
+    for (uint32_t r = 0; r < w->rows; r++) y[r] = fmin(fmax(y[r], -most), most);
+    for (uint32_t first = 0; first < w->rows && head_norm && head_norm->gain; first += m->head_dim)
+        apply_norm(head_norm, y + first, m->head_dim, y + first);
 }
 
 static void rotate(const struct rope *rope, size_t position, double *row) {
@@ -73,13 +102,13 @@ static void rotate(const struct rope *rope, size_t position, double *row) {
 }
 
 /* out[hd] of one query head at `position`; weights[n] is scratch. */
-static void attend(const double *q, const double *k, const double *v, size_t stride, size_t position, size_t hd, double *weights,
-                   double *out) {
+static void attend(const double *q, const double *k, const double *v, size_t stride, size_t position, size_t hd, double slope,
+                   double *weights, double *out) {
     double max = -INFINITY, sum = 0;
     for (size_t t = 0; t <= position; t++) {
         weights[t] = 0;
         for (size_t c = 0; c < hd; c++) weights[t] += q[c] * k[t * stride + c];
-        weights[t] /= sqrt((double)hd);
+        weights[t] = weights[t] / sqrt((double)hd) + slope * ((double)t - (double)position);
         max = fmax(max, weights[t]);
     }
     for (size_t t = 0; t <= position; t++) sum += weights[t] = exp(weights[t] - max);
@@ -96,9 +125,8 @@ static void run_sides(struct model_oracle *o, uint32_t index, size_t t, const do
     const struct layer *layer = &m->layer[index];
     size_t hd = m->head_dim, width = m->kv_heads * hd, at = index * side_of(o) + t * width;
     double *k = o->sides[MODEL_ORACLE_KEYS] + at, *v = o->sides[MODEL_ORACLE_VALUES] + at;
-    product(&layer->k, layer->k_bias, normed, k);
-    product(&layer->v, layer->v_bias, normed, v);
-    for (size_t h = 0; h < m->kv_heads && layer->k_norm; h++) norm(k + h * hd, layer->k_norm, m->norm_epsilon, hd, k + h * hd);
+    project(m, &layer->k, &layer->k_norm, normed, k);
+    project(m, &layer->v, NULL, normed, v);
     for (size_t i = 0; i < width; i++) {
         o->rotated[at + i] = k[i] += o->moves[MODEL_ORACLE_KEYS][at + i];
         v[i] += o->moves[MODEL_ORACLE_VALUES][at + i];
@@ -113,42 +141,43 @@ static void run_layer(struct model_oracle *o, uint32_t index) {
     const double *k = o->rotated + index * side_of(o), *v = o->sides[MODEL_ORACLE_VALUES] + index * side_of(o);
     double *normed = new_doubles(m->width), *added = new_doubles(m->width), *weights = new_doubles(o->n);
     double *q = new_doubles(m->query_heads * hd), *out = new_doubles(m->query_heads * hd);
-    double *gate = new_doubles(m->feed_forward), *up = new_doubles(m->feed_forward);
+    double *inner = new_doubles(m->feed_forward);
     for (size_t t = 0; t < o->n; t++) {
         const double *in = o->hidden + (index * o->n + t) * m->width;
         double *state = o->hidden + ((index + 1) * o->n + t) * m->width;
-        norm(in, layer->attention_norm, m->norm_epsilon, m->width, normed);
+        apply_norm(&layer->attention_norm, in, m->width, normed);
         run_sides(o, index, t, normed);
-        product(&layer->q, layer->q_bias, normed, q);
+        project(m, &layer->q, &layer->q_norm, normed, q);
         for (size_t h = 0; h < m->query_heads; h++) {
-            double *head = q + h * hd;
-            if (layer->q_norm) norm(head, layer->q_norm, m->norm_epsilon, hd, head);
+            double *head = q + h * hd, slope = m->slopes ? (double)m->slopes[h] : 0;
             rotate(&m->rope, t, head);
-            attend(head, k + h / group * hd, v + h / group * hd, stride, t, hd, weights, out + h * hd);
+            attend(head, k + h / group * hd, v + h / group * hd, stride, t, hd, slope, weights, out + h * hd);
         }
-        product(&layer->o, NULL, out, added);
+        product(&layer->o, out, added);
         for (size_t i = 0; i < m->width; i++) state[i] = in[i] + added[i];
-        norm(state, layer->feed_forward_norm, m->norm_epsilon, m->width, normed);
-        product(&layer->gate, NULL, normed, gate);
-        product(&layer->up, NULL, normed, up);
-        for (size_t i = 0; i < m->feed_forward; i++) gate[i] *= up[i] / (1 + exp(-gate[i]));
-        product(&layer->down, NULL, gate, added);
+        apply_norm(&layer->feed_forward_norm, state, m->width, normed);
+        feed_forward(m, layer, normed, inner);
+        product(&layer->down, inner, added);
         for (size_t i = 0; i < m->width; i++) state[i] += added[i];
     }
-    double *all[] = {normed, added, weights, q, out, gate, up};
+    double *all[] = {normed, added, weights, q, out, inner};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) free(all[i]);
+}
+
+static double embedded(const struct terse_model *m, size_t t, int32_t token, size_t i) {
+    return (double)f32_row(&m->embedding, (size_t)token)[i] + (m->positions.data ? (double)f32_row(&m->positions, t)[i] : 0);
 }
 
 double model_oracle_run(struct model_oracle *o, uint32_t first) {
     const struct terse_model *m = o->model;
     double loss = 0, *normed = new_doubles(m->width);
     for (size_t t = 0; t < o->n && first == 0; t++)
-        for (size_t i = 0; i < m->width; i++) o->hidden[t * m->width + i] = (double)f32_row(&m->embedding, (size_t)o->tokens[t])[i];
+        for (size_t i = 0; i < m->width; i++) o->hidden[t * m->width + i] = embedded(m, t, o->tokens[t], i);
     for (uint32_t layer = first; layer < m->layers; layer++) run_layer(o, layer);
     for (size_t t = 0; t < o->n; t++) {
         double *logits = o->logits + t * m->vocabulary, sum = 0;
-        norm(o->hidden + (m->layers * o->n + t) * m->width, m->output_norm, m->norm_epsilon, m->width, normed);
-        product(&m->output, NULL, normed, logits);
+        apply_norm(&m->output_norm, o->hidden + (m->layers * o->n + t) * m->width, m->width, normed);
+        product(&m->output, normed, logits);
         for (uint32_t i = 0; i < m->vocabulary; i++) sum += exp(logits[i]);
         if (t + 1 < o->n) loss += log(sum) - logits[o->tokens[t + 1]];
     }

@@ -4,7 +4,7 @@
 
 #include "base/mapped_file.h"
 #include "model/tokenizer.h"
-#include "support/gguf_writer.h"
+#include "base/gguf_writer.h"
 
 struct tokenizer_sample {
     void *built;

@@ -1,11 +1,11 @@
 /* The GGUF writer: keys and descriptions grow in memory, data pass through. */
-#include "support/gguf_writer.h"
-
+#include "base/gguf_writer.h"
+#include "base/gguf_private.h"
+#include "base/hash.h"
 #include "base/memory.h"
 
 #include <errno.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 struct gguf_writer_tensor {
@@ -20,8 +20,9 @@ struct gguf_writer_tensor {
 void gguf_bytes_put(struct gguf_bytes *bytes, const void *data, size_t size) {
     if (bytes->failed) return;
     if (size > bytes->capacity - bytes->size) {
-        size_t capacity = memory_round_up(bytes->size + size + bytes->capacity, 256);
-        uint8_t *larger = memory_array(capacity, 1);
+        bool sane = size <= PTRDIFF_MAX / 4 && bytes->capacity <= PTRDIFF_MAX / 4; /* far from overflow */
+        size_t capacity = sane ? memory_round_up(bytes->size + size + bytes->capacity, 256) : 0;
+        uint8_t *larger = sane ? memory_array(capacity, 1) : NULL;
         if (!larger) {
             bytes->failed = true;
             return;
@@ -56,8 +57,16 @@ void gguf_writer_u32(struct gguf_writer *writer, const char *key, uint32_t value
     gguf_writer_value(writer, key, GGUF_U32, &value, sizeof value);
 }
 
+void gguf_writer_u64(struct gguf_writer *writer, const char *key, uint64_t value) {
+    gguf_writer_value(writer, key, GGUF_U64, &value, sizeof value);
+}
+
 void gguf_writer_f32(struct gguf_writer *writer, const char *key, float value) {
     gguf_writer_value(writer, key, GGUF_F32, &value, sizeof value);
+}
+
+void gguf_writer_f64(struct gguf_writer *writer, const char *key, double value) {
+    gguf_writer_value(writer, key, GGUF_F64, &value, sizeof value);
 }
 
 void gguf_writer_bool(struct gguf_writer *writer, const char *key, bool value) {
@@ -77,15 +86,22 @@ static void array_head(struct gguf_writer *writer, const char *key, enum gguf_ty
 }
 
 void gguf_writer_array(struct gguf_writer *writer, const char *key, enum gguf_type type, uint64_t count, const void *values) {
-    static const uint8_t bytes[] = {[GGUF_U8] = 1,  [GGUF_I8] = 1,   [GGUF_U16] = 2, [GGUF_I16] = 2, [GGUF_U32] = 4, [GGUF_I32] = 4,
-                                    [GGUF_F32] = 4, [GGUF_BOOL] = 1, [GGUF_U64] = 8, [GGUF_I64] = 8, [GGUF_F64] = 8};
+    size_t bytes;
     array_head(writer, key, type, count);
-    gguf_bytes_put(&writer->keys, values, count * bytes[type]);
+    if (__builtin_mul_overflow(count, gguf_type_bytes(type), &bytes))
+        writer->failed = true;
+    else
+        gguf_bytes_put(&writer->keys, values, bytes);
 }
 
 void gguf_writer_strings(struct gguf_writer *writer, const char *key, uint64_t count, const char *const *strings) {
     array_head(writer, key, GGUF_STRING, count);
     for (uint64_t i = 0; i < count; i++) gguf_bytes_string(&writer->keys, strings[i], strlen(strings[i]));
+}
+
+void gguf_writer_checksum(struct gguf_writer *writer, const char *key) {
+    gguf_writer_u64(writer, key, 0);
+    writer->checksum_at = writer->keys.size - sizeof(uint64_t);
 }
 
 void gguf_writer_align(struct gguf_writer *writer, uint32_t alignment) {
@@ -96,6 +112,18 @@ void gguf_writer_align(struct gguf_writer *writer, uint32_t alignment) {
 /* ---- Tensors ------------------------------------------------------------------------------------------------------------ */
 
 static uint64_t alignment_of(const struct gguf_writer *writer) { return writer->alignment ? writer->alignment : 32; }
+
+/* Makes room for one more: the table is full at every power of 2. */
+static bool grow_tensors(struct gguf_writer *writer) {
+    uint64_t n = writer->n_tensors;
+    if (n & (n - 1)) return true;
+    struct gguf_writer_tensor *larger = memory_array(n ? 2 * n : 1, sizeof *larger);
+    if (!larger) return false;
+    if (n) memcpy(larger, writer->tensors, n * sizeof *larger);
+    memory_free(writer->tensors);
+    writer->tensors = larger;
+    return true;
+}
 
 void gguf_writer_tensor(struct gguf_writer *writer, const char *name, uint32_t type, uint32_t n_dims, const uint64_t *dims,
                         const void *data) {
@@ -112,33 +140,59 @@ void gguf_writer_tensor(struct gguf_writer *writer, const char *name, uint32_t t
     gguf_bytes_u64(&writer->descriptions, tensor.offset);
     writer->data_bytes += memory_round_up(tensor.bytes ? tensor.bytes : 1, alignment_of(writer));
 
-    if ((writer->n_tensors & (writer->n_tensors - 1)) == 0) { /* full at every power of 2 */
-        size_t capacity = writer->n_tensors ? 2 * writer->n_tensors : 1;
-        struct gguf_writer_tensor *larger = realloc(writer->tensors, capacity * sizeof tensor);
-        if (!larger) {
-            writer->failed = true;
-            return;
-        }
-        writer->tensors = larger;
-    }
-    writer->tensors[writer->n_tensors++] = tensor;
+    writer->failed = writer->failed || !grow_tensors(writer);
+    if (!writer->failed) writer->tensors[writer->n_tensors++] = tensor;
+}
+
+/* Zeros between the end of tensor i and the beginning of the next, or the file's end. */
+static size_t padding_after(const struct gguf_writer *writer, uint64_t i) {
+    const struct gguf_writer_tensor *tensor = &writer->tensors[i];
+    uint64_t end = i + 1 < writer->n_tensors ? writer->tensors[i + 1].offset : writer->data_bytes;
+    return (size_t)(end - tensor->offset - tensor->bytes);
 }
 
 /* ---- The file ----------------------------------------------------------------------------------------------------------- */
 
+static const uint8_t zeros[64];
+
+static void put_zeros(struct hash64 *hash, uint64_t n) {
+    for (; n > sizeof zeros; n -= sizeof zeros) hash64_put(hash, zeros, sizeof zeros);
+    hash64_put(hash, zeros, (size_t)n);
+}
+
+/* Of the whole file, whose head has zeros where the checksum will be. */
+static uint64_t checksum_of(const struct gguf_writer *writer, const struct gguf_bytes *head) {
+    struct hash64 hash = hash64_begin();
+    hash64_put(&hash, head->data, head->size);
+    for (uint64_t i = 0; i < writer->n_tensors; i++) {
+        const struct gguf_writer_tensor *tensor = &writer->tensors[i];
+        if (tensor->data)
+            hash64_put(&hash, tensor->data, (size_t)tensor->bytes);
+        else
+            put_zeros(&hash, tensor->bytes);
+        put_zeros(&hash, padding_after(writer, i));
+    }
+    return hash64_end(&hash);
+}
+
 /* Everything before the data section, padded to it. */
 static struct gguf_bytes head_of(const struct gguf_writer *writer) {
-    static const uint8_t zeros[64];
     struct gguf_bytes head = {0};
     gguf_bytes_put(&head, "GGUF", 4);
     gguf_bytes_u32(&head, writer->version ? writer->version : 3);
     gguf_bytes_u64(&head, writer->n_tensors);
     gguf_bytes_u64(&head, writer->n_keys);
+    size_t keys_at = head.size;
     gguf_bytes_put(&head, writer->keys.data, writer->keys.size);
     gguf_bytes_put(&head, writer->descriptions.data, writer->descriptions.size);
     size_t end = memory_round_up(head.size, alignment_of(writer));
-    while (head.size < end && !head.failed) gguf_bytes_put(&head, zeros, end - head.size < 64 ? end - head.size : 64);
+    while (head.size < end && !head.failed)
+        gguf_bytes_put(&head, zeros, end - head.size < sizeof zeros ? end - head.size : sizeof zeros);
     head.failed |= writer->failed || writer->keys.failed || writer->descriptions.failed;
+    if (writer->checksum_at && !head.failed) {
+        uint64_t sum = checksum_of(writer, &head);
+        memcpy(head.data + keys_at + writer->checksum_at, &sum, sizeof sum);
+    }
     return head;
 }
 
@@ -149,7 +203,7 @@ void *gguf_writer_build(const struct gguf_writer *writer, size_t *size) {
         memcpy(file, head.data, head.size);
         for (uint64_t i = 0; i < writer->n_tensors; i++) {
             const struct gguf_writer_tensor *tensor = &writer->tensors[i];
-            if (tensor->data) memcpy(file + head.size + tensor->offset, tensor->data, tensor->bytes);
+            if (tensor->data && tensor->bytes) memcpy(file + head.size + tensor->offset, tensor->data, tensor->bytes);
         }
     }
     *size = file ? head.size + writer->data_bytes : 0;
@@ -178,8 +232,7 @@ static enum terse_status write_tensor(const struct gguf_writer *writer, uint64_t
             memset(piece, 0, n);
         if (!put(file, from, n)) return TERSE_E_IO;
     }
-    uint64_t end = i + 1 < writer->n_tensors ? writer->tensors[i + 1].offset : writer->data_bytes;
-    size_t padding = (size_t)(end - tensor->offset - tensor->bytes);
+    size_t padding = padding_after(writer, i);
     memset(piece, 0, padding);
     return put(file, piece, padding) ? TERSE_OK : TERSE_E_IO;
 }
@@ -193,9 +246,10 @@ enum terse_status gguf_writer_save(const struct gguf_writer *writer, const char 
     bool created = false;
     struct gguf_bytes head = head_of(writer);
     uint8_t *piece = memory_array(piece_bytes, 1);
-    char *part = malloc(strlen(path) + sizeof ".part");
+    size_t part_bytes = strlen(path) + sizeof ".part";
+    char *part = memory_array(part_bytes, 1);
     if (head.failed || !piece || !part) goto done;
-    sprintf(part, "%s.part", path);
+    snprintf(part, part_bytes, "%s.part", path);
 
     status = TERSE_E_IO;
     errno = 0;
@@ -218,7 +272,7 @@ done:
         status_no_memory(error, piece_bytes, "writing the file");
     if (file) fclose(file);
     if (status != TERSE_OK && created) remove(part);
-    free(part);
+    memory_free(part);
     memory_free(piece);
     memory_free(head.data);
     return status;
@@ -227,6 +281,6 @@ done:
 void gguf_writer_free(struct gguf_writer *writer) {
     memory_free(writer->keys.data);
     memory_free(writer->descriptions.data);
-    free(writer->tensors);
+    memory_free(writer->tensors);
     *writer = (struct gguf_writer){0};
 }

@@ -1,4 +1,4 @@
-/* Writes GGUF files for tests and benchmarks: sound ones, and, from the same small pieces, damaged ones.
+/* Writes GGUF files: codebooks, and for tests and benchmarks models, vocabularies and, from the same small pieces, damaged files.
  *
  *     struct gguf_writer writer = {0};
  *     gguf_writer_string(&writer, "general.architecture", "llama");
@@ -7,10 +7,11 @@
  *     gguf_writer_save(&writer, path, NULL, NULL, &error);  to a file
  *     gguf_writer_free(&writer);
  *
- * Nothing is checked, so that what the reader must refuse can be written. When memory runs out, build returns NULL and save fails.
+ * Nothing is checked, so that what the reader must refuse can be written. The calls between cannot fail: when memory runs out, build
+ * returns NULL and save fails with TERSE_E_MEMORY.
  */
-#ifndef TERSE_TESTS_SUPPORT_GGUF_WRITER_H
-#define TERSE_TESTS_SUPPORT_GGUF_WRITER_H
+#ifndef TERSE_BASE_GGUF_WRITER_H
+#define TERSE_BASE_GGUF_WRITER_H
 
 #include "base/gguf.h"
 
@@ -33,6 +34,7 @@ struct gguf_writer {
     uint32_t alignment; /* 0: 32, and no key says so */
     struct gguf_bytes keys, descriptions;
     uint64_t n_keys, n_tensors, data_bytes;
+    size_t checksum_at; /* in keys: of the checksum's value; 0: there is none */
     struct gguf_writer_tensor *tensors;
     bool failed;
 };
@@ -40,12 +42,16 @@ struct gguf_writer {
 /* Keys. `value` is the value as it stands in the file. */
 void gguf_writer_value(struct gguf_writer *writer, const char *key, uint32_t type, const void *value, size_t bytes);
 void gguf_writer_u32(struct gguf_writer *writer, const char *key, uint32_t value);
+void gguf_writer_u64(struct gguf_writer *writer, const char *key, uint64_t value);
 void gguf_writer_f32(struct gguf_writer *writer, const char *key, float value);
+void gguf_writer_f64(struct gguf_writer *writer, const char *key, double value);
 void gguf_writer_bool(struct gguf_writer *writer, const char *key, bool value);
 void gguf_writer_string(struct gguf_writer *writer, const char *key, const char *value);
 /* An array of numbers or bools, packed. */
 void gguf_writer_array(struct gguf_writer *writer, const char *key, enum gguf_type type, uint64_t count, const void *values);
 void gguf_writer_strings(struct gguf_writer *writer, const char *key, uint64_t count, const char *const *strings);
+/* A u64 that build and save compute: XXH64 of the whole file, its own 8 bytes taken as zeros. Tensors without `data` count as zeros. */
+void gguf_writer_checksum(struct gguf_writer *writer, const char *key);
 /* Sets the alignment and writes general.alignment; before the first tensor. */
 void gguf_writer_align(struct gguf_writer *writer, uint32_t alignment);
 

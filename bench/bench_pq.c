@@ -1,0 +1,221 @@
+/* Product quantization read every way, over the caches of several layers, so that memory counts: time per token and KV head as a
+ * share of what f16 takes for the same side in the same run, below 1 where it is faster. What src/codec/pq.c chooses between.
+ *
+ *     bench_pq [all|short] [THREADS [TOKENS]]         8192 tokens
+ *
+ * Keys: by look-up (its tables are made once for all tokens of a head), by decoding once for all queries, and decoded, turned and
+ * met, as keys kept before rotation must be. Values: decoded once for all queries, and by tally with the codebook met once for
+ * 32 blocks.
+ */
+#include "base/memory.h"
+#include "codec/block_layout.h"
+#include "support/kernel_check.h"
+
+#include <math.h>
+#include <omp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#ifndef LAYERS
+#define LAYERS 32
+#endif
+#define HEADS 8
+#define RUN 32 /* blocks between two finishes */
+#define RUNS 4 /* of which the fastest counts */
+
+static int threads;
+static size_t tokens = 8192;
+
+static void *allocate(size_t bytes) {
+    void *memory = memory_array(bytes, 1);
+    if (memory) return memory;
+    fprintf(stderr, "bench_pq: no memory for %zu bytes: use fewer tokens\n", bytes);
+    exit(1);
+}
+
+enum way { SCORE_F16, MIX_F16, SCORE_Q8_0, MIX_Q8_0, SCORE_Q4_0, MIX_Q4_0, LOOK_UP, DECODE, TURN, MIX, TALLY };
+
+struct bench {
+    size_t G, hd, width;
+    unsigned bits;
+    struct product_code codes[LAYERS * HEADS];
+    char *halves, *blocks; /* [LAYERS][HEADS][blocks of a head]: f16's and the others' */
+    float *cosine, *sine;
+};
+
+static size_t block_bytes(const struct bench *b, enum way way) {
+    if (way <= MIX_F16) return BLOCK_BYTES_F16(b->hd);
+    if (way <= MIX_Q8_0) return BLOCK_BYTES_Q8_0(b->hd);
+    if (way <= MIX_Q4_0) return BLOCK_BYTES_Q4_0(b->hd);
+    return BLOCK_BYTES_PQ(b->hd / b->width, b->bits);
+}
+
+/* What one thread needs. */
+struct scratch {
+    float *q, *tables, *channels, *logits, *weights, *tallies, *acc;
+};
+
+static struct scratch make_scratch(const struct bench *b) {
+    size_t table = b->width ? product_floats(&b->codes[0], b->G) : 0;
+    struct scratch s = {allocate(b->G * b->hd * 4),         allocate(table * 4),
+                        allocate(b->hd * BLOCK_TOKENS * 4), allocate(b->G * BLOCK_TOKENS * 4),
+                        allocate(b->G * BLOCK_TOKENS * 4),  allocate(table * 4),
+                        allocate(b->G * b->hd * 4)};
+    for (size_t i = 0; i < b->G * b->hd; i++) s.q[i] = (float)(i % 7) / 64, s.acc[i] = 0;
+    for (size_t i = 0; i < b->G * BLOCK_TOKENS; i++) s.weights[i] = (float)(i % 11) / 64;
+    memset(s.tallies, 0, table * 4);
+    return s;
+}
+
+static void free_scratch(struct scratch *s) {
+    float *all[] = {s->q, s->tables, s->channels, s->logits, s->weights, s->tallies, s->acc};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) memory_free(all[i]);
+}
+
+static void read_block(const struct bench *b, enum way way, const struct product_code *p, const char *block,
+                       const struct scratch *s) {
+    const struct kernels *k = kernels();
+    size_t G = b->G, hd = b->hd;
+    switch (way) {
+    case SCORE_F16: k->score_f16(s->q, G, hd, block, s->logits); break;
+    case SCORE_Q8_0: k->score_q8_0(s->q, G, hd, block, s->logits); break;
+    case SCORE_Q4_0: k->score_q4_0(s->q, G, hd, block, s->logits); break;
+    case MIX_F16: k->mix_f16(s->weights, G, hd, block, s->acc); break;
+    case MIX_Q8_0: k->mix_q8_0(s->weights, G, hd, block, s->acc); break;
+    case MIX_Q4_0: k->mix_q4_0(s->weights, G, hd, block, s->acc); break;
+    case LOOK_UP: k->look_up_pq(p, s->tables, G, block, s->logits); break;
+    case DECODE: k->score_pq(p, s->q, G, block, s->logits); break;
+    case TURN: k->score_turned_pq(p, s->q, G, block, b->cosine, b->sine, hd / 2, true, s->logits); break;
+    case MIX: k->mix_pq(p, s->weights, G, block, s->acc); break;
+    case TALLY: k->tally_pq(p, s->weights, G, block, s->tallies); break;
+    }
+}
+
+/* Nanoseconds for a token and KV head, of all threads together. */
+static double time_way(const struct bench *b, enum way way) {
+    const struct kernels *k = kernels();
+    size_t bytes = block_bytes(b, way), blocks = tokens / BLOCK_TOKENS;
+    double best = INFINITY;
+    for (int run = 0; run < RUNS; run++) {
+        double start = 0;
+#pragma omp parallel num_threads(threads)
+        {
+            struct scratch s = make_scratch(b);
+#pragma omp barrier
+#pragma omp single
+            start = clock_seconds();
+#pragma omp for schedule(dynamic, 1)
+            for (size_t head = 0; head < LAYERS * HEADS; head++) {
+                const struct product_code *p = &b->codes[head];
+                if (way == LOOK_UP) k->prepare_pq(p, s.q, b->G, s.tables);
+                for (size_t i = 0; i < blocks; i++) {
+                    read_block(b, way, p, (way <= MIX_F16 ? b->halves : b->blocks) + (head * blocks + i) * bytes, &s);
+                    if (way != TALLY || ((i + 1) % RUN && i + 1 < blocks)) continue;
+                    k->finish_pq(p, s.tallies, b->G, s.acc);
+                    memset(s.tallies, 0, product_floats(p, b->G) * sizeof *s.tallies);
+                }
+            }
+#pragma omp single
+            best = fmin(best, clock_seconds() - start);
+            free_scratch(&s);
+        }
+    }
+    return 1e9 * best * threads / (double)(LAYERS * HEADS * blocks * BLOCK_TOKENS);
+}
+
+/* Every layer and head has centroids of its own, as in a codebook. */
+static void make_codes(struct bench *b) {
+    size_t parts = b->hd / b->width, k = (size_t)1 << b->bits, plane = PRODUCT_PLANE(b->bits);
+    for (size_t i = 0; i < LAYERS * HEADS; i++) {
+        uint16_t *rows = allocate(k * b->hd * sizeof *rows);
+        uint8_t *planes = b->bits <= 8 ? allocate(b->hd * 2 * plane) : NULL;
+        for (size_t j = 0; j < k * b->hd; j++) rows[j] = (uint16_t)(0x2000 + j % 4096); /* halves near 0.01 */
+        for (size_t j = 0; planes && j < b->hd * 2 * plane; j++) planes[j] = (uint8_t)(j % 64);
+        b->codes[i] = (struct product_code){.parts = parts, .width = b->width, .bits = b->bits, .rows = rows, .planes = planes};
+    }
+}
+
+static void free_codes(struct bench *b) {
+    for (size_t i = 0; i < LAYERS * HEADS; i++) {
+        memory_free((void *)b->codes[i].rows);
+        memory_free((void *)b->codes[i].planes);
+        b->codes[i] = (struct product_code){0};
+    }
+}
+
+static void bench_code(struct bench *b, size_t width, unsigned bits) {
+    static const enum way ways[] = {LOOK_UP, DECODE, TURN, MIX, TALLY};
+    b->width = width;
+    b->bits = bits;
+    make_codes(b);
+    double keys = time_way(b, SCORE_F16), values = time_way(b, MIX_F16), ratio[5];
+    for (size_t i = 0; i < 5; i++) {
+        bool too_large = (ways[i] == LOOK_UP || ways[i] == TALLY) && product_floats(&b->codes[0], b->G) > 1 << 20;
+        ratio[i] = too_large ? NAN : time_way(b, ways[i]) / (ways[i] < MIX ? keys : values);
+    }
+    printf("%3zu %2zu %4zu x %2u %6.3f %8.1f %8.1f", b->hd, b->G, width, bits, (double)bits / (double)width, keys, values);
+    for (size_t i = 0; i < 5; i++) {
+        if (isnan(ratio[i]))
+            printf(" %8s", "-");
+        else
+            printf(" %8.2f", ratio[i]);
+    }
+    printf("\n");
+    fflush(stdout);
+    free_codes(b);
+}
+
+static void bench_shape(size_t hd, size_t G, bool all) {
+    static const struct {
+        size_t width;
+        unsigned bits;
+        bool named; /* some method's */
+    } codes[] = {{2, 8, true},   {4, 8, true},  {8, 8, true},   {16, 8, false}, {32, 8, false},
+                 {2, 12, false}, {4, 12, true}, {8, 12, false}, {16, 12, true}, {32, 12, true}};
+    struct bench b = {.G = G, .hd = hd};
+    size_t bytes = LAYERS * HEADS * tokens * hd * 2;
+    b.halves = allocate(bytes);
+    b.blocks = allocate(bytes);
+    b.cosine = allocate(hd / 2 * BLOCK_TOKENS * 4);
+    b.sine = allocate(hd / 2 * BLOCK_TOKENS * 4);
+    for (size_t i = 0; i < hd / 2 * BLOCK_TOKENS; i++) b.cosine[i] = b.sine[i] = 0.7f;
+    struct random random = {1};
+    fill_bytes(&random, b.blocks, (size_t)1 << 20);
+    fill_halves(&random, FILL_NORMAL, (uint16_t *)b.halves, (size_t)1 << 19);
+    for (size_t at = (size_t)1 << 20; at < bytes; at += (size_t)1 << 20) {
+        memcpy(b.blocks + at, b.blocks, (size_t)1 << 20);
+        memcpy(b.halves + at, b.halves, (size_t)1 << 20);
+    }
+    double keys = time_way(&b, SCORE_F16), values = time_way(&b, MIX_F16);
+    printf("%3zu %2zu q8_0 %16s %8.1f %8.1f %8s %8.2f %8s %8.2f\n", hd, G, "", keys, values, "", time_way(&b, SCORE_Q8_0) / keys,
+           "", time_way(&b, MIX_Q8_0) / values);
+    printf("%3zu %2zu q4_0 %16s %8.1f %8.1f %8s %8.2f %8s %8.2f\n", hd, G, "", keys, values, "", time_way(&b, SCORE_Q4_0) / keys,
+           "", time_way(&b, MIX_Q4_0) / values);
+    for (size_t i = 0; i < sizeof codes / sizeof *codes; i++)
+        if (all || codes[i].named) bench_code(&b, codes[i].width, codes[i].bits);
+    memory_free(b.halves);
+    memory_free(b.blocks);
+    memory_free(b.cosine);
+    memory_free(b.sine);
+}
+
+int main(int argc, char **argv) {
+    bool all = argc > 1 && strcmp(argv[1], "all") == 0;
+    threads = argc > 2 ? atoi(argv[2]) : omp_get_num_procs();
+    if (argc > 3) tokens = (size_t)atol(argv[3]) / BLOCK_TOKENS * BLOCK_TOKENS;
+    if ((argc > 1 && !all && strcmp(argv[1], "short") != 0) || threads < 1 || !tokens) {
+        fprintf(stderr, "usage: bench_pq [all|short] [THREADS [TOKENS]]\n");
+        return 1;
+    }
+    printf("%d threads, %s kernels, %zu tokens, %d layers of %d KV heads; ns of one thread per token and KV head, then shares of "
+           "f16's\n",
+           threads, kernels()->name, tokens, LAYERS, HEADS);
+    printf("%3s %2s %4s x %2s %6s %8s %8s %8s %8s %8s %8s %8s\n", "hd", "G", "w", "", "bits", "f16 keys", "values", "look up",
+           "decode", "turn", "mix", "tally");
+    static const size_t groups[] = {1, 3, 4, 8};
+    for (size_t hd = 64; hd <= 128; hd += 64)
+        for (size_t i = 0; i < 4; i++)
+            if (all || groups[i] == 4) bench_shape(hd, groups[i], all);
+    return 0;
+}

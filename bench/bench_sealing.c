@@ -1,0 +1,104 @@
+/* Sealing on and off the critical path (MILLION, section III-D): time per output token of a model at depth, when the step that moves a
+ * block out of the window encodes it, and when a worker has done so before. Centroids and the cache's contents are random: encoding
+ * costs the same.
+ *
+ *     bench_sealing [MODEL.gguf [DEPTH [TOKENS]]]
+ */
+#include "base/clock.h"
+#include "base/random.h"
+#include "model/forward.h"
+#include "model/model.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+static void must(bool good, const char *what, const struct terse_error *error) {
+    if (good) return;
+    fprintf(stderr, "bench_sealing: %s%s%s\n", what, error ? ": " : "", error ? error->message : "");
+    exit(1);
+}
+
+static float *random_floats(size_t n, uint64_t seed) {
+    float *x = malloc((n + 1) * sizeof *x);
+    must(x, "no memory", NULL);
+    for (size_t i = 0; i < n; i++) x[i] = (float)(random_next(&seed) >> 40) / (1 << 22) - 2;
+    return x;
+}
+
+static struct method method_of(const struct terse_model *m, const char *name) {
+    struct terse_cache_options options = terse_cache_options_defaults();
+    struct method method;
+    struct terse_error error;
+    struct terse_codebook *codebook;
+    options.method = name;
+    must(!method_resolve(&options, m->head_dim, &method, &error), name, &error);
+    if (!method.codebook[0]) return method;
+    struct codebook_info info = {
+        .key = method.key, .value = method.value, .layers = m->layers, .kv_heads = m->kv_heads, .head_dim = m->head_dim};
+    snprintf(info.method, sizeof info.method, "%s", method.codebook);
+    float *keys = random_floats(codebook_floats(&info, CODEC_KEYS), 1),
+          *values = random_floats(codebook_floats(&info, CODEC_VALUES), 2);
+    must(!codebook_new(&info, keys, values, &codebook, &error), "codebook", &error); /* lives as long as the program */
+    method.learned = codebook;
+    free(keys);
+    free(values);
+    return method;
+}
+
+static int ascending(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return x < y ? -1 : x > y;
+}
+
+/* Milliseconds of each of n decoding steps, sorted; their mean. */
+static double time_tokens(const struct terse_model *m, const struct method *method, bool ahead, size_t depth, size_t n,
+                          double *ms) {
+    struct terse_error error;
+    struct cache *cache;
+    struct workspace workspace = {0};
+    struct cache_shape shape = {m->layers, m->query_heads, m->kv_heads, m->head_dim, 1 / sqrtf((float)m->head_dim), &m->rope, NULL};
+    float *logits = random_floats(m->vocabulary, 3);
+    double sum = 0;
+    must(!cache_new(&shape, method, &cache, &error), "cache", &error);
+    cache_seal_ahead(cache, ahead);
+    must(!cache_fill_random(cache, depth, 1, &error), "cache", &error);
+    struct forward f = {m, cache, &workspace, CACHE_STEP_DECODE, NULL, NULL, logits};
+    for (size_t i = 0; i < n + 8; i++) {
+        int32_t token = (int32_t)(i * 7919 % m->vocabulary);
+        double start = clock_now();
+        must(!forward(&f, &token, 1, &error), "decoding", &error);
+        if (i >= 8) sum += ms[i - 8] = 1e3 * (clock_now() - start); /* the first warm up */
+    }
+    qsort(ms, n, sizeof *ms, ascending);
+    workspace_free(&workspace);
+    cache_free(cache);
+    free(logits);
+    return sum / (double)n;
+}
+
+int main(int argc, char **argv) {
+    static const char *const methods[] = {"f16", "q4_0", "million-4", "antkv-1", "antkv-0.375"};
+    const char *path = argc > 1 ? argv[1] : PROJECT_DIR "/models/lab-27m-q8_0.gguf";
+    size_t depth = argc > 2 ? (size_t)atol(argv[2]) : 8192, n = argc > 3 ? (size_t)atol(argv[3]) : 512;
+    struct terse_model *model;
+    struct terse_error error;
+    must(depth && n, "usage: bench_sealing [MODEL.gguf [DEPTH [TOKENS]]]", NULL);
+    must(!terse_model_load(path, &model, &error), "model", &error);
+    double *ms = malloc(n * sizeof *ms);
+    must(ms, "no memory", NULL);
+    printf("%zu tokens one by one after %zu; a block is sealed every 64. Milliseconds per token:\n", n, depth);
+    printf("%-14s %-10s %8s %8s %8s %8s\n", "method", "sealing", "mean", "median", "99 %", "most");
+    for (size_t i = 0; i < sizeof methods / sizeof methods[0]; i++) {
+        struct method method = method_of(model, methods[i]);
+        for (int ahead = 0; ahead < (method.tail_tokens ? 2 : 1); ahead++) {
+            double mean = time_tokens(model, &method, ahead, depth, n, ms);
+            printf("%-14s %-10s %8.3f %8.3f %8.3f %8.3f\n", methods[i], ahead ? "ahead" : "in step", mean, ms[n / 2],
+                   ms[n * 99 / 100], ms[n - 1]);
+            fflush(stdout);
+        }
+    }
+    free(ms);
+    terse_model_free(model);
+    return 0;
+}

@@ -1,0 +1,273 @@
+/* Anchor Scores in a second tiled pass over the logits, the choice of anchors, and their rows. Never an L x L matrix: a key's scores
+ * are sums over the queries that see it, and one group of keys meets one tile of queries at a time. */
+#include "cache/anchors.h"
+
+#include "base/memory.h"
+#include "cache/attend_many.h"
+#include "kernels/kernels.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define GROUP_TILES (KEY_ROWS / BLOCK_TOKENS)
+
+/* ---- Memory */
+
+static uint8_t *side_memory(uint8_t *memory, size_t capacity, uint32_t hd, size_t side) {
+    return memory + side * capacity * (size_t)anchor_bytes(hd);
+}
+
+static size_t side_index(const struct cache *cache, enum codec_side side, uint32_t head) {
+    return ((size_t)cache->layer * cache->shape.kv_heads + head) * 2 + (side == CODEC_VALUES);
+}
+
+static enum terse_status reserve_rows(struct cache *cache, size_t capacity, struct terse_error *error) {
+    struct anchors *anchors = &cache->anchors;
+    uint32_t hd = cache->shape.head_dim;
+    size_t sides = (size_t)cache->shape.layers * cache->shape.kv_heads * 2;
+    if (capacity <= anchors->capacity) return TERSE_OK;
+    uint8_t *memory = memory_array(sides * capacity, (size_t)anchor_bytes(hd));
+    if (!memory) return status_no_memory(error, (uint64_t)sides * capacity * anchor_bytes(hd), "the KV cache's anchors");
+    for (size_t i = 0; anchors->count && i < sides; i++) {
+        const uint8_t *from = side_memory(anchors->memory, anchors->capacity, hd, i);
+        uint8_t *to = side_memory(memory, capacity, hd, i);
+        memcpy(to, from, anchors->count * sizeof(uint32_t));
+        memcpy(to + capacity * sizeof(uint32_t), from + anchors->capacity * sizeof(uint32_t),
+               anchors->count * hd * sizeof(uint16_t));
+    }
+    memory_free(anchors->memory);
+    anchors->memory = memory;
+    anchors->capacity = capacity;
+    return TERSE_OK;
+}
+
+/* What a step with anchors works in: row statistics of a panel, scores, and the best tokens yet. */
+struct work {
+    struct row_statistics statistics; /* [n][Hq] */
+    float *scores;                    /* [Hk][keys, values][plan.sealed] */
+    uint64_t *best;                   /* [Hk][keys, values][plan.anchors] */
+};
+
+static struct work work_at(float *memory, const struct cache *cache, const struct plan *plan, size_t *floats) {
+    size_t rows = memory_round_up(plan->n * cache->shape.query_heads, 2);
+    size_t sides = 2 * (size_t)cache->shape.kv_heads, scores = sides * memory_round_up(plan->sealed, 2);
+    *floats = 2 * rows + scores + 2 * sides * plan->anchors;
+    if (!memory) return (struct work){0};
+    return (struct work){{memory, memory + rows}, memory + 2 * rows, (uint64_t *)(void *)(memory + 2 * rows + scores)};
+}
+
+static struct work work_of(const struct cache *cache) { return work_at(cache->observed, cache, &cache->plan, &(size_t){0}); }
+
+static float *scores_of(const struct cache *cache, uint32_t head, enum codec_side side) {
+    return work_of(cache).scores + (2 * (size_t)head + (side == CODEC_VALUES)) * memory_round_up(cache->plan.sealed, 2);
+}
+
+enum terse_status anchors_reserve(struct cache *cache, const struct plan *plan, struct terse_error *error) {
+    if (!plan->anchors) return TERSE_OK;
+    size_t floats;
+    work_at(NULL, cache, plan, &floats);
+    if (floats > cache->observed_floats) {
+        memory_free(cache->observed);
+        cache->observed_floats = 0;
+        cache->observed = memory_array(floats, sizeof *cache->observed);
+        if (!cache->observed) return status_no_memory(error, floats * sizeof *cache->observed, "anchor scores");
+        cache->observed_floats = floats;
+    }
+    return reserve_rows(cache, cache->anchors.count + plan->anchors, error);
+}
+
+/* ---- Scores */
+
+void anchors_begin_layer(struct cache *cache) {
+    if (!cache->plan.anchors) return;
+    cache->statistics = work_of(cache).statistics;
+    memset(scores_of(cache, 0, CODEC_KEYS), 0, 2 * cache->shape.kv_heads * memory_round_up(cache->plan.sealed, 2) * sizeof(float));
+}
+
+const struct row_statistics *anchors_statistics(struct cache *cache) {
+    return cache->plan.anchors && !cache->sealed_first ? &cache->statistics : NULL;
+}
+
+/* The first of the tokens that may become anchors. */
+static uint64_t first_sealed(const struct plan *plan) { return plan->grid + plan->skip * BLOCK_TOKENS; }
+
+/* keys[j] += A (1 - A) ||q||, values[j] += A for one query row; logits[n] become exp(logit - max). */
+static void add_row(float *logits, size_t n, float max, float sum, float norm, float *keys, float *values) {
+    float inverse = sum > 0 ? 1 / sum : 0;
+    kernels()->exp_sum(logits, max, n);
+    for (size_t j = 0; j < n; j++) {
+        float a = logits[j] * inverse;
+        keys[j] += a * (1 - a) * norm;
+        values[j] += a;
+    }
+}
+
+/* One work item: what the queries contribute to the keys of the group that begins with tile `start` and ends before `end`. */
+static void score_group(const struct cache *cache, const float *q, size_t first, size_t count, uint32_t head, size_t start,
+                        size_t end, float *scratch) {
+    const struct plan *plan = &cache->plan;
+    size_t G = cache->group, hd = cache->shape.head_dim, width = cache->shape.query_heads * hd, most = many_tokens(cache);
+    float *queries = scratch, *logits = queries + most * G * hd, *room = logits + most * G * KEY_ROWS;
+    struct tile tile = tile_at(cache, start);
+    size_t at = (size_t)(tile.first - first_sealed(plan));
+    struct group group = group_at(cache, head, &start, end, room);
+    if (group.count > plan->sealed - at) group.count = plan->sealed - at; /* what follows stays in the window */
+    if (group.known > group.count) group.known = group.count;
+    float *keys = scores_of(cache, head, CODEC_KEYS) + at, *values = scores_of(cache, head, CODEC_VALUES) + at;
+    for (size_t part = 0; part < count; part += most) {
+        size_t tokens = smaller(most, count - part), rows = tokens * G;
+        if (!group_visible(&group, first + part + tokens - 1)) continue;
+        gather_queries(cache, q + part * width, head, first + part, tokens, queries);
+        group_logits(cache, &group, head, queries, first + part, rows, logits);
+        for (size_t m = 0; m < rows; m++) {
+            const float *query = queries + m * hd;
+            size_t visible = group_visible(&group, first + part + m / G);
+            size_t row = (part + m / G) * cache->shape.query_heads + head * G + m % G;
+            float norm = sqrtf(kernels()->dot(query, query, hd)) / cache->shape.scale;
+            add_row(logits + m * KEY_ROWS, visible, cache->statistics.max[row], cache->statistics.sum[row], norm, keys, values);
+        }
+    }
+}
+
+void anchors_score(struct cache *cache, const float *q, size_t first, size_t count) {
+    const struct plan *plan = &cache->plan;
+    uint64_t sealed_end = first_sealed(plan) + plan->sealed;
+    size_t stored = tile_count_stored(cache), start = stored, end = tile_count_seen(cache, first + count - 1),
+           heads = cache->shape.kv_heads;
+    if (!end || !plan->sealed) return;
+    while (start && tile_at(cache, start - 1).first >= first_sealed(plan)) start--;
+    while (end > start && tile_at(cache, end - 1).first >= sealed_end) end--;
+    if (start < stored && end < stored) stored = end;
+    /* Groups do not mix tokens that waited in the window with new ones. */
+    size_t waiting = (stored - start + GROUP_TILES - 1) / GROUP_TILES;
+    size_t fresh = end > stored ? (end - stored + GROUP_TILES - 1) / GROUP_TILES : 0;
+#pragma omp parallel for schedule(dynamic, 1) num_threads(cache->threads)
+    for (size_t item = 0; item < (waiting + fresh) * heads; item++) {
+        size_t part = item / heads, from = part < waiting ? start + part * GROUP_TILES : stored + (part - waiting) * GROUP_TILES;
+        size_t to = smaller(from + GROUP_TILES, part < waiting ? stored : end);
+        score_group(cache, q, first, count, (uint32_t)(item % heads), from, to, attend_thread_scratch(cache));
+    }
+}
+
+void anchors_share(struct cache *cache, const struct cache *from) {
+    size_t floats = 2 * cache->shape.kv_heads * memory_round_up(cache->plan.sealed, 2);
+    memcpy(scores_of(cache, 0, CODEC_KEYS), scores_of(from, 0, CODEC_KEYS), floats * sizeof(float));
+}
+
+void anchors_weigh(struct cache *cache, uint32_t head, enum codec_side side, size_t i, size_t count, const float *rows,
+                   const float *decoded) {
+    size_t hd = cache->shape.head_dim;
+    float *scores = scores_of(cache, head, side) + i;
+    for (size_t t = 0; t < count; t++) {
+        float error = 0;
+        for (size_t c = 0; c < hd; c++) {
+            float difference = rows[t * hd + c] - decoded[t * hd + c];
+            error += difference * difference;
+        }
+        scores[t] *= error;
+    }
+}
+
+/* ---- The choice */
+
+/* Score above, age below: scores are not negative, so their bits order as they do, and of equal ones the older token is the larger. */
+static uint64_t rank_of(float score, size_t token) {
+    uint32_t bits;
+    if (!(score > 0)) score = 0; /* NaN too */
+    memcpy(&bits, &score, sizeof bits);
+    return (uint64_t)bits << 32 | (UINT32_MAX - (uint32_t)token);
+}
+static size_t token_of(uint64_t rank) { return UINT32_MAX - (uint32_t)rank; }
+
+/* Restores the heap whose least is on top below entry i. */
+static void sift_down(uint64_t *heap, size_t n, size_t i) {
+    for (size_t child; (child = 2 * i + 1) < n; i = child) {
+        if (child + 1 < n && heap[child + 1] < heap[child]) child++;
+        if (heap[i] <= heap[child]) return;
+        uint64_t lower = heap[child];
+        heap[child] = heap[i];
+        heap[i] = lower;
+    }
+}
+
+static int by_token(const void *a, const void *b) {
+    size_t x = token_of(*(const uint64_t *)a), y = token_of(*(const uint64_t *)b);
+    return x < y ? -1 : x > y;
+}
+
+/* best[k] of scores[n], in order of their tokens. */
+static void choose(const float *scores, size_t n, uint64_t *best, size_t k) {
+    for (size_t i = 0; i < k; i++) best[i] = rank_of(scores[i], i);
+    for (size_t i = k / 2; i-- > 0;) sift_down(best, k, i);
+    for (size_t i = k; i < n; i++) {
+        uint64_t rank = rank_of(scores[i], i);
+        if (rank <= best[0]) continue;
+        best[0] = rank;
+        sift_down(best, k, 0);
+    }
+    qsort(best, k, sizeof *best, by_token);
+}
+
+/* A sealed token's row in half precision, from the step's rows or the window in which it waited. */
+static void copy_row(const struct cache *cache, enum codec_side side, uint32_t head, uint64_t token, uint16_t *row) {
+    const struct plan *plan = &cache->plan;
+    size_t hd = cache->shape.head_dim, width = cache->shape.kv_heads * hd;
+    if (token >= plan->before.length) {
+        const float *rows = side == CODEC_KEYS ? cache->k : cache->v;
+        kernels()->float_to_half(rows + (size_t)(token - plan->before.length) * width + head * hd, row, hd);
+        return;
+    }
+    size_t slot = (size_t)(token - plan->before.window_first), t = slot % BLOCK_TOKENS;
+    const uint8_t *block = window_block(cache, cache->windows[slot / BLOCK_TOKENS], cache->layer, head);
+    const uint16_t *halves = (const uint16_t *)(block + (side == CODEC_VALUES ? cache->half_bytes : 0));
+    for (size_t c = 0; c < hd; c++) row[c] = side == CODEC_VALUES ? halves[t * hd + c] : halves[c * BLOCK_TOKENS + t];
+}
+
+void anchors_choose(struct cache *cache) {
+    const struct plan *plan = &cache->plan;
+    size_t hd = cache->shape.head_dim, k = plan->anchors, old = cache->anchors.count, capacity = cache->anchors.capacity;
+    if (!k) return;
+#pragma omp for schedule(dynamic, 1)
+    for (size_t item = 0; item < 2 * (size_t)cache->shape.kv_heads; item++) {
+        uint32_t head = (uint32_t)(item / 2);
+        enum codec_side side = item % 2 ? CODEC_VALUES : CODEC_KEYS;
+        uint64_t *best = work_of(cache).best + item * k;
+        choose(scores_of(cache, head, side), plan->sealed, best, k);
+        uint8_t *memory = side_memory(cache->anchors.memory, capacity, (uint32_t)hd, side_index(cache, side, head));
+        uint32_t *tokens = (uint32_t *)(void *)memory;
+        uint16_t *rows = (uint16_t *)(void *)(tokens + capacity);
+        for (size_t i = 0; i < k; i++) {
+            uint64_t token = first_sealed(plan) + token_of(best[i]);
+            tokens[old + i] = (uint32_t)token;
+            copy_row(cache, side, head, token, rows + (old + i) * hd);
+        }
+    }
+}
+
+/* ---- Reading */
+
+/* The first of tokens[n] that is not before `token`. */
+static size_t lower_bound(const uint32_t *tokens, size_t n, uint64_t token) {
+    size_t low = 0, high = n;
+    while (low < high) {
+        size_t middle = (low + high) / 2;
+        if (tokens[middle] < token)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+struct anchor_range anchors_between(const struct cache *cache, enum codec_side side, uint32_t head, uint64_t first, uint64_t end) {
+    size_t n = cache->anchors.count + (cache->sealed_first ? cache->plan.anchors : 0);
+    if (!n) return (struct anchor_range){0};
+    const uint8_t *memory =
+        side_memory(cache->anchors.memory, cache->anchors.capacity, cache->shape.head_dim, side_index(cache, side, head));
+    struct anchor_range range = {.tokens = (const uint32_t *)(const void *)memory};
+    range.rows = (const uint16_t *)(const void *)(range.tokens + cache->anchors.capacity);
+    range.from = range.to = lower_bound(range.tokens, n, first);
+    while (range.to < n && range.tokens[range.to] < end) range.to++;
+    return range;
+}

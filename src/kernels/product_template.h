@@ -1,0 +1,542 @@
+/* Product quantization and score_turned for any vector instruction set: included once by avx2_product.c, avx512_product.c and
+ * neon_product.c after their lanes, which bring besides
+ *
+ *     vec_sums(x[LANES])             the sums of the lanes of each of LANES vectors
+ *     DECODE_PART                    if there is a better way than decode_by_rows below
+ *     wide, WIDE_PARTS               a register of 16-bit numbers, and how many parts of eight numbers it has
+ *     wide_load, wide_store, wide_low_N(a, b), wide_high_N(a, b) for N = 16, 32, 64
+ *                                    unpacking: numbers of N bits from a and b by turns, of the low or the high half of each part
+ *
+ * Centroids are wanted by channel for keys (a logit is a sum over channels) but lie by row: a token's row is copied in pieces of up
+ * to eight channels, a batch of tokens is turned over in registers, and the result is keys in half precision in the layout of f16,
+ * a chunk of channels at a time, which stays in the first-level cache and meets all queries there. Copying row by row costs two
+ * loads a piece; gathers cost as much for each number, and more than that on many processors.
+ */
+#include "kernels/code_planes.h"
+#include "kernels/sums_template.h"
+
+#define CHUNK_CHANNELS 64              /* at least the widest sub-vector */
+#define BATCH ((size_t)8 * WIDE_PARTS) /* tokens turned over together */
+
+static size_t product_centroids(const struct product_code *p) { return (size_t)1 << p->bits; }
+static size_t product_channels(const struct product_code *p) { return p->parts * p->width; }
+static const uint16_t *product_rows(const struct product_code *p, size_t m) {
+    return p->rows + m * product_centroids(p) * p->width;
+}
+
+static void product_codes(const struct product_code *p, const void *block, size_t m, uint16_t *codes) {
+    code_planes_read((const uint8_t *)block + m * BLOCK_PQ_PART(p->bits), p->bits, codes);
+}
+
+/* Where the rows of 64 codes begin, `step` numbers apart. */
+static void product_offsets(const struct product_code *p, const void *block, size_t m, size_t step, uint32_t *offsets) {
+    uint16_t codes[BLOCK_TOKENS];
+    product_codes(p, block, m, codes);
+    for (size_t t = 0; t < BLOCK_TOKENS; t++) offsets[t] = codes[t] * (uint32_t)step;
+}
+
+/* Copies 1, 2, 4 or 8 halves. The empty statement keeps compilers from putting pieces together in vector registers, one costly
+ * insertion after the other: loads and stores have ports of their own. */
+INLINE void copy_piece(size_t unit, const uint16_t *from, uint16_t *to) {
+    uint64_t piece = 0;
+    if (unit == 8) {
+        memcpy(to, from, 8 * sizeof *to);
+        return;
+    }
+    memcpy(&piece, from, unit * sizeof *to);
+    __asm__("" : "+r"(piece));
+    memcpy(to, &piece, unit * sizeof *to);
+}
+
+/* The same of all sub-vectors: offsets[parts][64]. */
+static void product_all_offsets(const struct product_code *p, const void *block, size_t step, uint32_t (*offsets)[BLOCK_TOKENS]) {
+    for (size_t m = 0; m < p->parts; m++) product_offsets(p, block, m, step, offsets[m]);
+}
+
+/* Sub-vectors of a chunk: about CHUNK_CHANNELS / 2 channels. */
+static size_t chunk_parts(const struct product_code *p) {
+    return p->width * 2 < CHUNK_CHANNELS ? CHUNK_CHANNELS / 2 / p->width : 1;
+}
+
+/* ---- Rows to channels ------------------------------------------------------------------------------------------------------ */
+
+/* Copies `unit` channels of the rows of BATCH tokens to where unpacking them brings tokens 8 l to 8 l + 7 to part l of a register: of
+ * eight tokens the k-th is the one found by following the unpacking below backwards. */
+INLINE void copy_pieces(size_t unit, const uint16_t *rows, const uint32_t *offsets, uint16_t *pieces) {
+    for (size_t l = 0; l < WIDE_PARTS; l++, offsets += 8, pieces += 8) {
+        UNROLL for (size_t k = 0; k < 8; k++) {
+            size_t bits_from_behind = (k & 1) * 4 + (k & 2) + k / 4;
+            size_t place = unit == 8 ? k : unit == 4 ? k % 4 * 2 + k / 4 : unit == 2 ? bits_from_behind : k;
+            size_t a_register = 8 / unit, at = place / a_register * BATCH + place % a_register * unit;
+            copy_piece(unit, rows + offsets[k], pieces + at);
+        }
+    }
+}
+
+INLINE void unpack_8(const wide *x, wide *out) {
+    wide a[8], b[8];
+    UNROLL for (size_t i = 0; i < 4; i++) {
+        a[2 * i] = wide_low_16(x[2 * i], x[2 * i + 1]);
+        a[2 * i + 1] = wide_high_16(x[2 * i], x[2 * i + 1]);
+    }
+    UNROLL for (size_t i = 0; i < 2; i++) {
+        b[4 * i] = wide_low_32(a[4 * i], a[4 * i + 2]);
+        b[4 * i + 1] = wide_high_32(a[4 * i], a[4 * i + 2]);
+        b[4 * i + 2] = wide_low_32(a[4 * i + 1], a[4 * i + 3]);
+        b[4 * i + 3] = wide_high_32(a[4 * i + 1], a[4 * i + 3]);
+    }
+    UNROLL for (size_t i = 0; i < 4; i++) {
+        out[2 * i] = wide_low_64(b[i], b[4 + i]);
+        out[2 * i + 1] = wide_high_64(b[i], b[4 + i]);
+    }
+}
+
+INLINE void unpack_4(const wide *x, wide *out) {
+    wide a = wide_low_16(x[0], x[1]), b = wide_high_16(x[0], x[1]), c = wide_low_16(x[2], x[3]), d = wide_high_16(x[2], x[3]);
+    wide e = wide_low_32(a, c), f = wide_high_32(a, c), g = wide_low_32(b, d), h = wide_high_32(b, d);
+    out[0] = wide_low_64(e, g);
+    out[1] = wide_high_64(e, g);
+    out[2] = wide_low_64(f, h);
+    out[3] = wide_high_64(f, h);
+}
+
+INLINE void unpack_2(const wide *x, wide *out) {
+    wide a = wide_low_16(x[0], x[1]), b = wide_high_16(x[0], x[1]);
+    wide c = wide_low_32(a, b), d = wide_high_32(a, b);
+    out[0] = wide_low_64(c, d);
+    out[1] = wide_high_64(c, d);
+}
+
+/* halves[width][64] of one sub-vector, `unit` channels at a time. */
+INLINE void decode_pieces(size_t unit, const struct product_code *p, size_t m, const uint32_t *offsets, uint16_t *halves) {
+    const uint16_t *rows = product_rows(p, m);
+    for (size_t i = 0; i < p->width; i += unit) {
+        for (size_t t = 0; t < BLOCK_TOKENS; t += BATCH) {
+            uint16_t pieces[8 * BATCH];
+            wide x[8], out[8];
+            copy_pieces(unit, rows + i, offsets + t, pieces);
+            UNROLL for (size_t r = 0; r < unit; r++) x[r] = wide_load(pieces + r * BATCH);
+            if (unit == 8) unpack_8(x, out);
+            if (unit == 4) unpack_4(x, out);
+            if (unit == 2) unpack_2(x, out);
+            if (unit == 1) out[0] = x[0];
+            UNROLL for (size_t r = 0; r < unit; r++) wide_store(halves + (i + r) * BLOCK_TOKENS + t, out[r]);
+        }
+    }
+}
+
+static void decode_by_rows(const struct product_code *p, const void *block, size_t m, uint16_t *halves) {
+    uint32_t offsets[BLOCK_TOKENS];
+    product_offsets(p, block, m, p->width, offsets);
+    if (p->width % 8 == 0)
+        decode_pieces(8, p, m, offsets, halves);
+    else if (p->width % 4 == 0)
+        decode_pieces(4, p, m, offsets, halves);
+    else if (p->width % 2 == 0)
+        decode_pieces(2, p, m, offsets, halves);
+    else
+        decode_pieces(1, p, m, offsets, halves);
+}
+
+#ifndef DECODE_PART
+#define DECODE_PART decode_by_rows
+#endif
+
+/* halves[...][64] of sub-vectors [m, m + n). */
+static void decode_chunk(const struct product_code *p, const void *block, size_t m, size_t n, uint16_t *halves) {
+    for (size_t i = 0; i < n; i++) DECODE_PART(p, block, m + i, halves + i * p->width * BLOCK_TOKENS);
+}
+
+static void PASTE(channels_pq, ISA)(const struct product_code *p, const void *block, float *channels) {
+    uint16_t halves[CHUNK_CHANNELS * BLOCK_TOKENS];
+    for (size_t m = 0, step = chunk_parts(p); m < p->parts; m += step) {
+        size_t n = SMALLER(step, p->parts - m), count = n * p->width * BLOCK_TOKENS;
+        decode_chunk(p, block, m, n, halves);
+        float *to = channels + m * p->width * BLOCK_TOKENS;
+        for (size_t i = 0; i < count; i += LANES) vec_store(to + i, vec_halves(halves + i));
+    }
+}
+
+/* ---- One specialisation for each number of queries -------------------------------------------------------------------------- */
+
+/* What is read, the queries or weights, and what comes out. */
+typedef void special_pq(const void *what, const float *in, float *out);
+
+/* clang-format off */
+#define SPECIAL_PQ(name, number) \
+    static __attribute__((noinline)) void PASTE(name##_##number, ISA)(const void *what, const float *in, float *out) { \
+        name(SMALLER(number, MOST_QUERIES), what, in, out); \
+    }
+#define EACH_PQ(name) \
+    SPECIAL_PQ(name, 1) SPECIAL_PQ(name, 2) SPECIAL_PQ(name, 3) SPECIAL_PQ(name, 4) \
+    SPECIAL_PQ(name, 5) SPECIAL_PQ(name, 6) SPECIAL_PQ(name, 7) SPECIAL_PQ(name, 8) \
+    static special_pq *const name##_of[] = {PASTE(name##_1, ISA), PASTE(name##_2, ISA), PASTE(name##_3, ISA), PASTE(name##_4, ISA), \
+                                            PASTE(name##_5, ISA), PASTE(name##_6, ISA), PASTE(name##_7, ISA), PASTE(name##_8, ISA)};
+/* clang-format on */
+
+/* As serve() in cache_template.h: passes as even as they can be. */
+static void serve_pq(special_pq *const *of, const void *what, const float *in, size_t in_row, size_t G, float *out,
+                     size_t out_row) {
+    for (size_t passes = (G + MOST_QUERIES - 1) / MOST_QUERIES; passes > 0; passes--) {
+        size_t share = G / passes;
+        of[share - 1](what, in, out);
+        in += share * in_row;
+        out += share * out_row;
+        G -= share;
+    }
+}
+
+/* ---- Keys by channels ------------------------------------------------------------------------------------------------------------ */
+
+struct decoded {
+    const uint16_t *halves; /* [channels][64], some of a head's hd */
+    size_t channels, hd;
+    bool first;
+};
+
+/* logits[G][64] (+)= <q[G][channels of hd], halves> */
+INLINE void score_halves(size_t G, const void *what, const float *q, float *logits) {
+    const struct decoded *decoded = what;
+    const size_t W = TILE(G);
+    for (size_t t = 0; t < BLOCK_TOKENS; t += W * LANES) {
+        sums sum;
+        sums_clear(G, W, sum);
+        for (size_t c = 0; c < decoded->channels; c++) {
+            vec x[4];
+            UNROLL for (size_t w = 0; w < W; w++) x[w] = vec_halves(decoded->halves + c * BLOCK_TOKENS + t + w * LANES);
+            sums_add(G, W, q + c, decoded->hd, x, sum);
+        }
+        sums_store(G, W, sum, !decoded->first, logits + t, BLOCK_TOKENS, LANES);
+    }
+}
+
+EACH_PQ(score_halves)
+
+/* A chunk is decoded and meets all queries before the next. */
+static void PASTE(score_pq, ISA)(const struct product_code *p, const float *q, size_t G, const void *block, float *logits) {
+    uint16_t halves[CHUNK_CHANNELS * BLOCK_TOKENS];
+    size_t hd = product_channels(p);
+    for (size_t m = 0, step = chunk_parts(p); m < p->parts; m += step) {
+        size_t n = SMALLER(step, p->parts - m);
+        struct decoded decoded = {halves, n * p->width, hd, m == 0};
+        decode_chunk(p, block, m, n, halves);
+        serve_pq(score_halves_of, &decoded, q + m * p->width, hd, G, logits, BLOCK_TOKENS);
+    }
+}
+
+/* ---- Rows ------------------------------------------------------------------------------------------------------------------- */
+
+/* Copies the centroids of one sub-vector, `unit` channels at a time, to rows of hd halves. */
+INLINE void copy_rows(size_t unit, const uint16_t *rows, size_t width, const uint32_t *offsets, size_t hd, uint16_t *to) {
+    for (size_t i = 0; i < width; i += unit) {
+        for (size_t t = 0; t < BLOCK_TOKENS; t += 8) {
+            UNROLL for (size_t k = 0; k < 8; k++) copy_piece(unit, rows + offsets[t + k] + i, to + (t + k) * hd + i);
+        }
+    }
+}
+
+/* halves[64][hd] */
+static void decode_rows(const struct product_code *p, const void *block, uint16_t *halves) {
+    uint32_t offsets[BLOCK_TOKENS];
+    size_t hd = product_channels(p), width = p->width;
+    for (size_t m = 0; m < p->parts; m++, halves += width) {
+        const uint16_t *rows = product_rows(p, m);
+        product_offsets(p, block, m, width, offsets);
+        if (width % 8 == 0)
+            copy_rows(8, rows, width, offsets, hd, halves);
+        else if (width % 4 == 0)
+            copy_rows(4, rows, width, offsets, hd, halves);
+        else if (width % 2 == 0)
+            copy_rows(2, rows, width, offsets, hd, halves);
+        else
+            copy_rows(1, rows, width, offsets, hd, halves);
+    }
+}
+
+static void PASTE(rows_pq, ISA)(const struct product_code *p, const void *block, float *rows) {
+    uint16_t halves[BLOCK_TOKENS * KERNELS_MOST_CHANNELS];
+    decode_rows(p, block, halves);
+    for (size_t i = 0; i < BLOCK_TOKENS * product_channels(p); i += LANES) vec_store(rows + i, vec_halves(halves + i));
+}
+
+/* ---- Values: rows of whole vectors are met where the centroids lie, narrower ones are brought together first -------------------- */
+
+struct values {
+    const struct product_code *p;
+    uint32_t (*offsets)[BLOCK_TOKENS]; /* [parts] */
+    const uint16_t *rows;              /* or else halves[64][hd] */
+};
+
+/* W vectors of each token's value, from the v-th on. */
+INLINE void mix_stripe(size_t G, size_t W, bool whole, const struct values *values, size_t v, const float *weights, float *acc) {
+    const struct product_code *p = values->p;
+    const uint16_t *row[4];
+    const uint32_t *offset[4];
+    size_t hd = product_channels(p);
+    sums sum;
+    UNROLL for (size_t w = 0; whole && w < W; w++) {
+        size_t c = (v + w) * LANES, m = c / p->width;
+        row[w] = product_rows(p, m) + c % p->width;
+        offset[w] = values->offsets[m];
+    }
+    sums_clear(G, W, sum);
+    for (size_t t = 0; t < BLOCK_TOKENS; t++) {
+        vec x[4];
+        UNROLL for (size_t w = 0; w < W; w++) x[w] =
+            vec_halves(whole ? row[w] + offset[w][t] : values->rows + t * hd + (v + w) * LANES);
+        sums_add(G, W, weights + t, BLOCK_TOKENS, x, sum);
+    }
+    sums_store(G, W, sum, true, acc + v * LANES, hd, LANES);
+}
+
+INLINE void mix_vectors(size_t G, bool whole, const struct values *values, const float *weights, float *acc) {
+    size_t v = 0, vectors = product_channels(values->p) / LANES;
+    for (; v + TILE(G) <= vectors; v += TILE(G)) mix_stripe(G, TILE(G), whole, values, v, weights, acc);
+    for (; v < vectors; v++) mix_stripe(G, 1, whole, values, v, weights, acc);
+}
+
+INLINE void mix_whole(size_t G, const void *what, const float *weights, float *acc) { mix_vectors(G, true, what, weights, acc); }
+INLINE void mix_copied(size_t G, const void *what, const float *weights, float *acc) { mix_vectors(G, false, what, weights, acc); }
+
+EACH_PQ(mix_whole)
+EACH_PQ(mix_copied)
+
+static void PASTE(mix_pq, ISA)(const struct product_code *p, const float *weights, size_t G, const void *block, float *acc) {
+    uint32_t offsets[KERNELS_MOST_CHANNELS / LANES][BLOCK_TOKENS];
+    uint16_t halves[BLOCK_TOKENS * KERNELS_MOST_CHANNELS];
+    struct values values = {p, offsets, halves};
+    bool whole = p->width % LANES == 0;
+    if (whole)
+        product_all_offsets(p, block, p->width, offsets);
+    else
+        decode_rows(p, block, halves);
+    serve_pq(whole ? mix_whole_of : mix_copied_of, &values, weights, BLOCK_TOKENS, G, acc, product_channels(p));
+}
+
+/* ---- By code: a row of tables or tallies holds what all queries have of one centroid ------------------------------------------- */
+
+INLINE void row_add(size_t n, const float *restrict from, float *restrict to) {
+    for (size_t g = 0; g < n; g++) to[g] += from[g];
+}
+
+/* turned[64][stride] of rows[G][64], or back. */
+static void turn_to_rows(const float *in, size_t G, size_t stride, float *turned) {
+    for (size_t g = 0; g < stride; g++)
+        for (size_t t = 0; t < BLOCK_TOKENS; t++) turned[t * stride + g] = g < G ? in[g * BLOCK_TOKENS + t] : 0;
+}
+
+/* Four sub-vectors at a time, so that the sums are fetched and put back once for four look-ups. */
+INLINE void look_up_rows(size_t n, const struct product_code *p, const float *tables, uint32_t (*offsets)[BLOCK_TOKENS],
+                         float *sum) {
+    size_t table = PRODUCT_PLANE(p->bits) * n, m = 0;
+    for (; m + 4 <= p->parts; m += 4, tables += 4 * table) {
+        for (size_t t = 0; t < BLOCK_TOKENS; t++) {
+            const float *a = tables + offsets[m][t], *b = tables + table + offsets[m + 1][t];
+            const float *c = tables + 2 * table + offsets[m + 2][t], *d = tables + 3 * table + offsets[m + 3][t];
+            for (size_t g = 0; g < n; g++) sum[t * n + g] += (a[g] + b[g]) + (c[g] + d[g]);
+        }
+    }
+    for (; m < p->parts; m++, tables += table)
+        for (size_t t = 0; t < BLOCK_TOKENS; t++) row_add(n, tables + offsets[m][t], sum + t * n);
+}
+
+INLINE void tally_rows(size_t n, const struct product_code *p, const float *weights, const void *block, float *tallies) {
+    uint32_t offsets[BLOCK_TOKENS];
+    for (size_t m = 0; m < p->parts; m++, tallies += PRODUCT_PLANE(p->bits) * n) {
+        product_offsets(p, block, m, n, offsets);
+        for (size_t t = 0; t < BLOCK_TOKENS; t++) row_add(n, weights + t * n, tallies + offsets[t]);
+    }
+}
+
+/* Columns beyond eight queries go eight at a time: tables and tallies then lie in groups of eight, [stride / 8][parts][2^bits][8]. */
+static size_t group_of(size_t G) { return product_stride(G) < 8 ? product_stride(G) : 8; }
+static size_t group_floats(const struct product_code *p, size_t n) { return p->parts * PRODUCT_PLANE(p->bits) * n; }
+
+static void PASTE(look_up_pq, ISA)(const struct product_code *p, const float *tables, size_t G, const void *block, float *logits) {
+    uint32_t offsets[KERNELS_MOST_CHANNELS][BLOCK_TOKENS];
+    float sum[BLOCK_TOKENS * 8];
+    size_t n = group_of(G), floats = group_floats(p, n);
+    product_all_offsets(p, block, n, offsets);
+    for (size_t first = 0; first < G; first += n, tables += floats) {
+        memset(sum, 0, n * BLOCK_TOKENS * sizeof *sum);
+        if (n == 1) look_up_rows(1, p, tables, offsets, sum);
+        if (n == 2) look_up_rows(2, p, tables, offsets, sum);
+        if (n == 4) look_up_rows(4, p, tables, offsets, sum);
+        if (n == 8) look_up_rows(8, p, tables, offsets, sum);
+        for (size_t g = 0; g < n && first + g < G; g++)
+            for (size_t t = 0; t < BLOCK_TOKENS; t++) logits[(first + g) * BLOCK_TOKENS + t] = sum[t * n + g];
+    }
+}
+
+static void PASTE(tally_pq, ISA)(const struct product_code *p, const float *weights, size_t G, const void *block, float *tallies) {
+    float turned[BLOCK_TOKENS * 8];
+    size_t n = group_of(G), floats = group_floats(p, n);
+    for (size_t first = 0; first < G; first += n, tallies += floats, weights += n * BLOCK_TOKENS) {
+        turn_to_rows(weights, SMALLER(n, G - first), n, turned);
+        if (n == 1) tally_rows(1, p, turned, block, tallies);
+        if (n == 2) tally_rows(2, p, turned, block, tallies);
+        if (n == 4) tally_rows(4, p, turned, block, tallies);
+        if (n == 8) tally_rows(8, p, turned, block, tallies);
+    }
+}
+
+#define SOME_CENTROIDS 16 /* turned into floats at a time; divides every number of them */
+
+static void some_rows(const struct product_code *p, const uint16_t *rows, float *floats) {
+    for (size_t i = 0; i < SOME_CENTROIDS * p->width; i += LANES) vec_store(floats + i, vec_halves(rows + i));
+}
+
+/* tables[2^bits][n]: the products of each centroid with q[width][n]. */
+INLINE void prepare_rows(size_t n, const struct product_code *p, size_t m, const float *q, float *table) {
+    const uint16_t *rows = product_rows(p, m);
+    float floats[SOME_CENTROIDS * PRODUCT_MOST_WIDTH];
+    for (size_t j = 0; j < product_centroids(p); j += SOME_CENTROIDS, rows += SOME_CENTROIDS * p->width) {
+        some_rows(p, rows, floats);
+        for (size_t r = 0; r < SOME_CENTROIDS; r++, table += n) {
+            float sum[8] = {0};
+            for (size_t i = 0; i < p->width; i++)
+                for (size_t g = 0; g < n; g++) sum[g] += floats[r * p->width + i] * q[i * n + g];
+            memcpy(table, sum, n * sizeof *sum);
+        }
+    }
+}
+
+static void PASTE(prepare_pq, ISA)(const struct product_code *p, const float *q, size_t G, float *tables) {
+    size_t n = group_of(G), hd = product_channels(p), table = PRODUCT_PLANE(p->bits) * n;
+    float turned[PRODUCT_MOST_WIDTH * 8];
+    for (size_t first = 0; first < G; first += n) {
+        for (size_t m = 0; m < p->parts; m++, tables += table) {
+            for (size_t i = 0; i < p->width; i++)
+                for (size_t g = 0; g < n; g++) turned[i * n + g] = first + g < G ? q[(first + g) * hd + m * p->width + i] : 0;
+            if (n == 1) prepare_rows(1, p, m, turned, tables);
+            if (n == 2) prepare_rows(2, p, m, turned, tables);
+            if (n == 4) prepare_rows(4, p, m, turned, tables);
+            if (n == 8) prepare_rows(8, p, m, turned, tables);
+        }
+    }
+}
+
+/* sum[n][width] += tallies[SOME_CENTROIDS][n] times the centroids, `unit` channels at a time. */
+INLINE void finish_some(size_t n, size_t unit, size_t width, const float *tallies, const float *floats, float *sum) {
+    for (size_t i = 0; i < width; i += unit) {
+        float part[8][8];
+        for (size_t g = 0; g < n; g++) memcpy(part[g], sum + g * width + i, unit * sizeof *sum);
+        for (size_t r = 0; r < SOME_CENTROIDS; r++) {
+            UNROLL for (size_t g = 0; g < n; g++) {
+                UNROLL for (size_t c = 0; c < unit; c++) part[g][c] += tallies[r * n + g] * floats[r * width + i + c];
+            }
+        }
+        for (size_t g = 0; g < n; g++) memcpy(sum + g * width + i, part[g], unit * sizeof *sum);
+    }
+}
+
+/* sum[n][width] of tallies[2^bits][n]. */
+INLINE void finish_rows(size_t n, const struct product_code *p, size_t m, const float *tallies, float *sum) {
+    const uint16_t *rows = product_rows(p, m);
+    float floats[SOME_CENTROIDS * PRODUCT_MOST_WIDTH];
+    memset(sum, 0, n * p->width * sizeof *sum);
+    for (size_t j = 0; j < product_centroids(p);
+         j += SOME_CENTROIDS, rows += SOME_CENTROIDS * p->width, tallies += SOME_CENTROIDS * n) {
+        some_rows(p, rows, floats);
+        if (p->width % 8 == 0)
+            finish_some(n, 8, p->width, tallies, floats, sum);
+        else if (p->width % 4 == 0)
+            finish_some(n, 4, p->width, tallies, floats, sum);
+        else
+            finish_some(n, 1, p->width, tallies, floats, sum);
+    }
+}
+
+static void PASTE(finish_pq, ISA)(const struct product_code *p, const float *tallies, size_t G, float *acc) {
+    size_t n = group_of(G), hd = product_channels(p), table = PRODUCT_PLANE(p->bits) * n;
+    float sum[8 * PRODUCT_MOST_WIDTH];
+    for (size_t first = 0; first < G; first += n) {
+        for (size_t m = 0; m < p->parts; m++, tallies += table) {
+            if (n == 1) finish_rows(1, p, m, tallies, sum);
+            if (n == 2) finish_rows(2, p, m, tallies, sum);
+            if (n == 4) finish_rows(4, p, m, tallies, sum);
+            if (n == 8) finish_rows(8, p, m, tallies, sum);
+            for (size_t g = 0; g < n && first + g < G; g++)
+                for (size_t i = 0; i < p->width; i++) acc[(first + g) * hd + m * p->width + i] += sum[g * p->width + i];
+        }
+    }
+}
+
+/* ---- Keys that are turned: as floats, or as halves just decoded ------------------------------------------------------------------- */
+
+struct turning {
+    const float *keys; /* or else halves */
+    const uint16_t *halves;
+    const float *cosine, *sine;
+    size_t hd, pairs;
+    bool adjacent;
+};
+
+INLINE vec turning_load(bool floats, const struct turning *turning, size_t at) {
+    return floats ? vec_load(turning->keys + at) : vec_halves(turning->halves + at);
+}
+
+INLINE void score_turned_stripe(size_t G, bool floats, const struct turning *turning, size_t t, const float *q, float *logits) {
+    const size_t W = TILE(G);
+    const float *cosine = turning->cosine + t, *sine = turning->sine + t;
+    size_t hd = turning->hd, pairs = turning->pairs, apart = turning->adjacent ? 1 : pairs, step = turning->adjacent ? 2 : 1;
+    sums sum;
+    sums_clear(G, W, sum);
+    for (size_t i = 0; i < pairs; i++) {
+        vec x[4], y[4];
+        UNROLL for (size_t w = 0; w < W; w++) {
+            size_t at = i * step * BLOCK_TOKENS + t + w * LANES;
+            vec a = turning_load(floats, turning, at), b = turning_load(floats, turning, at + apart * BLOCK_TOKENS);
+            vec c = vec_load(cosine + i * BLOCK_TOKENS + w * LANES), s = vec_load(sine + i * BLOCK_TOKENS + w * LANES);
+            x[w] = vec_fnma(b, s, vec_mul(a, c));
+            y[w] = vec_fma(b, c, vec_mul(a, s));
+        }
+        sums_add(G, W, q + i * step, hd, x, sum);
+        sums_add(G, W, q + i * step + apart, hd, y, sum);
+    }
+    for (size_t c = 2 * pairs; c < hd; c++) {
+        vec x[4];
+        UNROLL for (size_t w = 0; w < W; w++) x[w] = turning_load(floats, turning, c * BLOCK_TOKENS + t + w * LANES);
+        sums_add(G, W, q + c, hd, x, sum);
+    }
+    sums_store(G, W, sum, false, logits + t, BLOCK_TOKENS, LANES);
+}
+
+INLINE void turn_floats(size_t G, const void *what, const float *q, float *logits) {
+    for (size_t t = 0; t < BLOCK_TOKENS; t += TILE(G) * LANES) score_turned_stripe(G, true, what, t, q, logits);
+}
+
+INLINE void turn_halves(size_t G, const void *what, const float *q, float *logits) {
+    for (size_t t = 0; t < BLOCK_TOKENS; t += TILE(G) * LANES) score_turned_stripe(G, false, what, t, q, logits);
+}
+
+EACH_PQ(turn_floats)
+EACH_PQ(turn_halves)
+
+static void PASTE(score_turned, ISA)(const float *q, size_t G, size_t hd, const float *keys, const float *cosine, const float *sine,
+                                     size_t pairs, bool adjacent, float *logits) {
+    struct turning turning = {keys, NULL, cosine, sine, hd, pairs, adjacent};
+    serve_pq(turn_floats_of, &turning, q, hd, G, logits, BLOCK_TOKENS);
+}
+
+static void PASTE(score_turned_pq, ISA)(const struct product_code *p, const float *q, size_t G, const void *block,
+                                        const float *cosine, const float *sine, size_t pairs, bool adjacent, float *logits) {
+    uint16_t halves[KERNELS_MOST_CHANNELS * BLOCK_TOKENS];
+    size_t hd = product_channels(p);
+    struct turning turning = {NULL, halves, cosine, sine, hd, pairs, adjacent};
+    decode_chunk(p, block, 0, p->parts, halves);
+    serve_pq(turn_halves_of, &turning, q, hd, G, logits, BLOCK_TOKENS);
+}
+
+static void product_fill(struct kernels *k) {
+    k->channels_pq = PASTE(channels_pq, ISA);
+    k->rows_pq = PASTE(rows_pq, ISA);
+    k->score_pq = PASTE(score_pq, ISA);
+    k->mix_pq = PASTE(mix_pq, ISA);
+    k->prepare_pq = PASTE(prepare_pq, ISA);
+    k->look_up_pq = PASTE(look_up_pq, ISA);
+    k->tally_pq = PASTE(tally_pq, ISA);
+    k->finish_pq = PASTE(finish_pq, ISA);
+    k->score_turned = PASTE(score_turned, ISA);
+    k->score_turned_pq = PASTE(score_turned_pq, ISA);
+}

@@ -1,0 +1,76 @@
+/* Reads a little of every tensor, so that the time depends on the number of tensors and not on their size. */
+#include "model/fingerprint.h"
+#include "base/hash.h"
+#include "base/mapped_file.h"
+#include "model/architecture.h"
+
+#include <string.h>
+
+enum { SAMPLES = 5, SAMPLE_BYTES = 4096 };
+
+static void put_u64(struct hash64 *hash, uint64_t value) { hash64_put(hash, &value, sizeof value); }
+
+/* With its length, so that what follows cannot be mistaken for a part of it. */
+static void put_string(struct hash64 *hash, struct gguf_string string) {
+    put_u64(hash, string.size);
+    hash64_put(hash, string.data, string.size);
+}
+
+/* "general.architecture" and "ARCHITECTURE.*": what the same weights would compute something else with. */
+static bool is_of_architecture(const struct terse_model *model, struct gguf_string key) {
+    static const char general[] = "general.architecture";
+    const char *name = model->architecture->name;
+    size_t length = strlen(name);
+    if (key.size == sizeof general - 1 && memcmp(key.data, general, key.size) == 0) return true;
+    return key.size > length && memcmp(key.data, name, length) == 0 && key.data[length] == '.';
+}
+
+static uint64_t hash_key(const struct gguf *gguf, uint64_t i) {
+    struct hash64 hash = hash64_begin();
+    put_string(&hash, gguf_key_at(gguf, i));
+    put_string(&hash, gguf_value_at(gguf, i));
+    return hash64_end(&hash);
+}
+
+/* The whole of a small tensor is one sample; a larger one has several at equal distances, its first and last bytes among them. */
+static uint64_t samples_of(const struct gguf_tensor *tensor) {
+    return !tensor->data ? 0 : tensor->bytes <= SAMPLES * SAMPLE_BYTES ? 1 : SAMPLES;
+}
+
+static const char *sample(const struct gguf_tensor *tensor, uint64_t i, size_t *size) {
+    bool whole = tensor->bytes <= SAMPLES * SAMPLE_BYTES;
+    *size = whole ? (size_t)tensor->bytes : SAMPLE_BYTES;
+    return (const char *)tensor->data + (whole ? 0 : (tensor->bytes - SAMPLE_BYTES) * i / (SAMPLES - 1));
+}
+
+static void fetch_tensor(const struct gguf_tensor *tensor) {
+    for (uint64_t i = 0; i < samples_of(tensor); i++) {
+        size_t size;
+        const char *data = sample(tensor, i, &size);
+        mapped_file_fetch(data, size);
+    }
+}
+
+static uint64_t hash_tensor(const struct gguf_tensor *tensor) {
+    struct hash64 hash = hash64_begin();
+    put_string(&hash, tensor->name);
+    put_u64(&hash, tensor->type);
+    for (int i = 0; i < 4; i++) put_u64(&hash, tensor->dims[i]);
+    for (uint64_t i = 0; i < samples_of(tensor); i++) {
+        size_t size;
+        const char *data = sample(tensor, i, &size);
+        hash64_put(&hash, data, size);
+    }
+    return hash64_end(&hash);
+}
+
+uint64_t model_fingerprint(const struct terse_model *model) {
+    const struct gguf *gguf = model->gguf;
+    uint64_t sum = 0; /* of hashes: whatever their order */
+    /* Samples lie far apart: from a disk they come much sooner together than one after another, each with its surroundings. */
+    for (uint64_t i = 0; i < gguf_tensor_count(gguf); i++) fetch_tensor(gguf_tensor_at(gguf, i));
+    for (uint64_t i = 0; i < gguf_metadata_count(gguf); i++)
+        if (is_of_architecture(model, gguf_key_at(gguf, i))) sum += hash_key(gguf, i);
+    for (uint64_t i = 0; i < gguf_tensor_count(gguf); i++) sum += hash_tensor(gguf_tensor_at(gguf, i));
+    return sum;
+}

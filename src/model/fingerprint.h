@@ -1,0 +1,12 @@
+/* A model's fingerprint: ties a codebook to the weights that it was learned from. */
+#ifndef TERSE_MODEL_FINGERPRINT_H
+#define TERSE_MODEL_FINGERPRINT_H
+
+#include "model/model.h"
+
+/* Of the architecture, all of its metadata and every tensor's name, type, shape and samples of its bytes; not of the model's name, its
+ * tokenizer, or the order of things in the file. The same wherever the file lies and whatever the machine. Reads at most 20 KiB a
+ * tensor; docs/codebook-format.md defines it. */
+uint64_t model_fingerprint(const struct terse_model *model);
+
+#endif

@@ -1,0 +1,119 @@
+/* Codebooks when memory is refused: every allocation of making, writing, loading and saving one is refused in turn, and each time the
+ * call says so, gives nothing and leaves nothing behind. And what a codebook says of its memory is what it has. */
+#include "support/codebook_sample.h"
+#include "support/counting_memory.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+enum { FEW = 1000 }; /* allocations that none of these needs */
+
+static void check_refused(enum terse_status status, const void *result, const struct terse_error *error, size_t before) {
+    assert_int_equal(status, TERSE_E_MEMORY);
+    assert_int_equal(error->code, TERSE_E_MEMORY);
+    assert_null(result);
+    assert_int_equal(live_bytes, before);
+}
+
+static void test_new(void **state) {
+    (void)state;
+    struct codebook_info info = codebook_sample_info();
+    enum { MOST = 4096 };
+    static float floats[MOST];
+    struct terse_codebook *codebook = NULL;
+    size_t refused = 0;
+    assert_true(codebook_floats(&info, CODEC_KEYS) <= MOST && codebook_floats(&info, CODEC_VALUES) <= MOST);
+    codebook_sample_fill(floats, MOST, 1);
+    for (; refused < FEW; refused++) {
+        struct terse_error error = {0};
+        allowed = allocations + refused;
+        enum terse_status status = codebook_new(&info, floats, floats, &codebook, &error);
+        if (status == TERSE_OK) break;
+        check_refused(status, codebook, &error, 0);
+    }
+    allowed = SIZE_MAX;
+    assert_true(refused > 5 && codebook);
+    assert_int_equal(codebook_bytes(codebook), live_bytes);
+    terse_codebook_free(codebook);
+    assert_int_equal(live_bytes, 0);
+}
+
+static void test_load_and_build(void **state) {
+    (void)state;
+    struct codebook_info info = codebook_sample_info();
+    struct terse_codebook *codebook = NULL, *loaded = NULL;
+    uint8_t *file = NULL;
+    size_t size, refused = 0;
+    info.value = (struct coding){&codec_gain_shape, 16, 4}; /* which has a frame */
+    assert_int_equal(codebook_sample_new(&info, &codebook, NULL), TERSE_OK);
+    size_t before = live_bytes;
+    for (; refused < FEW && !file; refused++) {
+        allowed = allocations + refused;
+        file = codebook_sample_build(codebook, &size);
+        if (!file) assert_int_equal(live_bytes, before);
+    }
+    assert_true(refused > 5 && file);
+    before = live_bytes;
+    uint8_t *moved = malloc(size + 1); /* from there the loader makes a copy too */
+    memcpy(moved + 1, file, size);
+    for (refused = 0; refused < FEW; refused++) {
+        struct terse_error error = {0};
+        allowed = allocations + refused;
+        enum terse_status status = terse_codebook_load_memory(moved + 1, size, "moved", &loaded, &error);
+        if (status == TERSE_OK) break;
+        check_refused(status, loaded, &error, before);
+    }
+    allowed = SIZE_MAX;
+    assert_true(refused > 10 && loaded);
+    assert_int_equal(codebook_bytes(loaded), live_bytes - before);
+    free(moved);
+    memory_free(file);
+    terse_codebook_free(codebook);
+    terse_codebook_free(loaded);
+    assert_int_equal(live_bytes, 0);
+}
+
+static void test_save(void **state) {
+    (void)state;
+    char folder[] = "/tmp/terse-test-codebook-XXXXXX", path[64];
+    struct codebook_info info = codebook_sample_info();
+    struct terse_codebook *codebook = NULL, *loaded = NULL;
+    size_t refused = 0;
+    assert_non_null(mkdtemp(folder));
+    snprintf(path, sizeof path, "%s/a.codebook", folder);
+    assert_int_equal(codebook_sample_new(&info, &codebook, NULL), TERSE_OK);
+    size_t before = live_bytes;
+    for (; refused < FEW; refused++) {
+        struct terse_error error = {0};
+        allowed = allocations + refused;
+        enum terse_status status = terse_codebook_save(codebook, path, &error);
+        if (status == TERSE_OK) break;
+        check_refused(status, NULL, &error, before);
+        assert_int_not_equal(access(path, F_OK), 0);
+    }
+    assert_true(refused > 5);
+    for (refused = 0; refused < FEW; refused++) {
+        struct terse_error error = {0};
+        allowed = allocations + refused;
+        enum terse_status status = terse_codebook_load(path, &loaded, &error);
+        if (status == TERSE_OK) break;
+        check_refused(status, loaded, &error, before);
+    }
+    allowed = SIZE_MAX;
+    assert_true(refused > 10 && loaded);
+    terse_codebook_free(codebook);
+    terse_codebook_free(loaded);
+    assert_int_equal(live_bytes, 0);
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(rmdir(folder), 0); /* nothing else is in it */
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_new), cmocka_unit_test(test_load_and_build),
+                                       cmocka_unit_test(test_save)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

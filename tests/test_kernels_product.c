@@ -1,0 +1,339 @@
+/* The slots for product quantization and score_turned, every tier against sums in double precision, over every width and number of
+ * bits of code, any number of queries, with extreme numbers, between inaccessible pages. */
+#include "codec/block_layout.h"
+#include "support/kernel_check.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#define EPSILON 0x1p-24
+#define MOST_G 19 /* three passes of the widest tier */
+#define MOST_HD 256
+#define SLOTS 64                    /* tokens of a block */
+#define MOST_CENTROIDS (128 * 4096) /* numbers */
+
+static struct random randomness = {11};
+
+/* ---- A block with its centroids, and what they mean ------------------------------------------------------------------------ */
+
+struct sample {
+    struct product_code p;
+    size_t hd, block_bytes;
+    unsigned char *block;
+    double value[SLOTS][MOST_HD]; /* token by token */
+    float centroids[MOST_CENTROIDS];
+};
+
+/* The words of block_layout.h, bit by bit. */
+static void put_code(unsigned char *planes, unsigned bits, size_t t, unsigned code) {
+    for (unsigned part = 8; part; part /= 2) {
+        if (!(bits & part)) continue;
+        for (unsigned i = 0; i < part; i++) {
+            size_t at = t * part + i;
+            planes[at / 8] = (unsigned char)((planes[at / 8] & ~(1u << at % 8)) | (code >> i & 1u) << at % 8);
+        }
+        planes += 8 * part;
+        code >>= part;
+    }
+}
+
+static double half_value(uint16_t half) {
+    float x;
+    kernels_for(KERNELS_SCALAR)->half_to_float(&half, &x, 1);
+    return (double)x;
+}
+
+static const unsigned char *make_planes(const struct product_code *p, enum guard_side side) {
+    size_t plane = PRODUCT_PLANE(p->bits), k = (size_t)1 << p->bits;
+    unsigned char *planes = guard_bytes(p->parts * p->width * 2 * plane, side);
+    for (size_t m = 0; m < p->parts; m++) {
+        for (size_t i = 0; i < p->width; i++) {
+            for (size_t j = 0; j < plane; j++) {
+                uint16_t half = p->rows[(m * k + j % k) * p->width + i];
+                planes[(m * p->width + i) * 2 * plane + j] = (unsigned char)half;
+                planes[((m * p->width + i) * 2 + 1) * plane + j] = (unsigned char)(half >> 8);
+            }
+        }
+    }
+    return planes;
+}
+
+static void make_sample(struct sample *s, size_t hd, size_t width, unsigned bits, enum fill fill, enum guard_side side) {
+    size_t k = (size_t)1 << bits;
+    uint16_t *rows = guard_bytes(hd * k * sizeof *rows, side);
+    s->p = (struct product_code){.parts = hd / width, .width = width, .bits = bits, .rows = rows};
+    s->hd = hd;
+    fill_halves(&randomness, fill, rows, hd * k);
+    if (bits <= 8) s->p.planes = make_planes(&s->p, side);
+    kernels_for(KERNELS_SCALAR)->half_to_float(rows, s->centroids, hd * k);
+    s->block_bytes = BLOCK_BYTES_PQ(s->p.parts, bits);
+    s->block = guard_bytes(s->block_bytes, side);
+    memset(s->block, 0, s->block_bytes);
+    for (size_t m = 0; m < s->p.parts; m++) {
+        for (size_t t = 0; t < SLOTS; t++) {
+            unsigned code = (unsigned)(random_bits(&randomness) % k);
+            if (t == 5) code = 0;
+            if (t == 6) code = (unsigned)k - 1;
+            put_code(s->block + m * 8 * bits, bits, t, code);
+            for (size_t i = 0; i < width; i++) s->value[t][m * width + i] = (double)s->centroids[(m * k + code) * width + i];
+        }
+    }
+}
+
+static const struct {
+    size_t hd, width;
+    unsigned bits;
+} shapes[] = {{32, 1, 4},   {32, 2, 8},    {64, 2, 8},    {128, 2, 8},  {128, 4, 8},   {64, 8, 8},   {128, 8, 8}, {96, 3, 5},
+              {96, 12, 6},  {96, 48, 7},   {96, 24, 9},   {64, 16, 10}, {64, 4, 12},   {128, 4, 12}, {96, 6, 11}, {96, 3, 9},
+              {128, 16, 8}, {128, 16, 12}, {128, 32, 12}, {256, 64, 8}, {256, 64, 10}, {256, 1, 8},  {256, 2, 4}, {160, 20, 8},
+              {192, 32, 6}, {224, 28, 7},  {64, 64, 12},  {64, 2, 12},  {64, 1, 12}};
+#define N_SHAPES (sizeof shapes / sizeof *shapes)
+
+static void for_shapes(void (*check)(struct sample *s, enum fill fill, size_t G, enum guard_side side), enum fill fill, size_t G) {
+    static struct sample s;
+    for (size_t i = 0; i < N_SHAPES; i++) {
+        enum guard_side side = (i + G) % 2 ? GUARD_END : GUARD_START;
+        make_sample(&s, shapes[i].hd, shapes[i].width, shapes[i].bits, fill, side);
+        check(&s, fill, G, side);
+        guard_release();
+    }
+}
+
+/* ---- Decoding ---------------------------------------------------------------------------------------------------------------- */
+
+static void check_decoding(struct sample *s, enum fill fill, size_t G, enum guard_side side) {
+    (void)fill, (void)G;
+    float *channels = guard_floats(SLOTS * s->hd, side), *rows = guard_floats(SLOTS * s->hd, side);
+    const struct kernels *k;
+    for (size_t tier = 0; (k = tier_at(tier)); tier++) {
+        memset(channels, 0xff, SLOTS * s->hd * sizeof *channels);
+        memset(rows, 0xff, SLOTS * s->hd * sizeof *rows);
+        k->channels_pq(&s->p, s->block, channels);
+        k->rows_pq(&s->p, s->block, rows);
+        for (size_t t = 0; t < SLOTS; t++) {
+            for (size_t c = 0; c < s->hd; c++) {
+                if ((double)channels[c * SLOTS + t] != s->value[t][c] || (double)rows[t * s->hd + c] != s->value[t][c]) {
+                    fail_msg("%s hd %zu width %zu bits %u token %zu channel %zu: channels %g, rows %g, not %g", k->name, s->hd,
+                             s->p.width, s->p.bits, t, c, (double)channels[c * SLOTS + t], (double)rows[t * s->hd + c],
+                             s->value[t][c]);
+                }
+            }
+        }
+    }
+}
+
+static void decoding_gives_the_centroids(void **state) {
+    (void)state;
+    for_shapes(check_decoding, FILL_SPREAD, 0);
+    for_shapes(check_decoding, FILL_NORMAL, 1);
+}
+
+/* Every number of bits and every code, at every place of a block. */
+static void every_code_is_found(void **state) {
+    (void)state;
+    const struct kernels *k;
+    for (unsigned bits = BLOCK_PQ_BITS_LEAST; bits <= BLOCK_PQ_BITS_MOST; bits++) {
+        size_t n = (size_t)1 << bits;
+        uint16_t *rows = guard_bytes(32 * n * sizeof *rows, GUARD_END);
+        for (size_t m = 0; m < 32; m++)
+            for (size_t j = 0; j < n; j++) rows[m * n + j] = (uint16_t)((m * 331 + j) % 31744); /* all different, finite */
+        struct product_code p = {.parts = 32, .width = 1, .bits = bits, .rows = rows};
+        if (bits <= 8) p.planes = make_planes(&p, GUARD_END);
+        unsigned char *block = guard_bytes(BLOCK_BYTES_PQ(32, bits), GUARD_END);
+        float *channels = guard_floats(32 * SLOTS, GUARD_END);
+        for (size_t first = 0; first < n; first += 97) {
+            memset(block, 0xa5, BLOCK_BYTES_PQ(32, bits));
+            for (size_t m = 0; m < 32; m++)
+                for (size_t t = 0; t < SLOTS; t++)
+                    put_code(block + m * 8 * bits, bits, t, (unsigned)((first + m * SLOTS + t * 3) % n));
+            for (size_t tier = 0; (k = tier_at(tier)); tier++) {
+                k->channels_pq(&p, block, channels);
+                for (size_t m = 0; m < 32; m++) {
+                    for (size_t t = 0; t < SLOTS; t++) {
+                        double want = half_value(rows[m * n + (first + m * SLOTS + t * 3) % n]);
+                        if ((double)channels[m * SLOTS + t] != want)
+                            fail_msg("%s bits %u sub-vector %zu token %zu", k->name, bits, m, t);
+                    }
+                }
+            }
+        }
+        guard_release();
+    }
+}
+
+/* ---- Keys -------------------------------------------------------------------------------------------------------------------- */
+
+/* want[SLOTS] and terms[SLOTS], the sums of absolute products, of one query. */
+static void dots(const struct sample *s, const float *q, double *want, double *terms) {
+    for (size_t t = 0; t < SLOTS; t++) {
+        want[t] = terms[t] = 0;
+        for (size_t c = 0; c < s->hd; c++) {
+            want[t] += (double)q[c] * s->value[t][c];
+            terms[t] += fabs((double)q[c] * s->value[t][c]);
+        }
+    }
+}
+
+/* The widest span of a sub-vector's products with one query: what fixed-point tables are relative to. */
+static double widest_span(const struct sample *s, const float *q) {
+    size_t k = (size_t)1 << s->p.bits;
+    double widest = 0;
+    for (size_t m = 0; m < s->p.parts; m++) {
+        double least = INFINITY, most = -INFINITY;
+        for (size_t j = 0; j < k; j++) {
+            double sum = 0;
+            for (size_t i = 0; i < s->p.width; i++)
+                sum += (double)q[m * s->p.width + i] * (double)s->centroids[(m * k + j) * s->p.width + i];
+            least = fmin(least, sum);
+            most = fmax(most, sum);
+        }
+        widest = fmax(widest, most - least);
+    }
+    return widest;
+}
+
+static void check_scores(struct sample *s, enum fill fill, size_t G, enum guard_side side) {
+    if (G > 4 && product_floats(&s->p, G) > 1 << 17) return; /* seconds matter */
+    float *q = guard_floats(G * s->hd, side), *logits = guard_floats(G * SLOTS, side);
+    float *tables = guard_floats(product_floats(&s->p, G), side), *looked_up = guard_floats(G * SLOTS, side);
+    double want[MOST_G][SLOTS], terms[MOST_G][SLOTS], span[MOST_G];
+    fill_floats(&randomness, fill == FILL_LARGE ? FILL_OUTLIER : fill, q, G * s->hd);
+    if (G > 2) memset(q + s->hd, 0, s->hd * sizeof *q);
+    for (size_t g = 0; g < G; g++) {
+        dots(s, q + g * s->hd, want[g], terms[g]);
+        span[g] = widest_span(s, q + g * s->hd);
+    }
+    const struct kernels *k;
+    for (size_t tier = 0; (k = tier_at(tier)); tier++) {
+        k->score_pq(&s->p, q, G, s->block, logits);
+        k->prepare_pq(&s->p, q, G, tables);
+        k->look_up_pq(&s->p, tables, G, s->block, looked_up);
+        for (size_t g = 0; g < G; g++) {
+            double step = span[g] * 0x1p-17 * (double)s->p.parts;
+            for (size_t t = 0; t < SLOTS; t++) {
+                double error = EPSILON * (double)(s->hd + 4);
+                check_close((double)logits[g * SLOTS + t], want[g][t], terms[g][t], error, 1e-42,
+                            "%s score_pq G %zu hd %zu width %zu bits %u %s, query %zu token %zu", k->name, G, s->hd, s->p.width,
+                            s->p.bits, fill_name(fill), g, t);
+                check_close((double)looked_up[g * SLOTS + t], want[g][t], terms[g][t] + span[g], error, step + 1e-30,
+                            "%s look_up_pq G %zu hd %zu width %zu bits %u %s, query %zu token %zu", k->name, G, s->hd, s->p.width,
+                            s->p.bits, fill_name(fill), g, t);
+            }
+        }
+    }
+}
+
+static void scores_equal_sums_over_centroids(void **state) {
+    (void)state;
+    static const size_t groups[] = {1, 2, 3, 4, 5, 8, 9, MOST_G};
+    for (size_t i = 0; i < sizeof groups / sizeof *groups; i++) for_shapes(check_scores, FILL_NORMAL, groups[i]);
+    for (int fill = 0; fill < FILLS; fill++) for_shapes(check_scores, (enum fill)fill, 3);
+}
+
+/* ---- Values ------------------------------------------------------------------------------------------------------------------ */
+
+static void check_mixes(struct sample *s, enum fill fill, size_t G, enum guard_side side) {
+    if (G > 4 && product_floats(&s->p, G) > 1 << 17) return;
+    float *weights = guard_floats(G * SLOTS, side), *before = guard_floats(G * s->hd, side);
+    float *mixed = guard_floats(G * s->hd, side), *finished = guard_floats(G * s->hd, side);
+    float *tallies = guard_floats(product_floats(&s->p, G), side);
+    fill_floats(&randomness, fill == FILL_LARGE ? FILL_OUTLIER : fill, weights, G * SLOTS);
+    if (G > 2) memset(weights + SLOTS, 0, SLOTS * sizeof *weights);
+    fill_floats(&randomness, FILL_NORMAL, before, G * s->hd);
+    const struct kernels *k;
+    for (size_t tier = 0; (k = tier_at(tier)); tier++) {
+        memcpy(mixed, before, G * s->hd * sizeof *mixed);
+        memcpy(finished, before, G * s->hd * sizeof *mixed);
+        memset(tallies, 0, product_floats(&s->p, G) * sizeof *tallies);
+        k->mix_pq(&s->p, weights, G, s->block, mixed);
+        for (int twice = 0; twice < 2; twice++) k->tally_pq(&s->p, weights, G, s->block, tallies); /* they add up over blocks */
+        k->finish_pq(&s->p, tallies, G, finished);
+        for (size_t g = 0; g < G; g++) {
+            for (size_t c = 0; c < s->hd; c++) {
+                double start = (double)before[g * s->hd + c], want = 0, terms = 0;
+                for (size_t t = 0; t < SLOTS; t++) {
+                    want += (double)weights[g * SLOTS + t] * s->value[t][c];
+                    terms += fabs((double)weights[g * SLOTS + t] * s->value[t][c]);
+                }
+                check_close((double)mixed[g * s->hd + c], start + want, terms + fabs(start), EPSILON * (SLOTS + 4), 1e-42,
+                            "%s mix_pq G %zu hd %zu width %zu bits %u %s, query %zu channel %zu", k->name, G, s->hd, s->p.width,
+                            s->p.bits, fill_name(fill), g, c);
+                check_close((double)finished[g * s->hd + c], start + 2 * want, 2 * terms + fabs(start), EPSILON * (3 * SLOTS + 4),
+                            1e-36, "%s finish_pq G %zu hd %zu width %zu bits %u %s, query %zu channel %zu", k->name, G, s->hd,
+                            s->p.width, s->p.bits, fill_name(fill), g, c);
+            }
+        }
+    }
+}
+
+static void mixes_equal_sums_over_centroids(void **state) {
+    (void)state;
+    static const size_t groups[] = {1, 2, 3, 4, 5, 8, 9, MOST_G};
+    for (size_t i = 0; i < sizeof groups / sizeof *groups; i++) for_shapes(check_mixes, FILL_NORMAL, groups[i]);
+    for (int fill = 0; fill < FILLS; fill++) for_shapes(check_mixes, (enum fill)fill, 3);
+}
+
+/* ---- Turned keys --------------------------------------------------------------------------------------------------------------- */
+
+static void check_turned(size_t G, size_t hd, size_t pairs, bool adjacent, enum fill fill, enum guard_side side) {
+    float *q = guard_floats(G * hd, side), *keys = guard_floats(hd * SLOTS, side), *logits = guard_floats(G * SLOTS, side);
+    float *cosine = guard_floats(pairs * SLOTS, side), *sine = guard_floats(pairs * SLOTS, side);
+    fill_floats(&randomness, fill == FILL_LARGE ? FILL_OUTLIER : fill, q, G * hd);
+    fill_floats(&randomness, fill, keys, hd * SLOTS);
+    for (size_t i = 0; i < pairs * SLOTS; i++) {
+        double angle = 100 * random_unit(&randomness);
+        cosine[i] = (float)cos(angle);
+        sine[i] = (float)sin(angle);
+    }
+    const struct kernels *k;
+    for (size_t tier = 0; (k = tier_at(tier)); tier++) {
+        k->score_turned(q, G, hd, keys, cosine, sine, pairs, adjacent, logits);
+        for (size_t g = 0; g < G; g++) {
+            for (size_t t = 0; t < SLOTS; t++) {
+                double want = 0, terms = 0;
+                for (size_t c = 0; c < hd; c++) {
+                    double query = (double)q[g * hd + c], own = (double)keys[c * SLOTS + t], other = 0, by = 1, across = 0;
+                    if (c < 2 * pairs) { /* channel c after the turn: own cos -/+ other sin */
+                        bool second = adjacent ? c % 2 == 1 : c >= pairs;
+                        size_t pair = adjacent ? c / 2 : c % pairs, apart = adjacent ? 1 : pairs;
+                        other = (double)keys[(second ? c - apart : c + apart) * SLOTS + t];
+                        by = (double)cosine[pair * SLOTS + t];
+                        across = (second ? 1 : -1) * (double)sine[pair * SLOTS + t];
+                    }
+                    want += query * (own * by + other * across);
+                    terms += fabs(query) * (fabs(own * by) + fabs(other * across));
+                }
+                check_close((double)logits[g * SLOTS + t], want, terms, EPSILON * (double)(2 * hd + 4), 1e-42,
+                            "%s score_turned G %zu hd %zu pairs %zu %s %s, query %zu token %zu", k->name, G, hd, pairs,
+                            adjacent ? "adjacent" : "split", fill_name(fill), g, t);
+            }
+        }
+    }
+    guard_release();
+}
+
+static void turned_scores_equal_sums(void **state) {
+    (void)state;
+    for (size_t hd = 32; hd <= MOST_HD; hd += 32) {
+        size_t pairs[] = {hd / 2, hd / 4, hd / 2 - 3, 1, 0};
+        for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++)
+            for (int adjacent = 0; adjacent < 2; adjacent++)
+                check_turned(1 + (hd / 32 + i) % 9, hd, pairs[i], adjacent, FILL_NORMAL, i % 2 ? GUARD_END : GUARD_START);
+    }
+    for (size_t G = 1; G <= MOST_G; G++) check_turned(G, 96, 24, G % 2, FILL_NORMAL, GUARD_END);
+    for (int fill = 0; fill < FILLS; fill++) check_turned(4, 64, 32, fill % 2, (enum fill)fill, GUARD_END);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(decoding_gives_the_centroids),     cmocka_unit_test(every_code_is_found),
+        cmocka_unit_test(scores_equal_sums_over_centroids), cmocka_unit_test(mixes_equal_sums_over_centroids),
+        cmocka_unit_test(turned_scores_equal_sums),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
