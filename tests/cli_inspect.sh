@@ -49,3 +49,26 @@ refuses 'README.md' inspect README.md
 refuses 'No such file' inspect "$work/missing.gguf"
 head -c 5000 $model >"$work/cut.gguf"
 refuses 'cut.gguf' inspect "$work/cut.gguf"
+
+# A codebook: said to be one, for what model and method, and nothing of a model that it is not.
+fixture=tests/fixtures/llama.codebook
+works inspect $fixture --tensors
+grep -q '^This is a codebook' "$work/out" || fail "codebook: $(head -n 3 "$work/out")"
+grep -q '^method fixture, for the model "llama" of fingerprint 79f84713909f2f68$' "$work/out" || fail "codebook: $(head -n 6 "$work/out")"
+grep -q '^| keys *| F16 *| 8 x 16 x 4 x 4 ' "$work/out" || fail "codebook: no list of tensors"
+! grep -q 'can run\|cannot run\|KV cache at' "$work/out" || fail "codebook: taken for a model: $(cat "$work/out")"
+works inspect $fixture -o json
+[ "$(json "$work/out" codebook method)" = fixture ] || fail "codebook: json"
+[ "$(json "$work/out" codebook tokens)" = 1099511627776 ] || fail "codebook: json: $(json "$work/out" codebook)"
+grep -q '"seed":[[:space:]]*18446744073709551615' "$work/out" || fail "codebook: json: $(json "$work/out" codebook)"
+# The model that it was learned from has the same fingerprint.
+fingerprint=$(json "$work/out" codebook fingerprint)
+works inspect tests/fixtures/models/llama.gguf -o json
+[ "$(json "$work/out" shape fingerprint)" = "$fingerprint" ] || fail "fingerprint $(json "$work/out" shape fingerprint)"
+works inspect tests/fixtures/models/llama.gguf
+grep -q "^fingerprint $fingerprint\$" "$work/out" || fail "fingerprint: $(head -n 6 "$work/out")"
+# Damaged, it is shown and refused.
+sed 's/fixture/FIXTURE/' $fixture >"$work/damaged.codebook"
+works inspect "$work/damaged.codebook"
+grep -q '^This is a codebook that terse cannot use: its checksum does not match' "$work/out" || fail "damaged: $(head -n 3 "$work/out")"
+refuses 'it is a codebook, not a model' run -m $fixture -p x

@@ -1,6 +1,7 @@
 /* `terse bench`: how fast prompts are read and tokens decoded with a given number of tokens in the cache, what of a step is
  * attention, and how near its reading comes to the memory bandwidth measured in the same run. */
 #include "bandwidth.h"
+#include "codebooks.h"
 #include "commands.h"
 #include "setup.h"
 #include "table.h"
@@ -231,7 +232,15 @@ static int new_session(struct bench *b, struct terse_session **session) {
     struct terse_session_options options = setup_session_options(&b->setup);
     options.context = b->longest;
     options.progress = (struct terse_progress){report_prefill, b};
+    int status = codebooks_provide(&b->setup, &options);
+    if (status != EXIT_OK) return status;
     return terse_session_new(b->setup.model, &options, session, &error) == TERSE_OK ? EXIT_OK : complain_error(&error);
+}
+
+/* What is wrong with a method alone is found before a codebook is learned for another. */
+static int check_method(struct bench *b) {
+    struct terse_error error;
+    return setup_try_cache(&b->setup, &error) == TERSE_OK ? EXIT_OK : complain_error(&error);
 }
 
 /* Counts the runs, and asks for a session: a method that cannot be had is found before the others are measured. */
@@ -362,9 +371,10 @@ static int start(struct bench *b) {
     int status = setup_load(&b->setup);
     if (status != EXIT_OK) return status;
     b->threads = b->setup.threads ? (int)b->setup.threads : omp_get_num_procs();
-    if ((status = for_each_method(b, plan_method)) != EXIT_OK) return status;
+    if ((status = for_each_method(b, check_method)) != EXIT_OK) return status;
     if ((status = count_weight_bytes(b)) != EXIT_OK) return status;
     if ((status = make_tokens(b)) != EXIT_OK) return status;
+    if ((status = for_each_method(b, plan_method)) != EXIT_OK) return status;
     return (b->rows = cJSON_CreateArray()) ? EXIT_OK : complain("no memory for the table");
 }
 

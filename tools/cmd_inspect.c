@@ -1,10 +1,11 @@
-/* `terse inspect`: what a GGUF file holds, whether terse can run it, and what its KV cache costs by each method. Works on any
- * well-formed GGUF file, also on those that terse cannot run. */
+/* `terse inspect`: what a GGUF file holds, whether terse can run it, and what its KV cache costs by each method; of a codebook, what
+ * it is for and where it comes from. Works on any well-formed GGUF file, also on those that terse cannot run. */
 #include "commands.h"
 #include "setup.h"
 #include "table.h"
 #include "text.h"
 
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,7 +18,9 @@ struct inspect {
     int format;
 
     struct terse_gguf *gguf;
-    struct terse_error refusal;                  /* why the model did not load; code TERSE_OK when it did */
+    bool is_codebook;                            /* then no model is looked for */
+    struct terse_codebook *codebook;             /* NULL when terse cannot use it */
+    struct terse_error refusal;                  /* why the model or codebook did not load; code TERSE_OK when it did */
     cJSON *metadata, *types, *tensors, *methods; /* arrays of objects */
 };
 
@@ -182,9 +185,29 @@ static const char *refusal_text(const struct inspect *f) {
     return f->refusal.message + (named ? length + 2 : 0);
 }
 
+/* Its strings came through the library, which made them printable. */
+static void print_codebook(const struct inspect *f) {
+    struct terse_codebook_info c;
+    if (!f->codebook) {
+        printf("This is a codebook that terse cannot use: %s\n", refusal_text(f));
+        return;
+    }
+    terse_codebook_describe(f->codebook, &c);
+    printf("This is a codebook: what a KV method has learned about a model.\n\n"
+           "method %s, for the model \"%s\" of fingerprint %016" PRIx64 "\n"
+           "learned from %" PRIu64 " tokens of \"%s\", weights of samples: %s, seed %" PRIu64 "\n"
+           "centroids for %s, %.1f MiB of memory\n",
+           c.method, c.model, c.fingerprint, c.tokens, c.corpus, c.weighting, c.seed,
+           c.shared ? "the whole model" : "each layer and KV head", (double)c.bytes / 0x1p20);
+}
+
 static void print_support(const struct inspect *f) {
     const struct terse_model_info *m = &f->setup.info;
     const cJSON *row;
+    if (f->is_codebook) {
+        print_codebook(f);
+        return;
+    }
     if (!f->setup.model) {
         printf("terse cannot run this file: %s\n", refusal_text(f));
         cJSON_ArrayForEach(row, f->types) {
@@ -194,9 +217,10 @@ static void print_support(const struct inspect *f) {
         return;
     }
     printf("terse can run this file.\n\n%s: architecture %s, %.1f M parameters, %s, %.1f MiB\n"
-           "%u layers of width %u, %u query heads and %u KV heads of %u, feed-forward %u, vocabulary %u, context %u\n",
+           "%u layers of width %u, %u query heads and %u KV heads of %u, feed-forward %u, vocabulary %u, context %u\n"
+           "fingerprint %016" PRIx64 "\n",
            m->name, m->architecture, 1e-6 * (double)m->parameters, m->weights, (double)m->bytes / 0x1p20, m->layers, m->width,
-           m->query_heads, m->kv_heads, m->head_dim, m->feed_forward, m->vocabulary, m->context);
+           m->query_heads, m->kv_heads, m->head_dim, m->feed_forward, m->vocabulary, m->context, m->fingerprint);
 }
 
 static int print_sections(const struct inspect *f) {
@@ -220,6 +244,30 @@ static int print_sections(const struct inspect *f) {
     return status | table_print(f->methods, method_columns, N_METHOD_COLUMNS - !f->budget, TABLE_MARKDOWN);
 }
 
+/* A JSON number does not hold every u64 for every reader; a fingerprint is a name rather than a number. */
+static void add_fingerprint(cJSON *object, uint64_t fingerprint) {
+    char text[24];
+    snprintf(text, sizeof text, "%016" PRIx64, fingerprint);
+    cJSON_AddStringToObject(object, "fingerprint", text);
+}
+
+static void add_codebook(cJSON *object, const struct terse_codebook *codebook) {
+    struct terse_codebook_info c;
+    char seed[24];
+    cJSON *item = cJSON_AddObjectToObject(object, "codebook");
+    terse_codebook_describe(codebook, &c);
+    snprintf(seed, sizeof seed, "%" PRIu64, c.seed);
+    cJSON_AddStringToObject(item, "method", c.method);
+    cJSON_AddStringToObject(item, "model", c.model);
+    add_fingerprint(item, c.fingerprint);
+    cJSON_AddStringToObject(item, "corpus", c.corpus);
+    cJSON_AddNumberToObject(item, "tokens", (double)c.tokens);
+    cJSON_AddStringToObject(item, "weighting", c.weighting);
+    cJSON_AddRawToObject(item, "seed", seed);
+    cJSON_AddBoolToObject(item, "shared", c.shared);
+    cJSON_AddNumberToObject(item, "bytes", (double)c.bytes);
+}
+
 static void add_shape(cJSON *object, const struct terse_model_info *m) {
     cJSON *shape = cJSON_AddObjectToObject(object, "shape");
     cJSON_AddStringToObject(shape, "architecture", m->architecture);
@@ -235,15 +283,18 @@ static void add_shape(cJSON *object, const struct terse_model_info *m) {
     cJSON_AddNumberToObject(shape, "context", m->context);
     cJSON_AddNumberToObject(shape, "parameters", (double)m->parameters);
     cJSON_AddNumberToObject(shape, "bytes", (double)m->bytes);
+    add_fingerprint(shape, m->fingerprint);
 }
 
 static int print_json(const struct inspect *f) {
     cJSON *all = cJSON_CreateObject();
     add_text(all, "file", f->file ? f->file : "built-in model");
     cJSON_AddNumberToObject(all, "version", terse_gguf_version(f->gguf));
-    cJSON_AddBoolToObject(all, "supported", f->setup.model != NULL);
+    cJSON_AddBoolToObject(all, "supported", f->setup.model || f->codebook);
     if (f->setup.model)
         add_shape(all, &f->setup.info);
+    else if (f->codebook)
+        add_codebook(all, f->codebook);
     else
         add_text(all, "refusal", f->refusal.message);
     cJSON_AddItemReferenceToObject(all, "metadata", f->metadata);
@@ -276,7 +327,8 @@ static enum options_result parse(struct inspect *f, int argc, char **argv) {
     const struct option_set set = {
         .usage = "terse inspect [FILE] [options]",
         .about = "Shows what a GGUF file (the built-in model without one) holds, whether terse can run it, and what its\n"
-                 "KV cache costs by each method. Works on files that terse cannot run, too.\n",
+                 "KV cache costs by each method; of a codebook, what it is for and where it comes from. Works on files\n"
+                 "that terse cannot run, too.\n",
         .options = options,
         .n_options = sizeof options / sizeof options[0],
         .positional = &f->file,
@@ -284,11 +336,27 @@ static enum options_result parse(struct inspect *f, int argc, char **argv) {
     return options_parse(&set, argc, argv);
 }
 
+static bool is_codebook(const struct terse_gguf *gguf) {
+    char value[32];
+    for (uint64_t i = 0; i < terse_gguf_metadata_count(gguf); i++) {
+        const char *key, *type;
+        terse_gguf_metadata(gguf, i, &key, &type);
+        if (strcmp(key, "general.architecture") != 0) continue;
+        terse_gguf_metadata_text(gguf, i, value, sizeof value);
+        return strcmp(value, "terse-codebook") == 0;
+    }
+    return false;
+}
+
 /* What cannot be run is shown all the same; what cannot be read is not. */
 static int load(struct inspect *f) {
     if (setup_open_gguf(f->file, &f->gguf, &f->refusal) != TERSE_OK) return complain_error(&f->refusal);
+    f->is_codebook = f->file && is_codebook(f->gguf);
     f->setup.model_path = f->file;
-    setup_try_load(&f->setup, &f->refusal);
+    if (f->is_codebook)
+        terse_codebook_load(f->file, &f->codebook, &f->refusal);
+    else
+        setup_try_load(&f->setup, &f->refusal);
     f->metadata = collect_metadata(f);
     f->types = collect_types(f);
     f->tensors = collect_tensors(f);
@@ -308,6 +376,7 @@ int cmd_inspect(int argc, char **argv) {
     cJSON_Delete(f.tensors);
     cJSON_Delete(f.methods);
     terse_gguf_free(f.gguf);
+    terse_codebook_free(f.codebook);
     setup_free(&f.setup);
     return status;
 }

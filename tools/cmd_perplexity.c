@@ -1,6 +1,7 @@
 /* `terse perplexity`: the quality of a model behind its real cache. For each window of -c tokens the first half is prefilled and
  * sealed, the second half is fed by decoding steps, and the positions context/2 .. context-2 are scored by the token that follows
  * each, as llama.cpp's tool does. --paper reads the whole window in the papers' protocol instead; the same positions are scored. */
+#include "codebooks.h"
 #include "commands.h"
 #include "score.h"
 #include "setup.h"
@@ -188,7 +189,7 @@ static int check_options(const struct perplexity *p) {
     if (p->setup.context && p->setup.context < KLD_LEAST_CONTEXT)
         return complain("-c %lld: a window has at least %d tokens", (long long)p->setup.context, KLD_LEAST_CONTEXT);
     if (p->paper && p->setup.prefill != TERSE_PREFILL_EXACT) return complain("--paper and --prefill exclude each other");
-    return EXIT_OK;
+    return setup_check_codebook(&p->setup);
 }
 
 static enum options_result parse(struct perplexity *p, int argc, char **argv) {
@@ -225,6 +226,7 @@ static int start(struct perplexity *p) {
     options.context = p->context;
     options.progress = (struct terse_progress){report_prefill, p};
     if (p->paper) options.prefill = TERSE_PREFILL_PAPER;
+    if ((status = codebooks_provide(&p->setup, &options)) != EXIT_OK) return status;
     if (terse_session_new(p->setup.model, &options, &p->session, &error) != TERSE_OK) return complain_error(&error);
 
     uint32_t vocabulary = p->setup.info.vocabulary;

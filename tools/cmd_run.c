@@ -1,4 +1,5 @@
 /* `terse run`: reads a text, streams what the model writes, and sums up what it cost. Completion, one question, or a chat. */
+#include "codebooks.h"
 #include "commands.h"
 #include "setup.h"
 #include "text.h"
@@ -12,6 +13,8 @@
 struct run {
     struct setup setup;
     const char *file, *prompt, *chat_template;
+    char *text; /* of the file, or NULL */
+    size_t n_text;
     bool chat, conversation;
     int64_t n_predict, top_k, repeat_last, seed;
     double temperature, top_p, min_p, repeat_penalty;
@@ -24,26 +27,16 @@ struct run {
 
 /* ---- Text in */
 
-/* The file, an empty line, the prompt; either may be missing. One newline at the end of the file is not part of it. */
-static int join_input(const char *file, const char *prompt, char **input) {
-    char *text = NULL;
-    size_t n_text = 0, n_prompt = prompt ? strlen(prompt) : 0;
-    *input = NULL;
-    if (file) {
-        int status = text_read(file, &text, &n_text);
-        if (status != EXIT_OK) return status;
-        if (n_text && text[n_text - 1] == '\n') n_text--;
-    }
+/* The text of the file, an empty line, the prompt; either may be missing. One newline at the end of the file is not part of it. */
+static int join_input(const struct run *run, const char *prompt, char **input) {
+    size_t n_text = run->n_text, n_prompt = prompt ? strlen(prompt) : 0;
+    if (n_text && run->text[n_text - 1] == '\n') n_text--;
     *input = malloc(n_text + 2 + n_prompt + 1);
-    if (!*input) {
-        free(text);
-        return complain("no memory for the input");
-    }
-    if (n_text) memcpy(*input, text, n_text);
+    if (!*input) return complain("no memory for the input");
+    if (n_text) memcpy(*input, run->text, n_text);
     (*input)[n_text] = 0;
-    if (text && prompt) strcat(*input + n_text, "\n\n");
+    if (run->text && prompt) strcat(*input + n_text, "\n\n");
     if (prompt) strcat(*input + n_text, prompt);
-    free(text);
     return EXIT_OK;
 }
 
@@ -137,7 +130,7 @@ static void print_summary(const struct run *run) {
 
 static int run_completion(struct run *run) {
     char *input;
-    int status = join_input(run->file, run->prompt, &input);
+    int status = join_input(run, run->prompt, &input);
     if (status == EXIT_OK) status = read_text(run, input, strlen(input), TERSE_TOKENIZE_ADD_SPECIAL | TERSE_TOKENIZE_PARSE_SPECIAL);
     if (status == EXIT_OK) status = generate(run);
     free(input);
@@ -148,7 +141,7 @@ static int run_completion(struct run *run) {
 static int first_turn(struct run *run, const char *prompt) {
     struct terse_error error;
     char *input = NULL, *text = NULL;
-    int status = join_input(run->file, prompt, &input);
+    int status = join_input(run, prompt, &input);
     if (status != EXIT_OK) return status;
     const struct terse_message message = {"user", input};
     if (terse_chat_render(run->setup.model, run->chat_template, &message, 1, true, &text, &error) != TERSE_OK)
@@ -226,7 +219,8 @@ static int check_options(const struct run *run) {
     if (run->chat_template && !run->chat && !run->conversation) return complain("--chat-template is for --chat and -cnv");
     if (!run->conversation && !run->file && !run->prompt)
         return complain("nothing to read: give -p TEXT, -f FILE or both, or -cnv to chat");
-    return run->prompt ? text_check("the text of -p", run->prompt, strlen(run->prompt)) : EXIT_OK;
+    int status = setup_check_codebook(&run->setup);
+    return status == EXIT_OK && run->prompt ? text_check("the text of -p", run->prompt, strlen(run->prompt)) : status;
 }
 
 static enum options_result parse(struct run *run, int argc, char **argv) {
@@ -271,9 +265,12 @@ static int start(struct run *run) {
         .repeat_last = (uint32_t)run->repeat_last,
         .seed = run->seed >= 0 ? (uint64_t)run->seed : (uint64_t)(console_seconds() * 1e9),
     };
-    int status = setup_load(&run->setup);
+    /* Before a model is loaded or a codebook learned for it. */
+    int status = run->file ? text_read(run->file, &run->text, &run->n_text) : EXIT_OK;
+    if (status == EXIT_OK) status = setup_load(&run->setup);
     if (status != EXIT_OK) return status;
     options = setup_session_options(&run->setup);
+    if ((status = codebooks_provide(&run->setup, &options)) != EXIT_OK) return status;
     if (terse_session_new(run->setup.model, &options, &run->session, &error) != TERSE_OK ||
         terse_session_set_sampling(run->session, &sampling, &error) != TERSE_OK ||
         terse_detokenizer_new(run->setup.model, false, &run->detokenizer, &error) != TERSE_OK)
@@ -303,5 +300,6 @@ int cmd_run(int argc, char **argv) {
     terse_detokenizer_free(run.detokenizer);
     terse_session_free(run.session);
     setup_free(&run.setup);
+    free(run.text);
     return status;
 }

@@ -7,5 +7,6 @@ int cmd_run(int argc, char **argv);
 int cmd_perplexity(int argc, char **argv);
 int cmd_bench(int argc, char **argv);
 int cmd_inspect(int argc, char **argv);
+int cmd_calibrate(int argc, char **argv);
 
 #endif

@@ -74,6 +74,24 @@ static bool parse_size(const struct option *option, const char *name, const char
     return true;
 }
 
+static bool parse_amount(const struct option *option, const char *name, const char *text) {
+    struct amount *amount = option->target;
+    char *end;
+    double percent = strtod(text, &end);
+    if (end != text && strcmp(end, "%") == 0 && percent >= 0 && percent <= 100) {
+        *amount = (struct amount){percent, 0};
+        return true;
+    }
+    errno = 0;
+    long long number = strtoll(text, &end, 10);
+    if (end != text && !*end && !errno && number >= 0 && number <= INT32_MAX) {
+        *amount = (struct amount){0, (uint32_t)number};
+        return true;
+    }
+    complain("%s takes a part such as 1%%, from 0%% to 100%%, or a number of them such as 64, not \"%s\"", name, text);
+    return false;
+}
+
 static bool parse_value(const struct option *option, const char *name, const char *text) {
     switch (option->kind) {
     case OPTION_FLAG: break;
@@ -85,37 +103,57 @@ static bool parse_value(const struct option *option, const char *name, const cha
     case OPTION_INTEGER: return parse_integer(option, name, text);
     case OPTION_NUMBER: return parse_number(option, name, text);
     case OPTION_SIZE: return parse_size(option, name, text);
+    case OPTION_AMOUNT: return parse_amount(option, name, text);
     }
     return false;
 }
 
 /* ---- Help */
 
-static void print_default(const struct option *option) {
+enum { HELP_COLUMN = 33, HELP_WIDTH = 132 - HELP_COLUMN };
+
+/* " [512]", or "". */
+static void write_default(const struct option *option, char *text, size_t capacity) {
+    text[0] = 0;
     switch (option->kind) {
     case OPTION_TEXT:
-        if (*(const char **)option->target) printf(" [%s]", *(const char **)option->target);
+        if (*(const char **)option->target) snprintf(text, capacity, " [%s]", *(const char **)option->target);
         break;
-    case OPTION_INTEGER: printf(" [%lld]", (long long)*(int64_t *)option->target); break;
-    case OPTION_NUMBER: printf(" [%.7g]", *(double *)option->target); break;
+    case OPTION_INTEGER: snprintf(text, capacity, " [%lld]", (long long)*(int64_t *)option->target); break;
+    case OPTION_NUMBER: snprintf(text, capacity, " [%.7g]", *(double *)option->target); break;
     case OPTION_CHOICE: {
         const char *word = option->value;
         size_t length;
         for (int i = 0; next_word(&word, &length, "|"); i++, word += length)
-            if (i == *(int *)option->target) printf(" [%.*s]", (int)length, word);
+            if (i == *(int *)option->target) snprintf(text, capacity, " [%.*s]", (int)length, word);
         break;
     }
     default: break;
     }
 }
 
+/* Text behind the names, on further lines under itself when it is long. */
+static void print_wrapped(const char *text) {
+    size_t left = strlen(text);
+    while (left > HELP_WIDTH) {
+        size_t cut = HELP_WIDTH;
+        while (cut > 0 && text[cut] != ' ') cut--;
+        if (!cut) break;
+        printf("%.*s\n%*s", (int)cut, text, HELP_COLUMN, "");
+        text += cut + 1;
+        left -= cut + 1;
+    }
+    puts(text);
+}
+
 static void print_options(const struct option *options, size_t n) {
     for (const struct option *option = options; option < options + n; option++) {
-        char left[64];
+        char left[64], preset[64], help[640];
         snprintf(left, sizeof left, "%s%s%s", option->names, option->value ? " " : "", option->value ? option->value : "");
-        printf("  %-30s %s", left, option->help);
-        print_default(option);
-        putchar('\n');
+        write_default(option, preset, sizeof preset);
+        snprintf(help, sizeof help, "%s%s", option->help, preset);
+        printf("  %-*s ", HELP_COLUMN - 3, left);
+        print_wrapped(help);
     }
 }
 

@@ -13,7 +13,14 @@ enum option_kind {
     OPTION_CHOICE,  /* int: the index of the word in `value`, "exact|compressed" */
     OPTION_INTEGER, /* int64_t in minimum..maximum */
     OPTION_NUMBER,  /* double in minimum..maximum */
-    OPTION_SIZE     /* uint64_t bytes: 512M, 4G */
+    OPTION_SIZE,    /* uint64_t bytes: 512M, 4G */
+    OPTION_AMOUNT   /* struct amount: 1%, 64 */
+};
+
+/* A part or a number of something. */
+struct amount {
+    double percent;  /* negative: not given */
+    uint32_t number; /* instead, when not 0 */
 };
 
 struct option {

@@ -1,20 +1,36 @@
 /* Owns: turning the common options into a loaded model and the options of a session. */
 #include "setup.h"
 
+#include "codebooks.h"
+
 #include <stdio.h>
 #include <string.h>
 
+/* "f16, streaming-N, antkv-4|2|1": methods of a family share their first part. */
 static void list_methods(char *text, size_t capacity) {
     struct terse_method_info method;
-    size_t length = (size_t)snprintf(text, capacity, "KV cache:");
-    for (size_t i = 0; terse_method_describe(i, &method) && length < capacity; i++)
-        length += (size_t)snprintf(text + length, capacity - length, "%s %s", i ? "," : "", method.name);
+    const char *family = "";
+    size_t length = (size_t)snprintf(text, capacity, "KV cache: ");
+    for (size_t i = 0; terse_method_describe(i, &method) && length < capacity; i++) {
+        const char *dash = strchr(method.name, '-');
+        size_t prefix = dash ? (size_t)(dash + 1 - method.name) : 0;
+        bool same = prefix && strncmp(family, method.name, prefix) == 0;
+        length += (size_t)snprintf(text + length, capacity - length, "%s%s",
+                                   same ? "|"
+                                   : i  ? ", "
+                                        : "",
+                                   method.name + (same ? prefix : 0));
+        family = method.name;
+    }
 }
 
 void setup_init(struct setup *setup) {
     struct terse_session_options defaults = terse_session_options_defaults();
-    *setup = (struct setup){
-        .method = defaults.cache.method, .tail_tokens = -1, .batch = defaults.batch, .prefill = (int)defaults.prefill};
+    *setup = (struct setup){.method = defaults.cache.method,
+                            .tail_tokens = -1,
+                            .batch = defaults.batch,
+                            .prefill = (int)defaults.prefill,
+                            .anchors = {defaults.cache.anchor_percent, defaults.cache.anchor_count}};
     list_methods(setup->method_help, sizeof setup->method_help);
     const struct option common[SETUP_COMMON] = {
         {"-m, --model", "FILE", OPTION_TEXT, &setup->model_path, 0, 0, "GGUF model; without one the built-in lab-27m"},
@@ -23,6 +39,11 @@ void setup_init(struct setup *setup) {
         {"-ctv, --cache-type-v", "TYPE", OPTION_TEXT, &setup->value_type, 0, 0, "the same for values"},
         {"--kv-tail-tokens", "N", OPTION_INTEGER, &setup->tail_tokens, -1, INT32_MAX,
          "newest tokens kept exact, at least; -1: the method's own number"},
+        {"--anchors", "N%|N", OPTION_AMOUNT, &setup->anchors, 0, 0,
+         "the part of a prompt, or the number of its tokens, that stays exact; antkv: 1%"},
+        {"--codebook", "FILE", OPTION_TEXT, &setup->codebook_path, 0, 0,
+         "what the method has learned about the model (terse calibrate); else it is found or learned"},
+        {"--no-auto-calibrate", NULL, OPTION_FLAG, &setup->no_auto_calibrate, 0, 0, "refuse rather than learn a codebook now"},
         {"--prefill", "exact|compressed", OPTION_CHOICE, &setup->prefill, 0, 0,
          "read a prompt exactly, or by chunks through the cache"},
         {"-b, --batch-size", "N", OPTION_INTEGER, &setup->batch, 1, INT32_MAX, "tokens per chunk of a compressed prefill"},
@@ -31,7 +52,7 @@ void setup_init(struct setup *setup) {
     memcpy(setup->common, common, sizeof common);
 }
 
-/* From default_model.S: a GGUF file. */
+/* From embedded.S: a GGUF file. */
 extern const char default_model_begin[], default_model_end[];
 static const char default_name[] = "the built-in model";
 
@@ -56,7 +77,9 @@ enum terse_status setup_open_gguf(const char *path, struct terse_gguf **gguf, st
 }
 
 void setup_free(struct setup *setup) {
+    codebooks_free(setup->codebooks);
     terse_model_free(setup->model);
+    setup->codebooks = NULL;
     setup->model = NULL;
 }
 
@@ -66,6 +89,8 @@ struct terse_session_options setup_session_options(const struct setup *setup) {
     options.cache.key_type = setup->key_type;
     options.cache.value_type = setup->value_type;
     if (setup->tail_tokens >= 0) options.cache.tail_tokens = (uint32_t)setup->tail_tokens;
+    options.cache.anchor_percent = setup->anchors.percent;
+    options.cache.anchor_count = setup->anchors.number;
     options.context = (uint32_t)setup->context;
     options.allow_longer_context = setup->allow_longer;
     options.prefill = (enum terse_prefill)setup->prefill;
@@ -75,8 +100,26 @@ struct terse_session_options setup_session_options(const struct setup *setup) {
     return options;
 }
 
+enum terse_status setup_try_cache(const struct setup *setup, struct terse_error *error) {
+    struct terse_session_options options = setup_session_options(setup);
+    struct terse_cache_report report;
+    return terse_cache_bytes(setup->model, &options.cache, 1, &report, error);
+}
+
+int setup_check_codebook(const struct setup *setup) {
+    if (!setup->codebook_path || codebooks_needed(setup)) return EXIT_OK;
+    return complain("--codebook is for methods that learn, and %s learns nothing: leave it away, or choose another --kv",
+                    setup->method);
+}
+
 const char *setup_method_text(const struct setup *setup, char *buffer, size_t capacity) {
     const char *k = setup->key_type, *v = setup->value_type;
-    snprintf(buffer, capacity, "%s%s%s%s%s", setup->method, k ? ", keys " : "", k ? k : "", v ? ", values " : "", v ? v : "");
+    char anchors[48] = "";
+    if (setup->anchors.number)
+        snprintf(anchors, sizeof anchors, ", anchors %u", setup->anchors.number);
+    else if (setup->anchors.percent >= 0)
+        snprintf(anchors, sizeof anchors, ", anchors %g%%", setup->anchors.percent);
+    snprintf(buffer, capacity, "%s%s%s%s%s%s", setup->method, k ? ", keys " : "", k ? k : "", v ? ", values " : "", v ? v : "",
+             anchors);
     return buffer;
 }

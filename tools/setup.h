@@ -5,7 +5,12 @@
 #include "console.h"
 #include "options.h"
 
-enum { SETUP_COMMON = 8 };
+enum {
+    SETUP_MODEL = 2, /* the first of the common rows: all that a command needs which has no session */
+    SETUP_COMMON = 11
+};
+
+struct codebook_entry; /* codebooks.h */
 
 struct setup {
     const char *model_path; /* NULL: the built-in model */
@@ -14,11 +19,15 @@ struct setup {
     int64_t context, threads, batch;
     int prefill; /* as enum terse_prefill */
     bool allow_longer;
+    struct amount anchors;
+    const char *codebook_path; /* NULL: it is looked for, or learned */
+    bool no_auto_calibrate;
     struct option common[SETUP_COMMON]; /* rows for struct option_set that set what stands above, but for method and context */
-    char method_help[256];              /* for the command's own row for `method`: lists the known ones */
+    char method_help[512];              /* for the command's own row for `method`: lists the known ones */
 
     struct terse_model *model; /* from setup_load, released by setup_free */
     struct terse_model_info info;
+    struct codebook_entry *codebooks; /* of the methods that were asked for so far */
 };
 
 /* The library's defaults. The options point into *setup, which must stay where it is. */
@@ -29,10 +38,16 @@ int setup_load(struct setup *setup);
 enum terse_status setup_try_load(struct setup *setup, struct terse_error *error);
 void setup_free(struct setup *setup);
 
-/* The session options; progress is reported by progress_show. */
+/* The session options, but for the codebook, which codebooks_provide adds; progress is reported by progress_show. */
 struct terse_session_options setup_session_options(const struct setup *setup);
 
-/* "q8_0", or "f16, keys q8_0", into buffer[capacity]; returns it. */
+/* TERSE_OK when a cache as the options have it can serve the model, with whatever codebook. */
+enum terse_status setup_try_cache(const struct setup *setup, struct terse_error *error);
+
+/* Refuses options that would go unheard: --codebook with a method that learns nothing. Returns an exit status. */
+int setup_check_codebook(const struct setup *setup);
+
+/* "q8_0", "f16, keys q8_0", or "antkv-1, anchors 2%", into buffer[capacity]; returns it. */
 const char *setup_method_text(const struct setup *setup, char *buffer, size_t capacity);
 
 /* Opens the file at `path` for looking at; NULL: the built-in model. */

@@ -13,6 +13,7 @@ static const struct {
     {"perplexity", "terse perplexity", "perplexity and KL divergence over a text, through the real cache", cmd_perplexity},
     {"bench", "terse bench", "tokens per second at depth, beside the machine's memory bandwidth", cmd_bench},
     {"inspect", "terse inspect", "what is in a GGUF file, and what its KV cache costs", cmd_inspect},
+    {"calibrate", "terse calibrate", "learn what a KV method needs to know about a model", cmd_calibrate},
 };
 enum { N_COMMANDS = sizeof commands / sizeof commands[0] };
 

@@ -17,7 +17,7 @@ struct kmeans_points {
 };
 
 struct kmeans_options {
-    uint32_t rounds;      /* at most so many updates of the centroids */
+    uint32_t rounds;      /* at most so many updates of the centroids by all points; many points had others on samples before */
     double tolerance;     /* stop when a round lowers the objective by no more than this part of it */
     uint64_t seed;        /* of the start */
     const float *initial; /* [k][d] to start from, finite, at most 1e38 in size; NULL: weighted k-means++ */

@@ -2,10 +2,9 @@
  *
  * Each draw must look at every point: k draws from all points cost as much arithmetic as a Lloyd round, but pass over the memory k
  * times. At 262,144 x 32 and k = 4096 that is a dozen rounds (bench_kmeans: an eighth of the points costs 1.5). k-means|| would need
- * several passes over all points against thousands of candidates, each as dear as a round. So beyond SAMPLE_LEAST points and
- * SAMPLE_PER_CENTROID for each centroid, systematic sampling by weight (equal steps over the running sum of weights from a random
- * offset) chooses the points to draw from: a point is taken in proportion to its weight, a heavy one several times over and then
- * counts so often. What the sample misses, Lloyd's rounds over all points and their repair make good.
+ * several passes over all points against thousands of candidates, each as dear as a round. So beyond KMEANS_SAMPLE_LEAST points and
+ * KMEANS_SAMPLE_PER_CENTROID for each centroid a sample by weight gives the points to draw from. What it misses, Lloyd's rounds over
+ * all points and their repair make good.
  */
 #include "base/memory.h"
 #include "base/random.h"
@@ -14,8 +13,6 @@
 #include <math.h>
 #include <string.h>
 
-#define SAMPLE_LEAST 16384
-#define SAMPLE_PER_CENTROID 8
 #define BLOCK 1024             /* points whose mass is summed together, whatever the threads */
 #define PARALLEL_FLOATS 131072 /* less than this is done before a team has woken */
 #define DRAWS_PER_REPORT 256
@@ -33,9 +30,9 @@ struct start {
 /* The number at position `counter` of the seed's sequence, in [0, 1). */
 static double uniform(uint64_t seed, uint64_t counter) { return random_uniform(random_mix(seed + (counter + 1) * RANDOM_STEP)); }
 
-static void choose_points(const struct kmeans_points *points, size_t most, double offset, struct start *s) {
-    double total = 0, running = 0;
-    size_t taken = 0; /* steps of the sampling */
+size_t kmeans_sample(const struct kmeans_points *points, size_t most, uint64_t seed, size_t *index, double *weights) {
+    double total = 0, running = 0, offset = uniform(seed, 0);
+    size_t taken = 0 /* steps */, n = 0;
     for (size_t i = 0; i < points->n; i++) total += kmeans_weight(points, i);
     for (size_t i = 0; i < points->n; i++) {
         double weight = kmeans_weight(points, i);
@@ -47,9 +44,10 @@ static void choose_points(const struct kmeans_points *points, size_t most, doubl
             if (taken == before) continue;
             weight = (double)(taken - before);
         }
-        s->index[s->n] = i;
-        s->weight[s->n++] = weight;
+        index[n] = i;
+        weights[n++] = weight;
     }
+    return n;
 }
 
 static void copy_points(const struct kmeans_points *points, struct start *s) {
@@ -132,8 +130,7 @@ static enum terse_status draw_all(const struct kmeans_points *points, struct sta
 
 enum terse_status kmeans_start(const struct kmeans_points *points, size_t k, const struct kmeans_options *options, float *centroids,
                                struct terse_error *error) {
-    const size_t most = k * SAMPLE_PER_CENTROID > SAMPLE_LEAST ? k * SAMPLE_PER_CENTROID : SAMPLE_LEAST;
-    const size_t capacity = points->n < most ? points->n : most;
+    const size_t most = kmeans_sample_least(k), capacity = points->n < most ? points->n : most;
     enum terse_status status;
     struct start s = {.d = points->d, .blocks = (capacity + BLOCK - 1) / BLOCK};
     s.index = memory_array(capacity, sizeof *s.index);
@@ -145,7 +142,7 @@ enum terse_status kmeans_start(const struct kmeans_points *points, size_t k, con
         status = status_no_memory(error, capacity * (points->d + 6) * sizeof(float), "the start of k-means");
         goto done;
     }
-    choose_points(points, most, uniform(options->seed, 0), &s);
+    s.n = kmeans_sample(points, most, options->seed, s.index, s.weight);
     s.blocks = (s.n + BLOCK - 1) / BLOCK;
     copy_points(points, &s);
     status = draw_all(points, &s, k, options, centroids, error);

@@ -1,0 +1,356 @@
+/* Calibration. Owns what is learned, the weights of samples and the order of the fits; leaves the samples to capture.h, a fit to
+ * kmeans.h, the codebook to codec/codebook.h.
+ *
+ * A fit is one sub-vector of one layer, KV head and side (or, shared, of all layers and heads). Its seed comes from its number, so
+ * the order in which threads come to the fits changes nothing.
+ */
+#include "learn/calibrate.h"
+
+#include "base/memory.h"
+#include "base/random.h"
+#include "learn/capture.h"
+#include "learn/kmeans.h"
+#include "method.h"
+
+#include <inttypes.h>
+#include <omp.h>
+#include <stdio.h>
+#include <string.h>
+
+#define BUDGET ((size_t)4 << 30) /* of samples: all of the lab model's 128 windows of 2048 tokens, and no more for larger models */
+#define WEIGHT_LEAST 1e-3        /* of the mean: what nobody minds still counts for something */
+/* Rounds over all samples, after those on samples of them: bench/bench_calibrate says what more of them would give. */
+#define ROUNDS 2
+#define TOLERANCE 1e-3
+#define MOST_THREADS 1024
+#define FITS_PER_THREAD 4 /* with fewer fits all threads work on one together */
+/* Samples of a shared fit, evenly from all layers and KV heads: as many for a centroid as MILLION's, and never fewer than one head has. */
+#define SHARED_PER_CENTROID 256
+#define SHARED_LEAST 262144
+
+struct terse_calibration terse_calibration_defaults(void) {
+    return (struct terse_calibration){.method = "antkv-1", .window = 2048, .windows = 128, .seed = 1};
+}
+
+/* ---- Weights */
+
+static double raw_weight(float norm, float factor, uint32_t power) {
+    double weight = (double)factor * (double)factor;
+    for (uint32_t i = 0; i < power; i++) weight *= (double)norm;
+    return weight;
+}
+
+void calibrate_weigh(float *norms, const float *factors, size_t n, uint32_t power) {
+    double sum = 0, raised = 0;
+    for (size_t i = 0; i < n; i++) sum += raw_weight(norms[i], factors ? factors[i] : 1, power);
+    double mean = sum / (double)n;
+    for (size_t i = 0; i < n; i++) {
+        double weight = raw_weight(norms[i], factors ? factors[i] : 1, power) / mean;
+        norms[i] = !(mean > 0) ? 1 : weight > WEIGHT_LEAST ? (float)weight : (float)WEIGHT_LEAST;
+        raised += (double)norms[i];
+    }
+    for (size_t i = 0; i < n; i++) norms[i] = (float)((double)norms[i] * (double)n / raised);
+}
+
+/* ---- The plan */
+
+struct plan {
+    const struct terse_model *model;
+    struct codebook_info info;
+    enum terse_weighting weighting;
+    uint32_t power; /* 0: all samples weigh alike */
+    bool text_labels;
+    int threads;
+    struct terse_progress progress;
+};
+
+static struct coding coding_of(const struct codebook_info *info, int side) { return side == CODEC_KEYS ? info->key : info->value; }
+
+static struct coding learning(struct coding coding) { return coding.codec->parameters ? coding : (struct coding){0}; }
+
+static void describe_weighting(struct plan *plan) {
+    if (plan->weighting == TERSE_WEIGHTING_NONE)
+        snprintf(plan->info.weighting, sizeof plan->info.weighting, "none");
+    else
+        snprintf(plan->info.weighting, sizeof plan->info.weighting, "gradient%s per %s, labels %s", plan->power == 2 ? "^2" : "",
+                 plan->weighting == TERSE_WEIGHTING_ROW ? "head" : "sub-vector", plan->text_labels ? "of the text" : "drawn");
+}
+
+static enum terse_status check_options(const struct terse_calibration *o, struct terse_error *error) {
+    if (o->weighting < TERSE_WEIGHTING_DEFAULT || o->weighting > TERSE_WEIGHTING_ROW)
+        return status_fail(error, TERSE_E_ARGUMENT, "%d is no weighting of samples", (int)o->weighting);
+    if (o->power > 2) return status_fail(error, TERSE_E_ARGUMENT, "weights are gradients to the power 1 or 2, not %u", o->power);
+    if (o->threads > MOST_THREADS)
+        return status_fail(error, TERSE_E_ARGUMENT, "%u threads are more than the %d that terse can use", o->threads, MOST_THREADS);
+    return TERSE_OK;
+}
+
+static enum terse_status make_plan(const struct terse_model *m, const struct terse_calibration *o, struct plan *plan,
+                                   struct terse_error *error) {
+    struct terse_cache_options cache = terse_cache_options_defaults();
+    struct method method;
+    enum terse_status status = check_options(o, error);
+    cache.method = o->method;
+    if (!status) status = method_resolve(&cache, m->head_dim, &method, error);
+    if (!status) status = method_check(&method, m->head_dim, m->query_heads / m->kv_heads, error);
+    if (status) return status;
+    if (!method.codebook[0]) return status_fail(error, TERSE_E_ARGUMENT, "%s learns nothing: it needs no codebook", method.name);
+    *plan = (struct plan){.model = m, .progress = o->progress};
+    plan->threads = o->threads ? (int)o->threads : omp_get_num_procs();
+    plan->weighting = o->weighting;
+    if (o->weighting == TERSE_WEIGHTING_DEFAULT) plan->weighting = method.power ? TERSE_WEIGHTING_SUBVECTOR : TERSE_WEIGHTING_NONE;
+    plan->power = plan->weighting == TERSE_WEIGHTING_NONE ? 0 : o->power ? o->power : method.power ? method.power : 2;
+    plan->text_labels = o->text_labels;
+    plan->info = (struct codebook_info){.key = learning(method.key),
+                                        .value = learning(method.value),
+                                        .shared = o->shared,
+                                        .layers = m->layers,
+                                        .kv_heads = m->kv_heads,
+                                        .head_dim = m->head_dim,
+                                        .fingerprint = m->fingerprint,
+                                        .seed = o->seed};
+    snprintf(plan->info.method, sizeof plan->info.method, "%s", method.codebook);
+    snprintf(plan->info.model, sizeof plan->info.model, "%s", m->name);
+    snprintf(plan->info.corpus, sizeof plan->info.corpus, "%s", o->corpus ? o->corpus : "");
+    describe_weighting(plan);
+    return TERSE_OK;
+}
+
+static enum terse_status capture(const struct plan *plan, const struct terse_calibration *o, size_t budget, const int32_t *tokens,
+                                 size_t n, struct capture **samples, struct terse_error *error) {
+    struct capture_options options = {.weighting = plan->weighting,
+                                      .window = o->window,
+                                      .windows = o->windows,
+                                      .positions = plan->model->context,
+                                      .drawn = plan->weighting != TERSE_WEIGHTING_NONE && !plan->text_labels,
+                                      .seed = o->seed,
+                                      .budget = budget,
+                                      .progress = plan->progress};
+    for (int side = 0; side < 2; side++) {
+        struct coding coding = coding_of(&plan->info, side);
+        options.side[side].width = coding.width;
+        options.side[side].rotated = coding.codec && coding.codec->rope == CODEC_ROPE_AFTER;
+    }
+    return capture_new(plan->model, &options, tokens, n, samples, error);
+}
+
+/* ---- Fits */
+
+struct fits {
+    const struct plan *plan;
+    struct capture *samples;
+    size_t sets;         /* of centroids on a side: one, or one for each layer and KV head */
+    size_t count[2];     /* fits of each side */
+    float *centroids[2]; /* of each side [sets] of the codec's parameters, which begin with the centroids, [parts][2^bits][width] */
+    double *effective;   /* [count of both] samples */
+    /* Shared by the threads */
+    uint64_t done;
+    bool stop; /* a fit has failed, or the caller wants no more */
+    enum terse_status status;
+    struct terse_error error;
+};
+
+static float *parameters_of(const struct fits *f, enum codec_side side, size_t set) {
+    return f->centroids[side] + set * (codebook_floats(&f->plan->info, side) / f->sets);
+}
+
+static size_t count_all(const struct fits *f) { return f->count[0] + f->count[1]; }
+
+/* Between two rounds of a fit. Only the caller's own thread asks the caller. */
+static bool report_fit(void *user, const char *what, uint64_t done, uint64_t total) {
+    struct fits *f = user;
+    const struct terse_progress *progress = &f->plan->progress;
+    uint64_t fits;
+    bool stop;
+    (void)what, (void)done, (void)total;
+#pragma omp atomic read
+    fits = f->done;
+#pragma omp atomic read
+    stop = f->stop;
+    if (stop || omp_get_thread_num() != 0 || !progress->report) return !stop;
+    if (progress->report(progress->user, "centroids", fits, count_all(f))) return true;
+#pragma omp atomic write
+    f->stop = true;
+    return false;
+}
+
+/* What a fit reads: every `step`-th sample, `each` of a layer and KV head, of those from `first` on. */
+struct reading {
+    size_t first, heads, step, each;
+};
+
+static struct reading reading_of(const struct fits *f, struct coding coding, size_t set) {
+    const struct codebook_info *info = &f->plan->info;
+    size_t all = capture_samples(f->samples), heads = (size_t)info->layers * info->kv_heads;
+    if (!info->shared) return (struct reading){set, 1, 1, all};
+    size_t most = SHARED_PER_CENTROID << coding.bits;
+    if (most < SHARED_LEAST) most = SHARED_LEAST;
+    size_t step = (all * heads + most - 1) / most;
+    return (struct reading){0, heads, step, (all + step - 1) / step};
+}
+
+static void read_samples(const struct fits *f, enum codec_side side, const struct reading *r, uint32_t part, uint32_t width,
+                         float *rows, float *weights, float *factors) {
+    uint32_t kv_heads = f->plan->info.kv_heads;
+    for (size_t i = 0; i < r->heads; i++)
+        capture_read(f->samples, side, (uint32_t)((r->first + i) / kv_heads), (uint32_t)((r->first + i) % kv_heads), part, 0,
+                     r->step, r->each, rows + i * r->each * width, weights + i * r->each, factors + i * r->each);
+    calibrate_weigh(weights, factors, r->heads * r->each, f->plan->power);
+}
+
+static enum terse_status fit(struct fits *f, size_t index, struct terse_error *error) {
+    enum codec_side side = index < f->count[CODEC_KEYS] ? CODEC_KEYS : CODEC_VALUES;
+    struct coding coding = coding_of(&f->plan->info, side);
+    size_t at = side == CODEC_KEYS ? index : index - f->count[CODEC_KEYS], parts = f->count[side] / f->sets;
+    size_t k = (size_t)1 << coding.bits;
+    struct reading reading = reading_of(f, coding, at / parts);
+    struct kmeans_options options = {.rounds = ROUNDS, .tolerance = TOLERANCE, .progress = {report_fit, f}};
+    struct kmeans_points points = {.n = reading.heads * reading.each, .d = coding.width, .stride = coding.width};
+    struct kmeans_result result;
+    options.seed = random_mix(f->plan->info.seed + (index + 1) * RANDOM_STEP);
+    float *rows = memory_array(points.n, coding.width * sizeof *rows), *weights = memory_array(points.n, sizeof *weights);
+    float *factors = memory_array(points.n, sizeof *factors);
+    enum terse_status status = TERSE_OK;
+    if (rows && weights && factors) {
+        read_samples(f, side, &reading, (uint32_t)(at % parts), coding.width, rows, weights, factors);
+        points.rows = rows;
+        points.weights = f->plan->power || coding.codec->learn_frame ? weights : NULL;
+        status =
+            kmeans_fit(&points, k, &options, parameters_of(f, side, at / parts) + at % parts * k * coding.width, &result, error);
+    } else {
+        status = status_no_memory(error, points.n * (coding.width + 2) * sizeof(float), "the samples of a fit");
+    }
+    if (!status) f->effective[index] = result.effective_samples;
+    memory_free(rows);
+    memory_free(weights);
+    memory_free(factors);
+    return status;
+}
+
+/* The first failure is what the caller hears of. */
+static void fit_or_stop(struct fits *f, size_t index) {
+    struct terse_error error;
+    if (!report_fit(f, "", 0, 0)) return;
+    enum terse_status status = fit(f, index, &error);
+    if (status) {
+#pragma omp critical
+        if (!f->status) {
+            f->status = status;
+            f->error = error;
+        }
+#pragma omp atomic write
+        f->stop = true;
+    }
+#pragma omp atomic update
+    f->done++;
+}
+
+static enum terse_status run_fits(struct fits *f, struct terse_error *error) {
+    size_t fits = count_all(f);
+    if (fits >= (size_t)FITS_PER_THREAD * (size_t)omp_get_max_threads()) {
+#pragma omp parallel for schedule(dynamic, 1)
+        for (size_t i = 0; i < fits; i++) fit_or_stop(f, i);
+    } else {
+        for (size_t i = 0; i < fits; i++) fit_or_stop(f, i);
+    }
+    if (f->status && f->status != TERSE_E_INTERRUPTED) return status_fail(error, f->status, "%s", f->error.message);
+    if (report_fit(f, "", 0, 0)) return TERSE_OK;
+    return status_fail(error, TERSE_E_INTERRUPTED, "interrupted after %" PRIu64 " of %zu fits of centroids", f->done, fits);
+}
+
+/* ---- Frames: where a codec's centroids describe rows in a frame of their own, samples are taken there first. */
+
+#define FRAME_ROWS 32768 /* at most, from which a frame is learned */
+
+struct frame {
+    const struct codec *codec;
+    struct codec_shape shape;
+    enum codec_side side;
+    const float *parameters;
+};
+
+static float enter_frame(const void *user, float *row) {
+    const struct frame *frame = user;
+    return frame->codec->enter_frame(frame->shape, frame->side, frame->parameters, row);
+}
+
+/* Of one set: a layer and head, or all. */
+static enum terse_status set_frame(struct fits *f, enum codec_side side, size_t set, struct terse_error *error) {
+    const struct codebook_info *info = &f->plan->info;
+    struct coding coding = coding_of(info, side);
+    size_t heads = info->shared ? (size_t)info->layers * info->kv_heads : 1, all = capture_samples(f->samples);
+    size_t most = FRAME_ROWS / heads > 0 ? FRAME_ROWS / heads : 1, step = (all + most - 1) / most, each = (all + step - 1) / step;
+    struct frame frame = {coding.codec, {info->head_dim, 1, coding.width, coding.bits, NULL}, side, parameters_of(f, side, set)};
+    float *rows = memory_array(heads * each, info->head_dim * sizeof *rows);
+    if (!rows) return status_no_memory(error, heads * each * info->head_dim * sizeof *rows, "the samples of a frame");
+    for (size_t i = 0; i < heads; i++)
+        capture_rows(f->samples, side, (uint32_t)((set + i) / info->kv_heads), (uint32_t)((set + i) % info->kv_heads), 0, step,
+                     each, rows + i * each * info->head_dim);
+    coding.codec->learn_frame(frame.shape, side, rows, heads * each, parameters_of(f, side, set));
+    memory_free(rows);
+    for (size_t i = 0; i < heads; i++)
+        capture_enter(f->samples, side, (uint32_t)((set + i) / info->kv_heads), (uint32_t)((set + i) % info->kv_heads), enter_frame,
+                      &frame);
+    return TERSE_OK;
+}
+
+static enum terse_status set_frames(struct fits *f, struct terse_error *error) {
+    enum terse_status status = TERSE_OK;
+    for (int side = 0; side < 2; side++) {
+        struct coding coding = coding_of(&f->plan->info, side);
+        if (!coding.codec || !coding.codec->learn_frame) continue;
+        for (size_t set = 0; set < f->sets && !status; set++) status = set_frame(f, (enum codec_side)side, set, error);
+    }
+    return status;
+}
+
+static enum terse_status learn(struct plan *plan, struct capture *samples, struct terse_codebook **codebook,
+                               struct terse_error *error) {
+    struct fits f = {.plan = plan, .samples = samples};
+    enum terse_status status = TERSE_OK;
+    size_t bytes = 0;
+    f.sets = plan->info.shared ? 1 : (size_t)plan->info.layers * plan->info.kv_heads;
+    for (int side = 0; side < 2; side++) {
+        struct coding coding = coding_of(&plan->info, side);
+        size_t floats = codebook_floats(&plan->info, side);
+        if (coding.codec) f.count[side] = f.sets * (plan->info.head_dim / coding.width);
+        f.centroids[side] = memory_array(floats, sizeof *f.centroids[side]);
+        bytes += floats * sizeof *f.centroids[side];
+    }
+    f.effective = memory_array(count_all(&f), sizeof *f.effective);
+    if (!f.centroids[0] || !f.centroids[1] || !f.effective) status = status_no_memory(error, bytes, "centroids");
+    if (!status) status = set_frames(&f, error);
+    if (!status) status = run_fits(&f, error);
+    for (size_t i = 0; i < count_all(&f) && !status; i++) plan->info.effective_samples += f.effective[i] / (double)count_all(&f);
+    if (!status) status = codebook_new(&plan->info, f.centroids[0], f.centroids[1], codebook, error);
+    memory_free(f.centroids[0]);
+    memory_free(f.centroids[1]);
+    memory_free(f.effective);
+    return status;
+}
+
+/* ---- Together */
+
+enum terse_status calibrate_within(size_t budget, const struct terse_model *model, const struct terse_calibration *options,
+                                   const int32_t *tokens, size_t n, struct terse_codebook **codebook, struct terse_error *error) {
+    struct plan plan;
+    struct capture *samples = NULL;
+    *codebook = NULL;
+    enum terse_status status = make_plan(model, options, &plan, error);
+    if (status) return status;
+    int threads = omp_get_max_threads();
+    omp_set_num_threads(plan.threads);
+    status = capture(&plan, options, budget, tokens, n, &samples, error);
+    if (!status) {
+        plan.info.tokens = capture_tokens(samples);
+        status = learn(&plan, samples, codebook, error);
+    }
+    omp_set_num_threads(threads);
+    capture_free(samples);
+    return status;
+}
+
+enum terse_status terse_calibrate(const struct terse_model *model, const struct terse_calibration *options, const int32_t *tokens,
+                                  size_t n, struct terse_codebook **codebook, struct terse_error *error) {
+    return calibrate_within(BUDGET, model, options, tokens, n, codebook, error);
+}

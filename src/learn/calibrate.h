@@ -1,0 +1,17 @@
+/* Calibration: a codebook for a method from a model and a text. Capture gives the samples, k-means the centroids; here it is settled what
+ * is learned, from which samples and with which weights. terse_calibrate is in terse.h. */
+#ifndef TERSE_LEARN_CALIBRATE_H
+#define TERSE_LEARN_CALIBRATE_H
+
+#include "base/status.h"
+
+/* Makes weights of the norms of gradients, in place: norm^power factor^2, scaled so that their mean is 1, none below a small part of it.
+ * `factors` are what an error grows by on its way out of the frame in which the samples are (capture_enter), NULL: ones. Weights that
+ * are all 0 become ones. */
+void calibrate_weigh(float *norms, const float *factors, size_t n, uint32_t power);
+
+/* terse_calibrate with so many bytes for samples. */
+enum terse_status calibrate_within(size_t budget, const struct terse_model *model, const struct terse_calibration *options,
+                                   const int32_t *tokens, size_t n, struct terse_codebook **codebook, struct terse_error *error);
+
+#endif

@@ -1,0 +1,116 @@
+/* `terse calibrate`: learns what a method needs to know about a model from a text, and keeps it where the other commands look for it
+ * or in a file of its own. */
+#include "codebooks.h"
+#include "commands.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+struct calibrate {
+    struct setup setup;
+    struct codebooks_lesson lesson;
+    const char *output; /* NULL: the user's cache directory */
+};
+
+static void list_learners(char *text, size_t capacity) {
+    struct terse_method_info method;
+    size_t length = 0;
+    text[0] = 0;
+    for (size_t i = 0; terse_method_describe(i, &method) && length < capacity; i++)
+        if (method.learns) length += (size_t)snprintf(text + length, capacity - length, "%s%s", length ? ", " : "", method.name);
+}
+
+static int check_options(const struct calibrate *c) {
+    char learners[384];
+    if (c->setup.method) return EXIT_OK;
+    list_learners(learners, sizeof learners);
+    return complain("for which method? Give --kv with one of %s", learners);
+}
+
+static enum options_result parse(struct calibrate *c, int argc, char **argv) {
+    const struct option options[] = {
+        {"--kv", "METHOD", OPTION_TEXT, &c->setup.method, 0, 0, "the method that is to know the model"},
+        {"-f, --file", "FILE", OPTION_TEXT, &c->lesson.file, 0, 0, "text to learn from; without it a built-in one, from Wikipedia"},
+        {"-o, --output", "FILE", OPTION_TEXT, &c->output, 0, 0, "where to put the codebook; without it, where terse run finds it"},
+        {"-c, --ctx-size", "N", OPTION_INTEGER, &c->lesson.window, 0, INT32_MAX,
+         "tokens of a window; 0: 2048, or the model's context where that is less"},
+        {"--chunks", "K", OPTION_INTEGER, &c->lesson.windows, 0, INT32_MAX,
+         "windows to learn from, taken evenly from the text; 0: all"},
+        {"--shared", NULL, OPTION_FLAG, &c->lesson.shared, 0, 0, "the same centroids for all layers and heads"},
+        {"--weighting", "own|none|part|head", OPTION_CHOICE, &c->lesson.weighting, 0, 0,
+         "samples weigh as the loss's gradient of the sub-vector, or of the whole head; own: as the method has it"},
+        {"--power", "P", OPTION_INTEGER, &c->lesson.power, 0, 2, "of the gradient's norm, 1 or 2; 0: the method's own"},
+        {"--text-labels", NULL, OPTION_FLAG, &c->lesson.text_labels, 0, 0,
+         "the loss against the text, not against labels drawn from what the model predicts"},
+        {"-s, --seed", "N", OPTION_INTEGER, &c->lesson.seed, 0, INT32_MAX, "of the centroids that learning begins with"},
+    };
+    const struct option_set set = {
+        .usage = "terse calibrate --kv METHOD [-m MODEL] [-f TEXT] [-o FILE] [options]",
+        .about = "Learns the codebook that a method needs for a model. The other commands do so by themselves, once, when a\n"
+                 "method needs one; here the text and the way are up to you.\n",
+        .options = options,
+        .n_options = sizeof options / sizeof options[0],
+        .common = c->setup.common,
+        .n_common = SETUP_MODEL,
+    };
+    return options_parse(&set, argc, argv);
+}
+
+/* Whether a file can be put there is found before minutes are spent. The cache directory is made when there is something for it. */
+static int choose_output(struct calibrate *c, char *path, size_t capacity) {
+    if (!c->output) {
+        if (codebooks_path(&c->setup, path, capacity)) return EXIT_OK;
+        return complain("neither XDG_CACHE_HOME nor HOME names a place for the codebook: give -o FILE");
+    }
+    const char *slash = strrchr(c->output, '/');
+    size_t length = slash ? (size_t)(slash - c->output) + 1 : 0;
+    if (strlen(c->output) >= capacity) return complain("-o: the path is too long");
+    snprintf(path, capacity, "%.*s.", (int)length, c->output);
+    if (access(path, W_OK) != 0) return complain("cannot write %s: %s", c->output, strerror(errno));
+    snprintf(path, capacity, "%s", c->output);
+    return EXIT_OK;
+}
+
+static void print_results(const struct terse_codebook *codebook, const char *path, double seconds) {
+    struct terse_codebook_info info;
+    struct stat file;
+    terse_codebook_describe(codebook, &info);
+    double bytes = stat(path, &file) == 0 ? (double)file.st_size : 0;
+    printf("codebook = %s, %.2f MiB (%s for %s, fingerprint %016" PRIx64 ")\n", path, bytes / 0x1p20, info.method,
+           info.model[0] ? info.model : "a model without a name", info.fingerprint);
+    printf("learned from %" PRIu64 " tokens of %s in %.1f s; weights: %s, effective samples: %.0f\n", info.tokens, info.corpus,
+           seconds, info.weighting, info.effective_samples);
+}
+
+static int calibrate(struct calibrate *c) {
+    char path[4096];
+    struct terse_codebook *codebook = NULL;
+    struct terse_error error;
+    double start = console_seconds();
+    int status = setup_load(&c->setup);
+    if (status == EXIT_OK && setup_try_cache(&c->setup, &error) != TERSE_OK) status = complain_error(&error);
+    if (status == EXIT_OK && !codebooks_needed(&c->setup))
+        status = complain("%s learns nothing: it needs no codebook", c->setup.method);
+    if (status == EXIT_OK) status = choose_output(c, path, sizeof path);
+    if (status == EXIT_OK) status = codebooks_learn(&c->setup, &c->lesson, &codebook);
+    if (status == EXIT_OK && codebooks_keep(codebook, path, &error) != TERSE_OK) status = complain_error(&error);
+    if (status == EXIT_OK) print_results(codebook, path, console_seconds() - start);
+    terse_codebook_free(codebook);
+    return status;
+}
+
+int cmd_calibrate(int argc, char **argv) {
+    struct calibrate c = {.lesson = codebooks_lesson_defaults()};
+    setup_init(&c.setup);
+    c.setup.method = NULL;
+    enum options_result parsed = parse(&c, argc, argv);
+    if (parsed != OPTIONS_GO) return parsed == OPTIONS_HELP ? EXIT_OK : EXIT_FAILED;
+    int status = check_options(&c);
+    if (status == EXIT_OK) status = calibrate(&c);
+    setup_free(&c.setup);
+    return status;
+}

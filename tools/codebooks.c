@@ -1,0 +1,246 @@
+/* Owns: which methods need a codebook, the user's cache directory, and the lesson that fills it. Leaves learning to the library. */
+#include "codebooks.h"
+
+#include "text.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+void codebooks_free(struct codebook_entry *entries) {
+    while (entries) {
+        struct codebook_entry *next = entries->next;
+        terse_codebook_free(entries->codebook);
+        free(entries);
+        entries = next;
+    }
+}
+
+/* ---- Who needs one */
+
+/* A capital letter of the pattern, as in "streaming-N", stands for a number. */
+static bool matches(const char *pattern, const char *name) {
+    for (; *pattern; pattern++) {
+        size_t digits = strspn(name, "0123456789");
+        bool number = isupper((unsigned char)*pattern);
+        if (number ? !digits : *pattern != *name) return false;
+        name += number ? digits : 1;
+    }
+    return !*name;
+}
+
+bool codebooks_needed(const struct setup *setup) {
+    struct terse_method_info method;
+    if (setup->key_type && setup->value_type) return false; /* and neither of them learns */
+    for (size_t i = 0; terse_method_describe(i, &method); i++)
+        if (matches(method.name, setup->method)) return method.learns;
+    return false;
+}
+
+/* ---- Where they lie */
+
+bool codebooks_path(const struct setup *setup, char *path, size_t capacity) {
+    const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
+    bool own = cache && cache[0] == '/'; /* others are to be ignored, says the XDG Base Directory Specification */
+    if (!own && (!home || home[0] != '/')) return false;
+    int length = snprintf(path, capacity, "%s%s/terse/%s-%016" PRIx64 ".gguf", own ? cache : home, own ? "" : "/.cache",
+                          setup->method, setup->info.fingerprint);
+    return length > 0 && (size_t)length < capacity;
+}
+
+enum terse_status codebooks_keep(const struct terse_codebook *codebook, const char *path, struct terse_error *error) {
+    char folder[4096];
+    for (const char *slash = strchr(path + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
+        size_t length = (size_t)(slash - path);
+        if (length >= sizeof folder) break;
+        memcpy(folder, path, length);
+        folder[length] = 0;
+        if (mkdir(folder, 0777) != 0 && errno != EEXIST) break; /* saving says what is wrong */
+    }
+    return terse_codebook_save(codebook, path, error);
+}
+
+/* ---- Learning */
+
+/* From embedded.S: the validation split of WikiText. */
+extern const char calibration_text_begin[], calibration_text_end[];
+static const char built_in_corpus[] = "WikiText validation";
+
+struct codebooks_lesson codebooks_lesson_defaults(void) {
+    struct terse_calibration defaults = terse_calibration_defaults();
+    return (struct codebooks_lesson){.windows = defaults.windows, .seed = (int64_t)defaults.seed};
+}
+
+static int read_lesson(const struct setup *setup, const char *file, int32_t **tokens, size_t *n_tokens) {
+    char *text;
+    size_t n_bytes;
+    if (!file)
+        return text_tokenize(setup->model, calibration_text_begin, (size_t)(calibration_text_end - calibration_text_begin),
+                             TERSE_TOKENIZE_ADD_SPECIAL, tokens, n_tokens);
+    int status = text_read(file, &text, &n_bytes);
+    if (status != EXIT_OK) return status;
+    status = text_tokenize(setup->model, text, n_bytes, TERSE_TOKENIZE_ADD_SPECIAL, tokens, n_tokens);
+    free(text);
+    return status;
+}
+
+/* The lesson as it goes on. */
+struct watch {
+    const struct setup *setup;
+    const struct terse_calibration *options;
+    uint64_t windows;
+    double start;
+    bool silent; /* nothing is to be announced any more */
+};
+
+/* "about 40 seconds" */
+static void write_duration(double seconds, char *text, size_t capacity) {
+    if (seconds < 90)
+        snprintf(text, capacity, "about %.0f seconds", seconds < 1 ? 1 : seconds);
+    else if (seconds < 90 * 60)
+        snprintf(text, capacity, "about %.0f minutes", seconds / 60);
+    else
+        snprintf(text, capacity, "about %.1f hours", seconds / 3600);
+}
+
+/* After the first window, or as much of it as tells how long all will take. */
+static void announce(struct watch *watch, const char *what, uint64_t done, uint64_t total) {
+    enum { SECONDS_TO_TELL = 5 };
+    double seconds = console_seconds() - watch->start;
+    char left[64];
+    if (watch->silent || !done || (done * watch->windows < total && seconds < SECONDS_TO_TELL)) return;
+    watch->silent = true;
+    write_duration(seconds * (double)(total - done) / (double)done, left, sizeof left);
+    remark("%s needs a codebook for %s, and there is none yet: learning one from %s, %" PRIu64 " windows of %u tokens, this once; "
+           "%s take %s, then centroids are fitted",
+           watch->setup->method, watch->setup->info.name[0] ? watch->setup->info.name : "this model", watch->options->corpus,
+           watch->windows, watch->options->window, what, left);
+}
+
+static bool watch_lesson(void *user, const char *what, uint64_t done, uint64_t total) {
+    announce(user, what, done, total);
+    return progress_show(NULL, what, done, total);
+}
+
+int codebooks_learn(const struct setup *setup, const struct codebooks_lesson *lesson, struct terse_codebook **codebook) {
+    struct terse_calibration options = terse_calibration_defaults();
+    struct terse_error error;
+    int32_t *tokens;
+    size_t n_tokens;
+    const char *slash = lesson->file ? strrchr(lesson->file, '/') : NULL;
+    *codebook = NULL;
+    int status = read_lesson(setup, lesson->file, &tokens, &n_tokens);
+    if (status != EXIT_OK) return status;
+    options.method = setup->method;
+    options.corpus = !lesson->file ? built_in_corpus : slash ? slash + 1 : lesson->file;
+    if (lesson->window)
+        options.window = (uint32_t)lesson->window;
+    else if (options.window > setup->info.context)
+        options.window = setup->info.context;
+    options.windows = (uint32_t)lesson->windows;
+    options.seed = (uint64_t)lesson->seed;
+    options.power = (uint32_t)lesson->power;
+    options.shared = lesson->shared;
+    options.text_labels = lesson->text_labels;
+    options.weighting = (enum terse_weighting)lesson->weighting;
+    options.threads = (uint32_t)setup->threads;
+    struct watch watch = {setup, &options, n_tokens / options.window, console_seconds(), !lesson->announced};
+    if (options.windows && options.windows < watch.windows) watch.windows = options.windows;
+    options.progress = (struct terse_progress){watch_lesson, &watch};
+    if (terse_calibrate(setup->model, &options, tokens, n_tokens, codebook, &error) != TERSE_OK) status = complain_error(&error);
+    free(tokens);
+    return status;
+}
+
+/* ---- Finding one */
+
+/* What the name of the file promises. */
+static bool is_for(const struct terse_codebook *codebook, const struct setup *setup) {
+    struct terse_codebook_info info;
+    terse_codebook_describe(codebook, &info);
+    return strcmp(info.method, setup->method) == 0 && info.fingerprint == setup->info.fingerprint;
+}
+
+/* The codebook at `path`, or NULL after a remark when there is one that is of no use. */
+static struct terse_codebook *find(const struct setup *setup, const char *path) {
+    struct terse_codebook *codebook;
+    struct terse_error error;
+    if (access(path, F_OK) != 0) return NULL;
+    if (terse_codebook_load(path, &codebook, &error) != TERSE_OK) {
+        remark("a codebook that was kept cannot be used: %s", error.message);
+        return NULL;
+    }
+    if (is_for(codebook, setup)) return codebook;
+    remark("%s is for another method or model than its name says: it is not used", path);
+    terse_codebook_free(codebook);
+    return NULL;
+}
+
+/* Whether a session of these options would be possible with some codebook: what is wrong with them is found before minutes are spent
+ * on learning. */
+static int try_options(const struct setup *setup, const struct terse_session_options *options) {
+    struct terse_session_options plain = *options;
+    struct terse_session *session;
+    struct terse_error error;
+    plain.cache = terse_cache_options_defaults();
+    if (terse_session_new(setup->model, &plain, &session, &error) != TERSE_OK) return complain_error(&error);
+    terse_session_free(session);
+    return EXIT_OK;
+}
+
+static int learn_and_keep(const struct setup *setup, const struct terse_session_options *options, const char *path,
+                          struct terse_codebook **codebook) {
+    struct codebooks_lesson lesson = codebooks_lesson_defaults();
+    struct terse_error error;
+    lesson.announced = true;
+    int status = try_options(setup, options);
+    if (status == EXIT_OK) status = codebooks_learn(setup, &lesson, codebook);
+    if (status != EXIT_OK) return status;
+    if (!path)
+        remark("the codebook is not kept, since neither XDG_CACHE_HOME nor HOME names a place for it: the next run will learn it "
+               "again");
+    else if (codebooks_keep(*codebook, path, &error) != TERSE_OK)
+        remark("the codebook is not kept, and the next run will learn it again: %s", error.message);
+    return EXIT_OK;
+}
+
+static int find_or_learn(const struct setup *setup, const struct terse_session_options *options, struct terse_codebook **codebook) {
+    char path[4096];
+    bool place = codebooks_path(setup, path, sizeof path);
+    if (place && (*codebook = find(setup, path))) return EXIT_OK;
+    if (!setup->no_auto_calibrate) return learn_and_keep(setup, options, place ? path : NULL, codebook);
+    return complain("%s needs a codebook for this model, and there is none in %s; make it with: terse calibrate%s%s --kv %s",
+                    setup->method, place ? path : "~/.cache", setup->model_path ? " -m " : "",
+                    setup->model_path ? setup->model_path : "", setup->method);
+}
+
+int codebooks_provide(struct setup *setup, struct terse_session_options *options) {
+    struct codebook_entry *entry;
+    struct terse_error error;
+    int status = EXIT_OK;
+    if (!codebooks_needed(setup)) return EXIT_OK;
+    /* Once for each method: bench asks for many. */
+    for (entry = setup->codebooks; entry && strcmp(entry->method, setup->method) != 0;) entry = entry->next;
+    if (!entry) {
+        if (setup_try_cache(setup, &error) != TERSE_OK) return complain_error(&error);
+        if (!(entry = calloc(1, sizeof *entry))) return complain("no memory for a codebook");
+        if (!setup->codebook_path)
+            status = find_or_learn(setup, options, &entry->codebook);
+        else if (terse_codebook_load(setup->codebook_path, &entry->codebook, &error) != TERSE_OK)
+            status = complain_error(&error);
+        if (status != EXIT_OK) {
+            free(entry);
+            return status;
+        }
+        snprintf(entry->method, sizeof entry->method, "%s", setup->method);
+        entry->next = setup->codebooks;
+        setup->codebooks = entry;
+    }
+    options->cache.codebook = entry->codebook;
+    return EXIT_OK;
+}

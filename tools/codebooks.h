@@ -1,0 +1,45 @@
+/* Codebooks for the commands: where they lie, reading one, and learning the one that is missing. */
+#ifndef TERSE_TOOLS_CODEBOOKS_H
+#define TERSE_TOOLS_CODEBOOKS_H
+
+#include "setup.h"
+
+/* A codebook that is in use, in a list that setup_free releases. */
+struct codebook_entry {
+    char method[64];
+    struct terse_codebook *codebook;
+    struct codebook_entry *next;
+};
+void codebooks_free(struct codebook_entry *entries);
+
+/* Whether the method of *setup, with its types of keys and values, needs a codebook. */
+bool codebooks_needed(const struct setup *setup);
+
+/* Sets options->cache.codebook to the one that the method needs for the model: that of --codebook, that in the user's cache
+ * directory, or one that is learned now and kept there; stays NULL where it needs none. Learns nothing before a session of these
+ * options is known to be possible. Returns an exit status. */
+int codebooks_provide(struct setup *setup, struct terse_session_options *options);
+
+/* The text to learn from and how; 0 stands for what the library takes by default. */
+struct codebooks_lesson {
+    const char *file; /* NULL: the built-in text */
+    int64_t window, windows, seed, power;
+    bool shared, text_labels;
+    int weighting;  /* as enum terse_weighting */
+    bool announced; /* says beforehand what is learned, and how long it will take */
+};
+/* The library's defaults. */
+struct codebooks_lesson codebooks_lesson_defaults(void);
+
+/* Learns a codebook for the method and the model, with progress. Returns an exit status; *codebook is released by
+ * terse_codebook_free. */
+int codebooks_learn(const struct setup *setup, const struct codebooks_lesson *lesson, struct terse_codebook **codebook);
+
+/* Where the codebook of the method for the model is looked for, into path[capacity]: $XDG_CACHE_HOME/terse or ~/.cache/terse. False
+ * when the user has no such place. */
+bool codebooks_path(const struct setup *setup, char *path, size_t capacity);
+
+/* Writes a codebook and the folders on the way to it. TERSE_E_IO says why not. */
+enum terse_status codebooks_keep(const struct terse_codebook *codebook, const char *path, struct terse_error *error);
+
+#endif
