@@ -1,0 +1,44 @@
+/* What the parts of bench/fidelity have in common: the command's options, the model, the text and the work folder. */
+#ifndef TERSE_BENCH_FIDELITY_H
+#define TERSE_BENCH_FIDELITY_H
+
+#include "fidelity_run.h"
+#include "fidelity_store.h"
+
+#include <stdint.h>
+
+enum { FIDELITY_LENGTHS = 4 }; /* of retrieval tasks */
+
+struct fidelity {
+    const char *model_path, *file, *work, *methods, *parts, *tasks;
+    int64_t context, chunks, ubatch, threads, memory_tokens;
+    bool resume;
+
+    struct terse_model *model;
+    struct terse_model_info info;
+    char *text;
+    size_t n_bytes;
+    int32_t *tokens;
+    size_t n_tokens;
+    uint32_t windows; /* to score */
+    struct run *runs;
+    size_t n_runs;
+    uint32_t n_tasks[FIDELITY_LENGTHS]; /* of each kind */
+    struct store *store;
+};
+
+/* Options of a session that keeps its cache as `run` says. */
+struct terse_session_options fidelity_session_options(const struct fidelity *f, const struct run *run, uint32_t context);
+/* "SPEC|what", with the codebook's hash when there is one: what names a measurement in the store. */
+const char *fidelity_key(const struct run *run, const char *what, char *key, size_t capacity);
+/* A line of the store with what is known of the run. */
+cJSON *fidelity_line(const struct run *run);
+/* "resident", "codes", ... of a cache. */
+void fidelity_add_report(cJSON *line, const struct terse_cache_report *report);
+
+/* The parts. Each returns an exit status, after a complaint when it is not EXIT_OK. */
+int fidelity_perplexity(struct fidelity *f, bool steps, bool paper);
+int fidelity_needles(struct fidelity *f);
+int fidelity_memory(struct fidelity *f);
+
+#endif

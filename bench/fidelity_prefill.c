@@ -1,0 +1,170 @@
+/* Owns: the wrapped calls of cache.h and the copies of a layer's keys and queries that the followers need. */
+#include "fidelity_prefill.h"
+
+#include "base/memory.h"
+#include "cache/anchors.h"
+
+#include <string.h>
+
+/* What the linker makes of the functions of cache.h (CMakeLists.txt lists them): calls from other files come to __wrap_, and __real_ is
+ * the function itself. */
+enum terse_status __real_cache_new(const struct cache_shape *shape, const struct method *method, struct cache **cache,
+                                   struct terse_error *error);
+enum terse_status __real_cache_step_begin(struct cache *cache, enum cache_step_kind kind, size_t n, struct terse_error *error);
+void __real_cache_layer_begin(struct cache *cache, uint32_t layer, float *k, const float *v);
+void __real_cache_layer_attend(struct cache *cache, const float *q, size_t first, size_t count, float *out);
+void __real_cache_layer_end(struct cache *cache);
+void __real_cache_step_end(struct cache *cache);
+
+enum terse_status __wrap_cache_new(const struct cache_shape *shape, const struct method *method, struct cache **cache,
+                                   struct terse_error *error);
+enum terse_status __wrap_cache_step_begin(struct cache *cache, enum cache_step_kind kind, size_t n, struct terse_error *error);
+void __wrap_cache_layer_begin(struct cache *cache, uint32_t layer, float *k, const float *v);
+void __wrap_cache_layer_attend(struct cache *cache, const float *q, size_t first, size_t count, float *out);
+void __wrap_cache_layer_end(struct cache *cache);
+void __wrap_cache_step_end(struct cache *cache);
+
+static struct cache *newest; /* of cache_new, until opened_new has taken it */
+
+/* The prefill in progress. */
+static struct {
+    struct cache *lead; /* NULL: none, and calls just pass */
+    struct opened *followers;
+    size_t n_followers, n;
+    size_t kv_floats, q_floats; /* of all tokens */
+    uint32_t layer;
+    const float *v;
+    float *keys;      /* [n][Hk][hd] before rotation */
+    float *turned[2]; /* the same for a follower, which may rotate them, and for the one that observes */
+    float *queries;   /* [n][Hq][hd], when a follower chooses anchors */
+} many;
+
+static bool observes(const struct cache *cache) { return cache->plan.anchors != 0; }
+
+/* ---- The wrapped calls */
+
+enum terse_status __wrap_cache_new(const struct cache_shape *shape, const struct method *method, struct cache **cache,
+                                   struct terse_error *error) {
+    enum terse_status status = __real_cache_new(shape, method, cache, error);
+    newest = *cache;
+    return status;
+}
+
+/* Copies for the step of n tokens; whether queries are needed is known once every plan is made. */
+static enum terse_status reserve_copies(const struct cache *cache, size_t n, struct terse_error *error) {
+    size_t hd = cache->shape.head_dim;
+    bool queries = false;
+    for (size_t i = 0; i < many.n_followers; i++) queries |= observes(many.followers[i].cache);
+    many.n = n;
+    many.kv_floats = n * cache->shape.kv_heads * hd;
+    many.q_floats = queries ? n * cache->shape.query_heads * hd : 0;
+    many.keys = memory_array(many.kv_floats, sizeof *many.keys);
+    for (size_t i = 0; i < 2; i++) many.turned[i] = memory_array(many.kv_floats, sizeof *many.keys);
+    many.queries = memory_array(many.q_floats, sizeof *many.queries);
+    if (many.keys && many.turned[0] && many.turned[1] && many.queries) return TERSE_OK;
+    return status_no_memory(error, (3 * many.kv_floats + many.q_floats) * sizeof(float), "a layer's keys and queries");
+}
+
+enum terse_status __wrap_cache_step_begin(struct cache *cache, enum cache_step_kind kind, size_t n, struct terse_error *error) {
+    enum terse_status status = __real_cache_step_begin(cache, kind, n, error);
+    if (status || cache != many.lead) return status;
+    for (size_t i = 0; i < many.n_followers && !status; i++)
+        status = __real_cache_step_begin(many.followers[i].cache, kind, n, error);
+    return status ? status : reserve_copies(cache, n, error);
+}
+
+void __wrap_cache_layer_begin(struct cache *cache, uint32_t layer, float *k, const float *v) {
+    if (cache == many.lead) {
+        many.layer = layer;
+        many.v = v;
+        memcpy(many.keys, k, many.kv_floats * sizeof *k);
+    }
+    __real_cache_layer_begin(cache, layer, k, v);
+}
+
+void __wrap_cache_layer_attend(struct cache *cache, const float *q, size_t first, size_t count, float *out) {
+    size_t width = cache->shape.query_heads * (size_t)cache->shape.head_dim;
+    if (cache == many.lead && many.q_floats) memcpy(many.queries + first * width, q, count * width * sizeof *q);
+    __real_cache_layer_attend(cache, q, first, count, out);
+}
+
+static void begin(struct cache *follower, float *turned) {
+    memcpy(turned, many.keys, many.kv_floats * sizeof *turned);
+    __real_cache_layer_begin(follower, many.layer, turned, many.v);
+}
+
+/* What an exact prefill's attention leaves for the choice of anchors, without its output, which is the lead's. */
+static void observe(struct cache *follower) {
+    attend_many(follower, many.queries, 0, many.n, NULL, anchors_statistics(follower));
+    anchors_score(follower, many.queries, 0, many.n);
+}
+
+static bool same_plan(const struct cache *a, const struct cache *b) {
+    return a->plan.sealed == b->plan.sealed && a->plan.grid == b->plan.grid && a->plan.skip == b->plan.skip;
+}
+
+/* Anchor Scores are of the exact attention, the same for all: followers that seal the same tokens take them from the first. */
+void __wrap_cache_layer_end(struct cache *cache) {
+    struct cache *observer = NULL;
+    __real_cache_layer_end(cache);
+    if (cache != many.lead) return;
+    for (size_t i = 0; i < many.n_followers; i++) {
+        struct cache *follower = many.followers[i].cache;
+        bool scores = observes(follower), shares = scores && observer && same_plan(follower, observer);
+        bool first = scores && !observer;
+        begin(follower, many.turned[first]);
+        if (shares) anchors_share(follower, observer);
+        if (scores && !shares) observe(follower);
+        if (first)
+            observer = follower;
+        else
+            __real_cache_layer_end(follower);
+    }
+    if (observer) __real_cache_layer_end(observer);
+}
+
+void __wrap_cache_step_end(struct cache *cache) {
+    __real_cache_step_end(cache);
+    for (size_t i = 0; cache == many.lead && i < many.n_followers; i++) __real_cache_step_end(many.followers[i].cache);
+}
+
+/* ---- Sessions */
+
+enum terse_status opened_new(const struct terse_model *model, const struct terse_session_options *options, struct opened *opened,
+                             struct terse_error *error) {
+    enum terse_status status = terse_session_new(model, options, &opened->session, error);
+    opened->cache = status ? NULL : newest;
+    return status;
+}
+
+void opened_free(struct opened *opened) {
+    terse_session_free(opened->session);
+    *opened = (struct opened){0};
+}
+
+static void ignore_row(void *user, size_t i, const float *logits) {
+    (void)user;
+    (void)i;
+    (void)logits;
+}
+
+enum terse_status prefill_many(struct opened *lead, struct opened *followers, size_t n_followers, const int32_t *tokens, size_t n,
+                               struct terse_error *error) {
+    /* Without a sink the last layer asks for its last query alone; whoever chooses anchors must see them all. */
+    const struct terse_logits_sink all = {ignore_row, NULL, 0};
+    bool anchors = false;
+    for (size_t i = 0; i < n_followers; i++) anchors |= followers[i].cache->method.policy->anchors != NULL;
+    many.lead = lead->cache;
+    many.followers = followers;
+    many.n_followers = n_followers;
+    enum terse_status status = terse_session_prefill(lead->session, tokens, n, anchors ? &all : NULL, error);
+    memory_free(many.keys);
+    memory_free(many.turned[0]);
+    memory_free(many.turned[1]);
+    memory_free(many.queries);
+    memset(&many, 0, sizeof many);
+    if (!status) return TERSE_OK;
+    terse_session_reset(lead->session);
+    for (size_t i = 0; i < n_followers; i++) terse_session_reset(followers[i].session);
+    return status;
+}

@@ -1,0 +1,432 @@
+#!/usr/bin/env python3
+"""Writes docs/fidelity.md from a work folder of bench/fidelity:
+
+    fidelity_report.py FOLDER OUTPUT.md
+
+Every figure in the document is computed here; what was not measured is left out, and tables say so."""
+
+import os
+import sys
+import textwrap
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from fidelity_results import BLOCK, Difference, Results  # noqa: E402
+
+LENGTHS = (4096, 8192, 16384, 32000)
+BITS = ("4", "2", "1", "0.75", "0.375")
+
+MAIN = (
+    ["f16", "q8_0", "q4_0"]
+    + [f"cq-{b}" for b in BITS]
+    + [f"antkv-{b}:anchors=0%" for b in BITS]
+    + [f"antkv-{b}" for b in BITS]
+    + ["million-4", "million-3", "million-2"]
+)
+
+# Most perplexity over f16's that is aimed at, default protocol.
+TARGETS = {"antkv-4": 1.008, "antkv-2": 1.07, "antkv-1": 1.20, "antkv-0.75": 1.15, "antkv-0.375": 1.19, "million-4": 1.02}
+
+# A simulation in single precision on the same model and text (2 windows, codebooks of 98,304 tokens, 8 to 15 rounds of k-means):
+# (run, protocol): perplexity ratio, mean divergence, median, 99.9%, same top-1 in %.
+SIMULATION = {
+    ("q4_0", "paper"): (1.0121, 0.00785, 0.00448, 0.135, 93.8),
+    ("q4_0", "default"): (1.0046, 0.00243, 0.00082, 0.068, 96.4),
+    ("cq-4", "paper"): (1.0115, 0.00906, 0.00425, 0.298, 93.6),
+    ("cq-4", "default"): (1.0079, 0.00430, 0.00106, 0.205, 96.1),
+    ("antkv-4", "paper"): (1.0123, 0.00975, 0.00382, 0.483, 93.4),
+    ("antkv-4", "default"): (1.0099, 0.00516, 0.00097, 0.314, 95.7),
+    ("million-4", "paper"): (1.0370, 0.03484, 0.02179, 0.628, 87.1),
+    ("cq-2", "paper"): (1.1235, 0.0983, 0.0435, 2.79, 80.1),
+    ("cq-2", "default"): (1.0738, 0.0464, 0.0106, 2.16, 88.1),
+    ("antkv-2:anchors=0%", "paper"): (1.1127, 0.0963, 0.0417, 2.84, 80.2),
+    ("antkv-2", "default"): (1.0770, 0.0463, 0.0088, 2.44, 88.6),
+    ("million-2", "paper"): (1.2366, 0.2055, 0.1182, 3.35, 70.7),
+    ("cq-1", "paper"): (1.4131, 0.3507, 0.1590, 5.56, 64.7),
+    ("cq-1", "default"): (1.2128, 0.1601, 0.0325, 4.72, 78.9),
+    ("antkv-1:anchors=0%", "paper"): (1.4705, 0.3583, 0.1469, 6.76, 64.4),
+    ("antkv-1", "paper"): (1.4612, 0.3465, 0.1320, 6.96, 65.7),
+    ("antkv-1", "default"): (1.2242, 0.1542, 0.0252, 5.28, 80.8),
+    ("cq-0.75", "paper"): (1.2857, 0.2738, 0.1090, 6.38, 69.6),
+    ("antkv-0.75", "default"): (1.1507, 0.1227, 0.0188, 5.31, 83.3),
+    ("cq-0.375", "paper"): (1.3991, 0.3608, 0.1421, 7.10, 65.7),
+    ("antkv-0.375", "paper"): (1.4184, 0.3560, 0.1233, 7.70, 67.4),
+    ("antkv-0.375", "default"): (1.1986, 0.1543, 0.0217, 6.79, 81.9),
+}
+
+# llama.cpp's perplexity tool on the same model, text, context and windows; every query reads quantized keys and values, and q4_0 is
+# rotated by a Hadamard matrix first, which terse does not do. Ratio, divergence, median, 99.9%, same top-1.
+LLAMA_CPP = {"q8_0": (1.00044, 0.000032, 0.000020, 0.00057, 99.63), "q4_0": (1.0111, 0.00696, 0.0041, 0.135, 94.12)}
+
+ANCHORS = [("0%", ":anchors=0%"), ("1%", ""), ("2%", ":anchors=2%"), ("5%", ":anchors=5%"), ("10%", ":anchors=10%")]
+NBITS = [("4", "million-32x4"), ("6", "million-32x6"), ("8", "million-2"), ("10", "million-32x10"), ("12", "million-3")]
+
+# Claims: text, and the pairs (name, run that is claimed to be better, the other).
+DIRECTIONS = [
+    (
+        "1% of anchors against none, at 1 bit and below",
+        [(f"antkv-{b}", f"antkv-{b}", f"antkv-{b}:anchors=0%") for b in BITS[2:]],
+    ),
+    (
+        "More anchors never hurt",
+        [
+            (f"antkv-{b}, {more} against {less}", f"antkv-{b}{m}", f"antkv-{b}{s}")
+            for b in BITS[2:]
+            for (less, s), (more, m) in zip(ANCHORS, ANCHORS[1:])
+        ],
+    ),
+    (
+        "Gradient weights in learning against none, without anchors",
+        [(f"antkv-{b}", f"antkv-{b}:anchors=0%", f"antkv-{b}:anchors=0%:codebook=antkv-{b}-none") for b in BITS],
+    ),
+    (
+        "A gain for each row against none, same width and bits, no weights, no anchors",
+        [(f"antkv-{b} against cq-{b}", f"antkv-{b}:anchors=0%:codebook=antkv-{b}-none", f"cq-{b}") for b in BITS[:4]],
+    ),
+    (
+        "Keys before rotation against after, same width and bits, no weights, no anchors",
+        [("pairs of channels, 256 centroids", "cq-4", "million-4"), ("4 channels, 256 centroids", "cq-2", "million-2")],
+    ),
+    (
+        "More bits per code are better (million, 32 parts of a head)",
+        [(f"{b} bits against {a}", y, x) for (a, x), (b, y) in zip(NBITS, NBITS[1:])],
+    ),
+    (
+        "Codebooks of their own for every layer and KV head against one for the model",
+        [(m, m, f"{m}:codebook={m}-shared") for m in ("million-4", "million-2", "antkv-1")],
+    ),
+    (
+        "A window of 128 exact tokens against none",
+        [(m, m, f"{m}:tail=0") for m in ("q4_0", "antkv-4", "antkv-1", "antkv-0.375", "million-4", "million-2")],
+    ),
+]
+
+# Codebooks antkv-BITS-LABEL, learned with other weights than the method's own.
+WEIGHTINGS = ["none", "sub-vector-1", "sub-vector-2", "head-1", "head-2"]
+
+
+def table(head, rows, words=(0,)):
+    """Columns in `words` hold text, the others numbers."""
+    align = ["---" if i in words else "---:" for i in range(len(head))]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in [head, align, *rows]) + "\n\n"
+
+
+def exponent(x):
+    return int(f"{abs(x):.2e}".split("e")[1])
+
+
+def digits(x):
+    """Three significant digits; powers of ten below 1e-4."""
+    return "0" if x == 0 else f"{x:.1e}" if abs(x) < 1e-4 else f"{x:.{max(0, 2 - exponent(x))}f}"
+
+
+def with_error(x, error, most):
+    """0.1234 ± 0.0056: two digits of the error and as many places of the value, `most` places at most."""
+    if not error > 0:
+        return f"{x:g}"
+    places = min(most, max(0, 1 - exponent(error)))
+    if round(error, places) == 0:
+        return digits(x)
+    return f"{x:.{places}f} ± {error:.{places}f}"
+
+
+def percent(x):
+    return f"{round(100 * x, 2) + 0:.2f}"
+
+
+def mib(x):
+    return f"{x / 2**20:.1f}"
+
+
+def name_of(run):
+    """A run as a reader knows it."""
+    method, *options = run.split(":")
+    if method.startswith("antkv"):
+        anchors = [o.split("=")[1] for o in options if o.startswith("anchors=")]
+        options = [o for o in options if not o.startswith("anchors=")]
+        method += f", {anchors[0] if anchors else '1%'} anchors"
+    return ", ".join([method, *options])
+
+
+class Report:
+    def __init__(self, results):
+        self.r = results
+        self.text = []
+
+    def say(self, text):
+        """Paragraphs, filled; lists, headings and code as they are."""
+        for paragraph in text.strip("\n").split("\n\n"):
+            plain = paragraph[0] not in "#-!| "
+            self.text.append((textwrap.fill(paragraph, 132, break_on_hyphens=False, break_long_words=False) if plain else paragraph) + "\n\n")
+
+    def place(self, run, protocol):
+        return self.r.positions(run, protocol)
+
+    # ---- What was measured
+
+    def introduction(self):
+        s = self.r.setup
+        windows = max((len(self.place(run, "default").windows) for run in self.r.runs("default")), default=0)
+        learned = next((p.line for run in self.r.runs("default") if "corpus" in (p := self.place(run, "default")).line), {})
+        self.say(
+            f"""
+# Fidelity
+
+What each way to keep the KV cache costs, against what it saves. Generated by `bench/fidelity.sh`; [how to repeat it](#how-to-repeat-it)
+is at the end.
+
+Model: {s["model"]} with {s["weights"]} weights. Text: {s["text"]}, the first {windows} {"windows" if windows > 1 else "window"} of {s["context"]:,} tokens; the second half of each is
+scored, {windows * (s["context"] - 1 - s["context"] // 2):,} positions in all.
+"""
+        )
+        if learned:
+            self.say(
+                f"Codebooks were learned from {learned['codebook_tokens']:,.0f} tokens of {learned['corpus']}."
+            )
+        self.say(
+            f"""
+Two protocols:
+
+- **default**, the way the cache is used: the first half of a window is prefilled exactly and sealed, the second half goes through the cache in
+  decoding steps of {s["ubatch"]} tokens. Tokens of a step are exact among themselves; what is older than the recent window of 128 tokens is read compressed.
+- **paper**, the way the papers measure perplexity: every token reads compressed keys and values, its own included, and there is no window.
+  Anchors are chosen over the whole window of text.
+
+Everything is compared at the same positions with one base, an f16 cache in the default protocol, whose logits are kept in full.
+*Ratio* is the perplexity over the base's. *KLD* is the divergence of the next-token distribution from the base's, in nats. *Bits* are resident
+bits per value after {s["context"]:,} tokens: codes, scales, anchors, recent window and tables, all bytes allocated; codebooks, as they lie in memory, are shared by
+all sequences and stand beside them. ± is a standard error from means of {BLOCK} neighbouring positions.
+
+![Divergence and perplexity against bits](fidelity.svg)
+"""
+        )
+
+    def told(self, source, key):
+        """Figures from elsewhere, where they are of the same model, text and windows; else None."""
+        same = self.r.setup["model"] == "lab-27m" and self.r.setup["weights"] == "F16" and self.r.setup["context"] == 8192
+        return source.get(key) if same else None
+
+    # ---- Tables
+
+    def needle_cells(self, run):
+        cells = []
+        for length in LENGTHS:
+            right, count = self.r.share(run, length)
+            cells.append(f"{right}/{count}" if count else "")
+        return cells
+
+    def score_cells(self, p, error=True):
+        ratio, ratio_error = p.ratio()
+        return [
+            with_error(ratio, ratio_error, 5) if error else f"{ratio:.4f}",
+            with_error(p.mean("kld"), p.error("kld"), 7) if error else digits(p.mean("kld")),
+            digits(p.quantile(0.5)),
+            digits(p.quantile(0.99)),
+            digits(p.quantile(0.999)),
+            f"{100 * p.mean('same'):.1f}",
+        ]
+
+    SCORES = ["ratio", "KLD", "median", "99%", "99.9%", "same top-1 %"]
+
+    def main_table(self):
+        rows = []
+        for run in MAIN:
+            p = self.place(run, "default")
+            if p:
+                book = mib(p.line["codebook"]) if p.line["codebook"] else ""
+                rows.append([name_of(run), f"{p.bits:.2f}", book, *self.score_cells(p), *self.needle_cells(run)])
+        tasks = {n: self.r.share("f16", n)[1] for n in LENGTHS}
+        self.say("## Default protocol and retrieval")
+        if any(tasks.values()):
+            self.say(
+                "The last columns count exact answers to retrieval tasks: a fact planted in the text, one of 16 planted facts, or one line of a "
+                "list of keys and values, a third of the tasks each. The prompt goes through one exact prefill; the answer, 10 to 25 tokens, "
+                "is written greedily through the cache and must be right to the letter. Its first token comes from the prefill itself."
+            )
+        head = ["method", "bits", "codebook MiB", *self.SCORES, "4K", "8K", "16K", "32K"]
+        self.text.append(table(head, rows))
+
+    def paper_table(self):
+        rows = []
+        for run in MAIN:
+            p = self.place(run, "paper")
+            if p:
+                other = self.told(SIMULATION, (run, "paper"))
+                told = [f"{other[0]:.4f}", digits(other[1]), digits(other[2]), digits(other[3]), f"{other[4]:.1f}"] if other else [""] * 5
+                rows.append([name_of(run), f"{p.bits:.2f}", *self.score_cells(p), *told])
+        if not rows:
+            return
+        self.say("## Paper protocol")
+        if not any(row[-1] for row in rows):
+            self.text.append(table(["method", "bits", *self.SCORES], [row[: 2 + len(self.SCORES)] for row in rows]))
+            return
+        self.say(
+            "The columns on the right are those of a simulation in single precision that was made before this implementation, on 2 windows of the "
+            "same text and with codebooks of fewer tokens: a mark to reach, not the same measurement."
+        )
+        head = ["method", "bits", *self.SCORES, "sim. ratio", "sim. KLD", "sim. median", "sim. 99.9%", "sim. same %"]
+        self.text.append(table(head, rows))
+        rows = []
+        for run in LLAMA_CPP:
+            p, other = self.place(run, "paper"), self.told(LLAMA_CPP, run)
+            if p and other:
+                ratio, kld, median, tail, same = other
+                rows.append([f"{run}, terse", *self.score_cells(p, error=False)])
+                rows.append([f"{run}, llama.cpp", f"{ratio}", digits(kld), digits(median), "", digits(tail), f"{same}"])
+        if rows:
+            self.say(
+                "llama.cpp's own tool on the same windows. It rotates quantized keys and values by a Hadamard matrix before it rounds them, and its base "
+                "file cuts off log-probabilities more than 16 below the largest, which lowers the base's perplexity by 0.03 % and so raises its ratios by as much."
+            )
+            self.text.append(table(["cache", *self.SCORES], rows))
+
+    def targets(self):
+        rows = []
+        for run, target in TARGETS.items():
+            p = self.place(run, "default")
+            if p:
+                ratio = p.ratio()[0]
+                sim = self.told(SIMULATION, (run, "default"))
+                verdict = "met" if ratio <= target else "missed"
+                rows.append([name_of(run), f"{p.bits:.2f}", f"{ratio:.4f}", f"{target}", verdict, f"{sim[0]:.4f}" if sim else ""])
+        if not rows:
+            return
+        self.say("## Aims")
+        self.say("Perplexity over f16's in the default protocol, beside the most that was aimed at and what the simulation had.")
+        self.text.append(table(["method", "bits", "ratio", "aim, at most", "", "simulation"], rows, (0, 4)))
+        self.small_caches()
+
+    def small_caches(self):
+        for protocol in ("default", "paper"):
+            q4 = self.place("q4_0", protocol)
+            others = [(run, self.place(run, protocol)) for run in MAIN if run != "q4_0"]
+            others = [(run, p) for run, p in others if p and p.bits <= 4.5]
+            if not q4 or not others:
+                continue
+            run, best = min(others, key=lambda item: item[1].mean("kld"))
+            d = Difference(best, q4)
+            low, high = d.kld_interval
+            word = "below" if d.verdict() == "holds" else "not below" if d.verdict() == "does not hold" else "not shown to be below"
+            self.say(
+                f"In the {protocol} protocol the least divergence at 4.5 resident bits or fewer is that of {name_of(run)}: {digits(best.mean('kld'))} at "
+                f"{best.bits:.2f} bits. q4_0 has {digits(q4.mean('kld'))} at {q4.bits:.2f}. The former is {word} the latter (difference {digits(d.kld)}, "
+                f"95 % interval {digits(low)} to {digits(high)})."
+            )
+
+    def directions(self):
+        rows = []
+        for claim, pairs in DIRECTIONS:
+            for protocol in ("default", "paper"):
+                for name, better, worse in pairs:
+                    a, b = self.place(better, protocol), self.place(worse, protocol)
+                    if a is None or b is None or a.windows != b.windows:
+                        continue
+                    if protocol == "paper" and ":tail=" in worse:  # there is no window
+                        continue
+                    d = Difference(a, b)
+                    (k0, k1), (l0, l1) = d.kld_interval, d.log_interval
+                    rows.append(
+                        [
+                            claim,
+                            name,
+                            protocol,
+                            f"{digits(d.kld)} ({digits(k0)} to {digits(k1)})",
+                            f"{percent(d.log_ratio)} ({percent(l0)} to {percent(l1)})",
+                            d.verdict(),
+                        ]
+                    )
+                    claim = ""
+        if not rows:
+            return
+        self.say("## Directions")
+        self.say(
+            f"Each row: the first named minus the other at the same positions, so less than zero is better; in brackets 95 % of the mean, by "
+            f"bootstrap over blocks of {BLOCK} positions. A claim *holds* when the whole interval of the divergence lies below zero, *does not hold* "
+            f"when it lies above, and is *undecided* otherwise. Perplexity in per cent."
+        )
+        self.text.append(table(["claim", "pair", "protocol", "difference of KLD", "of log perplexity, %", "verdict"], rows, (0, 1, 2, 5)))
+
+    def weightings(self):
+        rows = []
+        for bits in BITS:
+            for protocol in ("default", "paper"):
+                runs = [f"antkv-{bits}:anchors=0%:codebook=antkv-{bits}-{label}" for label in WEIGHTINGS]
+                found = [p for p in (self.place(run, protocol) for run in runs) if p]
+                own = self.place(f"antkv-{bits}:anchors=0%", protocol)
+                if not found or not own:
+                    continue
+                rows += [[bits, p.line["weighting"], protocol, *self.score_cells(p)] for p in found]
+                rows.append([bits, f"the method's own: {own.line['weighting']}", protocol, *self.score_cells(own)])
+        if not rows:
+            return
+        self.say("## How samples weigh in learning")
+        self.say(
+            "antkv without anchors; only the weights in k-means differ. A weight is the norm of the loss's gradient with respect to the sub-vector, or "
+            "to the whole row of the head, to a power."
+        )
+        self.text.append(table(["bits", "weight", "protocol", *self.SCORES], rows, (0, 1, 2)))
+
+    def memory(self):
+        base = self.r.memory.get("f16")
+        if not base:
+            return
+        rows = []
+        for run, line in self.r.memory.items():
+            peak, decode, cache = line["prefill_peak"], line["decode_peak"], line["resident"]
+            rows.append([name_of(run), mib(line["predicted"]), mib(cache), mib(peak), mib(decode)])
+            if run != "f16":
+                fall = base["resident"] - cache
+                rows[-1] += [mib(fall), mib(base["prefill_peak"] - peak), mib(base["decode_peak"] - decode)]
+            else:
+                rows[-1] += ["", "", ""]
+        self.say("## Real memory")
+        self.say(
+            f"One process for each method: an exact prefill and 32 decoded tokens, {base['tokens']:,.0f} in all. The peaks are what the system counted as "
+            f"resident in the process (VmHWM), from its start to the end of the prefill and during decoding; they contain the model, the text, and the scratch of "
+            f"an exact prefill, which is the same for all methods but for what choosing anchors takes. *Fall* is f16's figure minus this one's: that of the "
+            f"cache by the accounting, and those of the two peaks as measured. All in MiB."
+        )
+        head = ["method", "cache, foretold", "cache, allocated", "peak in prefill", "peak in decoding", "fall of the cache", "of the first peak", "of the second"]
+        self.text.append(table(head, rows))
+
+    def how(self):
+        self.say(
+            """
+## How to repeat it
+
+    bench/fidelity.sh -m MODEL.gguf -f SCORED_TEXT
+
+makes the codebooks (`terse calibrate`, on the text in `data`), measures, and writes this page and the plot. Results stay in `build/fidelity`; what is there is not measured
+again, and single steps can be named: `codebooks`, `main`, `directions`, `weighting`, `memory`, `report`. `build/bin/fidelity --help` lists the options of
+the measuring program. The plot needs Debian's python3-matplotlib.
+"""
+        )
+
+    def check(self):
+        """An f16 cache that has read what the base has read must give the same logits to the bit."""
+        f16 = self.place("f16", "default")
+        if f16 and (f16.kld.any() or f16.delta.any()):
+            sys.exit("fidelity_report.py: f16 differs from the base, which is f16 itself: the measurement is broken")
+
+    def write(self):
+        self.check()
+        self.introduction()
+        self.main_table()
+        self.targets()
+        self.paper_table()
+        self.directions()
+        self.weightings()
+        self.memory()
+        self.how()
+        return "".join(self.text).rstrip("\n") + "\n"
+
+
+def main():
+    if len(sys.argv) != 3:
+        sys.exit("usage: fidelity_report.py FOLDER OUTPUT.md")
+    text = Report(Results(sys.argv[1])).write()
+    with open(sys.argv[2], "w", encoding="utf-8") as file:
+        file.write(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""What a work folder of bench/fidelity holds (fidelity_store.h), and the statistics of it. Needs numpy."""
+
+import json
+import os
+
+import numpy as np
+
+BLOCK = 256  # positions: neighbours in a text resemble each other, so errors come from means of blocks
+RESAMPLES = 10000
+SEED = 1
+
+
+def bits_of_name(run):
+    """ "antkv-0.75:anchors=0%" -> 0.75"""
+    return float(run.split(":")[0].split("-")[1])
+
+
+class Positions:
+    """A run's scored positions in one protocol: columns [windows][positions], and what the last window's cache held."""
+
+    COLUMNS = ("kld", "nll", "delta", "same")  # as enum score_column
+
+    def __init__(self, folder, lines):
+        self.line = lines[-1]
+        values = []
+        for line in lines:
+            path = os.path.join(folder, "values", line["values"])
+            values.append(np.fromfile(path, "<f4").reshape(len(self.COLUMNS), line["positions"]))
+        for i, name in enumerate(self.COLUMNS):
+            setattr(self, name, np.array([v[i] for v in values], dtype=np.float64))
+        self.windows = tuple(line["window"] for line in lines)
+        self.bits = self.line["bits"]
+
+    def blocks(self, column):
+        """Means of blocks of about BLOCK positions that do not cross windows, [blocks]."""
+        x = getattr(self, column)
+        parts = max(1, round(x.shape[1] / BLOCK))
+        return np.concatenate([[part.mean() for part in np.array_split(row, parts)] for row in x])
+
+    def mean(self, column):
+        return getattr(self, column).mean()
+
+    def error(self, column):
+        """Standard error of the mean, from the blocks."""
+        x = self.blocks(column)
+        return x.std(ddof=1) / np.sqrt(len(x)) if len(x) > 1 else float("nan")
+
+    def ratio(self):
+        """Perplexity over the base's, and its standard error."""
+        ratio = np.exp(self.mean("delta"))
+        return ratio, ratio * self.error("delta")
+
+    def quantile(self, fraction):
+        return np.quantile(self.kld, fraction)
+
+
+class Results:
+    def __init__(self, folder):
+        self.folder = folder
+        with open(os.path.join(folder, "setup.json"), encoding="utf-8") as file:
+            self.setup = json.load(file)
+        perplexity = {}
+        for line in self._lines("perplexity.jsonl"):
+            perplexity.setdefault((line["run"], line["protocol"]), {})[line["window"]] = line
+        self._positions = {key: [lines[w] for w in sorted(lines)] for key, lines in perplexity.items()}
+        self._loaded = {}
+        self.needles = {}
+        for line in self._lines("needles.jsonl"):
+            self.needles.setdefault(line["run"], {})[(line["length"], line["kind"], line["task"])] = line["right"]
+        self.memory = {line["run"]: line for line in self._lines("memory.jsonl")}
+
+    def _lines(self, name):
+        path = os.path.join(self.folder, name)
+        if not os.path.exists(path):
+            return []
+        with open(path, encoding="utf-8") as file:
+            return [json.loads(line) for line in file if line.endswith("\n")]
+
+    def runs(self, protocol):
+        return [run for run, p in self._positions if p == protocol]
+
+    def positions(self, run, protocol):
+        """Positions, or None when that was not measured."""
+        key = (run, protocol)
+        if key not in self._positions:
+            return None
+        if key not in self._loaded:
+            self._loaded[key] = Positions(self.folder, self._positions[key])
+        return self._loaded[key]
+
+    def share(self, run, length):
+        """(right, all) of the retrieval tasks of one length."""
+        right = [r for (n, _, _), r in self.needles.get(run, {}).items() if n == length]
+        return sum(right), len(right)
+
+
+def interval(differences):
+    """95% of the mean by bootstrap of blocks."""
+    x = np.asarray(differences)
+    draws = np.random.default_rng(SEED).integers(0, len(x), (RESAMPLES, len(x)))
+    return tuple(np.quantile(x[draws].mean(axis=1), (0.025, 0.975)))
+
+
+class Difference:
+    """The better-claimed run minus the other at the same positions: mean divergence, and log of perplexity."""
+
+    def __init__(self, better, worse):
+        assert better.windows == worse.windows
+        self.kld = better.mean("kld") - worse.mean("kld")
+        self.kld_interval = interval(better.blocks("kld") - worse.blocks("kld"))
+        self.log_ratio = better.mean("delta") - worse.mean("delta")
+        self.log_interval = interval(better.blocks("delta") - worse.blocks("delta"))
+
+    def verdict(self):
+        low, high = self.kld_interval
+        return "holds" if high < 0 else "does not hold" if low > 0 else "undecided"

@@ -1,0 +1,25 @@
+/* A run: one way to keep the KV cache, as the command line names it,
+ *
+ *     METHOD[:anchors=P%|N][:tail=N][:codebook=NAME]
+ *
+ * METHOD as in `terse run --kv`; anchors: that part of a prompt's tokens, or so many, stay exact; tail: newest tokens kept exact; codebook:
+ * codebooks/NAME.gguf of the work folder instead of codebooks/METHOD.gguf. The text names the run in all results. */
+#ifndef TERSE_BENCH_FIDELITY_RUN_H
+#define TERSE_BENCH_FIDELITY_RUN_H
+
+#include "terse.h"
+
+struct run {
+    char spec[96];   /* as given */
+    char fields[96]; /* cut to pieces: the strings of `cache` */
+    struct terse_cache_options cache;
+    struct terse_codebook *codebook; /* or NULL */
+    uint64_t codebook_hash;          /* of its file; 0: none */
+};
+
+/* Parses `spec`, loads its codebook from the work folder if there is one, and asks the library whether `model` can keep its cache so.
+ * Returns an exit status; a complaint was made when it is not EXIT_OK. */
+int run_open(const char *spec, const char *work, const struct terse_model *model, struct run *run);
+void run_close(struct run *run);
+
+#endif

@@ -1,0 +1,171 @@
+#!/usr/bin/env python3
+"""Draws divergence and perplexity against resident bits per value, from a work folder of bench/fidelity:
+
+    plot_fidelity.py FOLDER OUTPUT.svg OUTPUT.png
+
+Two columns, the default and the paper protocol; divergence above on a logarithmic axis, perplexity over f16's below on a linear one; a
+point for each method."""
+
+import os
+import sys
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt  # noqa: E402
+from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator  # noqa: E402
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from fidelity_results import Results  # noqa: E402
+
+BITS = ("4", "2", "1", "0.75", "0.375")
+
+# Name, runs that a line joins, colour, marker, filled.
+FAMILIES = [
+    ("AnTKV, 1% anchors", [f"antkv-{b}" for b in BITS], "#0b6e99", "o", True),
+    ("AnTKV, no anchors", [f"antkv-{b}:anchors=0%" for b in BITS], "#0b6e99", "o", False),
+    ("CQ", [f"cq-{b}" for b in BITS], "#6a3d9a", "s", False),
+    ("MILLION", ["million-4", "million-3", "million-2"], "#c1440e", "^", True),
+    ("q4_0", ["q4_0"], "#3a3a3a", "D", True),
+    ("q8_0", ["q8_0"], "#3a3a3a", "D", True),
+]
+PROTOCOLS = [("default", "Default protocol: exact prefill, window of 128"), ("paper", "Paper protocol: every token reads codes")]
+DPI = 100
+GREY = "#555555"
+
+
+def points(results, runs, protocol, value):
+    found = [results.positions(run, protocol) for run in runs]
+    return [(p.bits, value(p)) for p in found if p is not None]
+
+
+def style(axes):
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    for side in ("left", "bottom"):
+        axes.spines[side].set_color("#999999")
+    axes.grid(True, which="major", color="#e6e6e6", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.tick_params(colors=GREY, length=3, which="both")
+    axes.set_xscale("log", base=2)
+    ticks = (0.5, 1, 2, 4, 8)
+    axes.xaxis.set_major_locator(FixedLocator(ticks))
+    axes.xaxis.set_major_formatter(FixedFormatter([f"{t:g}" for t in ticks]))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xlim(0.33, 13)
+
+
+def draw(axes, results, protocol, value):
+    """Returns the places of all points and, for each family drawn, (name, colour, its points)."""
+    drawn = []
+    for name, runs, colour, marker, filled in FAMILIES:
+        at = sorted(points(results, runs, protocol, value))
+        if not at:
+            continue
+        x, y = zip(*at)
+        axes.plot(x, y, color=colour, linewidth=1.2, alpha=0.55, zorder=2, linestyle="-" if filled else (0, (3, 2)))
+        face = colour if filled else "white"
+        axes.plot(x, y, color=colour, linestyle="none", marker=marker, markersize=6, markerfacecolor=face, markeredgewidth=1.3, zorder=3)
+        drawn.append((name, colour, at))
+    return drawn
+
+
+# ---- Labels: beside a point of their family, at the first place where they touch neither a point, nor a line, nor each other.
+
+
+def boxes_meet(a, b):
+    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
+
+
+def stretch(a, b, step=4):
+    """Places along the line from a to b, some pixels apart."""
+    n = max(1, int(max(abs(b[0] - a[0]), abs(b[1] - a[1])) / step))
+    return [(a[0] + (b[0] - a[0]) * i / n, a[1] + (b[1] - a[1]) * i / n) for i in range(n + 1)]
+
+
+def obstacles(axes, drawn):
+    places = []
+    for _, _, at in drawn:
+        pixels = [tuple(axes.transData.transform(p)) for p in at]
+        places += [(x - 5, y - 5, x + 5, y + 5) for x, y in pixels]
+        for a, b in zip(pixels, pixels[1:]):
+            places += [(x - 1, y - 1, x + 1, y + 1) for x, y in stretch(a, b)]
+    return places
+
+
+def candidates(pixels, width, height):
+    """(cost, box): around each point of the family, the nearer the better; the ends of the line before its middle."""
+    for i, (x, y) in enumerate(pixels):
+        inner = 0 if i in (0, len(pixels) - 1) else 6
+        for distance in (7, 11, 16, 22, 30, 40, 52, 66):
+            for dx, dy in ((1, 0), (1, 1), (1, -1), (-1, 0), (-1, 1), (-1, -1), (0, 1), (0, -1)):
+                cx = x + dx * (distance + width / 2)
+                cy = y + dy * (distance + height / 2)
+                yield distance + inner + 2 * (dx == 0), (cx - width / 2, cy - height / 2, cx + width / 2, cy + height / 2)
+
+
+def label(figure, axes, drawn):
+    renderer = figure.canvas.get_renderer()
+    taken = obstacles(axes, drawn)
+    frame = axes.get_window_extent(renderer)
+    for name, colour, at in sorted(drawn, key=lambda item: len(item[2])):
+        text = axes.text(0, 0, name, color=colour, fontsize=9, ha="center", va="center", zorder=4)
+        size = text.get_window_extent(renderer)
+        pixels = [tuple(axes.transData.transform(p)) for p in at]
+        free = [
+            (cost, box)
+            for cost, box in candidates(pixels, size.width + 2, size.height)
+            if box[0] >= frame.x0 + 3 and box[2] <= frame.x1 and box[1] >= frame.y0 + 3 and box[3] <= frame.y1
+            and not any(boxes_meet(box, other) for other in taken)
+        ]
+        if not free:
+            sys.exit(f"plot_fidelity.py: no room for the label {name}")
+        box = min(free)[1]
+        middle = ((box[0] + box[2]) / 2, (box[1] + box[3]) / 2)
+        text.set_position(axes.transData.inverted().transform(middle))
+        taken.append(box)
+        lead(axes, box, pixels, colour)
+
+
+def lead(axes, box, pixels, colour):
+    """A thin line from a label that is not close to the nearest point of its family."""
+
+    def gap(p):
+        nearest = (min(max(p[0], box[0]), box[2]), min(max(p[1], box[1]), box[3]))
+        return (nearest[0] - p[0]) ** 2 + (nearest[1] - p[1]) ** 2, nearest, p
+
+    squared, start, end = min(gap(p) for p in pixels)
+    if squared < 14**2:
+        return
+    inverse = axes.transData.inverted()
+    (x0, y0), (x1, y1) = inverse.transform(start), inverse.transform(end)
+    axes.plot([x0, x1], [y0, y1], color=colour, linewidth=0.7, alpha=0.7, zorder=1)
+
+
+def main():
+    if len(sys.argv) != 4:
+        sys.exit("usage: plot_fidelity.py FOLDER OUTPUT.svg OUTPUT.png")
+    results = Results(sys.argv[1])
+    plt.rcParams.update({"font.family": "sans-serif", "font.size": 9, "svg.fonttype": "none", "svg.hashsalt": "terse"})
+    figure, grid = plt.subplots(2, 2, figsize=(9.0, 7.2), dpi=DPI, sharex=True, sharey="row")
+    drawn = {}
+    for column, (protocol, title) in enumerate(PROTOCOLS):
+        for row, value in enumerate((lambda p: p.mean("kld"), lambda p: p.ratio()[0])):
+            axes = grid[row][column]
+            style(axes)
+            drawn[row, column] = draw(axes, results, protocol, value)
+        grid[0][column].set_title(title, fontsize=10, color="#222222", loc="left")
+        grid[1][column].set_xlabel("resident bits per value", color=GREY)
+    grid[0][0].set_yscale("log")
+    grid[0][0].set_ylabel("mean KL divergence from f16, nats", color=GREY)
+    grid[1][0].set_ylabel("perplexity over f16's", color=GREY)
+    figure.tight_layout(h_pad=1.6, w_pad=1.6)
+    figure.canvas.draw()
+    for (row, column), families in drawn.items():
+        label(figure, grid[row][column], families)
+    figure.savefig(sys.argv[2], metadata={"Date": None})
+    figure.savefig(sys.argv[3], metadata={"Software": None})
+
+
+if __name__ == "__main__":
+    main()
