@@ -57,7 +57,7 @@ static void step(struct cache *cache, enum cache_step_kind kind, size_t n, uint3
                 rows[r][i] = 3 * ((float)(seed >> 8) / (1 << 24) - 0.5f);
             }
         cache_layer_begin(cache, layer, k, v);
-        if (cache_observes(cache)) cache_layer_observe(cache, rows[2], 0, n);
+        if (cache_observes(cache, 0)) cache_layer_observe(cache, rows[2], 0, n);
         cache_layer_attend(cache, rows[2], 0, n, rows[2]);
         cache_layer_end(cache);
     }

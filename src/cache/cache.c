@@ -199,16 +199,19 @@ void cache_layer_begin(struct cache *cache, uint32_t layer, float *k, const floa
             turns_rotate(&cache->turns, i / BLOCK_TOKENS, i % BLOCK_TOKENS, k + i * heads * hd, heads, hd);
     }
     anchors_begin_layer(cache);
-    cache->sealed_first = cache->plan.kind == CACHE_STEP_PAPER && !cache_observes(cache);
+    cache->sealed_first = cache->plan.kind == CACHE_STEP_PAPER && !cache->plan.anchors;
     if (cache->sealed_first) store_layer(cache);
 }
 
-bool cache_observes(const struct cache *cache) { return cache->plan.kind == CACHE_STEP_PAPER && cache->plan.anchors; }
+size_t cache_observes(const struct cache *cache, size_t needed) {
+    if (!cache->plan.anchors) return 0;
+    return cache->plan.kind == CACHE_STEP_PAPER ? cache->plan.n : needed; /* what attends in a prefill is scored as it does */
+}
 
 void cache_layer_observe(struct cache *cache, const float *q, size_t first, size_t count) {
     attend_many(cache, q, first, count, NULL, anchors_statistics(cache));
     anchors_score(cache, q, first, count);
-    if (first + count < cache->plan.n) return;
+    if (cache->plan.kind != CACHE_STEP_PAPER || first + count < cache->plan.n) return;
     store_layer(cache);
     cache->sealed_first = true;
 }

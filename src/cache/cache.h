@@ -8,7 +8,7 @@
  *     cache_step_begin(cache, n)                          the only call that allocates and can fail
  *     for each layer:
  *         cache_layer_begin(cache, layer, k, v)           k, v [n][Hk][hd] before rotation
- *         cache_layer_observe(cache, q, first, count)     only if cache_observes(cache): every query, in order, before any attends
+ *         cache_layer_observe(cache, q, first, count)     the first cache_observes(...) queries, in order, before any attends
  *         cache_layer_attend(cache, q, first, count, out) any number of times, until every query was asked
  *         cache_layer_end(cache)                          appends to the window, seals full blocks, evicts
  *     cache_step_end(cache)
@@ -78,9 +78,9 @@ enum terse_status cache_step_begin(struct cache *cache, enum cache_step_kind kin
 void cache_layer_begin(struct cache *cache, uint32_t layer, float *k, const float *v);
 /* q[count][Hq][hd] of the new tokens first..first+count-1, before rotation; out[count][Hq][hd], which may be q. */
 void cache_layer_attend(struct cache *cache, const float *q, size_t first, size_t count, float *out);
-/* Whether the step in progress must see its queries before it can seal: a step sealed first whose policy chooses exact tokens by
- * their attention. */
-bool cache_observes(const struct cache *cache);
+/* How many of a layer's queries, from the first on, must be shown to cache_layer_observe before others attend, when the first `needed` of
+ * them will not attend since nobody wants their outputs: where the policy chooses exact tokens by their attention all queries count. */
+size_t cache_observes(const struct cache *cache, size_t needed);
 /* q as in cache_layer_attend, in order from first 0 on, each new token once. */
 void cache_layer_observe(struct cache *cache, const float *q, size_t first, size_t count);
 void cache_layer_end(struct cache *cache);

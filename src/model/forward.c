@@ -139,8 +139,9 @@ static bool run_layer(const struct forward *f, uint32_t index, size_t n, size_t 
         project(f, layer, first, count, one_panel, w->k + first * kv_width, w->v + first * kv_width);
     }
     cache_layer_begin(f->cache, index, w->k, w->v);
-    for (size_t first = 0; first < n && cache_observes(f->cache); first += w->panel) {
-        size_t count = n - first < w->panel ? n - first : w->panel;
+    size_t observed = cache_observes(f->cache, needed);
+    for (size_t first = 0; first < observed; first += w->panel) {
+        size_t count = observed - first < w->panel ? observed - first : w->panel;
         if (!one_panel) project(f, layer, first, count, true, NULL, NULL);
         cache_layer_observe(f->cache, w->q, first, count);
     }
