@@ -3,7 +3,7 @@
 # be written past the context at constant memory.
 . "$(dirname "$0")/support/cli.sh"
 
-summary='^prompt [0-9]* tokens, [0-9.]* tokens/s | generated [0-9]* tokens, [0-9.]* tokens/s | KV cache [0-9.]* MiB, [0-9.]* bits per value (f16)$'
+summary='^prompt [0-9]* tokens, [0-9.]* tokens/s | generated [0-9]* tokens, [0-9.]* tokens/s | KV cache [0-9.]* MiB, [0-9.]* bits per value (q4_0)$'
 
 works run -p 'The old man went to the' -n 24 -s 7
 cp "$work/out" "$work/first"
@@ -38,12 +38,16 @@ works run -p x -n 0
 [ "$(number_after 'generated ' "$work/err")" -eq 0 ] || fail "-n 0 generates"
 
 # Other caches: fewer bits, and both ways to read a prompt.
+works run -f "$text" -n 4
+grep -q '(q4_0)$' "$work/err" || fail "without --kv the cache is not q4_0: $(cat "$work/err")"
+works run -f "$text" -n 4 --kv f16
+near "$(number_after 'MiB, ' "$work/err")" 16 0.15 || fail "f16 is not about 16 bits: $(cat "$work/err")"
 works run -f "$text" -n 4 --kv q4_0
 near "$(number_after 'MiB, ' "$work/err")" 5 0.15 || fail "q4_0 and its window are not about 5 bits: $(cat "$work/err")"
 grep -q '(q4_0)$' "$work/err" || fail "the summary does not name the method: $(cat "$work/err")"
 works run -f "$text" -n 4 -ctk q8_0 -ctv q4_0
 near "$(number_after 'MiB, ' "$work/err")" 7 0.15 || fail "q8_0 keys and q4_0 values are not about 7 bits: $(cat "$work/err")"
-grep -q '(f16, keys q8_0, values q4_0)$' "$work/err" || fail "the summary does not name the types: $(cat "$work/err")"
+grep -q '(q4_0, keys q8_0, values q4_0)$' "$work/err" || fail "the summary does not name the types: $(cat "$work/err")"
 works run -f "$work/file" -n 4 --temp 0 --prefill compressed -b 2
 
 # A full context ends the text; --kv streaming-N goes on past it, in memory that does not grow.
