@@ -551,45 +551,6 @@ static void progress_may_stop_it(void **state) {
     data_free(&data);
 }
 
-/* Two rounds over many points come near to where fifty lead, since samples of them had theirs before; what is reported is the
- * objective of all points, and only rounds over all of them count. */
-static void many_points_begin_with_a_sample(void **state) {
-    (void)state;
-    enum { N = 70000, D = 4, K = 64 };
-    struct data data = data_normal(N, D, D + 1, 111);
-    float few[K * D], many[K * D];
-    double wide[K * D];
-    struct reports reports = {.stop_after = UINT64_MAX};
-    struct kmeans_options options = kmeans_options_defaults();
-    struct kmeans_points points = weighted(&data), first = points;
-    options.rounds = 50;
-    options.tolerance = 0;
-    /* From a start on points enough for one, but not for a sample. */
-    first.n = 16384;
-    options.initial = NULL;
-    fit(first, K, &(struct kmeans_options){.rounds = 0, .seed = 5}, many);
-    memcpy(few, many, sizeof few);
-    options.initial = few;
-    double best = fit(points, K, &options, many).objective;
-    options = (struct kmeans_options){.rounds = 2, .seed = 5, .progress = {count_report, &reports}};
-    struct kmeans_result result = fit(points, K, &options, few);
-    assert_int_equal(result.rounds, 2);
-    assert_int_equal(reports.total, 2);
-    assert_int_equal(reports.last_done, 2);
-    assert_true(reports.calls > 8); /* the sample's rounds and draws are reports too */
-    assert_true(result.objective < 1.05 * best);
-    for (size_t i = 0; i < K * D; i++) wide[i] = (double)few[i];
-    check_close(result.objective, oracle_objective(&points, wide, K, NULL), result.objective, 1e-6, 0, "objective");
-    for (uint64_t stop = 1; stop < reports.calls; stop += 3) {
-        struct terse_error error = {0};
-        struct reports again = {.stop_after = stop};
-        options.progress.user = &again;
-        assert_int_equal(kmeans_fit(&points, K, &options, few, NULL, &error), TERSE_E_INTERRUPTED);
-        assert_int_equal(again.calls, stop);
-    }
-    data_free(&data);
-}
-
 /* ---- Refusals ------------------------------------------------------------------------------------------------------------ */
 
 static void refused(struct kmeans_points points, size_t k, const struct kmeans_options *options, const char *says) {
@@ -664,7 +625,6 @@ int main(void) {
         cmocka_unit_test(threads_change_no_bit),
         cmocka_unit_test(assignment_equals_brute_force),
         cmocka_unit_test(progress_may_stop_it),
-        cmocka_unit_test(many_points_begin_with_a_sample),
         cmocka_unit_test(bad_input_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -20,8 +20,8 @@
 #define BUDGET ((size_t)4 << 30) /* of samples: all of the lab model's 128 windows of 2048 tokens, and no more for larger models */
 #define WEIGHT_LEAST 1e-3        /* of the mean: what nobody minds still counts for something */
 /* Rounds over all samples, after those on samples of them: bench/bench_calibrate says what more of them would give. */
-#define ROUNDS 2
-#define TOLERANCE 1e-3
+#define ROUNDS 4
+#define TOLERANCE 2e-3
 #define MOST_THREADS 1024
 #define FITS_PER_THREAD 4 /* with fewer fits all threads work on one together */
 /* Samples of a shared fit, evenly from all layers and KV heads: as many for a centroid as MILLION's, and never fewer than one head has. */

@@ -92,6 +92,8 @@ struct lloyd {
     const struct kmeans_points *points;
     size_t k, d, slices;
     struct nearest search;
+    struct near *near;   /* where centroids are many, instead of the search; else NULL */
+    bool known;          /* codes are those of a round */
     uint16_t *codes;     /* [n] */
     double *errors;      /* [n] w ||x - c||^2 */
     double *sums;        /* [slices][k][d] sum of w x; after merging, slice 0 has them all */
@@ -105,6 +107,7 @@ struct lloyd {
 
 static void lloyd_free(struct lloyd *l) {
     nearest_free(&l->search);
+    near_free(l->near);
     memory_free(l->codes);
     memory_free(l->errors);
     memory_free(l->sums);
@@ -120,6 +123,7 @@ static void lloyd_free(struct lloyd *l) {
 static enum terse_status lloyd_new(const struct kmeans_points *points, size_t k, struct lloyd *l, struct terse_error *error) {
     const size_t n = points->n, d = points->d, slice_bytes = k * (d + 2) * sizeof(double);
     enum terse_status status = nearest_new(k, d, &l->search, error);
+    if (!status && k >= KMEANS_NEAR_LEAST) status = near_new(n, k, d, &l->near, error);
     if (status) return status;
     size_t slices = n / SLICE_LEAST < SLICES_MOST ? n / SLICE_LEAST : SLICES_MOST;
     if (slices > SLICES_BYTES / slice_bytes) slices = SLICES_BYTES / slice_bytes;
@@ -206,10 +210,17 @@ static void assign(const struct kmeans_points *points, const struct nearest *sea
     }
 }
 
-static double lloyd_evaluate(struct lloyd *l, const float *centroids) {
-    nearest_set(&l->search, centroids);
-    assign(l->points, &l->search, l->codes);
-    return lloyd_sum(l, centroids);
+static enum terse_status lloyd_evaluate(struct lloyd *l, const float *centroids, double *objective, struct terse_error *error) {
+    enum terse_status status = TERSE_OK;
+    if (l->near) {
+        status = near_assign(l->near, l->points, centroids, l->known, l->codes, error);
+    } else {
+        nearest_set(&l->search, centroids);
+        assign(l->points, &l->search, l->codes);
+    }
+    l->known = true;
+    if (!status) *objective = lloyd_sum(l, centroids);
+    return status;
 }
 
 /* Moves the centroids to the means of what they serve; returns how many had to be repaired. */
@@ -236,7 +247,9 @@ static enum terse_status lloyd_run(struct lloyd *l, const struct kmeans_options 
     uint32_t repaired = 0;
     result->objective = INFINITY;
     for (uint32_t round = 0;; round++) {
-        double last = result->objective, objective = lloyd_evaluate(l, centroids);
+        double last = result->objective, objective;
+        enum terse_status status = lloyd_evaluate(l, centroids, &objective, error);
+        if (status) return status;
         if (!(objective < last)) break;
         result->objective = objective;
         result->rounds = round;
@@ -244,8 +257,7 @@ static enum terse_status lloyd_run(struct lloyd *l, const struct kmeans_options 
         memcpy(l->best, centroids, bytes);
         char what[64];
         snprintf(what, sizeof what, "k-means, objective %.6g", objective);
-        enum terse_status status = kmeans_report(&options->progress, what, round, options->rounds, error);
-        if (status) return status;
+        if ((status = kmeans_report(&options->progress, what, round, options->rounds, error))) return status;
         bool settled = round > 0 && !repaired && last - objective <= options->tolerance * last;
         if (round == options->rounds || settled || !(objective > 0)) break;
         repaired = lloyd_update(l, centroids);
@@ -274,32 +286,16 @@ static enum terse_status begin(const struct kmeans_points *points, size_t k, con
 static enum terse_status fit_sample(const struct kmeans_points *points, size_t k, struct kmeans_options *options, float *centroids,
                                     struct terse_error *error) {
     struct kmeans_options coarse = {.rounds = COARSE_ROUNDS, .tolerance = COARSE_TOLERANCE, .seed = options->seed};
-    const size_t d = points->d, most = points->n / COARSER;
     struct kmeans_result result = {0};
+    struct kmeans_taken taken;
     struct lloyd l = {0};
-    size_t *index = memory_array(most, sizeof *index);
-    double *counts = memory_array(most, sizeof *counts);
-    float *rows = memory_array(most, d * sizeof *rows), *weights = memory_array(most, sizeof *weights);
-    struct kmeans_points sample = {.rows = rows, .d = d, .stride = d, .weights = weights};
-    enum terse_status status = TERSE_OK;
-    if (!index || !counts || !rows || !weights)
-        status = status_no_memory(error, most * (sizeof *index + sizeof *counts + (d + 1) * sizeof *rows), "a sample of k-means");
-    if (status) goto done;
-    sample.n = kmeans_sample(points, most, options->seed, index, counts);
-    for (size_t i = 0; i < sample.n; i++) {
-        memcpy(rows + i * d, points->rows + index[i] * points->stride, d * sizeof *rows);
-        weights[i] = (float)counts[i];
-    }
+    enum terse_status status = kmeans_take(points, points->n / COARSER, options->seed, &taken, error);
     if (options->progress.report) coarse.progress = (struct terse_progress){report_coarse, options};
-    status = begin(&sample, k, &coarse, centroids, error);
-    if (!status) status = lloyd_new(&sample, k, &l, error);
+    if (!status) status = begin(&taken.points, k, &coarse, centroids, error);
+    if (!status) status = lloyd_new(&taken.points, k, &l, error);
     if (!status) status = lloyd_run(&l, &coarse, centroids, &result, error);
-done:
     lloyd_free(&l);
-    memory_free(index);
-    memory_free(counts);
-    memory_free(rows);
-    memory_free(weights);
+    kmeans_release(&taken);
     return status;
 }
 
@@ -310,9 +306,9 @@ static enum terse_status begin(const struct kmeans_points *points, size_t k, con
         memcpy(centroids, options->initial, k * points->d * sizeof *centroids);
         return TERSE_OK;
     }
-    if (points->n / COARSER < kmeans_sample_least(k)) return kmeans_start(points, k, options, centroids, error);
     struct kmeans_options own = *options;
-    return fit_sample(points, k, &own, centroids, error);
+    if (points->n / COARSER >= kmeans_sample_least(k)) return fit_sample(points, k, &own, centroids, error);
+    return (k < KMEANS_NEAR_LEAST ? kmeans_start : kmeans_start_cells)(points, k, options, centroids, error);
 }
 
 enum terse_status kmeans_fit(const struct kmeans_points *points, size_t k, const struct kmeans_options *options, float *centroids,

@@ -24,10 +24,40 @@ static inline size_t kmeans_sample_least(size_t k) {
  * weights, and returns how many there are: at most `most`, in order. With no more points than that, all of positive weight. */
 size_t kmeans_sample(const struct kmeans_points *points, size_t most, uint64_t seed, size_t *index, double *weights);
 
+/* Such a sample as points of their own. */
+struct kmeans_taken {
+    float *rows, *weights;
+    struct kmeans_points points;
+};
+enum terse_status kmeans_take(const struct kmeans_points *points, size_t most, uint64_t seed, struct kmeans_taken *taken,
+                              struct terse_error *error);
+/* Accepts a zeroed struct. */
+void kmeans_release(struct kmeans_taken *taken);
+
+/* order[n]: all of i < n by their group, which is group[i], or group[codes[i]] where codes are given; in order within one. A group's
+ * run lies from begin[group] to begin[group + 1]; begin[groups + 1]. */
+void kmeans_sort(const uint16_t *group, const uint16_t *codes, size_t n, size_t groups, size_t *begin, size_t *order);
+
 /* Weighted k-means++: centroids[k][d] are points, each drawn with probability proportional to w times the squared distance to those
  * drawn before it. The points have been checked. */
 enum terse_status kmeans_start(const struct kmeans_points *points, size_t k, const struct kmeans_options *options, float *centroids,
                                struct terse_error *error);
+
+/* The same cell by cell, where centroids are many. */
+enum terse_status kmeans_start_cells(const struct kmeans_points *points, size_t k, const struct kmeans_options *options,
+                                     float *centroids, struct terse_error *error);
+
+/* From so many centroids on a round compares a point with those alone that are near its own. */
+#define KMEANS_NEAR_LEAST 1024
+#define KMEANS_NEAR_GROUPS 256 /* at most: the square root of as many centroids as a search has */
+
+struct near;
+enum terse_status near_new(size_t n, size_t k, size_t d, struct near **near, struct terse_error *error);
+void near_free(struct near *near);
+/* codes[n] of centroids[k][d], about the nearest. `known`: codes hold those of the last time, and no point gets a worse one; else they
+ * are not looked at. */
+enum terse_status near_assign(struct near *near, const struct kmeans_points *points, const float *centroids, bool known,
+                              uint16_t *codes, struct terse_error *error);
 
 /* Gives every cluster c without members[c] (points of positive weight) one point of large w ||x - c||^2 = errors[i], and its code.
  * Points of different value, largest first, the lower index where equal, none that its cluster cannot spare. What finds no point

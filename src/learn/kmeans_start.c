@@ -50,6 +50,36 @@ size_t kmeans_sample(const struct kmeans_points *points, size_t most, uint64_t s
     return n;
 }
 
+enum terse_status kmeans_take(const struct kmeans_points *points, size_t most, uint64_t seed, struct kmeans_taken *taken,
+                              struct terse_error *error) {
+    const size_t d = points->d, capacity = points->n < most ? points->n : most;
+    size_t *index = memory_array(capacity, sizeof *index);
+    double *counts = memory_array(capacity, sizeof *counts);
+    enum terse_status status = TERSE_OK;
+    *taken = (struct kmeans_taken){.rows = memory_array(capacity, d * sizeof *taken->rows),
+                                   .weights = memory_array(capacity, sizeof *taken->weights)};
+    if (index && counts && taken->rows && taken->weights) {
+        size_t n = kmeans_sample(points, most, seed, index, counts);
+        for (size_t i = 0; i < n; i++) {
+            memcpy(taken->rows + i * d, points->rows + index[i] * points->stride, d * sizeof *taken->rows);
+            taken->weights[i] = (float)counts[i];
+        }
+        taken->points = (struct kmeans_points){.rows = taken->rows, .n = n, .d = d, .stride = d, .weights = taken->weights};
+    } else {
+        status = status_no_memory(error, capacity * (d + 5) * sizeof(float), "a sample of k-means");
+        kmeans_release(taken);
+    }
+    memory_free(index);
+    memory_free(counts);
+    return status;
+}
+
+void kmeans_release(struct kmeans_taken *taken) {
+    memory_free(taken->rows);
+    memory_free(taken->weights);
+    *taken = (struct kmeans_taken){0};
+}
+
 static void copy_points(const struct kmeans_points *points, struct start *s) {
     double largest = 0, total = 0;
     for (size_t j = 0; j < s->n; j++) total += s->weight[j];

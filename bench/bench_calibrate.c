@@ -1,0 +1,103 @@
+/* What calibrating costs: seconds of each stage on the shipped model and text, against windows of 2048 tokens and against layers, and
+ * what follows for the usual 128 windows. Both stages grow linearly, but for k-means, which begins small texts otherwise.
+ *
+ *     bench_calibrate [METHOD [WINDOWS [THREADS]]]     antkv-1, up to 32 windows, all processors
+ */
+#include "base/clock.h"
+#include "model/model.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { USUAL_WINDOWS = 128 };
+
+struct stages {
+    double start;
+    char what[32];        /* the one that is going on */
+    double first, second; /* seconds */
+};
+
+static bool watch(void *user, const char *what, uint64_t done, uint64_t total) {
+    struct stages *s = user;
+    (void)done, (void)total;
+    if (strcmp(what, "centroids") == 0 && strcmp(s->what, what) != 0) {
+        s->first = clock_now() - s->start;
+        s->start += s->first;
+    }
+    snprintf(s->what, sizeof s->what, "%s", what);
+    return true;
+}
+
+static void fail(const char *message) {
+    fprintf(stderr, "bench_calibrate: %s\n", message);
+    exit(1);
+}
+
+static int32_t *read_tokens(const struct terse_model *model, size_t *n) {
+    FILE *file = fopen(PROJECT_DIR "/data/wiki.valid.raw", "rb");
+    struct terse_error error;
+    size_t size = 0, capacity = 4 << 20;
+    char *text = malloc(capacity);
+    int32_t *tokens = malloc(capacity * sizeof *tokens);
+    if (!file || !text || !tokens) fail("cannot read data/wiki.valid.raw");
+    size = fread(text, 1, capacity - 4, file);
+    fclose(file);
+    if (terse_tokenize(model, text, size, TERSE_TOKENIZE_ADD_SPECIAL, tokens, capacity, n, &error)) fail(error.message);
+    free(text);
+    return tokens;
+}
+
+static struct stages time_one(const struct terse_model *model, const char *method, uint32_t windows, uint32_t threads,
+                              const int32_t *tokens, size_t n) {
+    struct terse_calibration options = terse_calibration_defaults();
+    struct terse_codebook *codebook;
+    struct terse_error error;
+    struct stages stages = {.start = clock_now()};
+    options.method = method;
+    options.windows = windows;
+    options.threads = threads;
+    options.progress = (struct terse_progress){watch, &stages};
+    const char *first = "gradients";
+    if (terse_calibrate(model, &options, tokens, n, &codebook, &error)) fail(error.message);
+    stages.second = clock_now() - stages.start;
+    struct terse_codebook_info info;
+    terse_codebook_describe(codebook, &info);
+    if (strncmp(info.weighting, "none", 4) == 0) first = "keys and values";
+    printf("%6u windows  %3u layers  %s %8.2f s, %7.3f s a window  centroids %8.2f s\n", windows, model->layers, first,
+           stages.first, stages.first / windows, stages.second);
+    fflush(stdout);
+    terse_codebook_free(codebook);
+    return stages;
+}
+
+/* Along the line through two points. */
+static double at(double x, double x1, double y1, double x2, double y2) { return y1 + (y2 - y1) * (x - x1) / (x2 - x1); }
+
+int main(int argc, char **argv) {
+    const char *method = argc > 1 ? argv[1] : "antkv-1";
+    uint32_t most = argc > 2 ? (uint32_t)strtoul(argv[2], NULL, 10) : 32,
+             threads = argc > 3 ? (uint32_t)strtoul(argv[3], NULL, 10) : 0;
+    struct terse_model *model;
+    struct terse_error error;
+    size_t n;
+    if (most < 2) fail("give at least 2 windows");
+    if (terse_model_load(PROJECT_DIR "/models/lab-27m-q8_0.gguf", &model, &error)) fail(error.message);
+    int32_t *tokens = read_tokens(model, &n);
+    struct stages before = {0}, last = {0};
+    for (uint32_t windows = most / 4 ? most / 4 : 1; windows <= most; windows *= 2) {
+        before = last;
+        last = time_one(model, method, windows, threads, tokens, n);
+    }
+    double first = at(USUAL_WINDOWS, most / 2, before.first, most, last.first);
+    double second = at(USUAL_WINDOWS, most / 2, before.second, most, last.second);
+    printf("%6d windows, along the last two: %.0f s and %.0f s, together %.0f s\n", USUAL_WINDOWS, first, second, first + second);
+    for (uint32_t layers = model->layers / 4; layers && layers < model->layers; layers *= 2) {
+        struct terse_model shorter = *model; /* its first layers, straight to the output */
+        shorter.layers = layers;
+        time_one(&shorter, method, most / 2, threads, tokens, n);
+    }
+    free(tokens);
+    terse_model_free(model);
+    return 0;
+}
