@@ -1,3 +1,4 @@
+/* Owns: the making of tasks and their prompts. Leaves to fidelity_retrieval.c: asking. */
 #include "fidelity_needles.h"
 
 #include "base/random.h"

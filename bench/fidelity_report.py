@@ -371,22 +371,21 @@ all sequences and stand beside them. ± is a standard error from means of {BLOCK
             return
         rows = []
         for run, line in self.r.memory.items():
-            peak, decode, cache = line["prefill_peak"], line["decode_peak"], line["resident"]
-            rows.append([name_of(run), mib(line["predicted"]), mib(cache), mib(peak), mib(decode)])
+            grown = [line[peak] - line["before"] for peak in ("prefill_peak", "decode_peak")]
+            row = [name_of(run), mib(line["predicted"]), mib(line["resident"]), mib(line["codebook"]), *map(mib, grown)]
             if run != "f16":
-                fall = base["resident"] - cache
-                rows[-1] += [mib(fall), mib(base["prefill_peak"] - peak), mib(base["decode_peak"] - decode)]
-            else:
-                rows[-1] += ["", "", ""]
+                row.append(mib(base["resident"] - line["resident"]))
+                row += [mib(base[peak] - base["before"] - g) for peak, g in zip(("prefill_peak", "decode_peak"), grown)]
+            rows.append(row + [""] * (9 - len(row)))
         self.say("## Real memory")
         self.say(
-            f"One process for each method: an exact prefill and 32 decoded tokens, {base['tokens']:,.0f} in all. The peaks are what the system counted as "
-            f"resident in the process (VmHWM), from its start to the end of the prefill and during decoding; they contain the model, the text, and the scratch of "
-            f"an exact prefill, which is the same for all methods but for what choosing anchors takes. *Fall* is f16's figure minus this one's: that of the "
-            f"cache by the accounting, and those of the two peaks as measured. All in MiB."
+            f"One process for each method: an exact prefill and 32 decoded tokens, {base['tokens']:,.0f} in all. *Peak* is the most that the system counted "
+            f"as resident in the process (VmHWM), until the end of the prefill and while decoding, less what was there before the session: text and "
+            f"codebook. It holds the cache, the pages of the model, and the scratch of an exact prefill, the same for all methods but for what choosing anchors "
+            f"takes. *Fall* is f16's figure less this one's: that of the cache by the accounting, and those of the peaks as measured. All in MiB."
         )
-        head = ["method", "cache, foretold", "cache, allocated", "peak in prefill", "peak in decoding", "fall of the cache", "of the first peak", "of the second"]
-        self.text.append(table(head, rows))
+        head = ["method", "cache, foretold", "cache", "codebook", "peak in prefill", "peak in decoding", "fall of the cache"]
+        self.text.append(table([*head, "of the first peak", "of the second"], rows))
 
     def how(self):
         self.say(

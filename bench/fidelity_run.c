@@ -1,3 +1,4 @@
+/* Owns: what a run's text means, and its codebook. Leaves to the library: which methods there are and what they need. */
 #include "fidelity_run.h"
 
 #include "base/hash.h"

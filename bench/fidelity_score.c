@@ -1,3 +1,4 @@
+/* Owns: the base's logits of a window, log-softmax and divergence in double precision. */
 #include "fidelity_score.h"
 
 #include <math.h>

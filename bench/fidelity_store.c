@@ -1,3 +1,4 @@
+/* Owns: the files of the work folder and which results are there. Leaves to others: what is in a line. */
 #include "fidelity_store.h"
 
 #include "console.h"

@@ -6,6 +6,7 @@
 Two columns, the default and the paper protocol; divergence above on a logarithmic axis, perplexity over f16's below on a linear one; a
 point for each method."""
 
+import math
 import os
 import sys
 
@@ -52,7 +53,7 @@ def style(axes):
     axes.xaxis.set_major_locator(FixedLocator(ticks))
     axes.xaxis.set_major_formatter(FixedFormatter([f"{t:g}" for t in ticks]))
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_xlim(0.33, 13)
+    axes.set_xlim(0.33, 16)
 
 
 def draw(axes, results, protocol, value):
@@ -70,7 +71,8 @@ def draw(axes, results, protocol, value):
     return drawn
 
 
-# ---- Labels: beside a point of their family, at the first place where they touch neither a point, nor a line, nor each other.
+# ---- Labels: beside a point of their family, where they touch neither a point, nor a line, nor each other, and where no other family's
+# points are as near as their own.
 
 
 def boxes_meet(a, b):
@@ -104,6 +106,19 @@ def candidates(pixels, width, height):
                 yield distance + inner + 2 * (dx == 0), (cx - width / 2, cy - height / 2, cx + width / 2, cy + height / 2)
 
 
+def gap(box, p):
+    """From a box to a point, and the place in the box where it begins."""
+    nearest = (min(max(p[0], box[0]), box[2]), min(max(p[1], box[1]), box[3]))
+    return math.dist(nearest, p), nearest
+
+
+def doubt(box, own, others):
+    """How much nearer than its own points those of others are, or nearly are."""
+    if not others:
+        return 0
+    return max(0, 24 + min(gap(box, p)[0] for p in own) - min(gap(box, p)[0] for p in others))
+
+
 def label(figure, axes, drawn):
     renderer = figure.canvas.get_renderer()
     taken = obstacles(axes, drawn)
@@ -112,8 +127,9 @@ def label(figure, axes, drawn):
         text = axes.text(0, 0, name, color=colour, fontsize=9, ha="center", va="center", zorder=4)
         size = text.get_window_extent(renderer)
         pixels = [tuple(axes.transData.transform(p)) for p in at]
+        others = [tuple(axes.transData.transform(p)) for other, _, theirs in drawn if other != name for p in theirs]
         free = [
-            (cost, box)
+            (cost + doubt(box, pixels, others), box)
             for cost, box in candidates(pixels, size.width + 2, size.height)
             if box[0] >= frame.x0 + 3 and box[2] <= frame.x1 and box[1] >= frame.y0 + 3 and box[3] <= frame.y1
             and not any(boxes_meet(box, other) for other in taken)
@@ -129,13 +145,8 @@ def label(figure, axes, drawn):
 
 def lead(axes, box, pixels, colour):
     """A thin line from a label that is not close to the nearest point of its family."""
-
-    def gap(p):
-        nearest = (min(max(p[0], box[0]), box[2]), min(max(p[1], box[1]), box[3]))
-        return (nearest[0] - p[0]) ** 2 + (nearest[1] - p[1]) ** 2, nearest, p
-
-    squared, start, end = min(gap(p) for p in pixels)
-    if squared < 14**2:
+    (distance, start), end = min((gap(box, p), p) for p in pixels)
+    if distance < 14:
         return
     inverse = axes.transData.inverted()
     (x0, y0), (x1, y1) = inverse.transform(start), inverse.transform(end)
