@@ -13,7 +13,7 @@ struct row {
     struct coding key, value;
     const struct policy *policy;
     struct policy_parameters parameters;
-    uint32_t power; /* of the gradients' norms in learning; measured, docs/fidelity.md */
+    uint32_t power; /* of the gradients' norms in learning, the better of 1 and 2 in a simulation of the built-in model */
 };
 
 #define PLAIN(codec) \

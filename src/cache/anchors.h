@@ -6,7 +6,7 @@
  *     AnS_K[j] = sum_i A_ij (1 - A_ij) ||q_i||_2,     AnS_V[j] = sum_i A_ij
  * taken over the queries of the step. Tokens that the step seals are ranked by score times ||row - decoded row||_2^2, keys and values
  * apart, in every layer and KV head; equal ones by age. The theorem bounds by the plain L1 norm; its square in place of it keeps the
- * tail shorter: in a simulation of the built-in model 1 % of anchors gained about twice as much (docs/fidelity.md).
+ * tail shorter: in a simulation of the built-in model 1 % of anchors gained about twice as much.
  *
  * Order within a layer: anchors_begin_layer; for each panel of queries attend_many with anchors_statistics, then anchors_score;
  * sealing multiplies by errors; anchors_choose. Only the first and the last need to be called when the plan has no anchors (they
