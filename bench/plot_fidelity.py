@@ -3,7 +3,7 @@
 
     plot_fidelity.py FOLDER OUTPUT.svg OUTPUT.png
 
-Two columns, the default and the paper protocol; divergence above on a logarithmic axis, perplexity over f16's below on a linear one; a
+A column for each protocol that was measured, the default and the papers'; divergence above on a logarithmic axis, perplexity over f16's below on a linear one; a
 point for each method."""
 
 import math
@@ -158,9 +158,12 @@ def main():
         sys.exit("usage: plot_fidelity.py FOLDER OUTPUT.svg OUTPUT.png")
     results = Results(sys.argv[1])
     plt.rcParams.update({"font.family": "sans-serif", "font.size": 9, "svg.fonttype": "none", "svg.hashsalt": "terse"})
-    figure, grid = plt.subplots(2, 2, figsize=(9.0, 7.2), dpi=DPI, sharex=True, sharey="row")
+    runs = [run for family in FAMILIES for run in family[1]]
+    measured = [each for each in PROTOCOLS if points(results, runs, each[0], lambda p: p.bits)]
+    columns = len(measured) or sys.exit(f"{sys.argv[1]} holds no measurements")
+    figure, grid = plt.subplots(2, columns, figsize=(4.5 * columns, 7.2), dpi=DPI, sharex=True, sharey="row", squeeze=False)
     drawn = {}
-    for column, (protocol, title) in enumerate(PROTOCOLS):
+    for column, (protocol, title) in enumerate(measured):
         for row, value in enumerate((lambda p: p.mean("kld"), lambda p: p.ratio()[0])):
             axes = grid[row][column]
             style(axes)
