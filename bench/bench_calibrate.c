@@ -1,29 +1,47 @@
 /* What calibrating costs: seconds of each stage on the shipped model and text, against windows of 2048 tokens and against layers, and
- * what follows for the usual 128 windows. Both stages grow linearly, but for k-means, which begins small texts otherwise.
+ * what follows for the usual 128 windows. Beside the seconds that passed stand those of all processors together: on a machine with
+ * other things to do, they over the number of threads say what a quiet one would need. Gradients grow linearly; k-means begins small
+ * texts otherwise than large ones, and then does too.
  *
  *     bench_calibrate [METHOD [WINDOWS [THREADS]]]     antkv-1, up to 32 windows, all processors
  */
 #include "base/clock.h"
 #include "model/model.h"
 
+#include <omp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 enum { USUAL_WINDOWS = 128 };
 
-struct stages {
-    double start;
-    char what[32];        /* the one that is going on */
-    double first, second; /* seconds */
+struct cost {
+    double seconds, processors; /* passed, and of all processors */
 };
+
+struct stages {
+    struct cost start;
+    char what[32]; /* the one that is going on */
+    struct cost first, second;
+};
+
+static struct cost now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+    return (struct cost){clock_now(), (double)t.tv_sec + 1e-9 * (double)t.tv_nsec};
+}
+
+static struct cost since(struct cost start) {
+    struct cost end = now();
+    return (struct cost){end.seconds - start.seconds, end.processors - start.processors};
+}
 
 static bool watch(void *user, const char *what, uint64_t done, uint64_t total) {
     struct stages *s = user;
     (void)done, (void)total;
     if (strcmp(what, "centroids") == 0 && strcmp(s->what, what) != 0) {
-        s->first = clock_now() - s->start;
-        s->start += s->first;
+        s->first = since(s->start);
+        s->start = now();
     }
     snprintf(s->what, sizeof s->what, "%s", what);
     return true;
@@ -53,19 +71,20 @@ static struct stages time_one(const struct terse_model *model, const char *metho
     struct terse_calibration options = terse_calibration_defaults();
     struct terse_codebook *codebook;
     struct terse_error error;
-    struct stages stages = {.start = clock_now()};
+    struct stages stages = {.start = now()};
     options.method = method;
     options.windows = windows;
     options.threads = threads;
     options.progress = (struct terse_progress){watch, &stages};
     const char *first = "gradients";
     if (terse_calibrate(model, &options, tokens, n, &codebook, &error)) fail(error.message);
-    stages.second = clock_now() - stages.start;
+    stages.second = since(stages.start);
     struct terse_codebook_info info;
     terse_codebook_describe(codebook, &info);
     if (strncmp(info.weighting, "none", 4) == 0) first = "keys and values";
-    printf("%6u windows  %3u layers  %s %8.2f s, %7.3f s a window  centroids %8.2f s\n", windows, model->layers, first,
-           stages.first, stages.first / windows, stages.second);
+    printf("%4u windows %3u layers  %s %7.2f s (%7.2f), %6.3f s a window (%6.3f)  centroids %7.2f s (%7.2f)\n", windows,
+           model->layers, first, stages.first.seconds, stages.first.processors, stages.first.seconds / windows,
+           stages.first.processors / windows, stages.second.seconds, stages.second.processors);
     fflush(stdout);
     terse_codebook_free(codebook);
     return stages;
@@ -89,9 +108,12 @@ int main(int argc, char **argv) {
         before = last;
         last = time_one(model, method, windows, threads, tokens, n);
     }
-    double first = at(USUAL_WINDOWS, most / 2, before.first, most, last.first);
-    double second = at(USUAL_WINDOWS, most / 2, before.second, most, last.second);
-    printf("%6d windows, along the last two: %.0f s and %.0f s, together %.0f s\n", USUAL_WINDOWS, first, second, first + second);
+    double half = most / 2, all = most, usual = USUAL_WINDOWS;
+    double seconds = at(usual, half, before.first.seconds + before.second.seconds, all, last.first.seconds + last.second.seconds);
+    double processors =
+        at(usual, half, before.first.processors + before.second.processors, all, last.first.processors + last.second.processors);
+    printf("%4d windows, along the last two: %.0f s (%.0f of %d processors: %.0f s)\n", USUAL_WINDOWS, seconds, processors,
+           threads ? (int)threads : omp_get_num_procs(), processors / (threads ? (int)threads : omp_get_num_procs()));
     for (uint32_t layers = model->layers / 4; layers && layers < model->layers; layers *= 2) {
         struct terse_model shorter = *model; /* its first layers, straight to the output */
         shorter.layers = layers;

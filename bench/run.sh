@@ -23,4 +23,5 @@ done
 run "$bin/terse" bench -m "$models/1b-q8_0.gguf" -p 0 -n 8 -d 4096,32768 -r 2 --kv f16,q8_0,q4_0
 run "$bin/bench_attention"
 run "$bin/bench_prefill" "$models/1b-q8_0.gguf" 2048
+run "$bin/bench_calibrate"
 for test in test_gemm test_kernels test_kernels_cache test_kernels_weights; do run "$bin/$test" --bench; done

@@ -60,7 +60,7 @@ enum terse_status codebooks_keep(const struct terse_codebook *codebook, const ch
         if (length >= sizeof folder) break;
         memcpy(folder, path, length);
         folder[length] = 0;
-        if (mkdir(folder, 0777) != 0 && errno != EEXIST) break; /* saving says what is wrong */
+        if (mkdir(folder, 0700) != 0 && errno != EEXIST) break; /* saving says what is wrong */
     }
     return terse_codebook_save(codebook, path, error);
 }

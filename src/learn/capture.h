@@ -21,9 +21,9 @@ struct capture_options {
     enum terse_weighting weighting; /* but for DEFAULT; NONE: no gradients are made */
     uint32_t window;                /* tokens of a window, 2 to the model's context */
     uint32_t windows;               /* at most so many, taken evenly from the text; 0: all that it has */
-    uint32_t
-        positions; /* windows begin at positions spread evenly over so many; a window's rotated keys are those of other positions
-                         * turned, and the same attention: the caches that codes will fill are longer than a window */
+    /* Windows begin at positions spread evenly over so many: where a window lies turns its rotated keys and changes nothing else, and
+     * the caches that they stand for are longer than a window. */
+    uint32_t positions;
     bool drawn;    /* gradients of labels drawn from the model's predictions (backward_draw_labels), not the text's */
     uint64_t seed; /* of the draws */
     size_t budget; /* bytes of rows and norms */
@@ -33,8 +33,7 @@ struct capture_options {
 struct capture;
 
 /* Runs the windows of tokens[n], BOS in place of the first token of each where the model's file asks for one. TERSE_E_ARGUMENT when
- * the text has not even one window. Uses the calling thread's OpenMP threads; the samples do not depend on their number but for
- * rounding. */
+ * the text has not even one window. Uses the calling thread's OpenMP threads, whose number changes no bit of the samples. */
 enum terse_status capture_new(const struct terse_model *model, const struct capture_options *options, const int32_t *tokens,
                               size_t n, struct capture **capture, struct terse_error *error);
 void capture_free(struct capture *capture);
@@ -55,8 +54,7 @@ void capture_rows(const struct capture *capture, enum codec_side side, uint32_t 
                   size_t count, float *rows);
 
 /* Takes all samples of a layer, KV head and side to another frame, for good: `enter` changes row[hd] in place and returns a factor that
- * capture_read hands out from then on. `enter` is called by several
- * threads at once. */
+ * capture_read hands out from then on. `enter` is called by several threads at once. */
 void capture_enter(struct capture *capture, enum codec_side side, uint32_t layer, uint32_t head,
                    float (*enter)(const void *user, float *row), const void *user);
 

@@ -33,7 +33,8 @@ struct kmeans_result {
 };
 
 /* Writes centroids[k][d], the best that were met, all finite; with fewer distinct points than centroids the objective is 0 and some
- * centroids serve nobody. `result` may be NULL. Refuses with TERSE_E_ARGUMENT shapes beyond those of kernels/nearest.h, no points,
+ * centroids serve nobody. From 1024 centroids on rounds compare a point with those near its last one instead of all, and the objective
+ * is that of what they found. `result` may be NULL. Refuses with TERSE_E_ARGUMENT shapes beyond those of kernels/nearest.h, no points,
  * and whatever the members above exclude. After a failure the centroids mean nothing. */
 enum terse_status kmeans_fit(const struct kmeans_points *points, size_t k, const struct kmeans_options *options, float *centroids,
                              struct kmeans_result *result, struct terse_error *error);

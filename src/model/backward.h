@@ -29,7 +29,7 @@ struct backward_sink {
 
 struct backward;
 
-/* Memory for windows of up to `tokens` >= 2 tokens; without `gradients`, for keys and values alone, which take a fifth of the time.
+/* Memory for windows of up to `tokens` >= 2 tokens; without `gradients`, for keys and values alone, which take a third of the time.
  * The calling thread's number of OpenMP threads (omp_get_max_threads) is what later calls will use, and must not have grown by
  * then. */
 enum terse_status backward_new(const struct terse_model *model, size_t tokens, bool gradients, struct backward **backward,
@@ -43,7 +43,7 @@ void backward_draw_labels(struct backward *backward, uint64_t seed);
 
 /* One window of n >= 2 tokens: every layer to the sink, and its loss (without gradients not written, and may be NULL). `progress`
  * may be NULL; stopped by it (TERSE_E_INTERRUPTED, some layers may have been delivered) or refused, the object is fit for another
- * window. One window at a time. */
+ * window. One window at a time. The number of threads changes no bit of the rows. */
 enum terse_status backward_run(struct backward *backward, const int32_t *tokens, size_t n, const struct backward_sink *sink,
                                const struct terse_progress *progress, double *loss, struct terse_error *error);
 
