@@ -41,7 +41,7 @@ struct bench {
     unsigned bits;
     struct product_code codes[LAYERS * HEADS];
     char *halves, *blocks; /* [LAYERS][HEADS][blocks of a head]: f16's and the others' */
-    float *cosine, *sine;
+    struct key_turn turn;
 };
 
 static size_t block_bytes(const struct bench *b, enum way way) {
@@ -86,7 +86,7 @@ static void read_block(const struct bench *b, enum way way, const struct product
     case MIX_Q4_0: k->mix_q4_0(s->weights, G, hd, block, s->acc); break;
     case LOOK_UP: k->look_up_pq(p, s->tables, G, block, s->logits); break;
     case DECODE: k->score_pq(p, s->q, G, block, s->logits); break;
-    case TURN: k->score_turned_pq(p, s->q, G, block, b->cosine, b->sine, hd / 2, true, s->logits); break;
+    case TURN: k->score_turned_pq(p, &b->turn, s->q, G, block, s->logits); break;
     case MIX: k->mix_pq(p, s->weights, G, block, s->acc); break;
     case TALLY: k->tally_pq(p, s->weights, G, block, s->tallies); break;
     }
@@ -129,10 +129,18 @@ static void make_codes(struct bench *b) {
     size_t parts = b->hd / b->width, k = (size_t)1 << b->bits, plane = PRODUCT_PLANE(b->bits);
     for (size_t i = 0; i < LAYERS * HEADS; i++) {
         uint16_t *rows = allocate(k * b->hd * sizeof *rows);
-        uint8_t *planes = b->bits <= 8 ? allocate(b->hd * 2 * plane) : NULL;
         for (size_t j = 0; j < k * b->hd; j++) rows[j] = (uint16_t)(0x2000 + j % 4096); /* halves near 0.01 */
-        for (size_t j = 0; planes && j < b->hd * 2 * plane; j++) planes[j] = (uint8_t)(j % 64);
-        b->codes[i] = (struct product_code){.parts = parts, .width = b->width, .bits = b->bits, .rows = rows, .planes = planes};
+        b->codes[i] = (struct product_code){.parts = parts, .width = b->width, .bits = b->bits, .rows = rows};
+        if (b->bits > PRODUCT_PLANE_BITS) continue;
+        uint8_t *planes = allocate(b->hd * 2 * plane), *levels = allocate(b->hd * plane);
+        float *low = allocate(b->hd * sizeof *low), *step = allocate(b->hd * sizeof *step);
+        for (size_t j = 0; j < b->hd * 2 * plane; j++) planes[j] = (uint8_t)(j % 64);
+        memcpy(levels, planes, b->hd * plane);
+        for (size_t c = 0; c < b->hd; c++) low[c] = -0.01f, step[c] = 0.0001f;
+        b->codes[i].planes = planes;
+        b->codes[i].levels = levels;
+        b->codes[i].low = low;
+        b->codes[i].step = step;
     }
 }
 
@@ -140,6 +148,9 @@ static void free_codes(struct bench *b) {
     for (size_t i = 0; i < LAYERS * HEADS; i++) {
         memory_free((void *)b->codes[i].rows);
         memory_free((void *)b->codes[i].planes);
+        memory_free((void *)b->codes[i].levels);
+        memory_free((void *)b->codes[i].low);
+        memory_free((void *)b->codes[i].step);
         b->codes[i] = (struct product_code){0};
     }
 }
@@ -177,9 +188,14 @@ static void bench_shape(size_t hd, size_t G, bool all) {
     size_t bytes = LAYERS * HEADS * tokens * hd * 2;
     b.halves = allocate(bytes);
     b.blocks = allocate(bytes);
-    b.cosine = allocate(hd / 2 * BLOCK_TOKENS * 4);
-    b.sine = allocate(hd / 2 * BLOCK_TOKENS * 4);
-    for (size_t i = 0; i < hd / 2 * BLOCK_TOKENS; i++) b.cosine[i] = b.sine[i] = 0.7f;
+    float *angles = allocate(hd * BLOCK_TOKENS * 4);
+    float gain[BLOCK_TOKENS], mean[KERNELS_MOST_CHANNELS];
+    for (size_t i = 0; i < hd * BLOCK_TOKENS; i++) angles[i] = 0.7f;
+    for (size_t i = 0; i < BLOCK_TOKENS; i++) gain[i] = 1.1f;
+    for (size_t c = 0; c < hd; c++) mean[c] = 0.1f;
+    b.turn = (struct key_turn){.cosine = angles, .sine = angles + hd / 2 * BLOCK_TOKENS, .pairs = hd / 2, .adjacent = true};
+    b.turn.gain = gain;
+    b.turn.mean = mean;
     struct random random = {1};
     fill_bytes(&random, b.blocks, (size_t)1 << 20);
     fill_halves(&random, FILL_NORMAL, (uint16_t *)b.halves, (size_t)1 << 19);
@@ -196,8 +212,7 @@ static void bench_shape(size_t hd, size_t G, bool all) {
         if (all || codes[i].named) bench_code(&b, codes[i].width, codes[i].bits);
     memory_free(b.halves);
     memory_free(b.blocks);
-    memory_free(b.cosine);
-    memory_free(b.sine);
+    memory_free(angles);
 }
 
 int main(int argc, char **argv) {

@@ -139,11 +139,15 @@ static double norm_of(const double *x, size_t n) {
 static void check_head(const struct terse_model *m, const struct capture *capture, const struct capture_options *o,
                        const struct kept *kept, enum codec_side side, uint32_t layer, uint32_t head, size_t position,
                        const size_t *tokens, size_t count, size_t first) {
-    size_t hd = m->head_dim, width = o->side[side].width, parts = hd / width;
+    size_t hd = m->head_dim, width = side == CODEC_KEYS ? 8 : 4, parts = hd / width, norm_width = o->side[side].norm_width;
+    size_t spanned = norm_width > width ? norm_width : width; /* channels of the norm that is read */
+    struct capture_reading reading = {side, layer, head, first, 1, count};
     float *rows = malloc(count * width * sizeof *rows), *norms = malloc(count * sizeof *norms);
     assert_true(rows && norms);
     for (size_t part = 0; part < parts; part++) {
-        capture_read(capture, side, layer, head, (uint32_t)part, first, 1, count, rows, norms, NULL);
+        size_t from = norm_width > width ? 0 : part * width;
+        capture_rows(capture, &reading, part * width, width, rows);
+        capture_norms(capture, &reading, from, spanned, norms);
         for (size_t i = 0; i < count; i++) {
             size_t at = layer * kept->per_layer + (tokens[i] * m->kv_heads + head) * hd;
             size_t turn = o->side[side].rotated ? position + tokens[i] : 0;
@@ -158,9 +162,7 @@ static void check_head(const struct terse_model *m, const struct capture *captur
                     fail_msg("side %d, layer %u, head %u, part %zu, token %zu: %g, not %g", side, layer, head, part, tokens[i], got,
                              expected);
             }
-            bool whole = o->weighting == TERSE_WEIGHTING_ROW;
-            double norm =
-                o->weighting == TERSE_WEIGHTING_NONE ? 1 : norm_of(gradient + (whole ? 0 : part * width), whole ? hd : width);
+            double norm = norm_width ? norm_of(gradient + from, spanned) : 1;
             if (!(fabs((double)norms[i] - norm) <= 0x1.1p-8 * norm)) fail_msg("norm %g, not %g", (double)norms[i], norm);
         }
     }
@@ -168,16 +170,21 @@ static void check_head(const struct terse_model *m, const struct capture *captur
     free(norms);
 }
 
+enum norms { NO_NORMS, PARTS, ROWS };
+
 /* Windows of 40 tokens of a text that has 7, all tokens of which stay, or as many as `kept` says. */
-static void check_capture(const char *name, bool rotated, enum terse_weighting weighting, uint32_t windows, size_t kept) {
+static void check_capture(const char *name, bool rotated, enum norms norms_of, uint32_t windows, size_t kept) {
     enum { WINDOW = 40, AVAILABLE = 7 };
     struct terse_model *m = load_model(name);
     int32_t *tokens = random_tokens(m, WINDOW * AVAILABLE + 5);
     size_t heads = (size_t)m->layers * m->kv_heads, total = windows * WINDOW, sample = 0;
-    size_t norms = weighting == TERSE_WEIGHTING_NONE ? 0 : weighting == TERSE_WEIGHTING_ROW ? 2 : m->head_dim / 8 + m->head_dim / 4;
+    uint32_t key_norm = norms_of == PARTS  ? 8
+                        : norms_of == ROWS ? m->head_dim
+                                           : 0; /* of values, two norms make up one sub-vector's */
+    uint32_t value_norm = norms_of == PARTS ? 2 : key_norm;
+    size_t norms = key_norm ? m->head_dim / key_norm + m->head_dim / value_norm : 0;
     size_t bytes = heads * ((2 * m->head_dim + norms) * 2 + 2 * sizeof(float));
-    struct capture_options o = {.side = {{8, rotated}, {4, false}},
-                                .weighting = weighting,
+    struct capture_options o = {.side = {{true, rotated, key_norm}, {true, false, value_norm}},
                                 .window = WINDOW,
                                 .windows = windows,
                                 .positions = 400,
@@ -193,7 +200,7 @@ static void check_capture(const char *name, bool rotated, enum terse_weighting w
         for (size_t t = i * WINDOW; t < (i + 1) * WINDOW; t++) /* evenly: the samples up to t are their share */
             if ((t + 1) * kept / total > t * kept / total) picked[count++] = t - i * WINDOW;
         size_t position = windows > 1 ? i * (400 - WINDOW) / (windows - 1) : 0;
-        struct kept window = run_window(m, tokens + i * AVAILABLE / windows * WINDOW, WINDOW, weighting != TERSE_WEIGHTING_NONE);
+        struct kept window = run_window(m, tokens + i * AVAILABLE / windows * WINDOW, WINDOW, norms > 0);
         for (size_t at = 0; at < 2 * heads; at++)
             check_head(m, capture, &o, &window, (enum codec_side)(at % 2), (uint32_t)(at / 2 / m->kv_heads),
                        (uint32_t)(at / 2 % m->kv_heads), position, picked, count, sample);
@@ -209,24 +216,24 @@ static void check_capture(const char *name, bool rotated, enum terse_weighting w
 static void rows_and_norms_are_those_of_the_backward_pass(void **state) {
     (void)state;
     const char *names[] = {"llama", "qwen3", "llama-untied", "gpt2"};
-    for (int i = 0; i < 4; i++) check_capture(names[i], false, TERSE_WEIGHTING_SUBVECTOR, 3, 0);
-    check_capture("qwen2", false, TERSE_WEIGHTING_ROW, 2, 0);
-    check_capture("llama", false, TERSE_WEIGHTING_NONE, 7, 0);
+    for (int i = 0; i < 4; i++) check_capture(names[i], false, PARTS, 3, 0);
+    check_capture("qwen2", false, ROWS, 2, 0);
+    check_capture("llama", false, NO_NORMS, 7, 0);
 }
 
 /* Adjacent pairs and pairs across the head; the window's place among the positions counts. */
 static void rotated_keys_are_turned_to_all_positions(void **state) {
     (void)state;
     const char *names[] = {"llama", "qwen3", "mpt"};
-    for (int i = 0; i < 3; i++) check_capture(names[i], true, TERSE_WEIGHTING_SUBVECTOR, 3, 0);
-    check_capture("llama-3", true, TERSE_WEIGHTING_NONE, 1, 0);
+    for (int i = 0; i < 3; i++) check_capture(names[i], true, PARTS, 3, 0);
+    check_capture("llama-3", true, NO_NORMS, 1, 0);
 }
 
 static void a_small_budget_keeps_tokens_evenly(void **state) {
     (void)state;
-    check_capture("llama", true, TERSE_WEIGHTING_SUBVECTOR, 3, 50);
-    check_capture("llama", false, TERSE_WEIGHTING_NONE, 5, 199);
-    check_capture("qwen3", false, TERSE_WEIGHTING_ROW, 2, 1);
+    check_capture("llama", true, PARTS, 3, 50);
+    check_capture("llama", false, NO_NORMS, 5, 199);
+    check_capture("qwen3", false, ROWS, 2, 1);
 }
 
 /* Every step-th sample is the same as all of them read one by one. */
@@ -234,13 +241,16 @@ static void samples_can_be_read_in_steps(void **state) {
     (void)state;
     struct terse_model *m = load_model("llama");
     int32_t *tokens = random_tokens(m, 100);
-    struct capture_options o = {.side = {{0, false}, {8, false}}, .weighting = TERSE_WEIGHTING_ROW, .window = 50, .budget = ALL};
+    struct capture_options o = {.side = {[CODEC_VALUES] = {true, false, m->head_dim}}, .window = 50, .budget = ALL};
     struct capture *capture;
     float all[100 * 8], norms[100], rows[100 * 8], step_norms[100];
     assert_int_equal(capture_new(m, &o, tokens, 100, &capture, NULL), TERSE_OK);
     assert_int_equal(capture_samples(capture), 100);
-    capture_read(capture, CODEC_VALUES, 1, 1, 3, 0, 1, 100, all, norms, NULL);
-    capture_read(capture, CODEC_VALUES, 1, 1, 3, 2, 7, 14, rows, step_norms, NULL);
+    const struct capture_reading every = {CODEC_VALUES, 1, 1, 0, 1, 100}, seventh = {CODEC_VALUES, 1, 1, 2, 7, 14};
+    capture_rows(capture, &every, 12, 8, all);
+    capture_rows(capture, &seventh, 12, 8, rows);
+    capture_norms(capture, &every, 0, m->head_dim, norms);
+    capture_norms(capture, &seventh, 0, m->head_dim, step_norms);
     for (size_t i = 0; i < 14; i++) {
         assert_memory_equal(rows + i * 8, all + (2 + 7 * i) * 8, 8 * sizeof *rows);
         assert_true(step_norms[i] == norms[2 + 7 * i]);
@@ -297,7 +307,7 @@ static struct terse_codebook *calibrate(const struct terse_model *m, const struc
     struct terse_codebook *codebook;
     struct terse_error error;
     int32_t *tokens = random_tokens(m, 600);
-    if (calibrate_within(budget, m, o, tokens, 600, &codebook, &error)) fail_msg("%s", error.message);
+    if (calibrate_together(budget, m, o, 1, tokens, 600, &codebook, &error)) fail_msg("%s", error.message);
     free(tokens);
     return codebook;
 }
@@ -441,11 +451,8 @@ static void centroids_are_those_of_their_own_head(void **state) {
     assert_true(codebook_info(shared)->shared);
     assert_ptr_equal(codebook_learned(shared, CODEC_KEYS, 0, 0), codebook_learned(shared, CODEC_KEYS, 1, 1));
     bool rotated = codebook_info(own)->key.codec->rope == CODEC_ROPE_AFTER;
-    struct capture_options options = {.side = {{m->head_dim, rotated}, {m->head_dim, false}},
-                                      .weighting = TERSE_WEIGHTING_NONE,
-                                      .window = 100,
-                                      .positions = m->context,
-                                      .budget = ALL};
+    struct capture_options options = {
+        .side = {{true, rotated, 0}, {true, false, 0}}, .window = 100, .positions = m->context, .budget = ALL};
     struct capture *capture;
     float *rows = malloc((size_t)600 * m->head_dim * sizeof *rows);
     assert_non_null(rows);
@@ -453,7 +460,8 @@ static void centroids_are_those_of_their_own_head(void **state) {
     for (uint32_t at = 0; at < 2 * heads; at++) {
         enum codec_side side = at < heads ? CODEC_KEYS : CODEC_VALUES;
         uint32_t head = at % heads;
-        capture_rows(capture, side, head / m->kv_heads, head % m->kv_heads, 0, 1, 600, rows);
+        struct capture_reading reading = {side, head / m->kv_heads, head % m->kv_heads, 0, 1, 600};
+        capture_rows(capture, &reading, 0, m->head_dim, rows);
         double least = error_with(own, side, head / m->kv_heads, head % m->kv_heads, rows, 600);
         for (uint32_t other = 0; other < heads; other++)
             if (other != head && !(least < error_with(own, side, other / m->kv_heads, other % m->kv_heads, rows, 600)))
@@ -465,6 +473,30 @@ static void centroids_are_those_of_their_own_head(void **state) {
     terse_codebook_free(own);
     terse_codebook_free(shared);
     free(rows);
+    free(tokens);
+    terse_model_free(m);
+}
+
+/* What is learned together is what is learned alone, where the norms that are kept are the same; frames are entered last and once. */
+static void methods_can_learn_together(void **state) {
+    (void)state;
+    enum { N = 5 };
+    struct terse_model *m = load_model("llama");
+    struct terse_calibration o[N] = {small("antkv-2"), small("antkv-2"), small("cq-2"), small("antkv-2"), small("cq-2")};
+    struct terse_codebook *together[N];
+    struct terse_error error;
+    int32_t *tokens = random_tokens(m, 600);
+    o[1].power = 1;
+    o[3].weighting = TERSE_WEIGHTING_NONE;
+    o[4].weighting = TERSE_WEIGHTING_SUBVECTOR;
+    if (calibrate_together(ALL, m, o, N, tokens, 600, together, &error)) fail_msg("%s", error.message);
+    for (int i = 0; i < N; i++) check_same("together and alone", together[i], calibrate(m, &o[i], ALL), true);
+    o[4] = small("million-2");
+    assert_int_equal(calibrate_together(ALL, m, o, N, tokens, 600, together, &error), TERSE_E_UNSUPPORTED);
+    for (int i = 0; i < N; i++) assert_null(together[i]);
+    o[4] = small("antkv-2");
+    o[4].shared = true;
+    assert_int_equal(calibrate_together(ALL, m, o, N, tokens, 600, together, &error), TERSE_E_UNSUPPORTED);
     free(tokens);
     terse_model_free(m);
 }
@@ -612,6 +644,7 @@ int main(void) {
         cmocka_unit_test(rotated_keys_are_turned_to_all_positions),
         cmocka_unit_test(a_small_budget_keeps_tokens_evenly),
         cmocka_unit_test(samples_can_be_read_in_steps),
+        cmocka_unit_test(methods_can_learn_together),
         cmocka_unit_test(weights_are_powers_of_norms),
         cmocka_unit_test(threads_change_no_bit),
         cmocka_unit_test(what_is_asked_for_changes_the_codebook),

@@ -63,13 +63,37 @@ static const unsigned char *make_planes(const struct product_code *p, enum guard
     return planes;
 }
 
-static void make_sample(struct sample *s, size_t hd, size_t width, unsigned bits, enum fill fill, enum guard_side side) {
+/* Values: centroids of 256 levels, by channel; all are halves. */
+static void make_levels(struct product_code *p, uint16_t *rows, enum fill fill, enum guard_side side) {
+    size_t hd = p->parts * p->width, k = (size_t)1 << p->bits, plane = PRODUCT_PLANE(p->bits);
+    float *low = guard_floats(hd, side), *step = guard_floats(hd, side);
+    unsigned char *levels = guard_bytes(hd * plane, side);
+    for (size_t c = 0; c < hd; c++) {
+        int exponent = fill == FILL_TINY ? -24 : fill == FILL_LARGE ? 5 : fill == FILL_SPREAD ? -20 + (int)(c % 24) : -7;
+        step[c] = fill == FILL_ZERO ? 0 : ldexpf(1 + (float)(c % 3), exponent);
+        low[c] = step[c] * (float)((int)(random_bits(&randomness) % 300) - 300);
+        for (size_t j = 0; j < plane; j++) {
+            levels[c * plane + j] = j < k ? (unsigned char)random_bits(&randomness) : levels[c * plane + j % k];
+            float x = low[c] + step[c] * (float)levels[c * plane + j];
+            if (j < k) kernels_for(KERNELS_SCALAR)->float_to_half(&x, &rows[(c / p->width * k + j) * p->width + c % p->width], 1);
+        }
+    }
+    p->levels = levels;
+    p->low = low;
+    p->step = step;
+}
+
+static void make_sample(struct sample *s, size_t hd, size_t width, unsigned bits, bool values, enum fill fill,
+                        enum guard_side side) {
     size_t k = (size_t)1 << bits;
     uint16_t *rows = guard_bytes(hd * k * sizeof *rows, side);
     s->p = (struct product_code){.parts = hd / width, .width = width, .bits = bits, .rows = rows};
     s->hd = hd;
     fill_halves(&randomness, fill, rows, hd * k);
-    if (bits <= 8) s->p.planes = make_planes(&s->p, side);
+    if (bits <= PRODUCT_PLANE_BITS && values)
+        make_levels(&s->p, rows, fill, side);
+    else if (bits <= PRODUCT_PLANE_BITS)
+        s->p.planes = make_planes(&s->p, side);
     kernels_for(KERNELS_SCALAR)->half_to_float(rows, s->centroids, hd * k);
     s->block_bytes = BLOCK_BYTES_PQ(s->p.parts, bits);
     s->block = guard_bytes(s->block_bytes, side);
@@ -94,11 +118,13 @@ static const struct {
               {192, 32, 6}, {224, 28, 7},  {64, 64, 12},  {64, 2, 12},  {64, 1, 12}};
 #define N_SHAPES (sizeof shapes / sizeof *shapes)
 
-static void for_shapes(void (*check)(struct sample *s, enum fill fill, size_t G, enum guard_side side), enum fill fill, size_t G) {
+typedef void check_sample(struct sample *s, enum fill fill, size_t G, enum guard_side side);
+
+static void for_shapes(check_sample *check, bool values, enum fill fill, size_t G) {
     static struct sample s;
     for (size_t i = 0; i < N_SHAPES; i++) {
         enum guard_side side = (i + G) % 2 ? GUARD_END : GUARD_START;
-        make_sample(&s, shapes[i].hd, shapes[i].width, shapes[i].bits, fill, side);
+        make_sample(&s, shapes[i].hd, shapes[i].width, shapes[i].bits, values, fill, side);
         check(&s, fill, G, side);
         guard_release();
     }
@@ -129,8 +155,8 @@ static void check_decoding(struct sample *s, enum fill fill, size_t G, enum guar
 
 static void decoding_gives_the_centroids(void **state) {
     (void)state;
-    for_shapes(check_decoding, FILL_SPREAD, 0);
-    for_shapes(check_decoding, FILL_NORMAL, 1);
+    for_shapes(check_decoding, false, FILL_SPREAD, 0);
+    for_shapes(check_decoding, false, FILL_NORMAL, 1);
 }
 
 /* Every number of bits and every code, at every place of a block. */
@@ -231,11 +257,25 @@ static void check_scores(struct sample *s, enum fill fill, size_t G, enum guard_
 static void scores_equal_sums_over_centroids(void **state) {
     (void)state;
     static const size_t groups[] = {1, 2, 3, 4, 5, 8, 9, MOST_G};
-    for (size_t i = 0; i < sizeof groups / sizeof *groups; i++) for_shapes(check_scores, FILL_NORMAL, groups[i]);
-    for (int fill = 0; fill < FILLS; fill++) for_shapes(check_scores, (enum fill)fill, 3);
+    for (size_t i = 0; i < sizeof groups / sizeof *groups; i++) for_shapes(check_scores, false, FILL_NORMAL, groups[i]);
+    for (int fill = 0; fill < FILLS; fill++) for_shapes(check_scores, false, (enum fill)fill, 3);
 }
 
 /* ---- Values ------------------------------------------------------------------------------------------------------------------ */
+
+/* What a tier that reads values by levels may be off by, for one query and channel: its weights are fixed point, and lows and levels
+ * cancel. */
+static double levels_error(const struct sample *s, const float *weights, size_t c) {
+    if (!s->p.levels) return 0;
+    double step = (double)s->p.step[c], sum = 0, largest = 0, levels = 0;
+    for (size_t t = 0; t < SLOTS; t++) {
+        sum += fabs((double)weights[t]);
+        largest = fmax(largest, fabs((double)weights[t]));
+        levels += s->value[t][c] - (double)s->p.low[c];
+    }
+    return largest / 65278 * 1.001 * levels + EPSILON * (SLOTS + 4) * sum * (fabs((double)s->p.low[c]) + 255 * step) +
+           1e-30 * SLOTS;
+}
 
 static void check_mixes(struct sample *s, enum fill fill, size_t G, enum guard_side side) {
     if (G > 4 && product_floats(&s->p, G) > 1 << 17) return;
@@ -260,7 +300,8 @@ static void check_mixes(struct sample *s, enum fill fill, size_t G, enum guard_s
                     want += (double)weights[g * SLOTS + t] * s->value[t][c];
                     terms += fabs((double)weights[g * SLOTS + t] * s->value[t][c]);
                 }
-                check_close((double)mixed[g * s->hd + c], start + want, terms + fabs(start), EPSILON * (SLOTS + 4), 1e-42,
+                double off = tier ? levels_error(s, weights + g * SLOTS, c) : 0;
+                check_close((double)mixed[g * s->hd + c], start + want, terms + fabs(start), EPSILON * (SLOTS + 4), off + 1e-42,
                             "%s mix_pq G %zu hd %zu width %zu bits %u %s, query %zu channel %zu", k->name, G, s->hd, s->p.width,
                             s->p.bits, fill_name(fill), g, c);
                 check_close((double)finished[g * s->hd + c], start + 2 * want, 2 * terms + fabs(start), EPSILON * (3 * SLOTS + 4),
@@ -274,40 +315,53 @@ static void check_mixes(struct sample *s, enum fill fill, size_t G, enum guard_s
 static void mixes_equal_sums_over_centroids(void **state) {
     (void)state;
     static const size_t groups[] = {1, 2, 3, 4, 5, 8, 9, MOST_G};
-    for (size_t i = 0; i < sizeof groups / sizeof *groups; i++) for_shapes(check_mixes, FILL_NORMAL, groups[i]);
-    for (int fill = 0; fill < FILLS; fill++) for_shapes(check_mixes, (enum fill)fill, 3);
+    for (size_t i = 0; i < sizeof groups / sizeof *groups; i++) for_shapes(check_mixes, true, FILL_NORMAL, groups[i]);
+    for (int fill = 0; fill < FILLS; fill++) for_shapes(check_mixes, true, (enum fill)fill, 3);
 }
 
 /* ---- Turned keys --------------------------------------------------------------------------------------------------------------- */
 
-static void check_turned(size_t G, size_t hd, size_t pairs, bool adjacent, enum fill fill, enum guard_side side) {
-    float *q = guard_floats(G * hd, side), *keys = guard_floats(hd * SLOTS, side), *logits = guard_floats(G * SLOTS, side);
-    float *cosine = guard_floats(pairs * SLOTS, side), *sine = guard_floats(pairs * SLOTS, side);
-    fill_floats(&randomness, fill == FILL_LARGE ? FILL_OUTLIER : fill, q, G * hd);
-    fill_floats(&randomness, fill, keys, hd * SLOTS);
-    for (size_t i = 0; i < pairs * SLOTS; i++) {
+static void fill_angles(float *cosine, float *sine, size_t n) {
+    for (size_t i = 0; i < n; i++) {
         double angle = 100 * random_unit(&randomness);
         cosine[i] = (float)cos(angle);
         sine[i] = (float)sin(angle);
     }
+}
+
+/* want and terms of one query and the key `key`[hd] of token t. */
+static void turned_dot(const float *q, const double *key, const struct key_turn *turn, size_t hd, size_t t, double *want,
+                       double *terms) {
+    *want = *terms = 0;
+    for (size_t c = 0; c < hd; c++) {
+        double other = 0, by = 1, across = 0;
+        if (c < 2 * turn->pairs) { /* channel c after the turn: own cos -/+ other sin */
+            bool second = turn->adjacent ? c % 2 == 1 : c >= turn->pairs;
+            size_t pair = turn->adjacent ? c / 2 : c % turn->pairs, apart = turn->adjacent ? 1 : turn->pairs;
+            other = key[second ? c - apart : c + apart];
+            by = (double)turn->cosine[pair * SLOTS + t];
+            across = (second ? 1 : -1) * (double)turn->sine[pair * SLOTS + t];
+        }
+        *want += (double)q[c] * (key[c] * by + other * across);
+        *terms += fabs((double)q[c]) * (fabs(key[c] * by) + fabs(other * across));
+    }
+}
+
+static void check_turned(size_t G, size_t hd, size_t pairs, bool adjacent, enum fill fill, enum guard_side side) {
+    float *q = guard_floats(G * hd, side), *keys = guard_floats(hd * SLOTS, side), *logits = guard_floats(G * SLOTS, side);
+    float *cosine = guard_floats(pairs * SLOTS, side), *sine = guard_floats(pairs * SLOTS, side);
+    struct key_turn turn = {.cosine = cosine, .sine = sine, .pairs = pairs, .adjacent = adjacent};
+    fill_floats(&randomness, fill == FILL_LARGE ? FILL_OUTLIER : fill, q, G * hd);
+    fill_floats(&randomness, fill, keys, hd * SLOTS);
+    fill_angles(cosine, sine, pairs * SLOTS);
     const struct kernels *k;
     for (size_t tier = 0; (k = tier_at(tier)); tier++) {
         k->score_turned(q, G, hd, keys, cosine, sine, pairs, adjacent, logits);
-        for (size_t g = 0; g < G; g++) {
-            for (size_t t = 0; t < SLOTS; t++) {
-                double want = 0, terms = 0;
-                for (size_t c = 0; c < hd; c++) {
-                    double query = (double)q[g * hd + c], own = (double)keys[c * SLOTS + t], other = 0, by = 1, across = 0;
-                    if (c < 2 * pairs) { /* channel c after the turn: own cos -/+ other sin */
-                        bool second = adjacent ? c % 2 == 1 : c >= pairs;
-                        size_t pair = adjacent ? c / 2 : c % pairs, apart = adjacent ? 1 : pairs;
-                        other = (double)keys[(second ? c - apart : c + apart) * SLOTS + t];
-                        by = (double)cosine[pair * SLOTS + t];
-                        across = (second ? 1 : -1) * (double)sine[pair * SLOTS + t];
-                    }
-                    want += query * (own * by + other * across);
-                    terms += fabs(query) * (fabs(own * by) + fabs(other * across));
-                }
+        for (size_t t = 0; t < SLOTS; t++) {
+            double key[MOST_HD], want, terms;
+            for (size_t c = 0; c < hd; c++) key[c] = (double)keys[c * SLOTS + t];
+            for (size_t g = 0; g < G; g++) {
+                turned_dot(q + g * hd, key, &turn, hd, t, &want, &terms);
                 check_close((double)logits[g * SLOTS + t], want, terms, EPSILON * (double)(2 * hd + 4), 1e-42,
                             "%s score_turned G %zu hd %zu pairs %zu %s %s, query %zu token %zu", k->name, G, hd, pairs,
                             adjacent ? "adjacent" : "split", fill_name(fill), g, t);
@@ -315,6 +369,41 @@ static void check_turned(size_t G, size_t hd, size_t pairs, bool adjacent, enum 
         }
     }
     guard_release();
+}
+
+/* Keys in blocks, as they are and with means and gains; by turns all, half and some channels are turned. */
+static void check_turned_blocks(struct sample *s, enum fill fill, size_t G, enum guard_side side) {
+    static size_t turns;
+    size_t pairs = turns % 3 == 0 ? s->hd / 2 : turns % 3 == 1 ? s->hd / 4 : s->hd / 2 - 3;
+    bool adjacent = turns / 3 % 2, gained = turns / 6 % 2;
+    turns++;
+    float *q = guard_floats(G * s->hd, side), *logits = guard_floats(G * SLOTS, side), *gain = guard_floats(SLOTS, side);
+    float *mean = guard_floats(s->hd, side), *cosine = guard_floats(pairs * SLOTS, side), *sine = guard_floats(pairs * SLOTS, side);
+    struct key_turn turn = {.cosine = cosine, .sine = sine, .pairs = pairs, .adjacent = adjacent};
+    fill_floats(&randomness, fill == FILL_LARGE ? FILL_OUTLIER : fill, q, G * s->hd);
+    fill_floats(&randomness, FILL_NORMAL, gain, SLOTS);
+    fill_floats(&randomness, FILL_NORMAL, mean, s->hd);
+    fill_angles(cosine, sine, pairs * SLOTS);
+    if (gained) turn.gain = gain, turn.mean = mean;
+    const struct kernels *k;
+    for (size_t tier = 0; (k = tier_at(tier)); tier++) {
+        k->score_turned_pq(&s->p, &turn, q, G, s->block, logits);
+        for (size_t t = 0; t < SLOTS; t++) {
+            double key[MOST_HD], want, terms, parts = 0;
+            for (size_t c = 0; c < s->hd; c++) {
+                key[c] = gained ? (double)mean[c] + (double)gain[t] * s->value[t][c] : s->value[t][c];
+                parts = fmax(parts, gained ? fabs((double)mean[c]) + fabs((double)gain[t] * s->value[t][c]) : 0);
+            }
+            for (size_t g = 0; g < G; g++) {
+                turned_dot(q + g * s->hd, key, &turn, s->hd, t, &want, &terms);
+                for (size_t c = 0; c < s->hd; c++) terms += 2 * parts * fabs((double)q[g * s->hd + c]);
+                check_close((double)logits[g * SLOTS + t], want, terms, EPSILON * (double)(2 * s->hd + 4), 1e-42,
+                            "%s score_turned_pq G %zu hd %zu width %zu bits %u pairs %zu %s %s %s, query %zu token %zu", k->name, G,
+                            s->hd, s->p.width, s->p.bits, pairs, adjacent ? "adjacent" : "split", gained ? "gains" : "as it is",
+                            fill_name(fill), g, t);
+            }
+        }
+    }
 }
 
 static void turned_scores_equal_sums(void **state) {
@@ -329,11 +418,17 @@ static void turned_scores_equal_sums(void **state) {
     for (int fill = 0; fill < FILLS; fill++) check_turned(4, 64, 32, fill % 2, (enum fill)fill, GUARD_END);
 }
 
+static void turned_scores_of_blocks_equal_sums(void **state) {
+    (void)state;
+    for (size_t G = 1; G <= 9; G++) for_shapes(check_turned_blocks, false, FILL_NORMAL, G);
+    for (int fill = 0; fill < FILLS; fill++) for_shapes(check_turned_blocks, false, (enum fill)fill, 2);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(decoding_gives_the_centroids),     cmocka_unit_test(every_code_is_found),
         cmocka_unit_test(scores_equal_sums_over_centroids), cmocka_unit_test(mixes_equal_sums_over_centroids),
-        cmocka_unit_test(turned_scores_equal_sums),
+        cmocka_unit_test(turned_scores_equal_sums),         cmocka_unit_test(turned_scores_of_blocks_equal_sums),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -163,19 +163,26 @@ static void score_rows(const struct tile *tile, const float *q, size_t rows, siz
         for (size_t m = 0; m < rows; m++) logits[m * BLOCK_TOKENS + t] = kernel->dot(q + m * hd, keys.data + t * keys.stride, hd);
 }
 
-/* Keys that lie in blocks, on their codes; those of anchors in place of what their codes say. */
-static void score_sealed(const struct cache *cache, const struct tile *tile, uint32_t head, const float *q, const float *tables,
-                         size_t rows, float *logits) {
+/* Logits of anchors in place of what their codes say. */
+static void score_anchors(const struct cache *cache, const struct tile *tile, uint32_t head, const float *q, size_t rows,
+                          float *logits) {
     size_t hd = cache->shape.head_dim;
     float row[CODEC_HEAD_DIM_MAX];
-    struct codec_shape shape = side_shape(cache, CODEC_KEYS, cache->layer, head, rows);
-    cache->method.key.codec->score(shape, q, tables, span_block(cache, tile->span, CODEC_KEYS, cache->layer, head), logits);
     struct anchor_range anchors = tile_anchors(cache, tile, CODEC_KEYS, head);
     for (size_t i = anchors.from; i < anchors.to; i++) {
+        size_t t = anchors.tokens[i] - tile->first;
         anchor_row(&anchors, i, hd, row);
-        for (size_t m = 0; m < rows; m++)
-            logits[m * BLOCK_TOKENS + (anchors.tokens[i] - tile->first)] = kernels()->dot(q + m * hd, row, hd);
+        if (!cache->turned) turns_rotate(&cache->turns, tile->base, t, row, 1, (uint32_t)hd);
+        for (size_t m = 0; m < rows; m++) logits[m * BLOCK_TOKENS + t] = kernels()->dot(q + m * hd, row, hd);
     }
+}
+
+/* Keys that lie in blocks, on their codes. */
+static void score_sealed(const struct cache *cache, const struct tile *tile, uint32_t head, const float *q, const float *tables,
+                         size_t rows, float *logits) {
+    struct codec_shape shape = side_shape(cache, CODEC_KEYS, cache->layer, head, rows);
+    cache->method.key.codec->score(shape, q, tables, span_block(cache, tile->span, CODEC_KEYS, cache->layer, head), logits);
+    score_anchors(cache, tile, head, q, rows, logits);
 }
 
 /* Unturned keys by channel, channels[hd][64], zeros where the tile has no tokens; `room` has 64 rows. */
@@ -202,13 +209,24 @@ static void load_channels(const struct cache *cache, const struct tile *tile, ui
 static void score_unturned(const struct cache *cache, const struct tile *tile, uint32_t head, const float *q, size_t rows,
                            float *room, float *logits) {
     const struct turns *turns = &cache->turns;
+    const struct codec *codec = cache->method.key.codec;
     size_t hd = cache->shape.head_dim;
     float *channels = room, *moved = room + BLOCK_TOKENS * hd;
-    load_channels(cache, tile, head, moved, channels);
+    struct key_turn turn = {.cosine = turns->slots,
+                            .sine = turns->slots + turns->pairs * BLOCK_TOKENS,
+                            .pairs = turns->pairs,
+                            .adjacent = turns->rope->pairing == ROPE_ADJACENT};
+    bool as_codes = tile->kind == TILE_SEALED && codec->score_turned;
+    if (!as_codes) load_channels(cache, tile, head, moved, channels);
     memcpy(moved, q, rows * hd * sizeof *moved);
     turns_rotate_back(turns, tile->base, moved, (uint32_t)rows, cache->shape.head_dim);
-    kernels()->score_turned(moved, rows, hd, channels, turns->slots, turns->slots + turns->pairs * BLOCK_TOKENS, turns->pairs,
-                            turns->rope->pairing == ROPE_ADJACENT, logits);
+    if (!as_codes) {
+        kernels()->score_turned(moved, rows, hd, channels, turn.cosine, turn.sine, turn.pairs, turn.adjacent, logits);
+        return;
+    }
+    struct codec_shape shape = side_shape(cache, CODEC_KEYS, cache->layer, head, rows);
+    codec->score_turned(shape, moved, &turn, span_block(cache, tile->span, CODEC_KEYS, cache->layer, head), logits);
+    score_anchors(cache, tile, head, q, rows, logits);
 }
 
 void tile_score(const struct cache *cache, const struct tile *tile, uint32_t head, const float *q, const float *tables, size_t rows,

@@ -22,7 +22,7 @@ struct codebook_info {
     char corpus[128];     /* what the text was called */
     uint64_t tokens;      /* of the text that were looked at */
     uint64_t seed;
-    char weighting[64];   /* how samples were weighted: "none", "gradient^2 per sub-vector" */
+    char weighting[64];       /* how samples were weighted: "none", "gradient^2 per sub-vector" */
     double effective_samples; /* mean over fits of (sum w)^2 / sum w^2; 0: unknown */
 };
 

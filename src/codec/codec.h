@@ -37,6 +37,8 @@ struct coding {
  * the policy moves positions; then it reads through `channels` and rotates. */
 enum codec_rope { CODEC_ROPE_AFTER, CODEC_ROPE_BEFORE };
 
+struct key_turn; /* kernels/product.h */
+
 struct codec {
     const char *name; /* "q8_0" */
     enum codec_rope rope;
@@ -61,6 +63,8 @@ struct codec {
      * error in the frame is larger outside: samples weigh by its square. */
     void (*learn_frame)(struct codec_shape shape, enum codec_side side, const float *rows, size_t n, float *parameters);
     float (*enter_frame)(struct codec_shape shape, enum codec_side side, const float *parameters, float *row);
+    /* Moves centroids that were just learned to where the codec reads them faster, at next to no loss; NULL: they stay. */
+    void (*settle)(struct codec_shape shape, enum codec_side side, float *parameters);
 
     /* Writes all of block[block_bytes]: rows[n][hd], n <= 64; slots past n hold zeros. Deterministic. */
     void (*encode)(struct codec_shape shape, enum codec_side side, const float *rows, size_t n, void *block);
@@ -74,6 +78,9 @@ struct codec {
     void (*score)(struct codec_shape shape, const float *q, const float *tables, const void *block, float *logits);
     /* Keys by channel, channels[hd][64]: how readers that must turn keys before they meet a query want them. */
     void (*channels)(struct codec_shape shape, const void *block, float *channels);
+    /* As score, for keys that lie unturned: the one in slot t is turned by *turn's angles of t before it meets the queries. NULL: the
+     * reader takes `channels` and turns them. */
+    void (*score_turned)(struct codec_shape shape, const float *q, const struct key_turn *turn, const void *block, float *logits);
 
     /* Values: acc[G][hd] += weights[G][64] times the values. */
     void (*mix)(struct codec_shape shape, const float *weights, const void *block, float *acc);

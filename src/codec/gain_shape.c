@@ -13,6 +13,7 @@
 #include "codec/codec.h"
 
 #include "base/memory.h"
+#include "codec/pq.h"
 #include "kernels/kernels.h"
 
 #include <math.h>
@@ -167,6 +168,16 @@ static void channels(struct codec_shape shape, const void *block, float *to) {
     }
 }
 
+static void score_turned(struct codec_shape shape, const float *q, const struct key_turn *turn, const void *block, float *logits) {
+    const struct learned *learned = shape.learned;
+    float gains[BLOCK_TOKENS];
+    struct key_turn gained = *turn;
+    gains_of(learned, block, gains);
+    gained.gain = gains;
+    gained.mean = learned->mean;
+    codec_vq.score_turned(inner(shape), q, &gained, codes_of(block), logits);
+}
+
 static void score(struct codec_shape shape, const float *q, const float *tables, const void *block, float *logits) {
     const struct learned *learned = shape.learned;
     float gains[BLOCK_TOKENS];
@@ -212,8 +223,10 @@ const struct codec codec_gain_shape = {.name = "gain-shape",
                                        .learned_bytes = learned_bytes,
                                        .learn_frame = learn_frame,
                                        .enter_frame = enter_frame,
+                                       .settle = pq_settle,
                                        .encode = encode,
                                        .decode = decode,
                                        .score = score,
                                        .channels = channels,
+                                       .score_turned = score_turned,
                                        .mix = mix};

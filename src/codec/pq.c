@@ -9,15 +9,20 @@
 #include "base/half.h"
 #include "base/memory.h"
 #include "kernels/code_planes.h"
+#include "kernels/kernels.h"
 #include "kernels/nearest.h"
 
 #include <math.h>
 #include <string.h>
 
+#define TABLE_BYTES ((size_t)320 << 10) /* of look-up tables of a KV head, at most: with more, the second-level cache is theirs */
+
 struct learned {
-    struct product_code product; /* first: pq_product */
+    struct product_code product; /* first: pq_product; its arrays are these */
     uint16_t *rows;
-    uint8_t *planes;
+    uint8_t *planes, *levels; /* of keys, of values; NULL where the processor's kernels do not read them */
+    float *low, *step;
+    size_t plane_bytes;
     struct nearest *nearest; /* [parts] */
 };
 
@@ -29,10 +34,10 @@ static size_t centroids_of(struct codec_shape shape) { return (size_t)1 << shape
 static enum terse_status check(struct codec_shape shape, enum codec_side side, struct terse_error *error) {
     enum terse_status status = codec_check_head_dim(shape, side, error);
     if (status) return status;
-    if (!shape.width || shape.width > PQ_MOST_WIDTH || shape.head_dim % shape.width) {
+    if (!shape.width || shape.width > PRODUCT_MOST_WIDTH || shape.head_dim % shape.width) {
         return status_fail(error, TERSE_E_UNSUPPORTED,
                            "sub-vectors of %u channels do not divide the model's heads of %u: use a divisor of %u up to %d",
-                           shape.width, shape.head_dim, shape.head_dim, PQ_MOST_WIDTH);
+                           shape.width, shape.head_dim, shape.head_dim, PRODUCT_MOST_WIDTH);
     }
     if (shape.bits < BLOCK_PQ_BITS_LEAST || shape.bits > BLOCK_PQ_BITS_MOST) {
         return status_fail(error, TERSE_E_UNSUPPORTED, "codes of %u bits: use %d to %d", shape.bits, BLOCK_PQ_BITS_LEAST,
@@ -62,20 +67,18 @@ static void close_learned(void *opened) {
     memory_free(learned->nearest);
     memory_free(learned->rows);
     memory_free(learned->planes);
+    memory_free(learned->levels);
+    memory_free(learned->low);
+    memory_free(learned->step);
     memory_free(learned);
-}
-
-static size_t planes_bytes(const struct product_code *p) {
-    return p->bits <= 8 ? p->parts * p->width * 2 * PRODUCT_PLANE(p->bits) : 0;
 }
 
 static size_t learned_bytes(const void *opened) {
     const struct learned *learned = opened;
-    size_t parts = learned->product.parts, centroids = (size_t)1 << learned->product.bits;
-    size_t bytes =
-        sizeof *learned + parts * (centroids * learned->product.width * sizeof *learned->rows + sizeof *learned->nearest);
-    bytes += planes_bytes(&learned->product);
-    for (size_t m = 0; m < parts; m++) bytes += nearest_bytes(&learned->nearest[m]);
+    const struct product_code *p = &learned->product;
+    size_t bytes = sizeof *learned + ((size_t)1 << p->bits) * p->parts * p->width * sizeof *learned->rows + learned->plane_bytes;
+    if (learned->low) bytes += 2 * p->parts * p->width * sizeof(float);
+    for (size_t m = 0; m < p->parts; m++) bytes += sizeof *learned->nearest + nearest_bytes(&learned->nearest[m]);
     return bytes;
 }
 
@@ -97,7 +100,7 @@ static enum terse_status round_centroids(const float *floats, size_t n, uint16_t
 /* The halves of each channel in two planes of bytes. */
 static void set_planes(const struct product_code *p, uint8_t *planes) {
     size_t k = (size_t)1 << p->bits, plane = PRODUCT_PLANE(p->bits);
-    for (size_t c = 0; planes && c < p->parts * p->width; c++) {
+    for (size_t c = 0; c < p->parts * p->width; c++) {
         const uint16_t *from = p->rows + c / p->width * k * p->width + c % p->width;
         uint8_t *low = planes + c * 2 * plane, *high = low + plane;
         for (size_t j = 0; j < plane; j++) {
@@ -105,6 +108,70 @@ static void set_planes(const struct product_code *p, uint8_t *planes) {
             high[j] = (uint8_t)(from[j % k * p->width] >> 8);
         }
     }
+}
+
+/* Half floats are multiples of 2^-24. */
+static int64_t as_integer(uint16_t half) { return (int64_t)ldexpf(half_to_float(half), 24); }
+
+static int64_t common_divisor(int64_t a, int64_t b) {
+    while (b) {
+        int64_t rest = a % b;
+        a = b;
+        b = rest;
+    }
+    return a;
+}
+
+/* Finds channel c's levels when its centroids lie on a grid of at most 256, as pq_settle leaves them. */
+static bool find_levels(struct learned *learned, size_t c) {
+    const struct product_code *p = &learned->product;
+    size_t k = (size_t)1 << p->bits, plane = PRODUCT_PLANE(p->bits);
+    const uint16_t *rows = p->rows + c / p->width * k * p->width + c % p->width;
+    int64_t least = INT64_MAX, most = INT64_MIN, step = 0;
+    for (size_t j = 0; j < k; j++) {
+        int64_t x = as_integer(rows[j * p->width]);
+        least = x < least ? x : least;
+        most = x > most ? x : most;
+    }
+    for (size_t j = 0; j < k; j++) step = common_divisor(as_integer(rows[j * p->width]) - least, step);
+    if (step && (most - least) / step > 255) return false;
+    learned->low[c] = ldexpf((float)least, -24);
+    learned->step[c] = ldexpf((float)step, -24);
+    for (size_t j = 0; j < plane; j++)
+        learned->levels[c * plane + j] = step ? (uint8_t)((as_integer(rows[j % k * p->width]) - least) / step) : 0;
+    return true;
+}
+
+/* Rounds x[k], `apart` numbers between them, to at most 256 multiples of a step that is a quarter, five, six or seven eighths of a power
+ * of two: the smallest such that all are halves. */
+static void settle_channel(float *x, size_t k, size_t apart) {
+    float least = x[0], most = x[0];
+    for (size_t j = 1; j < k; j++) {
+        least = fminf(least, x[j * apart]);
+        most = fmaxf(most, x[j * apart]);
+    }
+    if (!(most - least > 0) || !isfinite(most - least)) return;
+    int exponent;
+    int quarters = (int)floorf(8 * frexpf((most - least) / 255, &exponent)); /* 4 to 7 */
+    for (exponent = exponent < -21 ? -21 : exponent;; quarters++) {
+        if (quarters == 8) quarters = 4, exponent++;
+        float step = ldexpf((float)quarters, exponent - 3), first = floorf(least / step + 0.5f);
+        bool fits = floorf(most / step + 0.5f) - first <= 255;
+        for (size_t j = 0; fits && j < k; j++) {
+            float settled = step * floorf(x[j * apart] / step + 0.5f);
+            fits = half_to_float(half_from_float(settled)) == settled || !isfinite(half_to_float(half_from_float(x[j * apart])));
+        }
+        if (!fits && exponent < 16) continue;
+        for (size_t j = 0; fits && j < k; j++) x[j * apart] = step * floorf(x[j * apart] / step + 0.5f);
+        return;
+    }
+}
+
+void pq_settle(struct codec_shape shape, enum codec_side side, float *floats) {
+    (void)side;
+    if (shape.bits > PRODUCT_PLANE_BITS) return;
+    size_t k = centroids_of(shape), width = shape.width;
+    for (size_t c = 0; c < shape.head_dim; c++) settle_channel(floats + c / width * k * width + c % width, k, width);
 }
 
 /* One nearest-centroid search for each sub-vector, over the centroids as they were rounded. */
@@ -123,24 +190,42 @@ static enum terse_status open_searches(struct learned *learned, struct terse_err
     return status;
 }
 
+/* What the processor's kernels read besides rows; nothing where they read no more. */
+static enum terse_status set_channels(struct learned *learned, enum codec_side side, struct terse_error *error) {
+    struct product_code *p = &learned->product;
+    size_t hd = p->parts * p->width, bytes = hd * PRODUCT_PLANE(p->bits) * (side == CODEC_KEYS ? 2 : 1);
+    if (p->bits > PRODUCT_PLANE_BITS || !kernels()->planes_pq) return TERSE_OK;
+    uint8_t *by_channel = memory_array(bytes, 1);
+    if (!by_channel) return status_no_memory(error, bytes, "a codebook");
+    learned->plane_bytes = bytes;
+    if (side == CODEC_KEYS) {
+        p->planes = learned->planes = by_channel;
+        set_planes(p, by_channel);
+        return TERSE_OK;
+    }
+    learned->levels = by_channel;
+    p->low = learned->low = memory_array(hd, sizeof(float));
+    p->step = learned->step = memory_array(hd, sizeof(float));
+    if (!learned->low || !learned->step) return status_no_memory(error, 2 * hd * sizeof(float), "a codebook");
+    for (size_t c = 0; c < hd; c++)
+        if (!find_levels(learned, c)) return TERSE_OK; /* read as halves */
+    p->levels = learned->levels;
+    return TERSE_OK;
+}
+
 static enum terse_status open_learned(struct codec_shape shape, enum codec_side side, const float *floats, void **opened,
                                       struct terse_error *error) {
-    size_t parts = parts_of(shape), n = parameters(shape, side);
+    size_t parts = parts_of(shape), numbers = parameters(shape, side);
     struct learned *learned = memory_zeros(1, sizeof *learned);
-    enum terse_status status = TERSE_OK;
     *opened = NULL;
     if (!learned) return status_no_memory(error, sizeof *learned, "a codebook");
-    struct product_code *p = &learned->product;
-    *p = (struct product_code){.parts = parts, .width = shape.width, .bits = shape.bits};
-    learned->rows = memory_array(n, sizeof *learned->rows);
-    if (planes_bytes(p)) learned->planes = memory_zeros(planes_bytes(p), 1);
+    enum terse_status status = TERSE_OK;
+    learned->product = (struct product_code){.parts = parts, .width = shape.width, .bits = shape.bits};
+    learned->product.rows = learned->rows = memory_array(numbers, sizeof *learned->rows);
     learned->nearest = memory_zeros(parts, sizeof *learned->nearest);
-    p->rows = learned->rows;
-    p->planes = learned->planes;
-    if (!learned->rows || !learned->nearest || (planes_bytes(p) && !learned->planes))
-        status = status_no_memory(error, n * sizeof *learned->rows + planes_bytes(p), "a codebook");
-    if (!status) status = round_centroids(floats, n, learned->rows, error);
-    if (!status) set_planes(p, learned->planes);
+    if (!learned->rows || !learned->nearest) status = status_no_memory(error, numbers * sizeof *learned->rows, "a codebook");
+    if (!status) status = round_centroids(floats, numbers, learned->rows, error);
+    if (!status) status = set_channels(learned, side, error);
     if (!status) status = open_searches(learned, error);
     if (status)
         close_learned(learned);
@@ -172,12 +257,37 @@ static void channels(struct codec_shape shape, const void *block, float *to) {
     kernels()->channels_pq(pq_product(shape), block, to);
 }
 
-/* ---- Keys */
+/* ---- Which way
+ *
+ * Keys by table or by decoding, values by mixing or by tally: the choice is made here, from bench/bench_pq (8192 tokens, ns per token
+ * and KV head of 128 channels, four queries; one thread of two, f16 taking 19 ns with AVX-512 and 25 with AVX2):
+ *
+ *     width x bits            2 x 8   4 x 8   8 x 8   16 x 8   4 x 12   16 x 12   32 x 12
+ *     AVX-512  look-up         20      12      5       4        -        66        60
+ *              decoding        17      17      16      15       54       27        22
+ *              mix             14      13      12      12       45       17        17
+ *              tally           77      40      21      15       -        -         -
+ *     AVX2     look-up         39      23      12      7        -        -         -
+ *              decoding        48      32      26      -        66       35        31
+ *              mix             50      34      17      16       68       50        24
+ *              tally           68      40      19      13       -        -         -
+ *
+ * Decoding looks up numbers in registers with AVX-512 and costs the same for any width; without, it fetches rows one by one. With 4096
+ * centroids their own memory bounds every way: 1 MB for a head is half of what f16 reads of 8192 tokens. */
 
+/* Keys by look-up, wherever tables stay small; but fetching them for many queries costs more than decoding in registers. */
 static bool by_table(struct codec_shape shape) {
-    (void)shape;
-    return false;
+    if (shape.bits > PRODUCT_PLANE_BITS) return false;
+    if (kernels()->planes_pq && shape.width < 4 && shape.group > shape.width) return false;
+    return product_floats(pq_product(shape), shape.group) * sizeof(float) <= TABLE_BYTES;
 }
+
+/* Values by tally only where a token has so few codes that adding weights up is less work than any decoding. */
+static bool by_tally(struct codec_shape shape) {
+    return shape.bits <= PRODUCT_PLANE_BITS && shape.width >= (kernels()->planes_pq ? 32 : 16);
+}
+
+/* ---- Keys */
 
 static size_t prepared(struct codec_shape shape) { return by_table(shape) ? product_floats(pq_product(shape), shape.group) : 0; }
 
@@ -185,19 +295,23 @@ static void prepare(struct codec_shape shape, const float *q, float *tables) {
     kernels()->prepare_pq(pq_product(shape), q, shape.group, tables);
 }
 
-static void score(struct codec_shape shape, const float *q, const float *tables, const void *block, float *logits) {
+static void score_by_table(struct codec_shape shape, const float *q, const float *tables, const void *block, float *logits) {
     if (by_table(shape))
         kernels()->look_up_pq(pq_product(shape), tables, shape.group, block, logits);
     else
         kernels()->score_pq(pq_product(shape), q, shape.group, block, logits);
 }
 
-/* ---- Values */
-
-static bool by_tally(struct codec_shape shape) {
-    (void)shape;
-    return false;
+static void score(struct codec_shape shape, const float *q, const float *tables, const void *block, float *logits) {
+    (void)tables;
+    kernels()->score_pq(pq_product(shape), q, shape.group, block, logits);
 }
+
+static void score_turned(struct codec_shape shape, const float *q, const struct key_turn *turn, const void *block, float *logits) {
+    kernels()->score_turned_pq(pq_product(shape), turn, q, shape.group, block, logits);
+}
+
+/* ---- Values */
 
 static void mix(struct codec_shape shape, const float *weights, const void *block, float *acc) {
     kernels()->mix_pq(pq_product(shape), weights, shape.group, block, acc);
@@ -213,12 +327,44 @@ static void finish(struct codec_shape shape, const float *from, float *acc) {
     kernels()->finish_pq(pq_product(shape), from, shape.group, acc);
 }
 
-#define PQ_CODEC(name_, rope_) \
-    { \
-        .name = name_, .rope = rope_, .check = check, .block_bytes = block_bytes, .parameters = parameters, .open = open_learned, \
-        .close = close_learned, .learned_bytes = learned_bytes, .encode = encode, .decode = decode, .prepared = prepared, \
-        .prepare = prepare, .score = score, .channels = channels, .mix = mix, .tallies = tallies, .tally = tally, .finish = finish \
-    }
+/* ---- The rows of the table. Keys before rotation are met once they are turned, so that tables would be of no use. */
 
-const struct codec codec_pq = PQ_CODEC("pq", CODEC_ROPE_AFTER);
-const struct codec codec_vq = PQ_CODEC("vq", CODEC_ROPE_BEFORE);
+const struct codec codec_pq = {.name = "pq",
+                               .rope = CODEC_ROPE_AFTER,
+                               .check = check,
+                               .block_bytes = block_bytes,
+                               .parameters = parameters,
+                               .open = open_learned,
+                               .close = close_learned,
+                               .learned_bytes = learned_bytes,
+                               .settle = pq_settle,
+                               .encode = encode,
+                               .decode = decode,
+                               .prepared = prepared,
+                               .prepare = prepare,
+                               .score = score_by_table,
+                               .channels = channels,
+                               .score_turned = score_turned,
+                               .mix = mix,
+                               .tallies = tallies,
+                               .tally = tally,
+                               .finish = finish};
+
+const struct codec codec_vq = {.name = "vq",
+                               .rope = CODEC_ROPE_BEFORE,
+                               .check = check,
+                               .block_bytes = block_bytes,
+                               .parameters = parameters,
+                               .open = open_learned,
+                               .close = close_learned,
+                               .learned_bytes = learned_bytes,
+                               .settle = pq_settle,
+                               .encode = encode,
+                               .decode = decode,
+                               .score = score,
+                               .channels = channels,
+                               .score_turned = score_turned,
+                               .mix = mix,
+                               .tallies = tallies,
+                               .tally = tally,
+                               .finish = finish};

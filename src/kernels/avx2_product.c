@@ -13,13 +13,6 @@ static inline wide wide_high_32(wide a, wide b) { return _mm256_unpackhi_epi32(a
 static inline wide wide_low_64(wide a, wide b) { return _mm256_unpacklo_epi64(a, b); }
 static inline wide wide_high_64(wide a, wide b) { return _mm256_unpackhi_epi64(a, b); }
 
-/* Adding neighbours thrice leaves in part l of the register what its lanes of each vector come to. */
-static inline vec vec_sums(const vec *x) {
-    __m256 a = _mm256_hadd_ps(_mm256_hadd_ps(x[0], x[1]), _mm256_hadd_ps(x[2], x[3]));
-    __m256 b = _mm256_hadd_ps(_mm256_hadd_ps(x[4], x[5]), _mm256_hadd_ps(x[6], x[7]));
-    return _mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
-}
-
 #include "kernels/product_template.h"
 
 void kernels_fill_avx2_product(struct kernels *k) { product_fill(k); }

@@ -13,20 +13,6 @@ static inline wide wide_high_32(wide a, wide b) { return _mm512_unpackhi_epi32(a
 static inline wide wide_low_64(wide a, wide b) { return _mm512_unpacklo_epi64(a, b); }
 static inline wide wide_high_64(wide a, wide b) { return _mm512_unpackhi_epi64(a, b); }
 
-/* Of four vectors: lane 4 l + i is what part l of vector i comes to. */
-static inline vec parts_sums(const vec *x) {
-    vec a = _mm512_add_ps(_mm512_unpacklo_ps(x[0], x[1]), _mm512_unpackhi_ps(x[0], x[1]));
-    vec b = _mm512_add_ps(_mm512_unpacklo_ps(x[2], x[3]), _mm512_unpackhi_ps(x[2], x[3]));
-    return _mm512_add_ps(_mm512_shuffle_ps(a, b, 0x44), _mm512_shuffle_ps(a, b, 0xee));
-}
-
-static inline vec vec_sums(const vec *x) {
-    vec a = parts_sums(x), b = parts_sums(x + 4), c = parts_sums(x + 8), d = parts_sums(x + 12);
-    vec ab = _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
-    vec cd = _mm512_add_ps(_mm512_shuffle_f32x4(c, d, 0x44), _mm512_shuffle_f32x4(c, d, 0xee));
-    return _mm512_add_ps(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xdd));
-}
-
 #include "kernels/code_planes.h"
 #include "kernels/fill.h"
 
@@ -77,29 +63,31 @@ static inline __attribute__((always_inline)) __m512i codes_look_up(size_t quarte
 }
 
 static inline __attribute__((always_inline)) void decode_by_planes(size_t quarters, const struct product_code *p, const void *block,
-                                                                   size_t m, uint16_t *halves) {
-    struct codes codes = codes_load(p, block, m, true);
+                                                                   size_t m, size_t n, uint16_t *halves) {
     const uint8_t *planes = p->planes + m * p->width * 2 * 64 * quarters;
-    for (size_t i = 0; i < p->width; i++, planes += 2 * 64 * quarters, halves += BLOCK_TOKENS) {
-        __m512i low = codes_look_up(quarters, &codes, planes), high = codes_look_up(quarters, &codes, planes + 64 * quarters);
-        _mm512_storeu_si512(halves, _mm512_unpacklo_epi8(low, high));
-        _mm512_storeu_si512(halves + 32, _mm512_unpackhi_epi8(low, high));
+    for (size_t end = m + n; m < end; m++) {
+        struct codes codes = codes_load(p, block, m, true);
+        for (size_t i = 0; i < p->width; i++, planes += 2 * 64 * quarters, halves += BLOCK_TOKENS) {
+            __m512i low = codes_look_up(quarters, &codes, planes), high = codes_look_up(quarters, &codes, planes + 64 * quarters);
+            _mm512_storeu_si512(halves, _mm512_unpacklo_epi8(low, high));
+            _mm512_storeu_si512(halves + 32, _mm512_unpackhi_epi8(low, high));
+        }
     }
 }
 
-static void decode_by_rows(const struct product_code *p, const void *block, size_t m, uint16_t *halves);
+static void decode_by_rows(const struct product_code *p, const void *block, size_t m, size_t n, uint16_t *halves);
 
-static void decode_part(const struct product_code *p, const void *block, size_t m, uint16_t *halves) {
-    if (p->bits == 8)
-        decode_by_planes(4, p, block, m, halves);
+static void decode_chunk(const struct product_code *p, const void *block, size_t m, size_t n, uint16_t *halves) {
+    if (!p->planes)
+        decode_by_rows(p, block, m, n, halves);
+    else if (p->bits == 8)
+        decode_by_planes(4, p, block, m, n, halves);
     else if (p->bits == 7)
-        decode_by_planes(2, p, block, m, halves);
-    else if (p->bits < 7)
-        decode_by_planes(1, p, block, m, halves);
+        decode_by_planes(2, p, block, m, n, halves);
     else
-        decode_by_rows(p, block, m, halves);
+        decode_by_planes(1, p, block, m, n, halves);
 }
-#define DECODE_PART decode_part
+#define DECODE_CHUNK decode_chunk
 
 #include "kernels/product_template.h"
 
@@ -118,47 +106,44 @@ INLINE void channel_floats(const struct codes *codes, const uint8_t *planes, vec
     x[3] = _mm512_cvtph_ps(_mm512_extracti64x4_epi64(b, 1));
 }
 
-#define TALLY_QUERIES 4 /* whose weights stay in registers */
-
 struct fused {
     const struct product_code *p;
     const void *block;
-    const float *cosine, *sine;
-    size_t pairs;
-    bool adjacent;
+    const struct key_turn *turn;
 };
 
-/* sum += <q, channels [c, c + n)>, all of one sub-vector. */
-INLINE void fused_add(size_t G, const struct fused *fused, const struct codes *codes, size_t c, size_t n, const float *q,
-                      sums sum) {
-    size_t hd = product_channels(fused->p);
-    for (size_t i = c; i < c + n; i++) {
-        vec x[4];
-        channel_floats(codes, fused->p->planes + i * 512, x);
-        sums_add(G, 4, q + i, hd, x, sum);
-    }
-}
-
-INLINE void score_fused(size_t G, const void *what, const float *q, float *logits) {
+INLINE void score_fused(size_t G_, const void *what, const float *q, float *logits) {
     const struct fused *fused = what;
     const struct product_code *p = fused->p;
+    const size_t G = SMALLER(G_, FUSED_QUERIES), hd = product_channels(p);
     sums sum;
-    sums_clear(SMALLER(G, FUSED_QUERIES), 4, sum);
+    sums_clear(G, 4, sum);
     for (size_t m = 0; m < p->parts; m++) {
         struct codes codes = codes_load(p, fused->block, m, true);
-        fused_add(SMALLER(G, FUSED_QUERIES), fused, &codes, m * p->width, p->width, q, sum);
+        for (size_t c = m * p->width; c < (m + 1) * p->width; c++) {
+            vec x[4];
+            channel_floats(&codes, p->planes + c * 512, x);
+            sums_add(G, 4, q + c, hd, x, sum);
+        }
     }
-    sums_store(SMALLER(G, FUSED_QUERIES), 4, sum, false, logits, BLOCK_TOKENS, LANES);
+    sums_store(G, 4, sum, false, logits, BLOCK_TOKENS, LANES);
 }
 
-/* Two channels, first a's numbers in `first`, turned by the angles of the i-th pair. */
-INLINE void fused_turn(size_t G, const struct fused *fused, const struct codes *a_codes, const struct codes *b_codes, size_t i,
-                       size_t first, size_t second, const float *q, sums sum) {
-    const float *cosine = fused->cosine + i * BLOCK_TOKENS, *sine = fused->sine + i * BLOCK_TOKENS;
+/* x = mean + gain x of channel c. */
+INLINE void gain_floats(const struct key_turn *turn, size_t c, vec *x) {
+    UNROLL for (size_t w = 0; w < 4; w++) x[w] = vec_fma(x[w], vec_load(turn->gain + w * LANES), vec_set(turn->mean[c]));
+}
+
+/* Two channels turned by the angles of the i-th pair. */
+INLINE void fused_turn(size_t G, bool gain, const struct fused *fused, const struct codes *a_codes, const struct codes *b_codes,
+                       size_t i, size_t first, size_t second, const float *q, sums sum) {
+    const float *cosine = fused->turn->cosine + i * BLOCK_TOKENS, *sine = fused->turn->sine + i * BLOCK_TOKENS;
     size_t hd = product_channels(fused->p);
     vec a[4], b[4], x[4], y[4];
     channel_floats(a_codes, fused->p->planes + first * 512, a);
     channel_floats(b_codes, fused->p->planes + second * 512, b);
+    if (gain) gain_floats(fused->turn, first, a);
+    if (gain) gain_floats(fused->turn, second, b);
     UNROLL for (size_t w = 0; w < 4; w++) {
         vec c = vec_load(cosine + w * LANES), s = vec_load(sine + w * LANES);
         x[w] = vec_fnma(b[w], s, vec_mul(a[w], c));
@@ -169,75 +154,61 @@ INLINE void fused_turn(size_t G, const struct fused *fused, const struct codes *
 }
 
 /* Whole sub-vectors are turned with themselves or with others. */
-INLINE void turn_fused(size_t G_, const void *what, const float *q, float *logits) {
-    const struct fused *fused = what;
+INLINE void fused_turns(size_t G, bool gain, const struct fused *fused, const float *q, float *logits) {
     const struct product_code *p = fused->p;
-    const size_t G = SMALLER(G_, FUSED_QUERIES), turned = 2 * fused->pairs / p->width;
+    const size_t pairs = fused->turn->pairs, w = p->width, turned = 2 * pairs / w, hd = product_channels(p);
     sums sum;
     sums_clear(G, 4, sum);
-    if (fused->adjacent) {
-        for (size_t m = 0; m < turned; m++) {
-            struct codes codes = codes_load(p, fused->block, m, true);
-            for (size_t c = m * p->width; c < (m + 1) * p->width; c += 2)
-                fused_turn(G, fused, &codes, &codes, c / 2, c, c + 1, q, sum);
-        }
-    } else {
-        for (size_t m = 0; m < turned / 2; m++) {
-            struct codes a = codes_load(p, fused->block, m, true), b = codes_load(p, fused->block, m + turned / 2, true);
-            for (size_t c = m * p->width; c < (m + 1) * p->width; c++) fused_turn(G, fused, &a, &b, c, c, c + fused->pairs, q, sum);
-        }
+    for (size_t m = 0; fused->turn->adjacent && m < turned; m++) {
+        struct codes codes = codes_load(p, fused->block, m, true);
+        for (size_t c = m * w; c < (m + 1) * w; c += 2) fused_turn(G, gain, fused, &codes, &codes, c / 2, c, c + 1, q, sum);
+    }
+    for (size_t m = 0; !fused->turn->adjacent && m < turned / 2; m++) {
+        struct codes a = codes_load(p, fused->block, m, true), b = codes_load(p, fused->block, m + turned / 2, true);
+        for (size_t c = m * w; c < (m + 1) * w; c++) fused_turn(G, gain, fused, &a, &b, c, c, c + pairs, q, sum);
     }
     for (size_t m = turned; m < p->parts; m++) {
         struct codes codes = codes_load(p, fused->block, m, true);
-        fused_add(G, fused, &codes, m * p->width, p->width, q, sum);
+        for (size_t c = m * w; c < (m + 1) * w; c++) {
+            vec x[4];
+            channel_floats(&codes, p->planes + c * 512, x);
+            if (gain) gain_floats(fused->turn, c, x);
+            sums_add(G, 4, q + c, hd, x, sum);
+        }
     }
     sums_store(G, 4, sum, false, logits, BLOCK_TOKENS, LANES);
 }
 
-/* lanes[channels][G][16] += by lane what one block's values come to by weights[G][64]: whole sums can wait for the last block. */
-INLINE void tally_fused(size_t G_, const void *what, const float *weights, float *lanes) {
-    const struct fused *fused = what;
-    const struct product_code *p = fused->p;
-    const size_t G = SMALLER(G_, TALLY_QUERIES);
-    sums weight;
-    UNROLL for (size_t g = 0; g < G; g++) {
-        UNROLL for (size_t w = 0; w < 4; w++) weight[g][w] = vec_load(weights + g * BLOCK_TOKENS + w * LANES);
-    }
-    for (size_t m = 0; m < p->parts; m++) {
-        struct codes codes = codes_load(p, fused->block, m, true);
-        for (size_t c = m * p->width; c < (m + 1) * p->width; c++, lanes += G * LANES) {
-            vec x[4];
-            channel_floats(&codes, p->planes + c * 512, x);
-            UNROLL for (size_t g = 0; g < G; g++) {
-                vec sum = vec_fma(weight[g][0], x[0], vec_load(lanes + g * LANES));
-                UNROLL for (size_t w = 1; w < 4; w++) sum = vec_fma(weight[g][w], x[w], sum);
-                vec_store(lanes + g * LANES, sum);
-            }
-        }
-    }
+INLINE void turn_fused(size_t G, const void *what, const float *q, float *logits) {
+    fused_turns(SMALLER(G, FUSED_QUERIES), false, what, q, logits);
 }
 
-EACH_PQ(tally_fused)
+INLINE void turn_fused_gained(size_t G, const void *what, const float *q, float *logits) {
+    fused_turns(SMALLER(G, FUSED_QUERIES), true, what, q, logits);
+}
 
 EACH_PQ(score_fused)
 EACH_PQ(turn_fused)
+EACH_PQ(turn_fused_gained)
 
 static void score_pq(const struct product_code *p, const float *q, size_t G, const void *block, float *logits) {
     struct fused fused = {.p = p, .block = block};
-    if (p->bits == 8 && G <= FUSED_QUERIES)
+    if (p->planes && p->bits == 8 && G <= FUSED_QUERIES)
         score_fused_of[G - 1](&fused, q, logits);
     else
         score_pq_avx512(p, q, G, block, logits);
 }
 
-static void score_turned_pq(const struct product_code *p, const float *q, size_t G, const void *block, const float *cosine,
-                            const float *sine, size_t pairs, bool adjacent, float *logits) {
-    struct fused fused = {p, block, cosine, sine, pairs, adjacent};
-    bool whole = adjacent ? p->width % 2 == 0 && 2 * pairs % p->width == 0 : pairs % p->width == 0;
-    if (p->bits == 8 && G <= FUSED_QUERIES && whole)
-        turn_fused_of[G - 1](&fused, q, logits);
+static void score_turned_pq(const struct product_code *p, const struct key_turn *turn, const float *q, size_t G, const void *block,
+                            float *logits) {
+    struct fused fused = {p, block, turn};
+    bool whole = turn->adjacent ? p->width % 2 == 0 && 2 * turn->pairs % p->width == 0 : turn->pairs % p->width == 0;
+    if (!p->planes || p->bits != 8 || G > FUSED_QUERIES || !whole)
+        score_turned_pq_avx512(p, turn, q, G, block, logits);
+    else if (turn->gain)
+        turn_fused_gained_of[G - 1](&fused, q, logits);
     else
-        score_turned_pq_avx512(p, q, G, block, cosine, sine, pairs, adjacent, logits);
+        turn_fused_of[G - 1](&fused, q, logits);
 }
 
 /* ---- Look-up by planes: tables in fixed point of 16 bits ----------------------------------------------------------------------------
@@ -380,33 +351,128 @@ static __attribute__((noinline)) void look_up_fewer_bits(size_t n, const struct 
     }
 }
 
-/* Values of narrow sub-vectors are tallied by lane. */
-static bool by_lane(const struct product_code *p, size_t G) { return p->bits == 8 && p->width < 8 && G <= TALLY_QUERIES; }
+/* ---- Values by levels: sums of products of bytes -----------------------------------------------------------------------------------
+ *
+ * An instruction adds to each of 16 numbers four products of unsigned and signed bytes. So 16 channels are the lanes, four tokens
+ * their bytes: look-ups give 64 tokens of a channel, and turning over 16 channels of them gives 16 registers of that form. Weights
+ * are fixed point of two signed bytes, in steps of each query's largest / 32639, which is finer than halves; high and low bytes are
+ * summed apart, exactly. A third byte would cost a third more time. */
 
-static void tally_pq(const struct product_code *p, const float *weights, size_t G, const void *block, float *tallies) {
-    struct fused fused = {.p = p, .block = block};
-    if (by_lane(p, G))
-        tally_fused_of[G - 1](&fused, weights, tallies);
-    else
-        tally_pq_avx512(p, weights, G, block, tallies);
+#define LEVEL_QUERIES 6 /* two sums each, beside 16 registers of levels */
+
+struct levels {
+    const struct product_code *p;
+    const uint8_t *bytes; /* [hd][64] */
+};
+
+/* Of one query: bytes[2][64], high and low ones of 32639 weight / largest, the step, and the sum of the weights. */
+static void weights_to_bytes(const float *weights, int8_t *bytes, float *step, float *sum) {
+    __m512 w[4], all = _mm512_setzero_ps(), most = _mm512_setzero_ps();
+    for (size_t v = 0; v < 4; v++) {
+        w[v] = _mm512_loadu_ps(weights + 16 * v);
+        all = _mm512_add_ps(all, w[v]);
+        most = _mm512_max_ps(most, _mm512_abs_ps(w[v]));
+    }
+    float largest = _mm512_reduce_max_ps(most);
+    *step = largest > 1e-30f ? largest / 32639 : 0; /* that its inverse be finite */
+    *sum = _mm512_reduce_add_ps(all);
+    __m512 inverse = _mm512_set1_ps(*step > 0 ? 1 / *step : 0);
+    for (size_t v = 0; v < 4; v++) {
+        __m512i x = _mm512_cvtps_epi32(_mm512_mul_ps(w[v], inverse));
+        __m512i high = _mm512_srai_epi32(_mm512_add_epi32(x, _mm512_set1_epi32(128)), 8); /* less the low byte, which is signed */
+        _mm_storeu_si128((__m128i *)(bytes + 16 * v), _mm512_cvtepi32_epi8(high));
+        _mm_storeu_si128((__m128i *)(bytes + 64 + 16 * v), _mm512_cvtepi32_epi8(x));
+    }
 }
 
-static void finish_pq(const struct product_code *p, const float *tallies, size_t G, float *acc) {
+/* out[i], dword j = in[j], dword i */
+INLINE void turn_over_16(const __m512i *in, __m512i *out) {
+    __m512i a[16], b[16];
+    UNROLL for (size_t i = 0; i < 8; i++) {
+        a[2 * i] = _mm512_unpacklo_epi32(in[2 * i], in[2 * i + 1]);
+        a[2 * i + 1] = _mm512_unpackhi_epi32(in[2 * i], in[2 * i + 1]);
+    }
+    UNROLL for (size_t i = 0; i < 4; i++) { /* b[4 i + j], part l: rows 4 i to 4 i + 3 of column 4 l + j */
+        b[4 * i] = _mm512_unpacklo_epi64(a[4 * i], a[4 * i + 2]);
+        b[4 * i + 1] = _mm512_unpackhi_epi64(a[4 * i], a[4 * i + 2]);
+        b[4 * i + 2] = _mm512_unpacklo_epi64(a[4 * i + 1], a[4 * i + 3]);
+        b[4 * i + 3] = _mm512_unpackhi_epi64(a[4 * i + 1], a[4 * i + 3]);
+    }
+    UNROLL for (size_t j = 0; j < 4; j++) {
+        __m512i even_a = _mm512_shuffle_i32x4(b[j], b[4 + j], 0x88), odd_a = _mm512_shuffle_i32x4(b[j], b[4 + j], 0xdd);
+        __m512i even_b = _mm512_shuffle_i32x4(b[8 + j], b[12 + j], 0x88), odd_b = _mm512_shuffle_i32x4(b[8 + j], b[12 + j], 0xdd);
+        out[j] = _mm512_shuffle_i32x4(even_a, even_b, 0x88);
+        out[4 + j] = _mm512_shuffle_i32x4(odd_a, odd_b, 0x88);
+        out[8 + j] = _mm512_shuffle_i32x4(even_a, even_b, 0xdd);
+        out[12 + j] = _mm512_shuffle_i32x4(odd_a, odd_b, 0xdd);
+    }
+}
+
+INLINE void mix_levels(size_t G_, const void *what, const float *weights, float *acc) {
+    const struct levels *levels = what;
+    const size_t G = SMALLER(G_, LEVEL_QUERIES), hd = product_channels(levels->p);
+    int32_t fours[LEVEL_QUERIES][2][16]; /* four weights in each */
+    float step[LEVEL_QUERIES], sum[LEVEL_QUERIES];
+    for (size_t g = 0; g < G; g++) weights_to_bytes(weights + g * BLOCK_TOKENS, (int8_t *)fours[g], &step[g], &sum[g]);
+    for (size_t c = 0; c < hd; c += 16) {
+        __m512i by_channel[16], by_token[16], high[LEVEL_QUERIES], low[LEVEL_QUERIES];
+        UNROLL_16 for (size_t i = 0; i < 16; i++) by_channel[i] = _mm512_loadu_si512(levels->bytes + (c + i) * BLOCK_TOKENS);
+        turn_over_16(by_channel, by_token);
+        UNROLL for (size_t g = 0; g < G; g++) high[g] = low[g] = _mm512_setzero_si512();
+        UNROLL_16 for (size_t t = 0; t < 16; t++) {
+            UNROLL for (size_t g = 0; g < G; g++) {
+                high[g] = _mm512_dpbusd_epi32(high[g], by_token[t], _mm512_set1_epi32(fours[g][0][t]));
+                low[g] = _mm512_dpbusd_epi32(low[g], by_token[t], _mm512_set1_epi32(fours[g][1][t]));
+            }
+        }
+        __m512 c_step = _mm512_loadu_ps(levels->p->step + c), c_low = _mm512_loadu_ps(levels->p->low + c);
+        UNROLL for (size_t g = 0; g < G; g++) {
+            __m512 whole = _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(high[g], 8), low[g]));
+            __m512 to = _mm512_fmadd_ps(c_low, _mm512_set1_ps(sum[g]), _mm512_loadu_ps(acc + g * hd + c));
+            to = _mm512_fmadd_ps(_mm512_mul_ps(c_step, _mm512_set1_ps(step[g])), whole, to);
+            _mm512_storeu_ps(acc + g * hd + c, to);
+        }
+    }
+}
+
+EACH_PQ(mix_levels)
+
+INLINE void levels_of(size_t quarters, const struct product_code *p, const void *block, uint8_t *bytes) {
+    const uint8_t *table = p->levels;
+    for (size_t m = 0; m < p->parts; m++) {
+        struct codes codes = codes_load(p, block, m, false);
+        for (size_t i = 0; i < p->width; i++, table += 64 * quarters, bytes += BLOCK_TOKENS)
+            _mm512_storeu_si512(bytes, codes_look_up(quarters, &codes, table));
+    }
+}
+
+static void mix_pq(const struct product_code *p, const float *weights, size_t G, const void *block, float *acc) {
+    uint8_t bytes[KERNELS_MOST_CHANNELS * BLOCK_TOKENS];
+    struct levels levels = {p, bytes};
     size_t hd = product_channels(p);
-    if (!by_lane(p, G)) {
-        finish_pq_avx512(p, tallies, G, acc);
+    if (!p->levels) {
+        mix_pq_avx512(p, weights, G, block, acc);
         return;
     }
-    for (size_t c = 0; c < hd; c++)
-        for (size_t g = 0; g < G; g++, tallies += LANES) acc[g * hd + c] += _mm512_reduce_add_ps(vec_load(tallies));
+    if (p->bits == 8)
+        levels_of(4, p, block, bytes);
+    else if (p->bits == 7)
+        levels_of(2, p, block, bytes);
+    else
+        levels_of(1, p, block, bytes);
+    for (size_t g = 0; g < G;) {
+        size_t passes = (G - g + LEVEL_QUERIES - 1) / LEVEL_QUERIES, n = (G - g) / passes;
+        mix_levels_of[n - 1](&levels, weights + g * BLOCK_TOKENS, acc + g * hd);
+        g += n;
+    }
 }
 
 static void prepare_pq(const struct product_code *p, const float *q, size_t G, float *tables) {
-    (p->bits <= 8 ? prepare_planes : prepare_pq_avx512)(p, q, G, tables);
+    (p->planes ? prepare_planes : prepare_pq_avx512)(p, q, G, tables);
 }
 
 static void look_up_pq(const struct product_code *p, const float *tables, size_t G, const void *block, float *logits) {
-    if (p->bits > 8) {
+    if (!p->planes) {
         look_up_pq_avx512(p, tables, G, block, logits);
         return;
     }
@@ -421,10 +487,10 @@ static void look_up_pq(const struct product_code *p, const float *tables, size_t
 
 void kernels_fill_avx512_product(struct kernels *k) {
     product_fill(k);
+    k->planes_pq = true;
     k->score_pq = score_pq;
     k->score_turned_pq = score_turned_pq;
-    k->tally_pq = tally_pq;
-    k->finish_pq = finish_pq;
+    k->mix_pq = mix_pq;
     k->prepare_pq = prepare_pq;
     k->look_up_pq = look_up_pq;
 }

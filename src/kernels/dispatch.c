@@ -61,9 +61,9 @@ static void choose(void) {
     if (processor_has_avx2()) add_table(KERNELS_AVX2, KERNELS_SCALAR, avx2, 5);
     if (processor_has_avx512()) add_table(KERNELS_AVX512, KERNELS_AVX2, avx512, 5);
 #elif defined(__aarch64__)
-    void (*const neon[])(struct kernels *) = {kernels_fill_neon_vector, kernels_fill_neon_cache, kernels_fill_neon_weights,
-                                              kernels_fill_neon_nearest};
-    add_table(KERNELS_NEON, KERNELS_SCALAR, neon, 4);
+    void (*const neon[])(struct kernels *) = {kernels_fill_neon_vector, kernels_fill_neon_cache, kernels_fill_neon_product,
+                                              kernels_fill_neon_weights, kernels_fill_neon_nearest};
+    add_table(KERNELS_NEON, KERNELS_SCALAR, neon, 5);
 #endif
     const char *wanted = getenv("TERSE_CPU");
     if (!wanted || !*wanted) return;

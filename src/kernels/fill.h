@@ -25,6 +25,7 @@ void kernels_fill_avx512_nearest(struct kernels *k);
 
 void kernels_fill_neon_vector(struct kernels *k);
 void kernels_fill_neon_cache(struct kernels *k);
+void kernels_fill_neon_product(struct kernels *k);
 void kernels_fill_neon_weights(struct kernels *k);
 void kernels_fill_neon_nearest(struct kernels *k);
 

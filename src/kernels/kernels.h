@@ -6,36 +6,18 @@
  * one, and that to double precision).
  *
  * Pointers need no alignment beyond their element's unless said. Arrays may be read and written only within the sizes given
- * (guard pages check that). Accumulation is in fp32.
+ * (guard pages check that). Accumulation is in fp32 or exact.
  */
 #ifndef TERSE_KERNELS_KERNELS_H
 #define TERSE_KERNELS_KERNELS_H
 
 #include "base/gguf.h"
+#include "kernels/product.h"
 
 #include <stddef.h>
 #include <stdint.h>
 
 #define NEAREST_WIDTH 32 /* centroids; two of the widest registers */
-
-/* What the slots ..._pq read by: sub-vectors of `width` contiguous channels, each coded by one of 2^bits centroids of its own. */
-struct product_code {
-    size_t parts, width;
-    unsigned bits;
-    const uint16_t *rows; /* half [parts][2^bits][width] */
-    const uint8_t
-        *planes; /* the same by channel, bits <= 8: [parts * width][2][PRODUCT_PLANE(bits)], the halves' low bytes and then
-                            * their high ones, from 2^bits on the same again; else NULL */
-};
-#define PRODUCT_MOST_WIDTH 64
-#define PRODUCT_PLANE(bits) ((size_t)((bits) < 6 ? 64 : 1 << (bits))) /* as wide as the widest register that looks up in it */
-
-/* Floats of G queries in a row of tables and tallies: whole vectors or the parts of one. */
-static inline size_t product_stride(size_t G) { return G <= 2 ? G : G <= 4 ? 4 : (G + 7) / 8 * 8; }
-/* Floats of the look-up tables of G queries, and of their tallies. */
-static inline size_t product_floats(const struct product_code *p, size_t G) {
-    return (p->parts * PRODUCT_PLANE(p->bits) + 2) * product_stride(G);
-}
 
 #define KERNELS_MOST_CHANNELS 256 /* hd of the cache's kernels */
 
@@ -85,14 +67,18 @@ struct kernels {
     void (*score_q4_0)(const float *q, size_t G, size_t hd, const void *block, float *logits);
     void (*mix_q4_0)(const float *weights, size_t G, size_t hd, const void *block, float *acc);
 
-    /* Product quantization, hd = parts * width. As vectors: channels[hd][64] or rows[64][hd]. */
+    /* Product quantization, hd = parts * width; kernels/product.h. Whether the tier reads planes and levels, which makes decoding cheap,
+     * and must be given them: */
+    bool planes_pq;
+    /* As vectors: channels[hd][64] of keys, rows[64][hd] of either. */
     void (*channels_pq)(const struct product_code *p, const void *block, float *channels);
     void (*rows_pq)(const struct product_code *p, const void *block, float *rows);
-    /* score and mix by centroids, decoded once for all queries. */
+    /* score and mix by centroids, decoded once for all queries. Where levels are read, weights are fixed point: each is off by at most
+     * 1 / 65278 of its query's largest. */
     void (*score_pq)(const struct product_code *p, const float *q, size_t G, const void *block, float *logits);
     void (*mix_pq)(const struct product_code *p, const float *weights, size_t G, const void *block, float *acc);
-    /* score by look-up; the order within tables[product_floats] is the tier's own. Where it keeps them in fixed point, an entry is off
-     * by at most 2^-17 of the widest span that a sub-vector's entries have. */
+    /* score by look-up; the order within tables[product_floats] is the tier's own. Where planes are read, entries are fixed point: off
+     * by at most 2^-17 of the widest span that a sub-vector's have. */
     void (*prepare_pq)(const struct product_code *p, const float *q, size_t G, float *tables);
     void (*look_up_pq)(const struct product_code *p, const float *tables, size_t G, const void *block, float *logits);
     /* mix in two steps: tallies[product_floats] += weights by code, then acc[G][hd] += tallies times centroids. */
@@ -104,8 +90,8 @@ struct kernels {
     void (*score_turned)(const float *q, size_t G, size_t hd, const float *keys, const float *cosine, const float *sine,
                          size_t pairs, bool adjacent, float *logits);
     /* The same of keys in a block. */
-    void (*score_turned_pq)(const struct product_code *p, const float *q, size_t G, const void *block, const float *cosine,
-                            const float *sine, size_t pairs, bool adjacent, float *logits);
+    void (*score_turned_pq)(const struct product_code *p, const struct key_turn *turn, const float *q, size_t G, const void *block,
+                            float *logits);
 };
 
 /* The best table this processor runs, lowered by TERSE_CPU; chosen at first use, thread-safe. */

@@ -38,9 +38,7 @@ void nearest_free(struct nearest *nearest) {
     nearest->origin = nearest->half = nearest->panels = NULL;
 }
 
-size_t nearest_bytes(const struct nearest *nearest) {
-    return (nearest->d + nearest->columns * (nearest->d + 1)) * sizeof(float);
-}
+size_t nearest_bytes(const struct nearest *nearest) { return (nearest->d + nearest->columns * (nearest->d + 1)) * sizeof(float); }
 
 static void set_origin(struct nearest *nearest, const float *centroids) {
     float largest = 0;

@@ -1,8 +1,7 @@
 /* Product quantization and score_turned for any vector instruction set: included once by avx2_product.c, avx512_product.c and
  * neon_product.c after their lanes, which bring besides
  *
- *     vec_sums(x[LANES])             the sums of the lanes of each of LANES vectors
- *     DECODE_PART                    if there is a better way than decode_by_rows below
+ *     DECODE_CHUNK                   if there is a better way than decode_by_rows below
  *     wide, WIDE_PARTS               a register of 16-bit numbers, and how many parts of eight numbers it has
  *     wide_load, wide_store, wide_low_N(a, b), wide_high_N(a, b) for N = 16, 32, 64
  *                                    unpacking: numbers of N bits from a and b by turns, of the low or the high half of each part
@@ -107,51 +106,53 @@ INLINE void unpack_2(const wide *x, wide *out) {
     out[1] = wide_high_64(c, d);
 }
 
-/* halves[width][64] of one sub-vector, `unit` channels at a time. */
-INLINE void decode_pieces(size_t unit, const struct product_code *p, size_t m, const uint32_t *offsets, uint16_t *halves) {
-    const uint16_t *rows = product_rows(p, m);
-    for (size_t i = 0; i < p->width; i += unit) {
-        for (size_t t = 0; t < BLOCK_TOKENS; t += BATCH) {
-            uint16_t pieces[8 * BATCH];
+/* Sub-vectors [m, m + n) to halves[...][64], `unit` channels at a time: first all copies, then all unpacking, since loading what was
+ * just stored in smaller pieces would wait for the stores to reach the cache. */
+INLINE void decode_pieces(size_t unit, const struct product_code *p, const void *block, size_t m, size_t n, uint16_t *halves) {
+    uint16_t pieces[CHUNK_CHANNELS * BLOCK_TOKENS], *piece = pieces;
+    uint32_t offsets[BLOCK_TOKENS];
+    for (size_t i = 0; i < n; i++) {
+        product_offsets(p, block, m + i, p->width, offsets);
+        for (size_t c = 0; c < p->width; c += unit) {
+            for (size_t t = 0; t < BLOCK_TOKENS; t += BATCH, piece += unit * BATCH)
+                copy_pieces(unit, product_rows(p, m + i) + c, offsets + t, piece);
+        }
+    }
+    piece = pieces;
+    for (size_t c = 0; c < n * p->width; c += unit, halves += unit * BLOCK_TOKENS) {
+        for (size_t t = 0; t < BLOCK_TOKENS; t += BATCH, piece += unit * BATCH) {
             wide x[8], out[8];
-            copy_pieces(unit, rows + i, offsets + t, pieces);
-            UNROLL for (size_t r = 0; r < unit; r++) x[r] = wide_load(pieces + r * BATCH);
+            UNROLL for (size_t r = 0; r < unit; r++) x[r] = wide_load(piece + r * BATCH);
             if (unit == 8) unpack_8(x, out);
             if (unit == 4) unpack_4(x, out);
             if (unit == 2) unpack_2(x, out);
             if (unit == 1) out[0] = x[0];
-            UNROLL for (size_t r = 0; r < unit; r++) wide_store(halves + (i + r) * BLOCK_TOKENS + t, out[r]);
+            UNROLL for (size_t r = 0; r < unit; r++) wide_store(halves + r * BLOCK_TOKENS + t, out[r]);
         }
     }
 }
 
-static void decode_by_rows(const struct product_code *p, const void *block, size_t m, uint16_t *halves) {
-    uint32_t offsets[BLOCK_TOKENS];
-    product_offsets(p, block, m, p->width, offsets);
+/* At most CHUNK_CHANNELS channels. */
+static void decode_by_rows(const struct product_code *p, const void *block, size_t m, size_t n, uint16_t *halves) {
     if (p->width % 8 == 0)
-        decode_pieces(8, p, m, offsets, halves);
+        decode_pieces(8, p, block, m, n, halves);
     else if (p->width % 4 == 0)
-        decode_pieces(4, p, m, offsets, halves);
+        decode_pieces(4, p, block, m, n, halves);
     else if (p->width % 2 == 0)
-        decode_pieces(2, p, m, offsets, halves);
+        decode_pieces(2, p, block, m, n, halves);
     else
-        decode_pieces(1, p, m, offsets, halves);
+        decode_pieces(1, p, block, m, n, halves);
 }
 
-#ifndef DECODE_PART
-#define DECODE_PART decode_by_rows
+#ifndef DECODE_CHUNK
+#define DECODE_CHUNK decode_by_rows
 #endif
-
-/* halves[...][64] of sub-vectors [m, m + n). */
-static void decode_chunk(const struct product_code *p, const void *block, size_t m, size_t n, uint16_t *halves) {
-    for (size_t i = 0; i < n; i++) DECODE_PART(p, block, m + i, halves + i * p->width * BLOCK_TOKENS);
-}
 
 static void PASTE(channels_pq, ISA)(const struct product_code *p, const void *block, float *channels) {
     uint16_t halves[CHUNK_CHANNELS * BLOCK_TOKENS];
     for (size_t m = 0, step = chunk_parts(p); m < p->parts; m += step) {
         size_t n = SMALLER(step, p->parts - m), count = n * p->width * BLOCK_TOKENS;
-        decode_chunk(p, block, m, n, halves);
+        DECODE_CHUNK(p, block, m, n, halves);
         float *to = channels + m * p->width * BLOCK_TOKENS;
         for (size_t i = 0; i < count; i += LANES) vec_store(to + i, vec_halves(halves + i));
     }
@@ -219,7 +220,7 @@ static void PASTE(score_pq, ISA)(const struct product_code *p, const float *q, s
     for (size_t m = 0, step = chunk_parts(p); m < p->parts; m += step) {
         size_t n = SMALLER(step, p->parts - m);
         struct decoded decoded = {halves, n * p->width, hd, m == 0};
-        decode_chunk(p, block, m, n, halves);
+        DECODE_CHUNK(p, block, m, n, halves);
         serve_pq(score_halves_of, &decoded, q + m * p->width, hd, G, logits, BLOCK_TOKENS);
     }
 }
@@ -313,44 +314,33 @@ static void PASTE(mix_pq, ISA)(const struct product_code *p, const float *weight
     serve_pq(whole ? mix_whole_of : mix_copied_of, &values, weights, BLOCK_TOKENS, G, acc, product_channels(p));
 }
 
-/* ---- By code: a row of tables or tallies holds what all queries have of one centroid ------------------------------------------- */
+/* ---- By code: tables and tallies -------------------------------------------------------------------------------------------------- */
 
-INLINE void row_add(size_t n, const float *restrict from, float *restrict to) {
-    for (size_t g = 0; g < n; g++) to[g] += from[g];
+#define SOME_CENTROIDS 16 /* turned into floats at a time; divides every number of them */
+
+static void some_centroids(const struct product_code *p, size_t m, size_t first, float *floats) {
+    const uint16_t *rows = product_rows(p, m) + first * p->width;
+    for (size_t i = 0; i < SOME_CENTROIDS * p->width; i += LANES) vec_store(floats + i, vec_halves(rows + i));
 }
 
-/* turned[64][stride] of rows[G][64], or back. */
-static void turn_to_rows(const float *in, size_t G, size_t stride, float *turned) {
-    for (size_t g = 0; g < stride; g++)
-        for (size_t t = 0; t < BLOCK_TOKENS; t++) turned[t * stride + g] = g < G ? in[g * BLOCK_TOKENS + t] : 0;
-}
-
-/* Four sub-vectors at a time, so that the sums are fetched and put back once for four look-ups. */
-INLINE void look_up_rows(size_t n, const struct product_code *p, const float *tables, uint32_t (*offsets)[BLOCK_TOKENS],
-                         float *sum) {
-    size_t table = PRODUCT_PLANE(p->bits) * n, m = 0;
-    for (; m + 4 <= p->parts; m += 4, tables += 4 * table) {
-        for (size_t t = 0; t < BLOCK_TOKENS; t++) {
-            const float *a = tables + offsets[m][t], *b = tables + table + offsets[m + 1][t];
-            const float *c = tables + 2 * table + offsets[m + 2][t], *d = tables + 3 * table + offsets[m + 3][t];
-            for (size_t g = 0; g < n; g++) sum[t * n + g] += (a[g] + b[g]) + (c[g] + d[g]);
-        }
-    }
-    for (; m < p->parts; m++, tables += table)
-        for (size_t t = 0; t < BLOCK_TOKENS; t++) row_add(n, tables + offsets[m][t], sum + t * n);
-}
-
-INLINE void tally_rows(size_t n, const struct product_code *p, const float *weights, const void *block, float *tallies) {
-    uint32_t offsets[BLOCK_TOKENS];
-    for (size_t m = 0; m < p->parts; m++, tallies += PRODUCT_PLANE(p->bits) * n) {
-        product_offsets(p, block, m, n, offsets);
-        for (size_t t = 0; t < BLOCK_TOKENS; t++) row_add(n, weights + t * n, tallies + offsets[t]);
-    }
-}
+#define N 1
+#include "kernels/product_rows_template.h"
+#define N 2
+#include "kernels/product_rows_template.h"
+#define N 4
+#include "kernels/product_rows_template.h"
+#define N 8
+#include "kernels/product_rows_template.h"
 
 /* Columns beyond eight queries go eight at a time: tables and tallies then lie in groups of eight, [stride / 8][parts][2^bits][8]. */
 static size_t group_of(size_t G) { return product_stride(G) < 8 ? product_stride(G) : 8; }
 static size_t group_floats(const struct product_code *p, size_t n) { return p->parts * PRODUCT_PLANE(p->bits) * n; }
+
+/* rows[n][columns] of G <= n rows in[G][columns], `stride` apart, to turned[columns][n]. */
+static void turn_to_rows(const float *in, size_t G, size_t columns, size_t stride, size_t n, float *turned) {
+    for (size_t g = 0; g < n; g++)
+        for (size_t i = 0; i < columns; i++) turned[i * n + g] = g < G ? in[g * stride + i] : 0;
+}
 
 static void PASTE(look_up_pq, ISA)(const struct product_code *p, const float *tables, size_t G, const void *block, float *logits) {
     uint32_t offsets[KERNELS_MOST_CHANNELS][BLOCK_TOKENS];
@@ -359,10 +349,7 @@ static void PASTE(look_up_pq, ISA)(const struct product_code *p, const float *ta
     product_all_offsets(p, block, n, offsets);
     for (size_t first = 0; first < G; first += n, tables += floats) {
         memset(sum, 0, n * BLOCK_TOKENS * sizeof *sum);
-        if (n == 1) look_up_rows(1, p, tables, offsets, sum);
-        if (n == 2) look_up_rows(2, p, tables, offsets, sum);
-        if (n == 4) look_up_rows(4, p, tables, offsets, sum);
-        if (n == 8) look_up_rows(8, p, tables, offsets, sum);
+        (n == 1 ? look_up_1 : n == 2 ? look_up_2 : n == 4 ? look_up_4 : look_up_8)(p, tables, offsets, sum);
         for (size_t g = 0; g < n && first + g < G; g++)
             for (size_t t = 0; t < BLOCK_TOKENS; t++) logits[(first + g) * BLOCK_TOKENS + t] = sum[t * n + g];
     }
@@ -372,32 +359,8 @@ static void PASTE(tally_pq, ISA)(const struct product_code *p, const float *weig
     float turned[BLOCK_TOKENS * 8];
     size_t n = group_of(G), floats = group_floats(p, n);
     for (size_t first = 0; first < G; first += n, tallies += floats, weights += n * BLOCK_TOKENS) {
-        turn_to_rows(weights, SMALLER(n, G - first), n, turned);
-        if (n == 1) tally_rows(1, p, turned, block, tallies);
-        if (n == 2) tally_rows(2, p, turned, block, tallies);
-        if (n == 4) tally_rows(4, p, turned, block, tallies);
-        if (n == 8) tally_rows(8, p, turned, block, tallies);
-    }
-}
-
-#define SOME_CENTROIDS 16 /* turned into floats at a time; divides every number of them */
-
-static void some_rows(const struct product_code *p, const uint16_t *rows, float *floats) {
-    for (size_t i = 0; i < SOME_CENTROIDS * p->width; i += LANES) vec_store(floats + i, vec_halves(rows + i));
-}
-
-/* tables[2^bits][n]: the products of each centroid with q[width][n]. */
-INLINE void prepare_rows(size_t n, const struct product_code *p, size_t m, const float *q, float *table) {
-    const uint16_t *rows = product_rows(p, m);
-    float floats[SOME_CENTROIDS * PRODUCT_MOST_WIDTH];
-    for (size_t j = 0; j < product_centroids(p); j += SOME_CENTROIDS, rows += SOME_CENTROIDS * p->width) {
-        some_rows(p, rows, floats);
-        for (size_t r = 0; r < SOME_CENTROIDS; r++, table += n) {
-            float sum[8] = {0};
-            for (size_t i = 0; i < p->width; i++)
-                for (size_t g = 0; g < n; g++) sum[g] += floats[r * p->width + i] * q[i * n + g];
-            memcpy(table, sum, n * sizeof *sum);
-        }
+        turn_to_rows(weights, SMALLER(n, G - first), BLOCK_TOKENS, BLOCK_TOKENS, n, turned);
+        (n == 1 ? tally_1 : n == 2 ? tally_2 : n == 4 ? tally_4 : tally_8)(p, turned, block, tallies);
     }
 }
 
@@ -406,87 +369,52 @@ static void PASTE(prepare_pq, ISA)(const struct product_code *p, const float *q,
     float turned[PRODUCT_MOST_WIDTH * 8];
     for (size_t first = 0; first < G; first += n) {
         for (size_t m = 0; m < p->parts; m++, tables += table) {
-            for (size_t i = 0; i < p->width; i++)
-                for (size_t g = 0; g < n; g++) turned[i * n + g] = first + g < G ? q[(first + g) * hd + m * p->width + i] : 0;
-            if (n == 1) prepare_rows(1, p, m, turned, tables);
-            if (n == 2) prepare_rows(2, p, m, turned, tables);
-            if (n == 4) prepare_rows(4, p, m, turned, tables);
-            if (n == 8) prepare_rows(8, p, m, turned, tables);
+            turn_to_rows(q + first * hd + m * p->width, SMALLER(n, G - first), p->width, hd, n, turned);
+            (n == 1 ? prepare_1 : n == 2 ? prepare_2 : n == 4 ? prepare_4 : prepare_8)(p, m, turned, tables);
         }
-    }
-}
-
-/* sum[n][width] += tallies[SOME_CENTROIDS][n] times the centroids, `unit` channels at a time. */
-INLINE void finish_some(size_t n, size_t unit, size_t width, const float *tallies, const float *floats, float *sum) {
-    for (size_t i = 0; i < width; i += unit) {
-        float part[8][8];
-        for (size_t g = 0; g < n; g++) memcpy(part[g], sum + g * width + i, unit * sizeof *sum);
-        for (size_t r = 0; r < SOME_CENTROIDS; r++) {
-            UNROLL for (size_t g = 0; g < n; g++) {
-                UNROLL for (size_t c = 0; c < unit; c++) part[g][c] += tallies[r * n + g] * floats[r * width + i + c];
-            }
-        }
-        for (size_t g = 0; g < n; g++) memcpy(sum + g * width + i, part[g], unit * sizeof *sum);
-    }
-}
-
-/* sum[n][width] of tallies[2^bits][n]. */
-INLINE void finish_rows(size_t n, const struct product_code *p, size_t m, const float *tallies, float *sum) {
-    const uint16_t *rows = product_rows(p, m);
-    float floats[SOME_CENTROIDS * PRODUCT_MOST_WIDTH];
-    memset(sum, 0, n * p->width * sizeof *sum);
-    for (size_t j = 0; j < product_centroids(p);
-         j += SOME_CENTROIDS, rows += SOME_CENTROIDS * p->width, tallies += SOME_CENTROIDS * n) {
-        some_rows(p, rows, floats);
-        if (p->width % 8 == 0)
-            finish_some(n, 8, p->width, tallies, floats, sum);
-        else if (p->width % 4 == 0)
-            finish_some(n, 4, p->width, tallies, floats, sum);
-        else
-            finish_some(n, 1, p->width, tallies, floats, sum);
     }
 }
 
 static void PASTE(finish_pq, ISA)(const struct product_code *p, const float *tallies, size_t G, float *acc) {
     size_t n = group_of(G), hd = product_channels(p), table = PRODUCT_PLANE(p->bits) * n;
-    float sum[8 * PRODUCT_MOST_WIDTH];
+    float sum[PRODUCT_MOST_WIDTH * 8];
     for (size_t first = 0; first < G; first += n) {
         for (size_t m = 0; m < p->parts; m++, tallies += table) {
-            if (n == 1) finish_rows(1, p, m, tallies, sum);
-            if (n == 2) finish_rows(2, p, m, tallies, sum);
-            if (n == 4) finish_rows(4, p, m, tallies, sum);
-            if (n == 8) finish_rows(8, p, m, tallies, sum);
+            (n == 1 ? finish_1 : n == 2 ? finish_2 : n == 4 ? finish_4 : finish_8)(p, m, tallies, sum);
             for (size_t g = 0; g < n && first + g < G; g++)
-                for (size_t i = 0; i < p->width; i++) acc[(first + g) * hd + m * p->width + i] += sum[g * p->width + i];
+                for (size_t i = 0; i < p->width; i++) acc[(first + g) * hd + m * p->width + i] += sum[i * n + g];
         }
     }
 }
 
-/* ---- Keys that are turned: as floats, or as halves just decoded ------------------------------------------------------------------- */
+/* ---- Keys that are turned: as floats, or as halves just decoded --------------------------------------------------------- */
 
 struct turning {
-    const float *keys; /* or else halves */
+    const struct key_turn *turn;
+    const float *keys; /* or else halves[hd][64] */
     const uint16_t *halves;
-    const float *cosine, *sine;
-    size_t hd, pairs;
-    bool adjacent;
+    size_t hd;
 };
 
-INLINE vec turning_load(bool floats, const struct turning *turning, size_t at) {
-    return floats ? vec_load(turning->keys + at) : vec_halves(turning->halves + at);
+/* Tokens from t on of channel c. */
+INLINE vec turning_key(bool floats, bool gain, const struct turning *turning, size_t c, size_t t) {
+    if (floats) return vec_load(turning->keys + c * BLOCK_TOKENS + t);
+    vec key = vec_halves(turning->halves + c * BLOCK_TOKENS + t);
+    return gain ? vec_fma(key, vec_load(turning->turn->gain + t), vec_set(turning->turn->mean[c])) : key;
 }
 
-INLINE void score_turned_stripe(size_t G, bool floats, const struct turning *turning, size_t t, const float *q, float *logits) {
-    const size_t W = TILE(G);
-    const float *cosine = turning->cosine + t, *sine = turning->sine + t;
-    size_t hd = turning->hd, pairs = turning->pairs, apart = turning->adjacent ? 1 : pairs, step = turning->adjacent ? 2 : 1;
+INLINE void score_turned_stripe(size_t G, bool floats, bool gain, const struct turning *turning, size_t t, const float *q,
+                                float *logits) {
+    const size_t W = TILE(G), hd = turning->hd, pairs = turning->turn->pairs;
+    const size_t apart = turning->turn->adjacent ? 1 : pairs, step = turning->turn->adjacent ? 2 : 1;
+    const float *cosine = turning->turn->cosine + t, *sine = turning->turn->sine + t;
     sums sum;
     sums_clear(G, W, sum);
     for (size_t i = 0; i < pairs; i++) {
         vec x[4], y[4];
         UNROLL for (size_t w = 0; w < W; w++) {
-            size_t at = i * step * BLOCK_TOKENS + t + w * LANES;
-            vec a = turning_load(floats, turning, at), b = turning_load(floats, turning, at + apart * BLOCK_TOKENS);
+            vec a = turning_key(floats, gain, turning, i * step, t + w * LANES);
+            vec b = turning_key(floats, gain, turning, i * step + apart, t + w * LANES);
             vec c = vec_load(cosine + i * BLOCK_TOKENS + w * LANES), s = vec_load(sine + i * BLOCK_TOKENS + w * LANES);
             x[w] = vec_fnma(b, s, vec_mul(a, c));
             y[w] = vec_fma(b, c, vec_mul(a, s));
@@ -496,36 +424,43 @@ INLINE void score_turned_stripe(size_t G, bool floats, const struct turning *tur
     }
     for (size_t c = 2 * pairs; c < hd; c++) {
         vec x[4];
-        UNROLL for (size_t w = 0; w < W; w++) x[w] = turning_load(floats, turning, c * BLOCK_TOKENS + t + w * LANES);
+        UNROLL for (size_t w = 0; w < W; w++) x[w] = turning_key(floats, gain, turning, c, t + w * LANES);
         sums_add(G, W, q + c, hd, x, sum);
     }
     sums_store(G, W, sum, false, logits + t, BLOCK_TOKENS, LANES);
 }
 
 INLINE void turn_floats(size_t G, const void *what, const float *q, float *logits) {
-    for (size_t t = 0; t < BLOCK_TOKENS; t += TILE(G) * LANES) score_turned_stripe(G, true, what, t, q, logits);
+    for (size_t t = 0; t < BLOCK_TOKENS; t += TILE(G) * LANES) score_turned_stripe(G, true, false, what, t, q, logits);
 }
 
 INLINE void turn_halves(size_t G, const void *what, const float *q, float *logits) {
-    for (size_t t = 0; t < BLOCK_TOKENS; t += TILE(G) * LANES) score_turned_stripe(G, false, what, t, q, logits);
+    for (size_t t = 0; t < BLOCK_TOKENS; t += TILE(G) * LANES) score_turned_stripe(G, false, false, what, t, q, logits);
+}
+
+INLINE void turn_gained(size_t G, const void *what, const float *q, float *logits) {
+    for (size_t t = 0; t < BLOCK_TOKENS; t += TILE(G) * LANES) score_turned_stripe(G, false, true, what, t, q, logits);
 }
 
 EACH_PQ(turn_floats)
 EACH_PQ(turn_halves)
+EACH_PQ(turn_gained)
 
 static void PASTE(score_turned, ISA)(const float *q, size_t G, size_t hd, const float *keys, const float *cosine, const float *sine,
                                      size_t pairs, bool adjacent, float *logits) {
-    struct turning turning = {keys, NULL, cosine, sine, hd, pairs, adjacent};
+    struct key_turn turn = {.cosine = cosine, .sine = sine, .pairs = pairs, .adjacent = adjacent};
+    struct turning turning = {&turn, keys, NULL, hd};
     serve_pq(turn_floats_of, &turning, q, hd, G, logits, BLOCK_TOKENS);
 }
 
-static void PASTE(score_turned_pq, ISA)(const struct product_code *p, const float *q, size_t G, const void *block,
-                                        const float *cosine, const float *sine, size_t pairs, bool adjacent, float *logits) {
+static void PASTE(score_turned_pq, ISA)(const struct product_code *p, const struct key_turn *turn, const float *q, size_t G,
+                                        const void *block, float *logits) {
+    size_t hd = product_channels(p), step = chunk_parts(p);
     uint16_t halves[KERNELS_MOST_CHANNELS * BLOCK_TOKENS];
-    size_t hd = product_channels(p);
-    struct turning turning = {NULL, halves, cosine, sine, hd, pairs, adjacent};
-    decode_chunk(p, block, 0, p->parts, halves);
-    serve_pq(turn_halves_of, &turning, q, hd, G, logits, BLOCK_TOKENS);
+    struct turning turning = {turn, NULL, halves, hd};
+    for (size_t m = 0; m < p->parts; m += step)
+        DECODE_CHUNK(p, block, m, SMALLER(step, p->parts - m), halves + m * p->width * BLOCK_TOKENS);
+    serve_pq(turn->gain ? turn_gained_of : turn_halves_of, &turning, q, hd, G, logits, BLOCK_TOKENS);
 }
 
 static void product_fill(struct kernels *k) {

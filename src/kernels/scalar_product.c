@@ -135,11 +135,14 @@ static void score_turned_scalar(const float *q, size_t G, size_t hd, const float
     }
 }
 
-static void score_turned_pq_scalar(const struct product_code *p, const float *q, size_t G, const void *block, const float *cosine,
-                                   const float *sine, size_t pairs, bool adjacent, float *logits) {
+static void score_turned_pq_scalar(const struct product_code *p, const struct key_turn *turn, const float *q, size_t G,
+                                   const void *block, float *logits) {
     float keys[KERNELS_MOST_CHANNELS * BLOCK_TOKENS];
+    size_t hd = p->parts * p->width;
     channels_pq_scalar(p, block, keys);
-    score_turned_scalar(q, G, p->parts * p->width, keys, cosine, sine, pairs, adjacent, logits);
+    for (size_t i = 0; turn->gain && i < hd * BLOCK_TOKENS; i++)
+        keys[i] = turn->mean[i / BLOCK_TOKENS] + turn->gain[i % BLOCK_TOKENS] * keys[i];
+    score_turned_scalar(q, G, hd, keys, turn->cosine, turn->sine, turn->pairs, turn->adjacent, logits);
 }
 
 void kernels_fill_scalar_product(struct kernels *k) {

@@ -20,8 +20,10 @@
 #define INLINE static inline __attribute__((always_inline))
 #if defined(__clang__)
 #define UNROLL _Pragma("clang loop unroll(full)")
+#define UNROLL_16 _Pragma("clang loop unroll(full)")
 #else
 #define UNROLL _Pragma("GCC unroll 8")
+#define UNROLL_16 _Pragma("GCC unroll 16")
 #endif
 #define PASTE_(name, suffix) name##_##suffix
 #define PASTE(name, suffix) PASTE_(name, suffix)

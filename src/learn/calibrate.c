@@ -116,29 +116,63 @@ static enum terse_status make_plan(const struct terse_model *m, const struct ter
     return TERSE_OK;
 }
 
-static enum terse_status capture(const struct plan *plan, const struct terse_calibration *o, size_t budget, const int32_t *tokens,
-                                 size_t n, struct capture **samples, struct terse_error *error) {
-    struct capture_options options = {.weighting = plan->weighting,
-                                      .window = o->window,
-                                      .windows = o->windows,
-                                      .positions = plan->model->context,
-                                      .drawn = plan->weighting != TERSE_WEIGHTING_NONE && !plan->text_labels,
-                                      .seed = o->seed,
-                                      .budget = budget,
-                                      .progress = plan->progress};
+static bool has_frame(const struct plan *plan) {
+    const struct codec *key = plan->info.key.codec, *value = plan->info.value.codec;
+    return (key && key->learn_frame) || (value && value->learn_frame);
+}
+
+static bool wants_rotated(const struct plan *plan) {
+    return plan->info.key.codec && plan->info.key.codec->rope == CODEC_ROPE_AFTER;
+}
+
+static uint32_t common_divisor(uint32_t a, uint32_t b) { return b ? common_divisor(b, a % b) : a; }
+
+/* What one capture must keep for all plans. */
+static enum terse_status add_to_capture(const struct plan *plan, const struct plan *first, struct capture_options *o,
+                                        struct terse_error *error) {
+    bool other_keys = plan->info.key.codec && first->info.key.codec && wants_rotated(plan) != wants_rotated(first);
+    if (other_keys || (has_frame(plan) && has_frame(first) && plan->info.shared != first->info.shared))
+        return status_fail(error, TERSE_E_UNSUPPORTED,
+                           "%s and %s cannot learn from the same samples: calibrate one after the other", first->info.method,
+                           plan->info.method);
     for (int side = 0; side < 2; side++) {
         struct coding coding = coding_of(&plan->info, side);
-        options.side[side].width = coding.width;
-        options.side[side].rotated = coding.codec && coding.codec->rope == CODEC_ROPE_AFTER;
+        struct capture_side *kept = &o->side[side];
+        if (!coding.codec) continue;
+        kept->kept = true;
+        kept->rotated |= side == CODEC_KEYS && wants_rotated(plan);
+        if (plan->power)
+            kept->norm_width =
+                common_divisor(plan->weighting == TERSE_WEIGHTING_ROW ? plan->info.head_dim : coding.width, kept->norm_width);
     }
-    return capture_new(plan->model, &options, tokens, n, samples, error);
+    o->drawn |= plan->power && !plan->text_labels;
+    return TERSE_OK;
+}
+
+static enum terse_status capture(const struct plan *plans, size_t count, const struct terse_calibration *o, size_t budget,
+                                 const int32_t *tokens, size_t n, struct capture **samples, struct terse_error *error) {
+    struct capture_options options = {.window = o->window,
+                                      .windows = o->windows,
+                                      .positions = plans->model->context,
+                                      .seed = o->seed,
+                                      .budget = budget,
+                                      .progress = plans->progress};
+    enum terse_status status = TERSE_OK;
+    for (size_t i = 0; i < count && !status; i++) status = add_to_capture(&plans[i], &plans[0], &options, error);
+    return status ? status : capture_new(plans->model, &options, tokens, n, samples, error);
 }
 
 /* ---- Fits */
 
+/* What the samples were taken to (set_frames), and the parameters that say how: of each side [sets][tail]. */
+struct frames {
+    float *parameters[2];
+};
+
 struct fits {
     const struct plan *plan;
     struct capture *samples;
+    struct frames *frames;
     size_t sets;         /* of centroids on a side: one, or one for each layer and KV head */
     size_t count[2];     /* fits of each side */
     float *centroids[2]; /* of each side [sets] of the codec's parameters, which begin with the centroids, [parts][2^bits][width] */
@@ -189,12 +223,23 @@ static struct reading reading_of(const struct fits *f, struct coding coding, siz
     return (struct reading){0, heads, step, (all + step - 1) / step};
 }
 
-static void read_samples(const struct fits *f, enum codec_side side, const struct reading *r, uint32_t part, uint32_t width,
-                         float *rows, float *weights, float *factors) {
+/* Of the i-th layer and KV head from the first on. */
+static struct capture_reading head_reading(const struct fits *f, enum codec_side side, const struct reading *r, size_t i) {
     uint32_t kv_heads = f->plan->info.kv_heads;
-    for (size_t i = 0; i < r->heads; i++)
-        capture_read(f->samples, side, (uint32_t)((r->first + i) / kv_heads), (uint32_t)((r->first + i) % kv_heads), part, 0,
-                     r->step, r->each, rows + i * r->each * width, weights + i * r->each, factors + i * r->each);
+    return (struct capture_reading){
+        side, (uint32_t)((r->first + i) / kv_heads), (uint32_t)((r->first + i) % kv_heads), 0, r->step, r->each};
+}
+
+static void read_samples(const struct fits *f, enum codec_side side, const struct reading *r, size_t channel, uint32_t width,
+                         float *rows, float *weights, float *factors) {
+    bool whole = f->plan->weighting == TERSE_WEIGHTING_ROW;
+    for (size_t i = 0; i < r->heads; i++) {
+        struct capture_reading reading = head_reading(f, side, r, i);
+        float *norms = weights + i * r->each;
+        capture_rows(f->samples, &reading, channel, width, rows + i * r->each * width);
+        capture_factors(f->samples, &reading, factors + i * r->each);
+        if (f->plan->power) capture_norms(f->samples, &reading, whole ? 0 : channel, whole ? f->plan->info.head_dim : width, norms);
+    }
     calibrate_weigh(weights, factors, r->heads * r->each, f->plan->power);
 }
 
@@ -212,7 +257,7 @@ static enum terse_status fit(struct fits *f, size_t index, struct terse_error *e
     float *factors = memory_array(points.n, sizeof *factors);
     enum terse_status status = TERSE_OK;
     if (rows && weights && factors) {
-        read_samples(f, side, &reading, (uint32_t)(at % parts), coding.width, rows, weights, factors);
+        read_samples(f, side, &reading, at % parts * coding.width, coding.width, rows, weights, factors);
         points.rows = rows;
         points.weights = f->plan->power || coding.codec->learn_frame ? weights : NULL;
         status =
@@ -274,6 +319,16 @@ static float enter_frame(const void *user, float *row) {
     return frame->codec->enter_frame(frame->shape, frame->side, frame->parameters, row);
 }
 
+/* Floats behind a set's centroids. */
+static size_t tail_floats(const struct fits *f, enum codec_side side) {
+    struct coding coding = coding_of(&f->plan->info, side);
+    return codebook_floats(&f->plan->info, side) / f->sets - ((size_t)f->plan->info.head_dim << coding.bits);
+}
+
+static float *tail_of(const struct fits *f, enum codec_side side, size_t set) {
+    return parameters_of(f, side, set + 1) - tail_floats(f, side);
+}
+
 /* Of one set: a layer and head, or all. */
 static enum terse_status set_frame(struct fits *f, enum codec_side side, size_t set, struct terse_error *error) {
     const struct codebook_info *info = &f->plan->info;
@@ -281,32 +336,54 @@ static enum terse_status set_frame(struct fits *f, enum codec_side side, size_t 
     size_t heads = info->shared ? (size_t)info->layers * info->kv_heads : 1, all = capture_samples(f->samples);
     size_t most = FRAME_ROWS / heads > 0 ? FRAME_ROWS / heads : 1, step = (all + most - 1) / most, each = (all + step - 1) / step;
     struct frame frame = {coding.codec, {info->head_dim, 1, coding.width, coding.bits, NULL}, side, parameters_of(f, side, set)};
+    struct reading r = {set, heads, step, each};
     float *rows = memory_array(heads * each, info->head_dim * sizeof *rows);
     if (!rows) return status_no_memory(error, heads * each * info->head_dim * sizeof *rows, "the samples of a frame");
-    for (size_t i = 0; i < heads; i++)
-        capture_rows(f->samples, side, (uint32_t)((set + i) / info->kv_heads), (uint32_t)((set + i) % info->kv_heads), 0, step,
-                     each, rows + i * each * info->head_dim);
+    for (size_t i = 0; i < heads; i++) {
+        struct capture_reading reading = head_reading(f, side, &r, i);
+        capture_rows(f->samples, &reading, 0, info->head_dim, rows + i * each * info->head_dim);
+    }
     coding.codec->learn_frame(frame.shape, side, rows, heads * each, parameters_of(f, side, set));
     memory_free(rows);
-    for (size_t i = 0; i < heads; i++)
-        capture_enter(f->samples, side, (uint32_t)((set + i) / info->kv_heads), (uint32_t)((set + i) % info->kv_heads), enter_frame,
-                      &frame);
+    for (size_t i = 0; i < heads; i++) {
+        struct capture_reading reading = head_reading(f, side, &r, i);
+        capture_enter(f->samples, side, reading.layer, reading.head, enter_frame, &frame);
+    }
     return TERSE_OK;
 }
 
-static enum terse_status set_frames(struct fits *f, struct terse_error *error) {
+/* The first plan with frames takes the samples there; later ones find them there, and the parameters in `frames`. */
+static enum terse_status set_frames(struct fits *f, enum codec_side side, struct terse_error *error) {
+    struct coding coding = coding_of(&f->plan->info, side);
+    float **kept = &f->frames->parameters[side];
+    bool first = !*kept;
     enum terse_status status = TERSE_OK;
-    for (int side = 0; side < 2; side++) {
-        struct coding coding = coding_of(&f->plan->info, side);
-        if (!coding.codec || !coding.codec->learn_frame) continue;
-        for (size_t set = 0; set < f->sets && !status; set++) status = set_frame(f, (enum codec_side)side, set, error);
+    if (!coding.codec || !coding.codec->learn_frame) return TERSE_OK;
+    size_t tail = tail_floats(f, side);
+    if (first && !(*kept = memory_array(f->sets * tail, sizeof **kept)))
+        return status_no_memory(error, f->sets * tail * sizeof **kept, "frames");
+    for (size_t set = 0; set < f->sets && !status; set++) {
+        if (first) status = set_frame(f, side, set, error);
+        if (first) memcpy(*kept + set * tail, tail_of(f, side, set), tail * sizeof **kept);
+        if (!first) memcpy(tail_of(f, side, set), *kept + set * tail, tail * sizeof **kept);
     }
     return status;
 }
 
-static enum terse_status learn(struct plan *plan, struct capture *samples, struct terse_codebook **codebook,
+static void settle(const struct fits *f) {
+    const struct codebook_info *info = &f->plan->info;
+    for (int side = 0; side < 2; side++) {
+        struct coding coding = coding_of(info, side);
+        struct codec_shape shape = {info->head_dim, 1, coding.width, coding.bits, NULL};
+        if (!coding.codec || !coding.codec->settle) continue;
+        for (size_t set = 0; set < f->sets; set++)
+            coding.codec->settle(shape, (enum codec_side)side, parameters_of(f, (enum codec_side)side, set));
+    }
+}
+
+static enum terse_status learn(struct plan *plan, struct capture *samples, struct frames *frames, struct terse_codebook **codebook,
                                struct terse_error *error) {
-    struct fits f = {.plan = plan, .samples = samples};
+    struct fits f = {.plan = plan, .samples = samples, .frames = frames};
     enum terse_status status = TERSE_OK;
     size_t bytes = 0;
     f.sets = plan->info.shared ? 1 : (size_t)plan->info.layers * plan->info.kv_heads;
@@ -319,8 +396,9 @@ static enum terse_status learn(struct plan *plan, struct capture *samples, struc
     }
     f.effective = memory_array(count_all(&f), sizeof *f.effective);
     if (!f.centroids[0] || !f.centroids[1] || !f.effective) status = status_no_memory(error, bytes, "centroids");
-    if (!status) status = set_frames(&f, error);
+    for (int side = 0; side < 2 && !status; side++) status = set_frames(&f, (enum codec_side)side, error);
     if (!status) status = run_fits(&f, error);
+    if (!status) settle(&f);
     for (size_t i = 0; i < count_all(&f) && !status; i++) plan->info.effective_samples += f.effective[i] / (double)count_all(&f);
     if (!status) status = codebook_new(&plan->info, f.centroids[0], f.centroids[1], codebook, error);
     memory_free(f.centroids[0]);
@@ -331,26 +409,48 @@ static enum terse_status learn(struct plan *plan, struct capture *samples, struc
 
 /* ---- Together */
 
-enum terse_status calibrate_within(size_t budget, const struct terse_model *model, const struct terse_calibration *options,
-                                   const int32_t *tokens, size_t n, struct terse_codebook **codebook, struct terse_error *error) {
-    struct plan plan;
-    struct capture *samples = NULL;
-    *codebook = NULL;
-    enum terse_status status = make_plan(model, options, &plan, error);
-    if (status) return status;
-    int threads = omp_get_max_threads();
-    omp_set_num_threads(plan.threads);
-    status = capture(&plan, options, budget, tokens, n, &samples, error);
-    if (!status) {
-        plan.info.tokens = capture_tokens(samples);
-        status = learn(&plan, samples, codebook, error);
+/* Those without frames come first: taking samples to a frame is for good. */
+static enum terse_status learn_all(struct plan *plans, size_t count, struct capture *samples, struct terse_codebook **codebooks,
+                                   struct terse_error *error) {
+    struct frames frames = {{NULL, NULL}};
+    enum terse_status status = TERSE_OK;
+    for (int framed = 0; framed < 2; framed++) {
+        for (size_t i = 0; i < count && !status; i++) {
+            if (has_frame(&plans[i]) != framed) continue;
+            plans[i].info.tokens = capture_tokens(samples);
+            status = learn(&plans[i], samples, &frames, &codebooks[i], error);
+        }
     }
-    omp_set_num_threads(threads);
+    memory_free(frames.parameters[0]);
+    memory_free(frames.parameters[1]);
+    return status;
+}
+
+enum terse_status calibrate_together(size_t budget, const struct terse_model *model, const struct terse_calibration *options,
+                                     size_t count, const int32_t *tokens, size_t n, struct terse_codebook **codebooks,
+                                     struct terse_error *error) {
+    struct capture *samples = NULL;
+    struct plan *plans = memory_zeros(count, sizeof *plans);
+    enum terse_status status = plans ? TERSE_OK : status_no_memory(error, count * sizeof *plans, "what is to be learned");
+    for (size_t i = 0; i < count; i++) codebooks[i] = NULL;
+    for (size_t i = 0; i < count && !status; i++) status = make_plan(model, &options[i], &plans[i], error);
+    int threads = omp_get_max_threads();
+    if (!status) {
+        omp_set_num_threads(plans->threads);
+        status = capture(plans, count, options, budget, tokens, n, &samples, error);
+        if (!status) status = learn_all(plans, count, samples, codebooks, error);
+        omp_set_num_threads(threads);
+    }
+    for (size_t i = 0; i < count && status; i++) {
+        terse_codebook_free(codebooks[i]);
+        codebooks[i] = NULL;
+    }
     capture_free(samples);
+    memory_free(plans);
     return status;
 }
 
 enum terse_status terse_calibrate(const struct terse_model *model, const struct terse_calibration *options, const int32_t *tokens,
                                   size_t n, struct terse_codebook **codebook, struct terse_error *error) {
-    return calibrate_within(BUDGET, model, options, tokens, n, codebook, error);
+    return calibrate_together(BUDGET, model, options, 1, tokens, n, codebook, error);
 }

@@ -10,8 +10,11 @@
  * are all 0 become ones. */
 void calibrate_weigh(float *norms, const float *factors, size_t n, uint32_t power);
 
-/* terse_calibrate with so many bytes for samples. */
-enum terse_status calibrate_within(size_t budget, const struct terse_model *model, const struct terse_calibration *options,
-                                   const int32_t *tokens, size_t n, struct terse_codebook **codebook, struct terse_error *error);
+/* terse_calibrate of `count` methods with one pass over the text, and with so many bytes for samples: codebooks[i] by options[i], in
+ * which all but method, weighting, power and `shared` must be the same. TERSE_E_UNSUPPORTED for methods that cannot learn together:
+ * keys before rotation and after, or frames (codec.h) of one head and of all. */
+enum terse_status calibrate_together(size_t budget, const struct terse_model *model, const struct terse_calibration *options,
+                                     size_t count, const int32_t *tokens, size_t n, struct terse_codebook **codebooks,
+                                     struct terse_error *error);
 
 #endif

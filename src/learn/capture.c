@@ -1,7 +1,7 @@
 /* Capture. Owns the samples' memory, which tokens they are of, and the norms; leaves making keys, values and gradients to
  * model/backward.h, and what norms mean for learning to calibrate.c.
  *
- * A sub-vector's samples lie together, since that is how they are read: by one fit of k-means, over and over.
+ * Samples lie in runs of a few channels: a fit reads one sub-vector, and other methods' sub-vectors may be narrower or wider.
  */
 #include "learn/capture.h"
 
@@ -16,14 +16,15 @@
 #include <string.h>
 
 #define TILE 64 /* tokens of a head that are turned, cut up and rounded at a time */
+#define RUN 8   /* channels that lie together; divides every head_dim (codec_check_head_dim) */
 
 struct samples {
-    uint32_t width, parts; /* 0: nothing is kept */
-    uint32_t norm_parts;   /* norms of a row; 0 without gradients */
-    bool rotated;
-    uint16_t *rows;  /* [layers][Hk][parts][kept][width] half */
-    uint16_t *norms; /* [layers][Hk][norm_parts][kept] bfloat16 */
-    float *factors;  /* [layers][Hk][kept]; 1 until capture_enter */
+    bool kept, rotated;
+    uint32_t runs;       /* of a row */
+    uint32_t norm_parts; /* norms of a row; 0 without gradients */
+    uint16_t *rows;      /* [layers][Hk][runs][kept][RUN] half */
+    uint16_t *norms;     /* [layers][Hk][norm_parts][kept] bfloat16 */
+    float *factors;      /* [layers][Hk][kept]; 1 until capture_enter */
 };
 
 struct capture {
@@ -71,12 +72,12 @@ static float norm(const float *x, size_t n) {
     return (float)sqrt(sum);
 }
 
-static uint16_t *rows_of(const struct capture *c, const struct samples *s, size_t head, size_t part) {
-    return s->rows + (head * s->parts + part) * c->kept * s->width;
+static uint16_t *run_of(const struct capture *c, const struct samples *s, size_t head, size_t run) {
+    return s->rows + (head * s->runs + run) * c->kept * RUN;
 }
 
 static uint16_t *norms_of(const struct capture *c, const struct samples *s, size_t head, size_t part) {
-    return s->norms + (head * s->norm_parts + (s->norm_parts > 1 ? part : 0)) * c->kept;
+    return s->norms + (head * s->norm_parts + part) * c->kept;
 }
 
 /* tile[count][hd]: a KV head's rows of the samples at, at + 1, ... of the window, rotated where they are wanted so. */
@@ -94,11 +95,11 @@ static void gather(const struct passing *p, const struct samples *s, const float
 /* rows[count][hd] become the samples of a KV head from `first` on; `heads` come before it in all layers. */
 static void put_rows(const struct capture *c, const struct samples *s, size_t heads, size_t first, size_t count,
                      const float *rows) {
-    float part[TILE * CODEC_HEAD_DIM_MAX];
-    size_t hd = c->model->head_dim, width = s->width;
-    for (size_t k = 0; k < s->parts; k++) {
-        for (size_t i = 0; i < count; i++) memcpy(part + i * width, rows + i * hd + k * width, width * sizeof *part);
-        kernels()->float_to_half(part, rows_of(c, s, heads, k) + first * width, count * width);
+    float part[TILE * RUN];
+    size_t hd = c->model->head_dim;
+    for (size_t k = 0; k < s->runs; k++) {
+        for (size_t i = 0; i < count; i++) memcpy(part + i * RUN, rows + i * hd + k * RUN, RUN * sizeof *part);
+        kernels()->float_to_half(part, run_of(c, s, heads, k) + first * RUN, count * RUN);
     }
 }
 
@@ -128,7 +129,7 @@ static void keep_layer(void *user, uint32_t layer, const struct captured *captur
     size_t tiles = (p->count + TILE - 1) / TILE;
     for (int side = 0; side < 2; side++) {
         const struct samples *s = &p->capture->side[side];
-        if (!s->parts) continue;
+        if (!s->kept) continue;
 #pragma omp parallel for schedule(static)
         for (size_t i = 0; i < heads * tiles; i++) {
             uint32_t head = (uint32_t)(i / tiles);
@@ -174,7 +175,7 @@ static enum terse_status run_windows(struct capture *c, const struct capture_opt
     enum terse_status status = TERSE_OK;
     if (!window || !p.offset || !p.cosine || !p.sine)
         status = status_no_memory(error, o->window * (2 * pairs + 3) * sizeof(float), "a window");
-    if (!status) status = backward_new(m, o->window, o->weighting != TERSE_WEIGHTING_NONE, &backward, error);
+    if (!status) status = backward_new(m, o->window, c->side[0].norm_parts || c->side[1].norm_parts, &backward, error);
     for (size_t i = 0; i < windows && !status; i++) {
         memcpy(window, tokens + i * available / windows * o->window, o->window * sizeof *window);
         if (add_bos) window[0] = bos;
@@ -197,21 +198,21 @@ static enum terse_status allocate(struct capture *c, const struct capture_option
     size_t heads = (size_t)m->layers * m->kv_heads, bytes = 0;
     for (int side = 0; side < 2; side++) {
         struct samples *s = &c->side[side];
-        if (!o->side[side].width) continue;
-        s->width = o->side[side].width;
-        s->parts = m->head_dim / s->width;
+        if (!o->side[side].kept) continue;
+        s->kept = true;
+        s->runs = m->head_dim / RUN;
         s->rotated = side == CODEC_KEYS && o->side[side].rotated && m->rope.n_rot;
-        s->norm_parts = o->weighting == TERSE_WEIGHTING_NONE ? 0 : o->weighting == TERSE_WEIGHTING_ROW ? 1 : s->parts;
+        s->norm_parts = o->side[side].norm_width ? m->head_dim / o->side[side].norm_width : 0;
         bytes += heads * ((m->head_dim + s->norm_parts) * sizeof(uint16_t) + sizeof *s->factors);
     }
     c->kept = bytes && o->budget / bytes < c->tokens ? o->budget / bytes : c->tokens;
     if (!c->kept) c->kept = 1;
     for (int side = 0; side < 2; side++) {
         struct samples *s = &c->side[side];
-        s->rows = memory_array(c->kept, heads * s->parts * s->width * sizeof *s->rows);
+        s->rows = memory_array(c->kept, heads * s->runs * RUN * sizeof *s->rows);
         s->norms = memory_array(c->kept, heads * s->norm_parts * sizeof *s->norms);
-        s->factors = memory_array(c->kept, s->parts ? heads * sizeof *s->factors : 0);
-        for (size_t i = 0; s->factors && s->parts && i < heads * c->kept; i++) s->factors[i] = 1;
+        s->factors = memory_array(c->kept, s->kept ? heads * sizeof *s->factors : 0);
+        for (size_t i = 0; s->factors && s->kept && i < heads * c->kept; i++) s->factors[i] = 1;
         if (!s->rows || !s->norms || !s->factors)
             return status_no_memory(error, c->kept * bytes, "the keys and values to learn from");
     }
@@ -264,27 +265,48 @@ void capture_free(struct capture *capture) {
 uint64_t capture_tokens(const struct capture *capture) { return capture->tokens; }
 size_t capture_samples(const struct capture *capture) { return capture->kept; }
 
-void capture_read(const struct capture *capture, enum codec_side side, uint32_t layer, uint32_t head, uint32_t part, size_t first,
-                  size_t step, size_t count, float *rows, float *norms, float *factors) {
-    const struct samples *s = &capture->side[side];
-    size_t heads = (size_t)layer * capture->model->kv_heads + head, width = s->width;
-    const uint16_t *from = rows_of(capture, s, heads, part) + first * width;
-    if (step == 1) kernels()->half_to_float(from, rows, count * width);
-    for (size_t i = 0; step != 1 && i < count; i++) kernels()->half_to_float(from + i * step * width, rows + i * width, width);
-    for (size_t i = 0; norms && i < count; i++)
-        norms[i] = s->norm_parts ? bfloat_to_float(norms_of(capture, s, heads, part)[first + i * step]) : 1;
-    for (size_t i = 0; factors && i < count; i++) factors[i] = s->factors[heads * capture->kept + first + i * step];
+static size_t head_of(const struct capture *c, const struct capture_reading *r) {
+    return (size_t)r->layer * c->model->kv_heads + r->head;
 }
 
-void capture_rows(const struct capture *capture, enum codec_side side, uint32_t layer, uint32_t head, size_t first, size_t step,
-                  size_t count, float *rows) {
-    const struct samples *s = &capture->side[side];
-    size_t heads = (size_t)layer * capture->model->kv_heads + head, hd = capture->model->head_dim, width = s->width;
-    for (size_t k = 0; k < s->parts; k++) {
-        const uint16_t *from = rows_of(capture, s, heads, k);
-        for (size_t i = 0; i < count; i++)
-            kernels()->half_to_float(from + (first + i * step) * width, rows + i * hd + k * width, width);
+/* Channels [from, from + n) of a run, to rows[count][width]. */
+static void read_run(const uint16_t *run, const struct capture_reading *r, size_t from, size_t n, size_t width, float *rows) {
+    float tile[TILE * RUN];
+    for (size_t i = 0; i < r->count; i += TILE) {
+        size_t count = r->count - i < TILE ? r->count - i : TILE;
+        const uint16_t *at = run + (r->first + i * r->step) * RUN;
+        if (r->step == 1) kernels()->half_to_float(at, tile, count * RUN);
+        for (size_t k = 0; r->step != 1 && k < count; k++) kernels()->half_to_float(at + k * r->step * RUN, tile + k * RUN, RUN);
+        for (size_t k = 0; k < count; k++) memcpy(rows + (i + k) * width, tile + k * RUN + from, n * sizeof *rows);
     }
+}
+
+void capture_rows(const struct capture *capture, const struct capture_reading *r, size_t channel, size_t width, float *rows) {
+    const struct samples *s = &capture->side[r->side];
+    for (size_t done = 0, n; done < width; done += n) {
+        size_t from = (channel + done) % RUN;
+        n = RUN - from < width - done ? RUN - from : width - done;
+        read_run(run_of(capture, s, head_of(capture, r), (channel + done) / RUN), r, from, n, width, rows + done);
+    }
+}
+
+void capture_norms(const struct capture *capture, const struct capture_reading *r, size_t channel, size_t width, float *norms) {
+    const struct samples *s = &capture->side[r->side];
+    size_t hd = capture->model->head_dim, first = channel * s->norm_parts / hd, parts = width * s->norm_parts / hd;
+    for (size_t i = 0; i < r->count; i++) norms[i] = parts ? 0 : 1;
+    for (size_t k = 0; k < parts; k++) {
+        const uint16_t *from = norms_of(capture, s, head_of(capture, r), first + k) + r->first;
+        for (size_t i = 0; i < r->count; i++) {
+            float x = bfloat_to_float(from[i * r->step]);
+            norms[i] = parts == 1 ? x : norms[i] + x * x;
+        }
+    }
+    for (size_t i = 0; i < r->count && parts > 1; i++) norms[i] = sqrtf(norms[i]);
+}
+
+void capture_factors(const struct capture *capture, const struct capture_reading *r, float *factors) {
+    const float *from = capture->side[r->side].factors + head_of(capture, r) * capture->kept + r->first;
+    for (size_t i = 0; i < r->count; i++) factors[i] = from[i * r->step];
 }
 
 void capture_enter(struct capture *capture, enum codec_side side, uint32_t layer, uint32_t head,
@@ -295,7 +317,7 @@ void capture_enter(struct capture *capture, enum codec_side side, uint32_t layer
     for (size_t first = 0; first < capture->kept; first += TILE) {
         float rows[TILE * CODEC_HEAD_DIM_MAX];
         size_t count = capture->kept - first < TILE ? capture->kept - first : TILE;
-        capture_rows(capture, side, layer, head, first, 1, count, rows);
+        capture_rows(capture, &(struct capture_reading){side, layer, head, first, 1, count}, 0, hd, rows);
         for (size_t i = 0; i < count; i++) s->factors[heads * capture->kept + first + i] *= enter(user, rows + i * hd);
         put_rows(capture, s, heads, first, count, rows);
     }

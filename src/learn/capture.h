@@ -12,15 +12,15 @@
 #include "model/model.h"
 
 struct capture_side {
-    uint32_t width; /* channels of a sub-vector, divides head_dim; 0: nothing of this side is kept */
-    bool rotated;   /* keys after rotation, and their gradients, as they would be at `positions` */
+    bool kept;
+    bool rotated;        /* keys after rotation, and their gradients, as they would be at `positions` */
+    uint32_t norm_width; /* channels of which one norm is kept, divides head_dim; 0: no norms */
 };
 
 struct capture_options {
-    struct capture_side side[2];    /* by enum codec_side */
-    enum terse_weighting weighting; /* but for DEFAULT; NONE: no gradients are made */
-    uint32_t window;                /* tokens of a window, 2 to the model's context */
-    uint32_t windows;               /* at most so many, taken evenly from the text; 0: all that it has */
+    struct capture_side side[2]; /* by enum codec_side; gradients are made where one of them wants norms */
+    uint32_t window;             /* tokens of a window, 2 to the model's context */
+    uint32_t windows;            /* at most so many, taken evenly from the text; 0: all that it has */
     /* Windows begin at positions spread evenly over so many: where a window lies turns its rotated keys and changes nothing else, and
      * the caches that they stand for are longer than a window. */
     uint32_t positions;
@@ -42,19 +42,23 @@ void capture_free(struct capture *capture);
 uint64_t capture_tokens(const struct capture *capture);
 size_t capture_samples(const struct capture *capture);
 
-/* Samples first, first + step, ... of one sub-vector: rows[count][width], and where they are not NULL norms[count], the Euclidean
- * norm of the loss's gradient (mean over a window's predictions) with respect to the sub-vector, or with TERSE_WEIGHTING_ROW the
- * whole head's row, with TERSE_WEIGHTING_NONE ones; and factors[count], what capture_enter was told of the row, or ones. Any number of
- * threads may read at once. */
-void capture_read(const struct capture *capture, enum codec_side side, uint32_t layer, uint32_t head, uint32_t part, size_t first,
-                  size_t step, size_t count, float *rows, float *norms, float *factors);
-
-/* Whole rows of the same samples: rows[count][hd]. */
-void capture_rows(const struct capture *capture, enum codec_side side, uint32_t layer, uint32_t head, size_t first, size_t step,
-                  size_t count, float *rows);
+/* What is read: samples first, first + step, ..., `count` of them, of one side of a KV head. Any number of threads may read at once. */
+struct capture_reading {
+    enum codec_side side;
+    uint32_t layer, head;
+    size_t first, step, count;
+};
+/* Their channels [channel, channel + width): rows[count][width]. */
+void capture_rows(const struct capture *capture, const struct capture_reading *reading, size_t channel, size_t width, float *rows);
+/* norms[count], the Euclidean norms of the loss's gradient (mean over a window's predictions) with respect to these channels, both
+ * multiples of norm_width; ones where no norms are kept. */
+void capture_norms(const struct capture *capture, const struct capture_reading *reading, size_t channel, size_t width,
+                   float *norms);
+/* factors[count]: what capture_enter was told of the row, or ones. */
+void capture_factors(const struct capture *capture, const struct capture_reading *reading, float *factors);
 
 /* Takes all samples of a layer, KV head and side to another frame, for good: `enter` changes row[hd] in place and returns a factor that
- * capture_read hands out from then on. `enter` is called by several threads at once. */
+ * capture_factors hands out from then on. `enter` is called by several threads at once. */
 void capture_enter(struct capture *capture, enum codec_side side, uint32_t layer, uint32_t head,
                    float (*enter)(const void *user, float *row), const void *user);
 

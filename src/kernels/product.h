@@ -1,0 +1,45 @@
+/* Product quantization as kernels see it: what the slots ..._pq of kernels/kernels.h read by. Owns nothing; codec/pq.c owns what is
+ * pointed to, codec/block_layout.h says how codes lie. */
+#ifndef TERSE_KERNELS_PRODUCT_H
+#define TERSE_KERNELS_PRODUCT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define PRODUCT_MOST_WIDTH 64                                         /* channels of a sub-vector */
+#define PRODUCT_PLANE_BITS 8                                          /* bits of a code up to which centroids lie by channel too */
+#define PRODUCT_PLANE(bits) ((size_t)((bits) < 6 ? 64 : 1 << (bits))) /* entries of a channel: a register looks up in 64 bytes */
+
+/* Sub-vectors of `width` contiguous channels, each coded by one of 2^bits centroids of its own. */
+struct product_code {
+    size_t parts, width;
+    unsigned bits;
+    const uint16_t *rows; /* half [parts][2^bits][width] */
+
+    /* The same by channel, for tiers that look up in registers (kernels()->planes_pq), where bits <= PRODUCT_PLANE_BITS; entries from
+     * 2^bits on repeat. Of keys: u8 [parts * width][2][PRODUCT_PLANE], the halves' low bytes and then their high ones. */
+    const uint8_t *planes;
+    /* Of values whose rows are, exactly, low[c] + step[c] * level with at most 256 levels: u8 [parts * width][PRODUCT_PLANE]; NULL for
+     * others. */
+    const uint8_t *levels;
+    const float *low, *step;
+};
+
+/* Floats of G queries in a row of tables and tallies: whole vectors or the parts of one. */
+static inline size_t product_stride(size_t G) { return G <= 2 ? G : G <= 4 ? 4 : (G + 7) / 8 * 8; }
+/* Floats of the look-up tables of G queries, and of their tallies. */
+static inline size_t product_floats(const struct product_code *p, size_t G) {
+    return (p->parts * PRODUCT_PLANE(p->bits) + 2) * product_stride(G);
+}
+
+/* How keys in a block become what queries meet: each turned by its own angles as the slot score_turned does, and before that, where
+ * `gain` is not NULL, a key is mean[hd] + gain[64] times what its codes say. */
+struct key_turn {
+    const float *cosine, *sine; /* [pairs][64] */
+    size_t pairs;
+    bool adjacent;
+    const float *gain, *mean;
+};
+
+#endif
