@@ -76,7 +76,6 @@ struct oracle *oracle_new(const struct oracle_setup *setup, size_t capacity) {
     size_t floats = setup->layers * capacity * setup->kv_heads * hd;
     o->k = calloc(floats, sizeof *o->k);
     o->v = calloc(floats, sizeof *o->v);
-    o->tied = calloc((size_t)setup->layers * setup->kv_heads, sizeof *o->tied);
     return o;
 }
 
@@ -87,7 +86,6 @@ void oracle_free(struct oracle *o) {
     free(o->centroids[1]);
     free(o->k);
     free(o->v);
-    free(o->tied);
     free(o);
 }
 
@@ -177,20 +175,33 @@ static void replace_by_shape(const struct coding *coding, int side, const float 
     for (size_t c = 0; c < hd; c++) x[c] = (float)((double)mean[c] + gain * (double)shape[c]);
 }
 
-/* One head's row as its side's codec gives it back. */
+/* One head's row as its side's codec gives it back. Where two codes are as good but for rounding, the codec itself decides. */
 static void quantize_head(const struct oracle *o, int side, uint32_t layer, uint32_t head, float *x) {
     const struct coding *coding = coding_of(o, side);
+    enum codec_side of = side ? CODEC_VALUES : CODEC_KEYS;
     size_t hd = o->setup.head_dim, set = layer * o->setup.kv_heads + head;
+    float given[256];
+    bool tied = false;
     if (!coding->width) {
         quantize_row(coding->codec->name, x, hd);
         return;
     }
-    struct codec_shape shape = method_shape(&o->method, side ? CODEC_VALUES : CODEC_KEYS, (uint32_t)hd, 1);
-    const float *parameters = o->centroids[side] + set * coding->codec->parameters(shape, side ? CODEC_VALUES : CODEC_KEYS);
+    struct codec_shape shape = method_shape(&o->method, of, (uint32_t)hd, 1);
+    const float *parameters = o->centroids[side] + set * coding->codec->parameters(shape, of);
+    memcpy(given, x, hd * sizeof *x);
     if (coding->codec == &codec_gain_shape)
-        replace_by_shape(coding, side, parameters, x, hd, &o->tied[set]);
+        replace_by_shape(coding, side, parameters, x, hd, &tied);
     else
-        replace_by_centroids(coding, parameters, x, hd, &o->tied[set]);
+        replace_by_centroids(coding, parameters, x, hd, &tied);
+    if (!tied) return;
+    uint8_t *block = malloc(coding->codec->block_bytes(shape, of));
+    float *rows = malloc(64 * hd * sizeof *rows);
+    shape.learned = codebook_learned(o->codebook, of, layer, head);
+    coding->codec->encode(shape, of, given, 1, block);
+    coding->codec->decode(shape, of, block, rows);
+    memcpy(x, rows, hd * sizeof *x);
+    free(block);
+    free(rows);
 }
 
 static void round_tokens(const struct oracle *o, uint32_t layer, size_t first, size_t last) {
@@ -325,11 +336,10 @@ static double *anchor_scores(const struct oracle *o, uint32_t layer, const float
 }
 
 static void compare(struct oracle *o, uint32_t layer, const float *q, const float *out, size_t first, size_t n) {
-    size_t hd = o->setup.head_dim, heads = o->setup.query_heads, kv_heads = o->setup.kv_heads;
+    size_t hd = o->setup.head_dim, heads = o->setup.query_heads;
     for (size_t i = 0; i < n; i++) {
         for (uint32_t h = 0; h < heads; h++) {
             double expected[256], allowed = o->method.key.codec->prepared ? 5e-4 : 1e-4; /* tables may be fixed point of 16 bits */
-            if (o->tied[layer * kv_heads + h / (heads / kv_heads)]) allowed = 5e-2;      /* one row is another */
             attend_dense(o, layer, q + (i * heads + h) * hd, first + i, h, expected);
             for (size_t c = 0; c < hd; c++) {
                 double difference = fabs((double)out[(i * heads + h) * hd + c] - expected[c]);

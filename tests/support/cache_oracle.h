@@ -32,7 +32,6 @@ struct oracle {
     size_t length, capacity;
     size_t window;   /* tokens before this one are sealed */
     float *k, *v;    /* [layers][capacity][Hk][hd], as stored now; of the tokens of a step in progress as they are read */
-    bool *tied;      /* [layers][Hk]: a row had two nearest codes but for rounding, and the cache may have taken the other */
     double worst;    /* largest difference met, relative to the largest value */
     size_t compared; /* numbers */
     size_t anchors;  /* chosen, over all layers, heads and sides */
