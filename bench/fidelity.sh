@@ -4,15 +4,15 @@
 #     bench/fidelity.sh -m MODEL.gguf -f SCORED_TEXT [-g CALIBRATION_TEXT] [-b BUILD] [-w FOLDER] [-o DOCS] [STEP ...]
 #
 # Steps, all of them in this order when none is named:
-#     codebooks    terse calibrate for every method that learns, and for the ablations
+#     codebooks    for every method that learns, and for the ablations
 #     main         every method in both protocols, and retrieval tasks
 #     directions   more anchors, bits per code, shared codebooks, no window: default protocol
 #     weighting    codebooks learned with other weights
 #     memory       the peak size of a process for some methods
 #     report       DOCS/fidelity.md, fidelity.svg and fidelity.png
 # What FOLDER already holds is not made or measured again; remove it to start anew. On two cores the codebooks take two hours, everything
-# else two more. For a trial, options for terse calibrate and for the measuring program can be added in the environment:
-#     CALIBRATE='--chunks 8' MEASURE='-c 2048 --chunks 1 --tasks 1 --memory-tokens 4096' bench/fidelity.sh ...
+# else two more. For a trial, options for the learning and the measuring program can be added in the environment:
+#     LEARN='--chunks 8' MEASURE='-c 2048 --chunks 1 --tasks 1 --memory-tokens 4096' bench/fidelity.sh ...
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 build=$here/../build
@@ -42,35 +42,34 @@ mkdir -p "$work/codebooks"
 
 bits='4 2 1 0.75 0.375'
 low='1 0.75 0.375'
+framed='4 2 1 0.75' # with a gain; without weights and anchors antkv-0.375 is cq-0.375
 # Weights other than the methods' own: BITS:SCOPE:POWER
-weightings='4:sub-vector:2 2:sub-vector:1 1:sub-vector:1 1:head:1 1:head:2 0.75:sub-vector:1 0.375:sub-vector:1'
+weightings='4:part:2 2:part:1 1:part:1 1:head:1 1:head:2'
 
 join() {
     local IFS=,
     echo "$*"
 }
 
-# NAME METHOD [OPTION ...]: a codebook NAME.gguf.
-codebook() {
-    local file=$work/codebooks/$1.gguf method=$2
-    shift 2
+# NAME=METHOD ...: codebooks NAME.gguf that learn together.
+codebooks() {
     # shellcheck disable=SC2086
-    [ -e "$file" ] || "$build/bin/terse" calibrate -m "$model" --kv "$method" -f "$learn" -o "$file" "$@" ${CALIBRATE:-}
+    "$build/bin/codebooks" -m "$model" -f "$learn" -w "$work" --books "$(join "$@")" ${LEARN:-}
 }
 
 step_codebooks() {
-    local b m w scope power
-    for b in $bits; do
-        codebook "antkv-$b" "antkv-$b"
-        codebook "antkv-$b-none" "antkv-$b" --weighting none
-        codebook "cq-$b" "cq-$b"
-    done
-    for m in million-4 million-3 million-2 million-32x4 million-32x6 million-32x10; do codebook $m $m; done
-    for m in million-4 million-2 antkv-1; do codebook $m-shared $m --shared; done
+    local b m w scope power books=()
+    for b in $bits; do books+=("antkv-$b=antkv-$b" "cq-$b=cq-$b"); done
+    for b in $framed; do books+=("antkv-$b-none=antkv-$b:none"); done
     for w in $weightings; do
         IFS=: read -r b scope power <<<"$w"
-        codebook "antkv-$b-$scope-$power" "antkv-$b" --weighting "$scope" --power "$power"
+        books+=("antkv-$b-$scope-$power=antkv-$b:$scope:$power")
     done
+    codebooks "${books[@]}"
+    books=()
+    for m in 4 3 2 32x4 32x6 32x10; do books+=("million-$m=million-$m"); done
+    codebooks "${books[@]}" million-4-shared=million-4:shared million-2-shared=million-2:shared
+    codebooks antkv-1-shared=antkv-1:shared
 }
 
 # METHODS PARTS
@@ -99,7 +98,7 @@ step_directions() {
 
 step_weighting() {
     local b w scope power methods=()
-    for b in $bits; do methods+=("antkv-$b:anchors=0%:codebook=antkv-$b-none"); done
+    for b in $framed; do methods+=("antkv-$b:anchors=0%:codebook=antkv-$b-none"); done
     for w in $weightings; do
         IFS=: read -r b scope power <<<"$w"
         methods+=("antkv-$b:anchors=0%:codebook=antkv-$b-$scope-$power")

@@ -101,7 +101,7 @@ DIRECTIONS = [
 ]
 
 # Codebooks antkv-BITS-LABEL, learned with other weights than the method's own.
-WEIGHTINGS = ["none", "sub-vector-1", "sub-vector-2", "head-1", "head-2"]
+WEIGHTINGS = ["none", "part-1", "part-2", "head-1", "head-2"]
 
 
 def table(head, rows, words=(0,)):
@@ -394,7 +394,7 @@ all sequences and stand beside them. ± is a standard error from means of {BLOCK
 
     bench/fidelity.sh -m MODEL.gguf -f SCORED_TEXT
 
-makes the codebooks (`terse calibrate`, on the text in `data`), measures, and writes this page and the plot. Results stay in `build/fidelity`; what is there is not measured
+makes the codebooks (from the text in `data`), measures, and writes this page and the plot. Results stay in `build/fidelity`; what is there is not measured
 again, and single steps can be named: `codebooks`, `main`, `directions`, `weighting`, `memory`, `report`. `build/bin/fidelity --help` lists the options of
 the measuring program. The plot needs Debian's python3-matplotlib.
 """

@@ -303,11 +303,20 @@ static struct terse_calibration small(const char *method) {
     return o;
 }
 
+static enum terse_status put(void *user, size_t i, struct terse_codebook *codebook, struct terse_error *error) {
+    struct terse_codebook **codebooks = user;
+    (void)error;
+    assert_null(codebooks[i]);
+    codebooks[i] = codebook;
+    return TERSE_OK;
+}
+
 static struct terse_codebook *calibrate(const struct terse_model *m, const struct terse_calibration *o, size_t budget) {
-    struct terse_codebook *codebook;
+    struct terse_codebook *codebook = NULL;
     struct terse_error error;
     int32_t *tokens = random_tokens(m, 600);
-    if (calibrate_together(budget, m, o, 1, tokens, 600, &codebook, &error)) fail_msg("%s", error.message);
+    if (calibrate_together(budget, m, o, 1, tokens, 600, (struct calibrate_sink){put, &codebook}, &error))
+        fail_msg("%s", error.message);
     free(tokens);
     return codebook;
 }
@@ -483,20 +492,22 @@ static void methods_can_learn_together(void **state) {
     enum { N = 5 };
     struct terse_model *m = load_model("llama");
     struct terse_calibration o[N] = {small("antkv-2"), small("antkv-2"), small("cq-2"), small("antkv-2"), small("cq-2")};
-    struct terse_codebook *together[N];
+    struct terse_codebook *together[N] = {NULL};
+    struct calibrate_sink sink = {put, together};
     struct terse_error error;
     int32_t *tokens = random_tokens(m, 600);
     o[1].power = 1;
     o[3].weighting = TERSE_WEIGHTING_NONE;
     o[4].weighting = TERSE_WEIGHTING_SUBVECTOR;
-    if (calibrate_together(ALL, m, o, N, tokens, 600, together, &error)) fail_msg("%s", error.message);
+    if (calibrate_together(ALL, m, o, N, tokens, 600, sink, &error)) fail_msg("%s", error.message);
     for (int i = 0; i < N; i++) check_same("together and alone", together[i], calibrate(m, &o[i], ALL), true);
+    memset(together, 0, sizeof together);
     o[4] = small("million-2");
-    assert_int_equal(calibrate_together(ALL, m, o, N, tokens, 600, together, &error), TERSE_E_UNSUPPORTED);
+    assert_int_equal(calibrate_together(ALL, m, o, N, tokens, 600, sink, &error), TERSE_E_UNSUPPORTED);
     for (int i = 0; i < N; i++) assert_null(together[i]);
     o[4] = small("antkv-2");
     o[4].shared = true;
-    assert_int_equal(calibrate_together(ALL, m, o, N, tokens, 600, together, &error), TERSE_E_UNSUPPORTED);
+    assert_int_equal(calibrate_together(ALL, m, o, N, tokens, 600, sink, &error), TERSE_E_UNSUPPORTED);
     free(tokens);
     terse_model_free(m);
 }

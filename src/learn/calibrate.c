@@ -410,15 +410,17 @@ static enum terse_status learn(struct plan *plan, struct capture *samples, struc
 /* ---- Together */
 
 /* Those without frames come first: taking samples to a frame is for good. */
-static enum terse_status learn_all(struct plan *plans, size_t count, struct capture *samples, struct terse_codebook **codebooks,
+static enum terse_status learn_all(struct plan *plans, size_t count, struct capture *samples, struct calibrate_sink sink,
                                    struct terse_error *error) {
     struct frames frames = {{NULL, NULL}};
     enum terse_status status = TERSE_OK;
     for (int framed = 0; framed < 2; framed++) {
         for (size_t i = 0; i < count && !status; i++) {
+            struct terse_codebook *codebook;
             if (has_frame(&plans[i]) != framed) continue;
             plans[i].info.tokens = capture_tokens(samples);
-            status = learn(&plans[i], samples, &frames, &codebooks[i], error);
+            status = learn(&plans[i], samples, &frames, &codebook, error);
+            if (!status) status = sink.put(sink.user, i, codebook, error);
         }
     }
     memory_free(frames.parameters[0]);
@@ -427,30 +429,32 @@ static enum terse_status learn_all(struct plan *plans, size_t count, struct capt
 }
 
 enum terse_status calibrate_together(size_t budget, const struct terse_model *model, const struct terse_calibration *options,
-                                     size_t count, const int32_t *tokens, size_t n, struct terse_codebook **codebooks,
+                                     size_t count, const int32_t *tokens, size_t n, struct calibrate_sink sink,
                                      struct terse_error *error) {
     struct capture *samples = NULL;
     struct plan *plans = memory_zeros(count, sizeof *plans);
     enum terse_status status = plans ? TERSE_OK : status_no_memory(error, count * sizeof *plans, "what is to be learned");
-    for (size_t i = 0; i < count; i++) codebooks[i] = NULL;
     for (size_t i = 0; i < count && !status; i++) status = make_plan(model, &options[i], &plans[i], error);
     int threads = omp_get_max_threads();
     if (!status) {
         omp_set_num_threads(plans->threads);
         status = capture(plans, count, options, budget, tokens, n, &samples, error);
-        if (!status) status = learn_all(plans, count, samples, codebooks, error);
+        if (!status) status = learn_all(plans, count, samples, sink, error);
         omp_set_num_threads(threads);
-    }
-    for (size_t i = 0; i < count && status; i++) {
-        terse_codebook_free(codebooks[i]);
-        codebooks[i] = NULL;
     }
     capture_free(samples);
     memory_free(plans);
     return status;
 }
 
+static enum terse_status put_only(void *user, size_t i, struct terse_codebook *codebook, struct terse_error *error) {
+    (void)i, (void)error;
+    *(struct terse_codebook **)user = codebook;
+    return TERSE_OK;
+}
+
 enum terse_status terse_calibrate(const struct terse_model *model, const struct terse_calibration *options, const int32_t *tokens,
                                   size_t n, struct terse_codebook **codebook, struct terse_error *error) {
-    return calibrate_together(BUDGET, model, options, 1, tokens, n, codebook, error);
+    *codebook = NULL;
+    return calibrate_together(BUDGET, model, options, 1, tokens, n, (struct calibrate_sink){put_only, codebook}, error);
 }

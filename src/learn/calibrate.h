@@ -10,11 +10,17 @@
  * are all 0 become ones. */
 void calibrate_weigh(float *norms, const float *factors, size_t n, uint32_t power);
 
-/* terse_calibrate of `count` methods with one pass over the text, and with so many bytes for samples: codebooks[i] by options[i], in
+/* Takes the i-th codebook, which is its own from then on, as soon as it is learned; what it returns but TERSE_OK ends the work. */
+struct calibrate_sink {
+    enum terse_status (*put)(void *user, size_t i, struct terse_codebook *codebook, struct terse_error *error);
+    void *user;
+};
+
+/* terse_calibrate of `count` methods with one pass over the text, and with so many bytes for samples: the i-th codebook by options[i], in
  * which all but method, weighting, power and `shared` must be the same. TERSE_E_UNSUPPORTED for methods that cannot learn together:
  * keys before rotation and after, or frames (codec.h) of one head and of all. */
 enum terse_status calibrate_together(size_t budget, const struct terse_model *model, const struct terse_calibration *options,
-                                     size_t count, const int32_t *tokens, size_t n, struct terse_codebook **codebooks,
+                                     size_t count, const int32_t *tokens, size_t n, struct calibrate_sink sink,
                                      struct terse_error *error);
 
 #endif
