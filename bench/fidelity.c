@@ -140,15 +140,16 @@ static enum options_result parse(struct fidelity *f, int argc, char **argv) {
 static cJSON *setup_of(const struct fidelity *f) {
     char number[32];
     const char *slash = strrchr(f->file, '/');
-    struct hash64 hash = hash64_begin();
-    hash64_put(&hash, f->text, f->n_bytes);
+    XXH64_state_t hash;
+    XXH64_reset(&hash, 0);
+    XXH64_update(&hash, f->text, f->n_bytes);
     cJSON *setup = cJSON_CreateObject();
     cJSON_AddStringToObject(setup, "model", f->info.name);
     cJSON_AddStringToObject(setup, "weights", f->info.weights);
     snprintf(number, sizeof number, "%016" PRIx64, f->info.fingerprint);
     cJSON_AddStringToObject(setup, "fingerprint", number);
     cJSON_AddStringToObject(setup, "text", slash ? slash + 1 : f->file);
-    snprintf(number, sizeof number, "%016" PRIx64, hash64_end(&hash));
+    snprintf(number, sizeof number, "%016" PRIx64, XXH64_digest(&hash));
     cJSON_AddStringToObject(setup, "text_hash", number);
     cJSON_AddNumberToObject(setup, "context", (double)f->context);
     cJSON_AddNumberToObject(setup, "ubatch", (double)f->ubatch);

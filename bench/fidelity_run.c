@@ -36,9 +36,10 @@ static int load_codebook(const char *work, const char *name, bool named, struct 
     if (status == EXIT_OK && terse_codebook_load_memory(data, size, path, &run->codebook, &error) != TERSE_OK)
         status = complain_error(&error);
     if (status == EXIT_OK) {
-        struct hash64 hash = hash64_begin();
-        hash64_put(&hash, data, size);
-        run->codebook_hash = hash64_end(&hash);
+        XXH64_state_t hash;
+        XXH64_reset(&hash, 0);
+        XXH64_update(&hash, data, size);
+        run->codebook_hash = XXH64_digest(&hash);
         run->cache.codebook = run->codebook;
     }
     free(data);

@@ -15,13 +15,14 @@ present() {
     libdnnl-dev) have_header dnnl.h ;;
     ocl-icd-opencl-dev) have_header CL/cl.h ;;
     libpcre2-dev) pkg-config --exists libpcre2-8 ;;
+    libxxhash-dev) pkg-config --exists libxxhash ;;
     libcjson-dev) pkg-config --exists libcjson ;;
     libcmocka-dev) pkg-config --exists cmocka ;;
     esac >/dev/null 2>&1
 }
 
 missing=()
-for package in gcc libc6-dev cmake pkg-config libdnnl-dev ocl-icd-opencl-dev libpcre2-dev libcjson-dev libcmocka-dev; do
+for package in gcc libc6-dev cmake pkg-config libdnnl-dev ocl-icd-opencl-dev libpcre2-dev libxxhash-dev libcjson-dev libcmocka-dev; do
     present $package || missing+=("$package")
 done
 [ ${#missing[@]} -gt 0 ] || exit 0

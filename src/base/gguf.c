@@ -213,12 +213,13 @@ enum terse_status gguf_check_sum(const struct gguf *gguf, const char *key, struc
     if (!entry) return status;
     if (entry->type != GGUF_U64) return wrong(gguf, entry, key, "a u64", error);
     uint64_t at = (uint64_t)(entry->value - gguf->data), sum;
-    struct hash64 hash = hash64_begin();
+    XXH64_state_t hash;
+    XXH64_reset(&hash, 0);
     memcpy(&sum, entry->value, sizeof sum);
-    hash64_put(&hash, gguf->data, at);
-    hash64_put(&hash, zeros, sizeof zeros);
-    hash64_put(&hash, gguf->data + at + sizeof zeros, gguf->size - at - sizeof zeros);
-    if (sum == hash64_end(&hash)) return TERSE_OK;
+    XXH64_update(&hash, gguf->data, at);
+    XXH64_update(&hash, zeros, sizeof zeros);
+    XXH64_update(&hash, gguf->data + at + sizeof zeros, gguf->size - at - sizeof zeros);
+    if (sum == XXH64_digest(&hash)) return TERSE_OK;
     return status_fail(error, TERSE_E_FORMAT, "%.200s: its checksum does not match: the file is damaged, download or make it again",
                        gguf->name);
 }

@@ -155,24 +155,25 @@ static size_t padding_after(const struct gguf_writer *writer, uint64_t i) {
 
 static const uint8_t zeros[64];
 
-static void put_zeros(struct hash64 *hash, uint64_t n) {
-    for (; n > sizeof zeros; n -= sizeof zeros) hash64_put(hash, zeros, sizeof zeros);
-    hash64_put(hash, zeros, (size_t)n);
+static void put_zeros(XXH64_state_t *hash, uint64_t n) {
+    for (; n > sizeof zeros; n -= sizeof zeros) XXH64_update(hash, zeros, sizeof zeros);
+    XXH64_update(hash, zeros, (size_t)n);
 }
 
 /* Of the whole file, whose head has zeros where the checksum will be. */
 static uint64_t checksum_of(const struct gguf_writer *writer, const struct gguf_bytes *head) {
-    struct hash64 hash = hash64_begin();
-    hash64_put(&hash, head->data, head->size);
+    XXH64_state_t hash;
+    XXH64_reset(&hash, 0);
+    XXH64_update(&hash, head->data, head->size);
     for (uint64_t i = 0; i < writer->n_tensors; i++) {
         const struct gguf_writer_tensor *tensor = &writer->tensors[i];
         if (tensor->data)
-            hash64_put(&hash, tensor->data, (size_t)tensor->bytes);
+            XXH64_update(&hash, tensor->data, (size_t)tensor->bytes);
         else
             put_zeros(&hash, tensor->bytes);
         put_zeros(&hash, padding_after(writer, i));
     }
-    return hash64_end(&hash);
+    return XXH64_digest(&hash);
 }
 
 /* Everything before the data section, padded to it. */

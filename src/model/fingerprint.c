@@ -8,12 +8,12 @@
 
 enum { SAMPLES = 5, SAMPLE_BYTES = 4096 };
 
-static void put_u64(struct hash64 *hash, uint64_t value) { hash64_put(hash, &value, sizeof value); }
+static void put_u64(XXH64_state_t *hash, uint64_t value) { XXH64_update(hash, &value, sizeof value); }
 
 /* With its length, so that what follows cannot be mistaken for a part of it. */
-static void put_string(struct hash64 *hash, struct gguf_string string) {
+static void put_string(XXH64_state_t *hash, struct gguf_string string) {
     put_u64(hash, string.size);
-    hash64_put(hash, string.data, string.size);
+    XXH64_update(hash, string.data, string.size);
 }
 
 /* "general.architecture" and "ARCHITECTURE.*": what the same weights would compute something else with. */
@@ -26,10 +26,11 @@ static bool is_of_architecture(const struct terse_model *model, struct gguf_stri
 }
 
 static uint64_t hash_key(const struct gguf *gguf, uint64_t i) {
-    struct hash64 hash = hash64_begin();
+    XXH64_state_t hash;
+    XXH64_reset(&hash, 0);
     put_string(&hash, gguf_key_at(gguf, i));
     put_string(&hash, gguf_value_at(gguf, i));
-    return hash64_end(&hash);
+    return XXH64_digest(&hash);
 }
 
 /* The whole of a small tensor is one sample; a larger one has several at equal distances, its first and last bytes among them. */
@@ -52,16 +53,17 @@ static void fetch_tensor(const struct gguf_tensor *tensor) {
 }
 
 static uint64_t hash_tensor(const struct gguf_tensor *tensor) {
-    struct hash64 hash = hash64_begin();
+    XXH64_state_t hash;
+    XXH64_reset(&hash, 0);
     put_string(&hash, tensor->name);
     put_u64(&hash, tensor->type);
     for (int i = 0; i < 4; i++) put_u64(&hash, tensor->dims[i]);
     for (uint64_t i = 0; i < samples_of(tensor); i++) {
         size_t size;
         const char *data = sample(tensor, i, &size);
-        hash64_put(&hash, data, size);
+        XXH64_update(&hash, data, size);
     }
-    return hash64_end(&hash);
+    return XXH64_digest(&hash);
 }
 
 uint64_t model_fingerprint(const struct terse_model *model) {

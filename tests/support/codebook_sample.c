@@ -72,10 +72,11 @@ bool codebook_sample_seal(void *file, size_t size) {
     uint8_t *bytes = file;
     for (size_t at = 0; at + sizeof key + 8 <= size; at++) {
         if (memcmp(bytes + at, key, sizeof key) != 0) continue;
-        struct hash64 hash = hash64_begin();
+        XXH64_state_t hash;
+        XXH64_reset(&hash, 0);
         memset(bytes + at + sizeof key, 0, 8);
-        hash64_put(&hash, bytes, size);
-        uint64_t sum = hash64_end(&hash);
+        XXH64_update(&hash, bytes, size);
+        uint64_t sum = XXH64_digest(&hash);
         memcpy(bytes + at + sizeof key, &sum, sizeof sum);
         return true;
     }
