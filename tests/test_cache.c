@@ -40,11 +40,11 @@ static const struct oracle_setup small = {
 
 static void every_method_equals_dense_attention(void **state) {
     (void)state;
-    static const char *const methods[][3] = {{"f16", NULL, NULL},       {"q8_0", NULL, NULL},        {"q4_0", NULL, NULL},
-                                             {"f16", "q8_0", "q4_0"},   {"q4_0", "f16", "q8_0"},     {"f16", NULL, "q4_0"},
-                                             {"cq-1", NULL, NULL},      {"cq-0.75", NULL, NULL},     {"million-4", NULL, NULL},
-                                             {"million-3", NULL, NULL}, {"million-2", "q8_0", NULL}, {"cq-2", NULL, "f16"},
-                                             {"antkv-4", NULL, NULL},   {"antkv-1", NULL, NULL}};
+    static const char *const methods[][3] = {
+        {"f16", NULL, NULL},       {"q8_0", NULL, NULL},      {"q4_0", NULL, NULL},        {"f16", "q8_0", "q4_0"},
+        {"q4_0", "f16", "q8_0"},   {"f16", NULL, "q4_0"},     {"cq-1", NULL, NULL},        {"cq-0.75", NULL, NULL},
+        {"million-4", NULL, NULL}, {"million-3", NULL, NULL}, {"million-2", "q8_0", NULL}, {"cq-2", NULL, "f16"},
+        {"antkv-4", NULL, NULL},   {"antkv-1", NULL, NULL},   {"kivi-2", NULL, NULL},      {"q8_0", "kivi-4", "kivi-2"}};
     static const uint32_t tails[] = {0, 32, 128};
     for (size_t m = 0; m < sizeof methods / sizeof methods[0]; m++) {
         for (size_t t = 0; t < 3; t++) {
@@ -147,7 +147,7 @@ static void one_token_at_a_time(void **state) {
 /* Long enough that reading is split into parts that meet again. */
 static void deep_caches_equal_dense_attention(void **state) {
     (void)state;
-    static const char *const methods[] = {"f16", "q8_0", "q4_0", "streaming-1500", "cq-1", "million-4"};
+    static const char *const methods[] = {"f16", "q8_0", "q4_0", "streaming-1500", "cq-1", "million-4", "kivi-4"};
     for (size_t m = 0; m < sizeof methods / sizeof methods[0]; m++) {
         struct oracle_setup setup = small;
         setup.method = methods[m];
@@ -186,6 +186,7 @@ static void streaming_equals_a_fresh_sequence_of_the_kept_tokens(void **state) {
                    {"streaming-130", NULL, NULL, 20},
                    {"streaming-100", "q8_0", "q8_0", 0},
                    {"streaming-150", "q4_0", "q8_0", 16},
+                   {"streaming-150", "kivi-4", "kivi-2", 16},
                    {"streaming-60", "q4_0", NULL, TERSE_TAIL_DEFAULT},
                    {"streaming-150", "q8_0", NULL, 100}};
     for (size_t m = 0; m < sizeof methods / sizeof methods[0]; m++) {

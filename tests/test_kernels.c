@@ -406,7 +406,7 @@ static void test_every_tier_fills_every_slot(void **state) {
     for (size_t tier = 0; (k = tier_at(tier)); tier++) {
         assert_true(k->half_to_float && k->float_to_half && k->dot && k->axpy && k->rms_norm && k->silu_mul && k->exp_sum &&
                     k->max);
-        assert_true(k->score_f16 && k->mix_f16 && k->score_q8_0 && k->mix_q8_0 && k->score_q4_0 && k->mix_q4_0);
+        assert_true(k->add_bytes && k->score_f16 && k->mix_f16 && k->score_q8_0 && k->mix_q8_0 && k->score_q4_0 && k->mix_q4_0);
         for (uint32_t type = 0; type < TENSOR_TYPES; type++) {
             assert_true((tensor_type_info(type) != NULL) == (k->dequantize[type] != NULL));
             assert_true((tensor_type_info(type) != NULL) == (k->matvec[type] != NULL));

@@ -97,6 +97,43 @@ static void oracle(const struct slot *slot, const float *in, size_t G, size_t hd
     }
 }
 
+/* add_bytes, with rows apart as they lie in blocks. */
+static void check_add_bytes(struct random *random, enum fill fill, size_t G, size_t K, enum guard_side side) {
+    size_t ldb = 32 + K % 3 * 32, ldo = 32 + G % 2 * 40;
+    float *a = guard_floats(G * K, side), *out = guard_floats((G - 1) * ldo + 32, side), *before = malloc(G * ldo * sizeof *before);
+    unsigned char *b = guard_bytes((K - 1) * ldb + 32, side);
+    fill_floats(random, fill, a, G * K);
+    fill_bytes(random, b, (K - 1) * ldb + 32);
+    for (size_t i = 0; i < (K - 1) * ldb + 32; i++) b[i] &= 127;
+    fill_floats(random, FILL_NORMAL, before, G * ldo);
+    const struct kernels *k;
+    for (size_t tier = 0; (k = tier_at(tier)); tier++) {
+        memcpy(out, before, ((G - 1) * ldo + 32) * sizeof *out);
+        k->add_bytes(a, G, K, b, ldb, out, ldo);
+        for (size_t g = 0; g < G; g++) {
+            for (size_t n = 0; n < 32; n++) {
+                double want = before[g * ldo + n], terms = fabs(want);
+                for (size_t i = 0; i < K; i++) want += (double)a[g * K + i] * b[i * ldb + n];
+                for (size_t i = 0; i < K; i++) terms += fabs((double)a[g * K + i] * b[i * ldb + n]);
+                check_close(out[g * ldo + n], want, terms, EPSILON * (double)(K + 4), 1e-42, "%s add_bytes G %zu K %zu", k->name, G,
+                            K);
+            }
+            for (size_t n = 32; g + 1 < G && n < ldo; n++) assert_true(out[g * ldo + n] == before[g * ldo + n]);
+        }
+    }
+    free(before);
+    guard_release();
+}
+
+static void bytes_are_added_as_products(void **state) {
+    struct random random = {17};
+    (void)state;
+    for (size_t G = 1; G <= MOST_G; G++)
+        for (size_t K = 1; K <= 256; K = K * 2 + 1)
+            for (int side = 0; side < 2; side++)
+                check_add_bytes(&random, K % 2 ? FILL_NORMAL : FILL_OUTLIER, G, K, side ? GUARD_START : GUARD_END);
+}
+
 static void check_shape(struct random *random, const struct slot *slot, enum fill fill, size_t G, size_t hd, enum guard_side side) {
     static double want[MOST_G * MOST_HD], terms[MOST_G * MOST_HD];
     size_t K = slot->keys ? hd : 64, N = slot->keys ? 64 : hd;
@@ -238,6 +275,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_every_shape),
         cmocka_unit_test(test_extreme_numbers_and_both_guards),
         cmocka_unit_test(test_every_place_is_found),
+        cmocka_unit_test(bytes_are_added_as_products),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

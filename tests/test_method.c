@@ -77,16 +77,16 @@ static void tail_has_a_default_for_each_method(void **state) {
 
 static void unknown_names_are_refused_in_one_line(void **state) {
     (void)state;
-    refuse("f32", NULL, NULL, "f16, q8_0, q4_0, streaming-N");
-    refuse("", NULL, NULL, "f16, q8_0, q4_0, streaming-N");
+    refuse("f32", NULL, NULL, "f16, q8_0, q4_0, kivi-4, kivi-2, streaming-N");
+    refuse("", NULL, NULL, "f16, q8_0, q4_0, kivi-4, kivi-2, streaming-N");
     refuse("streaming", NULL, NULL, "streaming-N");
     refuse("streaming-", NULL, NULL, "streaming-N");
     refuse("streaming-12x", NULL, NULL, "streaming-N");
     refuse("streaming--12", NULL, NULL, "streaming-N");
     refuse("streaming-4294967296", NULL, NULL, "streaming-N");
     refuse("streaming-15", NULL, NULL, "streaming-16 or more");
-    refuse("f16", "q3", NULL, "unknown key type 'q3': use one of f16, q8_0, q4_0");
-    refuse("f16", NULL, "streaming-512", "unknown value type 'streaming-512': use one of f16, q8_0, q4_0");
+    refuse("f16", "q3", NULL, "unknown key type 'q3': use one of f16, q8_0, q4_0, kivi-4, kivi-2");
+    refuse("f16", NULL, "streaming-512", "unknown value type 'streaming-512': use one of f16, q8_0, q4_0, kivi-4, kivi-2");
 }
 
 static void heads_the_kernels_cannot_serve_are_refused(void **state) {
@@ -105,7 +105,7 @@ static void methods_are_described(void **state) {
     struct terse_method_info info;
     size_t n = 0;
     for (; terse_method_describe(n, &info); n++) assert_true(info.name[0] && info.summary[0]);
-    assert_int_equal(n, 18);
+    assert_int_equal(n, 20);
     assert_string_equal(terse_cache_options_defaults().method, "f16");
 }
 
@@ -147,7 +147,7 @@ static void learned_methods_name_codec_shape_and_codebook(void **state) {
     refuse("million-0x8", NULL, NULL, "do not divide");
     refuse("million-16x", NULL, NULL, "unknown KV method");
     refuse("antkv-3", NULL, NULL, "unknown KV method");
-    refuse("f16", "pq", NULL, "unknown key type 'pq': use one of f16, q8_0, q4_0");
+    refuse("f16", "pq", NULL, "unknown key type 'pq': use one of f16, q8_0, q4_0, kivi-4, kivi-2");
     struct method bad = resolve("million-16x13", NULL, NULL, 0);
     assert_int_equal(method_check(&bad, 64, 1, NULL), TERSE_E_UNSUPPORTED);
 }

@@ -35,7 +35,8 @@ void setup_init(struct setup *setup) {
     const struct option common[SETUP_COMMON] = {
         {"-m, --model", "FILE", OPTION_TEXT, &setup->model_path, 0, 0, "GGUF model; without one the built-in lab-27m"},
         {"-t, --threads", "N", OPTION_INTEGER, &setup->threads, 0, 1024, "threads; 0: one per processor"},
-        {"-ctk, --cache-type-k", "TYPE", OPTION_TEXT, &setup->key_type, 0, 0, "keys as f16, q8_0 or q4_0 instead of the method's"},
+        {"-ctk, --cache-type-k", "TYPE", OPTION_TEXT, &setup->key_type, 0, 0,
+         "keys as f16, q8_0, q4_0, kivi-4 or kivi-2 instead of the method's"},
         {"-ctv, --cache-type-v", "TYPE", OPTION_TEXT, &setup->value_type, 0, 0, "the same for values"},
         {"--kv-tail-tokens", "N", OPTION_INTEGER, &setup->tail_tokens, -1, INT32_MAX,
          "newest tokens kept exact, at least; -1: the method's own number"},

@@ -101,6 +101,8 @@ const struct codec *codec_at(size_t i);
 
 /* The rows of the table, one file each. */
 extern const struct codec codec_f16, codec_q8_0, codec_q4_0;
+/* kivi.c: asymmetric integers, keys by channel, values by token. */
+extern const struct codec codec_kivi_4, codec_kivi_2;
 /* pq.c: product quantization, keys after rotation (MILLION) and before (AnTKV, CQ); values are the same in both. */
 extern const struct codec codec_pq, codec_vq;
 /* vq of rows about their mean and at a size of 1, and a gain for each row. */

@@ -154,6 +154,27 @@ INLINE void mix_q4_0(size_t G, const float *weights, size_t hd, const void *bloc
     }
 }
 
+/* ---- Bytes --------------------------------------------------------------------------------------------------------------- */
+
+struct bytes {
+    const uint8_t *b;
+    size_t K, ldb, ldo;
+};
+
+INLINE void add_bytes(size_t G, const float *a, const struct bytes *bytes, float *out) {
+    const size_t W = SMALLER(TILE(G), BLOCK_QK / LANES);
+    for (size_t n = 0; n < BLOCK_QK; n += W * LANES) {
+        sums sum;
+        sums_clear(G, W, sum);
+        for (size_t k = 0; k < bytes->K; k++) {
+            vec x[4];
+            UNROLL for (size_t w = 0; w < W; w++) x[w] = vec_bytes((const int8_t *)bytes->b + k * bytes->ldb + n + w * LANES);
+            sums_add(G, W, a + k, bytes->K, x, sum);
+        }
+        sums_store(G, W, sum, true, out + n, bytes->ldo, LANES);
+    }
+}
+
 /* ---- One specialisation for each number of queries ------------------------------------------------------------------------- */
 
 typedef void special(const float *in, size_t hd, const void *block, float *out);
@@ -193,7 +214,22 @@ SLOT(mix_q8_0, BLOCK_TOKENS, hd)
 SLOT(score_q4_0, hd, BLOCK_TOKENS)
 SLOT(mix_q4_0, BLOCK_TOKENS, hd)
 
+static void PASTE(add_bytes, ISA)(const float *a, size_t G, size_t K, const uint8_t *b, size_t ldb, float *out, size_t ldo) {
+    const struct bytes bytes = {b, K, ldb, ldo};
+    for (size_t g = 0; g < G;) {
+        size_t left = G - g, n = left >= 4 ? 4 : left;
+        const float *from = a + g * K;
+        float *to = out + g * ldo;
+        if (n == 4) add_bytes(4, from, &bytes, to);
+        if (n == 3) add_bytes(3, from, &bytes, to);
+        if (n == 2) add_bytes(2, from, &bytes, to);
+        if (n == 1) add_bytes(1, from, &bytes, to);
+        g += n;
+    }
+}
+
 void PASTE(PASTE(kernels_fill, ISA), cache)(struct kernels *k) {
+    k->add_bytes = PASTE(add_bytes, ISA);
     k->score_f16 = PASTE(score_f16, ISA);
     k->mix_f16 = PASTE(mix_f16, ISA);
     k->score_q8_0 = PASTE(score_q8_0, ISA);

@@ -67,6 +67,9 @@ struct kernels {
     void (*score_q4_0)(const float *q, size_t G, size_t hd, const void *block, float *logits);
     void (*mix_q4_0)(const float *weights, size_t G, size_t hd, const void *block, float *acc);
 
+    /* out[G][32], rows ldo apart, += a[G][K] b[K][32] of bytes up to 127, rows ldb apart: codes whose scales are in `a` (kivi). */
+    void (*add_bytes)(const float *a, size_t G, size_t K, const uint8_t *b, size_t ldb, float *out, size_t ldo);
+
     /* Product quantization, hd = parts * width; kernels/product.h. Whether the tier reads planes and levels, which makes decoding cheap,
      * and must be given them: */
     bool planes_pq;

@@ -93,7 +93,18 @@ static void mix_q4_0_scalar(const float *weights, size_t G, size_t hd, const voi
     mix_scalar(value_q4_0, weights, G, hd, block, acc);
 }
 
+static void add_bytes_scalar(const float *a, size_t G, size_t K, const uint8_t *b, size_t ldb, float *out, size_t ldo) {
+    for (size_t g = 0; g < G; g++) {
+        for (size_t n = 0; n < BLOCK_QK; n++) {
+            float sum = 0;
+            for (size_t k = 0; k < K; k++) sum += a[g * K + k] * (float)b[k * ldb + n];
+            out[g * ldo + n] += sum;
+        }
+    }
+}
+
 void kernels_fill_scalar_cache(struct kernels *k) {
+    k->add_bytes = add_bytes_scalar;
     k->score_f16 = score_f16_scalar;
     k->mix_f16 = mix_f16_scalar;
     k->score_q8_0 = score_q8_0_scalar;

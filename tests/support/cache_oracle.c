@@ -128,6 +128,26 @@ static void quantize_row(const char *codec, float *x, size_t n) {
     }
 }
 
+/* kivi: 32 numbers, `apart` from each other, share a scale and a zero. */
+static void quantize_affine(float levels, float *x, size_t n, size_t apart) {
+    float least = x[0], most = x[0];
+    for (size_t i = 1; i < n; i++) least = fminf(least, x[i * apart]), most = fmaxf(most, x[i * apart]);
+    float zero = half_to_float(half_from_float(least)), scale = half_to_float(half_from_float((most - least) / levels));
+    float inverse = scale > 0 ? 1 / scale : 0;
+    for (size_t i = 0; i < n; i++) {
+        float code = floorf((x[i * apart] - zero) * inverse + 0.5f);
+        x[i * apart] = zero + scale * fminf(fmaxf(code, 0), levels);
+    }
+}
+
+/* rows[n][hd] that are sealed together, the first of them the first of a block. */
+static void quantize_kivi(const struct codec *codec, bool keys, float *rows, size_t n, size_t hd) {
+    float levels = codec == &codec_kivi_4 ? 15 : 3;
+    for (size_t t = 0; t < n; t += keys ? 32 : 1)
+        for (size_t c = 0; c < hd; c += keys ? 1 : 32)
+            quantize_affine(levels, rows + t * hd + c, keys && n - t < 32 ? n - t : 32, keys ? hd : 1);
+}
+
 static float *stored(const struct oracle *o, float *side, uint32_t layer, size_t token) {
     return side + (layer * o->capacity + token) * o->setup.kv_heads * o->setup.head_dim;
 }
@@ -219,11 +239,15 @@ static void seal_tokens(struct oracle *o, uint32_t layer, size_t first, size_t l
     for (uint32_t head = 0; head < o->setup.kv_heads; head++) {
         for (int side = 0; side < 2; side++) {
             double *score = scores ? scores + (2 * head + (uint32_t)side) * n : NULL;
+            const struct codec *codec = coding_of(o, side)->codec;
+            bool kivi = codec == &codec_kivi_4 || codec == &codec_kivi_2;
+            for (size_t i = 0; i < n; i++)
+                memcpy(decoded + i * hd, stored(o, side ? o->v : o->k, layer, first + i) + head * hd, hd * sizeof *decoded);
+            if (kivi) quantize_kivi(codec, !side, decoded, n, hd);
             for (size_t i = 0; i < n; i++) {
                 const float *row = stored(o, side ? o->v : o->k, layer, first + i) + head * hd;
                 double error = 0;
-                memcpy(decoded + i * hd, row, hd * sizeof *row);
-                quantize_head(o, side, layer, head, decoded + i * hd);
+                if (!kivi) quantize_head(o, side, layer, head, decoded + i * hd);
                 for (size_t c = 0; c < hd; c++) error += pow((double)row[c] - (double)decoded[i * hd + c], 2);
                 if (score) score[i] *= error;
             }
