@@ -34,7 +34,7 @@ static void *allocate(size_t bytes) {
     exit(1);
 }
 
-enum way { SCORE_F16, MIX_F16, SCORE_Q8_0, MIX_Q8_0, SCORE_Q4_0, MIX_Q4_0, LOOK_UP, DECODE, TURN, MIX, TALLY };
+enum way { SCORE_F16, MIX_F16, SCORE_Q8_0, MIX_Q8_0, SCORE_Q4_0, MIX_Q4_0, LOOK_UP, FIXED, DECODE, TURN, MIX, TALLY };
 
 struct bench {
     size_t G, hd, width;
@@ -85,6 +85,7 @@ static void read_block(const struct bench *b, enum way way, const struct product
     case MIX_Q8_0: k->mix_q8_0(s->weights, G, hd, block, s->acc); break;
     case MIX_Q4_0: k->mix_q4_0(s->weights, G, hd, block, s->acc); break;
     case LOOK_UP: k->look_up_pq(p, s->tables, G, block, s->logits); break;
+    case FIXED: k->score_fixed_pq(p, s->tables, G, block, s->logits); break;
     case DECODE: k->score_pq(p, s->q, G, block, s->logits); break;
     case TURN: k->score_turned_pq(p, &b->turn, s->q, G, block, s->logits); break;
     case MIX: k->mix_pq(p, s->weights, G, block, s->acc); break;
@@ -109,6 +110,7 @@ static double time_way(const struct bench *b, enum way way) {
             for (size_t head = 0; head < LAYERS * HEADS; head++) {
                 const struct product_code *p = &b->codes[head];
                 if (way == LOOK_UP) k->prepare_pq(p, s.q, b->G, s.tables);
+                if (way == FIXED) k->fix_pq(p, s.q, b->G, s.tables);
                 for (size_t i = 0; i < blocks; i++) {
                     read_block(b, way, p, (way <= MIX_F16 ? b->halves : b->blocks) + (head * blocks + i) * bytes, &s);
                     if (way != TALLY || ((i + 1) % RUN && i + 1 < blocks)) continue;
@@ -132,41 +134,41 @@ static void make_codes(struct bench *b) {
         for (size_t j = 0; j < k * b->hd; j++) rows[j] = (uint16_t)(0x2000 + j % 4096); /* halves near 0.01 */
         b->codes[i] = (struct product_code){.parts = parts, .width = b->width, .bits = b->bits, .rows = rows};
         if (b->bits > PRODUCT_PLANE_BITS) continue;
-        uint8_t *planes = allocate(b->hd * 2 * plane), *levels = allocate(b->hd * plane);
-        float *low = allocate(b->hd * sizeof *low), *step = allocate(b->hd * sizeof *step);
-        for (size_t j = 0; j < b->hd * 2 * plane; j++) planes[j] = (uint8_t)(j % 64);
-        memcpy(levels, planes, b->hd * plane);
-        for (size_t c = 0; c < b->hd; c++) low[c] = -0.01f, step[c] = 0.0001f;
-        b->codes[i].planes = planes;
+        uint8_t *levels = allocate(b->hd * plane);
+        float *low = allocate(b->hd * sizeof *low), *step = allocate(b->hd * sizeof *step), *from = allocate(b->hd * sizeof *from);
+        for (size_t j = 0; j < b->hd * plane; j++) levels[j] = (uint8_t)(j % 251);
+        for (size_t c = 0; c < b->hd; c++) low[c] = -0x1p-6f, step[c] = 0x1p-13f, from[c] = low[c] - 0x1p17f * step[c];
         b->codes[i].levels = levels;
         b->codes[i].low = low;
         b->codes[i].step = step;
+        b->codes[i].from = from;
     }
 }
 
 static void free_codes(struct bench *b) {
     for (size_t i = 0; i < LAYERS * HEADS; i++) {
         memory_free((void *)b->codes[i].rows);
-        memory_free((void *)b->codes[i].planes);
         memory_free((void *)b->codes[i].levels);
         memory_free((void *)b->codes[i].low);
         memory_free((void *)b->codes[i].step);
+        memory_free((void *)b->codes[i].from);
         b->codes[i] = (struct product_code){0};
     }
 }
 
 static void bench_code(struct bench *b, size_t width, unsigned bits) {
-    static const enum way ways[] = {LOOK_UP, DECODE, TURN, MIX, TALLY};
+    static const enum way ways[] = {LOOK_UP, FIXED, DECODE, TURN, MIX, TALLY};
     b->width = width;
     b->bits = bits;
     make_codes(b);
-    double keys = time_way(b, SCORE_F16), values = time_way(b, MIX_F16), ratio[5];
-    for (size_t i = 0; i < 5; i++) {
+    double keys = time_way(b, SCORE_F16), values = time_way(b, MIX_F16), ratio[6];
+    for (size_t i = 0; i < 6; i++) {
         bool too_large = (ways[i] == LOOK_UP || ways[i] == TALLY) && product_floats(&b->codes[0], b->G) > 1 << 20;
-        ratio[i] = too_large ? NAN : time_way(b, ways[i]) / (ways[i] < MIX ? keys : values);
+        bool none = ways[i] == FIXED && (!b->codes[0].levels || !kernels()->planes_pq);
+        ratio[i] = too_large || none ? NAN : time_way(b, ways[i]) / (ways[i] < MIX ? keys : values);
     }
     printf("%3zu %2zu %4zu x %2u %6.3f %8.1f %8.1f", b->hd, b->G, width, bits, (double)bits / (double)width, keys, values);
-    for (size_t i = 0; i < 5; i++) {
+    for (size_t i = 0; i < 6; i++) {
         if (isnan(ratio[i]))
             printf(" %8s", "-");
         else
@@ -204,10 +206,10 @@ static void bench_shape(size_t hd, size_t G, bool all) {
         memcpy(b.halves + at, b.halves, (size_t)1 << 20);
     }
     double keys = time_way(&b, SCORE_F16), values = time_way(&b, MIX_F16);
-    printf("%3zu %2zu q8_0 %16s %8.1f %8.1f %8s %8.2f %8s %8.2f\n", hd, G, "", keys, values, "", time_way(&b, SCORE_Q8_0) / keys,
-           "", time_way(&b, MIX_Q8_0) / values);
-    printf("%3zu %2zu q4_0 %16s %8.1f %8.1f %8s %8.2f %8s %8.2f\n", hd, G, "", keys, values, "", time_way(&b, SCORE_Q4_0) / keys,
-           "", time_way(&b, MIX_Q4_0) / values);
+    printf("%3zu %2zu q8_0 %16s %8.1f %8.1f %8s %8s %8.2f %8s %8.2f\n", hd, G, "", keys, values, "", "",
+           time_way(&b, SCORE_Q8_0) / keys, "", time_way(&b, MIX_Q8_0) / values);
+    printf("%3zu %2zu q4_0 %16s %8.1f %8.1f %8s %8s %8.2f %8s %8.2f\n", hd, G, "", keys, values, "", "",
+           time_way(&b, SCORE_Q4_0) / keys, "", time_way(&b, MIX_Q4_0) / values);
     for (size_t i = 0; i < sizeof codes / sizeof *codes; i++)
         if (all || codes[i].named) bench_code(&b, codes[i].width, codes[i].bits);
     memory_free(b.halves);
@@ -226,8 +228,8 @@ int main(int argc, char **argv) {
     printf("%d threads, %s kernels, %zu tokens, %d layers of %d KV heads; ns of one thread per token and KV head, then shares of "
            "f16's\n",
            threads, kernels()->name, tokens, LAYERS, HEADS);
-    printf("%3s %2s %4s x %2s %6s %8s %8s %8s %8s %8s %8s %8s\n", "hd", "G", "w", "", "bits", "f16 keys", "values", "look up",
-           "decode", "turn", "mix", "tally");
+    printf("%3s %2s %4s x %2s %6s %8s %8s %8s %8s %8s %8s %8s %8s\n", "hd", "G", "w", "", "bits", "f16 keys", "values", "look up",
+           "fixed", "decode", "turn", "mix", "tally");
     static const size_t groups[] = {1, 3, 4, 8};
     for (size_t hd = 64; hd <= 128; hd += 64)
         for (size_t i = 0; i < 4; i++)

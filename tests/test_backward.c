@@ -32,14 +32,18 @@
 
 /* ---- This program's own base/memory, which can refuse. */
 
-static size_t live, refused_after = SIZE_MAX;
+static size_t live, asked, refused_after = SIZE_MAX; /* arrays there are, bytes of all that were ever made, */
+static bool refused_once;                            /* and whether it is one array after so many, not all */
 
 void *memory_array(size_t count, size_t size) {
     void *memory;
-    if (refused_after == 0 || (size && count > (SIZE_MAX - MEMORY_ALIGN) / size)) return NULL;
+    bool refused = refused_after == 0;
+    if (refused && refused_once) refused_after = SIZE_MAX;
+    if (refused || (size && count > (SIZE_MAX - MEMORY_ALIGN) / size)) return NULL;
     if (posix_memalign(&memory, MEMORY_ALIGN, count * size + 1)) return NULL;
     if (refused_after != SIZE_MAX) refused_after--;
     live++;
+    asked += count * size;
     return memory;
 }
 
@@ -332,6 +336,69 @@ static void test_windows_leave_no_trace(void **state) {
     for (int i = 0; i < 3; i++) free_kept(all[i]);
     backward_free(backward);
     backward_free(fresh);
+    free(tokens);
+    terse_model_free(model);
+}
+
+/* ---- Rows that stay from the forward sweep, and rows that the backward sweep makes again */
+
+static void check_equal(const struct kept *a, const struct kept *b) {
+    assert_true(a->loss == b->loss);
+    for (int i = 0; i < KEPT; i++) assert_memory_equal(a->rows[i], b->rows[i], a->model->layers * a->per_layer * sizeof(float));
+}
+
+/* What stays for announced windows of so many tokens: everything, one layer, nothing. The same window gives the same bits. */
+static void test_staying_rows_change_nothing(void **state) {
+    (void)state;
+    const char *of[] = {"llama", "qwen3", "mpt"}; /* norms of heads; a clamp and no gate */
+    for (int i = 0; i < 3; i++) {
+        enum { N = 130 };
+        struct terse_model *model = load_model(of[i]);
+        int32_t *tokens = random_tokens(model, N);
+        size_t q = (size_t)model->query_heads * model->head_dim, kv = (size_t)model->kv_heads * model->head_dim;
+        size_t raw = model->layer[0].q_norm.gain || model->clamp > 0 ? q + kv : 0, gate = model->layer[0].gate.data ? 2 : 1;
+        size_t row_bytes = (q + 3 * kv + raw + model->width + gate * model->feed_forward) * sizeof(float);
+        size_t fitting = ((size_t)512 << 20) / row_bytes, announced[3] = {10000, fitting - fitting / 10, fitting + 1};
+        struct kept kept[3];
+        double per_token[3];
+        assert_true(model->layers > 1 && model->layers < fitting / 10000);
+        for (int j = 0; j < 3; j++) {
+            asked = 0;
+            struct backward *backward = new_backward(model, announced[j]);
+            per_token[j] = (double)asked / (double)announced[j];
+            kept[j] = run(backward, model, tokens, N);
+            backward_free(backward);
+            if (j) check_equal(&kept[0], &kept[j]);
+        }
+        assert_true(per_token[0] > per_token[1] + 0.5 * (double)row_bytes);
+        assert_true(per_token[1] > per_token[2] + 0.5 * (double)row_bytes);
+        for (int j = 0; j < 3; j++) free_kept(&kept[j]);
+        free(tokens);
+        terse_model_free(model);
+    }
+}
+
+/* Where they find no memory, it goes without them. */
+static void test_no_memory_for_staying_rows(void **state) {
+    (void)state;
+    struct terse_model *model = load_model("qwen3");
+    int32_t *tokens = random_tokens(model, 30);
+    struct backward *backward = new_backward(model, 30);
+    struct kept whole = run(backward, model, tokens, 30);
+    size_t arrays = live;
+    backward_free(backward);
+    refused_once = true;
+    for (size_t i = 1; i <= arrays - live; i++) { /* the first one of all was the matrix library's */
+        refused_after = i;
+        backward = new_backward(model, 30);
+        assert_true(refused_after == SIZE_MAX);
+        struct kept kept = run(backward, model, tokens, 30);
+        check_equal(&whole, &kept);
+        free_kept(&kept);
+        backward_free(backward);
+    }
+    refused_once = false;
+    free_kept(&whole);
     free(tokens);
     terse_model_free(model);
 }
@@ -668,6 +735,8 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_shortest_window),
         cmocka_unit_test(test_threads),
         cmocka_unit_test(test_windows_leave_no_trace),
+        cmocka_unit_test(test_staying_rows_change_nothing),
+        cmocka_unit_test(test_no_memory_for_staying_rows),
         cmocka_unit_test(test_interruption),
         cmocka_unit_test(test_wrong_windows),
         cmocka_unit_test(test_refused_memory),

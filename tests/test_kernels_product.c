@@ -63,15 +63,16 @@ static const unsigned char *make_planes(const struct product_code *p, enum guard
     return planes;
 }
 
-/* Values: centroids of 256 levels, by channel; all are halves. */
+/* Centroids of 256 levels, by channel; all are halves. */
 static void make_levels(struct product_code *p, uint16_t *rows, enum fill fill, enum guard_side side) {
     size_t hd = p->parts * p->width, k = (size_t)1 << p->bits, plane = PRODUCT_PLANE(p->bits);
-    float *low = guard_floats(hd, side), *step = guard_floats(hd, side);
+    float *low = guard_floats(hd, side), *step = guard_floats(hd, side), *from = guard_floats(hd, side);
     unsigned char *levels = guard_bytes(hd * plane, side);
     for (size_t c = 0; c < hd; c++) {
         int exponent = fill == FILL_TINY ? -24 : fill == FILL_LARGE ? 5 : fill == FILL_SPREAD ? -20 + (int)(c % 24) : -7;
         step[c] = fill == FILL_ZERO ? 0 : ldexpf(1 + (float)(c % 3), exponent);
         low[c] = step[c] * (float)((int)(random_bits(&randomness) % 300) - 300);
+        from[c] = low[c] - 0x1p17f * step[c];
         for (size_t j = 0; j < plane; j++) {
             levels[c * plane + j] = j < k ? (unsigned char)random_bits(&randomness) : levels[c * plane + j % k];
             float x = low[c] + step[c] * (float)levels[c * plane + j];
@@ -81,16 +82,17 @@ static void make_levels(struct product_code *p, uint16_t *rows, enum fill fill, 
     p->levels = levels;
     p->low = low;
     p->step = step;
+    p->from = from;
 }
 
-static void make_sample(struct sample *s, size_t hd, size_t width, unsigned bits, bool values, enum fill fill,
+static void make_sample(struct sample *s, size_t hd, size_t width, unsigned bits, bool levels, enum fill fill,
                         enum guard_side side) {
     size_t k = (size_t)1 << bits;
     uint16_t *rows = guard_bytes(hd * k * sizeof *rows, side);
     s->p = (struct product_code){.parts = hd / width, .width = width, .bits = bits, .rows = rows};
     s->hd = hd;
     fill_halves(&randomness, fill, rows, hd * k);
-    if (bits <= PRODUCT_PLANE_BITS && values)
+    if (bits <= PRODUCT_PLANE_BITS && levels)
         make_levels(&s->p, rows, fill, side);
     else if (bits <= PRODUCT_PLANE_BITS)
         s->p.planes = make_planes(&s->p, side);
@@ -120,11 +122,11 @@ static const struct {
 
 typedef void check_sample(struct sample *s, enum fill fill, size_t G, enum guard_side side);
 
-static void for_shapes(check_sample *check, bool values, enum fill fill, size_t G) {
+static void for_shapes(check_sample *check, bool levels, enum fill fill, size_t G) {
     static struct sample s;
     for (size_t i = 0; i < N_SHAPES; i++) {
         enum guard_side side = (i + G) % 2 ? GUARD_END : GUARD_START;
-        make_sample(&s, shapes[i].hd, shapes[i].width, shapes[i].bits, values, fill, side);
+        make_sample(&s, shapes[i].hd, shapes[i].width, shapes[i].bits, levels, fill, side);
         check(&s, fill, G, side);
         guard_release();
     }
@@ -155,8 +157,10 @@ static void check_decoding(struct sample *s, enum fill fill, size_t G, enum guar
 
 static void decoding_gives_the_centroids(void **state) {
     (void)state;
-    for_shapes(check_decoding, false, FILL_SPREAD, 0);
-    for_shapes(check_decoding, false, FILL_NORMAL, 1);
+    for (int levels = 0; levels < 2; levels++) {
+        for_shapes(check_decoding, levels, FILL_SPREAD, 0);
+        for_shapes(check_decoding, levels, FILL_NORMAL, 1);
+    }
 }
 
 /* Every number of bits and every code, at every place of a block. */
@@ -223,6 +227,29 @@ static double widest_span(const struct sample *s, const float *q) {
     return widest;
 }
 
+/* What a tier that reads keys by levels may be off by, for one query and token: its query is fixed point, and lows and levels
+ * cancel. */
+static double fixed_error(const struct sample *s, const float *q, size_t t) {
+    if (!s->p.levels) return 0;
+    double largest = 0, levels = 0, terms = 0;
+    for (size_t c = 0; c < s->hd; c++) {
+        double step = (double)s->p.step[c], low = (double)s->p.low[c];
+        largest = fmax(largest, fabs((double)q[c]) * step);
+        levels += step > 0 ? (s->value[t][c] - low) / step : 0;
+        terms += fabs((double)q[c]) * (fabs(low) + 255 * step);
+    }
+    return largest / 65278 * 1.001 * levels + EPSILON * (double)(s->hd + 4) * terms + 1e-30 * levels;
+}
+
+/* Queries in fixed point once, then as often as need be. */
+static void check_fixed(const struct sample *s, const struct kernels *k, const float *q, size_t G, const float *logits,
+                        enum guard_side side) {
+    float *fixed = guard_floats(G * product_fixed(&s->p), side), *again = guard_floats(G * SLOTS, side);
+    k->fix_pq(&s->p, q, G, fixed);
+    k->score_fixed_pq(&s->p, fixed, G, s->block, again);
+    assert_memory_equal(again, logits, G * SLOTS * sizeof *again);
+}
+
 static void check_scores(struct sample *s, enum fill fill, size_t G, enum guard_side side) {
     if (G > 4 && product_floats(&s->p, G) > 1 << 17) return; /* seconds matter */
     float *q = guard_floats(G * s->hd, side), *logits = guard_floats(G * SLOTS, side);
@@ -239,11 +266,12 @@ static void check_scores(struct sample *s, enum fill fill, size_t G, enum guard_
         k->score_pq(&s->p, q, G, s->block, logits);
         k->prepare_pq(&s->p, q, G, tables);
         k->look_up_pq(&s->p, tables, G, s->block, looked_up);
+        if (k->planes_pq && s->p.levels) check_fixed(s, k, q, G, logits, side);
         for (size_t g = 0; g < G; g++) {
             double step = span[g] * 0x1p-17 * (double)s->p.parts;
             for (size_t t = 0; t < SLOTS; t++) {
-                double error = EPSILON * (double)(s->hd + 4);
-                check_close((double)logits[g * SLOTS + t], want[g][t], terms[g][t], error, 1e-42,
+                double error = EPSILON * (double)(s->hd + 4), off = k->planes_pq ? fixed_error(s, q + g * s->hd, t) : 0;
+                check_close((double)logits[g * SLOTS + t], want[g][t], terms[g][t], error, off + 1e-42,
                             "%s score_pq G %zu hd %zu width %zu bits %u %s, query %zu token %zu", k->name, G, s->hd, s->p.width,
                             s->p.bits, fill_name(fill), g, t);
                 check_close((double)looked_up[g * SLOTS + t], want[g][t], terms[g][t] + span[g], error, step + 1e-30,
@@ -257,8 +285,10 @@ static void check_scores(struct sample *s, enum fill fill, size_t G, enum guard_
 static void scores_equal_sums_over_centroids(void **state) {
     (void)state;
     static const size_t groups[] = {1, 2, 3, 4, 5, 8, 9, MOST_G};
-    for (size_t i = 0; i < sizeof groups / sizeof *groups; i++) for_shapes(check_scores, false, FILL_NORMAL, groups[i]);
-    for (int fill = 0; fill < FILLS; fill++) for_shapes(check_scores, false, (enum fill)fill, 3);
+    for (int levels = 0; levels < 2; levels++) {
+        for (size_t i = 0; i < sizeof groups / sizeof *groups; i++) for_shapes(check_scores, levels, FILL_NORMAL, groups[i]);
+        for (int fill = 0; fill < FILLS; fill++) for_shapes(check_scores, levels, (enum fill)fill, 3);
+    }
 }
 
 /* ---- Values ------------------------------------------------------------------------------------------------------------------ */
@@ -300,7 +330,7 @@ static void check_mixes(struct sample *s, enum fill fill, size_t G, enum guard_s
                     want += (double)weights[g * SLOTS + t] * s->value[t][c];
                     terms += fabs((double)weights[g * SLOTS + t] * s->value[t][c]);
                 }
-                double off = tier ? levels_error(s, weights + g * SLOTS, c) : 0;
+                double off = k->planes_pq ? levels_error(s, weights + g * SLOTS, c) : 0;
                 check_close((double)mixed[g * s->hd + c], start + want, terms + fabs(start), EPSILON * (SLOTS + 4), off + 1e-42,
                             "%s mix_pq G %zu hd %zu width %zu bits %u %s, query %zu channel %zu", k->name, G, s->hd, s->p.width,
                             s->p.bits, fill_name(fill), g, c);
@@ -420,8 +450,10 @@ static void turned_scores_equal_sums(void **state) {
 
 static void turned_scores_of_blocks_equal_sums(void **state) {
     (void)state;
-    for (size_t G = 1; G <= 9; G++) for_shapes(check_turned_blocks, false, FILL_NORMAL, G);
-    for (int fill = 0; fill < FILLS; fill++) for_shapes(check_turned_blocks, false, (enum fill)fill, 2);
+    for (int levels = 0; levels < 2; levels++) {
+        for (size_t G = 1; G <= 9; G++) for_shapes(check_turned_blocks, levels, FILL_NORMAL, G);
+        for (int fill = 0; fill < FILLS; fill++) for_shapes(check_turned_blocks, levels, (enum fill)fill, 2);
+    }
 }
 
 int main(void) {

@@ -40,6 +40,22 @@ struct learner {
     float *rows; /* [parts][2^bits][width] as they are read, from half */
 };
 
+/* Levels of what was settled, exactly what rows say, and nothing besides; planes of other keys alone. */
+static void check_channels(const struct learner *l, bool settled) {
+    const struct product_code *p = pq_product(l->shape);
+    size_t plane = PRODUCT_PLANE(p->bits), width = p->width;
+    bool by_channel = kernels()->planes_pq && p->bits <= PRODUCT_PLANE_BITS;
+    assert_int_equal(p->levels != NULL, by_channel && settled);
+    assert_int_equal(p->planes != NULL, by_channel && !settled && l->side == CODEC_KEYS);
+    for (size_t c = 0; p->levels && c < l->shape.head_dim; c++) {
+        assert_true((double)p->from[c] == (double)p->low[c] - 0x1p17 * (double)p->step[c]);
+        for (size_t j = 0; j < plane; j++) {
+            double row = (double)l->rows[(c / width * l->centroids + j % l->centroids) * width + c % width];
+            assert_true((double)p->low[c] + (double)p->step[c] * p->levels[c * plane + j] == row);
+        }
+    }
+}
+
 static struct learner make_learner(const struct codec *codec, enum codec_side side, uint32_t hd, uint32_t width, uint32_t bits,
                                    bool settled) {
     struct learner l = {.codec = codec, .side = side, .shape = {.head_dim = hd, .group = 4, .width = width, .bits = bits}};
@@ -57,6 +73,7 @@ static struct learner make_learner(const struct codec *codec, enum codec_side si
     assert_true(codec->learned_bytes(learned) >= l.numbers * sizeof(uint16_t));
     l.shape.learned = learned;
     for (size_t i = 0; i < l.numbers; i++) l.rows[i] = half_to_float(pq_product(l.shape)->rows[i]);
+    check_channels(&l, settled);
     return l;
 }
 
@@ -226,7 +243,7 @@ static void expect_close(double got, double want, double allowed, const struct l
 }
 
 /* By look-up and by decoding, the one that the codec chooses and both by force. Fixed point: 2^-17 of the widest span for each
- * sub-vector, and no sub-vector's products span more than twice its query's absolute sum times the largest centroid. */
+ * sub-vector by look-up, 1 / 65278 of the largest of query times step by levels, and no sub-vector's products span more than twice its query's absolute sum times the largest centroid. */
 static void check_keys(const struct learner *l, uint32_t G) {
     struct codec_shape shape = l->shape;
     const struct product_code *p = pq_product(shape);
@@ -239,7 +256,7 @@ static void check_keys(const struct learner *l, uint32_t G) {
     make_blocks(l, 1, &block, decoded);
     fill_normal(q, G * hd);
     size_t chosen = l->codec->prepared ? l->codec->prepared(shape) : 0;
-    assert_true(chosen == 0 || chosen == floats);
+    assert_true(chosen == 0 || chosen == floats || (p->levels && chosen == G * product_fixed(p)));
     assert_true(chosen * sizeof(float) <= (size_t)320 << 10);
     if (chosen) l->codec->prepare(shape, q, tables);
     l->codec->score(shape, q, chosen ? tables : NULL, block, logits[0]);
@@ -247,7 +264,8 @@ static void check_keys(const struct learner *l, uint32_t G) {
     kernels()->prepare_pq(p, q, G, tables);
     kernels()->look_up_pq(p, tables, G, block, logits[2]);
     for (size_t g = 0; g < G; g++) {
-        double span = 0;
+        double span = 0, largest = 0;
+        for (size_t c = 0; p->levels && c < hd; c++) largest = fmax(largest, fabs((double)q[g * hd + c]) * (double)p->step[c]);
         for (size_t m = 0; m < p->parts; m++) {
             double sum = 0;
             for (size_t i = 0; i < p->width; i++) sum += fabs((double)q[g * hd + m * p->width + i]);
@@ -259,8 +277,9 @@ static void check_keys(const struct learner *l, uint32_t G) {
                 want += (double)q[g * hd + c] * (double)decoded[t * hd + c];
                 terms += fabs((double)q[g * hd + c] * (double)decoded[t * hd + c]);
             }
-            double allowed = 1e-6 * terms, table = (double)p->parts * span * 0x1p-17 + 1e-6 * (terms + span);
-            expect_close((double)logits[0][g * SLOTS + t], want, chosen ? table : allowed, l, "as chosen");
+            double allowed = 1e-6 * (terms + (p->levels ? span : 0)) + (double)hd * 255 * largest / 65278,
+                   table = (double)p->parts * span * 0x1p-17 + 1e-6 * (terms + span);
+            expect_close((double)logits[0][g * SLOTS + t], want, chosen == floats ? table : allowed, l, "as chosen");
             expect_close((double)logits[1][g * SLOTS + t], want, allowed, l, "by decoding");
             expect_close((double)logits[2][g * SLOTS + t], want, table, l, "by look-up");
             expect_close((double)logits[2][g * SLOTS + t], (double)logits[1][g * SLOTS + t], allowed + table, l, "each other");
@@ -291,6 +310,7 @@ static void check_all_keys(const struct learner *l) {
 static void keys_read_every_way_equal_decoded_rows(void **state) {
     (void)state;
     for_learners(false, check_all_keys);
+    for_learners(true, check_all_keys);
 }
 
 /* Mixed block by block, and tallied over all blocks and finished once. Weights in fixed point are off by at most 1 / 65278 of a

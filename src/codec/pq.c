@@ -20,10 +20,9 @@
 struct learned {
     struct product_code product; /* first: pq_product; its arrays are these */
     uint16_t *rows;
-    uint8_t *planes, *levels; /* of keys, of values; NULL where the processor's kernels do not read them */
-    float *low, *step;
-    size_t plane_bytes;
-    struct nearest *nearest; /* [parts] */
+    uint8_t *planes, *levels; /* one of them, or none where the processor's kernels do not read it */
+    float *scales;            /* low, step and from, [hd] each, beside levels */
+    struct nearest *nearest;  /* [parts] */
 };
 
 const struct product_code *pq_product(struct codec_shape shape) { return shape.learned; }
@@ -68,16 +67,16 @@ static void close_learned(void *opened) {
     memory_free(learned->rows);
     memory_free(learned->planes);
     memory_free(learned->levels);
-    memory_free(learned->low);
-    memory_free(learned->step);
+    memory_free(learned->scales);
     memory_free(learned);
 }
 
 static size_t learned_bytes(const void *opened) {
     const struct learned *learned = opened;
     const struct product_code *p = &learned->product;
-    size_t bytes = sizeof *learned + ((size_t)1 << p->bits) * p->parts * p->width * sizeof *learned->rows + learned->plane_bytes;
-    if (learned->low) bytes += 2 * p->parts * p->width * sizeof(float);
+    size_t hd = p->parts * p->width, bytes = sizeof *learned + ((size_t)1 << p->bits) * hd * sizeof *learned->rows;
+    if (learned->planes) bytes += hd * 2 * PRODUCT_PLANE(p->bits);
+    if (learned->levels) bytes += hd * PRODUCT_PLANE(p->bits) + 3 * hd * sizeof *learned->scales;
     for (size_t m = 0; m < p->parts; m++) bytes += sizeof *learned->nearest + nearest_bytes(&learned->nearest[m]);
     return bytes;
 }
@@ -122,21 +121,27 @@ static int64_t common_divisor(int64_t a, int64_t b) {
     return a;
 }
 
-/* Finds channel c's levels when its centroids lie on a grid of at most 256, as pq_settle leaves them. */
+#define FROM 131072 /* steps that product.h's `from` lies below `low` */
+
+/* Finds channel c's levels when its centroids lie on a grid of at most 256, as pq_settle leaves them: the step is the greatest of
+ * which all are multiples. */
 static bool find_levels(struct learned *learned, size_t c) {
     const struct product_code *p = &learned->product;
-    size_t k = (size_t)1 << p->bits, plane = PRODUCT_PLANE(p->bits);
+    size_t k = (size_t)1 << p->bits, plane = PRODUCT_PLANE(p->bits), hd = p->parts * p->width;
     const uint16_t *rows = p->rows + c / p->width * k * p->width + c % p->width;
     int64_t least = INT64_MAX, most = INT64_MIN, step = 0;
     for (size_t j = 0; j < k; j++) {
         int64_t x = as_integer(rows[j * p->width]);
         least = x < least ? x : least;
         most = x > most ? x : most;
+        step = common_divisor(x, step);
     }
-    for (size_t j = 0; j < k; j++) step = common_divisor(as_integer(rows[j * p->width]) - least, step);
-    if (step && (most - least) / step > 255) return false;
-    learned->low[c] = ldexpf((float)least, -24);
-    learned->step[c] = ldexpf((float)step, -24);
+    step = least == most ? 0 : step < 0 ? -step : step;
+    float *low = learned->scales + c, *from = low + 2 * hd;
+    low[0] = ldexpf((float)least, -24);
+    low[hd] = ldexpf((float)step, -24);
+    *from = ldexpf((float)(least - FROM * step), -24);
+    if ((most - least) > 255 * step || (int64_t)ldexpf(*from, 24) != least - FROM * step) return false;
     for (size_t j = 0; j < plane; j++)
         learned->levels[c * plane + j] = step ? (uint8_t)((as_integer(rows[j % k * p->width]) - least) / step) : 0;
     return true;
@@ -190,26 +195,36 @@ static enum terse_status open_searches(struct learned *learned, struct terse_err
     return status;
 }
 
-/* What the processor's kernels read besides rows; nothing where they read no more. */
+/* Sets levels and returns true, or neither. */
+static bool set_levels(struct learned *learned) {
+    struct product_code *p = &learned->product;
+    size_t hd = p->parts * p->width;
+    for (size_t c = 0; c < hd; c++)
+        if (!find_levels(learned, c)) return false;
+    p->levels = learned->levels;
+    p->low = learned->scales;
+    p->step = learned->scales + hd;
+    p->from = learned->scales + 2 * hd;
+    return true;
+}
+
+/* What the processor's kernels read besides rows: levels, or else planes of keys; nothing where they read no more. */
 static enum terse_status set_channels(struct learned *learned, enum codec_side side, struct terse_error *error) {
     struct product_code *p = &learned->product;
-    size_t hd = p->parts * p->width, bytes = hd * PRODUCT_PLANE(p->bits) * (side == CODEC_KEYS ? 2 : 1);
+    size_t hd = p->parts * p->width, bytes = hd * PRODUCT_PLANE(p->bits);
     if (p->bits > PRODUCT_PLANE_BITS || !kernels()->planes_pq) return TERSE_OK;
-    uint8_t *by_channel = memory_array(bytes, 1);
-    if (!by_channel) return status_no_memory(error, bytes, "a codebook");
-    learned->plane_bytes = bytes;
-    if (side == CODEC_KEYS) {
-        p->planes = learned->planes = by_channel;
-        set_planes(p, by_channel);
-        return TERSE_OK;
-    }
-    learned->levels = by_channel;
-    p->low = learned->low = memory_array(hd, sizeof(float));
-    p->step = learned->step = memory_array(hd, sizeof(float));
-    if (!learned->low || !learned->step) return status_no_memory(error, 2 * hd * sizeof(float), "a codebook");
-    for (size_t c = 0; c < hd; c++)
-        if (!find_levels(learned, c)) return TERSE_OK; /* read as halves */
-    p->levels = learned->levels;
+    learned->levels = memory_array(bytes, 1);
+    learned->scales = memory_array(3 * hd, sizeof *learned->scales);
+    if (!learned->levels || !learned->scales) return status_no_memory(error, bytes + 3 * hd * sizeof(float), "a codebook");
+    if (set_levels(learned)) return TERSE_OK;
+    memory_free(learned->levels);
+    memory_free(learned->scales);
+    learned->levels = NULL;
+    learned->scales = NULL;
+    if (side == CODEC_VALUES) return TERSE_OK; /* read by row */
+    p->planes = learned->planes = memory_array(2 * bytes, 1);
+    if (!learned->planes) return status_no_memory(error, 2 * bytes, "a codebook");
+    set_planes(p, learned->planes);
     return TERSE_OK;
 }
 
@@ -259,27 +274,33 @@ static void channels(struct codec_shape shape, const void *block, float *to) {
 
 /* ---- Which way
  *
- * Keys by table or by decoding, values by mixing or by tally: the choice is made here, from bench/bench_pq (8192 tokens, ns per token
- * and KV head of 128 channels, four queries; one thread of two, f16 taking 19 ns with AVX-512 and 25 with AVX2):
+ * Keys by table, by levels or by decoding, values by mixing or by tally: the choice is made here, from bench/bench_pq (8192 tokens, ns
+ * per token and KV head of 128 channels, four queries; f16 taking 25 ns with AVX2, and with AVX-512, where it was one thread alone,
+ * 10):
  *
  *     width x bits            2 x 8   4 x 8   8 x 8   16 x 8   4 x 12   16 x 12   32 x 12
- *     AVX-512  look-up         20      12      5       4        -        66        60
- *              decoding        17      17      16      15       54       27        22
- *              mix             14      13      12      12       45       17        17
- *              tally           77      40      21      15       -        -         -
+ *     AVX-512  look-up         23      12      5       3        -        -         -
+ *              levels           8       8      7       7        -        -         -
+ *              decoding        17      17      16      15       95       40        30
+ *              mix             12      12      12      12       85       21        19
+ *              tally          101      63      22      14       -        -         -
  *     AVX2     look-up         39      23      12      7        -        -         -
  *              decoding        48      32      26      -        66       35        31
  *              mix             50      34      17      16       68       50        24
  *              tally           68      40      19      13       -        -         -
  *
- * Decoding looks up numbers in registers with AVX-512 and costs the same for any width; without, it fetches rows one by one. With 4096
- * centroids their own memory bounds every way: 1 MB for a head is half of what f16 reads of 8192 tokens. */
+ * Look-up takes as many times longer as there are queries, and its tables have to be made: with 2048 tokens it takes twice as long for
+ * each. By levels one query takes 5 ns, three take 6 and eight 13. Both levels and decoding look up numbers in registers with AVX-512,
+ * which costs the same for any width; without, decoding fetches rows one by one. With 4096 centroids their own memory bounds every
+ * way: 1 MB for a head is half of what f16 reads of 8192 tokens. */
 
-/* Keys by look-up, wherever tables stay small; but fetching them for many queries costs more than decoding in registers. */
+/* Keys by look-up, wherever tables stay small; but in registers narrow codes are read faster. */
 static bool by_table(struct codec_shape shape) {
+    const struct product_code *p = pq_product(shape);
     if (shape.bits > PRODUCT_PLANE_BITS) return false;
-    if (kernels()->planes_pq && shape.width < 4 && shape.group > shape.width) return false;
-    return product_floats(pq_product(shape), shape.group) * sizeof(float) <= TABLE_BYTES;
+    if (p->levels && shape.width < (shape.group > 1 ? 8 : 4)) return false;
+    if (p->planes && shape.width < 4 && shape.group > shape.width) return false;
+    return product_floats(p, shape.group) * sizeof(float) <= TABLE_BYTES;
 }
 
 /* Values by tally only where a token has so few codes that adding weights up is less work than any decoding. */
@@ -289,17 +310,23 @@ static bool by_tally(struct codec_shape shape) {
 
 /* ---- Keys */
 
-static size_t prepared(struct codec_shape shape) { return by_table(shape) ? product_floats(pq_product(shape), shape.group) : 0; }
-
-static void prepare(struct codec_shape shape, const float *q, float *tables) {
-    kernels()->prepare_pq(pq_product(shape), q, shape.group, tables);
+static size_t prepared(struct codec_shape shape) {
+    const struct product_code *p = pq_product(shape);
+    return by_table(shape) ? product_floats(p, shape.group) : p->levels ? shape.group * product_fixed(p) : 0;
 }
 
-static void score_by_table(struct codec_shape shape, const float *q, const float *tables, const void *block, float *logits) {
+static void prepare(struct codec_shape shape, const float *q, float *tables) {
+    (by_table(shape) ? kernels()->prepare_pq : kernels()->fix_pq)(pq_product(shape), q, shape.group, tables);
+}
+
+static void score_prepared(struct codec_shape shape, const float *q, const float *tables, const void *block, float *logits) {
+    const struct product_code *p = pq_product(shape);
     if (by_table(shape))
-        kernels()->look_up_pq(pq_product(shape), tables, shape.group, block, logits);
+        kernels()->look_up_pq(p, tables, shape.group, block, logits);
+    else if (p->levels)
+        kernels()->score_fixed_pq(p, tables, shape.group, block, logits);
     else
-        kernels()->score_pq(pq_product(shape), q, shape.group, block, logits);
+        kernels()->score_pq(p, q, shape.group, block, logits);
 }
 
 static void score(struct codec_shape shape, const float *q, const float *tables, const void *block, float *logits) {
@@ -342,7 +369,7 @@ const struct codec codec_pq = {.name = "pq",
                                .decode = decode,
                                .prepared = prepared,
                                .prepare = prepare,
-                               .score = score_by_table,
+                               .score = score_prepared,
                                .channels = channels,
                                .score_turned = score_turned,
                                .mix = mix,

@@ -20,97 +20,148 @@ static inline wide wide_high_64(wide a, wide b) { return _mm512_unpackhi_epi64(a
 
 #define LOOK_UP_QUERIES 4 /* that one pass serves: four sums each */
 
+static void decode_chunk(const struct product_code *p, const void *block, size_t m, size_t n, uint16_t *halves);
+#define DECODE_CHUNK decode_chunk
+#include "kernels/product_template.h"
+
 /* ---- Codes of up to eight bits: numbers looked up in registers, 64 at a time ------------------------------------------------------
  *
  * A permutation of bytes is a look-up of 64 bytes in a table of 64; tables of 128 and 256 are two and four of them under masks. A
- * number of 16 bits is two such look-ups, of its low and of its high byte, wherefore the centroids lie in planes. */
+ * level is one such look-up; a number of 16 bits is two, of its low and of its high byte, wherefore such centroids lie in planes. */
 
 struct codes {
     __m512i bytes;
-    __mmask64 second, third, fourth; /* codes in these quarters of a table of 256 */
+    __mmask64 bit6, bit7, both; /* set in these codes */
 };
 
-/* code[64] by byte. With `order` those of the low halves of all parts come first: unpacking then gives tokens in order. */
-static inline __attribute__((always_inline)) struct codes codes_load(const struct product_code *p, const void *block, size_t m,
-                                                                     bool order) {
-    const uint8_t *planes = (const uint8_t *)block + m * BLOCK_PQ_PART(p->bits);
-    const __m512i halves = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
+/* Which token's code each byte has. For halves, such that unpacking two registers of bytes gives tokens in order; for levels, byte j of
+ * the i-th dword is of token 16 j + i, so that one byte of each dword makes 16 tokens in order. */
+enum order { AS_THEY_ARE, FOR_HALVES, FOR_LEVELS };
+
+INLINE __m512i codes_in_order(enum order order, __m512i bytes) {
+    if (order == FOR_HALVES) return _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7), bytes);
+    if (order == AS_THEY_ARE) return bytes;
+    const __m512i first = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const __m512i each = _mm512_mullo_epi32(_mm512_set1_epi32(0x01010101), first);
+    return _mm512_permutexvar_epi8(_mm512_add_epi32(each, _mm512_set1_epi32(0x30201000)), bytes);
+}
+
+static __attribute__((noinline)) void codes_of_fewer_bits(const uint8_t *planes, unsigned bits, uint8_t *bytes) {
+    uint16_t words[BLOCK_TOKENS];
+    code_planes_read(planes, bits, words);
+    for (size_t t = 0; t < BLOCK_TOKENS; t++) bytes[t] = (uint8_t)words[t];
+}
+
+/* code[64] by byte: of eight bits, for a table of four quarters, as they lie. */
+INLINE struct codes codes_load(size_t quarters, const struct product_code *p, const void *block, size_t m, enum order order) {
+    const uint8_t *planes = (const uint8_t *)block + m * BLOCK_PQ_PART(quarters == 4 ? 8 : p->bits);
+    uint8_t bytes[BLOCK_TOKENS];
     struct codes codes;
-    if (p->bits == 8) {
-        codes.bytes = _mm512_loadu_si512(planes);
-    } else {
-        uint16_t words[BLOCK_TOKENS];
-        code_planes_read(planes, p->bits, words);
-        codes.bytes = _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtepi16_epi8(_mm512_loadu_si512(words))),
-                                         _mm512_cvtepi16_epi8(_mm512_loadu_si512(words + 32)), 1);
-    }
-    if (order) codes.bytes = _mm512_permutexvar_epi64(halves, codes.bytes);
-    __mmask64 bit7 = _mm512_movepi8_mask(codes.bytes), bit6 = _mm512_movepi8_mask(_mm512_slli_epi16(codes.bytes, 1));
-    codes.second = _kandn_mask64(bit7, bit6);
-    codes.third = _kandn_mask64(bit6, bit7);
-    codes.fourth = _kand_mask64(bit6, bit7);
+    if (quarters < 4) codes_of_fewer_bits(planes, p->bits, bytes);
+    codes.bytes = _mm512_loadu_si512(quarters < 4 ? bytes : planes);
+    codes.bytes = codes_in_order(order, codes.bytes);
+    codes.bit6 = _mm512_movepi8_mask(_mm512_slli_epi16(codes.bytes, 1));
+    codes.bit7 = _mm512_movepi8_mask(codes.bytes);
+    codes.both = _kand_mask64(codes.bit6, codes.bit7);
     return codes;
 }
 
-/* 64 look-ups in a table of 64 `quarters` bytes. */
-static inline __attribute__((always_inline)) __m512i codes_look_up(size_t quarters, const struct codes *codes,
-                                                                   const uint8_t *table) {
+/* 64 look-ups in a table of 64 `quarters` bytes; a later quarter goes over an earlier one. */
+INLINE __m512i codes_look_up(size_t quarters, const struct codes *codes, const uint8_t *table) {
     __m512i x = _mm512_permutexvar_epi8(codes->bytes, _mm512_loadu_si512(table));
-    if (quarters > 1) x = _mm512_mask_permutexvar_epi8(x, codes->second, codes->bytes, _mm512_loadu_si512(table + 64));
-    if (quarters > 2) x = _mm512_mask_permutexvar_epi8(x, codes->third, codes->bytes, _mm512_loadu_si512(table + 128));
-    if (quarters > 2) x = _mm512_mask_permutexvar_epi8(x, codes->fourth, codes->bytes, _mm512_loadu_si512(table + 192));
+    if (quarters > 1) x = _mm512_mask_permutexvar_epi8(x, codes->bit6, codes->bytes, _mm512_loadu_si512(table + 64));
+    if (quarters > 2) x = _mm512_mask_permutexvar_epi8(x, codes->bit7, codes->bytes, _mm512_loadu_si512(table + 128));
+    if (quarters > 2) x = _mm512_mask_permutexvar_epi8(x, codes->both, codes->bytes, _mm512_loadu_si512(table + 192));
     return x;
 }
 
-static inline __attribute__((always_inline)) void decode_by_planes(size_t quarters, const struct product_code *p, const void *block,
-                                                                   size_t m, size_t n, uint16_t *halves) {
-    const uint8_t *planes = p->planes + m * p->width * 2 * 64 * quarters;
+/* sum + four products in each dword. As an intrinsic, gcc 12 keeps every sum of a loop twice, one of them in memory. */
+INLINE __m512i add_products(__m512i sum, __m512i levels, __m512i weights) {
+    __asm__("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(levels), "v"(weights));
+    return sum;
+}
+
+/* Halves, looked up byte by byte: x[2], tokens in order of codes FOR_HALVES. */
+INLINE void planes_halves(size_t quarters, const struct codes *codes, const uint8_t *planes, __m512i *x) {
+    __m512i low = codes_look_up(quarters, codes, planes), high = codes_look_up(quarters, codes, planes + 64 * quarters);
+    x[0] = _mm512_unpacklo_epi8(low, high);
+    x[1] = _mm512_unpackhi_epi8(low, high);
+}
+
+/* Floats, x[4] in order of codes FOR_LEVELS: a level, 64 times and added to the bits of 2^17, is a float that much larger, and one
+ * multiplication makes it the number. */
+INLINE void levels_floats(size_t quarters, const struct codes *codes, const struct product_code *p, size_t c, vec *x) {
+    const __m512i power = _mm512_castps_si512(_mm512_set1_ps(0x1p17f));
+    __m512i levels = codes_look_up(quarters, codes, p->levels + c * 64 * quarters);
+    UNROLL for (size_t w = 0; w < 4; w++) {
+        __m512i number = add_products(power, levels, _mm512_set1_epi32(64 << 8 * w));
+        x[w] = _mm512_fmadd_ps(_mm512_castsi512_ps(number), _mm512_set1_ps(p->step[c]), _mm512_set1_ps(p->from[c]));
+    }
+}
+
+INLINE void decode_in_registers(size_t quarters, const struct product_code *p, const void *block, size_t m, size_t n,
+                                uint16_t *halves) {
+    size_t c = m * p->width;
     for (size_t end = m + n; m < end; m++) {
-        struct codes codes = codes_load(p, block, m, true);
-        for (size_t i = 0; i < p->width; i++, planes += 2 * 64 * quarters, halves += BLOCK_TOKENS) {
-            __m512i low = codes_look_up(quarters, &codes, planes), high = codes_look_up(quarters, &codes, planes + 64 * quarters);
-            _mm512_storeu_si512(halves, _mm512_unpacklo_epi8(low, high));
-            _mm512_storeu_si512(halves + 32, _mm512_unpackhi_epi8(low, high));
+        struct codes codes = codes_load(quarters, p, block, m, p->levels ? FOR_LEVELS : FOR_HALVES);
+        for (size_t i = 0; i < p->width; i++, c++, halves += BLOCK_TOKENS) {
+            __m512i x[2];
+            __m512 floats[4];
+            if (!p->levels) {
+                planes_halves(quarters, &codes, p->planes + c * 2 * 64 * quarters, x);
+                _mm512_storeu_si512(halves, x[0]);
+                _mm512_storeu_si512(halves + 32, x[1]);
+                continue;
+            }
+            levels_floats(quarters, &codes, p, c, floats);
+            for (size_t w = 0; w < 4; w++) /* exact: all centroids are halves */
+                _mm256_storeu_si256((__m256i *)(halves + 16 * w), _mm512_cvtps_ph(floats[w], _MM_FROUND_TO_NEAREST_INT));
         }
     }
 }
 
-static void decode_by_rows(const struct product_code *p, const void *block, size_t m, size_t n, uint16_t *halves);
+/* Whether centroids are there by channel in either form. */
+static bool in_registers(const struct product_code *p) { return p->planes || p->levels; }
 
 static void decode_chunk(const struct product_code *p, const void *block, size_t m, size_t n, uint16_t *halves) {
-    if (!p->planes)
+    if (!in_registers(p))
         decode_by_rows(p, block, m, n, halves);
     else if (p->bits == 8)
-        decode_by_planes(4, p, block, m, n, halves);
+        decode_in_registers(4, p, block, m, n, halves);
     else if (p->bits == 7)
-        decode_by_planes(2, p, block, m, n, halves);
+        decode_in_registers(2, p, block, m, n, halves);
     else
-        decode_by_planes(1, p, block, m, n, halves);
+        decode_in_registers(1, p, block, m, n, halves);
 }
-#define DECODE_CHUNK decode_chunk
 
-#include "kernels/product_template.h"
-
-/* ---- Codes of eight bits met as they are decoded: a channel's 64 numbers go from the planes to the sums without memory between,
- * so that looking up, which is one port's work, and multiplying overlap. */
+/* ---- Keys met as they are decoded: a channel's 64 numbers go from tables to the sums without memory between, so that looking up,
+ * which is one port's work, and multiplying overlap. Eight bits only. */
 
 #define FUSED_QUERIES 6 /* whose sums, four registers each, leave room */
-
-/* x[4] of one channel. */
-INLINE void channel_floats(const struct codes *codes, const uint8_t *planes, vec *x) {
-    __m512i low = codes_look_up(4, codes, planes), high = codes_look_up(4, codes, planes + 256);
-    __m512i a = _mm512_unpacklo_epi8(low, high), b = _mm512_unpackhi_epi8(low, high);
-    x[0] = _mm512_cvtph_ps(_mm512_castsi512_si256(a));
-    x[1] = _mm512_cvtph_ps(_mm512_extracti64x4_epi64(a, 1));
-    x[2] = _mm512_cvtph_ps(_mm512_castsi512_si256(b));
-    x[3] = _mm512_cvtph_ps(_mm512_extracti64x4_epi64(b, 1));
-}
 
 struct fused {
     const struct product_code *p;
     const void *block;
     const struct key_turn *turn;
 };
+
+INLINE struct codes fused_codes(const struct fused *fused, size_t m) {
+    return codes_load(4, fused->p, fused->block, m, fused->p->levels ? FOR_LEVELS : FOR_HALVES);
+}
+
+/* x[4] of one channel. */
+INLINE void channel_floats(const struct product_code *p, const struct codes *codes, size_t c, vec *x) {
+    if (p->levels) {
+        levels_floats(4, codes, p, c, x);
+        return;
+    }
+    __m512i halves[2];
+    planes_halves(4, codes, p->planes + c * 512, halves);
+    UNROLL for (size_t w = 0; w < 2; w++) {
+        x[2 * w] = _mm512_cvtph_ps(_mm512_castsi512_si256(halves[w]));
+        x[2 * w + 1] = _mm512_cvtph_ps(_mm512_extracti64x4_epi64(halves[w], 1));
+    }
+}
 
 INLINE void score_fused(size_t G_, const void *what, const float *q, float *logits) {
     const struct fused *fused = what;
@@ -119,10 +170,10 @@ INLINE void score_fused(size_t G_, const void *what, const float *q, float *logi
     sums sum;
     sums_clear(G, 4, sum);
     for (size_t m = 0; m < p->parts; m++) {
-        struct codes codes = codes_load(p, fused->block, m, true);
+        struct codes codes = fused_codes(fused, m);
         for (size_t c = m * p->width; c < (m + 1) * p->width; c++) {
             vec x[4];
-            channel_floats(&codes, p->planes + c * 512, x);
+            channel_floats(p, &codes, c, x);
             sums_add(G, 4, q + c, hd, x, sum);
         }
     }
@@ -140,8 +191,8 @@ INLINE void fused_turn(size_t G, bool gain, const struct fused *fused, const str
     const float *cosine = fused->turn->cosine + i * BLOCK_TOKENS, *sine = fused->turn->sine + i * BLOCK_TOKENS;
     size_t hd = product_channels(fused->p);
     vec a[4], b[4], x[4], y[4];
-    channel_floats(a_codes, fused->p->planes + first * 512, a);
-    channel_floats(b_codes, fused->p->planes + second * 512, b);
+    channel_floats(fused->p, a_codes, first, a);
+    channel_floats(fused->p, b_codes, second, b);
     if (gain) gain_floats(fused->turn, first, a);
     if (gain) gain_floats(fused->turn, second, b);
     UNROLL for (size_t w = 0; w < 4; w++) {
@@ -160,18 +211,18 @@ INLINE void fused_turns(size_t G, bool gain, const struct fused *fused, const fl
     sums sum;
     sums_clear(G, 4, sum);
     for (size_t m = 0; fused->turn->adjacent && m < turned; m++) {
-        struct codes codes = codes_load(p, fused->block, m, true);
+        struct codes codes = fused_codes(fused, m);
         for (size_t c = m * w; c < (m + 1) * w; c += 2) fused_turn(G, gain, fused, &codes, &codes, c / 2, c, c + 1, q, sum);
     }
     for (size_t m = 0; !fused->turn->adjacent && m < turned / 2; m++) {
-        struct codes a = codes_load(p, fused->block, m, true), b = codes_load(p, fused->block, m + turned / 2, true);
+        struct codes a = fused_codes(fused, m), b = fused_codes(fused, m + turned / 2);
         for (size_t c = m * w; c < (m + 1) * w; c++) fused_turn(G, gain, fused, &a, &b, c, c, c + pairs, q, sum);
     }
     for (size_t m = turned; m < p->parts; m++) {
-        struct codes codes = codes_load(p, fused->block, m, true);
+        struct codes codes = fused_codes(fused, m);
         for (size_t c = m * w; c < (m + 1) * w; c++) {
             vec x[4];
-            channel_floats(&codes, p->planes + c * 512, x);
+            channel_floats(p, &codes, c, x);
             if (gain) gain_floats(fused->turn, c, x);
             sums_add(G, 4, q + c, hd, x, sum);
         }
@@ -191,19 +242,11 @@ EACH_PQ(score_fused)
 EACH_PQ(turn_fused)
 EACH_PQ(turn_fused_gained)
 
-static void score_pq(const struct product_code *p, const float *q, size_t G, const void *block, float *logits) {
-    struct fused fused = {.p = p, .block = block};
-    if (p->planes && p->bits == 8 && G <= FUSED_QUERIES)
-        score_fused_of[G - 1](&fused, q, logits);
-    else
-        score_pq_avx512(p, q, G, block, logits);
-}
-
 static void score_turned_pq(const struct product_code *p, const struct key_turn *turn, const float *q, size_t G, const void *block,
                             float *logits) {
     struct fused fused = {p, block, turn};
     bool whole = turn->adjacent ? p->width % 2 == 0 && 2 * turn->pairs % p->width == 0 : turn->pairs % p->width == 0;
-    if (!p->planes || p->bits != 8 || G > FUSED_QUERIES || !whole)
+    if (!in_registers(p) || p->bits != 8 || G > FUSED_QUERIES || !whole)
         score_turned_pq_avx512(p, turn, q, G, block, logits);
     else if (turn->gain)
         turn_fused_gained_of[G - 1](&fused, q, logits);
@@ -221,18 +264,27 @@ static float *table_scales(const struct product_code *p, size_t G, float *tables
     return tables + product_floats(p, G) - 2 * product_stride(G);
 }
 
-/* The products of 64 centroids with q[width], in the order that unpacking bytes leaves them in. */
-static void products(const struct product_code *p, const uint8_t *low, const float *q, __m512 *sum) {
+/* Channel c of the 64 centroids from the j-th on, in the order that unpacking bytes leaves them in: x[4]. */
+static void centroid_floats(const struct product_code *p, size_t c, size_t j, __m512 *x) {
     size_t plane = PRODUCT_PLANE(p->bits);
+    const uint8_t *from = p->levels ? p->levels + c * plane + j : p->planes + c * 2 * plane + j;
+    __m512i a = _mm512_loadu_si512(from), b = p->levels ? _mm512_setzero_si512() : _mm512_loadu_si512(from + plane);
+    __m512i words[2] = {_mm512_unpacklo_epi8(a, b), _mm512_unpackhi_epi8(a, b)};
+    for (size_t v = 0; v < 4; v++) {
+        __m256i part = v % 2 ? _mm512_extracti64x4_epi64(words[v / 2], 1) : _mm512_castsi512_si256(words[v / 2]);
+        x[v] = p->levels ? _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_cvtepu16_epi32(part)), _mm512_set1_ps(p->step[c]),
+                                           _mm512_set1_ps(p->low[c]))
+                         : _mm512_cvtph_ps(part);
+    }
+}
+
+/* The products of 64 centroids of sub-vector m with q[width]. */
+static void products(const struct product_code *p, size_t m, size_t j, const float *q, __m512 *sum) {
     for (size_t v = 0; v < 4; v++) sum[v] = _mm512_setzero_ps();
-    for (size_t i = 0; i < p->width; i++, low += 2 * plane) {
-        __m512i a = _mm512_loadu_si512(low), b = _mm512_loadu_si512(low + plane), x[2];
-        x[0] = _mm512_unpacklo_epi8(a, b);
-        x[1] = _mm512_unpackhi_epi8(a, b);
-        for (size_t v = 0; v < 4; v++) {
-            __m256i halves = v % 2 ? _mm512_extracti64x4_epi64(x[v / 2], 1) : _mm512_castsi512_si256(x[v / 2]);
-            sum[v] = _mm512_fmadd_ps(_mm512_set1_ps(q[i]), _mm512_cvtph_ps(halves), sum[v]);
-        }
+    for (size_t i = 0; i < p->width; i++) {
+        __m512 x[4];
+        centroid_floats(p, m * p->width + i, j, x);
+        for (size_t v = 0; v < 4; v++) sum[v] = _mm512_fmadd_ps(_mm512_set1_ps(q[i]), x[v], sum[v]);
     }
 }
 
@@ -252,13 +304,13 @@ static void to_fixed_point(const float *floats, __m512 least, __m512 inverse, ui
 
 /* All of a query's products to floats[parts][G][entries], of which `query` is the g-th; its step and base. */
 static void query_products(const struct product_code *p, const float *q, size_t G, float *floats, float *step, float *base) {
-    size_t entries = PRODUCT_PLANE(p->bits), plane = entries;
+    size_t entries = PRODUCT_PLANE(p->bits);
     float widest = 0;
     *base = 0;
     for (size_t m = 0; m < p->parts; m++, q += p->width, floats += G * entries) {
         __m512 least = _mm512_set1_ps(INFINITY), most = _mm512_set1_ps(-INFINITY), sum[4];
         for (size_t j = 0; j < entries; j += 64) {
-            products(p, p->planes + m * p->width * 2 * plane + j, q, sum);
+            products(p, m, j, q, sum);
             for (size_t v = 0; v < 4; v++) {
                 least = _mm512_min_ps(least, sum[v]);
                 most = _mm512_max_ps(most, sum[v]);
@@ -315,7 +367,7 @@ INLINE void look_up_planes(size_t n, size_t quarters, const struct product_code 
     __m512i sum[LOOK_UP_QUERIES][4];
     UNROLL for (size_t g = 0; g < n; g++) { UNROLL for (size_t i = 0; i < 4; i++) sum[g][i] = _mm512_setzero_si512(); }
     for (size_t m = 0; m < p->parts; m++, table += G * 2 * 64 * quarters) {
-        struct codes codes = codes_load(p, block, m, false);
+        struct codes codes = codes_load(quarters, p, block, m, AS_THEY_ARE);
         UNROLL for (size_t g = 0; g < n; g++) {
             const uint8_t *from = table + g * 2 * 64 * quarters;
             __m512i low = codes_look_up(quarters, &codes, from), high = codes_look_up(quarters, &codes, from + 64 * quarters);
@@ -351,21 +403,168 @@ static __attribute__((noinline)) void look_up_fewer_bits(size_t n, const struct 
     }
 }
 
-/* ---- Values by levels: sums of products of bytes -----------------------------------------------------------------------------------
+/* ---- By levels: sums of products of bytes ------------------------------------------------------------------------------------------
  *
- * An instruction adds to each of 16 numbers four products of unsigned and signed bytes. So 16 channels are the lanes, four tokens
- * their bytes: look-ups give 64 tokens of a channel, and turning over 16 channels of them gives 16 registers of that form. Weights
- * are fixed point of two signed bytes, in steps of each query's largest / 32639, which is finer than halves; high and low bytes are
- * summed apart, exactly. A third byte would cost a third more time. */
+ * An instruction adds to each of 16 numbers four products of unsigned and signed bytes. The unsigned ones are levels; what they are
+ * weighed with is fixed point of two signed bytes, in steps of the largest / 32639, which is finer than halves; high and low bytes
+ * are summed apart, exactly: 256 numbers of 32639 times 255 are less than 2^31. A third byte would cost a third more time. */
 
-#define LEVEL_QUERIES 6 /* two sums each, beside 16 registers of levels */
+#define FIXED_MOST 32639 /* 127 * 256 + 127 */
 
-struct levels {
+/* What weighs as much as x[n] / step in bytes[2][n], the high ones and then the low ones. */
+INLINE void to_signed_bytes(size_t n, const __m512 *x, float step, int8_t *bytes, size_t plane) {
+    __m512 inverse = _mm512_set1_ps(step > 0 ? 1 / step : 0);
+    UNROLL for (size_t v = 0; v < n; v++) {
+        __m512i whole = _mm512_cvtps_epi32(_mm512_mul_ps(x[v], inverse));
+        __m512i high =
+            _mm512_srai_epi32(_mm512_add_epi32(whole, _mm512_set1_epi32(128)), 8); /* less the low byte, which is signed */
+        _mm_storeu_si128((__m128i *)(bytes + 16 * v), _mm512_cvtepi32_epi8(high));
+        _mm_storeu_si128((__m128i *)(bytes + plane + 16 * v), _mm512_cvtepi32_epi8(whole));
+    }
+}
+
+/* The step for numbers up to `largest`; 0 where its inverse would not be finite. */
+static float fixed_step(float largest) { return largest > 1e-30f ? largest / FIXED_MOST : 0; }
+
+INLINE __m512i four_bytes(const int8_t *bytes) {
+    int32_t four;
+    memcpy(&four, bytes, sizeof four);
+    return _mm512_set1_epi32(four);
+}
+
+/* ---- Keys by levels: the lanes are 16 tokens, the bytes four channels -------------------------------------------------------------- */
+
+/* Of each query, product_fixed floats: int8 [2][hd], q times the channel's step; the step of that; the sum of q times the lows. */
+static void fix_pq(const struct product_code *p, const float *q, size_t G, float *fixed) {
+    size_t hd = product_channels(p);
+    for (size_t g = 0; g < G; g++, q += hd, fixed += product_fixed(p)) {
+        __m512 x[KERNELS_MOST_CHANNELS / 16], most = _mm512_setzero_ps(), sum = _mm512_setzero_ps();
+        for (size_t v = 0; v < hd / 16; v++) {
+            __m512 of = _mm512_loadu_ps(q + 16 * v);
+            x[v] = _mm512_mul_ps(of, _mm512_loadu_ps(p->step + 16 * v));
+            most = _mm512_max_ps(most, _mm512_abs_ps(x[v]));
+            sum = _mm512_fmadd_ps(of, _mm512_loadu_ps(p->low + 16 * v), sum);
+        }
+        float step = fixed_step(_mm512_reduce_max_ps(most));
+        for (size_t v = 0; v < hd / 16; v += 2) to_signed_bytes(2, x + v, step, (int8_t *)fixed + 16 * v, hd);
+        fixed[hd / 2] = step;
+        fixed[hd / 2 + 1] = _mm512_reduce_add_ps(sum);
+    }
+}
+
+/* Levels of one channel after another. */
+struct reader {
     const struct product_code *p;
-    const uint8_t *bytes; /* [hd][64] */
+    const void *block;
+    const uint8_t *table; /* of the next channel */
+    size_t part, left;    /* the next sub-vector, and channels left of the one before */
+    struct codes codes;   /* of that */
 };
 
-/* Of one query: bytes[2][64], high and low ones of 32639 weight / largest, the step, and the sum of the weights. */
+INLINE __m512i next_levels(size_t quarters, struct reader *reader) {
+    if (!reader->left) {
+        reader->codes = codes_load(quarters, reader->p, reader->block, reader->part++, AS_THEY_ARE);
+        reader->left = reader->p->width;
+    }
+    reader->left--;
+    __m512i levels = codes_look_up(quarters, &reader->codes, reader->table);
+    reader->table += 64 * quarters;
+    return levels;
+}
+
+/* Levels of the next four channels: x[4], part l of x[r] has tokens 16 l + 4 r to 16 l + 4 r + 3. */
+INLINE void four_levels(size_t quarters, struct reader *reader, __m512i *x) {
+    __m512i at[4], low[2], high[2];
+    UNROLL for (size_t i = 0; i < 4; i++) at[i] = next_levels(quarters, reader);
+    UNROLL for (size_t i = 0; i < 2; i++) {
+        low[i] = _mm512_unpacklo_epi8(at[2 * i], at[2 * i + 1]);
+        high[i] = _mm512_unpackhi_epi8(at[2 * i], at[2 * i + 1]);
+    }
+    x[0] = _mm512_unpacklo_epi16(low[0], low[1]);
+    x[1] = _mm512_unpackhi_epi16(low[0], low[1]);
+    x[2] = _mm512_unpacklo_epi16(high[0], high[1]);
+    x[3] = _mm512_unpackhi_epi16(high[0], high[1]);
+}
+
+/* logits[64] of high[4], low[4] as four_levels lays tokens out. */
+INLINE void fixed_to_logits(const __m512i *high, const __m512i *low, float step, float base, float *logits) {
+    __m512 x[4], a[4];
+    UNROLL for (size_t r = 0; r < 4; r++) {
+        __m512 whole = _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(high[r], 8), low[r]));
+        x[r] = _mm512_fmadd_ps(whole, _mm512_set1_ps(step), _mm512_set1_ps(base));
+    }
+    UNROLL for (size_t i = 0; i < 2; i++) {
+        a[2 * i] = _mm512_shuffle_f32x4(x[2 * i], x[2 * i + 1], 0x44);     /* parts 0 and 1 of both */
+        a[2 * i + 1] = _mm512_shuffle_f32x4(x[2 * i], x[2 * i + 1], 0xee); /* 2 and 3 */
+    }
+    UNROLL for (size_t i = 0; i < 2; i++) {
+        _mm512_storeu_ps(logits + 32 * i, _mm512_shuffle_f32x4(a[i], a[2 + i], 0x88));
+        _mm512_storeu_ps(logits + 32 * i + 16, _mm512_shuffle_f32x4(a[i], a[2 + i], 0xdd));
+    }
+}
+
+INLINE void score_levels(size_t G, size_t quarters, const struct fused *fused, const float *fixed, float *logits) {
+    const struct product_code *p = fused->p;
+    const size_t hd = product_channels(p), apart = product_fixed(p);
+    const int8_t *bytes = (const int8_t *)fixed;
+    __m512i high[MOST_QUERIES][4], low[MOST_QUERIES][4];
+    struct reader reader = {.p = p, .block = fused->block, .table = p->levels};
+    UNROLL for (size_t g = 0; g < G; g++) { UNROLL for (size_t r = 0; r < 4; r++) high[g][r] = low[g][r] = _mm512_setzero_si512(); }
+    for (size_t c = 0; c < hd; c += 4, bytes += 4) {
+        __m512i x[4];
+        four_levels(quarters, &reader, x);
+        UNROLL for (size_t g = 0; g < G; g++) {
+            __m512i a = four_bytes(bytes + g * apart * sizeof(float)), b = four_bytes(bytes + g * apart * sizeof(float) + hd);
+            UNROLL for (size_t r = 0; r < 4; r++) {
+                high[g][r] = add_products(high[g][r], x[r], a);
+                low[g][r] = add_products(low[g][r], x[r], b);
+            }
+        }
+    }
+    UNROLL for (size_t g = 0; g < G; g++) {
+        const float *scale = fixed + g * apart + hd / 2;
+        fixed_to_logits(high[g], low[g], scale[0], scale[1], logits + g * BLOCK_TOKENS);
+    }
+}
+
+INLINE void score_eight_bits(size_t G, const void *what, const float *fixed, float *logits) {
+    score_levels(G, 4, what, fixed, logits);
+}
+INLINE void score_fewer_bits(size_t G, const void *what, const float *fixed, float *logits) {
+    const struct fused *fused = what;
+    if (fused->p->bits == 7)
+        score_levels(G, 2, fused, fixed, logits);
+    else
+        score_levels(G, 1, fused, fixed, logits);
+}
+
+EACH_PQ(score_eight_bits)
+EACH_PQ(score_fewer_bits)
+
+static void score_fixed_pq(const struct product_code *p, const float *fixed, size_t G, const void *block, float *logits) {
+    struct fused fused = {.p = p, .block = block};
+    serve_pq(p->bits == 8 ? score_eight_bits_of : score_fewer_bits_of, &fused, fixed, product_fixed(p), G, logits, BLOCK_TOKENS);
+}
+
+static void score_pq(const struct product_code *p, const float *q, size_t G, const void *block, float *logits) {
+    struct fused fused = {.p = p, .block = block};
+    float fixed[MOST_QUERIES * (KERNELS_MOST_CHANNELS / 2 + 2)];
+    for (size_t g = 0, n; p->levels && g < G; g += n) {
+        n = SMALLER(G - g, MOST_QUERIES);
+        fix_pq(p, q + g * product_channels(p), n, fixed);
+        score_fixed_pq(p, fixed, n, block, logits + g * BLOCK_TOKENS);
+    }
+    if (!p->levels && p->planes && p->bits == 8 && G <= FUSED_QUERIES)
+        score_fused_of[G - 1](&fused, q, logits);
+    else if (!p->levels)
+        score_pq_avx512(p, q, G, block, logits);
+}
+
+/* ---- Values by levels: the lanes are 16 channels, the bytes four tokens -------------------------------------------------------------
+ *
+ * Look-ups give 64 tokens of a channel, and turning over 16 channels of them gives 16 registers of that form. */
+
+/* Of one query: bytes[2][64], their step, and the sum of the weights. */
 static void weights_to_bytes(const float *weights, int8_t *bytes, float *step, float *sum) {
     __m512 w[4], all = _mm512_setzero_ps(), most = _mm512_setzero_ps();
     for (size_t v = 0; v < 4; v++) {
@@ -373,16 +572,9 @@ static void weights_to_bytes(const float *weights, int8_t *bytes, float *step, f
         all = _mm512_add_ps(all, w[v]);
         most = _mm512_max_ps(most, _mm512_abs_ps(w[v]));
     }
-    float largest = _mm512_reduce_max_ps(most);
-    *step = largest > 1e-30f ? largest / 32639 : 0; /* that its inverse be finite */
+    *step = fixed_step(_mm512_reduce_max_ps(most));
     *sum = _mm512_reduce_add_ps(all);
-    __m512 inverse = _mm512_set1_ps(*step > 0 ? 1 / *step : 0);
-    for (size_t v = 0; v < 4; v++) {
-        __m512i x = _mm512_cvtps_epi32(_mm512_mul_ps(w[v], inverse));
-        __m512i high = _mm512_srai_epi32(_mm512_add_epi32(x, _mm512_set1_epi32(128)), 8); /* less the low byte, which is signed */
-        _mm_storeu_si128((__m128i *)(bytes + 16 * v), _mm512_cvtepi32_epi8(high));
-        _mm_storeu_si128((__m128i *)(bytes + 64 + 16 * v), _mm512_cvtepi32_epi8(x));
-    }
+    to_signed_bytes(4, w, *step, bytes, BLOCK_TOKENS);
 }
 
 /* out[i], dword j = in[j], dword i */
@@ -408,24 +600,25 @@ INLINE void turn_over_16(const __m512i *in, __m512i *out) {
     }
 }
 
-INLINE void mix_levels(size_t G_, const void *what, const float *weights, float *acc) {
-    const struct levels *levels = what;
-    const size_t G = SMALLER(G_, LEVEL_QUERIES), hd = product_channels(levels->p);
-    int32_t fours[LEVEL_QUERIES][2][16]; /* four weights in each */
-    float step[LEVEL_QUERIES], sum[LEVEL_QUERIES];
-    for (size_t g = 0; g < G; g++) weights_to_bytes(weights + g * BLOCK_TOKENS, (int8_t *)fours[g], &step[g], &sum[g]);
+INLINE void mix_levels(size_t G, size_t quarters, const struct fused *fused, const float *weights, float *acc) {
+    const struct product_code *p = fused->p;
+    const size_t hd = product_channels(p);
+    struct reader reader = {.p = p, .block = fused->block, .table = p->levels};
+    int8_t bytes[MOST_QUERIES][2][BLOCK_TOKENS];
+    float step[MOST_QUERIES], sum[MOST_QUERIES];
+    for (size_t g = 0; g < G; g++) weights_to_bytes(weights + g * BLOCK_TOKENS, bytes[g][0], &step[g], &sum[g]);
     for (size_t c = 0; c < hd; c += 16) {
-        __m512i by_channel[16], by_token[16], high[LEVEL_QUERIES], low[LEVEL_QUERIES];
-        UNROLL_16 for (size_t i = 0; i < 16; i++) by_channel[i] = _mm512_loadu_si512(levels->bytes + (c + i) * BLOCK_TOKENS);
+        __m512i by_channel[16], by_token[16], high[MOST_QUERIES], low[MOST_QUERIES];
+        UNROLL_16 for (size_t i = 0; i < 16; i++) by_channel[i] = next_levels(quarters, &reader);
         turn_over_16(by_channel, by_token);
         UNROLL for (size_t g = 0; g < G; g++) high[g] = low[g] = _mm512_setzero_si512();
         UNROLL_16 for (size_t t = 0; t < 16; t++) {
             UNROLL for (size_t g = 0; g < G; g++) {
-                high[g] = _mm512_dpbusd_epi32(high[g], by_token[t], _mm512_set1_epi32(fours[g][0][t]));
-                low[g] = _mm512_dpbusd_epi32(low[g], by_token[t], _mm512_set1_epi32(fours[g][1][t]));
+                high[g] = add_products(high[g], by_token[t], four_bytes(bytes[g][0] + 4 * t));
+                low[g] = add_products(low[g], by_token[t], four_bytes(bytes[g][1] + 4 * t));
             }
         }
-        __m512 c_step = _mm512_loadu_ps(levels->p->step + c), c_low = _mm512_loadu_ps(levels->p->low + c);
+        __m512 c_step = _mm512_loadu_ps(p->step + c), c_low = _mm512_loadu_ps(p->low + c);
         UNROLL for (size_t g = 0; g < G; g++) {
             __m512 whole = _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(high[g], 8), low[g]));
             __m512 to = _mm512_fmadd_ps(c_low, _mm512_set1_ps(sum[g]), _mm512_loadu_ps(acc + g * hd + c));
@@ -435,44 +628,33 @@ INLINE void mix_levels(size_t G_, const void *what, const float *weights, float 
     }
 }
 
-EACH_PQ(mix_levels)
-
-INLINE void levels_of(size_t quarters, const struct product_code *p, const void *block, uint8_t *bytes) {
-    const uint8_t *table = p->levels;
-    for (size_t m = 0; m < p->parts; m++) {
-        struct codes codes = codes_load(p, block, m, false);
-        for (size_t i = 0; i < p->width; i++, table += 64 * quarters, bytes += BLOCK_TOKENS)
-            _mm512_storeu_si512(bytes, codes_look_up(quarters, &codes, table));
-    }
+INLINE void mix_eight_bits(size_t G, const void *what, const float *weights, float *acc) { mix_levels(G, 4, what, weights, acc); }
+INLINE void mix_fewer_bits(size_t G, const void *what, const float *weights, float *acc) {
+    const struct fused *fused = what;
+    if (fused->p->bits == 7)
+        mix_levels(G, 2, fused, weights, acc);
+    else
+        mix_levels(G, 1, fused, weights, acc);
 }
 
+EACH_PQ(mix_eight_bits)
+EACH_PQ(mix_fewer_bits)
+
 static void mix_pq(const struct product_code *p, const float *weights, size_t G, const void *block, float *acc) {
-    uint8_t bytes[KERNELS_MOST_CHANNELS * BLOCK_TOKENS];
-    struct levels levels = {p, bytes};
-    size_t hd = product_channels(p);
-    if (!p->levels) {
-        mix_pq_avx512(p, weights, G, block, acc);
-        return;
-    }
-    if (p->bits == 8)
-        levels_of(4, p, block, bytes);
-    else if (p->bits == 7)
-        levels_of(2, p, block, bytes);
+    struct fused fused = {.p = p, .block = block};
+    special_pq *const *of = p->bits == 8 ? mix_eight_bits_of : mix_fewer_bits_of;
+    if (p->levels)
+        serve_pq(of, &fused, weights, BLOCK_TOKENS, G, acc, product_channels(p));
     else
-        levels_of(1, p, block, bytes);
-    for (size_t g = 0; g < G;) {
-        size_t passes = (G - g + LEVEL_QUERIES - 1) / LEVEL_QUERIES, n = (G - g) / passes;
-        mix_levels_of[n - 1](&levels, weights + g * BLOCK_TOKENS, acc + g * hd);
-        g += n;
-    }
+        mix_pq_avx512(p, weights, G, block, acc);
 }
 
 static void prepare_pq(const struct product_code *p, const float *q, size_t G, float *tables) {
-    (p->planes ? prepare_planes : prepare_pq_avx512)(p, q, G, tables);
+    (in_registers(p) ? prepare_planes : prepare_pq_avx512)(p, q, G, tables);
 }
 
 static void look_up_pq(const struct product_code *p, const float *tables, size_t G, const void *block, float *logits) {
-    if (!p->planes) {
+    if (!in_registers(p)) {
         look_up_pq_avx512(p, tables, G, block, logits);
         return;
     }
@@ -489,6 +671,8 @@ void kernels_fill_avx512_product(struct kernels *k) {
     product_fill(k);
     k->planes_pq = true;
     k->score_pq = score_pq;
+    k->fix_pq = fix_pq;
+    k->score_fixed_pq = score_fixed_pq;
     k->score_turned_pq = score_turned_pq;
     k->mix_pq = mix_pq;
     k->prepare_pq = prepare_pq;

@@ -76,10 +76,13 @@ struct kernels {
     /* As vectors: channels[hd][64] of keys, rows[64][hd] of either. */
     void (*channels_pq)(const struct product_code *p, const void *block, float *channels);
     void (*rows_pq)(const struct product_code *p, const void *block, float *rows);
-    /* score and mix by centroids, decoded once for all queries. Where levels are read, weights are fixed point: each is off by at most
-     * 1 / 65278 of its query's largest. */
+    /* score and mix by centroids, decoded once for all queries. Where levels are read, what they are weighed with is fixed point: each
+     * weight, and each number of a query times its channel's step, is off by at most 1 / 65278 of its query's largest. */
     void (*score_pq)(const struct product_code *p, const float *q, size_t G, const void *block, float *logits);
     void (*mix_pq)(const struct product_code *p, const float *weights, size_t G, const void *block, float *acc);
+    /* score by levels in two steps, with planes_pq only: fixed[G][product_fixed] of the queries, once for all blocks. */
+    void (*fix_pq)(const struct product_code *p, const float *q, size_t G, float *fixed);
+    void (*score_fixed_pq)(const struct product_code *p, const float *fixed, size_t G, const void *block, float *logits);
     /* score by look-up; the order within tables[product_floats] is the tier's own. Where planes are read, entries are fixed point: off
      * by at most 2^-17 of the widest span that a sub-vector's have. */
     void (*prepare_pq)(const struct product_code *p, const float *q, size_t G, float *tables);

@@ -18,12 +18,12 @@ struct product_code {
     const uint16_t *rows; /* half [parts][2^bits][width] */
 
     /* The same by channel, for tiers that look up in registers (kernels()->planes_pq), where bits <= PRODUCT_PLANE_BITS; entries from
-     * 2^bits on repeat. Of keys: u8 [parts * width][2][PRODUCT_PLANE], the halves' low bytes and then their high ones. */
+     * 2^bits on repeat. Where a channel's centroids are, exactly, low + step * level with at most 256 levels, all of `from`, low - 2^17
+     * step, being floats: */
+    const uint8_t *levels; /* u8 [parts * width][PRODUCT_PLANE], or NULL */
+    const float *low, *step, *from;
+    /* Of other keys: u8 [parts * width][2][PRODUCT_PLANE], the halves' low bytes and then their high ones, or NULL. */
     const uint8_t *planes;
-    /* Of values whose rows are, exactly, low[c] + step[c] * level with at most 256 levels: u8 [parts * width][PRODUCT_PLANE]; NULL for
-     * others. */
-    const uint8_t *levels;
-    const float *low, *step;
 };
 
 /* Floats of G queries in a row of tables and tallies: whole vectors or the parts of one. */
@@ -32,6 +32,9 @@ static inline size_t product_stride(size_t G) { return G <= 2 ? G : G <= 4 ? 4 :
 static inline size_t product_floats(const struct product_code *p, size_t G) {
     return (p->parts * PRODUCT_PLANE(p->bits) + 2) * product_stride(G);
 }
+
+/* Floats of a query in fixed point. */
+static inline size_t product_fixed(const struct product_code *p) { return p->parts * p->width / 2 + 2; }
 
 /* How keys in a block become what queries meet: each turned by its own angles as the slot score_turned does, and before that, where
  * `gain` is not NULL, a key is mean[hd] + gain[64] times what its codes say. */

@@ -25,6 +25,19 @@
 #define PANEL_TOKENS 512               /* enough that dequantizing the weights once per panel costs little */
 #define LOGIT_BYTES ((size_t)32 << 20) /* of a panel of logits, unless that were fewer tokens than */
 #define LOGIT_TOKENS 64
+/* Of rows that stay to save the backward sweep the products that make them again, a seventh of all work: so many layers as fit. What
+ * fits depends on shapes alone, and changes no bit of the results. */
+#define STAYING_BYTES ((size_t)512 << 20)
+
+/* What a layer's backward sweep wants of its forward sweep. Of the last layers it stays, of the others it is made again. */
+struct rows {
+    float *q;                 /* [n][Hq][hd], rotated; dL/dq in the end */
+    float *k, *k_rotated, *v; /* [n][Hk][hd] */
+    float *raw_q, *raw_k;     /* before the norm of heads; where there is one, or a clamp */
+    /* Of a panel where it does not stay */
+    float *state;          /* [n][width], past attention */
+    float *inner, *factor; /* [n][feed_forward], before their function; no factor without a gate */
+};
 
 struct backward {
     const struct terse_model *model;
@@ -32,6 +45,7 @@ struct backward {
     bool gradients;
     uint32_t threads;
     size_t logit_rows;
+    uint32_t staying; /* layers whose rows stay, the last ones */
     /* From the forward sweep to the backward one; of a single layer without gradients */
     float *hidden;   /* [layers + 1][n][width], entering each layer, and leaving the last */
     float *attended; /* [layers][n][Hq][hd], what attention gives */
@@ -40,16 +54,15 @@ struct backward {
     float *d_hidden;             /* [n][width] */
     float *cosine, *sine, *back; /* [n][n_rot/2]; `back` is -sine */
     /* Of a layer */
-    float *q, *d_attended;    /* [n][Hq][hd] */
-    float *k, *k_rotated, *v; /* [n][Hk][hd] */
-    float *dk, *dv;           /* [n][Hk][hd] */
-    float *raw_q, *raw_k;     /* before the norm of heads; where there is one, or a clamp */
+    struct rows rows;  /* [staying] from the last on, then of the layer at hand if it does not stay: rows_of */
+    float *d_attended; /* [n][Hq][hd] */
+    float *dk, *dv;    /* [n][Hk][hd] */
     /* Of a panel */
-    float *state, *normed;           /* [panel][width] */
-    float *inner, *factor, *d_inner; /* [panel][feed_forward]; no factor without a gate */
-    float *logits;                   /* [logit_rows][vocabulary] */
-    double *losses;                  /* [logit_rows] */
-    bool draw;                       /* backward_draw_labels */
+    float *normed;  /* [panel][width] */
+    float *d_inner; /* [panel][feed_forward]; in the forward sweep the activations of a layer that stays */
+    float *logits;  /* [logit_rows][vocabulary] */
+    double *losses; /* [logit_rows] */
+    bool draw;      /* backward_draw_labels */
     uint64_t seed;
     float *scratch;
 };
@@ -62,33 +75,75 @@ static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
 static size_t q_width(const struct terse_model *m) { return (size_t)m->query_heads * m->head_dim; }
 static size_t kv_width(const struct terse_model *m) { return (size_t)m->kv_heads * m->head_dim; }
 
-static struct attention attention_of(const struct backward *b, size_t n) {
+/* Whether queries or keys must stay as they left their matrix, since a norm or a clamp follows. An architecture has the same norms
+ * in every layer. */
+static bool raw_queries(const struct terse_model *m) { return m->layer[0].q_norm.gain || m->clamp > 0; }
+static bool raw_keys(const struct terse_model *m) { return m->layer[0].k_norm.gain || m->clamp > 0; }
+
+static size_t raw_q_width(const struct terse_model *m) { return raw_queries(m) ? q_width(m) : 0; }
+static size_t raw_k_width(const struct terse_model *m) { return raw_keys(m) ? kv_width(m) : 0; }
+static size_t factor_width(const struct terse_model *m) { return m->layer[0].gate.data ? m->feed_forward : 0; }
+
+static bool stays(const struct backward *b, uint32_t layer) { return b->model->layers - layer <= b->staying; }
+
+/* A layer's rows; of those that may be a panel's, the tokens from `first` on. */
+static struct rows rows_of(const struct backward *b, uint32_t layer, size_t first) {
+    const struct terse_model *m = b->model;
+    const struct rows *all = &b->rows;
+    size_t at = (stays(b, layer) ? m->layers - 1 - layer : b->staying) * b->tokens, panel = at + (stays(b, layer) ? first : 0);
+    return (struct rows){all->q + at * q_width(m),
+                         all->k + at * kv_width(m),
+                         all->k_rotated + at * kv_width(m),
+                         all->v + at * kv_width(m),
+                         all->raw_q + at * raw_q_width(m),
+                         all->raw_k + at * raw_k_width(m),
+                         all->state + panel * m->width,
+                         all->inner + panel * m->feed_forward,
+                         all->factor + panel * factor_width(m)};
+}
+
+static uint32_t count_staying(const struct terse_model *m, size_t tokens) {
+    size_t width = q_width(m) + 3 * kv_width(m) + raw_q_width(m) + raw_k_width(m) + m->width + m->feed_forward + factor_width(m);
+    return (uint32_t)smaller(STAYING_BYTES / sizeof(float) / width / tokens, m->layers);
+}
+
+static struct attention attention_of(const struct backward *b, const struct rows *rows, size_t n) {
     const struct terse_model *m = b->model;
     float scale = 1 / sqrtf((float)m->head_dim);
-    return (struct attention){m->query_heads, m->kv_heads, m->head_dim, n, scale, m->slopes, b->q, b->k_rotated, b->v};
+    return (struct attention){m->query_heads, m->kv_heads, m->head_dim, n, scale, m->slopes, rows->q, rows->k_rotated, rows->v};
 }
 
 static size_t scratch_floats(const struct backward *b) {
     const struct terse_model *m = b->model;
     const struct layer *layer = &m->layer[0]; /* the others have the same shapes */
     const struct matrix *of[] = {&layer->q, &layer->k, &layer->v, &layer->o, &layer->gate, &layer->up, &layer->down, &m->output};
-    struct attention attention = attention_of(b, b->tokens);
+    struct attention attention = attention_of(b, &b->rows, b->tokens);
     size_t most = attention_scratch(&attention, b->threads);
     for (size_t i = 0; i < sizeof of / sizeof of[0]; i++)
         if (of[i]->data) most = larger(most, larger(linear_scratch(of[i], b->threads), linear_backward_scratch(of[i])));
     return most;
 }
 
-/* Whether queries or keys must stay as they left their matrix, since a norm or a clamp follows. An architecture has the same norms
- * in every layer. */
-static bool raw_queries(const struct terse_model *m) { return m->layer[0].q_norm.gain || m->clamp > 0; }
-static bool raw_keys(const struct terse_model *m) { return m->layer[0].k_norm.gain || m->clamp > 0; }
+static void release(struct backward *b) {
+    float **all[] = {&b->hidden,     &b->attended,   &b->log_sum,    &b->d_hidden,       &b->cosine,     &b->sine,
+                     &b->back,       &b->rows.q,     &b->rows.k,     &b->rows.k_rotated, &b->rows.v,     &b->rows.raw_q,
+                     &b->rows.raw_k, &b->rows.state, &b->rows.inner, &b->rows.factor,    &b->d_attended, &b->dk,
+                     &b->dv,         &b->normed,     &b->d_inner,    &b->logits,         &b->scratch};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
+        memory_free(*all[i]);
+        *all[i] = NULL;
+    }
+    memory_free(b->losses);
+    b->losses = NULL;
+}
 
 static enum terse_status allocate(struct backward *b, struct terse_error *error) {
     const struct terse_model *m = b->model;
     size_t n = b->tokens, panel = smaller(n, PANEL_TOKENS), pairs = m->rope.n_rot / 2;
     /* What the backward sweep alone needs */
     size_t kept = b->gradients ? m->layers : 1, back = b->gradients ? n : 0, back_panel = b->gradients ? panel : 0;
+    bool others = b->staying < m->layers;
+    size_t rows = (b->staying + others) * n, panel_rows = b->staying * n + (others ? panel : 0);
     const struct {
         float **buffer;
         size_t count, each;
@@ -100,19 +155,19 @@ static enum terse_status allocate(struct backward *b, struct terse_error *error)
         {&b->cosine, n, pairs},
         {&b->sine, n, pairs},
         {&b->back, back, pairs},
-        {&b->q, n, q_width(m)},
+        {&b->rows.q, rows, q_width(m)},
+        {&b->rows.k, rows, kv_width(m)},
+        {&b->rows.k_rotated, rows, kv_width(m)},
+        {&b->rows.v, rows, kv_width(m)},
+        {&b->rows.raw_q, rows, raw_q_width(m)},
+        {&b->rows.raw_k, rows, raw_k_width(m)},
+        {&b->rows.state, b->gradients ? panel_rows : 0, m->width},
+        {&b->rows.inner, panel_rows, m->feed_forward},
+        {&b->rows.factor, panel_rows, factor_width(m)},
         {&b->d_attended, back, q_width(m)},
-        {&b->k, n, kv_width(m)},
-        {&b->k_rotated, n, kv_width(m)},
-        {&b->v, n, kv_width(m)},
         {&b->dk, back, kv_width(m)},
         {&b->dv, back, kv_width(m)},
-        {&b->raw_q, raw_queries(m) ? n : 0, q_width(m)},
-        {&b->raw_k, raw_keys(m) ? n : 0, kv_width(m)},
-        {&b->state, back_panel, m->width},
         {&b->normed, panel, m->width},
-        {&b->inner, panel, m->feed_forward},
-        {&b->factor, m->layer[0].gate.data ? panel : 0, m->feed_forward},
         {&b->d_inner, back_panel, m->feed_forward},
         {&b->logits, b->logit_rows, m->vocabulary},
         {&b->scratch, scratch_floats(b), 1},
@@ -145,8 +200,14 @@ enum terse_status backward_new(const struct terse_model *model, size_t tokens, b
     b->threads = (uint32_t)omp_get_max_threads();
     b->logit_rows = larger(LOGIT_BYTES / (model->vocabulary * sizeof(float)), LOGIT_TOKENS);
     b->logit_rows = gradients ? smaller(b->logit_rows, smaller(PANEL_TOKENS, tokens)) : 0;
+    b->staying = gradients ? count_staying(model, tokens) : 0;
     enum terse_status status = gemm_prepare(error);
     if (!status) status = allocate(b, error);
+    if (status && b->staying) { /* it goes without, slower */
+        release(b);
+        b->staying = 0;
+        status = allocate(b, error);
+    }
     if (status) {
         backward_free(b);
         return status;
@@ -161,10 +222,7 @@ enum terse_status backward_new(const struct terse_model *model, size_t tokens, b
 
 void backward_free(struct backward *b) {
     if (!b) return;
-    void *all[] = {b->hidden,     b->attended, b->log_sum,   b->d_hidden, b->cosine,  b->sine,   b->back,   b->q,
-                   b->d_attended, b->k,        b->k_rotated, b->v,        b->dk,      b->dv,     b->raw_q,  b->raw_k,
-                   b->state,      b->normed,   b->inner,     b->factor,   b->d_inner, b->logits, b->losses, b->scratch};
-    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) memory_free(all[i]);
+    release(b);
     free(b);
 }
 
@@ -185,12 +243,18 @@ static void rotate(const struct backward *b, const float *sine, float *rows, siz
         rope_rotate(rope, b->cosine + t * pairs, sine + t * pairs, rows + t * heads * hd, heads, (uint32_t)hd);
 }
 
+static void copy_rows(float *to, const float *from, size_t n, size_t width) {
+    if (to == from) return;
+#pragma omp parallel for if (n >= PARALLEL_ROWS)
+    for (size_t t = 0; t < n; t++) memcpy(to + t * width, from + t * width, width * sizeof *to);
+}
+
 /* The norm of heads; without one what was kept raw is copied. */
 static void after_projection(const struct norm *norm, const float *raw, float *out, size_t heads, size_t head_dim) {
     if (norm->gain)
         norm_rows(norm, raw, out, heads, head_dim);
-    else if (raw != out)
-        memcpy(out, raw, heads * head_dim * sizeof *out);
+    else
+        copy_rows(out, raw, heads, head_dim);
 }
 
 /* Queries (rotated), keys (as they are and rotated) and values of a layer. */
@@ -198,34 +262,35 @@ static void project(struct backward *b, uint32_t index, size_t n) {
     const struct terse_model *m = b->model;
     const struct layer *layer = &m->layer[index];
     const float *hidden = hidden_of(b, index);
-    float *q = raw_queries(m) ? b->raw_q : b->q, *k = raw_keys(m) ? b->raw_k : b->k;
+    struct rows rows = rows_of(b, index, 0);
+    float *q = raw_queries(m) ? rows.raw_q : rows.q, *k = raw_keys(m) ? rows.raw_k : rows.k;
     for (size_t first = 0; first < n; first += PANEL_TOKENS) {
         size_t count = smaller(PANEL_TOKENS, n - first);
         const struct product products[] = {
-            {&layer->q, q + first * q_width(m)}, {&layer->k, k + first * kv_width(m)}, {&layer->v, b->v + first * kv_width(m)}};
+            {&layer->q, q + first * q_width(m)}, {&layer->k, k + first * kv_width(m)}, {&layer->v, rows.v + first * kv_width(m)}};
         norm_rows(&layer->attention_norm, hidden + first * m->width, b->normed, count, m->width);
         linear(products, 3, b->normed, count, b->scratch);
         for (size_t i = 0; i < 3 && m->clamp > 0; i++) clamp_rows(products[i].out, m->clamp, count, products[i].w->rows);
     }
-    after_projection(&layer->q_norm, q, b->q, n * m->query_heads, m->head_dim);
-    after_projection(&layer->k_norm, k, b->k, n * m->kv_heads, m->head_dim);
-    memcpy(b->k_rotated, b->k, n * kv_width(m) * sizeof *b->k);
-    rotate(b, b->sine, b->q, n, m->query_heads);
-    rotate(b, b->sine, b->k_rotated, n, m->kv_heads);
+    after_projection(&layer->q_norm, q, rows.q, n * m->query_heads, m->head_dim);
+    after_projection(&layer->k_norm, k, rows.k, n * m->kv_heads, m->head_dim);
+    copy_rows(rows.k_rotated, rows.k, n, kv_width(m));
+    rotate(b, b->sine, rows.q, n, m->query_heads);
+    rotate(b, b->sine, rows.k_rotated, n, m->kv_heads);
 }
 
 /* state[count][width] of a panel: what entered the layer, which may lie there, plus what attention adds. */
 static void add_attention(struct backward *b, uint32_t index, size_t first, size_t count, float *state) {
     const struct terse_model *m = b->model;
-    memmove(state, hidden_of(b, index) + first * m->width, count * m->width * sizeof *state);
+    copy_rows(state, hidden_of(b, index) + first * m->width, count, m->width);
     linear(&(struct product){&m->layer[index].o, b->normed}, 1, attended_of(b, index) + first * q_width(m), count, b->scratch);
     add_rows(state, b->normed, count, m->width);
 }
 
 /* The inner activations of a panel's feed-forward layer, before their function. */
-static void feed(struct backward *b, const struct layer *layer, const float *state, size_t count) {
+static void feed(struct backward *b, const struct layer *layer, const struct rows *rows, const float *state, size_t count) {
     struct product products[2];
-    size_t n = feed_products(layer, b->inner, b->factor, products);
+    size_t n = feed_products(layer, rows->inner, rows->factor, products);
     norm_rows(&layer->feed_forward_norm, state, b->normed, count, b->model->width);
     linear(products, n, b->normed, count, b->scratch);
 }
@@ -234,16 +299,21 @@ static void feed(struct backward *b, const struct layer *layer, const float *sta
 static void layer_forward(struct backward *b, uint32_t index, size_t n) {
     const struct terse_model *m = b->model;
     const struct layer *layer = &m->layer[index];
-    struct attention attention = attention_of(b, n);
+    struct rows rows = rows_of(b, index, 0);
+    struct attention attention = attention_of(b, &rows, n);
     attention_forward(&attention, attended_of(b, index), log_sum_of(b, index), b->threads, b->scratch);
     for (size_t first = 0; first < n; first += PANEL_TOKENS) {
         size_t count = smaller(PANEL_TOKENS, n - first);
-        float *state = hidden_of(b, index + 1) + first * m->width;
+        rows = rows_of(b, index, first);
+        float *leaving = hidden_of(b, index + 1) + first * m->width;
+        float *state = stays(b, index) ? rows.state : leaving, *active = stays(b, index) ? b->d_inner : rows.inner;
         add_attention(b, index, first, count, state);
-        feed(b, layer, state, count);
-        activate_rows(m->architecture->activation, b->inner, b->factor, count, m->feed_forward);
-        linear(&(struct product){&layer->down, b->normed}, 1, b->inner, count, b->scratch);
-        add_rows(state, b->normed, count, m->width);
+        feed(b, layer, &rows, state, count);
+        copy_rows(leaving, state, count, m->width);
+        copy_rows(active, rows.inner, count, m->feed_forward);
+        activate_rows(m->architecture->activation, active, rows.factor, count, m->feed_forward);
+        linear(&(struct product){&layer->down, b->normed}, 1, active, count, b->scratch);
+        add_rows(leaving, b->normed, count, m->width);
     }
 }
 
@@ -275,15 +345,18 @@ static void feed_backward(struct backward *b, uint32_t index, size_t n) {
     for (size_t first = 0; first < n; first += PANEL_TOKENS) {
         size_t count = smaller(PANEL_TOKENS, n - first);
         float *d = b->d_hidden + first * m->width;
-        add_attention(b, index, first, count, b->state);
-        feed(b, layer, b->state, count);
+        struct rows rows = rows_of(b, index, first);
+        if (!stays(b, index)) {
+            add_attention(b, index, first, count, rows.state);
+            feed(b, layer, &rows, rows.state, count);
+        }
         linear_backward(&layer->down, d, count, false, b->d_inner, b->scratch);
-        activation_backward(m->architecture->activation, b->inner, b->factor, b->d_inner, count, m->feed_forward);
+        activation_backward(m->architecture->activation, rows.inner, rows.factor, b->d_inner, count, m->feed_forward);
         struct product products[2];
-        size_t n_products = feed_products(layer, b->inner, b->factor, products);
+        size_t n_products = feed_products(layer, rows.inner, rows.factor, products);
         for (size_t i = 0; i < n_products; i++)
             linear_backward(products[i].w, products[i].out, count, i > 0, b->normed, b->scratch);
-        norm_backward(&layer->feed_forward_norm, b->state, b->normed, count, m->width);
+        norm_backward(&layer->feed_forward_norm, rows.state, b->normed, count, m->width);
         add_rows(d, b->normed, count, m->width);
         linear_backward(&layer->o, d, count, false, b->d_attended + first * q_width(m), b->scratch);
     }
@@ -294,17 +367,18 @@ static void project_backward(struct backward *b, uint32_t index, size_t n) {
     const struct terse_model *m = b->model;
     const struct layer *layer = &m->layer[index];
     const float *hidden = hidden_of(b, index);
-    rotate(b, b->back, b->q, n, m->query_heads);
-    if (layer->q_norm.gain) norm_backward(&layer->q_norm, b->raw_q, b->q, n * m->query_heads, m->head_dim);
-    if (layer->k_norm.gain) norm_backward(&layer->k_norm, b->raw_k, b->dk, n * m->kv_heads, m->head_dim);
+    struct rows rows = rows_of(b, index, 0);
+    rotate(b, b->back, rows.q, n, m->query_heads);
+    if (layer->q_norm.gain) norm_backward(&layer->q_norm, rows.raw_q, rows.q, n * m->query_heads, m->head_dim);
+    if (layer->k_norm.gain) norm_backward(&layer->k_norm, rows.raw_k, b->dk, n * m->kv_heads, m->head_dim);
     if (m->clamp > 0) {
-        clamp_backward(b->raw_q, m->clamp, b->q, n, q_width(m));
-        clamp_backward(b->raw_k, m->clamp, b->dk, n, kv_width(m));
-        clamp_backward(b->v, m->clamp, b->dv, n, kv_width(m));
+        clamp_backward(rows.raw_q, m->clamp, rows.q, n, q_width(m));
+        clamp_backward(rows.raw_k, m->clamp, b->dk, n, kv_width(m));
+        clamp_backward(rows.v, m->clamp, b->dv, n, kv_width(m));
     }
     for (size_t first = 0; first < n; first += PANEL_TOKENS) {
         size_t count = smaller(PANEL_TOKENS, n - first);
-        linear_backward(&layer->q, b->q + first * q_width(m), count, false, b->normed, b->scratch);
+        linear_backward(&layer->q, rows.q + first * q_width(m), count, false, b->normed, b->scratch);
         linear_backward(&layer->k, b->dk + first * kv_width(m), count, true, b->normed, b->scratch);
         linear_backward(&layer->v, b->dv + first * kv_width(m), count, true, b->normed, b->scratch);
         norm_backward(&layer->attention_norm, hidden + first * m->width, b->normed, count, m->width);
@@ -314,12 +388,13 @@ static void project_backward(struct backward *b, uint32_t index, size_t n) {
 
 static void layer_backward(struct backward *b, uint32_t index, size_t n, const struct backward_sink *sink) {
     feed_backward(b, index, n);
-    project(b, index, n);
-    struct attention attention = attention_of(b, n);
-    attention_backward(&attention, attended_of(b, index), log_sum_of(b, index), b->d_attended, b->dk, b->dv, b->threads,
+    if (!stays(b, index)) project(b, index, n);
+    struct rows rows = rows_of(b, index, 0);
+    struct attention attention = attention_of(b, &rows, n);
+    attention_backward(&attention, attended_of(b, index), log_sum_of(b, index), b->d_attended, b->dk, b->dv, index > 0, b->threads,
                        b->scratch);
     rotate(b, b->back, b->dk, n, b->model->kv_heads);
-    sink->layer(sink->user, index, &(struct captured){n, b->k, b->k_rotated, b->v, b->dk, b->dv});
+    sink->layer(sink->user, index, &(struct captured){n, rows.k, rows.k_rotated, rows.v, b->dk, b->dv});
     if (index > 0) project_backward(b, index, n);
 }
 
@@ -358,8 +433,9 @@ enum terse_status backward_run(struct backward *b, const int32_t *tokens, size_t
     bool go_on = true;
     embed_rows(b->model, tokens, n, 0, b->hidden);
     for (uint32_t i = 0; i < layers && go_on; i++) {
+        struct rows rows = rows_of(b, i, 0);
         project(b, i, n);
-        if (!b->gradients) sink->layer(sink->user, i, &(struct captured){n, b->k, b->k_rotated, b->v, NULL, NULL});
+        if (!b->gradients) sink->layer(sink->user, i, &(struct captured){n, rows.k, rows.k_rotated, rows.v, NULL, NULL});
         if (b->gradients || i + 1 < layers) layer_forward(b, i, n);
         go_on = report(b, progress, i + 1);
     }

@@ -4,8 +4,8 @@
  * 0 to n - 2 of the cross entropy, in nats, against the next token. Weights get no gradients.
  *
  * Memory: of every layer only what enters it, what its attention gives and a number per query stay from the forward sweep,
- * [layers][n][width + Hq (head_dim + 1)] floats; the rest of a layer is made again when its gradients are due. Without gradients
- * there are one layer's rows at a time.
+ * [layers][n][width + Hq (head_dim + 1)] floats; the rest of a layer is made again when its gradients are due, but for the last
+ * layers, as many as fit into half a gigabyte, of which it stays. Without gradients there are one layer's rows at a time.
  */
 #ifndef TERSE_MODEL_BACKWARD_H
 #define TERSE_MODEL_BACKWARD_H

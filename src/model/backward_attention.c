@@ -121,9 +121,22 @@ void attention_forward(const struct attention *a, float *out, float *log_sum, ui
 
 /* ---- Backward */
 
-/* Adds what one tile of queries gives to dk and dv. */
+/* A share of the work: the queries of a KV head in every parts-th tile, from the last on, which evens out the triangle. The gradients of
+ * its keys are its own, dk and dv [n][Hk][hd] as far as its last tile sees; part 0 has the very last and writes them all. */
+struct part {
+    size_t index, parts;
+    uint32_t head;
+    float *dk, *dv;
+};
+
+static size_t seen_by(const struct attention *a, size_t part) {
+    struct tile last = tile_at(a, tile_count(a) - 1 - part, 0);
+    return last.first + last.count;
+}
+
+/* What one tile of queries gives to dk and dv: to be added, or the first. With `queries` their gradients take their place. */
 static void backward_tile(const struct attention *a, const struct tile *tile, const float *out, const float *log_sum,
-                          const float *d_out, float *dk, float *dv, float *scratch) {
+                          const float *d_out, const struct part *to, bool first, bool queries, float *scratch) {
     const struct kernels *kernel = kernels();
     size_t hd = a->head_dim, rows = tile->rows, stride = a->kv_heads * hd, end = tile->first + tile->count;
     float *q = scratch, *dq = q + rows * hd, *d_o = dq + rows * hd, *p = d_o + rows * hd, *ds = p + rows * KEY_ROWS;
@@ -143,37 +156,38 @@ static void backward_tile(const struct attention *a, const struct tile *tile, co
             memset(weights + visible, 0, (n - visible) * sizeof *weights);
             for (size_t j = 0; j < n; j++) d_logits[j] = weights[j] * (d_logits[j] - mean[m]);
         }
-        gemm_outer(n, hd, rows, p, KEY_ROWS, d_o, hd, true, dv + at, stride);
-        gemm_outer(n, hd, rows, ds, KEY_ROWS, q, hd, true, dk + at, stride);
-        gemm(false, rows, hd, n, ds, KEY_ROWS, a->k + at, stride, key > 0, dq, hd);
+        gemm_outer(n, hd, rows, p, KEY_ROWS, d_o, hd, !first, to->dv + at, stride);
+        gemm_outer(n, hd, rows, ds, KEY_ROWS, q, hd, !first, to->dk + at, stride);
+        if (queries) gemm(false, rows, hd, n, ds, KEY_ROWS, a->k + at, stride, key > 0, dq, hd);
     }
-    for (size_t m = 0; m < rows; m++) {
-        float *to = a->q + row_offset(a, tile, m, hd);
-        for (size_t c = 0; c < hd; c++) to[c] = dq[m * hd + c] * a->scale;
+    for (size_t m = 0; m < rows && queries; m++) {
+        float *row = a->q + row_offset(a, tile, m, hd);
+        for (size_t c = 0; c < hd; c++) row[c] = dq[m * hd + c] * a->scale;
+    }
+}
+
+static void backward_part(const struct attention *a, const float *out, const float *log_sum, const float *d_out,
+                          const struct part *part, bool queries, float *scratch) {
+    for (size_t tiles = tile_count(a), i = part->index; i < tiles; i += part->parts) {
+        struct tile tile = tile_at(a, tiles - 1 - i, part->head);
+        backward_tile(a, &tile, out, log_sum, d_out, part, i == part->index, queries, scratch);
     }
 }
 
 void attention_backward(const struct attention *a, const float *out, const float *log_sum, const float *d_out, float *dk, float *dv,
-                        uint32_t threads, float *scratch) {
-    size_t parts = part_count(a), tiles = tile_count(a), heads = a->kv_heads, floats = side_floats(a), width = heads * a->head_dim;
+                        bool queries, uint32_t threads, float *scratch) {
+    size_t parts = part_count(a), heads = a->kv_heads, floats = side_floats(a), width = heads * a->head_dim;
     float *rest = scratch + threads * thread_floats(a); /* [parts - 1][2][n][Hk][hd] */
-    memset(dk, 0, floats * sizeof *dk);
-    memset(dv, 0, floats * sizeof *dv);
-    memset(rest, 0, 2 * (parts - 1) * floats * sizeof *rest);
-    /* A thread's keys are its own: those of a KV head, or of a part's copy of them. Every parts-th tile evens out the triangle. */
 #pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
     for (size_t item = 0; item < parts * heads; item++) {
-        size_t part = item / heads;
-        float *own = part ? rest + 2 * (part - 1) * floats : NULL;
-        for (size_t i = part; i < tiles; i += parts) {
-            struct tile tile = tile_at(a, i, (uint32_t)(item % heads));
-            backward_tile(a, &tile, out, log_sum, d_out, own ? own : dk, own ? own + floats : dv,
-                          scratch + (size_t)omp_get_thread_num() * thread_floats(a));
-        }
+        size_t index = item / heads;
+        float *own = rest + 2 * (index - (index > 0)) * floats;
+        struct part part = {index, parts, (uint32_t)(item % heads), index ? own : dk, index ? own + floats : dv};
+        backward_part(a, out, log_sum, d_out, &part, queries, scratch + (size_t)omp_get_thread_num() * thread_floats(a));
     }
 #pragma omp parallel for num_threads(threads)
     for (size_t t = 0; t < a->n; t++) {
-        for (size_t part = 1; part < parts; part++) {
+        for (size_t part = 1; part < parts && t < seen_by(a, part); part++) {
             const float *own = rest + 2 * (part - 1) * floats + t * width;
             kernels()->axpy(1, own, dk + t * width, width);
             kernels()->axpy(1, own + floats, dv + t * width, width);

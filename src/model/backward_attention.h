@@ -8,6 +8,7 @@
 #ifndef TERSE_MODEL_BACKWARD_ATTENTION_H
 #define TERSE_MODEL_BACKWARD_ATTENTION_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -26,8 +27,8 @@ size_t attention_scratch(const struct attention *a, uint32_t threads);
 /* out[n][Hq][hd] and log_sum[n][Hq]. Uses the calling thread's OpenMP threads, at most `threads`. */
 void attention_forward(const struct attention *a, float *out, float *log_sum, uint32_t threads, float *scratch);
 
-/* From both of these and d_out[n][Hq][hd]: dk and dv [n][Hk][hd]; dL/dq takes the place of q. */
+/* From both of these and d_out[n][Hq][hd]: dk and dv [n][Hk][hd]; with `queries` dL/dq takes the place of q. */
 void attention_backward(const struct attention *a, const float *out, const float *log_sum, const float *d_out, float *dk, float *dv,
-                        uint32_t threads, float *scratch);
+                        bool queries, uint32_t threads, float *scratch);
 
 #endif

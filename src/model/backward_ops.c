@@ -6,6 +6,7 @@
 #include "kernels/gemm.h"
 #include "kernels/kernels.h"
 #include "model/gelu.h"
+#include "model/linear.h"
 #include "model/rows.h"
 
 #include <math.h>
@@ -18,11 +19,12 @@
 
 static size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
 
-size_t linear_backward_scratch(const struct matrix *w) { return smaller(w->rows, TILE_ROWS) * w->columns; }
+size_t linear_backward_scratch(const struct matrix *w) { return smaller(w->rows, TILE_ROWS) * linear_tile_stride(w); }
 
 void linear_backward(const struct matrix *w, const float *dy, size_t n, bool accumulate, float *dx, float *scratch) {
     size_t across = (w->columns + SHARE_COLUMNS - 1) / SHARE_COLUMNS, down = (n + SHARE_TOKENS - 1) / SHARE_TOKENS;
     bool plain = w->type == TENSOR_F32;
+    size_t stride = plain ? w->columns : linear_tile_stride(w);
 #pragma omp parallel if (n >= PARALLEL_ROWS)
     for (size_t first = 0; first < w->rows; first += TILE_ROWS) {
         size_t rows = smaller(TILE_ROWS, w->rows - first);
@@ -31,13 +33,13 @@ void linear_backward(const struct matrix *w, const float *dy, size_t n, bool acc
         if (!plain) {
 #pragma omp for
             for (size_t r = 0; r < rows; r++)
-                kernels()->dequantize[w->type](stored + r * w->row_bytes, scratch + r * w->columns, w->columns);
+                kernels()->dequantize[w->type](stored + r * w->row_bytes, scratch + r * stride, w->columns);
         }
 #pragma omp for schedule(dynamic, 1)
         for (size_t item = 0; item < across * down; item++) {
             size_t t = item / across * SHARE_TOKENS, c = item % across * SHARE_COLUMNS;
             gemm(false, smaller(SHARE_TOKENS, n - t), smaller(SHARE_COLUMNS, w->columns - c), rows, dy + t * w->rows + first,
-                 w->rows, weights + c, w->columns, accumulate || first > 0, dx + t * w->columns + c, w->columns);
+                 w->rows, weights + c, stride, accumulate || first > 0, dx + t * w->columns + c, w->columns);
         }
     }
 }

@@ -12,10 +12,13 @@
  * the memory reads fastest; a multiple of the 4 rows that the kernels read together. */
 #define MATVEC_ITEMS 4
 #define MATVEC_ROWS 512
-/* Rows of weights dequantized at a time: a tile of them and the result stay in the second-level cache. */
-#define TILE_ROWS 128
+/* Rows of weights dequantized at a time: a tile of them and the result stay in the second-level cache, and they are a multiple of the
+ * 48 rows that the GEMM library takes together with AVX-512. */
+#define TILE_ROWS 96
 
-size_t linear_scratch(const struct matrix *w, uint32_t threads) { return (size_t)threads * TILE_ROWS * w->columns; }
+size_t linear_tile_stride(const struct matrix *w) { return (size_t)w->columns + 16; }
+
+size_t linear_scratch(const struct matrix *w, uint32_t threads) { return threads * TILE_ROWS * linear_tile_stride(w); }
 
 static uint32_t tiles(const struct matrix *w, uint32_t rows) { return (w->rows + rows - 1) / rows; }
 
@@ -47,12 +50,15 @@ static void matvec_item(const struct product *p, uint32_t first, uint32_t count,
 static void gemm_item(const struct product *p, uint32_t first, uint32_t count, const float *x, size_t n, float *tile) {
     const struct matrix *w = p->w;
     const float *weights = tile;
-    if (w->type == TENSOR_F32)
+    size_t stride = linear_tile_stride(w);
+    if (w->type == TENSOR_F32) {
         weights = (const float *)weight_row(w, first);
-    else
+        stride = w->columns;
+    } else {
         for (uint32_t r = 0; r < count; r++)
-            kernels()->dequantize[w->type](weight_row(w, first + r), tile + (size_t)r * w->columns, w->columns);
-    gemm(true, n, count, w->columns, x, w->columns, weights, w->columns, false, p->out + first, w->rows);
+            kernels()->dequantize[w->type](weight_row(w, first + r), tile + r * stride, w->columns);
+    }
+    gemm(true, n, count, w->columns, x, w->columns, weights, stride, false, p->out + first, w->rows);
 }
 
 static void add_bias(const struct product *p, uint32_t first, uint32_t count, size_t n) {
@@ -77,7 +83,7 @@ void linear(const struct product *products, size_t n_products, const float *x, s
         uint32_t first, count;
         const struct product *p = find_item(products, item, per_item, &first, &count);
         if (many)
-            gemm_item(p, first, count, x, n, scratch + (size_t)omp_get_thread_num() * TILE_ROWS * p->w->columns);
+            gemm_item(p, first, count, x, n, scratch + (size_t)omp_get_thread_num() * TILE_ROWS * linear_tile_stride(p->w));
         else
             matvec_item(p, first, count, x, n);
         add_bias(p, first, count, n);
