@@ -21,7 +21,7 @@ all: dependencies
 
 demo: all
 	$(BUILD)/bin/terse run --chat -f data/demo.txt -p '$(QUESTION)' --temp 0 --kv f16
-	$(BUILD)/bin/terse run --chat -f data/demo.txt -p '$(QUESTION)' --temp 0 --kv q4_0
+	$(BUILD)/bin/terse run --chat -f data/demo.txt -p '$(QUESTION)' --temp 0
 
 test: dependencies
 	@$(call configure,$(BUILD),)

@@ -80,7 +80,7 @@ measure() {
 }
 
 step_main() {
-    local b methods=(f16 q8_0 q4_0)
+    local b methods=(f16 q8_0 q4_0 kivi-4 kivi-2)
     for b in $bits; do methods+=("cq-$b" "antkv-$b:anchors=0%" "antkv-$b"); done
     measure "$(join "${methods[@]}" million-4 million-3 million-2)" default,paper,needles
 }

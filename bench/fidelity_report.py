@@ -16,7 +16,7 @@ LENGTHS = (4096, 8192, 16384, 32000)
 BITS = ("4", "2", "1", "0.75", "0.375")
 
 MAIN = (
-    ["f16", "q8_0", "q4_0"]
+    ["f16", "q8_0", "q4_0", "kivi-4", "kivi-2"]
     + [f"cq-{b}" for b in BITS]
     + [f"antkv-{b}:anchors=0%" for b in BITS]
     + [f"antkv-{b}" for b in BITS]
@@ -76,7 +76,8 @@ DIRECTIONS = [
     ),
     (
         "Gradient weights in learning against none, without anchors",
-        [(f"antkv-{b}", f"antkv-{b}:anchors=0%", f"antkv-{b}:anchors=0%:codebook=antkv-{b}-none") for b in BITS],
+        [(f"antkv-{b}", f"antkv-{b}:anchors=0%", f"antkv-{b}:anchors=0%:codebook=antkv-{b}-none") for b in BITS[:4]]
+        + [("antkv-0.375", "antkv-0.375:anchors=0%", "cq-0.375")],
     ),
     (
         "A gain for each row against none, same width and bits, no weights, no anchors",

@@ -27,6 +27,7 @@ FAMILIES = [
     ("AnTKV, no anchors", [f"antkv-{b}:anchors=0%" for b in BITS], "#0b6e99", "o", False),
     ("CQ", [f"cq-{b}" for b in BITS], "#6a3d9a", "s", False),
     ("MILLION", ["million-4", "million-3", "million-2"], "#c1440e", "^", True),
+    ("KIVI", ["kivi-4", "kivi-2"], "#2e7d32", "v", False),
     ("q4_0", ["q4_0"], "#3a3a3a", "D", True),
     ("q8_0", ["q8_0"], "#3a3a3a", "D", True),
 ]

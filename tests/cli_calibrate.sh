@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
 # terse calibrate, and what the other commands do when a method needs a codebook: they find it, learn it once, or refuse.
 . "$(dirname "$0")/support/cli.sh"
-export XDG_CACHE_HOME=$work/cache
 model=tests/fixtures/models/llama.gguf other=tests/fixtures/models/mistral.gguf # 2 layers, context 512
 book=$work/book.gguf
 lesson="-m $model -f $text -c 100 --chunks 4"

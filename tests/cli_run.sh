@@ -3,7 +3,7 @@
 # be written past the context at constant memory.
 . "$(dirname "$0")/support/cli.sh"
 
-summary='^prompt [0-9]* tokens, [0-9.]* tokens/s | generated [0-9]* tokens, [0-9.]* tokens/s | KV cache [0-9.]* MiB, [0-9.]* bits per value (q4_0)$'
+summary='^prompt [0-9]* tokens, [0-9.]* tokens/s | generated [0-9]* tokens, [0-9.]* tokens/s | KV cache [0-9.]* MiB, [0-9.]* bits per value (million-4)$'
 
 works run -p 'The old man went to the' -n 24 -s 7
 cp "$work/out" "$work/first"
@@ -39,7 +39,11 @@ works run -p x -n 0
 
 # Other caches: fewer bits, and both ways to read a prompt.
 works run -f "$text" -n 4
-grep -q '(q4_0)$' "$work/err" || fail "without --kv the cache is not q4_0: $(cat "$work/err")"
+grep -q '(million-4)$' "$work/err" || fail "without --kv the cache is not million-4: $(cat "$work/err")"
+works run -f "$text" -n 4 -ctk q8_0
+grep -q '(q4_0, keys q8_0)$' "$work/err" || fail "with -ctk alone the cache is not q4_0: $(cat "$work/err")"
+works run -m tests/fixtures/models/llama.gguf -p 'a' -n 2
+grep -q '(q4_0)$' "$work/err" || fail "a model without a codebook has not q4_0: $(cat "$work/err")"
 works run -f "$text" -n 4 --kv f16
 near "$(number_after 'MiB, ' "$work/err")" 16 0.15 || fail "f16 is not about 16 bits: $(cat "$work/err")"
 works run -f "$text" -n 4 --kv q4_0

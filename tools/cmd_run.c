@@ -10,11 +10,6 @@
 #include <string.h>
 #include <unistd.h>
 
-/* The smallest method whose mean KL divergence from full precision stays under 0.005 on the built-in model and that generates no slower
- * than f16 after 8,192 tokens; docs/fidelity.md has the divergence, `terse bench -d 8192` the speed. antkv-4 is smaller and nearer to
- * full precision, but slower yet. */
-#define DEFAULT_METHOD "q4_0"
-
 struct run {
     struct setup setup;
     const char *file, *prompt, *chat_template;
@@ -249,7 +244,9 @@ static enum options_result parse(struct run *run, int argc, char **argv) {
     };
     const struct option_set set = {
         .usage = "terse run -p TEXT | -f FILE [-p TEXT] | -cnv [options]",
-        .about = "Reads a text and writes on. The text goes to stdout, progress and a summary to stderr.\n",
+        .about =
+            "Reads a text and writes on. The text goes to stdout, progress and a summary to stderr. Without --kv the cache is\n"
+            "million-4 where there is a codebook for the model, as for the built-in one, else q4_0.\n",
         .options = options,
         .n_options = sizeof options / sizeof options[0],
         .common = run->setup.common,
@@ -274,6 +271,7 @@ static int start(struct run *run) {
     int status = run->file ? text_read(run->file, &run->text, &run->n_text) : EXIT_OK;
     if (status == EXIT_OK) status = setup_load(&run->setup);
     if (status != EXIT_OK) return status;
+    if (!run->setup.method) codebooks_choose_method(&run->setup);
     options = setup_session_options(&run->setup);
     if ((status = codebooks_provide(&run->setup, &options)) != EXIT_OK) return status;
     if (terse_session_new(run->setup.model, &options, &run->session, &error) != TERSE_OK ||
@@ -294,7 +292,7 @@ int cmd_run(int argc, char **argv) {
                       .repeat_last = sampling.repeat_last,
                       .seed = (int64_t)sampling.seed};
     setup_init(&run.setup);
-    run.setup.method = DEFAULT_METHOD;
+    run.setup.method = NULL;
     enum options_result parsed = parse(&run, argc, argv);
     if (parsed != OPTIONS_GO) return parsed == OPTIONS_HELP ? EXIT_OK : EXIT_FAILED;
     int status = check_options(&run);

@@ -12,6 +12,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#define LEARNED_DEFAULT "million-4"
+#define PLAIN_DEFAULT "q4_0"
+
 void codebooks_free(struct codebook_entry *entries) {
     while (entries) {
         struct codebook_entry *next = entries->next;
@@ -181,6 +184,36 @@ static struct terse_codebook *find(const struct setup *setup, const char *path) 
     return NULL;
 }
 
+/* From embedded.S: for the built-in model and the method of LEARNED_DEFAULT. */
+extern const char default_codebook_begin[], default_codebook_end[];
+
+/* The same of the built-in one, silently. */
+static struct terse_codebook *find_built_in(const struct setup *setup) {
+    struct terse_codebook *codebook;
+    struct terse_error error;
+    size_t size = (size_t)(default_codebook_end - default_codebook_begin);
+    if (strcmp(setup->method, LEARNED_DEFAULT) != 0) return NULL;
+    if (terse_codebook_load_memory(default_codebook_begin, size, "the built-in codebook", &codebook, &error) != TERSE_OK)
+        return NULL;
+    if (is_for(codebook, setup)) return codebook;
+    terse_codebook_free(codebook);
+    return NULL;
+}
+
+static struct terse_codebook *find_anywhere(const struct setup *setup) {
+    char path[4096];
+    struct terse_codebook *codebook = codebooks_path(setup, path, sizeof path) ? find(setup, path) : NULL;
+    return codebook ? codebook : find_built_in(setup);
+}
+
+void codebooks_choose_method(struct setup *setup) {
+    setup->method = LEARNED_DEFAULT;
+    if (setup->codebook_path) return;
+    struct terse_codebook *codebook = setup->key_type || setup->value_type ? NULL : find_anywhere(setup);
+    if (!codebook) setup->method = PLAIN_DEFAULT;
+    terse_codebook_free(codebook);
+}
+
 /* Whether a session of these options would be possible with some codebook: what is wrong with them is found before minutes are spent
  * on learning. */
 static int try_options(const struct setup *setup, const struct terse_session_options *options) {
@@ -212,7 +245,7 @@ static int learn_and_keep(const struct setup *setup, const struct terse_session_
 static int find_or_learn(const struct setup *setup, const struct terse_session_options *options, struct terse_codebook **codebook) {
     char path[4096];
     bool place = codebooks_path(setup, path, sizeof path);
-    if (place && (*codebook = find(setup, path))) return EXIT_OK;
+    if ((*codebook = find_anywhere(setup))) return EXIT_OK;
     if (!setup->no_auto_calibrate) return learn_and_keep(setup, options, place ? path : NULL, codebook);
     return complain("%s needs a codebook for this model, and there is none in %s; make it with: terse calibrate%s%s --kv %s",
                     setup->method, place ? path : "~/.cache", setup->model_path ? " -m " : "",

@@ -108,7 +108,7 @@ enum terse_status setup_try_cache(const struct setup *setup, struct terse_error 
 }
 
 int setup_check_codebook(const struct setup *setup) {
-    if (!setup->codebook_path || codebooks_needed(setup)) return EXIT_OK;
+    if (!setup->codebook_path || !setup->method || codebooks_needed(setup)) return EXIT_OK;
     return complain("--codebook is for methods that learn, and %s learns nothing: leave it away, or choose another --kv",
                     setup->method);
 }

@@ -18,7 +18,17 @@
 #include "kernels/fill.h"
 
 #define INLINE static inline __attribute__((always_inline))
-#if defined(__clang__)
+#if defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define SANITIZED
+#endif
+#elif defined(__SANITIZE_ADDRESS__)
+#define SANITIZED
+#endif
+#if defined(SANITIZED) /* unrolled code with checks takes compilers minutes */
+#define UNROLL
+#define UNROLL_16
+#elif defined(__clang__)
 #define UNROLL _Pragma("clang loop unroll(full)")
 #define UNROLL_16 _Pragma("clang loop unroll(full)")
 #else
