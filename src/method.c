@@ -1,6 +1,8 @@
 /* The table of methods and how options choose from it. Owns the names; leaves what they mean to codecs and policies. */
 #include "method.h"
 
+#include "codec/comm.h"
+
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -26,6 +28,10 @@ struct row {
     {&codec_vq, width, bits}, { &codec_vq, width, bits }
 #define GAIN_SHAPE(width, bits) \
     {&codec_gain_shape, width, bits}, { &codec_gain_shape, width, bits }
+#define GAIN_SHAPE_SIDE(width, bits) \
+    { &codec_gain_shape, width, bits }
+#define COMM(bits) /* per value: the rounds depend on head_dim, see method_resolve */ \
+    { &codec_comm, 0, bits }
 #define PQ(width, bits) \
     {&codec_pq, width, bits}, { &codec_pq, width, bits }
 
@@ -53,6 +59,14 @@ static const struct row rows[] = {
     {"cq-1", "CQ: as antkv-1", VQ(8, 8), &policy_keep_all, {0}, 0},
     {"cq-0.75", "CQ: as antkv-0.75", VQ(16, 12), &policy_keep_all, {0}, 0},
     {"cq-0.375", "CQ: as antkv-0.375", VQ(32, 12), &policy_keep_all, {0}, 0},
+    {"commvq-2",
+     "CommVQ: keys as sums of 21 codes that commute with RoPE; values as antkv-2",
+     COMM(2),
+     GAIN_SHAPE_SIDE(4, 8),
+     &policy_keep_all,
+     {0},
+     2},
+    {"commvq-1", "CommVQ: 11 codes; values as antkv-1", COMM(1), GAIN_SHAPE_SIDE(8, 8), &policy_keep_all, {0}, 2},
     {"million-4",
      "MILLION: product quantization read by look-up, pairs of channels as one of 256",
      PQ(2, 8),
@@ -200,7 +214,10 @@ enum terse_status method_resolve(const struct terse_cache_options *options, uint
     method->parameters.budget = numbers.budget;
     method->power = row->power;
     enum terse_status status;
-    if (learns(row->key) && !row->key.width && (status = set_parts(numbers, name, head_dim, method, error))) return status;
+    if (row->key.codec == &codec_comm)
+        method->key = comm_coding(head_dim, row->key.bits);
+    else if (learns(row->key) && !row->key.width && (status = set_parts(numbers, name, head_dim, method, error)))
+        return status;
     if ((status = override_codec(options->key_type, "key", &method->key, error))) return status;
     if ((status = override_codec(options->value_type, "value", &method->value, error))) return status;
     char canonical[32];

@@ -8,6 +8,7 @@
  *   q4_0  keys   half scale[hd/32][64]; u8 k[hd/32][16][64]      values  half scale[hd/32][64]; u8 v[64][hd/32][16]
  *   kivi  keys   half scale[2][hd], zero[2][hd]; u8 k[hd][8 bits]
  *         values half scale[hd/32][64], zero[hd/32][64]; u8 v[64][hd bits/8]
+ *   comm  keys   u8 gain[64]; for each group and round 64 codes of 12 bits in two planes, as pq's; zeros up to a multiple of 64 bytes
  *   pq    keys and values: for each of the hd/width sub-vectors 64 codes of `bits` bits in at most four planes, see below; zeros up
  *         to a multiple of 64 bytes
  *
@@ -39,5 +40,7 @@
 #define BLOCK_PQ_BITS_MOST 12
 #define BLOCK_PQ_PART(bits) ((size_t)BLOCK_TOKENS / 8 * (bits)) /* bytes of a sub-vector's planes */
 #define BLOCK_BYTES_PQ(parts, bits) (((size_t)(parts)*BLOCK_PQ_PART(bits) + 63) / 64 * 64)
+
+#define BLOCK_BYTES_COMM(groups, rounds) (((size_t)BLOCK_TOKENS + (size_t)(groups) * (rounds)*BLOCK_PQ_PART(12) + 63) / 64 * 64)
 
 #endif

@@ -41,8 +41,8 @@ static size_t floats_of(const struct codebook_info *info, enum codec_side side) 
 size_t codebook_part_floats(const struct codebook_info *info, enum codec_side side, enum codebook_part part) {
     struct coding coding = codebook_coding(info, side);
     if (!coding.codec) return 0;
-    size_t centroids = (size_t)info->head_dim << coding.bits;
-    return part == CODEBOOK_CENTROIDS ? centroids : floats_of(info, side) - centroids;
+    size_t frame = coding.codec->frame_floats ? coding.codec->frame_floats(codebook_shape(info, side), side) : 0;
+    return part == CODEBOOK_CENTROIDS ? floats_of(info, side) - frame : frame;
 }
 
 size_t codebook_floats(const struct codebook_info *info, enum codec_side side) {
@@ -54,12 +54,7 @@ size_t codebook_floats(const struct codebook_info *info, enum codec_side side) {
 static enum terse_status check_side(const struct codebook_info *info, enum codec_side side, struct terse_error *error) {
     struct coding coding = codebook_coding(info, side);
     if (!coding.codec) return TERSE_OK;
-    enum terse_status status = coding.codec->check(codebook_shape(info, side), side, error); /* widths and bits */
-    if (status) return status;
-    if (floats_of(info, side) < (size_t)info->head_dim << coding.bits)
-        return status_fail(error, TERSE_E_UNSUPPORTED, "codec %s learns other things than centroids: it has no codebook file",
-                           coding.codec->name);
-    return TERSE_OK;
+    return coding.codec->check(codebook_shape(info, side), side, error); /* widths and bits */
 }
 
 enum terse_status codebook_check_info(const struct codebook_info *info, struct terse_error *error) {

@@ -27,7 +27,7 @@ static uint32_t part_dims(const struct codebook_info *info, enum codec_side side
     struct coding coding = codebook_coding(info, side);
     size_t n = codebook_part_floats(info, side, part), sets = codebook_sets(info);
     if (!n) return 0;
-    if (part == CODEBOOK_FRAME) {
+    if (part == CODEBOOK_FRAME || coding.codec->learner != CODEC_KMEANS) {
         memcpy(dims, (uint64_t[]){n, sets, 1, 1}, 4 * sizeof *dims);
         return 2;
     }

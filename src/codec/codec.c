@@ -3,8 +3,8 @@
 
 #include <string.h>
 
-static const struct codec *const codecs[] = {&codec_f16,    &codec_q8_0, &codec_q4_0, &codec_kivi_4,
-                                             &codec_kivi_2, &codec_pq,   &codec_vq,   &codec_gain_shape};
+static const struct codec *const codecs[] = {&codec_f16, &codec_q8_0, &codec_q4_0,       &codec_kivi_4, &codec_kivi_2,
+                                             &codec_pq,  &codec_vq,   &codec_gain_shape, &codec_comm};
 
 const struct codec *codec_at(size_t i) { return i < sizeof codecs / sizeof codecs[0] ? codecs[i] : NULL; }
 

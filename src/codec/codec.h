@@ -37,11 +37,16 @@ struct coding {
  * the policy moves positions; then it reads through `channels` and rotates. */
 enum codec_rope { CODEC_ROPE_AFTER, CODEC_ROPE_BEFORE };
 
+/* What finds the numbers that lie before a codec's frame: k-means of each sub-vector (2^bits centroids of `width` channels, in this
+ * order), or learn/em.h's tables of each group of `width` channels. */
+enum codec_learner { CODEC_KMEANS, CODEC_EM };
+
 struct key_turn; /* kernels/product.h */
 
 struct codec {
     const char *name; /* "q8_0" */
     enum codec_rope rope;
+    enum codec_learner learner;
 
     /* TERSE_E_UNSUPPORTED when the codec cannot serve this shape (say, a head_dim it does not divide). */
     enum terse_status (*check)(struct codec_shape shape, enum codec_side side, struct terse_error *error);
@@ -61,6 +66,7 @@ struct codec {
     /* Codecs whose centroids describe rows in a frame of their own, not the rows themselves; NULL: they do. `learn_frame` sets what
      * lies behind the centroids in `parameters`, from rows[n][hd]; `enter_frame` then takes a row there, and returns by how much an
      * error in the frame is larger outside: samples weigh by its square. */
+    size_t (*frame_floats)(struct codec_shape shape, enum codec_side side); /* the last of the parameters; NULL with learn_frame */
     void (*learn_frame)(struct codec_shape shape, enum codec_side side, const float *rows, size_t n, float *parameters);
     float (*enter_frame)(struct codec_shape shape, enum codec_side side, const float *parameters, float *row);
     /* Moves centroids that were just learned to where the codec reads them faster, at next to no loss; NULL: they stay. */
@@ -107,5 +113,7 @@ extern const struct codec codec_kivi_4, codec_kivi_2;
 extern const struct codec codec_pq, codec_vq;
 /* vq of rows about their mean and at a size of 1, and a gain for each row. */
 extern const struct codec codec_gain_shape;
+/* comm.c: keys as sums of complex numbers that commute with RoPE (CommVQ). */
+extern const struct codec codec_comm;
 
 #endif

@@ -7,20 +7,18 @@
  * least squares. Gersho and Gray 1992, section 12.10, with the gain last. Measured on the built-in model, KL divergence falls by
  * half at 4 bits and by two fifths at 1 bit against the same codes without gain; docs/fidelity.md has the figures.
  *
- * A gain takes one byte: gain = scale * 2^((code - 128) / 20), `scale` the mean rms of the head; code 0 is no gain at all. So sizes from
- * 1/80 to 80 times the usual have a gain within 1.8 %. Parameters: those of codec vq, then mean[hd], then scale.
+ * A gain takes one byte, codec/frame.h says how. Parameters: those of codec vq, then mean[hd], then scale.
  */
 #include "codec/codec.h"
 
 #include "base/memory.h"
+#include "codec/frame.h"
 #include "codec/pq.h"
 #include "kernels/kernels.h"
 
 #include <math.h>
 #include <string.h>
 
-#define STEPS 20 /* codes for which a gain doubles */
-#define MIDDLE 128
 #define GAIN_BYTES BLOCK_TOKENS
 
 struct learned {
@@ -48,7 +46,7 @@ static size_t block_bytes(struct codec_shape shape, enum codec_side side) { retu
 /* ---- What is learned */
 
 static size_t parameters(struct codec_shape shape, enum codec_side side) {
-    return codec_vq.parameters(shape, side) + shape.head_dim + 1;
+    return codec_vq.parameters(shape, side) + frame_floats(shape.head_dim);
 }
 
 static void close_learned(void *opened) {
@@ -67,53 +65,36 @@ static enum terse_status open_learned(struct codec_shape shape, enum codec_side 
                                       struct terse_error *error) {
     const float *mean = floats + codec_vq.parameters(shape, side), *scale = mean + shape.head_dim;
     *opened = NULL;
-    for (size_t c = 0; c < shape.head_dim; c++)
-        if (!isfinite(mean[c])) return status_fail(error, TERSE_E_FORMAT, "channel %zu of a mean is not finite", c);
-    if (!(*scale >= 0) || !isfinite(*scale)) return status_fail(error, TERSE_E_FORMAT, "the scale of gains is %g", (double)*scale);
+    enum terse_status status = frame_check(mean, shape.head_dim, error);
+    if (status) return status;
     struct learned *learned = memory_zeros(1, sizeof *learned);
     if (!learned) return status_no_memory(error, sizeof *learned, "a codebook");
-    enum terse_status status = codec_vq.open(shape, side, floats, &learned->shapes, error);
+    status = codec_vq.open(shape, side, floats, &learned->shapes, error);
     if (status) {
         memory_free(learned);
         return status;
     }
     memcpy(learned->mean, mean, shape.head_dim * sizeof *mean);
     learned->scale = *scale;
-    for (int code = 1; code < 256; code++) learned->gain[code] = *scale * exp2f((float)(code - MIDDLE) / STEPS);
+    frame_gains(*scale, learned->gain);
     *opened = learned;
     return TERSE_OK;
 }
 
-/* The root of a row's mean square about the mean; `centred`[hd] is what is left. */
-static float centre(const float *row, const float *mean, size_t hd, float *centred) {
-    for (size_t c = 0; c < hd; c++) centred[c] = row[c] - mean[c];
-    return sqrtf(kernels()->dot(centred, centred, hd) / (float)hd);
+static size_t frame_numbers(struct codec_shape shape, enum codec_side side) {
+    (void)side;
+    return frame_floats(shape.head_dim);
 }
 
 static void learn_frame(struct codec_shape shape, enum codec_side side, const float *rows, size_t n, float *floats) {
-    size_t hd = shape.head_dim;
-    float *mean = floats + codec_vq.parameters(shape, side), centred[CODEC_HEAD_DIM_MAX];
-    double sum[CODEC_HEAD_DIM_MAX] = {0}, size = 0;
-    for (size_t i = 0; i < n; i++)
-        for (size_t c = 0; c < hd; c++) sum[c] += (double)rows[i * hd + c];
-    for (size_t c = 0; c < hd; c++) mean[c] = (float)(sum[c] / (double)n);
-    for (size_t i = 0; i < n; i++) size += (double)centre(rows + i * hd, mean, hd, centred);
-    mean[hd] = (float)(size / (double)n);
+    frame_learn(rows, n, shape.head_dim, floats + codec_vq.parameters(shape, side));
 }
 
 static float enter_frame(struct codec_shape shape, enum codec_side side, const float *floats, float *row) {
-    float rms = centre(row, floats + codec_vq.parameters(shape, side), shape.head_dim, row), inverse = rms > 0 ? 1 / rms : 0;
-    for (size_t c = 0; c < shape.head_dim; c++) row[c] *= inverse;
-    return rms;
+    return frame_enter(row, floats + codec_vq.parameters(shape, side), shape.head_dim, row);
 }
 
 /* ---- Blocks */
-
-static uint8_t gain_code(const struct learned *learned, float gain) {
-    if (!(gain > 0) || !(learned->scale > 0)) return 0;
-    float code = roundf(MIDDLE + STEPS * log2f(gain / learned->scale));
-    return (uint8_t)(code < 1 ? 1 : code > 255 ? 255 : code);
-}
 
 /* Of centred rows x, and the shapes that stand for them. */
 static float fit_gain(enum codec_side side, const float *x, const float *shape, size_t hd) {
@@ -128,16 +109,13 @@ static void encode(struct codec_shape shape, enum codec_side side, const float *
     size_t hd = shape.head_dim;
     float unit[BLOCK_TOKENS * CODEC_HEAD_DIM_MAX], centred[CODEC_HEAD_DIM_MAX];
     uint8_t *gains = block;
-    for (size_t t = 0; t < n; t++) {
-        float rms = centre(rows + t * hd, learned->mean, hd, unit + t * hd), inverse = rms > 0 ? 1 / rms : 0;
-        for (size_t c = 0; c < hd; c++) unit[t * hd + c] *= inverse;
-    }
+    for (size_t t = 0; t < n; t++) frame_enter(rows + t * hd, learned->mean, hd, unit + t * hd);
     codec_vq.encode(inner(shape), side, unit, n, gains + GAIN_BYTES);
     codec_vq.decode(inner(shape), side, codes_of(block), unit);
     memset(gains, 0, GAIN_BYTES);
     for (size_t t = 0; t < n; t++) {
-        centre(rows + t * hd, learned->mean, hd, centred);
-        gains[t] = gain_code(learned, fit_gain(side, centred, unit + t * hd, hd));
+        frame_centre(rows + t * hd, learned->mean, hd, centred);
+        gains[t] = frame_gain_code(learned->scale, fit_gain(side, centred, unit + t * hd, hd));
     }
 }
 
@@ -221,6 +199,7 @@ const struct codec codec_gain_shape = {.name = "gain-shape",
                                        .open = open_learned,
                                        .close = close_learned,
                                        .learned_bytes = learned_bytes,
+                                       .frame_floats = frame_numbers,
                                        .learn_frame = learn_frame,
                                        .enter_frame = enter_frame,
                                        .settle = pq_settle,

@@ -29,4 +29,9 @@ void kernels_fill_neon_product(struct kernels *k);
 void kernels_fill_neon_weights(struct kernels *k);
 void kernels_fill_neon_nearest(struct kernels *k);
 
+void kernels_fill_scalar_comm(struct kernels *k);
+void kernels_fill_avx2_comm(struct kernels *k);
+void kernels_fill_avx512_comm(struct kernels *k);
+void kernels_fill_neon_comm(struct kernels *k);
+
 #endif

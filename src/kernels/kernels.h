@@ -12,6 +12,7 @@
 #define TERSE_KERNELS_KERNELS_H
 
 #include "base/gguf.h"
+#include "kernels/comm.h"
 #include "kernels/product.h"
 
 #include <stddef.h>
@@ -98,6 +99,22 @@ struct kernels {
     /* The same of keys in a block. */
     void (*score_turned_pq)(const struct product_code *p, const struct key_turn *turn, const float *q, size_t G, const void *block,
                             float *logits);
+
+    /* CommVQ's keys; kernels/comm.h. out[n][width] = x[n][d], rows `stride` apart, times panel[d][width], a multiple of 32: each product
+     * summed by number. */
+    void (*products)(const float *x, size_t n, size_t d, size_t stride, const float *panel, size_t width, float *out);
+    /* The least of half[a][b] - products[columns + b] - products[a] and where it is, a columns + b, of equal ones the lowest; and all
+     * that are less than a limit, in order, of which the first `most` are written: returns how many there are. */
+    uint32_t (*least_comm)(const float *half, size_t entries, size_t columns, const float *products, float *least);
+    size_t (*within_comm)(const float *half, size_t entries, size_t columns, const float *products, float limit, size_t most,
+                          uint32_t *cells, float *values);
+    /* Keys as vectors, channels[hd][64] = mean + gains[64] times what the codes say. */
+    void (*channels_comm)(const struct comm_code *c, const float *gains, const void *codes, float *channels);
+    /* The same keys turned and met by one query q[hd], from tables[comm_table_floats] made of it once: logits[64]. Angles as for
+     * score_turned; gain and mean in `turn` are not looked at. */
+    void (*prepare_comm)(const struct comm_code *c, const float *q, float *tables);
+    void (*look_up_comm)(const struct comm_code *c, const struct key_turn *turn, const float *tables, const float *gains,
+                         const void *codes, float *logits);
 };
 
 /* The best table this processor runs, lowered by TERSE_CPU; chosen at first use, thread-safe. */

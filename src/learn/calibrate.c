@@ -1,14 +1,16 @@
 /* Calibration. Owns what is learned, the weights of samples and the order of the fits; leaves the samples to capture.h, a fit to
- * kmeans.h, the codebook to codec/codebook.h.
+ * kmeans.h and em.h, the codebook to codec/codebook.h.
  *
- * A fit is one sub-vector of one layer, KV head and side (or, shared, of all layers and heads). Its seed comes from its number, so
- * the order in which threads come to the fits changes nothing.
+ * A fit is one sub-vector of one layer, KV head and side (or, shared, of all layers and heads), or a group of them where keys are sums of
+ * tables' entries (learn/em.h). Its seed comes from its number, so the order in which threads come to the fits changes nothing.
  */
 #include "learn/calibrate.h"
 
 #include "base/memory.h"
 #include "base/random.h"
+#include "codec/comm.h"
 #include "learn/capture.h"
+#include "learn/em.h"
 #include "learn/kmeans.h"
 #include "method.h"
 
@@ -27,6 +29,7 @@
 /* Samples of a shared fit, evenly from all layers and KV heads: as many for a centroid as MILLION's, and never fewer than one head has. */
 #define SHARED_PER_CENTROID 256
 #define SHARED_LEAST 262144
+#define EM_SAMPLES 32768 /* of a fit of tables, at most: each costs a search in every iteration of every round */
 
 struct terse_calibration terse_calibration_defaults(void) {
     return (struct terse_calibration){.method = "antkv-1", .window = 2048, .windows = 128, .seed = 1};
@@ -216,11 +219,13 @@ struct reading {
 static struct reading reading_of(const struct fits *f, struct coding coding, size_t set) {
     const struct codebook_info *info = &f->plan->info;
     size_t all = capture_samples(f->samples), heads = (size_t)info->layers * info->kv_heads;
-    if (!info->shared) return (struct reading){set, 1, 1, all};
-    size_t most = SHARED_PER_CENTROID << coding.bits;
-    if (most < SHARED_LEAST) most = SHARED_LEAST;
+    bool tables = coding.codec->learner == CODEC_EM;
+    if (!info->shared) heads = 1;
+    if (!info->shared && !tables) return (struct reading){set, 1, 1, all};
+    size_t most = tables ? EM_SAMPLES : (size_t)SHARED_PER_CENTROID << coding.bits;
+    if (!tables && most < SHARED_LEAST) most = SHARED_LEAST;
     size_t step = (all * heads + most - 1) / most;
-    return (struct reading){0, heads, step, (all + step - 1) / step};
+    return (struct reading){info->shared ? 0 : set, heads, step, (all + step - 1) / step};
 }
 
 /* Of the i-th layer and KV head from the first on. */
@@ -272,11 +277,48 @@ static enum terse_status fit(struct fits *f, size_t index, struct terse_error *e
     return status;
 }
 
+/* The tables of one group. */
+static enum terse_status fit_tables(struct fits *f, size_t index, struct terse_error *error) {
+    const struct codebook_info *info = &f->plan->info;
+    struct coding coding = info->key;
+    size_t groups = f->count[CODEC_KEYS] / f->sets, set = index / groups, group = index % groups, hd = info->head_dim;
+    struct codec_shape shape = {info->head_dim, 1, coding.width, coding.bits, NULL};
+    struct em_shape tables = {coding.width / 2, COMM_ENTRIES, comm_rounds(shape)};
+    struct reading reading = reading_of(f, coding, set);
+    struct em_options options = em_options_defaults();
+    struct em_result result;
+    size_t n = reading.heads * reading.each;
+    uint8_t channels[CODEC_HEAD_DIM_MAX];
+    float *parameters = parameters_of(f, CODEC_KEYS, set), *to = parameters + group * tables.rounds * COMM_ENTRIES * coding.width;
+    float *rows = memory_array(n, hd * sizeof *rows), *weights = memory_array(n, sizeof *weights);
+    float *factors = memory_array(n, sizeof *factors), head[CODEC_HEAD_DIM_MAX];
+    enum terse_status status = TERSE_OK;
+    options.seed = random_mix(info->seed + (index + 1) * RANDOM_STEP);
+    options.progress = (struct terse_progress){report_fit, f};
+    if (rows && weights && factors) {
+        read_samples(f, CODEC_KEYS, &reading, 0, info->head_dim, rows, weights, factors);
+        comm_channels(shape, parameters, group, channels);
+        for (size_t i = 0; i < n; i++) {
+            memcpy(head, rows + i * hd, hd * sizeof *head);
+            for (size_t j = 0; j < coding.width; j++) rows[i * hd + j] = head[channels[j]];
+        }
+        status = em_fit(&(struct em_points){rows, n, hd, weights}, tables, &options, to, NULL, &result, error);
+    } else {
+        status = status_no_memory(error, n * (hd + 2) * sizeof(float), "the samples of a fit");
+    }
+    if (!status) f->effective[index] = result.effective_samples;
+    memory_free(rows);
+    memory_free(weights);
+    memory_free(factors);
+    return status;
+}
+
 /* The first failure is what the caller hears of. */
 static void fit_or_stop(struct fits *f, size_t index) {
     struct terse_error error;
     if (!report_fit(f, "", 0, 0)) return;
-    enum terse_status status = fit(f, index, &error);
+    bool tables = index < f->count[CODEC_KEYS] && f->plan->info.key.codec->learner == CODEC_EM;
+    enum terse_status status = tables ? fit_tables(f, index, &error) : fit(f, index, &error);
     if (status) {
 #pragma omp critical
         if (!f->status) {
@@ -322,7 +364,8 @@ static float enter_frame(const void *user, float *row) {
 /* Floats behind a set's centroids. */
 static size_t tail_floats(const struct fits *f, enum codec_side side) {
     struct coding coding = coding_of(&f->plan->info, side);
-    return codebook_floats(&f->plan->info, side) / f->sets - ((size_t)f->plan->info.head_dim << coding.bits);
+    struct codec_shape shape = {f->plan->info.head_dim, 1, coding.width, coding.bits, NULL};
+    return coding.codec->frame_floats(shape, side);
 }
 
 static float *tail_of(const struct fits *f, enum codec_side side, size_t set) {
@@ -396,6 +439,12 @@ static enum terse_status learn(struct plan *plan, struct capture *samples, struc
     }
     f.effective = memory_array(count_all(&f), sizeof *f.effective);
     if (!f.centroids[0] || !f.centroids[1] || !f.effective) status = status_no_memory(error, bytes, "centroids");
+    const struct codec *key = plan->info.key.codec;
+    for (size_t set = 0; key && key->learner == CODEC_EM && set < f.sets && !status; set++) {
+        struct codec_shape shape = {plan->info.head_dim, 1, plan->info.key.width, plan->info.key.bits, NULL};
+        comm_set_pairing(shape, parameters_of(&f, CODEC_KEYS, set), plan->model->rope.n_rot / 2,
+                         plan->model->rope.pairing == ROPE_ADJACENT);
+    }
     for (int side = 0; side < 2 && !status; side++) status = set_frames(&f, (enum codec_side)side, error);
     if (!status) status = run_fits(&f, error);
     if (!status) settle(&f);
