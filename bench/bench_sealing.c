@@ -26,6 +26,19 @@ static float *random_floats(size_t n, uint64_t seed) {
     return x;
 }
 
+/* Random parameters of a side, as learning would leave them: settled, and with sizes of rows in the last number of a frame. */
+static float *random_parameters(const struct codebook_info *info, enum codec_side side) {
+    struct coding coding = side == CODEC_KEYS ? info->key : info->value;
+    struct codec_shape shape = {info->head_dim, 1, coding.width, coding.bits, NULL};
+    size_t sets = (size_t)info->layers * info->kv_heads, each = codebook_floats(info, side) / sets;
+    float *floats = random_floats(sets * each, 1 + (uint64_t)side);
+    for (size_t set = 0; set < sets; set++) {
+        if (coding.codec->learn_frame) floats[(set + 1) * each - 1] = 1;
+        if (coding.codec->settle) coding.codec->settle(shape, side, floats + set * each);
+    }
+    return floats;
+}
+
 static struct method method_of(const struct terse_model *m, const char *name) {
     struct terse_cache_options options = terse_cache_options_defaults();
     struct method method;
@@ -37,8 +50,7 @@ static struct method method_of(const struct terse_model *m, const char *name) {
     struct codebook_info info = {
         .key = method.key, .value = method.value, .layers = m->layers, .kv_heads = m->kv_heads, .head_dim = m->head_dim};
     snprintf(info.method, sizeof info.method, "%s", method.codebook);
-    float *keys = random_floats(codebook_floats(&info, CODEC_KEYS), 1),
-          *values = random_floats(codebook_floats(&info, CODEC_VALUES), 2);
+    float *keys = random_parameters(&info, CODEC_KEYS), *values = random_parameters(&info, CODEC_VALUES);
     must(!codebook_new(&info, keys, values, &codebook, &error), "codebook", &error); /* lives as long as the program */
     method.learned = codebook;
     free(keys);
