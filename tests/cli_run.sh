@@ -42,7 +42,13 @@ works run -f "$text" -n 4
 grep -q '(million-4)$' "$work/err" || fail "without --kv the cache is not million-4: $(cat "$work/err")"
 works run -f "$text" -n 4 -ctk q8_0
 grep -q '(q4_0, keys q8_0)$' "$work/err" || fail "with -ctk alone the cache is not q4_0: $(cat "$work/err")"
+refuses 'cannot open\|No such file' run -p x -n 1 --codebook "$work/missing"
+refuses 'codebook is for methods that learn' run -p x -n 1 --codebook "$work/missing" -ctk q8_0 -ctv q8_0
+works calibrate -m tests/fixtures/models/llama.gguf -f "$text" -c 100 --chunks 4 --kv million-4
 works run -m tests/fixtures/models/llama.gguf -p 'a' -n 2
+grep -q '(million-4)$' "$work/err" || fail "a kept codebook is not used: $(cat "$work/err")"
+rm -r "$work/cache"
+works run -m tests/fixtures/models/llama.gguf -p 'a' -n 2 --no-auto-calibrate
 grep -q '(q4_0)$' "$work/err" || fail "a model without a codebook has not q4_0: $(cat "$work/err")"
 works run -f "$text" -n 4 --kv f16
 near "$(number_after 'MiB, ' "$work/err")" 16 0.15 || fail "f16 is not about 16 bits: $(cat "$work/err")"

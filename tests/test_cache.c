@@ -162,6 +162,24 @@ static void deep_caches_equal_dense_attention(void **state) {
     }
 }
 
+/* What is read faster because its centroids lie on a grid, and what is not, head beside head. */
+static void heads_may_be_read_in_different_ways(void **state) {
+    (void)state;
+    static const char *const methods[] = {"million-4", "million-2", "million-4x8", "cq-2", "antkv-2"};
+    for (size_t m = 0; m < sizeof methods / sizeof methods[0]; m++) {
+        for (uint32_t settled = 0; settled < 16; settled += settled < 2 ? 1 : 13) {
+            for (uint32_t G = 1; G <= 4; G++) {
+                struct oracle_setup setup = small;
+                setup.method = methods[m];
+                setup.layers = 2;
+                setup.query_heads = 2 * G;
+                setup.settled = settled ? settled : 6;
+                RUN(&setup, {P, 200, 0}, {D, 1, 0}, {D, 3, 0});
+            }
+        }
+    }
+}
+
 static void the_papers_protocol_reads_quantized_tokens(void **state) {
     (void)state;
     static const char *const methods[] = {"f16", "q8_0", "q4_0", "streaming-100"};
@@ -427,6 +445,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_method_equals_dense_attention),
         cmocka_unit_test(every_shape_equals_dense_attention),
+        cmocka_unit_test(heads_may_be_read_in_different_ways),
         cmocka_unit_test(partial_rotation_and_magnitude),
         cmocka_unit_test(alibi_instead_of_rotation),
         cmocka_unit_test(lengths_around_blocks),

@@ -505,6 +505,7 @@ static void methods_can_learn_together(void **state) {
     o[4] = small("million-2");
     assert_int_equal(calibrate_together(ALL, m, o, N, tokens, 600, sink, &error), TERSE_E_UNSUPPORTED);
     for (int i = 0; i < N; i++) assert_null(together[i]);
+    o[0] = small("cq-2"); /* has no frame, and no quarrel with any of the others */
     o[4] = small("antkv-2");
     o[4].shared = true;
     assert_int_equal(calibrate_together(ALL, m, o, N, tokens, 600, sink, &error), TERSE_E_UNSUPPORTED);

@@ -244,9 +244,9 @@ static enum options_result parse(struct run *run, int argc, char **argv) {
     };
     const struct option_set set = {
         .usage = "terse run -p TEXT | -f FILE [-p TEXT] | -cnv [options]",
-        .about =
-            "Reads a text and writes on. The text goes to stdout, progress and a summary to stderr. Without --kv the cache is\n"
-            "million-4 where there is a codebook for the model, as for the built-in one, else q4_0.\n",
+        .about = "Reads a text and writes on. The text goes to stdout, progress and a summary to stderr.\n"
+                 "Without --kv the cache is million-4 where there is a codebook for the model (--codebook, a kept one, or the\n"
+                 "built-in model's), else q4_0; with -ctk or -ctv alone it is q4_0.\n",
         .options = options,
         .n_options = sizeof options / sizeof options[0],
         .common = run->setup.common,
@@ -271,7 +271,10 @@ static int start(struct run *run) {
     int status = run->file ? text_read(run->file, &run->text, &run->n_text) : EXIT_OK;
     if (status == EXIT_OK) status = setup_load(&run->setup);
     if (status != EXIT_OK) return status;
-    if (!run->setup.method) codebooks_choose_method(&run->setup);
+    if (!run->setup.method) {
+        codebooks_choose_method(&run->setup);
+        if ((status = setup_check_codebook(&run->setup)) != EXIT_OK) return status;
+    }
     options = setup_session_options(&run->setup);
     if ((status = codebooks_provide(&run->setup, &options)) != EXIT_OK) return status;
     if (terse_session_new(run->setup.model, &options, &run->session, &error) != TERSE_OK ||

@@ -187,14 +187,15 @@ static struct terse_codebook *find(const struct setup *setup, const char *path) 
 /* From embedded.S: for the built-in model and the method of LEARNED_DEFAULT. */
 extern const char default_codebook_begin[], default_codebook_end[];
 
-/* The same of the built-in one, silently. */
 static struct terse_codebook *find_built_in(const struct setup *setup) {
     struct terse_codebook *codebook;
     struct terse_error error;
     size_t size = (size_t)(default_codebook_end - default_codebook_begin);
     if (strcmp(setup->method, LEARNED_DEFAULT) != 0) return NULL;
-    if (terse_codebook_load_memory(default_codebook_begin, size, "the built-in codebook", &codebook, &error) != TERSE_OK)
+    if (terse_codebook_load_memory(default_codebook_begin, size, "the built-in codebook", &codebook, &error) != TERSE_OK) {
+        remark("%s", error.message);
         return NULL;
+    }
     if (is_for(codebook, setup)) return codebook;
     terse_codebook_free(codebook);
     return NULL;
@@ -206,12 +207,26 @@ static struct terse_codebook *find_anywhere(const struct setup *setup) {
     return codebook ? codebook : find_built_in(setup);
 }
 
+/* Into the list, or released when there is no memory for that. */
+static bool remember(struct setup *setup, struct terse_codebook *codebook) {
+    struct codebook_entry *entry = calloc(1, sizeof *entry);
+    if (!entry) {
+        terse_codebook_free(codebook);
+        return false;
+    }
+    snprintf(entry->method, sizeof entry->method, "%s", setup->method);
+    entry->codebook = codebook;
+    entry->next = setup->codebooks;
+    setup->codebooks = entry;
+    return true;
+}
+
 void codebooks_choose_method(struct setup *setup) {
+    bool own_types = setup->key_type || setup->value_type;
     setup->method = LEARNED_DEFAULT;
-    if (setup->codebook_path) return;
-    struct terse_codebook *codebook = setup->key_type || setup->value_type ? NULL : find_anywhere(setup);
-    if (!codebook) setup->method = PLAIN_DEFAULT;
-    terse_codebook_free(codebook);
+    if (setup->codebook_path && !(setup->key_type && setup->value_type)) return;
+    struct terse_codebook *codebook = own_types ? NULL : find_anywhere(setup);
+    if (!codebook || !remember(setup, codebook)) setup->method = PLAIN_DEFAULT;
 }
 
 /* Whether a session of these options would be possible with some codebook: what is wrong with them is found before minutes are spent
@@ -254,6 +269,7 @@ static int find_or_learn(const struct setup *setup, const struct terse_session_o
 
 int codebooks_provide(struct setup *setup, struct terse_session_options *options) {
     struct codebook_entry *entry;
+    struct terse_codebook *codebook = NULL;
     struct terse_error error;
     int status = EXIT_OK;
     if (!codebooks_needed(setup)) return EXIT_OK;
@@ -261,18 +277,13 @@ int codebooks_provide(struct setup *setup, struct terse_session_options *options
     for (entry = setup->codebooks; entry && strcmp(entry->method, setup->method) != 0;) entry = entry->next;
     if (!entry) {
         if (setup_try_cache(setup, &error) != TERSE_OK) return complain_error(&error);
-        if (!(entry = calloc(1, sizeof *entry))) return complain("no memory for a codebook");
         if (!setup->codebook_path)
-            status = find_or_learn(setup, options, &entry->codebook);
-        else if (terse_codebook_load(setup->codebook_path, &entry->codebook, &error) != TERSE_OK)
+            status = find_or_learn(setup, options, &codebook);
+        else if (terse_codebook_load(setup->codebook_path, &codebook, &error) != TERSE_OK)
             status = complain_error(&error);
-        if (status != EXIT_OK) {
-            free(entry);
-            return status;
-        }
-        snprintf(entry->method, sizeof entry->method, "%s", setup->method);
-        entry->next = setup->codebooks;
-        setup->codebooks = entry;
+        if (status != EXIT_OK) return status;
+        if (!remember(setup, codebook)) return complain("no memory for a codebook");
+        entry = setup->codebooks;
     }
     options->cache.codebook = entry->codebook;
     return EXIT_OK;

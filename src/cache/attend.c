@@ -124,13 +124,22 @@ static void mix_run(const struct few *few, uint32_t head, const struct tile *til
     if (tallied) cache->method.value.codec->finish(side_shape(cache, CODEC_VALUES, cache->layer, head, rows), tallies, acc);
 }
 
+/* Of a KV head; NULL where its codebook is read without tables, or with larger ones than those that room was made for: heads may differ
+ * in what was learned. */
+static float *tables_of(const struct few *few, uint32_t head) {
+    const struct cache *cache = few->cache;
+    if (!few->table_floats) return NULL;
+    size_t floats = cache->method.key.codec->prepared(side_shape(cache, CODEC_KEYS, cache->layer, head, few->rows));
+    return floats && floats <= few->table_floats ? few->tables + head * few->table_floats : NULL;
+}
+
 /* One work item. */
 static void read_tiles(const struct few *few, size_t split, uint32_t head, float *scratch) {
     const struct cache *cache = few->cache;
     size_t rows = few->rows, run = larger(RUN_LOGITS / rows, 1);
     size_t end = (split + 1) * few->tiles / few->splits;
     const float *q = few->queries + head * rows * cache->shape.head_dim;
-    const float *tables = few->table_floats ? few->tables + head * few->table_floats : NULL;
+    const float *tables = tables_of(few, head);
     float *logits = scratch, *room = scratch + larger(RUN_LOGITS, rows) * BLOCK_TOKENS, *tallies = room + tile_room(cache, rows);
     struct partial partial = few_partial(few, split, head);
     struct tile tiles[RUN_LOGITS];
@@ -151,9 +160,8 @@ static void prepare_queries(const struct few *few, const float *q, uint32_t head
     const struct cache *cache = few->cache;
     float *queries = few->queries + head * few->rows * cache->shape.head_dim;
     gather_queries(cache, q, head, few->first, count, queries);
-    if (!few->table_floats) return;
-    struct codec_shape shape = side_shape(cache, CODEC_KEYS, cache->layer, head, few->rows);
-    cache->method.key.codec->prepare(shape, queries, few->tables + head * few->table_floats);
+    float *tables = tables_of(few, head);
+    if (tables) cache->method.key.codec->prepare(side_shape(cache, CODEC_KEYS, cache->layer, head, few->rows), queries, tables);
 }
 
 static void attend_few(const struct cache *cache, const float *q, size_t first, size_t count, float *out) {

@@ -78,7 +78,8 @@ struct codec {
     void (*decode)(struct codec_shape shape, enum codec_side side, const void *block, float *rows);
 
     /* Keys: logits[G][64] = <q[G][hd], key>, queries rotated as the keys are, scaled by the caller. Where `prepared` is not NULL and
-     * prepared(shape) > 0, `prepare` has been called once for these queries and has written so many floats: look-up tables. */
+     * prepared(shape) > 0, `prepare` may have been called once for these queries and has then written so many floats, look-up tables;
+     * without it `tables` is NULL. What is prepared may differ from head to head, as what was learned does. */
     size_t (*prepared)(struct codec_shape shape);
     void (*prepare)(struct codec_shape shape, const float *q, float *tables);
     void (*score)(struct codec_shape shape, const float *q, const float *tables, const void *block, float *logits);

@@ -335,7 +335,8 @@ void comm_score_by_table(struct codec_shape shape, const float *tables, const st
 
 static void score(struct codec_shape shape, const float *q, const float *tables, const void *block, float *logits) {
     (void)tables;
-    comm_score_decoded(shape, q, &(struct key_turn){.pairs = 0}, block, logits);
+    static const float none[BLOCK_TOKENS];
+    comm_score_decoded(shape, q, &(struct key_turn){.cosine = none, .sine = none}, block, logits);
 }
 
 const struct codec codec_comm = {.name = "comm",

@@ -321,12 +321,12 @@ static void prepare(struct codec_shape shape, const float *q, float *tables) {
 
 static void score_prepared(struct codec_shape shape, const float *q, const float *tables, const void *block, float *logits) {
     const struct product_code *p = pq_product(shape);
-    if (by_table(shape))
-        kernels()->look_up_pq(p, tables, shape.group, block, logits);
-    else if (p->levels)
-        kernels()->score_fixed_pq(p, tables, shape.group, block, logits);
-    else
+    if (!tables)
         kernels()->score_pq(p, q, shape.group, block, logits);
+    else if (by_table(shape))
+        kernels()->look_up_pq(p, tables, shape.group, block, logits);
+    else
+        kernels()->score_fixed_pq(p, tables, shape.group, block, logits);
 }
 
 static void score(struct codec_shape shape, const float *q, const float *tables, const void *block, float *logits) {

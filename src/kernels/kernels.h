@@ -78,10 +78,10 @@ struct kernels {
     void (*channels_pq)(const struct product_code *p, const void *block, float *channels);
     void (*rows_pq)(const struct product_code *p, const void *block, float *rows);
     /* score and mix by centroids, decoded once for all queries. Where levels are read, what they are weighed with is fixed point: each
-     * weight, and each number of a query times its channel's step, is off by at most 1 / 65278 of its query's largest. */
+     * weight, and each number of a query times its channel's step, is off by about 1 / 65278 of its query's largest. */
     void (*score_pq)(const struct product_code *p, const float *q, size_t G, const void *block, float *logits);
     void (*mix_pq)(const struct product_code *p, const float *weights, size_t G, const void *block, float *acc);
-    /* score by levels in two steps, with planes_pq only: fixed[G][product_fixed] of the queries, once for all blocks. */
+    /* score by levels in two steps, in tiers with planes_pq only (else NULL), and where there are levels: fixed[G][product_fixed] of the queries, once for all blocks. */
     void (*fix_pq)(const struct product_code *p, const float *q, size_t G, float *fixed);
     void (*score_fixed_pq)(const struct product_code *p, const float *fixed, size_t G, const void *block, float *logits);
     /* score by look-up; the order within tables[product_floats] is the tier's own. Where planes are read, entries are fixed point: off

@@ -76,7 +76,10 @@ static void describe_weighting(struct plan *plan) {
         snprintf(plan->info.weighting, sizeof plan->info.weighting, "none");
     else
         snprintf(plan->info.weighting, sizeof plan->info.weighting, "gradient%s per %s, labels %s", plan->power == 2 ? "^2" : "",
-                 plan->weighting == TERSE_WEIGHTING_ROW ? "head" : "sub-vector", plan->text_labels ? "of the text" : "drawn");
+                 plan->weighting == TERSE_WEIGHTING_ROW                              ? "head"
+                 : plan->info.key.codec && plan->info.key.codec->learner == CODEC_EM ? "key head, value sub-vector"
+                                                                                     : "sub-vector",
+                 plan->text_labels ? "of the text" : "drawn");
 }
 
 static enum terse_status check_options(const struct terse_calibration *o, struct terse_error *error) {
@@ -130,14 +133,19 @@ static bool wants_rotated(const struct plan *plan) {
 
 static uint32_t common_divisor(uint32_t a, uint32_t b) { return b ? common_divisor(b, a % b) : a; }
 
-/* What one capture must keep for all plans. */
-static enum terse_status add_to_capture(const struct plan *plan, const struct plan *first, struct capture_options *o,
-                                        struct terse_error *error) {
-    bool other_keys = plan->info.key.codec && first->info.key.codec && wants_rotated(plan) != wants_rotated(first);
-    if (other_keys || (has_frame(plan) && has_frame(first) && plan->info.shared != first->info.shared))
-        return status_fail(error, TERSE_E_UNSUPPORTED,
-                           "%s and %s cannot learn from the same samples: calibrate one after the other", first->info.method,
-                           plan->info.method);
+static bool can_share(const struct plan *a, const struct plan *b) {
+    if (a->info.key.codec && b->info.key.codec && wants_rotated(a) != wants_rotated(b)) return false;
+    return !has_frame(a) || !has_frame(b) || a->info.shared == b->info.shared;
+}
+
+/* What one capture must keep for the i-th plan too. */
+static enum terse_status add_to_capture(const struct plan *plans, size_t i, struct capture_options *o, struct terse_error *error) {
+    const struct plan *plan = &plans[i];
+    for (size_t j = 0; j < i; j++)
+        if (!can_share(plan, &plans[j]))
+            return status_fail(error, TERSE_E_UNSUPPORTED,
+                               "%s and %s cannot learn from the same samples: calibrate one after the other", plans[j].info.method,
+                               plan->info.method);
     for (int side = 0; side < 2; side++) {
         struct coding coding = coding_of(&plan->info, side);
         struct capture_side *kept = &o->side[side];
@@ -161,7 +169,7 @@ static enum terse_status capture(const struct plan *plans, size_t count, const s
                                       .budget = budget,
                                       .progress = plans->progress};
     enum terse_status status = TERSE_OK;
-    for (size_t i = 0; i < count && !status; i++) status = add_to_capture(&plans[i], &plans[0], &options, error);
+    for (size_t i = 0; i < count && !status; i++) status = add_to_capture(plans, i, &options, error);
     return status ? status : capture_new(plans->model, &options, tokens, n, samples, error);
 }
 

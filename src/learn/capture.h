@@ -26,7 +26,7 @@ struct capture_options {
     uint32_t positions;
     bool drawn;    /* gradients of labels drawn from the model's predictions (backward_draw_labels), not the text's */
     uint64_t seed; /* of the draws */
-    size_t budget; /* bytes of rows and norms */
+    size_t budget; /* bytes of rows, norms and factors */
     struct terse_progress progress; /* "gradients" or "keys and values", in passes over a layer */
 };
 

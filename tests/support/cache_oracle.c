@@ -40,6 +40,10 @@ static void make_codebook(struct oracle *o) {
         struct coding coding = side ? info.value : info.key;
         size_t sets = (size_t)info.layers * info.kv_heads, each = n / sets; /* the scale of gains is the last number of a set */
         for (size_t i = 0; coding.codec == &codec_gain_shape && i < sets; i++) o->centroids[side][(i + 1) * each - 1] = 1.5f;
+        struct codec_shape shape = {info.head_dim, 1, coding.width, coding.bits, NULL};
+        for (size_t i = 0; coding.codec->settle && i < sets; i++)
+            if (o->setup.settled >> i & 1)
+                coding.codec->settle(shape, side ? CODEC_VALUES : CODEC_KEYS, o->centroids[side] + i * each);
     }
     if (codebook_new(&info, o->centroids[0], o->centroids[1], &o->codebook, &error)) fail_msg("%s", error.message);
     o->method.learned = o->codebook;
@@ -363,7 +367,7 @@ static void compare(struct oracle *o, uint32_t layer, const float *q, const floa
     size_t hd = o->setup.head_dim, heads = o->setup.query_heads;
     for (size_t i = 0; i < n; i++) {
         for (uint32_t h = 0; h < heads; h++) {
-            double expected[256], allowed = o->method.key.codec->prepared ? 5e-4 : 1e-4; /* tables may be fixed point of 16 bits */
+            double expected[256], allowed = o->method.key.codec->settle ? 5e-4 : 1e-4; /* may be read in fixed point of 16 bits */
             attend_dense(o, layer, q + (i * heads + h) * hd, first + i, h, expected);
             for (size_t c = 0; c < hd; c++) {
                 double difference = fabs((double)out[(i * heads + h) * hd + c] - expected[c]);

@@ -17,6 +17,8 @@ struct oracle_setup {
     bool alibi;            /* slopes, and no rotation */
     uint32_t anchor_count; /* tokens of a prefill that stay exact */
     double anchor_percent;
+    uint32_t
+        settled; /* a bit for each layer and KV head, the first the lowest: its centroids are settled, as learning leaves them */
 };
 
 struct oracle {
