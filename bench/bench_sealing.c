@@ -1,6 +1,6 @@
-/* Sealing on and off the critical path (MILLION, section III-D): time per output token of a model at depth, when the step that moves a
- * block out of the window encodes it, and when a worker has done so before. Centroids and the cache's contents are random: encoding
- * costs the same.
+/* Sealing on and off the critical path (MILLION, section III-D): time per output token of a model at depth, when the step that
+ * moves a block out of the window encodes it, and when a worker has done so before. Centroids and the cache's contents are random:
+ * encoding costs the same.
  *
  *     bench_sealing [MODEL.gguf [DEPTH [TOKENS]]]
  */

@@ -1,5 +1,6 @@
-/* Fidelity: what a compressed KV cache costs in perplexity, in divergence from full precision, in facts found and in memory, for a list of
- * methods. Measures and writes a work folder (fidelity_store.h); fidelity_report.py makes docs/fidelity.md and the plot of it.
+/* Fidelity: what a compressed KV cache costs in perplexity, in divergence from full precision, in facts found and in memory, for a
+ * list of methods. Measures and writes a work folder (fidelity_store.h); fidelity_report.py makes docs/fidelity.md and the plot of
+ * it.
  *
  *     fidelity -f TEXT --methods LIST -w FOLDER [options]
  */

@@ -1,6 +1,6 @@
-/* The gradients of every key and value against differences of a loss in double precision, on a tiny model of every architecture; the
- * loss and the rows against the same naive pass; that pass against Hugging Face transformers' logits. And what a caller may do wrong,
- * threads, interruption, refused memory.
+/* The gradients of every key and value against differences of a loss in double precision, on a tiny model of every architecture;
+ * the loss and the rows against the same naive pass; that pass against Hugging Face transformers' logits. And what a caller may do
+ * wrong, threads, interruption, refused memory.
  *
  *     test_backward --bench MODEL [N]     seconds per window of N (2048) random tokens
  */
@@ -24,8 +24,8 @@
 
 #include <cmocka.h>
 
-/* Largest differences: of the loss, of rows over the largest number of their layer, of gradients over the largest of their layer, KV
- * head and side (of a direction's slope over the gradient's length). What is left is rounding to fp32: the worst met is 6e-6. */
+/* Largest differences: of the loss, of rows over the largest number of their layer, of gradients over the largest of their layer,
+ * KV head and side (of a direction's slope over the gradient's length). What is left is rounding to fp32: the worst met is 6e-6. */
 #define LOSS_BOUND 1e-5
 #define ROW_BOUND 1e-5
 #define GRADIENT_BOUND 5e-5

@@ -1,6 +1,6 @@
-/* Capture against what the backward pass delivers, rotated here in double precision; which tokens stay under a small budget; the weights'
- * formula; and calibration as a whole: the same bits for any number of threads, centroids that belong to their own layer, head and
- * side, interruption at every report, refused memory. */
+/* Capture against what the backward pass delivers, rotated here in double precision; which tokens stay under a small budget; the
+ * weights' formula; and calibration as a whole: the same bits for any number of threads, centroids that belong to their own layer,
+ * head and side, interruption at every report, refused memory. */
 #include "base/half.h"
 #include "base/memory.h"
 #include "learn/calibrate.h"
@@ -444,8 +444,8 @@ static double error_with(const struct terse_codebook *codebook, enum codec_side 
     return sum / (double)n;
 }
 
-/* Rows of the text that was learned from are told best by the centroids of their own layer, head and side, and those are better than
- * what all share. */
+/* Rows of the text that was learned from are told best by the centroids of their own layer, head and side, and those are better
+ * than what all share. */
 static void centroids_are_those_of_their_own_head(void **state) {
     const char *method = *state;
     struct terse_model *m = load_model("llama");
@@ -486,7 +486,8 @@ static void centroids_are_those_of_their_own_head(void **state) {
     terse_model_free(m);
 }
 
-/* What is learned together is what is learned alone, where the norms that are kept are the same; frames are entered last and once. */
+/* What is learned together is what is learned alone, where the norms that are kept are the same; frames are entered last and once.
+ */
 static void methods_can_learn_together(void **state) {
     (void)state;
     enum { N = 5 };
@@ -564,7 +565,8 @@ static void every_report_may_end_it(void **state) {
             assert_int_equal(whole.stages, 2);
             assert_int_equal(whole.done, whole.total);
             assert_string_equal(whole.what, "centroids");
-            /* Few of the reports are the first of their kind; with several threads their number varies, so the last ones are left. */
+            /* Few of the reports are the first of their kind; with several threads their number varies, so the last ones are left.
+             */
             for (uint64_t allowed = 0; allowed < whole.calls / 2; allowed += 1 + allowed / 4) {
                 struct watch watch = {.allowed = allowed};
                 assert_int_equal(calibrate_watched(m, method, threads, &watch), TERSE_E_INTERRUPTED);

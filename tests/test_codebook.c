@@ -132,8 +132,8 @@ static void test_round_trips(void **state) {
     }
 }
 
-/* The parameters reach the layer, the KV head and the side that they were given for, in the order [layer][head][part][code][channel],
- * rounded to half precision. */
+/* The parameters reach the layer, the KV head and the side that they were given for, in the order
+ * [layer][head][part][code][channel], rounded to half precision. */
 static void test_order(void **state) {
     (void)state;
     struct codebook_info info = codebook_sample_info();

@@ -1,5 +1,5 @@
-/* The codecs that learn nothing: blocks of f16, q8_0, q4_0 and kivi equal an independent conversion bit for bit, those of q8_0 and q4_0
- * gguf-py's too, and what reads codes equals what reads decoded rows. */
+/* The codecs that learn nothing: blocks of f16, q8_0, q4_0 and kivi equal an independent conversion bit for bit, those of q8_0 and
+ * q4_0 gguf-py's too, and what reads codes equals what reads decoded rows. */
 #include "base/half.h"
 #include "codec/codec.h"
 
@@ -96,8 +96,8 @@ static void block_element(const struct codec *codec, enum codec_side side, const
     *code = (c % 32 < 16 ? pair & 15 : pair >> 4) - 8;
 }
 
-/* ---- kivi: number i of n in a group of `count` that lie `apart`, by the definition in double precision. What a slot without a token
- * holds is nobody's business. */
+/* ---- kivi: number i of n in a group of `count` that lie `apart`, by the definition in double precision. What a slot without a
+ * token holds is nobody's business. */
 
 static bool is_kivi(const struct codec *codec) { return codec == &codec_kivi_4 || codec == &codec_kivi_2; }
 

@@ -1,5 +1,6 @@
-/* CommVQ's keys: the algebra (codewords commute with rotations), every kernel against its definition in double precision on every tier,
- * encoding against brute force, both ways of scoring against decoding, turning and multiplying, how codes lie, and what is refused. */
+/* CommVQ's keys: the algebra (codewords commute with rotations), every kernel against its definition in double precision on every
+ * tier, encoding against brute force, both ways of scoring against decoding, turning and multiplying, how codes lie, and what is
+ * refused. */
 #include "base/half.h"
 #include "codec/comm.h"
 #include "kernels/code_planes.h"
@@ -137,8 +138,8 @@ static double key_by_definition(const struct setup *u, const struct shape *s, si
 
 /* ---- The algebra ----------------------------------------------------------------------------------------------------------- */
 
-/* The paper's matrices [[x, y], [-y, x]] commute with every rotation, and so do the codewords [1 0] C[a] + [0 1] C[b] of them: turning
- * what was decoded is decoding with turned tables. */
+/* The paper's matrices [[x, y], [-y, x]] commute with every rotation, and so do the codewords [1 0] C[a] + [0 1] C[b] of them:
+ * turning what was decoded is decoding with turned tables. */
 static void codewords_commute_with_rotations(void **state) {
     (void)state;
     for (int i = 0; i < 1000; i++) {
@@ -232,7 +233,8 @@ static void turned_tables_give_turned_keys(void **state) {
     }
 }
 
-/* ---- Kernels ------------------------------------------------------------------------------------------------------------------- */
+/* ---- Kernels -------------------------------------------------------------------------------------------------------------------
+ */
 
 static void check_products(const struct kernels *k, size_t n, size_t d, size_t stride, size_t width, enum guard_side side) {
     float *x = guard_floats((n - 1) * stride + d, side), *panel = guard_floats(d * width, side),
@@ -584,7 +586,8 @@ static void residuals_never_grow(void **state) {
     comm_search_free(&search);
 }
 
-/* ---- How codes lie --------------------------------------------------------------------------------------------------------------- */
+/* ---- How codes lie
+ * --------------------------------------------------------------------------------------------------------------- */
 
 static void codes_of_12_bits_lie_without_waste(void **state) {
     (void)state;
@@ -666,7 +669,8 @@ static void more_rounds_err_less(void **state) {
     }
 }
 
-/* ---- What is refused -------------------------------------------------------------------------------------------------------------- */
+/* ---- What is refused
+ * -------------------------------------------------------------------------------------------------------------- */
 
 static void bad_shapes_are_refused(void **state) {
     (void)state;

@@ -1,5 +1,5 @@
-/* Expectation maximization for commuting tables: the closed form against plain least squares, what both steps promise, planted tables
- * found again, the same bits for any number of threads, few rounds within many, repairs, and input that is refused. */
+/* Expectation maximization for commuting tables: the closed form against plain least squares, what both steps promise, planted
+ * tables found again, the same bits for any number of threads, few rounds within many, repairs, and input that is refused. */
 #include "base/memory.h"
 #include "kernels/comm.h"
 #include "learn/em.h"
@@ -44,7 +44,8 @@ static struct em_result fit(const struct em_points *points, struct em_shape shap
     return result;
 }
 
-/* ---- The M step --------------------------------------------------------------------------------------------------------------- */
+/* ---- The M step ---------------------------------------------------------------------------------------------------------------
+ */
 
 /* Solves A x = y, A[n][n], by elimination with pivots. */
 static void eliminate(double *A, double *y, size_t n) {
@@ -183,7 +184,8 @@ static void the_m_step_never_increases_the_error(void **state) {
     }
 }
 
-/* ---- Fits ---------------------------------------------------------------------------------------------------------------------- */
+/* ---- Fits ----------------------------------------------------------------------------------------------------------------------
+ */
 
 /* The error of greedy rounds by brute force in double precision. */
 static double error_by_brute_force(const struct em_points *points, struct em_shape shape, const float *tables) {
@@ -271,7 +273,8 @@ static void planted_tables_are_found(void **state) {
     free(rows);
 }
 
-/* ---- Invariants ------------------------------------------------------------------------------------------------------------------ */
+/* ---- Invariants
+ * ------------------------------------------------------------------------------------------------------------------ */
 
 static void threads_change_no_bit(void **state) {
     (void)state;
@@ -341,7 +344,8 @@ static void weights_are_copies(void **state) {
     free(rows);
 }
 
-/* Fewer distinct points than entries, and all the same: entries that serve nobody are put to use as long as there is something to do. */
+/* Fewer distinct points than entries, and all the same: entries that serve nobody are put to use as long as there is something to
+ * do. */
 static void few_points_are_met_exactly(void **state) {
     (void)state;
     enum { N = 60, G = 3, K = 8 };
@@ -359,7 +363,8 @@ static void few_points_are_met_exactly(void **state) {
     assert_true(fit(&(struct em_points){rows, 1, 2 * G, NULL}, (struct em_shape){G, K, 2}, 1, tables, NULL).error == 0);
 }
 
-/* ---- Progress and refusals ------------------------------------------------------------------------------------------------------- */
+/* ---- Progress and refusals
+ * ------------------------------------------------------------------------------------------------------- */
 
 struct watched {
     uint64_t calls, stop_at, last, total;

@@ -293,8 +293,8 @@ static void scores_equal_sums_over_centroids(void **state) {
 
 /* ---- Values ------------------------------------------------------------------------------------------------------------------ */
 
-/* What a tier that reads values by levels may be off by, for one query and channel: its weights are fixed point, and lows and levels
- * cancel. */
+/* What a tier that reads values by levels may be off by, for one query and channel: its weights are fixed point, and lows and
+ * levels cancel. */
 static double levels_error(const struct sample *s, const float *weights, size_t c) {
     if (!s->p.levels) return 0;
     double step = (double)s->p.step[c], sum = 0, largest = 0, levels = 0;
@@ -349,7 +349,8 @@ static void mixes_equal_sums_over_centroids(void **state) {
     for (int fill = 0; fill < FILLS; fill++) for_shapes(check_mixes, true, (enum fill)fill, 3);
 }
 
-/* ---- Turned keys --------------------------------------------------------------------------------------------------------------- */
+/* ---- Turned keys ---------------------------------------------------------------------------------------------------------------
+ */
 
 static void fill_angles(float *cosine, float *sine, size_t n) {
     for (size_t i = 0; i < n; i++) {

@@ -125,7 +125,8 @@ static void for_learners(bool settled, void (*check)(const struct learner *l)) {
     }
 }
 
-/* ---- Blocks -------------------------------------------------------------------------------------------------------------------- */
+/* ---- Blocks --------------------------------------------------------------------------------------------------------------------
+ */
 
 static double distance(const float *a, const float *b, size_t n) {
     double sum = 0;
@@ -224,7 +225,8 @@ static void centroids_are_rounded_as_said(void **state) {
     for_learners(false, check_rounding);
 }
 
-/* ---- Reading --------------------------------------------------------------------------------------------------------------------- */
+/* ---- Reading
+ * --------------------------------------------------------------------------------------------------------------------- */
 
 static void make_blocks(const struct learner *l, size_t n, uint8_t *const *block, float *decoded) {
     float rows[SLOTS * 256];
@@ -243,7 +245,8 @@ static void expect_close(double got, double want, double allowed, const struct l
 }
 
 /* By look-up and by decoding, the one that the codec chooses and both by force. Fixed point: 2^-17 of the widest span for each
- * sub-vector by look-up, 1 / 65278 of the largest of query times step by levels, and no sub-vector's products span more than twice its query's absolute sum times the largest centroid. */
+ * sub-vector by look-up, 1 / 65278 of the largest of query times step by levels, and no sub-vector's products span more than twice
+ * its query's absolute sum times the largest centroid. */
 static void check_keys(const struct learner *l, uint32_t G) {
     struct codec_shape shape = l->shape;
     const struct product_code *p = pq_product(shape);
@@ -372,7 +375,8 @@ static void values_read_every_way_equal_decoded_rows(void **state) {
     for_learners(true, check_all_values);
 }
 
-/* ---- What is refused ---------------------------------------------------------------------------------------------------------------- */
+/* ---- What is refused
+ * ---------------------------------------------------------------------------------------------------------------- */
 
 static void expect_unsupported(struct codec_shape shape, const char *says) {
     const struct codec *codecs[] = {&codec_pq, &codec_vq};

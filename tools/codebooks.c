@@ -229,8 +229,8 @@ void codebooks_choose_method(struct setup *setup) {
     if (!codebook || !remember(setup, codebook)) setup->method = PLAIN_DEFAULT;
 }
 
-/* Whether a session of these options would be possible with some codebook: what is wrong with them is found before minutes are spent
- * on learning. */
+/* Whether a session of these options would be possible with some codebook: what is wrong with them is found before minutes are
+ * spent on learning. */
 static int try_options(const struct setup *setup, const struct terse_session_options *options) {
     struct terse_session_options plain = *options;
     struct terse_session *session;

@@ -124,8 +124,8 @@ static void mix_run(const struct few *few, uint32_t head, const struct tile *til
     if (tallied) cache->method.value.codec->finish(side_shape(cache, CODEC_VALUES, cache->layer, head, rows), tallies, acc);
 }
 
-/* Of a KV head; NULL where its codebook is read without tables, or with larger ones than those that room was made for: heads may differ
- * in what was learned. */
+/* Of a KV head; NULL where its codebook is read without tables, or with larger ones than those that room was made for: heads may
+ * differ in what was learned. */
 static float *tables_of(const struct few *few, uint32_t head) {
     const struct cache *cache = few->cache;
     if (!few->table_floats) return NULL;

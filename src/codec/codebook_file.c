@@ -1,5 +1,5 @@
-/* The codebook's file: a GGUF container, docs/codebook-format.md. Owns its keys and tensors; leaves the container to base/gguf*.c and
- * what the parameters mean to the codecs. */
+/* The codebook's file: a GGUF container, docs/codebook-format.md. Owns its keys and tensors; leaves the container to base/gguf*.c
+ * and what the parameters mean to the codecs. */
 #include "base/mapped_file.h"
 #include "base/memory.h"
 #include "base/text.h"

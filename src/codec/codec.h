@@ -77,22 +77,22 @@ struct codec {
     /* rows[64][hd]. */
     void (*decode)(struct codec_shape shape, enum codec_side side, const void *block, float *rows);
 
-    /* Keys: logits[G][64] = <q[G][hd], key>, queries rotated as the keys are, scaled by the caller. Where `prepared` is not NULL and
-     * prepared(shape) > 0, `prepare` may have been called once for these queries and has then written so many floats, look-up tables;
-     * without it `tables` is NULL. What is prepared may differ from head to head, as what was learned does. */
+    /* Keys: logits[G][64] = <q[G][hd], key>, queries rotated as the keys are, scaled by the caller. Where `prepared` is not NULL
+     * and prepared(shape) > 0, `prepare` may have been called once for these queries and has then written so many floats, look-up
+     * tables; without it `tables` is NULL. What is prepared may differ from head to head, as what was learned does. */
     size_t (*prepared)(struct codec_shape shape);
     void (*prepare)(struct codec_shape shape, const float *q, float *tables);
     void (*score)(struct codec_shape shape, const float *q, const float *tables, const void *block, float *logits);
     /* Keys by channel, channels[hd][64]: how readers that must turn keys before they meet a query want them. */
     void (*channels)(struct codec_shape shape, const void *block, float *channels);
-    /* As score, for keys that lie unturned: the one in slot t is turned by *turn's angles of t before it meets the queries. NULL: the
-     * reader takes `channels` and turns them. */
+    /* As score, for keys that lie unturned: the one in slot t is turned by *turn's angles of t before it meets the queries. NULL:
+     * the reader takes `channels` and turns them. */
     void (*score_turned)(struct codec_shape shape, const float *q, const struct key_turn *turn, const void *block, float *logits);
 
     /* Values: acc[G][hd] += weights[G][64] times the values. */
-    void (*mix)(struct codec_shape shape, const float *weights, const void *block, float *acc);
-    /* The same in two steps where `tallies` is not NULL and tallies(shape) > 0: `tally` adds the weights up by code in so many floats,
-     * zeros to begin with, over any number of blocks, and `finish` adds to acc[G][hd] what they come to. */
+    void (*mix)(struct codec_shape shape, const float *weights, const void *block, float *acc); /* NULL: a codec of keys alone */
+    /* The same in two steps where `tallies` is not NULL and tallies(shape) > 0: `tally` adds the weights up by code in so many
+     * floats, zeros to begin with, over any number of blocks, and `finish` adds to acc[G][hd] what they come to. */
     size_t (*tallies)(struct codec_shape shape);
     void (*tally)(struct codec_shape shape, const float *weights, const void *block, float *tallies);
     void (*finish)(struct codec_shape shape, const float *tallies, float *acc);

@@ -2,14 +2,15 @@
  *
  *     key = mean + gain * shape,   shape = sum over rounds of z_r[a_r] + i z_r[b_r]
  *
- * Of a head's channels those that RoPE turns together are a complex number; a group of up to 64 of them shares a code, two indices of 6
- * bits, of which there is one for each round. Each round codes what the ones before have left, so that the first of many rounds are a
- * coarser code of their own. Tables are learned by learn/em.c from keys in the frame of codec/frame.h: about their mean, which commutes
- * as well and costs no bits, and at a size of 1. The gain, one byte for each token and KV head, is set last and keeps the key's norm: the
- * paper has one norm for each token and layer in 16 bits, which a block, of one KV head, cannot share.
+ * Of a head's channels those that RoPE turns together are a complex number; a group of up to 64 of them shares a code, two indices
+ * of 6 bits, of which there is one for each round. Each round codes what the ones before have left, so that the first of many
+ * rounds are a coarser code of their own. Tables are learned by learn/em.c from keys in the frame of codec/frame.h: about their
+ * mean, which commutes as well and costs no bits, and at a size of 1. The gain, one byte for each token and KV head, is set last
+ * and keeps the key's norm: the paper has one norm for each token and layer in 16 bits, which a block, of one KV head, cannot
+ * share.
  *
- * Tables are read as integers of 7 bits with a step for each pair. Encoding sees the same numbers as every way of reading: a round makes up
- * for what earlier ones lost in rounding, so that it costs next to nothing, and sums are exact.
+ * Tables are read as integers of 7 bits with a step for each pair. Encoding sees the same numbers as every way of reading: a round
+ * makes up for what earlier ones lost in rounding, so that it costs next to nothing, and sums are exact.
  */
 #include "codec/comm.h"
 
@@ -144,7 +145,8 @@ static enum terse_status check_parameters(struct codec_shape shape, const float 
     return frame_check(floats + frame_at(shape), shape.head_dim, error);
 }
 
-/* Makes integers of a group's tables[rounds][entries][2 pairs]; the largest number of a pair in any round is its step's COMM_LARGEST-fold. */
+/* Makes integers of a group's tables[rounds][entries][2 pairs]; the largest number of a pair in any round is its step's
+ * COMM_LARGEST-fold. */
 static void set_group(struct learned *learned, size_t group, const float *tables) {
     const struct comm_code *c = &learned->code;
     size_t rows = c->rounds * COMM_ENTRIES;
@@ -299,9 +301,10 @@ static void decode(struct codec_shape shape, enum codec_side side, const void *b
 
 /* ---- Scores: which way
  *
- * Keys are decoded once for all queries of a KV head, turned and met. The other way, of the paper, has a table of each query, whose sums are
- * turned by the token's whole angle; it looks up as often, in numbers four times as wide, and that for each query. Measured (8192 tokens,
- * ns per token and KV head, one thread of a busy machine, f16 taking 8 and 16 with AVX-512, 11 and 28 with AVX2 for 1 and 4 queries):
+ * Keys are decoded once for all queries of a KV head, turned and met. The other way, of the paper, has a table of each query, whose
+ * sums are turned by the token's whole angle; it looks up as often, in numbers four times as wide, and that for each query.
+ * Measured (8192 tokens, ns per token and KV head, one thread of a busy machine, f16 taking 8 and 16 with AVX-512, 11 and 28 with
+ * AVX2 for 1 and 4 queries):
  *
  *     head_dim, rounds          128, 11   128, 21   64, 5   64, 11
  *     AVX-512  decoded, 1 or 4    99       150       35       58

@@ -6,20 +6,21 @@
 #include "kernels/comm.h"
 #include "kernels/product.h"
 
-/* The coding of `bits` bits per key value, as near as whole rounds come, the gain not counted: groups as large as they can be, since at
- * equal bits larger ones err less. 1 and 2 bits are 11 and 21 rounds at head_dim 128 (1.03 and 1.97 bits), 5 and 11 at 64. */
+/* The coding of `bits` bits per key value, as near as whole rounds come, the gain not counted: groups as large as they can be,
+ * since at equal bits larger ones err less. 1 and 2 bits are 11 and 21 rounds at head_dim 128 (1.03 and 1.97 bits), 5 and 11 at 64.
+ */
 struct coding comm_coding(uint32_t head_dim, uint32_t bits);
 
-/* Parameters of a layer and KV head: tables[groups][rounds][COMM_ENTRIES][width], each row the real parts of a group's pairs and then the
- * imaginary parts; how the model rotates, below; then the frame of codec/frame.h. */
+/* Parameters of a layer and KV head: tables[groups][rounds][COMM_ENTRIES][width], each row the real parts of a group's pairs and
+ * then the imaginary parts; how the model rotates, below; then the frame of codec/frame.h. */
 static inline size_t comm_groups(struct codec_shape shape) { return shape.head_dim / shape.width; }
 static inline size_t comm_rounds(struct codec_shape shape) { return shape.bits / COMM_BITS; }
 static inline size_t comm_table_numbers(struct codec_shape shape) {
     return comm_groups(shape) * comm_rounds(shape) * COMM_ENTRIES * shape.width;
 }
 
-/* Which channels are a complex number is written beside the tables, before a frame is entered: `pairs` RoPE pairs, channels (2i, 2i + 1) if
- * adjacent, else (i, i + pairs). Channels from 2 pairs on, which no rotation turns, pair up as neighbours. */
+/* Which channels are a complex number is written beside the tables, before a frame is entered: `pairs` RoPE pairs, channels (2i, 2i
+ * + 1) if adjacent, else (i, i + pairs). Channels from 2 pairs on, which no rotation turns, pair up as neighbours. */
 void comm_set_pairing(struct codec_shape shape, float *parameters, size_t pairs, bool adjacent);
 /* channels[width]: where in the head the numbers of a group's row lie. The parameters hold a pairing. */
 void comm_channels(struct codec_shape shape, const float *parameters, size_t group, uint8_t *channels);

@@ -1,5 +1,5 @@
-/* The codecs kivi-4 and kivi-2: asymmetric integers (KIVI, Liu et al. 2024), keys by channel and values by token, since outliers of keys
- * keep to their channels and those of values do not.
+/* The codecs kivi-4 and kivi-2: asymmetric integers (KIVI, Liu et al. 2024), keys by channel and values by token, since outliers of
+ * keys keep to their channels and those of values do not.
  *
  *     x = zero + scale * code,   zero = min, scale = (max - min) / (2^bits - 1), both as halves, over 32 numbers:
  *     keys    of one channel and 32 tokens      values    of one token and 32 channels

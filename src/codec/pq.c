@@ -1,7 +1,7 @@
-/* The codecs pq and vq: product quantization (Jegou et al. 2011). A head is cut into sub-vectors of `width` contiguous channels, each
- * coded by the nearest of its 2^bits centroids. pq takes keys after rotation, so that a query can meet the centroids once and each
- * key by look-up (MILLION); vq takes them before, where they cluster better (AnTKV, CQ), and then keys are decoded, turned and met.
- * Values are the same in both.
+/* The codecs pq and vq: product quantization (Jegou et al. 2011). A head is cut into sub-vectors of `width` contiguous channels,
+ * each coded by the nearest of its 2^bits centroids. pq takes keys after rotation, so that a query can meet the centroids once and
+ * each key by look-up (MILLION); vq takes them before, where they cluster better (AnTKV, CQ), and then keys are decoded, turned and
+ * met. Values are the same in both.
  *
  * Centroids are kept in half precision, as in a codebook's file: half the memory to stream through when there are 4096 of them.
  */
@@ -147,8 +147,8 @@ static bool find_levels(struct learned *learned, size_t c) {
     return true;
 }
 
-/* Rounds x[k], `apart` numbers between them, to at most 256 multiples of a step that is a quarter, five, six or seven eighths of a power
- * of two: the smallest such that all are halves. */
+/* Rounds x[k], `apart` numbers between them, to at most 256 multiples of a step that is a quarter, five, six or seven eighths of a
+ * power of two: the smallest such that all are halves. */
 static void settle_channel(float *x, size_t k, size_t apart) {
     float least = x[0], most = x[0];
     for (size_t j = 1; j < k; j++) {
@@ -274,9 +274,9 @@ static void channels(struct codec_shape shape, const void *block, float *to) {
 
 /* ---- Which way
  *
- * Keys by table, by levels or by decoding, values by mixing or by tally: the choice is made here, from bench/bench_pq (8192 tokens, ns
- * per token and KV head of 128 channels, four queries; f16 taking 25 ns with AVX2, and with AVX-512, where it was one thread alone,
- * 10):
+ * Keys by table, by levels or by decoding, values by mixing or by tally: the choice is made here, from bench/bench_pq (8192 tokens,
+ * ns per token and KV head of 128 channels, four queries; f16 taking 25 ns with AVX2, and with AVX-512, where it was one thread
+ * alone, 10):
  *
  *     width x bits            2 x 8   4 x 8   8 x 8   16 x 8   4 x 12   16 x 12   32 x 12
  *     AVX-512  look-up         23      12      5       3        -        -         -
@@ -289,10 +289,10 @@ static void channels(struct codec_shape shape, const void *block, float *to) {
  *              mix             50      34      17      16       68       50        24
  *              tally           68      40      19      13       -        -         -
  *
- * Look-up takes as many times longer as there are queries, and its tables have to be made: with 2048 tokens it takes twice as long for
- * each. By levels one query takes 5 ns, three take 6 and eight 13. Both levels and decoding look up numbers in registers with AVX-512,
- * which costs the same for any width; without, decoding fetches rows one by one. With 4096 centroids their own memory bounds every
- * way: 1 MB for a head is half of what f16 reads of 8192 tokens. */
+ * Look-up takes as many times longer as there are queries, and its tables have to be made: with 2048 tokens it takes twice as long
+ * for each. By levels one query takes 5 ns, three take 6 and eight 13. Both levels and decoding look up numbers in registers with
+ * AVX-512, which costs the same for any width; without, decoding fetches rows one by one. With 4096 centroids their own memory
+ * bounds every way: 1 MB for a head is half of what f16 reads of 8192 tokens. */
 
 /* Keys by look-up, wherever tables stay small; but in registers narrow codes are read faster. */
 static bool by_table(struct codec_shape shape) {

@@ -1,5 +1,5 @@
-/* What codec_pq and codec_vq have learned, for those who read blocks by kernels()->..._pq themselves: tests and the benchmark, which
- * force either way of reading, and readers of keys that are to be turned. */
+/* What codec_pq and codec_vq have learned, for those who read blocks by kernels()->..._pq themselves: tests and the benchmark,
+ * which force either way of reading, and readers of keys that are to be turned. */
 #ifndef TERSE_CODEC_PQ_H
 #define TERSE_CODEC_PQ_H
 
@@ -10,8 +10,9 @@
 const struct product_code *pq_product(struct codec_shape shape);
 
 /* Their `settle`: moves centroids, where there are no more than 256, to a grid of at most 256 levels in each channel, all of them
- * halves. The fastest processors then read them as bytes; others may stay as they are, and are read as halves. The squared error grows by some 2 % for pairs of channels at 8 bits, 0.2 % for fours, less for wider sub-vectors
- * (estimated on codebooks of the built-in model). */
+ * halves. The fastest processors then read them as bytes; others may stay as they are, and are read as halves. The squared error
+ * grows by some 2 % for pairs of channels at 8 bits, 0.2 % for fours, less for wider sub-vectors (estimated on codebooks of the
+ * built-in model). */
 void pq_settle(struct codec_shape shape, enum codec_side side, float *parameters);
 
 #endif

@@ -34,8 +34,9 @@ static void channels_comm(const struct comm_code *c, const float *gains, const v
 
 #include "kernels/comm_template.h"
 
-/* ---- Looked up in registers: a permutation of bytes is 64 look-ups in a table of 64, of which a round has two for each number, and the
- * indices are in order from the planes. Their sum still is a byte; it goes to sums of 16 bits, those of even bytes and of odd ones. */
+/* ---- Looked up in registers: a permutation of bytes is 64 look-ups in a table of 64, of which a round has two for each number,
+ * and the indices are in order from the planes. Their sum still is a byte; it goes to sums of 16 bits, those of even bytes and of
+ * odd ones. */
 
 struct indices {
     __m512i a[COMM_MOST_ROUNDS], b[COMM_MOST_ROUNDS]; /* permutations look at six bits and let the others be */

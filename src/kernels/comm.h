@@ -1,9 +1,10 @@
-/* CommVQ's keys as kernels see them (Li et al. 2025, section 4.2): what the slots ..._comm of kernels/kernels.h read by, and the search
- * that learning and encoding share. Owns nothing; codec/comm.c owns what is pointed to, codec/block_layout.h says how codes lie.
+/* CommVQ's keys as kernels see them (Li et al. 2025, section 4.2): what the slots ..._comm of kernels/kernels.h read by, and the
+ * search that learning and encoding share. Owns nothing; codec/comm.c owns what is pointed to, codec/block_layout.h says how codes
+ * lie.
  *
- * A group is `pairs` complex numbers, each a pair of channels that RoPE turns together. A round has a table z of entries of that many
- * complex numbers, and its codeword (a, b) is z[a] + i z[b]: the matrices [[x, y], [-y, x]] of the paper are complex numbers, which
- * commute with the rotation because that is one too. A group's row is real parts[pairs], then imaginary parts[pairs]. */
+ * A group is `pairs` complex numbers, each a pair of channels that RoPE turns together. A round has a table z of entries of that
+ * many complex numbers, and its codeword (a, b) is z[a] + i z[b]: the matrices [[x, y], [-y, x]] of the paper are complex numbers,
+ * which commute with the rotation because that is one too. A group's row is real parts[pairs], then imaginary parts[pairs]. */
 #ifndef TERSE_KERNELS_COMM_H
 #define TERSE_KERNELS_COMM_H
 
@@ -19,8 +20,8 @@
 #define COMM_MOST_PAIRS 64 /* of a group: what one pass has registers for */
 #define COMM_MOST_ROUNDS 64
 
-/* A head's tables: integers of 7 bits, so that a processor sums them in bytes first; a pair's sum of all rounds' codewords times its step is
- * the key's shape, and mean + gain shape the key. */
+/* A head's tables: integers of 7 bits, so that a processor sums them in bytes first; a pair's sum of all rounds' codewords times
+ * its step is the key's shape, and mean + gain shape the key. */
 struct comm_code {
     size_t groups, pairs, rounds;
     size_t stride;           /* pairs rounded up to COMM_LANES */
@@ -28,8 +29,8 @@ struct comm_code {
     const float *steps;      /* [groups][stride], zeros past `pairs` */
     const uint8_t *channels; /* [groups][2][pairs]: where in the head each number belongs */
     const float *mean;       /* [head_dim] */
-    /* The same by pair, for tiers that look up in registers (kernels()->planes_pq): real and imaginary parts and the latter's negatives,
-     * each plus 64, u8 [groups][pairs][rounds][3][64]; NULL for others. */
+    /* The same by pair, for tiers that look up in registers (kernels()->planes_pq): real and imaginary parts and the latter's
+     * negatives, each plus 64, u8 [groups][pairs][rounds][3][64]; NULL for others. */
     const uint8_t *planes;
 };
 #define COMM_LARGEST 63
@@ -39,7 +40,8 @@ static inline size_t comm_table_floats(const struct comm_code *c) {
     return c->groups * (c->rounds * COMM_ENTRIES + 1) * 2 * c->stride;
 }
 
-/* ---- The search for the nearest codeword of one round: 2 entries inner products and entries^2 sums instead of entries^2 distances,
+/* ---- The search for the nearest codeword of one round: 2 entries inner products and entries^2 sums instead of entries^2
+ * distances,
  *
  *     |x - z[a] - i z[b]|^2 / 2 = |x|^2 / 2 + half[a][b] - <x, z[a]> - <x, i z[b]>,   half[a][b] = |z[a] + i z[b]|^2 / 2
  */
@@ -65,8 +67,8 @@ void comm_search_half(struct comm_search *search, const float *table);
 /* products[n][2 columns] of rows[n][2 pairs], `stride` floats apart: what the slots least_comm and within_comm read. */
 void comm_search_products(const struct comm_search *search, const float *rows, size_t n, size_t stride, float *products);
 
-/* codes[n] = a + entries b of the nearest codeword of each of rows[n]; of equally near ones that of the lowest a, then b. What a row
- * gets depends on it and the table alone. Allocates nothing; any number of threads may search at once. */
+/* codes[n] = a + entries b of the nearest codeword of each of rows[n]; of equally near ones that of the lowest a, then b. What a
+ * row gets depends on it and the table alone. Allocates nothing; any number of threads may search at once. */
 void comm_search_nearest(const struct comm_search *search, const float *rows, size_t n, size_t stride, uint16_t *codes);
 
 /* rows[n] -= the codewords of codes[n] in table[entries][2 pairs]. */

@@ -1,5 +1,5 @@
-/* CommVQ's keys for any vector instruction set: included once by avx2_comm.c, avx512_comm.c and neon_comm.c after their lanes, which
- * bring besides
+/* CommVQ's keys for any vector instruction set: included once by avx2_comm.c, avx512_comm.c and neon_comm.c after their lanes,
+ * which bring besides
  *
  *     vec_lower(s, j, &best, &at)     where s < best: best = s, at = j
  *     vec_any_less(a, b)              whether a lane of a is less
@@ -9,10 +9,10 @@
  *     shorts_even, shorts_odd         of a register of bytes every other one, from the first or the second on, as 16-bit numbers
  *     CHANNELS                        if there is a better way than channels_by_rows below
  *
- * A token's key is a sum of two rows a round, as they lie in the tables: all its channels' sums stay in registers while it is summed,
- * 16 bits each; the two rows of a round first meet as bytes. Eight tokens at a time are then turned over to channels, which is how
- * queries want them. The tables of a head are 8 KB a round at 128 channels: what bounds this is the second-level cache, which is why they
- * are not floats, and why a table made for each query (look_up_comm, floats) is not the faster way.
+ * A token's key is a sum of two rows a round, as they lie in the tables: all its channels' sums stay in registers while it is
+ * summed, 16 bits each; the two rows of a round first meet as bytes. Eight tokens at a time are then turned over to channels, which
+ * is how queries want them. The tables of a head are 8 KB a round at 128 channels: what bounds this is the second-level cache,
+ * which is why they are not floats, and why a table made for each query (look_up_comm, floats) is not the faster way.
  */
 #include "kernels/code_planes.h"
 #include "kernels/sums_template.h"

@@ -1,7 +1,7 @@
 /* Matrix products: oneDNN's single-precision GEMM behind a call that cannot fail.
  *
- * Not its products of bf16: measured on an Intel processor with AVX-512 BF16 and no AMX, VDPBF16PS does half the arithmetic per second
- * of fp32's FMA, of whose limit the products here reach nine tenths. */
+ * Not its products of bf16: measured on an Intel processor with AVX-512 BF16 and no AMX, VDPBF16PS does half the arithmetic per
+ * second of fp32's FMA, of whose limit the products here reach nine tenths. */
 #include "kernels/gemm.h"
 #include "base/memory.h"
 #include "kernels/kernels.h"

@@ -52,9 +52,10 @@ struct kernels {
     /* y[r] = <row r of w, x> for `rows` rows of n elements, read as they are; x in full precision. */
     void (*matvec[TENSOR_TYPES])(const void *w, size_t row_bytes, size_t rows, size_t n, const float *x, float *y);
 
-    /* Nearest centroids, a panel of `width` (a multiple of NEAREST_WIDTH) at a time; kernels/nearest.h is the search made of it. Rows
-     * x[n][d]; centroids by channel panel[d][width], half[width] half their squared norms. Where the least half[j] - <x[r], c[j]> is
-     * less than best[r], it becomes best[r], and code[r] becomes first + j, the lowest such j. What is NaN is never less. */
+    /* Nearest centroids, a panel of `width` (a multiple of NEAREST_WIDTH) at a time; kernels/nearest.h is the search made of it.
+     * Rows x[n][d]; centroids by channel panel[d][width], half[width] half their squared norms. Where the least half[j] - <x[r],
+     * c[j]> is less than best[r], it becomes best[r], and code[r] becomes first + j, the lowest such j. What is NaN is never less.
+     */
     void (*nearest)(const float *x, size_t n, size_t d, const float *panel, const float *half, size_t width, uint32_t first,
                     float *best, uint32_t *code);
 
@@ -71,40 +72,42 @@ struct kernels {
     /* out[G][32], rows ldo apart, += a[G][K] b[K][32] of bytes up to 127, rows ldb apart: codes whose scales are in `a` (kivi). */
     void (*add_bytes)(const float *a, size_t G, size_t K, const uint8_t *b, size_t ldb, float *out, size_t ldo);
 
-    /* Product quantization, hd = parts * width; kernels/product.h. Whether the tier reads planes and levels, which makes decoding cheap,
-     * and must be given them: */
+    /* Product quantization, hd = parts * width; kernels/product.h. Whether the tier reads planes and levels, which makes decoding
+     * cheap, and must be given them: */
     bool planes_pq;
     /* As vectors: channels[hd][64] of keys, rows[64][hd] of either. */
     void (*channels_pq)(const struct product_code *p, const void *block, float *channels);
     void (*rows_pq)(const struct product_code *p, const void *block, float *rows);
-    /* score and mix by centroids, decoded once for all queries. Where levels are read, what they are weighed with is fixed point: each
-     * weight, and each number of a query times its channel's step, is off by about 1 / 65278 of its query's largest. */
+    /* score and mix by centroids, decoded once for all queries. Where levels are read, what they are weighed with is fixed point:
+     * each weight, and each number of a query times its channel's step, is off by about 1 / 65278 of its query's largest. */
     void (*score_pq)(const struct product_code *p, const float *q, size_t G, const void *block, float *logits);
     void (*mix_pq)(const struct product_code *p, const float *weights, size_t G, const void *block, float *acc);
-    /* score by levels in two steps, in tiers with planes_pq only (else NULL), and where there are levels: fixed[G][product_fixed] of the queries, once for all blocks. */
+    /* score by levels in two steps, in tiers with planes_pq only (else NULL), and where there are levels: fixed[G][product_fixed]
+     * of the queries, once for all blocks. */
     void (*fix_pq)(const struct product_code *p, const float *q, size_t G, float *fixed);
     void (*score_fixed_pq)(const struct product_code *p, const float *fixed, size_t G, const void *block, float *logits);
-    /* score by look-up; the order within tables[product_floats] is the tier's own. Where planes are read, entries are fixed point: off
-     * by at most 2^-17 of the widest span that a sub-vector's have. */
+    /* score by look-up; the order within tables[product_floats] is the tier's own. Where planes are read, entries are fixed point:
+     * off by at most 2^-17 of the widest span that a sub-vector's have. */
     void (*prepare_pq)(const struct product_code *p, const float *q, size_t G, float *tables);
     void (*look_up_pq)(const struct product_code *p, const float *tables, size_t G, const void *block, float *logits);
     /* mix in two steps: tallies[product_floats] += weights by code, then acc[G][hd] += tallies times centroids. */
     void (*tally_pq)(const struct product_code *p, const float *weights, size_t G, const void *block, float *tallies);
     void (*finish_pq)(const struct product_code *p, const float *tallies, size_t G, float *acc);
 
-    /* logits[G][64] = <q[G][hd], key t turned by its own angles>: keys[hd][64], cosine[pairs][64], sine[pairs][64]. Pair i is channels
-     * (2i, 2i + 1) if `adjacent`, else (i, i + pairs); (a, b) becomes (a cos - b sin, a sin + b cos). Channels from 2 pairs on stay. */
+    /* logits[G][64] = <q[G][hd], key t turned by its own angles>: keys[hd][64], cosine[pairs][64], sine[pairs][64]. Pair i is
+     * channels (2i, 2i + 1) if `adjacent`, else (i, i + pairs); (a, b) becomes (a cos - b sin, a sin + b cos). Channels from 2
+     * pairs on stay. */
     void (*score_turned)(const float *q, size_t G, size_t hd, const float *keys, const float *cosine, const float *sine,
                          size_t pairs, bool adjacent, float *logits);
     /* The same of keys in a block. */
     void (*score_turned_pq)(const struct product_code *p, const struct key_turn *turn, const float *q, size_t G, const void *block,
                             float *logits);
 
-    /* CommVQ's keys; kernels/comm.h. out[n][width] = x[n][d], rows `stride` apart, times panel[d][width], a multiple of 32: each product
-     * summed by number. */
+    /* CommVQ's keys; kernels/comm.h. out[n][width] = x[n][d], rows `stride` apart, times panel[d][width], a multiple of 32: each
+     * product summed by number. */
     void (*products)(const float *x, size_t n, size_t d, size_t stride, const float *panel, size_t width, float *out);
-    /* The least of half[a][b] - products[columns + b] - products[a] and where it is, a columns + b, of equal ones the lowest; and all
-     * that are less than a limit, in order, of which the first `most` are written: returns how many there are. */
+    /* The least of half[a][b] - products[columns + b] - products[a] and where it is, a columns + b, of equal ones the lowest; and
+     * all that are less than a limit, in order, of which the first `most` are written: returns how many there are. */
     uint32_t (*least_comm)(const float *half, size_t entries, size_t columns, const float *products, float *least);
     size_t (*within_comm)(const float *half, size_t entries, size_t columns, const float *products, float limit, size_t most,
                           uint32_t *cells, float *values);

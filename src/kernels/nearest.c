@@ -1,5 +1,5 @@
-/* The search for the nearest centroid: centroids by channel in panels that stay in the first-level cache, rows in tiles that stay in
- * the second. */
+/* The search for the nearest centroid: centroids by channel in panels that stay in the first-level cache, rows in tiles that stay
+ * in the second. */
 #include "kernels/nearest.h"
 #include "base/memory.h"
 #include "kernels/kernels.h"

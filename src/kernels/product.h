@@ -17,9 +17,9 @@ struct product_code {
     unsigned bits;
     const uint16_t *rows; /* half [parts][2^bits][width] */
 
-    /* The same by channel, for tiers that look up in registers (kernels()->planes_pq), where bits <= PRODUCT_PLANE_BITS; entries from
-     * 2^bits on repeat. Where a channel's centroids are, exactly, low + step * level with at most 256 levels, all of `from`, low - 2^17
-     * step, being floats: */
+    /* The same by channel, for tiers that look up in registers (kernels()->planes_pq), where bits <= PRODUCT_PLANE_BITS; entries
+     * from 2^bits on repeat. Where a channel's centroids are, exactly, low + step * level with at most 256 levels, all of `from`,
+     * low - 2^17 step, being floats: */
     const uint8_t *levels; /* u8 [parts * width][PRODUCT_PLANE], or NULL */
     const float *low, *step, *from;
     /* Of other keys: u8 [parts * width][2][PRODUCT_PLANE], the halves' low bytes and then their high ones, or NULL. */

@@ -2,7 +2,8 @@
  * kernels/product_template.h for N = 1, 2, 4 and 8. */
 typedef float PASTE(row, N) __attribute__((vector_size(4 * N), aligned(4), may_alias));
 
-/* sum[64][N] += the rows that the codes point to; four sub-vectors at a time, so that a sum is fetched and put back once for all. */
+/* sum[64][N] += the rows that the codes point to; four sub-vectors at a time, so that a sum is fetched and put back once for all.
+ */
 static void PASTE(look_up, N)(const struct product_code *p, const float *tables, uint32_t (*offsets)[BLOCK_TOKENS], float *sum) {
     typedef PASTE(row, N) row;
     size_t table = PRODUCT_PLANE(p->bits) * N, m = 0;

@@ -59,8 +59,8 @@ static size_t chunk_parts(const struct product_code *p) {
 
 /* ---- Rows to channels ------------------------------------------------------------------------------------------------------ */
 
-/* Copies `unit` channels of the rows of BATCH tokens to where unpacking them brings tokens 8 l to 8 l + 7 to part l of a register: of
- * eight tokens the k-th is the one found by following the unpacking below backwards. */
+/* Copies `unit` channels of the rows of BATCH tokens to where unpacking them brings tokens 8 l to 8 l + 7 to part l of a register:
+ * of eight tokens the k-th is the one found by following the unpacking below backwards. */
 INLINE void copy_pieces(size_t unit, const uint16_t *rows, const uint32_t *offsets, uint16_t *pieces) {
     for (size_t l = 0; l < WIDE_PARTS; l++, offsets += 8, pieces += 8) {
         UNROLL for (size_t k = 0; k < 8; k++) {
@@ -106,8 +106,8 @@ INLINE void unpack_2(const wide *x, wide *out) {
     out[1] = wide_high_64(c, d);
 }
 
-/* Sub-vectors [m, m + n) to halves[...][64], `unit` channels at a time: first all copies, then all unpacking, since loading what was
- * just stored in smaller pieces would wait for the stores to reach the cache. */
+/* Sub-vectors [m, m + n) to halves[...][64], `unit` channels at a time: first all copies, then all unpacking, since loading what
+ * was just stored in smaller pieces would wait for the stores to reach the cache. */
 INLINE void decode_pieces(size_t unit, const struct product_code *p, const void *block, size_t m, size_t n, uint16_t *halves) {
     uint16_t pieces[CHUNK_CHANNELS * BLOCK_TOKENS], *piece = pieces;
     uint32_t offsets[BLOCK_TOKENS];
@@ -187,7 +187,8 @@ static void serve_pq(special_pq *const *of, const void *what, const float *in, s
     }
 }
 
-/* ---- Keys by channels ------------------------------------------------------------------------------------------------------------ */
+/* ---- Keys by channels
+ * ------------------------------------------------------------------------------------------------------------ */
 
 struct decoded {
     const uint16_t *halves; /* [channels][64], some of a head's hd */
@@ -260,7 +261,8 @@ static void PASTE(rows_pq, ISA)(const struct product_code *p, const void *block,
     for (size_t i = 0; i < BLOCK_TOKENS * product_channels(p); i += LANES) vec_store(rows + i, vec_halves(halves + i));
 }
 
-/* ---- Values: rows of whole vectors are met where the centroids lie, narrower ones are brought together first -------------------- */
+/* ---- Values: rows of whole vectors are met where the centroids lie, narrower ones are brought together first --------------------
+ */
 
 struct values {
     const struct product_code *p;
@@ -314,7 +316,8 @@ static void PASTE(mix_pq, ISA)(const struct product_code *p, const float *weight
     serve_pq(whole ? mix_whole_of : mix_copied_of, &values, weights, BLOCK_TOKENS, G, acc, product_channels(p));
 }
 
-/* ---- By code: tables and tallies -------------------------------------------------------------------------------------------------- */
+/* ---- By code: tables and tallies
+ * -------------------------------------------------------------------------------------------------- */
 
 #define SOME_CENTROIDS 16 /* turned into floats at a time; divides every number of them */
 
@@ -332,7 +335,8 @@ static void some_centroids(const struct product_code *p, size_t m, size_t first,
 #define N 8
 #include "kernels/product_rows_template.h"
 
-/* Columns beyond eight queries go eight at a time: tables and tallies then lie in groups of eight, [stride / 8][parts][2^bits][8]. */
+/* Columns beyond eight queries go eight at a time: tables and tallies then lie in groups of eight, [stride / 8][parts][2^bits][8].
+ */
 static size_t group_of(size_t G) { return product_stride(G) < 8 ? product_stride(G) : 8; }
 static size_t group_floats(const struct product_code *p, size_t n) { return p->parts * PRODUCT_PLANE(p->bits) * n; }
 

@@ -1,8 +1,9 @@
 /* Calibration. Owns what is learned, the weights of samples and the order of the fits; leaves the samples to capture.h, a fit to
  * kmeans.h and em.h, the codebook to codec/codebook.h.
  *
- * A fit is one sub-vector of one layer, KV head and side (or, shared, of all layers and heads), or a group of them where keys are sums of
- * tables' entries (learn/em.h). Its seed comes from its number, so the order in which threads come to the fits changes nothing.
+ * A fit is one sub-vector of one layer, KV head and side (or, shared, of all layers and heads), or a group of them where keys are
+ * sums of tables' entries (learn/em.h). Its seed comes from its number, so the order in which threads come to the fits changes
+ * nothing.
  */
 #include "learn/calibrate.h"
 
@@ -26,7 +27,8 @@
 #define TOLERANCE 2e-3
 #define MOST_THREADS 1024
 #define FITS_PER_THREAD 4 /* with fewer fits all threads work on one together */
-/* Samples of a shared fit, evenly from all layers and KV heads: as many for a centroid as MILLION's, and never fewer than one head has. */
+/* Samples of a shared fit, evenly from all layers and KV heads: as many for a centroid as MILLION's, and never fewer than one head
+ * has. */
 #define SHARED_PER_CENTROID 256
 #define SHARED_LEAST 262144
 #define EM_SAMPLES 32768 /* of a fit of tables, at most: each costs a search in every iteration of every round */

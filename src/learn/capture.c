@@ -120,8 +120,8 @@ static void keep_tile(const struct passing *p, const struct samples *s, const fl
     }
 }
 
-/* Gradients are turned like what they belong to: with r = R k, dL/dr = R dL/dk but for the square of the rotation's magnitude, and a
- * factor that all norms share means nothing. */
+/* Gradients are turned like what they belong to: with r = R k, dL/dr = R dL/dk but for the square of the rotation's magnitude, and
+ * a factor that all norms share means nothing. */
 static void keep_layer(void *user, uint32_t layer, const struct captured *captured) {
     const struct passing *p = user;
     uint32_t heads = p->capture->model->kv_heads;

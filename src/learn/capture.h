@@ -1,9 +1,9 @@
-/* Capture: what codebooks are learned from. Windows of a text run through a model, and of every layer and KV head stay keys, values and
- * how much the loss minds an error in each of them.
+/* Capture: what codebooks are learned from. Windows of a text run through a model, and of every layer and KV head stay keys, values
+ * and how much the loss minds an error in each of them.
  *
- * Rows stay in half precision, norms of gradients in bfloat16, so the memory of the lab model's 128 windows of 2048 tokens is 3.6 GB.
- * Where the tokens of all windows would take more than the budget, every so-manieth of them stays: how many depends on the shape and
- * the budget alone, which ones on their number.
+ * Rows stay in half precision, norms of gradients in bfloat16, so the memory of the lab model's 128 windows of 2048 tokens is 3.6
+ * GB. Where the tokens of all windows would take more than the budget, every so-manieth of them stays: how many depends on the
+ * shape and the budget alone, which ones on their number.
  */
 #ifndef TERSE_LEARN_CAPTURE_H
 #define TERSE_LEARN_CAPTURE_H
@@ -21,8 +21,8 @@ struct capture_options {
     struct capture_side side[2]; /* by enum codec_side; gradients are made where one of them wants norms */
     uint32_t window;             /* tokens of a window, 2 to the model's context */
     uint32_t windows;            /* at most so many, taken evenly from the text; 0: all that it has */
-    /* Windows begin at positions spread evenly over so many: where a window lies turns its rotated keys and changes nothing else, and
-     * the caches that they stand for are longer than a window. */
+    /* Windows begin at positions spread evenly over so many: where a window lies turns its rotated keys and changes nothing else,
+     * and the caches that they stand for are longer than a window. */
     uint32_t positions;
     bool drawn;    /* gradients of labels drawn from the model's predictions (backward_draw_labels), not the text's */
     uint64_t seed; /* of the draws */
@@ -42,7 +42,8 @@ void capture_free(struct capture *capture);
 uint64_t capture_tokens(const struct capture *capture);
 size_t capture_samples(const struct capture *capture);
 
-/* What is read: samples first, first + step, ..., `count` of them, of one side of a KV head. Any number of threads may read at once. */
+/* What is read: samples first, first + step, ..., `count` of them, of one side of a KV head. Any number of threads may read at
+ * once. */
 struct capture_reading {
     enum codec_side side;
     uint32_t layer, head;
@@ -57,8 +58,8 @@ void capture_norms(const struct capture *capture, const struct capture_reading *
 /* factors[count]: what capture_enter was told of the row, or ones. */
 void capture_factors(const struct capture *capture, const struct capture_reading *reading, float *factors);
 
-/* Takes all samples of a layer, KV head and side to another frame, for good: `enter` changes row[hd] in place and returns a factor that
- * capture_factors hands out from then on. `enter` is called by several threads at once. */
+/* Takes all samples of a layer, KV head and side to another frame, for good: `enter` changes row[hd] in place and returns a factor
+ * that capture_factors hands out from then on. `enter` is called by several threads at once. */
 void capture_enter(struct capture *capture, enum codec_side side, uint32_t layer, uint32_t head,
                    float (*enter)(const void *user, float *row), const void *user);
 

@@ -20,9 +20,9 @@
 #define SLICE_LEAST 512 /* points */
 #define SOME_ROWS 16    /* whose products lie on the stack */
 #define LARGEST 1e15f   /* numbers whose squares, summed, are far from overflow */
-/* The schedule, chosen on keys of the built-in model by what 11 rounds of 64 entries leave of keys not learned from: START 0.1 leaves as
- * much, 0.7 leaves 3 % more; without temperature it is 0.6 % more, and as much when it starts four times hotter; 8 iterations leave 3 %
- * more, 24 leave 1 % less. */
+/* The schedule, chosen on keys of the built-in model by what 11 rounds of 64 entries leave of keys not learned from: START 0.1
+ * leaves as much, 0.7 leaves 3 % more; without temperature it is 0.6 % more, and as much when it starts four times hotter; 8
+ * iterations leave 3 % more, 24 leave 1 % less. */
 #define START 0.3   /* entries are so many times a point at first */
 #define HOT 1.0     /* the temperature falls from so much to so much of twice the mean squared error of a number, */
 #define COLD 0.05   /* where a mixture of this spread would have it */
@@ -265,7 +265,8 @@ static double expectation(struct fit *f, size_t every, double temperature) {
     return first->error;
 }
 
-/* ---- Entries that serve nobody ---------------------------------------------------------------------------------------------------- */
+/* ---- Entries that serve nobody
+ * ---------------------------------------------------------------------------------------------------- */
 
 /* The point served worst; its error is then counted as 0, so that the next is another. */
 static size_t take_worst(struct fit *f) {
@@ -297,7 +298,8 @@ static void repair(struct fit *f) {
     }
 }
 
-/* ---- A round ----------------------------------------------------------------------------------------------------------------------- */
+/* ---- A round
+ * ----------------------------------------------------------------------------------------------------------------------- */
 
 static enum terse_status report(const struct em_options *options, double error_now, size_t done, size_t total,
                                 struct terse_error *error) {
@@ -381,7 +383,8 @@ static double subtract(struct fit *f, const float *table) {
     return sum;
 }
 
-/* ---- All rounds -------------------------------------------------------------------------------------------------------------------- */
+/* ---- All rounds
+ * -------------------------------------------------------------------------------------------------------------------- */
 
 static enum terse_status check(const struct em_points *points, struct em_shape shape, const struct em_options *options,
                                struct terse_error *error) {

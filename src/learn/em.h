@@ -1,5 +1,6 @@
-/* Tables of complex numbers for keys that commute with RoPE (CommVQ, Li et al. 2025, section 4.2 and A.2): greedy residual rounds, each
- * a mixture whose centres are all z[a] + i z[b] of one table z, fitted by expectation maximization with an annealed temperature.
+/* Tables of complex numbers for keys that commute with RoPE (CommVQ, Li et al. 2025, section 4.2 and A.2): greedy residual rounds,
+ * each a mixture whose centres are all z[a] + i z[b] of one table z, fitted by expectation maximization with an annealed
+ * temperature.
  *
  *     E   weight(p; a, b) = exp(-|x_p - z[a] - i z[b]|^2 / T), made to sum to 1 over a and b. The squared distance, where the paper
  *         has the distance, is what makes the M step the minimum of what the E step weighs, and T a variance that the data sets.
@@ -7,8 +8,8 @@
  *         Hermitian system (diag(row + column sums of N) + i (N - N^T)) z = sum over b of N[k][b] m[k][b] - i N[b][k] m[b][k],
  *         the same for all pairs; in double precision with a ridge that holds on to the last z.
  *
- * The result depends on the points, the options and the kind of processor, not on the number of threads: the calling thread's OpenMP
- * team is used, one thread inside a parallel region. A fit of fewer rounds gives the first of the same tables.
+ * The result depends on the points, the options and the kind of processor, not on the number of threads: the calling thread's
+ * OpenMP team is used, one thread inside a parallel region. A fit of fewer rounds gives the first of the same tables.
  */
 #ifndef TERSE_LEARN_EM_H
 #define TERSE_LEARN_EM_H
@@ -42,13 +43,14 @@ struct em_result {
 };
 
 /* Writes tables[rounds][entries][2 pairs], of each round the best by the nearest codeword's error that was met, all finite, and to
- * errors[rounds], unless NULL, the `error` after each round. `result` may be NULL. TERSE_E_ARGUMENT for shapes and points beyond what
- * is said above. After a failure the tables mean nothing. */
+ * errors[rounds], unless NULL, the `error` after each round. `result` may be NULL. TERSE_E_ARGUMENT for shapes and points beyond
+ * what is said above. After a failure the tables mean nothing. */
 enum terse_status em_fit(const struct em_points *points, struct em_shape shape, const struct em_options *options, float *tables,
                          double *errors, struct em_result *result, struct terse_error *error);
 
 /* One M step, on its own for tests: counts[entries][entries] >= 0; sums[entries][2 pairs], the sums over points of what the k-th
- * equation has on its right; z holds the last table and gets the new one. `ridge` > 0 weighs the former. TERSE_E_MEMORY or TERSE_OK. */
+ * equation has on its right; z holds the last table and gets the new one. `ridge` > 0 weighs the former. TERSE_E_MEMORY or
+ * TERSE_OK. */
 enum terse_status em_solve(struct em_shape shape, const double *counts, const double *sums, double ridge, double *z,
                            struct terse_error *error);
 

@@ -25,8 +25,8 @@
 #define PANEL_TOKENS 512               /* enough that dequantizing the weights once per panel costs little */
 #define LOGIT_BYTES ((size_t)32 << 20) /* of a panel of logits, unless that were fewer tokens than */
 #define LOGIT_TOKENS 64
-/* Of rows that stay to save the backward sweep the products that make them again, a seventh of all work: so many layers as fit. What
- * fits depends on shapes alone, and changes no bit of the results. */
+/* Of rows that stay to save the backward sweep the products that make them again, a seventh of all work: so many layers as fit.
+ * What fits depends on shapes alone, and changes no bit of the results. */
 #define STAYING_BYTES ((size_t)512 << 20)
 
 /* What a layer's backward sweep wants of its forward sweep. Of the last layers it stays, of the others it is made again. */

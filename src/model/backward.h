@@ -1,7 +1,7 @@
 /* The backward pass: the next-token loss of one window, and what it has to say about every key and value.
  *
- * A window's tokens run through the model exactly, in fp32 with full causal attention and no cache. Its loss is the mean over positions
- * 0 to n - 2 of the cross entropy, in nats, against the next token. Weights get no gradients.
+ * A window's tokens run through the model exactly, in fp32 with full causal attention and no cache. Its loss is the mean over
+ * positions 0 to n - 2 of the cross entropy, in nats, against the next token. Weights get no gradients.
  *
  * Memory: of every layer only what enters it, what its attention gives and a number per query stay from the forward sweep,
  * [layers][n][width + Hq (head_dim + 1)] floats; the rest of a layer is made again when its gradients are due, but for the last
@@ -36,9 +36,9 @@ enum terse_status backward_new(const struct terse_model *model, size_t tokens, b
                                struct terse_error *error);
 void backward_free(struct backward *backward);
 
-/* From now on the loss is that of labels drawn from the model's own predictions, not of the text's next tokens: the expectation of its
- * squared gradient is the Fisher information, which says how far an error moves the predictions whatever the text says (Kunstner,
- * Balles and Hennig 2019). The seed and a position decide on its label. */
+/* From now on the loss is that of labels drawn from the model's own predictions, not of the text's next tokens: the expectation of
+ * its squared gradient is the Fisher information, which says how far an error moves the predictions whatever the text says
+ * (Kunstner, Balles and Hennig 2019). The seed and a position decide on its label. */
 void backward_draw_labels(struct backward *backward, uint64_t seed);
 
 /* One window of n >= 2 tokens: every layer to the sink, and its loss (without gradients not written, and may be NULL). `progress`

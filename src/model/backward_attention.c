@@ -121,8 +121,9 @@ void attention_forward(const struct attention *a, float *out, float *log_sum, ui
 
 /* ---- Backward */
 
-/* A share of the work: the queries of a KV head in every parts-th tile, from the last on, which evens out the triangle. The gradients of
- * its keys are its own, dk and dv [n][Hk][hd] as far as its last tile sees; part 0 has the very last and writes them all. */
+/* A share of the work: the queries of a KV head in every parts-th tile, from the last on, which evens out the triangle. The
+ * gradients of its keys are its own, dk and dv [n][Hk][hd] as far as its last tile sees; part 0 has the very last and writes them
+ * all. */
 struct part {
     size_t index, parts;
     uint32_t head;

@@ -1,9 +1,9 @@
 /* Causal attention of one window over itself and its gradients, tile by tile: the matrix of all queries by all keys never exists.
  *
- * The forward pass leaves, beside its outputs, the logarithm of each query's sum of exponentials; with it the backward pass makes the
- * weights of any tile again (Dao et al. 2022, FlashAttention, algorithm 4): with P the weights, O the outputs,
- *     dV = P^T dO,   dP = dO V^T,   dS = P (dP - D),   D = rowsum(dO O),   dQ = dS K,   dK = dS^T Q.
- * Query heads of a KV head go through as rows of one matrix, so that dK and dV come out summed over them.
+ * The forward pass leaves, beside its outputs, the logarithm of each query's sum of exponentials; with it the backward pass makes
+ * the weights of any tile again (Dao et al. 2022, FlashAttention, algorithm 4): with P the weights, O the outputs, dV = P^T dO, dP
+ * = dO V^T,   dS = P (dP - D),   D = rowsum(dO O),   dQ = dS K,   dK = dS^T Q. Query heads of a KV head go through as rows of one
+ * matrix, so that dK and dV come out summed over them.
  */
 #ifndef TERSE_MODEL_BACKWARD_ATTENTION_H
 #define TERSE_MODEL_BACKWARD_ATTENTION_H

@@ -12,8 +12,8 @@
  * the memory reads fastest; a multiple of the 4 rows that the kernels read together. */
 #define MATVEC_ITEMS 4
 #define MATVEC_ROWS 512
-/* Rows of weights dequantized at a time: a tile of them and the result stay in the second-level cache, and they are a multiple of the
- * 48 rows that the GEMM library takes together with AVX-512. */
+/* Rows of weights dequantized at a time: a tile of them and the result stay in the second-level cache, and they are a multiple of
+ * the 48 rows that the GEMM library takes together with AVX-512. */
 #define TILE_ROWS 96
 
 size_t linear_tile_stride(const struct matrix *w) { return (size_t)w->columns + 16; }

@@ -289,8 +289,8 @@ static void rotate(const struct oracle *o, const float *x, double position, doub
 /* Keys are stored as they were before rotation. */
 static bool unturned(const struct oracle *o) { return streaming(o) || o->method.key.codec->rope == CODEC_ROPE_BEFORE; }
 
-/* Logits, as doubles, of query head h at the token `at` over the tokens that it sees; returns their number. Where the method streams,
- * position = number of kept tokens before. */
+/* Logits, as doubles, of query head h at the token `at` over the tokens that it sees; returns their number. Where the method
+ * streams, position = number of kept tokens before. */
 static size_t see(const struct oracle *o, uint32_t layer, const float *q, size_t at, uint32_t h, double *logits, size_t *tokens) {
     uint32_t hd = o->setup.head_dim, head = h / (o->setup.query_heads / o->setup.kv_heads);
     size_t sinks = oracle_sinks(o), first = oracle_first(o), n = 0; /* of the tokens before the step */
@@ -440,8 +440,8 @@ static void run_layer(struct oracle *o, uint32_t layer, const struct move *move,
     cache_layer_begin(o->cache, layer, k, v_given);
     for (size_t i = 0; !unturned(o) && i < n; i++) check_rotation(o, raw + i * k_width, k + i * k_width, move->before + i);
     memcpy(stored(o, o->k, layer, move->before), k, n * k_width * sizeof *k);
-    /* Of a prefill in pieces nobody wants the first half's outputs, as in a model's last layer; where anchors are chosen it counts all
-     * the same. */
+    /* Of a prefill in pieces nobody wants the first half's outputs, as in a model's last layer; where anchors are chosen it counts
+     * all the same. */
     size_t needed = move->kind == CACHE_STEP_PREFILL && piece ? n / 2 : 0, observed = cache_observes(o->cache, needed);
     assert_int_equal(observed, !move->anchors ? 0 : move->kind == CACHE_STEP_PAPER ? n : needed);
     for (size_t first = 0; first < observed; first += each)

@@ -27,7 +27,8 @@ struct codebook_info codebook_sample_info(void) {
 }
 
 void codebook_sample_fill(float *floats, size_t n, uint64_t seed) {
-    /* Between 1/16 and 64 the halves are the 10240 numbers (1024 + fraction) 2^(exponent - 14): distinct until they are all taken. */
+    /* Between 1/16 and 64 the halves are the 10240 numbers (1024 + fraction) 2^(exponent - 14): distinct until they are all taken.
+     */
     for (size_t i = 0; i < n; i++) {
         uint32_t step = (uint32_t)((i * 7919 + seed * 131) % 10000), exponent = step / 1024, fraction = step % 1024;
         floats[i] =
