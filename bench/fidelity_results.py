@@ -1,5 +1,6 @@
 """What a work folder of bench/fidelity holds (fidelity_store.h), and the statistics of it. Needs numpy."""
 
+import copy
 import json
 import os
 
@@ -30,6 +31,15 @@ class Positions:
             setattr(self, name, np.array([v[i] for v in values], dtype=np.float64))
         self.windows = tuple(line["window"] for line in lines)
         self.bits = self.line["bits"]
+
+    def only(self, windows):
+        """The same on some of its windows."""
+        chosen = copy.copy(self)
+        at = [self.windows.index(w) for w in windows]
+        for name in self.COLUMNS:
+            setattr(chosen, name, getattr(self, name)[at])
+        chosen.windows = tuple(windows)
+        return chosen
 
     def blocks(self, column):
         """Means of blocks of about BLOCK positions that do not cross windows, [blocks]."""
@@ -102,10 +112,12 @@ def interval(differences):
 
 
 class Difference:
-    """The better-claimed run minus the other at the same positions: mean divergence, and log of perplexity."""
+    """The better-claimed run minus the other at the same positions, those of the windows that both were measured on: mean divergence, and
+    log of perplexity."""
 
     def __init__(self, better, worse):
-        assert better.windows == worse.windows
+        self.windows = [w for w in better.windows if w in worse.windows]
+        better, worse = better.only(self.windows), worse.only(self.windows)
         self.kld = better.mean("kld") - worse.mean("kld")
         self.kld_interval = interval(better.blocks("kld") - worse.blocks("kld"))
         self.log_ratio = better.mean("delta") - worse.mean("delta")
