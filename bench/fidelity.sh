@@ -10,7 +10,7 @@
 #     weighting    codebooks learned with other weights
 #     memory       the peak size of a process for some methods
 #     report       DOCS/fidelity.md, fidelity.svg and fidelity.png
-# What FOLDER already holds is not made or measured again; remove it to start anew. On two cores the codebooks take two hours, everything
+# What FOLDER already holds is not made or measured again; remove it to start anew. On two cores the codebooks take an hour, everything
 # else two more. For a trial, options for the learning and the measuring program can be added in the environment:
 #     LEARN='--chunks 8' MEASURE='-c 2048 --chunks 1 --tasks 1 --memory-tokens 4096' bench/fidelity.sh ...
 set -eu
