@@ -586,8 +586,7 @@ static void residuals_never_grow(void **state) {
     comm_search_free(&search);
 }
 
-/* ---- How codes lie
- * --------------------------------------------------------------------------------------------------------------- */
+/* ---- How codes lie ------------------------------------------------------------------------------------------------------- */
 
 static void codes_of_12_bits_lie_without_waste(void **state) {
     (void)state;
@@ -669,8 +668,7 @@ static void more_rounds_err_less(void **state) {
     }
 }
 
-/* ---- What is refused
- * -------------------------------------------------------------------------------------------------------------- */
+/* ---- What is refused ----------------------------------------------------------------------------------------------------- */
 
 static void bad_shapes_are_refused(void **state) {
     (void)state;

@@ -273,8 +273,7 @@ static void planted_tables_are_found(void **state) {
     free(rows);
 }
 
-/* ---- Invariants
- * ------------------------------------------------------------------------------------------------------------------ */
+/* ---- Invariants ---------------------------------------------------------------------------------------------------------- */
 
 static void threads_change_no_bit(void **state) {
     (void)state;
@@ -363,8 +362,7 @@ static void few_points_are_met_exactly(void **state) {
     assert_true(fit(&(struct em_points){rows, 1, 2 * G, NULL}, (struct em_shape){G, K, 2}, 1, tables, NULL).error == 0);
 }
 
-/* ---- Progress and refusals
- * ------------------------------------------------------------------------------------------------------- */
+/* ---- Progress and refusals ----------------------------------------------------------------------------------------------- */
 
 struct watched {
     uint64_t calls, stop_at, last, total;

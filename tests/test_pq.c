@@ -225,8 +225,7 @@ static void centroids_are_rounded_as_said(void **state) {
     for_learners(false, check_rounding);
 }
 
-/* ---- Reading
- * --------------------------------------------------------------------------------------------------------------------- */
+/* ---- Reading ------------------------------------------------------------------------------------------------------------- */
 
 static void make_blocks(const struct learner *l, size_t n, uint8_t *const *block, float *decoded) {
     float rows[SLOTS * 256];
@@ -375,8 +374,7 @@ static void values_read_every_way_equal_decoded_rows(void **state) {
     for_learners(true, check_all_values);
 }
 
-/* ---- What is refused
- * ---------------------------------------------------------------------------------------------------------------- */
+/* ---- What is refused ----------------------------------------------------------------------------------------------------- */
 
 static void expect_unsupported(struct codec_shape shape, const char *says) {
     const struct codec *codecs[] = {&codec_pq, &codec_vq};

@@ -8,9 +8,10 @@
  *   q4_0  keys   half scale[hd/32][64]; u8 k[hd/32][16][64]      values  half scale[hd/32][64]; u8 v[64][hd/32][16]
  *   kivi  keys   half scale[2][hd], zero[2][hd]; u8 k[hd][8 bits]
  *         values half scale[hd/32][64], zero[hd/32][64]; u8 v[64][hd bits/8]
- *   comm  keys   u8 gain[64]; for each group and round 64 codes of 12 bits in two planes, as pq's; zeros up to a multiple of 64
- * bytes pq    keys and values: for each of the hd/width sub-vectors 64 codes of `bits` bits in at most four planes, see below;
- * zeros up to a multiple of 64 bytes
+ *   comm  keys   u8 gain[64]; for each group and round 64 codes of 12 bits in two planes, as pq's; zeros up to a multiple of
+ *         64 bytes
+ *   pq    keys and values: for each of the hd/width sub-vectors 64 codes of `bits` bits in at most four planes, see below; zeros
+ *         up to a multiple of 64 bytes
  *
  * The scales of values lie channel-block-major too: a reader multiplies 64 weights by 64 scales at once, then mixes bare codes.
  *
@@ -19,8 +20,8 @@
  * Every block is a multiple of 64 bytes for hd a multiple of 32, and 64-byte aligned.
  *
  * kivi, `bits` 4 or 2: a row of n codes (64 tokens of a key's channel, hd channels of a value) is n bits / 8 bytes, of which byte j
- * holds numbers j, j + n bits / 8, j + 2 n bits / 8, ... from its lowest bits up. Scales of keys are of tokens 0 to 31 and 32
- * to 63.
+ * holds numbers j, j + n bits / 8, j + 2 n bits / 8, ... from its lowest bits up. Scales of keys are of tokens 0 to 31 and
+ * 32 to 63.
  *
  * pq (and vq): a code's bits are cut from the lowest up into parts of 8, 4, 2 and 1 bits, as the binary digits of `bits` say: 12 =
  * 8 + 4, 7 = 4 + 2 + 1. A part of p bits has a plane of 8 p bytes, in which token t's lie at bits p t to p t + p - 1, counted from
@@ -33,7 +34,7 @@
 #define BLOCK_TOKENS 64
 #define BLOCK_QK 32 /* channels that share a scale in q8_0 and q4_0 */
 
-#define BLOCK_BYTES_F16(hd) ((size_t)BLOCK_TOKENS * (hd)*2)
+#define BLOCK_BYTES_F16(hd) ((size_t)BLOCK_TOKENS * (hd) * 2)
 #define BLOCK_BYTES_Q8_0(hd) ((size_t)BLOCK_TOKENS * ((hd) / BLOCK_QK) * (2 + 32))
 #define BLOCK_BYTES_Q4_0(hd) ((size_t)BLOCK_TOKENS * ((hd) / BLOCK_QK) * (2 + 16))
 

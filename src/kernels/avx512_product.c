@@ -24,8 +24,7 @@ static void decode_chunk(const struct product_code *p, const void *block, size_t
 #define DECODE_CHUNK decode_chunk
 #include "kernels/product_template.h"
 
-/* ---- Codes of up to eight bits: numbers looked up in registers, 64 at a time
- * ------------------------------------------------------
+/* ---- Codes of up to eight bits: numbers looked up in registers, 64 at a time ------------------------------------------------
  *
  * A permutation of bytes is a look-up of 64 bytes in a table of 64; tables of 128 and 256 are two and four of them under masks. A
  * level is one such look-up; a number of 16 bits is two, of its low and of its high byte, wherefore such centroids lie in planes.
@@ -256,8 +255,7 @@ static void score_turned_pq(const struct product_code *p, const struct key_turn 
         turn_fused_of[G - 1](&fused, q, logits);
 }
 
-/* ---- Look-up by planes: tables in fixed point of 16 bits
- * ----------------------------------------------------------------------------
+/* ---- Look-up by planes: tables in fixed point of 16 bits --------------------------------------------------------------------
  *
  * An entry is (product - the sub-vector's least) / step, the step that of the query's widest sub-vector. Low and high bytes are
  * summed apart, each in 16 bits: 256 sub-vectors come to 255 * 256 at most, and all to less than 2^24, which a float holds. Tables:
@@ -407,8 +405,7 @@ static __attribute__((noinline)) void look_up_fewer_bits(size_t n, const struct 
     }
 }
 
-/* ---- By levels: sums of products of bytes
- * ------------------------------------------------------------------------------------------
+/* ---- By levels: sums of products of bytes -----------------------------------------------------------------------------------
  *
  * An instruction adds to each of 16 numbers four products of unsigned and signed bytes. The unsigned ones are levels; what they are
  * weighed with is fixed point of two signed bytes, in steps of the largest / 32639, which is finer than halves; high and low bytes
@@ -437,8 +434,7 @@ INLINE __m512i four_bytes(const int8_t *bytes) {
     return _mm512_set1_epi32(four);
 }
 
-/* ---- Keys by levels: the lanes are 16 tokens, the bytes four channels
- * -------------------------------------------------------------- */
+/* ---- Keys by levels: the lanes are 16 tokens, the bytes four channels ---------------------------------------------------- */
 
 /* Of each query, product_fixed floats: int8 [2][hd], q times the channel's step; the step of that; the sum of q times the lows. */
 static void fix_pq(const struct product_code *p, const float *q, size_t G, float *fixed) {
@@ -566,8 +562,7 @@ static void score_pq(const struct product_code *p, const float *q, size_t G, con
         score_pq_avx512(p, q, G, block, logits);
 }
 
-/* ---- Values by levels: the lanes are 16 channels, the bytes four tokens
- * -------------------------------------------------------------
+/* ---- Values by levels: the lanes are 16 channels, the bytes four tokens -----------------------------------------------------
  *
  * Look-ups give 64 tokens of a channel, and turning over 16 channels of them gives 16 registers of that form. */
 

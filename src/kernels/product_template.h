@@ -187,8 +187,7 @@ static void serve_pq(special_pq *const *of, const void *what, const float *in, s
     }
 }
 
-/* ---- Keys by channels
- * ------------------------------------------------------------------------------------------------------------ */
+/* ---- Keys by channels ---------------------------------------------------------------------------------------------------- */
 
 struct decoded {
     const uint16_t *halves; /* [channels][64], some of a head's hd */
@@ -316,8 +315,7 @@ static void PASTE(mix_pq, ISA)(const struct product_code *p, const float *weight
     serve_pq(whole ? mix_whole_of : mix_copied_of, &values, weights, BLOCK_TOKENS, G, acc, product_channels(p));
 }
 
-/* ---- By code: tables and tallies
- * -------------------------------------------------------------------------------------------------- */
+/* ---- By code: tables and tallies ----------------------------------------------------------------------------------------- */
 
 #define SOME_CENTROIDS 16 /* turned into floats at a time; divides every number of them */
 

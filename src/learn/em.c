@@ -265,8 +265,7 @@ static double expectation(struct fit *f, size_t every, double temperature) {
     return first->error;
 }
 
-/* ---- Entries that serve nobody
- * ---------------------------------------------------------------------------------------------------- */
+/* ---- Entries that serve nobody ------------------------------------------------------------------------------------------- */
 
 /* The point served worst; its error is then counted as 0, so that the next is another. */
 static size_t take_worst(struct fit *f) {
@@ -298,8 +297,7 @@ static void repair(struct fit *f) {
     }
 }
 
-/* ---- A round
- * ----------------------------------------------------------------------------------------------------------------------- */
+/* ---- A round ------------------------------------------------------------------------------------------------------------- */
 
 static enum terse_status report(const struct em_options *options, double error_now, size_t done, size_t total,
                                 struct terse_error *error) {
@@ -383,8 +381,7 @@ static double subtract(struct fit *f, const float *table) {
     return sum;
 }
 
-/* ---- All rounds
- * -------------------------------------------------------------------------------------------------------------------- */
+/* ---- All rounds ---------------------------------------------------------------------------------------------------------- */
 
 static enum terse_status check(const struct em_points *points, struct em_shape shape, const struct em_options *options,
                                struct terse_error *error) {
