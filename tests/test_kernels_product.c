@@ -387,7 +387,7 @@ static void check_turned(size_t G, size_t hd, size_t pairs, bool adjacent, enum 
     fill_angles(cosine, sine, pairs * SLOTS);
     const struct kernels *k;
     for (size_t tier = 0; (k = tier_at(tier)); tier++) {
-        k->score_turned(q, G, hd, keys, cosine, sine, pairs, adjacent, logits);
+        k->score_turned(&turn, q, G, hd, keys, logits);
         for (size_t t = 0; t < SLOTS; t++) {
             double key[MOST_HD], want, terms;
             for (size_t c = 0; c < hd; c++) key[c] = (double)keys[c * SLOTS + t];

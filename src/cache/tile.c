@@ -221,7 +221,7 @@ static void score_unturned(const struct cache *cache, const struct tile *tile, u
     memcpy(moved, q, rows * hd * sizeof *moved);
     turns_rotate_back(turns, tile->base, moved, (uint32_t)rows, cache->shape.head_dim);
     if (!as_codes) {
-        kernels()->score_turned(moved, rows, hd, channels, turn.cosine, turn.sine, turn.pairs, turn.adjacent, logits);
+        kernels()->score_turned(&turn, moved, rows, hd, channels, logits);
         return;
     }
     struct codec_shape shape = side_shape(cache, CODEC_KEYS, cache->layer, head, rows);

@@ -319,7 +319,7 @@ static void decode(struct codec_shape shape, enum codec_side side, const void *b
 void comm_score_decoded(struct codec_shape shape, const float *q, const struct key_turn *turn, const void *block, float *logits) {
     float keys[CODEC_HEAD_DIM_MAX * BLOCK_TOKENS];
     channels(shape, block, keys);
-    kernels()->score_turned(q, shape.group, shape.head_dim, keys, turn->cosine, turn->sine, turn->pairs, turn->adjacent, logits);
+    kernels()->score_turned(turn, q, shape.group, shape.head_dim, keys, logits);
 }
 
 void comm_prepare(struct codec_shape shape, const float *q, float *tables) {

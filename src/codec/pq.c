@@ -6,6 +6,7 @@
  * Centroids are kept in half precision, as in a codebook's file: half the memory to stream through when there are 4096 of them.
  */
 #include "codec/pq.h"
+#include "base/divisor.h"
 #include "base/half.h"
 #include "base/memory.h"
 #include "kernels/code_planes.h"
@@ -111,15 +112,6 @@ static void set_planes(const struct product_code *p, uint8_t *planes) {
 
 /* Half floats are multiples of 2^-24. */
 static int64_t as_integer(uint16_t half) { return (int64_t)ldexpf(half_to_float(half), 24); }
-
-static int64_t common_divisor(int64_t a, int64_t b) {
-    while (b) {
-        int64_t rest = a % b;
-        a = b;
-        b = rest;
-    }
-    return a;
-}
 
 #define FROM 131072 /* steps that product.h's `from` lies below `low` */
 

@@ -1,21 +1,9 @@
 /* CommVQ's keys with AVX-512 (and its permutation of bytes, VBMI). */
+#include "kernels/avx2_shorts.h"
 #include "kernels/avx512_lanes.h"
 #include "kernels/comm.h"
 
 #include <stdbool.h>
-
-/* Of 256 bits: 32 pairs as bytes; with planes rows are not read. */
-typedef __m256i shorts;
-#define SHORTS 16
-
-static inline shorts shorts_zero(void) { return _mm256_setzero_si256(); }
-static inline void shorts_store(int16_t *to, shorts x) { _mm256_storeu_si256((__m256i *)to, x); }
-static inline shorts shorts_add(shorts a, shorts b) { return _mm256_add_epi16(a, b); }
-static inline shorts shorts_even(shorts x) { return _mm256_srai_epi16(_mm256_slli_epi16(x, 8), 8); }
-static inline shorts shorts_odd(shorts x) { return _mm256_srai_epi16(x, 8); }
-static inline shorts bytes_load(const int8_t *x) { return _mm256_loadu_si256((const __m256i *)x); }
-static inline shorts bytes_add(shorts a, shorts b) { return _mm256_add_epi8(a, b); }
-static inline shorts bytes_sub(shorts a, shorts b) { return _mm256_sub_epi8(a, b); }
 
 static inline vec vec_shorts(const int16_t *x) {
     return _mm512_cvtepi32_ps(_mm512_cvtepi16_epi32(_mm256_loadu_si256((const __m256i *)x)));

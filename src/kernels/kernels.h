@@ -94,12 +94,11 @@ struct kernels {
     void (*tally_pq)(const struct product_code *p, const float *weights, size_t G, const void *block, float *tallies);
     void (*finish_pq)(const struct product_code *p, const float *tallies, size_t G, float *acc);
 
-    /* logits[G][64] = <q[G][hd], key t turned by its own angles>: keys[hd][64], cosine[pairs][64], sine[pairs][64]. Pair i is
+    /* logits[G][64] = <q[G][hd], key t turned by its own angles>: keys[hd][64]; gain and mean in `turn` are not looked at. Pair i is
      * channels (2i, 2i + 1) if `adjacent`, else (i, i + pairs); (a, b) becomes (a cos - b sin, a sin + b cos). Channels from 2
      * pairs on stay. */
-    void (*score_turned)(const float *q, size_t G, size_t hd, const float *keys, const float *cosine, const float *sine,
-                         size_t pairs, bool adjacent, float *logits);
-    /* The same of keys in a block. */
+    void (*score_turned)(const struct key_turn *turn, const float *q, size_t G, size_t hd, const float *keys, float *logits);
+    /* The same of keys in a block, by gain and mean where there are any. */
     void (*score_turned_pq)(const struct product_code *p, const struct key_turn *turn, const float *q, size_t G, const void *block,
                             float *logits);
 

@@ -448,10 +448,9 @@ EACH_PQ(turn_floats)
 EACH_PQ(turn_halves)
 EACH_PQ(turn_gained)
 
-static void PASTE(score_turned, ISA)(const float *q, size_t G, size_t hd, const float *keys, const float *cosine, const float *sine,
-                                     size_t pairs, bool adjacent, float *logits) {
-    struct key_turn turn = {.cosine = cosine, .sine = sine, .pairs = pairs, .adjacent = adjacent};
-    struct turning turning = {&turn, keys, NULL, hd};
+static void PASTE(score_turned, ISA)(const struct key_turn *turn, const float *q, size_t G, size_t hd, const float *keys,
+                                     float *logits) {
+    struct turning turning = {turn, keys, NULL, hd};
     serve_pq(turn_floats_of, &turning, q, hd, G, logits, BLOCK_TOKENS);
 }
 

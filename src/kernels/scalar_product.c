@@ -117,14 +117,16 @@ static void finish_pq_scalar(const struct product_code *p, const float *tallies,
     }
 }
 
-static void score_turned_scalar(const float *q, size_t G, size_t hd, const float *keys, const float *cosine, const float *sine,
-                                size_t pairs, bool adjacent, float *logits) {
+static void score_turned_scalar(const struct key_turn *turn, const float *q, size_t G, size_t hd, const float *keys,
+                                float *logits) {
+    size_t pairs = turn->pairs;
     for (size_t i = 0; i < G * BLOCK_TOKENS; i++) logits[i] = 0;
     for (size_t i = 0; i < pairs; i++) {
-        size_t first = adjacent ? 2 * i : i, second = adjacent ? 2 * i + 1 : i + pairs;
+        size_t first = turn->adjacent ? 2 * i : i, second = turn->adjacent ? 2 * i + 1 : i + pairs;
+        const float *cosine = turn->cosine + i * BLOCK_TOKENS, *sine = turn->sine + i * BLOCK_TOKENS;
         for (size_t t = 0; t < BLOCK_TOKENS; t++) {
             float a = keys[first * BLOCK_TOKENS + t], b = keys[second * BLOCK_TOKENS + t];
-            float c = cosine[i * BLOCK_TOKENS + t], s = sine[i * BLOCK_TOKENS + t], x = a * c - b * s, y = a * s + b * c;
+            float c = cosine[t], s = sine[t], x = a * c - b * s, y = a * s + b * c;
             for (size_t g = 0; g < G; g++) logits[g * BLOCK_TOKENS + t] += q[g * hd + first] * x + q[g * hd + second] * y;
         }
     }
@@ -142,7 +144,7 @@ static void score_turned_pq_scalar(const struct product_code *p, const struct ke
     channels_pq_scalar(p, block, keys);
     for (size_t i = 0; turn->gain && i < hd * BLOCK_TOKENS; i++)
         keys[i] = turn->mean[i / BLOCK_TOKENS] + turn->gain[i % BLOCK_TOKENS] * keys[i];
-    score_turned_scalar(q, G, hd, keys, turn->cosine, turn->sine, turn->pairs, turn->adjacent, logits);
+    score_turned_scalar(turn, q, G, hd, keys, logits);
 }
 
 void kernels_fill_scalar_product(struct kernels *k) {

@@ -7,6 +7,7 @@
  */
 #include "learn/calibrate.h"
 
+#include "base/divisor.h"
 #include "base/memory.h"
 #include "base/random.h"
 #include "codec/comm.h"
@@ -133,8 +134,6 @@ static bool wants_rotated(const struct plan *plan) {
     return plan->info.key.codec && plan->info.key.codec->rope == CODEC_ROPE_AFTER;
 }
 
-static uint32_t common_divisor(uint32_t a, uint32_t b) { return b ? common_divisor(b, a % b) : a; }
-
 static bool can_share(const struct plan *a, const struct plan *b) {
     if (a->info.key.codec && b->info.key.codec && wants_rotated(a) != wants_rotated(b)) return false;
     return !has_frame(a) || !has_frame(b) || a->info.shared == b->info.shared;
@@ -155,8 +154,8 @@ static enum terse_status add_to_capture(const struct plan *plans, size_t i, stru
         kept->kept = true;
         kept->rotated |= side == CODEC_KEYS && wants_rotated(plan);
         if (plan->power)
-            kept->norm_width =
-                common_divisor(plan->weighting == TERSE_WEIGHTING_ROW ? plan->info.head_dim : coding.width, kept->norm_width);
+            kept->norm_width = (uint32_t)common_divisor(plan->weighting == TERSE_WEIGHTING_ROW ? plan->info.head_dim : coding.width,
+                                                        kept->norm_width);
     }
     o->drawn |= plan->power && !plan->text_labels;
     return TERSE_OK;

@@ -1,0 +1,17 @@
+/* The greatest common divisor. */
+#ifndef TERSE_BASE_DIVISOR_H
+#define TERSE_BASE_DIVISOR_H
+
+#include <stdint.h>
+
+/* Of a and 0 it is a; negative numbers may give a negative one. */
+static inline int64_t common_divisor(int64_t a, int64_t b) {
+    while (b) {
+        int64_t rest = a % b;
+        a = b;
+        b = rest;
+    }
+    return a;
+}
+
+#endif
