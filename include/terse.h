@@ -152,6 +152,8 @@ TERSE_API void terse_string_free(char *string);
 #define TERSE_TAIL_DEFAULT UINT32_MAX
 
 /* How the KV cache is kept. A method names a key codec, a value codec and a policy. */
+#define TERSE_SHALLOW_DEFAULT UINT32_MAX
+
 struct terse_cache_options {
     const char *method;     /* a name from terse_method_describe: "f16", "q8_0", "antkv-1", "streaming-512"; NULL: "f16" */
     const char *key_type;   /* codec of keys instead of the method's, or NULL */
@@ -160,6 +162,10 @@ struct terse_cache_options {
                              * TERSE_TAIL_DEFAULT: the method's own number (0 for f16, 128 for quantized codecs) */
     double anchor_percent;  /* antkv: part of a prompt's tokens that stay exact; negative: the method's own (1) */
     uint32_t anchor_count;  /* so many tokens instead, when not 0 */
+    const char *evict;      /* a method that evicts, "mat-1024" or "streaming-512", whose choice of tokens goes with this method's
+                             * codecs; NULL: this method's own */
+    uint32_t mat_anchors;   /* mat: tokens that are kept beside the newest, token 0 among them; 0: 64, at most a quarter of all */
+    uint32_t mat_shallow;   /* mat: first layers that keep sinks instead; TERSE_SHALLOW_DEFAULT: 2 */
     const struct terse_codebook *codebook; /* for methods that learn; must outlive the session; NULL otherwise */
 };
 TERSE_API struct terse_cache_options terse_cache_options_defaults(void);

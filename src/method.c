@@ -21,7 +21,9 @@ struct row {
 #define PLAIN(codec) \
     {&codec, 0, 0}, { &codec, 0, 0 }
 #define SINKS \
-    { .sinks = 4 } /* StreamingLLM, section 4.1 */
+    { .exact = 4 } /* StreamingLLM, section 4.1 */
+#define MAT_ANCHORS \
+    { .exact = 64, .shallow = 2 } /* MAT: the middle of the flat optimum of its figure 6; shallow layers by its figure 1 */
 #define ONE_PERCENT \
     { .anchor_percent = 1 } /* AnTKV, section 4.1 */
 #define VQ(width, bits) \
@@ -48,6 +50,8 @@ static const struct row rows[] = {
     {"kivi-2", "KIVI: 2-bit codes: 3 bits per value", PLAIN(codec_kivi_2), &policy_keep_all, {0}, 0},
     {"streaming-N", "the first 4 and the newest tokens, N in all: text without end in constant memory", PLAIN(codec_f16),
      &policy_streaming, SINKS, 0},
+    {"mat-N", "MAT: anchor tokens and the newest ones, N in all: the same, with what later tokens need from far back",
+     PLAIN(codec_f16), &policy_mat, MAT_ANCHORS, 0},
     {"antkv-4", "AnTKV: pairs of channels as one of 256 shapes, a gain for each row, 1 % of the tokens exact", GAIN_SHAPE(2, 8),
      &policy_anchors, ONE_PERCENT, 1},
     {"antkv-2", "AnTKV: 4 channels as one of 256 shapes, a gain", GAIN_SHAPE(4, 8), &policy_anchors, ONE_PERCENT, 2},
@@ -183,6 +187,38 @@ static void write_name(const struct row *row, const char *name, struct method *m
         snprintf(method->name, sizeof method->name, "%s%s%s", plain ? "" : name, plain ? "" : "+", codecs);
 }
 
+/* What the numbers of a row's name say of its policy. */
+static void set_budget(const struct row *row, const struct numbers *numbers, const struct terse_cache_options *options,
+                       struct method *method) {
+    struct policy_parameters *parameters = &method->parameters;
+    method->policy = row->policy;
+    *parameters = row->parameters;
+    parameters->budget = numbers->budget;
+    if (row->policy != &policy_mat) return;
+    if (parameters->exact > numbers->budget / 4) parameters->exact = numbers->budget / 4;
+    if (options->mat_anchors) parameters->exact = options->mat_anchors;
+    if (options->mat_shallow != TERSE_SHALLOW_DEFAULT) parameters->shallow = options->mat_shallow;
+}
+
+/* The choice of tokens of another method that evicts. */
+static enum terse_status choose_eviction(const struct terse_cache_options *options, struct method *method,
+                                         struct terse_error *error) {
+    struct numbers numbers = {0};
+    if (!options->evict) return TERSE_OK;
+    const struct row *row = find_row(options->evict, &numbers);
+    if (!row || !row->policy->positions_by_index)
+        return status_fail(error, TERSE_E_ARGUMENT, "'%.40s' is no way to evict tokens: use mat-N or streaming-N", options->evict);
+    if (method->policy->positions_by_index)
+        return status_fail(error, TERSE_E_ARGUMENT, "%s evicts tokens itself: leave --evict away, or choose another --kv",
+                           method->name);
+    set_budget(row, &numbers, options, method);
+    char canonical[32];
+    write_row_name(row, &numbers, canonical, sizeof canonical);
+    size_t length = strlen(method->name);
+    snprintf(method->name + length, sizeof method->name - length, "+%s", canonical);
+    return TERSE_OK;
+}
+
 /* Anchors go with every method that keeps all tokens. */
 static enum terse_status choose_anchors(const struct terse_cache_options *options, struct method *method,
                                         struct terse_error *error) {
@@ -216,8 +252,8 @@ enum terse_status method_resolve(const struct terse_cache_options *options, uint
         list_names(method_name_at, known, sizeof known);
         return status_fail(error, TERSE_E_ARGUMENT, "unknown KV method '%.40s': use one of %s", name, known);
     }
-    *method = (struct method){.key = row->key, .value = row->value, .policy = row->policy, .parameters = row->parameters};
-    method->parameters.budget = numbers.budget;
+    *method = (struct method){.key = row->key, .value = row->value};
+    set_budget(row, &numbers, options, method);
     method->power = row->power;
     enum terse_status status;
     if (row->key.codec == &codec_comm)
@@ -229,6 +265,7 @@ enum terse_status method_resolve(const struct terse_cache_options *options, uint
     char canonical[32];
     write_row_name(row, &numbers, canonical, sizeof canonical);
     write_name(row, canonical, method);
+    if ((status = choose_eviction(options, method, error))) return status;
     if ((status = choose_anchors(options, method, error))) return status;
     if ((status = method->policy->check(&method->parameters, error))) return status;
     bool exact = method->key.codec == &codec_f16 && method->value.codec == &codec_f16; /* as exact as the window itself */
@@ -268,7 +305,8 @@ enum terse_status method_check_codebook(const struct method *method, uint64_t fi
 }
 
 struct terse_cache_options terse_cache_options_defaults(void) {
-    return (struct terse_cache_options){.method = rows[0].name, .tail_tokens = TERSE_TAIL_DEFAULT, .anchor_percent = -1};
+    return (struct terse_cache_options){
+        .method = rows[0].name, .tail_tokens = TERSE_TAIL_DEFAULT, .anchor_percent = -1, .mat_shallow = TERSE_SHALLOW_DEFAULT};
 }
 
 bool terse_method_describe(size_t i, struct terse_method_info *info) {

@@ -44,7 +44,7 @@ static void names_choose_codecs_and_policy(void **state) {
     assert_string_equal(m.name, "streaming-512");
     assert_true(m.policy == &policy_streaming && m.key.codec == &codec_f16);
     assert_int_equal(m.parameters.budget, 512);
-    assert_int_equal(m.parameters.sinks, 4);
+    assert_int_equal(m.parameters.exact, 4);
     m = resolve("streaming-00000000000000000000000000000000000000000000000000000000016", NULL, NULL, TERSE_TAIL_DEFAULT);
     assert_string_equal(m.name, "streaming-16");
 }
@@ -77,8 +77,8 @@ static void tail_has_a_default_for_each_method(void **state) {
 
 static void unknown_names_are_refused_in_one_line(void **state) {
     (void)state;
-    refuse("f32", NULL, NULL, "f16, q8_0, q4_0, kivi-4, kivi-2, streaming-N");
-    refuse("", NULL, NULL, "f16, q8_0, q4_0, kivi-4, kivi-2, streaming-N");
+    refuse("f32", NULL, NULL, "f16, q8_0, q4_0, kivi-4, kivi-2, streaming-N, mat-N");
+    refuse("", NULL, NULL, "f16, q8_0, q4_0, kivi-4, kivi-2, streaming-N, mat-N");
     refuse("streaming", NULL, NULL, "streaming-N");
     refuse("streaming-", NULL, NULL, "streaming-N");
     refuse("streaming-12x", NULL, NULL, "streaming-N");
@@ -105,7 +105,7 @@ static void methods_are_described(void **state) {
     struct terse_method_info info;
     size_t n = 0;
     for (; terse_method_describe(n, &info); n++) assert_true(info.name[0] && info.summary[0]);
-    assert_int_equal(n, 22);
+    assert_int_equal(n, 23);
     assert_string_equal(terse_cache_options_defaults().method, "f16");
 }
 
@@ -185,16 +185,16 @@ static void a_codebook_is_asked_for(void **state) {
 
 static void streaming_keeps_sinks_and_the_newest(void **state) {
     (void)state;
-    struct policy_parameters parameters = {.budget = 20, .sinks = 4};
+    struct policy_parameters parameters = {.budget = 20, .exact = 4};
     for (uint64_t tokens = 0; tokens < 100; tokens++) {
         struct policy_decision kept = policy_streaming.retain(&parameters, tokens);
-        uint64_t count = kept.sinks + tokens - kept.first;
-        assert_int_equal(kept.sinks, tokens < 4 ? tokens : 4);
-        assert_true(kept.first >= kept.sinks && kept.first <= tokens);
+        uint64_t count = kept.exact + tokens - kept.first;
+        assert_int_equal(kept.exact, tokens < 4 ? tokens : 4);
+        assert_true(kept.first >= kept.exact && kept.first <= tokens);
         assert_int_equal(count, tokens < 20 ? tokens : 20);
     }
     struct policy_decision all = policy_keep_all.retain(&parameters, 1000);
-    assert_int_equal(all.sinks, 0);
+    assert_int_equal(all.exact, 0);
     assert_int_equal(all.first, 0);
 }
 

@@ -28,6 +28,7 @@ void setup_init(struct setup *setup) {
     struct terse_session_options defaults = terse_session_options_defaults();
     *setup = (struct setup){.method = defaults.cache.method,
                             .tail_tokens = -1,
+                            .mat_shallow = -1,
                             .batch = defaults.batch,
                             .prefill = (int)defaults.prefill,
                             .anchors = {defaults.cache.anchor_percent, defaults.cache.anchor_count}};
@@ -42,6 +43,12 @@ void setup_init(struct setup *setup) {
          "newest tokens kept exact, at least; -1: the method's own number"},
         {"--anchors", "N%|N", OPTION_AMOUNT, &setup->anchors, 0, 0,
          "the part of a prompt, or the number of its tokens, that stays exact; antkv: 1%"},
+        {"--evict", "METHOD", OPTION_TEXT, &setup->evict, 0, 0,
+         "keep the tokens that mat-N or streaming-N would keep, by this method's codecs"},
+        {"--mat-anchors", "N", OPTION_INTEGER, &setup->mat_anchors, 0, INT32_MAX,
+         "mat: tokens kept beside the newest; 0: 64, at most a quarter of all"},
+        {"--mat-shallow", "N", OPTION_INTEGER, &setup->mat_shallow, -1, INT32_MAX,
+         "mat: first layers that keep the first tokens instead; -1: 2"},
         {"--codebook", "FILE", OPTION_TEXT, &setup->codebook_path, 0, 0,
          "what the method has learned about the model (terse calibrate); else it is found or learned"},
         {"--no-auto-calibrate", NULL, OPTION_FLAG, &setup->no_auto_calibrate, 0, 0, "refuse rather than learn a codebook now"},
@@ -92,6 +99,9 @@ struct terse_session_options setup_session_options(const struct setup *setup) {
     if (setup->tail_tokens >= 0) options.cache.tail_tokens = (uint32_t)setup->tail_tokens;
     options.cache.anchor_percent = setup->anchors.percent;
     options.cache.anchor_count = setup->anchors.number;
+    options.cache.evict = setup->evict;
+    options.cache.mat_anchors = (uint32_t)setup->mat_anchors;
+    if (setup->mat_shallow >= 0) options.cache.mat_shallow = (uint32_t)setup->mat_shallow;
     options.context = (uint32_t)setup->context;
     options.allow_longer_context = setup->allow_longer;
     options.prefill = (enum terse_prefill)setup->prefill;
@@ -120,7 +130,7 @@ const char *setup_method_text(const struct setup *setup, char *buffer, size_t ca
         snprintf(anchors, sizeof anchors, ", anchors %u", setup->anchors.number);
     else if (setup->anchors.percent >= 0)
         snprintf(anchors, sizeof anchors, ", anchors %g%%", setup->anchors.percent);
-    snprintf(buffer, capacity, "%s%s%s%s%s%s", setup->method, k ? ", keys " : "", k ? k : "", v ? ", values " : "", v ? v : "",
-             anchors);
+    snprintf(buffer, capacity, "%s%s%s%s%s%s%s%s", setup->method, k ? ", keys " : "", k ? k : "", v ? ", values " : "", v ? v : "",
+             anchors, setup->evict ? ", tokens of " : "", setup->evict ? setup->evict : "");
     return buffer;
 }

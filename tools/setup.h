@@ -7,7 +7,7 @@
 
 enum {
     SETUP_MODEL = 2, /* the first of the common rows: all that a command needs which has no session */
-    SETUP_COMMON = 11
+    SETUP_COMMON = 14
 };
 
 struct codebook_entry; /* codebooks.h */
@@ -20,7 +20,9 @@ struct setup {
     int prefill; /* as enum terse_prefill */
     bool allow_longer;
     struct amount anchors;
-    const char *codebook_path; /* NULL: it is looked for, or learned */
+    const char *evict;                /* NULL: the method's own choice of tokens */
+    int64_t mat_anchors, mat_shallow; /* 0 and -1: the method's own numbers */
+    const char *codebook_path;        /* NULL: it is looked for, or learned */
     bool no_auto_calibrate;
     struct option common[SETUP_COMMON]; /* rows for struct option_set that set what stands above, but for method and context */
     char method_help[512];              /* for the command's own row for `method`: lists the known ones */

@@ -10,6 +10,7 @@
 #include "base/memory.h"
 #include "cache/anchors.h"
 #include "cache/attend_many.h"
+#include "cache/exact.h"
 #include "kernels/kernels.h"
 
 #include <math.h>
@@ -213,6 +214,7 @@ float *attend_thread_scratch(const struct cache *cache) {
 void cache_layer_attend(struct cache *cache, const float *q, size_t first, size_t count, float *out) {
     double start = clock_now();
     const struct row_statistics *statistics = anchors_statistics(cache);
+    exact_observe(cache, q, first, count);
     if (count <= few_tokens(cache) && !statistics)
         attend_few(cache, q, first, count, out);
     else

@@ -2,6 +2,7 @@
  * plan.c, the writing to store.c, the reading to tile.c and attend.c. */
 #include "base/memory.h"
 #include "cache/anchors.h"
+#include "cache/exact.h"
 #include "cache/sealer.h"
 #include "cache/tile.h"
 #include "kernels/kernels.h"
@@ -15,7 +16,7 @@
 struct sizes {
     size_t key, value; /* bytes of a sealed block */
     size_t half;       /* of one side of a window block */
-    uint64_t heads, exact;
+    uint64_t heads, exact, logits;
     uint64_t anchor; /* of one more anchor everywhere */
 };
 
@@ -26,7 +27,8 @@ static struct sizes sizes_of(const struct cache_shape *shape, const struct metho
                           .value = method->value.codec->block_bytes(values, CODEC_VALUES),
                           .half = BLOCK_BYTES_F16(shape->head_dim),
                           .heads = (uint64_t)shape->layers * shape->kv_heads};
-    sizes.exact = sizes.heads * 2 * method->parameters.sinks * shape->head_dim * sizeof(uint16_t);
+    sizes.exact = exact_bytes(shape, method);
+    sizes.logits = exact_logit_bytes(shape, method);
     sizes.anchor = sizes.heads * 2 * anchor_bytes(shape->head_dim);
     return sizes;
 }
@@ -37,7 +39,7 @@ static void fill_report(const struct cache_shape *shape, const struct sizes *siz
     report->codes = spans * sizes->heads * (sizes->key + sizes->value);
     report->window = windows * sizes->heads * 2 * sizes->half;
     report->exact = sizes->exact + anchors * sizes->anchor;
-    report->tables = spans * sizeof(struct span) + windows * sizeof(uint8_t *);
+    report->tables = sizes->logits + spans * sizeof(struct span) + windows * sizeof(uint8_t *);
     report->resident = report->codes + report->exact + report->window + report->tables;
     double values = (double)extent->length * (double)sizes->heads * 2 * shape->head_dim;
     report->bits_per_value = values > 0 ? (double)report->resident * 8 / values : 0;
@@ -75,13 +77,17 @@ enum terse_status cache_new(const struct cache_shape *shape, const struct method
     c->shape = *shape;
     c->method = *method;
     c->group = group;
-    c->turned = method->key.codec->rope == CODEC_ROPE_AFTER && !method->policy->positions_by_index;
+    c->turned = method->key.codec->rope == CODEC_ROPE_AFTER;
     c->key_bytes = sizes.key;
     c->value_bytes = sizes.value;
     c->half_bytes = sizes.half;
     if ((status = turns_init(&c->turns, shape->rope, error))) goto fail;
     if (!(c->exact = memory_array(sizes.exact, 1))) {
         status = status_no_memory(error, sizes.exact, "the KV cache's exact rows");
+        goto fail;
+    }
+    if (sizes.logits && !(c->logits = memory_array(sizes.logits, 1))) {
+        status = status_no_memory(error, sizes.logits, "the KV cache's logits");
         goto fail;
     }
     *cache = c;
@@ -100,6 +106,7 @@ void cache_free(struct cache *cache) {
     memory_free(cache->spans);
     memory_free(cache->windows);
     memory_free(cache->exact);
+    memory_free(cache->logits);
     memory_free(cache->scratch);
     memory_free(cache->observed);
     memory_free(cache->anchors.memory);
@@ -180,6 +187,7 @@ enum terse_status cache_step_begin(struct cache *cache, enum cache_step_kind kin
         span->count = left < BLOCK_TOKENS ? (uint32_t)left : BLOCK_TOKENS;
     }
     if ((status = anchors_reserve(cache, &plan, error))) return status;
+    if ((status = exact_reserve(cache, n, error))) return status;
     cache->plan = plan;
     cache->sealed_first = kind == CACHE_STEP_PAPER;
     cache->threads = omp_get_max_threads();
@@ -193,6 +201,7 @@ void cache_layer_begin(struct cache *cache, uint32_t layer, float *k, const floa
     cache->layer = layer;
     cache->k = k;
     cache->v = v;
+    exact_store_first(cache);
     if (cache->turned) {
 #pragma omp parallel for schedule(static) num_threads(cache->threads) if (cache->plan.n >= BLOCK_TOKENS)
         for (size_t i = 0; i < cache->plan.n; i++)
@@ -204,11 +213,14 @@ void cache_layer_begin(struct cache *cache, uint32_t layer, float *k, const floa
 }
 
 size_t cache_observes(const struct cache *cache, size_t needed) {
+    if (exact_observes(cache)) return needed;
     if (!cache->plan.anchors) return 0;
     return cache->plan.kind == CACHE_STEP_PAPER ? cache->plan.n : needed; /* what attends in a prefill is scored as it does */
 }
 
 void cache_layer_observe(struct cache *cache, const float *q, size_t first, size_t count) {
+    exact_observe(cache, q, first, count);
+    if (!cache->plan.anchors) return;
     attend_many(cache, q, first, count, NULL, anchors_statistics(cache));
     anchors_score(cache, q, first, count);
     if (cache->plan.kind != CACHE_STEP_PAPER || first + count < cache->plan.n) return;

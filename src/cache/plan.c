@@ -13,9 +13,9 @@ struct plan plan_step(const struct method *method, const struct extent *before, 
     struct plan plan = {.kind = kind, .n = n, .before = *before};
     uint64_t length = before->length + n;
     struct policy_decision kept = method->policy->retain(&method->parameters, length);
-    plan.grid = before->window_first > kept.sinks ? before->window_first : kept.sinks;
+    plan.grid = before->window_first > kept.exact ? before->window_first : kept.exact;
     uint64_t waiting = length - plan.grid;
-    plan.after = (struct extent){kept.sinks, kept.first, length, length};
+    plan.after = (struct extent){kept.exact, kept.first, length, length};
     if (kind == CACHE_STEP_PAPER) {
         plan.seal = (size_t)((waiting + BLOCK_TOKENS - 1) / BLOCK_TOKENS);
         plan.sealed = (size_t)waiting;

@@ -1,8 +1,10 @@
 /* Where every token of a sequence lies, and where a step will move it: arithmetic on token counts alone, the same for all layers
  * and KV heads, so that a whole step is known before it begins and cache_predict needs no cache.
  *
- *     tokens   0 ... sinks | ... evicted ... | first ... window_first | window_first ... length
+ *     tokens   0 ... exact | ... evicted ... | first ... window_first | window_first ... length
  *              exact rows                      sealed blocks            recent window
+ *
+ * Where the policy has `leave`, exact rows hold as many tokens, but not the first ones any more (cache/exact.h).
  *
  * Blocks of 64 are cut from window_first on, so the window always begins where the next block will. `first` may lie inside a sealed
  * block or inside the window: older tokens there are dead. A step sealed whole (CACHE_STEP_PAPER) may end in a short block, which
@@ -14,7 +16,7 @@
 #include "cache/cache.h"
 
 struct extent {
-    uint64_t sinks, first, window_first, length;
+    uint64_t exact, first, window_first, length;
 };
 
 struct plan {
@@ -35,6 +37,6 @@ struct plan plan_step(const struct method *method, const struct extent *before, 
 size_t extent_window_blocks(const struct extent *extent);
 
 /* Position, where tokens have positions by index, of the first token after the exact rows; of token t >= first: t - this. */
-static inline uint64_t extent_evicted(const struct extent *extent) { return extent->first - extent->sinks; }
+static inline uint64_t extent_evicted(const struct extent *extent) { return extent->first - extent->exact; }
 
 #endif

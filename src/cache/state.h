@@ -40,7 +40,8 @@ struct cache {
     struct cache_shape shape;
     struct method method;
     uint32_t group; /* G */
-    bool turned;    /* keys are stored rotated at their own positions; else unrotated, and turned where they are read */
+    bool turned;    /* sealed blocks and the window hold keys rotated at their own positions; else before rotation, and they are
+                     * turned where they are read, as exact rows always are */
     struct turns turns;
 
     size_t key_bytes, value_bytes; /* of a sealed block */
@@ -51,7 +52,8 @@ struct cache {
     size_t n_spans, sealed;
     uint8_t **windows; /* [n_windows], used from 0 on */
     size_t n_windows;
-    uint16_t *exact; /* [layers][Hk][keys, values][parameters.sinks][hd] */
+    uint16_t *exact; /* [layers][Hk][keys, values][parameters.exact][hd] */
+    float *logits;   /* exact.h's, where the policy has `leave` */
     struct anchors anchors;
     struct sealer *sealer; /* made when it is first needed */
     bool seal_in_step;     /* cache_seal_ahead(cache, false) */
@@ -66,7 +68,7 @@ struct cache {
     int threads;    /* whose scratch there is */
     float *scratch; /* attend.c's */
     size_t scratch_floats;
-    float *observed; /* anchors.c's */
+    float *observed; /* anchors.c's or exact.c's */
     size_t observed_floats;
     struct row_statistics statistics; /* in there */
 
@@ -86,7 +88,7 @@ static inline uint8_t *window_block(const struct cache *cache, const uint8_t *me
 }
 /* Exact keys [sinks][hd], values behind them. */
 static inline uint16_t *exact_rows(const struct cache *cache, uint32_t layer, uint32_t head) {
-    size_t floats = (size_t)cache->method.parameters.sinks * cache->shape.head_dim;
+    size_t floats = (size_t)cache->method.parameters.exact * cache->shape.head_dim;
     return cache->exact + ((size_t)layer * cache->shape.kv_heads + head) * 2 * floats;
 }
 

@@ -1,5 +1,6 @@
 /* Memory of keys and values and the writing of it: keys are rotated, attention is over; tokens go where the plan says. */
 #include "cache/anchors.h"
+#include "cache/exact.h"
 
 #include "base/memory.h"
 #include "kernels/kernels.h"
@@ -53,17 +54,6 @@ refused:
 }
 
 /* ---- Writing a layer */
-
-static void store_exact(struct cache *cache, uint32_t head) {
-    const struct plan *plan = &cache->plan;
-    size_t hd = cache->shape.head_dim, width = cache->shape.kv_heads * hd;
-    uint16_t *keys = exact_rows(cache, cache->layer, head), *values = keys + cache->method.parameters.sinks * hd;
-    for (uint64_t t = plan->before.length; t < plan->after.sinks; t++) {
-        size_t row = (size_t)(t - plan->before.length) * width + head * hd;
-        kernels()->float_to_half(cache->k + row, keys + t * hd, hd);
-        kernels()->float_to_half(cache->v + row, values + t * hd, hd);
-    }
-}
 
 /* Token `first` and the `count` - 1 after it, as far as they are new, to rows[64][hd] of one side. */
 static void gather_new(const struct cache *cache, const float *from, uint32_t head, uint64_t first, size_t count, float *rows) {
@@ -124,7 +114,7 @@ void store_layer(struct cache *cache) {
         /* Here ends the reading of window blocks that may now be written again. */
 #pragma omp for schedule(static)
         for (uint32_t head = 0; head < kv_heads; head++) {
-            store_exact(cache, head);
+            exact_replace(cache, head, rows);
             store_window(cache, head);
         }
     }

@@ -11,7 +11,7 @@
 static size_t tiles_of(uint64_t tokens) { return (size_t)((tokens + BLOCK_TOKENS - 1) / BLOCK_TOKENS); }
 
 static uint64_t exact_tokens(const struct cache *cache) {
-    return cache->sealed_first ? cache->plan.after.sinks : cache->plan.before.sinks;
+    return cache->sealed_first ? cache->plan.after.exact : cache->plan.before.exact;
 }
 
 static size_t sealed_tiles(const struct cache *cache) { return cache->sealed + (cache->sealed_first ? cache->plan.seal : 0); }
@@ -70,10 +70,15 @@ uint64_t tile_bytes(const struct cache *cache) {
     return cache->shape.kv_heads * (exact + sealed + window_tiles(cache) * 2 * cache->half_bytes);
 }
 
-/* ---- Positions. When keys are stored rotated, only new tokens are turned, to their own positions. Otherwise all positions are
- * relative to the first new token's. */
+/* ---- Positions. When keys are stored rotated, only new tokens and exact rows are turned, the latter to where they are in the cache,
+ * in terms of the other tokens' own positions. Otherwise all positions are relative to the first new token's. */
 
-size_t tile_bases(const struct cache *cache) { return tiles_of(cache->plan.n) + (cache->turned ? 0 : tile_count_stored(cache)); }
+/* Of the step's tiles that are turned as they are read: exact rows come first. */
+static size_t turned_tiles(const struct cache *cache) {
+    return cache->turned ? tiles_of(exact_tokens(cache)) : tile_count_stored(cache);
+}
+
+size_t tile_bases(const struct cache *cache) { return tiles_of(cache->plan.n) + turned_tiles(cache); }
 
 /* Where positions are by index, exact rows close up to what follows them. */
 int64_t tile_position(const struct cache *cache, const struct tile *tile) {
@@ -83,13 +88,11 @@ int64_t tile_position(const struct cache *cache, const struct tile *tile) {
 }
 
 void tile_set_bases(struct cache *cache) {
-    const struct extent *before = &cache->plan.before;
-    for (size_t i = 0; i < tiles_of(cache->plan.n); i++)
-        turns_set_base(&cache->turns, i, (int64_t)(i * BLOCK_TOKENS) + (cache->turned ? (int64_t)before->length : 0));
-    if (cache->turned) return;
-    for (size_t i = 0; i < tile_count_stored(cache); i++) {
+    int64_t start = cache->turned ? (int64_t)cache->plan.before.length : 0; /* the first new token's */
+    for (size_t i = 0; i < tiles_of(cache->plan.n); i++) turns_set_base(&cache->turns, i, (int64_t)(i * BLOCK_TOKENS) + start);
+    for (size_t i = 0; i < turned_tiles(cache); i++) {
         struct tile tile = tile_at(cache, i);
-        turns_set_base(&cache->turns, tile.base, tile_position(cache, &tile));
+        turns_set_base(&cache->turns, tile.base, tile_position(cache, &tile) + start);
     }
 }
 
@@ -139,8 +142,10 @@ static struct rows tile_rows(const struct cache *cache, const struct tile *tile,
     }
     case TILE_EXACT: {
         const uint16_t *rows = exact_rows(cache, cache->layer, head);
-        if (side == CODEC_VALUES) rows += cache->method.parameters.sinks * hd;
+        if (side == CODEC_VALUES) rows += cache->method.parameters.exact * hd;
         kernels()->half_to_float(rows + tile->first * hd, room, tile->end * hd);
+        for (size_t t = 0; side == CODEC_KEYS && cache->turned && t < tile->end; t++)
+            turns_rotate(&cache->turns, tile->base, t, room + t * hd, 1, (uint32_t)hd);
         break;
     }
     case TILE_SEALED: load_sealed(cache, tile, head, side, room); break;
@@ -150,6 +155,27 @@ static struct rows tile_rows(const struct cache *cache, const struct tile *tile,
         break;
     }
     return (struct rows){room, hd};
+}
+
+void tile_first_key(const struct cache *cache, uint32_t head, float *key) {
+    struct tile tile = tile_at(cache, 0);
+    tile.end = 1;
+    float room[CODEC_HEAD_DIM_MAX];
+    struct rows rows = tile_rows(cache, &tile, head, CODEC_KEYS, room);
+    memcpy(key, rows.data, cache->shape.head_dim * sizeof *key);
+    if (!cache->turned) turns_rotate(&cache->turns, tile.base, 0, key, 1, 0);
+}
+
+void tile_read_token(const struct cache *cache, uint32_t head, enum codec_side side, uint64_t token, float *room, float *row) {
+    const struct extent *before = &cache->plan.before;
+    size_t i = token >= before->window_first
+                   ? tile_count_stored(cache) - window_tiles(cache) + (size_t)(token - before->window_first) / BLOCK_TOKENS
+                   : tiles_of(exact_tokens(cache));
+    if (token >= before->length) i = tile_count_stored(cache) + (size_t)(token - before->length) / BLOCK_TOKENS;
+    struct tile tile = tile_at(cache, i);
+    while (token >= tile.first + tile.end) tile = tile_at(cache, ++i);
+    struct rows rows = tile_rows(cache, &tile, head, side, room);
+    memcpy(row, rows.data + (token - tile.first) * rows.stride, cache->shape.head_dim * sizeof *row);
 }
 
 /* ---- A few queries: scores and mixes on the codes where they allow it */

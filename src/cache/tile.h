@@ -54,6 +54,12 @@ void tile_score(const struct cache *cache, const struct tile *tile, uint32_t hea
 void tile_mix(const struct cache *cache, const struct tile *tile, uint32_t head, float *weights, size_t rows, float *room,
               float *tallies, float *acc);
 
+/* The first of the step's tokens in order of age, turned as queries expect it; there must be exact rows, or the step brings the
+ * first. Once the step's tiles are set. */
+void tile_first_key(const struct cache *cache, uint32_t head, float *key);
+/* A stored or new token's row as it lies, not in exact rows; room[64][hd]. */
+void tile_read_token(const struct cache *cache, uint32_t head, enum codec_side side, uint64_t token, float *room, float *row);
+
 /* The live rows themselves, decoded, keys turned: writes end - begin rows; keys and values have room for 64. */
 void tile_load(const struct cache *cache, const struct tile *tile, uint32_t head, float *keys, float *values);
 

@@ -59,3 +59,11 @@ void turns_rotate_back(const struct turns *turns, size_t base, float *rows, uint
     for (size_t i = 0; i < turns->pairs; i++) sine[i] = -cosine[turns->pairs + i];
     rope_rotate(&turns->plain, cosine, sine, rows, n, stride);
 }
+
+void turns_unturn(const struct turns *turns, int64_t position, float *rows, uint32_t n, uint32_t stride) {
+    float cosine[CODEC_HEAD_DIM_MAX / 2], sine[CODEC_HEAD_DIM_MAX / 2];
+    struct rope inverse = *turns->rope;
+    inverse.magnitude = 1 / turns->rope->magnitude;
+    rope_angles(&inverse, -position, cosine, sine);
+    rope_rotate(&inverse, cosine, sine, rows, n, stride);
+}

@@ -4,16 +4,17 @@
 #include "policy/policy.h"
 
 static enum terse_status check(const struct policy_parameters *parameters, struct terse_error *error) {
-    uint32_t least = 4 * parameters->sinks;
+    uint32_t least = 4 * parameters->exact;
     if (parameters->budget >= least) return TERSE_OK;
     return status_fail(error, TERSE_E_ARGUMENT, "streaming-%u keeps too few tokens: %u of them are sinks, use streaming-%u or more",
-                       parameters->budget, parameters->sinks, least);
+                       parameters->budget, parameters->exact, least);
 }
 
-static struct policy_decision retain(const struct policy_parameters *parameters, uint64_t tokens) {
-    uint64_t sinks = parameters->sinks < tokens ? parameters->sinks : tokens;
-    uint64_t recent = parameters->budget - parameters->sinks;
-    return (struct policy_decision){.sinks = sinks, .first = tokens > sinks + recent ? tokens - recent : sinks};
+struct policy_decision policy_retain_newest(const struct policy_parameters *parameters, uint64_t tokens) {
+    uint64_t exact = parameters->exact < tokens ? parameters->exact : tokens;
+    uint64_t recent = parameters->budget - parameters->exact;
+    return (struct policy_decision){.exact = exact, .first = tokens > exact + recent ? tokens - recent : exact};
 }
 
-const struct policy policy_streaming = {.name = "streaming", .positions_by_index = true, .check = check, .retain = retain};
+const struct policy policy_streaming = {
+    .name = "streaming", .positions_by_index = true, .check = check, .retain = policy_retain_newest};

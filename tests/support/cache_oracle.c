@@ -99,11 +99,11 @@ static bool streaming(const struct oracle *o) { return o->method.policy == &poli
 
 size_t oracle_sinks(const struct oracle *o) {
     if (!streaming(o)) return 0;
-    return o->length < o->method.parameters.sinks ? o->length : o->method.parameters.sinks;
+    return o->length < o->method.parameters.exact ? o->length : o->method.parameters.exact;
 }
 
 size_t oracle_first(const struct oracle *o) {
-    size_t recent = o->method.parameters.budget - o->method.parameters.sinks, sinks = oracle_sinks(o);
+    size_t recent = o->method.parameters.budget - o->method.parameters.exact, sinks = oracle_sinks(o);
     return streaming(o) && o->length > sinks + recent ? o->length - recent : sinks;
 }
 
@@ -273,35 +273,41 @@ static void seal_tokens(struct oracle *o, uint32_t layer, size_t first, size_t l
 
 /* ---- Attention */
 
-/* Rotates by position in double precision. */
-static void rotate(const struct oracle *o, const float *x, double position, double *out) {
-    uint32_t hd = o->setup.head_dim, n_rot = o->rope.n_rot;
+/* Turns by position in double precision. */
+static void turn(const struct oracle *o, double position, double *x) {
+    uint32_t n_rot = o->rope.n_rot;
     bool adjacent = o->rope.pairing == ROPE_ADJACENT;
-    for (uint32_t c = 0; c < hd; c++) out[c] = (double)x[c];
     for (uint32_t i = 0; i < n_rot / 2; i++) {
         uint32_t a = adjacent ? 2 * i : i, b = adjacent ? 2 * i + 1 : i + n_rot / 2;
-        double angle = position * (double)o->frequency[i], re = (double)x[a], im = (double)x[b], m = (double)o->rope.magnitude;
-        out[a] = m * (re * cos(angle) - im * sin(angle));
-        out[b] = m * (re * sin(angle) + im * cos(angle));
+        double angle = position * (double)o->frequency[i], re = x[a], im = x[b];
+        x[a] = re * cos(angle) - im * sin(angle);
+        x[b] = re * sin(angle) + im * cos(angle);
     }
 }
 
+static void rotate(const struct oracle *o, const float *x, double position, double *out) {
+    for (uint32_t c = 0; c < o->setup.head_dim; c++) out[c] = (double)x[c] * (c < o->rope.n_rot ? (double)o->rope.magnitude : 1);
+    turn(o, position, out);
+}
+
 /* Keys are stored as they were before rotation. */
-static bool unturned(const struct oracle *o) { return streaming(o) || o->method.key.codec->rope == CODEC_ROPE_BEFORE; }
+static bool unturned(const struct oracle *o) { return o->method.key.codec->rope == CODEC_ROPE_BEFORE; }
 
 /* Logits, as doubles, of query head h at the token `at` over the tokens that it sees; returns their number. Where the method
- * streams, position = number of kept tokens before. */
+ * streams, position = number of kept tokens before, and so the same distances as if sinks had moved up to what follows them. */
 static size_t see(const struct oracle *o, uint32_t layer, const float *q, size_t at, uint32_t h, double *logits, size_t *tokens) {
     uint32_t hd = o->setup.head_dim, head = h / (o->setup.query_heads / o->setup.kv_heads);
     size_t sinks = oracle_sinks(o), first = oracle_first(o), n = 0; /* of the tokens before the step */
     double turned_q[256], turned_k[256];
     for (size_t t = 0; t <= at; t++)
         if (t < sinks || t >= first) tokens[n++] = t;
-    rotate(o, q, streaming(o) ? (double)(n - 1) : (double)at, turned_q);
+    rotate(o, q, (double)at, turned_q);
     for (size_t i = 0; i < n; i++) {
         const float *k = stored(o, o->k, layer, tokens[i]) + head * hd;
         for (uint32_t c = 0; c < hd; c++) turned_k[c] = (double)k[c];
-        if (unturned(o)) rotate(o, k, streaming(o) ? (double)i : (double)tokens[i], turned_k);
+        size_t position = at - (n - 1) + i; /* sinks close up to what follows them */
+        if (unturned(o)) rotate(o, k, (double)position, turned_k);
+        if (!unturned(o) && position != tokens[i]) turn(o, (double)(position - tokens[i]), turned_k);
         logits[i] = 0;
         for (uint32_t c = 0; c < hd; c++) logits[i] += turned_q[c] * turned_k[c];
         logits[i] *= (double)o->shape.scale;
@@ -407,14 +413,27 @@ static struct move move_of(const struct oracle *o, enum cache_step_kind kind, si
     return move;
 }
 
+/* Sinks lie in exact rows, keys before rotation. */
+static void round_sink(const struct oracle *o, uint32_t layer, const float *raw, size_t token, size_t i) {
+    size_t hd = o->setup.head_dim, width = o->setup.kv_heads * hd;
+    float *keys = stored(o, o->k, layer, token);
+    memcpy(keys, raw + i * width, width * sizeof *keys);
+    round_tokens(o, layer, token, token + 1);
+    for (uint32_t head = 0; !unturned(o) && head < o->setup.kv_heads; head++) {
+        double turned[256];
+        rotate(o, keys + head * hd, (double)token, turned);
+        for (size_t c = 0; c < hd; c++) keys[head * hd + c] = (float)turned[c];
+    }
+}
+
 /* Brings a layer's stored numbers to what they are after the step, whose queries are q. */
-static void settle(struct oracle *o, uint32_t layer, const float *q, const struct move *move) {
+static void settle(struct oracle *o, uint32_t layer, const float *raw, const float *q, const struct move *move) {
     struct oracle step = *o; /* tokens before the step decide what is kept during it */
     step.length = move->before;
     double *scores = NULL;
     if (move->anchors) scores = anchor_scores(&step, layer, q, move->before, move->n, move->window_before, move->window);
     seal_tokens(o, layer, move->window_before, move->window, scores, move->anchors);
-    round_tokens(o, layer, move->before < move->sinks ? move->before : move->sinks, move->sinks);
+    for (size_t t = move->before; t < move->sinks; t++) round_sink(o, layer, raw, t, t - move->before);
     round_tokens(o, layer, move->window > move->before ? move->window : move->before, move->before + move->n);
     free(scores);
 }
@@ -446,12 +465,12 @@ static void run_layer(struct oracle *o, uint32_t layer, const struct move *move,
     assert_int_equal(observed, !move->anchors ? 0 : move->kind == CACHE_STEP_PAPER ? n : needed);
     for (size_t first = 0; first < observed; first += each)
         cache_layer_observe(o->cache, q + first * q_width, first, observed - first < each ? observed - first : each);
-    if (move->kind == CACHE_STEP_PAPER) settle(o, layer, q, move);
+    if (move->kind == CACHE_STEP_PAPER) settle(o, layer, raw, q, move);
     for (size_t first = needed; ask && first < n; first += each)
         cache_layer_attend(o->cache, q + first * q_width, first, n - first < each ? n - first : each, out + first * q_width);
     if (ask) compare(o, layer, q + needed * q_width, out + needed * q_width, move->before + needed, n - needed);
     cache_layer_end(o->cache);
-    if (move->kind != CACHE_STEP_PAPER) settle(o, layer, q, move);
+    if (move->kind != CACHE_STEP_PAPER) settle(o, layer, raw, q, move);
     free(raw);
     free(k);
     free(v_given);
