@@ -514,6 +514,25 @@ static void methods_can_learn_together(void **state) {
     terse_model_free(m);
 }
 
+/* Tables of fewer rounds are taken from those of more that were learned of the same samples, whichever was asked for first, and from
+ * no others. */
+static void tables_learn_together(void **state) {
+    (void)state;
+    enum { N = 3 };
+    struct terse_model *m = load_model("llama");
+    struct terse_calibration o[N] = {small("commvq-1"), small("commvq-2"), small("commvq-1")};
+    struct terse_codebook *together[N] = {NULL};
+    struct terse_error error;
+    int32_t *tokens = random_tokens(m, 600);
+    for (int i = 0; i < N; i++) o[i].weighting = TERSE_WEIGHTING_ROW; /* norms of whole heads, whatever else is learned */
+    o[2].power = 1;
+    if (calibrate_together(ALL, m, o, N, tokens, 600, (struct calibrate_sink){put, together}, &error))
+        fail_msg("%s", error.message);
+    for (int i = 0; i < N; i++) check_same("together and alone", together[i], calibrate(m, &o[i], ALL), true);
+    free(tokens);
+    terse_model_free(m);
+}
+
 /* ---- Interruption and errors */
 
 struct watch {
@@ -659,6 +678,7 @@ int main(void) {
         cmocka_unit_test(a_small_budget_keeps_tokens_evenly),
         cmocka_unit_test(samples_can_be_read_in_steps),
         cmocka_unit_test(methods_can_learn_together),
+        cmocka_unit_test(tables_learn_together),
         cmocka_unit_test(weights_are_powers_of_norms),
         cmocka_unit_test(threads_change_no_bit),
         cmocka_unit_test(what_is_asked_for_changes_the_codebook),

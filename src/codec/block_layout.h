@@ -7,13 +7,17 @@
  *   q8_0  keys   half scale[hd/32][64]; int8 k[hd][64]           values  half scale[hd/32][64]; int8 v[64][hd]
  *   q4_0  keys   half scale[hd/32][64]; u8 k[hd/32][16][64]      values  half scale[hd/32][64]; u8 v[64][hd/32][16]
  *   kivi  keys   half scale[2][hd], zero[2][hd]; u8 k[hd][8 bits]
- *         values half scale[hd/32][64], zero[hd/32][64]; u8 v[64][hd bits/8]
+ *         values for each token u8 v[hd bits/8]; half {scale, zero}[hd/32]
+ *   sign  keys   u8 sign[hd/8][64]; then what kivi of 2 bits has for values, of magnitudes
+ *         values as kivi of 2 bits
  *   comm  keys   u8 gain[64]; for each group and round 64 codes of 12 bits in two planes, as pq's; zeros up to a multiple of
  *         64 bytes
+ *   additive  values u8 gain[64]; u8 codes[8][bits of a code]: bit j of byte [o][i] is bit i of token 8 o + j's
  *   pq    keys and values: for each of the hd/width sub-vectors 64 codes of `bits` bits in at most four planes, see below; zeros
  *         up to a multiple of 64 bytes
  *
- * The scales of values lie channel-block-major too: a reader multiplies 64 weights by 64 scales at once, then mixes bare codes.
+ * The scales of values lie channel-block-major too, but for kivi's, which tokens take along when they are packed: a reader multiplies
+ * 64 weights by 64 scales at once, then mixes bare codes.
  *
  * q8_0 and q4_0 hold ggml's numbers, block of 32 channels by block: the same scale, the same codes, in another order. A q4_0 byte
  * j of a block of 32 channels holds channel j in its low and channel j + 16 in its high four bits, code 8 meaning zero.
@@ -22,6 +26,9 @@
  * kivi, `bits` 4 or 2: a row of n codes (64 tokens of a key's channel, hd channels of a value) is n bits / 8 bytes, of which byte j
  * holds numbers j, j + n bits / 8, j + 2 n bits / 8, ... from its lowest bits up. Scales of keys are of tokens 0 to 31 and
  * 32 to 63.
+ *
+ * sign: bit i of a byte of plane j is set where channel 8 j + i of the token's key is not below the mean; so are blocks of the index
+ * sign. Blocks of the index quest: for each page of 16 tokens half least[hd], most[hd].
  *
  * pq (and vq): a code's bits are cut from the lowest up into parts of 8, 4, 2 and 1 bits, as the binary digits of `bits` say: 12 =
  * 8 + 4, 7 = 4 + 2 + 1. A part of p bits has a plane of 8 p bytes, in which token t's lie at bits p t to p t + p - 1, counted from
@@ -43,6 +50,13 @@
 #define BLOCK_PQ_PART(bits) ((size_t)BLOCK_TOKENS / 8 * (bits)) /* bytes of a sub-vector's planes */
 #define BLOCK_BYTES_PQ(parts, bits) (((size_t)(parts)*BLOCK_PQ_PART(bits) + 63) / 64 * 64)
 
+#define BLOCK_BYTES_KIVI(hd, bits) ((size_t)(hd)*8 + (size_t)BLOCK_TOKENS / 8 * (bits) * (hd))
+#define BLOCK_BYTES_SIGNS(hd) ((size_t)BLOCK_TOKENS / 8 * (hd))
+#define BLOCK_QUEST_PAGE 16
+#define BLOCK_BYTES_QUEST(hd) ((size_t)BLOCK_TOKENS / BLOCK_QUEST_PAGE * 2 * 2 * (hd))
+
 #define BLOCK_BYTES_COMM(groups, rounds) (((size_t)BLOCK_TOKENS + (size_t)(groups) * (rounds)*BLOCK_PQ_PART(12) + 63) / 64 * 64)
+
+#define BLOCK_BYTES_ADDITIVE(bits) ((size_t)BLOCK_TOKENS + (size_t)BLOCK_TOKENS / 8 * (bits)) /* bits a multiple of 32 */
 
 #endif

@@ -3,15 +3,15 @@
 
 #include <string.h>
 
-static const struct codec *const codecs[] = {&codec_f16, &codec_q8_0, &codec_q4_0,       &codec_kivi_4, &codec_kivi_2,
-                                             &codec_pq,  &codec_vq,   &codec_gain_shape, &codec_comm};
+static const struct codec *const codecs[] = {&codec_f16, &codec_q8_0, &codec_q4_0,       &codec_kivi_4, &codec_kivi_2,  &codec_sign,
+                                             &codec_pq,  &codec_vq,   &codec_gain_shape, &codec_comm,   &codec_additive};
 
 const struct codec *codec_at(size_t i) { return i < sizeof codecs / sizeof codecs[0] ? codecs[i] : NULL; }
 
 const struct codec *codec_find(const char *name) {
     const struct codec *codec;
     for (size_t i = 0; (codec = codec_at(i)); i++)
-        if (!codec->parameters && strcmp(codec->name, name) == 0) return codec;
+        if (!codec->parameters && !codec->fitted_bytes && strcmp(codec->name, name) == 0) return codec;
     return NULL;
 }
 

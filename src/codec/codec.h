@@ -24,7 +24,7 @@ struct codec_shape {
     uint32_t head_dim;
     uint32_t group;       /* G: queries that read together */
     uint32_t width, bits; /* vector quantizers: channels of a sub-vector and bits of its code; else 0 */
-    const void *learned;  /* vector quantizers: what `open` made for this layer, KV head and side; else NULL */
+    const void *learned;  /* what `open` or `fit` made for this layer, KV head and side; else NULL */
 };
 
 /* A codec as one side of a method uses it. */
@@ -38,10 +38,11 @@ struct coding {
 enum codec_rope { CODEC_ROPE_AFTER, CODEC_ROPE_BEFORE };
 
 /* What finds the numbers that lie before a codec's frame: k-means of each sub-vector (2^bits centroids of `width` channels, in this
- * order), or learn/em.h's tables of each group of `width` channels. */
-enum codec_learner { CODEC_KMEANS, CODEC_EM };
+ * order), learn/em.h's tables of each group of `width` channels, or learn/additive.h's rows. */
+enum codec_learner { CODEC_KMEANS, CODEC_EM, CODEC_ADDITIVE };
 
-struct key_turn; /* kernels/product.h */
+struct key_turn;      /* kernels/product.h */
+struct index_options; /* codec/index.h */
 
 struct codec {
     const char *name; /* "q8_0" */
@@ -72,10 +73,27 @@ struct codec {
     /* Moves centroids that were just learned to where the codec reads them faster, at next to no loss; NULL: they stay. */
     void (*settle)(struct codec_shape shape, enum codec_side side, float *parameters);
 
+    /* What a codec learns while it runs, instead of from a codebook; NULL hooks: nothing. `fit` makes fitted[fitted_bytes], floats,
+     * of the first rows of a layer, KV head and side that are sealed: rows[n][hd] that lie `stride` floats apart, n >= 1. Whoever
+     * keeps the blocks keeps it as long as they and hands it over as shape.learned; keys' begins with what index_sign learns.
+     * fitted_bytes may be 0 for one side, which then is not fitted and has shape.learned NULL. */
+    size_t (*fitted_bytes)(struct codec_shape shape, enum codec_side side);
+    void (*fit)(struct codec_shape shape, enum codec_side side, const float *rows, size_t n, size_t stride,
+                const struct index_options *options, void *fitted);
+
     /* Writes all of block[block_bytes]: rows[n][hd], n <= 64; slots past n hold zeros. Deterministic. */
     void (*encode)(struct codec_shape shape, enum codec_side side, const float *rows, size_t n, void *block);
     /* rows[64][hd]. */
     void (*decode)(struct codec_shape shape, enum codec_side side, const void *block, float *rows);
+
+    /* Copies the tokens in slots[n] of a block to slots at, at + 1, ..., at + n - 1 of `to`, a block of the same shape, whose other
+     * slots keep theirs: so tokens worth reading are packed and read together. They decode to the same bits there. `to` is zeros to
+     * begin with, and may hold tokens of an earlier use. NULL, or of keys if `keys_stay`: scales belong to their block. */
+    void (*take)(struct codec_shape shape, enum codec_side side, const void *from, const uint8_t *slots, size_t n, void *to,
+                 size_t at);
+    bool keys_stay;
+    /* Brings nearer what `take` of the same tokens will copy, to be called a few blocks ahead; NULL: not worth it. */
+    void (*fetch)(struct codec_shape shape, enum codec_side side, const void *from, const uint8_t *slots, size_t n);
 
     /* Keys: logits[G][64] = <q[G][hd], key>, queries rotated as the keys are, scaled by the caller. Where `prepared` is not NULL
      * and prepared(shape) > 0, `prepare` may have been called once for these queries and has then written so many floats, look-up
@@ -101,7 +119,7 @@ struct codec {
 /* A `check`: TERSE_E_UNSUPPORTED unless head_dim is a multiple of 32 up to 256, what the kernels of all codecs serve. */
 enum terse_status codec_check_head_dim(struct codec_shape shape, enum codec_side side, struct terse_error *error);
 
-/* Codecs that learn nothing and so can be asked for by name alone: NULL for an unknown name. */
+/* Codecs that need neither a codebook nor fitting and so can be asked for by name alone: NULL for an unknown name. */
 const struct codec *codec_find(const char *name);
 /* The i-th of all codecs, NULL past the last. */
 const struct codec *codec_at(size_t i);
@@ -110,11 +128,15 @@ const struct codec *codec_at(size_t i);
 extern const struct codec codec_f16, codec_q8_0, codec_q4_0;
 /* kivi.c: asymmetric integers, keys by channel, values by token. */
 extern const struct codec codec_kivi_4, codec_kivi_2;
+/* sign.c: signs and magnitudes of centred keys, fitted while it runs (Self-Indexing KVCache); values are kivi-2's. */
+extern const struct codec codec_sign;
 /* pq.c: product quantization, keys after rotation (MILLION) and before (AnTKV, CQ); values are the same in both. */
 extern const struct codec codec_pq, codec_vq;
 /* vq of rows about their mean and at a size of 1, and a gain for each row. */
 extern const struct codec codec_gain_shape;
 /* comm.c: keys as sums of complex numbers that commute with RoPE (CommVQ). */
 extern const struct codec codec_comm;
+/* additive.c: values as sums of rows, one bit of a code for each (CommVQ). */
+extern const struct codec codec_additive;
 
 #endif

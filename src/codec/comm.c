@@ -299,6 +299,14 @@ static void decode(struct codec_shape shape, enum codec_side side, const void *b
     transpose_channels(by_channel, shape.head_dim, rows, shape.head_dim);
 }
 
+static void take(struct codec_shape shape, enum codec_side side, const void *from, const uint8_t *slots, size_t n, void *to,
+                 size_t at) {
+    (void)side;
+    kernels()->take_codes(from, 1, 8, slots, n, to, at);
+    kernels()->take_codes(comm_codes(from), comm_groups(shape) * comm_rounds(shape), COMM_BITS, slots, n, (uint8_t *)to + GAIN_BYTES,
+                          at);
+}
+
 /* ---- Scores: which way
  *
  * Keys are decoded once for all queries of a KV head, turned and met. The other way, of the paper, has a table of each query, whose
@@ -356,6 +364,7 @@ const struct codec codec_comm = {.name = "comm",
                                  .enter_frame = enter_frame,
                                  .encode = encode,
                                  .decode = decode,
+                                 .take = take,
                                  .score = score,
                                  .channels = channels,
                                  .score_turned = comm_score_decoded};

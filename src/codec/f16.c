@@ -1,5 +1,6 @@
 /* The codec f16: half floats, the layout of sealed blocks of method f16 and of every cache's recent window. */
 #include "codec/codec.h"
+#include "codec/take.h"
 #include "codec/transpose.h"
 #include "kernels/kernels.h"
 
@@ -39,6 +40,14 @@ static void decode(struct codec_shape shape, enum codec_side side, const void *b
     }
 }
 
+static void take(struct codec_shape shape, enum codec_side side, const void *from, const uint8_t *slots, size_t n, void *to,
+                 size_t at) {
+    if (side == CODEC_VALUES)
+        take_rows(from, shape.head_dim * sizeof(uint16_t), slots, n, to, at);
+    else
+        kernels()->take_codes(from, shape.head_dim, 16, slots, n, to, at);
+}
+
 static void channels(struct codec_shape shape, const void *block, float *to) {
     kernels()->half_to_float(block, to, shape.head_dim * BLOCK_TOKENS);
 }
@@ -58,6 +67,7 @@ const struct codec codec_f16 = {.name = "f16",
                                 .block_bytes = block_bytes,
                                 .encode = encode,
                                 .decode = decode,
+                                .take = take,
                                 .score = score,
                                 .channels = channels,
                                 .mix = mix};

@@ -130,6 +130,12 @@ static void decode(struct codec_shape shape, enum codec_side side, const void *b
     }
 }
 
+static void take(struct codec_shape shape, enum codec_side side, const void *from, const uint8_t *slots, size_t n, void *to,
+                 size_t at) {
+    kernels()->take_codes(from, 1, 8, slots, n, to, at);
+    codec_vq.take(shape, side, codes_of(from), slots, n, (uint8_t *)to + GAIN_BYTES, at);
+}
+
 static void gains_of(const struct learned *learned, const void *block, float *gains) {
     const uint8_t *codes = block;
     for (size_t t = 0; t < BLOCK_TOKENS; t++) gains[t] = learned->gain[codes[t]];
@@ -205,6 +211,7 @@ const struct codec codec_gain_shape = {.name = "gain-shape",
                                        .settle = pq_settle,
                                        .encode = encode,
                                        .decode = decode,
+                                       .take = take,
                                        .score = score,
                                        .channels = channels,
                                        .score_turned = score_turned,

@@ -260,6 +260,12 @@ static void decode(struct codec_shape shape, enum codec_side side, const void *b
     kernels()->rows_pq(pq_product(shape), block, rows);
 }
 
+static void take(struct codec_shape shape, enum codec_side side, const void *from, const uint8_t *slots, size_t n, void *to,
+                 size_t at) {
+    (void)side;
+    kernels()->take_codes(from, parts_of(shape), shape.bits, slots, n, to, at);
+}
+
 static void channels(struct codec_shape shape, const void *block, float *to) {
     kernels()->channels_pq(pq_product(shape), block, to);
 }
@@ -359,6 +365,7 @@ const struct codec codec_pq = {.name = "pq",
                                .settle = pq_settle,
                                .encode = encode,
                                .decode = decode,
+                               .take = take,
                                .prepared = prepared,
                                .prepare = prepare,
                                .score = score_prepared,
@@ -380,6 +387,7 @@ const struct codec codec_vq = {.name = "vq",
                                .settle = pq_settle,
                                .encode = encode,
                                .decode = decode,
+                               .take = take,
                                .score = score,
                                .channels = channels,
                                .score_turned = score_turned,

@@ -3,6 +3,7 @@
 #include "base/half.h"
 #include "codec/codec.h"
 #include "codec/group.h"
+#include "codec/take.h"
 #include "codec/transpose.h"
 #include "kernels/kernels.h"
 
@@ -83,6 +84,18 @@ static void decode(struct codec_shape shape, enum codec_side side, const void *b
     }
 }
 
+static void take(struct codec_shape shape, enum codec_side side, const void *from, const uint8_t *slots, size_t n, void *to,
+                 size_t at) {
+    size_t scales = shape.head_dim / BLOCK_QK * BLOCK_TOKENS * sizeof(uint16_t), bytes = shape.head_dim / 2;
+    kernels()->take_codes(from, shape.head_dim / BLOCK_QK, 16, slots, n, to, at);
+    from = (const uint8_t *)from + scales;
+    to = (uint8_t *)to + scales;
+    if (side == CODEC_VALUES)
+        take_rows(from, bytes, slots, n, to, at);
+    else
+        kernels()->take_codes(from, bytes, 8, slots, n, to, at);
+}
+
 static void channels(struct codec_shape shape, const void *block, float *to) {
     size_t groups = shape.head_dim / BLOCK_QK;
     const uint16_t *scale = block;
@@ -109,6 +122,7 @@ const struct codec codec_q4_0 = {.name = "q4_0",
                                  .block_bytes = block_bytes,
                                  .encode = encode,
                                  .decode = decode,
+                                 .take = take,
                                  .score = score,
                                  .channels = channels,
                                  .mix = mix};

@@ -34,4 +34,17 @@ void kernels_fill_avx2_comm(struct kernels *k);
 void kernels_fill_avx512_comm(struct kernels *k);
 void kernels_fill_neon_comm(struct kernels *k);
 
+void kernels_fill_scalar_sign(struct kernels *k);
+void kernels_fill_avx2_sign(struct kernels *k);
+void kernels_fill_avx512_sign(struct kernels *k);
+
+void kernels_fill_scalar_choose(struct kernels *k);
+void kernels_fill_avx2_choose(struct kernels *k);
+void kernels_fill_avx512_choose(struct kernels *k);
+
+void kernels_fill_scalar_additive(struct kernels *k);
+void kernels_fill_avx2_additive(struct kernels *k);
+void kernels_fill_avx512_additive(struct kernels *k);
+void kernels_fill_neon_additive(struct kernels *k);
+
 #endif

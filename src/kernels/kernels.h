@@ -12,6 +12,7 @@
 #define TERSE_KERNELS_KERNELS_H
 
 #include "base/gguf.h"
+#include "kernels/additive.h"
 #include "kernels/comm.h"
 #include "kernels/product.h"
 
@@ -72,6 +73,31 @@ struct kernels {
     /* out[G][32], rows ldo apart, += a[G][K] b[K][32] of bytes up to 127, rows ldb apart: codes whose scales are in `a` (kivi). */
     void (*add_bytes)(const float *a, size_t G, size_t K, const uint8_t *b, size_t ldb, float *out, size_t ldo);
 
+    /* Values of kivi with 2 bits as mix of the codecs above, for hd a multiple of 64, in tiers that multiply bytes well (else NULL: by
+     * add_bytes). A weight times a scale is fixed point, off by at most 1 / 65000 of the largest of its query and 32 channels. */
+    void (*mix_kivi_2)(const float *weights, size_t G, size_t hd, const void *block, float *acc);
+
+    /* Keys of codec sign: mean[hd] + sign * alpha[hd] * magnitude. As `score` of the codecs above in two steps: the order within
+     * tables[G][kernels_sign_floats] is the tier's own, made once of the queries for all blocks. Vector tiers may take a query times
+     * alpha as fixed point: each number off by at most 1 / 32000 of the largest. */
+    void (*prepare_sign)(const float *q, const float *mean, const float *alpha, size_t G, size_t hd, float *tables);
+    void (*score_sign)(const float *tables, size_t G, size_t hd, const void *block, float *logits);
+
+    /* Choosing tokens. scores[64] of a block of index sign: sums over its planes[n][64] of tables[2 n][16], which each byte's low
+     * and then its high four bits look up. n is at most 64. */
+    void (*scores_sign)(const uint8_t *tables, size_t n, const uint8_t *planes, uint16_t *scores);
+    /* bounds[4] of a block of index quest, one for each page: sums of the larger of q[c] least[c] and q[c] most[c]. */
+    void (*scores_quest)(const float *q, size_t hd, const void *block, float *bounds);
+    /* How many of scores[n] are at least `least`. */
+    size_t (*count_scores)(const uint16_t *scores, size_t n, uint16_t least);
+    /* Writes the places of scores above `threshold`, and of those equal to it all but the first `skip`, in order.
+     * Returns how many there are. n is below 2^32. */
+    size_t (*list_scores)(const uint16_t *scores, size_t n, uint16_t threshold, size_t skip, uint32_t *tokens);
+
+    /* Packing tokens of blocks. `parts` sets of code planes (as pq's in block_layout.h; 1 to 12 bits, and 16 for halves [parts][64]):
+     * codes of the slots slots[n] become those of slots at, at + 1, ... of `to`, whose other slots stay. n + at <= 64. */
+    void (*take_codes)(const void *from, size_t parts, unsigned bits, const uint8_t *slots, size_t n, void *to, size_t at);
+
     /* Product quantization, hd = parts * width; kernels/product.h. Whether the tier reads planes and levels, which makes decoding
      * cheap, and must be given them: */
     bool planes_pq;
@@ -117,7 +143,18 @@ struct kernels {
     void (*prepare_comm)(const struct comm_code *c, const float *q, float *tables);
     void (*look_up_comm)(const struct comm_code *c, const struct key_turn *turn, const float *tables, const float *gains,
                          const void *codes, float *logits);
+
+    /* CommVQ's values; kernels/additive.h. tallies[G][n] += weights[G][64] added up by bit of the code, n a multiple of 32: bit j of
+     * codes[8][n]'s byte [o][i] is bit i of token 8 o + j's. Vector tiers take weights as fixed point: each is off by at most
+     * 1 / 65406 of the sum of its query's magnitudes. */
+    void (*tally_additive)(const float *weights, size_t G, size_t n, const uint8_t *codes, float *tallies);
+    /* spins[count][n] of low energy for couplings[n][n] and what each of a row would feel if none were set, fields[count][n], which
+     * becomes what each feels of the others. Rows do not depend on each other. */
+    void (*spins_additive)(const float *couplings, size_t n, size_t count, float *fields, float *spins);
 };
+
+/* Floats of a query in the tables of prepare_sign. */
+static inline size_t kernels_sign_floats(size_t hd) { return hd + 2; }
 
 /* The best table this processor runs, lowered by TERSE_CPU; chosen at first use, thread-safe. */
 const struct kernels *kernels(void);

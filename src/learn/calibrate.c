@@ -2,7 +2,7 @@
  * kmeans.h and em.h, the codebook to codec/codebook.h.
  *
  * A fit is one sub-vector of one layer, KV head and side (or, shared, of all layers and heads), or a group of them where keys are
- * sums of tables' entries (learn/em.h). Its seed comes from its number, so the order in which threads come to the fits changes
+ * sums of tables' entries (learn/em.h), or a whole head where values are sums of rows (learn/additive.h). Its seed comes from its number, so the order in which threads come to the fits changes
  * nothing.
  */
 #include "learn/calibrate.h"
@@ -11,6 +11,7 @@
 #include "base/memory.h"
 #include "base/random.h"
 #include "codec/comm.h"
+#include "learn/additive.h"
 #include "learn/capture.h"
 #include "learn/em.h"
 #include "learn/kmeans.h"
@@ -32,7 +33,8 @@
  * has. */
 #define SHARED_PER_CENTROID 256
 #define SHARED_LEAST 262144
-#define EM_SAMPLES 32768 /* of a fit of tables, at most: each costs a search in every iteration of every round */
+#define TABLE_SAMPLES 65536 /* of a fit of tables, at most: each costs a few searches in every round */
+#define SUM_SAMPLES 32768   /* of a fit of sums, at most: each costs a search in every iteration */
 
 struct terse_calibration terse_calibration_defaults(void) {
     return (struct terse_calibration){.method = "antkv-1", .window = 2048, .windows = 128, .seed = 1};
@@ -66,6 +68,7 @@ struct plan {
     enum terse_weighting weighting;
     uint32_t power; /* 0: all samples weigh alike */
     bool text_labels;
+    bool learned; /* its codebook is made */
     int threads;
     struct terse_progress progress;
 };
@@ -176,9 +179,13 @@ static enum terse_status capture(const struct plan *plans, size_t count, const s
 
 /* ---- Fits */
 
-/* What the samples were taken to (set_frames), and the parameters that say how: of each side [sets][tail]. */
+/* What plans leave to those after them: what the samples were taken to (set_frames), and the parameters that say how, of each side
+ * [sets][tail]; and the tables of the first plan with any, whose first rounds are what fewer rounds come to (learn/em.h). */
 struct frames {
     float *parameters[2];
+    const struct plan *plan; /* NULL: none had tables */
+    float *tables;           /* its keys' parameters */
+    double *effective;       /* samples of each of its fits */
 };
 
 struct fits {
@@ -228,11 +235,12 @@ struct reading {
 static struct reading reading_of(const struct fits *f, struct coding coding, size_t set) {
     const struct codebook_info *info = &f->plan->info;
     size_t all = capture_samples(f->samples), heads = (size_t)info->layers * info->kv_heads;
-    bool tables = coding.codec->learner == CODEC_EM;
+    bool searched = coding.codec->learner != CODEC_KMEANS;
     if (!info->shared) heads = 1;
-    if (!info->shared && !tables) return (struct reading){set, 1, 1, all};
-    size_t most = tables ? EM_SAMPLES : (size_t)SHARED_PER_CENTROID << coding.bits;
-    if (!tables && most < SHARED_LEAST) most = SHARED_LEAST;
+    if (!info->shared && !searched) return (struct reading){set, 1, 1, all};
+    size_t most = coding.codec->learner == CODEC_EM ? TABLE_SAMPLES : SUM_SAMPLES;
+    if (!searched) most = (size_t)SHARED_PER_CENTROID << coding.bits;
+    if (!searched && most < SHARED_LEAST) most = SHARED_LEAST;
     size_t step = (all * heads + most - 1) / most;
     return (struct reading){info->shared ? 0 : set, heads, step, (all + step - 1) / step};
 }
@@ -286,6 +294,26 @@ static enum terse_status fit(struct fits *f, size_t index, struct terse_error *e
     return status;
 }
 
+/* Whether the tables of `plan` begin those of `longer`, whose seed is the same. */
+static bool begins(const struct plan *plan, const struct plan *longer) {
+    const struct codebook_info *a = &plan->info, *b = &longer->info;
+    return a->key.codec == b->key.codec && a->key.width == b->key.width && a->key.bits <= b->key.bits && a->shared == b->shared &&
+           plan->power == longer->power && plan->weighting == longer->weighting;
+}
+
+/* Takes over what an earlier plan has learned for the same samples; false where there is none such. */
+static bool copy_tables(struct fits *f, size_t index) {
+    const struct frames *from = f->frames;
+    size_t groups = f->count[CODEC_KEYS] / f->sets, set = index / groups, group = index % groups;
+    size_t round = COMM_ENTRIES * f->plan->info.key.width;
+    if (!from->plan || !begins(f->plan, from->plan)) return false;
+    size_t own = f->plan->info.key.bits / COMM_BITS * round, theirs = from->plan->info.key.bits / COMM_BITS * round;
+    const float *tables = from->tables + set * (codebook_floats(&from->plan->info, CODEC_KEYS) / f->sets);
+    memcpy(parameters_of(f, CODEC_KEYS, set) + group * own, tables + group * theirs, own * sizeof *tables);
+    f->effective[index] = from->effective[index];
+    return true;
+}
+
 /* The tables of one group. */
 static enum terse_status fit_tables(struct fits *f, size_t index, struct terse_error *error) {
     const struct codebook_info *info = &f->plan->info;
@@ -298,6 +326,7 @@ static enum terse_status fit_tables(struct fits *f, size_t index, struct terse_e
     struct em_result result;
     size_t n = reading.heads * reading.each;
     uint8_t channels[CODEC_HEAD_DIM_MAX];
+    if (copy_tables(f, index)) return TERSE_OK;
     float *parameters = parameters_of(f, CODEC_KEYS, set), *to = parameters + group * tables.rounds * COMM_ENTRIES * coding.width;
     float *rows = memory_array(n, hd * sizeof *rows), *weights = memory_array(n, sizeof *weights);
     float *factors = memory_array(n, sizeof *factors), head[CODEC_HEAD_DIM_MAX];
@@ -322,12 +351,41 @@ static enum terse_status fit_tables(struct fits *f, size_t index, struct terse_e
     return status;
 }
 
+/* The rows of one head's sums. */
+static enum terse_status fit_sums(struct fits *f, size_t index, struct terse_error *error) {
+    const struct codebook_info *info = &f->plan->info;
+    size_t set = index - f->count[CODEC_KEYS], hd = info->head_dim;
+    struct reading reading = reading_of(f, info->value, set);
+    struct additive_options options = additive_options_defaults();
+    struct additive_result result;
+    size_t n = reading.heads * reading.each;
+    float *rows = memory_array(n, hd * sizeof *rows), *weights = memory_array(n, sizeof *weights);
+    float *factors = memory_array(n, sizeof *factors);
+    enum terse_status status = TERSE_OK;
+    options.seed = random_mix(info->seed + (index + 1) * RANDOM_STEP);
+    options.progress = (struct terse_progress){report_fit, f};
+    if (rows && weights && factors) {
+        read_samples(f, CODEC_VALUES, &reading, 0, info->head_dim, rows, weights, factors);
+        status = additive_fit(&(struct additive_points){rows, n, hd, weights}, hd, info->value.bits, &options,
+                              parameters_of(f, CODEC_VALUES, set), NULL, &result, error);
+    } else {
+        status = status_no_memory(error, n * (hd + 2) * sizeof(float), "the samples of a fit");
+    }
+    if (!status) f->effective[index] = result.effective_samples;
+    memory_free(rows);
+    memory_free(weights);
+    memory_free(factors);
+    return status;
+}
+
 /* The first failure is what the caller hears of. */
 static void fit_or_stop(struct fits *f, size_t index) {
     struct terse_error error;
     if (!report_fit(f, "", 0, 0)) return;
-    bool tables = index < f->count[CODEC_KEYS] && f->plan->info.key.codec->learner == CODEC_EM;
-    enum terse_status status = tables ? fit_tables(f, index, &error) : fit(f, index, &error);
+    const struct codec *codec = coding_of(&f->plan->info, index < f->count[CODEC_KEYS] ? CODEC_KEYS : CODEC_VALUES).codec;
+    static enum terse_status (*const fit_of[])(struct fits * f, size_t index, struct terse_error * error) = {
+        [CODEC_KMEANS] = fit, [CODEC_EM] = fit_tables, [CODEC_ADDITIVE] = fit_sums};
+    enum terse_status status = fit_of[codec->learner](f, index, &error);
     if (status) {
 #pragma omp critical
         if (!f->status) {
@@ -459,6 +517,11 @@ static enum terse_status learn(struct plan *plan, struct capture *samples, struc
     if (!status) settle(&f);
     for (size_t i = 0; i < count_all(&f) && !status; i++) plan->info.effective_samples += f.effective[i] / (double)count_all(&f);
     if (!status) status = codebook_new(&plan->info, f.centroids[0], f.centroids[1], codebook, error);
+    if (!status && !frames->plan && key && key->learner == CODEC_EM) {
+        *frames = (struct frames){{frames->parameters[0], frames->parameters[1]}, plan, f.centroids[0], f.effective};
+        f.centroids[0] = NULL;
+        f.effective = NULL;
+    }
     memory_free(f.centroids[0]);
     memory_free(f.centroids[1]);
     memory_free(f.effective);
@@ -467,22 +530,31 @@ static enum terse_status learn(struct plan *plan, struct capture *samples, struc
 
 /* ---- Together */
 
-/* Those without frames come first: taking samples to a frame is for good. */
+/* Those without frames come first: taking samples to a frame is for good. Then those with tables, most rounds first. */
+static uint32_t rank(const struct plan *plan) {
+    const struct coding *key = &plan->info.key;
+    if (!has_frame(plan)) return 0;
+    return key->codec && key->codec->learner == CODEC_EM ? UINT32_MAX - key->bits : UINT32_MAX;
+}
+
 static enum terse_status learn_all(struct plan *plans, size_t count, struct capture *samples, struct calibrate_sink sink,
                                    struct terse_error *error) {
-    struct frames frames = {{NULL, NULL}};
+    struct frames frames = {{NULL, NULL}, NULL, NULL, NULL};
     enum terse_status status = TERSE_OK;
-    for (int framed = 0; framed < 2; framed++) {
-        for (size_t i = 0; i < count && !status; i++) {
-            struct terse_codebook *codebook;
-            if (has_frame(&plans[i]) != framed) continue;
-            plans[i].info.tokens = capture_tokens(samples);
-            status = learn(&plans[i], samples, &frames, &codebook, error);
-            if (!status) status = sink.put(sink.user, i, codebook, error);
-        }
+    for (size_t done = 0; done < count && !status; done++) {
+        struct terse_codebook *codebook;
+        size_t next = count;
+        for (size_t i = 0; i < count; i++)
+            if (!plans[i].learned && (next == count || rank(&plans[i]) < rank(&plans[next]))) next = i;
+        plans[next].learned = true;
+        plans[next].info.tokens = capture_tokens(samples);
+        status = learn(&plans[next], samples, &frames, &codebook, error);
+        if (!status) status = sink.put(sink.user, next, codebook, error);
     }
     memory_free(frames.parameters[0]);
     memory_free(frames.parameters[1]);
+    memory_free(frames.tables);
+    memory_free(frames.effective);
     return status;
 }
 

@@ -1,0 +1,33 @@
+/* What codecs' `take` hooks are made of, besides the kernel take_codes: rows of tokens. */
+#ifndef TERSE_CODEC_TAKE_H
+#define TERSE_CODEC_TAKE_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+/* Rows slots[n] of from[64][bytes] to rows at, at + 1, ... of `to`: of sixteen bytes, the last of which may overlap those before,
+ * since a copy of unknown size would be a call. */
+static inline void take_rows(const void *from, size_t bytes, const uint8_t *slots, size_t n, void *to, size_t at) {
+    for (size_t i = 0; i < n; i++) {
+        const char *in = (const char *)from + slots[i] * bytes;
+        char *out = (char *)to + (at + i) * bytes;
+        if (bytes < 16) {
+            memcpy(out, in, bytes);
+            continue;
+        }
+        for (size_t b = 0; b + 16 < bytes; b += 16) memcpy(out + b, in + b, 16);
+        memcpy(out + bytes - 16, in + bytes - 16, 16);
+    }
+}
+
+/* Prefetches them. */
+static inline void fetch_rows(const void *from, size_t bytes, const uint8_t *slots, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        const char *row = (const char *)from + slots[i] * bytes;
+        for (size_t b = 0; b < bytes; b += 64) __builtin_prefetch(row + b);
+        __builtin_prefetch(row + bytes - 1);
+    }
+}
+
+#endif
