@@ -162,6 +162,9 @@ struct terse_cache_options {
                              * TERSE_TAIL_DEFAULT: the method's own number (0 for f16, 128 for quantized codecs) */
     double anchor_percent;  /* antkv: part of a prompt's tokens that stay exact; negative: the method's own (1) */
     uint32_t anchor_count;  /* so many tokens instead, when not 0 */
+    double read_percent;    /* part of a prompt's tokens that a step reads, found by an index beside the codes: 7.5, with any method that
+                             * keeps all tokens; not above 0: the method's own, which is all of them but for selfindex and quest */
+    uint32_t read_count;    /* so many tokens instead, when not 0 */
     const char *evict;      /* a method that evicts, "mat-1024" or "streaming-512", whose choice of tokens goes with this method's
                              * codecs; NULL: this method's own */
     uint32_t mat_anchors;   /* mat: tokens that are kept beside the newest, token 0 among them; 0: 64, at most a quarter of all */

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#define VOTERS_TAIL 32     /* SnapKV's window */
 #define QUANTIZED_TAIL 128 /* newest tokens that stay exact beside quantized blocks: the papers' practice */
 
 struct row {
@@ -16,76 +17,57 @@ struct row {
     const struct policy *policy;
     struct policy_parameters parameters;
     uint32_t power; /* of the gradients' norms in learning, the better of 1 and 2 in a simulation of the built-in model */
+    const struct index *index; /* of the tokens that a step reads; NULL: it reads all */
 };
 
-#define PLAIN(codec) \
-    {&codec, 0, 0}, { &codec, 0, 0 }
-#define SINKS \
-    { .exact = 4 } /* StreamingLLM, section 4.1 */
-#define MAT_ANCHORS \
-    { .exact = 64, .shallow = 2 } /* MAT: the middle of the flat optimum of its figure 6; shallow layers by its figure 1 */
-#define ONE_PERCENT \
-    { .anchor_percent = 1 } /* AnTKV, section 4.1 */
-#define VQ(width, bits) \
-    {&codec_vq, width, bits}, { &codec_vq, width, bits }
-#define GAIN_SHAPE(width, bits) \
-    {&codec_gain_shape, width, bits}, { &codec_gain_shape, width, bits }
-#define GAIN_SHAPE_SIDE(width, bits) \
-    { &codec_gain_shape, width, bits }
-#define COMM(bits) /* per value: the rounds depend on head_dim, see method_resolve */ \
-    { &codec_comm, 0, bits }
-#define PQ(width, bits) \
-    {&codec_pq, width, bits}, { &codec_pq, width, bits }
+#define BOTH(...) .key = {__VA_ARGS__}, .value = {__VA_ARGS__}
+#define PLAIN(codec) BOTH(&codec, 0, 0), .policy = &policy_keep_all
+#define PQ(width, bits) BOTH(&codec_pq, width, bits), .policy = &policy_keep_all
+#define VQ(width, bits) BOTH(&codec_vq, width, bits), .policy = &policy_keep_all
+#define ANCHORED .policy = &policy_anchors, .parameters = {.anchor_percent = 1} /* AnTKV, section 4.1 */
+#define GAIN_SHAPE(width, bits) BOTH(&codec_gain_shape, width, bits), ANCHORED
+/* Of 1 or 2 bits a value: the rounds depend on head_dim, see method_resolve. */
+#define COMM(bits) .key = {&codec_comm, 0, bits}, .value = {&codec_gain_shape, 8 / bits, 8}, .policy = &policy_keep_all
+#define EVICTING(choice) BOTH(&codec_f16, 0, 0), .policy = &choice
+/* Section 5.1: the budget on RULER, and the sinks. */
+#define SELF_INDEXED(codec) \
+    BOTH(&codec, 0, 0), .policy = &policy_votes, .parameters = {.anchor_count = 64, .read_percent = 7.5}, .index = &index_sign
 
 static const struct row rows[] = {
-    {"f16", "half precision, every token: 16 bits per value", PLAIN(codec_f16), &policy_keep_all, {0}, 0},
-    {"q8_0", "8-bit codes, a scale per 32 channels: 8.5 bits per value", PLAIN(codec_q8_0), &policy_keep_all, {0}, 0},
-    {"q4_0", "4-bit codes, a scale per 32 channels: 4.5 bits per value", PLAIN(codec_q4_0), &policy_keep_all, {0}, 0},
-    {"kivi-4",
-     "KIVI: 4-bit codes, keys by channel, values by token: 5 bits per value",
-     PLAIN(codec_kivi_4),
-     &policy_keep_all,
-     {0},
-     0},
-    {"kivi-2", "KIVI: 2-bit codes: 3 bits per value", PLAIN(codec_kivi_2), &policy_keep_all, {0}, 0},
-    {"streaming-N", "the first 4 and the newest tokens, N in all: text without end in constant memory", PLAIN(codec_f16),
-     &policy_streaming, SINKS, 0},
-    {"mat-N", "MAT: anchor tokens and the newest ones, N in all: the same, with what later tokens need from far back",
-     PLAIN(codec_f16), &policy_mat, MAT_ANCHORS, 0},
+    {"f16", "half precision, every token: 16 bits per value", PLAIN(codec_f16)},
+    {"q8_0", "8-bit codes, a scale per 32 channels: 8.5 bits per value", PLAIN(codec_q8_0)},
+    {"q4_0", "4-bit codes, a scale per 32 channels: 4.5 bits per value", PLAIN(codec_q4_0)},
+    {"kivi-4", "KIVI: 4-bit codes, keys by channel, values by token: 5 bits per value", PLAIN(codec_kivi_4)},
+    {"kivi-2", "KIVI: 2-bit codes: 3 bits per value", PLAIN(codec_kivi_2)},
+    /* StreamingLLM, section 4.1: 4 sinks */
+    {"streaming-N", "the first 4 and the newest tokens, N in all: text without end in constant memory", EVICTING(policy_streaming),
+     .parameters = {.exact = 4}},
+    /* The middle of the flat optimum of the paper's figure 6; shallow layers by its figure 1 */
+    {"mat-N", "MAT: anchor tokens and the newest, N in all: text without end in constant memory", EVICTING(policy_mat),
+     .parameters = {.exact = 64, .shallow = 2}},
+    {"snapkv-N", "SnapKV: of a prompt the N tokens for which its end votes; all that comes after it", EVICTING(policy_snapkv)},
+    {"selfindex-2", "Self-Indexing: signs and 2 bits, 3.5 bits per value; a step reads 7.5 % of a prompt, found by the signs",
+     SELF_INDEXED(codec_sign)},
+    {"selfindex-16", "Self-Indexing: the signs as an index beside half precision", SELF_INDEXED(codec_f16)},
+    {"quest-K", "Quest: half precision; a step reads K tokens of a prompt, whose pages may matter most", PLAIN(codec_f16),
+     .index = &index_quest},
     {"antkv-4", "AnTKV: pairs of channels as one of 256 shapes, a gain for each row, 1 % of the tokens exact", GAIN_SHAPE(2, 8),
-     &policy_anchors, ONE_PERCENT, 1},
-    {"antkv-2", "AnTKV: 4 channels as one of 256 shapes, a gain", GAIN_SHAPE(4, 8), &policy_anchors, ONE_PERCENT, 2},
-    {"antkv-1", "AnTKV: 8 channels as one of 256 shapes, a gain", GAIN_SHAPE(8, 8), &policy_anchors, ONE_PERCENT, 2},
-    {"antkv-0.75", "AnTKV: 16 channels as one of 4096 shapes, a gain", GAIN_SHAPE(16, 12), &policy_anchors, ONE_PERCENT, 2},
-    {"antkv-0.375", "AnTKV: 32 channels as one of 4096 centroids", VQ(32, 12), &policy_anchors, ONE_PERCENT, 2},
-    {"cq-4", "CQ: as antkv-4, centroids learned without weights and no anchors", VQ(2, 8), &policy_keep_all, {0}, 0},
-    {"cq-2", "CQ: as antkv-2", VQ(4, 8), &policy_keep_all, {0}, 0},
-    {"cq-1", "CQ: as antkv-1", VQ(8, 8), &policy_keep_all, {0}, 0},
-    {"cq-0.75", "CQ: as antkv-0.75", VQ(16, 12), &policy_keep_all, {0}, 0},
-    {"cq-0.375", "CQ: as antkv-0.375", VQ(32, 12), &policy_keep_all, {0}, 0},
-    {"commvq-2",
-     "CommVQ: keys as sums of codes that commute with RoPE; values as antkv-2",
-     COMM(2),
-     GAIN_SHAPE_SIDE(4, 8),
-     &policy_keep_all,
-     {0},
-     2},
-    {"commvq-1",
-     "CommVQ: as commvq-2 with half the codes; values as antkv-1",
-     COMM(1),
-     GAIN_SHAPE_SIDE(8, 8),
-     &policy_keep_all,
-     {0},
-     2},
-    {"million-4",
-     "MILLION: product quantization read by look-up, pairs of channels as one of 256",
-     PQ(2, 8),
-     &policy_keep_all,
-     {0},
-     false},
-    {"million-3", "MILLION: 4 channels as one of 4096", PQ(4, 12), &policy_keep_all, {0}, 0},
-    {"million-2", "MILLION: 4 channels as one of 256", PQ(4, 8), &policy_keep_all, {0}, 0},
-    {"million-MxN", "MILLION: each head in M parts, N bits each (4 to 12)", PQ(0, 0), &policy_keep_all, {0}, 0},
+     .power = 1},
+    {"antkv-2", "AnTKV: 4 channels as one of 256 shapes, a gain", GAIN_SHAPE(4, 8), .power = 2},
+    {"antkv-1", "AnTKV: 8 channels as one of 256 shapes, a gain", GAIN_SHAPE(8, 8), .power = 2},
+    {"antkv-0.75", "AnTKV: 16 channels as one of 4096 shapes, a gain", GAIN_SHAPE(16, 12), .power = 2},
+    {"antkv-0.375", "AnTKV: 32 channels as one of 4096 centroids", BOTH(&codec_vq, 32, 12), ANCHORED, .power = 2},
+    {"cq-4", "CQ: as antkv-4, centroids learned without weights and no anchors", VQ(2, 8)},
+    {"cq-2", "CQ: as antkv-2", VQ(4, 8)},
+    {"cq-1", "CQ: as antkv-1", VQ(8, 8)},
+    {"cq-0.75", "CQ: as antkv-0.75", VQ(16, 12)},
+    {"cq-0.375", "CQ: as antkv-0.375", VQ(32, 12)},
+    {"commvq-2", "CommVQ: keys as sums of codes that commute with RoPE; values as antkv-2", COMM(2), .power = 2},
+    {"commvq-1", "CommVQ: as commvq-2 with half the codes; values as antkv-1", COMM(1), .power = 2},
+    {"million-4", "MILLION: product quantization read by look-up, pairs of channels as one of 256", PQ(2, 8)},
+    {"million-3", "MILLION: 4 channels as one of 4096", PQ(4, 12)},
+    {"million-2", "MILLION: 4 channels as one of 256", PQ(4, 8)},
+    {"million-MxN", "MILLION: each head in M parts, N bits each (4 to 12)", PQ(0, 0)},
 };
 #define ROWS (sizeof rows / sizeof rows[0])
 
@@ -114,18 +96,18 @@ static bool parse_parts(const char *text, uint32_t *parts, uint32_t *bits) {
 
 /* What a name says beyond the row that it matches. */
 struct numbers {
-    uint32_t budget;      /* streaming-N */
+    uint32_t budget;      /* streaming-N, quest-K */
     uint32_t parts, bits; /* million-MxN */
 };
 
 static const struct row *find_row(const char *name, struct numbers *numbers) {
     for (size_t i = 0; i < ROWS; i++) {
-        const char *pattern = rows[i].name, *open = strpbrk(pattern, "MN");
+        const char *pattern = rows[i].name, *open = strpbrk(pattern, "KMN");
         size_t prefix = open ? (size_t)(open - pattern) : strlen(pattern);
         if (strncmp(name, pattern, prefix) != 0) continue;
         const char *rest = name + prefix;
         if (!open          ? !*rest
-            : *open == 'N' ? parse_number(rest, &numbers->budget)
+            : *open != 'M' ? parse_number(rest, &numbers->budget)
                            : parse_parts(rest, &numbers->parts, &numbers->bits))
             return &rows[i];
     }
@@ -165,7 +147,7 @@ static enum terse_status override_codec(const char *name, const char *what, stru
 
 /* The row's name with its numbers, however many noughts the user gave them. */
 static void write_row_name(const struct row *row, const struct numbers *numbers, char *text, size_t capacity) {
-    int prefix = (int)strcspn(row->name, "MN");
+    int prefix = (int)strcspn(row->name, "KMN");
     if (numbers->parts)
         snprintf(text, capacity, "%.*s%ux%u", prefix, row->name, numbers->parts, numbers->bits);
     else if (row->name[prefix])
@@ -193,7 +175,7 @@ static void set_budget(const struct row *row, const struct numbers *numbers, con
     struct policy_parameters *parameters = &method->parameters;
     method->policy = row->policy;
     *parameters = row->parameters;
-    parameters->budget = numbers->budget;
+    if (numbers->budget) *(row->index ? &parameters->read_count : &parameters->budget) = numbers->budget;
     if (row->policy != &policy_mat) return;
     if (parameters->exact > numbers->budget / 4) parameters->exact = numbers->budget / 4;
     if (options->mat_anchors) parameters->exact = options->mat_anchors;
@@ -206,9 +188,10 @@ static enum terse_status choose_eviction(const struct terse_cache_options *optio
     struct numbers numbers = {0};
     if (!options->evict) return TERSE_OK;
     const struct row *row = find_row(options->evict, &numbers);
-    if (!row || !row->policy->positions_by_index)
-        return status_fail(error, TERSE_E_ARGUMENT, "'%.40s' is no way to evict tokens: use mat-N or streaming-N", options->evict);
-    if (method->policy->positions_by_index)
+    if (!row || !policy_evicts(row->policy))
+        return status_fail(error, TERSE_E_ARGUMENT, "'%.40s' is no way to evict tokens: use mat-N, streaming-N or snapkv-N",
+                           options->evict);
+    if (policy_evicts(method->policy))
         return status_fail(error, TERSE_E_ARGUMENT, "%s evicts tokens itself: leave --evict away, or choose another --kv",
                            method->name);
     set_budget(row, &numbers, options, method);
@@ -223,12 +206,40 @@ static enum terse_status choose_eviction(const struct terse_cache_options *optio
 static enum terse_status choose_anchors(const struct terse_cache_options *options, struct method *method,
                                         struct terse_error *error) {
     struct policy_parameters *parameters = &method->parameters;
-    if (options->anchor_count) parameters->anchor_count = options->anchor_count;
-    if (!(options->anchor_percent < 0)) parameters->anchor_percent = options->anchor_percent;
+    bool asked = options->anchor_count || !(options->anchor_percent < 0);
+    if (asked) {
+        parameters->anchor_count = options->anchor_count;
+        parameters->anchor_percent = options->anchor_percent < 0 ? 0 : options->anchor_percent;
+    }
     bool wanted = parameters->anchor_count || parameters->anchor_percent != 0;
-    if (wanted && method->policy->positions_by_index)
+    if (wanted && policy_evicts(method->policy))
         return status_fail(error, TERSE_E_ARGUMENT, "%s keeps no anchors: leave --anchors away", method->name);
-    if (!method->policy->positions_by_index) method->policy = wanted ? &policy_anchors : &policy_keep_all;
+    if (policy_evicts(method->policy)) return TERSE_OK;
+    if (!wanted)
+        method->policy = &policy_keep_all;
+    else if (method->policy != &policy_votes)
+        method->policy = &policy_anchors;
+    return TERSE_OK;
+}
+
+/* Reading chosen tokens goes with every method that keeps all of them where they can be taken out of their blocks. */
+static enum terse_status choose_reading(const struct terse_cache_options *options, struct method *method,
+                                        struct terse_error *error) {
+    struct policy_parameters *parameters = &method->parameters;
+    if (options->read_count || options->read_percent > 0) {
+        parameters->read_count = options->read_count;
+        parameters->read_percent = options->read_percent;
+        if (!method->index) method->index = &index_sign;
+    }
+    if (!method->index) return TERSE_OK;
+    if (policy_evicts(method->policy))
+        return status_fail(error, TERSE_E_ARGUMENT, "%s reads every token that it keeps: leave --top-k-tokens away", method->name);
+    if (!parameters->read_count && !(parameters->read_percent > 0 && parameters->read_percent <= 100))
+        return status_fail(error, TERSE_E_ARGUMENT, "%s cannot read %g %% of a prompt's tokens: use more than 0 and at most 100",
+                           method->name, parameters->read_percent);
+    if ((!method->key.codec->take && !method->key.codec->keys_stay) || !method->value.codec->take)
+        return status_fail(error, TERSE_E_UNSUPPORTED,
+                           "%s cannot read single tokens: leave --top-k-tokens away, or choose another --kv", method->name);
     return TERSE_OK;
 }
 
@@ -252,7 +263,7 @@ enum terse_status method_resolve(const struct terse_cache_options *options, uint
         list_names(method_name_at, known, sizeof known);
         return status_fail(error, TERSE_E_ARGUMENT, "unknown KV method '%.40s': use one of %s", name, known);
     }
-    *method = (struct method){.key = row->key, .value = row->value};
+    *method = (struct method){.key = row->key, .value = row->value, .index = row->index};
     set_budget(row, &numbers, options, method);
     method->power = row->power;
     enum terse_status status;
@@ -267,9 +278,17 @@ enum terse_status method_resolve(const struct terse_cache_options *options, uint
     write_name(row, canonical, method);
     if ((status = choose_eviction(options, method, error))) return status;
     if ((status = choose_anchors(options, method, error))) return status;
+    if ((status = choose_reading(options, method, error))) return status;
     if ((status = method->policy->check(&method->parameters, error))) return status;
+    if (method->policy->alone && method->key.codec->rope == CODEC_ROPE_BEFORE)
+        return status_fail(
+            error, TERSE_E_UNSUPPORTED,
+            "%s: snapkv-N keeps keys as they were turned, and this method's are before rotation; use mat-N or another "
+            "--kv",
+            method->name);
     bool exact = method->key.codec == &codec_f16 && method->value.codec == &codec_f16; /* as exact as the window itself */
-    method->tail_tokens = options->tail_tokens != TERSE_TAIL_DEFAULT ? options->tail_tokens : exact ? 0 : QUANTIZED_TAIL;
+    uint32_t tail = method->policy->alone ? VOTERS_TAIL : exact ? 0 : QUANTIZED_TAIL;
+    method->tail_tokens = options->tail_tokens != TERSE_TAIL_DEFAULT ? options->tail_tokens : tail;
     if (learns(method->key) || learns(method->value)) {
         memcpy(method->codebook, canonical, sizeof canonical);
         method->learned = options->codebook;
@@ -287,6 +306,7 @@ enum terse_status method_check(const struct method *method, uint32_t head_dim, u
     enum terse_status status = method->key.codec->check(method_shape(method, CODEC_KEYS, head_dim, group), CODEC_KEYS, error);
     if (!status) status = method->value.codec->check(method_shape(method, CODEC_VALUES, head_dim, group), CODEC_VALUES, error);
     if (!status) status = codec_f16.check(half, CODEC_KEYS, error); /* the window's */
+    if (!status && method->index) status = method->index->check(head_dim, error);
     return status;
 }
 

@@ -3,12 +3,14 @@
 #define TERSE_METHOD_H
 
 #include "codec/codebook.h"
+#include "codec/index.h"
 #include "policy/policy.h"
 
 struct method {
     char name[64];     /* as the user would write it: "streaming-512", "q8_0/q4_0" */
     char codebook[32]; /* the name that a codebook for it bears: "antkv-1", whatever the anchors; "": it needs none */
     struct coding key, value;
+    const struct index *index; /* finds the tokens that a step reads; NULL: it reads all */
     const struct policy *policy;
     struct policy_parameters parameters;
     uint32_t tail_tokens;                 /* least number of newest tokens kept exact in the recent window */

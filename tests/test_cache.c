@@ -21,6 +21,7 @@ struct step {
 
 #define D CACHE_STEP_DECODE
 #define P CACHE_STEP_PREFILL
+#define C CACHE_STEP_CHUNK
 #define Q CACHE_STEP_PAPER
 
 static void run_steps(const struct oracle_setup *setup, const struct step *steps, size_t n_steps) {
@@ -55,6 +56,31 @@ static void every_method_equals_dense_attention(void **state) {
             setup.tail = tails[t];
             setup.seed = m * 3 + t;
             RUN(&setup, {P, 130, 0}, {D, 1, 0}, {D, 1, 0}, {D, 5, 0}, {D, 17, 0}, {P, 70, 0}, {D, 62, 0}, {D, 1, 0});
+        }
+    }
+}
+
+/* Packed in other blocks, turned one by one, picked from blocks that keep their keys: the same tokens. */
+static void all_tokens_chosen_equal_dense_attention(void **state) {
+    (void)state;
+    static const char *const methods[][3] = {
+        {"f16", NULL, NULL},     {"q8_0", NULL, NULL},    {"q4_0", NULL, NULL},    {"kivi-4", NULL, NULL},
+        {"kivi-2", NULL, NULL},  {"q4_0", "f16", "q8_0"}, {"million-4", NULL, NULL}, {"million-3", NULL, NULL},
+        {"cq-1", NULL, NULL},    {"cq-0.75", NULL, NULL}, {"antkv-4", NULL, NULL}, {"antkv-1", NULL, "q8_0"}};
+    for (size_t m = 0; m < sizeof methods / sizeof methods[0]; m++) {
+        for (uint32_t anchors = 0; anchors < 20; anchors += 10) {
+            struct oracle_setup setup = small;
+            setup.method = methods[m][0];
+            setup.key = methods[m][1];
+            setup.value = methods[m][2];
+            setup.tail = 32;
+            setup.layers = 2;
+            setup.anchor_count = anchors;
+            setup.read_percent = 100;
+            setup.head_dim = m % 2 ? 32 : 64;
+            setup.seed = m;
+            RUN(&setup, {P, 230, 0}, {D, 1, 0}, {D, 1, 0}, {D, 5, 0}, {D, 130, 3}, {P, 170, 0}, {D, 62, 0}, {D, 1, 0});
+            RUN(&setup, {D, 100, 0}, {D, 1, 0}, {P, 170, 0}, {D, 1, 0}, {C, 200, 0}, {C, 100, 0}, {D, 2, 0});
         }
     }
 }
@@ -444,6 +470,7 @@ int main(void) {
     omp_set_num_threads(1); /* but where threads are the question */
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_method_equals_dense_attention),
+        cmocka_unit_test(all_tokens_chosen_equal_dense_attention),
         cmocka_unit_test(every_shape_equals_dense_attention),
         cmocka_unit_test(heads_may_be_read_in_different_ways),
         cmocka_unit_test(partial_rotation_and_magnitude),

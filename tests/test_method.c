@@ -77,8 +77,8 @@ static void tail_has_a_default_for_each_method(void **state) {
 
 static void unknown_names_are_refused_in_one_line(void **state) {
     (void)state;
-    refuse("f32", NULL, NULL, "f16, q8_0, q4_0, kivi-4, kivi-2, streaming-N, mat-N");
-    refuse("", NULL, NULL, "f16, q8_0, q4_0, kivi-4, kivi-2, streaming-N, mat-N");
+    refuse("f32", NULL, NULL, "f16, q8_0, q4_0, kivi-4, kivi-2, streaming-N, mat-N, snapkv-N");
+    refuse("", NULL, NULL, "f16, q8_0, q4_0, kivi-4, kivi-2, streaming-N, mat-N, snapkv-N");
     refuse("streaming", NULL, NULL, "streaming-N");
     refuse("streaming-", NULL, NULL, "streaming-N");
     refuse("streaming-12x", NULL, NULL, "streaming-N");
@@ -105,7 +105,7 @@ static void methods_are_described(void **state) {
     struct terse_method_info info;
     size_t n = 0;
     for (; terse_method_describe(n, &info); n++) assert_true(info.name[0] && info.summary[0]);
-    assert_int_equal(n, 23);
+    assert_int_equal(n, 27);
     assert_string_equal(terse_cache_options_defaults().method, "f16");
 }
 

@@ -43,6 +43,8 @@ void setup_init(struct setup *setup) {
          "newest tokens kept exact, at least; -1: the method's own number"},
         {"--anchors", "N%|N", OPTION_AMOUNT, &setup->anchors, 0, 0,
          "the part of a prompt, or the number of its tokens, that stays exact; antkv: 1%"},
+        {"--top-k-tokens", "N%|N", OPTION_AMOUNT, &setup->read, 0, 0,
+         "the part of a prompt, or the number of its tokens, that a step reads; selfindex: 7.5%"},
         {"--evict", "METHOD", OPTION_TEXT, &setup->evict, 0, 0,
          "keep the tokens that mat-N or streaming-N would keep, by this method's codecs"},
         {"--mat-anchors", "N", OPTION_INTEGER, &setup->mat_anchors, 0, INT32_MAX,
@@ -99,6 +101,8 @@ struct terse_session_options setup_session_options(const struct setup *setup) {
     if (setup->tail_tokens >= 0) options.cache.tail_tokens = (uint32_t)setup->tail_tokens;
     options.cache.anchor_percent = setup->anchors.percent;
     options.cache.anchor_count = setup->anchors.number;
+    options.cache.read_percent = setup->read.percent;
+    options.cache.read_count = setup->read.number;
     options.cache.evict = setup->evict;
     options.cache.mat_anchors = (uint32_t)setup->mat_anchors;
     if (setup->mat_shallow >= 0) options.cache.mat_shallow = (uint32_t)setup->mat_shallow;

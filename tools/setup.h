@@ -7,7 +7,7 @@
 
 enum {
     SETUP_MODEL = 2, /* the first of the common rows: all that a command needs which has no session */
-    SETUP_COMMON = 14
+    SETUP_COMMON = 15
 };
 
 struct codebook_entry; /* codebooks.h */
@@ -19,7 +19,7 @@ struct setup {
     int64_t context, threads, batch;
     int prefill; /* as enum terse_prefill */
     bool allow_longer;
-    struct amount anchors;
+    struct amount anchors, read;      /* read {0, 0}: the method's own */
     const char *evict;                /* NULL: the method's own choice of tokens */
     int64_t mat_anchors, mat_shallow; /* 0 and -1: the method's own numbers */
     const char *codebook_path;        /* NULL: it is looked for, or learned */

@@ -11,6 +11,8 @@
 #include <string.h>
 
 #define GROUP_TILES (KEY_ROWS / BLOCK_TOKENS)
+#define VOTERS 32    /* SnapKV's window */
+#define NEIGHBOURS 2 /* on either side: its pooling of 5 */
 
 /* ---- Memory */
 
@@ -46,13 +48,13 @@ static enum terse_status reserve_rows(struct cache *cache, size_t capacity, stru
 struct work {
     struct row_statistics statistics; /* [n][Hq] */
     float *scores;                    /* [Hk][keys, values][plan.sealed] */
-    uint64_t *best;                   /* [Hk][keys, values][plan.anchors] */
+    uint64_t *best;                   /* [Hk][plan.anchors] */
 };
 
 static struct work work_at(float *memory, const struct cache *cache, const struct plan *plan, size_t *floats) {
     size_t rows = memory_round_up(plan->n * cache->shape.query_heads, 2);
     size_t sides = 2 * (size_t)cache->shape.kv_heads, scores = sides * memory_round_up(plan->sealed, 2);
-    *floats = 2 * rows + scores + 2 * sides * plan->anchors;
+    *floats = 2 * rows + scores + sides * plan->anchors;
     if (!memory) return (struct work){0};
     return (struct work){{memory, memory + rows}, memory + 2 * rows, (uint64_t *)(void *)(memory + 2 * rows + scores)};
 }
@@ -89,10 +91,19 @@ const struct row_statistics *anchors_statistics(struct cache *cache) {
     return cache->plan.anchors && !cache->sealed_first ? &cache->statistics : NULL;
 }
 
+/* The first query of the step that matters. */
+static size_t first_voter(const struct cache *cache) {
+    return cache->method.policy->votes && cache->plan.n > VOTERS ? cache->plan.n - VOTERS : 0;
+}
+
+bool anchors_listen(const struct cache *cache, size_t first, size_t count) {
+    return cache->plan.anchors && first + count > first_voter(cache);
+}
+
 /* The first of the tokens that may become anchors. */
 static uint64_t first_sealed(const struct plan *plan) { return plan->grid + plan->skip * BLOCK_TOKENS; }
 
-/* keys[j] += A (1 - A) ||q||, values[j] += A for one query row; logits[n] become exp(logit - max). */
+/* keys[j] += A (1 - A) ||q||, values[j] += A for one query row, which is all that votes are; logits[n] become exp(logit - max). */
 static void add_row(float *logits, size_t n, float max, float sum, float norm, float *keys, float *values) {
     float inverse = sum > 0 ? 1 / sum : 0;
     kernels()->exp_sum(logits, max, n);
@@ -104,8 +115,8 @@ static void add_row(float *logits, size_t n, float max, float sum, float norm, f
 }
 
 /* One work item: what the queries contribute to the keys of the group that begins with tile `start` and ends before `end`. */
-static void score_group(const struct cache *cache, const float *q, size_t first, size_t count, uint32_t head, size_t start,
-                        size_t end, float *scratch) {
+static void score_group(const struct cache *cache, const struct row_statistics *statistics, const float *q, size_t first,
+                        size_t count, uint32_t head, size_t start, size_t end, float *scratch) {
     const struct plan *plan = &cache->plan;
     size_t G = cache->group, hd = cache->shape.head_dim, width = cache->shape.query_heads * hd, most = many_tokens(cache);
     float *queries = scratch, *logits = queries + most * G * hd, *room = logits + most * G * KEY_ROWS;
@@ -125,7 +136,7 @@ static void score_group(const struct cache *cache, const float *q, size_t first,
             size_t visible = group_visible(&group, first + part + m / G);
             size_t row = (part + m / G) * cache->shape.query_heads + head * G + m % G;
             float norm = sqrtf(kernels()->dot(query, query, hd)) / cache->shape.scale;
-            add_row(logits + m * KEY_ROWS, visible, cache->statistics.max[row], cache->statistics.sum[row], norm, keys, values);
+            add_row(logits + m * KEY_ROWS, visible, statistics->max[row], statistics->sum[row], norm, keys, values);
         }
     }
 }
@@ -135,7 +146,12 @@ void anchors_score(struct cache *cache, const float *q, size_t first, size_t cou
     uint64_t sealed_end = first_sealed(plan) + plan->sealed;
     size_t stored = tile_count_stored(cache), start = stored, end = tile_count_seen(cache, first + count - 1),
            heads = cache->shape.kv_heads;
-    if (!end || !plan->sealed) return;
+    if (!end || !plan->sealed || !anchors_listen(cache, first, count)) return;
+    size_t silent = first < first_voter(cache) ? first_voter(cache) - first : 0, rows = silent * cache->shape.query_heads;
+    struct row_statistics statistics = {cache->statistics.max + rows, cache->statistics.sum + rows};
+    q += rows * cache->shape.head_dim;
+    first += silent;
+    count -= silent;
     while (start && tile_at(cache, start - 1).first >= first_sealed(plan)) start--;
     while (end > start && tile_at(cache, end - 1).first >= sealed_end) end--;
     if (start < stored && end < stored) stored = end;
@@ -146,7 +162,7 @@ void anchors_score(struct cache *cache, const float *q, size_t first, size_t cou
     for (size_t item = 0; item < (waiting + fresh) * heads; item++) {
         size_t part = item / heads, from = part < waiting ? start + part * GROUP_TILES : stored + (part - waiting) * GROUP_TILES;
         size_t to = smaller(from + GROUP_TILES, part < waiting ? stored : end);
-        score_group(cache, q, first, count, (uint32_t)(item % heads), from, to, attend_thread_scratch(cache));
+        score_group(cache, &statistics, q, first, count, (uint32_t)(item % heads), from, to, attend_thread_scratch(cache));
     }
 }
 
@@ -159,6 +175,7 @@ void anchors_weigh(struct cache *cache, uint32_t head, enum codec_side side, siz
                    const float *decoded) {
     size_t hd = cache->shape.head_dim;
     float *scores = scores_of(cache, head, side) + i;
+    if (cache->method.policy->votes) return;
     for (size_t t = 0; t < count; t++) {
         float error = 0;
         for (size_t c = 0; c < hd; c++) {
@@ -224,24 +241,42 @@ static void copy_row(const struct cache *cache, enum codec_side side, uint32_t h
     for (size_t c = 0; c < hd; c++) row[c] = side == CODEC_VALUES ? halves[t * hd + c] : halves[c * BLOCK_TOKENS + t];
 }
 
+/* Votes with those of their neighbours, to[n] = means of from[n] over what there is of NEIGHBOURS on either side. */
+static void pool(const float *from, size_t n, float *to) {
+    for (size_t i = 0; i < n; i++) {
+        size_t first = i > NEIGHBOURS ? i - NEIGHBOURS : 0, last = smaller(i + NEIGHBOURS, n - 1);
+        float sum = 0;
+        for (size_t j = first; j <= last; j++) sum += from[j];
+        to[i] = sum / (float)(last - first + 1);
+    }
+}
+
+static void keep_rows(struct cache *cache, uint32_t head, enum codec_side side, const uint64_t *best) {
+    const struct plan *plan = &cache->plan;
+    size_t hd = cache->shape.head_dim, old = cache->anchors.count, capacity = cache->anchors.capacity;
+    uint8_t *memory = side_memory(cache->anchors.memory, capacity, (uint32_t)hd, side_index(cache, side, head));
+    uint32_t *tokens = (uint32_t *)(void *)memory;
+    uint16_t *rows = (uint16_t *)(void *)(tokens + capacity);
+    for (size_t i = 0; i < plan->anchors; i++) {
+        uint64_t token = first_sealed(plan) + token_of(best[i]);
+        tokens[old + i] = (uint32_t)token;
+        copy_row(cache, side, head, token, rows + (old + i) * hd);
+    }
+}
+
 void anchors_choose(struct cache *cache) {
     const struct plan *plan = &cache->plan;
-    size_t hd = cache->shape.head_dim, k = plan->anchors, old = cache->anchors.count, capacity = cache->anchors.capacity;
+    size_t k = plan->anchors;
     if (!k) return;
 #pragma omp for schedule(dynamic, 1)
-    for (size_t item = 0; item < 2 * (size_t)cache->shape.kv_heads; item++) {
-        uint32_t head = (uint32_t)(item / 2);
-        enum codec_side side = item % 2 ? CODEC_VALUES : CODEC_KEYS;
-        uint64_t *best = work_of(cache).best + item * k;
-        choose(scores_of(cache, head, side), plan->sealed, best, k);
-        uint8_t *memory = side_memory(cache->anchors.memory, capacity, (uint32_t)hd, side_index(cache, side, head));
-        uint32_t *tokens = (uint32_t *)(void *)memory;
-        uint16_t *rows = (uint16_t *)(void *)(tokens + capacity);
-        for (size_t i = 0; i < k; i++) {
-            uint64_t token = first_sealed(plan) + token_of(best[i]);
-            tokens[old + i] = (uint32_t)token;
-            copy_row(cache, side, head, token, rows + (old + i) * hd);
-        }
+    for (uint32_t head = 0; head < cache->shape.kv_heads; head++) {
+        uint64_t *best = work_of(cache).best + head * k;
+        float *keys = scores_of(cache, head, CODEC_KEYS), *values = scores_of(cache, head, CODEC_VALUES);
+        if (cache->method.policy->votes) pool(values, plan->sealed, keys);
+        choose(keys, plan->sealed, best, k);
+        keep_rows(cache, head, CODEC_KEYS, best);
+        if (!cache->method.policy->votes) choose(values, plan->sealed, best, k);
+        keep_rows(cache, head, CODEC_VALUES, best);
     }
 }
 
@@ -260,13 +295,19 @@ static size_t lower_bound(const uint32_t *tokens, size_t n, uint64_t token) {
     return low;
 }
 
-struct anchor_range anchors_between(const struct cache *cache, enum codec_side side, uint32_t head, uint64_t first, uint64_t end) {
+struct anchor_range anchors_all(const struct cache *cache, enum codec_side side, uint32_t head) {
     size_t n = cache->anchors.count + (cache->sealed_first ? cache->plan.anchors : 0);
     if (!n) return (struct anchor_range){0};
     const uint8_t *memory =
         side_memory(cache->anchors.memory, cache->anchors.capacity, cache->shape.head_dim, side_index(cache, side, head));
-    struct anchor_range range = {.tokens = (const uint32_t *)(const void *)memory};
+    struct anchor_range range = {.tokens = (const uint32_t *)(const void *)memory, .to = n};
     range.rows = (const uint16_t *)(const void *)(range.tokens + cache->anchors.capacity);
+    return range;
+}
+
+struct anchor_range anchors_between(const struct cache *cache, enum codec_side side, uint32_t head, uint64_t first, uint64_t end) {
+    struct anchor_range range = anchors_all(cache, side, head);
+    size_t n = range.to;
     range.from = range.to = lower_bound(range.tokens, n, first);
     while (range.to < n && range.tokens[range.to] < end) range.to++;
     return range;

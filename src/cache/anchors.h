@@ -8,6 +8,9 @@
  * apart, in every layer and KV head; equal ones by age. The theorem bounds by the plain L1 norm; its square in place of it keeps the
  * tail shorter: in a simulation of the built-in model 1 % of anchors gained about twice as much.
  *
+ * Where the policy has votes (SnapKV, section 4), a token's score is instead the attention that the last 32 queries of the step and
+ * the G heads give it, averaged with its four neighbours', and keys and values have the same anchors.
+ *
  * Order within a layer: anchors_begin_layer; for each panel of queries attend_many with anchors_statistics, then anchors_score;
  * sealing multiplies by errors; anchors_choose. Only the first and the last need to be called when the plan has no anchors (they
  * return at once). Results do not depend on the number of threads: every score has one writer, who adds in order.
@@ -24,6 +27,8 @@ static inline uint64_t anchor_bytes(uint32_t head_dim) { return sizeof(uint32_t)
 enum terse_status anchors_reserve(struct cache *cache, const struct plan *plan, struct terse_error *error);
 
 void anchors_begin_layer(struct cache *cache);
+/* Whether any of the queries [first, first + count) matters to the choice. */
+bool anchors_listen(const struct cache *cache, size_t first, size_t count);
 /* Where attend_many is to leave what anchors_score reads; NULL when the plan has no anchors. */
 const struct row_statistics *anchors_statistics(struct cache *cache);
 /* Adds what the queries q[count][Hq][hd] of the new tokens from `first` on contribute. */
@@ -43,6 +48,7 @@ struct anchor_range {
     const uint16_t *rows;   /* [.][hd] */
     size_t from, to;
 };
+struct anchor_range anchors_all(const struct cache *cache, enum codec_side side, uint32_t head);
 struct anchor_range anchors_between(const struct cache *cache, enum codec_side side, uint32_t head, uint64_t first, uint64_t end);
 
 #endif

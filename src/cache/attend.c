@@ -11,6 +11,7 @@
 #include "cache/anchors.h"
 #include "cache/attend_many.h"
 #include "cache/exact.h"
+#include "cache/read.h"
 #include "kernels/kernels.h"
 
 #include <math.h>
@@ -69,6 +70,7 @@ static size_t few_scratch(const struct cache *cache) {
 
 struct few {
     const struct cache *cache;
+    bool sparse; /* chosen tokens are read: of one query token */
     size_t first, rows;
     size_t tiles, splits;
     float *queries; /* [Hk][rows][hd] */
@@ -93,7 +95,7 @@ static void weigh_run(const struct few *few, uint32_t head, const struct tile *t
         float *row = logits + m * BLOCK_TOKENS, max = -INFINITY;
         for (size_t r = 0; r < n; r++) {
             uint32_t begin = tiles[r].begin, end = tile_visible(few->cache, &tiles[r], token);
-            if (slopes)
+            if (slopes) /* no method that chooses tokens is offered with ALiBi */
                 add_slope(slopes[m % few->cache->group], tile_position(few->cache, &tiles[r]) + begin - (int64_t)token,
                           row + r * step + begin, end - begin);
             float most = kernel->max(row + r * step + begin, end - begin);
@@ -117,7 +119,7 @@ static void mix_run(const struct few *few, uint32_t head, const struct tile *til
     size_t rows = few->rows, floats = tally_floats(cache, rows);
     bool tallied = false;
     for (size_t r = 0; r < n; r++) {
-        bool sealed = floats && tiles[r].kind == TILE_SEALED;
+        bool sealed = floats && (tiles[r].kind == TILE_SEALED || tiles[r].kind == TILE_PACKED);
         if (sealed && !tallied) memset(tallies, 0, floats * sizeof *tallies);
         tallied |= sealed;
         tile_mix(cache, &tiles[r], head, weights + r * rows * BLOCK_TOKENS, rows, room, sealed ? tallies : NULL, acc);
@@ -148,7 +150,7 @@ static void read_tiles(const struct few *few, size_t split, uint32_t head, float
     for (size_t first = split * few->tiles / few->splits; first < end; first += run) {
         size_t n = smaller(run, end - first);
         for (size_t r = 0; r < n; r++) {
-            tiles[r] = tile_at(cache, first + r);
+            tiles[r] = few->sparse ? read_tile_at(cache, head, first + r) : tile_at(cache, first + r);
             tile_score(cache, &tiles[r], head, q, tables, rows, room, logits + r * rows * BLOCK_TOKENS);
         }
         weigh_run(few, head, tiles, n, logits, &partial);
@@ -162,13 +164,18 @@ static void prepare_queries(const struct few *few, const float *q, uint32_t head
     float *queries = few->queries + head * few->rows * cache->shape.head_dim;
     gather_queries(cache, q, head, few->first, count, queries);
     float *tables = tables_of(few, head);
+    if (few->sparse) read_prepare(cache, head, queries);
     if (tables) cache->method.key.codec->prepare(side_shape(cache, CODEC_KEYS, cache->layer, head, few->rows), queries, tables);
 }
 
 static void attend_few(const struct cache *cache, const float *q, size_t first, size_t count, float *out) {
     uint32_t heads = cache->shape.kv_heads;
-    size_t rows = count * cache->group, hd = cache->shape.head_dim, tiles = tile_count_seen(cache, first + count - 1);
-    struct few few = {.cache = cache, .first = first, .rows = rows, .tiles = tiles, .splits = few_splits(cache)};
+    bool sparse = read_sparse(cache);
+    size_t rows = count * cache->group, hd = cache->shape.head_dim;
+    size_t tiles = sparse ? read_tile_count(cache) : tile_count_seen(cache, first + count - 1),
+           ranges = sparse ? read_ranges(cache) : 0;
+    struct few few = {.cache = cache, .sparse = sparse, .first = first, .rows = rows, .tiles = tiles};
+    few.splits = smaller(few_splits(cache), larger(tiles / ITEM_TILES, 1));
     few.table_floats = table_floats(cache, rows);
     few.queries = cache->scratch;
     few.tables = few.queries + heads * rows * hd;
@@ -179,6 +186,12 @@ static void attend_few(const struct cache *cache, const float *q, size_t first, 
     {
 #pragma omp for schedule(static)
         for (uint32_t head = 0; head < heads; head++) prepare_queries(&few, q, head, count);
+        if (sparse) {
+#pragma omp for schedule(static)
+            for (size_t item = 0; item < ranges * heads; item++) read_score(cache, (uint32_t)(item / ranges), item % ranges);
+#pragma omp for schedule(static)
+            for (uint32_t head = 0; head < heads; head++) read_choose(cache, head);
+        }
 #pragma omp for schedule(dynamic, chunk)
         for (size_t item = 0; item < items; item++)
             read_tiles(&few, item % few.splits, (uint32_t)(item / few.splits), attend_thread_scratch(cache));
@@ -215,11 +228,14 @@ void cache_layer_attend(struct cache *cache, const float *q, size_t first, size_
     double start = clock_now();
     const struct row_statistics *statistics = anchors_statistics(cache);
     exact_observe(cache, q, first, count);
-    if (count <= few_tokens(cache) && !statistics)
+    if (read_sparse(cache)) {
+        size_t width = cache->shape.query_heads * cache->shape.head_dim;
+        for (size_t i = 0; i < count; i++) attend_few(cache, q + i * width, first + i, 1, out + i * width);
+    } else if (count <= few_tokens(cache) && !statistics)
         attend_few(cache, q, first, count, out);
     else
         attend_many(cache, q, first, count, out, statistics);
     if (statistics) anchors_score(cache, q, first, count);
     cache->counters.seconds += clock_now() - start;
-    cache->counters.bytes += tile_bytes(cache);
+    cache->counters.bytes += read_sparse(cache) ? count * read_bytes(cache) : tile_bytes(cache);
 }

@@ -3,6 +3,7 @@
 #include "base/memory.h"
 #include "cache/anchors.h"
 #include "cache/exact.h"
+#include "cache/read.h"
 #include "cache/sealer.h"
 #include "cache/tile.h"
 #include "kernels/kernels.h"
@@ -16,6 +17,8 @@
 struct sizes {
     size_t key, value; /* bytes of a sealed block */
     size_t half;       /* of one side of a window block */
+    size_t index;      /* of an index's block */
+    uint64_t fitted;   /* learned of a sequence, in all */
     uint64_t heads, exact, logits;
     uint64_t anchor; /* of one more anchor everywhere */
 };
@@ -26,7 +29,9 @@ static struct sizes sizes_of(const struct cache_shape *shape, const struct metho
     struct sizes sizes = {.key = method->key.codec->block_bytes(keys, CODEC_KEYS),
                           .value = method->value.codec->block_bytes(values, CODEC_VALUES),
                           .half = BLOCK_BYTES_F16(shape->head_dim),
+                          .index = index_block_bytes(method, shape->head_dim),
                           .heads = (uint64_t)shape->layers * shape->kv_heads};
+    sizes.fitted = sizes.heads * fitted_bytes(method, shape->head_dim);
     sizes.exact = exact_bytes(shape, method);
     sizes.logits = exact_logit_bytes(shape, method);
     sizes.anchor = sizes.heads * 2 * anchor_bytes(shape->head_dim);
@@ -35,11 +40,12 @@ static struct sizes sizes_of(const struct cache_shape *shape, const struct metho
 
 static void fill_report(const struct cache_shape *shape, const struct sizes *sizes, const struct extent *extent, uint64_t spans,
                         uint64_t windows, uint64_t anchors, struct terse_cache_report *report) {
-    *report = (struct terse_cache_report){.tokens = extent->length, .kept = extent->length - extent_evicted(extent)};
-    report->codes = spans * sizes->heads * (sizes->key + sizes->value);
+    *report =
+        (struct terse_cache_report){.tokens = extent->length, .kept = extent->length - extent_evicted(extent) - extent->dropped};
+    report->codes = spans * sizes->heads * (sizes->key + sizes->value + sizes->index);
     report->window = windows * sizes->heads * 2 * sizes->half;
     report->exact = sizes->exact + anchors * sizes->anchor;
-    report->tables = sizes->logits + spans * sizeof(struct span) + windows * sizeof(uint8_t *);
+    report->tables = sizes->fitted + sizes->logits + spans * sizeof(struct span) + windows * sizeof(uint8_t *);
     report->resident = report->codes + report->exact + report->window + report->tables;
     double values = (double)extent->length * (double)sizes->heads * 2 * shape->head_dim;
     report->bits_per_value = values > 0 ? (double)report->resident * 8 / values : 0;
@@ -71,6 +77,11 @@ enum terse_status cache_new(const struct cache_shape *shape, const struct method
     uint32_t group = shape->query_heads / shape->kv_heads;
     enum terse_status status = method_check(method, shape->head_dim, group, error);
     if (status) return status;
+    if ((method->policy->alone || method->index) && shape->slopes)
+        return status_fail(
+            error, TERSE_E_UNSUPPORTED,
+            "%s reads tokens that lie apart, whose distances this model's ALiBi would have to know: use another --kv%s",
+            method->name, method->policy->alone ? "" : ", or leave --top-k-tokens away");
     struct cache *c = calloc(1, sizeof *c);
     if (!c) return status_no_memory(error, sizeof *c, "the KV cache");
     struct sizes sizes = sizes_of(shape, method);
@@ -81,9 +92,15 @@ enum terse_status cache_new(const struct cache_shape *shape, const struct method
     c->key_bytes = sizes.key;
     c->value_bytes = sizes.value;
     c->half_bytes = sizes.half;
+    c->index_bytes = sizes.index;
+    c->fitted_bytes = fitted_bytes(method, shape->head_dim);
     if ((status = turns_init(&c->turns, shape->rope, error))) goto fail;
     if (!(c->exact = memory_array(sizes.exact, 1))) {
         status = status_no_memory(error, sizes.exact, "the KV cache's exact rows");
+        goto fail;
+    }
+    if (sizes.fitted && !(c->fitted = memory_zeros(sizes.fitted, 1))) {
+        status = status_no_memory(error, sizes.fitted, "what the KV cache learns");
         goto fail;
     }
     if (sizes.logits && !(c->logits = memory_array(sizes.logits, 1))) {
@@ -106,6 +123,8 @@ void cache_free(struct cache *cache) {
     memory_free(cache->spans);
     memory_free(cache->windows);
     memory_free(cache->exact);
+    memory_free(cache->fitted);
+    read_free(cache);
     memory_free(cache->logits);
     memory_free(cache->scratch);
     memory_free(cache->observed);
@@ -128,6 +147,8 @@ void cache_reset(struct cache *cache) {
     cache->extent = (struct extent){0};
     cache->sealed = 0;
     cache->anchors.count = 0;
+    cache->fitted_ready = false;
+    cache->prompt = 0;
     forget_ahead(cache);
 }
 
@@ -150,7 +171,8 @@ static enum terse_status reserve_scratch(struct cache *cache, struct terse_error
  * there is no time for that, and where tokens are evicted no need. */
 static size_t blocks_ahead(const struct cache *cache, const struct plan *plan) {
     bool wanted = plan->kind == CACHE_STEP_DECODE && !cache->seal_in_step && cache->method.tail_tokens >= BLOCK_TOKENS;
-    if (!wanted || cache->method.policy->positions_by_index) return 0;
+    bool unlearned = cache->fitted_bytes && !cache->fitted_ready && !plan->seal; /* even after this step */
+    if (!wanted || cache->method.policy->positions_by_index || unlearned) return 0;
     return (size_t)((plan->after.length - plan->after.window_first) / BLOCK_TOKENS);
 }
 
@@ -169,6 +191,7 @@ static void post_ahead(struct cache *cache) {
         struct span *span = &cache->spans[cache->sealed + cache->ahead];
         span->first = cache->extent.window_first + cache->ahead * BLOCK_TOKENS;
         span->count = BLOCK_TOKENS;
+        span->generated = span->first >= cache->prompt;
         sealer_post(cache->sealer, span, cache->windows[cache->ahead]);
     }
 }
@@ -185,7 +208,9 @@ enum terse_status cache_step_begin(struct cache *cache, enum cache_step_kind kin
         span->first = plan.grid + (plan.skip + i) * BLOCK_TOKENS;
         uint64_t left = plan.after.length - span->first;
         span->count = left < BLOCK_TOKENS ? (uint32_t)left : BLOCK_TOKENS;
+        span->generated = kind == CACHE_STEP_DECODE && span->first >= cache->prompt;
     }
+    if ((status = read_reserve(cache, &plan, error))) return status;
     if ((status = anchors_reserve(cache, &plan, error))) return status;
     if ((status = exact_reserve(cache, n, error))) return status;
     cache->plan = plan;
@@ -220,7 +245,7 @@ size_t cache_observes(const struct cache *cache, size_t needed) {
 
 void cache_layer_observe(struct cache *cache, const float *q, size_t first, size_t count) {
     exact_observe(cache, q, first, count);
-    if (!cache->plan.anchors) return;
+    if (!anchors_listen(cache, first, count)) return;
     attend_many(cache, q, first, count, NULL, anchors_statistics(cache));
     anchors_score(cache, q, first, count);
     if (cache->plan.kind != CACHE_STEP_PAPER || first + count < cache->plan.n) return;
@@ -234,6 +259,7 @@ void cache_layer_end(struct cache *cache) {
 
 void cache_step_end(struct cache *cache) {
     store_commit(cache);
+    if (cache->plan.kind != CACHE_STEP_DECODE) cache->prompt = cache->extent.length;
     post_ahead(cache);
 }
 

@@ -54,6 +54,7 @@ struct cache_shape {
 
 /* How the new tokens of a step read each other and when they are sealed. */
 enum cache_step_kind {
+    CACHE_STEP_CHUNK,   /* a part of a prompt: as the next, but its tokens are the prompt's */
     CACHE_STEP_DECODE,  /* exact among themselves; afterwards all but the recent window is sealed */
     CACHE_STEP_PREFILL, /* the same, and the policy's end-of-prefill choice is made */
     CACHE_STEP_PAPER /* sealed first, the last block however short; every query reads decoded keys and values, its own included */

@@ -15,7 +15,7 @@ struct plan plan_step(const struct method *method, const struct extent *before, 
     struct policy_decision kept = method->policy->retain(&method->parameters, length);
     plan.grid = before->window_first > kept.exact ? before->window_first : kept.exact;
     uint64_t waiting = length - plan.grid;
-    plan.after = (struct extent){kept.exact, kept.first, length, length};
+    plan.after = (struct extent){kept.exact, kept.first, length, length, before->dropped};
     if (kind == CACHE_STEP_PAPER) {
         plan.seal = (size_t)((waiting + BLOCK_TOKENS - 1) / BLOCK_TOKENS);
         plan.sealed = (size_t)waiting;
@@ -31,5 +31,8 @@ struct plan plan_step(const struct method *method, const struct extent *before, 
     plan.after.window_first = plan.grid + plan.shift * BLOCK_TOKENS;
     plan.sealed = plan.seal * BLOCK_TOKENS;
     plan.anchors = kind == CACHE_STEP_PREFILL ? anchors_of(method, &plan) : 0;
+    if (!plan.anchors || !method->policy->alone) return plan;
+    plan.seal = 0;
+    plan.after.dropped += plan.sealed - plan.anchors;
     return plan;
 }

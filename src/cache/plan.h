@@ -17,6 +17,7 @@
 
 struct extent {
     uint64_t exact, first, window_first, length;
+    uint64_t dropped; /* tokens of prompts of which anchors alone stay; they lie anywhere before the window */
 };
 
 struct plan {
@@ -27,7 +28,7 @@ struct plan {
     size_t skip, seal; /* of the blocks counted from `grid`, [skip, skip + seal) are sealed; those before are dead and dropped */
     size_t ready;      /* the first of these were encoded ahead; cache.c fills it in */
     size_t shift;      /* blocks by which the window moves */
-    size_t sealed;     /* tokens that are sealed: from token grid + 64 skip on */
+    size_t sealed;     /* tokens that are sealed, or dropped but for anchors: from token grid + 64 skip on */
     size_t anchors;    /* of them stay exact, per layer, KV head and side */
 };
 

@@ -20,7 +20,7 @@ struct sealer {
     uint64_t posted, done; /* job i lies in jobs[i % most] */
     size_t most;
     struct job *jobs; /* [most] */
-    float *rows;      /* [64][hd], the worker's */
+    float *rows;      /* [2][64][hd], the worker's */
 };
 
 static void seal(const struct cache *cache, const struct job *job, float *rows) {
@@ -29,10 +29,8 @@ static void seal(const struct cache *cache, const struct job *job, float *rows) 
         for (uint32_t head = 0; head < cache->shape.kv_heads; head++) {
             const uint8_t *halves = window_block(cache, job->window, layer, head);
             for (size_t s = 0; s < 2; s++) {
-                const struct codec *codec = sides[s] == CODEC_KEYS ? cache->method.key.codec : cache->method.value.codec;
-                struct codec_shape shape = side_shape(cache, sides[s], layer, head, 1);
                 codec_f16.decode(window_shape(cache, 1), sides[s], halves + s * cache->half_bytes, rows);
-                codec->encode(shape, sides[s], rows, BLOCK_TOKENS, span_block(cache, &job->span, sides[s], layer, head));
+                store_encode(cache, &job->span, layer, head, sides[s], rows);
             }
         }
     }
@@ -74,7 +72,7 @@ enum terse_status sealer_new(const struct cache *cache, size_t most, struct seal
     if (!s) return status_no_memory(error, sizeof *s, "the KV cache's worker");
     *s = (struct sealer){.cache = cache, .most = most};
     s->jobs = calloc(most, sizeof *s->jobs);
-    s->rows = calloc(BLOCK_TOKENS * (size_t)cache->shape.head_dim, sizeof *s->rows);
+    s->rows = calloc(2 * BLOCK_TOKENS * (size_t)cache->shape.head_dim, sizeof *s->rows);
     pthread_mutex_init(&s->mutex, NULL);
     pthread_cond_init(&s->changed, NULL);
     if (s->jobs && s->rows && !start(s)) {

@@ -1,7 +1,7 @@
 /* The cache's data, shared by the files of this folder and by nobody else.
  *
  * A span is the sealed blocks of the same 64 tokens for all layers and KV heads. Spans are allocated in chunks,
- *     [layers][Hk]{key blocks [spans], value blocks [spans]}
+ *     [layers][Hk]{key blocks [spans], value blocks [spans], blocks of an index [spans]}
  * so that blocks which are read one after another lie one after another (the kernels prefetch on that), and hardly anything is
  * allocated that is not used: a prompt is one chunk of as many as it seals; generation adds chunks of at most a 32nd of what there
  * is. The window is a list of spans of one, in the layout of codec f16.
@@ -17,6 +17,7 @@ struct span {
     uint32_t of, index; /* the chunk's spans, and which of them this is; the one with index 0 owns the chunk */
     uint64_t first;     /* token of slot 0 */
     uint32_t count;     /* slots that hold tokens */
+    bool generated;     /* tokens that the sequence has brought forth, not a prompt's */
 };
 
 /* Row maxima and sums of exp(logit - maximum) of exact attention, [count][Hq] each, in the order of the queries' rows: what Anchor
@@ -36,6 +37,16 @@ struct anchors {
 
 struct sealer; /* cache/sealer.h */
 
+/* What a step reads of sealed blocks where the method has an index: cache/read.h. */
+struct reading {
+    uint32_t *listed; /* [capacity] numbers of spans: those whose tokens are chosen from, then those that are read whole */
+    size_t capacity;
+    size_t candidates, dense; /* of either */
+    size_t most;              /* tokens that a KV head reads of the former */
+    uint8_t *memory;          /* read.c's */
+    size_t bytes;
+};
+
 struct cache {
     struct cache_shape shape;
     struct method method;
@@ -46,8 +57,16 @@ struct cache {
 
     size_t key_bytes, value_bytes; /* of a sealed block */
     size_t half_bytes;             /* of one side of a window block */
+    size_t index_bytes;            /* of an index's block, where it does not lie in that of the keys */
+    uint8_t *fitted;               /* what the codec of keys and the index learned of the sequence, [layers][Hk][fitted_bytes] */
+    size_t fitted_bytes;
+    bool fitted_ready;
+    struct reading reading;
+    uint8_t *packed; /* [packed_threads] of a block of keys and one of values */
+    size_t packed_threads;
 
     struct extent extent;
+    uint64_t prompt;    /* a prompt's last token is before this one; blocks from here on are the sequence's own */
     struct span *spans; /* [n_spans]: [0, sealed) in order of their tokens, the rest free */
     size_t n_spans, sealed;
     uint8_t **windows; /* [n_windows], used from 0 on */
@@ -78,10 +97,18 @@ struct cache {
 /* The block of one side, layer and head in a span; in a window span the key block, which the value block follows. */
 static inline uint8_t *span_block(const struct cache *cache, const struct span *span, enum codec_side side, uint32_t layer,
                                   uint32_t head) {
-    size_t both = cache->key_bytes + cache->value_bytes, at = (size_t)layer * cache->shape.kv_heads + head;
+    size_t both = cache->key_bytes + cache->value_bytes + cache->index_bytes, at = (size_t)layer * cache->shape.kv_heads + head;
     uint8_t *keys = span->chunk + at * span->of * both;
     return side == CODEC_KEYS ? keys + span->index * cache->key_bytes
                               : keys + span->of * cache->key_bytes + span->index * cache->value_bytes;
+}
+/* The index's block, where it has one of its own. */
+static inline uint8_t *span_index(const struct cache *cache, const struct span *span, uint32_t layer, uint32_t head) {
+    size_t both = cache->key_bytes + cache->value_bytes, at = (size_t)layer * cache->shape.kv_heads + head;
+    return span->chunk + at * span->of * (both + cache->index_bytes) + span->of * both + span->index * cache->index_bytes;
+}
+static inline uint8_t *fitted_data(const struct cache *cache, uint32_t layer, uint32_t head) {
+    return cache->fitted + ((size_t)layer * cache->shape.kv_heads + head) * cache->fitted_bytes;
 }
 static inline uint8_t *window_block(const struct cache *cache, const uint8_t *memory, uint32_t layer, uint32_t head) {
     return (uint8_t *)memory + ((size_t)layer * cache->shape.kv_heads + head) * 2 * cache->half_bytes;
@@ -96,7 +123,11 @@ static inline uint16_t *exact_rows(const struct cache *cache, uint32_t layer, ui
 static inline struct codec_shape side_shape(const struct cache *cache, enum codec_side side, uint32_t layer, uint32_t head,
                                             size_t rows) {
     struct codec_shape shape = method_shape(&cache->method, side, cache->shape.head_dim, (uint32_t)rows);
-    shape.learned = codebook_learned(cache->method.learned, side, layer, head);
+    const struct codec *codec = side == CODEC_KEYS ? cache->method.key.codec : cache->method.value.codec;
+    if (codec->fitted_bytes)
+        shape.learned = side == CODEC_KEYS ? fitted_data(cache, layer, head) : NULL;
+    else
+        shape.learned = codebook_learned(cache->method.learned, side, layer, head);
     return shape;
 }
 /* The same for window blocks. */
@@ -109,6 +140,9 @@ static inline struct codec_shape window_shape(const struct cache *cache, size_t 
 /* Room for `n` spans, or window spans, in all; on failure what was there stays as it was. */
 enum terse_status store_reserve_spans(struct cache *cache, size_t n, struct terse_error *error);
 enum terse_status store_reserve_windows(struct cache *cache, size_t n, struct terse_error *error);
+/* Encodes one side of a block of rows[64][hd], of a layer and KV head, and its index; 64 rows of scratch lie behind them. */
+void store_encode(const struct cache *cache, const struct span *span, uint32_t layer, uint32_t head, enum codec_side side,
+                  float *rows);
 /* Writes the step's tokens of the current layer to where the plan has them. */
 void store_layer(struct cache *cache);
 /* Makes the plan's end the state of the cache. */

@@ -1,6 +1,7 @@
 /* Memory of keys and values and the writing of it: keys are rotated, attention is over; tokens go where the plan says. */
 #include "cache/anchors.h"
 #include "cache/exact.h"
+#include "cache/read.h"
 
 #include "base/memory.h"
 #include "kernels/kernels.h"
@@ -19,7 +20,7 @@ enum terse_status store_reserve_spans(struct cache *cache, size_t n, struct ters
     size_t more = n - cache->n_spans, ahead = cache->n_spans / GROWTH;
     if (ahead > GROWTH_MOST) ahead = GROWTH_MOST;
     if (more < ahead) more = ahead;
-    size_t bytes = heads(cache) * (cache->key_bytes + cache->value_bytes), total = cache->n_spans + more;
+    size_t bytes = heads(cache) * (cache->key_bytes + cache->value_bytes + cache->index_bytes), total = cache->n_spans + more;
     struct span *spans = memory_array(total, sizeof *spans);
     uint8_t *chunk = memory_array(more, bytes);
     if (!spans || !chunk || more > UINT32_MAX) {
@@ -28,7 +29,8 @@ enum terse_status store_reserve_spans(struct cache *cache, size_t n, struct ters
         return status_no_memory(error, (uint64_t)more * bytes, "the KV cache");
     }
     if (cache->n_spans) memcpy(spans, cache->spans, cache->n_spans * sizeof *spans);
-    for (size_t i = 0; i < more; i++) spans[cache->n_spans + i] = (struct span){chunk, (uint32_t)more, (uint32_t)i, 0, 0};
+    for (size_t i = 0; i < more; i++)
+        spans[cache->n_spans + i] = (struct span){.chunk = chunk, .of = (uint32_t)more, .index = (uint32_t)i};
     memory_free(cache->spans);
     cache->spans = spans;
     cache->n_spans = total;
@@ -63,24 +65,42 @@ static void gather_new(const struct cache *cache, const float *from, uint32_t he
         memcpy(rows + t * hd, from + (size_t)(first + t - length) * width + head * hd, hd * sizeof *rows);
 }
 
-/* One side of the i-th block that the step seals; rows[2][64][hd]. Blocks are cut where window blocks are, so a block's older tokens
- * are the beginning of one window block. */
-static void seal_side(struct cache *cache, size_t i, uint32_t head, enum codec_side side, float *rows) {
+/* One side of the i-th block that the step seals, rows[64][hd]. Blocks are cut where window blocks are, so a block's older tokens are
+ * the beginning of one window block. */
+static void gather_block(const struct cache *cache, size_t i, uint32_t head, enum codec_side side, float *rows) {
     const struct plan *plan = &cache->plan;
     const struct span *span = &cache->spans[cache->sealed + i];
-    const struct codec *codec = side == CODEC_KEYS ? cache->method.key.codec : cache->method.value.codec;
-    struct codec_shape shape = side_shape(cache, side, cache->layer, head, cache->group);
-    uint8_t *block = span_block(cache, span, side, cache->layer, head);
     if (span->first < plan->before.length) {
         const uint8_t *waited = window_block(cache, cache->windows[plan->skip + i], cache->layer, head);
         codec_f16.decode(window_shape(cache, 1), side, waited + (side == CODEC_VALUES ? cache->half_bytes : 0), rows);
     }
     gather_new(cache, side == CODEC_KEYS ? cache->k : cache->v, head, span->first, span->count, rows);
-    codec->encode(shape, side, rows, span->count, block);
-    if (!plan->anchors) return;
+}
+
+void store_encode(const struct cache *cache, const struct span *span, uint32_t layer, uint32_t head, enum codec_side side,
+                  float *rows) {
+    const struct codec *codec = side == CODEC_KEYS ? cache->method.key.codec : cache->method.value.codec;
+    codec->encode(side_shape(cache, side, layer, head, cache->group), side, rows, span->count,
+                  span_block(cache, span, side, layer, head));
+    if (side == CODEC_KEYS) read_index(cache, span, layer, head, rows, span->count, rows + BLOCK_TOKENS * cache->shape.head_dim);
+}
+
+/* rows[2][64][hd]. */
+static void seal_side(struct cache *cache, size_t i, uint32_t head, enum codec_side side, float *rows) {
+    const struct span *span = &cache->spans[cache->sealed + i];
+    const struct codec *codec = side == CODEC_KEYS ? cache->method.key.codec : cache->method.value.codec;
+    gather_block(cache, i, head, side, rows);
+    store_encode(cache, span, cache->layer, head, side, rows);
+    if (!cache->plan.anchors) return;
     float *decoded = rows + BLOCK_TOKENS * cache->shape.head_dim;
-    codec->decode(shape, side, block, decoded);
+    codec->decode(side_shape(cache, side, cache->layer, head, cache->group), side,
+                  span_block(cache, span, side, cache->layer, head), decoded);
     anchors_weigh(cache, head, side, i * BLOCK_TOKENS, span->count, rows, decoded);
+}
+
+static void fit_head(struct cache *cache, uint32_t head, float *rows) {
+    gather_block(cache, 0, head, CODEC_KEYS, rows);
+    read_fit(cache, head, rows);
 }
 
 static void store_window(struct cache *cache, uint32_t head) {
@@ -103,10 +123,15 @@ static void store_window(struct cache *cache, uint32_t head) {
 void store_layer(struct cache *cache) {
     const struct plan *plan = &cache->plan;
     uint32_t kv_heads = cache->shape.kv_heads;
+    bool fits = cache->fitted_bytes && !cache->fitted_ready && plan->seal;
     bool much = plan->n >= BLOCK_TOKENS || plan->seal > plan->ready; /* a token's rows are not worth waking the threads */
 #pragma omp parallel num_threads(cache->threads) if (much)
     {
         float *rows = attend_thread_scratch(cache);
+        if (fits) {
+#pragma omp for schedule(static)
+            for (uint32_t head = 0; head < kv_heads; head++) fit_head(cache, head, rows);
+        }
 #pragma omp for schedule(static)
         for (size_t i = 2 * plan->ready * kv_heads; i < 2 * plan->seal * kv_heads; i++)
             seal_side(cache, i / 2 / kv_heads, (uint32_t)(i / 2 % kv_heads), i % 2 ? CODEC_VALUES : CODEC_KEYS, rows);
@@ -140,6 +165,7 @@ static void rotate_windows(uint8_t **windows, size_t count, size_t n) {
 }
 
 void store_commit(struct cache *cache) {
+    cache->fitted_ready |= cache->plan.seal > 0;
     cache->sealed += cache->plan.seal;
     cache->anchors.count += cache->plan.anchors;
     rotate_windows(cache->windows, cache->n_windows, cache->plan.shift);

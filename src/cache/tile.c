@@ -2,6 +2,7 @@
 #include "cache/tile.h"
 
 #include "cache/anchors.h"
+#include "cache/read.h"
 #include "kernels/kernels.h"
 
 #include <string.h>
@@ -14,15 +15,18 @@ static uint64_t exact_tokens(const struct cache *cache) {
     return cache->sealed_first ? cache->plan.after.exact : cache->plan.before.exact;
 }
 
+/* Tokens of which anchors alone stayed, when the step began. */
+static size_t kept_tokens(const struct cache *cache) { return cache->method.policy->alone ? cache->anchors.count : 0; }
+
 static size_t sealed_tiles(const struct cache *cache) { return cache->sealed + (cache->sealed_first ? cache->plan.seal : 0); }
 
 static size_t window_tiles(const struct cache *cache) {
     return cache->sealed_first ? 0 : extent_window_blocks(&cache->plan.before);
 }
 
-size_t tile_count_stored(const struct cache *cache) {
-    return tiles_of(exact_tokens(cache)) + sealed_tiles(cache) + window_tiles(cache);
-}
+size_t tile_count_rows(const struct cache *cache) { return tiles_of(exact_tokens(cache)) + tiles_of(kept_tokens(cache)); }
+
+size_t tile_count_stored(const struct cache *cache) { return tile_count_rows(cache) + sealed_tiles(cache) + window_tiles(cache); }
 
 size_t tile_count(const struct cache *cache) {
     return tile_count_stored(cache) + (cache->sealed_first ? 0 : tiles_of(cache->plan.n));
@@ -39,16 +43,19 @@ static struct tile tile_of(const struct cache *cache, int kind, uint64_t first, 
 
 struct tile tile_at(const struct cache *cache, size_t i) {
     const struct extent *before = &cache->plan.before;
-    size_t exact = tiles_of(exact_tokens(cache)), sealed = sealed_tiles(cache), stored = tile_count_stored(cache);
+    size_t exact = tiles_of(exact_tokens(cache)), rows = tile_count_rows(cache), sealed = sealed_tiles(cache);
+    size_t stored = tile_count_stored(cache);
     struct tile tile;
     if (i < exact) {
         tile = tile_of(cache, TILE_EXACT, i * BLOCK_TOKENS, exact_tokens(cache));
-    } else if (i < exact + sealed) {
-        const struct span *span = &cache->spans[i - exact];
+    } else if (i < rows) {
+        tile = tile_of(cache, TILE_KEPT, (i - exact) * BLOCK_TOKENS, kept_tokens(cache));
+    } else if (i < rows + sealed) {
+        const struct span *span = &cache->spans[i - rows];
         tile = tile_of(cache, TILE_SEALED, span->first, span->first + span->count);
         tile.span = span;
     } else if (i < stored) {
-        size_t block = i - exact - sealed;
+        size_t block = i - rows - sealed;
         tile = tile_of(cache, TILE_WINDOW, before->window_first + block * BLOCK_TOKENS, before->length);
         tile.window = cache->windows[block];
     } else {
@@ -65,7 +72,7 @@ size_t tile_count_seen(const struct cache *cache, size_t i) {
 }
 
 uint64_t tile_bytes(const struct cache *cache) {
-    uint64_t exact = exact_tokens(cache) * 2 * cache->shape.head_dim * sizeof(uint16_t);
+    uint64_t exact = (exact_tokens(cache) + kept_tokens(cache)) * 2 * cache->shape.head_dim * sizeof(uint16_t);
     uint64_t sealed = sealed_tiles(cache) * (cache->key_bytes + cache->value_bytes);
     return cache->shape.kv_heads * (exact + sealed + window_tiles(cache) * 2 * cache->half_bytes);
 }
@@ -98,6 +105,14 @@ void tile_set_bases(struct cache *cache) {
 
 void tile_turn_query(const struct cache *cache, size_t i, float *rows, uint32_t n) {
     turns_rotate(&cache->turns, i / BLOCK_TOKENS, i % BLOCK_TOKENS, rows, n, cache->shape.head_dim);
+}
+
+void tile_turn_key(const struct cache *cache, size_t i, size_t slot, float *row) {
+    turns_rotate(&cache->turns, tiles_of(cache->plan.n) + tile_count_rows(cache) + i, slot, row, 1, 0);
+}
+
+void tile_turn_to_own(const struct cache *cache, float *query) {
+    turns_move(&cache->turns, (int64_t)cache->plan.before.length, query, 1, 0);
 }
 
 /* ---- Rows */
@@ -148,7 +163,13 @@ static struct rows tile_rows(const struct cache *cache, const struct tile *tile,
             turns_rotate(&cache->turns, tile->base, t, room + t * hd, 1, (uint32_t)hd);
         break;
     }
+    case TILE_KEPT: {
+        struct anchor_range kept = anchors_all(cache, side, head);
+        kernels()->half_to_float(kept.rows + tile->first * hd, room, tile->end * hd);
+        break;
+    }
     case TILE_SEALED: load_sealed(cache, tile, head, side, room); break;
+    case TILE_PACKED: break; /* is never read by rows */
     case TILE_WINDOW:
         block = window_block(cache, tile->window, cache->layer, head);
         codec_f16.decode(window_shape(cache, 1), side, block + (side == CODEC_KEYS ? 0 : cache->half_bytes), room);
@@ -170,7 +191,7 @@ void tile_read_token(const struct cache *cache, uint32_t head, enum codec_side s
     const struct extent *before = &cache->plan.before;
     size_t i = token >= before->window_first
                    ? tile_count_stored(cache) - window_tiles(cache) + (size_t)(token - before->window_first) / BLOCK_TOKENS
-                   : tiles_of(exact_tokens(cache));
+                   : tile_count_rows(cache);
     if (token >= before->length) i = tile_count_stored(cache) + (size_t)(token - before->length) / BLOCK_TOKENS;
     struct tile tile = tile_at(cache, i);
     while (token >= tile.first + tile.end) tile = tile_at(cache, ++i);
@@ -257,7 +278,9 @@ static void score_unturned(const struct cache *cache, const struct tile *tile, u
 
 void tile_score(const struct cache *cache, const struct tile *tile, uint32_t head, const float *q, const float *tables, size_t rows,
                 float *room, float *logits) {
-    if (!cache->turned)
+    if (tile->kind == TILE_PACKED)
+        packed_score(cache, tile, head, q, tables, rows, room, logits);
+    else if (!cache->turned)
         score_unturned(cache, tile, head, q, rows, room, logits);
     else if (tile->kind == TILE_SEALED)
         score_sealed(cache, tile, head, q, tables, rows, logits);
@@ -267,8 +290,7 @@ void tile_score(const struct cache *cache, const struct tile *tile, uint32_t hea
         score_rows(tile, q, rows, cache->shape.head_dim, tile_rows(cache, tile, head, CODEC_KEYS, room), logits);
 }
 
-/* Adds slot t's value to all queries' sums and takes its weights away. */
-static void mix_row(const float *value, size_t t, size_t rows, size_t hd, float *weights, float *acc) {
+void tile_mix_row(const float *value, size_t t, size_t rows, size_t hd, float *weights, float *acc) {
     for (size_t m = 0; m < rows; m++) {
         float *weight = &weights[m * BLOCK_TOKENS + t];
         if (*weight != 0) kernels()->axpy(*weight, value, acc + m * hd, hd);
@@ -285,7 +307,7 @@ static void mix_sealed(const struct cache *cache, const struct tile *tile, uint3
     struct anchor_range anchors = tile_anchors(cache, tile, CODEC_VALUES, head);
     for (size_t i = anchors.from; i < anchors.to; i++) {
         anchor_row(&anchors, i, hd, row);
-        mix_row(row, (size_t)(anchors.tokens[i] - tile->first), rows, hd, weights, acc);
+        tile_mix_row(row, (size_t)(anchors.tokens[i] - tile->first), rows, hd, weights, acc);
     }
     if (tallies)
         cache->method.value.codec->tally(shape, weights, block, tallies);
@@ -295,7 +317,9 @@ static void mix_sealed(const struct cache *cache, const struct tile *tile, uint3
 
 void tile_mix(const struct cache *cache, const struct tile *tile, uint32_t head, float *weights, size_t rows, float *room,
               float *tallies, float *acc) {
-    if (tile->kind == TILE_SEALED) {
+    if (tile->kind == TILE_PACKED) {
+        packed_mix(cache, tile, head, weights, rows, tallies, acc);
+    } else if (tile->kind == TILE_SEALED) {
         mix_sealed(cache, tile, head, weights, rows, tallies, acc);
     } else if (tile->kind == TILE_WINDOW) {
         const uint8_t *block = window_block(cache, tile->window, cache->layer, head) + cache->half_bytes;
@@ -303,7 +327,7 @@ void tile_mix(const struct cache *cache, const struct tile *tile, uint32_t head,
     } else {
         struct rows values = tile_rows(cache, tile, head, CODEC_VALUES, room);
         for (size_t t = tile->begin; t < tile->end; t++)
-            mix_row(values.data + t * values.stride, t, rows, cache->shape.head_dim, weights, acc);
+            tile_mix_row(values.data + t * values.stride, t, rows, cache->shape.head_dim, weights, acc);
     }
 }
 

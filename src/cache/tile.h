@@ -1,6 +1,6 @@
 /* A tile: up to 64 tokens that lie together, wherever they lie. Attention walks over tiles and never asks what they are.
  *
- * The tiles of a step are, in order: exact rows, sealed blocks, the window, and the step's new tokens in full precision. In a step
+ * The tiles of a step are, in order: exact rows, rows of a prompt that stayed alone, sealed blocks, the window, and the step's new tokens in full precision. In a step
  * sealed whole (CACHE_STEP_PAPER) the new tokens are among the exact rows and sealed blocks instead. Rows of `q` are queries that
  * were scaled and turned by tile_turn_query. hd = head_dim; `room` is scratch of the calling thread.
  */
@@ -10,17 +10,20 @@
 #include "cache/state.h"
 
 struct tile {
-    enum { TILE_EXACT, TILE_SEALED, TILE_WINDOW, TILE_NEW } kind;
+    enum { TILE_EXACT, TILE_KEPT, TILE_SEALED, TILE_WINDOW, TILE_NEW, TILE_PACKED } kind;
     size_t base;             /* entry of cache->turns.bases */
-    uint64_t first;          /* token of slot 0 */
+    uint64_t first;          /* token of slot 0; of TILE_KEPT, whose tokens lie apart, the first row */
     uint32_t begin, end;     /* slots [begin, end) are live */
     const struct span *span; /* of sealed blocks */
+    const uint32_t *places;  /* of TILE_PACKED (cache/read.h) */
     uint8_t *window;         /* of window blocks */
 };
 
 /* Tiles of the step in progress, those of the new tokens included; and without them. */
 size_t tile_count(const struct cache *cache);
 size_t tile_count_stored(const struct cache *cache);
+/* Those before sealed blocks, which are rows. */
+size_t tile_count_rows(const struct cache *cache);
 /* Those that begin with a token which the step's i-th new token sees. */
 size_t tile_count_seen(const struct cache *cache, size_t i);
 struct tile tile_at(const struct cache *cache, size_t i);
@@ -42,6 +45,11 @@ static inline uint32_t tile_visible(const struct cache *cache, const struct tile
 /* Turns n rows of the step's i-th new token as tile_score and tile_load expect them. */
 void tile_turn_query(const struct cache *cache, size_t i, float *rows, uint32_t n);
 
+/* Where keys are turned as they are read: turns the one in a slot of sealed block i as tile_score's queries expect it; and a turned query
+ * of the step, as if all keys were turned by their own positions. */
+void tile_turn_key(const struct cache *cache, size_t i, size_t slot, float *row);
+void tile_turn_to_own(const struct cache *cache, float *query);
+
 /* Position of slot 0 relative to the step's first new token's; the other slots follow. */
 int64_t tile_position(const struct cache *cache, const struct tile *tile);
 
@@ -53,6 +61,9 @@ void tile_score(const struct cache *cache, const struct tile *tile, uint32_t hea
  * block's weights are to be added up by code instead (codec.h), or NULL. */
 void tile_mix(const struct cache *cache, const struct tile *tile, uint32_t head, float *weights, size_t rows, float *room,
               float *tallies, float *acc);
+
+/* Adds slot t's value to all queries' sums and takes its weights away. */
+void tile_mix_row(const float *value, size_t t, size_t rows, size_t hd, float *weights, float *acc);
 
 /* The first of the step's tokens in order of age, turned as queries expect it; there must be exact rows, or the step brings the
  * first. Once the step's tiles are set. */

@@ -60,10 +60,22 @@ void turns_rotate_back(const struct turns *turns, size_t base, float *rows, uint
     rope_rotate(&turns->plain, cosine, sine, rows, n, stride);
 }
 
-void turns_unturn(const struct turns *turns, int64_t position, float *rows, uint32_t n, uint32_t stride) {
+static void turn_by(const struct rope *rope, int64_t position, float *rows, uint32_t n, uint32_t stride) {
     float cosine[CODEC_HEAD_DIM_MAX / 2], sine[CODEC_HEAD_DIM_MAX / 2];
+    rope_angles(rope, position, cosine, sine);
+    rope_rotate(rope, cosine, sine, rows, n, stride);
+}
+
+void turns_turn(const struct turns *turns, int64_t position, float *rows, uint32_t n, uint32_t stride) {
+    turn_by(turns->rope, position, rows, n, stride);
+}
+
+void turns_unturn(const struct turns *turns, int64_t position, float *rows, uint32_t n, uint32_t stride) {
     struct rope inverse = *turns->rope;
     inverse.magnitude = 1 / turns->rope->magnitude;
-    rope_angles(&inverse, -position, cosine, sine);
-    rope_rotate(&inverse, cosine, sine, rows, n, stride);
+    turn_by(&inverse, -position, rows, n, stride);
+}
+
+void turns_move(const struct turns *turns, int64_t position, float *rows, uint32_t n, uint32_t stride) {
+    turn_by(&turns->plain, position, rows, n, stride);
 }

@@ -31,8 +31,12 @@ void turns_set_base(struct turns *turns, size_t base, int64_t position);
 
 /* Turns n rows, `stride` floats apart, by the position of `base` plus t. */
 void turns_rotate(const struct turns *turns, size_t base, size_t t, float *rows, uint32_t n, uint32_t stride);
-/* Brings rows that were rotated by `position` back to what they were, which needs no base. */
+/* The same by any position, which needs no base. */
+void turns_turn(const struct turns *turns, int64_t position, float *rows, uint32_t n, uint32_t stride);
+/* Brings rows that were rotated by `position` back to what they were. */
 void turns_unturn(const struct turns *turns, int64_t position, float *rows, uint32_t n, uint32_t stride);
+/* Turns rows that were rotated before further by `position`. */
+void turns_move(const struct turns *turns, int64_t position, float *rows, uint32_t n, uint32_t stride);
 /* Turns rows that were rotated before back by the position of `base`. */
 void turns_rotate_back(const struct turns *turns, size_t base, float *rows, uint32_t n, uint32_t stride);
 

@@ -90,7 +90,7 @@ static enum terse_status check_options(struct terse_session *s, struct terse_err
         return status_fail(error, TERSE_E_ARGUMENT,
                            "%s leaves no room for the next token in a context of %u: use a smaller number, or raise -c",
                            s->method.name, o->context);
-    if (evicts && o->prefill == TERSE_PREFILL_PAPER)
+    if (policy_evicts(s->method.policy) && o->prefill == TERSE_PREFILL_PAPER)
         return status_fail(error, TERSE_E_UNSUPPORTED,
                            "%s evicts tokens while it reads, which --paper, where every token reads all before it, cannot "
                            "measure: leave --paper away",
@@ -221,7 +221,7 @@ static enum terse_status prefill_in_chunks(struct terse_session *s, const int32_
         struct shifted_sink shifted = {sink, first};
         struct terse_logits_sink part = {shifted_row, &shifted, sink && sink->first > first ? sink->first - first : 0};
         bool wanted = sink && sink->first < first + count;
-        struct forward f = forward_of(s, CACHE_STEP_DECODE, wanted ? &part : NULL, NULL);
+        struct forward f = forward_of(s, CACHE_STEP_CHUNK, wanted ? &part : NULL, NULL);
         status = step(s, &f, tokens + first, count, error);
         if (!status && progress->report && !progress->report(progress->user, "prompt", first + count, n))
             status = status_fail(error, TERSE_E_INTERRUPTED, "interrupted after %zu of %zu tokens", first + count, n);

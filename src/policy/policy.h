@@ -17,6 +17,8 @@ struct policy_parameters {
     uint32_t shallow;      /* MAT: the first layers, whose exact rows are the oldest sinks and the youngest others */
     double anchor_percent; /* of a prefill's tokens that stay exact, per layer, KV head and side */
     uint32_t anchor_count; /* so many instead, when not 0 */
+    double read_percent;   /* of a prompt's tokens that a step reads, where the method has an index */
+    uint32_t read_count;   /* so many instead, when not 0 */
 };
 
 /* What a policy decides after a step. As many tokens as [0, exact) are kept in exact rows, and those from `first` on. */
@@ -38,9 +40,20 @@ struct policy {
      * last, and logits are not observed. */
     size_t (*leave)(const struct policy_parameters *parameters, uint32_t layer, const float *logits, size_t n);
     /* How many of the `sealed` tokens that a prefill of n tokens seals are to stay exact; NULL: none, and attention is not observed.
-     * Which: those of highest Anchor Score times error (cache/anchors.h). */
+     * Which: those of highest Anchor Score times error, keys and values apart, or those with most votes (cache/anchors.h). */
     size_t (*anchors)(const struct policy_parameters *parameters, size_t n, size_t sealed);
+    bool votes;
+    bool alone; /* where there are any, they are all that stays of what the prefill would seal */
 };
+
+/* Whether tokens leave for good. */
+static inline bool policy_evicts(const struct policy *policy) { return policy->positions_by_index || policy->alone; }
+
+/* How many of so many tokens of a prompt a step reads. */
+static inline size_t policy_reads(const struct policy_parameters *parameters, size_t tokens) {
+    double wanted = parameters->read_count ? parameters->read_count : (double)tokens * parameters->read_percent / 100;
+    return wanted < (double)tokens ? (size_t)wanted : tokens;
+}
 
 /* Keeps every token. */
 extern const struct policy policy_keep_all;
@@ -51,6 +64,10 @@ extern const struct policy policy_streaming;
 /* Anchor tokens and a recent window (MAT, section 4): of all tokens but the newest budget - exact those stay whose own queries mind
  * token 0 least; in the first `shallow` layers as policy_streaming. */
 extern const struct policy policy_mat;
+/* Keeps every token, those exact for which a prompt's last queries vote. */
+extern const struct policy policy_votes;
+/* Keeps those alone, at their own positions, the newest tokens of a prompt, `budget` in all, and everything after it (SnapKV). */
+extern const struct policy policy_snapkv;
 #define MAT_SINKS 4 /* of shallow layers: StreamingLLM's */
 
 /* A `retain`: the first `exact` tokens, or what takes their place, and the newest budget - exact. */

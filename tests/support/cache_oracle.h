@@ -17,6 +17,7 @@ struct oracle_setup {
     bool alibi;            /* slopes, and no rotation */
     uint32_t anchor_count; /* tokens of a prefill that stay exact */
     double anchor_percent;
+    double read_percent; /* of a prompt's tokens that a step reads; the oracle reads all */
     uint32_t
         settled; /* a bit for each layer and KV head, the first the lowest: its centroids are settled, as learning leaves them */
 };
