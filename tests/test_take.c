@@ -133,6 +133,7 @@ static void check_side(struct random *random, const struct side_of *s, size_t hd
         size_t at = 0;
         for (size_t i = 0; at < 64; i++) {
             size_t n = some_slots(random, 64 - at < 5 ? 64 - at : 5, slots);
+            if (s->codec->fetch) s->codec->fetch(shape, s->side, blocks[i % 2], slots, n);
             s->codec->take(shape, s->side, blocks[i % 2], slots, n, blocks[2], at);
             for (size_t j = 0; j < n; j++) origin[at + j] = (uint8_t)(i % 2 * 64 + slots[j]);
             at += n;

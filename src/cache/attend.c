@@ -168,6 +168,12 @@ static void prepare_queries(const struct few *few, const float *q, uint32_t head
     if (tables) cache->method.key.codec->prepare(side_shape(cache, CODEC_KEYS, cache->layer, head, few->rows), queries, tables);
 }
 
+/* What a KV head reads of a prompt. */
+static void choose_tokens(const struct cache *cache, uint32_t head) {
+    for (size_t range = 0; range < read_ranges(cache); range++) read_score(cache, head, range);
+    read_choose(cache, head);
+}
+
 static void attend_few(const struct cache *cache, const float *q, size_t first, size_t count, float *out) {
     uint32_t heads = cache->shape.kv_heads;
     bool sparse = read_sparse(cache);
@@ -175,7 +181,9 @@ static void attend_few(const struct cache *cache, const float *q, size_t first, 
     size_t tiles = sparse ? read_tile_count(cache) : tile_count_seen(cache, first + count - 1),
            ranges = sparse ? read_ranges(cache) : 0;
     struct few few = {.cache = cache, .sparse = sparse, .first = first, .rows = rows, .tiles = tiles};
-    few.splits = smaller(few_splits(cache), larger(tiles / ITEM_TILES, 1));
+    /* With a head for every thread each goes its way from scores to outputs: what it scored is near when it reads. */
+    bool apart = sparse && heads >= (uint32_t)cache->threads;
+    few.splits = apart ? 1 : smaller(few_splits(cache), larger(tiles / ITEM_TILES, 1));
     few.table_floats = table_floats(cache, rows);
     few.queries = cache->scratch;
     few.tables = few.queries + heads * rows * hd;
@@ -186,15 +194,17 @@ static void attend_few(const struct cache *cache, const float *q, size_t first, 
     {
 #pragma omp for schedule(static)
         for (uint32_t head = 0; head < heads; head++) prepare_queries(&few, q, head, count);
-        if (sparse) {
+        if (sparse && !apart) {
 #pragma omp for schedule(static)
             for (size_t item = 0; item < ranges * heads; item++) read_score(cache, (uint32_t)(item / ranges), item % ranges);
 #pragma omp for schedule(static)
             for (uint32_t head = 0; head < heads; head++) read_choose(cache, head);
         }
 #pragma omp for schedule(dynamic, chunk)
-        for (size_t item = 0; item < items; item++)
+        for (size_t item = 0; item < items; item++) {
+            if (apart) choose_tokens(cache, (uint32_t)item);
             read_tiles(&few, item % few.splits, (uint32_t)(item / few.splits), attend_thread_scratch(cache));
+        }
 #pragma omp for schedule(static)
         for (uint32_t head = 0; head < heads; head++) {
             struct partial whole = few_partial(&few, 0, head);

@@ -35,7 +35,9 @@ enum terse_status cache_fill_random(struct cache *cache, size_t n, uint64_t seed
     fill_normals(normals, floats, &seed);
     for (size_t first = 0; first < n && !status; first += chunk) {
         size_t count = n - first < chunk ? n - first : chunk;
-        if ((status = cache_step_begin(cache, CACHE_STEP_PREFILL, count, error))) break;
+        /* A number of anchors is that of a prompt: the last step stands for it. */
+        bool part = cache->method.parameters.anchor_count && first + count < n;
+        if ((status = cache_step_begin(cache, part ? CACHE_STEP_CHUNK : CACHE_STEP_PREFILL, count, error))) break;
         for (uint32_t layer = 0; layer < cache->shape.layers; layer++) {
             fill_rows(cache, normals, count, &seed, k);
             fill_rows(cache, normals, count, &seed, v);

@@ -13,6 +13,7 @@
 
 #define RANGE_SPANS 32 /* candidates are scored so many blocks at a time */
 #define FORCED UINT16_MAX
+#define FETCH_AHEAD 3 /* blocks */
 
 /* ---- Sizes */
 
@@ -295,23 +296,46 @@ uint64_t packed_token(const struct cache *cache, const struct tile *tile, size_t
     return candidate(cache, tile->places[i] / BLOCK_TOKENS)->first + tile->places[i] % BLOCK_TOKENS;
 }
 
-/* The places from the i-th on that lie in its block: their slots. Returns the number of the next place that does not. */
-static size_t same_block(const struct tile *tile, size_t i, uint8_t *slots) {
-    uint32_t block = tile->places[i] / BLOCK_TOKENS;
-    size_t n = 0;
-    for (; i < tile->end && tile->places[i] / BLOCK_TOKENS == block; i++) slots[n++] = (uint8_t)(tile->places[i] % BLOCK_TOKENS);
-    return i;
+/* The places from `place` on, before `end`, that lie in its block: their slots. Returns the next place, which does not. */
+static const uint32_t *same_block(const uint32_t *place, const uint32_t *end, uint8_t *slots, size_t *n) {
+    uint32_t block = *place / BLOCK_TOKENS;
+    for (*n = 0; place < end && *place / BLOCK_TOKENS == block; place++) slots[(*n)++] = (uint8_t)(*place % BLOCK_TOKENS);
+    return place;
+}
+
+/* Brings what will be taken of a block near, keys and values. */
+static void fetch(const struct cache *cache, uint32_t head, uint32_t block, const uint8_t *slots, size_t n) {
+    for (int side = CODEC_KEYS; side <= CODEC_VALUES; side++) {
+        const struct codec *codec = side == CODEC_KEYS ? cache->method.key.codec : cache->method.value.codec;
+        const void *from = span_block(cache, candidate(cache, block), (enum codec_side)side, cache->layer, head);
+        if (codec->fetch)
+            codec->fetch(method_shape(&cache->method, (enum codec_side)side, cache->shape.head_dim, 1), (enum codec_side)side, from,
+                         slots, n);
+    }
 }
 
 static const void *pack(const struct cache *cache, const struct tile *tile, uint32_t head, enum codec_side side) {
     const struct codec *codec = side == CODEC_KEYS ? cache->method.key.codec : cache->method.value.codec;
     struct codec_shape shape = side_shape(cache, side, cache->layer, head, 1);
+    struct room room = room_of(cache);
+    const uint32_t *place = tile->places, *end = place + tile->end, *near = place;
+    const uint32_t *last =
+        room.chosen + head * cache->reading.most + room.count[head]; /* of the head's tiles, which lie in a row */
     uint8_t slots[BLOCK_TOKENS], *block = cache->packed + (size_t)omp_get_thread_num() * (cache->key_bytes + cache->value_bytes);
+    size_t n, at = 0;
+    bool keys = side == CODEC_KEYS && codec->fetch;
     if (side == CODEC_VALUES) block += cache->key_bytes;
-    for (size_t i = 0, next; i < tile->end; i = next) {
-        next = same_block(tile, i, slots);
-        const struct span *span = candidate(cache, tile->places[i] / BLOCK_TOKENS);
-        codec->take(shape, side, span_block(cache, span, side, cache->layer, head), slots, next - i, block, i);
+    for (size_t ahead = 0; keys && ahead < FETCH_AHEAD && near < last; ahead++) near = same_block(near, last, slots, &n);
+    while (place < end) {
+        if (keys && near < last) {
+            uint32_t coming = *near / BLOCK_TOKENS;
+            near = same_block(near, last, slots, &n);
+            fetch(cache, head, coming, slots, n);
+        }
+        const struct span *span = candidate(cache, *place / BLOCK_TOKENS);
+        place = same_block(place, end, slots, &n);
+        codec->take(shape, side, span_block(cache, span, side, cache->layer, head), slots, n, block, at);
+        at += n;
     }
     return block;
 }
@@ -320,13 +344,14 @@ static const void *pack(const struct cache *cache, const struct tile *tile, uint
 static void score_in_place(const struct cache *cache, const struct tile *tile, uint32_t head, const float *q, const float *tables,
                            size_t rows, float *room, float *logits) {
     struct codec_shape shape = side_shape(cache, CODEC_KEYS, cache->layer, head, rows);
+    const uint32_t *place = tile->places, *end = place + tile->end;
     uint8_t slots[BLOCK_TOKENS];
-    for (size_t i = 0, next; i < tile->end; i = next) {
-        next = same_block(tile, i, slots);
-        const struct span *span = candidate(cache, tile->places[i] / BLOCK_TOKENS);
+    for (size_t i = 0, n; place < end; i += n) {
+        const struct span *span = candidate(cache, *place / BLOCK_TOKENS);
+        place = same_block(place, end, slots, &n);
         cache->method.key.codec->score(shape, q, tables, span_block(cache, span, CODEC_KEYS, cache->layer, head), room);
         for (size_t m = 0; m < rows; m++)
-            for (size_t j = i; j < next; j++) logits[m * BLOCK_TOKENS + j] = room[m * BLOCK_TOKENS + slots[j - i]];
+            for (size_t j = 0; j < n; j++) logits[m * BLOCK_TOKENS + i + j] = room[m * BLOCK_TOKENS + slots[j]];
     }
 }
 

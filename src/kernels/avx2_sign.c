@@ -1,13 +1,12 @@
 /* Keys of codec sign with AVX2: as avx512_sign.c, eight tokens at a time. Products of bytes are added up in 16 bits, which hold those
  * of 32 channels: 8 times two products of at most 6 and 128. */
-#include "codec/block_layout.h"
-#include "kernels/fill.h"
+#include "kernels/avx2_lanes.h"
 
-#include <immintrin.h>
+#include "kernels/sums_template.h"
+
 #include <math.h>
 #include <string.h>
 
-#define INLINE static inline __attribute__((always_inline))
 #define FIXED_MOST 32639 /* 127 * 256 + 127: the high byte stays within a signed one */
 #define TOGETHER 2       /* queries of a pass */
 #define TOKENS 8
@@ -41,8 +40,6 @@ INLINE __m256i two_parts(const uint8_t *first, const uint8_t *second) {
     __m256i x = _mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)first));
     return _mm256_inserti128_si256(x, _mm_loadu_si128((const __m128i *)second), 1);
 }
-
-#define SMALLER(a, b) ((a) < (b) ? (a) : (b))
 
 /* Of a block, what kivi-2 has for values: `codes` bytes, a multiple of 16, and pairs of scale and zero in each of 64 rows. */
 struct rows {
@@ -112,7 +109,7 @@ INLINE void add_group(size_t G, const struct eight *e, size_t b, size_t hd, cons
     const __m256i three = _mm256_set1_epi8(3), one = _mm256_set1_epi8(1);
     const size_t row = hd / 16, stride = kernels_sign_floats(hd);
     __m256i sum[TOGETHER][4];
-    for (size_t g = 0; g < G; g++) sum[g][0] = sum[g][1] = sum[g][2] = sum[g][3] = _mm256_setzero_si256();
+    UNROLL for (size_t g = 0; g < G; g++) sum[g][0] = sum[g][1] = sum[g][2] = sum[g][3] = _mm256_setzero_si256();
     size_t d = 8 * b % row, shift = 8 * b / row * 2; /* of the next dword */
     for (size_t i = 8 * b; i < 8 * b + 8; i++) {
         __m256i minus = negative(e->signs + i / 2 * BLOCK_TOKENS, i % 2 ? (int32_t)0x80402010u : 0x08040201);
@@ -121,7 +118,7 @@ INLINE void add_group(size_t G, const struct eight *e, size_t b, size_t hd, cons
         code = _mm256_sign_epi8(_mm256_and_si256(code, three), _mm256_or_si256(minus, one));
         code = _mm256_add_epi8(code, three);
         __m256i sign = _mm256_andnot_si256(minus, one);
-        for (size_t g = 0; g < G; g++) {
+        UNROLL for (size_t g = 0; g < G; g++) {
             const int8_t *q = (const int8_t *)(tables + g * stride) + 4 * i;
             __m256i high = four_bytes(q), low = four_bytes(q + hd);
             sum[g][0] = add_products(sum[g][0], code, high);
@@ -131,7 +128,7 @@ INLINE void add_group(size_t G, const struct eight *e, size_t b, size_t hd, cons
         }
     }
     __m256 scale = low_halves(e->pairs[4 + b]), zero = low_halves(_mm256_srli_epi32(e->pairs[4 + b], 16));
-    for (size_t g = 0; g < G; g++) {
+    UNROLL for (size_t g = 0; g < G; g++) {
         const float *table = tables + g * stride;
         int32_t all;
         memcpy(&all, table + hd / 2 + b, sizeof all);
@@ -150,10 +147,20 @@ INLINE void score_some(size_t G, const float *tables, size_t hd, const uint8_t *
         for (size_t at = 0; at < rows->codes; at += 16)
             turn_over_four(rows->at + t * rows->length + at, rows->length, e.codes + at / 4);
         turn_over_pairs(rows, t, e.pairs);
-        for (size_t g = 0; g < G; g++) logit[g] = _mm256_set1_ps(tables[g * kernels_sign_floats(hd) + hd / 2 + hd / 32 + 1]);
+        UNROLL for (size_t g = 0; g < G; g++) logit[g] = _mm256_set1_ps(tables[g * kernels_sign_floats(hd) + hd / 2 + hd / 32 + 1]);
         for (size_t b = 0; b < hd / 32; b++) add_group(G, &e, b, hd, tables, logit);
-        for (size_t g = 0; g < G; g++) _mm256_storeu_ps(logits + g * BLOCK_TOKENS + t, logit[g]);
+        UNROLL for (size_t g = 0; g < G; g++) _mm256_storeu_ps(logits + g * BLOCK_TOKENS + t, logit[g]);
     }
+}
+
+/* A function of its own for each number of queries, or their sums are kept in memory. */
+static __attribute__((noinline)) void score_one(const float *tables, size_t hd, const uint8_t *block, const struct rows *rows,
+                                                float *logits) {
+    score_some(1, tables, hd, block, rows, logits);
+}
+static __attribute__((noinline)) void score_two(const float *tables, size_t hd, const uint8_t *block, const struct rows *rows,
+                                                float *logits) {
+    score_some(TOGETHER, tables, hd, block, rows, logits);
 }
 
 #define PADDED_ROW (KERNELS_MOST_CHANNELS * 3 / 8)
@@ -175,8 +182,8 @@ static void score_sign_avx2(const float *tables, size_t G, size_t hd, const void
     uint8_t padded[BLOCK_TOKENS * PADDED_ROW];
     const struct rows rows = rows_of((const uint8_t *)block + BLOCK_BYTES_SIGNS(hd), hd, padded);
     for (; G >= TOGETHER; G -= TOGETHER, tables += TOGETHER * kernels_sign_floats(hd), logits += TOGETHER * BLOCK_TOKENS)
-        score_some(TOGETHER, tables, hd, block, &rows, logits);
-    if (G) score_some(1, tables, hd, block, &rows, logits);
+        score_two(tables, hd, block, &rows, logits);
+    if (G) score_one(tables, hd, block, &rows, logits);
 }
 
 void kernels_fill_avx2_sign(struct kernels *k) {
