@@ -1,6 +1,7 @@
 /* The table of methods and how options choose from it. Owns the names; leaves what they mean to codecs and policies. */
 #include "method.h"
 
+#include "codec/additive.h"
 #include "codec/comm.h"
 
 #include <inttypes.h>
@@ -26,8 +27,8 @@ struct row {
 #define VQ(width, bits) BOTH(&codec_vq, width, bits), .policy = &policy_keep_all
 #define ANCHORED .policy = &policy_anchors, .parameters = {.anchor_percent = 1} /* AnTKV, section 4.1 */
 #define GAIN_SHAPE(width, bits) BOTH(&codec_gain_shape, width, bits), ANCHORED
-/* Of 1 or 2 bits a value: the rounds depend on head_dim, see method_resolve. */
-#define COMM(bits) .key = {&codec_comm, 0, bits}, .value = {&codec_gain_shape, 8 / bits, 8}, .policy = &policy_keep_all
+/* Of 1 or 2 bits a value: rounds and codes depend on head_dim, see method_resolve. */
+#define COMM(bits) .key = {&codec_comm, 0, bits}, .value = {&codec_additive, 0, bits}, .policy = &policy_keep_all
 #define EVICTING(choice) BOTH(&codec_f16, 0, 0), .policy = &choice
 /* Section 5.1: the budget on RULER, and the sinks. */
 #define SELF_INDEXED(codec) \
@@ -62,8 +63,8 @@ static const struct row rows[] = {
     {"cq-1", "CQ: as antkv-1", VQ(8, 8)},
     {"cq-0.75", "CQ: as antkv-0.75", VQ(16, 12)},
     {"cq-0.375", "CQ: as antkv-0.375", VQ(32, 12)},
-    {"commvq-2", "CommVQ: keys as sums of codes that commute with RoPE; values as antkv-2", COMM(2), .power = 2},
-    {"commvq-1", "CommVQ: as commvq-2 with half the codes; values as antkv-1", COMM(1), .power = 2},
+    {"commvq-2", "CommVQ: keys as sums of codes that commute with RoPE, values as sums of rows", COMM(2), .power = 2},
+    {"commvq-1", "CommVQ: as commvq-2 with half the codes", COMM(1), .power = 2},
     {"million-4", "MILLION: product quantization read by look-up, pairs of channels as one of 256", PQ(2, 8)},
     {"million-3", "MILLION: 4 channels as one of 4096", PQ(4, 12)},
     {"million-2", "MILLION: 4 channels as one of 256", PQ(4, 8)},
@@ -267,6 +268,7 @@ enum terse_status method_resolve(const struct terse_cache_options *options, uint
     set_budget(row, &numbers, options, method);
     method->power = row->power;
     enum terse_status status;
+    if (row->value.codec == &codec_additive) method->value = additive_coding(head_dim, row->value.bits);
     if (row->key.codec == &codec_comm)
         method->key = comm_coding(head_dim, row->key.bits);
     else if (learns(row->key) && !row->key.width && (status = set_parts(numbers, name, head_dim, method, error)))

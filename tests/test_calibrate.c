@@ -686,6 +686,7 @@ int main(void) {
         cmocka_unit_test_prestate(centroids_are_those_of_their_own_head, "antkv-1"),
         cmocka_unit_test_prestate(centroids_are_those_of_their_own_head, "cq-2"),
         cmocka_unit_test_prestate(centroids_are_those_of_their_own_head, "million-4"),
+        cmocka_unit_test_prestate(centroids_are_those_of_their_own_head, "commvq-2"),
         cmocka_unit_test(every_report_may_end_it),
         cmocka_unit_test(wrong_options_are_refused),
         cmocka_unit_test(tokens_outside_the_vocabulary_are_refused),

@@ -12,6 +12,19 @@
  * codec/frame.h has it, which is set last and is the best in least squares: one that kept the norm would make every value too long
  * by what the code has lost, which the average over tokens that attention takes cannot make good.
  *
+ * The paper finds codes by a network that is trained with the codebook. Measured (bench/bench_values.c: two heads of the built-in model,
+ * 16384 tokens to learn from, 1500 steps for the network; error of the values weighted by the loss's gradients, then of what attention
+ * gives, as parts of what their mean alone would leave):
+ *
+ *                         1 bit              2 bits
+ *     this codec      0.065  0.027       0.023  0.0064
+ *     the network     0.182  0.097       0.110  0.054     and 1.5 and 5 bits per value more for its weights at 8K tokens
+ *     gain-shape      0.139  0.090       0.051  0.022
+ *     KIVI's          2.1    0.74        0.23   0.035     and one bit more for scales
+ *
+ * so that here it is the search, in 6 and 17 us a token (AVX-512, one thread), the network's 3 and 9. A beam of 8 codes, settled by the
+ * same moves, would have 0.060 and 0.018, and attention's error not lower at 1 bit, in a multiple of the time.
+ *
  * C is read as integers of 7 bits with a least number and a step for each channel; encoding searches by the same numbers.
  */
 #include "codec/additive.h"

@@ -14,7 +14,8 @@
 #include <math.h>
 #include <string.h>
 
-/* The schedule, chosen on values of the built-in model. */
+/* The schedule. Of a head of the built-in model, iterations on all points left on values not learned from 0.100 at first, 0.092 after 6
+ * and 0.090 after 10 at 1 bit; 0.034, 0.032 and 0.0315 at 2. */
 #define ITERATIONS 16
 #define WHOLE_PART 3 /* the last iteration of so many looks at all points */
 #define SAMPLE 8192  /* points that the others look at, about */

@@ -2,8 +2,8 @@
  * kmeans.h and em.h, the codebook to codec/codebook.h.
  *
  * A fit is one sub-vector of one layer, KV head and side (or, shared, of all layers and heads), or a group of them where keys are
- * sums of tables' entries (learn/em.h), or a whole head where values are sums of rows (learn/additive.h). Its seed comes from its number, so the order in which threads come to the fits changes
- * nothing.
+ * sums of tables' entries (learn/em.h), or a whole head where values are sums of rows (learn/additive.h). Its seed comes from its
+ * number, so the order in which threads come to the fits changes nothing.
  */
 #include "learn/calibrate.h"
 
@@ -77,15 +77,20 @@ static struct coding coding_of(const struct codebook_info *info, int side) { ret
 
 static struct coding learning(struct coding coding) { return coding.codec->parameters ? coding : (struct coding){0}; }
 
+/* Of whole heads are the weights of all fits but k-means's. */
+static const char *weighted_part(const struct plan *plan) {
+    const struct codec *key = plan->info.key.codec, *value = plan->info.value.codec;
+    bool keys = !key || key->learner != CODEC_KMEANS, values = !value || value->learner != CODEC_KMEANS;
+    if (plan->weighting == TERSE_WEIGHTING_ROW || (keys && values)) return "head";
+    return key && keys ? "key head, value sub-vector" : value && values ? "key sub-vector, value head" : "sub-vector";
+}
+
 static void describe_weighting(struct plan *plan) {
     if (plan->weighting == TERSE_WEIGHTING_NONE)
         snprintf(plan->info.weighting, sizeof plan->info.weighting, "none");
     else
         snprintf(plan->info.weighting, sizeof plan->info.weighting, "gradient%s per %s, labels %s", plan->power == 2 ? "^2" : "",
-                 plan->weighting == TERSE_WEIGHTING_ROW                              ? "head"
-                 : plan->info.key.codec && plan->info.key.codec->learner == CODEC_EM ? "key head, value sub-vector"
-                                                                                     : "sub-vector",
-                 plan->text_labels ? "of the text" : "drawn");
+                 weighted_part(plan), plan->text_labels ? "of the text" : "drawn");
 }
 
 static enum terse_status check_options(const struct terse_calibration *o, struct terse_error *error) {

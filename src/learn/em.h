@@ -42,8 +42,8 @@ struct em_result {
     uint32_t repaired;        /* times that an entry that served nobody was put to use */
 };
 
-/* Writes tables[rounds][entries][2 pairs], of each round the best by the nearest codeword's error that was met, all finite, and to
- * errors[rounds], unless NULL, the `error` after each round. `result` may be NULL. TERSE_E_ARGUMENT for shapes and points beyond
+/* Writes tables[rounds][entries][2 pairs], of each round the best by the nearest codewords' error of those that all points have met
+ * (most iterations look at samples), all finite, and to errors[rounds], unless NULL, the `error` after each round. `result` may be NULL. TERSE_E_ARGUMENT for shapes and points beyond
  * what is said above. After a failure the tables mean nothing. */
 enum terse_status em_fit(const struct em_points *points, struct em_shape shape, const struct em_options *options, float *tables,
                          double *errors, struct em_result *result, struct terse_error *error);
