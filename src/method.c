@@ -236,7 +236,8 @@ static enum terse_status choose_reading(const struct terse_cache_options *option
     if (policy_evicts(method->policy))
         return status_fail(error, TERSE_E_ARGUMENT, "%s reads every token that it keeps: leave --top-k-tokens away", method->name);
     if (!parameters->read_count && !(parameters->read_percent > 0 && parameters->read_percent <= 100))
-        return status_fail(error, TERSE_E_ARGUMENT, "%s cannot read %g %% of a prompt's tokens: use more than 0 and at most 100",
+        return status_fail(error, TERSE_E_ARGUMENT,
+                           "%s cannot read %g %% of a prompt's tokens: use more than 0 and at most 100, or a number of tokens",
                            method->name, parameters->read_percent);
     if ((!method->key.codec->take && !method->key.codec->keys_stay) || !method->value.codec->take)
         return status_fail(error, TERSE_E_UNSUPPORTED,

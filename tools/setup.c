@@ -127,14 +127,21 @@ int setup_check_codebook(const struct setup *setup) {
                     setup->method);
 }
 
+/* ", anchors 1%" or ", anchors 64"; nothing where none was asked for. */
+static void write_amount(const char *what, struct amount amount, bool asked, char *text, size_t capacity) {
+    text[0] = 0;
+    if (amount.number)
+        snprintf(text, capacity, ", %s %u", what, amount.number);
+    else if (asked)
+        snprintf(text, capacity, ", %s %g%%", what, amount.percent);
+}
+
 const char *setup_method_text(const struct setup *setup, char *buffer, size_t capacity) {
-    const char *k = setup->key_type, *v = setup->value_type;
-    char anchors[48] = "";
-    if (setup->anchors.number)
-        snprintf(anchors, sizeof anchors, ", anchors %u", setup->anchors.number);
-    else if (setup->anchors.percent >= 0)
-        snprintf(anchors, sizeof anchors, ", anchors %g%%", setup->anchors.percent);
-    snprintf(buffer, capacity, "%s%s%s%s%s%s%s%s", setup->method, k ? ", keys " : "", k ? k : "", v ? ", values " : "", v ? v : "",
-             anchors, setup->evict ? ", tokens of " : "", setup->evict ? setup->evict : "");
+    const char *k = setup->key_type, *v = setup->value_type, *evict = setup->evict;
+    char anchors[48], read[48];
+    write_amount("anchors", setup->anchors, setup->anchors.percent >= 0, anchors, sizeof anchors);
+    write_amount("reading", setup->read, setup->read.percent > 0, read, sizeof read);
+    snprintf(buffer, capacity, "%s%s%s%s%s%s%s%s%s", setup->method, k ? ", keys " : "", k ? k : "", v ? ", values " : "",
+             v ? v : "", anchors, read, evict ? ", tokens of " : "", evict ? evict : "");
     return buffer;
 }
