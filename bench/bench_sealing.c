@@ -5,9 +5,9 @@
  *     bench_sealing [MODEL.gguf [DEPTH [TOKENS]]]
  */
 #include "base/clock.h"
-#include "base/random.h"
 #include "model/forward.h"
 #include "model/model.h"
+#include "support/random_codebook.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -19,42 +19,14 @@ static void must(bool good, const char *what, const struct terse_error *error) {
     exit(1);
 }
 
-static float *random_floats(size_t n, uint64_t seed) {
-    float *x = malloc((n + 1) * sizeof *x);
-    must(x, "no memory", NULL);
-    for (size_t i = 0; i < n; i++) x[i] = (float)(random_next(&seed) >> 40) / (1 << 22) - 2;
-    return x;
-}
-
-/* Random parameters of a side, as learning would leave them: settled, and with sizes of rows in the last number of a frame. */
-static float *random_parameters(const struct codebook_info *info, enum codec_side side) {
-    struct coding coding = side == CODEC_KEYS ? info->key : info->value;
-    struct codec_shape shape = {info->head_dim, 1, coding.width, coding.bits, NULL};
-    size_t sets = (size_t)info->layers * info->kv_heads, each = codebook_floats(info, side) / sets;
-    float *floats = random_floats(sets * each, 1 + (uint64_t)side);
-    for (size_t set = 0; set < sets; set++) {
-        if (coding.codec->learn_frame) floats[(set + 1) * each - 1] = 1;
-        if (coding.codec->settle) coding.codec->settle(shape, side, floats + set * each);
-    }
-    return floats;
-}
-
 static struct method method_of(const struct terse_model *m, const char *name) {
     struct terse_cache_options options = terse_cache_options_defaults();
     struct method method;
     struct terse_error error;
-    struct terse_codebook *codebook;
     options.method = name;
     must(!method_resolve(&options, m->head_dim, &method, &error), name, &error);
-    if (!method.codebook[0]) return method;
-    struct codebook_info info = {
-        .key = method.key, .value = method.value, .layers = m->layers, .kv_heads = m->kv_heads, .head_dim = m->head_dim};
-    snprintf(info.method, sizeof info.method, "%s", method.codebook);
-    float *keys = random_parameters(&info, CODEC_KEYS), *values = random_parameters(&info, CODEC_VALUES);
-    must(!codebook_new(&info, keys, values, &codebook, &error), "codebook", &error); /* lives as long as the program */
-    method.learned = codebook;
-    free(keys);
-    free(values);
+    must(!random_codebook(&method, m->layers, m->kv_heads, m->head_dim, m->fingerprint, m->rope.pairing == ROPE_ADJACENT, &error),
+         "codebook", &error);
     return method;
 }
 
@@ -70,8 +42,9 @@ static double time_tokens(const struct terse_model *m, const struct method *meth
     struct cache *cache;
     struct workspace workspace = {0};
     struct cache_shape shape = {m->layers, m->query_heads, m->kv_heads, m->head_dim, 1 / sqrtf((float)m->head_dim), &m->rope, NULL};
-    float *logits = random_floats(m->vocabulary, 3);
+    float *logits = malloc(m->vocabulary * sizeof *logits);
     double sum = 0;
+    must(logits, "no memory", NULL);
     must(!cache_new(&shape, method, &cache, &error), "cache", &error);
     cache_seal_ahead(cache, ahead);
     must(!cache_fill_random(cache, depth, 1, &error), "cache", &error);

@@ -147,7 +147,8 @@ static void print_part(struct scoring *s, struct terse_session *session, size_t 
     struct terse_cache_report report;
     terse_session_cache(session, &report);
     progress_clear();
-    printf("    %7zu  %8.3f  %8.2f  %8.1f\n", done, exp(s->part.nll / (double)s->part.n), (double)report.resident / 1048576, resident());
+    printf("    %7zu  %8.3f  %8.2f  %8.1f\n", done, exp(s->part.nll / (double)s->part.n), (double)report.resident / 1048576,
+           resident());
     fflush(stdout);
     s->part = (struct sums){0};
 }

@@ -8,6 +8,7 @@
 
 #include "base/hash.h"
 #include "console.h"
+#include "fidelity_prefill.h"
 #include "options.h"
 #include "text.h"
 
@@ -27,6 +28,7 @@ struct parts {
 
 struct terse_session_options fidelity_session_options(const struct fidelity *f, const struct run *run, uint32_t context) {
     struct terse_session_options options = terse_session_options_defaults();
+    prefill_index(run->index);
     options.cache = run->cache;
     options.context = context;
     options.threads = (uint32_t)f->threads;
@@ -116,7 +118,7 @@ static enum options_result parse(struct fidelity *f, int argc, char **argv) {
         {"-f, --file", "FILE", OPTION_TEXT, &f->file, 0, 0, "text to score, and to hide facts in"},
         {"-w, --work", "FOLDER", OPTION_TEXT, &f->work, 0, 0,
          "where results go, and where codebooks/METHOD.gguf and codebooks/NAME.gguf are"},
-        {"--methods", "LIST", OPTION_TEXT, &f->methods, 0, 0, "METHOD[:anchors=P%|N][:tail=N][:codebook=NAME], ..."},
+        {"--methods", "LIST", OPTION_TEXT, &f->methods, 0, 0, "METHOD[:OPTION=VALUE]..., ...: see fidelity_run.h"},
         {"--parts", "LIST", OPTION_TEXT, &f->parts, 0, 0, "of default, paper, needles, memory"},
         {"--resume", NULL, OPTION_FLAG, &f->resume, 0, 0, "add what is missing to a folder that has results"},
         {"-c, --ctx-size", "N", OPTION_INTEGER, &f->context, LEAST_CONTEXT, INT32_MAX, "tokens of a window"},

@@ -27,7 +27,7 @@ struct fidelity {
     struct store *store;
 };
 
-/* Options of a session that keeps its cache as `run` says. */
+/* Options of a session that keeps its cache as `run` says; sessions must be made with them before they are asked for again. */
 struct terse_session_options fidelity_session_options(const struct fidelity *f, const struct run *run, uint32_t context);
 /* "SPEC|what", with the codebook's hash when there is one: what names a measurement in the store. */
 const char *fidelity_key(const struct run *run, const char *what, char *key, size_t capacity);

@@ -9,9 +9,12 @@
 #     directions   more anchors, bits per code, shared codebooks, no window: default protocol
 #     weighting    codebooks learned with other weights
 #     memory       the peak size of a process for some methods
-#     report       DOCS/fidelity.md, fidelity.svg and fidelity.png
+#     commvq       CommVQ's key tables by themselves, its attention timed, and more retrieval tasks for what has as many bits
+#     choose       methods that read or keep chosen tokens, their parts, other caches read by their index, and what an index finds
+#     domains      codebooks learned on prose, source code and a list of keys and values, measured on each
+#     report       DOCS/fidelity.md, and of each of its plots an .svg and a .png
 # What FOLDER already holds is not made or measured again; remove it to start anew. On two cores the codebooks take an hour, everything
-# else two more. For a trial, options for the learning and the measuring program can be added in the environment:
+# else three more. For a trial, options for the learning and the measuring program can be added in the environment:
 #     LEARN='--chunks 8' MEASURE='-c 2048 --chunks 1 --tasks 1 --memory-tokens 4096' bench/fidelity.sh ...
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
@@ -37,7 +40,7 @@ done
 shift $((OPTIND - 1))
 if [ -z "$model" ] || [ -z "$text" ]; then usage; fi
 work=${work:-$build/fidelity}
-[ $# -gt 0 ] || set -- codebooks main directions weighting memory report
+[ $# -gt 0 ] || set -- codebooks main directions weighting memory commvq choose domains report
 mkdir -p "$work/codebooks"
 
 bits='4 2 1 0.75 0.375'
@@ -45,6 +48,14 @@ low='1 0.75 0.375'
 framed='4 2 1 0.75' # with a gain; without weights and anchors antkv-0.375 is cq-0.375
 # Weights other than the methods' own: BITS:SCOPE:POWER
 weightings='4:part:2 2:part:1 1:part:1 1:head:1 1:head:2'
+# CommVQ and what has about as many bits
+matched='kivi-2 million-2 cq-2 antkv-2:anchors=0% antkv-2 commvq-2 commvq-2:anchors=1% cq-1 antkv-1:anchors=0% antkv-1 commvq-1 commvq-1:anchors=1%'
+# Methods that choose tokens and their parts, and others' caches read by the same index
+chosen='selfindex-2 selfindex-16 selfindex-2:read=96 selfindex-16:read=96 quest-160 quest-160:read=7.5% snapkv-160'
+parts='selfindex-2:anchors=0% selfindex-16:index=signs selfindex-2:index=signs kivi-2:read=7.5%:anchors=64'
+read='q4_0:read=7.5% million-4:read=7.5% antkv-2:read=7.5% commvq-2:read=7.5%'
+whole='selfindex-2:read=100% selfindex-2:anchors=0%:read=100% selfindex-2:read=160:anchors=0% selfindex-16:anchors=0%'
+domains='prose code list'
 
 join() {
     local IFS=,
@@ -61,6 +72,7 @@ step_codebooks() {
     local b m w scope power books=()
     for b in $bits; do books+=("antkv-$b=antkv-$b" "cq-$b=cq-$b"); done
     for b in $framed; do books+=("antkv-$b-none=antkv-$b:none"); done
+    for b in 2 1; do books+=("commvq-$b=commvq-$b"); done
     for w in $weightings; do
         IFS=: read -r b scope power <<<"$w"
         books+=("antkv-$b-$scope-$power=antkv-$b:$scope:$power")
@@ -72,16 +84,18 @@ step_codebooks() {
     codebooks antkv-1-shared=antkv-1:shared
 }
 
-# METHODS PARTS
+# METHODS PARTS [OPTION ...]
 measure() {
+    local methods=$1 parts=$2
+    shift 2
     # shellcheck disable=SC2086
-    "$build/bin/fidelity" -m "$model" -f "$text" -w "$work" --resume --methods "$1" --parts "$2" \
-        ${MEASURE:-}
+    "$build/bin/fidelity" -m "$model" -f "$text" -w "$work" --resume --methods "$methods" --parts "$parts" "$@" ${MEASURE:-}
 }
 
 step_main() {
     local b methods=(f16 q8_0 q4_0 kivi-4 kivi-2)
     for b in $bits; do methods+=("cq-$b" "antkv-$b:anchors=0%" "antkv-$b"); done
+    for b in 2 1; do methods+=("commvq-$b" "commvq-$b:anchors=1%"); done
     measure "$(join "${methods[@]}" million-4 million-3 million-2)" default,paper,needles
 }
 
@@ -111,11 +125,68 @@ step_memory() {
     for m in f16 q8_0 q4_0 antkv-4 antkv-1 antkv-0.375 million-4; do measure $m memory; done
 }
 
+step_commvq() {
+    [ -e "$work/comm_tables.json" ] || "$build/bin/comm_tables" -m "$model" -f "$learn" --test "$text" -w "$work"
+    if [ ! -e "$work/comm_attention.txt" ]; then
+        "$build/bin/bench_comm" | tee "$work/comm_attention.new"
+        mv "$work/comm_attention.new" "$work/comm_attention.txt"
+    fi
+    # shellcheck disable=SC2086
+    measure "$(join f16 $matched)" needles --tasks 10,10,2,1
+}
+
+# SnapKV's budget is a number of tokens: 7.5 % of each length of prompt.
+step_choose() {
+    # shellcheck disable=SC2086
+    measure "$(join f16 $chosen $parts $read $whole snapkv-307)" default
+    # shellcheck disable=SC2086
+    measure "$(join f16 $chosen $parts $read)" needles --tasks 3,3,0,0
+    # shellcheck disable=SC2086
+    measure "$(join f16 $chosen)" needles --tasks 0,0,3,1
+    measure snapkv-307 needles --tasks 3,0,0,0
+    measure snapkv-614 needles --tasks 0,3,0,0
+    measure snapkv-1228 needles --tasks 0,0,3,0
+    measure snapkv-2400 needles --tasks 0,0,0,1
+    "$build/bin/recall" -m "$model" -f "$text" -w "$work"
+}
+
+# Texts to learn from and to measure on: of the project's own sources every other file.
+domain_texts() {
+    local d=$work/domains
+    mkdir -p "$d/codebooks"
+    [ ! -e "$d/list.test" ] || return 0
+    cp "$learn" "$d/prose.learn"
+    cp "$text" "$d/prose.test"
+    find "$here/../src" -name '*.c' | LC_ALL=C sort | awk 'NR % 2' | xargs cat >"$d/code.learn"
+    find "$here/../src" -name '*.c' | LC_ALL=C sort | awk 'NR % 2 == 0' | xargs cat >"$d/code.test"
+    python3 "$here/fidelity_list.py" 1 20000 >"$d/list.learn"
+    python3 "$here/fidelity_list.py" 2 2000 >"$d/list.test"
+}
+
+step_domains() {
+    local on from m methods=() d=$work/domains
+    domain_texts
+    for from in $domains; do
+        # shellcheck disable=SC2086
+        "$build/bin/codebooks" -m "$model" -f "$d/$from.learn" -w "$d" --chunks 32 \
+            --books "commvq-1-$from=commvq-1,antkv-1-$from=antkv-1" ${LEARN:-}
+        for m in commvq-1 antkv-1; do methods+=("$m:codebook=$m-$from"); done
+    done
+    for on in $domains; do
+        mkdir -p "$d/on-$on"
+        ln -sfn ../codebooks "$d/on-$on/codebooks"
+        # shellcheck disable=SC2086
+        "$build/bin/fidelity" -m "$model" -f "$d/$on.test" -w "$d/on-$on" --resume --methods "$(join "${methods[@]}")" \
+            --parts default -c 4096 --chunks 2 ${MEASURE:-}
+    done
+}
+
 step_report() {
     local python=python3
     "$python" -c 'import matplotlib' 2>/dev/null || python=/usr/bin/python3 # Debian's own, where another comes first
     "$python" "$here/fidelity_report.py" "$work" "$docs/fidelity.md"
     "$python" "$here/plot_fidelity.py" "$work" "$docs/fidelity.svg" "$docs/fidelity.png"
+    [ ! -e "$work/comm_tables.json" ] || "$python" "$here/plot_comm.py" "$work" "$docs/commvq-rounds.svg" "$docs/commvq-rounds.png"
 }
 
 for step in "$@"; do

@@ -24,7 +24,10 @@ void __wrap_cache_layer_attend(struct cache *cache, const float *q, size_t first
 void __wrap_cache_layer_end(struct cache *cache);
 void __wrap_cache_step_end(struct cache *cache);
 
-static struct cache *newest; /* of cache_new, until opened_new has taken it */
+#define PANEL 256 /* queries that a follower is shown at a time */
+
+static struct cache *newest;            /* of cache_new, until opened_new has taken it */
+static const struct index *other_index; /* of prefill_index */
 
 /* The prefill in progress. */
 static struct {
@@ -36,17 +39,25 @@ static struct {
     const float *v;
     float *keys;      /* [n][Hk][hd] before rotation */
     float *turned[2]; /* the same for a follower, which may rotate them, and for the one that observes */
-    float *queries;   /* [n][Hq][hd], when a follower chooses anchors */
+    float *queries;   /* [n][Hq][hd], when a follower observes them */
 } many;
 
-static bool observes(const struct cache *cache) { return cache->plan.anchors != 0; }
+static bool observes(const struct cache *cache) { return cache_observes(cache, 1) > 0; }
+
+/* Whether it observes the attention, to choose anchors. */
+static bool scores(const struct cache *cache) { return cache->plan.anchors != 0; }
 
 /* ---- The wrapped calls */
 
 enum terse_status __wrap_cache_new(const struct cache_shape *shape, const struct method *method, struct cache **cache,
                                    struct terse_error *error) {
-    enum terse_status status = __real_cache_new(shape, method, cache, error);
-    newest = *cache;
+    struct method changed = *method;
+    *cache = NULL;
+    if (other_index && !method->index)
+        return status_fail(error, TERSE_E_ARGUMENT, "%s reads all tokens: leave index= away or give read=", method->name);
+    if (other_index) changed.index = other_index;
+    enum terse_status status = __real_cache_new(shape, &changed, cache, error);
+    newest = status ? NULL : *cache;
     return status;
 }
 
@@ -93,28 +104,33 @@ static void begin(struct cache *follower, float *turned) {
     __real_cache_layer_begin(follower, many.layer, turned, many.v);
 }
 
-/* What an exact prefill's attention leaves for the choice of anchors, without its output, which is the lead's. */
+/* What an exact prefill's attention leaves for the policy, without its output, which is the lead's. */
 static void observe(struct cache *follower) {
-    attend_many(follower, many.queries, 0, many.n, NULL, anchors_statistics(follower));
-    anchors_score(follower, many.queries, 0, many.n);
+    size_t width = follower->shape.query_heads * (size_t)follower->shape.head_dim;
+    for (size_t first = 0; first < many.n; first += PANEL) {
+        size_t count = many.n - first < PANEL ? many.n - first : PANEL;
+        cache_layer_observe(follower, many.queries + first * width, first, count);
+    }
 }
 
-static bool same_plan(const struct cache *a, const struct cache *b) {
-    return a->plan.sealed == b->plan.sealed && a->plan.grid == b->plan.grid && a->plan.skip == b->plan.skip;
+/* Whether the same attention tells both the same of the same tokens. */
+static bool same_scores(const struct cache *a, const struct cache *b) {
+    return a->plan.sealed == b->plan.sealed && a->plan.grid == b->plan.grid && a->plan.skip == b->plan.skip &&
+           a->method.policy->votes == b->method.policy->votes;
 }
 
-/* Anchor Scores are of the exact attention, the same for all: followers that seal the same tokens take them from the first. */
+/* Anchor Scores are of the exact attention, the same for all: followers that seal the same tokens take them from the first of them,
+ * whose layer ends last. */
 void __wrap_cache_layer_end(struct cache *cache) {
     struct cache *observer = NULL;
     __real_cache_layer_end(cache);
     if (cache != many.lead) return;
     for (size_t i = 0; i < many.n_followers; i++) {
         struct cache *follower = many.followers[i].cache;
-        bool scores = observes(follower), shares = scores && observer && same_plan(follower, observer);
-        bool first = scores && !observer;
+        bool shares = scores(follower) && observer && same_scores(follower, observer), first = scores(follower) && !observer;
         begin(follower, many.turned[first]);
         if (shares) anchors_share(follower, observer);
-        if (scores && !shares) observe(follower);
+        if (observes(follower) && !shares) observe(follower);
         if (first)
             observer = follower;
         else
@@ -129,6 +145,8 @@ void __wrap_cache_step_end(struct cache *cache) {
 }
 
 /* ---- Sessions */
+
+void prefill_index(const struct index *index) { other_index = index; }
 
 enum terse_status opened_new(const struct terse_model *model, const struct terse_session_options *options, struct opened *opened,
                              struct terse_error *error) {
@@ -150,14 +168,17 @@ static void ignore_row(void *user, size_t i, const float *logits) {
 
 enum terse_status prefill_many(struct opened *lead, struct opened *followers, size_t n_followers, const int32_t *tokens, size_t n,
                                struct terse_error *error) {
-    /* Without a sink the last layer asks for its last query alone; whoever chooses anchors must see them all. */
+    /* Without a sink the last layer asks for its last query alone; whoever observes must see them all. */
     const struct terse_logits_sink all = {ignore_row, NULL, 0};
-    bool anchors = false;
-    for (size_t i = 0; i < n_followers; i++) anchors |= followers[i].cache->method.policy->anchors != NULL;
+    bool observed = false;
+    for (size_t i = 0; i < n_followers; i++) {
+        const struct policy *policy = followers[i].cache->method.policy;
+        observed |= policy->anchors || policy->leave;
+    }
     many.lead = lead->cache;
     many.followers = followers;
     many.n_followers = n_followers;
-    enum terse_status status = terse_session_prefill(lead->session, tokens, n, anchors ? &all : NULL, error);
+    enum terse_status status = terse_session_prefill(lead->session, tokens, n, observed ? &all : NULL, error);
     memory_free(many.keys);
     memory_free(many.turned[0]);
     memory_free(many.turned[1]);

@@ -18,6 +18,9 @@ struct opened {
     struct cache *cache;
 };
 
+/* Caches that are made from here on find tokens by this index instead of their method's; NULL: by their method's. */
+void prefill_index(const struct index *index);
+
 /* terse_session_new. */
 enum terse_status opened_new(const struct terse_model *model, const struct terse_session_options *options, struct opened *opened,
                              struct terse_error *error);

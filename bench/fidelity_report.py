@@ -10,7 +10,10 @@ import sys
 import textwrap
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from fidelity_choose import choose  # noqa: E402
+from fidelity_commvq import commvq  # noqa: E402
 from fidelity_results import BLOCK, Difference, Results  # noqa: E402
+from fidelity_text import digits, mib, name_of, percent, table, with_error  # noqa: E402
 
 LENGTHS = (4096, 8192, 16384, 32000)
 BITS = ("4", "2", "1", "0.75", "0.375")
@@ -20,11 +23,12 @@ MAIN = (
     + [f"cq-{b}" for b in BITS]
     + [f"antkv-{b}:anchors=0%" for b in BITS]
     + [f"antkv-{b}" for b in BITS]
+    + ["commvq-2", "commvq-2:anchors=1%", "commvq-1", "commvq-1:anchors=1%"]
     + ["million-4", "million-3", "million-2"]
 )
 
 # Most perplexity over f16's that is aimed at, default protocol.
-TARGETS = {"antkv-4": 1.008, "antkv-2": 1.07, "antkv-1": 1.20, "antkv-0.75": 1.15, "antkv-0.375": 1.19, "million-4": 1.02}
+TARGETS = {"antkv-4": 1.008, "antkv-2": 1.07, "antkv-1": 1.20, "antkv-0.75": 1.15, "antkv-0.375": 1.19, "commvq-2": 1.03, "commvq-1": 1.12, "million-4": 1.02}
 
 # A simulation in single precision on the same model and text (2 windows, codebooks of 98,304 tokens, 8 to 15 rounds of k-means):
 # (run, protocol): perplexity ratio, mean divergence, median, 99.9%, same top-1 in %.
@@ -96,6 +100,19 @@ DIRECTIONS = [
         [(m, m, f"{m}:codebook={m}-shared") for m in ("million-4", "million-2", "antkv-1")],
     ),
     (
+        "CommVQ against others of as many bits, without anchors",
+        [(f"commvq-{b} against {other}", f"commvq-{b}", other + tail) for b in "21" for other, tail in ((f"antkv-{b}", ":anchors=0%"), (f"cq-{b}", ""))]
+        + [("commvq-2 against million-2", "commvq-2", "million-2"), ("commvq-2 against kivi-2, which has a third more", "commvq-2", "kivi-2")],
+    ),
+    (
+        "CommVQ with 1% of anchors against CommVQ alone",
+        [(f"commvq-{b}", f"commvq-{b}:anchors=1%", f"commvq-{b}") for b in "21"],
+    ),
+    (
+        "CommVQ with 1% of anchors against AnTKV with as many",
+        [(f"commvq-{b} against antkv-{b}", f"commvq-{b}:anchors=1%", f"antkv-{b}") for b in "21"],
+    ),
+    (
         "A window of 128 exact tokens against none",
         [(m, m, f"{m}:tail=0") for m in ("q4_0", "antkv-4", "antkv-1", "antkv-0.375", "million-4", "million-2")],
     ),
@@ -103,49 +120,6 @@ DIRECTIONS = [
 
 # Codebooks antkv-BITS-LABEL, learned with other weights than the method's own.
 WEIGHTINGS = ["none", "part-1", "part-2", "head-1", "head-2"]
-
-
-def table(head, rows, words=(0,)):
-    """Columns in `words` hold text, the others numbers."""
-    align = ["---" if i in words else "---:" for i in range(len(head))]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in [head, align, *rows]) + "\n\n"
-
-
-def exponent(x):
-    return int(f"{abs(x):.2e}".split("e")[1])
-
-
-def digits(x):
-    """Three significant digits; powers of ten below 1e-4."""
-    return "0" if x == 0 else f"{x:.1e}" if abs(x) < 1e-4 else f"{x:.{max(0, 2 - exponent(x))}f}"
-
-
-def with_error(x, error, most):
-    """0.1234 ± 0.0056: two digits of the error and as many places of the value, `most` places at most."""
-    if not error > 0:
-        return f"{x:g}"
-    places = min(most, max(0, 1 - exponent(error)))
-    if round(error, places) == 0:
-        return digits(x)
-    return f"{x:.{places}f} ± {error:.{places}f}"
-
-
-def percent(x):
-    return f"{round(100 * x, 2) + 0:.2f}"
-
-
-def mib(x):
-    return f"{x / 2**20:.1f}"
-
-
-def name_of(run):
-    """A run as a reader knows it."""
-    method, *options = run.split(":")
-    if method.startswith("antkv"):
-        anchors = [o.split("=")[1] for o in options if o.startswith("anchors=")]
-        options = [o for o in options if not o.startswith("anchors=")]
-        method += f", {anchors[0] if anchors else '1%'} anchors"
-    return ", ".join([method, *options])
 
 
 class Report:
@@ -401,7 +375,7 @@ all sequences and stand beside them. ± is a standard error from means of {BLOCK
     bench/fidelity.sh -m MODEL.gguf -f SCORED_TEXT
 
 makes the codebooks (from the text in `data`), measures, and writes this page and the plot. Results stay in `build/fidelity`; what is there is not measured
-again, and single steps can be named: `codebooks`, `main`, `directions`, `weighting`, `memory`, `report`. `build/bin/fidelity --help` lists the options of
+again, and single steps can be named: `codebooks`, `main`, `directions`, `weighting`, `memory`, `commvq`, `choose`, `domains`, `report`. `build/bin/fidelity --help` lists the options of
 the measuring program. The plot needs Debian's python3-matplotlib.
 """
         )
@@ -421,6 +395,8 @@ the measuring program. The plot needs Debian's python3-matplotlib.
         self.directions()
         self.weightings()
         self.memory()
+        commvq(self)
+        choose(self)
         self.how()
         return "".join(self.text).rstrip("\n") + "\n"
 

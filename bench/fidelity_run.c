@@ -53,30 +53,47 @@ static int parse_count(const struct run *run, const char *text, const char *what
     errno = 0;
     unsigned long value = strtoul(text, &end, 10);
     if (end == text || *end || errno || *text == '-' || value >= UINT32_MAX)
-        return complain("%s: %s=%s is not a number of tokens", run->spec, what, text);
+        return complain("%s: %s=%s is not a number", run->spec, what, text);
     *count = (uint32_t)value;
     return EXIT_OK;
 }
 
-static int parse_anchors(struct run *run, const char *text) {
+/* "7.5%" or "160". */
+static int parse_amount(const struct run *run, const char *text, const char *what, double *percent, uint32_t *count) {
     char *end;
-    double percent = strtod(text, &end);
-    run->cache.anchor_percent = 0;
-    if (end == text || strcmp(end, "%") != 0) return parse_count(run, text, "anchors", &run->cache.anchor_count);
-    if (!(percent >= 0 && percent <= 100)) return complain("%s: anchors=%s is not in 0%% to 100%%", run->spec, text);
-    run->cache.anchor_percent = percent;
+    double value = strtod(text, &end);
+    *percent = 0;
+    if (end == text || strcmp(end, "%") != 0) return parse_count(run, text, what, count);
+    if (!(value >= 0 && value <= 100)) return complain("%s: %s=%s is not in 0%% to 100%%", run->spec, what, text);
+    *percent = value;
     return EXIT_OK;
 }
 
+static int parse_index(struct run *run, const char *name) {
+    run->index = index_variant(name);
+    if (run->index) return EXIT_OK;
+    return complain("%s: there is no index \"%s\"; there are %s", run->spec, name, INDEX_VARIANTS);
+}
+
+#define OPTIONS "anchors=, tail=, read=, index=, evict=, mat-anchors=, mat-shallow= and codebook="
+
 static int parse_option(struct run *run, char *option, const char **codebook) {
+    struct terse_cache_options *cache = &run->cache;
     char *value = strchr(option, '=');
-    if (!value) return complain("%s: \"%s\" is no option; there are anchors=, tail= and codebook=", run->spec, option);
+    if (!value) return complain("%s: \"%s\" is no option; there are %s", run->spec, option, OPTIONS);
     *value++ = 0;
-    if (strcmp(option, "anchors") == 0) return parse_anchors(run, value);
-    if (strcmp(option, "tail") == 0) return parse_count(run, value, "tail", &run->cache.tail_tokens);
-    if (strcmp(option, "codebook") != 0)
-        return complain("%s: there is no option \"%s\"; there are anchors=, tail= and codebook=", run->spec, option);
-    *codebook = value;
+    if (strcmp(option, "anchors") == 0) return parse_amount(run, value, option, &cache->anchor_percent, &cache->anchor_count);
+    if (strcmp(option, "read") == 0) return parse_amount(run, value, option, &cache->read_percent, &cache->read_count);
+    if (strcmp(option, "tail") == 0) return parse_count(run, value, option, &cache->tail_tokens);
+    if (strcmp(option, "mat-anchors") == 0) return parse_count(run, value, option, &cache->mat_anchors);
+    if (strcmp(option, "mat-shallow") == 0) return parse_count(run, value, option, &cache->mat_shallow);
+    if (strcmp(option, "index") == 0) return parse_index(run, value);
+    if (strcmp(option, "evict") == 0)
+        cache->evict = value;
+    else if (strcmp(option, "codebook") == 0)
+        *codebook = value;
+    else
+        return complain("%s: there is no option \"%s\"; there are %s", run->spec, option, OPTIONS);
     return EXIT_OK;
 }
 

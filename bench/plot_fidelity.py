@@ -18,6 +18,7 @@ from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator  # noqa:
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from fidelity_results import Results  # noqa: E402
+from plot_style import GREY, style  # noqa: E402
 
 BITS = ("4", "2", "1", "0.75", "0.375")
 
@@ -28,12 +29,12 @@ FAMILIES = [
     ("CQ", [f"cq-{b}" for b in BITS], "#6a3d9a", "s", False),
     ("MILLION", ["million-4", "million-3", "million-2"], "#c1440e", "^", True),
     ("KIVI", ["kivi-4", "kivi-2"], "#2e7d32", "v", False),
+    ("CommVQ", ["commvq-2", "commvq-1"], "#a8780a", "P", True),
     ("q4_0", ["q4_0"], "#3a3a3a", "D", True),
     ("q8_0", ["q8_0"], "#3a3a3a", "D", True),
 ]
 PROTOCOLS = [("default", "Default protocol: exact prefill, window of 128"), ("paper", "Paper protocol: every token reads codes")]
 DPI = 100
-GREY = "#555555"
 
 
 def points(results, runs, protocol, value):
@@ -41,14 +42,8 @@ def points(results, runs, protocol, value):
     return [(p.bits, value(p)) for p in found if p is not None]
 
 
-def style(axes):
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    for side in ("left", "bottom"):
-        axes.spines[side].set_color("#999999")
-    axes.grid(True, which="major", color="#e6e6e6", linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.tick_params(colors=GREY, length=3, which="both")
+def shape_axes(axes):
+    style(axes)
     axes.set_xscale("log", base=2)
     ticks = (0.5, 1, 2, 4, 8)
     axes.xaxis.set_major_locator(FixedLocator(ticks))
@@ -167,7 +162,7 @@ def main():
     for column, (protocol, title) in enumerate(measured):
         for row, value in enumerate((lambda p: p.mean("kld"), lambda p: p.ratio()[0])):
             axes = grid[row][column]
-            style(axes)
+            shape_axes(axes)
             drawn[row, column] = draw(axes, results, protocol, value)
         grid[0][column].set_title(title, fontsize=10, color="#222222", loc="left")
         grid[1][column].set_xlabel("resident bits per value", color=GREY)

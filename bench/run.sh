@@ -21,7 +21,10 @@ for type in q8_0 q4_0; do
     run "$bin/terse" bench -m "$models/1b-$type.gguf" -p 0 -n 16 -d 0 -r 3
 done
 run "$bin/terse" bench -m "$models/1b-q8_0.gguf" -p 0 -n 8 -d 4096,32768 -r 2 --kv f16,q8_0,q4_0
+run "$bin/terse" bench -m "$models/1b-q4_0.gguf" -p 0 -n 32 -d 32768 -r 2 \
+    --kv f16,selfindex-2,quest-2448,streaming-1024,mat-1024,snapkv-1024
 run "$bin/bench_attention"
+run "$bin/bench_retrieval"
 run "$bin/bench_prefill" "$models/1b-q8_0.gguf" 2048
 run "$bin/bench_calibrate"
 for test in test_gemm test_kernels test_kernels_cache test_kernels_weights; do run "$bin/$test" --bench; done

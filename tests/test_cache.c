@@ -63,10 +63,10 @@ static void every_method_equals_dense_attention(void **state) {
 /* Packed in other blocks, turned one by one, picked from blocks that keep their keys: the same tokens. */
 static void all_tokens_chosen_equal_dense_attention(void **state) {
     (void)state;
-    static const char *const methods[][3] = {
-        {"f16", NULL, NULL},     {"q8_0", NULL, NULL},    {"q4_0", NULL, NULL},    {"kivi-4", NULL, NULL},
-        {"kivi-2", NULL, NULL},  {"q4_0", "f16", "q8_0"}, {"million-4", NULL, NULL}, {"million-3", NULL, NULL},
-        {"cq-1", NULL, NULL},    {"cq-0.75", NULL, NULL}, {"antkv-4", NULL, NULL}, {"antkv-1", NULL, "q8_0"}};
+    static const char *const methods[][3] = {{"f16", NULL, NULL},       {"q8_0", NULL, NULL},      {"q4_0", NULL, NULL},
+                                             {"kivi-4", NULL, NULL},    {"kivi-2", NULL, NULL},    {"q4_0", "f16", "q8_0"},
+                                             {"million-4", NULL, NULL}, {"million-3", NULL, NULL}, {"cq-1", NULL, NULL},
+                                             {"cq-0.75", NULL, NULL},   {"antkv-4", NULL, NULL},   {"antkv-1", NULL, "q8_0"}};
     for (size_t m = 0; m < sizeof methods / sizeof methods[0]; m++) {
         for (uint32_t anchors = 0; anchors < 20; anchors += 10) {
             struct oracle_setup setup = small;

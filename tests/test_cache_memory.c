@@ -63,8 +63,9 @@ static void check_nothing_dead_is_held(const struct cache *cache) {
     assert_true(cache->extent.window_first + BLOCK_TOKENS > cache->extent.first);
 }
 
-static const char *const methods[] = {"f16", "q8_0", "q4_0", "streaming-100", "streaming-1000", "q4_0 with anchors",
-                                      "mat-100", "snapkv-200", "selfindex-2", "quest-64", "q4_0 with an index"};
+static const char *const methods[] = {
+    "f16",     "q8_0",       "q4_0",        "streaming-100", "streaming-1000",    "q4_0 with anchors",
+    "mat-100", "snapkv-200", "selfindex-2", "quest-64",      "q4_0 with an index"};
 #define METHODS (sizeof methods / sizeof methods[0])
 static const uint32_t tails[] = {TERSE_TAIL_DEFAULT, 0, 63, 200};
 
@@ -185,8 +186,7 @@ static void a_random_filling_is_like_a_prefill(void **state) {
         cache_report(cache, &report);
         cache_predict(&shape, &method, 3000, &predicted);
         assert_true((double)report.resident >= 0.99 * (double)predicted.resident && report.resident < 2 * predicted.resident);
-        if (!policy_evicts(method.policy) && !method.policy->anchors)
-            assert_int_equal(report.resident, predicted.resident);
+        if (!policy_evicts(method.policy) && !method.policy->anchors) assert_int_equal(report.resident, predicted.resident);
         float v[WIDTH], k[WIDTH], q[3 * WIDTH], sum = 0;
         for (size_t i = 0; i < WIDTH; i++) k[i] = v[i] = 0;
         for (size_t i = 0; i < 3 * WIDTH; i++) q[i] = sinf((float)i);

@@ -1,0 +1,371 @@
+/* One layer's attention over keys and values of CommVQ (Li et al. 2025, table 5), every way, in one run: milliseconds of processor time for
+ * a decoding step, all threads together, and how many times as long as the shipped way each of the others takes.
+ *
+ *     shipped   the cache's: keys decoded in registers once for all queries of a KV head, turned and met; values by code
+ *     tables    the paper's: each query's tables made once, their sums turned by the token's whole angle; values as shipped
+ *     decoded   what the paper starts from: every key and value decoded into rows, keys turned, then two matrix products; by the codec's
+ *               own decoder, which is the shipped one and writes what it has decoded
+ *     summed    the same, keys decoded as the formula says: rows of float tables added up, two a round
+ *     f16       the cache's own, half precision
+ *
+ *     bench_comm [THREADS [DEPTH...]]         depths 8192, 32768 and 131072
+ */
+#include "base/memory.h"
+#include "base/random.h"
+#include "cache/cache.h"
+#include "codec/comm.h"
+#include "kernels/code_planes.h"
+#include "kernels/gemm.h"
+#include "kernels/kernels.h"
+#include "support/kernel_check.h"
+#include "support/random_codebook.h"
+
+#include <math.h>
+#include <omp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#define PASSES 3    /* over all ways by turns, so that what else the machine does hits nobody alone; the fastest run counts */
+#define SECONDS 0.2 /* of a way in a pass, about */
+#define RUN 32      /* blocks between two finishes of values */
+
+#define MOST_THREADS 64
+
+enum way { SHIPPED, TABLES, DECODED, SUMMED, EXACT, WAYS };
+
+static int threads;
+
+static void *allocate(size_t count, size_t size) {
+    void *memory = memory_array(count, size);
+    if (memory) return memory;
+    fprintf(stderr, "bench_comm: no memory for %zu bytes: use smaller depths\n", count * size);
+    exit(1);
+}
+
+static void must(enum terse_status status, const struct terse_error *error) {
+    if (!status) return;
+    fprintf(stderr, "bench_comm: %s\n", error->message);
+    exit(1);
+}
+
+static float *random_floats(size_t n, uint64_t seed) {
+    float *x = allocate(n, sizeof *x);
+    for (size_t i = 0; i < n; i++) x[i] = (float)(random_next(&seed) >> 40) / (1 << 23) - 1;
+    return x;
+}
+
+/* What a thread needs for a KV head. */
+struct scratch {
+    float *logits;         /* [G][tokens] */
+    float *rows[2];        /* [tokens][hd] of keys and values: ways that decode */
+    float *tables;         /* of queries: the way of tables */
+    float *some, *weighed; /* [G][64], tallies of values */
+};
+
+/* A layer of one sequence. */
+struct layer {
+    struct cache_shape shape;
+    struct method method; /* with a codebook of random parameters */
+    size_t G, hd, blocks;
+    size_t bytes[2];            /* of a block */
+    uint8_t *memory[2];         /* [kv_heads][blocks] of random codes, apart from the caches' */
+    float *cosine, *sine;       /* [blocks][pairs][64] */
+    float *turns[2];            /* [tokens][pairs], the same for rows */
+    float *tables[2];           /* [rounds][64][pairs], real and imaginary parts of a head's tables as floats */
+    float *q, *out;             /* [query_heads][hd] */
+    struct cache *cache, *half; /* the method's, and f16's */
+    struct scratch scratch[MOST_THREADS];
+};
+
+static struct codec_shape side_of(const struct layer *l, enum codec_side side, uint32_t head) {
+    struct coding coding = side == CODEC_KEYS ? l->method.key : l->method.value;
+    return (struct codec_shape){l->shape.head_dim, (uint32_t)l->G, coding.width, coding.bits,
+                                codebook_learned(l->method.learned, side, 0, head)};
+}
+
+/* ---- Making it */
+
+static struct method make_method(const struct cache_shape *shape, const char *name) {
+    struct terse_cache_options options = terse_cache_options_defaults();
+    struct terse_error error;
+    struct method method;
+    options.method = name;
+    must(method_resolve(&options, shape->head_dim, &method, &error), &error);
+    must(random_codebook(&method, 1, shape->kv_heads, shape->head_dim, 0, true, &error), &error);
+    return method;
+}
+
+static struct cache *make_cache(const struct cache_shape *shape, const struct method *method, size_t tokens) {
+    struct cache *cache;
+    struct terse_error error;
+    must(cache_new(shape, method, &cache, &error), &error);
+    cache_seal_ahead(cache, false); /* by a worker, whose time would count */
+    must(cache_fill_random(cache, tokens, 1, &error), &error);
+    return cache;
+}
+
+/* cos and sin of every token, as blocks want them and as rows do. */
+static void make_angles(struct layer *l) {
+    size_t pairs = l->hd / 2, tokens = l->blocks * BLOCK_TOKENS;
+    l->cosine = allocate(tokens * pairs, sizeof(float));
+    l->sine = allocate(tokens * pairs, sizeof(float));
+    for (int i = 0; i < 2; i++) l->turns[i] = allocate(tokens * pairs, sizeof(float));
+    for (size_t t = 0; t < tokens; t++) {
+        float *cosine = l->turns[0] + t * pairs, *sine = l->turns[1] + t * pairs;
+        rope_angles(l->shape.rope, (int64_t)t, cosine, sine);
+        for (size_t j = 0; j < pairs; j++) {
+            size_t at = (t / BLOCK_TOKENS * pairs + j) * BLOCK_TOKENS + t % BLOCK_TOKENS;
+            l->cosine[at] = cosine[j];
+            l->sine[at] = sine[j];
+        }
+    }
+}
+
+static struct scratch make_scratch(const struct layer *l) {
+    size_t tokens = l->blocks * BLOCK_TOKENS, tallies = 1;
+    struct codec_shape value = side_of(l, CODEC_VALUES, 0);
+    if (l->method.value.codec->tallies) tallies += l->method.value.codec->tallies(value);
+    struct scratch s = {.logits = allocate(l->G * tokens, sizeof(float))};
+    for (int i = 0; i < 2; i++) s.rows[i] = allocate(tokens * l->hd, sizeof(float));
+    s.tables = allocate(l->G * comm_table_floats(comm_code_of(side_of(l, CODEC_KEYS, 0))), sizeof(float));
+    s.some = allocate(l->G * BLOCK_TOKENS, sizeof(float));
+    s.weighed = allocate(tallies, sizeof(float));
+    return s;
+}
+
+static void free_scratch(struct scratch *s) {
+    float *all[] = {s->logits, s->rows[0], s->rows[1], s->tables, s->some, s->weighed};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) memory_free(all[i]);
+}
+
+static struct layer make_layer(const struct cache_shape *shape, const char *method, size_t tokens) {
+    struct layer l = {.shape = *shape, .G = shape->query_heads / shape->kv_heads, .hd = shape->head_dim};
+    l.method = make_method(shape, method);
+    l.blocks = tokens / BLOCK_TOKENS;
+    for (int side = 0; side < 2; side++) {
+        struct codec_shape s = side_of(&l, (enum codec_side)side, 0);
+        struct random random = {1 + (uint64_t)side};
+        l.bytes[side] = (side == CODEC_KEYS ? l.method.key : l.method.value).codec->block_bytes(s, (enum codec_side)side);
+        l.memory[side] = allocate(shape->kv_heads * l.blocks, l.bytes[side]);
+        fill_bytes(&random, l.memory[side], shape->kv_heads * l.blocks * l.bytes[side]);
+    }
+    size_t rounds = comm_rounds(side_of(&l, CODEC_KEYS, 0)), q = shape->query_heads * l.hd;
+    make_angles(&l);
+    for (int i = 0; i < 2; i++) l.tables[i] = random_floats(rounds * COMM_ENTRIES * l.hd / 2, 7 + (uint64_t)i);
+    l.q = random_floats(q, 5);
+    l.out = random_floats(q, 6);
+    struct method half = make_method(shape, "f16");
+    l.cache = make_cache(shape, &l.method, tokens);
+    l.half = make_cache(shape, &half, tokens);
+    for (int i = 0; i < threads; i++) l.scratch[i] = make_scratch(&l);
+    return l;
+}
+
+static void free_layer(struct layer *l) {
+    float *all[] = {l->cosine, l->sine, l->turns[0], l->turns[1], l->tables[0], l->tables[1], l->q, l->out};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) memory_free(all[i]);
+    memory_free(l->memory[0]);
+    memory_free(l->memory[1]);
+    for (int i = 0; i < threads; i++) free_scratch(&l->scratch[i]);
+    cache_free(l->cache);
+    cache_free(l->half);
+    terse_codebook_free((struct terse_codebook *)l->method.learned);
+}
+
+/* ---- The caches */
+
+/* Of all threads together: what else the machine does counts for less than in seconds that pass. */
+static double processor_seconds(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static double attend_cache(struct layer *l, struct cache *cache) {
+    size_t width = l->shape.kv_heads * l->hd;
+    float *k = random_floats(width, 3);
+    struct terse_error error;
+    must(cache_step_begin(cache, CACHE_STEP_DECODE, 1, &error), &error);
+    cache_layer_begin(cache, 0, k, k);
+    double start = processor_seconds();
+    cache_layer_attend(cache, l->q, 0, 1, l->out);
+    double seconds = processor_seconds() - start;
+    cache_layer_end(cache);
+    cache_step_end(cache);
+    memory_free(k);
+    return seconds;
+}
+
+/* ---- The others: a KV head is one thread's */
+
+static const uint8_t *block_at(const struct layer *l, enum codec_side side, size_t head, size_t i) {
+    return l->memory[side] + (head * l->blocks + i) * l->bytes[side];
+}
+
+static void softmax(const struct layer *l, float *logits) {
+    size_t tokens = l->blocks * BLOCK_TOKENS;
+    for (size_t g = 0; g < l->G; g++) {
+        float *row = logits + g * tokens, sum;
+        for (size_t t = 0; t < tokens; t++) row[t] *= l->shape.scale;
+        sum = kernels()->exp_sum(row, kernels()->max(row, tokens), tokens);
+        for (size_t t = 0; t < tokens; t++) row[t] /= sum;
+    }
+}
+
+static void score_by_tables(const struct layer *l, uint32_t head, struct scratch *s) {
+    struct codec_shape shape = side_of(l, CODEC_KEYS, head);
+    size_t pairs = l->hd / 2, tokens = l->blocks * BLOCK_TOKENS;
+    comm_prepare(shape, l->q + head * l->G * l->hd, s->tables);
+    for (size_t i = 0; i < l->blocks; i++) {
+        const struct key_turn turn = {.cosine = l->cosine + i * pairs * BLOCK_TOKENS,
+                                      .sine = l->sine + i * pairs * BLOCK_TOKENS,
+                                      .pairs = pairs,
+                                      .adjacent = true};
+        comm_score_by_table(shape, s->tables, &turn, block_at(l, CODEC_KEYS, head, i), s->some);
+        for (size_t g = 0; g < l->G; g++)
+            memcpy(s->logits + g * tokens + i * BLOCK_TOKENS, s->some + g * BLOCK_TOKENS, BLOCK_TOKENS * sizeof(float));
+    }
+}
+
+static void mix_by_codes(const struct layer *l, uint32_t head, struct scratch *s, float *out) {
+    const struct codec *codec = l->method.value.codec;
+    struct codec_shape shape = side_of(l, CODEC_VALUES, head);
+    size_t tokens = l->blocks * BLOCK_TOKENS, tallies = codec->tallies ? codec->tallies(shape) : 0;
+    memset(out, 0, l->G * l->hd * sizeof *out);
+    memset(s->weighed, 0, tallies * sizeof *s->weighed);
+    for (size_t i = 0; i < l->blocks; i++) {
+        for (size_t g = 0; g < l->G; g++)
+            memcpy(s->some + g * BLOCK_TOKENS, s->logits + g * tokens + i * BLOCK_TOKENS, BLOCK_TOKENS * sizeof(float));
+        if (!tallies) {
+            codec->mix(shape, s->some, block_at(l, CODEC_VALUES, head, i), out);
+            continue;
+        }
+        codec->tally(shape, s->some, block_at(l, CODEC_VALUES, head, i), s->weighed);
+        if ((i + 1) % RUN && i + 1 < l->blocks) continue;
+        codec->finish(shape, s->weighed, out);
+        memset(s->weighed, 0, tallies * sizeof *s->weighed);
+    }
+}
+
+/* rows[64][hd] of a block's keys as sums of table rows, real parts and then imaginary ones, not turned yet. */
+static void sum_keys(const struct layer *l, uint32_t head, const uint8_t *block, float *rows) {
+    const struct kernels *k = kernels();
+    struct codec_shape shape = side_of(l, CODEC_KEYS, head);
+    size_t pairs = l->hd / 2, rounds = comm_rounds(shape);
+    uint16_t codes[COMM_MOST_ROUNDS][BLOCK_TOKENS];
+    float gains[BLOCK_TOKENS], x[CODEC_HEAD_DIM_MAX];
+    const float *mean = comm_code_of(shape)->mean;
+    comm_gains(shape, block, gains);
+    for (size_t r = 0; r < rounds; r++) code_planes_read((const uint8_t *)comm_codes(block) + r * COMM_PART, COMM_BITS, codes[r]);
+    for (size_t t = 0; t < BLOCK_TOKENS; t++) {
+        memset(x, 0, l->hd * sizeof *x);
+        for (size_t r = 0; r < rounds; r++) {
+            size_t a = (r * COMM_ENTRIES + codes[r][t] % COMM_ENTRIES) * pairs,
+                   b = (r * COMM_ENTRIES + codes[r][t] / COMM_ENTRIES) * pairs;
+            k->axpy(1, l->tables[0] + a, x, pairs);
+            k->axpy(1, l->tables[1] + a, x + pairs, pairs);
+            k->axpy(-1, l->tables[1] + b, x, pairs);
+            k->axpy(1, l->tables[0] + b, x + pairs, pairs);
+        }
+        for (size_t j = 0; j < pairs; j++) {
+            rows[t * l->hd + 2 * j] = mean[2 * j] + gains[t] * x[j];
+            rows[t * l->hd + 2 * j + 1] = mean[2 * j + 1] + gains[t] * x[pairs + j];
+        }
+    }
+}
+
+static void decode_head(const struct layer *l, enum way way, uint32_t head, struct scratch *s) {
+    const struct codec *value = l->method.value.codec;
+    for (size_t i = 0; i < l->blocks; i++) {
+        float *keys = s->rows[0] + i * BLOCK_TOKENS * l->hd;
+        if (way == DECODED)
+            codec_comm.decode(side_of(l, CODEC_KEYS, head), CODEC_KEYS, block_at(l, CODEC_KEYS, head, i), keys);
+        else
+            sum_keys(l, head, block_at(l, CODEC_KEYS, head, i), keys);
+        for (size_t t = 0; t < BLOCK_TOKENS; t++) {
+            size_t at = (i * BLOCK_TOKENS + t) * l->hd / 2;
+            rope_rotate(l->shape.rope, l->turns[0] + at, l->turns[1] + at, keys + t * l->hd, 1, (uint32_t)l->hd);
+        }
+        value->decode(side_of(l, CODEC_VALUES, head), CODEC_VALUES, block_at(l, CODEC_VALUES, head, i),
+                      s->rows[1] + i * BLOCK_TOKENS * l->hd);
+    }
+}
+
+static void attend_head(const struct layer *l, enum way way, uint32_t head, struct scratch *s) {
+    size_t tokens = l->blocks * BLOCK_TOKENS, hd = l->hd;
+    const float *q = l->q + head * l->G * hd;
+    float *out = l->out + head * l->G * hd;
+    if (way == TABLES) {
+        score_by_tables(l, head, s);
+        softmax(l, s->logits);
+        mix_by_codes(l, head, s, out);
+        return;
+    }
+    decode_head(l, way, head, s);
+    gemm(true, l->G, tokens, hd, q, hd, s->rows[0], hd, false, s->logits, tokens);
+    softmax(l, s->logits);
+    gemm(false, l->G, hd, tokens, s->logits, tokens, s->rows[1], hd, false, out, hd);
+}
+
+static double attend(struct layer *l, enum way way) {
+    if (way == SHIPPED || way == EXACT) return attend_cache(l, way == EXACT ? l->half : l->cache);
+    double start = processor_seconds();
+#pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
+    for (uint32_t head = 0; head < l->shape.kv_heads; head++) attend_head(l, way, head, &l->scratch[omp_get_thread_num()]);
+    return processor_seconds() - start;
+}
+
+/* ---- All of it */
+
+static void bench(const char *title, const struct cache_shape *shape, const char *method, size_t tokens) {
+    struct layer l = make_layer(shape, method, tokens);
+    double seconds[WAYS];
+    for (int way = 0; way < WAYS; way++) seconds[way] = attend(&l, (enum way)way); /* to be warm */
+    for (int pass = 0; pass < PASSES; pass++) {
+        for (int way = 0; way < WAYS; way++) {
+            double start = clock_seconds();
+            do seconds[way] = fmin(seconds[way], attend(&l, (enum way)way));
+            while (clock_seconds() - start < SECONDS);
+        }
+    }
+    printf("%-18s %-9s %7zu", title, method, tokens);
+    for (int way = 0; way < WAYS; way++) printf(" %9.3f", 1e3 * seconds[way]);
+    for (int way = TABLES; way < WAYS; way++) printf(" %8.2f", seconds[way] / seconds[SHIPPED]);
+    printf("\n");
+    fflush(stdout);
+    free_layer(&l);
+}
+
+int main(int argc, char **argv) {
+    static const char *const methods[] = {"commvq-1", "commvq-2"};
+    size_t depths[16] = {8192, 32768, 131072}, n_depths = 3;
+    threads = argc > 1 ? atoi(argv[1]) : omp_get_num_procs();
+    if (threads < 1 || threads > MOST_THREADS || argc > 18) {
+        fprintf(stderr, "usage: bench_comm [THREADS [DEPTH...]] (at most 64 threads, 16 depths)\n");
+        return 1;
+    }
+    omp_set_num_threads(threads);
+    if (argc > 2) n_depths = 0;
+    for (int i = 2; i < argc; i++) depths[n_depths++] = (size_t)atol(argv[i]) / BLOCK_TOKENS * BLOCK_TOKENS;
+
+    static float frequency[64];
+    for (int i = 0; i < 64; i++) frequency[i] = powf(500000, -(float)i / 64);
+    struct rope rope64 = {ROPE_ADJACENT, 64, 64, frequency, 1}, rope128 = {ROPE_ADJACENT, 128, 128, frequency, 1};
+    const struct {
+        const char *title;
+        struct cache_shape shape;
+    } shapes[] = {{"1B: 32 x 8 x 64", {1, 32, 8, 64, 0.125f, &rope64, NULL}},
+                  {"8B: 32 x 8 x 128", {1, 32, 8, 128, 0.0884f, &rope128, NULL}},
+                  {"lab: 6 x 2 x 128", {1, 6, 2, 128, 0.0884f, &rope128, NULL}}};
+    printf("attention of one layer, one token, processor time of %d threads, %s kernels\n%-18s %-9s %7s %48s   %s\n", threads,
+           kernels()->name, "", "", "", "milliseconds", "times as long as shipped");
+    printf("%-18s %-9s %7s %9s %9s %9s %9s %9s %8s %8s %8s %8s\n", "shape", "method", "tokens", "shipped", "tables", "decoded",
+           "summed", "f16", "tables", "decoded", "summed", "f16");
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+        for (size_t m = 0; m < 2; m++)
+            for (size_t d = 0; d < n_depths; d++)
+                if (depths[d]) bench(shapes[i].title, &shapes[i].shape, methods[m], depths[d]);
+    return 0;
+}

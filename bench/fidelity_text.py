@@ -1,0 +1,44 @@
+"""How figures and runs are written in docs/fidelity.md."""
+
+
+def table(head, rows, words=(0,)):
+    """Columns in `words` hold text, the others numbers."""
+    align = ["---" if i in words else "---:" for i in range(len(head))]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in [head, align, *rows]) + "\n\n"
+
+
+def exponent(x):
+    return int(f"{abs(x):.2e}".split("e")[1])
+
+
+def digits(x):
+    """Three significant digits; powers of ten below 1e-4."""
+    return "0" if x == 0 else f"{x:.1e}" if abs(x) < 1e-4 else f"{x:.{max(0, 2 - exponent(x))}f}"
+
+
+def with_error(x, error, most):
+    """0.1234 ± 0.0056: two digits of the error and as many places of the value, `most` places at most."""
+    if not error > 0:
+        return f"{x:g}"
+    places = min(most, max(0, 1 - exponent(error)))
+    if round(error, places) == 0:
+        return digits(x)
+    return f"{x:.{places}f} ± {error:.{places}f}"
+
+
+def percent(x):
+    return f"{round(100 * x, 2) + 0:.2f}"
+
+
+def mib(x):
+    return f"{x / 2**20:.1f}"
+
+
+def name_of(run):
+    """A run as a reader knows it."""
+    method, *options = run.split(":")
+    anchors = [o.split("=")[1] for o in options if o.startswith("anchors=")]
+    if anchors or method.startswith("antkv"):
+        options = [o for o in options if not o.startswith("anchors=")]
+        method += f", {anchors[0] if anchors else '1%'} anchors"
+    return ", ".join([method, *options])

@@ -1,0 +1,427 @@
+/* Do signs find the tokens that matter? Keys and queries of a model on a text: of every layer and KV head the last 64 queries of a prompt
+ * look for the 7.5 % of the tokens before them that an index names, and are told which they should have been.
+ *
+ *     recall -f TEXT -w FOLDER [options]
+ *
+ * adds a line for each prompt to FOLDER/recall.jsonl: for each index
+ *     recall   part of the true best tokens, by the mean of q.k over the G queries of a KV head, that are among the chosen
+ *     weight   part of the attention to all those tokens that the chosen get, mean over the G queries
+ *     error    of signs' centroids: what they leave of keys, in squares (fidelity_index.h)
+ * as means over layers, KV heads and probes. What is there is not measured again.
+ *
+ * The forward pass's calls to the cache arrive here first (the linker's --wrap), where keys lie turned and in full precision. */
+#include "base/memory.h"
+#include "base/random.h"
+#include "cache/attend_many.h"
+#include "cache/state.h"
+#include "console.h"
+#include "fidelity_index.h"
+#include "kernels/top.h"
+#include "model/model.h"
+#include "options.h"
+#include "text.h"
+
+#include <cjson/cJSON.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define DEFAULT_MODEL PROJECT_DIR "/models/lab-27m-q8_0.gguf"
+#define PERCENT 7.5 /* the paper's, section 5.1 */
+#define TOLERANCE 1e-3
+enum { PROBES = 64, LENGTHS = 2 };
+static const uint32_t lengths[LENGTHS] = {4096, 8192};
+
+/* Ways to choose: by an index (fidelity_index.h), or by whole pages of its tokens, a page's score that of its best. */
+static const struct way {
+    const char *name, *index; /* NULL: at random */
+    size_t page;
+    bool error; /* is told: of codes about the same mean */
+} ways[] = {{"best", NULL, 0, false},
+            {"random", NULL, 0, false},
+            {"sign", "sign", 1, true},
+            {"sign, pages of 16", "sign", 16, false},
+            {"sign, pages of 64", "sign", 64, false},
+            {"quest", "quest", 1, false},
+            {"median", "median", 1, false},
+            {"signs", "signs", 1, false},
+            {"magnitudes", "magnitudes", 1, true},
+            {"raw", "raw", 1, false},
+            {"raw-signs", "raw-signs", 1, false},
+            {"kmeans", "kmeans", 1, true}};
+enum { WAYS = sizeof ways / sizeof ways[0], BEST = 0, RANDOM = 1 };
+
+struct found {
+    double recall, weight, error;
+};
+
+/* The prompt in progress. */
+static struct {
+    bool on;
+    size_t n; /* tokens */
+    const float *k, *v;
+    float *queries;    /* [PROBES][Hq][hd] of the last tokens */
+    float *last;       /* [G][hd], scratch */
+    struct found *sum; /* [layers][Hk][WAYS], sums over probes */
+    double worst;      /* difference of attention made of these keys and queries from the cache's own, as a part of it */
+    bool failed;       /* no memory, or something learned is not finite */
+} seen;
+
+void __real_cache_layer_begin(struct cache *cache, uint32_t layer, float *k, const float *v);
+void __real_cache_layer_attend(struct cache *cache, const float *q, size_t first, size_t count, float *out);
+void __wrap_cache_layer_begin(struct cache *cache, uint32_t layer, float *k, const float *v);
+void __wrap_cache_layer_attend(struct cache *cache, const float *q, size_t first, size_t count, float *out);
+
+/* ---- One layer and KV head */
+
+struct head {
+    const float *keys; /* of token t at keys + t * stride */
+    size_t stride, hd, G, n, k;
+    float *queries;   /* [PROBES][G][hd] turned and scaled */
+    float *logits;    /* [G][n] */
+    float *mean;      /* [n], of the logits over the group */
+    double *weights;  /* [n], of the softmax over the tokens, mean over the group */
+    uint8_t *is_best; /* [n] */
+    uint16_t *scores; /* [n] */
+    uint32_t *chosen; /* [n] */
+    float *block;     /* [64][hd] */
+    void *learned[WAYS], *blocks[WAYS], *tables;
+};
+
+static void head_free(struct head *h) {
+    memory_free(h->queries);
+    memory_free(h->logits);
+    memory_free(h->mean);
+    memory_free(h->weights);
+    memory_free(h->is_best);
+    memory_free(h->scores);
+    memory_free(h->chosen);
+    memory_free(h->block);
+    memory_free(h->tables);
+    for (size_t w = 0; w < WAYS; w++) {
+        memory_free(h->learned[w]);
+        memory_free(h->blocks[w]);
+    }
+}
+
+static bool head_new(struct head *h) {
+    size_t tables = 0;
+    bool all = true;
+    for (size_t w = 0; w < WAYS; w++) {
+        const struct index *index = ways[w].index ? index_variant(ways[w].index) : NULL;
+        if (!index) continue;
+        h->learned[w] = memory_array(index->learned_bytes(h->hd) + 1, 1);
+        h->blocks[w] = memory_array(h->n / BLOCK_TOKENS, index->block_bytes(h->hd));
+        tables = larger(tables, index->table_bytes(h->hd));
+        all &= h->learned[w] && h->blocks[w];
+    }
+    h->queries = memory_array(PROBES * h->G * h->hd, sizeof *h->queries);
+    h->logits = memory_array(h->G * h->n, sizeof *h->logits);
+    h->mean = memory_array(h->n, sizeof *h->mean);
+    h->weights = memory_array(h->n, sizeof *h->weights);
+    h->is_best = memory_array(h->n, 1);
+    h->scores = memory_array(h->n, sizeof *h->scores);
+    h->chosen = memory_array(h->n, sizeof *h->chosen);
+    h->block = memory_array(BLOCK_TOKENS * h->hd, sizeof *h->block);
+    h->tables = memory_array(tables, 1);
+    return all && h->queries && h->logits && h->mean && h->weights && h->is_best && h->scores && h->chosen && h->block && h->tables;
+}
+
+/* Learns from the tokens and encodes them; false when what was learned is not finite. */
+static bool index_head(struct head *h, size_t w, struct found *found) {
+    const struct index *index = index_variant(ways[w].index);
+    const struct index_options options = index_options_defaults();
+    index->fit(h->hd, h->keys, h->n, h->stride, &options, h->learned[w]);
+    for (size_t i = 0; i < index->learned_bytes(h->hd) / sizeof(float); i++)
+        if (!isfinite(((const float *)h->learned[w])[i])) return false;
+    for (size_t t = 0; t < h->n; t += BLOCK_TOKENS) {
+        for (size_t i = 0; i < BLOCK_TOKENS; i++)
+            memcpy(h->block + i * h->hd, h->keys + (t + i) * h->stride, h->hd * sizeof *h->block);
+        index->encode(h->hd, h->learned[w], h->block, BLOCK_TOKENS,
+                      (uint8_t *)h->blocks[w] + t / BLOCK_TOKENS * index->block_bytes(h->hd));
+    }
+    if (ways[w].error) found->error = PROBES * index_sign_error(index, h->hd, h->learned[w], h->keys, h->n, h->stride);
+    return true;
+}
+
+static int downward(const void *a, const void *b) {
+    float x = *(const float *)a, y = *(const float *)b;
+    return (x < y) - (x > y);
+}
+
+/* What full attention says of a probe: means, weights, and the k best tokens. */
+static void attend_probe(struct head *h, const float *q) {
+    memset(h->mean, 0, h->n * sizeof *h->mean);
+    for (size_t t = 0; t < h->n; t++) h->weights[t] = 0;
+    for (size_t g = 0; g < h->G; g++) {
+        float *logits = h->logits + g * h->n, most = -INFINITY;
+        double sum = 0;
+        for (size_t t = 0; t < h->n; t++) {
+            float dot = 0;
+            for (size_t c = 0; c < h->hd; c++) dot += q[g * h->hd + c] * h->keys[t * h->stride + c];
+            logits[t] = dot;
+            h->mean[t] += dot / (float)h->G;
+            most = dot > most ? dot : most;
+        }
+        for (size_t t = 0; t < h->n; t++) sum += exp((double)logits[t] - (double)most);
+        for (size_t t = 0; t < h->n; t++) h->weights[t] += exp((double)logits[t] - (double)most) / sum / (double)h->G;
+    }
+    memcpy(h->logits, h->mean, h->n * sizeof *h->mean);
+    qsort(h->logits, h->n, sizeof *h->logits, downward);
+    size_t left = h->k;
+    for (size_t t = 0; t < h->n; t++) left -= h->is_best[t] = h->mean[t] > h->logits[h->k - 1];
+    for (size_t t = h->n; t-- > 0 && left;) /* of equal ones the newest, as top_tokens */
+        if (h->mean[t] == h->logits[h->k - 1]) left -= h->is_best[t] = 1;
+}
+
+static void page_scores(struct head *h, size_t page) {
+    for (size_t t = 0; t < h->n; t += page) {
+        uint16_t most = 0;
+        for (size_t i = t; i < t + page; i++) most = h->scores[i] > most ? h->scores[i] : most;
+        for (size_t i = t; i < t + page; i++) h->scores[i] = most;
+    }
+}
+
+/* Scores of the tokens for a probe, as a cache would have them. */
+static void score_probe(struct head *h, size_t w, const float *q, uint64_t *state) {
+    const struct index *index = ways[w].index ? index_variant(ways[w].index) : NULL;
+    if (!index) {
+        for (size_t t = 0; t < h->n; t++) h->scores[t] = (uint16_t)(random_next(state) >> 48);
+        return;
+    }
+    index->prepare(h->hd, h->learned[w], q, h->G, h->tables);
+    for (size_t t = 0; t < h->n; t += BLOCK_TOKENS)
+        index->scores(h->hd, h->tables, (uint8_t *)h->blocks[w] + t / BLOCK_TOKENS * index->block_bytes(h->hd), h->scores + t);
+    page_scores(h, ways[w].page);
+}
+
+static void run_probe(struct head *h, const float *q, struct found *found, uint64_t *state) {
+    attend_probe(h, q);
+    for (size_t t = 0; t < h->n; t++) found[BEST].weight += h->is_best[t] ? h->weights[t] : 0;
+    found[BEST].recall += 1;
+    for (size_t w = BEST + 1; w < WAYS; w++) {
+        score_probe(h, w, q, state);
+        size_t n = top_tokens(h->scores, h->n, h->k, h->chosen), right = 0;
+        for (size_t i = 0; i < n; i++) {
+            right += h->is_best[h->chosen[i]];
+            found[w].weight += h->weights[h->chosen[i]];
+        }
+        found[w].recall += (double)right / (double)h->k;
+    }
+}
+
+/* found[WAYS] of the prompt's tokens before the probes. */
+static bool run_head(const struct cache *cache, uint32_t head, struct found *found) {
+    struct head h = {.hd = cache->shape.head_dim, .G = cache->group, .n = seen.n - PROBES};
+    uint64_t state = random_mix(1 + cache->layer * cache->shape.kv_heads + head);
+    h.stride = cache->shape.kv_heads * h.hd;
+    h.keys = seen.k + head * h.hd;
+    h.k = (size_t)((double)h.n * PERCENT / 100);
+    bool good = head_new(&h);
+    for (size_t w = 0; w < WAYS && good; w++)
+        if (ways[w].index) good = index_head(&h, w, &found[w]);
+    if (good) gather_queries(cache, seen.queries, head, seen.n - PROBES, PROBES, h.queries);
+    for (size_t p = 0; p < PROBES && good; p++) run_probe(&h, h.queries + p * h.G * h.hd, found, &state);
+    head_free(&h);
+    return good;
+}
+
+/* ---- The wrapped calls */
+
+/* Attention of the last token in head 0, made here, against out[hd] of the cache: that keys and queries are what they are taken for. */
+static double difference(const struct cache *cache, const float *out) {
+    size_t hd = cache->shape.head_dim, stride = cache->shape.kv_heads * hd;
+    double most = -INFINITY, sum = 0, acc[CODEC_HEAD_DIM_MAX] = {0}, square = 0, error = 0;
+    gather_queries(cache, seen.queries + (PROBES - 1) * cache->shape.query_heads * hd, 0, seen.n - 1, 1, seen.last);
+    for (int pass = 0; pass < 2; pass++)
+        for (size_t t = 0; t < seen.n; t++) {
+            double dot = 0;
+            for (size_t c = 0; c < hd; c++) dot += (double)seen.last[c] * (double)seen.k[t * stride + c];
+            if (!pass) {
+                most = dot > most ? dot : most;
+                continue;
+            }
+            sum += exp(dot - most);
+            for (size_t c = 0; c < hd; c++) acc[c] += exp(dot - most) * (double)seen.v[t * stride + c];
+        }
+    for (size_t c = 0; c < hd; c++) {
+        square += acc[c] / sum * (acc[c] / sum);
+        error += (acc[c] / sum - (double)out[c]) * (acc[c] / sum - (double)out[c]);
+    }
+    return sqrt(error / square);
+}
+
+void __wrap_cache_layer_begin(struct cache *cache, uint32_t layer, float *k, const float *v) {
+    __real_cache_layer_begin(cache, layer, k, v); /* turns k */
+    seen.k = k;
+    seen.v = v;
+}
+
+void __wrap_cache_layer_attend(struct cache *cache, const float *q, size_t first, size_t count, float *out) {
+    size_t width = cache->shape.query_heads * (size_t)cache->shape.head_dim, heads = cache->shape.kv_heads, start = seen.n - PROBES;
+    for (size_t i = 0; i < count && seen.on; i++)
+        if (first + i >= start) memcpy(seen.queries + (first + i - start) * width, q + i * width, width * sizeof *q);
+    __real_cache_layer_attend(cache, q, first, count, out);
+    if (!seen.on || first + count < seen.n) return;
+    double here = difference(cache, out + (count - 1) * width);
+    seen.worst = here > seen.worst ? here : seen.worst;
+    bool good = true;
+#pragma omp parallel for schedule(dynamic, 1) reduction(&& : good)
+    for (size_t head = 0; head < heads; head++)
+        good = run_head(cache, (uint32_t)head, seen.sum + (cache->layer * heads + head) * WAYS) && good;
+    seen.failed |= !good;
+}
+
+/* ---- Prompts */
+
+struct recall {
+    const char *model_path, *file, *work;
+    int64_t chunks;
+    struct terse_model *model;
+    int32_t *tokens, *prompt;
+    size_t n_tokens;
+    bool *done; /* [LENGTHS][chunks] */
+    FILE *results;
+};
+
+static void ignore_row(void *user, size_t i, const float *logits) {
+    (void)user;
+    (void)i;
+    (void)logits;
+}
+
+static int add_line(struct recall *r, uint32_t length, size_t window) {
+    size_t heads = (size_t)r->model->layers * r->model->kv_heads;
+    cJSON *line = cJSON_CreateObject(), *list;
+    cJSON_AddNumberToObject(line, "tokens", length);
+    cJSON_AddNumberToObject(line, "window", (double)window);
+    cJSON_AddNumberToObject(line, "percent", PERCENT);
+    cJSON_AddNumberToObject(line, "probes", (double)(PROBES * heads));
+    list = cJSON_AddObjectToObject(line, "ways");
+    for (size_t w = 0; w < WAYS; w++) {
+        struct found all = {0};
+        for (size_t i = 0; i < heads; i++) {
+            all.recall += seen.sum[i * WAYS + w].recall;
+            all.weight += seen.sum[i * WAYS + w].weight;
+            all.error += seen.sum[i * WAYS + w].error;
+        }
+        const double figures[3] = {all.recall / (double)(PROBES * heads), all.weight / (double)(PROBES * heads),
+                                   all.error / (double)(PROBES * heads)};
+        cJSON_AddItemToObject(list, ways[w].name, cJSON_CreateDoubleArray(figures, ways[w].error ? 3 : 2));
+    }
+    char *text = cJSON_PrintUnformatted(line);
+    bool written = text && fprintf(r->results, "%s\n", text) > 0 && fflush(r->results) == 0;
+    cJSON_free(text);
+    cJSON_Delete(line);
+    return written ? EXIT_OK : complain("cannot write %s/recall.jsonl", r->work);
+}
+
+static int run_prompt(struct recall *r, uint32_t length, size_t window) {
+    const struct terse_logits_sink sink = {ignore_row, NULL, length - PROBES};
+    struct terse_session_options options = terse_session_options_defaults();
+    struct terse_session *session;
+    struct terse_error error;
+    bool add_bos;
+    int32_t bos = terse_token_bos(r->model, &add_bos);
+    options.context = length;
+    options.progress.report = progress_show;
+    memcpy(r->prompt, r->tokens + window * length, length * sizeof *r->prompt);
+    if (add_bos) r->prompt[0] = bos;
+    memset(seen.sum, 0, (size_t)r->model->layers * r->model->kv_heads * WAYS * sizeof *seen.sum);
+    seen.n = length;
+    seen.worst = 0;
+    if (terse_session_new(r->model, &options, &session, &error) != TERSE_OK) return complain_error(&error);
+    seen.on = true;
+    int status = EXIT_OK;
+    if (terse_session_prefill(session, r->prompt, length, &sink, &error) != TERSE_OK) status = complain_error(&error);
+    seen.on = false;
+    terse_session_free(session);
+    progress_clear();
+    if (status == EXIT_OK && seen.failed) status = complain("no memory, or something learned is not finite");
+    if (status == EXIT_OK && !(seen.worst < TOLERANCE))
+        status = complain("attention made of the captured keys and queries differs by %g of itself from the cache's", seen.worst);
+    if (status == EXIT_OK) status = add_line(r, length, window);
+    if (status == EXIT_OK) printf("%u tokens, window %zu: attention agrees to %.1e\n", length, window, seen.worst);
+    fflush(stdout);
+    return status;
+}
+
+/* ---- Options and the work folder */
+
+static int open_results(struct recall *r) {
+    char path[1024], line[8192];
+    if ((size_t)snprintf(path, sizeof path, "%s/recall.jsonl", r->work) >= sizeof path) return complain("-w: the path is too long");
+    if (!(r->results = fopen(path, "a+"))) return complain("cannot open %s", path);
+    rewind(r->results);
+    while (fgets(line, sizeof line, r->results)) {
+        cJSON *known = cJSON_Parse(line);
+        double tokens = cJSON_GetNumberValue(cJSON_GetObjectItem(known, "tokens"));
+        double window = cJSON_GetNumberValue(cJSON_GetObjectItem(known, "window"));
+        for (size_t i = 0; i < LENGTHS; i++)
+            if (tokens == lengths[i] && window >= 0 && window < (double)r->chunks)
+                r->done[i * (size_t)r->chunks + (size_t)window] = true;
+        cJSON_Delete(known);
+    }
+    return EXIT_OK;
+}
+
+static int start(struct recall *r) {
+    struct terse_error error;
+    char *text = NULL;
+    size_t n_bytes;
+    if (!r->file || !r->work) return complain("give -f TEXT and -w FOLDER");
+    if (terse_model_load(r->model_path, &r->model, &error)) return complain_error(&error);
+    int status = text_read(r->file, &text, &n_bytes);
+    if (status == EXIT_OK) status = text_tokenize(r->model, text, n_bytes, TERSE_TOKENIZE_ADD_SPECIAL, &r->tokens, &r->n_tokens);
+    free(text);
+    if (status != EXIT_OK) return status;
+    const struct terse_model *m = r->model;
+    if (r->n_tokens < lengths[0]) return complain("%s has %zu tokens, fewer than %u", r->file, r->n_tokens, lengths[0]);
+    r->done = calloc(LENGTHS * (size_t)r->chunks, sizeof *r->done);
+    r->prompt = calloc(lengths[LENGTHS - 1], sizeof *r->prompt);
+    seen.queries = memory_array(PROBES * (size_t)m->query_heads * m->head_dim, sizeof *seen.queries);
+    seen.last = memory_array((size_t)m->query_heads * m->head_dim, sizeof *seen.last);
+    seen.sum = memory_array((size_t)m->layers * m->kv_heads * WAYS, sizeof *seen.sum);
+    if (!r->done || !r->prompt || !seen.queries || !seen.last || !seen.sum) return complain("no memory");
+    for (size_t w = 0; w < WAYS; w++) /* before threads ask */
+        if (ways[w].index) index_variant(ways[w].index);
+    return open_results(r);
+}
+
+static enum options_result parse(struct recall *r, int argc, char **argv) {
+    const struct option options[] = {
+        {"-m, --model", "FILE", OPTION_TEXT, &r->model_path, 0, 0, "GGUF model"},
+        {"-f, --file", "FILE", OPTION_TEXT, &r->file, 0, 0, "text"},
+        {"-w, --work", "FOLDER", OPTION_TEXT, &r->work, 0, 0, "the results go to FOLDER/recall.jsonl"},
+        {"--chunks", "K", OPTION_INTEGER, &r->chunks, 1, 4096, "prompts of either length, from the text's beginning"},
+    };
+    const struct option_set set = {
+        .usage = "recall -f TEXT -w FOLDER [options]",
+        .about = "How many of the tokens that matter an index finds. bench/fidelity.sh calls it.\n",
+        .options = options,
+        .n_options = sizeof options / sizeof options[0],
+    };
+    return options_parse(&set, argc, argv);
+}
+
+int main(int argc, char **argv) {
+    struct recall r = {.model_path = DEFAULT_MODEL, .chunks = 8};
+    console_begin("recall");
+    enum options_result parsed = parse(&r, argc - 1, argv + 1);
+    if (parsed != OPTIONS_GO) return console_end(parsed == OPTIONS_HELP ? EXIT_OK : EXIT_FAILED);
+    int status = start(&r);
+    for (size_t window = 0; window < (size_t)r.chunks && status == EXIT_OK; window++)
+        for (size_t i = 0; i < LENGTHS && status == EXIT_OK; i++)
+            if (!r.done[i * (size_t)r.chunks + window] && (window + 1) * lengths[i] <= r.n_tokens)
+                status = console_interrupted() ? EXIT_INTERRUPTED : run_prompt(&r, lengths[i], window);
+    if (r.results) fclose(r.results);
+    memory_free(seen.queries);
+    memory_free(seen.last);
+    memory_free(seen.sum);
+    free(r.done);
+    free(r.prompt);
+    free(r.tokens);
+    terse_model_free(r.model);
+    return console_end(status);
+}
