@@ -141,7 +141,9 @@ class Report:
     def introduction(self):
         s = self.r.setup
         windows = max((len(self.place(run, "default").windows) for run in self.r.runs("default")), default=0)
-        learned = next((p.line for run in self.r.runs("default") if "corpus" in (p := self.place(run, "default")).line), {})
+        lines = {run: self.place(run, "default").line for run in self.r.runs("default")}
+        learned = {run.split(":")[0]: line["codebook_tokens"] for run, line in lines.items() if "corpus" in line}
+        corpus = next((line["corpus"] for line in lines.values() if "corpus" in line), "")
         self.say(
             f"""
 # Fidelity
@@ -154,9 +156,10 @@ scored, {windows * (s["context"] - 1 - s["context"] // 2):,} positions in all.
 """
         )
         if learned:
-            self.say(
-                f"Codebooks were learned from {learned['codebook_tokens']:,.0f} tokens of {learned['corpus']}."
-            )
+            most = max(learned.values())
+            fewer = {method: tokens for method, tokens in learned.items() if tokens < most}
+            others = "; ".join(f"that of {method} from {tokens:,.0f}" for method, tokens in sorted(fewer.items()))
+            self.say(f"Codebooks were learned from {most:,.0f} tokens of {corpus}{'; ' + others if others else ''}.")
         self.say(
             f"""
 Two protocols:

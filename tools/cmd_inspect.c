@@ -140,10 +140,10 @@ static uint64_t tokens_in_budget(const struct inspect *f, const struct terse_cac
     return fits;
 }
 
-/* A method of the table as it can be asked for: "streaming-N" is shown for N = 512. */
+/* A method of the table as it can be asked for: "streaming-N" and "quest-K" are shown for 512 tokens. */
 static void instance_of(const char *pattern, char *name, size_t capacity) {
     size_t length = strlen(pattern);
-    bool parameter = length > 2 && strcmp(pattern + length - 2, "-N") == 0;
+    bool parameter = length > 2 && (strcmp(pattern + length - 2, "-N") == 0 || strcmp(pattern + length - 2, "-K") == 0);
     snprintf(name, capacity, "%.*s%s", (int)(parameter ? length - 1 : length), pattern, parameter ? "512" : "");
 }
 
