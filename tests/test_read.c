@@ -291,10 +291,89 @@ static void needles_are_found_where_keys_are_not_turned(void **state) {
     }
 }
 
+/* Votes by their definition: what the last 32 queries of the prompt spend on each token, over the heads of a group, averaged with four
+ * neighbours. */
+static void votes_of(const struct run *r, const float *q, uint32_t layer, uint32_t head, size_t n, size_t sealed, double *pooled) {
+    static double votes[MOST], logits[MOST];
+    memset(votes, 0, sizeof votes);
+    for (size_t i = n - 32; i < n; i++)
+        for (size_t g = 0; g < G; g++) {
+            double query[HD], key[HD], max = -INFINITY, sum = 0;
+            turn(q + i * QS + (head * G + g) * HD, i, query);
+            for (size_t t = 0; t <= i; t++) {
+                turn(r->k[layer][t] + head * HD, t, key);
+                logits[t] = 0;
+                for (size_t c = 0; c < HD; c++) logits[t] += query[c] * key[c] * (double)shape.scale;
+                max = fmax(max, logits[t]);
+            }
+            for (size_t t = 0; t <= i; t++) sum += exp(logits[t] - max);
+            for (size_t t = 0; t < sealed && t <= i; t++) votes[t] += exp(logits[t] - max) / sum;
+        }
+    for (size_t t = 0; t < sealed; t++) {
+        size_t first = t < 2 ? 0 : t - 2, last = t + 2 < sealed ? t + 2 : sealed - 1;
+        pooled[t] = 0;
+        for (size_t j = first; j <= last; j++) pooled[t] += votes[j] / (double)(last - first + 1);
+    }
+}
+
+/* Exact tokens of selfindex and what snapkv keeps, in one prefill whose queries come in pieces, of which the first are only observed. */
+static void the_last_queries_vote(void **state) {
+    (void)state;
+    static const struct terse_cache_options methods[] = {
+        {.method = "selfindex-2", .anchor_percent = -1, .tail_tokens = 0},
+        {.method = "selfindex-16", .anchor_count = 20},
+        {.method = "snapkv-200", .anchor_percent = -1, .tail_tokens = TERSE_TAIL_DEFAULT}};
+    enum { N = 500 };
+    static float k[N * KV], q[LAYERS][N * QS], out[N * QS];
+    for (size_t m = 0; m < 3; m++) {
+        struct method method = resolve(methods[m]);
+        struct run *r = run_new(&method);
+        struct cache *cache = r->cache;
+        assert_int_equal(cache_step_begin(cache, CACHE_STEP_PREFILL, N, NULL), TERSE_OK);
+        size_t sealed = cache->plan.sealed, wanted = cache->plan.anchors;
+        for (uint32_t l = 0; l < LAYERS; l++) {
+            memcpy(k, r->k[l][0], sizeof k);
+            for (size_t i = 0; i < N * QS; i++) q[l][i] = 2 * random_float();
+            cache_layer_begin(cache, l, k, r->v[l][0]);
+            size_t needed = l ? N - 1 : 0, observed = cache_observes(cache, needed);
+            assert_int_equal(observed, needed);
+            for (size_t first = 0; first < observed; first += 200)
+                cache_layer_observe(cache, q[l] + first * QS, first, observed - first < 200 ? observed - first : 200);
+            for (size_t first = needed; first < N; first += 130)
+                cache_layer_attend(cache, q[l] + first * QS, first, N - first < 130 ? N - first : 130, out);
+            cache_layer_end(cache);
+        }
+        cache_step_end(cache);
+        assert_true(wanted > 0 && cache->anchors.count == wanted);
+        for (uint32_t l = 0; l < LAYERS; l++)
+            for (uint32_t head = 0; head < HEADS; head++) {
+                static double pooled[MOST];
+                bool kept[MOST] = {false};
+                double least = INFINITY, most = 0;
+                votes_of(r, q[l], l, head, N, sealed, pooled);
+                cache->layer = l;
+                for (int side = 0; side < 2; side++) {
+                    struct anchor_range range = anchors_all(cache, side ? CODEC_VALUES : CODEC_KEYS, head);
+                    assert_int_equal(range.to, wanted);
+                    for (size_t i = 0; i < wanted; i++) {
+                        assert_true(side == 0 || kept[range.tokens[i]]); /* the same of keys and values */
+                        kept[range.tokens[i]] = true;
+                    }
+                }
+                for (size_t t = 0; t < sealed; t++) {
+                    if (kept[t]) least = fmin(least, pooled[t]);
+                    if (!kept[t]) most = fmax(most, pooled[t]);
+                }
+                assert_true(least >= most * (1 - 1e-5));
+            }
+        run_free(r);
+    }
+}
+
 int main(void) {
     omp_set_num_threads(2);
     for (size_t i = 0; i < HD / 2; i++) frequency[i] = (float)pow(10000, -2.0 * (double)i / HD);
-    const struct CMUnitTest tests[] = {cmocka_unit_test(the_chosen_tokens_alone_are_read),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(the_chosen_tokens_alone_are_read), cmocka_unit_test(the_last_queries_vote),
                                        cmocka_unit_test(needles_are_found_where_keys_are_not_turned)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
