@@ -70,7 +70,6 @@ static size_t few_scratch(const struct cache *cache) {
 
 struct few {
     const struct cache *cache;
-    bool sparse; /* chosen tokens are read: of one query token */
     size_t first, rows;
     size_t tiles, splits;
     float *queries; /* [Hk][rows][hd] */
@@ -150,7 +149,7 @@ static void read_tiles(const struct few *few, size_t split, uint32_t head, float
     for (size_t first = split * few->tiles / few->splits; first < end; first += run) {
         size_t n = smaller(run, end - first);
         for (size_t r = 0; r < n; r++) {
-            tiles[r] = few->sparse ? read_tile_at(cache, head, first + r) : tile_at(cache, first + r);
+            tiles[r] = read_sparse(cache) ? read_tile_at(cache, head, first + r) : tile_at(cache, first + r);
             tile_score(cache, &tiles[r], head, q, tables, rows, room, logits + r * rows * BLOCK_TOKENS);
         }
         weigh_run(few, head, tiles, n, logits, &partial);
@@ -164,7 +163,7 @@ static void prepare_queries(const struct few *few, const float *q, uint32_t head
     float *queries = few->queries + head * few->rows * cache->shape.head_dim;
     gather_queries(cache, q, head, few->first, count, queries);
     float *tables = tables_of(few, head);
-    if (few->sparse) read_prepare(cache, head, queries);
+    if (read_sparse(cache)) read_prepare(cache, head, queries);
     if (tables) cache->method.key.codec->prepare(side_shape(cache, CODEC_KEYS, cache->layer, head, few->rows), queries, tables);
 }
 
@@ -180,7 +179,7 @@ static void attend_few(const struct cache *cache, const float *q, size_t first, 
     size_t rows = count * cache->group, hd = cache->shape.head_dim;
     size_t tiles = sparse ? read_tile_count(cache) : tile_count_seen(cache, first + count - 1),
            ranges = sparse ? read_ranges(cache) : 0;
-    struct few few = {.cache = cache, .sparse = sparse, .first = first, .rows = rows, .tiles = tiles};
+    struct few few = {.cache = cache, .first = first, .rows = rows, .tiles = tiles};
     /* With a head for every thread each goes its way from scores to outputs: what it scored is near when it reads. */
     bool apart = sparse && heads >= (uint32_t)cache->threads;
     few.splits = apart ? 1 : smaller(few_splits(cache), larger(tiles / ITEM_TILES, 1));

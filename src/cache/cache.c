@@ -171,7 +171,7 @@ static enum terse_status reserve_scratch(struct cache *cache, struct terse_error
  * there is no time for that, and where tokens are evicted no need. */
 static size_t blocks_ahead(const struct cache *cache, const struct plan *plan) {
     bool wanted = plan->kind == CACHE_STEP_DECODE && !cache->seal_in_step && cache->method.tail_tokens >= BLOCK_TOKENS;
-    bool unlearned = cache->fitted_bytes && !cache->fitted_ready && !plan->seal; /* even after this step */
+    bool unlearned = unfitted(cache) && !plan->seal; /* even after this step */
     if (!wanted || cache->method.policy->positions_by_index || unlearned) return 0;
     return (size_t)((plan->after.length - plan->after.window_first) / BLOCK_TOKENS);
 }

@@ -73,15 +73,13 @@ static float logit_of(const struct cache *cache, const float *q, size_t i, const
 }
 
 void exact_observe(struct cache *cache, const float *q, size_t first, size_t count) {
-    size_t hd = cache->shape.head_dim, heads = cache->shape.kv_heads;
+    size_t G = cache->group, hd = cache->shape.head_dim, heads = cache->shape.kv_heads;
     if (!exact_observes(cache)) return;
-#pragma omp parallel for schedule(static) num_threads(cache->threads) if (count >= BLOCK_TOKENS)
-    for (size_t item = 0; item < heads * count; item++) {
-        uint32_t head = (uint32_t)(item / count);
-        size_t i = item % count;
-        float key[CODEC_HEAD_DIM_MAX];
+    for (uint32_t head = 0; head < heads; head++) {
+        float key[CODEC_HEAD_DIM_MAX], *logits = new_logits(cache, head) + first;
         tile_first_key(cache, head, key);
-        new_logits(cache, head)[first + i] = logit_of(cache, q + (i * heads + head) * cache->group * hd, first + i, key);
+#pragma omp parallel for schedule(static) num_threads(cache->threads) if (count >= BLOCK_TOKENS)
+        for (size_t i = 0; i < count; i++) logits[i] = logit_of(cache, q + (i * heads + head) * G * hd, first + i, key);
     }
 }
 

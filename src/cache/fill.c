@@ -26,7 +26,8 @@ static void fill_rows(const struct cache *cache, const float *normals, size_t n,
 }
 
 enum terse_status cache_fill_random(struct cache *cache, size_t n, uint64_t seed, struct terse_error *error) {
-    size_t width = (size_t)cache->shape.kv_heads * cache->shape.head_dim, chunk = n < CHUNK || cache->method.policy->alone ? n : CHUNK;
+    size_t width = (size_t)cache->shape.kv_heads * cache->shape.head_dim,
+           chunk = n < CHUNK || cache->method.policy->alone ? n : CHUNK;
     size_t floats = NORMALS + CODEC_HEAD_DIM_MAX;
     enum terse_status status = TERSE_OK;
     float *normals = memory_array(floats + 2 * chunk * width, sizeof *normals);

@@ -62,10 +62,6 @@ static size_t table_bytes(const struct cache *cache) {
     return memory_round_up(cache->method.index->table_bytes(cache->shape.head_dim), MEMORY_ALIGN);
 }
 
-static bool must_fit(const struct cache *cache, const struct plan *plan) {
-    return cache->fitted_bytes && !cache->fitted_ready && plan->seal;
-}
-
 /* Lays `bytes` more out behind *size. */
 static size_t part(size_t *size, size_t count, size_t bytes) {
     size_t at = *size;
@@ -75,7 +71,7 @@ static size_t part(size_t *size, size_t count, size_t bytes) {
 
 static size_t lay_out(const struct cache *cache, const struct plan *plan, const struct reading *reading, struct room *room) {
     size_t heads = cache->shape.kv_heads, size = 0;
-    bool fits = must_fit(cache, plan) && !cache->turned, reads = reading->candidates > 0;
+    bool fits = unfitted(cache) && plan->seal && !cache->turned, reads = reading->candidates > 0;
     size_t scores = part(&size, reads ? heads * slots_of(reading) : 0, sizeof *room->scores);
     size_t chosen = part(&size, reads ? heads * reading->most : 0, sizeof *room->chosen);
     size_t count = part(&size, reads ? heads : 0, sizeof *room->count);

@@ -107,6 +107,8 @@ static inline uint8_t *span_index(const struct cache *cache, const struct span *
     size_t both = cache->key_bytes + cache->value_bytes, at = (size_t)layer * cache->shape.kv_heads + head;
     return span->chunk + at * span->of * (both + cache->index_bytes) + span->of * both + span->index * cache->index_bytes;
 }
+/* Whether the codec of keys or an index still has to learn: from the first blocks that are sealed. */
+static inline bool unfitted(const struct cache *cache) { return cache->fitted_bytes && !cache->fitted_ready; }
 static inline uint8_t *fitted_data(const struct cache *cache, uint32_t layer, uint32_t head) {
     return cache->fitted + ((size_t)layer * cache->shape.kv_heads + head) * cache->fitted_bytes;
 }

@@ -123,7 +123,7 @@ static void store_window(struct cache *cache, uint32_t head) {
 void store_layer(struct cache *cache) {
     const struct plan *plan = &cache->plan;
     uint32_t kv_heads = cache->shape.kv_heads;
-    bool fits = cache->fitted_bytes && !cache->fitted_ready && plan->seal;
+    bool fits = unfitted(cache) && plan->seal;
     bool much = plan->n >= BLOCK_TOKENS || plan->seal > plan->ready; /* a token's rows are not worth waking the threads */
 #pragma omp parallel num_threads(cache->threads) if (much)
     {

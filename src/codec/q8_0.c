@@ -77,14 +77,7 @@ static void decode(struct codec_shape shape, enum codec_side side, const void *b
 
 static void take(struct codec_shape shape, enum codec_side side, const void *from, const uint8_t *slots, size_t n, void *to,
                  size_t at) {
-    size_t scales = shape.head_dim / BLOCK_QK * BLOCK_TOKENS * sizeof(uint16_t), bytes = shape.head_dim;
-    kernels()->take_codes(from, shape.head_dim / BLOCK_QK, 16, slots, n, to, at);
-    from = (const uint8_t *)from + scales;
-    to = (uint8_t *)to + scales;
-    if (side == CODEC_VALUES)
-        take_rows(from, bytes, slots, n, to, at);
-    else
-        kernels()->take_codes(from, bytes, 8, slots, n, to, at);
+    take_scaled(shape.head_dim, shape.head_dim, side, from, slots, n, to, at);
 }
 
 static void channels(struct codec_shape shape, const void *block, float *to) {

@@ -1,6 +1,9 @@
-/* What codecs' `take` hooks are made of, besides the kernel take_codes: rows of tokens. */
+/* What `take` hooks of codecs are made of besides kernels: rows of tokens, and blocks of scales and codes. */
 #ifndef TERSE_CODEC_TAKE_H
 #define TERSE_CODEC_TAKE_H
+
+#include "codec/codec.h"
+#include "kernels/kernels.h"
 
 #include <stddef.h>
 #include <stdint.h>
@@ -28,6 +31,20 @@ static inline void fetch_rows(const void *from, size_t bytes, const uint8_t *slo
         for (size_t b = 0; b < bytes; b += 64) __builtin_prefetch(row + b);
         __builtin_prefetch(row + bytes - 1);
     }
+}
+
+/* Blocks of scales by group of 32 channels, half floats [hd/32][64], and then codes: `bytes` of each token, by channel for keys and by
+ * token for values (q8_0, q4_0). */
+static inline void take_scaled(size_t hd, size_t bytes, enum codec_side side, const void *from, const uint8_t *slots, size_t n,
+                               void *to, size_t at) {
+    size_t scales = hd / BLOCK_QK * BLOCK_TOKENS * sizeof(uint16_t);
+    kernels()->take_codes(from, hd / BLOCK_QK, 16, slots, n, to, at);
+    from = (const uint8_t *)from + scales;
+    to = (uint8_t *)to + scales;
+    if (side == CODEC_VALUES)
+        take_rows(from, bytes, slots, n, to, at);
+    else
+        kernels()->take_codes(from, bytes, 8, slots, n, to, at);
 }
 
 #endif

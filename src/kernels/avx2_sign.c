@@ -2,6 +2,7 @@
  * of 32 channels: 8 times two products of at most 6 and 128. */
 #include "kernels/avx2_lanes.h"
 
+#include "kernels/sign_rows.h"
 #include "kernels/sums_template.h"
 
 #include <math.h>
@@ -40,12 +41,6 @@ INLINE __m256i two_parts(const uint8_t *first, const uint8_t *second) {
     __m256i x = _mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)first));
     return _mm256_inserti128_si256(x, _mm_loadu_si128((const __m128i *)second), 1);
 }
-
-/* Of a block, what kivi-2 has for values: `codes` bytes, a multiple of 16, and pairs of scale and zero in each of 64 rows. */
-struct rows {
-    const uint8_t *at;
-    size_t length, codes;
-};
 
 /* Dwords [0, 4) of eight tokens' rows: to[d] has dword d of all. */
 INLINE void turn_over_four(const uint8_t *from, size_t length, __m256i *to) {
@@ -161,21 +156,6 @@ static __attribute__((noinline)) void score_one(const float *tables, size_t hd, 
 static __attribute__((noinline)) void score_two(const float *tables, size_t hd, const uint8_t *block, const struct rows *rows,
                                                 float *logits) {
     score_some(TOGETHER, tables, hd, block, rows, logits);
-}
-
-#define PADDED_ROW (KERNELS_MOST_CHANNELS * 3 / 8)
-
-/* Where hd is no multiple of 64, codes and pairs are brought to whole sixteen bytes each. */
-static struct rows rows_of(const uint8_t *at, size_t hd, uint8_t *padded) {
-    struct rows rows = {at, 3 * hd / 8, hd / 4};
-    if (hd % 64 == 0) return rows;
-    rows = (struct rows){padded, (hd / 4 + 15) / 16 * 16 + (hd / 8 + 15) / 16 * 16, (hd / 4 + 15) / 16 * 16};
-    memset(padded, 0, BLOCK_TOKENS * rows.length);
-    for (size_t t = 0; t < BLOCK_TOKENS; t++, at += 3 * hd / 8) {
-        memcpy(padded + t * rows.length, at, hd / 4);
-        memcpy(padded + t * rows.length + rows.codes, at + hd / 4, hd / 8);
-    }
-    return rows;
 }
 
 static void score_sign_avx2(const float *tables, size_t G, size_t hd, const void *block, float *logits) {

@@ -2,6 +2,7 @@
  * that a product of four numbers is one instruction. */
 #include "kernels/avx512_lanes.h"
 
+#include "kernels/sign_rows.h"
 #include "kernels/sums_template.h"
 
 #include <string.h>
@@ -67,12 +68,6 @@ static void prepare_sign_avx512(const float *q, const float *mean, const float *
 #define MOST_DWORDS (KERNELS_MOST_CHANNELS / 16) /* of a token's packed codes */
 
 #define MOST_PAIRS (KERNELS_MOST_CHANNELS / BLOCK_QK)
-
-/* Of a block, what kivi-2 has for values: `codes` bytes, a multiple of 16, and pairs of scale and zero in each of 64 rows. */
-struct rows {
-    const uint8_t *at;
-    size_t length, codes;
-};
 
 /* Dwords [0, 4) of 16 tokens' rows: to[d] has dword d of all. */
 INLINE void turn_over_four(const uint8_t *rows, size_t length, __m512i *to) {
@@ -184,21 +179,6 @@ typedef void special_sign(const float *in, size_t hd, const void *block, const s
 /* clang-format on */
 
 EACH_SIGN(score_some)
-
-#define PADDED_ROW (KERNELS_MOST_CHANNELS * 3 / 8)
-
-/* Where hd is no multiple of 64, codes and pairs are brought to whole sixteen bytes each. */
-static struct rows rows_of(const uint8_t *at, size_t hd, uint8_t *padded) {
-    struct rows rows = {at, 3 * hd / 8, hd / 4};
-    if (hd % 64 == 0) return rows;
-    rows = (struct rows){padded, (hd / 4 + 15) / 16 * 16 + (hd / 8 + 15) / 16 * 16, (hd / 4 + 15) / 16 * 16};
-    memset(padded, 0, BLOCK_TOKENS * rows.length);
-    for (size_t t = 0; t < BLOCK_TOKENS; t++, at += 3 * hd / 8) {
-        memcpy(padded + t * rows.length, at, hd / 4);
-        memcpy(padded + t * rows.length + rows.codes, at + hd / 4, hd / 8);
-    }
-    return rows;
-}
 
 static void score_sign_avx512(const float *tables, size_t G, size_t hd, const void *block, float *logits) {
     uint8_t padded[BLOCK_TOKENS * PADDED_ROW];
