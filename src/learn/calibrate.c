@@ -257,17 +257,40 @@ static struct capture_reading head_reading(const struct fits *f, enum codec_side
         side, (uint32_t)((r->first + i) / kv_heads), (uint32_t)((r->first + i) % kv_heads), 0, r->step, r->each};
 }
 
-static void read_samples(const struct fits *f, enum codec_side side, const struct reading *r, size_t channel, uint32_t width,
-                         float *rows, float *weights, float *factors) {
+/* What a fit learns from. */
+struct samples {
+    size_t n;
+    float *rows;    /* [n][width] */
+    float *weights; /* [n] */
+};
+
+static void free_samples(struct samples *samples) {
+    memory_free(samples->rows);
+    memory_free(samples->weights);
+}
+
+/* Channels [channel, channel + width) of the samples that `r` names. After a failure there is nothing to free. */
+static enum terse_status read_samples(const struct fits *f, enum codec_side side, const struct reading *r, size_t channel,
+                                      size_t width, struct samples *samples, struct terse_error *error) {
     bool whole = f->plan->weighting == TERSE_WEIGHTING_ROW;
+    size_t n = r->heads * r->each;
+    float *factors = memory_array(n, sizeof *factors);
+    *samples = (struct samples){n, memory_array(n, width * sizeof(float)), memory_array(n, sizeof(float))};
+    if (!samples->rows || !samples->weights || !factors) {
+        free_samples(samples);
+        memory_free(factors);
+        return status_no_memory(error, n * (width + 2) * sizeof(float), "the samples of a fit");
+    }
     for (size_t i = 0; i < r->heads; i++) {
         struct capture_reading reading = head_reading(f, side, r, i);
-        float *norms = weights + i * r->each;
-        capture_rows(f->samples, &reading, channel, width, rows + i * r->each * width);
+        float *norms = samples->weights + i * r->each;
+        capture_rows(f->samples, &reading, channel, width, samples->rows + i * r->each * width);
         capture_factors(f->samples, &reading, factors + i * r->each);
         if (f->plan->power) capture_norms(f->samples, &reading, whole ? 0 : channel, whole ? f->plan->info.head_dim : width, norms);
     }
-    calibrate_weigh(weights, factors, r->heads * r->each, f->plan->power);
+    calibrate_weigh(samples->weights, factors, n, f->plan->power);
+    memory_free(factors);
+    return TERSE_OK;
 }
 
 static enum terse_status fit(struct fits *f, size_t index, struct terse_error *error) {
@@ -277,25 +300,16 @@ static enum terse_status fit(struct fits *f, size_t index, struct terse_error *e
     size_t k = (size_t)1 << coding.bits;
     struct reading reading = reading_of(f, coding, at / parts);
     struct kmeans_options options = {.rounds = ROUNDS, .tolerance = TOLERANCE, .progress = {report_fit, f}};
-    struct kmeans_points points = {.n = reading.heads * reading.each, .d = coding.width, .stride = coding.width};
     struct kmeans_result result;
+    struct samples samples;
     options.seed = random_mix(f->plan->info.seed + (index + 1) * RANDOM_STEP);
-    float *rows = memory_array(points.n, coding.width * sizeof *rows), *weights = memory_array(points.n, sizeof *weights);
-    float *factors = memory_array(points.n, sizeof *factors);
-    enum terse_status status = TERSE_OK;
-    if (rows && weights && factors) {
-        read_samples(f, side, &reading, at % parts * coding.width, coding.width, rows, weights, factors);
-        points.rows = rows;
-        points.weights = f->plan->power || coding.codec->learn_frame ? weights : NULL;
-        status =
-            kmeans_fit(&points, k, &options, parameters_of(f, side, at / parts) + at % parts * k * coding.width, &result, error);
-    } else {
-        status = status_no_memory(error, points.n * (coding.width + 2) * sizeof(float), "the samples of a fit");
-    }
+    enum terse_status status = read_samples(f, side, &reading, at % parts * coding.width, coding.width, &samples, error);
+    if (status) return status;
+    struct kmeans_points points = {.rows = samples.rows, .n = samples.n, .d = coding.width, .stride = coding.width};
+    if (f->plan->power || coding.codec->learn_frame) points.weights = samples.weights;
+    status = kmeans_fit(&points, k, &options, parameters_of(f, side, at / parts) + at % parts * k * coding.width, &result, error);
     if (!status) f->effective[index] = result.effective_samples;
-    memory_free(rows);
-    memory_free(weights);
-    memory_free(factors);
+    free_samples(&samples);
     return status;
 }
 
@@ -329,30 +343,24 @@ static enum terse_status fit_tables(struct fits *f, size_t index, struct terse_e
     struct reading reading = reading_of(f, coding, set);
     struct em_options options = em_options_defaults();
     struct em_result result;
-    size_t n = reading.heads * reading.each;
+    struct samples samples;
+    float *parameters = parameters_of(f, CODEC_KEYS, set), *to = parameters + group * tables.rounds * COMM_ENTRIES * coding.width;
+    float head[CODEC_HEAD_DIM_MAX];
     uint8_t channels[CODEC_HEAD_DIM_MAX];
     if (copy_tables(f, index)) return TERSE_OK;
-    float *parameters = parameters_of(f, CODEC_KEYS, set), *to = parameters + group * tables.rounds * COMM_ENTRIES * coding.width;
-    float *rows = memory_array(n, hd * sizeof *rows), *weights = memory_array(n, sizeof *weights);
-    float *factors = memory_array(n, sizeof *factors), head[CODEC_HEAD_DIM_MAX];
-    enum terse_status status = TERSE_OK;
     options.seed = random_mix(info->seed + (index + 1) * RANDOM_STEP);
     options.progress = (struct terse_progress){report_fit, f};
-    if (rows && weights && factors) {
-        read_samples(f, CODEC_KEYS, &reading, 0, info->head_dim, rows, weights, factors);
-        comm_channels(shape, parameters, group, channels);
-        for (size_t i = 0; i < n; i++) {
-            memcpy(head, rows + i * hd, hd * sizeof *head);
-            for (size_t j = 0; j < coding.width; j++) rows[i * hd + j] = head[channels[j]];
-        }
-        status = em_fit(&(struct em_points){rows, n, hd, weights}, tables, &options, to, NULL, &result, error);
-    } else {
-        status = status_no_memory(error, n * (hd + 2) * sizeof(float), "the samples of a fit");
+    enum terse_status status = read_samples(f, CODEC_KEYS, &reading, 0, hd, &samples, error);
+    if (status) return status;
+    comm_channels(shape, parameters, group, channels);
+    for (size_t i = 0; i < samples.n; i++) {
+        float *row = samples.rows + i * hd;
+        memcpy(head, row, hd * sizeof *head);
+        for (size_t j = 0; j < coding.width; j++) row[j] = head[channels[j]];
     }
+    status = em_fit(&(struct em_points){samples.rows, samples.n, hd, samples.weights}, tables, &options, to, NULL, &result, error);
     if (!status) f->effective[index] = result.effective_samples;
-    memory_free(rows);
-    memory_free(weights);
-    memory_free(factors);
+    free_samples(&samples);
     return status;
 }
 
@@ -363,23 +371,15 @@ static enum terse_status fit_sums(struct fits *f, size_t index, struct terse_err
     struct reading reading = reading_of(f, info->value, set);
     struct additive_options options = additive_options_defaults();
     struct additive_result result;
-    size_t n = reading.heads * reading.each;
-    float *rows = memory_array(n, hd * sizeof *rows), *weights = memory_array(n, sizeof *weights);
-    float *factors = memory_array(n, sizeof *factors);
-    enum terse_status status = TERSE_OK;
+    struct samples samples;
     options.seed = random_mix(info->seed + (index + 1) * RANDOM_STEP);
     options.progress = (struct terse_progress){report_fit, f};
-    if (rows && weights && factors) {
-        read_samples(f, CODEC_VALUES, &reading, 0, info->head_dim, rows, weights, factors);
-        status = additive_fit(&(struct additive_points){rows, n, hd, weights}, hd, info->value.bits, &options,
-                              parameters_of(f, CODEC_VALUES, set), NULL, &result, error);
-    } else {
-        status = status_no_memory(error, n * (hd + 2) * sizeof(float), "the samples of a fit");
-    }
+    enum terse_status status = read_samples(f, CODEC_VALUES, &reading, 0, hd, &samples, error);
+    if (status) return status;
+    status = additive_fit(&(struct additive_points){samples.rows, samples.n, hd, samples.weights}, hd, info->value.bits, &options,
+                          parameters_of(f, CODEC_VALUES, set), NULL, &result, error);
     if (!status) f->effective[index] = result.effective_samples;
-    memory_free(rows);
-    memory_free(weights);
-    memory_free(factors);
+    free_samples(&samples);
     return status;
 }
 
