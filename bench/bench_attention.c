@@ -1,19 +1,26 @@
-/* Attention alone, as ratios in one run: decoding at depth against the machine's own read bandwidth, and the attention of a prompt
- * against the GEMM library.
+/* Attention alone, as ratios in one run: decoding at depth against f16's and the machine's own read bandwidth, and the attention of
+ * a prompt against the GEMM library.
  *
- *     bench_attention [THREADS [DEPTH...]]        depths 8192 and 32768
+ *     bench_attention [THREADS [DEPTH|METHOD...]]        depths 8192, 32768 and 131072, all methods, and prompts
+ *
+ * METHOD/N% reads that part of the prompt. Codebooks are random: reading costs the same whatever they say. A method's passes take
+ * turns with those of f16, which leave nothing of its codes in a processor cache, and of either the fastest counts.
  */
 #include "base/memory.h"
 #include "cache/cache.h"
 #include "kernels/gemm.h"
 #include "support/kernel_check.h"
+#include "support/random_codebook.h"
 
 #include <math.h>
 #include <omp.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
-#define LAYERS 16
+#define PASS_BYTES ((size_t)512 << 20) /* of f16's keys and values in all layers, at least: beyond every processor cache */
+#define ROUNDS 12
+#define MOST_NAMES 32
 #define BANDWIDTH_BYTES ((size_t)512 << 20)
 
 static int threads;
@@ -43,60 +50,92 @@ static void must(enum terse_status status, const struct terse_error *error) {
 
 static struct cache *make_cache(const struct cache_shape *shape, const char *name) {
     struct terse_cache_options options = terse_cache_options_defaults();
+    char plain[64];
+    const char *part = strchr(name, '/');
+    snprintf(plain, sizeof plain, "%.*s", (int)(part ? part - name : (long)strlen(name)), name);
+    if (part) options.read_percent = atof(part + 1);
     struct terse_error error;
     struct method method;
     struct cache *cache;
-    options.method = name;
+    options.method = plain;
     must(method_resolve(&options, shape->head_dim, &method, &error), &error);
+    must(random_codebook(&method, shape->layers, shape->kv_heads, shape->head_dim, 0, true, &error), &error);
     must(cache_new(shape, &method, &cache, &error), &error);
     return cache;
 }
 
-/* One token through all layers, the fastest of twenty: seconds in attention and bytes read. */
-static struct cache_counters decode_token(struct cache *cache, const struct cache_shape *shape) {
+/* A cache at some depth, and one token that goes through its layers again and again. */
+struct decoding {
+    struct cache *cache;
+    const struct cache_shape *shape;
+    float *k, *q, *out;
+    struct cache_counters best; /* seconds in attention and bytes read, of the fastest pass */
+};
+
+static struct decoding new_decoding(const struct cache_shape *shape, const char *name, size_t depth) {
     size_t k_width = (size_t)shape->kv_heads * shape->head_dim, q_width = (size_t)shape->query_heads * shape->head_dim;
-    float *k = random_floats(k_width), *q = random_floats(q_width), *out = random_floats(q_width);
-    struct cache_counters best = {.seconds = INFINITY}, each;
     struct terse_error error;
-    for (int run = 0; run < 20; run++) {
-        must(cache_step_begin(cache, CACHE_STEP_DECODE, 1, &error), &error);
-        cache_counters(cache, &each, true);
-        for (uint32_t layer = 0; layer < shape->layers; layer++) {
-            cache_layer_begin(cache, layer, k, k);
-            cache_layer_attend(cache, q, 0, 1, out);
-            cache_layer_end(cache);
-        }
-        cache_step_end(cache);
-        cache_counters(cache, &each, true);
-        if (each.seconds < best.seconds) best = each;
-    }
-    memory_free(k);
-    memory_free(q);
-    memory_free(out);
-    return best;
+    struct decoding d = {make_cache(shape, name), shape, random_floats(k_width), random_floats(q_width), random_floats(q_width),
+                         {.seconds = INFINITY}};
+    must(cache_fill_random(d.cache, depth, 1, &error), &error);
+    return d;
 }
 
-static void bench_decode(const char *title, const struct cache_shape *shape, const size_t *depths, size_t n_depths) {
-    static const char *const methods[] = {"f16", "q8_0", "q4_0", "streaming-2048"};
+static void free_decoding(struct decoding *d) {
+    cache_free(d->cache);
+    memory_free(d->k);
+    memory_free(d->q);
+    memory_free(d->out);
+}
+
+static void pass(struct decoding *d) {
+    struct cache_counters each;
+    struct terse_error error;
+    must(cache_step_begin(d->cache, CACHE_STEP_DECODE, 1, &error), &error);
+    cache_counters(d->cache, &each, true);
+    for (uint32_t layer = 0; layer < d->shape->layers; layer++) {
+        cache_layer_begin(d->cache, layer, d->k, d->k);
+        cache_layer_attend(d->cache, d->q, 0, 1, d->out);
+        cache_layer_end(d->cache);
+    }
+    cache_step_end(d->cache);
+    cache_counters(d->cache, &each, true);
+    if (each.seconds < d->best.seconds) d->best = each;
+}
+
+static void print_decoding(const char *name, size_t depth, const struct decoding *d, const struct decoding *half, double machine) {
+    double layers = d->shape->layers, rate = (double)d->best.bytes / d->best.seconds;
+    printf("%-16s %-16s %7zu %10.1f %10.1f %8.2f %9.2f %8.2f %6.2f\n", "", name, depth, 1e6 * d->best.seconds / layers,
+           1e6 * half->best.seconds / layers, half->best.seconds / d->best.seconds, (double)d->best.bytes / 1e6 / layers,
+           rate / 1e9, rate / machine);
+    fflush(stdout);
+}
+
+static void bench_decode(const char *title, struct cache_shape shape, const size_t *depths, size_t n_depths,
+                         const char *const *names, size_t n_names) {
     char *memory = allocate(BANDWIDTH_BYTES, 1);
     for (size_t i = 0; i < BANDWIDTH_BYTES; i += 4096) memory[i] = 1;
-    printf("\n%-16s %-14s %7s %11s %10s %8s %12s %6s\n", title, "method", "depth", "us/layer", "MB/layer", "GB/s", "machine GB/s",
-           "ratio");
-    for (size_t m = 0; m < sizeof methods / sizeof methods[0]; m++) {
-        for (size_t d = 0; d < n_depths; d++) {
-            struct cache *cache = make_cache(shape, methods[m]);
-            struct terse_error error;
-            must(cache_fill_random(cache, depths[d], 1, &error), &error);
-            double machine = read_bandwidth(memory, BANDWIDTH_BYTES, threads);
-            struct cache_counters c = decode_token(cache, shape);
-            machine = fmax(machine, read_bandwidth(memory, BANDWIDTH_BYTES, threads));
-            double rate = (double)c.bytes / c.seconds;
-            printf("%-16s %-14s %7zu %11.1f %10.2f %8.2f %12.2f %6.2f\n", "", methods[m], depths[d],
-                   1e6 * c.seconds / shape->layers, (double)c.bytes / 1e6 / shape->layers, rate / 1e9, machine / 1e9,
-                   rate / machine);
-            fflush(stdout);
-            cache_free(cache);
+    printf("\n%-16s %-16s %7s %10s %10s %8s %9s %8s %6s\n", title, "method", "depth", "us/layer", "f16 us", "faster", "MB/layer",
+           "GB/s", "of machine");
+    for (size_t i = 0; i < n_depths; i++) {
+        shape.layers = (uint32_t)(PASS_BYTES / (depths[i] * shape.kv_heads * shape.head_dim * 4) + 1);
+        struct decoding half = new_decoding(&shape, "f16", depths[i]);
+        double machine = read_bandwidth(memory, BANDWIDTH_BYTES, threads);
+        for (int round = 0; round < ROUNDS; round++) pass(&half);
+        machine = fmax(machine, read_bandwidth(memory, BANDWIDTH_BYTES, threads));
+        printf("%-16s the machine reads %.1f GB/s; %u layers in turn\n", "", machine / 1e9, shape.layers);
+        print_decoding("f16", depths[i], &half, &half, machine);
+        for (size_t m = 0; m < n_names; m++) {
+            struct decoding d = new_decoding(&shape, names[m], depths[i]);
+            half.best.seconds = INFINITY;
+            for (int round = 0; round < ROUNDS; round++) {
+                pass(&half);
+                pass(&d);
+            }
+            print_decoding(names[m], depths[i], &d, &half, machine);
+            free_decoding(&d);
         }
+        free_decoding(&half);
     }
     memory_free(memory);
 }
@@ -145,34 +184,50 @@ static void bench_prompt(const char *title, struct cache_shape shape, const char
     memory_free(out);
 }
 
+static void bench_prompts(const struct cache_shape *lab, const struct cache_shape *b1, const struct cache_shape *b8) {
+    static const char *const later[] = {"f16", "q8_0", "q4_0"};
+    printf("\nprompt attention, one layer\n%-16s %-14s %7s %7s %11s %10s %15s %6s\n", "shape", "method", "past", "tokens", "ms",
+           "GFLOP/s", "GEMM GFLOP/s", "ratio");
+    bench_prompt("lab: 6 x 2 x 128", *lab, "f16", 0, 2048);
+    bench_prompt("lab: 6 x 2 x 128", *lab, "f16", 0, 16384);
+    bench_prompt("1B: 32 x 8 x 64", *b1, "f16", 0, 2048);
+    bench_prompt("8B: 32 x 8 x 128", *b8, "f16", 0, 2048);
+    for (size_t i = 0; i < 3; i++) bench_prompt("8B: 32 x 8 x 128", *b8, later[i], 8192, 512);
+    bench_prompt("1B: 32 x 8 x 64", *b1, "streaming-2048", 0, 2048);
+}
+
 int main(int argc, char **argv) {
-    size_t depths[16] = {8192, 32768}, n_depths = 2;
+    static const char *const all[] = {
+        "q8_0",           "q4_0",     "kivi-4",     "kivi-2",   "million-4",        "million-2",        "antkv-4",
+        "antkv-2",        "antkv-1",  "commvq-2",   "commvq-1", "selfindex-2/100%", "selfindex-2/7.5%", "selfindex-16/7.5%",
+        "streaming-1024", "mat-1024", "snapkv-1024"};
+    static const size_t usual[] = {8192, 32768, 131072};
+    const char *names[MOST_NAMES];
+    size_t depths[MOST_NAMES], n_depths = 0, n_names = 0;
     threads = argc > 1 ? atoi(argv[1]) : omp_get_num_procs();
-    if (threads < 1 || argc > 18) {
-        fprintf(stderr, "usage: bench_attention [THREADS [DEPTH...]] (at most 16 depths)\n");
+    if (threads < 1 || argc > MOST_NAMES) {
+        fprintf(stderr, "usage: bench_attention [THREADS [DEPTH|METHOD...]] (at most %d of them)\n", MOST_NAMES - 2);
         return 1;
     }
     omp_set_num_threads(threads);
-    if (argc > 2) n_depths = 0;
-    for (int i = 2; i < argc; i++) depths[n_depths++] = (size_t)atol(argv[i]);
+    for (int i = 2; i < argc; i++) {
+        if (atol(argv[i]))
+            depths[n_depths++] = (size_t)atol(argv[i]);
+        else
+            names[n_names++] = argv[i];
+    }
+    bool whole = argc <= 2;
+    if (!n_depths) memcpy(depths, usual, sizeof usual), n_depths = sizeof usual / sizeof *usual;
+    if (!n_names) memcpy(names, all, sizeof all), n_names = sizeof all / sizeof *all;
 
     static float frequency[64];
     for (int i = 0; i < 64; i++) frequency[i] = powf(500000, -(float)i / 64);
     struct rope rope64 = {ROPE_ADJACENT, 64, 64, frequency, 1}, rope128 = {ROPE_ADJACENT, 128, 128, frequency, 1};
-    struct cache_shape b1 = {LAYERS, 32, 8, 64, 0.125f, &rope64, NULL}, b8 = {LAYERS, 32, 8, 128, 0.0884f, &rope128, NULL},
+    struct cache_shape b1 = {1, 32, 8, 64, 0.125f, &rope64, NULL}, b8 = {1, 32, 8, 128, 0.0884f, &rope128, NULL},
                        lab = {1, 6, 2, 128, 0.0884f, &rope128, NULL};
-    printf("decode attention, %d threads, %s kernels; one token, %d layers in turn\n", threads, kernels()->name, LAYERS);
-    bench_decode("1B: 32 x 8 x 64", &b1, depths, n_depths);
-    bench_decode("8B: 32 x 8 x 128", &b8, depths, n_depths);
-
-    printf("\nprompt attention, one layer\n%-16s %-14s %7s %7s %11s %10s %15s %6s\n", "shape", "method", "past", "tokens", "ms",
-           "GFLOP/s", "GEMM GFLOP/s", "ratio");
-    bench_prompt("lab: 6 x 2 x 128", lab, "f16", 0, 2048);
-    bench_prompt("lab: 6 x 2 x 128", lab, "f16", 0, 16384);
-    bench_prompt("1B: 32 x 8 x 64", b1, "f16", 0, 2048);
-    bench_prompt("8B: 32 x 8 x 128", b8, "f16", 0, 2048);
-    static const char *const later[] = {"f16", "q8_0", "q4_0"};
-    for (size_t i = 0; i < 3; i++) bench_prompt("8B: 32 x 8 x 128", b8, later[i], 8192, 512);
-    bench_prompt("1B: 32 x 8 x 64", b1, "streaming-2048", 0, 2048);
+    printf("decode attention, %d threads, %s kernels; one token\n", threads, kernels()->name);
+    bench_decode("1B: 32 x 8 x 64", b1, depths, n_depths, names, n_names);
+    bench_decode("8B: 32 x 8 x 128", b8, depths, n_depths, names, n_names);
+    if (whole) bench_prompts(&lab, &b1, &b8);
     return 0;
 }

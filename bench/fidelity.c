@@ -123,7 +123,8 @@ static enum options_result parse(struct fidelity *f, int argc, char **argv) {
         {"--resume", NULL, OPTION_FLAG, &f->resume, 0, 0, "add what is missing to a folder that has results"},
         {"-c, --ctx-size", "N", OPTION_INTEGER, &f->context, LEAST_CONTEXT, INT32_MAX, "tokens of a window"},
         {"--chunks", "K", OPTION_INTEGER, &f->chunks, 1, INT32_MAX, "windows to score"},
-        {"-ub, --ubatch", "U", OPTION_INTEGER, &f->ubatch, 1, INT32_MAX, "tokens per decoding step of a window's second half"},
+        {"--scored", "N", OPTION_INTEGER, &f->scored, 0, INT32_MAX, "tokens of a window that are scored, its last; 0: half of it"},
+        {"-ub, --ubatch", "U", OPTION_INTEGER, &f->ubatch, 1, INT32_MAX, "tokens per decoding step"},
         {"--tasks", "A,B,C,D", OPTION_TEXT, &f->tasks, 0, 0,
          "retrieval tasks of each kind with 4096, 8192, 16384 and 32000 tokens"},
         {"--memory-tokens", "N", OPTION_INTEGER, &f->memory_tokens, 256, INT32_MAX, "tokens at which memory is measured"},
@@ -155,6 +156,7 @@ static cJSON *setup_of(const struct fidelity *f) {
     snprintf(number, sizeof number, "%016" PRIx64, XXH64_digest(&hash));
     cJSON_AddStringToObject(setup, "text_hash", number);
     cJSON_AddNumberToObject(setup, "context", (double)f->context);
+    cJSON_AddNumberToObject(setup, "scored", (double)f->scored);
     cJSON_AddNumberToObject(setup, "ubatch", (double)f->ubatch);
     return setup;
 }
@@ -174,6 +176,8 @@ static int load_text(struct fidelity *f) {
 static int start(struct fidelity *f) {
     struct terse_error error;
     if (!f->file || !f->methods || !f->work) return complain("-f FILE, --methods LIST and -w FOLDER are needed; see --help");
+    if (f->scored >= f->context) return complain("--scored %" PRId64 " leaves nothing of a window to read before", f->scored);
+    if (!f->scored) f->scored = f->context - f->context / 2;
     int status = parse_tasks(f);
     if (status != EXIT_OK) return status;
     if (terse_model_load(f->model_path, &f->model, &error) != TERSE_OK) return complain_error(&error);

@@ -11,7 +11,7 @@ enum { FIDELITY_LENGTHS = 4 }; /* of retrieval tasks */
 
 struct fidelity {
     const char *model_path, *file, *work, *methods, *parts, *tasks;
-    int64_t context, chunks, ubatch, threads, memory_tokens;
+    int64_t context, scored, chunks, ubatch, threads, memory_tokens;
     bool resume;
 
     struct terse_model *model;

@@ -1,5 +1,5 @@
 /* Perplexity and divergence over windows of a text, in two protocols, against one base: a cache in half precision that has read the first
- * half of the window in an exact prefill and the second half in decoding steps.
+ * part of the window, by default half, in an exact prefill and the rest in decoding steps.
  *
  * "default" is what `terse perplexity` does: the same, with each cache. The exact prefill is done once for all of them.
  * "paper" is `terse perplexity --paper`: every token of the window reads compressed keys and values, its own included. */
@@ -28,9 +28,11 @@ struct window {
     double prefill_seconds;
 };
 
-static size_t scored_rows(const struct fidelity *f) { return (size_t)(f->context - 1 - f->context / 2); }
+static size_t prompt_tokens(const struct fidelity *f) { return (size_t)(f->context - f->scored); }
 
-static const int32_t *scored_next(const struct window *w) { return w->tokens + w->f->context / 2 + 1; }
+static size_t scored_rows(const struct fidelity *f) { return (size_t)(f->scored - 1); }
+
+static const int32_t *scored_next(const struct window *w) { return w->tokens + prompt_tokens(w->f) + 1; }
 
 static bool is_done(const struct window *w, const struct run *run, const char *protocol) {
     char what[64], key[256];
@@ -87,14 +89,14 @@ static int add_result(struct window *w, const struct run *run, const char *proto
 
 /* ---- Reading */
 
-/* The second half by decoding steps, into the scores. */
-static int decode_half(struct window *w, struct terse_session *session, bool base, double *seconds) {
+/* What is scored by decoding steps, into the scores. */
+static int decode_scored(struct window *w, struct terse_session *session, bool base, double *seconds) {
     const struct terse_logits_sink sink = {scores_row, w->scores, 0};
     struct terse_error error;
     size_t context = (size_t)w->f->context, ubatch = (size_t)w->f->ubatch;
     double start = clock_now();
     scores_begin(w->scores, scored_next(w), base);
-    for (size_t at = context / 2, n; at < context; at += n) {
+    for (size_t at = prompt_tokens(w->f), n; at < context; at += n) {
         n = context - at < ubatch ? context - at : ubatch;
         if (terse_session_decode(session, w->tokens + at, n, &sink, &error) != TERSE_OK) return complain_error(&error);
         if (console_interrupted()) return EXIT_INTERRUPTED;
@@ -116,7 +118,7 @@ static int open_steps(struct window *w, bool steps) {
         w->runs[w->n_opened++] = &f->runs[i];
     }
     double start = clock_now();
-    if (prefill_many(&w->lead, w->opened, w->n_opened, w->tokens, (size_t)f->context / 2, &error) != TERSE_OK)
+    if (prefill_many(&w->lead, w->opened, w->n_opened, w->tokens, prompt_tokens(f), &error) != TERSE_OK)
         return complain_error(&error);
     w->prefill_seconds = clock_now() - start;
     return EXIT_OK;
@@ -125,16 +127,16 @@ static int open_steps(struct window *w, bool steps) {
 static int run_steps(struct window *w, bool steps) {
     double seconds = 0;
     int status = open_steps(w, steps);
-    if (status == EXIT_OK) status = decode_half(w, w->lead.session, true, &seconds);
+    if (status == EXIT_OK) status = decode_scored(w, w->lead.session, true, &seconds);
     if (status == EXIT_OK && !scores_end(w->scores)) status = complain("the base's logits of window %u are not finite", w->number);
     if (status == EXIT_OK) {
         progress_clear();
-        printf("window %u  base   prefill for %zu caches %.1f s, second half %.1f s\n", w->number, w->n_opened + 1,
-               w->prefill_seconds, seconds);
+        printf("window %u  base   prefill for %zu caches %.1f s, the rest %.1f s\n", w->number, w->n_opened + 1, w->prefill_seconds,
+               seconds);
     }
     opened_free(&w->lead);
     for (size_t i = 0; i < w->n_opened; i++) {
-        if (status == EXIT_OK) status = decode_half(w, w->opened[i].session, false, &seconds);
+        if (status == EXIT_OK) status = decode_scored(w, w->opened[i].session, false, &seconds);
         if (status == EXIT_OK) status = add_result(w, w->runs[i], "default", w->opened[i].session, seconds);
         opened_free(&w->opened[i]);
     }
@@ -144,7 +146,7 @@ static int run_steps(struct window *w, bool steps) {
 
 static int run_paper(struct window *w, const struct run *run) {
     const struct fidelity *f = w->f;
-    const struct terse_logits_sink sink = {scores_row, w->scores, (size_t)f->context / 2};
+    const struct terse_logits_sink sink = {scores_row, w->scores, prompt_tokens(f)};
     struct terse_session_options options = fidelity_session_options(f, run, (uint32_t)f->context);
     struct terse_session *session;
     struct terse_error error;
