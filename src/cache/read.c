@@ -13,7 +13,8 @@
 
 #define RANGE_SPANS 32 /* candidates are scored so many blocks at a time */
 #define FORCED UINT16_MAX
-#define FETCH_AHEAD 3 /* blocks */
+#define FETCH_AHEAD 3  /* blocks whose rows will be taken */
+#define SCORE_AHEAD 12 /* blocks of the index: where they lie within those of keys no prefetcher of the processor follows them */
 
 /* ---- Sizes */
 
@@ -226,9 +227,15 @@ void read_score(const struct cache *cache, uint32_t head, size_t range) {
     struct room room = room_of(cache);
     size_t end = (range + 1) * RANGE_SPANS;
     uint16_t *scores = room.scores + head * slots_of(&cache->reading);
-    for (size_t i = range * RANGE_SPANS; i < end && i < cache->reading.candidates; i++)
+    size_t bytes = cache->method.index->block_bytes(cache->shape.head_dim);
+    for (size_t i = range * RANGE_SPANS; i < end && i < cache->reading.candidates; i++) {
+        if (i + SCORE_AHEAD < cache->reading.candidates) {
+            const uint8_t *ahead = index_block(cache, candidate(cache, i + SCORE_AHEAD), cache->layer, head);
+            for (size_t b = 0; b < bytes; b += MEMORY_ALIGN) __builtin_prefetch(ahead + b, 0, 2);
+        }
         cache->method.index->scores(cache->shape.head_dim, room.tables + head * table_bytes(cache),
                                     index_block(cache, candidate(cache, i), cache->layer, head), scores + i * BLOCK_TOKENS);
+    }
 }
 
 /* Exact keys are read whatever their scores; returns their number. */

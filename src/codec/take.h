@@ -28,8 +28,8 @@ static inline void take_rows(const void *from, size_t bytes, const uint8_t *slot
 static inline void fetch_rows(const void *from, size_t bytes, const uint8_t *slots, size_t n) {
     for (size_t i = 0; i < n; i++) {
         const char *row = (const char *)from + slots[i] * bytes;
-        for (size_t b = 0; b < bytes; b += 64) __builtin_prefetch(row + b);
-        __builtin_prefetch(row + bytes - 1);
+        for (size_t b = 0; b < bytes; b += 64) __builtin_prefetch(row + b, 0, 2);
+        __builtin_prefetch(row + bytes - 1, 0, 2);
     }
 }
 

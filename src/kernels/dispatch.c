@@ -60,9 +60,9 @@ static void choose(void) {
                                               kernels_fill_avx2_weights, kernels_fill_avx2_nearest, kernels_fill_avx2_comm,
                                               kernels_fill_avx2_sign,    kernels_fill_avx2_choose,  kernels_fill_avx2_additive};
     void (*const avx512[])(struct kernels *) = {
-        kernels_fill_avx512_vector,  kernels_fill_avx512_cache,   kernels_fill_avx512_product,
-        kernels_fill_avx512_weights, kernels_fill_avx512_nearest, kernels_fill_avx512_comm,
-        kernels_fill_avx512_sign,    kernels_fill_avx512_choose,  kernels_fill_avx512_additive};
+        kernels_fill_avx512_vector,        kernels_fill_avx512_cache,   kernels_fill_avx512_product, kernels_fill_avx512_weights,
+        kernels_fill_avx512_weights_bytes, kernels_fill_avx512_nearest, kernels_fill_avx512_comm,    kernels_fill_avx512_sign,
+        kernels_fill_avx512_choose,        kernels_fill_avx512_additive};
     if (processor_has_avx2()) add_table(KERNELS_AVX2, KERNELS_SCALAR, avx2, sizeof avx2 / sizeof avx2[0]);
     if (processor_has_avx512()) add_table(KERNELS_AVX512, KERNELS_AVX2, avx512, sizeof avx512 / sizeof avx512[0]);
 #elif defined(__aarch64__)

@@ -21,6 +21,7 @@ void kernels_fill_avx512_vector(struct kernels *k);
 void kernels_fill_avx512_cache(struct kernels *k);
 void kernels_fill_avx512_product(struct kernels *k);
 void kernels_fill_avx512_weights(struct kernels *k);
+void kernels_fill_avx512_weights_bytes(struct kernels *k);
 void kernels_fill_avx512_nearest(struct kernels *k);
 
 void kernels_fill_neon_vector(struct kernels *k);

@@ -50,7 +50,9 @@ struct kernels {
 
     /* Weights as stored, indexed by enum tensor_type; NULL: type not supported. n is a multiple of the type's block. */
     void (*dequantize[TENSOR_TYPES])(const void *row, float *out, size_t n);
-    /* y[r] = <row r of w, x> for `rows` rows of n elements, read as they are; x in full precision. */
+    /* y[r] = <row r of w, x> for `rows` rows of n elements, read as they are; x in full precision, but that vector tiers may take
+     * what meets Q4_0, Q8_0 and Q4_K as fixed point: each number off by at most 2^-15 of the largest of its 32, and 0 where that is
+     * less than 1e-25. */
     void (*matvec[TENSOR_TYPES])(const void *w, size_t row_bytes, size_t rows, size_t n, const float *x, float *y);
 
     /* Nearest centroids, a panel of `width` (a multiple of NEAREST_WIDTH) at a time; kernels/nearest.h is the search made of it.
