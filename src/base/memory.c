@@ -7,7 +7,7 @@
 #include <sys/mman.h>
 
 #define HUGE_PAGE ((size_t)2 << 20)
-#define HUGE_LEAST (8 * HUGE_PAGE) /* what is smaller would lose too much of its last page */
+#define HUGE_LEAST (2 * HUGE_PAGE)
 
 /* A cache is read in pieces that lie far apart, and the processor knows the whereabouts of few pages at once. */
 static void advise_huge_pages(void *memory, size_t bytes) {

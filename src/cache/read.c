@@ -129,9 +129,13 @@ enum terse_status read_reserve(struct cache *cache, const struct plan *plan, str
         }
         list_spans(cache, reading);
         size_t slots = slots_of(reading), wanted = policy_reads(parameters, slots) + cache->anchors.count;
-        reading->most = wanted < slots ? wanted : slots;
-        enum terse_status status = reserve_packed(cache, error);
-        if (status) return status;
+        if (wanted < slots) {
+            reading->most = wanted;
+            enum terse_status status = reserve_packed(cache, error);
+            if (status) return status;
+        } else {
+            reading->candidates = reading->dense = 0; /* there is nothing to choose */
+        }
     }
     size_t bytes = lay_out(cache, plan, reading, NULL);
     if (bytes <= reading->bytes) return TERSE_OK;
@@ -256,11 +260,17 @@ void read_choose(const struct cache *cache, uint32_t head) {
     size_t slots = slots_of(&cache->reading), kept = 0;
     uint16_t *scores = room.scores + head * slots;
     uint32_t *chosen = room.chosen + head * cache->reading.most;
-    for (size_t i = 0; i < cache->reading.candidates; i++) /* short blocks are few */
-        for (size_t t = candidate(cache, i)->count; t < BLOCK_TOKENS; t++) scores[i * BLOCK_TOKENS + t] = 0;
+    bool filled = true; /* short blocks are few */
+    for (size_t i = 0; i < cache->reading.candidates; i++) {
+        for (size_t t = candidate(cache, i)->count; t < BLOCK_TOKENS; t++) {
+            scores[i * BLOCK_TOKENS + t] = 0;
+            filled = false;
+        }
+    }
     size_t wanted = policy_reads(&cache->method.parameters, slots) + force_anchors(cache, head, scores);
     size_t n = top_tokens(scores, slots, wanted < cache->reading.most ? wanted : cache->reading.most, chosen);
-    for (size_t i = 0; i < n; i++)
+    if (filled) kept = n;
+    for (size_t i = 0; !filled && i < n; i++)
         if (chosen[i] % BLOCK_TOKENS < candidate(cache, chosen[i] / BLOCK_TOKENS)->count) chosen[kept++] = chosen[i];
     room.count[head] = kept;
 }

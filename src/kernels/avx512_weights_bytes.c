@@ -160,18 +160,18 @@ INLINE void fetch_ahead(const void *block, size_t bytes) {
                                float *y) { \
         for (size_t r = 0; r < rows; r++, w += row_bytes) { \
             const struct weight_##type *block = (const void *)w; \
-            __m512 sum[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()}; \
+            __m512 sum = _mm512_setzero_ps(); \
             size_t i = 0, u = 0; \
             for (; i + UNIT * units <= n; i += UNIT * units, u += units, block += per) { \
                 fetch_ahead(block, per * sizeof *block); \
-                sum[u / units % 2] = unit(block, f, u, sum[u / units % 2]); \
+                sum = unit(block, f, u, sum); \
             } \
             if (i < n) { \
                 struct weight_##type last[per] = {0}; \
                 memcpy(last, block, (n - i) * per / (UNIT * units) * sizeof *last); \
-                sum[0] = unit(last, f, u, sum[0]); \
+                sum = unit(last, f, u, sum); \
             } \
-            float all = _mm512_reduce_add_ps(_mm512_add_ps(sum[0], sum[1])); \
+            float all = _mm512_reduce_add_ps(sum); \
             y[r] = add ? y[r] + all : all; \
         } \
     }
