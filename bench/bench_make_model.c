@@ -1,12 +1,12 @@
 /* Writes a model with random weights in the shape of a well-known one, for measurements on weights larger than any cache:
  *
- *     bench_make_model 1b q8_0 FILE
+ *     bench_make_model 1b q8_0 FILE [LAYERS]
  *
- * Every weight is drawn with standard deviation 1/sqrt(columns), so that activations keep their size through the layers, and the
- * file has a whole vocabulary, so that it loads and tokenizes like the model it imitates. What it says is noise.
+ * LAYERS: fewer than the model has. Every weight is drawn with standard deviation 1/sqrt(columns), so that activations keep their
+ * size through the layers, and the file has a whole vocabulary, so that it loads and tokenizes like the model it imitates. What it says is noise.
  */
-#include "base/half.h"
 #include "base/gguf_writer.h"
+#include "base/half.h"
 
 #include <math.h>
 #include <signal.h>
@@ -23,10 +23,10 @@ struct shape {
 /* Both have LLaMA 3's vocabulary and output tied to the embedding (the 8B model has an output matrix of its own). */
 static const struct shape shapes[] = {
     {"1b", "LLaMA-3.2-1B", 16, 2048, 32, 8, 64, 8192},
-    {"8b-4", "LLaMA-3.1-8B, 4 of its 32 layers", 4, 4096, 32, 8, 128, 14336},
+    {"8b", "LLaMA-3.1-8B", 32, 4096, 32, 8, 128, 14336},
 };
 enum { N_SHAPES = sizeof shapes / sizeof *shapes };
-enum { VOCABULARY = 128256, FIRST_SPECIAL = 128000, MOST_TENSORS = 2 + 16 * 9, LONGEST_TOKEN = 40 };
+enum { VOCABULARY = 128256, FIRST_SPECIAL = 128000, MOST_TENSORS = 2 + 32 * 9, LONGEST_TOKEN = 40 };
 
 static const struct {
     const char *name;
@@ -140,9 +140,9 @@ static void fill(void *user, uint64_t tensor, uint64_t offset, void *bytes, size
 
 /* ---- The file ----------------------------------------------------------------------------------------------------------- */
 
-static void add_shape(struct gguf_writer *writer, const struct shape *shape, uint32_t file_type) {
+static void add_shape(struct gguf_writer *writer, const struct shape *shape, const char *name, uint32_t file_type) {
     gguf_writer_string(writer, "general.architecture", "llama");
-    gguf_writer_string(writer, "general.name", shape->summary);
+    gguf_writer_string(writer, "general.name", name);
     gguf_writer_u32(writer, "general.file_type", file_type);
     gguf_writer_u32(writer, "general.quantization_version", 2);
     gguf_writer_u32(writer, "llama.block_count", shape->layers);
@@ -207,38 +207,47 @@ static bool report(void *user, const char *what, uint64_t done, uint64_t total) 
 }
 
 static int usage(void) {
-    fprintf(stderr, "usage: bench_make_model SHAPE TYPE FILE\n  SHAPE:");
+    fprintf(stderr, "usage: bench_make_model SHAPE TYPE FILE [LAYERS]\n  SHAPE:");
     for (size_t i = 0; i < N_SHAPES; i++) fprintf(stderr, "%s %s (%s)", i ? "," : "", shapes[i].name, shapes[i].summary);
     fprintf(stderr, "\n  TYPE: q8_0, q4_0\n");
     return 1;
 }
 
 int main(int argc, char **argv) {
-    const struct shape *shape = NULL;
+    struct shape shape = {0};
+    char name[64];
     struct gguf_writer writer = {0};
     struct terse_error error = {0};
     static struct weights weights;
     uint32_t file_type = 0;
-    for (size_t i = 0; argc == 4 && i < N_SHAPES; i++)
-        if (!strcmp(argv[1], shapes[i].name)) shape = &shapes[i];
-    for (size_t i = 0; argc == 4 && i < N_TYPES; i++) {
+    bool counted = argc == 4 || argc == 5;
+    for (size_t i = 0; counted && i < N_SHAPES; i++)
+        if (!strcmp(argv[1], shapes[i].name)) shape = shapes[i];
+    for (size_t i = 0; counted && i < N_TYPES; i++) {
         if (strcmp(argv[2], types[i].name) != 0) continue;
         weights.type = types[i].type;
         file_type = types[i].file_type;
     }
-    if (!shape || !file_type) return usage();
+    if (!shape.layers || !file_type) return usage();
+    uint32_t whole = shape.layers;
+    if (argc == 5) shape.layers = (uint32_t)strtoul(argv[4], NULL, 10);
+    if (!shape.layers || shape.layers > whole) return usage();
+    if (shape.layers == whole)
+        snprintf(name, sizeof name, "%s", shape.summary);
+    else
+        snprintf(name, sizeof name, "%s, %u of its %u layers", shape.summary, (unsigned)shape.layers, (unsigned)whole);
 
     bool terminal = isatty(STDERR_FILENO);
     struct gguf_writer_source source = {fill, &weights};
     struct terse_progress progress = {report, &terminal};
-    float *ones = malloc(shape->width * sizeof *ones);
+    float *ones = malloc(shape.width * sizeof *ones);
     enum terse_status status = TERSE_E_MEMORY;
-    for (uint32_t i = 0; ones && i < shape->width; i++) ones[i] = 1;
+    for (uint32_t i = 0; ones && i < shape.width; i++) ones[i] = 1;
     signal(SIGINT, interrupt);
     signal(SIGTERM, interrupt);
-    add_shape(&writer, shape, file_type);
+    add_shape(&writer, &shape, name, file_type);
     if (ones && add_vocabulary(&writer)) {
-        add_tensors(&writer, shape, &weights, ones);
+        add_tensors(&writer, &shape, &weights, ones);
         status = gguf_writer_save(&writer, argv[3], &source, &progress, &error);
     } else {
         status_no_memory(&error, VOCABULARY * LONGEST_TOKEN, "the vocabulary");

@@ -3,6 +3,7 @@
  * encoding costs the same.
  *
  *     bench_sealing [MODEL.gguf [DEPTH [TOKENS]]]
+ *     bench_sealing blocks                             no model: time to seal a block, by shape and method
  */
 #include "base/clock.h"
 #include "model/forward.h"
@@ -10,8 +11,10 @@
 #include "support/random_codebook.h"
 
 #include <math.h>
+#include <omp.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 static void must(bool good, const char *what, const struct terse_error *error) {
     if (good) return;
@@ -62,13 +65,73 @@ static double time_tokens(const struct terse_model *m, const struct method *meth
     return sum / (double)n;
 }
 
+/* ---- Blocks alone */
+
+/* Microseconds by which a step that seals a block of every KV head of a layer is longer than one that does not, the least of a few; no
+ * attention, no worker. */
+static double time_block(const struct cache_shape *shape, const char *name) {
+    enum { BLOCKS = 6, DEPTH = 1024 };
+    struct terse_cache_options options = terse_cache_options_defaults();
+    struct method method;
+    struct cache *cache;
+    struct terse_error error;
+    size_t width = (size_t)shape->kv_heads * shape->head_dim;
+    double best = INFINITY, us[BLOCK_TOKENS];
+    float *rows = malloc(2 * width * sizeof *rows);
+    must(rows, "no memory", NULL);
+    options.method = name;
+    must(!method_resolve(&options, shape->head_dim, &method, &error), name, &error);
+    must(!random_codebook(&method, shape->layers, shape->kv_heads, shape->head_dim, 0, true, &error), "codebook", &error);
+    must(!cache_new(shape, &method, &cache, &error), "cache", &error);
+    cache_seal_ahead(cache, false);
+    must(!cache_fill_random(cache, DEPTH, 1, &error), "cache", &error);
+    for (int block = 0; block < BLOCKS; block++) {
+        for (size_t i = 0; i < BLOCK_TOKENS; i++) {
+            for (size_t c = 0; c < 2 * width; c++) rows[c] = sinf((float)(c * (i + 1)));
+            double start = clock_now();
+            must(!cache_step_begin(cache, CACHE_STEP_DECODE, 1, &error), "step", &error);
+            for (uint32_t layer = 0; layer < shape->layers; layer++) {
+                cache_layer_begin(cache, layer, rows, rows + width);
+                cache_layer_end(cache);
+            }
+            cache_step_end(cache);
+            us[i] = 1e6 * (clock_now() - start) / shape->layers;
+        }
+        qsort(us, BLOCK_TOKENS, sizeof *us, ascending);
+        best = fmin(best, us[BLOCK_TOKENS - 1] - us[BLOCK_TOKENS / 2]);
+    }
+    cache_free(cache);
+    free(rows);
+    return best;
+}
+
+static int bench_blocks(void) {
+    static const char *const methods[] = {"q8_0",    "q4_0",    "kivi-4",  "kivi-2",   "million-4", "million-2",
+                                          "antkv-4", "antkv-2", "antkv-1", "commvq-2", "commvq-1",  "selfindex-2"};
+    static float frequency[64];
+    for (int i = 0; i < 64; i++) frequency[i] = powf(500000, -(float)i / 64);
+    struct rope rope64 = {ROPE_ADJACENT, 64, 64, frequency, 1}, rope128 = {ROPE_ADJACENT, 128, 128, frequency, 1};
+    struct cache_shape shapes[] = {{8, 32, 8, 64, 0.125f, &rope64, NULL}, {8, 32, 8, 128, 0.0884f, &rope128, NULL}};
+    printf("sealing, %d threads; a block of 64 tokens of every KV head of a layer\n%-18s %-14s %10s\n", omp_get_max_threads(),
+           "shape", "method", "us/layer");
+    for (size_t s = 0; s < 2; s++) {
+        for (size_t i = 0; i < sizeof methods / sizeof methods[0]; i++) {
+            printf("%-18s %-14s %10.1f\n", s ? "8B: 32 x 8 x 128" : "1B: 32 x 8 x 64", methods[i],
+                   time_block(&shapes[s], methods[i]));
+            fflush(stdout);
+        }
+    }
+    return 0;
+}
+
 int main(int argc, char **argv) {
     static const char *const methods[] = {"f16", "q4_0", "million-4", "antkv-1", "antkv-0.375"};
     const char *path = argc > 1 ? argv[1] : PROJECT_DIR "/models/lab-27m-q8_0.gguf";
     size_t depth = argc > 2 ? (size_t)atol(argv[2]) : 8192, n = argc > 3 ? (size_t)atol(argv[3]) : 512;
     struct terse_model *model;
     struct terse_error error;
-    must(depth && n, "usage: bench_sealing [MODEL.gguf [DEPTH [TOKENS]]]", NULL);
+    if (!strcmp(path, "blocks")) return bench_blocks();
+    must(depth && n, "usage: bench_sealing [MODEL.gguf [DEPTH [TOKENS]] | blocks]", NULL);
     must(!terse_model_load(path, &model, &error), "model", &error);
     double *ms = malloc(n * sizeof *ms);
     must(ms, "no memory", NULL);

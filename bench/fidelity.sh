@@ -11,6 +11,7 @@
 #     memory       the peak size of a process for some methods
 #     commvq       CommVQ's key tables by themselves, its attention timed, and more retrieval tasks for what has as many bits
 #     choose       methods that read or keep chosen tokens, their parts, other caches read by their index, and what an index finds
+#     deep         such methods with prompts of almost 32,768 tokens
 #     domains      codebooks learned on prose, source code and a list of keys and values, measured on each
 #     report       DOCS/fidelity.md, and of each of its plots an .svg and a .png
 # What FOLDER already holds is not made or measured again; remove it to start anew. On two cores the codebooks take an hour, everything
@@ -40,7 +41,7 @@ done
 shift $((OPTIND - 1))
 if [ -z "$model" ] || [ -z "$text" ]; then usage; fi
 work=${work:-$build/fidelity}
-[ $# -gt 0 ] || set -- codebooks main directions weighting memory commvq choose domains report
+[ $# -gt 0 ] || set -- codebooks main directions weighting memory commvq choose deep domains report
 mkdir -p "$work/codebooks"
 
 bits='4 2 1 0.75 0.375'
@@ -148,6 +149,13 @@ step_choose() {
     measure snapkv-1228 needles --tasks 0,0,3,0
     measure snapkv-2400 needles --tasks 0,0,0,1
     "$build/bin/recall" -m "$model" -f "$text" -w "$work"
+}
+
+# In a folder of its own: windows and what is scored of them are others.
+step_deep() {
+    # shellcheck disable=SC2086
+    "$build/bin/fidelity" -m "$model" -f "$text" -w "$work/deep" --resume -c 32768 --scored 2048 --parts default \
+        --methods "$(join f16 $chosen snapkv-2304 selfindex-2:read=100%)" ${MEASURE:-}
 }
 
 # Texts to learn from and to measure on: of the project's own sources every other file.

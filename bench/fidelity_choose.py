@@ -5,6 +5,7 @@ import json
 
 import numpy as np
 from fidelity_commvq import read, share_of_f16
+from fidelity_deep import deep
 from fidelity_results import RESAMPLES, SEED, Difference
 from fidelity_text import digits, percent, table
 
@@ -248,7 +249,7 @@ def recall(report):
 
 def choose(report):
     before = len(report.text)
-    for part in (fidelity, claims, recall):
+    for part in (fidelity, claims, deep, recall):
         part(report)
     if len(report.text) > before:
         report.text.insert(before, "## Choosing tokens\n\n")

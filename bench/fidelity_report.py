@@ -7,13 +7,12 @@ Every figure in the document is computed here; what was not measured is left out
 
 import os
 import sys
-import textwrap
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from fidelity_choose import choose  # noqa: E402
 from fidelity_commvq import commvq  # noqa: E402
 from fidelity_results import BLOCK, Difference, Results  # noqa: E402
-from fidelity_text import digits, mib, name_of, percent, table, with_error  # noqa: E402
+from fidelity_text import digits, mib, name_of, paragraphs, percent, table, with_error  # noqa: E402
 
 LENGTHS = (4096, 8192, 16384, 32000)
 BITS = ("4", "2", "1", "0.75", "0.375")
@@ -128,10 +127,7 @@ class Report:
         self.text = []
 
     def say(self, text):
-        """Paragraphs, filled; lists, headings and code as they are."""
-        for paragraph in text.strip("\n").split("\n\n"):
-            plain = paragraph[0] not in "#-!| "
-            self.text.append((textwrap.fill(paragraph, 132, break_on_hyphens=False, break_long_words=False) if plain else paragraph) + "\n\n")
+        self.text.extend(paragraphs(text))
 
     def place(self, run, protocol):
         return self.r.positions(run, protocol)
@@ -378,7 +374,7 @@ all sequences and stand beside them. ± is a standard error from means of {BLOCK
     bench/fidelity.sh -m MODEL.gguf -f SCORED_TEXT
 
 makes the codebooks (from the text in `data`), measures, and writes this page and the plot. Results stay in `build/fidelity`; what is there is not measured
-again, and single steps can be named: `codebooks`, `main`, `directions`, `weighting`, `memory`, `commvq`, `choose`, `domains`, `report`. `build/bin/fidelity --help` lists the options of
+again, and single steps can be named: `codebooks`, `main`, `directions`, `weighting`, `memory`, `commvq`, `choose`, `deep`, `domains`, `report`. `build/bin/fidelity --help` lists the options of
 the measuring program. The plot needs Debian's python3-matplotlib.
 """
         )

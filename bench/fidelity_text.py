@@ -1,4 +1,13 @@
-"""How figures and runs are written in docs/fidelity.md."""
+"""How figures, runs and paragraphs are written in docs/fidelity.md and docs/performance.md."""
+
+import textwrap
+
+
+def paragraphs(text):
+    """Filled; lists, headings and code as they are."""
+    for paragraph in text.strip("\n").split("\n\n"):
+        plain = paragraph[0] not in "#-!| "
+        yield (textwrap.fill(paragraph, 132, break_on_hyphens=False, break_long_words=False) if plain else paragraph) + "\n\n"
 
 
 def table(head, rows, words=(0,)):

@@ -35,6 +35,33 @@ refuses "unknown KV method 'bogus'" bench -p 8 -n 0 -r 1 --kv f16,bogus
 refuses "unknown KV method ''" bench -p 8 -n 0 -r 1 --kv f16,
 refuses 'streaming-1000 leaves no room' bench -p 8 -n 0 -r 1 --kv f16,streaming-1000
 
+# All methods, each beside f16; codebooks are random, so that nothing is learned or kept.
+works bench --kv all -p 8 -n 1 -r 1 -d 1100 -o csv
+[ "$(csv_fields "$work/out")" -gt 10 ] && [ "$(wc -l <"$work/out")" -eq 39 ] || fail "all methods: $(cat "$work/out")"
+grep -q ',f16,,.*,tg1 @ d1100,[0-9.]*,[0-9.]*,1.00,[0-9.]*,1.00,' "$work/out" || fail "f16 beside itself: $(cat "$work/out")"
+grep -q ',commvq-1,random,.*,pp8 @ d1100,' "$work/out" || fail "a random codebook: $(cat "$work/out")"
+for reading in 'selfindex-2, reading 100%' 'selfindex-2, reading 7.5%' 'quest, reading 7.5%'; do
+    grep -q "\"$reading\",,.*,tg1 @ d1100," "$work/out" || fail "no $reading: $(cat "$work/out")"
+done
+[ ! -s "$work/err" ] || fail "remarks without a reason: $(cat "$work/err")"
+[ ! -e "$work/cache" ] || fail "codebooks of random numbers are kept"
+
+# What the model cannot have is left out with a remark: here for want of context.
+works bench --kv all -n 1 -r 1 -d 600
+grep -q '^Codebooks are random' "$work/out" || fail "md: $(cat "$work/out")"
+grep -q '^| snapkv-1024 .* tg1 @ d600 ' "$work/out" || fail "md: $(cat "$work/out")"
+! grep -q 'streaming-1024' "$work/out" || fail "a method without room: $(cat "$work/out")"
+grep -q '^without streaming-1024: streaming-1024 leaves no room' "$work/err" || fail "no remark: $(cat "$work/err")"
+[ "$(grep -c '^without ' "$work/err")" -eq 2 ] || fail "other remarks: $(cat "$work/err")"
+works bench --kv all -m tests/fixtures/models/mpt.gguf -n 1 -r 1 -d 64
+grep -q '^without quest, reading 7.5%: .*ALiBi' "$work/err" || fail "no remark: $(cat "$work/err")"
+refuses 'kv all chooses its methods' bench --kv all -ctk q8_0
+refuses 'kv all fills caches at random' bench --kv all --fill text -f "$text"
+refuses '-r takes a whole number from 1' bench -r 0
+refuses '--allow-longer-context' bench --kv all -d 40000
+
+interrupts bench --kv all -t 1
+
 # The bar moves, and an interrupt ends it, while a text is read to the depth, which takes one thread a minute or more.
 interrupts bench -p 0 -n 1 -r 1 -d 32000 -t 1 --fill text -f "$text"
 reached=$(number_after '^bench: ' "$work/err")

@@ -228,6 +228,27 @@ static void check_max(const struct kernels *k, struct random *random, size_t n, 
     }
 }
 
+static void test_max_of_tiles(void **state) {
+    (void)state;
+    struct random random = {7};
+    const struct kernels *k;
+    for (size_t tier = 0; (k = tier_at(tier)); tier++) {
+        assert_true(k->max_tiles(NULL, 0, 64) == -INFINITY);
+        for (size_t n = 1; n < 4; n++) {
+            for (size_t stride = 64; stride < 200; stride += 67) {
+                size_t all = (n - 1) * stride + 64, at = random_bits(&random) % 64 + random_bits(&random) % n * stride;
+                float *x = guard_floats(all, n % 2 ? GUARD_END : GUARD_START);
+                for (size_t i = 0; i < all; i++) x[i] = i % stride < 64 ? -random_normal(&random) : 1e9f; /* what lies between */
+                x[at] = 100;
+                x[(at + 1) % 64] = NAN;
+                x[at] = 100;
+                if (k->max_tiles(x, n, stride) != 100) fail_msg("%s max of %zu tiles, %zu apart", k->name, n, stride);
+            }
+        }
+        guard_release();
+    }
+}
+
 static void test_max_at_odd_lengths(void **state) {
     (void)state;
     for_all_lengths(check_max);
@@ -406,7 +427,8 @@ static void test_every_tier_fills_every_slot(void **state) {
     for (size_t tier = 0; (k = tier_at(tier)); tier++) {
         assert_true(k->half_to_float && k->float_to_half && k->dot && k->axpy && k->rms_norm && k->silu_mul && k->exp_sum &&
                     k->max);
-        assert_true(k->add_bytes && k->score_f16 && k->mix_f16 && k->score_q8_0 && k->mix_q8_0 && k->score_q4_0 && k->mix_q4_0);
+        assert_true(k->add_bytes && k->score_f16 && k->mix_f16 && k->score_q8_0 && k->mix_q8_0 && k->score_q4_0 && k->mix_q4_0 &&
+                    k->prepare_q8_0 && k->prepare_q4_0 && k->score_kivi_4 && k->mix_kivi_4 && k->score_kivi_2 && k->mix_kivi_2);
         for (uint32_t type = 0; type < TENSOR_TYPES; type++) {
             assert_true((tensor_type_info(type) != NULL) == (k->dequantize[type] != NULL));
             assert_true((tensor_type_info(type) != NULL) == (k->matvec[type] != NULL));
@@ -497,6 +519,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_dot_at_odd_lengths),
         cmocka_unit_test(test_axpy_at_odd_lengths),
         cmocka_unit_test(test_rms_norm_at_odd_lengths),
+        cmocka_unit_test(test_max_of_tiles),
         cmocka_unit_test(test_max_at_odd_lengths),
         cmocka_unit_test(test_exp_over_the_whole_range),
         cmocka_unit_test(test_exp_where_there_is_no_number),

@@ -22,16 +22,24 @@
 #define MOST_HD 256
 
 typedef void slot_call(const float *in, size_t G, size_t hd, const void *block, float *out);
+typedef void prepare_call(const float *q, size_t G, size_t hd, float *tables);
 
 static const struct slot {
     const char *name;
     size_t pointer; /* its place in struct kernels */
     bool keys;
-    enum { F16, Q8_0, Q4_0 } codec;
+    enum { F16, Q8_0, Q4_0, KIVI_4, KIVI_2 } codec;
 } slots[] = {
-    {"score_f16", offsetof(struct kernels, score_f16), true, F16},    {"mix_f16", offsetof(struct kernels, mix_f16), false, F16},
-    {"score_q8_0", offsetof(struct kernels, score_q8_0), true, Q8_0}, {"mix_q8_0", offsetof(struct kernels, mix_q8_0), false, Q8_0},
-    {"score_q4_0", offsetof(struct kernels, score_q4_0), true, Q4_0}, {"mix_q4_0", offsetof(struct kernels, mix_q4_0), false, Q4_0},
+    {"score_f16", offsetof(struct kernels, score_f16), true, F16},
+    {"mix_f16", offsetof(struct kernels, mix_f16), false, F16},
+    {"score_q8_0", offsetof(struct kernels, score_q8_0), true, Q8_0},
+    {"mix_q8_0", offsetof(struct kernels, mix_q8_0), false, Q8_0},
+    {"score_q4_0", offsetof(struct kernels, score_q4_0), true, Q4_0},
+    {"mix_q4_0", offsetof(struct kernels, mix_q4_0), false, Q4_0},
+    {"score_kivi_4", offsetof(struct kernels, score_kivi_4), true, KIVI_4},
+    {"mix_kivi_4", offsetof(struct kernels, mix_kivi_4), false, KIVI_4},
+    {"score_kivi_2", offsetof(struct kernels, score_kivi_2), true, KIVI_2},
+    {"mix_kivi_2", offsetof(struct kernels, mix_kivi_2), false, KIVI_2},
 };
 #define N_SLOTS (sizeof slots / sizeof *slots)
 
@@ -41,8 +49,33 @@ static slot_call *call_of(const struct kernels *k, const struct slot *slot) {
     return call;
 }
 
+/* Whose queries are prepared first. */
+static prepare_call *prepare_of(const struct kernels *k, const struct slot *slot) {
+    return !slot->keys ? NULL : slot->codec == Q8_0 ? k->prepare_q8_0 : slot->codec == Q4_0 ? k->prepare_q4_0 : NULL;
+}
+
+/* tables[G][K] are of use to some. */
+static void call_slot(const struct kernels *k, const struct slot *slot, const float *in, size_t G, size_t hd, const void *block,
+                      float *tables, float *out) {
+    prepare_call *prepare = prepare_of(k, slot);
+    if (prepare) prepare(in, G, hd, tables);
+    call_of(k, slot)(prepare ? tables : in, G, hd, block, out);
+}
+
+/* Whether products are of numbers in fixed point. */
+static bool is_fixed(const struct kernels *k, const struct slot *slot) {
+    return slot->codec != F16 && strcmp(k->name, "avx512") == 0;
+}
+
+static unsigned bits_of(const struct slot *slot) { return slot->codec == KIVI_4 ? 4 : 2; }
+
 static size_t bytes_of(const struct slot *slot, size_t hd) {
-    return slot->codec == F16 ? BLOCK_BYTES_F16(hd) : slot->codec == Q8_0 ? BLOCK_BYTES_Q8_0(hd) : BLOCK_BYTES_Q4_0(hd);
+    switch (slot->codec) {
+    case F16: return BLOCK_BYTES_F16(hd);
+    case Q8_0: return BLOCK_BYTES_Q8_0(hd);
+    case Q4_0: return BLOCK_BYTES_Q4_0(hd);
+    default: return BLOCK_BYTES_KIVI(hd, bits_of(slot));
+    }
 }
 
 /* ---- The oracle ----------------------------------------------------------------------------------------------------------- */
@@ -55,44 +88,81 @@ static double half_at(const unsigned char *block, size_t byte) {
     return x;
 }
 
-/* Channel c of token t, straight from the words of block_layout.h. */
-static double element(const struct slot *slot, const unsigned char *block, size_t hd, size_t c, size_t t) {
-    if (slot->codec == F16) return half_at(block, 2 * (slot->keys ? c * 64 + t : t * hd + c));
-    double scale = half_at(block, 2 * (c / 32 * 64 + t));
-    const unsigned char *codes = block + hd / 32 * 64 * 2;
-    if (slot->codec == Q8_0) return scale * (signed char)codes[slot->keys ? c * 64 + t : t * hd + c];
-    size_t group = c / 32, byte = c % 16;
-    unsigned char pair = slot->keys ? codes[(group * 16 + byte) * 64 + t] : codes[(t * (hd / 32) + group) * 16 + byte];
-    return scale * ((c % 32 < 16 ? pair % 16 : pair / 16) - 8);
+/* zero + scale * code. */
+struct element {
+    double zero, scale, code;
+};
+
+static double value_of(struct element e) { return e.zero + e.scale * e.code; }
+static double width_of(struct element e) { return fabs(e.zero) + fabs(e.scale * e.code); }
+
+static struct element kivi_element(const struct slot *slot, const unsigned char *block, size_t hd, size_t c, size_t t) {
+    unsigned bits = bits_of(slot);
+    size_t n = slot->keys ? 64 : hd, i = slot->keys ? t : c, bytes = n * bits / 8;
+    size_t row = slot->keys ? 8 * hd + c * bytes : t * (bytes + hd / 8), pair = row + bytes + c / 32 * 4;
+    double code = block[row + i % bytes] >> i / bytes * bits & ((1u << bits) - 1);
+    if (!slot->keys) return (struct element){half_at(block, pair + 2), half_at(block, pair), code};
+    size_t at = 2 * (t / 32 * hd + c);
+    return (struct element){half_at(block, 4 * hd + at), half_at(block, at), code};
 }
 
+/* Channel c of token t, straight from the words of block_layout.h. */
+static struct element element(const struct slot *slot, const unsigned char *block, size_t hd, size_t c, size_t t) {
+    if (slot->codec == F16) return (struct element){half_at(block, 2 * (slot->keys ? c * 64 + t : t * hd + c)), 0, 0};
+    if (slot->codec != Q8_0 && slot->codec != Q4_0) return kivi_element(slot, block, hd, c, t);
+    double scale = half_at(block, 2 * (c / 32 * 64 + t));
+    const unsigned char *codes = block + hd / 32 * 64 * 2;
+    if (slot->codec == Q8_0) return (struct element){0, scale, (signed char)codes[slot->keys ? c * 64 + t : t * hd + c]};
+    size_t group = c / 32, byte = c % 16;
+    unsigned char pair = slot->keys ? codes[(group * 16 + byte) * 64 + t] : codes[(t * (hd / 32) + group) * 16 + byte];
+    return (struct element){0, scale, (c % 32 < 16 ? pair % 16 : pair / 16) - 8};
+}
+
+/* Halves of the given fill in every place of a block that holds one. */
 static void make_block(struct random *random, const struct slot *slot, enum fill fill, size_t hd, unsigned char *block) {
-    size_t scales = slot->codec == F16 ? 64 * hd : hd / 32 * 64;
-    uint16_t *half = malloc(scales * sizeof *half);
-    fill_halves(random, fill, half, scales);
+    size_t n = slot->codec == F16 ? 64 * hd : slot->codec == Q8_0 || slot->codec == Q4_0 ? hd / 32 * 64 : 4 * hd;
+    uint16_t *half = malloc(n * sizeof *half);
+    fill_halves(random, fill, half, n);
     fill_bytes(random, block, bytes_of(slot, hd)); /* every code, -128 of q8_0 too */
-    memcpy(block, half, scales * sizeof *half);
+    if (slot->codec >= KIVI_4 && !slot->keys) {
+        size_t codes = hd * bits_of(slot) / 8, pairs = hd / 8;
+        for (size_t t = 0; t < 64; t++) memcpy(block + t * (codes + pairs) + codes, half + t * (hd / 16), pairs);
+    } else {
+        memcpy(block, half, n * sizeof *half);
+    }
     free(half);
 }
 
-/* want[G][N] and terms[G][N], the sum of the absolute products, of in[G][K] times the block. */
-static void oracle(const struct slot *slot, const float *in, size_t G, size_t hd, const unsigned char *block, double *want,
-                   double *terms) {
-    static double table[64 * MOST_HD];
+/* Of in[G][K] times the block: sums[G][N], the sums of the absolute products, and by how much fixed point may be off. */
+struct oracle {
+    double want[MOST_G * MOST_HD], terms[MOST_G * MOST_HD], fixed[MOST_G * MOST_HD];
+};
+
+#define FIXED_PART 65000.0
+#define FIXED_LEAST 1e-30
+
+static void ask_oracle(const struct slot *slot, const float *in, size_t G, size_t hd, const unsigned char *block,
+                       struct oracle *oracle) {
+    static struct element table[64 * MOST_HD];
     for (size_t t = 0; t < 64; t++) {
         for (size_t c = 0; c < hd; c++) table[t * hd + c] = element(slot, block, hd, c, t);
     }
     size_t K = slot->keys ? hd : 64, N = slot->keys ? 64 : hd;
+    bool scaled_after = slot->keys && slot->codec < KIVI_4; /* a query's numbers are in fixed point before scales meet them */
     for (size_t g = 0; g < G; g++) {
         for (size_t n = 0; n < N; n++) {
-            double sum = 0, absolute = 0;
+            double sum = 0, absolute = 0, most = 0, codes = 0;
             for (size_t k = 0; k < K; k++) {
-                double product = in[g * K + k] * (slot->keys ? table[n * hd + k] : table[k * hd + n]);
-                sum += product;
-                absolute += fabs(product);
+                struct element e = slot->keys ? table[n * hd + k] : table[k * hd + n];
+                double number = (double)in[g * K + k];
+                sum += number * value_of(e);
+                absolute += fabs(number) * width_of(e);
+                most = fmax(most, fabs(scaled_after ? number : number * e.scale));
+                codes += fabs(scaled_after ? e.scale * e.code : e.code);
             }
-            want[g * N + n] = sum;
-            terms[g * N + n] = absolute;
+            oracle->want[g * N + n] = sum;
+            oracle->terms[g * N + n] = absolute;
+            oracle->fixed[g * N + n] = (most / FIXED_PART + FIXED_LEAST) * codes;
         }
     }
 }
@@ -135,23 +205,25 @@ static void bytes_are_added_as_products(void **state) {
 }
 
 static void check_shape(struct random *random, const struct slot *slot, enum fill fill, size_t G, size_t hd, enum guard_side side) {
-    static double want[MOST_G * MOST_HD], terms[MOST_G * MOST_HD];
+    static struct oracle oracle;
     size_t K = slot->keys ? hd : 64, N = slot->keys ? 64 : hd;
     float *in = guard_floats(G * K, side), *out = guard_floats(G * N, side), *before = guard_floats(G * N, side);
+    float *tables = guard_floats(G * K, side);
     unsigned char *block = guard_bytes(bytes_of(slot, hd), side);
     make_block(random, slot, fill, hd, block);
     fill_floats(random, fill == FILL_LARGE ? FILL_OUTLIER : fill, in, G * K);
     if (!slot->keys && fill == FILL_NORMAL) memset(in, 0, 64 * sizeof *in); /* the first query's weights */
     fill_floats(random, FILL_NORMAL, before, G * N);
-    oracle(slot, in, G, hd, block, want, terms);
+    ask_oracle(slot, in, G, hd, block, &oracle);
     const struct kernels *k;
     for (size_t tier = 0; (k = tier_at(tier)); tier++) {
         memcpy(out, before, G * N * sizeof *out);
-        call_of(k, slot)(in, G, hd, block, out);
+        call_slot(k, slot, in, G, hd, block, tables, out);
         for (size_t i = 0; i < G * N; i++) {
             double start = slot->keys ? 0 : before[i]; /* score overwrites, mix adds */
-            check_close(out[i], start + want[i], terms[i] + fabs(start), EPSILON * (double)(K + 4), 1e-42,
-                        "%s %s G %zu hd %zu %s, %zu of %zu", k->name, slot->name, G, hd, fill_name(fill), i, N);
+            check_close(out[i], start + oracle.want[i], oracle.terms[i] + fabs(start), EPSILON * (double)(K + 4),
+                        1e-42 + (is_fixed(k, slot) ? oracle.fixed[i] : 0), "%s %s G %zu hd %zu %s, %zu of %zu", k->name, slot->name,
+                        G, hd, fill_name(fill), i, N);
         }
     }
     guard_release();
@@ -183,12 +255,18 @@ static void test_extreme_numbers_and_both_guards(void **state) {
     }
 }
 
+static void check_place(const struct kernels *k, const struct slot *slot, size_t at, struct element e, double times, float got) {
+    double want = times * value_of(e), error = fabs((double)got - want);
+    if (is_fixed(k, slot) ? error <= 1e-6 * times * width_of(e) : got == (float)want) return;
+    fail_msg("%s %s: %zu, got %.9g, want %.9g", k->name, slot->name, at, (double)got, want);
+}
+
 /* A query that is 1 at one place finds exactly that place of the block: no tier confuses channels, tokens, nibbles or scales. */
 static void test_every_place_is_found(void **state) {
     (void)state;
     struct random random = {5};
     const size_t hd = 96;
-    static float in[2 * MOST_HD], out[2 * MOST_HD];
+    static float in[2 * MOST_HD], out[2 * MOST_HD], tables[2 * MOST_HD];
     for (const struct slot *slot = slots; slot < slots + N_SLOTS; slot++) {
         size_t K = slot->keys ? hd : 64, N = slot->keys ? 64 : hd;
         unsigned char *block = guard_bytes(bytes_of(slot, hd), GUARD_END);
@@ -196,16 +274,17 @@ static void test_every_place_is_found(void **state) {
         const struct kernels *k;
         for (size_t tier = 0; (k = tier_at(tier)); tier++) {
             for (size_t at = 0; at < K; at++) {
+                size_t next = (at + 1) % K;
                 memset(in, 0, sizeof in);
                 memset(out, 0, sizeof out);
                 in[at] = 1;
-                in[K + (at + 1) % K] = 2;
-                call_of(k, slot)(in, 2, hd, block, out);
+                in[K + next] = 2;
+                call_slot(k, slot, in, 2, hd, block, tables, out);
                 for (size_t n = 0; n < N; n++) {
-                    size_t next = (at + 1) % K;
-                    double one = slot->keys ? element(slot, block, hd, at, n) : element(slot, block, hd, n, at);
-                    double two = 2 * (slot->keys ? element(slot, block, hd, next, n) : element(slot, block, hd, n, next));
-                    if (out[n] != (float)one || out[N + n] != (float)two) fail_msg("%s %s: %zu of %zu", k->name, slot->name, n, at);
+                    check_place(k, slot, at, slot->keys ? element(slot, block, hd, at, n) : element(slot, block, hd, n, at), 1,
+                                out[n]);
+                    check_place(k, slot, next, slot->keys ? element(slot, block, hd, next, n) : element(slot, block, hd, n, next),
+                                2, out[N + n]);
                 }
             }
         }
@@ -223,18 +302,21 @@ struct bench_shape {
     size_t G, hd;
 };
 
-static double slot_rate(slot_call *call, const struct bench_shape *shape, const char *data, size_t block_bytes) {
-    size_t blocks = BENCH_BYTES / block_bytes;
+static double slot_rate(const struct kernels *k, const struct slot *slot, const struct bench_shape *shape, const char *data) {
+    size_t block_bytes = bytes_of(slot, shape->hd), blocks = BENCH_BYTES / block_bytes;
+    slot_call *call = call_of(k, slot);
+    prepare_call *prepare = prepare_of(k, slot);
     double best = 0;
     for (int run = 0; run < 3; run++) {
         double start = clock_seconds();
 #pragma omp parallel num_threads(BENCH_THREADS)
         {
-            float in[16 * MOST_HD], out[16 * MOST_HD];
+            float in[16 * MOST_HD], out[16 * MOST_HD], tables[16 * MOST_HD];
             for (size_t i = 0; i < 16 * MOST_HD; i++) in[i] = (float)(i % 7) / 64, out[i] = 0;
             size_t thread = (size_t)omp_get_thread_num();
+            if (prepare) prepare(in, shape->G, shape->hd, tables);
             for (size_t b = blocks * thread / BENCH_THREADS; b < blocks * (thread + 1) / BENCH_THREADS; b++) {
-                call(in, shape->G, shape->hd, data + b * block_bytes, out);
+                call(prepare ? tables : in, shape->G, shape->hd, data + b * block_bytes, out);
             }
         }
         double rate = (double)(blocks * block_bytes) / (clock_seconds() - start);
@@ -258,8 +340,8 @@ static int bench(void) {
             for (const struct slot *slot = slots; slot < slots + N_SLOTS; slot++) {
                 size_t bytes = bytes_of(slot, shapes[s].hd);
                 double read = read_bandwidth(data, BENCH_BYTES, BENCH_THREADS);
-                double rate = slot_rate(call_of(k, slot), &shapes[s], data, bytes);
-                printf("%-6s %-13s G %zu hd %3zu  %-10s %5.1f GB/s, %3.0f%% of a plain read (%.1f), %5.2f ns per token\n", k->name,
+                double rate = slot_rate(k, slot, &shapes[s], data);
+                printf("%-6s %-13s G %zu hd %3zu  %-12s %5.1f GB/s, %3.0f%% of a plain read (%.1f), %5.2f ns per token\n", k->name,
                        shapes[s].what, shapes[s].G, shapes[s].hd, slot->name, rate * 1e-9, 100 * rate / read, read * 1e-9,
                        (double)bytes / 64 / rate * 1e9);
             }

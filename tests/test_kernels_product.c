@@ -402,20 +402,54 @@ static void check_turned(size_t G, size_t hd, size_t pairs, bool adjacent, enum 
     guard_release();
 }
 
+/* The words of angles. */
+static const int16_t *angle_words(const struct key_turn *turn, enum guard_side side) {
+    int16_t *words = guard_bytes(turn->pairs * 2 * SLOTS * sizeof *words, side);
+    for (size_t i = 0; i < turn->pairs; i++) {
+        for (size_t t = 0; t < SLOTS; t++) {
+            words[2 * i * SLOTS + t] = (int16_t)lrintf(32767 * turn->cosine[i * SLOTS + t]);
+            words[(2 * i + 1) * SLOTS + t] = (int16_t)lrintf(32767 * turn->sine[i * SLOTS + t]);
+        }
+    }
+    return words;
+}
+
+/* What turning in words may be off by, for one query: a key's number by six units, of which the largest number that its pair's can be has
+ * at least 16000, and a query's by half of 1 / 65000 of all its numbers together, where turned ones are words. */
+static double words_error(const struct sample *s, const struct key_turn *turn, const float *q) {
+    if (!s->p.levels || !turn->words) return 0;
+    double gain = turn->gain ? 0 : 1, off = 0, all = 0;
+    for (size_t t = 0; turn->gain && t < SLOTS; t++) gain = fmax(gain, fabs((double)turn->gain[t]));
+    for (size_t i = 0; i < turn->pairs; i++) {
+        size_t first = turn->adjacent ? 2 * i : i, second = turn->adjacent ? 2 * i + 1 : i + turn->pairs,
+               channel[] = {first, second};
+        double most = 0;
+        for (size_t k = 0; k < 2; k++) {
+            double low = (double)s->p.low[channel[k]], mean = turn->gain ? (double)turn->mean[channel[k]] : 0;
+            most = fmax(most, fabs(mean) + gain * fmax(fabs(low), fabs(low + 255 * (double)s->p.step[channel[k]])));
+        }
+        double both = fabs((double)q[first]) + fabs((double)q[second]);
+        off += both * 6 * most / 16000;
+        all += both * most / 16000;
+    }
+    return off + (double)s->hd * 32768 * all / 65000 + 1e-25;
+}
+
 /* Keys in blocks, as they are and with means and gains; by turns all, half and some channels are turned. */
-static void check_turned_blocks(struct sample *s, enum fill fill, size_t G, enum guard_side side) {
+static void check_turned_blocks_by(struct sample *s, enum fill fill, size_t G, enum guard_side side, bool words) {
     static size_t turns;
     size_t pairs = turns % 3 == 0 ? s->hd / 2 : turns % 3 == 1 ? s->hd / 4 : s->hd / 2 - 3;
     bool adjacent = turns / 3 % 2, gained = turns / 6 % 2;
     turns++;
     float *q = guard_floats(G * s->hd, side), *logits = guard_floats(G * SLOTS, side), *gain = guard_floats(SLOTS, side);
     float *mean = guard_floats(s->hd, side), *cosine = guard_floats(pairs * SLOTS, side), *sine = guard_floats(pairs * SLOTS, side);
-    struct key_turn turn = {.cosine = cosine, .sine = sine, .pairs = pairs, .adjacent = adjacent};
+    struct key_turn turn = {.cosine = cosine, .sine = sine, .pairs = pairs, .adjacent = adjacent, .magnitude = 1};
     fill_floats(&randomness, fill == FILL_LARGE ? FILL_OUTLIER : fill, q, G * s->hd);
     fill_floats(&randomness, FILL_NORMAL, gain, SLOTS);
     fill_floats(&randomness, FILL_NORMAL, mean, s->hd);
     fill_angles(cosine, sine, pairs * SLOTS);
     if (gained) turn.gain = gain, turn.mean = mean;
+    if (words) turn.words = angle_words(&turn, side);
     const struct kernels *k;
     for (size_t tier = 0; (k = tier_at(tier)); tier++) {
         k->score_turned_pq(&s->p, &turn, q, G, s->block, logits);
@@ -428,13 +462,22 @@ static void check_turned_blocks(struct sample *s, enum fill fill, size_t G, enum
             for (size_t g = 0; g < G; g++) {
                 turned_dot(q + g * s->hd, key, &turn, s->hd, t, &want, &terms);
                 for (size_t c = 0; c < s->hd; c++) terms += 2 * parts * fabs((double)q[g * s->hd + c]);
-                check_close((double)logits[g * SLOTS + t], want, terms, EPSILON * (double)(2 * s->hd + 4), 1e-42,
-                            "%s score_turned_pq G %zu hd %zu width %zu bits %u pairs %zu %s %s %s, query %zu token %zu", k->name, G,
-                            s->hd, s->p.width, s->p.bits, pairs, adjacent ? "adjacent" : "split", gained ? "gains" : "as it is",
-                            fill_name(fill), g, t);
+                double off = k->planes_pq && 2 * pairs == s->hd ? words_error(s, &turn, q + g * s->hd) : 0;
+                check_close((double)logits[g * SLOTS + t], want, terms, EPSILON * (double)(2 * s->hd + 4), off + 1e-42,
+                            "%s score_turned_pq G %zu hd %zu width %zu bits %u pairs %zu %s %s%s %s, query %zu token %zu", k->name,
+                            G, s->hd, s->p.width, s->p.bits, pairs, adjacent ? "adjacent" : "split", gained ? "gains" : "as it is",
+                            words ? " words" : "", fill_name(fill), g, t);
             }
         }
     }
+}
+
+static void check_turned_blocks(struct sample *s, enum fill fill, size_t G, enum guard_side side) {
+    check_turned_blocks_by(s, fill, G, side, false);
+}
+
+static void check_turned_words(struct sample *s, enum fill fill, size_t G, enum guard_side side) {
+    check_turned_blocks_by(s, fill, G, side, true);
 }
 
 static void turned_scores_equal_sums(void **state) {
@@ -455,6 +498,8 @@ static void turned_scores_of_blocks_equal_sums(void **state) {
         for (size_t G = 1; G <= 9; G++) for_shapes(check_turned_blocks, levels, FILL_NORMAL, G);
         for (int fill = 0; fill < FILLS; fill++) for_shapes(check_turned_blocks, levels, (enum fill)fill, 2);
     }
+    for (size_t G = 1; G <= 9; G++) for_shapes(check_turned_words, true, FILL_NORMAL, G);
+    for (int fill = 0; fill < FILLS; fill++) for_shapes(check_turned_words, true, (enum fill)fill, 4);
 }
 
 int main(void) {

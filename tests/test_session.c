@@ -280,6 +280,35 @@ static void test_fill_random(void **state) {
     terse_session_free(session);
 }
 
+/* It serves the method that it was made for, as one that was learned would. */
+static void test_random_codebook(void **state) {
+    (void)state;
+    struct terse_session_options options = terse_session_options_defaults();
+    struct terse_session *session;
+    struct terse_codebook *codebook;
+    struct terse_codebook_info about;
+    struct terse_error error;
+    expect(terse_codebook_random(model, "q4_0", &codebook, &error), TERSE_E_ARGUMENT, &error, "learns nothing");
+    assert_null(codebook);
+    expect(terse_codebook_random(model, "bogus", &codebook, &error), TERSE_E_ARGUMENT, &error, "bogus");
+    static const char *const methods[] = {"million-4", "antkv-1", "commvq-1"};
+    for (size_t i = 0; i < sizeof methods / sizeof methods[0]; i++) {
+        assert_int_equal(terse_codebook_random(model, methods[i], &codebook, &error), TERSE_OK);
+        terse_codebook_describe(codebook, &about);
+        assert_string_equal(about.method, methods[i]);
+        assert_string_equal(about.corpus, "random numbers");
+        assert_true(about.fingerprint == info.fingerprint);
+        options.cache.method = methods[i];
+        options.cache.codebook = codebook;
+        assert_int_equal(terse_session_new(model, &options, &session, &error), TERSE_OK);
+        assert_int_equal(terse_session_fill_random(session, 500, 3, &error), TERSE_OK);
+        assert_int_equal(terse_session_decode(session, tokens, 1, NULL, &error), TERSE_OK);
+        for (uint32_t t = 0; t < info.vocabulary; t++) assert_true(isfinite(terse_session_logits(session)[t]));
+        terse_session_free(session);
+        terse_codebook_free(codebook);
+    }
+}
+
 static bool stop_in_the_middle(void *user, const char *what, uint64_t done, uint64_t total) {
     uint64_t *last = user;
     assert_non_null(what);
@@ -329,11 +358,12 @@ static void test_same_seed_same_tokens(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_steps_equal_prefill),  cmocka_unit_test(test_sink_first),
-        cmocka_unit_test(test_reset_forgets),        cmocka_unit_test(test_memory_is_as_predicted),
-        cmocka_unit_test(test_streaming_is_endless), cmocka_unit_test(test_limits),
-        cmocka_unit_test(test_limits_of_streaming),  cmocka_unit_test(test_fill_random),
-        cmocka_unit_test(test_interruption),         cmocka_unit_test(test_same_seed_same_tokens),
+        cmocka_unit_test(test_steps_equal_prefill),   cmocka_unit_test(test_sink_first),
+        cmocka_unit_test(test_reset_forgets),         cmocka_unit_test(test_memory_is_as_predicted),
+        cmocka_unit_test(test_streaming_is_endless),  cmocka_unit_test(test_limits),
+        cmocka_unit_test(test_limits_of_streaming),   cmocka_unit_test(test_fill_random),
+        cmocka_unit_test(test_random_codebook),       cmocka_unit_test(test_interruption),
+        cmocka_unit_test(test_same_seed_same_tokens),
     };
     return cmocka_run_group_tests(tests, load_model, free_model);
 }

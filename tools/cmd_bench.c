@@ -1,5 +1,6 @@
 /* `terse bench`: how fast prompts are read and tokens decoded with a given number of tokens in the cache, what of a step is
- * attention, and how near its reading comes to the memory bandwidth measured in the same run. */
+ * attention, and how near its reading comes to the memory bandwidth measured in the same run. With `--kv all` every method takes
+ * turns with f16. */
 #include "bandwidth.h"
 #include "codebooks.h"
 #include "commands.h"
@@ -14,20 +15,58 @@
 #include <string.h>
 
 enum { MOST_DEPTHS = 32, MOST_REPEATS = 1000 };
+enum { BY_KIND = -1 }; /* a number that was not given: its default depends on whether methods are named or all are measured */
+
+/* A line of the table that `--kv all` prints. */
+struct item {
+    const char *method;
+    double read_percent; /* 0: the method's own */
+    const char *label;   /* NULL: as setup_method_text has it */
+};
+
+/* f16 first: the others are measured beside it. */
+static const struct item all_items[] = {
+    {"f16", 0, NULL},
+    {"q8_0", 0, NULL},
+    {"q4_0", 0, NULL},
+    {"kivi-4", 0, NULL},
+    {"kivi-2", 0, NULL},
+    {"million-4", 0, NULL},
+    {"million-2", 0, NULL},
+    {"antkv-4", 0, NULL},
+    {"antkv-2", 0, NULL},
+    {"antkv-1", 0, NULL},
+    {"commvq-2", 0, NULL},
+    {"commvq-1", 0, NULL},
+    {"selfindex-2", 100, NULL},
+    {"selfindex-2", 7.5, NULL},
+    {"selfindex-16", 7.5, NULL},
+    {"quest-1", 7.5, "quest, reading 7.5%"},
+    {"streaming-1024", 0, NULL},
+    {"mat-1024", 0, NULL},
+    {"snapkv-1024", 0, NULL},
+};
+enum { N_ALL = sizeof all_items / sizeof all_items[0] };
 
 struct bench {
     struct setup setup;
     const char *methods, *depths, *file;
     int64_t n_prompt, n_decode, repeats;
     int format, fill_text;
+    char kv_help[640];
+    bool all;             /* --kv all: the methods of all_items ... */
+    bool left_out[N_ALL]; /* ... but for these, which the model cannot have */
+    size_t item;          /* of all_items, the one whose turn it is */
 
     int threads;
     uint64_t weight_bytes; /* read for each decoded token */
     double read_rate;      /* of the machine, bytes per second */
     uint32_t depth[MOST_DEPTHS];
     size_t n_depths;
-    uint32_t longest; /* tokens that any test holds */
-    int32_t *text;    /* tokens of -f */
+    size_t first_depth, end_depth; /* those whose turn it is */
+    struct terse_session *half;    /* f16's, with which others take turns */
+    uint32_t longest;              /* tokens that any test holds */
+    int32_t *text;                 /* tokens of -f */
     size_t n_text;
     int32_t *random;      /* [longest] */
     uint64_t done, total; /* runs, for the progress */
@@ -42,6 +81,7 @@ struct samples {
     double rate[MOST_REPEATS]; /* tokens per second */
     size_t n;
     double seconds;
+    double attention;                /* seconds of the repeat with the fastest */
     struct terse_counters counters;  /* sums over the repeats */
     struct terse_cache_report cache; /* after the last */
 };
@@ -97,25 +137,31 @@ static int decode_tokens(const struct bench *b, struct terse_session *session, u
     return EXIT_OK;
 }
 
-/* One test once: n tokens at a depth, as a prompt or one by one. */
-static int run_once(struct bench *b, struct terse_session *session, uint32_t depth, uint32_t n, bool prompt,
-                    struct samples *samples) {
+/* n tokens read as a prompt or one by one behind the `depth` that are there. */
+static int time_tokens(struct bench *b, struct terse_session *session, uint32_t depth, uint32_t n, bool prompt,
+                       struct samples *samples) {
     struct terse_counters counters;
-    b->run.total = (uint64_t)depth + n;
-    int status = fill(b, session, depth, samples->n + 1);
-    if (status != EXIT_OK) return status;
     terse_session_counters(session, &counters, true);
     double start = console_seconds();
-    status = prompt ? prefill(b, session, b->random, depth, n) : decode_tokens(b, session, n);
+    int status = prompt ? prefill(b, session, b->random, depth, n) : decode_tokens(b, session, n);
     double seconds = console_seconds() - start;
     if (status != EXIT_OK) return status;
     terse_session_counters(session, &counters, true);
     terse_session_cache(session, &samples->cache);
+    if (!samples->n || counters.attention_seconds < samples->attention) samples->attention = counters.attention_seconds;
     samples->rate[samples->n++] = n / seconds;
     samples->seconds += seconds;
     samples->counters.attention_seconds += counters.attention_seconds;
     samples->counters.attention_bytes += counters.attention_bytes;
     return EXIT_OK;
+}
+
+/* One test once, from its filling on. */
+static int run_once(struct bench *b, struct terse_session *session, uint32_t depth, uint32_t n, bool prompt,
+                    struct samples *samples) {
+    b->run.total = (uint64_t)depth + n;
+    int status = fill(b, session, depth, samples->n + 1);
+    return status == EXIT_OK ? time_tokens(b, session, depth, n, prompt, samples) : status;
 }
 
 static void mean_and_deviation(const struct samples *s, double *mean, double *deviation) {
@@ -135,12 +181,15 @@ static const struct table_column columns[] = {
     {"cpu", NULL, 0},
     {"threads", NULL, 0},
     {"kv", "KV", 0},
+    {"codebook", NULL, 0},
     {"kv_mib", "KV MiB", 2},
     {"bits_per_value", "bits/value", 2},
     {"test", "test", 0},
     {"tokens_per_second", "tokens/s", 2},
     {"deviation", "+/-", 2},
+    {"speed_over_f16", "over f16", 2},
     {"attention_ms", "attention ms/token", 4},
+    {"faster_than_f16", "faster than f16", 2},
     {"attention_mb", "KV read MB/token", 3},
     {"attention_gb_per_second", "attention GB/s", 2},
     {"attention_of_machine", "of machine", 3},
@@ -150,8 +199,14 @@ static const struct table_column columns[] = {
 };
 enum { N_COLUMNS = sizeof columns / sizeof columns[0] };
 
-/* The rates against the machine's are put in at the end, when its bandwidth was measured a second time. */
-static void add_row(struct bench *b, uint32_t depth, uint32_t n, bool prompt, const struct samples *s) {
+static const char *method_label(const struct bench *b, char *buffer, size_t capacity) {
+    if (b->all && all_items[b->item].label) return all_items[b->item].label;
+    return setup_method_text(&b->setup, buffer, capacity);
+}
+
+/* What compares a row with f16's or the machine is put in later: for the machine's bandwidth, which is measured a second time at the
+ * end. */
+static cJSON *add_row(struct bench *b, uint32_t depth, uint32_t n, bool prompt, const struct samples *s) {
     char test[64], method[128];
     double mean, deviation;
     cJSON *row = cJSON_CreateObject();
@@ -163,7 +218,8 @@ static void add_row(struct bench *b, uint32_t depth, uint32_t n, bool prompt, co
     cJSON_AddNumberToObject(row, "weight_bytes", (double)b->setup.info.bytes);
     cJSON_AddStringToObject(row, "cpu", terse_cpu_name());
     cJSON_AddNumberToObject(row, "threads", b->threads);
-    cJSON_AddStringToObject(row, "kv", setup_method_text(&b->setup, method, sizeof method));
+    cJSON_AddStringToObject(row, "kv", method_label(b, method, sizeof method));
+    cJSON_AddStringToObject(row, "codebook", !codebooks_needed(&b->setup) ? "" : b->setup.random_codebooks ? "random" : "learned");
     cJSON_AddNumberToObject(row, "kv_mib", (double)s->cache.resident / 0x1p20);
     cJSON_AddNumberToObject(row, "bits_per_value", s->cache.bits_per_value);
     cJSON_AddStringToObject(row, "test", test);
@@ -178,6 +234,7 @@ static void add_row(struct bench *b, uint32_t depth, uint32_t n, bool prompt, co
         cJSON_AddNumberToObject(row, "decode_gb_per_second", 1e-9 * all / s->seconds);
     }
     cJSON_AddItemToArray(b->rows, row);
+    return row;
 }
 
 static void add_ratio(cJSON *row, const char *key, const char *rate, double machine) {
@@ -185,10 +242,34 @@ static void add_ratio(cJSON *row, const char *key, const char *rate, double mach
     if (item && machine > 0) cJSON_AddNumberToObject(row, key, item->valuedouble / machine);
 }
 
+static const char *text_of(const cJSON *row, const char *key) {
+    return cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(row, key));
+}
+
+static double number_of(const cJSON *row, const char *key) {
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(row, key);
+    return item ? item->valuedouble : 0;
+}
+
+/* Where f16 was among the methods that were named: against its row of the same test. */
+static void compare_with_f16(const cJSON *rows, cJSON *row) {
+    const cJSON *half;
+    double own = number_of(row, "attention_ms");
+    if (cJSON_GetObjectItemCaseSensitive(row, "speed_over_f16")) return;
+    cJSON_ArrayForEach(half, rows) {
+        if (strcmp(text_of(half, "kv"), "f16") != 0 || strcmp(text_of(half, "test"), text_of(row, "test")) != 0) continue;
+        double rate = number_of(half, "tokens_per_second");
+        cJSON_AddNumberToObject(row, "speed_over_f16", number_of(row, "tokens_per_second") / rate);
+        if (own > 0) cJSON_AddNumberToObject(row, "faster_than_f16", number_of(half, "attention_ms") / own);
+        return;
+    }
+}
+
 static int print_rows(struct bench *b) {
     double machine = 1e-9 * b->read_rate;
     cJSON *row;
     cJSON_ArrayForEach(row, b->rows) {
+        compare_with_f16(b->rows, row);
         add_ratio(row, "attention_of_machine", "attention_gb_per_second", machine);
         add_ratio(row, "decode_of_machine", "decode_gb_per_second", machine);
         cJSON_AddNumberToObject(row, "machine_gb_per_second", machine);
@@ -197,6 +278,8 @@ static int print_rows(struct bench *b) {
         printf("%s, %.1f M parameters, %s, %.1f MiB; %d threads (%s); the machine reads %.1f GB/s\n\n", b->setup.info.name,
                1e-6 * (double)b->setup.info.parameters, b->setup.info.weights, (double)b->setup.info.bytes / 0x1p20, b->threads,
                terse_cpu_name(), machine);
+    if (b->format == TABLE_MARKDOWN && b->all)
+        printf("Codebooks are random numbers: times are real, what was generated is noise.\n\n");
     return table_print(b->rows, columns, N_COLUMNS, (enum table_format)b->format);
 }
 
@@ -213,6 +296,41 @@ static int run_test(struct bench *b, struct terse_session *session, uint32_t dep
     }
     if (status == EXIT_OK) add_row(b, depth, n, prompt, samples);
     free(samples);
+    return status;
+}
+
+static double fastest(const struct samples *s) {
+    double best = 0;
+    for (size_t i = 0; i < s->n; i++) best = s->rate[i] > best ? s->rate[i] : best;
+    return best;
+}
+
+/* A repeat of a test in turns: prompts fill the cache anew, tokens that are decoded go behind those of the repeat before. */
+static int run_turn(struct bench *b, struct terse_session *session, uint32_t depth, uint32_t n, bool prompt,
+                    struct samples *samples) {
+    if (prompt) return run_once(b, session, depth, n, prompt, samples);
+    int status = samples->n ? EXIT_OK : fill(b, session, depth, 1);
+    return status == EXIT_OK ? time_tokens(b, session, depth, n, prompt, samples) : status;
+}
+
+/* A test in turns with f16: what else the machine does meets both. Of either the fastest repeat is compared. */
+static int run_turns(struct bench *b, struct terse_session *session, uint32_t depth, uint32_t n, bool prompt) {
+    struct samples *own = calloc(1, sizeof *own), *half = calloc(1, sizeof *half);
+    int status = own && half ? EXIT_OK : complain("no memory for the samples");
+    bool other = session != b->half;
+    for (int64_t i = 0; i < b->repeats && status == EXIT_OK; i++) {
+        if (other) status = run_turn(b, b->half, depth, n, prompt, half);
+        if (status == EXIT_OK) status = run_turn(b, session, depth, n, prompt, own);
+        b->done++;
+        if (status == EXIT_OK && !show_done(b, 0)) status = EXIT_INTERRUPTED;
+    }
+    if (status == EXIT_OK) {
+        cJSON *row = add_row(b, depth, n, prompt, own);
+        cJSON_AddNumberToObject(row, "speed_over_f16", other ? fastest(own) / fastest(half) : 1);
+        if (!prompt) cJSON_AddNumberToObject(row, "faster_than_f16", other ? half->attention / own->attention : 1);
+    }
+    free(own);
+    free(half);
     return status;
 }
 
@@ -237,10 +355,21 @@ static int new_session(struct bench *b, struct terse_session **session) {
     return terse_session_new(b->setup.model, &options, session, &error) == TERSE_OK ? EXIT_OK : complain_error(&error);
 }
 
+/* Of random numbers there are more as soon as they are needed: those of many methods at once would fill the memory. */
+static void drop_codebooks(struct bench *b) {
+    if (!b->setup.random_codebooks) return;
+    codebooks_free(b->setup.codebooks);
+    b->setup.codebooks = NULL;
+}
+
 /* What is wrong with a method alone is found before a codebook is learned for another. */
 static int check_method(struct bench *b) {
     struct terse_error error;
     return setup_try_cache(&b->setup, &error) == TERSE_OK ? EXIT_OK : complain_error(&error);
+}
+
+static void count_runs(struct bench *b) {
+    b->total += b->n_depths * ((b->n_prompt > 0) + (b->n_decode > 0)) * (uint64_t)b->repeats;
 }
 
 /* Counts the runs, and asks for a session: a method that cannot be had is found before the others are measured. */
@@ -248,20 +377,59 @@ static int plan_method(struct bench *b) {
     struct terse_session *session;
     int status = new_session(b, &session);
     if (status == EXIT_OK) terse_session_free(session);
-    b->total += b->n_depths * ((b->n_prompt > 0) + (b->n_decode > 0)) * (uint64_t)b->repeats;
+    count_runs(b);
     return status;
 }
 
-static int run_method(struct bench *b) {
+/* The same of `--kv all`, which leaves out what the model cannot have; but nothing goes without f16. */
+static int plan_item(struct bench *b) {
+    struct terse_session_options options = setup_session_options(&b->setup);
     struct terse_session *session;
-    int status = new_session(b, &session);
+    struct terse_error error;
+    char label[128];
+    options.context = b->longest;
+    enum terse_status failed = setup_try_cache(&b->setup, &error);
+    if (!failed) {
+        int status = codebooks_provide(&b->setup, &options);
+        if (status != EXIT_OK) return status;
+        failed = terse_session_new(b->setup.model, &options, &session, &error);
+        if (!failed) terse_session_free(session);
+        drop_codebooks(b);
+    }
+    if (failed && b->item == 0) return complain_error(&error);
+    b->left_out[b->item] = failed;
+    if (failed)
+        remark("without %s: %s", method_label(b, label, sizeof label), error.message);
+    else
+        count_runs(b);
+    return console_interrupted() ? EXIT_INTERRUPTED : EXIT_OK;
+}
+
+static int run_method(struct bench *b) {
+    struct terse_session *session = b->half;
+    bool own = !b->all || b->item > 0; /* f16's serves itself */
+    int (*test)(struct bench *, struct terse_session *, uint32_t, uint32_t, bool) = b->all ? run_turns : run_test;
+    int status = own ? new_session(b, &session) : EXIT_OK;
     if (status != EXIT_OK) return status;
     status = warm_up(b, session);
-    for (size_t i = 0; i < b->n_depths && status == EXIT_OK; i++) {
-        if (b->n_prompt) status = run_test(b, session, b->depth[i], (uint32_t)b->n_prompt, true);
-        if (b->n_decode && status == EXIT_OK) status = run_test(b, session, b->depth[i], (uint32_t)b->n_decode, false);
+    for (size_t i = b->first_depth; i < b->end_depth && status == EXIT_OK; i++) {
+        if (b->n_prompt) status = test(b, session, b->depth[i], (uint32_t)b->n_prompt, true);
+        if (b->n_decode && status == EXIT_OK) status = test(b, session, b->depth[i], (uint32_t)b->n_decode, false);
     }
-    terse_session_free(session);
+    if (own) terse_session_free(session);
+    drop_codebooks(b);
+    return status;
+}
+
+static int for_each_item(struct bench *b, int (*visit)(struct bench *)) {
+    int status = EXIT_OK;
+    for (b->item = 0; b->item < N_ALL && status == EXIT_OK; b->item++) {
+        if (b->left_out[b->item]) continue;
+        b->setup.method = all_items[b->item].method;
+        b->setup.read = (struct amount){all_items[b->item].read_percent, 0};
+        status = visit(b);
+    }
+    b->setup.method = NULL;
     return status;
 }
 
@@ -274,6 +442,25 @@ static int for_each_method(struct bench *b, int (*visit)(struct bench *)) {
         status = visit(b);
     }
     b->setup.method = NULL;
+    return status;
+}
+
+static int run_list(struct bench *b) {
+    b->end_depth = b->n_depths;
+    return for_each_method(b, run_method);
+}
+
+/* One depth after another, so that a long run that is interrupted has whole tables. */
+static int run_all(struct bench *b) {
+    int status = EXIT_OK;
+    b->setup.method = all_items[0].method;
+    if ((status = new_session(b, &b->half)) != EXIT_OK) return status;
+    for (b->first_depth = 0; b->first_depth < b->n_depths && status == EXIT_OK; b->first_depth++) {
+        b->end_depth = b->first_depth + 1;
+        status = for_each_item(b, run_method);
+    }
+    terse_session_free(b->half);
+    b->half = NULL;
     return status;
 }
 
@@ -300,22 +487,70 @@ static int count_weight_bytes(struct bench *b) {
 static int parse_depths(struct bench *b) {
     char item[16], *end;
     const char *list = b->depths;
-    uint64_t deepest = 0;
     while (list_next(&list, item, sizeof item)) {
         long long depth = strtoll(item, &end, 10);
         if (!item[0] || *end || depth < 0 || depth > INT32_MAX)
             return complain("-d takes whole numbers with commas between them, not \"%s\"", b->depths);
         if (b->n_depths == MOST_DEPTHS) return complain("-d takes at most %d depths", MOST_DEPTHS);
         b->depth[b->n_depths++] = (uint32_t)depth;
-        if ((uint64_t)depth > deepest) deepest = (uint64_t)depth;
     }
-    int64_t longer = b->n_prompt > b->n_decode ? b->n_prompt : b->n_decode;
-    if (deepest + (uint64_t)longer > INT32_MAX) return complain("-d and -p or -n together are more than %d tokens", INT32_MAX);
-    b->longest = (uint32_t)(deepest + (uint64_t)longer);
+    return EXIT_OK;
+}
+
+/* Tokens that a test adds to a depth. */
+static uint64_t most_added(const struct bench *b) {
+    uint64_t decoded = (uint64_t)b->n_decode * (b->all ? (uint64_t)b->repeats : 1);
+    return decoded > (uint64_t)b->n_prompt ? decoded : (uint64_t)b->n_prompt;
+}
+
+/* Of 8K and 32K what the model's context has room for, in place of more than that the longest number of Ki. */
+static void choose_depths(struct bench *b) {
+    static const uint32_t usual[] = {8192, 32768};
+    uint64_t context = b->setup.info.context, added = most_added(b), room = context > added ? context - added : 0;
+    for (size_t i = 0; i < sizeof usual / sizeof usual[0]; i++) {
+        bool fits = usual[i] <= room || b->setup.allow_longer;
+        uint32_t depth = fits ? usual[i] : (uint32_t)(room / 1024 * 1024);
+        if (!b->n_depths || depth > b->depth[b->n_depths - 1]) b->depth[b->n_depths++] = depth;
+        if (!fits) return;
+    }
+}
+
+/* The tokens that any test holds; once the model is known. */
+static int set_depths(struct bench *b) {
+    uint64_t longest = 0;
+    if (!b->n_depths) choose_depths(b);
+    for (size_t i = 0; i < b->n_depths; i++)
+        if (b->depth[i] > longest) longest = b->depth[i];
+    longest += most_added(b);
+    if (longest > INT32_MAX) return complain("-d and -p or -n together are more than %d tokens", INT32_MAX);
+    b->longest = (uint32_t)longest;
+    return EXIT_OK;
+}
+
+static void set_default(int64_t *number, int64_t named, int64_t all, bool is_all) {
+    if (*number == BY_KIND) *number = is_all ? all : named;
+}
+
+/* What chooses methods, or changes them all, does not go with a table of all of them. */
+static int check_all(const struct bench *b) {
+    const struct setup *s = &b->setup;
+    if (s->key_type || s->value_type || s->evict || s->codebook_path || s->read.number || s->read.percent > 0)
+        return complain(
+            "--kv all chooses its methods and their codebooks: leave -ctk, -ctv, --evict, --top-k-tokens and --codebook "
+            "away, or name methods");
+    if (b->fill_text) return complain("--kv all fills caches at random: leave --fill text away, or name methods");
     return EXIT_OK;
 }
 
 static int check_options(struct bench *b) {
+    b->all = b->methods && strcmp(b->methods, "all") == 0;
+    b->setup.random_codebooks = b->all;
+    set_default(&b->n_prompt, 512, 0, b->all);
+    set_default(&b->n_decode, 128, 8, b->all);
+    set_default(&b->repeats, 5, 3, b->all);
+    if (b->all && check_all(b) != EXIT_OK) return EXIT_FAILED;
+    if (!b->depths && !b->all) b->depths = "0";
+    if (!b->repeats) return complain("-r takes a whole number from 1 to %d, not 0", MOST_REPEATS);
     if (!b->n_prompt && !b->n_decode) return complain("nothing to measure: give -p N, -n N or both more than 0");
     if (b->fill_text && !b->file) return complain("--fill text reads a text to the depth: add -f FILE");
     if (b->file && !b->fill_text) return complain("-f is the text of --fill text: add that");
@@ -344,21 +579,28 @@ static int make_tokens(struct bench *b) {
 }
 
 static enum options_result parse(struct bench *b, int argc, char **argv) {
+    snprintf(b->kv_help, sizeof b->kv_help, "%s; all: each of them in turns with f16, codebooks random", b->setup.method_help);
     const struct option options[] = {
-        {"-p, --n-prompt", "N", OPTION_INTEGER, &b->n_prompt, 0, 1 << 24, "tokens of a prompt to read; 0: no such test"},
-        {"-n, --n-gen", "N", OPTION_INTEGER, &b->n_decode, 0, 1 << 24, "tokens to decode one by one; 0: no such test"},
-        {"-d, --n-depth", "N,...", OPTION_TEXT, &b->depths, 0, 0, "tokens in the cache before each test, several with commas"},
-        {"-r, --repetitions", "N", OPTION_INTEGER, &b->repeats, 1, MOST_REPEATS, "repeats of each test"},
+        {"-p, --n-prompt", "N", OPTION_INTEGER, &b->n_prompt, BY_KIND, 1 << 24,
+         "tokens of a prompt to read; 0: no such test; -1: 512, with --kv all none"},
+        {"-n, --n-gen", "N", OPTION_INTEGER, &b->n_decode, BY_KIND, 1 << 24,
+         "tokens to decode one by one; 0: no such test; -1: 128, with --kv all 8"},
+        {"-d, --n-depth", "N,...", OPTION_TEXT, &b->depths, 0, 0,
+         "tokens in the cache before each test, several with commas; else 0, with --kv all 8192 and 32768"},
+        {"-r, --repetitions", "N", OPTION_INTEGER, &b->repeats, BY_KIND, MOST_REPEATS,
+         "repeats of each test; -1: 5, with --kv all 3"},
         {"--fill", "random|text", OPTION_CHOICE, &b->fill_text, 0, 0,
          "random keys and values in the cache, or -f FILE read to the depth"},
         {"-f, --file", "FILE", OPTION_TEXT, &b->file, 0, 0, "the text of --fill text, over and over if it is shorter"},
-        {"--kv", "METHOD,...", OPTION_TEXT, &b->methods, 0, 0, b->setup.method_help},
+        {"--kv", "METHOD,...", OPTION_TEXT, &b->methods, 0, 0, b->kv_help},
         {"-o, --output", TABLE_FORMATS, OPTION_CHOICE, &b->format, 0, 0, "form of the table"},
     };
     const struct option_set set = {
         .usage = "terse bench [options]",
-        .about = "Measures prompt (pp) and decoding (tg) speed with N tokens in the cache (@ dN), and the time and bytes of\n"
-                 "attention in decoding, beside what the machine reads from memory in the same run with the same threads.\n",
+        .about =
+            "Measures prompt (pp) and decoding (tg) speed with N tokens in the cache (@ dN), and the time and bytes of\n"
+            "attention in decoding, beside f16's and what the machine reads from memory in the same run with the same threads.\n"
+            "--kv all measures every method that the model can have, in a few minutes: the table to choose from.\n",
         .options = options,
         .n_options = sizeof options / sizeof options[0],
         .common = b->setup.common,
@@ -371,15 +613,17 @@ static int start(struct bench *b) {
     int status = setup_load(&b->setup);
     if (status != EXIT_OK) return status;
     b->threads = b->setup.threads ? (int)b->setup.threads : omp_get_num_procs();
-    if ((status = for_each_method(b, check_method)) != EXIT_OK) return status;
+    if ((status = set_depths(b)) != EXIT_OK) return status;
+    if (!b->all && (status = for_each_method(b, check_method)) != EXIT_OK) return status;
     if ((status = count_weight_bytes(b)) != EXIT_OK) return status;
     if ((status = make_tokens(b)) != EXIT_OK) return status;
-    if ((status = for_each_method(b, plan_method)) != EXIT_OK) return status;
+    status = b->all ? for_each_item(b, plan_item) : for_each_method(b, plan_method);
+    if (status != EXIT_OK) return status;
     return (b->rows = cJSON_CreateArray()) ? EXIT_OK : complain("no memory for the table");
 }
 
 int cmd_bench(int argc, char **argv) {
-    struct bench b = {.n_prompt = 512, .n_decode = 128, .repeats = 5, .depths = "0"};
+    struct bench b = {.n_prompt = BY_KIND, .n_decode = BY_KIND, .repeats = BY_KIND};
     setup_init(&b.setup);
     b.methods = b.setup.method;
     enum options_result parsed = parse(&b, argc, argv);
@@ -389,7 +633,7 @@ int cmd_bench(int argc, char **argv) {
     if (status == EXIT_OK) {
         /* Before and after, the better of the two: neighbours on the machine come and go. */
         b.read_rate = bandwidth_measure(b.threads);
-        status = for_each_method(&b, run_method);
+        status = b.all ? run_all(&b) : run_list(&b);
         /* What was measured before an interrupt or a failure is worth its row. */
         if (cJSON_GetArraySize(b.rows) > 0) {
             double after = bandwidth_measure(b.threads);

@@ -277,7 +277,9 @@ int codebooks_provide(struct setup *setup, struct terse_session_options *options
     for (entry = setup->codebooks; entry && strcmp(entry->method, setup->method) != 0;) entry = entry->next;
     if (!entry) {
         if (setup_try_cache(setup, &error) != TERSE_OK) return complain_error(&error);
-        if (!setup->codebook_path)
+        if (setup->random_codebooks) {
+            if (terse_codebook_random(setup->model, setup->method, &codebook, &error) != TERSE_OK) status = complain_error(&error);
+        } else if (!setup->codebook_path)
             status = find_or_learn(setup, options, &codebook);
         else if (terse_codebook_load(setup->codebook_path, &codebook, &error) != TERSE_OK)
             status = complain_error(&error);

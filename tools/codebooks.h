@@ -22,8 +22,8 @@ void codebooks_choose_method(struct setup *setup);
 bool codebooks_needed(const struct setup *setup);
 
 /* Sets options->cache.codebook to the one that the method needs for the model: that of --codebook, that in the user's cache
- * directory, the built-in one, or one that is learned now and kept there; stays NULL where it needs none. Learns nothing before a
- * session of these options is known to be possible. Returns an exit status. */
+ * directory, the built-in one, or one that is learned now and kept there; where *setup asks for it, one of random numbers. Stays NULL
+ * where the method needs none. Learns nothing before a session of these options is known to be possible. Returns an exit status. */
 int codebooks_provide(struct setup *setup, struct terse_session_options *options);
 
 /* The text to learn from and how; 0 stands for what the library takes by default. */

@@ -24,6 +24,7 @@ struct setup {
     int64_t mat_anchors, mat_shallow; /* 0 and -1: the method's own numbers */
     const char *codebook_path;        /* NULL: it is looked for, or learned */
     bool no_auto_calibrate;
+    bool random_codebooks;              /* of random numbers, whatever is there: for timing alone */
     struct option common[SETUP_COMMON]; /* rows for struct option_set that set what stands above, but for method and context */
     char method_help[512];              /* for the command's own row for `method`: lists the known ones */
 

@@ -83,30 +83,48 @@ static struct partial few_partial(const struct few *few, size_t split, uint32_t 
     return partial_at(few->partials + item * partial_floats(few->rows, hd), few->rows, hd);
 }
 
+/* The largest logit of one row of logits[n][rows][64] among the tokens that `token` sees; sets end[n], the slots of each tile before
+ * which these are. Whole tiles are looked at together. */
+static float largest_logit(const struct few *few, const struct tile *tiles, size_t n, size_t token, const float *row,
+                           uint32_t *end) {
+    const struct kernels *kernel = kernels();
+    size_t step = few->rows * BLOCK_TOKENS, whole = 0;
+    float max = -INFINITY;
+    for (size_t r = 0; r <= n; r++) {
+        if (r < n) end[r] = tile_visible(few->cache, &tiles[r], token);
+        if (r < n && !tiles[r].begin && end[r] == BLOCK_TOKENS) continue;
+        float most = kernel->max_tiles(row + whole * step, r - whole, step);
+        max = most > max ? most : max;
+        whole = r + 1;
+        if (r == n) break;
+        most = kernel->max(row + r * step + tiles[r].begin, end[r] - tiles[r].begin);
+        max = most > max ? most : max;
+    }
+    return max;
+}
+
 /* Turns logits[n][rows][64] of a run of tiles into weights, row by row under one running maximum. */
 static void weigh_run(const struct few *few, uint32_t head, const struct tile *tiles, size_t n, float *logits,
                       struct partial *partial) {
     const struct kernels *kernel = kernels();
     const float *slopes = few->cache->shape.slopes ? few->cache->shape.slopes + head * few->cache->group : NULL;
     size_t step = few->rows * BLOCK_TOKENS;
+    uint32_t end[RUN_LOGITS];
     for (size_t m = 0; m < few->rows; m++) {
         size_t token = few->first + m / few->cache->group;
-        float *row = logits + m * BLOCK_TOKENS, max = -INFINITY;
-        for (size_t r = 0; r < n; r++) {
-            uint32_t begin = tiles[r].begin, end = tile_visible(few->cache, &tiles[r], token);
-            if (slopes) /* no method that chooses tokens is offered with ALiBi */
-                add_slope(slopes[m % few->cache->group], tile_position(few->cache, &tiles[r]) + begin - (int64_t)token,
-                          row + r * step + begin, end - begin);
-            float most = kernel->max(row + r * step + begin, end - begin);
-            max = most > max ? most : max;
+        float *row = logits + m * BLOCK_TOKENS;
+        for (size_t r = 0; slopes && r < n; r++) { /* no method that chooses tokens is offered with ALiBi */
+            uint32_t begin = tiles[r].begin;
+            add_slope(slopes[m % few->cache->group], tile_position(few->cache, &tiles[r]) + begin - (int64_t)token,
+                      row + r * step + begin, tile_visible(few->cache, &tiles[r], token) - begin);
         }
-        max = partial_raise(partial, m, max);
+        float max = partial_raise(partial, m, largest_logit(few, tiles, n, token, row, end));
         for (size_t r = 0; r < n; r++) {
-            uint32_t begin = tiles[r].begin, end = tile_visible(few->cache, &tiles[r], token);
+            uint32_t begin = tiles[r].begin;
             float *weights = row + r * step;
             if (begin) memset(weights, 0, begin * sizeof *weights);
-            partial->sum[m] += kernel->exp_sum(weights + begin, max, end - begin);
-            if (end < BLOCK_TOKENS) memset(weights + end, 0, (BLOCK_TOKENS - end) * sizeof *weights);
+            partial->sum[m] += kernel->exp_sum(weights + begin, max, end[r] - begin);
+            if (end[r] < BLOCK_TOKENS) memset(weights + end[r], 0, (BLOCK_TOKENS - end[r]) * sizeof *weights);
         }
     }
 }
@@ -187,8 +205,7 @@ static void attend_few(const struct cache *cache, const float *q, size_t first, 
     few.queries = cache->scratch;
     few.tables = few.queries + heads * rows * hd;
     few.partials = few.tables + heads * few.table_floats;
-    /* A thread goes on where its last item ended: what the kernels prefetched there is near. Yet nobody waits long for the last. */
-    size_t items = few.splits * heads, chunk = larger(items / (4 * (size_t)cache->threads), 1);
+    size_t items = few.splits * heads;
 #pragma omp parallel num_threads(cache->threads) if (tiles * heads >= WAKE_TILES)
     {
 #pragma omp for schedule(static)
@@ -199,7 +216,8 @@ static void attend_few(const struct cache *cache, const float *q, size_t first, 
 #pragma omp for schedule(static)
             for (uint32_t head = 0; head < heads; head++) read_choose(cache, head);
         }
-#pragma omp for schedule(dynamic, chunk)
+        /* A thread goes on where its last item ended: what the kernels prefetched there is near. Yet nobody waits long for the last. */
+#pragma omp for schedule(guided)
         for (size_t item = 0; item < items; item++) {
             if (apart) choose_tokens(cache, (uint32_t)item);
             read_tiles(&few, item % few.splits, (uint32_t)(item / few.splits), attend_thread_scratch(cache));

@@ -91,8 +91,9 @@ void cache_step_end(struct cache *cache);
  * seals them, which waits for it: for measuring the difference. The results are the same. */
 void cache_seal_ahead(struct cache *cache, bool ahead);
 
-/* Appends n tokens of normally distributed keys and values, sealed as the method would. After a failure only the first of them are
- * there. */
+/* Appends n tokens of normally distributed keys and values, sealed as the method would: for benchmarks at depth. In an empty cache that
+ * evicts nothing one layer is sealed and the others become its copies, and in a long one without anchors blocks repeat: what is read
+ * lies in as much memory, and is written in a part of the time. After a failure only the first of the tokens are there. */
 enum terse_status cache_fill_random(struct cache *cache, size_t n, uint64_t seed, struct terse_error *error);
 
 /* Allocated now. */

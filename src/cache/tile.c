@@ -262,7 +262,9 @@ static void score_unturned(const struct cache *cache, const struct tile *tile, u
     struct key_turn turn = {.cosine = turns->slots,
                             .sine = turns->slots + turns->pairs * BLOCK_TOKENS,
                             .pairs = turns->pairs,
-                            .adjacent = turns->rope->pairing == ROPE_ADJACENT};
+                            .adjacent = turns->rope->pairing == ROPE_ADJACENT,
+                            .words = turns->words,
+                            .magnitude = turns->rope->magnitude};
     bool as_codes = tile->kind == TILE_SEALED && codec->score_turned;
     if (!as_codes) load_channels(cache, tile, head, moved, channels);
     memcpy(moved, q, rows * hd * sizeof *moved);

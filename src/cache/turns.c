@@ -4,6 +4,8 @@
 #include "base/memory.h"
 #include "codec/codec.h"
 
+#include <math.h>
+
 static float *entry(float *table, size_t pairs, size_t i) { return table + i * 2 * pairs; }
 
 enum terse_status turns_init(struct turns *turns, const struct rope *rope, struct terse_error *error) {
@@ -13,9 +15,15 @@ enum terse_status turns_init(struct turns *turns, const struct rope *rope, struc
     if (!turns->within) return status_no_memory(error, BLOCK_TOKENS * 2 * turns->pairs * sizeof(float), "rotation tables");
     turns->slots = memory_array(BLOCK_TOKENS, 2 * turns->pairs * sizeof(float));
     if (!turns->slots) return status_no_memory(error, BLOCK_TOKENS * 2 * turns->pairs * sizeof(float), "rotation tables");
+    turns->words = memory_array(BLOCK_TOKENS, 2 * turns->pairs * sizeof *turns->words);
+    if (!turns->words) return status_no_memory(error, BLOCK_TOKENS * 2 * turns->pairs * sizeof *turns->words, "rotation tables");
     for (size_t t = 0; t < BLOCK_TOKENS; t++) {
         float *cosine = entry(turns->within, turns->pairs, t);
         rope_angles(rope, (int64_t)t, cosine, cosine + turns->pairs);
+        for (size_t i = 0; i < 2 * turns->pairs; i++) {
+            size_t pair = i % turns->pairs, sine = i / turns->pairs;
+            turns->words[(pair * 2 + sine) * BLOCK_TOKENS + t] = (int16_t)lrintf(32767 * cosine[i]);
+        }
         for (size_t i = 0; i < 2 * turns->pairs; i++) turns->slots[i * BLOCK_TOKENS + t] = rope->magnitude * cosine[i];
     }
     return TERSE_OK;
@@ -24,6 +32,7 @@ enum terse_status turns_init(struct turns *turns, const struct rope *rope, struc
 void turns_destroy(struct turns *turns) {
     memory_free(turns->within);
     memory_free(turns->slots);
+    memory_free(turns->words);
     memory_free(turns->bases);
 }
 

@@ -37,6 +37,11 @@ size_t codebook_floats(const struct codebook_info *info, enum codec_side side);
 enum terse_status codebook_new(const struct codebook_info *info, const float *keys, const float *values,
                                struct terse_codebook **codebook, struct terse_error *error);
 
+/* One of random numbers, as learning would leave them but for what they say: for measuring speed. `pairs` of channels are rotated
+ * together, as comm_set_pairing has them. */
+enum terse_status codebook_random(const struct codebook_info *info, size_t pairs, bool adjacent, struct terse_codebook **codebook,
+                                  struct terse_error *error);
+
 const struct codebook_info *codebook_info(const struct terse_codebook *codebook);
 
 /* TERSE_OK when it serves `method` on the model with this fingerprint and shape; else TERSE_E_ARGUMENT, and one line that says for

@@ -21,6 +21,7 @@
 #include "kernels/kernels.h"
 
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 _Static_assert(BLOCK_PQ_PART(COMM_BITS) == COMM_PART, "codes lie as pq's of 12 bits");
@@ -34,11 +35,13 @@ _Static_assert(BLOCK_PQ_PART(COMM_BITS) == COMM_PART, "codes lie as pq's of 12 b
 struct learned {
     struct comm_code code; /* its arrays are these */
     int8_t *rows;
-    uint8_t *planes; /* NULL where the processor's kernels do not read them */
-    float *half;     /* [groups][rounds][entries][entries], of the search */
+    int8_t *planes; /* NULL where the processor's kernels do not read them */
+    float *half;    /* [groups][rounds][entries][entries], of the search */
     size_t row_bytes, plane_bytes, half_bytes;
     float steps[CODEC_HEAD_DIM_MAX / LEAST_WIDTH * COMM_LANES]; /* wider groups take no more */
-    uint8_t channels[CODEC_HEAD_DIM_MAX];
+    float inverses[CODEC_HEAD_DIM_MAX / LEAST_WIDTH * COMM_LANES];
+    float largest[CODEC_HEAD_DIM_MAX / LEAST_WIDTH * COMM_LANES];
+    uint8_t channels[CODEC_HEAD_DIM_MAX], run[COMM_MOST_ROUNDS];
     float mean[CODEC_HEAD_DIM_MAX];
     float scale;
     float gain[256]; /* of each code */
@@ -157,7 +160,42 @@ static void set_group(struct learned *learned, size_t group, const float *tables
         float step = largest / COMM_LARGEST, inverse = step > 0 ? 1 / step : 0;
         if (!isfinite(inverse)) step = inverse = 0; /* next to nothing */
         learned->steps[group * c->stride + j] = step;
+        learned->inverses[group * c->stride + j] = inverse;
         for (size_t i = 0; i < 2 * rows; i++) to[i * c->stride] = (int8_t)lrintf(tables[i * c->pairs + j] * inverse);
+    }
+}
+
+/* The most that a number of each pair can be after one round: most[groups * stride]. */
+static void round_sizes(const struct comm_code *c, size_t round, int *most) {
+    for (size_t k = 0; k < c->groups; k++) {
+        const int8_t *rows = c->rows + (k * c->rounds + round) * COMM_ENTRIES * 2 * c->stride;
+        for (size_t j = 0; j < c->stride; j++) {
+            int re = 0, im = 0;
+            for (size_t l = 0; l < COMM_ENTRIES; l++) {
+                const int8_t *row = rows + l * 2 * c->stride + j;
+                re = abs(row[0]) > re ? abs(row[0]) : re;
+                im = abs(row[c->stride]) > im ? abs(row[c->stride]) : im;
+            }
+            most[k * c->stride + j] = re + im;
+        }
+    }
+}
+
+/* A round joins the last run if the sums of no pair leave a byte. */
+static void set_runs(struct learned *learned) {
+    struct comm_code *c = &learned->code;
+    size_t pairs = c->groups * c->stride;
+    int most[COMM_LANES * (CODEC_HEAD_DIM_MAX / LEAST_WIDTH)], run[COMM_LANES * (CODEC_HEAD_DIM_MAX / LEAST_WIDTH)];
+    for (size_t r = 0; r < c->rounds; r++) {
+        bool joins = r > 0;
+        round_sizes(c, r, most);
+        for (size_t j = 0; j < pairs; j++) {
+            learned->largest[j] += (float)most[j];
+            if (r > 0 && run[j] + most[j] > COMM_SUM) joins = false;
+        }
+        for (size_t j = 0; j < pairs; j++) run[j] = joins ? run[j] + most[j] : most[j];
+        if (!joins) c->runs++;
+        learned->run[c->runs - 1]++;
     }
 }
 
@@ -167,10 +205,9 @@ static void set_planes(struct learned *learned) {
         size_t group = i / (c->pairs * c->rounds), j = i / c->rounds % c->pairs, round = i % c->rounds;
         for (size_t l = 0; l < COMM_ENTRIES; l++) {
             const int8_t *row = c->rows + ((group * c->rounds + round) * COMM_ENTRIES + l) * 2 * c->stride;
-            uint8_t *to = learned->planes + i * 3 * COMM_ENTRIES + l;
-            to[0] = (uint8_t)(64 + row[j]);
-            to[COMM_ENTRIES] = (uint8_t)(64 + row[c->stride + j]);
-            to[2 * COMM_ENTRIES] = (uint8_t)(64 - row[c->stride + j]);
+            int8_t *to = learned->planes + i * 2 * COMM_ENTRIES + l;
+            to[0] = row[j];
+            to[COMM_ENTRIES] = row[c->stride + j];
         }
     }
 }
@@ -207,8 +244,13 @@ static enum terse_status open_learned(struct codec_shape shape, enum codec_side 
                             .mean = learned->mean};
     c->stride = memory_round_up(c->pairs, COMM_LANES);
     c->steps = learned->steps;
+    c->inverses = learned->inverses;
+    c->largest = learned->largest;
+    c->run = learned->run;
+    c->turned = (size_t)floats[comm_table_numbers(shape)];
+    c->adjacent = floats[comm_table_numbers(shape) + 1] != 0;
     learned->row_bytes = c->groups * c->rounds * COMM_ENTRIES * 2 * c->stride;
-    learned->plane_bytes = kernels()->planes_pq ? c->groups * c->pairs * c->rounds * 3 * COMM_ENTRIES : 0;
+    learned->plane_bytes = kernels()->planes_pq ? c->groups * c->pairs * c->rounds * 2 * COMM_ENTRIES : 0;
     learned->half_bytes = c->groups * c->rounds * HALF_FLOATS * sizeof(float);
     c->rows = learned->rows = memory_zeros(learned->row_bytes, 1);
     learned->half = memory_array(learned->half_bytes, 1);
@@ -219,6 +261,7 @@ static enum terse_status open_learned(struct codec_shape shape, enum codec_side 
         return status;
     }
     for (size_t k = 0; k < c->groups; k++) set_group(learned, k, floats + k * c->rounds * COMM_ENTRIES * shape.width);
+    set_runs(learned);
     if (learned->planes) set_planes(learned);
     set_halves(learned);
     for (size_t k = 0; k < c->groups; k++) comm_channels(shape, floats, k, learned->channels + k * shape.width);
@@ -303,31 +346,34 @@ static void take(struct codec_shape shape, enum codec_side side, const void *fro
                  size_t at) {
     (void)side;
     kernels()->take_codes(from, 1, 8, slots, n, to, at);
-    kernels()->take_codes(comm_codes(from), comm_groups(shape) * comm_rounds(shape), COMM_BITS, slots, n, (uint8_t *)to + GAIN_BYTES,
-                          at);
+    kernels()->take_codes(comm_codes(from), comm_groups(shape) * comm_rounds(shape), COMM_BITS, slots, n,
+                          (uint8_t *)to + GAIN_BYTES, at);
 }
 
 /* ---- Scores: which way
  *
- * Keys are decoded once for all queries of a KV head, turned and met. The other way, of the paper, has a table of each query, whose
- * sums are turned by the token's whole angle; it looks up as often, in numbers four times as wide, and that for each query.
- * Measured (8192 tokens, ns per token and KV head, one thread of a busy machine, f16 taking 8 and 16 with AVX-512, 11 and 28 with
- * AVX2 for 1 and 4 queries):
+ * Keys are decoded once for all queries of a KV head, turned and met: in words where the tier does so, else in floats. The other way,
+ * of the paper, has a table of each query, whose sums are turned by the token's whole angle; it looks up as often, in numbers four
+ * times as wide, and that for each query. Measured (ns per token and KV head, 4 queries, one thread; the last line is a whole layer's
+ * attention with the paper's keys, 8192 tokens, as so many times ours):
  *
  *     head_dim, rounds          128, 11   128, 21   64, 5   64, 11
- *     AVX-512  decoded, 1 or 4    99       150       35       58
- *              table, 1          382       733       97      204
- *              table, 4         1598      3876      397      805
- *     AVX2     decoded, 1 or 4   175       250       60       82
- *              table, 1          429       765       97      190
- *              table, 4         1629      4235      383      712
+ *     AVX-512  in words            33        50       12       18
+ *              in floats           46        63       17       23
+ *     AVX2                         90       118       35       45
+ *     AVX-512  by table            14        23        8       10 times
  *
- * So `score_turned` decodes at every shape; the cache has no table to hand over. */
+ * So `score_turned` decodes at every shape; the cache has no table to hand over. With words, looking up is two thirds to four fifths
+ * of the time at head_dim 128, and what bounds that is the one port that permutes bytes: four of them a pair, round and 64 tokens. */
 
 void comm_score_decoded(struct codec_shape shape, const float *q, const struct key_turn *turn, const void *block, float *logits) {
-    float keys[CODEC_HEAD_DIM_MAX * BLOCK_TOKENS];
+    float keys[CODEC_HEAD_DIM_MAX * BLOCK_TOKENS], gains[BLOCK_TOKENS];
+    const struct kernels *k = kernels();
+    comm_gains(shape, block, gains);
+    if (k->score_turned_comm && k->score_turned_comm(comm_code_of(shape), turn, gains, q, shape.group, comm_codes(block), logits))
+        return;
     channels(shape, block, keys);
-    kernels()->score_turned(turn, q, shape.group, shape.head_dim, keys, logits);
+    k->score_turned(turn, q, shape.group, shape.head_dim, keys, logits);
 }
 
 void comm_prepare(struct codec_shape shape, const float *q, float *tables) {

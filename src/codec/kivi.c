@@ -19,7 +19,6 @@
 #define GROUP BLOCK_QK
 #define HALVES (BLOCK_TOKENS / GROUP) /* groups of tokens in a block of keys */
 #define MOST_GROUPS (CODEC_HEAD_DIM_MAX / GROUP)
-#define SOME_QUERIES 8 /* whose scaled queries or weights lie on the stack at once */
 
 /* ---- Blocks. Keys: scale[2][hd], zero[2][hd], codes[hd][64 tokens]. Values: for each token codes[hd], {scale, zero}[hd/32], so that
  * a token can be taken out in one piece. */
@@ -150,50 +149,6 @@ static void decode(unsigned bits, struct codec_shape shape, enum codec_side side
     }
 }
 
-/* ---- Reading */
-
-static void score(unsigned bits, struct codec_shape shape, const float *q, const void *block, float *logits) {
-    size_t hd = shape.head_dim;
-    uint8_t codes[CODEC_HEAD_DIM_MAX * BLOCK_TOKENS];
-    float scale[2 * CODEC_HEAD_DIM_MAX * HALVES], *zero = scale + scales_of(hd), scaled[SOME_QUERIES * CODEC_HEAD_DIM_MAX];
-    unpack_block(bits, CODEC_KEYS, hd, block, codes, scale, zero);
-    for (size_t first = 0, G; first < shape.group; first += G, q += G * hd, logits += G * BLOCK_TOKENS) {
-        G = shape.group - first < SOME_QUERIES ? shape.group - first : SOME_QUERIES;
-        for (size_t h = 0; h < HALVES; h++) {
-            for (size_t g = 0; g < G; g++) {
-                float base = kernels()->dot(q + g * hd, zero + h * hd, hd), *to = logits + g * BLOCK_TOKENS + h * GROUP;
-                for (size_t c = 0; c < hd; c++) scaled[g * hd + c] = q[g * hd + c] * scale[h * hd + c];
-                for (size_t t = 0; t < GROUP; t++) to[t] = base;
-            }
-            kernels()->add_bytes(scaled, G, hd, codes + h * GROUP, BLOCK_TOKENS, logits + h * GROUP, BLOCK_TOKENS);
-        }
-    }
-}
-
-static void mix(unsigned bits, struct codec_shape shape, const float *weights, const void *block, float *acc) {
-    size_t hd = shape.head_dim;
-    if (bits == 2 && hd % 64 == 0 && kernels()->mix_kivi_2) {
-        kernels()->mix_kivi_2(weights, shape.group, hd, block, acc);
-        return;
-    }
-    uint8_t codes[CODEC_HEAD_DIM_MAX * BLOCK_TOKENS];
-    float scale[2 * BLOCK_TOKENS * MOST_GROUPS], *zero = scale + scales_of(hd), scaled[SOME_QUERIES * BLOCK_TOKENS];
-    unpack_block(bits, CODEC_VALUES, hd, block, codes, scale, zero);
-    for (size_t first = 0, G; first < shape.group; first += G, weights += G * BLOCK_TOKENS, acc += G * hd) {
-        G = shape.group - first < SOME_QUERIES ? shape.group - first : SOME_QUERIES;
-        for (size_t b = 0; b < hd / GROUP; b++) {
-            const float *s = scale + b * BLOCK_TOKENS, *z = zero + b * BLOCK_TOKENS;
-            for (size_t g = 0; g < G; g++) {
-                const float *w = weights + g * BLOCK_TOKENS;
-                float base = kernels()->dot(w, z, BLOCK_TOKENS), *to = acc + g * hd + b * GROUP;
-                for (size_t t = 0; t < BLOCK_TOKENS; t++) scaled[g * BLOCK_TOKENS + t] = w[t] * s[t];
-                for (size_t c = 0; c < GROUP; c++) to[c] += base;
-            }
-            kernels()->add_bytes(scaled, G, BLOCK_TOKENS, codes + b * GROUP, hd, acc + b * GROUP, hd);
-        }
-    }
-}
-
 /* ---- The rows of the table */
 
 /* clang-format off */
@@ -220,10 +175,10 @@ static void mix(unsigned bits, struct codec_shape shape, const float *weights, c
     static void channels_##suffix(struct codec_shape shape, const void *block, float *to) { channels(bits, shape, block, to); } \
     static void score_##suffix(struct codec_shape shape, const float *q, const float *tables, const void *block, float *logits) { \
         (void)tables; \
-        score(bits, shape, q, block, logits); \
+        kernels()->score_kivi_##suffix(q, shape.group, shape.head_dim, block, logits); \
     } \
     static void mix_##suffix(struct codec_shape shape, const float *weights, const void *block, float *acc) { \
-        mix(bits, shape, weights, block, acc); \
+        kernels()->mix_kivi_##suffix(weights, shape.group, shape.head_dim, block, acc); \
     } \
     const struct codec codec_kivi_##suffix = {.name = name_, .rope = CODEC_ROPE_AFTER, .check = codec_check_head_dim, \
                                               .block_bytes = block_bytes_##suffix, .encode = encode_##suffix, \

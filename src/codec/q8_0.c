@@ -3,6 +3,7 @@
 #include "base/half.h"
 #include "codec/codec.h"
 #include "codec/group.h"
+#include "codec/tables.h"
 #include "codec/take.h"
 #include "codec/transpose.h"
 #include "kernels/kernels.h"
@@ -91,9 +92,12 @@ static void channels(struct codec_shape shape, const void *block, float *to) {
     }
 }
 
+static void prepare(struct codec_shape shape, const float *q, float *tables) {
+    kernels()->prepare_q8_0(q, shape.group, shape.head_dim, tables);
+}
+
 static void score(struct codec_shape shape, const float *q, const float *tables, const void *block, float *logits) {
-    (void)tables;
-    kernels()->score_q8_0(q, shape.group, shape.head_dim, block, logits);
+    tables_score(kernels()->prepare_q8_0, kernels()->score_q8_0, shape, q, tables, block, logits);
 }
 
 static void mix(struct codec_shape shape, const float *weights, const void *block, float *acc) {
@@ -107,6 +111,8 @@ const struct codec codec_q8_0 = {.name = "q8_0",
                                  .encode = encode,
                                  .decode = decode,
                                  .take = take,
+                                 .prepared = tables_floats,
+                                 .prepare = prepare,
                                  .score = score,
                                  .channels = channels,
                                  .mix = mix};

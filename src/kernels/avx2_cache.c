@@ -2,3 +2,4 @@
 #include "kernels/avx2_lanes.h"
 
 #include "kernels/cache_template.h"
+#include "kernels/codes_template.h"

@@ -17,3 +17,5 @@ static inline void vec_lower(vec s, vec j, vec *best, vec *at) {
 static inline bool vec_any_less(vec a, vec b) { return _mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_LT_OQ)) != 0; }
 
 #include "kernels/comm_template.h"
+
+void kernels_fill_avx2_comm(struct kernels *k) { comm_fill(k); }

@@ -160,7 +160,7 @@ static __attribute__((noinline)) void score_two(const float *tables, size_t hd, 
 
 static void score_sign_avx2(const float *tables, size_t G, size_t hd, const void *block, float *logits) {
     uint8_t padded[BLOCK_TOKENS * PADDED_ROW];
-    const struct rows rows = rows_of((const uint8_t *)block + BLOCK_BYTES_SIGNS(hd), hd, padded);
+    const struct rows rows = rows_of((const uint8_t *)block + BLOCK_BYTES_SIGNS(hd), hd, 2, padded);
     for (; G >= TOGETHER; G -= TOGETHER, tables += TOGETHER * kernels_sign_floats(hd), logits += TOGETHER * BLOCK_TOKENS)
         score_two(tables, hd, block, &rows, logits);
     if (G) score_one(tables, hd, block, &rows, logits);

@@ -1,6 +1,7 @@
 /* Half floats and vectors with AVX2, FMA and F16C: eight floats at a time. Simple loops finish element by element; where an element
  * needs the exponential, the last vector is loaded and stored under a mask. */
 #include "base/half.h"
+#include "codec/block_layout.h"
 #include "kernels/exp_constants.h"
 #include "kernels/fill.h"
 
@@ -134,6 +135,18 @@ static float max_avx2(const float *x, size_t n) {
     return max;
 }
 
+static float max_tiles_avx2(const float *x, size_t n, size_t stride) {
+    __m256 m[8];
+    for (size_t j = 0; j < 8; j++) m[j] = _mm256_set1_ps(-INFINITY);
+    for (size_t i = 0; i < n; i++)
+        for (size_t j = 0; j < 8; j++) m[j] = _mm256_max_ps(_mm256_loadu_ps(x + i * stride + 8 * j), m[j]);
+    for (size_t j = 0; j < 4; j++) m[j] = _mm256_max_ps(m[j], m[j + 4]);
+    float lanes[16];
+    _mm256_storeu_ps(lanes, _mm256_max_ps(m[0], m[1]));
+    _mm256_storeu_ps(lanes + 8, _mm256_max_ps(m[2], m[3]));
+    return max_avx2(lanes, 16);
+}
+
 void kernels_fill_avx2_vector(struct kernels *k) {
     k->half_to_float = half_to_float_avx2;
     k->float_to_half = float_to_half_avx2;
@@ -143,4 +156,5 @@ void kernels_fill_avx2_vector(struct kernels *k) {
     k->silu_mul = silu_mul_avx2;
     k->exp_sum = exp_sum_avx2;
     k->max = max_avx2;
+    k->max_tiles = max_tiles_avx2;
 }

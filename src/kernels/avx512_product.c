@@ -35,13 +35,20 @@ struct codes {
     __mmask64 bit6, bit7, both; /* set in these codes */
 };
 
-/* Which token's code each byte has. For halves, such that unpacking two registers of bytes gives tokens in order; for levels, byte
- * j of the i-th dword is of token 16 j + i, so that one byte of each dword makes 16 tokens in order. */
-enum order { AS_THEY_ARE, FOR_HALVES, FOR_LEVELS };
+/* Which token's code each byte has. For halves, such that unpacking two registers of bytes gives tokens in order; for words, such that
+ * even bytes are tokens 0 to 31 and odd ones the others; for levels, byte j of the i-th dword is of token 16 j + i, so that one byte of
+ * each dword makes 16 tokens in order. */
+enum order { AS_THEY_ARE, FOR_HALVES, FOR_WORDS, FOR_LEVELS };
 
 INLINE __m512i codes_in_order(enum order order, __m512i bytes) {
     if (order == FOR_HALVES) return _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7), bytes);
     if (order == AS_THEY_ARE) return bytes;
+    if (order == FOR_WORDS) {
+        const __m512i word = _mm512_cvtepu8_epi16(_mm256_setr_epi8(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18,
+                                                                   19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31));
+        const __m512i both = _mm512_mullo_epi16(word, _mm512_set1_epi16(0x0101));
+        return _mm512_permutexvar_epi8(_mm512_add_epi16(both, _mm512_set1_epi16(0x2000)), bytes);
+    }
     const __m512i first = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     const __m512i each = _mm512_mullo_epi32(_mm512_set1_epi32(0x01010101), first);
     return _mm512_permutexvar_epi8(_mm512_add_epi32(each, _mm512_set1_epi32(0x30201000)), bytes);
@@ -55,9 +62,11 @@ static __attribute__((noinline)) void codes_of_fewer_bits(const uint8_t *planes,
 
 /* code[64] by byte: of eight bits, for a table of four quarters, as they lie. */
 INLINE struct codes codes_load(size_t quarters, const struct product_code *p, const void *block, size_t m, enum order order) {
-    const uint8_t *planes = (const uint8_t *)block + m * BLOCK_PQ_PART(quarters == 4 ? 8 : p->bits);
+    const size_t part = BLOCK_PQ_PART(quarters == 4 ? 8 : p->bits);
+    const uint8_t *planes = (const uint8_t *)block + m * part;
     uint8_t bytes[BLOCK_TOKENS];
     struct codes codes;
+    prefetch_step(block, m, part);
     if (quarters < 4) codes_of_fewer_bits(planes, p->bits, bytes);
     codes.bytes = _mm512_loadu_si512(quarters < 4 ? bytes : planes);
     codes.bytes = codes_in_order(order, codes.bytes);
@@ -243,18 +252,6 @@ EACH_PQ(score_fused)
 EACH_PQ(turn_fused)
 EACH_PQ(turn_fused_gained)
 
-static void score_turned_pq(const struct product_code *p, const struct key_turn *turn, const float *q, size_t G, const void *block,
-                            float *logits) {
-    struct fused fused = {p, block, turn};
-    bool whole = turn->adjacent ? p->width % 2 == 0 && 2 * turn->pairs % p->width == 0 : turn->pairs % p->width == 0;
-    if (!in_registers(p) || p->bits != 8 || G > FUSED_QUERIES || !whole)
-        score_turned_pq_avx512(p, turn, q, G, block, logits);
-    else if (turn->gain)
-        turn_fused_gained_of[G - 1](&fused, q, logits);
-    else
-        turn_fused_of[G - 1](&fused, q, logits);
-}
-
 /* ---- Look-up by planes: tables in fixed point of 16 bits --------------------------------------------------------------------
  *
  * An entry is (product - the sub-vector's least) / step, the step that of the query's widest sub-vector. Low and high bytes are
@@ -405,250 +402,24 @@ static __attribute__((noinline)) void look_up_fewer_bits(size_t n, const struct 
     }
 }
 
-/* ---- By levels: sums of products of bytes -----------------------------------------------------------------------------------
- *
- * An instruction adds to each of 16 numbers four products of unsigned and signed bytes. The unsigned ones are levels; what they are
- * weighed with is fixed point of two signed bytes, in steps of the largest / 32639, which is finer than halves; high and low bytes
- * are summed apart, exactly: 256 numbers of 32639 times 255 are less than 2^31. A third byte would cost a third more time. */
+#include "kernels/avx512_product_levels.h"
 
-#define FIXED_MOST 32639 /* 127 * 256 + 127 */
+#include "kernels/avx512_turned.h"
 
-/* What weighs as much as x[n] / step in bytes[2][n], the high ones and then the low ones. */
-INLINE void to_signed_bytes(size_t n, const __m512 *x, float step, int8_t *bytes, size_t plane) {
-    __m512 inverse = _mm512_set1_ps(step > 0 ? 1 / step : 0);
-    UNROLL for (size_t v = 0; v < n; v++) {
-        __m512i whole = _mm512_cvtps_epi32(_mm512_mul_ps(x[v], inverse));
-        __m512i high =
-            _mm512_srai_epi32(_mm512_add_epi32(whole, _mm512_set1_epi32(128)), 8); /* less the low byte, which is signed */
-        _mm_storeu_si128((__m128i *)(bytes + 16 * v), _mm512_cvtepi32_epi8(high));
-        _mm_storeu_si128((__m128i *)(bytes + plane + 16 * v), _mm512_cvtepi32_epi8(whole));
-    }
-}
+#include "kernels/avx512_product_turned.h"
 
-/* The step for numbers up to `largest`; 0 where its inverse would not be finite. */
-static float fixed_step(float largest) { return largest > 1e-30f ? largest / FIXED_MOST : 0; }
-
-INLINE __m512i four_bytes(const int8_t *bytes) {
-    int32_t four;
-    memcpy(&four, bytes, sizeof four);
-    return _mm512_set1_epi32(four);
-}
-
-/* ---- Keys by levels: the lanes are 16 tokens, the bytes four channels ---------------------------------------------------- */
-
-/* Of each query, product_fixed floats: int8 [2][hd], q times the channel's step; the step of that; the sum of q times the lows. */
-static void fix_pq(const struct product_code *p, const float *q, size_t G, float *fixed) {
-    size_t hd = product_channels(p);
-    for (size_t g = 0; g < G; g++, q += hd, fixed += product_fixed(p)) {
-        __m512 x[KERNELS_MOST_CHANNELS / 16], most = _mm512_setzero_ps(), sum = _mm512_setzero_ps();
-        for (size_t v = 0; v < hd / 16; v++) {
-            __m512 of = _mm512_loadu_ps(q + 16 * v);
-            x[v] = _mm512_mul_ps(of, _mm512_loadu_ps(p->step + 16 * v));
-            most = _mm512_max_ps(most, _mm512_abs_ps(x[v]));
-            sum = _mm512_fmadd_ps(of, _mm512_loadu_ps(p->low + 16 * v), sum);
-        }
-        float step = fixed_step(_mm512_reduce_max_ps(most));
-        for (size_t v = 0; v < hd / 16; v += 2) to_signed_bytes(2, x + v, step, (int8_t *)fixed + 16 * v, hd);
-        fixed[hd / 2] = step;
-        fixed[hd / 2 + 1] = _mm512_reduce_add_ps(sum);
-    }
-}
-
-/* Levels of one channel after another. */
-struct reader {
-    const struct product_code *p;
-    const void *block;
-    const uint8_t *table; /* of the next channel */
-    size_t part, left;    /* the next sub-vector, and channels left of the one before */
-    struct codes codes;   /* of that */
-};
-
-INLINE __m512i next_levels(size_t quarters, struct reader *reader) {
-    if (!reader->left) {
-        reader->codes = codes_load(quarters, reader->p, reader->block, reader->part++, AS_THEY_ARE);
-        reader->left = reader->p->width;
-    }
-    reader->left--;
-    __m512i levels = codes_look_up(quarters, &reader->codes, reader->table);
-    reader->table += 64 * quarters;
-    return levels;
-}
-
-/* Levels of the next four channels: x[4], part l of x[r] has tokens 16 l + 4 r to 16 l + 4 r + 3. */
-INLINE void four_levels(size_t quarters, struct reader *reader, __m512i *x) {
-    __m512i at[4], low[2], high[2];
-    UNROLL for (size_t i = 0; i < 4; i++) at[i] = next_levels(quarters, reader);
-    UNROLL for (size_t i = 0; i < 2; i++) {
-        low[i] = _mm512_unpacklo_epi8(at[2 * i], at[2 * i + 1]);
-        high[i] = _mm512_unpackhi_epi8(at[2 * i], at[2 * i + 1]);
-    }
-    x[0] = _mm512_unpacklo_epi16(low[0], low[1]);
-    x[1] = _mm512_unpackhi_epi16(low[0], low[1]);
-    x[2] = _mm512_unpacklo_epi16(high[0], high[1]);
-    x[3] = _mm512_unpackhi_epi16(high[0], high[1]);
-}
-
-/* logits[64] of high[4], low[4] as four_levels lays tokens out. */
-INLINE void fixed_to_logits(const __m512i *high, const __m512i *low, float step, float base, float *logits) {
-    __m512 x[4], a[4];
-    UNROLL for (size_t r = 0; r < 4; r++) {
-        __m512 whole = _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(high[r], 8), low[r]));
-        x[r] = _mm512_fmadd_ps(whole, _mm512_set1_ps(step), _mm512_set1_ps(base));
-    }
-    UNROLL for (size_t i = 0; i < 2; i++) {
-        a[2 * i] = _mm512_shuffle_f32x4(x[2 * i], x[2 * i + 1], 0x44);     /* parts 0 and 1 of both */
-        a[2 * i + 1] = _mm512_shuffle_f32x4(x[2 * i], x[2 * i + 1], 0xee); /* 2 and 3 */
-    }
-    UNROLL for (size_t i = 0; i < 2; i++) {
-        _mm512_storeu_ps(logits + 32 * i, _mm512_shuffle_f32x4(a[i], a[2 + i], 0x88));
-        _mm512_storeu_ps(logits + 32 * i + 16, _mm512_shuffle_f32x4(a[i], a[2 + i], 0xdd));
-    }
-}
-
-INLINE void score_levels(size_t G, size_t quarters, const struct fused *fused, const float *fixed, float *logits) {
-    const struct product_code *p = fused->p;
-    const size_t hd = product_channels(p), apart = product_fixed(p);
-    const int8_t *bytes = (const int8_t *)fixed;
-    __m512i high[MOST_QUERIES][4], low[MOST_QUERIES][4];
-    struct reader reader = {.p = p, .block = fused->block, .table = p->levels};
-    UNROLL for (size_t g = 0; g < G; g++) { UNROLL for (size_t r = 0; r < 4; r++) high[g][r] = low[g][r] = _mm512_setzero_si512(); }
-    for (size_t c = 0; c < hd; c += 4, bytes += 4) {
-        __m512i x[4];
-        four_levels(quarters, &reader, x);
-        UNROLL for (size_t g = 0; g < G; g++) {
-            __m512i a = four_bytes(bytes + g * apart * sizeof(float)), b = four_bytes(bytes + g * apart * sizeof(float) + hd);
-            UNROLL for (size_t r = 0; r < 4; r++) {
-                high[g][r] = add_products(high[g][r], x[r], a);
-                low[g][r] = add_products(low[g][r], x[r], b);
-            }
-        }
-    }
-    UNROLL for (size_t g = 0; g < G; g++) {
-        const float *scale = fixed + g * apart + hd / 2;
-        fixed_to_logits(high[g], low[g], scale[0], scale[1], logits + g * BLOCK_TOKENS);
-    }
-}
-
-INLINE void score_eight_bits(size_t G, const void *what, const float *fixed, float *logits) {
-    score_levels(G, 4, what, fixed, logits);
-}
-INLINE void score_fewer_bits(size_t G, const void *what, const float *fixed, float *logits) {
-    const struct fused *fused = what;
-    if (fused->p->bits == 7)
-        score_levels(G, 2, fused, fixed, logits);
+static void score_turned_pq(const struct product_code *p, const struct key_turn *turn, const float *q, size_t G, const void *block,
+                            float *logits) {
+    struct fused fused = {p, block, turn};
+    bool whole = turn->adjacent ? p->width % 2 == 0 && 2 * turn->pairs % p->width == 0 : turn->pairs % p->width == 0;
+    if (turns_in_words(p, turn))
+        score_in_words(p, turn, q, G, block, logits);
+    else if (!in_registers(p) || p->bits != 8 || G > FUSED_QUERIES || !whole)
+        score_turned_pq_avx512(p, turn, q, G, block, logits);
+    else if (turn->gain)
+        turn_fused_gained_of[G - 1](&fused, q, logits);
     else
-        score_levels(G, 1, fused, fixed, logits);
-}
-
-EACH_PQ(score_eight_bits)
-EACH_PQ(score_fewer_bits)
-
-static void score_fixed_pq(const struct product_code *p, const float *fixed, size_t G, const void *block, float *logits) {
-    struct fused fused = {.p = p, .block = block};
-    serve_pq(p->bits == 8 ? score_eight_bits_of : score_fewer_bits_of, &fused, fixed, product_fixed(p), G, logits, BLOCK_TOKENS);
-}
-
-static void score_pq(const struct product_code *p, const float *q, size_t G, const void *block, float *logits) {
-    struct fused fused = {.p = p, .block = block};
-    float fixed[MOST_QUERIES * (KERNELS_MOST_CHANNELS / 2 + 2)];
-    for (size_t g = 0, n; p->levels && g < G; g += n) {
-        n = SMALLER(G - g, MOST_QUERIES);
-        fix_pq(p, q + g * product_channels(p), n, fixed);
-        score_fixed_pq(p, fixed, n, block, logits + g * BLOCK_TOKENS);
-    }
-    if (!p->levels && p->planes && p->bits == 8 && G <= FUSED_QUERIES)
-        score_fused_of[G - 1](&fused, q, logits);
-    else if (!p->levels)
-        score_pq_avx512(p, q, G, block, logits);
-}
-
-/* ---- Values by levels: the lanes are 16 channels, the bytes four tokens -----------------------------------------------------
- *
- * Look-ups give 64 tokens of a channel, and turning over 16 channels of them gives 16 registers of that form. */
-
-/* Of one query: bytes[2][64], their step, and the sum of the weights. */
-static void weights_to_bytes(const float *weights, int8_t *bytes, float *step, float *sum) {
-    __m512 w[4], all = _mm512_setzero_ps(), most = _mm512_setzero_ps();
-    for (size_t v = 0; v < 4; v++) {
-        w[v] = _mm512_loadu_ps(weights + 16 * v);
-        all = _mm512_add_ps(all, w[v]);
-        most = _mm512_max_ps(most, _mm512_abs_ps(w[v]));
-    }
-    *step = fixed_step(_mm512_reduce_max_ps(most));
-    *sum = _mm512_reduce_add_ps(all);
-    to_signed_bytes(4, w, *step, bytes, BLOCK_TOKENS);
-}
-
-/* out[i], dword j = in[j], dword i */
-INLINE void turn_over_16(const __m512i *in, __m512i *out) {
-    __m512i a[16], b[16];
-    UNROLL for (size_t i = 0; i < 8; i++) {
-        a[2 * i] = _mm512_unpacklo_epi32(in[2 * i], in[2 * i + 1]);
-        a[2 * i + 1] = _mm512_unpackhi_epi32(in[2 * i], in[2 * i + 1]);
-    }
-    UNROLL for (size_t i = 0; i < 4; i++) { /* b[4 i + j], part l: rows 4 i to 4 i + 3 of column 4 l + j */
-        b[4 * i] = _mm512_unpacklo_epi64(a[4 * i], a[4 * i + 2]);
-        b[4 * i + 1] = _mm512_unpackhi_epi64(a[4 * i], a[4 * i + 2]);
-        b[4 * i + 2] = _mm512_unpacklo_epi64(a[4 * i + 1], a[4 * i + 3]);
-        b[4 * i + 3] = _mm512_unpackhi_epi64(a[4 * i + 1], a[4 * i + 3]);
-    }
-    UNROLL for (size_t j = 0; j < 4; j++) {
-        __m512i even_a = _mm512_shuffle_i32x4(b[j], b[4 + j], 0x88), odd_a = _mm512_shuffle_i32x4(b[j], b[4 + j], 0xdd);
-        __m512i even_b = _mm512_shuffle_i32x4(b[8 + j], b[12 + j], 0x88), odd_b = _mm512_shuffle_i32x4(b[8 + j], b[12 + j], 0xdd);
-        out[j] = _mm512_shuffle_i32x4(even_a, even_b, 0x88);
-        out[4 + j] = _mm512_shuffle_i32x4(odd_a, odd_b, 0x88);
-        out[8 + j] = _mm512_shuffle_i32x4(even_a, even_b, 0xdd);
-        out[12 + j] = _mm512_shuffle_i32x4(odd_a, odd_b, 0xdd);
-    }
-}
-
-INLINE void mix_levels(size_t G, size_t quarters, const struct fused *fused, const float *weights, float *acc) {
-    const struct product_code *p = fused->p;
-    const size_t hd = product_channels(p);
-    struct reader reader = {.p = p, .block = fused->block, .table = p->levels};
-    int8_t bytes[MOST_QUERIES][2][BLOCK_TOKENS];
-    float step[MOST_QUERIES], sum[MOST_QUERIES];
-    for (size_t g = 0; g < G; g++) weights_to_bytes(weights + g * BLOCK_TOKENS, bytes[g][0], &step[g], &sum[g]);
-    for (size_t c = 0; c < hd; c += 16) {
-        __m512i by_channel[16], by_token[16], high[MOST_QUERIES], low[MOST_QUERIES];
-        UNROLL_16 for (size_t i = 0; i < 16; i++) by_channel[i] = next_levels(quarters, &reader);
-        turn_over_16(by_channel, by_token);
-        UNROLL for (size_t g = 0; g < G; g++) high[g] = low[g] = _mm512_setzero_si512();
-        UNROLL_16 for (size_t t = 0; t < 16; t++) {
-            UNROLL for (size_t g = 0; g < G; g++) {
-                high[g] = add_products(high[g], by_token[t], four_bytes(bytes[g][0] + 4 * t));
-                low[g] = add_products(low[g], by_token[t], four_bytes(bytes[g][1] + 4 * t));
-            }
-        }
-        __m512 c_step = _mm512_loadu_ps(p->step + c), c_low = _mm512_loadu_ps(p->low + c);
-        UNROLL for (size_t g = 0; g < G; g++) {
-            __m512 whole = _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(high[g], 8), low[g]));
-            __m512 to = _mm512_fmadd_ps(c_low, _mm512_set1_ps(sum[g]), _mm512_loadu_ps(acc + g * hd + c));
-            to = _mm512_fmadd_ps(_mm512_mul_ps(c_step, _mm512_set1_ps(step[g])), whole, to);
-            _mm512_storeu_ps(acc + g * hd + c, to);
-        }
-    }
-}
-
-INLINE void mix_eight_bits(size_t G, const void *what, const float *weights, float *acc) { mix_levels(G, 4, what, weights, acc); }
-INLINE void mix_fewer_bits(size_t G, const void *what, const float *weights, float *acc) {
-    const struct fused *fused = what;
-    if (fused->p->bits == 7)
-        mix_levels(G, 2, fused, weights, acc);
-    else
-        mix_levels(G, 1, fused, weights, acc);
-}
-
-EACH_PQ(mix_eight_bits)
-EACH_PQ(mix_fewer_bits)
-
-static void mix_pq(const struct product_code *p, const float *weights, size_t G, const void *block, float *acc) {
-    struct fused fused = {.p = p, .block = block};
-    special_pq *const *of = p->bits == 8 ? mix_eight_bits_of : mix_fewer_bits_of;
-    if (p->levels)
-        serve_pq(of, &fused, weights, BLOCK_TOKENS, G, acc, product_channels(p));
-    else
-        mix_pq_avx512(p, weights, G, block, acc);
+        turn_fused_of[G - 1](&fused, q, logits);
 }
 
 static void prepare_pq(const struct product_code *p, const float *q, size_t G, float *tables) {

@@ -1,4 +1,5 @@
 /* Half floats and vectors with AVX-512: sixteen floats at a time, the last ones under a mask, so nothing past n is touched. */
+#include "codec/block_layout.h"
 #include "kernels/exp_constants.h"
 #include "kernels/fill.h"
 
@@ -126,6 +127,14 @@ static float max_avx512(const float *x, size_t n) {
     return _mm512_reduce_max_ps(_mm512_max_ps(m[0], m[1]));
 }
 
+static float max_tiles_avx512(const float *x, size_t n, size_t stride) {
+    __m512 m[4];
+    for (size_t j = 0; j < 4; j++) m[j] = _mm512_set1_ps(-INFINITY);
+    for (size_t i = 0; i < n; i++)
+        for (size_t j = 0; j < 4; j++) m[j] = _mm512_max_ps(_mm512_loadu_ps(x + i * stride + 16 * j), m[j]);
+    return _mm512_reduce_max_ps(_mm512_max_ps(_mm512_max_ps(m[0], m[1]), _mm512_max_ps(m[2], m[3])));
+}
+
 void kernels_fill_avx512_vector(struct kernels *k) {
     k->half_to_float = half_to_float_avx512;
     k->float_to_half = float_to_half_avx512;
@@ -135,4 +144,5 @@ void kernels_fill_avx512_vector(struct kernels *k) {
     k->silu_mul = silu_mul_avx512;
     k->exp_sum = exp_sum_avx512;
     k->max = max_avx512;
+    k->max_tiles = max_tiles_avx512;
 }

@@ -4,14 +4,15 @@
  *     vec_lower(s, j, &best, &at)     where s < best: best = s, at = j
  *     vec_any_less(a, b)              whether a lane of a is less
  *     vec_shorts                      LANES 16-bit numbers as floats
- *     shorts, SHORTS                  a register of 16-bit numbers, and how many it has; shorts_zero, shorts_add, shorts_store
+ *     shorts, SHORTS                  a register of 16-bit numbers, and how many it has; shorts_zero, shorts_load, shorts_store,
+ *                                     shorts_add
  *     bytes_load, bytes_add, bytes_sub  the same register as signed bytes
  *     shorts_even, shorts_odd         of a register of bytes every other one, from the first or the second on, as 16-bit numbers
  *     CHANNELS                        if there is a better way than channels_by_rows below
  *
- * A token's key is a sum of two rows a round, as they lie in the tables: all its channels' sums stay in registers while it is
- * summed, 16 bits each; the two rows of a round first meet as bytes. Eight tokens at a time are then turned over to channels, which
- * is how queries want them. The tables of a head are 8 KB a round at 128 channels: what bounds this is the second-level cache,
+ * A token's key is a sum of two rows a round, as they lie in the tables: all its channels' sums stay in registers, as bytes, while a
+ * run of rounds is summed, and then go to sums of 16 bits. Eight tokens at a time are then turned over to channels, which is how
+ * queries want them. The tables of a head are 8 KB a round at 128 channels: what bounds this is the second-level cache,
  * which is why they are not floats, and why a table made for each query (look_up_comm, floats) is not the faster way.
  */
 #include "kernels/code_planes.h"
@@ -137,25 +138,24 @@ static void read_places(const struct comm_code *c, const void *codes, size_t gro
 /* Where number j of a half comes to lie: bytes become 16-bit numbers by turns. */
 static inline size_t place_of(size_t j) { return j / (2 * SHORTS) * (2 * SHORTS) + j % 2 * SHORTS + j % (2 * SHORTS) / 2; }
 
-/* to[2][P] = one token's sums of P numbers of each half, number j at place_of(j). */
-INLINE void sum_rows(size_t P, const int8_t *rows, size_t rounds, const struct places *places, size_t t, int16_t *to) {
-    const size_t N = P / SHORTS;
-    shorts re[P / SHORTS], im[P / SHORTS];
-    UNROLL for (size_t i = 0; i < N; i++) re[i] = im[i] = shorts_zero();
+/* to[2][P], one token's sums of P numbers of each half, += those of `rounds` rounds, which are bytes; number j at place_of(j). */
+INLINE void add_run(size_t P, const int8_t *rows, const uint32_t (*places)[BLOCK_TOKENS][2], size_t t, size_t rounds, bool first,
+                    int16_t *to) {
+    const size_t N = P / SHORTS / 2;
+    shorts x[COMM_MOST_PAIRS / SHORTS / 2], y[COMM_MOST_PAIRS / SHORTS / 2];
+    UNROLL for (size_t i = 0; i < N; i++) x[i] = y[i] = shorts_zero();
     for (size_t r = 0; r < rounds; r++) {
-        const int8_t *a = rows + places->of[r][t][0], *b = rows + places->of[r][t][1];
-        UNROLL for (size_t i = 0; i < N; i += 2) {
-            shorts x = bytes_sub(bytes_load(a + i * SHORTS), bytes_load(b + P + i * SHORTS));
-            shorts y = bytes_add(bytes_load(a + P + i * SHORTS), bytes_load(b + i * SHORTS));
-            re[i] = shorts_add(re[i], shorts_even(x));
-            re[i + 1] = shorts_add(re[i + 1], shorts_odd(x));
-            im[i] = shorts_add(im[i], shorts_even(y));
-            im[i + 1] = shorts_add(im[i + 1], shorts_odd(y));
+        const int8_t *a = rows + places[r][t][0], *b = rows + places[r][t][1];
+        UNROLL for (size_t i = 0; i < N; i++) {
+            size_t at = i * 2 * SHORTS;
+            x[i] = bytes_sub(bytes_add(x[i], bytes_load(a + at)), bytes_load(b + P + at));
+            y[i] = bytes_add(bytes_add(y[i], bytes_load(a + P + at)), bytes_load(b + at));
         }
     }
-    UNROLL for (size_t i = 0; i < N; i++) {
-        shorts_store(to + i * SHORTS, re[i]);
-        shorts_store(to + P + i * SHORTS, im[i]);
+    UNROLL for (size_t i = 0; i < 2 * N; i++) {
+        shorts even = shorts_even(i < N ? x[i] : y[i - N]), odd = shorts_odd(i < N ? x[i] : y[i - N]);
+        shorts_store(to + 2 * i * SHORTS, first ? even : shorts_add(even, shorts_load(to + 2 * i * SHORTS)));
+        shorts_store(to + (2 * i + 1) * SHORTS, first ? odd : shorts_add(odd, shorts_load(to + (2 * i + 1) * SHORTS)));
     }
 }
 
@@ -183,12 +183,12 @@ INLINE void turn_over(size_t n, const int16_t *rows, int16_t *columns) {
 }
 
 /* sums[2 P][64] of one group. */
-INLINE void sum_group(size_t P, const int8_t *rows, size_t rounds, const struct places *places, int16_t *sums_by_channel) {
-    int16_t some[TURNED * 2 * P];
-    for (size_t t = 0; t < BLOCK_TOKENS; t += TURNED) {
-        for (size_t i = 0; i < TURNED; i++) sum_rows(P, rows, rounds, places, t + i, some + i * 2 * P);
-        turn_over(2 * P, some, sums_by_channel + t);
-    }
+INLINE void sum_group(size_t P, const struct comm_code *c, const int8_t *rows, const struct places *places,
+                      int16_t *sums_by_channel) {
+    _Alignas(64) int16_t some[BLOCK_TOKENS * 2 * COMM_MOST_PAIRS];
+    for (size_t run = 0, r = 0; run < c->runs; r += c->run[run], run++)
+        for (size_t t = 0; t < BLOCK_TOKENS; t++) add_run(P, rows, places->of + r, t, c->run[run], run == 0, some + t * 2 * P);
+    for (size_t t = 0; t < BLOCK_TOKENS; t += TURNED) turn_over(2 * P, some + t * 2 * P, sums_by_channel + t);
 }
 
 /* One number of a group: mean + gain step sum. */
@@ -207,9 +207,9 @@ static void channels_by_rows(const struct comm_code *c, const float *gains, cons
         const uint8_t *at = c->channels + k * 2 * c->pairs;
         read_places(c, codes, k, &places);
         if (c->stride == 32)
-            sum_group(32, rows, c->rounds, &places, sum);
+            sum_group(32, c, rows, &places, sum);
         else
-            sum_group(64, rows, c->rounds, &places, sum);
+            sum_group(64, c, rows, &places, sum);
         for (size_t j = 0; j < c->pairs; j++) {
             float step = c->steps[k * c->stride + j];
             const int16_t *re = sum + place_of(j) * BLOCK_TOKENS, *im = re + c->stride * BLOCK_TOKENS;
@@ -345,7 +345,7 @@ static void PASTE(look_up_comm, ISA)(const struct comm_code *c, const struct key
     }
 }
 
-void PASTE(kernels_fill, PASTE(ISA, comm))(struct kernels *k) {
+static void comm_fill(struct kernels *k) {
     k->products = PASTE(products, ISA);
     k->least_comm = PASTE(least_comm, ISA);
     k->within_comm = PASTE(within_comm, ISA);

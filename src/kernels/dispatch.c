@@ -58,17 +58,18 @@ static void choose(void) {
 #if defined(__x86_64__)
     void (*const avx2[])(struct kernels *) = {kernels_fill_avx2_vector,  kernels_fill_avx2_cache,   kernels_fill_avx2_product,
                                               kernels_fill_avx2_weights, kernels_fill_avx2_nearest, kernels_fill_avx2_comm,
-                                              kernels_fill_avx2_sign,    kernels_fill_avx2_choose,  kernels_fill_avx2_additive};
+                                              kernels_fill_avx2_sign,    kernels_fill_avx2_choose,  kernels_fill_avx2_additive,
+                                              kernels_fill_avx2_codes};
     void (*const avx512[])(struct kernels *) = {
-        kernels_fill_avx512_vector,        kernels_fill_avx512_cache,   kernels_fill_avx512_product, kernels_fill_avx512_weights,
-        kernels_fill_avx512_weights_bytes, kernels_fill_avx512_nearest, kernels_fill_avx512_comm,    kernels_fill_avx512_sign,
-        kernels_fill_avx512_choose,        kernels_fill_avx512_additive};
+        kernels_fill_avx512_vector,   kernels_fill_avx512_cache, kernels_fill_avx512_product, kernels_fill_avx512_weights,
+        kernels_fill_avx512_nearest,  kernels_fill_avx512_comm,  kernels_fill_avx512_sign,    kernels_fill_avx512_choose,
+        kernels_fill_avx512_additive, kernels_fill_avx512_codes, kernels_fill_avx512_kivi,    kernels_fill_avx512_weights_bytes};
     if (processor_has_avx2()) add_table(KERNELS_AVX2, KERNELS_SCALAR, avx2, sizeof avx2 / sizeof avx2[0]);
     if (processor_has_avx512()) add_table(KERNELS_AVX512, KERNELS_AVX2, avx512, sizeof avx512 / sizeof avx512[0]);
 #elif defined(__aarch64__)
-    void (*const neon[])(struct kernels *) = {kernels_fill_neon_vector,  kernels_fill_neon_cache,   kernels_fill_neon_product,
-                                              kernels_fill_neon_weights, kernels_fill_neon_nearest, kernels_fill_neon_comm,
-                                              kernels_fill_neon_additive};
+    void (*const neon[])(struct kernels *) = {kernels_fill_neon_vector,   kernels_fill_neon_cache,   kernels_fill_neon_product,
+                                              kernels_fill_neon_weights,  kernels_fill_neon_nearest, kernels_fill_neon_comm,
+                                              kernels_fill_neon_additive, kernels_fill_neon_codes};
     add_table(KERNELS_NEON, KERNELS_SCALAR, neon, sizeof neon / sizeof neon[0]);
 #endif
     const char *wanted = getenv("TERSE_CPU");

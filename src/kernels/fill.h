@@ -35,6 +35,11 @@ void kernels_fill_avx2_comm(struct kernels *k);
 void kernels_fill_avx512_comm(struct kernels *k);
 void kernels_fill_neon_comm(struct kernels *k);
 
+void kernels_fill_avx2_codes(struct kernels *k);
+void kernels_fill_avx512_codes(struct kernels *k);
+void kernels_fill_avx512_kivi(struct kernels *k);
+void kernels_fill_neon_codes(struct kernels *k);
+
 void kernels_fill_scalar_sign(struct kernels *k);
 void kernels_fill_avx2_sign(struct kernels *k);
 void kernels_fill_avx512_sign(struct kernels *k);

@@ -47,6 +47,8 @@ struct kernels {
     float (*exp_sum)(float *x, float max, size_t n);
     /* The largest, passing over NaN; -INFINITY when n = 0. */
     float (*max)(const float *x, size_t n);
+    /* The same of 64 numbers in each of n tiles that lie `stride` floats apart. */
+    float (*max_tiles)(const float *x, size_t n, size_t stride);
 
     /* Weights as stored, indexed by enum tensor_type; NULL: type not supported. n is a multiple of the type's block. */
     void (*dequantize[TENSOR_TYPES])(const void *row, float *out, size_t n);
@@ -67,17 +69,26 @@ struct kernels {
      * from memory once. The vector tiers prefetch 8 KB ahead: blocks that are read one after another should lie so. */
     void (*score_f16)(const float *q, size_t G, size_t hd, const void *block, float *logits);
     void (*mix_f16)(const float *weights, size_t G, size_t hd, const void *block, float *acc);
-    void (*score_q8_0)(const float *q, size_t G, size_t hd, const void *block, float *logits);
+    /* q8_0 and q4_0 score in two steps: the order within tables[G][hd] is the tier's own, made once of q[G][hd] for all blocks. Tiers
+     * that multiply bytes take numbers as fixed point, a query's and each weight times a scale: each number of a query is off by at
+     * most 1 / 65000 of its query's largest, each product of a weight and a scale by 1 / 65000 of the largest of its query and 32
+     * channels; what is below 1e-30 then counts for nothing. */
+    void (*prepare_q8_0)(const float *q, size_t G, size_t hd, float *tables);
+    void (*score_q8_0)(const float *tables, size_t G, size_t hd, const void *block, float *logits);
     void (*mix_q8_0)(const float *weights, size_t G, size_t hd, const void *block, float *acc);
-    void (*score_q4_0)(const float *q, size_t G, size_t hd, const void *block, float *logits);
+    void (*prepare_q4_0)(const float *q, size_t G, size_t hd, float *tables);
+    void (*score_q4_0)(const float *tables, size_t G, size_t hd, const void *block, float *logits);
     void (*mix_q4_0)(const float *weights, size_t G, size_t hd, const void *block, float *acc);
 
-    /* out[G][32], rows ldo apart, += a[G][K] b[K][32] of bytes up to 127, rows ldb apart: codes whose scales are in `a` (kivi). */
-    void (*add_bytes)(const float *a, size_t G, size_t K, const uint8_t *b, size_t ldb, float *out, size_t ldo);
-
-    /* Values of kivi with 2 bits as mix of the codecs above, for hd a multiple of 64, in tiers that multiply bytes well (else NULL: by
-     * add_bytes). A weight times a scale is fixed point, off by at most 1 / 65000 of the largest of its query and 32 channels. */
+    /* kivi with 4 and 2 bits. The same tiers take a number of a query times its channel's scale, and a weight times a token's, as fixed
+     * point, with the same bound: the largest is that of a query and 32 tokens, or of a query and 32 channels. */
+    void (*score_kivi_4)(const float *q, size_t G, size_t hd, const void *block, float *logits);
+    void (*mix_kivi_4)(const float *weights, size_t G, size_t hd, const void *block, float *acc);
+    void (*score_kivi_2)(const float *q, size_t G, size_t hd, const void *block, float *logits);
     void (*mix_kivi_2)(const float *weights, size_t G, size_t hd, const void *block, float *acc);
+
+    /* out[G][32], rows ldo apart, += a[G][K] b[K][32] of bytes up to 127, rows ldb apart (additive's rows). */
+    void (*add_bytes)(const float *a, size_t G, size_t K, const uint8_t *b, size_t ldb, float *out, size_t ldo);
 
     /* Keys of codec sign: mean[hd] + sign * alpha[hd] * magnitude. As `score` of the codecs above in two steps: the order within
      * tables[G][kernels_sign_floats] is the tier's own, made once of the queries for all blocks. Vector tiers may take a query times
@@ -126,7 +137,9 @@ struct kernels {
      * channels (2i, 2i + 1) if `adjacent`, else (i, i + pairs); (a, b) becomes (a cos - b sin, a sin + b cos). Channels from 2
      * pairs on stay. */
     void (*score_turned)(const struct key_turn *turn, const float *q, size_t G, size_t hd, const float *keys, float *logits);
-    /* The same of keys in a block, by gain and mean where there are any. */
+    /* The same of keys in a block, by gain and mean where there are any. Where levels and words of the angles are read, keys and
+     * queries are fixed point: each number of a key is off by at most 1 / 2600 of what its pair's mean, levels and the largest gain can
+     * come to in size, and what queries are off by makes hd / 30000 of the sum of what a logit's terms can come to. */
     void (*score_turned_pq)(const struct product_code *p, const struct key_turn *turn, const float *q, size_t G, const void *block,
                             float *logits);
 
@@ -140,6 +153,12 @@ struct kernels {
                           uint32_t *cells, float *values);
     /* Keys as vectors, channels[hd][64] = mean + gains[64] times what the codes say. */
     void (*channels_comm)(const struct comm_code *c, const float *gains, const void *codes, float *channels);
+    /* score_turned of the same keys, in tiers with planes_pq only (else NULL). Keys and queries are fixed point: each number of a key is
+     * off by at most 1 / 6000 of what its pair's mean, tables and the largest gain can come to in size, and what queries are off by
+     * makes hd / 45000 of the sum of what a logit's terms can come to. False, nothing written, where `turn` has no words or the tier
+     * does not take such pairs together: the way over channels serves. */
+    bool (*score_turned_comm)(const struct comm_code *c, const struct key_turn *turn, const float *gains, const float *q, size_t G,
+                              const void *codes, float *logits);
     /* The same keys turned and met by one query q[hd], from tables[comm_table_floats] made of it once: logits[64]. Angles as for
      * score_turned; gain and mean in `turn` are not looked at. */
     void (*prepare_comm)(const struct comm_code *c, const float *q, float *tables);

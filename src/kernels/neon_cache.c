@@ -2,3 +2,4 @@
 #include "kernels/neon_lanes.h"
 
 #include "kernels/cache_template.h"
+#include "kernels/codes_template.h"

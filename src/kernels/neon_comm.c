@@ -7,6 +7,7 @@ typedef int16x8_t shorts;
 #define SHORTS 8
 
 static inline shorts shorts_zero(void) { return vdupq_n_s16(0); }
+static inline shorts shorts_load(const int16_t *x) { return vld1q_s16(x); }
 static inline void shorts_store(int16_t *to, shorts x) { vst1q_s16(to, x); }
 static inline shorts shorts_add(shorts a, shorts b) { return vaddq_s16(a, b); }
 static inline shorts shorts_even(shorts x) { return vshrq_n_s16(vshlq_n_s16(x, 8), 8); }
@@ -32,3 +33,5 @@ static inline void vec_lower(vec s, vec j, vec *best, vec *at) {
 static inline bool vec_any_less(vec a, vec b) { return vmaxvq_u32(vcltq_f32(a, b)) != 0; }
 
 #include "kernels/comm_template.h"
+
+void kernels_fill_neon_comm(struct kernels *k) { comm_fill(k); }

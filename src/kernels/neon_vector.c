@@ -1,6 +1,7 @@
 /* Half floats and vectors with NEON (AArch64): four floats at a time, then element by element. The last elements that need the
  * exponential go through a padded copy. */
 #include "base/half.h"
+#include "codec/block_layout.h"
 #include "kernels/exp_constants.h"
 #include "kernels/fill.h"
 
@@ -113,6 +114,15 @@ static float max_neon(const float *x, size_t n) {
     return max;
 }
 
+static float max_tiles_neon(const float *x, size_t n, size_t stride) {
+    float max = -INFINITY;
+    for (size_t i = 0; i < n; i++) {
+        float most = max_neon(x + i * stride, BLOCK_TOKENS);
+        max = most > max ? most : max;
+    }
+    return max;
+}
+
 void kernels_fill_neon_vector(struct kernels *k) {
     k->half_to_float = half_to_float_neon;
     k->float_to_half = float_to_half_neon;
@@ -122,4 +132,5 @@ void kernels_fill_neon_vector(struct kernels *k) {
     k->silu_mul = silu_mul_neon;
     k->exp_sum = exp_sum_neon;
     k->max = max_neon;
+    k->max_tiles = max_tiles_neon;
 }

@@ -43,6 +43,10 @@ struct key_turn {
     size_t pairs;
     bool adjacent;
     const float *gain, *mean;
+    /* Cosine and sine once more as words, 32767 times what they are without `magnitude`, their largest size, for tiers that turn in 16
+     * bits; NULL: there are none. */
+    const int16_t *words; /* [pairs][2][64] */
+    float magnitude;
 };
 
 #endif

@@ -175,7 +175,7 @@ typedef void special_pq(const void *what, const float *in, float *out);
                                             PASTE(name##_5, ISA), PASTE(name##_6, ISA), PASTE(name##_7, ISA), PASTE(name##_8, ISA)};
 /* clang-format on */
 
-/* As serve() in cache_template.h: passes as even as they can be. */
+/* As serve() in sums_template.h: passes as even as they can be. */
 static void serve_pq(special_pq *const *of, const void *what, const float *in, size_t in_row, size_t G, float *out,
                      size_t out_row) {
     for (size_t passes = (G + MOST_QUERIES - 1) / MOST_QUERIES; passes > 0; passes--) {

@@ -4,6 +4,8 @@
 #include "codec/block_layout.h"
 #include "kernels/fill.h"
 
+#include <string.h>
+
 /* One key or value as a float: channel c of token t. */
 typedef float element_function(const void *block, size_t hd, size_t c, size_t t);
 
@@ -49,6 +51,30 @@ static float value_q4_0(const void *block, size_t hd, size_t c, size_t t) {
     return code_q4_0(byte, c) * scale_of(block, c, t);
 }
 
+/* A row of n codes of kivi. */
+static float code_kivi(unsigned bits, const uint8_t *row, size_t n, size_t i) {
+    size_t bytes = n * bits / 8;
+    return (float)(row[i % bytes] >> i / bytes * bits & ((1u << bits) - 1));
+}
+
+static float key_kivi(unsigned bits, const void *block, size_t hd, size_t c, size_t t) {
+    const uint16_t *scale = block, *zero = scale + 2 * hd;
+    const uint8_t *row = (const uint8_t *)(zero + 2 * hd) + c * 8 * bits;
+    size_t at = t / BLOCK_QK * hd + c;
+    return half_to_float(zero[at]) + half_to_float(scale[at]) * code_kivi(bits, row, BLOCK_TOKENS, t);
+}
+
+static float value_kivi(unsigned bits, const void *block, size_t hd, size_t c, size_t t) {
+    const uint8_t *row = (const uint8_t *)block + t * BLOCK_BYTES_KIVI(hd, bits) / BLOCK_TOKENS;
+    const uint16_t *pair = (const uint16_t *)(row + hd * bits / 8) + c / BLOCK_QK * 2;
+    return half_to_float(pair[1]) + half_to_float(pair[0]) * code_kivi(bits, row, hd, c);
+}
+
+static float key_kivi_4(const void *block, size_t hd, size_t c, size_t t) { return key_kivi(4, block, hd, c, t); }
+static float key_kivi_2(const void *block, size_t hd, size_t c, size_t t) { return key_kivi(2, block, hd, c, t); }
+static float value_kivi_4(const void *block, size_t hd, size_t c, size_t t) { return value_kivi(4, block, hd, c, t); }
+static float value_kivi_2(const void *block, size_t hd, size_t c, size_t t) { return value_kivi(2, block, hd, c, t); }
+
 static void score_scalar(element_function *key, const float *q, size_t G, size_t hd, const void *block, float *logits) {
     for (size_t g = 0; g < G; g++) {
         for (size_t t = 0; t < BLOCK_TOKENS; t++) {
@@ -93,6 +119,25 @@ static void mix_q4_0_scalar(const float *weights, size_t G, size_t hd, const voi
     mix_scalar(value_q4_0, weights, G, hd, block, acc);
 }
 
+static void score_kivi_4_scalar(const float *q, size_t G, size_t hd, const void *block, float *logits) {
+    score_scalar(key_kivi_4, q, G, hd, block, logits);
+}
+
+static void mix_kivi_4_scalar(const float *weights, size_t G, size_t hd, const void *block, float *acc) {
+    mix_scalar(value_kivi_4, weights, G, hd, block, acc);
+}
+
+static void score_kivi_2_scalar(const float *q, size_t G, size_t hd, const void *block, float *logits) {
+    score_scalar(key_kivi_2, q, G, hd, block, logits);
+}
+
+static void mix_kivi_2_scalar(const float *weights, size_t G, size_t hd, const void *block, float *acc) {
+    mix_scalar(value_kivi_2, weights, G, hd, block, acc);
+}
+
+/* Tables are the queries. */
+static void prepare_codes_scalar(const float *q, size_t G, size_t hd, float *tables) { memcpy(tables, q, G * hd * sizeof *q); }
+
 static void add_bytes_scalar(const float *a, size_t G, size_t K, const uint8_t *b, size_t ldb, float *out, size_t ldo) {
     for (size_t g = 0; g < G; g++) {
         for (size_t n = 0; n < BLOCK_QK; n++) {
@@ -107,8 +152,14 @@ void kernels_fill_scalar_cache(struct kernels *k) {
     k->add_bytes = add_bytes_scalar;
     k->score_f16 = score_f16_scalar;
     k->mix_f16 = mix_f16_scalar;
+    k->prepare_q8_0 = prepare_codes_scalar;
     k->score_q8_0 = score_q8_0_scalar;
     k->mix_q8_0 = mix_q8_0_scalar;
+    k->prepare_q4_0 = prepare_codes_scalar;
     k->score_q4_0 = score_q4_0_scalar;
     k->mix_q4_0 = mix_q4_0_scalar;
+    k->score_kivi_4 = score_kivi_4_scalar;
+    k->mix_kivi_4 = mix_kivi_4_scalar;
+    k->score_kivi_2 = score_kivi_2_scalar;
+    k->mix_kivi_2 = mix_kivi_2_scalar;
 }

@@ -1,6 +1,7 @@
 /* The reference of the half-float and vector slots: plain loops, compiled without vectorisation. Speed is no aim here; the other
  * tiers are tested against this file, and this file against double precision. */
 #include "base/half.h"
+#include "codec/block_layout.h"
 #include "kernels/fill.h"
 
 #include <math.h>
@@ -50,6 +51,15 @@ static float max_scalar(const float *x, size_t n) {
     return max;
 }
 
+static float max_tiles_scalar(const float *x, size_t n, size_t stride) {
+    float max = -INFINITY;
+    for (size_t i = 0; i < n; i++) {
+        float most = max_scalar(x + i * stride, BLOCK_TOKENS);
+        max = most > max ? most : max;
+    }
+    return max;
+}
+
 void kernels_fill_scalar_vector(struct kernels *k) {
     k->half_to_float = half_to_float_scalar;
     k->float_to_half = float_to_half_scalar;
@@ -59,4 +69,5 @@ void kernels_fill_scalar_vector(struct kernels *k) {
     k->silu_mul = silu_mul_scalar;
     k->exp_sum = exp_sum_scalar;
     k->max = max_scalar;
+    k->max_tiles = max_tiles_scalar;
 }

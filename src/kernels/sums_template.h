@@ -74,3 +74,17 @@ INLINE void prefetch_step(const void *from, size_t i, size_t bytes) {
     uintptr_t ahead = (uintptr_t)from + i * bytes + PREFETCH_BYTES; /* as a pointer it would point past its object */
     for (size_t line = 0; line < bytes; line += PREFETCH_LINE) __builtin_prefetch((const void *)(ahead + line));
 }
+
+typedef void special(const float *in, size_t hd, const void *block, float *out);
+
+/* in[G][in_row] and out[G][out_row] in passes of at most `most` queries, as even as they can be; of[n - 1] serves n. */
+INLINE void serve(special *const *of, size_t most, const float *in, size_t in_row, size_t G, size_t hd, const void *block,
+                  float *out, size_t out_row) {
+    for (size_t passes = (G + most - 1) / most; passes > 0; passes--) {
+        size_t share = G / passes;
+        of[share - 1](in, hd, block, out);
+        in += share * in_row;
+        out += share * out_row;
+        G -= share;
+    }
+}

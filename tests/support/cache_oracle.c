@@ -372,8 +372,10 @@ static double *anchor_scores(const struct oracle *o, uint32_t layer, const float
 
 static void compare(struct oracle *o, uint32_t layer, const float *q, const float *out, size_t first, size_t n) {
     size_t hd = o->setup.head_dim, heads = o->setup.query_heads;
-    /* Centroids may be read in fixed point of 16 bits, and so are kivi-2's values, whose zeros are as large as they. */
-    double allowed = o->method.value.codec == &codec_kivi_2 ? 1e-3 : o->method.key.codec->settle ? 5e-4 : 1e-4;
+    /* All but f16 may be read in fixed point of 16 bits; kivi's zeros are as large as its values, and gain-shape's keys are turned so. */
+    bool exact = o->method.key.codec == &codec_f16 && o->method.value.codec == &codec_f16;
+    bool coarser = o->method.value.codec == &codec_kivi_2 || o->method.key.codec == &codec_gain_shape;
+    double allowed = coarser ? 1e-3 : exact ? 1e-4 : 5e-4;
     for (size_t i = 0; i < n; i++) {
         for (uint32_t h = 0; h < heads; h++) {
             double expected[256];

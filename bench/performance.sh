@@ -1,0 +1,137 @@
+#!/usr/bin/env bash
+# Everything in docs/performance.md: measurements, the document and its plot.
+#
+#     bench/performance.sh [-b BUILD] [-w FOLDER] [-o DOCS] [-t THREADS] [STEP ...]
+#
+# Steps, all of them in this order when none is named:
+#     machine      what it is
+#     attention    one layer's attention by method and depth, two shapes of model; at one depth by AVX2 as well where the machine has more
+#     sealing      encoding a block
+#     retrieval    finding the tokens that a step reads
+#     prefill      reading a prompt, by method
+#     decode       a whole step of a model in the shape of LLaMA-3.1-8B, by method
+#     report       DOCS/performance.md and its plot, an .svg and a .png
+# What FOLDER already holds is not measured again; remove a file there, or all, to measure anew. On two cores everything takes 20 to 25
+# minutes and must have the machine for itself. For a trial, in the environment:
+#     DEPTHS='2048 4096' METHODS='q4_0 commvq-1' DEPTH=2048 PROMPT=512 LAYERS=2 bench/performance.sh -w /tmp/trial -o /tmp/trial
+# The model has as many of its 32 layers as fit the memory, 16 at most to be done in a few minutes; its file in FOLDER takes 0.3 GB and
+# 0.12 GB for each.
+set -eu
+here=$(cd "$(dirname "$0")" && pwd)
+build=$here/../build
+docs=$here/../docs
+threads=$(nproc)
+work=''
+usage() {
+    sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0" >&2
+    exit 1
+}
+while getopts b:w:o:t:h option; do
+    case $option in
+    b) build=$OPTARG ;;
+    w) work=$OPTARG ;;
+    o) docs=$OPTARG ;;
+    t) threads=$OPTARG ;;
+    *) usage ;;
+    esac
+done
+shift $((OPTIND - 1))
+work=${work:-$build/performance}
+bin=$build/bin
+depths=${DEPTHS:-8192 32768 131072}
+depth=${DEPTH:-32768}
+prompt=${PROMPT:-8192}
+[ $# -gt 0 ] || set -- machine attention sealing retrieval prefill decode report
+mkdir -p "$work"
+export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
+
+# keep FILE COMMAND ...: its output, once it is whole.
+keep() {
+    local file=$work/$1
+    shift
+    [ ! -e "$file" ] || return 0
+    echo "$(date +%H:%M:%S) $(basename "$file"): $*" >&2
+    "$@" >"$file.new"
+    mv "$file.new" "$file"
+}
+
+# Runs with the machine's best kernels and, where these are more, AVX2's.
+tiers() {
+    echo best
+    ! grep -qs 'avx512 kernels' "$work"/attention-best-*.txt || echo avx2
+}
+
+in_tier() {
+    local tier=$1
+    shift
+    if [ "$tier" = best ]; then "$@"; else TERSE_CPU=$tier "$@"; fi
+}
+
+describe_machine() {
+    sed -n 's/^model name[^:]*: *//p' /proc/cpuinfo | head -n 1
+    sed -n 's/^cpu MHz[^:]*: *//p' /proc/cpuinfo | sort -n | tail -n 1
+    echo "$threads"
+}
+
+step_machine() { keep machine.txt describe_machine; }
+
+step_attention() {
+    local d tier
+    for d in $depths; do
+        # shellcheck disable=SC2086
+        keep "attention-best-$d.txt" "$bin/bench_attention" "$threads" "$d" ${METHODS:-}
+    done
+    for tier in $(tiers); do
+        # shellcheck disable=SC2086
+        keep "attention-$tier-$depth.txt" in_tier "$tier" "$bin/bench_attention" "$threads" "$depth" ${METHODS:-}
+    done
+}
+
+step_sealing() {
+    local tier
+    for tier in $(tiers); do keep "sealing-$tier.txt" in_tier "$tier" env OMP_NUM_THREADS="$threads" "$bin/bench_sealing" blocks; done
+}
+
+step_retrieval() {
+    local tier
+    for tier in $(tiers); do keep "retrieval-$tier.txt" in_tier "$tier" "$bin/bench_retrieval" "$threads" "$depth"; done
+}
+
+# model SHAPE LAYERS: a file of random weights.
+model() {
+    [ -e "$work/$1-$2.gguf" ] || "$bin/bench_make_model" "$1" q4_0 "$work/$1-$2.gguf" "$2"
+}
+
+# One layer: what a method costs is in each of them alike, and a prompt through all of them by every method takes an hour.
+step_prefill() {
+    [ ! -e "$work/prefill.json" ] || return 0
+    model 1b 1
+    keep prefill.json "$bin/terse" bench -m "$work/1b-1.gguf" -t "$threads" --kv all -p "$prompt" -n 0 -d 0 -r 2 -o json
+}
+
+# Weights, f16's keys and values and those of one more method, in 2/3 of the memory that is there; MiB of a layer.
+layers_that_fit() {
+    awk -v depth="$depth" '/^MemAvailable/ { n = int(($2 / 1024 * 2 / 3 - 400) / (118 + 2.1 * depth / 256)); if (n < 1) n = 1; if (n > 16) n = 16; print n }' \
+        /proc/meminfo
+}
+
+step_decode() {
+    [ ! -e "$work/decode.json" ] || return 0
+    local layers=${LAYERS:-}
+    [ -n "$layers" ] || layers=$(layers_that_fit)
+    model 8b "$layers"
+    echo "$layers" >"$work/layers.txt"
+    keep decode.json "$bin/terse" bench -m "$work/8b-$layers.gguf" -t "$threads" --kv all -d "$depth" -n 4 -r 2 -o json
+}
+
+step_report() {
+    local python=python3
+    "$python" -c 'import matplotlib' 2>/dev/null || python=/usr/bin/python3 # Debian's own, where another comes first
+    "$python" "$here/performance_report.py" "$work" "$docs/performance.md"
+    "$python" "$here/plot_performance.py" "$work" "$docs/performance.svg" "$docs/performance.png"
+}
+
+for step in "$@"; do
+    declare -F "step_$step" >/dev/null || usage
+    "step_$step"
+done

@@ -1,0 +1,223 @@
+/* kivi of 4 and 2 bits with AVX-512 and its products of bytes: a query times a channel's scales, and a weight times a token's, are
+ * fixed point, made for each block; codes count from 0, and what the zeros come to is a sum of its own. */
+#include "kernels/avx512_bytes.h"
+
+#include "kernels/avx512_rows.h"
+
+/* ---- Keys: the lanes are 16 tokens, the bytes four channels ---------------------------------------------------------------- */
+
+#define HALVES (BLOCK_TOKENS / BLOCK_QK) /* runs of tokens that share scales */
+
+/* Queries times the scales of a run of tokens, channels by place_of within each 64, and <query, zeros>. */
+struct scaled {
+    _Alignas(64) int8_t bytes[KERNELS_MOST_CHANNELS / BLOCK_TOKENS][TOGETHER][2][BLOCK_TOKENS];
+    float step[TOGETHER], base[TOGETHER];
+};
+
+INLINE void scale_queries(size_t G, const float *q, const float *scale, const float *zero, size_t hd, struct scaled *s) {
+    __m512 most[TOGETHER], sum[TOGETHER], x[4];
+    float inverse[TOGETHER];
+    UNROLL for (size_t g = 0; g < G; g++) most[g] = sum[g] = _mm512_setzero_ps();
+    for (size_t c = 0; c < hd; c += 16) {
+        UNROLL for (size_t g = 0; g < G; g++) {
+            __m512 of = _mm512_loadu_ps(q + g * hd + c);
+            most[g] = larger_of(most[g], _mm512_mul_ps(of, _mm512_loadu_ps(scale + c)));
+            sum[g] = _mm512_fmadd_ps(of, _mm512_loadu_ps(zero + c), sum[g]);
+        }
+    }
+    fixed_steps(largest_of(G, most), s->step, inverse);
+    _mm_storeu_ps(s->base, sum_of(G, sum));
+    for (size_t c = 0; c < hd; c += BLOCK_TOKENS) {
+        UNROLL for (size_t g = 0; g < G; g++) {
+            UNROLL for (size_t v = 0; v < 4; v++) {
+                const size_t at = c + 16 * v;
+                x[v] = at < hd ? _mm512_mul_ps(_mm512_loadu_ps(q + g * hd + at), _mm512_loadu_ps(scale + at)) : _mm512_setzero_ps();
+            }
+            to_planes(x, inverse[g], s->bytes[c / BLOCK_TOKENS][g]);
+        }
+    }
+}
+
+/* Codes of four channels: to[h] are those of tokens 32 h + 16 part to 32 h + 16 part + 15. */
+INLINE void four_keys(unsigned bits, const uint8_t *codes, size_t part, __m512i *to) {
+    const __m512i mask = _mm512_set1_epi8((char)((1 << bits) - 1));
+    __m512i x = bits == 2 ? by_fours(_mm512_loadu_si512(codes)) : four_rows(codes + 16 * part, 8 * bits);
+    if (bits == 2 && part) x = _mm512_srli_epi32(x, 2);
+    to[0] = _mm512_and_si512(x, mask);
+    to[1] = _mm512_and_si512(x, _mm512_slli_epi32(mask, 4)); /* 16 times the codes */
+}
+
+INLINE void score_part(size_t G, unsigned bits, const struct scaled *s, size_t hd, const uint8_t *codes, size_t part,
+                       float *logits) {
+    __m512i sum[TOGETHER][HALVES][2];
+    UNROLL for (size_t g = 0; g < G; g++) sum[g][0][0] = sum[g][0][1] = sum[g][1][0] = sum[g][1][1] = _mm512_setzero_si512();
+    for (size_t c = 0; c < hd; c += 4) {
+        const uint8_t *rows = codes + c * 8 * bits;
+        __m512i x[HALVES];
+        if (bits == 4 || !part) prefetch_step(rows + (bits == 4 ? 64 * part : 0), 0, 64);
+        four_keys(bits, rows, part, x);
+        UNROLL for (size_t g = 0; g < G; g++) {
+            UNROLL for (size_t h = 0; h < HALVES; h++) {
+                const int8_t *q = s[h].bytes[c / BLOCK_TOKENS][g][0] + place_of(c % BLOCK_TOKENS);
+                sum[g][h][0] = add_products(sum[g][h][0], x[h], four_bytes(q));
+                sum[g][h][1] = add_products(sum[g][h][1], x[h], four_bytes(q + BLOCK_TOKENS));
+            }
+        }
+    }
+    UNROLL for (size_t g = 0; g < G; g++) {
+        UNROLL for (size_t h = 0; h < HALVES; h++) {
+            __m512 logit = _mm512_fmadd_ps(_mm512_set1_ps(s[h].step[g] / (h ? 16 : 1)), whole_floats(sum[g][h][0], sum[g][h][1]),
+                                           _mm512_set1_ps(s[h].base[g]));
+            _mm512_storeu_ps(logits + g * BLOCK_TOKENS + h * BLOCK_QK + 16 * part, logit);
+        }
+    }
+}
+
+INLINE void score_kivi(size_t G, unsigned bits, const float *q, size_t hd, const void *block, float *logits) {
+    struct scaled s[HALVES]; /* too large to be cleared */
+    float scale[2 * HALVES * KERNELS_MOST_CHANNELS], *zero = scale + HALVES * hd;
+    const uint16_t *halves = block;
+    for (size_t i = 0; i < 2 * HALVES * hd; i += 32) {
+        prefetch_step(halves + i, 0, 64);
+        vec_store(scale + i, vec_halves(halves + i));
+        vec_store(scale + i + 16, vec_halves(halves + i + 16));
+    }
+    for (size_t h = 0; h < HALVES; h++) scale_queries(G, q, scale + h * hd, zero + h * hd, hd, &s[h]);
+    for (size_t part = 0; part < 2; part++) score_part(G, bits, s, hd, (const uint8_t *)(halves + 2 * HALVES * hd), part, logits);
+}
+
+INLINE void score_kivi_4(size_t G, const float *q, size_t hd, const void *block, float *logits) {
+    score_kivi(G, 4, q, hd, block, logits);
+}
+
+INLINE void score_kivi_2(size_t G, const float *q, size_t hd, const void *block, float *logits) {
+    score_kivi(G, 2, q, hd, block, logits);
+}
+
+SLOT(score_kivi_4, hd, BLOCK_TOKENS)
+SLOT(score_kivi_2, hd, BLOCK_TOKENS)
+
+/* ---- Values: the lanes are 16 channels, the bytes four tokens --------------------------------------------------------------- */
+
+/* Weights times scales of 32 channels, and the sums of weights times zeros. */
+struct group {
+    struct weighed weighed;
+    float base[TOGETHER];
+};
+
+/* Scales and zeros of 64 tokens as floats. */
+struct scales {
+    __m512 scale[MOST_GROUPS][4], zero[MOST_GROUPS][4];
+};
+
+INLINE void load_scales(const struct rows *rows, size_t groups, struct scales *s) {
+    __m512i pairs[4 + MOST_GROUPS];
+    for (size_t v = 0; v < 4; v++) {
+        prefetch_step(rows->at, v, 16 * rows->length);
+        turn_over_pairs(rows, 16 * v, pairs);
+        for (size_t b = 0; b < groups; b++) {
+            s->scale[b][v] = scale_of(pairs[4 + b]);
+            s->zero[b][v] = zero_of(pairs[4 + b]);
+        }
+    }
+}
+
+INLINE void weigh_groups(size_t G, const float *weights, const struct rows *rows, size_t groups, struct group *to) {
+    struct scales s; /* too large to be cleared */
+    load_scales(rows, groups, &s);
+    for (size_t b = 0; b < groups; b++) {
+        __m512 sum[TOGETHER];
+        UNROLL for (size_t g = 0; g < G; g++) {
+            sum[g] = _mm512_setzero_ps();
+            UNROLL for (size_t v = 0; v < 4; v++) sum[g] =
+                _mm512_fmadd_ps(_mm512_loadu_ps(weights + g * BLOCK_TOKENS + 16 * v), s.zero[b][v], sum[g]);
+        }
+        _mm_storeu_ps(to[b].base, sum_of(G, sum));
+        weigh(G, weights, s.scale[b], &to[b].weighed);
+    }
+}
+
+/* Two codes of those that 16 bytes of rows hold, as `bits` say from bit `shift` on; of bytes (8) those of 16 and the next 16. They are
+ * of channels from first and second on. */
+struct two_codes {
+    const uint8_t *rows;
+    size_t length, first, second;
+    int shift;
+};
+
+INLINE void mix_two(size_t G, int bits, const struct group *w, const struct two_codes *two, size_t hd, float *acc) {
+    const __m512i mask = _mm512_set1_epi8((char)((1 << bits) - 1)), shift = _mm512_set1_epi32(two->shift);
+    const __m512i above = _mm512_set1_epi8((char)(((1 << bits) - 1) << bits));
+    const size_t first = two->first / BLOCK_QK, second = two->second / BLOCK_QK;
+    const uint8_t *rows = two->rows;
+    __m512i sum[TOGETHER][2][2];
+    UNROLL for (size_t g = 0; g < G; g++) sum[g][0][0] = sum[g][0][1] = sum[g][1][0] = sum[g][1][1] = _mm512_setzero_si512();
+    for (size_t t = 0; t < BLOCK_TOKENS; t += 4, rows += 4 * two->length) {
+        __m512i a = four_rows(rows, two->length), b;
+        if (bits == 2) a = _mm512_srlv_epi32(a, shift);
+        b = bits == 8 ? four_rows(rows + 16, two->length) : _mm512_and_si512(a, above); /* 2^bits times the codes */
+        if (bits < 8) a = _mm512_and_si512(a, mask);
+        UNROLL for (size_t g = 0; g < G; g++) {
+            const int8_t *of_a = w[first].weighed.bytes[g][0] + place_of(t), *of_b = w[second].weighed.bytes[g][0] + place_of(t);
+            sum[g][0][0] = add_products(sum[g][0][0], a, four_bytes(of_a));
+            sum[g][0][1] = add_products(sum[g][0][1], a, four_bytes(of_a + BLOCK_TOKENS));
+            sum[g][1][0] = add_products(sum[g][1][0], b, four_bytes(of_b));
+            sum[g][1][1] = add_products(sum[g][1][1], b, four_bytes(of_b + BLOCK_TOKENS));
+        }
+    }
+    UNROLL for (size_t g = 0; g < G; g++) {
+        UNROLL for (size_t i = 0; i < 2; i++) {
+            size_t group = i ? second : first;
+            float *to = acc + g * hd + (i ? two->second : two->first);
+            __m512 x = _mm512_add_ps(_mm512_loadu_ps(to), _mm512_set1_ps(w[group].base[g]));
+            float step = w[group].weighed.step[g] / (float)(i && bits < 8 ? 1 << bits : 1);
+            x = _mm512_fmadd_ps(_mm512_set1_ps(step), whole_floats(sum[g][i][0], sum[g][i][1]), x);
+            _mm512_storeu_ps(to, x);
+        }
+    }
+}
+
+/* 2-bit codes whose sixteen bytes would reach beyond 32 channels: bytes [64][hd] first. */
+INLINE void mix_bytes(size_t G, const struct group *w, const struct rows *rows, size_t hd, float *acc) {
+    uint8_t bytes[BLOCK_TOKENS * KERNELS_MOST_CHANNELS];
+    for (size_t t = 0; t < BLOCK_TOKENS; t++)
+        for (size_t k = 0; k < 4; k++)
+            for (size_t j = 0; j < hd / 4; j++)
+                bytes[t * hd + k * (hd / 4) + j] = (uint8_t)(rows->at[t * rows->length + j] >> 2 * k & 3);
+    for (size_t c = 0; c < hd; c += BLOCK_QK) mix_two(G, 8, w, &(struct two_codes){bytes + c, hd, c, c + 16, 0}, hd, acc);
+}
+
+INLINE void mix_kivi(size_t G, int bits, const float *weights, size_t hd, const void *block, float *acc) {
+    uint8_t padded[BLOCK_TOKENS * PADDED_ROW];
+    struct group w[MOST_GROUPS];
+    const struct rows rows = rows_of(block, hd, (unsigned)bits, padded);
+    weigh_groups(G, weights, &rows, hd / BLOCK_QK, w);
+    if (bits == 2 && hd % 64) {
+        mix_bytes(G, w, &rows, hd, acc);
+        return;
+    }
+    for (size_t at = 0; at < rows.codes; at += 16) {
+        for (int shift = 0; shift < 8; shift += 2 * bits) {
+            size_t first = at + (size_t)(shift / bits) * rows.codes;
+            mix_two(G, bits, w, &(struct two_codes){rows.at + at, rows.length, first, first + rows.codes, shift}, hd, acc);
+        }
+    }
+}
+
+INLINE void mix_kivi_4(size_t G, const float *weights, size_t hd, const void *block, float *acc) {
+    mix_kivi(G, 4, weights, hd, block, acc);
+}
+
+INLINE void mix_kivi_2(size_t G, const float *weights, size_t hd, const void *block, float *acc) {
+    mix_kivi(G, 2, weights, hd, block, acc);
+}
+
+SLOT(mix_kivi_4, BLOCK_TOKENS, hd)
+SLOT(mix_kivi_2, BLOCK_TOKENS, hd)
+
+void kernels_fill_avx512_kivi(struct kernels *k) {
+    k->score_kivi_4 = score_kivi_4_avx512;
+    k->score_kivi_2 = score_kivi_2_avx512;
+    k->mix_kivi_4 = mix_kivi_4_avx512;
+    k->mix_kivi_2 = mix_kivi_2_avx512;
+}

@@ -1,0 +1,286 @@
+/* Keys and values by levels with AVX-512: included once by avx512_product.c, after the look-ups in registers. */
+
+/* An instruction adds to each of 16 numbers four products of unsigned and signed bytes. The unsigned ones are levels; what they are
+ * weighed with is fixed point of two signed bytes, in steps of the largest / 32639, which is finer than halves; high and low bytes
+ * are summed apart, exactly: 256 numbers of 32639 times 255 are less than 2^31. A third byte would cost a third more time. */
+
+#define FIXED_MOST 32639 /* 127 * 256 + 127 */
+
+/* What weighs as much as x[n] / step in bytes[2][n], the high ones and then the low ones. */
+INLINE void to_signed_bytes(size_t n, const __m512 *x, float step, int8_t *bytes, size_t plane) {
+    __m512 inverse = _mm512_set1_ps(step > 0 ? 1 / step : 0);
+    UNROLL for (size_t v = 0; v < n; v++) {
+        __m512i whole = _mm512_cvtps_epi32(_mm512_mul_ps(x[v], inverse));
+        __m512i high =
+            _mm512_srai_epi32(_mm512_add_epi32(whole, _mm512_set1_epi32(128)), 8); /* less the low byte, which is signed */
+        _mm_storeu_si128((__m128i *)(bytes + 16 * v), _mm512_cvtepi32_epi8(high));
+        _mm_storeu_si128((__m128i *)(bytes + plane + 16 * v), _mm512_cvtepi32_epi8(whole));
+    }
+}
+
+/* The step for numbers up to `largest`; 0 where its inverse would not be finite. */
+static float fixed_step(float largest) { return largest > 1e-30f ? largest / FIXED_MOST : 0; }
+
+/* sum + levels times four bytes in each dword. As intrinsics, gcc 12 brings what is fetched in a loop to memory as whole registers before
+ * it. */
+INLINE __m512i add_weighed(__m512i sum, __m512i levels, const int8_t *four) {
+    __asm__("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(levels), "m"(*(const char(*)[4])four));
+    return sum;
+}
+
+#define LEVEL_CHANNELS 16 /* that are looked up, turned over into memory of the first-level cache and then met */
+
+/* ---- Keys by levels: the lanes are 16 tokens, the bytes four channels ---------------------------------------------------- */
+
+/* Of each query, product_fixed floats: int8 [2][hd], q times the channel's step; the step of that; the sum of q times the lows. */
+static void fix_pq(const struct product_code *p, const float *q, size_t G, float *fixed) {
+    size_t hd = product_channels(p);
+    for (size_t g = 0; g < G; g++, q += hd, fixed += product_fixed(p)) {
+        __m512 x[KERNELS_MOST_CHANNELS / 16], most = _mm512_setzero_ps(), sum = _mm512_setzero_ps();
+        for (size_t v = 0; v < hd / 16; v++) {
+            __m512 of = _mm512_loadu_ps(q + 16 * v);
+            x[v] = _mm512_mul_ps(of, _mm512_loadu_ps(p->step + 16 * v));
+            most = _mm512_max_ps(most, _mm512_abs_ps(x[v]));
+            sum = _mm512_fmadd_ps(of, _mm512_loadu_ps(p->low + 16 * v), sum);
+        }
+        float step = fixed_step(_mm512_reduce_max_ps(most));
+        for (size_t v = 0; v < hd / 16; v += 2) to_signed_bytes(2, x + v, step, (int8_t *)fixed + 16 * v, hd);
+        fixed[hd / 2] = step;
+        fixed[hd / 2 + 1] = _mm512_reduce_add_ps(sum);
+    }
+}
+
+/* Levels of one channel after another. */
+struct reader {
+    const struct product_code *p;
+    const void *block;
+    const uint8_t *table; /* of the next channel */
+    size_t part, left;    /* the next sub-vector, and channels left of the one before */
+    struct codes codes;   /* of that */
+    enum order order;
+};
+
+INLINE __m512i next_levels(size_t quarters, struct reader *reader) {
+    if (!reader->left) {
+        reader->codes = codes_load(quarters, reader->p, reader->block, reader->part++, reader->order);
+        reader->left = reader->p->width;
+    }
+    reader->left--;
+    __m512i levels = codes_look_up(quarters, &reader->codes, reader->table);
+    reader->table += 64 * quarters;
+    return levels;
+}
+
+/* Levels of four channels to x[4], part l of x[r] having the tokens that lie from byte 16 l + 4 r on. */
+INLINE void by_fours(const __m512i *at, __m512i *x) {
+    __m512i low[2], high[2];
+    UNROLL for (size_t i = 0; i < 2; i++) {
+        low[i] = _mm512_unpacklo_epi8(at[2 * i], at[2 * i + 1]);
+        high[i] = _mm512_unpackhi_epi8(at[2 * i], at[2 * i + 1]);
+    }
+    x[0] = _mm512_unpacklo_epi16(low[0], low[1]);
+    x[1] = _mm512_unpackhi_epi16(low[0], low[1]);
+    x[2] = _mm512_unpacklo_epi16(high[0], high[1]);
+    x[3] = _mm512_unpackhi_epi16(high[0], high[1]);
+}
+
+INLINE void four_levels(size_t quarters, struct reader *reader, __m512i *x) {
+    __m512i at[4];
+    UNROLL for (size_t i = 0; i < 4; i++) at[i] = next_levels(quarters, reader);
+    by_fours(at, x);
+}
+
+/* logits[64] of high[4], low[4] as four_levels lays tokens out. */
+INLINE void fixed_to_logits(const __m512i *high, const __m512i *low, float step, float base, float *logits) {
+    __m512 x[4], a[4];
+    UNROLL for (size_t r = 0; r < 4; r++) {
+        __m512 whole = _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(high[r], 8), low[r]));
+        x[r] = _mm512_fmadd_ps(whole, _mm512_set1_ps(step), _mm512_set1_ps(base));
+    }
+    UNROLL for (size_t i = 0; i < 2; i++) {
+        a[2 * i] = _mm512_shuffle_f32x4(x[2 * i], x[2 * i + 1], 0x44);     /* parts 0 and 1 of both */
+        a[2 * i + 1] = _mm512_shuffle_f32x4(x[2 * i], x[2 * i + 1], 0xee); /* 2 and 3 */
+    }
+    UNROLL for (size_t i = 0; i < 2; i++) {
+        _mm512_storeu_ps(logits + 32 * i, _mm512_shuffle_f32x4(a[i], a[2 + i], 0x88));
+        _mm512_storeu_ps(logits + 32 * i + 16, _mm512_shuffle_f32x4(a[i], a[2 + i], 0xdd));
+    }
+}
+
+#define LEVELS_TOGETHER 3 /* queries whose sums, eight registers each, leave room for looking up */
+
+/* n queries, levels[hd / 4][4] looked up or from a pass before, and kept for another. */
+INLINE void score_pass(size_t n, size_t quarters, bool look_up, bool keep, const struct fused *fused, __m512i (*levels)[4],
+                       const float *fixed, float *logits) {
+    const struct product_code *p = fused->p;
+    const size_t hd = product_channels(p), apart = product_fixed(p);
+    const int8_t *bytes = (const int8_t *)fixed;
+    struct reader reader = {.p = p, .block = fused->block, .table = p->levels, .order = AS_THEY_ARE};
+    __m512i high[LEVELS_TOGETHER][4], low[LEVELS_TOGETHER][4];
+    UNROLL for (size_t g = 0; g < n; g++) { UNROLL for (size_t r = 0; r < 4; r++) high[g][r] = low[g][r] = _mm512_setzero_si512(); }
+    for (size_t c = 0; c < hd; c += 4, bytes += 4) {
+        __m512i x[4];
+        if (look_up) four_levels(quarters, &reader, x);
+        UNROLL for (size_t r = 0; r < 4; r++) {
+            if (keep) levels[c / 4][r] = x[r];
+            if (!look_up) x[r] = levels[c / 4][r];
+        }
+        UNROLL for (size_t g = 0; g < n; g++) {
+            const int8_t *of = bytes + g * apart * sizeof(float);
+            UNROLL for (size_t r = 0; r < 4; r++) {
+                high[g][r] = add_weighed(high[g][r], x[r], of);
+                low[g][r] = add_weighed(low[g][r], x[r], of + hd);
+            }
+        }
+    }
+    UNROLL for (size_t g = 0; g < n; g++) {
+        const float *scale = fixed + g * apart + hd / 2;
+        fixed_to_logits(high[g], low[g], scale[0], scale[1], logits + g * BLOCK_TOKENS);
+    }
+}
+
+INLINE void score_levels(size_t G, size_t quarters, const struct fused *fused, const float *fixed, float *logits) {
+    const size_t apart = product_fixed(fused->p), first = SMALLER(G, LEVELS_TOGETHER);
+    __m512i levels[KERNELS_MOST_CHANNELS / 4][4];
+    score_pass(first, quarters, true, G > first, fused, levels, fixed, logits);
+    if (G > first)
+        score_pass(SMALLER(G - first, LEVELS_TOGETHER), quarters, false, false, fused, levels, fixed + first * apart,
+                   logits + first * BLOCK_TOKENS);
+    if (G > 2 * first)
+        score_pass(G - 2 * first, quarters, false, false, fused, levels, fixed + 2 * first * apart,
+                   logits + 2 * first * BLOCK_TOKENS);
+}
+
+INLINE void score_eight_bits(size_t G, const void *what, const float *fixed, float *logits) {
+    score_levels(G, 4, what, fixed, logits);
+}
+INLINE void score_fewer_bits(size_t G, const void *what, const float *fixed, float *logits) {
+    const struct fused *fused = what;
+    if (fused->p->bits == 7)
+        score_levels(G, 2, fused, fixed, logits);
+    else
+        score_levels(G, 1, fused, fixed, logits);
+}
+
+EACH_PQ(score_eight_bits)
+EACH_PQ(score_fewer_bits)
+
+static void score_fixed_pq(const struct product_code *p, const float *fixed, size_t G, const void *block, float *logits) {
+    struct fused fused = {.p = p, .block = block};
+    serve_pq(p->bits == 8 ? score_eight_bits_of : score_fewer_bits_of, &fused, fixed, product_fixed(p), G, logits, BLOCK_TOKENS);
+}
+
+static void score_pq(const struct product_code *p, const float *q, size_t G, const void *block, float *logits) {
+    struct fused fused = {.p = p, .block = block};
+    float fixed[MOST_QUERIES * (KERNELS_MOST_CHANNELS / 2 + 2)];
+    for (size_t g = 0, n; p->levels && g < G; g += n) {
+        n = SMALLER(G - g, MOST_QUERIES);
+        fix_pq(p, q + g * product_channels(p), n, fixed);
+        score_fixed_pq(p, fixed, n, block, logits + g * BLOCK_TOKENS);
+    }
+    if (!p->levels && p->planes && p->bits == 8 && G <= FUSED_QUERIES)
+        score_fused_of[G - 1](&fused, q, logits);
+    else if (!p->levels)
+        score_pq_avx512(p, q, G, block, logits);
+}
+
+/* ---- Values by levels: the lanes are 16 channels, the bytes four tokens ----------------------------------------------------- */
+
+/* Of one query: bytes[2][64], their step, and the sum of the weights. */
+static void weights_to_bytes(const float *weights, int8_t *bytes, float *step, float *sum) {
+    __m512 w[4], all = _mm512_setzero_ps(), most = _mm512_setzero_ps();
+    for (size_t v = 0; v < 4; v++) {
+        w[v] = _mm512_loadu_ps(weights + 16 * v);
+        all = _mm512_add_ps(all, w[v]);
+        most = _mm512_max_ps(most, _mm512_abs_ps(w[v]));
+    }
+    *step = fixed_step(_mm512_reduce_max_ps(most));
+    *sum = _mm512_reduce_add_ps(all);
+    to_signed_bytes(4, w, *step, bytes, BLOCK_TOKENS);
+}
+
+/* Four channels turned over in each part: x[r], part l has tokens 16 l + 4 r to 16 l + 4 r + 3, a channel in each dword. */
+INLINE void turn_over_fours(const __m512i *at, __m512i *x) {
+    __m512i a[4];
+    UNROLL for (size_t i = 0; i < 2; i++) {
+        a[i] = _mm512_unpacklo_epi32(at[2 * i], at[2 * i + 1]);
+        a[2 + i] = _mm512_unpackhi_epi32(at[2 * i], at[2 * i + 1]);
+    }
+    UNROLL for (size_t i = 0; i < 2; i++) {
+        x[2 * i] = _mm512_unpacklo_epi64(a[2 * i], a[2 * i + 1]);
+        x[2 * i + 1] = _mm512_unpackhi_epi64(a[2 * i], a[2 * i + 1]);
+    }
+}
+
+INLINE void four_channels(size_t quarters, struct reader *reader, __m512i *x) {
+    __m512i at[4];
+    UNROLL for (size_t i = 0; i < 4; i++) at[i] = next_levels(quarters, reader);
+    turn_over_fours(at, x);
+}
+
+/* Part l of four registers to out[l]: 16 channels of four tokens. */
+INLINE void gather_parts(__m512i a, __m512i b, __m512i c, __m512i d, __m512i *out) {
+    __m512i even_ab = _mm512_shuffle_i32x4(a, b, 0x88), odd_ab = _mm512_shuffle_i32x4(a, b, 0xdd);
+    __m512i even_cd = _mm512_shuffle_i32x4(c, d, 0x88), odd_cd = _mm512_shuffle_i32x4(c, d, 0xdd);
+    out[0] = _mm512_shuffle_i32x4(even_ab, even_cd, 0x88);
+    out[1] = _mm512_shuffle_i32x4(odd_ab, odd_cd, 0x88);
+    out[2] = _mm512_shuffle_i32x4(even_ab, even_cd, 0xdd);
+    out[3] = _mm512_shuffle_i32x4(odd_ab, odd_cd, 0xdd);
+}
+
+INLINE void mix_levels(size_t G, size_t quarters, const struct fused *fused, const float *weights, float *acc) {
+    const struct product_code *p = fused->p;
+    const size_t hd = product_channels(p);
+    struct reader reader = {.p = p, .block = fused->block, .table = p->levels, .order = AS_THEY_ARE};
+    int8_t bytes[MOST_QUERIES][2][BLOCK_TOKENS];
+    float step[MOST_QUERIES], sum[MOST_QUERIES];
+    __m512i x[2][LEVEL_CHANNELS / 4][4];
+    for (size_t g = 0; g < G; g++) weights_to_bytes(weights + g * BLOCK_TOKENS, bytes[g][0], &step[g], &sum[g]);
+    UNROLL for (size_t i = 0; i < LEVEL_CHANNELS / 4; i++) four_channels(quarters, &reader, x[0][i]);
+    for (size_t c = 0; c < hd; c += LEVEL_CHANNELS) {
+        __m512i high[MOST_QUERIES], low[MOST_QUERIES], (*now)[4] = x[c / LEVEL_CHANNELS % 2],
+                                                       (*next)[4] = x[1 - c / LEVEL_CHANNELS % 2];
+        bool more = c + LEVEL_CHANNELS < hd;
+        UNROLL for (size_t g = 0; g < G; g++) high[g] = low[g] = _mm512_setzero_si512();
+        UNROLL for (size_t r = 0; r < 4; r++) {
+            __m512i by_token[4], at[4];
+            gather_parts(now[0][r], now[1][r], now[2][r], now[3][r], by_token);
+            UNROLL for (size_t l = 0; l < 4; l++) {
+                if (more) at[l] = next_levels(quarters, &reader);
+                UNROLL for (size_t g = 0; g < G; g++) {
+                    high[g] = add_weighed(high[g], by_token[l], bytes[g][0] + 16 * l + 4 * r);
+                    low[g] = add_weighed(low[g], by_token[l], bytes[g][1] + 16 * l + 4 * r);
+                }
+            }
+            if (more) turn_over_fours(at, next[r]);
+        }
+        __m512 c_step = _mm512_loadu_ps(p->step + c), c_low = _mm512_loadu_ps(p->low + c);
+        UNROLL for (size_t g = 0; g < G; g++) {
+            __m512 whole = _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(high[g], 8), low[g]));
+            __m512 to = _mm512_fmadd_ps(c_low, _mm512_set1_ps(sum[g]), _mm512_loadu_ps(acc + g * hd + c));
+            to = _mm512_fmadd_ps(_mm512_mul_ps(c_step, _mm512_set1_ps(step[g])), whole, to);
+            _mm512_storeu_ps(acc + g * hd + c, to);
+        }
+    }
+}
+
+INLINE void mix_eight_bits(size_t G, const void *what, const float *weights, float *acc) { mix_levels(G, 4, what, weights, acc); }
+INLINE void mix_fewer_bits(size_t G, const void *what, const float *weights, float *acc) {
+    const struct fused *fused = what;
+    if (fused->p->bits == 7)
+        mix_levels(G, 2, fused, weights, acc);
+    else
+        mix_levels(G, 1, fused, weights, acc);
+}
+
+EACH_PQ(mix_eight_bits)
+EACH_PQ(mix_fewer_bits)
+
+static void mix_pq(const struct product_code *p, const float *weights, size_t G, const void *block, float *acc) {
+    struct fused fused = {.p = p, .block = block};
+    special_pq *const *of = p->bits == 8 ? mix_eight_bits_of : mix_fewer_bits_of;
+    if (p->levels)
+        serve_pq(of, &fused, weights, BLOCK_TOKENS, G, acc, product_channels(p));
+    else
+        mix_pq_avx512(p, weights, G, block, acc);
+}
