@@ -43,7 +43,6 @@ depth=${DEPTH:-32768}
 prompt=${PROMPT:-8192}
 [ $# -gt 0 ] || set -- machine attention sealing retrieval prefill decode report
 mkdir -p "$work"
-export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
 
 # keep FILE COMMAND ...: its output, once it is whole.
 keep() {
@@ -102,11 +101,15 @@ model() {
     [ -e "$work/$1-$2.gguf" ] || "$bin/bench_make_model" "$1" q4_0 "$work/$1-$2.gguf" "$2"
 }
 
-# One layer: what a method costs is in each of them alike, and a prompt through all of them by every method takes an hour.
+# A whole model by every method takes an hour. Of the last layer a prompt needs keys and values alone, so that what two layers take more
+# than one is what one takes.
 step_prefill() {
-    [ ! -e "$work/prefill.json" ] || return 0
-    model 1b 1
-    keep prefill.json "$bin/terse" bench -m "$work/1b-1.gguf" -t "$threads" --kv all -p "$prompt" -n 0 -d 0 -r 2 -o json
+    local layers
+    for layers in 1 2; do
+        [ ! -e "$work/prefill-$layers.json" ] || continue
+        model 1b $layers
+        keep prefill-$layers.json "$bin/terse" bench -m "$work/1b-$layers.gguf" -t "$threads" --kv all -p "$prompt" -n 0 -d 0 -r 1 -o json
+    done
 }
 
 # Weights, f16's keys and values and those of one more method, in 2/3 of the memory that is there; MiB of a layer.

@@ -30,24 +30,24 @@ KEEPS = 1024  # tokens of streaming-1024 and its like
 
 # What bounds a method's attention, as far as is known; to be edited when kernels change. Cycles and bytes stand beside it.
 BOUNDS = {
-    "f16": "bytes: the memory's read rate, less what a token's products take beyond it",
-    "q8_0": "bytes up to twice f16's speed, then the conversion of codes to floats",
-    "q4_0": "instructions: codes to floats and their products",
-    "kivi-4": "instructions: a scale and an offset for every channel of keys",
-    "kivi-2": "instructions, as kivi-4",
-    "million-4": "instructions: a look-up for each pair of channels and query",
-    "million-2": "instructions: a look-up for four channels and query",
-    "antkv-4": "instructions: keys are decoded and turned before they meet the queries",
-    "antkv-2": "instructions, as antkv-4",
-    "antkv-1": "instructions, as antkv-4",
-    "commvq-2": "instructions: a sum of codes for every key and value",
-    "commvq-1": "instructions, as commvq-2 with half the codes",
-    "selfindex-2/100%": "instructions: 2-bit codes to floats",
-    "selfindex-2/7.5%": "instructions: signs of all tokens, then packing those chosen",
-    "selfindex-16/7.5%": "memory: rows of chosen tokens lie apart",
-    "streaming-1024": "what a step costs besides its tokens",
-    "mat-1024": "what a step costs besides its tokens",
-    "snapkv-1024": "what a step costs besides its tokens",
+    "f16": "bytes: the memory's read rate",
+    "q8_0": "bytes, and half as much again for products: two bytes a query's number, as one is not precise enough",
+    "q4_0": "products of bytes (256 cycles a block and side with 64 channels), and exponentials",
+    "kivi-4": "products of bytes; queries become fixed point for each half block, as its channels have scales of their own",
+    "kivi-2": "as kivi-4",
+    "million-4": "look-ups: four permutations of 64 bytes for each channel, one a cycle, 256 cycles a block and side",
+    "million-2": "look-ups, one for each channel, and products of bytes",
+    "antkv-4": "decoding keys, their gain, mean and turn in 16 bits, and meeting them: 25 to 27 cycles a token with 64 channels",
+    "antkv-2": "as antkv-4",
+    "antkv-1": "as antkv-4",
+    "commvq-2": "look-ups: four permutations for each pair of channels and round; at 2 bits and 128 channels they alone take most of f16's time",
+    "commvq-1": "as commvq-2 with half the rounds",
+    "selfindex-2/100%": "products of bytes: signs apart from magnitudes, whose offset is each token's own",
+    "selfindex-2/7.5%": "memory: chosen tokens lie apart, two to three lines of 64 bytes each, and signs among their blocks",
+    "selfindex-16/7.5%": "memory: f16 keys lie by channel, so that taking a token touches a line for each",
+    "streaming-1024": "bytes, and what a step costs besides its tokens",
+    "mat-1024": "bytes, and what a step costs besides its tokens",
+    "snapkv-1024": "rows of half precision, turned to their positions one by one",
 }
 
 
@@ -215,20 +215,20 @@ At {depth:,} tokens, {self.kernels(tier)}: bytes and processor cycles of one thr
         self.text.append(table(["shape", "method", "us a block", "AVX2", "of decoding", "target"], rows, (0, 1, 5)))
 
     def prefill(self):
-        if not self.r.prefill:
+        if not all(self.r.prefill):
             return
-        first = self.r.prefill[0]
+        first = self.r.prefill[1][0]
         tokens = first["test"].lstrip("p")
         self.say(
             f"""## Reading a prompt
 
-`terse bench --kv all -p {tokens} -n 0 -d 0` on one layer of the 1B shape ({first["model"]}), which has the same products, attention and sealing as each of its layers; in turns with f16, of either the faster of two; target at most {100 * (PREFILL - 1):.0f} % longer than f16. Codebooks of 4,096 entries (`million-3`, `antkv-0.75`, `antkv-0.375`) are not in the list."""
+`terse bench --kv all -p {tokens} -n 0 -d 0` on models of one and of two layers of the 1B shape; what the second layer adds, its products, attention and sealing, in milliseconds and beside what it adds for f16, which takes turns in the same run; target at most {100 * (PREFILL - 1):.0f} % longer. (Of its last layer a model needs only the last token's output, so one layer alone would leave attention out.) Codebooks of 4,096 entries (`million-3`, `antkv-0.75`, `antkv-0.375`) are not in the list."""
         )
         rows = []
-        for row in self.r.prefill:
-            longer = 1 / row["speed_over_f16"]
-            rows.append([plain(row["kv"]), f"{row['tokens_per_second']:.0f}", f"{row['deviation']:.0f}", times(longer), "" if row is first else verdict(longer <= PREFILL)])
-        self.text.append(table(["method", "tokens/s", "+/-", "times f16's time", "target"], rows, (0, 4)))
+        for one, two in zip(*self.r.prefill):
+            own, half = (int(tokens) / two["tokens_per_second"] * x - int(tokens) / one["tokens_per_second"] * y for x, y in ((1, 1), (two["speed_over_f16"], one["speed_over_f16"])))
+            rows.append([plain(two["kv"]), f"{1e3 * own:.0f}", f"{1e3 * half:.0f}", times(own / half), "" if two is first else verdict(own / half <= PREFILL)])
+        self.text.append(table(["method", "ms a layer", "f16's", "times f16's time", "target"], rows, (0, 4)))
 
     def retrieval(self):
         rows = []

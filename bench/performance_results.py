@@ -28,7 +28,8 @@ class Results:
         self.attention = {}  # (tier, shape, method, depth): Attention
         for tier in ("best", "avx2"):
             self.read_attention(tier)
-        self.decode, self.prefill = self.rows("decode.json"), self.rows("prefill.json")
+        self.decode = self.rows("decode.json")
+        self.prefill = [self.rows(f"prefill-{layers}.json") for layers in (1, 2)]
         self.sealing = {tier: self.read_sealing(tier) for tier in self.tiers}  # tier: {(shape, method): us per layer}
         self.retrieval = {tier: self.read_retrieval(tier) for tier in self.tiers}  # tier: {shape: numbers}
         lines = (self.text("machine.txt") or "\n0\n0").split("\n")
