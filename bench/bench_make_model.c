@@ -3,10 +3,11 @@
  *     bench_make_model 1b q8_0 FILE [LAYERS]
  *
  * LAYERS: fewer than the model has. Every weight is drawn with standard deviation 1/sqrt(columns), so that activations keep their
- * size through the layers, and the file has a whole vocabulary, so that it loads and tokenizes like the model it imitates. What it says is noise.
+ * size through the layers, and the file has a whole vocabulary, so that it loads and tokenizes like the model it imitates. What it
+ * says is noise.
  */
-#include "base/gguf_writer.h"
 #include "base/half.h"
+#include "base/gguf_writer.h"
 
 #include <math.h>
 #include <signal.h>

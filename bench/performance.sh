@@ -13,7 +13,7 @@
 #     report       DOCS/performance.md and its plot, an .svg and a .png
 # What FOLDER already holds is not measured again; remove a file there, or all, to measure anew. On two cores everything takes 20 to 25
 # minutes and must have the machine for itself. For a trial, in the environment:
-#     DEPTHS='2048 4096' METHODS='q4_0 commvq-1' DEPTH=2048 PROMPT=512 LAYERS=2 bench/performance.sh -w /tmp/trial -o /tmp/trial
+#     DEPTHS='2048 4096' METHODS='q4_0 commvq-1' DEPTH=2048 PROMPT=512 LAYERS=2 bench/performance.sh -w trial -o trial
 # The model has as many of its 32 layers as fit the memory, 16 at most to be done in a few minutes; its file in FOLDER takes 0.3 GB and
 # 0.12 GB for each.
 set -eu

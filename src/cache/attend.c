@@ -83,21 +83,16 @@ static struct partial few_partial(const struct few *few, size_t split, uint32_t 
     return partial_at(few->partials + item * partial_floats(few->rows, hd), few->rows, hd);
 }
 
-/* The largest logit of one row of logits[n][rows][64] among the tokens that `token` sees; sets end[n], the slots of each tile before
- * which these are. Whole tiles are looked at together. */
-static float largest_logit(const struct few *few, const struct tile *tiles, size_t n, size_t token, const float *row,
-                           uint32_t *end) {
+/* The largest logit of one row of logits[n][rows][64], of each tile before slot end[n]. Whole tiles are looked at together. */
+static float largest_logit(const struct few *few, const struct tile *tiles, size_t n, const uint32_t *end, const float *row) {
     const struct kernels *kernel = kernels();
-    size_t step = few->rows * BLOCK_TOKENS, whole = 0;
+    size_t step = few->rows * BLOCK_TOKENS;
     float max = -INFINITY;
-    for (size_t r = 0; r <= n; r++) {
-        if (r < n) end[r] = tile_visible(few->cache, &tiles[r], token);
-        if (r < n && !tiles[r].begin && end[r] == BLOCK_TOKENS) continue;
-        float most = kernel->max_tiles(row + whole * step, r - whole, step);
-        max = most > max ? most : max;
-        whole = r + 1;
-        if (r == n) break;
-        most = kernel->max(row + r * step + tiles[r].begin, end[r] - tiles[r].begin);
+    for (size_t r = 0, next; r < n; r = next) {
+        for (next = r; next < n && !tiles[next].begin && end[next] == BLOCK_TOKENS;) next++;
+        float most = next > r ? kernel->max_tiles(row + r * step, next - r, step)
+                              : kernel->max(row + r * step + tiles[r].begin, end[r] - tiles[r].begin);
+        if (next == r) next++;
         max = most > max ? most : max;
     }
     return max;
@@ -113,12 +108,14 @@ static void weigh_run(const struct few *few, uint32_t head, const struct tile *t
     for (size_t m = 0; m < few->rows; m++) {
         size_t token = few->first + m / few->cache->group;
         float *row = logits + m * BLOCK_TOKENS;
-        for (size_t r = 0; slopes && r < n; r++) { /* no method that chooses tokens is offered with ALiBi */
+        for (size_t r = 0; r < n; r++) {
             uint32_t begin = tiles[r].begin;
-            add_slope(slopes[m % few->cache->group], tile_position(few->cache, &tiles[r]) + begin - (int64_t)token,
-                      row + r * step + begin, tile_visible(few->cache, &tiles[r], token) - begin);
+            end[r] = tile_visible(few->cache, &tiles[r], token);
+            if (slopes) /* no method that chooses tokens is offered with ALiBi */
+                add_slope(slopes[m % few->cache->group], tile_position(few->cache, &tiles[r]) + begin - (int64_t)token,
+                          row + r * step + begin, end[r] - begin);
         }
-        float max = partial_raise(partial, m, largest_logit(few, tiles, n, token, row, end));
+        float max = partial_raise(partial, m, largest_logit(few, tiles, n, end, row));
         for (size_t r = 0; r < n; r++) {
             uint32_t begin = tiles[r].begin;
             float *weights = row + r * step;

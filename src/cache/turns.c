@@ -11,20 +11,20 @@ static float *entry(float *table, size_t pairs, size_t i) { return table + i * 2
 enum terse_status turns_init(struct turns *turns, const struct rope *rope, struct terse_error *error) {
     *turns = (struct turns){.rope = rope, .plain = *rope, .pairs = rope->n_rot / 2};
     turns->plain.magnitude = 1;
-    turns->within = memory_array(BLOCK_TOKENS, 2 * turns->pairs * sizeof(float));
-    if (!turns->within) return status_no_memory(error, BLOCK_TOKENS * 2 * turns->pairs * sizeof(float), "rotation tables");
-    turns->slots = memory_array(BLOCK_TOKENS, 2 * turns->pairs * sizeof(float));
-    if (!turns->slots) return status_no_memory(error, BLOCK_TOKENS * 2 * turns->pairs * sizeof(float), "rotation tables");
-    turns->words = memory_array(BLOCK_TOKENS, 2 * turns->pairs * sizeof *turns->words);
-    if (!turns->words) return status_no_memory(error, BLOCK_TOKENS * 2 * turns->pairs * sizeof *turns->words, "rotation tables");
+    size_t numbers = 2 * turns->pairs;
+    turns->within = memory_array(BLOCK_TOKENS, numbers * sizeof *turns->within);
+    turns->slots = memory_array(BLOCK_TOKENS, numbers * sizeof *turns->slots);
+    turns->words = memory_array(BLOCK_TOKENS, numbers * sizeof *turns->words);
+    if (!turns->within || !turns->slots || !turns->words)
+        return status_no_memory(error, BLOCK_TOKENS * numbers * (2 * sizeof(float) + sizeof *turns->words), "rotation tables");
     for (size_t t = 0; t < BLOCK_TOKENS; t++) {
         float *cosine = entry(turns->within, turns->pairs, t);
         rope_angles(rope, (int64_t)t, cosine, cosine + turns->pairs);
-        for (size_t i = 0; i < 2 * turns->pairs; i++) {
+        for (size_t i = 0; i < numbers; i++) {
             size_t pair = i % turns->pairs, sine = i / turns->pairs;
+            turns->slots[i * BLOCK_TOKENS + t] = rope->magnitude * cosine[i];
             turns->words[(pair * 2 + sine) * BLOCK_TOKENS + t] = (int16_t)lrintf(32767 * cosine[i]);
         }
-        for (size_t i = 0; i < 2 * turns->pairs; i++) turns->slots[i * BLOCK_TOKENS + t] = rope->magnitude * cosine[i];
     }
     return TERSE_OK;
 }

@@ -265,17 +265,6 @@ static void take(struct codec_shape shape, enum codec_side side, const void *fro
 
 static size_t tallies(struct codec_shape shape) { return (size_t)shape.group * (shape.bits + 1); }
 
-/* Of x[64], such that no addition waits for the one before. */
-static float sum_of(const float *x) {
-    float some[16];
-    memcpy(some, x, sizeof some);
-    for (size_t t = 16; t < BLOCK_TOKENS; t += 16)
-        for (size_t i = 0; i < 16; i++) some[i] += x[t + i];
-    for (size_t n = 8; n > 0; n /= 2)
-        for (size_t i = 0; i < n; i++) some[i] += some[n + i];
-    return some[0];
-}
-
 static void tally(struct codec_shape shape, const float *weights, const void *block, float *to) {
     const struct learned *learned = shape.learned;
     const uint8_t *codes = block;
@@ -283,11 +272,8 @@ static void tally(struct codec_shape shape, const float *weights, const void *bl
     for (size_t t = 0; t < BLOCK_TOKENS; t++) gains[t] = learned->gain[codes[t]];
     for (size_t first = 0, G; first < shape.group; first += G) {
         G = shape.group - first < MOST_TOGETHER ? shape.group - first : MOST_TOGETHER;
-        for (size_t g = 0; g < G; g++) {
-            const float *weight = weights + (first + g) * BLOCK_TOKENS;
-            sums[first + g] += sum_of(weight);
-            for (size_t t = 0; t < BLOCK_TOKENS; t++) scaled[g * BLOCK_TOKENS + t] = weight[t] * gains[t];
-        }
+        for (size_t g = 0; g < G; g++)
+            sums[first + g] += frame_weigh(weights + (first + g) * BLOCK_TOKENS, gains, scaled + g * BLOCK_TOKENS);
         kernels()->tally_additive(scaled, G, shape.bits, codes_of(block), to + first * shape.bits);
     }
 }

@@ -41,7 +41,7 @@
 #define BLOCK_TOKENS 64
 #define BLOCK_QK 32 /* channels that share a scale in q8_0 and q4_0 */
 
-#define BLOCK_BYTES_F16(hd) ((size_t)BLOCK_TOKENS * (hd)*2)
+#define BLOCK_BYTES_F16(hd) ((size_t)BLOCK_TOKENS * (hd) * 2)
 #define BLOCK_BYTES_Q8_0(hd) ((size_t)BLOCK_TOKENS * ((hd) / BLOCK_QK) * (2 + 32))
 #define BLOCK_BYTES_Q4_0(hd) ((size_t)BLOCK_TOKENS * ((hd) / BLOCK_QK) * (2 + 16))
 

@@ -174,16 +174,6 @@ static void score(struct codec_shape shape, const float *q, const float *tables,
     }
 }
 
-#define SUMS 16 /* that are added up side by side */
-
-static float sum_of(const float *weights) {
-    float sum[SUMS] = {0}, whole = 0;
-    for (size_t t = 0; t < BLOCK_TOKENS; t += SUMS)
-        for (size_t i = 0; i < SUMS; i++) sum[i] += weights[t + i];
-    for (size_t i = 0; i < SUMS; i++) whole += sum[i];
-    return whole;
-}
-
 #define MOST_TOGETHER 16 /* queries whose scaled weights lie on the stack */
 
 static void mix(struct codec_shape shape, const float *weights, const void *block, float *acc) {
@@ -195,9 +185,8 @@ static void mix(struct codec_shape shape, const float *weights, const void *bloc
     for (size_t first = 0; first < shape.group; first += some.group) {
         some.group = (uint32_t)(shape.group - first < MOST_TOGETHER ? shape.group - first : MOST_TOGETHER);
         for (size_t g = 0; g < some.group; g++) {
-            const float *weight = weights + (first + g) * BLOCK_TOKENS;
-            for (size_t t = 0; t < BLOCK_TOKENS; t++) scaled[g * BLOCK_TOKENS + t] = weight[t] * gains[t];
-            kernels()->axpy(sum_of(weight), learned->mean, acc + (first + g) * hd, hd);
+            float sum = frame_weigh(weights + (first + g) * BLOCK_TOKENS, gains, scaled + g * BLOCK_TOKENS);
+            kernels()->axpy(sum, learned->mean, acc + (first + g) * hd, hd);
         }
         codec_vq.mix(some, scaled, codes_of(block), acc + first * hd);
     }

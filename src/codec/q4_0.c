@@ -101,12 +101,14 @@ static void channels(struct codec_shape shape, const void *block, float *to) {
     }
 }
 
+static size_t prepared(struct codec_shape shape) { return (size_t)shape.group * shape.head_dim; }
+
 static void prepare(struct codec_shape shape, const float *q, float *tables) {
     kernels()->prepare_q4_0(q, shape.group, shape.head_dim, tables);
 }
 
 static void score(struct codec_shape shape, const float *q, const float *tables, const void *block, float *logits) {
-    tables_score(kernels()->prepare_q4_0, kernels()->score_q4_0, shape, q, tables, block, logits);
+    tables_score(prepare, kernels()->score_q4_0, shape, q, tables, block, logits);
 }
 
 static void mix(struct codec_shape shape, const float *weights, const void *block, float *acc) {
@@ -120,7 +122,7 @@ const struct codec codec_q4_0 = {.name = "q4_0",
                                  .encode = encode,
                                  .decode = decode,
                                  .take = take,
-                                 .prepared = tables_floats,
+                                 .prepared = prepared,
                                  .prepare = prepare,
                                  .score = score,
                                  .channels = channels,

@@ -92,12 +92,14 @@ static void channels(struct codec_shape shape, const void *block, float *to) {
     }
 }
 
+static size_t prepared(struct codec_shape shape) { return (size_t)shape.group * shape.head_dim; }
+
 static void prepare(struct codec_shape shape, const float *q, float *tables) {
     kernels()->prepare_q8_0(q, shape.group, shape.head_dim, tables);
 }
 
 static void score(struct codec_shape shape, const float *q, const float *tables, const void *block, float *logits) {
-    tables_score(kernels()->prepare_q8_0, kernels()->score_q8_0, shape, q, tables, block, logits);
+    tables_score(prepare, kernels()->score_q8_0, shape, q, tables, block, logits);
 }
 
 static void mix(struct codec_shape shape, const float *weights, const void *block, float *acc) {
@@ -111,7 +113,7 @@ const struct codec codec_q8_0 = {.name = "q8_0",
                                  .encode = encode,
                                  .decode = decode,
                                  .take = take,
-                                 .prepared = tables_floats,
+                                 .prepared = prepared,
                                  .prepare = prepare,
                                  .score = score,
                                  .channels = channels,

@@ -14,6 +14,7 @@
  */
 #include "codec/codec.h"
 #include "codec/index.h"
+#include "codec/tables.h"
 #include "kernels/kernels.h"
 
 #include <math.h>
@@ -126,8 +127,6 @@ static void fetch(struct codec_shape shape, enum codec_side side, const void *fr
 
 /* ---- Reading */
 
-#define SOME_QUERIES 8 /* whose tables lie on the stack when nobody has prepared them */
-
 static size_t prepared(struct codec_shape shape) { return shape.group * kernels_sign_floats(shape.head_dim); }
 
 static void prepare(struct codec_shape shape, const float *q, float *tables) {
@@ -135,17 +134,7 @@ static void prepare(struct codec_shape shape, const float *q, float *tables) {
 }
 
 static void score(struct codec_shape shape, const float *q, const float *tables, const void *block, float *logits) {
-    float room[SOME_QUERIES * (CODEC_HEAD_DIM_MAX + 2)];
-    struct codec_shape some = shape;
-    if (tables) {
-        kernels()->score_sign(tables, shape.group, shape.head_dim, block, logits);
-        return;
-    }
-    for (size_t g = 0; g < shape.group; g += some.group) {
-        some.group = (uint32_t)(shape.group - g < SOME_QUERIES ? shape.group - g : SOME_QUERIES);
-        prepare(some, q + g * shape.head_dim, room);
-        kernels()->score_sign(room, some.group, shape.head_dim, block, logits + g * BLOCK_TOKENS);
-    }
+    tables_score(prepare, kernels()->score_sign, shape, q, tables, block, logits);
 }
 
 static void mix(struct codec_shape shape, const float *weights, const void *block, float *acc) {

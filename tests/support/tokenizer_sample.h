@@ -2,9 +2,9 @@
 #ifndef TERSE_TESTS_SUPPORT_TOKENIZER_SAMPLE_H
 #define TERSE_TESTS_SUPPORT_TOKENIZER_SAMPLE_H
 
-#include "base/gguf_writer.h"
 #include "base/mapped_file.h"
 #include "model/tokenizer.h"
+#include "base/gguf_writer.h"
 
 struct tokenizer_sample {
     void *built;
