@@ -12,7 +12,7 @@
  * The forward pass's calls to the cache arrive here first (the linker's --wrap), where keys lie turned and in full precision. */
 #include "base/memory.h"
 #include "base/random.h"
-#include "cache/attend_many.h"
+#include "cache/tile.h"
 #include "cache/state.h"
 #include "console.h"
 #include "fidelity_index.h"

@@ -1,18 +1,18 @@
-/* Anchor Scores in a second tiled pass over the logits, the choice of anchors, and their rows. Never an L x L matrix: a key's scores
- * are sums over the queries that see it, and one group of keys meets one tile of queries at a time. */
+/* Anchor Scores from the weights that attention leaves, the choice of anchors, and their rows. Never an L x L matrix, and no second
+ * pass over the logits as in AnTKV's algorithm 1, which would take as long as attention itself without its values. */
 #include "cache/anchors.h"
 
 #include "base/memory.h"
-#include "cache/attend_many.h"
+#include "cache/tile.h"
 #include "kernels/kernels.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define GROUP_TILES (KEY_ROWS / BLOCK_TOKENS)
-#define VOTERS 32    /* SnapKV's window */
-#define NEIGHBOURS 2 /* on either side: its pooling of 5 */
+#define KEPT_FLOATS ((size_t)8 << 20) /* of weights that a thread keeps, but for one query token at least */
+#define VOTERS 32                     /* SnapKV's window */
+#define NEIGHBOURS 2                  /* on either side: its pooling of 5 */
 
 /* ---- Memory */
 
@@ -44,19 +44,17 @@ static enum terse_status reserve_rows(struct cache *cache, size_t capacity, stru
     return TERSE_OK;
 }
 
-/* What a step with anchors works in: row statistics of a panel, scores, and the best tokens yet. */
+/* What a step with anchors works in: scores, and the best tokens yet. */
 struct work {
-    struct row_statistics statistics; /* [n][Hq] */
-    float *scores;                    /* [Hk][keys, values][plan.sealed] */
-    uint64_t *best;                   /* [Hk][plan.anchors] */
+    float *scores;  /* [Hk][keys, values][plan.sealed] */
+    uint64_t *best; /* [Hk][plan.anchors] */
 };
 
 static struct work work_at(float *memory, const struct cache *cache, const struct plan *plan, size_t *floats) {
-    size_t rows = memory_round_up(plan->n * cache->shape.query_heads, 2);
     size_t sides = 2 * (size_t)cache->shape.kv_heads, scores = sides * memory_round_up(plan->sealed, 2);
-    *floats = 2 * rows + scores + sides * plan->anchors;
+    *floats = scores + sides * plan->anchors;
     if (!memory) return (struct work){0};
-    return (struct work){{memory, memory + rows}, memory + 2 * rows, (uint64_t *)(void *)(memory + 2 * rows + scores)};
+    return (struct work){memory, (uint64_t *)(void *)(memory + scores)};
 }
 
 static struct work work_of(const struct cache *cache) { return work_at(cache->observed, cache, &cache->plan, &(size_t){0}); }
@@ -83,12 +81,7 @@ enum terse_status anchors_reserve(struct cache *cache, const struct plan *plan, 
 
 void anchors_begin_layer(struct cache *cache) {
     if (!cache->plan.anchors) return;
-    cache->statistics = work_of(cache).statistics;
     memset(scores_of(cache, 0, CODEC_KEYS), 0, 2 * cache->shape.kv_heads * memory_round_up(cache->plan.sealed, 2) * sizeof(float));
-}
-
-const struct row_statistics *anchors_statistics(struct cache *cache) {
-    return cache->plan.anchors && !cache->sealed_first ? &cache->statistics : NULL;
 }
 
 /* The first query of the step that matters. */
@@ -97,72 +90,96 @@ static size_t first_voter(const struct cache *cache) {
 }
 
 bool anchors_listen(const struct cache *cache, size_t first, size_t count) {
-    return cache->plan.anchors && first + count > first_voter(cache);
+    return cache->plan.anchors && !cache->sealed_first && first + count > first_voter(cache);
 }
 
 /* The first of the tokens that may become anchors. */
 static uint64_t first_sealed(const struct plan *plan) { return plan->grid + plan->skip * BLOCK_TOKENS; }
 
-/* keys[j] += A (1 - A) ||q||, values[j] += A for one query row, which is all that votes are; logits[n] become exp(logit - max). */
-static void add_row(float *logits, size_t n, float max, float sum, float norm, float *keys, float *values) {
-    float inverse = sum > 0 ? 1 / sum : 0;
-    kernels()->exp_sum(logits, max, n);
-    for (size_t j = 0; j < n; j++) {
-        float a = logits[j] * inverse;
-        keys[j] += a * (1 - a) * norm;
-        values[j] += a;
-    }
+/* Odd in lines of 16 floats, so that rows do not all begin in the same set of a processor cache. */
+static size_t weights_stride(const struct plan *plan) {
+    return plan->anchors ? memory_round_up(plan->sealed + BLOCK_TOKENS, 2 * BLOCK_TOKENS) + BLOCK_TOKENS / 4 : 0;
 }
 
-/* One work item: what the queries contribute to the keys of the group that begins with tile `start` and ends before `end`. */
-static void score_group(const struct cache *cache, const struct row_statistics *statistics, const float *q, size_t first,
-                        size_t count, uint32_t head, size_t start, size_t end, float *scratch) {
+/* Tiles that hold the tokens: whole ones, but for the first and last of the window and of the new tokens. */
+static size_t weights_tiles(const struct plan *plan) { return plan->sealed / BLOCK_TOKENS + 4; }
+
+size_t anchor_weights_rows(const struct plan *plan, size_t most) {
+    size_t stride = weights_stride(plan), fit = stride ? KEPT_FLOATS / stride : most;
+    return fit < most ? fit : most;
+}
+
+size_t anchor_weights_floats(const struct plan *plan, size_t rows) {
+    return plan->anchors ? rows * (weights_stride(plan) + weights_tiles(plan) + 1) : 0;
+}
+
+struct anchor_weights anchor_weights_of(const struct cache *cache, size_t first, size_t count, const float *queries,
+                                        const struct partial *partial, float *memory) {
     const struct plan *plan = &cache->plan;
-    size_t G = cache->group, hd = cache->shape.head_dim, width = cache->shape.query_heads * hd, most = many_tokens(cache);
-    float *queries = scratch, *logits = queries + most * G * hd, *room = logits + most * G * KEY_ROWS;
-    struct tile tile = tile_at(cache, start);
-    size_t at = (size_t)(tile.first - first_sealed(plan));
-    struct group group = group_at(cache, head, &start, end, room);
-    if (group.count > plan->sealed - at) group.count = plan->sealed - at; /* what follows stays in the window */
-    if (group.known > group.count) group.known = group.count;
-    float *keys = scores_of(cache, head, CODEC_KEYS) + at, *values = scores_of(cache, head, CODEC_VALUES) + at;
-    for (size_t part = 0; part < count; part += most) {
-        size_t tokens = smaller(most, count - part), rows = tokens * G;
-        if (!group_visible(&group, first + part + tokens - 1)) continue;
-        gather_queries(cache, q + part * width, head, first + part, tokens, queries);
-        group_logits(cache, &group, head, queries, first + part, rows, logits);
-        for (size_t m = 0; m < rows; m++) {
-            const float *query = queries + m * hd;
-            size_t visible = group_visible(&group, first + part + m / G);
-            size_t row = (part + m / G) * cache->shape.query_heads + head * G + m % G;
-            float norm = sqrtf(kernels()->dot(query, query, hd)) / cache->shape.scale;
-            add_row(logits + m * KEY_ROWS, visible, statistics->max[row], statistics->sum[row], norm, keys, values);
+    uint64_t begin = first_sealed(plan), last = begin + plan->sealed;
+    struct anchor_weights kept = {.queries = queries, .partial = *partial};
+    if (!anchors_listen(cache, first, count) || !plan->sealed) return kept;
+    kept.last = first + count - 1;
+    kept.stride = weights_stride(plan);
+    kept.weights = memory;
+    kept.raised = memory + partial->rows * kept.stride;
+    kept.norms = kept.raised + partial->rows * weights_tiles(plan);
+    kept.silent = first < first_voter(cache) ? (first_voter(cache) - first) * cache->group : 0;
+    kept.start = kept.end = tile_count_seen(cache, kept.last);
+    while (kept.start && tile_at(cache, kept.start - 1).first >= begin) kept.start--;
+    while (kept.end > kept.start && tile_at(cache, kept.end - 1).first >= last) kept.end--;
+    return kept;
+}
+
+static size_t column_of(const struct cache *cache, const struct tile *tile) {
+    return (size_t)(tile->first + tile->begin - first_sealed(&cache->plan));
+}
+
+float *anchor_weights_at(const struct cache *cache, const struct anchor_weights *kept, size_t i) {
+    if (i < kept->start || i >= kept->end) return NULL;
+    struct tile tile = tile_at(cache, i);
+    return kept->weights + column_of(cache, &tile);
+}
+
+void anchor_weights_raise(struct anchor_weights *kept, size_t i, size_t end) {
+    for (; i >= kept->start && i < kept->end && i < end; i++)
+        memcpy(kept->raised + (i - kept->start) * kept->partial.rows, kept->partial.max, kept->partial.rows * sizeof(float));
+}
+
+/* One tile of keys: keys[j] += A (1 - A) norm and values[j] += A over its n tokens and all rows that count, where A is a weight
+ * times the row's factor. */
+static void add_tile(const struct anchor_weights *kept, const float *weights, const float *factors, size_t n, float *restrict keys,
+                     float *restrict values) {
+    for (size_t m = kept->silent; m < kept->partial.rows; m++) {
+        const float *row = weights + m * kept->stride, factor = factors[m], norm = kept->norms[m];
+#pragma omp simd
+        for (size_t j = 0; j < n; j++) {
+            float a = row[j] * factor;
+            keys[j] += a * (1 - a) * norm;
+            values[j] += a;
         }
     }
 }
 
-void anchors_score(struct cache *cache, const float *q, size_t first, size_t count) {
+void anchors_score(struct cache *cache, uint32_t head, const struct anchor_weights *kept) {
     const struct plan *plan = &cache->plan;
-    uint64_t sealed_end = first_sealed(plan) + plan->sealed;
-    size_t stored = tile_count_stored(cache), start = stored, end = tile_count_seen(cache, first + count - 1),
-           heads = cache->shape.kv_heads;
-    if (!end || !plan->sealed || !anchors_listen(cache, first, count)) return;
-    size_t silent = first < first_voter(cache) ? first_voter(cache) - first : 0, rows = silent * cache->shape.query_heads;
-    struct row_statistics statistics = {cache->statistics.max + rows, cache->statistics.sum + rows};
-    q += rows * cache->shape.head_dim;
-    first += silent;
-    count -= silent;
-    while (start && tile_at(cache, start - 1).first >= first_sealed(plan)) start--;
-    while (end > start && tile_at(cache, end - 1).first >= sealed_end) end--;
-    if (start < stored && end < stored) stored = end;
-    /* Groups do not mix tokens that waited in the window with new ones. */
-    size_t waiting = (stored - start + GROUP_TILES - 1) / GROUP_TILES;
-    size_t fresh = end > stored ? (end - stored + GROUP_TILES - 1) / GROUP_TILES : 0;
-#pragma omp parallel for schedule(dynamic, 1) num_threads(cache->threads)
-    for (size_t item = 0; item < (waiting + fresh) * heads; item++) {
-        size_t part = item / heads, from = part < waiting ? start + part * GROUP_TILES : stored + (part - waiting) * GROUP_TILES;
-        size_t to = smaller(from + GROUP_TILES, part < waiting ? stored : end);
-        score_group(cache, &statistics, q, first, count, (uint32_t)(item % heads), from, to, attend_thread_scratch(cache));
+    const struct partial *partial = &kept->partial;
+    size_t hd = cache->shape.head_dim;
+    for (size_t m = kept->silent; kept->end > kept->start && m < partial->rows; m++) {
+        const float *query = kept->queries + m * hd;
+        kept->norms[m] = sqrtf(kernels()->dot(query, query, hd)) / cache->shape.scale;
+    }
+    for (size_t i = kept->start; i < kept->end; i++) {
+        struct tile tile = tile_at(cache, i);
+        size_t at = column_of(cache, &tile), n = tile_visible(cache, &tile, kept->last) - tile.begin;
+        float *factors = kept->raised + (i - kept->start) * partial->rows;
+        if (n > plan->sealed - at) n = plan->sealed - at; /* what follows stays in the window */
+        for (size_t m = kept->silent; m < partial->rows; m++) {
+            float scale = expf(factors[m] - partial->max[m]) / partial->sum[m];
+            factors[m] = partial->sum[m] > 0 ? scale : 0;
+        }
+        add_tile(kept, kept->weights + at, factors, n, scores_of(cache, head, CODEC_KEYS) + at,
+                 scores_of(cache, head, CODEC_VALUES) + at);
     }
 }
 

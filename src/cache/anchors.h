@@ -11,13 +11,14 @@
  * Where the policy has votes (SnapKV, section 4), a token's score is instead the attention that the last 32 queries of the step and
  * the G heads give it, averaged with its four neighbours', and keys and values have the same anchors.
  *
- * Order within a layer: anchors_begin_layer; for each panel of queries attend_many with anchors_statistics, then anchors_score;
- * sealing multiplies by errors; anchors_choose. Only the first and the last need to be called when the plan has no anchors (they
- * return at once). Results do not depend on the number of threads: every score has one writer, who adds in order.
+ * Order within a layer: anchors_begin_layer; for each tile of queries attention leaves its weights, then anchors_score; sealing
+ * multiplies by errors; anchors_choose. All return at once when the plan has no anchors. Results do not depend on the number of
+ * threads: tiles of queries are scored in the order of attend_many's loop.
  */
 #ifndef TERSE_CACHE_ANCHORS_H
 #define TERSE_CACHE_ANCHORS_H
 
+#include "cache/partial.h"
 #include "cache/state.h"
 
 /* Bytes of an anchor of one side. */
@@ -29,10 +30,33 @@ enum terse_status anchors_reserve(struct cache *cache, const struct plan *plan, 
 void anchors_begin_layer(struct cache *cache);
 /* Whether any of the queries [first, first + count) matters to the choice. */
 bool anchors_listen(const struct cache *cache, size_t first, size_t count);
-/* Where attend_many is to leave what anchors_score reads; NULL when the plan has no anchors. */
-const struct row_statistics *anchors_statistics(struct cache *cache);
-/* Adds what the queries q[count][Hq][hd] of the new tokens from `first` on contribute. */
-void anchors_score(struct cache *cache, const float *q, size_t first, size_t count);
+
+/* What a tile of queries leaves for its scores: exp(logit - maximum) against the tokens that the step seals, where the maximum is
+ * the row's largest logit up to that tile of keys. */
+struct anchor_weights {
+    size_t start, end; /* tiles of keys [start, end); none where nothing is asked for */
+    size_t last;       /* the step's new token whose rows are the last */
+    size_t silent;     /* the first rows, which do not count */
+    float *weights;    /* [rows][stride], a column for each token */
+    size_t stride;
+    float *raised;        /* [end - start][rows]: the maxima */
+    float *norms;         /* [rows] */
+    const float *queries; /* [rows][hd], scaled */
+    struct partial partial;
+};
+/* Rows of a tile of queries, `most` or as many as keep a thread's memory in bounds, and the floats that they take. */
+size_t anchor_weights_rows(const struct plan *plan, size_t most);
+size_t anchor_weights_floats(const struct plan *plan, size_t rows);
+/* Of the step's new tokens [first, first + count), in memory[anchor_weights_floats(partial->rows)]. */
+struct anchor_weights anchor_weights_of(const struct cache *cache, size_t first, size_t count, const float *queries,
+                                        const struct partial *partial, float *memory);
+/* Where the weights of tile i of keys and of those after it go, row after row `stride` apart; NULL if they are not asked for. */
+float *anchor_weights_at(const struct cache *cache, const struct anchor_weights *kept, size_t i);
+/* Notes what partial.max is now as the maxima of tiles [i, end). */
+void anchor_weights_raise(struct anchor_weights *kept, size_t i, size_t end);
+/* Adds what the queries contribute, once they have met all keys. `kept` loses its maxima. */
+void anchors_score(struct cache *cache, uint32_t head, const struct anchor_weights *kept);
+
 /* Instead of queries: the scores of another cache that has seen them all, before its layer ends. It has taken the same step, and both
  * plans have anchors and seal the same tokens. */
 void anchors_share(struct cache *cache, const struct cache *from);

@@ -9,9 +9,10 @@
 #include "base/clock.h"
 #include "base/memory.h"
 #include "cache/anchors.h"
-#include "cache/attend_many.h"
 #include "cache/exact.h"
+#include "cache/partial.h"
 #include "cache/read.h"
+#include "cache/tile.h"
 #include "kernels/kernels.h"
 
 #include <math.h>
@@ -250,16 +251,14 @@ float *attend_thread_scratch(const struct cache *cache) {
 
 void cache_layer_attend(struct cache *cache, const float *q, size_t first, size_t count, float *out) {
     double start = clock_now();
-    const struct row_statistics *statistics = anchors_statistics(cache);
     exact_observe(cache, q, first, count);
     if (read_sparse(cache)) {
         size_t width = cache->shape.query_heads * cache->shape.head_dim;
         for (size_t i = 0; i < count; i++) attend_few(cache, q + i * width, first + i, 1, out + i * width);
-    } else if (count <= few_tokens(cache) && !statistics)
+    } else if (count <= few_tokens(cache) && !anchors_listen(cache, first, count))
         attend_few(cache, q, first, count, out);
     else
-        attend_many(cache, q, first, count, out, statistics);
-    if (statistics) anchors_score(cache, q, first, count);
+        attend_many(cache, q, first, count, out);
     cache->counters.seconds += clock_now() - start;
     cache->counters.bytes += read_sparse(cache) ? count * read_bytes(cache) : tile_bytes(cache);
 }

@@ -246,8 +246,7 @@ size_t cache_observes(const struct cache *cache, size_t needed) {
 void cache_layer_observe(struct cache *cache, const float *q, size_t first, size_t count) {
     exact_observe(cache, q, first, count);
     if (!anchors_listen(cache, first, count)) return;
-    attend_many(cache, q, first, count, NULL, anchors_statistics(cache));
-    anchors_score(cache, q, first, count);
+    attend_many(cache, q, first, count, NULL);
     if (cache->plan.kind != CACHE_STEP_PAPER || first + count < cache->plan.n) return;
     store_layer(cache);
     cache->sealed_first = true;

@@ -20,12 +20,6 @@ struct span {
     bool generated;     /* tokens that the sequence has brought forth, not a prompt's */
 };
 
-/* Row maxima and sums of exp(logit - maximum) of exact attention, [count][Hq] each, in the order of the queries' rows: what Anchor
- * Scores need of it (AnTKV, algorithm 1). */
-struct row_statistics {
-    float *max, *sum;
-};
-
 /* Tokens of sealed blocks that a policy wants exact: their rows in half precision, which readers put in place of what the codes say.
  * For every layer, KV head and side the same number of them, in order of their tokens,
  *     [layers][Hk][2]{uint32 token[capacity], half rows[capacity][hd]}
@@ -35,7 +29,11 @@ struct anchors {
     size_t capacity, count;
 };
 
-struct sealer; /* cache/sealer.h */
+struct sealer;  /* cache/sealer.h */
+struct partial; /* cache/partial.h */
+
+static inline size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
+static inline size_t larger(size_t a, size_t b) { return a > b ? a : b; }
 
 /* What a step reads of sealed blocks where the method has an index: cache/read.h. */
 struct reading {
@@ -89,7 +87,6 @@ struct cache {
     size_t scratch_floats;
     float *observed; /* anchors.c's or exact.c's */
     size_t observed_floats;
-    struct row_statistics statistics; /* in there */
 
     struct cache_counters counters;
 };
@@ -160,8 +157,12 @@ float *attend_thread_scratch(const struct cache *cache);
 /* ---- attend_many.c: many queries at once, as matrix products */
 
 size_t many_scratch(const struct cache *cache);
-/* `out` NULL: the statistics alone; `statistics` NULL: the output alone. */
-void attend_many(const struct cache *cache, const float *q, size_t first, size_t count, float *out,
-                 const struct row_statistics *statistics);
+/* rows[count * G][hd]: row m is head m % G of the KV head's group, token m / G of the step's new tokens from `first` on, which are
+ * q[count][Hq][hd]; scaled and turned. */
+void gather_queries(const struct cache *cache, const float *q, uint32_t head, size_t first, size_t count, float *rows);
+/* The other way: out[count][Hq][hd] of one KV head from its rows' states. */
+void scatter_outputs(const struct cache *cache, const struct partial *partial, uint32_t head, size_t count, float *out);
+/* The outputs, unless `out` is NULL, and the scores of anchors, if the step has any. */
+void attend_many(struct cache *cache, const float *q, size_t first, size_t count, float *out);
 
 #endif

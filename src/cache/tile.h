@@ -53,6 +53,11 @@ void tile_turn_to_own(const struct cache *cache, float *query);
 /* Position of slot 0 relative to the step's first new token's; the other slots follow. */
 int64_t tile_position(const struct cache *cache, const struct tile *tile);
 
+/* ALiBi: row[c] += slope (from + c), `from` the first key's position less the query's. */
+static inline void add_slope(float slope, int64_t from, float *row, size_t n) {
+    for (size_t c = 0; c < n; c++) row[c] += slope * (float)(from + (int64_t)c);
+}
+
 /* logits[rows][64] of q[rows][hd], written at least where slots are live. `tables`: the key codec's, of these queries, or NULL. */
 size_t tile_room(const struct cache *cache, size_t rows);
 void tile_score(const struct cache *cache, const struct tile *tile, uint32_t head, const float *q, const float *tables, size_t rows,
