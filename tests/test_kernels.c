@@ -291,6 +291,34 @@ static void test_exp_over_the_whole_range(void **state) {
     }
 }
 
+/* What lies between tiles is not touched. */
+static void test_exp_of_tiles(void **state) {
+    (void)state;
+    struct random random = {11};
+    const struct kernels *k;
+    for (size_t tier = 0; (k = tier_at(tier)); tier++) {
+        assert_true(k->exp_tiles(NULL, 0, 0, 64) == 0);
+        for (size_t n = 1; n < 40; n += 12) {
+            for (size_t stride = 64; stride < 300; stride += 67) {
+                size_t all = (n - 1) * stride + 64;
+                float *x = guard_floats(all, n % 8 == 1 ? GUARD_END : GUARD_START), *before = malloc(all * sizeof *before);
+                for (size_t i = 0; i < all; i++) before[i] = x[i] = 9 * random_normal(&random);
+                double sum = k->exp_tiles(x, 3, n, stride), total = 0;
+                for (size_t i = 0; i < all; i++) {
+                    double want = i % stride < 64 ? exp(before[i] - 3.0f) : before[i];
+                    if (i % stride < 64) total += x[i];
+                    check_close(x[i], want, fabs(want), EXP_RELATIVE, EXP_ABSOLUTE, "%s %zu of %zu tiles", k->name, i, n);
+                }
+                check_close(sum, total, total, EPSILON * (double)(64 * n), 0, "%s sum of %zu tiles", k->name, n);
+                for (size_t i = 0; i < all; i++) x[i] = -INFINITY;
+                assert_true(k->exp_tiles(x, -INFINITY, n, stride) == 0);
+                free(before);
+            }
+        }
+        guard_release();
+    }
+}
+
 static void test_exp_where_there_is_no_number(void **state) {
     (void)state;
     const struct kernels *k;
@@ -426,7 +454,7 @@ static void test_every_tier_fills_every_slot(void **state) {
     const struct kernels *k;
     for (size_t tier = 0; (k = tier_at(tier)); tier++) {
         assert_true(k->half_to_float && k->float_to_half && k->dot && k->axpy && k->rms_norm && k->silu_mul && k->exp_sum &&
-                    k->max);
+                    k->exp_tiles && k->max_tiles && k->max);
         assert_true(k->add_bytes && k->score_f16 && k->mix_f16 && k->score_q8_0 && k->mix_q8_0 && k->score_q4_0 && k->mix_q4_0 &&
                     k->prepare_q8_0 && k->prepare_q4_0 && k->score_kivi_4 && k->mix_kivi_4 && k->score_kivi_2 && k->mix_kivi_2);
         for (uint32_t type = 0; type < TENSOR_TYPES; type++) {
@@ -520,6 +548,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_axpy_at_odd_lengths),
         cmocka_unit_test(test_rms_norm_at_odd_lengths),
         cmocka_unit_test(test_max_of_tiles),
+        cmocka_unit_test(test_exp_of_tiles),
         cmocka_unit_test(test_max_at_odd_lengths),
         cmocka_unit_test(test_exp_over_the_whole_range),
         cmocka_unit_test(test_exp_where_there_is_no_number),

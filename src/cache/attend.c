@@ -84,13 +84,19 @@ static struct partial few_partial(const struct few *few, size_t split, uint32_t 
     return partial_at(few->partials + item * partial_floats(few->rows, hd), few->rows, hd);
 }
 
-/* The largest logit of one row of logits[n][rows][64], of each tile before slot end[n]. Whole tiles are looked at together. */
+/* The end of the whole tiles from the r-th on. */
+static size_t whole_tiles(const struct tile *tiles, size_t r, size_t n, const uint32_t *end) {
+    while (r < n && !tiles[r].begin && end[r] == BLOCK_TOKENS) r++;
+    return r;
+}
+
+/* The largest logit of one row of logits[n][rows][64], of each tile in its slots [begin, end[n]). Whole tiles are looked at together. */
 static float largest_logit(const struct few *few, const struct tile *tiles, size_t n, const uint32_t *end, const float *row) {
     const struct kernels *kernel = kernels();
     size_t step = few->rows * BLOCK_TOKENS;
     float max = -INFINITY;
     for (size_t r = 0, next; r < n; r = next) {
-        for (next = r; next < n && !tiles[next].begin && end[next] == BLOCK_TOKENS;) next++;
+        next = whole_tiles(tiles, r, n, end);
         float most = next > r ? kernel->max_tiles(row + r * step, next - r, step)
                               : kernel->max(row + r * step + tiles[r].begin, end[r] - tiles[r].begin);
         if (next == r) next++;
@@ -99,10 +105,30 @@ static float largest_logit(const struct few *few, const struct tile *tiles, size
     return max;
 }
 
+/* That row's logits to weights under one maximum, 0 outside these slots; returns their sum. */
+static float weigh_row(const struct few *few, const struct tile *tiles, size_t n, const uint32_t *end, float max, float *row) {
+    const struct kernels *kernel = kernels();
+    size_t step = few->rows * BLOCK_TOKENS;
+    float sum = 0;
+    for (size_t r = 0, next; r < n; r = next) {
+        next = whole_tiles(tiles, r, n, end);
+        if (next > r) {
+            sum += kernel->exp_tiles(row + r * step, max, next - r, step);
+            continue;
+        }
+        float *weights = row + r * step;
+        uint32_t begin = tiles[r].begin;
+        memset(weights, 0, begin * sizeof *weights);
+        sum += kernel->exp_sum(weights + begin, max, end[r] - begin);
+        memset(weights + end[r], 0, (BLOCK_TOKENS - end[r]) * sizeof *weights);
+        next++;
+    }
+    return sum;
+}
+
 /* Turns logits[n][rows][64] of a run of tiles into weights, row by row under one running maximum. */
 static void weigh_run(const struct few *few, uint32_t head, const struct tile *tiles, size_t n, float *logits,
                       struct partial *partial) {
-    const struct kernels *kernel = kernels();
     const float *slopes = few->cache->shape.slopes ? few->cache->shape.slopes + head * few->cache->group : NULL;
     size_t step = few->rows * BLOCK_TOKENS;
     uint32_t end[RUN_LOGITS];
@@ -117,13 +143,7 @@ static void weigh_run(const struct few *few, uint32_t head, const struct tile *t
                           row + r * step + begin, end[r] - begin);
         }
         float max = partial_raise(partial, m, largest_logit(few, tiles, n, end, row));
-        for (size_t r = 0; r < n; r++) {
-            uint32_t begin = tiles[r].begin;
-            float *weights = row + r * step;
-            if (begin) memset(weights, 0, begin * sizeof *weights);
-            partial->sum[m] += kernel->exp_sum(weights + begin, max, end[r] - begin);
-            if (end[r] < BLOCK_TOKENS) memset(weights + end[r], 0, (BLOCK_TOKENS - end[r]) * sizeof *weights);
-        }
+        partial->sum[m] += weigh_row(few, tiles, n, end, max, row);
     }
 }
 

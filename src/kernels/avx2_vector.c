@@ -147,6 +147,20 @@ static float max_tiles_avx2(const float *x, size_t n, size_t stride) {
     return max_avx2(lanes, 16);
 }
 
+static float exp_tiles_avx2(float *x, float max, size_t n, size_t stride) {
+    __m256 m = _mm256_set1_ps(max == -INFINITY ? 0 : max);
+    __m256 sum[2] = {_mm256_setzero_ps(), _mm256_setzero_ps()};
+    for (size_t i = 0; i < n; i++) {
+        for (size_t j = 0; j < BLOCK_TOKENS / 8; j++) {
+            float *at = x + i * stride + 8 * j;
+            __m256 e = exp_lanes(_mm256_sub_ps(_mm256_loadu_ps(at), m));
+            _mm256_storeu_ps(at, e);
+            sum[j % 2] = _mm256_add_ps(sum[j % 2], e);
+        }
+    }
+    return sum_lanes(_mm256_add_ps(sum[0], sum[1]));
+}
+
 void kernels_fill_avx2_vector(struct kernels *k) {
     k->half_to_float = half_to_float_avx2;
     k->float_to_half = float_to_half_avx2;
@@ -157,4 +171,5 @@ void kernels_fill_avx2_vector(struct kernels *k) {
     k->exp_sum = exp_sum_avx2;
     k->max = max_avx2;
     k->max_tiles = max_tiles_avx2;
+    k->exp_tiles = exp_tiles_avx2;
 }

@@ -135,6 +135,20 @@ static float max_tiles_avx512(const float *x, size_t n, size_t stride) {
     return _mm512_reduce_max_ps(_mm512_max_ps(_mm512_max_ps(m[0], m[1]), _mm512_max_ps(m[2], m[3])));
 }
 
+static float exp_tiles_avx512(float *x, float max, size_t n, size_t stride) {
+    __m512 m = _mm512_set1_ps(max == -INFINITY ? 0 : max), sum[4];
+    for (size_t j = 0; j < 4; j++) sum[j] = _mm512_setzero_ps();
+    for (size_t i = 0; i < n; i++) {
+        for (size_t j = 0; j < 4; j++) {
+            float *at = x + i * stride + 16 * j;
+            __m512 e = exp_lanes(_mm512_sub_ps(_mm512_loadu_ps(at), m));
+            _mm512_storeu_ps(at, e);
+            sum[j] = _mm512_add_ps(sum[j], e);
+        }
+    }
+    return _mm512_reduce_add_ps(_mm512_add_ps(_mm512_add_ps(sum[0], sum[1]), _mm512_add_ps(sum[2], sum[3])));
+}
+
 void kernels_fill_avx512_vector(struct kernels *k) {
     k->half_to_float = half_to_float_avx512;
     k->float_to_half = float_to_half_avx512;
@@ -145,4 +159,5 @@ void kernels_fill_avx512_vector(struct kernels *k) {
     k->exp_sum = exp_sum_avx512;
     k->max = max_avx512;
     k->max_tiles = max_tiles_avx512;
+    k->exp_tiles = exp_tiles_avx512;
 }

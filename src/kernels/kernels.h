@@ -47,8 +47,9 @@ struct kernels {
     float (*exp_sum)(float *x, float max, size_t n);
     /* The largest, passing over NaN; -INFINITY when n = 0. */
     float (*max)(const float *x, size_t n);
-    /* The same of 64 numbers in each of n tiles that lie `stride` floats apart. */
+    /* Both of 64 numbers in each of n tiles that lie `stride` floats apart. */
     float (*max_tiles)(const float *x, size_t n, size_t stride);
+    float (*exp_tiles)(float *x, float max, size_t n, size_t stride);
 
     /* Weights as stored, indexed by enum tensor_type; NULL: type not supported. n is a multiple of the type's block. */
     void (*dequantize[TENSOR_TYPES])(const void *row, float *out, size_t n);

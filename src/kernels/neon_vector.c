@@ -123,6 +123,12 @@ static float max_tiles_neon(const float *x, size_t n, size_t stride) {
     return max;
 }
 
+static float exp_tiles_neon(float *x, float max, size_t n, size_t stride) {
+    float sum = 0;
+    for (size_t i = 0; i < n; i++) sum += exp_sum_neon(x + i * stride, max, BLOCK_TOKENS);
+    return sum;
+}
+
 void kernels_fill_neon_vector(struct kernels *k) {
     k->half_to_float = half_to_float_neon;
     k->float_to_half = float_to_half_neon;
@@ -133,4 +139,5 @@ void kernels_fill_neon_vector(struct kernels *k) {
     k->exp_sum = exp_sum_neon;
     k->max = max_neon;
     k->max_tiles = max_tiles_neon;
+    k->exp_tiles = exp_tiles_neon;
 }

@@ -17,23 +17,24 @@ void rope_angles(const struct rope *rope, int64_t position, float *cosine, float
     }
 }
 
+/* Pairs `step` floats apart whose numbers are `apart` from each other. */
+static inline void rotate_row(size_t step, size_t apart, size_t pairs, float magnitude, const float *restrict cosine,
+                              const float *restrict sine, float *restrict row) {
+#pragma omp simd
+    for (size_t i = 0; i < pairs; i++) {
+        float a = row[step * i] * magnitude, b = row[step * i + apart] * magnitude;
+        row[step * i] = a * cosine[i] - b * sine[i];
+        row[step * i + apart] = a * sine[i] + b * cosine[i];
+    }
+}
+
 void rope_rotate(const struct rope *rope, const float *cosine, const float *sine, float *rows, uint32_t n, uint32_t stride) {
-    uint32_t pairs = rope->n_rot / 2;
-    float magnitude = rope->magnitude;
+    size_t pairs = rope->n_rot / 2;
     for (uint32_t r = 0; r < n; r++) {
         float *row = rows + (size_t)r * stride;
-        if (rope->pairing == ROPE_ADJACENT) {
-            for (uint32_t i = 0; i < pairs; i++) {
-                float a = row[2 * i] * magnitude, b = row[2 * i + 1] * magnitude;
-                row[2 * i] = a * cosine[i] - b * sine[i];
-                row[2 * i + 1] = a * sine[i] + b * cosine[i];
-            }
-        } else {
-            for (uint32_t i = 0; i < pairs; i++) {
-                float a = row[i] * magnitude, b = row[i + pairs] * magnitude;
-                row[i] = a * cosine[i] - b * sine[i];
-                row[i + pairs] = a * sine[i] + b * cosine[i];
-            }
-        }
+        if (rope->pairing == ROPE_ADJACENT)
+            rotate_row(2, 1, pairs, rope->magnitude, cosine, sine, row);
+        else
+            rotate_row(1, pairs, pairs, rope->magnitude, cosine, sine, row);
     }
 }

@@ -60,6 +60,12 @@ static float max_tiles_scalar(const float *x, size_t n, size_t stride) {
     return max;
 }
 
+static float exp_tiles_scalar(float *x, float max, size_t n, size_t stride) {
+    float sum = 0;
+    for (size_t i = 0; i < n; i++) sum += exp_sum_scalar(x + i * stride, max, BLOCK_TOKENS);
+    return sum;
+}
+
 void kernels_fill_scalar_vector(struct kernels *k) {
     k->half_to_float = half_to_float_scalar;
     k->float_to_half = float_to_half_scalar;
@@ -70,4 +76,5 @@ void kernels_fill_scalar_vector(struct kernels *k) {
     k->exp_sum = exp_sum_scalar;
     k->max = max_scalar;
     k->max_tiles = max_tiles_scalar;
+    k->exp_tiles = exp_tiles_scalar;
 }
