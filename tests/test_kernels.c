@@ -455,8 +455,9 @@ static void test_every_tier_fills_every_slot(void **state) {
     for (size_t tier = 0; (k = tier_at(tier)); tier++) {
         assert_true(k->half_to_float && k->float_to_half && k->dot && k->axpy && k->rms_norm && k->silu_mul && k->exp_sum &&
                     k->exp_tiles && k->max_tiles && k->max);
-        assert_true(k->add_bytes && k->score_f16 && k->mix_f16 && k->score_q8_0 && k->mix_q8_0 && k->score_q4_0 && k->mix_q4_0 &&
-                    k->prepare_q8_0 && k->prepare_q4_0 && k->score_kivi_4 && k->mix_kivi_4 && k->score_kivi_2 && k->mix_kivi_2);
+        assert_true(k->add_bytes && k->add_anchors && k->score_f16 && k->mix_f16 && k->score_q8_0 && k->mix_q8_0 && k->score_q4_0 &&
+                    k->mix_q4_0 && k->prepare_q8_0 && k->prepare_q4_0 && k->score_kivi_4 && k->mix_kivi_4 && k->score_kivi_2 &&
+                    k->mix_kivi_2);
         for (uint32_t type = 0; type < TENSOR_TYPES; type++) {
             assert_true((tensor_type_info(type) != NULL) == (k->dequantize[type] != NULL));
             assert_true((tensor_type_info(type) != NULL) == (k->matvec[type] != NULL));

@@ -167,6 +167,43 @@ static void ask_oracle(const struct slot *slot, const float *in, size_t G, size_
     }
 }
 
+/* Of lanes that hold no number the others are free. */
+static void anchor_scores_are_sums_over_rows(void **state) {
+    (void)state;
+    enum { MOST = 9, STRIDE = 80 };
+    struct random random = {3};
+    const struct kernels *k;
+    for (size_t tier = 0; (k = tier_at(tier)); tier++) {
+        for (size_t rows = 0; rows <= MOST; rows++) {
+            enum guard_side side = rows % 2 ? GUARD_START : GUARD_END;
+            size_t n = rows ? (rows - 1) * STRIDE + 64 : 0;
+            float *weights = guard_floats(n, side), *factors = guard_floats(rows, side), *norms = guard_floats(rows, side);
+            float *keys = guard_floats(64, side), *values = guard_floats(64, side), before[2][64];
+            for (size_t i = 0; i < n; i++) weights[i] = (float)(random_bits(&random) % 65536) / 65536;
+            for (size_t r = 0; r < rows; r++) {
+                factors[r] = (float)(random_bits(&random) % 65536) / 65536;
+                norms[r] = fabsf(random_normal(&random));
+                weights[r * STRIDE + 63] = NAN;
+            }
+            for (size_t j = 0; j < 64; j++) before[0][j] = keys[j] = before[1][j] = values[j] = (float)j;
+            k->add_anchors(weights, STRIDE, factors, norms, rows, keys, values);
+            for (size_t j = 0; j < (rows ? 63 : 64); j++) {
+                double key = before[0][j], value = before[1][j], terms = key;
+                for (size_t r = 0; r < rows; r++) {
+                    double a = (double)weights[r * STRIDE + j] * (double)factors[r];
+                    key += a * (1 - a) * (double)norms[r];
+                    terms += a * (double)norms[r]; /* 1 - A is no more exact than A */
+                    value += a;
+                }
+                check_close(keys[j], key, terms, 4 * EPSILON * (double)(rows + 1), 0, "%s key %zu of %zu rows", k->name, j, rows);
+                check_close(values[j], value, value, 4 * EPSILON * (double)(rows + 1), 0, "%s value %zu of %zu rows", k->name, j,
+                            rows);
+            }
+            guard_release();
+        }
+    }
+}
+
 /* add_bytes, with rows apart as they lie in blocks. */
 static void check_add_bytes(struct random *random, enum fill fill, size_t G, size_t K, enum guard_side side) {
     size_t ldb = 32 + K % 3 * 32, ldo = 32 + G % 2 * 40;
@@ -357,6 +394,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_every_shape),
         cmocka_unit_test(test_extreme_numbers_and_both_guards),
         cmocka_unit_test(test_every_place_is_found),
+        cmocka_unit_test(anchor_scores_are_sums_over_rows),
         cmocka_unit_test(bytes_are_added_as_products),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

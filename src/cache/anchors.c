@@ -146,18 +146,21 @@ void anchor_weights_raise(struct anchor_weights *kept, size_t i, size_t end) {
         memcpy(kept->raised + (i - kept->start) * kept->partial.rows, kept->partial.max, kept->partial.rows * sizeof(float));
 }
 
-/* One tile of keys: keys[j] += A (1 - A) norm and values[j] += A over its n tokens and all rows that count, where A is a weight
- * times the row's factor. */
-static void add_tile(const struct anchor_weights *kept, const float *weights, const float *factors, size_t n, float *restrict keys,
-                     float *restrict values) {
-    for (size_t m = kept->silent; m < kept->partial.rows; m++) {
-        const float *row = weights + m * kept->stride, factor = factors[m], norm = kept->norms[m];
-#pragma omp simd
-        for (size_t j = 0; j < n; j++) {
-            float a = row[j] * factor;
-            keys[j] += a * (1 - a) * norm;
-            values[j] += a;
-        }
+/* What the rows that count contribute to n <= 64 tokens. Of fewer than 64, the others' weights are whatever lies there. */
+static void add_tile(const struct anchor_weights *kept, const float *weights, const float *factors, size_t n, float *keys,
+                     float *values) {
+    size_t rows = kept->partial.rows > kept->silent ? kept->partial.rows - kept->silent : 0;
+    float all_keys[BLOCK_TOKENS] = {0}, all_values[BLOCK_TOKENS] = {0};
+    bool part = n < BLOCK_TOKENS;
+    if (part) {
+        memcpy(all_keys, keys, n * sizeof *keys);
+        memcpy(all_values, values, n * sizeof *values);
+    }
+    kernels()->add_anchors(weights + kept->silent * kept->stride, kept->stride, factors + kept->silent, kept->norms + kept->silent,
+                           rows, part ? all_keys : keys, part ? all_values : values);
+    if (part) {
+        memcpy(keys, all_keys, n * sizeof *keys);
+        memcpy(values, all_values, n * sizeof *values);
     }
 }
 

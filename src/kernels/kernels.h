@@ -50,6 +50,10 @@ struct kernels {
     /* Both of 64 numbers in each of n tiles that lie `stride` floats apart. */
     float (*max_tiles)(const float *x, size_t n, size_t stride);
     float (*exp_tiles)(float *x, float max, size_t n, size_t stride);
+    /* AnTKV's Anchor Scores of 64 tokens: keys[j] += sum of A (1 - A) norms[r] and values[j] += sum of A over the rows, where A =
+     * weights[r][j] factors[r]; rows lie `stride` floats apart. Lanes do not mix. */
+    void (*add_anchors)(const float *weights, size_t stride, const float *factors, const float *norms, size_t rows, float *keys,
+                        float *values);
 
     /* Weights as stored, indexed by enum tensor_type; NULL: type not supported. n is a multiple of the type's block. */
     void (*dequantize[TENSOR_TYPES])(const void *row, float *out, size_t n);

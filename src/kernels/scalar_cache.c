@@ -148,8 +148,20 @@ static void add_bytes_scalar(const float *a, size_t G, size_t K, const uint8_t *
     }
 }
 
+static void add_anchors_scalar(const float *weights, size_t stride, const float *factors, const float *norms, size_t rows,
+                               float *keys, float *values) {
+    for (size_t r = 0; r < rows; r++) {
+        for (size_t j = 0; j < BLOCK_TOKENS; j++) {
+            float a = weights[r * stride + j] * factors[r];
+            keys[j] += a * (1 - a) * norms[r];
+            values[j] += a;
+        }
+    }
+}
+
 void kernels_fill_scalar_cache(struct kernels *k) {
     k->add_bytes = add_bytes_scalar;
+    k->add_anchors = add_anchors_scalar;
     k->score_f16 = score_f16_scalar;
     k->mix_f16 = mix_f16_scalar;
     k->prepare_q8_0 = prepare_codes_scalar;
