@@ -13,7 +13,7 @@ ctest = ctest --test-dir $(1) --output-on-failure -j $(JOBS)
 demo test sanitize: export OMP_WAIT_POLICY = passive
 MAKEFLAGS += --no-print-directory
 
-.PHONY: all demo test sanitize bench install clean format help dependencies
+.PHONY: all demo test sanitize test-aarch64 bench install clean format help dependencies
 
 all: dependencies
 	@$(call configure,$(BUILD),)
@@ -33,6 +33,9 @@ sanitize: dependencies
 	@cmake --build $(BUILD)-sanitize -j $(JOBS)
 	$(call ctest,$(BUILD)-sanitize)
 
+test-aarch64:
+	@BUILD=$(BUILD)-aarch64 JOBS=$(JOBS) scripts/test-aarch64.sh
+
 bench: dependencies
 	@$(call configure,$(BUILD),)
 	@cmake --build $(BUILD) -j $(JOBS)
@@ -42,7 +45,7 @@ install: all
 	cmake --install $(BUILD)
 
 clean:
-	rm -rf $(BUILD) $(BUILD)-sanitize
+	rm -rf $(BUILD) $(BUILD)-sanitize $(BUILD)-aarch64
 
 format:
 	find include src tools tests bench examples -name '*.[ch]' | xargs clang-format -i
@@ -55,9 +58,10 @@ help:
 	@echo 'make demo       build, then let the shipped model find a fact in a long text'
 	@echo 'make test       build and run all tests'
 	@echo 'make sanitize   build and run all tests with AddressSanitizer and UBSan (build-sanitize/)'
+	@echo 'make test-aarch64  build for 64-bit ARM and test kernels, codecs and models under qemu (build-aarch64/)'
 	@echo 'make bench      build and run the benchmarks'
 	@echo 'make install    install below PREFIX ($(PREFIX)); DESTDIR is honoured'
 	@echo 'make format     run clang-format over the sources'
-	@echo 'make clean      remove build/ and build-sanitize/'
+	@echo 'make clean      remove build/, build-sanitize/ and build-aarch64/'
 	@echo 'Every building target first installs the Debian packages it lacks; with none lacking, that does nothing.'
 	@echo 'Variables: BUILD, PREFIX, JOBS, CMAKE_FLAGS (say CMAKE_FLAGS=-DBUILD_SHARED_LIBS=OFF).'

@@ -9,9 +9,10 @@
 #     sealing      encoding a block
 #     retrieval    finding the tokens that a step reads
 #     prefill      reading a prompt, by method
+#     text         attention of the built-in model over the keys of a real text, and over random ones
 #     decode       a whole step of a model in the shape of LLaMA-3.1-8B, by method
 #     report       DOCS/performance.md and its plot, an .svg and a .png
-# What FOLDER already holds is not measured again; remove a file there, or all, to measure anew. On two cores everything takes 20 to 25
+# What FOLDER already holds is not measured again; remove a file there, or all, to measure anew. On two cores everything takes 25 to 30
 # minutes and must have the machine for itself. For a trial, in the environment:
 #     DEPTHS='2048 4096' METHODS='q4_0 commvq-1' DEPTH=2048 PROMPT=512 LAYERS=2 bench/performance.sh -w trial -o trial
 # The model has as many of its 32 layers as fit the memory, 16 at most to be done in a few minutes; its file in FOLDER takes 0.3 GB and
@@ -41,7 +42,7 @@ bin=$build/bin
 depths=${DEPTHS:-8192 32768 131072}
 depth=${DEPTH:-32768}
 prompt=${PROMPT:-8192}
-[ $# -gt 0 ] || set -- machine attention sealing retrieval prefill decode report
+[ $# -gt 0 ] || set -- machine attention sealing retrieval prefill text decode report
 mkdir -p "$work"
 
 # keep FILE COMMAND ...: its output, once it is whole.
@@ -109,6 +110,15 @@ step_prefill() {
         [ ! -e "$work/prefill-$layers.json" ] || continue
         model 1b $layers
         keep prefill-$layers.json "$bin/terse" bench -m "$work/1b-$layers.gguf" -t "$threads" --kv all -p "$prompt" -n 0 -d 0 -r 1 -o json
+    done
+}
+
+# What needs no codebook but the built-in one, since random codebooks would make random keys of any.
+step_text() {
+    local fill
+    for fill in random text; do
+        keep "keys-$fill.json" "$bin/terse" bench -t "$threads" -p 0 -n 16 -d "$prompt" -r 3 --fill "$fill" -f "$here/../data/wiki.valid.raw" \
+            --kv f16,q8_0,q4_0,kivi-4,kivi-2,million-4,selfindex-2,selfindex-16,streaming-1024 -o json
     done
 }
 

@@ -29,6 +29,7 @@ class Results:
         for tier in ("best", "avx2"):
             self.read_attention(tier)
         self.decode = self.rows("decode.json")
+        self.keys = [self.rows(f"keys-{fill}.json") for fill in ("random", "text")]
         self.prefill = [self.rows(f"prefill-{layers}.json") for layers in (1, 2)]
         self.sealing = {tier: self.read_sealing(tier) for tier in self.tiers}  # tier: {(shape, method): us per layer}
         self.retrieval = {tier: self.read_retrieval(tier) for tier in self.tiers}  # tier: {shape: numbers}

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs the Debian packages that building terse needs and this system lacks. With none lacking it does nothing: no network,
-# no root. docs/dependencies.md says what each one is for.
+# install-dependencies.sh [PACKAGE...]: installs the Debian packages that this system lacks of those named, or, with none named, of
+# those that building terse needs. With none lacking it does nothing: no network, no root. docs/dependencies.md says what each one is for.
 set -eu
 
 have_header() { echo "#include <$1>" | "${CC:-cc}" -E -x c - >/dev/null 2>&1; }
@@ -18,11 +18,15 @@ present() {
     libxxhash-dev) pkg-config --exists libxxhash ;;
     libcjson-dev) pkg-config --exists libcjson ;;
     libcmocka-dev) pkg-config --exists cmocka ;;
+    gcc-aarch64-linux-gnu) command -v aarch64-linux-gnu-gcc ;;
+    libc6-dev-arm64-cross) [ -e /usr/aarch64-linux-gnu/include/stdio.h ] ;;
+    qemu-user) command -v qemu-aarch64 ;;
     esac >/dev/null 2>&1
 }
 
+[ $# -gt 0 ] || set -- gcc libc6-dev cmake pkg-config libdnnl-dev ocl-icd-opencl-dev libpcre2-dev libxxhash-dev libcjson-dev libcmocka-dev
 missing=()
-for package in gcc libc6-dev cmake pkg-config libdnnl-dev ocl-icd-opencl-dev libpcre2-dev libxxhash-dev libcjson-dev libcmocka-dev; do
+for package in "$@"; do
     present $package || missing+=("$package")
 done
 [ ${#missing[@]} -gt 0 ] || exit 0

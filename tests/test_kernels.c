@@ -408,7 +408,7 @@ static void say_with(const char *cpu, char *line, int size) {
     ssize_t length = readlink("/proc/self/exe", self, sizeof self - 1);
     assert_true(length > 0);
     self[length] = 0;
-    snprintf(command, sizeof command, "TERSE_CPU='%s' '%s' --cpu", cpu, self);
+    snprintf(command, sizeof command, "TERSE_CPU='%s' " TESTS_EMULATOR " '%s' --cpu", cpu, self);
     FILE *pipe = popen(command, "r");
     assert_non_null(pipe);
     assert_non_null(fgets(line, size, pipe));

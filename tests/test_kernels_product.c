@@ -16,6 +16,7 @@
 #define MOST_HD 256
 #define SLOTS 64                    /* tokens of a block */
 #define MOST_CENTROIDS (128 * 4096) /* numbers */
+#define MOST_DRAWN 8191             /* of them, a prime: repeated, they give no two codes of a sub-vector the same centroid */
 
 static struct random randomness = {11};
 
@@ -91,7 +92,8 @@ static void make_sample(struct sample *s, size_t hd, size_t width, unsigned bits
     uint16_t *rows = guard_bytes(hd * k * sizeof *rows, side);
     s->p = (struct product_code){.parts = hd / width, .width = width, .bits = bits, .rows = rows};
     s->hd = hd;
-    fill_halves(&randomness, fill, rows, hd * k);
+    fill_halves(&randomness, fill, rows, hd * k < MOST_DRAWN ? hd * k : MOST_DRAWN);
+    for (size_t i = MOST_DRAWN; i < hd * k; i++) rows[i] = rows[i - MOST_DRAWN];
     if (bits <= PRODUCT_PLANE_BITS && levels)
         make_levels(&s->p, rows, fill, side);
     else if (bits <= PRODUCT_PLANE_BITS)

@@ -67,9 +67,10 @@ static void choose(void) {
     if (processor_has_avx2()) add_table(KERNELS_AVX2, KERNELS_SCALAR, avx2, sizeof avx2 / sizeof avx2[0]);
     if (processor_has_avx512()) add_table(KERNELS_AVX512, KERNELS_AVX2, avx512, sizeof avx512 / sizeof avx512[0]);
 #elif defined(__aarch64__)
-    void (*const neon[])(struct kernels *) = {kernels_fill_neon_vector,   kernels_fill_neon_cache,   kernels_fill_neon_product,
-                                              kernels_fill_neon_weights,  kernels_fill_neon_nearest, kernels_fill_neon_comm,
-                                              kernels_fill_neon_additive, kernels_fill_neon_codes};
+    void (*const neon[])(struct kernels *) = {kernels_fill_neon_vector,  kernels_fill_neon_cache,   kernels_fill_neon_product,
+                                              kernels_fill_neon_weights, kernels_fill_neon_nearest, kernels_fill_neon_comm,
+                                              kernels_fill_neon_sign,    kernels_fill_neon_choose,  kernels_fill_neon_additive,
+                                              kernels_fill_neon_codes};
     add_table(KERNELS_NEON, KERNELS_SCALAR, neon, sizeof neon / sizeof neon[0]);
 #endif
     const char *wanted = getenv("TERSE_CPU");

@@ -43,10 +43,12 @@ void kernels_fill_neon_codes(struct kernels *k);
 void kernels_fill_scalar_sign(struct kernels *k);
 void kernels_fill_avx2_sign(struct kernels *k);
 void kernels_fill_avx512_sign(struct kernels *k);
+void kernels_fill_neon_sign(struct kernels *k);
 
 void kernels_fill_scalar_choose(struct kernels *k);
 void kernels_fill_avx2_choose(struct kernels *k);
 void kernels_fill_avx512_choose(struct kernels *k);
+void kernels_fill_neon_choose(struct kernels *k);
 
 void kernels_fill_scalar_additive(struct kernels *k);
 void kernels_fill_avx2_additive(struct kernels *k);
