@@ -64,7 +64,7 @@ static void call_slot(const struct kernels *k, const struct slot *slot, const fl
 
 /* Whether products are of numbers in fixed point. */
 static bool is_fixed(const struct kernels *k, const struct slot *slot) {
-    return slot->codec != F16 && strcmp(k->name, "avx512") == 0;
+    return slot->codec != F16 && (strcmp(k->name, "avx512") == 0 || strcmp(k->name, "avx2") == 0);
 }
 
 static unsigned bits_of(const struct slot *slot) { return slot->codec == KIVI_4 ? 4 : 2; }

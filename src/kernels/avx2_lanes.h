@@ -9,7 +9,6 @@
 #define MOST_QUERIES 6
 #define MOST_SUMS 12
 #define TILE(G) ((G) <= 2 ? 4 : 2)
-#define TILE_Q4(G) ((G) <= 4 ? 2 : 1) /* twice the operands */
 
 typedef __m256 vec;
 
@@ -25,11 +24,4 @@ static inline vec vec_halves(const uint16_t *x) { return _mm256_cvtph_ps(_mm_loa
 
 static inline vec vec_bytes(const int8_t *x) {
     return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)x)));
-}
-
-static inline void vec_nibbles(const uint8_t *x, vec *low, vec *high) {
-    const __m256i eight = _mm256_set1_epi32(8);
-    __m256i codes = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)x));
-    *low = _mm256_cvtepi32_ps(_mm256_sub_epi32(_mm256_and_si256(codes, _mm256_set1_epi32(15)), eight));
-    *high = _mm256_cvtepi32_ps(_mm256_sub_epi32(_mm256_srli_epi32(codes, 4), eight));
 }

@@ -1,6 +1,5 @@
-/* Score and mix of q8_0, q4_0 and kivi by sums of floats, for instruction sets without products of bytes: included once by
- * avx2_cache.c and neon_cache.c after cache_template.h; kernels_fill_ISA_codes comes out. Queries are read as they are, the scalar
- * tier's tables. */
+/* Score and mix of q8_0, q4_0 and kivi by sums of floats, for instruction sets that have no file of their own for them: included once
+ * by neon_cache.c after cache_template.h; kernels_fill_ISA_codes comes out. Queries are read as they are, the scalar tier's tables. */
 #include <string.h>
 
 /* ---- Scales, for q8_0 and q4_0 -------------------------------------------------------------------------------------------- */

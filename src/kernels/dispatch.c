@@ -59,7 +59,7 @@ static void choose(void) {
     void (*const avx2[])(struct kernels *) = {kernels_fill_avx2_vector,  kernels_fill_avx2_cache,   kernels_fill_avx2_product,
                                               kernels_fill_avx2_weights, kernels_fill_avx2_nearest, kernels_fill_avx2_comm,
                                               kernels_fill_avx2_sign,    kernels_fill_avx2_choose,  kernels_fill_avx2_additive,
-                                              kernels_fill_avx2_codes};
+                                              kernels_fill_avx2_codes,   kernels_fill_avx2_kivi};
     void (*const avx512[])(struct kernels *) = {
         kernels_fill_avx512_vector,   kernels_fill_avx512_cache, kernels_fill_avx512_product, kernels_fill_avx512_weights,
         kernels_fill_avx512_nearest,  kernels_fill_avx512_comm,  kernels_fill_avx512_sign,    kernels_fill_avx512_choose,

@@ -36,6 +36,7 @@ void kernels_fill_avx512_comm(struct kernels *k);
 void kernels_fill_neon_comm(struct kernels *k);
 
 void kernels_fill_avx2_codes(struct kernels *k);
+void kernels_fill_avx2_kivi(struct kernels *k);
 void kernels_fill_avx512_codes(struct kernels *k);
 void kernels_fill_avx512_kivi(struct kernels *k);
 void kernels_fill_neon_codes(struct kernels *k);

@@ -75,7 +75,7 @@ struct kernels {
     void (*score_f16)(const float *q, size_t G, size_t hd, const void *block, float *logits);
     void (*mix_f16)(const float *weights, size_t G, size_t hd, const void *block, float *acc);
     /* q8_0 and q4_0 score in two steps: the order within tables[G][hd] is the tier's own, made once of q[G][hd] for all blocks. Tiers
-     * that multiply bytes take numbers as fixed point, a query's and each weight times a scale: each number of a query is off by at
+     * that multiply integers take numbers as fixed point, a query's and each weight times a scale: each number of a query is off by at
      * most 1 / 65000 of its query's largest, each product of a weight and a scale by 1 / 65000 of the largest of its query and 32
      * channels; what is below 1e-30 then counts for nothing. */
     void (*prepare_q8_0)(const float *q, size_t G, size_t hd, float *tables);

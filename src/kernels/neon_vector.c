@@ -124,9 +124,16 @@ static float max_tiles_neon(const float *x, size_t n, size_t stride) {
 }
 
 static float exp_tiles_neon(float *x, float max, size_t n, size_t stride) {
-    float sum = 0;
-    for (size_t i = 0; i < n; i++) sum += exp_sum_neon(x + i * stride, max, BLOCK_TOKENS);
-    return sum;
+    float32x4_t m = vdupq_n_f32(max == -INFINITY ? 0 : max), sum[2] = {vdupq_n_f32(0), vdupq_n_f32(0)};
+    for (size_t i = 0; i < n; i++) {
+        for (size_t j = 0; j < BLOCK_TOKENS / 4; j++) {
+            float *at = x + i * stride + 4 * j;
+            float32x4_t e = exp_lanes(vsubq_f32(vld1q_f32(at), m));
+            vst1q_f32(at, e);
+            sum[j % 2] = vaddq_f32(sum[j % 2], e);
+        }
+    }
+    return vaddvq_f32(vaddq_f32(sum[0], sum[1]));
 }
 
 void kernels_fill_neon_vector(struct kernels *k) {

@@ -5,10 +5,10 @@
  *     LANES, vec                       floats in a vector, and its type
  *     vec_zero, vec_set, vec_load, vec_store, vec_add, vec_mul, vec_fma (a b + c), vec_fnma (c - a b)
  *     vec_halves, vec_bytes            LANES half floats or signed bytes as floats
- *     vec_nibbles(bytes, &low, &high)  LANES bytes of q4_0 as two vectors of code - 8
+ *     vec_nibbles(bytes, &low, &high)  LANES bytes of q4_0 as two vectors of code - 8; for codes_template.h alone, as TILE_Q4(G)
  *     MOST_QUERIES                     that one pass over a block serves; more take further passes, by then within the cache
  *     MOST_SUMS                        accumulators that leave room for operands among the registers
- *     TILE(G), TILE_Q4(G)              vectors of a row read together, a power of two; G TILE(G) <= MOST_SUMS
+ *     TILE(G)                          vectors of a row read together, a power of two; G TILE(G) <= MOST_SUMS
  *
  * Each operation is a small matrix product out[G][N] += a[G][K] b[K][N] whose b is a block: for keys K is the channel and N the
  * token, for values K is the token and N the channel. In either case the neighbours in a row are the lanes, and no sum crosses
