@@ -6,8 +6,8 @@ import json
 import numpy as np
 from fidelity_commvq import read, share_of_f16
 from fidelity_deep import deep
-from fidelity_results import RESAMPLES, SEED, Difference
-from fidelity_text import digits, percent, table
+from fidelity_results import Difference, compare, interval
+from fidelity_text import DIFFERENCE_HEAD, difference_cells, digits, percent, table
 
 LENGTHS = (4096, 8192, 16384, 32000)
 
@@ -173,14 +173,10 @@ def claims(report):
     rows = []
     for claim, pairs in CLAIMS:
         for name, better, worse in pairs:
-            a, b = report.place(better, "default"), report.place(worse, "default")
-            if a is None or b is None or not set(a.windows) & set(b.windows):
-                continue
-            d = Difference(a, b)
-            (k0, k1), (l0, l1) = d.kld_interval, d.log_interval
-            log = f"{percent(d.log_ratio)} ({percent(l0)} to {percent(l1)})"
-            rows.append([claim, name, str(len(d.windows)), f"{digits(d.kld)} ({digits(k0)} to {digits(k1)})", log, d.verdict()])
-            claim = ""
+            d = compare(report.place(better, "default"), report.place(worse, "default"))
+            if d:
+                rows.append([claim, name, *difference_cells(d)])
+                claim = ""
     if not rows:
         return
     report.say("### The parts of Self-Indexing, and others")
@@ -189,19 +185,13 @@ def claims(report):
         "their scales by channel, not by token as in the paper's ablation; with the index beside them it takes as many bits as selfindex-2, and read whole, "
         "without an index, half a bit less per value."
     )
-    report.text.append(table(["claim", "pair", "windows", "difference of KLD", "of log perplexity, %", "verdict"], rows, (0, 1, 5)))
+    report.text.append(table(["claim", "pair", *DIFFERENCE_HEAD], rows, (0, 1, 5)))
 
 
 # ---- Recall
 
 
 LEAST = 3  # prompts that say anything of their spread
-
-
-def interval(x):
-    """95% of the mean by bootstrap of prompts."""
-    draws = np.random.default_rng(SEED).integers(0, len(x), (RESAMPLES, len(x)))
-    return tuple(np.quantile(np.asarray(x)[draws].mean(axis=1), (0.025, 0.975)))
 
 
 def span(x):

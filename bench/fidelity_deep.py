@@ -7,8 +7,8 @@ chosen is almost all that is read. Alone, it prints the section:
 import os
 import sys
 
-from fidelity_results import Difference, Results
-from fidelity_text import digits, percent, table
+from fidelity_results import Results, compare
+from fidelity_text import DIFFERENCE_HEAD, difference_cells, digits, table
 
 # (method, what a step reads of the prompt, run)
 ROWS = [
@@ -48,18 +48,16 @@ def section(results):
     context, scored = results.setup["context"], results.setup["scored"]
     claims = []
     for name, better, worse in PAIRS:
-        if at[better] and at[worse] and set(at[better].windows) & set(at[worse].windows):
-            d = Difference(at[better], at[worse])
-            (k0, k1), (l0, l1) = d.kld_interval, d.log_interval
-            log = f"{percent(d.log_ratio)} ({percent(l0)} to {percent(l1)})"
-            claims.append([name, str(len(d.windows)), f"{digits(d.kld)} ({digits(k0)} to {digits(k1)})", log, d.verdict()])
+        d = compare(at[better], at[worse])
+        if d:
+            claims.append([name, *difference_cells(d)])
     return [
         f"### With a prompt of {context - scored:,} tokens",
         f"Windows of {context:,} tokens, of which an exact prefill reads the first {context - scored:,} and decoding steps the last {scored:,}, which are scored: "
         "next to nothing of what a step reads is its own text, so that choosing shows undiluted.",
         table(["method", "read", "bits", "windows", "ratio", "KLD", "same top-1 %"], rows, (0, 1)),
         "As above, the first named minus the other:",
-        table(["pair", "windows", "difference of KLD", "of log perplexity, %", "verdict"], claims, (0, 4)),
+        table(["pair", *DIFFERENCE_HEAD], claims, (0, 4)),
     ]
 
 

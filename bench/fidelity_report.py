@@ -11,8 +11,8 @@ import sys
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from fidelity_choose import choose  # noqa: E402
 from fidelity_commvq import commvq  # noqa: E402
-from fidelity_results import BLOCK, Difference, Results  # noqa: E402
-from fidelity_text import digits, mib, name_of, paragraphs, percent, table, with_error  # noqa: E402
+from fidelity_results import BLOCK, Difference, Results, compare  # noqa: E402
+from fidelity_text import DIFFERENCE_HEAD, difference_cells, digits, mib, name_of, paragraphs, table, with_error  # noqa: E402
 
 LENGTHS = (4096, 8192, 16384, 32000)
 BITS = ("4", "2", "1", "0.75", "0.375")
@@ -295,25 +295,12 @@ all sequences and stand beside them. ± is a standard error from means of {BLOCK
         for claim, pairs in DIRECTIONS:
             for protocol in ("default", "paper"):
                 for name, better, worse in pairs:
-                    a, b = self.place(better, protocol), self.place(worse, protocol)
-                    if a is None or b is None or not set(a.windows) & set(b.windows):
-                        continue
                     if protocol == "paper" and ":tail=" in worse:  # there is no window
                         continue
-                    d = Difference(a, b)
-                    (k0, k1), (l0, l1) = d.kld_interval, d.log_interval
-                    rows.append(
-                        [
-                            claim,
-                            name,
-                            protocol,
-                            str(len(d.windows)),
-                            f"{digits(d.kld)} ({digits(k0)} to {digits(k1)})",
-                            f"{percent(d.log_ratio)} ({percent(l0)} to {percent(l1)})",
-                            d.verdict(),
-                        ]
-                    )
-                    claim = ""
+                    d = compare(self.place(better, protocol), self.place(worse, protocol))
+                    if d:
+                        rows.append([claim, name, protocol, *difference_cells(d)])
+                        claim = ""
         if not rows:
             return
         self.say("## Directions")
@@ -322,7 +309,7 @@ all sequences and stand beside them. ± is a standard error from means of {BLOCK
             f"bootstrap over blocks of {BLOCK} positions. A claim *holds* when the whole interval of the divergence lies below zero, *does not hold* "
             f"when it lies above, and is *undecided* otherwise. Perplexity in per cent."
         )
-        self.text.append(table(["claim", "pair", "protocol", "windows", "difference of KLD", "of log perplexity, %", "verdict"], rows, (0, 1, 2, 6)))
+        self.text.append(table(["claim", "pair", "protocol", *DIFFERENCE_HEAD], rows, (0, 1, 2, 6)))
 
     def weightings(self):
         rows = []

@@ -105,7 +105,7 @@ class Results:
 
 
 def interval(differences):
-    """95% of the mean by bootstrap of blocks."""
+    """95% of the mean by bootstrap of what is given: of blocks, or of prompts."""
     x = np.asarray(differences)
     draws = np.random.default_rng(SEED).integers(0, len(x), (RESAMPLES, len(x)))
     return tuple(np.quantile(x[draws].mean(axis=1), (0.025, 0.975)))
@@ -126,3 +126,9 @@ class Difference:
     def verdict(self):
         low, high = self.kld_interval
         return "holds" if high < 0 else "does not hold" if low > 0 else "undecided"
+
+
+def compare(better, worse):
+    """Their difference, or None when there is no window that both were measured on."""
+    both = better and worse and set(better.windows) & set(worse.windows)
+    return Difference(better, worse) if both else None

@@ -39,6 +39,16 @@ def percent(x):
     return f"{round(100 * x, 2) + 0:.2f}"
 
 
+DIFFERENCE_HEAD = ["windows", "difference of KLD", "of log perplexity, %", "verdict"]
+
+
+def difference_cells(d):
+    """What DIFFERENCE_HEAD says of a Difference."""
+    (k0, k1), (l0, l1) = d.kld_interval, d.log_interval
+    kld = f"{digits(d.kld)} ({digits(k0)} to {digits(k1)})"
+    return [str(len(d.windows)), kld, f"{percent(d.log_ratio)} ({percent(l0)} to {percent(l1)})", d.verdict()]
+
+
 def mib(x):
     return f"{x / 2**20:.1f}"
 

@@ -1,23 +1,17 @@
-/* Products of bytes with AVX-512 (VNNI): a product of four codes is one instruction when what they are weighed with is fixed point,
- * whole multiples of a step as two signed bytes each, so that a sum is 256 high + low. And how codes come to lie in fours, the
- * lanes being tokens of keys or channels of values. Included once by each avx512_*.c that reads codes so. */
+/* Products of bytes with AVX-512 (VNNI): a product of four codes is one instruction when what they are weighed with is fixed point.
+ * And how codes come to lie in fours, the lanes being tokens of keys or channels of values. Included once by each avx512_*.c that
+ * reads codes so. */
 #include "kernels/avx512_lanes.h"
 
 #include "kernels/kernels.h"
 #include "kernels/sums_template.h"
 
+#include "kernels/avx512_fixed.h"
+
 #include <string.h>
 
-#define FIXED_MOST 32639   /* 127 * 256 + 127: the high byte stays within a signed one */
-#define FIXED_LEAST 1e-30f /* numbers up to this are 0, so that inverses of steps are finite */
-#define TOGETHER 4         /* queries of a pass */
+#define TOGETHER 4 /* queries of a pass */
 #define MOST_GROUPS (KERNELS_MOST_CHANNELS / BLOCK_QK)
-
-/* Adds up four products of a byte of `codes` and a signed one of `weights`. Of the intrinsic gcc 12 makes two more moves each. */
-INLINE __m512i add_products(__m512i sum, __m512i codes, __m512i weights) {
-    __asm__("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(codes), "v"(weights));
-    return sum;
-}
 
 INLINE __m512i four_bytes(const int8_t *bytes) {
     int32_t four;
@@ -25,15 +19,8 @@ INLINE __m512i four_bytes(const int8_t *bytes) {
     return _mm512_set1_epi32(four);
 }
 
-/* The step for numbers up to `largest`. */
-INLINE float fixed_step(float largest) { return largest > FIXED_LEAST ? largest / FIXED_MOST : 0; }
-
 /* The larger magnitudes of two. */
 INLINE __m512 larger_of(__m512 a, __m512 b) { return _mm512_range_ps(a, b, 0x0b); }
-
-INLINE __m512 whole_floats(__m512i high, __m512i low) {
-    return _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(high, 8), low));
-}
 
 /* ---- A query that is the same for all blocks ---------------------------------------------------------------------------------
  *
@@ -50,14 +37,9 @@ INLINE int32_t table_sum(const float *table, size_t hd, size_t b) {
 
 INLINE float table_step(const float *table, size_t hd) { return table[hd / 2 + hd / BLOCK_QK]; }
 
-/* Numbers to whole multiples of a step, as two signed bytes each: high[16 v ...], low[16 v ...]. */
-INLINE __m512i to_bytes(__m512 x, __m512 inverse, int8_t *high, int8_t *low) {
-    const __m512 most = _mm512_set1_ps(FIXED_MOST), least = _mm512_set1_ps(-FIXED_MOST); /* for what is not finite */
-    __m512i whole = _mm512_cvtps_epi32(_mm512_min_ps(_mm512_max_ps(_mm512_mul_ps(x, inverse), least), most));
-    __m512i above = _mm512_srai_epi32(_mm512_add_epi32(whole, _mm512_set1_epi32(128)), 8);
-    _mm_storeu_si128((__m128i *)high, _mm512_cvtepi32_epi8(above));
-    _mm_storeu_si128((__m128i *)low, _mm512_cvtepi32_epi8(whole));
-    return whole;
+/* What is not finite, too, within fixed point. */
+INLINE __m512 within_fixed(__m512 multiples) {
+    return _mm512_min_ps(_mm512_max_ps(multiples, _mm512_set1_ps(-FIXED_MOST)), _mm512_set1_ps(FIXED_MOST));
 }
 
 /* x[hd/16] to a table. */
@@ -65,11 +47,11 @@ INLINE void fill_table(const __m512 *x, size_t hd, float *table) {
     __m512 most = _mm512_setzero_ps();
     for (size_t v = 0; v < hd / 16; v++) most = larger_of(most, x[v]);
     float step = fixed_step(_mm512_reduce_max_ps(most));
-    __m512 inverse = _mm512_set1_ps(step > 0 ? 1 / step : 0);
+    __m512 inverse = fixed_inverse(step);
     int8_t *high = (int8_t *)table, *low = high + hd;
-    for (size_t v = 0; v < hd / 16; v += 2) {
-        __m512i first = to_bytes(x[v], inverse, high + 16 * v, low + 16 * v);
-        __m512i second = to_bytes(x[v + 1], inverse, high + 16 * v + 16, low + 16 * v + 16);
+    for (size_t v = 0; v < hd / 16; v += 2, high += 32, low += 32) {
+        __m512i first = to_bytes(within_fixed(_mm512_mul_ps(x[v], inverse)), high, low);
+        __m512i second = to_bytes(within_fixed(_mm512_mul_ps(x[v + 1], inverse)), high + 16, low + 16);
         int32_t sum = _mm512_reduce_add_epi32(_mm512_add_epi32(first, second));
         memcpy(table + hd / 2 + v / 2, &sum, sizeof sum);
     }
@@ -78,33 +60,23 @@ INLINE void fill_table(const __m512 *x, size_t hd, float *table) {
 
 /* ---- Numbers that are made for one block, of all queries of a pass ------------------------------------------------------------- */
 
-/* The largest of each of x[G]. */
-INLINE __m128 largest_of(size_t G, const __m512 *x) {
-    const __m512 *y = x + (G > 1 ? 1 : 0), *z = x + (G > 2 ? 2 : 0), *w = x + (G > 3 ? 3 : 0);
-    __m512 a = _mm512_max_ps(_mm512_unpacklo_ps(*x, *y), _mm512_unpackhi_ps(*x, *y));
-    __m512 b = G > 2 ? _mm512_max_ps(_mm512_unpacklo_ps(*z, *w), _mm512_unpackhi_ps(*z, *w)) : a;
-    a = _mm512_max_ps(_mm512_shuffle_ps(a, b, 0x44), _mm512_shuffle_ps(a, b, 0xee));
-    __m256 half = _mm256_max_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
-    return _mm_max_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+/* How numbers are joined: floats to the largest or to their sum, whole ones to their sum. */
+enum join { LARGEST, SUM, WHOLE_SUM };
+
+INLINE __m512 join(enum join how, __m512 a, __m512 b) {
+    if (how == LARGEST) return _mm512_max_ps(a, b);
+    if (how == SUM) return _mm512_add_ps(a, b);
+    return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(a), _mm512_castps_si512(b)));
 }
 
-/* The sum of each of x[G]. */
-INLINE __m128 sum_of(size_t G, const __m512 *x) {
+/* All lanes of each of x[G] as one. */
+INLINE __m128 join_lanes(enum join how, size_t G, const __m512 *x) {
     const __m512 *y = x + (G > 1 ? 1 : 0), *z = x + (G > 2 ? 2 : 0), *w = x + (G > 3 ? 3 : 0);
-    __m512 a = _mm512_add_ps(_mm512_unpacklo_ps(*x, *y), _mm512_unpackhi_ps(*x, *y));
-    __m512 b = G > 2 ? _mm512_add_ps(_mm512_unpacklo_ps(*z, *w), _mm512_unpackhi_ps(*z, *w)) : a;
-    a = _mm512_add_ps(_mm512_shuffle_ps(a, b, 0x44), _mm512_shuffle_ps(a, b, 0xee));
-    __m256 half = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
-    return _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
-}
-
-INLINE __m128i whole_sum_of(size_t G, const __m512i *x) {
-    const __m512i *y = x + (G > 1 ? 1 : 0), *z = x + (G > 2 ? 2 : 0), *w = x + (G > 3 ? 3 : 0);
-    __m512i a = _mm512_add_epi32(_mm512_unpacklo_epi32(*x, *y), _mm512_unpackhi_epi32(*x, *y));
-    __m512i b = G > 2 ? _mm512_add_epi32(_mm512_unpacklo_epi32(*z, *w), _mm512_unpackhi_epi32(*z, *w)) : a;
-    a = _mm512_add_epi32(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b));
-    __m256i half = _mm256_add_epi32(_mm512_castsi512_si256(a), _mm512_extracti64x4_epi64(a, 1));
-    return _mm_add_epi32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
+    __m512 a = join(how, _mm512_unpacklo_ps(*x, *y), _mm512_unpackhi_ps(*x, *y));
+    __m512 b = G > 2 ? join(how, _mm512_unpacklo_ps(*z, *w), _mm512_unpackhi_ps(*z, *w)) : a;
+    a = join(how, _mm512_shuffle_ps(a, b, 0x44), _mm512_shuffle_ps(a, b, 0xee));
+    a = join(how, a, _mm512_castps256_ps512(_mm512_extractf32x8_ps(a, 1)));
+    return _mm512_castps512_ps128(join(how, a, _mm512_castps128_ps512(_mm512_extractf32x4_ps(a, 1))));
 }
 
 /* Steps as fixed_step's. */
@@ -141,17 +113,16 @@ struct weighed {
 };
 
 INLINE void weigh(size_t G, const float *weights, const __m512 *scale, struct weighed *to) {
-    __m512 x[TOGETHER][4], most[TOGETHER];
-    __m512i sum[TOGETHER];
+    __m512 x[TOGETHER][4], most[TOGETHER], sum[TOGETHER];
     float inverse[TOGETHER];
     UNROLL for (size_t g = 0; g < G; g++) {
         UNROLL for (size_t v = 0; v < 4; v++) x[g][v] =
             _mm512_mul_ps(_mm512_loadu_ps(weights + g * BLOCK_TOKENS + 16 * v), scale[v]);
         most[g] = larger_of(larger_of(x[g][0], x[g][1]), larger_of(x[g][2], x[g][3]));
     }
-    fixed_steps(largest_of(G, most), to->step, inverse);
-    UNROLL for (size_t g = 0; g < G; g++) sum[g] = to_planes(x[g], inverse[g], to->bytes[g]);
-    __m128i all = _mm_sub_epi32(whole_sum_of(G, sum), _mm_set1_epi32(BLOCK_TOKENS * PLANES_BIAS));
+    fixed_steps(join_lanes(LARGEST, G, most), to->step, inverse);
+    UNROLL for (size_t g = 0; g < G; g++) sum[g] = _mm512_castsi512_ps(to_planes(x[g], inverse[g], to->bytes[g]));
+    __m128i all = _mm_sub_epi32(_mm_castps_si128(join_lanes(WHOLE_SUM, G, sum)), _mm_set1_epi32(BLOCK_TOKENS * PLANES_BIAS));
     _mm_storeu_si128((__m128i *)to->sum, all);
 }
 
@@ -166,13 +137,7 @@ INLINE __m512i by_fours(__m512i rows) {
 }
 
 /* Of rows that lie `length` apart. */
-INLINE __m512i four_rows(const uint8_t *rows, size_t length) {
-    __m512i x = _mm512_castsi128_si512(_mm_loadu_si128((const __m128i *)rows));
-    x = _mm512_inserti32x4(x, _mm_loadu_si128((const __m128i *)(rows + length)), 1);
-    x = _mm512_inserti32x4(x, _mm_loadu_si128((const __m128i *)(rows + 2 * length)), 2);
-    x = _mm512_inserti32x4(x, _mm_loadu_si128((const __m128i *)(rows + 3 * length)), 3);
-    return by_fours(x);
-}
+INLINE __m512i four_rows(const uint8_t *rows, size_t length) { return by_fours(four_pieces(rows, length)); }
 
 /* ---- One specialisation for each number of queries of a pass ---------------------------------------------------------------------- */
 

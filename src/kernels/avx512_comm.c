@@ -145,8 +145,6 @@ struct pair_words {
     float units[TURNED_MOST_PAIRS];
 };
 
-INLINE __m512i both_words(vec x) { return turned_neighbours(x, x); }
-
 /* About as exact as a division, which takes several times as long. */
 INLINE vec reciprocal(vec x) {
     vec r = _mm512_rcp14_ps(x);
@@ -173,26 +171,10 @@ INLINE bool set_words(const struct comm_code *c, const struct key_turn *turn, fl
         inverse = _mm512_mask_div_ps(inverse, stands, vec_set(TURNED_LARGEST), mean);
     }
     _mm512_storeu_si512(words->weights + i, _mm512_mullo_epi32(_mm512_cvtps_epi32(weight), _mm512_set1_epi32(0x01010101)));
-    _mm512_storeu_si512(words->re + i, both_words(vec_mul(re, inverse)));
-    _mm512_storeu_si512(words->im + i, both_words(vec_mul(im, inverse)));
+    turned_twice(vec_mul(re, inverse), words->re + i);
+    turned_twice(vec_mul(im, inverse), words->im + i);
     vec_store(words->units + i, unit);
     return true;
-}
-
-/* gains[64] as parts of the largest, words[2] of 32768ths; returns the largest. */
-INLINE float gain_words(const float *gains, __m512i *words) {
-    const __m512i neighbours = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
-    vec most = vec_load(gains);
-    for (size_t i = LANES; i < BLOCK_TOKENS; i += LANES) most = _mm512_max_ps(most, vec_load(gains + i));
-    float largest = _mm512_reduce_max_ps(most);
-    vec scale = vec_set(largest > 1e-30f ? 32767 / largest : 0);
-    for (size_t i = 0; i < 2; i++) {
-        vec a = vec_load(gains + 32 * i), b = vec_load(gains + 32 * i + LANES);
-        vec even = _mm512_permutex2var_ps(a, neighbours, b);
-        vec odd = _mm512_permutex2var_ps(a, _mm512_add_epi32(neighbours, _mm512_set1_epi32(1)), b);
-        words[i] = turned_neighbours(vec_mul(even, scale), vec_mul(odd, scale));
-    }
-    return largest * (32768.0f / 32767);
 }
 
 /* Sixteen pairs of a group, j the first, i among all. */
@@ -241,7 +223,7 @@ static bool score_turned_comm(const struct comm_code *c, const struct key_turn *
     __m512i gain[2];
     if (!c->planes || !turned_serves(turn) || c->pairs % TURNED_PAIRS || c->turned != turn->pairs || c->adjacent != turn->adjacent)
         return false;
-    float largest = gain_words(gains, gain), inverse = largest > 0 ? 1 / largest : 0;
+    float largest = turned_gains(gains, gain), inverse = largest > 0 ? 1 / largest : 0;
     for (size_t i = 0; i < pairs; i += TURNED_PAIRS)
         if (!set_words(c, turn, largest, inverse, i, &words)) return false;
     for (size_t n; G > 0; G -= n, q += n * 2 * pairs, logits += n * BLOCK_TOKENS) {

@@ -25,8 +25,8 @@ INLINE void scale_queries(size_t G, const float *q, const float *scale, const fl
             sum[g] = _mm512_fmadd_ps(of, _mm512_loadu_ps(zero + c), sum[g]);
         }
     }
-    fixed_steps(largest_of(G, most), s->step, inverse);
-    _mm_storeu_ps(s->base, sum_of(G, sum));
+    fixed_steps(join_lanes(LARGEST, G, most), s->step, inverse);
+    _mm_storeu_ps(s->base, join_lanes(SUM, G, sum));
     for (size_t c = 0; c < hd; c += BLOCK_TOKENS) {
         UNROLL for (size_t g = 0; g < G; g++) {
             UNROLL for (size_t v = 0; v < 4; v++) {
@@ -86,13 +86,8 @@ INLINE void score_kivi(size_t G, unsigned bits, const float *q, size_t hd, const
     for (size_t part = 0; part < 2; part++) score_part(G, bits, s, hd, (const uint8_t *)(halves + 2 * HALVES * hd), part, logits);
 }
 
-INLINE void score_kivi_4(size_t G, const float *q, size_t hd, const void *block, float *logits) {
-    score_kivi(G, 4, q, hd, block, logits);
-}
-
-INLINE void score_kivi_2(size_t G, const float *q, size_t hd, const void *block, float *logits) {
-    score_kivi(G, 2, q, hd, block, logits);
-}
+FOR_ONE(score_kivi_4, score_kivi, 4)
+FOR_ONE(score_kivi_2, score_kivi, 2)
 
 SLOT(score_kivi_4, hd, BLOCK_TOKENS)
 SLOT(score_kivi_2, hd, BLOCK_TOKENS)
@@ -132,7 +127,7 @@ INLINE void weigh_groups(size_t G, const float *weights, const struct rows *rows
             UNROLL for (size_t v = 0; v < 4; v++) sum[g] =
                 _mm512_fmadd_ps(_mm512_loadu_ps(weights + g * BLOCK_TOKENS + 16 * v), s.zero[b][v], sum[g]);
         }
-        _mm_storeu_ps(to[b].base, sum_of(G, sum));
+        _mm_storeu_ps(to[b].base, join_lanes(SUM, G, sum));
         weigh(G, weights, s.scale[b], &to[b].weighed);
     }
 }
@@ -204,13 +199,8 @@ INLINE void mix_kivi(size_t G, int bits, const float *weights, size_t hd, const 
     }
 }
 
-INLINE void mix_kivi_4(size_t G, const float *weights, size_t hd, const void *block, float *acc) {
-    mix_kivi(G, 4, weights, hd, block, acc);
-}
-
-INLINE void mix_kivi_2(size_t G, const float *weights, size_t hd, const void *block, float *acc) {
-    mix_kivi(G, 2, weights, hd, block, acc);
-}
+FOR_ONE(mix_kivi_4, mix_kivi, 4)
+FOR_ONE(mix_kivi_2, mix_kivi, 2)
 
 SLOT(mix_kivi_4, BLOCK_TOKENS, hd)
 SLOT(mix_kivi_2, BLOCK_TOKENS, hd)

@@ -24,6 +24,8 @@ static void decode_chunk(const struct product_code *p, const void *block, size_t
 #define DECODE_CHUNK decode_chunk
 #include "kernels/product_template.h"
 
+#include "kernels/avx512_fixed.h"
+
 /* ---- Codes of up to eight bits: numbers looked up in registers, 64 at a time ------------------------------------------------
  *
  * A permutation of bytes is a look-up of 64 bytes in a table of 64; tables of 128 and 256 are two and four of them under masks. A
@@ -83,12 +85,6 @@ INLINE __m512i codes_look_up(size_t quarters, const struct codes *codes, const u
     if (quarters > 2) x = _mm512_mask_permutexvar_epi8(x, codes->bit7, codes->bytes, _mm512_loadu_si512(table + 128));
     if (quarters > 2) x = _mm512_mask_permutexvar_epi8(x, codes->both, codes->bytes, _mm512_loadu_si512(table + 192));
     return x;
-}
-
-/* sum + four products in each dword. As an intrinsic, gcc 12 keeps every sum of a loop twice, one of them in memory. */
-INLINE __m512i add_products(__m512i sum, __m512i levels, __m512i weights) {
-    __asm__("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(levels), "v"(weights));
-    return sum;
 }
 
 /* Halves, looked up byte by byte: x[2], tokens in order of codes FOR_HALVES. */
@@ -331,7 +327,7 @@ static void prepare_planes(const struct product_code *p, const float *q, size_t 
     /* In place: what is written ends before what is still to be read. */
     for (size_t i = 0; i < p->parts * G; i++, bytes += 2 * entries) {
         float scale = step[i % G];
-        __m512 least = _mm512_set1_ps(INFINITY), inverse = _mm512_set1_ps(scale > 0 ? 1 / scale : 0);
+        __m512 least = _mm512_set1_ps(INFINITY), inverse = fixed_inverse(scale);
         memcpy(floats, tables + i * entries, entries * sizeof *floats);
         for (size_t j = 0; j < entries; j += 16) least = _mm512_min_ps(least, _mm512_loadu_ps(floats + j));
         least = _mm512_set1_ps(_mm512_reduce_min_ps(least));

@@ -1,25 +1,5 @@
-/* Keys and values by levels with AVX-512: included once by avx512_product.c, after the look-ups in registers. */
-
-/* An instruction adds to each of 16 numbers four products of unsigned and signed bytes. The unsigned ones are levels; what they are
- * weighed with is fixed point of two signed bytes, in steps of the largest / 32639, which is finer than halves; high and low bytes
- * are summed apart, exactly: 256 numbers of 32639 times 255 are less than 2^31. A third byte would cost a third more time. */
-
-#define FIXED_MOST 32639 /* 127 * 256 + 127 */
-
-/* What weighs as much as x[n] / step in bytes[2][n], the high ones and then the low ones. */
-INLINE void to_signed_bytes(size_t n, const __m512 *x, float step, int8_t *bytes, size_t plane) {
-    __m512 inverse = _mm512_set1_ps(step > 0 ? 1 / step : 0);
-    UNROLL for (size_t v = 0; v < n; v++) {
-        __m512i whole = _mm512_cvtps_epi32(_mm512_mul_ps(x[v], inverse));
-        __m512i high =
-            _mm512_srai_epi32(_mm512_add_epi32(whole, _mm512_set1_epi32(128)), 8); /* less the low byte, which is signed */
-        _mm_storeu_si128((__m128i *)(bytes + 16 * v), _mm512_cvtepi32_epi8(high));
-        _mm_storeu_si128((__m128i *)(bytes + plane + 16 * v), _mm512_cvtepi32_epi8(whole));
-    }
-}
-
-/* The step for numbers up to `largest`; 0 where its inverse would not be finite. */
-static float fixed_step(float largest) { return largest > 1e-30f ? largest / FIXED_MOST : 0; }
+/* Keys and values by levels with AVX-512: included once by avx512_product.c, after the look-ups in registers. An instruction adds to
+ * each of 16 numbers four products of bytes: levels, and what they are weighed with as fixed point (kernels/avx512_fixed.h). */
 
 /* sum + levels times four bytes in each dword. As intrinsics, gcc 12 brings what is fetched in a loop to memory as whole registers before
  * it. */
@@ -44,7 +24,9 @@ static void fix_pq(const struct product_code *p, const float *q, size_t G, float
             sum = _mm512_fmadd_ps(of, _mm512_loadu_ps(p->low + 16 * v), sum);
         }
         float step = fixed_step(_mm512_reduce_max_ps(most));
-        for (size_t v = 0; v < hd / 16; v += 2) to_signed_bytes(2, x + v, step, (int8_t *)fixed + 16 * v, hd);
+        __m512 inverse = fixed_inverse(step);
+        int8_t *high = (int8_t *)fixed, *low = high + hd;
+        for (size_t v = 0; v < hd / 16; v++) to_bytes(_mm512_mul_ps(x[v], inverse), high + 16 * v, low + 16 * v);
         fixed[hd / 2] = step;
         fixed[hd / 2 + 1] = _mm512_reduce_add_ps(sum);
     }
@@ -72,8 +54,9 @@ INLINE __m512i next_levels(size_t quarters, struct reader *reader) {
 }
 
 /* Levels of four channels to x[4], part l of x[r] having the tokens that lie from byte 16 l + 4 r on. */
-INLINE void by_fours(const __m512i *at, __m512i *x) {
-    __m512i low[2], high[2];
+INLINE void four_levels(size_t quarters, struct reader *reader, __m512i *x) {
+    __m512i at[4], low[2], high[2];
+    UNROLL for (size_t i = 0; i < 4; i++) at[i] = next_levels(quarters, reader);
     UNROLL for (size_t i = 0; i < 2; i++) {
         low[i] = _mm512_unpacklo_epi8(at[2 * i], at[2 * i + 1]);
         high[i] = _mm512_unpackhi_epi8(at[2 * i], at[2 * i + 1]);
@@ -84,18 +67,11 @@ INLINE void by_fours(const __m512i *at, __m512i *x) {
     x[3] = _mm512_unpackhi_epi16(high[0], high[1]);
 }
 
-INLINE void four_levels(size_t quarters, struct reader *reader, __m512i *x) {
-    __m512i at[4];
-    UNROLL for (size_t i = 0; i < 4; i++) at[i] = next_levels(quarters, reader);
-    by_fours(at, x);
-}
-
 /* logits[64] of high[4], low[4] as four_levels lays tokens out. */
 INLINE void fixed_to_logits(const __m512i *high, const __m512i *low, float step, float base, float *logits) {
     __m512 x[4], a[4];
     UNROLL for (size_t r = 0; r < 4; r++) {
-        __m512 whole = _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(high[r], 8), low[r]));
-        x[r] = _mm512_fmadd_ps(whole, _mm512_set1_ps(step), _mm512_set1_ps(base));
+        x[r] = _mm512_fmadd_ps(whole_floats(high[r], low[r]), _mm512_set1_ps(step), _mm512_set1_ps(base));
     }
     UNROLL for (size_t i = 0; i < 2; i++) {
         a[2 * i] = _mm512_shuffle_f32x4(x[2 * i], x[2 * i + 1], 0x44);     /* parts 0 and 1 of both */
@@ -151,19 +127,20 @@ INLINE void score_levels(size_t G, size_t quarters, const struct fused *fused, c
                    logits + 2 * first * BLOCK_TOKENS);
 }
 
-INLINE void score_eight_bits(size_t G, const void *what, const float *fixed, float *logits) {
-    score_levels(G, 4, what, fixed, logits);
-}
-INLINE void score_fewer_bits(size_t G, const void *what, const float *fixed, float *logits) {
-    const struct fused *fused = what;
-    if (fused->p->bits == 7)
-        score_levels(G, 2, fused, fixed, logits);
-    else
-        score_levels(G, 1, fused, fixed, logits);
-}
+/* Of name_levels(G, quarters, fused, in, out): name_eight_bits, and name_fewer_bits for all others. */
+#define BY_BITS(name) \
+    INLINE void name##_eight_bits(size_t G, const void *what, const float *in, float *out) { name##_levels(G, 4, what, in, out); } \
+    INLINE void name##_fewer_bits(size_t G, const void *what, const float *in, float *out) { \
+        const struct fused *fused = what; \
+        if (fused->p->bits == 7) \
+            name##_levels(G, 2, fused, in, out); \
+        else \
+            name##_levels(G, 1, fused, in, out); \
+    } \
+    EACH_PQ(name##_eight_bits) \
+    EACH_PQ(name##_fewer_bits)
 
-EACH_PQ(score_eight_bits)
-EACH_PQ(score_fewer_bits)
+BY_BITS(score)
 
 static void score_fixed_pq(const struct product_code *p, const float *fixed, size_t G, const void *block, float *logits) {
     struct fused fused = {.p = p, .block = block};
@@ -196,22 +173,11 @@ static void weights_to_bytes(const float *weights, int8_t *bytes, float *step, f
     }
     *step = fixed_step(_mm512_reduce_max_ps(most));
     *sum = _mm512_reduce_add_ps(all);
-    to_signed_bytes(4, w, *step, bytes, BLOCK_TOKENS);
+    __m512 inverse = fixed_inverse(*step);
+    for (size_t v = 0; v < 4; v++) to_bytes(_mm512_mul_ps(w[v], inverse), bytes + 16 * v, bytes + BLOCK_TOKENS + 16 * v);
 }
 
-/* Four channels turned over in each part: x[r], part l has tokens 16 l + 4 r to 16 l + 4 r + 3, a channel in each dword. */
-INLINE void turn_over_fours(const __m512i *at, __m512i *x) {
-    __m512i a[4];
-    UNROLL for (size_t i = 0; i < 2; i++) {
-        a[i] = _mm512_unpacklo_epi32(at[2 * i], at[2 * i + 1]);
-        a[2 + i] = _mm512_unpackhi_epi32(at[2 * i], at[2 * i + 1]);
-    }
-    UNROLL for (size_t i = 0; i < 2; i++) {
-        x[2 * i] = _mm512_unpacklo_epi64(a[2 * i], a[2 * i + 1]);
-        x[2 * i + 1] = _mm512_unpackhi_epi64(a[2 * i], a[2 * i + 1]);
-    }
-}
-
+/* Levels of four channels to x[4], part l of x[r] having tokens 16 l + 4 r to 16 l + 4 r + 3, a channel in each dword. */
 INLINE void four_channels(size_t quarters, struct reader *reader, __m512i *x) {
     __m512i at[4];
     UNROLL for (size_t i = 0; i < 4; i++) at[i] = next_levels(quarters, reader);
@@ -256,25 +222,14 @@ INLINE void mix_levels(size_t G, size_t quarters, const struct fused *fused, con
         }
         __m512 c_step = _mm512_loadu_ps(p->step + c), c_low = _mm512_loadu_ps(p->low + c);
         UNROLL for (size_t g = 0; g < G; g++) {
-            __m512 whole = _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(high[g], 8), low[g]));
             __m512 to = _mm512_fmadd_ps(c_low, _mm512_set1_ps(sum[g]), _mm512_loadu_ps(acc + g * hd + c));
-            to = _mm512_fmadd_ps(_mm512_mul_ps(c_step, _mm512_set1_ps(step[g])), whole, to);
+            to = _mm512_fmadd_ps(_mm512_mul_ps(c_step, _mm512_set1_ps(step[g])), whole_floats(high[g], low[g]), to);
             _mm512_storeu_ps(acc + g * hd + c, to);
         }
     }
 }
 
-INLINE void mix_eight_bits(size_t G, const void *what, const float *weights, float *acc) { mix_levels(G, 4, what, weights, acc); }
-INLINE void mix_fewer_bits(size_t G, const void *what, const float *weights, float *acc) {
-    const struct fused *fused = what;
-    if (fused->p->bits == 7)
-        mix_levels(G, 2, fused, weights, acc);
-    else
-        mix_levels(G, 1, fused, weights, acc);
-}
-
-EACH_PQ(mix_eight_bits)
-EACH_PQ(mix_fewer_bits)
+BY_BITS(mix)
 
 static void mix_pq(const struct product_code *p, const float *weights, size_t G, const void *block, float *acc) {
     struct fused fused = {.p = p, .block = block};

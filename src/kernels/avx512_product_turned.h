@@ -11,23 +11,6 @@ struct turn_words {
     float units[TURNED_MOST_PAIRS];
 };
 
-/* gains[64] as parts of the largest, words[2] of 32768ths; returns the largest. */
-INLINE float turn_gains(const float *gains, __m512i *words) {
-    const __m512i low = _mm512_setr_epi64(0, 1, 2, 3, 8, 9, 10, 11);
-    vec most = vec_zero();
-    for (size_t i = 0; i < BLOCK_TOKENS; i += LANES) most = _mm512_max_ps(most, _mm512_abs_ps(vec_load(gains + i)));
-    float largest = _mm512_reduce_max_ps(most);
-    vec scale = vec_set(largest > 1e-30f ? 32767 / largest : 0);
-    for (size_t i = 0; i < 2; i++) {
-        __m256i a = _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(vec_mul(vec_load(gains + 32 * i), scale)));
-        __m256i b = _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(vec_mul(vec_load(gains + 32 * i + LANES), scale)));
-        words[i] = _mm512_permutex2var_epi64(_mm512_castsi256_si512(a), low, _mm512_castsi256_si512(b));
-    }
-    return largest * (32768.0f / 32767);
-}
-
-INLINE void put_words(vec x, int32_t *to) { _mm512_storeu_si512(to, turned_neighbours(x, x)); }
-
 /* Of 16 pairs from the i-th on, where gains are at most `gain`. */
 INLINE void turn_units(const struct product_code *p, const struct key_turn *turn, float gain, size_t i, struct turn_words *words) {
     const vec least = vec_set(1e-30f);
@@ -45,9 +28,9 @@ INLINE void turn_units(const struct product_code *p, const struct key_turn *turn
     vec inverse = _mm512_maskz_div_ps(some, vec_set(1), unit), shape = vec_mul(inverse, vec_set(gain));
     vec_store(words->units + i, unit);
     for (size_t k = 0; k < 2; k++) {
-        put_words(vec_mul(vec_mul(step[k], shape), vec_set(32768.0f / TURN_LEVEL)), words->factor[k] + i);
-        put_words(vec_mul(low[k], shape), words->offset[k] + i);
-        put_words(vec_mul(mean[k], inverse), words->mean[k] + i);
+        turned_twice(vec_mul(vec_mul(step[k], shape), vec_set(32768.0f / TURN_LEVEL)), words->factor[k] + i);
+        turned_twice(vec_mul(low[k], shape), words->offset[k] + i);
+        turned_twice(vec_mul(mean[k], inverse), words->mean[k] + i);
     }
 }
 
@@ -122,7 +105,7 @@ static void score_in_words(const struct product_code *p, const struct key_turn *
     struct turn_words words;
     struct turned_query queries[TURN_QUERIES];
     struct turned turned = {.p = p, .turn = turn, .block = block, .words = &words, .queries = queries};
-    float gain = turn->gain ? turn_gains(turn->gain, turned.gains) : 1;
+    float gain = turn->gain ? turned_gains(turn->gain, turned.gains) : 1;
     for (size_t i = 0; i < turn->pairs; i += TURNED_PAIRS) turn_units(p, turn, gain, i, &words);
     for (size_t n; G > 0; G -= n, logits += n * BLOCK_TOKENS) {
         n = SMALLER(G, TURN_QUERIES);

@@ -46,6 +46,23 @@ INLINE __m512i turned_neighbours(vec low, vec high) {
     return _mm512_mask_blend_epi16(0xaaaaaaaa, _mm512_cvtps_epi32(low), _mm512_slli_epi32(_mm512_cvtps_epi32(high), 16));
 }
 
+/* A word of each of 16 numbers, twice. */
+INLINE void turned_twice(vec x, int32_t *to) { _mm512_storeu_si512(to, turned_neighbours(x, x)); }
+
+/* gains[64] as parts of the largest size, words[2] of 32768ths; returns the largest. */
+INLINE float turned_gains(const float *gains, __m512i *words) {
+    vec most = vec_zero();
+    for (size_t i = 0; i < BLOCK_TOKENS; i += LANES) most = _mm512_max_ps(most, _mm512_abs_ps(vec_load(gains + i)));
+    float largest = _mm512_reduce_max_ps(most);
+    vec scale = vec_set(largest > 1e-30f ? 32767 / largest : 0);
+    for (size_t i = 0; i < 2; i++) {
+        __m256i a = _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(vec_mul(vec_load(gains + 32 * i), scale)));
+        __m256i b = _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(vec_mul(vec_load(gains + 32 * i + LANES), scale)));
+        words[i] = _mm512_inserti64x4(_mm512_castsi256_si512(a), b, 1);
+    }
+    return largest * (32768.0f / 32767);
+}
+
 /* Takes over q[2 pairs]; units[pairs] may be 0. */
 INLINE void turned_take(const struct key_turn *turn, const float *q, size_t pairs, const float *units, struct turned_query *query) {
     float numbers[2][TURNED_MOST_PAIRS];

@@ -1,11 +1,8 @@
 /* Weights as stored, 512 bits at a time. One function per format turns 32 weights into two registers holding the very floats of the
- * scalar reference; weight_template.h makes dequantize[] and matvec[] of them. weight_blocks.h has the formats. */
+ * scalar reference; weight_template.h makes dequantize[] and matvec[] of them, but for the matvec[] of avx512_weights_bytes.c.
+ * weight_blocks.h has the formats. */
+#include "kernels/avx512_weights.h"
 #include "kernels/fill.h"
-#include "kernels/weight_blocks.h"
-
-#include <immintrin.h>
-
-#define INLINE static inline __attribute__((always_inline))
 
 INLINE __m128i load_64(const void *p) { return _mm_loadl_epi64(p); }
 INLINE __m128i load_128(const void *p) { return _mm_loadu_si128(p); }
@@ -103,17 +100,8 @@ INLINE void unpack_q5_1(const struct weight_q5_1 *block, const float *scales, in
     for (int i = 0; i < 2; i++) w[i] = _mm512_fmadd_ps(scale, w[i], min);
 }
 
-/* scale s of the eight groups, then min m. */
-INLINE void group_scales(const uint16_t *scale, const uint16_t *min, const uint8_t packed[12], float scales[16]) {
-    uint32_t words[4];
-    weight_group_scales(packed, words);
-    __m512i bytes = _mm512_cvtepu8_epi32(_mm_set_epi32((int)words[3], (int)words[2], (int)words[1], (int)words[0]));
-    __m512 unit = _mm512_mask_blend_ps(0xff00, spread_half(scale), spread_half(min));
-    _mm512_storeu_ps(scales, _mm512_mul_ps(unit, _mm512_cvtepi32_ps(bytes)));
-}
-
 INLINE void scales_q4_k(const struct weight_q4_k *block, float scales[16]) {
-    group_scales(&block->scale, &block->min, block->scales, scales);
+    _mm512_storeu_ps(scales, group_scales(block, block->scales));
 }
 INLINE void unpack_q4_k(const struct weight_q4_k *block, const float *scales, int g, __m512 w[2]) {
     __m512 table = _mm512_fmsub_ps(_mm512_set1_ps(scales[g]), counting_from(0), _mm512_set1_ps(scales[8 + g]));
@@ -124,7 +112,7 @@ INLINE void unpack_q4_k(const struct weight_q4_k *block, const float *scales, in
 }
 
 INLINE void scales_q5_k(const struct weight_q5_k *block, float scales[16]) {
-    group_scales(&block->scale, &block->min, block->scales, scales);
+    _mm512_storeu_ps(scales, group_scales(block, block->scales));
 }
 INLINE void unpack_q5_k(const struct weight_q5_k *block, const float *scales, int g, __m512 w[2]) {
     __m256i low = load_256(block->codes + 32 * (g / 2)), high = load_256(block->high);
@@ -171,6 +159,10 @@ INLINE void store_sums(__m512 sums[4][2], float *y, size_t rows) {
 
 #include "kernels/weight_template.h"
 
-ALL_WEIGHT_KERNELS(avx512)
+FLOAT_WEIGHT_KERNELS(avx512)
+BYTE_DEQUANTIZERS(avx512)
 
-void kernels_fill_avx512_weights(struct kernels *k) { FILL_ALL_WEIGHTS(k, avx512); }
+void kernels_fill_avx512_weights(struct kernels *k) {
+    FILL_FLOAT_WEIGHTS(k, avx512);
+    FILL_BYTE_DEQUANTIZERS(k, avx512);
+}

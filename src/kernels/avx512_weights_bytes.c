@@ -4,19 +4,17 @@
  *
  * A unit is 128 weights, as two registers of codes. Their pieces of 16 weights lie in the order that the format has, and the
  * vector's are brought into the same order once for all rows. Rows are read one after another, one stream of memory. */
+#include "kernels/avx512_weights.h"
 #include "kernels/fill.h"
-#include "kernels/weight_blocks.h"
 
-#include <immintrin.h>
+#include "kernels/avx512_fixed.h"
+
 #include <math.h>
 #include <stdbool.h>
-
-#define INLINE static inline __attribute__((always_inline))
 
 #define UNIT 128
 #define PIECES 8               /* of a unit */
 #define SEGMENT ((size_t)8192) /* numbers of the vector that are fixed at a time: they stay in the first-level cache */
-#define FIXED_MOST 32639       /* 127 * 256 + 127: the high byte stays within a signed one */
 #define LEAST_EXPONENT (-100)  /* of a step */
 #define AHEAD 4096             /* bytes: the processor's own prefetching of one stream keeps up with half the memory's rate */
 
@@ -42,14 +40,6 @@ static float step_of(__m512 a, __m512 b) {
     return ldexpf(1, exponent - 15);
 }
 
-INLINE __m512i fix_piece(__m512 x, float inverse, int8_t *high, int8_t *low) {
-    __m512i whole = _mm512_cvtps_epi32(_mm512_mul_ps(x, _mm512_set1_ps(inverse)));
-    __m512i above = _mm512_srai_epi32(_mm512_add_epi32(whole, _mm512_set1_epi32(128)), 8);
-    _mm_storeu_si128((__m128i *)high, _mm512_cvtepi32_epi8(above));
-    _mm_storeu_si128((__m128i *)low, _mm512_cvtepi32_epi8(whole));
-    return whole;
-}
-
 /* x[n] and zeros up to whole units; `zero` is the code that means zero. */
 static void fix(const float *x, size_t n, const uint8_t place[PIECES], int zero, struct fixed *f) {
     for (size_t u = 0; u * UNIT < n; u++) {
@@ -58,10 +48,11 @@ static void fix(const float *x, size_t n, const uint8_t place[PIECES], int zero,
             const size_t at = u * UNIT + p * 16, first = place[p], second = place[p + 1];
             const bool some = at < n;
             __m512 a = some ? _mm512_loadu_ps(x + at) : _mm512_setzero_ps(), b = some ? _mm512_loadu_ps(x + at + 16) : a;
-            float step = step_of(a, b), inverse = step > 0 ? 1 / step : 0;
+            float step = step_of(a, b);
+            __m512 inverse = fixed_inverse(step);
             int8_t *high = f->high[u], *low = f->low[u];
-            __m512i whole = _mm512_add_epi32(fix_piece(a, inverse, high + 16 * first, low + 16 * first),
-                                             fix_piece(b, inverse, high + 16 * second, low + 16 * second));
+            __m512i whole = _mm512_add_epi32(to_bytes(_mm512_mul_ps(a, inverse), high + 16 * first, low + 16 * first),
+                                             to_bytes(_mm512_mul_ps(b, inverse), high + 16 * second, low + 16 * second));
             int sum = _mm512_reduce_add_epi32(whole);
             _mm_storeu_ps(f->step[u] + 4 * first, _mm_set1_ps(step));
             _mm_storeu_ps(f->step[u] + 4 * second, _mm_set1_ps(step));
@@ -82,19 +73,7 @@ INLINE __m512i low_products(__m512i codes, const struct fixed *f, size_t u, size
 }
 
 INLINE __m512 add_scaled(__m512i high, __m512i low, __m512 scale, __m512 sum) {
-    return _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(high, 8), low)), scale, sum);
-}
-
-/* The halves at words `words` of 64 bytes. */
-INLINE __m512 spread_halves(const void *at, __m512i words) {
-    return _mm512_cvtph_ps(_mm512_castsi512_si256(_mm512_permutexvar_epi16(words, _mm512_loadu_si512(at))));
-}
-
-INLINE __m512i four_of(const uint8_t *codes, size_t stride) {
-    __m512i x = _mm512_castsi128_si512(_mm_loadu_si128((const __m128i *)codes));
-    x = _mm512_inserti32x4(x, _mm_loadu_si128((const __m128i *)(codes + stride)), 1);
-    x = _mm512_inserti32x4(x, _mm_loadu_si128((const __m128i *)(codes + 2 * stride)), 2);
-    return _mm512_inserti32x4(x, _mm_loadu_si128((const __m128i *)(codes + 3 * stride)), 3);
+    return _mm512_fmadd_ps(whole_floats(high, low), scale, sum);
 }
 
 INLINE __m512i low_nibbles(__m512i x) { return _mm512_and_si512(x, _mm512_set1_epi8(15)); }
@@ -102,7 +81,7 @@ INLINE __m512i low_nibbles(__m512i x) { return _mm512_and_si512(x, _mm512_set1_e
 /* Lanes are blocks. */
 INLINE __m512 unit_q4_0(const struct weight_q4_0 *block, const struct fixed *f, size_t u, __m512 sum) {
     const __m512i words = _mm512_castsi256_si512(_mm256_setr_epi16(0, 0, 0, 0, 9, 9, 9, 9, 18, 18, 18, 18, 27, 27, 27, 27));
-    __m512i codes = four_of(block->codes, sizeof *block);
+    __m512i codes = four_pieces(block->codes, sizeof *block);
     __m512i first = low_nibbles(codes), second = low_nibbles(_mm512_srli_epi16(codes, 4));
     __m512i high = high_products(second, f, u, 1, high_products(first, f, u, 0, _mm512_setzero_si512()));
     __m512i low = low_products(second, f, u, 1, low_products(first, f, u, 0, _mm512_loadu_si512(f->zero[u])));
@@ -124,18 +103,9 @@ INLINE __m512 unit_q8_0(const struct weight_q8_0 *block, const struct fixed *f, 
     return sum;
 }
 
-/* scale s of the eight groups, then min m. */
-INLINE __m512 group_scales(const struct weight_q4_k *block) {
-    uint32_t words[4];
-    weight_group_scales(block->scales, words);
-    __m512i bytes = _mm512_cvtepu8_epi32(_mm_set_epi32((int)words[3], (int)words[2], (int)words[1], (int)words[0]));
-    const __m512i of = _mm512_castsi256_si512(_mm256_setr_epi16(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1));
-    return _mm512_mul_ps(spread_halves(block, of), _mm512_cvtepi32_ps(bytes));
-}
-
 /* Two units. Of 64 bytes of codes the low four bits are groups 0 and 2 of four, the high ones groups 1 and 3. */
 INLINE __m512 units_q4_k(const struct weight_q4_k *block, const struct fixed *f, size_t u, __m512 sum) {
-    __m512 scales = group_scales(block);
+    __m512 scales = group_scales(block, block->scales);
     for (size_t i = 0; i < 2; i++) {
         __m512i codes = _mm512_loadu_si512(block->codes + 64 * i);
         for (size_t v = 0; v < 2; v++) {

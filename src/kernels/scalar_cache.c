@@ -95,45 +95,19 @@ static void mix_scalar(element_function *value, const float *weights, size_t G, 
     }
 }
 
-static void score_f16_scalar(const float *q, size_t G, size_t hd, const void *block, float *logits) {
-    score_scalar(key_f16, q, G, hd, block, logits);
-}
+#define BOTH(type) \
+    static void score_##type##_scalar(const float *q, size_t G, size_t hd, const void *block, float *logits) { \
+        score_scalar(key_##type, q, G, hd, block, logits); \
+    } \
+    static void mix_##type##_scalar(const float *weights, size_t G, size_t hd, const void *block, float *acc) { \
+        mix_scalar(value_##type, weights, G, hd, block, acc); \
+    }
 
-static void mix_f16_scalar(const float *weights, size_t G, size_t hd, const void *block, float *acc) {
-    mix_scalar(value_f16, weights, G, hd, block, acc);
-}
-
-static void score_q8_0_scalar(const float *q, size_t G, size_t hd, const void *block, float *logits) {
-    score_scalar(key_q8_0, q, G, hd, block, logits);
-}
-
-static void mix_q8_0_scalar(const float *weights, size_t G, size_t hd, const void *block, float *acc) {
-    mix_scalar(value_q8_0, weights, G, hd, block, acc);
-}
-
-static void score_q4_0_scalar(const float *q, size_t G, size_t hd, const void *block, float *logits) {
-    score_scalar(key_q4_0, q, G, hd, block, logits);
-}
-
-static void mix_q4_0_scalar(const float *weights, size_t G, size_t hd, const void *block, float *acc) {
-    mix_scalar(value_q4_0, weights, G, hd, block, acc);
-}
-
-static void score_kivi_4_scalar(const float *q, size_t G, size_t hd, const void *block, float *logits) {
-    score_scalar(key_kivi_4, q, G, hd, block, logits);
-}
-
-static void mix_kivi_4_scalar(const float *weights, size_t G, size_t hd, const void *block, float *acc) {
-    mix_scalar(value_kivi_4, weights, G, hd, block, acc);
-}
-
-static void score_kivi_2_scalar(const float *q, size_t G, size_t hd, const void *block, float *logits) {
-    score_scalar(key_kivi_2, q, G, hd, block, logits);
-}
-
-static void mix_kivi_2_scalar(const float *weights, size_t G, size_t hd, const void *block, float *acc) {
-    mix_scalar(value_kivi_2, weights, G, hd, block, acc);
-}
+BOTH(f16)
+BOTH(q8_0)
+BOTH(q4_0)
+BOTH(kivi_4)
+BOTH(kivi_2)
 
 /* Tables are the queries. */
 static void prepare_codes_scalar(const float *q, size_t G, size_t hd, float *tables) { memcpy(tables, q, G * hd * sizeof *q); }

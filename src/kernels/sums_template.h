@@ -88,3 +88,9 @@ INLINE void serve(special *const *of, size_t most, const float *in, size_t in_ro
         G -= share;
     }
 }
+
+/* A kernel of one format, of the function for several that has the format as a constant. */
+#define FOR_ONE(name, several, format) \
+    INLINE void name(size_t G, const float *in, size_t hd, const void *block, float *out) { \
+        several(G, format, in, hd, block, out); \
+    }

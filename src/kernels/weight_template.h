@@ -30,8 +30,8 @@
 #define EIGHT_GROUPS(left) 8
 #define UP_TO_EIGHT_GROUPS(left) ((left) < 256 ? (int)((left) / 32) : 8)
 
-#define WEIGHT_KERNELS(type, name_dequantize, name_matvec, blocks, GROUPS, GROUP_LOOP) \
-    static void name_dequantize(const void *row, float *out, size_t n) { \
+#define WEIGHT_DEQUANTIZER(type, name, blocks, GROUPS) \
+    static void name(const void *row, float *out, size_t n) { \
         for (size_t i = 0; i < n; i += 256) { \
             const struct weight_##type *block = (const struct weight_##type *)row + i / 256 * blocks; \
             float scales[16]; \
@@ -42,9 +42,10 @@
                 for (int p = 0; p < PARTS; p++) vector_store(out + i + 32 * g + LANES * p, w[p]); \
             } \
         } \
-    } \
-\
-    static void name_matvec(const void *w, size_t row_bytes, size_t rows, size_t n, const float *x, float *y) { \
+    }
+
+#define WEIGHT_MATVEC(type, name, blocks, GROUPS, GROUP_LOOP) \
+    static void name(const void *w, size_t row_bytes, size_t rows, size_t n, const float *x, float *y) { \
         for (size_t r = 0; r < rows; r += ROWS) { \
             const struct weight_##type *row[ROWS]; /* past the last row: that row again, its sum unused */ \
             VECTOR sums[ROWS][2]; \
@@ -77,7 +78,8 @@
 
 /* Types without blocks may have any n: what is left of a row goes through a group of its own, filled up with zeros. */
 #define PLAIN_KERNELS(type, isa) \
-    WEIGHT_KERNELS(type, dequantize_groups_##type, matvec_groups_##type, 8, UP_TO_EIGHT_GROUPS, ROLL) \
+    WEIGHT_DEQUANTIZER(type, dequantize_groups_##type, 8, UP_TO_EIGHT_GROUPS) \
+    WEIGHT_MATVEC(type, matvec_groups_##type, 8, UP_TO_EIGHT_GROUPS, ROLL) \
 \
     static void dequantize_##type##_##isa(const void *row, float *out, size_t n) { \
         size_t rest = n % 32, whole = n - rest; \
@@ -108,37 +110,61 @@
         } \
     }
 
-#define BLOCK_KERNELS(type, isa) WEIGHT_KERNELS(type, dequantize_##type##_##isa, matvec_##type##_##isa, 8, UP_TO_EIGHT_GROUPS, ROLL)
-#define K_KERNELS(type, isa) WEIGHT_KERNELS(type, dequantize_##type##_##isa, matvec_##type##_##isa, 1, EIGHT_GROUPS, UNROLL)
+#define BLOCK_DEQUANTIZER(type, isa) WEIGHT_DEQUANTIZER(type, dequantize_##type##_##isa, 8, UP_TO_EIGHT_GROUPS)
+#define BLOCK_MATVEC(type, isa) WEIGHT_MATVEC(type, matvec_##type##_##isa, 8, UP_TO_EIGHT_GROUPS, ROLL)
+#define BLOCK_KERNELS(type, isa) BLOCK_DEQUANTIZER(type, isa) BLOCK_MATVEC(type, isa)
+#define K_DEQUANTIZER(type, isa) WEIGHT_DEQUANTIZER(type, dequantize_##type##_##isa, 1, EIGHT_GROUPS)
+#define K_MATVEC(type, isa) WEIGHT_MATVEC(type, matvec_##type##_##isa, 1, EIGHT_GROUPS, UNROLL)
+#define K_KERNELS(type, isa) K_DEQUANTIZER(type, isa) K_MATVEC(type, isa)
 
-#define ALL_WEIGHT_KERNELS(isa) \
+#define FLOAT_WEIGHT_KERNELS(isa) \
     PLAIN_KERNELS(f32, isa) \
     PLAIN_KERNELS(f16, isa) \
     PLAIN_KERNELS(bf16, isa) \
-    BLOCK_KERNELS(q8_0, isa) \
-    BLOCK_KERNELS(q4_0, isa) \
     BLOCK_KERNELS(q4_1, isa) \
     BLOCK_KERNELS(q5_0, isa) \
     BLOCK_KERNELS(q5_1, isa) \
-    K_KERNELS(q4_k, isa) \
     K_KERNELS(q5_k, isa) \
     K_KERNELS(q6_k, isa)
 
-#define FILL_WEIGHT(k, TYPE, type, isa) \
-    (k)->dequantize[TENSOR_##TYPE] = dequantize_##type##_##isa; \
-    (k)->matvec[TENSOR_##TYPE] = matvec_##type##_##isa
+/* The formats that an instruction set may multiply by products of bytes instead. */
+#define BYTE_DEQUANTIZERS(isa) \
+    BLOCK_DEQUANTIZER(q8_0, isa) \
+    BLOCK_DEQUANTIZER(q4_0, isa) \
+    K_DEQUANTIZER(q4_k, isa)
+#define BYTE_MATVECS(isa) \
+    BLOCK_MATVEC(q8_0, isa) \
+    BLOCK_MATVEC(q4_0, isa) \
+    K_MATVEC(q4_k, isa)
 
-#define FILL_ALL_WEIGHTS(k, isa) \
+#define ALL_WEIGHT_KERNELS(isa) FLOAT_WEIGHT_KERNELS(isa) BYTE_DEQUANTIZERS(isa) BYTE_MATVECS(isa)
+
+#define FILL_DEQUANTIZER(k, TYPE, type, isa) (k)->dequantize[TENSOR_##TYPE] = dequantize_##type##_##isa
+#define FILL_MATVEC(k, TYPE, type, isa) (k)->matvec[TENSOR_##TYPE] = matvec_##type##_##isa
+#define FILL_WEIGHT(k, TYPE, type, isa) \
+    FILL_DEQUANTIZER(k, TYPE, type, isa); \
+    FILL_MATVEC(k, TYPE, type, isa)
+
+#define FILL_FLOAT_WEIGHTS(k, isa) \
     FILL_WEIGHT(k, F32, f32, isa); \
     FILL_WEIGHT(k, F16, f16, isa); \
     FILL_WEIGHT(k, BF16, bf16, isa); \
-    FILL_WEIGHT(k, Q8_0, q8_0, isa); \
-    FILL_WEIGHT(k, Q4_0, q4_0, isa); \
     FILL_WEIGHT(k, Q4_1, q4_1, isa); \
     FILL_WEIGHT(k, Q5_0, q5_0, isa); \
     FILL_WEIGHT(k, Q5_1, q5_1, isa); \
-    FILL_WEIGHT(k, Q4_K, q4_k, isa); \
     FILL_WEIGHT(k, Q5_K, q5_k, isa); \
     FILL_WEIGHT(k, Q6_K, q6_k, isa)
+
+#define FILL_BYTE_DEQUANTIZERS(k, isa) \
+    FILL_DEQUANTIZER(k, Q8_0, q8_0, isa); \
+    FILL_DEQUANTIZER(k, Q4_0, q4_0, isa); \
+    FILL_DEQUANTIZER(k, Q4_K, q4_k, isa)
+
+#define FILL_ALL_WEIGHTS(k, isa) \
+    FILL_FLOAT_WEIGHTS(k, isa); \
+    FILL_BYTE_DEQUANTIZERS(k, isa); \
+    FILL_MATVEC(k, Q8_0, q8_0, isa); \
+    FILL_MATVEC(k, Q4_0, q4_0, isa); \
+    FILL_MATVEC(k, Q4_K, q4_k, isa)
 
 #endif

@@ -1,0 +1,53 @@
+/* Fixed point with AVX-512 (VNNI): what meets codes of at most eight bits is whole multiples of a step as two signed bytes each,
+ * 256 high + low. High and low bytes are summed apart, exactly: 256 numbers of FIXED_MOST times 255 are less than 2^31; a third byte
+ * would cost a third more time. And how codes come to lie in fours, as products of bytes are added. Included once by each avx512_*.c
+ * that makes such products, after INLINE. */
+#include <immintrin.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define FIXED_MOST 32639   /* 127 * 256 + 127: the high byte stays within a signed one */
+#define FIXED_LEAST 1e-30f /* numbers up to this are 0, so that inverses of steps are finite */
+
+/* The step for numbers up to `largest`: finer than halves. */
+INLINE float fixed_step(float largest) { return largest > FIXED_LEAST ? largest / FIXED_MOST : 0; }
+
+INLINE __m512 fixed_inverse(float step) { return _mm512_set1_ps(step > 0 ? 1 / step : 0); }
+
+/* Multiples of a step, rounded, to high[16] and low[16]; returns the whole numbers. */
+INLINE __m512i to_bytes(__m512 multiples, int8_t *high, int8_t *low) {
+    __m512i whole = _mm512_cvtps_epi32(multiples);
+    __m512i above = _mm512_srai_epi32(_mm512_add_epi32(whole, _mm512_set1_epi32(128)), 8); /* less the low byte, which is signed */
+    _mm_storeu_si128((__m128i *)high, _mm512_cvtepi32_epi8(above));
+    _mm_storeu_si128((__m128i *)low, _mm512_cvtepi32_epi8(whole));
+    return whole;
+}
+
+INLINE __m512 whole_floats(__m512i high, __m512i low) {
+    return _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(high, 8), low));
+}
+
+/* sum + four products of a byte of `codes` and a signed one of `weights` in each dword. As an intrinsic, gcc 12 keeps every sum of a
+ * loop twice, one of them in memory. */
+INLINE __m512i add_products(__m512i sum, __m512i codes, __m512i weights) {
+    __asm__("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(codes), "v"(weights));
+    return sum;
+}
+
+/* Sixteen bytes of each of four places that lie `apart`. */
+INLINE __m512i four_pieces(const uint8_t *at, size_t apart) {
+    __m512i x = _mm512_castsi128_si512(_mm_loadu_si128((const __m128i *)at));
+    x = _mm512_inserti32x4(x, _mm_loadu_si128((const __m128i *)(at + apart)), 1);
+    x = _mm512_inserti32x4(x, _mm_loadu_si128((const __m128i *)(at + 2 * apart)), 2);
+    return _mm512_inserti32x4(x, _mm_loadu_si128((const __m128i *)(at + 3 * apart)), 3);
+}
+
+/* Four dwords of four registers turned over in each part: part l of to[d] has the d-th dword of part l of each. */
+INLINE void turn_over_fours(const __m512i *x, __m512i *to) {
+    __m512i low[2] = {_mm512_unpacklo_epi32(x[0], x[1]), _mm512_unpacklo_epi32(x[2], x[3])};
+    __m512i high[2] = {_mm512_unpackhi_epi32(x[0], x[1]), _mm512_unpackhi_epi32(x[2], x[3])};
+    to[0] = _mm512_unpacklo_epi64(low[0], low[1]);
+    to[1] = _mm512_unpackhi_epi64(low[0], low[1]);
+    to[2] = _mm512_unpacklo_epi64(high[0], high[1]);
+    to[3] = _mm512_unpackhi_epi64(high[0], high[1]);
+}
