@@ -154,7 +154,7 @@ Machine: {self.r.processor or "unknown"}, {self.r.threads} threads, {self.r.ghz:
         self.say(
             f"""## What bounds it
 
-At {depth:,} tokens, {self.kernels(tier)}: bytes and processor cycles of one thread for the keys and values of one token and KV head, which 4 query heads share ({self.r.ghz:.1f} GHz as the system reports it; a turbo may be faster). A method is bound by bytes when it reads at the machine's rate, else by the instructions that a token takes."""
+At {depth:,} tokens, {self.kernels(tier)}: bytes and processor cycles of one thread for the keys and values of one token and KV head, which 4 query heads share ({self.r.ghz:.1f} GHz as the system reports it; a turbo may be faster). A method is bound by bytes when it reads at the machine's rate, else by the instructions that a token takes. *Instructions* are AVX2's, at 4,096 tokens, as callgrind counts them, which knows no AVX-512; theirs are fewer in the same proportions, but for codes that AVX-512 looks up in registers."""
         )
         rows = []
         for method in self.r.of("method"):
@@ -162,13 +162,14 @@ At {depth:,} tokens, {self.kernels(tier)}: bytes and processor cycles of one thr
             for shape in self.r.of("shape"):
                 a = self.r.attention.get((tier, shape, method, depth))
                 if not a:
-                    cells += ["", "", ""]
+                    cells += ["", "", "", ""]
                     continue
+                counted = self.r.instructions(shape, method)
                 heads = int(shape.split(" x ")[1])
-                cells += [f"{1e6 * a.mb / depth / heads:.0f}", f"{1e3 * a.us * self.r.ghz * self.r.threads / depth / heads:.1f}", f"{100 * a.of_machine:.0f} %"]
+                cells += [f"{1e6 * a.mb / depth / heads:.0f}", f"{1e3 * a.us * self.r.ghz * self.r.threads / depth / heads:.1f}", f"{counted:.0f}" if counted else "", f"{100 * a.of_machine:.0f} %"]
             rows.append([*cells, BOUNDS.get(method, "")])
         names = [s.split(":")[0] for s in self.r.of("shape")]
-        head = [f"{n}: {what}" for n in names for what in ("bytes", "cycles", "of the machine")]
+        head = [f"{n}: {what}" for n in names for what in ("bytes", "cycles", "instructions", "of the machine")]
         self.text.append(table(["method", *head, "bound by"], rows, (0, len(head) + 1)))
 
     def decode(self):
@@ -269,7 +270,7 @@ At {depth:,} tokens, {self.kernels(tier)}: bytes and processor cycles of one thr
 
     bench/performance.sh
 
-measures, and writes this page and its plot: 25 to 30 minutes on two cores, which must have nothing else to do. Results stay in `build/performance`; what is there is not measured again, and single steps can be named: `machine`, `attention`, `sealing`, `retrieval`, `prefill`, `text`, `decode`, `report`. The plot needs Debian's python3-matplotlib. What bounds a method is written in `bench/performance_report.py`; cycles are computed from the time."""
+measures, and writes this page and its plot: 25 to 30 minutes on two cores, which must have nothing else to do. Results stay in `build/performance`; what is there is not measured again, and single steps can be named: `machine`, `attention`, `instructions` (which takes valgrind), `sealing`, `retrieval`, `prefill`, `text`, `decode`, `report`. The plot needs Debian's python3-matplotlib. What bounds a method is written in `bench/performance_report.py`; cycles are computed from the time."""
         )
 
     def write(self, path):

@@ -254,14 +254,25 @@ static void attend_few(const struct cache *cache, const float *q, size_t first, 
 
 /* ---- Both */
 
+static bool has_many(const struct cache *cache) { return cache->plan.n > few_tokens(cache) || cache->plan.anchors; }
+
 static size_t thread_floats(const struct cache *cache) {
     size_t floats = larger(few_scratch(cache), 2 * BLOCK_TOKENS * cache->shape.head_dim);
-    if (cache->plan.n > few_tokens(cache) || cache->plan.anchors) floats = larger(floats, many_scratch(cache));
+    if (has_many(cache)) floats = larger(floats, many_scratch(cache));
     return memory_round_up(floats, MEMORY_ALIGN / sizeof(float));
 }
 
-size_t attend_scratch(const struct cache *cache) {
+static size_t before_new_keys(const struct cache *cache) {
     return memory_round_up(few_shared(cache), MEMORY_ALIGN / sizeof(float)) + (size_t)cache->threads * thread_floats(cache);
+}
+
+size_t attend_scratch(const struct cache *cache) {
+    size_t keys = has_many(cache) && !cache->turned ? cache->plan.n * cache->shape.kv_heads * cache->shape.head_dim : 0;
+    return before_new_keys(cache) + keys;
+}
+
+float *attend_new_keys(const struct cache *cache) {
+    return has_many(cache) && !cache->turned ? cache->scratch + before_new_keys(cache) : NULL;
 }
 
 float *attend_thread_scratch(const struct cache *cache) {

@@ -1,6 +1,6 @@
 /* Attention of many queries at once (prefill): tiles of queries, the G heads of a KV head stacked, against groups of keys decoded
  * once for all of them, through the GEMM, with a running maximum between (Dao et al. 2022, FlashAttention, algorithm 1). New tokens
- * are read in place. */
+ * are read in place, their keys turned once. */
 #include "cache/anchors.h"
 #include "cache/partial.h"
 #include "cache/tile.h"
@@ -55,15 +55,15 @@ static size_t group_visible(const struct group *group, size_t i) {
 /* The group that begins with tile *i < end, which is moved on; decoded into room[2][KEY_ROWS][hd] unless it is read in place. */
 static struct group group_at(const struct cache *cache, uint32_t head, size_t *i, size_t end, float *room) {
     size_t hd = cache->shape.head_dim, width = cache->shape.kv_heads * hd, stored = tile_count_stored(cache);
-    if (cache->turned && *i >= stored) {
+    if (cache->new_keys && *i >= stored) {
         size_t next = (*i - stored) * BLOCK_TOKENS, at = next * width + head * hd;
         size_t tiles = smaller(KEY_ROWS / BLOCK_TOKENS, end - *i), count = smaller(tiles * BLOCK_TOKENS, cache->plan.n - next);
         *i += tiles;
-        return (struct group){cache->k + at, cache->v + at, width, count, 0, next, (int64_t)next};
+        return (struct group){cache->new_keys + at, cache->v + at, width, count, 0, next, (int64_t)next};
     }
     struct group group = {room, room + KEY_ROWS * hd, hd, 0, 0, 0, 0};
     uint64_t length = cache->plan.before.length;
-    for (; *i < (cache->turned ? smaller(stored, end) : end) && group.count + BLOCK_TOKENS <= KEY_ROWS; ++*i) {
+    for (; *i < (cache->new_keys ? smaller(stored, end) : end) && group.count + BLOCK_TOKENS <= KEY_ROWS; ++*i) {
         struct tile tile = tile_at(cache, *i);
         uint64_t first = tile.first + tile.begin, last = tile.first + tile.end;
         if (!group.count) group.position = tile_position(cache, &tile) + tile.begin;

@@ -10,6 +10,7 @@
 
 #include <omp.h>
 #include <stdlib.h>
+#include <string.h>
 
 /* ---- Sizes */
 
@@ -227,10 +228,13 @@ void cache_layer_begin(struct cache *cache, uint32_t layer, float *k, const floa
     cache->k = k;
     cache->v = v;
     exact_store_first(cache);
-    if (cache->turned) {
+    float *turned = cache->turned ? k : attend_new_keys(cache);
+    cache->new_keys = turned;
 #pragma omp parallel for schedule(static) num_threads(cache->threads) if (cache->plan.n >= BLOCK_TOKENS)
-        for (size_t i = 0; i < cache->plan.n; i++)
-            turns_rotate(&cache->turns, i / BLOCK_TOKENS, i % BLOCK_TOKENS, k + i * heads * hd, heads, hd);
+    for (size_t i = 0; i < (turned ? cache->plan.n : 0); i++) {
+        float *rows = turned + i * heads * hd;
+        if (rows != k + i * heads * hd) memcpy(rows, k + i * heads * hd, heads * hd * sizeof *rows);
+        turns_rotate(&cache->turns, i / BLOCK_TOKENS, i % BLOCK_TOKENS, rows, heads, hd);
     }
     anchors_begin_layer(cache);
     cache->sealed_first = cache->plan.kind == CACHE_STEP_PAPER && !cache->plan.anchors;

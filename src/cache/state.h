@@ -80,10 +80,11 @@ struct cache {
     struct plan plan;
     bool sealed_first; /* its new tokens are read from their blocks: CACHE_STEP_PAPER, once they lie there */
     uint32_t layer;
-    float *k;       /* [n][Hk][hd], rotated when `turned` */
-    const float *v; /* [n][Hk][hd] */
-    int threads;    /* whose scratch there is */
-    float *scratch; /* attend.c's */
+    float *k;              /* [n][Hk][hd], rotated when `turned` */
+    const float *v;        /* [n][Hk][hd] */
+    const float *new_keys; /* [n][Hk][hd], turned as queries are: k or attend_new_keys; or NULL */
+    int threads;           /* whose scratch there is */
+    float *scratch;        /* attend.c's */
     size_t scratch_floats;
     float *observed; /* anchors.c's or exact.c's */
     size_t observed_floats;
@@ -151,6 +152,8 @@ void store_commit(struct cache *cache);
 
 /* Floats of scratch that the step's attention and sealing need for `threads` threads. */
 size_t attend_scratch(const struct cache *cache);
+/* A part of it for the step's new keys, turned, where they are stored as they are and many queries want them; else NULL. */
+float *attend_new_keys(const struct cache *cache);
 /* A part of the scratch that belongs to the calling thread: at least 2 * 64 * hd floats. */
 float *attend_thread_scratch(const struct cache *cache);
 
