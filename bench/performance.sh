@@ -6,7 +6,6 @@
 # Steps, all of them in this order when none is named:
 #     machine      what it is
 #     attention    one layer's attention by method and depth, two shapes of model; at one depth by AVX2 as well where the machine has more
-#     instructions of attention, per token, as callgrind counts them where there is valgrind; by AVX2 at most, which is what it knows
 #     sealing      encoding a block
 #     retrieval    finding the tokens that a step reads
 #     prefill      reading a prompt, by method
@@ -43,7 +42,7 @@ bin=$build/bin
 depths=${DEPTHS:-8192 32768 131072}
 depth=${DEPTH:-32768}
 prompt=${PROMPT:-8192}
-[ $# -gt 0 ] || set -- machine attention instructions sealing retrieval prefill text decode report
+[ $# -gt 0 ] || set -- machine attention sealing retrieval prefill text decode report
 mkdir -p "$work"
 
 # keep FILE COMMAND ...: its output, once it is whole.
@@ -86,26 +85,6 @@ step_attention() {
         # shellcheck disable=SC2086
         keep "attention-$tier-$depth.txt" in_tier "$tier" "$bin/bench_attention" "$threads" "$depth" ${METHODS:-}
     done
-}
-
-# Of all passes over a cache together: f16's are among them in a known number (bench_attention.c's ROUNDS), so that one run of it alone
-# tells a method's. Two at a time; other work does not matter to them.
-counted='f16 q8_0 q4_0 kivi-4 kivi-2 million-4 million-2 antkv-4 antkv-2 antkv-1 commvq-2 commvq-1 selfindex-2/100% selfindex-2/7.5%'
-count_instructions() {
-    TERSE_CPU=avx2 valgrind --tool=callgrind --callgrind-out-file=/dev/null --collect-atstart=no --toggle-collect=cache_layer_attend \
-        "$bin/bench_attention" 1 4096 "$1" "$2" 2>&1 | sed -n 's/.*Collected : *//p'
-}
-
-step_instructions() {
-    local shape method
-    command -v valgrind >/dev/null || return 0
-    for shape in 1B 8B; do
-        for method in ${METHODS:+f16} ${METHODS:-$counted}; do
-            while [ "$(jobs -rp | wc -l)" -ge 2 ]; do wait -n; done
-            keep "instructions-$shape-${method//\//,}.txt" count_instructions "$shape" "$method" &
-        done
-    done
-    wait
 }
 
 step_sealing() {

@@ -11,10 +11,6 @@ FOUND = re.compile(
 )
 
 
-# bench_attention.c's, and the depth at which performance.sh counts instructions.
-ROUNDS, PASS_BYTES, COUNTED_DEPTH = 12, 512 << 20, 4096
-
-
 class Attention:
     """One line of bench_attention."""
 
@@ -68,16 +64,6 @@ class Results:
                     self.attention[tier, shape, a.method, a.depth] = a
         if names:
             self.tiers.append(tier)
-
-    def instructions(self, shape, method):
-        """Of one token and KV head, by AVX2: bench_attention runs f16 ROUNDS times alone, then in turns with the method."""
-        name, heads, channels = re.fullmatch(r"(\w+): \d+ x (\d+) x (\d+)", shape).groups()
-        half, both = (self.text(f"instructions-{name}-{m.replace('/', ',')}.txt") for m in ("f16", method))
-        if not half or not both:
-            return None
-        layers = PASS_BYTES // (COUNTED_DEPTH * int(heads) * int(channels) * 4) + 1
-        one = int(half) / (3 * ROUNDS)
-        return (int(both) - 2 * ROUNDS * one) / ROUNDS / layers / COUNTED_DEPTH / int(heads)
 
     def read_sealing(self, tier):
         found = {}
