@@ -1,7 +1,7 @@
 /* Attention alone, as ratios in one run: decoding at depth against f16's and the machine's own read bandwidth, and the attention of
  * a prompt against the GEMM library.
  *
- *     bench_attention [THREADS [DEPTH|1B|8B|METHOD...]]        depths 8192, 32768 and 131072, both shapes, all methods, and prompts
+ *     bench_attention [THREADS [DEPTH|METHOD...]]        depths 8192, 32768 and 131072, all methods, and prompts
  *
  * METHOD/N% reads that part of the prompt. Codebooks are random: reading costs the same whatever they say. A method's passes take
  * turns with those of f16, which leave nothing of its codes in a processor cache, and of either the fastest counts.
@@ -204,19 +204,14 @@ int main(int argc, char **argv) {
     static const size_t usual[] = {8192, 32768, 131072};
     const char *names[MOST_NAMES];
     size_t depths[MOST_NAMES], n_depths = 0, n_names = 0;
-    bool small = false, large = false;
     threads = argc > 1 ? atoi(argv[1]) : omp_get_num_procs();
     if (threads < 1 || argc > MOST_NAMES) {
-        fprintf(stderr, "usage: bench_attention [THREADS [DEPTH|1B|8B|METHOD...]] (at most %d of them)\n", MOST_NAMES - 2);
+        fprintf(stderr, "usage: bench_attention [THREADS [DEPTH|METHOD...]] (at most %d of them)\n", MOST_NAMES - 2);
         return 1;
     }
     omp_set_num_threads(threads);
     for (int i = 2; i < argc; i++) {
-        if (!strcmp(argv[i], "1B"))
-            small = true;
-        else if (!strcmp(argv[i], "8B"))
-            large = true;
-        else if (atol(argv[i]))
+        if (atol(argv[i]))
             depths[n_depths++] = (size_t)atol(argv[i]);
         else
             names[n_names++] = argv[i];
@@ -231,8 +226,8 @@ int main(int argc, char **argv) {
     struct cache_shape b1 = {1, 32, 8, 64, 0.125f, &rope64, NULL}, b8 = {1, 32, 8, 128, 0.0884f, &rope128, NULL},
                        lab = {1, 6, 2, 128, 0.0884f, &rope128, NULL};
     printf("decode attention, %d threads, %s kernels; one token\n", threads, kernels()->name);
-    if (small || !large) bench_decode("1B: 32 x 8 x 64", b1, depths, n_depths, names, n_names);
-    if (large || !small) bench_decode("8B: 32 x 8 x 128", b8, depths, n_depths, names, n_names);
+    bench_decode("1B: 32 x 8 x 64", b1, depths, n_depths, names, n_names);
+    bench_decode("8B: 32 x 8 x 128", b8, depths, n_depths, names, n_names);
     if (whole) bench_prompts(&lab, &b1, &b8);
     return 0;
 }

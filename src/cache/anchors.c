@@ -106,14 +106,14 @@ static size_t weights_tiles(const struct plan *plan) { return plan->sealed / BLO
 
 size_t anchor_weights_rows(const struct plan *plan, size_t most) {
     size_t stride = weights_stride(plan), fit = stride ? KEPT_FLOATS / stride : most;
-    return fit < most ? fit : most;
+    return smaller(fit, most);
 }
 
 size_t anchor_weights_floats(const struct plan *plan, size_t rows) {
     return plan->anchors ? rows * (weights_stride(plan) + weights_tiles(plan) + 1) : 0;
 }
 
-struct anchor_weights anchor_weights_of(const struct cache *cache, size_t first, size_t count, const float *queries,
+struct anchor_weights anchor_weights_of(const struct cache *cache, size_t first, size_t count, size_t tiles, const float *queries,
                                         const struct partial *partial, float *memory) {
     const struct plan *plan = &cache->plan;
     uint64_t begin = first_sealed(plan), last = begin + plan->sealed;
@@ -125,7 +125,7 @@ struct anchor_weights anchor_weights_of(const struct cache *cache, size_t first,
     kept.raised = memory + partial->rows * kept.stride;
     kept.norms = kept.raised + partial->rows * weights_tiles(plan);
     kept.silent = first < first_voter(cache) ? (first_voter(cache) - first) * cache->group : 0;
-    kept.start = kept.end = tile_count_seen(cache, kept.last);
+    kept.start = kept.end = tiles;
     while (kept.start && tile_at(cache, kept.start - 1).first >= begin) kept.start--;
     while (kept.end > kept.start && tile_at(cache, kept.end - 1).first >= last) kept.end--;
     return kept;

@@ -47,8 +47,8 @@ struct anchor_weights {
 /* Rows of a tile of queries, `most` or as many as keep a thread's memory in bounds, and the floats that they take. */
 size_t anchor_weights_rows(const struct plan *plan, size_t most);
 size_t anchor_weights_floats(const struct plan *plan, size_t rows);
-/* Of the step's new tokens [first, first + count), in memory[anchor_weights_floats(partial->rows)]. */
-struct anchor_weights anchor_weights_of(const struct cache *cache, size_t first, size_t count, const float *queries,
+/* Of the step's new tokens [first, first + count), which see the first `tiles` tiles, in memory[anchor_weights_floats(partial->rows)]. */
+struct anchor_weights anchor_weights_of(const struct cache *cache, size_t first, size_t count, size_t tiles, const float *queries,
                                         const struct partial *partial, float *memory);
 /* Where the weights of tile i of keys and of those after it go, row after row `stride` apart; NULL if they are not asked for. */
 float *anchor_weights_at(const struct cache *cache, const struct anchor_weights *kept, size_t i);

@@ -94,7 +94,7 @@ static struct anchor_weights attend_queries(const struct cache *cache, const flo
     float *queries = scratch, *logits = queries + rows * hd, *states = logits + rows * KEY_ROWS;
     float *room = states + partial_floats(rows, hd);
     struct partial partial = partial_at(states, rows, hd);
-    struct anchor_weights kept = anchor_weights_of(cache, first, count, queries, &partial, room + 2 * KEY_ROWS * hd);
+    struct anchor_weights kept = anchor_weights_of(cache, first, count, tiles, queries, &partial, room + 2 * KEY_ROWS * hd);
     partial_clear(&partial);
     gather_queries(cache, q, head, first, count, queries);
     for (size_t i = 0; i < tiles;) {

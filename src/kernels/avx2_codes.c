@@ -60,13 +60,8 @@ INLINE void score_codes(size_t G, bool nibbles, const float *tables, size_t hd, 
         for (size_t part = 0; part < 2; part++) score_sixteen(G, nibbles, tables, hd, block, first, part, logits);
 }
 
-INLINE void score_q8_0(size_t G, const float *tables, size_t hd, const void *block, float *logits) {
-    score_codes(G, false, tables, hd, block, logits);
-}
-
-INLINE void score_q4_0(size_t G, const float *tables, size_t hd, const void *block, float *logits) {
-    score_codes(G, true, tables, hd, block, logits);
-}
+FOR_ONE(score_q8_0, score_codes, false)
+FOR_ONE(score_q4_0, score_codes, true)
 
 SLOT(score_q8_0, hd, BLOCK_TOKENS)
 SLOT(score_q4_0, hd, BLOCK_TOKENS)
@@ -127,13 +122,8 @@ INLINE void mix_codes(size_t G, bool nibbles, const float *weights, size_t hd, c
     }
 }
 
-INLINE void mix_q8_0(size_t G, const float *weights, size_t hd, const void *block, float *acc) {
-    mix_codes(G, false, weights, hd, block, acc);
-}
-
-INLINE void mix_q4_0(size_t G, const float *weights, size_t hd, const void *block, float *acc) {
-    mix_codes(G, true, weights, hd, block, acc);
-}
+FOR_ONE(mix_q8_0, mix_codes, false)
+FOR_ONE(mix_q4_0, mix_codes, true)
 
 SLOT(mix_q8_0, BLOCK_TOKENS, hd)
 SLOT(mix_q4_0, BLOCK_TOKENS, hd)

@@ -73,13 +73,8 @@ INLINE void score_kivi(size_t G, int bits, const float *q, size_t hd, const void
     }
 }
 
-INLINE void score_kivi_4(size_t G, const float *q, size_t hd, const void *block, float *logits) {
-    score_kivi(G, 4, q, hd, block, logits);
-}
-
-INLINE void score_kivi_2(size_t G, const float *q, size_t hd, const void *block, float *logits) {
-    score_kivi(G, 2, q, hd, block, logits);
-}
+FOR_ONE(score_kivi_4, score_kivi, 4)
+FOR_ONE(score_kivi_2, score_kivi, 2)
 
 SLOT(score_kivi_4, hd, BLOCK_TOKENS)
 SLOT(score_kivi_2, hd, BLOCK_TOKENS)
@@ -145,10 +140,7 @@ INLINE void mix_sixteen(size_t G, int bits, int shift, const struct group *w, co
 /* 2-bit codes whose sixteen bytes would reach beyond 32 channels: bytes [64][hd] first. */
 INLINE void mix_bytes(size_t G, const struct group *w, const struct rows *rows, size_t hd, float *acc) {
     uint8_t bytes[BLOCK_TOKENS * KERNELS_MOST_CHANNELS];
-    for (size_t t = 0; t < BLOCK_TOKENS; t++)
-        for (size_t k = 0; k < 4; k++)
-            for (size_t j = 0; j < hd / 4; j++)
-                bytes[t * hd + k * (hd / 4) + j] = (uint8_t)(rows->at[t * rows->length + j] >> 2 * k & 3);
+    spread_codes(rows, hd, bytes);
     for (size_t c = 0; c < hd; c += BLOCK_QK) {
         mix_sixteen(G, 8, 0, w, bytes + c, NULL, hd, c, acc);
         mix_sixteen(G, 8, 0, w, bytes + c, NULL, hd, c + 8, acc);
@@ -177,13 +169,8 @@ INLINE void mix_kivi(size_t G, int bits, const float *weights, size_t hd, const 
     }
 }
 
-INLINE void mix_kivi_4(size_t G, const float *weights, size_t hd, const void *block, float *acc) {
-    mix_kivi(G, 4, weights, hd, block, acc);
-}
-
-INLINE void mix_kivi_2(size_t G, const float *weights, size_t hd, const void *block, float *acc) {
-    mix_kivi(G, 2, weights, hd, block, acc);
-}
+FOR_ONE(mix_kivi_4, mix_kivi, 4)
+FOR_ONE(mix_kivi_2, mix_kivi, 2)
 
 SLOT(mix_kivi_4, BLOCK_TOKENS, hd)
 SLOT(mix_kivi_2, BLOCK_TOKENS, hd)

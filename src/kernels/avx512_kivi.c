@@ -175,10 +175,7 @@ INLINE void mix_two(size_t G, int bits, const struct group *w, const struct two_
 /* 2-bit codes whose sixteen bytes would reach beyond 32 channels: bytes [64][hd] first. */
 INLINE void mix_bytes(size_t G, const struct group *w, const struct rows *rows, size_t hd, float *acc) {
     uint8_t bytes[BLOCK_TOKENS * KERNELS_MOST_CHANNELS];
-    for (size_t t = 0; t < BLOCK_TOKENS; t++)
-        for (size_t k = 0; k < 4; k++)
-            for (size_t j = 0; j < hd / 4; j++)
-                bytes[t * hd + k * (hd / 4) + j] = (uint8_t)(rows->at[t * rows->length + j] >> 2 * k & 3);
+    spread_codes(rows, hd, bytes);
     for (size_t c = 0; c < hd; c += BLOCK_QK) mix_two(G, 8, w, &(struct two_codes){bytes + c, hd, c, c + 16, 0}, hd, acc);
 }
 

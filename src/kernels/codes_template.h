@@ -207,21 +207,11 @@ INLINE void mix_kivi(size_t G, unsigned bits, const float *weights, size_t hd, c
     }
 }
 
-INLINE void score_kivi_4(size_t G, const float *q, size_t hd, const void *block, float *logits) {
-    score_kivi(G, 4, q, hd, block, logits);
-}
+FOR_ONE(score_kivi_4, score_kivi, 4)
+FOR_ONE(score_kivi_2, score_kivi, 2)
 
-INLINE void score_kivi_2(size_t G, const float *q, size_t hd, const void *block, float *logits) {
-    score_kivi(G, 2, q, hd, block, logits);
-}
-
-INLINE void mix_kivi_4(size_t G, const float *weights, size_t hd, const void *block, float *acc) {
-    mix_kivi(G, 4, weights, hd, block, acc);
-}
-
-INLINE void mix_kivi_2(size_t G, const float *weights, size_t hd, const void *block, float *acc) {
-    mix_kivi(G, 2, weights, hd, block, acc);
-}
+FOR_ONE(mix_kivi_4, mix_kivi, 4)
+FOR_ONE(mix_kivi_2, mix_kivi, 2)
 
 SLOT(score_q8_0, hd, BLOCK_TOKENS)
 SLOT(mix_q8_0, BLOCK_TOKENS, hd)

@@ -29,4 +29,12 @@ static inline struct rows rows_of(const uint8_t *at, size_t hd, unsigned bits, u
     return rows;
 }
 
+/* bytes[64][hd]: 2-bit codes, one a byte. */
+static inline void spread_codes(const struct rows *rows, size_t hd, uint8_t *bytes) {
+    for (size_t t = 0; t < BLOCK_TOKENS; t++)
+        for (size_t k = 0; k < 4; k++)
+            for (size_t j = 0; j < hd / 4; j++)
+                bytes[t * hd + k * (hd / 4) + j] = (uint8_t)(rows->at[t * rows->length + j] >> 2 * k & 3);
+}
+
 #endif
