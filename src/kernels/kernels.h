@@ -71,7 +71,7 @@ struct kernels {
 
     /* Codecs of the cache: shapes and layouts in codec/block_layout.h. G = queries, hd = head_dim (any multiple of 32 up to 256).
      * score: logits[G][64] = <q[G][hd], key t>. mix: acc[G][hd] += sum over t of weights[G][64] value t. Any G; the block is read
-     * from memory once. The vector tiers prefetch 8 KB ahead: blocks that are read one after another should lie so. */
+     * from memory once. The vector tiers prefetch 16 KB ahead: blocks that are read one after another should lie so. */
     void (*score_f16)(const float *q, size_t G, size_t hd, const void *block, float *logits);
     void (*mix_f16)(const float *weights, size_t G, size_t hd, const void *block, float *acc);
     /* q8_0 and q4_0 score in two steps: the order within tables[G][hd] is the tier's own, made once of q[G][hd] for all blocks. Tiers
