@@ -3,6 +3,7 @@
 
 #include "base/half.h"
 #include "cache/anchors.h"
+#include "kernels/kernels.h"
 
 #include <math.h>
 #include <omp.h>
@@ -232,7 +233,10 @@ static void the_chosen_tokens_alone_are_read(void **state) {
     };
     for (size_t m = 0; m < sizeof methods / sizeof methods[0]; m++) {
         struct method method = resolve(methods[m]);
-        double allowed = method.key.codec == &codec_sign ? 2e-2 : 2e-3; /* queries in fixed point */
+        const struct codec *key = method.key.codec;
+        /* AVX-512 makes bytes of these queries, which test_read_in_words sees in words. */
+        bool coarse = strcmp(kernels()->name, "avx512") == 0 && key != &codec_f16 && key != &codec_q8_0;
+        double allowed = coarse ? 0.15 : key == &codec_sign ? 2e-2 : 2e-3;
         struct run *r = run_new(&method);
         run_step(r, CACHE_STEP_PREFILL, 500);
         for (int i = 0; i < 3; i++) check_token(r, allowed);

@@ -38,8 +38,8 @@ INLINE int32_t table_sum(const float *table, size_t hd, size_t b) {
 INLINE float table_step(const float *table, size_t hd) { return table[hd / 2 + hd / BLOCK_QK]; }
 
 /* What is not finite, too, within fixed point. */
-INLINE __m512 within_fixed(__m512 multiples) {
-    return _mm512_min_ps(_mm512_max_ps(multiples, _mm512_set1_ps(-FIXED_MOST)), _mm512_set1_ps(FIXED_MOST));
+INLINE __m512 within(__m512 multiples, float most) {
+    return _mm512_min_ps(_mm512_max_ps(multiples, _mm512_set1_ps(-most)), _mm512_set1_ps(most));
 }
 
 /* x[hd/16] to a table. */
@@ -50,12 +50,42 @@ INLINE void fill_table(const __m512 *x, size_t hd, float *table) {
     __m512 inverse = fixed_inverse(step);
     int8_t *high = (int8_t *)table, *low = high + hd;
     for (size_t v = 0; v < hd / 16; v += 2, high += 32, low += 32) {
-        __m512i first = to_bytes(within_fixed(_mm512_mul_ps(x[v], inverse)), high, low);
-        __m512i second = to_bytes(within_fixed(_mm512_mul_ps(x[v + 1], inverse)), high + 16, low + 16);
+        __m512i first = to_bytes(within(_mm512_mul_ps(x[v], inverse), FIXED_MOST), high, low);
+        __m512i second = to_bytes(within(_mm512_mul_ps(x[v + 1], inverse), FIXED_MOST), high + 16, low + 16);
         int32_t sum = _mm512_reduce_add_epi32(_mm512_add_epi32(first, second));
         memcpy(table + hd / 2 + v / 2, &sum, sizeof sum);
     }
     table[hd / 2 + hd / BLOCK_QK] = step;
+}
+
+/* The same to one byte each where codes are coarser than that: int8 [hd], then of each 32 channels their int32 sum and a step of their
+ * own, so that large channels do not take the others' precision. */
+struct coarse {
+    int32_t sum;
+    float step;
+};
+
+INLINE struct coarse coarse_of(const float *table, size_t hd, size_t b) {
+    struct coarse c;
+    memcpy(&c, table + hd / 4 + 2 * b, sizeof c);
+    return c;
+}
+
+INLINE void fill_coarse_table(const __m512 *x, size_t hd, float *table) {
+    int8_t *bytes = (int8_t *)table;
+    for (size_t b = 0; b < hd / BLOCK_QK; b++, x += 2, bytes += BLOCK_QK) {
+        float largest = _mm512_reduce_max_ps(larger_of(larger_of(x[0], x[1]), _mm512_setzero_ps()));
+        struct coarse c = {.step = largest > FIXED_LEAST ? largest / COARSE_MOST : 0};
+        __m512i sum = _mm512_setzero_si512();
+        for (size_t v = 0; v < 2; v++) {
+            __m512 multiples = _mm512_mul_ps(x[v], fixed_inverse(c.step));
+            __m512i whole = _mm512_cvtps_epi32(within(multiples, COARSE_MOST));
+            _mm_storeu_si128((__m128i *)(bytes + 16 * v), _mm512_cvtepi32_epi8(whole));
+            sum = _mm512_add_epi32(sum, whole);
+        }
+        c.sum = _mm512_reduce_add_epi32(sum);
+        memcpy(table + hd / 4 + 2 * b, &c, sizeof c);
+    }
 }
 
 /* ---- Numbers that are made for one block, of all queries of a pass ------------------------------------------------------------- */
@@ -79,11 +109,11 @@ INLINE __m128 join_lanes(enum join how, size_t G, const __m512 *x) {
     return _mm512_castps512_ps128(join(how, a, _mm512_castps128_ps512(_mm512_extractf32x4_ps(a, 1))));
 }
 
-/* Steps as fixed_step's. */
-INLINE void fixed_steps(__m128 largest, float *step, float *inverse) {
+/* Steps of which the largest numbers are `most`, as fixed_step's. */
+INLINE void fixed_steps(__m128 largest, float most, float *step, float *inverse) {
     const __mmask8 some = _mm_cmp_ps_mask(largest, _mm_set1_ps(FIXED_LEAST), _CMP_GT_OQ);
-    _mm_storeu_ps(step, _mm_maskz_mul_ps(some, largest, _mm_set1_ps(1.0f / FIXED_MOST)));
-    _mm_storeu_ps(inverse, _mm_maskz_div_ps(some, _mm_set1_ps(FIXED_MOST), largest));
+    _mm_storeu_ps(step, _mm_maskz_mul_ps(some, largest, _mm_set1_ps(1 / most)));
+    _mm_storeu_ps(inverse, _mm_maskz_div_ps(some, _mm_set1_ps(most), largest));
 }
 
 /* Where the number of a token, or of a channel, lies among the 64 bytes of a plane: dword 4 l + v has numbers 16 v + 4 l to 16 v + 4 l
@@ -120,7 +150,7 @@ INLINE void weigh(size_t G, const float *weights, const __m512 *scale, struct we
             _mm512_mul_ps(_mm512_loadu_ps(weights + g * BLOCK_TOKENS + 16 * v), scale[v]);
         most[g] = larger_of(larger_of(x[g][0], x[g][1]), larger_of(x[g][2], x[g][3]));
     }
-    fixed_steps(join_lanes(LARGEST, G, most), to->step, inverse);
+    fixed_steps(join_lanes(LARGEST, G, most), FIXED_MOST, to->step, inverse);
     UNROLL for (size_t g = 0; g < G; g++) sum[g] = _mm512_castsi512_ps(to_planes(x[g], inverse[g], to->bytes[g]));
     __m128i all = _mm_sub_epi32(_mm_castps_si128(join_lanes(WHOLE_SUM, G, sum)), _mm_set1_epi32(BLOCK_TOKENS * PLANES_BIAS));
     _mm_storeu_si128((__m128i *)to->sum, all);

@@ -7,13 +7,19 @@
 
 /* ---- Keys: the lanes are 16 tokens, the bytes four channels ---------------------------------------------------------------- */
 
-static void prepare_codes_avx512(const float *q, size_t G, size_t hd, float *tables) {
+INLINE void prepare_codes(bool nibbles, const float *q, size_t G, size_t hd, float *tables) {
     for (size_t g = 0; g < G; g++, q += hd, tables += hd) {
         __m512 x[KERNELS_MOST_CHANNELS / 16];
         for (size_t v = 0; v < hd / 16; v++) x[v] = _mm512_loadu_ps(q + 16 * v);
-        fill_table(x, hd, tables);
+        if (nibbles)
+            fill_coarse_table(x, hd, tables);
+        else
+            fill_table(x, hd, tables);
     }
 }
+
+static void prepare_q8_0_avx512(const float *q, size_t G, size_t hd, float *tables) { prepare_codes(false, q, G, hd, tables); }
+static void prepare_q4_0_avx512(const float *q, size_t G, size_t hd, float *tables) { prepare_codes(true, q, G, hd, tables); }
 
 /* Of four channels' bytes of 64 tokens those of half the tokens: dword 4 l + e of to[i] has token 16 l + 8 half + 4 i + e. */
 INLINE void four_channels(const uint8_t *rows, size_t half, __m512i *to) {
@@ -24,6 +30,9 @@ INLINE void four_channels(const uint8_t *rows, size_t half, __m512i *to) {
     to[0] = _mm512_unpacklo_epi16(low, high);
     to[1] = _mm512_unpackhi_epi16(low, high);
 }
+
+/* Logits of half the tokens, in the order of four_channels. */
+typedef __m512 half_logits[TOGETHER][2];
 
 /* Scales of the same tokens in the same order. */
 INLINE void token_scales(const uint16_t *scale, size_t half, __m512 *to) {
@@ -45,74 +54,94 @@ INLINE void store_logits(const __m512 *x, size_t half, float *logits) {
     _mm256_storeu_ps(logits + 8 * half + 48, _mm512_extractf32x8_ps(high, 1));
 }
 
-typedef __m512i key_sums[TOGETHER][2][2]; /* of high and low bytes, for two vectors of tokens */
-
-/* Adds up the products of four channels, whose bytes in a query are at q. */
-INLINE void add_channels(size_t G, const __m512i *codes, const float *tables, size_t at, size_t hd, key_sums sum) {
-    UNROLL for (size_t g = 0; g < G; g++) {
-        const int8_t *q = table_bytes(tables + g * hd) + at;
-        __m512i high = four_bytes(q), low = four_bytes(q + hd);
-        UNROLL for (size_t i = 0; i < 2; i++) {
-            sum[g][i][0] = add_products(sum[g][i][0], codes[i], high);
-            sum[g][i][1] = add_products(sum[g][i][1], codes[i], low);
-        }
-    }
-}
-
-/* Rows of 32 channels, or of 16 pairs of them, for half the tokens. */
-INLINE void add_rows(size_t G, bool nibbles, const uint8_t *rows, size_t half, const float *tables, size_t at, size_t hd,
-                     key_sums sum) {
-    const __m512i fifteen = _mm512_set1_epi8(15), sign = _mm512_set1_epi8((char)ZERO_Q8_0);
-    for (size_t c = 0; c < (nibbles ? BLOCK_QK / 2 : BLOCK_QK); c += 4, rows += 4 * BLOCK_TOKENS) {
-        __m512i x[2], y[2];
-        if (!half) prefetch_step(rows, 0, 4 * BLOCK_TOKENS);
-        four_channels(rows, half, x);
-        UNROLL for (size_t i = 0; i < 2; i++) {
-            y[i] = _mm512_and_si512(_mm512_srli_epi32(x[i], 4), fifteen);
-            x[i] = nibbles ? _mm512_and_si512(x[i], fifteen) : _mm512_xor_si512(x[i], sign);
-        }
-        add_channels(G, x, tables, at + c, hd, sum);
-        if (nibbles) add_channels(G, y, tables, at + c + BLOCK_QK / 2, hd, sum);
-    }
-}
-
-/* The part of 32 channels in the logits of half the tokens. */
-INLINE void score_group(size_t G, bool nibbles, const float *tables, size_t hd, const uint16_t *scale, const uint8_t *rows, size_t b,
-                        size_t half, __m512 (*logit)[TOGETHER][2]) {
-    key_sums sum;
+/* Logits of q8_0 += those of the b-th 32 channels, rows[32][64], for half the tokens: sums of high and of low bytes. */
+INLINE void score_bytes(size_t G, const uint8_t *rows, const uint16_t *scale, size_t half, const float *tables, size_t b, size_t hd,
+                        half_logits logit) {
+    const __m512i sign = _mm512_set1_epi8((char)ZERO_Q8_0);
+    __m512i sum[TOGETHER][2][2], x[2];
     __m512 scales[2];
     UNROLL for (size_t g = 0; g < G; g++) {
         sum[g][0][0] = sum[g][1][0] = _mm512_setzero_si512();
-        sum[g][0][1] = sum[g][1][1] =
-            _mm512_set1_epi32((nibbles ? -ZERO_Q4_0 : -ZERO_Q8_0) * table_sum(tables + g * hd, hd, b));
+        sum[g][0][1] = sum[g][1][1] = _mm512_set1_epi32(-ZERO_Q8_0 * table_sum(tables + g * hd, hd, b));
     }
-    if (!half) prefetch_step(scale, 0, BLOCK_TOKENS * sizeof *scale);
-    add_rows(G, nibbles, rows, half, tables, b * BLOCK_QK, hd, sum);
+    for (size_t c = 0; c < BLOCK_QK; c += 4, rows += 4 * BLOCK_TOKENS) {
+        if (!half) prefetch_step(rows, 0, 4 * BLOCK_TOKENS);
+        four_channels(rows, half, x);
+        UNROLL for (size_t i = 0; i < 2; i++) x[i] = _mm512_xor_si512(x[i], sign);
+        UNROLL for (size_t g = 0; g < G; g++) {
+            const int8_t *q = table_bytes(tables + g * hd) + b * BLOCK_QK + c;
+            __m512i high = four_bytes(q), low = four_bytes(q + hd);
+            UNROLL for (size_t i = 0; i < 2; i++) {
+                sum[g][i][0] = add_products(sum[g][i][0], x[i], high);
+                sum[g][i][1] = add_products(sum[g][i][1], x[i], low);
+            }
+        }
+    }
     token_scales(scale, half, scales);
     UNROLL for (size_t g = 0; g < G; g++) {
+        const __m512 step = _mm512_set1_ps(table_step(tables + g * hd, hd));
         UNROLL for (size_t i = 0; i < 2; i++) {
-            __m512 part = whole_floats(sum[g][i][0], sum[g][i][1]);
-            logit[half][g][i] = b ? _mm512_fmadd_ps(part, scales[i], logit[half][g][i]) : _mm512_mul_ps(part, scales[i]);
+            __m512 part = _mm512_mul_ps(whole_floats(sum[g][i][0], sum[g][i][1]), step);
+            logit[g][i] = _mm512_fmadd_ps(part, scales[i], logit[g][i]);
         }
     }
 }
 
-/* Both halves of 32 channels before the next 32, so that what is read twice is near, and memory is read in order. */
-INLINE void score_codes(size_t G, bool nibbles, const float *tables, size_t hd, const void *block, float *logits) {
-    const size_t group = nibbles ? BLOCK_QK / 2 * BLOCK_TOKENS : BLOCK_QK * BLOCK_TOKENS;
-    const uint16_t *scale = block;
-    const uint8_t *codes = (const uint8_t *)(scale + hd / BLOCK_QK * BLOCK_TOKENS);
-    __m512 logit[2][TOGETHER][2];
-    for (size_t b = 0; b < hd / BLOCK_QK; b++) {
-        for (size_t half = 0; half < 2; half++)
-            score_group(G, nibbles, tables, hd, scale + b * BLOCK_TOKENS, codes + b * group, b, half, logit);
+/* Of q4_0, rows[16][64], for all tokens: a query's numbers are one byte each. */
+INLINE void score_nibbles(size_t G, const uint8_t *rows, const uint16_t *scale, const float *tables, size_t b, size_t hd,
+                          half_logits *logit) {
+    const __m512i fifteen = _mm512_set1_epi8(15);
+    __m512i sum[TOGETHER][4], x[4], y[4];
+    struct coarse of[TOGETHER];
+    UNROLL for (size_t g = 0; g < G; g++) {
+        of[g] = coarse_of(tables + g * hd, hd, b);
+        UNROLL for (size_t i = 0; i < 4; i++) sum[g][i] = _mm512_set1_epi32(-ZERO_Q4_0 * of[g].sum);
     }
-    for (size_t half = 0; half < 2; half++) {
-        UNROLL for (size_t g = 0; g < G; g++) {
-            __m512 step = _mm512_set1_ps(table_step(tables + g * hd, hd));
-            UNROLL for (size_t i = 0; i < 2; i++) logit[half][g][i] = _mm512_mul_ps(logit[half][g][i], step);
-            store_logits(logit[half][g], half, logits + g * BLOCK_TOKENS);
+    for (size_t c = 0; c < BLOCK_QK / 2; c += 4, rows += 4 * BLOCK_TOKENS) {
+        prefetch_step(rows, 0, 4 * BLOCK_TOKENS);
+        four_channels(rows, 0, x);
+        four_channels(rows, 1, x + 2);
+        UNROLL for (size_t i = 0; i < 4; i++) {
+            y[i] = _mm512_and_si512(_mm512_srli_epi32(x[i], 4), fifteen);
+            x[i] = _mm512_and_si512(x[i], fifteen);
         }
+        UNROLL for (size_t g = 0; g < G; g++) {
+            const int8_t *q = table_bytes(tables + g * hd) + b * BLOCK_QK + c;
+            __m512i low = four_bytes(q), high = four_bytes(q + BLOCK_QK / 2);
+            UNROLL for (size_t i = 0; i < 4; i++) sum[g][i] = add_products(add_products(sum[g][i], x[i], low), y[i], high);
+        }
+    }
+    UNROLL for (size_t half = 0; half < 2; half++) {
+        __m512 scales[2];
+        token_scales(scale, half, scales);
+        UNROLL for (size_t g = 0; g < G; g++) {
+            UNROLL for (size_t i = 0; i < 2; i++) {
+                __m512 part = _mm512_mul_ps(_mm512_cvtepi32_ps(sum[g][2 * half + i]), _mm512_set1_ps(of[g].step));
+                logit[half][g][i] = _mm512_fmadd_ps(part, scales[i], logit[half][g][i]);
+            }
+        }
+    }
+}
+
+/* Of q8_0 both halves of 32 channels before the next 32: what is read twice is near, and memory is read in order. */
+INLINE void score_codes(size_t G, bool nibbles, const float *tables, size_t hd, const void *block, float *logits) {
+    const uint16_t *scale = block;
+    const uint8_t *rows = (const uint8_t *)(scale + hd / BLOCK_QK * BLOCK_TOKENS);
+    half_logits logit[2];
+    UNROLL for (size_t g = 0; g < G; g++) logit[0][g][0] = logit[0][g][1] = logit[1][g][0] = logit[1][g][1] = _mm512_setzero_ps();
+    for (size_t b = 0; b < hd / BLOCK_QK; b++, scale += BLOCK_TOKENS) {
+        prefetch_step(scale, 0, BLOCK_TOKENS * sizeof *scale);
+        if (nibbles) {
+            score_nibbles(G, rows, scale, tables, b, hd, logit);
+            rows += BLOCK_QK / 2 * BLOCK_TOKENS;
+            continue;
+        }
+        score_bytes(G, rows, scale, 0, tables, b, hd, logit[0]);
+        score_bytes(G, rows, scale, 1, tables, b, hd, logit[1]);
+        rows += BLOCK_QK * BLOCK_TOKENS;
+    }
+    UNROLL for (size_t half = 0; half < 2; half++) {
+        UNROLL for (size_t g = 0; g < G; g++) store_logits(logit[half][g], half, logits + g * BLOCK_TOKENS);
     }
 }
 
@@ -186,8 +215,8 @@ SLOT(mix_q8_0, BLOCK_TOKENS, hd)
 SLOT(mix_q4_0, BLOCK_TOKENS, hd)
 
 void kernels_fill_avx512_codes(struct kernels *k) {
-    k->prepare_q8_0 = prepare_codes_avx512;
-    k->prepare_q4_0 = prepare_codes_avx512;
+    k->prepare_q8_0 = prepare_q8_0_avx512;
+    k->prepare_q4_0 = prepare_q4_0_avx512;
     k->score_q8_0 = score_q8_0_avx512;
     k->score_q4_0 = score_q4_0_avx512;
     k->mix_q8_0 = mix_q8_0_avx512;

@@ -7,6 +7,7 @@
 #include <stdint.h>
 
 #define FIXED_MOST 32639   /* 127 * 256 + 127: the high byte stays within a signed one */
+#define COARSE_MOST 127    /* of one byte */
 #define FIXED_LEAST 1e-30f /* numbers up to this are 0, so that inverses of steps are finite */
 
 /* The step for numbers up to `largest`: finer than halves. */

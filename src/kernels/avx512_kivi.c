@@ -8,67 +8,96 @@
 
 #define HALVES (BLOCK_TOKENS / BLOCK_QK) /* runs of tokens that share scales */
 
-/* Queries times the scales of a run of tokens, channels by place_of within each 64, and <query, zeros>. */
+/* Queries times the scales of a run of tokens, a byte each, channels by place_of within each 64, and their sum; and <query, keys of the
+ * middle code>, exactly, so that rounding a query matters for what a code is off the middle alone. */
 struct scaled {
-    _Alignas(64) int8_t bytes[KERNELS_MOST_CHANNELS / BLOCK_TOKENS][TOGETHER][2][BLOCK_TOKENS];
+    _Alignas(64) int8_t bytes[KERNELS_MOST_CHANNELS / BLOCK_TOKENS][TOGETHER][BLOCK_TOKENS];
     float step[TOGETHER], base[TOGETHER];
+    int32_t sum[TOGETHER];
 };
 
-INLINE void scale_queries(size_t G, const float *q, const float *scale, const float *zero, size_t hd, struct scaled *s) {
-    __m512 most[TOGETHER], sum[TOGETHER], x[4];
+/* Twice the middle code. */
+INLINE int most_code(unsigned bits) { return (1 << bits) - 1; }
+
+INLINE void scale_queries(size_t G, unsigned bits, const float *q, const float *scale, const float *zero, size_t hd,
+                          struct scaled *s) {
+    const __m512 middle = _mm512_set1_ps(0.5f * (float)most_code(bits));
+    __m512 most[TOGETHER], sum[TOGETHER], wholes[TOGETHER];
+    __m512i whole[4];
     float inverse[TOGETHER];
-    UNROLL for (size_t g = 0; g < G; g++) most[g] = sum[g] = _mm512_setzero_ps();
+    UNROLL for (size_t g = 0; g < G; g++) most[g] = sum[g] = wholes[g] = _mm512_setzero_ps();
     for (size_t c = 0; c < hd; c += 16) {
+        __m512 of = _mm512_loadu_ps(scale + c), key = _mm512_fmadd_ps(of, middle, _mm512_loadu_ps(zero + c));
         UNROLL for (size_t g = 0; g < G; g++) {
-            __m512 of = _mm512_loadu_ps(q + g * hd + c);
-            most[g] = larger_of(most[g], _mm512_mul_ps(of, _mm512_loadu_ps(scale + c)));
-            sum[g] = _mm512_fmadd_ps(of, _mm512_loadu_ps(zero + c), sum[g]);
+            __m512 x = _mm512_loadu_ps(q + g * hd + c);
+            most[g] = larger_of(most[g], _mm512_mul_ps(x, of));
+            sum[g] = _mm512_fmadd_ps(x, key, sum[g]);
         }
     }
-    fixed_steps(join_lanes(LARGEST, G, most), s->step, inverse);
+    fixed_steps(join_lanes(LARGEST, G, most), COARSE_MOST, s->step, inverse);
     _mm_storeu_ps(s->base, join_lanes(SUM, G, sum));
     for (size_t c = 0; c < hd; c += BLOCK_TOKENS) {
         UNROLL for (size_t g = 0; g < G; g++) {
             UNROLL for (size_t v = 0; v < 4; v++) {
                 const size_t at = c + 16 * v;
-                x[v] = at < hd ? _mm512_mul_ps(_mm512_loadu_ps(q + g * hd + at), _mm512_loadu_ps(scale + at)) : _mm512_setzero_ps();
+                __m512 x =
+                    at < hd ? _mm512_mul_ps(_mm512_loadu_ps(q + g * hd + at), _mm512_loadu_ps(scale + at)) : _mm512_setzero_ps();
+                whole[v] = _mm512_cvtps_epi32(_mm512_mul_ps(x, _mm512_set1_ps(inverse[g])));
             }
-            to_planes(x, inverse[g], s->bytes[c / BLOCK_TOKENS][g]);
+            __m512i a = _mm512_packs_epi32(whole[0], whole[1]), b = _mm512_packs_epi32(whole[2], whole[3]);
+            _mm512_store_si512(s->bytes[c / BLOCK_TOKENS][g], _mm512_packs_epi16(a, b));
+            __m512i all = _mm512_madd_epi16(_mm512_add_epi16(a, b), _mm512_set1_epi16(1));
+            wholes[g] = join(WHOLE_SUM, wholes[g], _mm512_castsi512_ps(all));
         }
+    }
+    _mm_storeu_si128((__m128i *)s->sum, _mm_castps_si128(join_lanes(WHOLE_SUM, G, wholes)));
+}
+
+/* Codes of four channels: to[h][part] are those of tokens 32 h + 16 part to 32 h + 16 part + 15, of h = 1 sixteen times them. */
+INLINE void four_keys(unsigned bits, const uint8_t *codes, __m512i (*to)[2]) {
+    const __m512i low = _mm512_set1_epi8((char)((1 << bits) - 1)), high = _mm512_slli_epi32(low, 4);
+    const __m512i first =
+        _mm512_setr_epi32(0x60402000, 0x61412101, 0x62422202, 0x63432303, 0x64442404, 0x65452505, 0x66462606, 0x67472707,
+                          0x68482808, 0x69492909, 0x6a4a2a0a, 0x6b4b2b0b, 0x6c4c2c0c, 0x6d4d2d0d, 0x6e4e2e0e, 0x6f4f2f0f);
+    __m512i x = _mm512_loadu_si512(codes), part[2];
+    if (bits == 2) {
+        part[0] = by_fours(x);
+        part[1] = _mm512_srli_epi32(part[0], 2);
+    } else {
+        __m512i y = _mm512_loadu_si512(codes + 64);
+        part[0] = _mm512_permutex2var_epi8(x, first, y);
+        part[1] = _mm512_permutex2var_epi8(x, _mm512_or_si512(first, _mm512_set1_epi8(16)), y);
+    }
+    UNROLL for (size_t p = 0; p < 2; p++) {
+        to[0][p] = _mm512_and_si512(part[p], low);
+        to[1][p] = _mm512_and_si512(part[p], high);
     }
 }
 
-/* Codes of four channels: to[h] are those of tokens 32 h + 16 part to 32 h + 16 part + 15. */
-INLINE void four_keys(unsigned bits, const uint8_t *codes, size_t part, __m512i *to) {
-    const __m512i mask = _mm512_set1_epi8((char)((1 << bits) - 1));
-    __m512i x = bits == 2 ? by_fours(_mm512_loadu_si512(codes)) : four_rows(codes + 16 * part, 8 * bits);
-    if (bits == 2 && part) x = _mm512_srli_epi32(x, 2);
-    to[0] = _mm512_and_si512(x, mask);
-    to[1] = _mm512_and_si512(x, _mm512_slli_epi32(mask, 4)); /* 16 times the codes */
-}
-
-INLINE void score_part(size_t G, unsigned bits, const struct scaled *s, size_t hd, const uint8_t *codes, size_t part,
-                       float *logits) {
+INLINE void score_codes(size_t G, unsigned bits, const struct scaled *s, size_t hd, const uint8_t *codes, float *logits) {
     __m512i sum[TOGETHER][HALVES][2];
     UNROLL for (size_t g = 0; g < G; g++) sum[g][0][0] = sum[g][0][1] = sum[g][1][0] = sum[g][1][1] = _mm512_setzero_si512();
     for (size_t c = 0; c < hd; c += 4) {
-        const uint8_t *rows = codes + c * 8 * bits;
-        __m512i x[HALVES];
-        if (bits == 4 || !part) prefetch_step(rows + (bits == 4 ? 64 * part : 0), 0, 64);
-        four_keys(bits, rows, part, x);
+        __m512i x[HALVES][2];
+        prefetch_step(codes, c / 4, 32 * bits);
+        four_keys(bits, codes + c * 8 * bits, x);
         UNROLL for (size_t g = 0; g < G; g++) {
             UNROLL for (size_t h = 0; h < HALVES; h++) {
-                const int8_t *q = s[h].bytes[c / BLOCK_TOKENS][g][0] + place_of(c % BLOCK_TOKENS);
-                sum[g][h][0] = add_products(sum[g][h][0], x[h], four_bytes(q));
-                sum[g][h][1] = add_products(sum[g][h][1], x[h], four_bytes(q + BLOCK_TOKENS));
+                __m512i q = four_bytes(s[h].bytes[c / BLOCK_TOKENS][g] + place_of(c % BLOCK_TOKENS));
+                sum[g][h][0] = add_products(sum[g][h][0], x[h][0], q);
+                sum[g][h][1] = add_products(sum[g][h][1], x[h][1], q);
             }
         }
     }
     UNROLL for (size_t g = 0; g < G; g++) {
         UNROLL for (size_t h = 0; h < HALVES; h++) {
-            __m512 logit = _mm512_fmadd_ps(_mm512_set1_ps(s[h].step[g] / (h ? 16 : 1)), whole_floats(sum[g][h][0], sum[g][h][1]),
-                                           _mm512_set1_ps(s[h].base[g]));
-            _mm512_storeu_ps(logits + g * BLOCK_TOKENS + h * BLOCK_QK + 16 * part, logit);
+            const __m512 step = _mm512_set1_ps(s[h].step[g] / (h ? 32 : 2)), base = _mm512_set1_ps(s[h].base[g]);
+            const __m512i middle = _mm512_set1_epi32(s[h].sum[g] * most_code(bits) * (h ? 16 : 1));
+            UNROLL for (size_t part = 0; part < 2; part++) {
+                __m512i twice = _mm512_sub_epi32(_mm512_slli_epi32(sum[g][h][part], 1), middle);
+                _mm512_storeu_ps(logits + g * BLOCK_TOKENS + h * BLOCK_QK + 16 * part,
+                                 _mm512_fmadd_ps(step, _mm512_cvtepi32_ps(twice), base));
+            }
         }
     }
 }
@@ -82,8 +111,8 @@ INLINE void score_kivi(size_t G, unsigned bits, const float *q, size_t hd, const
         vec_store(scale + i, vec_halves(halves + i));
         vec_store(scale + i + 16, vec_halves(halves + i + 16));
     }
-    for (size_t h = 0; h < HALVES; h++) scale_queries(G, q, scale + h * hd, zero + h * hd, hd, &s[h]);
-    for (size_t part = 0; part < 2; part++) score_part(G, bits, s, hd, (const uint8_t *)(halves + 2 * HALVES * hd), part, logits);
+    for (size_t h = 0; h < HALVES; h++) scale_queries(G, bits, q, scale + h * hd, zero + h * hd, hd, &s[h]);
+    score_codes(G, bits, s, hd, (const uint8_t *)(halves + 2 * HALVES * hd), logits);
 }
 
 FOR_ONE(score_kivi_4, score_kivi, 4)

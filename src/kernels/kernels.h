@@ -76,8 +76,8 @@ struct kernels {
     void (*mix_f16)(const float *weights, size_t G, size_t hd, const void *block, float *acc);
     /* q8_0 and q4_0 score in two steps: the order within tables[G][hd] is the tier's own, made once of q[G][hd] for all blocks. Tiers
      * that multiply integers take numbers as fixed point, a query's and each weight times a scale: each number of a query is off by at
-     * most 1 / 65000 of its query's largest, each product of a weight and a scale by 1 / 65000 of the largest of its query and 32
-     * channels; what is below 1e-30 then counts for nothing. */
+     * most 1 / 65000 of its query's largest, with q4_0 1 / 253 of the largest of its 32; each product of a weight and a scale by
+     * 1 / 65000 of the largest of its query and 32 channels; what is below 1e-30 then counts for nothing. */
     void (*prepare_q8_0)(const float *q, size_t G, size_t hd, float *tables);
     void (*score_q8_0)(const float *tables, size_t G, size_t hd, const void *block, float *logits);
     void (*mix_q8_0)(const float *weights, size_t G, size_t hd, const void *block, float *acc);
@@ -86,7 +86,8 @@ struct kernels {
     void (*mix_q4_0)(const float *weights, size_t G, size_t hd, const void *block, float *acc);
 
     /* kivi with 4 and 2 bits. The same tiers take a number of a query times its channel's scale, and a weight times a token's, as fixed
-     * point, with the same bound: the largest is that of a query and 32 tokens, or of a query and 32 channels. */
+     * point: the former is off by at most 1 / 253 of the largest of its query and 32 tokens, the latter by 1 / 65000 of the largest of
+     * its query and 32 channels. */
     void (*score_kivi_4)(const float *q, size_t G, size_t hd, const void *block, float *logits);
     void (*mix_kivi_4)(const float *weights, size_t G, size_t hd, const void *block, float *acc);
     void (*score_kivi_2)(const float *q, size_t G, size_t hd, const void *block, float *logits);
@@ -97,7 +98,7 @@ struct kernels {
 
     /* Keys of codec sign: mean[hd] + sign * alpha[hd] * magnitude. As `score` of the codecs above in two steps: the order within
      * tables[G][kernels_sign_floats] is the tier's own, made once of the queries for all blocks. Vector tiers may take a query times
-     * alpha as fixed point: each number off by at most 1 / 32000 of the largest. */
+     * alpha as fixed point: each number off by at most 1 / 253 of the largest of its 32. */
     void (*prepare_sign)(const float *q, const float *mean, const float *alpha, size_t G, size_t hd, float *tables);
     void (*score_sign)(const float *tables, size_t G, size_t hd, const void *block, float *logits);
 
