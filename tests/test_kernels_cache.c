@@ -40,6 +40,9 @@ static const struct slot {
     {"mix_kivi_4", offsetof(struct kernels, mix_kivi_4), false, KIVI_4},
     {"score_kivi_2", offsetof(struct kernels, score_kivi_2), true, KIVI_2},
     {"mix_kivi_2", offsetof(struct kernels, mix_kivi_2), false, KIVI_2},
+    {"mix_light_q4_0", offsetof(struct kernels, mix_light_q4_0), false, Q4_0},
+    {"mix_light_kivi_4", offsetof(struct kernels, mix_light_kivi_4), false, KIVI_4},
+    {"mix_light_kivi_2", offsetof(struct kernels, mix_light_kivi_2), false, KIVI_2},
 };
 #define N_SLOTS (sizeof slots / sizeof *slots)
 
@@ -143,9 +146,10 @@ struct oracle {
 #define COARSE_PART 253.0 /* of one byte */
 #define FIXED_LEAST 1e-30
 
-/* Queries of codes of 4 and 2 bits, as one byte each. */
+/* Queries of codes of 4 and 2 bits, as one byte each, and light weights. */
 static bool is_coarse(const struct kernels *k, const struct slot *slot) {
-    return slot->keys && slot->codec != Q8_0 && strcmp(k->name, "avx512") == 0;
+    bool light = strncmp(slot->name, "mix_light", 9) == 0;
+    return (slot->keys || light) && slot->codec != Q8_0 && strcmp(k->name, "avx512") == 0;
 }
 
 static void ask_oracle(const struct slot *slot, const float *in, size_t G, size_t hd, const unsigned char *block,
@@ -271,8 +275,9 @@ static void check_shape(struct random *random, const struct slot *slot, enum fil
         call_slot(k, slot, in, G, hd, block, tables, out);
         for (size_t i = 0; i < G * N; i++) {
             double start = slot->keys ? 0 : before[i]; /* score overwrites, mix adds */
-            double fixed = !is_coarse(k, slot) ? oracle.fixed[i] / FIXED_PART
-                                               : (slot->codec == Q4_0 ? oracle.by_group : oracle.fixed)[i] / COARSE_PART;
+            double fixed = !is_coarse(k, slot)
+                               ? oracle.fixed[i] / FIXED_PART
+                               : (slot->codec == Q4_0 && slot->keys ? oracle.by_group : oracle.fixed)[i] / COARSE_PART;
             check_close(out[i], start + oracle.want[i], oracle.terms[i] + fabs(start), EPSILON * (double)(K + 4),
                         1e-42 + (is_fixed(k, slot) ? fixed : 0), "%s %s G %zu hd %zu %s, %zu of %zu", k->name, slot->name, G, hd,
                         fill_name(fill), i, N);

@@ -147,19 +147,29 @@ static void weigh_run(const struct few *few, uint32_t head, const struct tile *t
     }
 }
 
-/* acc += weights times the values of a run of tiles. */
-static void mix_run(const struct few *few, uint32_t head, const struct tile *tiles, size_t n, float *weights, float *room,
-                    float *tallies, float *acc) {
+/* Whether no weight of a tile is more than a small part of what its query has seen so far, of which more is yet to come. */
+static bool is_light(const struct partial *partial, const float *weights, size_t rows) {
+    for (size_t m = 0; m < rows; m++)
+        if (!(kernels()->max(weights + m * BLOCK_TOKENS, BLOCK_TOKENS) <= CODEC_LIGHT * partial->sum[m])) return false;
+    return true;
+}
+
+/* partial->acc += weights times the values of a run of tiles, of which partial->sum has the weights. */
+static void mix_run(const struct few *few, uint32_t head, struct tile *tiles, size_t n, float *weights, float *room, float *tallies,
+                    struct partial *partial) {
     const struct cache *cache = few->cache;
+    const struct codec *codec = cache->method.value.codec;
     size_t rows = few->rows, floats = tally_floats(cache, rows);
     bool tallied = false;
     for (size_t r = 0; r < n; r++) {
-        bool sealed = floats && (tiles[r].kind == TILE_SEALED || tiles[r].kind == TILE_PACKED);
-        if (sealed && !tallied) memset(tallies, 0, floats * sizeof *tallies);
-        tallied |= sealed;
-        tile_mix(cache, &tiles[r], head, weights + r * rows * BLOCK_TOKENS, rows, room, sealed ? tallies : NULL, acc);
+        float *own = weights + r * rows * BLOCK_TOKENS;
+        bool coded = tiles[r].kind == TILE_SEALED || tiles[r].kind == TILE_PACKED, tally = floats && coded;
+        if (tally && !tallied) memset(tallies, 0, floats * sizeof *tallies);
+        tallied |= tally;
+        tiles[r].light = coded && codec->mix_light && is_light(partial, own, rows);
+        tile_mix(cache, &tiles[r], head, own, rows, room, tally ? tallies : NULL, partial->acc);
     }
-    if (tallied) cache->method.value.codec->finish(side_shape(cache, CODEC_VALUES, cache->layer, head, rows), tallies, acc);
+    if (tallied) codec->finish(side_shape(cache, CODEC_VALUES, cache->layer, head, rows), tallies, partial->acc);
 }
 
 /* Of a KV head; NULL where its codebook is read without tables, or with larger ones than those that room was made for: heads may
@@ -189,7 +199,7 @@ static void read_tiles(const struct few *few, size_t split, uint32_t head, float
             tile_score(cache, &tiles[r], head, q, tables, rows, room, logits + r * rows * BLOCK_TOKENS);
         }
         weigh_run(few, head, tiles, n, logits, &partial);
-        mix_run(few, head, tiles, n, logits, room, tallies, partial.acc);
+        mix_run(few, head, tiles, n, logits, room, tallies, &partial);
     }
 }
 

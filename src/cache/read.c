@@ -429,5 +429,5 @@ void packed_mix(const struct cache *cache, const struct tile *tile, uint32_t hea
     if (tallies)
         codec->tally(shape, weights, block, tallies);
     else
-        codec->mix(shape, weights, block, acc);
+        (tile->light ? codec->mix_light : codec->mix)(shape, weights, block, acc);
 }

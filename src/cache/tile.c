@@ -304,6 +304,7 @@ static void mix_sealed(const struct cache *cache, const struct tile *tile, uint3
                        float *tallies, float *acc) {
     size_t hd = cache->shape.head_dim;
     float row[CODEC_HEAD_DIM_MAX];
+    const struct codec *codec = cache->method.value.codec;
     struct codec_shape shape = side_shape(cache, CODEC_VALUES, cache->layer, head, rows);
     const uint8_t *block = span_block(cache, tile->span, CODEC_VALUES, cache->layer, head);
     struct anchor_range anchors = tile_anchors(cache, tile, CODEC_VALUES, head);
@@ -312,9 +313,9 @@ static void mix_sealed(const struct cache *cache, const struct tile *tile, uint3
         tile_mix_row(row, (size_t)(anchors.tokens[i] - tile->first), rows, hd, weights, acc);
     }
     if (tallies)
-        cache->method.value.codec->tally(shape, weights, block, tallies);
+        codec->tally(shape, weights, block, tallies);
     else
-        cache->method.value.codec->mix(shape, weights, block, acc);
+        (tile->light ? codec->mix_light : codec->mix)(shape, weights, block, acc);
 }
 
 void tile_mix(const struct cache *cache, const struct tile *tile, uint32_t head, float *weights, size_t rows, float *room,

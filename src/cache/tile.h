@@ -17,6 +17,7 @@ struct tile {
     const struct span *span; /* of sealed blocks */
     const uint32_t *places;  /* of TILE_PACKED (cache/read.h) */
     uint8_t *window;         /* of window blocks */
+    bool light;              /* of sealed and packed ones: its weights are such as mix_light (codec.h) takes */
 };
 
 /* Tiles of the step in progress, those of the new tokens included; and without them. */

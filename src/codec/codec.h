@@ -15,6 +15,7 @@
 
 #include <stddef.h>
 
+#define CODEC_LIGHT (1.0f / 64)
 #define CODEC_HEAD_DIM_MAX 256 /* as the kernels: channels of the widest head */
 
 enum codec_side { CODEC_KEYS, CODEC_VALUES };
@@ -109,6 +110,9 @@ struct codec {
 
     /* Values: acc[G][hd] += weights[G][64] times the values. */
     void (*mix)(struct codec_shape shape, const float *weights, const void *block, float *acc); /* NULL: a codec of keys alone */
+    /* The same, faster, where every weight is at most CODEC_LIGHT of all that its query gives: weights may be rounded to a 254th of the
+     * block's largest. NULL: there is no faster way. */
+    void (*mix_light)(struct codec_shape shape, const float *weights, const void *block, float *acc);
     /* The same in two steps where `tallies` is not NULL and tallies(shape) > 0: `tally` adds the weights up by code in so many
      * floats, zeros to begin with, over any number of blocks, and `finish` adds to acc[G][hd] what they come to. */
     size_t (*tallies)(struct codec_shape shape);

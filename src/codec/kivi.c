@@ -180,10 +180,13 @@ static void decode(unsigned bits, struct codec_shape shape, enum codec_side side
     static void mix_##suffix(struct codec_shape shape, const float *weights, const void *block, float *acc) { \
         kernels()->mix_kivi_##suffix(weights, shape.group, shape.head_dim, block, acc); \
     } \
+    static void mix_light_##suffix(struct codec_shape shape, const float *weights, const void *block, float *acc) { \
+        kernels()->mix_light_kivi_##suffix(weights, shape.group, shape.head_dim, block, acc); \
+    } \
     const struct codec codec_kivi_##suffix = {.name = name_, .rope = CODEC_ROPE_AFTER, .check = codec_check_head_dim, \
                                               .block_bytes = block_bytes_##suffix, .encode = encode_##suffix, \
                                               .decode = decode_##suffix, .take = take_##suffix, .fetch = fetch_##suffix, .keys_stay = true, .score = score_##suffix, .channels = channels_##suffix, \
-                                              .mix = mix_##suffix};
+                                              .mix = mix_##suffix, .mix_light = mix_light_##suffix};
 KIVI("kivi-4", 4, 4)
 KIVI("kivi-2", 2, 2)
 /* clang-format on */

@@ -115,6 +115,10 @@ static void mix(struct codec_shape shape, const float *weights, const void *bloc
     kernels()->mix_q4_0(weights, shape.group, shape.head_dim, block, acc);
 }
 
+static void mix_light(struct codec_shape shape, const float *weights, const void *block, float *acc) {
+    kernels()->mix_light_q4_0(weights, shape.group, shape.head_dim, block, acc);
+}
+
 const struct codec codec_q4_0 = {.name = "q4_0",
                                  .rope = CODEC_ROPE_AFTER,
                                  .check = codec_check_head_dim,
@@ -126,4 +130,5 @@ const struct codec codec_q4_0 = {.name = "q4_0",
                                  .prepare = prepare,
                                  .score = score,
                                  .channels = channels,
-                                 .mix = mix};
+                                 .mix = mix,
+                                 .mix_light = mix_light};

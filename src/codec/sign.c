@@ -141,6 +141,10 @@ static void mix(struct codec_shape shape, const float *weights, const void *bloc
     codec_kivi_2.mix(shape, weights, block, acc);
 }
 
+static void mix_light(struct codec_shape shape, const float *weights, const void *block, float *acc) {
+    codec_kivi_2.mix_light(shape, weights, block, acc);
+}
+
 const struct codec codec_sign = {.name = "sign",
                                  .rope = CODEC_ROPE_AFTER,
                                  .check = check,
@@ -155,4 +159,5 @@ const struct codec codec_sign = {.name = "sign",
                                  .prepare = prepare,
                                  .score = score,
                                  .channels = channels,
-                                 .mix = mix};
+                                 .mix = mix,
+                                 .mix_light = mix_light};

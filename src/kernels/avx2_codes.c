@@ -135,4 +135,5 @@ void kernels_fill_avx2_codes(struct kernels *k) {
     k->score_q4_0 = score_q4_0_avx2;
     k->mix_q8_0 = mix_q8_0_avx2;
     k->mix_q4_0 = mix_q4_0_avx2;
+    k->mix_light_q4_0 = mix_q4_0_avx2;
 }

@@ -180,4 +180,6 @@ void kernels_fill_avx2_kivi(struct kernels *k) {
     k->score_kivi_2 = score_kivi_2_avx2;
     k->mix_kivi_4 = mix_kivi_4_avx2;
     k->mix_kivi_2 = mix_kivi_2_avx2;
+    k->mix_light_kivi_4 = mix_kivi_4_avx2;
+    k->mix_light_kivi_2 = mix_kivi_2_avx2;
 }

@@ -135,14 +135,24 @@ INLINE __m512i to_planes(const __m512 *x, float inverse, int8_t (*bytes)[BLOCK_T
     return _mm512_add_epi32(_mm512_add_epi32(whole[0], whole[1]), _mm512_add_epi32(whole[2], whole[3]));
 }
 
-/* Weights times scales of 64 tokens for 32 channels, tokens by place_of; the sums of the whole numbers. */
+/* 64 numbers as one signed byte each; returns the whole numbers' sums by lane. */
+INLINE __m512i to_plane(const __m512 *x, float inverse, int8_t *bytes) {
+    __m512i whole[4];
+    UNROLL for (size_t v = 0; v < 4; v++) whole[v] = _mm512_cvtps_epi32(_mm512_mul_ps(x[v], _mm512_set1_ps(inverse)));
+    __m512i a = _mm512_packs_epi32(whole[0], whole[1]), b = _mm512_packs_epi32(whole[2], whole[3]);
+    _mm512_store_si512(bytes, _mm512_packs_epi16(a, b));
+    return _mm512_madd_epi16(_mm512_add_epi16(a, b), _mm512_set1_epi16(1));
+}
+
+/* Weights times scales of 64 tokens for 32 channels, in one plane of bytes or in two, tokens by place_of; the sums of the whole
+ * numbers. */
 struct weighed {
     _Alignas(64) int8_t bytes[TOGETHER][2][BLOCK_TOKENS];
     float step[TOGETHER];
     int32_t sum[TOGETHER];
 };
 
-INLINE void weigh(size_t G, const float *weights, const __m512 *scale, struct weighed *to) {
+INLINE void weigh(size_t G, size_t planes, const float *weights, const __m512 *scale, struct weighed *to) {
     __m512 x[TOGETHER][4], most[TOGETHER], sum[TOGETHER];
     float inverse[TOGETHER];
     UNROLL for (size_t g = 0; g < G; g++) {
@@ -150,10 +160,23 @@ INLINE void weigh(size_t G, const float *weights, const __m512 *scale, struct we
             _mm512_mul_ps(_mm512_loadu_ps(weights + g * BLOCK_TOKENS + 16 * v), scale[v]);
         most[g] = larger_of(larger_of(x[g][0], x[g][1]), larger_of(x[g][2], x[g][3]));
     }
-    fixed_steps(join_lanes(LARGEST, G, most), FIXED_MOST, to->step, inverse);
-    UNROLL for (size_t g = 0; g < G; g++) sum[g] = _mm512_castsi512_ps(to_planes(x[g], inverse[g], to->bytes[g]));
-    __m128i all = _mm_sub_epi32(_mm_castps_si128(join_lanes(WHOLE_SUM, G, sum)), _mm_set1_epi32(BLOCK_TOKENS * PLANES_BIAS));
+    fixed_steps(join_lanes(LARGEST, G, most), planes == 2 ? FIXED_MOST : COARSE_MOST, to->step, inverse);
+    UNROLL for (size_t g = 0; g < G; g++) {
+        __m512i whole = planes == 2 ? to_planes(x[g], inverse[g], to->bytes[g]) : to_plane(x[g], inverse[g], to->bytes[g][0]);
+        sum[g] = _mm512_castsi512_ps(whole);
+    }
+    __m128i all = _mm_castps_si128(join_lanes(WHOLE_SUM, G, sum));
+    if (planes == 2) all = _mm_sub_epi32(all, _mm_set1_epi32(BLOCK_TOKENS * PLANES_BIAS));
     _mm_storeu_si128((__m128i *)to->sum, all);
+}
+
+/* Sums of codes times those bytes, of the planes: the sum of whole numbers. */
+INLINE void add_weighed(size_t planes, __m512i codes, const int8_t (*bytes)[BLOCK_TOKENS], size_t t, __m512i *sum) {
+    UNROLL for (size_t p = 0; p < planes; p++) sum[p] = add_products(sum[p], codes, four_bytes(bytes[p] + place_of(t)));
+}
+
+INLINE __m512 weighed_floats(size_t planes, const __m512i *sum) {
+    return planes == 2 ? whole_floats(sum[0], sum[1]) : _mm512_cvtepi32_ps(sum[0]);
 }
 
 /* ---- Codes ------------------------------------------------------------------------------------------------------------------------ */

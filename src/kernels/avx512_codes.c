@@ -154,15 +154,15 @@ SLOT(score_q4_0, hd, BLOCK_TOKENS)
 /* ---- Values: the lanes are 16 channels, the bytes four tokens --------------------------------------------------------------- */
 
 /* acc[G][32 of hd] += of rows `length` apart. `ahead` is the part of the block that these rows would fill if they lay together. */
-INLINE void mix_group(size_t G, bool nibbles, const struct weighed *w, const uint8_t *rows, size_t length, const uint8_t *ahead,
-                      size_t hd, float *acc) {
+INLINE void mix_group(size_t G, bool nibbles, size_t planes, const struct weighed *w, const uint8_t *rows, size_t length,
+                      const uint8_t *ahead, size_t hd, float *acc) {
     const __m512i fifteen = _mm512_set1_epi8(15), sign = _mm512_set1_epi8((char)ZERO_Q8_0);
-    const size_t step = nibbles ? BLOCK_QK / 2 : BLOCK_QK;
+    const size_t step = nibbles ? BLOCK_QK / 2 : BLOCK_QK, last = planes - 1;
     __m512i sum[TOGETHER][2][2];
     UNROLL for (size_t g = 0; g < G; g++) {
         sum[g][0][0] = sum[g][1][0] = _mm512_setzero_si512();
-        sum[g][0][1] = _mm512_set1_epi32((nibbles ? -ZERO_Q4_0 : -ZERO_Q8_0) * w->sum[g]);
-        sum[g][1][1] = nibbles ? _mm512_slli_epi32(sum[g][0][1], 4) : sum[g][0][1];
+        sum[g][0][last] = _mm512_set1_epi32((nibbles ? -ZERO_Q4_0 : -ZERO_Q8_0) * w->sum[g]);
+        sum[g][1][last] = nibbles ? _mm512_slli_epi32(sum[g][0][last], 4) : sum[g][0][last];
     }
     for (size_t t = 0; t < BLOCK_TOKENS; t += 4, rows += 4 * length) {
         __m512i x[2];
@@ -176,11 +176,7 @@ INLINE void mix_group(size_t G, bool nibbles, const struct weighed *w, const uin
             x[0] = _mm512_xor_si512(x[0], sign);
         }
         UNROLL for (size_t g = 0; g < G; g++) {
-            __m512i high = four_bytes(w->bytes[g][0] + place_of(t)), low = four_bytes(w->bytes[g][1] + place_of(t));
-            UNROLL for (size_t i = 0; i < 2; i++) {
-                sum[g][i][0] = add_products(sum[g][i][0], x[i], high);
-                sum[g][i][1] = add_products(sum[g][i][1], x[i], low);
-            }
+            UNROLL for (size_t i = 0; i < 2; i++) add_weighed(planes, x[i], w->bytes[g], t, sum[g][i]);
         }
     }
     UNROLL for (size_t g = 0; g < G; g++) {
@@ -188,12 +184,12 @@ INLINE void mix_group(size_t G, bool nibbles, const struct weighed *w, const uin
             const int times = nibbles && i ? 16 : 1;
             float *to = acc + g * hd + 16 * i;
             __m512 step_of = _mm512_set1_ps(w->step[g] / (float)times);
-            _mm512_storeu_ps(to, _mm512_fmadd_ps(step_of, whole_floats(sum[g][i][0], sum[g][i][1]), _mm512_loadu_ps(to)));
+            _mm512_storeu_ps(to, _mm512_fmadd_ps(step_of, weighed_floats(planes, sum[g][i]), _mm512_loadu_ps(to)));
         }
     }
 }
 
-INLINE void mix_codes(size_t G, bool nibbles, const float *weights, size_t hd, const void *block, float *acc) {
+INLINE void mix_codes(size_t G, bool nibbles, size_t planes, const float *weights, size_t hd, const void *block, float *acc) {
     const size_t step = nibbles ? BLOCK_QK / 2 : BLOCK_QK, length = hd / BLOCK_QK * step;
     const uint16_t *scale = block;
     const uint8_t *codes = (const uint8_t *)(scale + hd / BLOCK_QK * BLOCK_TOKENS);
@@ -202,17 +198,25 @@ INLINE void mix_codes(size_t G, bool nibbles, const float *weights, size_t hd, c
         __m512 scales[4];
         prefetch_step(scale + b * BLOCK_TOKENS, 0, BLOCK_TOKENS * 2);
         UNROLL for (size_t v = 0; v < 4; v++) scales[v] = vec_halves(scale + b * BLOCK_TOKENS + 16 * v);
-        weigh(G, weights, scales, &w[b]);
+        weigh(G, planes, weights, scales, &w[b]);
     }
     for (size_t b = 0; b < hd / BLOCK_QK; b++)
-        mix_group(G, nibbles, &w[b], codes + b * step, length, codes + b * step * BLOCK_TOKENS, hd, acc + b * BLOCK_QK);
+        mix_group(G, nibbles, planes, &w[b], codes + b * step, length, codes + b * step * BLOCK_TOKENS, hd, acc + b * BLOCK_QK);
 }
 
-FOR_ONE(mix_q8_0, mix_codes, false)
-FOR_ONE(mix_q4_0, mix_codes, true)
+INLINE void mix_q8_0(size_t G, const float *weights, size_t hd, const void *block, float *acc) {
+    mix_codes(G, false, 2, weights, hd, block, acc);
+}
+INLINE void mix_q4_0(size_t G, const float *weights, size_t hd, const void *block, float *acc) {
+    mix_codes(G, true, 2, weights, hd, block, acc);
+}
+INLINE void mix_light_q4_0(size_t G, const float *weights, size_t hd, const void *block, float *acc) {
+    mix_codes(G, true, 1, weights, hd, block, acc);
+}
 
 SLOT(mix_q8_0, BLOCK_TOKENS, hd)
 SLOT(mix_q4_0, BLOCK_TOKENS, hd)
+SLOT(mix_light_q4_0, BLOCK_TOKENS, hd)
 
 void kernels_fill_avx512_codes(struct kernels *k) {
     k->prepare_q8_0 = prepare_q8_0_avx512;
@@ -221,4 +225,5 @@ void kernels_fill_avx512_codes(struct kernels *k) {
     k->score_q4_0 = score_q4_0_avx512;
     k->mix_q8_0 = mix_q8_0_avx512;
     k->mix_q4_0 = mix_q4_0_avx512;
+    k->mix_light_q4_0 = mix_light_q4_0_avx512;
 }

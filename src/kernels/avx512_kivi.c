@@ -22,16 +22,15 @@ INLINE int most_code(unsigned bits) { return (1 << bits) - 1; }
 INLINE void scale_queries(size_t G, unsigned bits, const float *q, const float *scale, const float *zero, size_t hd,
                           struct scaled *s) {
     const __m512 middle = _mm512_set1_ps(0.5f * (float)most_code(bits));
-    __m512 most[TOGETHER], sum[TOGETHER], wholes[TOGETHER];
-    __m512i whole[4];
+    __m512 most[TOGETHER], sum[TOGETHER], wholes[TOGETHER], x[4];
     float inverse[TOGETHER];
     UNROLL for (size_t g = 0; g < G; g++) most[g] = sum[g] = wholes[g] = _mm512_setzero_ps();
     for (size_t c = 0; c < hd; c += 16) {
         __m512 of = _mm512_loadu_ps(scale + c), key = _mm512_fmadd_ps(of, middle, _mm512_loadu_ps(zero + c));
         UNROLL for (size_t g = 0; g < G; g++) {
-            __m512 x = _mm512_loadu_ps(q + g * hd + c);
-            most[g] = larger_of(most[g], _mm512_mul_ps(x, of));
-            sum[g] = _mm512_fmadd_ps(x, key, sum[g]);
+            __m512 number = _mm512_loadu_ps(q + g * hd + c);
+            most[g] = larger_of(most[g], _mm512_mul_ps(number, of));
+            sum[g] = _mm512_fmadd_ps(number, key, sum[g]);
         }
     }
     fixed_steps(join_lanes(LARGEST, G, most), COARSE_MOST, s->step, inverse);
@@ -40,13 +39,9 @@ INLINE void scale_queries(size_t G, unsigned bits, const float *q, const float *
         UNROLL for (size_t g = 0; g < G; g++) {
             UNROLL for (size_t v = 0; v < 4; v++) {
                 const size_t at = c + 16 * v;
-                __m512 x =
-                    at < hd ? _mm512_mul_ps(_mm512_loadu_ps(q + g * hd + at), _mm512_loadu_ps(scale + at)) : _mm512_setzero_ps();
-                whole[v] = _mm512_cvtps_epi32(_mm512_mul_ps(x, _mm512_set1_ps(inverse[g])));
+                x[v] = at < hd ? _mm512_mul_ps(_mm512_loadu_ps(q + g * hd + at), _mm512_loadu_ps(scale + at)) : _mm512_setzero_ps();
             }
-            __m512i a = _mm512_packs_epi32(whole[0], whole[1]), b = _mm512_packs_epi32(whole[2], whole[3]);
-            _mm512_store_si512(s->bytes[c / BLOCK_TOKENS][g], _mm512_packs_epi16(a, b));
-            __m512i all = _mm512_madd_epi16(_mm512_add_epi16(a, b), _mm512_set1_epi16(1));
+            __m512i all = to_plane(x, inverse[g], s->bytes[c / BLOCK_TOKENS][g]);
             wholes[g] = join(WHOLE_SUM, wholes[g], _mm512_castsi512_ps(all));
         }
     }
@@ -146,7 +141,7 @@ INLINE void load_scales(const struct rows *rows, size_t groups, struct scales *s
     }
 }
 
-INLINE void weigh_groups(size_t G, const float *weights, const struct rows *rows, size_t groups, struct group *to) {
+INLINE void weigh_groups(size_t G, size_t planes, const float *weights, const struct rows *rows, size_t groups, struct group *to) {
     struct scales s; /* too large to be cleared */
     load_scales(rows, groups, &s);
     for (size_t b = 0; b < groups; b++) {
@@ -157,7 +152,7 @@ INLINE void weigh_groups(size_t G, const float *weights, const struct rows *rows
                 _mm512_fmadd_ps(_mm512_loadu_ps(weights + g * BLOCK_TOKENS + 16 * v), s.zero[b][v], sum[g]);
         }
         _mm_storeu_ps(to[b].base, join_lanes(SUM, G, sum));
-        weigh(G, weights, s.scale[b], &to[b].weighed);
+        weigh(G, planes, weights, s.scale[b], &to[b].weighed);
     }
 }
 
@@ -169,7 +164,7 @@ struct two_codes {
     int shift;
 };
 
-INLINE void mix_two(size_t G, int bits, const struct group *w, const struct two_codes *two, size_t hd, float *acc) {
+INLINE void mix_two(size_t G, int bits, size_t planes, const struct group *w, const struct two_codes *two, size_t hd, float *acc) {
     const __m512i mask = _mm512_set1_epi8((char)((1 << bits) - 1)), shift = _mm512_set1_epi32(two->shift);
     const __m512i above = _mm512_set1_epi8((char)(((1 << bits) - 1) << bits));
     const size_t first = two->first / BLOCK_QK, second = two->second / BLOCK_QK;
@@ -182,11 +177,8 @@ INLINE void mix_two(size_t G, int bits, const struct group *w, const struct two_
         b = bits == 8 ? four_rows(rows + 16, two->length) : _mm512_and_si512(a, above); /* 2^bits times the codes */
         if (bits < 8) a = _mm512_and_si512(a, mask);
         UNROLL for (size_t g = 0; g < G; g++) {
-            const int8_t *of_a = w[first].weighed.bytes[g][0] + place_of(t), *of_b = w[second].weighed.bytes[g][0] + place_of(t);
-            sum[g][0][0] = add_products(sum[g][0][0], a, four_bytes(of_a));
-            sum[g][0][1] = add_products(sum[g][0][1], a, four_bytes(of_a + BLOCK_TOKENS));
-            sum[g][1][0] = add_products(sum[g][1][0], b, four_bytes(of_b));
-            sum[g][1][1] = add_products(sum[g][1][1], b, four_bytes(of_b + BLOCK_TOKENS));
+            add_weighed(planes, a, w[first].weighed.bytes[g], t, sum[g][0]);
+            add_weighed(planes, b, w[second].weighed.bytes[g], t, sum[g][1]);
         }
     }
     UNROLL for (size_t g = 0; g < G; g++) {
@@ -195,45 +187,53 @@ INLINE void mix_two(size_t G, int bits, const struct group *w, const struct two_
             float *to = acc + g * hd + (i ? two->second : two->first);
             __m512 x = _mm512_add_ps(_mm512_loadu_ps(to), _mm512_set1_ps(w[group].base[g]));
             float step = w[group].weighed.step[g] / (float)(i && bits < 8 ? 1 << bits : 1);
-            x = _mm512_fmadd_ps(_mm512_set1_ps(step), whole_floats(sum[g][i][0], sum[g][i][1]), x);
+            x = _mm512_fmadd_ps(_mm512_set1_ps(step), weighed_floats(planes, sum[g][i]), x);
             _mm512_storeu_ps(to, x);
         }
     }
 }
 
 /* 2-bit codes whose sixteen bytes would reach beyond 32 channels: bytes [64][hd] first. */
-INLINE void mix_bytes(size_t G, const struct group *w, const struct rows *rows, size_t hd, float *acc) {
+INLINE void mix_bytes(size_t G, size_t planes, const struct group *w, const struct rows *rows, size_t hd, float *acc) {
     uint8_t bytes[BLOCK_TOKENS * KERNELS_MOST_CHANNELS];
     spread_codes(rows, hd, bytes);
-    for (size_t c = 0; c < hd; c += BLOCK_QK) mix_two(G, 8, w, &(struct two_codes){bytes + c, hd, c, c + 16, 0}, hd, acc);
+    for (size_t c = 0; c < hd; c += BLOCK_QK) mix_two(G, 8, planes, w, &(struct two_codes){bytes + c, hd, c, c + 16, 0}, hd, acc);
 }
 
-INLINE void mix_kivi(size_t G, int bits, const float *weights, size_t hd, const void *block, float *acc) {
+INLINE void mix_kivi(size_t G, int bits, size_t planes, const float *weights, size_t hd, const void *block, float *acc) {
     uint8_t padded[BLOCK_TOKENS * PADDED_ROW];
     struct group w[MOST_GROUPS];
     const struct rows rows = rows_of(block, hd, (unsigned)bits, padded);
-    weigh_groups(G, weights, &rows, hd / BLOCK_QK, w);
+    weigh_groups(G, planes, weights, &rows, hd / BLOCK_QK, w);
     if (bits == 2 && hd % 64) {
-        mix_bytes(G, w, &rows, hd, acc);
+        mix_bytes(G, planes, w, &rows, hd, acc);
         return;
     }
     for (size_t at = 0; at < rows.codes; at += 16) {
         for (int shift = 0; shift < 8; shift += 2 * bits) {
             size_t first = at + (size_t)(shift / bits) * rows.codes;
-            mix_two(G, bits, w, &(struct two_codes){rows.at + at, rows.length, first, first + rows.codes, shift}, hd, acc);
+            mix_two(G, bits, planes, w, &(struct two_codes){rows.at + at, rows.length, first, first + rows.codes, shift}, hd, acc);
         }
     }
 }
 
-FOR_ONE(mix_kivi_4, mix_kivi, 4)
-FOR_ONE(mix_kivi_2, mix_kivi, 2)
-
-SLOT(mix_kivi_4, BLOCK_TOKENS, hd)
-SLOT(mix_kivi_2, BLOCK_TOKENS, hd)
+/* clang-format off */
+#define MIX(name, bits, planes) \
+    INLINE void name(size_t G, const float *weights, size_t hd, const void *block, float *acc) { \
+        mix_kivi(G, bits, planes, weights, hd, block, acc); \
+    } \
+    SLOT(name, BLOCK_TOKENS, hd)
+MIX(mix_kivi_4, 4, 2)
+MIX(mix_kivi_2, 2, 2)
+MIX(mix_light_kivi_4, 4, 1)
+MIX(mix_light_kivi_2, 2, 1)
+/* clang-format on */
 
 void kernels_fill_avx512_kivi(struct kernels *k) {
     k->score_kivi_4 = score_kivi_4_avx512;
     k->score_kivi_2 = score_kivi_2_avx512;
     k->mix_kivi_4 = mix_kivi_4_avx512;
     k->mix_kivi_2 = mix_kivi_2_avx512;
+    k->mix_light_kivi_4 = mix_light_kivi_4_avx512;
+    k->mix_light_kivi_2 = mix_light_kivi_2_avx512;
 }

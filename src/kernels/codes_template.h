@@ -231,4 +231,7 @@ void PASTE(PASTE(kernels_fill, ISA), codes)(struct kernels *k) {
     k->mix_kivi_4 = PASTE(mix_kivi_4, ISA);
     k->score_kivi_2 = PASTE(score_kivi_2, ISA);
     k->mix_kivi_2 = PASTE(mix_kivi_2, ISA);
+    k->mix_light_q4_0 = PASTE(mix_q4_0, ISA);
+    k->mix_light_kivi_4 = PASTE(mix_kivi_4, ISA);
+    k->mix_light_kivi_2 = PASTE(mix_kivi_2, ISA);
 }

@@ -92,6 +92,11 @@ struct kernels {
     void (*mix_kivi_4)(const float *weights, size_t G, size_t hd, const void *block, float *acc);
     void (*score_kivi_2)(const float *q, size_t G, size_t hd, const void *block, float *logits);
     void (*mix_kivi_2)(const float *weights, size_t G, size_t hd, const void *block, float *acc);
+    /* The same, of q4_0 as well, for weights that are a small part of all that their queries give: products of a weight and a scale may
+     * be off by 1 / 253 of the largest. */
+    void (*mix_light_q4_0)(const float *weights, size_t G, size_t hd, const void *block, float *acc);
+    void (*mix_light_kivi_4)(const float *weights, size_t G, size_t hd, const void *block, float *acc);
+    void (*mix_light_kivi_2)(const float *weights, size_t G, size_t hd, const void *block, float *acc);
 
     /* out[G][32], rows ldo apart, += a[G][K] b[K][32] of bytes up to 127, rows ldb apart (additive's rows). */
     void (*add_bytes)(const float *a, size_t G, size_t K, const uint8_t *b, size_t ldb, float *out, size_t ldo);

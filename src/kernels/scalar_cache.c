@@ -148,4 +148,7 @@ void kernels_fill_scalar_cache(struct kernels *k) {
     k->mix_kivi_4 = mix_kivi_4_scalar;
     k->score_kivi_2 = score_kivi_2_scalar;
     k->mix_kivi_2 = mix_kivi_2_scalar;
+    k->mix_light_q4_0 = mix_q4_0_scalar;
+    k->mix_light_kivi_4 = mix_kivi_4_scalar;
+    k->mix_light_kivi_2 = mix_kivi_2_scalar;
 }
