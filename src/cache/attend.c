@@ -24,6 +24,7 @@
 #define ITEMS 128      /* of work that a few queries are split into, at most */
 #define ITEM_ROWS 4096 /* rows of all their partial states: bounds the memory */
 #define ITEM_TILES 4   /* least tiles of an item */
+#define TURNS 16       /* runs of items that a thread takes, about */
 #define WAKE_TILES 16  /* tiles times KV heads for which waking the threads pays */
 
 /* ---- A few queries */
@@ -233,7 +234,7 @@ static void attend_few(const struct cache *cache, const float *q, size_t first, 
     few.queries = cache->scratch;
     few.tables = few.queries + heads * rows * hd;
     few.partials = few.tables + heads * few.table_floats;
-    size_t items = few.splits * heads;
+    size_t items = few.splits * heads, chunk = larger(items / (TURNS * (size_t)cache->threads), 1);
 #pragma omp parallel num_threads(cache->threads) if (tiles * heads >= WAKE_TILES)
     {
 #pragma omp for schedule(static)
@@ -244,8 +245,9 @@ static void attend_few(const struct cache *cache, const float *q, size_t first, 
 #pragma omp for schedule(static)
             for (uint32_t head = 0; head < heads; head++) read_choose(cache, head);
         }
-        /* A thread goes on where its last item ended: what the kernels prefetched there is near. Yet nobody waits long for the last. */
-#pragma omp for schedule(guided)
+        /* A thread goes on where its last item ended: what the kernels prefetched there is near. Yet nobody waits long for the last:
+         * threads are not equally fast, and a guided schedule would give the first one half of all. */
+#pragma omp for schedule(dynamic, chunk)
         for (size_t item = 0; item < items; item++) {
             if (apart) choose_tokens(cache, (uint32_t)item);
             read_tiles(&few, item % few.splits, (uint32_t)(item / few.splits), attend_thread_scratch(cache));
