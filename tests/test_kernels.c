@@ -228,6 +228,39 @@ static void check_max(const struct kernels *k, struct random *random, size_t n, 
     }
 }
 
+/* Exact but for the sum of the weights. */
+static void test_gains_of_64_tokens(void **state) {
+    (void)state;
+    struct random random = {8};
+    const struct kernels *k;
+    for (int side = 0; side < 2; side++) {
+        enum guard_side guard = side ? GUARD_END : GUARD_START;
+        float *table = guard_floats(256, guard), *gains = guard_floats(64, guard), *weights = guard_floats(64, guard);
+        float *scaled = guard_floats(64, guard);
+        uint8_t *codes = guard_bytes(64, guard);
+        double sum = 0, sizes = 0;
+        for (size_t i = 0; i < 256; i++) table[i] = random_normal(&random);
+        for (size_t t = 0; t < 64; t++) {
+            weights[t] = random_normal(&random);
+            sum += (double)weights[t];
+            sizes += fabs((double)weights[t]);
+        }
+        for (size_t tier = 0; (k = tier_at(tier)); tier++) {
+            for (size_t first = 0; first < 256; first += 64) {
+                for (size_t t = 0; t < 64; t++) codes[t] = (uint8_t)(first + t * 29 % 64);
+                k->look_up_gains(table, codes, gains);
+                float got = k->scale_weights(weights, gains, scaled);
+                if (!(fabs((double)got - sum) <= 1e-6 * sizes)) fail_msg("%s: the weights come to %g, not %g", k->name, got, sum);
+                for (size_t t = 0; t < 64; t++) {
+                    if (gains[t] != table[codes[t]]) fail_msg("%s: the gain of code %u is %g", k->name, codes[t], gains[t]);
+                    if (scaled[t] != weights[t] * gains[t]) fail_msg("%s: token %zu is weighed with %g", k->name, t, scaled[t]);
+                }
+            }
+        }
+        guard_release();
+    }
+}
+
 static void test_max_of_tiles(void **state) {
     (void)state;
     struct random random = {7};
@@ -454,7 +487,7 @@ static void test_every_tier_fills_every_slot(void **state) {
     const struct kernels *k;
     for (size_t tier = 0; (k = tier_at(tier)); tier++) {
         assert_true(k->half_to_float && k->float_to_half && k->dot && k->axpy && k->rms_norm && k->silu_mul && k->exp_sum &&
-                    k->exp_tiles && k->max_tiles && k->max);
+                    k->exp_tiles && k->max_tiles && k->max && k->look_up_gains && k->scale_weights);
         assert_true(k->add_bytes && k->add_anchors && k->score_f16 && k->mix_f16 && k->score_q8_0 && k->mix_q8_0 && k->score_q4_0 &&
                     k->mix_q4_0 && k->prepare_q8_0 && k->prepare_q4_0 && k->score_kivi_4 && k->mix_kivi_4 && k->score_kivi_2 &&
                     k->mix_kivi_2);
@@ -549,6 +582,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_axpy_at_odd_lengths),
         cmocka_unit_test(test_rms_norm_at_odd_lengths),
         cmocka_unit_test(test_max_of_tiles),
+        cmocka_unit_test(test_gains_of_64_tokens),
         cmocka_unit_test(test_exp_of_tiles),
         cmocka_unit_test(test_max_at_odd_lengths),
         cmocka_unit_test(test_exp_over_the_whole_range),

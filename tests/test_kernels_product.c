@@ -64,7 +64,7 @@ static const unsigned char *make_planes(const struct product_code *p, enum guard
     return planes;
 }
 
-/* Centroids of 256 levels, by channel; all are halves. */
+/* Centroids of 256 levels, by channel or, where codes have more than eight bits, by row; all are halves. */
 static void make_levels(struct product_code *p, uint16_t *rows, enum fill fill, enum guard_side side) {
     size_t hd = p->parts * p->width, k = (size_t)1 << p->bits, plane = PRODUCT_PLANE(p->bits);
     float *low = guard_floats(hd, side), *step = guard_floats(hd, side), *from = guard_floats(hd, side);
@@ -75,12 +75,13 @@ static void make_levels(struct product_code *p, uint16_t *rows, enum fill fill, 
         low[c] = step[c] * (float)((int)(random_bits(&randomness) % 300) - 300);
         from[c] = low[c] - 0x1p17f * step[c];
         for (size_t j = 0; j < plane; j++) {
-            levels[c * plane + j] = j < k ? (unsigned char)random_bits(&randomness) : levels[c * plane + j % k];
-            float x = low[c] + step[c] * (float)levels[c * plane + j];
+            size_t at = p->bits > PRODUCT_PLANE_BITS ? (c / p->width * k + j) * p->width + c % p->width : c * plane + j;
+            levels[at] = j < k ? (unsigned char)random_bits(&randomness) : levels[c * plane + j % k];
+            float x = low[c] + step[c] * (float)levels[at];
             if (j < k) kernels_for(KERNELS_SCALAR)->float_to_half(&x, &rows[(c / p->width * k + j) * p->width + c % p->width], 1);
         }
     }
-    p->levels = levels;
+    *(p->bits > PRODUCT_PLANE_BITS ? &p->level_rows : &p->levels) = levels;
     p->low = low;
     p->step = step;
     p->from = from;
@@ -94,7 +95,7 @@ static void make_sample(struct sample *s, size_t hd, size_t width, unsigned bits
     s->hd = hd;
     fill_halves(&randomness, fill, rows, hd * k < MOST_DRAWN ? hd * k : MOST_DRAWN);
     for (size_t i = MOST_DRAWN; i < hd * k; i++) rows[i] = rows[i - MOST_DRAWN];
-    if (bits <= PRODUCT_PLANE_BITS && levels)
+    if (levels && (bits <= PRODUCT_PLANE_BITS || width % 4 == 0))
         make_levels(&s->p, rows, fill, side);
     else if (bits <= PRODUCT_PLANE_BITS)
         s->p.planes = make_planes(&s->p, side);
@@ -229,10 +230,12 @@ static double widest_span(const struct sample *s, const float *q) {
     return widest;
 }
 
+static bool by_levels(const struct sample *s) { return s->p.levels || s->p.level_rows; }
+
 /* What a tier that reads keys by levels may be off by, for one query and token: its query is fixed point, and lows and levels
  * cancel. */
 static double fixed_error(const struct sample *s, const float *q, size_t t) {
-    if (!s->p.levels) return 0;
+    if (!by_levels(s)) return 0;
     double largest = 0, levels = 0, terms = 0;
     for (size_t c = 0; c < s->hd; c++) {
         double step = (double)s->p.step[c], low = (double)s->p.low[c];
@@ -268,7 +271,7 @@ static void check_scores(struct sample *s, enum fill fill, size_t G, enum guard_
         k->score_pq(&s->p, q, G, s->block, logits);
         k->prepare_pq(&s->p, q, G, tables);
         k->look_up_pq(&s->p, tables, G, s->block, looked_up);
-        if (k->planes_pq && s->p.levels) check_fixed(s, k, q, G, logits, side);
+        if (k->planes_pq && by_levels(s)) check_fixed(s, k, q, G, logits, side);
         for (size_t g = 0; g < G; g++) {
             double step = span[g] * 0x1p-17 * (double)s->p.parts;
             for (size_t t = 0; t < SLOTS; t++) {
@@ -298,7 +301,7 @@ static void scores_equal_sums_over_centroids(void **state) {
 /* What a tier that reads values by levels may be off by, for one query and channel: its weights are fixed point, and lows and
  * levels cancel. */
 static double levels_error(const struct sample *s, const float *weights, size_t c) {
-    if (!s->p.levels) return 0;
+    if (!by_levels(s)) return 0;
     double step = (double)s->p.step[c], sum = 0, largest = 0, levels = 0;
     for (size_t t = 0; t < SLOTS; t++) {
         sum += fabs((double)weights[t]);
@@ -419,7 +422,7 @@ static const int16_t *angle_words(const struct key_turn *turn, enum guard_side s
 /* What turning in words may be off by, for one query: a key's number by six units, of which the largest number that its pair's can be has
  * at least 16000, and a query's by half of 1 / 65000 of all its numbers together, where turned ones are words. */
 static double words_error(const struct sample *s, const struct key_turn *turn, const float *q) {
-    if (!s->p.levels || !turn->words) return 0;
+    if (!by_levels(s) || !turn->words) return 0;
     double gain = turn->gain ? 0 : 1, off = 0, all = 0;
     for (size_t t = 0; turn->gain && t < SLOTS; t++) gain = fmax(gain, fabs((double)turn->gain[t]));
     for (size_t i = 0; i < turn->pairs; i++) {

@@ -45,7 +45,9 @@ static void check_channels(const struct learner *l, bool settled) {
     const struct product_code *p = pq_product(l->shape);
     size_t plane = PRODUCT_PLANE(p->bits), width = p->width;
     bool by_channel = kernels()->planes_pq && p->bits <= PRODUCT_PLANE_BITS;
+    bool by_row = kernels()->planes_pq && p->bits > PRODUCT_PLANE_BITS && width % 4 == 0;
     assert_int_equal(p->levels != NULL, by_channel && settled);
+    assert_int_equal(p->level_rows != NULL, by_row && settled);
     assert_int_equal(p->planes != NULL, by_channel && !settled && l->side == CODEC_KEYS);
     for (size_t c = 0; p->levels && c < l->shape.head_dim; c++) {
         assert_true((double)p->from[c] == (double)p->low[c] - 0x1p17 * (double)p->step[c]);
@@ -53,6 +55,10 @@ static void check_channels(const struct learner *l, bool settled) {
             double row = (double)l->rows[(c / width * l->centroids + j % l->centroids) * width + c % width];
             assert_true((double)p->low[c] + (double)p->step[c] * p->levels[c * plane + j] == row);
         }
+    }
+    for (size_t i = 0; p->level_rows && i < l->numbers; i++) {
+        size_t c = i / (l->centroids * width) * width + i % width;
+        assert_true((double)p->low[c] + (double)p->step[c] * p->level_rows[i] == (double)l->rows[i]);
     }
 }
 
@@ -193,26 +199,34 @@ static void every_code_survives(void **state) {
     }
 }
 
-/* Half precision as they are; up to eight bits, once settled, at most 256 levels of a channel, that are halves. */
+static int compare_floats(const void *a, const void *b) {
+    float x = *(const float *)a, y = *(const float *)b;
+    return (x > y) - (x < y);
+}
+
+/* Half precision as they are; once settled, where levels are read by channel or by row, at most 256 levels of a channel, that are
+ * halves. */
 static void check_rounding(const struct learner *l) {
     size_t width = l->shape.width;
     float *settled = malloc(l->numbers * sizeof *settled);
     for (size_t i = 0; i < l->numbers; i++) assert_true(l->rows[i] == half_to_float(half_from_float(l->parameters[i])));
     memcpy(settled, l->parameters, l->numbers * sizeof *settled);
     pq_settle(l->shape, l->side, settled);
-    bool moved = l->shape.bits <= PRODUCT_PLANE_BITS;
+    bool moved = l->shape.bits <= PRODUCT_PLANE_BITS || width % 4 == 0;
     if (!moved) assert_memory_equal(settled, l->parameters, l->numbers * sizeof *settled);
     for (size_t c = 0; moved && c < l->shape.head_dim; c++) {
         const float *given = l->parameters + c / width * l->centroids * width + c % width;
         const float *now = settled + c / width * l->centroids * width + c % width;
-        float least = INFINITY, most = -INFINITY, gap = INFINITY;
+        float gap = INFINITY, *sorted = malloc(l->centroids * sizeof *sorted);
         for (size_t j = 0; j < l->centroids; j++) {
-            least = fminf(least, now[j * width]);
-            most = fmaxf(most, now[j * width]);
+            sorted[j] = now[j * width];
             assert_true(now[j * width] == half_to_float(half_from_float(now[j * width])));
-            for (size_t i = 0; i < j; i++)
-                if (now[i * width] != now[j * width]) gap = fminf(gap, fabsf(now[i * width] - now[j * width]));
         }
+        qsort(sorted, l->centroids, sizeof *sorted, compare_floats);
+        float least = sorted[0], most = sorted[l->centroids - 1];
+        for (size_t j = 1; j < l->centroids; j++)
+            if (sorted[j] != sorted[j - 1]) gap = fminf(gap, sorted[j] - sorted[j - 1]);
+        free(sorted);
         assert_true(most - least <= 255 * gap);
         for (size_t j = 0; j < l->centroids; j++)
             assert_true(fabsf(now[j * width] - given[j * width]) <= 1.26f * (most - least) / 510);
@@ -243,6 +257,8 @@ static void expect_close(double got, double want, double allowed, const struct l
              l->shape.width, l->shape.bits, l->shape.group, got, want, fabs(got - want), allowed);
 }
 
+static bool by_levels(const struct product_code *p) { return p->levels || p->level_rows; }
+
 /* By look-up and by decoding, the one that the codec chooses and both by force. Fixed point: 2^-17 of the widest span for each
  * sub-vector by look-up, 1 / 65278 of the largest of query times step by levels, and no sub-vector's products span more than twice
  * its query's absolute sum times the largest centroid. */
@@ -258,7 +274,7 @@ static void check_keys(const struct learner *l, uint32_t G) {
     make_blocks(l, 1, &block, decoded);
     fill_normal(q, G * hd);
     size_t chosen = l->codec->prepared ? l->codec->prepared(shape) : 0;
-    assert_true(chosen == 0 || chosen == floats || (p->levels && chosen == G * product_fixed(p)));
+    assert_true(chosen == 0 || chosen == floats || (by_levels(p) && chosen == G * product_fixed(p)));
     assert_true(chosen * sizeof(float) <= (size_t)320 << 10);
     if (chosen) l->codec->prepare(shape, q, tables);
     l->codec->score(shape, q, chosen ? tables : NULL, block, logits[0]);
@@ -267,7 +283,7 @@ static void check_keys(const struct learner *l, uint32_t G) {
     kernels()->look_up_pq(p, tables, G, block, logits[2]);
     for (size_t g = 0; g < G; g++) {
         double span = 0, largest = 0;
-        for (size_t c = 0; p->levels && c < hd; c++) largest = fmax(largest, fabs((double)q[g * hd + c]) * (double)p->step[c]);
+        for (size_t c = 0; by_levels(p) && c < hd; c++) largest = fmax(largest, fabs((double)q[g * hd + c]) * (double)p->step[c]);
         for (size_t m = 0; m < p->parts; m++) {
             double sum = 0;
             for (size_t i = 0; i < p->width; i++) sum += fabs((double)q[g * hd + m * p->width + i]);
@@ -279,7 +295,7 @@ static void check_keys(const struct learner *l, uint32_t G) {
                 want += (double)q[g * hd + c] * (double)decoded[t * hd + c];
                 terms += fabs((double)q[g * hd + c] * (double)decoded[t * hd + c]);
             }
-            double allowed = 1e-6 * (terms + (p->levels ? span : 0)) + (double)hd * 255 * largest / 65278,
+            double allowed = 1e-6 * (terms + (by_levels(p) ? span : 0)) + (double)hd * 255 * largest / 65278,
                    table = (double)p->parts * span * 0x1p-17 + 1e-6 * (terms + span);
             expect_close((double)logits[0][g * SLOTS + t], want, chosen == floats ? table : allowed, l, "as chosen");
             expect_close((double)logits[1][g * SLOTS + t], want, allowed, l, "by decoding");
@@ -349,7 +365,7 @@ static void check_values(const struct learner *l, uint32_t G) {
                 terms += fabs(weight * (double)decoded[i * hd + c]);
                 largest = fmax(largest, weight);
             }
-            double levels = p->levels ? BLOCKS * SLOTS * largest * 255 * (double)p->step[c] / 65278 : 0;
+            double levels = by_levels(p) ? BLOCKS * SLOTS * largest * 255 * (double)p->step[c] / 65278 : 0;
             expect_close((double)mixed[g * hd + c], want, 3e-6 * (1 + terms) + levels, l, "by mixing");
             expect_close((double)finished[g * hd + c], want, 3e-6 * (1 + terms), l, "by tally");
             expect_close((double)chosen[g * hd + c], want, 3e-6 * (1 + terms), l, "by the codec's tally");

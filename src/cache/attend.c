@@ -182,6 +182,15 @@ static float *tables_of(const struct few *few, uint32_t head) {
     return floats && floats <= few->table_floats ? few->tables + head * few->table_floats : NULL;
 }
 
+/* To be called where a thread comes to another KV head. */
+static void approach_head(const struct few *few, uint32_t head) {
+    const struct cache *cache = few->cache;
+    for (enum codec_side side = CODEC_KEYS; side <= CODEC_VALUES; side++) {
+        const struct codec *codec = (side == CODEC_KEYS ? &cache->method.key : &cache->method.value)->codec;
+        if (codec->approach) codec->approach(side_shape(cache, side, cache->layer, head, few->rows), side, few->tiles);
+    }
+}
+
 /* One work item. */
 static void read_tiles(const struct few *few, size_t split, uint32_t head, float *scratch) {
     const struct cache *cache = few->cache;
@@ -247,10 +256,14 @@ static void attend_few(const struct cache *cache, const float *q, size_t first, 
         }
         /* A thread goes on where its last item ended: what the kernels prefetched there is near. Yet nobody waits long for the last:
          * threads are not equally fast, and a guided schedule would give the first one half of all. */
+        uint32_t near = UINT32_MAX; /* the KV head whose tables are */
 #pragma omp for schedule(dynamic, chunk)
         for (size_t item = 0; item < items; item++) {
-            if (apart) choose_tokens(cache, (uint32_t)item);
-            read_tiles(&few, item % few.splits, (uint32_t)(item / few.splits), attend_thread_scratch(cache));
+            uint32_t head = (uint32_t)(item / few.splits);
+            if (apart) choose_tokens(cache, head);
+            if (head != near) approach_head(&few, head);
+            near = head;
+            read_tiles(&few, item % few.splits, head, attend_thread_scratch(cache));
         }
 #pragma omp for schedule(static)
         for (uint32_t head = 0; head < heads; head++) {

@@ -267,13 +267,12 @@ static size_t tallies(struct codec_shape shape) { return (size_t)shape.group * (
 
 static void tally(struct codec_shape shape, const float *weights, const void *block, float *to) {
     const struct learned *learned = shape.learned;
-    const uint8_t *codes = block;
     float gains[BLOCK_TOKENS], scaled[MOST_TOGETHER * BLOCK_TOKENS], *sums = to + (size_t)shape.group * shape.bits;
-    for (size_t t = 0; t < BLOCK_TOKENS; t++) gains[t] = learned->gain[codes[t]];
+    kernels()->look_up_gains(learned->gain, block, gains);
     for (size_t first = 0, G; first < shape.group; first += G) {
         G = shape.group - first < MOST_TOGETHER ? shape.group - first : MOST_TOGETHER;
         for (size_t g = 0; g < G; g++)
-            sums[first + g] += frame_weigh(weights + (first + g) * BLOCK_TOKENS, gains, scaled + g * BLOCK_TOKENS);
+            sums[first + g] += kernels()->scale_weights(weights + (first + g) * BLOCK_TOKENS, gains, scaled + g * BLOCK_TOKENS);
         kernels()->tally_additive(scaled, G, shape.bits, codes_of(block), to + first * shape.bits);
     }
 }

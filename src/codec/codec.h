@@ -108,6 +108,10 @@ struct codec {
      * the reader takes `channels` and turns them. */
     void (*score_turned)(struct codec_shape shape, const float *q, const struct key_turn *turn, const void *block, float *logits);
 
+    /* Brings nearer what reading so many blocks takes of what was learned, all of it lying far: a codebook is read in no order, and
+     * each line then waited for on its own. NULL: not worth it. */
+    void (*approach)(struct codec_shape shape, enum codec_side side, size_t blocks);
+
     /* Values: acc[G][hd] += weights[G][64] times the values. */
     void (*mix)(struct codec_shape shape, const float *weights, const void *block, float *acc); /* NULL: a codec of keys alone */
     /* The same, faster, where every weight is at most CODEC_LIGHT of all that its query gives: weights may be rounded to a 254th of the

@@ -280,8 +280,7 @@ const void *comm_codes(const void *block) { return (const uint8_t *)block + GAIN
 
 void comm_gains(struct codec_shape shape, const void *block, float *gains) {
     const struct learned *learned = shape.learned;
-    const uint8_t *codes = block;
-    for (size_t t = 0; t < BLOCK_TOKENS; t++) gains[t] = learned->gain[codes[t]];
+    kernels()->look_up_gains(learned->gain, block, gains);
 }
 
 /* Codes of one group's rows[n][2 pairs], which lose their codewords round by round. */

@@ -50,20 +50,6 @@ static inline float frame_enter(const float *row, const float *mean, size_t hd, 
     return rms;
 }
 
-/* scaled[64] = weights times gains, of which the weights' sum is the mean's share: returned, added up in 16 sums side by side. */
-static inline float frame_weigh(const float *weights, const float *gains, float *scaled) {
-    float sum[16] = {0};
-    for (size_t t = 0; t < BLOCK_TOKENS; t += 16) {
-        for (size_t i = 0; i < 16; i++) {
-            sum[i] += weights[t + i];
-            scaled[t + i] = weights[t + i] * gains[t + i];
-        }
-    }
-    for (size_t n = 8; n > 0; n /= 2)
-        for (size_t i = 0; i < n; i++) sum[i] += sum[n + i];
-    return sum[0];
-}
-
 /* Learns a frame from rows[n][hd]. */
 static inline void frame_learn(const float *rows, size_t n, size_t hd, float *frame) {
     float centred[CODEC_HEAD_DIM_MAX];

@@ -136,9 +136,12 @@ static void take(struct codec_shape shape, enum codec_side side, const void *fro
     codec_vq.take(shape, side, codes_of(from), slots, n, (uint8_t *)to + GAIN_BYTES, at);
 }
 
+static void approach(struct codec_shape shape, enum codec_side side, size_t blocks) {
+    codec_vq.approach(inner(shape), side, blocks);
+}
+
 static void gains_of(const struct learned *learned, const void *block, float *gains) {
-    const uint8_t *codes = block;
-    for (size_t t = 0; t < BLOCK_TOKENS; t++) gains[t] = learned->gain[codes[t]];
+    kernels()->look_up_gains(learned->gain, block, gains);
 }
 
 static void channels(struct codec_shape shape, const void *block, float *to) {
@@ -185,7 +188,7 @@ static void mix(struct codec_shape shape, const float *weights, const void *bloc
     for (size_t first = 0; first < shape.group; first += some.group) {
         some.group = (uint32_t)(shape.group - first < MOST_TOGETHER ? shape.group - first : MOST_TOGETHER);
         for (size_t g = 0; g < some.group; g++) {
-            float sum = frame_weigh(weights + (first + g) * BLOCK_TOKENS, gains, scaled + g * BLOCK_TOKENS);
+            float sum = kernels()->scale_weights(weights + (first + g) * BLOCK_TOKENS, gains, scaled + g * BLOCK_TOKENS);
             kernels()->axpy(sum, learned->mean, acc + (first + g) * hd, hd);
         }
         codec_vq.mix(some, scaled, codes_of(block), acc + first * hd);
@@ -207,6 +210,7 @@ const struct codec codec_gain_shape = {.name = "gain-shape",
                                        .encode = encode,
                                        .decode = decode,
                                        .take = take,
+                                       .approach = approach,
                                        .score = score,
                                        .channels = channels,
                                        .score_turned = score_turned,

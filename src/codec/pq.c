@@ -115,12 +115,18 @@ static int64_t as_integer(uint16_t half) { return (int64_t)ldexpf(half_to_float(
 
 #define FROM 131072 /* steps that product.h's `from` lies below `low` */
 
+/* Whether the fastest processors read levels: by channel, or else by row. */
+static bool reads_levels(const struct product_code *p) { return p->bits <= PRODUCT_PLANE_BITS || p->width % 4 == 0; }
+
 /* Finds channel c's levels when its centroids lie on a grid of at most 256, as pq_settle leaves them: the step is the greatest of
  * which all are multiples. */
 static bool find_levels(struct learned *learned, size_t c) {
     const struct product_code *p = &learned->product;
     size_t k = (size_t)1 << p->bits, plane = PRODUCT_PLANE(p->bits), hd = p->parts * p->width;
-    const uint16_t *rows = p->rows + c / p->width * k * p->width + c % p->width;
+    size_t first = c / p->width * k * p->width + c % p->width;
+    bool by_row = p->bits > PRODUCT_PLANE_BITS;
+    const uint16_t *rows = p->rows + first;
+    uint8_t *levels = learned->levels + (by_row ? first : c * plane);
     int64_t least = INT64_MAX, most = INT64_MIN, step = 0;
     for (size_t j = 0; j < k; j++) {
         int64_t x = as_integer(rows[j * p->width]);
@@ -135,7 +141,7 @@ static bool find_levels(struct learned *learned, size_t c) {
     *from = ldexpf((float)(least - FROM * step), -24);
     if ((most - least) > 255 * step || (int64_t)ldexpf(*from, 24) != least - FROM * step) return false;
     for (size_t j = 0; j < plane; j++)
-        learned->levels[c * plane + j] = step ? (uint8_t)((as_integer(rows[j % k * p->width]) - least) / step) : 0;
+        levels[by_row ? j * p->width : j] = step ? (uint8_t)((as_integer(rows[j % k * p->width]) - least) / step) : 0;
     return true;
 }
 
@@ -166,8 +172,8 @@ static void settle_channel(float *x, size_t k, size_t apart) {
 
 void pq_settle(struct codec_shape shape, enum codec_side side, float *floats) {
     (void)side;
-    if (shape.bits > PRODUCT_PLANE_BITS) return;
     size_t k = centroids_of(shape), width = shape.width;
+    if (!reads_levels(&(struct product_code){.width = width, .bits = shape.bits})) return;
     for (size_t c = 0; c < shape.head_dim; c++) settle_channel(floats + c / width * k * width + c % width, k, width);
 }
 
@@ -193,7 +199,7 @@ static bool set_levels(struct learned *learned) {
     size_t hd = p->parts * p->width;
     for (size_t c = 0; c < hd; c++)
         if (!find_levels(learned, c)) return false;
-    p->levels = learned->levels;
+    *(p->bits > PRODUCT_PLANE_BITS ? &p->level_rows : &p->levels) = learned->levels;
     p->low = learned->scales;
     p->step = learned->scales + hd;
     p->from = learned->scales + 2 * hd;
@@ -204,7 +210,7 @@ static bool set_levels(struct learned *learned) {
 static enum terse_status set_channels(struct learned *learned, enum codec_side side, struct terse_error *error) {
     struct product_code *p = &learned->product;
     size_t hd = p->parts * p->width, bytes = hd * PRODUCT_PLANE(p->bits);
-    if (p->bits > PRODUCT_PLANE_BITS || !kernels()->planes_pq) return TERSE_OK;
+    if (!reads_levels(p) || !kernels()->planes_pq) return TERSE_OK;
     learned->levels = memory_array(bytes, 1);
     learned->scales = memory_array(3 * hd, sizeof *learned->scales);
     if (!learned->levels || !learned->scales) return status_no_memory(error, bytes + 3 * hd * sizeof(float), "a codebook");
@@ -213,7 +219,7 @@ static enum terse_status set_channels(struct learned *learned, enum codec_side s
     memory_free(learned->scales);
     learned->levels = NULL;
     learned->scales = NULL;
-    if (side == CODEC_VALUES) return TERSE_OK; /* read by row */
+    if (side == CODEC_VALUES || p->bits > PRODUCT_PLANE_BITS) return TERSE_OK; /* read by row */
     p->planes = learned->planes = memory_array(2 * bytes, 1);
     if (!learned->planes) return status_no_memory(error, 2 * bytes, "a codebook");
     set_planes(p, learned->planes);
@@ -278,9 +284,9 @@ static void channels(struct codec_shape shape, const void *block, float *to) {
  *
  *     width x bits            2 x 8   4 x 8   8 x 8   16 x 8   4 x 12   16 x 12   32 x 12
  *     AVX-512  look-up         23      12      5       3        -        -         -
- *              levels           8       8      7       7        -        -         -
+ *              levels           8       8      7       7       27       14        12
  *              decoding        17      17      16      15       95       40        30
- *              mix             12      12      12      12       85       21        19
+ *              mix             12      12      12      12       24        8         7
  *              tally          101      63      22      14       -        -         -
  *     AVX2     look-up         39      23      12      7        -        -         -
  *              decoding        48      32      26      -        66       35        31
@@ -290,7 +296,8 @@ static void channels(struct codec_shape shape, const void *block, float *to) {
  * Look-up takes as many times longer as there are queries, and its tables have to be made: with 2048 tokens it takes twice as long
  * for each. By levels one query takes 5 ns, three take 6 and eight 13. Both levels and decoding look up numbers in registers with
  * AVX-512, which costs the same for any width; without, decoding fetches rows one by one. With 4096 centroids their own memory
- * bounds every way: 1 MB for a head is half of what f16 reads of 8192 tokens. */
+ * bounds every way: 1 MB for a head is half of what f16 reads of 8192 tokens. Levels and mixes of 4096 with AVX-512 are of
+ * one thread of a Zen 4 whose second cache has them, f16 taking 13: a line from there for each code takes half a nanosecond. */
 
 /* Keys by look-up, wherever tables stay small; but in registers narrow codes are read faster. */
 static bool by_table(struct codec_shape shape) {
@@ -306,11 +313,25 @@ static bool by_tally(struct codec_shape shape) {
     return shape.bits <= PRODUCT_PLANE_BITS && shape.width >= (kernels()->planes_pq ? 32 : 16);
 }
 
+#define LINE 64
+
+/* Tables of more than 256 centroids, where so many codes are looked up as a table has lines. By loads, one after the other, which
+ * the processor runs ahead of: a Zen 4 drops most of so many prefetches. */
+static void approach(struct codec_shape shape, enum codec_side side, size_t blocks) {
+    const struct product_code *p = pq_product(shape);
+    size_t numbers = parameters(shape, side), bytes = p->level_rows ? numbers : numbers * sizeof *p->rows;
+    const uint8_t *from = p->level_rows ? p->level_rows : (const uint8_t *)p->rows;
+    uint32_t sum = 0;
+    if (p->bits <= PRODUCT_PLANE_BITS || blocks * BLOCK_TOKENS * p->parts < bytes / LINE) return;
+    for (size_t at = 0; at < bytes; at += LINE) sum += from[at];
+    __asm__ volatile("" : : "r"(sum)); /* as if it were used */
+}
+
 /* ---- Keys */
 
 static size_t prepared(struct codec_shape shape) {
     const struct product_code *p = pq_product(shape);
-    return by_table(shape) ? product_floats(p, shape.group) : p->levels ? shape.group * product_fixed(p) : 0;
+    return by_table(shape) ? product_floats(p, shape.group) : p->levels || p->level_rows ? shape.group * product_fixed(p) : 0;
 }
 
 static void prepare(struct codec_shape shape, const float *q, float *tables) {
@@ -366,6 +387,7 @@ const struct codec codec_pq = {.name = "pq",
                                .encode = encode,
                                .decode = decode,
                                .take = take,
+                               .approach = approach,
                                .prepared = prepared,
                                .prepare = prepare,
                                .score = score_prepared,
@@ -388,6 +410,7 @@ const struct codec codec_vq = {.name = "vq",
                                .encode = encode,
                                .decode = decode,
                                .take = take,
+                               .approach = approach,
                                .score = score,
                                .channels = channels,
                                .score_turned = score_turned,

@@ -202,10 +202,10 @@ INLINE void meet_keys(const struct comm_code *c, const struct key_turn *turn, co
     const size_t pairs = c->groups * c->pairs;
     struct turned_query queries[MET];
     struct indices indices;
-    vec met[MET][4];
+    __m512i met[MET][4];
     for (size_t g = 0; g < G; g++) {
         turned_take(turn, q + g * 2 * pairs, pairs, words->units, &queries[g]);
-        UNROLL for (size_t v = 0; v < 4; v++) met[g][v] = vec_zero();
+        UNROLL for (size_t v = 0; v < 4; v++) met[g][v] = _mm512_setzero_si512();
     }
     for (size_t i = 0; i < pairs; i += TURNED_PAIRS) {
         __m512i keys[TURNED_PAIRS][4];

@@ -28,13 +28,13 @@ static void decode_chunk(const struct product_code *p, const void *block, size_t
 
 /* ---- Codes of up to eight bits: numbers looked up in registers, 64 at a time ------------------------------------------------
  *
- * A permutation of bytes is a look-up of 64 bytes in a table of 64; tables of 128 and 256 are two and four of them under masks. A
+ * A permutation of bytes is a look-up of 64 bytes in a table of 64 or, of two registers, 128; in 256 it is two of them under a mask. A
  * level is one such look-up; a number of 16 bits is two, of its low and of its high byte, wherefore such centroids lie in planes.
  */
 
 struct codes {
     __m512i bytes;
-    __mmask64 bit6, bit7, both; /* set in these codes */
+    __mmask64 bit7; /* set in these codes */
 };
 
 /* Which token's code each byte has. For halves, such that unpacking two registers of bytes gives tokens in order; for words, such that
@@ -42,15 +42,15 @@ struct codes {
  * each dword makes 16 tokens in order. */
 enum order { AS_THEY_ARE, FOR_HALVES, FOR_WORDS, FOR_LEVELS };
 
+/* In memory: gcc 12 would make it of smaller numbers again and again. */
+static const uint8_t order_for_words[64] = {0,  32, 1,  33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39, 8,  40, 9,  41, 10, 42,
+                                            11, 43, 12, 44, 13, 45, 14, 46, 15, 47, 16, 48, 17, 49, 18, 50, 19, 51, 20, 52, 21, 53,
+                                            22, 54, 23, 55, 24, 56, 25, 57, 26, 58, 27, 59, 28, 60, 29, 61, 30, 62, 31, 63};
+
 INLINE __m512i codes_in_order(enum order order, __m512i bytes) {
     if (order == FOR_HALVES) return _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7), bytes);
     if (order == AS_THEY_ARE) return bytes;
-    if (order == FOR_WORDS) {
-        const __m512i word = _mm512_cvtepu8_epi16(_mm256_setr_epi8(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18,
-                                                                   19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31));
-        const __m512i both = _mm512_mullo_epi16(word, _mm512_set1_epi16(0x0101));
-        return _mm512_permutexvar_epi8(_mm512_add_epi16(both, _mm512_set1_epi16(0x2000)), bytes);
-    }
+    if (order == FOR_WORDS) return _mm512_permutexvar_epi8(_mm512_loadu_si512(order_for_words), bytes);
     const __m512i first = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     const __m512i each = _mm512_mullo_epi32(_mm512_set1_epi32(0x01010101), first);
     return _mm512_permutexvar_epi8(_mm512_add_epi32(each, _mm512_set1_epi32(0x30201000)), bytes);
@@ -72,19 +72,18 @@ INLINE struct codes codes_load(size_t quarters, const struct product_code *p, co
     if (quarters < 4) codes_of_fewer_bits(planes, p->bits, bytes);
     codes.bytes = _mm512_loadu_si512(quarters < 4 ? bytes : planes);
     codes.bytes = codes_in_order(order, codes.bytes);
-    codes.bit6 = _mm512_movepi8_mask(_mm512_slli_epi16(codes.bytes, 1));
     codes.bit7 = _mm512_movepi8_mask(codes.bytes);
-    codes.both = _kand_mask64(codes.bit6, codes.bit7);
     return codes;
 }
 
-/* 64 look-ups in a table of 64 `quarters` bytes; a later quarter goes over an earlier one. */
+/* 64 look-ups in a table of 64 `quarters` bytes. */
 INLINE __m512i codes_look_up(size_t quarters, const struct codes *codes, const uint8_t *table) {
-    __m512i x = _mm512_permutexvar_epi8(codes->bytes, _mm512_loadu_si512(table));
-    if (quarters > 1) x = _mm512_mask_permutexvar_epi8(x, codes->bit6, codes->bytes, _mm512_loadu_si512(table + 64));
-    if (quarters > 2) x = _mm512_mask_permutexvar_epi8(x, codes->bit7, codes->bytes, _mm512_loadu_si512(table + 128));
-    if (quarters > 2) x = _mm512_mask_permutexvar_epi8(x, codes->both, codes->bytes, _mm512_loadu_si512(table + 192));
-    return x;
+    const __m512i bytes = codes->bytes, first = _mm512_loadu_si512(table);
+    if (quarters == 1) return _mm512_permutexvar_epi8(bytes, first);
+    __m512i low = _mm512_permutex2var_epi8(first, bytes, _mm512_loadu_si512(table + 64));
+    if (quarters == 2) return low;
+    __m512i high = _mm512_permutex2var_epi8(_mm512_loadu_si512(table + 128), bytes, _mm512_loadu_si512(table + 192));
+    return _mm512_mask_blend_epi8(codes->bit7, low, high);
 }
 
 /* Halves, looked up byte by byte: x[2], tokens in order of codes FOR_HALVES. */
@@ -400,9 +399,43 @@ static __attribute__((noinline)) void look_up_fewer_bits(size_t n, const struct 
 
 #include "kernels/avx512_product_levels.h"
 
+#include "kernels/avx512_product_rows.h"
+
 #include "kernels/avx512_turned.h"
 
 #include "kernels/avx512_product_turned.h"
+
+static bool by_levels(const struct product_code *p) { return p->levels || p->level_rows; }
+
+static void score_fixed_pq(const struct product_code *p, const float *fixed, size_t G, const void *block, float *logits) {
+    struct fused fused = {.p = p, .block = block};
+    special_pq *const *of = p->level_rows ? score_rows_of : p->bits == 8 ? score_eight_bits_of : score_fewer_bits_of;
+    serve_pq(of, &fused, fixed, product_fixed(p), G, logits, BLOCK_TOKENS);
+}
+
+static void score_pq(const struct product_code *p, const float *q, size_t G, const void *block, float *logits) {
+    struct fused fused = {.p = p, .block = block};
+    float fixed[MOST_QUERIES * (KERNELS_MOST_CHANNELS / 2 + 2)];
+    for (size_t g = 0, n; by_levels(p) && g < G; g += n) {
+        n = SMALLER(G - g, MOST_QUERIES);
+        fix_pq(p, q + g * product_channels(p), n, fixed);
+        score_fixed_pq(p, fixed, n, block, logits + g * BLOCK_TOKENS);
+    }
+    if (!by_levels(p) && p->planes && p->bits == 8 && G <= FUSED_QUERIES)
+        score_fused_of[G - 1](&fused, q, logits);
+    else if (!by_levels(p))
+        score_pq_avx512(p, q, G, block, logits);
+}
+
+static void mix_pq(const struct product_code *p, const float *weights, size_t G, const void *block, float *acc) {
+    struct fused fused = {.p = p, .block = block};
+    special_pq *const *of = p->bits == 8 ? mix_eight_bits_of : mix_fewer_bits_of;
+    if (p->level_rows) of = p->width % LEVEL_CHANNELS ? mix_narrow_rows_of : mix_broad_rows_of;
+    if (by_levels(p))
+        serve_pq(of, &fused, weights, BLOCK_TOKENS, G, acc, product_channels(p));
+    else
+        mix_pq_avx512(p, weights, G, block, acc);
+}
 
 static void score_turned_pq(const struct product_code *p, const struct key_turn *turn, const float *q, size_t G, const void *block,
                             float *logits) {

@@ -53,6 +53,17 @@ INLINE __m512i next_levels(size_t quarters, struct reader *reader) {
     return levels;
 }
 
+/* A reader of the channels from the c-th on. */
+INLINE struct reader reader_at(size_t quarters, const struct product_code *p, const void *block, enum order order, size_t c) {
+    struct reader reader = {.p = p, .block = block, .table = p->levels + c * 64 * quarters, .part = c / p->width, .order = order};
+    size_t passed = c % p->width;
+    if (passed) {
+        reader.codes = codes_load(quarters, p, block, reader.part++, order);
+        reader.left = p->width - passed;
+    }
+    return reader;
+}
+
 /* Levels of four channels to x[4], part l of x[r] having the tokens that lie from byte 16 l + 4 r on. */
 INLINE void four_levels(size_t quarters, struct reader *reader, __m512i *x) {
     __m512i at[4], low[2], high[2];
@@ -142,25 +153,6 @@ INLINE void score_levels(size_t G, size_t quarters, const struct fused *fused, c
 
 BY_BITS(score)
 
-static void score_fixed_pq(const struct product_code *p, const float *fixed, size_t G, const void *block, float *logits) {
-    struct fused fused = {.p = p, .block = block};
-    serve_pq(p->bits == 8 ? score_eight_bits_of : score_fewer_bits_of, &fused, fixed, product_fixed(p), G, logits, BLOCK_TOKENS);
-}
-
-static void score_pq(const struct product_code *p, const float *q, size_t G, const void *block, float *logits) {
-    struct fused fused = {.p = p, .block = block};
-    float fixed[MOST_QUERIES * (KERNELS_MOST_CHANNELS / 2 + 2)];
-    for (size_t g = 0, n; p->levels && g < G; g += n) {
-        n = SMALLER(G - g, MOST_QUERIES);
-        fix_pq(p, q + g * product_channels(p), n, fixed);
-        score_fixed_pq(p, fixed, n, block, logits + g * BLOCK_TOKENS);
-    }
-    if (!p->levels && p->planes && p->bits == 8 && G <= FUSED_QUERIES)
-        score_fused_of[G - 1](&fused, q, logits);
-    else if (!p->levels)
-        score_pq_avx512(p, q, G, block, logits);
-}
-
 /* ---- Values by levels: the lanes are 16 channels, the bytes four tokens ----------------------------------------------------- */
 
 /* Of one query: bytes[2][64], their step, and the sum of the weights. */
@@ -175,6 +167,26 @@ static void weights_to_bytes(const float *weights, int8_t *bytes, float *step, f
     *sum = _mm512_reduce_add_ps(all);
     __m512 inverse = fixed_inverse(*step);
     for (size_t v = 0; v < 4; v++) to_bytes(_mm512_mul_ps(w[v], inverse), bytes + 16 * v, bytes + BLOCK_TOKENS + 16 * v);
+}
+
+struct weights_bytes {
+    int8_t of[MOST_QUERIES][2][BLOCK_TOKENS];
+    float step[MOST_QUERIES], sum[MOST_QUERIES];
+};
+
+INLINE void all_weights_to_bytes(size_t G, const float *weights, struct weights_bytes *bytes) {
+    for (size_t g = 0; g < G; g++) weights_to_bytes(weights + g * BLOCK_TOKENS, bytes->of[g][0], &bytes->step[g], &bytes->sum[g]);
+}
+
+/* acc[G][hd] += 16 channels from c on, levels weighed by high and low bytes. */
+INLINE void add_mixed(size_t G, const struct product_code *p, size_t c, const __m512i *high, const __m512i *low,
+                      const struct weights_bytes *bytes, float *acc) {
+    vec c_step = vec_load(p->step + c), c_low = vec_load(p->low + c);
+    UNROLL for (size_t g = 0; g < G; g++) {
+        float *at = acc + g * product_channels(p) + c;
+        vec to = vec_fma(c_low, vec_set(bytes->sum[g]), vec_load(at));
+        vec_store(at, vec_fma(vec_mul(c_step, vec_set(bytes->step[g])), whole_floats(high[g], low[g]), to));
+    }
 }
 
 /* Levels of four channels to x[4], part l of x[r] having tokens 16 l + 4 r to 16 l + 4 r + 3, a channel in each dword. */
@@ -198,10 +210,9 @@ INLINE void mix_levels(size_t G, size_t quarters, const struct fused *fused, con
     const struct product_code *p = fused->p;
     const size_t hd = product_channels(p);
     struct reader reader = {.p = p, .block = fused->block, .table = p->levels, .order = AS_THEY_ARE};
-    int8_t bytes[MOST_QUERIES][2][BLOCK_TOKENS];
-    float step[MOST_QUERIES], sum[MOST_QUERIES];
+    struct weights_bytes bytes;
     __m512i x[2][LEVEL_CHANNELS / 4][4];
-    for (size_t g = 0; g < G; g++) weights_to_bytes(weights + g * BLOCK_TOKENS, bytes[g][0], &step[g], &sum[g]);
+    all_weights_to_bytes(G, weights, &bytes);
     UNROLL for (size_t i = 0; i < LEVEL_CHANNELS / 4; i++) four_channels(quarters, &reader, x[0][i]);
     for (size_t c = 0; c < hd; c += LEVEL_CHANNELS) {
         __m512i high[MOST_QUERIES], low[MOST_QUERIES], (*now)[4] = x[c / LEVEL_CHANNELS % 2],
@@ -214,28 +225,14 @@ INLINE void mix_levels(size_t G, size_t quarters, const struct fused *fused, con
             UNROLL for (size_t l = 0; l < 4; l++) {
                 if (more) at[l] = next_levels(quarters, &reader);
                 UNROLL for (size_t g = 0; g < G; g++) {
-                    high[g] = add_weighed(high[g], by_token[l], bytes[g][0] + 16 * l + 4 * r);
-                    low[g] = add_weighed(low[g], by_token[l], bytes[g][1] + 16 * l + 4 * r);
+                    high[g] = add_weighed(high[g], by_token[l], bytes.of[g][0] + 16 * l + 4 * r);
+                    low[g] = add_weighed(low[g], by_token[l], bytes.of[g][1] + 16 * l + 4 * r);
                 }
             }
             if (more) turn_over_fours(at, next[r]);
         }
-        __m512 c_step = _mm512_loadu_ps(p->step + c), c_low = _mm512_loadu_ps(p->low + c);
-        UNROLL for (size_t g = 0; g < G; g++) {
-            __m512 to = _mm512_fmadd_ps(c_low, _mm512_set1_ps(sum[g]), _mm512_loadu_ps(acc + g * hd + c));
-            to = _mm512_fmadd_ps(_mm512_mul_ps(c_step, _mm512_set1_ps(step[g])), whole_floats(high[g], low[g]), to);
-            _mm512_storeu_ps(acc + g * hd + c, to);
-        }
+        add_mixed(G, p, c, high, low, &bytes, acc);
     }
 }
 
 BY_BITS(mix)
-
-static void mix_pq(const struct product_code *p, const float *weights, size_t G, const void *block, float *acc) {
-    struct fused fused = {.p = p, .block = block};
-    special_pq *const *of = p->bits == 8 ? mix_eight_bits_of : mix_fewer_bits_of;
-    if (p->levels)
-        serve_pq(of, &fused, weights, BLOCK_TOKENS, G, acc, product_channels(p));
-    else
-        mix_pq_avx512(p, weights, G, block, acc);
-}

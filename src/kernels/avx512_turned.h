@@ -1,7 +1,7 @@
 /* Keys turned and met in 16 bits, with AVX-512 (VNNI): words of 64 tokens, twice as many in a register as floats, of which each of a
  * pair's two numbers is a multiple of that pair's unit. Turning is products of words, rounded; meeting a query multiplies both
- * numbers of a pair in one instruction, as exact sums of 32 bits over TURNED_PAIRS pairs. Units are folded into the queries. Included
- * after lanes and a template on them. Owns nothing.
+ * numbers of a pair in one instruction, as exact sums of 32 bits over all pairs. Units are folded into the queries. Included after
+ * lanes and a template on them. Owns nothing.
  *
  * Pairs go in steps of TURNED_PAIRS, each of which is turned as a whole or not at all. */
 #include "kernels/kernels.h"
@@ -66,7 +66,7 @@ INLINE float turned_gains(const float *gains, __m512i *words) {
 /* Takes over q[2 pairs]; units[pairs] may be 0. */
 INLINE void turned_take(const struct key_turn *turn, const float *q, size_t pairs, const float *units, struct turned_query *query) {
     float numbers[2][TURNED_MOST_PAIRS];
-    vec most = vec_zero(), strange = vec_zero();
+    vec most = vec_zero(), sizes = vec_zero(); /* what is not finite stays so in their sum */
     for (size_t i = 0; i < pairs; i += LANES) {
         vec re, im, unit = vec_load(units + i);
         if (i < turn->pairs) unit = vec_mul(unit, vec_set(turn->magnitude * (32768.0f / 32767)));
@@ -75,12 +75,12 @@ INLINE void turned_take(const struct key_turn *turn, const float *q, size_t pair
         im = vec_mul(im, unit);
         vec size = vec_add(_mm512_abs_ps(re), _mm512_abs_ps(im));
         most = _mm512_max_ps(most, size);
-        strange = vec_fma(size, vec_zero(), strange); /* what is not finite stays so */
+        sizes = vec_add(sizes, size);
         vec_store(numbers[0] + i, re);
         vec_store(numbers[1] + i, im);
     }
-    /* No sum of 32 bits meets more than all of `most`, and no number is more than twice the share of a word. */
-    float sum = _mm512_reduce_add_ps(vec_add(most, strange)), largest = 2 * _mm512_reduce_max_ps(most);
+    /* No number is more than half of TURNED_QUERY, or it would be no word. */
+    float sum = _mm512_reduce_add_ps(sizes), largest = 2 * _mm512_reduce_max_ps(most);
     float all = largest > sum ? largest : sum;
     bool some = !(all <= 1e-30f);
     vec inverse = vec_set(some ? TURNED_QUERY / all : 0);
@@ -106,35 +106,37 @@ INLINE void turned_pair(const __m512i *re, const __m512i *im, const int16_t *wor
     }
 }
 
-/* met[G][4] += products of keys[TURNED_PAIRS][4] with G queries' pairs from `first` on, as floats. */
-INLINE void turned_meet(size_t G, const __m512i (*keys)[4], const struct turned_query *queries, size_t first, vec (*met)[4]) {
-    __m512i sum[TURNED_QUERIES][4];
-    UNROLL for (size_t g = 0; g < G; g++) { UNROLL for (size_t v = 0; v < 4; v++) sum[g][v] = _mm512_setzero_si512(); }
-    for (size_t j = 0; j < TURNED_PAIRS; j++) {
-        UNROLL for (size_t g = 0; g < G; g++) {
-            const __m512i pair = _mm512_set1_epi32(queries[g].pairs[first + j]);
-            UNROLL for (size_t v = 0; v < 4; v++) sum[g][v] = turned_products(sum[g][v], keys[j][v], pair);
-        }
-    }
+/* sum[G][4] += products of a pair's key[4] with that pair of G queries. */
+INLINE void turned_add(size_t G, const __m512i *key, const struct turned_query *queries, size_t pair, __m512i (*sum)[4]) {
     UNROLL for (size_t g = 0; g < G; g++) {
-        UNROLL for (size_t v = 0; v < 4; v++) met[g][v] = vec_add(met[g][v], _mm512_cvtepi32_ps(sum[g][v]));
+        const __m512i query = _mm512_set1_epi32(queries[g].pairs[pair]);
+        UNROLL for (size_t v = 0; v < 4; v++) sum[g][v] = turned_products(sum[g][v], key[v], query);
     }
 }
 
-INLINE void turned_meet_all(size_t G, const __m512i (*keys)[4], const struct turned_query *queries, size_t first, vec (*met)[4]) {
+/* met[G][4] += products of keys[TURNED_PAIRS][4] with G queries' pairs from `first` on. */
+INLINE void turned_meet(size_t G, const __m512i (*keys)[4], const struct turned_query *queries, size_t first, __m512i (*met)[4]) {
+    __m512i sum[TURNED_QUERIES][4];
+    UNROLL for (size_t g = 0; g < G; g++) { UNROLL for (size_t v = 0; v < 4; v++) sum[g][v] = met[g][v]; }
+    for (size_t j = 0; j < TURNED_PAIRS; j++) turned_add(G, keys[j], queries, first + j, sum);
+    UNROLL for (size_t g = 0; g < G; g++) { UNROLL for (size_t v = 0; v < 4; v++) met[g][v] = sum[g][v]; }
+}
+
+INLINE void turned_meet_all(size_t G, const __m512i (*keys)[4], const struct turned_query *queries, size_t first,
+                            __m512i (*met)[4]) {
     for (; G >= 4; G -= 4, queries += 4, met += 4) turned_meet(4, keys, queries, first, met);
     if (G == 3) turned_meet(3, keys, queries, first, met);
     if (G == 2) turned_meet(2, keys, queries, first, met);
     if (G == 1) turned_meet(1, keys, queries, first, met);
 }
 
-/* logits[64] of one query. */
-INLINE void turned_logits(const vec *met, float step, float *logits) {
+/* logits[64] of what one query met. */
+INLINE void turned_logits(const __m512i *met, float step, float *logits) {
     const __m512i low = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
     const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
     UNROLL for (size_t i = 0; i < 2; i++) {
-        vec a = _mm512_permutex2var_ps(met[2 * i], low, met[2 * i + 1]);
-        vec b = _mm512_permutex2var_ps(met[2 * i], high, met[2 * i + 1]);
+        vec a = _mm512_cvtepi32_ps(_mm512_permutex2var_epi32(met[2 * i], low, met[2 * i + 1]));
+        vec b = _mm512_cvtepi32_ps(_mm512_permutex2var_epi32(met[2 * i], high, met[2 * i + 1]));
         vec_store(logits + 32 * i, vec_mul(a, vec_set(step)));
         vec_store(logits + 32 * i + LANES, vec_mul(b, vec_set(step)));
     }

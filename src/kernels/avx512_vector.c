@@ -149,7 +149,24 @@ static float exp_tiles_avx512(float *x, float max, size_t n, size_t stride) {
     return _mm512_reduce_add_ps(_mm512_add_ps(_mm512_add_ps(sum[0], sum[1]), _mm512_add_ps(sum[2], sum[3])));
 }
 
+/* The table lies in sixteen registers, of which a permutation looks up in two; the codes' upper bits choose among them. */
+static void look_up_gains_avx512(const float *table, const uint8_t *codes, float *out) {
+    __m512 part[16];
+    for (size_t i = 0; i < 16; i++) part[i] = _mm512_loadu_ps(table + 16 * i);
+    for (size_t t = 0; t < BLOCK_TOKENS; t += 16) {
+        __m512i code = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(codes + t)));
+        __m512 x[8];
+        for (size_t i = 0; i < 8; i++) x[i] = _mm512_permutex2var_ps(part[2 * i], code, part[2 * i + 1]);
+        for (size_t n = 4, bit = 32; n > 0; n /= 2, bit *= 2) {
+            __mmask16 set = _mm512_test_epi32_mask(code, _mm512_set1_epi32((int)bit));
+            for (size_t i = 0; i < n; i++) x[i] = _mm512_mask_blend_ps(set, x[2 * i], x[2 * i + 1]);
+        }
+        _mm512_storeu_ps(out + t, x[0]);
+    }
+}
+
 void kernels_fill_avx512_vector(struct kernels *k) {
+    k->look_up_gains = look_up_gains_avx512;
     k->half_to_float = half_to_float_avx512;
     k->float_to_half = float_to_half_avx512;
     k->dot = dot_avx512;

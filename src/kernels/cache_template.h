@@ -115,7 +115,22 @@ static void PASTE(add_anchors, ISA)(const float *weights, size_t stride, const f
     }
 }
 
+static float PASTE(scale_weights, ISA)(const float *weights, const float *gains, float *scaled) {
+    float parts[LANES];
+    vec sum = vec_zero();
+    for (size_t t = 0; t < BLOCK_TOKENS; t += LANES) {
+        vec weight = vec_load(weights + t);
+        sum = vec_add(sum, weight);
+        vec_store(scaled + t, vec_mul(weight, vec_load(gains + t)));
+    }
+    vec_store(parts, sum);
+    for (size_t n = LANES / 2; n > 0; n /= 2)
+        for (size_t i = 0; i < n; i++) parts[i] += parts[n + i];
+    return parts[0];
+}
+
 void PASTE(PASTE(kernels_fill, ISA), cache)(struct kernels *k) {
+    k->scale_weights = PASTE(scale_weights, ISA);
     k->add_bytes = PASTE(add_bytes, ISA);
     k->add_anchors = PASTE(add_anchors, ISA);
     k->score_f16 = PASTE(score_f16, ISA);

@@ -50,6 +50,10 @@ struct kernels {
     /* Both of 64 numbers in each of n tiles that lie `stride` floats apart. */
     float (*max_tiles)(const float *x, size_t n, size_t stride);
     float (*exp_tiles)(float *x, float max, size_t n, size_t stride);
+    /* A gain for each of 64 tokens: out[64] = table[256] at the codes; and scaled[64] = weights times gains, which returns the weights'
+     * sum. */
+    void (*look_up_gains)(const float *table, const uint8_t *codes, float *out);
+    float (*scale_weights)(const float *weights, const float *gains, float *scaled);
     /* AnTKV's Anchor Scores of 64 tokens: keys[j] += sum of A (1 - A) norms[r] and values[j] += sum of A over the rows, where A =
      * weights[r][j] factors[r]; rows lie `stride` floats apart. Lanes do not mix. */
     void (*add_anchors)(const float *weights, size_t stride, const float *factors, const float *norms, size_t rows, float *keys,

@@ -24,6 +24,9 @@ struct product_code {
     const float *low, *step, *from;
     /* Of other keys: u8 [parts * width][2][PRODUCT_PLANE], the halves' low bytes and then their high ones, or NULL. */
     const uint8_t *planes;
+    /* Where bits > PRODUCT_PLANE_BITS and width is a multiple of 4, the same tiers read levels as rows lie, with low and step:
+     * u8 [parts][2^bits][width], or NULL. */
+    const uint8_t *level_rows;
 };
 
 /* Floats of G queries in a row of tables and tallies: whole vectors or the parts of one. */

@@ -133,7 +133,17 @@ static void add_anchors_scalar(const float *weights, size_t stride, const float 
     }
 }
 
+static float scale_weights_scalar(const float *weights, const float *gains, float *scaled) {
+    float sum = 0;
+    for (size_t t = 0; t < BLOCK_TOKENS; t++) {
+        sum += weights[t];
+        scaled[t] = weights[t] * gains[t];
+    }
+    return sum;
+}
+
 void kernels_fill_scalar_cache(struct kernels *k) {
+    k->scale_weights = scale_weights_scalar;
     k->add_bytes = add_bytes_scalar;
     k->add_anchors = add_anchors_scalar;
     k->score_f16 = score_f16_scalar;

@@ -66,6 +66,10 @@ static float exp_tiles_scalar(float *x, float max, size_t n, size_t stride) {
     return sum;
 }
 
+static void look_up_gains_scalar(const float *table, const uint8_t *codes, float *out) {
+    for (size_t t = 0; t < BLOCK_TOKENS; t++) out[t] = table[codes[t]];
+}
+
 void kernels_fill_scalar_vector(struct kernels *k) {
     k->half_to_float = half_to_float_scalar;
     k->float_to_half = float_to_half_scalar;
@@ -77,4 +81,5 @@ void kernels_fill_scalar_vector(struct kernels *k) {
     k->max = max_scalar;
     k->max_tiles = max_tiles_scalar;
     k->exp_tiles = exp_tiles_scalar;
+    k->look_up_gains = look_up_gains_scalar;
 }

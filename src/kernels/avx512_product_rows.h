@@ -1,0 +1,208 @@
+/* Keys and values by rows of levels with AVX-512, for codes of more than eight bits: included once by avx512_product.c, after
+ * avx512_product_levels.h. Tables of 4,096 centroids are beyond look-ups in registers, and what bounds reading them is how many
+ * lines of the second-level cache they take; four channels of a token are one dword, sixteen one load. */
+
+/* The 64 codes of twelve bits: words[2]. */
+INLINE void twelve_bits(const uint8_t *planes, __m512i *words) {
+    __m512i bytes = _mm512_loadu_si512(planes);
+    __m512i pairs = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)(planes + BLOCK_PQ_PART(8))));
+    __m512i above = _mm512_and_si512(_mm512_or_si512(pairs, _mm512_slli_epi16(pairs, 4)), _mm512_set1_epi8(15));
+    __m512i low = _mm512_cvtepu8_epi16(_mm512_castsi512_si256(above));
+    __m512i high = _mm512_cvtepu8_epi16(_mm512_extracti64x4_epi64(above, 1));
+    words[0] = _mm512_or_si512(_mm512_cvtepu8_epi16(_mm512_castsi512_si256(bytes)), _mm512_slli_epi16(low, 8));
+    words[1] = _mm512_or_si512(_mm512_cvtepu8_epi16(_mm512_extracti64x4_epi64(bytes, 1)), _mm512_slli_epi16(high, 8));
+}
+
+static __attribute__((noinline)) void other_bits(const uint8_t *planes, unsigned bits, uint16_t *words) {
+    code_planes_read(planes, bits, words);
+}
+
+/* Where the rows of sub-vector m's 64 codes begin in its levels: at[4]. */
+INLINE void level_places(const struct product_code *p, const void *block, size_t m, __m512i *at) {
+    const uint8_t *planes = (const uint8_t *)block + m * BLOCK_PQ_PART(p->bits);
+    const __m512i width = _mm512_set1_epi32((int)p->width);
+    __m512i words[2];
+    uint16_t codes[BLOCK_TOKENS];
+    if (p->bits == 12) {
+        twelve_bits(planes, words);
+    } else {
+        other_bits(planes, p->bits, codes);
+        words[0] = _mm512_loadu_si512(codes);
+        words[1] = _mm512_loadu_si512(codes + 32);
+    }
+    UNROLL for (size_t v = 0; v < 4; v++) {
+        __m256i part = v % 2 ? _mm512_extracti64x4_epi64(words[v / 2], 1) : _mm512_castsi512_si256(words[v / 2]);
+        at[v] = _mm512_mullo_epi32(_mm512_cvtepu16_epi32(part), width);
+    }
+}
+
+/* The same of all sub-vectors. */
+INLINE void all_level_places(const struct fused *fused, uint32_t (*offsets)[BLOCK_TOKENS]) {
+    const struct product_code *p = fused->p;
+    for (size_t m = 0; m < p->parts; m++) {
+        __m512i at[4];
+        prefetch_step(fused->block, m, BLOCK_PQ_PART(p->bits));
+        level_places(p, fused->block, m, at);
+        UNROLL for (size_t v = 0; v < 4; v++) _mm512_storeu_si512(offsets[m] + 16 * v, at[v]);
+    }
+}
+
+static const uint8_t *level_rows(const struct product_code *p, size_t m) {
+    return p->level_rows + m * product_centroids(p) * p->width;
+}
+
+/* The dword at `from` to those places of x that the mask has. */
+INLINE __m256i put_dword(__m256i x, __mmask8 mask, const uint8_t *from) {
+    __asm__("vpbroadcastd %1, %0%{%2%}" : "+v"(x) : "m"(*(const char(*)[4])from), "Yk"(mask));
+    return x;
+}
+
+INLINE __m256i eight_fours(const uint8_t *rows, const uint32_t *offsets) {
+    __m256i x = _mm256_castsi128_si256(_mm_loadu_si32(rows + offsets[0]));
+    UNROLL for (size_t i = 1; i < 8; i++) x = put_dword(x, (__mmask8)(1 << i), rows + offsets[i]);
+    return x;
+}
+
+/* Levels of four channels of 16 tokens, a token in each dword. */
+INLINE __m512i gather_fours(const uint8_t *rows, const uint32_t *offsets) {
+    return _mm512_inserti64x4(_mm512_castsi256_si512(eight_fours(rows, offsets)), eight_fours(rows, offsets + 8), 1);
+}
+
+/* ---- Keys: the lanes are 16 tokens, the bytes four channels ------------------------------------------------------------------ */
+
+/* Tokens from 16 v to 16 (v + W) - 1. */
+INLINE void score_some(size_t G, size_t v, size_t W, const struct fused *fused, uint32_t (*offsets)[BLOCK_TOKENS],
+                       const float *fixed, float *logits) {
+    const struct product_code *p = fused->p;
+    const size_t hd = product_channels(p), apart = product_fixed(p);
+    const int8_t *bytes = (const int8_t *)fixed;
+    __m512i high[MOST_QUERIES][4], low[MOST_QUERIES][4];
+    UNROLL for (size_t g = 0; g < G; g++) { UNROLL for (size_t w = 0; w < W; w++) high[g][w] = low[g][w] = _mm512_setzero_si512(); }
+    for (size_t m = 0; m < p->parts; m++) {
+        const uint8_t *rows = level_rows(p, m);
+        __m512i x[4];
+        for (size_t i = 0; i < p->width; i += 4, bytes += 4) {
+            UNROLL for (size_t w = 0; w < W; w++) x[w] = gather_fours(rows + i, offsets[m] + 16 * (v + w));
+            UNROLL for (size_t g = 0; g < G; g++) {
+                const int8_t *of = bytes + g * apart * sizeof(float);
+                UNROLL for (size_t w = 0; w < W; w++) {
+                    high[g][w] = add_weighed(high[g][w], x[w], of);
+                    low[g][w] = add_weighed(low[g][w], x[w], of + hd);
+                }
+            }
+        }
+    }
+    UNROLL for (size_t g = 0; g < G; g++) {
+        const float *scale = fixed + g * apart + hd / 2;
+        UNROLL for (size_t w = 0; w < W; w++) {
+            vec sum = vec_fma(whole_floats(high[g][w], low[g][w]), vec_set(scale[0]), vec_set(scale[1]));
+            vec_store(logits + g * BLOCK_TOKENS + (v + w) * LANES, sum);
+        }
+    }
+}
+
+INLINE void score_rows(size_t G, const void *what, const float *fixed, float *logits) {
+    const size_t W = G <= 3 ? 4 : G <= 6 ? 2 : 1; /* 24 sums at most */
+    uint32_t offsets[KERNELS_MOST_CHANNELS / 4][BLOCK_TOKENS];
+    all_level_places(what, offsets);
+    UNROLL for (size_t v = 0; v < 4; v += W) score_some(G, v, W, what, offsets, fixed, logits);
+}
+
+EACH_PQ(score_rows)
+
+/* ---- Values: the lanes are 16 channels, the bytes four tokens ---------------------------------------------------------------- */
+
+/* As gather_parts of four registers of dwords, a token in each: 16 channels of four tokens. */
+INLINE void gather_tokens(const __m512i *x, __m512i *out) {
+    const __m512i first = _mm512_setr_epi32(0, 1, 2, 3, 32, 33, 34, 35, 64, 65, 66, 67, 96, 97, 98, 99); /* of each channel */
+    const __m512i even = _mm512_add_epi32(_mm512_mullo_epi32(first, _mm512_set1_epi32(0x01010101)), _mm512_set1_epi32(0x0c080400));
+    const __m512i odd = _mm512_add_epi32(even, _mm512_set1_epi32(0x10101010));
+    __m512i even_ab = _mm512_permutex2var_epi8(x[0], even, x[1]), odd_ab = _mm512_permutex2var_epi8(x[0], odd, x[1]);
+    __m512i even_cd = _mm512_permutex2var_epi8(x[2], even, x[3]), odd_cd = _mm512_permutex2var_epi8(x[2], odd, x[3]);
+    out[0] = _mm512_shuffle_i32x4(even_ab, even_cd, 0x88);
+    out[1] = _mm512_shuffle_i32x4(odd_ab, odd_cd, 0x88);
+    out[2] = _mm512_shuffle_i32x4(even_ab, even_cd, 0xdd);
+    out[3] = _mm512_shuffle_i32x4(odd_ab, odd_cd, 0xdd);
+}
+
+/* Sixteen channels of four tokens that are `apart` among offsets, one after the other. */
+INLINE __m512i four_rows(const uint8_t *rows, const uint32_t *offsets, size_t apart) {
+    __m512i x = _mm512_castsi128_si512(_mm_loadu_si128((const __m128i *)(rows + offsets[0])));
+    x = _mm512_inserti32x4(x, _mm_loadu_si128((const __m128i *)(rows + offsets[apart])), 1);
+    x = _mm512_inserti32x4(x, _mm_loadu_si128((const __m128i *)(rows + offsets[2 * apart])), 2);
+    return _mm512_inserti32x4(x, _mm_loadu_si128((const __m128i *)(rows + offsets[3 * apart])), 3);
+}
+
+/* Channels c to c + 15 of tokens t to t + 15: x[l] has tokens t + 4 l to t + 4 l + 3. */
+INLINE void sixteen_channels(bool broad, const struct product_code *p, uint32_t (*offsets)[BLOCK_TOKENS], size_t c, size_t t,
+                             __m512i *x) {
+    if (broad) {
+        const __m512i channel = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+        const __m512i each = _mm512_mullo_epi32(channel, _mm512_set1_epi32(0x01010101));
+        const __m512i order = _mm512_add_epi32(each, _mm512_set1_epi32(0x30201000));
+        const size_t m = c / p->width;
+        const uint8_t *rows = level_rows(p, m) + c % p->width;
+        UNROLL for (size_t l = 0; l < 4; l++) x[l] = _mm512_permutexvar_epi8(order, four_rows(rows, offsets[m] + t + 4 * l, 1));
+        return;
+    }
+    __m512i fours[4];
+    UNROLL for (size_t i = 0; i < 4; i++) {
+        const size_t at = c + 4 * i, m = at / p->width;
+        fours[i] = gather_fours(level_rows(p, m) + at % p->width, offsets[m] + t);
+    }
+    gather_tokens(fours, x);
+}
+
+INLINE void mix_rows(size_t G, bool broad, const struct fused *fused, const float *weights, float *acc) {
+    const struct product_code *p = fused->p;
+    const size_t hd = product_channels(p);
+    struct weights_bytes bytes;
+    uint32_t offsets[KERNELS_MOST_CHANNELS / 4][BLOCK_TOKENS];
+    all_level_places(fused, offsets);
+    all_weights_to_bytes(G, weights, &bytes);
+    for (size_t c = 0; c < hd; c += LEVEL_CHANNELS) {
+        __m512i high[MOST_QUERIES], low[MOST_QUERIES];
+        UNROLL for (size_t g = 0; g < G; g++) high[g] = low[g] = _mm512_setzero_si512();
+        for (size_t t = 0; t < BLOCK_TOKENS; t += 16) {
+            __m512i x[4];
+            sixteen_channels(broad, p, offsets, c, t, x);
+            UNROLL for (size_t l = 0; l < 4; l++) {
+                UNROLL for (size_t g = 0; g < G; g++) {
+                    high[g] = add_weighed(high[g], x[l], bytes.of[g][0] + t + 4 * l);
+                    low[g] = add_weighed(low[g], x[l], bytes.of[g][1] + t + 4 * l);
+                }
+            }
+        }
+        add_mixed(G, p, c, high, low, &bytes, acc);
+    }
+}
+
+INLINE void mix_broad_rows(size_t G, const void *what, const float *weights, float *acc) { mix_rows(G, true, what, weights, acc); }
+INLINE void mix_narrow_rows(size_t G, const void *what, const float *weights, float *acc) {
+    mix_rows(G, false, what, weights, acc);
+}
+
+EACH_PQ(mix_broad_rows)
+EACH_PQ(mix_narrow_rows)
+
+/* ---- By channel ------------------------------------------------------------------------------------------------------------ */
+
+/* Channels c to c + 15 of sub-vectors of whole sixteens: levels[16][64] in the order of codes FOR_WORDS. Each unpacking of all
+ * turns the bits of where a byte lies, register and place in its part, by one; four of them swap the two. */
+static void channels_of_rows(const struct product_code *p, const void *block, size_t c, uint8_t (*levels)[BLOCK_TOKENS]) {
+    const uint8_t *rows = level_rows(p, c / p->width) + c % p->width;
+    uint32_t offsets[BLOCK_TOKENS];
+    __m512i at[4], x[16];
+    level_places(p, block, c / p->width, at);
+    UNROLL for (size_t v = 0; v < 4; v++) _mm512_storeu_si512(offsets + 16 * v, at[v]);
+    UNROLL_16 for (size_t i = 0; i < 16; i++) x[i] = four_rows(rows, offsets + i % 2 * 32 + i / 2, 8);
+    UNROLL for (size_t turn = 0; turn < 4; turn++) {
+        __m512i y[16];
+        UNROLL for (size_t i = 0; i < 8; i++) {
+            y[2 * i] = _mm512_unpacklo_epi8(x[i], x[i + 8]);
+            y[2 * i + 1] = _mm512_unpackhi_epi8(x[i], x[i + 8]);
+        }
+        UNROLL_16 for (size_t i = 0; i < 16; i++) x[i] = y[i];
+    }
+    UNROLL_16 for (size_t i = 0; i < 16; i++) _mm512_storeu_si512(levels[i], x[i]);
+}
