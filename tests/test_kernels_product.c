@@ -298,9 +298,9 @@ static void scores_equal_sums_over_centroids(void **state) {
 
 /* ---- Values ------------------------------------------------------------------------------------------------------------------ */
 
-/* What a tier that reads values by levels may be off by, for one query and channel: its weights are fixed point, and lows and
- * levels cancel. */
-static double levels_error(const struct sample *s, const float *weights, size_t c) {
+/* What a tier that reads values by levels may be off by, for one query and channel: its weights are fixed point, off by one part in so
+ * many of the largest, and lows and levels cancel. */
+static double levels_error(const struct sample *s, const float *weights, size_t c, double parts) {
     if (!by_levels(s)) return 0;
     double step = (double)s->p.step[c], sum = 0, largest = 0, levels = 0;
     for (size_t t = 0; t < SLOTS; t++) {
@@ -308,14 +308,14 @@ static double levels_error(const struct sample *s, const float *weights, size_t 
         largest = fmax(largest, fabs((double)weights[t]));
         levels += s->value[t][c] - (double)s->p.low[c];
     }
-    return largest / 65278 * 1.001 * levels + EPSILON * (SLOTS + 4) * sum * (fabs((double)s->p.low[c]) + 255 * step) +
+    return largest / parts * 1.001 * levels + EPSILON * (SLOTS + 4) * sum * (fabs((double)s->p.low[c]) + 255 * step) +
            1e-30 * SLOTS;
 }
 
 static void check_mixes(struct sample *s, enum fill fill, size_t G, enum guard_side side) {
     if (G > 4 && product_floats(&s->p, G) > 1 << 17) return;
     float *weights = guard_floats(G * SLOTS, side), *before = guard_floats(G * s->hd, side);
-    float *mixed = guard_floats(G * s->hd, side), *finished = guard_floats(G * s->hd, side);
+    float *mixed = guard_floats(G * s->hd, side), *light = guard_floats(G * s->hd, side), *finished = guard_floats(G * s->hd, side);
     float *tallies = guard_floats(product_floats(&s->p, G), side);
     fill_floats(&randomness, fill == FILL_LARGE ? FILL_OUTLIER : fill, weights, G * SLOTS);
     if (G > 2) memset(weights + SLOTS, 0, SLOTS * sizeof *weights);
@@ -323,9 +323,11 @@ static void check_mixes(struct sample *s, enum fill fill, size_t G, enum guard_s
     const struct kernels *k;
     for (size_t tier = 0; (k = tier_at(tier)); tier++) {
         memcpy(mixed, before, G * s->hd * sizeof *mixed);
+        memcpy(light, before, G * s->hd * sizeof *mixed);
         memcpy(finished, before, G * s->hd * sizeof *mixed);
         memset(tallies, 0, product_floats(&s->p, G) * sizeof *tallies);
         k->mix_pq(&s->p, weights, G, s->block, mixed);
+        k->mix_light_pq(&s->p, weights, G, s->block, light);
         for (int twice = 0; twice < 2; twice++) k->tally_pq(&s->p, weights, G, s->block, tallies); /* they add up over blocks */
         k->finish_pq(&s->p, tallies, G, finished);
         for (size_t g = 0; g < G; g++) {
@@ -335,10 +337,14 @@ static void check_mixes(struct sample *s, enum fill fill, size_t G, enum guard_s
                     want += (double)weights[g * SLOTS + t] * s->value[t][c];
                     terms += fabs((double)weights[g * SLOTS + t] * s->value[t][c]);
                 }
-                double off = k->planes_pq ? levels_error(s, weights + g * SLOTS, c) : 0;
+                double off = k->planes_pq ? levels_error(s, weights + g * SLOTS, c, 65278) : 0;
+                double light_off = k->planes_pq ? levels_error(s, weights + g * SLOTS, c, 253) : 0;
                 check_close((double)mixed[g * s->hd + c], start + want, terms + fabs(start), EPSILON * (SLOTS + 4), off + 1e-42,
                             "%s mix_pq G %zu hd %zu width %zu bits %u %s, query %zu channel %zu", k->name, G, s->hd, s->p.width,
                             s->p.bits, fill_name(fill), g, c);
+                check_close((double)light[g * s->hd + c], start + want, terms + fabs(start), EPSILON * (SLOTS + 4),
+                            light_off + 1e-42, "%s mix_light_pq G %zu hd %zu width %zu bits %u %s, query %zu channel %zu", k->name,
+                            G, s->hd, s->p.width, s->p.bits, fill_name(fill), g, c);
                 check_close((double)finished[g * s->hd + c], start + 2 * want, 2 * terms + fabs(start), EPSILON * (3 * SLOTS + 4),
                             1e-36, "%s finish_pq G %zu hd %zu width %zu bits %u %s, query %zu channel %zu", k->name, G, s->hd,
                             s->p.width, s->p.bits, fill_name(fill), g, c);

@@ -179,7 +179,7 @@ static void score(struct codec_shape shape, const float *q, const float *tables,
 
 #define MOST_TOGETHER 16 /* queries whose scaled weights lie on the stack */
 
-static void mix(struct codec_shape shape, const float *weights, const void *block, float *acc) {
+static void mix_gained(bool light, struct codec_shape shape, const float *weights, const void *block, float *acc) {
     const struct learned *learned = shape.learned;
     size_t hd = shape.head_dim;
     float gains[BLOCK_TOKENS], scaled[MOST_TOGETHER * BLOCK_TOKENS];
@@ -191,8 +191,16 @@ static void mix(struct codec_shape shape, const float *weights, const void *bloc
             float sum = kernels()->scale_weights(weights + (first + g) * BLOCK_TOKENS, gains, scaled + g * BLOCK_TOKENS);
             kernels()->axpy(sum, learned->mean, acc + (first + g) * hd, hd);
         }
-        codec_vq.mix(some, scaled, codes_of(block), acc + first * hd);
+        (light ? codec_vq.mix_light : codec_vq.mix)(some, scaled, codes_of(block), acc + first * hd);
     }
+}
+
+static void mix(struct codec_shape shape, const float *weights, const void *block, float *acc) {
+    mix_gained(false, shape, weights, block, acc);
+}
+
+static void mix_light(struct codec_shape shape, const float *weights, const void *block, float *acc) {
+    mix_gained(true, shape, weights, block, acc);
 }
 
 const struct codec codec_gain_shape = {.name = "gain-shape",
@@ -214,4 +222,5 @@ const struct codec codec_gain_shape = {.name = "gain-shape",
                                        .score = score,
                                        .channels = channels,
                                        .score_turned = score_turned,
-                                       .mix = mix};
+                                       .mix = mix,
+                                       .mix_light = mix_light};

@@ -363,6 +363,10 @@ static void mix(struct codec_shape shape, const float *weights, const void *bloc
     kernels()->mix_pq(pq_product(shape), weights, shape.group, block, acc);
 }
 
+static void mix_light(struct codec_shape shape, const float *weights, const void *block, float *acc) {
+    kernels()->mix_light_pq(pq_product(shape), weights, shape.group, block, acc);
+}
+
 static size_t tallies(struct codec_shape shape) { return by_tally(shape) ? product_floats(pq_product(shape), shape.group) : 0; }
 
 static void tally(struct codec_shape shape, const float *weights, const void *block, float *to) {
@@ -394,6 +398,7 @@ const struct codec codec_pq = {.name = "pq",
                                .channels = channels,
                                .score_turned = score_turned,
                                .mix = mix,
+                               .mix_light = mix_light,
                                .tallies = tallies,
                                .tally = tally,
                                .finish = finish};
@@ -415,6 +420,7 @@ const struct codec codec_vq = {.name = "vq",
                                .channels = channels,
                                .score_turned = score_turned,
                                .mix = mix,
+                               .mix_light = mix_light,
                                .tallies = tallies,
                                .tally = tally,
                                .finish = finish};

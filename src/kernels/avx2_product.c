@@ -168,4 +168,5 @@ static void mix_pq(const struct product_code *p, const float *weights, size_t G,
 void kernels_fill_avx2_product(struct kernels *k) {
     product_fill(k);
     k->mix_pq = mix_pq;
+    k->mix_light_pq = mix_pq;
 }

@@ -171,11 +171,11 @@ INLINE void weigh(size_t G, size_t planes, const float *weights, const __m512 *s
 }
 
 /* Sums of codes times those bytes, of the planes: the sum of whole numbers. */
-INLINE void add_weighed(size_t planes, __m512i codes, const int8_t (*bytes)[BLOCK_TOKENS], size_t t, __m512i *sum) {
+INLINE void add_planes(size_t planes, __m512i codes, const int8_t (*bytes)[BLOCK_TOKENS], size_t t, __m512i *sum) {
     UNROLL for (size_t p = 0; p < planes; p++) sum[p] = add_products(sum[p], codes, four_bytes(bytes[p] + place_of(t)));
 }
 
-INLINE __m512 weighed_floats(size_t planes, const __m512i *sum) {
+INLINE __m512 plane_floats(size_t planes, const __m512i *sum) {
     return planes == 2 ? whole_floats(sum[0], sum[1]) : _mm512_cvtepi32_ps(sum[0]);
 }
 

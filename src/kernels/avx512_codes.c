@@ -176,7 +176,7 @@ INLINE void mix_group(size_t G, bool nibbles, size_t planes, const struct weighe
             x[0] = _mm512_xor_si512(x[0], sign);
         }
         UNROLL for (size_t g = 0; g < G; g++) {
-            UNROLL for (size_t i = 0; i < 2; i++) add_weighed(planes, x[i], w->bytes[g], t, sum[g][i]);
+            UNROLL for (size_t i = 0; i < 2; i++) add_planes(planes, x[i], w->bytes[g], t, sum[g][i]);
         }
     }
     UNROLL for (size_t g = 0; g < G; g++) {
@@ -184,7 +184,7 @@ INLINE void mix_group(size_t G, bool nibbles, size_t planes, const struct weighe
             const int times = nibbles && i ? 16 : 1;
             float *to = acc + g * hd + 16 * i;
             __m512 step_of = _mm512_set1_ps(w->step[g] / (float)times);
-            _mm512_storeu_ps(to, _mm512_fmadd_ps(step_of, weighed_floats(planes, sum[g][i]), _mm512_loadu_ps(to)));
+            _mm512_storeu_ps(to, _mm512_fmadd_ps(step_of, plane_floats(planes, sum[g][i]), _mm512_loadu_ps(to)));
         }
     }
 }

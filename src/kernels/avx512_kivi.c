@@ -177,8 +177,8 @@ INLINE void mix_two(size_t G, int bits, size_t planes, const struct group *w, co
         b = bits == 8 ? four_rows(rows + 16, two->length) : _mm512_and_si512(a, above); /* 2^bits times the codes */
         if (bits < 8) a = _mm512_and_si512(a, mask);
         UNROLL for (size_t g = 0; g < G; g++) {
-            add_weighed(planes, a, w[first].weighed.bytes[g], t, sum[g][0]);
-            add_weighed(planes, b, w[second].weighed.bytes[g], t, sum[g][1]);
+            add_planes(planes, a, w[first].weighed.bytes[g], t, sum[g][0]);
+            add_planes(planes, b, w[second].weighed.bytes[g], t, sum[g][1]);
         }
     }
     UNROLL for (size_t g = 0; g < G; g++) {
@@ -187,7 +187,7 @@ INLINE void mix_two(size_t G, int bits, size_t planes, const struct group *w, co
             float *to = acc + g * hd + (i ? two->second : two->first);
             __m512 x = _mm512_add_ps(_mm512_loadu_ps(to), _mm512_set1_ps(w[group].base[g]));
             float step = w[group].weighed.step[g] / (float)(i && bits < 8 ? 1 << bits : 1);
-            x = _mm512_fmadd_ps(_mm512_set1_ps(step), weighed_floats(planes, sum[g][i]), x);
+            x = _mm512_fmadd_ps(_mm512_set1_ps(step), plane_floats(planes, sum[g][i]), x);
             _mm512_storeu_ps(to, x);
         }
     }

@@ -437,6 +437,15 @@ static void mix_pq(const struct product_code *p, const float *weights, size_t G,
         mix_pq_avx512(p, weights, G, block, acc);
 }
 
+static void mix_light_pq(const struct product_code *p, const float *weights, size_t G, const void *block, float *acc) {
+    struct fused fused = {.p = p, .block = block};
+    special_pq *const *of = p->bits == 8 ? mix_light_eight_bits_of : mix_light_fewer_bits_of;
+    if (p->levels)
+        serve_pq(of, &fused, weights, BLOCK_TOKENS, G, acc, product_channels(p));
+    else
+        mix_pq(p, weights, G, block, acc);
+}
+
 static void score_turned_pq(const struct product_code *p, const struct key_turn *turn, const float *q, size_t G, const void *block,
                             float *logits) {
     struct fused fused = {p, block, turn};
@@ -477,6 +486,7 @@ void kernels_fill_avx512_product(struct kernels *k) {
     k->score_fixed_pq = score_fixed_pq;
     k->score_turned_pq = score_turned_pq;
     k->mix_pq = mix_pq;
+    k->mix_light_pq = mix_light_pq;
     k->prepare_pq = prepare_pq;
     k->look_up_pq = look_up_pq;
 }

@@ -155,18 +155,24 @@ BY_BITS(score)
 
 /* ---- Values by levels: the lanes are 16 channels, the bytes four tokens ----------------------------------------------------- */
 
-/* Of one query: bytes[2][64], their step, and the sum of the weights. */
-static void weights_to_bytes(const float *weights, int8_t *bytes, float *step, float *sum) {
+/* Of one query: bytes[planes][64], their step, and the sum of the weights. */
+INLINE void weights_to_bytes(size_t planes, const float *weights, int8_t *bytes, float *step, float *sum) {
     __m512 w[4], all = _mm512_setzero_ps(), most = _mm512_setzero_ps();
     for (size_t v = 0; v < 4; v++) {
         w[v] = _mm512_loadu_ps(weights + 16 * v);
         all = _mm512_add_ps(all, w[v]);
         most = _mm512_max_ps(most, _mm512_abs_ps(w[v]));
     }
-    *step = fixed_step(_mm512_reduce_max_ps(most));
+    *step = fixed_step(_mm512_reduce_max_ps(most)) * (planes == 2 ? 1 : (float)FIXED_MOST / COARSE_MOST);
     *sum = _mm512_reduce_add_ps(all);
     __m512 inverse = fixed_inverse(*step);
-    for (size_t v = 0; v < 4; v++) to_bytes(_mm512_mul_ps(w[v], inverse), bytes + 16 * v, bytes + BLOCK_TOKENS + 16 * v);
+    for (size_t v = 0; v < 4; v++) {
+        __m512 multiples = _mm512_mul_ps(w[v], inverse);
+        if (planes == 2)
+            to_bytes(multiples, bytes + 16 * v, bytes + BLOCK_TOKENS + 16 * v);
+        else
+            _mm_storeu_si128((__m128i *)(bytes + 16 * v), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(multiples)));
+    }
 }
 
 struct weights_bytes {
@@ -174,18 +180,25 @@ struct weights_bytes {
     float step[MOST_QUERIES], sum[MOST_QUERIES];
 };
 
-INLINE void all_weights_to_bytes(size_t G, const float *weights, struct weights_bytes *bytes) {
-    for (size_t g = 0; g < G; g++) weights_to_bytes(weights + g * BLOCK_TOKENS, bytes->of[g][0], &bytes->step[g], &bytes->sum[g]);
+static void all_weights_to_bytes(size_t G, size_t planes, const float *weights, struct weights_bytes *bytes) {
+    for (size_t g = 0; g < G; g++) {
+        const float *of = weights + g * BLOCK_TOKENS;
+        if (planes == 2)
+            weights_to_bytes(2, of, bytes->of[g][0], &bytes->step[g], &bytes->sum[g]);
+        else
+            weights_to_bytes(1, of, bytes->of[g][0], &bytes->step[g], &bytes->sum[g]);
+    }
 }
 
-/* acc[G][hd] += 16 channels from c on, levels weighed by high and low bytes. */
-INLINE void add_mixed(size_t G, const struct product_code *p, size_t c, const __m512i *high, const __m512i *low,
+/* acc[G][hd] += 16 channels from c on, levels weighed by high and low bytes, or by high ones that are whole numbers. */
+INLINE void add_mixed(size_t G, size_t planes, const struct product_code *p, size_t c, const __m512i *high, const __m512i *low,
                       const struct weights_bytes *bytes, float *acc) {
     vec c_step = vec_load(p->step + c), c_low = vec_load(p->low + c);
     UNROLL for (size_t g = 0; g < G; g++) {
         float *at = acc + g * product_channels(p) + c;
         vec to = vec_fma(c_low, vec_set(bytes->sum[g]), vec_load(at));
-        vec_store(at, vec_fma(vec_mul(c_step, vec_set(bytes->step[g])), whole_floats(high[g], low[g]), to));
+        vec sum = planes == 2 ? whole_floats(high[g], low[g]) : _mm512_cvtepi32_ps(high[g]);
+        vec_store(at, vec_fma(vec_mul(c_step, vec_set(bytes->step[g])), sum, to));
     }
 }
 
@@ -206,13 +219,13 @@ INLINE void gather_parts(__m512i a, __m512i b, __m512i c, __m512i d, __m512i *ou
     out[3] = _mm512_shuffle_i32x4(odd_ab, odd_cd, 0xdd);
 }
 
-INLINE void mix_levels(size_t G, size_t quarters, const struct fused *fused, const float *weights, float *acc) {
+INLINE void mix_planes(size_t G, size_t quarters, size_t planes, const struct fused *fused, const float *weights, float *acc) {
     const struct product_code *p = fused->p;
     const size_t hd = product_channels(p);
     struct reader reader = {.p = p, .block = fused->block, .table = p->levels, .order = AS_THEY_ARE};
     struct weights_bytes bytes;
     __m512i x[2][LEVEL_CHANNELS / 4][4];
-    all_weights_to_bytes(G, weights, &bytes);
+    all_weights_to_bytes(G, planes, weights, &bytes);
     UNROLL for (size_t i = 0; i < LEVEL_CHANNELS / 4; i++) four_channels(quarters, &reader, x[0][i]);
     for (size_t c = 0; c < hd; c += LEVEL_CHANNELS) {
         __m512i high[MOST_QUERIES], low[MOST_QUERIES], (*now)[4] = x[c / LEVEL_CHANNELS % 2],
@@ -226,13 +239,21 @@ INLINE void mix_levels(size_t G, size_t quarters, const struct fused *fused, con
                 if (more) at[l] = next_levels(quarters, &reader);
                 UNROLL for (size_t g = 0; g < G; g++) {
                     high[g] = add_weighed(high[g], by_token[l], bytes.of[g][0] + 16 * l + 4 * r);
-                    low[g] = add_weighed(low[g], by_token[l], bytes.of[g][1] + 16 * l + 4 * r);
+                    if (planes == 2) low[g] = add_weighed(low[g], by_token[l], bytes.of[g][1] + 16 * l + 4 * r);
                 }
             }
             if (more) turn_over_fours(at, next[r]);
         }
-        add_mixed(G, p, c, high, low, &bytes, acc);
+        add_mixed(G, planes, p, c, high, low, &bytes, acc);
     }
 }
 
+INLINE void mix_levels(size_t G, size_t quarters, const struct fused *fused, const float *weights, float *acc) {
+    mix_planes(G, quarters, 2, fused, weights, acc);
+}
+INLINE void mix_light_levels(size_t G, size_t quarters, const struct fused *fused, const float *weights, float *acc) {
+    mix_planes(G, quarters, 1, fused, weights, acc);
+}
+
 BY_BITS(mix)
+BY_BITS(mix_light)

@@ -159,7 +159,7 @@ INLINE void mix_rows(size_t G, bool broad, const struct fused *fused, const floa
     struct weights_bytes bytes;
     uint32_t offsets[KERNELS_MOST_CHANNELS / 4][BLOCK_TOKENS];
     all_level_places(fused, offsets);
-    all_weights_to_bytes(G, weights, &bytes);
+    all_weights_to_bytes(G, 2, weights, &bytes);
     for (size_t c = 0; c < hd; c += LEVEL_CHANNELS) {
         __m512i high[MOST_QUERIES], low[MOST_QUERIES];
         UNROLL for (size_t g = 0; g < G; g++) high[g] = low[g] = _mm512_setzero_si512();
@@ -173,7 +173,7 @@ INLINE void mix_rows(size_t G, bool broad, const struct fused *fused, const floa
                 }
             }
         }
-        add_mixed(G, p, c, high, low, &bytes, acc);
+        add_mixed(G, 2, p, c, high, low, &bytes, acc);
     }
 }
 

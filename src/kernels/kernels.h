@@ -136,6 +136,8 @@ struct kernels {
      * each weight, and each number of a query times its channel's step, is off by about 1 / 65278 of its query's largest. */
     void (*score_pq)(const struct product_code *p, const float *q, size_t G, const void *block, float *logits);
     void (*mix_pq)(const struct product_code *p, const float *weights, size_t G, const void *block, float *acc);
+    /* mix as mix_light_q4_0 is: weights may be off by 1 / 253 of the largest. */
+    void (*mix_light_pq)(const struct product_code *p, const float *weights, size_t G, const void *block, float *acc);
     /* score by levels in two steps, in tiers with planes_pq only (else NULL), and where there are levels: fixed[G][product_fixed]
      * of the queries, once for all blocks. */
     void (*fix_pq)(const struct product_code *p, const float *q, size_t G, float *fixed);

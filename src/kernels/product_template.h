@@ -474,6 +474,7 @@ static void product_fill(struct kernels *k) {
     k->rows_pq = PASTE(rows_pq, ISA);
     k->score_pq = PASTE(score_pq, ISA);
     k->mix_pq = PASTE(mix_pq, ISA);
+    k->mix_light_pq = PASTE(mix_pq, ISA);
     k->prepare_pq = PASTE(prepare_pq, ISA);
     k->look_up_pq = PASTE(look_up_pq, ISA);
     k->tally_pq = PASTE(tally_pq, ISA);

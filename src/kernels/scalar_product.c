@@ -152,6 +152,7 @@ void kernels_fill_scalar_product(struct kernels *k) {
     k->rows_pq = rows_pq_scalar;
     k->score_pq = score_pq_scalar;
     k->mix_pq = mix_pq_scalar;
+    k->mix_light_pq = mix_pq_scalar;
     k->prepare_pq = prepare_pq_scalar;
     k->look_up_pq = look_up_pq_scalar;
     k->tally_pq = tally_pq_scalar;
