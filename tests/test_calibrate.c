@@ -584,11 +584,13 @@ static void every_report_may_end_it(void **state) {
             assert_int_equal(whole.stages, 2);
             assert_int_equal(whole.done, whole.total);
             assert_string_equal(whole.what, "centroids");
-            /* Few of the reports are the first of their kind; with several threads their number varies, so the last ones are left.
-             */
+            /* Few of the reports are the first of their kind; with several threads their number varies, so the last ones are left, and
+             * a run on a busy machine may end before as many as are allowed. */
             for (uint64_t allowed = 0; allowed < whole.calls / 2; allowed += 1 + allowed / 4) {
                 struct watch watch = {.allowed = allowed};
-                assert_int_equal(calibrate_watched(m, method, threads, &watch), TERSE_E_INTERRUPTED);
+                enum terse_status status = calibrate_watched(m, method, threads, &watch);
+                if (threads > 1 && watch.calls <= allowed) continue;
+                assert_int_equal(status, TERSE_E_INTERRUPTED);
                 if (threads == 1) assert_int_equal(watch.calls, allowed + 1);
             }
             assert_int_equal(live, before);
