@@ -134,7 +134,7 @@ static void make_codes(struct bench *b) {
         for (size_t j = 0; j < k * b->hd; j++) rows[j] = (uint16_t)(0x2000 + j % 4096); /* halves near 0.01 */
         b->codes[i] = (struct product_code){.parts = parts, .width = b->width, .bits = b->bits, .rows = rows};
         bool by_row = b->bits > PRODUCT_PLANE_BITS;
-        if (by_row && b->width % 4) continue;
+        if (!product_may_have_levels(b->width, b->bits)) continue;
         uint8_t *levels = allocate(b->hd * plane);
         float *low = allocate(b->hd * sizeof *low), *step = allocate(b->hd * sizeof *step), *from = allocate(b->hd * sizeof *from);
         for (size_t j = 0; j < b->hd * plane; j++) levels[j] = (uint8_t)(j % 251);
@@ -166,7 +166,7 @@ static void bench_code(struct bench *b, size_t width, unsigned bits) {
     double keys = time_way(b, SCORE_F16), values = time_way(b, MIX_F16), ratio[6];
     for (size_t i = 0; i < 6; i++) {
         bool too_large = (ways[i] == LOOK_UP || ways[i] == TALLY) && product_floats(&b->codes[0], b->G) > 1 << 20;
-        bool none = ways[i] == FIXED && ((!b->codes[0].levels && !b->codes[0].level_rows) || !kernels()->planes_pq);
+        bool none = ways[i] == FIXED && (!product_by_levels(&b->codes[0]) || !kernels()->planes_pq);
         ratio[i] = too_large || none ? NAN : time_way(b, ways[i]) / (ways[i] < MIX ? keys : values);
     }
     printf("%3zu %2zu %4zu x %2u %6.3f %8.1f %8.1f", b->hd, b->G, width, bits, (double)bits / (double)width, keys, values);

@@ -225,7 +225,7 @@ static void test_mapped_file_refused(void **state) {
 
 static int make_folder(void **state) {
     static char folder[64];
-    strcpy(folder, "/tmp/terse-test-base-XXXXXX");
+    strcpy(folder, P_tmpdir "/terse-test-base-XXXXXX");
     *state = mkdtemp(folder);
     return *state ? 0 : -1;
 }

@@ -404,7 +404,7 @@ static void read_file(const char *path, uint8_t *bytes, size_t size) {
 
 static void test_save(void **state) {
     (void)state;
-    char folder[] = "/tmp/terse-test-codebook-XXXXXX", path[64], part[96], missing[96];
+    char folder[] = P_tmpdir "/terse-test-codebook-XXXXXX", path[64], part[96], missing[96];
     struct codebook_info info = codebook_sample_info();
     struct terse_codebook *fresh = make(&info), *loaded;
     struct terse_error error = {0};

@@ -79,7 +79,7 @@ static void test_load_and_build(void **state) {
 
 static void test_save(void **state) {
     (void)state;
-    char folder[] = "/tmp/terse-test-codebook-XXXXXX", path[64];
+    char folder[] = P_tmpdir "/terse-test-codebook-XXXXXX", path[64];
     struct codebook_info info = codebook_sample_info();
     struct terse_codebook *codebook = NULL, *loaded = NULL;
     size_t refused = 0;

@@ -293,7 +293,7 @@ static void test_alignment(void **state) {
 
 static void test_file_equals_memory(void **state) {
     (void)state;
-    char path[] = "/tmp/terse-test-gguf-XXXXXX";
+    char path[] = P_tmpdir "/terse-test-gguf-XXXXXX";
     size_t size;
     struct gguf_writer writer;
     struct terse_gguf *gguf;
@@ -370,7 +370,7 @@ static bool report(void *user, const char *what, uint64_t done, uint64_t total) 
 
 static void test_writer_streams(void **state) {
     (void)state;
-    char folder[] = "/tmp/terse-test-gguf-XXXXXX", path[64], part[96];
+    char folder[] = P_tmpdir "/terse-test-gguf-XXXXXX", path[64], part[96];
     const uint64_t dims[2] = {32 * 1000, 300}; /* 10.2 MB: more than one piece */
     struct gguf_writer writer = {0};
     struct filled filled = {0};

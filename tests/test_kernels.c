@@ -490,7 +490,7 @@ static void test_every_tier_fills_every_slot(void **state) {
                     k->exp_tiles && k->max_tiles && k->max && k->look_up_gains && k->scale_weights);
         assert_true(k->add_bytes && k->add_anchors && k->score_f16 && k->mix_f16 && k->score_q8_0 && k->mix_q8_0 && k->score_q4_0 &&
                     k->mix_q4_0 && k->prepare_q8_0 && k->prepare_q4_0 && k->score_kivi_4 && k->mix_kivi_4 && k->score_kivi_2 &&
-                    k->mix_kivi_2);
+                    k->mix_kivi_2 && k->mix_light_q4_0 && k->mix_light_kivi_4 && k->mix_light_kivi_2 && k->mix_light_pq);
         for (uint32_t type = 0; type < TENSOR_TYPES; type++) {
             assert_true((tensor_type_info(type) != NULL) == (k->dequantize[type] != NULL));
             assert_true((tensor_type_info(type) != NULL) == (k->matvec[type] != NULL));

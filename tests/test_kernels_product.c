@@ -230,12 +230,10 @@ static double widest_span(const struct sample *s, const float *q) {
     return widest;
 }
 
-static bool by_levels(const struct sample *s) { return s->p.levels || s->p.level_rows; }
-
 /* What a tier that reads keys by levels may be off by, for one query and token: its query is fixed point, and lows and levels
  * cancel. */
 static double fixed_error(const struct sample *s, const float *q, size_t t) {
-    if (!by_levels(s)) return 0;
+    if (!product_by_levels(&s->p)) return 0;
     double largest = 0, levels = 0, terms = 0;
     for (size_t c = 0; c < s->hd; c++) {
         double step = (double)s->p.step[c], low = (double)s->p.low[c];
@@ -271,7 +269,7 @@ static void check_scores(struct sample *s, enum fill fill, size_t G, enum guard_
         k->score_pq(&s->p, q, G, s->block, logits);
         k->prepare_pq(&s->p, q, G, tables);
         k->look_up_pq(&s->p, tables, G, s->block, looked_up);
-        if (k->planes_pq && by_levels(s)) check_fixed(s, k, q, G, logits, side);
+        if (k->planes_pq && product_by_levels(&s->p)) check_fixed(s, k, q, G, logits, side);
         for (size_t g = 0; g < G; g++) {
             double step = span[g] * 0x1p-17 * (double)s->p.parts;
             for (size_t t = 0; t < SLOTS; t++) {
@@ -301,7 +299,7 @@ static void scores_equal_sums_over_centroids(void **state) {
 /* What a tier that reads values by levels may be off by, for one query and channel: its weights are fixed point, off by one part in so
  * many of the largest, and lows and levels cancel. */
 static double levels_error(const struct sample *s, const float *weights, size_t c, double parts) {
-    if (!by_levels(s)) return 0;
+    if (!product_by_levels(&s->p)) return 0;
     double step = (double)s->p.step[c], sum = 0, largest = 0, levels = 0;
     for (size_t t = 0; t < SLOTS; t++) {
         sum += fabs((double)weights[t]);
@@ -428,7 +426,7 @@ static const int16_t *angle_words(const struct key_turn *turn, enum guard_side s
 /* What turning in words may be off by, for one query: a key's number by six units, of which the largest number that its pair's can be has
  * at least 16000, and a query's by half of 1 / 65000 of all its numbers together, where turned ones are words. */
 static double words_error(const struct sample *s, const struct key_turn *turn, const float *q) {
-    if (!by_levels(s) || !turn->words) return 0;
+    if (!product_by_levels(&s->p) || !turn->words) return 0;
     double gain = turn->gain ? 0 : 1, off = 0, all = 0;
     for (size_t t = 0; turn->gain && t < SLOTS; t++) gain = fmax(gain, fabs((double)turn->gain[t]));
     for (size_t i = 0; i < turn->pairs; i++) {

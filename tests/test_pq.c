@@ -257,8 +257,6 @@ static void expect_close(double got, double want, double allowed, const struct l
              l->shape.width, l->shape.bits, l->shape.group, got, want, fabs(got - want), allowed);
 }
 
-static bool by_levels(const struct product_code *p) { return p->levels || p->level_rows; }
-
 /* By look-up and by decoding, the one that the codec chooses and both by force. Fixed point: 2^-17 of the widest span for each
  * sub-vector by look-up, 1 / 65278 of the largest of query times step by levels, and no sub-vector's products span more than twice
  * its query's absolute sum times the largest centroid. */
@@ -274,7 +272,7 @@ static void check_keys(const struct learner *l, uint32_t G) {
     make_blocks(l, 1, &block, decoded);
     fill_normal(q, G * hd);
     size_t chosen = l->codec->prepared ? l->codec->prepared(shape) : 0;
-    assert_true(chosen == 0 || chosen == floats || (by_levels(p) && chosen == G * product_fixed(p)));
+    assert_true(chosen == 0 || chosen == floats || (product_by_levels(p) && chosen == G * product_fixed(p)));
     assert_true(chosen * sizeof(float) <= (size_t)320 << 10);
     if (chosen) l->codec->prepare(shape, q, tables);
     l->codec->score(shape, q, chosen ? tables : NULL, block, logits[0]);
@@ -283,7 +281,8 @@ static void check_keys(const struct learner *l, uint32_t G) {
     kernels()->look_up_pq(p, tables, G, block, logits[2]);
     for (size_t g = 0; g < G; g++) {
         double span = 0, largest = 0;
-        for (size_t c = 0; by_levels(p) && c < hd; c++) largest = fmax(largest, fabs((double)q[g * hd + c]) * (double)p->step[c]);
+        for (size_t c = 0; product_by_levels(p) && c < hd; c++)
+            largest = fmax(largest, fabs((double)q[g * hd + c]) * (double)p->step[c]);
         for (size_t m = 0; m < p->parts; m++) {
             double sum = 0;
             for (size_t i = 0; i < p->width; i++) sum += fabs((double)q[g * hd + m * p->width + i]);
@@ -295,7 +294,7 @@ static void check_keys(const struct learner *l, uint32_t G) {
                 want += (double)q[g * hd + c] * (double)decoded[t * hd + c];
                 terms += fabs((double)q[g * hd + c] * (double)decoded[t * hd + c]);
             }
-            double allowed = 1e-6 * (terms + (by_levels(p) ? span : 0)) + (double)hd * 255 * largest / 65278,
+            double allowed = 1e-6 * (terms + (product_by_levels(p) ? span : 0)) + (double)hd * 255 * largest / 65278,
                    table = (double)p->parts * span * 0x1p-17 + 1e-6 * (terms + span);
             expect_close((double)logits[0][g * SLOTS + t], want, chosen == floats ? table : allowed, l, "as chosen");
             expect_close((double)logits[1][g * SLOTS + t], want, allowed, l, "by decoding");
@@ -365,7 +364,7 @@ static void check_values(const struct learner *l, uint32_t G) {
                 terms += fabs(weight * (double)decoded[i * hd + c]);
                 largest = fmax(largest, weight);
             }
-            double levels = by_levels(p) ? BLOCKS * SLOTS * largest * 255 * (double)p->step[c] / 65278 : 0;
+            double levels = product_by_levels(p) ? BLOCKS * SLOTS * largest * 255 * (double)p->step[c] / 65278 : 0;
             expect_close((double)mixed[g * hd + c], want, 3e-6 * (1 + terms) + levels, l, "by mixing");
             expect_close((double)finished[g * hd + c], want, 3e-6 * (1 + terms), l, "by tally");
             expect_close((double)chosen[g * hd + c], want, 3e-6 * (1 + terms), l, "by the codec's tally");

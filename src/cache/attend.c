@@ -161,13 +161,13 @@ static void mix_run(const struct few *few, uint32_t head, struct tile *tiles, si
     const struct cache *cache = few->cache;
     const struct codec *codec = cache->method.value.codec;
     size_t rows = few->rows, floats = tally_floats(cache, rows);
-    bool tallied = false;
+    bool tallied = false, lights = codec->mix_light && kernels()->light_is_faster;
     for (size_t r = 0; r < n; r++) {
         float *own = weights + r * rows * BLOCK_TOKENS;
         bool coded = tiles[r].kind == TILE_SEALED || tiles[r].kind == TILE_PACKED, tally = floats && coded;
         if (tally && !tallied) memset(tallies, 0, floats * sizeof *tallies);
         tallied |= tally;
-        tiles[r].light = coded && codec->mix_light && is_light(partial, own, rows);
+        tiles[r].light = coded && !tally && lights && is_light(partial, own, rows);
         tile_mix(cache, &tiles[r], head, own, rows, room, tally ? tallies : NULL, partial->acc);
     }
     if (tallied) codec->finish(side_shape(cache, CODEC_VALUES, cache->layer, head, rows), tallies, partial->acc);

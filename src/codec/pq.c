@@ -115,9 +115,6 @@ static int64_t as_integer(uint16_t half) { return (int64_t)ldexpf(half_to_float(
 
 #define FROM 131072 /* steps that product.h's `from` lies below `low` */
 
-/* Whether the fastest processors read levels: by channel, or else by row. */
-static bool reads_levels(const struct product_code *p) { return p->bits <= PRODUCT_PLANE_BITS || p->width % 4 == 0; }
-
 /* Finds channel c's levels when its centroids lie on a grid of at most 256, as pq_settle leaves them: the step is the greatest of
  * which all are multiples. */
 static bool find_levels(struct learned *learned, size_t c) {
@@ -173,7 +170,7 @@ static void settle_channel(float *x, size_t k, size_t apart) {
 void pq_settle(struct codec_shape shape, enum codec_side side, float *floats) {
     (void)side;
     size_t k = centroids_of(shape), width = shape.width;
-    if (!reads_levels(&(struct product_code){.width = width, .bits = shape.bits})) return;
+    if (!product_may_have_levels(width, shape.bits)) return;
     for (size_t c = 0; c < shape.head_dim; c++) settle_channel(floats + c / width * k * width + c % width, k, width);
 }
 
@@ -210,7 +207,7 @@ static bool set_levels(struct learned *learned) {
 static enum terse_status set_channels(struct learned *learned, enum codec_side side, struct terse_error *error) {
     struct product_code *p = &learned->product;
     size_t hd = p->parts * p->width, bytes = hd * PRODUCT_PLANE(p->bits);
-    if (!reads_levels(p) || !kernels()->planes_pq) return TERSE_OK;
+    if (!product_may_have_levels(p->width, p->bits) || !kernels()->planes_pq) return TERSE_OK;
     learned->levels = memory_array(bytes, 1);
     learned->scales = memory_array(3 * hd, sizeof *learned->scales);
     if (!learned->levels || !learned->scales) return status_no_memory(error, bytes + 3 * hd * sizeof(float), "a codebook");
@@ -331,7 +328,7 @@ static void approach(struct codec_shape shape, enum codec_side side, size_t bloc
 
 static size_t prepared(struct codec_shape shape) {
     const struct product_code *p = pq_product(shape);
-    return by_table(shape) ? product_floats(p, shape.group) : p->levels || p->level_rows ? shape.group * product_fixed(p) : 0;
+    return by_table(shape) ? product_floats(p, shape.group) : product_by_levels(p) ? shape.group * product_fixed(p) : 0;
 }
 
 static void prepare(struct codec_shape shape, const float *q, float *tables) {

@@ -175,10 +175,6 @@ INLINE void add_planes(size_t planes, __m512i codes, const int8_t (*bytes)[BLOCK
     UNROLL for (size_t p = 0; p < planes; p++) sum[p] = add_products(sum[p], codes, four_bytes(bytes[p] + place_of(t)));
 }
 
-INLINE __m512 plane_floats(size_t planes, const __m512i *sum) {
-    return planes == 2 ? whole_floats(sum[0], sum[1]) : _mm512_cvtepi32_ps(sum[0]);
-}
-
 /* ---- Codes ------------------------------------------------------------------------------------------------------------------------ */
 
 /* Sixteen bytes of each of four rows that follow one another: dword j has the j-th of each. */

@@ -160,7 +160,7 @@ INLINE void mix_group(size_t G, bool nibbles, size_t planes, const struct weighe
     const size_t step = nibbles ? BLOCK_QK / 2 : BLOCK_QK, last = planes - 1;
     __m512i sum[TOGETHER][2][2];
     UNROLL for (size_t g = 0; g < G; g++) {
-        sum[g][0][0] = sum[g][1][0] = _mm512_setzero_si512();
+        sum[g][0][0] = sum[g][0][1] = sum[g][1][0] = sum[g][1][1] = _mm512_setzero_si512();
         sum[g][0][last] = _mm512_set1_epi32((nibbles ? -ZERO_Q4_0 : -ZERO_Q8_0) * w->sum[g]);
         sum[g][1][last] = nibbles ? _mm512_slli_epi32(sum[g][0][last], 4) : sum[g][0][last];
     }
@@ -184,7 +184,7 @@ INLINE void mix_group(size_t G, bool nibbles, size_t planes, const struct weighe
             const int times = nibbles && i ? 16 : 1;
             float *to = acc + g * hd + 16 * i;
             __m512 step_of = _mm512_set1_ps(w->step[g] / (float)times);
-            _mm512_storeu_ps(to, _mm512_fmadd_ps(step_of, plane_floats(planes, sum[g][i]), _mm512_loadu_ps(to)));
+            _mm512_storeu_ps(to, _mm512_fmadd_ps(step_of, plane_floats(planes, sum[g][i][0], sum[g][i][1]), _mm512_loadu_ps(to)));
         }
     }
 }
@@ -204,15 +204,9 @@ INLINE void mix_codes(size_t G, bool nibbles, size_t planes, const float *weight
         mix_group(G, nibbles, planes, &w[b], codes + b * step, length, codes + b * step * BLOCK_TOKENS, hd, acc + b * BLOCK_QK);
 }
 
-INLINE void mix_q8_0(size_t G, const float *weights, size_t hd, const void *block, float *acc) {
-    mix_codes(G, false, 2, weights, hd, block, acc);
-}
-INLINE void mix_q4_0(size_t G, const float *weights, size_t hd, const void *block, float *acc) {
-    mix_codes(G, true, 2, weights, hd, block, acc);
-}
-INLINE void mix_light_q4_0(size_t G, const float *weights, size_t hd, const void *block, float *acc) {
-    mix_codes(G, true, 1, weights, hd, block, acc);
-}
+FOR_ONE(mix_q8_0, mix_codes, false, 2)
+FOR_ONE(mix_q4_0, mix_codes, true, 2)
+FOR_ONE(mix_light_q4_0, mix_codes, true, 1)
 
 SLOT(mix_q8_0, BLOCK_TOKENS, hd)
 SLOT(mix_q4_0, BLOCK_TOKENS, hd)

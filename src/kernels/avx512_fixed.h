@@ -28,6 +28,11 @@ INLINE __m512 whole_floats(__m512i high, __m512i low) {
     return _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(high, 8), low));
 }
 
+/* The same of two planes of bytes, or of one, which are the whole numbers. */
+INLINE __m512 plane_floats(size_t planes, __m512i high, __m512i low) {
+    return planes == 2 ? whole_floats(high, low) : _mm512_cvtepi32_ps(high);
+}
+
 /* sum + four products of a byte of `codes` and a signed one of `weights` in each dword. As an intrinsic, gcc 12 keeps every sum of a
  * loop twice, one of them in memory. */
 INLINE __m512i add_products(__m512i sum, __m512i codes, __m512i weights) {

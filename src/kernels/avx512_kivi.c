@@ -187,7 +187,7 @@ INLINE void mix_two(size_t G, int bits, size_t planes, const struct group *w, co
             float *to = acc + g * hd + (i ? two->second : two->first);
             __m512 x = _mm512_add_ps(_mm512_loadu_ps(to), _mm512_set1_ps(w[group].base[g]));
             float step = w[group].weighed.step[g] / (float)(i && bits < 8 ? 1 << bits : 1);
-            x = _mm512_fmadd_ps(_mm512_set1_ps(step), plane_floats(planes, sum[g][i]), x);
+            x = _mm512_fmadd_ps(_mm512_set1_ps(step), plane_floats(planes, sum[g][i][0], sum[g][i][1]), x);
             _mm512_storeu_ps(to, x);
         }
     }
@@ -217,19 +217,18 @@ INLINE void mix_kivi(size_t G, int bits, size_t planes, const float *weights, si
     }
 }
 
-/* clang-format off */
-#define MIX(name, bits, planes) \
-    INLINE void name(size_t G, const float *weights, size_t hd, const void *block, float *acc) { \
-        mix_kivi(G, bits, planes, weights, hd, block, acc); \
-    } \
-    SLOT(name, BLOCK_TOKENS, hd)
-MIX(mix_kivi_4, 4, 2)
-MIX(mix_kivi_2, 2, 2)
-MIX(mix_light_kivi_4, 4, 1)
-MIX(mix_light_kivi_2, 2, 1)
-/* clang-format on */
+FOR_ONE(mix_kivi_4, mix_kivi, 4, 2)
+FOR_ONE(mix_kivi_2, mix_kivi, 2, 2)
+FOR_ONE(mix_light_kivi_4, mix_kivi, 4, 1)
+FOR_ONE(mix_light_kivi_2, mix_kivi, 2, 1)
+
+SLOT(mix_kivi_4, BLOCK_TOKENS, hd)
+SLOT(mix_kivi_2, BLOCK_TOKENS, hd)
+SLOT(mix_light_kivi_4, BLOCK_TOKENS, hd)
+SLOT(mix_light_kivi_2, BLOCK_TOKENS, hd)
 
 void kernels_fill_avx512_kivi(struct kernels *k) {
+    k->light_is_faster = true;
     k->score_kivi_4 = score_kivi_4_avx512;
     k->score_kivi_2 = score_kivi_2_avx512;
     k->mix_kivi_4 = mix_kivi_4_avx512;

@@ -405,8 +405,6 @@ static __attribute__((noinline)) void look_up_fewer_bits(size_t n, const struct 
 
 #include "kernels/avx512_product_turned.h"
 
-static bool by_levels(const struct product_code *p) { return p->levels || p->level_rows; }
-
 static void score_fixed_pq(const struct product_code *p, const float *fixed, size_t G, const void *block, float *logits) {
     struct fused fused = {.p = p, .block = block};
     special_pq *const *of = p->level_rows ? score_rows_of : p->bits == 8 ? score_eight_bits_of : score_fewer_bits_of;
@@ -416,14 +414,14 @@ static void score_fixed_pq(const struct product_code *p, const float *fixed, siz
 static void score_pq(const struct product_code *p, const float *q, size_t G, const void *block, float *logits) {
     struct fused fused = {.p = p, .block = block};
     float fixed[MOST_QUERIES * (KERNELS_MOST_CHANNELS / 2 + 2)];
-    for (size_t g = 0, n; by_levels(p) && g < G; g += n) {
+    for (size_t g = 0, n; product_by_levels(p) && g < G; g += n) {
         n = SMALLER(G - g, MOST_QUERIES);
         fix_pq(p, q + g * product_channels(p), n, fixed);
         score_fixed_pq(p, fixed, n, block, logits + g * BLOCK_TOKENS);
     }
-    if (!by_levels(p) && p->planes && p->bits == 8 && G <= FUSED_QUERIES)
+    if (!product_by_levels(p) && p->planes && p->bits == 8 && G <= FUSED_QUERIES)
         score_fused_of[G - 1](&fused, q, logits);
-    else if (!by_levels(p))
+    else if (!product_by_levels(p))
         score_pq_avx512(p, q, G, block, logits);
 }
 
@@ -431,7 +429,7 @@ static void mix_pq(const struct product_code *p, const float *weights, size_t G,
     struct fused fused = {.p = p, .block = block};
     special_pq *const *of = p->bits == 8 ? mix_eight_bits_of : mix_fewer_bits_of;
     if (p->level_rows) of = p->width % LEVEL_CHANNELS ? mix_narrow_rows_of : mix_broad_rows_of;
-    if (by_levels(p))
+    if (product_by_levels(p))
         serve_pq(of, &fused, weights, BLOCK_TOKENS, G, acc, product_channels(p));
     else
         mix_pq_avx512(p, weights, G, block, acc);

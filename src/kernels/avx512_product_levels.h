@@ -156,7 +156,7 @@ BY_BITS(score)
 /* ---- Values by levels: the lanes are 16 channels, the bytes four tokens ----------------------------------------------------- */
 
 /* Of one query: bytes[planes][64], their step, and the sum of the weights. */
-INLINE void weights_to_bytes(size_t planes, const float *weights, int8_t *bytes, float *step, float *sum) {
+static void weights_to_bytes(size_t planes, const float *weights, int8_t *bytes, float *step, float *sum) {
     __m512 w[4], all = _mm512_setzero_ps(), most = _mm512_setzero_ps();
     for (size_t v = 0; v < 4; v++) {
         w[v] = _mm512_loadu_ps(weights + 16 * v);
@@ -180,14 +180,9 @@ struct weights_bytes {
     float step[MOST_QUERIES], sum[MOST_QUERIES];
 };
 
-static void all_weights_to_bytes(size_t G, size_t planes, const float *weights, struct weights_bytes *bytes) {
-    for (size_t g = 0; g < G; g++) {
-        const float *of = weights + g * BLOCK_TOKENS;
-        if (planes == 2)
-            weights_to_bytes(2, of, bytes->of[g][0], &bytes->step[g], &bytes->sum[g]);
-        else
-            weights_to_bytes(1, of, bytes->of[g][0], &bytes->step[g], &bytes->sum[g]);
-    }
+INLINE void all_weights_to_bytes(size_t G, size_t planes, const float *weights, struct weights_bytes *bytes) {
+    for (size_t g = 0; g < G; g++)
+        weights_to_bytes(planes, weights + g * BLOCK_TOKENS, bytes->of[g][0], &bytes->step[g], &bytes->sum[g]);
 }
 
 /* acc[G][hd] += 16 channels from c on, levels weighed by high and low bytes, or by high ones that are whole numbers. */
@@ -197,7 +192,7 @@ INLINE void add_mixed(size_t G, size_t planes, const struct product_code *p, siz
     UNROLL for (size_t g = 0; g < G; g++) {
         float *at = acc + g * product_channels(p) + c;
         vec to = vec_fma(c_low, vec_set(bytes->sum[g]), vec_load(at));
-        vec sum = planes == 2 ? whole_floats(high[g], low[g]) : _mm512_cvtepi32_ps(high[g]);
+        vec sum = plane_floats(planes, high[g], low[g]);
         vec_store(at, vec_fma(vec_mul(c_step, vec_set(bytes->step[g])), sum, to));
     }
 }

@@ -137,12 +137,9 @@ INLINE __m512i four_rows(const uint8_t *rows, const uint32_t *offsets, size_t ap
 INLINE void sixteen_channels(bool broad, const struct product_code *p, uint32_t (*offsets)[BLOCK_TOKENS], size_t c, size_t t,
                              __m512i *x) {
     if (broad) {
-        const __m512i channel = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-        const __m512i each = _mm512_mullo_epi32(channel, _mm512_set1_epi32(0x01010101));
-        const __m512i order = _mm512_add_epi32(each, _mm512_set1_epi32(0x30201000));
         const size_t m = c / p->width;
         const uint8_t *rows = level_rows(p, m) + c % p->width;
-        UNROLL for (size_t l = 0; l < 4; l++) x[l] = _mm512_permutexvar_epi8(order, four_rows(rows, offsets[m] + t + 4 * l, 1));
+        UNROLL for (size_t l = 0; l < 4; l++) x[l] = codes_in_order(FOR_LEVELS, four_rows(rows, offsets[m] + t + 4 * l, 1));
         return;
     }
     __m512i fours[4];

@@ -97,7 +97,8 @@ struct kernels {
     void (*score_kivi_2)(const float *q, size_t G, size_t hd, const void *block, float *logits);
     void (*mix_kivi_2)(const float *weights, size_t G, size_t hd, const void *block, float *acc);
     /* The same, of q4_0 as well, for weights that are a small part of all that their queries give: products of a weight and a scale may
-     * be off by 1 / 253 of the largest. */
+     * be off by 1 / 253 of the largest. Whether this is the faster way, else it is the same: */
+    bool light_is_faster;
     void (*mix_light_q4_0)(const float *weights, size_t G, size_t hd, const void *block, float *acc);
     void (*mix_light_kivi_4)(const float *weights, size_t G, size_t hd, const void *block, float *acc);
     void (*mix_light_kivi_2)(const float *weights, size_t G, size_t hd, const void *block, float *acc);

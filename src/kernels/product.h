@@ -36,6 +36,10 @@ static inline size_t product_floats(const struct product_code *p, size_t G) {
     return (p->parts * PRODUCT_PLANE(p->bits) + 2) * product_stride(G);
 }
 
+/* Whether centroids are read as levels, by channel or by row; and whether they can be, where they lie on a grid. */
+static inline bool product_by_levels(const struct product_code *p) { return p->levels || p->level_rows; }
+static inline bool product_may_have_levels(size_t width, unsigned bits) { return bits <= PRODUCT_PLANE_BITS || width % 4 == 0; }
+
 /* Floats of a query in fixed point. */
 static inline size_t product_fixed(const struct product_code *p) { return p->parts * p->width / 2 + 2; }
 

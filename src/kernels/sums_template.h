@@ -89,8 +89,8 @@ INLINE void serve(special *const *of, size_t most, const float *in, size_t in_ro
     }
 }
 
-/* A kernel of one format, of the function for several that has the format as a constant. */
-#define FOR_ONE(name, several, format) \
+/* A kernel of one format, of the function for several that has what tells them apart as constants. */
+#define FOR_ONE(name, several, ...) \
     INLINE void name(size_t G, const float *in, size_t hd, const void *block, float *out) { \
-        several(G, format, in, hd, block, out); \
+        several(G, __VA_ARGS__, in, hd, block, out); \
     }
