@@ -288,7 +288,9 @@ TERSE_API void terse_session_reset(struct terse_session *session);
 /* Tokens seen so far. */
 TERSE_API uint64_t terse_session_length(const struct terse_session *session);
 
-/* Receives logits[vocabulary] (natural-log units, not normalised) of the i-th token of the call; valid during the call. */
+/* Receives logits[vocabulary] (natural-log units, not normalised) of the i-th token of the call; valid during the call. The same call
+ * on the same machine gives the same bits; calls that cut a text otherwise, or ask for other rows of it, agree to within rounding: the
+ * GEMM library sums in an order that depends on the number of rows. */
 struct terse_logits_sink {
     void (*row)(void *user, size_t i, const float *logits);
     void *user;
