@@ -7,8 +7,8 @@
  * turns with those of f16, which leave nothing of its codes in a processor cache, and of either the fastest counts.
  */
 #include "base/memory.h"
-#include "cache/cache.h"
-#include "kernels/gemm.h"
+#include "backend/cpu/kv/cache.h"
+#include "backend/cpu/gemm.h"
 #include "support/kernel_check.h"
 #include "support/random_codebook.h"
 

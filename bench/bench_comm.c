@@ -12,11 +12,11 @@
  */
 #include "base/memory.h"
 #include "base/random.h"
-#include "cache/cache.h"
-#include "codec/comm.h"
-#include "kernels/code_planes.h"
-#include "kernels/gemm.h"
-#include "kernels/kernels.h"
+#include "backend/cpu/kv/cache.h"
+#include "backend/cpu/codec/commvq.h"
+#include "backend/cpu/kernels/pq/code_planes.h"
+#include "backend/cpu/gemm.h"
+#include "backend/cpu/kernels/kernels.h"
 #include "support/kernel_check.h"
 #include "support/random_codebook.h"
 

@@ -4,8 +4,8 @@
  *     bench_kmeans [THREADS]
  */
 #include "base/memory.h"
-#include "kernels/gemm.h"
-#include "learn/kmeans.h"
+#include "backend/cpu/gemm.h"
+#include "train/kmeans.h"
 
 #include <omp.h>
 #include <stdio.h>

@@ -7,7 +7,7 @@
  * says is noise.
  */
 #include "base/half.h"
-#include "base/gguf_writer.h"
+#include "gguf/gguf_writer.h"
 
 #include <math.h>
 #include <signal.h>

@@ -8,7 +8,7 @@
  * 32 blocks.
  */
 #include "base/memory.h"
-#include "codec/block_layout.h"
+#include "format/page_layout.h"
 #include "support/kernel_check.h"
 
 #include <math.h>

@@ -4,7 +4,7 @@
  *     bench_prefill MODEL.gguf [TOKENS [THREADS]]
  */
 #include "base/memory.h"
-#include "kernels/gemm.h"
+#include "backend/cpu/gemm.h"
 #include "model/model.h"
 
 #include <omp.h>

@@ -13,12 +13,12 @@
  * read lies apart, and memory is met as at that depth. */
 #include "base/memory.h"
 #include "base/random.h"
-#include "cache/partial.h"
-#include "codec/index.h"
-#include "kernels/kernels.h"
-#include "kernels/nearest.h"
-#include "kernels/top.h"
-#include "learn/capture.h"
+#include "kv/partial.h"
+#include "backend/cpu/codec/index.h"
+#include "backend/cpu/kernels/kernels.h"
+#include "backend/cpu/codec/nearest.h"
+#include "backend/cpu/kv/top_k.h"
+#include "train/capture.h"
 #include "support/kernel_check.h"
 
 #include <math.h>

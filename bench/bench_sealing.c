@@ -6,7 +6,7 @@
  *     bench_sealing blocks                             no model: time to seal a block, by shape and method
  */
 #include "base/clock.h"
-#include "model/forward.h"
+#include "backend/cpu/executor.h"
 #include "model/model.h"
 #include "support/random_codebook.h"
 

@@ -4,7 +4,7 @@
  *     bench_values [SETS [WINDOWS [STEPS]]]     6 of the layers' KV heads, 8 windows to learn from, 1500 steps for the encoder
  *
  * Errors are parts of what the values' mean alone would leave, of text that nothing was learned from. All of a head's ways share mean,
- * gain (one byte) and samples. kivi-1 is two levels for 32 channels, the least and the most. The search of kernels/additive.h stands
+ * gain (one byte) and samples. kivi-1 is two levels for 32 channels, the least and the most. The search of backend/cpu/codec/binary_code_search.h stands
  * as "settled", without its second half as "greedy"; "beam" is bits one after the other by a triangular form of the same problem, the
  * best 8 beginnings kept, settled at the end, with a codebook that was fitted as the others' and then further by this search.
  * "encoder" is the paper's network (tests/support/encoder.h), "its C" the search with the codebook that was trained with it.
@@ -12,16 +12,16 @@
 #include "base/clock.h"
 #include "base/memory.h"
 #include "base/random.h"
-#include "codec/additive.h"
-#include "codec/frame.h"
-#include "kernels/additive.h"
-#include "kernels/gemm.h"
-#include "learn/additive.h"
-#include "learn/calibrate.h"
-#include "learn/capture.h"
-#include "learn/kmeans.h"
-#include "model/backward.h"
-#include "model/backward_attention.h"
+#include "backend/cpu/codec/additive.h"
+#include "backend/cpu/codec/normalization.h"
+#include "backend/cpu/codec/binary_code_search.h"
+#include "backend/cpu/gemm.h"
+#include "train/additive.h"
+#include "train/calibrate.h"
+#include "train/capture.h"
+#include "train/kmeans.h"
+#include "train/backward.h"
+#include "train/backward_attention.h"
 #include "support/encoder.h"
 
 #include <math.h>

@@ -7,7 +7,7 @@
  * writes FOLDER/codebooks/NAME.gguf. Those that are there already stay as they are.
  */
 #include "console.h"
-#include "learn/calibrate.h"
+#include "train/calibrate.h"
 #include "options.h"
 #include "terse.h"
 #include "text.h"

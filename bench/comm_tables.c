@@ -7,10 +7,10 @@
  * group size g with its number of entries, as many rounds as give 1 bit, and where a group is 64 pairs, some more. */
 #include "base/memory.h"
 #include "base/random.h"
-#include "codec/comm.h"
+#include "backend/cpu/codec/commvq.h"
 #include "console.h"
-#include "learn/capture.h"
-#include "learn/em.h"
+#include "train/capture.h"
+#include "train/em.h"
 #include "model/model.h"
 #include "options.h"
 #include "text.h"

@@ -7,7 +7,7 @@
  * A method may be followed by :anchors=N and :shallow=N (mat), and by :leave=most, least or random: which of the candidates goes, by
  * its logit to token 0. MAT's is `most`; the others show whether the logit is what matters.
  */
-#include "cache/cache.h"
+#include "backend/cpu/kv/cache.h"
 #include "console.h"
 #include "options.h"
 #include "terse.h"

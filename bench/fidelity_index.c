@@ -2,8 +2,8 @@
 #include "fidelity_index.h"
 
 #include "base/memory.h"
-#include "codec/codec.h"
-#include "learn/kmeans.h"
+#include "backend/cpu/codec/codec.h"
+#include "train/kmeans.h"
 
 #include <math.h>
 #include <string.h>

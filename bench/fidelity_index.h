@@ -2,7 +2,7 @@
 #ifndef TERSE_BENCH_FIDELITY_INDEX_H
 #define TERSE_BENCH_FIDELITY_INDEX_H
 
-#include "codec/index.h"
+#include "backend/cpu/codec/index.h"
 
 /* By name:
  *     median       centred on each channel's lower median instead of its mean

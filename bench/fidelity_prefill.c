@@ -2,7 +2,7 @@
 #include "fidelity_prefill.h"
 
 #include "base/memory.h"
-#include "cache/anchors.h"
+#include "backend/cpu/kv/anchors.h"
 
 #include <string.h>
 

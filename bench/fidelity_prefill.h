@@ -10,7 +10,7 @@
 #ifndef TERSE_BENCH_FIDELITY_PREFILL_H
 #define TERSE_BENCH_FIDELITY_PREFILL_H
 
-#include "cache/cache.h"
+#include "backend/cpu/kv/cache.h"
 
 /* A session and the cache inside it, which belongs to the session. */
 struct opened {

@@ -27,4 +27,4 @@ run "$bin/bench_attention"
 run "$bin/bench_retrieval"
 run "$bin/bench_prefill" "$models/1b-q8_0.gguf" 2048
 run "$bin/bench_calibrate"
-for test in test_gemm test_kernels test_kernels_cache test_kernels_weights; do run "$bin/$test" --bench; done
+for test in test_gemm test_kernels test_kernels_scaled test_kernels_weights; do run "$bin/$test" --bench; done

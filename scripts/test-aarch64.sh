@@ -12,8 +12,8 @@ root=$build/root
 jobs=${JOBS:-$(nproc)}
 
 # Each tests all tiers that there are.
-kernels=(test_kernels test_kernels_cache test_kernels_weights test_kernels_product test_nearest test_comm test_comm_turned test_sign
-    test_index test_take test_top test_rope test_gemm)
+kernels=(test_kernels test_kernels_scaled test_kernels_weights test_kernels_pq test_nearest test_commvq test_commvq_rotated test_sign
+    test_index test_gather_tokens test_top_k test_rope test_gemm)
 # Each runs on the tier that TERSE_CPU says: codecs, linear layers, whole models.
 readers=(test_codec test_gain_shape test_partial test_linear test_reference_models)
 

@@ -1,7 +1,7 @@
 /* The table of architectures. */
 #include "model/architecture.h"
 #include "base/text.h"
-#include "codec/codebook.h"
+#include "format/codebook.h"
 
 #include <stdio.h>
 #include <string.h>

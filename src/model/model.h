@@ -2,10 +2,10 @@
 #ifndef TERSE_MODEL_MODEL_H
 #define TERSE_MODEL_MODEL_H
 
-#include "base/gguf.h"
+#include "gguf/gguf.h"
 #include "base/mapped_file.h"
-#include "kernels/rope.h"
-#include "model/tokenizer.h"
+#include "model/rope.h"
+#include "text/tokenizer.h"
 
 /* A linear layer as stored: out[rows] = w in[columns] + bias. */
 struct matrix {
@@ -27,7 +27,7 @@ struct norm {
 
 /* What a feed-forward layer does with its inner activations. SwiGLU has two matrices before it and multiplies: silu(gate) up
  * (Shazeer 2020); the others have `up` alone. GELU(x) = x P(N(0, 1) <= x), exactly or as approximated by Hendrycks and Gimpel
- * (2016): model/gelu.h. */
+ * (2016): backend/cpu/gelu.h. */
 enum activation { ACTIVATION_SWIGLU, ACTIVATION_GELU_TANH, ACTIVATION_GELU };
 
 /* Vectors are F32, converted at load where the file has them otherwise. What an architecture does not have is NULL. */

@@ -2,8 +2,8 @@
 #ifndef TERSE_MODEL_ROPE_SCALING_H
 #define TERSE_MODEL_ROPE_SCALING_H
 
-#include "base/gguf.h"
-#include "kernels/rope.h"
+#include "gguf/gguf.h"
+#include "model/rope.h"
 
 /* Fills frequency[n_rot/2] and *magnitude from metadata `prefix`.rope.* (freq_base; scaling none, linear, yarn) and the tensor
  * rope_freqs.weight (the factors of llama-3 scaling). `context` is the model's, used where yarn's original context is missing. */

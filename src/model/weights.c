@@ -2,7 +2,7 @@
  * mapping and the few vectors that had to be converted. */
 #include "base/memory.h"
 #include "base/text.h"
-#include "kernels/kernels.h"
+#include "backend/cpu/kernels/kernels.h"
 #include "model/architecture.h"
 #include "model/fingerprint.h"
 #include "model/model.h"

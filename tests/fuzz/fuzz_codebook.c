@@ -1,7 +1,7 @@
 /* Fuzz target of the codebook loader: loads the input as it is and again with its checksum made right, so that what lies behind the
  * checksum is reached, and holds whatever loads to its promises. Run it with the corpus in corpus/codebook; see CMakeLists.txt. */
 #include "base/memory.h"
-#include "codec/codebook_private.h"
+#include "format/codebook_private.h"
 #include "support/codebook_sample.h"
 
 #include <math.h>

@@ -2,7 +2,7 @@
 #include "support/cache_oracle.h"
 
 #include "base/half.h"
-#include "kernels/kernels.h"
+#include "backend/cpu/kernels/kernels.h"
 
 #include <math.h>
 #include <setjmp.h>

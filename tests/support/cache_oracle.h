@@ -4,7 +4,7 @@
 #ifndef TESTS_CACHE_ORACLE_H
 #define TESTS_CACHE_ORACLE_H
 
-#include "cache/cache.h"
+#include "backend/cpu/kv/cache.h"
 
 struct oracle_setup {
     const char *method, *key, *value;

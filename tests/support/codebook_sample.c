@@ -1,11 +1,11 @@
 /* The sample codebook; test_codebook.c knows what its file must be. */
 #include "support/codebook_sample.h"
 
-#include "base/gguf.h"
+#include "gguf/gguf.h"
 #include "base/hash.h"
 #include "base/memory.h"
 #include "base/random.h"
-#include "codec/codebook_private.h"
+#include "format/codebook_private.h"
 
 #include <math.h>
 #include <string.h>

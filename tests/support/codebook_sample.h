@@ -2,7 +2,7 @@
 #ifndef TERSE_TESTS_SUPPORT_CODEBOOK_SAMPLE_H
 #define TERSE_TESTS_SUPPORT_CODEBOOK_SAMPLE_H
 
-#include "codec/codebook.h"
+#include "format/codebook.h"
 
 /* Two layers of one KV head of 32 channels; keys vq of 32 channels, values pq of 16, 4 bits: some 5 KB of file. */
 struct codebook_info codebook_sample_info(void);

@@ -2,7 +2,7 @@
 #ifndef TERSE_TESTS_SUPPORT_GGUF_SAMPLE_H
 #define TERSE_TESTS_SUPPORT_GGUF_SAMPLE_H
 
-#include "base/gguf_writer.h"
+#include "gguf/gguf_writer.h"
 
 /* Data of the tensors "floats" (all), "scalar" (the first) and "blocks". */
 extern const float gguf_sample_floats[64];

@@ -6,7 +6,7 @@
 #ifndef TESTS_SUPPORT_KERNEL_CHECK_H
 #define TESTS_SUPPORT_KERNEL_CHECK_H
 
-#include "kernels/kernels.h"
+#include "backend/cpu/kernels/kernels.h"
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -3,7 +3,7 @@
 #ifndef TESTS_RANDOM_CODEBOOK_H
 #define TESTS_RANDOM_CODEBOOK_H
 
-#include "method.h"
+#include "method/method.h"
 
 /* Gives a method that learns a codebook of its own, which lives as long as the program; `fingerprint` of the model, `adjacent` of its
  * RoPE. Methods that learn nothing stay as they are. */

@@ -3,8 +3,8 @@
 #define TERSE_TESTS_SUPPORT_TOKENIZER_SAMPLE_H
 
 #include "base/mapped_file.h"
-#include "model/tokenizer.h"
-#include "base/gguf_writer.h"
+#include "text/tokenizer.h"
+#include "gguf/gguf_writer.h"
 
 struct tokenizer_sample {
     void *built;

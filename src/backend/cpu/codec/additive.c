@@ -1,0 +1,324 @@
+/* The codec additive: values as sums of a codebook's rows, one bit of the code for each (CommVQ, Li et al. 2025, section 4.1).
+ *
+ *     value = mean + gain * s C,   s in {0, 1}^codes, C [codes][head_dim], 1 or 2 codes for a channel
+ *
+ * A query reads sums of weights by bit of the code, codes numbers a block for all its tokens, and meets C once when they are done:
+ * softmax (s C) = (softmax s) C. How a code was found does not matter to that; here it is the search of backend/cpu/codec/binary_code_search.h that
+ * learning (train/additive.h) uses too.
+ *
+ * The paper has one codebook for a layer, of all KV heads together. A block is of one KV head, so that here each has its own: a code of
+ * all heads would have to be read for each of them, or each read all. It costs what heads have in common, and a head's codebook is
+ * smaller by as many times as there are heads, squared. The paper's channel scale is in C, its norm in the gain, one byte as
+ * backend/cpu/codec/normalization.h has it, which is set last and is the best in least squares: one that kept the norm would make every value too long
+ * by what the code has lost, which the average over tokens that attention takes cannot make good.
+ *
+ * The paper finds codes by a network that is trained with the codebook. Measured (bench/bench_values.c: two heads of the built-in model,
+ * 16384 tokens to learn from, 1500 steps for the network; error of the values weighted by the loss's gradients, then of what attention
+ * gives, as parts of what their mean alone would leave):
+ *
+ *                         1 bit              2 bits
+ *     this codec      0.065  0.027       0.023  0.0064
+ *     the network     0.182  0.097       0.110  0.054     and 1.5 and 5 bits per value more for its weights at 8K tokens
+ *     gain-shape      0.139  0.090       0.051  0.022
+ *     KIVI's          2.1    0.74        0.23   0.035     and one bit more for scales
+ *
+ * so that here it is the search, in 6 and 17 us a token (AVX-512, one thread), the network's 3 and 9. A beam of 8 codes, settled by the
+ * same moves, would have 0.060 and 0.018, and attention's error not lower at 1 bit, in a multiple of the time.
+ *
+ * C is read as integers of 7 bits with a least number and a step for each channel; encoding searches by the same numbers.
+ */
+#include "backend/cpu/codec/additive.h"
+
+#include "base/memory.h"
+#include "backend/cpu/codec/normalization.h"
+#include "backend/cpu/codec/binary_code_search.h"
+#include "backend/cpu/kernels/kernels.h"
+
+#include <math.h>
+#include <string.h>
+
+#define GAIN_BYTES BLOCK_TOKENS
+#define LEVELS 127       /* the largest */
+#define MOST_TOGETHER 16 /* queries, or tokens, whose numbers lie on the stack */
+
+struct learned {
+    struct additive_search search;
+    uint8_t *levels; /* [codes][head_dim] */
+    size_t level_bytes;
+    float low[CODEC_HEAD_DIM_MAX], step[CODEC_HEAD_DIM_MAX], mean[CODEC_HEAD_DIM_MAX];
+    float scale;
+    float gain[256]; /* of each code */
+};
+
+struct coding additive_coding(uint32_t head_dim, uint32_t bits) {
+    return (struct coding){&codec_additive, head_dim, head_dim * bits};
+}
+
+static enum terse_status check(struct codec_shape shape, enum codec_side side, struct terse_error *error) {
+    enum terse_status status = codec_check_head_dim(shape, side, error);
+    if (status) return status;
+    if (side != CODEC_VALUES)
+        return status_fail(error, TERSE_E_UNSUPPORTED, "codec additive is for values: choose another one for keys");
+    if (shape.width == shape.head_dim && shape.bits && shape.bits % ADDITIVE_STEP == 0 && shape.bits <= 2 * shape.head_dim)
+        return TERSE_OK;
+    return status_fail(error, TERSE_E_UNSUPPORTED,
+                       "codes of %u bits for %u of a head's %u channels: use a multiple of %d bits up to %u for all of them",
+                       shape.bits, shape.width, shape.head_dim, ADDITIVE_STEP, 2 * shape.head_dim);
+}
+
+static size_t block_bytes(struct codec_shape shape, enum codec_side side) {
+    (void)side;
+    return BLOCK_BYTES_ADDITIVE(shape.bits);
+}
+
+static const uint8_t *codes_of(const void *block) { return (const uint8_t *)block + GAIN_BYTES; }
+
+/* ---- What is learned */
+
+static size_t numbers_of(struct codec_shape shape) { return (size_t)shape.bits * shape.head_dim; }
+
+static size_t parameters(struct codec_shape shape, enum codec_side side) {
+    (void)side;
+    return numbers_of(shape) + frame_floats(shape.head_dim);
+}
+
+static size_t frame_numbers(struct codec_shape shape, enum codec_side side) {
+    (void)side;
+    return frame_floats(shape.head_dim);
+}
+
+static void learn_frame(struct codec_shape shape, enum codec_side side, const float *rows, size_t n, float *floats) {
+    (void)side;
+    frame_learn(rows, n, shape.head_dim, floats + numbers_of(shape));
+}
+
+static float enter_frame(struct codec_shape shape, enum codec_side side, const float *floats, float *row) {
+    (void)side;
+    return frame_enter(row, floats + numbers_of(shape), shape.head_dim, row);
+}
+
+static void close_learned(void *opened) {
+    struct learned *learned = opened;
+    if (!learned) return;
+    additive_search_free(&learned->search);
+    memory_free(learned->levels);
+    memory_free(learned);
+}
+
+static size_t learned_bytes(const void *opened) {
+    const struct learned *learned = opened;
+    return sizeof *learned + learned->level_bytes + additive_search_bytes(&learned->search);
+}
+
+static enum terse_status check_parameters(struct codec_shape shape, const float *floats, struct terse_error *error) {
+    for (size_t i = 0; i < numbers_of(shape); i++) {
+        if (!(fabsf(floats[i]) <= 65504)) /* as halves go */
+            return status_fail(error, TERSE_E_FORMAT,
+                               "number %zu of the codebook's rows is %g, beyond half precision: the codebook is damaged, make it "
+                               "again with terse calibrate",
+                               i, (double)floats[i]);
+    }
+    return frame_check(floats + numbers_of(shape), shape.head_dim, error);
+}
+
+/* Makes integers of channel c of C; `C` becomes what they stand for. */
+static void set_channel(struct learned *learned, size_t codes, size_t hd, size_t c, float *C) {
+    float least = C[c], most = C[c];
+    for (size_t i = 1; i < codes; i++) {
+        least = fminf(least, C[i * hd + c]);
+        most = fmaxf(most, C[i * hd + c]);
+    }
+    float step = (most - least) / LEVELS, inverse = step > 0 ? 1 / step : 0;
+    if (!isfinite(inverse)) step = inverse = 0; /* next to nothing */
+    learned->low[c] = least;
+    learned->step[c] = step;
+    for (size_t i = 0; i < codes; i++) {
+        long level = lrintf((C[i * hd + c] - least) * inverse);
+        learned->levels[i * hd + c] = (uint8_t)(level < LEVELS ? level : LEVELS);
+        C[i * hd + c] = least + step * learned->levels[i * hd + c];
+    }
+}
+
+static enum terse_status fill(struct learned *learned, struct codec_shape shape, const float *floats, struct terse_error *error) {
+    size_t hd = shape.head_dim, numbers = numbers_of(shape);
+    const float *frame = floats + numbers;
+    float *C = memory_array(numbers, sizeof *C);
+    learned->levels = memory_array(numbers, 1);
+    learned->level_bytes = numbers;
+    if (!C || !learned->levels) {
+        memory_free(C);
+        return status_no_memory(error, numbers * (1 + sizeof *C), "a codebook");
+    }
+    memcpy(C, floats, numbers * sizeof *C);
+    for (size_t c = 0; c < hd; c++) set_channel(learned, shape.bits, hd, c, C);
+    enum terse_status status = additive_search_new(hd, shape.bits, &learned->search, error);
+    if (!status) additive_search_set(&learned->search, C);
+    memory_free(C);
+    memcpy(learned->mean, frame, hd * sizeof *frame);
+    learned->scale = frame[hd];
+    frame_gains(learned->scale, learned->gain);
+    return status;
+}
+
+static enum terse_status open_learned(struct codec_shape shape, enum codec_side side, const float *floats, void **opened,
+                                      struct terse_error *error) {
+    (void)side;
+    *opened = NULL;
+    enum terse_status status = check_parameters(shape, floats, error);
+    if (status) return status;
+    struct learned *learned = memory_zeros(1, sizeof *learned);
+    if (!learned) return status_no_memory(error, sizeof *learned, "a codebook");
+    status = fill(learned, shape, floats, error);
+    if (status)
+        close_learned(learned);
+    else
+        *opened = learned;
+    return status;
+}
+
+/* ---- Blocks */
+
+/* to[G][head_dim] = sums[G][codes] C. */
+static void times_codebook(struct codec_shape shape, const float *sums, size_t G, float *to) {
+    const struct learned *learned = shape.learned;
+    size_t hd = shape.head_dim, codes = shape.bits;
+    memset(to, 0, G * hd * sizeof *to);
+    for (size_t c = 0; c < hd; c += BLOCK_QK) kernels()->add_bytes(sums, G, codes, learned->levels + c, hd, to + c, hd);
+    for (size_t g = 0; g < G; g++) {
+        float all = 0;
+        for (size_t i = 0; i < codes; i++) all += sums[g * codes + i];
+        for (size_t c = 0; c < hd; c++) to[g * hd + c] = learned->low[c] * all + learned->step[c] * to[g * hd + c];
+    }
+}
+
+/* shapes[n][head_dim] of the tokens first, first + 1, ..., n <= MOST_TOGETHER. */
+static void read_shapes(struct codec_shape shape, const uint8_t *codes, size_t first, size_t n, float *shapes) {
+    float bits[MOST_TOGETHER * ADDITIVE_MOST_CODES];
+    for (size_t t = 0; t < n; t++) {
+        const uint8_t *octet = codes + (first + t) / 8 * shape.bits;
+        for (size_t i = 0; i < shape.bits; i++) bits[t * shape.bits + i] = (float)(octet[i] >> (first + t) % 8 & 1);
+    }
+    times_codebook(shape, bits, n, shapes);
+}
+
+/* bits[n][codes / 8] of tokens to octets[8][codes], zeros to begin with. */
+static void write_codes(const uint8_t *bits, size_t n, size_t codes, uint8_t *octets) {
+    for (size_t t = 0; t < n; t++) {
+        uint8_t *to = octets + t / 8 * codes;
+        for (size_t i = 0; i < codes; i++) to[i] = (uint8_t)(to[i] | (bits[(t * codes + i) / 8] >> i % 8 & 1) << t % 8);
+    }
+}
+
+/* The best in least squares. */
+static float fit_gain(const float *x, const float *shape, size_t hd) {
+    float square = kernels()->dot(shape, shape, hd);
+    return square > 0 ? kernels()->dot(x, shape, hd) / square : 0;
+}
+
+static void encode(struct codec_shape shape, enum codec_side side, const float *rows, size_t n, void *block) {
+    const struct learned *learned = shape.learned;
+    size_t hd = shape.head_dim;
+    float unit[BLOCK_TOKENS * CODEC_HEAD_DIM_MAX], centred[CODEC_HEAD_DIM_MAX];
+    uint8_t bits[BLOCK_TOKENS * ADDITIVE_MOST_CODES / 8], *gains = block, *codes = gains + GAIN_BYTES;
+    memset(block, 0, block_bytes(shape, side));
+    if (!n) return;
+    for (size_t t = 0; t < n; t++) frame_enter(rows + t * hd, learned->mean, hd, unit + t * hd);
+    additive_search_find(&learned->search, unit, n, hd, bits);
+    write_codes(bits, n, shape.bits, codes);
+    for (size_t first = 0; first < n; first += MOST_TOGETHER) {
+        size_t count = n - first < MOST_TOGETHER ? n - first : MOST_TOGETHER;
+        read_shapes(shape, codes, first, count, unit);
+        for (size_t t = 0; t < count; t++) {
+            frame_centre(rows + (first + t) * hd, learned->mean, hd, centred);
+            gains[first + t] = frame_gain_code(learned->scale, fit_gain(centred, unit + t * hd, hd));
+        }
+    }
+}
+
+static void decode(struct codec_shape shape, enum codec_side side, const void *block, float *rows) {
+    const struct learned *learned = shape.learned;
+    const uint8_t *gains = block;
+    size_t hd = shape.head_dim;
+    (void)side;
+    for (size_t first = 0; first < BLOCK_TOKENS; first += MOST_TOGETHER)
+        read_shapes(shape, codes_of(block), first, MOST_TOGETHER, rows + first * hd);
+    for (size_t t = 0; t < BLOCK_TOKENS; t++) {
+        float gain = learned->gain[gains[t]];
+        for (size_t c = 0; c < hd; c++) rows[t * hd + c] = learned->mean[c] + gain * rows[t * hd + c];
+    }
+}
+
+static void take(struct codec_shape shape, enum codec_side side, const void *from, const uint8_t *slots, size_t n, void *to,
+                 size_t at) {
+    const uint8_t *gains = from;
+    uint8_t *block = to;
+    (void)side;
+    for (size_t k = 0; k < n; k++, at++) {
+        const uint8_t *octet = codes_of(from) + slots[k] / 8 * shape.bits;
+        uint8_t *into = block + GAIN_BYTES + at / 8 * shape.bits, keep = (uint8_t) ~(1u << at % 8);
+        block[at] = gains[slots[k]];
+        for (size_t i = 0; i < shape.bits; i++) into[i] = (uint8_t)((into[i] & keep) | (octet[i] >> slots[k] % 8 & 1) << at % 8);
+    }
+}
+
+/* ---- Reading: [G][codes] sums of weights times gains by bit of the code, and [G] of weights for the mean. */
+
+static size_t tallies(struct codec_shape shape) { return (size_t)shape.group * (shape.bits + 1); }
+
+static void tally(struct codec_shape shape, const float *weights, const void *block, float *to) {
+    const struct learned *learned = shape.learned;
+    float gains[BLOCK_TOKENS], scaled[MOST_TOGETHER * BLOCK_TOKENS], *sums = to + (size_t)shape.group * shape.bits;
+    kernels()->look_up_gains(learned->gain, block, gains);
+    for (size_t first = 0, G; first < shape.group; first += G) {
+        G = shape.group - first < MOST_TOGETHER ? shape.group - first : MOST_TOGETHER;
+        for (size_t g = 0; g < G; g++)
+            sums[first + g] += kernels()->scale_weights(weights + (first + g) * BLOCK_TOKENS, gains, scaled + g * BLOCK_TOKENS);
+        kernels()->tally_additive(scaled, G, shape.bits, codes_of(block), to + first * shape.bits);
+    }
+}
+
+static void finish(struct codec_shape shape, const float *from, float *acc) {
+    const struct learned *learned = shape.learned;
+    const float *sums = from + (size_t)shape.group * shape.bits;
+    size_t hd = shape.head_dim;
+    float values[MOST_TOGETHER * CODEC_HEAD_DIM_MAX];
+    for (size_t first = 0, G; first < shape.group; first += G) {
+        G = shape.group - first < MOST_TOGETHER ? shape.group - first : MOST_TOGETHER;
+        times_codebook(shape, from + first * shape.bits, G, values);
+        for (size_t g = 0; g < G; g++) {
+            float *to = acc + (first + g) * hd;
+            for (size_t c = 0; c < hd; c++) to[c] += sums[first + g] * learned->mean[c] + values[g * hd + c];
+        }
+    }
+}
+
+static void mix(struct codec_shape shape, const float *weights, const void *block, float *acc) {
+    float sums[MOST_TOGETHER * (ADDITIVE_MOST_CODES + 1)];
+    struct codec_shape some = shape;
+    for (size_t first = 0; first < shape.group; first += some.group) {
+        some.group = (uint32_t)(shape.group - first < MOST_TOGETHER ? shape.group - first : MOST_TOGETHER);
+        memset(sums, 0, tallies(some) * sizeof *sums);
+        tally(some, weights + first * BLOCK_TOKENS, block, sums);
+        finish(some, sums, acc + first * shape.head_dim);
+    }
+}
+
+const struct codec codec_additive = {.name = "additive",
+                                     .rope = CODEC_ROPE_BEFORE,
+                                     .learner = CODEC_ADDITIVE,
+                                     .check = check,
+                                     .block_bytes = block_bytes,
+                                     .parameters = parameters,
+                                     .open = open_learned,
+                                     .close = close_learned,
+                                     .learned_bytes = learned_bytes,
+                                     .frame_floats = frame_numbers,
+                                     .learn_frame = learn_frame,
+                                     .enter_frame = enter_frame,
+                                     .encode = encode,
+                                     .decode = decode,
+                                     .take = take,
+                                     .mix = mix,
+                                     .tallies = tallies,
+                                     .tally = tally,
+                                     .finish = finish};

@@ -1,0 +1,415 @@
+/* The codec comm: keys as sums of codewords that commute with RoPE (CommVQ, Li et al. 2025, section 4.2 and A.1), before rotation.
+ *
+ *     key = mean + gain * shape,   shape = sum over rounds of z_r[a_r] + i z_r[b_r]
+ *
+ * Of a head's channels those that RoPE turns together are a complex number; a group of up to 64 of them shares a code, two indices
+ * of 6 bits, of which there is one for each round. Each round codes what the ones before have left, so that the first of many
+ * rounds are a coarser code of their own. Tables are learned by train/em.c from keys in the frame of backend/cpu/codec/normalization.h: about their
+ * mean, which commutes as well and costs no bits, and at a size of 1. The gain, one byte for each token and KV head, is set last
+ * and keeps the key's norm: the paper has one norm for each token and layer in 16 bits, which a block, of one KV head, cannot
+ * share.
+ *
+ * Tables are read as integers of 7 bits with a step for each pair. Encoding sees the same numbers as every way of reading: a round
+ * makes up for what earlier ones lost in rounding, so that it costs next to nothing, and sums are exact.
+ */
+#include "backend/cpu/codec/commvq.h"
+
+#include "base/memory.h"
+#include "backend/cpu/codec/normalization.h"
+#include "backend/cpu/codec/transpose.h"
+#include "backend/cpu/kernels/pq/code_planes.h"
+#include "backend/cpu/kernels/kernels.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+_Static_assert(BLOCK_PQ_PART(COMM_BITS) == COMM_PART, "codes lie as pq's of 12 bits");
+
+#define LEAST_WIDTH COMM_LANES /* smaller groups err more at equal bits */
+#define MOST_WIDTH (2 * COMM_MOST_PAIRS)
+#define GAIN_BYTES BLOCK_TOKENS
+#define PAIRING_FLOATS 2 /* pairs, adjacent */
+#define HALF_FLOATS (COMM_ENTRIES * COMM_ENTRIES)
+
+struct learned {
+    struct comm_code code; /* its arrays are these */
+    int8_t *rows;
+    int8_t *planes; /* NULL where the processor's kernels do not read them */
+    float *half;    /* [groups][rounds][entries][entries], of the search */
+    size_t row_bytes, plane_bytes, half_bytes;
+    float steps[CODEC_HEAD_DIM_MAX / LEAST_WIDTH * COMM_LANES]; /* wider groups take no more */
+    float inverses[CODEC_HEAD_DIM_MAX / LEAST_WIDTH * COMM_LANES];
+    float largest[CODEC_HEAD_DIM_MAX / LEAST_WIDTH * COMM_LANES];
+    uint8_t channels[CODEC_HEAD_DIM_MAX], run[COMM_MOST_ROUNDS];
+    float mean[CODEC_HEAD_DIM_MAX];
+    float scale;
+    float gain[256]; /* of each code */
+};
+
+struct coding comm_coding(uint32_t head_dim, uint32_t bits) {
+    uint32_t width = head_dim > MOST_WIDTH ? head_dim / 2 : head_dim;
+    uint32_t rounds = (width * bits + COMM_BITS / 2) / COMM_BITS;
+    return (struct coding){&codec_comm, width, COMM_BITS * (rounds ? rounds : 1)};
+}
+
+static enum terse_status check(struct codec_shape shape, enum codec_side side, struct terse_error *error) {
+    enum terse_status status = codec_check_head_dim(shape, side, error);
+    if (status) return status;
+    if (side != CODEC_KEYS) return status_fail(error, TERSE_E_UNSUPPORTED, "codec comm is for keys: choose another one for values");
+    if (shape.width < LEAST_WIDTH || shape.width % 2 || shape.width > MOST_WIDTH || shape.head_dim % shape.width)
+        return status_fail(error, TERSE_E_UNSUPPORTED,
+                           "groups of %u channels in the model's heads of %u: use an even divisor of %u from %d to %d", shape.width,
+                           shape.head_dim, shape.head_dim, LEAST_WIDTH, MOST_WIDTH);
+    if (!shape.bits || shape.bits % COMM_BITS || shape.bits > COMM_BITS * COMM_MOST_ROUNDS)
+        return status_fail(error, TERSE_E_UNSUPPORTED, "a group's code of %u bits: use a multiple of %d up to %d", shape.bits,
+                           COMM_BITS, COMM_BITS * COMM_MOST_ROUNDS);
+    return TERSE_OK;
+}
+
+static size_t block_bytes(struct codec_shape shape, enum codec_side side) {
+    (void)side;
+    return BLOCK_BYTES_COMM(comm_groups(shape), comm_rounds(shape));
+}
+
+/* ---- What is learned */
+
+/* Where the frame begins. */
+static size_t frame_at(struct codec_shape shape) { return comm_table_numbers(shape) + PAIRING_FLOATS; }
+
+static size_t parameters(struct codec_shape shape, enum codec_side side) {
+    (void)side;
+    return frame_at(shape) + frame_floats(shape.head_dim);
+}
+
+void comm_set_pairing(struct codec_shape shape, float *floats, size_t pairs, bool adjacent) {
+    float *pairing = floats + comm_table_numbers(shape);
+    pairing[0] = (float)pairs;
+    pairing[1] = adjacent;
+}
+
+void comm_channels(struct codec_shape shape, const float *floats, size_t group, uint8_t *channels) {
+    const float *pairing = floats + comm_table_numbers(shape);
+    size_t pairs = (size_t)pairing[0], g = shape.width / 2;
+    bool split = pairing[1] == 0;
+    for (size_t j = 0; j < g; j++) {
+        size_t pair = group * g + j, apart = split && pair < pairs ? pairs : 1, first = split && pair < pairs ? pair : 2 * pair;
+        channels[j] = (uint8_t)first;
+        channels[g + j] = (uint8_t)(first + apart);
+    }
+}
+
+static size_t frame_numbers(struct codec_shape shape, enum codec_side side) {
+    (void)side;
+    return frame_floats(shape.head_dim);
+}
+
+static void learn_frame(struct codec_shape shape, enum codec_side side, const float *rows, size_t n, float *floats) {
+    (void)side;
+    frame_learn(rows, n, shape.head_dim, floats + frame_at(shape));
+}
+
+static float enter_frame(struct codec_shape shape, enum codec_side side, const float *floats, float *row) {
+    (void)side;
+    return frame_enter(row, floats + frame_at(shape), shape.head_dim, row);
+}
+
+static void close_learned(void *opened) {
+    struct learned *learned = opened;
+    if (!learned) return;
+    memory_free(learned->rows);
+    memory_free(learned->planes);
+    memory_free(learned->half);
+    memory_free(learned);
+}
+
+static size_t learned_bytes(const void *opened) {
+    const struct learned *learned = opened;
+    return sizeof *learned + learned->row_bytes + learned->plane_bytes + learned->half_bytes;
+}
+
+/* Tables, pairing and frame are what encoding and reading take for granted. */
+static enum terse_status check_parameters(struct codec_shape shape, const float *floats, struct terse_error *error) {
+    const float *pairing = floats + comm_table_numbers(shape);
+    for (size_t i = 0; i < comm_table_numbers(shape); i++) {
+        if (!(fabsf(floats[i]) <= 65504)) /* as halves go */
+            return status_fail(
+                error, TERSE_E_FORMAT,
+                "number %zu of the codebook's tables is %g, beyond half precision: the codebook is damaged, make it again "
+                "with terse calibrate",
+                i, (double)floats[i]);
+    }
+    if (!(pairing[0] >= 0 && pairing[0] <= (float)(shape.head_dim / 2)) || pairing[0] != floorf(pairing[0]) ||
+        (pairing[1] != 0 && pairing[1] != 1))
+        return status_fail(
+            error, TERSE_E_FORMAT,
+            "%g RoPE pairs of kind %g in heads of %u channels: the codebook is damaged, make it again with terse calibrate",
+            (double)pairing[0], (double)pairing[1], shape.head_dim);
+    return frame_check(floats + frame_at(shape), shape.head_dim, error);
+}
+
+/* Makes integers of a group's tables[rounds][entries][2 pairs]; the largest number of a pair in any round is its step's
+ * COMM_LARGEST-fold. */
+static void set_group(struct learned *learned, size_t group, const float *tables) {
+    const struct comm_code *c = &learned->code;
+    size_t rows = c->rounds * COMM_ENTRIES;
+    for (size_t j = 0; j < c->pairs; j++) {
+        int8_t *to = learned->rows + group * rows * 2 * c->stride + j;
+        float largest = 0;
+        for (size_t i = 0; i < 2 * rows; i++) largest = fmaxf(largest, fabsf(tables[i * c->pairs + j]));
+        float step = largest / COMM_LARGEST, inverse = step > 0 ? 1 / step : 0;
+        if (!isfinite(inverse)) step = inverse = 0; /* next to nothing */
+        learned->steps[group * c->stride + j] = step;
+        learned->inverses[group * c->stride + j] = inverse;
+        for (size_t i = 0; i < 2 * rows; i++) to[i * c->stride] = (int8_t)lrintf(tables[i * c->pairs + j] * inverse);
+    }
+}
+
+/* The most that a number of each pair can be after one round: most[groups * stride]. */
+static void round_sizes(const struct comm_code *c, size_t round, int *most) {
+    for (size_t k = 0; k < c->groups; k++) {
+        const int8_t *rows = c->rows + (k * c->rounds + round) * COMM_ENTRIES * 2 * c->stride;
+        for (size_t j = 0; j < c->stride; j++) {
+            int re = 0, im = 0;
+            for (size_t l = 0; l < COMM_ENTRIES; l++) {
+                const int8_t *row = rows + l * 2 * c->stride + j;
+                re = abs(row[0]) > re ? abs(row[0]) : re;
+                im = abs(row[c->stride]) > im ? abs(row[c->stride]) : im;
+            }
+            most[k * c->stride + j] = re + im;
+        }
+    }
+}
+
+/* A round joins the last run if the sums of no pair leave a byte. */
+static void set_runs(struct learned *learned) {
+    struct comm_code *c = &learned->code;
+    size_t pairs = c->groups * c->stride;
+    int most[COMM_LANES * (CODEC_HEAD_DIM_MAX / LEAST_WIDTH)], run[COMM_LANES * (CODEC_HEAD_DIM_MAX / LEAST_WIDTH)];
+    for (size_t r = 0; r < c->rounds; r++) {
+        bool joins = r > 0;
+        round_sizes(c, r, most);
+        for (size_t j = 0; j < pairs; j++) {
+            learned->largest[j] += (float)most[j];
+            if (r > 0 && run[j] + most[j] > COMM_SUM) joins = false;
+        }
+        for (size_t j = 0; j < pairs; j++) run[j] = joins ? run[j] + most[j] : most[j];
+        if (!joins) c->runs++;
+        learned->run[c->runs - 1]++;
+    }
+}
+
+static void set_planes(struct learned *learned) {
+    const struct comm_code *c = &learned->code;
+    for (size_t i = 0; i < c->groups * c->pairs * c->rounds; i++) {
+        size_t group = i / (c->pairs * c->rounds), j = i / c->rounds % c->pairs, round = i % c->rounds;
+        for (size_t l = 0; l < COMM_ENTRIES; l++) {
+            const int8_t *row = c->rows + ((group * c->rounds + round) * COMM_ENTRIES + l) * 2 * c->stride;
+            int8_t *to = learned->planes + i * 2 * COMM_ENTRIES + l;
+            to[0] = row[j];
+            to[COMM_ENTRIES] = row[c->stride + j];
+        }
+    }
+}
+
+/* A round's table as it is read. */
+static void read_table(const struct comm_code *c, size_t group, size_t round, float *table) {
+    const int8_t *rows = c->rows + (group * c->rounds + round) * COMM_ENTRIES * 2 * c->stride;
+    const float *steps = c->steps + group * c->stride;
+    for (size_t i = 0; i < 2 * COMM_ENTRIES; i++)
+        for (size_t j = 0; j < c->pairs; j++) table[i * c->pairs + j] = steps[j] * (float)rows[i * c->stride + j];
+}
+
+static void set_halves(struct learned *learned) {
+    float table[COMM_ENTRIES * MOST_WIDTH];
+    const struct comm_code *c = &learned->code;
+    for (size_t i = 0; i < c->groups * c->rounds; i++) {
+        struct comm_search search = {c->pairs, COMM_ENTRIES, COMM_ENTRIES, NULL, learned->half + i * HALF_FLOATS};
+        read_table(c, i / c->rounds, i % c->rounds, table);
+        comm_search_half(&search, table);
+    }
+}
+
+static enum terse_status open_learned(struct codec_shape shape, enum codec_side side, const float *floats, void **opened,
+                                      struct terse_error *error) {
+    (void)side;
+    *opened = NULL;
+    enum terse_status status = check_parameters(shape, floats, error);
+    if (status) return status;
+    struct learned *learned = memory_zeros(1, sizeof *learned);
+    if (!learned) return status_no_memory(error, sizeof *learned, "a codebook");
+    struct comm_code *c = &learned->code;
+    const float *frame = floats + frame_at(shape);
+    *c = (struct comm_code){comm_groups(shape), shape.width / 2, comm_rounds(shape), .channels = learned->channels,
+                            .mean = learned->mean};
+    c->stride = memory_round_up(c->pairs, COMM_LANES);
+    c->steps = learned->steps;
+    c->inverses = learned->inverses;
+    c->largest = learned->largest;
+    c->run = learned->run;
+    c->turned = (size_t)floats[comm_table_numbers(shape)];
+    c->adjacent = floats[comm_table_numbers(shape) + 1] != 0;
+    learned->row_bytes = c->groups * c->rounds * COMM_ENTRIES * 2 * c->stride;
+    learned->plane_bytes = kernels()->planes_pq ? c->groups * c->pairs * c->rounds * 2 * COMM_ENTRIES : 0;
+    learned->half_bytes = c->groups * c->rounds * HALF_FLOATS * sizeof(float);
+    c->rows = learned->rows = memory_zeros(learned->row_bytes, 1);
+    learned->half = memory_array(learned->half_bytes, 1);
+    if (learned->plane_bytes) c->planes = learned->planes = memory_array(learned->plane_bytes, 1);
+    if (!learned->rows || !learned->half || (learned->plane_bytes && !learned->planes)) {
+        status = status_no_memory(error, learned->row_bytes + learned->plane_bytes + learned->half_bytes, "a codebook");
+        close_learned(learned);
+        return status;
+    }
+    for (size_t k = 0; k < c->groups; k++) set_group(learned, k, floats + k * c->rounds * COMM_ENTRIES * shape.width);
+    set_runs(learned);
+    if (learned->planes) set_planes(learned);
+    set_halves(learned);
+    for (size_t k = 0; k < c->groups; k++) comm_channels(shape, floats, k, learned->channels + k * shape.width);
+    memcpy(learned->mean, frame, shape.head_dim * sizeof *frame);
+    learned->scale = frame[shape.head_dim];
+    frame_gains(learned->scale, learned->gain);
+    *opened = learned;
+    return TERSE_OK;
+}
+
+/* ---- Blocks */
+
+const struct comm_code *comm_code_of(struct codec_shape shape) { return &((const struct learned *)shape.learned)->code; }
+
+const void *comm_codes(const void *block) { return (const uint8_t *)block + GAIN_BYTES; }
+
+void comm_gains(struct codec_shape shape, const void *block, float *gains) {
+    const struct learned *learned = shape.learned;
+    kernels()->look_up_gains(learned->gain, block, gains);
+}
+
+/* Codes of one group's rows[n][2 pairs], which lose their codewords round by round. */
+static void encode_group(const struct learned *learned, size_t group, float *rows, size_t n, uint8_t *codes) {
+    const struct comm_code *c = &learned->code;
+    float table[COMM_ENTRIES * MOST_WIDTH], panel[MOST_WIDTH * 2 * COMM_ENTRIES];
+    for (size_t r = 0; r < c->rounds; r++, codes += COMM_PART) {
+        uint16_t code[BLOCK_TOKENS] = {0};
+        struct comm_search search = {c->pairs, COMM_ENTRIES, COMM_ENTRIES, panel,
+                                     learned->half + (group * c->rounds + r) * HALF_FLOATS};
+        read_table(c, group, r, table);
+        comm_search_panel(&search, table);
+        comm_search_nearest(&search, rows, n, 2 * c->pairs, code);
+        comm_subtract(table, c->pairs, COMM_ENTRIES, code, n, rows, 2 * c->pairs);
+        code_planes_write(code, COMM_BITS, codes);
+    }
+}
+
+/* The gain that keeps a centred key's norm. */
+static float keep_norm(const float *x, const float *shape, size_t hd) {
+    float square = kernels()->dot(shape, shape, hd);
+    return square > 0 ? sqrtf(kernels()->dot(x, x, hd) / square) : 0;
+}
+
+/* What rows[n][hd], taken to the frame, have left after coding is what their shapes lack. */
+static void encode(struct codec_shape shape, enum codec_side side, const float *rows, size_t n, void *block) {
+    const struct learned *learned = shape.learned;
+    const struct comm_code *c = &learned->code;
+    size_t hd = shape.head_dim, width = shape.width;
+    float unit[BLOCK_TOKENS * CODEC_HEAD_DIM_MAX], some[BLOCK_TOKENS * MOST_WIDTH], centred[CODEC_HEAD_DIM_MAX];
+    uint8_t *gains = block, *codes = gains + GAIN_BYTES;
+    memset(block, 0, block_bytes(shape, side));
+    for (size_t t = 0; t < n; t++) frame_enter(rows + t * hd, learned->mean, hd, unit + t * hd);
+    for (size_t k = 0; k < c->groups; k++) {
+        const uint8_t *channels = learned->channels + k * width;
+        for (size_t t = 0; t < n; t++)
+            for (size_t j = 0; j < width; j++) some[t * width + j] = unit[t * hd + channels[j]];
+        encode_group(learned, k, some, n, codes + k * c->rounds * COMM_PART);
+        for (size_t t = 0; t < n; t++)
+            for (size_t j = 0; j < width; j++) unit[t * hd + channels[j]] -= some[t * width + j];
+    }
+    for (size_t t = 0; t < n; t++) {
+        frame_centre(rows + t * hd, learned->mean, hd, centred);
+        gains[t] = frame_gain_code(learned->scale, keep_norm(centred, unit + t * hd, hd));
+    }
+}
+
+static void channels(struct codec_shape shape, const void *block, float *to) {
+    float gains[BLOCK_TOKENS];
+    comm_gains(shape, block, gains);
+    kernels()->channels_comm(comm_code_of(shape), gains, comm_codes(block), to);
+}
+
+static void decode(struct codec_shape shape, enum codec_side side, const void *block, float *rows) {
+    (void)side;
+    float by_channel[CODEC_HEAD_DIM_MAX * BLOCK_TOKENS];
+    channels(shape, block, by_channel);
+    transpose_channels(by_channel, shape.head_dim, rows, shape.head_dim);
+}
+
+static void take(struct codec_shape shape, enum codec_side side, const void *from, const uint8_t *slots, size_t n, void *to,
+                 size_t at) {
+    (void)side;
+    kernels()->take_codes(from, 1, 8, slots, n, to, at);
+    kernels()->take_codes(comm_codes(from), comm_groups(shape) * comm_rounds(shape), COMM_BITS, slots, n,
+                          (uint8_t *)to + GAIN_BYTES, at);
+}
+
+/* ---- Scores: which way
+ *
+ * Keys are decoded once for all queries of a KV head, turned and met: in words where the tier does so, else in floats. The other way,
+ * of the paper, has a table of each query, whose sums are turned by the token's whole angle; it looks up as often, in numbers four
+ * times as wide, and that for each query. Measured (ns per token and KV head, 4 queries, one thread; the last line is a whole layer's
+ * attention with the paper's keys, 8192 tokens, as so many times ours):
+ *
+ *     head_dim, rounds          128, 11   128, 21   64, 5   64, 11
+ *     AVX-512  in words            33        50       12       18
+ *              in floats           46        63       17       23
+ *     AVX2                         90       118       35       45
+ *     AVX-512  by table            14        23        8       10 times
+ *
+ * So `score_turned` decodes at every shape; the cache has no table to hand over. With words, looking up is two thirds to four fifths
+ * of the time at head_dim 128, and what bounds that is the one port that permutes bytes: four of them a pair, round and 64 tokens. */
+
+void comm_score_decoded(struct codec_shape shape, const float *q, const struct key_turn *turn, const void *block, float *logits) {
+    float keys[CODEC_HEAD_DIM_MAX * BLOCK_TOKENS], gains[BLOCK_TOKENS];
+    const struct kernels *k = kernels();
+    comm_gains(shape, block, gains);
+    if (k->score_turned_comm && k->score_turned_comm(comm_code_of(shape), turn, gains, q, shape.group, comm_codes(block), logits))
+        return;
+    channels(shape, block, keys);
+    k->score_turned(turn, q, shape.group, shape.head_dim, keys, logits);
+}
+
+void comm_prepare(struct codec_shape shape, const float *q, float *tables) {
+    const struct comm_code *c = comm_code_of(shape);
+    for (size_t g = 0; g < shape.group; g++) kernels()->prepare_comm(c, q + g * shape.head_dim, tables + g * comm_table_floats(c));
+}
+
+void comm_score_by_table(struct codec_shape shape, const float *tables, const struct key_turn *turn, const void *block,
+                         float *logits) {
+    const struct comm_code *c = comm_code_of(shape);
+    float gains[BLOCK_TOKENS];
+    comm_gains(shape, block, gains);
+    for (size_t g = 0; g < shape.group; g++)
+        kernels()->look_up_comm(c, turn, tables + g * comm_table_floats(c), gains, comm_codes(block), logits + g * BLOCK_TOKENS);
+}
+
+static void score(struct codec_shape shape, const float *q, const float *tables, const void *block, float *logits) {
+    (void)tables;
+    static const float none[BLOCK_TOKENS];
+    comm_score_decoded(shape, q, &(struct key_turn){.cosine = none, .sine = none}, block, logits);
+}
+
+const struct codec codec_comm = {.name = "comm",
+                                 .rope = CODEC_ROPE_BEFORE,
+                                 .learner = CODEC_EM,
+                                 .check = check,
+                                 .block_bytes = block_bytes,
+                                 .parameters = parameters,
+                                 .open = open_learned,
+                                 .close = close_learned,
+                                 .learned_bytes = learned_bytes,
+                                 .frame_floats = frame_numbers,
+                                 .learn_frame = learn_frame,
+                                 .enter_frame = enter_frame,
+                                 .encode = encode,
+                                 .decode = decode,
+                                 .take = take,
+                                 .score = score,
+                                 .channels = channels,
+                                 .score_turned = comm_score_decoded};

@@ -1,0 +1,98 @@
+/* The index quest (Quest, Tang et al. 2024, section 3.2): of each page of 16 tokens the least and the largest number of each
+ * channel, which bound what any of its keys can give a query: the sum over channels of max(q least, q most). All tokens of a page
+ * get the page's bound. With bounds in half precision that is 2 bits per channel and token.
+ *
+ * Scores are the bound as a half float, in the order of integers. So that it fits, the query is brought to a sum of magnitudes of 1:
+ * no sum is then larger than the largest key.
+ */
+#include "base/half.h"
+#include "backend/cpu/codec/codec.h"
+#include "backend/cpu/codec/index.h"
+#include "backend/cpu/kernels/kernels.h"
+
+#include <math.h>
+#include <string.h>
+
+#define PAGE BLOCK_QUEST_PAGE
+#define PAGES (BLOCK_TOKENS / PAGE)
+#define LARGEST 65504.0f /* half float */
+
+static enum terse_status check(size_t hd, struct terse_error *error) {
+    return codec_check_head_dim((struct codec_shape){.head_dim = (uint32_t)hd}, CODEC_KEYS, error);
+}
+
+static size_t block_bytes(size_t hd) { return BLOCK_BYTES_QUEST(hd); }
+
+static size_t learned_bytes(size_t hd) {
+    (void)hd;
+    return 0;
+}
+
+static void fit(size_t hd, const float *rows, size_t n, size_t stride, const struct index_options *options, void *learned) {
+    (void)hd, (void)rows, (void)n, (void)stride, (void)options, (void)learned;
+}
+
+/* What a half float holds; NaN is 0. */
+static float bounded(float x) { return x > LARGEST ? LARGEST : x < -LARGEST ? -LARGEST : x == x ? x : 0; }
+
+/* The half next below x, so that bounds stay bounds; above is the other way round. */
+static uint16_t half_below(float x) {
+    uint16_t half = half_from_float(x);
+    if (half_to_float(half) <= x) return half;
+    return half & 0x8000 ? (uint16_t)(half + 1) : half == 0 ? 0x8001 : (uint16_t)(half - 1);
+}
+
+static uint16_t half_above(float x) { return half_below(-x) ^ 0x8000; }
+
+/* Of one page: half least[hd], most[hd]. Pages without tokens hold zeros. */
+static void encode_page(size_t hd, const float *rows, size_t n, uint16_t *bounds) {
+    for (size_t c = 0; c < hd; c++) {
+        float least = LARGEST, most = -LARGEST;
+        for (size_t t = 0; t < n; t++) {
+            float x = bounded(rows[t * hd + c]);
+            least = x < least ? x : least;
+            most = x > most ? x : most;
+        }
+        bounds[c] = half_below(least);
+        bounds[hd + c] = half_above(most);
+    }
+}
+
+static void encode(size_t hd, const void *learned, const float *rows, size_t n, void *block) {
+    (void)learned;
+    memset(block, 0, block_bytes(hd));
+    for (size_t t = 0; t < n; t += PAGE)
+        encode_page(hd, rows + t * hd, n - t < PAGE ? n - t : PAGE, (uint16_t *)block + t / PAGE * 2 * hd);
+}
+
+static size_t table_bytes(size_t hd) { return hd * sizeof(float); }
+
+static void prepare(size_t hd, const void *learned, const float *q, size_t G, void *tables) {
+    (void)learned;
+    float *query = tables;
+    double sum = 0;
+    memset(query, 0, hd * sizeof *query);
+    for (size_t g = 0; g < G; g++) kernels()->axpy(1 / (float)G, q + g * hd, query, hd);
+    for (size_t c = 0; c < hd; c++) sum += fabs((double)query[c]);
+    for (size_t c = 0; c < hd; c++) query[c] = sum > 0 && isfinite(sum) ? (float)((double)query[c] / sum) : 0;
+}
+
+static void scores(size_t hd, const void *tables, const void *block, uint16_t *to) {
+    float bounds[PAGES];
+    kernels()->scores_quest(tables, hd, block, bounds);
+    for (size_t p = 0; p < PAGES; p++) {
+        uint16_t half = half_from_float(bounds[p]);
+        half = half & 0x8000 ? (uint16_t)~half : half | 0x8000;
+        for (size_t t = 0; t < PAGE; t++) to[p * PAGE + t] = half;
+    }
+}
+
+const struct index index_quest = {.name = "quest",
+                                  .check = check,
+                                  .block_bytes = block_bytes,
+                                  .learned_bytes = learned_bytes,
+                                  .fit = fit,
+                                  .encode = encode,
+                                  .table_bytes = table_bytes,
+                                  .prepare = prepare,
+                                  .scores = scores};

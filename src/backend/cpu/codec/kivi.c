@@ -1,0 +1,192 @@
+/* The codecs kivi-4 and kivi-2: asymmetric integers (KIVI, Liu et al. 2024), keys by channel and values by token, since outliers of
+ * keys keep to their channels and those of values do not.
+ *
+ *     x = zero + scale * code,   zero = min, scale = (max - min) / (2^bits - 1), both as halves, over 32 numbers:
+ *     keys    of one channel and 32 tokens      values    of one token and 32 channels
+ *
+ * One byte holds 8 / bits codes that lie n bits / 8 numbers apart in a row of n, so that a row unpacks by shifts alone. Reading
+ * multiplies bare codes; the scales go into what meets them, the queries or the weights, and the zeros are a product of their own.
+ */
+#include "base/half.h"
+#include "backend/cpu/codec/codec.h"
+#include "backend/cpu/codec/gather.h"
+#include "backend/cpu/codec/transpose.h"
+#include "backend/cpu/kernels/kernels.h"
+
+#include <math.h>
+#include <string.h>
+
+#define GROUP BLOCK_QK
+#define HALVES (BLOCK_TOKENS / GROUP) /* groups of tokens in a block of keys */
+#define MOST_GROUPS (CODEC_HEAD_DIM_MAX / GROUP)
+
+/* ---- Blocks. Keys: scale[2][hd], zero[2][hd], codes[hd][64 tokens]. Values: for each token codes[hd], {scale, zero}[hd/32], so that
+ * a token can be taken out in one piece. */
+
+static size_t scales_of(size_t hd) { return hd * HALVES; } /* of either side */
+
+static size_t block_bytes(unsigned bits, size_t hd) { return BLOCK_BYTES_KIVI(hd, bits); }
+
+/* Of a value. */
+static size_t code_bytes(unsigned bits, size_t hd) { return hd * bits / 8; }
+static size_t row_bytes(unsigned bits, size_t hd) { return block_bytes(bits, hd) / BLOCK_TOKENS; }
+
+static void pack(unsigned bits, const uint8_t *codes, size_t n, uint8_t *packed) {
+    size_t bytes = n * bits / 8;
+    for (size_t i = 0; i < bytes; i++) {
+        unsigned byte = 0;
+        for (unsigned k = 0; k < 8 / bits; k++) byte |= (unsigned)codes[i + k * bytes] << (k * bits);
+        packed[i] = (uint8_t)byte;
+    }
+}
+
+static void unpack(unsigned bits, const uint8_t *packed, size_t n, uint8_t *codes) {
+    const uint8_t mask = (uint8_t)((1u << bits) - 1);
+    size_t bytes = n * bits / 8;
+    for (unsigned k = 0; k < 8 / bits; k++)
+        for (size_t i = 0; i < bytes; i++) codes[i + k * bytes] = (uint8_t)(packed[i] >> (k * bits)) & mask;
+}
+
+/* All codes of a block, and its scales and zeros as float: [2][hd] of keys, [hd/32][64] of values. */
+static void unpack_block(unsigned bits, enum codec_side side, size_t hd, const void *block, uint8_t *codes, float *scale,
+                         float *zero) {
+    uint16_t halves[2 * CODEC_HEAD_DIM_MAX * HALVES];
+    const uint8_t *from = block;
+    if (side == CODEC_KEYS) {
+        memcpy(halves, block, 2 * scales_of(hd) * sizeof *halves);
+        from += 2 * scales_of(hd) * sizeof *halves;
+        for (size_t c = 0; c < hd; c++) unpack(bits, from + c * BLOCK_TOKENS * bits / 8, BLOCK_TOKENS, codes + c * BLOCK_TOKENS);
+    }
+    for (size_t t = 0; side == CODEC_VALUES && t < BLOCK_TOKENS; t++, from += row_bytes(bits, hd)) {
+        const uint16_t *pairs = (const uint16_t *)(from + code_bytes(bits, hd));
+        unpack(bits, from, hd, codes + t * hd);
+        for (size_t b = 0; b < hd / GROUP; b++) {
+            halves[b * BLOCK_TOKENS + t] = pairs[2 * b];
+            halves[scales_of(hd) + b * BLOCK_TOKENS + t] = pairs[2 * b + 1];
+        }
+    }
+    kernels()->half_to_float(halves, scale, scales_of(hd));
+    kernels()->half_to_float(halves + scales_of(hd), zero, scales_of(hd));
+}
+
+/* ---- Encoding */
+
+/* n numbers, `apart` from each other, to codes. Codes are the nearest to what the halves stand for. */
+static void encode_group(unsigned bits, const float *x, size_t n, size_t apart, uint16_t *scale, uint16_t *zero, uint8_t *codes) {
+    float least = x[0], most = x[0], levels = (float)((1u << bits) - 1);
+    for (size_t i = 1; i < n; i++) {
+        least = fminf(least, x[i * apart]);
+        most = fmaxf(most, x[i * apart]);
+    }
+    *zero = half_from_float(least);
+    *scale = half_from_float((most - least) / levels);
+    float z = half_to_float(*zero), s = half_to_float(*scale), inverse = s > 0 ? 1 / s : 0;
+    for (size_t i = 0; i < n; i++) {
+        float code = (x[i * apart] - z) * inverse + 0.5f;
+        codes[i] = (uint8_t)(code > 0 ? (code < levels ? code : levels) : 0); /* NaN gives 0 */
+    }
+}
+
+static void encode_keys(unsigned bits, size_t hd, const float *rows, size_t n, void *block) {
+    uint8_t codes[CODEC_HEAD_DIM_MAX * BLOCK_TOKENS];
+    uint16_t *scale = block, *zero = scale + scales_of(hd);
+    memset(codes, 0, hd * BLOCK_TOKENS);
+    for (size_t t = 0; t < n; t += GROUP) {
+        size_t count = n - t < GROUP ? n - t : GROUP, at = t / GROUP * hd;
+        for (size_t c = 0; c < hd; c++)
+            encode_group(bits, rows + t * hd + c, count, hd, &scale[at + c], &zero[at + c], codes + c * BLOCK_TOKENS + t);
+    }
+    uint8_t *packed = (uint8_t *)(zero + scales_of(hd));
+    for (size_t c = 0; c < hd; c++) pack(bits, codes + c * BLOCK_TOKENS, BLOCK_TOKENS, packed + c * BLOCK_TOKENS * bits / 8);
+}
+
+static void encode_values(unsigned bits, size_t hd, const float *rows, size_t n, void *block) {
+    uint8_t codes[CODEC_HEAD_DIM_MAX], *to = block;
+    for (size_t t = 0; t < n; t++, to += row_bytes(bits, hd)) {
+        uint16_t *pairs = (uint16_t *)(to + code_bytes(bits, hd));
+        for (size_t b = 0; b < hd / GROUP; b++)
+            encode_group(bits, rows + t * hd + b * GROUP, GROUP, 1, &pairs[2 * b], &pairs[2 * b + 1], codes + b * GROUP);
+        pack(bits, codes, hd, to);
+    }
+}
+
+static void encode(unsigned bits, struct codec_shape shape, enum codec_side side, const float *rows, size_t n, void *block) {
+    memset(block, 0, block_bytes(bits, shape.head_dim));
+    (side == CODEC_KEYS ? encode_keys : encode_values)(bits, shape.head_dim, rows, n, block);
+}
+
+/* ---- Decoding */
+
+static void channels(unsigned bits, struct codec_shape shape, const void *block, float *to) {
+    size_t hd = shape.head_dim;
+    uint8_t codes[CODEC_HEAD_DIM_MAX * BLOCK_TOKENS];
+    float scale[2 * CODEC_HEAD_DIM_MAX * HALVES], *zero = scale + scales_of(hd);
+    unpack_block(bits, CODEC_KEYS, hd, block, codes, scale, zero);
+    for (size_t c = 0; c < hd; c++) {
+        for (size_t t = 0; t < BLOCK_TOKENS; t++) {
+            size_t at = t / GROUP * hd + c, i = c * BLOCK_TOKENS + t;
+            to[i] = zero[at] + scale[at] * (float)codes[i];
+        }
+    }
+}
+
+static void decode(unsigned bits, struct codec_shape shape, enum codec_side side, const void *block, float *rows) {
+    size_t hd = shape.head_dim;
+    if (side == CODEC_KEYS) {
+        float keys[CODEC_HEAD_DIM_MAX * BLOCK_TOKENS];
+        channels(bits, shape, block, keys);
+        transpose_channels(keys, hd, rows, hd);
+        return;
+    }
+    uint8_t codes[CODEC_HEAD_DIM_MAX * BLOCK_TOKENS];
+    float scale[2 * BLOCK_TOKENS * MOST_GROUPS], *zero = scale + scales_of(hd);
+    unpack_block(bits, CODEC_VALUES, hd, block, codes, scale, zero);
+    for (size_t t = 0; t < BLOCK_TOKENS; t++) {
+        for (size_t c = 0; c < hd; c++) {
+            size_t at = c / GROUP * BLOCK_TOKENS + t;
+            rows[t * hd + c] = zero[at] + scale[at] * (float)codes[t * hd + c];
+        }
+    }
+}
+
+/* ---- The rows of the table */
+
+/* clang-format off */
+#define KIVI(name_, suffix, bits) \
+    static size_t block_bytes_##suffix(struct codec_shape shape, enum codec_side side) { \
+        (void)side; \
+        return block_bytes(bits, shape.head_dim); \
+    } \
+    static void encode_##suffix(struct codec_shape shape, enum codec_side side, const float *rows, size_t n, void *block) { \
+        encode(bits, shape, side, rows, n, block); \
+    } \
+    static void decode_##suffix(struct codec_shape shape, enum codec_side side, const void *block, float *rows) { \
+        decode(bits, shape, side, block, rows); \
+    } \
+    static void take_##suffix(struct codec_shape shape, enum codec_side side, const void *from, const uint8_t *slots, size_t n, \
+                              void *to, size_t at) { \
+        (void)side; \
+        take_rows(from, row_bytes(bits, shape.head_dim), slots, n, to, at); \
+    } \
+    static void fetch_##suffix(struct codec_shape shape, enum codec_side side, const void *from, const uint8_t *slots, size_t n) { \
+        (void)side; \
+        fetch_rows(from, row_bytes(bits, shape.head_dim), slots, n); \
+    } \
+    static void channels_##suffix(struct codec_shape shape, const void *block, float *to) { channels(bits, shape, block, to); } \
+    static void score_##suffix(struct codec_shape shape, const float *q, const float *tables, const void *block, float *logits) { \
+        (void)tables; \
+        kernels()->score_kivi_##suffix(q, shape.group, shape.head_dim, block, logits); \
+    } \
+    static void mix_##suffix(struct codec_shape shape, const float *weights, const void *block, float *acc) { \
+        kernels()->mix_kivi_##suffix(weights, shape.group, shape.head_dim, block, acc); \
+    } \
+    static void mix_light_##suffix(struct codec_shape shape, const float *weights, const void *block, float *acc) { \
+        kernels()->mix_light_kivi_##suffix(weights, shape.group, shape.head_dim, block, acc); \
+    } \
+    const struct codec codec_kivi_##suffix = {.name = name_, .rope = CODEC_ROPE_AFTER, .check = codec_check_head_dim, \
+                                              .block_bytes = block_bytes_##suffix, .encode = encode_##suffix, \
+                                              .decode = decode_##suffix, .take = take_##suffix, .fetch = fetch_##suffix, .keys_stay = true, .score = score_##suffix, .channels = channels_##suffix, \
+                                              .mix = mix_##suffix, .mix_light = mix_light_##suffix};
+KIVI("kivi-4", 4, 4)
+KIVI("kivi-2", 2, 2)
+/* clang-format on */

@@ -1,0 +1,38 @@
+/* The nearest of k centroids by Euclidean distance, for many rows: what learning and encoding share. Owns the centroids' layout for
+ * kernels()->nearest; leaves threads to the caller.
+ *
+ * Rows and centroids are moved by the centroids' mean and scaled by a power of two before they meet, since ||c||^2 / 2 - <x, c> in
+ * single precision is worth little where all keys share an offset far larger than their differences. A code depends on its own row
+ * and the centroids alone, not on the rows beside it.
+ */
+#ifndef TERSE_BACKEND_CPU_CODEC_NEAREST_H
+#define TERSE_BACKEND_CPU_CODEC_NEAREST_H
+
+#include "base/status.h"
+
+#define NEAREST_MOST_CHANNELS 1024
+#define NEAREST_MOST_CENTROIDS 65536
+
+struct nearest {
+    size_t k, d;
+    size_t width;   /* centroids in a panel, the last one maybe less */
+    size_t columns; /* k rounded up to NEAREST_WIDTH: the columns beyond k are never nearest */
+    float scale;
+    float *origin; /* [d] */
+    float *half;   /* [columns] half the squared norms */
+    float *panels; /* [d][width] after one another */
+};
+
+/* Memory for k centroids of d channels. TERSE_E_ARGUMENT unless 1 <= k <= NEAREST_MOST_CENTROIDS, 1 <= d <= NEAREST_MOST_CHANNELS. */
+enum terse_status nearest_new(size_t k, size_t d, struct nearest *nearest, struct terse_error *error);
+/* Accepts a zeroed struct. */
+void nearest_free(struct nearest *nearest);
+/* Memory that nearest_new took. */
+size_t nearest_bytes(const struct nearest *nearest);
+/* Takes over centroids[k][d], finite and at most 1e38 in size; may be called again. Allocates nothing. */
+void nearest_set(struct nearest *nearest, const float *centroids);
+/* codes[n] = the nearest centroid of each of rows[n][d], `stride` floats apart; of equally near ones the lowest. A row with NaN or
+ * infinities gets some code below k. Allocates nothing, uses one thread; any number of threads may search at once. */
+void nearest_search(const struct nearest *nearest, const float *rows, size_t n, size_t stride, uint16_t *codes);
+
+#endif

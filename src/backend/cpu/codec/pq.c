@@ -1,0 +1,423 @@
+/* The codecs pq and vq: product quantization (Jegou et al. 2011). A head is cut into sub-vectors of `width` contiguous channels,
+ * each coded by the nearest of its 2^bits centroids. pq takes keys after rotation, so that a query can meet the centroids once and
+ * each key by look-up (MILLION); vq takes them before, where they cluster better (AnTKV, CQ), and then keys are decoded, turned and
+ * met. Values are the same in both.
+ *
+ * Centroids are kept in half precision, as in a codebook's file: half the memory to stream through when there are 4096 of them.
+ */
+#include "backend/cpu/codec/pq.h"
+#include "base/divisor.h"
+#include "base/half.h"
+#include "base/memory.h"
+#include "backend/cpu/kernels/pq/code_planes.h"
+#include "backend/cpu/kernels/kernels.h"
+#include "backend/cpu/codec/nearest.h"
+
+#include <math.h>
+#include <string.h>
+
+#define TABLE_BYTES ((size_t)320 << 10) /* of look-up tables of a KV head, at most: with more, the second-level cache is theirs */
+
+struct learned {
+    struct product_code product; /* first: pq_product; its arrays are these */
+    uint16_t *rows;
+    uint8_t *planes, *levels; /* one of them, or none where the processor's kernels do not read it */
+    float *scales;            /* low, step and from, [hd] each, beside levels */
+    struct nearest *nearest;  /* [parts] */
+};
+
+const struct product_code *pq_product(struct codec_shape shape) { return shape.learned; }
+
+static size_t parts_of(struct codec_shape shape) { return shape.head_dim / shape.width; }
+static size_t centroids_of(struct codec_shape shape) { return (size_t)1 << shape.bits; }
+
+static enum terse_status check(struct codec_shape shape, enum codec_side side, struct terse_error *error) {
+    enum terse_status status = codec_check_head_dim(shape, side, error);
+    if (status) return status;
+    if (!shape.width || shape.width > PRODUCT_MOST_WIDTH || shape.head_dim % shape.width) {
+        return status_fail(error, TERSE_E_UNSUPPORTED,
+                           "sub-vectors of %u channels do not divide the model's heads of %u: use a divisor of %u up to %d",
+                           shape.width, shape.head_dim, shape.head_dim, PRODUCT_MOST_WIDTH);
+    }
+    if (shape.bits < BLOCK_PQ_BITS_LEAST || shape.bits > BLOCK_PQ_BITS_MOST) {
+        return status_fail(error, TERSE_E_UNSUPPORTED, "codes of %u bits: use %d to %d", shape.bits, BLOCK_PQ_BITS_LEAST,
+                           BLOCK_PQ_BITS_MOST);
+    }
+    return TERSE_OK;
+}
+
+static size_t block_bytes(struct codec_shape shape, enum codec_side side) {
+    (void)side;
+    return BLOCK_BYTES_PQ(parts_of(shape), shape.bits);
+}
+
+/* ---- What is learned */
+
+static size_t parameters(struct codec_shape shape, enum codec_side side) {
+    (void)side;
+    return centroids_of(shape) * shape.head_dim;
+}
+
+static void close_learned(void *opened) {
+    struct learned *learned = opened;
+    if (!learned) return;
+    if (learned->nearest) {
+        for (size_t m = 0; m < learned->product.parts; m++) nearest_free(&learned->nearest[m]);
+    }
+    memory_free(learned->nearest);
+    memory_free(learned->rows);
+    memory_free(learned->planes);
+    memory_free(learned->levels);
+    memory_free(learned->scales);
+    memory_free(learned);
+}
+
+static size_t learned_bytes(const void *opened) {
+    const struct learned *learned = opened;
+    const struct product_code *p = &learned->product;
+    size_t hd = p->parts * p->width, bytes = sizeof *learned + ((size_t)1 << p->bits) * hd * sizeof *learned->rows;
+    if (learned->planes) bytes += hd * 2 * PRODUCT_PLANE(p->bits);
+    if (learned->levels) bytes += hd * PRODUCT_PLANE(p->bits) + 3 * hd * sizeof *learned->scales;
+    for (size_t m = 0; m < p->parts; m++) bytes += sizeof *learned->nearest + nearest_bytes(&learned->nearest[m]);
+    return bytes;
+}
+
+/* floats[n] to half precision; TERSE_E_FORMAT where that is not finite. */
+static enum terse_status round_centroids(const float *floats, size_t n, uint16_t *halves, struct terse_error *error) {
+    for (size_t i = 0; i < n; i++) {
+        halves[i] = half_from_float(floats[i]);
+        if (!isfinite(half_to_float(halves[i]))) {
+            return status_fail(
+                error, TERSE_E_FORMAT,
+                "number %zu of the codebook's centroids is %g, beyond half precision: the codebook is damaged, make it "
+                "again with terse calibrate",
+                i, (double)floats[i]);
+        }
+    }
+    return TERSE_OK;
+}
+
+/* The halves of each channel in two planes of bytes. */
+static void set_planes(const struct product_code *p, uint8_t *planes) {
+    size_t k = (size_t)1 << p->bits, plane = PRODUCT_PLANE(p->bits);
+    for (size_t c = 0; c < p->parts * p->width; c++) {
+        const uint16_t *from = p->rows + c / p->width * k * p->width + c % p->width;
+        uint8_t *low = planes + c * 2 * plane, *high = low + plane;
+        for (size_t j = 0; j < plane; j++) {
+            low[j] = (uint8_t)(from[j % k * p->width] & 255);
+            high[j] = (uint8_t)(from[j % k * p->width] >> 8);
+        }
+    }
+}
+
+/* Half floats are multiples of 2^-24. */
+static int64_t as_integer(uint16_t half) { return (int64_t)ldexpf(half_to_float(half), 24); }
+
+#define FROM 131072 /* steps that product.h's `from` lies below `low` */
+
+/* Finds channel c's levels when its centroids lie on a grid of at most 256, as pq_settle leaves them: the step is the greatest of
+ * which all are multiples. */
+static bool find_levels(struct learned *learned, size_t c) {
+    const struct product_code *p = &learned->product;
+    size_t k = (size_t)1 << p->bits, plane = PRODUCT_PLANE(p->bits), hd = p->parts * p->width;
+    size_t first = c / p->width * k * p->width + c % p->width;
+    bool by_row = p->bits > PRODUCT_PLANE_BITS;
+    const uint16_t *rows = p->rows + first;
+    uint8_t *levels = learned->levels + (by_row ? first : c * plane);
+    int64_t least = INT64_MAX, most = INT64_MIN, step = 0;
+    for (size_t j = 0; j < k; j++) {
+        int64_t x = as_integer(rows[j * p->width]);
+        least = x < least ? x : least;
+        most = x > most ? x : most;
+        step = common_divisor(x, step);
+    }
+    step = least == most ? 0 : step < 0 ? -step : step;
+    float *low = learned->scales + c, *from = low + 2 * hd;
+    low[0] = ldexpf((float)least, -24);
+    low[hd] = ldexpf((float)step, -24);
+    *from = ldexpf((float)(least - FROM * step), -24);
+    if ((most - least) > 255 * step || (int64_t)ldexpf(*from, 24) != least - FROM * step) return false;
+    for (size_t j = 0; j < plane; j++)
+        levels[by_row ? j * p->width : j] = step ? (uint8_t)((as_integer(rows[j % k * p->width]) - least) / step) : 0;
+    return true;
+}
+
+/* Rounds x[k], `apart` numbers between them, to at most 256 multiples of a step that is a quarter, five, six or seven eighths of a
+ * power of two: the smallest such that all are halves. */
+static void settle_channel(float *x, size_t k, size_t apart) {
+    float least = x[0], most = x[0];
+    for (size_t j = 1; j < k; j++) {
+        least = fminf(least, x[j * apart]);
+        most = fmaxf(most, x[j * apart]);
+    }
+    if (!(most - least > 0) || !isfinite(most - least)) return;
+    int exponent;
+    int quarters = (int)floorf(8 * frexpf((most - least) / 255, &exponent)); /* 4 to 7 */
+    for (exponent = exponent < -21 ? -21 : exponent;; quarters++) {
+        if (quarters == 8) quarters = 4, exponent++;
+        float step = ldexpf((float)quarters, exponent - 3), first = floorf(least / step + 0.5f);
+        bool fits = floorf(most / step + 0.5f) - first <= 255;
+        for (size_t j = 0; fits && j < k; j++) {
+            float settled = step * floorf(x[j * apart] / step + 0.5f);
+            fits = half_to_float(half_from_float(settled)) == settled || !isfinite(half_to_float(half_from_float(x[j * apart])));
+        }
+        if (!fits && exponent < 16) continue;
+        for (size_t j = 0; fits && j < k; j++) x[j * apart] = step * floorf(x[j * apart] / step + 0.5f);
+        return;
+    }
+}
+
+void pq_settle(struct codec_shape shape, enum codec_side side, float *floats) {
+    (void)side;
+    size_t k = centroids_of(shape), width = shape.width;
+    if (!product_may_have_levels(width, shape.bits)) return;
+    for (size_t c = 0; c < shape.head_dim; c++) settle_channel(floats + c / width * k * width + c % width, k, width);
+}
+
+/* One nearest-centroid search for each sub-vector, over the centroids as they were rounded. */
+static enum terse_status open_searches(struct learned *learned, struct terse_error *error) {
+    const struct product_code *p = &learned->product;
+    size_t k = (size_t)1 << p->bits;
+    float *floats = memory_array(k * p->width, sizeof *floats);
+    enum terse_status status = floats ? TERSE_OK : status_no_memory(error, k * p->width * sizeof *floats, "centroids");
+    for (size_t m = 0; !status && m < p->parts; m++) {
+        status = nearest_new(k, p->width, &learned->nearest[m], error);
+        if (status) break;
+        kernels()->half_to_float(p->rows + m * k * p->width, floats, k * p->width);
+        nearest_set(&learned->nearest[m], floats);
+    }
+    memory_free(floats);
+    return status;
+}
+
+/* Sets levels and returns true, or neither. */
+static bool set_levels(struct learned *learned) {
+    struct product_code *p = &learned->product;
+    size_t hd = p->parts * p->width;
+    for (size_t c = 0; c < hd; c++)
+        if (!find_levels(learned, c)) return false;
+    *(p->bits > PRODUCT_PLANE_BITS ? &p->level_rows : &p->levels) = learned->levels;
+    p->low = learned->scales;
+    p->step = learned->scales + hd;
+    p->from = learned->scales + 2 * hd;
+    return true;
+}
+
+/* What the processor's kernels read besides rows: levels, or else planes of keys; nothing where they read no more. */
+static enum terse_status set_channels(struct learned *learned, enum codec_side side, struct terse_error *error) {
+    struct product_code *p = &learned->product;
+    size_t hd = p->parts * p->width, bytes = hd * PRODUCT_PLANE(p->bits);
+    if (!product_may_have_levels(p->width, p->bits) || !kernels()->planes_pq) return TERSE_OK;
+    learned->levels = memory_array(bytes, 1);
+    learned->scales = memory_array(3 * hd, sizeof *learned->scales);
+    if (!learned->levels || !learned->scales) return status_no_memory(error, bytes + 3 * hd * sizeof(float), "a codebook");
+    if (set_levels(learned)) return TERSE_OK;
+    memory_free(learned->levels);
+    memory_free(learned->scales);
+    learned->levels = NULL;
+    learned->scales = NULL;
+    if (side == CODEC_VALUES || p->bits > PRODUCT_PLANE_BITS) return TERSE_OK; /* read by row */
+    p->planes = learned->planes = memory_array(2 * bytes, 1);
+    if (!learned->planes) return status_no_memory(error, 2 * bytes, "a codebook");
+    set_planes(p, learned->planes);
+    return TERSE_OK;
+}
+
+static enum terse_status open_learned(struct codec_shape shape, enum codec_side side, const float *floats, void **opened,
+                                      struct terse_error *error) {
+    size_t parts = parts_of(shape), numbers = parameters(shape, side);
+    struct learned *learned = memory_zeros(1, sizeof *learned);
+    *opened = NULL;
+    if (!learned) return status_no_memory(error, sizeof *learned, "a codebook");
+    enum terse_status status = TERSE_OK;
+    learned->product = (struct product_code){.parts = parts, .width = shape.width, .bits = shape.bits};
+    learned->product.rows = learned->rows = memory_array(numbers, sizeof *learned->rows);
+    learned->nearest = memory_zeros(parts, sizeof *learned->nearest);
+    if (!learned->rows || !learned->nearest) status = status_no_memory(error, numbers * sizeof *learned->rows, "a codebook");
+    if (!status) status = round_centroids(floats, numbers, learned->rows, error);
+    if (!status) status = set_channels(learned, side, error);
+    if (!status) status = open_searches(learned, error);
+    if (status)
+        close_learned(learned);
+    else
+        *opened = learned;
+    return status;
+}
+
+/* ---- Blocks */
+
+static void encode(struct codec_shape shape, enum codec_side side, const float *rows, size_t n, void *block) {
+    const struct learned *learned = shape.learned;
+    uint8_t *bytes = block;
+    size_t parts = parts_of(shape), used = parts * BLOCK_PQ_PART(shape.bits);
+    for (size_t m = 0; m < parts; m++) {
+        uint16_t codes[BLOCK_TOKENS] = {0};
+        nearest_search(&learned->nearest[m], rows + m * shape.width, n, shape.head_dim, codes);
+        code_planes_write(codes, shape.bits, bytes + m * BLOCK_PQ_PART(shape.bits));
+    }
+    memset(bytes + used, 0, block_bytes(shape, side) - used);
+}
+
+static void decode(struct codec_shape shape, enum codec_side side, const void *block, float *rows) {
+    (void)side;
+    kernels()->rows_pq(pq_product(shape), block, rows);
+}
+
+static void take(struct codec_shape shape, enum codec_side side, const void *from, const uint8_t *slots, size_t n, void *to,
+                 size_t at) {
+    (void)side;
+    kernels()->take_codes(from, parts_of(shape), shape.bits, slots, n, to, at);
+}
+
+static void channels(struct codec_shape shape, const void *block, float *to) {
+    kernels()->channels_pq(pq_product(shape), block, to);
+}
+
+/* ---- Which way
+ *
+ * Keys by table, by levels or by decoding, values by mixing or by tally: the choice is made here, from bench/bench_pq (8192 tokens,
+ * ns per token and KV head of 128 channels, four queries; f16 taking 25 ns with AVX2, and with AVX-512, where it was one thread
+ * alone, 10):
+ *
+ *     width x bits            2 x 8   4 x 8   8 x 8   16 x 8   4 x 12   16 x 12   32 x 12
+ *     AVX-512  look-up         23      12      5       3        -        -         -
+ *              levels           8       8      7       7       27       14        12
+ *              decoding        17      17      16      15       95       40        30
+ *              mix             12      12      12      12       24        8         7
+ *              tally          101      63      22      14       -        -         -
+ *     AVX2     look-up         39      23      12      7        -        -         -
+ *              decoding        48      32      26      -        66       35        31
+ *              mix             50      34      17      16       68       50        24
+ *              tally           68      40      19      13       -        -         -
+ *
+ * Look-up takes as many times longer as there are queries, and its tables have to be made: with 2048 tokens it takes twice as long
+ * for each. By levels one query takes 5 ns, three take 6 and eight 13. Both levels and decoding look up numbers in registers with
+ * AVX-512, which costs the same for any width; without, decoding fetches rows one by one. With 4096 centroids their own memory
+ * bounds every way: 1 MB for a head is half of what f16 reads of 8192 tokens. Levels and mixes of 4096 with AVX-512 are of
+ * one thread of a Zen 4 whose second cache has them, f16 taking 13: a line from there for each code takes half a nanosecond. */
+
+/* Keys by look-up, wherever tables stay small; but in registers narrow codes are read faster. */
+static bool by_table(struct codec_shape shape) {
+    const struct product_code *p = pq_product(shape);
+    if (shape.bits > PRODUCT_PLANE_BITS) return false;
+    if (p->levels && shape.width < (shape.group > 1 ? 8 : 4)) return false;
+    if (p->planes && shape.width < 4 && shape.group > shape.width) return false;
+    return product_floats(p, shape.group) * sizeof(float) <= TABLE_BYTES;
+}
+
+/* Values by tally only where a token has so few codes that adding weights up is less work than any decoding. */
+static bool by_tally(struct codec_shape shape) {
+    return shape.bits <= PRODUCT_PLANE_BITS && shape.width >= (kernels()->planes_pq ? 32 : 16);
+}
+
+#define LINE 64
+
+/* Tables of more than 256 centroids, where so many codes are looked up as a table has lines. By loads, one after the other, which
+ * the processor runs ahead of: a Zen 4 drops most of so many prefetches. */
+static void approach(struct codec_shape shape, enum codec_side side, size_t blocks) {
+    const struct product_code *p = pq_product(shape);
+    size_t numbers = parameters(shape, side), bytes = p->level_rows ? numbers : numbers * sizeof *p->rows;
+    const uint8_t *from = p->level_rows ? p->level_rows : (const uint8_t *)p->rows;
+    uint32_t sum = 0;
+    if (p->bits <= PRODUCT_PLANE_BITS || blocks * BLOCK_TOKENS * p->parts < bytes / LINE) return;
+    for (size_t at = 0; at < bytes; at += LINE) sum += from[at];
+    __asm__ volatile("" : : "r"(sum)); /* as if it were used */
+}
+
+/* ---- Keys */
+
+static size_t prepared(struct codec_shape shape) {
+    const struct product_code *p = pq_product(shape);
+    return by_table(shape) ? product_floats(p, shape.group) : product_by_levels(p) ? shape.group * product_fixed(p) : 0;
+}
+
+static void prepare(struct codec_shape shape, const float *q, float *tables) {
+    (by_table(shape) ? kernels()->prepare_pq : kernels()->fix_pq)(pq_product(shape), q, shape.group, tables);
+}
+
+static void score_prepared(struct codec_shape shape, const float *q, const float *tables, const void *block, float *logits) {
+    const struct product_code *p = pq_product(shape);
+    if (!tables)
+        kernels()->score_pq(p, q, shape.group, block, logits);
+    else if (by_table(shape))
+        kernels()->look_up_pq(p, tables, shape.group, block, logits);
+    else
+        kernels()->score_fixed_pq(p, tables, shape.group, block, logits);
+}
+
+static void score(struct codec_shape shape, const float *q, const float *tables, const void *block, float *logits) {
+    (void)tables;
+    kernels()->score_pq(pq_product(shape), q, shape.group, block, logits);
+}
+
+static void score_turned(struct codec_shape shape, const float *q, const struct key_turn *turn, const void *block, float *logits) {
+    kernels()->score_turned_pq(pq_product(shape), turn, q, shape.group, block, logits);
+}
+
+/* ---- Values */
+
+static void mix(struct codec_shape shape, const float *weights, const void *block, float *acc) {
+    kernels()->mix_pq(pq_product(shape), weights, shape.group, block, acc);
+}
+
+static void mix_light(struct codec_shape shape, const float *weights, const void *block, float *acc) {
+    kernels()->mix_light_pq(pq_product(shape), weights, shape.group, block, acc);
+}
+
+static size_t tallies(struct codec_shape shape) { return by_tally(shape) ? product_floats(pq_product(shape), shape.group) : 0; }
+
+static void tally(struct codec_shape shape, const float *weights, const void *block, float *to) {
+    kernels()->tally_pq(pq_product(shape), weights, shape.group, block, to);
+}
+
+static void finish(struct codec_shape shape, const float *from, float *acc) {
+    kernels()->finish_pq(pq_product(shape), from, shape.group, acc);
+}
+
+/* ---- The rows of the table. Keys before rotation are met once they are turned, so that tables would be of no use. */
+
+const struct codec codec_pq = {.name = "pq",
+                               .rope = CODEC_ROPE_AFTER,
+                               .check = check,
+                               .block_bytes = block_bytes,
+                               .parameters = parameters,
+                               .open = open_learned,
+                               .close = close_learned,
+                               .learned_bytes = learned_bytes,
+                               .settle = pq_settle,
+                               .encode = encode,
+                               .decode = decode,
+                               .take = take,
+                               .approach = approach,
+                               .prepared = prepared,
+                               .prepare = prepare,
+                               .score = score_prepared,
+                               .channels = channels,
+                               .score_turned = score_turned,
+                               .mix = mix,
+                               .mix_light = mix_light,
+                               .tallies = tallies,
+                               .tally = tally,
+                               .finish = finish};
+
+const struct codec codec_vq = {.name = "vq",
+                               .rope = CODEC_ROPE_BEFORE,
+                               .check = check,
+                               .block_bytes = block_bytes,
+                               .parameters = parameters,
+                               .open = open_learned,
+                               .close = close_learned,
+                               .learned_bytes = learned_bytes,
+                               .settle = pq_settle,
+                               .encode = encode,
+                               .decode = decode,
+                               .take = take,
+                               .approach = approach,
+                               .score = score,
+                               .channels = channels,
+                               .score_turned = score_turned,
+                               .mix = mix,
+                               .mix_light = mix_light,
+                               .tallies = tallies,
+                               .tally = tally,
+                               .finish = finish};

@@ -1,0 +1,163 @@
+/* The codec sign (Self-Indexing KVCache, Yang et al. 2026, equations 5 and 9 to 13): one sign and two bits of magnitude per channel
+ * of a key, after rotation. The signs are the blocks of index_sign, so that what is stored is also what finds it.
+ *
+ *     key = mean + sign * alpha * magnitude,   magnitude = zero + scale * code, as kivi-2 codes values: per token and 32 channels
+ *
+ * mean and the codes' centroids are index_sign's, alpha the largest |key - mean| of each channel, all from the first keys that are
+ * sealed. Magnitudes beyond alpha are no matter, since each token has scales of its own. A channel's alpha is at least 1/1024 of the
+ * largest channel's: one that hardly moved while it was looked at must not drown the 31 beside it when it does.
+ *
+ * The paper leaves the mean out of keys for good, as softmax allows when every key lacks it. Here `score` adds <q, mean> instead, one
+ * number a query, so that logits mean the same in every codec, and exact keys, the window and other codecs' blocks merge unchanged.
+ *
+ * Values learn nothing and are kivi-2's. Bits per value, hd cancelling: keys 1 + 2 + 32/32, values 2 + 32/32.
+ */
+#include "backend/cpu/codec/codec.h"
+#include "backend/cpu/codec/index.h"
+#include "backend/cpu/codec/query_tables.h"
+#include "backend/cpu/kernels/kernels.h"
+
+#include <math.h>
+#include <string.h>
+
+#define LEAST_ALPHA (1.0f / 1024) /* of the largest */
+#define MOST_MAGNITUDE 32768.0f   /* a half float, and so are its sums with zero */
+
+static size_t sign_bytes(size_t hd) { return BLOCK_BYTES_SIGNS(hd); }
+
+/* The part of a block of keys that kivi-2 serves. */
+static const void *magnitudes_of(const void *block, size_t hd) { return (const uint8_t *)block + sign_bytes(hd); }
+
+static const float *mean_of(struct codec_shape shape) { return index_sign_learned(shape.head_dim, shape.learned).mean; }
+static const float *alpha_of(struct codec_shape shape) {
+    return (const float *)shape.learned + index_sign.learned_bytes(shape.head_dim) / sizeof(float);
+}
+
+static enum terse_status check(struct codec_shape shape, enum codec_side side, struct terse_error *error) {
+    return codec_check_head_dim(shape, side, error);
+}
+
+static size_t block_bytes(struct codec_shape shape, enum codec_side side) {
+    size_t values = codec_kivi_2.block_bytes(shape, CODEC_VALUES);
+    return side == CODEC_KEYS ? sign_bytes(shape.head_dim) + values : values;
+}
+
+/* ---- Learning */
+
+static size_t fitted_bytes(struct codec_shape shape, enum codec_side side) {
+    return side == CODEC_KEYS ? index_sign.learned_bytes(shape.head_dim) + shape.head_dim * sizeof(float) : 0;
+}
+
+static void fit(struct codec_shape shape, enum codec_side side, const float *rows, size_t n, size_t stride,
+                const struct index_options *options, void *fitted) {
+    size_t hd = shape.head_dim;
+    if (side == CODEC_VALUES) return;
+    index_sign.fit(hd, rows, n, stride, options, fitted);
+    const float *mean = index_sign_learned(hd, fitted).mean;
+    float *alpha = (float *)fitted + index_sign.learned_bytes(hd) / sizeof(float), largest = 0;
+    for (size_t c = 0; c < hd; c++) alpha[c] = 0;
+    for (size_t t = 0; t < n; t++) {
+        for (size_t c = 0; c < hd; c++) {
+            float x = fabsf(rows[t * stride + c] - mean[c]);
+            alpha[c] = x > alpha[c] ? x : alpha[c];
+        }
+    }
+    for (size_t c = 0; c < hd; c++) largest = alpha[c] > largest ? alpha[c] : largest;
+    float least = largest > 0 && isfinite(largest) ? fmaxf(largest * LEAST_ALPHA, 1e-30f) : 1;
+    for (size_t c = 0; c < hd; c++) alpha[c] = alpha[c] > least && isfinite(alpha[c]) ? alpha[c] : least;
+}
+
+/* ---- Blocks */
+
+static void encode(struct codec_shape shape, enum codec_side side, const float *rows, size_t n, void *block) {
+    size_t hd = shape.head_dim;
+    float magnitudes[BLOCK_TOKENS * CODEC_HEAD_DIM_MAX], inverse[CODEC_HEAD_DIM_MAX];
+    if (side == CODEC_VALUES) {
+        codec_kivi_2.encode(shape, CODEC_VALUES, rows, n, block);
+        return;
+    }
+    const float *mean = mean_of(shape), *alpha = alpha_of(shape);
+    for (size_t c = 0; c < hd; c++) inverse[c] = 1 / alpha[c];
+    for (size_t t = 0; t < n; t++) {
+        for (size_t c = 0; c < hd; c++) {
+            float x = fabsf(rows[t * hd + c] - mean[c]) * inverse[c];
+            magnitudes[t * hd + c] = x < MOST_MAGNITUDE ? x : MOST_MAGNITUDE; /* NaN too */
+        }
+    }
+    index_sign.encode(hd, shape.learned, rows, n, block);
+    codec_kivi_2.encode(shape, CODEC_VALUES, magnitudes, n, (uint8_t *)block + sign_bytes(hd));
+}
+
+static void decode(struct codec_shape shape, enum codec_side side, const void *block, float *rows) {
+    size_t hd = shape.head_dim;
+    if (side == CODEC_VALUES) {
+        codec_kivi_2.decode(shape, CODEC_VALUES, block, rows);
+        return;
+    }
+    const float *mean = mean_of(shape), *alpha = alpha_of(shape);
+    const uint8_t *planes = block;
+    codec_kivi_2.decode(shape, CODEC_VALUES, magnitudes_of(block, hd), rows);
+    for (size_t t = 0; t < BLOCK_TOKENS; t++) {
+        for (size_t c = 0; c < hd; c++) {
+            float x = alpha[c] * rows[t * hd + c];
+            rows[t * hd + c] = mean[c] + (planes[c / 8 * BLOCK_TOKENS + t] >> c % 8 & 1 ? x : -x);
+        }
+    }
+}
+
+static void channels(struct codec_shape shape, const void *block, float *to) {
+    float rows[BLOCK_TOKENS * CODEC_HEAD_DIM_MAX];
+    decode(shape, CODEC_KEYS, block, rows);
+    for (size_t t = 0; t < BLOCK_TOKENS; t++)
+        for (size_t c = 0; c < shape.head_dim; c++) to[c * BLOCK_TOKENS + t] = rows[t * shape.head_dim + c];
+}
+
+static void take(struct codec_shape shape, enum codec_side side, const void *from, const uint8_t *slots, size_t n, void *to,
+                 size_t at) {
+    size_t hd = shape.head_dim, signs = side == CODEC_KEYS ? sign_bytes(hd) : 0;
+    if (signs) kernels()->take_codes(from, hd / 8, 8, slots, n, to, at);
+    codec_kivi_2.take(shape, CODEC_VALUES, (const uint8_t *)from + signs, slots, n, (uint8_t *)to + signs, at);
+}
+
+static void fetch(struct codec_shape shape, enum codec_side side, const void *from, const uint8_t *slots, size_t n) {
+    size_t signs = side == CODEC_KEYS ? sign_bytes(shape.head_dim) : 0;
+    for (size_t b = 0; b < signs; b += 64) __builtin_prefetch((const char *)from + b);
+    codec_kivi_2.fetch(shape, CODEC_VALUES, (const uint8_t *)from + signs, slots, n);
+}
+
+/* ---- Reading */
+
+static size_t prepared(struct codec_shape shape) { return shape.group * kernels_sign_floats(shape.head_dim); }
+
+static void prepare(struct codec_shape shape, const float *q, float *tables) {
+    kernels()->prepare_sign(q, mean_of(shape), alpha_of(shape), shape.group, shape.head_dim, tables);
+}
+
+static void score(struct codec_shape shape, const float *q, const float *tables, const void *block, float *logits) {
+    tables_score(prepare, kernels()->score_sign, shape, q, tables, block, logits);
+}
+
+static void mix(struct codec_shape shape, const float *weights, const void *block, float *acc) {
+    codec_kivi_2.mix(shape, weights, block, acc);
+}
+
+static void mix_light(struct codec_shape shape, const float *weights, const void *block, float *acc) {
+    codec_kivi_2.mix_light(shape, weights, block, acc);
+}
+
+const struct codec codec_sign = {.name = "sign",
+                                 .rope = CODEC_ROPE_AFTER,
+                                 .check = check,
+                                 .block_bytes = block_bytes,
+                                 .fitted_bytes = fitted_bytes,
+                                 .fit = fit,
+                                 .encode = encode,
+                                 .decode = decode,
+                                 .take = take,
+                                 .fetch = fetch,
+                                 .prepared = prepared,
+                                 .prepare = prepare,
+                                 .score = score,
+                                 .channels = channels,
+                                 .mix = mix,
+                                 .mix_light = mix_light};

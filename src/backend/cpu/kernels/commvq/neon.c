@@ -1,0 +1,37 @@
+/* CommVQ's keys with NEON (AArch64). */
+#include "backend/cpu/kernels/lanes/neon.h"
+
+#include <stdbool.h>
+
+typedef int16x8_t shorts;
+#define SHORTS 8
+
+static inline shorts shorts_zero(void) { return vdupq_n_s16(0); }
+static inline shorts shorts_load(const int16_t *x) { return vld1q_s16(x); }
+static inline void shorts_store(int16_t *to, shorts x) { vst1q_s16(to, x); }
+static inline shorts shorts_add(shorts a, shorts b) { return vaddq_s16(a, b); }
+static inline shorts shorts_even(shorts x) { return vshrq_n_s16(vshlq_n_s16(x, 8), 8); }
+static inline shorts shorts_odd(shorts x) { return vshrq_n_s16(x, 8); }
+static inline shorts bytes_load(const int8_t *x) { return vreinterpretq_s16_s8(vld1q_s8(x)); }
+
+static inline shorts bytes_add(shorts a, shorts b) {
+    return vreinterpretq_s16_s8(vaddq_s8(vreinterpretq_s8_s16(a), vreinterpretq_s8_s16(b)));
+}
+
+static inline shorts bytes_sub(shorts a, shorts b) {
+    return vreinterpretq_s16_s8(vsubq_s8(vreinterpretq_s8_s16(a), vreinterpretq_s8_s16(b)));
+}
+
+static inline vec vec_shorts(const int16_t *x) { return vcvtq_f32_s32(vmovl_s16(vld1_s16(x))); }
+
+static inline void vec_lower(vec s, vec j, vec *best, vec *at) {
+    uint32x4_t less = vcltq_f32(s, *best);
+    *best = vbslq_f32(less, s, *best);
+    *at = vbslq_f32(less, j, *at);
+}
+
+static inline bool vec_any_less(vec a, vec b) { return vmaxvq_u32(vcltq_f32(a, b)) != 0; }
+
+#include "backend/cpu/kernels/commvq/template.h"
+
+void kernels_fill_neon_comm(struct kernels *k) { comm_fill(k); }

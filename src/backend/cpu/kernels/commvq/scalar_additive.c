@@ -1,0 +1,67 @@
+/* CommVQ's values: the reference. */
+#include "format/page_layout.h"
+#include "backend/cpu/kernels/init.h"
+
+#include <math.h>
+
+static void tally_additive_scalar(const float *weights, size_t G, size_t n, const uint8_t *codes, float *tallies) {
+    for (size_t g = 0; g < G; g++) {
+        for (size_t i = 0; i < n; i++) {
+            float sum = 0;
+            for (size_t t = 0; t < BLOCK_TOKENS; t++)
+                if (codes[t / 8 * n + i] >> t % 8 & 1) sum += weights[g * BLOCK_TOKENS + t];
+            tallies[g * n + i] += sum;
+        }
+    }
+}
+
+static float tag(float number, size_t place) {
+    union {
+        float number;
+        uint32_t bits;
+    } x = {number};
+    x.bits = x.bits / ADDITIVE_MOST_CODES * ADDITIVE_MOST_CODES | (uint32_t)place;
+    return x.number;
+}
+
+/* field -= by * row where there is one, and the least key with its place: of set spins how much they lie along their field, of
+ * spins that are yet to be set minus what they feel. */
+static float pass(size_t n, bool set, const float *row, float by, const float *bias, float *field) {
+    float least = INFINITY;
+    for (size_t i = 0; i < n; i++) {
+        if (row) field[i] -= by * row[i];
+        float key = tag(set ? field[i] * bias[i] : bias[i] - fabsf(field[i]), i);
+        if (key < least) least = key;
+    }
+    return least;
+}
+
+static void search(const float *couplings, size_t n, float *field, float *spins) {
+    float bias[ADDITIVE_MOST_CODES], by = 0;
+    const float *row = NULL;
+    for (size_t i = 0; i < n; i++) {
+        bias[i] = 0;
+        spins[i] = -1;
+    }
+    for (size_t step = 0; step < n; step++) {
+        uint32_t at = additive_place(pass(n, false, row, by, bias, field));
+        by = spins[at] = field[at] < 0 ? -1 : 1;
+        bias[at] = ADDITIVE_SET;
+        row = couplings + at * n;
+    }
+    float least = pass(n, true, row, by, spins, field);
+    for (size_t turned = 0; turned < n && least < -ADDITIVE_LEAST_FIELD; turned++) {
+        uint32_t at = additive_place(least);
+        spins[at] = -spins[at];
+        least = pass(n, true, couplings + at * n, 2 * spins[at], spins, field);
+    }
+}
+
+static void spins_additive_scalar(const float *couplings, size_t n, size_t count, float *fields, float *spins) {
+    for (size_t r = 0; r < count; r++) search(couplings, n, fields + r * n, spins + r * n);
+}
+
+void kernels_fill_scalar_additive(struct kernels *k) {
+    k->tally_additive = tally_additive_scalar;
+    k->spins_additive = spins_additive_scalar;
+}

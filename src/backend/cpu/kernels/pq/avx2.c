@@ -1,0 +1,172 @@
+/* Product quantization and turned keys with AVX2, FMA and F16C. Centroids of 8-bit codes, which are most, are put together in registers:
+ * through memory, as the template goes, each takes a load and a store more, and those are what bounds it. */
+#include "backend/cpu/kernels/lanes/avx2.h"
+
+typedef __m256i wide;
+#define WIDE_PARTS 2
+
+static inline wide wide_load(const uint16_t *x) { return _mm256_loadu_si256((const __m256i *)x); }
+static inline void wide_store(uint16_t *to, wide x) { _mm256_storeu_si256((__m256i *)to, x); }
+static inline wide wide_low_16(wide a, wide b) { return _mm256_unpacklo_epi16(a, b); }
+static inline wide wide_high_16(wide a, wide b) { return _mm256_unpackhi_epi16(a, b); }
+static inline wide wide_low_32(wide a, wide b) { return _mm256_unpacklo_epi32(a, b); }
+static inline wide wide_high_32(wide a, wide b) { return _mm256_unpackhi_epi32(a, b); }
+static inline wide wide_low_64(wide a, wide b) { return _mm256_unpacklo_epi64(a, b); }
+static inline wide wide_high_64(wide a, wide b) { return _mm256_unpackhi_epi64(a, b); }
+
+#include "backend/cpu/kernels/init.h"
+
+static void decode_chunk(const struct product_code *p, const void *block, size_t m, size_t n, uint16_t *halves);
+#define DECODE_CHUNK decode_chunk
+#include "backend/cpu/kernels/pq/template.h"
+
+#define TABLE(width) (256 * (size_t)(width)) /* halves of a sub-vector's centroids */
+
+INLINE int32_t two_halves(const uint16_t *rows, uint8_t code) {
+    int32_t two;
+    memcpy(&two, rows + 2 * (size_t)code, sizeof two);
+    return two;
+}
+
+INLINE int64_t four_halves(const uint16_t *rows, uint8_t code) {
+    int64_t four;
+    memcpy(&four, rows + 4 * (size_t)code, sizeof four);
+    return four;
+}
+
+/* ---- Keys: eight tokens of a sub-vector are turned over ------------------------------------------------------------------------- */
+
+INLINE __m128i four_tokens(const uint16_t *rows, const uint8_t *codes) {
+    __m128i x = _mm_cvtsi32_si128(two_halves(rows, codes[0]));
+    x = _mm_insert_epi32(x, two_halves(rows, codes[1]), 1);
+    x = _mm_insert_epi32(x, two_halves(rows, codes[2]), 2);
+    return _mm_insert_epi32(x, two_halves(rows, codes[3]), 3);
+}
+
+INLINE __m128i two_tokens(const uint16_t *rows, const uint8_t *codes) {
+    return _mm_insert_epi64(_mm_cvtsi64_si128(four_halves(rows, codes[0])), four_halves(rows, codes[1]), 1);
+}
+
+INLINE __m256i two_parts(__m128i low, __m128i high) { return _mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1); }
+
+/* Of each part four tokens of one channel and four of the next: to two channels. */
+INLINE void store_channels(__m256i x, uint16_t *to) {
+    x = _mm256_permute4x64_epi64(x, 0xd8);
+    _mm_storeu_si128((__m128i *)to, _mm256_castsi256_si128(x));
+    _mm_storeu_si128((__m128i *)(to + BLOCK_TOKENS), _mm256_extracti128_si256(x, 1));
+}
+
+INLINE void decode_twos(const uint16_t *rows, const uint8_t *codes, uint16_t *halves) {
+    for (size_t t = 0; t < BLOCK_TOKENS; t += 8) {
+        __m256i x = two_parts(four_tokens(rows, codes + t), four_tokens(rows, codes + t + 4));
+        __m256i first = _mm256_and_si256(x, _mm256_set1_epi32(0xffff)), second = _mm256_srli_epi32(x, 16);
+        store_channels(_mm256_packus_epi32(first, second), halves + t);
+    }
+}
+
+INLINE void decode_fours(const uint16_t *rows, const uint8_t *codes, uint16_t *halves) {
+    for (size_t t = 0; t < BLOCK_TOKENS; t += 8) {
+        __m256i a = two_parts(two_tokens(rows, codes + t), two_tokens(rows, codes + t + 4));
+        __m256i b = two_parts(two_tokens(rows, codes + t + 2), two_tokens(rows, codes + t + 6));
+        __m256i even = _mm256_unpacklo_epi16(a, b), odd = _mm256_unpackhi_epi16(a, b); /* tokens by turns */
+        store_channels(_mm256_unpacklo_epi16(even, odd), halves + t);
+        store_channels(_mm256_unpackhi_epi16(even, odd), halves + t + 2 * BLOCK_TOKENS);
+    }
+}
+
+/* Eight channels of `width`. */
+INLINE void decode_eights(const uint16_t *rows, size_t width, const uint8_t *codes, uint16_t *halves) {
+    for (size_t t = 0; t < BLOCK_TOKENS; t += 8) {
+        __m256i x[4];
+        UNROLL for (size_t i = 0; i < 4; i++) {
+            const uint16_t *low = rows + codes[t + i] * width, *high = rows + codes[t + i + 4] * width;
+            x[i] = two_parts(_mm_loadu_si128((const __m128i *)low), _mm_loadu_si128((const __m128i *)high));
+        }
+        UNROLL for (size_t i = 0; i < 2; i++) {
+            __m256i even = i ? _mm256_unpackhi_epi16(x[0], x[2]) : _mm256_unpacklo_epi16(x[0], x[2]);
+            __m256i odd = i ? _mm256_unpackhi_epi16(x[1], x[3]) : _mm256_unpacklo_epi16(x[1], x[3]);
+            store_channels(_mm256_unpacklo_epi16(even, odd), halves + t + 4 * i * BLOCK_TOKENS);
+            store_channels(_mm256_unpackhi_epi16(even, odd), halves + t + (4 * i + 2) * BLOCK_TOKENS);
+        }
+    }
+}
+
+static void decode_chunk(const struct product_code *p, const void *block, size_t m, size_t n, uint16_t *halves) {
+    if (p->bits != 8 || (p->width != 2 && p->width != 4 && p->width % 8)) {
+        decode_by_rows(p, block, m, n, halves);
+        return;
+    }
+    for (; n > 0; n--, m++, halves += p->width * BLOCK_TOKENS) {
+        const uint8_t *codes = (const uint8_t *)block + m * BLOCK_TOKENS;
+        prefetch_step(codes, 0, BLOCK_TOKENS);
+        if (p->width == 2) decode_twos(product_rows(p, m), codes, halves);
+        if (p->width == 4) decode_fours(product_rows(p, m), codes, halves);
+        for (size_t i = 0; p->width % 8 == 0 && i < p->width; i += 8)
+            decode_eights(product_rows(p, m) + i, p->width, codes, halves + i * BLOCK_TOKENS);
+    }
+}
+
+/* ---- Values: eight channels of a token, that meet the weights at once --------------------------------------------------------------- */
+
+struct byte_codes {
+    const struct product_code *p;
+    const uint8_t *codes; /* [parts][64] */
+};
+
+/* Of the token whose first code is at `codes`; rows: of that code's sub-vector. */
+INLINE vec eight_channels(size_t width, const uint16_t *rows, const uint8_t *codes) {
+    const size_t table = TABLE(width);
+    __m128i x;
+    if (width == 2) {
+        x = _mm_cvtsi32_si128(two_halves(rows, *codes));
+        x = _mm_insert_epi32(x, two_halves(rows + table, codes[BLOCK_TOKENS]), 1);
+        x = _mm_insert_epi32(x, two_halves(rows + 2 * table, codes[2 * BLOCK_TOKENS]), 2);
+        x = _mm_insert_epi32(x, two_halves(rows + 3 * table, codes[3 * BLOCK_TOKENS]), 3);
+    } else {
+        x = _mm_cvtsi64_si128(four_halves(rows, *codes));
+        x = _mm_insert_epi64(x, four_halves(rows + table, codes[BLOCK_TOKENS]), 1);
+    }
+    return _mm256_cvtph_ps(x);
+}
+
+/* acc[G][16 of hd] += of the 16 channels from channel c on. */
+INLINE void mix_sixteen(size_t G, size_t width, const struct byte_codes *b, size_t c, const float *weights, float *acc) {
+    const size_t hd = product_channels(b->p), parts = LANES / width;
+    const uint16_t *rows = product_rows(b->p, c / width), *next = rows + parts * TABLE(width);
+    const uint8_t *codes = b->codes + c / width * BLOCK_TOKENS;
+    sums sum;
+    sums_clear(G, 2, sum);
+    for (size_t t = 0; t < BLOCK_TOKENS; t++) {
+        vec x[2] = {eight_channels(width, rows, codes + t), eight_channels(width, next, codes + parts * BLOCK_TOKENS + t)};
+        if (t < 2 * parts) prefetch_step(codes, t, BLOCK_TOKENS);
+        sums_add(G, 2, weights + t, BLOCK_TOKENS, x, sum);
+    }
+    sums_store(G, 2, sum, true, acc + c, hd, LANES);
+}
+
+INLINE void mix_twos(size_t G, const void *what, const float *weights, float *acc) {
+    const struct byte_codes *b = what;
+    for (size_t c = 0; c < product_channels(b->p); c += 2 * LANES) mix_sixteen(G, 2, b, c, weights, acc);
+}
+
+INLINE void mix_fours(size_t G, const void *what, const float *weights, float *acc) {
+    const struct byte_codes *b = what;
+    for (size_t c = 0; c < product_channels(b->p); c += 2 * LANES) mix_sixteen(G, 4, b, c, weights, acc);
+}
+
+EACH_PQ(mix_twos)
+EACH_PQ(mix_fours)
+
+static void mix_pq(const struct product_code *p, const float *weights, size_t G, const void *block, float *acc) {
+    struct byte_codes b = {p, block};
+    if (p->bits == 8 && (p->width == 2 || p->width == 4))
+        serve_pq(p->width == 2 ? mix_twos_of : mix_fours_of, &b, weights, BLOCK_TOKENS, G, acc, product_channels(p));
+    else
+        mix_pq_avx2(p, weights, G, block, acc);
+}
+
+void kernels_fill_avx2_product(struct kernels *k) {
+    product_fill(k);
+    k->mix_pq = mix_pq;
+    k->mix_light_pq = mix_pq;
+}

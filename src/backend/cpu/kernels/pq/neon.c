@@ -1,0 +1,30 @@
+/* Product quantization and turned keys with NEON (AArch64). */
+#include "backend/cpu/kernels/lanes/neon.h"
+
+typedef uint16x8_t wide;
+#define WIDE_PARTS 1
+
+static inline wide wide_load(const uint16_t *x) { return vld1q_u16(x); }
+static inline void wide_store(uint16_t *to, wide x) { vst1q_u16(to, x); }
+static inline wide wide_low_16(wide a, wide b) { return vzip1q_u16(a, b); }
+static inline wide wide_high_16(wide a, wide b) { return vzip2q_u16(a, b); }
+
+static inline wide wide_low_32(wide a, wide b) {
+    return vreinterpretq_u16_u32(vzip1q_u32(vreinterpretq_u32_u16(a), vreinterpretq_u32_u16(b)));
+}
+
+static inline wide wide_high_32(wide a, wide b) {
+    return vreinterpretq_u16_u32(vzip2q_u32(vreinterpretq_u32_u16(a), vreinterpretq_u32_u16(b)));
+}
+
+static inline wide wide_low_64(wide a, wide b) {
+    return vreinterpretq_u16_u64(vzip1q_u64(vreinterpretq_u64_u16(a), vreinterpretq_u64_u16(b)));
+}
+
+static inline wide wide_high_64(wide a, wide b) {
+    return vreinterpretq_u16_u64(vzip2q_u64(vreinterpretq_u64_u16(a), vreinterpretq_u64_u16(b)));
+}
+
+#include "backend/cpu/kernels/pq/template.h"
+
+void kernels_fill_neon_product(struct kernels *k) { product_fill(k); }

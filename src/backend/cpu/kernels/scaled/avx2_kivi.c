@@ -1,0 +1,185 @@
+/* kivi of 4 and 2 bits with AVX2 and its products of words: a query times a channel's scales, and a weight times a token's, are fixed
+ * point, made for each block; codes count from 0, and what the zeros come to is a sum of its own. */
+#include "backend/cpu/kernels/lanes/avx2_i16.h"
+
+#include "backend/cpu/kernels/scaled/avx2_rows.h"
+
+/* ---- Keys: the lanes are 16 tokens, a dword has two channels --------------------------------------------------------------- */
+
+#define HALVES (BLOCK_TOKENS / BLOCK_QK) /* runs of tokens that share scales */
+
+/* Queries times the scales of a run of tokens, and <query, zeros>. */
+struct scaled {
+    int16_t words[TOGETHER][KERNELS_MOST_CHANNELS];
+    float step[TOGETHER], base[TOGETHER];
+};
+
+INLINE void scale_queries(size_t G, const float *q, const float *scale, const float *zero, size_t hd, struct scaled *s) {
+    __m256 most[TOGETHER], sum[TOGETHER];
+    float inverse[TOGETHER];
+    UNROLL for (size_t g = 0; g < G; g++) most[g] = sum[g] = _mm256_setzero_ps();
+    for (size_t c = 0; c < hd; c += LANES) {
+        UNROLL for (size_t g = 0; g < G; g++) {
+            __m256 of = vec_load(q + g * hd + c);
+            most[g] = _mm256_max_ps(most[g], magnitude(_mm256_mul_ps(of, vec_load(scale + c))));
+            sum[g] = _mm256_fmadd_ps(of, vec_load(zero + c), sum[g]);
+        }
+    }
+    fixed_steps(largest_of(G, most), s->step, inverse);
+    _mm_storeu_ps(s->base, sum_of(G, sum));
+    for (size_t c = 0; c < hd; c += 2 * LANES) {
+        UNROLL for (size_t g = 0; g < G; g++) {
+            __m256 a = _mm256_mul_ps(vec_load(q + g * hd + c), vec_load(scale + c));
+            __m256 b = _mm256_mul_ps(vec_load(q + g * hd + c + LANES), vec_load(scale + c + LANES));
+            _mm256_storeu_si256((__m256i *)(s->words[g] + c), to_words(a, b, _mm256_set1_ps(inverse[g])));
+        }
+    }
+}
+
+/* 16 tokens whose codes begin at bit `shift` of bytes: of 4 bits in 32 bytes of a row, in two parts, the first eight from token `at`
+ * on; of 2 bits in the pairs of rows. */
+INLINE void score_sixteen(size_t G, int bits, int shift, const struct scaled *s, size_t hd, const uint8_t *codes,
+                          const __m256i *pairs, size_t at, float *logits) {
+    word_sums sum;
+    words_clear(G, sum);
+    for (size_t c = 0; c < hd; c += 2) {
+        const uint8_t *row = codes + c * 32;
+        __m256i x[2];
+        if (bits == 4) prefetch_step(row + 4 * at, 0, 32);
+        split(bits, shift, bits == 4 ? wide_words(row, row + 32, at % 16 / 8) : pairs[c / 2], x);
+        words_add(G, x, s->words[0] + c, KERNELS_MOST_CHANNELS, sum);
+    }
+    UNROLL for (size_t g = 0; g < G; g++)
+        words_store(sum[g], s->step[g], s->base[g], false, bits == 4 ? 16 : 8, logits + g * BLOCK_TOKENS + at);
+}
+
+INLINE void score_kivi(size_t G, int bits, const float *q, size_t hd, const void *block, float *logits) {
+    struct scaled s[HALVES]; /* too large to be cleared */
+    __m256i pairs[KERNELS_MOST_CHANNELS / 2];
+    float scale[2 * HALVES * KERNELS_MOST_CHANNELS], *zero = scale + HALVES * hd;
+    const uint16_t *halves = block;
+    const uint8_t *codes = (const uint8_t *)(halves + 2 * HALVES * hd);
+    for (size_t i = 0; i < 2 * HALVES * hd; i += LANES) {
+        prefetch_step(halves + i, 0, 2 * LANES);
+        vec_store(scale + i, vec_halves(halves + i));
+    }
+    for (size_t h = 0; h < HALVES; h++) scale_queries(G, q, scale + h * hd, zero + h * hd, hd, &s[h]);
+    if (bits == 2) narrow_rows(codes, 16, hd, codes, pairs);
+    UNROLL for (size_t i = 0; i < 4; i++) {
+        if (bits == 4)
+            score_sixteen(G, 4, i / 2 ? 4 : 0, &s[i / 2], hd, codes, pairs, i / 2 * 32 + i % 2 * 8, logits);
+        else
+            score_sixteen(G, 2, 2 * (int)i, &s[i / 2], hd, codes, pairs, 16 * i, logits);
+    }
+}
+
+FOR_ONE(score_kivi_4, score_kivi, 4)
+FOR_ONE(score_kivi_2, score_kivi, 2)
+
+SLOT(score_kivi_4, hd, BLOCK_TOKENS)
+SLOT(score_kivi_2, hd, BLOCK_TOKENS)
+
+/* ---- Values: the lanes are 16 channels, a dword has two tokens -------------------------------------------------------------- */
+
+/* Weights times scales of 32 channels, and the sums of weights times zeros. */
+struct group {
+    struct weighed weighed;
+    float base[TOGETHER];
+};
+
+/* Scales and zeros of 64 tokens as floats. */
+struct scales {
+    __m256 scale[MOST_GROUPS][BLOCK_TOKENS / LANES], zero[MOST_GROUPS][BLOCK_TOKENS / LANES];
+};
+
+INLINE void load_scales(const struct rows *rows, size_t groups, struct scales *s) {
+    __m256i pairs[4 + MOST_GROUPS];
+    for (size_t v = 0; v < BLOCK_TOKENS / LANES; v++) {
+        prefetch_step(rows->at, v, LANES * rows->length);
+        turn_over_pairs(rows, LANES * v, pairs);
+        for (size_t b = 0; b < groups; b++) {
+            s->scale[b][v] = low_halves(pairs[4 + b]);
+            s->zero[b][v] = low_halves(_mm256_srli_epi32(pairs[4 + b], 16));
+        }
+    }
+}
+
+INLINE void weigh_groups(size_t G, const float *weights, const struct rows *rows, size_t groups, struct group *to) {
+    struct scales s; /* too large to be cleared */
+    load_scales(rows, groups, &s);
+    for (size_t b = 0; b < groups; b++) {
+        __m256 sum[TOGETHER];
+        UNROLL for (size_t g = 0; g < G; g++) {
+            sum[g] = _mm256_setzero_ps();
+            UNROLL for (size_t v = 0; v < BLOCK_TOKENS / LANES; v++) sum[g] =
+                _mm256_fmadd_ps(vec_load(weights + g * BLOCK_TOKENS + LANES * v), s.zero[b][v], sum[g]);
+        }
+        _mm_storeu_ps(to[b].base, sum_of(G, sum));
+        weigh(G, false, weights, s.scale[b], &to[b].weighed);
+    }
+}
+
+/* Codes from bit `shift` on of pairs, or of rows of bytes; of channels c to c + 7 and those `apart` more on. */
+INLINE void mix_sixteen(size_t G, int bits, int shift, const struct group *w, const uint8_t *bytes, const __m256i *pairs, size_t hd,
+                        size_t c, float *acc) {
+    const struct group *group = w + c / BLOCK_QK;
+    word_sums sum;
+    words_clear(G, sum);
+    for (size_t t = 0; t < BLOCK_TOKENS; t += 2) {
+        __m256i x[2];
+        if (bits == 8)
+            split(8, 0, wide_words(bytes + t * hd, bytes + (t + 1) * hd, c % 16 / 8), x);
+        else
+            split(bits, shift, pairs[t / 2], x);
+        words_add(G, x, group->weighed.words[0] + t, BLOCK_TOKENS, sum);
+    }
+    UNROLL for (size_t g = 0; g < G; g++)
+        words_store(sum[g], group->weighed.step[g], group->base[g], true, bits == 8 ? 16 : 8, acc + g * hd + c);
+}
+
+/* 2-bit codes whose sixteen bytes would reach beyond 32 channels: bytes [64][hd] first. */
+INLINE void mix_bytes(size_t G, const struct group *w, const struct rows *rows, size_t hd, float *acc) {
+    uint8_t bytes[BLOCK_TOKENS * KERNELS_MOST_CHANNELS];
+    spread_codes(rows, hd, bytes);
+    for (size_t c = 0; c < hd; c += BLOCK_QK) {
+        mix_sixteen(G, 8, 0, w, bytes + c, NULL, hd, c, acc);
+        mix_sixteen(G, 8, 0, w, bytes + c, NULL, hd, c + 8, acc);
+    }
+}
+
+INLINE void mix_kivi(size_t G, int bits, const float *weights, size_t hd, const void *block, float *acc) {
+    uint8_t padded[BLOCK_TOKENS * PADDED_ROW];
+    __m256i pairs[BLOCK_TOKENS / 2];
+    struct group w[MOST_GROUPS];
+    const struct rows rows = rows_of(block, hd, (unsigned)bits, padded);
+    weigh_groups(G, weights, &rows, hd / BLOCK_QK, w);
+    if (bits == 2 && hd % 64) {
+        mix_bytes(G, w, &rows, hd, acc);
+        return;
+    }
+    for (size_t at = 0; at < rows.codes; at += 16) {
+        for (size_t t = 0; t < BLOCK_TOKENS; t += 2) {
+            const uint8_t *row = rows.at + t * rows.length + at;
+            pairs[t / 2] = narrow_words(row, row + rows.length);
+        }
+        mix_sixteen(G, bits, 0, w, NULL, pairs, hd, at, acc);
+        mix_sixteen(G, bits, bits, w, NULL, pairs, hd, at + rows.codes, acc);
+        if (bits == 2) mix_sixteen(G, bits, 4, w, NULL, pairs, hd, at + 2 * rows.codes, acc);
+        if (bits == 2) mix_sixteen(G, bits, 6, w, NULL, pairs, hd, at + 3 * rows.codes, acc);
+    }
+}
+
+FOR_ONE(mix_kivi_4, mix_kivi, 4)
+FOR_ONE(mix_kivi_2, mix_kivi, 2)
+
+SLOT(mix_kivi_4, BLOCK_TOKENS, hd)
+SLOT(mix_kivi_2, BLOCK_TOKENS, hd)
+
+void kernels_fill_avx2_kivi(struct kernels *k) {
+    k->score_kivi_4 = score_kivi_4_avx2;
+    k->score_kivi_2 = score_kivi_2_avx2;
+    k->mix_kivi_4 = mix_kivi_4_avx2;
+    k->mix_kivi_2 = mix_kivi_2_avx2;
+    k->mix_light_kivi_4 = mix_kivi_4_avx2;
+    k->mix_light_kivi_2 = mix_kivi_2_avx2;
+}

@@ -1,0 +1,139 @@
+/* q8_0 and q4_0 with AVX2 and its products of words: a query's numbers, and a weight times a scale, are fixed point. Codes of q4_0 are
+ * met from 0 on, and what that adds is taken away by the sum of the numbers that meet them. */
+#include "backend/cpu/kernels/lanes/avx2_i16.h"
+
+#define ZERO_Q4_0 8
+
+/* ---- Keys: the lanes are 16 tokens, a dword has two channels --------------------------------------------------------------- */
+
+static void prepare_codes_avx2(const float *q, size_t G, size_t hd, float *tables) {
+    for (size_t g = 0; g < G; g++, q += hd, tables += hd) {
+        __m256 x[KERNELS_MOST_CHANNELS / LANES];
+        for (size_t v = 0; v < hd / LANES; v++) x[v] = vec_load(q + LANES * v);
+        fill_table(x, hd, tables);
+    }
+}
+
+/* Of 32 channels, whose words in the first query are at q. */
+INLINE void add_group(size_t G, bool nibbles, const uint8_t *rows, size_t part, const int16_t *q, size_t hd, word_sums sum) {
+    for (size_t c = 0; c < (nibbles ? BLOCK_QK / 2 : BLOCK_QK); c += 2, rows += 2 * BLOCK_TOKENS) {
+        __m256i words = wide_words(rows, rows + BLOCK_TOKENS, part), codes[2];
+        prefetch_step(rows + part * BLOCK_TOKENS, 0, 32);
+        split(nibbles ? 4 : 8, 0, words, codes);
+        words_add(G, codes, q + c, 2 * hd, sum);
+        if (nibbles) {
+            split(4, 4, words, codes);
+            words_add(G, codes, q + c + BLOCK_QK / 2, 2 * hd, sum);
+        }
+    }
+}
+
+/* Of tokens first + 8 part to first + 8 part + 7 and those 16 more on. */
+INLINE void score_sixteen(size_t G, bool nibbles, const float *tables, size_t hd, const void *block, size_t first, size_t part,
+                          float *logits) {
+    const size_t group = nibbles ? BLOCK_QK / 2 * BLOCK_TOKENS : BLOCK_QK * BLOCK_TOKENS, at = first + 8 * part;
+    const uint16_t *scale = block;
+    const uint8_t *codes = (const uint8_t *)(scale + hd / BLOCK_QK * BLOCK_TOKENS) + first;
+    __m256 logit[TOGETHER][2], scales[2];
+    UNROLL for (size_t g = 0; g < G; g++) logit[g][0] = logit[g][1] = _mm256_setzero_ps();
+    for (size_t b = 0; b < hd / BLOCK_QK; b++, scale += BLOCK_TOKENS, codes += group) {
+        word_sums sum;
+        prefetch_step(scale + first, 0, 64);
+        words_clear(G, sum);
+        add_group(G, nibbles, codes, part, table_words(tables) + b * BLOCK_QK, hd, sum);
+        by_parity(vec_halves(scale + at), vec_halves(scale + at + 16), scales);
+        UNROLL for (size_t g = 0; g < G; g++) {
+            if (nibbles) words_take_away(g, ZERO_Q4_0, table_sum(tables + g * hd, hd, b), sum);
+            UNROLL for (size_t i = 0; i < 2; i++) logit[g][i] =
+                _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum[g][i]), scales[i], logit[g][i]);
+        }
+    }
+    UNROLL for (size_t g = 0; g < G; g++) {
+        __m256 step = _mm256_set1_ps(table_step(tables + g * hd, hd)), x[2];
+        in_order(logit[g], x);
+        UNROLL for (size_t i = 0; i < 2; i++) vec_store(logits + g * BLOCK_TOKENS + at + 16 * i, _mm256_mul_ps(x[i], step));
+    }
+}
+
+INLINE void score_codes(size_t G, bool nibbles, const float *tables, size_t hd, const void *block, float *logits) {
+    for (size_t first = 0; first < BLOCK_TOKENS; first += 32)
+        for (size_t part = 0; part < 2; part++) score_sixteen(G, nibbles, tables, hd, block, first, part, logits);
+}
+
+FOR_ONE(score_q8_0, score_codes, false)
+FOR_ONE(score_q4_0, score_codes, true)
+
+SLOT(score_q8_0, hd, BLOCK_TOKENS)
+SLOT(score_q4_0, hd, BLOCK_TOKENS)
+
+/* ---- Values: the lanes are 16 channels, a dword has two tokens -------------------------------------------------------------- */
+
+/* acc[G][32 of hd] += of rows `length` apart. `ahead` is the part of the block that these rows would fill if they lay together. */
+INLINE void mix_bytes(size_t G, const struct weighed *w, const uint8_t *rows, size_t length, const uint8_t *ahead, size_t hd,
+                      float *acc) {
+    for (size_t part = 0; part < 2; part++) {
+        word_sums sum;
+        words_clear(G, sum);
+        for (size_t t = 0; t < BLOCK_TOKENS; t += 2) {
+            const uint8_t *row = rows + t * length;
+            __m256i codes[2];
+            prefetch_step(ahead + (part * BLOCK_TOKENS + t) * BLOCK_QK / 2, 0, 32);
+            split(8, 0, wide_words(row, row + length, part), codes);
+            words_add(G, codes, w->words[0] + t, BLOCK_TOKENS, sum);
+        }
+        UNROLL for (size_t g = 0; g < G; g++) words_store(sum[g], w->step[g], 0, true, 16, acc + g * hd + 8 * part);
+    }
+}
+
+INLINE void mix_nibbles(size_t G, const struct weighed *w, const uint8_t *rows, size_t length, const uint8_t *ahead, size_t hd,
+                        float *acc) {
+    __m256i pairs[BLOCK_TOKENS / 2];
+    narrow_rows(rows, length, BLOCK_TOKENS, ahead, pairs);
+    UNROLL for (size_t high = 0; high < 2; high++) {
+        word_sums sum;
+        words_clear(G, sum);
+        for (size_t t = 0; t < BLOCK_TOKENS; t += 2) {
+            __m256i codes[2];
+            split(4, high ? 4 : 0, pairs[t / 2], codes);
+            words_add(G, codes, w->words[0] + t, BLOCK_TOKENS, sum);
+        }
+        UNROLL for (size_t g = 0; g < G; g++) {
+            words_take_away(g, ZERO_Q4_0, w->sum[g], sum);
+            words_store(sum[g], w->step[g], 0, true, 8, acc + g * hd + 16 * high);
+        }
+    }
+}
+
+INLINE void mix_codes(size_t G, bool nibbles, const float *weights, size_t hd, const void *block, float *acc) {
+    const size_t step = nibbles ? BLOCK_QK / 2 : BLOCK_QK, length = hd / BLOCK_QK * step;
+    const uint16_t *scale = block;
+    const uint8_t *codes = (const uint8_t *)(scale + hd / BLOCK_QK * BLOCK_TOKENS);
+    for (size_t b = 0; b < hd / BLOCK_QK; b++, scale += BLOCK_TOKENS) {
+        __m256 scales[BLOCK_TOKENS / LANES];
+        struct weighed w;
+        prefetch_step(scale, 0, BLOCK_TOKENS * 2);
+        UNROLL for (size_t v = 0; v < BLOCK_TOKENS / LANES; v++) scales[v] = vec_halves(scale + v * LANES);
+        weigh(G, nibbles, weights, scales, &w);
+        const uint8_t *rows = codes + b * step, *ahead = codes + b * step * BLOCK_TOKENS;
+        if (nibbles)
+            mix_nibbles(G, &w, rows, length, ahead, hd, acc + b * BLOCK_QK);
+        else
+            mix_bytes(G, &w, rows, length, ahead, hd, acc + b * BLOCK_QK);
+    }
+}
+
+FOR_ONE(mix_q8_0, mix_codes, false)
+FOR_ONE(mix_q4_0, mix_codes, true)
+
+SLOT(mix_q8_0, BLOCK_TOKENS, hd)
+SLOT(mix_q4_0, BLOCK_TOKENS, hd)
+
+void kernels_fill_avx2_codes(struct kernels *k) {
+    k->prepare_q8_0 = prepare_codes_avx2;
+    k->prepare_q4_0 = prepare_codes_avx2;
+    k->score_q8_0 = score_q8_0_avx2;
+    k->score_q4_0 = score_q4_0_avx2;
+    k->mix_q8_0 = mix_q8_0_avx2;
+    k->mix_q4_0 = mix_q4_0_avx2;
+    k->mix_light_q4_0 = mix_q4_0_avx2;
+}

@@ -1,0 +1,85 @@
+/* The reference of the half-float and vector slots: plain loops, compiled without vectorisation. Speed is no aim here; the other
+ * tiers are tested against this file, and this file against double precision. */
+#include "base/half.h"
+#include "format/page_layout.h"
+#include "backend/cpu/kernels/init.h"
+
+#include <math.h>
+
+static void half_to_float_scalar(const uint16_t *half, float *out, size_t n) {
+    for (size_t i = 0; i < n; i++) out[i] = half_to_float(half[i]);
+}
+
+static void float_to_half_scalar(const float *in, uint16_t *half, size_t n) {
+    for (size_t i = 0; i < n; i++) half[i] = half_from_float(in[i]);
+}
+
+static float dot_scalar(const float *a, const float *b, size_t n) {
+    float sum = 0;
+    for (size_t i = 0; i < n; i++) sum += a[i] * b[i];
+    return sum;
+}
+
+static void axpy_scalar(float scale, const float *x, float *y, size_t n) {
+    for (size_t i = 0; i < n; i++) y[i] += scale * x[i];
+}
+
+static void rms_norm_scalar(const float *x, const float *gain, float epsilon, float *out, size_t n) {
+    float scale = 1 / sqrtf(dot_scalar(x, x, n) / (float)n + epsilon);
+    for (size_t i = 0; i < n; i++) out[i] = x[i] * scale * gain[i];
+}
+
+static void silu_mul_scalar(float *gate, const float *up, size_t n) {
+    for (size_t i = 0; i < n; i++) gate[i] = gate[i] / (1 + expf(-gate[i])) * up[i];
+}
+
+static float exp_sum_scalar(float *x, float max, size_t n) {
+    if (max == -INFINITY) max = 0; /* an empty partial: every x is -inf, and -inf - -inf would be NaN */
+    float sum = 0;
+    for (size_t i = 0; i < n; i++) {
+        x[i] = expf(x[i] - max);
+        sum += x[i];
+    }
+    return sum;
+}
+
+static float max_scalar(const float *x, size_t n) {
+    float max = -INFINITY;
+    for (size_t i = 0; i < n; i++) {
+        if (x[i] > max) max = x[i];
+    }
+    return max;
+}
+
+static float max_tiles_scalar(const float *x, size_t n, size_t stride) {
+    float max = -INFINITY;
+    for (size_t i = 0; i < n; i++) {
+        float most = max_scalar(x + i * stride, BLOCK_TOKENS);
+        max = most > max ? most : max;
+    }
+    return max;
+}
+
+static float exp_tiles_scalar(float *x, float max, size_t n, size_t stride) {
+    float sum = 0;
+    for (size_t i = 0; i < n; i++) sum += exp_sum_scalar(x + i * stride, max, BLOCK_TOKENS);
+    return sum;
+}
+
+static void look_up_gains_scalar(const float *table, const uint8_t *codes, float *out) {
+    for (size_t t = 0; t < BLOCK_TOKENS; t++) out[t] = table[codes[t]];
+}
+
+void kernels_fill_scalar_vector(struct kernels *k) {
+    k->half_to_float = half_to_float_scalar;
+    k->float_to_half = float_to_half_scalar;
+    k->dot = dot_scalar;
+    k->axpy = axpy_scalar;
+    k->rms_norm = rms_norm_scalar;
+    k->silu_mul = silu_mul_scalar;
+    k->exp_sum = exp_sum_scalar;
+    k->max = max_scalar;
+    k->max_tiles = max_tiles_scalar;
+    k->exp_tiles = exp_tiles_scalar;
+    k->look_up_gains = look_up_gains_scalar;
+}

@@ -1,0 +1,20 @@
+/* What the kernels of weights share with AVX-512, by floats and by products of bytes. Included once by avx512_weights*.c. */
+#include "format/weight_blocks.h"
+
+#include <immintrin.h>
+
+#define INLINE static inline __attribute__((always_inline))
+
+/* The halves at words `words` of 64 bytes. */
+INLINE __m512 spread_halves(const void *at, __m512i words) {
+    return _mm512_cvtph_ps(_mm512_castsi512_si256(_mm512_permutexvar_epi16(words, _mm512_loadu_si512(at))));
+}
+
+/* Of a block that begins with `scale` and `min`: scale s of the eight groups, then min m. */
+INLINE __m512 group_scales(const void *block, const uint8_t packed[12]) {
+    const __m512i of = _mm512_castsi256_si512(_mm256_setr_epi16(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1));
+    uint32_t words[4];
+    weight_group_scales(packed, words);
+    __m512i bytes = _mm512_cvtepu8_epi32(_mm_set_epi32((int)words[3], (int)words[2], (int)words[1], (int)words[0]));
+    return _mm512_mul_ps(spread_halves(block, of), _mm512_cvtepi32_ps(bytes));
+}

@@ -1,0 +1,171 @@
+/* Products of weights of four and eight bits with a vector, 512 bits at a time by products of bytes (VNNI): codes meet the vector as
+ * fixed point, two bytes a number and a step for each 32, so that four products are one instruction. The step is a power of two:
+ * what has few digits stays exact.
+ *
+ * A unit is 128 weights, as two registers of codes. Their pieces of 16 weights lie in the order that the format has, and the
+ * vector's are brought into the same order once for all rows. Rows are read one after another, one stream of memory. */
+#include "backend/cpu/kernels/weights/avx512_common.h"
+#include "backend/cpu/kernels/init.h"
+
+#include "backend/cpu/kernels/lanes/avx512_fixed.h"
+
+#include <math.h>
+#include <stdbool.h>
+
+#define UNIT 128
+#define PIECES 8               /* of a unit */
+#define SEGMENT ((size_t)8192) /* numbers of the vector that are fixed at a time: they stay in the first-level cache */
+#define LEAST_EXPONENT (-100)  /* of a step */
+#define AHEAD 4096             /* bytes: the processor's own prefetching of one stream keeps up with half the memory's rate */
+
+/* Where the pieces of a unit lie: piece p is lane place[p] % 4 of register place[p] / 4. */
+static const uint8_t place_q4_0[PIECES] = {0, 4, 1, 5, 2, 6, 3, 7};
+static const uint8_t place_q8_0[PIECES] = {0, 1, 2, 3, 4, 5, 6, 7};
+static const uint8_t place_q4_k[PIECES] = {0, 1, 4, 5, 2, 3, 6, 7};
+
+/* A segment of the vector as 256 high + low steps. */
+struct fixed {
+    int8_t high[SEGMENT / UNIT][UNIT], low[SEGMENT / UNIT][UNIT];
+    float step[SEGMENT / UNIT][UNIT / 4];   /* of each four bytes */
+    int32_t zero[SEGMENT / UNIT][UNIT / 4]; /* less what the code that means zero adds to the products of 32 numbers */
+    float sum[SEGMENT / 32];                /* of each 32 numbers */
+};
+
+/* The step of 32 numbers: NaN where one of them is not finite, 0 where they are next to nothing. */
+static float step_of(__m512 a, __m512 b) {
+    float largest = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(a), _mm512_abs_ps(b)));
+    if (_mm512_fpclass_ps_mask(a, 0x99) | _mm512_fpclass_ps_mask(b, 0x99)) return NAN;
+    int exponent;
+    if (frexp((double)largest * 32768 / FIXED_MOST, &exponent) == 0 || exponent - 15 < LEAST_EXPONENT) return 0;
+    return ldexpf(1, exponent - 15);
+}
+
+/* x[n] and zeros up to whole units; `zero` is the code that means zero. */
+static void fix(const float *x, size_t n, const uint8_t place[PIECES], int zero, struct fixed *f) {
+    for (size_t u = 0; u * UNIT < n; u++) {
+        memset(f->zero[u], 0, sizeof f->zero[u]);
+        for (size_t p = 0; p < PIECES; p += 2) {
+            const size_t at = u * UNIT + p * 16, first = place[p], second = place[p + 1];
+            const bool some = at < n;
+            __m512 a = some ? _mm512_loadu_ps(x + at) : _mm512_setzero_ps(), b = some ? _mm512_loadu_ps(x + at + 16) : a;
+            float step = step_of(a, b);
+            __m512 inverse = fixed_inverse(step);
+            int8_t *high = f->high[u], *low = f->low[u];
+            __m512i whole = _mm512_add_epi32(to_bytes(_mm512_mul_ps(a, inverse), high + 16 * first, low + 16 * first),
+                                             to_bytes(_mm512_mul_ps(b, inverse), high + 16 * second, low + 16 * second));
+            int sum = _mm512_reduce_add_epi32(whole);
+            _mm_storeu_ps(f->step[u] + 4 * first, _mm_set1_ps(step));
+            _mm_storeu_ps(f->step[u] + 4 * second, _mm_set1_ps(step));
+            f->zero[u][4 * first] = -zero * sum;
+            f->sum[at / 32] = step * (float)sum;
+        }
+    }
+}
+
+INLINE __m512i bytes_at(const int8_t *bytes) { return _mm512_loadu_si512(bytes); }
+
+/* Products of the codes of one register with those of the vector, four to a lane. */
+INLINE __m512i high_products(__m512i codes, const struct fixed *f, size_t u, size_t v, __m512i sum) {
+    return _mm512_dpbusd_epi32(sum, codes, bytes_at(f->high[u] + 64 * v));
+}
+INLINE __m512i low_products(__m512i codes, const struct fixed *f, size_t u, size_t v, __m512i sum) {
+    return _mm512_dpbusd_epi32(sum, codes, bytes_at(f->low[u] + 64 * v));
+}
+
+INLINE __m512 add_scaled(__m512i high, __m512i low, __m512 scale, __m512 sum) {
+    return _mm512_fmadd_ps(whole_floats(high, low), scale, sum);
+}
+
+INLINE __m512i low_nibbles(__m512i x) { return _mm512_and_si512(x, _mm512_set1_epi8(15)); }
+
+/* Lanes are blocks. */
+INLINE __m512 unit_q4_0(const struct weight_q4_0 *block, const struct fixed *f, size_t u, __m512 sum) {
+    const __m512i words = _mm512_castsi256_si512(_mm256_setr_epi16(0, 0, 0, 0, 9, 9, 9, 9, 18, 18, 18, 18, 27, 27, 27, 27));
+    __m512i codes = four_pieces(block->codes, sizeof *block);
+    __m512i first = low_nibbles(codes), second = low_nibbles(_mm512_srli_epi16(codes, 4));
+    __m512i high = high_products(second, f, u, 1, high_products(first, f, u, 0, _mm512_setzero_si512()));
+    __m512i low = low_products(second, f, u, 1, low_products(first, f, u, 0, _mm512_loadu_si512(f->zero[u])));
+    __m512 scale = _mm512_mul_ps(spread_halves(block, words), _mm512_loadu_ps(f->step[u]));
+    return add_scaled(high, low, scale, sum);
+}
+
+/* Two lanes are a block; codes are signed, and so taken as 128 more. */
+INLINE __m512 unit_q8_0(const struct weight_q8_0 *block, const struct fixed *f, size_t u, __m512 sum) {
+    const __m512i words = _mm512_castsi256_si512(_mm256_setr_epi16(0, 0, 0, 0, 0, 0, 0, 0, 17, 17, 17, 17, 17, 17, 17, 17));
+    for (size_t v = 0; v < 2; v++, block += 2) {
+        __m512i codes = _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i *)block[0].codes));
+        codes = _mm512_inserti64x4(codes, _mm256_loadu_si256((const __m256i *)block[1].codes), 1);
+        codes = _mm512_xor_si512(codes, _mm512_set1_epi8(-128));
+        __m512i high = high_products(codes, f, u, v, _mm512_setzero_si512());
+        __m512i low = low_products(codes, f, u, v, _mm512_loadu_si512(f->zero[u] + 16 * v));
+        sum = add_scaled(high, low, _mm512_mul_ps(spread_halves(block, words), _mm512_loadu_ps(f->step[u] + 16 * v)), sum);
+    }
+    return sum;
+}
+
+/* Two units. Of 64 bytes of codes the low four bits are groups 0 and 2 of four, the high ones groups 1 and 3. */
+INLINE __m512 units_q4_k(const struct weight_q4_k *block, const struct fixed *f, size_t u, __m512 sum) {
+    __m512 scales = group_scales(block, block->scales);
+    for (size_t i = 0; i < 2; i++) {
+        __m512i codes = _mm512_loadu_si512(block->codes + 64 * i);
+        for (size_t v = 0; v < 2; v++) {
+            __m512i some = low_nibbles(v ? _mm512_srli_epi16(codes, 4) : codes), zero = _mm512_setzero_si512();
+            __m512i of = _mm512_add_epi32(_mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 2, 2, 2, 2, 2, 2, 2, 2),
+                                          _mm512_set1_epi32((int)(4 * i + v)));
+            __m512 scale = _mm512_mul_ps(_mm512_permutexvar_ps(of, scales), _mm512_loadu_ps(f->step[u + i] + 16 * v));
+            sum = add_scaled(high_products(some, f, u + i, v, zero), low_products(some, f, u + i, v, zero), scale, sum);
+        }
+    }
+    __m512 sums = _mm512_castps256_ps512(_mm256_loadu_ps(f->sum + 4 * u));
+    return _mm512_mask3_fnmadd_ps(_mm512_shuffle_f32x4(scales, scales, 0x0e), sums, sum, 0xff);
+}
+
+INLINE void fetch_ahead(const void *block, size_t bytes) {
+    for (size_t at = 0; at < bytes; at += 64) __builtin_prefetch((const void *)((uintptr_t)block + AHEAD + at));
+}
+
+/* y[rows] (+)= of a segment; `add`: of a later one than the first. Blocks that are left when whole units end are copied. */
+#define SEGMENT_KERNEL(type, per, unit, units) \
+    static void segment_##type(const char *w, size_t row_bytes, size_t rows, size_t n, const struct fixed *f, bool add, \
+                               float *y) { \
+        for (size_t r = 0; r < rows; r++, w += row_bytes) { \
+            const struct weight_##type *block = (const void *)w; \
+            __m512 sum = _mm512_setzero_ps(); \
+            size_t i = 0, u = 0; \
+            for (; i + UNIT * units <= n; i += UNIT * units, u += units, block += per) { \
+                fetch_ahead(block, per * sizeof *block); \
+                sum = unit(block, f, u, sum); \
+            } \
+            if (i < n) { \
+                struct weight_##type last[per] = {0}; \
+                memcpy(last, block, (n - i) * per / (UNIT * units) * sizeof *last); \
+                sum = unit(last, f, u, sum); \
+            } \
+            float all = _mm512_reduce_add_ps(sum); \
+            y[r] = add ? y[r] + all : all; \
+        } \
+    }
+
+#define MATVEC_KERNEL(type, weights, zero) \
+    static void matvec_##type##_avx512(const void *w, size_t row_bytes, size_t rows, size_t n, const float *x, float *y) { \
+        struct fixed f; \
+        if (!n) memset(y, 0, rows * sizeof *y); \
+        for (size_t at = 0; at < n; at += SEGMENT) { \
+            size_t count = n - at < SEGMENT ? n - at : SEGMENT; \
+            fix(x + at, count, place_##type, zero, &f); \
+            segment_##type((const char *)w + at / weights * sizeof(struct weight_##type), row_bytes, rows, count, &f, at > 0, y); \
+        } \
+    }
+
+SEGMENT_KERNEL(q4_0, 4, unit_q4_0, 1)
+SEGMENT_KERNEL(q8_0, 4, unit_q8_0, 1)
+SEGMENT_KERNEL(q4_k, 1, units_q4_k, 2)
+MATVEC_KERNEL(q4_0, 32, 8)
+MATVEC_KERNEL(q8_0, 32, 128)
+MATVEC_KERNEL(q4_k, 256, 0)
+
+void kernels_fill_avx512_weights_bytes(struct kernels *k) {
+    k->matvec[TENSOR_Q4_0] = matvec_q4_0_avx512;
+    k->matvec[TENSOR_Q8_0] = matvec_q8_0_avx512;
+    k->matvec[TENSOR_Q4_K] = matvec_q4_k_avx512;
+}

@@ -1,0 +1,166 @@
+/* The reference for reading weights as stored: dequantize[] and matvec[], in plain C. weight_blocks.h has the formats.
+ * The instruction sets' versions must give the same dequantized floats; their matvec may differ in the order of summation alone. */
+#include "base/half.h"
+#include "backend/cpu/kernels/init.h"
+#include "format/weight_blocks.h"
+
+static void dequantize_f32_scalar(const void *row, float *out, size_t n) { memcpy(out, row, n * sizeof *out); }
+
+static void dequantize_f16_scalar(const void *row, float *out, size_t n) {
+    const uint16_t *half = row;
+    for (size_t i = 0; i < n; i++) out[i] = half_to_float(half[i]);
+}
+
+static void dequantize_bf16_scalar(const void *row, float *out, size_t n) {
+    const uint16_t *bfloat = row;
+    for (size_t i = 0; i < n; i++) out[i] = bfloat_to_float(bfloat[i]);
+}
+
+static void dequantize_q8_0_scalar(const void *row, float *out, size_t n) {
+    const struct weight_q8_0 *block = row;
+    for (const float *end = out + n; out < end; out += WEIGHT_BLOCK, block++) {
+        float scale = half_to_float(block->scale);
+        for (int i = 0; i < WEIGHT_BLOCK; i++) out[i] = scale * (float)block->codes[i];
+    }
+}
+
+/* Code of weight i of a block of 32 with four-bit codes. */
+static int low_code(const uint8_t codes[16], int i) { return i < 16 ? codes[i] & 15 : codes[i - 16] >> 4; }
+static int high_bit(const uint8_t high[4], int i) { return high[i / 8] >> i % 8 & 1; }
+
+static void dequantize_q4_0_scalar(const void *row, float *out, size_t n) {
+    const struct weight_q4_0 *block = row;
+    for (const float *end = out + n; out < end; out += WEIGHT_BLOCK, block++) {
+        float scale = half_to_float(block->scale);
+        for (int i = 0; i < WEIGHT_BLOCK; i++) out[i] = scale * (float)(low_code(block->codes, i) - 8);
+    }
+}
+
+static void dequantize_q4_1_scalar(const void *row, float *out, size_t n) {
+    const struct weight_q4_1 *block = row;
+    for (const float *end = out + n; out < end; out += WEIGHT_BLOCK, block++) {
+        float scale = half_to_float(block->scale), min = half_to_float(block->min);
+        for (int i = 0; i < WEIGHT_BLOCK; i++) out[i] = scale * (float)low_code(block->codes, i) + min;
+    }
+}
+
+static void dequantize_q5_0_scalar(const void *row, float *out, size_t n) {
+    const struct weight_q5_0 *block = row;
+    for (const float *end = out + n; out < end; out += WEIGHT_BLOCK, block++) {
+        float scale = half_to_float(block->scale);
+        for (int i = 0; i < WEIGHT_BLOCK; i++)
+            out[i] = scale * (float)(low_code(block->codes, i) + 16 * high_bit(block->high, i) - 16);
+    }
+}
+
+static void dequantize_q5_1_scalar(const void *row, float *out, size_t n) {
+    const struct weight_q5_1 *block = row;
+    for (const float *end = out + n; out < end; out += WEIGHT_BLOCK, block++) {
+        float scale = half_to_float(block->scale), min = half_to_float(block->min);
+        for (int i = 0; i < WEIGHT_BLOCK; i++)
+            out[i] = scale * (float)(low_code(block->codes, i) + 16 * high_bit(block->high, i)) + min;
+    }
+}
+
+/* scale s and min m of each group. */
+static void group_scales(uint16_t scale, uint16_t min, const uint8_t packed[12], float scales[8], float mins[8]) {
+    uint32_t words[4];
+    uint8_t bytes[16];
+    weight_group_scales(packed, words);
+    memcpy(bytes, words, sizeof bytes);
+    for (int g = 0; g < 8; g++) scales[g] = half_to_float(scale) * (float)bytes[g];
+    for (int g = 0; g < 8; g++) mins[g] = half_to_float(min) * (float)bytes[8 + g];
+}
+
+static void dequantize_q4_k_scalar(const void *row, float *out, size_t n) {
+    const struct weight_q4_k *block = row;
+    for (const float *end = out + n; out < end; out += WEIGHT_BLOCK_K, block++) {
+        float scales[8], mins[8];
+        group_scales(block->scale, block->min, block->scales, scales, mins);
+        for (int g = 0; g < 8; g++) {
+            for (int i = 0; i < 32; i++) {
+                int code = block->codes[32 * (g / 2) + i] >> 4 * (g % 2) & 15;
+                out[32 * g + i] = scales[g] * (float)code - mins[g];
+            }
+        }
+    }
+}
+
+static void dequantize_q5_k_scalar(const void *row, float *out, size_t n) {
+    const struct weight_q5_k *block = row;
+    for (const float *end = out + n; out < end; out += WEIGHT_BLOCK_K, block++) {
+        float scales[8], mins[8];
+        group_scales(block->scale, block->min, block->scales, scales, mins);
+        for (int g = 0; g < 8; g++) {
+            for (int i = 0; i < 32; i++) {
+                int code = (block->codes[32 * (g / 2) + i] >> 4 * (g % 2) & 15) | (block->high[i] >> g & 1) << 4;
+                out[32 * g + i] = scales[g] * (float)code - mins[g];
+            }
+        }
+    }
+}
+
+static void dequantize_q6_k_scalar(const void *row, float *out, size_t n) {
+    const struct weight_q6_k *block = row;
+    for (const float *end = out + n; out < end; out += WEIGHT_BLOCK_K, block++) {
+        float scale = half_to_float(block->scale);
+        for (int i = 0; i < WEIGHT_BLOCK_K; i++) {
+            int half = i / 128, run = i / 32 % 4;
+            int low = block->codes[64 * half + 32 * (run % 2) + i % 32] >> 4 * (run / 2) & 15;
+            int high = block->high[32 * half + i % 32] >> 2 * run & 3;
+            out[i] = scale * (float)block->scales[i / 16] * (float)((low | high << 4) - 32);
+        }
+    }
+}
+
+/* Sums a run of `step` weights at a time and adds up those sums: the error grows with step + n / step, not with n. */
+static void matvec_in_steps(void (*dequantize)(const void *row, float *out, size_t n), size_t step, size_t step_bytes,
+                            const void *w, size_t row_bytes, size_t rows, size_t n, const float *x, float *y) {
+    float weights[WEIGHT_BLOCK_K];
+    for (size_t r = 0; r < rows; r++) {
+        const unsigned char *row = (const unsigned char *)w + r * row_bytes;
+        float sum = 0;
+        for (size_t i = 0; i < n; i += step, row += step_bytes) {
+            size_t count = n - i < step ? n - i : step;
+            float part = 0;
+            dequantize(row, weights, count);
+            for (size_t j = 0; j < count; j++) part += weights[j] * x[i + j];
+            sum += part;
+        }
+        y[r] = sum;
+    }
+}
+
+#define MATVEC(type, step, step_bytes) \
+    static void matvec_##type##_scalar(const void *w, size_t row_bytes, size_t rows, size_t n, const float *x, float *y) { \
+        matvec_in_steps(dequantize_##type##_scalar, step, step_bytes, w, row_bytes, rows, n, x, y); \
+    }
+MATVEC(f32, 32, 32 * sizeof(float))
+MATVEC(f16, 32, 32 * sizeof(uint16_t))
+MATVEC(bf16, 32, 32 * sizeof(uint16_t))
+MATVEC(q8_0, WEIGHT_BLOCK, sizeof(struct weight_q8_0))
+MATVEC(q4_0, WEIGHT_BLOCK, sizeof(struct weight_q4_0))
+MATVEC(q4_1, WEIGHT_BLOCK, sizeof(struct weight_q4_1))
+MATVEC(q5_0, WEIGHT_BLOCK, sizeof(struct weight_q5_0))
+MATVEC(q5_1, WEIGHT_BLOCK, sizeof(struct weight_q5_1))
+MATVEC(q4_k, WEIGHT_BLOCK_K, sizeof(struct weight_q4_k))
+MATVEC(q5_k, WEIGHT_BLOCK_K, sizeof(struct weight_q5_k))
+MATVEC(q6_k, WEIGHT_BLOCK_K, sizeof(struct weight_q6_k))
+
+#define FILL(TYPE, type) \
+    k->dequantize[TENSOR_##TYPE] = dequantize_##type##_scalar; \
+    k->matvec[TENSOR_##TYPE] = matvec_##type##_scalar
+
+void kernels_fill_scalar_weights(struct kernels *k) {
+    FILL(F32, f32);
+    FILL(F16, f16);
+    FILL(BF16, bf16);
+    FILL(Q8_0, q8_0);
+    FILL(Q4_0, q4_0);
+    FILL(Q4_1, q4_1);
+    FILL(Q5_0, q5_0);
+    FILL(Q5_1, q5_1);
+    FILL(Q4_K, q4_k);
+    FILL(Q5_K, q5_k);
+    FILL(Q6_K, q6_k);
+}

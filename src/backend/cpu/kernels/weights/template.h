@@ -1,0 +1,170 @@
+/* How the instruction sets' *_weights.c make dequantize[] and matvec[] of one function per format, unpack_TYPE, which turns a group
+ * of 32 stored weights into registers holding the very floats of the scalar reference. Included at the end of such a file, which
+ * has defined before:
+ *
+ *   VECTOR, LANES                                       a register of LANES floats
+ *   vector_zero(), vector_load(p), vector_store(p, v), vector_fma(a, b, c) = a b + c
+ *   store_sums(sums[ROWS][2], y, rows)                  y[j] = all lanes of sums[j] together, for the first `rows` of ROWS
+ *   scales_TYPE(block, scales[16])                      for the K types: what unpack_TYPE wants to know of a whole block
+ *   unpack_TYPE(block, scales, g, w[32 / LANES])        group g counting from `block`; K types have eight in a block, the others one
+ *
+ * matvec reads four rows together, so that one load of x serves four, and fetches the next four meanwhile: processors see the ends
+ * of rows, a few KiB each, as the ends of streams, and do not look beyond them by themselves. A row gives the same sum whatever rows
+ * it is read with, so results do not depend on how rows are split among threads.
+ */
+#ifndef TERSE_BACKEND_CPU_KERNELS_WEIGHTS_TEMPLATE_H
+#define TERSE_BACKEND_CPU_KERNELS_WEIGHTS_TEMPLATE_H
+
+#define ROWS 4
+#define PARTS (32 / LANES)
+#define CACHE_LINE 64
+
+#ifdef __clang__
+#define UNROLL _Pragma("unroll")
+#else
+#define UNROLL _Pragma("GCC unroll 8")
+#endif
+#define ROLL
+
+/* Work goes by 256 weights: one block of a K type, or eight of the others and less at the end of a row. */
+#define EIGHT_GROUPS(left) 8
+#define UP_TO_EIGHT_GROUPS(left) ((left) < 256 ? (int)((left) / 32) : 8)
+
+#define WEIGHT_DEQUANTIZER(type, name, blocks, GROUPS) \
+    static void name(const void *row, float *out, size_t n) { \
+        for (size_t i = 0; i < n; i += 256) { \
+            const struct weight_##type *block = (const struct weight_##type *)row + i / 256 * blocks; \
+            float scales[16]; \
+            scales_##type(block, scales); \
+            for (int g = 0, groups = GROUPS(n - i); g < groups; g++) { \
+                VECTOR w[PARTS]; \
+                unpack_##type(block, scales, g, w); \
+                for (int p = 0; p < PARTS; p++) vector_store(out + i + 32 * g + LANES * p, w[p]); \
+            } \
+        } \
+    }
+
+#define WEIGHT_MATVEC(type, name, blocks, GROUPS, GROUP_LOOP) \
+    static void name(const void *w, size_t row_bytes, size_t rows, size_t n, const float *x, float *y) { \
+        for (size_t r = 0; r < rows; r += ROWS) { \
+            const struct weight_##type *row[ROWS]; /* past the last row: that row again, its sum unused */ \
+            VECTOR sums[ROWS][2]; \
+            for (size_t j = 0; j < ROWS; j++) { \
+                row[j] = (const void *)((const char *)w + (r + j < rows ? r + j : rows - 1) * row_bytes); \
+                sums[j][0] = sums[j][1] = vector_zero(); \
+            } \
+            for (size_t i = 0, b = 0; i < n; i += 256, b += blocks) { \
+                const struct weight_##type *block[ROWS]; \
+                float scales[ROWS][16]; \
+                UNROLL for (int j = 0; j < ROWS; j++) { \
+                    block[j] = row[j] + b; \
+                    for (size_t at = 0; at < blocks * sizeof *block[j]; at += CACHE_LINE) \
+                        __builtin_prefetch((const void *)((uintptr_t)block[j] + ROWS * row_bytes + at)); \
+                    scales_##type(block[j], scales[j]); \
+                } \
+                const int groups = GROUPS(n - i); \
+                GROUP_LOOP for (int g = 0; g < groups; g++) { \
+                    UNROLL for (int j = 0; j < ROWS; j++) { \
+                        VECTOR weights[PARTS]; \
+                        unpack_##type(block[j], scales[j], g, weights); \
+                        UNROLL for (int p = 0; p < PARTS; p++) sums[j][p % 2] = \
+                            vector_fma(weights[p], vector_load(x + i + 32 * g + LANES * p), sums[j][p % 2]); \
+                    } \
+                } \
+            } \
+            store_sums(sums, y + r, rows - r); \
+        } \
+    }
+
+/* Types without blocks may have any n: what is left of a row goes through a group of its own, filled up with zeros. */
+#define PLAIN_KERNELS(type, isa) \
+    WEIGHT_DEQUANTIZER(type, dequantize_groups_##type, 8, UP_TO_EIGHT_GROUPS) \
+    WEIGHT_MATVEC(type, matvec_groups_##type, 8, UP_TO_EIGHT_GROUPS, ROLL) \
+\
+    static void dequantize_##type##_##isa(const void *row, float *out, size_t n) { \
+        size_t rest = n % 32, whole = n - rest; \
+        dequantize_groups_##type(row, out, whole); \
+        if (rest) { \
+            struct weight_##type last = {0}; \
+            float unpacked[32]; \
+            memcpy(&last, (const struct weight_##type *)row + whole / 32, rest * sizeof last.values[0]); \
+            dequantize_groups_##type(&last, unpacked, 32); \
+            memcpy(out + whole, unpacked, rest * sizeof *out); \
+        } \
+    } \
+\
+    static void matvec_##type##_##isa(const void *w, size_t row_bytes, size_t rows, size_t n, const float *x, float *y) { \
+        size_t rest = n % 32, whole = n - rest; \
+        matvec_groups_##type(w, row_bytes, rows, whole, x, y); \
+        if (rest) { \
+            float last_x[32] = {0}; \
+            memcpy(last_x, x + whole, rest * sizeof *x); \
+            for (size_t r = 0; r < rows; r++) { \
+                struct weight_##type last = {0}; \
+                float sum; \
+                memcpy(&last, (const struct weight_##type *)(const void *)((const char *)w + r * row_bytes) + whole / 32, \
+                       rest * sizeof last.values[0]); \
+                matvec_groups_##type(&last, sizeof last, 1, 32, last_x, &sum); \
+                y[r] += sum; \
+            } \
+        } \
+    }
+
+#define BLOCK_DEQUANTIZER(type, isa) WEIGHT_DEQUANTIZER(type, dequantize_##type##_##isa, 8, UP_TO_EIGHT_GROUPS)
+#define BLOCK_MATVEC(type, isa) WEIGHT_MATVEC(type, matvec_##type##_##isa, 8, UP_TO_EIGHT_GROUPS, ROLL)
+#define BLOCK_KERNELS(type, isa) BLOCK_DEQUANTIZER(type, isa) BLOCK_MATVEC(type, isa)
+#define K_DEQUANTIZER(type, isa) WEIGHT_DEQUANTIZER(type, dequantize_##type##_##isa, 1, EIGHT_GROUPS)
+#define K_MATVEC(type, isa) WEIGHT_MATVEC(type, matvec_##type##_##isa, 1, EIGHT_GROUPS, UNROLL)
+#define K_KERNELS(type, isa) K_DEQUANTIZER(type, isa) K_MATVEC(type, isa)
+
+#define FLOAT_WEIGHT_KERNELS(isa) \
+    PLAIN_KERNELS(f32, isa) \
+    PLAIN_KERNELS(f16, isa) \
+    PLAIN_KERNELS(bf16, isa) \
+    BLOCK_KERNELS(q4_1, isa) \
+    BLOCK_KERNELS(q5_0, isa) \
+    BLOCK_KERNELS(q5_1, isa) \
+    K_KERNELS(q5_k, isa) \
+    K_KERNELS(q6_k, isa)
+
+/* The formats that an instruction set may multiply by products of bytes instead. */
+#define BYTE_DEQUANTIZERS(isa) \
+    BLOCK_DEQUANTIZER(q8_0, isa) \
+    BLOCK_DEQUANTIZER(q4_0, isa) \
+    K_DEQUANTIZER(q4_k, isa)
+#define BYTE_MATVECS(isa) \
+    BLOCK_MATVEC(q8_0, isa) \
+    BLOCK_MATVEC(q4_0, isa) \
+    K_MATVEC(q4_k, isa)
+
+#define ALL_WEIGHT_KERNELS(isa) FLOAT_WEIGHT_KERNELS(isa) BYTE_DEQUANTIZERS(isa) BYTE_MATVECS(isa)
+
+#define FILL_DEQUANTIZER(k, TYPE, type, isa) (k)->dequantize[TENSOR_##TYPE] = dequantize_##type##_##isa
+#define FILL_MATVEC(k, TYPE, type, isa) (k)->matvec[TENSOR_##TYPE] = matvec_##type##_##isa
+#define FILL_WEIGHT(k, TYPE, type, isa) \
+    FILL_DEQUANTIZER(k, TYPE, type, isa); \
+    FILL_MATVEC(k, TYPE, type, isa)
+
+#define FILL_FLOAT_WEIGHTS(k, isa) \
+    FILL_WEIGHT(k, F32, f32, isa); \
+    FILL_WEIGHT(k, F16, f16, isa); \
+    FILL_WEIGHT(k, BF16, bf16, isa); \
+    FILL_WEIGHT(k, Q4_1, q4_1, isa); \
+    FILL_WEIGHT(k, Q5_0, q5_0, isa); \
+    FILL_WEIGHT(k, Q5_1, q5_1, isa); \
+    FILL_WEIGHT(k, Q5_K, q5_k, isa); \
+    FILL_WEIGHT(k, Q6_K, q6_k, isa)
+
+#define FILL_BYTE_DEQUANTIZERS(k, isa) \
+    FILL_DEQUANTIZER(k, Q8_0, q8_0, isa); \
+    FILL_DEQUANTIZER(k, Q4_0, q4_0, isa); \
+    FILL_DEQUANTIZER(k, Q4_K, q4_k, isa)
+
+#define FILL_ALL_WEIGHTS(k, isa) \
+    FILL_FLOAT_WEIGHTS(k, isa); \
+    FILL_BYTE_DEQUANTIZERS(k, isa); \
+    FILL_MATVEC(k, Q8_0, q8_0, isa); \
+    FILL_MATVEC(k, Q4_0, q4_0, isa); \
+    FILL_MATVEC(k, Q4_K, q4_k, isa)
+
+#endif

@@ -1,0 +1,137 @@
+/* Attention of many queries at once (prefill): tiles of queries, the G heads of a KV head stacked, against groups of keys decoded
+ * once for all of them, through the GEMM, with a running maximum between (Dao et al. 2022, FlashAttention, algorithm 1). New tokens
+ * are read in place, their keys turned once. */
+#include "backend/cpu/kv/anchors.h"
+#include "kv/partial.h"
+#include "backend/cpu/kv/segment.h"
+#include "backend/cpu/gemm.h"
+#include "backend/cpu/kernels/kernels.h"
+
+#include <math.h>
+#include <string.h>
+
+#define QUERY_ROWS 192 /* rows of a tile of queries: the GEMM is near its best from here on */
+#define KEY_ROWS 384   /* keys against which they go at a time: rows, keys, values and logits stay in the second-level cache */
+
+void gather_queries(const struct cache *cache, const float *q, uint32_t head, size_t first, size_t count, float *rows) {
+    size_t hd = cache->shape.head_dim, G = cache->group, width = cache->shape.query_heads * hd;
+    for (size_t i = 0; i < count; i++) {
+        const float *from = q + i * width + head * G * hd;
+        float *to = rows + i * G * hd;
+        for (size_t c = 0; c < G * hd; c++) to[c] = cache->shape.scale * from[c];
+        tile_turn_query(cache, first + i, to, (uint32_t)G);
+    }
+}
+
+void scatter_outputs(const struct cache *cache, const struct partial *partial, uint32_t head, size_t count, float *out) {
+    size_t hd = cache->shape.head_dim, G = cache->group, width = cache->shape.query_heads * hd;
+    for (size_t m = 0; m < count * G; m++) partial_finish(partial, m, out + m / G * width + (head * G + m % G) * hd);
+}
+
+/* Tokens of a tile of queries. */
+static size_t many_tokens(const struct cache *cache) {
+    return larger(anchor_weights_rows(&cache->plan, QUERY_ROWS) / cache->group, 1);
+}
+
+size_t many_scratch(const struct cache *cache) {
+    size_t rows = many_tokens(cache) * cache->group, hd = cache->shape.head_dim;
+    return rows * hd + rows * KEY_ROWS + partial_floats(rows, hd) + 2 * KEY_ROWS * hd + anchor_weights_floats(&cache->plan, rows);
+}
+
+/* Keys and values of up to KEY_ROWS tokens: first `known` tokens before the step, then new ones in order from the step's `next` on. */
+struct group {
+    const float *keys, *values;
+    size_t stride, count, known, next;
+    int64_t position; /* of the first key, relative to the step's first new token; the others follow */
+};
+
+/* Tokens of the group that the step's i-th new token sees: always its first ones. */
+static size_t group_visible(const struct group *group, size_t i) {
+    if (i < group->next) return group->known;
+    size_t seen = group->known + i + 1 - group->next;
+    return seen < group->count ? seen : group->count;
+}
+
+/* The group that begins with tile *i < end, which is moved on; decoded into room[2][KEY_ROWS][hd] unless it is read in place. */
+static struct group group_at(const struct cache *cache, uint32_t head, size_t *i, size_t end, float *room) {
+    size_t hd = cache->shape.head_dim, width = cache->shape.kv_heads * hd, stored = tile_count_stored(cache);
+    if (cache->new_keys && *i >= stored) {
+        size_t next = (*i - stored) * BLOCK_TOKENS, at = next * width + head * hd;
+        size_t tiles = smaller(KEY_ROWS / BLOCK_TOKENS, end - *i), count = smaller(tiles * BLOCK_TOKENS, cache->plan.n - next);
+        *i += tiles;
+        return (struct group){cache->new_keys + at, cache->v + at, width, count, 0, next, (int64_t)next};
+    }
+    struct group group = {room, room + KEY_ROWS * hd, hd, 0, 0, 0, 0};
+    uint64_t length = cache->plan.before.length;
+    for (; *i < (cache->new_keys ? smaller(stored, end) : end) && group.count + BLOCK_TOKENS <= KEY_ROWS; ++*i) {
+        struct tile tile = tile_at(cache, *i);
+        uint64_t first = tile.first + tile.begin, last = tile.first + tile.end;
+        if (!group.count) group.position = tile_position(cache, &tile) + tile.begin;
+        tile_load(cache, &tile, head, room + group.count * hd, room + (KEY_ROWS + group.count) * hd);
+        if (group.known == group.count && last > length) group.next = first > length ? (size_t)(first - length) : 0;
+        if (first < length) group.known += (size_t)((last < length ? last : length) - first);
+        group.count += (size_t)(last - first);
+    }
+    return group;
+}
+
+/* Logits of a tile of queries against a group, as far as the last of them sees, ALiBi included, in rows that are `stride` apart; the
+ * first query is the step's i-th new token. */
+static void group_logits(const struct cache *cache, const struct group *group, uint32_t head, const float *queries, size_t i,
+                         size_t rows, float *logits, size_t stride) {
+    size_t hd = cache->shape.head_dim, G = cache->group, n = group_visible(group, i + (rows - 1) / G);
+    gemm(true, rows, n, hd, queries, hd, group->keys, group->stride, false, logits, stride);
+    if (!cache->shape.slopes) return;
+    for (size_t m = 0; m < rows; m++)
+        add_slope(cache->shape.slopes[head * G + m % G], group->position - (int64_t)(i + m / G), logits + m * stride, n);
+}
+
+/* One work item: queries [first, first + count) of a KV head. Returns what the choice of anchors needs of them. */
+static struct anchor_weights attend_queries(const struct cache *cache, const float *q, uint32_t head, size_t first, size_t count,
+                                            float *out, float *scratch) {
+    const struct kernels *kernel = kernels();
+    size_t G = cache->group, hd = cache->shape.head_dim, rows = count * G, tiles = tile_count_seen(cache, first + count - 1);
+    float *queries = scratch, *logits = queries + rows * hd, *states = logits + rows * KEY_ROWS;
+    float *room = states + partial_floats(rows, hd);
+    struct partial partial = partial_at(states, rows, hd);
+    struct anchor_weights kept = anchor_weights_of(cache, first, count, tiles, queries, &partial, room + 2 * KEY_ROWS * hd);
+    partial_clear(&partial);
+    gather_queries(cache, q, head, first, count, queries);
+    for (size_t i = 0; i < tiles;) {
+        float *weights = anchor_weights_at(cache, &kept, i);
+        size_t stride = weights ? kept.stride : KEY_ROWS, from = i,
+               end = i < kept.start ? kept.start
+                     : i < kept.end ? kept.end
+                                    : tiles;
+        struct group group = group_at(cache, head, &i, end, room);
+        size_t n = group_visible(&group, first + count - 1);
+        if (!weights) weights = logits;
+        group_logits(cache, &group, head, queries, first, rows, weights, stride);
+        for (size_t m = 0; m < rows; m++) {
+            float *row = weights + m * stride;
+            size_t visible = group_visible(&group, first + m / G);
+            float max = partial_raise(&partial, m, kernel->max(row, visible));
+            partial.sum[m] += kernel->exp_sum(row, max, visible);
+            memset(row + visible, 0, (n - visible) * sizeof *row);
+        }
+        anchor_weights_raise(&kept, from, i);
+        if (out) gemm(false, rows, hd, n, weights, stride, group.values, group.stride, true, partial.acc, hd);
+    }
+    if (out) scatter_outputs(cache, &partial, head, count, out);
+    return kept;
+}
+
+void attend_many(struct cache *cache, const float *q, size_t first, size_t count, float *out) {
+    size_t heads = cache->shape.kv_heads, width = cache->shape.query_heads * cache->shape.head_dim;
+    size_t tokens = many_tokens(cache), parts = (count + tokens - 1) / tokens;
+    /* The last queries see most: they go first. */
+#pragma omp parallel for ordered schedule(dynamic, 1) num_threads(cache->threads)
+    for (size_t item = 0; item < parts * heads; item++) {
+        size_t part = (parts - 1 - item / heads) * tokens;
+        uint32_t head = (uint32_t)(item % heads);
+        struct anchor_weights kept = attend_queries(cache, q + part * width, head, first + part, smaller(tokens, count - part),
+                                                    out ? out + part * width : NULL, attend_thread_scratch(cache));
+#pragma omp ordered
+        anchors_score(cache, head, &kept);
+    }
+}

@@ -1,0 +1,112 @@
+/* The KV cache of one sequence: for each layer and KV head sealed blocks, exact rows and a recent window; and attention over them.
+ *
+ * Every reading ends in partial states (kv/partial.h) that merge in any order; nothing outside this folder knows how attention
+ * is put together. A token is in exactly one of {sealed block and live, exact rows, window}.
+ *
+ * One step of n new tokens goes:
+ *
+ *     cache_step_begin(cache, n)                          the only call that allocates and can fail
+ *     for each layer:
+ *         cache_layer_begin(cache, layer, k, v)           k, v [n][Hk][hd] before rotation
+ *         cache_layer_observe(cache, q, first, count)     the first cache_observes(...) queries, in order, before any attends
+ *         cache_layer_attend(cache, q, first, count, out) any number of times, until every query was asked
+ *         cache_layer_end(cache)                          appends to the window, seals full blocks, evicts
+ *     cache_step_end(cache)
+ *
+ * A step that is not taken to its end is given up by beginning another as long as no cache_layer_end was reached, and by cache_reset
+ * after that.
+ *
+ * The new tokens are exact among themselves (causally) and reach earlier ones through the cache. The cache rotates: it alone knows
+ * at which positions tokens are read.
+ *
+ * After a step the newest tokens stay in the window as halves: at least tail_tokens of them, and up to 63 more that do not fill a
+ * block yet; every full block of 64 older ones is sealed. A token sealed in the step that brings it is encoded from its float
+ * rows, one that waited in the window from halves: which of the two depends on where steps end, and on nothing else.
+ *
+ * While decoding, a worker thread encodes the window's full blocks ahead of the step that seals them (backend/cpu/kv/sealer.h), into memory that
+ * is allocated by then.
+ *
+ * Memory of keys and values grows in cache_step_begin by what the step seals; a step that seals less than a 32nd of the cache may
+ * allocate that much, 16 blocks at most. Scratch of the attention (a few MB per thread) and rotation tables hold no keys and values
+ * and are not part of reports.
+ *
+ * Shapes: Hq query heads, Hk KV heads, G = Hq/Hk, hd head_dim; floats, row-major.
+ * Threads: one thread drives a cache; work inside is split over OpenMP threads. Results do not depend on their number
+ * beyond rounding.
+ */
+#ifndef TERSE_BACKEND_CPU_KV_CACHE_H
+#define TERSE_BACKEND_CPU_KV_CACHE_H
+
+#include "base/status.h"
+#include "model/rope.h"
+#include "method/method.h"
+
+struct cache_shape {
+    uint32_t layers;
+    uint32_t query_heads;    /* Hq */
+    uint32_t kv_heads;       /* Hk, divides Hq */
+    uint32_t head_dim;       /* hd */
+    float scale;             /* logits = scale * <q, k>; 1/sqrt(hd) as a rule */
+    const struct rope *rope; /* outlives the cache; n_rot 0: keys are not rotated */
+    const float *slopes; /* [query_heads], outlive the cache: ALiBi adds slope * (key's position - query's) to the logits, after the
+                              * scale (Press et al. 2021); NULL: nothing is added */
+};
+
+/* How the new tokens of a step read each other and when they are sealed. */
+enum cache_step_kind {
+    CACHE_STEP_CHUNK,   /* a part of a prompt: as the next, but its tokens are the prompt's */
+    CACHE_STEP_DECODE,  /* exact among themselves; afterwards all but the recent window is sealed */
+    CACHE_STEP_PREFILL, /* the same, and the policy's end-of-prefill choice is made */
+    CACHE_STEP_PAPER /* sealed first, the last block however short; every query reads decoded keys and values, its own included */
+};
+
+struct cache;
+
+enum terse_status cache_new(const struct cache_shape *shape, const struct method *method, struct cache **cache,
+                            struct terse_error *error);
+void cache_free(struct cache *cache);
+/* Forgets all tokens; keeps the memory of the pool for the next sequence. */
+void cache_reset(struct cache *cache);
+
+/* Tokens seen. */
+uint64_t cache_length(const struct cache *cache);
+
+/* Reserves everything that a step of n >= 1 tokens needs: when this succeeds nothing else in the step can fail. The step's work is
+ * split over as many threads as OpenMP would use now. */
+enum terse_status cache_step_begin(struct cache *cache, enum cache_step_kind kind, size_t n, struct terse_error *error);
+/* k, v [n][Hk][hd], keys before rotation. k is rotated in place where the method stores rotated keys; both must stay until
+ * cache_layer_end. */
+void cache_layer_begin(struct cache *cache, uint32_t layer, float *k, const float *v);
+/* q[count][Hq][hd] of the new tokens first..first+count-1, before rotation; out[count][Hq][hd], which may be q. */
+void cache_layer_attend(struct cache *cache, const float *q, size_t first, size_t count, float *out);
+/* How many of a layer's queries, from the first on, must be shown to cache_layer_observe before others attend, when the first `needed` of
+ * them will not attend since nobody wants their outputs: where the policy chooses exact tokens by their attention all queries count. */
+size_t cache_observes(const struct cache *cache, size_t needed);
+/* q as in cache_layer_attend, in order from first 0 on, each new token once. */
+void cache_layer_observe(struct cache *cache, const float *q, size_t first, size_t count);
+void cache_layer_end(struct cache *cache);
+void cache_step_end(struct cache *cache);
+
+/* Whether blocks are encoded ahead by a worker as decoding goes on (the default, where the window is long enough) or in the step that
+ * seals them, which waits for it: for measuring the difference. The results are the same. */
+void cache_seal_ahead(struct cache *cache, bool ahead);
+
+/* Appends n tokens of normally distributed keys and values, sealed as the method would: for benchmarks at depth. In an empty cache that
+ * evicts nothing one layer is sealed and the others become its copies, and in a long one without anchors blocks repeat: what is read
+ * lies in as much memory, and is written in a part of the time. After a failure only the first of the tokens are there. */
+enum terse_status cache_fill_random(struct cache *cache, size_t n, uint64_t seed, struct terse_error *error);
+
+/* Allocated now. */
+void cache_report(const struct cache *cache, struct terse_cache_report *report);
+/* What cache_report will say after a prefill of `tokens` tokens into a new cache; allocates nothing. */
+void cache_predict(const struct cache_shape *shape, const struct method *method, uint64_t tokens,
+                   struct terse_cache_report *report);
+
+/* Seconds spent in cache_layer_attend and bytes of stored keys and values that it read, since the last clear. */
+struct cache_counters {
+    double seconds;
+    uint64_t bytes;
+};
+void cache_counters(struct cache *cache, struct cache_counters *counters, bool clear);
+
+#endif

@@ -1,0 +1,149 @@
+/* Exact rows: which tokens they are, and the moving of them. */
+#include "backend/cpu/kv/exact.h"
+
+#include "base/memory.h"
+#include "backend/cpu/kv/segment.h"
+#include "backend/cpu/kernels/kernels.h"
+
+#include <string.h>
+
+uint64_t exact_bytes(const struct cache_shape *shape, const struct method *method) {
+    return (uint64_t)shape->layers * shape->kv_heads * 2 * method->parameters.exact * shape->head_dim * sizeof(uint16_t);
+}
+
+uint64_t exact_logit_bytes(const struct cache_shape *shape, const struct method *method) {
+    return method->policy->leave ? (uint64_t)shape->layers * shape->kv_heads * method->parameters.budget * sizeof(float) : 0;
+}
+
+/* ---- What a step observes: logits of its tokens, [Hk][n], and for each KV head room for those of its exact rows and the one token
+ * that competes with them, [exact + 1], and where their rows are. */
+
+static size_t head_floats(const struct cache *cache, size_t n) { return n + 2 * ((size_t)cache->method.parameters.exact + 1); }
+
+enum terse_status exact_reserve(struct cache *cache, size_t n, struct terse_error *error) {
+    size_t floats = cache->shape.kv_heads * head_floats(cache, n);
+    if (!exact_observes(cache) || floats <= cache->observed_floats) return TERSE_OK;
+    memory_free(cache->observed);
+    cache->observed_floats = 0;
+    cache->observed = memory_array(floats, sizeof *cache->observed);
+    if (!cache->observed) return status_no_memory(error, floats * sizeof *cache->observed, "logits to the first token");
+    cache->observed_floats = floats;
+    return TERSE_OK;
+}
+
+static float *new_logits(const struct cache *cache, uint32_t head) {
+    return cache->observed + head * head_floats(cache, cache->plan.n);
+}
+
+static size_t recent(const struct cache *cache) { return cache->method.parameters.budget - cache->method.parameters.exact; }
+
+/* Of the exact rows; the window's follow. */
+static float *kept_logits(const struct cache *cache, uint32_t head) {
+    return cache->logits + ((size_t)cache->layer * cache->shape.kv_heads + head) * cache->method.parameters.budget;
+}
+
+static void store_row(const struct cache *cache, uint32_t head, size_t row, const float *key, const float *value) {
+    size_t hd = cache->shape.head_dim;
+    uint16_t *keys = exact_rows(cache, cache->layer, head), *values = keys + cache->method.parameters.exact * hd;
+    kernels()->float_to_half(key, keys + row * hd, hd);
+    kernels()->float_to_half(value, values + row * hd, hd);
+}
+
+void exact_store_first(struct cache *cache) {
+    const struct plan *plan = &cache->plan;
+    size_t hd = cache->shape.head_dim, width = cache->shape.kv_heads * hd;
+    if (!cache->method.parameters.exact || plan->before.length >= cache->method.parameters.exact) return;
+    for (uint64_t t = plan->before.length; t < plan->after.exact; t++)
+        for (uint32_t head = 0; head < cache->shape.kv_heads; head++) {
+            size_t at = (size_t)(t - plan->before.length) * width + head * hd;
+            store_row(cache, head, (size_t)t, cache->k + at, cache->v + at);
+        }
+}
+
+/* Of the G queries of the step's i-th token, q[G][hd], to key 0, mean. */
+static float logit_of(const struct cache *cache, const float *q, size_t i, const float *key) {
+    size_t hd = cache->shape.head_dim, G = cache->group;
+    float query[CODEC_HEAD_DIM_MAX], sum = 0;
+    for (size_t g = 0; g < G; g++) {
+        memcpy(query, q + g * hd, hd * sizeof *query);
+        tile_turn_query(cache, i, query, 1);
+        sum += kernels()->dot(query, key, hd);
+    }
+    return cache->shape.scale * sum / (float)G;
+}
+
+void exact_observe(struct cache *cache, const float *q, size_t first, size_t count) {
+    size_t G = cache->group, hd = cache->shape.head_dim, heads = cache->shape.kv_heads;
+    if (!exact_observes(cache)) return;
+    for (uint32_t head = 0; head < heads; head++) {
+        float key[CODEC_HEAD_DIM_MAX], *logits = new_logits(cache, head) + first;
+        tile_first_key(cache, head, key);
+#pragma omp parallel for schedule(static) num_threads(cache->threads) if (count >= BLOCK_TOKENS)
+        for (size_t i = 0; i < count; i++) logits[i] = logit_of(cache, q + (i * heads + head) * G * hd, first + i, key);
+    }
+}
+
+/* ---- After attention */
+
+/* A token's logit, before the step's are among the window's. */
+static float token_logit(const struct cache *cache, uint32_t head, uint64_t token) {
+    const struct plan *plan = &cache->plan;
+    if (token >= plan->before.length) return new_logits(cache, head)[token - plan->before.length];
+    return kept_logits(cache, head)[cache->method.parameters.exact + token % recent(cache)];
+}
+
+/* Lets the tokens [from, to) leave the window one after another; rows of exact tokens are numbered as they are, theirs from `exact`
+ * on. */
+static void compete(const struct cache *cache, uint32_t head, uint64_t from, uint64_t to, float *logits, uint32_t *rows) {
+    const struct method *method = &cache->method;
+    size_t exact = method->parameters.exact;
+    for (uint64_t t = from; t < to; t++) {
+        logits[exact] = token_logit(cache, head, t);
+        rows[exact] = (uint32_t)(exact + (t - from));
+        size_t gone = method->policy->leave(&method->parameters, cache->layer, logits, exact + 1);
+        memmove(logits + gone, logits + gone + 1, (exact - gone) * sizeof *logits);
+        memmove(rows + gone, rows + gone + 1, (exact - gone) * sizeof *rows);
+    }
+}
+
+/* Those that stay move up, those that come are behind them: both are in order of age. */
+static void move_rows(struct cache *cache, uint32_t head, uint64_t from, const uint32_t *rows, float *scratch) {
+    size_t exact = cache->method.parameters.exact, hd = cache->shape.head_dim;
+    uint16_t *keys = exact_rows(cache, cache->layer, head), *values = keys + exact * hd;
+    float key[CODEC_HEAD_DIM_MAX], value[CODEC_HEAD_DIM_MAX];
+    for (size_t i = 0; i < exact; i++) {
+        if (rows[i] == i) continue;
+        if (rows[i] < exact) {
+            memcpy(keys + i * hd, keys + rows[i] * hd, hd * sizeof *keys);
+            memcpy(values + i * hd, values + rows[i] * hd, hd * sizeof *values);
+            continue;
+        }
+        uint64_t token = from + (rows[i] - exact);
+        tile_read_token(cache, head, CODEC_KEYS, token, scratch, key);
+        tile_read_token(cache, head, CODEC_VALUES, token, scratch, value);
+        if (cache->turned) turns_unturn(&cache->turns, (int64_t)token, key, 1, (uint32_t)hd);
+        store_row(cache, head, i, key, value);
+    }
+}
+
+void exact_replace(struct cache *cache, uint32_t head, float *scratch) {
+    const struct plan *plan = &cache->plan;
+    size_t exact = cache->method.parameters.exact;
+    if (!exact_observes(cache)) return;
+    float *logits = new_logits(cache, head) + plan->n, *kept = kept_logits(cache, head);
+    uint32_t *rows = (uint32_t *)(void *)(logits + exact + 1);
+    /* While rows are still being filled they are the first tokens. */
+    for (size_t i = 0; i < plan->after.exact; i++) {
+        rows[i] = (uint32_t)i;
+        logits[i] = i < plan->before.exact ? kept[i] : new_logits(cache, head)[i - plan->before.length];
+    }
+    uint64_t from = plan->before.first > plan->after.exact ? plan->before.first : plan->after.exact;
+    if (plan->after.first > from) {
+        compete(cache, head, from, plan->after.first, logits, rows);
+        move_rows(cache, head, from, rows, scratch);
+    }
+    memcpy(kept, logits, (size_t)plan->after.exact * sizeof *kept);
+    for (uint64_t t = plan->before.length > plan->after.first ? plan->before.length : plan->after.first; t < plan->after.length;
+         t++)
+        kept[exact + t % recent(cache)] = new_logits(cache, head)[t - plan->before.length];
+}

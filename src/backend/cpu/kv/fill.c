@@ -1,0 +1,114 @@
+/* Filling a cache with random tokens, for benchmarks at depth: the steps of a real prefill without its attention. Encoding a long
+ * sequence for every layer would take minutes where a step takes milliseconds, so most of what lies there are copies. */
+#include "base/memory.h"
+#include "base/random.h"
+#include "backend/cpu/kv/anchors.h"
+
+#include <math.h>
+#include <string.h>
+
+#define CHUNK 1024                /* tokens of a step; a policy that keeps some of each prompt sees one prompt */
+#define NORMALS ((size_t)1 << 16) /* numbers that all rows are cut from, each row at a random place */
+#define DISTINCT ((size_t)128)    /* sealed blocks of a KV head before they may repeat */
+
+/* Box-Muller. */
+static void fill_normals(float *numbers, size_t n, uint64_t *state) {
+    for (size_t i = 0; i + 1 < n; i += 2) {
+        double u = (double)((random_next(state) >> 11) + 1) * 0x1p-53, angle = (double)(random_next(state) >> 11) * 0x1p-52 * M_PI;
+        double radius = sqrt(-2 * log(u));
+        numbers[i] = (float)(radius * cos(angle));
+        numbers[i + 1] = (float)(radius * sin(angle));
+    }
+}
+
+static void fill_rows(const struct cache *cache, const float *normals, size_t n, uint64_t *state, float *rows) {
+    size_t hd = cache->shape.head_dim;
+    for (size_t i = 0; i < n * cache->shape.kv_heads; i++)
+        memcpy(rows + i * hd, normals + random_next(state) % NORMALS, hd * sizeof *rows);
+}
+
+/* ---- Copies */
+
+/* The blocks of all KV heads of a layer. */
+static void copy_blocks(const struct cache *cache, const struct span *from, uint32_t from_layer, const struct span *to,
+                        uint32_t layer) {
+    for (uint32_t head = 0; head < cache->shape.kv_heads; head++) {
+        memcpy(span_block(cache, to, CODEC_KEYS, layer, head), span_block(cache, from, CODEC_KEYS, from_layer, head),
+               cache->key_bytes);
+        memcpy(span_block(cache, to, CODEC_VALUES, layer, head), span_block(cache, from, CODEC_VALUES, from_layer, head),
+               cache->value_bytes);
+        if (cache->index_bytes)
+            memcpy(span_index(cache, to, layer, head), span_index(cache, from, from_layer, head), cache->index_bytes);
+    }
+}
+
+/* What the step seals, of the first layer, from blocks before it. */
+static void repeat_blocks(const struct cache *cache) {
+#pragma omp parallel for schedule(static) num_threads(cache->threads)
+    for (size_t i = cache->sealed; i < cache->sealed + cache->plan.seal; i++)
+        copy_blocks(cache, &cache->spans[i % DISTINCT], 0, &cache->spans[i], 0);
+}
+
+/* memory[layers][bytes] */
+static void copy_layer(uint8_t *memory, size_t bytes, uint32_t layer) {
+    if (bytes) memcpy(memory + layer * bytes, memory, bytes);
+}
+
+/* All that the first layer holds to the others. */
+static void copy_layers(const struct cache *cache) {
+    size_t heads = cache->shape.kv_heads, anchors = cache->anchors.capacity * (size_t)anchor_bytes(cache->shape.head_dim);
+#pragma omp parallel for schedule(static) num_threads(cache->threads)
+    for (uint32_t layer = 1; layer < cache->shape.layers; layer++) {
+        for (size_t i = 0; i < cache->sealed; i++) copy_blocks(cache, &cache->spans[i], 0, &cache->spans[i], layer);
+        for (size_t i = 0; i < cache->n_windows; i++) copy_layer(cache->windows[i], heads * 2 * cache->half_bytes, layer);
+        copy_layer(cache->fitted, heads * cache->fitted_bytes, layer);
+        copy_layer(cache->anchors.memory, heads * 2 * anchors, layer);
+    }
+}
+
+/* Whether the step's blocks may be copies: nothing is chosen by what the tokens are, and none of them stays in the window, `left`
+ * being those that come after it. */
+static bool may_repeat(const struct cache *cache, size_t left) {
+    return cache->method.policy == &policy_keep_all && cache->sealed >= DISTINCT &&
+           left >= (size_t)cache->method.tail_tokens + BLOCK_TOKENS;
+}
+
+/* ---- Filling */
+
+static enum terse_status fill_chunks(struct cache *cache, size_t n, size_t chunk, bool alike, const float *normals, float *rows,
+                                     uint64_t seed, struct terse_error *error) {
+    size_t width = (size_t)cache->shape.kv_heads * cache->shape.head_dim;
+    float *k = rows, *v = rows + chunk * width;
+    for (size_t first = 0; first < n; first += chunk) {
+        size_t count = n - first < chunk ? n - first : chunk;
+        /* A number of anchors is that of a prompt: the last step stands for it. */
+        bool part = cache->method.parameters.anchor_count && first + count < n;
+        enum terse_status status = cache_step_begin(cache, part ? CACHE_STEP_CHUNK : CACHE_STEP_PREFILL, count, error);
+        if (status) return status;
+        bool repeat = alike && may_repeat(cache, n - first - count);
+        if (repeat) repeat_blocks(cache);
+        for (uint32_t layer = 0; !repeat && layer < (alike ? 1 : cache->shape.layers); layer++) {
+            fill_rows(cache, normals, count, &seed, k);
+            fill_rows(cache, normals, count, &seed, v);
+            cache_layer_begin(cache, layer, k, v);
+            cache_layer_end(cache);
+        }
+        cache_step_end(cache);
+    }
+    return TERSE_OK;
+}
+
+enum terse_status cache_fill_random(struct cache *cache, size_t n, uint64_t seed, struct terse_error *error) {
+    size_t width = (size_t)cache->shape.kv_heads * cache->shape.head_dim,
+           chunk = n < CHUNK || cache->method.policy->alone ? n : CHUNK;
+    size_t floats = NORMALS + CODEC_HEAD_DIM_MAX;
+    /* Policies that evict have little to seal and may treat layers differently. */
+    bool alike = !cache->extent.length && !policy_evicts(cache->method.policy);
+    float *normals = memory_array(floats + 2 * chunk * width, sizeof *normals);
+    if (!normals) return status_no_memory(error, (floats + 2 * chunk * width) * sizeof *normals, "random keys and values");
+    fill_normals(normals, floats, &seed);
+    enum terse_status status = fill_chunks(cache, n, chunk, alike, normals, normals + floats, seed, error);
+    if (alike && cache->extent.length) copy_layers(cache);
+    memory_free(normals);
+    return status;
+}

@@ -1,0 +1,49 @@
+/* The arithmetic of partial states. Owns no memory. */
+#include "kv/partial.h"
+
+#include "base/memory.h"
+#include "backend/cpu/kernels/kernels.h"
+
+#include <math.h>
+#include <string.h>
+
+static size_t padded(size_t rows) { return memory_round_up(rows, MEMORY_ALIGN / sizeof(float)); }
+
+size_t partial_floats(size_t rows, size_t width) { return 2 * padded(rows) + padded(rows * width); }
+
+struct partial partial_at(float *memory, size_t rows, size_t width) {
+    return (struct partial){rows, width, memory, memory + padded(rows), memory + 2 * padded(rows)};
+}
+
+void partial_clear(struct partial *partial) {
+    for (size_t row = 0; row < partial->rows; row++) partial->max[row] = -INFINITY;
+    memset(partial->sum, 0, partial->rows * sizeof *partial->sum);
+    memset(partial->acc, 0, partial->rows * partial->width * sizeof *partial->acc);
+}
+
+float partial_raise(struct partial *partial, size_t row, float max) {
+    float old = partial->max[row];
+    if (max <= old) return old;
+    partial->max[row] = max;
+    if (partial->sum[row] != 0) { /* so old is finite */
+        float factor = expf(old - max), *acc = partial->acc + row * partial->width;
+        partial->sum[row] *= factor;
+        for (size_t c = 0; c < partial->width; c++) acc[c] *= factor;
+    }
+    return max;
+}
+
+void partial_merge(struct partial *into, const struct partial *from) {
+    for (size_t row = 0; row < into->rows; row++) {
+        if (from->sum[row] == 0) continue;
+        float factor = expf(from->max[row] - partial_raise(into, row, from->max[row]));
+        into->sum[row] += factor * from->sum[row];
+        kernels()->axpy(factor, from->acc + row * from->width, into->acc + row * into->width, into->width);
+    }
+}
+
+void partial_finish(const struct partial *partial, size_t row, float *out) {
+    float factor = partial->sum[row] == 0 ? 0 : 1 / partial->sum[row];
+    const float *acc = partial->acc + row * partial->width;
+    for (size_t c = 0; c < partial->width; c++) out[c] = acc[c] * factor;
+}

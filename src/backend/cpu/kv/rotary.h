@@ -1,0 +1,44 @@
+/* Rotations of a step: angles of any position from two small tables, so that nothing as long as the context is kept.
+ *
+ * Positions come in runs of 64 (a tile of backend/cpu/kv/segment.h): angle(base + t) = angle(base) + angle(t), t in 0..63. The angles of t are
+ * a constant table, those of the bases are computed once per step in double precision and shared by all layers and heads.
+ */
+#ifndef TERSE_BACKEND_CPU_KV_ROTARY_H
+#define TERSE_BACKEND_CPU_KV_ROTARY_H
+
+#include "base/status.h"
+#include "format/page_layout.h"
+#include "model/rope.h"
+
+#include <stddef.h>
+
+struct turns {
+    const struct rope *rope;
+    struct rope plain; /* the same without magnitude, for turning what was turned before */
+    size_t pairs;      /* n_rot / 2 */
+    float *within;     /* [64][cosine, sine][pairs] of positions 0..63 */
+    float *slots;      /* [cosine, sine][pairs][64] of the same, times the magnitude: for keys by channel */
+    int16_t *words;    /* [pairs][cosine, sine][64] of the same without the magnitude, 32767 times */
+    float *bases;      /* [n_bases][cosine, sine][pairs] */
+    size_t capacity;   /* of bases */
+};
+
+enum terse_status turns_init(struct turns *turns, const struct rope *rope, struct terse_error *error);
+void turns_destroy(struct turns *turns);
+
+/* Room for `n` bases; what was in the table is lost. */
+enum terse_status turns_reserve(struct turns *turns, size_t n, struct terse_error *error);
+void turns_set_base(struct turns *turns, size_t base, int64_t position);
+
+/* Turns n rows, `stride` floats apart, by the position of `base` plus t. */
+void turns_rotate(const struct turns *turns, size_t base, size_t t, float *rows, uint32_t n, uint32_t stride);
+/* The same by any position, which needs no base. */
+void turns_turn(const struct turns *turns, int64_t position, float *rows, uint32_t n, uint32_t stride);
+/* Brings rows that were rotated by `position` back to what they were. */
+void turns_unturn(const struct turns *turns, int64_t position, float *rows, uint32_t n, uint32_t stride);
+/* Turns rows that were rotated before further by `position`. */
+void turns_move(const struct turns *turns, int64_t position, float *rows, uint32_t n, uint32_t stride);
+/* Turns rows that were rotated before back by the position of `base`. */
+void turns_rotate_back(const struct turns *turns, size_t base, float *rows, uint32_t n, uint32_t stride);
+
+#endif

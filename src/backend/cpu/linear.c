@@ -1,0 +1,91 @@
+/* Linear layers. Owns the choice between reading weights as stored and multiplying dequantized tiles. */
+#include "backend/cpu/linear.h"
+
+#include "backend/cpu/gemm.h"
+#include "backend/cpu/kernels/kernels.h"
+
+#include <omp.h>
+
+/* Below this many rows of x, dequantizing a weight costs more than reading it again for each row. */
+#define GEMM_ROWS 6
+/* Work items of a matrix-vector product: a few per thread to balance, of at most these many rows of weights, as long runs are what
+ * the memory reads fastest; a multiple of the 4 rows that the kernels read together. */
+#define MATVEC_ITEMS 4
+#define MATVEC_ROWS 512
+/* Rows of weights dequantized at a time: a tile of them and the result stay in the second-level cache, and they are a multiple of
+ * the 48 rows that the GEMM library takes together with AVX-512. */
+#define TILE_ROWS 96
+
+size_t linear_tile_stride(const struct matrix *w) { return (size_t)w->columns + 16; }
+
+size_t linear_scratch(const struct matrix *w, uint32_t threads) { return threads * TILE_ROWS * linear_tile_stride(w); }
+
+static uint32_t tiles(const struct matrix *w, uint32_t rows) { return (w->rows + rows - 1) / rows; }
+
+static const char *weight_row(const struct matrix *w, uint32_t row) { return (const char *)w->data + (size_t)row * w->row_bytes; }
+
+/* The item-th run of `per_item` weight rows, counted through all products. */
+static const struct product *find_item(const struct product *products, uint32_t item, uint32_t per_item, uint32_t *first,
+                                       uint32_t *count) {
+    const struct product *p = products;
+    for (uint32_t n; item >= (n = tiles(p->w, per_item)); p++) item -= n;
+    *first = item * per_item;
+    *count = p->w->rows - *first < per_item ? p->w->rows - *first : per_item;
+    return p;
+}
+
+static uint32_t count_items(const struct product *products, size_t n_products, uint32_t per_item) {
+    uint32_t items = 0;
+    for (size_t i = 0; i < n_products; i++) items += tiles(products[i].w, per_item);
+    return items;
+}
+
+static void matvec_item(const struct product *p, uint32_t first, uint32_t count, const float *x, size_t n) {
+    const struct matrix *w = p->w;
+    for (size_t t = 0; t < n; t++)
+        kernels()->matvec[w->type](weight_row(w, first), w->row_bytes, count, w->columns, x + t * w->columns,
+                                   p->out + t * w->rows + first);
+}
+
+static void gemm_item(const struct product *p, uint32_t first, uint32_t count, const float *x, size_t n, float *tile) {
+    const struct matrix *w = p->w;
+    const float *weights = tile;
+    size_t stride = linear_tile_stride(w);
+    if (w->type == TENSOR_F32) {
+        weights = (const float *)weight_row(w, first);
+        stride = w->columns;
+    } else {
+        for (uint32_t r = 0; r < count; r++)
+            kernels()->dequantize[w->type](weight_row(w, first + r), tile + r * stride, w->columns);
+    }
+    gemm(true, n, count, w->columns, x, w->columns, weights, stride, false, p->out + first, w->rows);
+}
+
+static void add_bias(const struct product *p, uint32_t first, uint32_t count, size_t n) {
+    const float *bias = p->w->bias;
+    for (size_t t = 0; bias && t < n; t++)
+        for (uint32_t r = first; r < first + count; r++) p->out[t * p->w->rows + r] += bias[r];
+}
+
+static uint32_t matvec_rows(const struct product *products, size_t n_products) {
+    uint32_t rows = 0, items = MATVEC_ITEMS * (uint32_t)omp_get_max_threads();
+    for (size_t i = 0; i < n_products; i++) rows += products[i].w->rows;
+    rows = (rows / items + 4) / 4 * 4;
+    return rows < MATVEC_ROWS ? rows : MATVEC_ROWS;
+}
+
+void linear(const struct product *products, size_t n_products, const float *x, size_t n, float *scratch) {
+    bool many = n >= GEMM_ROWS;
+    uint32_t per_item = many ? TILE_ROWS : matvec_rows(products, n_products);
+    uint32_t items = count_items(products, n_products, per_item);
+#pragma omp parallel for schedule(dynamic, 1)
+    for (uint32_t item = 0; item < items; item++) {
+        uint32_t first, count;
+        const struct product *p = find_item(products, item, per_item, &first, &count);
+        if (many)
+            gemm_item(p, first, count, x, n, scratch + (size_t)omp_get_thread_num() * TILE_ROWS * linear_tile_stride(p->w));
+        else
+            matvec_item(p, first, count, x, n);
+        add_bias(p, first, count, n);
+    }
+}

@@ -1,0 +1,33 @@
+/* Linear layers: weights as stored times activations, and their biases. */
+#ifndef TERSE_BACKEND_CPU_LINEAR_H
+#define TERSE_BACKEND_CPU_LINEAR_H
+
+#include "model/model.h"
+
+/* One product of several that share their input. */
+struct product {
+    const struct matrix *w;
+    float *out; /* [n][rows] */
+};
+
+/* The one or two products that a feed-forward layer begins with, and their number: inner[n][feed_forward] is what its activation
+ * function is applied to, factor (of the same shape, SwiGLU alone) what the result is multiplied by. */
+static inline size_t feed_products(const struct layer *layer, float *inner, float *factor, struct product products[2]) {
+    products[0] = (struct product){layer->gate.data ? &layer->gate : &layer->up, inner};
+    products[1] = (struct product){&layer->up, factor};
+    return layer->gate.data ? 2 : 1;
+}
+
+/* Floats between dequantized rows of a matrix. More than a row: rows a power of two apart would fall into the same few sets of the
+ * caches, which costs a product with them up to a quarter of its speed. */
+size_t linear_tile_stride(const struct matrix *w);
+
+/* Floats of scratch that linear() needs for this matrix and `threads` threads. */
+size_t linear_scratch(const struct matrix *w, uint32_t threads);
+
+/* out[n][rows] = x[n][columns] w^T + the matrix's bias for each product. Few rows of x: matrix-vector kernels that read the weights
+ * as they are; many: tiles of weights are dequantized and multiplied by the GEMM library. Uses the calling thread's OpenMP threads;
+ * scratch[linear_scratch] of the largest matrix. */
+void linear(const struct product *products, size_t n_products, const float *x, size_t n, float *scratch);
+
+#endif

@@ -1,0 +1,77 @@
+/* Rows of activations. Owns no memory; the arithmetic of one row is the kernels' or made of theirs. */
+#include "backend/cpu/rows.h"
+
+#include "backend/cpu/kernels/kernels.h"
+#include "backend/cpu/gelu.h"
+
+#define LANES 16
+#define PIECE 256 /* numbers on the stack: whole blocks of any type */
+
+float sum_row(const float *x, size_t n) {
+    float lanes[LANES] = {0}, sum = 0;
+    size_t i = 0;
+    for (; i + LANES <= n; i += LANES)
+        for (size_t j = 0; j < LANES; j++) lanes[j] += x[i + j];
+    for (; i < n; i++) sum += x[i];
+    for (size_t j = 0; j < LANES; j++) sum += lanes[j];
+    return sum;
+}
+
+static void add_position(const struct matrix *positions, uint64_t position, float *hidden) {
+    const struct tensor_type_info *info = tensor_type_info(positions->type);
+    const char *row = (const char *)positions->data + position * positions->row_bytes;
+    float piece[PIECE];
+    for (size_t first = 0; first < positions->columns; first += PIECE) {
+        size_t n = positions->columns - first < PIECE ? positions->columns - first : PIECE;
+        kernels()->dequantize[positions->type](row + first / info->block * info->bytes, piece, n);
+        kernels()->axpy(1, piece, hidden + first, n);
+    }
+}
+
+void embed_rows(const struct terse_model *model, const int32_t *tokens, size_t n, uint64_t position, float *hidden) {
+    const struct matrix *e = &model->embedding;
+    size_t width = model->width;
+#pragma omp parallel for if (n >= PARALLEL_ROWS)
+    for (size_t t = 0; t < n; t++) {
+        float *row = hidden + t * width;
+        kernels()->dequantize[e->type]((const char *)e->data + (size_t)tokens[t] * e->row_bytes, row, width);
+        if (model->positions.data) add_position(&model->positions, position + t, row);
+    }
+}
+
+/* LayerNorm is RMSNorm of what is left without the mean. */
+static void norm_row(const struct norm *norm, const float *x, float *out, size_t width) {
+    if (norm->kind == NORM_LAYER) {
+        float mean = sum_row(x, width) / (float)width;
+        for (size_t i = 0; i < width; i++) out[i] = x[i] - mean;
+        x = out;
+    }
+    kernels()->rms_norm(x, norm->gain, norm->epsilon, out, width);
+    if (norm->bias) kernels()->axpy(1, norm->bias, out, width);
+}
+
+void norm_rows(const struct norm *norm, const float *x, float *out, size_t n, size_t width) {
+#pragma omp parallel for if (n >= PARALLEL_ROWS)
+    for (size_t t = 0; t < n; t++) norm_row(norm, x + t * width, out + t * width, width);
+}
+
+void add_rows(float *x, const float *y, size_t n, size_t width) {
+#pragma omp parallel for if (n >= PARALLEL_ROWS)
+    for (size_t t = 0; t < n; t++) kernels()->axpy(1, y + t * width, x + t * width, width);
+}
+
+void clamp_rows(float *x, float most, size_t n, size_t width) {
+#pragma omp parallel for if (n >= PARALLEL_ROWS)
+    for (size_t t = 0; t < n; t++)
+        for (float *at = x + t * width; at < x + (t + 1) * width; at++) *at = *at > most ? most : *at < -most ? -most : *at;
+}
+
+void activate_rows(enum activation activation, float *x, const float *up, size_t n, size_t width) {
+#pragma omp parallel for if (n >= PARALLEL_ROWS)
+    for (size_t t = 0; t < n; t++) {
+        if (activation == ACTIVATION_SWIGLU)
+            kernels()->silu_mul(x + t * width, up + t * width, width);
+        else
+            gelu_row(activation, x + t * width, width);
+    }
+}

@@ -1,0 +1,26 @@
+/* Operations on the rows of activations, a token or a head each, over the calling thread's OpenMP threads: what the forward and the
+ * backward pass share. */
+#ifndef TERSE_BACKEND_CPU_ROWS_H
+#define TERSE_BACKEND_CPU_ROWS_H
+
+#include "model/model.h"
+
+#define PARALLEL_ROWS 8 /* fewer are not worth waking the threads for */
+
+/* The sum of x[n]. */
+float sum_row(const float *x, size_t n);
+
+/* hidden[n][width]: the embeddings of tokens[n], which are in the vocabulary, the first of them at `position`. Learned positions,
+ * where the model has them, must not end before the last token. */
+void embed_rows(const struct terse_model *model, const int32_t *tokens, size_t n, uint64_t position, float *hidden);
+/* out[n][width] = the norm of x[n][width]; out may be x. */
+void norm_rows(const struct norm *norm, const float *x, float *out, size_t n, size_t width);
+/* x[n][width] += y */
+void add_rows(float *x, const float *y, size_t n, size_t width);
+/* x[n][width] is kept within [-most, most] */
+void clamp_rows(float *x, float most, size_t n, size_t width);
+/* The inner activations of a feed-forward layer: x[n][width] becomes its GELU, or, being the gate of SwiGLU, silu(x) up; `up` is read
+ * for that alone. */
+void activate_rows(enum activation activation, float *x, const float *up, size_t n, size_t width);
+
+#endif

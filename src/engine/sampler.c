@@ -1,0 +1,121 @@
+/* Sampling: the usual chain of filters over sorted candidates. Owns the random numbers of a session. */
+#include "engine/sampler.h"
+
+#include "base/memory.h"
+#include "base/random.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+enum terse_status sampler_init(struct sampler *sampler, uint32_t vocabulary, struct terse_error *error) {
+    *sampler = (struct sampler){.settings = terse_sampling_defaults(), .vocabulary = vocabulary};
+    sampler->random = sampler->settings.seed;
+    sampler->candidates = memory_array(vocabulary, sizeof *sampler->candidates);
+    return sampler->candidates ? TERSE_OK : status_no_memory(error, vocabulary * sizeof *sampler->candidates, "sampling");
+}
+
+void sampler_destroy(struct sampler *sampler) { memory_free(sampler->candidates); }
+
+enum terse_status sampler_set(struct sampler *sampler, const struct terse_sampling *s, struct terse_error *error) {
+    if (!(s->temperature >= 0) || !isfinite(s->temperature))
+        return status_fail(error, TERSE_E_ARGUMENT, "temperature %g is not 0 or more", (double)s->temperature);
+    if (!(s->top_p >= 0 && s->top_p <= 1))
+        return status_fail(error, TERSE_E_ARGUMENT, "top-p %g is not within 0 and 1", (double)s->top_p);
+    if (!(s->min_p >= 0 && s->min_p <= 1))
+        return status_fail(error, TERSE_E_ARGUMENT, "min-p %g is not within 0 and 1", (double)s->min_p);
+    if (!(s->repeat_penalty > 0) || !isfinite(s->repeat_penalty))
+        return status_fail(error, TERSE_E_ARGUMENT, "repeat penalty %g is not above 0", (double)s->repeat_penalty);
+    if (s->repeat_last > SAMPLE_HISTORY)
+        return status_fail(error, TERSE_E_ARGUMENT, "the repeat penalty can look at %d tokens at most, not %u", SAMPLE_HISTORY,
+                           s->repeat_last);
+    sampler->settings = *s;
+    sampler->random = s->seed;
+    return TERSE_OK;
+}
+
+void sampler_forget(struct sampler *sampler) { sampler->seen = 0; }
+
+void sampler_add(struct sampler *sampler, int32_t token) { sampler->history[sampler->seen++ % SAMPLE_HISTORY] = token; }
+
+static int by_logit(const void *left, const void *right) {
+    const struct candidate *a = left, *b = right;
+    if (a->logit != b->logit) return a->logit < b->logit ? 1 : -1;
+    return (a->token > b->token) - (a->token < b->token);
+}
+
+static void sift_down(struct candidate *heap, uint32_t n, uint32_t i) {
+    for (uint32_t child; (child = 2 * i + 1) < n; i = child) {
+        if (child + 1 < n && by_logit(&heap[child], &heap[child + 1]) < 0) child++;
+        if (by_logit(&heap[child], &heap[i]) <= 0) return;
+        struct candidate lower = heap[i];
+        heap[i] = heap[child];
+        heap[child] = lower;
+    }
+}
+
+/* Moves the k best to the front, in any order: a heap of them with the worst on top. */
+static void select_best(struct candidate *c, uint32_t n, uint32_t k) {
+    for (uint32_t i = k / 2; i-- > 0;) sift_down(c, k, i);
+    for (uint32_t i = k; i < n; i++) {
+        if (by_logit(&c[i], &c[0]) >= 0) continue;
+        c[0] = c[i];
+        sift_down(c, k, 0);
+    }
+}
+
+/* Keskar et al. 2019 (CTRL), once for each distinct token among the newest. */
+static void penalise(const struct sampler *sampler, struct candidate *candidates) {
+    uint64_t count = sampler->seen < sampler->settings.repeat_last ? sampler->seen : sampler->settings.repeat_last;
+    for (uint64_t i = sampler->seen - count; i < sampler->seen; i++) {
+        struct candidate *c = &candidates[sampler->history[i % SAMPLE_HISTORY]];
+        bool repeated = false;
+        for (uint64_t j = i + 1; j < sampler->seen && !repeated; j++) repeated = sampler->history[j % SAMPLE_HISTORY] == c->token;
+        if (!repeated)
+            c->logit = c->logit > 0 ? c->logit / sampler->settings.repeat_penalty : c->logit * sampler->settings.repeat_penalty;
+    }
+}
+
+static int32_t greedy(const struct candidate *candidates, uint32_t n) {
+    const struct candidate *best = candidates;
+    for (uint32_t i = 1; i < n; i++)
+        if (candidates[i].logit > best->logit) best = &candidates[i];
+    return best->token;
+}
+
+/* Number of sorted candidates that reach a probability of top_p together, at temperature 1. */
+static uint32_t count_top_p(const struct candidate *sorted, uint32_t n, double top_p) {
+    double sum = 0, reached = 0;
+    for (uint32_t i = 0; i < n; i++) sum += exp((double)sorted[i].logit - (double)sorted[0].logit);
+    for (uint32_t i = 0; i < n; i++)
+        if ((reached += exp((double)sorted[i].logit - (double)sorted[0].logit)) >= top_p * sum) return i + 1;
+    return n;
+}
+
+static uint32_t count_min_p(const struct candidate *sorted, uint32_t n, double min_p) {
+    uint32_t kept = 1;
+    while (kept < n && exp((double)sorted[kept].logit - (double)sorted[0].logit) >= min_p) kept++;
+    return kept;
+}
+
+int32_t sampler_choose(struct sampler *sampler, const float *logits) {
+    const struct terse_sampling *s = &sampler->settings;
+    struct candidate *c = sampler->candidates;
+    uint32_t n = sampler->vocabulary;
+    for (uint32_t i = 0; i < n; i++) c[i] = (struct candidate){isnan(logits[i]) ? -INFINITY : logits[i], (int32_t)i};
+    if (s->repeat_penalty != 1) penalise(sampler, c);
+    if (s->temperature == 0) return greedy(c, n);
+
+    if (s->top_k && s->top_k < n) {
+        select_best(c, n, s->top_k);
+        n = s->top_k;
+    }
+    qsort(c, n, sizeof *c, by_logit);
+    if (s->top_p < 1) n = count_top_p(c, n, (double)s->top_p);
+    if (s->min_p > 0) n = count_min_p(c, n, (double)s->min_p);
+    double sum = 0, temperature = (double)s->temperature;
+    for (uint32_t i = 0; i < n; i++) sum += exp(((double)c[i].logit - (double)c[0].logit) / temperature);
+    double left = random_uniform(random_next(&sampler->random)) * sum;
+    for (uint32_t i = 0; i < n; i++)
+        if ((left -= exp(((double)c[i].logit - (double)c[0].logit) / temperature)) < 0) return c[i].token;
+    return c[n - 1].token;
+}

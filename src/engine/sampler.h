@@ -1,0 +1,34 @@
+/* Choosing a token from logits. */
+#ifndef TERSE_ENGINE_SAMPLER_H
+#define TERSE_ENGINE_SAMPLER_H
+
+#include "base/status.h"
+
+#define SAMPLE_HISTORY 4096 /* most tokens that a repeat penalty can look at */
+
+struct candidate {
+    float logit;
+    int32_t token;
+};
+
+struct sampler {
+    struct terse_sampling settings;
+    uint64_t random; /* state */
+    uint32_t vocabulary;
+    struct candidate *candidates; /* [vocabulary] scratch */
+    int32_t history[SAMPLE_HISTORY];
+    uint64_t seen; /* tokens ever added; history is a ring */
+};
+
+enum terse_status sampler_init(struct sampler *sampler, uint32_t vocabulary, struct terse_error *error);
+void sampler_destroy(struct sampler *sampler);
+/* TERSE_E_ARGUMENT naming the setting that is out of range. */
+enum terse_status sampler_set(struct sampler *sampler, const struct terse_sampling *settings, struct terse_error *error);
+void sampler_forget(struct sampler *sampler);
+/* A token of the sequence, for the penalty. */
+void sampler_add(struct sampler *sampler, int32_t token);
+/* In this order: repeat penalty, top-k, top-p, min-p, temperature, draw. Equal logits rank by token id, so the result is
+ * determined by logits, settings and seed. */
+int32_t sampler_choose(struct sampler *sampler, const float *logits);
+
+#endif

@@ -1,0 +1,272 @@
+/* What the codecs of a method have learned about a model: makes the codecs' objects from parameters and hands them out. The file is
+ * codebook_file.c's business. */
+#include "base/half.h"
+#include "base/memory.h"
+#include "base/text.h"
+#include "format/codebook_private.h"
+#include "backend/cpu/kernels/kernels.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Bounds that keep every product far from overflow, and a false shape from costing time: the widest of models. */
+enum { MOST_LAYERS = 1024, MOST_KV_HEADS = 4096 };
+
+#define CALIBRATE_AGAIN "make it again with terse calibrate"
+
+static const char *const side_names[] = {[CODEC_KEYS] = "keys", [CODEC_VALUES] = "values"};
+
+static bool learns(struct coding coding) { return coding.codec && coding.codec->parameters; }
+
+struct coding codebook_coding(const struct codebook_info *info, enum codec_side side) {
+    struct coding coding = side == CODEC_KEYS ? info->key : info->value;
+    return learns(coding) ? coding : (struct coding){0};
+}
+
+struct codec_shape codebook_shape(const struct codebook_info *info, enum codec_side side) {
+    struct coding coding = codebook_coding(info, side);
+    return (struct codec_shape){.head_dim = info->head_dim, .group = 1, .width = coding.width, .bits = coding.bits};
+}
+
+size_t codebook_sets(const struct codebook_info *info) { return info->shared ? 1 : (size_t)info->layers * info->kv_heads; }
+
+/* Floats of one layer, KV head and side. */
+static size_t floats_of(const struct codebook_info *info, enum codec_side side) {
+    struct coding coding = codebook_coding(info, side);
+    return coding.codec ? coding.codec->parameters(codebook_shape(info, side), side) : 0;
+}
+
+size_t codebook_part_floats(const struct codebook_info *info, enum codec_side side, enum codebook_part part) {
+    struct coding coding = codebook_coding(info, side);
+    if (!coding.codec) return 0;
+    size_t frame = coding.codec->frame_floats ? coding.codec->frame_floats(codebook_shape(info, side), side) : 0;
+    return part == CODEBOOK_CENTROIDS ? floats_of(info, side) - frame : frame;
+}
+
+size_t codebook_floats(const struct codebook_info *info, enum codec_side side) {
+    return floats_of(info, side) * codebook_sets(info);
+}
+
+/* ---- Making one --------------------------------------------------------------------------------------------------------- */
+
+static enum terse_status check_side(const struct codebook_info *info, enum codec_side side, struct terse_error *error) {
+    struct coding coding = codebook_coding(info, side);
+    if (!coding.codec) return TERSE_OK;
+    return coding.codec->check(codebook_shape(info, side), side, error); /* widths and bits */
+}
+
+enum terse_status codebook_check_info(const struct codebook_info *info, struct terse_error *error) {
+    if (info->layers < 1 || info->layers > MOST_LAYERS || info->kv_heads < 1 || info->kv_heads > MOST_KV_HEADS ||
+        info->head_dim < 1 || info->head_dim > CODEC_HEAD_DIM_MAX)
+        return status_fail(error, TERSE_E_FORMAT,
+                           "a codebook for %" PRIu32 " layers of %" PRIu32 " KV heads of %" PRIu32
+                           " channels: at most %d, %d and %d are possible: " CALIBRATE_AGAIN,
+                           info->layers, info->kv_heads, info->head_dim, MOST_LAYERS, MOST_KV_HEADS, CODEC_HEAD_DIM_MAX);
+    if (!learns(info->key) && !learns(info->value))
+        return status_fail(error, TERSE_E_FORMAT, "a codebook of neither keys nor values: " CALIBRATE_AGAIN);
+    enum terse_status status = check_side(info, CODEC_KEYS, error);
+    return status ? status : check_side(info, CODEC_VALUES, error);
+}
+
+static void make_printable(char *text, size_t capacity) {
+    char copy[sizeof((struct codebook_info *)0)->model];
+    size_t size = strnlen(text, capacity - 1);
+    memcpy(copy, text, size);
+    struct text_line line = text_line_begin(text, capacity);
+    text_line_string(&line, copy, size, false);
+    text_line_end(&line);
+}
+
+static enum terse_status begin_side(struct terse_codebook *codebook, enum codec_side side, struct terse_error *error) {
+    if (!codebook_coding(&codebook->info, side).codec) return TERSE_OK;
+    codebook->learned[side] = memory_zeros(codebook->sets, sizeof(void *));
+    if (!codebook->learned[side]) return status_no_memory(error, codebook->sets * sizeof(void *), "the codebook");
+    for (int part = CODEBOOK_CENTROIDS; part <= CODEBOOK_FRAME; part++) {
+        size_t n = codebook->sets * codebook_part_floats(&codebook->info, side, (enum codebook_part)part);
+        if (!n) continue;
+        codebook->halves[side][part] = memory_array(n, sizeof(uint16_t));
+        if (!codebook->halves[side][part]) return status_no_memory(error, n * sizeof(uint16_t), "the codebook");
+    }
+    return TERSE_OK;
+}
+
+enum terse_status codebook_begin(const struct codebook_info *info, struct terse_codebook **result, struct terse_error *error) {
+    *result = NULL;
+    enum terse_status status = codebook_check_info(info, error);
+    if (status) return status;
+    struct terse_codebook *codebook = memory_zeros(1, sizeof *codebook);
+    if (!codebook) return status_no_memory(error, sizeof *codebook, "the codebook");
+    codebook->info = *info;
+    codebook->info.key = codebook_coding(info, CODEC_KEYS);
+    codebook->info.value = codebook_coding(info, CODEC_VALUES);
+    make_printable(codebook->info.method, sizeof codebook->info.method);
+    make_printable(codebook->info.model, sizeof codebook->info.model);
+    make_printable(codebook->info.corpus, sizeof codebook->info.corpus);
+    make_printable(codebook->info.weighting, sizeof codebook->info.weighting);
+    codebook->sets = codebook_sets(info);
+    for (int side = CODEC_KEYS; !status && side <= CODEC_VALUES; side++)
+        status = begin_side(codebook, (enum codec_side)side, error);
+    if (status)
+        terse_codebook_free(codebook);
+    else
+        *result = codebook;
+    return status;
+}
+
+/* One part of one set as floats[n]. */
+static enum terse_status read_part(const struct terse_codebook *codebook, enum codec_side side, enum codebook_part part, size_t set,
+                                   size_t n, float *floats, struct terse_error *error) {
+    if (!n) return TERSE_OK;
+    const uint16_t *halves = codebook->halves[side][part] + set * n;
+    for (size_t i = 0; i < n; i++) {
+        if ((halves[i] & 0x7c00) != 0x7c00) continue;
+        return status_fail(
+            error, TERSE_E_FORMAT,
+            "number %zu of the %s of layer %zu, KV head %zu in the codebook's %s is not finite in half precision: " CALIBRATE_AGAIN,
+            i, part == CODEBOOK_FRAME ? "frame" : "centroids", set / codebook->info.kv_heads, set % codebook->info.kv_heads,
+            side_names[side]);
+    }
+    kernels()->half_to_float(halves, floats, n);
+    return TERSE_OK;
+}
+
+/* The codec's objects of a side; `floats` is scratch for the parameters of one set. */
+static enum terse_status open_side(struct terse_codebook *codebook, enum codec_side side, float *floats,
+                                   struct terse_error *error) {
+    const struct codebook_info *info = &codebook->info;
+    const struct codec *codec = codebook_coding(info, side).codec;
+    size_t centroids = codebook_part_floats(info, side, CODEBOOK_CENTROIDS);
+    size_t frame = codebook_part_floats(info, side, CODEBOOK_FRAME);
+    enum terse_status status = TERSE_OK;
+    for (size_t set = 0; !status && set < codebook->sets; set++) {
+        status = read_part(codebook, side, CODEBOOK_CENTROIDS, set, centroids, floats, error);
+        if (!status) status = read_part(codebook, side, CODEBOOK_FRAME, set, frame, floats + centroids, error);
+        if (!status) status = codec->open(codebook_shape(info, side), side, floats, &codebook->learned[side][set], error);
+    }
+    return status;
+}
+
+enum terse_status codebook_open(struct terse_codebook *codebook, struct terse_error *error) {
+    enum terse_status status = TERSE_OK;
+    for (int side = CODEC_KEYS; !status && side <= CODEC_VALUES; side++) {
+        size_t n = floats_of(&codebook->info, (enum codec_side)side);
+        if (!n) continue;
+        float *floats = memory_array(n, sizeof *floats);
+        if (!floats) return status_no_memory(error, n * sizeof *floats, "the codebook");
+        status = open_side(codebook, (enum codec_side)side, floats, error);
+        memory_free(floats);
+    }
+    return status;
+}
+
+/* Rounds parameters[sets][floats_of] and puts their parts where they belong. */
+static void fill_side(struct terse_codebook *codebook, enum codec_side side, const float *parameters) {
+    for (size_t set = 0; set < codebook->sets; set++) {
+        for (int part = CODEBOOK_CENTROIDS; part <= CODEBOOK_FRAME; part++) {
+            size_t n = codebook_part_floats(&codebook->info, side, (enum codebook_part)part);
+            if (n) kernels()->float_to_half(parameters, codebook->halves[side][part] + set * n, n);
+            parameters += n;
+        }
+    }
+}
+
+enum terse_status codebook_new(const struct codebook_info *info, const float *keys, const float *values,
+                               struct terse_codebook **result, struct terse_error *error) {
+    struct terse_codebook *codebook;
+    *result = NULL;
+    enum terse_status status = codebook_begin(info, &codebook, error);
+    if (status) return status;
+    if (codebook->learned[CODEC_KEYS]) fill_side(codebook, CODEC_KEYS, keys);
+    if (codebook->learned[CODEC_VALUES]) fill_side(codebook, CODEC_VALUES, values);
+    status = codebook_open(codebook, error);
+    if (status)
+        terse_codebook_free(codebook);
+    else
+        *result = codebook;
+    return status;
+}
+
+void terse_codebook_free(struct terse_codebook *codebook) {
+    if (!codebook) return;
+    for (int side = CODEC_KEYS; side <= CODEC_VALUES; side++) {
+        struct coding coding = codebook_coding(&codebook->info, (enum codec_side)side);
+        for (size_t set = 0; codebook->learned[side] && set < codebook->sets; set++)
+            coding.codec->close(codebook->learned[side][set]);
+        memory_free(codebook->learned[side]);
+        memory_free(codebook->halves[side][CODEBOOK_CENTROIDS]);
+        memory_free(codebook->halves[side][CODEBOOK_FRAME]);
+    }
+    memory_free(codebook);
+}
+
+/* ---- Questions ---------------------------------------------------------------------------------------------------------- */
+
+const struct codebook_info *codebook_info(const struct terse_codebook *codebook) { return &codebook->info; }
+
+const void *codebook_learned(const struct terse_codebook *codebook, enum codec_side side, uint32_t layer, uint32_t head) {
+    if (!codebook || !codebook->learned[side]) return NULL;
+    return codebook->learned[side][codebook->info.shared ? 0 : (size_t)layer * codebook->info.kv_heads + head];
+}
+
+uint64_t codebook_bytes(const struct terse_codebook *codebook) {
+    uint64_t bytes = sizeof *codebook;
+    for (int i = CODEC_KEYS; i <= CODEC_VALUES; i++) {
+        enum codec_side side = (enum codec_side)i;
+        const struct codec *codec = codebook_coding(&codebook->info, side).codec;
+        if (!codec) continue;
+        bytes += codebook_floats(&codebook->info, side) * sizeof(uint16_t) + codebook->sets * sizeof(void *);
+        for (size_t set = 0; set < codebook->sets; set++) bytes += codec->learned_bytes(codebook->learned[side][set]);
+    }
+    return bytes;
+}
+
+static enum terse_status check_coding(const struct codebook_info *info, enum codec_side side, struct coding wanted,
+                                      struct terse_error *error) {
+    struct coding have = codebook_coding(info, side);
+    if (!learns(wanted)) return TERSE_OK; /* the side needs nothing, whatever the codebook holds */
+    if (have.codec == wanted.codec && have.width == wanted.width && have.bits == wanted.bits) return TERSE_OK;
+    return status_fail(error, TERSE_E_ARGUMENT,
+                       "the codebook holds %s as %s of %" PRIu32 " channels and %" PRIu32 " bits, method %s takes %s of %" PRIu32
+                       " and %" PRIu32 ": " CALIBRATE_AGAIN,
+                       side_names[side], have.codec ? have.codec->name : "nothing", have.width, have.bits, info->method,
+                       wanted.codec->name, wanted.width, wanted.bits);
+}
+
+enum terse_status codebook_check(const struct terse_codebook *codebook, const char *method, struct coding key, struct coding value,
+                                 uint64_t fingerprint, uint32_t layers, uint32_t kv_heads, uint32_t head_dim,
+                                 struct terse_error *error) {
+    const struct codebook_info *info = &codebook->info;
+    if (info->fingerprint != fingerprint)
+        return status_fail(error, TERSE_E_ARGUMENT,
+                           "the codebook was learned from the model '%s' (fingerprint %016" PRIx64
+                           "), this is another one (%016" PRIx64 "): give this model's, or make it with terse calibrate",
+                           info->model, info->fingerprint, fingerprint);
+    if (strcmp(info->method, method) != 0)
+        return status_fail(error, TERSE_E_ARGUMENT,
+                           "the codebook was learned for the method %s, not for %s: give that one's, or make it with "
+                           "terse calibrate --kv %s",
+                           info->method, method, method);
+    if (info->layers != layers || info->kv_heads != kv_heads || info->head_dim != head_dim)
+        return status_fail(error, TERSE_E_ARGUMENT,
+                           "the codebook is for %" PRIu32 " layers of %" PRIu32 " KV heads of %" PRIu32
+                           " channels, the model has %" PRIu32 ", %" PRIu32 " and %" PRIu32 ": " CALIBRATE_AGAIN,
+                           info->layers, info->kv_heads, info->head_dim, layers, kv_heads, head_dim);
+    enum terse_status status = check_coding(info, CODEC_KEYS, key, error);
+    return status ? status : check_coding(info, CODEC_VALUES, value, error);
+}
+
+void terse_codebook_describe(const struct terse_codebook *codebook, struct terse_codebook_info *info) {
+    const struct codebook_info *from = &codebook->info;
+    *info = (struct terse_codebook_info){.method = from->method,
+                                         .model = from->model,
+                                         .corpus = from->corpus,
+                                         .weighting = from->weighting,
+                                         .fingerprint = from->fingerprint,
+                                         .tokens = from->tokens,
+                                         .seed = from->seed,
+                                         .shared = from->shared,
+                                         .effective_samples = from->effective_samples,
+                                         .bytes = codebook_bytes(codebook)};
+}

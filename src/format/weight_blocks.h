@@ -1,0 +1,99 @@
+/* How quantized weights lie in a row: blocks of 32 weights, or of 256 for the K types. The formats are ggml's.
+ *
+ * w is the weight, q its code; every code is unsigned but where said.
+ *   Q8_0  w = scale q, q int8
+ *   Q4_0  w = scale (q - 8)              Q5_0  w = scale (q - 16)
+ *   Q4_1  w = scale q + min              Q5_1  w = scale q + min
+ *   Q4_K  w = (scale s) q - min m        Q5_K  the same        one 6-bit s and m for each 32 weights
+ *   Q6_K  w = (scale s) (q - 32)                               one int8 s for each 16 weights
+ * The products of scale, s and q fit 24 bits, so only the last addition of a weight rounds: any order of the products, fused or
+ * not, gives the same float, and every instruction set the same as the scalar one.
+ *
+ * Rows begin at even addresses; nothing more is asked of them.
+ */
+#ifndef TERSE_FORMAT_WEIGHT_BLOCKS_H
+#define TERSE_FORMAT_WEIGHT_BLOCKS_H
+
+#include <stdint.h>
+#include <string.h>
+
+#define WEIGHT_BLOCK 32
+#define WEIGHT_BLOCK_K 256
+
+/* Blocks of 32. Byte j of `codes` holds weight j in its low and weight j + 16 in its high four bits; bit i of `high` (little-endian)
+ * is the fifth bit of weight i. */
+struct weight_q8_0 {
+    uint16_t scale; /* half */
+    int8_t codes[32];
+};
+struct weight_q4_0 {
+    uint16_t scale;
+    uint8_t codes[16];
+};
+struct weight_q4_1 {
+    uint16_t scale, min;
+    uint8_t codes[16];
+};
+struct weight_q5_0 {
+    uint16_t scale;
+    uint8_t high[4];
+    uint8_t codes[16];
+};
+struct weight_q5_1 {
+    uint16_t scale, min;
+    uint8_t high[4];
+    uint8_t codes[16];
+};
+
+/* Blocks of 256: eight groups of 32 in Q4_K and Q5_K. Byte i of the 32-byte run p of `codes` holds weight i of group 2p in its low and
+ * of group 2p + 1 in its high four bits; bit g of high[i] is the fifth bit of weight i of group g.
+ * `scales` packs (s, m) of group g: for g < 4 the low six bits of bytes g and 4 + g; for g >= 4 the low and the high four bits of
+ * byte 4 + g, topped by the two high bits of byte g - 4 for s and of byte g for m. */
+struct weight_q4_k {
+    uint16_t scale, min;
+    uint8_t scales[12];
+    uint8_t codes[128];
+};
+struct weight_q5_k {
+    uint16_t scale, min;
+    uint8_t scales[12];
+    uint8_t high[32];
+    uint8_t codes[128];
+};
+/* Two halves of 128 weights, each of four runs of 32 with 64 bytes of `codes` and 32 of `high`. Run r has the low (r < 2) or high four
+ * bits of codes[32 (r mod 2) + i] and, above them, bits 2r and 2r + 1 of high[i]. `scales` has one s for each 16 weights. */
+struct weight_q6_k {
+    uint8_t codes[128];
+    uint8_t high[64];
+    int8_t scales[16];
+    uint16_t scale;
+};
+
+/* 32 weights of the types that have no blocks, for kernels that go by 32. */
+struct weight_f32 {
+    float values[32];
+};
+struct weight_f16 {
+    uint16_t values[32];
+};
+struct weight_bf16 {
+    uint16_t values[32];
+};
+
+/* The s of groups 0 to 7, then the m of groups 0 to 7, a byte each, four bytes to a word. */
+static inline void weight_group_scales(const uint8_t scales[12], uint32_t words[4]) {
+    uint32_t packed[3];
+    memcpy(packed, scales, sizeof packed);
+    words[0] = packed[0] & 0x3f3f3f3f;
+    words[1] = (packed[2] & 0x0f0f0f0f) | (packed[0] >> 2 & 0x30303030);
+    words[2] = packed[1] & 0x3f3f3f3f;
+    words[3] = (packed[2] >> 4 & 0x0f0f0f0f) | (packed[1] >> 2 & 0x30303030);
+}
+
+_Static_assert(sizeof(struct weight_q8_0) == 34 && sizeof(struct weight_q4_0) == 18 && sizeof(struct weight_q4_1) == 20,
+               "no padding");
+_Static_assert(sizeof(struct weight_q5_0) == 22 && sizeof(struct weight_q5_1) == 24, "no padding");
+_Static_assert(sizeof(struct weight_q4_k) == 144 && sizeof(struct weight_q5_k) == 176 && sizeof(struct weight_q6_k) == 210,
+               "no padding");
+
+#endif

@@ -1,0 +1,42 @@
+/* The inside of struct gguf, shared by gguf_open.c (reads it), gguf.c (answers questions) and gguf_public.c (shows it). */
+#ifndef TERSE_GGUF_GGUF_PRIVATE_H
+#define TERSE_GGUF_GGUF_PRIVATE_H
+
+#include "gguf/gguf.h"
+
+/* One key. `value` is the value's first byte in the file; of a string its first character, of an array its first element. */
+struct gguf_entry {
+    struct gguf_string key;
+    enum gguf_type type;
+    enum gguf_type element; /* of an array */
+    uint64_t count;         /* elements of an array, bytes of a string, else 1 */
+    const uint8_t *value;
+    uint64_t bytes; /* of the value in the file, from its first byte on */
+};
+
+struct gguf {
+    char name[160];
+    const uint8_t *data;
+    uint64_t size;
+    uint32_t version;
+    uint64_t n_entries, n_tensors;
+    struct gguf_entry *entries;
+    struct gguf_tensor *tensors;
+    /* Names in order of gguf_string_compare: each points at the first member of an entry or a tensor. Sorted rather than hashed, so
+     * that no choice of names makes it slow. */
+    const struct gguf_string **entry_index, **tensor_index;
+};
+
+/* Bytes of a number or bool; 0 for strings, arrays and unknown types. */
+size_t gguf_type_bytes(uint32_t type);
+/* "u32"; NULL for unknown types. */
+const char *gguf_type_name(uint32_t type);
+int gguf_string_compare(const struct gguf_string *a, const struct gguf_string *b);
+/* NULL when there is none. */
+const struct gguf_entry *gguf_find_entry(const struct gguf *gguf, const char *key);
+/* The value of a number of any type, rounded to double; false when it is none. */
+bool gguf_entry_number(const struct gguf_entry *entry, double *number);
+/* Reads the string at `at`; returns what follows it. The file has been checked. */
+const uint8_t *gguf_read_string(const uint8_t *at, struct gguf_string *string);
+
+#endif

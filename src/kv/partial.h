@@ -1,0 +1,36 @@
+/* Partial states of attention: what some of the keys and values contribute to the outputs of some queries.
+ *
+ * For a query with logits x_t over the tokens t of a part, the part's state is
+ *     max = max x_t,   sum = sum exp(x_t - max),   acc = sum exp(x_t - max) v_t
+ * and two states of disjoint parts merge to that of their union, in any order (Milakov and Gimelshein 2018, "Online normalizer
+ * calculation for softmax", section 3.1). An empty part has max -INFINITY and sum 0 and changes nothing. All in fp32.
+ */
+#ifndef TERSE_KV_PARTIAL_H
+#define TERSE_KV_PARTIAL_H
+
+#include <stddef.h>
+
+struct partial {
+    size_t rows, width; /* queries, channels of a value */
+    float *max, *sum;   /* [rows] */
+    float *acc;         /* [rows][width] */
+};
+
+/* A view of memory[partial_floats(rows, width)], which the caller owns. Not cleared. */
+struct partial partial_at(float *memory, size_t rows, size_t width);
+size_t partial_floats(size_t rows, size_t width);
+
+/* Makes all rows empty. */
+void partial_clear(struct partial *partial);
+
+/* Prepares `row` for logits of at most `max`: what it holds is rescaled if they are the largest yet. Returns what kernels' exp_sum
+ * is to subtract from them, -INFINITY while the row has met no finite logit: their weights are 0 then. */
+float partial_raise(struct partial *partial, size_t row, float max);
+
+/* Adds the part `from` of the same shape. */
+void partial_merge(struct partial *into, const struct partial *from);
+
+/* out[width] of one row: acc / sum, zeros for an empty row. */
+void partial_finish(const struct partial *partial, size_t row, float *out);
+
+#endif

@@ -1,0 +1,339 @@
+/* The table of methods and how options choose from it. Owns the names; leaves what they mean to codecs and policies. */
+#include "method/method.h"
+
+#include "backend/cpu/codec/additive.h"
+#include "backend/cpu/codec/commvq.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#define VOTERS_TAIL 32     /* SnapKV's window */
+#define QUANTIZED_TAIL 128 /* newest tokens that stay exact beside quantized blocks: the papers' practice */
+
+struct row {
+    const char *name; /* "streaming-N": the part before N is matched, N is the policy's budget; "million-MxN": see parse_parts */
+    const char *summary;
+    struct coding key, value;
+    const struct policy *policy;
+    struct policy_parameters parameters;
+    uint32_t power; /* of the gradients' norms in learning, the better of 1 and 2 in a simulation of the built-in model */
+    const struct index *index; /* of the tokens that a step reads; NULL: it reads all */
+};
+
+#define BOTH(...) .key = {__VA_ARGS__}, .value = {__VA_ARGS__}
+#define PLAIN(codec) BOTH(&codec, 0, 0), .policy = &policy_keep_all
+#define PQ(width, bits) BOTH(&codec_pq, width, bits), .policy = &policy_keep_all
+#define VQ(width, bits) BOTH(&codec_vq, width, bits), .policy = &policy_keep_all
+#define ANCHORED .policy = &policy_anchors, .parameters = {.anchor_percent = 1} /* AnTKV, section 4.1 */
+#define GAIN_SHAPE(width, bits) BOTH(&codec_gain_shape, width, bits), ANCHORED
+/* Of 1 or 2 bits a value: rounds and codes depend on head_dim, see method_resolve. */
+#define COMM(bits) .key = {&codec_comm, 0, bits}, .value = {&codec_additive, 0, bits}, .policy = &policy_keep_all
+#define EVICTING(choice) BOTH(&codec_f16, 0, 0), .policy = &choice
+/* Section 5.1: the budget on RULER, and the sinks. */
+#define SELF_INDEXED(codec) \
+    BOTH(&codec, 0, 0), .policy = &policy_votes, .parameters = {.anchor_count = 64, .read_percent = 7.5}, .index = &index_sign
+
+static const struct row rows[] = {
+    {"f16", "half precision, every token: 16 bits per value", PLAIN(codec_f16)},
+    {"q8_0", "8-bit codes, a scale per 32 channels: 8.5 bits per value", PLAIN(codec_q8_0)},
+    {"q4_0", "4-bit codes, a scale per 32 channels: 4.5 bits per value", PLAIN(codec_q4_0)},
+    {"kivi-4", "KIVI: 4-bit codes, keys by channel, values by token: 5 bits per value", PLAIN(codec_kivi_4)},
+    {"kivi-2", "KIVI: 2-bit codes: 3 bits per value", PLAIN(codec_kivi_2)},
+    /* StreamingLLM, section 4.1: 4 sinks */
+    {"streaming-N", "the first 4 and the newest tokens, N in all: text without end in constant memory", EVICTING(policy_streaming),
+     .parameters = {.exact = 4}},
+    /* The middle of the flat optimum of the paper's figure 6; shallow layers by its figure 1 */
+    {"mat-N", "MAT: anchor tokens and the newest, N in all: text without end in constant memory", EVICTING(policy_mat),
+     .parameters = {.exact = 64, .shallow = 2}},
+    {"snapkv-N", "SnapKV: of a prompt the N tokens for which its end votes; all that comes after it", EVICTING(policy_snapkv)},
+    {"selfindex-2", "Self-Indexing: signs and 2 bits, 3.5 bits per value; a step reads 7.5 % of a prompt, found by the signs",
+     SELF_INDEXED(codec_sign)},
+    {"selfindex-16", "Self-Indexing: the signs as an index beside half precision", SELF_INDEXED(codec_f16)},
+    {"quest-K", "Quest: half precision; a step reads K tokens of a prompt, whose pages may matter most", PLAIN(codec_f16),
+     .index = &index_quest},
+    {"antkv-4", "AnTKV: pairs of channels as one of 256 shapes, a gain for each row, 1 % of the tokens exact", GAIN_SHAPE(2, 8),
+     .power = 1},
+    {"antkv-2", "AnTKV: 4 channels as one of 256 shapes, a gain", GAIN_SHAPE(4, 8), .power = 2},
+    {"antkv-1", "AnTKV: 8 channels as one of 256 shapes, a gain", GAIN_SHAPE(8, 8), .power = 2},
+    {"antkv-0.75", "AnTKV: 16 channels as one of 4096 shapes, a gain", GAIN_SHAPE(16, 12), .power = 2},
+    {"antkv-0.375", "AnTKV: 32 channels as one of 4096 centroids", BOTH(&codec_vq, 32, 12), ANCHORED, .power = 2},
+    {"cq-4", "CQ: as antkv-4, centroids learned without weights and no anchors", VQ(2, 8)},
+    {"cq-2", "CQ: as antkv-2", VQ(4, 8)},
+    {"cq-1", "CQ: as antkv-1", VQ(8, 8)},
+    {"cq-0.75", "CQ: as antkv-0.75", VQ(16, 12)},
+    {"cq-0.375", "CQ: as antkv-0.375", VQ(32, 12)},
+    {"commvq-2", "CommVQ: keys as sums of codes that commute with RoPE, values as sums of rows", COMM(2), .power = 2},
+    {"commvq-1", "CommVQ: as commvq-2 with half the codes", COMM(1), .power = 2},
+    {"million-4", "MILLION: product quantization read by look-up, pairs of channels as one of 256", PQ(2, 8)},
+    {"million-3", "MILLION: 4 channels as one of 4096", PQ(4, 12)},
+    {"million-2", "MILLION: 4 channels as one of 256", PQ(4, 8)},
+    {"million-MxN", "MILLION: each head in M parts, N bits each (4 to 12)", PQ(0, 0)},
+};
+#define ROWS (sizeof rows / sizeof rows[0])
+
+/* Decimal digits and nothing else. */
+static bool parse_number(const char *text, uint32_t *number) {
+    uint64_t value = 0;
+    if (!*text) return false;
+    for (; *text; text++) {
+        if (*text < '0' || *text > '9') return false;
+        value = value * 10 + (uint64_t)(*text - '0');
+        if (value > UINT32_MAX) return false;
+    }
+    *number = (uint32_t)value;
+    return true;
+}
+
+/* "32x8": parts of a head and bits of a code. */
+static bool parse_parts(const char *text, uint32_t *parts, uint32_t *bits) {
+    char first[16];
+    const char *times = strchr(text, 'x');
+    if (!times || (size_t)(times - text) >= sizeof first) return false;
+    memcpy(first, text, (size_t)(times - text));
+    first[times - text] = 0;
+    return parse_number(first, parts) && parse_number(times + 1, bits);
+}
+
+/* What a name says beyond the row that it matches. */
+struct numbers {
+    uint32_t budget;      /* streaming-N, quest-K */
+    uint32_t parts, bits; /* million-MxN */
+};
+
+static const struct row *find_row(const char *name, struct numbers *numbers) {
+    for (size_t i = 0; i < ROWS; i++) {
+        const char *pattern = rows[i].name, *open = strpbrk(pattern, "KMN");
+        size_t prefix = open ? (size_t)(open - pattern) : strlen(pattern);
+        if (strncmp(name, pattern, prefix) != 0) continue;
+        const char *rest = name + prefix;
+        if (!open          ? !*rest
+            : *open != 'M' ? parse_number(rest, &numbers->budget)
+                           : parse_parts(rest, &numbers->parts, &numbers->bits))
+            return &rows[i];
+    }
+    return NULL;
+}
+
+/* "f16, q8_0, ..." */
+static void list_names(const char *(*name_at)(size_t i), char *text, size_t capacity) {
+    size_t length = 0;
+    text[0] = 0;
+    for (size_t i = 0; name_at(i) && length < capacity; i++)
+        length += (size_t)snprintf(text + length, capacity - length, "%s%s", i ? ", " : "", name_at(i));
+}
+
+static const char *method_name_at(size_t i) { return i < ROWS ? rows[i].name : NULL; }
+
+/* Codecs that can be asked for by name. */
+static const char *codec_name_at(size_t i) {
+    const struct codec *codec = codec_at(i);
+    return codec && codec_find(codec->name) ? codec->name : NULL;
+}
+
+static bool learns(struct coding coding) { return coding.codec->parameters != NULL; }
+
+/* NULL keeps the method's own codec. */
+static enum terse_status override_codec(const char *name, const char *what, struct coding *coding, struct terse_error *error) {
+    if (!name) return TERSE_OK;
+    const struct codec *found = codec_find(name);
+    if (found) {
+        *coding = (struct coding){found, 0, 0};
+        return TERSE_OK;
+    }
+    char known[256];
+    list_names(codec_name_at, known, sizeof known);
+    return status_fail(error, TERSE_E_ARGUMENT, "unknown %s type '%.64s': use one of %s", what, name, known);
+}
+
+/* The row's name with its numbers, however many noughts the user gave them. */
+static void write_row_name(const struct row *row, const struct numbers *numbers, char *text, size_t capacity) {
+    int prefix = (int)strcspn(row->name, "KMN");
+    if (numbers->parts)
+        snprintf(text, capacity, "%.*s%ux%u", prefix, row->name, numbers->parts, numbers->bits);
+    else if (row->name[prefix])
+        snprintf(text, capacity, "%.*s%u", prefix, row->name, numbers->budget);
+    else
+        snprintf(text, capacity, "%s", row->name);
+}
+
+/* The name that options would have to be given as, codecs included: "q8_0/q4_0", "streaming-512", "streaming-512+q8_0/q4_0". */
+static void write_name(const struct row *row, const char *name, struct method *method) {
+    const char *key = method->key.codec->name, *value = method->value.codec->name;
+    bool own = method->key.codec == row->key.codec && method->value.codec == row->value.codec;
+    bool plain = row->policy == &policy_keep_all && !learns(row->key); /* then the codecs say everything */
+    char codecs[32];
+    snprintf(codecs, sizeof codecs, "%s%s%s", key, key == value ? "" : "/", key == value ? "" : value);
+    if (own)
+        snprintf(method->name, sizeof method->name, "%s", name);
+    else
+        snprintf(method->name, sizeof method->name, "%s%s%s", plain ? "" : name, plain ? "" : "+", codecs);
+}
+
+/* What the numbers of a row's name say of its policy. */
+static void set_budget(const struct row *row, const struct numbers *numbers, const struct terse_cache_options *options,
+                       struct method *method) {
+    struct policy_parameters *parameters = &method->parameters;
+    method->policy = row->policy;
+    *parameters = row->parameters;
+    if (numbers->budget) *(row->index ? &parameters->read_count : &parameters->budget) = numbers->budget;
+    if (row->policy != &policy_mat) return;
+    if (parameters->exact > numbers->budget / 4) parameters->exact = numbers->budget / 4;
+    if (options->mat_anchors) parameters->exact = options->mat_anchors;
+    if (options->mat_shallow != TERSE_SHALLOW_DEFAULT) parameters->shallow = options->mat_shallow;
+}
+
+/* The choice of tokens of another method that evicts. */
+static enum terse_status choose_eviction(const struct terse_cache_options *options, struct method *method,
+                                         struct terse_error *error) {
+    struct numbers numbers = {0};
+    if (!options->evict) return TERSE_OK;
+    const struct row *row = find_row(options->evict, &numbers);
+    if (!row || !policy_evicts(row->policy))
+        return status_fail(error, TERSE_E_ARGUMENT, "'%.40s' is no way to evict tokens: use mat-N, streaming-N or snapkv-N",
+                           options->evict);
+    if (policy_evicts(method->policy))
+        return status_fail(error, TERSE_E_ARGUMENT, "%s evicts tokens itself: leave --evict away, or choose another --kv",
+                           method->name);
+    set_budget(row, &numbers, options, method);
+    char canonical[32];
+    write_row_name(row, &numbers, canonical, sizeof canonical);
+    size_t length = strlen(method->name);
+    snprintf(method->name + length, sizeof method->name - length, "+%s", canonical);
+    return TERSE_OK;
+}
+
+/* Anchors go with every method that keeps all tokens. */
+static enum terse_status choose_anchors(const struct terse_cache_options *options, struct method *method,
+                                        struct terse_error *error) {
+    struct policy_parameters *parameters = &method->parameters;
+    bool asked = options->anchor_count || !(options->anchor_percent < 0);
+    if (asked) {
+        parameters->anchor_count = options->anchor_count;
+        parameters->anchor_percent = options->anchor_percent < 0 ? 0 : options->anchor_percent;
+    }
+    bool wanted = parameters->anchor_count || parameters->anchor_percent != 0;
+    if (wanted && policy_evicts(method->policy))
+        return status_fail(error, TERSE_E_ARGUMENT, "%s keeps no anchors: leave --anchors away", method->name);
+    if (policy_evicts(method->policy)) return TERSE_OK;
+    if (!wanted)
+        method->policy = &policy_keep_all;
+    else if (method->policy != &policy_votes)
+        method->policy = &policy_anchors;
+    return TERSE_OK;
+}
+
+/* Reading chosen tokens goes with every method that keeps all of them where they can be taken out of their blocks. */
+static enum terse_status choose_reading(const struct terse_cache_options *options, struct method *method,
+                                        struct terse_error *error) {
+    struct policy_parameters *parameters = &method->parameters;
+    if (options->read_count || options->read_percent > 0) {
+        parameters->read_count = options->read_count;
+        parameters->read_percent = options->read_percent;
+        if (!method->index) method->index = &index_sign;
+    }
+    if (!method->index) return TERSE_OK;
+    if (policy_evicts(method->policy))
+        return status_fail(error, TERSE_E_ARGUMENT, "%s reads every token that it keeps: leave --top-k-tokens away", method->name);
+    if (!parameters->read_count && !(parameters->read_percent > 0 && parameters->read_percent <= 100))
+        return status_fail(error, TERSE_E_ARGUMENT,
+                           "%s cannot read %g %% of a prompt's tokens: use more than 0 and at most 100, or a number of tokens",
+                           method->name, parameters->read_percent);
+    if ((!method->key.codec->take && !method->key.codec->keys_stay) || !method->value.codec->take)
+        return status_fail(error, TERSE_E_UNSUPPORTED,
+                           "%s cannot read single tokens: leave --top-k-tokens away, or choose another --kv", method->name);
+    return TERSE_OK;
+}
+
+static enum terse_status set_parts(struct numbers numbers, const char *name, uint32_t head_dim, struct method *method,
+                                   struct terse_error *error) {
+    if (!numbers.parts || head_dim % numbers.parts)
+        return status_fail(error, TERSE_E_ARGUMENT, "%.40s: %u parts do not divide a head of %u channels; use a divisor of it",
+                           name, numbers.parts, head_dim);
+    method->key.width = method->value.width = head_dim / numbers.parts;
+    method->key.bits = method->value.bits = numbers.bits;
+    return TERSE_OK;
+}
+
+enum terse_status method_resolve(const struct terse_cache_options *options, uint32_t head_dim, struct method *method,
+                                 struct terse_error *error) {
+    const char *name = options->method ? options->method : rows[0].name;
+    struct numbers numbers = {0};
+    const struct row *row = find_row(name, &numbers);
+    if (!row) {
+        char known[384];
+        list_names(method_name_at, known, sizeof known);
+        return status_fail(error, TERSE_E_ARGUMENT, "unknown KV method '%.40s': use one of %s", name, known);
+    }
+    *method = (struct method){.key = row->key, .value = row->value, .index = row->index};
+    set_budget(row, &numbers, options, method);
+    method->power = row->power;
+    enum terse_status status;
+    if (row->value.codec == &codec_additive) method->value = additive_coding(head_dim, row->value.bits);
+    if (row->key.codec == &codec_comm)
+        method->key = comm_coding(head_dim, row->key.bits);
+    else if (learns(row->key) && !row->key.width && (status = set_parts(numbers, name, head_dim, method, error)))
+        return status;
+    if ((status = override_codec(options->key_type, "key", &method->key, error))) return status;
+    if ((status = override_codec(options->value_type, "value", &method->value, error))) return status;
+    char canonical[32];
+    write_row_name(row, &numbers, canonical, sizeof canonical);
+    write_name(row, canonical, method);
+    if ((status = choose_eviction(options, method, error))) return status;
+    if ((status = choose_anchors(options, method, error))) return status;
+    if ((status = choose_reading(options, method, error))) return status;
+    if ((status = method->policy->check(&method->parameters, error))) return status;
+    if (method->policy->alone && method->key.codec->rope == CODEC_ROPE_BEFORE)
+        return status_fail(
+            error, TERSE_E_UNSUPPORTED,
+            "%s: snapkv-N keeps keys as they were turned, and this method's are before rotation; use mat-N or another "
+            "--kv",
+            method->name);
+    bool exact = method->key.codec == &codec_f16 && method->value.codec == &codec_f16; /* as exact as the window itself */
+    uint32_t tail = method->policy->alone ? VOTERS_TAIL : exact ? 0 : QUANTIZED_TAIL;
+    method->tail_tokens = options->tail_tokens != TERSE_TAIL_DEFAULT ? options->tail_tokens : tail;
+    if (learns(method->key) || learns(method->value)) {
+        memcpy(method->codebook, canonical, sizeof canonical);
+        method->learned = options->codebook;
+    }
+    return TERSE_OK;
+}
+
+struct codec_shape method_shape(const struct method *method, enum codec_side side, uint32_t head_dim, uint32_t group) {
+    const struct coding *coding = side == CODEC_KEYS ? &method->key : &method->value;
+    return (struct codec_shape){head_dim, group, coding->width, coding->bits, NULL};
+}
+
+enum terse_status method_check(const struct method *method, uint32_t head_dim, uint32_t group, struct terse_error *error) {
+    struct codec_shape half = {.head_dim = head_dim, .group = group};
+    enum terse_status status = method->key.codec->check(method_shape(method, CODEC_KEYS, head_dim, group), CODEC_KEYS, error);
+    if (!status) status = method->value.codec->check(method_shape(method, CODEC_VALUES, head_dim, group), CODEC_VALUES, error);
+    if (!status) status = codec_f16.check(half, CODEC_KEYS, error); /* the window's */
+    if (!status && method->index) status = method->index->check(head_dim, error);
+    return status;
+}
+
+enum terse_status method_check_codebook(const struct method *method, uint64_t fingerprint, uint32_t layers, uint32_t kv_heads,
+                                        uint32_t head_dim, struct terse_error *error) {
+    if (!method->codebook[0]) return TERSE_OK;
+    if (!method->learned)
+        return status_fail(error, TERSE_E_ARGUMENT,
+                           "%s needs a codebook for this model, which 'terse calibrate --kv %s' makes once: give it in the cache "
+                           "options, or as --codebook FILE",
+                           method->codebook, method->codebook);
+    /* A side whose codec was overridden needs nothing. */
+    const struct codebook_info *info = codebook_info(method->learned);
+    struct coding key = learns(method->key) ? method->key : info->key, value = learns(method->value) ? method->value : info->value;
+    return codebook_check(method->learned, method->codebook, key, value, fingerprint, layers, kv_heads, head_dim, error);
+}
+
+struct terse_cache_options terse_cache_options_defaults(void) {
+    return (struct terse_cache_options){
+        .method = rows[0].name, .tail_tokens = TERSE_TAIL_DEFAULT, .anchor_percent = -1, .mat_shallow = TERSE_SHALLOW_DEFAULT};
+}
+
+bool terse_method_describe(size_t i, struct terse_method_info *info) {
+    if (i >= ROWS) return false;
+    *info = (struct terse_method_info){rows[i].name, rows[i].summary, learns(rows[i].key)};
+    return true;
+}

@@ -1,0 +1,36 @@
+/* The table of methods: the only place that knows their names. A method is a key codec, a value codec, a policy and parameters. */
+#ifndef TERSE_METHOD_METHOD_H
+#define TERSE_METHOD_METHOD_H
+
+#include "format/codebook.h"
+#include "backend/cpu/codec/index.h"
+#include "method/policy.h"
+
+struct method {
+    char name[64];     /* as the user would write it: "streaming-512", "q8_0/q4_0" */
+    char codebook[32]; /* the name that a codebook for it bears: "antkv-1", whatever the anchors; "": it needs none */
+    struct coding key, value;
+    const struct index *index; /* finds the tokens that a step reads; NULL: it reads all */
+    const struct policy *policy;
+    struct policy_parameters parameters;
+    uint32_t tail_tokens;                 /* least number of newest tokens kept exact in the recent window */
+    uint32_t power;                       /* of gradient norms by which samples weigh when its codebook is learned; 0: all alike */
+    const struct terse_codebook *learned; /* of the options; NULL when it needs none */
+};
+
+/* Resolves options against the table, for heads of so many channels. Whether a codebook is there and the right one is
+ * method_check_codebook's question. An unknown name is TERSE_E_ARGUMENT and the message lists the known ones. */
+enum terse_status method_resolve(const struct terse_cache_options *options, uint32_t head_dim, struct method *method,
+                                 struct terse_error *error);
+
+/* Whether the method's codecs can serve heads of this shape; TERSE_E_UNSUPPORTED says why not. */
+enum terse_status method_check(const struct method *method, uint32_t head_dim, uint32_t group, struct terse_error *error);
+
+/* Whether the method has the codebook that it needs for this model. */
+enum terse_status method_check_codebook(const struct method *method, uint64_t fingerprint, uint32_t layers, uint32_t kv_heads,
+                                        uint32_t head_dim, struct terse_error *error);
+
+/* The shape that the method's codec of one side sees; learned: of that layer and KV head. */
+struct codec_shape method_shape(const struct method *method, enum codec_side side, uint32_t head_dim, uint32_t group);
+
+#endif

@@ -1,0 +1,76 @@
+/* Policy: which tokens stay exact, which are compressed, which are evicted.
+ *
+ * A policy names token indices; only the cache moves data. It is asked in `retain` at the end of a prefill and after each decode
+ * step, in `leave` for every token that leaves the window, and in `anchors` when a prefill seals tokens.
+ */
+#ifndef TERSE_METHOD_POLICY_H
+#define TERSE_METHOD_POLICY_H
+
+#include "base/status.h"
+
+#include <stddef.h>
+
+/* Parameters of a policy, from the method's name ("streaming-512") and options. */
+struct policy_parameters {
+    uint32_t budget;       /* tokens kept per layer and KV head; 0: all */
+    uint32_t exact;        /* of them in exact rows, the oldest: what the window's end is held against */
+    uint32_t shallow;      /* MAT: the first layers, whose exact rows are the oldest sinks and the youngest others */
+    double anchor_percent; /* of a prefill's tokens that stay exact, per layer, KV head and side */
+    uint32_t anchor_count; /* so many instead, when not 0 */
+    double read_percent;   /* of a prompt's tokens that a step reads, where the method has an index */
+    uint32_t read_count;   /* so many instead, when not 0 */
+};
+
+/* What a policy decides after a step. As many tokens as [0, exact) are kept in exact rows, and those from `first` on. */
+struct policy_decision {
+    uint64_t exact; /* these tokens themselves, unless the policy has `leave`: then what took their place */
+    uint64_t first; /* tokens [exact, first) have left; first >= exact */
+};
+
+struct policy {
+    const char *name;
+    /* Keys are read at positions by index in the cache instead of their own: position of a kept token = number of kept tokens
+     * before it. Then generation is not bounded by the model's context. */
+    bool positions_by_index;
+    enum terse_status (*check)(const struct policy_parameters *parameters, struct terse_error *error);
+    /* `tokens`: tokens seen so far, the newest step included. */
+    struct policy_decision (*retain)(const struct policy_parameters *parameters, uint64_t tokens);
+    /* Which of n tokens of a layer and KV head is evicted, 0 < result < n: the n - 1 in exact rows, in order of age, and as the last
+     * the one that leaves the window now. logits[n]: of each token's own queries to token 0, mean over the group. NULL: always the
+     * last, and logits are not observed. */
+    size_t (*leave)(const struct policy_parameters *parameters, uint32_t layer, const float *logits, size_t n);
+    /* How many of the `sealed` tokens that a prefill of n tokens seals are to stay exact; NULL: none, and attention is not observed.
+     * Which: those of highest Anchor Score times error, keys and values apart, or those with most votes (backend/cpu/kv/anchors.h). */
+    size_t (*anchors)(const struct policy_parameters *parameters, size_t n, size_t sealed);
+    bool votes;
+    bool alone; /* where there are any, they are all that stays of what the prefill would seal */
+};
+
+/* Whether tokens leave for good. */
+static inline bool policy_evicts(const struct policy *policy) { return policy->positions_by_index || policy->alone; }
+
+/* How many of so many tokens of a prompt a step reads. */
+static inline size_t policy_reads(const struct policy_parameters *parameters, size_t tokens) {
+    double wanted = parameters->read_count ? parameters->read_count : (double)tokens * parameters->read_percent / 100;
+    return wanted < (double)tokens ? (size_t)wanted : tokens;
+}
+
+/* Keeps every token. */
+extern const struct policy policy_keep_all;
+/* Keeps every token, the anchors exact (AnTKV, section 3.3). */
+extern const struct policy policy_anchors;
+/* Attention sinks and a recent window (Xiao et al. 2023, StreamingLLM): the first `exact` tokens and the newest budget - exact. */
+extern const struct policy policy_streaming;
+/* Anchor tokens and a recent window (MAT, section 4): of all tokens but the newest budget - exact those stay whose own queries mind
+ * token 0 least; in the first `shallow` layers as policy_streaming. */
+extern const struct policy policy_mat;
+/* Keeps every token, those exact for which a prompt's last queries vote. */
+extern const struct policy policy_votes;
+/* Keeps those alone, at their own positions, the newest tokens of a prompt, `budget` in all, and everything after it (SnapKV). */
+extern const struct policy policy_snapkv;
+#define MAT_SINKS 4 /* of shallow layers: StreamingLLM's */
+
+/* A `retain`: the first `exact` tokens, or what takes their place, and the newest budget - exact. */
+struct policy_decision policy_retain_newest(const struct policy_parameters *parameters, uint64_t tokens);
+
+#endif

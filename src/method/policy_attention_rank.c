@@ -1,0 +1,35 @@
+/* Tokens for which a prompt's last queries vote (Li et al. 2024, SnapKV, section 4): those that get most of their attention, each with
+ * its neighbours' share. They stay exact beside a cache of codes (Self-Indexing, section 4), or they are all that stays of a prompt
+ * but its end (SnapKV). backend/cpu/kv/anchors.h counts the votes. */
+#include "method/policy.h"
+
+#define LEAST_BUDGET 128 /* the window, of up to 95 tokens, and as many again */
+
+static enum terse_status check_votes(const struct policy_parameters *parameters, struct terse_error *error) {
+    return policy_anchors.check(parameters, error);
+}
+
+static size_t voted(const struct policy_parameters *parameters, size_t n, size_t sealed) {
+    return policy_anchors.anchors(parameters, n, sealed);
+}
+
+static enum terse_status check_snapkv(const struct policy_parameters *parameters, struct terse_error *error) {
+    if (parameters->budget >= LEAST_BUDGET) return TERSE_OK;
+    return status_fail(error, TERSE_E_ARGUMENT, "snapkv-%u keeps too few tokens of a prompt: use snapkv-%d or more",
+                       parameters->budget, LEAST_BUDGET);
+}
+
+/* The prompt's end, which stays in the window, is a part of the budget. */
+static size_t kept_of_prompt(const struct policy_parameters *parameters, size_t n, size_t sealed) {
+    size_t window = n > sealed ? n - sealed : 0, budget = parameters->budget;
+    if (n <= budget || window >= budget) return 0;
+    return budget - window < sealed ? budget - window : sealed;
+}
+
+static struct policy_decision retain(const struct policy_parameters *parameters, uint64_t tokens) {
+    return policy_keep_all.retain(parameters, tokens);
+}
+
+const struct policy policy_votes = {.name = "votes", .votes = true, .check = check_votes, .retain = retain, .anchors = voted};
+const struct policy policy_snapkv = {
+    .name = "snapkv", .votes = true, .alone = true, .check = check_snapkv, .retain = retain, .anchors = kept_of_prompt};

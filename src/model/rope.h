@@ -1,0 +1,35 @@
+/* Rotary position embedding of one head: which channels pair up, how fast each pair turns.
+ *
+ * View a head as n_rot/2 complex numbers. Rotation at position t multiplies pair i by exp(j t frequency[i]); it is relative:
+ * <R(p) q, R(t) k> depends on p - t alone. So a reader may move the query instead of the key, and a block of keys may be rotated
+ * by its offset within the block only. Channels past n_rot pass through.
+ * The model builds this from its metadata (model/rope_scaling.c); here it is only applied.
+ * Source: Su et al. 2021 (RoFormer), eq. 34; pairings as in GGUF: llama adjacent, qwen half-split.
+ */
+#ifndef TERSE_MODEL_ROPE_H
+#define TERSE_MODEL_ROPE_H
+
+#include <stdint.h>
+
+enum rope_pairing {
+    ROPE_ADJACENT,  /* (0,1), (2,3), ... */
+    ROPE_HALF_SPLIT /* (i, i + n_rot/2) */
+};
+
+struct rope {
+    enum rope_pairing pairing;
+    uint32_t head_dim;
+    uint32_t n_rot;         /* rotated channels, even, at most head_dim; 0: no rotation */
+    const float *frequency; /* [n_rot/2] radians per token */
+    float magnitude;        /* yarn's attention factor: rotated channels are multiplied by it; 1 otherwise */
+};
+
+/* cosine[n_rot/2] and sine[n_rot/2] of position * frequency, right to the last bit of a float for positions up to 1e9; `position`
+ * may be negative (the inverse rotation). The magnitude is not in them. */
+void rope_angles(const struct rope *rope, int64_t position, float *cosine, float *sine);
+
+/* Rotates rows[n][stride], a head each, in place; all by the same angles. Multiplies by the magnitude whichever way it turns: to
+ * turn rotated rows further or back, pass a rope whose magnitude is 1. */
+void rope_rotate(const struct rope *rope, const float *cosine, const float *sine, float *rows, uint32_t n, uint32_t stride);
+
+#endif

@@ -1,0 +1,152 @@
+/* Encoding: special tokens are found in the text first, and what stands between them goes to the tokenizer's kind. And what a
+ * tokenizer knows of single tokens. The bytes and ids themselves were collected by tokenizer_load.c. */
+#include "model/model.h"
+#include "text/tokenizer_private.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Keeps offsets into a text, U+2581 written out, within 32 bits. */
+#define MAX_TEXT (UINT64_C(1) << 30)
+
+enum terse_status encoder_emit(struct encoder *e, int32_t token) {
+    if (e->n_tokens == e->capacity) {
+        size_t capacity = e->capacity ? e->capacity * 2 : 256;
+        int32_t *tokens = realloc(e->tokens, capacity * sizeof *tokens);
+        if (!tokens) return status_no_memory(e->error, capacity * sizeof *tokens, "the tokens of a text");
+        e->tokens = tokens;
+        e->capacity = capacity;
+    }
+    e->tokens[e->n_tokens++] = token;
+    return TERSE_OK;
+}
+
+enum terse_status encoder_scratch(struct encoder *e, size_t n) {
+    if (n <= e->scratch_capacity) return TERSE_OK;
+    free(e->scratch);
+    e->scratch = malloc(n);
+    e->scratch_capacity = e->scratch ? n : 0;
+    return e->scratch ? TERSE_OK : status_no_memory(e->error, n, "tokenizing a text");
+}
+
+/* The first of specials[low..high), sorted by their byte at `depth`, where that byte is at least `wanted`; high when none is. */
+static size_t first_not_below(const struct special *specials, size_t low, size_t high, size_t depth, unsigned wanted) {
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        if ((unsigned char)specials[middle].text.data[depth] < wanted)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+/* The longest special token that text[n > 0] begins with, or NULL. Narrows the sorted list byte by byte. */
+static const struct special *find_special(const struct tokenizer *t, const char *text, size_t n, bool control) {
+    const struct special *best = NULL;
+    size_t low = 0, high = t->n_specials;
+    for (size_t depth = 0; low < high; depth++) {
+        /* All of low..high agree with the text in `depth` bytes. One that has no more comes first, and no other is like it. */
+        const struct special *shortest = &t->specials[low];
+        if (shortest->text.size == depth) {
+            if (shortest->always || control) best = shortest;
+            low++;
+        }
+        if (depth == n) break;
+        unsigned wanted = (unsigned char)text[depth];
+        high = first_not_below(t->specials, low, high, depth, wanted + 1);
+        low = first_not_below(t->specials, low, high, depth, wanted);
+    }
+    return best;
+}
+
+/* Encodes text[n > 0] that has no special tokens. It stands at the beginning or behind one. */
+static enum terse_status encode_text(struct encoder *e, const char *text, size_t n) {
+    return e->tokenizer->kind == TOKENIZER_BPE ? bpe_encode(e, text, n) : spm_encode(e, text, n);
+}
+
+static enum terse_status encode(struct encoder *e, const char *text, size_t n_bytes, unsigned flags) {
+    const struct tokenizer *t = e->tokenizer;
+    const bool add = flags & TERSE_TOKENIZE_ADD_SPECIAL, control = flags & TERSE_TOKENIZE_PARSE_SPECIAL;
+    enum terse_status status = TERSE_OK;
+    size_t begin = 0; /* of the text that is not encoded yet */
+    if (add && t->add_bos) status = encoder_emit(e, t->bos);
+    for (size_t at = 0; at < n_bytes && !status;) {
+        const struct special *special = NULL;
+        if (t->begins_special[(unsigned char)text[at]]) special = find_special(t, text + at, n_bytes - at, control);
+        if (!special) {
+            at++;
+            continue;
+        }
+        if (at > begin) status = encode_text(e, text + begin, at - begin);
+        if (!status) status = encoder_emit(e, special->token);
+        begin = at += special->text.size;
+    }
+    if (!status && n_bytes > begin) status = encode_text(e, text + begin, n_bytes - begin);
+    if (!status && add && t->add_eos) status = encoder_emit(e, t->eos);
+    return status;
+}
+
+enum terse_status tokenizer_encode(const struct tokenizer *t, const char *text, size_t n_bytes, unsigned flags, int32_t *tokens,
+                                   size_t capacity, size_t *n_tokens, struct terse_error *error) {
+    struct encoder e = {.tokenizer = t, .error = error};
+    *n_tokens = 0;
+    if (flags & ~(unsigned)(TERSE_TOKENIZE_ADD_SPECIAL | TERSE_TOKENIZE_PARSE_SPECIAL))
+        return status_fail(error, TERSE_E_ARGUMENT, "unknown flags %#x: pass a sum of enum terse_tokenize_flags", flags);
+    if (n_bytes > MAX_TEXT)
+        return status_fail(error, TERSE_E_ARGUMENT, "a text of %zu bytes: tokenize it in parts of at most %" PRIu64, n_bytes,
+                           MAX_TEXT);
+    if (t->kind == TOKENIZER_NONE) return TERSE_OK;
+    enum terse_status status = encode(&e, text, n_bytes, flags);
+    if (!status) *n_tokens = e.n_tokens;
+    if (!status && e.n_tokens > capacity)
+        status = status_fail(error, TERSE_E_ARGUMENT, "%zu tokens do not fit in %zu: make room for them", e.n_tokens, capacity);
+    if (!status && e.n_tokens) memcpy(tokens, e.tokens, e.n_tokens * sizeof *tokens);
+    merger_destroy(&e.merger);
+    free(e.scratch);
+    free(e.tokens);
+    return status;
+}
+
+/* ---- Single tokens ------------------------------------------------------------------------------------------------------- */
+
+static bool is_token(const struct tokenizer *t, int32_t token) { return token >= 0 && (uint32_t)token < t->vocabulary.n; }
+
+uint32_t tokenizer_size(const struct tokenizer *t) { return t->vocabulary.n; }
+
+const char *tokenizer_bytes(const struct tokenizer *t, int32_t token, bool show_special, size_t *n_bytes) {
+    *n_bytes = 0;
+    if (!is_token(t, token)) return "";
+    uint8_t type = t->vocabulary.type[token];
+    bool hidden = type == TOKEN_CONTROL || type == TOKEN_UNKNOWN || type == TOKEN_UNUSED;
+    if (hidden && !show_special) return "";
+    *n_bytes = t->first[token + 1] - t->first[token];
+    return t->bytes + t->first[token];
+}
+
+size_t tokenizer_longest(const struct tokenizer *t) { return t->longest; }
+
+int32_t tokenizer_bos(const struct tokenizer *t, bool *added) {
+    if (added) *added = t->add_bos;
+    return t->bos;
+}
+
+int32_t tokenizer_eos(const struct tokenizer *t) { return t->eos; }
+
+bool tokenizer_ends(const struct tokenizer *t, int32_t token) { return is_token(t, token) && t->ends[token]; }
+
+struct gguf_string tokenizer_chat_template(const struct tokenizer *t) {
+    return t->chat_template;
+}
+
+/* ---- Public -------------------------------------------------------------------------------------------------------------- */
+
+enum terse_status terse_tokenize(const struct terse_model *model, const char *text, size_t n_bytes, unsigned flags, int32_t *tokens,
+                                 size_t capacity, size_t *n_tokens, struct terse_error *error) {
+    return tokenizer_encode(model->tokenizer, text, n_bytes, flags, tokens, capacity, n_tokens, error);
+}
+
+bool terse_token_ends(const struct terse_model *model, int32_t token) { return tokenizer_ends(model->tokenizer, token); }
+
+int32_t terse_token_bos(const struct terse_model *model, bool *added) { return tokenizer_bos(model->tokenizer, added); }

@@ -1,0 +1,42 @@
+/* Text to tokens and back, from a GGUF file's tokenizer.ggml.* metadata alone.
+ *
+ * Two kinds: byte-level BPE (tokenizer.ggml.model = gpt2; the text is first cut into words by the expression that tokenizer.ggml.pre
+ * names, see pretokenize.h) and SentencePiece-style BPE by scores with byte fallback (= llama). Immutable after creation, shared
+ * between threads.
+ */
+#ifndef TERSE_TEXT_TOKENIZER_H
+#define TERSE_TEXT_TOKENIZER_H
+
+#include "gguf/gguf.h"
+
+struct tokenizer;
+
+/* The tokenizer may point into the gguf's data, which must outlive it. A file without a vocabulary gives a tokenizer of 0 tokens
+ * that tokenizes nothing (tests of random models). TERSE_E_UNSUPPORTED for another kind or pre-tokenizer, TERSE_E_FORMAT for a
+ * vocabulary that contradicts itself: ids out of range, two tokens with one text, arrays of different lengths, merges of texts
+ * that are no tokens. */
+enum terse_status tokenizer_new(const struct gguf *gguf, struct tokenizer **tokenizer, struct terse_error *error);
+void tokenizer_free(struct tokenizer *tokenizer);
+
+uint32_t tokenizer_size(const struct tokenizer *tokenizer);
+
+/* As terse_tokenize. User-defined tokens are always found in the text, control tokens only with TERSE_TOKENIZE_PARSE_SPECIAL; where
+ * several begin at one place, the longest. Without that flag no text gives a control token. */
+enum terse_status tokenizer_encode(const struct tokenizer *tokenizer, const char *text, size_t n_bytes, unsigned flags,
+                                   int32_t *tokens, size_t capacity, size_t *n_tokens, struct terse_error *error);
+
+/* The bytes of one token (a byte-level token's letters mapped back, SentencePiece's U+2581 as a space), not zero-terminated, valid
+ * as long as the tokenizer; 0 bytes for ids that are no tokens, and unless show_special for control, unknown and unused ones. */
+const char *tokenizer_bytes(const struct tokenizer *tokenizer, int32_t token, bool show_special, size_t *n_bytes);
+/* The most bytes that one token has. */
+size_t tokenizer_longest(const struct tokenizer *tokenizer);
+
+/* -1 when there is none; `*added` (may be NULL): whether TERSE_TOKENIZE_ADD_SPECIAL puts it before a text. */
+int32_t tokenizer_bos(const struct tokenizer *tokenizer, bool *added);
+/* -1 when there is none. */
+int32_t tokenizer_eos(const struct tokenizer *tokenizer);
+bool tokenizer_ends(const struct tokenizer *tokenizer, int32_t token);
+/* The Jinja template of the file, size 0 when it has none. */
+struct gguf_string tokenizer_chat_template(const struct tokenizer *tokenizer);
+
+#endif

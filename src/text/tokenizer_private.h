@@ -1,0 +1,88 @@
+/* The inside of struct tokenizer, shared by tokenizer_load.c (makes it), tokenizer.c (finds special tokens and hands the text
+ * between them to one of the two kinds), tokenizer_bpe.c and tokenizer_spm.c (those kinds). */
+#ifndef TERSE_TEXT_TOKENIZER_PRIVATE_H
+#define TERSE_TEXT_TOKENIZER_PRIVATE_H
+
+#include "text/merge.h"
+#include "text/pretokenize.h"
+#include "text/tokenizer.h"
+#include "text/vocabulary.h"
+
+/* A token that is looked for in the text before words are made. */
+struct special {
+    struct gguf_string text;
+    int32_t token;
+    bool always; /* user-defined */
+};
+
+/* What two tokens of a byte-level BPE vocabulary merge to. */
+struct bpe_merge {
+    uint64_t pair; /* left token << 32 | right token; UINT64_MAX: a free slot */
+    struct merge merge;
+};
+
+struct bpe {
+    struct pretokenizer *pretokenizer;
+    struct bpe_merge *merges; /* hash table */
+    uint64_t mask;
+};
+
+struct spm {
+    uint32_t *priority;    /* [n] of merging to this token: the higher its score, the smaller */
+    bool add_space_prefix; /* a text begins with a space, also behind a special token */
+    bool cut_at_spaces;    /* no token has U+2581 behind another character: what stands before one never merges with it */
+};
+
+enum tokenizer_kind { TOKENIZER_NONE, TOKENIZER_BPE, TOKENIZER_SPM };
+
+struct tokenizer {
+    enum tokenizer_kind kind;
+    struct vocabulary vocabulary;
+    struct bpe bpe;           /* of TOKENIZER_BPE */
+    struct spm spm;           /* of TOKENIZER_SPM */
+    char *bytes;              /* of all tokens, one after another */
+    size_t *first;            /* [n + 1] where in `bytes` a token begins */
+    size_t longest;           /* bytes of the token that has most */
+    int32_t byte_token[256];  /* the token of a byte that no other token covers, or -1 */
+    struct special *specials; /* sorted by text */
+    size_t n_specials;
+    bool begins_special[256];  /* some special token begins with this byte */
+    bool *ends;                /* [n] */
+    int32_t bos, eos, unknown; /* or -1 */
+    bool add_bos, add_eos;
+    struct gguf_string chat_template;
+};
+
+/* One call of tokenizer_encode: the tokens so far and working memory. */
+struct encoder {
+    const struct tokenizer *tokenizer;
+    struct terse_error *error;
+    int32_t *tokens;
+    size_t n_tokens, capacity;
+    struct merger merger;
+    char *scratch;
+    size_t scratch_capacity;
+};
+enum terse_status encoder_emit(struct encoder *encoder, int32_t token);
+/* Makes encoder->scratch hold n bytes; what was in it is lost. */
+enum terse_status encoder_scratch(struct encoder *encoder, size_t n);
+
+/* Ordinary text may give this token. */
+static inline bool token_is_text(const struct vocabulary *v, int32_t token) {
+    uint8_t type = v->type[token];
+    return type == TOKEN_NORMAL || type == TOKEN_USER_DEFINED || type == TOKEN_UNUSED;
+}
+
+/* Each kind: reads what it needs besides the vocabulary (byte_token included); encodes text[n > 0] without special tokens; gives the
+ * bytes of an ordinary token, at most as many as its text has, and their number. */
+enum terse_status bpe_load(struct tokenizer *tokenizer, const struct gguf *gguf, struct terse_error *error);
+void bpe_destroy(struct bpe *bpe);
+enum terse_status bpe_encode(struct encoder *encoder, const char *text, size_t n);
+size_t bpe_bytes(struct gguf_string text, char *bytes);
+
+enum terse_status spm_load(struct tokenizer *tokenizer, const struct gguf *gguf, struct terse_error *error);
+void spm_destroy(struct spm *spm);
+enum terse_status spm_encode(struct encoder *encoder, const char *text, size_t n);
+size_t spm_bytes(struct gguf_string text, char *bytes);
+
+#endif

@@ -1,0 +1,34 @@
+/* The tokens of a vocabulary as the file has them: their texts, their types, and the token of a text. */
+#ifndef TERSE_TEXT_VOCABULARY_H
+#define TERSE_TEXT_VOCABULARY_H
+
+#include "gguf/gguf.h"
+
+/* tokenizer.ggml.token_type */
+enum token_type {
+    TOKEN_NORMAL = 1,
+    TOKEN_UNKNOWN,      /* stands for what cannot be told */
+    TOKEN_CONTROL,      /* found in a text only where special tokens are parsed */
+    TOKEN_USER_DEFINED, /* found in every text, before anything else */
+    TOKEN_UNUSED,
+    TOKEN_BYTE /* "<0x41>" */
+};
+
+/* Immutable after vocabulary_load. */
+struct vocabulary {
+    uint32_t n;
+    struct gguf_string *text; /* [n], in the file's data; no two alike but for empty ones, which are nobody's text */
+    uint8_t *type;            /* [n] */
+    size_t longest;           /* bytes of the longest text */
+    uint32_t *slots;          /* hash table of token + 1, 0 when free; a power of two of them, at least twice n */
+    uint64_t mask;
+};
+
+/* Reads tokenizer.ggml.tokens and .token_type into a zeroed struct. On failure it is to be destroyed, too. */
+enum terse_status vocabulary_load(struct vocabulary *vocabulary, const struct gguf *gguf, struct terse_error *error);
+void vocabulary_destroy(struct vocabulary *vocabulary);
+
+/* The token whose text is data[size], or -1. */
+int32_t vocabulary_find(const struct vocabulary *vocabulary, const char *data, size_t size);
+
+#endif

@@ -1,0 +1,450 @@
+/* The backward pass. Owns the order of the work and its memory; the gradients of single operations are in backward_ops.c, those of
+ * attention in backward_attention.c.
+ *
+ * One sweep forward, then back layer by layer. What is wide (feed-forward, logits) passes in panels of tokens; queries, keys and
+ * values of a layer exist for the whole window. Without gradients there is the sweep forward alone, each layer in the place of the
+ * one before, as far as the keys and values of the last.
+ */
+#include "train/backward.h"
+
+#include "base/memory.h"
+#include "base/random.h"
+#include "backend/cpu/gemm.h"
+#include "model/architecture.h"
+#include "train/backward_attention.h"
+#include "train/backward_ops.h"
+#include "backend/cpu/linear.h"
+#include "backend/cpu/rows.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <omp.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define PANEL_TOKENS 512               /* enough that dequantizing the weights once per panel costs little */
+#define LOGIT_BYTES ((size_t)32 << 20) /* of a panel of logits, unless that were fewer tokens than */
+#define LOGIT_TOKENS 64
+/* Of rows that stay to save the backward sweep the products that make them again, a seventh of all work: so many layers as fit.
+ * What fits depends on shapes alone, and changes no bit of the results. */
+#define STAYING_BYTES ((size_t)512 << 20)
+
+/* What a layer's backward sweep wants of its forward sweep. Of the last layers it stays, of the others it is made again. */
+struct rows {
+    float *q;                 /* [n][Hq][hd], rotated; dL/dq in the end */
+    float *k, *k_rotated, *v; /* [n][Hk][hd] */
+    float *raw_q, *raw_k;     /* before the norm of heads; where there is one, or a clamp */
+    /* Of a panel where it does not stay */
+    float *state;          /* [n][width], past attention */
+    float *inner, *factor; /* [n][feed_forward], before their function; no factor without a gate */
+};
+
+struct backward {
+    const struct terse_model *model;
+    size_t tokens; /* capacity; below, n stands for it */
+    bool gradients;
+    uint32_t threads;
+    size_t logit_rows;
+    uint32_t staying; /* layers whose rows stay, the last ones */
+    /* From the forward sweep to the backward one; of a single layer without gradients */
+    float *hidden;   /* [layers + 1][n][width], entering each layer, and leaving the last */
+    float *attended; /* [layers][n][Hq][hd], what attention gives */
+    float *log_sum;  /* [layers][n][Hq] */
+    /* Of the window */
+    float *d_hidden;             /* [n][width] */
+    float *cosine, *sine, *back; /* [n][n_rot/2]; `back` is -sine */
+    /* Of a layer */
+    struct rows rows;  /* [staying] from the last on, then of the layer at hand if it does not stay: rows_of */
+    float *d_attended; /* [n][Hq][hd] */
+    float *dk, *dv;    /* [n][Hk][hd] */
+    /* Of a panel */
+    float *normed;  /* [panel][width] */
+    float *d_inner; /* [panel][feed_forward]; in the forward sweep the activations of a layer that stays */
+    float *logits;  /* [logit_rows][vocabulary] */
+    double *losses; /* [logit_rows] */
+    bool draw;      /* backward_draw_labels */
+    uint64_t seed;
+    float *scratch;
+};
+
+/* ---- Memory */
+
+static size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
+static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
+
+static size_t q_width(const struct terse_model *m) { return (size_t)m->query_heads * m->head_dim; }
+static size_t kv_width(const struct terse_model *m) { return (size_t)m->kv_heads * m->head_dim; }
+
+/* Whether queries or keys must stay as they left their matrix, since a norm or a clamp follows. An architecture has the same norms
+ * in every layer. */
+static bool raw_queries(const struct terse_model *m) { return m->layer[0].q_norm.gain || m->clamp > 0; }
+static bool raw_keys(const struct terse_model *m) { return m->layer[0].k_norm.gain || m->clamp > 0; }
+
+static size_t raw_q_width(const struct terse_model *m) { return raw_queries(m) ? q_width(m) : 0; }
+static size_t raw_k_width(const struct terse_model *m) { return raw_keys(m) ? kv_width(m) : 0; }
+static size_t factor_width(const struct terse_model *m) { return m->layer[0].gate.data ? m->feed_forward : 0; }
+
+static bool stays(const struct backward *b, uint32_t layer) { return b->model->layers - layer <= b->staying; }
+
+/* A layer's rows; of those that may be a panel's, the tokens from `first` on. */
+static struct rows rows_of(const struct backward *b, uint32_t layer, size_t first) {
+    const struct terse_model *m = b->model;
+    const struct rows *all = &b->rows;
+    size_t at = (stays(b, layer) ? m->layers - 1 - layer : b->staying) * b->tokens, panel = at + (stays(b, layer) ? first : 0);
+    return (struct rows){all->q + at * q_width(m),
+                         all->k + at * kv_width(m),
+                         all->k_rotated + at * kv_width(m),
+                         all->v + at * kv_width(m),
+                         all->raw_q + at * raw_q_width(m),
+                         all->raw_k + at * raw_k_width(m),
+                         all->state + panel * m->width,
+                         all->inner + panel * m->feed_forward,
+                         all->factor + panel * factor_width(m)};
+}
+
+static uint32_t count_staying(const struct terse_model *m, size_t tokens) {
+    size_t width = q_width(m) + 3 * kv_width(m) + raw_q_width(m) + raw_k_width(m) + m->width + m->feed_forward + factor_width(m);
+    return (uint32_t)smaller(STAYING_BYTES / sizeof(float) / width / tokens, m->layers);
+}
+
+static struct attention attention_of(const struct backward *b, const struct rows *rows, size_t n) {
+    const struct terse_model *m = b->model;
+    float scale = 1 / sqrtf((float)m->head_dim);
+    return (struct attention){m->query_heads, m->kv_heads, m->head_dim, n, scale, m->slopes, rows->q, rows->k_rotated, rows->v};
+}
+
+static size_t scratch_floats(const struct backward *b) {
+    const struct terse_model *m = b->model;
+    const struct layer *layer = &m->layer[0]; /* the others have the same shapes */
+    const struct matrix *of[] = {&layer->q, &layer->k, &layer->v, &layer->o, &layer->gate, &layer->up, &layer->down, &m->output};
+    struct attention attention = attention_of(b, &b->rows, b->tokens);
+    size_t most = attention_scratch(&attention, b->threads);
+    for (size_t i = 0; i < sizeof of / sizeof of[0]; i++)
+        if (of[i]->data) most = larger(most, larger(linear_scratch(of[i], b->threads), linear_backward_scratch(of[i])));
+    return most;
+}
+
+static void release(struct backward *b) {
+    float **all[] = {&b->hidden,     &b->attended,   &b->log_sum,    &b->d_hidden,       &b->cosine,     &b->sine,
+                     &b->back,       &b->rows.q,     &b->rows.k,     &b->rows.k_rotated, &b->rows.v,     &b->rows.raw_q,
+                     &b->rows.raw_k, &b->rows.state, &b->rows.inner, &b->rows.factor,    &b->d_attended, &b->dk,
+                     &b->dv,         &b->normed,     &b->d_inner,    &b->logits,         &b->scratch};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
+        memory_free(*all[i]);
+        *all[i] = NULL;
+    }
+    memory_free(b->losses);
+    b->losses = NULL;
+}
+
+static enum terse_status allocate(struct backward *b, struct terse_error *error) {
+    const struct terse_model *m = b->model;
+    size_t n = b->tokens, panel = smaller(n, PANEL_TOKENS), pairs = m->rope.n_rot / 2;
+    /* What the backward sweep alone needs */
+    size_t kept = b->gradients ? m->layers : 1, back = b->gradients ? n : 0, back_panel = b->gradients ? panel : 0;
+    bool others = b->staying < m->layers;
+    size_t rows = (b->staying + others) * n, panel_rows = b->staying * n + (others ? panel : 0);
+    const struct {
+        float **buffer;
+        size_t count, each;
+    } wanted[] = {
+        {&b->hidden, n, (b->gradients + kept) * m->width},
+        {&b->attended, n, kept * q_width(m)},
+        {&b->log_sum, n, kept * m->query_heads},
+        {&b->d_hidden, back, m->width},
+        {&b->cosine, n, pairs},
+        {&b->sine, n, pairs},
+        {&b->back, back, pairs},
+        {&b->rows.q, rows, q_width(m)},
+        {&b->rows.k, rows, kv_width(m)},
+        {&b->rows.k_rotated, rows, kv_width(m)},
+        {&b->rows.v, rows, kv_width(m)},
+        {&b->rows.raw_q, rows, raw_q_width(m)},
+        {&b->rows.raw_k, rows, raw_k_width(m)},
+        {&b->rows.state, b->gradients ? panel_rows : 0, m->width},
+        {&b->rows.inner, panel_rows, m->feed_forward},
+        {&b->rows.factor, panel_rows, factor_width(m)},
+        {&b->d_attended, back, q_width(m)},
+        {&b->dk, back, kv_width(m)},
+        {&b->dv, back, kv_width(m)},
+        {&b->normed, panel, m->width},
+        {&b->d_inner, back_panel, m->feed_forward},
+        {&b->logits, b->logit_rows, m->vocabulary},
+        {&b->scratch, scratch_floats(b), 1},
+    };
+    for (size_t i = 0; i < sizeof wanted / sizeof wanted[0]; i++) {
+        size_t row_bytes = wanted[i].each * sizeof(float);
+        if (!(*wanted[i].buffer = memory_array(wanted[i].count, row_bytes)))
+            return status_no_memory(error, wanted[i].count * row_bytes, "the gradients of a window");
+    }
+    if (!(b->losses = memory_array(b->logit_rows, sizeof *b->losses)))
+        return status_no_memory(error, b->logit_rows * sizeof *b->losses, "the gradients of a window");
+    return TERSE_OK;
+}
+
+enum terse_status backward_new(const struct terse_model *model, size_t tokens, bool gradients, struct backward **backward,
+                               struct terse_error *error) {
+    *backward = NULL;
+    if (tokens < 2)
+        return status_fail(error, TERSE_E_ARGUMENT, "windows of %zu tokens predict nothing: make them at least 2", tokens);
+    if (model->positions.data && tokens > model->positions.rows)
+        return status_fail(error, TERSE_E_CONTEXT,
+                           "windows of %zu tokens are longer than the %" PRIu32
+                           " positions that the model has learned: make them shorter",
+                           tokens, model->positions.rows);
+    struct backward *b = calloc(1, sizeof *b);
+    if (!b) return status_no_memory(error, sizeof *b, "the gradients of a window");
+    b->model = model;
+    b->tokens = tokens;
+    b->gradients = gradients;
+    b->threads = (uint32_t)omp_get_max_threads();
+    b->logit_rows = larger(LOGIT_BYTES / (model->vocabulary * sizeof(float)), LOGIT_TOKENS);
+    b->logit_rows = gradients ? smaller(b->logit_rows, smaller(PANEL_TOKENS, tokens)) : 0;
+    b->staying = gradients ? count_staying(model, tokens) : 0;
+    enum terse_status status = gemm_prepare(error);
+    if (!status) status = allocate(b, error);
+    if (status && b->staying) { /* it goes without, slower */
+        release(b);
+        b->staying = 0;
+        status = allocate(b, error);
+    }
+    if (status) {
+        backward_free(b);
+        return status;
+    }
+    size_t pairs = model->rope.n_rot / 2;
+#pragma omp parallel for
+    for (size_t t = 0; t < tokens; t++) rope_angles(&model->rope, (int64_t)t, b->cosine + t * pairs, b->sine + t * pairs);
+    for (size_t i = 0; gradients && i < tokens * pairs; i++) b->back[i] = -b->sine[i];
+    *backward = b;
+    return TERSE_OK;
+}
+
+void backward_free(struct backward *b) {
+    if (!b) return;
+    release(b);
+    free(b);
+}
+
+/* ---- A layer, forward */
+
+/* Where a layer's rows lie among those that stay. */
+static size_t place(const struct backward *b, uint32_t layer) { return b->gradients ? layer * b->tokens : 0; }
+
+static float *hidden_of(const struct backward *b, uint32_t layer) { return b->hidden + place(b, layer) * b->model->width; }
+static float *attended_of(const struct backward *b, uint32_t layer) { return b->attended + place(b, layer) * q_width(b->model); }
+static float *log_sum_of(const struct backward *b, uint32_t layer) { return b->log_sum + place(b, layer) * b->model->query_heads; }
+
+static void rotate(const struct backward *b, const float *sine, float *rows, size_t n, uint32_t heads) {
+    const struct rope *rope = &b->model->rope;
+    size_t pairs = rope->n_rot / 2, hd = b->model->head_dim;
+#pragma omp parallel for if (n >= PARALLEL_ROWS)
+    for (size_t t = 0; t < n; t++)
+        rope_rotate(rope, b->cosine + t * pairs, sine + t * pairs, rows + t * heads * hd, heads, (uint32_t)hd);
+}
+
+static void copy_rows(float *to, const float *from, size_t n, size_t width) {
+    if (to == from) return;
+#pragma omp parallel for if (n >= PARALLEL_ROWS)
+    for (size_t t = 0; t < n; t++) memcpy(to + t * width, from + t * width, width * sizeof *to);
+}
+
+/* The norm of heads; without one what was kept raw is copied. */
+static void after_projection(const struct norm *norm, const float *raw, float *out, size_t heads, size_t head_dim) {
+    if (norm->gain)
+        norm_rows(norm, raw, out, heads, head_dim);
+    else
+        copy_rows(out, raw, heads, head_dim);
+}
+
+/* Queries (rotated), keys (as they are and rotated) and values of a layer. */
+static void project(struct backward *b, uint32_t index, size_t n) {
+    const struct terse_model *m = b->model;
+    const struct layer *layer = &m->layer[index];
+    const float *hidden = hidden_of(b, index);
+    struct rows rows = rows_of(b, index, 0);
+    float *q = raw_queries(m) ? rows.raw_q : rows.q, *k = raw_keys(m) ? rows.raw_k : rows.k;
+    for (size_t first = 0; first < n; first += PANEL_TOKENS) {
+        size_t count = smaller(PANEL_TOKENS, n - first);
+        const struct product products[] = {
+            {&layer->q, q + first * q_width(m)}, {&layer->k, k + first * kv_width(m)}, {&layer->v, rows.v + first * kv_width(m)}};
+        norm_rows(&layer->attention_norm, hidden + first * m->width, b->normed, count, m->width);
+        linear(products, 3, b->normed, count, b->scratch);
+        for (size_t i = 0; i < 3 && m->clamp > 0; i++) clamp_rows(products[i].out, m->clamp, count, products[i].w->rows);
+    }
+    after_projection(&layer->q_norm, q, rows.q, n * m->query_heads, m->head_dim);
+    after_projection(&layer->k_norm, k, rows.k, n * m->kv_heads, m->head_dim);
+    copy_rows(rows.k_rotated, rows.k, n, kv_width(m));
+    rotate(b, b->sine, rows.q, n, m->query_heads);
+    rotate(b, b->sine, rows.k_rotated, n, m->kv_heads);
+}
+
+/* state[count][width] of a panel: what entered the layer, which may lie there, plus what attention adds. */
+static void add_attention(struct backward *b, uint32_t index, size_t first, size_t count, float *state) {
+    const struct terse_model *m = b->model;
+    copy_rows(state, hidden_of(b, index) + first * m->width, count, m->width);
+    linear(&(struct product){&m->layer[index].o, b->normed}, 1, attended_of(b, index) + first * q_width(m), count, b->scratch);
+    add_rows(state, b->normed, count, m->width);
+}
+
+/* The inner activations of a panel's feed-forward layer, before their function. */
+static void feed(struct backward *b, const struct layer *layer, const struct rows *rows, const float *state, size_t count) {
+    struct product products[2];
+    size_t n = feed_products(layer, rows->inner, rows->factor, products);
+    norm_rows(&layer->feed_forward_norm, state, b->normed, count, b->model->width);
+    linear(products, n, b->normed, count, b->scratch);
+}
+
+/* From the layer's queries, keys and values on. */
+static void layer_forward(struct backward *b, uint32_t index, size_t n) {
+    const struct terse_model *m = b->model;
+    const struct layer *layer = &m->layer[index];
+    struct rows rows = rows_of(b, index, 0);
+    struct attention attention = attention_of(b, &rows, n);
+    attention_forward(&attention, attended_of(b, index), log_sum_of(b, index), b->threads, b->scratch);
+    for (size_t first = 0; first < n; first += PANEL_TOKENS) {
+        size_t count = smaller(PANEL_TOKENS, n - first);
+        rows = rows_of(b, index, first);
+        float *leaving = hidden_of(b, index + 1) + first * m->width;
+        float *state = stays(b, index) ? rows.state : leaving, *active = stays(b, index) ? b->d_inner : rows.inner;
+        add_attention(b, index, first, count, state);
+        feed(b, layer, &rows, state, count);
+        copy_rows(leaving, state, count, m->width);
+        copy_rows(active, rows.inner, count, m->feed_forward);
+        activate_rows(m->architecture->activation, active, rows.factor, count, m->feed_forward);
+        linear(&(struct product){&layer->down, b->normed}, 1, active, count, b->scratch);
+        add_rows(leaving, b->normed, count, m->width);
+    }
+}
+
+/* ---- Backward. d_hidden is the gradient of what leaves the layer at hand, and becomes that of what enters it. */
+
+/* The loss, and its gradient with respect to what leaves the last layer. */
+static double output_backward(struct backward *b, const int32_t *tokens, size_t n) {
+    const struct terse_model *m = b->model;
+    const float *hidden = hidden_of(b, m->layers);
+    double sum = 0;
+    for (size_t first = 0; first < n - 1; first += b->logit_rows) {
+        size_t count = smaller(b->logit_rows, n - 1 - first), at = first * m->width;
+        norm_rows(&m->output_norm, hidden + at, b->normed, count, m->width);
+        linear(&(struct product){&m->output, b->logits}, 1, b->normed, count, b->scratch);
+        struct targets targets = {b->draw ? NULL : tokens + first + 1, b->seed + (first + 1) * RANDOM_STEP};
+        cross_entropy_backward(b->logits, &targets, count, m->vocabulary, 1 / (float)(n - 1), b->losses);
+        linear_backward(&m->output, b->logits, count, false, b->d_hidden + at, b->scratch);
+        norm_backward(&m->output_norm, hidden + at, b->d_hidden + at, count, m->width);
+        for (size_t i = 0; i < count; i++) sum += b->losses[i];
+    }
+    memset(b->d_hidden + (n - 1) * m->width, 0, m->width * sizeof *b->d_hidden); /* nothing is predicted from the last token */
+    return sum / (double)(n - 1);
+}
+
+/* Through the feed-forward part, as far as the output of attention. */
+static void feed_backward(struct backward *b, uint32_t index, size_t n) {
+    const struct terse_model *m = b->model;
+    const struct layer *layer = &m->layer[index];
+    for (size_t first = 0; first < n; first += PANEL_TOKENS) {
+        size_t count = smaller(PANEL_TOKENS, n - first);
+        float *d = b->d_hidden + first * m->width;
+        struct rows rows = rows_of(b, index, first);
+        if (!stays(b, index)) {
+            add_attention(b, index, first, count, rows.state);
+            feed(b, layer, &rows, rows.state, count);
+        }
+        linear_backward(&layer->down, d, count, false, b->d_inner, b->scratch);
+        activation_backward(m->architecture->activation, rows.inner, rows.factor, b->d_inner, count, m->feed_forward);
+        struct product products[2];
+        size_t n_products = feed_products(layer, rows.inner, rows.factor, products);
+        for (size_t i = 0; i < n_products; i++)
+            linear_backward(products[i].w, products[i].out, count, i > 0, b->normed, b->scratch);
+        norm_backward(&layer->feed_forward_norm, rows.state, b->normed, count, m->width);
+        add_rows(d, b->normed, count, m->width);
+        linear_backward(&layer->o, d, count, false, b->d_attended + first * q_width(m), b->scratch);
+    }
+}
+
+/* From the gradients of rotated queries (in q), keys and values to that of what entered the layer. */
+static void project_backward(struct backward *b, uint32_t index, size_t n) {
+    const struct terse_model *m = b->model;
+    const struct layer *layer = &m->layer[index];
+    const float *hidden = hidden_of(b, index);
+    struct rows rows = rows_of(b, index, 0);
+    rotate(b, b->back, rows.q, n, m->query_heads);
+    if (layer->q_norm.gain) norm_backward(&layer->q_norm, rows.raw_q, rows.q, n * m->query_heads, m->head_dim);
+    if (layer->k_norm.gain) norm_backward(&layer->k_norm, rows.raw_k, b->dk, n * m->kv_heads, m->head_dim);
+    if (m->clamp > 0) {
+        clamp_backward(rows.raw_q, m->clamp, rows.q, n, q_width(m));
+        clamp_backward(rows.raw_k, m->clamp, b->dk, n, kv_width(m));
+        clamp_backward(rows.v, m->clamp, b->dv, n, kv_width(m));
+    }
+    for (size_t first = 0; first < n; first += PANEL_TOKENS) {
+        size_t count = smaller(PANEL_TOKENS, n - first);
+        linear_backward(&layer->q, rows.q + first * q_width(m), count, false, b->normed, b->scratch);
+        linear_backward(&layer->k, b->dk + first * kv_width(m), count, true, b->normed, b->scratch);
+        linear_backward(&layer->v, b->dv + first * kv_width(m), count, true, b->normed, b->scratch);
+        norm_backward(&layer->attention_norm, hidden + first * m->width, b->normed, count, m->width);
+        add_rows(b->d_hidden + first * m->width, b->normed, count, m->width);
+    }
+}
+
+static void layer_backward(struct backward *b, uint32_t index, size_t n, const struct backward_sink *sink) {
+    feed_backward(b, index, n);
+    if (!stays(b, index)) project(b, index, n);
+    struct rows rows = rows_of(b, index, 0);
+    struct attention attention = attention_of(b, &rows, n);
+    attention_backward(&attention, attended_of(b, index), log_sum_of(b, index), b->d_attended, b->dk, b->dv, index > 0, b->threads,
+                       b->scratch);
+    rotate(b, b->back, b->dk, n, b->model->kv_heads);
+    sink->layer(sink->user, index, &(struct captured){n, rows.k, rows.k_rotated, rows.v, b->dk, b->dv});
+    if (index > 0) project_backward(b, index, n);
+}
+
+/* ---- A window */
+
+static enum terse_status check(const struct backward *b, const int32_t *tokens, size_t n, struct terse_error *error) {
+    uint32_t vocabulary = b->model->vocabulary;
+    if (n < 2) return status_fail(error, TERSE_E_ARGUMENT, "%zu tokens predict nothing: give a window of at least 2", n);
+    if (n > b->tokens)
+        return status_fail(error, TERSE_E_ARGUMENT, "a window of %zu tokens where %zu were announced: give shorter ones", n,
+                           b->tokens);
+    for (size_t i = 0; i < n; i++)
+        if (tokens[i] < 0 || (uint32_t)tokens[i] >= vocabulary)
+            return status_fail(error, TERSE_E_ARGUMENT, "token %" PRId32 " at %zu is outside the vocabulary of %" PRIu32, tokens[i],
+                               i, vocabulary);
+    return TERSE_OK;
+}
+
+/* `done` in passes over a layer; a layer's backward pass is two. */
+static bool report(const struct backward *b, const struct terse_progress *progress, uint64_t done) {
+    const char *what = b->gradients ? "gradients" : "keys and values";
+    uint64_t total = (b->gradients ? 3 : 1) * (uint64_t)b->model->layers;
+    return !progress || !progress->report || progress->report(progress->user, what, done, total);
+}
+
+void backward_draw_labels(struct backward *backward, uint64_t seed) {
+    backward->draw = true;
+    backward->seed = random_mix(seed);
+}
+
+enum terse_status backward_run(struct backward *b, const int32_t *tokens, size_t n, const struct backward_sink *sink,
+                               const struct terse_progress *progress, double *loss, struct terse_error *error) {
+    uint32_t layers = b->model->layers;
+    enum terse_status status = check(b, tokens, n, error);
+    if (status) return status;
+    bool go_on = true;
+    embed_rows(b->model, tokens, n, 0, b->hidden);
+    for (uint32_t i = 0; i < layers && go_on; i++) {
+        struct rows rows = rows_of(b, i, 0);
+        project(b, i, n);
+        if (!b->gradients) sink->layer(sink->user, i, &(struct captured){n, rows.k, rows.k_rotated, rows.v, NULL, NULL});
+        if (b->gradients || i + 1 < layers) layer_forward(b, i, n);
+        go_on = report(b, progress, i + 1);
+    }
+    if (go_on && b->gradients) *loss = output_backward(b, tokens, n);
+    for (uint32_t i = b->gradients ? layers : 0; i > 0 && go_on; i--) {
+        layer_backward(b, i - 1, n, sink);
+        go_on = report(b, progress, layers + 2 * (uint64_t)(layers - i + 1));
+    }
+    if (go_on) return TERSE_OK;
+    return status_fail(error, TERSE_E_INTERRUPTED, "interrupted in the %s of %zu tokens",
+                       b->gradients ? "gradients" : "keys and values", n);
+}

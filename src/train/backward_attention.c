@@ -1,0 +1,197 @@
+/* Attention of a window and its gradients. Owns the tiling; leaves products to the GEMM library, exponentials to the kernels. */
+#include "train/backward_attention.h"
+
+#include "base/memory.h"
+#include "kv/partial.h"
+#include "backend/cpu/gemm.h"
+#include "backend/cpu/kernels/kernels.h"
+
+#include <math.h>
+#include <omp.h>
+#include <string.h>
+
+#define QUERY_ROWS 192 /* rows of a tile of queries (tokens times G), as the prefill's attention has them */
+#define ITEMS 16       /* into which the gradients' work is split at least, so that threads have some; the sums depend on it */
+#define KEY_ROWS 384   /* keys against which they go at a time: two such tiles of numbers fit the second-level cache */
+
+static size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
+static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
+
+static size_t group_of(const struct attention *a) { return a->query_heads / a->kv_heads; }
+static size_t tile_tokens(const struct attention *a) { return larger(QUERY_ROWS / group_of(a), 1); }
+static size_t tile_count(const struct attention *a) { return (a->n + tile_tokens(a) - 1) / tile_tokens(a); }
+
+/* ---- Tiles. Row m of a tile is query head m % G of the KV head's group, of token first + m / G. */
+
+struct tile {
+    uint32_t head; /* KV head */
+    size_t first, count, rows;
+};
+
+static struct tile tile_at(const struct attention *a, size_t i, uint32_t head) {
+    size_t first = i * tile_tokens(a), count = smaller(tile_tokens(a), a->n - first);
+    return (struct tile){head, first, count, count * group_of(a)};
+}
+
+/* Where row m lies in an array [n][Hq][width]. */
+static size_t row_offset(const struct attention *a, const struct tile *tile, size_t m, size_t width) {
+    size_t group = group_of(a);
+    return ((tile->first + m / group) * a->query_heads + tile->head * group + m % group) * width;
+}
+
+static void gather(const struct attention *a, const struct tile *tile, const float *from, float *to) {
+    size_t hd = a->head_dim;
+    for (size_t m = 0; m < tile->rows; m++) memcpy(to + m * hd, from + row_offset(a, tile, m, hd), hd * sizeof *to);
+}
+
+static void gather_queries(const struct attention *a, const struct tile *tile, float *to) {
+    gather(a, tile, a->q, to);
+    for (size_t i = 0; i < tile->rows * a->head_dim; i++) to[i] *= a->scale;
+}
+
+/* Of the keys [key, key + n) row m sees the first so many. */
+static size_t visible_keys(const struct attention *a, const struct tile *tile, size_t m, size_t key, size_t n) {
+    size_t seen = tile->first + m / group_of(a) + 1;
+    return seen > key ? smaller(seen - key, n) : 0;
+}
+
+/* What depends on the positions of row m and of the n keys from `key` on. */
+static void add_alibi(const struct attention *a, const struct tile *tile, size_t m, size_t key, size_t n, float *logits) {
+    size_t group = group_of(a), token = tile->first + m / group;
+    if (!a->slopes) return;
+    float slope = a->slopes[tile->head * group + m % group], first = (float)key - (float)token;
+    for (size_t j = 0; j < n; j++) logits[j] += slope * (first + (float)(int)j);
+}
+
+/* ---- Scratch: of each thread, and of all the gradients that will be summed */
+
+static size_t thread_floats(const struct attention *a) {
+    size_t rows = tile_tokens(a) * group_of(a), hd = a->head_dim;
+    size_t forward = rows * (hd + KEY_ROWS) + partial_floats(rows, hd);
+    size_t backward = rows * (3 * hd + 2 * KEY_ROWS + 1);
+    return memory_round_up(larger(forward, backward), MEMORY_ALIGN / sizeof(float));
+}
+
+/* Into so many parts the queries of a KV head are split, whatever the threads: their number shall change no bit. */
+static size_t part_count(const struct attention *a) { return smaller((ITEMS + a->kv_heads - 1) / a->kv_heads, tile_count(a)); }
+
+static size_t side_floats(const struct attention *a) { return a->n * a->kv_heads * a->head_dim; }
+
+size_t attention_scratch(const struct attention *a, uint32_t threads) {
+    return threads * thread_floats(a) + 2 * (part_count(a) - 1) * side_floats(a);
+}
+
+/* ---- Forward */
+
+static void forward_tile(const struct attention *a, const struct tile *tile, float *out, float *log_sum, float *scratch) {
+    const struct kernels *kernel = kernels();
+    size_t hd = a->head_dim, stride = a->kv_heads * hd, end = tile->first + tile->count;
+    float *queries = scratch, *logits = queries + tile->rows * hd;
+    struct partial partial = partial_at(logits + tile->rows * KEY_ROWS, tile->rows, hd);
+    partial_clear(&partial);
+    gather_queries(a, tile, queries);
+    for (size_t key = 0; key < end; key += KEY_ROWS) {
+        size_t n = smaller(KEY_ROWS, end - key), at = key * stride + tile->head * hd;
+        gemm(true, tile->rows, n, hd, queries, hd, a->k + at, stride, false, logits, KEY_ROWS);
+        for (size_t m = 0; m < tile->rows; m++) {
+            float *row = logits + m * KEY_ROWS;
+            size_t visible = visible_keys(a, tile, m, key, n);
+            add_alibi(a, tile, m, key, visible, row);
+            float max = partial_raise(&partial, m, kernel->max(row, visible));
+            partial.sum[m] += kernel->exp_sum(row, max, visible);
+            memset(row + visible, 0, (n - visible) * sizeof *row);
+        }
+        gemm(false, tile->rows, hd, n, logits, KEY_ROWS, a->v + at, stride, true, partial.acc, hd);
+    }
+    for (size_t m = 0; m < tile->rows; m++) {
+        partial_finish(&partial, m, out + row_offset(a, tile, m, hd));
+        log_sum[row_offset(a, tile, m, 1)] = partial.max[m] + logf(partial.sum[m]);
+    }
+}
+
+void attention_forward(const struct attention *a, float *out, float *log_sum, uint32_t threads, float *scratch) {
+    size_t tiles = tile_count(a), heads = a->kv_heads;
+    /* The last queries see most: they go first. */
+#pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
+    for (size_t item = 0; item < tiles * heads; item++) {
+        struct tile tile = tile_at(a, tiles - 1 - item / heads, (uint32_t)(item % heads));
+        forward_tile(a, &tile, out, log_sum, scratch + (size_t)omp_get_thread_num() * thread_floats(a));
+    }
+}
+
+/* ---- Backward */
+
+/* A share of the work: the queries of a KV head in every parts-th tile, from the last on, which evens out the triangle. The
+ * gradients of its keys are its own, dk and dv [n][Hk][hd] as far as its last tile sees; part 0 has the very last and writes them
+ * all. */
+struct part {
+    size_t index, parts;
+    uint32_t head;
+    float *dk, *dv;
+};
+
+static size_t seen_by(const struct attention *a, size_t part) {
+    struct tile last = tile_at(a, tile_count(a) - 1 - part, 0);
+    return last.first + last.count;
+}
+
+/* What one tile of queries gives to dk and dv: to be added, or the first. With `queries` their gradients take their place. */
+static void backward_tile(const struct attention *a, const struct tile *tile, const float *out, const float *log_sum,
+                          const float *d_out, const struct part *to, bool first, bool queries, float *scratch) {
+    const struct kernels *kernel = kernels();
+    size_t hd = a->head_dim, rows = tile->rows, stride = a->kv_heads * hd, end = tile->first + tile->count;
+    float *q = scratch, *dq = q + rows * hd, *d_o = dq + rows * hd, *p = d_o + rows * hd, *ds = p + rows * KEY_ROWS;
+    float *mean = ds + rows * KEY_ROWS; /* D of the header */
+    gather_queries(a, tile, q);
+    gather(a, tile, d_out, d_o);
+    for (size_t m = 0; m < rows; m++) mean[m] = kernel->dot(d_o + m * hd, out + row_offset(a, tile, m, hd), hd);
+    for (size_t key = 0; key < end; key += KEY_ROWS) {
+        size_t n = smaller(KEY_ROWS, end - key), at = key * stride + tile->head * hd;
+        gemm(true, rows, n, hd, q, hd, a->k + at, stride, false, p, KEY_ROWS);
+        gemm(true, rows, n, hd, d_o, hd, a->v + at, stride, false, ds, KEY_ROWS);
+        for (size_t m = 0; m < rows; m++) {
+            float *weights = p + m * KEY_ROWS, *d_logits = ds + m * KEY_ROWS;
+            size_t visible = visible_keys(a, tile, m, key, n);
+            add_alibi(a, tile, m, key, visible, weights);
+            kernel->exp_sum(weights, log_sum[row_offset(a, tile, m, 1)], visible);
+            memset(weights + visible, 0, (n - visible) * sizeof *weights);
+            for (size_t j = 0; j < n; j++) d_logits[j] = weights[j] * (d_logits[j] - mean[m]);
+        }
+        gemm_outer(n, hd, rows, p, KEY_ROWS, d_o, hd, !first, to->dv + at, stride);
+        gemm_outer(n, hd, rows, ds, KEY_ROWS, q, hd, !first, to->dk + at, stride);
+        if (queries) gemm(false, rows, hd, n, ds, KEY_ROWS, a->k + at, stride, key > 0, dq, hd);
+    }
+    for (size_t m = 0; m < rows && queries; m++) {
+        float *row = a->q + row_offset(a, tile, m, hd);
+        for (size_t c = 0; c < hd; c++) row[c] = dq[m * hd + c] * a->scale;
+    }
+}
+
+static void backward_part(const struct attention *a, const float *out, const float *log_sum, const float *d_out,
+                          const struct part *part, bool queries, float *scratch) {
+    for (size_t tiles = tile_count(a), i = part->index; i < tiles; i += part->parts) {
+        struct tile tile = tile_at(a, tiles - 1 - i, part->head);
+        backward_tile(a, &tile, out, log_sum, d_out, part, i == part->index, queries, scratch);
+    }
+}
+
+void attention_backward(const struct attention *a, const float *out, const float *log_sum, const float *d_out, float *dk, float *dv,
+                        bool queries, uint32_t threads, float *scratch) {
+    size_t parts = part_count(a), heads = a->kv_heads, floats = side_floats(a), width = heads * a->head_dim;
+    float *rest = scratch + threads * thread_floats(a); /* [parts - 1][2][n][Hk][hd] */
+#pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
+    for (size_t item = 0; item < parts * heads; item++) {
+        size_t index = item / heads;
+        float *own = rest + 2 * (index - (index > 0)) * floats;
+        struct part part = {index, parts, (uint32_t)(item % heads), index ? own : dk, index ? own + floats : dv};
+        backward_part(a, out, log_sum, d_out, &part, queries, scratch + (size_t)omp_get_thread_num() * thread_floats(a));
+    }
+#pragma omp parallel for num_threads(threads)
+    for (size_t t = 0; t < a->n; t++) {
+        for (size_t part = 1; part < parts && t < seen_by(a, part); part++) {
+            const float *own = rest + 2 * (part - 1) * floats + t * width;
+            kernels()->axpy(1, own, dk + t * width, width);
+            kernels()->axpy(1, own + floats, dv + t * width, width);
+        }
+    }
+}

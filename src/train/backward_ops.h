@@ -1,0 +1,30 @@
+/* Gradients of single operations with respect to their inputs. dX stands for dL/dX. Rows are tokens or heads; all use the calling
+ * thread's OpenMP threads. Weights are given, so none of them gets a gradient. */
+#ifndef TERSE_TRAIN_BACKWARD_OPS_H
+#define TERSE_TRAIN_BACKWARD_OPS_H
+
+#include "model/model.h"
+
+/* Floats of scratch that linear_backward() needs for this matrix. */
+size_t linear_backward_scratch(const struct matrix *w);
+/* dx[n][columns] = dy[n][rows] w (+ dx if `accumulate`). */
+void linear_backward(const struct matrix *w, const float *dy, size_t n, bool accumulate, float *dx, float *scratch);
+
+/* d[n][width] enters as the gradient of the outputs and leaves as that of the inputs x: of a norm, */
+void norm_backward(const struct norm *norm, const float *x, float *d, size_t n, size_t width);
+/* and of clamp_rows, of which x may be the inputs or the outputs. */
+void clamp_backward(const float *x, float most, float *d, size_t n, size_t width);
+
+/* Of activate_rows: d[n][width] is the gradient of the outputs; those of x and, with ACTIVATION_SWIGLU, of up take their places. */
+void activation_backward(enum activation activation, float *x, float *up, const float *d, size_t n, size_t width);
+
+/* What rows of logits are held to: given tokens, or where they are NULL one for each row drawn from its own softmax. */
+struct targets {
+    const int32_t *tokens;
+    uint64_t seed; /* of the first row's draw */
+};
+/* loss[n] = cross entropy, in nats, of logits[n][vocabulary] against the targets; each row of logits becomes its loss's gradient times
+ * `scale`. */
+void cross_entropy_backward(float *logits, const struct targets *targets, size_t n, size_t vocabulary, float scale, double *loss);
+
+#endif

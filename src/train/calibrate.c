@@ -1,0 +1,595 @@
+/* Calibration. Owns what is learned, the weights of samples and the order of the fits; leaves the samples to capture.h, a fit to
+ * kmeans.h and em.h, the codebook to format/codebook.h.
+ *
+ * A fit is one sub-vector of one layer, KV head and side (or, shared, of all layers and heads), or a group of them where keys are
+ * sums of tables' entries (train/em.h), or a whole head where values are sums of rows (train/additive.h). Its seed comes from its
+ * number, so the order in which threads come to the fits changes nothing.
+ */
+#include "train/calibrate.h"
+
+#include "base/divisor.h"
+#include "base/memory.h"
+#include "base/random.h"
+#include "backend/cpu/codec/commvq.h"
+#include "train/additive.h"
+#include "train/capture.h"
+#include "train/em.h"
+#include "train/kmeans.h"
+#include "method/method.h"
+
+#include <inttypes.h>
+#include <omp.h>
+#include <stdio.h>
+#include <string.h>
+
+#define BUDGET ((size_t)4 << 30) /* of samples: all of the lab model's 128 windows of 2048 tokens, and no more for larger models */
+#define WEIGHT_LEAST 1e-3        /* of the mean: what nobody minds still counts for something */
+/* Rounds over all samples, after those on samples of them: bench/bench_calibrate says what more of them would give. */
+#define ROUNDS 4
+#define TOLERANCE 2e-3
+#define MOST_THREADS 1024
+#define FITS_PER_THREAD 4 /* with fewer fits all threads work on one together */
+/* Samples of a shared fit, evenly from all layers and KV heads: as many for a centroid as MILLION's, and never fewer than one head
+ * has. */
+#define SHARED_PER_CENTROID 256
+#define SHARED_LEAST 262144
+#define TABLE_SAMPLES 65536 /* of a fit of tables, at most: each costs a few searches in every round */
+#define SUM_SAMPLES 32768   /* of a fit of sums, at most: each costs a search in every iteration */
+
+struct terse_calibration terse_calibration_defaults(void) {
+    return (struct terse_calibration){.method = "antkv-1", .window = 2048, .windows = 128, .seed = 1};
+}
+
+/* ---- Weights */
+
+static double raw_weight(float norm, float factor, uint32_t power) {
+    double weight = (double)factor * (double)factor;
+    for (uint32_t i = 0; i < power; i++) weight *= (double)norm;
+    return weight;
+}
+
+void calibrate_weigh(float *norms, const float *factors, size_t n, uint32_t power) {
+    double sum = 0, raised = 0;
+    for (size_t i = 0; i < n; i++) sum += raw_weight(norms[i], factors ? factors[i] : 1, power);
+    double mean = sum / (double)n;
+    for (size_t i = 0; i < n; i++) {
+        double weight = raw_weight(norms[i], factors ? factors[i] : 1, power) / mean;
+        norms[i] = !(mean > 0) ? 1 : weight > WEIGHT_LEAST ? (float)weight : (float)WEIGHT_LEAST;
+        raised += (double)norms[i];
+    }
+    for (size_t i = 0; i < n; i++) norms[i] = (float)((double)norms[i] * (double)n / raised);
+}
+
+/* ---- The plan */
+
+struct plan {
+    const struct terse_model *model;
+    struct codebook_info info;
+    enum terse_weighting weighting;
+    uint32_t power; /* 0: all samples weigh alike */
+    bool text_labels;
+    bool learned; /* its codebook is made */
+    int threads;
+    struct terse_progress progress;
+};
+
+static struct coding coding_of(const struct codebook_info *info, int side) { return side == CODEC_KEYS ? info->key : info->value; }
+
+static struct coding learning(struct coding coding) { return coding.codec->parameters ? coding : (struct coding){0}; }
+
+/* Of whole heads are the weights of all fits but k-means's. */
+static const char *weighted_part(const struct plan *plan) {
+    const struct codec *key = plan->info.key.codec, *value = plan->info.value.codec;
+    bool keys = !key || key->learner != CODEC_KMEANS, values = !value || value->learner != CODEC_KMEANS;
+    if (plan->weighting == TERSE_WEIGHTING_ROW || (keys && values)) return "head";
+    return key && keys ? "key head, value sub-vector" : value && values ? "key sub-vector, value head" : "sub-vector";
+}
+
+static void describe_weighting(struct plan *plan) {
+    if (plan->weighting == TERSE_WEIGHTING_NONE)
+        snprintf(plan->info.weighting, sizeof plan->info.weighting, "none");
+    else
+        snprintf(plan->info.weighting, sizeof plan->info.weighting, "gradient%s per %s, labels %s", plan->power == 2 ? "^2" : "",
+                 weighted_part(plan), plan->text_labels ? "of the text" : "drawn");
+}
+
+static enum terse_status check_options(const struct terse_calibration *o, struct terse_error *error) {
+    if (o->weighting < TERSE_WEIGHTING_DEFAULT || o->weighting > TERSE_WEIGHTING_ROW)
+        return status_fail(error, TERSE_E_ARGUMENT, "%d is no weighting of samples", (int)o->weighting);
+    if (o->power > 2) return status_fail(error, TERSE_E_ARGUMENT, "weights are gradients to the power 1 or 2, not %u", o->power);
+    if (o->threads > MOST_THREADS)
+        return status_fail(error, TERSE_E_ARGUMENT, "%u threads are more than the %d that terse can use", o->threads, MOST_THREADS);
+    return TERSE_OK;
+}
+
+static enum terse_status make_plan(const struct terse_model *m, const struct terse_calibration *o, struct plan *plan,
+                                   struct terse_error *error) {
+    struct terse_cache_options cache = terse_cache_options_defaults();
+    struct method method;
+    enum terse_status status = check_options(o, error);
+    cache.method = o->method;
+    if (!status) status = method_resolve(&cache, m->head_dim, &method, error);
+    if (!status) status = method_check(&method, m->head_dim, m->query_heads / m->kv_heads, error);
+    if (status) return status;
+    if (!method.codebook[0]) return status_fail(error, TERSE_E_ARGUMENT, "%s learns nothing: it needs no codebook", method.name);
+    *plan = (struct plan){.model = m, .progress = o->progress};
+    plan->threads = o->threads ? (int)o->threads : omp_get_num_procs();
+    plan->weighting = o->weighting;
+    if (o->weighting == TERSE_WEIGHTING_DEFAULT) plan->weighting = method.power ? TERSE_WEIGHTING_SUBVECTOR : TERSE_WEIGHTING_NONE;
+    plan->power = plan->weighting == TERSE_WEIGHTING_NONE ? 0 : o->power ? o->power : method.power ? method.power : 2;
+    plan->text_labels = o->text_labels;
+    plan->info = (struct codebook_info){.key = learning(method.key),
+                                        .value = learning(method.value),
+                                        .shared = o->shared,
+                                        .layers = m->layers,
+                                        .kv_heads = m->kv_heads,
+                                        .head_dim = m->head_dim,
+                                        .fingerprint = m->fingerprint,
+                                        .seed = o->seed};
+    snprintf(plan->info.method, sizeof plan->info.method, "%s", method.codebook);
+    snprintf(plan->info.model, sizeof plan->info.model, "%s", m->name);
+    snprintf(plan->info.corpus, sizeof plan->info.corpus, "%s", o->corpus ? o->corpus : "");
+    describe_weighting(plan);
+    return TERSE_OK;
+}
+
+static bool has_frame(const struct plan *plan) {
+    const struct codec *key = plan->info.key.codec, *value = plan->info.value.codec;
+    return (key && key->learn_frame) || (value && value->learn_frame);
+}
+
+static bool wants_rotated(const struct plan *plan) {
+    return plan->info.key.codec && plan->info.key.codec->rope == CODEC_ROPE_AFTER;
+}
+
+static bool can_share(const struct plan *a, const struct plan *b) {
+    if (a->info.key.codec && b->info.key.codec && wants_rotated(a) != wants_rotated(b)) return false;
+    return !has_frame(a) || !has_frame(b) || a->info.shared == b->info.shared;
+}
+
+/* What one capture must keep for the i-th plan too. */
+static enum terse_status add_to_capture(const struct plan *plans, size_t i, struct capture_options *o, struct terse_error *error) {
+    const struct plan *plan = &plans[i];
+    for (size_t j = 0; j < i; j++)
+        if (!can_share(plan, &plans[j]))
+            return status_fail(error, TERSE_E_UNSUPPORTED,
+                               "%s and %s cannot learn from the same samples: calibrate one after the other", plans[j].info.method,
+                               plan->info.method);
+    for (int side = 0; side < 2; side++) {
+        struct coding coding = coding_of(&plan->info, side);
+        struct capture_side *kept = &o->side[side];
+        if (!coding.codec) continue;
+        kept->kept = true;
+        kept->rotated |= side == CODEC_KEYS && wants_rotated(plan);
+        if (plan->power)
+            kept->norm_width = (uint32_t)common_divisor(plan->weighting == TERSE_WEIGHTING_ROW ? plan->info.head_dim : coding.width,
+                                                        kept->norm_width);
+    }
+    o->drawn |= plan->power && !plan->text_labels;
+    return TERSE_OK;
+}
+
+static enum terse_status capture(const struct plan *plans, size_t count, const struct terse_calibration *o, size_t budget,
+                                 const int32_t *tokens, size_t n, struct capture **samples, struct terse_error *error) {
+    struct capture_options options = {.window = o->window,
+                                      .windows = o->windows,
+                                      .positions = plans->model->context,
+                                      .seed = o->seed,
+                                      .budget = budget,
+                                      .progress = plans->progress};
+    enum terse_status status = TERSE_OK;
+    for (size_t i = 0; i < count && !status; i++) status = add_to_capture(plans, i, &options, error);
+    return status ? status : capture_new(plans->model, &options, tokens, n, samples, error);
+}
+
+/* ---- Fits */
+
+/* What plans leave to those after them: what the samples were taken to (set_frames), and the parameters that say how, of each side
+ * [sets][tail]; and the tables of the first plan with any, whose first rounds are what fewer rounds come to (train/em.h). */
+struct frames {
+    float *parameters[2];
+    const struct plan *plan; /* NULL: none had tables */
+    float *tables;           /* its keys' parameters */
+    double *effective;       /* samples of each of its fits */
+};
+
+struct fits {
+    const struct plan *plan;
+    struct capture *samples;
+    struct frames *frames;
+    size_t sets;         /* of centroids on a side: one, or one for each layer and KV head */
+    size_t count[2];     /* fits of each side */
+    float *centroids[2]; /* of each side [sets] of the codec's parameters, which begin with the centroids, [parts][2^bits][width] */
+    double *effective;   /* [count of both] samples */
+    /* Shared by the threads */
+    uint64_t done;
+    bool stop; /* a fit has failed, or the caller wants no more */
+    enum terse_status status;
+    struct terse_error error;
+};
+
+static float *parameters_of(const struct fits *f, enum codec_side side, size_t set) {
+    return f->centroids[side] + set * (codebook_floats(&f->plan->info, side) / f->sets);
+}
+
+static size_t count_all(const struct fits *f) { return f->count[0] + f->count[1]; }
+
+/* Between two rounds of a fit. Only the caller's own thread asks the caller. */
+static bool report_fit(void *user, const char *what, uint64_t done, uint64_t total) {
+    struct fits *f = user;
+    const struct terse_progress *progress = &f->plan->progress;
+    uint64_t fits;
+    bool stop;
+    (void)what, (void)done, (void)total;
+#pragma omp atomic read
+    fits = f->done;
+#pragma omp atomic read
+    stop = f->stop;
+    if (stop || omp_get_thread_num() != 0 || !progress->report) return !stop;
+    if (progress->report(progress->user, "centroids", fits, count_all(f))) return true;
+#pragma omp atomic write
+    f->stop = true;
+    return false;
+}
+
+/* What a fit reads: every `step`-th sample, `each` of a layer and KV head, of those from `first` on. */
+struct reading {
+    size_t first, heads, step, each;
+};
+
+static struct reading reading_of(const struct fits *f, struct coding coding, size_t set) {
+    const struct codebook_info *info = &f->plan->info;
+    size_t all = capture_samples(f->samples), heads = (size_t)info->layers * info->kv_heads;
+    bool searched = coding.codec->learner != CODEC_KMEANS;
+    if (!info->shared) heads = 1;
+    if (!info->shared && !searched) return (struct reading){set, 1, 1, all};
+    size_t most = coding.codec->learner == CODEC_EM ? TABLE_SAMPLES : SUM_SAMPLES;
+    if (!searched) most = (size_t)SHARED_PER_CENTROID << coding.bits;
+    if (!searched && most < SHARED_LEAST) most = SHARED_LEAST;
+    size_t step = (all * heads + most - 1) / most;
+    return (struct reading){info->shared ? 0 : set, heads, step, (all + step - 1) / step};
+}
+
+/* Of the i-th layer and KV head from the first on. */
+static struct capture_reading head_reading(const struct fits *f, enum codec_side side, const struct reading *r, size_t i) {
+    uint32_t kv_heads = f->plan->info.kv_heads;
+    return (struct capture_reading){
+        side, (uint32_t)((r->first + i) / kv_heads), (uint32_t)((r->first + i) % kv_heads), 0, r->step, r->each};
+}
+
+/* What a fit learns from. */
+struct samples {
+    size_t n;
+    float *rows;    /* [n][width] */
+    float *weights; /* [n] */
+};
+
+static void free_samples(struct samples *samples) {
+    memory_free(samples->rows);
+    memory_free(samples->weights);
+}
+
+/* Channels [channel, channel + width) of the samples that `r` names. After a failure there is nothing to free. */
+static enum terse_status read_samples(const struct fits *f, enum codec_side side, const struct reading *r, size_t channel,
+                                      size_t width, struct samples *samples, struct terse_error *error) {
+    bool whole = f->plan->weighting == TERSE_WEIGHTING_ROW;
+    size_t n = r->heads * r->each;
+    float *factors = memory_array(n, sizeof *factors);
+    *samples = (struct samples){n, memory_array(n, width * sizeof(float)), memory_array(n, sizeof(float))};
+    if (!samples->rows || !samples->weights || !factors) {
+        free_samples(samples);
+        memory_free(factors);
+        return status_no_memory(error, n * (width + 2) * sizeof(float), "the samples of a fit");
+    }
+    for (size_t i = 0; i < r->heads; i++) {
+        struct capture_reading reading = head_reading(f, side, r, i);
+        float *norms = samples->weights + i * r->each;
+        capture_rows(f->samples, &reading, channel, width, samples->rows + i * r->each * width);
+        capture_factors(f->samples, &reading, factors + i * r->each);
+        if (f->plan->power) capture_norms(f->samples, &reading, whole ? 0 : channel, whole ? f->plan->info.head_dim : width, norms);
+    }
+    calibrate_weigh(samples->weights, factors, n, f->plan->power);
+    memory_free(factors);
+    return TERSE_OK;
+}
+
+static enum terse_status fit(struct fits *f, size_t index, struct terse_error *error) {
+    enum codec_side side = index < f->count[CODEC_KEYS] ? CODEC_KEYS : CODEC_VALUES;
+    struct coding coding = coding_of(&f->plan->info, side);
+    size_t at = side == CODEC_KEYS ? index : index - f->count[CODEC_KEYS], parts = f->count[side] / f->sets;
+    size_t k = (size_t)1 << coding.bits;
+    struct reading reading = reading_of(f, coding, at / parts);
+    struct kmeans_options options = {.rounds = ROUNDS, .tolerance = TOLERANCE, .progress = {report_fit, f}};
+    struct kmeans_result result;
+    struct samples samples;
+    options.seed = random_mix(f->plan->info.seed + (index + 1) * RANDOM_STEP);
+    enum terse_status status = read_samples(f, side, &reading, at % parts * coding.width, coding.width, &samples, error);
+    if (status) return status;
+    struct kmeans_points points = {.rows = samples.rows, .n = samples.n, .d = coding.width, .stride = coding.width};
+    if (f->plan->power || coding.codec->learn_frame) points.weights = samples.weights;
+    status = kmeans_fit(&points, k, &options, parameters_of(f, side, at / parts) + at % parts * k * coding.width, &result, error);
+    if (!status) f->effective[index] = result.effective_samples;
+    free_samples(&samples);
+    return status;
+}
+
+/* Whether the tables of `plan` begin those of `longer`, whose seed is the same. */
+static bool begins(const struct plan *plan, const struct plan *longer) {
+    const struct codebook_info *a = &plan->info, *b = &longer->info;
+    return a->key.codec == b->key.codec && a->key.width == b->key.width && a->key.bits <= b->key.bits && a->shared == b->shared &&
+           plan->power == longer->power && plan->weighting == longer->weighting;
+}
+
+/* Takes over what an earlier plan has learned for the same samples; false where there is none such. */
+static bool copy_tables(struct fits *f, size_t index) {
+    const struct frames *from = f->frames;
+    size_t groups = f->count[CODEC_KEYS] / f->sets, set = index / groups, group = index % groups;
+    size_t round = COMM_ENTRIES * f->plan->info.key.width;
+    if (!from->plan || !begins(f->plan, from->plan)) return false;
+    size_t own = f->plan->info.key.bits / COMM_BITS * round, theirs = from->plan->info.key.bits / COMM_BITS * round;
+    const float *tables = from->tables + set * (codebook_floats(&from->plan->info, CODEC_KEYS) / f->sets);
+    memcpy(parameters_of(f, CODEC_KEYS, set) + group * own, tables + group * theirs, own * sizeof *tables);
+    f->effective[index] = from->effective[index];
+    return true;
+}
+
+/* The tables of one group. */
+static enum terse_status fit_tables(struct fits *f, size_t index, struct terse_error *error) {
+    const struct codebook_info *info = &f->plan->info;
+    struct coding coding = info->key;
+    size_t groups = f->count[CODEC_KEYS] / f->sets, set = index / groups, group = index % groups, hd = info->head_dim;
+    struct codec_shape shape = {info->head_dim, 1, coding.width, coding.bits, NULL};
+    struct em_shape tables = {coding.width / 2, COMM_ENTRIES, comm_rounds(shape)};
+    struct reading reading = reading_of(f, coding, set);
+    struct em_options options = em_options_defaults();
+    struct em_result result;
+    struct samples samples;
+    float *parameters = parameters_of(f, CODEC_KEYS, set), *to = parameters + group * tables.rounds * COMM_ENTRIES * coding.width;
+    float head[CODEC_HEAD_DIM_MAX];
+    uint8_t channels[CODEC_HEAD_DIM_MAX];
+    if (copy_tables(f, index)) return TERSE_OK;
+    options.seed = random_mix(info->seed + (index + 1) * RANDOM_STEP);
+    options.progress = (struct terse_progress){report_fit, f};
+    enum terse_status status = read_samples(f, CODEC_KEYS, &reading, 0, hd, &samples, error);
+    if (status) return status;
+    comm_channels(shape, parameters, group, channels);
+    for (size_t i = 0; i < samples.n; i++) {
+        float *row = samples.rows + i * hd;
+        memcpy(head, row, hd * sizeof *head);
+        for (size_t j = 0; j < coding.width; j++) row[j] = head[channels[j]];
+    }
+    status = em_fit(&(struct em_points){samples.rows, samples.n, hd, samples.weights}, tables, &options, to, NULL, &result, error);
+    if (!status) f->effective[index] = result.effective_samples;
+    free_samples(&samples);
+    return status;
+}
+
+/* The rows of one head's sums. */
+static enum terse_status fit_sums(struct fits *f, size_t index, struct terse_error *error) {
+    const struct codebook_info *info = &f->plan->info;
+    size_t set = index - f->count[CODEC_KEYS], hd = info->head_dim;
+    struct reading reading = reading_of(f, info->value, set);
+    struct additive_options options = additive_options_defaults();
+    struct additive_result result;
+    struct samples samples;
+    options.seed = random_mix(info->seed + (index + 1) * RANDOM_STEP);
+    options.progress = (struct terse_progress){report_fit, f};
+    enum terse_status status = read_samples(f, CODEC_VALUES, &reading, 0, hd, &samples, error);
+    if (status) return status;
+    status = additive_fit(&(struct additive_points){samples.rows, samples.n, hd, samples.weights}, hd, info->value.bits, &options,
+                          parameters_of(f, CODEC_VALUES, set), NULL, &result, error);
+    if (!status) f->effective[index] = result.effective_samples;
+    free_samples(&samples);
+    return status;
+}
+
+/* The first failure is what the caller hears of. */
+static void fit_or_stop(struct fits *f, size_t index) {
+    struct terse_error error;
+    if (!report_fit(f, "", 0, 0)) return;
+    const struct codec *codec = coding_of(&f->plan->info, index < f->count[CODEC_KEYS] ? CODEC_KEYS : CODEC_VALUES).codec;
+    static enum terse_status (*const fit_of[])(struct fits * f, size_t index, struct terse_error * error) = {
+        [CODEC_KMEANS] = fit, [CODEC_EM] = fit_tables, [CODEC_ADDITIVE] = fit_sums};
+    enum terse_status status = fit_of[codec->learner](f, index, &error);
+    if (status) {
+#pragma omp critical
+        if (!f->status) {
+            f->status = status;
+            f->error = error;
+        }
+#pragma omp atomic write
+        f->stop = true;
+    }
+#pragma omp atomic update
+    f->done++;
+}
+
+static enum terse_status run_fits(struct fits *f, struct terse_error *error) {
+    size_t fits = count_all(f);
+    if (fits >= (size_t)FITS_PER_THREAD * (size_t)omp_get_max_threads()) {
+#pragma omp parallel for schedule(dynamic, 1)
+        for (size_t i = 0; i < fits; i++) fit_or_stop(f, i);
+    } else {
+        for (size_t i = 0; i < fits; i++) fit_or_stop(f, i);
+    }
+    if (f->status && f->status != TERSE_E_INTERRUPTED) return status_fail(error, f->status, "%s", f->error.message);
+    if (report_fit(f, "", 0, 0)) return TERSE_OK;
+    return status_fail(error, TERSE_E_INTERRUPTED, "interrupted after %" PRIu64 " of %zu fits of centroids", f->done, fits);
+}
+
+/* ---- Frames: where a codec's centroids describe rows in a frame of their own, samples are taken there first. */
+
+#define FRAME_ROWS 32768 /* at most, from which a frame is learned */
+
+struct frame {
+    const struct codec *codec;
+    struct codec_shape shape;
+    enum codec_side side;
+    const float *parameters;
+};
+
+static float enter_frame(const void *user, float *row) {
+    const struct frame *frame = user;
+    return frame->codec->enter_frame(frame->shape, frame->side, frame->parameters, row);
+}
+
+/* Floats behind a set's centroids. */
+static size_t tail_floats(const struct fits *f, enum codec_side side) {
+    struct coding coding = coding_of(&f->plan->info, side);
+    struct codec_shape shape = {f->plan->info.head_dim, 1, coding.width, coding.bits, NULL};
+    return coding.codec->frame_floats(shape, side);
+}
+
+static float *tail_of(const struct fits *f, enum codec_side side, size_t set) {
+    return parameters_of(f, side, set + 1) - tail_floats(f, side);
+}
+
+/* Of one set: a layer and head, or all. */
+static enum terse_status set_frame(struct fits *f, enum codec_side side, size_t set, struct terse_error *error) {
+    const struct codebook_info *info = &f->plan->info;
+    struct coding coding = coding_of(info, side);
+    size_t heads = info->shared ? (size_t)info->layers * info->kv_heads : 1, all = capture_samples(f->samples);
+    size_t most = FRAME_ROWS / heads > 0 ? FRAME_ROWS / heads : 1, step = (all + most - 1) / most, each = (all + step - 1) / step;
+    struct frame frame = {coding.codec, {info->head_dim, 1, coding.width, coding.bits, NULL}, side, parameters_of(f, side, set)};
+    struct reading r = {set, heads, step, each};
+    float *rows = memory_array(heads * each, info->head_dim * sizeof *rows);
+    if (!rows) return status_no_memory(error, heads * each * info->head_dim * sizeof *rows, "the samples of a frame");
+    for (size_t i = 0; i < heads; i++) {
+        struct capture_reading reading = head_reading(f, side, &r, i);
+        capture_rows(f->samples, &reading, 0, info->head_dim, rows + i * each * info->head_dim);
+    }
+    coding.codec->learn_frame(frame.shape, side, rows, heads * each, parameters_of(f, side, set));
+    memory_free(rows);
+    for (size_t i = 0; i < heads; i++) {
+        struct capture_reading reading = head_reading(f, side, &r, i);
+        capture_enter(f->samples, side, reading.layer, reading.head, enter_frame, &frame);
+    }
+    return TERSE_OK;
+}
+
+/* The first plan with frames takes the samples there; later ones find them there, and the parameters in `frames`. */
+static enum terse_status set_frames(struct fits *f, enum codec_side side, struct terse_error *error) {
+    struct coding coding = coding_of(&f->plan->info, side);
+    float **kept = &f->frames->parameters[side];
+    bool first = !*kept;
+    enum terse_status status = TERSE_OK;
+    if (!coding.codec || !coding.codec->learn_frame) return TERSE_OK;
+    size_t tail = tail_floats(f, side);
+    if (first && !(*kept = memory_array(f->sets * tail, sizeof **kept)))
+        return status_no_memory(error, f->sets * tail * sizeof **kept, "frames");
+    for (size_t set = 0; set < f->sets && !status; set++) {
+        if (first) status = set_frame(f, side, set, error);
+        if (first) memcpy(*kept + set * tail, tail_of(f, side, set), tail * sizeof **kept);
+        if (!first) memcpy(tail_of(f, side, set), *kept + set * tail, tail * sizeof **kept);
+    }
+    return status;
+}
+
+static void settle(const struct fits *f) {
+    const struct codebook_info *info = &f->plan->info;
+    for (int side = 0; side < 2; side++) {
+        struct coding coding = coding_of(info, side);
+        struct codec_shape shape = {info->head_dim, 1, coding.width, coding.bits, NULL};
+        if (!coding.codec || !coding.codec->settle) continue;
+        for (size_t set = 0; set < f->sets; set++)
+            coding.codec->settle(shape, (enum codec_side)side, parameters_of(f, (enum codec_side)side, set));
+    }
+}
+
+static enum terse_status learn(struct plan *plan, struct capture *samples, struct frames *frames, struct terse_codebook **codebook,
+                               struct terse_error *error) {
+    struct fits f = {.plan = plan, .samples = samples, .frames = frames};
+    enum terse_status status = TERSE_OK;
+    size_t bytes = 0;
+    f.sets = plan->info.shared ? 1 : (size_t)plan->info.layers * plan->info.kv_heads;
+    for (int side = 0; side < 2; side++) {
+        struct coding coding = coding_of(&plan->info, side);
+        size_t floats = codebook_floats(&plan->info, side);
+        if (coding.codec) f.count[side] = f.sets * (plan->info.head_dim / coding.width);
+        f.centroids[side] = memory_array(floats, sizeof *f.centroids[side]);
+        bytes += floats * sizeof *f.centroids[side];
+    }
+    f.effective = memory_array(count_all(&f), sizeof *f.effective);
+    if (!f.centroids[0] || !f.centroids[1] || !f.effective) status = status_no_memory(error, bytes, "centroids");
+    const struct codec *key = plan->info.key.codec;
+    for (size_t set = 0; key && key->learner == CODEC_EM && set < f.sets && !status; set++) {
+        struct codec_shape shape = {plan->info.head_dim, 1, plan->info.key.width, plan->info.key.bits, NULL};
+        comm_set_pairing(shape, parameters_of(&f, CODEC_KEYS, set), plan->model->rope.n_rot / 2,
+                         plan->model->rope.pairing == ROPE_ADJACENT);
+    }
+    for (int side = 0; side < 2 && !status; side++) status = set_frames(&f, (enum codec_side)side, error);
+    if (!status) status = run_fits(&f, error);
+    if (!status) settle(&f);
+    for (size_t i = 0; i < count_all(&f) && !status; i++) plan->info.effective_samples += f.effective[i] / (double)count_all(&f);
+    if (!status) status = codebook_new(&plan->info, f.centroids[0], f.centroids[1], codebook, error);
+    if (!status && !frames->plan && key && key->learner == CODEC_EM) {
+        *frames = (struct frames){{frames->parameters[0], frames->parameters[1]}, plan, f.centroids[0], f.effective};
+        f.centroids[0] = NULL;
+        f.effective = NULL;
+    }
+    memory_free(f.centroids[0]);
+    memory_free(f.centroids[1]);
+    memory_free(f.effective);
+    return status;
+}
+
+/* ---- Together */
+
+/* Those without frames come first: taking samples to a frame is for good. Then those with tables, most rounds first. */
+static uint32_t rank(const struct plan *plan) {
+    const struct coding *key = &plan->info.key;
+    if (!has_frame(plan)) return 0;
+    return key->codec && key->codec->learner == CODEC_EM ? UINT32_MAX - key->bits : UINT32_MAX;
+}
+
+static enum terse_status learn_all(struct plan *plans, size_t count, struct capture *samples, struct calibrate_sink sink,
+                                   struct terse_error *error) {
+    struct frames frames = {{NULL, NULL}, NULL, NULL, NULL};
+    enum terse_status status = TERSE_OK;
+    for (size_t done = 0; done < count && !status; done++) {
+        struct terse_codebook *codebook;
+        size_t next = count;
+        for (size_t i = 0; i < count; i++)
+            if (!plans[i].learned && (next == count || rank(&plans[i]) < rank(&plans[next]))) next = i;
+        plans[next].learned = true;
+        plans[next].info.tokens = capture_tokens(samples);
+        status = learn(&plans[next], samples, &frames, &codebook, error);
+        if (!status) status = sink.put(sink.user, next, codebook, error);
+    }
+    memory_free(frames.parameters[0]);
+    memory_free(frames.parameters[1]);
+    memory_free(frames.tables);
+    memory_free(frames.effective);
+    return status;
+}
+
+enum terse_status calibrate_together(size_t budget, const struct terse_model *model, const struct terse_calibration *options,
+                                     size_t count, const int32_t *tokens, size_t n, struct calibrate_sink sink,
+                                     struct terse_error *error) {
+    struct capture *samples = NULL;
+    struct plan *plans = memory_zeros(count, sizeof *plans);
+    enum terse_status status = plans ? TERSE_OK : status_no_memory(error, count * sizeof *plans, "what is to be learned");
+    for (size_t i = 0; i < count && !status; i++) status = make_plan(model, &options[i], &plans[i], error);
+    int threads = omp_get_max_threads();
+    if (!status) {
+        omp_set_num_threads(plans->threads);
+        status = capture(plans, count, options, budget, tokens, n, &samples, error);
+        if (!status) status = learn_all(plans, count, samples, sink, error);
+        omp_set_num_threads(threads);
+    }
+    capture_free(samples);
+    memory_free(plans);
+    return status;
+}
+
+static enum terse_status put_only(void *user, size_t i, struct terse_codebook *codebook, struct terse_error *error) {
+    (void)i, (void)error;
+    *(struct terse_codebook **)user = codebook;
+    return TERSE_OK;
+}
+
+enum terse_status terse_calibrate(const struct terse_model *model, const struct terse_calibration *options, const int32_t *tokens,
+                                  size_t n, struct terse_codebook **codebook, struct terse_error *error) {
+    *codebook = NULL;
+    return calibrate_together(BUDGET, model, options, 1, tokens, n, (struct calibrate_sink){put_only, codebook}, error);
+}

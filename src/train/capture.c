@@ -1,0 +1,324 @@
+/* Capture. Owns the samples' memory, which tokens they are of, and the norms; leaves making keys, values and gradients to
+ * train/backward.h, and what norms mean for learning to calibrate.c.
+ *
+ * Samples lie in runs of a few channels: a fit reads one sub-vector, and other methods' sub-vectors may be narrower or wider.
+ */
+#include "train/capture.h"
+
+#include "base/half.h"
+#include "base/memory.h"
+#include "base/random.h"
+#include "backend/cpu/kernels/kernels.h"
+#include "train/backward.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define TILE 64 /* tokens of a head that are turned, cut up and rounded at a time */
+#define RUN 8   /* channels that lie together; divides every head_dim (codec_check_head_dim) */
+
+struct samples {
+    bool kept, rotated;
+    uint32_t runs;       /* of a row */
+    uint32_t norm_parts; /* norms of a row; 0 without gradients */
+    uint16_t *rows;      /* [layers][Hk][runs][kept][RUN] half */
+    uint16_t *norms;     /* [layers][Hk][norm_parts][kept] bfloat16 */
+    float *factors;      /* [layers][Hk][kept]; 1 until capture_enter */
+};
+
+struct capture {
+    const struct terse_model *model;
+    uint64_t tokens; /* of all windows */
+    size_t kept;     /* of them, as samples of each layer and KV head */
+    struct samples side[2];
+};
+
+/* A window on its way. */
+struct passing {
+    struct capture *capture;
+    size_t first, count;  /* samples */
+    size_t *offset;       /* [count] of its token in the window */
+    float *cosine, *sine; /* [window][n_rot/2] of its tokens, where something is rotated */
+    struct terse_progress progress;
+    uint64_t before, total; /* windows: run, of all */
+};
+
+/* ---- Which tokens stay: evenly so many, the last of each run of tokens / kept. */
+
+static size_t samples_before(const struct capture *c, uint64_t token) { return (size_t)(token * c->kept / c->tokens); }
+
+static void pick(struct passing *p, uint64_t first_token, size_t window) {
+    p->first = samples_before(p->capture, first_token);
+    p->count = 0;
+    for (size_t t = 0; t < window; t++) {
+        uint64_t token = first_token + t;
+        if (samples_before(p->capture, token + 1) > samples_before(p->capture, token)) p->offset[p->count++] = t;
+    }
+}
+
+/* ---- A window's rows */
+
+/* Nearest, ties to even, of a finite number; its range is that of a float. */
+static uint16_t bfloat_from_float(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+static float norm(const float *x, size_t n) {
+    double sum = 0;
+    for (size_t i = 0; i < n; i++) sum += (double)x[i] * (double)x[i];
+    return (float)sqrt(sum);
+}
+
+static uint16_t *run_of(const struct capture *c, const struct samples *s, size_t head, size_t run) {
+    return s->rows + (head * s->runs + run) * c->kept * RUN;
+}
+
+static uint16_t *norms_of(const struct capture *c, const struct samples *s, size_t head, size_t part) {
+    return s->norms + (head * s->norm_parts + part) * c->kept;
+}
+
+/* tile[count][hd]: a KV head's rows of the samples at, at + 1, ... of the window, rotated where they are wanted so. */
+static void gather(const struct passing *p, const struct samples *s, const float *rows, uint32_t head, size_t at, size_t count,
+                   float *tile) {
+    const struct terse_model *m = p->capture->model;
+    size_t hd = m->head_dim, pairs = m->rope.n_rot / 2;
+    for (size_t i = 0; i < count; i++) {
+        size_t t = p->offset[at + i];
+        memcpy(tile + i * hd, rows + (t * m->kv_heads + head) * hd, hd * sizeof *tile);
+        if (s->rotated) rope_rotate(&m->rope, p->cosine + t * pairs, p->sine + t * pairs, tile + i * hd, 1, (uint32_t)hd);
+    }
+}
+
+/* rows[count][hd] become the samples of a KV head from `first` on; `heads` come before it in all layers. */
+static void put_rows(const struct capture *c, const struct samples *s, size_t heads, size_t first, size_t count,
+                     const float *rows) {
+    float part[TILE * RUN];
+    size_t hd = c->model->head_dim;
+    for (size_t k = 0; k < s->runs; k++) {
+        for (size_t i = 0; i < count; i++) memcpy(part + i * RUN, rows + i * hd + k * RUN, RUN * sizeof *part);
+        kernels()->float_to_half(part, run_of(c, s, heads, k) + first * RUN, count * RUN);
+    }
+}
+
+/* Up to TILE samples of a KV head, of which `heads` come before it in all layers. */
+static void keep_tile(const struct passing *p, const struct samples *s, const float *rows, const float *gradients, size_t heads,
+                      uint32_t head, size_t at) {
+    const struct capture *c = p->capture;
+    float tile[TILE * CODEC_HEAD_DIM_MAX];
+    size_t hd = c->model->head_dim, count = p->count - at < TILE ? p->count - at : TILE;
+    gather(p, s, rows, head, at, count, tile);
+    put_rows(c, s, heads, p->first + at, count, tile);
+    if (!s->norm_parts) return;
+    gather(p, s, gradients, head, at, count, tile);
+    size_t n = hd / s->norm_parts;
+    for (size_t k = 0; k < s->norm_parts; k++) {
+        uint16_t *to = norms_of(c, s, heads, k) + p->first + at;
+        for (size_t i = 0; i < count; i++) to[i] = bfloat_from_float(norm(tile + i * hd + k * n, n));
+    }
+}
+
+/* Gradients are turned like what they belong to: with r = R k, dL/dr = R dL/dk but for the square of the rotation's magnitude, and
+ * a factor that all norms share means nothing. */
+static void keep_layer(void *user, uint32_t layer, const struct captured *captured) {
+    const struct passing *p = user;
+    uint32_t heads = p->capture->model->kv_heads;
+    const float *rows[2] = {captured->k, captured->v}, *gradients[2] = {captured->dk, captured->dv};
+    size_t tiles = (p->count + TILE - 1) / TILE;
+    for (int side = 0; side < 2; side++) {
+        const struct samples *s = &p->capture->side[side];
+        if (!s->kept) continue;
+#pragma omp parallel for schedule(static)
+        for (size_t i = 0; i < heads * tiles; i++) {
+            uint32_t head = (uint32_t)(i / tiles);
+            keep_tile(p, s, rows[side], gradients[side], (size_t)layer * heads + head, head, i % tiles * TILE);
+        }
+    }
+}
+
+static bool report_window(void *user, const char *what, uint64_t done, uint64_t total) {
+    const struct passing *p = user;
+    return p->progress.report(p->progress.user, what, p->before * total + done, p->total * total);
+}
+
+/* ---- All windows */
+
+/* Of the i-th of so many windows. */
+static size_t first_position(const struct capture_options *o, size_t i, size_t windows) {
+    return o->positions > o->window && windows > 1 ? i * (o->positions - o->window) / (windows - 1) : 0;
+}
+
+static void set_angles(const struct passing *p, size_t window, size_t first) {
+    const struct rope *rope = &p->capture->model->rope;
+    size_t pairs = rope->n_rot / 2;
+#pragma omp parallel for schedule(static)
+    for (size_t t = 0; t < window; t++) rope_angles(rope, (int64_t)(first + t), p->cosine + t * pairs, p->sine + t * pairs);
+}
+
+static enum terse_status run_windows(struct capture *c, const struct capture_options *o, const int32_t *tokens, size_t available,
+                                     struct terse_error *error) {
+    const struct terse_model *m = c->model;
+    size_t windows = (size_t)(c->tokens / o->window), pairs = c->side[CODEC_KEYS].rotated ? m->rope.n_rot / 2 : 0;
+    bool add_bos;
+    int32_t bos = terse_token_bos(m, &add_bos);
+    struct backward *backward = NULL;
+    struct passing p = {.capture = c, .progress = o->progress, .total = windows};
+    struct backward_sink sink = {keep_layer, &p};
+    struct terse_progress progress = {o->progress.report ? report_window : NULL, &p};
+    double loss;
+    int32_t *window = memory_array(o->window, sizeof *window);
+    p.offset = memory_array(o->window, sizeof *p.offset);
+    p.cosine = memory_array(o->window, pairs * sizeof *p.cosine);
+    p.sine = memory_array(o->window, pairs * sizeof *p.sine);
+    enum terse_status status = TERSE_OK;
+    if (!window || !p.offset || !p.cosine || !p.sine)
+        status = status_no_memory(error, o->window * (2 * pairs + 3) * sizeof(float), "a window");
+    if (!status) status = backward_new(m, o->window, c->side[0].norm_parts || c->side[1].norm_parts, &backward, error);
+    for (size_t i = 0; i < windows && !status; i++) {
+        memcpy(window, tokens + i * available / windows * o->window, o->window * sizeof *window);
+        if (add_bos) window[0] = bos;
+        pick(&p, (uint64_t)i * o->window, o->window);
+        p.before = i;
+        if (pairs) set_angles(&p, o->window, first_position(o, i, windows));
+        if (o->drawn) backward_draw_labels(backward, random_mix(o->seed + (i + 1) * RANDOM_STEP));
+        status = backward_run(backward, window, o->window, &sink, &progress, &loss, error);
+    }
+    backward_free(backward);
+    memory_free(window);
+    memory_free(p.offset);
+    memory_free(p.cosine);
+    memory_free(p.sine);
+    return status;
+}
+
+static enum terse_status allocate(struct capture *c, const struct capture_options *o, struct terse_error *error) {
+    const struct terse_model *m = c->model;
+    size_t heads = (size_t)m->layers * m->kv_heads, bytes = 0;
+    for (int side = 0; side < 2; side++) {
+        struct samples *s = &c->side[side];
+        if (!o->side[side].kept) continue;
+        s->kept = true;
+        s->runs = m->head_dim / RUN;
+        s->rotated = side == CODEC_KEYS && o->side[side].rotated && m->rope.n_rot;
+        s->norm_parts = o->side[side].norm_width ? m->head_dim / o->side[side].norm_width : 0;
+        bytes += heads * ((m->head_dim + s->norm_parts) * sizeof(uint16_t) + sizeof *s->factors);
+    }
+    c->kept = bytes && o->budget / bytes < c->tokens ? o->budget / bytes : c->tokens;
+    if (!c->kept) c->kept = 1;
+    for (int side = 0; side < 2; side++) {
+        struct samples *s = &c->side[side];
+        s->rows = memory_array(c->kept, heads * s->runs * RUN * sizeof *s->rows);
+        s->norms = memory_array(c->kept, heads * s->norm_parts * sizeof *s->norms);
+        s->factors = memory_array(c->kept, s->kept ? heads * sizeof *s->factors : 0);
+        for (size_t i = 0; s->factors && s->kept && i < heads * c->kept; i++) s->factors[i] = 1;
+        if (!s->rows || !s->norms || !s->factors)
+            return status_no_memory(error, c->kept * bytes, "the keys and values to learn from");
+    }
+    return TERSE_OK;
+}
+
+static enum terse_status check(const struct terse_model *model, const struct capture_options *o, size_t n,
+                               struct terse_error *error) {
+    if (o->window < 2 || o->window > model->context)
+        return status_fail(error, TERSE_E_ARGUMENT, "windows of %u tokens: give 2 to %u, the model's context", o->window,
+                           model->context);
+    if (n < o->window)
+        return status_fail(error, TERSE_E_ARGUMENT,
+                           "the text has %zu tokens, too few for a window of %u: give a longer one or smaller windows", n,
+                           o->window);
+    return TERSE_OK;
+}
+
+enum terse_status capture_new(const struct terse_model *model, const struct capture_options *options, const int32_t *tokens,
+                              size_t n, struct capture **capture, struct terse_error *error) {
+    *capture = NULL;
+    enum terse_status status = check(model, options, n, error);
+    if (status) return status;
+    struct capture *c = calloc(1, sizeof *c);
+    if (!c) return status_no_memory(error, sizeof *c, "the keys and values to learn from");
+    size_t available = n / options->window;
+    c->model = model;
+    c->tokens = (uint64_t)(options->windows && options->windows < available ? options->windows : available) * options->window;
+    status = allocate(c, options, error);
+    if (!status) status = run_windows(c, options, tokens, available, error);
+    if (!status)
+        *capture = c;
+    else
+        capture_free(c);
+    return status;
+}
+
+void capture_free(struct capture *capture) {
+    if (!capture) return;
+    for (int side = 0; side < 2; side++) {
+        memory_free(capture->side[side].rows);
+        memory_free(capture->side[side].norms);
+        memory_free(capture->side[side].factors);
+    }
+    free(capture);
+}
+
+/* ---- What was kept */
+
+uint64_t capture_tokens(const struct capture *capture) { return capture->tokens; }
+size_t capture_samples(const struct capture *capture) { return capture->kept; }
+
+static size_t head_of(const struct capture *c, const struct capture_reading *r) {
+    return (size_t)r->layer * c->model->kv_heads + r->head;
+}
+
+/* Channels [from, from + n) of a run, to rows[count][width]. */
+static void read_run(const uint16_t *run, const struct capture_reading *r, size_t from, size_t n, size_t width, float *rows) {
+    float tile[TILE * RUN];
+    for (size_t i = 0; i < r->count; i += TILE) {
+        size_t count = r->count - i < TILE ? r->count - i : TILE;
+        const uint16_t *at = run + (r->first + i * r->step) * RUN;
+        if (r->step == 1) kernels()->half_to_float(at, tile, count * RUN);
+        for (size_t k = 0; r->step != 1 && k < count; k++) kernels()->half_to_float(at + k * r->step * RUN, tile + k * RUN, RUN);
+        for (size_t k = 0; k < count; k++) memcpy(rows + (i + k) * width, tile + k * RUN + from, n * sizeof *rows);
+    }
+}
+
+void capture_rows(const struct capture *capture, const struct capture_reading *r, size_t channel, size_t width, float *rows) {
+    const struct samples *s = &capture->side[r->side];
+    for (size_t done = 0, n; done < width; done += n) {
+        size_t from = (channel + done) % RUN;
+        n = RUN - from < width - done ? RUN - from : width - done;
+        read_run(run_of(capture, s, head_of(capture, r), (channel + done) / RUN), r, from, n, width, rows + done);
+    }
+}
+
+void capture_norms(const struct capture *capture, const struct capture_reading *r, size_t channel, size_t width, float *norms) {
+    const struct samples *s = &capture->side[r->side];
+    size_t hd = capture->model->head_dim, first = channel * s->norm_parts / hd, parts = width * s->norm_parts / hd;
+    for (size_t i = 0; i < r->count; i++) norms[i] = parts ? 0 : 1;
+    for (size_t k = 0; k < parts; k++) {
+        const uint16_t *from = norms_of(capture, s, head_of(capture, r), first + k) + r->first;
+        for (size_t i = 0; i < r->count; i++) {
+            float x = bfloat_to_float(from[i * r->step]);
+            norms[i] = parts == 1 ? x : norms[i] + x * x;
+        }
+    }
+    for (size_t i = 0; i < r->count && parts > 1; i++) norms[i] = sqrtf(norms[i]);
+}
+
+void capture_factors(const struct capture *capture, const struct capture_reading *r, float *factors) {
+    const float *from = capture->side[r->side].factors + head_of(capture, r) * capture->kept + r->first;
+    for (size_t i = 0; i < r->count; i++) factors[i] = from[i * r->step];
+}
+
+void capture_enter(struct capture *capture, enum codec_side side, uint32_t layer, uint32_t head,
+                   float (*enter)(const void *user, float *row), const void *user) {
+    const struct samples *s = &capture->side[side];
+    size_t heads = (size_t)layer * capture->model->kv_heads + head, hd = capture->model->head_dim;
+#pragma omp parallel for schedule(static)
+    for (size_t first = 0; first < capture->kept; first += TILE) {
+        float rows[TILE * CODEC_HEAD_DIM_MAX];
+        size_t count = capture->kept - first < TILE ? capture->kept - first : TILE;
+        capture_rows(capture, &(struct capture_reading){side, layer, head, first, 1, count}, 0, hd, rows);
+        for (size_t i = 0; i < count; i++) s->factors[heads * capture->kept + first + i] *= enter(user, rows + i * hd);
+        put_rows(capture, s, heads, first, count, rows);
+    }
+}

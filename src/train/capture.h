@@ -1,0 +1,66 @@
+/* Capture: what codebooks are learned from. Windows of a text run through a model, and of every layer and KV head stay keys, values
+ * and how much the loss minds an error in each of them.
+ *
+ * Rows stay in half precision, norms of gradients in bfloat16, so the memory of the lab model's 128 windows of 2048 tokens is 3.6
+ * GB. Where the tokens of all windows would take more than the budget, every so-manieth of them stays: how many depends on the
+ * shape and the budget alone, which ones on their number.
+ */
+#ifndef TERSE_TRAIN_CAPTURE_H
+#define TERSE_TRAIN_CAPTURE_H
+
+#include "backend/cpu/codec/codec.h"
+#include "model/model.h"
+
+struct capture_side {
+    bool kept;
+    bool rotated;        /* keys after rotation, and their gradients, as they would be at `positions` */
+    uint32_t norm_width; /* channels of which one norm is kept, divides head_dim; 0: no norms */
+};
+
+struct capture_options {
+    struct capture_side side[2]; /* by enum codec_side; gradients are made where one of them wants norms */
+    uint32_t window;             /* tokens of a window, 2 to the model's context */
+    uint32_t windows;            /* at most so many, taken evenly from the text; 0: all that it has */
+    /* Windows begin at positions spread evenly over so many: where a window lies turns its rotated keys and changes nothing else,
+     * and the caches that they stand for are longer than a window. */
+    uint32_t positions;
+    bool drawn;    /* gradients of labels drawn from the model's predictions (backward_draw_labels), not the text's */
+    uint64_t seed; /* of the draws */
+    size_t budget; /* bytes of rows, norms and factors */
+    struct terse_progress progress; /* "gradients" or "keys and values", in passes over a layer */
+};
+
+struct capture;
+
+/* Runs the windows of tokens[n], BOS in place of the first token of each where the model's file asks for one. TERSE_E_ARGUMENT when
+ * the text has not even one window. Uses the calling thread's OpenMP threads, whose number changes no bit of the samples. */
+enum terse_status capture_new(const struct terse_model *model, const struct capture_options *options, const int32_t *tokens,
+                              size_t n, struct capture **capture, struct terse_error *error);
+void capture_free(struct capture *capture);
+
+/* Tokens that were run, and those of them that stay as samples of each layer and KV head. */
+uint64_t capture_tokens(const struct capture *capture);
+size_t capture_samples(const struct capture *capture);
+
+/* What is read: samples first, first + step, ..., `count` of them, of one side of a KV head. Any number of threads may read at
+ * once. */
+struct capture_reading {
+    enum codec_side side;
+    uint32_t layer, head;
+    size_t first, step, count;
+};
+/* Their channels [channel, channel + width): rows[count][width]. */
+void capture_rows(const struct capture *capture, const struct capture_reading *reading, size_t channel, size_t width, float *rows);
+/* norms[count], the Euclidean norms of the loss's gradient (mean over a window's predictions) with respect to these channels, both
+ * multiples of norm_width; ones where no norms are kept. */
+void capture_norms(const struct capture *capture, const struct capture_reading *reading, size_t channel, size_t width,
+                   float *norms);
+/* factors[count]: what capture_enter was told of the row, or ones. */
+void capture_factors(const struct capture *capture, const struct capture_reading *reading, float *factors);
+
+/* Takes all samples of a layer, KV head and side to another frame, for good: `enter` changes row[hd] in place and returns a factor
+ * that capture_factors hands out from then on. `enter` is called by several threads at once. */
+void capture_enter(struct capture *capture, enum codec_side side, uint32_t layer, uint32_t head,
+                   float (*enter)(const void *user, float *row), const void *user);
+
+#endif

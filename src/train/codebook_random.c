@@ -1,0 +1,49 @@
+/* Random parameters with the frames, pairings and grids that codecs take for granted. */
+#include "base/memory.h"
+#include "base/random.h"
+#include "format/codebook.h"
+#include "backend/cpu/codec/commvq.h"
+
+#include <math.h>
+
+/* As learned ones do, of which the largest numbers of a round are 1, 0.44, 0.45, 0.28, 0.23, 0.20, ... 0.13 in the eleventh: that decides
+ * how keys are read. */
+static void shrink_rounds(struct codec_shape shape, float *tables) {
+    size_t round = (size_t)COMM_ENTRIES * shape.width;
+    for (size_t i = 0; i < comm_table_numbers(shape); i++) tables[i] *= powf((float)(1 + i / round % comm_rounds(shape)), -0.85f);
+}
+
+/* Sizes of rows are the last number of a frame. */
+static float *random_parameters(const struct codebook_info *info, enum codec_side side, size_t pairs, bool adjacent) {
+    struct coding coding = side == CODEC_KEYS ? info->key : info->value;
+    struct codec_shape shape = {info->head_dim, 1, coding.width, coding.bits, NULL};
+    size_t n = codebook_floats(info, side), sets = info->shared ? 1 : (size_t)info->layers * info->kv_heads, each = n / sets;
+    float *floats = memory_array(n, sizeof *floats);
+    uint64_t seed = 1 + (uint64_t)side;
+    for (size_t i = 0; floats && i < n; i++) floats[i] = (float)(random_next(&seed) >> 40) / (1 << 23) - 1;
+    for (size_t set = 0; floats && set < sets && n; set++) {
+        if (coding.codec == &codec_comm) {
+            shrink_rounds(shape, floats + set * each);
+            comm_set_pairing(shape, floats + set * each, pairs, adjacent);
+        }
+        if (coding.codec->learn_frame) floats[(set + 1) * each - 1] = 1;
+        if (coding.codec->settle) coding.codec->settle(shape, side, floats + set * each);
+    }
+    return floats;
+}
+
+enum terse_status codebook_random(const struct codebook_info *info, size_t pairs, bool adjacent, struct terse_codebook **codebook,
+                                  struct terse_error *error) {
+    float *keys = random_parameters(info, CODEC_KEYS, pairs, adjacent),
+          *values = random_parameters(info, CODEC_VALUES, pairs, adjacent);
+    enum terse_status status;
+    *codebook = NULL;
+    if (keys && values)
+        status = codebook_new(info, keys, values, codebook, error);
+    else
+        status = status_no_memory(error, (codebook_floats(info, CODEC_KEYS) + codebook_floats(info, CODEC_VALUES)) * sizeof *keys,
+                                  "a random codebook");
+    memory_free(keys);
+    memory_free(values);
+    return status;
+}

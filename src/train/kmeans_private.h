@@ -1,0 +1,68 @@
+/* What the parts of k-means share. */
+#ifndef TERSE_TRAIN_KMEANS_PRIVATE_H
+#define TERSE_TRAIN_KMEANS_PRIVATE_H
+
+#include "train/kmeans.h"
+
+static inline double kmeans_weight(const struct kmeans_points *points, size_t i) {
+    return points->weights ? (double)points->weights[i] : 1;
+}
+
+/* Tells the caller; TERSE_E_INTERRUPTED when it wants no more. */
+enum terse_status kmeans_report(const struct terse_progress *progress, const char *what, uint64_t done, uint64_t total,
+                                struct terse_error *error);
+
+/* Fewer points than these are not worth a sample: some hundreds for each of a few centroids, as many as a start needs of many. */
+#define KMEANS_SAMPLE_LEAST 16384
+#define KMEANS_SAMPLE_PER_CENTROID 8
+static inline size_t kmeans_sample_least(size_t k) {
+    return k * KMEANS_SAMPLE_PER_CENTROID > KMEANS_SAMPLE_LEAST ? k * KMEANS_SAMPLE_PER_CENTROID : KMEANS_SAMPLE_LEAST;
+}
+
+/* Systematic sampling by weight: equal steps over the running sum of weights from a random offset, `most` of them, so that a point is
+ * taken in proportion to its weight, a heavy one several times over. Writes each point that was taken to index and how often to
+ * weights, and returns how many there are: at most `most`, in order. With no more points than that, all of positive weight. */
+size_t kmeans_sample(const struct kmeans_points *points, size_t most, uint64_t seed, size_t *index, double *weights);
+
+/* Such a sample as points of their own. */
+struct kmeans_taken {
+    float *rows, *weights;
+    struct kmeans_points points;
+};
+enum terse_status kmeans_take(const struct kmeans_points *points, size_t most, uint64_t seed, struct kmeans_taken *taken,
+                              struct terse_error *error);
+/* Accepts a zeroed struct. */
+void kmeans_release(struct kmeans_taken *taken);
+
+/* order[n]: all of i < n by their group, which is group[i], or group[codes[i]] where codes are given; in order within one. A group's
+ * run lies from begin[group] to begin[group + 1]; begin[groups + 1]. */
+void kmeans_sort(const uint16_t *group, const uint16_t *codes, size_t n, size_t groups, size_t *begin, size_t *order);
+
+/* Weighted k-means++: centroids[k][d] are points, each drawn with probability proportional to w times the squared distance to those
+ * drawn before it. The points have been checked. */
+enum terse_status kmeans_start(const struct kmeans_points *points, size_t k, const struct kmeans_options *options, float *centroids,
+                               struct terse_error *error);
+
+/* The same cell by cell, where centroids are many. */
+enum terse_status kmeans_start_cells(const struct kmeans_points *points, size_t k, const struct kmeans_options *options,
+                                     float *centroids, struct terse_error *error);
+
+/* From so many centroids on a round compares a point with those alone that are near its own. */
+#define KMEANS_NEAR_LEAST 1024
+#define KMEANS_NEAR_GROUPS 256 /* at most: the square root of as many centroids as a search has */
+
+struct near;
+enum terse_status near_new(size_t n, size_t k, size_t d, struct near **near, struct terse_error *error);
+void near_free(struct near *near);
+/* codes[n] of centroids[k][d], about the nearest. `known`: codes hold those of the last time, and no point gets a worse one; else they
+ * are not looked at. */
+enum terse_status near_assign(struct near *near, const struct kmeans_points *points, const float *centroids, bool known,
+                              uint16_t *codes, struct terse_error *error);
+
+/* Gives every cluster c without members[c] (points of positive weight) one point of large w ||x - c||^2 = errors[i], and its code.
+ * Points of different value, largest first, the lower index where equal, none that its cluster cannot spare. What finds no point
+ * stays as it is. heap[n], next[n] and head[k] are scratch. Returns how many clusters got a point. */
+uint32_t kmeans_repair(const struct kmeans_points *points, size_t k, const double *errors, uint64_t *members, uint16_t *codes,
+                       size_t *heap, size_t *next, size_t *head);
+
+#endif

@@ -1,0 +1,28 @@
+/* terse_codebook_random: what a codebook of a method for a model has to be like, without learning. */
+#include "method/method.h"
+#include "model/model.h"
+
+#include <stdio.h>
+
+enum terse_status terse_codebook_random(const struct terse_model *model, const char *name, struct terse_codebook **codebook,
+                                        struct terse_error *error) {
+    struct terse_cache_options options = terse_cache_options_defaults();
+    struct method method;
+    options.method = name;
+    *codebook = NULL;
+    enum terse_status status = method_resolve(&options, model->head_dim, &method, error);
+    if (!status) status = method_check(&method, model->head_dim, model->query_heads / model->kv_heads, error);
+    if (status) return status;
+    if (!method.codebook[0]) return status_fail(error, TERSE_E_ARGUMENT, "%s learns nothing: it needs no codebook", method.name);
+    struct codebook_info info = {.key = method.key,
+                                 .value = method.value,
+                                 .layers = model->layers,
+                                 .kv_heads = model->kv_heads,
+                                 .head_dim = model->head_dim,
+                                 .fingerprint = model->fingerprint,
+                                 .weighting = "none"};
+    snprintf(info.method, sizeof info.method, "%s", method.codebook);
+    snprintf(info.model, sizeof info.model, "%s", model->name);
+    snprintf(info.corpus, sizeof info.corpus, "random numbers");
+    return codebook_random(&info, model->rope.n_rot / 2, model->rope.pairing == ROPE_ADJACENT, codebook, error);
+}

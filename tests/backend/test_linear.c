@@ -1,0 +1,95 @@
+/* Linear layers against sums in double precision, on both sides of the choice between matrix-vector kernels and the GEMM library. */
+#include "base/half.h"
+#include "base/memory.h"
+#include "backend/cpu/kernels/kernels.h"
+#include "backend/cpu/linear.h"
+
+#include <math.h>
+#include <omp.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { COLUMNS = 96 };
+
+static uint32_t random_state = 1;
+static uint32_t next_random(void) { return random_state = random_state * 1664525u + 1013904223u; }
+static float uniform(void) { return (float)(next_random() >> 8) / (1 << 23) - 1; }
+
+/* A matrix of random codes; Q8_0 blocks get a modest scale. */
+static struct matrix new_matrix(enum tensor_type type, uint32_t rows) {
+    size_t row_bytes = (size_t)COLUMNS / tensor_type_info(type)->block * tensor_type_info(type)->bytes;
+    uint8_t *data = memory_array(rows, row_bytes);
+    assert_non_null(data);
+    if (type == TENSOR_F32)
+        for (size_t i = 0; i < (size_t)rows * COLUMNS; i++) ((float *)(void *)data)[i] = uniform();
+    else
+        for (size_t i = 0; i < rows * row_bytes; i += 34) {
+            uint16_t scale = half_from_float(uniform() / 64);
+            memcpy(data + i, &scale, 2);
+            for (size_t j = 2; j < 34; j++) data[i + j] = (uint8_t)(next_random() >> 24);
+        }
+    return (struct matrix){data, type, rows, COLUMNS, row_bytes, NULL};
+}
+
+static void check_product(const struct product *p, const float *x, size_t n) {
+    float row[COLUMNS];
+    for (uint32_t r = 0; r < p->w->rows; r++) {
+        kernels()->dequantize[p->w->type]((const char *)p->w->data + r * p->w->row_bytes, row, COLUMNS);
+        for (size_t t = 0; t < n; t++) {
+            double sum = p->w->bias ? (double)p->w->bias[r] : 0, size = fabs(sum), weights = 0;
+            for (size_t i = 0; i < COLUMNS; i++) {
+                sum += (double)row[i] * (double)x[t * COLUMNS + i];
+                size += fabs((double)row[i] * (double)x[t * COLUMNS + i]);
+                weights += fabs((double)row[i]); /* x is at most 1, and fixed point for few tokens */
+            }
+            double error = fabs((double)p->out[t * p->w->rows + r] - sum);
+            if (!(error <= 1e-5 * size + 0x1p-15 * weights + 1e-30)) fail_msg("row %u of token %zu is off by %g", r, t, error);
+        }
+    }
+}
+
+static void test_products(void **state) {
+    (void)state;
+    static const size_t counts[] = {1, 2, 5, 6, 7, 33};
+    const enum tensor_type types[3] = {TENSOR_Q8_0, TENSOR_F32, TENSOR_Q8_0};
+    const uint32_t rows[3] = {1, 257, 64};
+    struct matrix w[3];
+    float bias[257];
+    size_t floats = 0;
+    for (int i = 0; i < 3; i++) {
+        w[i] = new_matrix(types[i], rows[i]);
+        if (linear_scratch(&w[i], 3) > floats) floats = linear_scratch(&w[i], 3);
+    }
+    for (int i = 0; i < 257; i++) bias[i] = uniform();
+    w[1].bias = bias;
+    float *scratch = memory_array(floats, sizeof *scratch);
+    for (int threads = 1; threads <= 3; threads += 2) {
+        omp_set_num_threads(threads);
+        for (size_t c = 0; c < sizeof counts / sizeof counts[0]; c++) {
+            size_t n = counts[c];
+            struct product products[3];
+            float *x = memory_array(n * COLUMNS, sizeof *x);
+            for (size_t i = 0; i < n * COLUMNS; i++) x[i] = uniform();
+            for (int i = 0; i < 3; i++) products[i] = (struct product){&w[i], memory_array(n * rows[i], sizeof(float))};
+            linear(products, 3, x, n, scratch);
+            for (int i = 0; i < 3; i++) {
+                check_product(&products[i], x, n);
+                memory_free(products[i].out);
+            }
+            memory_free(x);
+        }
+    }
+    memory_free(scratch);
+    for (int i = 0; i < 3; i++) memory_free((void *)w[i].data);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_products)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

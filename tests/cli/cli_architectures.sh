@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# The commands on models without rotation: gpt2, whose learned positions end, and mpt, whose ALiBi goes on.
+. "$(dirname "$0")/../support/cli.sh"
+models=tests/fixtures/models
+
+for name in gpt2 mpt; do
+    works inspect $models/$name.gguf
+    grep -q "^$name: architecture $name, 0.1 M parameters, F32" "$work/out" || fail "$name: $(head -n 4 "$work/out")"
+    works run -m $models/$name.gguf -p 'the cat' -n 6 --temp 0
+    cp "$work/out" "$work/first"
+    works run -m $models/$name.gguf -p 'the cat' -n 6 --temp 0 -t 1
+    cmp -s "$work/out" "$work/first" || fail "$name: another text with one thread"
+    works perplexity -m $models/$name.gguf -f $text -c 128
+    exact=$(number_after '^PPL = ' "$work/out")
+    works perplexity -m $models/$name.gguf -f $text -c 128 --kv q8_0
+    near "$(number_after '^PPL = ' "$work/out")" "$exact" 0.02 || fail "$name: PPL $exact with f16, with q8_0 $(tail -n 2 "$work/out")"
+done
+
+# Learned positions: no more tokens than positions, and none that is moved.
+model=$models/gpt2.gguf
+refuses '600 tokens.*160 positions.*-c 160' run -m $model -p the -n 4 -c 600
+refuses '600 tokens.*160 positions.*-c 160' run -m $model -p the -n 4 -c 600 --allow-longer-context
+refuses 'streaming-64 moves tokens' run -m $model -p the -n 4 --kv streaming-64
+works inspect $model
+! grep -q '^| streaming' "$work/out" || fail "gpt2: streaming among the methods"
+
+# ALiBi knows every distance.
+model=$models/mpt.gguf
+refuses '600 tokens.*512.*--allow-longer-context' run -m $model -p the -n 4 -c 600
+works run -m $model -p the -n 4 -c 600 --allow-longer-context
+works run -m $model -p the -n 200 --kv streaming-64 -c 128
+works inspect $model
+grep -q '^| streaming-512' "$work/out" || fail "mpt: no streaming among the methods"

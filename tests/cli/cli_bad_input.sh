@@ -1,0 +1,74 @@
+#!/usr/bin/env bash
+# Input that is missing, no text or no model, a context that is too long, too little memory, and output that cannot be written.
+. "$(dirname "$0")/../support/cli.sh"
+
+refuses 'cannot open .*missing: No such file' run -f "$work/missing"
+refuses 'cannot read .*: Is a directory' run -f "$work"
+refuses 'missing.gguf' run -m "$work/missing.gguf" -p x
+refuses 'cannot open' perplexity -f "$work/missing"
+: >"$work/empty"
+refuses 'too few' perplexity -f "$work/empty" -c 64
+refuses 'README.md' run -m README.md -p x
+head -c 100000 models/lab-27m-q8_0.gguf >"$work/cut.gguf"
+refuses 'cut.gguf' run -m "$work/cut.gguf" -p x
+refuses '' run -m /dev/null -p x
+
+# Not text: the first byte that says so.
+printf 'four\0more' >"$work/nul"
+refuses 'is not text: a NUL byte at offset 4' run -f "$work/nul"
+for bytes in '\x80' '\xc3' '\xc3(' '\xc0\xaf' '\xed\xa0\x80' '\xf4\x90\x80\x80' '\xe2\x82' '\xff'; do
+    printf "abc${bytes}" >"$work/bytes"
+    refuses 'is not text: bytes that are not UTF-8 at offset 3' run -f "$work/bytes"
+    refuses '-p is not text: bytes that are not UTF-8 at offset 3' run -p "$(cat "$work/bytes")"
+done
+# The same for the lines of a conversation: bytes behind a NUL are not dropped in silence.
+for bytes in 'a NUL byte:a\0b' 'a NUL byte:/exit\0b' 'bytes that are not UTF-8:a\xff'; do
+    status=0
+    printf "\n${bytes#*:}\n" | "$terse" run -cnv -n 1 >"$work/out" 2>"$work/err" || status=$?
+    drop_progress
+    [ "$status" -eq 1 ] && [ ! -s "$work/out" ] || fail "-cnv reads $bytes: exit $status: $(cat "$work/err")"
+    grep -q "line 2 of standard input is not text: ${bytes%:*} at offset" "$work/err" || fail "-cnv: $bytes: $(cat "$work/err")"
+done
+refuses 'is not text' perplexity -f models/lab-27m-q8_0.gguf
+printf 'na\xc3\xafve \xe2\x82\xac \xf0\x9f\x98\x80' >"$work/utf8"
+works run -f "$work/utf8" -n 1
+
+# Too long: refused, with the way out.
+refuses '--allow-longer-context' run -p x -c 40000
+refuses 'raise -c' run -f "$text" -c 1000
+works run -p x -c 40000 --allow-longer-context -n 1
+refuses '--allow-longer-context' run -p x -c 40000 --kv streaming-100
+refuses 'raise -c' run -p x -c 1000 --kv streaming-1000
+refuses '--paper' perplexity -f "$text" -c 64 --paper --kv streaming-32
+
+# Too little memory: an exit, never a signal, and one line that says so. Sanitizers need more address space than any limit here.
+if (ulimit -v 600000 && "$terse" --version) >"$work/out" 2>&1; then
+    for limit in 150000 250000 400000 600000; do
+        status=0
+        (ulimit -v $limit && exec "$terse" run -f data/demo.txt -n 2 -t 2) >"$work/out" 2>"$work/err" </dev/null || status=$?
+        drop_progress
+        [ "$status" -le 1 ] || fail "exit $status with $limit kB of memory: $(cat "$work/err")"
+        # libgomp ends the program itself when it cannot start a thread.
+        [ "$status" -eq 0 ] || grep -q 'libgomp: Thread creation failed' "$work/err" || [ "$(wc -l <"$work/err")" -eq 1 ] ||
+            fail "more or less than one line with $limit kB of memory: $(cat "$work/err")"
+    done
+fi
+
+# Output that cannot be written.
+for arguments in 'run -p x -n 4' "perplexity -f $text -c 64 --chunks 1" 'inspect' '--help' 'run --help' 'bench -p 1 -n 0 -r 1'; do
+    status=0
+    # Word splitting is meant.
+    # shellcheck disable=SC2086
+    "$terse" $arguments >/dev/full 2>"$work/err" || status=$?
+    drop_progress
+    [ "$status" -eq 1 ] || fail "$arguments: exit $status with a full disk"
+    [ "$(wc -l <"$work/err")" -eq 1 ] || fail "$arguments: full disk: $(cat "$work/err")"
+    grep -q 'cannot write to standard output: No space left' "$work/err" || fail "$arguments: full disk: $(cat "$work/err")"
+done
+{
+    status=0
+    "$terse" run -p x -n 200 --kv streaming-64 2>"$work/err" || status=$?
+    echo $status >"$work/status"
+} | head -c 1 >/dev/null
+[ "$(cat "$work/status")" -eq 1 ] || fail "closed pipe: exit $(cat "$work/status")"
+grep -q 'cannot write to standard output: Broken pipe' "$work/err" || fail "closed pipe: $(cat "$work/err")"

@@ -1,0 +1,130 @@
+#!/usr/bin/env bash
+# terse calibrate, and what the other commands do when a method needs a codebook: they find it, learn it once, or refuse.
+. "$(dirname "$0")/../support/cli.sh"
+model=tests/fixtures/models/llama.gguf other=tests/fixtures/models/mistral.gguf # 2 layers, context 512
+book=$work/book.gguf
+lesson="-m $model -f $text -c 100 --chunks 4"
+
+# nothing_in FOLDER: no file anywhere in it, if it is there at all.
+nothing_in() { [ ! -e "$1" ] || [ -z "$(find "$1" -type f)" ] || fail "$2: left $(find "$1" -type f)"; }
+
+refuses 'for which method? Give --kv with one of .*antkv-1' calibrate
+refuses 'f16 learns nothing' calibrate --kv f16
+refuses 'streaming-64 learns nothing' calibrate --kv streaming-64
+refuses "unknown KV method 'antkv-7'" calibrate --kv antkv-7
+refuses "--weighting takes one of own|none|part|head, not \"much\"" calibrate --kv antkv-1 --weighting much
+refuses '--power takes a whole number from 0 to 2' calibrate --kv antkv-1 --power 3
+refuses 'No such file' calibrate --kv antkv-1 -f "$work/missing"
+refuses 'cannot write .*/none/book: No such file' calibrate --kv antkv-1 -o "$work/none/book"
+head -c 200 "$text" >"$work/short"
+refuses 'too few for a window of 400' calibrate -m $model --kv antkv-1 -f "$work/short" -c 400
+refuses "the model's context" calibrate -m $model --kv antkv-1 -c 513
+
+# The command: what it says, the same bytes for the same seed with any number of threads, others for another seed.
+# Word splitting is meant, here and below.
+# shellcheck disable=SC2086
+works calibrate $lesson --kv antkv-1 -o "$book"
+grep -q "^codebook = $book, [0-9.]* MiB (antkv-1 for llama, fingerprint [0-9a-f]\{16\})\$" "$work/out" || fail "$(cat "$work/out")"
+grep -q '^learned from 400 tokens of wiki_excerpt.txt in [0-9.]* s; weights: gradient.*, effective samples: [0-9]*$' "$work/out" ||
+    fail "$(cat "$work/out")"
+[ "$(number_after 'effective samples: ' "$work/out")" -lt 400 ] || fail "weighted samples count as if unweighted: $(cat "$work/out")"
+[ ! -s "$work/err" ] || fail "short work on stderr: $(cat "$work/err")"
+works calibrate $lesson --kv antkv-1 -o "$work/again.gguf" -t 2
+cmp "$book" "$work/again.gguf" || fail "two threads make another codebook"
+works calibrate $lesson --kv antkv-1 -o "$work/again.gguf" -s 2
+! cmp -s "$book" "$work/again.gguf" || fail "another seed makes the same codebook"
+works calibrate $lesson --kv cq-1 -o "$work/again.gguf"
+grep -q 'weights: none, effective samples: 400$' "$work/out" || fail "$(cat "$work/out")"
+works calibrate $lesson --kv antkv-1 -o "$work/shared.gguf" --shared
+[ "$(wc -c <"$work/shared.gguf")" -lt "$(wc -c <"$book")" ] || fail "shared centroids are no fewer"
+[ "$(echo "$work"/*.part)" = "$work/*.part" ] || fail "a part of a file was left: $(ls "$work")"
+nothing_in "$work/cache" 'calibrate -o'
+
+# Given by hand, it is used, and nothing is learned.
+for codebook in "$book" "$work/shared.gguf"; do
+    works run -m $model -p 'some text' -n 8 --kv antkv-1 --codebook "$codebook"
+    [ "$(wc -l <"$work/err")" -eq 1 ] && grep -q '(antkv-1)$' "$work/err" || fail "--codebook: $(cat "$work/err")"
+    works perplexity -m $model -f "$text" -c 256 --chunks 1 --kv antkv-1 --codebook "$codebook" --no-auto-calibrate
+    works bench -m $model -p 8 -n 2 -r 1 -d 128 --kv f16,antkv-1 --codebook "$codebook"
+done
+nothing_in "$work/cache" '--codebook'
+refuses "learned from the model 'llama'" run -m $other -p x --kv antkv-1 --codebook "$book"
+refuses 'learned for the method antkv-1, not for antkv-2' run -m $model -p x --kv antkv-2 --codebook "$book"
+refuses '--codebook is for methods that learn, and q8_0 learns nothing' run -m $model -p x --kv q8_0 --codebook "$book"
+refuses '--codebook is for methods that learn, and f16 learns nothing' perplexity -m $model -f "$text" --codebook "$book"
+refuses 'No such file' run -m $model -p x --kv antkv-1 --codebook "$work/missing"
+refuses 'README.md' run -m $model -p x --kv antkv-1 --codebook README.md
+head -c 5000 "$book" >"$work/cut.gguf"
+refuses 'cut.gguf' run -m $model -p x --kv antkv-1 --codebook "$work/cut.gguf"
+
+# Not found and not to be learned: refused, with what would make it.
+way="make it with: terse calibrate -m $model --kv antkv-1\$"
+refuses "antkv-1 needs a codebook .*$work/cache/terse/antkv-1-[0-9a-f]\{16\}.gguf; $way" run -m $model -p x --kv antkv-1 --no-auto-calibrate
+refuses "$way" perplexity -m $model -f "$text" --kv antkv-1 --no-auto-calibrate
+refuses "$way" bench -m $model -p 8 -n 0 -r 1 --kv f16,antkv-1 --no-auto-calibrate
+# What is wrong with other options is found before anything is learned.
+refuses 'No such file' run -m $model -f "$work/missing" --kv antkv-1
+refuses '--allow-longer-context' run -m $model -p x -c 9999 --kv antkv-1
+refuses "unknown KV method 'bogus'" bench -m $model -p 8 -n 0 -r 1 --kv antkv-1,bogus
+nothing_in "$work/cache" 'refusals'
+
+# Not found: learned once, said in one line, and found from then on by every command.
+works run -m $model -p 'some text' -n 4 --kv antkv-1
+announcement='^antkv-1 needs a codebook for llama, .*: learning one from WikiText validation, 128 windows of 512 tokens, .* take about [0-9]* seconds'
+[ "$(wc -l <"$work/err")" -eq 2 ] && head -n 1 "$work/err" | grep -q "$announcement" || fail "no announcement: $(cat "$work/err")"
+kept=$(find "$work/cache" -type f)
+case $kept in "$work"/cache/terse/antkv-1-*.gguf) ;; *) fail "kept: $kept" ;; esac
+cp "$kept" "$work/first"
+works run -m $model -p 'some text' -n 4 --kv antkv-1
+[ "$(wc -l <"$work/err")" -eq 1 ] || fail "learned a second time: $(cat "$work/err")"
+works perplexity -m $model -f "$text" -c 64 --chunks 1 --kv antkv-1 --no-auto-calibrate
+works bench -m $model -p 8 -n 0 -r 1 --kv antkv-1 --no-auto-calibrate
+cmp "$kept" "$work/first" || fail "the kept codebook has changed"
+
+# One that is kept but of no use is not trusted, in one line, and learned anew.
+head -c 5000 "$book" >"$kept"
+works run -m $model -p x -n 1 --kv antkv-1
+head -n 1 "$work/err" | grep -q 'cannot be used: .*antkv-1-' || fail "a damaged codebook: $(cat "$work/err")"
+cmp "$kept" "$work/first" || fail "the damaged codebook was not replaced"
+works calibrate $lesson --kv antkv-2 -o "$kept"
+run run -m $model -p x -n 1 --kv antkv-1 --no-auto-calibrate
+[ "$status" -eq 1 ] && head -n 1 "$work/err" | grep -q 'is for another method or model' || fail "another method's: $(cat "$work/err")"
+rm "$kept"
+
+# terse calibrate puts its own where the others look.
+works calibrate $lesson --kv antkv-1
+[ "$(find "$work/cache" -type f)" = "$kept" ] || fail "calibrate kept $(find "$work/cache" -type f)"
+works run -m $model -p x -n 1 --kv antkv-1 --no-auto-calibrate
+rm -r "$work/cache"
+
+# No place, or none that can be written: said in one line, and the command goes on.
+XDG_CACHE_HOME=/dev/null/none works run -m $model -p x -n 1 --kv antkv-1
+grep -q 'is not kept, and the next run will learn it again: .*/dev/null/none' "$work/err" || fail "no place: $(cat "$work/err")"
+[ "$(wc -l <"$work/err")" -eq 3 ] || fail "no place: $(cat "$work/err")"
+(
+    unset HOME XDG_CACHE_HOME
+    works run -m $model -p x -n 1 --kv antkv-1
+    grep -q 'neither XDG_CACHE_HOME nor HOME' "$work/err" || fail "no HOME: $(cat "$work/err")"
+    refuses 'give -o FILE' calibrate $lesson --kv antkv-1
+) || exit 1
+
+# Anchors.
+for wrong in 1.5 101% -1 x % 1%% ''; do
+    refuses '--anchors takes a part such as 1%' run -m $model -p x --kv antkv-1 --anchors "$wrong"
+done
+refuses 'anchors' run -m $model -p x --kv streaming-64 --anchors 1%
+bits() { number_after 'tokens, ' "$work/out"; }
+for anchors in 0 20 20%; do
+    works perplexity -m $model -f "$text" -c 512 --chunks 1 --kv antkv-1 --kv-tail-tokens 0 --codebook "$book" --anchors $anchors
+    eval "with_${anchors%\%}$(case $anchors in *%) echo _percent ;; esac)=$(bits)"
+done
+awk -v none="$with_0" -v some="$with_20" -v many="$with_20_percent" 'BEGIN { exit !(none < some && some < many) }' ||
+    fail "bits with 0, 20 and 20 % anchors: $with_0, $with_20, $with_20_percent"
+grep -q '(antkv-1, anchors 20%)' "$work/out" || fail "the anchors are not named: $(cat "$work/out")"
+
+# An interrupt leaves nothing, whoever learns. The built-in model takes minutes.
+interrupts calibrate --kv antkv-1 -o "$work/interrupted.gguf" -t 1
+[ "$(echo "$work"/interrupted*)" = "$work/interrupted*" ] || fail "an interrupt left $(echo "$work"/interrupted*)"
+interrupts run -p x --kv antkv-1 -t 1
+grep -q '^antkv-1 needs a codebook for lab-27m' "$work/err" || grep -q 's left$' "$work/err" || fail "$(cat "$work/err")"
+nothing_in "$work/cache" 'an interrupt'

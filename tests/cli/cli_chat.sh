@@ -1,0 +1,47 @@
+#!/usr/bin/env bash
+# terse run in the chat format: the model finds a needle in about 2,000 tokens, and a conversation keeps its cache.
+. "$(dirname "$0")/../support/cli.sh"
+
+# 7 KB of text with a line planted in its middle.
+head -c 7000 "$text" >"$work/hay"
+awk -v needle='The access code for the merry lantern is 4071826.' -v at="$(($(wc -l <"$work/hay") / 2))" \
+    '{ print } NR == at { print needle }' "$work/hay" >"$work/planted"
+question='What is the access code for the merry lantern?'
+answer='The access code for the merry lantern is 4071826.'
+
+for kv in f16 q8_0; do
+    works run --chat -f "$work/planted" -p "$question" --temp 0 --kv $kv
+    [ "$(cat "$work/out")" = "$answer" ] || fail "$kv: the answer is $(cat "$work/out")"
+    [ "$(number_after '^prompt ' "$work/err")" -gt 1500 ] || fail "the text was not read: $(cat "$work/err")"
+done
+
+# The chat form is the format of the model's card, spelled out.
+printf '<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\n%s\n\n%s<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n' \
+    "$(cat "$work/planted")" "$question" >"$work/spelled"
+works run -f "$work/spelled" -p '' --temp 0 -n 1
+tokens=$(number_after '^prompt ' "$work/err")
+printf '%s' "$(cat "$work/spelled")" >"$work/spelled.trimmed"
+works run --chat -f "$work/planted" -p "$question" --temp 0 -n 1
+near "$(number_after '^prompt ' "$work/err")" "$tokens" 0.002 || fail "--chat reads $(cat "$work/err"), spelled out it is $tokens tokens"
+
+# A conversation: the second question is answered from what the first message said, and only new tokens are read.
+printf '%s\n%s\n/exit\nnever read\n' "$question" "$question" |
+    "$terse" run -cnv -f "$work/planted" --temp 0 >"$work/out" 2>"$work/err" || fail "-cnv: $(cat "$work/err")"
+[ "$(cat "$work/out")" = "$answer
+$answer" ] || fail "-cnv: the answers are $(cat "$work/out")"
+read_twice=$(number_after '^prompt ' "$work/err")
+[ "$read_twice" -lt $((tokens + 60)) ] || fail "-cnv read $read_twice tokens, of which the text is $tokens: the cache was not kept"
+printf '%s' "$question" | "$terse" run -cnv -f "$work/planted" --temp 0 >"$work/out" 2>"$work/err" || fail "-cnv at end of input"
+[ "$(cat "$work/out")" = "$answer" ] || fail "-cnv without a last newline: $(cat "$work/out")"
+
+# A message that no longer fits ends the conversation, with one remark and the summary.
+long=$(printf 'and then %.0s' $(seq 60))
+printf 'Hello\n%s\nnever read\n' "$long" | "$terse" run -cnv -c 96 -n 4 >"$work/out" 2>"$work/err" || fail "-cnv, full: $(cat "$work/err")"
+drop_progress
+[ "$(wc -l <"$work/err")" -eq 2 ] || fail "-cnv, full: $(cat "$work/err")"
+grep -q '^stopped: the conversation no longer fits: .*raise -c' "$work/err" || fail "-cnv, full: $(cat "$work/err")"
+grep -q '^prompt [0-9]* tokens' "$work/err" || fail "-cnv, full: no summary: $(cat "$work/err")"
+refuses 'raise -c' run -cnv -c 96 -p "$long"
+
+# Other formats by name; the lab model does not know them, but they are read.
+works run --chat -p Hello --chat-template chatml -n 2

@@ -1,0 +1,75 @@
+#!/usr/bin/env bash
+# terse inspect: a model that runs, one that does not, and files that are none.
+. "$(dirname "$0")/../support/cli.sh"
+model=models/lab-27m-q8_0.gguf
+
+works inspect $model
+grep -q '^terse can run this file' "$work/out" || fail "the shipped model: $(head -n 3 "$work/out")"
+grep -q '12 layers of width 384, 6 query heads and 2 KV heads of 128' "$work/out" || fail "shape: $(head -n 6 "$work/out")"
+grep -q '| general.architecture *| string *| llama' "$work/out" || fail "no metadata"
+grep -q '^| Q8_0 ' "$work/out" || fail "no summary of tensors"
+! grep -q 'token_embd.weight' "$work/out" || fail "the full list without --tensors"
+works inspect $model --tensors
+grep -q '^| token_embd.weight *| Q8_0 *| 384 x 8192 ' "$work/out" || fail "no list of tensors"
+works inspect
+grep -q '^terse can run this file' "$work/out" || fail "the built-in model"
+
+works inspect $model -o json --tensors --budget 96M
+[ "$(json "$work/out" shape context)" = 32768 ] || fail "json: shape"
+[ "$(json "$work/out" methods 0 kv)" = f16 ] || fail "json: methods"
+near "$(json "$work/out" methods 0 bytes_per_token)" 12288 0.001 || fail "f16: $(json "$work/out" methods 0)"
+near "$(json "$work/out" methods 0 mib_at_context)" 384 0.001 || fail "f16: $(json "$work/out" methods 0)"
+near "$(json "$work/out" methods 0 context_in_budget)" 8192 0.01 || fail "f16: $(json "$work/out" methods 0)"
+near "$(json "$work/out" methods 1 bits_per_value)" 8.5 0.02 || fail "q8_0: $(json "$work/out" methods 1)"
+[ "$(json "$work/out" methods 5 kv)" = streaming-512 ] || fail "not streaming-512: $(json "$work/out" methods 5)"
+[ "$(json "$work/out" methods 5 context_in_budget)" = "without end" ] || fail "streaming: $(json "$work/out" methods 5)"
+json "$work/out" tensors 0 name >/dev/null || fail "json: tensors"
+works inspect $model -o csv --budget 1G
+[ "$(csv_fields "$work/out")" -eq 6 ] || fail "csv: $(cat "$work/out")"
+works inspect $model -o csv --tensors
+[ "$(csv_fields "$work/out")" -eq 5 ] || fail "csv: $(cat "$work/out")"
+
+# A well-formed file that terse cannot run: the same with another architecture's name of the same length.
+sed '0,/general.architecture\(.\{12\}\)llama/s//general.architecture\1mamba/' $model >"$work/mamba.gguf"
+[ "$(cmp -l $model "$work/mamba.gguf" | wc -l)" -ge 3 ] || fail "the file was not changed"
+works inspect "$work/mamba.gguf"
+grep -q '^terse cannot run this file: .*mamba' "$work/out" || fail "mamba: $(head -n 3 "$work/out")"
+grep -q '| general.architecture *| string *| mamba' "$work/out" || fail "mamba: no metadata"
+[ "$(grep -c mamba.gguf "$work/out")" -eq 1 ] || fail "mamba: the file is not named once: $(cat "$work/out")"
+works inspect "$work/mamba.gguf" -o json
+json "$work/out" refusal | grep -q mamba || fail "mamba: json"
+refuses mamba run -m "$work/mamba.gguf" -p x
+
+# A file of nothing: no tables without rows.
+printf 'GGUF\3\0\0\0%16s' '' | tr ' ' '\0' >"$work/nothing.gguf"
+works inspect "$work/nothing.gguf" --tensors
+grep -q '^terse cannot run this file: ' "$work/out" || fail "nothing: $(cat "$work/out")"
+! grep -q '^##\|^|' "$work/out" || fail "nothing: an empty table: $(cat "$work/out")"
+
+refuses 'README.md' inspect README.md
+refuses 'No such file' inspect "$work/missing.gguf"
+head -c 5000 $model >"$work/cut.gguf"
+refuses 'cut.gguf' inspect "$work/cut.gguf"
+
+# A codebook: said to be one, for what model and method, and nothing of a model that it is not.
+fixture=tests/fixtures/llama.codebook
+works inspect $fixture --tensors
+grep -q '^This is a codebook' "$work/out" || fail "codebook: $(head -n 3 "$work/out")"
+grep -q '^method fixture, for the model "llama" of fingerprint 79f84713909f2f68$' "$work/out" || fail "codebook: $(head -n 6 "$work/out")"
+grep -q '^| keys *| F16 *| 8 x 16 x 4 x 4 ' "$work/out" || fail "codebook: no list of tensors"
+! grep -q 'can run\|cannot run\|KV cache at' "$work/out" || fail "codebook: taken for a model: $(cat "$work/out")"
+works inspect $fixture -o json
+[ "$(json "$work/out" codebook method)" = fixture ] || fail "codebook: json"
+[ "$(json "$work/out" codebook tokens)" = 1099511627776 ] || fail "codebook: json: $(json "$work/out" codebook)"
+grep -q '"seed":[[:space:]]*18446744073709551615' "$work/out" || fail "codebook: json: $(json "$work/out" codebook)"
+# The model that it was learned from has the same fingerprint.
+fingerprint=$(json "$work/out" codebook fingerprint)
+works inspect tests/fixtures/models/llama.gguf -o json
+[ "$(json "$work/out" shape fingerprint)" = "$fingerprint" ] || fail "fingerprint $(json "$work/out" shape fingerprint)"
+works inspect tests/fixtures/models/llama.gguf
+grep -q "^fingerprint $fingerprint\$" "$work/out" || fail "fingerprint: $(head -n 6 "$work/out")"
+# Damaged, it is shown and refused.
+sed 's/fixture/FIXTURE/' $fixture >"$work/damaged.codebook"
+works inspect "$work/damaged.codebook"
+grep -q '^This is a codebook that terse cannot use: its checksum does not match' "$work/out" || fail "damaged: $(head -n 3 "$work/out")"
+refuses 'it is a codebook, not a model' run -m $fixture -p x

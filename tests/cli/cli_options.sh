@@ -1,0 +1,72 @@
+#!/usr/bin/env bash
+# Options: what is wrong with one is said in one line, nothing is run, and --help is there for each command.
+. "$(dirname "$0")/../support/cli.sh"
+
+refuses 'no command given'
+refuses 'unknown command "walk"' walk
+for command in run perplexity bench inspect calibrate; do
+    works "$command" --help
+    grep -q "^usage: terse $command" "$work/out" || fail "$command --help does not say its usage"
+    [ ! -s "$work/err" ] || fail "$command --help writes to stderr"
+    [ "$(wc -l <"$work/out")" -le 40 ] || fail "$command --help does not fit a screen"
+    awk 'length > 132 { exit 1 }' "$work/out" || fail "$command --help has a line that does not fit a screen"
+    refuses "^terse $command: unknown option --no-such-option; see --help" "$command" --no-such-option
+done
+works --version
+grep -q '^terse [0-9]*\.[0-9]*\.[0-9]* (' "$work/out" || fail "--version: $(cat "$work/out")"
+works --help
+
+refuses '-p needs a value: -p TEXT' run -p
+refuses '-p needs a value' run -p -n 4
+refuses '-n takes a whole number from -1 to 2147483647, not "four"' run -p x -n four
+refuses '-n takes a whole number' run -p x -n 4x
+refuses '-n takes a whole number' run -p x -n -2
+refuses '-n takes a whole number' run -p x -n 99999999999999999999
+refuses '-n takes a whole number' run -p x -n ''
+refuses '-t takes a whole number from 0 to 1024' run -p x -t 100000
+refuses '--temp takes a number from 0 to 100, not "nan"' run -p x --temp nan
+refuses '--top-p takes a number from 0 to 1, not "1.5"' run -p x --top-p 1.5
+refuses '--min-p takes a number' run -p x --min-p -0.1
+refuses '--prefill takes one of exact|compressed, not "quick"' run -p x --prefill quick
+refuses 'unexpected argument "word"' run -p x word
+refuses 'nothing to read' run
+refuses 'exclude each other' run --chat -cnv -p x
+refuses '--chat-template is for' run -p x --chat-template chatml
+refuses "unknown KV method 'f17': use one of f16" run -p x --kv f17
+refuses "streaming" run -p x --kv streaming-0
+refuses 'mat-8 keeps too few tokens: use mat-16' run -p x --kv mat-8
+refuses '64 anchors leave mat-64 no recent tokens' run -p x --kv mat-64 --mat-anchors 64
+refuses 'snapkv-20 keeps too few tokens' run -p x --kv snapkv-20
+refuses 'quest-0 cannot read 0 %' run -p x --kv quest-0
+refuses 'reads every token that it keeps: leave --top-k-tokens away' run -p x --kv mat-64 --top-k-tokens 5%
+refuses "'q4_0' is no way to evict tokens: use mat-N" run -p x --kv f16 --evict q4_0
+refuses 'evicts tokens itself: leave --evict away' run -p x --kv mat-64 --evict mat-32
+refuses '--top-k-tokens takes a part such as 1%' run -p x --top-k-tokens 120%
+refuses 'keeps no anchors: leave --anchors away' run -p x --kv mat-64 --anchors 3
+refuses "unknown key type 'f17'" run -p x -ctk f17
+refuses "unknown value type 'f17'" run -p x -ctv f17
+refuses 'no such chat format' run --chat -p x --chat-template no-such-format
+
+refuses 'no text: give -f FILE' perplexity
+refuses 'add --kl-divergence-base FILE' perplexity --kl-divergence
+refuses 'at least 8 tokens' perplexity -f "$text" -c 7
+refuses '--ubatch takes a whole number from 1' perplexity -f "$text" --ubatch 0
+refuses '--paper and --prefill exclude each other' perplexity -f "$text" --paper --prefill compressed
+refuses 'too few for a window of 30000' perplexity -f "$text" -c 30000
+
+refuses 'nothing to measure' bench -p 0 -n 0
+refuses '-d takes whole numbers with commas between them, not "0,x"' bench -d 0,x
+refuses '-d takes whole numbers' bench -d 0,,1
+refuses '-d takes whole numbers' bench -d ''
+refuses 'add -f FILE' bench --fill text
+refuses '-f is the text of --fill text' bench -f "$text"
+refuses '-r takes a whole number from 1' bench -r 0
+refuses '-o takes one of md|json|csv, not "xml"' bench -o xml
+refuses 'unknown KV method' bench -p 0 -n 1 -r 1 --kv nothing
+
+refuses '--budget takes a size such as 512M or 4G' inspect --budget much
+refuses '--budget takes a size' inspect --budget 4X
+refuses '--budget takes a size' inspect --budget -1G
+refuses 'unexpected argument' inspect models/lab-27m-q8_0.gguf models/lab-27m-q8_0.gguf
+
+TERSE_CPU=sse refuses "TERSE_CPU" run -p x

@@ -1,0 +1,76 @@
+#!/usr/bin/env bash
+# terse run: completion. The same seed gives the same text, greedy is greedy, the summary tells what the cache holds, and a text can
+# be written past the context at constant memory.
+. "$(dirname "$0")/../support/cli.sh"
+
+summary='^prompt [0-9]* tokens, [0-9.]* tokens/s | generated [0-9]* tokens, [0-9.]* tokens/s | KV cache [0-9.]* MiB, [0-9.]* bits per value (million-4)$'
+
+works run -p 'The old man went to the' -n 24 -s 7
+cp "$work/out" "$work/first"
+[ -s "$work/first" ] || fail "no text"
+[ "$(wc -l <"$work/err")" -eq 1 ] || fail "more on stderr than the summary: $(cat "$work/err")"
+grep -q "$summary" "$work/err" || fail "no summary: $(cat "$work/err")"
+[ "$(number_after 'generated ' "$work/err")" -le 24 ] || fail "-n was not kept: $(cat "$work/err")"
+works run -p 'The old man went to the' -n 24 -s 7
+cmp "$work/out" "$work/first" || fail "the same seed gave another text"
+works run -p 'The old man went to the' -n 24 -s 8
+! cmp -s "$work/out" "$work/first" || fail "another seed gave the same text"
+[ "$(tail -c 1 "$work/out" | od -An -tx1 | tr -d ' ')" = 0a ] || fail "the text does not end its line"
+
+# Greedy: the seed does not matter, nor does --top-k 1 differ from --temp 0, nor the number of threads.
+works run -p 'The old man went to the' -n 16 --temp 0 -s 1
+cp "$work/out" "$work/greedy"
+works run -p 'The old man went to the' -n 16 --temp 0 -s 2
+cmp "$work/out" "$work/greedy" || fail "greedy depends on the seed"
+works run -p 'The old man went to the' -n 16 --top-k 1 -s 3
+cmp "$work/out" "$work/greedy" || fail "--top-k 1 is not greedy"
+works run -m models/lab-27m-q8_0.gguf -p 'The old man went to the' -n 16 --temp 0 -t 1
+cmp "$work/out" "$work/greedy" || fail "the built-in model is not models/lab-27m-q8_0.gguf"
+
+# -f and -p: the file, an empty line, the prompt.
+printf 'The old man\n' >"$work/file"
+printf 'The old man\n\nwent to the' >"$work/joined"
+works run -f "$work/file" -p 'went to the' -n 8 --temp 0
+cp "$work/out" "$work/two"
+works run -f "$work/joined" -n 8 --temp 0
+cmp "$work/out" "$work/two" || fail "-f with -p is not the file, an empty line and the prompt"
+works run -p x -n 0
+[ "$(number_after 'generated ' "$work/err")" -eq 0 ] || fail "-n 0 generates"
+
+# Other caches: fewer bits, and both ways to read a prompt.
+works run -f "$text" -n 4
+grep -q '(million-4)$' "$work/err" || fail "without --kv the cache is not million-4: $(cat "$work/err")"
+works run -f "$text" -n 4 -ctk q8_0
+grep -q '(q4_0, keys q8_0)$' "$work/err" || fail "with -ctk alone the cache is not q4_0: $(cat "$work/err")"
+refuses 'cannot open\|No such file' run -p x -n 1 --codebook "$work/missing"
+refuses 'codebook is for methods that learn' run -p x -n 1 --codebook "$work/missing" -ctk q8_0 -ctv q8_0
+works calibrate -m tests/fixtures/models/llama.gguf -f "$text" -c 100 --chunks 4 --kv million-4
+works run -m tests/fixtures/models/llama.gguf -p 'a' -n 2
+grep -q '(million-4)$' "$work/err" || fail "a kept codebook is not used: $(cat "$work/err")"
+rm -r "$work/cache"
+works run -m tests/fixtures/models/llama.gguf -p 'a' -n 2 --no-auto-calibrate
+grep -q '(q4_0)$' "$work/err" || fail "a model without a codebook has not q4_0: $(cat "$work/err")"
+works run -f "$text" -n 4 --kv f16
+near "$(number_after 'MiB, ' "$work/err")" 16 0.15 || fail "f16 is not about 16 bits: $(cat "$work/err")"
+works run -f "$text" -n 4 --kv q4_0
+near "$(number_after 'MiB, ' "$work/err")" 5 0.15 || fail "q4_0 and its window are not about 5 bits: $(cat "$work/err")"
+grep -q '(q4_0)$' "$work/err" || fail "the summary does not name the method: $(cat "$work/err")"
+works run -f "$text" -n 4 -ctk q8_0 -ctv q4_0
+near "$(number_after 'MiB, ' "$work/err")" 7 0.15 || fail "q8_0 keys and q4_0 values are not about 7 bits: $(cat "$work/err")"
+grep -q '(q4_0, keys q8_0, values q4_0)$' "$work/err" || fail "the summary does not name the types: $(cat "$work/err")"
+works run -f "$work/file" -n 4 --temp 0 --prefill compressed -b 2
+
+# A full context ends the text; --kv streaming-N goes on past it, in memory that does not grow.
+works run -p 'Once upon a time there was' -c 32 -n 100 --temp 0
+grep -q 'the context is full' "$work/err" || fail "nothing about the full context: $(cat "$work/err")"
+[ "$(number_after 'generated ' "$work/err")" -lt 32 ] || fail "more tokens than the context holds: $(cat "$work/err")"
+works run -p 'Once upon a time there was' -c 96 -n 100 --temp 0 --repeat-penalty 1.3 --kv streaming-64
+[ "$(number_after 'generated ' "$work/err")" -eq 100 ] || fail "streaming stopped: $(cat "$work/err")"
+size=$(number_after 'KV cache ' "$work/err")
+works run -p 'Once upon a time there was' -c 96 -n 160 --temp 0 --repeat-penalty 1.3 --kv streaming-64
+[ "$(number_after 'generated ' "$work/err")" -eq 160 ] || fail "streaming stopped: $(cat "$work/err")"
+[ "$(number_after 'KV cache ' "$work/err")" = "$size" ] || fail "the streaming cache grew from $size MiB: $(cat "$work/err")"
+
+# An interrupt ends it after the current token, with the summary.
+interrupts run -p 'Once upon a time' -n -1 --temp 0 --repeat-penalty 1.3 --kv streaming-64
+grep -q "generated" "$work/err" || fail "no summary after an interrupt: $(cat "$work/err")"

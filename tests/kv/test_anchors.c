@@ -1,0 +1,276 @@
+/* Anchors (AnTKV): scores are what their definition says, the bounds that they come from hold, the right tokens stay exact, and
+ * attention over codes and anchors is that of a cache in which those rows are exact. */
+#include "base/half.h"
+#include "backend/cpu/kv/anchors.h"
+#include "support/cache_oracle.h"
+
+#include <math.h>
+#include <omp.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#define D CACHE_STEP_DECODE
+#define P CACHE_STEP_PREFILL
+#define Q CACHE_STEP_PAPER
+
+static const struct oracle_setup small = {
+    .method = "q4_0", .tail = 32, .layers = 2, .query_heads = 6, .kv_heads = 2, .head_dim = 32, .anchor_count = 9};
+
+/* ---- Reading a cache with anchors */
+
+static void attention_reads_anchors_in_place_of_codes(void **state) {
+    (void)state;
+    static const char *const methods[] = {"q4_0",      "q8_0",        "cq-1",        "cq-4",   "million-4",
+                                          "million-2", "million-8x5", "antkv-0.375", "antkv-2"};
+    for (size_t m = 0; m < sizeof methods / sizeof methods[0]; m++) {
+        for (uint32_t tail = 0; tail <= 128; tail += 64) {
+            struct oracle_setup setup = small;
+            setup.method = methods[m];
+            setup.tail = tail;
+            setup.seed = 1000 + 10 * m + tail;
+            setup.pairing = m % 2 ? ROPE_ADJACENT : ROPE_HALF_SPLIT;
+            struct oracle *o = oracle_new(&setup, 2000);
+            oracle_step(o, P, 200, 0);
+            oracle_step(o, D, 1, 0);
+            oracle_step(o, P, 131, 50); /* a later turn: tokens that waited in the window may be anchors too */
+            oracle_step(o, D, 5, 0);
+            oracle_step(o, D, 64, 0);
+            oracle_step(o, P, 3, 0);
+            oracle_step(o, Q, 70, 33);
+            oracle_step(o, D, 1, 0);
+            assert_true(o->anchors > 2 * 2 * 2 * 9);
+            oracle_free(o);
+        }
+    }
+}
+
+static void a_share_of_the_prompt_stays_exact(void **state) {
+    (void)state;
+    static const double percents[] = {0, 1, 2, 5, 10, 100};
+    for (size_t i = 0; i < sizeof percents / sizeof percents[0]; i++) {
+        struct oracle_setup setup = small;
+        setup.tail = 0;
+        setup.anchor_count = 0;
+        setup.anchor_percent = percents[i];
+        struct oracle *o = oracle_new(&setup, 400);
+        oracle_step(o, Q, 328, 0);
+        size_t k = (size_t)lround(3.28 * percents[i]);
+        assert_int_equal(o->anchors, k * 2 * 2 * 2);
+        struct terse_cache_report report;
+        cache_report(o->cache, &report);
+        assert_int_equal(report.exact, k * 2 * 2 * 2 * (32 * 2 + 4));
+        oracle_free(o);
+    }
+}
+
+static void alibi_moves_scores_and_reading(void **state) {
+    (void)state;
+    struct oracle_setup setup = small;
+    setup.alibi = true;
+    for (size_t m = 0; m < 2; m++) {
+        setup.method = m ? "cq-2" : "q4_0";
+        struct oracle *o = oracle_new(&setup, 600);
+        oracle_step(o, P, 200, 70);
+        oracle_step(o, D, 1, 0);
+        oracle_step(o, Q, 90, 0);
+        oracle_step(o, D, 3, 0);
+        oracle_free(o);
+    }
+}
+
+/* ---- Scores, by themselves: one layer, one KV head, two query heads */
+
+enum { HD = 32, G = 2, TOKENS = 500 }; /* not a multiple of any tile */
+
+struct bare {
+    float frequency[HD / 2], k[TOKENS * HD], v[TOKENS * HD], q[TOKENS * G * HD];
+    double a[TOKENS * G][TOKENS]; /* attention, explicitly */
+    struct rope rope;
+    struct cache_shape shape;
+    struct method method;
+    struct cache *cache;
+};
+
+static void set_attention(struct bare *b, size_t n) {
+    for (size_t r = 0; r < n * G; r++) {
+        double sum = 0;
+        for (size_t j = 0; j <= r / G; j++) {
+            double logit = 0;
+            for (size_t c = 0; c < HD; c++) logit += (double)b->q[r * HD + c] * (double)b->k[j * HD + c];
+            sum += b->a[r][j] = exp(logit * (double)b->shape.scale);
+        }
+        for (size_t j = 0; j <= r / G; j++) b->a[r][j] /= sum;
+    }
+}
+
+/* A step of n tokens up to the choice of anchors; no rotation. */
+static struct bare *bare_new(size_t n, uint32_t anchors, int threads, bool zero_values) {
+    struct bare *b = calloc(1, sizeof *b);
+    uint32_t random = 7;
+    float *all[] = {b->k, b->v, b->q};
+    const size_t counts[] = {n * HD, n * HD, n * G * HD};
+    for (size_t i = 0; i < 3; i++)
+        for (size_t j = 0; j < counts[i]; j++) {
+            random = random * 1664525u + 1013904223u;
+            all[i][j] = i == 1 && zero_values ? 0 : 4 * ((float)(random >> 8) / (1 << 24) - 0.5f);
+        }
+    b->rope = (struct rope){ROPE_ADJACENT, HD, 0, b->frequency, 1};
+    b->shape = (struct cache_shape){1, G, 1, HD, 1 / sqrtf(HD), &b->rope, NULL};
+    set_attention(b, n);
+    struct terse_cache_options options = {.method = "q4_0", .tail_tokens = 0, .anchor_count = anchors};
+    struct terse_error error;
+    if (method_resolve(&options, HD, &b->method, &error)) fail_msg("%s", error.message);
+    if (cache_new(&b->shape, &b->method, &b->cache, &error)) fail_msg("%s", error.message);
+    int before = omp_get_max_threads();
+    omp_set_num_threads(threads);
+    if (cache_step_begin(b->cache, Q, n, &error)) fail_msg("%s", error.message);
+    cache_layer_begin(b->cache, 0, b->k, b->v);
+    for (size_t first = 0; first < n; first += 130)
+        cache_layer_observe(b->cache, b->q + first * G * HD, first, n - first < 130 ? n - first : 130);
+    omp_set_num_threads(before);
+    return b;
+}
+
+static void bare_free(struct bare *b) {
+    cache_free(b->cache);
+    free(b);
+}
+
+/* The scores without the error that they were multiplied by: decoded rows tell it. */
+static double bare_score(struct bare *b, enum codec_side side, size_t token, size_t n) {
+    const float *rows = side == CODEC_KEYS ? b->k : b->v;
+    const struct codec_shape shape = {.head_dim = HD, .group = 1};
+    size_t sealed = (n + 1) / 2 * 2;
+    float decoded[64 * HD], error = 0;
+    codec_q4_0.decode(shape, side, span_block(b->cache, &b->cache->spans[token / 64], side, 0, 0), decoded);
+    for (size_t c = 0; c < HD; c++) error += powf(rows[token * HD + c] - decoded[token % 64 * HD + c], 2);
+    return (double)(b->cache->observed[(side == CODEC_VALUES) * sealed + token] / error);
+}
+
+static void scores_are_those_of_explicit_softmax_rows(void **state) {
+    (void)state;
+    static const size_t lengths[] = {1, 2, 63, 65, 384, 385, TOKENS};
+    for (size_t l = 0; l < sizeof lengths / sizeof lengths[0]; l++) {
+        size_t n = lengths[l];
+        struct bare *b = bare_new(n, 1, 2, false);
+        double spent = 0;
+        for (size_t j = 0; j < n; j++) {
+            double keys = 0, values = 0;
+            for (size_t r = j * G; r < n * G; r++) {
+                double norm = 0, a = b->a[r][j];
+                for (size_t c = 0; c < HD; c++) norm += (double)b->q[r * HD + c] * (double)b->q[r * HD + c];
+                keys += a * (1 - a) * sqrt(norm);
+                values += a;
+            }
+            assert_true(fabs(bare_score(b, CODEC_KEYS, j, n) - keys) <= 1e-5 * (keys + 1));
+            assert_true(fabs(bare_score(b, CODEC_VALUES, j, n) - values) <= 1e-5 * values);
+            spent += bare_score(b, CODEC_VALUES, j, n);
+        }
+        if (n == 1) assert_true(bare_score(b, CODEC_KEYS, 0, n) == 0); /* the only token: its key does not matter */
+        assert_true(fabs(spent - (double)(n * G)) <= 1e-5 * (double)(n * G));
+        bare_free(b);
+    }
+}
+
+/* Theorem 3.1: for values exactly, for keys to first order, with the constant 2/sqrt(hd) of the rigorous form in terms of 2-norms. */
+static void errors_move_outputs_by_no_more_than_the_bounds(void **state) {
+    (void)state;
+    enum { N = 200 };
+    struct bare *b = bare_new(N, 1, 1, false);
+    double *moved = calloc((size_t)N * HD, sizeof *moved), value_bound = 0, value_change = 0, key_bound = 0, key_change = 0,
+           largest = 0;
+    for (size_t i = 0; i < N * HD; i++) moved[i] = sin((double)i * 7.3);
+    for (size_t j = 0; j < N; j++) {
+        double norm1 = 0, norm2 = 0, value = 0;
+        for (size_t c = 0; c < HD; c++) {
+            norm1 += fabs(moved[j * HD + c]);
+            norm2 += moved[j * HD + c] * moved[j * HD + c];
+            value = fmax(value, fabs((double)b->v[j * HD + c]));
+        }
+        value_bound += bare_score(b, CODEC_VALUES, j, N) * norm1;
+        key_bound += 2 / sqrt(HD) * bare_score(b, CODEC_KEYS, j, N) * 1e-4 * sqrt(norm2);
+        largest = fmax(largest, value);
+    }
+    for (size_t r = 0; r < N * G; r++) {
+        double change[HD] = {0}, logits[N], sum = 0;
+        for (size_t j = 0; j <= r / G; j++) {
+            double shift = 0;
+            for (size_t c = 0; c < HD; c++) {
+                change[c] += b->a[r][j] * moved[j * HD + c];
+                shift += (double)b->q[r * HD + c] * 1e-4 * moved[j * HD + c];
+            }
+            sum += logits[j] = b->a[r][j] * exp(shift * (double)b->shape.scale);
+        }
+        for (size_t c = 0; c < HD; c++) value_change += fabs(change[c]);
+        for (size_t j = 0; j <= r / G; j++) key_change += fabs(logits[j] / sum - b->a[r][j]);
+    }
+    assert_true(value_change <= value_bound && value_change > 1e-3 * value_bound);
+    assert_true(key_change <= 1.001 * key_bound && key_change > 1e-3 * key_bound);
+    free(moved);
+    bare_free(b);
+}
+
+/* ---- The choice */
+
+static struct anchor_range all_anchors(const struct bare *b, enum codec_side side) {
+    return anchors_between(b->cache, side, 0, 0, UINT32_MAX);
+}
+
+static void anchors_are_distinct_in_order_and_of_the_prompt(void **state) {
+    (void)state;
+    static const uint32_t counts[] = {1, 2, 9, 50, TOKENS, 10 * TOKENS};
+    for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++) {
+        struct bare *b = bare_new(TOKENS, counts[i], 2, false);
+        for (int side = 0; side < 2; side++) {
+            struct anchor_range range = all_anchors(b, side ? CODEC_VALUES : CODEC_KEYS);
+            assert_int_equal(range.to - range.from, counts[i] < TOKENS ? counts[i] : TOKENS);
+            for (size_t a = range.from; a < range.to; a++) {
+                assert_true(range.tokens[a] < TOKENS && (a == range.from || range.tokens[a] > range.tokens[a - 1]));
+                const float *row = (side ? b->v : b->k) + range.tokens[a] * HD;
+                for (size_t c = 0; c < HD; c++) assert_true(range.rows[a * HD + c] == half_from_float(row[c]));
+            }
+        }
+        bare_free(b);
+    }
+}
+
+static void of_equal_tokens_the_older_stay(void **state) {
+    (void)state;
+    struct bare *b = bare_new(TOKENS, 7, 2, true); /* zeros are exact in any code: all errors are 0 */
+    struct anchor_range range = all_anchors(b, CODEC_VALUES);
+    assert_int_equal(range.to - range.from, 7);
+    for (size_t a = 0; a < 7; a++) assert_int_equal(range.tokens[a], a);
+    bare_free(b);
+}
+
+static void the_choice_does_not_depend_on_threads(void **state) {
+    (void)state;
+    struct bare *one = bare_new(TOKENS, 50, 1, false), *three = bare_new(TOKENS, 50, 3, false);
+    for (int side = 0; side < 2; side++) {
+        struct anchor_range a = all_anchors(one, side ? CODEC_VALUES : CODEC_KEYS),
+                            b = all_anchors(three, side ? CODEC_VALUES : CODEC_KEYS);
+        assert_memory_equal(a.tokens, b.tokens, 50 * sizeof *a.tokens);
+    }
+    bare_free(one);
+    bare_free(three);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(attention_reads_anchors_in_place_of_codes),
+        cmocka_unit_test(a_share_of_the_prompt_stays_exact),
+        cmocka_unit_test(alibi_moves_scores_and_reading),
+        cmocka_unit_test(scores_are_those_of_explicit_softmax_rows),
+        cmocka_unit_test(errors_move_outputs_by_no_more_than_the_bounds),
+        cmocka_unit_test(anchors_are_distinct_in_order_and_of_the_prompt),
+        cmocka_unit_test(of_equal_tokens_the_older_stay),
+        cmocka_unit_test(the_choice_does_not_depend_on_threads),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,284 @@
+/* MAT's cache against its definition: a list of kept tokens for every layer and KV head, from which the token with the highest logit
+ * to token 0 goes whenever there is one too many, and dense attention in double precision over the list at positions 0, 1, ... */
+#include "backend/cpu/kv/exact.h"
+#include "backend/cpu/kv/segment.h"
+
+#include "base/half.h"
+
+#include <math.h>
+#include <omp.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { LAYERS = 3, Q_HEADS = 4, HEADS = 2, G = Q_HEADS / HEADS, HD = 32, MOST = 1200, KV = HEADS * HD, QS = Q_HEADS * HD };
+
+static float frequency[HD / 2];
+static struct rope rope = {ROPE_HALF_SPLIT, HD, HD, frequency, 1};
+static const struct cache_shape shape = {LAYERS, Q_HEADS, HEADS, HD, 0.25f, &rope, NULL};
+
+/* Keys, values and queries of a sequence; all channels of a value are the token's number. */
+struct sequence {
+    float k[LAYERS][MOST][KV], v[LAYERS][MOST][KV], q[LAYERS][MOST][QS];
+};
+
+static struct sequence *sequence_new(uint64_t seed) {
+    struct sequence *s = malloc(sizeof *s);
+    float *numbers = &s->k[0][0][0];
+    for (size_t i = 0; i < sizeof *s / sizeof *numbers; i++) {
+        seed = seed * 6364136223846793005u + 1442695040888963407u;
+        numbers[i] = (float)((double)(seed >> 11) * 0x1p-52 - 1) * 1.7f;
+    }
+    for (size_t l = 0; l < LAYERS; l++)
+        for (size_t t = 0; t < MOST; t++)
+            for (size_t c = 0; c < KV; c++) s->v[l][t][c] = (float)(t + 1);
+    /* Logits to token 0 decide, so they must not change when its key goes through halves. */
+    for (size_t l = 0; l < LAYERS; l++)
+        for (size_t c = 0; c < KV; c++) s->k[l][0][c] = half_to_float(half_from_float(s->k[l][0][c]));
+    return s;
+}
+
+static struct method resolve(const char *name, const char *codec, uint32_t anchors, uint32_t shallow) {
+    struct terse_cache_options options = terse_cache_options_defaults();
+    struct method method;
+    options.method = name;
+    options.key_type = options.value_type = codec;
+    options.mat_anchors = anchors;
+    options.mat_shallow = shallow;
+    struct terse_error error;
+    if (method_resolve(&options, HD, &method, &error)) fail_msg("%s", error.message);
+    return method;
+}
+
+static struct cache *new_cache(const struct method *method) {
+    struct cache *cache;
+    assert_int_equal(cache_new(&shape, method, &cache, NULL), TERSE_OK);
+    return cache;
+}
+
+/* Reads tokens [first, first + n); out[LAYERS][n][QS] or NULL. Of a prefill half of the queries are only observed, as in a model's
+ * last layer. */
+static void read_tokens(struct cache *cache, const struct sequence *s, enum cache_step_kind kind, size_t first, size_t n,
+                        float *out) {
+    static float k[MOST][KV], attended[MOST][QS];
+    assert_int_equal(cache_step_begin(cache, kind, n, NULL), TERSE_OK);
+    for (uint32_t l = 0; l < LAYERS; l++) {
+        memcpy(k, s->k[l][first], n * sizeof *k);
+        cache_layer_begin(cache, l, k[0], s->v[l][first]);
+        size_t needed = kind == CACHE_STEP_PREFILL && !out ? n / 2 : 0, observed = cache_observes(cache, needed);
+        assert_int_equal(observed, cache->method.policy->leave ? needed : 0);
+        if (observed) cache_layer_observe(cache, s->q[l][first], 0, observed);
+        cache_layer_attend(cache, s->q[l][first + needed], needed, n - needed, attended[0]);
+        if (out) memcpy(out + l * n * QS, attended, n * sizeof *attended);
+        cache_layer_end(cache);
+    }
+    cache_step_end(cache);
+}
+
+/* ---- The definition */
+
+struct kept {
+    size_t n, token[MOST];
+    double logit[MOST]; /* to token 0 */
+};
+
+static struct kept kept[LAYERS][HEADS];
+
+static void turned(const float *x, double position, double *out) {
+    for (size_t i = 0; i < HD / 2; i++) {
+        double angle = rope.n_rot ? position * (double)frequency[i] : 0, re = (double)x[i], im = (double)x[i + HD / 2];
+        out[i] = re * cos(angle) - im * sin(angle);
+        out[i + HD / 2] = re * sin(angle) + im * cos(angle);
+    }
+}
+
+static double product(const float *q, double q_position, const float *k, double k_position) {
+    double a[HD], b[HD], sum = 0;
+    turned(q, q_position, a);
+    turned(k, k_position, b);
+    for (size_t c = 0; c < HD; c++) sum += a[c] * b[c];
+    return sum * (double)shape.scale;
+}
+
+static void append(const struct sequence *s, uint32_t l, uint32_t head, size_t token) {
+    struct kept *list = &kept[l][head];
+    double logit = 0;
+    for (size_t g = 0; g < G; g++)
+        logit += product(s->q[l][token] + (head * G + g) * HD, (double)list->n, s->k[l][0] + head * HD, 0) / G;
+    list->token[list->n] = token;
+    list->logit[list->n++] = logit;
+}
+
+static void evict(struct kept *list, const struct policy_parameters *p, uint32_t l) {
+    if (list->n <= p->budget) return;
+    size_t gone = 1;
+    if (l < p->shallow)
+        gone = p->exact < MAT_SINKS ? p->exact : MAT_SINKS;
+    else
+        for (size_t i = 1; i <= p->exact; i++)
+            if (list->logit[i] > list->logit[gone]) gone = i;
+    list->n--;
+    memmove(list->token + gone, list->token + gone + 1, (list->n - gone) * sizeof *list->token);
+    memmove(list->logit + gone, list->logit + gone + 1, (list->n - gone) * sizeof *list->logit);
+}
+
+static void define_token(const struct sequence *s, const struct policy_parameters *p, size_t token) {
+    for (uint32_t l = 0; l < LAYERS; l++)
+        for (uint32_t head = 0; head < HEADS; head++) {
+            append(s, l, head, token);
+            evict(&kept[l][head], p, l);
+        }
+}
+
+/* Attention of the step's one token, which is in the list as the last, over the whole list. */
+static void dense(const struct sequence *s, uint32_t l, uint32_t head, size_t g, size_t token, double *out) {
+    const struct kept *list = &kept[l][head];
+    double logits[MOST], max = -INFINITY, sum = 0;
+    for (size_t i = 0; i <= list->n; i++) {
+        size_t t = i < list->n ? list->token[i] : token;
+        logits[i] = product(s->q[l][token] + (head * G + g) * HD, (double)list->n, s->k[l][t] + head * HD, (double)i);
+        max = fmax(max, logits[i]);
+    }
+    *out = 0;
+    for (size_t i = 0; i <= list->n; i++) {
+        double weight = exp(logits[i] - max);
+        sum += weight;
+        *out += weight * (double)((i < list->n ? list->token[i] : token) + 1);
+    }
+    *out /= sum;
+}
+
+/* The exact rows hold the first of the kept tokens, found by their values. */
+static void check_rows(const struct cache *cache) {
+    size_t exact = cache->extent.exact;
+    for (uint32_t l = 0; l < LAYERS; l++)
+        for (uint32_t head = 0; head < HEADS; head++) {
+            const uint16_t *values = exact_rows(cache, l, head) + cache->method.parameters.exact * HD;
+            assert_true(kept[l][head].n >= exact && kept[l][head].token[0] == 0);
+            for (size_t i = 0; i < exact; i++)
+                for (size_t c = 0; c < HD; c++)
+                    assert_int_equal((int)lrintf(half_to_float(values[i * HD + c])), kept[l][head].token[i] + 1);
+        }
+}
+
+static void tokens_one_by_one_are_those_of_the_definition(void **state) {
+    (void)state;
+    static const struct {
+        const char *name, *codec;
+        uint32_t anchors, shallow, tail;
+    } methods[] = {{"mat-40", NULL, 10, 1, 0}, {"mat-200", NULL, 64, 2, 0},  {"mat-100", NULL, 1, 0, 0},
+                   {"mat-90", NULL, 80, 0, 0}, {"mat-140", "q8_0", 3, 1, 0}, {"mat-250", "q8_0", 30, 0, 40},
+                   {"mat-77", NULL, 0, 2, 0}};
+    for (size_t m = 0; m < sizeof methods / sizeof methods[0]; m++) {
+        struct method method = resolve(methods[m].name, methods[m].codec, methods[m].anchors, methods[m].shallow);
+        method.tail_tokens = methods[m].tail;
+        struct sequence *s = sequence_new(m);
+        struct cache *cache = new_cache(&method);
+        memset(kept, 0, sizeof kept);
+        double worst = 0;
+        for (size_t t = 0; t < 700; t++) {
+            float out[LAYERS][QS];
+            read_tokens(cache, s, CACHE_STEP_DECODE, t, 1, out[0]);
+            for (uint32_t l = 0; l < LAYERS; l++)
+                for (uint32_t h = 0; h < Q_HEADS; h++) {
+                    double expected;
+                    dense(s, l, h / G, h % G, t, &expected);
+                    worst = fmax(worst, fabs((double)out[l][h * HD] - expected) / 700);
+                }
+            define_token(s, &method.parameters, t);
+            if (t % 50 == 0 || t > 690) check_rows(cache);
+            struct terse_cache_report report;
+            cache_report(cache, &report);
+            assert_int_equal(report.kept, t + 1 < method.parameters.budget ? t + 1 : method.parameters.budget);
+        }
+        if (!(worst < (methods[m].codec ? 1e-2 : 3e-3))) fail_msg("%s: outputs differ by %g", methods[m].name, worst);
+        cache_free(cache);
+        free(s);
+    }
+}
+
+/* Without rotation logits do not depend on positions, so what is chosen must not depend on how a text is cut into steps. */
+static void steps_choose_what_single_tokens_choose(void **state) {
+    (void)state;
+    static const size_t cuts[][4] = {{1000, 0, 0, 0}, {30, 170, 1, 799}, {250, 250, 250, 250}, {999, 1, 0, 0}};
+    static const char *const codecs[] = {NULL, "q8_0"};
+    rope.n_rot = 0;
+    for (size_t c = 0; c < 2; c++) {
+        for (size_t cut = 0; cut < 4; cut++) {
+            for (int kind = CACHE_STEP_DECODE; kind <= CACHE_STEP_PREFILL; kind++) {
+                struct method method = resolve("mat-150", codecs[c], 50, 1);
+                struct sequence *s = sequence_new(cut);
+                struct cache *cache = new_cache(&method);
+                memset(kept, 0, sizeof kept);
+                for (size_t t = 0; t < 1000; t++) define_token(s, &method.parameters, t);
+                for (size_t i = 0, first = 0; i < 4 && cuts[cut][i]; first += cuts[cut][i++])
+                    read_tokens(cache, s, (enum cache_step_kind)kind, first, cuts[cut][i], NULL);
+                check_rows(cache);
+                cache_free(cache);
+                free(s);
+            }
+        }
+    }
+    rope.n_rot = HD;
+}
+
+/* Reads the same tokens into two caches and compares what comes out. */
+static void compare(const struct method *a, const struct method *b, double allowed) {
+    struct sequence *s = sequence_new(9);
+    struct cache *one = new_cache(a), *two = new_cache(b);
+    static float out[2][LAYERS * QS];
+    double worst = 0;
+    read_tokens(one, s, CACHE_STEP_PREFILL, 0, 100, NULL);
+    read_tokens(two, s, CACHE_STEP_PREFILL, 0, 100, NULL);
+    for (size_t t = 100; t < 400; t++) {
+        read_tokens(one, s, CACHE_STEP_DECODE, t, 1, out[0]);
+        read_tokens(two, s, CACHE_STEP_DECODE, t, 1, out[1]);
+        for (size_t i = 0; i < LAYERS * QS; i++) worst = fmax(worst, fabs((double)out[0][i] - (double)out[1][i]) / 400);
+    }
+    assert_true(worst <= allowed);
+    cache_free(one);
+    cache_free(two);
+    free(s);
+}
+
+static void special_cases_are_streaming(void **state) {
+    (void)state;
+    struct method streaming = resolve("streaming-60", NULL, 0, TERSE_SHALLOW_DEFAULT),
+                  all_shallow = resolve("mat-60", NULL, 20, LAYERS);
+    compare(&all_shallow, &streaming, 1e-3);
+    struct method one_anchor = resolve("mat-60", NULL, 1, 0);
+    streaming.parameters.exact = 1;
+    compare(&one_anchor, &streaming, 1e-6);
+}
+
+static void a_reset_forgets(void **state) {
+    (void)state;
+    struct method method = resolve("mat-40", NULL, 10, 1);
+    struct sequence *s = sequence_new(1), *other = sequence_new(2);
+    struct cache *cache = new_cache(&method);
+    read_tokens(cache, other, CACHE_STEP_PREFILL, 0, 300, NULL);
+    cache_reset(cache);
+    memset(kept, 0, sizeof kept);
+    for (size_t t = 0; t < 200; t++) {
+        read_tokens(cache, s, CACHE_STEP_DECODE, t, 1, NULL);
+        define_token(s, &method.parameters, t);
+    }
+    check_rows(cache);
+    cache_free(cache);
+    free(s);
+    free(other);
+}
+
+int main(void) {
+    omp_set_num_threads(2);
+    for (size_t i = 0; i < HD / 2; i++) frequency[i] = (float)pow(10000, -2.0 * (double)i / HD);
+    const struct CMUnitTest tests[] = {cmocka_unit_test(tokens_one_by_one_are_those_of_the_definition),
+                                       cmocka_unit_test(steps_choose_what_single_tokens_choose),
+                                       cmocka_unit_test(special_cases_are_streaming), cmocka_unit_test(a_reset_forgets)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,219 @@
+/* The table of methods: names, parameters, overrides, refusals; and what the policies keep. */
+#include "method/method.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static struct method resolve(const char *name, const char *key, const char *value, uint32_t tail) {
+    struct terse_cache_options options = {
+        .method = name, .key_type = key, .value_type = value, .tail_tokens = tail, .anchor_percent = -1};
+    struct method method;
+    struct terse_error error;
+    if (method_resolve(&options, 64, &method, &error)) fail_msg("%s", error.message);
+    return method;
+}
+
+static void refuse(const char *name, const char *key, const char *value, const char *expected) {
+    struct terse_cache_options options = {
+        .method = name, .key_type = key, .value_type = value, .tail_tokens = TERSE_TAIL_DEFAULT, .anchor_percent = -1};
+    struct method method;
+    struct terse_error error;
+    assert_int_equal(method_resolve(&options, 64, &method, &error), TERSE_E_ARGUMENT);
+    assert_null(strchr(error.message, '\n'));
+    if (!strstr(error.message, expected)) fail_msg("'%s' does not say '%s'", error.message, expected);
+    assert_int_equal(method_resolve(&options, 64, &method, NULL), TERSE_E_ARGUMENT);
+}
+
+static void names_choose_codecs_and_policy(void **state) {
+    (void)state;
+    struct method m = resolve(NULL, NULL, NULL, TERSE_TAIL_DEFAULT);
+    assert_string_equal(m.name, "f16");
+    assert_true(m.key.codec == &codec_f16 && m.value.codec == &codec_f16 && m.policy == &policy_keep_all);
+    m = resolve("q8_0", NULL, NULL, TERSE_TAIL_DEFAULT);
+    assert_string_equal(m.name, "q8_0");
+    assert_true(m.key.codec == &codec_q8_0 && m.value.codec == &codec_q8_0);
+    m = resolve("q4_0", NULL, NULL, TERSE_TAIL_DEFAULT);
+    assert_true(m.key.codec == &codec_q4_0 && m.value.codec == &codec_q4_0);
+    m = resolve("streaming-512", NULL, NULL, TERSE_TAIL_DEFAULT);
+    assert_string_equal(m.name, "streaming-512");
+    assert_true(m.policy == &policy_streaming && m.key.codec == &codec_f16);
+    assert_int_equal(m.parameters.budget, 512);
+    assert_int_equal(m.parameters.exact, 4);
+    m = resolve("streaming-00000000000000000000000000000000000000000000000000000000016", NULL, NULL, TERSE_TAIL_DEFAULT);
+    assert_string_equal(m.name, "streaming-16");
+}
+
+static void codecs_can_be_overridden(void **state) {
+    (void)state;
+    struct method m = resolve("f16", "q8_0", "q4_0", TERSE_TAIL_DEFAULT);
+    assert_string_equal(m.name, "q8_0/q4_0");
+    assert_true(m.key.codec == &codec_q8_0 && m.value.codec == &codec_q4_0);
+    m = resolve("f16", NULL, "q8_0", TERSE_TAIL_DEFAULT);
+    assert_string_equal(m.name, "f16/q8_0");
+    m = resolve("q4_0", "f16", "f16", TERSE_TAIL_DEFAULT);
+    assert_string_equal(m.name, "f16");
+    m = resolve("streaming-4294967295", "q8_0", "q4_0", TERSE_TAIL_DEFAULT);
+    assert_string_equal(m.name, "streaming-4294967295+q8_0/q4_0");
+    m = resolve("streaming-64", "q4_0", "q4_0", TERSE_TAIL_DEFAULT);
+    assert_string_equal(m.name, "streaming-64+q4_0");
+}
+
+static void tail_has_a_default_for_each_method(void **state) {
+    (void)state;
+    assert_int_equal(terse_cache_options_defaults().tail_tokens, TERSE_TAIL_DEFAULT);
+    assert_int_equal(resolve("f16", NULL, NULL, TERSE_TAIL_DEFAULT).tail_tokens, 0);
+    assert_int_equal(resolve("streaming-512", NULL, NULL, TERSE_TAIL_DEFAULT).tail_tokens, 0);
+    assert_int_equal(resolve("q8_0", NULL, NULL, TERSE_TAIL_DEFAULT).tail_tokens, 128);
+    assert_int_equal(resolve("f16", NULL, "q4_0", TERSE_TAIL_DEFAULT).tail_tokens, 128);
+    assert_int_equal(resolve("q4_0", NULL, NULL, 0).tail_tokens, 0);
+    assert_int_equal(resolve("f16", NULL, NULL, 99).tail_tokens, 99);
+}
+
+static void unknown_names_are_refused_in_one_line(void **state) {
+    (void)state;
+    refuse("f32", NULL, NULL, "f16, q8_0, q4_0, kivi-4, kivi-2, streaming-N, mat-N, snapkv-N");
+    refuse("", NULL, NULL, "f16, q8_0, q4_0, kivi-4, kivi-2, streaming-N, mat-N, snapkv-N");
+    refuse("streaming", NULL, NULL, "streaming-N");
+    refuse("streaming-", NULL, NULL, "streaming-N");
+    refuse("streaming-12x", NULL, NULL, "streaming-N");
+    refuse("streaming--12", NULL, NULL, "streaming-N");
+    refuse("streaming-4294967296", NULL, NULL, "streaming-N");
+    refuse("streaming-15", NULL, NULL, "streaming-16 or more");
+    refuse("f16", "q3", NULL, "unknown key type 'q3': use one of f16, q8_0, q4_0, kivi-4, kivi-2");
+    refuse("f16", NULL, "streaming-512", "unknown value type 'streaming-512': use one of f16, q8_0, q4_0, kivi-4, kivi-2");
+}
+
+static void heads_the_kernels_cannot_serve_are_refused(void **state) {
+    (void)state;
+    static const uint32_t bad[] = {0, 16, 80, 288};
+    struct method m = resolve("q8_0", NULL, NULL, TERSE_TAIL_DEFAULT);
+    struct terse_error error;
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
+        assert_int_equal(method_check(&m, bad[i], 4, &error), TERSE_E_UNSUPPORTED);
+    assert_int_equal(method_check(&m, 32, 1, &error), TERSE_OK);
+    assert_int_equal(method_check(&m, 256, 8, &error), TERSE_OK);
+}
+
+static void methods_are_described(void **state) {
+    (void)state;
+    struct terse_method_info info;
+    size_t n = 0;
+    for (; terse_method_describe(n, &info); n++) assert_true(info.name[0] && info.summary[0]);
+    assert_int_equal(n, 27);
+    assert_string_equal(terse_cache_options_defaults().method, "f16");
+}
+
+static void learned_methods_name_codec_shape_and_codebook(void **state) {
+    (void)state;
+    static const struct {
+        const char *name;
+        uint32_t width, bits;
+        enum codec_rope rope;
+        bool weighted;
+    } known[] = {{"antkv-4", 2, 8, CODEC_ROPE_BEFORE, true},       {"antkv-2", 4, 8, CODEC_ROPE_BEFORE, true},
+                 {"antkv-1", 8, 8, CODEC_ROPE_BEFORE, true},       {"antkv-0.75", 16, 12, CODEC_ROPE_BEFORE, true},
+                 {"antkv-0.375", 32, 12, CODEC_ROPE_BEFORE, true}, {"cq-4", 2, 8, CODEC_ROPE_BEFORE, false},
+                 {"cq-2", 4, 8, CODEC_ROPE_BEFORE, false},         {"cq-1", 8, 8, CODEC_ROPE_BEFORE, false},
+                 {"cq-0.75", 16, 12, CODEC_ROPE_BEFORE, false},    {"cq-0.375", 32, 12, CODEC_ROPE_BEFORE, false},
+                 {"million-4", 2, 8, CODEC_ROPE_AFTER, false},     {"million-3", 4, 12, CODEC_ROPE_AFTER, false},
+                 {"million-2", 4, 8, CODEC_ROPE_AFTER, false},     {"million-16x5", 4, 5, CODEC_ROPE_AFTER, false}};
+    for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
+        struct method m = resolve(known[i].name, NULL, NULL, TERSE_TAIL_DEFAULT);
+        assert_string_equal(m.name, known[i].name);
+        assert_string_equal(m.codebook, known[i].name);
+        assert_int_equal(m.key.width, known[i].width);
+        assert_int_equal(m.value.bits, known[i].bits);
+        assert_true(m.key.codec->rope == known[i].rope && (m.power > 0) == known[i].weighted);
+        assert_int_equal(m.tail_tokens, 128);
+        assert_true(m.policy == (known[i].weighted ? &policy_anchors : &policy_keep_all));
+        /* Bits per value of long sequences are those of the name. */
+        if (!strchr(known[i].name, 'x')) {
+            size_t bytes = m.key.codec->block_bytes(method_shape(&m, CODEC_KEYS, 64, 1), CODEC_KEYS);
+            double gain = m.key.codec == &codec_gain_shape ? 8.0 / 64 : 0;
+            assert_true((double)bytes * 8 / (64 * 64) == atof(strchr(known[i].name, '-') + 1) + gain);
+        }
+    }
+    struct method sums = resolve("commvq-2", NULL, NULL, TERSE_TAIL_DEFAULT);
+    assert_true(sums.value.codec == &codec_additive && sums.value.width == 64 && sums.value.bits == 128 && sums.power == 2);
+    assert_int_equal(sums.value.codec->block_bytes(method_shape(&sums, CODEC_VALUES, 64, 1), CODEC_VALUES), 64 + 64 * 64 * 2 / 8);
+    assert_int_equal(resolve("commvq-1", NULL, NULL, TERSE_TAIL_DEFAULT).value.bits, 64);
+    assert_string_equal(resolve("million-0016x08", NULL, NULL, 0).codebook, "million-16x8");
+    assert_string_equal(resolve("antkv-1", NULL, "q8_0", 0).name, "antkv-1+gain-shape/q8_0");
+    assert_string_equal(resolve("antkv-1", NULL, "q8_0", 0).codebook, "antkv-1");
+    assert_string_equal(resolve("antkv-1", "f16", "q8_0", 0).codebook, "");
+    refuse("million-3x8", NULL, NULL, "do not divide a head of 64");
+    refuse("million-0x8", NULL, NULL, "do not divide");
+    refuse("million-16x", NULL, NULL, "unknown KV method");
+    refuse("antkv-3", NULL, NULL, "unknown KV method");
+    refuse("f16", "pq", NULL, "unknown key type 'pq': use one of f16, q8_0, q4_0, kivi-4, kivi-2");
+    struct method bad = resolve("million-16x13", NULL, NULL, 0);
+    assert_int_equal(method_check(&bad, 64, 1, NULL), TERSE_E_UNSUPPORTED);
+}
+
+static void anchors_go_with_any_method_that_keeps_all(void **state) {
+    (void)state;
+    struct terse_cache_options options = {.method = "antkv-1", .anchor_percent = -1};
+    struct method m;
+    struct terse_error error;
+    assert_int_equal(method_resolve(&options, 64, &m, &error), TERSE_OK);
+    assert_int_equal(m.policy->anchors(&m.parameters, 8192, 8000), 82);
+    assert_int_equal(m.policy->anchors(&m.parameters, 8192, 64), 64);
+    options.anchor_percent = 0;
+    assert_int_equal(method_resolve(&options, 64, &m, &error), TERSE_OK);
+    assert_true(m.policy == &policy_keep_all);
+    options = (struct terse_cache_options){.method = "q4_0", .anchor_count = 64};
+    assert_int_equal(method_resolve(&options, 64, &m, &error), TERSE_OK);
+    assert_int_equal(m.policy->anchors(&m.parameters, 8192, 8000), 64);
+    options = (struct terse_cache_options){.method = "q4_0", .anchor_percent = 101};
+    assert_int_equal(method_resolve(&options, 64, &m, &error), TERSE_E_ARGUMENT);
+    options = (struct terse_cache_options){.method = "streaming-64", .anchor_count = 4};
+    assert_int_equal(method_resolve(&options, 64, &m, &error), TERSE_E_ARGUMENT);
+    assert_non_null(strstr(error.message, "leave --anchors away"));
+}
+
+static void a_codebook_is_asked_for(void **state) {
+    (void)state;
+    struct method m = resolve("antkv-1", NULL, NULL, 0);
+    struct terse_error error;
+    assert_int_equal(method_check_codebook(&m, 1, 1, 1, 64, &error), TERSE_E_ARGUMENT);
+    assert_non_null(strstr(error.message, "terse calibrate --kv antkv-1"));
+    m = resolve("q4_0", NULL, NULL, 0);
+    assert_int_equal(method_check_codebook(&m, 1, 1, 1, 64, &error), TERSE_OK);
+}
+
+static void streaming_keeps_sinks_and_the_newest(void **state) {
+    (void)state;
+    struct policy_parameters parameters = {.budget = 20, .exact = 4};
+    for (uint64_t tokens = 0; tokens < 100; tokens++) {
+        struct policy_decision kept = policy_streaming.retain(&parameters, tokens);
+        uint64_t count = kept.exact + tokens - kept.first;
+        assert_int_equal(kept.exact, tokens < 4 ? tokens : 4);
+        assert_true(kept.first >= kept.exact && kept.first <= tokens);
+        assert_int_equal(count, tokens < 20 ? tokens : 20);
+    }
+    struct policy_decision all = policy_keep_all.retain(&parameters, 1000);
+    assert_int_equal(all.exact, 0);
+    assert_int_equal(all.first, 0);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(names_choose_codecs_and_policy),
+        cmocka_unit_test(codecs_can_be_overridden),
+        cmocka_unit_test(tail_has_a_default_for_each_method),
+        cmocka_unit_test(unknown_names_are_refused_in_one_line),
+        cmocka_unit_test(heads_the_kernels_cannot_serve_are_refused),
+        cmocka_unit_test(methods_are_described),
+        cmocka_unit_test(learned_methods_name_codec_shape_and_codebook),
+        cmocka_unit_test(anchors_go_with_any_method_that_keeps_all),
+        cmocka_unit_test(a_codebook_is_asked_for),
+        cmocka_unit_test(streaming_keeps_sinks_and_the_newest),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,192 @@
+/* Sampling: each filter against its definition, and the random numbers against the distribution they should follow. */
+#include "engine/sampler.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { N = 8, DRAWS = 40000 };
+
+/* Probabilities 0.4 0.2 0.15 0.1 0.06 0.05 0.03 0.01, not in order of their tokens. */
+static const double probability[N] = {0.05, 0.4, 0.01, 0.2, 0.15, 0.03, 0.1, 0.06};
+
+static void fill_logits(float *logits) {
+    for (int i = 0; i < N; i++) logits[i] = (float)log(probability[i]) + 3;
+}
+
+static const struct terse_sampling plain = {.temperature = 1, .top_p = 1, .repeat_penalty = 1, .seed = 7};
+
+static void count_draws(const struct terse_sampling *settings, double *share) {
+    struct sampler s;
+    struct terse_error error;
+    float logits[N];
+    fill_logits(logits);
+    assert_int_equal(sampler_init(&s, N, &error), TERSE_OK);
+    assert_int_equal(sampler_set(&s, settings, &error), TERSE_OK);
+    memset(share, 0, N * sizeof *share);
+    for (int i = 0; i < DRAWS; i++) share[sampler_choose(&s, logits)] += 1.0 / DRAWS;
+    sampler_destroy(&s);
+}
+
+/* Every share within five standard deviations of what the kept tokens' probabilities say. */
+static void check_shares(const struct terse_sampling *settings, const bool *kept) {
+    double share[N], sum = 0;
+    count_draws(settings, share);
+    double weight[N];
+    for (int i = 0; i < N; i++) sum += weight[i] = kept[i] ? pow(probability[i], 1 / (double)settings->temperature) : 0;
+    for (int i = 0; i < N; i++) {
+        double p = weight[i] / sum, deviation = sqrt(p * (1 - p) / DRAWS);
+        if (fabs(share[i] - p) > 5 * deviation) fail_msg("token %d drawn with share %g instead of %g", i, share[i], p);
+    }
+}
+
+static void test_plain_follows_the_softmax(void **state) {
+    (void)state;
+    check_shares(&plain, (bool[N]){1, 1, 1, 1, 1, 1, 1, 1});
+}
+
+static void test_temperature(void **state) {
+    (void)state;
+    struct terse_sampling s = plain;
+    s.temperature = 0.5f;
+    check_shares(&s, (bool[N]){1, 1, 1, 1, 1, 1, 1, 1});
+}
+
+static void test_top_k(void **state) {
+    (void)state;
+    struct terse_sampling s = plain;
+    s.top_k = 3;
+    check_shares(&s, (bool[N]){0, 1, 0, 1, 1, 0, 0, 0});
+}
+
+static void test_top_p(void **state) {
+    (void)state;
+    struct terse_sampling s = plain;
+    s.top_p = 0.7f; /* 0.4 + 0.2 is short of it, the third token passes it */
+    check_shares(&s, (bool[N]){0, 1, 0, 1, 1, 0, 0, 0});
+}
+
+static void test_min_p(void **state) {
+    (void)state;
+    struct terse_sampling s = plain;
+    s.min_p = 0.2f; /* of 0.4: keeps 0.08 and more */
+    check_shares(&s, (bool[N]){0, 1, 0, 1, 1, 0, 1, 0});
+}
+
+static void test_greedy_and_ties(void **state) {
+    (void)state;
+    struct sampler s;
+    struct terse_error error;
+    struct terse_sampling settings = plain;
+    settings.temperature = 0;
+    assert_int_equal(sampler_init(&s, N, &error), TERSE_OK);
+    assert_int_equal(sampler_set(&s, &settings, &error), TERSE_OK);
+    float logits[N] = {1, 2, 5, 5, 0, NAN, -INFINITY, 5};
+    assert_int_equal(sampler_choose(&s, logits), 2);
+    sampler_destroy(&s);
+}
+
+static void test_repeat_penalty(void **state) {
+    (void)state;
+    struct sampler s;
+    struct terse_error error;
+    struct terse_sampling settings = plain;
+    settings.temperature = 0;
+    settings.repeat_penalty = 2;
+    settings.repeat_last = 3;
+    assert_int_equal(sampler_init(&s, N, &error), TERSE_OK);
+    assert_int_equal(sampler_set(&s, &settings, &error), TERSE_OK);
+    float logits[N] = {4, 3, -1, -1, -1, -1, -1, -1};
+    assert_int_equal(sampler_choose(&s, logits), 0);
+    sampler_add(&s, 0);
+    sampler_add(&s, 0); /* once or twice, the penalty is the same: 4 / 2 < 3 */
+    assert_int_equal(sampler_choose(&s, logits), 1);
+    for (int i = 0; i < 3; i++) sampler_add(&s, 1); /* pushes token 0 out of the window */
+    assert_int_equal(sampler_choose(&s, logits), 0);
+    sampler_destroy(&s);
+}
+
+static void test_seed_decides(void **state) {
+    (void)state;
+    struct sampler s;
+    struct terse_error error;
+    float logits[N];
+    int32_t first[64], second[64];
+    fill_logits(logits);
+    assert_int_equal(sampler_init(&s, N, &error), TERSE_OK);
+    for (int round = 0; round < 2; round++) {
+        assert_int_equal(sampler_set(&s, &plain, &error), TERSE_OK);
+        for (int i = 0; i < 64; i++) (round ? second : first)[i] = sampler_choose(&s, logits);
+    }
+    assert_memory_equal(first, second, sizeof first);
+    struct terse_sampling other = plain;
+    other.seed = 8;
+    assert_int_equal(sampler_set(&s, &other, &error), TERSE_OK);
+    for (int i = 0; i < 64; i++) second[i] = sampler_choose(&s, logits);
+    assert_memory_not_equal(first, second, sizeof first);
+    sampler_destroy(&s);
+}
+
+/* The best k of many, against sorting all of them. */
+static void test_top_k_of_many(void **state) {
+    (void)state;
+    enum { MANY = 5000 };
+    static float logits[MANY];
+    struct sampler s;
+    struct terse_error error;
+    struct terse_sampling settings = plain;
+    settings.top_k = 50;
+    for (int i = 0; i < MANY; i++)
+        logits[i] = (float)((i * 7919) % MANY) / MANY; /* a permutation: the top 50 are those of 4950 and more */
+    assert_int_equal(sampler_init(&s, MANY, &error), TERSE_OK);
+    assert_int_equal(sampler_set(&s, &settings, &error), TERSE_OK);
+    bool seen[50] = {0};
+    for (int i = 0; i < 5000; i++) {
+        int32_t rank = (sampler_choose(&s, logits) * 7919) % MANY;
+        assert_in_range(rank, MANY - 50, MANY - 1);
+        seen[rank - (MANY - 50)] = true;
+    }
+    for (int i = 0; i < 50; i++) assert_true(seen[i]);
+    sampler_destroy(&s);
+}
+
+static void test_settings_out_of_range(void **state) {
+    (void)state;
+    struct sampler s;
+    struct terse_error error;
+    assert_int_equal(sampler_init(&s, N, &error), TERSE_OK);
+    struct terse_sampling bad[] = {plain, plain, plain, plain, plain};
+    bad[0].temperature = -1;
+    bad[1].top_p = 1.5f;
+    bad[2].min_p = NAN;
+    bad[3].repeat_penalty = 0;
+    bad[4].repeat_last = SAMPLE_HISTORY + 1;
+    const char *word[] = {"temperature", "top-p", "min-p", "repeat penalty", "repeat penalty"};
+    for (int i = 0; i < 5; i++) {
+        assert_int_equal(sampler_set(&s, &bad[i], &error), TERSE_E_ARGUMENT);
+        assert_non_null(strstr(error.message, word[i]));
+    }
+    sampler_destroy(&s);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_plain_follows_the_softmax),
+        cmocka_unit_test(test_temperature),
+        cmocka_unit_test(test_top_k),
+        cmocka_unit_test(test_top_p),
+        cmocka_unit_test(test_min_p),
+        cmocka_unit_test(test_greedy_and_ties),
+        cmocka_unit_test(test_repeat_penalty),
+        cmocka_unit_test(test_seed_decides),
+        cmocka_unit_test(test_top_k_of_many),
+        cmocka_unit_test(test_settings_out_of_range),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
