@@ -6,9 +6,9 @@
  * METHOD/N% reads that part of the prompt. Codebooks are random: reading costs the same whatever they say. A method's passes take
  * turns with those of f16, which leave nothing of its codes in a processor cache, and of either the fastest counts.
  */
-#include "base/memory.h"
-#include "backend/cpu/kv/cache.h"
 #include "backend/cpu/gemm.h"
+#include "backend/cpu/kv/cache.h"
+#include "base/memory.h"
 #include "support/kernel_check.h"
 #include "support/random_codebook.h"
 

@@ -10,13 +10,13 @@
  *
  *     bench_comm [THREADS [DEPTH...]]         depths 8192, 32768 and 131072
  */
-#include "base/memory.h"
-#include "base/random.h"
-#include "backend/cpu/kv/cache.h"
 #include "backend/cpu/codec/commvq.h"
-#include "backend/cpu/kernels/pq/code_planes.h"
 #include "backend/cpu/gemm.h"
 #include "backend/cpu/kernels/kernels.h"
+#include "backend/cpu/kernels/pq/code_planes.h"
+#include "backend/cpu/kv/cache.h"
+#include "base/memory.h"
+#include "base/random.h"
 #include "support/kernel_check.h"
 #include "support/random_codebook.h"
 
@@ -68,7 +68,7 @@ struct scratch {
 struct layer {
     struct cache_shape shape;
     struct method method; /* with a codebook of random parameters */
-    size_t G, hd, blocks;
+    size_t G, hd, pages;
     size_t bytes[2];            /* of a block */
     uint8_t *memory[2];         /* [kv_heads][blocks] of random codes, apart from the caches' */
     float *cosine, *sine;       /* [blocks][pairs][64] */
@@ -108,7 +108,7 @@ static struct cache *make_cache(const struct cache_shape *shape, const struct me
 
 /* cos and sin of every token, as blocks want them and as rows do. */
 static void make_angles(struct layer *l) {
-    size_t pairs = l->hd / 2, tokens = l->blocks * BLOCK_TOKENS;
+    size_t pairs = l->hd / 2, tokens = l->pages * PAGE_TOKENS;
     l->cosine = allocate(tokens * pairs, sizeof(float));
     l->sine = allocate(tokens * pairs, sizeof(float));
     for (int i = 0; i < 2; i++) l->turns[i] = allocate(tokens * pairs, sizeof(float));
@@ -116,7 +116,7 @@ static void make_angles(struct layer *l) {
         float *cosine = l->turns[0] + t * pairs, *sine = l->turns[1] + t * pairs;
         rope_angles(l->shape.rope, (int64_t)t, cosine, sine);
         for (size_t j = 0; j < pairs; j++) {
-            size_t at = (t / BLOCK_TOKENS * pairs + j) * BLOCK_TOKENS + t % BLOCK_TOKENS;
+            size_t at = (t / PAGE_TOKENS * pairs + j) * PAGE_TOKENS + t % PAGE_TOKENS;
             l->cosine[at] = cosine[j];
             l->sine[at] = sine[j];
         }
@@ -124,14 +124,14 @@ static void make_angles(struct layer *l) {
 }
 
 static struct scratch make_scratch(const struct layer *l) {
-    size_t tokens = l->blocks * BLOCK_TOKENS, tallies = 1;
+    size_t tokens = l->pages * PAGE_TOKENS, code_sums = 1;
     struct codec_shape value = side_of(l, CODEC_VALUES, 0);
-    if (l->method.value.codec->tallies) tallies += l->method.value.codec->tallies(value);
+    if (l->method.value.codec->code_sums) code_sums += l->method.value.codec->code_sums(value);
     struct scratch s = {.logits = allocate(l->G * tokens, sizeof(float))};
     for (int i = 0; i < 2; i++) s.rows[i] = allocate(tokens * l->hd, sizeof(float));
-    s.tables = allocate(l->G * comm_table_floats(comm_code_of(side_of(l, CODEC_KEYS, 0))), sizeof(float));
-    s.some = allocate(l->G * BLOCK_TOKENS, sizeof(float));
-    s.weighed = allocate(tallies, sizeof(float));
+    s.tables = allocate(l->G * commvq_table_floats(commvq_code_of(side_of(l, CODEC_KEYS, 0))), sizeof(float));
+    s.some = allocate(l->G * PAGE_TOKENS, sizeof(float));
+    s.weighed = allocate(code_sums, sizeof(float));
     return s;
 }
 
@@ -143,17 +143,17 @@ static void free_scratch(struct scratch *s) {
 static struct layer make_layer(const struct cache_shape *shape, const char *method, size_t tokens) {
     struct layer l = {.shape = *shape, .G = shape->query_heads / shape->kv_heads, .hd = shape->head_dim};
     l.method = make_method(shape, method);
-    l.blocks = tokens / BLOCK_TOKENS;
+    l.pages = tokens / PAGE_TOKENS;
     for (int side = 0; side < 2; side++) {
         struct codec_shape s = side_of(&l, (enum codec_side)side, 0);
         struct random random = {1 + (uint64_t)side};
-        l.bytes[side] = (side == CODEC_KEYS ? l.method.key : l.method.value).codec->block_bytes(s, (enum codec_side)side);
-        l.memory[side] = allocate(shape->kv_heads * l.blocks, l.bytes[side]);
-        fill_bytes(&random, l.memory[side], shape->kv_heads * l.blocks * l.bytes[side]);
+        l.bytes[side] = (side == CODEC_KEYS ? l.method.key : l.method.value).codec->page_bytes(s, (enum codec_side)side);
+        l.memory[side] = allocate(shape->kv_heads * l.pages, l.bytes[side]);
+        fill_bytes(&random, l.memory[side], shape->kv_heads * l.pages * l.bytes[side]);
     }
-    size_t rounds = comm_rounds(side_of(&l, CODEC_KEYS, 0)), q = shape->query_heads * l.hd;
+    size_t rounds = commvq_rounds(side_of(&l, CODEC_KEYS, 0)), q = shape->query_heads * l.hd;
     make_angles(&l);
-    for (int i = 0; i < 2; i++) l.tables[i] = random_floats(rounds * COMM_ENTRIES * l.hd / 2, 7 + (uint64_t)i);
+    for (int i = 0; i < 2; i++) l.tables[i] = random_floats(rounds * COMMVQ_ENTRIES * l.hd / 2, 7 + (uint64_t)i);
     l.q = random_floats(q, 5);
     l.out = random_floats(q, 6);
     struct method half = make_method(shape, "f16");
@@ -200,12 +200,12 @@ static double attend_cache(struct layer *l, struct cache *cache) {
 
 /* ---- The others: a KV head is one thread's */
 
-static const uint8_t *block_at(const struct layer *l, enum codec_side side, size_t head, size_t i) {
-    return l->memory[side] + (head * l->blocks + i) * l->bytes[side];
+static const uint8_t *page_at(const struct layer *l, enum codec_side side, size_t head, size_t i) {
+    return l->memory[side] + (head * l->pages + i) * l->bytes[side];
 }
 
 static void softmax(const struct layer *l, float *logits) {
-    size_t tokens = l->blocks * BLOCK_TOKENS;
+    size_t tokens = l->pages * PAGE_TOKENS;
     for (size_t g = 0; g < l->G; g++) {
         float *row = logits + g * tokens, sum;
         for (size_t t = 0; t < tokens; t++) row[t] *= l->shape.scale;
@@ -216,54 +216,55 @@ static void softmax(const struct layer *l, float *logits) {
 
 static void score_by_tables(const struct layer *l, uint32_t head, struct scratch *s) {
     struct codec_shape shape = side_of(l, CODEC_KEYS, head);
-    size_t pairs = l->hd / 2, tokens = l->blocks * BLOCK_TOKENS;
-    comm_prepare(shape, l->q + head * l->G * l->hd, s->tables);
-    for (size_t i = 0; i < l->blocks; i++) {
-        const struct key_turn turn = {.cosine = l->cosine + i * pairs * BLOCK_TOKENS,
-                                      .sine = l->sine + i * pairs * BLOCK_TOKENS,
-                                      .pairs = pairs,
-                                      .adjacent = true};
-        comm_score_by_table(shape, s->tables, &turn, block_at(l, CODEC_KEYS, head, i), s->some);
+    size_t pairs = l->hd / 2, tokens = l->pages * PAGE_TOKENS;
+    commvq_prepare(shape, l->q + head * l->G * l->hd, s->tables);
+    for (size_t i = 0; i < l->pages; i++) {
+        const struct key_rotation rotation = {.cosine = l->cosine + i * pairs * PAGE_TOKENS,
+                                              .sine = l->sine + i * pairs * PAGE_TOKENS,
+                                              .pairs = pairs,
+                                              .adjacent = true};
+        commvq_score_by_table(shape, s->tables, &rotation, page_at(l, CODEC_KEYS, head, i), s->some);
         for (size_t g = 0; g < l->G; g++)
-            memcpy(s->logits + g * tokens + i * BLOCK_TOKENS, s->some + g * BLOCK_TOKENS, BLOCK_TOKENS * sizeof(float));
+            memcpy(s->logits + g * tokens + i * PAGE_TOKENS, s->some + g * PAGE_TOKENS, PAGE_TOKENS * sizeof(float));
     }
 }
 
-static void mix_by_codes(const struct layer *l, uint32_t head, struct scratch *s, float *out) {
+static void accumulate_by_codes(const struct layer *l, uint32_t head, struct scratch *s, float *out) {
     const struct codec *codec = l->method.value.codec;
     struct codec_shape shape = side_of(l, CODEC_VALUES, head);
-    size_t tokens = l->blocks * BLOCK_TOKENS, tallies = codec->tallies ? codec->tallies(shape) : 0;
+    size_t tokens = l->pages * PAGE_TOKENS, code_sums = codec->code_sums ? codec->code_sums(shape) : 0;
     memset(out, 0, l->G * l->hd * sizeof *out);
-    memset(s->weighed, 0, tallies * sizeof *s->weighed);
-    for (size_t i = 0; i < l->blocks; i++) {
+    memset(s->weighed, 0, code_sums * sizeof *s->weighed);
+    for (size_t i = 0; i < l->pages; i++) {
         for (size_t g = 0; g < l->G; g++)
-            memcpy(s->some + g * BLOCK_TOKENS, s->logits + g * tokens + i * BLOCK_TOKENS, BLOCK_TOKENS * sizeof(float));
-        if (!tallies) {
-            codec->mix(shape, s->some, block_at(l, CODEC_VALUES, head, i), out);
+            memcpy(s->some + g * PAGE_TOKENS, s->logits + g * tokens + i * PAGE_TOKENS, PAGE_TOKENS * sizeof(float));
+        if (!code_sums) {
+            codec->accumulate(shape, s->some, page_at(l, CODEC_VALUES, head, i), out);
             continue;
         }
-        codec->tally(shape, s->some, block_at(l, CODEC_VALUES, head, i), s->weighed);
-        if ((i + 1) % RUN && i + 1 < l->blocks) continue;
-        codec->finish(shape, s->weighed, out);
-        memset(s->weighed, 0, tallies * sizeof *s->weighed);
+        codec->accumulate_by_code(shape, s->some, page_at(l, CODEC_VALUES, head, i), s->weighed);
+        if ((i + 1) % RUN && i + 1 < l->pages) continue;
+        codec->finish_code_sums(shape, s->weighed, out);
+        memset(s->weighed, 0, code_sums * sizeof *s->weighed);
     }
 }
 
 /* rows[64][hd] of a block's keys as sums of table rows, real parts and then imaginary ones, not turned yet. */
-static void sum_keys(const struct layer *l, uint32_t head, const uint8_t *block, float *rows) {
+static void sum_keys(const struct layer *l, uint32_t head, const uint8_t *page, float *rows) {
     const struct kernels *k = kernels();
     struct codec_shape shape = side_of(l, CODEC_KEYS, head);
-    size_t pairs = l->hd / 2, rounds = comm_rounds(shape);
-    uint16_t codes[COMM_MOST_ROUNDS][BLOCK_TOKENS];
-    float gains[BLOCK_TOKENS], x[CODEC_HEAD_DIM_MAX];
-    const float *mean = comm_code_of(shape)->mean;
-    comm_gains(shape, block, gains);
-    for (size_t r = 0; r < rounds; r++) code_planes_read((const uint8_t *)comm_codes(block) + r * COMM_PART, COMM_BITS, codes[r]);
-    for (size_t t = 0; t < BLOCK_TOKENS; t++) {
+    size_t pairs = l->hd / 2, rounds = commvq_rounds(shape);
+    uint16_t codes[COMMVQ_MOST_ROUNDS][PAGE_TOKENS];
+    float gains[PAGE_TOKENS], x[CODEC_HEAD_DIM_MAX];
+    const float *mean = commvq_code_of(shape)->mean;
+    commvq_gains(shape, page, gains);
+    for (size_t r = 0; r < rounds; r++)
+        code_planes_read((const uint8_t *)commvq_codes(page) + r * COMMVQ_PART, COMMVQ_BITS, codes[r]);
+    for (size_t t = 0; t < PAGE_TOKENS; t++) {
         memset(x, 0, l->hd * sizeof *x);
         for (size_t r = 0; r < rounds; r++) {
-            size_t a = (r * COMM_ENTRIES + codes[r][t] % COMM_ENTRIES) * pairs,
-                   b = (r * COMM_ENTRIES + codes[r][t] / COMM_ENTRIES) * pairs;
+            size_t a = (r * COMMVQ_ENTRIES + codes[r][t] % COMMVQ_ENTRIES) * pairs,
+                   b = (r * COMMVQ_ENTRIES + codes[r][t] / COMMVQ_ENTRIES) * pairs;
             k->axpy(1, l->tables[0] + a, x, pairs);
             k->axpy(1, l->tables[1] + a, x + pairs, pairs);
             k->axpy(-1, l->tables[1] + b, x, pairs);
@@ -278,29 +279,29 @@ static void sum_keys(const struct layer *l, uint32_t head, const uint8_t *block,
 
 static void decode_head(const struct layer *l, enum way way, uint32_t head, struct scratch *s) {
     const struct codec *value = l->method.value.codec;
-    for (size_t i = 0; i < l->blocks; i++) {
-        float *keys = s->rows[0] + i * BLOCK_TOKENS * l->hd;
+    for (size_t i = 0; i < l->pages; i++) {
+        float *keys = s->rows[0] + i * PAGE_TOKENS * l->hd;
         if (way == DECODED)
-            codec_comm.decode(side_of(l, CODEC_KEYS, head), CODEC_KEYS, block_at(l, CODEC_KEYS, head, i), keys);
+            codec_commvq.decode(side_of(l, CODEC_KEYS, head), CODEC_KEYS, page_at(l, CODEC_KEYS, head, i), keys);
         else
-            sum_keys(l, head, block_at(l, CODEC_KEYS, head, i), keys);
-        for (size_t t = 0; t < BLOCK_TOKENS; t++) {
-            size_t at = (i * BLOCK_TOKENS + t) * l->hd / 2;
+            sum_keys(l, head, page_at(l, CODEC_KEYS, head, i), keys);
+        for (size_t t = 0; t < PAGE_TOKENS; t++) {
+            size_t at = (i * PAGE_TOKENS + t) * l->hd / 2;
             rope_rotate(l->shape.rope, l->turns[0] + at, l->turns[1] + at, keys + t * l->hd, 1, (uint32_t)l->hd);
         }
-        value->decode(side_of(l, CODEC_VALUES, head), CODEC_VALUES, block_at(l, CODEC_VALUES, head, i),
-                      s->rows[1] + i * BLOCK_TOKENS * l->hd);
+        value->decode(side_of(l, CODEC_VALUES, head), CODEC_VALUES, page_at(l, CODEC_VALUES, head, i),
+                      s->rows[1] + i * PAGE_TOKENS * l->hd);
     }
 }
 
 static void attend_head(const struct layer *l, enum way way, uint32_t head, struct scratch *s) {
-    size_t tokens = l->blocks * BLOCK_TOKENS, hd = l->hd;
+    size_t tokens = l->pages * PAGE_TOKENS, hd = l->hd;
     const float *q = l->q + head * l->G * hd;
     float *out = l->out + head * l->G * hd;
     if (way == TABLES) {
         score_by_tables(l, head, s);
         softmax(l, s->logits);
-        mix_by_codes(l, head, s, out);
+        accumulate_by_codes(l, head, s, out);
         return;
     }
     decode_head(l, way, head, s);
@@ -348,7 +349,7 @@ int main(int argc, char **argv) {
     }
     omp_set_num_threads(threads);
     if (argc > 2) n_depths = 0;
-    for (int i = 2; i < argc; i++) depths[n_depths++] = (size_t)atol(argv[i]) / BLOCK_TOKENS * BLOCK_TOKENS;
+    for (int i = 2; i < argc; i++) depths[n_depths++] = (size_t)atol(argv[i]) / PAGE_TOKENS * PAGE_TOKENS;
 
     static float frequency[64];
     for (int i = 0; i < 64; i++) frequency[i] = powf(500000, -(float)i / 64);

@@ -3,8 +3,8 @@
  *
  *     bench_kmeans [THREADS]
  */
-#include "base/memory.h"
 #include "backend/cpu/gemm.h"
+#include "base/memory.h"
 #include "train/kmeans.h"
 
 #include <omp.h>

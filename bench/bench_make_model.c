@@ -105,7 +105,7 @@ struct weights {
     uint32_t columns[MOST_TENSORS]; /* by tensor */
 };
 
-static uint64_t mix(uint64_t x) { /* the finalizer of SplitMix64 */
+static uint64_t accumulate(uint64_t x) { /* the finalizer of SplitMix64 */
     x = (x ^ x >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
     x = (x ^ x >> 27) * UINT64_C(0x94d049bb133111eb);
     return x ^ x >> 31;
@@ -120,7 +120,7 @@ static void fill_block(enum tensor_type type, float deviation, uint64_t seed, ui
     uint16_t scale = half_from_float(unit * (0.75f + (float)(seed & 255) / 512));
     memcpy(block, &scale, sizeof scale);
     for (size_t i = 0; i < codes; i += sizeof seed) {
-        seed = mix(seed + UINT64_C(0x9e3779b97f4a7c15));
+        seed = accumulate(seed + UINT64_C(0x9e3779b97f4a7c15));
         memcpy(block + sizeof scale + i, &seed, sizeof seed);
     }
     if (type != TENSOR_Q8_0) return;
@@ -136,7 +136,8 @@ static void fill(void *user, uint64_t tensor, uint64_t offset, void *bytes, size
     uint64_t first = offset / block_bytes;
 #pragma omp parallel for
     for (int64_t i = 0; i < n; i++)
-        fill_block(weights->type, deviation, mix(tensor << 40 | (first + (uint64_t)i)), (uint8_t *)bytes + (size_t)i * block_bytes);
+        fill_block(weights->type, deviation, accumulate(tensor << 40 | (first + (uint64_t)i)),
+                   (uint8_t *)bytes + (size_t)i * block_bytes);
 }
 
 /* ---- The file ----------------------------------------------------------------------------------------------------------- */

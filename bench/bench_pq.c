@@ -34,69 +34,80 @@ static void *allocate(size_t bytes) {
     exit(1);
 }
 
-enum way { SCORE_F16, MIX_F16, SCORE_Q8_0, MIX_Q8_0, SCORE_Q4_0, MIX_Q4_0, LOOK_UP, FIXED, DECODE, TURN, MIX, TALLY };
+enum way {
+    SCORE_F16,
+    ACCUMULATE_F16,
+    SCORE_Q8_0,
+    ACCUMULATE_Q8_0,
+    SCORE_Q4_0,
+    ACCUMULATE_Q4_0,
+    LOOK_UP,
+    FIXED,
+    DECODE,
+    ROTATE,
+    ACCUMULATE,
+    BY_CODE
+};
 
 struct bench {
     size_t G, hd, width;
     unsigned bits;
-    struct product_code codes[LAYERS * HEADS];
-    char *halves, *blocks; /* [LAYERS][HEADS][blocks of a head]: f16's and the others' */
-    struct key_turn turn;
+    struct pq_codebook codes[LAYERS * HEADS];
+    char *halves, *pages; /* [LAYERS][HEADS][blocks of a head]: f16's and the others' */
+    struct key_rotation rotation;
 };
 
-static size_t block_bytes(const struct bench *b, enum way way) {
-    if (way <= MIX_F16) return BLOCK_BYTES_F16(b->hd);
-    if (way <= MIX_Q8_0) return BLOCK_BYTES_Q8_0(b->hd);
-    if (way <= MIX_Q4_0) return BLOCK_BYTES_Q4_0(b->hd);
-    return BLOCK_BYTES_PQ(b->hd / b->width, b->bits);
+static size_t page_bytes(const struct bench *b, enum way way) {
+    if (way <= ACCUMULATE_F16) return PAGE_BYTES_F16(b->hd);
+    if (way <= ACCUMULATE_Q8_0) return PAGE_BYTES_Q8_0(b->hd);
+    if (way <= ACCUMULATE_Q4_0) return PAGE_BYTES_Q4_0(b->hd);
+    return PAGE_BYTES_PQ(b->hd / b->width, b->bits);
 }
 
 /* What one thread needs. */
 struct scratch {
-    float *q, *tables, *channels, *logits, *weights, *tallies, *acc;
+    float *q, *tables, *channels, *logits, *weights, *code_sums, *acc;
 };
 
 static struct scratch make_scratch(const struct bench *b) {
-    size_t table = b->width ? product_floats(&b->codes[0], b->G) : 0;
-    struct scratch s = {allocate(b->G * b->hd * 4),         allocate(table * 4),
-                        allocate(b->hd * BLOCK_TOKENS * 4), allocate(b->G * BLOCK_TOKENS * 4),
-                        allocate(b->G * BLOCK_TOKENS * 4),  allocate(table * 4),
-                        allocate(b->G * b->hd * 4)};
+    size_t table = b->width ? pq_table_floats(&b->codes[0], b->G) : 0;
+    struct scratch s = {
+        allocate(b->G * b->hd * 4),       allocate(table * 4), allocate(b->hd * PAGE_TOKENS * 4), allocate(b->G * PAGE_TOKENS * 4),
+        allocate(b->G * PAGE_TOKENS * 4), allocate(table * 4), allocate(b->G * b->hd * 4)};
     for (size_t i = 0; i < b->G * b->hd; i++) s.q[i] = (float)(i % 7) / 64, s.acc[i] = 0;
-    for (size_t i = 0; i < b->G * BLOCK_TOKENS; i++) s.weights[i] = (float)(i % 11) / 64;
-    memset(s.tallies, 0, table * 4);
+    for (size_t i = 0; i < b->G * PAGE_TOKENS; i++) s.weights[i] = (float)(i % 11) / 64;
+    memset(s.code_sums, 0, table * 4);
     return s;
 }
 
 static void free_scratch(struct scratch *s) {
-    float *all[] = {s->q, s->tables, s->channels, s->logits, s->weights, s->tallies, s->acc};
+    float *all[] = {s->q, s->tables, s->channels, s->logits, s->weights, s->code_sums, s->acc};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) memory_free(all[i]);
 }
 
-static void read_block(const struct bench *b, enum way way, const struct product_code *p, const char *block,
-                       const struct scratch *s) {
+static void read_page(const struct bench *b, enum way way, const struct pq_codebook *p, const char *page, const struct scratch *s) {
     const struct kernels *k = kernels();
     size_t G = b->G, hd = b->hd;
     switch (way) {
-    case SCORE_F16: k->score_f16(s->q, G, hd, block, s->logits); break;
-    case SCORE_Q8_0: k->score_q8_0(s->q, G, hd, block, s->logits); break;
-    case SCORE_Q4_0: k->score_q4_0(s->q, G, hd, block, s->logits); break;
-    case MIX_F16: k->mix_f16(s->weights, G, hd, block, s->acc); break;
-    case MIX_Q8_0: k->mix_q8_0(s->weights, G, hd, block, s->acc); break;
-    case MIX_Q4_0: k->mix_q4_0(s->weights, G, hd, block, s->acc); break;
-    case LOOK_UP: k->look_up_pq(p, s->tables, G, block, s->logits); break;
-    case FIXED: k->score_fixed_pq(p, s->tables, G, block, s->logits); break;
-    case DECODE: k->score_pq(p, s->q, G, block, s->logits); break;
-    case TURN: k->score_turned_pq(p, &b->turn, s->q, G, block, s->logits); break;
-    case MIX: k->mix_pq(p, s->weights, G, block, s->acc); break;
-    case TALLY: k->tally_pq(p, s->weights, G, block, s->tallies); break;
+    case SCORE_F16: k->score_f16(s->q, G, hd, page, s->logits); break;
+    case SCORE_Q8_0: k->score_q8_0(s->q, G, hd, page, s->logits); break;
+    case SCORE_Q4_0: k->score_q4_0(s->q, G, hd, page, s->logits); break;
+    case ACCUMULATE_F16: k->accumulate_f16(s->weights, G, hd, page, s->acc); break;
+    case ACCUMULATE_Q8_0: k->accumulate_q8_0(s->weights, G, hd, page, s->acc); break;
+    case ACCUMULATE_Q4_0: k->accumulate_q4_0(s->weights, G, hd, page, s->acc); break;
+    case LOOK_UP: k->look_up_pq(p, s->tables, G, page, s->logits); break;
+    case FIXED: k->score_i16_pq(p, s->tables, G, page, s->logits); break;
+    case DECODE: k->score_pq(p, s->q, G, page, s->logits); break;
+    case ROTATE: k->score_rotated_pq(p, &b->rotation, s->q, G, page, s->logits); break;
+    case ACCUMULATE: k->accumulate_pq(p, s->weights, G, page, s->acc); break;
+    case BY_CODE: k->accumulate_by_code_pq(p, s->weights, G, page, s->code_sums); break;
     }
 }
 
 /* Nanoseconds for a token and KV head, of all threads together. */
 static double time_way(const struct bench *b, enum way way) {
     const struct kernels *k = kernels();
-    size_t bytes = block_bytes(b, way), blocks = tokens / BLOCK_TOKENS;
+    size_t bytes = page_bytes(b, way), pages = tokens / PAGE_TOKENS;
     double best = INFINITY;
     for (int run = 0; run < RUNS; run++) {
         double start = 0;
@@ -108,14 +119,14 @@ static double time_way(const struct bench *b, enum way way) {
             start = clock_seconds();
 #pragma omp for schedule(dynamic, 1)
             for (size_t head = 0; head < LAYERS * HEADS; head++) {
-                const struct product_code *p = &b->codes[head];
+                const struct pq_codebook *p = &b->codes[head];
                 if (way == LOOK_UP) k->prepare_pq(p, s.q, b->G, s.tables);
-                if (way == FIXED) k->fix_pq(p, s.q, b->G, s.tables);
-                for (size_t i = 0; i < blocks; i++) {
-                    read_block(b, way, p, (way <= MIX_F16 ? b->halves : b->blocks) + (head * blocks + i) * bytes, &s);
-                    if (way != TALLY || ((i + 1) % RUN && i + 1 < blocks)) continue;
-                    k->finish_pq(p, s.tallies, b->G, s.acc);
-                    memset(s.tallies, 0, product_floats(p, b->G) * sizeof *s.tallies);
+                if (way == FIXED) k->quantize_query_pq(p, s.q, b->G, s.tables);
+                for (size_t i = 0; i < pages; i++) {
+                    read_page(b, way, p, (way <= ACCUMULATE_F16 ? b->halves : b->pages) + (head * pages + i) * bytes, &s);
+                    if (way != BY_CODE || ((i + 1) % RUN && i + 1 < pages)) continue;
+                    k->finish_pq(p, s.code_sums, b->G, s.acc);
+                    memset(s.code_sums, 0, pq_table_floats(p, b->G) * sizeof *s.code_sums);
                 }
             }
 #pragma omp single
@@ -123,23 +134,23 @@ static double time_way(const struct bench *b, enum way way) {
             free_scratch(&s);
         }
     }
-    return 1e9 * best * threads / (double)(LAYERS * HEADS * blocks * BLOCK_TOKENS);
+    return 1e9 * best * threads / (double)(LAYERS * HEADS * pages * PAGE_TOKENS);
 }
 
 /* Every layer and head has centroids of its own, as in a codebook. */
 static void make_codes(struct bench *b) {
-    size_t parts = b->hd / b->width, k = (size_t)1 << b->bits, plane = PRODUCT_PLANE(b->bits);
+    size_t parts = b->hd / b->width, k = (size_t)1 << b->bits, plane = PQ_CHANNEL_ENTRIES(b->bits);
     for (size_t i = 0; i < LAYERS * HEADS; i++) {
         uint16_t *rows = allocate(k * b->hd * sizeof *rows);
         for (size_t j = 0; j < k * b->hd; j++) rows[j] = (uint16_t)(0x2000 + j % 4096); /* halves near 0.01 */
-        b->codes[i] = (struct product_code){.parts = parts, .width = b->width, .bits = b->bits, .rows = rows};
-        bool by_row = b->bits > PRODUCT_PLANE_BITS;
-        if (!product_may_have_levels(b->width, b->bits)) continue;
+        b->codes[i] = (struct pq_codebook){.parts = parts, .width = b->width, .bits = b->bits, .rows = rows};
+        bool by_row = b->bits > PQ_CHANNEL_BITS;
+        if (!pq_may_read_u8(b->width, b->bits)) continue;
         uint8_t *levels = allocate(b->hd * plane);
         float *low = allocate(b->hd * sizeof *low), *step = allocate(b->hd * sizeof *step), *from = allocate(b->hd * sizeof *from);
         for (size_t j = 0; j < b->hd * plane; j++) levels[j] = (uint8_t)(j % 251);
         for (size_t c = 0; c < b->hd; c++) low[c] = -0x1p-6f, step[c] = 0x1p-13f, from[c] = low[c] - 0x1p17f * step[c];
-        *(by_row ? &b->codes[i].level_rows : &b->codes[i].levels) = levels;
+        *(by_row ? &b->codes[i].centroid_rows_u8 : &b->codes[i].centroids_u8) = levels;
         b->codes[i].low = low;
         b->codes[i].step = step;
         b->codes[i].from = from;
@@ -149,25 +160,25 @@ static void make_codes(struct bench *b) {
 static void free_codes(struct bench *b) {
     for (size_t i = 0; i < LAYERS * HEADS; i++) {
         memory_free((void *)b->codes[i].rows);
-        memory_free((void *)b->codes[i].levels);
-        memory_free((void *)b->codes[i].level_rows);
+        memory_free((void *)b->codes[i].centroids_u8);
+        memory_free((void *)b->codes[i].centroid_rows_u8);
         memory_free((void *)b->codes[i].low);
         memory_free((void *)b->codes[i].step);
         memory_free((void *)b->codes[i].from);
-        b->codes[i] = (struct product_code){0};
+        b->codes[i] = (struct pq_codebook){0};
     }
 }
 
 static void bench_code(struct bench *b, size_t width, unsigned bits) {
-    static const enum way ways[] = {LOOK_UP, FIXED, DECODE, TURN, MIX, TALLY};
+    static const enum way ways[] = {LOOK_UP, FIXED, DECODE, ROTATE, ACCUMULATE, BY_CODE};
     b->width = width;
     b->bits = bits;
     make_codes(b);
-    double keys = time_way(b, SCORE_F16), values = time_way(b, MIX_F16), ratio[6];
+    double keys = time_way(b, SCORE_F16), values = time_way(b, ACCUMULATE_F16), ratio[6];
     for (size_t i = 0; i < 6; i++) {
-        bool too_large = (ways[i] == LOOK_UP || ways[i] == TALLY) && product_floats(&b->codes[0], b->G) > 1 << 20;
-        bool none = ways[i] == FIXED && (!product_by_levels(&b->codes[0]) || !kernels()->planes_pq);
-        ratio[i] = too_large || none ? NAN : time_way(b, ways[i]) / (ways[i] < MIX ? keys : values);
+        bool too_large = (ways[i] == LOOK_UP || ways[i] == BY_CODE) && pq_table_floats(&b->codes[0], b->G) > 1 << 20;
+        bool none = ways[i] == FIXED && (!pq_reads_u8(&b->codes[0]) || !kernels()->has_register_lut);
+        ratio[i] = too_large || none ? NAN : time_way(b, ways[i]) / (ways[i] < ACCUMULATE ? keys : values);
     }
     printf("%3zu %2zu %4zu x %2u %6.3f %8.1f %8.1f", b->hd, b->G, width, bits, (double)bits / (double)width, keys, values);
     for (size_t i = 0; i < 6; i++) {
@@ -191,38 +202,38 @@ static void bench_shape(size_t hd, size_t G, bool all) {
     struct bench b = {.G = G, .hd = hd};
     size_t bytes = LAYERS * HEADS * tokens * hd * 2;
     b.halves = allocate(bytes);
-    b.blocks = allocate(bytes);
-    float *angles = allocate(hd * BLOCK_TOKENS * 4);
-    float gain[BLOCK_TOKENS], mean[KERNELS_MOST_CHANNELS];
-    for (size_t i = 0; i < hd * BLOCK_TOKENS; i++) angles[i] = 0.7f;
-    for (size_t i = 0; i < BLOCK_TOKENS; i++) gain[i] = 1.1f;
+    b.pages = allocate(bytes);
+    float *angles = allocate(hd * PAGE_TOKENS * 4);
+    float gain[PAGE_TOKENS], mean[KERNELS_MOST_CHANNELS];
+    for (size_t i = 0; i < hd * PAGE_TOKENS; i++) angles[i] = 0.7f;
+    for (size_t i = 0; i < PAGE_TOKENS; i++) gain[i] = 1.1f;
     for (size_t c = 0; c < hd; c++) mean[c] = 0.1f;
-    b.turn = (struct key_turn){.cosine = angles, .sine = angles + hd / 2 * BLOCK_TOKENS, .pairs = hd / 2, .adjacent = true};
-    b.turn.gain = gain;
-    b.turn.mean = mean;
+    b.rotation = (struct key_rotation){.cosine = angles, .sine = angles + hd / 2 * PAGE_TOKENS, .pairs = hd / 2, .adjacent = true};
+    b.rotation.gain = gain;
+    b.rotation.mean = mean;
     struct random random = {1};
-    fill_bytes(&random, b.blocks, (size_t)1 << 20);
+    fill_bytes(&random, b.pages, (size_t)1 << 20);
     fill_halves(&random, FILL_NORMAL, (uint16_t *)b.halves, (size_t)1 << 19);
     for (size_t at = (size_t)1 << 20; at < bytes; at += (size_t)1 << 20) {
-        memcpy(b.blocks + at, b.blocks, (size_t)1 << 20);
+        memcpy(b.pages + at, b.pages, (size_t)1 << 20);
         memcpy(b.halves + at, b.halves, (size_t)1 << 20);
     }
-    double keys = time_way(&b, SCORE_F16), values = time_way(&b, MIX_F16);
+    double keys = time_way(&b, SCORE_F16), values = time_way(&b, ACCUMULATE_F16);
     printf("%3zu %2zu q8_0 %16s %8.1f %8.1f %8s %8s %8.2f %8s %8.2f\n", hd, G, "", keys, values, "", "",
-           time_way(&b, SCORE_Q8_0) / keys, "", time_way(&b, MIX_Q8_0) / values);
+           time_way(&b, SCORE_Q8_0) / keys, "", time_way(&b, ACCUMULATE_Q8_0) / values);
     printf("%3zu %2zu q4_0 %16s %8.1f %8.1f %8s %8s %8.2f %8s %8.2f\n", hd, G, "", keys, values, "", "",
-           time_way(&b, SCORE_Q4_0) / keys, "", time_way(&b, MIX_Q4_0) / values);
+           time_way(&b, SCORE_Q4_0) / keys, "", time_way(&b, ACCUMULATE_Q4_0) / values);
     for (size_t i = 0; i < sizeof codes / sizeof *codes; i++)
         if (all || codes[i].named) bench_code(&b, codes[i].width, codes[i].bits);
     memory_free(b.halves);
-    memory_free(b.blocks);
+    memory_free(b.pages);
     memory_free(angles);
 }
 
 int main(int argc, char **argv) {
     bool all = argc > 1 && strcmp(argv[1], "all") == 0;
     threads = argc > 2 ? atoi(argv[2]) : omp_get_num_procs();
-    if (argc > 3) tokens = (size_t)atol(argv[3]) / BLOCK_TOKENS * BLOCK_TOKENS;
+    if (argc > 3) tokens = (size_t)atol(argv[3]) / PAGE_TOKENS * PAGE_TOKENS;
     if ((argc > 1 && !all && strcmp(argv[1], "short") != 0) || threads < 1 || !tokens) {
         fprintf(stderr, "usage: bench_pq [all|short] [THREADS [TOKENS]]\n");
         return 1;

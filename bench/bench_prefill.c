@@ -3,8 +3,8 @@
  *
  *     bench_prefill MODEL.gguf [TOKENS [THREADS]]
  */
-#include "base/memory.h"
 #include "backend/cpu/gemm.h"
+#include "base/memory.h"
 #include "model/model.h"
 
 #include <omp.h>

@@ -11,15 +11,15 @@
  * Each KV head is timed by itself, and of several rounds, in each of which everything is timed once, its fastest counts: other work
  * on the machine then matters little. Beyond 16384 tokens blocks repeat: what is
  * read lies apart, and memory is met as at that depth. */
+#include "backend/cpu/codec/index.h"
+#include "backend/cpu/codec/nearest.h"
+#include "backend/cpu/kernels/kernels.h"
+#include "backend/cpu/kv/top_k.h"
 #include "base/memory.h"
 #include "base/random.h"
 #include "kv/partial.h"
-#include "backend/cpu/codec/index.h"
-#include "backend/cpu/kernels/kernels.h"
-#include "backend/cpu/codec/nearest.h"
-#include "backend/cpu/kv/top_k.h"
-#include "train/capture.h"
 #include "support/kernel_check.h"
+#include "train/capture.h"
 
 #include <math.h>
 #include <omp.h>
@@ -154,7 +154,7 @@ static void *learn(const struct codec *codec, struct codec_shape shape, int side
             size_t part = i / (k * shape.width), row = i / shape.width % k;
             floats[i] = rows[row * 37 % n * shape.head_dim + part * shape.width + i % shape.width];
         }
-        if (codec->settle) codec->settle(shape, (enum codec_side)side, floats);
+        if (codec->snap_to_grid) codec->snap_to_grid(shape, (enum codec_side)side, floats);
         if (codec->open(shape, (enum codec_side)side, floats, &learned, &error)) fail(error.message);
         memory_free(floats);
     }
@@ -162,12 +162,12 @@ static void *learn(const struct codec *codec, struct codec_shape shape, int side
 }
 
 static struct store new_store(const struct way *way, const struct data *d, size_t depth) {
-    size_t hd = d->shape.head_dim, heads = d->heads, distinct = d->distinct / BLOCK_TOKENS, G = group(d);
-    struct store s = {.way = way, .heads = heads, .blocks = depth / BLOCK_TOKENS};
+    size_t hd = d->shape.head_dim, heads = d->heads, distinct = d->distinct / PAGE_TOKENS, G = group(d);
+    struct store s = {.way = way, .heads = heads, .blocks = depth / PAGE_TOKENS};
     s.shape = (struct codec_shape){(uint32_t)hd, (uint32_t)G, way->width, way->bits, NULL};
     for (int side = 0; side < 2; side++) {
         const struct codec *codec = way->codec[side];
-        s.bytes[side] = codec->block_bytes(s.shape, (enum codec_side)side);
+        s.bytes[side] = codec->page_bytes(s.shape, (enum codec_side)side);
         s.memory[side] = allocate(heads * s.blocks, s.bytes[side]);
         s.learned[side] = allocate(heads, sizeof(void *));
         for (size_t head = 0; head < heads; head++) {
@@ -180,7 +180,7 @@ static struct store new_store(const struct way *way, const struct data *d, size_
                 if (head >= d->shape.kv_heads || b >= distinct)
                     memcpy(to, to - before * s.bytes[side], s.bytes[side]);
                 else
-                    codec->encode(shape, (enum codec_side)side, rows + b * BLOCK_TOKENS * hd, BLOCK_TOKENS, to);
+                    codec->encode(shape, (enum codec_side)side, rows + b * PAGE_TOKENS * hd, PAGE_TOKENS, to);
             }
         }
     }
@@ -213,8 +213,8 @@ struct finder {
 };
 
 static struct finder new_finder(const struct index *index, const struct data *d, size_t depth) {
-    size_t hd = d->shape.head_dim, heads = d->heads, bytes = index->block_bytes(hd), distinct = d->distinct / BLOCK_TOKENS;
-    struct finder f = {.index = index, .heads = heads, .blocks = depth / BLOCK_TOKENS, .step = bytes};
+    size_t hd = d->shape.head_dim, heads = d->heads, bytes = index->page_bytes(hd), distinct = d->distinct / PAGE_TOKENS;
+    struct finder f = {.index = index, .heads = heads, .blocks = depth / PAGE_TOKENS, .step = bytes};
     struct index_options options = index_options_defaults();
     f.memory = allocate(heads * f.blocks, bytes);
     f.learned = allocate(heads, sizeof(void *));
@@ -225,7 +225,7 @@ static struct finder new_finder(const struct index *index, const struct data *d,
         f.learned[head] = allocate(index->learned_bytes(hd) + 1, 1);
         index->fit(hd, rows, d->distinct, hd, &options, f.learned[head]);
         for (size_t b = 0; b < f.blocks; b++)
-            index->encode(hd, f.learned[head], rows + b % distinct * BLOCK_TOKENS * hd, BLOCK_TOKENS,
+            index->encode(hd, f.learned[head], rows + b % distinct * PAGE_TOKENS * hd, PAGE_TOKENS,
                           f.memory + (head * f.blocks + b) * bytes);
     }
     return f;
@@ -245,17 +245,17 @@ static void score_head(const struct finder *f, const struct data *d, size_t head
     f->index->prepare(hd, f->learned[head], queries_of(d, head), G, tables);
     for (size_t b = 0; b < f->blocks; b++)
         f->index->scores(hd, tables, f->memory + (head * f->blocks + b) * f->step,
-                         f->scores + (head * f->blocks + b) * BLOCK_TOKENS);
+                         f->scores + (head * f->blocks + b) * PAGE_TOKENS);
 }
 
 static void find_head(const struct finder *f, const struct data *d, size_t head) {
-    size_t n = f->blocks * BLOCK_TOKENS;
+    size_t n = f->blocks * PAGE_TOKENS;
     score_head(f, d, head);
     top_tokens(f->scores + head * n, n, SHARE(n), f->tokens + head * SHARE(n));
 }
 
 static void product_head(const struct store *s, const struct data *d, size_t head) {
-    float logits[32 * BLOCK_TOKENS];
+    float logits[32 * PAGE_TOKENS];
     for (size_t b = 0; b < s->blocks; b++)
         kernels()->score_f16(queries_of(d, head), s->shape.group, s->shape.head_dim, block_at(s, CODEC_KEYS, head, b), logits);
 }
@@ -271,21 +271,21 @@ struct run {
 static void read_run(const struct store *s, size_t head, const float *q, const float *tables, const struct run *run,
                      struct partial *partial) {
     const struct kernels *kernel = kernels();
-    size_t G = s->shape.group, step = G * BLOCK_TOKENS;
-    float logits[RUN * 8 * BLOCK_TOKENS];
+    size_t G = s->shape.group, step = G * PAGE_TOKENS;
+    float logits[RUN * 8 * PAGE_TOKENS];
     for (size_t r = 0; r < run->n; r++)
         s->way->codec[0]->score(shape_of(s, CODEC_KEYS, head), q, tables, run->block[0][r], logits + r * step);
     for (size_t g = 0; g < G; g++) {
-        float *row = logits + g * BLOCK_TOKENS, max = -INFINITY;
+        float *row = logits + g * PAGE_TOKENS, max = -INFINITY;
         for (size_t r = 0; r < run->n; r++) max = fmaxf(max, kernel->max(row + r * step, run->tokens[r]));
         max = partial_raise(partial, g, max);
         for (size_t r = 0; r < run->n; r++) {
             partial->sum[g] += kernel->exp_sum(row + r * step, max, run->tokens[r]);
-            memset(row + r * step + run->tokens[r], 0, (BLOCK_TOKENS - run->tokens[r]) * sizeof *row);
+            memset(row + r * step + run->tokens[r], 0, (PAGE_TOKENS - run->tokens[r]) * sizeof *row);
         }
     }
     for (size_t r = 0; r < run->n; r++)
-        s->way->codec[1]->mix(shape_of(s, CODEC_VALUES, head), logits + r * step, run->block[1][r], partial->acc);
+        s->way->codec[1]->accumulate(shape_of(s, CODEC_VALUES, head), logits + r * step, run->block[1][r], partial->acc);
 }
 
 /* Of one thread. */
@@ -316,7 +316,7 @@ static void read_blocks(const struct store *s, const struct data *d, size_t head
         for (size_t r = 0; r < run.n; r++) {
             size_t b = listed ? listed[first + r] : first + r;
             for (int side = 0; side < 2; side++) run.block[side][r] = block_at(s, side, head, b);
-            run.tokens[r] = BLOCK_TOKENS;
+            run.tokens[r] = PAGE_TOKENS;
         }
         read_run(s, head, q, tables, &run, &partial);
     }
@@ -332,14 +332,14 @@ struct piece {
 /* Cuts tokens[n], ascending, into pieces until RUN blocks are full; their slots are written too. Returns how many tokens. */
 static size_t cut(const uint32_t *tokens, size_t n, uint8_t *slots, struct piece *pieces, size_t *n_pieces) {
     size_t i = 0, count = 0;
-    n = n < RUN * BLOCK_TOKENS ? n : RUN * BLOCK_TOKENS;
+    n = n < RUN * PAGE_TOKENS ? n : RUN * PAGE_TOKENS;
     for (; i < n; i++) {
-        uint32_t block = tokens[i] / BLOCK_TOKENS;
-        slots[i] = tokens[i] % BLOCK_TOKENS;
-        if (i % BLOCK_TOKENS && pieces[count - 1].block == block)
+        uint32_t block = tokens[i] / PAGE_TOKENS;
+        slots[i] = tokens[i] % PAGE_TOKENS;
+        if (i % PAGE_TOKENS && pieces[count - 1].block == block)
             pieces[count - 1].count++;
         else
-            pieces[count++] = (struct piece){block, (uint8_t)(i % BLOCK_TOKENS), 1, i / BLOCK_TOKENS};
+            pieces[count++] = (struct piece){block, (uint8_t)(i % PAGE_TOKENS), 1, i / PAGE_TOKENS};
     }
     *n_pieces = count;
     return n;
@@ -350,26 +350,27 @@ static size_t cut(const uint32_t *tokens, size_t n, uint8_t *slots, struct piece
 /* Takes tokens[n], ascending, into packed blocks; returns how many of them fitted into RUN. */
 static size_t pack(const struct store *s, size_t head, const struct reader *reader, const uint32_t *tokens, size_t n,
                    struct run *run) {
-    uint8_t slots[RUN * BLOCK_TOKENS];
-    struct piece pieces[RUN * BLOCK_TOKENS];
+    uint8_t slots[RUN * PAGE_TOKENS];
+    struct piece pieces[RUN * PAGE_TOKENS];
     size_t count, all = cut(tokens, n, slots, pieces, &count);
     for (int side = 0; side < 2; side++) {
         const struct codec *codec = s->way->codec[side];
         struct codec_shape shape = shape_of(s, side, head);
         for (size_t i = 0; i < count + AHEAD; i++) {
-            if (i < count && codec->fetch)
-                codec->fetch(shape, (enum codec_side)side, block_at(s, side, head, pieces[i].block),
-                             slots + pieces[i].to * BLOCK_TOKENS + pieces[i].at, pieces[i].count);
+            if (i < count && codec->prefetch_tokens)
+                codec->prefetch_tokens(shape, (enum codec_side)side, block_at(s, side, head, pieces[i].block),
+                                       slots + pieces[i].to * PAGE_TOKENS + pieces[i].at, pieces[i].count);
             if (i < AHEAD) continue;
             const struct piece *p = &pieces[i - AHEAD];
-            codec->take(shape, (enum codec_side)side, block_at(s, side, head, p->block), slots + p->to * BLOCK_TOKENS + p->at,
-                        p->count, reader->packed[side] + p->to * s->bytes[side], p->at);
+            codec->gather_tokens(shape, (enum codec_side)side, block_at(s, side, head, p->block),
+                                 slots + p->to * PAGE_TOKENS + p->at, p->count, reader->packed[side] + p->to * s->bytes[side],
+                                 p->at);
         }
     }
-    run->n = (all + BLOCK_TOKENS - 1) / BLOCK_TOKENS;
+    run->n = (all + PAGE_TOKENS - 1) / PAGE_TOKENS;
     for (size_t r = 0; r < run->n; r++) {
         for (int side = 0; side < 2; side++) run->block[side][r] = reader->packed[side] + r * s->bytes[side];
-        run->tokens[r] = all - r * BLOCK_TOKENS < BLOCK_TOKENS ? all - r * BLOCK_TOKENS : BLOCK_TOKENS;
+        run->tokens[r] = all - r * PAGE_TOKENS < PAGE_TOKENS ? all - r * PAGE_TOKENS : PAGE_TOKENS;
     }
     return all;
 }
@@ -417,7 +418,7 @@ struct bench {
 };
 
 static void do_head(const struct bench *b, enum what what, size_t head, const struct reader *reader) {
-    size_t k = SHARE(b->depth), few = k / BLOCK_TOKENS;
+    size_t k = SHARE(b->depth), few = k / PAGE_TOKENS;
     switch (what) {
     case PRODUCT: product_head(b->f16, b->data, head); break;
     case SIGN_SCORES: score_head(b->sign, b->data, head); break;
@@ -493,15 +494,15 @@ static void kmeans_group(const float *rows, size_t n, size_t stride, int rounds)
     float centroids[K * WIDTH];
     struct nearest nearest;
     struct terse_error error;
-    uint16_t codes[BLOCK_TOKENS];
+    uint16_t codes[PAGE_TOKENS];
     if (nearest_new(K, WIDTH, &nearest, &error)) fail(error.message);
     for (size_t i = 0; i < K * WIDTH; i++) centroids[i] = rows[i / WIDTH * (n / K) * stride + i % WIDTH];
     for (int round = 0; round < rounds; round++) {
         float sums[K][WIDTH] = {{0}};
         uint32_t counts[K] = {0};
         nearest_set(&nearest, centroids);
-        for (size_t first = 0; first < n; first += BLOCK_TOKENS) {
-            size_t some = n - first < BLOCK_TOKENS ? n - first : BLOCK_TOKENS;
+        for (size_t first = 0; first < n; first += PAGE_TOKENS) {
+            size_t some = n - first < PAGE_TOKENS ? n - first : PAGE_TOKENS;
             nearest_search(&nearest, rows + first * stride, some, stride, codes);
             for (size_t t = 0; t < some; t++) {
                 for (size_t i = 0; i < WIDTH; i++) sums[codes[t]][i] += rows[(first + t) * stride + i];
@@ -551,7 +552,7 @@ static void bench_depth(struct data *d, size_t depth, int threads) {
            "%.1fx\n",
            d->shape.name, depth, ns * t[PRODUCT], ns * t[SIGN], ns * t[SIGN_SCORES], t[PRODUCT] / t[SIGN], ns * t[QUEST],
            t[PRODUCT] / t[QUEST]);
-    uint32_t *pages = best_pages(&sign, depth, 16, true), *blocks = best_pages(&sign, depth, BLOCK_TOKENS, false);
+    uint32_t *pages = best_pages(&sign, depth, 16, true), *blocks = best_pages(&sign, depth, PAGE_TOKENS, false);
     b.pages = pages;
     b.blocks = blocks;
     printf("  attention to 7.5 %%, f16 over all being 1:   tokens  (packing)  pages of 16  of 64   | retrieval too | dense\n");
@@ -607,7 +608,7 @@ static void bench_model(const char *path, const size_t *depths, size_t n, int th
     if (terse_model_load(path, &model, &error)) fail(error.message);
     struct capture *capture = capture_text(model, DISTINCT);
     struct shape shape = {model->name, model->query_heads, model->kv_heads, model->head_dim};
-    struct data d = new_data(shape, capture_samples(capture) / BLOCK_TOKENS * BLOCK_TOKENS);
+    struct data d = new_data(shape, capture_samples(capture) / PAGE_TOKENS * PAGE_TOKENS);
     fill_captured(&d, capture, model->layers / 2);
     for (size_t i = 0; i < n; i++) bench_depth(&d, depths[i], threads);
     capture_free(capture);
@@ -621,7 +622,7 @@ int main(int argc, char **argv) {
     int first = model ? 2 : 1, threads = argc > first ? atoi(argv[first]) : omp_get_num_procs();
     if (threads < 1 || argc > first + 17) fail("usage: bench_retrieval [MODEL.gguf] [THREADS [DEPTH...]] (at most 16 depths)");
     if (argc > first + 1) n = 0;
-    for (int i = first + 1; i < argc; i++) depths[n++] = (size_t)atol(argv[i]) / BLOCK_TOKENS * BLOCK_TOKENS;
+    for (int i = first + 1; i < argc; i++) depths[n++] = (size_t)atol(argv[i]) / PAGE_TOKENS * PAGE_TOKENS;
     printf("choosing tokens, %d threads, %s kernels\n", threads, kernels()->name);
     if (model) {
         bench_model(model, depths, n, threads);

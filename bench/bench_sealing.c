@@ -5,8 +5,8 @@
  *     bench_sealing [MODEL.gguf [DEPTH [TOKENS]]]
  *     bench_sealing blocks                             no model: time to seal a block, by shape and method
  */
-#include "base/clock.h"
 #include "backend/cpu/executor.h"
+#include "base/clock.h"
 #include "model/model.h"
 #include "support/random_codebook.h"
 
@@ -69,14 +69,14 @@ static double time_tokens(const struct terse_model *m, const struct method *meth
 
 /* Microseconds by which a step that seals a block of every KV head of a layer is longer than one that does not, the least of a few; no
  * attention, no worker. */
-static double time_block(const struct cache_shape *shape, const char *name) {
-    enum { BLOCKS = 6, DEPTH = 1024 };
+static double time_page(const struct cache_shape *shape, const char *name) {
+    enum { PAGES = 6, DEPTH = 1024 };
     struct terse_cache_options options = terse_cache_options_defaults();
     struct method method;
     struct cache *cache;
     struct terse_error error;
     size_t width = (size_t)shape->kv_heads * shape->head_dim;
-    double best = INFINITY, us[BLOCK_TOKENS];
+    double best = INFINITY, us[PAGE_TOKENS];
     float *rows = malloc(2 * width * sizeof *rows);
     must(rows, "no memory", NULL);
     options.method = name;
@@ -85,8 +85,8 @@ static double time_block(const struct cache_shape *shape, const char *name) {
     must(!cache_new(shape, &method, &cache, &error), "cache", &error);
     cache_seal_ahead(cache, false);
     must(!cache_fill_random(cache, DEPTH, 1, &error), "cache", &error);
-    for (int block = 0; block < BLOCKS; block++) {
-        for (size_t i = 0; i < BLOCK_TOKENS; i++) {
+    for (int page = 0; page < PAGES; page++) {
+        for (size_t i = 0; i < PAGE_TOKENS; i++) {
             for (size_t c = 0; c < 2 * width; c++) rows[c] = sinf((float)(c * (i + 1)));
             double start = clock_now();
             must(!cache_step_begin(cache, CACHE_STEP_DECODE, 1, &error), "step", &error);
@@ -97,15 +97,15 @@ static double time_block(const struct cache_shape *shape, const char *name) {
             cache_step_end(cache);
             us[i] = 1e6 * (clock_now() - start) / shape->layers;
         }
-        qsort(us, BLOCK_TOKENS, sizeof *us, ascending);
-        best = fmin(best, us[BLOCK_TOKENS - 1] - us[BLOCK_TOKENS / 2]);
+        qsort(us, PAGE_TOKENS, sizeof *us, ascending);
+        best = fmin(best, us[PAGE_TOKENS - 1] - us[PAGE_TOKENS / 2]);
     }
     cache_free(cache);
     free(rows);
     return best;
 }
 
-static int bench_blocks(void) {
+static int bench_pages(void) {
     static const char *const methods[] = {"q8_0",    "q4_0",    "kivi-4",  "kivi-2",   "million-4", "million-2",
                                           "antkv-4", "antkv-2", "antkv-1", "commvq-2", "commvq-1",  "selfindex-2"};
     static float frequency[64];
@@ -117,7 +117,7 @@ static int bench_blocks(void) {
     for (size_t s = 0; s < 2; s++) {
         for (size_t i = 0; i < sizeof methods / sizeof methods[0]; i++) {
             printf("%-18s %-14s %10.1f\n", s ? "8B: 32 x 8 x 128" : "1B: 32 x 8 x 64", methods[i],
-                   time_block(&shapes[s], methods[i]));
+                   time_page(&shapes[s], methods[i]));
             fflush(stdout);
         }
     }
@@ -130,7 +130,7 @@ int main(int argc, char **argv) {
     size_t depth = argc > 2 ? (size_t)atol(argv[2]) : 8192, n = argc > 3 ? (size_t)atol(argv[3]) : 512;
     struct terse_model *model;
     struct terse_error error;
-    if (!strcmp(path, "blocks")) return bench_blocks();
+    if (!strcmp(path, "blocks")) return bench_pages();
     must(depth && n, "usage: bench_sealing [MODEL.gguf [DEPTH [TOKENS]] | blocks]", NULL);
     must(!terse_model_load(path, &model, &error), "model", &error);
     double *ms = malloc(n * sizeof *ms);

@@ -5,24 +5,24 @@
  *
  * Errors are parts of what the values' mean alone would leave, of text that nothing was learned from. All of a head's ways share mean,
  * gain (one byte) and samples. kivi-1 is two levels for 32 channels, the least and the most. The search of backend/cpu/codec/binary_code_search.h stands
- * as "settled", without its second half as "greedy"; "beam" is bits one after the other by a triangular form of the same problem, the
- * best 8 beginnings kept, settled at the end, with a codebook that was fitted as the others' and then further by this search.
+ * as "snapped", without its second half as "greedy"; "beam" is bits one after the other by a triangular form of the same problem, the
+ * best 8 beginnings kept, snapped at the end, with a codebook that was fitted as the others' and then further by this search.
  * "encoder" is the paper's network (tests/support/encoder.h), "its C" the search with the codebook that was trained with it.
  * A head's attention is that of the model itself, over windows of 512 tokens: CMakeLists.txt leads the backward pass's call here. */
+#include "backend/cpu/codec/additive.h"
+#include "backend/cpu/codec/binary_code_search.h"
+#include "backend/cpu/codec/normalization.h"
+#include "backend/cpu/gemm.h"
 #include "base/clock.h"
 #include "base/memory.h"
 #include "base/random.h"
-#include "backend/cpu/codec/additive.h"
-#include "backend/cpu/codec/normalization.h"
-#include "backend/cpu/codec/binary_code_search.h"
-#include "backend/cpu/gemm.h"
+#include "support/encoder.h"
 #include "train/additive.h"
+#include "train/backward.h"
+#include "train/backward_attention.h"
 #include "train/calibrate.h"
 #include "train/capture.h"
 #include "train/kmeans.h"
-#include "train/backward.h"
-#include "train/backward_attention.h"
-#include "support/encoder.h"
 
 #include <math.h>
 #include <omp.h>
@@ -108,7 +108,7 @@ struct head {
 static void enter(const struct head *h, struct rows *rows, float *factors) {
     rows->unit = allocate(rows->n * h->hd, 4);
     for (size_t i = 0; i < rows->n; i++) {
-        float rms = frame_enter(rows->x + i * h->hd, h->frame, h->hd, rows->unit + i * h->hd);
+        float rms = normalization_apply(rows->x + i * h->hd, h->frame, h->hd, rows->unit + i * h->hd);
         if (factors) factors[i] = rms;
     }
 }
@@ -121,7 +121,7 @@ static struct rows captured_rows(struct head *h, const struct capture *capture, 
     rows.weights = allocate(rows.n, 4);
     capture_rows(capture, &reading, 0, h->hd, rows.x);
     capture_norms(capture, &reading, 0, h->hd, rows.weights);
-    if (learn) frame_learn(rows.x, rows.n, h->hd, h->frame);
+    if (learn) normalization_fit(rows.x, rows.n, h->hd, h->frame);
     enter(h, &rows, factors);
     calibrate_weigh(rows.weights, factors, rows.n, 2);
     memory_free(factors);
@@ -163,26 +163,26 @@ static void output_matrix(struct head *h) {
 /* |sum over queries of A_g e W_g|^2 of errors[WINDOW][hd]; adds `by` times half its gradient, unless NULL. */
 static double through_attention(const struct head *h, size_t w, const float *errors, double by, float *gradient) {
     size_t width = model->layer[h->layer].o.rows, hd = h->hd;
-    float *mixed = allocate(WINDOW * hd, 4), *out = allocate(WINDOW * width, 4);
+    float *accumulated = allocate(WINDOW * hd, 4), *out = allocate(WINDOW * width, 4);
     double sum = 0;
     for (size_t g = 0; g < h->G; g++) {
-        gemm(false, WINDOW, hd, WINDOW, h->A[w] + g * WINDOW * WINDOW, WINDOW, errors, hd, false, mixed, hd);
-        gemm(false, WINDOW, width, hd, mixed, hd, h->W + g * hd * width, width, g > 0, out, width);
+        gemm(false, WINDOW, hd, WINDOW, h->A[w] + g * WINDOW * WINDOW, WINDOW, errors, hd, false, accumulated, hd);
+        gemm(false, WINDOW, width, hd, accumulated, hd, h->W + g * hd * width, width, g > 0, out, width);
     }
     for (size_t i = 0; i < WINDOW * width; i++) sum += (double)out[i] * (double)out[i];
     for (size_t i = 0; i < WINDOW * width; i++) out[i] *= (float)by;
     for (size_t g = 0; gradient && g < h->G; g++) {
-        gemm(true, WINDOW, hd, width, out, width, h->W + g * hd * width, width, false, mixed, hd);
-        gemm_outer(WINDOW, hd, WINDOW, h->A[w] + g * WINDOW * WINDOW, WINDOW, mixed, hd, true, gradient, hd);
+        gemm(true, WINDOW, hd, width, out, width, h->W + g * hd * width, width, false, accumulated, hd);
+        gemm_outer(WINDOW, hd, WINDOW, h->A[w] + g * WINDOW * WINDOW, WINDOW, accumulated, hd, true, gradient, hd);
     }
-    memory_free(mixed);
+    memory_free(accumulated);
     memory_free(out);
     return sum;
 }
 
 static float *centred_of(const struct head *h, const struct rows *rows) {
     float *centred = allocate(rows->n * h->hd, 4);
-    for (size_t i = 0; i < rows->n; i++) frame_centre(rows->x + i * h->hd, h->frame, h->hd, centred + i * h->hd);
+    for (size_t i = 0; i < rows->n; i++) normalization_centre(rows->x + i * h->hd, h->frame, h->hd, centred + i * h->hd);
     return centred;
 }
 
@@ -202,10 +202,10 @@ struct way {
 };
 
 static void code_by_codec(const struct way *way, const struct head *h, const struct rows *rows, float *to) {
-    void *block = allocate(way->codec->block_bytes(way->shape, CODEC_VALUES), 1);
-    float decoded[BLOCK_TOKENS * HD];
-    for (size_t i = 0; i < rows->n; i += BLOCK_TOKENS) {
-        size_t n = rows->n - i < BLOCK_TOKENS ? rows->n - i : BLOCK_TOKENS;
+    void *block = allocate(way->codec->page_bytes(way->shape, CODEC_VALUES), 1);
+    float decoded[PAGE_TOKENS * HD];
+    for (size_t i = 0; i < rows->n; i += PAGE_TOKENS) {
+        size_t n = rows->n - i < PAGE_TOKENS ? rows->n - i : PAGE_TOKENS;
         way->codec->encode(way->shape, CODEC_VALUES, rows->x + i * h->hd, n, block);
         way->codec->decode(way->shape, CODEC_VALUES, block, decoded);
         memcpy(to + i * h->hd, decoded, n * h->hd * sizeof *to);
@@ -226,16 +226,16 @@ static void code_by_bits(const struct way *way, const struct head *h, const stru
     size_t hd = h->hd, codes = way->codes;
     uint8_t *bits = allocate(rows->n, codes / 8);
     float gains[256], centred[HD];
-    frame_gains(h->frame[hd], gains);
+    gain_table(h->frame[hd], gains);
     way->find(way, h, rows->unit, rows->n, bits);
     for (size_t r = 0; r < rows->n; r++) {
         float *shape = to + r * hd;
         memset(shape, 0, hd * sizeof *shape);
         for (size_t i = 0; i < codes; i++)
             if (bits[(r * codes + i) / 8] >> i % 8 & 1) kernels()->axpy(1, way->C + i * hd, shape, hd);
-        frame_centre(rows->x + r * hd, h->frame, hd, centred);
+        normalization_centre(rows->x + r * hd, h->frame, hd, centred);
         float square = kernels()->dot(shape, shape, hd), product = kernels()->dot(shape, centred, hd);
-        float gain = gains[frame_gain_code(h->frame[hd], square > 0 ? product / square : 0)];
+        float gain = gains[gain_code(h->frame[hd], square > 0 ? product / square : 0)];
         for (size_t c = 0; c < hd; c++) shape[c] = h->frame[c] + gain * shape[c];
     }
     memory_free(bits);
@@ -246,7 +246,7 @@ static void find_by_encoder(const struct way *way, const struct head *h, const f
     encoder_find(way->encoder, unit, n, bits);
 }
 
-static void find_settled(const struct way *way, const struct head *h, const float *unit, size_t n, uint8_t *bits) {
+static void find_snapped(const struct way *way, const struct head *h, const float *unit, size_t n, uint8_t *bits) {
     struct additive_search search;
     struct terse_error error;
     must(!additive_search_new(h->hd, way->codes, &search, &error), error.message);
@@ -393,7 +393,7 @@ static void beam_row(const struct beam *b, const float *p, struct beginning *fro
 static void settle(const struct beam *b, float *field, float *spins) {
     size_t n = b->n;
     for (size_t i = 0; i < n; i++) kernels()->axpy(-spins[i], b->search.couplings + i * n, field, n);
-    for (size_t turned = 0; turned < n; turned++) {
+    for (size_t rotated = 0; rotated < n; rotated++) {
         size_t at = 0;
         for (size_t i = 1; i < n; i++)
             if (spins[i] * field[i] < spins[at] * field[at]) at = i;
@@ -456,7 +456,7 @@ static void refit_by_beam(struct way *way, const struct head *h, float *C, int r
 static void open_way(struct way *way, float *parameters) {
     void *learned;
     struct terse_error error;
-    if (way->codec->settle) way->codec->settle(way->shape, CODEC_VALUES, parameters);
+    if (way->codec->snap_to_grid) way->codec->snap_to_grid(way->shape, CODEC_VALUES, parameters);
     must(!way->codec->open(way->shape, CODEC_VALUES, parameters, &learned, &error), error.message);
     way->shape.learned = learned;
     memory_free(parameters);
@@ -503,7 +503,7 @@ static double attention_loss(void *user, const float *errors, size_t n, float *g
     const struct rows *rows = &h->windows[lesson->window];
     float *outside = allocate(n * h->hd, 4), *back = memory_zeros(n * h->hd, 4), rms[WINDOW], centred[HD];
     for (size_t r = 0; r < n; r++) {
-        rms[r] = frame_centre(rows->x + r * h->hd, h->frame, h->hd, centred);
+        rms[r] = normalization_centre(rows->x + r * h->hd, h->frame, h->hd, centred);
         for (size_t c = 0; c < h->hd; c++) outside[r * h->hd + c] = rms[r] * errors[r * h->hd + c];
     }
     double by = 1 / h->attention_scale, loss = 0.5 * by * through_attention(h, lesson->window, outside, by, back);
@@ -546,12 +546,12 @@ struct figures {
 
 /* The fastest of many. */
 static double seconds_of(const struct way *way, const struct head *h, size_t n, char *blocks, uint8_t *bits) {
-    size_t bytes = way->codec ? way->codec->block_bytes(way->shape, CODEC_VALUES) : 0;
+    size_t bytes = way->codec ? way->codec->page_bytes(way->shape, CODEC_VALUES) : 0;
     double best = INFINITY, end = clock_now() + 0.5;
     for (int run = 0; run < 100 && (run < 3 || clock_now() < end); run++) {
         double start = clock_now();
-        for (size_t i = 0; way->codec && i < n; i += BLOCK_TOKENS)
-            way->codec->encode(way->shape, CODEC_VALUES, h->test.x + i * h->hd, BLOCK_TOKENS, blocks + i / BLOCK_TOKENS * bytes);
+        for (size_t i = 0; way->codec && i < n; i += PAGE_TOKENS)
+            way->codec->encode(way->shape, CODEC_VALUES, h->test.x + i * h->hd, PAGE_TOKENS, blocks + i / PAGE_TOKENS * bytes);
         if (way->find) way->find(way, h, h->test.unit, n, bits);
         best = fmin(best, clock_now() - start);
     }
@@ -562,30 +562,30 @@ static double seconds_of(const struct way *way, const struct head *h, size_t n, 
  * nanoseconds. */
 static void time_way(const struct way *way, const struct head *h, struct figures *f) {
     enum { TOKENS = 1024, FEW = 64, MORE = 192 };
-    size_t bytes = way->codec ? way->codec->block_bytes(way->shape, CODEC_VALUES) : 0;
-    float *weights = allocate(h->G * BLOCK_TOKENS, 4), *acc = memory_zeros(h->G, h->hd * 4);
+    size_t bytes = way->codec ? way->codec->page_bytes(way->shape, CODEC_VALUES) : 0;
+    float *weights = allocate(h->G * PAGE_TOKENS, 4), *acc = memory_zeros(h->G, h->hd * 4);
     uint8_t *bits = allocate(MORE, MOST / 8);
-    char *blocks = allocate(TOKENS / BLOCK_TOKENS, bytes);
+    char *blocks = allocate(TOKENS / PAGE_TOKENS, bytes);
     double best = INFINITY;
     must(acc && h->test.n >= TOKENS, "no memory, or too few tokens");
     int threads = omp_get_max_threads();
     omp_set_num_threads(1);
     f->encode += 1e6 * (seconds_of(way, h, MORE, blocks, bits) - seconds_of(way, h, FEW, blocks, bits)) / (MORE - FEW);
-    for (size_t i = 0; way->codec && i < TOKENS; i += BLOCK_TOKENS)
-        way->codec->encode(way->shape, CODEC_VALUES, h->test.x + i * h->hd, BLOCK_TOKENS, blocks + i / BLOCK_TOKENS * bytes);
-    for (size_t i = 0; i < h->G * BLOCK_TOKENS; i++) weights[i] = (float)(i % 11) / 64;
+    for (size_t i = 0; way->codec && i < TOKENS; i += PAGE_TOKENS)
+        way->codec->encode(way->shape, CODEC_VALUES, h->test.x + i * h->hd, PAGE_TOKENS, blocks + i / PAGE_TOKENS * bytes);
+    for (size_t i = 0; i < h->G * PAGE_TOKENS; i++) weights[i] = (float)(i % 11) / 64;
     for (int run = 0; way->codec && run < 500; run++) {
-        size_t floats = way->codec->tallies ? way->codec->tallies(way->shape) : 0;
-        float *tallies = memory_zeros(floats, 4);
+        size_t floats = way->codec->code_sums ? way->codec->code_sums(way->shape) : 0;
+        float *code_sums = memory_zeros(floats, 4);
         double start = clock_now();
-        for (size_t i = 0; i < TOKENS / BLOCK_TOKENS; i++)
+        for (size_t i = 0; i < TOKENS / PAGE_TOKENS; i++)
             if (floats)
-                way->codec->tally(way->shape, weights, blocks + i * bytes, tallies);
+                way->codec->accumulate_by_code(way->shape, weights, blocks + i * bytes, code_sums);
             else
-                way->codec->mix(way->shape, weights, blocks + i * bytes, acc);
-        if (floats) way->codec->finish(way->shape, tallies, acc);
+                way->codec->accumulate(way->shape, weights, blocks + i * bytes, acc);
+        if (floats) way->codec->finish_code_sums(way->shape, code_sums, acc);
         best = fmin(best, clock_now() - start);
-        memory_free(tallies);
+        memory_free(code_sums);
     }
     omp_set_num_threads(threads);
     f->read += way->codec ? 1e9 * best / TOKENS : NAN;
@@ -664,14 +664,14 @@ static size_t compare(const struct head *h, uint32_t bits, size_t steps, struct 
     float *C = learn_additive(&ways[2], h, bits), *refitted = allocate(codes * h->hd, 4);
     memcpy(refitted, C, codes * h->hd * sizeof *C);
     ways[3] = (struct way){"  greedy", resident, code_by_bits, .C = C, .codes = codes, .find = find_greedy};
-    ways[4] = (struct way){"  settled", resident, code_by_bits, .C = C, .codes = codes, .find = find_settled};
+    ways[4] = (struct way){"  settled", resident, code_by_bits, .C = C, .codes = codes, .find = find_snapped};
     ways[5] = (struct way){"  beam", resident, code_by_bits, .C = refitted, .codes = codes, .find = find_by_beam};
     refit_by_beam(&ways[5], h, refitted, 4);
     struct encoder *e = learn_encoder(h, codes, steps);
     double each = 16.0 * (double)encoder_network_numbers(e) / (8192.0 * (double)h->hd); /* halves, over 8K tokens */
     ways[6] = (struct way){"encoder",    resident + each, code_by_bits,           .C = encoder_codebook(e),
                            .encoder = e, .codes = codes,  .find = find_by_encoder};
-    ways[7] = (struct way){"  its C", resident, code_by_bits, .C = encoder_codebook(e), .codes = codes, .find = find_settled};
+    ways[7] = (struct way){"  its C", resident, code_by_bits, .C = encoder_codebook(e), .codes = codes, .find = find_snapped};
     for (size_t i = 0; i < WAYS; i++) measure(&ways[i], h, &figures[i]);
     codec_gain_shape.close((void *)ways[1].shape.learned);
     codec_additive.close((void *)ways[2].shape.learned);

@@ -7,10 +7,10 @@
  * writes FOLDER/codebooks/NAME.gguf. Those that are there already stay as they are.
  */
 #include "console.h"
-#include "train/calibrate.h"
 #include "options.h"
 #include "terse.h"
 #include "text.h"
+#include "train/calibrate.h"
 
 #include <stdio.h>
 #include <stdlib.h>

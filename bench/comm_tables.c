@@ -5,15 +5,15 @@
  *
  * writes FOLDER/comm_tables.json. A fit of R rounds has those of fewer within, so four of them are all that the paper shows: each
  * group size g with its number of entries, as many rounds as give 1 bit, and where a group is 64 pairs, some more. */
+#include "backend/cpu/codec/commvq.h"
 #include "base/memory.h"
 #include "base/random.h"
-#include "backend/cpu/codec/commvq.h"
 #include "console.h"
-#include "train/capture.h"
-#include "train/em.h"
 #include "model/model.h"
 #include "options.h"
 #include "text.h"
+#include "train/capture.h"
+#include "train/em.h"
 
 #include <cjson/cJSON.h>
 #include <stdio.h>
@@ -47,7 +47,7 @@ static void keys_free(struct keys *keys) {
 }
 
 static struct codec_shape shape_of(const struct terse_model *m) {
-    return (struct codec_shape){m->head_dim, 1, m->head_dim, COMM_BITS, NULL};
+    return (struct codec_shape){m->head_dim, 1, m->head_dim, COMMVQ_BITS, NULL};
 }
 
 static int keys_read(const struct tables *t, const struct capture *capture, size_t head, struct keys *keys) {
@@ -67,10 +67,10 @@ static void keys_enter(const struct terse_model *m, const float *parameters, str
     struct codec_shape shape = shape_of(m);
     uint8_t channels[CODEC_HEAD_DIM_MAX];
     float row[CODEC_HEAD_DIM_MAX];
-    comm_channels(shape, parameters, 0, channels);
+    commvq_channels(shape, parameters, 0, channels);
     for (size_t p = 0; p < keys->n; p++) {
         float *x = keys->rows + p * m->head_dim;
-        float factor = codec_comm.enter_frame(shape, CODEC_KEYS, parameters, x);
+        float factor = codec_commvq.normalize_row(shape, CODEC_KEYS, parameters, x);
         keys->weights[p] = factor * factor;
         memcpy(row, x, m->head_dim * sizeof *row);
         for (size_t j = 0; j < m->head_dim; j++) x[j] = row[channels[j]];
@@ -97,19 +97,19 @@ static double square(const struct keys *keys, const float *rows, size_t width) {
 
 /* left[rounds] += what the rounds leave of the rows, which lose their codewords. */
 static int code_rows(struct em_shape shape, const float *tables, const struct keys *keys, float *rows, double *left) {
-    struct comm_search search;
+    struct commvq_search search;
     struct terse_error error;
     uint16_t *codes = memory_array(keys->n, sizeof *codes);
     int status = codes ? EXIT_OK : complain("no memory for %zu codes", keys->n);
-    if (status == EXIT_OK && comm_search_new(shape.pairs, shape.entries, &search, &error)) status = complain_error(&error);
+    if (status == EXIT_OK && commvq_search_new(shape.pairs, shape.entries, &search, &error)) status = complain_error(&error);
     for (size_t r = 0; r < shape.rounds && status == EXIT_OK; r++) {
         const float *table = tables + r * shape.entries * 2 * shape.pairs;
-        comm_search_set(&search, table);
-        comm_search_nearest(&search, rows, keys->n, 2 * shape.pairs, codes);
-        comm_subtract(table, shape.pairs, shape.entries, codes, keys->n, rows, 2 * shape.pairs);
+        commvq_search_set(&search, table);
+        commvq_search_nearest(&search, rows, keys->n, 2 * shape.pairs, codes);
+        commvq_subtract(table, shape.pairs, shape.entries, codes, keys->n, rows, 2 * shape.pairs);
         left[r] += square(keys, rows, 2 * shape.pairs);
     }
-    if (codes && status == EXIT_OK) comm_search_free(&search);
+    if (codes && status == EXIT_OK) commvq_search_free(&search);
     memory_free(codes);
     return status;
 }
@@ -170,14 +170,14 @@ static int run_head(const struct tables *t, size_t head, cJSON *list) {
     struct codec_shape shape = shape_of(t->model);
     size_t hd = t->model->head_dim;
     struct keys keys[2] = {{0}};
-    double errors[2 * COMM_MOST_ROUNDS], seconds;
-    float *parameters = memory_array(codec_comm.parameters(shape, CODEC_KEYS), sizeof *parameters);
+    double errors[2 * COMMVQ_MOST_ROUNDS], seconds;
+    float *parameters = memory_array(codec_commvq.parameters(shape, CODEC_KEYS), sizeof *parameters);
     int status = parameters ? EXIT_OK : complain("no memory for a head's frame");
     if (status == EXIT_OK) status = keys_read(t, t->learned, head, &keys[0]);
     if (status == EXIT_OK) status = keys_read(t, t->held, head, &keys[1]);
     if (status == EXIT_OK) {
-        comm_set_pairing(shape, parameters, t->model->rope.n_rot / 2, t->model->rope.pairing == ROPE_ADJACENT);
-        codec_comm.learn_frame(shape, CODEC_KEYS, keys[0].rows, keys[0].n, parameters);
+        commvq_set_pairing(shape, parameters, t->model->rope.n_rot / 2, t->model->rope.pairing == ROPE_ADJACENT);
+        codec_commvq.fit_normalization(shape, CODEC_KEYS, keys[0].rows, keys[0].n, parameters);
         keys_enter(t->model, parameters, &keys[0]);
         keys_enter(t->model, parameters, &keys[1]);
     }
@@ -278,8 +278,8 @@ int main(int argc, char **argv) {
     if (parsed != OPTIONS_GO) return console_end(parsed == OPTIONS_HELP ? EXIT_OK : EXIT_FAILED);
     int status = t.learn && t.test && t.work ? EXIT_OK : complain("give -f TEXT, --test TEXT and -w FOLDER");
     if (status == EXIT_OK && terse_model_load(t.model_path, &t.model, &error)) status = complain_error(&error);
-    if (status == EXIT_OK && t.model->head_dim > 2 * COMM_MOST_PAIRS)
-        status = complain("heads of %u channels: this measures up to %d", t.model->head_dim, 2 * COMM_MOST_PAIRS);
+    if (status == EXIT_OK && t.model->head_dim > 2 * COMMVQ_MOST_PAIRS)
+        status = complain("heads of %u channels: this measures up to %d", t.model->head_dim, 2 * COMMVQ_MOST_PAIRS);
     if (status == EXIT_OK) status = capture_text(&t, t.learn, (uint32_t)t.windows, &t.learned);
     if (status == EXIT_OK) status = capture_text(&t, t.test, TEST_WINDOWS, &t.held);
     if (status == EXIT_OK) status = run(&t);

@@ -36,7 +36,7 @@ static struct policy own_policy;
 static uint64_t random_state = 1;
 
 static size_t leave(const struct policy_parameters *parameters, uint32_t layer, const float *logits, size_t n) {
-    if (layer < parameters->shallow || leaving == LEAVE_MOST) return policy_mat.leave(parameters, layer, logits, n);
+    if (layer < parameters->shallow || leaving == LEAVE_MOST) return policy_mat.pick_victim(parameters, layer, logits, n);
     if (leaving == LEAVE_RANDOM) {
         uint64_t drawn;
 #pragma omp critical
@@ -58,7 +58,7 @@ enum terse_status __wrap_cache_new(const struct cache_shape *shape, const struct
     struct method own = *method;
     if (own.policy == &policy_mat) {
         own_policy = policy_mat;
-        own_policy.leave = leave;
+        own_policy.pick_victim = leave;
         own.policy = &own_policy;
     }
     return __real_cache_new(shape, &own, cache, error);

@@ -1,8 +1,8 @@
 /* Owns: the wrapped calls of cache.h and the copies of a layer's keys and queries that the followers need. */
 #include "fidelity_prefill.h"
 
-#include "base/memory.h"
 #include "backend/cpu/kv/anchors.h"
+#include "base/memory.h"
 
 #include <string.h>
 
@@ -37,9 +37,9 @@ static struct {
     size_t kv_floats, q_floats; /* of all tokens */
     uint32_t layer;
     const float *v;
-    float *keys;      /* [n][Hk][hd] before rotation */
-    float *turned[2]; /* the same for a follower, which may rotate them, and for the one that observes */
-    float *queries;   /* [n][Hq][hd], when a follower observes them */
+    float *keys;       /* [n][Hk][hd] before rotation */
+    float *rotated[2]; /* the same for a follower, which may rotate them, and for the one that observes */
+    float *queries;    /* [n][Hq][hd], when a follower observes them */
 } many;
 
 static bool observes(const struct cache *cache) { return cache_observes(cache, 1) > 0; }
@@ -70,9 +70,9 @@ static enum terse_status reserve_copies(const struct cache *cache, size_t n, str
     many.kv_floats = n * cache->shape.kv_heads * hd;
     many.q_floats = queries ? n * cache->shape.query_heads * hd : 0;
     many.keys = memory_array(many.kv_floats, sizeof *many.keys);
-    for (size_t i = 0; i < 2; i++) many.turned[i] = memory_array(many.kv_floats, sizeof *many.keys);
+    for (size_t i = 0; i < 2; i++) many.rotated[i] = memory_array(many.kv_floats, sizeof *many.keys);
     many.queries = memory_array(many.q_floats, sizeof *many.queries);
-    if (many.keys && many.turned[0] && many.turned[1] && many.queries) return TERSE_OK;
+    if (many.keys && many.rotated[0] && many.rotated[1] && many.queries) return TERSE_OK;
     return status_no_memory(error, (3 * many.kv_floats + many.q_floats) * sizeof(float), "a layer's keys and queries");
 }
 
@@ -99,9 +99,9 @@ void __wrap_cache_layer_attend(struct cache *cache, const float *q, size_t first
     __real_cache_layer_attend(cache, q, first, count, out);
 }
 
-static void begin(struct cache *follower, float *turned) {
-    memcpy(turned, many.keys, many.kv_floats * sizeof *turned);
-    __real_cache_layer_begin(follower, many.layer, turned, many.v);
+static void begin(struct cache *follower, float *rotated) {
+    memcpy(rotated, many.keys, many.kv_floats * sizeof *rotated);
+    __real_cache_layer_begin(follower, many.layer, rotated, many.v);
 }
 
 /* What an exact prefill's attention leaves for the policy, without its output, which is the lead's. */
@@ -116,7 +116,7 @@ static void observe(struct cache *follower) {
 /* Whether the same attention tells both the same of the same tokens. */
 static bool same_scores(const struct cache *a, const struct cache *b) {
     return a->plan.sealed == b->plan.sealed && a->plan.grid == b->plan.grid && a->plan.skip == b->plan.skip &&
-           a->method.policy->votes == b->method.policy->votes;
+           a->method.policy->rank_by_attention == b->method.policy->rank_by_attention;
 }
 
 /* Anchor Scores are of the exact attention, the same for all: followers that seal the same tokens take them from the first of them,
@@ -128,7 +128,7 @@ void __wrap_cache_layer_end(struct cache *cache) {
     for (size_t i = 0; i < many.n_followers; i++) {
         struct cache *follower = many.followers[i].cache;
         bool shares = scores(follower) && observer && same_scores(follower, observer), first = scores(follower) && !observer;
-        begin(follower, many.turned[first]);
+        begin(follower, many.rotated[first]);
         if (shares) anchors_share(follower, observer);
         if (observes(follower) && !shares) observe(follower);
         if (first)
@@ -173,15 +173,15 @@ enum terse_status prefill_many(struct opened *lead, struct opened *followers, si
     bool observed = false;
     for (size_t i = 0; i < n_followers; i++) {
         const struct policy *policy = followers[i].cache->method.policy;
-        observed |= policy->anchors || policy->leave;
+        observed |= policy->anchors || policy->pick_victim;
     }
     many.lead = lead->cache;
     many.followers = followers;
     many.n_followers = n_followers;
     enum terse_status status = terse_session_prefill(lead->session, tokens, n, observed ? &all : NULL, error);
     memory_free(many.keys);
-    memory_free(many.turned[0]);
-    memory_free(many.turned[1]);
+    memory_free(many.rotated[0]);
+    memory_free(many.rotated[1]);
     memory_free(many.queries);
     memset(&many, 0, sizeof many);
     if (!status) return TERSE_OK;

@@ -10,13 +10,13 @@
  * as means over layers, KV heads and probes. What is there is not measured again.
  *
  * The forward pass's calls to the cache arrive here first (the linker's --wrap), where keys lie turned and in full precision. */
-#include "base/memory.h"
-#include "base/random.h"
 #include "backend/cpu/kv/segment.h"
 #include "backend/cpu/kv/state.h"
+#include "backend/cpu/kv/top_k.h"
+#include "base/memory.h"
+#include "base/random.h"
 #include "console.h"
 #include "fidelity_index.h"
-#include "backend/cpu/kv/top_k.h"
 #include "model/model.h"
 #include "options.h"
 #include "text.h"
@@ -112,7 +112,7 @@ static bool head_new(struct head *h) {
         const struct index *index = ways[w].index ? index_variant(ways[w].index) : NULL;
         if (!index) continue;
         h->learned[w] = memory_array(index->learned_bytes(h->hd) + 1, 1);
-        h->blocks[w] = memory_array(h->n / BLOCK_TOKENS, index->block_bytes(h->hd));
+        h->blocks[w] = memory_array(h->n / PAGE_TOKENS, index->page_bytes(h->hd));
         tables = larger(tables, index->table_bytes(h->hd));
         all &= h->learned[w] && h->blocks[w];
     }
@@ -123,7 +123,7 @@ static bool head_new(struct head *h) {
     h->is_best = memory_array(h->n, 1);
     h->scores = memory_array(h->n, sizeof *h->scores);
     h->chosen = memory_array(h->n, sizeof *h->chosen);
-    h->block = memory_array(BLOCK_TOKENS * h->hd, sizeof *h->block);
+    h->block = memory_array(PAGE_TOKENS * h->hd, sizeof *h->block);
     h->tables = memory_array(tables, 1);
     return all && h->queries && h->logits && h->mean && h->weights && h->is_best && h->scores && h->chosen && h->block && h->tables;
 }
@@ -135,11 +135,11 @@ static bool index_head(struct head *h, size_t w, struct found *found) {
     index->fit(h->hd, h->keys, h->n, h->stride, &options, h->learned[w]);
     for (size_t i = 0; i < index->learned_bytes(h->hd) / sizeof(float); i++)
         if (!isfinite(((const float *)h->learned[w])[i])) return false;
-    for (size_t t = 0; t < h->n; t += BLOCK_TOKENS) {
-        for (size_t i = 0; i < BLOCK_TOKENS; i++)
+    for (size_t t = 0; t < h->n; t += PAGE_TOKENS) {
+        for (size_t i = 0; i < PAGE_TOKENS; i++)
             memcpy(h->block + i * h->hd, h->keys + (t + i) * h->stride, h->hd * sizeof *h->block);
-        index->encode(h->hd, h->learned[w], h->block, BLOCK_TOKENS,
-                      (uint8_t *)h->blocks[w] + t / BLOCK_TOKENS * index->block_bytes(h->hd));
+        index->encode(h->hd, h->learned[w], h->block, PAGE_TOKENS,
+                      (uint8_t *)h->blocks[w] + t / PAGE_TOKENS * index->page_bytes(h->hd));
     }
     if (ways[w].error) found->error = PROBES * index_sign_error(index, h->hd, h->learned[w], h->keys, h->n, h->stride);
     return true;
@@ -191,8 +191,8 @@ static void score_probe(struct head *h, size_t w, const float *q, uint64_t *stat
         return;
     }
     index->prepare(h->hd, h->learned[w], q, h->G, h->tables);
-    for (size_t t = 0; t < h->n; t += BLOCK_TOKENS)
-        index->scores(h->hd, h->tables, (uint8_t *)h->blocks[w] + t / BLOCK_TOKENS * index->block_bytes(h->hd), h->scores + t);
+    for (size_t t = 0; t < h->n; t += PAGE_TOKENS)
+        index->scores(h->hd, h->tables, (uint8_t *)h->blocks[w] + t / PAGE_TOKENS * index->page_bytes(h->hd), h->scores + t);
     page_scores(h, ways[w].page);
 }
 

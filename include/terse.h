@@ -84,9 +84,9 @@ struct terse_model_info {
     uint32_t head_dim;
     uint32_t feed_forward;
     uint32_t vocabulary;
-    uint32_t context;    /* tokens the model was trained for */
-    uint64_t parameters; /* elements of all tensors */
-    uint64_t bytes;      /* of all tensors as stored */
+    uint32_t context;     /* tokens the model was trained for */
+    uint64_t parameters;  /* elements of all tensors */
+    uint64_t bytes;       /* of all tensors as stored */
     uint64_t fingerprint; /* tells models apart that look alike: of the shape and of samples of every tensor */
 };
 
@@ -158,17 +158,19 @@ struct terse_cache_options {
     const char *method;     /* a name from terse_method_describe: "f16", "q8_0", "antkv-1", "streaming-512"; NULL: "f16" */
     const char *key_type;   /* codec of keys instead of the method's, or NULL */
     const char *value_type; /* codec of values instead of the method's, or NULL */
-    uint32_t tail_tokens;   /* newest tokens kept exact beside the sealed blocks, at least: up to 63 more wait until they fill a block;
+    uint32_t
+        tail_tokens; /* newest tokens kept exact beside the sealed blocks, at least: up to 63 more wait until they fill a block;
                              * TERSE_TAIL_DEFAULT: the method's own number (0 for f16, 128 for quantized codecs) */
-    double anchor_percent;  /* antkv: part of a prompt's tokens that stay exact; negative: the method's own (1) */
-    uint32_t anchor_count;  /* so many tokens instead, when not 0 */
-    double read_percent;    /* part of a prompt's tokens that a step reads, found by an index beside the codes: 7.5, with any method that
+    double anchor_percent; /* antkv: part of a prompt's tokens that stay exact; negative: the method's own (1) */
+    uint32_t anchor_count; /* so many tokens instead, when not 0 */
+    double
+        read_percent; /* part of a prompt's tokens that a step reads, found by an index beside the codes: 7.5, with any method that
                              * keeps all tokens; not above 0: the method's own, which is all of them but for selfindex and quest */
-    uint32_t read_count;    /* so many tokens instead, when not 0 */
-    const char *evict;      /* a method that evicts, "mat-1024" or "streaming-512", whose choice of tokens goes with this method's
+    uint32_t read_count;  /* so many tokens instead, when not 0 */
+    const char *evict;    /* a method that evicts, "mat-1024" or "streaming-512", whose choice of tokens goes with this method's
                              * codecs; NULL: this method's own */
-    uint32_t mat_anchors;   /* mat: tokens that are kept beside the newest, token 0 among them; 0: 64, at most a quarter of all */
-    uint32_t mat_shallow;   /* mat: first layers that keep sinks instead; TERSE_SHALLOW_DEFAULT: 2 */
+    uint32_t mat_anchors; /* mat: tokens that are kept beside the newest, token 0 among them; 0: 64, at most a quarter of all */
+    uint32_t mat_shallow; /* mat: first layers that keep sinks instead; TERSE_SHALLOW_DEFAULT: 2 */
     const struct terse_codebook *codebook; /* for methods that learn; must outlive the session; NULL otherwise */
 };
 TERSE_API struct terse_cache_options terse_cache_options_defaults(void);
@@ -183,15 +185,15 @@ TERSE_API bool terse_method_describe(size_t i, struct terse_method_info *info);
 
 /* Bytes of one sequence's cache. resident = codes + exact + window + tables. */
 struct terse_cache_report {
-    uint64_t tokens;         /* tokens seen by the sequence */
-    uint64_t kept;           /* tokens still readable, per layer and KV head (the largest) */
-    uint64_t resident;       /* bytes allocated for keys and values, all layers */
-    uint64_t codes;          /* sealed blocks */
-    uint64_t exact;          /* exact rows */
-    uint64_t window;         /* recent window */
-    uint64_t tables;         /* positions, live masks, policy state */
-    uint64_t codebook;       /* memory of the codebook, shared by all sessions that use it: not a part of resident */
-    double bits_per_value;   /* resident * 8 / (values of all tokens seen) */
+    uint64_t tokens;       /* tokens seen by the sequence */
+    uint64_t kept;         /* tokens still readable, per layer and KV head (the largest) */
+    uint64_t resident;     /* bytes allocated for keys and values, all layers */
+    uint64_t codes;        /* sealed blocks */
+    uint64_t exact;        /* exact rows */
+    uint64_t window;       /* recent window */
+    uint64_t tables;       /* positions, live masks, policy state */
+    uint64_t codebook;     /* memory of the codebook, shared by all sessions that use it: not a part of resident */
+    double bits_per_value; /* resident * 8 / (values of all tokens seen) */
 };
 
 /* What a cache of `tokens` tokens will allocate, before anything is allocated: equal to terse_session_cache's report after a
@@ -203,12 +205,12 @@ TERSE_API enum terse_status terse_cache_bytes(const struct terse_model *model, c
 
 /* What a method has learned about a model; immutable, may be shared by any number of threads and sessions. */
 struct terse_codebook_info {
-    const char *method;       /* "antkv-1" */
-    const char *model;        /* general.name of the model it was learned from */
-    const char *corpus;       /* the name of the text */
-    const char *weighting;    /* of the samples: "none", ... */
-    uint64_t fingerprint;     /* of the model */
-    uint64_t tokens;          /* of the text that were looked at */
+    const char *method;    /* "antkv-1" */
+    const char *model;     /* general.name of the model it was learned from */
+    const char *corpus;    /* the name of the text */
+    const char *weighting; /* of the samples: "none", ... */
+    uint64_t fingerprint;  /* of the model */
+    uint64_t tokens;       /* of the text that were looked at */
     uint64_t seed;
     bool shared;              /* one set of centroids for all layers and KV heads */
     double effective_samples; /* as many unweighted samples would have said as much, mean over all sub-vectors; 0: unknown */
@@ -227,23 +229,23 @@ TERSE_API void terse_codebook_describe(const struct terse_codebook *codebook, st
 
 /* How samples weigh in learning: by the norm of the loss's gradient with respect to them, to a power. */
 enum terse_weighting {
-    TERSE_WEIGHTING_DEFAULT,    /* the method's own */
-    TERSE_WEIGHTING_NONE,       /* all alike */
-    TERSE_WEIGHTING_SUBVECTOR,  /* norm of the gradient of the sub-vector */
-    TERSE_WEIGHTING_ROW         /* norm of the gradient of the whole head */
+    TERSE_WEIGHTING_DEFAULT,   /* the method's own */
+    TERSE_WEIGHTING_NONE,      /* all alike */
+    TERSE_WEIGHTING_SUBVECTOR, /* norm of the gradient of the sub-vector */
+    TERSE_WEIGHTING_ROW        /* norm of the gradient of the whole head */
 };
 
 struct terse_calibration {
     const char *method;
-    const char *corpus;     /* a name for the text, kept in the codebook; or NULL */
-    uint32_t window;        /* tokens of a sequence */
-    uint32_t windows;       /* at most so many sequences, taken evenly from the text; 0: all */
-    bool shared;            /* one set of centroids for the whole model */
+    const char *corpus; /* a name for the text, kept in the codebook; or NULL */
+    uint32_t window;    /* tokens of a sequence */
+    uint32_t windows;   /* at most so many sequences, taken evenly from the text; 0: all */
+    bool shared;        /* one set of centroids for the whole model */
     enum terse_weighting weighting;
-    uint32_t power;         /* of the gradient's norm: 1 or 2; 0: the method's own */
-    bool text_labels;       /* gradients of the loss against the text; else against labels drawn from the model's own predictions */
+    uint32_t power;   /* of the gradient's norm: 1 or 2; 0: the method's own */
+    bool text_labels; /* gradients of the loss against the text; else against labels drawn from the model's own predictions */
     uint64_t seed;
-    uint32_t threads;       /* 0: one per processor */
+    uint32_t threads; /* 0: one per processor */
     struct terse_progress progress;
 };
 TERSE_API struct terse_calibration terse_calibration_defaults(void);
@@ -332,8 +334,8 @@ TERSE_API void terse_session_cache(const struct terse_session *session, struct t
 struct terse_counters {
     uint64_t prefill_tokens, decode_tokens;
     double prefill_seconds, decode_seconds;
-    double attention_seconds;  /* of decode steps */
-    uint64_t attention_bytes;  /* keys and values read by decode steps, as stored */
+    double attention_seconds; /* of decode steps */
+    uint64_t attention_bytes; /* keys and values read by decode steps, as stored */
 };
 TERSE_API void terse_session_counters(struct terse_session *session, struct terse_counters *counters, bool clear);
 

@@ -12,7 +12,7 @@
 
 struct calibrate {
     struct setup setup;
-    struct codebooks_lesson lesson;
+    struct codebooks_calibration lesson;
     const char *output; /* NULL: the user's cache directory */
 };
 
@@ -104,7 +104,7 @@ static int calibrate(struct calibrate *c) {
 }
 
 int cmd_calibrate(int argc, char **argv) {
-    struct calibrate c = {.lesson = codebooks_lesson_defaults()};
+    struct calibrate c = {.lesson = codebooks_calibration_defaults()};
     setup_init(&c.setup);
     c.setup.method = NULL;
     enum options_result parsed = parse(&c, argc, argv);

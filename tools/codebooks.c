@@ -74,12 +74,12 @@ enum terse_status codebooks_keep(const struct terse_codebook *codebook, const ch
 extern const char calibration_text_begin[], calibration_text_end[];
 static const char built_in_corpus[] = "WikiText validation";
 
-struct codebooks_lesson codebooks_lesson_defaults(void) {
+struct codebooks_calibration codebooks_calibration_defaults(void) {
     struct terse_calibration defaults = terse_calibration_defaults();
-    return (struct codebooks_lesson){.windows = defaults.windows, .seed = (int64_t)defaults.seed};
+    return (struct codebooks_calibration){.windows = defaults.windows, .seed = (int64_t)defaults.seed};
 }
 
-static int read_lesson(const struct setup *setup, const char *file, int32_t **tokens, size_t *n_tokens) {
+static int read_calibration(const struct setup *setup, const char *file, int32_t **tokens, size_t *n_tokens) {
     char *text;
     size_t n_bytes;
     if (!file)
@@ -125,19 +125,19 @@ static void announce(struct watch *watch, const char *what, uint64_t done, uint6
            watch->windows, watch->options->window, what, left);
 }
 
-static bool watch_lesson(void *user, const char *what, uint64_t done, uint64_t total) {
+static bool watch_calibration(void *user, const char *what, uint64_t done, uint64_t total) {
     announce(user, what, done, total);
     return progress_show(NULL, what, done, total);
 }
 
-int codebooks_learn(const struct setup *setup, const struct codebooks_lesson *lesson, struct terse_codebook **codebook) {
+int codebooks_learn(const struct setup *setup, const struct codebooks_calibration *lesson, struct terse_codebook **codebook) {
     struct terse_calibration options = terse_calibration_defaults();
     struct terse_error error;
     int32_t *tokens;
     size_t n_tokens;
     const char *slash = lesson->file ? strrchr(lesson->file, '/') : NULL;
     *codebook = NULL;
-    int status = read_lesson(setup, lesson->file, &tokens, &n_tokens);
+    int status = read_calibration(setup, lesson->file, &tokens, &n_tokens);
     if (status != EXIT_OK) return status;
     options.method = setup->method;
     options.corpus = !lesson->file ? built_in_corpus : slash ? slash + 1 : lesson->file;
@@ -154,7 +154,7 @@ int codebooks_learn(const struct setup *setup, const struct codebooks_lesson *le
     options.threads = (uint32_t)setup->threads;
     struct watch watch = {setup, &options, n_tokens / options.window, console_seconds(), !lesson->announced};
     if (options.windows && options.windows < watch.windows) watch.windows = options.windows;
-    options.progress = (struct terse_progress){watch_lesson, &watch};
+    options.progress = (struct terse_progress){watch_calibration, &watch};
     if (terse_calibrate(setup->model, &options, tokens, n_tokens, codebook, &error) != TERSE_OK) status = complain_error(&error);
     free(tokens);
     return status;
@@ -243,7 +243,7 @@ static int try_options(const struct setup *setup, const struct terse_session_opt
 
 static int learn_and_keep(const struct setup *setup, const struct terse_session_options *options, const char *path,
                           struct terse_codebook **codebook) {
-    struct codebooks_lesson lesson = codebooks_lesson_defaults();
+    struct codebooks_calibration lesson = codebooks_calibration_defaults();
     struct terse_error error;
     lesson.announced = true;
     int status = try_options(setup, options);

@@ -27,7 +27,7 @@ bool codebooks_needed(const struct setup *setup);
 int codebooks_provide(struct setup *setup, struct terse_session_options *options);
 
 /* The text to learn from and how; 0 stands for what the library takes by default. */
-struct codebooks_lesson {
+struct codebooks_calibration {
     const char *file; /* NULL: the built-in text */
     int64_t window, windows, seed, power;
     bool shared, text_labels;
@@ -35,11 +35,11 @@ struct codebooks_lesson {
     bool announced; /* says beforehand what is learned, and how long it will take */
 };
 /* The library's defaults. */
-struct codebooks_lesson codebooks_lesson_defaults(void);
+struct codebooks_calibration codebooks_calibration_defaults(void);
 
 /* Learns a codebook for the method and the model, with progress. Returns an exit status; *codebook is released by
  * terse_codebook_free. */
-int codebooks_learn(const struct setup *setup, const struct codebooks_lesson *lesson, struct terse_codebook **codebook);
+int codebooks_learn(const struct setup *setup, const struct codebooks_calibration *lesson, struct terse_codebook **codebook);
 
 /* Where the codebook of the method for the model is looked for, into path[capacity]: $XDG_CACHE_HOME/terse or ~/.cache/terse. False
  * when the user has no such place. */

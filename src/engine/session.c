@@ -1,9 +1,9 @@
 /* A session: one sequence with its cache and its sampler. Owns the limits of a sequence (context, token ids) and the choice of step
  * kinds; leaves the computing to forward.c. */
+#include "backend/cpu/executor.h"
+#include "backend/cpu/gemm.h"
 #include "base/clock.h"
 #include "base/memory.h"
-#include "backend/cpu/gemm.h"
-#include "backend/cpu/executor.h"
 #include "engine/sampler.h"
 
 #include <inttypes.h>

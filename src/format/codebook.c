@@ -1,10 +1,10 @@
 /* What the codecs of a method have learned about a model: makes the codecs' objects from parameters and hands them out. The file is
  * codebook_file.c's business. */
+#include "backend/cpu/kernels/kernels.h"
 #include "base/half.h"
 #include "base/memory.h"
 #include "base/text.h"
 #include "format/codebook_private.h"
-#include "backend/cpu/kernels/kernels.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -41,7 +41,7 @@ static size_t floats_of(const struct codebook_info *info, enum codec_side side) 
 size_t codebook_part_floats(const struct codebook_info *info, enum codec_side side, enum codebook_part part) {
     struct coding coding = codebook_coding(info, side);
     if (!coding.codec) return 0;
-    size_t frame = coding.codec->frame_floats ? coding.codec->frame_floats(codebook_shape(info, side), side) : 0;
+    size_t frame = coding.codec->normalization_floats ? coding.codec->normalization_floats(codebook_shape(info, side), side) : 0;
     return part == CODEBOOK_CENTROIDS ? floats_of(info, side) - frame : frame;
 }
 
@@ -83,7 +83,7 @@ static enum terse_status begin_side(struct terse_codebook *codebook, enum codec_
     if (!codebook_coding(&codebook->info, side).codec) return TERSE_OK;
     codebook->learned[side] = memory_zeros(codebook->sets, sizeof(void *));
     if (!codebook->learned[side]) return status_no_memory(error, codebook->sets * sizeof(void *), "the codebook");
-    for (int part = CODEBOOK_CENTROIDS; part <= CODEBOOK_FRAME; part++) {
+    for (int part = CODEBOOK_CENTROIDS; part <= CODEBOOK_NORMALIZATION; part++) {
         size_t n = codebook->sets * codebook_part_floats(&codebook->info, side, (enum codebook_part)part);
         if (!n) continue;
         codebook->halves[side][part] = memory_array(n, sizeof(uint16_t));
@@ -125,7 +125,7 @@ static enum terse_status read_part(const struct terse_codebook *codebook, enum c
         return status_fail(
             error, TERSE_E_FORMAT,
             "number %zu of the %s of layer %zu, KV head %zu in the codebook's %s is not finite in half precision: " CALIBRATE_AGAIN,
-            i, part == CODEBOOK_FRAME ? "frame" : "centroids", set / codebook->info.kv_heads, set % codebook->info.kv_heads,
+            i, part == CODEBOOK_NORMALIZATION ? "frame" : "centroids", set / codebook->info.kv_heads, set % codebook->info.kv_heads,
             side_names[side]);
     }
     kernels()->half_to_float(halves, floats, n);
@@ -138,11 +138,11 @@ static enum terse_status open_side(struct terse_codebook *codebook, enum codec_s
     const struct codebook_info *info = &codebook->info;
     const struct codec *codec = codebook_coding(info, side).codec;
     size_t centroids = codebook_part_floats(info, side, CODEBOOK_CENTROIDS);
-    size_t frame = codebook_part_floats(info, side, CODEBOOK_FRAME);
+    size_t frame = codebook_part_floats(info, side, CODEBOOK_NORMALIZATION);
     enum terse_status status = TERSE_OK;
     for (size_t set = 0; !status && set < codebook->sets; set++) {
         status = read_part(codebook, side, CODEBOOK_CENTROIDS, set, centroids, floats, error);
-        if (!status) status = read_part(codebook, side, CODEBOOK_FRAME, set, frame, floats + centroids, error);
+        if (!status) status = read_part(codebook, side, CODEBOOK_NORMALIZATION, set, frame, floats + centroids, error);
         if (!status) status = codec->open(codebook_shape(info, side), side, floats, &codebook->learned[side][set], error);
     }
     return status;
@@ -164,7 +164,7 @@ enum terse_status codebook_open(struct terse_codebook *codebook, struct terse_er
 /* Rounds parameters[sets][floats_of] and puts their parts where they belong. */
 static void fill_side(struct terse_codebook *codebook, enum codec_side side, const float *parameters) {
     for (size_t set = 0; set < codebook->sets; set++) {
-        for (int part = CODEBOOK_CENTROIDS; part <= CODEBOOK_FRAME; part++) {
+        for (int part = CODEBOOK_CENTROIDS; part <= CODEBOOK_NORMALIZATION; part++) {
             size_t n = codebook_part_floats(&codebook->info, side, (enum codebook_part)part);
             if (n) kernels()->float_to_half(parameters, codebook->halves[side][part] + set * n, n);
             parameters += n;
@@ -196,7 +196,7 @@ void terse_codebook_free(struct terse_codebook *codebook) {
             coding.codec->close(codebook->learned[side][set]);
         memory_free(codebook->learned[side]);
         memory_free(codebook->halves[side][CODEBOOK_CENTROIDS]);
-        memory_free(codebook->halves[side][CODEBOOK_FRAME]);
+        memory_free(codebook->halves[side][CODEBOOK_NORMALIZATION]);
     }
     memory_free(codebook);
 }

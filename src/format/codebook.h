@@ -38,7 +38,7 @@ enum terse_status codebook_new(const struct codebook_info *info, const float *ke
                                struct terse_codebook **codebook, struct terse_error *error);
 
 /* One of random numbers, as learning would leave them but for what they say: for measuring speed. `pairs` of channels are rotated
- * together, as comm_set_pairing has them. */
+ * together, as commvq_set_pairing has them. */
 enum terse_status codebook_random(const struct codebook_info *info, size_t pairs, bool adjacent, struct terse_codebook **codebook,
                                   struct terse_error *error);
 

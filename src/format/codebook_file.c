@@ -27,7 +27,7 @@ static uint32_t part_dims(const struct codebook_info *info, enum codec_side side
     struct coding coding = codebook_coding(info, side);
     size_t n = codebook_part_floats(info, side, part), sets = codebook_sets(info);
     if (!n) return 0;
-    if (part == CODEBOOK_FRAME || coding.codec->learner != CODEC_KMEANS) {
+    if (part == CODEBOOK_NORMALIZATION || coding.codec->learner != CODEC_KMEANS) {
         memcpy(dims, (uint64_t[]){n, sets, 1, 1}, 4 * sizeof *dims);
         return 2;
     }
@@ -37,7 +37,7 @@ static uint32_t part_dims(const struct codebook_info *info, enum codec_side side
 
 /* All tensors that a file may have, i = 0, 1, 2, 3. */
 static enum codec_side side_of(int i) { return i < 2 ? CODEC_KEYS : CODEC_VALUES; }
-static enum codebook_part part_of(int i) { return i % 2 ? CODEBOOK_FRAME : CODEBOOK_CENTROIDS; }
+static enum codebook_part part_of(int i) { return i % 2 ? CODEBOOK_NORMALIZATION : CODEBOOK_CENTROIDS; }
 enum { TENSORS = 4 };
 
 /* ---- Writing ------------------------------------------------------------------------------------------------------------ */

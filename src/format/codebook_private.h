@@ -2,12 +2,12 @@
 #ifndef TERSE_FORMAT_CODEBOOK_PRIVATE_H
 #define TERSE_FORMAT_CODEBOOK_PRIVATE_H
 
-#include "gguf/gguf_writer.h"
 #include "format/codebook.h"
+#include "gguf/gguf_writer.h"
 
 /* A side's parameters of one layer and KV head: 2^bits centroids of each sub-vector, head_dim * 2^bits numbers, then what the codec
  * keeps beside them, its frame. They are apart in memory and in the file. */
-enum codebook_part { CODEBOOK_CENTROIDS, CODEBOOK_FRAME };
+enum codebook_part { CODEBOOK_CENTROIDS, CODEBOOK_NORMALIZATION };
 
 struct terse_codebook {
     struct codebook_info info;

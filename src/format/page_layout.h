@@ -38,25 +38,25 @@
 #ifndef TERSE_FORMAT_PAGE_LAYOUT_H
 #define TERSE_FORMAT_PAGE_LAYOUT_H
 
-#define BLOCK_TOKENS 64
-#define BLOCK_QK 32 /* channels that share a scale in q8_0 and q4_0 */
+#define PAGE_TOKENS 64
+#define SCALE_GROUP 32 /* channels that share a scale in q8_0 and q4_0 */
 
-#define BLOCK_BYTES_F16(hd) ((size_t)BLOCK_TOKENS * (hd) * 2)
-#define BLOCK_BYTES_Q8_0(hd) ((size_t)BLOCK_TOKENS * ((hd) / BLOCK_QK) * (2 + 32))
-#define BLOCK_BYTES_Q4_0(hd) ((size_t)BLOCK_TOKENS * ((hd) / BLOCK_QK) * (2 + 16))
+#define PAGE_BYTES_F16(hd) ((size_t)PAGE_TOKENS * (hd)*2)
+#define PAGE_BYTES_Q8_0(hd) ((size_t)PAGE_TOKENS * ((hd) / SCALE_GROUP) * (2 + 32))
+#define PAGE_BYTES_Q4_0(hd) ((size_t)PAGE_TOKENS * ((hd) / SCALE_GROUP) * (2 + 16))
 
-#define BLOCK_PQ_BITS_LEAST 4
-#define BLOCK_PQ_BITS_MOST 12
-#define BLOCK_PQ_PART(bits) ((size_t)BLOCK_TOKENS / 8 * (bits)) /* bytes of a sub-vector's planes */
-#define BLOCK_BYTES_PQ(parts, bits) (((size_t)(parts)*BLOCK_PQ_PART(bits) + 63) / 64 * 64)
+#define PQ_BITS_MIN 4
+#define PQ_BITS_MAX 12
+#define PAGE_PQ_PART(bits) ((size_t)PAGE_TOKENS / 8 * (bits)) /* bytes of a sub-vector's planes */
+#define PAGE_BYTES_PQ(parts, bits) (((size_t)(parts)*PAGE_PQ_PART(bits) + 63) / 64 * 64)
 
-#define BLOCK_BYTES_KIVI(hd, bits) ((size_t)(hd)*8 + (size_t)BLOCK_TOKENS / 8 * (bits) * (hd))
-#define BLOCK_BYTES_SIGNS(hd) ((size_t)BLOCK_TOKENS / 8 * (hd))
-#define BLOCK_QUEST_PAGE 16
-#define BLOCK_BYTES_QUEST(hd) ((size_t)BLOCK_TOKENS / BLOCK_QUEST_PAGE * 2 * 2 * (hd))
+#define PAGE_BYTES_KIVI(hd, bits) ((size_t)(hd)*8 + (size_t)PAGE_TOKENS / 8 * (bits) * (hd))
+#define PAGE_BYTES_SIGNS(hd) ((size_t)PAGE_TOKENS / 8 * (hd))
+#define QUEST_PAGE_TOKENS 16
+#define PAGE_BYTES_QUEST(hd) ((size_t)PAGE_TOKENS / QUEST_PAGE_TOKENS * 2 * 2 * (hd))
 
-#define BLOCK_BYTES_COMM(groups, rounds) (((size_t)BLOCK_TOKENS + (size_t)(groups) * (rounds)*BLOCK_PQ_PART(12) + 63) / 64 * 64)
+#define PAGE_BYTES_COMMVQ(groups, rounds) (((size_t)PAGE_TOKENS + (size_t)(groups) * (rounds)*PAGE_PQ_PART(12) + 63) / 64 * 64)
 
-#define BLOCK_BYTES_ADDITIVE(bits) ((size_t)BLOCK_TOKENS + (size_t)BLOCK_TOKENS / 8 * (bits)) /* bits a multiple of 32 */
+#define PAGE_BYTES_ADDITIVE(bits) ((size_t)PAGE_TOKENS + (size_t)PAGE_TOKENS / 8 * (bits)) /* bits a multiple of 32 */
 
 #endif

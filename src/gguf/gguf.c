@@ -1,6 +1,6 @@
 /* Answers questions about an opened GGUF file. Every place in it was checked by gguf_open.c. */
-#include "gguf/gguf_private.h"
 #include "base/hash.h"
+#include "gguf/gguf_private.h"
 
 #include <float.h>
 #include <inttypes.h>

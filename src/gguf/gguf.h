@@ -11,13 +11,34 @@
 #include "base/status.h"
 
 enum gguf_type {
-    GGUF_U8 = 0, GGUF_I8, GGUF_U16, GGUF_I16, GGUF_U32, GGUF_I32, GGUF_F32, GGUF_BOOL, GGUF_STRING, GGUF_ARRAY, GGUF_U64, GGUF_I64, GGUF_F64
+    GGUF_U8 = 0,
+    GGUF_I8,
+    GGUF_U16,
+    GGUF_I16,
+    GGUF_U32,
+    GGUF_I32,
+    GGUF_F32,
+    GGUF_BOOL,
+    GGUF_STRING,
+    GGUF_ARRAY,
+    GGUF_U64,
+    GGUF_I64,
+    GGUF_F64
 };
 
 /* Tensor types by their number in the file (ggml's). */
 enum tensor_type {
-    TENSOR_F32 = 0, TENSOR_F16 = 1, TENSOR_Q4_0 = 2, TENSOR_Q4_1 = 3, TENSOR_Q5_0 = 6, TENSOR_Q5_1 = 7, TENSOR_Q8_0 = 8,
-    TENSOR_Q4_K = 12, TENSOR_Q5_K = 13, TENSOR_Q6_K = 14, TENSOR_BF16 = 30
+    TENSOR_F32 = 0,
+    TENSOR_F16 = 1,
+    TENSOR_Q4_0 = 2,
+    TENSOR_Q4_1 = 3,
+    TENSOR_Q5_0 = 6,
+    TENSOR_Q5_1 = 7,
+    TENSOR_Q8_0 = 8,
+    TENSOR_Q4_K = 12,
+    TENSOR_Q5_K = 13,
+    TENSOR_Q6_K = 14,
+    TENSOR_BF16 = 30
 };
 #define TENSOR_TYPES 31 /* one past the largest above */
 
@@ -88,11 +109,11 @@ enum terse_status gguf_check_sum(const struct gguf *gguf, const char *key, struc
 struct gguf_array {
     enum gguf_type type; /* of the elements */
     uint64_t count;
-    const void *data;    /* numbers: packed little-endian elements, maybe unaligned; strings: see gguf_array_strings */
+    const void *data; /* numbers: packed little-endian elements, maybe unaligned; strings: see gguf_array_strings */
 };
 /* Fails when the key is there but not an array of `type`. */
-enum terse_status gguf_get_array(const struct gguf *gguf, const char *key, enum gguf_type type, struct gguf_array *array, bool *found,
-                                 struct terse_error *error);
+enum terse_status gguf_get_array(const struct gguf *gguf, const char *key, enum gguf_type type, struct gguf_array *array,
+                                 bool *found, struct terse_error *error);
 /* Writes the `array->count` strings of a GGUF_STRING array. */
 void gguf_array_strings(const struct gguf_array *array, struct gguf_string *strings);
 

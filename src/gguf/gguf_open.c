@@ -6,9 +6,9 @@
  *
  * The file: magic "GGUF", u32 version, u64 tensors, u64 keys, the keys, the tensors' descriptions, padding, the tensors' data.
  */
-#include "gguf/gguf_private.h"
 #include "base/memory.h"
 #include "base/text.h"
+#include "gguf/gguf_private.h"
 
 #include <inttypes.h>
 #include <stdarg.h>

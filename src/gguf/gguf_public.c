@@ -1,9 +1,9 @@
 /* terse_gguf: a GGUF file opened for looking at. Owns the mapping and zero-terminated copies of the names; values are written as
  * text straight from the file. */
-#include "gguf/gguf_private.h"
 #include "base/mapped_file.h"
 #include "base/memory.h"
 #include "base/text.h"
+#include "gguf/gguf_private.h"
 
 #include <inttypes.h>
 #include <stdio.h>

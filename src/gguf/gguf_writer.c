@@ -1,8 +1,8 @@
 /* The GGUF writer: keys and descriptions grow in memory, data pass through. */
 #include "gguf/gguf_writer.h"
-#include "gguf/gguf_private.h"
 #include "base/hash.h"
 #include "base/memory.h"
+#include "gguf/gguf_private.h"
 
 #include <errno.h>
 #include <stdio.h>

@@ -1,8 +1,8 @@
 /* What a step seals, keeps and evicts. */
 #include "kv/plan.h"
 
-size_t extent_window_blocks(const struct extent *extent) {
-    return (size_t)((extent->length - extent->window_first + BLOCK_TOKENS - 1) / BLOCK_TOKENS);
+size_t extent_window_pages(const struct extent *extent) {
+    return (size_t)((extent->length - extent->window_first + PAGE_TOKENS - 1) / PAGE_TOKENS);
 }
 
 static size_t anchors_of(const struct method *method, const struct plan *plan) {
@@ -17,21 +17,21 @@ struct plan plan_step(const struct method *method, const struct extent *before, 
     uint64_t waiting = length - plan.grid;
     plan.after = (struct extent){kept.exact, kept.first, length, length, before->dropped};
     if (kind == CACHE_STEP_PAPER) {
-        plan.seal = (size_t)((waiting + BLOCK_TOKENS - 1) / BLOCK_TOKENS);
+        plan.seal = (size_t)((waiting + PAGE_TOKENS - 1) / PAGE_TOKENS);
         plan.sealed = (size_t)waiting;
         plan.anchors = anchors_of(method, &plan);
         return plan;
     }
     uint64_t tail = method->tail_tokens;
-    uint64_t old = waiting >= tail + BLOCK_TOKENS ? (waiting - tail) / BLOCK_TOKENS : 0;
-    uint64_t dead = kept.first > plan.grid ? (kept.first - plan.grid) / BLOCK_TOKENS : 0;
+    uint64_t old = waiting >= tail + PAGE_TOKENS ? (waiting - tail) / PAGE_TOKENS : 0;
+    uint64_t dead = kept.first > plan.grid ? (kept.first - plan.grid) / PAGE_TOKENS : 0;
     plan.skip = (size_t)(dead < old ? dead : old);
     plan.seal = (size_t)old - plan.skip;
     plan.shift = (size_t)(old > dead ? old : dead);
-    plan.after.window_first = plan.grid + plan.shift * BLOCK_TOKENS;
-    plan.sealed = plan.seal * BLOCK_TOKENS;
+    plan.after.window_first = plan.grid + plan.shift * PAGE_TOKENS;
+    plan.sealed = plan.seal * PAGE_TOKENS;
     plan.anchors = kind == CACHE_STEP_PREFILL ? anchors_of(method, &plan) : 0;
-    if (!plan.anchors || !method->policy->alone) return plan;
+    if (!plan.anchors || !method->policy->keep_selected_only) return plan;
     plan.seal = 0;
     plan.after.dropped += plan.sealed - plan.anchors;
     return plan;

@@ -35,7 +35,7 @@ struct plan {
 struct plan plan_step(const struct method *method, const struct extent *before, enum cache_step_kind kind, size_t n);
 
 /* Blocks that the window needs. */
-size_t extent_window_blocks(const struct extent *extent);
+size_t extent_window_pages(const struct extent *extent);
 
 /* Position, where tokens have positions by index, of the first token after the exact rows; of token t >= first: t - this. */
 static inline uint64_t extent_evicted(const struct extent *extent) { return extent->first - extent->exact; }

@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#define VOTERS_TAIL 32     /* SnapKV's window */
+#define SNAPKV_WINDOW 32   /* SnapKV's window */
 #define QUANTIZED_TAIL 128 /* newest tokens that stay exact beside quantized blocks: the papers' practice */
 
 struct row {
@@ -28,11 +28,12 @@ struct row {
 #define ANCHORED .policy = &policy_anchors, .parameters = {.anchor_percent = 1} /* AnTKV, section 4.1 */
 #define GAIN_SHAPE(width, bits) BOTH(&codec_gain_shape, width, bits), ANCHORED
 /* Of 1 or 2 bits a value: rounds and codes depend on head_dim, see method_resolve. */
-#define COMM(bits) .key = {&codec_comm, 0, bits}, .value = {&codec_additive, 0, bits}, .policy = &policy_keep_all
+#define COMM(bits) .key = {&codec_commvq, 0, bits}, .value = {&codec_additive, 0, bits}, .policy = &policy_keep_all
 #define EVICTING(choice) BOTH(&codec_f16, 0, 0), .policy = &choice
 /* Section 5.1: the budget on RULER, and the sinks. */
 #define SELF_INDEXED(codec) \
-    BOTH(&codec, 0, 0), .policy = &policy_votes, .parameters = {.anchor_count = 64, .read_percent = 7.5}, .index = &index_sign
+    BOTH(&codec, 0, 0), .policy = &policy_attention_rank, .parameters = {.anchor_count = 64, .read_percent = 7.5}, \
+                        .index = &index_sign
 
 static const struct row rows[] = {
     {"f16", "half precision, every token: 16 bits per value", PLAIN(codec_f16)},
@@ -218,14 +219,14 @@ static enum terse_status choose_anchors(const struct terse_cache_options *option
     if (policy_evicts(method->policy)) return TERSE_OK;
     if (!wanted)
         method->policy = &policy_keep_all;
-    else if (method->policy != &policy_votes)
+    else if (method->policy != &policy_attention_rank)
         method->policy = &policy_anchors;
     return TERSE_OK;
 }
 
 /* Reading chosen tokens goes with every method that keeps all of them where they can be taken out of their blocks. */
-static enum terse_status choose_reading(const struct terse_cache_options *options, struct method *method,
-                                        struct terse_error *error) {
+static enum terse_status choose_selection(const struct terse_cache_options *options, struct method *method,
+                                          struct terse_error *error) {
     struct policy_parameters *parameters = &method->parameters;
     if (options->read_count || options->read_percent > 0) {
         parameters->read_count = options->read_count;
@@ -239,7 +240,7 @@ static enum terse_status choose_reading(const struct terse_cache_options *option
         return status_fail(error, TERSE_E_ARGUMENT,
                            "%s cannot read %g %% of a prompt's tokens: use more than 0 and at most 100, or a number of tokens",
                            method->name, parameters->read_percent);
-    if ((!method->key.codec->take && !method->key.codec->keys_stay) || !method->value.codec->take)
+    if ((!method->key.codec->gather_tokens && !method->key.codec->gathers_values_only) || !method->value.codec->gather_tokens)
         return status_fail(error, TERSE_E_UNSUPPORTED,
                            "%s cannot read single tokens: leave --top-k-tokens away, or choose another --kv", method->name);
     return TERSE_OK;
@@ -270,8 +271,8 @@ enum terse_status method_resolve(const struct terse_cache_options *options, uint
     method->power = row->power;
     enum terse_status status;
     if (row->value.codec == &codec_additive) method->value = additive_coding(head_dim, row->value.bits);
-    if (row->key.codec == &codec_comm)
-        method->key = comm_coding(head_dim, row->key.bits);
+    if (row->key.codec == &codec_commvq)
+        method->key = commvq_coding(head_dim, row->key.bits);
     else if (learns(row->key) && !row->key.width && (status = set_parts(numbers, name, head_dim, method, error)))
         return status;
     if ((status = override_codec(options->key_type, "key", &method->key, error))) return status;
@@ -281,16 +282,16 @@ enum terse_status method_resolve(const struct terse_cache_options *options, uint
     write_name(row, canonical, method);
     if ((status = choose_eviction(options, method, error))) return status;
     if ((status = choose_anchors(options, method, error))) return status;
-    if ((status = choose_reading(options, method, error))) return status;
+    if ((status = choose_selection(options, method, error))) return status;
     if ((status = method->policy->check(&method->parameters, error))) return status;
-    if (method->policy->alone && method->key.codec->rope == CODEC_ROPE_BEFORE)
+    if (method->policy->keep_selected_only && method->key.codec->rope == CODEC_ROPE_BEFORE)
         return status_fail(
             error, TERSE_E_UNSUPPORTED,
             "%s: snapkv-N keeps keys as they were turned, and this method's are before rotation; use mat-N or another "
             "--kv",
             method->name);
     bool exact = method->key.codec == &codec_f16 && method->value.codec == &codec_f16; /* as exact as the window itself */
-    uint32_t tail = method->policy->alone ? VOTERS_TAIL : exact ? 0 : QUANTIZED_TAIL;
+    uint32_t tail = method->policy->keep_selected_only ? SNAPKV_WINDOW : exact ? 0 : QUANTIZED_TAIL;
     method->tail_tokens = options->tail_tokens != TERSE_TAIL_DEFAULT ? options->tail_tokens : tail;
     if (learns(method->key) || learns(method->value)) {
         memcpy(method->codebook, canonical, sizeof canonical);

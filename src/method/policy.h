@@ -38,19 +38,19 @@ struct policy {
     /* Which of n tokens of a layer and KV head is evicted, 0 < result < n: the n - 1 in exact rows, in order of age, and as the last
      * the one that leaves the window now. logits[n]: of each token's own queries to token 0, mean over the group. NULL: always the
      * last, and logits are not observed. */
-    size_t (*leave)(const struct policy_parameters *parameters, uint32_t layer, const float *logits, size_t n);
+    size_t (*pick_victim)(const struct policy_parameters *parameters, uint32_t layer, const float *logits, size_t n);
     /* How many of the `sealed` tokens that a prefill of n tokens seals are to stay exact; NULL: none, and attention is not observed.
      * Which: those of highest Anchor Score times error, keys and values apart, or those with most votes (backend/cpu/kv/anchors.h). */
     size_t (*anchors)(const struct policy_parameters *parameters, size_t n, size_t sealed);
-    bool votes;
-    bool alone; /* where there are any, they are all that stays of what the prefill would seal */
+    bool rank_by_attention;
+    bool keep_selected_only; /* where there are any, they are all that stays of what the prefill would seal */
 };
 
 /* Whether tokens leave for good. */
-static inline bool policy_evicts(const struct policy *policy) { return policy->positions_by_index || policy->alone; }
+static inline bool policy_evicts(const struct policy *policy) { return policy->positions_by_index || policy->keep_selected_only; }
 
 /* How many of so many tokens of a prompt a step reads. */
-static inline size_t policy_reads(const struct policy_parameters *parameters, size_t tokens) {
+static inline size_t policy_selects(const struct policy_parameters *parameters, size_t tokens) {
     double wanted = parameters->read_count ? parameters->read_count : (double)tokens * parameters->read_percent / 100;
     return wanted < (double)tokens ? (size_t)wanted : tokens;
 }
@@ -65,7 +65,7 @@ extern const struct policy policy_streaming;
  * token 0 least; in the first `shallow` layers as policy_streaming. */
 extern const struct policy policy_mat;
 /* Keeps every token, those exact for which a prompt's last queries vote. */
-extern const struct policy policy_votes;
+extern const struct policy policy_attention_rank;
 /* Keeps those alone, at their own positions, the newest tokens of a prompt, `budget` in all, and everything after it (SnapKV). */
 extern const struct policy policy_snapkv;
 #define MAT_SINKS 4 /* of shallow layers: StreamingLLM's */

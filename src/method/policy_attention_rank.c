@@ -3,20 +3,20 @@
  * but its end (SnapKV). backend/cpu/kv/anchors.h counts the votes. */
 #include "method/policy.h"
 
-#define LEAST_BUDGET 128 /* the window, of up to 95 tokens, and as many again */
+#define SNAPKV_BUDGET_MIN 128 /* the window, of up to 95 tokens, and as many again */
 
-static enum terse_status check_votes(const struct policy_parameters *parameters, struct terse_error *error) {
+static enum terse_status check_ranked(const struct policy_parameters *parameters, struct terse_error *error) {
     return policy_anchors.check(parameters, error);
 }
 
-static size_t voted(const struct policy_parameters *parameters, size_t n, size_t sealed) {
+static size_t ranked_count(const struct policy_parameters *parameters, size_t n, size_t sealed) {
     return policy_anchors.anchors(parameters, n, sealed);
 }
 
 static enum terse_status check_snapkv(const struct policy_parameters *parameters, struct terse_error *error) {
-    if (parameters->budget >= LEAST_BUDGET) return TERSE_OK;
+    if (parameters->budget >= SNAPKV_BUDGET_MIN) return TERSE_OK;
     return status_fail(error, TERSE_E_ARGUMENT, "snapkv-%u keeps too few tokens of a prompt: use snapkv-%d or more",
-                       parameters->budget, LEAST_BUDGET);
+                       parameters->budget, SNAPKV_BUDGET_MIN);
 }
 
 /* The prompt's end, which stays in the window, is a part of the budget. */
@@ -30,6 +30,11 @@ static struct policy_decision retain(const struct policy_parameters *parameters,
     return policy_keep_all.retain(parameters, tokens);
 }
 
-const struct policy policy_votes = {.name = "votes", .votes = true, .check = check_votes, .retain = retain, .anchors = voted};
-const struct policy policy_snapkv = {
-    .name = "snapkv", .votes = true, .alone = true, .check = check_snapkv, .retain = retain, .anchors = kept_of_prompt};
+const struct policy policy_attention_rank = {
+    .name = "votes", .rank_by_attention = true, .check = check_ranked, .retain = retain, .anchors = ranked_count};
+const struct policy policy_snapkv = {.name = "snapkv",
+                                     .rank_by_attention = true,
+                                     .keep_selected_only = true,
+                                     .check = check_snapkv,
+                                     .retain = retain,
+                                     .anchors = kept_of_prompt};

@@ -16,7 +16,7 @@ static enum terse_status check(const struct policy_parameters *parameters, struc
                        parameters->exact, parameters->budget, parameters->budget / 2);
 }
 
-static size_t leave(const struct policy_parameters *parameters, uint32_t layer, const float *logits, size_t n) {
+static size_t pick_victim(const struct policy_parameters *parameters, uint32_t layer, const float *logits, size_t n) {
     if (layer < parameters->shallow) return n - 1 < MAT_SINKS ? n - 1 : MAT_SINKS;
     size_t most = 1;
     for (size_t i = 2; i < n; i++)
@@ -25,4 +25,4 @@ static size_t leave(const struct policy_parameters *parameters, uint32_t layer, 
 }
 
 const struct policy policy_mat = {
-    .name = "mat", .positions_by_index = true, .check = check, .retain = policy_retain_newest, .leave = leave};
+    .name = "mat", .positions_by_index = true, .check = check, .retain = policy_retain_newest, .pick_victim = pick_victim};

@@ -1,8 +1,8 @@
 /* Loading a model: finds every tensor by name, checks its shape against the metadata, and points at it where it lies. Owns the
  * mapping and the few vectors that had to be converted. */
+#include "backend/cpu/kernels/kernels.h"
 #include "base/memory.h"
 #include "base/text.h"
-#include "backend/cpu/kernels/kernels.h"
 #include "model/architecture.h"
 #include "model/fingerprint.h"
 #include "model/model.h"

@@ -4,11 +4,11 @@
  */
 #include "train/additive.h"
 
-#include "base/memory.h"
-#include "base/random.h"
 #include "backend/cpu/codec/binary_code_search.h"
 #include "backend/cpu/gemm.h"
 #include "backend/cpu/kernels/kernels.h"
+#include "base/memory.h"
+#include "base/random.h"
 
 #include <inttypes.h>
 #include <math.h>

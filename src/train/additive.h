@@ -13,7 +13,8 @@
 #include "base/status.h"
 
 struct additive_points {
-    const float *rows; /* [n][channels], finite, at most 1e15 in size; about 1 in size, as backend/cpu/codec/binary_code_search.h asks for */
+    const float *
+        rows; /* [n][channels], finite, at most 1e15 in size; about 1 in size, as backend/cpu/codec/binary_code_search.h asks for */
     size_t n;
     size_t stride;        /* floats from one row to the next, at least `channels` */
     const float *weights; /* [n] finite, >= 0, not all 0; NULL: all alike */

@@ -7,14 +7,14 @@
  */
 #include "train/backward.h"
 
+#include "backend/cpu/gemm.h"
+#include "backend/cpu/linear.h"
+#include "backend/cpu/rows.h"
 #include "base/memory.h"
 #include "base/random.h"
-#include "backend/cpu/gemm.h"
 #include "model/architecture.h"
 #include "train/backward_attention.h"
 #include "train/backward_ops.h"
-#include "backend/cpu/linear.h"
-#include "backend/cpu/rows.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -290,7 +290,7 @@ static void add_attention(struct backward *b, uint32_t index, size_t first, size
 /* The inner activations of a panel's feed-forward layer, before their function. */
 static void feed(struct backward *b, const struct layer *layer, const struct rows *rows, const float *state, size_t count) {
     struct product products[2];
-    size_t n = feed_products(layer, rows->inner, rows->factor, products);
+    size_t n = feed_forward_ops(layer, rows->inner, rows->factor, products);
     norm_rows(&layer->feed_forward_norm, state, b->normed, count, b->model->width);
     linear(products, n, b->normed, count, b->scratch);
 }
@@ -353,9 +353,8 @@ static void feed_backward(struct backward *b, uint32_t index, size_t n) {
         linear_backward(&layer->down, d, count, false, b->d_inner, b->scratch);
         activation_backward(m->architecture->activation, rows.inner, rows.factor, b->d_inner, count, m->feed_forward);
         struct product products[2];
-        size_t n_products = feed_products(layer, rows.inner, rows.factor, products);
-        for (size_t i = 0; i < n_products; i++)
-            linear_backward(products[i].w, products[i].out, count, i > 0, b->normed, b->scratch);
+        size_t n_ops = feed_forward_ops(layer, rows.inner, rows.factor, products);
+        for (size_t i = 0; i < n_ops; i++) linear_backward(products[i].w, products[i].out, count, i > 0, b->normed, b->scratch);
         norm_backward(&layer->feed_forward_norm, rows.state, b->normed, count, m->width);
         add_rows(d, b->normed, count, m->width);
         linear_backward(&layer->o, d, count, false, b->d_attended + first * q_width(m), b->scratch);

@@ -1,10 +1,10 @@
 /* Attention of a window and its gradients. Owns the tiling; leaves products to the GEMM library, exponentials to the kernels. */
 #include "train/backward_attention.h"
 
-#include "base/memory.h"
-#include "kv/partial.h"
 #include "backend/cpu/gemm.h"
 #include "backend/cpu/kernels/kernels.h"
+#include "base/memory.h"
+#include "kv/partial.h"
 
 #include <math.h>
 #include <omp.h>

@@ -3,9 +3,9 @@
 
 #include "base/random.h"
 
+#include "backend/cpu/gelu.h"
 #include "backend/cpu/gemm.h"
 #include "backend/cpu/kernels/kernels.h"
-#include "backend/cpu/gelu.h"
 #include "backend/cpu/linear.h"
 #include "backend/cpu/rows.h"
 

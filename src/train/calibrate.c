@@ -7,15 +7,15 @@
  */
 #include "train/calibrate.h"
 
+#include "backend/cpu/codec/commvq.h"
 #include "base/divisor.h"
 #include "base/memory.h"
 #include "base/random.h"
-#include "backend/cpu/codec/commvq.h"
+#include "method/method.h"
 #include "train/additive.h"
 #include "train/capture.h"
 #include "train/em.h"
 #include "train/kmeans.h"
-#include "method/method.h"
 
 #include <inttypes.h>
 #include <omp.h>
@@ -133,9 +133,9 @@ static enum terse_status make_plan(const struct terse_model *m, const struct ter
     return TERSE_OK;
 }
 
-static bool has_frame(const struct plan *plan) {
+static bool has_normalization(const struct plan *plan) {
     const struct codec *key = plan->info.key.codec, *value = plan->info.value.codec;
-    return (key && key->learn_frame) || (value && value->learn_frame);
+    return (key && key->fit_normalization) || (value && value->fit_normalization);
 }
 
 static bool wants_rotated(const struct plan *plan) {
@@ -144,7 +144,7 @@ static bool wants_rotated(const struct plan *plan) {
 
 static bool can_share(const struct plan *a, const struct plan *b) {
     if (a->info.key.codec && b->info.key.codec && wants_rotated(a) != wants_rotated(b)) return false;
-    return !has_frame(a) || !has_frame(b) || a->info.shared == b->info.shared;
+    return !has_normalization(a) || !has_normalization(b) || a->info.shared == b->info.shared;
 }
 
 /* What one capture must keep for the i-th plan too. */
@@ -184,7 +184,7 @@ static enum terse_status capture(const struct plan *plans, size_t count, const s
 
 /* ---- Fits */
 
-/* What plans leave to those after them: what the samples were taken to (set_frames), and the parameters that say how, of each side
+/* What plans leave to those after them: what the samples were taken to (set_normalizations), and the parameters that say how, of each side
  * [sets][tail]; and the tables of the first plan with any, whose first rounds are what fewer rounds come to (train/em.h). */
 struct frames {
     float *parameters[2];
@@ -306,7 +306,7 @@ static enum terse_status fit(struct fits *f, size_t index, struct terse_error *e
     enum terse_status status = read_samples(f, side, &reading, at % parts * coding.width, coding.width, &samples, error);
     if (status) return status;
     struct kmeans_points points = {.rows = samples.rows, .n = samples.n, .d = coding.width, .stride = coding.width};
-    if (f->plan->power || coding.codec->learn_frame) points.weights = samples.weights;
+    if (f->plan->power || coding.codec->fit_normalization) points.weights = samples.weights;
     status = kmeans_fit(&points, k, &options, parameters_of(f, side, at / parts) + at % parts * k * coding.width, &result, error);
     if (!status) f->effective[index] = result.effective_samples;
     free_samples(&samples);
@@ -324,9 +324,9 @@ static bool begins(const struct plan *plan, const struct plan *longer) {
 static bool copy_tables(struct fits *f, size_t index) {
     const struct frames *from = f->frames;
     size_t groups = f->count[CODEC_KEYS] / f->sets, set = index / groups, group = index % groups;
-    size_t round = COMM_ENTRIES * f->plan->info.key.width;
+    size_t round = COMMVQ_ENTRIES * f->plan->info.key.width;
     if (!from->plan || !begins(f->plan, from->plan)) return false;
-    size_t own = f->plan->info.key.bits / COMM_BITS * round, theirs = from->plan->info.key.bits / COMM_BITS * round;
+    size_t own = f->plan->info.key.bits / COMMVQ_BITS * round, theirs = from->plan->info.key.bits / COMMVQ_BITS * round;
     const float *tables = from->tables + set * (codebook_floats(&from->plan->info, CODEC_KEYS) / f->sets);
     memcpy(parameters_of(f, CODEC_KEYS, set) + group * own, tables + group * theirs, own * sizeof *tables);
     f->effective[index] = from->effective[index];
@@ -339,12 +339,12 @@ static enum terse_status fit_tables(struct fits *f, size_t index, struct terse_e
     struct coding coding = info->key;
     size_t groups = f->count[CODEC_KEYS] / f->sets, set = index / groups, group = index % groups, hd = info->head_dim;
     struct codec_shape shape = {info->head_dim, 1, coding.width, coding.bits, NULL};
-    struct em_shape tables = {coding.width / 2, COMM_ENTRIES, comm_rounds(shape)};
+    struct em_shape tables = {coding.width / 2, COMMVQ_ENTRIES, commvq_rounds(shape)};
     struct reading reading = reading_of(f, coding, set);
     struct em_options options = em_options_defaults();
     struct em_result result;
     struct samples samples;
-    float *parameters = parameters_of(f, CODEC_KEYS, set), *to = parameters + group * tables.rounds * COMM_ENTRIES * coding.width;
+    float *parameters = parameters_of(f, CODEC_KEYS, set), *to = parameters + group * tables.rounds * COMMVQ_ENTRIES * coding.width;
     float head[CODEC_HEAD_DIM_MAX];
     uint8_t channels[CODEC_HEAD_DIM_MAX];
     if (copy_tables(f, index)) return TERSE_OK;
@@ -352,7 +352,7 @@ static enum terse_status fit_tables(struct fits *f, size_t index, struct terse_e
     options.progress = (struct terse_progress){report_fit, f};
     enum terse_status status = read_samples(f, CODEC_KEYS, &reading, 0, hd, &samples, error);
     if (status) return status;
-    comm_channels(shape, parameters, group, channels);
+    commvq_channels(shape, parameters, group, channels);
     for (size_t i = 0; i < samples.n; i++) {
         float *row = samples.rows + i * hd;
         memcpy(head, row, hd * sizeof *head);
@@ -428,16 +428,16 @@ struct frame {
     const float *parameters;
 };
 
-static float enter_frame(const void *user, float *row) {
+static float normalize_row(const void *user, float *row) {
     const struct frame *frame = user;
-    return frame->codec->enter_frame(frame->shape, frame->side, frame->parameters, row);
+    return frame->codec->normalize_row(frame->shape, frame->side, frame->parameters, row);
 }
 
 /* Floats behind a set's centroids. */
 static size_t tail_floats(const struct fits *f, enum codec_side side) {
     struct coding coding = coding_of(&f->plan->info, side);
     struct codec_shape shape = {f->plan->info.head_dim, 1, coding.width, coding.bits, NULL};
-    return coding.codec->frame_floats(shape, side);
+    return coding.codec->normalization_floats(shape, side);
 }
 
 static float *tail_of(const struct fits *f, enum codec_side side, size_t set) {
@@ -445,7 +445,7 @@ static float *tail_of(const struct fits *f, enum codec_side side, size_t set) {
 }
 
 /* Of one set: a layer and head, or all. */
-static enum terse_status set_frame(struct fits *f, enum codec_side side, size_t set, struct terse_error *error) {
+static enum terse_status set_normalization(struct fits *f, enum codec_side side, size_t set, struct terse_error *error) {
     const struct codebook_info *info = &f->plan->info;
     struct coding coding = coding_of(info, side);
     size_t heads = info->shared ? (size_t)info->layers * info->kv_heads : 1, all = capture_samples(f->samples);
@@ -458,27 +458,27 @@ static enum terse_status set_frame(struct fits *f, enum codec_side side, size_t 
         struct capture_reading reading = head_reading(f, side, &r, i);
         capture_rows(f->samples, &reading, 0, info->head_dim, rows + i * each * info->head_dim);
     }
-    coding.codec->learn_frame(frame.shape, side, rows, heads * each, parameters_of(f, side, set));
+    coding.codec->fit_normalization(frame.shape, side, rows, heads * each, parameters_of(f, side, set));
     memory_free(rows);
     for (size_t i = 0; i < heads; i++) {
         struct capture_reading reading = head_reading(f, side, &r, i);
-        capture_enter(f->samples, side, reading.layer, reading.head, enter_frame, &frame);
+        capture_enter(f->samples, side, reading.layer, reading.head, normalize_row, &frame);
     }
     return TERSE_OK;
 }
 
 /* The first plan with frames takes the samples there; later ones find them there, and the parameters in `frames`. */
-static enum terse_status set_frames(struct fits *f, enum codec_side side, struct terse_error *error) {
+static enum terse_status set_normalizations(struct fits *f, enum codec_side side, struct terse_error *error) {
     struct coding coding = coding_of(&f->plan->info, side);
     float **kept = &f->frames->parameters[side];
     bool first = !*kept;
     enum terse_status status = TERSE_OK;
-    if (!coding.codec || !coding.codec->learn_frame) return TERSE_OK;
+    if (!coding.codec || !coding.codec->fit_normalization) return TERSE_OK;
     size_t tail = tail_floats(f, side);
     if (first && !(*kept = memory_array(f->sets * tail, sizeof **kept)))
         return status_no_memory(error, f->sets * tail * sizeof **kept, "frames");
     for (size_t set = 0; set < f->sets && !status; set++) {
-        if (first) status = set_frame(f, side, set, error);
+        if (first) status = set_normalization(f, side, set, error);
         if (first) memcpy(*kept + set * tail, tail_of(f, side, set), tail * sizeof **kept);
         if (!first) memcpy(tail_of(f, side, set), *kept + set * tail, tail * sizeof **kept);
     }
@@ -490,9 +490,9 @@ static void settle(const struct fits *f) {
     for (int side = 0; side < 2; side++) {
         struct coding coding = coding_of(info, side);
         struct codec_shape shape = {info->head_dim, 1, coding.width, coding.bits, NULL};
-        if (!coding.codec || !coding.codec->settle) continue;
+        if (!coding.codec || !coding.codec->snap_to_grid) continue;
         for (size_t set = 0; set < f->sets; set++)
-            coding.codec->settle(shape, (enum codec_side)side, parameters_of(f, (enum codec_side)side, set));
+            coding.codec->snap_to_grid(shape, (enum codec_side)side, parameters_of(f, (enum codec_side)side, set));
     }
 }
 
@@ -514,10 +514,10 @@ static enum terse_status learn(struct plan *plan, struct capture *samples, struc
     const struct codec *key = plan->info.key.codec;
     for (size_t set = 0; key && key->learner == CODEC_EM && set < f.sets && !status; set++) {
         struct codec_shape shape = {plan->info.head_dim, 1, plan->info.key.width, plan->info.key.bits, NULL};
-        comm_set_pairing(shape, parameters_of(&f, CODEC_KEYS, set), plan->model->rope.n_rot / 2,
-                         plan->model->rope.pairing == ROPE_ADJACENT);
+        commvq_set_pairing(shape, parameters_of(&f, CODEC_KEYS, set), plan->model->rope.n_rot / 2,
+                           plan->model->rope.pairing == ROPE_ADJACENT);
     }
-    for (int side = 0; side < 2 && !status; side++) status = set_frames(&f, (enum codec_side)side, error);
+    for (int side = 0; side < 2 && !status; side++) status = set_normalizations(&f, (enum codec_side)side, error);
     if (!status) status = run_fits(&f, error);
     if (!status) settle(&f);
     for (size_t i = 0; i < count_all(&f) && !status; i++) plan->info.effective_samples += f.effective[i] / (double)count_all(&f);
@@ -538,7 +538,7 @@ static enum terse_status learn(struct plan *plan, struct capture *samples, struc
 /* Those without frames come first: taking samples to a frame is for good. Then those with tables, most rounds first. */
 static uint32_t rank(const struct plan *plan) {
     const struct coding *key = &plan->info.key;
-    if (!has_frame(plan)) return 0;
+    if (!has_normalization(plan)) return 0;
     return key->codec && key->codec->learner == CODEC_EM ? UINT32_MAX - key->bits : UINT32_MAX;
 }
 

@@ -1,5 +1,5 @@
 /* Calibration: a codebook for a method from a model and a text. Capture gives the samples, k-means the centroids; here it is
- * settled what is learned, from which samples and with which weights. terse_calibrate is in terse.h. */
+ * snapped what is learned, from which samples and with which weights. terse_calibrate is in terse.h. */
 #ifndef TERSE_TRAIN_CALIBRATE_H
 #define TERSE_TRAIN_CALIBRATE_H
 

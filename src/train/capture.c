@@ -5,10 +5,10 @@
  */
 #include "train/capture.h"
 
+#include "backend/cpu/kernels/kernels.h"
 #include "base/half.h"
 #include "base/memory.h"
 #include "base/random.h"
-#include "backend/cpu/kernels/kernels.h"
 #include "train/backward.h"
 
 #include <math.h>

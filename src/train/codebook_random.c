@@ -1,16 +1,17 @@
 /* Random parameters with the frames, pairings and grids that codecs take for granted. */
+#include "backend/cpu/codec/commvq.h"
 #include "base/memory.h"
 #include "base/random.h"
 #include "format/codebook.h"
-#include "backend/cpu/codec/commvq.h"
 
 #include <math.h>
 
 /* As learned ones do, of which the largest numbers of a round are 1, 0.44, 0.45, 0.28, 0.23, 0.20, ... 0.13 in the eleventh: that decides
  * how keys are read. */
 static void shrink_rounds(struct codec_shape shape, float *tables) {
-    size_t round = (size_t)COMM_ENTRIES * shape.width;
-    for (size_t i = 0; i < comm_table_numbers(shape); i++) tables[i] *= powf((float)(1 + i / round % comm_rounds(shape)), -0.85f);
+    size_t round = (size_t)COMMVQ_ENTRIES * shape.width;
+    for (size_t i = 0; i < commvq_table_numbers(shape); i++)
+        tables[i] *= powf((float)(1 + i / round % commvq_rounds(shape)), -0.85f);
 }
 
 /* Sizes of rows are the last number of a frame. */
@@ -22,12 +23,12 @@ static float *random_parameters(const struct codebook_info *info, enum codec_sid
     uint64_t seed = 1 + (uint64_t)side;
     for (size_t i = 0; floats && i < n; i++) floats[i] = (float)(random_next(&seed) >> 40) / (1 << 23) - 1;
     for (size_t set = 0; floats && set < sets && n; set++) {
-        if (coding.codec == &codec_comm) {
+        if (coding.codec == &codec_commvq) {
             shrink_rounds(shape, floats + set * each);
-            comm_set_pairing(shape, floats + set * each, pairs, adjacent);
+            commvq_set_pairing(shape, floats + set * each, pairs, adjacent);
         }
-        if (coding.codec->learn_frame) floats[(set + 1) * each - 1] = 1;
-        if (coding.codec->settle) coding.codec->settle(shape, side, floats + set * each);
+        if (coding.codec->fit_normalization) floats[(set + 1) * each - 1] = 1;
+        if (coding.codec->snap_to_grid) coding.codec->snap_to_grid(shape, side, floats + set * each);
     }
     return floats;
 }

@@ -4,10 +4,10 @@
  */
 #include "train/em.h"
 
-#include "base/memory.h"
-#include "base/random.h"
 #include "backend/cpu/kernels/commvq/commvq.h"
 #include "backend/cpu/kernels/kernels.h"
+#include "base/memory.h"
+#include "base/random.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -19,7 +19,7 @@
 #define SLICES 32
 #define SLICE_LEAST 512 /* points */
 #define BATCH 64        /* points whose shares become sums together */
-#define WIDEST (2 * COMM_MOST_PAIRS)
+#define WIDEST (2 * COMMVQ_MOST_PAIRS)
 #define LARGEST 1e15f /* numbers whose squares, summed, are far from overflow */
 /* The schedule, chosen on keys of the built-in model by what 11 rounds of 64 entries leave of keys not learned from. Iterations look
  * at samples of the points, each at others: always the same points leave 5 % more, samples of twice as many 0.2 % less in 1.6 times
@@ -85,7 +85,7 @@ static void solve(const struct complex *l, size_t n, struct complex *x) {
 enum terse_status em_solve(struct em_shape shape, const double *counts, const double *sums, double ridge, double *z,
                            struct terse_error *error) {
     const size_t n = shape.entries, g = shape.pairs;
-    struct complex x[COMM_ENTRIES], *h = memory_array(n * n, sizeof *h);
+    struct complex x[COMMVQ_ENTRIES], *h = memory_array(n * n, sizeof *h);
     if (!h) return status_no_memory(error, n * n * sizeof *h, "the equations of a table");
     for (size_t i = 0; i < n; i++) {
         double sum = ridge;
@@ -116,11 +116,11 @@ enum terse_status em_solve(struct em_shape shape, const double *counts, const do
 /* Some points of a slice: their numbers, which are the panel that the entries' shares of them meet, and what comes of it. */
 struct batch {
     float rows[BATCH * WIDEST]; /* [points][wide] */
-    float products[BATCH * 2 * COMM_ENTRIES];
-    float shares[2 * COMM_ENTRIES * BATCH]; /* of each point, of entries as a and then as b */
-    float sums[2 * COMM_ENTRIES * WIDEST];  /* [2 entries][wide] */
-    float values[COMM_ENTRIES * COMM_ENTRIES];
-    uint32_t cells[COMM_ENTRIES * COMM_ENTRIES];
+    float products[BATCH * 2 * COMMVQ_ENTRIES];
+    float shares[2 * COMMVQ_ENTRIES * BATCH]; /* of each point, of entries as a and then as b */
+    float sums[2 * COMMVQ_ENTRIES * WIDEST];  /* [2 entries][wide] */
+    float values[COMMVQ_ENTRIES * COMMVQ_ENTRIES];
+    uint32_t cells[COMMVQ_ENTRIES * COMMVQ_ENTRIES];
 };
 
 /* What one slice adds up. */
@@ -142,7 +142,7 @@ struct fit {
     size_t every;    /* one of so many points is looked at, in each slice from this one on: */
     size_t phase;
     double mass; /* the sum of w of those */
-    struct comm_search search;
+    struct commvq_search search;
     size_t slices;
     struct slice slice[SLICES];
     double *z;    /* [entries][d] */
@@ -158,7 +158,7 @@ static void fit_free(struct fit *f) {
     memory_free(f->kept);
     memory_free(f->z);
     memory_free(f->table);
-    comm_search_free(&f->search);
+    commvq_search_free(&f->search);
     for (size_t s = 0; s < SLICES; s++) {
         memory_free(f->slice[s].counts);
         memory_free(f->slice[s].sums);
@@ -168,8 +168,8 @@ static void fit_free(struct fit *f) {
 
 static enum terse_status fit_new(struct fit *f, const struct em_points *points, struct em_shape shape, struct terse_error *error) {
     size_t n = points->n, K = shape.entries, d = 2 * shape.pairs;
-    *f = (struct fit){.points = points, .shape = shape, .d = d, .wide = memory_round_up(d, COMM_LANES)};
-    enum terse_status status = comm_search_new(shape.pairs, K, &f->search, error);
+    *f = (struct fit){.points = points, .shape = shape, .d = d, .wide = memory_round_up(d, COMMVQ_LANES)};
+    enum terse_status status = commvq_search_new(shape.pairs, K, &f->search, error);
     if (status) return status;
     f->slices = n / SLICE_LEAST < 1 ? 1 : n / SLICE_LEAST < SLICES ? n / SLICE_LEAST : SLICES;
     f->weights = memory_array(n, sizeof *f->weights);
@@ -218,13 +218,13 @@ static void add_row(size_t g, double w, const float *x, double *a, double *b) {
 
 /* Point p, the i-th of the batch. Returns whether the batch has shares of it. */
 static bool point_step(struct fit *f, struct slice *slice, size_t i, size_t p, double temperature) {
-    const struct comm_search *s = &f->search;
+    const struct commvq_search *s = &f->search;
     const struct kernels *kernel = kernels();
     struct batch *batch = slice->batch;
     const float *x = batch->rows + i * f->wide, *products = batch->products + i * 2 * s->columns;
     double w = (double)f->weights[p], square = (double)kernel->dot(x, x, f->d);
     float least;
-    uint32_t cell = kernel->least_comm(s->half, s->entries, s->columns, products, &least);
+    uint32_t cell = kernel->least_commvq(s->half, s->entries, s->columns, products, &least);
     size_t a = cell / s->columns, b = cell % s->columns, n = 1;
     f->codes[p] = (uint16_t)(a + b * s->entries);
     double distance = fmax(square + 2 * (double)least, 0);
@@ -234,8 +234,8 @@ static bool point_step(struct fit *f, struct slice *slice, size_t i, size_t p, d
     if (!(w > 0)) return false;
     float limit = (float)((double)least + FAINT * temperature / 2);
     if (limit > least)
-        n = kernel->within_comm(s->half, s->entries, s->columns, products, limit, COMM_ENTRIES * COMM_ENTRIES, batch->cells,
-                                batch->values);
+        n = kernel->within_commvq(s->half, s->entries, s->columns, products, limit, COMMVQ_ENTRIES * COMMVQ_ENTRIES, batch->cells,
+                                  batch->values);
     if (n > 1) {
         share(f, slice, i, n, least, w, temperature);
         return true;
@@ -274,7 +274,7 @@ static void slice_step(struct fit *f, size_t index, double temperature) {
         count = left < BATCH ? left : BATCH;
         for (size_t i = 0; i < count; i++)
             memcpy(batch->rows + i * f->wide, f->rows + (p + i * f->every) * f->d, f->d * sizeof(float));
-        comm_search_products(&f->search, batch->rows, count, f->wide, batch->products);
+        commvq_search_products(&f->search, batch->rows, count, f->wide, batch->products);
         if (temperature > 0) memset(batch->shares, 0, 2 * K * BATCH * sizeof(float));
         for (size_t i = 0; i < count; i++) any |= point_step(f, slice, i, p + i * f->every, temperature);
         if (any) add_batch(f, slice, count);
@@ -287,7 +287,7 @@ static double expectation(struct fit *f, size_t every, size_t phase, double temp
     const size_t K = f->shape.entries;
     f->every = every;
     f->phase = phase;
-    comm_search_set(&f->search, f->table);
+    commvq_search_set(&f->search, f->table);
 #pragma omp parallel for schedule(dynamic, 1)
     for (size_t s = 0; s < f->slices; s++) slice_step(f, s, temperature);
     for (size_t s = 1; s < f->slices; s++) {
@@ -417,7 +417,7 @@ static double subtract(struct fit *f, const float *table) {
 #pragma omp parallel for schedule(dynamic, 1)
     for (size_t s = 0; s < f->slices; s++) {
         size_t from = s * f->points->n / f->slices, to = (s + 1) * f->points->n / f->slices;
-        comm_subtract(table, f->shape.pairs, f->shape.entries, f->kept + from, to - from, f->rows + from * f->d, f->d);
+        commvq_subtract(table, f->shape.pairs, f->shape.entries, f->kept + from, to - from, f->rows + from * f->d, f->d);
         for (size_t p = from; p < to; p++)
             sums[s] += (double)f->weights[p] * (double)kernels()->dot(f->rows + p * f->d, f->rows + p * f->d, f->d);
     }
@@ -429,11 +429,11 @@ static double subtract(struct fit *f, const float *table) {
 
 static enum terse_status check(const struct em_points *points, struct em_shape shape, const struct em_options *options,
                                struct terse_error *error) {
-    if (shape.entries < 2 || shape.entries > COMM_ENTRIES || shape.pairs < 1 || shape.pairs > COMM_MOST_PAIRS || shape.rounds < 1 ||
-        shape.rounds > COMM_MOST_ROUNDS)
+    if (shape.entries < 2 || shape.entries > COMMVQ_ENTRIES || shape.pairs < 1 || shape.pairs > COMMVQ_MOST_PAIRS ||
+        shape.rounds < 1 || shape.rounds > COMMVQ_MOST_ROUNDS)
         return status_fail(error, TERSE_E_ARGUMENT,
                            "%zu rounds of %zu entries of %zu pairs: use 1 to %d rounds of 2 to %d entries of 1 to %d", shape.rounds,
-                           shape.entries, shape.pairs, COMM_MOST_ROUNDS, COMM_ENTRIES, COMM_MOST_PAIRS);
+                           shape.entries, shape.pairs, COMMVQ_MOST_ROUNDS, COMMVQ_ENTRIES, COMMVQ_MOST_PAIRS);
     if (points->n < 1 || points->stride < 2 * shape.pairs)
         return status_fail(error, TERSE_E_ARGUMENT, "%zu rows %zu apart: give at least one, of %zu numbers", points->n,
                            points->stride, 2 * shape.pairs);

@@ -7,8 +7,8 @@
  * threads changes no bit. Many points are begun with a sample of them.
  */
 #include "train/kmeans.h"
-#include "base/memory.h"
 #include "backend/cpu/codec/nearest.h"
+#include "base/memory.h"
 #include "train/kmeans_private.h"
 
 #include <math.h>
@@ -258,8 +258,8 @@ static enum terse_status lloyd_run(struct lloyd *l, const struct kmeans_options 
         char what[64];
         snprintf(what, sizeof what, "k-means, objective %.6g", objective);
         if ((status = kmeans_report(&options->progress, what, round, options->rounds, error))) return status;
-        bool settled = round > 0 && !repaired && last - objective <= options->tolerance * last;
-        if (round == options->rounds || settled || !(objective > 0)) break;
+        bool snapped = round > 0 && !repaired && last - objective <= options->tolerance * last;
+        if (round == options->rounds || snapped || !(objective > 0)) break;
         repaired = lloyd_update(l, centroids);
     }
     memcpy(centroids, l->best, bytes);

@@ -98,7 +98,7 @@ static void copy_points(const struct kmeans_points *points, struct start *s) {
     for (size_t j = 0; j < s->n * s->d; j++) s->x[j] *= scale;
 }
 
-static void block_approach(struct start *s, size_t block, size_t drawn) {
+static void page_prefetch_codebook(struct start *s, size_t block, size_t drawn) {
     const size_t from = block * BLOCK, count = s->n - from < BLOCK ? s->n - from : BLOCK;
     float square[BLOCK] = {0}, *distance = s->distance + from;
     double mass = 0;
@@ -153,7 +153,7 @@ static enum terse_status draw_all(const struct kmeans_points *points, struct sta
             for (size_t j = 0; j < s->n; j++) s->distance[j] = INFINITY;
         }
 #pragma omp parallel for schedule(static) if (s->n * s->d >= PARALLEL_FLOATS)
-        for (size_t b = 0; b < s->blocks; b++) block_approach(s, b, drawn);
+        for (size_t b = 0; b < s->blocks; b++) page_prefetch_codebook(s, b, drawn);
     }
     return TERSE_OK;
 }

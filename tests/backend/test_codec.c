@@ -1,7 +1,7 @@
 /* The codecs that learn nothing: blocks of f16, q8_0, q4_0 and kivi equal an independent conversion bit for bit, those of q8_0 and
  * q4_0 gguf-py's too, and what reads codes equals what reads decoded rows. */
-#include "base/half.h"
 #include "backend/cpu/codec/codec.h"
+#include "base/half.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -74,12 +74,12 @@ static float reference_value(const struct codec *codec, const float *rows, size_
     return (float)codes[c % 32] * half_to_float(scale);
 }
 
-/* Where block_layout.h puts scale and code of channel c of token t; of a half, the code is its bits. */
-static void block_element(const struct codec *codec, enum codec_side side, const uint8_t *block, size_t hd, size_t t, size_t c,
-                          uint16_t *scale, int *code) {
-    const uint16_t *scales = (const uint16_t *)block;
+/* Where page_layout.h puts scale and code of channel c of token t; of a half, the code is its bits. */
+static void page_element(const struct codec *codec, enum codec_side side, const uint8_t *page, size_t hd, size_t t, size_t c,
+                         uint16_t *scale, int *code) {
+    const uint16_t *scales = (const uint16_t *)page;
     size_t groups = hd / 32, group = c / 32;
-    const uint8_t *codes = block + groups * 64 * 2;
+    const uint8_t *codes = page + groups * 64 * 2;
     bool keys = side == CODEC_KEYS;
     if (codec == &codec_f16) {
         *scale = 0;
@@ -116,7 +116,7 @@ static void reference_kivi(unsigned bits, const float *x, size_t count, size_t a
     }
 }
 
-static void check_kivi(const struct codec *codec, enum codec_side side, const uint8_t *block, const float *rows,
+static void check_kivi(const struct codec *codec, enum codec_side side, const uint8_t *page, const float *rows,
                        const float *decoded, size_t hd, size_t n) {
     unsigned bits = codec == &codec_kivi_4 ? 4 : 2;
     bool keys = side == CODEC_KEYS;
@@ -126,8 +126,8 @@ static void check_kivi(const struct codec *codec, enum codec_side side, const ui
             size_t row = keys ? 64 : hd, at = keys ? t : c, stripe = row * bits / 8;
             const float *x = keys ? rows + first * hd + c : rows + t * hd + first;
             uint16_t scale, zero;
-            const uint8_t *packed = block + (keys ? 8 * hd + c * stripe : t * (stripe + hd / 8));
-            const uint16_t *scales = (const uint16_t *)(keys ? block : packed + stripe);
+            const uint8_t *packed = page + (keys ? 8 * hd + c * stripe : t * (stripe + hd / 8));
+            const uint16_t *scales = (const uint16_t *)(keys ? page : packed + stripe);
             size_t group = keys ? t / 32 * hd + c : c / 32 * 2;
             int codes[32], byte = packed[at % stripe], code = byte >> at / stripe * bits & ((1 << bits) - 1);
             reference_kivi(bits, x, keys && n - first < 32 ? n - first : 32, keys ? hd : 1, &scale, &zero, codes);
@@ -145,50 +145,50 @@ static void check_kivi(const struct codec *codec, enum codec_side side, const ui
 static const size_t head_dims[] = {32, 64, 96, 128, 256};
 static const size_t counts[] = {1, 17, 63, 64};
 
-struct blocks {
+struct pages {
     struct codec_shape shape;
     float *rows, *decoded;
-    uint8_t *block;
+    uint8_t *page;
     size_t bytes;
 };
 
-static struct blocks make_blocks(const struct codec *codec, enum codec_side side, size_t hd, size_t n) {
-    struct blocks b = {.shape = {.head_dim = (uint32_t)hd, .group = 4}};
-    b.bytes = codec->block_bytes(b.shape, side);
+static struct pages make_pages(const struct codec *codec, enum codec_side side, size_t hd, size_t n) {
+    struct pages b = {.shape = {.head_dim = (uint32_t)hd, .group = 4}};
+    b.bytes = codec->page_bytes(b.shape, side);
     b.rows = malloc(n * hd * sizeof *b.rows);
     b.decoded = malloc(64 * hd * sizeof *b.decoded);
-    assert_int_equal(posix_memalign((void **)&b.block, 64, b.bytes), 0);
-    memset(b.block, 0xa5, b.bytes);
+    assert_int_equal(posix_memalign((void **)&b.page, 64, b.bytes), 0);
+    memset(b.page, 0xa5, b.bytes);
     make_rows(b.rows, n, hd);
-    codec->encode(b.shape, side, b.rows, n, b.block);
-    codec->decode(b.shape, side, b.block, b.decoded);
+    codec->encode(b.shape, side, b.rows, n, b.page);
+    codec->decode(b.shape, side, b.page, b.decoded);
     return b;
 }
 
-static void free_blocks(struct blocks *b) {
+static void free_pages(struct pages *b) {
     free(b->rows);
     free(b->decoded);
-    free(b->block);
+    free(b->page);
 }
 
 static bool learns_nothing(const struct codec *codec) { return !codec->parameters && !codec->fitted_bytes; }
 
-static void for_all_blocks(void (*check)(const struct codec *codec, enum codec_side side, const struct blocks *b, size_t hd,
-                                         size_t n)) {
+static void for_all_pages(void (*check)(const struct codec *codec, enum codec_side side, const struct pages *b, size_t hd,
+                                        size_t n)) {
     for (size_t i = 0; codec_at(i); i++)
         for (size_t h = 0; learns_nothing(codec_at(i)) && h < sizeof head_dims / sizeof head_dims[0]; h++)
             for (size_t c = 0; c < sizeof counts / sizeof counts[0]; c++)
                 for (enum codec_side side = CODEC_KEYS; side <= CODEC_VALUES; side++) {
-                    struct blocks b = make_blocks(codec_at(i), side, head_dims[h], counts[c]);
+                    struct pages b = make_pages(codec_at(i), side, head_dims[h], counts[c]);
                     check(codec_at(i), side, &b, head_dims[h], counts[c]);
-                    free_blocks(&b);
+                    free_pages(&b);
                 }
 }
 
-static void check_bits(const struct codec *codec, enum codec_side side, const struct blocks *b, size_t hd, size_t n) {
+static void check_bits(const struct codec *codec, enum codec_side side, const struct pages *b, size_t hd, size_t n) {
     assert_int_equal(b->bytes % 64, 0);
     if (is_kivi(codec)) {
-        check_kivi(codec, side, b->block, b->rows, b->decoded, hd, n);
+        check_kivi(codec, side, b->page, b->rows, b->decoded, hd, n);
         return;
     }
     for (size_t t = 0; t < n; t++) {
@@ -198,7 +198,7 @@ static void check_bits(const struct codec *codec, enum codec_side side, const st
             if (codec == &codec_q8_0) reference_q8_0(b->rows + t * hd + c, &scale, codes);
             if (codec == &codec_q4_0) reference_q4_0(b->rows + t * hd + c, &scale, codes);
             for (size_t j = 0; j < 32; j++) {
-                block_element(codec, side, b->block, hd, t, c + j, &got_scale, &got);
+                page_element(codec, side, b->page, hd, t, c + j, &got_scale, &got);
                 if (codec == &codec_f16) codes[j] = half_from_float(b->rows[t * hd + c + j]);
                 assert_int_equal(got_scale, scale);
                 assert_int_equal(got, codes[j]);
@@ -207,12 +207,12 @@ static void check_bits(const struct codec *codec, enum codec_side side, const st
     }
 }
 
-static void blocks_equal_an_independent_conversion(void **state) {
+static void pages_equal_an_independent_conversion(void **state) {
     (void)state;
-    for_all_blocks(check_bits);
+    for_all_pages(check_bits);
 }
 
-static void check_decoded(const struct codec *codec, enum codec_side side, const struct blocks *b, size_t hd, size_t n) {
+static void check_decoded(const struct codec *codec, enum codec_side side, const struct pages *b, size_t hd, size_t n) {
     (void)side;
     if (is_kivi(codec)) return; /* check_bits has decoded too */
     for (size_t t = 0; t < 64; t++)
@@ -226,10 +226,10 @@ static void check_decoded(const struct codec *codec, enum codec_side side, const
 
 static void decoding_gives_the_reference_values_and_zeros(void **state) {
     (void)state;
-    for_all_blocks(check_decoded);
+    for_all_pages(check_decoded);
 }
 
-static void check_reading(const struct codec *codec, enum codec_side side, const struct blocks *b, size_t hd, size_t n) {
+static void check_reading(const struct codec *codec, enum codec_side side, const struct pages *b, size_t hd, size_t n) {
     static const uint32_t groups[] = {1, 3, 4, 11};
     double largest = 0; /* of the block: what kivi's zeros and codes may come to */
     if (n < 63) return;
@@ -242,9 +242,9 @@ static void check_reading(const struct codec *codec, enum codec_side side, const
         for (size_t i = 0; i < G * wide; i++) in[i] = (float)(2 * random_unit() - 1);
         for (size_t i = 0; i < G * wide; i++) out[i] = 3;
         if (side == CODEC_KEYS)
-            codec->score(shape, in, NULL, b->block, out);
+            codec->score(shape, in, NULL, b->page, out);
         else
-            codec->mix(shape, in, b->block, out);
+            codec->accumulate(shape, in, b->page, out);
         size_t outputs = side == CODEC_KEYS ? 64 : hd, inputs = side == CODEC_KEYS ? hd : 64;
         for (size_t m = 0; m < G; m++)
             for (size_t o = 0; o < outputs; o++) {
@@ -266,11 +266,11 @@ static void check_reading(const struct codec *codec, enum codec_side side, const
     }
 }
 
-static void check_channels(const struct codec *codec, enum codec_side side, const struct blocks *b, size_t hd, size_t n) {
+static void check_channels(const struct codec *codec, enum codec_side side, const struct pages *b, size_t hd, size_t n) {
     (void)n;
     if (side == CODEC_VALUES) return;
     float *channels = malloc(64 * hd * sizeof *channels);
-    codec->channels(b->shape, b->block, channels);
+    codec->channels(b->shape, b->page, channels);
     for (size_t t = 0; t < 64; t++)
         for (size_t c = 0; c < hd; c++) assert_true(channels[c * 64 + t] == b->decoded[t * hd + c]);
     free(channels);
@@ -278,12 +278,12 @@ static void check_channels(const struct codec *codec, enum codec_side side, cons
 
 static void channels_are_decoded_keys(void **state) {
     (void)state;
-    for_all_blocks(check_channels);
+    for_all_pages(check_channels);
 }
 
-static void scores_and_mixes_equal_decoded_rows(void **state) {
+static void scores_and_accumulates_equal_decoded_rows(void **state) {
     (void)state;
-    for_all_blocks(check_reading);
+    for_all_pages(check_reading);
 }
 
 static void read_fixture(const char *name, void *data, size_t bytes) {
@@ -297,7 +297,7 @@ static void read_fixture(const char *name, void *data, size_t bytes) {
 }
 
 /* rows.q8_0 and rows.q4_0: 64 rows of 32 channels as gguf-py quantizes them, ggml's blocks {half scale, codes} in a row. */
-static void blocks_equal_ggufs(void **state) {
+static void pages_equal_ggufs(void **state) {
     (void)state;
     static float rows[64 * 32];
     static uint8_t q8_0[64 * 34], q4_0[64 * 18];
@@ -308,17 +308,17 @@ static void blocks_equal_ggufs(void **state) {
         for (enum codec_side side = CODEC_KEYS; side <= CODEC_VALUES; side++) {
             struct codec_shape shape = {.head_dim = (uint32_t)hd, .group = 1};
             size_t tokens = 64 * 32 / hd;
-            uint16_t block8[BLOCK_BYTES_Q8_0(128) / 2], block4[BLOCK_BYTES_Q4_0(128) / 2], want_scale, scale;
+            uint16_t block8[PAGE_BYTES_Q8_0(128) / 2], block4[PAGE_BYTES_Q4_0(128) / 2], want_scale, scale;
             codec_q8_0.encode(shape, side, rows, tokens, block8);
             codec_q4_0.encode(shape, side, rows, tokens, block4);
             for (size_t i = 0; i < 64 * 32; i++) { /* channel i % hd of token i / hd */
                 size_t group = i / 32, channel = i % 32;
                 int code, byte = q4_0[group * 18 + 2 + channel % 16];
-                block_element(&codec_q8_0, side, (uint8_t *)block8, hd, i / hd, i % hd, &scale, &code);
+                page_element(&codec_q8_0, side, (uint8_t *)block8, hd, i / hd, i % hd, &scale, &code);
                 memcpy(&want_scale, q8_0 + group * 34, 2);
                 assert_int_equal(scale, want_scale);
                 assert_int_equal(code, (int8_t)q8_0[group * 34 + 2 + channel]);
-                block_element(&codec_q4_0, side, (uint8_t *)block4, hd, i / hd, i % hd, &scale, &code);
+                page_element(&codec_q4_0, side, (uint8_t *)block4, hd, i / hd, i % hd, &scale, &code);
                 memcpy(&want_scale, q4_0 + group * 18, 2);
                 assert_int_equal(scale, want_scale);
                 assert_int_equal(code, (channel < 16 ? byte & 15 : byte >> 4) - 8);
@@ -331,7 +331,7 @@ static void blocks_equal_ggufs(void **state) {
 static void infinities_and_nan_are_survived(void **state) {
     (void)state;
     float rows[3 * 32];
-    uint8_t block[BLOCK_BYTES_F16(32)];
+    uint8_t page[PAGE_BYTES_F16(32)];
     for (size_t i = 0; i < 32; i++) {
         rows[i] = i == 3 ? INFINITY : (float)i;
         rows[32 + i] = i == 4 ? NAN : (float)i;
@@ -340,8 +340,8 @@ static void infinities_and_nan_are_survived(void **state) {
     const struct codec_shape shape = {.head_dim = 32, .group = 1};
     for (size_t i = 0; codec_at(i); i++)
         for (enum codec_side side = CODEC_KEYS; learns_nothing(codec_at(i)) && side <= CODEC_VALUES; side++) {
-            assert_true(codec_at(i)->block_bytes(shape, side) <= sizeof block);
-            codec_at(i)->encode(shape, side, rows, 3, block);
+            assert_true(codec_at(i)->page_bytes(shape, side) <= sizeof page);
+            codec_at(i)->encode(shape, side, rows, 3, page);
         }
 }
 
@@ -357,11 +357,11 @@ static void codecs_are_found_by_name(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(blocks_equal_ggufs),
-        cmocka_unit_test(blocks_equal_an_independent_conversion),
+        cmocka_unit_test(pages_equal_ggufs),
+        cmocka_unit_test(pages_equal_an_independent_conversion),
         cmocka_unit_test(decoding_gives_the_reference_values_and_zeros),
         cmocka_unit_test(channels_are_decoded_keys),
-        cmocka_unit_test(scores_and_mixes_equal_decoded_rows),
+        cmocka_unit_test(scores_and_accumulates_equal_decoded_rows),
         cmocka_unit_test(infinities_and_nan_are_survived),
         cmocka_unit_test(codecs_are_found_by_name),
     };

@@ -1,7 +1,7 @@
 /* The codec gain-shape: frames, what encoding gives by its definition in double precision, and reading equal to decoded rows. */
-#include "base/half.h"
 #include "backend/cpu/codec/codec.h"
 #include "backend/cpu/codec/pq.h"
+#include "base/half.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -33,7 +33,7 @@ struct setup {
     struct codec_shape shape;
     float *parameters, *rows;
     void *learned;
-    uint8_t *block;
+    uint8_t *page;
 };
 
 static struct setup setup_new(uint32_t hd, uint32_t width, uint32_t bits, enum codec_side side) {
@@ -43,7 +43,7 @@ static struct setup setup_new(uint32_t hd, uint32_t width, uint32_t bits, enum c
     size_t n = codec->parameters(s.shape, side), centroids = codec_vq.parameters(s.shape, side);
     assert_int_equal(codec->check(s.shape, side, &error), TERSE_OK);
     assert_int_equal(n, centroids + hd + 1);
-    assert_int_equal(codec->block_bytes(s.shape, side), 64 + codec_vq.block_bytes(s.shape, side));
+    assert_int_equal(codec->page_bytes(s.shape, side), 64 + codec_vq.page_bytes(s.shape, side));
     s.parameters = malloc(n * sizeof(float));
     s.rows = malloc(N * hd * sizeof(float));
     for (size_t i = 0; i < n; i++) s.parameters[i] = half_to_float(half_from_float(1.5f * uniform()));
@@ -51,8 +51,8 @@ static struct setup setup_new(uint32_t hd, uint32_t width, uint32_t bits, enum c
     make_rows(s.rows, s.parameters + centroids, hd);
     if (codec->open(s.shape, side, s.parameters, &s.learned, &error)) fail_msg("%s", error.message);
     s.shape.learned = s.learned;
-    assert_int_equal(posix_memalign((void **)&s.block, 64, codec->block_bytes(s.shape, side)), 0);
-    codec->encode(s.shape, side, s.rows, N, s.block);
+    assert_int_equal(posix_memalign((void **)&s.page, 64, codec->page_bytes(s.shape, side)), 0);
+    codec->encode(s.shape, side, s.rows, N, s.page);
     return s;
 }
 
@@ -60,7 +60,7 @@ static void setup_free(struct setup *s) {
     codec_gain_shape.close(s->learned);
     free(s->parameters);
     free(s->rows);
-    free(s->block);
+    free(s->page);
 }
 
 static const struct { uint32_t hd, width, bits; } shapes[] = {{32, 2, 8}, {64, 8, 8}, {64, 16, 12}, {128, 4, 5}, {96, 32, 10}};
@@ -74,7 +74,7 @@ static void decoding_is_what_the_definition_says(void **state) {
             struct setup s = setup_new(hd, width, shapes[i].bits, (enum codec_side)side);
             const float *mean = s.parameters + (size_t)n * hd;
             float decoded[64 * 128];
-            codec_gain_shape.decode(s.shape, (enum codec_side)side, s.block, decoded);
+            codec_gain_shape.decode(s.shape, (enum codec_side)side, s.page, decoded);
             for (size_t t = 0; t < N; t++) {
                 const float *row = s.rows + t * hd, *got = decoded + t * hd;
                 double size = 0, square = 0, product = 0, shape[128], apart = 0, kept = 0;
@@ -119,8 +119,8 @@ static void reading_equals_decoded_rows(void **state) {
             uint32_t hd = shapes[i].hd;
             struct setup s = setup_new(hd, shapes[i].width, shapes[i].bits, (enum codec_side)side);
             static float decoded[64 * 128], channels[64 * 128], in[40 * 128], out[40 * 128];
-            codec_gain_shape.decode(s.shape, (enum codec_side)side, s.block, decoded);
-            if (!side) codec_gain_shape.channels(s.shape, s.block, channels);
+            codec_gain_shape.decode(s.shape, (enum codec_side)side, s.page, decoded);
+            if (!side) codec_gain_shape.channels(s.shape, s.page, channels);
             for (size_t t = 0; !side && t < 64; t++)
                 for (size_t c = 0; c < hd; c++)
                     assert_true(fabsf(channels[c * 64 + t] - decoded[t * hd + c]) <= 1e-6f * (1 + fabsf(decoded[t * hd + c])));
@@ -130,9 +130,9 @@ static void reading_equals_decoded_rows(void **state) {
                 for (size_t j = 0; j < groups[g] * inputs; j++) in[j] = uniform();
                 for (size_t j = 0; j < groups[g] * outputs; j++) out[j] = 2;
                 if (side)
-                    codec_gain_shape.mix(s.shape, in, s.block, out);
+                    codec_gain_shape.accumulate(s.shape, in, s.page, out);
                 else
-                    codec_gain_shape.score(s.shape, in, NULL, s.block, out);
+                    codec_gain_shape.score(s.shape, in, NULL, s.page, out);
                 for (size_t m = 0; m < groups[g]; m++)
                     for (size_t o = 0; o < outputs; o++) {
                         double sum = side ? 2 : 0, magnitude = 1;
@@ -158,12 +158,12 @@ static void a_frame_is_the_mean_and_the_usual_size(void **state) {
     double mean[HD] = {0}, scale = 0;
     for (size_t i = 0; i < ROWS * HD; i++)
         mean[i % HD] += (double)(rows[i] = (float)(i % HD) + (float)(1 + i / HD) * uniform()) / ROWS;
-    codec_gain_shape.learn_frame(shape, CODEC_KEYS, rows, ROWS, parameters);
+    codec_gain_shape.fit_normalization(shape, CODEC_KEYS, rows, ROWS, parameters);
     for (size_t r = 0; r < ROWS; r++) {
         double size = 0, one = 0;
         for (size_t c = 0; c < HD; c++) size += pow((double)rows[r * HD + c] - mean[c], 2) / HD;
         memcpy(row, rows + r * HD, sizeof row);
-        float factor = codec_gain_shape.enter_frame(shape, CODEC_KEYS, parameters, row);
+        float factor = codec_gain_shape.normalize_row(shape, CODEC_KEYS, parameters, row);
         assert_true(fabs((double)factor - sqrt(size)) <= 1e-4 * sqrt(size));
         for (size_t c = 0; c < HD; c++) {
             one += (double)row[c] * (double)row[c] / HD;

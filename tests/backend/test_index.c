@@ -1,8 +1,8 @@
 /* Indexes: what index_sign learns against sums in double precision, its look-ups against centroid products, index_quest's bounds
  * against every key, and the kernels of all tiers against the scalar ones between guard pages. */
-#include "base/half.h"
 #include "backend/cpu/codec/index.h"
 #include "backend/cpu/kv/top_k.h"
+#include "base/half.h"
 #include "support/kernel_check.h"
 
 #include <math.h>
@@ -132,12 +132,12 @@ static void medians_are_lower_medians(void **state) {
 
 /* ---- Blocks and scores of index_sign */
 
-static void *make_block(const struct index *index, size_t hd, const void *learned, const float *rows, size_t n) {
-    void *block = aligned_alloc(64, index->block_bytes(hd));
-    memset(block, 0xa5, index->block_bytes(hd));
-    assert_int_equal(index->block_bytes(hd) % 64, 0);
-    index->encode(hd, learned, rows, n, block);
-    return block;
+static void *make_page(const struct index *index, size_t hd, const void *learned, const float *rows, size_t n) {
+    void *page = aligned_alloc(64, index->page_bytes(hd));
+    memset(page, 0xa5, index->page_bytes(hd));
+    assert_int_equal(index->page_bytes(hd) % 64, 0);
+    index->encode(hd, learned, rows, n, page);
+    return page;
 }
 
 static void all_sign_patterns_lie_where_the_layout_says(void **state) {
@@ -147,15 +147,15 @@ static void all_sign_patterns_lie_where_the_layout_says(void **state) {
     for (size_t t = 0; t < 64; t++) /* of token t, group g holds the pattern (t + g) % 16; zeros of either sign are positive */
         for (size_t c = 0; c < hd; c++)
             rows[t * hd + c] = (t + c / 4) % 16 >> c % 4 & 1 ? (t % 3 == 0 ? 0.0f : t % 3 == 1 ? -0.0f : 1e-40f) : -1e-40f;
-    uint8_t *block = make_block(&index_sign, hd, mean, rows, 64);
-    assert_int_equal(index_sign.block_bytes(hd), 64 * 32 / 8);
+    uint8_t *page = make_page(&index_sign, hd, mean, rows, 64);
+    assert_int_equal(index_sign.page_bytes(hd), 64 * 32 / 8);
     for (size_t t = 0; t < 64; t++)
-        for (size_t g = 0; g < hd / 4; g++) assert_int_equal(block[g / 2 * 64 + t] >> g % 2 * 4 & 15, (t + g) % 16);
-    free(block);
-    block = make_block(&index_sign, hd, mean, rows, 17);
+        for (size_t g = 0; g < hd / 4; g++) assert_int_equal(page[g / 2 * 64 + t] >> g % 2 * 4 & 15, (t + g) % 16);
+    free(page);
+    page = make_page(&index_sign, hd, mean, rows, 17);
     for (size_t i = 0; i < 4 * 64; i++)
-        if (i % 64 >= 17) assert_int_equal(block[i], 0);
-    free(block);
+        if (i % 64 >= 17) assert_int_equal(page[i], 0);
+    free(page);
 }
 
 /* Centroid products of one token, in double precision. */
@@ -187,8 +187,8 @@ static void scores_are_centroid_products_within_the_bound(void **state) {
             for (size_t c = 0; c < hd; c++) size += fabs(mean[c]) * 10;
             for (size_t first = 0; first < 192; first += 64) {
                 uint16_t scores[64];
-                void *block = make_block(&index_sign, hd, learned, rows + first * hd, 64);
-                index_sign.scores(hd, tables, block, scores);
+                void *page = make_page(&index_sign, hd, learned, rows + first * hd, 64);
+                index_sign.scores(hd, tables, page, scores);
                 for (size_t t = 0; t < 64; t++) {
                     double want = product_sum(hd, learned, mean, rows + (first + t) * hd);
                     double bound = (double)hd / 4 * (double)step / 2 + 1e-4 * size;
@@ -196,7 +196,7 @@ static void scores_are_centroid_products_within_the_bound(void **state) {
                     if (!(error <= bound)) fail_msg("hd %zu G %zu token %zu: off by %g, bound %g", hd, G, t, error, bound);
                     closest = fmax(closest, error / bound);
                 }
-                free(block);
+                free(page);
             }
             free(tables);
             free(q);
@@ -258,9 +258,9 @@ static size_t recalled(size_t hd, const float *learned, const float *rows, size_
         fill_floats(&random, FILL_NORMAL, q, hd);
         index_sign.prepare(hd, learned, q, 1, tables);
         for (size_t b = 0; b < n; b += 64) {
-            void *block = make_block(&index_sign, hd, learned, rows + b * hd, 64);
-            index_sign.scores(hd, tables, block, scores + b);
-            free(block);
+            void *page = make_page(&index_sign, hd, learned, rows + b * hd, 64);
+            index_sign.scores(hd, tables, page, scores + b);
+            free(page);
         }
         for (size_t t = 0; t < n; t++) {
             logits[t] = 0;
@@ -306,12 +306,12 @@ static void bounds_hold_and_are_tight(void **state) {
             size_t n = G == 3 ? 37 : 64;
             float *rows = make_keys(&random, n, hd, hd), *q = make_floats(G * hd);
             double mean[MOST_HD] = {0}, bounds[4];
-            void *tables = malloc(index_quest.table_bytes(hd)), *block = make_block(&index_quest, hd, NULL, rows, n);
+            void *tables = malloc(index_quest.table_bytes(hd)), *page = make_page(&index_quest, hd, NULL, rows, n);
             uint16_t scores[64];
             fill_floats(&random, FILL_NORMAL, q, G * hd);
             for (size_t i = 0; i < G * hd; i++) mean[i % hd] += (double)q[i] / (double)G;
             index_quest.prepare(hd, NULL, q, G, tables);
-            index_quest.scores(hd, tables, block, scores);
+            index_quest.scores(hd, tables, page, scores);
             double size = 0;
             for (size_t c = 0; c < hd; c++) size += fabs(mean[c]);
             for (size_t p = 0; p * 16 < n; p++) {
@@ -331,7 +331,7 @@ static void bounds_hold_and_are_tight(void **state) {
                     if (fabs(bounds[p] - bounds[r]) > 0.02 * size)
                         assert_true((bounds[p] > bounds[r]) == (scores[p * 16] > scores[r * 16]));
             free(tables);
-            free(block);
+            free(page);
             free(rows);
             free(q);
         }
@@ -346,13 +346,13 @@ static void pages_enclose_their_keys(void **state) {
     for (int fill = 0; fill < FILLS; fill++) {
         float rows[64 * 32];
         fill_floats(&random, (enum fill)fill, rows, 64 * hd);
-        uint16_t *block = make_block(&index_quest, hd, NULL, rows, 64);
+        uint16_t *page = make_page(&index_quest, hd, NULL, rows, 64);
         for (size_t t = 0; t < 64; t++)
             for (size_t c = 0; c < hd; c++) {
                 float x = fminf(fmaxf(rows[t * hd + c], -65504), 65504);
-                assert_true(half_to_float(block[t / 16 * 2 * hd + c]) <= x && half_to_float(block[t / 16 * 2 * hd + hd + c]) >= x);
+                assert_true(half_to_float(page[t / 16 * 2 * hd + c]) <= x && half_to_float(page[t / 16 * 2 * hd + hd + c]) >= x);
             }
-        free(block);
+        free(page);
     }
 }
 
@@ -369,13 +369,13 @@ static void infinities_and_nan_are_survived(void **state) {
         rows[3] = INFINITY, rows[70] = NAN, rows[140] = -INFINITY, rows[200] = 3e38f, rows[201] = 1e-45f;
         for (int times = 0; times < 3; times++) {
             float *learned = fitted(all[i], hd, rows, 64, hd, times == 1);
-            void *block = make_block(all[i], hd, learned, rows, 64), *tables = malloc(all[i]->table_bytes(hd));
+            void *page = make_page(all[i], hd, learned, rows, 64), *tables = malloc(all[i]->table_bytes(hd));
             uint16_t scores[64];
             q[times] = times == 1 ? NAN : INFINITY;
             all[i]->prepare(hd, learned, q, 1, tables);
-            all[i]->scores(hd, tables, block, scores);
+            all[i]->scores(hd, tables, page, scores);
             free(learned);
-            free(block);
+            free(page);
             free(tables);
         }
         free(rows);
@@ -413,15 +413,15 @@ static void check_sign_slot(const struct kernels *k, struct random *random, size
 
 static void check_quest_slot(const struct kernels *k, struct random *random, size_t hd, enum fill fill, enum guard_side side) {
     float *q = guard_floats(hd, side), *bounds = guard_floats(4, side);
-    uint16_t *block = guard_bytes(index_quest.block_bytes(hd), side);
+    uint16_t *page = guard_bytes(index_quest.page_bytes(hd), side);
     fill_floats(random, fill, q, hd);
-    fill_halves(random, fill, block, 8 * hd);
-    k->scores_quest(q, hd, block, bounds);
+    fill_halves(random, fill, page, 8 * hd);
+    k->scores_quest(q, hd, page, bounds);
     for (size_t p = 0; p < 4; p++) {
         double want = 0, terms = 0;
         for (size_t c = 0; c < hd; c++) {
-            double a = (double)q[c] * (double)half_to_float(block[p * 2 * hd + c]);
-            double b = (double)q[c] * (double)half_to_float(block[p * 2 * hd + hd + c]);
+            double a = (double)q[c] * (double)half_to_float(page[p * 2 * hd + c]);
+            double b = (double)q[c] * (double)half_to_float(page[p * 2 * hd + hd + c]);
             want += fmax(a, b);
             terms += fabs(fmax(a, b));
         }

@@ -1,8 +1,8 @@
 /* Linear layers against sums in double precision, on both sides of the choice between matrix-vector kernels and the GEMM library. */
-#include "base/half.h"
-#include "base/memory.h"
 #include "backend/cpu/kernels/kernels.h"
 #include "backend/cpu/linear.h"
+#include "base/half.h"
+#include "base/memory.h"
 
 #include <math.h>
 #include <omp.h>

@@ -1,8 +1,8 @@
-/* The codecs pq and vq: codes are of the nearest centroids and lie where block_layout.h says, every way of reading equals decoded
+/* The codecs pq and vq: codes are of the nearest centroids and lie where page_layout.h says, every way of reading equals decoded
  * rows met in double precision, and what cannot be served is refused. */
-#include "base/half.h"
 #include "backend/cpu/codec/pq.h"
 #include "backend/cpu/kernels/kernels.h"
+#include "base/half.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -40,30 +40,30 @@ struct learner {
     float *rows; /* [parts][2^bits][width] as they are read, from half */
 };
 
-/* Levels of what was settled, exactly what rows say, and nothing besides; planes of other keys alone. */
-static void check_channels(const struct learner *l, bool settled) {
-    const struct product_code *p = pq_product(l->shape);
-    size_t plane = PRODUCT_PLANE(p->bits), width = p->width;
-    bool by_channel = kernels()->planes_pq && p->bits <= PRODUCT_PLANE_BITS;
-    bool by_row = kernels()->planes_pq && p->bits > PRODUCT_PLANE_BITS && width % 4 == 0;
-    assert_int_equal(p->levels != NULL, by_channel && settled);
-    assert_int_equal(p->level_rows != NULL, by_row && settled);
-    assert_int_equal(p->planes != NULL, by_channel && !settled && l->side == CODEC_KEYS);
-    for (size_t c = 0; p->levels && c < l->shape.head_dim; c++) {
+/* Levels of what was snapped, exactly what rows say, and nothing besides; planes of other keys alone. */
+static void check_channels(const struct learner *l, bool snapped) {
+    const struct pq_codebook *p = pq_codebook_of(l->shape);
+    size_t plane = PQ_CHANNEL_ENTRIES(p->bits), width = p->width;
+    bool by_channel = kernels()->has_register_lut && p->bits <= PQ_CHANNEL_BITS;
+    bool by_row = kernels()->has_register_lut && p->bits > PQ_CHANNEL_BITS && width % 4 == 0;
+    assert_int_equal(p->centroids_u8 != NULL, by_channel && snapped);
+    assert_int_equal(p->centroid_rows_u8 != NULL, by_row && snapped);
+    assert_int_equal(p->byte_planes != NULL, by_channel && !snapped && l->side == CODEC_KEYS);
+    for (size_t c = 0; p->centroids_u8 && c < l->shape.head_dim; c++) {
         assert_true((double)p->from[c] == (double)p->low[c] - 0x1p17 * (double)p->step[c]);
         for (size_t j = 0; j < plane; j++) {
             double row = (double)l->rows[(c / width * l->centroids + j % l->centroids) * width + c % width];
-            assert_true((double)p->low[c] + (double)p->step[c] * p->levels[c * plane + j] == row);
+            assert_true((double)p->low[c] + (double)p->step[c] * p->centroids_u8[c * plane + j] == row);
         }
     }
-    for (size_t i = 0; p->level_rows && i < l->numbers; i++) {
+    for (size_t i = 0; p->centroid_rows_u8 && i < l->numbers; i++) {
         size_t c = i / (l->centroids * width) * width + i % width;
-        assert_true((double)p->low[c] + (double)p->step[c] * p->level_rows[i] == (double)l->rows[i]);
+        assert_true((double)p->low[c] + (double)p->step[c] * p->centroid_rows_u8[i] == (double)l->rows[i]);
     }
 }
 
 static struct learner make_learner(const struct codec *codec, enum codec_side side, uint32_t hd, uint32_t width, uint32_t bits,
-                                   bool settled) {
+                                   bool snapped) {
     struct learner l = {.codec = codec, .side = side, .shape = {.head_dim = hd, .group = 4, .width = width, .bits = bits}};
     struct terse_error error;
     void *learned;
@@ -73,13 +73,13 @@ static struct learner make_learner(const struct codec *codec, enum codec_side si
     l.parameters = malloc(l.numbers * sizeof *l.parameters);
     l.rows = malloc(l.numbers * sizeof *l.rows);
     fill_normal(l.parameters, l.numbers);
-    if (settled) pq_settle(l.shape, side, l.parameters);
+    if (snapped) pq_snap_to_grid(l.shape, side, l.parameters);
     assert_int_equal(codec->check(l.shape, side, &error), TERSE_OK);
     assert_int_equal(codec->open(l.shape, side, l.parameters, &learned, &error), TERSE_OK);
     assert_true(codec->learned_bytes(learned) >= l.numbers * sizeof(uint16_t));
     l.shape.learned = learned;
-    for (size_t i = 0; i < l.numbers; i++) l.rows[i] = half_to_float(pq_product(l.shape)->rows[i]);
-    check_channels(&l, settled);
+    for (size_t i = 0; i < l.numbers; i++) l.rows[i] = half_to_float(pq_codebook_of(l.shape)->rows[i]);
+    check_channels(&l, snapped);
     return l;
 }
 
@@ -89,18 +89,18 @@ static void free_learner(struct learner *l) {
     free(l->rows);
 }
 
-static uint8_t *new_block(const struct learner *l) {
-    void *block = NULL;
-    size_t bytes = l->codec->block_bytes(l->shape, l->side);
+static uint8_t *new_page(const struct learner *l) {
+    void *page = NULL;
+    size_t bytes = l->codec->page_bytes(l->shape, l->side);
     assert_int_equal(bytes % 64, 0);
-    assert_int_equal(posix_memalign(&block, 64, bytes), 0);
-    memset(block, 0xa5, bytes);
-    return block;
+    assert_int_equal(posix_memalign(&page, 64, bytes), 0);
+    memset(page, 0xa5, bytes);
+    return page;
 }
 
-/* Token t's code of sub-vector m, bit by bit from the words of block_layout.h. */
-static unsigned code_at(const uint8_t *block, unsigned bits, size_t m, size_t t) {
-    const uint8_t *planes = block + m * 8 * bits;
+/* Token t's code of sub-vector m, bit by bit from the words of page_layout.h. */
+static unsigned code_at(const uint8_t *page, unsigned bits, size_t m, size_t t) {
+    const uint8_t *planes = page + m * 8 * bits;
     unsigned code = 0, done = 0;
     for (unsigned part = 8; part; part /= 2) {
         if (!(bits & part)) continue;
@@ -120,11 +120,11 @@ static const struct {
               {96, 12, 7}, {64, 8, 9},  {96, 24, 10}, {64, 16, 11}, {64, 4, 12}, {128, 32, 12}, {256, 64, 8}};
 #define N_SHAPES (sizeof shapes / sizeof *shapes)
 
-static void for_learners(bool settled, void (*check)(const struct learner *l)) {
+static void for_learners(bool snapped, void (*check)(const struct learner *l)) {
     for (size_t i = 0; i < N_SHAPES; i++) {
         for (enum codec_side side = CODEC_KEYS; side <= CODEC_VALUES; side++) {
             struct learner l =
-                make_learner(i % 2 ? &codec_vq : &codec_pq, side, shapes[i].hd, shapes[i].width, shapes[i].bits, settled);
+                make_learner(i % 2 ? &codec_vq : &codec_pq, side, shapes[i].hd, shapes[i].width, shapes[i].bits, snapped);
             check(&l);
             free_learner(&l);
         }
@@ -143,17 +143,17 @@ static double distance(const float *a, const float *b, size_t n) {
 static void check_nearest(const struct learner *l) {
     size_t hd = l->shape.head_dim, width = l->shape.width, parts = hd / width;
     float rows[SLOTS * 256], decoded[SLOTS * 256];
-    uint8_t *block = new_block(l), *again = new_block(l);
+    uint8_t *page = new_page(l), *again = new_page(l);
     fill_normal(rows, SLOTS * hd);
     for (size_t n = 17; n <= SLOTS; n += 47) {
-        l->codec->encode(l->shape, l->side, rows, n, block);
+        l->codec->encode(l->shape, l->side, rows, n, page);
         l->codec->encode(l->shape, l->side, rows, n, again);
-        assert_memory_equal(block, again, l->codec->block_bytes(l->shape, l->side));
-        l->codec->decode(l->shape, l->side, block, decoded);
+        assert_memory_equal(page, again, l->codec->page_bytes(l->shape, l->side));
+        l->codec->decode(l->shape, l->side, page, decoded);
         for (size_t m = 0; m < parts; m++) {
             const float *of = l->rows + m * l->centroids * width;
             for (size_t t = 0; t < SLOTS; t++) {
-                unsigned code = code_at(block, l->shape.bits, m, t);
+                unsigned code = code_at(page, l->shape.bits, m, t);
                 assert_true(code < l->centroids);
                 assert_memory_equal(decoded + t * hd + m * width, of + code * width, width * sizeof *of);
                 if (t >= n) assert_int_equal(code, 0);
@@ -165,9 +165,9 @@ static void check_nearest(const struct learner *l) {
                     fail_msg("hd %zu width %zu: %g, nearest is %g", hd, width, mine, best);
             }
         }
-        for (size_t i = parts * 8 * l->shape.bits; i < l->codec->block_bytes(l->shape, l->side); i++) assert_int_equal(block[i], 0);
+        for (size_t i = parts * 8 * l->shape.bits; i < l->codec->page_bytes(l->shape, l->side); i++) assert_int_equal(page[i], 0);
     }
-    free(block);
+    free(page);
     free(again);
 }
 
@@ -179,22 +179,22 @@ static void codes_are_of_the_nearest_centroids(void **state) {
 /* Rows that are centroids come back as they are, whatever the code. */
 static void every_code_survives(void **state) {
     (void)state;
-    for (uint32_t bits = BLOCK_PQ_BITS_LEAST; bits <= BLOCK_PQ_BITS_MOST; bits++) {
+    for (uint32_t bits = PQ_BITS_MIN; bits <= PQ_BITS_MAX; bits++) {
         struct learner l = make_learner(&codec_pq, CODEC_KEYS, 32, 8, bits, false);
         float rows[SLOTS * 32], decoded[SLOTS * 32];
-        uint8_t *block = new_block(&l);
-        assert_int_equal(l.codec->block_bytes(l.shape, l.side), (4 * 8 * bits + 63) / 64 * 64);
+        uint8_t *page = new_page(&l);
+        assert_int_equal(l.codec->page_bytes(l.shape, l.side), (4 * 8 * bits + 63) / 64 * 64);
         for (size_t first = 0; first < l.centroids; first += SLOTS / 2) {
             for (size_t t = 0; t < SLOTS; t++)
                 for (size_t m = 0; m < 4; m++)
                     memcpy(rows + t * 32 + m * 8, l.rows + (m * l.centroids + (first + t + m) % l.centroids) * 8, 8 * sizeof *rows);
-            l.codec->encode(l.shape, l.side, rows, SLOTS, block);
-            l.codec->decode(l.shape, l.side, block, decoded);
+            l.codec->encode(l.shape, l.side, rows, SLOTS, page);
+            l.codec->decode(l.shape, l.side, page, decoded);
             assert_memory_equal(rows, decoded, sizeof rows);
             for (size_t t = 0; t < SLOTS; t++)
-                for (size_t m = 0; m < 4; m++) assert_int_equal(code_at(block, bits, m, t), (first + t + m) % l.centroids);
+                for (size_t m = 0; m < 4; m++) assert_int_equal(code_at(page, bits, m, t), (first + t + m) % l.centroids);
         }
-        free(block);
+        free(page);
         free_learner(&l);
     }
 }
@@ -204,19 +204,19 @@ static int compare_floats(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* Half precision as they are; once settled, where levels are read by channel or by row, at most 256 levels of a channel, that are
+/* Half precision as they are; once snapped, where levels are read by channel or by row, at most 256 levels of a channel, that are
  * halves. */
 static void check_rounding(const struct learner *l) {
     size_t width = l->shape.width;
-    float *settled = malloc(l->numbers * sizeof *settled);
+    float *snapped = malloc(l->numbers * sizeof *snapped);
     for (size_t i = 0; i < l->numbers; i++) assert_true(l->rows[i] == half_to_float(half_from_float(l->parameters[i])));
-    memcpy(settled, l->parameters, l->numbers * sizeof *settled);
-    pq_settle(l->shape, l->side, settled);
-    bool moved = l->shape.bits <= PRODUCT_PLANE_BITS || width % 4 == 0;
-    if (!moved) assert_memory_equal(settled, l->parameters, l->numbers * sizeof *settled);
+    memcpy(snapped, l->parameters, l->numbers * sizeof *snapped);
+    pq_snap_to_grid(l->shape, l->side, snapped);
+    bool moved = l->shape.bits <= PQ_CHANNEL_BITS || width % 4 == 0;
+    if (!moved) assert_memory_equal(snapped, l->parameters, l->numbers * sizeof *snapped);
     for (size_t c = 0; moved && c < l->shape.head_dim; c++) {
         const float *given = l->parameters + c / width * l->centroids * width + c % width;
-        const float *now = settled + c / width * l->centroids * width + c % width;
+        const float *now = snapped + c / width * l->centroids * width + c % width;
         float gap = INFINITY, *sorted = malloc(l->centroids * sizeof *sorted);
         for (size_t j = 0; j < l->centroids; j++) {
             sorted[j] = now[j * width];
@@ -231,7 +231,7 @@ static void check_rounding(const struct learner *l) {
         for (size_t j = 0; j < l->centroids; j++)
             assert_true(fabsf(now[j * width] - given[j * width]) <= 1.26f * (most - least) / 510);
     }
-    free(settled);
+    free(snapped);
 }
 
 static void centroids_are_rounded_as_said(void **state) {
@@ -241,13 +241,13 @@ static void centroids_are_rounded_as_said(void **state) {
 
 /* ---- Reading ------------------------------------------------------------------------------------------------------------- */
 
-static void make_blocks(const struct learner *l, size_t n, uint8_t *const *block, float *decoded) {
+static void make_pages(const struct learner *l, size_t n, uint8_t *const *page, float *decoded) {
     float rows[SLOTS * 256];
     size_t hd = l->shape.head_dim;
     for (size_t b = 0; b < n; b++) {
         fill_normal(rows, SLOTS * hd);
-        l->codec->encode(l->shape, l->side, rows, SLOTS, block[b]);
-        l->codec->decode(l->shape, l->side, block[b], decoded + b * SLOTS * hd);
+        l->codec->encode(l->shape, l->side, rows, SLOTS, page[b]);
+        l->codec->decode(l->shape, l->side, page[b], decoded + b * SLOTS * hd);
     }
 }
 
@@ -262,27 +262,26 @@ static void expect_close(double got, double want, double allowed, const struct l
  * its query's absolute sum times the largest centroid. */
 static void check_keys(const struct learner *l, uint32_t G) {
     struct codec_shape shape = l->shape;
-    const struct product_code *p = pq_product(shape);
-    size_t hd = shape.head_dim, floats = product_floats(p, G);
+    const struct pq_codebook *p = pq_codebook_of(shape);
+    size_t hd = shape.head_dim, floats = pq_table_floats(p, G);
     shape.group = G;
     float *q = malloc(G * hd * sizeof *q), *tables = malloc(floats * sizeof *tables), decoded[SLOTS * 256];
     float *logits[3];
     for (size_t way = 0; way < 3; way++) logits[way] = malloc(G * SLOTS * sizeof **logits);
-    uint8_t *block = new_block(l);
-    make_blocks(l, 1, &block, decoded);
+    uint8_t *page = new_page(l);
+    make_pages(l, 1, &page, decoded);
     fill_normal(q, G * hd);
     size_t chosen = l->codec->prepared ? l->codec->prepared(shape) : 0;
-    assert_true(chosen == 0 || chosen == floats || (product_by_levels(p) && chosen == G * product_fixed(p)));
+    assert_true(chosen == 0 || chosen == floats || (pq_reads_u8(p) && chosen == G * pq_i16_floats(p)));
     assert_true(chosen * sizeof(float) <= (size_t)320 << 10);
     if (chosen) l->codec->prepare(shape, q, tables);
-    l->codec->score(shape, q, chosen ? tables : NULL, block, logits[0]);
-    kernels()->score_pq(p, q, G, block, logits[1]);
+    l->codec->score(shape, q, chosen ? tables : NULL, page, logits[0]);
+    kernels()->score_pq(p, q, G, page, logits[1]);
     kernels()->prepare_pq(p, q, G, tables);
-    kernels()->look_up_pq(p, tables, G, block, logits[2]);
+    kernels()->look_up_pq(p, tables, G, page, logits[2]);
     for (size_t g = 0; g < G; g++) {
         double span = 0, largest = 0;
-        for (size_t c = 0; product_by_levels(p) && c < hd; c++)
-            largest = fmax(largest, fabs((double)q[g * hd + c]) * (double)p->step[c]);
+        for (size_t c = 0; pq_reads_u8(p) && c < hd; c++) largest = fmax(largest, fabs((double)q[g * hd + c]) * (double)p->step[c]);
         for (size_t m = 0; m < p->parts; m++) {
             double sum = 0;
             for (size_t i = 0; i < p->width; i++) sum += fabs((double)q[g * hd + m * p->width + i]);
@@ -294,7 +293,7 @@ static void check_keys(const struct learner *l, uint32_t G) {
                 want += (double)q[g * hd + c] * (double)decoded[t * hd + c];
                 terms += fabs((double)q[g * hd + c] * (double)decoded[t * hd + c]);
             }
-            double allowed = 1e-6 * (terms + (product_by_levels(p) ? span : 0)) + (double)hd * 255 * largest / 65278,
+            double allowed = 1e-6 * (terms + (pq_reads_u8(p) ? span : 0)) + (double)hd * 255 * largest / 65278,
                    table = (double)p->parts * span * 0x1p-17 + 1e-6 * (terms + span);
             expect_close((double)logits[0][g * SLOTS + t], want, chosen == floats ? table : allowed, l, "as chosen");
             expect_close((double)logits[1][g * SLOTS + t], want, allowed, l, "by decoding");
@@ -305,18 +304,18 @@ static void check_keys(const struct learner *l, uint32_t G) {
     for (size_t way = 0; way < 3; way++) free(logits[way]);
     free(q);
     free(tables);
-    free(block);
+    free(page);
 }
 
 static void check_all_keys(const struct learner *l) {
     if (l->side == CODEC_VALUES) return;
     float decoded[SLOTS * 256], channels[256 * SLOTS];
-    uint8_t *block = new_block(l);
-    make_blocks(l, 1, &block, decoded);
-    l->codec->channels(l->shape, block, channels);
+    uint8_t *page = new_page(l);
+    make_pages(l, 1, &page, decoded);
+    l->codec->channels(l->shape, page, channels);
     for (size_t t = 0; t < SLOTS; t++)
         for (size_t c = 0; c < l->shape.head_dim; c++) assert_true(channels[c * SLOTS + t] == decoded[t * l->shape.head_dim + c]);
-    free(block);
+    free(page);
     check_keys(l, 1);
     check_keys(l, 3);
     check_keys(l, 4);
@@ -333,46 +332,46 @@ static void keys_read_every_way_equal_decoded_rows(void **state) {
 /* Mixed block by block, and tallied over all blocks and finished once. Weights in fixed point are off by at most 1 / 65278 of a
  * block's largest. */
 static void check_values(const struct learner *l, uint32_t G) {
-    enum { BLOCKS = 3 };
+    enum { PAGES = 3 };
     struct codec_shape shape = l->shape;
-    const struct product_code *p = pq_product(shape);
-    size_t hd = shape.head_dim, floats = product_floats(p, G);
+    const struct pq_codebook *p = pq_codebook_of(shape);
+    size_t hd = shape.head_dim, floats = pq_table_floats(p, G);
     shape.group = G;
-    float *weights = malloc(BLOCKS * G * SLOTS * sizeof *weights), *tallies = calloc(floats, sizeof *tallies);
-    float *mixed = calloc(G * hd, sizeof *mixed), *finished = calloc(G * hd, sizeof *finished),
+    float *weights = malloc(PAGES * G * SLOTS * sizeof *weights), *code_sums = calloc(floats, sizeof *code_sums);
+    float *accumulated = calloc(G * hd, sizeof *accumulated), *finished = calloc(G * hd, sizeof *finished),
           *chosen = calloc(G * hd, sizeof *chosen);
-    float *decoded = malloc(BLOCKS * SLOTS * hd * sizeof *decoded);
-    uint8_t *block[BLOCKS];
-    for (size_t b = 0; b < BLOCKS; b++) block[b] = new_block(l);
-    make_blocks(l, BLOCKS, block, decoded);
-    for (size_t i = 0; i < BLOCKS * G * SLOTS; i++) weights[i] = (float)exp(8 * random_unit() - 8); /* as softmax gives them */
-    for (size_t b = 0; b < BLOCKS; b++) {
-        l->codec->mix(shape, weights + b * G * SLOTS, block[b], mixed);
-        kernels()->tally_pq(p, weights + b * G * SLOTS, G, block[b], tallies);
+    float *decoded = malloc(PAGES * SLOTS * hd * sizeof *decoded);
+    uint8_t *page[PAGES];
+    for (size_t b = 0; b < PAGES; b++) page[b] = new_page(l);
+    make_pages(l, PAGES, page, decoded);
+    for (size_t i = 0; i < PAGES * G * SLOTS; i++) weights[i] = (float)exp(8 * random_unit() - 8); /* as softmax gives them */
+    for (size_t b = 0; b < PAGES; b++) {
+        l->codec->accumulate(shape, weights + b * G * SLOTS, page[b], accumulated);
+        kernels()->accumulate_by_code_pq(p, weights + b * G * SLOTS, G, page[b], code_sums);
     }
-    kernels()->finish_pq(p, tallies, G, finished);
-    assert_true(l->codec->tallies(shape) == 0 || l->codec->tallies(shape) == floats);
-    memset(tallies, 0, floats * sizeof *tallies);
-    for (size_t b = 0; b < BLOCKS; b++) l->codec->tally(shape, weights + b * G * SLOTS, block[b], tallies);
-    l->codec->finish(shape, tallies, chosen);
+    kernels()->finish_pq(p, code_sums, G, finished);
+    assert_true(l->codec->code_sums(shape) == 0 || l->codec->code_sums(shape) == floats);
+    memset(code_sums, 0, floats * sizeof *code_sums);
+    for (size_t b = 0; b < PAGES; b++) l->codec->accumulate_by_code(shape, weights + b * G * SLOTS, page[b], code_sums);
+    l->codec->finish_code_sums(shape, code_sums, chosen);
     for (size_t g = 0; g < G; g++) {
         for (size_t c = 0; c < hd; c++) {
             double want = 0, terms = 0, largest = 0;
-            for (size_t i = 0; i < BLOCKS * SLOTS; i++) {
+            for (size_t i = 0; i < PAGES * SLOTS; i++) {
                 double weight = (double)weights[(i / SLOTS * G + g) * SLOTS + i % SLOTS];
                 want += weight * (double)decoded[i * hd + c];
                 terms += fabs(weight * (double)decoded[i * hd + c]);
                 largest = fmax(largest, weight);
             }
-            double levels = product_by_levels(p) ? BLOCKS * SLOTS * largest * 255 * (double)p->step[c] / 65278 : 0;
-            expect_close((double)mixed[g * hd + c], want, 3e-6 * (1 + terms) + levels, l, "by mixing");
+            double levels = pq_reads_u8(p) ? PAGES * SLOTS * largest * 255 * (double)p->step[c] / 65278 : 0;
+            expect_close((double)accumulated[g * hd + c], want, 3e-6 * (1 + terms) + levels, l, "by mixing");
             expect_close((double)finished[g * hd + c], want, 3e-6 * (1 + terms), l, "by tally");
             expect_close((double)chosen[g * hd + c], want, 3e-6 * (1 + terms), l, "by the codec's tally");
         }
     }
-    float *all[] = {weights, tallies, mixed, finished, chosen, decoded};
+    float *all[] = {weights, code_sums, accumulated, finished, chosen, decoded};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
-    for (size_t b = 0; b < BLOCKS; b++) free(block[b]);
+    for (size_t b = 0; b < PAGES; b++) free(page[b]);
 }
 
 static void check_all_values(const struct learner *l) {
@@ -443,23 +442,23 @@ static void constant_rows_are_exact(void **state) {
     for (enum codec_side side = CODEC_KEYS; side <= CODEC_VALUES; side++) {
         struct codec_shape shape = base;
         struct terse_error error;
-        void *learned, *block = NULL;
+        void *learned, *page = NULL;
         for (size_t i = 0; i < 256 * 64; i++) parameters[i] = 0.375f;
         for (size_t i = 0; i < SLOTS * 64; i++) rows[i] = 0.375f;
         assert_int_equal(codec_pq.open(shape, side, parameters, &learned, &error), TERSE_OK);
         shape.learned = learned;
-        assert_int_equal(posix_memalign(&block, 64, codec_pq.block_bytes(shape, side)), 0);
-        codec_pq.encode(shape, side, rows, SLOTS, block);
-        codec_pq.decode(shape, side, block, decoded);
+        assert_int_equal(posix_memalign(&page, 64, codec_pq.page_bytes(shape, side)), 0);
+        codec_pq.encode(shape, side, rows, SLOTS, page);
+        codec_pq.decode(shape, side, page, decoded);
         assert_memory_equal(rows, decoded, sizeof rows);
         if (side == CODEC_VALUES) {
             float weights[2 * SLOTS], acc[2 * 64] = {0};
             for (size_t i = 0; i < 2 * SLOTS; i++) weights[i] = 0.25f;
-            codec_pq.mix(shape, weights, block, acc);
+            codec_pq.accumulate(shape, weights, page, acc);
             for (size_t i = 0; i < 2 * 64; i++) assert_true(acc[i] == 6); /* 64 * 0.25 * 0.375 */
         }
         codec_pq.close(learned);
-        free(block);
+        free(page);
     }
     free(parameters);
 }

@@ -1,8 +1,8 @@
 /* The codec sign: blocks against their definition in double precision, its bits per token, scores and mixes against decoded rows, and
  * the kernels of every tier between guard pages. */
-#include "base/half.h"
 #include "backend/cpu/codec/codec.h"
 #include "backend/cpu/codec/index.h"
+#include "base/half.h"
 #include "support/kernel_check.h"
 
 #include <math.h>
@@ -38,7 +38,7 @@ static float *make_keys(struct random *random, size_t n, size_t hd) {
 struct keys {
     struct codec_shape shape;
     float *rows, *fitted, *decoded;
-    uint8_t *block;
+    uint8_t *page;
 };
 
 static struct keys make(struct random *random, size_t hd, size_t n, uint32_t G) {
@@ -49,11 +49,11 @@ static struct keys make(struct random *random, size_t hd, size_t n, uint32_t G) 
     codec_sign.fit(keys.shape, CODEC_KEYS, keys.rows, 64, hd, &options, keys.fitted);
     keys.shape.learned = keys.fitted;
     keys.decoded = make_floats(64 * hd);
-    size_t bytes = codec_sign.block_bytes(keys.shape, CODEC_KEYS);
-    keys.block = aligned_alloc(64, bytes);
-    memset(keys.block, 0xa5, bytes);
-    codec_sign.encode(keys.shape, CODEC_KEYS, keys.rows, n, keys.block);
-    codec_sign.decode(keys.shape, CODEC_KEYS, keys.block, keys.decoded);
+    size_t bytes = codec_sign.page_bytes(keys.shape, CODEC_KEYS);
+    keys.page = aligned_alloc(64, bytes);
+    memset(keys.page, 0xa5, bytes);
+    codec_sign.encode(keys.shape, CODEC_KEYS, keys.rows, n, keys.page);
+    codec_sign.decode(keys.shape, CODEC_KEYS, keys.page, keys.decoded);
     return keys;
 }
 
@@ -61,7 +61,7 @@ static void release(struct keys *keys) {
     free(keys->rows);
     free(keys->fitted);
     free(keys->decoded);
-    free(keys->block);
+    free(keys->page);
 }
 
 static const float *alpha_of(const struct keys *keys) { return keys->fitted + keys->shape.head_dim * 17; }
@@ -72,8 +72,8 @@ static void a_token_takes_three_and_a_half_bits_per_number(void **state) {
     for (size_t h = 0; h < sizeof head_dims / sizeof head_dims[0]; h++) {
         size_t hd = head_dims[h];
         struct codec_shape shape = {.head_dim = (uint32_t)hd, .group = 1};
-        size_t bytes = codec_sign.block_bytes(shape, CODEC_KEYS) + codec_sign.block_bytes(shape, CODEC_VALUES);
-        assert_int_equal(codec_sign.block_bytes(shape, CODEC_KEYS) % 64 + codec_sign.block_bytes(shape, CODEC_VALUES) % 64, 0);
+        size_t bytes = codec_sign.page_bytes(shape, CODEC_KEYS) + codec_sign.page_bytes(shape, CODEC_VALUES);
+        assert_int_equal(codec_sign.page_bytes(shape, CODEC_KEYS) % 64 + codec_sign.page_bytes(shape, CODEC_VALUES) % 64, 0);
         assert_int_equal(bytes * 8, 64 * 7 * hd);
         if (hd == 128) assert_int_equal(bytes * 8 / 64, 896);
         assert_int_equal(codec_sign.fitted_bytes(shape, CODEC_VALUES), 0);
@@ -98,16 +98,16 @@ static void alpha_is_the_largest_magnitude(void **state) {
 
 /* The stored sign is that of the key less its mean and of what is decoded, magnitudes are within half a step, and so is the step a
  * third of the group's span. */
-static void check_block(const struct keys *keys, size_t n) {
+static void check_page(const struct keys *keys, size_t n) {
     size_t hd = keys->shape.head_dim;
     const float *mean = index_sign_learned(hd, keys->fitted).mean, *alpha = alpha_of(keys);
     for (size_t t = 0; t < n; t++) {
         for (size_t c = 0; c < hd; c++) {
             float centred = keys->rows[t * hd + c] - mean[c];
-            bool positive = keys->block[c / 8 * 64 + t] >> c % 8 & 1;
+            bool positive = keys->page[c / 8 * 64 + t] >> c % 8 & 1;
             double got = (double)keys->decoded[t * hd + c] - (double)mean[c], size = fabs((double)mean[c]) + fabs(got),
                    least = INFINITY, most = 0;
-            const uint16_t *pair = (const uint16_t *)(keys->block + 8 * hd + t * (3 * hd / 8) + hd / 4) + c / 32 * 2;
+            const uint16_t *pair = (const uint16_t *)(keys->page + 8 * hd + t * (3 * hd / 8) + hd / 4) + c / 32 * 2;
             double scale = (double)half_to_float(pair[0]), zero = (double)half_to_float(pair[1]);
             assert_true(positive == (centred >= 0));
             assert_true(positive ? got >= -1e-6 * size : got <= 1e-6 * size);
@@ -123,25 +123,25 @@ static void check_block(const struct keys *keys, size_t n) {
     }
 }
 
-static void blocks_are_signs_and_magnitudes(void **state) {
+static void pages_are_signs_and_magnitudes(void **state) {
     (void)state;
     struct random random = {2};
     for (size_t h = 0; h < sizeof head_dims / sizeof head_dims[0]; h++)
         for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++) {
             struct keys keys = make(&random, head_dims[h], counts[i], 1);
-            check_block(&keys, counts[i]);
+            check_page(&keys, counts[i]);
             release(&keys);
         }
 }
 
 /* A block is index_sign's to begin with. */
-static void blocks_begin_with_the_index(void **state) {
+static void pages_begin_with_the_index(void **state) {
     (void)state;
     struct random random = {3};
     struct keys keys = make(&random, 96, 63, 1);
     uint8_t signs[64 * 96 / 8];
     index_sign.encode(96, keys.fitted, keys.rows, 63, signs);
-    assert_memory_equal(signs, keys.block, sizeof signs);
+    assert_memory_equal(signs, keys.page, sizeof signs);
     release(&keys);
 }
 
@@ -158,9 +158,9 @@ static void scores_and_channels_equal_decoded_keys(void **state) {
             float *logits = make_floats(2 * G * 64);
             fill_floats(&random, FILL_NORMAL, q, G * hd);
             codec_sign.prepare(keys.shape, q, tables);
-            codec_sign.score(keys.shape, q, tables, keys.block, logits);
-            codec_sign.score(keys.shape, q, NULL, keys.block, logits + G * 64);
-            codec_sign.channels(keys.shape, keys.block, channels);
+            codec_sign.score(keys.shape, q, tables, keys.page, logits);
+            codec_sign.score(keys.shape, q, NULL, keys.page, logits + G * 64);
+            codec_sign.channels(keys.shape, keys.page, channels);
             for (size_t g = 0; g < G; g++)
                 for (size_t t = 0; t < 64; t++) {
                     double want = 0, terms = 0;
@@ -187,16 +187,16 @@ static void values_are_those_of_kivi(void **state) {
     struct random random = {5};
     struct codec_shape shape = {.head_dim = 64, .group = 2};
     float rows[64 * 64], weights[128], decoded[2][64 * 64], acc[2][128] = {{0}};
-    uint8_t blocks[2][64 * 24];
+    uint8_t pages[2][64 * 24];
     fill_floats(&random, FILL_NORMAL, rows, 64 * 64);
     fill_floats(&random, FILL_NORMAL, weights, 128);
     for (size_t i = 0; i < 2; i++) {
         const struct codec *codec = i ? &codec_sign : &codec_kivi_2;
-        codec->encode(shape, CODEC_VALUES, rows, 64, blocks[i]);
-        codec->decode(shape, CODEC_VALUES, blocks[i], decoded[i]);
-        codec->mix(shape, weights, blocks[i], acc[i]);
+        codec->encode(shape, CODEC_VALUES, rows, 64, pages[i]);
+        codec->decode(shape, CODEC_VALUES, pages[i], decoded[i]);
+        codec->accumulate(shape, weights, pages[i], acc[i]);
     }
-    assert_memory_equal(blocks[0], blocks[1], sizeof blocks[0]);
+    assert_memory_equal(pages[0], pages[1], sizeof pages[0]);
     assert_memory_equal(decoded[0], decoded[1], sizeof decoded[0]);
     assert_memory_equal(acc[0], acc[1], sizeof acc[0]);
 }
@@ -209,20 +209,20 @@ static void infinities_and_nan_are_survived(void **state) {
     float logits[64], q[32];
     fill_floats(&random, FILL_NORMAL, q, 32);
     keys.rows[1] = 1e30f, keys.rows[40] = -3e38f;
-    codec_sign.encode(keys.shape, CODEC_KEYS, keys.rows, 64, keys.block);
-    codec_sign.score(keys.shape, q, NULL, keys.block, logits); /* far outliers of later tokens leave finite logits */
+    codec_sign.encode(keys.shape, CODEC_KEYS, keys.rows, 64, keys.page);
+    codec_sign.score(keys.shape, q, NULL, keys.page, logits); /* far outliers of later tokens leave finite logits */
     for (size_t t = 0; t < 64; t++) assert_true(isfinite(logits[t]));
     keys.rows[5] = INFINITY, keys.rows[70] = NAN;
-    codec_sign.encode(keys.shape, CODEC_KEYS, keys.rows, 64, keys.block);
-    codec_sign.score(keys.shape, q, NULL, keys.block, logits);
+    codec_sign.encode(keys.shape, CODEC_KEYS, keys.rows, 64, keys.page);
+    codec_sign.score(keys.shape, q, NULL, keys.page, logits);
     for (size_t t = 0; t < 64; t++) assert_true(isfinite(logits[t]));
     codec_sign.fit(keys.shape, CODEC_KEYS, keys.rows, 64, 32, &options, keys.fitted);
-    codec_sign.encode(keys.shape, CODEC_KEYS, keys.rows, 64, keys.block);
-    codec_sign.score(keys.shape, q, NULL, keys.block, logits);
+    codec_sign.encode(keys.shape, CODEC_KEYS, keys.rows, 64, keys.page);
+    codec_sign.score(keys.shape, q, NULL, keys.page, logits);
     memset(keys.rows, 0, 64 * 32 * sizeof *keys.rows);
     codec_sign.fit(keys.shape, CODEC_KEYS, keys.rows, 64, 32, &options, keys.fitted);
-    codec_sign.encode(keys.shape, CODEC_KEYS, keys.rows, 64, keys.block);
-    codec_sign.score(keys.shape, q, NULL, keys.block, logits);
+    codec_sign.encode(keys.shape, CODEC_KEYS, keys.rows, 64, keys.page);
+    codec_sign.score(keys.shape, q, NULL, keys.page, logits);
     for (size_t t = 0; t < 64; t++) assert_true(logits[t] == 0);
     release(&keys);
 }
@@ -230,18 +230,18 @@ static void infinities_and_nan_are_survived(void **state) {
 /* ---- Kernels */
 
 /* The part of a block that kivi-2's values are, rows of hd / 4 bytes of codes and hd / 32 pairs of halves: any scales, any codes. */
-static void fill_pairs(struct random *random, enum fill fill, size_t hd, uint8_t *block) {
+static void fill_pairs(struct random *random, enum fill fill, size_t hd, uint8_t *page) {
     uint16_t pairs[MOST_HD / 16];
-    fill_bytes(random, block, BLOCK_BYTES_KIVI(hd, 2));
+    fill_bytes(random, page, PAGE_BYTES_KIVI(hd, 2));
     for (size_t t = 0; t < 64; t++) {
         fill_halves(random, fill, pairs, hd / 16);
-        memcpy(block + t * (3 * hd / 8) + hd / 4, pairs, hd / 8);
+        memcpy(page + t * (3 * hd / 8) + hd / 4, pairs, hd / 8);
     }
 }
 
 /* Number c of token t, and how large its like are. */
-static double pair_number(const uint8_t *block, size_t hd, size_t c, size_t t, double *terms) {
-    const uint8_t *row = block + t * (3 * hd / 8);
+static double pair_number(const uint8_t *page, size_t hd, size_t c, size_t t, double *terms) {
+    const uint8_t *row = page + t * (3 * hd / 8);
     const uint16_t *pair = (const uint16_t *)(row + hd / 4) + c / 32 * 2;
     unsigned code = row[c % (hd / 4)] >> 2 * (c / (hd / 4)) & 3;
     double scale = (double)half_to_float(pair[0]), zero = (double)half_to_float(pair[1]);
@@ -253,9 +253,9 @@ static void check_score(struct random *random, enum fill fill, size_t G, size_t 
     size_t signs = 8 * hd;
     float *q = guard_floats(G * hd, side), *mean = guard_floats(hd, side), *alpha = guard_floats(hd, side);
     float *tables = guard_floats(G * kernels_sign_floats(hd), side), *logits = guard_floats(G * 64, side);
-    uint8_t *block = guard_bytes(signs + BLOCK_BYTES_KIVI(hd, 2), side);
-    fill_bytes(random, block, signs);
-    fill_pairs(random, fill == FILL_LARGE ? FILL_NORMAL : fill, hd, block + signs);
+    uint8_t *page = guard_bytes(signs + PAGE_BYTES_KIVI(hd, 2), side);
+    fill_bytes(random, page, signs);
+    fill_pairs(random, fill == FILL_LARGE ? FILL_NORMAL : fill, hd, page + signs);
     fill_floats(random, fill == FILL_TINY ? FILL_NORMAL : fill, q, G * hd);
     fill_floats(random, FILL_NORMAL, mean, hd);
     fill_floats(random, fill == FILL_OUTLIER ? FILL_OUTLIER : FILL_NORMAL, alpha, hd);
@@ -263,7 +263,7 @@ static void check_score(struct random *random, enum fill fill, size_t G, size_t 
     const struct kernels *k;
     for (size_t tier = 0; (k = tier_at(tier)); tier++) {
         k->prepare_sign(q, mean, alpha, G, hd, tables);
-        k->score_sign(tables, G, hd, block, logits);
+        k->score_sign(tables, G, hd, page, logits);
         for (size_t g = 0; g < G; g++) {
             double most[MOST_HD / 32] = {0}, base = 0, size = 0;
             for (size_t c = 0; c < hd; c++) {
@@ -274,9 +274,8 @@ static void check_score(struct random *random, enum fill fill, size_t G, size_t 
             for (size_t t = 0; t < 64; t++) {
                 double want = base, terms = size, rounded = 0;
                 for (size_t c = 0; c < hd; c++) {
-                    double wide, x = pair_number(block + signs, hd, c, t, &wide),
-                                 product = (double)q[g * hd + c] * (double)alpha[c];
-                    want += product * (block[c / 8 * 64 + t] >> c % 8 & 1 ? x : -x);
+                    double wide, x = pair_number(page + signs, hd, c, t, &wide), product = (double)q[g * hd + c] * (double)alpha[c];
+                    want += product * (page[c / 8 * 64 + t] >> c % 8 & 1 ? x : -x);
                     terms += fabs(product) * wide;
                     rounded += most[c / 32] * wide / 253;
                 }
@@ -305,8 +304,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_token_takes_three_and_a_half_bits_per_number),
         cmocka_unit_test(alpha_is_the_largest_magnitude),
-        cmocka_unit_test(blocks_are_signs_and_magnitudes),
-        cmocka_unit_test(blocks_begin_with_the_index),
+        cmocka_unit_test(pages_are_signs_and_magnitudes),
+        cmocka_unit_test(pages_begin_with_the_index),
         cmocka_unit_test(scores_and_channels_equal_decoded_keys),
         cmocka_unit_test(values_are_those_of_kivi),
         cmocka_unit_test(infinities_and_nan_are_survived),

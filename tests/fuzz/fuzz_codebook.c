@@ -16,8 +16,8 @@ static void require(bool condition) {
 
 /* Every object is there and encodes and decodes. */
 static void look_at_side(const struct terse_codebook *codebook, enum codec_side side) {
-    static _Alignas(64) uint8_t block[BLOCK_TOKENS * CODEC_HEAD_DIM_MAX * 2];
-    static float rows[BLOCK_TOKENS * CODEC_HEAD_DIM_MAX];
+    static _Alignas(64) uint8_t block[PAGE_TOKENS * CODEC_HEAD_DIM_MAX * 2];
+    static float rows[PAGE_TOKENS * CODEC_HEAD_DIM_MAX];
     const struct codebook_info *info = codebook_info(codebook);
     struct codec_shape shape = codebook_shape(info, side);
     const struct codec *codec = codebook_coding(info, side).codec;
@@ -25,11 +25,11 @@ static void look_at_side(const struct terse_codebook *codebook, enum codec_side 
     require((codec != NULL) == (codebook_floats(info, side) > 0));
     if (!codec) return;
     shape.learned = codebook_learned(codebook, side, info->layers - 1, info->kv_heads - 1);
-    require(shape.learned && codec->block_bytes(shape, side) <= sizeof block);
+    require(shape.learned && codec->page_bytes(shape, side) <= sizeof block);
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) rows[i] = (float)(i % 17) - 8;
-    codec->encode(shape, side, rows, BLOCK_TOKENS, block);
+    codec->encode(shape, side, rows, PAGE_TOKENS, block);
     codec->decode(shape, side, block, rows);
-    for (size_t i = 0; i < BLOCK_TOKENS * info->head_dim; i++) require(isfinite(rows[i]));
+    for (size_t i = 0; i < PAGE_TOKENS * info->head_dim; i++) require(isfinite(rows[i]));
 }
 
 static void look_at(const struct terse_codebook *codebook, size_t size) {

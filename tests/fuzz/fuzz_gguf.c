@@ -1,7 +1,7 @@
 /* Fuzz target of the GGUF reader: opens the input, asks for everything there is, and stops when an answer lies outside the input or
  * contradicts another. Run it with the corpus in corpus/gguf; see CMakeLists.txt. */
-#include "gguf/gguf.h"
 #include "base/memory.h"
+#include "gguf/gguf.h"
 
 #include <stdlib.h>
 #include <string.h>

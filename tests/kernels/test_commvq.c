@@ -1,9 +1,9 @@
 /* CommVQ's keys: the algebra (codewords commute with rotations), every kernel against its definition in double precision on every
  * tier, encoding against brute force, both ways of scoring against decoding, turning and multiplying, how codes lie, and what is
  * refused. */
-#include "base/half.h"
 #include "backend/cpu/codec/commvq.h"
 #include "backend/cpu/kernels/pq/code_planes.h"
+#include "base/half.h"
 #include "support/kernel_check.h"
 
 #include <math.h>
@@ -14,7 +14,7 @@
 
 #include <cmocka.h>
 
-enum { MOST_HD = 256, E = COMM_ENTRIES };
+enum { MOST_HD = 256, E = COMMVQ_ENTRIES };
 
 static struct random source = {11};
 
@@ -37,19 +37,19 @@ struct setup {
     float *parameters, *rows;
     float *tables; /* [groups][rounds][E][width] as they are read */
     void *learned;
-    uint8_t *block;
+    uint8_t *page;
 };
 
 static struct codec_shape shape_of(const struct shape *s) {
-    return (struct codec_shape){.head_dim = s->hd, .group = 1, .width = s->width, .bits = COMM_BITS * s->rounds};
+    return (struct codec_shape){.head_dim = s->hd, .group = 1, .width = s->width, .bits = COMMVQ_BITS * s->rounds};
 }
 
 static float *parameters_new(const struct shape *s) {
     struct codec_shape shape = shape_of(s);
-    size_t n = codec_comm.parameters(shape, CODEC_KEYS), tables = comm_table_numbers(shape), round = (size_t)E * s->width;
+    size_t n = codec_commvq.parameters(shape, CODEC_KEYS), tables = commvq_table_numbers(shape), round = (size_t)E * s->width;
     float *p = malloc(n * sizeof *p);
     for (size_t i = 0; i < tables; i++) p[i] = 0.7f * normal() * powf(0.8f, (float)(i / round % s->rounds));
-    comm_set_pairing(shape, p, s->pairs, s->adjacent);
+    commvq_set_pairing(shape, p, s->pairs, s->adjacent);
     for (size_t c = 0; c < s->hd; c++) p[tables + 2 + c] = normal();
     p[n - 1] = 1.25f;
     for (size_t i = 0; i < n; i++) p[i] = half_to_float(half_from_float(p[i]));
@@ -75,28 +75,28 @@ static float *round_tables(const struct shape *s, const float *parameters) {
 static struct setup setup_new(const struct shape *s, size_t tokens) {
     struct setup u = {.shape = shape_of(s), .parameters = parameters_new(s)};
     struct terse_error error;
-    assert_int_equal(codec_comm.check(u.shape, CODEC_KEYS, &error), TERSE_OK);
-    u.n = codec_comm.parameters(u.shape, CODEC_KEYS);
+    assert_int_equal(codec_commvq.check(u.shape, CODEC_KEYS, &error), TERSE_OK);
+    u.n = codec_commvq.parameters(u.shape, CODEC_KEYS);
     u.tables = round_tables(s, u.parameters);
     u.rows = malloc(64 * s->hd * sizeof(float));
     for (size_t t = 0; t < 64; t++) {
         float size = expf(2 * normal());
         for (size_t c = 0; c < s->hd; c++)
-            u.rows[t * s->hd + c] = u.parameters[comm_table_numbers(u.shape) + 2 + c] + (t == 5 ? 0 : size * normal());
+            u.rows[t * s->hd + c] = u.parameters[commvq_table_numbers(u.shape) + 2 + c] + (t == 5 ? 0 : size * normal());
     }
-    if (codec_comm.open(u.shape, CODEC_KEYS, u.parameters, &u.learned, &error)) fail_msg("%s", error.message);
+    if (codec_commvq.open(u.shape, CODEC_KEYS, u.parameters, &u.learned, &error)) fail_msg("%s", error.message);
     u.shape.learned = u.learned;
-    assert_int_equal(posix_memalign((void **)&u.block, 64, codec_comm.block_bytes(u.shape, CODEC_KEYS)), 0);
-    codec_comm.encode(u.shape, CODEC_KEYS, u.rows, tokens, u.block);
+    assert_int_equal(posix_memalign((void **)&u.page, 64, codec_commvq.page_bytes(u.shape, CODEC_KEYS)), 0);
+    codec_commvq.encode(u.shape, CODEC_KEYS, u.rows, tokens, u.page);
     return u;
 }
 
 static void setup_free(struct setup *u) {
-    codec_comm.close(u->learned);
+    codec_commvq.close(u->learned);
     free(u->parameters);
     free(u->tables);
     free(u->rows);
-    free(u->block);
+    free(u->page);
 }
 
 /* Where the model has pair i: RoPE's own definition. */
@@ -108,15 +108,15 @@ static void pair_of(const struct shape *s, size_t i, size_t *first, size_t *seco
 
 static unsigned code_at(const struct setup *u, const struct shape *s, size_t group, size_t round, size_t t) {
     uint16_t codes[64];
-    code_planes_read(u->block + 64 + (group * s->rounds + round) * COMM_PART, COMM_BITS, codes);
+    code_planes_read(u->page + 64 + (group * s->rounds + round) * COMMVQ_PART, COMMVQ_BITS, codes);
     return codes[t];
 }
 
 /* The key that a token's codes stand for, by the definition; returns its gain. */
 static double key_by_definition(const struct setup *u, const struct shape *s, size_t t, double *key) {
-    const float *mean = u->parameters + comm_table_numbers(u->shape) + 2;
+    const float *mean = u->parameters + commvq_table_numbers(u->shape) + 2;
     size_t g = s->width / 2;
-    double gain = u->block[t] ? 1.25 * exp2(((double)u->block[t] - 128) / 20) : 0;
+    double gain = u->page[t] ? 1.25 * exp2(((double)u->page[t] - 128) / 20) : 0;
     for (size_t k = 0; k < s->hd / s->width; k++) {
         for (size_t j = 0; j < g; j++) {
             size_t first, second;
@@ -152,14 +152,14 @@ static void codewords_commute_with_rotations(void **state) {
                 assert_true(fabs(C[a][0] * R[0][b] + C[a][1] * R[1][b] - R[a][0] * C[0][b] - R[a][1] * C[1][b]) <=
                             1e-15 * (fabs(x) + fabs(y)) * 4);
         /* z[a] = x + iy, z[b] = u + iv: the row [x y] + [-v u] is z[a] + i z[b] */
-        double re = x - v, im = y + u, turned_re = re * c - im * s, turned_im = re * s + im * c;
+        double re = x - v, im = y + u, rotated_re = re * c - im * s, rotated_im = re * s + im * c;
         double xr = x * c - y * s, yr = x * s + y * c, ur = u * c - v * s, vr = u * s + v * c;
-        assert_true(fabs(xr - vr - turned_re) <= 1e-14 * 4 && fabs(yr + ur - turned_im) <= 1e-14 * 4);
+        assert_true(fabs(xr - vr - rotated_re) <= 1e-14 * 4 && fabs(yr + ur - rotated_im) <= 1e-14 * 4);
     }
 }
 
 /* Of the kernels' rows too: what turned tables leave of turned rows is what they left, turned. */
-static void turned_codes_leave_turned_rests(void **state) {
+static void rotated_codes_leave_rotated_rests(void **state) {
     (void)state;
     enum { G = 19, K = 64, N = 20 };
     float table[2][K * 2 * G], rows[2][N * 2 * G];
@@ -175,8 +175,8 @@ static void turned_codes_leave_turned_rests(void **state) {
         to[0] = (float)((double)from[0] * c - (double)from[G] * d);
         to[G] = (float)((double)from[0] * d + (double)from[G] * c);
     }
-    comm_subtract(table[0], G, K, codes, N, rows[0], 2 * G);
-    comm_subtract(table[1], G, K, codes, N, rows[1], 2 * G);
+    commvq_subtract(table[0], G, K, codes, N, rows[0], 2 * G);
+    commvq_subtract(table[1], G, K, codes, N, rows[1], 2 * G);
     for (size_t i = 0; i < N * G; i++) {
         const float *x = rows[0] + i / G * 2 * G + i % G, *y = rows[1] + i / G * 2 * G + i % G;
         double c = cos(777.0 * (double)(i % G)), d = sin(777.0 * (double)(i % G));
@@ -186,21 +186,21 @@ static void turned_codes_leave_turned_rests(void **state) {
 }
 
 /* The same of the codec, whose tables are integers: with tables and mean turned, the same codes give the keys turned. */
-static void turned_tables_give_turned_keys(void **state) {
+static void rotated_tables_give_rotated_keys(void **state) {
     (void)state;
     EACH_SHAPE(s) {
         struct setup u = setup_new(s, 64);
-        float *turned = malloc(u.n * sizeof *turned), before[64 * MOST_HD], after[64 * MOST_HD];
+        float *rotated = malloc(u.n * sizeof *rotated), before[64 * MOST_HD], after[64 * MOST_HD];
         size_t g = s->width / 2;
-        memcpy(turned, u.parameters, u.n * sizeof *turned);
-        float *mean = turned + comm_table_numbers(u.shape) + 2;
-        codec_comm.decode(u.shape, CODEC_KEYS, u.block, before);
+        memcpy(rotated, u.parameters, u.n * sizeof *rotated);
+        float *mean = rotated + commvq_table_numbers(u.shape) + 2;
+        codec_commvq.decode(u.shape, CODEC_KEYS, u.page, before);
         for (size_t i = 0; i < s->hd / 2; i++) {
             float c = cosf((float)i + 0.3f), d = sinf((float)i + 0.3f);
             size_t first, second;
             pair_of(s, i, &first, &second);
             for (size_t row = 0; row <= s->rounds * E + 64; row++) {
-                float *table = turned + i / g * s->rounds * E * s->width + row * s->width, *re = table + i % g, *im = re + g;
+                float *table = rotated + i / g * s->rounds * E * s->width + row * s->width, *re = table + i % g, *im = re + g;
                 if (row == s->rounds * E) re = mean + first, im = mean + second;
                 if (row > s->rounds * E) { /* and the keys themselves */
                     re = before + (row - 1 - s->rounds * E) * s->hd + first;
@@ -215,20 +215,20 @@ static void turned_tables_give_turned_keys(void **state) {
         void *learned;
         struct codec_shape shape = u.shape;
         shape.learned = NULL;
-        assert_int_equal(codec_comm.open(shape, CODEC_KEYS, turned, &learned, &error), TERSE_OK);
+        assert_int_equal(codec_commvq.open(shape, CODEC_KEYS, rotated, &learned, &error), TERSE_OK);
         shape.learned = learned;
-        codec_comm.decode(shape, CODEC_KEYS, u.block, after);
+        codec_commvq.decode(shape, CODEC_KEYS, u.page, after);
         double unit = 0;
-        for (size_t j = 0; j < s->hd / s->width * comm_code_of(shape)->stride; j++)
-            unit = fmax(unit, (double)comm_code_of(shape)->steps[j] + (double)comm_code_of(u.shape)->steps[j]);
+        for (size_t j = 0; j < s->hd / s->width * commvq_code_of(shape)->stride; j++)
+            unit = fmax(unit, (double)commvq_code_of(shape)->steps[j] + (double)commvq_code_of(u.shape)->steps[j]);
         float gains[64];
-        comm_gains(shape, u.block, gains);
+        commvq_gains(shape, u.page, gains);
         for (size_t t = 0; t < 64; t++)
             for (size_t c = 0; c < s->hd; c++)
                 assert_true(fabs((double)after[t * s->hd + c] - (double)before[t * s->hd + c]) <=
                             2 * s->rounds * unit * (double)gains[t] + 1e-5 * (10 + 10 * (double)gains[t]));
-        codec_comm.close(learned);
-        free(turned);
+        codec_commvq.close(learned);
+        free(rotated);
         setup_free(&u);
     }
 }
@@ -265,7 +265,7 @@ static void check_least(const struct kernels *k, size_t entries, bool ties, enum
     for (size_t i = 0; i < 2 * columns; i++) products[i] = ties ? (float)(random_bits(&source) % 3) : normal();
     for (size_t i = 0; i < entries * columns; i++)
         half[i] = i % columns >= entries ? INFINITY : ties ? (float)(random_bits(&source) % 4) : 3 * normal();
-    uint32_t at = 0, got = k->least_comm(half, entries, columns, products, &least);
+    uint32_t at = 0, got = k->least_commvq(half, entries, columns, products, &least);
     float want = INFINITY;
     for (size_t i = 0; i < entries * columns; i++) {
         float value = half[i] - products[columns + i % columns] - products[i / columns];
@@ -275,7 +275,7 @@ static void check_least(const struct kernels *k, size_t entries, bool ties, enum
     assert_true(least == want);
     uint32_t *cells = guard_bytes(entries * sizeof *cells, side);
     float *values = guard_floats(entries, side), limit = want + (ties ? 1 : 2);
-    size_t found = k->within_comm(half, entries, columns, products, limit, entries, cells, values), seen = 0;
+    size_t found = k->within_commvq(half, entries, columns, products, limit, entries, cells, values), seen = 0;
     for (size_t i = 0; i < entries * columns; i++) {
         float value = half[i] - products[columns + i % columns] - products[i / columns];
         if (!(value < limit)) continue;
@@ -286,10 +286,10 @@ static void check_least(const struct kernels *k, size_t entries, bool ties, enum
         seen++;
     }
     assert_int_equal(found, seen);
-    assert_true(k->within_comm(half, entries, columns, products, want, entries, cells, values) == 0);
+    assert_true(k->within_commvq(half, entries, columns, products, want, entries, cells, values) == 0);
     for (size_t i = 0; i < columns; i++) products[i] = NAN; /* a row of NaN: some cell, and no other harm */
-    assert_true(k->least_comm(half, entries, columns, products, &least) < entries * columns);
-    assert_int_equal(k->within_comm(half, entries, columns, products, 1, entries, cells, values), 0);
+    assert_true(k->least_commvq(half, entries, columns, products, &least) < entries * columns);
+    assert_int_equal(k->within_commvq(half, entries, columns, products, 1, entries, cells, values), 0);
     guard_release();
 }
 
@@ -313,12 +313,12 @@ static void decoding_is_what_the_definition_says(void **state) {
     const struct kernels *k;
     EACH_SHAPE(s) {
         struct setup u = setup_new(s, 64);
-        const struct comm_code *c = comm_code_of(u.shape);
+        const struct commvq_code *c = commvq_code_of(u.shape);
         float decoded[64 * MOST_HD], gains[64];
         double key[MOST_HD];
-        size_t bytes = codec_comm.block_bytes(u.shape, CODEC_KEYS);
-        codec_comm.decode(u.shape, CODEC_KEYS, u.block, decoded);
-        comm_gains(u.shape, u.block, gains);
+        size_t bytes = codec_commvq.page_bytes(u.shape, CODEC_KEYS);
+        codec_commvq.decode(u.shape, CODEC_KEYS, u.page, decoded);
+        commvq_gains(u.shape, u.page, gains);
         for (size_t t = 0; t < 64; t++) {
             double gain = key_by_definition(&u, s, t, key), apart = 1e-5 * gain + 1e-6;
             for (size_t i = 0; i < s->hd; i++) assert_true(fabs((double)decoded[t * s->hd + i] - key[i]) <= apart);
@@ -326,11 +326,11 @@ static void decoding_is_what_the_definition_says(void **state) {
         for (size_t tier = 0; (k = tier_at(tier)); tier++) {
             float *channels = guard_floats(s->hd * 64, GUARD_END);
             uint8_t *codes =
-                guard_copy(comm_codes(u.block), s->hd / s->width * s->rounds * COMM_PART, tier % 2 ? GUARD_START : GUARD_END);
+                guard_copy(commvq_codes(u.page), s->hd / s->width * s->rounds * COMMVQ_PART, tier % 2 ? GUARD_START : GUARD_END);
             for (int planes = 0; planes < 2; planes++) {
-                struct comm_code some = *c;
+                struct commvq_code some = *c;
                 if (!planes) some.planes = NULL;
-                k->channels_comm(&some, gains, codes, channels);
+                k->channels_commvq(&some, gains, codes, channels);
                 for (size_t i = 0; i < 64 * s->hd; i++) {
                     float want = decoded[i % 64 * s->hd + i / 64];
                     assert_true(fabsf(channels[i] - want) <= 1e-5f * (1 + fabsf(want) + 10 * gains[i % 64]));
@@ -345,7 +345,7 @@ static void decoding_is_what_the_definition_says(void **state) {
 
 struct angles {
     float cosine[MOST_HD / 2 * 64], sine[MOST_HD / 2 * 64];
-    struct key_turn turn;
+    struct key_rotation rotation;
 };
 
 static void angles_set(struct angles *a, const struct shape *s, double first) {
@@ -354,7 +354,7 @@ static void angles_set(struct angles *a, const struct shape *s, double first) {
         a->cosine[i] = (float)cos(angle);
         a->sine[i] = (float)sin(angle);
     }
-    a->turn = (struct key_turn){.cosine = a->cosine, .sine = a->sine, .pairs = s->pairs, .adjacent = s->adjacent};
+    a->rotation = (struct key_rotation){.cosine = a->cosine, .sine = a->sine, .pairs = s->pairs, .adjacent = s->adjacent};
 }
 
 /* <q, key of slot t turned>, and in *terms the sum of its terms' sizes. */
@@ -365,8 +365,8 @@ static double score_by_definition(const struct shape *s, const struct angles *a,
     for (size_t i = 0; i < s->hd / 2; i++) {
         size_t first, second;
         pair_of(s, i, &first, &second);
-        bool turned = i < s->pairs;
-        double c = turned ? (double)a->cosine[i * 64 + t] : 1, d = turned ? (double)a->sine[i * 64 + t] : 0;
+        bool rotated = i < s->pairs;
+        double c = rotated ? (double)a->cosine[i * 64 + t] : 1, d = rotated ? (double)a->sine[i * 64 + t] : 0;
         double x = (double)key[first] * c - (double)key[second] * d, y = (double)key[first] * d + (double)key[second] * c;
         sum += (double)q[first] * x + (double)q[second] * y;
         *terms += fabs((double)q[first]) * (fabs((double)key[first]) + fabs((double)key[second]));
@@ -375,40 +375,40 @@ static double score_by_definition(const struct shape *s, const struct angles *a,
     return sum;
 }
 
-static void both_ways_of_scoring_equal_decode_turn_multiply(void **state) {
+static void both_ways_of_scoring_equal_decode_rotate_multiply(void **state) {
     (void)state;
     static const uint32_t groups[] = {1, 3, 8, 9};
     static struct angles angles;
     EACH_SHAPE(s) {
         struct setup u = setup_new(s, 64);
-        const struct comm_code *c = comm_code_of(u.shape);
-        float decoded[64 * MOST_HD], q[9 * MOST_HD], gains[64], *tables = malloc(9 * comm_table_floats(c) * sizeof *tables);
+        const struct commvq_code *c = commvq_code_of(u.shape);
+        float decoded[64 * MOST_HD], q[9 * MOST_HD], gains[64], *tables = malloc(9 * commvq_table_floats(c) * sizeof *tables);
         const struct kernels *k;
         angles_set(&angles, s, 3000);
-        codec_comm.decode(u.shape, CODEC_KEYS, u.block, decoded);
-        comm_gains(u.shape, u.block, gains);
+        codec_commvq.decode(u.shape, CODEC_KEYS, u.page, decoded);
+        commvq_gains(u.shape, u.page, gains);
         fill_floats(&source, FILL_NORMAL, q, 9 * s->hd);
         for (size_t i = 0; i < 4; i++) {
-            float logits[9 * 64], by_table[9 * 64], unturned[9 * 64];
+            float logits[9 * 64], by_table[9 * 64], unrotated[9 * 64];
             u.shape.group = groups[i];
-            comm_prepare(u.shape, q, tables);
-            comm_score_by_table(u.shape, tables, &angles.turn, u.block, by_table);
-            codec_comm.score_turned(u.shape, q, &angles.turn, u.block, logits);
-            codec_comm.score(u.shape, q, NULL, u.block, unturned);
+            commvq_prepare(u.shape, q, tables);
+            commvq_score_by_table(u.shape, tables, &angles.rotation, u.page, by_table);
+            codec_commvq.score_rotated(u.shape, q, &angles.rotation, u.page, logits);
+            codec_commvq.score(u.shape, q, NULL, u.page, unrotated);
             for (size_t m = 0; m < groups[i] * 64; m++) {
                 const float *query = q + m / 64 * s->hd, *key = decoded + m % 64 * s->hd;
                 double terms, want = score_by_definition(s, &angles, query, key, m % 64, &terms), plain = 0;
                 for (size_t j = 0; j < s->hd; j++) plain += (double)query[j] * (double)key[j];
                 check_close((double)logits[m], want, terms, 1e-5, 1e-6, "decoded, head_dim %u", s->hd);
                 check_close((double)by_table[m], want, terms + (double)gains[m % 64], 1e-5, 1e-6, "by table, head_dim %u", s->hd);
-                check_close((double)unturned[m], plain, terms, 1e-5, 1e-6, "unturned, head_dim %u", s->hd);
+                check_close((double)unrotated[m], plain, terms, 1e-5, 1e-6, "unturned, head_dim %u", s->hd);
             }
         }
         for (size_t tier = 0; (k = tier_at(tier)); tier++) {
-            float *own = guard_floats(comm_table_floats(c), GUARD_END), *logits = guard_floats(64, GUARD_END);
+            float *own = guard_floats(commvq_table_floats(c), GUARD_END), *logits = guard_floats(64, GUARD_END);
             float *query = guard_copy(q, s->hd * sizeof *q, GUARD_END);
-            k->prepare_comm(c, query, own);
-            k->look_up_comm(c, &angles.turn, own, gains, comm_codes(u.block), logits);
+            k->prepare_commvq(c, query, own);
+            k->look_up_commvq(c, &angles.rotation, own, gains, commvq_codes(u.page), logits);
             for (size_t t = 0; t < 64; t++) {
                 double terms, want = score_by_definition(s, &angles, q, decoded + t * s->hd, t, &terms);
                 check_close((double)logits[t], want, terms + (double)gains[t], 1e-5, 1e-6, "%s look_up_comm, head_dim %u", k->name,
@@ -440,8 +440,8 @@ static void scores_depend_on_relative_positions(void **state) {
             moved[first] = q[first] * c - q[second] * d;
             moved[second] = q[first] * d + q[second] * c;
         }
-        codec_comm.score_turned(u.shape, q, &near.turn, u.block, a);
-        codec_comm.score_turned(u.shape, moved, &far.turn, u.block, b);
+        codec_commvq.score_rotated(u.shape, q, &near.rotation, u.page, a);
+        codec_commvq.score_rotated(u.shape, moved, &far.rotation, u.page, b);
         for (size_t t = 0; t < 64; t++) {
             norm = 0;
             for (size_t i = 0; i < s->hd; i++) norm += fabsf(u.rows[t * s->hd + i]);
@@ -470,14 +470,14 @@ static void the_fast_search_finds_what_brute_force_finds(void **state) {
         enum { N = 37 };
         size_t g = sizes[i][0], entries = sizes[i][1], stride = 2 * g + 3;
         float *table = malloc(entries * 2 * g * sizeof *table), *x = malloc(N * stride * sizeof *x);
-        struct comm_search search;
+        struct commvq_search search;
         struct terse_error error;
         uint16_t codes[N];
         fill_floats(&source, FILL_NORMAL, table, entries * 2 * g);
         fill_floats(&source, FILL_NORMAL, x, N * stride);
-        assert_int_equal(comm_search_new(g, entries, &search, &error), TERSE_OK);
-        comm_search_set(&search, table);
-        comm_search_nearest(&search, x, N, stride, codes);
+        assert_int_equal(commvq_search_new(g, entries, &search, &error), TERSE_OK);
+        commvq_search_set(&search, table);
+        commvq_search_nearest(&search, x, N, stride, codes);
         for (size_t r = 0; r < N; r++) {
             double least = INFINITY, got = distance_to(x + r * stride, table, g, entries, codes[r]);
             unsigned best = 0;
@@ -490,13 +490,13 @@ static void the_fast_search_finds_what_brute_force_finds(void **state) {
         }
         float *left = malloc(N * stride * sizeof *left);
         memcpy(left, x, N * stride * sizeof *left);
-        comm_subtract(table, g, entries, codes, N, left, stride);
+        commvq_subtract(table, g, entries, codes, N, left, stride);
         for (size_t r = 0; r < N; r++) {
             double square = 0, want = distance_to(x + r * stride, table, g, entries, codes[r]);
             for (size_t j = 0; j < 2 * g; j++) square += (double)left[r * stride + j] * (double)left[r * stride + j];
             assert_true(fabs(square - want) <= 1e-5 * (want + 1));
         }
-        comm_search_free(&search);
+        commvq_search_free(&search);
         free(left);
         free(table);
         free(x);
@@ -508,7 +508,7 @@ static void encoding_is_greedy_by_rounds(void **state) {
     (void)state;
     EACH_SHAPE(s) {
         struct setup u = setup_new(s, 61);
-        const float *mean = u.parameters + comm_table_numbers(u.shape) + 2;
+        const float *mean = u.parameters + commvq_table_numbers(u.shape) + 2;
         size_t g = s->width / 2;
         for (size_t t = 0; t < 61; t += 6) {
             double size = 0, kept = 0, key[MOST_HD];
@@ -529,25 +529,25 @@ static void encoding_is_greedy_by_rounds(void **state) {
                     double got = distance_to(x, table, g, E, code), least = got;
                     for (unsigned other = 0; other < E * E; other++) least = fmin(least, distance_to(x, table, g, E, other));
                     assert_true(got <= least + 1e-5 * (least + 1));
-                    comm_subtract(table, g, E, &chosen, 1, x, 2 * g);
+                    commvq_subtract(table, g, E, &chosen, 1, x, 2 * g);
                 }
             }
             key_by_definition(&u, s, t, key);
             for (size_t c = 0; c < s->hd; c++) kept += pow(key[c] - (double)mean[c], 2);
-            if (u.block[t] > 1 && u.block[t] < 255) assert_true(fabs(sqrt(kept) - sqrt(size)) <= 0.019 * sqrt(size));
-            if (t == 5) assert_int_equal(u.block[t], 0);
+            if (u.page[t] > 1 && u.page[t] < 255) assert_true(fabs(sqrt(kept) - sqrt(size)) <= 0.019 * sqrt(size));
+            if (t == 5) assert_int_equal(u.page[t], 0);
         }
-        for (size_t t = 61; t < 64; t++) assert_int_equal(u.block[t], 0); /* slots without tokens are the mean */
-        size_t used = 64 + s->hd / s->width * s->rounds * COMM_PART, bytes = codec_comm.block_bytes(u.shape, CODEC_KEYS);
-        for (size_t i = used; i < bytes; i++) assert_int_equal(u.block[i], 0);
+        for (size_t t = 61; t < 64; t++) assert_int_equal(u.page[t], 0); /* slots without tokens are the mean */
+        size_t used = 64 + s->hd / s->width * s->rounds * COMMVQ_PART, bytes = codec_commvq.page_bytes(u.shape, CODEC_KEYS);
+        for (size_t i = used; i < bytes; i++) assert_int_equal(u.page[i], 0);
         /* A row's code is its own: alone it is the same. */
         uint8_t *alone = malloc(bytes);
-        codec_comm.encode(u.shape, CODEC_KEYS, u.rows + 7 * s->hd, 1, alone);
-        assert_int_equal(alone[0], u.block[7]);
+        codec_commvq.encode(u.shape, CODEC_KEYS, u.rows + 7 * s->hd, 1, alone);
+        assert_int_equal(alone[0], u.page[7]);
         for (size_t k = 0; k < s->hd / s->width * s->rounds; k++) {
             uint16_t one[64], all[64];
-            code_planes_read(alone + 64 + k * COMM_PART, COMM_BITS, one);
-            code_planes_read(u.block + 64 + k * COMM_PART, COMM_BITS, all);
+            code_planes_read(alone + 64 + k * COMMVQ_PART, COMMVQ_BITS, one);
+            code_planes_read(u.page + 64 + k * COMMVQ_PART, COMMVQ_BITS, all);
             assert_int_equal(one[0], all[7]);
         }
         free(alone);
@@ -561,9 +561,9 @@ static void residuals_never_grow(void **state) {
     enum { G = 32, N = 64, ROUNDS = 8 };
     float table[E * 2 * G], x[N * 2 * G];
     double before[N];
-    struct comm_search search;
+    struct commvq_search search;
     struct terse_error error;
-    assert_int_equal(comm_search_new(G, E, &search, &error), TERSE_OK);
+    assert_int_equal(commvq_search_new(G, E, &search, &error), TERSE_OK);
     fill_floats(&source, FILL_NORMAL, x, N * 2 * G);
     for (size_t t = 0; t < N; t++) before[t] = INFINITY;
     for (size_t r = 0; r < ROUNDS; r++) {
@@ -571,9 +571,9 @@ static void residuals_never_grow(void **state) {
         double grown = 0;
         fill_floats(&source, FILL_NORMAL, table, E * 2 * G);
         for (size_t i = 0; i < E * 2 * G; i++) table[i] = i < 2 * G ? 0 : 0.3f * table[i];
-        comm_search_set(&search, table);
-        comm_search_nearest(&search, x, N, 2 * G, codes);
-        comm_subtract(table, G, E, codes, N, x, 2 * G);
+        commvq_search_set(&search, table);
+        commvq_search_nearest(&search, x, N, 2 * G, codes);
+        commvq_subtract(table, G, E, codes, N, x, 2 * G);
         for (size_t t = 0; t < N; t++) {
             double square = 0;
             for (size_t i = 0; i < 2 * G; i++) square += (double)x[t * 2 * G + i] * (double)x[t * 2 * G + i];
@@ -583,7 +583,7 @@ static void residuals_never_grow(void **state) {
         }
         assert_true(grown > 0); /* and some get shorter */
     }
-    comm_search_free(&search);
+    commvq_search_free(&search);
 }
 
 /* ---- How codes lie ------------------------------------------------------------------------------------------------------- */
@@ -591,11 +591,11 @@ static void residuals_never_grow(void **state) {
 static void codes_of_12_bits_lie_without_waste(void **state) {
     (void)state;
     uint16_t codes[64], back[64];
-    uint8_t planes[COMM_PART];
+    uint8_t planes[COMMVQ_PART];
     for (unsigned first = 0; first < 4096; first += 64) { /* every a and b */
         for (unsigned t = 0; t < 64; t++) codes[t] = (uint16_t)(first + (t * 29) % 64);
-        code_planes_write(codes, COMM_BITS, planes);
-        code_planes_read(planes, COMM_BITS, back);
+        code_planes_write(codes, COMMVQ_BITS, planes);
+        code_planes_read(planes, COMMVQ_BITS, back);
         assert_memory_equal(codes, back, sizeof codes);
     }
     static const struct {
@@ -605,14 +605,14 @@ static void codes_of_12_bits_lie_without_waste(void **state) {
                 {256, 1, 128, 11, 2176}, {256, 2, 128, 21, 4096}, {160, 1, 80, 7, 1408}, {192, 1, 96, 8, 1600},
                 {224, 2, 112, 19, 3712}};
     for (size_t i = 0; i < sizeof want / sizeof *want; i++) {
-        struct coding coding = comm_coding(want[i].hd, want[i].bits);
+        struct coding coding = commvq_coding(want[i].hd, want[i].bits);
         struct codec_shape shape = {want[i].hd, 1, coding.width, coding.bits, NULL};
         struct terse_error error;
-        assert_ptr_equal(coding.codec, &codec_comm);
+        assert_ptr_equal(coding.codec, &codec_commvq);
         assert_int_equal(coding.width, want[i].width);
-        assert_int_equal(coding.bits, COMM_BITS * want[i].rounds);
-        assert_int_equal(codec_comm.check(shape, CODEC_KEYS, &error), TERSE_OK);
-        assert_int_equal(codec_comm.block_bytes(shape, CODEC_KEYS), want[i].bytes);
+        assert_int_equal(coding.bits, COMMVQ_BITS * want[i].rounds);
+        assert_int_equal(codec_commvq.check(shape, CODEC_KEYS, &error), TERSE_OK);
+        assert_int_equal(codec_commvq.page_bytes(shape, CODEC_KEYS), want[i].bytes);
         /* rounds log2(64) 2 / width bits of codes, 8 bits of gain a token, and less than 64 bytes to fill up */
         double exact = 64 * (want[i].rounds * 12.0 * want[i].hd / want[i].width + 8) / 8;
         assert_true((double)want[i].bytes >= exact && (double)want[i].bytes < exact + 64);
@@ -625,25 +625,25 @@ static void many_rounds_contain_few(void **state) {
     const struct shape many = {64, 64, 21, 32, true}, few = {64, 64, 11, 32, true};
     struct setup u = setup_new(&many, 64);
     struct codec_shape shape = shape_of(&few);
-    size_t tables = comm_table_numbers(shape), n = codec_comm.parameters(shape, CODEC_KEYS), same = 0;
+    size_t tables = commvq_table_numbers(shape), n = codec_commvq.parameters(shape, CODEC_KEYS), same = 0;
     float *parameters = malloc(n * sizeof *parameters);
     memcpy(parameters, u.parameters, tables * sizeof *parameters);
-    memcpy(parameters + tables, u.parameters + comm_table_numbers(u.shape), (n - tables) * sizeof *parameters);
+    memcpy(parameters + tables, u.parameters + commvq_table_numbers(u.shape), (n - tables) * sizeof *parameters);
     void *learned;
     struct terse_error error;
-    assert_int_equal(codec_comm.open(shape, CODEC_KEYS, parameters, &learned, &error), TERSE_OK);
+    assert_int_equal(codec_commvq.open(shape, CODEC_KEYS, parameters, &learned, &error), TERSE_OK);
     shape.learned = learned;
-    uint8_t *block = malloc(codec_comm.block_bytes(shape, CODEC_KEYS));
-    codec_comm.encode(shape, CODEC_KEYS, u.rows, 64, block);
+    uint8_t *page = malloc(codec_commvq.page_bytes(shape, CODEC_KEYS));
+    codec_commvq.encode(shape, CODEC_KEYS, u.rows, 64, page);
     for (size_t r = 0; r < few.rounds; r++) {
         uint16_t a[64], b[64];
-        code_planes_read(block + 64 + r * COMM_PART, COMM_BITS, a);
-        code_planes_read(u.block + 64 + r * COMM_PART, COMM_BITS, b);
+        code_planes_read(page + 64 + r * COMMVQ_PART, COMMVQ_BITS, a);
+        code_planes_read(u.page + 64 + r * COMMVQ_PART, COMMVQ_BITS, b);
         for (size_t t = 0; t < 64; t++) same += a[t] == b[t];
     }
     assert_true(same >= few.rounds * 64 * 97 / 100); /* steps differ, and with them what is as near as another */
-    codec_comm.close(learned);
-    free(block);
+    codec_commvq.close(learned);
+    free(page);
     free(parameters);
     setup_free(&u);
 }
@@ -659,8 +659,8 @@ static void more_rounds_err_less(void **state) {
         double sum = 0;
         source.state = 77;
         fill_floats(&source, FILL_NORMAL, u.rows, 64 * 64);
-        codec_comm.encode(u.shape, CODEC_KEYS, u.rows, 64, u.block);
-        codec_comm.decode(u.shape, CODEC_KEYS, u.block, decoded);
+        codec_commvq.encode(u.shape, CODEC_KEYS, u.rows, 64, u.page);
+        codec_commvq.decode(u.shape, CODEC_KEYS, u.page, decoded);
         for (size_t i = 0; i < 64 * 64; i++) sum += pow((double)decoded[i] - (double)u.rows[i], 2);
         assert_true(sum < last);
         last = sum;
@@ -678,10 +678,10 @@ static void bad_shapes_are_refused(void **state) {
     struct terse_error error;
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         error.message[0] = 0;
-        assert_int_equal(codec_comm.check(bad[i], CODEC_KEYS, &error), TERSE_E_UNSUPPORTED);
+        assert_int_equal(codec_commvq.check(bad[i], CODEC_KEYS, &error), TERSE_E_UNSUPPORTED);
         assert_true(strlen(error.message) > 20);
     }
-    assert_int_equal(codec_comm.check((struct codec_shape){128, 1, 128, 132, NULL}, CODEC_VALUES, &error), TERSE_E_UNSUPPORTED);
+    assert_int_equal(codec_commvq.check((struct codec_shape){128, 1, 128, 132, NULL}, CODEC_VALUES, &error), TERSE_E_UNSUPPORTED);
 }
 
 static void hostile_parameters_are_refused(void **state) {
@@ -689,7 +689,7 @@ static void hostile_parameters_are_refused(void **state) {
     const struct shape s = {64, 64, 2, 16, false};
     const struct codec_shape shape = shape_of(&s);
     float *p = parameters_new(&s);
-    size_t tables = comm_table_numbers(shape), n = codec_comm.parameters(shape, CODEC_KEYS);
+    size_t tables = commvq_table_numbers(shape), n = codec_commvq.parameters(shape, CODEC_KEYS);
     const struct {
         size_t at;
         float value;
@@ -710,13 +710,13 @@ static void hostile_parameters_are_refused(void **state) {
         float was = p[cases[i].at];
         p[cases[i].at] = cases[i].value;
         error.message[0] = 0;
-        assert_int_equal(codec_comm.open(shape, CODEC_KEYS, p, &learned, &error), cases[i].fine ? TERSE_OK : TERSE_E_FORMAT);
+        assert_int_equal(codec_commvq.open(shape, CODEC_KEYS, p, &learned, &error), cases[i].fine ? TERSE_OK : TERSE_E_FORMAT);
         assert_true(!learned == !cases[i].fine);
         assert_true(cases[i].fine || strlen(error.message) > 20);
-        codec_comm.close(learned);
+        codec_commvq.close(learned);
         p[cases[i].at] = was;
     }
-    codec_comm.close(NULL);
+    codec_commvq.close(NULL);
     free(p);
 }
 
@@ -728,23 +728,24 @@ static void strange_numbers_do_no_harm(void **state) {
         const struct shape s = {64, 32, 3, 32, false};
         struct codec_shape shape = shape_of(&s);
         float *p = parameters_new(&s), rows[64 * 64];
-        for (size_t j = 0; j < comm_table_numbers(shape); j++) p[j] = half_to_float(half_from_float(j % 2 ? sizes[i] : -sizes[i]));
+        for (size_t j = 0; j < commvq_table_numbers(shape); j++)
+            p[j] = half_to_float(half_from_float(j % 2 ? sizes[i] : -sizes[i]));
         struct terse_error error;
         void *learned;
-        assert_int_equal(codec_comm.open(shape, CODEC_KEYS, p, &learned, &error), TERSE_OK);
-        assert_true(codec_comm.learned_bytes(learned) > 2 * comm_table_numbers(shape));
+        assert_int_equal(codec_commvq.open(shape, CODEC_KEYS, p, &learned, &error), TERSE_OK);
+        assert_true(codec_commvq.learned_bytes(learned) > 2 * commvq_table_numbers(shape));
         shape.learned = learned;
-        size_t bytes = codec_comm.block_bytes(shape, CODEC_KEYS);
-        uint8_t *block = malloc(bytes);
-        fill_bytes(&source, block, bytes);
-        codec_comm.decode(shape, CODEC_KEYS, block, rows);
+        size_t bytes = codec_commvq.page_bytes(shape, CODEC_KEYS);
+        uint8_t *page = malloc(bytes);
+        fill_bytes(&source, page, bytes);
+        codec_commvq.decode(shape, CODEC_KEYS, page, rows);
         for (size_t j = 0; j < 64 * 64; j++) assert_true(isfinite(rows[j]));
         for (size_t j = 0; j < 64 * 64; j++) rows[j] = j % 97 == 0 ? NAN : j % 89 == 0 ? INFINITY : j % 5 == 0 ? 3e38f : normal();
-        codec_comm.encode(shape, CODEC_KEYS, rows, 64, block);
-        codec_comm.decode(shape, CODEC_KEYS, block, rows);
+        codec_commvq.encode(shape, CODEC_KEYS, rows, 64, page);
+        codec_commvq.decode(shape, CODEC_KEYS, page, rows);
         for (size_t j = 0; j < 64 * 64; j++) assert_true(isfinite(rows[j]));
-        codec_comm.close(learned);
-        free(block);
+        codec_commvq.close(learned);
+        free(page);
         free(p);
     }
 }
@@ -754,10 +755,10 @@ static void a_frame_is_the_mean_and_the_usual_size(void **state) {
     enum { HD = 32, ROWS = 300 };
     const struct shape s = {HD, HD, 1, 16, true};
     struct codec_shape shape = shape_of(&s);
-    float *p = parameters_new(&s), rows[ROWS * HD], row[HD], *mean = p + comm_table_numbers(shape) + 2;
+    float *p = parameters_new(&s), rows[ROWS * HD], row[HD], *mean = p + commvq_table_numbers(shape) + 2;
     double scale = 0;
     for (size_t i = 0; i < ROWS * HD; i++) rows[i] = (float)(i % HD) + (float)(1 + i / HD) * normal();
-    codec_comm.learn_frame(shape, CODEC_KEYS, rows, ROWS, p);
+    codec_commvq.fit_normalization(shape, CODEC_KEYS, rows, ROWS, p);
     for (size_t c = 0; c < HD; c++) {
         double sum = 0;
         for (size_t r = 0; r < ROWS; r++) sum += (double)rows[r * HD + c] / ROWS;
@@ -767,7 +768,7 @@ static void a_frame_is_the_mean_and_the_usual_size(void **state) {
         double size = 0, one = 0;
         for (size_t c = 0; c < HD; c++) size += pow((double)rows[r * HD + c] - (double)mean[c], 2) / HD;
         memcpy(row, rows + r * HD, sizeof row);
-        assert_true(fabs((double)codec_comm.enter_frame(shape, CODEC_KEYS, p, row) - sqrt(size)) <= 1e-4 * sqrt(size));
+        assert_true(fabs((double)codec_commvq.normalize_row(shape, CODEC_KEYS, p, row) - sqrt(size)) <= 1e-4 * sqrt(size));
         for (size_t c = 0; c < HD; c++) one += (double)row[c] * (double)row[c] / HD;
         assert_true(fabs(one - 1) <= 1e-4);
         scale += sqrt(size) / ROWS;
@@ -779,11 +780,11 @@ static void a_frame_is_the_mean_and_the_usual_size(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(codewords_commute_with_rotations),
-        cmocka_unit_test(turned_codes_leave_turned_rests),
-        cmocka_unit_test(turned_tables_give_turned_keys),
+        cmocka_unit_test(rotated_codes_leave_rotated_rests),
+        cmocka_unit_test(rotated_tables_give_rotated_keys),
         cmocka_unit_test(searching_equals_its_definition),
         cmocka_unit_test(decoding_is_what_the_definition_says),
-        cmocka_unit_test(both_ways_of_scoring_equal_decode_turn_multiply),
+        cmocka_unit_test(both_ways_of_scoring_equal_decode_rotate_multiply),
         cmocka_unit_test(scores_depend_on_relative_positions),
         cmocka_unit_test(the_fast_search_finds_what_brute_force_finds),
         cmocka_unit_test(encoding_is_greedy_by_rounds),

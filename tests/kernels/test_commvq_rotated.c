@@ -1,7 +1,7 @@
 /* CommVQ's keys turned and met in 16 bits, against their definition in double precision: within what backend/cpu/kernels/kernels.h allows, and
  * near it on the whole; where it refuses; and the runs of rounds whose sums are bytes. */
-#include "base/half.h"
 #include "backend/cpu/codec/commvq.h"
+#include "base/half.h"
 #include "support/kernel_check.h"
 
 #include <math.h>
@@ -12,7 +12,7 @@
 
 #include <cmocka.h>
 
-enum { MOST_HD = 256, E = COMM_ENTRIES, MOST_QUERIES = 11 };
+enum { MOST_HD = 256, E = COMMVQ_ENTRIES, MOST_QUERIES = 11 };
 
 static struct random source = {17};
 
@@ -33,13 +33,13 @@ static const struct shape {
 
 struct setup {
     struct codec_shape shape;
-    const struct comm_code *code;
+    const struct commvq_code *code;
     void *learned;
     float *cosine, *sine;
     int16_t *words;
     uint8_t *codes;
     size_t code_bytes;
-    struct key_turn turn;
+    struct key_rotation rotation;
 };
 
 static void make_angles(const struct shape *s, struct setup *u) {
@@ -47,37 +47,37 @@ static void make_angles(const struct shape *s, struct setup *u) {
     u->cosine = malloc((n + 1) * sizeof(float));
     u->sine = malloc((n + 1) * sizeof(float));
     u->words = guard_bytes(4 * n, GUARD_END);
-    u->turn = (struct key_turn){.cosine = u->cosine,
-                                .sine = u->sine,
-                                .pairs = s->pairs,
-                                .adjacent = s->adjacent,
-                                .words = u->words,
-                                .magnitude = s->hd == 64 ? 1.25f : 1};
+    u->rotation = (struct key_rotation){.cosine = u->cosine,
+                                        .sine = u->sine,
+                                        .pairs = s->pairs,
+                                        .adjacent = s->adjacent,
+                                        .words = u->words,
+                                        .magnitude = s->hd == 64 ? 1.25f : 1};
     for (size_t i = 0; i < n; i++) {
         double angle = (double)(i % 64) * pow(10000, -(double)(i / 64) / s->pairs);
         u->words[i / 64 * 128 + i % 64] = (int16_t)lrint(32767 * cos(angle));
         u->words[i / 64 * 128 + 64 + i % 64] = (int16_t)lrint(32767 * sin(angle));
-        u->cosine[i] = u->turn.magnitude * (float)cos(angle);
-        u->sine[i] = u->turn.magnitude * (float)sin(angle);
+        u->cosine[i] = u->rotation.magnitude * (float)cos(angle);
+        u->sine[i] = u->rotation.magnitude * (float)sin(angle);
     }
 }
 
 static struct setup setup_new(const struct shape *s) {
-    struct setup u = {.shape = {.head_dim = s->hd, .group = 1, .width = s->width, .bits = COMM_BITS * s->rounds}};
+    struct setup u = {.shape = {.head_dim = s->hd, .group = 1, .width = s->width, .bits = COMMVQ_BITS * s->rounds}};
     struct terse_error error;
-    size_t n = codec_comm.parameters(u.shape, CODEC_KEYS), tables = comm_table_numbers(u.shape), round = (size_t)E * s->width;
+    size_t n = codec_commvq.parameters(u.shape, CODEC_KEYS), tables = commvq_table_numbers(u.shape), round = (size_t)E * s->width;
     float *p = malloc(n * sizeof *p);
     for (size_t i = 0; i < tables; i++) p[i] = normal() * powf((float)(1 + i / round % s->rounds), s->decay);
     for (size_t i = 0; i < tables && s->mean == 0; i += s->width / 2) p[i] = 0; /* a pair that does not move */
-    comm_set_pairing(u.shape, p, s->pairs, s->adjacent);
+    commvq_set_pairing(u.shape, p, s->pairs, s->adjacent);
     for (size_t c = 0; c < s->hd; c++) p[tables + 2 + c] = s->mean * normal();
     p[n - 1] = 1.25f;
     for (size_t i = 0; i < tables; i++) p[i] = half_to_float(half_from_float(p[i]));
-    assert_int_equal(codec_comm.open(u.shape, CODEC_KEYS, p, &u.learned, &error), TERSE_OK);
+    assert_int_equal(codec_commvq.open(u.shape, CODEC_KEYS, p, &u.learned, &error), TERSE_OK);
     u.shape.learned = u.learned;
-    u.code = comm_code_of(u.shape);
+    u.code = commvq_code_of(u.shape);
     make_angles(s, &u);
-    u.code_bytes = s->hd / s->width * s->rounds * COMM_PART;
+    u.code_bytes = s->hd / s->width * s->rounds * COMMVQ_PART;
     u.codes = guard_bytes(u.code_bytes, GUARD_END);
     fill_bytes(&source, u.codes, u.code_bytes);
     free(p);
@@ -85,7 +85,7 @@ static struct setup setup_new(const struct shape *s) {
 }
 
 static void setup_free(struct setup *u) {
-    codec_comm.close(u->learned);
+    codec_commvq.close(u->learned);
     free(u->cosine);
     free(u->sine);
     guard_release();
@@ -101,28 +101,28 @@ static void set_gains(int kind, float *gains) {
 }
 
 /* The channels of a group's pair. */
-static size_t first_of(const struct comm_code *c, size_t i) { return c->channels[i / c->pairs * 2 * c->pairs + i % c->pairs]; }
-static size_t second_of(const struct comm_code *c, size_t i) {
+static size_t first_of(const struct commvq_code *c, size_t i) { return c->channels[i / c->pairs * 2 * c->pairs + i % c->pairs]; }
+static size_t second_of(const struct commvq_code *c, size_t i) {
     return c->channels[i / c->pairs * 2 * c->pairs + c->pairs + i % c->pairs];
 }
 
 /* What a pair's numbers can come to in size. */
 static double size_of(const struct setup *u, size_t i, double gain) {
-    const struct comm_code *c = u->code;
+    const struct commvq_code *c = u->code;
     size_t at = i / c->pairs * c->stride + i % c->pairs;
     double mean = fmax(fabs((double)c->mean[first_of(c, i)]), fabs((double)c->mean[second_of(c, i)]));
-    return (double)u->turn.magnitude * sqrt(2) * (mean + gain * (double)c->steps[at] * (double)c->largest[at]);
+    return (double)u->rotation.magnitude * sqrt(2) * (mean + gain * (double)c->steps[at] * (double)c->largest[at]);
 }
 
 /* The logit of slot t, and in *terms what its terms can come to. */
 static double logit_of(const struct setup *u, const float *channels, const float *q, size_t t, double gain, double *terms) {
-    const struct comm_code *c = u->code;
+    const struct commvq_code *c = u->code;
     double sum = 0;
     *terms = 0;
     for (size_t i = 0; i < c->groups * c->pairs; i++) {
         size_t first = first_of(c, i), second = second_of(c, i);
-        bool turned = i < u->turn.pairs;
-        double cosine = turned ? (double)u->cosine[i * 64 + t] : 1, sine = turned ? (double)u->sine[i * 64 + t] : 0;
+        bool rotated = i < u->rotation.pairs;
+        double cosine = rotated ? (double)u->cosine[i * 64 + t] : 1, sine = rotated ? (double)u->sine[i * 64 + t] : 0;
         double x = (double)channels[first * 64 + t], y = (double)channels[second * 64 + t];
         sum += (double)q[first] * (x * cosine - y * sine) + (double)q[second] * (x * sine + y * cosine);
         *terms += (fabs((double)q[first]) + fabs((double)q[second])) * size_of(u, i, gain);
@@ -138,9 +138,9 @@ static void check_scores(const struct shape *s, const struct setup *u, const str
     for (size_t t = 0; t < 64; t++) largest = fmax(largest, (double)gains[t]);
     fill_floats(&source, FILL_NORMAL, q, G * s->hd);
     for (size_t c = 0; G > 1 && c < s->hd; c++) q[c] = 0; /* one query is nothing */
-    kernels_for(KERNELS_SCALAR)->channels_comm(u->code, gains, u->codes, channels);
+    kernels_for(KERNELS_SCALAR)->channels_commvq(u->code, gains, u->codes, channels);
     for (size_t i = 0; i < G * 64; i++) logits[i] = -7;
-    bool served = k->score_turned_comm(u->code, &u->turn, gains, q, G, u->codes, logits);
+    bool served = k->score_rotated_commvq(u->code, &u->rotation, gains, q, G, u->codes, logits);
     assert_int_equal(served, s->serves);
     for (size_t i = 0; i < G * 64; i++) {
         double terms, want = logit_of(u, channels, q + i / 64 * s->hd, i % 64, largest, &terms);
@@ -162,7 +162,7 @@ static void words_score_as_the_definition_says(void **state) {
     const struct kernels *k;
     EACH_SHAPE(s) {
         for (size_t tier = 0; (k = tier_at(tier)); tier++) {
-            if (!k->score_turned_comm || !kernels()->planes_pq) continue;
+            if (!k->score_rotated_commvq || !kernels()->has_register_lut) continue;
             for (size_t i = 0; i < sizeof groups / sizeof *groups; i++) {
                 struct setup u = setup_new(s);
                 for (int kind = 0; kind < GAINS; kind++)
@@ -183,15 +183,15 @@ static void what_does_not_fit_is_refused(void **state) {
     set_gains(0, gains);
     fill_floats(&source, FILL_NORMAL, q, MOST_HD);
     for (size_t tier = 0; (k = tier_at(tier)); tier++) {
-        for (int what = 0; k->score_turned_comm && what < 4; what++) {
-            struct key_turn turn = u.turn;
-            struct comm_code code = *u.code;
-            if (what == 0) turn.words = NULL;
-            if (what == 1) turn.pairs = 48;
-            if (what == 2) turn.adjacent = !turn.adjacent;
+        for (int what = 0; k->score_rotated_commvq && what < 4; what++) {
+            struct key_rotation rotation = u.rotation;
+            struct commvq_code code = *u.code;
+            if (what == 0) rotation.words = NULL;
+            if (what == 1) rotation.pairs = 48;
+            if (what == 2) rotation.adjacent = !rotation.adjacent;
             if (what == 3) code.planes = NULL;
             memset(logits, 0, sizeof logits);
-            assert_false(k->score_turned_comm(&code, &turn, gains, q, 1, u.codes, logits));
+            assert_false(k->score_rotated_commvq(&code, &rotation, gains, q, 1, u.codes, logits));
             for (size_t t = 0; t < 64; t++) assert_true(logits[t] == 0);
         }
     }
@@ -207,8 +207,8 @@ static void numbers_that_are_none_stay_so(void **state) {
     q[3] = NAN;
     q[shapes->hd + 5] = INFINITY;
     for (size_t tier = 0; (k = tier_at(tier)); tier++) {
-        if (!k->score_turned_comm || !kernels()->planes_pq) continue;
-        assert_true(k->score_turned_comm(u.code, &u.turn, gains, q, 2, u.codes, logits));
+        if (!k->score_rotated_commvq || !kernels()->has_register_lut) continue;
+        assert_true(k->score_rotated_commvq(u.code, &u.rotation, gains, q, 2, u.codes, logits));
         for (size_t i = 0; i < 2 * 64; i++) assert_false(isfinite(logits[i]));
     }
     setup_free(&u);
@@ -219,7 +219,7 @@ static void sums_of_a_run_are_bytes(void **state) {
     (void)state;
     EACH_SHAPE(s) {
         struct setup u = setup_new(s);
-        const struct comm_code *c = u.code;
+        const struct commvq_code *c = u.code;
         size_t pairs = c->groups * c->stride, rounds = 0;
         int *most = calloc(pairs * 2, sizeof *most), *run = most + pairs;
         float *all = calloc(pairs, sizeof *all);
@@ -237,7 +237,7 @@ static void sums_of_a_run_are_bytes(void **state) {
                     }
                     most[j] = re + im;
                     all[j] += (float)most[j];
-                    leaves |= run[j] + most[j] > COMM_SUM;
+                    leaves |= run[j] + most[j] > COMMVQ_SUM;
                 }
                 assert_true(r == 0 ? !longer || leaves : !leaves);
                 for (size_t j = 0; j < pairs; j++) run[j] = r == 0 ? most[j] : run[j] + most[j];

@@ -87,14 +87,14 @@ static void check_outer(struct random *random, const struct shape *s) {
     size_t lda = s->m + s->gap, ldb = s->n + s->gap, ldc = s->n + s->gap, c_floats = floats_of(s->m, s->n, ldc);
     float *a = guard_floats(floats_of(s->k, s->m, lda), GUARD_END), *b = guard_floats(floats_of(s->k, s->n, ldb), GUARD_END);
     float *c = guard_floats(c_floats, GUARD_END), *want = guard_floats(c_floats, GUARD_END),
-          *turned = guard_floats(s->m * s->k, GUARD_END);
+          *rotated = guard_floats(s->m * s->k, GUARD_END);
     fill_floats(random, FILL_NORMAL, a, floats_of(s->k, s->m, lda));
     fill_floats(random, FILL_NORMAL, b, floats_of(s->k, s->n, ldb));
     fill_floats(random, FILL_NORMAL, c, c_floats);
     if (!s->accumulate && c_floats) c[0] = NAN;
     if (c_floats) memcpy(want, c, c_floats * sizeof *c);
-    for (size_t i = 0; i < s->m * s->k; i++) turned[i] = a[i % s->k * lda + i / s->k];
-    gemm(false, s->m, s->n, s->k, turned, s->k ? s->k : 1, b, ldb ? ldb : 1, s->accumulate, want, ldc ? ldc : 1);
+    for (size_t i = 0; i < s->m * s->k; i++) rotated[i] = a[i % s->k * lda + i / s->k];
+    gemm(false, s->m, s->n, s->k, rotated, s->k ? s->k : 1, b, ldb ? ldb : 1, s->accumulate, want, ldc ? ldc : 1);
     gemm_outer(s->m, s->n, s->k, a, lda ? lda : 1, b, ldb ? ldb : 1, s->accumulate, c, ldc ? ldc : 1);
     for (size_t i = 0; i < c_floats; i++) {
         bool untouched = i % ldc >= s->n;

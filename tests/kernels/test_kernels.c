@@ -266,7 +266,7 @@ static void test_max_of_tiles(void **state) {
     struct random random = {7};
     const struct kernels *k;
     for (size_t tier = 0; (k = tier_at(tier)); tier++) {
-        assert_true(k->max_tiles(NULL, 0, 64) == -INFINITY);
+        assert_true(k->max_pages(NULL, 0, 64) == -INFINITY);
         for (size_t n = 1; n < 4; n++) {
             for (size_t stride = 64; stride < 200; stride += 67) {
                 size_t all = (n - 1) * stride + 64, at = random_bits(&random) % 64 + random_bits(&random) % n * stride;
@@ -275,7 +275,7 @@ static void test_max_of_tiles(void **state) {
                 x[at] = 100;
                 x[(at + 1) % 64] = NAN;
                 x[at] = 100;
-                if (k->max_tiles(x, n, stride) != 100) fail_msg("%s max of %zu tiles, %zu apart", k->name, n, stride);
+                if (k->max_pages(x, n, stride) != 100) fail_msg("%s max of %zu tiles, %zu apart", k->name, n, stride);
             }
         }
         guard_release();
@@ -330,13 +330,13 @@ static void test_exp_of_tiles(void **state) {
     struct random random = {11};
     const struct kernels *k;
     for (size_t tier = 0; (k = tier_at(tier)); tier++) {
-        assert_true(k->exp_tiles(NULL, 0, 0, 64) == 0);
+        assert_true(k->exp_pages(NULL, 0, 0, 64) == 0);
         for (size_t n = 1; n < 40; n += 12) {
             for (size_t stride = 64; stride < 300; stride += 67) {
                 size_t all = (n - 1) * stride + 64;
                 float *x = guard_floats(all, n % 8 == 1 ? GUARD_END : GUARD_START), *before = malloc(all * sizeof *before);
                 for (size_t i = 0; i < all; i++) before[i] = x[i] = 9 * random_normal(&random);
-                double sum = k->exp_tiles(x, 3, n, stride), total = 0;
+                double sum = k->exp_pages(x, 3, n, stride), total = 0;
                 for (size_t i = 0; i < all; i++) {
                     double want = i % stride < 64 ? exp(before[i] - 3.0f) : before[i];
                     if (i % stride < 64) total += x[i];
@@ -344,7 +344,7 @@ static void test_exp_of_tiles(void **state) {
                 }
                 check_close(sum, total, total, EPSILON * (double)(64 * n), 0, "%s sum of %zu tiles", k->name, n);
                 for (size_t i = 0; i < all; i++) x[i] = -INFINITY;
-                assert_true(k->exp_tiles(x, -INFINITY, n, stride) == 0);
+                assert_true(k->exp_pages(x, -INFINITY, n, stride) == 0);
                 free(before);
             }
         }
@@ -487,10 +487,11 @@ static void test_every_tier_fills_every_slot(void **state) {
     const struct kernels *k;
     for (size_t tier = 0; (k = tier_at(tier)); tier++) {
         assert_true(k->half_to_float && k->float_to_half && k->dot && k->axpy && k->rms_norm && k->silu_mul && k->exp_sum &&
-                    k->exp_tiles && k->max_tiles && k->max && k->look_up_gains && k->scale_weights);
-        assert_true(k->add_bytes && k->add_anchors && k->score_f16 && k->mix_f16 && k->score_q8_0 && k->mix_q8_0 && k->score_q4_0 &&
-                    k->mix_q4_0 && k->prepare_q8_0 && k->prepare_q4_0 && k->score_kivi_4 && k->mix_kivi_4 && k->score_kivi_2 &&
-                    k->mix_kivi_2 && k->mix_light_q4_0 && k->mix_light_kivi_4 && k->mix_light_kivi_2 && k->mix_light_pq);
+                    k->exp_pages && k->max_pages && k->max && k->look_up_gains && k->scale_weights);
+        assert_true(k->add_bytes && k->add_anchors && k->score_f16 && k->accumulate_f16 && k->score_q8_0 && k->accumulate_q8_0 &&
+                    k->score_q4_0 && k->accumulate_q4_0 && k->prepare_q8_0 && k->prepare_q4_0 && k->score_kivi_4 &&
+                    k->accumulate_kivi_4 && k->score_kivi_2 && k->accumulate_kivi_2 && k->accumulate_int8_q4_0 &&
+                    k->accumulate_int8_kivi_4 && k->accumulate_int8_kivi_2 && k->accumulate_int8_pq);
         for (uint32_t type = 0; type < TENSOR_TYPES; type++) {
             assert_true((tensor_type_info(type) != NULL) == (k->dequantize[type] != NULL));
             assert_true((tensor_type_info(type) != NULL) == (k->matvec[type] != NULL));

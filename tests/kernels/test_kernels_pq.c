@@ -1,4 +1,4 @@
-/* The slots for product quantization and score_turned, every tier against sums in double precision, over every width and number of
+/* The slots for product quantization and score_rotated, every tier against sums in double precision, over every width and number of
  * bits of code, any number of queries, with extreme numbers, between inaccessible pages. */
 #include "format/page_layout.h"
 #include "support/kernel_check.h"
@@ -23,14 +23,14 @@ static struct random randomness = {11};
 /* ---- A block with its centroids, and what they mean ------------------------------------------------------------------------ */
 
 struct sample {
-    struct product_code p;
-    size_t hd, block_bytes;
-    unsigned char *block;
+    struct pq_codebook p;
+    size_t hd, page_bytes;
+    unsigned char *page;
     double value[SLOTS][MOST_HD]; /* token by token */
     float centroids[MOST_CENTROIDS];
 };
 
-/* The words of block_layout.h, bit by bit. */
+/* The words of page_layout.h, bit by bit. */
 static void put_code(unsigned char *planes, unsigned bits, size_t t, unsigned code) {
     for (unsigned part = 8; part; part /= 2) {
         if (!(bits & part)) continue;
@@ -49,8 +49,8 @@ static double half_value(uint16_t half) {
     return (double)x;
 }
 
-static const unsigned char *make_planes(const struct product_code *p, enum guard_side side) {
-    size_t plane = PRODUCT_PLANE(p->bits), k = (size_t)1 << p->bits;
+static const unsigned char *make_planes(const struct pq_codebook *p, enum guard_side side) {
+    size_t plane = PQ_CHANNEL_ENTRIES(p->bits), k = (size_t)1 << p->bits;
     unsigned char *planes = guard_bytes(p->parts * p->width * 2 * plane, side);
     for (size_t m = 0; m < p->parts; m++) {
         for (size_t i = 0; i < p->width; i++) {
@@ -65,8 +65,8 @@ static const unsigned char *make_planes(const struct product_code *p, enum guard
 }
 
 /* Centroids of 256 levels, by channel or, where codes have more than eight bits, by row; all are halves. */
-static void make_levels(struct product_code *p, uint16_t *rows, enum fill fill, enum guard_side side) {
-    size_t hd = p->parts * p->width, k = (size_t)1 << p->bits, plane = PRODUCT_PLANE(p->bits);
+static void make_levels(struct pq_codebook *p, uint16_t *rows, enum fill fill, enum guard_side side) {
+    size_t hd = p->parts * p->width, k = (size_t)1 << p->bits, plane = PQ_CHANNEL_ENTRIES(p->bits);
     float *low = guard_floats(hd, side), *step = guard_floats(hd, side), *from = guard_floats(hd, side);
     unsigned char *levels = guard_bytes(hd * plane, side);
     for (size_t c = 0; c < hd; c++) {
@@ -75,13 +75,13 @@ static void make_levels(struct product_code *p, uint16_t *rows, enum fill fill, 
         low[c] = step[c] * (float)((int)(random_bits(&randomness) % 300) - 300);
         from[c] = low[c] - 0x1p17f * step[c];
         for (size_t j = 0; j < plane; j++) {
-            size_t at = p->bits > PRODUCT_PLANE_BITS ? (c / p->width * k + j) * p->width + c % p->width : c * plane + j;
+            size_t at = p->bits > PQ_CHANNEL_BITS ? (c / p->width * k + j) * p->width + c % p->width : c * plane + j;
             levels[at] = j < k ? (unsigned char)random_bits(&randomness) : levels[c * plane + j % k];
             float x = low[c] + step[c] * (float)levels[at];
             if (j < k) kernels_for(KERNELS_SCALAR)->float_to_half(&x, &rows[(c / p->width * k + j) * p->width + c % p->width], 1);
         }
     }
-    *(p->bits > PRODUCT_PLANE_BITS ? &p->level_rows : &p->levels) = levels;
+    *(p->bits > PQ_CHANNEL_BITS ? &p->centroid_rows_u8 : &p->centroids_u8) = levels;
     p->low = low;
     p->step = step;
     p->from = from;
@@ -91,24 +91,24 @@ static void make_sample(struct sample *s, size_t hd, size_t width, unsigned bits
                         enum guard_side side) {
     size_t k = (size_t)1 << bits;
     uint16_t *rows = guard_bytes(hd * k * sizeof *rows, side);
-    s->p = (struct product_code){.parts = hd / width, .width = width, .bits = bits, .rows = rows};
+    s->p = (struct pq_codebook){.parts = hd / width, .width = width, .bits = bits, .rows = rows};
     s->hd = hd;
     fill_halves(&randomness, fill, rows, hd * k < MOST_DRAWN ? hd * k : MOST_DRAWN);
     for (size_t i = MOST_DRAWN; i < hd * k; i++) rows[i] = rows[i - MOST_DRAWN];
-    if (levels && (bits <= PRODUCT_PLANE_BITS || width % 4 == 0))
+    if (levels && (bits <= PQ_CHANNEL_BITS || width % 4 == 0))
         make_levels(&s->p, rows, fill, side);
-    else if (bits <= PRODUCT_PLANE_BITS)
-        s->p.planes = make_planes(&s->p, side);
+    else if (bits <= PQ_CHANNEL_BITS)
+        s->p.byte_planes = make_planes(&s->p, side);
     kernels_for(KERNELS_SCALAR)->half_to_float(rows, s->centroids, hd * k);
-    s->block_bytes = BLOCK_BYTES_PQ(s->p.parts, bits);
-    s->block = guard_bytes(s->block_bytes, side);
-    memset(s->block, 0, s->block_bytes);
+    s->page_bytes = PAGE_BYTES_PQ(s->p.parts, bits);
+    s->page = guard_bytes(s->page_bytes, side);
+    memset(s->page, 0, s->page_bytes);
     for (size_t m = 0; m < s->p.parts; m++) {
         for (size_t t = 0; t < SLOTS; t++) {
             unsigned code = (unsigned)(random_bits(&randomness) % k);
             if (t == 5) code = 0;
             if (t == 6) code = (unsigned)k - 1;
-            put_code(s->block + m * 8 * bits, bits, t, code);
+            put_code(s->page + m * 8 * bits, bits, t, code);
             for (size_t i = 0; i < width; i++) s->value[t][m * width + i] = (double)s->centroids[(m * k + code) * width + i];
         }
     }
@@ -144,8 +144,8 @@ static void check_decoding(struct sample *s, enum fill fill, size_t G, enum guar
     for (size_t tier = 0; (k = tier_at(tier)); tier++) {
         memset(channels, 0xff, SLOTS * s->hd * sizeof *channels);
         memset(rows, 0xff, SLOTS * s->hd * sizeof *rows);
-        k->channels_pq(&s->p, s->block, channels);
-        k->rows_pq(&s->p, s->block, rows);
+        k->channels_pq(&s->p, s->page, channels);
+        k->rows_pq(&s->p, s->page, rows);
         for (size_t t = 0; t < SLOTS; t++) {
             for (size_t c = 0; c < s->hd; c++) {
                 if ((double)channels[c * SLOTS + t] != s->value[t][c] || (double)rows[t * s->hd + c] != s->value[t][c]) {
@@ -170,22 +170,22 @@ static void decoding_gives_the_centroids(void **state) {
 static void every_code_is_found(void **state) {
     (void)state;
     const struct kernels *k;
-    for (unsigned bits = BLOCK_PQ_BITS_LEAST; bits <= BLOCK_PQ_BITS_MOST; bits++) {
+    for (unsigned bits = PQ_BITS_MIN; bits <= PQ_BITS_MAX; bits++) {
         size_t n = (size_t)1 << bits;
         uint16_t *rows = guard_bytes(32 * n * sizeof *rows, GUARD_END);
         for (size_t m = 0; m < 32; m++)
             for (size_t j = 0; j < n; j++) rows[m * n + j] = (uint16_t)((m * 331 + j) % 31744); /* all different, finite */
-        struct product_code p = {.parts = 32, .width = 1, .bits = bits, .rows = rows};
-        if (bits <= 8) p.planes = make_planes(&p, GUARD_END);
-        unsigned char *block = guard_bytes(BLOCK_BYTES_PQ(32, bits), GUARD_END);
+        struct pq_codebook p = {.parts = 32, .width = 1, .bits = bits, .rows = rows};
+        if (bits <= 8) p.byte_planes = make_planes(&p, GUARD_END);
+        unsigned char *page = guard_bytes(PAGE_BYTES_PQ(32, bits), GUARD_END);
         float *channels = guard_floats(32 * SLOTS, GUARD_END);
         for (size_t first = 0; first < n; first += 97) {
-            memset(block, 0xa5, BLOCK_BYTES_PQ(32, bits));
+            memset(page, 0xa5, PAGE_BYTES_PQ(32, bits));
             for (size_t m = 0; m < 32; m++)
                 for (size_t t = 0; t < SLOTS; t++)
-                    put_code(block + m * 8 * bits, bits, t, (unsigned)((first + m * SLOTS + t * 3) % n));
+                    put_code(page + m * 8 * bits, bits, t, (unsigned)((first + m * SLOTS + t * 3) % n));
             for (size_t tier = 0; (k = tier_at(tier)); tier++) {
-                k->channels_pq(&p, block, channels);
+                k->channels_pq(&p, page, channels);
                 for (size_t m = 0; m < 32; m++) {
                     for (size_t t = 0; t < SLOTS; t++) {
                         double want = half_value(rows[m * n + (first + m * SLOTS + t * 3) % n]);
@@ -233,7 +233,7 @@ static double widest_span(const struct sample *s, const float *q) {
 /* What a tier that reads keys by levels may be off by, for one query and token: its query is fixed point, and lows and levels
  * cancel. */
 static double fixed_error(const struct sample *s, const float *q, size_t t) {
-    if (!product_by_levels(&s->p)) return 0;
+    if (!pq_reads_u8(&s->p)) return 0;
     double largest = 0, levels = 0, terms = 0;
     for (size_t c = 0; c < s->hd; c++) {
         double step = (double)s->p.step[c], low = (double)s->p.low[c];
@@ -247,16 +247,16 @@ static double fixed_error(const struct sample *s, const float *q, size_t t) {
 /* Queries in fixed point once, then as often as need be. */
 static void check_fixed(const struct sample *s, const struct kernels *k, const float *q, size_t G, const float *logits,
                         enum guard_side side) {
-    float *fixed = guard_floats(G * product_fixed(&s->p), side), *again = guard_floats(G * SLOTS, side);
-    k->fix_pq(&s->p, q, G, fixed);
-    k->score_fixed_pq(&s->p, fixed, G, s->block, again);
+    float *fixed = guard_floats(G * pq_i16_floats(&s->p), side), *again = guard_floats(G * SLOTS, side);
+    k->quantize_query_pq(&s->p, q, G, fixed);
+    k->score_i16_pq(&s->p, fixed, G, s->page, again);
     assert_memory_equal(again, logits, G * SLOTS * sizeof *again);
 }
 
 static void check_scores(struct sample *s, enum fill fill, size_t G, enum guard_side side) {
-    if (G > 4 && product_floats(&s->p, G) > 1 << 17) return; /* seconds matter */
+    if (G > 4 && pq_table_floats(&s->p, G) > 1 << 17) return; /* seconds matter */
     float *q = guard_floats(G * s->hd, side), *logits = guard_floats(G * SLOTS, side);
-    float *tables = guard_floats(product_floats(&s->p, G), side), *looked_up = guard_floats(G * SLOTS, side);
+    float *tables = guard_floats(pq_table_floats(&s->p, G), side), *looked_up = guard_floats(G * SLOTS, side);
     double want[MOST_G][SLOTS], terms[MOST_G][SLOTS], span[MOST_G];
     fill_floats(&randomness, fill == FILL_LARGE ? FILL_OUTLIER : fill, q, G * s->hd);
     if (G > 2) memset(q + s->hd, 0, s->hd * sizeof *q);
@@ -266,14 +266,14 @@ static void check_scores(struct sample *s, enum fill fill, size_t G, enum guard_
     }
     const struct kernels *k;
     for (size_t tier = 0; (k = tier_at(tier)); tier++) {
-        k->score_pq(&s->p, q, G, s->block, logits);
+        k->score_pq(&s->p, q, G, s->page, logits);
         k->prepare_pq(&s->p, q, G, tables);
-        k->look_up_pq(&s->p, tables, G, s->block, looked_up);
-        if (k->planes_pq && product_by_levels(&s->p)) check_fixed(s, k, q, G, logits, side);
+        k->look_up_pq(&s->p, tables, G, s->page, looked_up);
+        if (k->has_register_lut && pq_reads_u8(&s->p)) check_fixed(s, k, q, G, logits, side);
         for (size_t g = 0; g < G; g++) {
             double step = span[g] * 0x1p-17 * (double)s->p.parts;
             for (size_t t = 0; t < SLOTS; t++) {
-                double error = EPSILON * (double)(s->hd + 4), off = k->planes_pq ? fixed_error(s, q + g * s->hd, t) : 0;
+                double error = EPSILON * (double)(s->hd + 4), off = k->has_register_lut ? fixed_error(s, q + g * s->hd, t) : 0;
                 check_close((double)logits[g * SLOTS + t], want[g][t], terms[g][t], error, off + 1e-42,
                             "%s score_pq G %zu hd %zu width %zu bits %u %s, query %zu token %zu", k->name, G, s->hd, s->p.width,
                             s->p.bits, fill_name(fill), g, t);
@@ -299,7 +299,7 @@ static void scores_equal_sums_over_centroids(void **state) {
 /* What a tier that reads values by levels may be off by, for one query and channel: its weights are fixed point, off by one part in so
  * many of the largest, and lows and levels cancel. */
 static double levels_error(const struct sample *s, const float *weights, size_t c, double parts) {
-    if (!product_by_levels(&s->p)) return 0;
+    if (!pq_reads_u8(&s->p)) return 0;
     double step = (double)s->p.step[c], sum = 0, largest = 0, levels = 0;
     for (size_t t = 0; t < SLOTS; t++) {
         sum += fabs((double)weights[t]);
@@ -310,24 +310,26 @@ static double levels_error(const struct sample *s, const float *weights, size_t 
            1e-30 * SLOTS;
 }
 
-static void check_mixes(struct sample *s, enum fill fill, size_t G, enum guard_side side) {
-    if (G > 4 && product_floats(&s->p, G) > 1 << 17) return;
+static void check_accumulates(struct sample *s, enum fill fill, size_t G, enum guard_side side) {
+    if (G > 4 && pq_table_floats(&s->p, G) > 1 << 17) return;
     float *weights = guard_floats(G * SLOTS, side), *before = guard_floats(G * s->hd, side);
-    float *mixed = guard_floats(G * s->hd, side), *light = guard_floats(G * s->hd, side), *finished = guard_floats(G * s->hd, side);
-    float *tallies = guard_floats(product_floats(&s->p, G), side);
+    float *accumulated = guard_floats(G * s->hd, side), *light = guard_floats(G * s->hd, side),
+          *finished = guard_floats(G * s->hd, side);
+    float *code_sums = guard_floats(pq_table_floats(&s->p, G), side);
     fill_floats(&randomness, fill == FILL_LARGE ? FILL_OUTLIER : fill, weights, G * SLOTS);
     if (G > 2) memset(weights + SLOTS, 0, SLOTS * sizeof *weights);
     fill_floats(&randomness, FILL_NORMAL, before, G * s->hd);
     const struct kernels *k;
     for (size_t tier = 0; (k = tier_at(tier)); tier++) {
-        memcpy(mixed, before, G * s->hd * sizeof *mixed);
-        memcpy(light, before, G * s->hd * sizeof *mixed);
-        memcpy(finished, before, G * s->hd * sizeof *mixed);
-        memset(tallies, 0, product_floats(&s->p, G) * sizeof *tallies);
-        k->mix_pq(&s->p, weights, G, s->block, mixed);
-        k->mix_light_pq(&s->p, weights, G, s->block, light);
-        for (int twice = 0; twice < 2; twice++) k->tally_pq(&s->p, weights, G, s->block, tallies); /* they add up over blocks */
-        k->finish_pq(&s->p, tallies, G, finished);
+        memcpy(accumulated, before, G * s->hd * sizeof *accumulated);
+        memcpy(light, before, G * s->hd * sizeof *accumulated);
+        memcpy(finished, before, G * s->hd * sizeof *accumulated);
+        memset(code_sums, 0, pq_table_floats(&s->p, G) * sizeof *code_sums);
+        k->accumulate_pq(&s->p, weights, G, s->page, accumulated);
+        k->accumulate_int8_pq(&s->p, weights, G, s->page, light);
+        for (int twice = 0; twice < 2; twice++)
+            k->accumulate_by_code_pq(&s->p, weights, G, s->page, code_sums); /* they add up over blocks */
+        k->finish_pq(&s->p, code_sums, G, finished);
         for (size_t g = 0; g < G; g++) {
             for (size_t c = 0; c < s->hd; c++) {
                 double start = (double)before[g * s->hd + c], want = 0, terms = 0;
@@ -335,11 +337,11 @@ static void check_mixes(struct sample *s, enum fill fill, size_t G, enum guard_s
                     want += (double)weights[g * SLOTS + t] * s->value[t][c];
                     terms += fabs((double)weights[g * SLOTS + t] * s->value[t][c]);
                 }
-                double off = k->planes_pq ? levels_error(s, weights + g * SLOTS, c, 65278) : 0;
-                double light_off = k->planes_pq ? levels_error(s, weights + g * SLOTS, c, 253) : 0;
-                check_close((double)mixed[g * s->hd + c], start + want, terms + fabs(start), EPSILON * (SLOTS + 4), off + 1e-42,
-                            "%s mix_pq G %zu hd %zu width %zu bits %u %s, query %zu channel %zu", k->name, G, s->hd, s->p.width,
-                            s->p.bits, fill_name(fill), g, c);
+                double off = k->has_register_lut ? levels_error(s, weights + g * SLOTS, c, 65278) : 0;
+                double light_off = k->has_register_lut ? levels_error(s, weights + g * SLOTS, c, 253) : 0;
+                check_close((double)accumulated[g * s->hd + c], start + want, terms + fabs(start), EPSILON * (SLOTS + 4),
+                            off + 1e-42, "%s mix_pq G %zu hd %zu width %zu bits %u %s, query %zu channel %zu", k->name, G, s->hd,
+                            s->p.width, s->p.bits, fill_name(fill), g, c);
                 check_close((double)light[g * s->hd + c], start + want, terms + fabs(start), EPSILON * (SLOTS + 4),
                             light_off + 1e-42, "%s mix_light_pq G %zu hd %zu width %zu bits %u %s, query %zu channel %zu", k->name,
                             G, s->hd, s->p.width, s->p.bits, fill_name(fill), g, c);
@@ -351,11 +353,11 @@ static void check_mixes(struct sample *s, enum fill fill, size_t G, enum guard_s
     }
 }
 
-static void mixes_equal_sums_over_centroids(void **state) {
+static void accumulates_equal_sums_over_centroids(void **state) {
     (void)state;
     static const size_t groups[] = {1, 2, 3, 4, 5, 8, 9, MOST_G};
-    for (size_t i = 0; i < sizeof groups / sizeof *groups; i++) for_shapes(check_mixes, true, FILL_NORMAL, groups[i]);
-    for (int fill = 0; fill < FILLS; fill++) for_shapes(check_mixes, true, (enum fill)fill, 3);
+    for (size_t i = 0; i < sizeof groups / sizeof *groups; i++) for_shapes(check_accumulates, true, FILL_NORMAL, groups[i]);
+    for (int fill = 0; fill < FILLS; fill++) for_shapes(check_accumulates, true, (enum fill)fill, 3);
 }
 
 /* ---- Turned keys ---------------------------------------------------------------------------------------------------------------
@@ -370,38 +372,38 @@ static void fill_angles(float *cosine, float *sine, size_t n) {
 }
 
 /* want and terms of one query and the key `key`[hd] of token t. */
-static void turned_dot(const float *q, const double *key, const struct key_turn *turn, size_t hd, size_t t, double *want,
-                       double *terms) {
+static void rotated_dot(const float *q, const double *key, const struct key_rotation *rotation, size_t hd, size_t t, double *want,
+                        double *terms) {
     *want = *terms = 0;
     for (size_t c = 0; c < hd; c++) {
         double other = 0, by = 1, across = 0;
-        if (c < 2 * turn->pairs) { /* channel c after the turn: own cos -/+ other sin */
-            bool second = turn->adjacent ? c % 2 == 1 : c >= turn->pairs;
-            size_t pair = turn->adjacent ? c / 2 : c % turn->pairs, apart = turn->adjacent ? 1 : turn->pairs;
+        if (c < 2 * rotation->pairs) { /* channel c after the turn: own cos -/+ other sin */
+            bool second = rotation->adjacent ? c % 2 == 1 : c >= rotation->pairs;
+            size_t pair = rotation->adjacent ? c / 2 : c % rotation->pairs, apart = rotation->adjacent ? 1 : rotation->pairs;
             other = key[second ? c - apart : c + apart];
-            by = (double)turn->cosine[pair * SLOTS + t];
-            across = (second ? 1 : -1) * (double)turn->sine[pair * SLOTS + t];
+            by = (double)rotation->cosine[pair * SLOTS + t];
+            across = (second ? 1 : -1) * (double)rotation->sine[pair * SLOTS + t];
         }
         *want += (double)q[c] * (key[c] * by + other * across);
         *terms += fabs((double)q[c]) * (fabs(key[c] * by) + fabs(other * across));
     }
 }
 
-static void check_turned(size_t G, size_t hd, size_t pairs, bool adjacent, enum fill fill, enum guard_side side) {
+static void check_rotated(size_t G, size_t hd, size_t pairs, bool adjacent, enum fill fill, enum guard_side side) {
     float *q = guard_floats(G * hd, side), *keys = guard_floats(hd * SLOTS, side), *logits = guard_floats(G * SLOTS, side);
     float *cosine = guard_floats(pairs * SLOTS, side), *sine = guard_floats(pairs * SLOTS, side);
-    struct key_turn turn = {.cosine = cosine, .sine = sine, .pairs = pairs, .adjacent = adjacent};
+    struct key_rotation rotation = {.cosine = cosine, .sine = sine, .pairs = pairs, .adjacent = adjacent};
     fill_floats(&randomness, fill == FILL_LARGE ? FILL_OUTLIER : fill, q, G * hd);
     fill_floats(&randomness, fill, keys, hd * SLOTS);
     fill_angles(cosine, sine, pairs * SLOTS);
     const struct kernels *k;
     for (size_t tier = 0; (k = tier_at(tier)); tier++) {
-        k->score_turned(&turn, q, G, hd, keys, logits);
+        k->score_rotated(&rotation, q, G, hd, keys, logits);
         for (size_t t = 0; t < SLOTS; t++) {
             double key[MOST_HD], want, terms;
             for (size_t c = 0; c < hd; c++) key[c] = (double)keys[c * SLOTS + t];
             for (size_t g = 0; g < G; g++) {
-                turned_dot(q + g * hd, key, &turn, hd, t, &want, &terms);
+                rotated_dot(q + g * hd, key, &rotation, hd, t, &want, &terms);
                 check_close((double)logits[g * SLOTS + t], want, terms, EPSILON * (double)(2 * hd + 4), 1e-42,
                             "%s score_turned G %zu hd %zu pairs %zu %s %s, query %zu token %zu", k->name, G, hd, pairs,
                             adjacent ? "adjacent" : "split", fill_name(fill), g, t);
@@ -412,12 +414,12 @@ static void check_turned(size_t G, size_t hd, size_t pairs, bool adjacent, enum 
 }
 
 /* The words of angles. */
-static const int16_t *angle_words(const struct key_turn *turn, enum guard_side side) {
-    int16_t *words = guard_bytes(turn->pairs * 2 * SLOTS * sizeof *words, side);
-    for (size_t i = 0; i < turn->pairs; i++) {
+static const int16_t *angle_words(const struct key_rotation *rotation, enum guard_side side) {
+    int16_t *words = guard_bytes(rotation->pairs * 2 * SLOTS * sizeof *words, side);
+    for (size_t i = 0; i < rotation->pairs; i++) {
         for (size_t t = 0; t < SLOTS; t++) {
-            words[2 * i * SLOTS + t] = (int16_t)lrintf(32767 * turn->cosine[i * SLOTS + t]);
-            words[(2 * i + 1) * SLOTS + t] = (int16_t)lrintf(32767 * turn->sine[i * SLOTS + t]);
+            words[2 * i * SLOTS + t] = (int16_t)lrintf(32767 * rotation->cosine[i * SLOTS + t]);
+            words[(2 * i + 1) * SLOTS + t] = (int16_t)lrintf(32767 * rotation->sine[i * SLOTS + t]);
         }
     }
     return words;
@@ -425,16 +427,16 @@ static const int16_t *angle_words(const struct key_turn *turn, enum guard_side s
 
 /* What turning in words may be off by, for one query: a key's number by six units, of which the largest number that its pair's can be has
  * at least 16000, and a query's by half of 1 / 65000 of all its numbers together, where turned ones are words. */
-static double words_error(const struct sample *s, const struct key_turn *turn, const float *q) {
-    if (!product_by_levels(&s->p) || !turn->words) return 0;
-    double gain = turn->gain ? 0 : 1, off = 0, all = 0;
-    for (size_t t = 0; turn->gain && t < SLOTS; t++) gain = fmax(gain, fabs((double)turn->gain[t]));
-    for (size_t i = 0; i < turn->pairs; i++) {
-        size_t first = turn->adjacent ? 2 * i : i, second = turn->adjacent ? 2 * i + 1 : i + turn->pairs,
+static double words_error(const struct sample *s, const struct key_rotation *rotation, const float *q) {
+    if (!pq_reads_u8(&s->p) || !rotation->words) return 0;
+    double gain = rotation->gain ? 0 : 1, off = 0, all = 0;
+    for (size_t t = 0; rotation->gain && t < SLOTS; t++) gain = fmax(gain, fabs((double)rotation->gain[t]));
+    for (size_t i = 0; i < rotation->pairs; i++) {
+        size_t first = rotation->adjacent ? 2 * i : i, second = rotation->adjacent ? 2 * i + 1 : i + rotation->pairs,
                channel[] = {first, second};
         double most = 0;
         for (size_t k = 0; k < 2; k++) {
-            double low = (double)s->p.low[channel[k]], mean = turn->gain ? (double)turn->mean[channel[k]] : 0;
+            double low = (double)s->p.low[channel[k]], mean = rotation->gain ? (double)rotation->mean[channel[k]] : 0;
             most = fmax(most, fabs(mean) + gain * fmax(fabs(low), fabs(low + 255 * (double)s->p.step[channel[k]])));
         }
         double both = fabs((double)q[first]) + fabs((double)q[second]);
@@ -445,23 +447,23 @@ static double words_error(const struct sample *s, const struct key_turn *turn, c
 }
 
 /* Keys in blocks, as they are and with means and gains; by turns all, half and some channels are turned. */
-static void check_turned_blocks_by(struct sample *s, enum fill fill, size_t G, enum guard_side side, bool words) {
+static void check_rotated_pages_by(struct sample *s, enum fill fill, size_t G, enum guard_side side, bool words) {
     static size_t turns;
     size_t pairs = turns % 3 == 0 ? s->hd / 2 : turns % 3 == 1 ? s->hd / 4 : s->hd / 2 - 3;
     bool adjacent = turns / 3 % 2, gained = turns / 6 % 2;
     turns++;
     float *q = guard_floats(G * s->hd, side), *logits = guard_floats(G * SLOTS, side), *gain = guard_floats(SLOTS, side);
     float *mean = guard_floats(s->hd, side), *cosine = guard_floats(pairs * SLOTS, side), *sine = guard_floats(pairs * SLOTS, side);
-    struct key_turn turn = {.cosine = cosine, .sine = sine, .pairs = pairs, .adjacent = adjacent, .magnitude = 1};
+    struct key_rotation rotation = {.cosine = cosine, .sine = sine, .pairs = pairs, .adjacent = adjacent, .magnitude = 1};
     fill_floats(&randomness, fill == FILL_LARGE ? FILL_OUTLIER : fill, q, G * s->hd);
     fill_floats(&randomness, FILL_NORMAL, gain, SLOTS);
     fill_floats(&randomness, FILL_NORMAL, mean, s->hd);
     fill_angles(cosine, sine, pairs * SLOTS);
-    if (gained) turn.gain = gain, turn.mean = mean;
-    if (words) turn.words = angle_words(&turn, side);
+    if (gained) rotation.gain = gain, rotation.mean = mean;
+    if (words) rotation.words = angle_words(&rotation, side);
     const struct kernels *k;
     for (size_t tier = 0; (k = tier_at(tier)); tier++) {
-        k->score_turned_pq(&s->p, &turn, q, G, s->block, logits);
+        k->score_rotated_pq(&s->p, &rotation, q, G, s->page, logits);
         for (size_t t = 0; t < SLOTS; t++) {
             double key[MOST_HD], want, terms, parts = 0;
             for (size_t c = 0; c < s->hd; c++) {
@@ -469,9 +471,9 @@ static void check_turned_blocks_by(struct sample *s, enum fill fill, size_t G, e
                 parts = fmax(parts, gained ? fabs((double)mean[c]) + fabs((double)gain[t] * s->value[t][c]) : 0);
             }
             for (size_t g = 0; g < G; g++) {
-                turned_dot(q + g * s->hd, key, &turn, s->hd, t, &want, &terms);
+                rotated_dot(q + g * s->hd, key, &rotation, s->hd, t, &want, &terms);
                 for (size_t c = 0; c < s->hd; c++) terms += 2 * parts * fabs((double)q[g * s->hd + c]);
-                double off = k->planes_pq && 2 * pairs == s->hd ? words_error(s, &turn, q + g * s->hd) : 0;
+                double off = k->has_register_lut && 2 * pairs == s->hd ? words_error(s, &rotation, q + g * s->hd) : 0;
                 check_close((double)logits[g * SLOTS + t], want, terms, EPSILON * (double)(2 * s->hd + 4), off + 1e-42,
                             "%s score_turned_pq G %zu hd %zu width %zu bits %u pairs %zu %s %s%s %s, query %zu token %zu", k->name,
                             G, s->hd, s->p.width, s->p.bits, pairs, adjacent ? "adjacent" : "split", gained ? "gains" : "as it is",
@@ -481,41 +483,41 @@ static void check_turned_blocks_by(struct sample *s, enum fill fill, size_t G, e
     }
 }
 
-static void check_turned_blocks(struct sample *s, enum fill fill, size_t G, enum guard_side side) {
-    check_turned_blocks_by(s, fill, G, side, false);
+static void check_rotated_pages(struct sample *s, enum fill fill, size_t G, enum guard_side side) {
+    check_rotated_pages_by(s, fill, G, side, false);
 }
 
-static void check_turned_words(struct sample *s, enum fill fill, size_t G, enum guard_side side) {
-    check_turned_blocks_by(s, fill, G, side, true);
+static void check_rotated_words(struct sample *s, enum fill fill, size_t G, enum guard_side side) {
+    check_rotated_pages_by(s, fill, G, side, true);
 }
 
-static void turned_scores_equal_sums(void **state) {
+static void rotated_scores_equal_sums(void **state) {
     (void)state;
     for (size_t hd = 32; hd <= MOST_HD; hd += 32) {
         size_t pairs[] = {hd / 2, hd / 4, hd / 2 - 3, 1, 0};
         for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++)
             for (int adjacent = 0; adjacent < 2; adjacent++)
-                check_turned(1 + (hd / 32 + i) % 9, hd, pairs[i], adjacent, FILL_NORMAL, i % 2 ? GUARD_END : GUARD_START);
+                check_rotated(1 + (hd / 32 + i) % 9, hd, pairs[i], adjacent, FILL_NORMAL, i % 2 ? GUARD_END : GUARD_START);
     }
-    for (size_t G = 1; G <= MOST_G; G++) check_turned(G, 96, 24, G % 2, FILL_NORMAL, GUARD_END);
-    for (int fill = 0; fill < FILLS; fill++) check_turned(4, 64, 32, fill % 2, (enum fill)fill, GUARD_END);
+    for (size_t G = 1; G <= MOST_G; G++) check_rotated(G, 96, 24, G % 2, FILL_NORMAL, GUARD_END);
+    for (int fill = 0; fill < FILLS; fill++) check_rotated(4, 64, 32, fill % 2, (enum fill)fill, GUARD_END);
 }
 
-static void turned_scores_of_blocks_equal_sums(void **state) {
+static void rotated_scores_of_pages_equal_sums(void **state) {
     (void)state;
     for (int levels = 0; levels < 2; levels++) {
-        for (size_t G = 1; G <= 9; G++) for_shapes(check_turned_blocks, levels, FILL_NORMAL, G);
-        for (int fill = 0; fill < FILLS; fill++) for_shapes(check_turned_blocks, levels, (enum fill)fill, 2);
+        for (size_t G = 1; G <= 9; G++) for_shapes(check_rotated_pages, levels, FILL_NORMAL, G);
+        for (int fill = 0; fill < FILLS; fill++) for_shapes(check_rotated_pages, levels, (enum fill)fill, 2);
     }
-    for (size_t G = 1; G <= 9; G++) for_shapes(check_turned_words, true, FILL_NORMAL, G);
-    for (int fill = 0; fill < FILLS; fill++) for_shapes(check_turned_words, true, (enum fill)fill, 4);
+    for (size_t G = 1; G <= 9; G++) for_shapes(check_rotated_words, true, FILL_NORMAL, G);
+    for (int fill = 0; fill < FILLS; fill++) for_shapes(check_rotated_words, true, (enum fill)fill, 4);
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(decoding_gives_the_centroids),     cmocka_unit_test(every_code_is_found),
-        cmocka_unit_test(scores_equal_sums_over_centroids), cmocka_unit_test(mixes_equal_sums_over_centroids),
-        cmocka_unit_test(turned_scores_equal_sums),         cmocka_unit_test(turned_scores_of_blocks_equal_sums),
+        cmocka_unit_test(scores_equal_sums_over_centroids), cmocka_unit_test(accumulates_equal_sums_over_centroids),
+        cmocka_unit_test(rotated_scores_equal_sums),        cmocka_unit_test(rotated_scores_of_pages_equal_sums),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -21,7 +21,7 @@
 #define MOST_G 19 /* three passes of the widest tier */
 #define MOST_HD 256
 
-typedef void slot_call(const float *in, size_t G, size_t hd, const void *block, float *out);
+typedef void slot_call(const float *in, size_t G, size_t hd, const void *page, float *out);
 typedef void prepare_call(const float *q, size_t G, size_t hd, float *tables);
 
 static const struct slot {
@@ -31,18 +31,18 @@ static const struct slot {
     enum { F16, Q8_0, Q4_0, KIVI_4, KIVI_2 } codec;
 } slots[] = {
     {"score_f16", offsetof(struct kernels, score_f16), true, F16},
-    {"mix_f16", offsetof(struct kernels, mix_f16), false, F16},
+    {"mix_f16", offsetof(struct kernels, accumulate_f16), false, F16},
     {"score_q8_0", offsetof(struct kernels, score_q8_0), true, Q8_0},
-    {"mix_q8_0", offsetof(struct kernels, mix_q8_0), false, Q8_0},
+    {"mix_q8_0", offsetof(struct kernels, accumulate_q8_0), false, Q8_0},
     {"score_q4_0", offsetof(struct kernels, score_q4_0), true, Q4_0},
-    {"mix_q4_0", offsetof(struct kernels, mix_q4_0), false, Q4_0},
+    {"mix_q4_0", offsetof(struct kernels, accumulate_q4_0), false, Q4_0},
     {"score_kivi_4", offsetof(struct kernels, score_kivi_4), true, KIVI_4},
-    {"mix_kivi_4", offsetof(struct kernels, mix_kivi_4), false, KIVI_4},
+    {"mix_kivi_4", offsetof(struct kernels, accumulate_kivi_4), false, KIVI_4},
     {"score_kivi_2", offsetof(struct kernels, score_kivi_2), true, KIVI_2},
-    {"mix_kivi_2", offsetof(struct kernels, mix_kivi_2), false, KIVI_2},
-    {"mix_light_q4_0", offsetof(struct kernels, mix_light_q4_0), false, Q4_0},
-    {"mix_light_kivi_4", offsetof(struct kernels, mix_light_kivi_4), false, KIVI_4},
-    {"mix_light_kivi_2", offsetof(struct kernels, mix_light_kivi_2), false, KIVI_2},
+    {"mix_kivi_2", offsetof(struct kernels, accumulate_kivi_2), false, KIVI_2},
+    {"mix_light_q4_0", offsetof(struct kernels, accumulate_int8_q4_0), false, Q4_0},
+    {"mix_light_kivi_4", offsetof(struct kernels, accumulate_int8_kivi_4), false, KIVI_4},
+    {"mix_light_kivi_2", offsetof(struct kernels, accumulate_int8_kivi_2), false, KIVI_2},
 };
 #define N_SLOTS (sizeof slots / sizeof *slots)
 
@@ -58,11 +58,11 @@ static prepare_call *prepare_of(const struct kernels *k, const struct slot *slot
 }
 
 /* tables[G][K] are of use to some. */
-static void call_slot(const struct kernels *k, const struct slot *slot, const float *in, size_t G, size_t hd, const void *block,
+static void call_slot(const struct kernels *k, const struct slot *slot, const float *in, size_t G, size_t hd, const void *page,
                       float *tables, float *out) {
     prepare_call *prepare = prepare_of(k, slot);
     if (prepare) prepare(in, G, hd, tables);
-    call_of(k, slot)(prepare ? tables : in, G, hd, block, out);
+    call_of(k, slot)(prepare ? tables : in, G, hd, page, out);
 }
 
 /* Whether products are of numbers in fixed point. */
@@ -74,19 +74,19 @@ static unsigned bits_of(const struct slot *slot) { return slot->codec == KIVI_4 
 
 static size_t bytes_of(const struct slot *slot, size_t hd) {
     switch (slot->codec) {
-    case F16: return BLOCK_BYTES_F16(hd);
-    case Q8_0: return BLOCK_BYTES_Q8_0(hd);
-    case Q4_0: return BLOCK_BYTES_Q4_0(hd);
-    default: return BLOCK_BYTES_KIVI(hd, bits_of(slot));
+    case F16: return PAGE_BYTES_F16(hd);
+    case Q8_0: return PAGE_BYTES_Q8_0(hd);
+    case Q4_0: return PAGE_BYTES_Q4_0(hd);
+    default: return PAGE_BYTES_KIVI(hd, bits_of(slot));
     }
 }
 
 /* ---- The oracle ----------------------------------------------------------------------------------------------------------- */
 
-static double half_at(const unsigned char *block, size_t byte) {
+static double half_at(const unsigned char *page, size_t byte) {
     uint16_t half;
     float x;
-    memcpy(&half, block + byte, 2);
+    memcpy(&half, page + byte, 2);
     kernels_for(KERNELS_SCALAR)->half_to_float(&half, &x, 1);
     return x;
 }
@@ -99,22 +99,22 @@ struct element {
 static double value_of(struct element e) { return e.zero + e.scale * e.code; }
 static double width_of(struct element e) { return fabs(e.zero) + fabs(e.scale * e.code); }
 
-static struct element kivi_element(const struct slot *slot, const unsigned char *block, size_t hd, size_t c, size_t t) {
+static struct element kivi_element(const struct slot *slot, const unsigned char *page, size_t hd, size_t c, size_t t) {
     unsigned bits = bits_of(slot);
     size_t n = slot->keys ? 64 : hd, i = slot->keys ? t : c, bytes = n * bits / 8;
     size_t row = slot->keys ? 8 * hd + c * bytes : t * (bytes + hd / 8), pair = row + bytes + c / 32 * 4;
-    double code = block[row + i % bytes] >> i / bytes * bits & ((1u << bits) - 1);
-    if (!slot->keys) return (struct element){half_at(block, pair + 2), half_at(block, pair), code};
+    double code = page[row + i % bytes] >> i / bytes * bits & ((1u << bits) - 1);
+    if (!slot->keys) return (struct element){half_at(page, pair + 2), half_at(page, pair), code};
     size_t at = 2 * (t / 32 * hd + c);
-    return (struct element){half_at(block, 4 * hd + at), half_at(block, at), code};
+    return (struct element){half_at(page, 4 * hd + at), half_at(page, at), code};
 }
 
-/* Channel c of token t, straight from the words of block_layout.h. */
-static struct element element(const struct slot *slot, const unsigned char *block, size_t hd, size_t c, size_t t) {
-    if (slot->codec == F16) return (struct element){half_at(block, 2 * (slot->keys ? c * 64 + t : t * hd + c)), 0, 0};
-    if (slot->codec != Q8_0 && slot->codec != Q4_0) return kivi_element(slot, block, hd, c, t);
-    double scale = half_at(block, 2 * (c / 32 * 64 + t));
-    const unsigned char *codes = block + hd / 32 * 64 * 2;
+/* Channel c of token t, straight from the words of page_layout.h. */
+static struct element element(const struct slot *slot, const unsigned char *page, size_t hd, size_t c, size_t t) {
+    if (slot->codec == F16) return (struct element){half_at(page, 2 * (slot->keys ? c * 64 + t : t * hd + c)), 0, 0};
+    if (slot->codec != Q8_0 && slot->codec != Q4_0) return kivi_element(slot, page, hd, c, t);
+    double scale = half_at(page, 2 * (c / 32 * 64 + t));
+    const unsigned char *codes = page + hd / 32 * 64 * 2;
     if (slot->codec == Q8_0) return (struct element){0, scale, (signed char)codes[slot->keys ? c * 64 + t : t * hd + c]};
     size_t group = c / 32, byte = c % 16;
     unsigned char pair = slot->keys ? codes[(group * 16 + byte) * 64 + t] : codes[(t * (hd / 32) + group) * 16 + byte];
@@ -122,16 +122,16 @@ static struct element element(const struct slot *slot, const unsigned char *bloc
 }
 
 /* Halves of the given fill in every place of a block that holds one. */
-static void make_block(struct random *random, const struct slot *slot, enum fill fill, size_t hd, unsigned char *block) {
+static void make_page(struct random *random, const struct slot *slot, enum fill fill, size_t hd, unsigned char *page) {
     size_t n = slot->codec == F16 ? 64 * hd : slot->codec == Q8_0 || slot->codec == Q4_0 ? hd / 32 * 64 : 4 * hd;
     uint16_t *half = malloc(n * sizeof *half);
     fill_halves(random, fill, half, n);
-    fill_bytes(random, block, bytes_of(slot, hd)); /* every code, -128 of q8_0 too */
+    fill_bytes(random, page, bytes_of(slot, hd)); /* every code, -128 of q8_0 too */
     if (slot->codec >= KIVI_4 && !slot->keys) {
         size_t codes = hd * bits_of(slot) / 8, pairs = hd / 8;
-        for (size_t t = 0; t < 64; t++) memcpy(block + t * (codes + pairs) + codes, half + t * (hd / 16), pairs);
+        for (size_t t = 0; t < 64; t++) memcpy(page + t * (codes + pairs) + codes, half + t * (hd / 16), pairs);
     } else {
-        memcpy(block, half, n * sizeof *half);
+        memcpy(page, half, n * sizeof *half);
     }
     free(half);
 }
@@ -152,11 +152,11 @@ static bool is_coarse(const struct kernels *k, const struct slot *slot) {
     return (slot->keys || light) && slot->codec != Q8_0 && strcmp(k->name, "avx512") == 0;
 }
 
-static void ask_oracle(const struct slot *slot, const float *in, size_t G, size_t hd, const unsigned char *block,
+static void ask_oracle(const struct slot *slot, const float *in, size_t G, size_t hd, const unsigned char *page,
                        struct oracle *oracle) {
     static struct element table[64 * MOST_HD];
     for (size_t t = 0; t < 64; t++) {
-        for (size_t c = 0; c < hd; c++) table[t * hd + c] = element(slot, block, hd, c, t);
+        for (size_t c = 0; c < hd; c++) table[t * hd + c] = element(slot, page, hd, c, t);
     }
     size_t K = slot->keys ? hd : 64, N = slot->keys ? 64 : hd;
     bool scaled_after = slot->keys && slot->codec < KIVI_4; /* a query's numbers are in fixed point before scales meet them */
@@ -263,16 +263,16 @@ static void check_shape(struct random *random, const struct slot *slot, enum fil
     size_t K = slot->keys ? hd : 64, N = slot->keys ? 64 : hd;
     float *in = guard_floats(G * K, side), *out = guard_floats(G * N, side), *before = guard_floats(G * N, side);
     float *tables = guard_floats(G * K, side);
-    unsigned char *block = guard_bytes(bytes_of(slot, hd), side);
-    make_block(random, slot, fill, hd, block);
+    unsigned char *page = guard_bytes(bytes_of(slot, hd), side);
+    make_page(random, slot, fill, hd, page);
     fill_floats(random, fill == FILL_LARGE ? FILL_OUTLIER : fill, in, G * K);
     if (!slot->keys && fill == FILL_NORMAL) memset(in, 0, 64 * sizeof *in); /* the first query's weights */
     fill_floats(random, FILL_NORMAL, before, G * N);
-    ask_oracle(slot, in, G, hd, block, &oracle);
+    ask_oracle(slot, in, G, hd, page, &oracle);
     const struct kernels *k;
     for (size_t tier = 0; (k = tier_at(tier)); tier++) {
         memcpy(out, before, G * N * sizeof *out);
-        call_slot(k, slot, in, G, hd, block, tables, out);
+        call_slot(k, slot, in, G, hd, page, tables, out);
         for (size_t i = 0; i < G * N; i++) {
             double start = slot->keys ? 0 : before[i]; /* score overwrites, mix adds */
             double fixed = !is_coarse(k, slot)
@@ -327,8 +327,8 @@ static void test_every_place_is_found(void **state) {
     static float in[2 * MOST_HD], out[2 * MOST_HD], tables[2 * MOST_HD];
     for (const struct slot *slot = slots; slot < slots + N_SLOTS; slot++) {
         size_t K = slot->keys ? hd : 64, N = slot->keys ? 64 : hd;
-        unsigned char *block = guard_bytes(bytes_of(slot, hd), GUARD_END);
-        make_block(&random, slot, FILL_NORMAL, hd, block);
+        unsigned char *page = guard_bytes(bytes_of(slot, hd), GUARD_END);
+        make_page(&random, slot, FILL_NORMAL, hd, page);
         const struct kernels *k;
         for (size_t tier = 0; (k = tier_at(tier)); tier++) {
             for (size_t at = 0; at < K; at++) {
@@ -337,12 +337,12 @@ static void test_every_place_is_found(void **state) {
                 memset(out, 0, sizeof out);
                 in[at] = 1;
                 in[K + next] = 2;
-                call_slot(k, slot, in, 2, hd, block, tables, out);
+                call_slot(k, slot, in, 2, hd, page, tables, out);
                 for (size_t n = 0; n < N; n++) {
-                    check_place(k, slot, at, slot->keys ? element(slot, block, hd, at, n) : element(slot, block, hd, n, at), 1,
+                    check_place(k, slot, at, slot->keys ? element(slot, page, hd, at, n) : element(slot, page, hd, n, at), 1,
                                 out[n]);
-                    check_place(k, slot, next, slot->keys ? element(slot, block, hd, next, n) : element(slot, block, hd, n, next),
-                                2, out[N + n]);
+                    check_place(k, slot, next, slot->keys ? element(slot, page, hd, next, n) : element(slot, page, hd, n, next), 2,
+                                out[N + n]);
                 }
             }
         }
@@ -361,7 +361,7 @@ struct bench_shape {
 };
 
 static double slot_rate(const struct kernels *k, const struct slot *slot, const struct bench_shape *shape, const char *data) {
-    size_t block_bytes = bytes_of(slot, shape->hd), blocks = BENCH_BYTES / block_bytes;
+    size_t page_bytes = bytes_of(slot, shape->hd), pages = BENCH_BYTES / page_bytes;
     slot_call *call = call_of(k, slot);
     prepare_call *prepare = prepare_of(k, slot);
     double best = 0;
@@ -373,11 +373,11 @@ static double slot_rate(const struct kernels *k, const struct slot *slot, const 
             for (size_t i = 0; i < 16 * MOST_HD; i++) in[i] = (float)(i % 7) / 64, out[i] = 0;
             size_t thread = (size_t)omp_get_thread_num();
             if (prepare) prepare(in, shape->G, shape->hd, tables);
-            for (size_t b = blocks * thread / BENCH_THREADS; b < blocks * (thread + 1) / BENCH_THREADS; b++) {
-                call(prepare ? tables : in, shape->G, shape->hd, data + b * block_bytes, out);
+            for (size_t b = pages * thread / BENCH_THREADS; b < pages * (thread + 1) / BENCH_THREADS; b++) {
+                call(prepare ? tables : in, shape->G, shape->hd, data + b * page_bytes, out);
             }
         }
-        double rate = (double)(blocks * block_bytes) / (clock_seconds() - start);
+        double rate = (double)(pages * page_bytes) / (clock_seconds() - start);
         if (rate > best) best = rate;
     }
     return best;

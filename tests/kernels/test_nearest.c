@@ -1,8 +1,8 @@
 /* The search for the nearest centroid: the kernel of every tier against the scalar one and that against double precision, between
  * guard pages; ties, padding, values that are not numbers; then the search made of it, with offsets and scales that single
  * precision alone would not survive. */
-#include "base/memory.h"
 #include "backend/cpu/codec/nearest.h"
+#include "base/memory.h"
 #include "support/kernel_check.h"
 
 #include <math.h>

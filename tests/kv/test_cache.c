@@ -132,7 +132,7 @@ static void alibi_instead_of_rotation(void **state) {
     }
 }
 
-static void lengths_around_blocks(void **state) {
+static void lengths_around_pages(void **state) {
     (void)state;
     static const size_t lengths[] = {1, 15, 16, 17, 63, 64, 65, 127, 128, 129, 191, 192, 193, 257};
     for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
@@ -193,13 +193,13 @@ static void heads_may_be_read_in_different_ways(void **state) {
     (void)state;
     static const char *const methods[] = {"million-4", "million-2", "million-4x8", "cq-2", "antkv-2"};
     for (size_t m = 0; m < sizeof methods / sizeof methods[0]; m++) {
-        for (uint32_t settled = 0; settled < 16; settled += settled < 2 ? 1 : 13) {
+        for (uint32_t snapped = 0; snapped < 16; snapped += snapped < 2 ? 1 : 13) {
             for (uint32_t G = 1; G <= 4; G++) {
                 struct oracle_setup setup = small;
                 setup.method = methods[m];
                 setup.layers = 2;
                 setup.query_heads = 2 * G;
-                setup.settled = settled ? settled : 6;
+                setup.snapped = snapped ? snapped : 6;
                 RUN(&setup, {P, 200, 0}, {D, 1, 0}, {D, 3, 0});
             }
         }
@@ -260,22 +260,22 @@ static void streaming_goes_on_in_constant_memory(void **state) {
         setup.key = setup.value = codecs[c];
         setup.tail = c ? 40 : 0;
         struct oracle *o = oracle_new(&setup, 4600);
-        struct terse_cache_report settled, report;
+        struct terse_cache_report snapped, report;
         for (int i = 0; i < 400; i++) oracle_skip(o, D, 1);
-        cache_report(o->cache, &settled);
-        assert_int_equal(settled.kept, 200);
+        cache_report(o->cache, &snapped);
+        assert_int_equal(snapped.kept, 200);
         for (int i = 0; i < 3000; i++) {
             if (i % 500 == 0)
                 oracle_step(o, D, 1, 0);
             else
                 oracle_skip(o, D, 1);
             cache_report(o->cache, &report);
-            assert_int_equal(report.resident, settled.resident);
+            assert_int_equal(report.resident, snapped.resident);
         }
         for (int i = 0; i < 3; i++) { /* a prompt's blocks are written while the old ones are still read: room for both, no more */
             oracle_skip(o, P, 400);
             cache_report(o->cache, &report);
-            assert_true(report.resident <= 2 * settled.resident);
+            assert_true(report.resident <= 2 * snapped.resident);
         }
         oracle_free(o);
     }
@@ -475,7 +475,7 @@ int main(void) {
         cmocka_unit_test(heads_may_be_read_in_different_ways),
         cmocka_unit_test(partial_rotation_and_magnitude),
         cmocka_unit_test(alibi_instead_of_rotation),
-        cmocka_unit_test(lengths_around_blocks),
+        cmocka_unit_test(lengths_around_pages),
         cmocka_unit_test(queries_may_be_asked_in_any_pieces),
         cmocka_unit_test(one_token_at_a_time),
         cmocka_unit_test(deep_caches_equal_dense_attention),

@@ -1,7 +1,7 @@
 /* What the cache allocates: exactly what it reports and predicts, nothing during a layer; and every refused allocation is survived.
  * This program brings its own base/memory, which counts and refuses. */
-#include "base/memory.h"
 #include "backend/cpu/kv/state.h"
+#include "base/memory.h"
 #include "support/counting_memory.h"
 
 #include <math.h>
@@ -51,16 +51,17 @@ static enum terse_status run_step(struct cache *cache, enum cache_step_kind kind
 
 /* Scratch of steps and rotation tables hold no keys and values. */
 static size_t kv_bytes(const struct cache *cache) {
-    size_t angles = 2 * cache->turns.pairs * sizeof(float);
-    size_t scratch = (cache->scratch_floats + cache->observed_floats) * sizeof(float) + cache->reading.bytes +
-                     cache->reading.capacity * sizeof(uint32_t) + cache->packed_threads * (cache->key_bytes + cache->value_bytes);
-    return live_bytes - scratch - (5 * BLOCK_TOKENS / 2 + cache->turns.capacity) * angles;
+    size_t angles = 2 * cache->rotary.pairs * sizeof(float);
+    size_t scratch = (cache->scratch_floats + cache->observed_floats) * sizeof(float) + cache->selection.bytes +
+                     cache->selection.capacity * sizeof(uint32_t) + cache->packed_threads * (cache->key_bytes + cache->value_bytes);
+    return live_bytes - scratch - (5 * PAGE_TOKENS / 2 + cache->rotary.capacity) * angles;
 }
 
 /* Every block of 64 holds a token that is still read. */
 static void check_nothing_dead_is_held(const struct cache *cache) {
-    for (size_t i = 0; i < cache->sealed; i++) assert_true(cache->spans[i].first + cache->spans[i].count > cache->extent.first);
-    assert_true(cache->extent.window_first + BLOCK_TOKENS > cache->extent.first);
+    for (size_t i = 0; i < cache->sealed; i++)
+        assert_true(cache->page_sets[i].first + cache->page_sets[i].count > cache->extent.first);
+    assert_true(cache->extent.window_first + PAGE_TOKENS > cache->extent.first);
 }
 
 static const char *const methods[] = {
@@ -117,8 +118,8 @@ static void growth_is_tight(void **state) {
         for (uint64_t tokens = 192; tokens < 100000; tokens = tokens * 3 + 1) {
             cache_predict(&shape, &method, tokens, &report);
             uint64_t token_bytes = LAYERS * HEADS * 2 * HEAD_DIM * 2, window_most = (method.tail_tokens + 63 + 63) / 64 * 64;
-            double blocks = (double)(tokens - tokens % 64) * LAYERS * HEADS * 2 * HEAD_DIM * known[m].bits / 8;
-            assert_true((double)report.codes <= blocks);
+            double pages = (double)(tokens - tokens % 64) * LAYERS * HEADS * 2 * HEAD_DIM * known[m].bits / 8;
+            assert_true((double)report.codes <= pages);
             assert_true(report.window <= window_most * token_bytes);
             assert_true(report.tables <= (tokens / 64 + 8) * 32);
         }

@@ -45,7 +45,7 @@ static void check_codes(const struct kernels *k, struct random *random, unsigned
     fill_bytes(random, from, bytes);
     fill_bytes(random, to, bytes);
     memcpy(before, to, bytes);
-    k->take_codes(from, parts, bits, slots, n, to, at);
+    k->gather_codes(from, parts, bits, slots, n, to, at);
     for (size_t m = 0; m < parts; m++)
         for (size_t t = 0; t < 64; t++)
             for (unsigned b = 0; b < bits; b++) {
@@ -84,7 +84,7 @@ static const struct side_of sides[] = {
     {&codec_kivi_4, CODEC_VALUES, 0, 0},      {&codec_kivi_2, CODEC_VALUES, 0, 0}, {&codec_sign, CODEC_KEYS, 0, 0},
     {&codec_sign, CODEC_VALUES, 0, 0},        {&codec_pq, CODEC_KEYS, 4, 8},       {&codec_pq, CODEC_VALUES, 8, 12},
     {&codec_vq, CODEC_KEYS, 16, 7},           {&codec_vq, CODEC_VALUES, 2, 4},     {&codec_gain_shape, CODEC_KEYS, 8, 8},
-    {&codec_gain_shape, CODEC_VALUES, 16, 5}, {&codec_comm, CODEC_KEYS, 32, 24},
+    {&codec_gain_shape, CODEC_VALUES, 16, 5}, {&codec_commvq, CODEC_KEYS, 32, 24},
 };
 
 /* Learned or fitted, of random numbers. */
@@ -100,8 +100,8 @@ static void *learn(struct random *random, const struct side_of *s, struct codec_
         size_t n = s->codec->parameters(*shape, s->side);
         float *floats = malloc(n * sizeof *floats);
         fill_floats(random, FILL_NORMAL, floats, n);
-        if (s->codec == &codec_comm) comm_set_pairing(*shape, floats, shape->head_dim / 2, true);
-        if (s->codec->learn_frame) s->codec->learn_frame(*shape, s->side, rows, 128, floats);
+        if (s->codec == &codec_commvq) commvq_set_pairing(*shape, floats, shape->head_dim / 2, true);
+        if (s->codec->fit_normalization) s->codec->fit_normalization(*shape, s->side, rows, 128, floats);
         assert_int_equal(s->codec->open(*shape, s->side, floats, &learned, &error), TERSE_OK);
         free(floats);
     }
@@ -109,10 +109,10 @@ static void *learn(struct random *random, const struct side_of *s, struct codec_
     return learned;
 }
 
-static void *zero_block(size_t bytes) {
-    void *block = aligned_alloc(64, bytes);
-    assert_non_null(block);
-    return memset(block, 0, bytes);
+static void *zero_page(size_t bytes) {
+    void *page = aligned_alloc(64, bytes);
+    assert_non_null(page);
+    return memset(page, 0, bytes);
 }
 
 /* Takes tokens of two blocks by turns until a third is full, and once more over what is there. */
@@ -121,29 +121,29 @@ static void check_side(struct random *random, const struct side_of *s, size_t hd
     float *rows = malloc(128 * hd * sizeof *rows), *decoded = malloc(3 * 64 * hd * sizeof *decoded);
     fill_floats(random, FILL_NORMAL, rows, 128 * hd);
     void *learned = learn(random, s, &shape, rows);
-    size_t bytes = s->codec->block_bytes(shape, s->side);
-    void *blocks[3];
-    for (size_t i = 0; i < 3; i++) blocks[i] = zero_block(bytes);
+    size_t bytes = s->codec->page_bytes(shape, s->side);
+    void *pages[3];
+    for (size_t i = 0; i < 3; i++) pages[i] = zero_page(bytes);
     for (size_t i = 0; i < 2; i++) {
-        s->codec->encode(shape, s->side, rows + i * 64 * hd, 64, blocks[i]);
-        s->codec->decode(shape, s->side, blocks[i], decoded + i * 64 * hd);
+        s->codec->encode(shape, s->side, rows + i * 64 * hd, 64, pages[i]);
+        s->codec->decode(shape, s->side, pages[i], decoded + i * 64 * hd);
     }
     for (int times = 0; times < 2; times++) {
         uint8_t slots[64], origin[64];
         size_t at = 0;
         for (size_t i = 0; at < 64; i++) {
             size_t n = some_slots(random, 64 - at < 5 ? 64 - at : 5, slots);
-            if (s->codec->fetch) s->codec->fetch(shape, s->side, blocks[i % 2], slots, n);
-            s->codec->take(shape, s->side, blocks[i % 2], slots, n, blocks[2], at);
+            if (s->codec->prefetch_tokens) s->codec->prefetch_tokens(shape, s->side, pages[i % 2], slots, n);
+            s->codec->gather_tokens(shape, s->side, pages[i % 2], slots, n, pages[2], at);
             for (size_t j = 0; j < n; j++) origin[at + j] = (uint8_t)(i % 2 * 64 + slots[j]);
             at += n;
-            s->codec->decode(shape, s->side, blocks[2], decoded + 128 * hd);
+            s->codec->decode(shape, s->side, pages[2], decoded + 128 * hd);
             for (size_t t = 0; t < at; t++)
                 if (memcmp(decoded + (128 + t) * hd, decoded + origin[t] * hd, hd * sizeof *decoded))
                     fail_msg("%s, side %d, %u x %u, hd %zu: slot %zu", s->codec->name, s->side, s->width, s->bits, hd, t);
         }
     }
-    for (size_t i = 0; i < 3; i++) free(blocks[i]);
+    for (size_t i = 0; i < 3; i++) free(pages[i]);
     if (s->codec->close)
         s->codec->close(learned);
     else
@@ -157,7 +157,7 @@ static void taken_tokens_decode_to_the_same_bits(void **state) {
     struct random random = {2};
     for (size_t i = 0; i < sizeof sides / sizeof sides[0]; i++)
         for (size_t hd = 64; hd <= MOST_HD; hd += 32)
-            if (hd != 96 || !sides[i].width || (sides[i].width <= 8 && sides[i].codec != &codec_comm))
+            if (hd != 96 || !sides[i].width || (sides[i].width <= 8 && sides[i].codec != &codec_commvq))
                 check_side(&random, &sides[i], hd);
 }
 
@@ -166,7 +166,7 @@ static void keys_of_kivi_stay(void **state) {
     (void)state;
     for (size_t i = 0; codec_at(i); i++) {
         const struct codec *codec = codec_at(i);
-        assert_true(!codec->keys_stay == (codec != &codec_kivi_4 && codec != &codec_kivi_2));
+        assert_true(!codec->gathers_values_only == (codec != &codec_kivi_4 && codec != &codec_kivi_2));
     }
 }
 

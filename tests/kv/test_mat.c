@@ -71,7 +71,7 @@ static void read_tokens(struct cache *cache, const struct sequence *s, enum cach
         memcpy(k, s->k[l][first], n * sizeof *k);
         cache_layer_begin(cache, l, k[0], s->v[l][first]);
         size_t needed = kind == CACHE_STEP_PREFILL && !out ? n / 2 : 0, observed = cache_observes(cache, needed);
-        assert_int_equal(observed, cache->method.policy->leave ? needed : 0);
+        assert_int_equal(observed, cache->method.policy->pick_victim ? needed : 0);
         if (observed) cache_layer_observe(cache, s->q[l][first], 0, observed);
         cache_layer_attend(cache, s->q[l][first + needed], needed, n - needed, attended[0]);
         if (out) memcpy(out + l * n * QS, attended, n * sizeof *attended);
@@ -89,7 +89,7 @@ struct kept {
 
 static struct kept kept[LAYERS][HEADS];
 
-static void turned(const float *x, double position, double *out) {
+static void rotated(const float *x, double position, double *out) {
     for (size_t i = 0; i < HD / 2; i++) {
         double angle = rope.n_rot ? position * (double)frequency[i] : 0, re = (double)x[i], im = (double)x[i + HD / 2];
         out[i] = re * cos(angle) - im * sin(angle);
@@ -99,8 +99,8 @@ static void turned(const float *x, double position, double *out) {
 
 static double product(const float *q, double q_position, const float *k, double k_position) {
     double a[HD], b[HD], sum = 0;
-    turned(q, q_position, a);
-    turned(k, k_position, b);
+    rotated(q, q_position, a);
+    rotated(k, k_position, b);
     for (size_t c = 0; c < HD; c++) sum += a[c] * b[c];
     return sum * (double)shape.scale;
 }

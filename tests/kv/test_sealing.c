@@ -21,10 +21,10 @@
 static struct codec slow;
 static _Atomic unsigned encodes, delay_us;
 
-static void encode_slowly(struct codec_shape shape, enum codec_side side, const float *rows, size_t n, void *block) {
+static void encode_slowly(struct codec_shape shape, enum codec_side side, const float *rows, size_t n, void *page) {
     unsigned i = atomic_fetch_add(&encodes, 1), most = atomic_load(&delay_us);
     if (most) nanosleep(&(struct timespec){0, (long)(i * 7919 % most) * 1000}, NULL);
-    codec_q4_0.encode(shape, side, rows, n, block);
+    codec_q4_0.encode(shape, side, rows, n, page);
 }
 
 enum { HEADS = 2, HD = 32, LAYERS = 2, WIDTH = HEADS * HD, MOST = 400 };

@@ -1,9 +1,9 @@
 /* Reading chosen tokens: which tokens a step reads, found again by the index's own functions, and dense attention over these alone. */
 #include "backend/cpu/kv/select.h"
 
-#include "base/half.h"
-#include "backend/cpu/kv/anchors.h"
 #include "backend/cpu/kernels/kernels.h"
+#include "backend/cpu/kv/anchors.h"
+#include "base/half.h"
 
 #include <math.h>
 #include <omp.h>
@@ -82,7 +82,7 @@ static void run_step(struct run *r, enum cache_step_kind kind, size_t n) {
 
 /* ---- What the step of one token that comes next must read: asked before it is taken */
 
-static void turn(const float *x, size_t position, double *out) {
+static void rotate(const float *x, size_t position, double *out) {
     for (size_t i = 0; i < HD / 2; i++) {
         double angle = (double)position * (double)frequency[i], re = (double)x[i], im = (double)x[i + HD / 2];
         out[i] = re * cos(angle) - im * sin(angle);
@@ -102,25 +102,25 @@ static bool is_anchor(const struct cache *cache, enum codec_side side, uint32_t 
 
 static void read_stored(const struct run *r, uint32_t layer, uint32_t head, struct expectation *e) {
     const struct cache *cache = r->cache;
-    double turned[HD];
+    double rotated[HD];
     for (size_t t = 0; t < r->length; t++) { /* window, and what anchors are */
-        turn(r->k[layer][t] + head * HD, t, turned);
+        rotate(r->k[layer][t] + head * HD, t, rotated);
         for (size_t c = 0; c < HD; c++) {
-            e->k[t][c] = half_to_float(half_from_float((float)turned[c]));
+            e->k[t][c] = half_to_float(half_from_float((float)rotated[c]));
             e->v[t][c] = half_to_float(half_from_float(r->v[layer][t][head * HD + c]));
         }
     }
     for (size_t s = 0; s < cache->sealed; s++) {
-        const struct span *span = &cache->spans[s];
+        const struct set *set = &cache->page_sets[s];
         float rows[2][64 * HD];
         for (int side = 0; side < 2; side++) {
             enum codec_side of = side ? CODEC_VALUES : CODEC_KEYS;
             const struct codec *codec = side ? cache->method.value.codec : cache->method.key.codec;
-            codec->decode(side_shape(cache, of, layer, head, 1), of, span_block(cache, span, of, layer, head), rows[side]);
+            codec->decode(side_shape(cache, of, layer, head, 1), of, page_at(cache, set, of, layer, head), rows[side]);
         }
-        for (size_t t = 0; t < span->count; t++) {
-            if (!is_anchor(cache, CODEC_KEYS, head, span->first + t)) memcpy(e->k[span->first + t], rows[0] + t * HD, HD * 4);
-            if (!is_anchor(cache, CODEC_VALUES, head, span->first + t)) memcpy(e->v[span->first + t], rows[1] + t * HD, HD * 4);
+        for (size_t t = 0; t < set->count; t++) {
+            if (!is_anchor(cache, CODEC_KEYS, head, set->first + t)) memcpy(e->k[set->first + t], rows[0] + t * HD, HD * 4);
+            if (!is_anchor(cache, CODEC_VALUES, head, set->first + t)) memcpy(e->v[set->first + t], rows[1] + t * HD, HD * 4);
         }
     }
 }
@@ -136,25 +136,25 @@ static void choose(const struct run *r, uint32_t layer, uint32_t head, const flo
     uint8_t *tables = malloc(index->table_bytes(HD));
     size_t candidates = 0, wanted;
     for (size_t g = 0; g < G; g++) {
-        double turned[HD];
-        turn(q + (head * G + g) * HD, r->length, turned);
-        for (size_t c = 0; c < HD; c++) scaled[g * HD + c] = (float)turned[c] * shape.scale;
+        double rotated[HD];
+        rotate(q + (head * G + g) * HD, r->length, rotated);
+        for (size_t c = 0; c < HD; c++) scaled[g * HD + c] = (float)rotated[c] * shape.scale;
     }
     index->prepare(HD, learned, scaled, G, tables);
     for (size_t t = 0; t < r->length; t++) score[t] = -1;
     for (size_t s = 0; s < cache->sealed; s++) {
-        const struct span *span = &cache->spans[s];
+        const struct set *set = &cache->page_sets[s];
         uint16_t scores[64];
-        const uint8_t *block = in_keys ? span_block(cache, span, CODEC_KEYS, layer, head) : span_index(cache, span, layer, head);
-        index->scores(HD, tables, block, scores);
-        for (size_t t = 0; t < span->count; t++) {
-            e->read[span->first + t] = span->generated || is_anchor(cache, CODEC_KEYS, head, span->first + t);
-            if (!e->read[span->first + t]) score[span->first + t] = scores[t];
+        const uint8_t *page = in_keys ? page_at(cache, set, CODEC_KEYS, layer, head) : index_page_at(cache, set, layer, head);
+        index->scores(HD, tables, page, scores);
+        for (size_t t = 0; t < set->count; t++) {
+            e->read[set->first + t] = set->generated || is_anchor(cache, CODEC_KEYS, head, set->first + t);
+            if (!e->read[set->first + t]) score[set->first + t] = scores[t];
         }
-        candidates += span->generated ? 0 : 64;
+        candidates += set->generated ? 0 : 64;
     }
     free(tables);
-    wanted = policy_reads(&cache->method.parameters, candidates);
+    wanted = policy_selects(&cache->method.parameters, candidates);
     for (size_t i = 0; i < wanted; i++) {
         size_t best = MOST;
         for (size_t t = 0; t < r->length; t++)
@@ -169,8 +169,8 @@ static double dense(const struct run *r, const struct expectation *e, uint32_t l
                     const float *out) {
     size_t window = (size_t)r->cache->extent.window_first;
     double logits[MOST + 1], query[HD], key[HD], max = -INFINITY, sum = 0, worst = 0;
-    turn(q + (head * G + g) * HD, r->length, query);
-    turn(r->k[layer][r->length] + head * HD, r->length, key);
+    rotate(q + (head * G + g) * HD, r->length, query);
+    rotate(r->k[layer][r->length] + head * HD, r->length, key);
     for (size_t t = 0; t <= r->length; t++) {
         logits[t] = 0;
         for (size_t c = 0; c < HD; c++) logits[t] += query[c] * (t < r->length ? (double)e->k[t][c] : key[c]) * (double)shape.scale;
@@ -257,7 +257,7 @@ static void the_chosen_tokens_alone_are_read(void **state) {
 }
 
 /* One key among many that stay as they were before rotation points where the query does, and its value must come out. */
-static void needles_are_found_where_keys_are_not_turned(void **state) {
+static void needles_are_found_where_keys_are_not_rotated(void **state) {
     (void)state;
     for (int pairing = ROPE_ADJACENT; pairing <= ROPE_HALF_SPLIT; pairing++) {
         struct oracle_setup setup = {.method = "cq-2",
@@ -303,9 +303,9 @@ static void votes_of(const struct run *r, const float *q, uint32_t layer, uint32
     for (size_t i = n - 32; i < n; i++)
         for (size_t g = 0; g < G; g++) {
             double query[HD], key[HD], max = -INFINITY, sum = 0;
-            turn(q + i * QS + (head * G + g) * HD, i, query);
+            rotate(q + i * QS + (head * G + g) * HD, i, query);
             for (size_t t = 0; t <= i; t++) {
-                turn(r->k[layer][t] + head * HD, t, key);
+                rotate(r->k[layer][t] + head * HD, t, key);
                 logits[t] = 0;
                 for (size_t c = 0; c < HD; c++) logits[t] += query[c] * key[c] * (double)shape.scale;
                 max = fmax(max, logits[t]);
@@ -378,6 +378,6 @@ int main(void) {
     omp_set_num_threads(2);
     for (size_t i = 0; i < HD / 2; i++) frequency[i] = (float)pow(10000, -2.0 * (double)i / HD);
     const struct CMUnitTest tests[] = {cmocka_unit_test(the_chosen_tokens_alone_are_read), cmocka_unit_test(the_last_queries_vote),
-                                       cmocka_unit_test(needles_are_found_where_keys_are_not_turned)};
+                                       cmocka_unit_test(needles_are_found_where_keys_are_not_rotated)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -24,12 +24,12 @@ static int ascending(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-enum kind { ANY, NARROW, FEW, SAME, ENDS, KINDS };
+enum kind { ANY, NARROW, PASS, SAME, ENDS, KINDS };
 
 static void fill_scores(struct random *random, enum kind kind, uint16_t *scores, size_t n) {
     for (size_t i = 0; i < n; i++) {
         uint64_t bits = random_bits(random);
-        scores[i] = (uint16_t)(kind == ANY ? bits : kind == NARROW ? 4000 + bits % 500 : kind == FEW ? bits % 3 * 30000 : 777);
+        scores[i] = (uint16_t)(kind == ANY ? bits : kind == NARROW ? 4000 + bits % 500 : kind == PASS ? bits % 3 * 30000 : 777);
         if (kind == ENDS) scores[i] = bits % 5 ? 0 : 65535;
     }
 }

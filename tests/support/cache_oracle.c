@@ -1,8 +1,8 @@
 /* The dense double-precision attention that tests hold the cache to. */
 #include "support/cache_oracle.h"
 
-#include "base/half.h"
 #include "backend/cpu/kernels/kernels.h"
+#include "base/half.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -42,9 +42,9 @@ static void make_codebook(struct oracle *o) {
         size_t sets = (size_t)info.layers * info.kv_heads, each = n / sets; /* the scale of gains is the last number of a set */
         for (size_t i = 0; coding.codec == &codec_gain_shape && i < sets; i++) o->centroids[side][(i + 1) * each - 1] = 1.5f;
         struct codec_shape shape = {info.head_dim, 1, coding.width, coding.bits, NULL};
-        for (size_t i = 0; coding.codec->settle && i < sets; i++)
-            if (o->setup.settled >> i & 1)
-                coding.codec->settle(shape, side ? CODEC_VALUES : CODEC_KEYS, o->centroids[side] + i * each);
+        for (size_t i = 0; coding.codec->snap_to_grid && i < sets; i++)
+            if (o->setup.snapped >> i & 1)
+                coding.codec->snap_to_grid(shape, side ? CODEC_VALUES : CODEC_KEYS, o->centroids[side] + i * each);
     }
     if (codebook_new(&info, o->centroids[0], o->centroids[1], &o->codebook, &error)) fail_msg("%s", error.message);
     o->method.learned = o->codebook;
@@ -220,13 +220,13 @@ static void quantize_head(const struct oracle *o, int side, uint32_t layer, uint
     else
         replace_by_centroids(coding, parameters, x, hd, &tied);
     if (!tied) return;
-    uint8_t *block = malloc(coding->codec->block_bytes(shape, of));
+    uint8_t *page = malloc(coding->codec->page_bytes(shape, of));
     float *rows = malloc(64 * hd * sizeof *rows);
     shape.learned = codebook_learned(o->codebook, of, layer, head);
-    coding->codec->encode(shape, of, given, 1, block);
-    coding->codec->decode(shape, of, block, rows);
+    coding->codec->encode(shape, of, given, 1, page);
+    coding->codec->decode(shape, of, page, rows);
     memcpy(x, rows, hd * sizeof *x);
-    free(block);
+    free(page);
     free(rows);
 }
 
@@ -276,7 +276,7 @@ static void seal_tokens(struct oracle *o, uint32_t layer, size_t first, size_t l
 /* ---- Attention */
 
 /* Turns by position in double precision. */
-static void turn(const struct oracle *o, double position, double *x) {
+static void rotate_by(const struct oracle *o, double position, double *x) {
     uint32_t n_rot = o->rope.n_rot;
     bool adjacent = o->rope.pairing == ROPE_ADJACENT;
     for (uint32_t i = 0; i < n_rot / 2; i++) {
@@ -289,29 +289,29 @@ static void turn(const struct oracle *o, double position, double *x) {
 
 static void rotate(const struct oracle *o, const float *x, double position, double *out) {
     for (uint32_t c = 0; c < o->setup.head_dim; c++) out[c] = (double)x[c] * (c < o->rope.n_rot ? (double)o->rope.magnitude : 1);
-    turn(o, position, out);
+    rotate_by(o, position, out);
 }
 
 /* Keys are stored as they were before rotation. */
-static bool unturned(const struct oracle *o) { return o->method.key.codec->rope == CODEC_ROPE_BEFORE; }
+static bool unrotated(const struct oracle *o) { return o->method.key.codec->rope == CODEC_ROPE_BEFORE; }
 
 /* Logits, as doubles, of query head h at the token `at` over the tokens that it sees; returns their number. Where the method
  * streams, position = number of kept tokens before, and so the same distances as if sinks had moved up to what follows them. */
 static size_t see(const struct oracle *o, uint32_t layer, const float *q, size_t at, uint32_t h, double *logits, size_t *tokens) {
     uint32_t hd = o->setup.head_dim, head = h / (o->setup.query_heads / o->setup.kv_heads);
     size_t sinks = oracle_sinks(o), first = oracle_first(o), n = 0; /* of the tokens before the step */
-    double turned_q[256], turned_k[256];
+    double rotated_q[256], rotated_k[256];
     for (size_t t = 0; t <= at; t++)
         if (t < sinks || t >= first) tokens[n++] = t;
-    rotate(o, q, (double)at, turned_q);
+    rotate(o, q, (double)at, rotated_q);
     for (size_t i = 0; i < n; i++) {
         const float *k = stored(o, o->k, layer, tokens[i]) + head * hd;
-        for (uint32_t c = 0; c < hd; c++) turned_k[c] = (double)k[c];
+        for (uint32_t c = 0; c < hd; c++) rotated_k[c] = (double)k[c];
         size_t position = at - (n - 1) + i; /* sinks close up to what follows them */
-        if (unturned(o)) rotate(o, k, (double)position, turned_k);
-        if (!unturned(o) && position != tokens[i]) turn(o, (double)(position - tokens[i]), turned_k);
+        if (unrotated(o)) rotate(o, k, (double)position, rotated_k);
+        if (!unrotated(o) && position != tokens[i]) rotate_by(o, (double)(position - tokens[i]), rotated_k);
         logits[i] = 0;
-        for (uint32_t c = 0; c < hd; c++) logits[i] += turned_q[c] * turned_k[c];
+        for (uint32_t c = 0; c < hd; c++) logits[i] += rotated_q[c] * rotated_k[c];
         logits[i] *= (double)o->shape.scale;
         if (o->setup.alibi) logits[i] += (double)o->slopes[h] * ((double)i - (double)(n - 1));
     }
@@ -346,7 +346,7 @@ static double *anchor_scores(const struct oracle *o, uint32_t layer, const float
                              size_t last) {
     uint32_t hd = o->setup.head_dim, G = o->setup.query_heads / o->setup.kv_heads;
     double *scores = calloc((size_t)o->setup.kv_heads * 2 * (last - first) + 1, sizeof *scores);
-    double *weights = malloc((before + n) * sizeof *weights), turned[256], total = 0;
+    double *weights = malloc((before + n) * sizeof *weights), rotated[256], total = 0;
     size_t *tokens = malloc((before + n) * sizeof *tokens);
     for (size_t i = 0; i < n; i++) {
         for (uint32_t h = 0; h < o->setup.query_heads; h++) {
@@ -354,8 +354,8 @@ static double *anchor_scores(const struct oracle *o, uint32_t layer, const float
             size_t seen = see(o, layer, query, before + i, h, weights, tokens);
             double norm = 0;
             normalise(weights, seen);
-            rotate(o, query, 0, turned);
-            for (uint32_t c = 0; c < hd; c++) norm += turned[c] * turned[c];
+            rotate(o, query, 0, rotated);
+            for (uint32_t c = 0; c < hd; c++) norm += rotated[c] * rotated[c];
             for (size_t t = first; t < last && t <= before + i; t++) {
                 double *score = scores + (size_t)(h / G) * 2 * (last - first) + (t - first), a = weights[t];
                 score[0] += a * (1 - a) * sqrt(norm);
@@ -383,7 +383,7 @@ static void compare(struct oracle *o, uint32_t layer, const float *q, const floa
     bool coarser = o->method.value.codec == &codec_kivi_2 || o->method.key.codec == &codec_gain_shape;
     bool bytes = strcmp(kernels()->name, "avx512") == 0;
     double allowed = coarser ? 1e-3 : exact ? 1e-4 : 5e-4;
-    if (bytes && o->method.value.codec->mix_light) allowed = 4e-3;
+    if (bytes && o->method.value.codec->accumulate_int8) allowed = 4e-3;
     if (bytes && queries_are_bytes(o->method.key.codec)) allowed = 3e-2;
     for (size_t i = 0; i < n; i++) {
         for (uint32_t h = 0; h < heads; h++) {
@@ -433,10 +433,10 @@ static void round_sink(const struct oracle *o, uint32_t layer, const float *raw,
     float *keys = stored(o, o->k, layer, token);
     memcpy(keys, raw + i * width, width * sizeof *keys);
     round_tokens(o, layer, token, token + 1);
-    for (uint32_t head = 0; !unturned(o) && head < o->setup.kv_heads; head++) {
-        double turned[256];
-        rotate(o, keys + head * hd, (double)token, turned);
-        for (size_t c = 0; c < hd; c++) keys[head * hd + c] = (float)turned[c];
+    for (uint32_t head = 0; !unrotated(o) && head < o->setup.kv_heads; head++) {
+        double rotated[256];
+        rotate(o, keys + head * hd, (double)token, rotated);
+        for (size_t c = 0; c < hd; c++) keys[head * hd + c] = (float)rotated[c];
     }
 }
 
@@ -471,7 +471,7 @@ static void run_layer(struct oracle *o, uint32_t layer, const struct move *move,
     for (size_t i = 0; i < n * k_width; i++) v_given[i] = v[i] = oracle_random(o);
     for (size_t i = 0; i < n * q_width; i++) q[i] = 2 * oracle_random(o);
     cache_layer_begin(o->cache, layer, k, v_given);
-    for (size_t i = 0; !unturned(o) && i < n; i++) check_rotation(o, raw + i * k_width, k + i * k_width, move->before + i);
+    for (size_t i = 0; !unrotated(o) && i < n; i++) check_rotation(o, raw + i * k_width, k + i * k_width, move->before + i);
     memcpy(stored(o, o->k, layer, move->before), k, n * k_width * sizeof *k);
     /* Of a prefill in pieces nobody wants the first half's outputs, as in a model's last layer; where anchors are chosen it counts
      * all the same. */

@@ -19,7 +19,7 @@ struct oracle_setup {
     double anchor_percent;
     double read_percent; /* of a prompt's tokens that a step reads; the oracle reads all */
     uint32_t
-        settled; /* a bit for each layer and KV head, the first the lowest: its centroids are settled, as learning leaves them */
+        snapped; /* a bit for each layer and KV head, the first the lowest: its centroids are snapped, as learning leaves them */
 };
 
 struct oracle {

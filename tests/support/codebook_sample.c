@@ -1,11 +1,11 @@
 /* The sample codebook; test_codebook.c knows what its file must be. */
 #include "support/codebook_sample.h"
 
-#include "gguf/gguf.h"
 #include "base/hash.h"
 #include "base/memory.h"
 #include "base/random.h"
 #include "format/codebook_private.h"
+#include "gguf/gguf.h"
 
 #include <math.h>
 #include <string.h>
@@ -39,7 +39,7 @@ void codebook_sample_fill(float *floats, size_t n, uint64_t seed) {
 /* Frames hold sizes, which are positive. */
 static void make_frames_positive(const struct codebook_info *info, enum codec_side side, float *floats) {
     size_t centroids = codebook_part_floats(info, side, CODEBOOK_CENTROIDS),
-           frame = codebook_part_floats(info, side, CODEBOOK_FRAME);
+           frame = codebook_part_floats(info, side, CODEBOOK_NORMALIZATION);
     for (size_t set = 0; set < codebook_sets(info); set++, floats += centroids + frame)
         for (size_t i = 0; i < frame; i++) floats[centroids + i] = fabsf(floats[centroids + i]);
 }

@@ -1,10 +1,10 @@
 /* The learned encoder and its training. Batches go through backend/cpu/gemm.h. */
 #include "support/encoder.h"
 
+#include "backend/cpu/gelu.h"
+#include "backend/cpu/gemm.h"
 #include "base/memory.h"
 #include "base/random.h"
-#include "backend/cpu/gemm.h"
-#include "backend/cpu/gelu.h"
 
 #include <math.h>
 #include <string.h>

@@ -3,8 +3,8 @@
 #define TERSE_TESTS_SUPPORT_TOKENIZER_SAMPLE_H
 
 #include "base/mapped_file.h"
-#include "text/tokenizer.h"
 #include "gguf/gguf_writer.h"
+#include "text/tokenizer.h"
 
 struct tokenizer_sample {
     void *built;

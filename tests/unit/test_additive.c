@@ -1,11 +1,11 @@
 /* CommVQ's values: tallies and the search on every tier against their definitions, the codec against decoded rows, softmax (s C) =
  * (softmax s) C, how codes lie, codebooks that fitting finds, and what is refused. */
-#include "base/half.h"
 #include "backend/cpu/codec/additive.h"
 #include "backend/cpu/codec/binary_code_search.h"
-#include "train/additive.h"
+#include "base/half.h"
 #include "support/counting_memory.h"
 #include "support/kernel_check.h"
+#include "train/additive.h"
 
 #include <math.h>
 #include <omp.h>
@@ -23,14 +23,14 @@ static struct random source = {5};
 /* ---- Tallies --------------------------------------------------------------------------------------------------------------------
  */
 
-static void check_tally(const struct kernels *k, size_t G, size_t n, enum fill fill, enum guard_side side) {
-    float *weights = guard_floats(G * 64, side), *tallies = guard_floats(G * n, side), before[20 * MOST_CODES];
+static void check_by_code(const struct kernels *k, size_t G, size_t n, enum fill fill, enum guard_side side) {
+    float *weights = guard_floats(G * 64, side), *code_sums = guard_floats(G * n, side), before[20 * MOST_CODES];
     uint8_t *codes = guard_bytes(8 * n, side);
     fill_floats(&source, fill, weights, G * 64);
-    fill_floats(&source, FILL_NORMAL, tallies, G * n);
+    fill_floats(&source, FILL_NORMAL, code_sums, G * n);
     fill_bytes(&source, codes, 8 * n);
-    memcpy(before, tallies, G * n * sizeof *before);
-    k->tally_additive(weights, G, n, codes, tallies);
+    memcpy(before, code_sums, G * n * sizeof *before);
+    k->accumulate_by_code_additive(weights, G, n, codes, code_sums);
     for (size_t g = 0; g < G; g++) {
         double all = 0;
         for (size_t t = 0; t < 64; t++) all += fabs((double)weights[g * 64 + t]);
@@ -42,14 +42,14 @@ static void check_tally(const struct kernels *k, size_t G, size_t n, enum fill f
                 set++;
             }
             double apart = 64e-7 * all + (k == kernels_for(KERNELS_SCALAR) ? 0 : 1.001 * set * all / 65406);
-            check_close((double)tallies[g * n + i], want, fabs(want), 1e-6, apart + 1e-29, "%s tally_additive %s G %zu n %zu",
+            check_close((double)code_sums[g * n + i], want, fabs(want), 1e-6, apart + 1e-29, "%s tally_additive %s G %zu n %zu",
                         k->name, fill_name(fill), G, n);
         }
     }
     guard_release();
 }
 
-static void tallies_equal_their_definition(void **state) {
+static void code_sums_equal_their_definition(void **state) {
     (void)state;
     static const size_t groups[] = {1, 2, 3, 4, 5, 8, 19}, codes[] = {32, 64, 96, 256, 512};
     const struct kernels *k;
@@ -57,23 +57,23 @@ static void tallies_equal_their_definition(void **state) {
         for (size_t g = 0; g < 7; g++)
             for (size_t n = 0; n < 5; n++)
                 for (int fill = 0; fill < FILLS; fill++)
-                    check_tally(k, groups[g], codes[n], (enum fill)fill, (g + n) % 2 ? GUARD_START : GUARD_END);
+                    check_by_code(k, groups[g], codes[n], (enum fill)fill, (g + n) % 2 ? GUARD_START : GUARD_END);
 }
 
 /* One weight among zeros is met as it is: nothing else takes part of the integers' range. */
-static void one_weight_is_tallied_exactly(void **state) {
+static void one_weight_is_by_code_exactly(void **state) {
     (void)state;
     const struct kernels *k;
     for (size_t tier = 0; (k = tier_at(tier)); tier++) {
         for (size_t t = 0; t < 64; t++) {
-            float weights[64] = {0}, tallies[64] = {0};
+            float weights[64] = {0}, code_sums[64] = {0};
             uint8_t codes[8 * 64];
             weights[t] = t % 2 ? -0.37f : 0.37f;
             fill_bytes(&source, codes, sizeof codes);
-            k->tally_additive(weights, 1, 64, codes, tallies);
+            k->accumulate_by_code_additive(weights, 1, 64, codes, code_sums);
             for (size_t i = 0; i < 64; i++) {
                 float want = codes[t / 8 * 64 + i] >> t % 8 & 1 ? weights[t] : 0;
-                assert_true(fabsf(tallies[i] - want) <= 2e-7f);
+                assert_true(fabsf(code_sums[i] - want) <= 2e-7f);
             }
         }
     }
@@ -127,7 +127,7 @@ static void searching_is_the_same_on_every_tier(void **state) {
         set_by_definition(couplings, field, n, simple);
         for (size_t tier = 0; (k = tier_at(tier)); tier++) {
             float *felt = guard_copy(field, n * sizeof *field, side), *got = guard_floats(n, side);
-            k->spins_additive(couplings, n, 1, felt, got);
+            k->local_search_additive(couplings, n, 1, felt, got);
             if (!tier) memcpy(first, got, n * sizeof *got);
             assert_memory_equal(first, got, n * sizeof *got);
             for (size_t i = 0; i < n; i++) {
@@ -157,10 +157,10 @@ static void rows_are_searched_for_by_themselves(void **state) {
     for (size_t tier = 0; (k = tier_at(tier)); tier++) {
         for (size_t count = 0; count <= ROWS; count++) {
             memcpy(felt, fields, sizeof felt);
-            k->spins_additive(couplings, N, count, felt, spins);
+            k->local_search_additive(couplings, N, count, felt, spins);
             for (size_t r = 0; r < count; r++) {
                 memcpy(other, fields + r * N, sizeof other);
-                k->spins_additive(couplings, N, 1, other, alone);
+                k->local_search_additive(couplings, N, 1, other, alone);
                 assert_memory_equal(alone, spins + r * N, sizeof alone);
                 assert_memory_equal(other, felt + r * N, sizeof other);
             }
@@ -181,7 +181,7 @@ static void bad_fields_do_no_harm(void **state) {
                 make_whole(N, couplings, field);
                 for (size_t i = 0; i < N; i++) field[i] = bad[b];
                 for (size_t i = 0; couplings_too && i < N * N; i++) couplings[i] = bad[b];
-                k->spins_additive(couplings, N, 1, field, spins);
+                k->local_search_additive(couplings, N, 1, field, spins);
                 for (size_t i = 0; i < N; i++) assert_true(spins[i] == 1 || spins[i] == -1);
                 guard_release();
             }
@@ -210,7 +210,7 @@ static struct setup setup_new(const struct shape *s, size_t tokens) {
     size_t hd = s->hd, numbers = hd * s->bits, n = codec_additive.parameters(u.shape, CODEC_VALUES);
     assert_int_equal(codec_additive.check(u.shape, CODEC_VALUES, &error), TERSE_OK);
     assert_int_equal(n, numbers + hd + 1);
-    assert_int_equal(codec_additive.block_bytes(u.shape, CODEC_VALUES), 64 + 8 * s->bits);
+    assert_int_equal(codec_additive.page_bytes(u.shape, CODEC_VALUES), 64 + 8 * s->bits);
     u.parameters = malloc(n * sizeof *u.parameters);
     u.rows = malloc(64 * hd * sizeof *u.rows);
     u.C = malloc(numbers * sizeof *u.C);
@@ -232,7 +232,7 @@ static struct setup setup_new(const struct shape *s, size_t tokens) {
     }
     if (codec_additive.open(u.shape, CODEC_VALUES, u.parameters, &u.learned, &error)) fail_msg("%s", error.message);
     u.shape.learned = u.learned;
-    assert_int_equal(posix_memalign((void **)&u.block, 64, codec_additive.block_bytes(u.shape, CODEC_VALUES)), 0);
+    assert_int_equal(posix_memalign((void **)&u.block, 64, codec_additive.page_bytes(u.shape, CODEC_VALUES)), 0);
     codec_additive.encode(u.shape, CODEC_VALUES, u.rows, tokens, u.block);
     return u;
 }
@@ -285,7 +285,7 @@ static void decoding_is_what_the_definition_says(void **state) {
 
 /* What encoding found has no bit that would be better the other way, but for rounding, and does better than bits set each by its own
  * field or at random. */
-static void encoding_finds_what_no_turned_bit_betters(void **state) {
+static void encoding_finds_what_no_rotated_bit_betters(void **state) {
     (void)state;
     EACH_SHAPE(s) {
         struct setup u = setup_new(s, 64);
@@ -303,15 +303,15 @@ static void encoding_finds_what_no_turned_bit_betters(void **state) {
             }
             for (size_t i = 0; i < s->bits; i++) {
                 bool set = u.block[64 + t / 8 * s->bits + i] >> t % 8 & 1;
-                double turned = 0, along = 0;
+                double rotated = 0, along = 0;
                 for (size_t c = 0; c < s->hd; c++) {
                     double row = u.C[i * s->hd + c];
-                    turned += pow(x[c] - shape[c] - (set ? -row : row), 2);
+                    rotated += pow(x[c] - shape[c] - (set ? -row : row), 2);
                     along += (x[c] - m[c]) * row;
                     if (along != 0 && c + 1 == s->hd && along > 0)
                         for (size_t j = 0; j < s->hd; j++) other[j] += u.C[i * s->hd + j];
                 }
-                assert_true(turned >= rest - 1e-3);
+                assert_true(rotated >= rest - 1e-3);
             }
             found += rest;
             plain += s->hd;
@@ -330,18 +330,18 @@ static void reading_equals_decoded_rows(void **state) {
         for (size_t i = 0; i < 6; i++) {
             enum { BLOCKS = 3 };
             struct setup u = setup_new(s, 64);
-            size_t G = u.shape.group = groups[i], hd = s->hd, bytes = codec_additive.block_bytes(u.shape, CODEC_VALUES);
-            float *weights = malloc(BLOCKS * G * 64 * sizeof *weights), *mixed = calloc(G * hd, sizeof *mixed);
+            size_t G = u.shape.group = groups[i], hd = s->hd, bytes = codec_additive.page_bytes(u.shape, CODEC_VALUES);
+            float *weights = malloc(BLOCKS * G * 64 * sizeof *weights), *accumulated = calloc(G * hd, sizeof *accumulated);
             float *finished = calloc(G * hd, sizeof *finished), *rows = malloc(64 * hd * sizeof *rows);
-            float *tallies = calloc(codec_additive.tallies(u.shape), sizeof *tallies);
+            float *code_sums = calloc(codec_additive.code_sums(u.shape), sizeof *code_sums);
             double *want = calloc(2 * G * hd, sizeof *want), *terms = want + G * hd;
             uint8_t *block = u.block;
             for (size_t j = 0; j < BLOCKS * G * 64; j++) weights[j] = (float)pow(random_unit(&source), 4) / 64;
             for (size_t b = 0; b < BLOCKS; b++) {
                 for (size_t j = 0; j < 8 * s->bits; j++) block[64 + j] = (uint8_t)random_bits(&source);
                 codec_additive.decode(u.shape, CODEC_VALUES, block, rows);
-                codec_additive.mix(u.shape, weights + b * G * 64, block, mixed);
-                codec_additive.tally(u.shape, weights + b * G * 64, block, tallies);
+                codec_additive.accumulate(u.shape, weights + b * G * 64, block, accumulated);
+                codec_additive.accumulate_by_code(u.shape, weights + b * G * 64, block, code_sums);
                 for (size_t g = 0; g < G; g++)
                     for (size_t t = 0; t < 64; t++)
                         for (size_t c = 0; c < hd; c++) {
@@ -350,16 +350,16 @@ static void reading_equals_decoded_rows(void **state) {
                             terms[g * hd + c] += fabs(x);
                         }
             }
-            codec_additive.finish(u.shape, tallies, finished);
+            codec_additive.finish_code_sums(u.shape, code_sums, finished);
             for (size_t j = 0; j < G * hd; j++) {
                 double most = 0;
                 for (size_t c = 0; c < hd; c++) most = fmax(most, terms[j / hd * hd + c]);
-                assert_true(fabs((double)mixed[j] - want[j]) <= 3e-4 * most);
+                assert_true(fabs((double)accumulated[j] - want[j]) <= 3e-4 * most);
                 assert_true(fabs((double)finished[j] - want[j]) <= 3e-4 * most);
-                assert_true(fabs((double)finished[j] - (double)mixed[j]) <= 2e-4 * most);
+                assert_true(fabs((double)finished[j] - (double)accumulated[j]) <= 2e-4 * most);
             }
             assert_true(bytes == 64 + 8 * s->bits);
-            free(weights), free(mixed), free(finished), free(rows), free(tallies), free(want);
+            free(weights), free(accumulated), free(finished), free(rows), free(code_sums), free(want);
             setup_free(&u);
         }
     }
@@ -369,7 +369,7 @@ static void blocks_of_few_tokens_end_in_zeros(void **state) {
     (void)state;
     EACH_SHAPE(s) {
         struct setup whole = setup_new(s, 64), few = whole;
-        size_t bytes = codec_additive.block_bytes(whole.shape, CODEC_VALUES);
+        size_t bytes = codec_additive.page_bytes(whole.shape, CODEC_VALUES);
         assert_int_equal(posix_memalign((void **)&few.block, 64, bytes), 0);
         for (size_t n = 0; n <= 64; n += 13) {
             memset(few.block, 0xaa, bytes);
@@ -391,14 +391,14 @@ static void taken_tokens_decode_as_before(void **state) {
     (void)state;
     EACH_SHAPE(s) {
         struct setup u = setup_new(s, 64);
-        size_t hd = s->hd, bytes = codec_additive.block_bytes(u.shape, CODEC_VALUES);
+        size_t hd = s->hd, bytes = codec_additive.page_bytes(u.shape, CODEC_VALUES);
         static const uint8_t slots[] = {3, 5, 8, 21, 63, 0};
         float *from = malloc(64 * hd * sizeof *from), *to = malloc(64 * hd * sizeof *to);
         uint8_t *block = NULL;
         assert_int_equal(posix_memalign((void **)&block, 64, bytes), 0);
         memset(block, 0, bytes);
-        codec_additive.take(u.shape, CODEC_VALUES, u.block, slots, 6, block, 10);
-        codec_additive.take(u.shape, CODEC_VALUES, u.block, slots + 1, 2, block, 12); /* over what is there */
+        codec_additive.gather_tokens(u.shape, CODEC_VALUES, u.block, slots, 6, block, 10);
+        codec_additive.gather_tokens(u.shape, CODEC_VALUES, u.block, slots + 1, 2, block, 12); /* over what is there */
         codec_additive.decode(u.shape, CODEC_VALUES, u.block, from);
         codec_additive.decode(u.shape, CODEC_VALUES, block, to);
         static const uint8_t there[] = {3, 5, 5, 8, 63, 0};
@@ -458,15 +458,15 @@ static void bad_codebooks_are_refused(void **state) {
 /* Rows whose numbers go together, as a head's do, at a size of about 1. */
 static float *make_rows(size_t n, size_t d, uint64_t seed) {
     struct random random = {7};
-    float *rows = malloc(n * d * sizeof *rows), mix[16 * MOST_HD];
-    fill_floats(&random, FILL_NORMAL, mix, 16 * d);
+    float *rows = malloc(n * d * sizeof *rows), accumulate[16 * MOST_HD];
+    fill_floats(&random, FILL_NORMAL, accumulate, 16 * d);
     random.state = seed;
     for (size_t p = 0; p < n; p++) {
         float hidden[16];
         for (size_t k = 0; k < 16; k++) hidden[k] = random_normal(&random) / (float)(2 + k);
         for (size_t c = 0; c < d; c++) {
             float x = 0.3f * random_normal(&random);
-            for (size_t k = 0; k < 16; k++) x += hidden[k] * mix[k * d + c];
+            for (size_t k = 0; k < 16; k++) x += hidden[k] * accumulate[k * d + c];
             rows[p * d + c] = x;
         }
     }
@@ -706,13 +706,13 @@ static void refused_memory_is_reported(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(tallies_equal_their_definition),
-        cmocka_unit_test(one_weight_is_tallied_exactly),
+        cmocka_unit_test(code_sums_equal_their_definition),
+        cmocka_unit_test(one_weight_is_by_code_exactly),
         cmocka_unit_test(searching_is_the_same_on_every_tier),
         cmocka_unit_test(rows_are_searched_for_by_themselves),
         cmocka_unit_test(bad_fields_do_no_harm),
         cmocka_unit_test(decoding_is_what_the_definition_says),
-        cmocka_unit_test(encoding_finds_what_no_turned_bit_betters),
+        cmocka_unit_test(encoding_finds_what_no_rotated_bit_betters),
         cmocka_unit_test(reading_equals_decoded_rows),
         cmocka_unit_test(blocks_of_few_tokens_end_in_zeros),
         cmocka_unit_test(taken_tokens_decode_as_before),

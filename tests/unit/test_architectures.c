@@ -1,11 +1,11 @@
 /* What the files of gpt2 and mpt models may have and no fixture has: optional tensors, quantized fused matrices, whatever is missing,
  * too much or out of range, and how far learned positions reach. The models are made here, with random weights. */
-#include "gguf/gguf_writer.h"
+#include "backend/cpu/kernels/kernels.h"
 #include "base/half.h"
 #include "base/memory.h"
-#include "backend/cpu/kernels/kernels.h"
-#include "train/backward.h"
+#include "gguf/gguf_writer.h"
 #include "support/model_oracle.h"
+#include "train/backward.h"
 
 #include <math.h>
 #include <setjmp.h>

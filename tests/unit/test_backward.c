@@ -4,13 +4,13 @@
  *
  *     test_backward --bench MODEL [N]     seconds per window of N (2048) random tokens
  */
+#include "backend/cpu/kernels/kernels.h"
+#include "backend/cpu/rows.h"
 #include "base/half.h"
 #include "base/memory.h"
-#include "backend/cpu/kernels/kernels.h"
+#include "support/model_oracle.h"
 #include "train/backward.h"
 #include "train/backward_ops.h"
-#include "backend/cpu/rows.h"
-#include "support/model_oracle.h"
 
 #include <math.h>
 #include <omp.h>

@@ -3,10 +3,10 @@
  * head and side, interruption at every report, refused memory. */
 #include "base/half.h"
 #include "base/memory.h"
-#include "train/calibrate.h"
-#include "train/capture.h"
 #include "method/method.h"
 #include "train/backward.h"
+#include "train/calibrate.h"
+#include "train/capture.h"
 
 #include <math.h>
 #include <omp.h>
@@ -118,14 +118,14 @@ static void free_kept(struct kept *kept) {
 }
 
 /* A head's row turned to `position` in double precision. */
-static void rotate(const struct rope *rope, size_t position, const float *row, double *turned) {
+static void rotate(const struct rope *rope, size_t position, const float *row, double *rotated) {
     size_t pairs = rope->n_rot / 2;
-    for (size_t i = 0; i < rope->head_dim; i++) turned[i] = (double)row[i];
+    for (size_t i = 0; i < rope->head_dim; i++) rotated[i] = (double)row[i];
     for (size_t i = 0; i < pairs; i++) {
         size_t a = rope->pairing == ROPE_ADJACENT ? 2 * i : i, b = rope->pairing == ROPE_ADJACENT ? 2 * i + 1 : i + pairs;
         double angle = (double)position * (double)rope->frequency[i], magnitude = (double)rope->magnitude;
-        turned[a] = magnitude * ((double)row[a] * cos(angle) - (double)row[b] * sin(angle));
-        turned[b] = magnitude * ((double)row[a] * sin(angle) + (double)row[b] * cos(angle));
+        rotated[a] = magnitude * ((double)row[a] * cos(angle) - (double)row[b] * sin(angle));
+        rotated[b] = magnitude * ((double)row[a] * sin(angle) + (double)row[b] * cos(angle));
     }
 }
 
@@ -150,12 +150,12 @@ static void check_head(const struct terse_model *m, const struct capture *captur
         capture_norms(capture, &reading, from, spanned, norms);
         for (size_t i = 0; i < count; i++) {
             size_t at = layer * kept->per_layer + (tokens[i] * m->kv_heads + head) * hd;
-            size_t turn = o->side[side].rotated ? position + tokens[i] : 0;
+            size_t at_position = o->side[side].rotated ? position + tokens[i] : 0;
             double row[CODEC_HEAD_DIM_MAX], gradient[CODEC_HEAD_DIM_MAX];
             struct rope still = m->rope;
             if (!o->side[side].rotated) still.n_rot = 0;
-            rotate(&still, turn, kept->rows[side == CODEC_KEYS ? K : V] + at, row);
-            rotate(&still, turn, kept->rows[side == CODEC_KEYS ? DK : DV] + at, gradient);
+            rotate(&still, at_position, kept->rows[side == CODEC_KEYS ? K : V] + at, row);
+            rotate(&still, at_position, kept->rows[side == CODEC_KEYS ? DK : DV] + at, gradient);
             for (size_t c = 0; c < width; c++) {
                 double expected = row[part * width + c], got = (double)rows[i * width + c];
                 if (!(fabs(got - expected) <= 0x1.1p-11 * fabs(expected) + 1e-6))
@@ -222,7 +222,7 @@ static void rows_and_norms_are_those_of_the_backward_pass(void **state) {
 }
 
 /* Adjacent pairs and pairs across the head; the window's place among the positions counts. */
-static void rotated_keys_are_turned_to_all_positions(void **state) {
+static void rotated_keys_are_rotated_to_all_positions(void **state) {
     (void)state;
     const char *names[] = {"llama", "qwen3", "mpt"};
     for (int i = 0; i < 3; i++) check_capture(names[i], true, PARTS, 3, 0);
@@ -428,7 +428,7 @@ static double error_with(const struct terse_codebook *codebook, enum codec_side 
     const struct codebook_info *info = codebook_info(codebook);
     struct coding coding = side == CODEC_KEYS ? info->key : info->value;
     struct codec_shape shape = {info->head_dim, 1, coding.width, coding.bits, codebook_learned(codebook, side, layer, head)};
-    void *block = memory_array(coding.codec->block_bytes(shape, side), 1);
+    void *block = memory_array(coding.codec->page_bytes(shape, side), 1);
     float *decoded = malloc((size_t)64 * info->head_dim * sizeof *decoded);
     double sum = 0;
     assert_true(block && decoded);
@@ -675,7 +675,7 @@ static void refused_memory_leaves_nothing(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(rows_and_norms_are_those_of_the_backward_pass),
-        cmocka_unit_test(rotated_keys_are_turned_to_all_positions),
+        cmocka_unit_test(rotated_keys_are_rotated_to_all_positions),
         cmocka_unit_test(a_small_budget_keeps_tokens_evenly),
         cmocka_unit_test(samples_can_be_read_in_steps),
         cmocka_unit_test(methods_can_learn_together),

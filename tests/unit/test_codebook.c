@@ -1,10 +1,10 @@
 /* Codebooks and their files: what is learned comes back bit by bit, a file written by another program reads as documented, and a
  * codebook serves its own model and method alone. Damaged files: test_codebook_damage.c. Refused memory: test_codebook_memory.c. */
-#include "gguf/gguf_writer.h"
 #include "base/half.h"
 #include "base/hash.h"
 #include "base/memory.h"
 #include "format/codebook_private.h"
+#include "gguf/gguf_writer.h"
 #include "support/codebook_sample.h"
 
 #include <errno.h>
@@ -63,14 +63,14 @@ static void use(const struct terse_codebook *codebook, enum codec_side side, uin
     const struct codec *codec = codebook_coding(info, side).codec;
     shape.learned = codebook_learned(codebook, side, layer, head);
     assert_non_null(shape.learned);
-    codebook_sample_fill(rows, BLOCK_TOKENS * info->head_dim, 3);
-    codec->encode(shape, side, rows, BLOCK_TOKENS, block);
+    codebook_sample_fill(rows, PAGE_TOKENS * info->head_dim, 3);
+    codec->encode(shape, side, rows, PAGE_TOKENS, block);
     codec->decode(shape, side, block, rows);
 }
 
 static void same_codebook(const struct terse_codebook *a, const struct terse_codebook *b) {
-    static _Alignas(64) uint8_t blocks[2][BLOCK_TOKENS * CODEC_HEAD_DIM_MAX * 2];
-    static float rows[2][BLOCK_TOKENS * CODEC_HEAD_DIM_MAX];
+    static _Alignas(64) uint8_t blocks[2][PAGE_TOKENS * CODEC_HEAD_DIM_MAX * 2];
+    static float rows[2][PAGE_TOKENS * CODEC_HEAD_DIM_MAX];
     const struct codebook_info *info = codebook_info(a);
     same_info(info, codebook_info(b));
     assert_true(codebook_bytes(a) == codebook_bytes(b));
@@ -83,12 +83,12 @@ static void same_codebook(const struct terse_codebook *a, const struct terse_cod
                 assert_null(codebook_learned(b, sides[s], layer, head % info->kv_heads));
                 continue;
             }
-            size_t bytes = codec->block_bytes(codebook_shape(info, sides[s]), sides[s]);
+            size_t bytes = codec->page_bytes(codebook_shape(info, sides[s]), sides[s]);
             assert_true(bytes <= sizeof blocks[0]);
             use(a, sides[s], layer, head % info->kv_heads, blocks[0], rows[0]);
             use(b, sides[s], layer, head % info->kv_heads, blocks[1], rows[1]);
             assert_memory_equal(blocks[0], blocks[1], bytes);
-            assert_memory_equal(rows[0], rows[1], BLOCK_TOKENS * info->head_dim * sizeof(float));
+            assert_memory_equal(rows[0], rows[1], PAGE_TOKENS * info->head_dim * sizeof(float));
         }
     }
 }
@@ -138,8 +138,8 @@ static void test_order(void **state) {
     (void)state;
     struct codebook_info info = codebook_sample_info();
     enum { WIDTH = 8, CODES = 16, HEAD_DIM = 32, PART = WIDTH * CODES, SET = HEAD_DIM * CODES, LAYERS = 2, HEADS = 3 };
-    static _Alignas(64) uint8_t block[BLOCK_TOKENS * HEAD_DIM * 2];
-    static float parameters[2][LAYERS * HEADS * SET], rows[BLOCK_TOKENS * HEAD_DIM], decoded[BLOCK_TOKENS * HEAD_DIM];
+    static _Alignas(64) uint8_t block[PAGE_TOKENS * HEAD_DIM * 2];
+    static float parameters[2][LAYERS * HEADS * SET], rows[PAGE_TOKENS * HEAD_DIM], decoded[PAGE_TOKENS * HEAD_DIM];
     struct terse_codebook *codebook;
     info.key = (struct coding){&codec_pq, WIDTH, 4};
     info.value = (struct coding){&codec_vq, WIDTH, 4};
@@ -153,14 +153,14 @@ static void test_order(void **state) {
         for (uint32_t set = 0; set < LAYERS * HEADS; set++) {
             struct codec_shape shape = codebook_shape(&info, sides[s]);
             shape.learned = codebook_learned(codebook, sides[s], set / HEADS, set % HEADS);
-            for (int t = 0; t < BLOCK_TOKENS; t++) /* token t: in part m the centroid t + m */
+            for (int t = 0; t < PAGE_TOKENS; t++) /* token t: in part m the centroid t + m */
                 for (int c = 0; c < HEAD_DIM; c++) {
                     int part = c / WIDTH, code = (t + part) % CODES;
                     float value = parameters[s][set * SET + (unsigned)(part * PART + code * WIDTH + c % WIDTH)];
                     rows[t * HEAD_DIM + c] = half_to_float(half_from_float(value));
                     assert_true(value != rows[t * HEAD_DIM + c]);
                 }
-            codec->encode(shape, sides[s], rows, BLOCK_TOKENS, block);
+            codec->encode(shape, sides[s], rows, PAGE_TOKENS, block);
             codec->decode(shape, sides[s], block, decoded);
             assert_memory_equal(rows, decoded, sizeof rows);
         }

@@ -1,7 +1,7 @@
 /* Codebook files that are damaged, forged, foreign or impossible: each is refused in one line that says what is wrong, nothing is read
  * past the file's end, and what a file claims costs nothing before it is known to fit. Sound files: test_codebook.c. */
-#include "gguf/gguf_writer.h"
 #include "base/memory.h"
+#include "gguf/gguf_writer.h"
 #include "support/codebook_sample.h"
 
 #include <setjmp.h>

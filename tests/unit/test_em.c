@@ -1,9 +1,9 @@
 /* Expectation maximization for commuting tables: the closed form against plain least squares, what both steps promise, planted
  * tables found again, the same bits for any number of threads, few rounds within many, repairs, and input that is refused. */
-#include "base/memory.h"
 #include "backend/cpu/kernels/commvq/commvq.h"
-#include "train/em.h"
+#include "base/memory.h"
 #include "support/kernel_check.h"
+#include "train/em.h"
 
 #include <math.h>
 #include <omp.h>
@@ -19,14 +19,14 @@ static struct random source = {3};
 /* Rows whose numbers go together, as a head's do. */
 static float *make_rows(size_t n, size_t g, uint64_t seed) {
     struct random random = {seed};
-    float *rows = malloc(n * 2 * g * sizeof *rows), mix[8 * 256];
-    fill_floats(&random, FILL_NORMAL, mix, 8 * 2 * g);
+    float *rows = malloc(n * 2 * g * sizeof *rows), accumulate[8 * 256];
+    fill_floats(&random, FILL_NORMAL, accumulate, 8 * 2 * g);
     for (size_t p = 0; p < n; p++) {
         float hidden[8];
         fill_floats(&random, FILL_NORMAL, hidden, 8);
         for (size_t j = 0; j < 2 * g; j++) {
             float x = 0.3f * random_normal(&random);
-            for (size_t k = 0; k < 8; k++) x += hidden[k] * mix[k * 2 * g + j];
+            for (size_t k = 0; k < 8; k++) x += hidden[k] * accumulate[k * 2 * g + j];
             rows[p * 2 * g + j] = x;
         }
     }

@@ -16,7 +16,7 @@ enum { D = 12, CODES = 16, H = 10, N = 9 };
 static struct random source = {21};
 
 /* Errors meet a matrix, as values do attention weights: half |A e|^2. */
-static double mixed(void *user, const float *errors, size_t n, float *gradient) {
+static double accumulated(void *user, const float *errors, size_t n, float *gradient) {
     const float *A = user;
     double loss = 0;
     for (size_t t = 0; t < n; t++) {
@@ -52,7 +52,7 @@ static void gradients_are_central_differences(void **state) {
     float *numbers = encoder_numbers(e, &n);
     assert_true(n <= 2000);
     for (int kind = 0; kind < 3; kind++) {
-        struct encoder_batch batch = {rows, N, kind ? weights : NULL, kind == 2 ? 77 : 0, kind == 1 ? mixed : NULL, A};
+        struct encoder_batch batch = {rows, N, kind ? weights : NULL, kind == 2 ? 77 : 0, kind == 1 ? accumulated : NULL, A};
         double largest = 0, worst = 0;
         encoder_loss(e, &batch, ENCODER_SOFT);
         memcpy(gradient, encoder_gradient(e), n * sizeof *gradient);
@@ -96,15 +96,15 @@ static void straight_through_is_hard_forward(void **state) {
 static void training_wins_and_is_the_same_each_time(void **state) {
     (void)state;
     enum { ROWS = 256, STEPS = 300 };
-    float *rows = malloc(ROWS * D * sizeof *rows), scale[D], mix[3 * D], kept[4000];
+    float *rows = malloc(ROWS * D * sizeof *rows), scale[D], accumulate[3 * D], kept[4000];
     double first = 0, last = 0;
-    fill_floats(&source, FILL_NORMAL, mix, 3 * D);
+    fill_floats(&source, FILL_NORMAL, accumulate, 3 * D);
     for (size_t r = 0; r < ROWS; r++)
         for (size_t c = 0; c < D; c++) rows[r * D + c] = 0.2f * random_normal(&source);
     for (size_t r = 0; r < ROWS; r++)
         for (size_t k = 0; k < 3; k++) {
             float x = random_normal(&source);
-            for (size_t c = 0; c < D; c++) rows[r * D + c] += x * mix[k * D + c];
+            for (size_t c = 0; c < D; c++) rows[r * D + c] += x * accumulate[k * D + c];
         }
     for (size_t c = 0; c < D; c++) scale[c] = 1;
     for (int repeat = 0; repeat < 2; repeat++) {

@@ -1,8 +1,8 @@
 /* The fingerprint of a model: the documented number, the same from a file and from memory and whatever the order of things in the
  * file, another one for every other model. */
-#include "gguf/gguf_writer.h"
 #include "base/memory.h"
 #include "format/codebook.h"
+#include "gguf/gguf_writer.h"
 #include "model/fingerprint.h"
 #include "model/model.h"
 

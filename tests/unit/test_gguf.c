@@ -1,6 +1,6 @@
 /* The GGUF reader on sound files: what it says is what was written; and the tests' GGUF writer. Damaged files: test_gguf_damage.c. */
-#include "gguf/gguf.h"
 #include "base/memory.h"
+#include "gguf/gguf.h"
 #include "support/gguf_sample.h"
 
 #include <errno.h>

@@ -2,8 +2,8 @@
  * weight of three is a point three times), what repairs and few points must come to, the same bits for any number of threads, and
  * input that is refused. */
 #include "base/memory.h"
-#include "train/kmeans.h"
 #include "support/kernel_check.h"
+#include "train/kmeans.h"
 
 #include <math.h>
 #include <omp.h>

@@ -1,8 +1,8 @@
 /* k-means where points are many, which are begun with samples of them, and where centroids are many, which points then meet by groups:
  * what comes out is held to exact searches in double precision, and is the same for any number of threads. */
 #include "base/memory.h"
-#include "train/kmeans.h"
 #include "support/kernel_check.h"
+#include "train/kmeans.h"
 
 #include <math.h>
 #include <omp.h>

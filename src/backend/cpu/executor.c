@@ -6,10 +6,10 @@
  */
 #include "backend/cpu/executor.h"
 
-#include "base/memory.h"
-#include "model/architecture.h"
 #include "backend/cpu/linear.h"
 #include "backend/cpu/rows.h"
+#include "base/memory.h"
+#include "model/architecture.h"
 
 #include <omp.h>
 #include <string.h>
@@ -112,7 +112,7 @@ static void finish_panel(const struct forward *f, const struct layer *layer, siz
     struct workspace *w = f->workspace;
     float *hidden = w->hidden + first * m->width;
     struct product feed[2];
-    size_t n_feed = feed_products(layer, w->inner, w->factor, feed);
+    size_t n_feed = feed_forward_ops(layer, w->inner, w->factor, feed);
     linear(&(struct product){&layer->o, w->normed}, 1, w->out, count, w->tile);
     add_rows(hidden, w->normed, count, m->width);
     norm_rows(&layer->feed_forward_norm, hidden, w->normed, count, m->width);

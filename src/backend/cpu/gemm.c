@@ -3,8 +3,8 @@
  * Not its products of bf16: measured on an Intel processor with AVX-512 BF16 and no AMX, VDPBF16PS does half the arithmetic per
  * second of fp32's FMA, of whose limit the products here reach nine tenths. */
 #include "backend/cpu/gemm.h"
-#include "base/memory.h"
 #include "backend/cpu/kernels/kernels.h"
+#include "base/memory.h"
 
 #include <dnnl.h>
 #include <signal.h>

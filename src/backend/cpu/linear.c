@@ -34,9 +34,9 @@ static const struct product *find_item(const struct product *products, uint32_t 
     return p;
 }
 
-static uint32_t count_items(const struct product *products, size_t n_products, uint32_t per_item) {
+static uint32_t count_items(const struct product *products, size_t n_ops, uint32_t per_item) {
     uint32_t items = 0;
-    for (size_t i = 0; i < n_products; i++) items += tiles(products[i].w, per_item);
+    for (size_t i = 0; i < n_ops; i++) items += tiles(products[i].w, per_item);
     return items;
 }
 
@@ -67,17 +67,17 @@ static void add_bias(const struct product *p, uint32_t first, uint32_t count, si
         for (uint32_t r = first; r < first + count; r++) p->out[t * p->w->rows + r] += bias[r];
 }
 
-static uint32_t matvec_rows(const struct product *products, size_t n_products) {
+static uint32_t matvec_rows(const struct product *products, size_t n_ops) {
     uint32_t rows = 0, items = MATVEC_ITEMS * (uint32_t)omp_get_max_threads();
-    for (size_t i = 0; i < n_products; i++) rows += products[i].w->rows;
+    for (size_t i = 0; i < n_ops; i++) rows += products[i].w->rows;
     rows = (rows / items + 4) / 4 * 4;
     return rows < MATVEC_ROWS ? rows : MATVEC_ROWS;
 }
 
-void linear(const struct product *products, size_t n_products, const float *x, size_t n, float *scratch) {
+void linear(const struct product *products, size_t n_ops, const float *x, size_t n, float *scratch) {
     bool many = n >= GEMM_ROWS;
-    uint32_t per_item = many ? TILE_ROWS : matvec_rows(products, n_products);
-    uint32_t items = count_items(products, n_products, per_item);
+    uint32_t per_item = many ? TILE_ROWS : matvec_rows(products, n_ops);
+    uint32_t items = count_items(products, n_ops, per_item);
 #pragma omp parallel for schedule(dynamic, 1)
     for (uint32_t item = 0; item < items; item++) {
         uint32_t first, count;

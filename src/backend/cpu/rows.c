@@ -1,8 +1,8 @@
 /* Rows of activations. Owns no memory; the arithmetic of one row is the kernels' or made of theirs. */
 #include "backend/cpu/rows.h"
 
-#include "backend/cpu/kernels/kernels.h"
 #include "backend/cpu/gelu.h"
+#include "backend/cpu/kernels/kernels.h"
 
 #define LANES 16
 #define PIECE 256 /* numbers on the stack: whole blocks of any type */

@@ -22,28 +22,28 @@
  *     gain-shape      0.139  0.090       0.051  0.022
  *     KIVI's          2.1    0.74        0.23   0.035     and one bit more for scales
  *
- * so that here it is the search, in 6 and 17 us a token (AVX-512, one thread), the network's 3 and 9. A beam of 8 codes, settled by the
+ * so that here it is the search, in 6 and 17 us a token (AVX-512, one thread), the network's 3 and 9. A beam of 8 codes, snapped by the
  * same moves, would have 0.060 and 0.018, and attention's error not lower at 1 bit, in a multiple of the time.
  *
  * C is read as integers of 7 bits with a least number and a step for each channel; encoding searches by the same numbers.
  */
 #include "backend/cpu/codec/additive.h"
 
-#include "base/memory.h"
-#include "backend/cpu/codec/normalization.h"
 #include "backend/cpu/codec/binary_code_search.h"
+#include "backend/cpu/codec/normalization.h"
 #include "backend/cpu/kernels/kernels.h"
+#include "base/memory.h"
 
 #include <math.h>
 #include <string.h>
 
-#define GAIN_BYTES BLOCK_TOKENS
+#define GAIN_BYTES PAGE_TOKENS
 #define LEVELS 127       /* the largest */
 #define MOST_TOGETHER 16 /* queries, or tokens, whose numbers lie on the stack */
 
 struct learned {
     struct additive_search search;
-    uint8_t *levels; /* [codes][head_dim] */
+    uint8_t *centroids_u8; /* [codes][head_dim] */
     size_t level_bytes;
     float low[CODEC_HEAD_DIM_MAX], step[CODEC_HEAD_DIM_MAX], mean[CODEC_HEAD_DIM_MAX];
     float scale;
@@ -66,12 +66,12 @@ static enum terse_status check(struct codec_shape shape, enum codec_side side, s
                        shape.bits, shape.width, shape.head_dim, ADDITIVE_STEP, 2 * shape.head_dim);
 }
 
-static size_t block_bytes(struct codec_shape shape, enum codec_side side) {
+static size_t page_bytes(struct codec_shape shape, enum codec_side side) {
     (void)side;
-    return BLOCK_BYTES_ADDITIVE(shape.bits);
+    return PAGE_BYTES_ADDITIVE(shape.bits);
 }
 
-static const uint8_t *codes_of(const void *block) { return (const uint8_t *)block + GAIN_BYTES; }
+static const uint8_t *codes_of(const void *page) { return (const uint8_t *)page + GAIN_BYTES; }
 
 /* ---- What is learned */
 
@@ -79,29 +79,29 @@ static size_t numbers_of(struct codec_shape shape) { return (size_t)shape.bits *
 
 static size_t parameters(struct codec_shape shape, enum codec_side side) {
     (void)side;
-    return numbers_of(shape) + frame_floats(shape.head_dim);
+    return numbers_of(shape) + normalization_floats(shape.head_dim);
 }
 
-static size_t frame_numbers(struct codec_shape shape, enum codec_side side) {
+static size_t normalization_numbers(struct codec_shape shape, enum codec_side side) {
     (void)side;
-    return frame_floats(shape.head_dim);
+    return normalization_floats(shape.head_dim);
 }
 
-static void learn_frame(struct codec_shape shape, enum codec_side side, const float *rows, size_t n, float *floats) {
+static void fit_normalization(struct codec_shape shape, enum codec_side side, const float *rows, size_t n, float *floats) {
     (void)side;
-    frame_learn(rows, n, shape.head_dim, floats + numbers_of(shape));
+    normalization_fit(rows, n, shape.head_dim, floats + numbers_of(shape));
 }
 
-static float enter_frame(struct codec_shape shape, enum codec_side side, const float *floats, float *row) {
+static float normalize_row(struct codec_shape shape, enum codec_side side, const float *floats, float *row) {
     (void)side;
-    return frame_enter(row, floats + numbers_of(shape), shape.head_dim, row);
+    return normalization_apply(row, floats + numbers_of(shape), shape.head_dim, row);
 }
 
 static void close_learned(void *opened) {
     struct learned *learned = opened;
     if (!learned) return;
     additive_search_free(&learned->search);
-    memory_free(learned->levels);
+    memory_free(learned->centroids_u8);
     memory_free(learned);
 }
 
@@ -118,7 +118,7 @@ static enum terse_status check_parameters(struct codec_shape shape, const float 
                                "again with terse calibrate",
                                i, (double)floats[i]);
     }
-    return frame_check(floats + numbers_of(shape), shape.head_dim, error);
+    return normalization_check(floats + numbers_of(shape), shape.head_dim, error);
 }
 
 /* Makes integers of channel c of C; `C` becomes what they stand for. */
@@ -134,8 +134,8 @@ static void set_channel(struct learned *learned, size_t codes, size_t hd, size_t
     learned->step[c] = step;
     for (size_t i = 0; i < codes; i++) {
         long level = lrintf((C[i * hd + c] - least) * inverse);
-        learned->levels[i * hd + c] = (uint8_t)(level < LEVELS ? level : LEVELS);
-        C[i * hd + c] = least + step * learned->levels[i * hd + c];
+        learned->centroids_u8[i * hd + c] = (uint8_t)(level < LEVELS ? level : LEVELS);
+        C[i * hd + c] = least + step * learned->centroids_u8[i * hd + c];
     }
 }
 
@@ -143,9 +143,9 @@ static enum terse_status fill(struct learned *learned, struct codec_shape shape,
     size_t hd = shape.head_dim, numbers = numbers_of(shape);
     const float *frame = floats + numbers;
     float *C = memory_array(numbers, sizeof *C);
-    learned->levels = memory_array(numbers, 1);
+    learned->centroids_u8 = memory_array(numbers, 1);
     learned->level_bytes = numbers;
-    if (!C || !learned->levels) {
+    if (!C || !learned->centroids_u8) {
         memory_free(C);
         return status_no_memory(error, numbers * (1 + sizeof *C), "a codebook");
     }
@@ -156,7 +156,7 @@ static enum terse_status fill(struct learned *learned, struct codec_shape shape,
     memory_free(C);
     memcpy(learned->mean, frame, hd * sizeof *frame);
     learned->scale = frame[hd];
-    frame_gains(learned->scale, learned->gain);
+    gain_table(learned->scale, learned->gain);
     return status;
 }
 
@@ -183,7 +183,7 @@ static void times_codebook(struct codec_shape shape, const float *sums, size_t G
     const struct learned *learned = shape.learned;
     size_t hd = shape.head_dim, codes = shape.bits;
     memset(to, 0, G * hd * sizeof *to);
-    for (size_t c = 0; c < hd; c += BLOCK_QK) kernels()->add_bytes(sums, G, codes, learned->levels + c, hd, to + c, hd);
+    for (size_t c = 0; c < hd; c += SCALE_GROUP) kernels()->add_bytes(sums, G, codes, learned->centroids_u8 + c, hd, to + c, hd);
     for (size_t g = 0; g < G; g++) {
         float all = 0;
         for (size_t i = 0; i < codes; i++) all += sums[g * codes + i];
@@ -215,69 +215,69 @@ static float fit_gain(const float *x, const float *shape, size_t hd) {
     return square > 0 ? kernels()->dot(x, shape, hd) / square : 0;
 }
 
-static void encode(struct codec_shape shape, enum codec_side side, const float *rows, size_t n, void *block) {
+static void encode(struct codec_shape shape, enum codec_side side, const float *rows, size_t n, void *page) {
     const struct learned *learned = shape.learned;
     size_t hd = shape.head_dim;
-    float unit[BLOCK_TOKENS * CODEC_HEAD_DIM_MAX], centred[CODEC_HEAD_DIM_MAX];
-    uint8_t bits[BLOCK_TOKENS * ADDITIVE_MOST_CODES / 8], *gains = block, *codes = gains + GAIN_BYTES;
-    memset(block, 0, block_bytes(shape, side));
+    float unit[PAGE_TOKENS * CODEC_HEAD_DIM_MAX], centred[CODEC_HEAD_DIM_MAX];
+    uint8_t bits[PAGE_TOKENS * ADDITIVE_MOST_CODES / 8], *gains = page, *codes = gains + GAIN_BYTES;
+    memset(page, 0, page_bytes(shape, side));
     if (!n) return;
-    for (size_t t = 0; t < n; t++) frame_enter(rows + t * hd, learned->mean, hd, unit + t * hd);
+    for (size_t t = 0; t < n; t++) normalization_apply(rows + t * hd, learned->mean, hd, unit + t * hd);
     additive_search_find(&learned->search, unit, n, hd, bits);
     write_codes(bits, n, shape.bits, codes);
     for (size_t first = 0; first < n; first += MOST_TOGETHER) {
         size_t count = n - first < MOST_TOGETHER ? n - first : MOST_TOGETHER;
         read_shapes(shape, codes, first, count, unit);
         for (size_t t = 0; t < count; t++) {
-            frame_centre(rows + (first + t) * hd, learned->mean, hd, centred);
-            gains[first + t] = frame_gain_code(learned->scale, fit_gain(centred, unit + t * hd, hd));
+            normalization_centre(rows + (first + t) * hd, learned->mean, hd, centred);
+            gains[first + t] = gain_code(learned->scale, fit_gain(centred, unit + t * hd, hd));
         }
     }
 }
 
-static void decode(struct codec_shape shape, enum codec_side side, const void *block, float *rows) {
+static void decode(struct codec_shape shape, enum codec_side side, const void *page, float *rows) {
     const struct learned *learned = shape.learned;
-    const uint8_t *gains = block;
+    const uint8_t *gains = page;
     size_t hd = shape.head_dim;
     (void)side;
-    for (size_t first = 0; first < BLOCK_TOKENS; first += MOST_TOGETHER)
-        read_shapes(shape, codes_of(block), first, MOST_TOGETHER, rows + first * hd);
-    for (size_t t = 0; t < BLOCK_TOKENS; t++) {
+    for (size_t first = 0; first < PAGE_TOKENS; first += MOST_TOGETHER)
+        read_shapes(shape, codes_of(page), first, MOST_TOGETHER, rows + first * hd);
+    for (size_t t = 0; t < PAGE_TOKENS; t++) {
         float gain = learned->gain[gains[t]];
         for (size_t c = 0; c < hd; c++) rows[t * hd + c] = learned->mean[c] + gain * rows[t * hd + c];
     }
 }
 
-static void take(struct codec_shape shape, enum codec_side side, const void *from, const uint8_t *slots, size_t n, void *to,
-                 size_t at) {
+static void gather_tokens(struct codec_shape shape, enum codec_side side, const void *from, const uint8_t *slots, size_t n,
+                          void *to, size_t at) {
     const uint8_t *gains = from;
-    uint8_t *block = to;
+    uint8_t *page = to;
     (void)side;
     for (size_t k = 0; k < n; k++, at++) {
         const uint8_t *octet = codes_of(from) + slots[k] / 8 * shape.bits;
-        uint8_t *into = block + GAIN_BYTES + at / 8 * shape.bits, keep = (uint8_t) ~(1u << at % 8);
-        block[at] = gains[slots[k]];
+        uint8_t *into = page + GAIN_BYTES + at / 8 * shape.bits, keep = (uint8_t) ~(1u << at % 8);
+        page[at] = gains[slots[k]];
         for (size_t i = 0; i < shape.bits; i++) into[i] = (uint8_t)((into[i] & keep) | (octet[i] >> slots[k] % 8 & 1) << at % 8);
     }
 }
 
 /* ---- Reading: [G][codes] sums of weights times gains by bit of the code, and [G] of weights for the mean. */
 
-static size_t tallies(struct codec_shape shape) { return (size_t)shape.group * (shape.bits + 1); }
+static size_t code_sums(struct codec_shape shape) { return (size_t)shape.group * (shape.bits + 1); }
 
-static void tally(struct codec_shape shape, const float *weights, const void *block, float *to) {
+static void accumulate_by_code(struct codec_shape shape, const float *weights, const void *page, float *to) {
     const struct learned *learned = shape.learned;
-    float gains[BLOCK_TOKENS], scaled[MOST_TOGETHER * BLOCK_TOKENS], *sums = to + (size_t)shape.group * shape.bits;
-    kernels()->look_up_gains(learned->gain, block, gains);
+    float gains[PAGE_TOKENS], scaled[MOST_TOGETHER * PAGE_TOKENS], *sums = to + (size_t)shape.group * shape.bits;
+    kernels()->look_up_gains(learned->gain, page, gains);
     for (size_t first = 0, G; first < shape.group; first += G) {
         G = shape.group - first < MOST_TOGETHER ? shape.group - first : MOST_TOGETHER;
         for (size_t g = 0; g < G; g++)
-            sums[first + g] += kernels()->scale_weights(weights + (first + g) * BLOCK_TOKENS, gains, scaled + g * BLOCK_TOKENS);
-        kernels()->tally_additive(scaled, G, shape.bits, codes_of(block), to + first * shape.bits);
+            sums[first + g] += kernels()->scale_weights(weights + (first + g) * PAGE_TOKENS, gains, scaled + g * PAGE_TOKENS);
+        kernels()->accumulate_by_code_additive(scaled, G, shape.bits, codes_of(page), to + first * shape.bits);
     }
 }
 
-static void finish(struct codec_shape shape, const float *from, float *acc) {
+static void finish_code_sums(struct codec_shape shape, const float *from, float *acc) {
     const struct learned *learned = shape.learned;
     const float *sums = from + (size_t)shape.group * shape.bits;
     size_t hd = shape.head_dim;
@@ -292,14 +292,14 @@ static void finish(struct codec_shape shape, const float *from, float *acc) {
     }
 }
 
-static void mix(struct codec_shape shape, const float *weights, const void *block, float *acc) {
+static void accumulate(struct codec_shape shape, const float *weights, const void *page, float *acc) {
     float sums[MOST_TOGETHER * (ADDITIVE_MOST_CODES + 1)];
     struct codec_shape some = shape;
     for (size_t first = 0; first < shape.group; first += some.group) {
         some.group = (uint32_t)(shape.group - first < MOST_TOGETHER ? shape.group - first : MOST_TOGETHER);
-        memset(sums, 0, tallies(some) * sizeof *sums);
-        tally(some, weights + first * BLOCK_TOKENS, block, sums);
-        finish(some, sums, acc + first * shape.head_dim);
+        memset(sums, 0, code_sums(some) * sizeof *sums);
+        accumulate_by_code(some, weights + first * PAGE_TOKENS, page, sums);
+        finish_code_sums(some, sums, acc + first * shape.head_dim);
     }
 }
 
@@ -307,18 +307,18 @@ const struct codec codec_additive = {.name = "additive",
                                      .rope = CODEC_ROPE_BEFORE,
                                      .learner = CODEC_ADDITIVE,
                                      .check = check,
-                                     .block_bytes = block_bytes,
+                                     .page_bytes = page_bytes,
                                      .parameters = parameters,
                                      .open = open_learned,
                                      .close = close_learned,
                                      .learned_bytes = learned_bytes,
-                                     .frame_floats = frame_numbers,
-                                     .learn_frame = learn_frame,
-                                     .enter_frame = enter_frame,
+                                     .normalization_floats = normalization_numbers,
+                                     .fit_normalization = fit_normalization,
+                                     .normalize_row = normalize_row,
                                      .encode = encode,
                                      .decode = decode,
-                                     .take = take,
-                                     .mix = mix,
-                                     .tallies = tallies,
-                                     .tally = tally,
-                                     .finish = finish};
+                                     .gather_tokens = gather_tokens,
+                                     .accumulate = accumulate,
+                                     .code_sums = code_sums,
+                                     .accumulate_by_code = accumulate_by_code,
+                                     .finish_code_sums = finish_code_sums};

@@ -1,8 +1,8 @@
 /* The search for a code of a sum. */
 #include "backend/cpu/codec/binary_code_search.h"
 
-#include "base/memory.h"
 #include "backend/cpu/kernels/kernels.h"
+#include "base/memory.h"
 
 #include <string.h>
 
@@ -55,7 +55,7 @@ void additive_search_find(const struct additive_search *search, const float *row
         size_t count = n - first < SOME_ROWS ? n - first : SOME_ROWS;
         kernels()->products(rows + first * stride, count, search->channels, stride, search->panel, codes, fields);
         for (size_t i = 0; i < count * codes; i++) fields[i] -= search->offset[i % codes];
-        kernels()->spins_additive(search->couplings, codes, count, fields, spins);
+        kernels()->local_search_additive(search->couplings, codes, count, fields, spins);
         memset(bits + first * codes / 8, 0, count * codes / 8);
         for (size_t i = 0; i < count * codes; i++) {
             uint8_t *to = bits + (first * codes + i) / 8;

@@ -15,7 +15,7 @@
 
 #include <stddef.h>
 
-#define CODEC_LIGHT (1.0f / 64)
+#define INT8_WEIGHT_LIMIT (1.0f / 64)
 #define CODEC_HEAD_DIM_MAX 256 /* as the kernels: channels of the widest head */
 
 enum codec_side { CODEC_KEYS, CODEC_VALUES };
@@ -42,7 +42,7 @@ enum codec_rope { CODEC_ROPE_AFTER, CODEC_ROPE_BEFORE };
  * order), train/em.h's tables of each group of `width` channels, or train/additive.h's rows. */
 enum codec_learner { CODEC_KMEANS, CODEC_EM, CODEC_ADDITIVE };
 
-struct key_turn;      /* backend/cpu/kernels/pq/pq.h */
+struct key_rotation;  /* backend/cpu/kernels/pq/pq.h */
 struct index_options; /* backend/cpu/codec/index.h */
 
 struct codec {
@@ -53,7 +53,7 @@ struct codec {
     /* TERSE_E_UNSUPPORTED when the codec cannot serve this shape (say, a head_dim it does not divide). */
     enum terse_status (*check)(struct codec_shape shape, enum codec_side side, struct terse_error *error);
     /* Exact size of a block, a multiple of 64: all accounting comes from here. */
-    size_t (*block_bytes)(struct codec_shape shape, enum codec_side side);
+    size_t (*page_bytes)(struct codec_shape shape, enum codec_side side);
 
     /* What a codec learns; NULL hooks: nothing. `parameters`: how many floats for one layer, KV head and side. `open` makes of them
      * what the hooks below find in shape.learned; it is immutable, shared by threads, and released by `close`, which accepts NULL.
@@ -65,14 +65,15 @@ struct codec {
     void (*close)(void *learned);
     /* Memory that `open` took for it. */
     size_t (*learned_bytes)(const void *learned);
-    /* Codecs whose centroids describe rows in a frame of their own, not the rows themselves; NULL: they do. `learn_frame` sets what
-     * lies behind the centroids in `parameters`, from rows[n][hd]; `enter_frame` then takes a row there, and returns by how much an
+    /* Codecs whose centroids describe rows in a frame of their own, not the rows themselves; NULL: they do. `fit_normalization` sets what
+     * lies behind the centroids in `parameters`, from rows[n][hd]; `normalize_row` then takes a row there, and returns by how much an
      * error in the frame is larger outside: samples weigh by its square. */
-    size_t (*frame_floats)(struct codec_shape shape, enum codec_side side); /* the last of the parameters; NULL with learn_frame */
-    void (*learn_frame)(struct codec_shape shape, enum codec_side side, const float *rows, size_t n, float *parameters);
-    float (*enter_frame)(struct codec_shape shape, enum codec_side side, const float *parameters, float *row);
+    size_t (*normalization_floats)(struct codec_shape shape,
+                                   enum codec_side side); /* the last of the parameters; NULL with fit_normalization */
+    void (*fit_normalization)(struct codec_shape shape, enum codec_side side, const float *rows, size_t n, float *parameters);
+    float (*normalize_row)(struct codec_shape shape, enum codec_side side, const float *parameters, float *row);
     /* Moves centroids that were just learned to where the codec reads them faster, at next to no loss; NULL: they stay. */
-    void (*settle)(struct codec_shape shape, enum codec_side side, float *parameters);
+    void (*snap_to_grid)(struct codec_shape shape, enum codec_side side, float *parameters);
 
     /* What a codec learns while it runs, instead of from a codebook; NULL hooks: nothing. `fit` makes fitted[fitted_bytes], floats,
      * of the first rows of a layer, KV head and side that are sealed: rows[n][hd] that lie `stride` floats apart, n >= 1. Whoever
@@ -82,46 +83,48 @@ struct codec {
     void (*fit)(struct codec_shape shape, enum codec_side side, const float *rows, size_t n, size_t stride,
                 const struct index_options *options, void *fitted);
 
-    /* Writes all of block[block_bytes]: rows[n][hd], n <= 64; slots past n hold zeros. Deterministic. */
-    void (*encode)(struct codec_shape shape, enum codec_side side, const float *rows, size_t n, void *block);
+    /* Writes all of block[page_bytes]: rows[n][hd], n <= 64; slots past n hold zeros. Deterministic. */
+    void (*encode)(struct codec_shape shape, enum codec_side side, const float *rows, size_t n, void *page);
     /* rows[64][hd]. */
-    void (*decode)(struct codec_shape shape, enum codec_side side, const void *block, float *rows);
+    void (*decode)(struct codec_shape shape, enum codec_side side, const void *page, float *rows);
 
     /* Copies the tokens in slots[n] of a block to slots at, at + 1, ..., at + n - 1 of `to`, a block of the same shape, whose other
      * slots keep theirs: so tokens worth reading are packed and read together. They decode to the same bits there. `to` is zeros to
-     * begin with, and may hold tokens of an earlier use. NULL, or of keys if `keys_stay`: scales belong to their block. */
-    void (*take)(struct codec_shape shape, enum codec_side side, const void *from, const uint8_t *slots, size_t n, void *to,
-                 size_t at);
-    bool keys_stay;
+     * begin with, and may hold tokens of an earlier use. NULL, or of keys if `gathers_values_only`: scales belong to their block. */
+    void (*gather_tokens)(struct codec_shape shape, enum codec_side side, const void *from, const uint8_t *slots, size_t n,
+                          void *to, size_t at);
+    bool gathers_values_only;
     /* Brings nearer what `take` of the same tokens will copy, to be called a few blocks ahead; NULL: not worth it. */
-    void (*fetch)(struct codec_shape shape, enum codec_side side, const void *from, const uint8_t *slots, size_t n);
+    void (*prefetch_tokens)(struct codec_shape shape, enum codec_side side, const void *from, const uint8_t *slots, size_t n);
 
     /* Keys: logits[G][64] = <q[G][hd], key>, queries rotated as the keys are, scaled by the caller. Where `prepared` is not NULL
      * and prepared(shape) > 0, `prepare` may have been called once for these queries and has then written so many floats, look-up
      * tables; without it `tables` is NULL. What is prepared may differ from head to head, as what was learned does. */
     size_t (*prepared)(struct codec_shape shape);
     void (*prepare)(struct codec_shape shape, const float *q, float *tables);
-    void (*score)(struct codec_shape shape, const float *q, const float *tables, const void *block, float *logits);
+    void (*score)(struct codec_shape shape, const float *q, const float *tables, const void *page, float *logits);
     /* Keys by channel, channels[hd][64]: how readers that must turn keys before they meet a query want them. */
-    void (*channels)(struct codec_shape shape, const void *block, float *channels);
+    void (*channels)(struct codec_shape shape, const void *page, float *channels);
     /* As score, for keys that lie unturned: the one in slot t is turned by *turn's angles of t before it meets the queries. NULL:
      * the reader takes `channels` and turns them. */
-    void (*score_turned)(struct codec_shape shape, const float *q, const struct key_turn *turn, const void *block, float *logits);
+    void (*score_rotated)(struct codec_shape shape, const float *q, const struct key_rotation *rotation, const void *page,
+                          float *logits);
 
     /* Brings nearer what reading so many blocks takes of what was learned, all of it lying far: a codebook is read in no order, and
      * each line then waited for on its own. NULL: not worth it. */
-    void (*approach)(struct codec_shape shape, enum codec_side side, size_t blocks);
+    void (*prefetch_codebook)(struct codec_shape shape, enum codec_side side, size_t pages);
 
     /* Values: acc[G][hd] += weights[G][64] times the values. */
-    void (*mix)(struct codec_shape shape, const float *weights, const void *block, float *acc); /* NULL: a codec of keys alone */
-    /* The same, faster, where every weight is at most CODEC_LIGHT of all that its query gives: weights may be rounded to a 254th of the
+    void (*accumulate)(struct codec_shape shape, const float *weights, const void *page,
+                       float *acc); /* NULL: a codec of keys alone */
+    /* The same, faster, where every weight is at most INT8_WEIGHT_LIMIT of all that its query gives: weights may be rounded to a 254th of the
      * block's largest. NULL: there is no faster way. */
-    void (*mix_light)(struct codec_shape shape, const float *weights, const void *block, float *acc);
+    void (*accumulate_int8)(struct codec_shape shape, const float *weights, const void *page, float *acc);
     /* The same in two steps where `tallies` is not NULL and tallies(shape) > 0: `tally` adds the weights up by code in so many
      * floats, zeros to begin with, over any number of blocks, and `finish` adds to acc[G][hd] what they come to. */
-    size_t (*tallies)(struct codec_shape shape);
-    void (*tally)(struct codec_shape shape, const float *weights, const void *block, float *tallies);
-    void (*finish)(struct codec_shape shape, const float *tallies, float *acc);
+    size_t (*code_sums)(struct codec_shape shape);
+    void (*accumulate_by_code)(struct codec_shape shape, const float *weights, const void *page, float *code_sums);
+    void (*finish_code_sums)(struct codec_shape shape, const float *code_sums, float *acc);
 };
 
 /* A `check`: TERSE_E_UNSUPPORTED unless head_dim is a multiple of 32 up to 256, what the kernels of all codecs serve. */
@@ -143,7 +146,7 @@ extern const struct codec codec_pq, codec_vq;
 /* vq of rows about their mean and at a size of 1, and a gain for each row. */
 extern const struct codec codec_gain_shape;
 /* comm.c: keys as sums of complex numbers that commute with RoPE (CommVQ). */
-extern const struct codec codec_comm;
+extern const struct codec codec_commvq;
 /* additive.c: values as sums of rows, one bit of a code for each (CommVQ). */
 extern const struct codec codec_additive;
 

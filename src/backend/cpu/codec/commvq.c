@@ -14,43 +14,43 @@
  */
 #include "backend/cpu/codec/commvq.h"
 
-#include "base/memory.h"
 #include "backend/cpu/codec/normalization.h"
 #include "backend/cpu/codec/transpose.h"
-#include "backend/cpu/kernels/pq/code_planes.h"
 #include "backend/cpu/kernels/kernels.h"
+#include "backend/cpu/kernels/pq/code_planes.h"
+#include "base/memory.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-_Static_assert(BLOCK_PQ_PART(COMM_BITS) == COMM_PART, "codes lie as pq's of 12 bits");
+_Static_assert(PAGE_PQ_PART(COMMVQ_BITS) == COMMVQ_PART, "codes lie as pq's of 12 bits");
 
-#define LEAST_WIDTH COMM_LANES /* smaller groups err more at equal bits */
-#define MOST_WIDTH (2 * COMM_MOST_PAIRS)
-#define GAIN_BYTES BLOCK_TOKENS
+#define LEAST_WIDTH COMMVQ_LANES /* smaller groups err more at equal bits */
+#define MOST_WIDTH (2 * COMMVQ_MOST_PAIRS)
+#define GAIN_BYTES PAGE_TOKENS
 #define PAIRING_FLOATS 2 /* pairs, adjacent */
-#define HALF_FLOATS (COMM_ENTRIES * COMM_ENTRIES)
+#define HALF_FLOATS (COMMVQ_ENTRIES * COMMVQ_ENTRIES)
 
 struct learned {
-    struct comm_code code; /* its arrays are these */
+    struct commvq_code code; /* its arrays are these */
     int8_t *rows;
     int8_t *planes; /* NULL where the processor's kernels do not read them */
     float *half;    /* [groups][rounds][entries][entries], of the search */
     size_t row_bytes, plane_bytes, half_bytes;
-    float steps[CODEC_HEAD_DIM_MAX / LEAST_WIDTH * COMM_LANES]; /* wider groups take no more */
-    float inverses[CODEC_HEAD_DIM_MAX / LEAST_WIDTH * COMM_LANES];
-    float largest[CODEC_HEAD_DIM_MAX / LEAST_WIDTH * COMM_LANES];
-    uint8_t channels[CODEC_HEAD_DIM_MAX], run[COMM_MOST_ROUNDS];
+    float steps[CODEC_HEAD_DIM_MAX / LEAST_WIDTH * COMMVQ_LANES]; /* wider groups take no more */
+    float inverses[CODEC_HEAD_DIM_MAX / LEAST_WIDTH * COMMVQ_LANES];
+    float largest[CODEC_HEAD_DIM_MAX / LEAST_WIDTH * COMMVQ_LANES];
+    uint8_t channels[CODEC_HEAD_DIM_MAX], run[COMMVQ_MOST_ROUNDS];
     float mean[CODEC_HEAD_DIM_MAX];
     float scale;
     float gain[256]; /* of each code */
 };
 
-struct coding comm_coding(uint32_t head_dim, uint32_t bits) {
+struct coding commvq_coding(uint32_t head_dim, uint32_t bits) {
     uint32_t width = head_dim > MOST_WIDTH ? head_dim / 2 : head_dim;
-    uint32_t rounds = (width * bits + COMM_BITS / 2) / COMM_BITS;
-    return (struct coding){&codec_comm, width, COMM_BITS * (rounds ? rounds : 1)};
+    uint32_t rounds = (width * bits + COMMVQ_BITS / 2) / COMMVQ_BITS;
+    return (struct coding){&codec_commvq, width, COMMVQ_BITS * (rounds ? rounds : 1)};
 }
 
 static enum terse_status check(struct codec_shape shape, enum codec_side side, struct terse_error *error) {
@@ -61,35 +61,35 @@ static enum terse_status check(struct codec_shape shape, enum codec_side side, s
         return status_fail(error, TERSE_E_UNSUPPORTED,
                            "groups of %u channels in the model's heads of %u: use an even divisor of %u from %d to %d", shape.width,
                            shape.head_dim, shape.head_dim, LEAST_WIDTH, MOST_WIDTH);
-    if (!shape.bits || shape.bits % COMM_BITS || shape.bits > COMM_BITS * COMM_MOST_ROUNDS)
+    if (!shape.bits || shape.bits % COMMVQ_BITS || shape.bits > COMMVQ_BITS * COMMVQ_MOST_ROUNDS)
         return status_fail(error, TERSE_E_UNSUPPORTED, "a group's code of %u bits: use a multiple of %d up to %d", shape.bits,
-                           COMM_BITS, COMM_BITS * COMM_MOST_ROUNDS);
+                           COMMVQ_BITS, COMMVQ_BITS * COMMVQ_MOST_ROUNDS);
     return TERSE_OK;
 }
 
-static size_t block_bytes(struct codec_shape shape, enum codec_side side) {
+static size_t page_bytes(struct codec_shape shape, enum codec_side side) {
     (void)side;
-    return BLOCK_BYTES_COMM(comm_groups(shape), comm_rounds(shape));
+    return PAGE_BYTES_COMMVQ(commvq_groups(shape), commvq_rounds(shape));
 }
 
 /* ---- What is learned */
 
 /* Where the frame begins. */
-static size_t frame_at(struct codec_shape shape) { return comm_table_numbers(shape) + PAIRING_FLOATS; }
+static size_t normalization_at(struct codec_shape shape) { return commvq_table_numbers(shape) + PAIRING_FLOATS; }
 
 static size_t parameters(struct codec_shape shape, enum codec_side side) {
     (void)side;
-    return frame_at(shape) + frame_floats(shape.head_dim);
+    return normalization_at(shape) + normalization_floats(shape.head_dim);
 }
 
-void comm_set_pairing(struct codec_shape shape, float *floats, size_t pairs, bool adjacent) {
-    float *pairing = floats + comm_table_numbers(shape);
+void commvq_set_pairing(struct codec_shape shape, float *floats, size_t pairs, bool adjacent) {
+    float *pairing = floats + commvq_table_numbers(shape);
     pairing[0] = (float)pairs;
     pairing[1] = adjacent;
 }
 
-void comm_channels(struct codec_shape shape, const float *floats, size_t group, uint8_t *channels) {
-    const float *pairing = floats + comm_table_numbers(shape);
+void commvq_channels(struct codec_shape shape, const float *floats, size_t group, uint8_t *channels) {
+    const float *pairing = floats + commvq_table_numbers(shape);
     size_t pairs = (size_t)pairing[0], g = shape.width / 2;
     bool split = pairing[1] == 0;
     for (size_t j = 0; j < g; j++) {
@@ -99,19 +99,19 @@ void comm_channels(struct codec_shape shape, const float *floats, size_t group, 
     }
 }
 
-static size_t frame_numbers(struct codec_shape shape, enum codec_side side) {
+static size_t normalization_numbers(struct codec_shape shape, enum codec_side side) {
     (void)side;
-    return frame_floats(shape.head_dim);
+    return normalization_floats(shape.head_dim);
 }
 
-static void learn_frame(struct codec_shape shape, enum codec_side side, const float *rows, size_t n, float *floats) {
+static void fit_normalization(struct codec_shape shape, enum codec_side side, const float *rows, size_t n, float *floats) {
     (void)side;
-    frame_learn(rows, n, shape.head_dim, floats + frame_at(shape));
+    normalization_fit(rows, n, shape.head_dim, floats + normalization_at(shape));
 }
 
-static float enter_frame(struct codec_shape shape, enum codec_side side, const float *floats, float *row) {
+static float normalize_row(struct codec_shape shape, enum codec_side side, const float *floats, float *row) {
     (void)side;
-    return frame_enter(row, floats + frame_at(shape), shape.head_dim, row);
+    return normalization_apply(row, floats + normalization_at(shape), shape.head_dim, row);
 }
 
 static void close_learned(void *opened) {
@@ -130,8 +130,8 @@ static size_t learned_bytes(const void *opened) {
 
 /* Tables, pairing and frame are what encoding and reading take for granted. */
 static enum terse_status check_parameters(struct codec_shape shape, const float *floats, struct terse_error *error) {
-    const float *pairing = floats + comm_table_numbers(shape);
-    for (size_t i = 0; i < comm_table_numbers(shape); i++) {
+    const float *pairing = floats + commvq_table_numbers(shape);
+    for (size_t i = 0; i < commvq_table_numbers(shape); i++) {
         if (!(fabsf(floats[i]) <= 65504)) /* as halves go */
             return status_fail(
                 error, TERSE_E_FORMAT,
@@ -145,19 +145,19 @@ static enum terse_status check_parameters(struct codec_shape shape, const float 
             error, TERSE_E_FORMAT,
             "%g RoPE pairs of kind %g in heads of %u channels: the codebook is damaged, make it again with terse calibrate",
             (double)pairing[0], (double)pairing[1], shape.head_dim);
-    return frame_check(floats + frame_at(shape), shape.head_dim, error);
+    return normalization_check(floats + normalization_at(shape), shape.head_dim, error);
 }
 
 /* Makes integers of a group's tables[rounds][entries][2 pairs]; the largest number of a pair in any round is its step's
- * COMM_LARGEST-fold. */
+ * COMMVQ_LARGEST-fold. */
 static void set_group(struct learned *learned, size_t group, const float *tables) {
-    const struct comm_code *c = &learned->code;
-    size_t rows = c->rounds * COMM_ENTRIES;
+    const struct commvq_code *c = &learned->code;
+    size_t rows = c->rounds * COMMVQ_ENTRIES;
     for (size_t j = 0; j < c->pairs; j++) {
         int8_t *to = learned->rows + group * rows * 2 * c->stride + j;
         float largest = 0;
         for (size_t i = 0; i < 2 * rows; i++) largest = fmaxf(largest, fabsf(tables[i * c->pairs + j]));
-        float step = largest / COMM_LARGEST, inverse = step > 0 ? 1 / step : 0;
+        float step = largest / COMMVQ_LARGEST, inverse = step > 0 ? 1 / step : 0;
         if (!isfinite(inverse)) step = inverse = 0; /* next to nothing */
         learned->steps[group * c->stride + j] = step;
         learned->inverses[group * c->stride + j] = inverse;
@@ -166,12 +166,12 @@ static void set_group(struct learned *learned, size_t group, const float *tables
 }
 
 /* The most that a number of each pair can be after one round: most[groups * stride]. */
-static void round_sizes(const struct comm_code *c, size_t round, int *most) {
+static void round_sizes(const struct commvq_code *c, size_t round, int *most) {
     for (size_t k = 0; k < c->groups; k++) {
-        const int8_t *rows = c->rows + (k * c->rounds + round) * COMM_ENTRIES * 2 * c->stride;
+        const int8_t *rows = c->rows + (k * c->rounds + round) * COMMVQ_ENTRIES * 2 * c->stride;
         for (size_t j = 0; j < c->stride; j++) {
             int re = 0, im = 0;
-            for (size_t l = 0; l < COMM_ENTRIES; l++) {
+            for (size_t l = 0; l < COMMVQ_ENTRIES; l++) {
                 const int8_t *row = rows + l * 2 * c->stride + j;
                 re = abs(row[0]) > re ? abs(row[0]) : re;
                 im = abs(row[c->stride]) > im ? abs(row[c->stride]) : im;
@@ -183,15 +183,15 @@ static void round_sizes(const struct comm_code *c, size_t round, int *most) {
 
 /* A round joins the last run if the sums of no pair leave a byte. */
 static void set_runs(struct learned *learned) {
-    struct comm_code *c = &learned->code;
+    struct commvq_code *c = &learned->code;
     size_t pairs = c->groups * c->stride;
-    int most[COMM_LANES * (CODEC_HEAD_DIM_MAX / LEAST_WIDTH)], run[COMM_LANES * (CODEC_HEAD_DIM_MAX / LEAST_WIDTH)];
+    int most[COMMVQ_LANES * (CODEC_HEAD_DIM_MAX / LEAST_WIDTH)], run[COMMVQ_LANES * (CODEC_HEAD_DIM_MAX / LEAST_WIDTH)];
     for (size_t r = 0; r < c->rounds; r++) {
         bool joins = r > 0;
         round_sizes(c, r, most);
         for (size_t j = 0; j < pairs; j++) {
             learned->largest[j] += (float)most[j];
-            if (r > 0 && run[j] + most[j] > COMM_SUM) joins = false;
+            if (r > 0 && run[j] + most[j] > COMMVQ_SUM) joins = false;
         }
         for (size_t j = 0; j < pairs; j++) run[j] = joins ? run[j] + most[j] : most[j];
         if (!joins) c->runs++;
@@ -200,33 +200,33 @@ static void set_runs(struct learned *learned) {
 }
 
 static void set_planes(struct learned *learned) {
-    const struct comm_code *c = &learned->code;
+    const struct commvq_code *c = &learned->code;
     for (size_t i = 0; i < c->groups * c->pairs * c->rounds; i++) {
         size_t group = i / (c->pairs * c->rounds), j = i / c->rounds % c->pairs, round = i % c->rounds;
-        for (size_t l = 0; l < COMM_ENTRIES; l++) {
-            const int8_t *row = c->rows + ((group * c->rounds + round) * COMM_ENTRIES + l) * 2 * c->stride;
-            int8_t *to = learned->planes + i * 2 * COMM_ENTRIES + l;
+        for (size_t l = 0; l < COMMVQ_ENTRIES; l++) {
+            const int8_t *row = c->rows + ((group * c->rounds + round) * COMMVQ_ENTRIES + l) * 2 * c->stride;
+            int8_t *to = learned->planes + i * 2 * COMMVQ_ENTRIES + l;
             to[0] = row[j];
-            to[COMM_ENTRIES] = row[c->stride + j];
+            to[COMMVQ_ENTRIES] = row[c->stride + j];
         }
     }
 }
 
 /* A round's table as it is read. */
-static void read_table(const struct comm_code *c, size_t group, size_t round, float *table) {
-    const int8_t *rows = c->rows + (group * c->rounds + round) * COMM_ENTRIES * 2 * c->stride;
+static void read_table(const struct commvq_code *c, size_t group, size_t round, float *table) {
+    const int8_t *rows = c->rows + (group * c->rounds + round) * COMMVQ_ENTRIES * 2 * c->stride;
     const float *steps = c->steps + group * c->stride;
-    for (size_t i = 0; i < 2 * COMM_ENTRIES; i++)
+    for (size_t i = 0; i < 2 * COMMVQ_ENTRIES; i++)
         for (size_t j = 0; j < c->pairs; j++) table[i * c->pairs + j] = steps[j] * (float)rows[i * c->stride + j];
 }
 
 static void set_halves(struct learned *learned) {
-    float table[COMM_ENTRIES * MOST_WIDTH];
-    const struct comm_code *c = &learned->code;
+    float table[COMMVQ_ENTRIES * MOST_WIDTH];
+    const struct commvq_code *c = &learned->code;
     for (size_t i = 0; i < c->groups * c->rounds; i++) {
-        struct comm_search search = {c->pairs, COMM_ENTRIES, COMM_ENTRIES, NULL, learned->half + i * HALF_FLOATS};
+        struct commvq_search search = {c->pairs, COMMVQ_ENTRIES, COMMVQ_ENTRIES, NULL, learned->half + i * HALF_FLOATS};
         read_table(c, i / c->rounds, i % c->rounds, table);
-        comm_search_half(&search, table);
+        commvq_search_half(&search, table);
     }
 }
 
@@ -238,19 +238,19 @@ static enum terse_status open_learned(struct codec_shape shape, enum codec_side 
     if (status) return status;
     struct learned *learned = memory_zeros(1, sizeof *learned);
     if (!learned) return status_no_memory(error, sizeof *learned, "a codebook");
-    struct comm_code *c = &learned->code;
-    const float *frame = floats + frame_at(shape);
-    *c = (struct comm_code){comm_groups(shape), shape.width / 2, comm_rounds(shape), .channels = learned->channels,
-                            .mean = learned->mean};
-    c->stride = memory_round_up(c->pairs, COMM_LANES);
+    struct commvq_code *c = &learned->code;
+    const float *frame = floats + normalization_at(shape);
+    *c = (struct commvq_code){commvq_groups(shape), shape.width / 2, commvq_rounds(shape), .channels = learned->channels,
+                              .mean = learned->mean};
+    c->stride = memory_round_up(c->pairs, COMMVQ_LANES);
     c->steps = learned->steps;
     c->inverses = learned->inverses;
     c->largest = learned->largest;
     c->run = learned->run;
-    c->turned = (size_t)floats[comm_table_numbers(shape)];
-    c->adjacent = floats[comm_table_numbers(shape) + 1] != 0;
-    learned->row_bytes = c->groups * c->rounds * COMM_ENTRIES * 2 * c->stride;
-    learned->plane_bytes = kernels()->planes_pq ? c->groups * c->pairs * c->rounds * 2 * COMM_ENTRIES : 0;
+    c->rotated = (size_t)floats[commvq_table_numbers(shape)];
+    c->adjacent = floats[commvq_table_numbers(shape) + 1] != 0;
+    learned->row_bytes = c->groups * c->rounds * COMMVQ_ENTRIES * 2 * c->stride;
+    learned->plane_bytes = kernels()->has_register_lut ? c->groups * c->pairs * c->rounds * 2 * COMMVQ_ENTRIES : 0;
     learned->half_bytes = c->groups * c->rounds * HALF_FLOATS * sizeof(float);
     c->rows = learned->rows = memory_zeros(learned->row_bytes, 1);
     learned->half = memory_array(learned->half_bytes, 1);
@@ -260,42 +260,42 @@ static enum terse_status open_learned(struct codec_shape shape, enum codec_side 
         close_learned(learned);
         return status;
     }
-    for (size_t k = 0; k < c->groups; k++) set_group(learned, k, floats + k * c->rounds * COMM_ENTRIES * shape.width);
+    for (size_t k = 0; k < c->groups; k++) set_group(learned, k, floats + k * c->rounds * COMMVQ_ENTRIES * shape.width);
     set_runs(learned);
     if (learned->planes) set_planes(learned);
     set_halves(learned);
-    for (size_t k = 0; k < c->groups; k++) comm_channels(shape, floats, k, learned->channels + k * shape.width);
+    for (size_t k = 0; k < c->groups; k++) commvq_channels(shape, floats, k, learned->channels + k * shape.width);
     memcpy(learned->mean, frame, shape.head_dim * sizeof *frame);
     learned->scale = frame[shape.head_dim];
-    frame_gains(learned->scale, learned->gain);
+    gain_table(learned->scale, learned->gain);
     *opened = learned;
     return TERSE_OK;
 }
 
 /* ---- Blocks */
 
-const struct comm_code *comm_code_of(struct codec_shape shape) { return &((const struct learned *)shape.learned)->code; }
+const struct commvq_code *commvq_code_of(struct codec_shape shape) { return &((const struct learned *)shape.learned)->code; }
 
-const void *comm_codes(const void *block) { return (const uint8_t *)block + GAIN_BYTES; }
+const void *commvq_codes(const void *page) { return (const uint8_t *)page + GAIN_BYTES; }
 
-void comm_gains(struct codec_shape shape, const void *block, float *gains) {
+void commvq_gains(struct codec_shape shape, const void *page, float *gains) {
     const struct learned *learned = shape.learned;
-    kernels()->look_up_gains(learned->gain, block, gains);
+    kernels()->look_up_gains(learned->gain, page, gains);
 }
 
 /* Codes of one group's rows[n][2 pairs], which lose their codewords round by round. */
 static void encode_group(const struct learned *learned, size_t group, float *rows, size_t n, uint8_t *codes) {
-    const struct comm_code *c = &learned->code;
-    float table[COMM_ENTRIES * MOST_WIDTH], panel[MOST_WIDTH * 2 * COMM_ENTRIES];
-    for (size_t r = 0; r < c->rounds; r++, codes += COMM_PART) {
-        uint16_t code[BLOCK_TOKENS] = {0};
-        struct comm_search search = {c->pairs, COMM_ENTRIES, COMM_ENTRIES, panel,
-                                     learned->half + (group * c->rounds + r) * HALF_FLOATS};
+    const struct commvq_code *c = &learned->code;
+    float table[COMMVQ_ENTRIES * MOST_WIDTH], panel[MOST_WIDTH * 2 * COMMVQ_ENTRIES];
+    for (size_t r = 0; r < c->rounds; r++, codes += COMMVQ_PART) {
+        uint16_t code[PAGE_TOKENS] = {0};
+        struct commvq_search search = {c->pairs, COMMVQ_ENTRIES, COMMVQ_ENTRIES, panel,
+                                       learned->half + (group * c->rounds + r) * HALF_FLOATS};
         read_table(c, group, r, table);
-        comm_search_panel(&search, table);
-        comm_search_nearest(&search, rows, n, 2 * c->pairs, code);
-        comm_subtract(table, c->pairs, COMM_ENTRIES, code, n, rows, 2 * c->pairs);
-        code_planes_write(code, COMM_BITS, codes);
+        commvq_search_panel(&search, table);
+        commvq_search_nearest(&search, rows, n, 2 * c->pairs, code);
+        commvq_subtract(table, c->pairs, COMMVQ_ENTRIES, code, n, rows, 2 * c->pairs);
+        code_planes_write(code, COMMVQ_BITS, codes);
     }
 }
 
@@ -306,47 +306,47 @@ static float keep_norm(const float *x, const float *shape, size_t hd) {
 }
 
 /* What rows[n][hd], taken to the frame, have left after coding is what their shapes lack. */
-static void encode(struct codec_shape shape, enum codec_side side, const float *rows, size_t n, void *block) {
+static void encode(struct codec_shape shape, enum codec_side side, const float *rows, size_t n, void *page) {
     const struct learned *learned = shape.learned;
-    const struct comm_code *c = &learned->code;
+    const struct commvq_code *c = &learned->code;
     size_t hd = shape.head_dim, width = shape.width;
-    float unit[BLOCK_TOKENS * CODEC_HEAD_DIM_MAX], some[BLOCK_TOKENS * MOST_WIDTH], centred[CODEC_HEAD_DIM_MAX];
-    uint8_t *gains = block, *codes = gains + GAIN_BYTES;
-    memset(block, 0, block_bytes(shape, side));
-    for (size_t t = 0; t < n; t++) frame_enter(rows + t * hd, learned->mean, hd, unit + t * hd);
+    float unit[PAGE_TOKENS * CODEC_HEAD_DIM_MAX], some[PAGE_TOKENS * MOST_WIDTH], centred[CODEC_HEAD_DIM_MAX];
+    uint8_t *gains = page, *codes = gains + GAIN_BYTES;
+    memset(page, 0, page_bytes(shape, side));
+    for (size_t t = 0; t < n; t++) normalization_apply(rows + t * hd, learned->mean, hd, unit + t * hd);
     for (size_t k = 0; k < c->groups; k++) {
         const uint8_t *channels = learned->channels + k * width;
         for (size_t t = 0; t < n; t++)
             for (size_t j = 0; j < width; j++) some[t * width + j] = unit[t * hd + channels[j]];
-        encode_group(learned, k, some, n, codes + k * c->rounds * COMM_PART);
+        encode_group(learned, k, some, n, codes + k * c->rounds * COMMVQ_PART);
         for (size_t t = 0; t < n; t++)
             for (size_t j = 0; j < width; j++) unit[t * hd + channels[j]] -= some[t * width + j];
     }
     for (size_t t = 0; t < n; t++) {
-        frame_centre(rows + t * hd, learned->mean, hd, centred);
-        gains[t] = frame_gain_code(learned->scale, keep_norm(centred, unit + t * hd, hd));
+        normalization_centre(rows + t * hd, learned->mean, hd, centred);
+        gains[t] = gain_code(learned->scale, keep_norm(centred, unit + t * hd, hd));
     }
 }
 
-static void channels(struct codec_shape shape, const void *block, float *to) {
-    float gains[BLOCK_TOKENS];
-    comm_gains(shape, block, gains);
-    kernels()->channels_comm(comm_code_of(shape), gains, comm_codes(block), to);
+static void channels(struct codec_shape shape, const void *page, float *to) {
+    float gains[PAGE_TOKENS];
+    commvq_gains(shape, page, gains);
+    kernels()->channels_commvq(commvq_code_of(shape), gains, commvq_codes(page), to);
 }
 
-static void decode(struct codec_shape shape, enum codec_side side, const void *block, float *rows) {
+static void decode(struct codec_shape shape, enum codec_side side, const void *page, float *rows) {
     (void)side;
-    float by_channel[CODEC_HEAD_DIM_MAX * BLOCK_TOKENS];
-    channels(shape, block, by_channel);
+    float by_channel[CODEC_HEAD_DIM_MAX * PAGE_TOKENS];
+    channels(shape, page, by_channel);
     transpose_channels(by_channel, shape.head_dim, rows, shape.head_dim);
 }
 
-static void take(struct codec_shape shape, enum codec_side side, const void *from, const uint8_t *slots, size_t n, void *to,
-                 size_t at) {
+static void gather_tokens(struct codec_shape shape, enum codec_side side, const void *from, const uint8_t *slots, size_t n,
+                          void *to, size_t at) {
     (void)side;
-    kernels()->take_codes(from, 1, 8, slots, n, to, at);
-    kernels()->take_codes(comm_codes(from), comm_groups(shape) * comm_rounds(shape), COMM_BITS, slots, n,
-                          (uint8_t *)to + GAIN_BYTES, at);
+    kernels()->gather_codes(from, 1, 8, slots, n, to, at);
+    kernels()->gather_codes(commvq_codes(from), commvq_groups(shape) * commvq_rounds(shape), COMMVQ_BITS, slots, n,
+                            (uint8_t *)to + GAIN_BYTES, at);
 }
 
 /* ---- Scores: which way
@@ -362,54 +362,58 @@ static void take(struct codec_shape shape, enum codec_side side, const void *fro
  *     AVX2                         90       118       35       45
  *     AVX-512  by table            14        23        8       10 times
  *
- * So `score_turned` decodes at every shape; the cache has no table to hand over. With words, looking up is two thirds to four fifths
+ * So `score_rotated` decodes at every shape; the cache has no table to hand over. With words, looking up is two thirds to four fifths
  * of the time at head_dim 128, and what bounds that is the one port that permutes bytes: four of them a pair, round and 64 tokens. */
 
-void comm_score_decoded(struct codec_shape shape, const float *q, const struct key_turn *turn, const void *block, float *logits) {
-    float keys[CODEC_HEAD_DIM_MAX * BLOCK_TOKENS], gains[BLOCK_TOKENS];
+void commvq_score_decoded(struct codec_shape shape, const float *q, const struct key_rotation *rotation, const void *page,
+                          float *logits) {
+    float keys[CODEC_HEAD_DIM_MAX * PAGE_TOKENS], gains[PAGE_TOKENS];
     const struct kernels *k = kernels();
-    comm_gains(shape, block, gains);
-    if (k->score_turned_comm && k->score_turned_comm(comm_code_of(shape), turn, gains, q, shape.group, comm_codes(block), logits))
+    commvq_gains(shape, page, gains);
+    if (k->score_rotated_commvq &&
+        k->score_rotated_commvq(commvq_code_of(shape), rotation, gains, q, shape.group, commvq_codes(page), logits))
         return;
-    channels(shape, block, keys);
-    k->score_turned(turn, q, shape.group, shape.head_dim, keys, logits);
+    channels(shape, page, keys);
+    k->score_rotated(rotation, q, shape.group, shape.head_dim, keys, logits);
 }
 
-void comm_prepare(struct codec_shape shape, const float *q, float *tables) {
-    const struct comm_code *c = comm_code_of(shape);
-    for (size_t g = 0; g < shape.group; g++) kernels()->prepare_comm(c, q + g * shape.head_dim, tables + g * comm_table_floats(c));
-}
-
-void comm_score_by_table(struct codec_shape shape, const float *tables, const struct key_turn *turn, const void *block,
-                         float *logits) {
-    const struct comm_code *c = comm_code_of(shape);
-    float gains[BLOCK_TOKENS];
-    comm_gains(shape, block, gains);
+void commvq_prepare(struct codec_shape shape, const float *q, float *tables) {
+    const struct commvq_code *c = commvq_code_of(shape);
     for (size_t g = 0; g < shape.group; g++)
-        kernels()->look_up_comm(c, turn, tables + g * comm_table_floats(c), gains, comm_codes(block), logits + g * BLOCK_TOKENS);
+        kernels()->prepare_commvq(c, q + g * shape.head_dim, tables + g * commvq_table_floats(c));
 }
 
-static void score(struct codec_shape shape, const float *q, const float *tables, const void *block, float *logits) {
+void commvq_score_by_table(struct codec_shape shape, const float *tables, const struct key_rotation *rotation, const void *page,
+                           float *logits) {
+    const struct commvq_code *c = commvq_code_of(shape);
+    float gains[PAGE_TOKENS];
+    commvq_gains(shape, page, gains);
+    for (size_t g = 0; g < shape.group; g++)
+        kernels()->look_up_commvq(c, rotation, tables + g * commvq_table_floats(c), gains, commvq_codes(page),
+                                  logits + g * PAGE_TOKENS);
+}
+
+static void score(struct codec_shape shape, const float *q, const float *tables, const void *page, float *logits) {
     (void)tables;
-    static const float none[BLOCK_TOKENS];
-    comm_score_decoded(shape, q, &(struct key_turn){.cosine = none, .sine = none}, block, logits);
+    static const float none[PAGE_TOKENS];
+    commvq_score_decoded(shape, q, &(struct key_rotation){.cosine = none, .sine = none}, page, logits);
 }
 
-const struct codec codec_comm = {.name = "comm",
-                                 .rope = CODEC_ROPE_BEFORE,
-                                 .learner = CODEC_EM,
-                                 .check = check,
-                                 .block_bytes = block_bytes,
-                                 .parameters = parameters,
-                                 .open = open_learned,
-                                 .close = close_learned,
-                                 .learned_bytes = learned_bytes,
-                                 .frame_floats = frame_numbers,
-                                 .learn_frame = learn_frame,
-                                 .enter_frame = enter_frame,
-                                 .encode = encode,
-                                 .decode = decode,
-                                 .take = take,
-                                 .score = score,
-                                 .channels = channels,
-                                 .score_turned = comm_score_decoded};
+const struct codec codec_commvq = {.name = "comm",
+                                   .rope = CODEC_ROPE_BEFORE,
+                                   .learner = CODEC_EM,
+                                   .check = check,
+                                   .page_bytes = page_bytes,
+                                   .parameters = parameters,
+                                   .open = open_learned,
+                                   .close = close_learned,
+                                   .learned_bytes = learned_bytes,
+                                   .normalization_floats = normalization_numbers,
+                                   .fit_normalization = fit_normalization,
+                                   .normalize_row = normalize_row,
+                                   .encode = encode,
+                                   .decode = decode,
+                                   .gather_tokens = gather_tokens,
+                                   .score = score,
+                                   .channels = channels,
+                                   .score_rotated = commvq_score_decoded};

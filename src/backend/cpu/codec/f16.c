@@ -6,68 +6,68 @@
 
 #include <string.h>
 
-static size_t block_bytes(struct codec_shape shape, enum codec_side side) {
+static size_t page_bytes(struct codec_shape shape, enum codec_side side) {
     (void)side;
-    return BLOCK_BYTES_F16(shape.head_dim);
+    return PAGE_BYTES_F16(shape.head_dim);
 }
 
-static void encode(struct codec_shape shape, enum codec_side side, const float *rows, size_t n, void *block) {
+static void encode(struct codec_shape shape, enum codec_side side, const float *rows, size_t n, void *page) {
     size_t hd = shape.head_dim;
-    uint16_t *half = block, row[CODEC_HEAD_DIM_MAX];
+    uint16_t *half = page, row[CODEC_HEAD_DIM_MAX];
     if (side == CODEC_VALUES) {
         kernels()->float_to_half(rows, half, n * hd);
-        memset(half + n * hd, 0, (BLOCK_TOKENS - n) * hd * sizeof *half);
+        memset(half + n * hd, 0, (PAGE_TOKENS - n) * hd * sizeof *half);
         return;
     }
-    if (n < BLOCK_TOKENS) memset(half, 0, BLOCK_BYTES_F16(hd));
+    if (n < PAGE_TOKENS) memset(half, 0, PAGE_BYTES_F16(hd));
     for (size_t t = 0; t < n; t++) {
         kernels()->float_to_half(rows + t * hd, row, hd);
-        for (size_t c = 0; c < hd; c++) half[c * BLOCK_TOKENS + t] = row[c];
+        for (size_t c = 0; c < hd; c++) half[c * PAGE_TOKENS + t] = row[c];
     }
 }
 
-static void decode(struct codec_shape shape, enum codec_side side, const void *block, float *rows) {
+static void decode(struct codec_shape shape, enum codec_side side, const void *page, float *rows) {
     size_t hd = shape.head_dim;
-    const uint16_t *half = block;
+    const uint16_t *half = page;
     if (side == CODEC_VALUES) {
-        kernels()->half_to_float(half, rows, BLOCK_TOKENS * hd);
+        kernels()->half_to_float(half, rows, PAGE_TOKENS * hd);
         return;
     }
-    float keys[BLOCK_QK * BLOCK_TOKENS];
-    for (size_t c = 0; c < hd; c += BLOCK_QK) {
-        kernels()->half_to_float(half + c * BLOCK_TOKENS, keys, BLOCK_QK * BLOCK_TOKENS);
-        transpose_channels(keys, BLOCK_QK, rows + c, hd);
+    float keys[SCALE_GROUP * PAGE_TOKENS];
+    for (size_t c = 0; c < hd; c += SCALE_GROUP) {
+        kernels()->half_to_float(half + c * PAGE_TOKENS, keys, SCALE_GROUP * PAGE_TOKENS);
+        transpose_channels(keys, SCALE_GROUP, rows + c, hd);
     }
 }
 
-static void take(struct codec_shape shape, enum codec_side side, const void *from, const uint8_t *slots, size_t n, void *to,
-                 size_t at) {
+static void gather_tokens(struct codec_shape shape, enum codec_side side, const void *from, const uint8_t *slots, size_t n,
+                          void *to, size_t at) {
     if (side == CODEC_VALUES)
-        take_rows(from, shape.head_dim * sizeof(uint16_t), slots, n, to, at);
+        gather_rows(from, shape.head_dim * sizeof(uint16_t), slots, n, to, at);
     else
-        kernels()->take_codes(from, shape.head_dim, 16, slots, n, to, at);
+        kernels()->gather_codes(from, shape.head_dim, 16, slots, n, to, at);
 }
 
-static void channels(struct codec_shape shape, const void *block, float *to) {
-    kernels()->half_to_float(block, to, shape.head_dim * BLOCK_TOKENS);
+static void channels(struct codec_shape shape, const void *page, float *to) {
+    kernels()->half_to_float(page, to, shape.head_dim * PAGE_TOKENS);
 }
 
-static void score(struct codec_shape shape, const float *q, const float *tables, const void *block, float *logits) {
+static void score(struct codec_shape shape, const float *q, const float *tables, const void *page, float *logits) {
     (void)tables;
-    kernels()->score_f16(q, shape.group, shape.head_dim, block, logits);
+    kernels()->score_f16(q, shape.group, shape.head_dim, page, logits);
 }
 
-static void mix(struct codec_shape shape, const float *weights, const void *block, float *acc) {
-    kernels()->mix_f16(weights, shape.group, shape.head_dim, block, acc);
+static void accumulate(struct codec_shape shape, const float *weights, const void *page, float *acc) {
+    kernels()->accumulate_f16(weights, shape.group, shape.head_dim, page, acc);
 }
 
 const struct codec codec_f16 = {.name = "f16",
                                 .rope = CODEC_ROPE_AFTER,
                                 .check = codec_check_head_dim,
-                                .block_bytes = block_bytes,
+                                .page_bytes = page_bytes,
                                 .encode = encode,
                                 .decode = decode,
-                                .take = take,
+                                .gather_tokens = gather_tokens,
                                 .score = score,
                                 .channels = channels,
-                                .mix = mix};
+                                .accumulate = accumulate};

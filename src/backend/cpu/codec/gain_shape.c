@@ -11,15 +11,15 @@
  */
 #include "backend/cpu/codec/codec.h"
 
-#include "base/memory.h"
 #include "backend/cpu/codec/normalization.h"
 #include "backend/cpu/codec/pq.h"
 #include "backend/cpu/kernels/kernels.h"
+#include "base/memory.h"
 
 #include <math.h>
 #include <string.h>
 
-#define GAIN_BYTES BLOCK_TOKENS
+#define GAIN_BYTES PAGE_TOKENS
 
 struct learned {
     void *shapes; /* codec vq's */
@@ -35,18 +35,18 @@ static struct codec_shape inner(struct codec_shape shape) {
     return shape;
 }
 
-static const uint8_t *codes_of(const void *block) { return (const uint8_t *)block + GAIN_BYTES; }
+static const uint8_t *codes_of(const void *page) { return (const uint8_t *)page + GAIN_BYTES; }
 
 static enum terse_status check(struct codec_shape shape, enum codec_side side, struct terse_error *error) {
     return codec_vq.check(shape, side, error);
 }
 
-static size_t block_bytes(struct codec_shape shape, enum codec_side side) { return GAIN_BYTES + codec_vq.block_bytes(shape, side); }
+static size_t page_bytes(struct codec_shape shape, enum codec_side side) { return GAIN_BYTES + codec_vq.page_bytes(shape, side); }
 
 /* ---- What is learned */
 
 static size_t parameters(struct codec_shape shape, enum codec_side side) {
-    return codec_vq.parameters(shape, side) + frame_floats(shape.head_dim);
+    return codec_vq.parameters(shape, side) + normalization_floats(shape.head_dim);
 }
 
 static void close_learned(void *opened) {
@@ -65,7 +65,7 @@ static enum terse_status open_learned(struct codec_shape shape, enum codec_side 
                                       struct terse_error *error) {
     const float *mean = floats + codec_vq.parameters(shape, side), *scale = mean + shape.head_dim;
     *opened = NULL;
-    enum terse_status status = frame_check(mean, shape.head_dim, error);
+    enum terse_status status = normalization_check(mean, shape.head_dim, error);
     if (status) return status;
     struct learned *learned = memory_zeros(1, sizeof *learned);
     if (!learned) return status_no_memory(error, sizeof *learned, "a codebook");
@@ -76,22 +76,22 @@ static enum terse_status open_learned(struct codec_shape shape, enum codec_side 
     }
     memcpy(learned->mean, mean, shape.head_dim * sizeof *mean);
     learned->scale = *scale;
-    frame_gains(*scale, learned->gain);
+    gain_table(*scale, learned->gain);
     *opened = learned;
     return TERSE_OK;
 }
 
-static size_t frame_numbers(struct codec_shape shape, enum codec_side side) {
+static size_t normalization_numbers(struct codec_shape shape, enum codec_side side) {
     (void)side;
-    return frame_floats(shape.head_dim);
+    return normalization_floats(shape.head_dim);
 }
 
-static void learn_frame(struct codec_shape shape, enum codec_side side, const float *rows, size_t n, float *floats) {
-    frame_learn(rows, n, shape.head_dim, floats + codec_vq.parameters(shape, side));
+static void fit_normalization(struct codec_shape shape, enum codec_side side, const float *rows, size_t n, float *floats) {
+    normalization_fit(rows, n, shape.head_dim, floats + codec_vq.parameters(shape, side));
 }
 
-static float enter_frame(struct codec_shape shape, enum codec_side side, const float *floats, float *row) {
-    return frame_enter(row, floats + codec_vq.parameters(shape, side), shape.head_dim, row);
+static float normalize_row(struct codec_shape shape, enum codec_side side, const float *floats, float *row) {
+    return normalization_apply(row, floats + codec_vq.parameters(shape, side), shape.head_dim, row);
 }
 
 /* ---- Blocks */
@@ -104,123 +104,124 @@ static float fit_gain(enum codec_side side, const float *x, const float *shape, 
     return kernels()->dot(x, shape, hd) / square;
 }
 
-static void encode(struct codec_shape shape, enum codec_side side, const float *rows, size_t n, void *block) {
+static void encode(struct codec_shape shape, enum codec_side side, const float *rows, size_t n, void *page) {
     const struct learned *learned = shape.learned;
     size_t hd = shape.head_dim;
-    float unit[BLOCK_TOKENS * CODEC_HEAD_DIM_MAX], centred[CODEC_HEAD_DIM_MAX];
-    uint8_t *gains = block;
-    for (size_t t = 0; t < n; t++) frame_enter(rows + t * hd, learned->mean, hd, unit + t * hd);
+    float unit[PAGE_TOKENS * CODEC_HEAD_DIM_MAX], centred[CODEC_HEAD_DIM_MAX];
+    uint8_t *gains = page;
+    for (size_t t = 0; t < n; t++) normalization_apply(rows + t * hd, learned->mean, hd, unit + t * hd);
     codec_vq.encode(inner(shape), side, unit, n, gains + GAIN_BYTES);
-    codec_vq.decode(inner(shape), side, codes_of(block), unit);
+    codec_vq.decode(inner(shape), side, codes_of(page), unit);
     memset(gains, 0, GAIN_BYTES);
     for (size_t t = 0; t < n; t++) {
-        frame_centre(rows + t * hd, learned->mean, hd, centred);
-        gains[t] = frame_gain_code(learned->scale, fit_gain(side, centred, unit + t * hd, hd));
+        normalization_centre(rows + t * hd, learned->mean, hd, centred);
+        gains[t] = gain_code(learned->scale, fit_gain(side, centred, unit + t * hd, hd));
     }
 }
 
-static void decode(struct codec_shape shape, enum codec_side side, const void *block, float *rows) {
+static void decode(struct codec_shape shape, enum codec_side side, const void *page, float *rows) {
     const struct learned *learned = shape.learned;
-    const uint8_t *gains = block;
+    const uint8_t *gains = page;
     size_t hd = shape.head_dim;
-    codec_vq.decode(inner(shape), side, codes_of(block), rows);
-    for (size_t t = 0; t < BLOCK_TOKENS; t++) {
+    codec_vq.decode(inner(shape), side, codes_of(page), rows);
+    for (size_t t = 0; t < PAGE_TOKENS; t++) {
         float gain = learned->gain[gains[t]];
         for (size_t c = 0; c < hd; c++) rows[t * hd + c] = learned->mean[c] + gain * rows[t * hd + c];
     }
 }
 
-static void take(struct codec_shape shape, enum codec_side side, const void *from, const uint8_t *slots, size_t n, void *to,
-                 size_t at) {
-    kernels()->take_codes(from, 1, 8, slots, n, to, at);
-    codec_vq.take(shape, side, codes_of(from), slots, n, (uint8_t *)to + GAIN_BYTES, at);
+static void gather_tokens(struct codec_shape shape, enum codec_side side, const void *from, const uint8_t *slots, size_t n,
+                          void *to, size_t at) {
+    kernels()->gather_codes(from, 1, 8, slots, n, to, at);
+    codec_vq.gather_tokens(shape, side, codes_of(from), slots, n, (uint8_t *)to + GAIN_BYTES, at);
 }
 
-static void approach(struct codec_shape shape, enum codec_side side, size_t blocks) {
-    codec_vq.approach(inner(shape), side, blocks);
+static void prefetch_codebook(struct codec_shape shape, enum codec_side side, size_t pages) {
+    codec_vq.prefetch_codebook(inner(shape), side, pages);
 }
 
-static void gains_of(const struct learned *learned, const void *block, float *gains) {
-    kernels()->look_up_gains(learned->gain, block, gains);
+static void gains_of(const struct learned *learned, const void *page, float *gains) {
+    kernels()->look_up_gains(learned->gain, page, gains);
 }
 
-static void channels(struct codec_shape shape, const void *block, float *to) {
+static void channels(struct codec_shape shape, const void *page, float *to) {
     const struct learned *learned = shape.learned;
-    float gains[BLOCK_TOKENS];
-    gains_of(learned, block, gains);
-    codec_vq.channels(inner(shape), codes_of(block), to);
+    float gains[PAGE_TOKENS];
+    gains_of(learned, page, gains);
+    codec_vq.channels(inner(shape), codes_of(page), to);
     for (size_t c = 0; c < shape.head_dim; c++) {
-        float mean = learned->mean[c], *row = to + c * BLOCK_TOKENS;
-        for (size_t t = 0; t < BLOCK_TOKENS; t++) row[t] = mean + gains[t] * row[t];
+        float mean = learned->mean[c], *row = to + c * PAGE_TOKENS;
+        for (size_t t = 0; t < PAGE_TOKENS; t++) row[t] = mean + gains[t] * row[t];
     }
 }
 
-static void score_turned(struct codec_shape shape, const float *q, const struct key_turn *turn, const void *block, float *logits) {
+static void score_rotated(struct codec_shape shape, const float *q, const struct key_rotation *rotation, const void *page,
+                          float *logits) {
     const struct learned *learned = shape.learned;
-    float gains[BLOCK_TOKENS];
-    struct key_turn gained = *turn;
-    gains_of(learned, block, gains);
+    float gains[PAGE_TOKENS];
+    struct key_rotation gained = *rotation;
+    gains_of(learned, page, gains);
     gained.gain = gains;
     gained.mean = learned->mean;
-    codec_vq.score_turned(inner(shape), q, &gained, codes_of(block), logits);
+    codec_vq.score_rotated(inner(shape), q, &gained, codes_of(page), logits);
 }
 
-static void score(struct codec_shape shape, const float *q, const float *tables, const void *block, float *logits) {
+static void score(struct codec_shape shape, const float *q, const float *tables, const void *page, float *logits) {
     const struct learned *learned = shape.learned;
-    float gains[BLOCK_TOKENS];
+    float gains[PAGE_TOKENS];
     (void)tables;
-    gains_of(learned, block, gains);
-    codec_vq.score(inner(shape), q, NULL, codes_of(block), logits);
+    gains_of(learned, page, gains);
+    codec_vq.score(inner(shape), q, NULL, codes_of(page), logits);
     for (size_t g = 0; g < shape.group; g++) {
         float mean = kernels()->dot(q + g * shape.head_dim, learned->mean, shape.head_dim);
-        for (size_t t = 0; t < BLOCK_TOKENS; t++) logits[g * BLOCK_TOKENS + t] = mean + gains[t] * logits[g * BLOCK_TOKENS + t];
+        for (size_t t = 0; t < PAGE_TOKENS; t++) logits[g * PAGE_TOKENS + t] = mean + gains[t] * logits[g * PAGE_TOKENS + t];
     }
 }
 
 #define MOST_TOGETHER 16 /* queries whose scaled weights lie on the stack */
 
-static void mix_gained(bool light, struct codec_shape shape, const float *weights, const void *block, float *acc) {
+static void accumulate_gained(bool int8_weights, struct codec_shape shape, const float *weights, const void *page, float *acc) {
     const struct learned *learned = shape.learned;
     size_t hd = shape.head_dim;
-    float gains[BLOCK_TOKENS], scaled[MOST_TOGETHER * BLOCK_TOKENS];
+    float gains[PAGE_TOKENS], scaled[MOST_TOGETHER * PAGE_TOKENS];
     struct codec_shape some = inner(shape);
-    gains_of(learned, block, gains);
+    gains_of(learned, page, gains);
     for (size_t first = 0; first < shape.group; first += some.group) {
         some.group = (uint32_t)(shape.group - first < MOST_TOGETHER ? shape.group - first : MOST_TOGETHER);
         for (size_t g = 0; g < some.group; g++) {
-            float sum = kernels()->scale_weights(weights + (first + g) * BLOCK_TOKENS, gains, scaled + g * BLOCK_TOKENS);
+            float sum = kernels()->scale_weights(weights + (first + g) * PAGE_TOKENS, gains, scaled + g * PAGE_TOKENS);
             kernels()->axpy(sum, learned->mean, acc + (first + g) * hd, hd);
         }
-        (light ? codec_vq.mix_light : codec_vq.mix)(some, scaled, codes_of(block), acc + first * hd);
+        (int8_weights ? codec_vq.accumulate_int8 : codec_vq.accumulate)(some, scaled, codes_of(page), acc + first * hd);
     }
 }
 
-static void mix(struct codec_shape shape, const float *weights, const void *block, float *acc) {
-    mix_gained(false, shape, weights, block, acc);
+static void accumulate(struct codec_shape shape, const float *weights, const void *page, float *acc) {
+    accumulate_gained(false, shape, weights, page, acc);
 }
 
-static void mix_light(struct codec_shape shape, const float *weights, const void *block, float *acc) {
-    mix_gained(true, shape, weights, block, acc);
+static void accumulate_int8(struct codec_shape shape, const float *weights, const void *page, float *acc) {
+    accumulate_gained(true, shape, weights, page, acc);
 }
 
 const struct codec codec_gain_shape = {.name = "gain-shape",
                                        .rope = CODEC_ROPE_BEFORE,
                                        .check = check,
-                                       .block_bytes = block_bytes,
+                                       .page_bytes = page_bytes,
                                        .parameters = parameters,
                                        .open = open_learned,
                                        .close = close_learned,
                                        .learned_bytes = learned_bytes,
-                                       .frame_floats = frame_numbers,
-                                       .learn_frame = learn_frame,
-                                       .enter_frame = enter_frame,
-                                       .settle = pq_settle,
+                                       .normalization_floats = normalization_numbers,
+                                       .fit_normalization = fit_normalization,
+                                       .normalize_row = normalize_row,
+                                       .snap_to_grid = pq_snap_to_grid,
                                        .encode = encode,
                                        .decode = decode,
-                                       .take = take,
-                                       .approach = approach,
+                                       .gather_tokens = gather_tokens,
+                                       .prefetch_codebook = prefetch_codebook,
                                        .score = score,
                                        .channels = channels,
-                                       .score_turned = score_turned,
-                                       .mix = mix,
-                                       .mix_light = mix_light};
+                                       .score_rotated = score_rotated,
+                                       .accumulate = accumulate,
+                                       .accumulate_int8 = accumulate_int8};

@@ -11,7 +11,7 @@
 
 /* Rows slots[n] of from[64][bytes] to rows at, at + 1, ... of `to`: of sixteen bytes, the last of which may overlap those before,
  * since a copy of unknown size would be a call. */
-static inline void take_rows(const void *from, size_t bytes, const uint8_t *slots, size_t n, void *to, size_t at) {
+static inline void gather_rows(const void *from, size_t bytes, const uint8_t *slots, size_t n, void *to, size_t at) {
     for (size_t i = 0; i < n; i++) {
         const char *in = (const char *)from + slots[i] * bytes;
         char *out = (char *)to + (at + i) * bytes;
@@ -25,7 +25,7 @@ static inline void take_rows(const void *from, size_t bytes, const uint8_t *slot
 }
 
 /* Prefetches them. */
-static inline void fetch_rows(const void *from, size_t bytes, const uint8_t *slots, size_t n) {
+static inline void prefetch_rows(const void *from, size_t bytes, const uint8_t *slots, size_t n) {
     for (size_t i = 0; i < n; i++) {
         const char *row = (const char *)from + slots[i] * bytes;
         for (size_t b = 0; b < bytes; b += 64) __builtin_prefetch(row + b, 0, 2);
@@ -35,16 +35,16 @@ static inline void fetch_rows(const void *from, size_t bytes, const uint8_t *slo
 
 /* Blocks of scales by group of 32 channels, half floats [hd/32][64], and then codes: `bytes` of each token, by channel for keys and by
  * token for values (q8_0, q4_0). */
-static inline void take_scaled(size_t hd, size_t bytes, enum codec_side side, const void *from, const uint8_t *slots, size_t n,
-                               void *to, size_t at) {
-    size_t scales = hd / BLOCK_QK * BLOCK_TOKENS * sizeof(uint16_t);
-    kernels()->take_codes(from, hd / BLOCK_QK, 16, slots, n, to, at);
+static inline void gather_scaled(size_t hd, size_t bytes, enum codec_side side, const void *from, const uint8_t *slots, size_t n,
+                                 void *to, size_t at) {
+    size_t scales = hd / SCALE_GROUP * PAGE_TOKENS * sizeof(uint16_t);
+    kernels()->gather_codes(from, hd / SCALE_GROUP, 16, slots, n, to, at);
     from = (const uint8_t *)from + scales;
     to = (uint8_t *)to + scales;
     if (side == CODEC_VALUES)
-        take_rows(from, bytes, slots, n, to, at);
+        gather_rows(from, bytes, slots, n, to, at);
     else
-        kernels()->take_codes(from, bytes, 8, slots, n, to, at);
+        kernels()->gather_codes(from, bytes, 8, slots, n, to, at);
 }
 
 #endif

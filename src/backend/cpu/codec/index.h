@@ -27,15 +27,15 @@ struct index {
     /* TERSE_E_UNSUPPORTED when the index cannot serve heads of so many channels. */
     enum terse_status (*check)(size_t head_dim, struct terse_error *error);
     /* Exact size of a block of 64 tokens, a multiple of 64. */
-    size_t (*block_bytes)(size_t head_dim);
+    size_t (*page_bytes)(size_t head_dim);
 
     /* Learning, from rows[n][hd] that lie `stride` floats apart, n >= 1: a whole prompt or as few as 64. Writes all of
      * learned[learned_bytes], floats; where learned_bytes is 0 there is nothing to learn and `fit` need not be called. */
     size_t (*learned_bytes)(size_t head_dim);
     void (*fit)(size_t head_dim, const float *rows, size_t n, size_t stride, const struct index_options *options, void *learned);
 
-    /* Writes all of block[block_bytes]: rows[n][hd], n <= 64. Deterministic. */
-    void (*encode)(size_t head_dim, const void *learned, const float *rows, size_t n, void *block);
+    /* Writes all of block[page_bytes]: rows[n][hd], n <= 64. Deterministic. */
+    void (*encode)(size_t head_dim, const void *learned, const float *rows, size_t n, void *page);
 
     /* Once per step and KV head: what the blocks are met with, from q[G][hd], of which the mean counts. A shift of all logits of a
      * query changes no softmax, so that keys centred by `fit` need no correction. */
@@ -43,7 +43,7 @@ struct index {
     void (*prepare)(size_t head_dim, const void *learned, const float *q, size_t G, void *tables);
     /* The 64 tokens of a block: larger is better, comparable between all blocks for the same tables. Slots that hold no token get
      * any number. */
-    void (*scores)(size_t head_dim, const void *tables, const void *block, uint16_t *scores);
+    void (*scores)(size_t head_dim, const void *tables, const void *page, uint16_t *scores);
 };
 
 /* index_sign.c: 1 bit per channel (Self-Indexing KVCache). */

@@ -5,23 +5,23 @@
  * Scores are the bound as a half float, in the order of integers. So that it fits, the query is brought to a sum of magnitudes of 1:
  * no sum is then larger than the largest key.
  */
-#include "base/half.h"
 #include "backend/cpu/codec/codec.h"
 #include "backend/cpu/codec/index.h"
 #include "backend/cpu/kernels/kernels.h"
+#include "base/half.h"
 
 #include <math.h>
 #include <string.h>
 
-#define PAGE BLOCK_QUEST_PAGE
-#define PAGES (BLOCK_TOKENS / PAGE)
+#define PAGE QUEST_PAGE_TOKENS
+#define PAGES (PAGE_TOKENS / PAGE)
 #define LARGEST 65504.0f /* half float */
 
 static enum terse_status check(size_t hd, struct terse_error *error) {
     return codec_check_head_dim((struct codec_shape){.head_dim = (uint32_t)hd}, CODEC_KEYS, error);
 }
 
-static size_t block_bytes(size_t hd) { return BLOCK_BYTES_QUEST(hd); }
+static size_t page_bytes(size_t hd) { return PAGE_BYTES_QUEST(hd); }
 
 static size_t learned_bytes(size_t hd) {
     (void)hd;
@@ -58,11 +58,11 @@ static void encode_page(size_t hd, const float *rows, size_t n, uint16_t *bounds
     }
 }
 
-static void encode(size_t hd, const void *learned, const float *rows, size_t n, void *block) {
+static void encode(size_t hd, const void *learned, const float *rows, size_t n, void *page) {
     (void)learned;
-    memset(block, 0, block_bytes(hd));
+    memset(page, 0, page_bytes(hd));
     for (size_t t = 0; t < n; t += PAGE)
-        encode_page(hd, rows + t * hd, n - t < PAGE ? n - t : PAGE, (uint16_t *)block + t / PAGE * 2 * hd);
+        encode_page(hd, rows + t * hd, n - t < PAGE ? n - t : PAGE, (uint16_t *)page + t / PAGE * 2 * hd);
 }
 
 static size_t table_bytes(size_t hd) { return hd * sizeof(float); }
@@ -77,9 +77,9 @@ static void prepare(size_t hd, const void *learned, const float *q, size_t G, vo
     for (size_t c = 0; c < hd; c++) query[c] = sum > 0 && isfinite(sum) ? (float)((double)query[c] / sum) : 0;
 }
 
-static void scores(size_t hd, const void *tables, const void *block, uint16_t *to) {
+static void scores(size_t hd, const void *tables, const void *page, uint16_t *to) {
     float bounds[PAGES];
-    kernels()->scores_quest(tables, hd, block, bounds);
+    kernels()->scores_quest(tables, hd, page, bounds);
     for (size_t p = 0; p < PAGES; p++) {
         uint16_t half = half_from_float(bounds[p]);
         half = half & 0x8000 ? (uint16_t)~half : half | 0x8000;
@@ -89,7 +89,7 @@ static void scores(size_t hd, const void *tables, const void *block, uint16_t *t
 
 const struct index index_quest = {.name = "quest",
                                   .check = check,
-                                  .block_bytes = block_bytes,
+                                  .page_bytes = page_bytes,
                                   .learned_bytes = learned_bytes,
                                   .fit = fit,
                                   .encode = encode,

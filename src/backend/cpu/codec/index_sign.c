@@ -28,7 +28,7 @@ static enum terse_status check(size_t hd, struct terse_error *error) {
     return codec_check_head_dim((struct codec_shape){.head_dim = (uint32_t)hd}, CODEC_KEYS, error);
 }
 
-static size_t block_bytes(size_t hd) { return BLOCK_BYTES_SIGNS(hd); }
+static size_t page_bytes(size_t hd) { return PAGE_BYTES_SIGNS(hd); }
 
 static size_t learned_bytes(size_t hd) { return (hd + hd * CODES) * sizeof(float); }
 
@@ -153,12 +153,12 @@ static void fit(size_t hd, const float *rows, size_t n, size_t stride, const str
 
 /* ---- Blocks: code planes [hd/8][64] */
 
-static void encode(size_t hd, const void *learned, const float *rows, size_t n, void *block) {
+static void encode(size_t hd, const void *learned, const float *rows, size_t n, void *page) {
     const float *mean = index_sign_learned(hd, learned).mean;
-    uint8_t *planes = block;
-    memset(block, 0, block_bytes(hd));
+    uint8_t *planes = page;
+    memset(page, 0, page_bytes(hd));
     for (size_t t = 0; t < n; t++)
-        for (size_t j = 0; j < hd / 8; j++) planes[j * BLOCK_TOKENS + t] = index_sign_code(rows + t * hd + j * 8, mean + j * 8);
+        for (size_t j = 0; j < hd / 8; j++) planes[j * PAGE_TOKENS + t] = index_sign_code(rows + t * hd + j * 8, mean + j * 8);
 }
 
 /* ---- Reading: u8 tables[hd/4][16], then step and base */
@@ -213,13 +213,13 @@ static void prepare(size_t hd, const void *learned, const float *q, size_t G, vo
 }
 
 /* At most 64 groups of at most 255: no sum leaves 16 bits. */
-static void scores(size_t hd, const void *tables, const void *block, uint16_t *to) {
-    kernels()->scores_sign(tables, hd / 8, block, to);
+static void scores(size_t hd, const void *tables, const void *page, uint16_t *to) {
+    kernels()->scores_sign(tables, hd / 8, page, to);
 }
 
 const struct index index_sign = {.name = "sign",
                                  .check = check,
-                                 .block_bytes = block_bytes,
+                                 .page_bytes = page_bytes,
                                  .learned_bytes = learned_bytes,
                                  .fit = fit,
                                  .encode = encode,

@@ -7,17 +7,17 @@
  * One byte holds 8 / bits codes that lie n bits / 8 numbers apart in a row of n, so that a row unpacks by shifts alone. Reading
  * multiplies bare codes; the scales go into what meets them, the queries or the weights, and the zeros are a product of their own.
  */
-#include "base/half.h"
 #include "backend/cpu/codec/codec.h"
 #include "backend/cpu/codec/gather.h"
 #include "backend/cpu/codec/transpose.h"
 #include "backend/cpu/kernels/kernels.h"
+#include "base/half.h"
 
 #include <math.h>
 #include <string.h>
 
-#define GROUP BLOCK_QK
-#define HALVES (BLOCK_TOKENS / GROUP) /* groups of tokens in a block of keys */
+#define GROUP SCALE_GROUP
+#define HALVES (PAGE_TOKENS / GROUP) /* groups of tokens in a block of keys */
 #define MOST_GROUPS (CODEC_HEAD_DIM_MAX / GROUP)
 
 /* ---- Blocks. Keys: scale[2][hd], zero[2][hd], codes[hd][64 tokens]. Values: for each token codes[hd], {scale, zero}[hd/32], so that
@@ -25,11 +25,11 @@
 
 static size_t scales_of(size_t hd) { return hd * HALVES; } /* of either side */
 
-static size_t block_bytes(unsigned bits, size_t hd) { return BLOCK_BYTES_KIVI(hd, bits); }
+static size_t page_bytes(unsigned bits, size_t hd) { return PAGE_BYTES_KIVI(hd, bits); }
 
 /* Of a value. */
 static size_t code_bytes(unsigned bits, size_t hd) { return hd * bits / 8; }
-static size_t row_bytes(unsigned bits, size_t hd) { return block_bytes(bits, hd) / BLOCK_TOKENS; }
+static size_t row_bytes(unsigned bits, size_t hd) { return page_bytes(bits, hd) / PAGE_TOKENS; }
 
 static void pack(unsigned bits, const uint8_t *codes, size_t n, uint8_t *packed) {
     size_t bytes = n * bits / 8;
@@ -48,21 +48,21 @@ static void unpack(unsigned bits, const uint8_t *packed, size_t n, uint8_t *code
 }
 
 /* All codes of a block, and its scales and zeros as float: [2][hd] of keys, [hd/32][64] of values. */
-static void unpack_block(unsigned bits, enum codec_side side, size_t hd, const void *block, uint8_t *codes, float *scale,
-                         float *zero) {
+static void unpack_page(unsigned bits, enum codec_side side, size_t hd, const void *page, uint8_t *codes, float *scale,
+                        float *zero) {
     uint16_t halves[2 * CODEC_HEAD_DIM_MAX * HALVES];
-    const uint8_t *from = block;
+    const uint8_t *from = page;
     if (side == CODEC_KEYS) {
-        memcpy(halves, block, 2 * scales_of(hd) * sizeof *halves);
+        memcpy(halves, page, 2 * scales_of(hd) * sizeof *halves);
         from += 2 * scales_of(hd) * sizeof *halves;
-        for (size_t c = 0; c < hd; c++) unpack(bits, from + c * BLOCK_TOKENS * bits / 8, BLOCK_TOKENS, codes + c * BLOCK_TOKENS);
+        for (size_t c = 0; c < hd; c++) unpack(bits, from + c * PAGE_TOKENS * bits / 8, PAGE_TOKENS, codes + c * PAGE_TOKENS);
     }
-    for (size_t t = 0; side == CODEC_VALUES && t < BLOCK_TOKENS; t++, from += row_bytes(bits, hd)) {
+    for (size_t t = 0; side == CODEC_VALUES && t < PAGE_TOKENS; t++, from += row_bytes(bits, hd)) {
         const uint16_t *pairs = (const uint16_t *)(from + code_bytes(bits, hd));
         unpack(bits, from, hd, codes + t * hd);
         for (size_t b = 0; b < hd / GROUP; b++) {
-            halves[b * BLOCK_TOKENS + t] = pairs[2 * b];
-            halves[scales_of(hd) + b * BLOCK_TOKENS + t] = pairs[2 * b + 1];
+            halves[b * PAGE_TOKENS + t] = pairs[2 * b];
+            halves[scales_of(hd) + b * PAGE_TOKENS + t] = pairs[2 * b + 1];
         }
     }
     kernels()->half_to_float(halves, scale, scales_of(hd));
@@ -87,21 +87,21 @@ static void encode_group(unsigned bits, const float *x, size_t n, size_t apart, 
     }
 }
 
-static void encode_keys(unsigned bits, size_t hd, const float *rows, size_t n, void *block) {
-    uint8_t codes[CODEC_HEAD_DIM_MAX * BLOCK_TOKENS];
-    uint16_t *scale = block, *zero = scale + scales_of(hd);
-    memset(codes, 0, hd * BLOCK_TOKENS);
+static void encode_keys(unsigned bits, size_t hd, const float *rows, size_t n, void *page) {
+    uint8_t codes[CODEC_HEAD_DIM_MAX * PAGE_TOKENS];
+    uint16_t *scale = page, *zero = scale + scales_of(hd);
+    memset(codes, 0, hd * PAGE_TOKENS);
     for (size_t t = 0; t < n; t += GROUP) {
         size_t count = n - t < GROUP ? n - t : GROUP, at = t / GROUP * hd;
         for (size_t c = 0; c < hd; c++)
-            encode_group(bits, rows + t * hd + c, count, hd, &scale[at + c], &zero[at + c], codes + c * BLOCK_TOKENS + t);
+            encode_group(bits, rows + t * hd + c, count, hd, &scale[at + c], &zero[at + c], codes + c * PAGE_TOKENS + t);
     }
     uint8_t *packed = (uint8_t *)(zero + scales_of(hd));
-    for (size_t c = 0; c < hd; c++) pack(bits, codes + c * BLOCK_TOKENS, BLOCK_TOKENS, packed + c * BLOCK_TOKENS * bits / 8);
+    for (size_t c = 0; c < hd; c++) pack(bits, codes + c * PAGE_TOKENS, PAGE_TOKENS, packed + c * PAGE_TOKENS * bits / 8);
 }
 
-static void encode_values(unsigned bits, size_t hd, const float *rows, size_t n, void *block) {
-    uint8_t codes[CODEC_HEAD_DIM_MAX], *to = block;
+static void encode_values(unsigned bits, size_t hd, const float *rows, size_t n, void *page) {
+    uint8_t codes[CODEC_HEAD_DIM_MAX], *to = page;
     for (size_t t = 0; t < n; t++, to += row_bytes(bits, hd)) {
         uint16_t *pairs = (uint16_t *)(to + code_bytes(bits, hd));
         for (size_t b = 0; b < hd / GROUP; b++)
@@ -110,40 +110,40 @@ static void encode_values(unsigned bits, size_t hd, const float *rows, size_t n,
     }
 }
 
-static void encode(unsigned bits, struct codec_shape shape, enum codec_side side, const float *rows, size_t n, void *block) {
-    memset(block, 0, block_bytes(bits, shape.head_dim));
-    (side == CODEC_KEYS ? encode_keys : encode_values)(bits, shape.head_dim, rows, n, block);
+static void encode(unsigned bits, struct codec_shape shape, enum codec_side side, const float *rows, size_t n, void *page) {
+    memset(page, 0, page_bytes(bits, shape.head_dim));
+    (side == CODEC_KEYS ? encode_keys : encode_values)(bits, shape.head_dim, rows, n, page);
 }
 
 /* ---- Decoding */
 
-static void channels(unsigned bits, struct codec_shape shape, const void *block, float *to) {
+static void channels(unsigned bits, struct codec_shape shape, const void *page, float *to) {
     size_t hd = shape.head_dim;
-    uint8_t codes[CODEC_HEAD_DIM_MAX * BLOCK_TOKENS];
+    uint8_t codes[CODEC_HEAD_DIM_MAX * PAGE_TOKENS];
     float scale[2 * CODEC_HEAD_DIM_MAX * HALVES], *zero = scale + scales_of(hd);
-    unpack_block(bits, CODEC_KEYS, hd, block, codes, scale, zero);
+    unpack_page(bits, CODEC_KEYS, hd, page, codes, scale, zero);
     for (size_t c = 0; c < hd; c++) {
-        for (size_t t = 0; t < BLOCK_TOKENS; t++) {
-            size_t at = t / GROUP * hd + c, i = c * BLOCK_TOKENS + t;
+        for (size_t t = 0; t < PAGE_TOKENS; t++) {
+            size_t at = t / GROUP * hd + c, i = c * PAGE_TOKENS + t;
             to[i] = zero[at] + scale[at] * (float)codes[i];
         }
     }
 }
 
-static void decode(unsigned bits, struct codec_shape shape, enum codec_side side, const void *block, float *rows) {
+static void decode(unsigned bits, struct codec_shape shape, enum codec_side side, const void *page, float *rows) {
     size_t hd = shape.head_dim;
     if (side == CODEC_KEYS) {
-        float keys[CODEC_HEAD_DIM_MAX * BLOCK_TOKENS];
-        channels(bits, shape, block, keys);
+        float keys[CODEC_HEAD_DIM_MAX * PAGE_TOKENS];
+        channels(bits, shape, page, keys);
         transpose_channels(keys, hd, rows, hd);
         return;
     }
-    uint8_t codes[CODEC_HEAD_DIM_MAX * BLOCK_TOKENS];
-    float scale[2 * BLOCK_TOKENS * MOST_GROUPS], *zero = scale + scales_of(hd);
-    unpack_block(bits, CODEC_VALUES, hd, block, codes, scale, zero);
-    for (size_t t = 0; t < BLOCK_TOKENS; t++) {
+    uint8_t codes[CODEC_HEAD_DIM_MAX * PAGE_TOKENS];
+    float scale[2 * PAGE_TOKENS * MOST_GROUPS], *zero = scale + scales_of(hd);
+    unpack_page(bits, CODEC_VALUES, hd, page, codes, scale, zero);
+    for (size_t t = 0; t < PAGE_TOKENS; t++) {
         for (size_t c = 0; c < hd; c++) {
-            size_t at = c / GROUP * BLOCK_TOKENS + t;
+            size_t at = c / GROUP * PAGE_TOKENS + t;
             rows[t * hd + c] = zero[at] + scale[at] * (float)codes[t * hd + c];
         }
     }
@@ -153,40 +153,40 @@ static void decode(unsigned bits, struct codec_shape shape, enum codec_side side
 
 /* clang-format off */
 #define KIVI(name_, suffix, bits) \
-    static size_t block_bytes_##suffix(struct codec_shape shape, enum codec_side side) { \
+    static size_t page_bytes_##suffix(struct codec_shape shape, enum codec_side side) { \
         (void)side; \
-        return block_bytes(bits, shape.head_dim); \
+        return page_bytes(bits, shape.head_dim); \
     } \
-    static void encode_##suffix(struct codec_shape shape, enum codec_side side, const float *rows, size_t n, void *block) { \
-        encode(bits, shape, side, rows, n, block); \
+    static void encode_##suffix(struct codec_shape shape, enum codec_side side, const float *rows, size_t n, void *page) { \
+        encode(bits, shape, side, rows, n, page); \
     } \
-    static void decode_##suffix(struct codec_shape shape, enum codec_side side, const void *block, float *rows) { \
-        decode(bits, shape, side, block, rows); \
+    static void decode_##suffix(struct codec_shape shape, enum codec_side side, const void *page, float *rows) { \
+        decode(bits, shape, side, page, rows); \
     } \
     static void take_##suffix(struct codec_shape shape, enum codec_side side, const void *from, const uint8_t *slots, size_t n, \
                               void *to, size_t at) { \
         (void)side; \
-        take_rows(from, row_bytes(bits, shape.head_dim), slots, n, to, at); \
+        gather_rows(from, row_bytes(bits, shape.head_dim), slots, n, to, at); \
     } \
     static void fetch_##suffix(struct codec_shape shape, enum codec_side side, const void *from, const uint8_t *slots, size_t n) { \
         (void)side; \
-        fetch_rows(from, row_bytes(bits, shape.head_dim), slots, n); \
+        prefetch_rows(from, row_bytes(bits, shape.head_dim), slots, n); \
     } \
-    static void channels_##suffix(struct codec_shape shape, const void *block, float *to) { channels(bits, shape, block, to); } \
-    static void score_##suffix(struct codec_shape shape, const float *q, const float *tables, const void *block, float *logits) { \
+    static void channels_##suffix(struct codec_shape shape, const void *page, float *to) { channels(bits, shape, page, to); } \
+    static void score_##suffix(struct codec_shape shape, const float *q, const float *tables, const void *page, float *logits) { \
         (void)tables; \
-        kernels()->score_kivi_##suffix(q, shape.group, shape.head_dim, block, logits); \
+        kernels()->score_kivi_##suffix(q, shape.group, shape.head_dim, page, logits); \
     } \
-    static void mix_##suffix(struct codec_shape shape, const float *weights, const void *block, float *acc) { \
-        kernels()->mix_kivi_##suffix(weights, shape.group, shape.head_dim, block, acc); \
+    static void accumulate_##suffix(struct codec_shape shape, const float *weights, const void *page, float *acc) { \
+        kernels()->accumulate_kivi_##suffix(weights, shape.group, shape.head_dim, page, acc); \
     } \
-    static void mix_light_##suffix(struct codec_shape shape, const float *weights, const void *block, float *acc) { \
-        kernels()->mix_light_kivi_##suffix(weights, shape.group, shape.head_dim, block, acc); \
+    static void accumulate_int8_##suffix(struct codec_shape shape, const float *weights, const void *page, float *acc) { \
+        kernels()->accumulate_int8_kivi_##suffix(weights, shape.group, shape.head_dim, page, acc); \
     } \
     const struct codec codec_kivi_##suffix = {.name = name_, .rope = CODEC_ROPE_AFTER, .check = codec_check_head_dim, \
-                                              .block_bytes = block_bytes_##suffix, .encode = encode_##suffix, \
-                                              .decode = decode_##suffix, .take = take_##suffix, .fetch = fetch_##suffix, .keys_stay = true, .score = score_##suffix, .channels = channels_##suffix, \
-                                              .mix = mix_##suffix, .mix_light = mix_light_##suffix};
+                                              .page_bytes = page_bytes_##suffix, .encode = encode_##suffix, \
+                                              .decode = decode_##suffix, .gather_tokens = take_##suffix, .prefetch_tokens = fetch_##suffix, .gathers_values_only = true, .score = score_##suffix, .channels = channels_##suffix, \
+                                              .accumulate = accumulate_##suffix, .accumulate_int8 = accumulate_int8_##suffix};
 KIVI("kivi-4", 4, 4)
 KIVI("kivi-2", 2, 2)
 /* clang-format on */

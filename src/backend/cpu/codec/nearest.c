@@ -1,8 +1,8 @@
 /* The search for the nearest centroid: centroids by channel in panels that stay in the first-level cache, rows in tiles that stay
  * in the second. */
 #include "backend/cpu/codec/nearest.h"
-#include "base/memory.h"
 #include "backend/cpu/kernels/kernels.h"
+#include "base/memory.h"
 
 #include <math.h>
 #include <string.h>

@@ -7,18 +7,18 @@
 #ifndef TERSE_BACKEND_CPU_CODEC_NORMALIZATION_H
 #define TERSE_BACKEND_CPU_CODEC_NORMALIZATION_H
 
-#include "base/status.h"
 #include "backend/cpu/codec/codec.h"
 #include "backend/cpu/kernels/kernels.h"
+#include "base/status.h"
 
 #include <math.h>
 
-#define FRAME_STEPS 20 /* codes for which a gain doubles */
-#define FRAME_MIDDLE 128
+#define GAIN_STEPS 20 /* codes for which a gain doubles */
+#define GAIN_MIDDLE 128
 
-static inline size_t frame_floats(size_t hd) { return hd + 1; }
+static inline size_t normalization_floats(size_t hd) { return hd + 1; }
 
-static inline enum terse_status frame_check(const float *frame, size_t hd, struct terse_error *error) {
+static inline enum terse_status normalization_check(const float *frame, size_t hd, struct terse_error *error) {
     for (size_t c = 0; c < hd; c++)
         if (!isfinite(frame[c])) return status_fail(error, TERSE_E_FORMAT, "channel %zu of a mean is not finite", c);
     if (frame[hd] >= 0 && isfinite(frame[hd])) return TERSE_OK;
@@ -26,38 +26,38 @@ static inline enum terse_status frame_check(const float *frame, size_t hd, struc
 }
 
 /* gains[256] of all codes. */
-static inline void frame_gains(float scale, float *gains) {
+static inline void gain_table(float scale, float *gains) {
     gains[0] = 0;
-    for (int code = 1; code < 256; code++) gains[code] = scale * exp2f((float)(code - FRAME_MIDDLE) / FRAME_STEPS);
+    for (int code = 1; code < 256; code++) gains[code] = scale * exp2f((float)(code - GAIN_MIDDLE) / GAIN_STEPS);
 }
 
-static inline uint8_t frame_gain_code(float scale, float gain) {
+static inline uint8_t gain_code(float scale, float gain) {
     if (!(gain > 0) || !(scale > 0)) return 0;
-    float code = roundf(FRAME_MIDDLE + FRAME_STEPS * log2f(gain / scale));
+    float code = roundf(GAIN_MIDDLE + GAIN_STEPS * log2f(gain / scale));
     return (uint8_t)(code < 1 ? 1 : code > 255 ? 255 : code);
 }
 
 /* The root of a row's mean square about the mean; `centred`[hd] is what is left and may be the row. */
-static inline float frame_centre(const float *row, const float *mean, size_t hd, float *centred) {
+static inline float normalization_centre(const float *row, const float *mean, size_t hd, float *centred) {
     for (size_t c = 0; c < hd; c++) centred[c] = row[c] - mean[c];
     return sqrtf(kernels()->dot(centred, centred, hd) / (float)hd);
 }
 
 /* Takes a row to the frame, where its rms is 1 or 0, and returns the rms that it had: `to` may be the row. */
-static inline float frame_enter(const float *row, const float *mean, size_t hd, float *to) {
-    float rms = frame_centre(row, mean, hd, to), inverse = rms > 0 ? 1 / rms : 0;
+static inline float normalization_apply(const float *row, const float *mean, size_t hd, float *to) {
+    float rms = normalization_centre(row, mean, hd, to), inverse = rms > 0 ? 1 / rms : 0;
     for (size_t c = 0; c < hd; c++) to[c] *= inverse;
     return rms;
 }
 
 /* Learns a frame from rows[n][hd]. */
-static inline void frame_learn(const float *rows, size_t n, size_t hd, float *frame) {
+static inline void normalization_fit(const float *rows, size_t n, size_t hd, float *frame) {
     float centred[CODEC_HEAD_DIM_MAX];
     double sum[CODEC_HEAD_DIM_MAX] = {0}, size = 0;
     for (size_t i = 0; i < n; i++)
         for (size_t c = 0; c < hd; c++) sum[c] += (double)rows[i * hd + c];
     for (size_t c = 0; c < hd; c++) frame[c] = (float)(sum[c] / (double)n);
-    for (size_t i = 0; i < n; i++) size += (double)frame_centre(rows + i * hd, frame, hd, centred);
+    for (size_t i = 0; i < n; i++) size += (double)normalization_centre(rows + i * hd, frame, hd, centred);
     frame[hd] = (float)(size / (double)n);
 }
 

@@ -6,12 +6,12 @@
  * Centroids are kept in half precision, as in a codebook's file: half the memory to stream through when there are 4096 of them.
  */
 #include "backend/cpu/codec/pq.h"
+#include "backend/cpu/codec/nearest.h"
+#include "backend/cpu/kernels/kernels.h"
+#include "backend/cpu/kernels/pq/code_planes.h"
 #include "base/divisor.h"
 #include "base/half.h"
 #include "base/memory.h"
-#include "backend/cpu/kernels/pq/code_planes.h"
-#include "backend/cpu/kernels/kernels.h"
-#include "backend/cpu/codec/nearest.h"
 
 #include <math.h>
 #include <string.h>
@@ -19,14 +19,14 @@
 #define TABLE_BYTES ((size_t)320 << 10) /* of look-up tables of a KV head, at most: with more, the second-level cache is theirs */
 
 struct learned {
-    struct product_code product; /* first: pq_product; its arrays are these */
+    struct pq_codebook product; /* first: pq_codebook_of; its arrays are these */
     uint16_t *rows;
-    uint8_t *planes, *levels; /* one of them, or none where the processor's kernels do not read it */
-    float *scales;            /* low, step and from, [hd] each, beside levels */
-    struct nearest *nearest;  /* [parts] */
+    uint8_t *byte_planes, *centroids_u8; /* one of them, or none where the processor's kernels do not read it */
+    float *scales;                       /* low, step and from, [hd] each, beside levels */
+    struct nearest *nearest;             /* [parts] */
 };
 
-const struct product_code *pq_product(struct codec_shape shape) { return shape.learned; }
+const struct pq_codebook *pq_codebook_of(struct codec_shape shape) { return shape.learned; }
 
 static size_t parts_of(struct codec_shape shape) { return shape.head_dim / shape.width; }
 static size_t centroids_of(struct codec_shape shape) { return (size_t)1 << shape.bits; }
@@ -34,21 +34,20 @@ static size_t centroids_of(struct codec_shape shape) { return (size_t)1 << shape
 static enum terse_status check(struct codec_shape shape, enum codec_side side, struct terse_error *error) {
     enum terse_status status = codec_check_head_dim(shape, side, error);
     if (status) return status;
-    if (!shape.width || shape.width > PRODUCT_MOST_WIDTH || shape.head_dim % shape.width) {
+    if (!shape.width || shape.width > PQ_WIDTH_MAX || shape.head_dim % shape.width) {
         return status_fail(error, TERSE_E_UNSUPPORTED,
                            "sub-vectors of %u channels do not divide the model's heads of %u: use a divisor of %u up to %d",
-                           shape.width, shape.head_dim, shape.head_dim, PRODUCT_MOST_WIDTH);
+                           shape.width, shape.head_dim, shape.head_dim, PQ_WIDTH_MAX);
     }
-    if (shape.bits < BLOCK_PQ_BITS_LEAST || shape.bits > BLOCK_PQ_BITS_MOST) {
-        return status_fail(error, TERSE_E_UNSUPPORTED, "codes of %u bits: use %d to %d", shape.bits, BLOCK_PQ_BITS_LEAST,
-                           BLOCK_PQ_BITS_MOST);
+    if (shape.bits < PQ_BITS_MIN || shape.bits > PQ_BITS_MAX) {
+        return status_fail(error, TERSE_E_UNSUPPORTED, "codes of %u bits: use %d to %d", shape.bits, PQ_BITS_MIN, PQ_BITS_MAX);
     }
     return TERSE_OK;
 }
 
-static size_t block_bytes(struct codec_shape shape, enum codec_side side) {
+static size_t page_bytes(struct codec_shape shape, enum codec_side side) {
     (void)side;
-    return BLOCK_BYTES_PQ(parts_of(shape), shape.bits);
+    return PAGE_BYTES_PQ(parts_of(shape), shape.bits);
 }
 
 /* ---- What is learned */
@@ -66,18 +65,18 @@ static void close_learned(void *opened) {
     }
     memory_free(learned->nearest);
     memory_free(learned->rows);
-    memory_free(learned->planes);
-    memory_free(learned->levels);
+    memory_free(learned->byte_planes);
+    memory_free(learned->centroids_u8);
     memory_free(learned->scales);
     memory_free(learned);
 }
 
 static size_t learned_bytes(const void *opened) {
     const struct learned *learned = opened;
-    const struct product_code *p = &learned->product;
+    const struct pq_codebook *p = &learned->product;
     size_t hd = p->parts * p->width, bytes = sizeof *learned + ((size_t)1 << p->bits) * hd * sizeof *learned->rows;
-    if (learned->planes) bytes += hd * 2 * PRODUCT_PLANE(p->bits);
-    if (learned->levels) bytes += hd * PRODUCT_PLANE(p->bits) + 3 * hd * sizeof *learned->scales;
+    if (learned->byte_planes) bytes += hd * 2 * PQ_CHANNEL_ENTRIES(p->bits);
+    if (learned->centroids_u8) bytes += hd * PQ_CHANNEL_ENTRIES(p->bits) + 3 * hd * sizeof *learned->scales;
     for (size_t m = 0; m < p->parts; m++) bytes += sizeof *learned->nearest + nearest_bytes(&learned->nearest[m]);
     return bytes;
 }
@@ -98,8 +97,8 @@ static enum terse_status round_centroids(const float *floats, size_t n, uint16_t
 }
 
 /* The halves of each channel in two planes of bytes. */
-static void set_planes(const struct product_code *p, uint8_t *planes) {
-    size_t k = (size_t)1 << p->bits, plane = PRODUCT_PLANE(p->bits);
+static void set_planes(const struct pq_codebook *p, uint8_t *planes) {
+    size_t k = (size_t)1 << p->bits, plane = PQ_CHANNEL_ENTRIES(p->bits);
     for (size_t c = 0; c < p->parts * p->width; c++) {
         const uint16_t *from = p->rows + c / p->width * k * p->width + c % p->width;
         uint8_t *low = planes + c * 2 * plane, *high = low + plane;
@@ -115,15 +114,15 @@ static int64_t as_integer(uint16_t half) { return (int64_t)ldexpf(half_to_float(
 
 #define FROM 131072 /* steps that product.h's `from` lies below `low` */
 
-/* Finds channel c's levels when its centroids lie on a grid of at most 256, as pq_settle leaves them: the step is the greatest of
+/* Finds channel c's levels when its centroids lie on a grid of at most 256, as pq_snap_to_grid leaves them: the step is the greatest of
  * which all are multiples. */
 static bool find_levels(struct learned *learned, size_t c) {
-    const struct product_code *p = &learned->product;
-    size_t k = (size_t)1 << p->bits, plane = PRODUCT_PLANE(p->bits), hd = p->parts * p->width;
+    const struct pq_codebook *p = &learned->product;
+    size_t k = (size_t)1 << p->bits, plane = PQ_CHANNEL_ENTRIES(p->bits), hd = p->parts * p->width;
     size_t first = c / p->width * k * p->width + c % p->width;
-    bool by_row = p->bits > PRODUCT_PLANE_BITS;
+    bool by_row = p->bits > PQ_CHANNEL_BITS;
     const uint16_t *rows = p->rows + first;
-    uint8_t *levels = learned->levels + (by_row ? first : c * plane);
+    uint8_t *levels = learned->centroids_u8 + (by_row ? first : c * plane);
     int64_t least = INT64_MAX, most = INT64_MIN, step = 0;
     for (size_t j = 0; j < k; j++) {
         int64_t x = as_integer(rows[j * p->width]);
@@ -144,7 +143,7 @@ static bool find_levels(struct learned *learned, size_t c) {
 
 /* Rounds x[k], `apart` numbers between them, to at most 256 multiples of a step that is a quarter, five, six or seven eighths of a
  * power of two: the smallest such that all are halves. */
-static void settle_channel(float *x, size_t k, size_t apart) {
+static void snap_channel(float *x, size_t k, size_t apart) {
     float least = x[0], most = x[0];
     for (size_t j = 1; j < k; j++) {
         least = fminf(least, x[j * apart]);
@@ -158,8 +157,8 @@ static void settle_channel(float *x, size_t k, size_t apart) {
         float step = ldexpf((float)quarters, exponent - 3), first = floorf(least / step + 0.5f);
         bool fits = floorf(most / step + 0.5f) - first <= 255;
         for (size_t j = 0; fits && j < k; j++) {
-            float settled = step * floorf(x[j * apart] / step + 0.5f);
-            fits = half_to_float(half_from_float(settled)) == settled || !isfinite(half_to_float(half_from_float(x[j * apart])));
+            float snapped = step * floorf(x[j * apart] / step + 0.5f);
+            fits = half_to_float(half_from_float(snapped)) == snapped || !isfinite(half_to_float(half_from_float(x[j * apart])));
         }
         if (!fits && exponent < 16) continue;
         for (size_t j = 0; fits && j < k; j++) x[j * apart] = step * floorf(x[j * apart] / step + 0.5f);
@@ -167,16 +166,16 @@ static void settle_channel(float *x, size_t k, size_t apart) {
     }
 }
 
-void pq_settle(struct codec_shape shape, enum codec_side side, float *floats) {
+void pq_snap_to_grid(struct codec_shape shape, enum codec_side side, float *floats) {
     (void)side;
     size_t k = centroids_of(shape), width = shape.width;
-    if (!product_may_have_levels(width, shape.bits)) return;
-    for (size_t c = 0; c < shape.head_dim; c++) settle_channel(floats + c / width * k * width + c % width, k, width);
+    if (!pq_may_read_u8(width, shape.bits)) return;
+    for (size_t c = 0; c < shape.head_dim; c++) snap_channel(floats + c / width * k * width + c % width, k, width);
 }
 
 /* One nearest-centroid search for each sub-vector, over the centroids as they were rounded. */
 static enum terse_status open_searches(struct learned *learned, struct terse_error *error) {
-    const struct product_code *p = &learned->product;
+    const struct pq_codebook *p = &learned->product;
     size_t k = (size_t)1 << p->bits;
     float *floats = memory_array(k * p->width, sizeof *floats);
     enum terse_status status = floats ? TERSE_OK : status_no_memory(error, k * p->width * sizeof *floats, "centroids");
@@ -192,11 +191,11 @@ static enum terse_status open_searches(struct learned *learned, struct terse_err
 
 /* Sets levels and returns true, or neither. */
 static bool set_levels(struct learned *learned) {
-    struct product_code *p = &learned->product;
+    struct pq_codebook *p = &learned->product;
     size_t hd = p->parts * p->width;
     for (size_t c = 0; c < hd; c++)
         if (!find_levels(learned, c)) return false;
-    *(p->bits > PRODUCT_PLANE_BITS ? &p->level_rows : &p->levels) = learned->levels;
+    *(p->bits > PQ_CHANNEL_BITS ? &p->centroid_rows_u8 : &p->centroids_u8) = learned->centroids_u8;
     p->low = learned->scales;
     p->step = learned->scales + hd;
     p->from = learned->scales + 2 * hd;
@@ -205,21 +204,21 @@ static bool set_levels(struct learned *learned) {
 
 /* What the processor's kernels read besides rows: levels, or else planes of keys; nothing where they read no more. */
 static enum terse_status set_channels(struct learned *learned, enum codec_side side, struct terse_error *error) {
-    struct product_code *p = &learned->product;
-    size_t hd = p->parts * p->width, bytes = hd * PRODUCT_PLANE(p->bits);
-    if (!product_may_have_levels(p->width, p->bits) || !kernels()->planes_pq) return TERSE_OK;
-    learned->levels = memory_array(bytes, 1);
+    struct pq_codebook *p = &learned->product;
+    size_t hd = p->parts * p->width, bytes = hd * PQ_CHANNEL_ENTRIES(p->bits);
+    if (!pq_may_read_u8(p->width, p->bits) || !kernels()->has_register_lut) return TERSE_OK;
+    learned->centroids_u8 = memory_array(bytes, 1);
     learned->scales = memory_array(3 * hd, sizeof *learned->scales);
-    if (!learned->levels || !learned->scales) return status_no_memory(error, bytes + 3 * hd * sizeof(float), "a codebook");
+    if (!learned->centroids_u8 || !learned->scales) return status_no_memory(error, bytes + 3 * hd * sizeof(float), "a codebook");
     if (set_levels(learned)) return TERSE_OK;
-    memory_free(learned->levels);
+    memory_free(learned->centroids_u8);
     memory_free(learned->scales);
-    learned->levels = NULL;
+    learned->centroids_u8 = NULL;
     learned->scales = NULL;
-    if (side == CODEC_VALUES || p->bits > PRODUCT_PLANE_BITS) return TERSE_OK; /* read by row */
-    p->planes = learned->planes = memory_array(2 * bytes, 1);
-    if (!learned->planes) return status_no_memory(error, 2 * bytes, "a codebook");
-    set_planes(p, learned->planes);
+    if (side == CODEC_VALUES || p->bits > PQ_CHANNEL_BITS) return TERSE_OK; /* read by row */
+    p->byte_planes = learned->byte_planes = memory_array(2 * bytes, 1);
+    if (!learned->byte_planes) return status_no_memory(error, 2 * bytes, "a codebook");
+    set_planes(p, learned->byte_planes);
     return TERSE_OK;
 }
 
@@ -230,7 +229,7 @@ static enum terse_status open_learned(struct codec_shape shape, enum codec_side 
     *opened = NULL;
     if (!learned) return status_no_memory(error, sizeof *learned, "a codebook");
     enum terse_status status = TERSE_OK;
-    learned->product = (struct product_code){.parts = parts, .width = shape.width, .bits = shape.bits};
+    learned->product = (struct pq_codebook){.parts = parts, .width = shape.width, .bits = shape.bits};
     learned->product.rows = learned->rows = memory_array(numbers, sizeof *learned->rows);
     learned->nearest = memory_zeros(parts, sizeof *learned->nearest);
     if (!learned->rows || !learned->nearest) status = status_no_memory(error, numbers * sizeof *learned->rows, "a codebook");
@@ -246,31 +245,31 @@ static enum terse_status open_learned(struct codec_shape shape, enum codec_side 
 
 /* ---- Blocks */
 
-static void encode(struct codec_shape shape, enum codec_side side, const float *rows, size_t n, void *block) {
+static void encode(struct codec_shape shape, enum codec_side side, const float *rows, size_t n, void *page) {
     const struct learned *learned = shape.learned;
-    uint8_t *bytes = block;
-    size_t parts = parts_of(shape), used = parts * BLOCK_PQ_PART(shape.bits);
+    uint8_t *bytes = page;
+    size_t parts = parts_of(shape), used = parts * PAGE_PQ_PART(shape.bits);
     for (size_t m = 0; m < parts; m++) {
-        uint16_t codes[BLOCK_TOKENS] = {0};
+        uint16_t codes[PAGE_TOKENS] = {0};
         nearest_search(&learned->nearest[m], rows + m * shape.width, n, shape.head_dim, codes);
-        code_planes_write(codes, shape.bits, bytes + m * BLOCK_PQ_PART(shape.bits));
+        code_planes_write(codes, shape.bits, bytes + m * PAGE_PQ_PART(shape.bits));
     }
-    memset(bytes + used, 0, block_bytes(shape, side) - used);
+    memset(bytes + used, 0, page_bytes(shape, side) - used);
 }
 
-static void decode(struct codec_shape shape, enum codec_side side, const void *block, float *rows) {
+static void decode(struct codec_shape shape, enum codec_side side, const void *page, float *rows) {
     (void)side;
-    kernels()->rows_pq(pq_product(shape), block, rows);
+    kernels()->rows_pq(pq_codebook_of(shape), page, rows);
 }
 
-static void take(struct codec_shape shape, enum codec_side side, const void *from, const uint8_t *slots, size_t n, void *to,
-                 size_t at) {
+static void gather_tokens(struct codec_shape shape, enum codec_side side, const void *from, const uint8_t *slots, size_t n,
+                          void *to, size_t at) {
     (void)side;
-    kernels()->take_codes(from, parts_of(shape), shape.bits, slots, n, to, at);
+    kernels()->gather_codes(from, parts_of(shape), shape.bits, slots, n, to, at);
 }
 
-static void channels(struct codec_shape shape, const void *block, float *to) {
-    kernels()->channels_pq(pq_product(shape), block, to);
+static void channels(struct codec_shape shape, const void *page, float *to) {
+    kernels()->channels_pq(pq_codebook_of(shape), page, to);
 }
 
 /* ---- Which way
@@ -298,28 +297,28 @@ static void channels(struct codec_shape shape, const void *block, float *to) {
 
 /* Keys by look-up, wherever tables stay small; but in registers narrow codes are read faster. */
 static bool by_table(struct codec_shape shape) {
-    const struct product_code *p = pq_product(shape);
-    if (shape.bits > PRODUCT_PLANE_BITS) return false;
-    if (p->levels && shape.width < (shape.group > 1 ? 8 : 4)) return false;
-    if (p->planes && shape.width < 4 && shape.group > shape.width) return false;
-    return product_floats(p, shape.group) * sizeof(float) <= TABLE_BYTES;
+    const struct pq_codebook *p = pq_codebook_of(shape);
+    if (shape.bits > PQ_CHANNEL_BITS) return false;
+    if (p->centroids_u8 && shape.width < (shape.group > 1 ? 8 : 4)) return false;
+    if (p->byte_planes && shape.width < 4 && shape.group > shape.width) return false;
+    return pq_table_floats(p, shape.group) * sizeof(float) <= TABLE_BYTES;
 }
 
 /* Values by tally only where a token has so few codes that adding weights up is less work than any decoding. */
-static bool by_tally(struct codec_shape shape) {
-    return shape.bits <= PRODUCT_PLANE_BITS && shape.width >= (kernels()->planes_pq ? 32 : 16);
+static bool by_by_code(struct codec_shape shape) {
+    return shape.bits <= PQ_CHANNEL_BITS && shape.width >= (kernels()->has_register_lut ? 32 : 16);
 }
 
 #define LINE 64
 
 /* Tables of more than 256 centroids, where so many codes are looked up as a table has lines. By loads, one after the other, which
  * the processor runs ahead of: a Zen 4 drops most of so many prefetches. */
-static void approach(struct codec_shape shape, enum codec_side side, size_t blocks) {
-    const struct product_code *p = pq_product(shape);
-    size_t numbers = parameters(shape, side), bytes = p->level_rows ? numbers : numbers * sizeof *p->rows;
-    const uint8_t *from = p->level_rows ? p->level_rows : (const uint8_t *)p->rows;
+static void prefetch_codebook(struct codec_shape shape, enum codec_side side, size_t pages) {
+    const struct pq_codebook *p = pq_codebook_of(shape);
+    size_t numbers = parameters(shape, side), bytes = p->centroid_rows_u8 ? numbers : numbers * sizeof *p->rows;
+    const uint8_t *from = p->centroid_rows_u8 ? p->centroid_rows_u8 : (const uint8_t *)p->rows;
     uint32_t sum = 0;
-    if (p->bits <= PRODUCT_PLANE_BITS || blocks * BLOCK_TOKENS * p->parts < bytes / LINE) return;
+    if (p->bits <= PQ_CHANNEL_BITS || pages * PAGE_TOKENS * p->parts < bytes / LINE) return;
     for (size_t at = 0; at < bytes; at += LINE) sum += from[at];
     __asm__ volatile("" : : "r"(sum)); /* as if it were used */
 }
@@ -327,51 +326,54 @@ static void approach(struct codec_shape shape, enum codec_side side, size_t bloc
 /* ---- Keys */
 
 static size_t prepared(struct codec_shape shape) {
-    const struct product_code *p = pq_product(shape);
-    return by_table(shape) ? product_floats(p, shape.group) : product_by_levels(p) ? shape.group * product_fixed(p) : 0;
+    const struct pq_codebook *p = pq_codebook_of(shape);
+    return by_table(shape) ? pq_table_floats(p, shape.group) : pq_reads_u8(p) ? shape.group * pq_i16_floats(p) : 0;
 }
 
 static void prepare(struct codec_shape shape, const float *q, float *tables) {
-    (by_table(shape) ? kernels()->prepare_pq : kernels()->fix_pq)(pq_product(shape), q, shape.group, tables);
+    (by_table(shape) ? kernels()->prepare_pq : kernels()->quantize_query_pq)(pq_codebook_of(shape), q, shape.group, tables);
 }
 
-static void score_prepared(struct codec_shape shape, const float *q, const float *tables, const void *block, float *logits) {
-    const struct product_code *p = pq_product(shape);
+static void score_prepared(struct codec_shape shape, const float *q, const float *tables, const void *page, float *logits) {
+    const struct pq_codebook *p = pq_codebook_of(shape);
     if (!tables)
-        kernels()->score_pq(p, q, shape.group, block, logits);
+        kernels()->score_pq(p, q, shape.group, page, logits);
     else if (by_table(shape))
-        kernels()->look_up_pq(p, tables, shape.group, block, logits);
+        kernels()->look_up_pq(p, tables, shape.group, page, logits);
     else
-        kernels()->score_fixed_pq(p, tables, shape.group, block, logits);
+        kernels()->score_i16_pq(p, tables, shape.group, page, logits);
 }
 
-static void score(struct codec_shape shape, const float *q, const float *tables, const void *block, float *logits) {
+static void score(struct codec_shape shape, const float *q, const float *tables, const void *page, float *logits) {
     (void)tables;
-    kernels()->score_pq(pq_product(shape), q, shape.group, block, logits);
+    kernels()->score_pq(pq_codebook_of(shape), q, shape.group, page, logits);
 }
 
-static void score_turned(struct codec_shape shape, const float *q, const struct key_turn *turn, const void *block, float *logits) {
-    kernels()->score_turned_pq(pq_product(shape), turn, q, shape.group, block, logits);
+static void score_rotated(struct codec_shape shape, const float *q, const struct key_rotation *rotation, const void *page,
+                          float *logits) {
+    kernels()->score_rotated_pq(pq_codebook_of(shape), rotation, q, shape.group, page, logits);
 }
 
 /* ---- Values */
 
-static void mix(struct codec_shape shape, const float *weights, const void *block, float *acc) {
-    kernels()->mix_pq(pq_product(shape), weights, shape.group, block, acc);
+static void accumulate(struct codec_shape shape, const float *weights, const void *page, float *acc) {
+    kernels()->accumulate_pq(pq_codebook_of(shape), weights, shape.group, page, acc);
 }
 
-static void mix_light(struct codec_shape shape, const float *weights, const void *block, float *acc) {
-    kernels()->mix_light_pq(pq_product(shape), weights, shape.group, block, acc);
+static void accumulate_int8(struct codec_shape shape, const float *weights, const void *page, float *acc) {
+    kernels()->accumulate_int8_pq(pq_codebook_of(shape), weights, shape.group, page, acc);
 }
 
-static size_t tallies(struct codec_shape shape) { return by_tally(shape) ? product_floats(pq_product(shape), shape.group) : 0; }
-
-static void tally(struct codec_shape shape, const float *weights, const void *block, float *to) {
-    kernels()->tally_pq(pq_product(shape), weights, shape.group, block, to);
+static size_t code_sums(struct codec_shape shape) {
+    return by_by_code(shape) ? pq_table_floats(pq_codebook_of(shape), shape.group) : 0;
 }
 
-static void finish(struct codec_shape shape, const float *from, float *acc) {
-    kernels()->finish_pq(pq_product(shape), from, shape.group, acc);
+static void accumulate_by_code(struct codec_shape shape, const float *weights, const void *page, float *to) {
+    kernels()->accumulate_by_code_pq(pq_codebook_of(shape), weights, shape.group, page, to);
+}
+
+static void finish_code_sums(struct codec_shape shape, const float *from, float *acc) {
+    kernels()->finish_pq(pq_codebook_of(shape), from, shape.group, acc);
 }
 
 /* ---- The rows of the table. Keys before rotation are met once they are turned, so that tables would be of no use. */
@@ -379,45 +381,45 @@ static void finish(struct codec_shape shape, const float *from, float *acc) {
 const struct codec codec_pq = {.name = "pq",
                                .rope = CODEC_ROPE_AFTER,
                                .check = check,
-                               .block_bytes = block_bytes,
+                               .page_bytes = page_bytes,
                                .parameters = parameters,
                                .open = open_learned,
                                .close = close_learned,
                                .learned_bytes = learned_bytes,
-                               .settle = pq_settle,
+                               .snap_to_grid = pq_snap_to_grid,
                                .encode = encode,
                                .decode = decode,
-                               .take = take,
-                               .approach = approach,
+                               .gather_tokens = gather_tokens,
+                               .prefetch_codebook = prefetch_codebook,
                                .prepared = prepared,
                                .prepare = prepare,
                                .score = score_prepared,
                                .channels = channels,
-                               .score_turned = score_turned,
-                               .mix = mix,
-                               .mix_light = mix_light,
-                               .tallies = tallies,
-                               .tally = tally,
-                               .finish = finish};
+                               .score_rotated = score_rotated,
+                               .accumulate = accumulate,
+                               .accumulate_int8 = accumulate_int8,
+                               .code_sums = code_sums,
+                               .accumulate_by_code = accumulate_by_code,
+                               .finish_code_sums = finish_code_sums};
 
 const struct codec codec_vq = {.name = "vq",
                                .rope = CODEC_ROPE_BEFORE,
                                .check = check,
-                               .block_bytes = block_bytes,
+                               .page_bytes = page_bytes,
                                .parameters = parameters,
                                .open = open_learned,
                                .close = close_learned,
                                .learned_bytes = learned_bytes,
-                               .settle = pq_settle,
+                               .snap_to_grid = pq_snap_to_grid,
                                .encode = encode,
                                .decode = decode,
-                               .take = take,
-                               .approach = approach,
+                               .gather_tokens = gather_tokens,
+                               .prefetch_codebook = prefetch_codebook,
                                .score = score,
                                .channels = channels,
-                               .score_turned = score_turned,
-                               .mix = mix,
-                               .mix_light = mix_light,
-                               .tallies = tallies,
-                               .tally = tally,
-                               .finish = finish};
+                               .score_rotated = score_rotated,
+                               .accumulate = accumulate,
+                               .accumulate_int8 = accumulate_int8,
+                               .code_sums = code_sums,
+                               .accumulate_by_code = accumulate_by_code,
+                               .finish_code_sums = finish_code_sums};

@@ -1,20 +1,20 @@
 /* The codec q4_0: 32 channels of a token share a scale d = x_m / -8, x_m the value of largest magnitude; a code is x / d + 8
  * rounded. The numbers are those of ggml's quantize_row_q4_0_ref: codes come from the scale before it is rounded to half. */
-#include "base/half.h"
 #include "backend/cpu/codec/codec.h"
-#include "backend/cpu/codec/scale_group.h"
-#include "backend/cpu/codec/query_tables.h"
 #include "backend/cpu/codec/gather.h"
+#include "backend/cpu/codec/query_tables.h"
+#include "backend/cpu/codec/scale_group.h"
 #include "backend/cpu/codec/transpose.h"
 #include "backend/cpu/kernels/kernels.h"
+#include "base/half.h"
 
 #include <string.h>
 
-#define HALF_GROUP (BLOCK_QK / 2) /* byte j holds channel j below and channel j + 16 above */
+#define HALF_GROUP (SCALE_GROUP / 2) /* byte j holds channel j below and channel j + 16 above */
 
-static size_t block_bytes(struct codec_shape shape, enum codec_side side) {
+static size_t page_bytes(struct codec_shape shape, enum codec_side side) {
     (void)side;
-    return BLOCK_BYTES_Q4_0(shape.head_dim);
+    return PAGE_BYTES_Q4_0(shape.head_dim);
 }
 
 /* The reference leaves to its compiler whether x / d + 8.5 is rounded once or twice; with doubles it is once, as in the builds that
@@ -31,19 +31,19 @@ static uint16_t encode_group(const float *x, uint8_t *bytes) {
     return half_from_float(d);
 }
 
-static void encode(struct codec_shape shape, enum codec_side side, const float *rows, size_t n, void *block) {
-    size_t hd = shape.head_dim, groups = hd / BLOCK_QK;
-    uint16_t *scale = block;
-    uint8_t *bytes = (uint8_t *)(scale + groups * BLOCK_TOKENS);
-    if (n < BLOCK_TOKENS) memset(block, 0, BLOCK_BYTES_Q4_0(hd));
+static void encode(struct codec_shape shape, enum codec_side side, const float *rows, size_t n, void *page) {
+    size_t hd = shape.head_dim, groups = hd / SCALE_GROUP;
+    uint16_t *scale = page;
+    uint8_t *bytes = (uint8_t *)(scale + groups * PAGE_TOKENS);
+    if (n < PAGE_TOKENS) memset(page, 0, PAGE_BYTES_Q4_0(hd));
     for (size_t t = 0; t < n; t++) {
         for (size_t b = 0; b < groups; b++) {
             uint8_t group[HALF_GROUP];
-            scale[b * BLOCK_TOKENS + t] = encode_group(rows + t * hd + b * BLOCK_QK, group);
+            scale[b * PAGE_TOKENS + t] = encode_group(rows + t * hd + b * SCALE_GROUP, group);
             if (side == CODEC_VALUES)
                 memcpy(bytes + (t * groups + b) * HALF_GROUP, group, HALF_GROUP);
             else
-                for (size_t j = 0; j < HALF_GROUP; j++) bytes[(b * HALF_GROUP + j) * BLOCK_TOKENS + t] = group[j];
+                for (size_t j = 0; j < HALF_GROUP; j++) bytes[(b * HALF_GROUP + j) * PAGE_TOKENS + t] = group[j];
         }
     }
 }
@@ -51,27 +51,27 @@ static void encode(struct codec_shape shape, enum codec_side side, const float *
 /* keys[32][64] of the b-th group of channels, whose scales are d[64]. */
 static void group_channels(const uint8_t *bytes, size_t b, const float *d, float *keys) {
     for (size_t j = 0; j < HALF_GROUP; j++) {
-        const uint8_t *from = bytes + (b * HALF_GROUP + j) * BLOCK_TOKENS;
-        float *low = keys + j * BLOCK_TOKENS, *high = low + HALF_GROUP * BLOCK_TOKENS;
-        for (size_t t = 0; t < BLOCK_TOKENS; t++) {
+        const uint8_t *from = bytes + (b * HALF_GROUP + j) * PAGE_TOKENS;
+        float *low = keys + j * PAGE_TOKENS, *high = low + HALF_GROUP * PAGE_TOKENS;
+        for (size_t t = 0; t < PAGE_TOKENS; t++) {
             low[t] = (float)((from[t] & 15) - 8) * d[t];
             high[t] = (float)((from[t] >> 4) - 8) * d[t];
         }
     }
 }
 
-static void decode(struct codec_shape shape, enum codec_side side, const void *block, float *rows) {
-    size_t hd = shape.head_dim, groups = hd / BLOCK_QK;
-    const uint16_t *scale = block;
-    const uint8_t *bytes = (const uint8_t *)(scale + groups * BLOCK_TOKENS);
-    float scales[BLOCK_TOKENS * CODEC_HEAD_DIM_MAX / BLOCK_QK];
-    kernels()->half_to_float(scale, scales, groups * BLOCK_TOKENS);
+static void decode(struct codec_shape shape, enum codec_side side, const void *page, float *rows) {
+    size_t hd = shape.head_dim, groups = hd / SCALE_GROUP;
+    const uint16_t *scale = page;
+    const uint8_t *bytes = (const uint8_t *)(scale + groups * PAGE_TOKENS);
+    float scales[PAGE_TOKENS * CODEC_HEAD_DIM_MAX / SCALE_GROUP];
+    kernels()->half_to_float(scale, scales, groups * PAGE_TOKENS);
     for (size_t b = 0; b < groups; b++) {
-        const float *d = scales + b * BLOCK_TOKENS;
+        const float *d = scales + b * PAGE_TOKENS;
         if (side == CODEC_VALUES) {
-            for (size_t t = 0; t < BLOCK_TOKENS; t++) {
+            for (size_t t = 0; t < PAGE_TOKENS; t++) {
                 const uint8_t *from = bytes + (t * groups + b) * HALF_GROUP;
-                float *row = rows + t * hd + b * BLOCK_QK;
+                float *row = rows + t * hd + b * SCALE_GROUP;
                 for (size_t j = 0; j < HALF_GROUP; j++) {
                     row[j] = (float)((from[j] & 15) - 8) * d[t];
                     row[HALF_GROUP + j] = (float)((from[j] >> 4) - 8) * d[t];
@@ -79,25 +79,25 @@ static void decode(struct codec_shape shape, enum codec_side side, const void *b
             }
             continue;
         }
-        float keys[BLOCK_QK * BLOCK_TOKENS];
+        float keys[SCALE_GROUP * PAGE_TOKENS];
         group_channels(bytes, b, d, keys);
-        transpose_channels(keys, BLOCK_QK, rows + b * BLOCK_QK, hd);
+        transpose_channels(keys, SCALE_GROUP, rows + b * SCALE_GROUP, hd);
     }
 }
 
-static void take(struct codec_shape shape, enum codec_side side, const void *from, const uint8_t *slots, size_t n, void *to,
-                 size_t at) {
-    take_scaled(shape.head_dim, shape.head_dim / 2, side, from, slots, n, to, at);
+static void gather_tokens(struct codec_shape shape, enum codec_side side, const void *from, const uint8_t *slots, size_t n,
+                          void *to, size_t at) {
+    gather_scaled(shape.head_dim, shape.head_dim / 2, side, from, slots, n, to, at);
 }
 
-static void channels(struct codec_shape shape, const void *block, float *to) {
-    size_t groups = shape.head_dim / BLOCK_QK;
-    const uint16_t *scale = block;
-    const uint8_t *bytes = (const uint8_t *)(scale + groups * BLOCK_TOKENS);
+static void channels(struct codec_shape shape, const void *page, float *to) {
+    size_t groups = shape.head_dim / SCALE_GROUP;
+    const uint16_t *scale = page;
+    const uint8_t *bytes = (const uint8_t *)(scale + groups * PAGE_TOKENS);
     for (size_t b = 0; b < groups; b++) {
-        float d[BLOCK_TOKENS];
-        kernels()->half_to_float(scale + b * BLOCK_TOKENS, d, BLOCK_TOKENS);
-        group_channels(bytes, b, d, to + b * BLOCK_QK * BLOCK_TOKENS);
+        float d[PAGE_TOKENS];
+        kernels()->half_to_float(scale + b * PAGE_TOKENS, d, PAGE_TOKENS);
+        group_channels(bytes, b, d, to + b * SCALE_GROUP * PAGE_TOKENS);
     }
 }
 
@@ -107,28 +107,28 @@ static void prepare(struct codec_shape shape, const float *q, float *tables) {
     kernels()->prepare_q4_0(q, shape.group, shape.head_dim, tables);
 }
 
-static void score(struct codec_shape shape, const float *q, const float *tables, const void *block, float *logits) {
-    tables_score(prepare, kernels()->score_q4_0, shape, q, tables, block, logits);
+static void score(struct codec_shape shape, const float *q, const float *tables, const void *page, float *logits) {
+    tables_score(prepare, kernels()->score_q4_0, shape, q, tables, page, logits);
 }
 
-static void mix(struct codec_shape shape, const float *weights, const void *block, float *acc) {
-    kernels()->mix_q4_0(weights, shape.group, shape.head_dim, block, acc);
+static void accumulate(struct codec_shape shape, const float *weights, const void *page, float *acc) {
+    kernels()->accumulate_q4_0(weights, shape.group, shape.head_dim, page, acc);
 }
 
-static void mix_light(struct codec_shape shape, const float *weights, const void *block, float *acc) {
-    kernels()->mix_light_q4_0(weights, shape.group, shape.head_dim, block, acc);
+static void accumulate_int8(struct codec_shape shape, const float *weights, const void *page, float *acc) {
+    kernels()->accumulate_int8_q4_0(weights, shape.group, shape.head_dim, page, acc);
 }
 
 const struct codec codec_q4_0 = {.name = "q4_0",
                                  .rope = CODEC_ROPE_AFTER,
                                  .check = codec_check_head_dim,
-                                 .block_bytes = block_bytes,
+                                 .page_bytes = page_bytes,
                                  .encode = encode,
                                  .decode = decode,
-                                 .take = take,
+                                 .gather_tokens = gather_tokens,
                                  .prepared = prepared,
                                  .prepare = prepare,
                                  .score = score,
                                  .channels = channels,
-                                 .mix = mix,
-                                 .mix_light = mix_light};
+                                 .accumulate = accumulate,
+                                 .accumulate_int8 = accumulate_int8};

@@ -11,18 +11,18 @@
 
 /* The hook `score` of a codec whose hook `prepare` writes at most TABLES_MOST_FLOATS a query, by which `read` scores a block. */
 static inline void tables_score(void (*prepare)(struct codec_shape shape, const float *q, float *tables),
-                                void (*read)(const float *tables, size_t G, size_t hd, const void *block, float *logits),
-                                struct codec_shape shape, const float *q, const float *tables, const void *block, float *logits) {
+                                void (*read)(const float *tables, size_t G, size_t hd, const void *page, float *logits),
+                                struct codec_shape shape, const float *q, const float *tables, const void *page, float *logits) {
     float room[TABLES_QUERIES * TABLES_MOST_FLOATS];
     struct codec_shape some = shape;
     if (tables) {
-        read(tables, shape.group, shape.head_dim, block, logits);
+        read(tables, shape.group, shape.head_dim, page, logits);
         return;
     }
     for (size_t g = 0; g < shape.group; g += some.group) {
         some.group = (uint32_t)(shape.group - g < TABLES_QUERIES ? shape.group - g : TABLES_QUERIES);
         prepare(some, q + g * shape.head_dim, room);
-        read(room, some.group, shape.head_dim, block, logits + g * BLOCK_TOKENS);
+        read(room, some.group, shape.head_dim, page, logits + g * PAGE_TOKENS);
     }
 }
 

@@ -10,9 +10,9 @@
 
 /* The first of x[32] of largest magnitude. Magnitudes order as their bits do, and integers a compiler may compare in any order. */
 static inline float group_extreme(const float *x) {
-    int32_t bits[BLOCK_QK], most = 0;
+    int32_t bits[SCALE_GROUP], most = 0;
     memcpy(bits, x, sizeof bits);
-    for (size_t j = 0; j < BLOCK_QK; j++) {
+    for (size_t j = 0; j < SCALE_GROUP; j++) {
         bits[j] &= INT32_MAX;
         most = bits[j] > most ? bits[j] : most;
     }

@@ -23,10 +23,10 @@
 #define LEAST_ALPHA (1.0f / 1024) /* of the largest */
 #define MOST_MAGNITUDE 32768.0f   /* a half float, and so are its sums with zero */
 
-static size_t sign_bytes(size_t hd) { return BLOCK_BYTES_SIGNS(hd); }
+static size_t sign_bytes(size_t hd) { return PAGE_BYTES_SIGNS(hd); }
 
 /* The part of a block of keys that kivi-2 serves. */
-static const void *magnitudes_of(const void *block, size_t hd) { return (const uint8_t *)block + sign_bytes(hd); }
+static const void *magnitudes_of(const void *page, size_t hd) { return (const uint8_t *)page + sign_bytes(hd); }
 
 static const float *mean_of(struct codec_shape shape) { return index_sign_learned(shape.head_dim, shape.learned).mean; }
 static const float *alpha_of(struct codec_shape shape) {
@@ -37,8 +37,8 @@ static enum terse_status check(struct codec_shape shape, enum codec_side side, s
     return codec_check_head_dim(shape, side, error);
 }
 
-static size_t block_bytes(struct codec_shape shape, enum codec_side side) {
-    size_t values = codec_kivi_2.block_bytes(shape, CODEC_VALUES);
+static size_t page_bytes(struct codec_shape shape, enum codec_side side) {
+    size_t values = codec_kivi_2.page_bytes(shape, CODEC_VALUES);
     return side == CODEC_KEYS ? sign_bytes(shape.head_dim) + values : values;
 }
 
@@ -69,11 +69,11 @@ static void fit(struct codec_shape shape, enum codec_side side, const float *row
 
 /* ---- Blocks */
 
-static void encode(struct codec_shape shape, enum codec_side side, const float *rows, size_t n, void *block) {
+static void encode(struct codec_shape shape, enum codec_side side, const float *rows, size_t n, void *page) {
     size_t hd = shape.head_dim;
-    float magnitudes[BLOCK_TOKENS * CODEC_HEAD_DIM_MAX], inverse[CODEC_HEAD_DIM_MAX];
+    float magnitudes[PAGE_TOKENS * CODEC_HEAD_DIM_MAX], inverse[CODEC_HEAD_DIM_MAX];
     if (side == CODEC_VALUES) {
-        codec_kivi_2.encode(shape, CODEC_VALUES, rows, n, block);
+        codec_kivi_2.encode(shape, CODEC_VALUES, rows, n, page);
         return;
     }
     const float *mean = mean_of(shape), *alpha = alpha_of(shape);
@@ -84,45 +84,45 @@ static void encode(struct codec_shape shape, enum codec_side side, const float *
             magnitudes[t * hd + c] = x < MOST_MAGNITUDE ? x : MOST_MAGNITUDE; /* NaN too */
         }
     }
-    index_sign.encode(hd, shape.learned, rows, n, block);
-    codec_kivi_2.encode(shape, CODEC_VALUES, magnitudes, n, (uint8_t *)block + sign_bytes(hd));
+    index_sign.encode(hd, shape.learned, rows, n, page);
+    codec_kivi_2.encode(shape, CODEC_VALUES, magnitudes, n, (uint8_t *)page + sign_bytes(hd));
 }
 
-static void decode(struct codec_shape shape, enum codec_side side, const void *block, float *rows) {
+static void decode(struct codec_shape shape, enum codec_side side, const void *page, float *rows) {
     size_t hd = shape.head_dim;
     if (side == CODEC_VALUES) {
-        codec_kivi_2.decode(shape, CODEC_VALUES, block, rows);
+        codec_kivi_2.decode(shape, CODEC_VALUES, page, rows);
         return;
     }
     const float *mean = mean_of(shape), *alpha = alpha_of(shape);
-    const uint8_t *planes = block;
-    codec_kivi_2.decode(shape, CODEC_VALUES, magnitudes_of(block, hd), rows);
-    for (size_t t = 0; t < BLOCK_TOKENS; t++) {
+    const uint8_t *planes = page;
+    codec_kivi_2.decode(shape, CODEC_VALUES, magnitudes_of(page, hd), rows);
+    for (size_t t = 0; t < PAGE_TOKENS; t++) {
         for (size_t c = 0; c < hd; c++) {
             float x = alpha[c] * rows[t * hd + c];
-            rows[t * hd + c] = mean[c] + (planes[c / 8 * BLOCK_TOKENS + t] >> c % 8 & 1 ? x : -x);
+            rows[t * hd + c] = mean[c] + (planes[c / 8 * PAGE_TOKENS + t] >> c % 8 & 1 ? x : -x);
         }
     }
 }
 
-static void channels(struct codec_shape shape, const void *block, float *to) {
-    float rows[BLOCK_TOKENS * CODEC_HEAD_DIM_MAX];
-    decode(shape, CODEC_KEYS, block, rows);
-    for (size_t t = 0; t < BLOCK_TOKENS; t++)
-        for (size_t c = 0; c < shape.head_dim; c++) to[c * BLOCK_TOKENS + t] = rows[t * shape.head_dim + c];
+static void channels(struct codec_shape shape, const void *page, float *to) {
+    float rows[PAGE_TOKENS * CODEC_HEAD_DIM_MAX];
+    decode(shape, CODEC_KEYS, page, rows);
+    for (size_t t = 0; t < PAGE_TOKENS; t++)
+        for (size_t c = 0; c < shape.head_dim; c++) to[c * PAGE_TOKENS + t] = rows[t * shape.head_dim + c];
 }
 
-static void take(struct codec_shape shape, enum codec_side side, const void *from, const uint8_t *slots, size_t n, void *to,
-                 size_t at) {
+static void gather_tokens(struct codec_shape shape, enum codec_side side, const void *from, const uint8_t *slots, size_t n,
+                          void *to, size_t at) {
     size_t hd = shape.head_dim, signs = side == CODEC_KEYS ? sign_bytes(hd) : 0;
-    if (signs) kernels()->take_codes(from, hd / 8, 8, slots, n, to, at);
-    codec_kivi_2.take(shape, CODEC_VALUES, (const uint8_t *)from + signs, slots, n, (uint8_t *)to + signs, at);
+    if (signs) kernels()->gather_codes(from, hd / 8, 8, slots, n, to, at);
+    codec_kivi_2.gather_tokens(shape, CODEC_VALUES, (const uint8_t *)from + signs, slots, n, (uint8_t *)to + signs, at);
 }
 
-static void fetch(struct codec_shape shape, enum codec_side side, const void *from, const uint8_t *slots, size_t n) {
+static void prefetch_tokens(struct codec_shape shape, enum codec_side side, const void *from, const uint8_t *slots, size_t n) {
     size_t signs = side == CODEC_KEYS ? sign_bytes(shape.head_dim) : 0;
     for (size_t b = 0; b < signs; b += 64) __builtin_prefetch((const char *)from + b);
-    codec_kivi_2.fetch(shape, CODEC_VALUES, (const uint8_t *)from + signs, slots, n);
+    codec_kivi_2.prefetch_tokens(shape, CODEC_VALUES, (const uint8_t *)from + signs, slots, n);
 }
 
 /* ---- Reading */
@@ -133,31 +133,31 @@ static void prepare(struct codec_shape shape, const float *q, float *tables) {
     kernels()->prepare_sign(q, mean_of(shape), alpha_of(shape), shape.group, shape.head_dim, tables);
 }
 
-static void score(struct codec_shape shape, const float *q, const float *tables, const void *block, float *logits) {
-    tables_score(prepare, kernels()->score_sign, shape, q, tables, block, logits);
+static void score(struct codec_shape shape, const float *q, const float *tables, const void *page, float *logits) {
+    tables_score(prepare, kernels()->score_sign, shape, q, tables, page, logits);
 }
 
-static void mix(struct codec_shape shape, const float *weights, const void *block, float *acc) {
-    codec_kivi_2.mix(shape, weights, block, acc);
+static void accumulate(struct codec_shape shape, const float *weights, const void *page, float *acc) {
+    codec_kivi_2.accumulate(shape, weights, page, acc);
 }
 
-static void mix_light(struct codec_shape shape, const float *weights, const void *block, float *acc) {
-    codec_kivi_2.mix_light(shape, weights, block, acc);
+static void accumulate_int8(struct codec_shape shape, const float *weights, const void *page, float *acc) {
+    codec_kivi_2.accumulate_int8(shape, weights, page, acc);
 }
 
 const struct codec codec_sign = {.name = "sign",
                                  .rope = CODEC_ROPE_AFTER,
                                  .check = check,
-                                 .block_bytes = block_bytes,
+                                 .page_bytes = page_bytes,
                                  .fitted_bytes = fitted_bytes,
                                  .fit = fit,
                                  .encode = encode,
                                  .decode = decode,
-                                 .take = take,
-                                 .fetch = fetch,
+                                 .gather_tokens = gather_tokens,
+                                 .prefetch_tokens = prefetch_tokens,
                                  .prepared = prepared,
                                  .prepare = prepare,
                                  .score = score,
                                  .channels = channels,
-                                 .mix = mix,
-                                 .mix_light = mix_light};
+                                 .accumulate = accumulate,
+                                 .accumulate_int8 = accumulate_int8};

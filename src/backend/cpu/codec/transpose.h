@@ -11,10 +11,10 @@
  * longest. */
 static inline void transpose_channels(const float *channels, size_t n, float *rows, size_t stride) {
     typedef float four __attribute__((vector_size(16)));
-    for (size_t t = 0; t < BLOCK_TOKENS; t += 4) {
+    for (size_t t = 0; t < PAGE_TOKENS; t += 4) {
         for (size_t c = 0; c < n; c += 4) {
             four a[4], b[4];
-            for (size_t i = 0; i < 4; i++) memcpy(&a[i], channels + (c + i) * BLOCK_TOKENS + t, sizeof a[i]);
+            for (size_t i = 0; i < 4; i++) memcpy(&a[i], channels + (c + i) * PAGE_TOKENS + t, sizeof a[i]);
             b[0] = __builtin_shufflevector(a[0], a[1], 0, 4, 1, 5);
             b[1] = __builtin_shufflevector(a[0], a[1], 2, 6, 3, 7);
             b[2] = __builtin_shufflevector(a[2], a[3], 0, 4, 1, 5);

@@ -1,7 +1,7 @@
 /* Builds the table of each instruction set and chooses among them: by what processor and operating system offer, lowered by
  * TERSE_CPU. */
-#include "base/text.h"
 #include "backend/cpu/kernels/init.h"
+#include "base/text.h"
 
 #include <pthread.h>
 #include <stdlib.h>
@@ -51,26 +51,26 @@ static void add_table(enum kernels_isa isa, enum kernels_isa base, void (*const 
 
 static void choose(void) {
     void (*const scalar[])(struct kernels *) = {
-        kernels_fill_scalar_vector,  kernels_fill_scalar_cache,   kernels_fill_scalar_product,
-        kernels_fill_scalar_weights, kernels_fill_scalar_nearest, kernels_fill_scalar_comm,
-        kernels_fill_scalar_sign,    kernels_fill_scalar_choose,  kernels_fill_scalar_additive};
+        kernels_init_scalar_vector,  kernels_init_scalar_cache,   kernels_init_scalar_product,
+        kernels_init_scalar_weights, kernels_init_scalar_nearest, kernels_init_scalar_commvq,
+        kernels_init_scalar_sign,    kernels_init_scalar_choose,  kernels_init_scalar_additive};
     add_table(KERNELS_SCALAR, KERNELS_SCALAR, scalar, sizeof scalar / sizeof scalar[0]);
 #if defined(__x86_64__)
-    void (*const avx2[])(struct kernels *) = {kernels_fill_avx2_vector,  kernels_fill_avx2_cache,   kernels_fill_avx2_product,
-                                              kernels_fill_avx2_weights, kernels_fill_avx2_nearest, kernels_fill_avx2_comm,
-                                              kernels_fill_avx2_sign,    kernels_fill_avx2_choose,  kernels_fill_avx2_additive,
-                                              kernels_fill_avx2_codes,   kernels_fill_avx2_kivi};
+    void (*const avx2[])(struct kernels *) = {kernels_init_avx2_vector,  kernels_init_avx2_cache,   kernels_init_avx2_product,
+                                              kernels_init_avx2_weights, kernels_init_avx2_nearest, kernels_init_avx2_commvq,
+                                              kernels_init_avx2_sign,    kernels_init_avx2_choose,  kernels_init_avx2_additive,
+                                              kernels_init_avx2_codes,   kernels_init_avx2_kivi};
     void (*const avx512[])(struct kernels *) = {
-        kernels_fill_avx512_vector,   kernels_fill_avx512_cache, kernels_fill_avx512_product, kernels_fill_avx512_weights,
-        kernels_fill_avx512_nearest,  kernels_fill_avx512_comm,  kernels_fill_avx512_sign,    kernels_fill_avx512_choose,
-        kernels_fill_avx512_additive, kernels_fill_avx512_codes, kernels_fill_avx512_kivi,    kernels_fill_avx512_weights_bytes};
+        kernels_init_avx512_vector,   kernels_init_avx512_cache,  kernels_init_avx512_product, kernels_init_avx512_weights,
+        kernels_init_avx512_nearest,  kernels_init_avx512_commvq, kernels_init_avx512_sign,    kernels_init_avx512_choose,
+        kernels_init_avx512_additive, kernels_init_avx512_codes,  kernels_init_avx512_kivi,    kernels_init_avx512_weights_bytes};
     if (processor_has_avx2()) add_table(KERNELS_AVX2, KERNELS_SCALAR, avx2, sizeof avx2 / sizeof avx2[0]);
     if (processor_has_avx512()) add_table(KERNELS_AVX512, KERNELS_AVX2, avx512, sizeof avx512 / sizeof avx512[0]);
 #elif defined(__aarch64__)
-    void (*const neon[])(struct kernels *) = {kernels_fill_neon_vector,  kernels_fill_neon_cache,   kernels_fill_neon_product,
-                                              kernels_fill_neon_weights, kernels_fill_neon_nearest, kernels_fill_neon_comm,
-                                              kernels_fill_neon_sign,    kernels_fill_neon_choose,  kernels_fill_neon_additive,
-                                              kernels_fill_neon_codes};
+    void (*const neon[])(struct kernels *) = {kernels_init_neon_vector,  kernels_init_neon_cache,   kernels_init_neon_product,
+                                              kernels_init_neon_weights, kernels_init_neon_nearest, kernels_init_neon_commvq,
+                                              kernels_init_neon_sign,    kernels_init_neon_choose,  kernels_init_neon_additive,
+                                              kernels_init_neon_codes};
     add_table(KERNELS_NEON, KERNELS_SCALAR, neon, sizeof neon / sizeof neon[0]);
 #endif
     const char *wanted = getenv("TERSE_CPU");

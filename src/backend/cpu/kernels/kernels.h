@@ -11,10 +11,10 @@
 #ifndef TERSE_BACKEND_CPU_KERNELS_KERNELS_H
 #define TERSE_BACKEND_CPU_KERNELS_KERNELS_H
 
-#include "gguf/gguf.h"
 #include "backend/cpu/codec/binary_code_search.h"
 #include "backend/cpu/kernels/commvq/commvq.h"
 #include "backend/cpu/kernels/pq/pq.h"
+#include "gguf/gguf.h"
 
 #include <stddef.h>
 #include <stdint.h>
@@ -48,8 +48,8 @@ struct kernels {
     /* The largest, passing over NaN; -INFINITY when n = 0. */
     float (*max)(const float *x, size_t n);
     /* Both of 64 numbers in each of n tiles that lie `stride` floats apart. */
-    float (*max_tiles)(const float *x, size_t n, size_t stride);
-    float (*exp_tiles)(float *x, float max, size_t n, size_t stride);
+    float (*max_pages)(const float *x, size_t n, size_t stride);
+    float (*exp_pages)(float *x, float max, size_t n, size_t stride);
     /* A gain for each of 64 tokens: out[64] = table[256] at the codes; and scaled[64] = weights times gains, which returns the weights'
      * sum. */
     void (*look_up_gains)(const float *table, const uint8_t *codes, float *out);
@@ -76,32 +76,32 @@ struct kernels {
     /* Codecs of the cache: shapes and layouts in format/page_layout.h. G = queries, hd = head_dim (any multiple of 32 up to 256).
      * score: logits[G][64] = <q[G][hd], key t>. mix: acc[G][hd] += sum over t of weights[G][64] value t. Any G; the block is read
      * from memory once. The vector tiers prefetch 16 KB ahead: blocks that are read one after another should lie so. */
-    void (*score_f16)(const float *q, size_t G, size_t hd, const void *block, float *logits);
-    void (*mix_f16)(const float *weights, size_t G, size_t hd, const void *block, float *acc);
+    void (*score_f16)(const float *q, size_t G, size_t hd, const void *page, float *logits);
+    void (*accumulate_f16)(const float *weights, size_t G, size_t hd, const void *page, float *acc);
     /* q8_0 and q4_0 score in two steps: the order within tables[G][hd] is the tier's own, made once of q[G][hd] for all blocks. Tiers
      * that multiply integers take numbers as fixed point, a query's and each weight times a scale: each number of a query is off by at
      * most 1 / 65000 of its query's largest, with q4_0 1 / 253 of the largest of its 32; each product of a weight and a scale by
      * 1 / 65000 of the largest of its query and 32 channels; what is below 1e-30 then counts for nothing. */
     void (*prepare_q8_0)(const float *q, size_t G, size_t hd, float *tables);
-    void (*score_q8_0)(const float *tables, size_t G, size_t hd, const void *block, float *logits);
-    void (*mix_q8_0)(const float *weights, size_t G, size_t hd, const void *block, float *acc);
+    void (*score_q8_0)(const float *tables, size_t G, size_t hd, const void *page, float *logits);
+    void (*accumulate_q8_0)(const float *weights, size_t G, size_t hd, const void *page, float *acc);
     void (*prepare_q4_0)(const float *q, size_t G, size_t hd, float *tables);
-    void (*score_q4_0)(const float *tables, size_t G, size_t hd, const void *block, float *logits);
-    void (*mix_q4_0)(const float *weights, size_t G, size_t hd, const void *block, float *acc);
+    void (*score_q4_0)(const float *tables, size_t G, size_t hd, const void *page, float *logits);
+    void (*accumulate_q4_0)(const float *weights, size_t G, size_t hd, const void *page, float *acc);
 
     /* kivi with 4 and 2 bits. The same tiers take a number of a query times its channel's scale, and a weight times a token's, as fixed
      * point: the former is off by at most 1 / 253 of the largest of its query and 32 tokens, the latter by 1 / 65000 of the largest of
      * its query and 32 channels. */
-    void (*score_kivi_4)(const float *q, size_t G, size_t hd, const void *block, float *logits);
-    void (*mix_kivi_4)(const float *weights, size_t G, size_t hd, const void *block, float *acc);
-    void (*score_kivi_2)(const float *q, size_t G, size_t hd, const void *block, float *logits);
-    void (*mix_kivi_2)(const float *weights, size_t G, size_t hd, const void *block, float *acc);
+    void (*score_kivi_4)(const float *q, size_t G, size_t hd, const void *page, float *logits);
+    void (*accumulate_kivi_4)(const float *weights, size_t G, size_t hd, const void *page, float *acc);
+    void (*score_kivi_2)(const float *q, size_t G, size_t hd, const void *page, float *logits);
+    void (*accumulate_kivi_2)(const float *weights, size_t G, size_t hd, const void *page, float *acc);
     /* The same, of q4_0 as well, for weights that are a small part of all that their queries give: products of a weight and a scale may
      * be off by 1 / 253 of the largest. Whether this is the faster way, else it is the same: */
-    bool light_is_faster;
-    void (*mix_light_q4_0)(const float *weights, size_t G, size_t hd, const void *block, float *acc);
-    void (*mix_light_kivi_4)(const float *weights, size_t G, size_t hd, const void *block, float *acc);
-    void (*mix_light_kivi_2)(const float *weights, size_t G, size_t hd, const void *block, float *acc);
+    bool int8_is_faster;
+    void (*accumulate_int8_q4_0)(const float *weights, size_t G, size_t hd, const void *page, float *acc);
+    void (*accumulate_int8_kivi_4)(const float *weights, size_t G, size_t hd, const void *page, float *acc);
+    void (*accumulate_int8_kivi_2)(const float *weights, size_t G, size_t hd, const void *page, float *acc);
 
     /* out[G][32], rows ldo apart, += a[G][K] b[K][32] of bytes up to 127, rows ldb apart (additive's rows). */
     void (*add_bytes)(const float *a, size_t G, size_t K, const uint8_t *b, size_t ldb, float *out, size_t ldo);
@@ -110,86 +110,87 @@ struct kernels {
      * tables[G][kernels_sign_floats] is the tier's own, made once of the queries for all blocks. Vector tiers may take a query times
      * alpha as fixed point: each number off by at most 1 / 253 of the largest of its 32. */
     void (*prepare_sign)(const float *q, const float *mean, const float *alpha, size_t G, size_t hd, float *tables);
-    void (*score_sign)(const float *tables, size_t G, size_t hd, const void *block, float *logits);
+    void (*score_sign)(const float *tables, size_t G, size_t hd, const void *page, float *logits);
 
     /* Choosing tokens. scores[64] of a block of index sign: sums over its planes[n][64] of tables[2 n][16], which each byte's low
      * and then its high four bits look up. n is at most 64. */
     void (*scores_sign)(const uint8_t *tables, size_t n, const uint8_t *planes, uint16_t *scores);
     /* bounds[4] of a block of index quest, one for each page: sums of the larger of q[c] least[c] and q[c] most[c]. */
-    void (*scores_quest)(const float *q, size_t hd, const void *block, float *bounds);
+    void (*scores_quest)(const float *q, size_t hd, const void *page, float *bounds);
     /* How many of scores[n] are at least `least`. */
     size_t (*count_scores)(const uint16_t *scores, size_t n, uint16_t least);
     /* Writes the places of scores above `threshold`, and of those equal to it all but the first `skip`, in order.
      * Returns how many there are. n is below 2^32. */
     size_t (*list_scores)(const uint16_t *scores, size_t n, uint16_t threshold, size_t skip, uint32_t *tokens);
 
-    /* Packing tokens of blocks. `parts` sets of code planes (as pq's in block_layout.h; 1 to 12 bits, and 16 for halves [parts][64]):
+    /* Packing tokens of blocks. `parts` sets of code planes (as pq's in page_layout.h; 1 to 12 bits, and 16 for halves [parts][64]):
      * codes of the slots slots[n] become those of slots at, at + 1, ... of `to`, whose other slots stay. n + at <= 64. */
-    void (*take_codes)(const void *from, size_t parts, unsigned bits, const uint8_t *slots, size_t n, void *to, size_t at);
+    void (*gather_codes)(const void *from, size_t parts, unsigned bits, const uint8_t *slots, size_t n, void *to, size_t at);
 
     /* Product quantization, hd = parts * width; backend/cpu/kernels/pq/pq.h. Whether the tier reads planes and levels, which makes decoding
      * cheap, and must be given them: */
-    bool planes_pq;
+    bool has_register_lut;
     /* As vectors: channels[hd][64] of keys, rows[64][hd] of either. */
-    void (*channels_pq)(const struct product_code *p, const void *block, float *channels);
-    void (*rows_pq)(const struct product_code *p, const void *block, float *rows);
+    void (*channels_pq)(const struct pq_codebook *p, const void *page, float *channels);
+    void (*rows_pq)(const struct pq_codebook *p, const void *page, float *rows);
     /* score and mix by centroids, decoded once for all queries. Where levels are read, what they are weighed with is fixed point:
      * each weight, and each number of a query times its channel's step, is off by about 1 / 65278 of its query's largest. */
-    void (*score_pq)(const struct product_code *p, const float *q, size_t G, const void *block, float *logits);
-    void (*mix_pq)(const struct product_code *p, const float *weights, size_t G, const void *block, float *acc);
-    /* mix as mix_light_q4_0 is: weights may be off by 1 / 253 of the largest. */
-    void (*mix_light_pq)(const struct product_code *p, const float *weights, size_t G, const void *block, float *acc);
-    /* score by levels in two steps, in tiers with planes_pq only (else NULL), and where there are levels: fixed[G][product_fixed]
+    void (*score_pq)(const struct pq_codebook *p, const float *q, size_t G, const void *page, float *logits);
+    void (*accumulate_pq)(const struct pq_codebook *p, const float *weights, size_t G, const void *page, float *acc);
+    /* mix as accumulate_int8_q4_0 is: weights may be off by 1 / 253 of the largest. */
+    void (*accumulate_int8_pq)(const struct pq_codebook *p, const float *weights, size_t G, const void *page, float *acc);
+    /* score by levels in two steps, in tiers with has_register_lut only (else NULL), and where there are levels: fixed[G][pq_i16_floats]
      * of the queries, once for all blocks. */
-    void (*fix_pq)(const struct product_code *p, const float *q, size_t G, float *fixed);
-    void (*score_fixed_pq)(const struct product_code *p, const float *fixed, size_t G, const void *block, float *logits);
-    /* score by look-up; the order within tables[product_floats] is the tier's own. Where planes are read, entries are fixed point:
+    void (*quantize_query_pq)(const struct pq_codebook *p, const float *q, size_t G, float *fixed);
+    void (*score_i16_pq)(const struct pq_codebook *p, const float *fixed, size_t G, const void *page, float *logits);
+    /* score by look-up; the order within tables[pq_table_floats] is the tier's own. Where planes are read, entries are fixed point:
      * off by at most 2^-17 of the widest span that a sub-vector's have. */
-    void (*prepare_pq)(const struct product_code *p, const float *q, size_t G, float *tables);
-    void (*look_up_pq)(const struct product_code *p, const float *tables, size_t G, const void *block, float *logits);
-    /* mix in two steps: tallies[product_floats] += weights by code, then acc[G][hd] += tallies times centroids. */
-    void (*tally_pq)(const struct product_code *p, const float *weights, size_t G, const void *block, float *tallies);
-    void (*finish_pq)(const struct product_code *p, const float *tallies, size_t G, float *acc);
+    void (*prepare_pq)(const struct pq_codebook *p, const float *q, size_t G, float *tables);
+    void (*look_up_pq)(const struct pq_codebook *p, const float *tables, size_t G, const void *page, float *logits);
+    /* mix in two steps: tallies[pq_table_floats] += weights by code, then acc[G][hd] += tallies times centroids. */
+    void (*accumulate_by_code_pq)(const struct pq_codebook *p, const float *weights, size_t G, const void *page, float *code_sums);
+    void (*finish_pq)(const struct pq_codebook *p, const float *code_sums, size_t G, float *acc);
 
     /* logits[G][64] = <q[G][hd], key t turned by its own angles>: keys[hd][64]; gain and mean in `turn` are not looked at. Pair i is
      * channels (2i, 2i + 1) if `adjacent`, else (i, i + pairs); (a, b) becomes (a cos - b sin, a sin + b cos). Channels from 2
      * pairs on stay. */
-    void (*score_turned)(const struct key_turn *turn, const float *q, size_t G, size_t hd, const float *keys, float *logits);
+    void (*score_rotated)(const struct key_rotation *rotation, const float *q, size_t G, size_t hd, const float *keys,
+                          float *logits);
     /* The same of keys in a block, by gain and mean where there are any. Where levels and words of the angles are read, keys and
      * queries are fixed point: each number of a key is off by at most 1 / 2600 of what its pair's mean, levels and the largest gain can
      * come to in size, and what queries are off by makes hd / 30000 of the sum of what a logit's terms can come to. */
-    void (*score_turned_pq)(const struct product_code *p, const struct key_turn *turn, const float *q, size_t G, const void *block,
-                            float *logits);
+    void (*score_rotated_pq)(const struct pq_codebook *p, const struct key_rotation *rotation, const float *q, size_t G,
+                             const void *page, float *logits);
 
     /* CommVQ's keys; backend/cpu/kernels/commvq/commvq.h. out[n][width] = x[n][d], rows `stride` apart, times panel[d][width], a multiple of 32: each
      * product summed by number. */
     void (*products)(const float *x, size_t n, size_t d, size_t stride, const float *panel, size_t width, float *out);
     /* The least of half[a][b] - products[columns + b] - products[a] and where it is, a columns + b, of equal ones the lowest; and
      * all that are less than a limit, in order, of which the first `most` are written: returns how many there are. */
-    uint32_t (*least_comm)(const float *half, size_t entries, size_t columns, const float *products, float *least);
-    size_t (*within_comm)(const float *half, size_t entries, size_t columns, const float *products, float limit, size_t most,
-                          uint32_t *cells, float *values);
+    uint32_t (*least_commvq)(const float *half, size_t entries, size_t columns, const float *products, float *least);
+    size_t (*within_commvq)(const float *half, size_t entries, size_t columns, const float *products, float limit, size_t most,
+                            uint32_t *cells, float *values);
     /* Keys as vectors, channels[hd][64] = mean + gains[64] times what the codes say. */
-    void (*channels_comm)(const struct comm_code *c, const float *gains, const void *codes, float *channels);
-    /* score_turned of the same keys, in tiers with planes_pq only (else NULL). Keys and queries are fixed point: each number of a key is
+    void (*channels_commvq)(const struct commvq_code *c, const float *gains, const void *codes, float *channels);
+    /* score_rotated of the same keys, in tiers with has_register_lut only (else NULL). Keys and queries are fixed point: each number of a key is
      * off by at most 1 / 6000 of what its pair's mean, tables and the largest gain can come to in size, and what queries are off by
      * makes hd / 45000 of the sum of what a logit's terms can come to. False, nothing written, where `turn` has no words or the tier
      * does not take such pairs together: the way over channels serves. */
-    bool (*score_turned_comm)(const struct comm_code *c, const struct key_turn *turn, const float *gains, const float *q, size_t G,
-                              const void *codes, float *logits);
-    /* The same keys turned and met by one query q[hd], from tables[comm_table_floats] made of it once: logits[64]. Angles as for
-     * score_turned; gain and mean in `turn` are not looked at. */
-    void (*prepare_comm)(const struct comm_code *c, const float *q, float *tables);
-    void (*look_up_comm)(const struct comm_code *c, const struct key_turn *turn, const float *tables, const float *gains,
-                         const void *codes, float *logits);
+    bool (*score_rotated_commvq)(const struct commvq_code *c, const struct key_rotation *rotation, const float *gains,
+                                 const float *q, size_t G, const void *codes, float *logits);
+    /* The same keys turned and met by one query q[hd], from tables[commvq_table_floats] made of it once: logits[64]. Angles as for
+     * score_rotated; gain and mean in `turn` are not looked at. */
+    void (*prepare_commvq)(const struct commvq_code *c, const float *q, float *tables);
+    void (*look_up_commvq)(const struct commvq_code *c, const struct key_rotation *rotation, const float *tables,
+                           const float *gains, const void *codes, float *logits);
 
     /* CommVQ's values; backend/cpu/codec/binary_code_search.h. tallies[G][n] += weights[G][64] added up by bit of the code, n a multiple of 32: bit j of
      * codes[8][n]'s byte [o][i] is bit i of token 8 o + j's. Vector tiers take weights as fixed point: each is off by at most
      * 1 / 65406 of the sum of its query's magnitudes. */
-    void (*tally_additive)(const float *weights, size_t G, size_t n, const uint8_t *codes, float *tallies);
+    void (*accumulate_by_code_additive)(const float *weights, size_t G, size_t n, const uint8_t *codes, float *code_sums);
     /* spins[count][n] of low energy for couplings[n][n] and what each of a row would feel if none were set, fields[count][n], which
      * becomes what each feels of the others. Rows do not depend on each other. */
-    void (*spins_additive)(const float *couplings, size_t n, size_t count, float *fields, float *spins);
+    void (*local_search_additive)(const float *couplings, size_t n, size_t count, float *fields, float *spins);
 };
 
 /* Floats of a query in the tables of prepare_sign. */

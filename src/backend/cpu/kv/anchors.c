@@ -2,16 +2,16 @@
  * pass over the logits as in AnTKV's algorithm 1, which would take as long as attention itself without its values. */
 #include "backend/cpu/kv/anchors.h"
 
-#include "base/memory.h"
-#include "backend/cpu/kv/segment.h"
 #include "backend/cpu/kernels/kernels.h"
+#include "backend/cpu/kv/segment.h"
+#include "base/memory.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define KEPT_FLOATS ((size_t)8 << 20) /* of weights that a thread keeps, but for one query token at least */
-#define VOTERS 32                     /* SnapKV's window */
+#define RANKING_QUERIES 32            /* SnapKV's window */
 #define NEIGHBOURS 2                  /* on either side: its pooling of 5 */
 
 /* ---- Memory */
@@ -85,24 +85,24 @@ void anchors_begin_layer(struct cache *cache) {
 }
 
 /* The first query of the step that matters. */
-static size_t first_voter(const struct cache *cache) {
-    return cache->method.policy->votes && cache->plan.n > VOTERS ? cache->plan.n - VOTERS : 0;
+static size_t first_ranking_query(const struct cache *cache) {
+    return cache->method.policy->rank_by_attention && cache->plan.n > RANKING_QUERIES ? cache->plan.n - RANKING_QUERIES : 0;
 }
 
 bool anchors_listen(const struct cache *cache, size_t first, size_t count) {
-    return cache->plan.anchors && !cache->sealed_first && first + count > first_voter(cache);
+    return cache->plan.anchors && !cache->sealed_first && first + count > first_ranking_query(cache);
 }
 
 /* The first of the tokens that may become anchors. */
-static uint64_t first_sealed(const struct plan *plan) { return plan->grid + plan->skip * BLOCK_TOKENS; }
+static uint64_t first_sealed(const struct plan *plan) { return plan->grid + plan->skip * PAGE_TOKENS; }
 
 /* Odd in lines of 16 floats, so that rows do not all begin in the same set of a processor cache. */
 static size_t weights_stride(const struct plan *plan) {
-    return plan->anchors ? memory_round_up(plan->sealed + BLOCK_TOKENS, 2 * BLOCK_TOKENS) + BLOCK_TOKENS / 4 : 0;
+    return plan->anchors ? memory_round_up(plan->sealed + PAGE_TOKENS, 2 * PAGE_TOKENS) + PAGE_TOKENS / 4 : 0;
 }
 
 /* Tiles that hold the tokens: whole ones, but for the first and last of the window and of the new tokens. */
-static size_t weights_tiles(const struct plan *plan) { return plan->sealed / BLOCK_TOKENS + 4; }
+static size_t weights_segments(const struct plan *plan) { return plan->sealed / PAGE_TOKENS + 4; }
 
 size_t anchor_weights_rows(const struct plan *plan, size_t most) {
     size_t stride = weights_stride(plan), fit = stride ? KEPT_FLOATS / stride : most;
@@ -110,11 +110,11 @@ size_t anchor_weights_rows(const struct plan *plan, size_t most) {
 }
 
 size_t anchor_weights_floats(const struct plan *plan, size_t rows) {
-    return plan->anchors ? rows * (weights_stride(plan) + weights_tiles(plan) + 1) : 0;
+    return plan->anchors ? rows * (weights_stride(plan) + weights_segments(plan) + 1) : 0;
 }
 
-struct anchor_weights anchor_weights_of(const struct cache *cache, size_t first, size_t count, size_t tiles, const float *queries,
-                                        const struct partial *partial, float *memory) {
+struct anchor_weights anchor_weights_of(const struct cache *cache, size_t first, size_t count, size_t segments,
+                                        const float *queries, const struct partial *partial, float *memory) {
     const struct plan *plan = &cache->plan;
     uint64_t begin = first_sealed(plan), last = begin + plan->sealed;
     struct anchor_weights kept = {.queries = queries, .partial = *partial};
@@ -123,22 +123,22 @@ struct anchor_weights anchor_weights_of(const struct cache *cache, size_t first,
     kept.stride = weights_stride(plan);
     kept.weights = memory;
     kept.raised = memory + partial->rows * kept.stride;
-    kept.norms = kept.raised + partial->rows * weights_tiles(plan);
-    kept.silent = first < first_voter(cache) ? (first_voter(cache) - first) * cache->group : 0;
-    kept.start = kept.end = tiles;
-    while (kept.start && tile_at(cache, kept.start - 1).first >= begin) kept.start--;
-    while (kept.end > kept.start && tile_at(cache, kept.end - 1).first >= last) kept.end--;
+    kept.norms = kept.raised + partial->rows * weights_segments(plan);
+    kept.silent = first < first_ranking_query(cache) ? (first_ranking_query(cache) - first) * cache->group : 0;
+    kept.start = kept.end = segments;
+    while (kept.start && segment_at(cache, kept.start - 1).first >= begin) kept.start--;
+    while (kept.end > kept.start && segment_at(cache, kept.end - 1).first >= last) kept.end--;
     return kept;
 }
 
-static size_t column_of(const struct cache *cache, const struct tile *tile) {
-    return (size_t)(tile->first + tile->begin - first_sealed(&cache->plan));
+static size_t column_of(const struct cache *cache, const struct segment *segment) {
+    return (size_t)(segment->first + segment->begin - first_sealed(&cache->plan));
 }
 
 float *anchor_weights_at(const struct cache *cache, const struct anchor_weights *kept, size_t i) {
     if (i < kept->start || i >= kept->end) return NULL;
-    struct tile tile = tile_at(cache, i);
-    return kept->weights + column_of(cache, &tile);
+    struct segment segment = segment_at(cache, i);
+    return kept->weights + column_of(cache, &segment);
 }
 
 void anchor_weights_raise(struct anchor_weights *kept, size_t i, size_t end) {
@@ -147,11 +147,11 @@ void anchor_weights_raise(struct anchor_weights *kept, size_t i, size_t end) {
 }
 
 /* What the rows that count contribute to n <= 64 tokens. Of fewer than 64, the others' weights are whatever lies there. */
-static void add_tile(const struct anchor_weights *kept, const float *weights, const float *factors, size_t n, float *keys,
-                     float *values) {
+static void add_segment(const struct anchor_weights *kept, const float *weights, const float *factors, size_t n, float *keys,
+                        float *values) {
     size_t rows = kept->partial.rows > kept->silent ? kept->partial.rows - kept->silent : 0;
-    float all_keys[BLOCK_TOKENS] = {0}, all_values[BLOCK_TOKENS] = {0};
-    bool part = n < BLOCK_TOKENS;
+    float all_keys[PAGE_TOKENS] = {0}, all_values[PAGE_TOKENS] = {0};
+    bool part = n < PAGE_TOKENS;
     if (part) {
         memcpy(all_keys, keys, n * sizeof *keys);
         memcpy(all_values, values, n * sizeof *values);
@@ -173,16 +173,16 @@ void anchors_score(struct cache *cache, uint32_t head, const struct anchor_weigh
         kept->norms[m] = sqrtf(kernels()->dot(query, query, hd)) / cache->shape.scale;
     }
     for (size_t i = kept->start; i < kept->end; i++) {
-        struct tile tile = tile_at(cache, i);
-        size_t at = column_of(cache, &tile), n = tile_visible(cache, &tile, kept->last) - tile.begin;
+        struct segment segment = segment_at(cache, i);
+        size_t at = column_of(cache, &segment), n = segment_visible(cache, &segment, kept->last) - segment.begin;
         float *factors = kept->raised + (i - kept->start) * partial->rows;
         if (n > plan->sealed - at) n = plan->sealed - at; /* what follows stays in the window */
         for (size_t m = kept->silent; m < partial->rows; m++) {
             float scale = expf(factors[m] - partial->max[m]) / partial->sum[m];
             factors[m] = partial->sum[m] > 0 ? scale : 0;
         }
-        add_tile(kept, kept->weights + at, factors, n, scores_of(cache, head, CODEC_KEYS) + at,
-                 scores_of(cache, head, CODEC_VALUES) + at);
+        add_segment(kept, kept->weights + at, factors, n, scores_of(cache, head, CODEC_KEYS) + at,
+                    scores_of(cache, head, CODEC_VALUES) + at);
     }
 }
 
@@ -195,7 +195,7 @@ void anchors_weigh(struct cache *cache, uint32_t head, enum codec_side side, siz
                    const float *decoded) {
     size_t hd = cache->shape.head_dim;
     float *scores = scores_of(cache, head, side) + i;
-    if (cache->method.policy->votes) return;
+    if (cache->method.policy->rank_by_attention) return;
     for (size_t t = 0; t < count; t++) {
         float error = 0;
         for (size_t c = 0; c < hd; c++) {
@@ -255,10 +255,10 @@ static void copy_row(const struct cache *cache, enum codec_side side, uint32_t h
         kernels()->float_to_half(rows + (size_t)(token - plan->before.length) * width + head * hd, row, hd);
         return;
     }
-    size_t slot = (size_t)(token - plan->before.window_first), t = slot % BLOCK_TOKENS;
-    const uint8_t *block = window_block(cache, cache->windows[slot / BLOCK_TOKENS], cache->layer, head);
-    const uint16_t *halves = (const uint16_t *)(block + (side == CODEC_VALUES ? cache->half_bytes : 0));
-    for (size_t c = 0; c < hd; c++) row[c] = side == CODEC_VALUES ? halves[t * hd + c] : halves[c * BLOCK_TOKENS + t];
+    size_t slot = (size_t)(token - plan->before.window_first), t = slot % PAGE_TOKENS;
+    const uint8_t *page = window_page(cache, cache->windows[slot / PAGE_TOKENS], cache->layer, head);
+    const uint16_t *halves = (const uint16_t *)(page + (side == CODEC_VALUES ? cache->half_bytes : 0));
+    for (size_t c = 0; c < hd; c++) row[c] = side == CODEC_VALUES ? halves[t * hd + c] : halves[c * PAGE_TOKENS + t];
 }
 
 /* Votes with those of their neighbours, to[n] = means of from[n] over what there is of NEIGHBOURS on either side. */
@@ -292,10 +292,10 @@ void anchors_choose(struct cache *cache) {
     for (uint32_t head = 0; head < cache->shape.kv_heads; head++) {
         uint64_t *best = work_of(cache).best + head * k;
         float *keys = scores_of(cache, head, CODEC_KEYS), *values = scores_of(cache, head, CODEC_VALUES);
-        if (cache->method.policy->votes) pool(values, plan->sealed, keys);
+        if (cache->method.policy->rank_by_attention) pool(values, plan->sealed, keys);
         choose(keys, plan->sealed, best, k);
         keep_rows(cache, head, CODEC_KEYS, best);
-        if (!cache->method.policy->votes) choose(values, plan->sealed, best, k);
+        if (!cache->method.policy->rank_by_attention) choose(values, plan->sealed, best, k);
         keep_rows(cache, head, CODEC_VALUES, best);
     }
 }

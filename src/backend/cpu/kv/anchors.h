@@ -13,13 +13,13 @@
  *
  * Order within a layer: anchors_begin_layer; for each tile of queries attention leaves its weights, then anchors_score; sealing
  * multiplies by errors; anchors_choose. All return at once when the plan has no anchors. Results do not depend on the number of
- * threads: tiles of queries are scored in the order of attend_many's loop.
+ * threads: tiles of queries are scored in the order of attend_prefill's loop.
  */
 #ifndef TERSE_BACKEND_CPU_KV_ANCHORS_H
 #define TERSE_BACKEND_CPU_KV_ANCHORS_H
 
-#include "kv/partial.h"
 #include "backend/cpu/kv/state.h"
+#include "kv/partial.h"
 
 /* Bytes of an anchor of one side. */
 static inline uint64_t anchor_bytes(uint32_t head_dim) { return sizeof(uint32_t) + head_dim * sizeof(uint16_t); }
@@ -48,8 +48,8 @@ struct anchor_weights {
 size_t anchor_weights_rows(const struct plan *plan, size_t most);
 size_t anchor_weights_floats(const struct plan *plan, size_t rows);
 /* Of the step's new tokens [first, first + count), which see the first `tiles` tiles, in memory[anchor_weights_floats(partial->rows)]. */
-struct anchor_weights anchor_weights_of(const struct cache *cache, size_t first, size_t count, size_t tiles, const float *queries,
-                                        const struct partial *partial, float *memory);
+struct anchor_weights anchor_weights_of(const struct cache *cache, size_t first, size_t count, size_t segments,
+                                        const float *queries, const struct partial *partial, float *memory);
 /* Where the weights of tile i of keys and of those after it go, row after row `stride` apart; NULL if they are not asked for. */
 float *anchor_weights_at(const struct cache *cache, const struct anchor_weights *kept, size_t i);
 /* Notes what partial.max is now as the maxima of tiles [i, end). */

@@ -1,11 +1,11 @@
 /* Attention of many queries at once (prefill): tiles of queries, the G heads of a KV head stacked, against groups of keys decoded
  * once for all of them, through the GEMM, with a running maximum between (Dao et al. 2022, FlashAttention, algorithm 1). New tokens
  * are read in place, their keys turned once. */
-#include "backend/cpu/kv/anchors.h"
-#include "kv/partial.h"
-#include "backend/cpu/kv/segment.h"
 #include "backend/cpu/gemm.h"
 #include "backend/cpu/kernels/kernels.h"
+#include "backend/cpu/kv/anchors.h"
+#include "backend/cpu/kv/segment.h"
+#include "kv/partial.h"
 
 #include <math.h>
 #include <string.h>
@@ -19,7 +19,7 @@ void gather_queries(const struct cache *cache, const float *q, uint32_t head, si
         const float *from = q + i * width + head * G * hd;
         float *to = rows + i * G * hd;
         for (size_t c = 0; c < G * hd; c++) to[c] = cache->shape.scale * from[c];
-        tile_turn_query(cache, first + i, to, (uint32_t)G);
+        segment_rotate_query(cache, first + i, to, (uint32_t)G);
     }
 }
 
@@ -29,12 +29,12 @@ void scatter_outputs(const struct cache *cache, const struct partial *partial, u
 }
 
 /* Tokens of a tile of queries. */
-static size_t many_tokens(const struct cache *cache) {
+static size_t prefill_tokens(const struct cache *cache) {
     return larger(anchor_weights_rows(&cache->plan, QUERY_ROWS) / cache->group, 1);
 }
 
-size_t many_scratch(const struct cache *cache) {
-    size_t rows = many_tokens(cache) * cache->group, hd = cache->shape.head_dim;
+size_t prefill_scratch(const struct cache *cache) {
+    size_t rows = prefill_tokens(cache) * cache->group, hd = cache->shape.head_dim;
     return rows * hd + rows * KEY_ROWS + partial_floats(rows, hd) + 2 * KEY_ROWS * hd + anchor_weights_floats(&cache->plan, rows);
 }
 
@@ -53,21 +53,21 @@ static size_t group_visible(const struct group *group, size_t i) {
 }
 
 /* The group that begins with tile *i < end, which is moved on; decoded into room[2][KEY_ROWS][hd] unless it is read in place. */
-static struct group group_at(const struct cache *cache, uint32_t head, size_t *i, size_t end, float *room) {
-    size_t hd = cache->shape.head_dim, width = cache->shape.kv_heads * hd, stored = tile_count_stored(cache);
+static struct group group_at(const struct cache *cache, uint32_t head, size_t *i, size_t end, float *workspace) {
+    size_t hd = cache->shape.head_dim, width = cache->shape.kv_heads * hd, stored = segment_count_stored(cache);
     if (cache->new_keys && *i >= stored) {
-        size_t next = (*i - stored) * BLOCK_TOKENS, at = next * width + head * hd;
-        size_t tiles = smaller(KEY_ROWS / BLOCK_TOKENS, end - *i), count = smaller(tiles * BLOCK_TOKENS, cache->plan.n - next);
-        *i += tiles;
+        size_t next = (*i - stored) * PAGE_TOKENS, at = next * width + head * hd;
+        size_t segments = smaller(KEY_ROWS / PAGE_TOKENS, end - *i), count = smaller(segments * PAGE_TOKENS, cache->plan.n - next);
+        *i += segments;
         return (struct group){cache->new_keys + at, cache->v + at, width, count, 0, next, (int64_t)next};
     }
-    struct group group = {room, room + KEY_ROWS * hd, hd, 0, 0, 0, 0};
+    struct group group = {workspace, workspace + KEY_ROWS * hd, hd, 0, 0, 0, 0};
     uint64_t length = cache->plan.before.length;
-    for (; *i < (cache->new_keys ? smaller(stored, end) : end) && group.count + BLOCK_TOKENS <= KEY_ROWS; ++*i) {
-        struct tile tile = tile_at(cache, *i);
-        uint64_t first = tile.first + tile.begin, last = tile.first + tile.end;
-        if (!group.count) group.position = tile_position(cache, &tile) + tile.begin;
-        tile_load(cache, &tile, head, room + group.count * hd, room + (KEY_ROWS + group.count) * hd);
+    for (; *i < (cache->new_keys ? smaller(stored, end) : end) && group.count + PAGE_TOKENS <= KEY_ROWS; ++*i) {
+        struct segment segment = segment_at(cache, *i);
+        uint64_t first = segment.first + segment.begin, last = segment.first + segment.end;
+        if (!group.count) group.position = segment_position(cache, &segment) + segment.begin;
+        segment_load(cache, &segment, head, workspace + group.count * hd, workspace + (KEY_ROWS + group.count) * hd);
         if (group.known == group.count && last > length) group.next = first > length ? (size_t)(first - length) : 0;
         if (first < length) group.known += (size_t)((last < length ? last : length) - first);
         group.count += (size_t)(last - first);
@@ -90,20 +90,20 @@ static void group_logits(const struct cache *cache, const struct group *group, u
 static struct anchor_weights attend_queries(const struct cache *cache, const float *q, uint32_t head, size_t first, size_t count,
                                             float *out, float *scratch) {
     const struct kernels *kernel = kernels();
-    size_t G = cache->group, hd = cache->shape.head_dim, rows = count * G, tiles = tile_count_seen(cache, first + count - 1);
+    size_t G = cache->group, hd = cache->shape.head_dim, rows = count * G, segments = segment_count_seen(cache, first + count - 1);
     float *queries = scratch, *logits = queries + rows * hd, *states = logits + rows * KEY_ROWS;
-    float *room = states + partial_floats(rows, hd);
+    float *workspace = states + partial_floats(rows, hd);
     struct partial partial = partial_at(states, rows, hd);
-    struct anchor_weights kept = anchor_weights_of(cache, first, count, tiles, queries, &partial, room + 2 * KEY_ROWS * hd);
+    struct anchor_weights kept = anchor_weights_of(cache, first, count, segments, queries, &partial, workspace + 2 * KEY_ROWS * hd);
     partial_clear(&partial);
     gather_queries(cache, q, head, first, count, queries);
-    for (size_t i = 0; i < tiles;) {
+    for (size_t i = 0; i < segments;) {
         float *weights = anchor_weights_at(cache, &kept, i);
         size_t stride = weights ? kept.stride : KEY_ROWS, from = i,
                end = i < kept.start ? kept.start
                      : i < kept.end ? kept.end
-                                    : tiles;
-        struct group group = group_at(cache, head, &i, end, room);
+                                    : segments;
+        struct group group = group_at(cache, head, &i, end, workspace);
         size_t n = group_visible(&group, first + count - 1);
         if (!weights) weights = logits;
         group_logits(cache, &group, head, queries, first, rows, weights, stride);
@@ -121,9 +121,9 @@ static struct anchor_weights attend_queries(const struct cache *cache, const flo
     return kept;
 }
 
-void attend_many(struct cache *cache, const float *q, size_t first, size_t count, float *out) {
+void attend_prefill(struct cache *cache, const float *q, size_t first, size_t count, float *out) {
     size_t heads = cache->shape.kv_heads, width = cache->shape.query_heads * cache->shape.head_dim;
-    size_t tokens = many_tokens(cache), parts = (count + tokens - 1) / tokens;
+    size_t tokens = prefill_tokens(cache), parts = (count + tokens - 1) / tokens;
     /* The last queries see most: they go first. */
 #pragma omp parallel for ordered schedule(dynamic, 1) num_threads(cache->threads)
     for (size_t item = 0; item < parts * heads; item++) {

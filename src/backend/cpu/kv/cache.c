@@ -1,12 +1,12 @@
 /* The cache of a sequence: its life, the steps, and the accounting. Owns all memory of keys and values; leaves where tokens go to
  * plan.c, the writing to store.c, the reading to tile.c and attend.c. */
-#include "base/memory.h"
+#include "backend/cpu/kernels/kernels.h"
 #include "backend/cpu/kv/anchors.h"
 #include "backend/cpu/kv/exact.h"
-#include "backend/cpu/kv/select.h"
 #include "backend/cpu/kv/sealer.h"
 #include "backend/cpu/kv/segment.h"
-#include "backend/cpu/kernels/kernels.h"
+#include "backend/cpu/kv/select.h"
+#include "base/memory.h"
 
 #include <omp.h>
 #include <stdlib.h>
@@ -27,10 +27,10 @@ struct sizes {
 static struct sizes sizes_of(const struct cache_shape *shape, const struct method *method) {
     struct codec_shape keys = method_shape(method, CODEC_KEYS, shape->head_dim, 1);
     struct codec_shape values = method_shape(method, CODEC_VALUES, shape->head_dim, 1);
-    struct sizes sizes = {.key = method->key.codec->block_bytes(keys, CODEC_KEYS),
-                          .value = method->value.codec->block_bytes(values, CODEC_VALUES),
-                          .half = BLOCK_BYTES_F16(shape->head_dim),
-                          .index = index_block_bytes(method, shape->head_dim),
+    struct sizes sizes = {.key = method->key.codec->page_bytes(keys, CODEC_KEYS),
+                          .value = method->value.codec->page_bytes(values, CODEC_VALUES),
+                          .half = PAGE_BYTES_F16(shape->head_dim),
+                          .index = index_page_bytes(method, shape->head_dim),
                           .heads = (uint64_t)shape->layers * shape->kv_heads};
     sizes.fitted = sizes.heads * fitted_bytes(method, shape->head_dim);
     sizes.exact = exact_bytes(shape, method);
@@ -39,14 +39,14 @@ static struct sizes sizes_of(const struct cache_shape *shape, const struct metho
     return sizes;
 }
 
-static void fill_report(const struct cache_shape *shape, const struct sizes *sizes, const struct extent *extent, uint64_t spans,
+static void fill_report(const struct cache_shape *shape, const struct sizes *sizes, const struct extent *extent, uint64_t page_sets,
                         uint64_t windows, uint64_t anchors, struct terse_cache_report *report) {
     *report =
         (struct terse_cache_report){.tokens = extent->length, .kept = extent->length - extent_evicted(extent) - extent->dropped};
-    report->codes = spans * sizes->heads * (sizes->key + sizes->value + sizes->index);
+    report->codes = page_sets * sizes->heads * (sizes->key + sizes->value + sizes->index);
     report->window = windows * sizes->heads * 2 * sizes->half;
     report->exact = sizes->exact + anchors * sizes->anchor;
-    report->tables = sizes->fitted + sizes->logits + spans * sizeof(struct span) + windows * sizeof(uint8_t *);
+    report->tables = sizes->fitted + sizes->logits + page_sets * sizeof(struct set) + windows * sizeof(uint8_t *);
     report->resident = report->codes + report->exact + report->window + report->tables;
     double values = (double)extent->length * (double)sizes->heads * 2 * shape->head_dim;
     report->bits_per_value = values > 0 ? (double)report->resident * 8 / values : 0;
@@ -54,7 +54,7 @@ static void fill_report(const struct cache_shape *shape, const struct sizes *siz
 
 void cache_report(const struct cache *cache, struct terse_cache_report *report) {
     struct sizes sizes = sizes_of(&cache->shape, &cache->method);
-    fill_report(&cache->shape, &sizes, &cache->extent, cache->n_spans, cache->n_windows, cache->anchors.capacity, report);
+    fill_report(&cache->shape, &sizes, &cache->extent, cache->n_page_sets, cache->n_windows, cache->anchors.capacity, report);
     if (cache->method.learned) report->codebook = codebook_bytes(cache->method.learned);
 }
 
@@ -62,7 +62,7 @@ void cache_predict(const struct cache_shape *shape, const struct method *method,
                    struct terse_cache_report *report) {
     struct sizes sizes = sizes_of(shape, method);
     struct plan plan = plan_step(method, &(struct extent){0}, CACHE_STEP_PREFILL, tokens);
-    fill_report(shape, &sizes, &plan.after, plan.seal, extent_window_blocks(&plan.after), plan.anchors, report);
+    fill_report(shape, &sizes, &plan.after, plan.seal, extent_window_pages(&plan.after), plan.anchors, report);
     if (method->learned) report->codebook = codebook_bytes(method->learned);
 }
 
@@ -78,24 +78,24 @@ enum terse_status cache_new(const struct cache_shape *shape, const struct method
     uint32_t group = shape->query_heads / shape->kv_heads;
     enum terse_status status = method_check(method, shape->head_dim, group, error);
     if (status) return status;
-    if ((method->policy->alone || method->index) && shape->slopes)
+    if ((method->policy->keep_selected_only || method->index) && shape->slopes)
         return status_fail(
             error, TERSE_E_UNSUPPORTED,
             "%s reads tokens that lie apart, whose distances this model's ALiBi would have to know: use another --kv%s",
-            method->name, method->policy->alone ? "" : ", or leave --top-k-tokens away");
+            method->name, method->policy->keep_selected_only ? "" : ", or leave --top-k-tokens away");
     struct cache *c = calloc(1, sizeof *c);
     if (!c) return status_no_memory(error, sizeof *c, "the KV cache");
     struct sizes sizes = sizes_of(shape, method);
     c->shape = *shape;
     c->method = *method;
     c->group = group;
-    c->turned = method->key.codec->rope == CODEC_ROPE_AFTER;
+    c->rotated = method->key.codec->rope == CODEC_ROPE_AFTER;
     c->key_bytes = sizes.key;
     c->value_bytes = sizes.value;
     c->half_bytes = sizes.half;
     c->index_bytes = sizes.index;
     c->fitted_bytes = fitted_bytes(method, shape->head_dim);
-    if ((status = turns_init(&c->turns, shape->rope, error))) goto fail;
+    if ((status = rotary_init(&c->rotary, shape->rope, error))) goto fail;
     if (!(c->exact = memory_array(sizes.exact, 1))) {
         status = status_no_memory(error, sizes.exact, "the KV cache's exact rows");
         goto fail;
@@ -118,19 +118,19 @@ fail:
 void cache_free(struct cache *cache) {
     if (!cache) return;
     sealer_free(cache->sealer);
-    for (size_t i = 0; i < cache->n_spans; i++)
-        if (cache->spans[i].index == 0) memory_free(cache->spans[i].chunk);
+    for (size_t i = 0; i < cache->n_page_sets; i++)
+        if (cache->page_sets[i].index == 0) memory_free(cache->page_sets[i].chunk);
     for (size_t i = 0; i < cache->n_windows; i++) memory_free(cache->windows[i]);
-    memory_free(cache->spans);
+    memory_free(cache->page_sets);
     memory_free(cache->windows);
     memory_free(cache->exact);
     memory_free(cache->fitted);
-    read_free(cache);
+    select_free(cache);
     memory_free(cache->logits);
     memory_free(cache->scratch);
     memory_free(cache->observed);
     memory_free(cache->anchors.memory);
-    turns_destroy(&cache->turns);
+    rotary_destroy(&cache->rotary);
     free(cache);
 }
 
@@ -170,30 +170,30 @@ static enum terse_status reserve_scratch(struct cache *cache, struct terse_error
 
 /* Full blocks of the window after a step, which a worker is to encode before they leave it. Where the window is shorter than a block
  * there is no time for that, and where tokens are evicted no need. */
-static size_t blocks_ahead(const struct cache *cache, const struct plan *plan) {
-    bool wanted = plan->kind == CACHE_STEP_DECODE && !cache->seal_in_step && cache->method.tail_tokens >= BLOCK_TOKENS;
+static size_t pages_ahead(const struct cache *cache, const struct plan *plan) {
+    bool wanted = plan->kind == CACHE_STEP_DECODE && !cache->seal_in_step && cache->method.tail_tokens >= PAGE_TOKENS;
     bool unlearned = unfitted(cache) && !plan->seal; /* even after this step */
     if (!wanted || cache->method.policy->positions_by_index || unlearned) return 0;
-    return (size_t)((plan->after.length - plan->after.window_first) / BLOCK_TOKENS);
+    return (size_t)((plan->after.length - plan->after.window_first) / PAGE_TOKENS);
 }
 
 /* What was encoded ahead is ready, or given up where a prefill looks at every token that it seals. */
-static enum terse_status settle_ahead(struct cache *cache, struct plan *plan, struct terse_error *error) {
+static enum terse_status finish_ahead(struct cache *cache, struct plan *plan, struct terse_error *error) {
     if (plan->kind != CACHE_STEP_DECODE) forget_ahead(cache);
     plan->ready = cache->ahead < plan->seal ? cache->ahead : plan->seal;
     if (plan->ready) sealer_wait(cache->sealer, cache->ahead - plan->ready);
-    if (cache->sealer || !blocks_ahead(cache, plan)) return TERSE_OK;
-    return sealer_new(cache, cache->method.tail_tokens / BLOCK_TOKENS + 2, &cache->sealer, error);
+    if (cache->sealer || !pages_ahead(cache, plan)) return TERSE_OK;
+    return sealer_new(cache, cache->method.tail_tokens / PAGE_TOKENS + 2, &cache->sealer, error);
 }
 
 static void post_ahead(struct cache *cache) {
     cache->ahead -= cache->plan.ready;
-    for (size_t blocks = blocks_ahead(cache, &cache->plan); cache->ahead < blocks; cache->ahead++) {
-        struct span *span = &cache->spans[cache->sealed + cache->ahead];
-        span->first = cache->extent.window_first + cache->ahead * BLOCK_TOKENS;
-        span->count = BLOCK_TOKENS;
-        span->generated = span->first >= cache->prompt;
-        sealer_post(cache->sealer, span, cache->windows[cache->ahead]);
+    for (size_t pages = pages_ahead(cache, &cache->plan); cache->ahead < pages; cache->ahead++) {
+        struct set *set = &cache->page_sets[cache->sealed + cache->ahead];
+        set->first = cache->extent.window_first + cache->ahead * PAGE_TOKENS;
+        set->count = PAGE_TOKENS;
+        set->generated = set->first >= cache->prompt;
+        sealer_post(cache->sealer, set, cache->windows[cache->ahead]);
     }
 }
 
@@ -201,24 +201,24 @@ enum terse_status cache_step_begin(struct cache *cache, enum cache_step_kind kin
     if (!n) return status_fail(error, TERSE_E_ARGUMENT, "no tokens: a step needs at least one");
     struct plan plan = plan_step(&cache->method, &cache->extent, kind, n);
     enum terse_status status;
-    if ((status = settle_ahead(cache, &plan, error))) return status;
-    if ((status = store_reserve_spans(cache, cache->sealed + plan.seal + blocks_ahead(cache, &plan), error))) return status;
-    if ((status = store_reserve_windows(cache, extent_window_blocks(&plan.after), error))) return status;
+    if ((status = finish_ahead(cache, &plan, error))) return status;
+    if ((status = pool_reserve_page_sets(cache, cache->sealed + plan.seal + pages_ahead(cache, &plan), error))) return status;
+    if ((status = pool_reserve_windows(cache, extent_window_pages(&plan.after), error))) return status;
     for (size_t i = 0; i < plan.seal; i++) {
-        struct span *span = &cache->spans[cache->sealed + i];
-        span->first = plan.grid + (plan.skip + i) * BLOCK_TOKENS;
-        uint64_t left = plan.after.length - span->first;
-        span->count = left < BLOCK_TOKENS ? (uint32_t)left : BLOCK_TOKENS;
-        span->generated = kind == CACHE_STEP_DECODE && span->first >= cache->prompt;
+        struct set *set = &cache->page_sets[cache->sealed + i];
+        set->first = plan.grid + (plan.skip + i) * PAGE_TOKENS;
+        uint64_t left = plan.after.length - set->first;
+        set->count = left < PAGE_TOKENS ? (uint32_t)left : PAGE_TOKENS;
+        set->generated = kind == CACHE_STEP_DECODE && set->first >= cache->prompt;
     }
-    if ((status = read_reserve(cache, &plan, error))) return status;
+    if ((status = select_reserve(cache, &plan, error))) return status;
     if ((status = anchors_reserve(cache, &plan, error))) return status;
     if ((status = exact_reserve(cache, n, error))) return status;
     cache->plan = plan;
     cache->sealed_first = kind == CACHE_STEP_PAPER;
     cache->threads = omp_get_max_threads();
-    if ((status = turns_reserve(&cache->turns, tile_bases(cache), error))) return status;
-    tile_set_bases(cache);
+    if ((status = rotary_reserve(&cache->rotary, segment_bases(cache), error))) return status;
+    segment_set_bases(cache);
     return reserve_scratch(cache, error);
 }
 
@@ -228,17 +228,17 @@ void cache_layer_begin(struct cache *cache, uint32_t layer, float *k, const floa
     cache->k = k;
     cache->v = v;
     exact_store_first(cache);
-    float *turned = cache->turned ? k : attend_new_keys(cache);
-    cache->new_keys = turned;
-#pragma omp parallel for schedule(static) num_threads(cache->threads) if (cache->plan.n >= BLOCK_TOKENS)
-    for (size_t i = 0; i < (turned ? cache->plan.n : 0); i++) {
-        float *rows = turned + i * heads * hd;
+    float *rotated = cache->rotated ? k : attend_new_keys(cache);
+    cache->new_keys = rotated;
+#pragma omp parallel for schedule(static) num_threads(cache->threads) if (cache->plan.n >= PAGE_TOKENS)
+    for (size_t i = 0; i < (rotated ? cache->plan.n : 0); i++) {
+        float *rows = rotated + i * heads * hd;
         if (rows != k + i * heads * hd) memcpy(rows, k + i * heads * hd, heads * hd * sizeof *rows);
-        turns_rotate(&cache->turns, i / BLOCK_TOKENS, i % BLOCK_TOKENS, rows, heads, hd);
+        rotary_rotate(&cache->rotary, i / PAGE_TOKENS, i % PAGE_TOKENS, rows, heads, hd);
     }
     anchors_begin_layer(cache);
     cache->sealed_first = cache->plan.kind == CACHE_STEP_PAPER && !cache->plan.anchors;
-    if (cache->sealed_first) store_layer(cache);
+    if (cache->sealed_first) seal_layer(cache);
 }
 
 size_t cache_observes(const struct cache *cache, size_t needed) {
@@ -250,18 +250,18 @@ size_t cache_observes(const struct cache *cache, size_t needed) {
 void cache_layer_observe(struct cache *cache, const float *q, size_t first, size_t count) {
     exact_observe(cache, q, first, count);
     if (!anchors_listen(cache, first, count)) return;
-    attend_many(cache, q, first, count, NULL);
+    attend_prefill(cache, q, first, count, NULL);
     if (cache->plan.kind != CACHE_STEP_PAPER || first + count < cache->plan.n) return;
-    store_layer(cache);
+    seal_layer(cache);
     cache->sealed_first = true;
 }
 
 void cache_layer_end(struct cache *cache) {
-    if (!cache->sealed_first) store_layer(cache);
+    if (!cache->sealed_first) seal_layer(cache);
 }
 
 void cache_step_end(struct cache *cache) {
-    store_commit(cache);
+    seal_commit(cache);
     if (cache->plan.kind != CACHE_STEP_DECODE) cache->prompt = cache->extent.length;
     post_ahead(cache);
 }

@@ -38,8 +38,8 @@
 #define TERSE_BACKEND_CPU_KV_CACHE_H
 
 #include "base/status.h"
-#include "model/rope.h"
 #include "method/method.h"
+#include "model/rope.h"
 
 struct cache_shape {
     uint32_t layers;

@@ -1,9 +1,9 @@
 /* Exact rows: which tokens they are, and the moving of them. */
 #include "backend/cpu/kv/exact.h"
 
-#include "base/memory.h"
-#include "backend/cpu/kv/segment.h"
 #include "backend/cpu/kernels/kernels.h"
+#include "backend/cpu/kv/segment.h"
+#include "base/memory.h"
 
 #include <string.h>
 
@@ -12,7 +12,7 @@ uint64_t exact_bytes(const struct cache_shape *shape, const struct method *metho
 }
 
 uint64_t exact_logit_bytes(const struct cache_shape *shape, const struct method *method) {
-    return method->policy->leave ? (uint64_t)shape->layers * shape->kv_heads * method->parameters.budget * sizeof(float) : 0;
+    return method->policy->pick_victim ? (uint64_t)shape->layers * shape->kv_heads * method->parameters.budget * sizeof(float) : 0;
 }
 
 /* ---- What a step observes: logits of its tokens, [Hk][n], and for each KV head room for those of its exact rows and the one token
@@ -66,7 +66,7 @@ static float logit_of(const struct cache *cache, const float *q, size_t i, const
     float query[CODEC_HEAD_DIM_MAX], sum = 0;
     for (size_t g = 0; g < G; g++) {
         memcpy(query, q + g * hd, hd * sizeof *query);
-        tile_turn_query(cache, i, query, 1);
+        segment_rotate_query(cache, i, query, 1);
         sum += kernels()->dot(query, key, hd);
     }
     return cache->shape.scale * sum / (float)G;
@@ -77,8 +77,8 @@ void exact_observe(struct cache *cache, const float *q, size_t first, size_t cou
     if (!exact_observes(cache)) return;
     for (uint32_t head = 0; head < heads; head++) {
         float key[CODEC_HEAD_DIM_MAX], *logits = new_logits(cache, head) + first;
-        tile_first_key(cache, head, key);
-#pragma omp parallel for schedule(static) num_threads(cache->threads) if (count >= BLOCK_TOKENS)
+        segment_first_key(cache, head, key);
+#pragma omp parallel for schedule(static) num_threads(cache->threads) if (count >= PAGE_TOKENS)
         for (size_t i = 0; i < count; i++) logits[i] = logit_of(cache, q + (i * heads + head) * G * hd, first + i, key);
     }
 }
@@ -100,7 +100,7 @@ static void compete(const struct cache *cache, uint32_t head, uint64_t from, uin
     for (uint64_t t = from; t < to; t++) {
         logits[exact] = token_logit(cache, head, t);
         rows[exact] = (uint32_t)(exact + (t - from));
-        size_t gone = method->policy->leave(&method->parameters, cache->layer, logits, exact + 1);
+        size_t gone = method->policy->pick_victim(&method->parameters, cache->layer, logits, exact + 1);
         memmove(logits + gone, logits + gone + 1, (exact - gone) * sizeof *logits);
         memmove(rows + gone, rows + gone + 1, (exact - gone) * sizeof *rows);
     }
@@ -119,9 +119,9 @@ static void move_rows(struct cache *cache, uint32_t head, uint64_t from, const u
             continue;
         }
         uint64_t token = from + (rows[i] - exact);
-        tile_read_token(cache, head, CODEC_KEYS, token, scratch, key);
-        tile_read_token(cache, head, CODEC_VALUES, token, scratch, value);
-        if (cache->turned) turns_unturn(&cache->turns, (int64_t)token, key, 1, (uint32_t)hd);
+        segment_read_token(cache, head, CODEC_KEYS, token, scratch, key);
+        segment_read_token(cache, head, CODEC_VALUES, token, scratch, value);
+        if (cache->rotated) rotary_undo(&cache->rotary, (int64_t)token, key, 1, (uint32_t)hd);
         store_row(cache, head, i, key, value);
     }
 }

@@ -1,8 +1,8 @@
 /* Filling a cache with random tokens, for benchmarks at depth: the steps of a real prefill without its attention. Encoding a long
  * sequence for every layer would take minutes where a step takes milliseconds, so most of what lies there are copies. */
+#include "backend/cpu/kv/anchors.h"
 #include "base/memory.h"
 #include "base/random.h"
-#include "backend/cpu/kv/anchors.h"
 
 #include <math.h>
 #include <string.h>
@@ -30,23 +30,22 @@ static void fill_rows(const struct cache *cache, const float *normals, size_t n,
 /* ---- Copies */
 
 /* The blocks of all KV heads of a layer. */
-static void copy_blocks(const struct cache *cache, const struct span *from, uint32_t from_layer, const struct span *to,
-                        uint32_t layer) {
+static void copy_pages(const struct cache *cache, const struct set *from, uint32_t from_layer, const struct set *to,
+                       uint32_t layer) {
     for (uint32_t head = 0; head < cache->shape.kv_heads; head++) {
-        memcpy(span_block(cache, to, CODEC_KEYS, layer, head), span_block(cache, from, CODEC_KEYS, from_layer, head),
-               cache->key_bytes);
-        memcpy(span_block(cache, to, CODEC_VALUES, layer, head), span_block(cache, from, CODEC_VALUES, from_layer, head),
+        memcpy(page_at(cache, to, CODEC_KEYS, layer, head), page_at(cache, from, CODEC_KEYS, from_layer, head), cache->key_bytes);
+        memcpy(page_at(cache, to, CODEC_VALUES, layer, head), page_at(cache, from, CODEC_VALUES, from_layer, head),
                cache->value_bytes);
         if (cache->index_bytes)
-            memcpy(span_index(cache, to, layer, head), span_index(cache, from, from_layer, head), cache->index_bytes);
+            memcpy(index_page_at(cache, to, layer, head), index_page_at(cache, from, from_layer, head), cache->index_bytes);
     }
 }
 
 /* What the step seals, of the first layer, from blocks before it. */
-static void repeat_blocks(const struct cache *cache) {
+static void repeat_pages(const struct cache *cache) {
 #pragma omp parallel for schedule(static) num_threads(cache->threads)
     for (size_t i = cache->sealed; i < cache->sealed + cache->plan.seal; i++)
-        copy_blocks(cache, &cache->spans[i % DISTINCT], 0, &cache->spans[i], 0);
+        copy_pages(cache, &cache->page_sets[i % DISTINCT], 0, &cache->page_sets[i], 0);
 }
 
 /* memory[layers][bytes] */
@@ -59,7 +58,7 @@ static void copy_layers(const struct cache *cache) {
     size_t heads = cache->shape.kv_heads, anchors = cache->anchors.capacity * (size_t)anchor_bytes(cache->shape.head_dim);
 #pragma omp parallel for schedule(static) num_threads(cache->threads)
     for (uint32_t layer = 1; layer < cache->shape.layers; layer++) {
-        for (size_t i = 0; i < cache->sealed; i++) copy_blocks(cache, &cache->spans[i], 0, &cache->spans[i], layer);
+        for (size_t i = 0; i < cache->sealed; i++) copy_pages(cache, &cache->page_sets[i], 0, &cache->page_sets[i], layer);
         for (size_t i = 0; i < cache->n_windows; i++) copy_layer(cache->windows[i], heads * 2 * cache->half_bytes, layer);
         copy_layer(cache->fitted, heads * cache->fitted_bytes, layer);
         copy_layer(cache->anchors.memory, heads * 2 * anchors, layer);
@@ -70,7 +69,7 @@ static void copy_layers(const struct cache *cache) {
  * being those that come after it. */
 static bool may_repeat(const struct cache *cache, size_t left) {
     return cache->method.policy == &policy_keep_all && cache->sealed >= DISTINCT &&
-           left >= (size_t)cache->method.tail_tokens + BLOCK_TOKENS;
+           left >= (size_t)cache->method.tail_tokens + PAGE_TOKENS;
 }
 
 /* ---- Filling */
@@ -86,7 +85,7 @@ static enum terse_status fill_chunks(struct cache *cache, size_t n, size_t chunk
         enum terse_status status = cache_step_begin(cache, part ? CACHE_STEP_CHUNK : CACHE_STEP_PREFILL, count, error);
         if (status) return status;
         bool repeat = alike && may_repeat(cache, n - first - count);
-        if (repeat) repeat_blocks(cache);
+        if (repeat) repeat_pages(cache);
         for (uint32_t layer = 0; !repeat && layer < (alike ? 1 : cache->shape.layers); layer++) {
             fill_rows(cache, normals, count, &seed, k);
             fill_rows(cache, normals, count, &seed, v);
@@ -100,7 +99,7 @@ static enum terse_status fill_chunks(struct cache *cache, size_t n, size_t chunk
 
 enum terse_status cache_fill_random(struct cache *cache, size_t n, uint64_t seed, struct terse_error *error) {
     size_t width = (size_t)cache->shape.kv_heads * cache->shape.head_dim,
-           chunk = n < CHUNK || cache->method.policy->alone ? n : CHUNK;
+           chunk = n < CHUNK || cache->method.policy->keep_selected_only ? n : CHUNK;
     size_t floats = NORMALS + CODEC_HEAD_DIM_MAX;
     /* Policies that evict have little to seal and may treat layers differently. */
     bool alike = !cache->extent.length && !policy_evicts(cache->method.policy);

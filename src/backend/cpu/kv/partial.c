@@ -1,8 +1,8 @@
 /* The arithmetic of partial states. Owns no memory. */
 #include "kv/partial.h"
 
-#include "base/memory.h"
 #include "backend/cpu/kernels/kernels.h"
+#include "base/memory.h"
 
 #include <math.h>
 #include <string.h>

@@ -1,90 +1,90 @@
 /* Angles from two tables, and their application. Owns the tables. */
 #include "backend/cpu/kv/rotary.h"
 
-#include "base/memory.h"
 #include "backend/cpu/codec/codec.h"
+#include "base/memory.h"
 
 #include <math.h>
 
 static float *entry(float *table, size_t pairs, size_t i) { return table + i * 2 * pairs; }
 
-enum terse_status turns_init(struct turns *turns, const struct rope *rope, struct terse_error *error) {
-    *turns = (struct turns){.rope = rope, .plain = *rope, .pairs = rope->n_rot / 2};
-    turns->plain.magnitude = 1;
-    size_t numbers = 2 * turns->pairs;
-    turns->within = memory_array(BLOCK_TOKENS, numbers * sizeof *turns->within);
-    turns->slots = memory_array(BLOCK_TOKENS, numbers * sizeof *turns->slots);
-    turns->words = memory_array(BLOCK_TOKENS, numbers * sizeof *turns->words);
-    if (!turns->within || !turns->slots || !turns->words)
-        return status_no_memory(error, BLOCK_TOKENS * numbers * (2 * sizeof(float) + sizeof *turns->words), "rotation tables");
-    for (size_t t = 0; t < BLOCK_TOKENS; t++) {
-        float *cosine = entry(turns->within, turns->pairs, t);
-        rope_angles(rope, (int64_t)t, cosine, cosine + turns->pairs);
+enum terse_status rotary_init(struct rotary *rotary, const struct rope *rope, struct terse_error *error) {
+    *rotary = (struct rotary){.rope = rope, .plain = *rope, .pairs = rope->n_rot / 2};
+    rotary->plain.magnitude = 1;
+    size_t numbers = 2 * rotary->pairs;
+    rotary->within = memory_array(PAGE_TOKENS, numbers * sizeof *rotary->within);
+    rotary->slots = memory_array(PAGE_TOKENS, numbers * sizeof *rotary->slots);
+    rotary->words = memory_array(PAGE_TOKENS, numbers * sizeof *rotary->words);
+    if (!rotary->within || !rotary->slots || !rotary->words)
+        return status_no_memory(error, PAGE_TOKENS * numbers * (2 * sizeof(float) + sizeof *rotary->words), "rotation tables");
+    for (size_t t = 0; t < PAGE_TOKENS; t++) {
+        float *cosine = entry(rotary->within, rotary->pairs, t);
+        rope_angles(rope, (int64_t)t, cosine, cosine + rotary->pairs);
         for (size_t i = 0; i < numbers; i++) {
-            size_t pair = i % turns->pairs, sine = i / turns->pairs;
-            turns->slots[i * BLOCK_TOKENS + t] = rope->magnitude * cosine[i];
-            turns->words[(pair * 2 + sine) * BLOCK_TOKENS + t] = (int16_t)lrintf(32767 * cosine[i]);
+            size_t pair = i % rotary->pairs, sine = i / rotary->pairs;
+            rotary->slots[i * PAGE_TOKENS + t] = rope->magnitude * cosine[i];
+            rotary->words[(pair * 2 + sine) * PAGE_TOKENS + t] = (int16_t)lrintf(32767 * cosine[i]);
         }
     }
     return TERSE_OK;
 }
 
-void turns_destroy(struct turns *turns) {
-    memory_free(turns->within);
-    memory_free(turns->slots);
-    memory_free(turns->words);
-    memory_free(turns->bases);
+void rotary_destroy(struct rotary *rotary) {
+    memory_free(rotary->within);
+    memory_free(rotary->slots);
+    memory_free(rotary->words);
+    memory_free(rotary->bases);
 }
 
-enum terse_status turns_reserve(struct turns *turns, size_t n, struct terse_error *error) {
-    if (n <= turns->capacity) return TERSE_OK;
-    memory_free(turns->bases);
-    turns->capacity = 0;
-    turns->bases = memory_array(n, 2 * turns->pairs * sizeof(float));
-    if (!turns->bases) return status_no_memory(error, n * 2 * turns->pairs * sizeof(float), "rotation tables");
-    turns->capacity = n;
+enum terse_status rotary_reserve(struct rotary *rotary, size_t n, struct terse_error *error) {
+    if (n <= rotary->capacity) return TERSE_OK;
+    memory_free(rotary->bases);
+    rotary->capacity = 0;
+    rotary->bases = memory_array(n, 2 * rotary->pairs * sizeof(float));
+    if (!rotary->bases) return status_no_memory(error, n * 2 * rotary->pairs * sizeof(float), "rotation tables");
+    rotary->capacity = n;
     return TERSE_OK;
 }
 
-void turns_set_base(struct turns *turns, size_t base, int64_t position) {
-    float *cosine = entry(turns->bases, turns->pairs, base);
-    rope_angles(turns->rope, position, cosine, cosine + turns->pairs);
+void rotary_set_base(struct rotary *rotary, size_t base, int64_t position) {
+    float *cosine = entry(rotary->bases, rotary->pairs, base);
+    rope_angles(rotary->rope, position, cosine, cosine + rotary->pairs);
 }
 
-void turns_rotate(const struct turns *turns, size_t base, size_t t, float *rows, uint32_t n, uint32_t stride) {
-    size_t pairs = turns->pairs;
-    const float *a = entry(turns->bases, pairs, base), *b = entry(turns->within, pairs, t);
+void rotary_rotate(const struct rotary *rotary, size_t base, size_t t, float *rows, uint32_t n, uint32_t stride) {
+    size_t pairs = rotary->pairs;
+    const float *a = entry(rotary->bases, pairs, base), *b = entry(rotary->within, pairs, t);
     float cosine[CODEC_HEAD_DIM_MAX / 2], sine[CODEC_HEAD_DIM_MAX / 2];
     for (size_t i = 0; i < pairs; i++) {
         cosine[i] = a[i] * b[i] - a[pairs + i] * b[pairs + i];
         sine[i] = a[i] * b[pairs + i] + a[pairs + i] * b[i];
     }
-    rope_rotate(turns->rope, cosine, sine, rows, n, stride);
+    rope_rotate(rotary->rope, cosine, sine, rows, n, stride);
 }
 
-void turns_rotate_back(const struct turns *turns, size_t base, float *rows, uint32_t n, uint32_t stride) {
-    const float *cosine = entry(turns->bases, turns->pairs, base);
+void rotary_rotate_back(const struct rotary *rotary, size_t base, float *rows, uint32_t n, uint32_t stride) {
+    const float *cosine = entry(rotary->bases, rotary->pairs, base);
     float sine[CODEC_HEAD_DIM_MAX / 2];
-    for (size_t i = 0; i < turns->pairs; i++) sine[i] = -cosine[turns->pairs + i];
-    rope_rotate(&turns->plain, cosine, sine, rows, n, stride);
+    for (size_t i = 0; i < rotary->pairs; i++) sine[i] = -cosine[rotary->pairs + i];
+    rope_rotate(&rotary->plain, cosine, sine, rows, n, stride);
 }
 
-static void turn_by(const struct rope *rope, int64_t position, float *rows, uint32_t n, uint32_t stride) {
+static void rotate_by(const struct rope *rope, int64_t position, float *rows, uint32_t n, uint32_t stride) {
     float cosine[CODEC_HEAD_DIM_MAX / 2], sine[CODEC_HEAD_DIM_MAX / 2];
     rope_angles(rope, position, cosine, sine);
     rope_rotate(rope, cosine, sine, rows, n, stride);
 }
 
-void turns_turn(const struct turns *turns, int64_t position, float *rows, uint32_t n, uint32_t stride) {
-    turn_by(turns->rope, position, rows, n, stride);
+void rotary_rotate_at(const struct rotary *rotary, int64_t position, float *rows, uint32_t n, uint32_t stride) {
+    rotate_by(rotary->rope, position, rows, n, stride);
 }
 
-void turns_unturn(const struct turns *turns, int64_t position, float *rows, uint32_t n, uint32_t stride) {
-    struct rope inverse = *turns->rope;
-    inverse.magnitude = 1 / turns->rope->magnitude;
-    turn_by(&inverse, -position, rows, n, stride);
+void rotary_undo(const struct rotary *rotary, int64_t position, float *rows, uint32_t n, uint32_t stride) {
+    struct rope inverse = *rotary->rope;
+    inverse.magnitude = 1 / rotary->rope->magnitude;
+    rotate_by(&inverse, -position, rows, n, stride);
 }
 
-void turns_move(const struct turns *turns, int64_t position, float *rows, uint32_t n, uint32_t stride) {
-    turn_by(&turns->plain, position, rows, n, stride);
+void rotary_advance(const struct rotary *rotary, int64_t position, float *rows, uint32_t n, uint32_t stride) {
+    rotate_by(&rotary->plain, position, rows, n, stride);
 }

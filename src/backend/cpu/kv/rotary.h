@@ -12,7 +12,7 @@
 
 #include <stddef.h>
 
-struct turns {
+struct rotary {
     const struct rope *rope;
     struct rope plain; /* the same without magnitude, for turning what was turned before */
     size_t pairs;      /* n_rot / 2 */
@@ -23,22 +23,22 @@ struct turns {
     size_t capacity;   /* of bases */
 };
 
-enum terse_status turns_init(struct turns *turns, const struct rope *rope, struct terse_error *error);
-void turns_destroy(struct turns *turns);
+enum terse_status rotary_init(struct rotary *rotary, const struct rope *rope, struct terse_error *error);
+void rotary_destroy(struct rotary *rotary);
 
 /* Room for `n` bases; what was in the table is lost. */
-enum terse_status turns_reserve(struct turns *turns, size_t n, struct terse_error *error);
-void turns_set_base(struct turns *turns, size_t base, int64_t position);
+enum terse_status rotary_reserve(struct rotary *rotary, size_t n, struct terse_error *error);
+void rotary_set_base(struct rotary *rotary, size_t base, int64_t position);
 
 /* Turns n rows, `stride` floats apart, by the position of `base` plus t. */
-void turns_rotate(const struct turns *turns, size_t base, size_t t, float *rows, uint32_t n, uint32_t stride);
+void rotary_rotate(const struct rotary *rotary, size_t base, size_t t, float *rows, uint32_t n, uint32_t stride);
 /* The same by any position, which needs no base. */
-void turns_turn(const struct turns *turns, int64_t position, float *rows, uint32_t n, uint32_t stride);
+void rotary_rotate_at(const struct rotary *rotary, int64_t position, float *rows, uint32_t n, uint32_t stride);
 /* Brings rows that were rotated by `position` back to what they were. */
-void turns_unturn(const struct turns *turns, int64_t position, float *rows, uint32_t n, uint32_t stride);
+void rotary_undo(const struct rotary *rotary, int64_t position, float *rows, uint32_t n, uint32_t stride);
 /* Turns rows that were rotated before further by `position`. */
-void turns_move(const struct turns *turns, int64_t position, float *rows, uint32_t n, uint32_t stride);
+void rotary_advance(const struct rotary *rotary, int64_t position, float *rows, uint32_t n, uint32_t stride);
 /* Turns rows that were rotated before back by the position of `base`. */
-void turns_rotate_back(const struct turns *turns, size_t base, float *rows, uint32_t n, uint32_t stride);
+void rotary_rotate_back(const struct rotary *rotary, size_t base, float *rows, uint32_t n, uint32_t stride);
 
 #endif

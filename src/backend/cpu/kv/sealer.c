@@ -7,7 +7,7 @@
 #include <stdlib.h>
 
 struct job {
-    struct span span;
+    struct set set;
     const uint8_t *window;
 };
 
@@ -27,10 +27,10 @@ static void seal(const struct cache *cache, const struct job *job, float *rows) 
     static const enum codec_side sides[] = {CODEC_KEYS, CODEC_VALUES};
     for (uint32_t layer = 0; layer < cache->shape.layers; layer++) {
         for (uint32_t head = 0; head < cache->shape.kv_heads; head++) {
-            const uint8_t *halves = window_block(cache, job->window, layer, head);
+            const uint8_t *halves = window_page(cache, job->window, layer, head);
             for (size_t s = 0; s < 2; s++) {
                 codec_f16.decode(window_shape(cache, 1), sides[s], halves + s * cache->half_bytes, rows);
-                store_encode(cache, &job->span, layer, head, sides[s], rows);
+                seal_page(cache, &job->set, layer, head, sides[s], rows);
             }
         }
     }
@@ -72,7 +72,7 @@ enum terse_status sealer_new(const struct cache *cache, size_t most, struct seal
     if (!s) return status_no_memory(error, sizeof *s, "the KV cache's worker");
     *s = (struct sealer){.cache = cache, .most = most};
     s->jobs = calloc(most, sizeof *s->jobs);
-    s->rows = calloc(2 * BLOCK_TOKENS * (size_t)cache->shape.head_dim, sizeof *s->rows);
+    s->rows = calloc(2 * PAGE_TOKENS * (size_t)cache->shape.head_dim, sizeof *s->rows);
     pthread_mutex_init(&s->mutex, NULL);
     pthread_cond_init(&s->changed, NULL);
     if (s->jobs && s->rows && !start(s)) {
@@ -101,9 +101,9 @@ void sealer_free(struct sealer *sealer) {
     free(sealer);
 }
 
-void sealer_post(struct sealer *sealer, const struct span *span, const uint8_t *window) {
+void sealer_post(struct sealer *sealer, const struct set *set, const uint8_t *window) {
     pthread_mutex_lock(&sealer->mutex);
-    sealer->jobs[sealer->posted++ % sealer->most] = (struct job){*span, window};
+    sealer->jobs[sealer->posted++ % sealer->most] = (struct job){*set, window};
     pthread_cond_broadcast(&sealer->changed);
     pthread_mutex_unlock(&sealer->mutex);
 }

@@ -16,7 +16,7 @@ enum terse_status sealer_new(const struct cache *cache, size_t most, struct seal
 void sealer_free(struct sealer *sealer);
 
 /* Encodes a full window block, all layers, heads and sides, into the blocks of a span. */
-void sealer_post(struct sealer *sealer, const struct span *span, const uint8_t *window);
+void sealer_post(struct sealer *sealer, const struct set *set, const uint8_t *window);
 /* Until at most `left` of the jobs are not done; they are done in order. Accepts NULL. */
 void sealer_wait(struct sealer *sealer, size_t left);
 

@@ -1,17 +1,17 @@
 /* Choosing tokens and reading them packed. */
 #include "backend/cpu/kv/select.h"
 
-#include "base/memory.h"
-#include "backend/cpu/kv/anchors.h"
 #include "backend/cpu/codec/index.h"
 #include "backend/cpu/kernels/kernels.h"
+#include "backend/cpu/kv/anchors.h"
 #include "backend/cpu/kv/top_k.h"
+#include "base/memory.h"
 
 #include <math.h>
 #include <omp.h>
 #include <string.h>
 
-#define RANGE_SPANS 32 /* candidates are scored so many blocks at a time */
+#define RANGE_PAGE_SETS 32 /* candidates are scored so many blocks at a time */
 #define FORCED UINT16_MAX
 #define FETCH_AHEAD 3  /* blocks whose rows will be taken */
 #define SCORE_AHEAD 12 /* blocks of the index: where they lie within those of keys no prefetcher of the processor follows them */
@@ -21,8 +21,8 @@
 /* Codec sign's blocks of keys, and what it learns, begin with index_sign's. */
 static bool index_in_keys(const struct method *method) { return method->index == &index_sign && method->key.codec == &codec_sign; }
 
-size_t index_block_bytes(const struct method *method, uint32_t hd) {
-    return method->index && !index_in_keys(method) ? method->index->block_bytes(hd) : 0;
+size_t index_page_bytes(const struct method *method, uint32_t hd) {
+    return method->index && !index_in_keys(method) ? method->index->page_bytes(hd) : 0;
 }
 
 size_t fitted_key_bytes(const struct method *method, uint32_t hd) {
@@ -42,14 +42,14 @@ static void *learned_of(const struct cache *cache, uint32_t layer, uint32_t head
     return index_in_keys(&cache->method) ? fitted : fitted + fitted_key_bytes(&cache->method, cache->shape.head_dim);
 }
 
-static const uint8_t *index_block(const struct cache *cache, const struct span *span, uint32_t layer, uint32_t head) {
-    return index_in_keys(&cache->method) ? span_block(cache, span, CODEC_KEYS, layer, head) : span_index(cache, span, layer, head);
+static const uint8_t *index_page(const struct cache *cache, const struct set *set, uint32_t layer, uint32_t head) {
+    return index_in_keys(&cache->method) ? page_at(cache, set, CODEC_KEYS, layer, head) : index_page_at(cache, set, layer, head);
 }
 
 /* ---- Room */
 
 /* Where the parts of reading.memory lie. */
-struct room {
+struct workspace {
     uint16_t *scores; /* [Hk][slots] */
     uint32_t *chosen; /* [Hk][most], places: 64 times the number of a candidate block, plus the slot */
     size_t *count;    /* [Hk] */
@@ -57,7 +57,7 @@ struct room {
     float *fit;       /* [Hk][FIT_ROWS][hd] */
 };
 
-static size_t slots_of(const struct reading *reading) { return reading->candidates * BLOCK_TOKENS; }
+static size_t slots_of(const struct selection *selection) { return selection->candidates * PAGE_TOKENS; }
 
 static size_t table_bytes(const struct cache *cache) {
     return memory_round_up(cache->method.index->table_bytes(cache->shape.head_dim), MEMORY_ALIGN);
@@ -70,36 +70,37 @@ static size_t part(size_t *size, size_t count, size_t bytes) {
     return at;
 }
 
-static size_t lay_out(const struct cache *cache, const struct plan *plan, const struct reading *reading, struct room *room) {
+static size_t lay_out(const struct cache *cache, const struct plan *plan, const struct selection *selection,
+                      struct workspace *workspace) {
     size_t heads = cache->shape.kv_heads, size = 0;
-    bool fits = unfitted(cache) && plan->seal && !cache->turned, reads = reading->candidates > 0;
-    size_t scores = part(&size, reads ? heads * slots_of(reading) : 0, sizeof *room->scores);
-    size_t chosen = part(&size, reads ? heads * reading->most : 0, sizeof *room->chosen);
-    size_t count = part(&size, reads ? heads : 0, sizeof *room->count);
+    bool fits = unfitted(cache) && plan->seal && !cache->rotated, reads = selection->candidates > 0;
+    size_t scores = part(&size, reads ? heads * slots_of(selection) : 0, sizeof *workspace->scores);
+    size_t chosen = part(&size, reads ? heads * selection->most : 0, sizeof *workspace->chosen);
+    size_t count = part(&size, reads ? heads : 0, sizeof *workspace->count);
     size_t tables = part(&size, reads ? heads : 0, reads ? table_bytes(cache) : 0);
     size_t fit = part(&size, fits ? heads * FIT_ROWS : 0, cache->shape.head_dim * sizeof(float));
-    uint8_t *memory = reading->memory;
-    if (memory && room)
-        *room = (struct room){(uint16_t *)(void *)(memory + scores), (uint32_t *)(void *)(memory + chosen),
-                              (size_t *)(void *)(memory + count), memory + tables, (float *)(void *)(memory + fit)};
+    uint8_t *memory = selection->memory;
+    if (memory && workspace)
+        *workspace = (struct workspace){(uint16_t *)(void *)(memory + scores), (uint32_t *)(void *)(memory + chosen),
+                                        (size_t *)(void *)(memory + count), memory + tables, (float *)(void *)(memory + fit)};
     return size;
 }
 
-static struct room room_of(const struct cache *cache) {
-    struct room room = {0};
-    lay_out(cache, &cache->plan, &cache->reading, &room);
-    return room;
+static struct workspace workspace_of(const struct cache *cache) {
+    struct workspace workspace = {0};
+    lay_out(cache, &cache->plan, &cache->selection, &workspace);
+    return workspace;
 }
 
 /* Blocks of prompts first, in order, then those of the sequence's own tokens. */
-static void list_spans(const struct cache *cache, struct reading *reading) {
+static void list_page_sets(const struct cache *cache, struct selection *selection) {
     size_t n = 0;
     for (int generated = 0; generated < 2; generated++) {
         for (size_t i = 0; i < cache->sealed; i++)
-            if (cache->spans[i].generated == (generated == 1)) reading->listed[n++] = (uint32_t)i;
-        if (!generated) reading->candidates = n;
+            if (cache->page_sets[i].generated == (generated == 1)) selection->listed[n++] = (uint32_t)i;
+        if (!generated) selection->candidates = n;
     }
-    reading->dense = n - reading->candidates;
+    selection->dense = n - selection->candidates;
 }
 
 static enum terse_status reserve_packed(struct cache *cache, struct terse_error *error) {
@@ -113,42 +114,42 @@ static enum terse_status reserve_packed(struct cache *cache, struct terse_error 
     return TERSE_OK;
 }
 
-enum terse_status read_reserve(struct cache *cache, const struct plan *plan, struct terse_error *error) {
-    struct reading *reading = &cache->reading;
+enum terse_status select_reserve(struct cache *cache, const struct plan *plan, struct terse_error *error) {
+    struct selection *selection = &cache->selection;
     const struct policy_parameters *parameters = &cache->method.parameters;
-    reading->candidates = reading->dense = 0;
+    selection->candidates = selection->dense = 0;
     if (!cache->method.index && !cache->fitted_bytes) return TERSE_OK;
     bool decodes = plan->kind == CACHE_STEP_DECODE || plan->kind == CACHE_STEP_CHUNK;
     if (cache->method.index && decodes && cache->sealed) {
-        if (cache->sealed > reading->capacity) {
-            memory_free(reading->listed);
-            reading->capacity = 0;
-            reading->listed = memory_array(cache->n_spans, sizeof *reading->listed);
-            if (!reading->listed) return status_no_memory(error, cache->n_spans * sizeof *reading->listed, "chosen tokens");
-            reading->capacity = cache->n_spans;
+        if (cache->sealed > selection->capacity) {
+            memory_free(selection->listed);
+            selection->capacity = 0;
+            selection->listed = memory_array(cache->n_page_sets, sizeof *selection->listed);
+            if (!selection->listed) return status_no_memory(error, cache->n_page_sets * sizeof *selection->listed, "chosen tokens");
+            selection->capacity = cache->n_page_sets;
         }
-        list_spans(cache, reading);
-        size_t slots = slots_of(reading), wanted = policy_reads(parameters, slots) + cache->anchors.count;
+        list_page_sets(cache, selection);
+        size_t slots = slots_of(selection), wanted = policy_selects(parameters, slots) + cache->anchors.count;
         if (wanted < slots) {
-            reading->most = wanted;
+            selection->most = wanted;
             enum terse_status status = reserve_packed(cache, error);
             if (status) return status;
         } else {
-            reading->candidates = reading->dense = 0; /* there is nothing to choose */
+            selection->candidates = selection->dense = 0; /* there is nothing to choose */
         }
     }
-    size_t bytes = lay_out(cache, plan, reading, NULL);
-    if (bytes <= reading->bytes) return TERSE_OK;
-    memory_free(reading->memory);
-    reading->bytes = 0;
-    if (!(reading->memory = memory_array(bytes, 1))) return status_no_memory(error, bytes, "chosen tokens");
-    reading->bytes = bytes;
+    size_t bytes = lay_out(cache, plan, selection, NULL);
+    if (bytes <= selection->bytes) return TERSE_OK;
+    memory_free(selection->memory);
+    selection->bytes = 0;
+    if (!(selection->memory = memory_array(bytes, 1))) return status_no_memory(error, bytes, "chosen tokens");
+    selection->bytes = bytes;
     return TERSE_OK;
 }
 
-void read_free(struct cache *cache) {
-    memory_free(cache->reading.listed);
-    memory_free(cache->reading.memory);
+void select_free(struct cache *cache) {
+    memory_free(cache->selection.listed);
+    memory_free(cache->selection.memory);
     memory_free(cache->packed);
 }
 
@@ -165,80 +166,80 @@ static void fit_rows(struct cache *cache, uint32_t head, const float *rows, size
 }
 
 /* An index wants keys as queries meet them: rows of tokens `token`, token + step, ... where they are not turned yet. */
-static void turn_rows(const struct cache *cache, uint64_t token, size_t step, float *rows, size_t n) {
-    if (cache->turned) return;
+static void rotate_rows(const struct cache *cache, uint64_t token, size_t step, float *rows, size_t n) {
+    if (cache->rotated) return;
     for (size_t i = 0; i < n; i++)
-        turns_turn(&cache->turns, (int64_t)(token + i * step), rows + i * cache->shape.head_dim, 1, cache->shape.head_dim);
+        rotary_rotate_at(&cache->rotary, (int64_t)(token + i * step), rows + i * cache->shape.head_dim, 1, cache->shape.head_dim);
 }
 
-void read_fit(struct cache *cache, uint32_t head, const float *block) {
+void select_fit(struct cache *cache, uint32_t head, const float *page) {
     const struct plan *plan = &cache->plan;
     size_t hd = cache->shape.head_dim, width = cache->shape.kv_heads * hd;
-    uint64_t first = plan->grid + plan->skip * BLOCK_TOKENS, end = first + plan->sealed, length = plan->before.length;
+    uint64_t first = plan->grid + plan->skip * PAGE_TOKENS, end = first + plan->sealed, length = plan->before.length;
     uint64_t from = first > length ? first : length;
-    float *some = room_of(cache).fit + (cache->turned ? 0 : head * FIT_ROWS * hd);
-    if (end < from + BLOCK_TOKENS) {
-        size_t n = plan->sealed < BLOCK_TOKENS ? plan->sealed : BLOCK_TOKENS;
-        if (!cache->turned) {
-            memcpy(some, block, n * hd * sizeof *some);
-            turn_rows(cache, first, 1, some, n);
+    float *some = workspace_of(cache).fit + (cache->rotated ? 0 : head * FIT_ROWS * hd);
+    if (end < from + PAGE_TOKENS) {
+        size_t n = plan->sealed < PAGE_TOKENS ? plan->sealed : PAGE_TOKENS;
+        if (!cache->rotated) {
+            memcpy(some, page, n * hd * sizeof *some);
+            rotate_rows(cache, first, 1, some, n);
         }
-        fit_rows(cache, head, cache->turned ? block : some, n, hd);
+        fit_rows(cache, head, cache->rotated ? page : some, n, hd);
         return;
     }
     const float *rows = cache->k + (size_t)(from - length) * width + head * hd;
     size_t n = (size_t)(end - from), step = (n + FIT_ROWS - 1) / FIT_ROWS, count = (n + step - 1) / step;
-    if (cache->turned) {
+    if (cache->rotated) {
         fit_rows(cache, head, rows, n, width);
         return;
     }
     for (size_t i = 0; i < count; i++) memcpy(some + i * hd, rows + i * step * width, hd * sizeof *some);
-    turn_rows(cache, from, step, some, count);
+    rotate_rows(cache, from, step, some, count);
     fit_rows(cache, head, some, count, hd);
 }
 
-void read_index(const struct cache *cache, const struct span *span, uint32_t layer, uint32_t head, const float *rows, size_t n,
-                float *scratch) {
+void select_encode_index(const struct cache *cache, const struct set *set, uint32_t layer, uint32_t head, const float *rows,
+                         size_t n, float *scratch) {
     size_t hd = cache->shape.head_dim;
     if (!cache->index_bytes) return;
-    if (!cache->turned) {
+    if (!cache->rotated) {
         memcpy(scratch, rows, n * hd * sizeof *scratch);
-        turn_rows(cache, span->first, 1, scratch, n);
+        rotate_rows(cache, set->first, 1, scratch, n);
     }
-    cache->method.index->encode(hd, learned_of(cache, layer, head), cache->turned ? rows : scratch, n,
-                                span_index(cache, span, layer, head));
+    cache->method.index->encode(hd, learned_of(cache, layer, head), cache->rotated ? rows : scratch, n,
+                                index_page_at(cache, set, layer, head));
 }
 
 /* ---- Choosing */
 
-void read_prepare(const struct cache *cache, uint32_t head, const float *q) {
+void select_prepare(const struct cache *cache, uint32_t head, const float *q) {
     size_t hd = cache->shape.head_dim;
-    float turned[CODEC_HEAD_DIM_MAX], mean[CODEC_HEAD_DIM_MAX] = {0};
+    float rotated[CODEC_HEAD_DIM_MAX], mean[CODEC_HEAD_DIM_MAX] = {0};
     for (size_t g = 0; g < cache->group; g++) {
-        memcpy(turned, q + g * hd, hd * sizeof *turned);
-        if (!cache->turned) tile_turn_to_own(cache, turned);
-        for (size_t c = 0; c < hd; c++) mean[c] += turned[c] / (float)cache->group;
+        memcpy(rotated, q + g * hd, hd * sizeof *rotated);
+        if (!cache->rotated) segment_rotate_to_own(cache, rotated);
+        for (size_t c = 0; c < hd; c++) mean[c] += rotated[c] / (float)cache->group;
     }
     cache->method.index->prepare(hd, learned_of(cache, cache->layer, head), mean, 1,
-                                 room_of(cache).tables + head * table_bytes(cache));
+                                 workspace_of(cache).tables + head * table_bytes(cache));
 }
 
-size_t read_ranges(const struct cache *cache) { return (cache->reading.candidates + RANGE_SPANS - 1) / RANGE_SPANS; }
+size_t select_ranges(const struct cache *cache) { return (cache->selection.candidates + RANGE_PAGE_SETS - 1) / RANGE_PAGE_SETS; }
 
-static const struct span *candidate(const struct cache *cache, size_t i) { return &cache->spans[cache->reading.listed[i]]; }
+static const struct set *candidate(const struct cache *cache, size_t i) { return &cache->page_sets[cache->selection.listed[i]]; }
 
-void read_score(const struct cache *cache, uint32_t head, size_t range) {
-    struct room room = room_of(cache);
-    size_t end = (range + 1) * RANGE_SPANS;
-    uint16_t *scores = room.scores + head * slots_of(&cache->reading);
-    size_t bytes = cache->method.index->block_bytes(cache->shape.head_dim);
-    for (size_t i = range * RANGE_SPANS; i < end && i < cache->reading.candidates; i++) {
-        if (i + SCORE_AHEAD < cache->reading.candidates) {
-            const uint8_t *ahead = index_block(cache, candidate(cache, i + SCORE_AHEAD), cache->layer, head);
+void select_score(const struct cache *cache, uint32_t head, size_t range) {
+    struct workspace workspace = workspace_of(cache);
+    size_t end = (range + 1) * RANGE_PAGE_SETS;
+    uint16_t *scores = workspace.scores + head * slots_of(&cache->selection);
+    size_t bytes = cache->method.index->page_bytes(cache->shape.head_dim);
+    for (size_t i = range * RANGE_PAGE_SETS; i < end && i < cache->selection.candidates; i++) {
+        if (i + SCORE_AHEAD < cache->selection.candidates) {
+            const uint8_t *ahead = index_page(cache, candidate(cache, i + SCORE_AHEAD), cache->layer, head);
             for (size_t b = 0; b < bytes; b += MEMORY_ALIGN) __builtin_prefetch(ahead + b, 0, 2);
         }
-        cache->method.index->scores(cache->shape.head_dim, room.tables + head * table_bytes(cache),
-                                    index_block(cache, candidate(cache, i), cache->layer, head), scores + i * BLOCK_TOKENS);
+        cache->method.index->scores(cache->shape.head_dim, workspace.tables + head * table_bytes(cache),
+                                    index_page(cache, candidate(cache, i), cache->layer, head), scores + i * PAGE_TOKENS);
     }
 }
 
@@ -246,141 +247,143 @@ void read_score(const struct cache *cache, uint32_t head, size_t range) {
 static size_t force_anchors(const struct cache *cache, uint32_t head, uint16_t *scores) {
     struct anchor_range anchors = anchors_all(cache, CODEC_KEYS, head);
     size_t forced = 0;
-    for (size_t i = 0, at = anchors.from; i < cache->reading.candidates; i++) {
-        const struct span *span = candidate(cache, i);
-        while (at < anchors.to && anchors.tokens[at] < span->first) at++;
-        for (; at < anchors.to && anchors.tokens[at] < span->first + span->count; at++, forced++)
-            scores[i * BLOCK_TOKENS + (anchors.tokens[at] - span->first)] = FORCED;
+    for (size_t i = 0, at = anchors.from; i < cache->selection.candidates; i++) {
+        const struct set *set = candidate(cache, i);
+        while (at < anchors.to && anchors.tokens[at] < set->first) at++;
+        for (; at < anchors.to && anchors.tokens[at] < set->first + set->count; at++, forced++)
+            scores[i * PAGE_TOKENS + (anchors.tokens[at] - set->first)] = FORCED;
     }
     return forced;
 }
 
-void read_choose(const struct cache *cache, uint32_t head) {
-    struct room room = room_of(cache);
-    size_t slots = slots_of(&cache->reading), kept = 0;
-    uint16_t *scores = room.scores + head * slots;
-    uint32_t *chosen = room.chosen + head * cache->reading.most;
+void select_top_k(const struct cache *cache, uint32_t head) {
+    struct workspace workspace = workspace_of(cache);
+    size_t slots = slots_of(&cache->selection), kept = 0;
+    uint16_t *scores = workspace.scores + head * slots;
+    uint32_t *chosen = workspace.chosen + head * cache->selection.most;
     bool filled = true; /* short blocks are few */
-    for (size_t i = 0; i < cache->reading.candidates; i++) {
-        for (size_t t = candidate(cache, i)->count; t < BLOCK_TOKENS; t++) {
-            scores[i * BLOCK_TOKENS + t] = 0;
+    for (size_t i = 0; i < cache->selection.candidates; i++) {
+        for (size_t t = candidate(cache, i)->count; t < PAGE_TOKENS; t++) {
+            scores[i * PAGE_TOKENS + t] = 0;
             filled = false;
         }
     }
-    size_t wanted = policy_reads(&cache->method.parameters, slots) + force_anchors(cache, head, scores);
-    size_t n = top_tokens(scores, slots, wanted < cache->reading.most ? wanted : cache->reading.most, chosen);
+    size_t wanted = policy_selects(&cache->method.parameters, slots) + force_anchors(cache, head, scores);
+    size_t n = top_tokens(scores, slots, wanted < cache->selection.most ? wanted : cache->selection.most, chosen);
     if (filled) kept = n;
     for (size_t i = 0; !filled && i < n; i++)
-        if (chosen[i] % BLOCK_TOKENS < candidate(cache, chosen[i] / BLOCK_TOKENS)->count) chosen[kept++] = chosen[i];
-    room.count[head] = kept;
+        if (chosen[i] % PAGE_TOKENS < candidate(cache, chosen[i] / PAGE_TOKENS)->count) chosen[kept++] = chosen[i];
+    workspace.count[head] = kept;
 }
 
 /* ---- Tiles */
 
-static size_t packed_tiles(const struct cache *cache) { return (cache->reading.most + BLOCK_TOKENS - 1) / BLOCK_TOKENS; }
+static size_t packed_segments(const struct cache *cache) { return (cache->selection.most + PAGE_TOKENS - 1) / PAGE_TOKENS; }
 
-size_t read_tile_count(const struct cache *cache) { return packed_tiles(cache) + tile_count(cache) - cache->reading.candidates; }
+size_t select_segment_count(const struct cache *cache) {
+    return packed_segments(cache) + segment_count(cache) - cache->selection.candidates;
+}
 
-struct tile read_tile_at(const struct cache *cache, uint32_t head, size_t i) {
-    size_t packed = packed_tiles(cache), rows = tile_count_rows(cache), dense = cache->reading.dense;
+struct segment select_segment_at(const struct cache *cache, uint32_t head, size_t i) {
+    size_t packed = packed_segments(cache), rows = segment_count_rows(cache), dense = cache->selection.dense;
     if (i < packed) {
-        struct room room = room_of(cache);
-        size_t first = i * BLOCK_TOKENS, left = room.count[head] > first ? room.count[head] - first : 0;
-        return (struct tile){.kind = TILE_PACKED,
-                             .end = (uint32_t)(left < BLOCK_TOKENS ? left : BLOCK_TOKENS),
-                             .places = room.chosen + head * cache->reading.most + first};
+        struct workspace workspace = workspace_of(cache);
+        size_t first = i * PAGE_TOKENS, left = workspace.count[head] > first ? workspace.count[head] - first : 0;
+        return (struct segment){.kind = SEGMENT_PACKED,
+                                .end = (uint32_t)(left < PAGE_TOKENS ? left : PAGE_TOKENS),
+                                .places = workspace.chosen + head * cache->selection.most + first};
     }
     i -= packed;
-    if (i < rows) return tile_at(cache, i);
+    if (i < rows) return segment_at(cache, i);
     i -= rows;
-    if (i < dense) return tile_at(cache, rows + cache->reading.listed[cache->reading.candidates + i]);
-    return tile_at(cache, rows + cache->sealed + (i - dense));
+    if (i < dense) return segment_at(cache, rows + cache->selection.listed[cache->selection.candidates + i]);
+    return segment_at(cache, rows + cache->sealed + (i - dense));
 }
 
-uint64_t read_bytes(const struct cache *cache) {
-    const struct reading *reading = &cache->reading;
+uint64_t select_bytes(const struct cache *cache) {
+    const struct selection *selection = &cache->selection;
     size_t both = cache->key_bytes + cache->value_bytes;
-    uint64_t scanned = reading->candidates * cache->method.index->block_bytes(cache->shape.head_dim);
-    uint64_t left = tile_bytes(cache) - (uint64_t)cache->shape.kv_heads * reading->candidates * both;
-    return left + cache->shape.kv_heads * (scanned + (uint64_t)reading->most * both / BLOCK_TOKENS);
+    uint64_t scanned = selection->candidates * cache->method.index->page_bytes(cache->shape.head_dim);
+    uint64_t left = segment_bytes(cache) - (uint64_t)cache->shape.kv_heads * selection->candidates * both;
+    return left + cache->shape.kv_heads * (scanned + (uint64_t)selection->most * both / PAGE_TOKENS);
 }
 
-uint64_t packed_token(const struct cache *cache, const struct tile *tile, size_t i) {
-    return candidate(cache, tile->places[i] / BLOCK_TOKENS)->first + tile->places[i] % BLOCK_TOKENS;
+uint64_t packed_token(const struct cache *cache, const struct segment *segment, size_t i) {
+    return candidate(cache, segment->places[i] / PAGE_TOKENS)->first + segment->places[i] % PAGE_TOKENS;
 }
 
 /* The places from `place` on, before `end`, that lie in its block: their slots. Returns the next place, which does not. */
-static const uint32_t *same_block(const uint32_t *place, const uint32_t *end, uint8_t *slots, size_t *n) {
-    uint32_t block = *place / BLOCK_TOKENS;
-    for (*n = 0; place < end && *place / BLOCK_TOKENS == block; place++) slots[(*n)++] = (uint8_t)(*place % BLOCK_TOKENS);
+static const uint32_t *same_page(const uint32_t *place, const uint32_t *end, uint8_t *slots, size_t *n) {
+    uint32_t page = *place / PAGE_TOKENS;
+    for (*n = 0; place < end && *place / PAGE_TOKENS == page; place++) slots[(*n)++] = (uint8_t)(*place % PAGE_TOKENS);
     return place;
 }
 
 /* Brings what will be taken of a block near, keys and values. */
-static void fetch(const struct cache *cache, uint32_t head, uint32_t block, const uint8_t *slots, size_t n) {
+static void fetch(const struct cache *cache, uint32_t head, uint32_t page, const uint8_t *slots, size_t n) {
     for (int side = CODEC_KEYS; side <= CODEC_VALUES; side++) {
         const struct codec *codec = side == CODEC_KEYS ? cache->method.key.codec : cache->method.value.codec;
-        const void *from = span_block(cache, candidate(cache, block), (enum codec_side)side, cache->layer, head);
-        if (codec->fetch)
-            codec->fetch(method_shape(&cache->method, (enum codec_side)side, cache->shape.head_dim, 1), (enum codec_side)side, from,
-                         slots, n);
+        const void *from = page_at(cache, candidate(cache, page), (enum codec_side)side, cache->layer, head);
+        if (codec->prefetch_tokens)
+            codec->prefetch_tokens(method_shape(&cache->method, (enum codec_side)side, cache->shape.head_dim, 1),
+                                   (enum codec_side)side, from, slots, n);
     }
 }
 
-static const void *pack(const struct cache *cache, const struct tile *tile, uint32_t head, enum codec_side side) {
+static const void *pack(const struct cache *cache, const struct segment *segment, uint32_t head, enum codec_side side) {
     const struct codec *codec = side == CODEC_KEYS ? cache->method.key.codec : cache->method.value.codec;
     struct codec_shape shape = side_shape(cache, side, cache->layer, head, 1);
-    struct room room = room_of(cache);
-    const uint32_t *place = tile->places, *end = place + tile->end, *near = place;
+    struct workspace workspace = workspace_of(cache);
+    const uint32_t *place = segment->places, *end = place + segment->end, *near = place;
     const uint32_t *last =
-        room.chosen + head * cache->reading.most + room.count[head]; /* of the head's tiles, which lie in a row */
-    uint8_t slots[BLOCK_TOKENS], *block = cache->packed + (size_t)omp_get_thread_num() * (cache->key_bytes + cache->value_bytes);
+        workspace.chosen + head * cache->selection.most + workspace.count[head]; /* of the head's tiles, which lie in a row */
+    uint8_t slots[PAGE_TOKENS], *page = cache->packed + (size_t)omp_get_thread_num() * (cache->key_bytes + cache->value_bytes);
     size_t n, at = 0;
-    bool keys = side == CODEC_KEYS && codec->fetch;
-    if (side == CODEC_VALUES) block += cache->key_bytes;
-    for (size_t ahead = 0; keys && ahead < FETCH_AHEAD && near < last; ahead++) near = same_block(near, last, slots, &n);
+    bool keys = side == CODEC_KEYS && codec->prefetch_tokens;
+    if (side == CODEC_VALUES) page += cache->key_bytes;
+    for (size_t ahead = 0; keys && ahead < FETCH_AHEAD && near < last; ahead++) near = same_page(near, last, slots, &n);
     while (place < end) {
         if (keys && near < last) {
-            uint32_t coming = *near / BLOCK_TOKENS;
-            near = same_block(near, last, slots, &n);
+            uint32_t coming = *near / PAGE_TOKENS;
+            near = same_page(near, last, slots, &n);
             fetch(cache, head, coming, slots, n);
         }
-        const struct span *span = candidate(cache, *place / BLOCK_TOKENS);
-        place = same_block(place, end, slots, &n);
-        codec->take(shape, side, span_block(cache, span, side, cache->layer, head), slots, n, block, at);
+        const struct set *set = candidate(cache, *place / PAGE_TOKENS);
+        place = same_page(place, end, slots, &n);
+        codec->gather_tokens(shape, side, page_at(cache, set, side, cache->layer, head), slots, n, page, at);
         at += n;
     }
-    return block;
+    return page;
 }
 
 /* Keys whose scales are their block's: all of the block is scored. */
-static void score_in_place(const struct cache *cache, const struct tile *tile, uint32_t head, const float *q, const float *tables,
-                           size_t rows, float *room, float *logits) {
+static void score_in_place(const struct cache *cache, const struct segment *segment, uint32_t head, const float *q,
+                           const float *tables, size_t rows, float *workspace, float *logits) {
     struct codec_shape shape = side_shape(cache, CODEC_KEYS, cache->layer, head, rows);
-    const uint32_t *place = tile->places, *end = place + tile->end;
-    uint8_t slots[BLOCK_TOKENS];
+    const uint32_t *place = segment->places, *end = place + segment->end;
+    uint8_t slots[PAGE_TOKENS];
     for (size_t i = 0, n; place < end; i += n) {
-        const struct span *span = candidate(cache, *place / BLOCK_TOKENS);
-        place = same_block(place, end, slots, &n);
-        cache->method.key.codec->score(shape, q, tables, span_block(cache, span, CODEC_KEYS, cache->layer, head), room);
+        const struct set *set = candidate(cache, *place / PAGE_TOKENS);
+        place = same_page(place, end, slots, &n);
+        cache->method.key.codec->score(shape, q, tables, page_at(cache, set, CODEC_KEYS, cache->layer, head), workspace);
         for (size_t m = 0; m < rows; m++)
-            for (size_t j = 0; j < n; j++) logits[m * BLOCK_TOKENS + i + j] = room[m * BLOCK_TOKENS + slots[j]];
+            for (size_t j = 0; j < n; j++) logits[m * PAGE_TOKENS + i + j] = workspace[m * PAGE_TOKENS + slots[j]];
     }
 }
 
-static void turn_key(const struct cache *cache, const struct tile *tile, size_t i, float *row) {
-    tile_turn_key(cache, cache->reading.listed[tile->places[i] / BLOCK_TOKENS], tile->places[i] % BLOCK_TOKENS, row);
+static void rotate_key(const struct cache *cache, const struct segment *segment, size_t i, float *row) {
+    segment_rotate_key(cache, cache->selection.listed[segment->places[i] / PAGE_TOKENS], segment->places[i] % PAGE_TOKENS, row);
 }
 
 static void dot_row(const float *q, const float *row, size_t rows, size_t hd, size_t i, float *logits) {
-    for (size_t m = 0; m < rows; m++) logits[m * BLOCK_TOKENS + i] = kernels()->dot(q + m * hd, row, hd);
+    for (size_t m = 0; m < rows; m++) logits[m * PAGE_TOKENS + i] = kernels()->dot(q + m * hd, row, hd);
 }
 
 /* The tile's anchors of one side, one after another: the next from *i on, and its row. */
-static bool next_anchor(const struct cache *cache, const struct tile *tile, const struct anchor_range *anchors, size_t *i,
+static bool next_anchor(const struct cache *cache, const struct segment *segment, const struct anchor_range *anchors, size_t *i,
                         size_t *at, float *row) {
-    for (; *i < tile->end; ++*i) {
-        uint64_t token = packed_token(cache, tile, *i);
+    for (; *i < segment->end; ++*i) {
+        uint64_t token = packed_token(cache, segment, *i);
         while (*at < anchors->to && anchors->tokens[*at] < token) ++*at;
         if (*at == anchors->to || anchors->tokens[*at] != token) continue;
         kernels()->half_to_float(anchors->rows + *at * cache->shape.head_dim, row, cache->shape.head_dim);
@@ -389,45 +392,45 @@ static bool next_anchor(const struct cache *cache, const struct tile *tile, cons
     return false;
 }
 
-void packed_score(const struct cache *cache, const struct tile *tile, uint32_t head, const float *q, const float *tables,
-                  size_t rows, float *room, float *logits) {
+void packed_score(const struct cache *cache, const struct segment *segment, uint32_t head, const float *q, const float *tables,
+                  size_t rows, float *workspace, float *logits) {
     size_t hd = cache->shape.head_dim;
     const struct codec *codec = cache->method.key.codec;
     struct codec_shape shape = side_shape(cache, CODEC_KEYS, cache->layer, head, rows);
-    if (!tile->end) return;
-    if (codec->keys_stay) {
-        score_in_place(cache, tile, head, q, tables, rows, room, logits);
-    } else if (cache->turned) {
-        codec->score(shape, q, tables, pack(cache, tile, head, CODEC_KEYS), logits);
+    if (!segment->end) return;
+    if (codec->gathers_values_only) {
+        score_in_place(cache, segment, head, q, tables, rows, workspace, logits);
+    } else if (cache->rotated) {
+        codec->score(shape, q, tables, pack(cache, segment, head, CODEC_KEYS), logits);
     } else {
-        codec->decode(shape, CODEC_KEYS, pack(cache, tile, head, CODEC_KEYS), room);
-        for (size_t i = 0; i < tile->end; i++) {
-            turn_key(cache, tile, i, room + i * hd);
-            dot_row(q, room + i * hd, rows, hd, i, logits);
+        codec->decode(shape, CODEC_KEYS, pack(cache, segment, head, CODEC_KEYS), workspace);
+        for (size_t i = 0; i < segment->end; i++) {
+            rotate_key(cache, segment, i, workspace + i * hd);
+            dot_row(q, workspace + i * hd, rows, hd, i, logits);
         }
     }
-    struct anchor_range anchors =
-        anchors_between(cache, CODEC_KEYS, head, packed_token(cache, tile, 0), packed_token(cache, tile, tile->end - 1) + 1);
+    struct anchor_range anchors = anchors_between(cache, CODEC_KEYS, head, packed_token(cache, segment, 0),
+                                                  packed_token(cache, segment, segment->end - 1) + 1);
     float row[CODEC_HEAD_DIM_MAX];
-    for (size_t i = 0, at = anchors.from; next_anchor(cache, tile, &anchors, &i, &at, row); i++) {
-        if (!cache->turned) turn_key(cache, tile, i, row);
+    for (size_t i = 0, at = anchors.from; next_anchor(cache, segment, &anchors, &i, &at, row); i++) {
+        if (!cache->rotated) rotate_key(cache, segment, i, row);
         dot_row(q, row, rows, hd, i, logits);
     }
 }
 
-void packed_mix(const struct cache *cache, const struct tile *tile, uint32_t head, float *weights, size_t rows, float *tallies,
-                float *acc) {
+void packed_accumulate(const struct cache *cache, const struct segment *segment, uint32_t head, float *weights, size_t rows,
+                       float *code_sums, float *acc) {
     const struct codec *codec = cache->method.value.codec;
     struct codec_shape shape = side_shape(cache, CODEC_VALUES, cache->layer, head, rows);
     float row[CODEC_HEAD_DIM_MAX];
-    if (!tile->end) return;
-    struct anchor_range anchors =
-        anchors_between(cache, CODEC_VALUES, head, packed_token(cache, tile, 0), packed_token(cache, tile, tile->end - 1) + 1);
-    for (size_t i = 0, at = anchors.from; next_anchor(cache, tile, &anchors, &i, &at, row); i++)
-        tile_mix_row(row, i, rows, cache->shape.head_dim, weights, acc);
-    const void *block = pack(cache, tile, head, CODEC_VALUES);
-    if (tallies)
-        codec->tally(shape, weights, block, tallies);
+    if (!segment->end) return;
+    struct anchor_range anchors = anchors_between(cache, CODEC_VALUES, head, packed_token(cache, segment, 0),
+                                                  packed_token(cache, segment, segment->end - 1) + 1);
+    for (size_t i = 0, at = anchors.from; next_anchor(cache, segment, &anchors, &i, &at, row); i++)
+        segment_accumulate_row(row, i, rows, cache->shape.head_dim, weights, acc);
+    const void *page = pack(cache, segment, head, CODEC_VALUES);
+    if (code_sums)
+        codec->accumulate_by_code(shape, weights, page, code_sums);
     else
-        (tile->light ? codec->mix_light : codec->mix)(shape, weights, block, acc);
+        (segment->int8_weights ? codec->accumulate_int8 : codec->accumulate)(shape, weights, page, acc);
 }

@@ -9,10 +9,10 @@
 #ifndef TERSE_BACKEND_CPU_KV_STATE_H
 #define TERSE_BACKEND_CPU_KV_STATE_H
 
-#include "kv/plan.h"
 #include "backend/cpu/kv/rotary.h"
+#include "kv/plan.h"
 
-struct span {
+struct set {
     uint8_t *chunk;
     uint32_t of, index; /* the chunk's spans, and which of them this is; the one with index 0 owns the chunk */
     uint64_t first;     /* token of slot 0 */
@@ -36,7 +36,7 @@ static inline size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
 static inline size_t larger(size_t a, size_t b) { return a > b ? a : b; }
 
 /* What a step reads of sealed blocks where the method has an index: backend/cpu/kv/select.h. */
-struct reading {
+struct selection {
     uint32_t *listed; /* [capacity] numbers of spans: those whose tokens are chosen from, then those that are read whole */
     size_t capacity;
     size_t candidates, dense; /* of either */
@@ -49,9 +49,9 @@ struct cache {
     struct cache_shape shape;
     struct method method;
     uint32_t group; /* G */
-    bool turned;    /* sealed blocks and the window hold keys rotated at their own positions; else before rotation, and they are
+    bool rotated;   /* sealed blocks and the window hold keys rotated at their own positions; else before rotation, and they are
                      * turned where they are read, as exact rows always are */
-    struct turns turns;
+    struct rotary rotary;
 
     size_t key_bytes, value_bytes; /* of a sealed block */
     size_t half_bytes;             /* of one side of a window block */
@@ -59,14 +59,14 @@ struct cache {
     uint8_t *fitted;               /* what the codec of keys and the index learned of the sequence, [layers][Hk][fitted_bytes] */
     size_t fitted_bytes;
     bool fitted_ready;
-    struct reading reading;
+    struct selection selection;
     uint8_t *packed; /* [packed_threads] of a block of keys and one of values */
     size_t packed_threads;
 
     struct extent extent;
-    uint64_t prompt;    /* a prompt's last token is before this one; blocks from here on are the sequence's own */
-    struct span *spans; /* [n_spans]: [0, sealed) in order of their tokens, the rest free */
-    size_t n_spans, sealed;
+    uint64_t prompt;       /* a prompt's last token is before this one; blocks from here on are the sequence's own */
+    struct set *page_sets; /* [n_page_sets]: [0, sealed) in order of their tokens, the rest free */
+    size_t n_page_sets, sealed;
     uint8_t **windows; /* [n_windows], used from 0 on */
     size_t n_windows;
     uint16_t *exact; /* [layers][Hk][keys, values][parameters.exact][hd] */
@@ -93,24 +93,24 @@ struct cache {
 };
 
 /* The block of one side, layer and head in a span; in a window span the key block, which the value block follows. */
-static inline uint8_t *span_block(const struct cache *cache, const struct span *span, enum codec_side side, uint32_t layer,
-                                  uint32_t head) {
+static inline uint8_t *page_at(const struct cache *cache, const struct set *set, enum codec_side side, uint32_t layer,
+                               uint32_t head) {
     size_t both = cache->key_bytes + cache->value_bytes + cache->index_bytes, at = (size_t)layer * cache->shape.kv_heads + head;
-    uint8_t *keys = span->chunk + at * span->of * both;
-    return side == CODEC_KEYS ? keys + span->index * cache->key_bytes
-                              : keys + span->of * cache->key_bytes + span->index * cache->value_bytes;
+    uint8_t *keys = set->chunk + at * set->of * both;
+    return side == CODEC_KEYS ? keys + set->index * cache->key_bytes
+                              : keys + set->of * cache->key_bytes + set->index * cache->value_bytes;
 }
 /* The index's block, where it has one of its own. */
-static inline uint8_t *span_index(const struct cache *cache, const struct span *span, uint32_t layer, uint32_t head) {
+static inline uint8_t *index_page_at(const struct cache *cache, const struct set *set, uint32_t layer, uint32_t head) {
     size_t both = cache->key_bytes + cache->value_bytes, at = (size_t)layer * cache->shape.kv_heads + head;
-    return span->chunk + at * span->of * (both + cache->index_bytes) + span->of * both + span->index * cache->index_bytes;
+    return set->chunk + at * set->of * (both + cache->index_bytes) + set->of * both + set->index * cache->index_bytes;
 }
 /* Whether the codec of keys or an index still has to learn: from the first blocks that are sealed. */
 static inline bool unfitted(const struct cache *cache) { return cache->fitted_bytes && !cache->fitted_ready; }
 static inline uint8_t *fitted_data(const struct cache *cache, uint32_t layer, uint32_t head) {
     return cache->fitted + ((size_t)layer * cache->shape.kv_heads + head) * cache->fitted_bytes;
 }
-static inline uint8_t *window_block(const struct cache *cache, const uint8_t *memory, uint32_t layer, uint32_t head) {
+static inline uint8_t *window_page(const struct cache *cache, const uint8_t *memory, uint32_t layer, uint32_t head) {
     return (uint8_t *)memory + ((size_t)layer * cache->shape.kv_heads + head) * 2 * cache->half_bytes;
 }
 /* Exact keys [sinks][hd], values behind them. */
@@ -138,15 +138,14 @@ static inline struct codec_shape window_shape(const struct cache *cache, size_t 
 /* ---- store.c: memory of keys and values, and writing it */
 
 /* Room for `n` spans, or window spans, in all; on failure what was there stays as it was. */
-enum terse_status store_reserve_spans(struct cache *cache, size_t n, struct terse_error *error);
-enum terse_status store_reserve_windows(struct cache *cache, size_t n, struct terse_error *error);
+enum terse_status pool_reserve_page_sets(struct cache *cache, size_t n, struct terse_error *error);
+enum terse_status pool_reserve_windows(struct cache *cache, size_t n, struct terse_error *error);
 /* Encodes one side of a block of rows[64][hd], of a layer and KV head, and its index; 64 rows of scratch lie behind them. */
-void store_encode(const struct cache *cache, const struct span *span, uint32_t layer, uint32_t head, enum codec_side side,
-                  float *rows);
+void seal_page(const struct cache *cache, const struct set *set, uint32_t layer, uint32_t head, enum codec_side side, float *rows);
 /* Writes the step's tokens of the current layer to where the plan has them. */
-void store_layer(struct cache *cache);
+void seal_layer(struct cache *cache);
 /* Makes the plan's end the state of the cache. */
-void store_commit(struct cache *cache);
+void seal_commit(struct cache *cache);
 
 /* ---- attend.c */
 
@@ -157,15 +156,15 @@ float *attend_new_keys(const struct cache *cache);
 /* A part of the scratch that belongs to the calling thread: at least 2 * 64 * hd floats. */
 float *attend_thread_scratch(const struct cache *cache);
 
-/* ---- attend_many.c: many queries at once, as matrix products */
+/* ---- attend_prefill.c: many queries at once, as matrix products */
 
-size_t many_scratch(const struct cache *cache);
+size_t prefill_scratch(const struct cache *cache);
 /* rows[count * G][hd]: row m is head m % G of the KV head's group, token m / G of the step's new tokens from `first` on, which are
  * q[count][Hq][hd]; scaled and turned. */
 void gather_queries(const struct cache *cache, const float *q, uint32_t head, size_t first, size_t count, float *rows);
 /* The other way: out[count][Hq][hd] of one KV head from its rows' states. */
 void scatter_outputs(const struct cache *cache, const struct partial *partial, uint32_t head, size_t count, float *out);
 /* The outputs, unless `out` is NULL, and the scores of anchors, if the step has any. */
-void attend_many(struct cache *cache, const float *q, size_t first, size_t count, float *out);
+void attend_prefill(struct cache *cache, const float *q, size_t first, size_t count, float *out);
 
 #endif

@@ -5,7 +5,7 @@
  *     vec_tag(x, places)        x with places[LANES] in its lowest 9 bits
  *     vec_least(a, b)           the lesser of each lane, b where a is NaN
  *     vec_least_lane(a)         the least of all lanes
- *     TALLY                     tally_additive, if there is a better one than the scalar
+ *     TALLY                     accumulate_by_code_additive, if there is a better one than the scalar
  */
 #include "backend/cpu/codec/binary_code_search.h"
 #include "backend/cpu/kernels/lanes/sums_template.h"
@@ -66,7 +66,7 @@ INLINE void search_some(size_t N, const float *couplings, size_t n, float *field
     }
     for (struct search *row = rows; row < rows + N; row++) {
         pass(1, n, true, places, row);
-        for (size_t turned = 0; turned < n && row->least < -ADDITIVE_LEAST_FIELD; turned++) {
+        for (size_t rotated = 0; rotated < n && row->least < -ADDITIVE_LEAST_FIELD; rotated++) {
             uint32_t at = additive_place(row->least);
             row->spins[at] = -row->spins[at];
             row->by = 2 * row->spins[at];
@@ -76,15 +76,15 @@ INLINE void search_some(size_t N, const float *couplings, size_t n, float *field
     }
 }
 
-static void PASTE(spins_additive, ISA)(const float *couplings, size_t n, size_t count, float *fields, float *spins) {
+static void PASTE(local_search_additive, ISA)(const float *couplings, size_t n, size_t count, float *fields, float *spins) {
     size_t r = 0;
     for (; r + TWO <= count; r += TWO) search_some(TWO, couplings, n, fields + r * n, spins + r * n);
     if (r < count) search_some(1, couplings, n, fields + r * n, spins + r * n);
 }
 
-void PASTE(PASTE(kernels_fill, ISA), additive)(struct kernels *k) {
-#ifdef TALLY
-    k->tally_additive = TALLY;
+void PASTE(PASTE(kernels_init, ISA), additive)(struct kernels *k) {
+#ifdef BY_CODE
+    k->accumulate_by_code_additive = BY_CODE;
 #endif
-    k->spins_additive = PASTE(spins_additive, ISA);
+    k->local_search_additive = PASTE(local_search_additive, ISA);
 }

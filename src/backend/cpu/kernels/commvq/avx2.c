@@ -18,4 +18,4 @@ static inline bool vec_any_less(vec a, vec b) { return _mm256_movemask_ps(_mm256
 
 #include "backend/cpu/kernels/commvq/template.h"
 
-void kernels_fill_avx2_comm(struct kernels *k) { comm_fill(k); }
+void kernels_init_avx2_commvq(struct kernels *k) { commvq_fill(k); }

@@ -1,6 +1,6 @@
 /* CommVQ's values with AVX2, FMA and F16C. */
-#include "backend/cpu/kernels/lanes/avx2.h"
 #include "backend/cpu/kernels/kernels.h"
+#include "backend/cpu/kernels/lanes/avx2.h"
 
 #include <string.h>
 
@@ -21,8 +21,8 @@ static inline float vec_least_lane(vec a) {
     return _mm_cvtss_f32(_mm_min_ss(x, _mm_movehdup_ps(x)));
 }
 
-static void tally_additive(const float *weights, size_t G, size_t n, const uint8_t *codes, float *tallies);
-#define TALLY tally_additive
+static void accumulate_by_code_additive(const float *weights, size_t G, size_t n, const uint8_t *codes, float *code_sums);
+#define BY_CODE accumulate_by_code_additive
 
 #include "backend/cpu/kernels/commvq/additive_template.h"
 
@@ -31,7 +31,7 @@ static void tally_additive(const float *weights, size_t G, size_t n, const uint8
  * bytes need more room for their sums: high ones, as what the sum is modulo 2^16, do not. */
 
 #define TOGETHER 2 /* queries whose sums lie in registers together */
-#define QUADS (BLOCK_TOKENS / 4)
+#define QUADS (PAGE_TOKENS / 4)
 
 struct quad {
     uint8_t low[16], high[16];
@@ -39,15 +39,15 @@ struct quad {
 
 /* quads[QUADS] of one query; returns what an integer stands for, 0 where there is nothing to add. */
 static float make_tables(const float *weights, struct quad *quads) {
-    int32_t whole[BLOCK_TOKENS];
+    int32_t whole[PAGE_TOKENS];
     float sizes[LANES], sum = 0;
     vec size = vec_zero();
-    for (size_t i = 0; i < BLOCK_TOKENS; i += LANES) size = vec_add(size, vec_size(vec_load(weights + i)));
+    for (size_t i = 0; i < PAGE_TOKENS; i += LANES) size = vec_add(size, vec_size(vec_load(weights + i)));
     vec_store(sizes, size);
     for (size_t i = 0; i < LANES; i++) sum += sizes[i];
     float scale = sum > ADDITIVE_NOTHING ? ADDITIVE_WEIGHTS / sum : 0;
     if (!(scale > 0)) return 0;
-    for (size_t i = 0; i < BLOCK_TOKENS; i += LANES)
+    for (size_t i = 0; i < PAGE_TOKENS; i += LANES)
         _mm256_storeu_si256((__m256i *)(whole + i), _mm256_cvtps_epi32(vec_mul(vec_load(weights + i), vec_set(scale))));
     const __m256i entries = _mm256_setr_epi16(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15), byte = _mm256_set1_epi16(255);
     for (size_t q = 0; q < QUADS; q++) {
@@ -79,7 +79,7 @@ INLINE void look_up(__m256i index, const struct quad *quad, struct bytes_sum *su
 }
 
 /* tallies[32] += step * sum */
-INLINE void add_sum(const struct bytes_sum *sum, float step, float *tallies) {
+INLINE void add_sum(const struct bytes_sum *sum, float step, float *code_sums) {
     __m256i even = _mm256_sub_epi16(sum->even, _mm256_slli_epi16(sum->odd, 8));
     even = _mm256_add_epi16(even, _mm256_slli_epi16(sum->high, 8));
     __m256i odd = _mm256_add_epi16(sum->odd, _mm256_and_si256(sum->high, _mm256_set1_epi16((short)0xff00)));
@@ -88,16 +88,16 @@ INLINE void add_sum(const struct bytes_sum *sum, float step, float *tallies) {
                         _mm256_extracti128_si256(second, 1)};
     UNROLL for (size_t i = 0; i < 4; i++) {
         vec x = _mm256_cvtepi32_ps(_mm256_cvtepi16_epi32(parts[i]));
-        vec_store(tallies + i * LANES, vec_fma(x, vec_set(step), vec_load(tallies + i * LANES)));
+        vec_store(code_sums + i * LANES, vec_fma(x, vec_set(step), vec_load(code_sums + i * LANES)));
     }
 }
 
-INLINE void tally_some(size_t G, const float *weights, size_t n, const uint8_t *codes, float *tallies) {
+INLINE void accumulate_by_code_some(size_t G, const float *weights, size_t n, const uint8_t *codes, float *code_sums) {
     const __m256i nibble = _mm256_set1_epi8(15);
     struct quad quads[TOGETHER][QUADS];
     float steps[TOGETHER];
     for (size_t g = 0; g < G; g++) {
-        steps[g] = make_tables(weights + g * BLOCK_TOKENS, quads[g]);
+        steps[g] = make_tables(weights + g * PAGE_TOKENS, quads[g]);
         if (steps[g] == 0) memset(quads[g], 0, sizeof quads[g]);
     }
     for (size_t i = 0; i < n; i += 32) {
@@ -111,14 +111,14 @@ INLINE void tally_some(size_t G, const float *weights, size_t n, const uint8_t *
                 look_up(high, &quads[g][2 * o + 1], &sum[g]);
             }
         }
-        UNROLL for (size_t g = 0; g < G; g++) add_sum(&sum[g], steps[g], tallies + g * n + i);
+        UNROLL for (size_t g = 0; g < G; g++) add_sum(&sum[g], steps[g], code_sums + g * n + i);
     }
 }
 
-static void tally_additive(const float *weights, size_t G, size_t n, const uint8_t *codes, float *tallies) {
-    for (size_t left = G, some; left > 0; left -= some, weights += some * BLOCK_TOKENS, tallies += some * n) {
+static void accumulate_by_code_additive(const float *weights, size_t G, size_t n, const uint8_t *codes, float *code_sums) {
+    for (size_t left = G, some; left > 0; left -= some, weights += some * PAGE_TOKENS, code_sums += some * n) {
         some = left < TOGETHER ? left : TOGETHER;
-        if (some == 2) tally_some(2, weights, n, codes, tallies);
-        if (some == 1) tally_some(1, weights, n, codes, tallies);
+        if (some == 2) accumulate_by_code_some(2, weights, n, codes, code_sums);
+        if (some == 1) accumulate_by_code_some(1, weights, n, codes, code_sums);
     }
 }

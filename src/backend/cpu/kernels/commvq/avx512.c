@@ -1,7 +1,7 @@
 /* CommVQ's keys with AVX-512 (VBMI, VNNI). */
-#include "backend/cpu/kernels/lanes/avx2_i16_vector.h"
 #include "backend/cpu/kernels/lanes/avx512.h"
 #include "backend/cpu/kernels/commvq/commvq.h"
+#include "backend/cpu/kernels/lanes/avx2_i16_vector.h"
 
 #include <stdbool.h>
 
@@ -17,8 +17,8 @@ static inline void vec_lower(vec s, vec j, vec *best, vec *at) {
 
 static inline bool vec_any_less(vec a, vec b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ) != 0; }
 
-static void channels_comm(const struct comm_code *c, const float *gains, const void *codes, float *channels);
-#define CHANNELS channels_comm
+static void channels_commvq(const struct commvq_code *c, const float *gains, const void *codes, float *channels);
+#define CHANNELS channels_commvq
 
 #include "backend/cpu/kernels/commvq/template.h"
 
@@ -27,20 +27,20 @@ static void channels_comm(const struct comm_code *c, const float *gains, const v
 /* ---- Looked up in registers: a permutation of bytes is 64 look-ups in a table of 64, of which a round has two for each number,
  * and the indices are in order from the planes. A run's sum still is a byte. */
 
-#define PLANES (2 * COMM_ENTRIES) /* bytes of a pair's round */
+#define PLANES (2 * COMMVQ_ENTRIES) /* bytes of a pair's round */
 
 struct indices {
-    __m512i a[COMM_MOST_ROUNDS], b[COMM_MOST_ROUNDS]; /* permutations look at six bits and let the others be */
+    __m512i a[COMMVQ_MOST_ROUNDS], b[COMMVQ_MOST_ROUNDS]; /* permutations look at six bits and let the others be */
 };
 
 /* Tokens in such an order that unpacking bytes gives words in order: of each eight bytes, of the first half and of the second by
  * turns. */
-static void read_indices(const struct comm_code *c, const void *codes, size_t group, struct indices *indices) {
-    const uint8_t *plane = (const uint8_t *)codes + group * c->rounds * COMM_PART;
+static void read_indices(const struct commvq_code *c, const void *codes, size_t group, struct indices *indices) {
+    const uint8_t *plane = (const uint8_t *)codes + group * c->rounds * COMMVQ_PART;
     const __m512i order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
-    for (size_t r = 0; r < c->rounds; r++, plane += COMM_PART) {
+    for (size_t r = 0; r < c->rounds; r++, plane += COMMVQ_PART) {
         __m512i low = _mm512_loadu_si512(plane); /* eight bits of each code, and in words of two nibbles the other four */
-        __m512i high = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)(plane + BLOCK_TOKENS)));
+        __m512i high = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)(plane + PAGE_TOKENS)));
         high = _mm512_and_si512(_mm512_or_si512(_mm512_slli_epi16(high, 2), _mm512_slli_epi16(high, 6)), _mm512_set1_epi8(0x3c));
         __m512i b = _mm512_or_si512(high, _mm512_and_si512(_mm512_srli_epi16(low, 6), _mm512_set1_epi8(3)));
         indices->a[r] = _mm512_permutexvar_epi64(order, low);
@@ -69,7 +69,7 @@ INLINE struct run_sum sum_run(const __m512i *a, const __m512i *b, size_t rounds,
     for (size_t r = 0; r < rounds; r++, planes += PLANES) {
         __m512i first = load_once(&a[r]), second = load_once(&b[r]);
         UNROLL for (size_t i = 0; i < BESIDE; i++) {
-            __m512i re = load_once(planes + i * apart), im = load_once(planes + i * apart + COMM_ENTRIES);
+            __m512i re = load_once(planes + i * apart), im = load_once(planes + i * apart + COMMVQ_ENTRIES);
             __m512i x = _mm512_subs_epi8(_mm512_permutexvar_epi8(first, re), _mm512_permutexvar_epi8(second, im));
             __m512i y = _mm512_adds_epi8(_mm512_permutexvar_epi8(first, im), _mm512_permutexvar_epi8(second, re));
             sum.re[i] = _mm512_adds_epi8(sum.re[i], x);
@@ -86,8 +86,8 @@ INLINE void widen(__m512i first, __m512i second, __m512i weights, __m512i *words
 }
 
 /* Sums of pairs i, i + 1, ... of all times bytes weights[BESIDE]: words re[2] and im[2] of each. */
-INLINE void sum_pairs(const struct comm_code *c, const struct indices *indices, size_t i, const __m512i *weights, __m512i (*re)[2],
-                      __m512i (*im)[2]) {
+INLINE void sum_pairs(const struct commvq_code *c, const struct indices *indices, size_t i, const __m512i *weights,
+                      __m512i (*re)[2], __m512i (*im)[2]) {
     const size_t apart = c->rounds * PLANES;
     const int8_t *planes = c->planes + i * apart;
     const __m512i *a = indices->a, *b = indices->b;
@@ -113,7 +113,7 @@ INLINE void pair_channel(const __m512i *sum, float step, float mean, const float
     }
 }
 
-static void channels_comm(const struct comm_code *c, const float *gains, const void *codes, float *channels) {
+static void channels_commvq(const struct commvq_code *c, const float *gains, const void *codes, float *channels) {
     struct indices indices;
     if (!c->planes) {
         channels_by_rows(c, gains, codes, channels);
@@ -129,20 +129,20 @@ static void channels_comm(const struct comm_code *c, const float *gains, const v
             UNROLL for (size_t p = 0; p < BESIDE; p++) {
                 float step = c->steps[k * c->stride + j + p];
                 size_t first = at[j + p], second = at[c->pairs + j + p];
-                pair_channel(re[p], step, c->mean[first], gains, channels + first * BLOCK_TOKENS);
-                pair_channel(im[p], step, c->mean[second], gains, channels + second * BLOCK_TOKENS);
+                pair_channel(re[p], step, c->mean[first], gains, channels + first * PAGE_TOKENS);
+                pair_channel(im[p], step, c->mean[second], gains, channels + second * PAGE_TOKENS);
             }
         }
     }
 }
 
 /* ---- Turned and met in words: a pair's unit is its step times the block's largest gain by a whole number, the weight, such that
- * no number of a key comes to more than TURNED_LARGEST units. */
+ * no number of a key comes to more than ROTATED_LARGEST units. */
 
 struct pair_words {
-    int32_t weights[TURNED_MOST_PAIRS];                   /* four bytes each */
-    int32_t re[TURNED_MOST_PAIRS], im[TURNED_MOST_PAIRS]; /* the mean, two words each */
-    float units[TURNED_MOST_PAIRS];
+    int32_t weights[ROTATED_MOST_PAIRS];                    /* four bytes each */
+    int32_t re[ROTATED_MOST_PAIRS], im[ROTATED_MOST_PAIRS]; /* the mean, two words each */
+    float units[ROTATED_MOST_PAIRS];
 };
 
 /* About as exact as a division, which takes several times as long. */
@@ -152,35 +152,35 @@ INLINE vec reciprocal(vec x) {
 }
 
 /* Of 16 pairs from the i-th on; false where the mean is so large that keys about it would come to less than a unit. */
-INLINE bool set_words(const struct comm_code *c, const struct key_turn *turn, float gain, float inverse_gain, size_t i,
+INLINE bool set_words(const struct commvq_code *c, const struct key_rotation *rotation, float gain, float inverse_gain, size_t i,
                       struct pair_words *words) {
     size_t at = i / c->pairs * c->stride + i % c->pairs;
     vec re, im, deviation = vec_mul(vec_load(c->steps + at), vec_set(gain));
-    turned_load(turn, c->mean, i, &re, &im);
+    rotated_load(rotation, c->mean, i, &re, &im);
     vec mean = _mm512_max_ps(_mm512_abs_ps(re), _mm512_abs_ps(im));
     __mmask16 moves = _mm512_cmp_ps_mask(deviation, vec_set(1e-30f), _CMP_GT_OQ);
     vec inverse = _mm512_maskz_mul_ps(moves, vec_load(c->inverses + at), vec_set(inverse_gain));
-    vec most = vec_mul(vec_set(TURNED_LARGEST), reciprocal(vec_fma(mean, inverse, vec_load(c->largest + at))));
+    vec most = vec_mul(vec_set(ROTATED_LARGEST), reciprocal(vec_fma(mean, inverse, vec_load(c->largest + at))));
     vec weight = _mm512_min_ps(_mm512_maskz_roundscale_ps(moves, most, _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC), vec_set(255));
     if (_mm512_mask_cmp_ps_mask(moves, weight, vec_set(1), _CMP_NGE_UQ)) return false;
     vec unit = _mm512_maskz_mul_ps(moves, deviation, reciprocal(weight));
     inverse = vec_mul(inverse, weight);
     __mmask16 stands = _mm512_mask_cmp_ps_mask((__mmask16)~moves, mean, vec_set(1e-30f), _CMP_GT_OQ);
     if (stands) {
-        unit = _mm512_mask_div_ps(unit, stands, mean, vec_set(TURNED_LARGEST));
-        inverse = _mm512_mask_div_ps(inverse, stands, vec_set(TURNED_LARGEST), mean);
+        unit = _mm512_mask_div_ps(unit, stands, mean, vec_set(ROTATED_LARGEST));
+        inverse = _mm512_mask_div_ps(inverse, stands, vec_set(ROTATED_LARGEST), mean);
     }
     _mm512_storeu_si512(words->weights + i, _mm512_mullo_epi32(_mm512_cvtps_epi32(weight), _mm512_set1_epi32(0x01010101)));
-    turned_twice(vec_mul(re, inverse), words->re + i);
-    turned_twice(vec_mul(im, inverse), words->im + i);
+    rotated_twice(vec_mul(re, inverse), words->re + i);
+    rotated_twice(vec_mul(im, inverse), words->im + i);
     vec_store(words->units + i, unit);
     return true;
 }
 
 /* Sixteen pairs of a group, j the first, i among all. */
-INLINE void turn_pairs(const struct comm_code *c, const struct key_turn *turn, const struct indices *indices,
-                       const struct pair_words *words, const __m512i *gains, size_t i, __m512i (*keys)[4]) {
-    for (size_t j = 0; j < TURNED_PAIRS; j += BESIDE) {
+INLINE void rotate_pairs(const struct commvq_code *c, const struct key_rotation *rotation, const struct indices *indices,
+                         const struct pair_words *words, const __m512i *gains, size_t i, __m512i (*keys)[4]) {
+    for (size_t j = 0; j < ROTATED_PAIRS; j += BESIDE) {
         __m512i weights[BESIDE], re[BESIDE][2], im[BESIDE][2];
         UNROLL for (size_t p = 0; p < BESIDE; p++) weights[p] = _mm512_set1_epi32(words->weights[i + j + p]);
         sum_pairs(c, indices, i + j, weights, re, im);
@@ -190,50 +190,51 @@ INLINE void turn_pairs(const struct comm_code *c, const struct key_turn *turn, c
                 re[p][h] = _mm512_add_epi16(_mm512_mulhrs_epi16(re[p][h], gains[h]), _mm512_set1_epi32(words->re[at]));
                 im[p][h] = _mm512_add_epi16(_mm512_mulhrs_epi16(im[p][h], gains[h]), _mm512_set1_epi32(words->im[at]));
             }
-            turned_pair(re[p], im[p], i < turn->pairs ? turn->words + at * 2 * BLOCK_TOKENS : NULL, keys[j + p]);
+            rotated_pair(re[p], im[p], i < rotation->pairs ? rotation->words + at * 2 * PAGE_TOKENS : NULL, keys[j + p]);
         }
     }
 }
 
 #define MET 8 /* queries of a pass */
 
-INLINE void meet_keys(const struct comm_code *c, const struct key_turn *turn, const struct pair_words *words, const __m512i *gains,
-                      const float *q, size_t G, const void *codes, float *logits) {
+INLINE void meet_keys(const struct commvq_code *c, const struct key_rotation *rotation, const struct pair_words *words,
+                      const __m512i *gains, const float *q, size_t G, const void *codes, float *logits) {
     const size_t pairs = c->groups * c->pairs;
-    struct turned_query queries[MET];
+    struct rotated_query queries[MET];
     struct indices indices;
     __m512i met[MET][4];
     for (size_t g = 0; g < G; g++) {
-        turned_take(turn, q + g * 2 * pairs, pairs, words->units, &queries[g]);
+        rotated_take(rotation, q + g * 2 * pairs, pairs, words->units, &queries[g]);
         UNROLL for (size_t v = 0; v < 4; v++) met[g][v] = _mm512_setzero_si512();
     }
-    for (size_t i = 0; i < pairs; i += TURNED_PAIRS) {
-        __m512i keys[TURNED_PAIRS][4];
+    for (size_t i = 0; i < pairs; i += ROTATED_PAIRS) {
+        __m512i keys[ROTATED_PAIRS][4];
         if (i % c->pairs == 0) read_indices(c, codes, i / c->pairs, &indices);
-        turn_pairs(c, turn, &indices, words, gains, i, keys);
-        turned_meet_all(G, (const __m512i(*)[4])keys, queries, i, met);
+        rotate_pairs(c, rotation, &indices, words, gains, i, keys);
+        rotated_meet_all(G, (const __m512i(*)[4])keys, queries, i, met);
     }
-    for (size_t g = 0; g < G; g++) turned_logits(met[g], queries[g].step, logits + g * BLOCK_TOKENS);
+    for (size_t g = 0; g < G; g++) rotated_logits(met[g], queries[g].step, logits + g * PAGE_TOKENS);
 }
 
-static bool score_turned_comm(const struct comm_code *c, const struct key_turn *turn, const float *gains, const float *q, size_t G,
-                              const void *codes, float *logits) {
+static bool score_rotated_commvq(const struct commvq_code *c, const struct key_rotation *rotation, const float *gains,
+                                 const float *q, size_t G, const void *codes, float *logits) {
     const size_t pairs = c->groups * c->pairs;
     struct pair_words words;
     __m512i gain[2];
-    if (!c->planes || !turned_serves(turn) || c->pairs % TURNED_PAIRS || c->turned != turn->pairs || c->adjacent != turn->adjacent)
+    if (!c->planes || !rotated_serves(rotation) || c->pairs % ROTATED_PAIRS || c->rotated != rotation->pairs ||
+        c->adjacent != rotation->adjacent)
         return false;
-    float largest = turned_gains(gains, gain), inverse = largest > 0 ? 1 / largest : 0;
-    for (size_t i = 0; i < pairs; i += TURNED_PAIRS)
-        if (!set_words(c, turn, largest, inverse, i, &words)) return false;
-    for (size_t n; G > 0; G -= n, q += n * 2 * pairs, logits += n * BLOCK_TOKENS) {
+    float largest = rotated_gains(gains, gain), inverse = largest > 0 ? 1 / largest : 0;
+    for (size_t i = 0; i < pairs; i += ROTATED_PAIRS)
+        if (!set_words(c, rotation, largest, inverse, i, &words)) return false;
+    for (size_t n; G > 0; G -= n, q += n * 2 * pairs, logits += n * PAGE_TOKENS) {
         n = G < MET ? G : MET;
-        meet_keys(c, turn, &words, gain, q, n, codes, logits);
+        meet_keys(c, rotation, &words, gain, q, n, codes, logits);
     }
     return true;
 }
 
-void kernels_fill_avx512_comm(struct kernels *k) {
-    comm_fill(k);
-    k->score_turned_comm = score_turned_comm;
+void kernels_init_avx512_commvq(struct kernels *k) {
+    commvq_fill(k);
+    k->score_rotated_commvq = score_rotated_commvq;
 }

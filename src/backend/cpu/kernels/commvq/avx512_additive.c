@@ -1,6 +1,6 @@
 /* CommVQ's values with AVX-512. */
-#include "backend/cpu/kernels/lanes/avx512.h"
 #include "backend/cpu/kernels/kernels.h"
+#include "backend/cpu/kernels/lanes/avx512.h"
 
 #include <stdbool.h>
 
@@ -15,8 +15,8 @@ static inline vec vec_tag(vec x, const uint32_t *places) {
 static inline vec vec_least(vec a, vec b) { return _mm512_min_ps(a, b); }
 static inline float vec_least_lane(vec a) { return _mm512_reduce_min_ps(a); }
 
-static void tally_additive(const float *weights, size_t G, size_t n, const uint8_t *codes, float *tallies);
-#define TALLY tally_additive
+static void accumulate_by_code_additive(const float *weights, size_t G, size_t n, const uint8_t *codes, float *code_sums);
+#define BY_CODE accumulate_by_code_additive
 
 #include "backend/cpu/kernels/commvq/additive_template.h"
 
@@ -25,7 +25,7 @@ static void tally_additive(const float *weights, size_t G, size_t n, const uint8
  * Tables are made in registers: of all sums of two tokens', then of two of those. */
 
 #define TOGETHER 4 /* queries whose sums lie in registers together */
-#define OCTETS (BLOCK_TOKENS / 8)
+#define OCTETS (PAGE_TOKENS / 8)
 
 #define TIMES_4(x) x, x, x, x
 
@@ -67,11 +67,11 @@ INLINE float make_tables(const float *weights, __m512i *tables) {
     return some ? 1 / scale : 0;
 }
 
-INLINE void tally_some(size_t G, const float *weights, size_t n, const uint8_t *codes, float *tallies) {
+INLINE void accumulate_by_code_some(size_t G, const float *weights, size_t n, const uint8_t *codes, float *code_sums) {
     const __m512i low = _mm512_set1_epi16(15), high = _mm512_set1_epi16(16);
     __m512i tables[TOGETHER][OCTETS];
     float steps[TOGETHER];
-    UNROLL for (size_t g = 0; g < G; g++) steps[g] = make_tables(weights + g * BLOCK_TOKENS, tables[g]);
+    UNROLL for (size_t g = 0; g < G; g++) steps[g] = make_tables(weights + g * PAGE_TOKENS, tables[g]);
     for (size_t i = 0; i < n; i += 2 * LANES) {
         __m512i sum[TOGETHER];
         UNROLL for (size_t g = 0; g < G; g++) sum[g] = _mm512_setzero_si512();
@@ -84,7 +84,7 @@ INLINE void tally_some(size_t G, const float *weights, size_t n, const uint8_t *
             }
         }
         UNROLL for (size_t g = 0; g < G; g++) {
-            float *to = tallies + g * n + i;
+            float *to = code_sums + g * n + i;
             vec a = _mm512_cvtepi32_ps(_mm512_cvtepi16_epi32(_mm512_castsi512_si256(sum[g])));
             vec b = _mm512_cvtepi32_ps(_mm512_cvtepi16_epi32(_mm512_extracti64x4_epi64(sum[g], 1)));
             vec_store(to, vec_fma(a, vec_set(steps[g]), vec_load(to)));
@@ -93,12 +93,12 @@ INLINE void tally_some(size_t G, const float *weights, size_t n, const uint8_t *
     }
 }
 
-static void tally_additive(const float *weights, size_t G, size_t n, const uint8_t *codes, float *tallies) {
-    for (size_t left = G, some; left > 0; left -= some, weights += some * BLOCK_TOKENS, tallies += some * n) {
+static void accumulate_by_code_additive(const float *weights, size_t G, size_t n, const uint8_t *codes, float *code_sums) {
+    for (size_t left = G, some; left > 0; left -= some, weights += some * PAGE_TOKENS, code_sums += some * n) {
         some = left < TOGETHER ? left : TOGETHER;
-        if (some == 4) tally_some(4, weights, n, codes, tallies);
-        if (some == 3) tally_some(3, weights, n, codes, tallies);
-        if (some == 2) tally_some(2, weights, n, codes, tallies);
-        if (some == 1) tally_some(1, weights, n, codes, tallies);
+        if (some == 4) accumulate_by_code_some(4, weights, n, codes, code_sums);
+        if (some == 3) accumulate_by_code_some(3, weights, n, codes, code_sums);
+        if (some == 2) accumulate_by_code_some(2, weights, n, codes, code_sums);
+        if (some == 1) accumulate_by_code_some(1, weights, n, codes, code_sums);
     }
 }

@@ -1,4 +1,4 @@
-/* CommVQ's keys as kernels see them (Li et al. 2025, section 4.2): what the slots ..._comm of backend/cpu/kernels/kernels.h read by, and the
+/* CommVQ's keys as kernels see them (Li et al. 2025, section 4.2): what the slots ..._commvq of backend/cpu/kernels/kernels.h read by, and the
  * search that learning and encoding share. Owns nothing; backend/cpu/codec/commvq.c owns what is pointed to, format/page_layout.h says how codes
  * lie.
  *
@@ -14,20 +14,20 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define COMM_ENTRIES 64    /* of a table in blocks: two indices of 6 bits are a code of 12 */
-#define COMM_BITS 12       /* of a code, a in its lower 6 */
-#define COMM_PART 96       /* bytes of the codes of 64 tokens */
-#define COMM_LANES 32      /* parts of a row are padded to so many numbers: the widest register */
-#define COMM_MOST_PAIRS 64 /* of a group: what one pass has registers for */
-#define COMM_MOST_ROUNDS 64
+#define COMMVQ_ENTRIES 64    /* of a table in blocks: two indices of 6 bits are a code of 12 */
+#define COMMVQ_BITS 12       /* of a code, a in its lower 6 */
+#define COMMVQ_PART 96       /* bytes of the codes of 64 tokens */
+#define COMMVQ_LANES 32      /* parts of a row are padded to so many numbers: the widest register */
+#define COMMVQ_MOST_PAIRS 64 /* of a group: what one pass has registers for */
+#define COMMVQ_MOST_ROUNDS 64
 
 /* A head's tables: integers of 7 bits, so that a processor sums them in bytes first; a pair's sum of all rounds' codewords times
  * its step is the key's shape, and mean + gain shape the key. Later rounds are small (learned ones of 64 pairs have largest numbers
  * of 1, 0.44, 0.45, 0.28, 0.23, 0.20, ... of the first's): rounds fall into runs within which no sum is more than a byte. */
-struct comm_code {
+struct commvq_code {
     size_t groups, pairs, rounds;
-    size_t stride;           /* pairs rounded up to COMM_LANES */
-    const int8_t *rows;      /* [groups][rounds][64][2][stride], at most COMM_LARGEST in size, zeros past `pairs` */
+    size_t stride;           /* pairs rounded up to COMMVQ_LANES */
+    const int8_t *rows;      /* [groups][rounds][64][2][stride], at most COMMVQ_LARGEST in size, zeros past `pairs` */
     const float *steps;      /* [groups][stride], zeros past `pairs` */
     const float *inverses;   /* 1 / steps, or 0 */
     const float *largest;    /* [groups][stride]: as an integer, what no number of a pair's sum exceeds whatever the codes */
@@ -35,18 +35,18 @@ struct comm_code {
     const float *mean;       /* [head_dim] */
     size_t runs;
     const uint8_t *run; /* [runs]: rounds of each */
-    size_t turned;      /* RoPE pairs, the first of all; they lie as turn->adjacent of struct key_turn says */
+    size_t rotated;     /* RoPE pairs, the first of all; they lie as turn->adjacent of struct key_rotation says */
     bool adjacent;
-    /* The same by pair, for tiers that look up in registers (kernels()->planes_pq): real and imaginary parts, s8
+    /* The same by pair, for tiers that look up in registers (kernels()->has_register_lut): real and imaginary parts, s8
      * [groups][pairs][rounds][2][64]; NULL for others. */
     const int8_t *planes;
 };
-#define COMM_SUM 127 /* of a run */
-#define COMM_LARGEST 63
+#define COMMVQ_SUM 127 /* of a run */
+#define COMMVQ_LARGEST 63
 
 /* Floats of the tables of one query: each entry times the query's conjugate, and last the mean. */
-static inline size_t comm_table_floats(const struct comm_code *c) {
-    return c->groups * (c->rounds * COMM_ENTRIES + 1) * 2 * c->stride;
+static inline size_t commvq_table_floats(const struct commvq_code *c) {
+    return c->groups * (c->rounds * COMMVQ_ENTRIES + 1) * 2 * c->stride;
 }
 
 /* ---- The search for the nearest codeword of one round: 2 entries inner products and entries^2 sums instead of entries^2
@@ -55,32 +55,32 @@ static inline size_t comm_table_floats(const struct comm_code *c) {
  *     |x - z[a] - i z[b]|^2 / 2 = |x|^2 / 2 + half[a][b] - <x, z[a]> - <x, i z[b]>,   half[a][b] = |z[a] + i z[b]|^2 / 2
  */
 
-struct comm_search {
-    size_t pairs, entries, columns; /* columns: entries rounded up to COMM_COLUMNS */
+struct commvq_search {
+    size_t pairs, entries, columns; /* columns: entries rounded up to COMMVQ_COLUMNS */
     float *panel;                   /* [2 pairs][2 columns]: by number, z[a] and then i z[b] */
     float *half;                    /* [entries][columns], infinity past `entries` */
 };
-#define COMM_COLUMNS 16
+#define COMMVQ_COLUMNS 16
 
-/* TERSE_E_ARGUMENT unless 1 <= pairs <= COMM_MOST_PAIRS, 1 <= entries <= COMM_ENTRIES. */
-enum terse_status comm_search_new(size_t pairs, size_t entries, struct comm_search *search, struct terse_error *error);
+/* TERSE_E_ARGUMENT unless 1 <= pairs <= COMMVQ_MOST_PAIRS, 1 <= entries <= COMMVQ_ENTRIES. */
+enum terse_status commvq_search_new(size_t pairs, size_t entries, struct commvq_search *search, struct terse_error *error);
 /* Accepts a zeroed struct. */
-void comm_search_free(struct comm_search *search);
-size_t comm_search_bytes(const struct comm_search *search);
+void commvq_search_free(struct commvq_search *search);
+size_t commvq_search_bytes(const struct commvq_search *search);
 /* Takes over table[entries][2 pairs], finite; may be called again. */
-void comm_search_set(struct comm_search *search, const float *table);
+void commvq_search_set(struct commvq_search *search, const float *table);
 /* Its two parts, for a search put together of memory of one's own: `half` takes long to make, `panel` no time. */
-void comm_search_panel(struct comm_search *search, const float *table);
-void comm_search_half(struct comm_search *search, const float *table);
+void commvq_search_panel(struct commvq_search *search, const float *table);
+void commvq_search_half(struct commvq_search *search, const float *table);
 
-/* products[n][2 columns] of rows[n][2 pairs], `stride` floats apart: what the slots least_comm and within_comm read. */
-void comm_search_products(const struct comm_search *search, const float *rows, size_t n, size_t stride, float *products);
+/* products[n][2 columns] of rows[n][2 pairs], `stride` floats apart: what the slots least_commvq and within_commvq read. */
+void commvq_search_products(const struct commvq_search *search, const float *rows, size_t n, size_t stride, float *products);
 
 /* codes[n] = a + entries b of the nearest codeword of each of rows[n]; of equally near ones that of the lowest a, then b. What a
  * row gets depends on it and the table alone. Allocates nothing; any number of threads may search at once. */
-void comm_search_nearest(const struct comm_search *search, const float *rows, size_t n, size_t stride, uint16_t *codes);
+void commvq_search_nearest(const struct commvq_search *search, const float *rows, size_t n, size_t stride, uint16_t *codes);
 
 /* rows[n] -= the codewords of codes[n] in table[entries][2 pairs]. */
-void comm_subtract(const float *table, size_t pairs, size_t entries, const uint16_t *codes, size_t n, float *rows, size_t stride);
+void commvq_subtract(const float *table, size_t pairs, size_t entries, const uint16_t *codes, size_t n, float *rows, size_t stride);
 
 #endif

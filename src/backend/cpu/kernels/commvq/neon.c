@@ -34,4 +34,4 @@ static inline bool vec_any_less(vec a, vec b) { return vmaxvq_u32(vcltq_f32(a, b
 
 #include "backend/cpu/kernels/commvq/template.h"
 
-void kernels_fill_neon_comm(struct kernels *k) { comm_fill(k); }
+void kernels_init_neon_commvq(struct kernels *k) { commvq_fill(k); }

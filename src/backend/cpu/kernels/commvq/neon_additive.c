@@ -12,15 +12,15 @@ static inline vec vec_tag(vec x, const uint32_t *places) {
 static inline vec vec_least(vec a, vec b) { return vminnmq_f32(a, b); }
 static inline float vec_least_lane(vec a) { return vminnmvq_f32(a); }
 
-static void tally_additive(const float *weights, size_t G, size_t n, const uint8_t *codes, float *tallies);
-#define TALLY tally_additive
+static void accumulate_by_code_additive(const float *weights, size_t G, size_t n, const uint8_t *codes, float *code_sums);
+#define BY_CODE accumulate_by_code_additive
 
 #include "backend/cpu/kernels/commvq/additive_template.h"
 
 /* ---- Tallies: as avx2_additive.c, sixteen codes at a time. */
 
 #define TOGETHER 2 /* queries whose sums lie in registers together */
-#define QUADS (BLOCK_TOKENS / 4)
+#define QUADS (PAGE_TOKENS / 4)
 
 struct quad {
     uint8_t low[16], high[16];
@@ -30,12 +30,12 @@ struct quad {
  * add. */
 static float make_tables(const float *weights, struct quad *quads) {
     const uint16_t counting[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    int32_t whole[BLOCK_TOKENS];
+    int32_t whole[PAGE_TOKENS];
     vec size = vec_zero();
-    for (size_t i = 0; i < BLOCK_TOKENS; i += LANES) size = vec_add(size, vabsq_f32(vec_load(weights + i)));
+    for (size_t i = 0; i < PAGE_TOKENS; i += LANES) size = vec_add(size, vabsq_f32(vec_load(weights + i)));
     float sum = vaddvq_f32(size), scale = sum > ADDITIVE_NOTHING ? ADDITIVE_WEIGHTS / sum : 0;
     if (!(scale > 0)) return 0;
-    for (size_t i = 0; i < BLOCK_TOKENS; i += LANES)
+    for (size_t i = 0; i < PAGE_TOKENS; i += LANES)
         vst1q_s32(whole + i, vcvtnq_s32_f32(vec_mul(vec_load(weights + i), vec_set(scale))));
     for (size_t q = 0; q < QUADS; q++) {
         for (size_t half = 0; half < 2; half++) {
@@ -64,17 +64,18 @@ INLINE void look_up(uint8x16_t index, const struct quad *quad, struct bytes_sum 
 }
 
 /* tallies[8] += step * (low + 256 high), modulo 2^16 and signed */
-INLINE void add_eight(uint16x8_t low, uint8x8_t high, float step, float *tallies) {
+INLINE void add_eight(uint16x8_t low, uint8x8_t high, float step, float *code_sums) {
     int16x8_t whole = vreinterpretq_s16_u16(vaddq_u16(low, vshll_n_u8(high, 8)));
     vec parts[2] = {vcvtq_f32_s32(vmovl_s16(vget_low_s16(whole))), vcvtq_f32_s32(vmovl_high_s16(whole))};
-    for (size_t i = 0; i < 2; i++) vec_store(tallies + i * LANES, vec_fma(parts[i], vec_set(step), vec_load(tallies + i * LANES)));
+    for (size_t i = 0; i < 2; i++)
+        vec_store(code_sums + i * LANES, vec_fma(parts[i], vec_set(step), vec_load(code_sums + i * LANES)));
 }
 
-INLINE void tally_some(size_t G, const float *weights, size_t n, const uint8_t *codes, float *tallies) {
+INLINE void accumulate_by_code_some(size_t G, const float *weights, size_t n, const uint8_t *codes, float *code_sums) {
     struct quad quads[TOGETHER][QUADS];
     float steps[TOGETHER];
     for (size_t g = 0; g < G; g++) {
-        steps[g] = make_tables(weights + g * BLOCK_TOKENS, quads[g]);
+        steps[g] = make_tables(weights + g * PAGE_TOKENS, quads[g]);
         if (steps[g] == 0) memset(quads[g], 0, sizeof quads[g]);
     }
     for (size_t i = 0; i < n; i += 16) {
@@ -88,16 +89,16 @@ INLINE void tally_some(size_t G, const float *weights, size_t n, const uint8_t *
             }
         }
         UNROLL for (size_t g = 0; g < G; g++) {
-            add_eight(sum[g].first, vget_low_u8(sum[g].high), steps[g], tallies + g * n + i);
-            add_eight(sum[g].second, vget_high_u8(sum[g].high), steps[g], tallies + g * n + i + 8);
+            add_eight(sum[g].first, vget_low_u8(sum[g].high), steps[g], code_sums + g * n + i);
+            add_eight(sum[g].second, vget_high_u8(sum[g].high), steps[g], code_sums + g * n + i + 8);
         }
     }
 }
 
-static void tally_additive(const float *weights, size_t G, size_t n, const uint8_t *codes, float *tallies) {
-    for (size_t left = G, some; left > 0; left -= some, weights += some * BLOCK_TOKENS, tallies += some * n) {
+static void accumulate_by_code_additive(const float *weights, size_t G, size_t n, const uint8_t *codes, float *code_sums) {
+    for (size_t left = G, some; left > 0; left -= some, weights += some * PAGE_TOKENS, code_sums += some * n) {
         some = SMALLER(left, TOGETHER);
-        if (some == 2) tally_some(2, weights, n, codes, tallies);
-        if (some == 1) tally_some(1, weights, n, codes, tallies);
+        if (some == 2) accumulate_by_code_some(2, weights, n, codes, code_sums);
+        if (some == 1) accumulate_by_code_some(1, weights, n, codes, code_sums);
     }
 }

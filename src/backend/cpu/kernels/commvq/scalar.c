@@ -1,6 +1,6 @@
 /* CommVQ's keys: the reference. */
-#include "backend/cpu/kernels/pq/code_planes.h"
 #include "backend/cpu/kernels/init.h"
+#include "backend/cpu/kernels/pq/code_planes.h"
 
 #include <math.h>
 
@@ -49,20 +49,20 @@ static size_t within_comm_scalar(const float *half, size_t entries, size_t colum
     return found;
 }
 
-static void read_codes(const struct comm_code *c, const void *codes, size_t group, size_t round, uint16_t *to) {
-    code_planes_read((const uint8_t *)codes + (group * c->rounds + round) * COMM_PART, COMM_BITS, to);
+static void read_codes(const struct commvq_code *c, const void *codes, size_t group, size_t round, uint16_t *to) {
+    code_planes_read((const uint8_t *)codes + (group * c->rounds + round) * COMMVQ_PART, COMMVQ_BITS, to);
 }
 
-static void channels_comm_scalar(const struct comm_code *c, const float *gains, const void *codes, float *channels) {
+static void channels_comm_scalar(const struct commvq_code *c, const float *gains, const void *codes, float *channels) {
     for (size_t k = 0; k < c->groups; k++) {
-        int32_t sum[2 * COMM_MOST_PAIRS][BLOCK_TOKENS] = {{0}};
+        int32_t sum[2 * COMMVQ_MOST_PAIRS][PAGE_TOKENS] = {{0}};
         for (size_t r = 0; r < c->rounds; r++) {
-            const int8_t *table = c->rows + (k * c->rounds + r) * COMM_ENTRIES * 2 * c->stride;
-            uint16_t code[BLOCK_TOKENS];
+            const int8_t *table = c->rows + (k * c->rounds + r) * COMMVQ_ENTRIES * 2 * c->stride;
+            uint16_t code[PAGE_TOKENS];
             read_codes(c, codes, k, r, code);
-            for (size_t t = 0; t < BLOCK_TOKENS; t++) {
-                const int8_t *a = table + code[t] % COMM_ENTRIES * 2 * c->stride,
-                             *b = table + code[t] / COMM_ENTRIES * 2 * c->stride;
+            for (size_t t = 0; t < PAGE_TOKENS; t++) {
+                const int8_t *a = table + code[t] % COMMVQ_ENTRIES * 2 * c->stride,
+                             *b = table + code[t] / COMMVQ_ENTRIES * 2 * c->stride;
                 for (size_t j = 0; j < c->pairs; j++) {
                     sum[j][t] += a[j] - b[c->stride + j];
                     sum[c->pairs + j][t] += a[c->stride + j] + b[j];
@@ -71,8 +71,8 @@ static void channels_comm_scalar(const struct comm_code *c, const float *gains, 
         }
         for (size_t i = 0; i < 2 * c->pairs; i++) {
             size_t channel = c->channels[k * 2 * c->pairs + i];
-            for (size_t t = 0; t < BLOCK_TOKENS; t++)
-                channels[channel * BLOCK_TOKENS + t] =
+            for (size_t t = 0; t < PAGE_TOKENS; t++)
+                channels[channel * PAGE_TOKENS + t] =
                     c->mean[channel] + gains[t] * c->steps[k * c->stride + i % c->pairs] * (float)sum[i][t];
         }
     }
@@ -86,17 +86,17 @@ static void conjugate_times(const float *qr, const float *qi, const float *zr, c
     }
 }
 
-static void prepare_comm_scalar(const struct comm_code *c, const float *q, float *tables) {
+static void prepare_comm_scalar(const struct commvq_code *c, const float *q, float *tables) {
     for (size_t k = 0; k < c->groups; k++) {
-        float qr[2 * COMM_MOST_PAIRS] = {0}, qi[2 * COMM_MOST_PAIRS] = {0}, zr[2 * COMM_MOST_PAIRS] = {0},
-                     zi[2 * COMM_MOST_PAIRS] = {0};
+        float qr[2 * COMMVQ_MOST_PAIRS] = {0}, qi[2 * COMMVQ_MOST_PAIRS] = {0}, zr[2 * COMMVQ_MOST_PAIRS] = {0},
+                     zi[2 * COMMVQ_MOST_PAIRS] = {0};
         const uint8_t *channels = c->channels + k * 2 * c->pairs;
         for (size_t j = 0; j < c->pairs; j++) {
             qr[j] = q[channels[j]];
             qi[j] = q[channels[c->pairs + j]];
         }
-        for (size_t i = 0; i < c->rounds * COMM_ENTRIES; i++, tables += 2 * c->stride) {
-            const int8_t *row = c->rows + (k * c->rounds * COMM_ENTRIES + i) * 2 * c->stride;
+        for (size_t i = 0; i < c->rounds * COMMVQ_ENTRIES; i++, tables += 2 * c->stride) {
+            const int8_t *row = c->rows + (k * c->rounds * COMMVQ_ENTRIES + i) * 2 * c->stride;
             for (size_t j = 0; j < c->pairs; j++) {
                 zr[j] = c->steps[k * c->stride + j] * (float)row[j];
                 zi[j] = c->steps[k * c->stride + j] * (float)row[c->stride + j];
@@ -112,17 +112,17 @@ static void prepare_comm_scalar(const struct comm_code *c, const float *q, float
     }
 }
 
-static void look_up_comm_scalar(const struct comm_code *c, const struct key_turn *turn, const float *tables, const float *gains,
-                                const void *codes, float *logits) {
-    for (size_t t = 0; t < BLOCK_TOKENS; t++) logits[t] = 0;
+static void look_up_comm_scalar(const struct commvq_code *c, const struct key_rotation *rotation, const float *tables,
+                                const float *gains, const void *codes, float *logits) {
+    for (size_t t = 0; t < PAGE_TOKENS; t++) logits[t] = 0;
     for (size_t k = 0; k < c->groups; k++, tables += 2 * c->stride) {
-        float re[COMM_MOST_PAIRS][BLOCK_TOKENS] = {{0}}, im[COMM_MOST_PAIRS][BLOCK_TOKENS] = {{0}};
-        for (size_t r = 0; r < c->rounds; r++, tables += COMM_ENTRIES * 2 * c->stride) {
-            uint16_t code[BLOCK_TOKENS];
+        float re[COMMVQ_MOST_PAIRS][PAGE_TOKENS] = {{0}}, im[COMMVQ_MOST_PAIRS][PAGE_TOKENS] = {{0}};
+        for (size_t r = 0; r < c->rounds; r++, tables += COMMVQ_ENTRIES * 2 * c->stride) {
+            uint16_t code[PAGE_TOKENS];
             read_codes(c, codes, k, r, code);
-            for (size_t t = 0; t < BLOCK_TOKENS; t++) {
-                const float *a = tables + code[t] % COMM_ENTRIES * 2 * c->stride,
-                            *b = tables + code[t] / COMM_ENTRIES * 2 * c->stride;
+            for (size_t t = 0; t < PAGE_TOKENS; t++) {
+                const float *a = tables + code[t] % COMMVQ_ENTRIES * 2 * c->stride,
+                            *b = tables + code[t] / COMMVQ_ENTRIES * 2 * c->stride;
                 for (size_t j = 0; j < c->pairs; j++) {
                     re[j][t] += a[j] - b[c->stride + j];
                     im[j][t] += a[c->stride + j] + b[j];
@@ -131,20 +131,21 @@ static void look_up_comm_scalar(const struct comm_code *c, const struct key_turn
         }
         for (size_t j = 0; j < c->pairs; j++) {
             size_t pair = k * c->pairs + j;
-            for (size_t t = 0; t < BLOCK_TOKENS; t++) {
+            for (size_t t = 0; t < PAGE_TOKENS; t++) {
                 float x = tables[j] + gains[t] * re[j][t], y = tables[c->stride + j] + gains[t] * im[j][t];
-                bool turned = pair < turn->pairs;
-                logits[t] += turned ? x * turn->cosine[pair * BLOCK_TOKENS + t] - y * turn->sine[pair * BLOCK_TOKENS + t] : x;
+                bool rotated = pair < rotation->pairs;
+                logits[t] +=
+                    rotated ? x * rotation->cosine[pair * PAGE_TOKENS + t] - y * rotation->sine[pair * PAGE_TOKENS + t] : x;
             }
         }
     }
 }
 
-void kernels_fill_scalar_comm(struct kernels *k) {
+void kernels_init_scalar_commvq(struct kernels *k) {
     k->products = products_scalar;
-    k->least_comm = least_comm_scalar;
-    k->within_comm = within_comm_scalar;
-    k->channels_comm = channels_comm_scalar;
-    k->prepare_comm = prepare_comm_scalar;
-    k->look_up_comm = look_up_comm_scalar;
+    k->least_commvq = least_comm_scalar;
+    k->within_commvq = within_comm_scalar;
+    k->channels_commvq = channels_comm_scalar;
+    k->prepare_commvq = prepare_comm_scalar;
+    k->look_up_commvq = look_up_comm_scalar;
 }

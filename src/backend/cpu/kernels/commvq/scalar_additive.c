@@ -1,16 +1,16 @@
 /* CommVQ's values: the reference. */
-#include "format/page_layout.h"
 #include "backend/cpu/kernels/init.h"
+#include "format/page_layout.h"
 
 #include <math.h>
 
-static void tally_additive_scalar(const float *weights, size_t G, size_t n, const uint8_t *codes, float *tallies) {
+static void accumulate_by_code_additive_scalar(const float *weights, size_t G, size_t n, const uint8_t *codes, float *code_sums) {
     for (size_t g = 0; g < G; g++) {
         for (size_t i = 0; i < n; i++) {
             float sum = 0;
-            for (size_t t = 0; t < BLOCK_TOKENS; t++)
-                if (codes[t / 8 * n + i] >> t % 8 & 1) sum += weights[g * BLOCK_TOKENS + t];
-            tallies[g * n + i] += sum;
+            for (size_t t = 0; t < PAGE_TOKENS; t++)
+                if (codes[t / 8 * n + i] >> t % 8 & 1) sum += weights[g * PAGE_TOKENS + t];
+            code_sums[g * n + i] += sum;
         }
     }
 }
@@ -50,18 +50,18 @@ static void search(const float *couplings, size_t n, float *field, float *spins)
         row = couplings + at * n;
     }
     float least = pass(n, true, row, by, spins, field);
-    for (size_t turned = 0; turned < n && least < -ADDITIVE_LEAST_FIELD; turned++) {
+    for (size_t rotated = 0; rotated < n && least < -ADDITIVE_LEAST_FIELD; rotated++) {
         uint32_t at = additive_place(least);
         spins[at] = -spins[at];
         least = pass(n, true, couplings + at * n, 2 * spins[at], spins, field);
     }
 }
 
-static void spins_additive_scalar(const float *couplings, size_t n, size_t count, float *fields, float *spins) {
+static void local_search_additive_scalar(const float *couplings, size_t n, size_t count, float *fields, float *spins) {
     for (size_t r = 0; r < count; r++) search(couplings, n, fields + r * n, spins + r * n);
 }
 
-void kernels_fill_scalar_additive(struct kernels *k) {
-    k->tally_additive = tally_additive_scalar;
-    k->spins_additive = spins_additive_scalar;
+void kernels_init_scalar_additive(struct kernels *k) {
+    k->accumulate_by_code_additive = accumulate_by_code_additive_scalar;
+    k->local_search_additive = local_search_additive_scalar;
 }

@@ -1,4 +1,4 @@
-/* CommVQ's keys for any vector instruction set: included once by avx2_comm.c, avx512_comm.c and neon_comm.c after their lanes,
+/* CommVQ's keys for any vector instruction set: included once by avx2_commvq.c, avx512_commvq.c and neon_commvq.c after their lanes,
  * which bring besides
  *
  *     vec_lower(s, j, &best, &at)     where s < best: best = s, at = j
@@ -13,10 +13,10 @@
  * A token's key is a sum of two rows a round, as they lie in the tables: all its channels' sums stay in registers, as bytes, while a
  * run of rounds is summed, and then go to sums of 16 bits. Eight tokens at a time are then turned over to channels, which is how
  * queries want them. The tables of a head are 8 KB a round at 128 channels: what bounds this is the second-level cache,
- * which is why they are not floats, and why a table made for each query (look_up_comm, floats) is not the faster way.
+ * which is why they are not floats, and why a table made for each query (look_up_commvq, floats) is not the faster way.
  */
-#include "backend/cpu/kernels/pq/code_planes.h"
 #include "backend/cpu/kernels/lanes/sums_template.h"
+#include "backend/cpu/kernels/pq/code_planes.h"
 
 #include <math.h>
 
@@ -37,16 +37,17 @@ INLINE void products_tile(size_t G, size_t W, const float *x, size_t d, size_t s
 
 /* A product is a sum by number, whatever rows and columns are taken together: it does not depend on how rows are cut into calls. */
 static void PASTE(products, ISA)(const float *x, size_t n, size_t d, size_t stride, const float *panel, size_t width, float *out) {
-    size_t r = 0, step = width % (TILE(4) * LANES) ? COMM_COLUMNS : TILE(4) * LANES;
+    size_t r = 0, step = width % (TILE(4) * LANES) ? COMMVQ_COLUMNS : TILE(4) * LANES;
     for (; r + 4 <= n; r += 4, x += 4 * stride, out += 4 * width)
         for (size_t j = 0; j < width; j += step) {
             if (step == TILE(4) * LANES)
                 products_tile(4, TILE(4), x, d, stride, panel, width, j, out);
             else
-                products_tile(4, COMM_COLUMNS / LANES, x, d, stride, panel, width, j, out);
+                products_tile(4, COMMVQ_COLUMNS / LANES, x, d, stride, panel, width, j, out);
         }
     for (; r < n; r++, x += stride, out += width)
-        for (size_t j = 0; j < width; j += COMM_COLUMNS) products_tile(1, COMM_COLUMNS / LANES, x, d, stride, panel, width, j, out);
+        for (size_t j = 0; j < width; j += COMMVQ_COLUMNS)
+            products_tile(1, COMMVQ_COLUMNS / LANES, x, d, stride, panel, width, j, out);
 }
 
 struct lowest {
@@ -81,18 +82,18 @@ INLINE void lowest_of(size_t W, const float *half, size_t entries, size_t column
     }
 }
 
-static uint32_t PASTE(least_comm, ISA)(const float *half, size_t entries, size_t columns, const float *products, float *least) {
+static uint32_t PASTE(least_commvq, ISA)(const float *half, size_t entries, size_t columns, const float *products, float *least) {
     struct lowest lowest = {INFINITY, UINT32_MAX, 0};
     size_t b = 0;
-    for (; LANES == COMM_COLUMNS && b + 4 * LANES <= columns; b += 4 * LANES)
+    for (; LANES == COMMVQ_COLUMNS && b + 4 * LANES <= columns; b += 4 * LANES)
         lowest_of(4, half, entries, columns, products, b, &lowest);
-    for (; b < columns; b += COMM_COLUMNS) lowest_of(COMM_COLUMNS / LANES, half, entries, columns, products, b, &lowest);
+    for (; b < columns; b += COMMVQ_COLUMNS) lowest_of(COMMVQ_COLUMNS / LANES, half, entries, columns, products, b, &lowest);
     *least = lowest.value;
     return lowest.value < INFINITY ? lowest.a * (uint32_t)columns + lowest.b : 0;
 }
 
-static size_t PASTE(within_comm, ISA)(const float *half, size_t entries, size_t columns, const float *products, float limit,
-                                      size_t most, uint32_t *cells, float *values) {
+static size_t PASTE(within_commvq, ISA)(const float *half, size_t entries, size_t columns, const float *products, float limit,
+                                        size_t most, uint32_t *cells, float *values) {
     const vec bound = vec_set(limit), one = vec_set(1);
     size_t found = 0;
     for (size_t a = 0; a < entries; a++) {
@@ -117,20 +118,20 @@ static size_t PASTE(within_comm, ISA)(const float *half, size_t entries, size_t 
 
 /* ---- Keys by channel --------------------------------------------------------------------------------------------------------- */
 
-#define TURNED 8 /* tokens that are turned over together */
+#define ROTATED 8 /* tokens that are turned over together */
 
 /* Where the rows of all rounds' codes begin: a's and b's. */
 struct places {
-    uint32_t of[COMM_MOST_ROUNDS][BLOCK_TOKENS][2];
+    uint32_t of[COMMVQ_MOST_ROUNDS][PAGE_TOKENS][2];
 };
 
-static void read_places(const struct comm_code *c, const void *codes, size_t group, struct places *places) {
+static void read_places(const struct commvq_code *c, const void *codes, size_t group, struct places *places) {
     for (size_t r = 0; r < c->rounds; r++) {
-        uint16_t code[BLOCK_TOKENS];
-        code_planes_read((const uint8_t *)codes + (group * c->rounds + r) * COMM_PART, COMM_BITS, code);
-        for (size_t t = 0; t < BLOCK_TOKENS; t++) {
-            places->of[r][t][0] = (uint32_t)((r * COMM_ENTRIES + code[t] % COMM_ENTRIES) * 2 * c->stride);
-            places->of[r][t][1] = (uint32_t)((r * COMM_ENTRIES + code[t] / COMM_ENTRIES) * 2 * c->stride);
+        uint16_t code[PAGE_TOKENS];
+        code_planes_read((const uint8_t *)codes + (group * c->rounds + r) * COMMVQ_PART, COMMVQ_BITS, code);
+        for (size_t t = 0; t < PAGE_TOKENS; t++) {
+            places->of[r][t][0] = (uint32_t)((r * COMMVQ_ENTRIES + code[t] % COMMVQ_ENTRIES) * 2 * c->stride);
+            places->of[r][t][1] = (uint32_t)((r * COMMVQ_ENTRIES + code[t] / COMMVQ_ENTRIES) * 2 * c->stride);
         }
     }
 }
@@ -139,10 +140,10 @@ static void read_places(const struct comm_code *c, const void *codes, size_t gro
 static inline size_t place_of(size_t j) { return j / (2 * SHORTS) * (2 * SHORTS) + j % 2 * SHORTS + j % (2 * SHORTS) / 2; }
 
 /* to[2][P], one token's sums of P numbers of each half, += those of `rounds` rounds, which are bytes; number j at place_of(j). */
-INLINE void add_run(size_t P, const int8_t *rows, const uint32_t (*places)[BLOCK_TOKENS][2], size_t t, size_t rounds, bool first,
+INLINE void add_run(size_t P, const int8_t *rows, const uint32_t (*places)[PAGE_TOKENS][2], size_t t, size_t rounds, bool first,
                     int16_t *to) {
     const size_t N = P / SHORTS / 2;
-    shorts x[COMM_MOST_PAIRS / SHORTS / 2], y[COMM_MOST_PAIRS / SHORTS / 2];
+    shorts x[COMMVQ_MOST_PAIRS / SHORTS / 2], y[COMMVQ_MOST_PAIRS / SHORTS / 2];
     UNROLL for (size_t i = 0; i < N; i++) x[i] = y[i] = shorts_zero();
     for (size_t r = 0; r < rounds; r++) {
         const int8_t *a = rows + places[r][t][0], *b = rows + places[r][t][1];
@@ -162,8 +163,8 @@ INLINE void add_run(size_t P, const int8_t *rows, const uint32_t (*places)[BLOCK
 typedef int16_t eight __attribute__((vector_size(16)));
 
 /* rows[8][n] to columns[n][64], n a multiple of 8. */
-INLINE void turn_over(size_t n, const int16_t *rows, int16_t *columns) {
-    for (size_t i = 0; i < n; i += TURNED) {
+INLINE void transpose(size_t n, const int16_t *rows, int16_t *columns) {
+    for (size_t i = 0; i < n; i += ROTATED) {
         eight x[8], y[8];
         UNROLL for (size_t r = 0; r < 8; r++) memcpy(&x[r], rows + r * n + i, sizeof x[r]);
         UNROLL for (size_t r = 0; r < 4; r++) {
@@ -178,32 +179,32 @@ INLINE void turn_over(size_t n, const int16_t *rows, int16_t *columns) {
             y[2 * r] = __builtin_shufflevector(x[r], x[r + 4], 0, 8, 1, 9, 2, 10, 3, 11);
             y[2 * r + 1] = __builtin_shufflevector(x[r], x[r + 4], 4, 12, 5, 13, 6, 14, 7, 15);
         }
-        UNROLL for (size_t r = 0; r < 8; r++) memcpy(columns + (i + r) * BLOCK_TOKENS, &y[r], sizeof y[r]);
+        UNROLL for (size_t r = 0; r < 8; r++) memcpy(columns + (i + r) * PAGE_TOKENS, &y[r], sizeof y[r]);
     }
 }
 
 /* sums[2 P][64] of one group. */
-INLINE void sum_group(size_t P, const struct comm_code *c, const int8_t *rows, const struct places *places,
+INLINE void sum_group(size_t P, const struct commvq_code *c, const int8_t *rows, const struct places *places,
                       int16_t *sums_by_channel) {
-    _Alignas(64) int16_t some[BLOCK_TOKENS * 2 * COMM_MOST_PAIRS];
+    _Alignas(64) int16_t some[PAGE_TOKENS * 2 * COMMVQ_MOST_PAIRS];
     for (size_t run = 0, r = 0; run < c->runs; r += c->run[run], run++)
-        for (size_t t = 0; t < BLOCK_TOKENS; t++) add_run(P, rows, places->of + r, t, c->run[run], run == 0, some + t * 2 * P);
-    for (size_t t = 0; t < BLOCK_TOKENS; t += TURNED) turn_over(2 * P, some + t * 2 * P, sums_by_channel + t);
+        for (size_t t = 0; t < PAGE_TOKENS; t++) add_run(P, rows, places->of + r, t, c->run[run], run == 0, some + t * 2 * P);
+    for (size_t t = 0; t < PAGE_TOKENS; t += ROTATED) transpose(2 * P, some + t * 2 * P, sums_by_channel + t);
 }
 
 /* One number of a group: mean + gain step sum. */
 INLINE void to_channel(const int16_t *sum, float step, float mean, const float *gains, float *channel) {
-    UNROLL_16 for (size_t t = 0; t < BLOCK_TOKENS; t += LANES) {
+    UNROLL_16 for (size_t t = 0; t < PAGE_TOKENS; t += LANES) {
         vec gain = vec_mul(vec_load(gains + t), vec_set(step));
         vec_store(channel + t, vec_fma(gain, vec_shorts(sum + t), vec_set(mean)));
     }
 }
 
-static void channels_by_rows(const struct comm_code *c, const float *gains, const void *codes, float *channels) {
+static void channels_by_rows(const struct commvq_code *c, const float *gains, const void *codes, float *channels) {
     struct places places;
-    int16_t sum[2 * COMM_MOST_PAIRS * BLOCK_TOKENS];
+    int16_t sum[2 * COMMVQ_MOST_PAIRS * PAGE_TOKENS];
     for (size_t k = 0; k < c->groups; k++) {
-        const int8_t *rows = c->rows + k * c->rounds * COMM_ENTRIES * 2 * c->stride;
+        const int8_t *rows = c->rows + k * c->rounds * COMMVQ_ENTRIES * 2 * c->stride;
         const uint8_t *at = c->channels + k * 2 * c->pairs;
         read_places(c, codes, k, &places);
         if (c->stride == 32)
@@ -212,9 +213,9 @@ static void channels_by_rows(const struct comm_code *c, const float *gains, cons
             sum_group(64, c, rows, &places, sum);
         for (size_t j = 0; j < c->pairs; j++) {
             float step = c->steps[k * c->stride + j];
-            const int16_t *re = sum + place_of(j) * BLOCK_TOKENS, *im = re + c->stride * BLOCK_TOKENS;
-            to_channel(re, step, c->mean[at[j]], gains, channels + at[j] * BLOCK_TOKENS);
-            to_channel(im, step, c->mean[at[c->pairs + j]], gains, channels + at[c->pairs + j] * BLOCK_TOKENS);
+            const int16_t *re = sum + place_of(j) * PAGE_TOKENS, *im = re + c->stride * PAGE_TOKENS;
+            to_channel(re, step, c->mean[at[j]], gains, channels + at[j] * PAGE_TOKENS);
+            to_channel(im, step, c->mean[at[c->pairs + j]], gains, channels + at[c->pairs + j] * PAGE_TOKENS);
         }
     }
 }
@@ -235,7 +236,7 @@ INLINE void conjugate_times(size_t n, const float *q, const float *z, float *out
 }
 
 /* x[2][pairs] of a head's channels in the order of group k, zeros past them. */
-static void gather_group(const struct comm_code *c, size_t k, const float *head, float *x) {
+static void gather_group(const struct commvq_code *c, size_t k, const float *head, float *x) {
     const uint8_t *at = c->channels + k * 2 * c->pairs;
     memset(x, 0, 2 * c->stride * sizeof *x);
     for (size_t j = 0; j < c->pairs; j++) {
@@ -244,13 +245,13 @@ static void gather_group(const struct comm_code *c, size_t k, const float *head,
     }
 }
 
-static void PASTE(prepare_comm, ISA)(const struct comm_code *c, const float *q, float *tables) {
-    float x[2 * COMM_MOST_PAIRS], z[2 * COMM_MOST_PAIRS];
+static void PASTE(prepare_commvq, ISA)(const struct commvq_code *c, const float *q, float *tables) {
+    float x[2 * COMMVQ_MOST_PAIRS], z[2 * COMMVQ_MOST_PAIRS];
     for (size_t k = 0; k < c->groups; k++) {
-        const int8_t *row = c->rows + k * c->rounds * COMM_ENTRIES * 2 * c->stride;
+        const int8_t *row = c->rows + k * c->rounds * COMMVQ_ENTRIES * 2 * c->stride;
         const float *steps = c->steps + k * c->stride;
         gather_group(c, k, q, x);
-        for (size_t i = 0; i < c->rounds * COMM_ENTRIES; i++, row += 2 * c->stride, tables += 2 * c->stride) {
+        for (size_t i = 0; i < c->rounds * COMMVQ_ENTRIES; i++, row += 2 * c->stride, tables += 2 * c->stride) {
             for (size_t j = 0; j < 2 * c->stride; j += LANES)
                 vec_store(z + j, vec_mul(vec_load(steps + j % c->stride), vec_bytes(row + j)));
             conjugate_times(c->stride, x, z, tables);
@@ -283,7 +284,7 @@ INLINE void sum_tables(size_t P, const float *tables, size_t rounds, const struc
 typedef float four __attribute__((vector_size(16)));
 
 /* rows[4][n] to columns[n][64], n a multiple of 4. */
-INLINE void turn_over_floats(size_t n, const float *rows, float *columns) {
+INLINE void transpose_floats(size_t n, const float *rows, float *columns) {
     for (size_t i = 0; i < n; i += 4) {
         four x[4], y[4];
         UNROLL for (size_t r = 0; r < 4; r++) memcpy(&x[r], rows + r * n + i, sizeof x[r]);
@@ -295,22 +296,22 @@ INLINE void turn_over_floats(size_t n, const float *rows, float *columns) {
             x[2 * r] = __builtin_shufflevector(y[r], y[r + 2], 0, 4, 1, 5);
             x[2 * r + 1] = __builtin_shufflevector(y[r], y[r + 2], 2, 6, 3, 7);
         }
-        UNROLL for (size_t r = 0; r < 4; r++) memcpy(columns + (i + r) * BLOCK_TOKENS, &x[r], sizeof x[r]);
+        UNROLL for (size_t r = 0; r < 4; r++) memcpy(columns + (i + r) * PAGE_TOKENS, &x[r], sizeof x[r]);
     }
 }
 
 INLINE void sum_tables_group(size_t P, const float *tables, size_t rounds, const struct places *places, float *sums_by_channel) {
     float some[4 * 2 * P];
-    for (size_t t = 0; t < BLOCK_TOKENS; t += 4) {
+    for (size_t t = 0; t < PAGE_TOKENS; t += 4) {
         for (size_t i = 0; i < 4; i++) sum_tables(P, tables, rounds, places, t + i, some + i * 2 * P);
-        turn_over_floats(2 * P, some, sums_by_channel + t);
+        transpose_floats(2 * P, some, sums_by_channel + t);
     }
 }
 
 /* logits[64] += the real parts of (mean + gain sum) exp(i angle) of one pair; angles NULL: none. */
 INLINE void add_pair(const float *re, const float *im, const float *mean, size_t stride, const float *gains, const float *cosine,
                      const float *sine, float *logits) {
-    for (size_t t = 0; t < BLOCK_TOKENS; t += LANES) {
+    for (size_t t = 0; t < PAGE_TOKENS; t += LANES) {
         vec gain = vec_load(gains + t), x = vec_fma(gain, vec_load(re + t), vec_set(mean[0])), sum = vec_load(logits + t);
         if (cosine) {
             vec y = vec_fma(gain, vec_load(im + t), vec_set(mean[stride]));
@@ -322,34 +323,34 @@ INLINE void add_pair(const float *re, const float *im, const float *mean, size_t
     }
 }
 
-static void PASTE(look_up_comm, ISA)(const struct comm_code *c, const struct key_turn *turn, const float *tables,
-                                     const float *gains, const void *codes, float *logits) {
+static void PASTE(look_up_commvq, ISA)(const struct commvq_code *c, const struct key_rotation *rotation, const float *tables,
+                                       const float *gains, const void *codes, float *logits) {
     struct places places;
-    float sum[2 * COMM_MOST_PAIRS * BLOCK_TOKENS];
-    memset(logits, 0, BLOCK_TOKENS * sizeof *logits);
+    float sum[2 * COMMVQ_MOST_PAIRS * PAGE_TOKENS];
+    memset(logits, 0, PAGE_TOKENS * sizeof *logits);
     for (size_t k = 0; k < c->groups; k++, tables += 2 * c->stride) {
         read_places(c, codes, k, &places);
         if (c->stride == 32)
             sum_tables_group(32, tables, c->rounds, &places, sum);
         else
             sum_tables_group(64, tables, c->rounds, &places, sum);
-        tables += c->rounds * COMM_ENTRIES * 2 * c->stride;
+        tables += c->rounds * COMMVQ_ENTRIES * 2 * c->stride;
         for (size_t j = 0; j < c->pairs; j++) {
-            size_t pair = k * c->pairs + j, angles = pair * BLOCK_TOKENS;
-            const float *re = sum + j * BLOCK_TOKENS, *im = sum + (c->stride + j) * BLOCK_TOKENS;
-            if (pair < turn->pairs)
-                add_pair(re, im, tables + j, c->stride, gains, turn->cosine + angles, turn->sine + angles, logits);
+            size_t pair = k * c->pairs + j, angles = pair * PAGE_TOKENS;
+            const float *re = sum + j * PAGE_TOKENS, *im = sum + (c->stride + j) * PAGE_TOKENS;
+            if (pair < rotation->pairs)
+                add_pair(re, im, tables + j, c->stride, gains, rotation->cosine + angles, rotation->sine + angles, logits);
             else
                 add_pair(re, im, tables + j, c->stride, gains, NULL, NULL, logits);
         }
     }
 }
 
-static void comm_fill(struct kernels *k) {
+static void commvq_fill(struct kernels *k) {
     k->products = PASTE(products, ISA);
-    k->least_comm = PASTE(least_comm, ISA);
-    k->within_comm = PASTE(within_comm, ISA);
-    k->channels_comm = CHANNELS;
-    k->prepare_comm = PASTE(prepare_comm, ISA);
-    k->look_up_comm = PASTE(look_up_comm, ISA);
+    k->least_commvq = PASTE(least_commvq, ISA);
+    k->within_commvq = PASTE(within_commvq, ISA);
+    k->channels_commvq = CHANNELS;
+    k->prepare_commvq = PASTE(prepare_commvq, ISA);
+    k->look_up_commvq = PASTE(look_up_commvq, ISA);
 }

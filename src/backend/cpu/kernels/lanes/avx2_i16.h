@@ -12,7 +12,7 @@
 #define FIXED_MOST 32767
 #define FIXED_LEAST 1e-30f /* numbers up to this are 0, so that inverses of steps are finite */
 #define TOGETHER 4         /* queries of a pass: two sums each are half the registers */
-#define MOST_GROUPS (KERNELS_MOST_CHANNELS / BLOCK_QK)
+#define MOST_GROUPS (KERNELS_MOST_CHANNELS / SCALE_GROUP)
 
 /* Adds up two products in each dword. Of the intrinsics gcc 12 makes all products first, copies each sum and keeps one in memory. */
 INLINE __m256i add_products(__m256i sum, __m256i codes, __m256i weights) {
@@ -80,7 +80,7 @@ INLINE int32_t table_sum(const float *table, size_t hd, size_t b) {
     return sum;
 }
 
-INLINE float table_step(const float *table, size_t hd) { return table[hd / 2 + hd / BLOCK_QK]; }
+INLINE float table_step(const float *table, size_t hd) { return table[hd / 2 + hd / SCALE_GROUP]; }
 
 /* x[hd/8] to a table. */
 INLINE void fill_table(const __m256 *x, size_t hd, float *table) {
@@ -98,13 +98,13 @@ INLINE void fill_table(const __m256 *x, size_t hd, float *table) {
         _mm256_storeu_si256((__m256i *)(table + LANES / 2 * v + LANES), second);
         memcpy(table + hd / 2 + v / 4, &all, sizeof all);
     }
-    table[hd / 2 + hd / BLOCK_QK] = *step;
+    table[hd / 2 + hd / SCALE_GROUP] = *step;
 }
 
 /* ---- Weights times the scales of 64 tokens for 32 channels ------------------------------------------------------------------------ */
 
 struct weighed {
-    int16_t words[TOGETHER][BLOCK_TOKENS];
+    int16_t words[TOGETHER][PAGE_TOKENS];
     float step[TOGETHER];
     int32_t sum[TOGETHER]; /* of the words, where it is wanted */
 };
@@ -116,14 +116,14 @@ INLINE void weigh(size_t G, bool summed, const float *weights, const __m256 *sca
     float inverse[TOGETHER];
     UNROLL for (size_t g = 0; g < G; g++) {
         most[g] = _mm256_setzero_ps();
-        UNROLL for (size_t v = 0; v < BLOCK_TOKENS / LANES; v++) most[g] =
-            _mm256_max_ps(most[g], magnitude(_mm256_mul_ps(vec_load(weights + g * BLOCK_TOKENS + v * LANES), scale[v])));
+        UNROLL for (size_t v = 0; v < PAGE_TOKENS / LANES; v++) most[g] =
+            _mm256_max_ps(most[g], magnitude(_mm256_mul_ps(vec_load(weights + g * PAGE_TOKENS + v * LANES), scale[v])));
     }
     fixed_steps(largest_of(G, most), to->step, inverse);
     UNROLL for (size_t g = 0; g < G; g++) {
         sum[g] = _mm256_setzero_si256();
-        UNROLL for (size_t v = 0; v < BLOCK_TOKENS / LANES; v += 2) {
-            const float *from = weights + g * BLOCK_TOKENS + v * LANES;
+        UNROLL for (size_t v = 0; v < PAGE_TOKENS / LANES; v += 2) {
+            const float *from = weights + g * PAGE_TOKENS + v * LANES;
             __m256 a = _mm256_mul_ps(vec_load(from), scale[v]), b = _mm256_mul_ps(vec_load(from + LANES), scale[v + 1]);
             __m256i words = to_words(a, b, _mm256_set1_ps(inverse[g]));
             _mm256_storeu_si256((__m256i *)(to->words[g] + v * LANES), words);
@@ -218,13 +218,13 @@ INLINE void words_store(const __m256i *sum, float step, float base, bool add, si
 /* clang-format off */
 /* A function of its own for each number, or clang keeps the sums in memory. */
 #define SPECIAL(name, number) \
-    static __attribute__((noinline)) void name##_##number(const float *in, size_t hd, const void *block, float *out) { \
-        name(number, in, hd, block, out); \
+    static __attribute__((noinline)) void name##_##number(const float *in, size_t hd, const void *page, float *out) { \
+        name(number, in, hd, page, out); \
     }
 #define SLOT(name, in_row, out_row) \
     SPECIAL(name, 1) SPECIAL(name, 2) SPECIAL(name, 3) SPECIAL(name, 4) \
-    static void name##_avx2(const float *in, size_t G, size_t hd, const void *block, float *out) { \
+    static void name##_avx2(const float *in, size_t G, size_t hd, const void *page, float *out) { \
         static special *const of[] = {name##_1, name##_2, name##_3, name##_4}; \
-        serve(of, TOGETHER, in, in_row, G, hd, block, out, out_row); \
+        serve(of, TOGETHER, in, in_row, G, hd, page, out, out_row); \
     }
 /* clang-format on */

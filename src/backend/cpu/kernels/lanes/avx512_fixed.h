@@ -49,7 +49,7 @@ INLINE __m512i four_pieces(const uint8_t *at, size_t apart) {
 }
 
 /* Four dwords of four registers turned over in each part: part l of to[d] has the d-th dword of part l of each. */
-INLINE void turn_over_fours(const __m512i *x, __m512i *to) {
+INLINE void transpose_fours(const __m512i *x, __m512i *to) {
     __m512i low[2] = {_mm512_unpacklo_epi32(x[0], x[1]), _mm512_unpacklo_epi32(x[2], x[3])};
     __m512i high[2] = {_mm512_unpackhi_epi32(x[0], x[1]), _mm512_unpackhi_epi32(x[2], x[3])};
     to[0] = _mm512_unpacklo_epi64(low[0], low[1]);

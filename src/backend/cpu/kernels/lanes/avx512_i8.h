@@ -11,7 +11,7 @@
 #include <string.h>
 
 #define TOGETHER 4 /* queries of a pass */
-#define MOST_GROUPS (KERNELS_MOST_CHANNELS / BLOCK_QK)
+#define MOST_GROUPS (KERNELS_MOST_CHANNELS / SCALE_GROUP)
 
 INLINE __m512i four_bytes(const int8_t *bytes) {
     int32_t four;
@@ -35,7 +35,7 @@ INLINE int32_t table_sum(const float *table, size_t hd, size_t b) {
     return sum;
 }
 
-INLINE float table_step(const float *table, size_t hd) { return table[hd / 2 + hd / BLOCK_QK]; }
+INLINE float table_step(const float *table, size_t hd) { return table[hd / 2 + hd / SCALE_GROUP]; }
 
 /* What is not finite, too, within fixed point. */
 INLINE __m512 within(__m512 multiples, float most) {
@@ -55,7 +55,7 @@ INLINE void fill_table(const __m512 *x, size_t hd, float *table) {
         int32_t sum = _mm512_reduce_add_epi32(_mm512_add_epi32(first, second));
         memcpy(table + hd / 2 + v / 2, &sum, sizeof sum);
     }
-    table[hd / 2 + hd / BLOCK_QK] = step;
+    table[hd / 2 + hd / SCALE_GROUP] = step;
 }
 
 /* The same to one byte each where codes are coarser than that: int8 [hd], then of each 32 channels their int32 sum and a step of their
@@ -73,7 +73,7 @@ INLINE struct coarse coarse_of(const float *table, size_t hd, size_t b) {
 
 INLINE void fill_coarse_table(const __m512 *x, size_t hd, float *table) {
     int8_t *bytes = (int8_t *)table;
-    for (size_t b = 0; b < hd / BLOCK_QK; b++, x += 2, bytes += BLOCK_QK) {
+    for (size_t b = 0; b < hd / SCALE_GROUP; b++, x += 2, bytes += SCALE_GROUP) {
         float largest = _mm512_reduce_max_ps(larger_of(larger_of(x[0], x[1]), _mm512_setzero_ps()));
         struct coarse c = {.step = largest > FIXED_LEAST ? largest / COARSE_MOST : 0};
         __m512i sum = _mm512_setzero_si512();
@@ -123,7 +123,7 @@ INLINE size_t place_of(size_t i) { return i % 16 * 4 + i / 16 * 4; }
 /* 64 numbers as two signed bytes each, of which the low one is what the high one, rounded, leaves. Returns the whole numbers' sums by
  * lane, plus 4 * PLANES_BIAS each. */
 #define PLANES_BIAS 128
-INLINE __m512i to_planes(const __m512 *x, float inverse, int8_t (*bytes)[BLOCK_TOKENS]) {
+INLINE __m512i to_planes(const __m512 *x, float inverse, int8_t (*bytes)[PAGE_TOKENS]) {
     const __m512i bias = _mm512_set1_epi8((char)PLANES_BIAS), byte = _mm512_set1_epi16(255);
     __m512i whole[4];
     UNROLL for (size_t v = 0; v < 4; v++) whole[v] =
@@ -147,7 +147,7 @@ INLINE __m512i to_plane(const __m512 *x, float inverse, int8_t *bytes) {
 /* Weights times scales of 64 tokens for 32 channels, in one plane of bytes or in two, tokens by place_of; the sums of the whole
  * numbers. */
 struct weighed {
-    _Alignas(64) int8_t bytes[TOGETHER][2][BLOCK_TOKENS];
+    _Alignas(64) int8_t bytes[TOGETHER][2][PAGE_TOKENS];
     float step[TOGETHER];
     int32_t sum[TOGETHER];
 };
@@ -157,7 +157,7 @@ INLINE void weigh(size_t G, size_t planes, const float *weights, const __m512 *s
     float inverse[TOGETHER];
     UNROLL for (size_t g = 0; g < G; g++) {
         UNROLL for (size_t v = 0; v < 4; v++) x[g][v] =
-            _mm512_mul_ps(_mm512_loadu_ps(weights + g * BLOCK_TOKENS + 16 * v), scale[v]);
+            _mm512_mul_ps(_mm512_loadu_ps(weights + g * PAGE_TOKENS + 16 * v), scale[v]);
         most[g] = larger_of(larger_of(x[g][0], x[g][1]), larger_of(x[g][2], x[g][3]));
     }
     fixed_steps(join_lanes(LARGEST, G, most), planes == 2 ? FIXED_MOST : COARSE_MOST, to->step, inverse);
@@ -166,12 +166,12 @@ INLINE void weigh(size_t G, size_t planes, const float *weights, const __m512 *s
         sum[g] = _mm512_castsi512_ps(whole);
     }
     __m128i all = _mm_castps_si128(join_lanes(WHOLE_SUM, G, sum));
-    if (planes == 2) all = _mm_sub_epi32(all, _mm_set1_epi32(BLOCK_TOKENS * PLANES_BIAS));
+    if (planes == 2) all = _mm_sub_epi32(all, _mm_set1_epi32(PAGE_TOKENS * PLANES_BIAS));
     _mm_storeu_si128((__m128i *)to->sum, all);
 }
 
 /* Sums of codes times those bytes, of the planes: the sum of whole numbers. */
-INLINE void add_planes(size_t planes, __m512i codes, const int8_t (*bytes)[BLOCK_TOKENS], size_t t, __m512i *sum) {
+INLINE void add_planes(size_t planes, __m512i codes, const int8_t (*bytes)[PAGE_TOKENS], size_t t, __m512i *sum) {
     UNROLL for (size_t p = 0; p < planes; p++) sum[p] = add_products(sum[p], codes, four_bytes(bytes[p] + place_of(t)));
 }
 
@@ -193,13 +193,13 @@ INLINE __m512i four_rows(const uint8_t *rows, size_t length) { return by_fours(f
 /* clang-format off */
 /* A function of its own for each number, or clang keeps the sums in memory. */
 #define SPECIAL(name, number) \
-    static __attribute__((noinline)) void name##_##number(const float *in, size_t hd, const void *block, float *out) { \
-        name(number, in, hd, block, out); \
+    static __attribute__((noinline)) void name##_##number(const float *in, size_t hd, const void *page, float *out) { \
+        name(number, in, hd, page, out); \
     }
 #define SLOT(name, in_row, out_row) \
     SPECIAL(name, 1) SPECIAL(name, 2) SPECIAL(name, 3) SPECIAL(name, 4) \
-    static void name##_avx512(const float *in, size_t G, size_t hd, const void *block, float *out) { \
+    static void name##_avx512(const float *in, size_t G, size_t hd, const void *page, float *out) { \
         static special *const of[] = {name##_1, name##_2, name##_3, name##_4}; \
-        serve(of, TOGETHER, in, in_row, G, hd, block, out, out_row); \
+        serve(of, TOGETHER, in, in_row, G, hd, page, out, out_row); \
     }
 /* clang-format on */

@@ -3,31 +3,31 @@
  * numbers of a pair in one instruction, as exact sums of 32 bits over all pairs. Units are folded into the queries. Included after
  * lanes and a template on them. Owns nothing.
  *
- * Pairs go in steps of TURNED_PAIRS, each of which is turned as a whole or not at all. */
+ * Pairs go in steps of ROTATED_PAIRS, each of which is turned as a whole or not at all. */
 #include "backend/cpu/kernels/kernels.h"
 
-#define TURNED_PAIRS 16
-#define TURNED_MOST_PAIRS (KERNELS_MOST_CHANNELS / 2)
-#define TURNED_LARGEST 23100 /* of a number in units: sqrt(2) times it and some roundings still are a word */
-#define TURNED_QUERY \
-    65000                /* of a query's words that a sum of 32 bits meets, all sizes together: times a word they stay below 2^31 */
-#define TURNED_QUERIES 4 /* of a pass: their sums are half the registers */
+#define ROTATED_PAIRS 16
+#define ROTATED_MOST_PAIRS (KERNELS_MOST_CHANNELS / 2)
+#define ROTATED_LARGEST 23100 /* of a number in units: sqrt(2) times it and some roundings still are a word */
+#define ROTATED_QUERY \
+    65000 /* of a query's words that a sum of 32 bits meets, all sizes together: times a word they stay below 2^31 */
+#define ROTATED_QUERIES 4 /* of a pass: their sums are half the registers */
 
 /* Words of a query's pairs, real parts low, and what sums of their products are multiples of. */
-struct turned_query {
-    int32_t pairs[TURNED_MOST_PAIRS];
+struct rotated_query {
+    int32_t pairs[ROTATED_MOST_PAIRS];
     float step;
 };
 
 /* Whether keys can be turned so. */
-INLINE bool turned_serves(const struct key_turn *turn) { return turn->words && turn->pairs % TURNED_PAIRS == 0; }
+INLINE bool rotated_serves(const struct key_rotation *rotation) { return rotation->words && rotation->pairs % ROTATED_PAIRS == 0; }
 
 /* Both numbers of 16 pairs of a head's channels. */
-INLINE void turned_load(const struct key_turn *turn, const float *head, size_t pair, vec *re, vec *im) {
+INLINE void rotated_load(const struct key_rotation *rotation, const float *head, size_t pair, vec *re, vec *im) {
     const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
-    if (!turn->adjacent && pair < turn->pairs) {
+    if (!rotation->adjacent && pair < rotation->pairs) {
         *re = vec_load(head + pair);
-        *im = vec_load(head + turn->pairs + pair);
+        *im = vec_load(head + rotation->pairs + pair);
         return;
     }
     vec a = vec_load(head + 2 * pair), b = vec_load(head + 2 * pair + LANES);
@@ -36,23 +36,23 @@ INLINE void turned_load(const struct key_turn *turn, const float *head, size_t p
 }
 
 /* sum + two products in each dword. As an intrinsic, gcc 12 keeps every sum of a loop twice, one of them in memory. */
-INLINE __m512i turned_products(__m512i sum, __m512i key, __m512i query) {
+INLINE __m512i rotated_products(__m512i sum, __m512i key, __m512i query) {
     __asm__("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(key), "v"(query));
     return sum;
 }
 
 /* Two of 16 words each, neighbours. */
-INLINE __m512i turned_neighbours(vec low, vec high) {
+INLINE __m512i rotated_neighbours(vec low, vec high) {
     return _mm512_mask_blend_epi16(0xaaaaaaaa, _mm512_cvtps_epi32(low), _mm512_slli_epi32(_mm512_cvtps_epi32(high), 16));
 }
 
 /* A word of each of 16 numbers, twice. */
-INLINE void turned_twice(vec x, int32_t *to) { _mm512_storeu_si512(to, turned_neighbours(x, x)); }
+INLINE void rotated_twice(vec x, int32_t *to) { _mm512_storeu_si512(to, rotated_neighbours(x, x)); }
 
 /* gains[64] as parts of the largest size, words[2] of 32768ths; returns the largest. */
-INLINE float turned_gains(const float *gains, __m512i *words) {
+INLINE float rotated_gains(const float *gains, __m512i *words) {
     vec most = vec_zero();
-    for (size_t i = 0; i < BLOCK_TOKENS; i += LANES) most = _mm512_max_ps(most, _mm512_abs_ps(vec_load(gains + i)));
+    for (size_t i = 0; i < PAGE_TOKENS; i += LANES) most = _mm512_max_ps(most, _mm512_abs_ps(vec_load(gains + i)));
     float largest = _mm512_reduce_max_ps(most);
     vec scale = vec_set(largest > 1e-30f ? 32767 / largest : 0);
     for (size_t i = 0; i < 2; i++) {
@@ -64,13 +64,14 @@ INLINE float turned_gains(const float *gains, __m512i *words) {
 }
 
 /* Takes over q[2 pairs]; units[pairs] may be 0. */
-INLINE void turned_take(const struct key_turn *turn, const float *q, size_t pairs, const float *units, struct turned_query *query) {
-    float numbers[2][TURNED_MOST_PAIRS];
+INLINE void rotated_take(const struct key_rotation *rotation, const float *q, size_t pairs, const float *units,
+                         struct rotated_query *query) {
+    float numbers[2][ROTATED_MOST_PAIRS];
     vec most = vec_zero(), sizes = vec_zero(); /* what is not finite stays so in their sum */
     for (size_t i = 0; i < pairs; i += LANES) {
         vec re, im, unit = vec_load(units + i);
-        if (i < turn->pairs) unit = vec_mul(unit, vec_set(turn->magnitude * (32768.0f / 32767)));
-        turned_load(turn, q, i, &re, &im);
+        if (i < rotation->pairs) unit = vec_mul(unit, vec_set(rotation->magnitude * (32768.0f / 32767)));
+        rotated_load(rotation, q, i, &re, &im);
         re = vec_mul(re, unit);
         im = vec_mul(im, unit);
         vec size = vec_add(_mm512_abs_ps(re), _mm512_abs_ps(im));
@@ -79,25 +80,25 @@ INLINE void turned_take(const struct key_turn *turn, const float *q, size_t pair
         vec_store(numbers[0] + i, re);
         vec_store(numbers[1] + i, im);
     }
-    /* No number is more than half of TURNED_QUERY, or it would be no word. */
+    /* No number is more than half of ROTATED_QUERY, or it would be no word. */
     float sum = _mm512_reduce_add_ps(sizes), largest = 2 * _mm512_reduce_max_ps(most);
     float all = largest > sum ? largest : sum;
     bool some = !(all <= 1e-30f);
-    vec inverse = vec_set(some ? TURNED_QUERY / all : 0);
-    query->step = some ? all / TURNED_QUERY : 0;
+    vec inverse = vec_set(some ? ROTATED_QUERY / all : 0);
+    query->step = some ? all / ROTATED_QUERY : 0;
     for (size_t i = 0; i < pairs; i += LANES) {
         vec re = vec_mul(vec_load(numbers[0] + i), inverse), im = vec_mul(vec_load(numbers[1] + i), inverse);
-        _mm512_storeu_si512(query->pairs + i, turned_neighbours(re, im));
+        _mm512_storeu_si512(query->pairs + i, rotated_neighbours(re, im));
     }
 }
 
 /* A pair's numbers re[2], im[2] of 64 tokens in order, turned by words[2][64] unless NULL: both of a token are neighbours in key[4],
- * tokens in the order of turned_logits. */
-INLINE void turned_pair(const __m512i *re, const __m512i *im, const int16_t *words, __m512i *key) {
+ * tokens in the order of rotated_logits. */
+INLINE void rotated_pair(const __m512i *re, const __m512i *im, const int16_t *words, __m512i *key) {
     UNROLL for (size_t i = 0; i < 2; i++) {
         __m512i x = re[i], y = im[i];
         if (words) {
-            __m512i cosine = _mm512_loadu_si512(words + 32 * i), sine = _mm512_loadu_si512(words + BLOCK_TOKENS + 32 * i);
+            __m512i cosine = _mm512_loadu_si512(words + 32 * i), sine = _mm512_loadu_si512(words + PAGE_TOKENS + 32 * i);
             x = _mm512_sub_epi16(_mm512_mulhrs_epi16(re[i], cosine), _mm512_mulhrs_epi16(im[i], sine));
             y = _mm512_add_epi16(_mm512_mulhrs_epi16(re[i], sine), _mm512_mulhrs_epi16(im[i], cosine));
         }
@@ -107,31 +108,31 @@ INLINE void turned_pair(const __m512i *re, const __m512i *im, const int16_t *wor
 }
 
 /* sum[G][4] += products of a pair's key[4] with that pair of G queries. */
-INLINE void turned_add(size_t G, const __m512i *key, const struct turned_query *queries, size_t pair, __m512i (*sum)[4]) {
+INLINE void rotated_add(size_t G, const __m512i *key, const struct rotated_query *queries, size_t pair, __m512i (*sum)[4]) {
     UNROLL for (size_t g = 0; g < G; g++) {
         const __m512i query = _mm512_set1_epi32(queries[g].pairs[pair]);
-        UNROLL for (size_t v = 0; v < 4; v++) sum[g][v] = turned_products(sum[g][v], key[v], query);
+        UNROLL for (size_t v = 0; v < 4; v++) sum[g][v] = rotated_products(sum[g][v], key[v], query);
     }
 }
 
-/* met[G][4] += products of keys[TURNED_PAIRS][4] with G queries' pairs from `first` on. */
-INLINE void turned_meet(size_t G, const __m512i (*keys)[4], const struct turned_query *queries, size_t first, __m512i (*met)[4]) {
-    __m512i sum[TURNED_QUERIES][4];
+/* met[G][4] += products of keys[ROTATED_PAIRS][4] with G queries' pairs from `first` on. */
+INLINE void rotated_meet(size_t G, const __m512i (*keys)[4], const struct rotated_query *queries, size_t first, __m512i (*met)[4]) {
+    __m512i sum[ROTATED_QUERIES][4];
     UNROLL for (size_t g = 0; g < G; g++) { UNROLL for (size_t v = 0; v < 4; v++) sum[g][v] = met[g][v]; }
-    for (size_t j = 0; j < TURNED_PAIRS; j++) turned_add(G, keys[j], queries, first + j, sum);
+    for (size_t j = 0; j < ROTATED_PAIRS; j++) rotated_add(G, keys[j], queries, first + j, sum);
     UNROLL for (size_t g = 0; g < G; g++) { UNROLL for (size_t v = 0; v < 4; v++) met[g][v] = sum[g][v]; }
 }
 
-INLINE void turned_meet_all(size_t G, const __m512i (*keys)[4], const struct turned_query *queries, size_t first,
-                            __m512i (*met)[4]) {
-    for (; G >= 4; G -= 4, queries += 4, met += 4) turned_meet(4, keys, queries, first, met);
-    if (G == 3) turned_meet(3, keys, queries, first, met);
-    if (G == 2) turned_meet(2, keys, queries, first, met);
-    if (G == 1) turned_meet(1, keys, queries, first, met);
+INLINE void rotated_meet_all(size_t G, const __m512i (*keys)[4], const struct rotated_query *queries, size_t first,
+                             __m512i (*met)[4]) {
+    for (; G >= 4; G -= 4, queries += 4, met += 4) rotated_meet(4, keys, queries, first, met);
+    if (G == 3) rotated_meet(3, keys, queries, first, met);
+    if (G == 2) rotated_meet(2, keys, queries, first, met);
+    if (G == 1) rotated_meet(1, keys, queries, first, met);
 }
 
 /* logits[64] of what one query met. */
-INLINE void turned_logits(const __m512i *met, float step, float *logits) {
+INLINE void rotated_logits(const __m512i *met, float step, float *logits) {
     const __m512i low = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
     const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
     UNROLL for (size_t i = 0; i < 2; i++) {

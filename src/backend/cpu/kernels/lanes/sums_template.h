@@ -14,8 +14,8 @@
  * token, for values K is the token and N the channel. In either case the neighbours in a row are the lanes, and no sum crosses
  * lanes. All G queries share one unpacking of b, and their sums stay in registers. G is a constant in each specialisation.
  */
-#include "format/page_layout.h"
 #include "backend/cpu/kernels/init.h"
+#include "format/page_layout.h"
 
 #define INLINE static inline __attribute__((always_inline))
 #if defined(__has_feature)
@@ -75,14 +75,14 @@ INLINE void prefetch_step(const void *from, size_t i, size_t bytes) {
     for (size_t line = 0; line < bytes; line += PREFETCH_LINE) __builtin_prefetch((const void *)(ahead + line), 0, 2);
 }
 
-typedef void special(const float *in, size_t hd, const void *block, float *out);
+typedef void special(const float *in, size_t hd, const void *page, float *out);
 
 /* in[G][in_row] and out[G][out_row] in passes of at most `most` queries, as even as they can be; of[n - 1] serves n. */
-INLINE void serve(special *const *of, size_t most, const float *in, size_t in_row, size_t G, size_t hd, const void *block,
+INLINE void serve(special *const *of, size_t most, const float *in, size_t in_row, size_t G, size_t hd, const void *page,
                   float *out, size_t out_row) {
     for (size_t passes = (G + most - 1) / most; passes > 0; passes--) {
         size_t share = G / passes;
-        of[share - 1](in, hd, block, out);
+        of[share - 1](in, hd, page, out);
         in += share * in_row;
         out += share * out_row;
         G -= share;
@@ -91,6 +91,6 @@ INLINE void serve(special *const *of, size_t most, const float *in, size_t in_ro
 
 /* A kernel of one format, of the function for several that has what tells them apart as constants. */
 #define FOR_ONE(name, several, ...) \
-    INLINE void name(size_t G, const float *in, size_t hd, const void *block, float *out) { \
-        several(G, __VA_ARGS__, in, hd, block, out); \
+    INLINE void name(size_t G, const float *in, size_t hd, const void *page, float *out) { \
+        several(G, __VA_ARGS__, in, hd, page, out); \
     }

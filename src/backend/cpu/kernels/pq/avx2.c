@@ -16,7 +16,7 @@ static inline wide wide_high_64(wide a, wide b) { return _mm256_unpackhi_epi64(a
 
 #include "backend/cpu/kernels/init.h"
 
-static void decode_chunk(const struct product_code *p, const void *block, size_t m, size_t n, uint16_t *halves);
+static void decode_chunk(const struct pq_codebook *p, const void *page, size_t m, size_t n, uint16_t *halves);
 #define DECODE_CHUNK decode_chunk
 #include "backend/cpu/kernels/pq/template.h"
 
@@ -53,11 +53,11 @@ INLINE __m256i two_parts(__m128i low, __m128i high) { return _mm256_inserti128_s
 INLINE void store_channels(__m256i x, uint16_t *to) {
     x = _mm256_permute4x64_epi64(x, 0xd8);
     _mm_storeu_si128((__m128i *)to, _mm256_castsi256_si128(x));
-    _mm_storeu_si128((__m128i *)(to + BLOCK_TOKENS), _mm256_extracti128_si256(x, 1));
+    _mm_storeu_si128((__m128i *)(to + PAGE_TOKENS), _mm256_extracti128_si256(x, 1));
 }
 
 INLINE void decode_twos(const uint16_t *rows, const uint8_t *codes, uint16_t *halves) {
-    for (size_t t = 0; t < BLOCK_TOKENS; t += 8) {
+    for (size_t t = 0; t < PAGE_TOKENS; t += 8) {
         __m256i x = two_parts(four_tokens(rows, codes + t), four_tokens(rows, codes + t + 4));
         __m256i first = _mm256_and_si256(x, _mm256_set1_epi32(0xffff)), second = _mm256_srli_epi32(x, 16);
         store_channels(_mm256_packus_epi32(first, second), halves + t);
@@ -65,18 +65,18 @@ INLINE void decode_twos(const uint16_t *rows, const uint8_t *codes, uint16_t *ha
 }
 
 INLINE void decode_fours(const uint16_t *rows, const uint8_t *codes, uint16_t *halves) {
-    for (size_t t = 0; t < BLOCK_TOKENS; t += 8) {
+    for (size_t t = 0; t < PAGE_TOKENS; t += 8) {
         __m256i a = two_parts(two_tokens(rows, codes + t), two_tokens(rows, codes + t + 4));
         __m256i b = two_parts(two_tokens(rows, codes + t + 2), two_tokens(rows, codes + t + 6));
         __m256i even = _mm256_unpacklo_epi16(a, b), odd = _mm256_unpackhi_epi16(a, b); /* tokens by turns */
         store_channels(_mm256_unpacklo_epi16(even, odd), halves + t);
-        store_channels(_mm256_unpackhi_epi16(even, odd), halves + t + 2 * BLOCK_TOKENS);
+        store_channels(_mm256_unpackhi_epi16(even, odd), halves + t + 2 * PAGE_TOKENS);
     }
 }
 
 /* Eight channels of `width`. */
 INLINE void decode_eights(const uint16_t *rows, size_t width, const uint8_t *codes, uint16_t *halves) {
-    for (size_t t = 0; t < BLOCK_TOKENS; t += 8) {
+    for (size_t t = 0; t < PAGE_TOKENS; t += 8) {
         __m256i x[4];
         UNROLL for (size_t i = 0; i < 4; i++) {
             const uint16_t *low = rows + codes[t + i] * width, *high = rows + codes[t + i + 4] * width;
@@ -85,31 +85,31 @@ INLINE void decode_eights(const uint16_t *rows, size_t width, const uint8_t *cod
         UNROLL for (size_t i = 0; i < 2; i++) {
             __m256i even = i ? _mm256_unpackhi_epi16(x[0], x[2]) : _mm256_unpacklo_epi16(x[0], x[2]);
             __m256i odd = i ? _mm256_unpackhi_epi16(x[1], x[3]) : _mm256_unpacklo_epi16(x[1], x[3]);
-            store_channels(_mm256_unpacklo_epi16(even, odd), halves + t + 4 * i * BLOCK_TOKENS);
-            store_channels(_mm256_unpackhi_epi16(even, odd), halves + t + (4 * i + 2) * BLOCK_TOKENS);
+            store_channels(_mm256_unpacklo_epi16(even, odd), halves + t + 4 * i * PAGE_TOKENS);
+            store_channels(_mm256_unpackhi_epi16(even, odd), halves + t + (4 * i + 2) * PAGE_TOKENS);
         }
     }
 }
 
-static void decode_chunk(const struct product_code *p, const void *block, size_t m, size_t n, uint16_t *halves) {
+static void decode_chunk(const struct pq_codebook *p, const void *page, size_t m, size_t n, uint16_t *halves) {
     if (p->bits != 8 || (p->width != 2 && p->width != 4 && p->width % 8)) {
-        decode_by_rows(p, block, m, n, halves);
+        decode_by_rows(p, page, m, n, halves);
         return;
     }
-    for (; n > 0; n--, m++, halves += p->width * BLOCK_TOKENS) {
-        const uint8_t *codes = (const uint8_t *)block + m * BLOCK_TOKENS;
-        prefetch_step(codes, 0, BLOCK_TOKENS);
-        if (p->width == 2) decode_twos(product_rows(p, m), codes, halves);
-        if (p->width == 4) decode_fours(product_rows(p, m), codes, halves);
+    for (; n > 0; n--, m++, halves += p->width * PAGE_TOKENS) {
+        const uint8_t *codes = (const uint8_t *)page + m * PAGE_TOKENS;
+        prefetch_step(codes, 0, PAGE_TOKENS);
+        if (p->width == 2) decode_twos(pq_rows(p, m), codes, halves);
+        if (p->width == 4) decode_fours(pq_rows(p, m), codes, halves);
         for (size_t i = 0; p->width % 8 == 0 && i < p->width; i += 8)
-            decode_eights(product_rows(p, m) + i, p->width, codes, halves + i * BLOCK_TOKENS);
+            decode_eights(pq_rows(p, m) + i, p->width, codes, halves + i * PAGE_TOKENS);
     }
 }
 
 /* ---- Values: eight channels of a token, that meet the weights at once --------------------------------------------------------------- */
 
 struct byte_codes {
-    const struct product_code *p;
+    const struct pq_codebook *p;
     const uint8_t *codes; /* [parts][64] */
 };
 
@@ -119,54 +119,54 @@ INLINE vec eight_channels(size_t width, const uint16_t *rows, const uint8_t *cod
     __m128i x;
     if (width == 2) {
         x = _mm_cvtsi32_si128(two_halves(rows, *codes));
-        x = _mm_insert_epi32(x, two_halves(rows + table, codes[BLOCK_TOKENS]), 1);
-        x = _mm_insert_epi32(x, two_halves(rows + 2 * table, codes[2 * BLOCK_TOKENS]), 2);
-        x = _mm_insert_epi32(x, two_halves(rows + 3 * table, codes[3 * BLOCK_TOKENS]), 3);
+        x = _mm_insert_epi32(x, two_halves(rows + table, codes[PAGE_TOKENS]), 1);
+        x = _mm_insert_epi32(x, two_halves(rows + 2 * table, codes[2 * PAGE_TOKENS]), 2);
+        x = _mm_insert_epi32(x, two_halves(rows + 3 * table, codes[3 * PAGE_TOKENS]), 3);
     } else {
         x = _mm_cvtsi64_si128(four_halves(rows, *codes));
-        x = _mm_insert_epi64(x, four_halves(rows + table, codes[BLOCK_TOKENS]), 1);
+        x = _mm_insert_epi64(x, four_halves(rows + table, codes[PAGE_TOKENS]), 1);
     }
     return _mm256_cvtph_ps(x);
 }
 
 /* acc[G][16 of hd] += of the 16 channels from channel c on. */
-INLINE void mix_sixteen(size_t G, size_t width, const struct byte_codes *b, size_t c, const float *weights, float *acc) {
-    const size_t hd = product_channels(b->p), parts = LANES / width;
-    const uint16_t *rows = product_rows(b->p, c / width), *next = rows + parts * TABLE(width);
-    const uint8_t *codes = b->codes + c / width * BLOCK_TOKENS;
+INLINE void accumulate_sixteen(size_t G, size_t width, const struct byte_codes *b, size_t c, const float *weights, float *acc) {
+    const size_t hd = pq_channels(b->p), parts = LANES / width;
+    const uint16_t *rows = pq_rows(b->p, c / width), *next = rows + parts * TABLE(width);
+    const uint8_t *codes = b->codes + c / width * PAGE_TOKENS;
     sums sum;
     sums_clear(G, 2, sum);
-    for (size_t t = 0; t < BLOCK_TOKENS; t++) {
-        vec x[2] = {eight_channels(width, rows, codes + t), eight_channels(width, next, codes + parts * BLOCK_TOKENS + t)};
-        if (t < 2 * parts) prefetch_step(codes, t, BLOCK_TOKENS);
-        sums_add(G, 2, weights + t, BLOCK_TOKENS, x, sum);
+    for (size_t t = 0; t < PAGE_TOKENS; t++) {
+        vec x[2] = {eight_channels(width, rows, codes + t), eight_channels(width, next, codes + parts * PAGE_TOKENS + t)};
+        if (t < 2 * parts) prefetch_step(codes, t, PAGE_TOKENS);
+        sums_add(G, 2, weights + t, PAGE_TOKENS, x, sum);
     }
     sums_store(G, 2, sum, true, acc + c, hd, LANES);
 }
 
-INLINE void mix_twos(size_t G, const void *what, const float *weights, float *acc) {
+INLINE void accumulate_twos(size_t G, const void *what, const float *weights, float *acc) {
     const struct byte_codes *b = what;
-    for (size_t c = 0; c < product_channels(b->p); c += 2 * LANES) mix_sixteen(G, 2, b, c, weights, acc);
+    for (size_t c = 0; c < pq_channels(b->p); c += 2 * LANES) accumulate_sixteen(G, 2, b, c, weights, acc);
 }
 
-INLINE void mix_fours(size_t G, const void *what, const float *weights, float *acc) {
+INLINE void accumulate_fours(size_t G, const void *what, const float *weights, float *acc) {
     const struct byte_codes *b = what;
-    for (size_t c = 0; c < product_channels(b->p); c += 2 * LANES) mix_sixteen(G, 4, b, c, weights, acc);
+    for (size_t c = 0; c < pq_channels(b->p); c += 2 * LANES) accumulate_sixteen(G, 4, b, c, weights, acc);
 }
 
-EACH_PQ(mix_twos)
-EACH_PQ(mix_fours)
+EACH_PQ(accumulate_twos)
+EACH_PQ(accumulate_fours)
 
-static void mix_pq(const struct product_code *p, const float *weights, size_t G, const void *block, float *acc) {
-    struct byte_codes b = {p, block};
+static void accumulate_pq(const struct pq_codebook *p, const float *weights, size_t G, const void *page, float *acc) {
+    struct byte_codes b = {p, page};
     if (p->bits == 8 && (p->width == 2 || p->width == 4))
-        serve_pq(p->width == 2 ? mix_twos_of : mix_fours_of, &b, weights, BLOCK_TOKENS, G, acc, product_channels(p));
+        serve_pq(p->width == 2 ? accumulate_twos_of : accumulate_fours_of, &b, weights, PAGE_TOKENS, G, acc, pq_channels(p));
     else
-        mix_pq_avx2(p, weights, G, block, acc);
+        accumulate_pq_avx2(p, weights, G, page, acc);
 }
 
-void kernels_fill_avx2_product(struct kernels *k) {
-    product_fill(k);
-    k->mix_pq = mix_pq;
-    k->mix_light_pq = mix_pq;
+void kernels_init_avx2_product(struct kernels *k) {
+    pq_init(k);
+    k->accumulate_pq = accumulate_pq;
+    k->accumulate_int8_pq = accumulate_pq;
 }

@@ -13,14 +13,14 @@ static inline wide wide_high_32(wide a, wide b) { return _mm512_unpackhi_epi32(a
 static inline wide wide_low_64(wide a, wide b) { return _mm512_unpacklo_epi64(a, b); }
 static inline wide wide_high_64(wide a, wide b) { return _mm512_unpackhi_epi64(a, b); }
 
-#include "backend/cpu/kernels/pq/code_planes.h"
 #include "backend/cpu/kernels/init.h"
+#include "backend/cpu/kernels/pq/code_planes.h"
 
 #include <math.h>
 
 #define LOOK_UP_QUERIES 4 /* that one pass serves: four sums each */
 
-static void decode_chunk(const struct product_code *p, const void *block, size_t m, size_t n, uint16_t *halves);
+static void decode_chunk(const struct pq_codebook *p, const void *page, size_t m, size_t n, uint16_t *halves);
 #define DECODE_CHUNK decode_chunk
 #include "backend/cpu/kernels/pq/template.h"
 
@@ -57,18 +57,18 @@ INLINE __m512i codes_in_order(enum order order, __m512i bytes) {
 }
 
 static __attribute__((noinline)) void codes_of_fewer_bits(const uint8_t *planes, unsigned bits, uint8_t *bytes) {
-    uint16_t words[BLOCK_TOKENS];
+    uint16_t words[PAGE_TOKENS];
     code_planes_read(planes, bits, words);
-    for (size_t t = 0; t < BLOCK_TOKENS; t++) bytes[t] = (uint8_t)words[t];
+    for (size_t t = 0; t < PAGE_TOKENS; t++) bytes[t] = (uint8_t)words[t];
 }
 
 /* code[64] by byte: of eight bits, for a table of four quarters, as they lie. */
-INLINE struct codes codes_load(size_t quarters, const struct product_code *p, const void *block, size_t m, enum order order) {
-    const size_t part = BLOCK_PQ_PART(quarters == 4 ? 8 : p->bits);
-    const uint8_t *planes = (const uint8_t *)block + m * part;
-    uint8_t bytes[BLOCK_TOKENS];
+INLINE struct codes codes_load(size_t quarters, const struct pq_codebook *p, const void *page, size_t m, enum order order) {
+    const size_t part = PAGE_PQ_PART(quarters == 4 ? 8 : p->bits);
+    const uint8_t *planes = (const uint8_t *)page + m * part;
+    uint8_t bytes[PAGE_TOKENS];
     struct codes codes;
-    prefetch_step(block, m, part);
+    prefetch_step(page, m, part);
     if (quarters < 4) codes_of_fewer_bits(planes, p->bits, bytes);
     codes.bytes = _mm512_loadu_si512(quarters < 4 ? bytes : planes);
     codes.bytes = codes_in_order(order, codes.bytes);
@@ -95,25 +95,25 @@ INLINE void planes_halves(size_t quarters, const struct codes *codes, const uint
 
 /* Floats, x[4] in order of codes FOR_LEVELS: a level, 64 times and added to the bits of 2^17, is a float that much larger, and one
  * multiplication makes it the number. */
-INLINE void levels_floats(size_t quarters, const struct codes *codes, const struct product_code *p, size_t c, vec *x) {
+INLINE void levels_floats(size_t quarters, const struct codes *codes, const struct pq_codebook *p, size_t c, vec *x) {
     const __m512i power = _mm512_castps_si512(_mm512_set1_ps(0x1p17f));
-    __m512i levels = codes_look_up(quarters, codes, p->levels + c * 64 * quarters);
+    __m512i levels = codes_look_up(quarters, codes, p->centroids_u8 + c * 64 * quarters);
     UNROLL for (size_t w = 0; w < 4; w++) {
         __m512i number = add_products(power, levels, _mm512_set1_epi32(64 << 8 * w));
         x[w] = _mm512_fmadd_ps(_mm512_castsi512_ps(number), _mm512_set1_ps(p->step[c]), _mm512_set1_ps(p->from[c]));
     }
 }
 
-INLINE void decode_in_registers(size_t quarters, const struct product_code *p, const void *block, size_t m, size_t n,
+INLINE void decode_in_registers(size_t quarters, const struct pq_codebook *p, const void *page, size_t m, size_t n,
                                 uint16_t *halves) {
     size_t c = m * p->width;
     for (size_t end = m + n; m < end; m++) {
-        struct codes codes = codes_load(quarters, p, block, m, p->levels ? FOR_LEVELS : FOR_HALVES);
-        for (size_t i = 0; i < p->width; i++, c++, halves += BLOCK_TOKENS) {
+        struct codes codes = codes_load(quarters, p, page, m, p->centroids_u8 ? FOR_LEVELS : FOR_HALVES);
+        for (size_t i = 0; i < p->width; i++, c++, halves += PAGE_TOKENS) {
             __m512i x[2];
             __m512 floats[4];
-            if (!p->levels) {
-                planes_halves(quarters, &codes, p->planes + c * 2 * 64 * quarters, x);
+            if (!p->centroids_u8) {
+                planes_halves(quarters, &codes, p->byte_planes + c * 2 * 64 * quarters, x);
                 _mm512_storeu_si512(halves, x[0]);
                 _mm512_storeu_si512(halves + 32, x[1]);
                 continue;
@@ -126,17 +126,17 @@ INLINE void decode_in_registers(size_t quarters, const struct product_code *p, c
 }
 
 /* Whether centroids are there by channel in either form. */
-static bool in_registers(const struct product_code *p) { return p->planes || p->levels; }
+static bool in_registers(const struct pq_codebook *p) { return p->byte_planes || p->centroids_u8; }
 
-static void decode_chunk(const struct product_code *p, const void *block, size_t m, size_t n, uint16_t *halves) {
+static void decode_chunk(const struct pq_codebook *p, const void *page, size_t m, size_t n, uint16_t *halves) {
     if (!in_registers(p))
-        decode_by_rows(p, block, m, n, halves);
+        decode_by_rows(p, page, m, n, halves);
     else if (p->bits == 8)
-        decode_in_registers(4, p, block, m, n, halves);
+        decode_in_registers(4, p, page, m, n, halves);
     else if (p->bits == 7)
-        decode_in_registers(2, p, block, m, n, halves);
+        decode_in_registers(2, p, page, m, n, halves);
     else
-        decode_in_registers(1, p, block, m, n, halves);
+        decode_in_registers(1, p, page, m, n, halves);
 }
 
 /* ---- Keys met as they are decoded: a channel's 64 numbers go from tables to the sums without memory between, so that looking up,
@@ -145,23 +145,23 @@ static void decode_chunk(const struct product_code *p, const void *block, size_t
 #define FUSED_QUERIES 6 /* whose sums, four registers each, leave room */
 
 struct fused {
-    const struct product_code *p;
-    const void *block;
-    const struct key_turn *turn;
+    const struct pq_codebook *p;
+    const void *page;
+    const struct key_rotation *rotation;
 };
 
 INLINE struct codes fused_codes(const struct fused *fused, size_t m) {
-    return codes_load(4, fused->p, fused->block, m, fused->p->levels ? FOR_LEVELS : FOR_HALVES);
+    return codes_load(4, fused->p, fused->page, m, fused->p->centroids_u8 ? FOR_LEVELS : FOR_HALVES);
 }
 
 /* x[4] of one channel. */
-INLINE void channel_floats(const struct product_code *p, const struct codes *codes, size_t c, vec *x) {
-    if (p->levels) {
+INLINE void channel_floats(const struct pq_codebook *p, const struct codes *codes, size_t c, vec *x) {
+    if (p->centroids_u8) {
         levels_floats(4, codes, p, c, x);
         return;
     }
     __m512i halves[2];
-    planes_halves(4, codes, p->planes + c * 512, halves);
+    planes_halves(4, codes, p->byte_planes + c * 512, halves);
     UNROLL for (size_t w = 0; w < 2; w++) {
         x[2 * w] = _mm512_cvtph_ps(_mm512_castsi512_si256(halves[w]));
         x[2 * w + 1] = _mm512_cvtph_ps(_mm512_extracti64x4_epi64(halves[w], 1));
@@ -170,8 +170,8 @@ INLINE void channel_floats(const struct product_code *p, const struct codes *cod
 
 INLINE void score_fused(size_t G_, const void *what, const float *q, float *logits) {
     const struct fused *fused = what;
-    const struct product_code *p = fused->p;
-    const size_t G = SMALLER(G_, FUSED_QUERIES), hd = product_channels(p);
+    const struct pq_codebook *p = fused->p;
+    const size_t G = SMALLER(G_, FUSED_QUERIES), hd = pq_channels(p);
     sums sum;
     sums_clear(G, 4, sum);
     for (size_t m = 0; m < p->parts; m++) {
@@ -182,24 +182,24 @@ INLINE void score_fused(size_t G_, const void *what, const float *q, float *logi
             sums_add(G, 4, q + c, hd, x, sum);
         }
     }
-    sums_store(G, 4, sum, false, logits, BLOCK_TOKENS, LANES);
+    sums_store(G, 4, sum, false, logits, PAGE_TOKENS, LANES);
 }
 
 /* x = mean + gain x of channel c. */
-INLINE void gain_floats(const struct key_turn *turn, size_t c, vec *x) {
-    UNROLL for (size_t w = 0; w < 4; w++) x[w] = vec_fma(x[w], vec_load(turn->gain + w * LANES), vec_set(turn->mean[c]));
+INLINE void gain_floats(const struct key_rotation *rotation, size_t c, vec *x) {
+    UNROLL for (size_t w = 0; w < 4; w++) x[w] = vec_fma(x[w], vec_load(rotation->gain + w * LANES), vec_set(rotation->mean[c]));
 }
 
 /* Two channels turned by the angles of the i-th pair. */
-INLINE void fused_turn(size_t G, bool gain, const struct fused *fused, const struct codes *a_codes, const struct codes *b_codes,
-                       size_t i, size_t first, size_t second, const float *q, sums sum) {
-    const float *cosine = fused->turn->cosine + i * BLOCK_TOKENS, *sine = fused->turn->sine + i * BLOCK_TOKENS;
-    size_t hd = product_channels(fused->p);
+INLINE void fused_rotate(size_t G, bool gain, const struct fused *fused, const struct codes *a_codes, const struct codes *b_codes,
+                         size_t i, size_t first, size_t second, const float *q, sums sum) {
+    const float *cosine = fused->rotation->cosine + i * PAGE_TOKENS, *sine = fused->rotation->sine + i * PAGE_TOKENS;
+    size_t hd = pq_channels(fused->p);
     vec a[4], b[4], x[4], y[4];
     channel_floats(fused->p, a_codes, first, a);
     channel_floats(fused->p, b_codes, second, b);
-    if (gain) gain_floats(fused->turn, first, a);
-    if (gain) gain_floats(fused->turn, second, b);
+    if (gain) gain_floats(fused->rotation, first, a);
+    if (gain) gain_floats(fused->rotation, second, b);
     UNROLL for (size_t w = 0; w < 4; w++) {
         vec c = vec_load(cosine + w * LANES), s = vec_load(sine + w * LANES);
         x[w] = vec_fnma(b[w], s, vec_mul(a[w], c));
@@ -211,69 +211,69 @@ INLINE void fused_turn(size_t G, bool gain, const struct fused *fused, const str
 
 /* Whole sub-vectors are turned with themselves or with others. */
 INLINE void fused_turns(size_t G, bool gain, const struct fused *fused, const float *q, float *logits) {
-    const struct product_code *p = fused->p;
-    const size_t pairs = fused->turn->pairs, w = p->width, turned = 2 * pairs / w, hd = product_channels(p);
+    const struct pq_codebook *p = fused->p;
+    const size_t pairs = fused->rotation->pairs, w = p->width, rotated = 2 * pairs / w, hd = pq_channels(p);
     sums sum;
     sums_clear(G, 4, sum);
-    for (size_t m = 0; fused->turn->adjacent && m < turned; m++) {
+    for (size_t m = 0; fused->rotation->adjacent && m < rotated; m++) {
         struct codes codes = fused_codes(fused, m);
-        for (size_t c = m * w; c < (m + 1) * w; c += 2) fused_turn(G, gain, fused, &codes, &codes, c / 2, c, c + 1, q, sum);
+        for (size_t c = m * w; c < (m + 1) * w; c += 2) fused_rotate(G, gain, fused, &codes, &codes, c / 2, c, c + 1, q, sum);
     }
-    for (size_t m = 0; !fused->turn->adjacent && m < turned / 2; m++) {
-        struct codes a = fused_codes(fused, m), b = fused_codes(fused, m + turned / 2);
-        for (size_t c = m * w; c < (m + 1) * w; c++) fused_turn(G, gain, fused, &a, &b, c, c, c + pairs, q, sum);
+    for (size_t m = 0; !fused->rotation->adjacent && m < rotated / 2; m++) {
+        struct codes a = fused_codes(fused, m), b = fused_codes(fused, m + rotated / 2);
+        for (size_t c = m * w; c < (m + 1) * w; c++) fused_rotate(G, gain, fused, &a, &b, c, c, c + pairs, q, sum);
     }
-    for (size_t m = turned; m < p->parts; m++) {
+    for (size_t m = rotated; m < p->parts; m++) {
         struct codes codes = fused_codes(fused, m);
         for (size_t c = m * w; c < (m + 1) * w; c++) {
             vec x[4];
             channel_floats(p, &codes, c, x);
-            if (gain) gain_floats(fused->turn, c, x);
+            if (gain) gain_floats(fused->rotation, c, x);
             sums_add(G, 4, q + c, hd, x, sum);
         }
     }
-    sums_store(G, 4, sum, false, logits, BLOCK_TOKENS, LANES);
+    sums_store(G, 4, sum, false, logits, PAGE_TOKENS, LANES);
 }
 
-INLINE void turn_fused(size_t G, const void *what, const float *q, float *logits) {
+INLINE void rotate_fused(size_t G, const void *what, const float *q, float *logits) {
     fused_turns(SMALLER(G, FUSED_QUERIES), false, what, q, logits);
 }
 
-INLINE void turn_fused_gained(size_t G, const void *what, const float *q, float *logits) {
+INLINE void rotate_fused_gained(size_t G, const void *what, const float *q, float *logits) {
     fused_turns(SMALLER(G, FUSED_QUERIES), true, what, q, logits);
 }
 
 EACH_PQ(score_fused)
-EACH_PQ(turn_fused)
-EACH_PQ(turn_fused_gained)
+EACH_PQ(rotate_fused)
+EACH_PQ(rotate_fused_gained)
 
 /* ---- Look-up by planes: tables in fixed point of 16 bits --------------------------------------------------------------------
  *
  * An entry is (product - the sub-vector's least) / step, the step that of the query's widest sub-vector. Low and high bytes are
  * summed apart, each in 16 bits: 256 sub-vectors come to 255 * 256 at most, and all to less than 2^24, which a float holds. Tables:
- * u8 [parts][G][2][entries] and, behind what product_floats would be without them, float step[G], base[G], the sums of the leasts.
+ * u8 [parts][G][2][entries] and, behind what pq_table_floats would be without them, float step[G], base[G], the sums of the leasts.
  */
 
-static float *table_scales(const struct product_code *p, size_t G, float *tables) {
-    return tables + product_floats(p, G) - 2 * product_stride(G);
+static float *table_scales(const struct pq_codebook *p, size_t G, float *tables) {
+    return tables + pq_table_floats(p, G) - 2 * pq_stride(G);
 }
 
 /* Channel c of the 64 centroids from the j-th on, in the order that unpacking bytes leaves them in: x[4]. */
-static void centroid_floats(const struct product_code *p, size_t c, size_t j, __m512 *x) {
-    size_t plane = PRODUCT_PLANE(p->bits);
-    const uint8_t *from = p->levels ? p->levels + c * plane + j : p->planes + c * 2 * plane + j;
-    __m512i a = _mm512_loadu_si512(from), b = p->levels ? _mm512_setzero_si512() : _mm512_loadu_si512(from + plane);
+static void centroid_floats(const struct pq_codebook *p, size_t c, size_t j, __m512 *x) {
+    size_t plane = PQ_CHANNEL_ENTRIES(p->bits);
+    const uint8_t *from = p->centroids_u8 ? p->centroids_u8 + c * plane + j : p->byte_planes + c * 2 * plane + j;
+    __m512i a = _mm512_loadu_si512(from), b = p->centroids_u8 ? _mm512_setzero_si512() : _mm512_loadu_si512(from + plane);
     __m512i words[2] = {_mm512_unpacklo_epi8(a, b), _mm512_unpackhi_epi8(a, b)};
     for (size_t v = 0; v < 4; v++) {
         __m256i part = v % 2 ? _mm512_extracti64x4_epi64(words[v / 2], 1) : _mm512_castsi512_si256(words[v / 2]);
-        x[v] = p->levels ? _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_cvtepu16_epi32(part)), _mm512_set1_ps(p->step[c]),
-                                           _mm512_set1_ps(p->low[c]))
-                         : _mm512_cvtph_ps(part);
+        x[v] = p->centroids_u8 ? _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_cvtepu16_epi32(part)), _mm512_set1_ps(p->step[c]),
+                                                 _mm512_set1_ps(p->low[c]))
+                               : _mm512_cvtph_ps(part);
     }
 }
 
 /* The products of 64 centroids of sub-vector m with q[width]. */
-static void products(const struct product_code *p, size_t m, size_t j, const float *q, __m512 *sum) {
+static void products(const struct pq_codebook *p, size_t m, size_t j, const float *q, __m512 *sum) {
     for (size_t v = 0; v < 4; v++) sum[v] = _mm512_setzero_ps();
     for (size_t i = 0; i < p->width; i++) {
         __m512 x[4];
@@ -297,8 +297,8 @@ static void to_fixed_point(const float *floats, __m512 least, __m512 inverse, ui
 }
 
 /* All of a query's products to floats[parts][G][entries], of which `query` is the g-th; its step and base. */
-static void query_products(const struct product_code *p, const float *q, size_t G, float *floats, float *step, float *base) {
-    size_t entries = PRODUCT_PLANE(p->bits);
+static void query_products(const struct pq_codebook *p, const float *q, size_t G, float *floats, float *step, float *base) {
+    size_t entries = PQ_CHANNEL_ENTRIES(p->bits);
     float widest = 0;
     *base = 0;
     for (size_t m = 0; m < p->parts; m++, q += p->width, floats += G * entries) {
@@ -318,8 +318,8 @@ static void query_products(const struct product_code *p, const float *q, size_t 
     *step = widest > 1e-32f ? widest / 65535 : 0; /* that its inverse be finite */
 }
 
-static void prepare_planes(const struct product_code *p, const float *q, size_t G, float *tables) {
-    size_t entries = PRODUCT_PLANE(p->bits), hd = product_channels(p);
+static void prepare_planes(const struct pq_codebook *p, const float *q, size_t G, float *tables) {
+    size_t entries = PQ_CHANNEL_ENTRIES(p->bits), hd = pq_channels(p);
     float *step = table_scales(p, G, tables), *base = step + G, floats[256];
     uint8_t *bytes = (uint8_t *)tables;
     for (size_t g = 0; g < G; g++) query_products(p, q + g * hd, G, tables + g * entries, &step[g], &base[g]);
@@ -356,12 +356,12 @@ static void sums_to_logits(const __m512i *sum, float step, float base, float *lo
 }
 
 /* n queries of G, whose first table is at `table`. */
-INLINE void look_up_planes(size_t n, size_t quarters, const struct product_code *p, const uint8_t *table, size_t G,
-                           const float *step, const void *block, float *logits) {
+INLINE void look_up_planes(size_t n, size_t quarters, const struct pq_codebook *p, const uint8_t *table, size_t G,
+                           const float *step, const void *page, float *logits) {
     __m512i sum[LOOK_UP_QUERIES][4];
     UNROLL for (size_t g = 0; g < n; g++) { UNROLL for (size_t i = 0; i < 4; i++) sum[g][i] = _mm512_setzero_si512(); }
     for (size_t m = 0; m < p->parts; m++, table += G * 2 * 64 * quarters) {
-        struct codes codes = codes_load(quarters, p, block, m, AS_THEY_ARE);
+        struct codes codes = codes_load(quarters, p, page, m, AS_THEY_ARE);
         UNROLL for (size_t g = 0; g < n; g++) {
             const uint8_t *from = table + g * 2 * 64 * quarters;
             __m512i low = codes_look_up(quarters, &codes, from), high = codes_look_up(quarters, &codes, from + 64 * quarters);
@@ -371,29 +371,29 @@ INLINE void look_up_planes(size_t n, size_t quarters, const struct product_code 
             sum[g][3] = _mm512_add_epi16(sum[g][3], _mm512_srli_epi16(high, 8));
         }
     }
-    UNROLL for (size_t g = 0; g < n; g++) sums_to_logits(sum[g], step[g], step[G + g], logits + g * BLOCK_TOKENS);
+    UNROLL for (size_t g = 0; g < n; g++) sums_to_logits(sum[g], step[g], step[G + g], logits + g * PAGE_TOKENS);
 }
 
-static __attribute__((noinline)) void look_up_eight_bits(size_t n, const struct product_code *p, const uint8_t *table, size_t G,
-                                                         const float *step, const void *block, float *logits) {
+static __attribute__((noinline)) void look_up_eight_bits(size_t n, const struct pq_codebook *p, const uint8_t *table, size_t G,
+                                                         const float *step, const void *page, float *logits) {
     if (n == 4)
-        look_up_planes(4, 4, p, table, G, step, block, logits);
+        look_up_planes(4, 4, p, table, G, step, page, logits);
     else if (n == 3)
-        look_up_planes(3, 4, p, table, G, step, block, logits);
+        look_up_planes(3, 4, p, table, G, step, page, logits);
     else if (n == 2)
-        look_up_planes(2, 4, p, table, G, step, block, logits);
+        look_up_planes(2, 4, p, table, G, step, page, logits);
     else
-        look_up_planes(1, 4, p, table, G, step, block, logits);
+        look_up_planes(1, 4, p, table, G, step, page, logits);
 }
 
-static __attribute__((noinline)) void look_up_fewer_bits(size_t n, const struct product_code *p, const uint8_t *table, size_t G,
-                                                         const float *step, const void *block, float *logits) {
+static __attribute__((noinline)) void look_up_fewer_bits(size_t n, const struct pq_codebook *p, const uint8_t *table, size_t G,
+                                                         const float *step, const void *page, float *logits) {
     for (size_t g = 0; g < n; g++) {
-        const uint8_t *from = table + g * 2 * PRODUCT_PLANE(p->bits);
+        const uint8_t *from = table + g * 2 * PQ_CHANNEL_ENTRIES(p->bits);
         if (p->bits == 7)
-            look_up_planes(1, 2, p, from, G, step + g, block, logits + g * BLOCK_TOKENS);
+            look_up_planes(1, 2, p, from, G, step + g, page, logits + g * PAGE_TOKENS);
         else
-            look_up_planes(1, 1, p, from, G, step + g, block, logits + g * BLOCK_TOKENS);
+            look_up_planes(1, 1, p, from, G, step + g, page, logits + g * PAGE_TOKENS);
     }
 }
 
@@ -405,86 +405,86 @@ static __attribute__((noinline)) void look_up_fewer_bits(size_t n, const struct 
 
 #include "backend/cpu/kernels/pq/avx512_rotated.h"
 
-static void score_fixed_pq(const struct product_code *p, const float *fixed, size_t G, const void *block, float *logits) {
-    struct fused fused = {.p = p, .block = block};
-    special_pq *const *of = p->level_rows ? score_rows_of : p->bits == 8 ? score_eight_bits_of : score_fewer_bits_of;
-    serve_pq(of, &fused, fixed, product_fixed(p), G, logits, BLOCK_TOKENS);
+static void score_i16_pq(const struct pq_codebook *p, const float *fixed, size_t G, const void *page, float *logits) {
+    struct fused fused = {.p = p, .page = page};
+    special_pq *const *of = p->centroid_rows_u8 ? score_rows_of : p->bits == 8 ? score_eight_bits_of : score_fewer_bits_of;
+    serve_pq(of, &fused, fixed, pq_i16_floats(p), G, logits, PAGE_TOKENS);
 }
 
-static void score_pq(const struct product_code *p, const float *q, size_t G, const void *block, float *logits) {
-    struct fused fused = {.p = p, .block = block};
+static void score_pq(const struct pq_codebook *p, const float *q, size_t G, const void *page, float *logits) {
+    struct fused fused = {.p = p, .page = page};
     float fixed[MOST_QUERIES * (KERNELS_MOST_CHANNELS / 2 + 2)];
-    for (size_t g = 0, n; product_by_levels(p) && g < G; g += n) {
+    for (size_t g = 0, n; pq_reads_u8(p) && g < G; g += n) {
         n = SMALLER(G - g, MOST_QUERIES);
-        fix_pq(p, q + g * product_channels(p), n, fixed);
-        score_fixed_pq(p, fixed, n, block, logits + g * BLOCK_TOKENS);
+        quantize_query_pq(p, q + g * pq_channels(p), n, fixed);
+        score_i16_pq(p, fixed, n, page, logits + g * PAGE_TOKENS);
     }
-    if (!product_by_levels(p) && p->planes && p->bits == 8 && G <= FUSED_QUERIES)
+    if (!pq_reads_u8(p) && p->byte_planes && p->bits == 8 && G <= FUSED_QUERIES)
         score_fused_of[G - 1](&fused, q, logits);
-    else if (!product_by_levels(p))
-        score_pq_avx512(p, q, G, block, logits);
+    else if (!pq_reads_u8(p))
+        score_pq_avx512(p, q, G, page, logits);
 }
 
-static void mix_pq(const struct product_code *p, const float *weights, size_t G, const void *block, float *acc) {
-    struct fused fused = {.p = p, .block = block};
-    special_pq *const *of = p->bits == 8 ? mix_eight_bits_of : mix_fewer_bits_of;
-    if (p->level_rows) of = p->width % LEVEL_CHANNELS ? mix_narrow_rows_of : mix_broad_rows_of;
-    if (product_by_levels(p))
-        serve_pq(of, &fused, weights, BLOCK_TOKENS, G, acc, product_channels(p));
+static void accumulate_pq(const struct pq_codebook *p, const float *weights, size_t G, const void *page, float *acc) {
+    struct fused fused = {.p = p, .page = page};
+    special_pq *const *of = p->bits == 8 ? accumulate_eight_bits_of : accumulate_fewer_bits_of;
+    if (p->centroid_rows_u8) of = p->width % LEVEL_CHANNELS ? accumulate_narrow_rows_of : accumulate_broad_rows_of;
+    if (pq_reads_u8(p))
+        serve_pq(of, &fused, weights, PAGE_TOKENS, G, acc, pq_channels(p));
     else
-        mix_pq_avx512(p, weights, G, block, acc);
+        accumulate_pq_avx512(p, weights, G, page, acc);
 }
 
-static void mix_light_pq(const struct product_code *p, const float *weights, size_t G, const void *block, float *acc) {
-    struct fused fused = {.p = p, .block = block};
-    special_pq *const *of = p->bits == 8 ? mix_light_eight_bits_of : mix_light_fewer_bits_of;
-    if (p->levels)
-        serve_pq(of, &fused, weights, BLOCK_TOKENS, G, acc, product_channels(p));
+static void accumulate_int8_pq(const struct pq_codebook *p, const float *weights, size_t G, const void *page, float *acc) {
+    struct fused fused = {.p = p, .page = page};
+    special_pq *const *of = p->bits == 8 ? accumulate_int8_eight_bits_of : accumulate_int8_fewer_bits_of;
+    if (p->centroids_u8)
+        serve_pq(of, &fused, weights, PAGE_TOKENS, G, acc, pq_channels(p));
     else
-        mix_pq(p, weights, G, block, acc);
+        accumulate_pq(p, weights, G, page, acc);
 }
 
-static void score_turned_pq(const struct product_code *p, const struct key_turn *turn, const float *q, size_t G, const void *block,
-                            float *logits) {
-    struct fused fused = {p, block, turn};
-    bool whole = turn->adjacent ? p->width % 2 == 0 && 2 * turn->pairs % p->width == 0 : turn->pairs % p->width == 0;
-    if (turns_in_words(p, turn))
-        score_in_words(p, turn, q, G, block, logits);
+static void score_rotated_pq(const struct pq_codebook *p, const struct key_rotation *rotation, const float *q, size_t G,
+                             const void *page, float *logits) {
+    struct fused fused = {p, page, rotation};
+    bool whole = rotation->adjacent ? p->width % 2 == 0 && 2 * rotation->pairs % p->width == 0 : rotation->pairs % p->width == 0;
+    if (turns_in_words(p, rotation))
+        score_in_words(p, rotation, q, G, page, logits);
     else if (!in_registers(p) || p->bits != 8 || G > FUSED_QUERIES || !whole)
-        score_turned_pq_avx512(p, turn, q, G, block, logits);
-    else if (turn->gain)
-        turn_fused_gained_of[G - 1](&fused, q, logits);
+        score_rotated_pq_avx512(p, rotation, q, G, page, logits);
+    else if (rotation->gain)
+        rotate_fused_gained_of[G - 1](&fused, q, logits);
     else
-        turn_fused_of[G - 1](&fused, q, logits);
+        rotate_fused_of[G - 1](&fused, q, logits);
 }
 
-static void prepare_pq(const struct product_code *p, const float *q, size_t G, float *tables) {
+static void prepare_pq(const struct pq_codebook *p, const float *q, size_t G, float *tables) {
     (in_registers(p) ? prepare_planes : prepare_pq_avx512)(p, q, G, tables);
 }
 
-static void look_up_pq(const struct product_code *p, const float *tables, size_t G, const void *block, float *logits) {
+static void look_up_pq(const struct pq_codebook *p, const float *tables, size_t G, const void *page, float *logits) {
     if (!in_registers(p)) {
-        look_up_pq_avx512(p, tables, G, block, logits);
+        look_up_pq_avx512(p, tables, G, page, logits);
         return;
     }
-    const float *step = tables + product_floats(p, G) - 2 * product_stride(G);
+    const float *step = tables + pq_table_floats(p, G) - 2 * pq_stride(G);
     for (size_t g = 0; g < G;) {
         size_t passes = (G - g + LOOK_UP_QUERIES - 1) / LOOK_UP_QUERIES, n = (G - g) / passes;
-        const uint8_t *table = (const uint8_t *)tables + g * 2 * PRODUCT_PLANE(p->bits);
-        (p->bits == 8 ? look_up_eight_bits : look_up_fewer_bits)(n, p, table, G, step + g, block, logits + g * BLOCK_TOKENS);
+        const uint8_t *table = (const uint8_t *)tables + g * 2 * PQ_CHANNEL_ENTRIES(p->bits);
+        (p->bits == 8 ? look_up_eight_bits : look_up_fewer_bits)(n, p, table, G, step + g, page, logits + g * PAGE_TOKENS);
         g += n;
     }
 }
 
-void kernels_fill_avx512_product(struct kernels *k) {
-    product_fill(k);
-    k->planes_pq = true;
+void kernels_init_avx512_product(struct kernels *k) {
+    pq_init(k);
+    k->has_register_lut = true;
     k->score_pq = score_pq;
-    k->fix_pq = fix_pq;
-    k->score_fixed_pq = score_fixed_pq;
-    k->score_turned_pq = score_turned_pq;
-    k->mix_pq = mix_pq;
-    k->mix_light_pq = mix_light_pq;
+    k->quantize_query_pq = quantize_query_pq;
+    k->score_i16_pq = score_i16_pq;
+    k->score_rotated_pq = score_rotated_pq;
+    k->accumulate_pq = accumulate_pq;
+    k->accumulate_int8_pq = accumulate_int8_pq;
     k->prepare_pq = prepare_pq;
     k->look_up_pq = look_up_pq;
 }

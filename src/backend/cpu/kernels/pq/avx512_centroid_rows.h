@@ -5,7 +5,7 @@
 /* The 64 codes of twelve bits: words[2]. */
 INLINE void twelve_bits(const uint8_t *planes, __m512i *words) {
     __m512i bytes = _mm512_loadu_si512(planes);
-    __m512i pairs = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)(planes + BLOCK_PQ_PART(8))));
+    __m512i pairs = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)(planes + PAGE_PQ_PART(8))));
     __m512i above = _mm512_and_si512(_mm512_or_si512(pairs, _mm512_slli_epi16(pairs, 4)), _mm512_set1_epi8(15));
     __m512i low = _mm512_cvtepu8_epi16(_mm512_castsi512_si256(above));
     __m512i high = _mm512_cvtepu8_epi16(_mm512_extracti64x4_epi64(above, 1));
@@ -18,11 +18,11 @@ static __attribute__((noinline)) void other_bits(const uint8_t *planes, unsigned
 }
 
 /* Where the rows of sub-vector m's 64 codes begin in its levels: at[4]. */
-INLINE void level_places(const struct product_code *p, const void *block, size_t m, __m512i *at) {
-    const uint8_t *planes = (const uint8_t *)block + m * BLOCK_PQ_PART(p->bits);
+INLINE void level_places(const struct pq_codebook *p, const void *page, size_t m, __m512i *at) {
+    const uint8_t *planes = (const uint8_t *)page + m * PAGE_PQ_PART(p->bits);
     const __m512i width = _mm512_set1_epi32((int)p->width);
     __m512i words[2];
-    uint16_t codes[BLOCK_TOKENS];
+    uint16_t codes[PAGE_TOKENS];
     if (p->bits == 12) {
         twelve_bits(planes, words);
     } else {
@@ -37,18 +37,18 @@ INLINE void level_places(const struct product_code *p, const void *block, size_t
 }
 
 /* The same of all sub-vectors. */
-INLINE void all_level_places(const struct fused *fused, uint32_t (*offsets)[BLOCK_TOKENS]) {
-    const struct product_code *p = fused->p;
+INLINE void all_level_places(const struct fused *fused, uint32_t (*offsets)[PAGE_TOKENS]) {
+    const struct pq_codebook *p = fused->p;
     for (size_t m = 0; m < p->parts; m++) {
         __m512i at[4];
-        prefetch_step(fused->block, m, BLOCK_PQ_PART(p->bits));
-        level_places(p, fused->block, m, at);
+        prefetch_step(fused->page, m, PAGE_PQ_PART(p->bits));
+        level_places(p, fused->page, m, at);
         UNROLL for (size_t v = 0; v < 4; v++) _mm512_storeu_si512(offsets[m] + 16 * v, at[v]);
     }
 }
 
-static const uint8_t *level_rows(const struct product_code *p, size_t m) {
-    return p->level_rows + m * product_centroids(p) * p->width;
+static const uint8_t *centroid_rows_u8(const struct pq_codebook *p, size_t m) {
+    return p->centroid_rows_u8 + m * pq_centroids(p) * p->width;
 }
 
 /* The dword at `from` to those places of x that the mask has. */
@@ -71,15 +71,15 @@ INLINE __m512i gather_fours(const uint8_t *rows, const uint32_t *offsets) {
 /* ---- Keys: the lanes are 16 tokens, the bytes four channels ------------------------------------------------------------------ */
 
 /* Tokens from 16 v to 16 (v + W) - 1. */
-INLINE void score_some(size_t G, size_t v, size_t W, const struct fused *fused, uint32_t (*offsets)[BLOCK_TOKENS],
+INLINE void score_some(size_t G, size_t v, size_t W, const struct fused *fused, uint32_t (*offsets)[PAGE_TOKENS],
                        const float *fixed, float *logits) {
-    const struct product_code *p = fused->p;
-    const size_t hd = product_channels(p), apart = product_fixed(p);
+    const struct pq_codebook *p = fused->p;
+    const size_t hd = pq_channels(p), apart = pq_i16_floats(p);
     const int8_t *bytes = (const int8_t *)fixed;
     __m512i high[MOST_QUERIES][4], low[MOST_QUERIES][4];
     UNROLL for (size_t g = 0; g < G; g++) { UNROLL for (size_t w = 0; w < W; w++) high[g][w] = low[g][w] = _mm512_setzero_si512(); }
     for (size_t m = 0; m < p->parts; m++) {
-        const uint8_t *rows = level_rows(p, m);
+        const uint8_t *rows = centroid_rows_u8(p, m);
         __m512i x[4];
         for (size_t i = 0; i < p->width; i += 4, bytes += 4) {
             UNROLL for (size_t w = 0; w < W; w++) x[w] = gather_fours(rows + i, offsets[m] + 16 * (v + w));
@@ -96,14 +96,14 @@ INLINE void score_some(size_t G, size_t v, size_t W, const struct fused *fused, 
         const float *scale = fixed + g * apart + hd / 2;
         UNROLL for (size_t w = 0; w < W; w++) {
             vec sum = vec_fma(whole_floats(high[g][w], low[g][w]), vec_set(scale[0]), vec_set(scale[1]));
-            vec_store(logits + g * BLOCK_TOKENS + (v + w) * LANES, sum);
+            vec_store(logits + g * PAGE_TOKENS + (v + w) * LANES, sum);
         }
     }
 }
 
 INLINE void score_rows(size_t G, const void *what, const float *fixed, float *logits) {
     const size_t W = G <= 3 ? 4 : G <= 6 ? 2 : 1; /* 24 sums at most */
-    uint32_t offsets[KERNELS_MOST_CHANNELS / 4][BLOCK_TOKENS];
+    uint32_t offsets[KERNELS_MOST_CHANNELS / 4][PAGE_TOKENS];
     all_level_places(what, offsets);
     UNROLL for (size_t v = 0; v < 4; v += W) score_some(G, v, W, what, offsets, fixed, logits);
 }
@@ -134,33 +134,33 @@ INLINE __m512i four_rows(const uint8_t *rows, const uint32_t *offsets, size_t ap
 }
 
 /* Channels c to c + 15 of tokens t to t + 15: x[l] has tokens t + 4 l to t + 4 l + 3. */
-INLINE void sixteen_channels(bool broad, const struct product_code *p, uint32_t (*offsets)[BLOCK_TOKENS], size_t c, size_t t,
+INLINE void sixteen_channels(bool broad, const struct pq_codebook *p, uint32_t (*offsets)[PAGE_TOKENS], size_t c, size_t t,
                              __m512i *x) {
     if (broad) {
         const size_t m = c / p->width;
-        const uint8_t *rows = level_rows(p, m) + c % p->width;
+        const uint8_t *rows = centroid_rows_u8(p, m) + c % p->width;
         UNROLL for (size_t l = 0; l < 4; l++) x[l] = codes_in_order(FOR_LEVELS, four_rows(rows, offsets[m] + t + 4 * l, 1));
         return;
     }
     __m512i fours[4];
     UNROLL for (size_t i = 0; i < 4; i++) {
         const size_t at = c + 4 * i, m = at / p->width;
-        fours[i] = gather_fours(level_rows(p, m) + at % p->width, offsets[m] + t);
+        fours[i] = gather_fours(centroid_rows_u8(p, m) + at % p->width, offsets[m] + t);
     }
     gather_tokens(fours, x);
 }
 
-INLINE void mix_rows(size_t G, bool broad, const struct fused *fused, const float *weights, float *acc) {
-    const struct product_code *p = fused->p;
-    const size_t hd = product_channels(p);
+INLINE void accumulate_rows(size_t G, bool broad, const struct fused *fused, const float *weights, float *acc) {
+    const struct pq_codebook *p = fused->p;
+    const size_t hd = pq_channels(p);
     struct weights_bytes bytes;
-    uint32_t offsets[KERNELS_MOST_CHANNELS / 4][BLOCK_TOKENS];
+    uint32_t offsets[KERNELS_MOST_CHANNELS / 4][PAGE_TOKENS];
     all_level_places(fused, offsets);
     all_weights_to_bytes(G, 2, weights, &bytes);
     for (size_t c = 0; c < hd; c += LEVEL_CHANNELS) {
         __m512i high[MOST_QUERIES], low[MOST_QUERIES];
         UNROLL for (size_t g = 0; g < G; g++) high[g] = low[g] = _mm512_setzero_si512();
-        for (size_t t = 0; t < BLOCK_TOKENS; t += 16) {
+        for (size_t t = 0; t < PAGE_TOKENS; t += 16) {
             __m512i x[4];
             sixteen_channels(broad, p, offsets, c, t, x);
             UNROLL for (size_t l = 0; l < 4; l++) {
@@ -170,30 +170,32 @@ INLINE void mix_rows(size_t G, bool broad, const struct fused *fused, const floa
                 }
             }
         }
-        add_mixed(G, 2, p, c, high, low, &bytes, acc);
+        add_accumulated(G, 2, p, c, high, low, &bytes, acc);
     }
 }
 
-INLINE void mix_broad_rows(size_t G, const void *what, const float *weights, float *acc) { mix_rows(G, true, what, weights, acc); }
-INLINE void mix_narrow_rows(size_t G, const void *what, const float *weights, float *acc) {
-    mix_rows(G, false, what, weights, acc);
+INLINE void accumulate_broad_rows(size_t G, const void *what, const float *weights, float *acc) {
+    accumulate_rows(G, true, what, weights, acc);
+}
+INLINE void accumulate_narrow_rows(size_t G, const void *what, const float *weights, float *acc) {
+    accumulate_rows(G, false, what, weights, acc);
 }
 
-EACH_PQ(mix_broad_rows)
-EACH_PQ(mix_narrow_rows)
+EACH_PQ(accumulate_broad_rows)
+EACH_PQ(accumulate_narrow_rows)
 
 /* ---- By channel ------------------------------------------------------------------------------------------------------------ */
 
 /* Channels c to c + 15 of sub-vectors of whole sixteens: levels[16][64] in the order of codes FOR_WORDS. Each unpacking of all
  * turns the bits of where a byte lies, register and place in its part, by one; four of them swap the two. */
-static void channels_of_rows(const struct product_code *p, const void *block, size_t c, uint8_t (*levels)[BLOCK_TOKENS]) {
-    const uint8_t *rows = level_rows(p, c / p->width) + c % p->width;
-    uint32_t offsets[BLOCK_TOKENS];
+static void channels_of_rows(const struct pq_codebook *p, const void *page, size_t c, uint8_t (*levels)[PAGE_TOKENS]) {
+    const uint8_t *rows = centroid_rows_u8(p, c / p->width) + c % p->width;
+    uint32_t offsets[PAGE_TOKENS];
     __m512i at[4], x[16];
-    level_places(p, block, c / p->width, at);
+    level_places(p, page, c / p->width, at);
     UNROLL for (size_t v = 0; v < 4; v++) _mm512_storeu_si512(offsets + 16 * v, at[v]);
     UNROLL_16 for (size_t i = 0; i < 16; i++) x[i] = four_rows(rows, offsets + i % 2 * 32 + i / 2, 8);
-    UNROLL for (size_t turn = 0; turn < 4; turn++) {
+    UNROLL for (size_t rotation = 0; rotation < 4; rotation++) {
         __m512i y[16];
         UNROLL for (size_t i = 0; i < 8; i++) {
             y[2 * i] = _mm512_unpacklo_epi8(x[i], x[i + 8]);

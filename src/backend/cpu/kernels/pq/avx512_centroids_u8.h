@@ -12,10 +12,10 @@ INLINE __m512i add_weighed(__m512i sum, __m512i levels, const int8_t *four) {
 
 /* ---- Keys by levels: the lanes are 16 tokens, the bytes four channels ---------------------------------------------------- */
 
-/* Of each query, product_fixed floats: int8 [2][hd], q times the channel's step; the step of that; the sum of q times the lows. */
-static void fix_pq(const struct product_code *p, const float *q, size_t G, float *fixed) {
-    size_t hd = product_channels(p);
-    for (size_t g = 0; g < G; g++, q += hd, fixed += product_fixed(p)) {
+/* Of each query, pq_i16_floats floats: int8 [2][hd], q times the channel's step; the step of that; the sum of q times the lows. */
+static void quantize_query_pq(const struct pq_codebook *p, const float *q, size_t G, float *fixed) {
+    size_t hd = pq_channels(p);
+    for (size_t g = 0; g < G; g++, q += hd, fixed += pq_i16_floats(p)) {
         __m512 x[KERNELS_MOST_CHANNELS / 16], most = _mm512_setzero_ps(), sum = _mm512_setzero_ps();
         for (size_t v = 0; v < hd / 16; v++) {
             __m512 of = _mm512_loadu_ps(q + 16 * v);
@@ -34,8 +34,8 @@ static void fix_pq(const struct product_code *p, const float *q, size_t G, float
 
 /* Levels of one channel after another. */
 struct reader {
-    const struct product_code *p;
-    const void *block;
+    const struct pq_codebook *p;
+    const void *page;
     const uint8_t *table; /* of the next channel */
     size_t part, left;    /* the next sub-vector, and channels left of the one before */
     struct codes codes;   /* of that */
@@ -44,7 +44,7 @@ struct reader {
 
 INLINE __m512i next_levels(size_t quarters, struct reader *reader) {
     if (!reader->left) {
-        reader->codes = codes_load(quarters, reader->p, reader->block, reader->part++, reader->order);
+        reader->codes = codes_load(quarters, reader->p, reader->page, reader->part++, reader->order);
         reader->left = reader->p->width;
     }
     reader->left--;
@@ -54,11 +54,12 @@ INLINE __m512i next_levels(size_t quarters, struct reader *reader) {
 }
 
 /* A reader of the channels from the c-th on. */
-INLINE struct reader reader_at(size_t quarters, const struct product_code *p, const void *block, enum order order, size_t c) {
-    struct reader reader = {.p = p, .block = block, .table = p->levels + c * 64 * quarters, .part = c / p->width, .order = order};
+INLINE struct reader reader_at(size_t quarters, const struct pq_codebook *p, const void *page, enum order order, size_t c) {
+    struct reader reader = {
+        .p = p, .page = page, .table = p->centroids_u8 + c * 64 * quarters, .part = c / p->width, .order = order};
     size_t passed = c % p->width;
     if (passed) {
-        reader.codes = codes_load(quarters, p, block, reader.part++, order);
+        reader.codes = codes_load(quarters, p, page, reader.part++, order);
         reader.left = p->width - passed;
     }
     return reader;
@@ -99,10 +100,10 @@ INLINE void fixed_to_logits(const __m512i *high, const __m512i *low, float step,
 /* n queries, levels[hd / 4][4] looked up or from a pass before, and kept for another. */
 INLINE void score_pass(size_t n, size_t quarters, bool look_up, bool keep, const struct fused *fused, __m512i (*levels)[4],
                        const float *fixed, float *logits) {
-    const struct product_code *p = fused->p;
-    const size_t hd = product_channels(p), apart = product_fixed(p);
+    const struct pq_codebook *p = fused->p;
+    const size_t hd = pq_channels(p), apart = pq_i16_floats(p);
     const int8_t *bytes = (const int8_t *)fixed;
-    struct reader reader = {.p = p, .block = fused->block, .table = p->levels, .order = AS_THEY_ARE};
+    struct reader reader = {.p = p, .page = fused->page, .table = p->centroids_u8, .order = AS_THEY_ARE};
     __m512i high[LEVELS_TOGETHER][4], low[LEVELS_TOGETHER][4];
     UNROLL for (size_t g = 0; g < n; g++) { UNROLL for (size_t r = 0; r < 4; r++) high[g][r] = low[g][r] = _mm512_setzero_si512(); }
     for (size_t c = 0; c < hd; c += 4, bytes += 4) {
@@ -122,20 +123,20 @@ INLINE void score_pass(size_t n, size_t quarters, bool look_up, bool keep, const
     }
     UNROLL for (size_t g = 0; g < n; g++) {
         const float *scale = fixed + g * apart + hd / 2;
-        fixed_to_logits(high[g], low[g], scale[0], scale[1], logits + g * BLOCK_TOKENS);
+        fixed_to_logits(high[g], low[g], scale[0], scale[1], logits + g * PAGE_TOKENS);
     }
 }
 
 INLINE void score_levels(size_t G, size_t quarters, const struct fused *fused, const float *fixed, float *logits) {
-    const size_t apart = product_fixed(fused->p), first = SMALLER(G, LEVELS_TOGETHER);
+    const size_t apart = pq_i16_floats(fused->p), first = SMALLER(G, LEVELS_TOGETHER);
     __m512i levels[KERNELS_MOST_CHANNELS / 4][4];
     score_pass(first, quarters, true, G > first, fused, levels, fixed, logits);
     if (G > first)
         score_pass(SMALLER(G - first, LEVELS_TOGETHER), quarters, false, false, fused, levels, fixed + first * apart,
-                   logits + first * BLOCK_TOKENS);
+                   logits + first * PAGE_TOKENS);
     if (G > 2 * first)
         score_pass(G - 2 * first, quarters, false, false, fused, levels, fixed + 2 * first * apart,
-                   logits + 2 * first * BLOCK_TOKENS);
+                   logits + 2 * first * PAGE_TOKENS);
 }
 
 /* Of name_levels(G, quarters, fused, in, out): name_eight_bits, and name_fewer_bits for all others. */
@@ -169,28 +170,28 @@ static void weights_to_bytes(size_t planes, const float *weights, int8_t *bytes,
     for (size_t v = 0; v < 4; v++) {
         __m512 multiples = _mm512_mul_ps(w[v], inverse);
         if (planes == 2)
-            to_bytes(multiples, bytes + 16 * v, bytes + BLOCK_TOKENS + 16 * v);
+            to_bytes(multiples, bytes + 16 * v, bytes + PAGE_TOKENS + 16 * v);
         else
             _mm_storeu_si128((__m128i *)(bytes + 16 * v), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(multiples)));
     }
 }
 
 struct weights_bytes {
-    int8_t of[MOST_QUERIES][2][BLOCK_TOKENS];
+    int8_t of[MOST_QUERIES][2][PAGE_TOKENS];
     float step[MOST_QUERIES], sum[MOST_QUERIES];
 };
 
 INLINE void all_weights_to_bytes(size_t G, size_t planes, const float *weights, struct weights_bytes *bytes) {
     for (size_t g = 0; g < G; g++)
-        weights_to_bytes(planes, weights + g * BLOCK_TOKENS, bytes->of[g][0], &bytes->step[g], &bytes->sum[g]);
+        weights_to_bytes(planes, weights + g * PAGE_TOKENS, bytes->of[g][0], &bytes->step[g], &bytes->sum[g]);
 }
 
 /* acc[G][hd] += 16 channels from c on, levels weighed by high and low bytes, or by high ones that are whole numbers. */
-INLINE void add_mixed(size_t G, size_t planes, const struct product_code *p, size_t c, const __m512i *high, const __m512i *low,
-                      const struct weights_bytes *bytes, float *acc) {
+INLINE void add_accumulated(size_t G, size_t planes, const struct pq_codebook *p, size_t c, const __m512i *high, const __m512i *low,
+                            const struct weights_bytes *bytes, float *acc) {
     vec c_step = vec_load(p->step + c), c_low = vec_load(p->low + c);
     UNROLL for (size_t g = 0; g < G; g++) {
-        float *at = acc + g * product_channels(p) + c;
+        float *at = acc + g * pq_channels(p) + c;
         vec to = vec_fma(c_low, vec_set(bytes->sum[g]), vec_load(at));
         vec sum = plane_floats(planes, high[g], low[g]);
         vec_store(at, vec_fma(vec_mul(c_step, vec_set(bytes->step[g])), sum, to));
@@ -201,7 +202,7 @@ INLINE void add_mixed(size_t G, size_t planes, const struct product_code *p, siz
 INLINE void four_channels(size_t quarters, struct reader *reader, __m512i *x) {
     __m512i at[4];
     UNROLL for (size_t i = 0; i < 4; i++) at[i] = next_levels(quarters, reader);
-    turn_over_fours(at, x);
+    transpose_fours(at, x);
 }
 
 /* Part l of four registers to out[l]: 16 channels of four tokens. */
@@ -214,10 +215,11 @@ INLINE void gather_parts(__m512i a, __m512i b, __m512i c, __m512i d, __m512i *ou
     out[3] = _mm512_shuffle_i32x4(odd_ab, odd_cd, 0xdd);
 }
 
-INLINE void mix_planes(size_t G, size_t quarters, size_t planes, const struct fused *fused, const float *weights, float *acc) {
-    const struct product_code *p = fused->p;
-    const size_t hd = product_channels(p);
-    struct reader reader = {.p = p, .block = fused->block, .table = p->levels, .order = AS_THEY_ARE};
+INLINE void accumulate_planes(size_t G, size_t quarters, size_t planes, const struct fused *fused, const float *weights,
+                              float *acc) {
+    const struct pq_codebook *p = fused->p;
+    const size_t hd = pq_channels(p);
+    struct reader reader = {.p = p, .page = fused->page, .table = p->centroids_u8, .order = AS_THEY_ARE};
     struct weights_bytes bytes;
     __m512i x[2][LEVEL_CHANNELS / 4][4];
     all_weights_to_bytes(G, planes, weights, &bytes);
@@ -237,18 +239,18 @@ INLINE void mix_planes(size_t G, size_t quarters, size_t planes, const struct fu
                     if (planes == 2) low[g] = add_weighed(low[g], by_token[l], bytes.of[g][1] + 16 * l + 4 * r);
                 }
             }
-            if (more) turn_over_fours(at, next[r]);
+            if (more) transpose_fours(at, next[r]);
         }
-        add_mixed(G, planes, p, c, high, low, &bytes, acc);
+        add_accumulated(G, planes, p, c, high, low, &bytes, acc);
     }
 }
 
-INLINE void mix_levels(size_t G, size_t quarters, const struct fused *fused, const float *weights, float *acc) {
-    mix_planes(G, quarters, 2, fused, weights, acc);
+INLINE void accumulate_levels(size_t G, size_t quarters, const struct fused *fused, const float *weights, float *acc) {
+    accumulate_planes(G, quarters, 2, fused, weights, acc);
 }
-INLINE void mix_light_levels(size_t G, size_t quarters, const struct fused *fused, const float *weights, float *acc) {
-    mix_planes(G, quarters, 1, fused, weights, acc);
+INLINE void accumulate_int8_levels(size_t G, size_t quarters, const struct fused *fused, const float *weights, float *acc) {
+    accumulate_planes(G, quarters, 1, fused, weights, acc);
 }
 
-BY_BITS(mix)
-BY_BITS(mix_light)
+BY_BITS(accumulate)
+BY_BITS(accumulate_int8)

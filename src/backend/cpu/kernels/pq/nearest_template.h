@@ -93,4 +93,4 @@ static void PASTE(nearest, ISA)(const float *x, size_t n, size_t d, const float 
     SEARCH(1, 0);
 }
 
-void PASTE(kernels_fill, PASTE(ISA, nearest))(struct kernels *k) { k->nearest = PASTE(nearest, ISA); }
+void PASTE(kernels_init, PASTE(ISA, nearest))(struct kernels *k) { k->nearest = PASTE(nearest, ISA); }

@@ -27,4 +27,4 @@ static inline wide wide_high_64(wide a, wide b) {
 
 #include "backend/cpu/kernels/pq/template.h"
 
-void kernels_fill_neon_product(struct kernels *k) { product_fill(k); }
+void kernels_init_neon_product(struct kernels *k) { pq_init(k); }

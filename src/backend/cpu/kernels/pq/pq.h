@@ -7,45 +7,46 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define PRODUCT_MOST_WIDTH 64                                         /* channels of a sub-vector */
-#define PRODUCT_PLANE_BITS 8                                          /* bits of a code up to which centroids lie by channel too */
-#define PRODUCT_PLANE(bits) ((size_t)((bits) < 6 ? 64 : 1 << (bits))) /* entries of a channel: a register looks up in 64 bytes */
+#define PQ_WIDTH_MAX 64   /* channels of a sub-vector */
+#define PQ_CHANNEL_BITS 8 /* bits of a code up to which centroids lie by channel too */
+#define PQ_CHANNEL_ENTRIES(bits) \
+    ((size_t)((bits) < 6 ? 64 : 1 << (bits))) /* entries of a channel: a register looks up in 64 bytes */
 
 /* Sub-vectors of `width` contiguous channels, each coded by one of 2^bits centroids of its own. */
-struct product_code {
+struct pq_codebook {
     size_t parts, width;
     unsigned bits;
     const uint16_t *rows; /* half [parts][2^bits][width] */
 
-    /* The same by channel, for tiers that look up in registers (kernels()->planes_pq), where bits <= PRODUCT_PLANE_BITS; entries
+    /* The same by channel, for tiers that look up in registers (kernels()->has_register_lut), where bits <= PQ_CHANNEL_BITS; entries
      * from 2^bits on repeat. Where a channel's centroids are, exactly, low + step * level with at most 256 levels, all of `from`,
      * low - 2^17 step, being floats: */
-    const uint8_t *levels; /* u8 [parts * width][PRODUCT_PLANE], or NULL */
+    const uint8_t *centroids_u8; /* u8 [parts * width][PQ_CHANNEL_ENTRIES], or NULL */
     const float *low, *step, *from;
-    /* Of other keys: u8 [parts * width][2][PRODUCT_PLANE], the halves' low bytes and then their high ones, or NULL. */
-    const uint8_t *planes;
-    /* Where bits > PRODUCT_PLANE_BITS and width is a multiple of 4, the same tiers read levels as rows lie, with low and step:
+    /* Of other keys: u8 [parts * width][2][PQ_CHANNEL_ENTRIES], the halves' low bytes and then their high ones, or NULL. */
+    const uint8_t *byte_planes;
+    /* Where bits > PQ_CHANNEL_BITS and width is a multiple of 4, the same tiers read levels as rows lie, with low and step:
      * u8 [parts][2^bits][width], or NULL. */
-    const uint8_t *level_rows;
+    const uint8_t *centroid_rows_u8;
 };
 
 /* Floats of G queries in a row of tables and tallies: whole vectors or the parts of one. */
-static inline size_t product_stride(size_t G) { return G <= 2 ? G : G <= 4 ? 4 : (G + 7) / 8 * 8; }
+static inline size_t pq_stride(size_t G) { return G <= 2 ? G : G <= 4 ? 4 : (G + 7) / 8 * 8; }
 /* Floats of the look-up tables of G queries, and of their tallies. */
-static inline size_t product_floats(const struct product_code *p, size_t G) {
-    return (p->parts * PRODUCT_PLANE(p->bits) + 2) * product_stride(G);
+static inline size_t pq_table_floats(const struct pq_codebook *p, size_t G) {
+    return (p->parts * PQ_CHANNEL_ENTRIES(p->bits) + 2) * pq_stride(G);
 }
 
 /* Whether centroids are read as levels, by channel or by row; and whether they can be, where they lie on a grid. */
-static inline bool product_by_levels(const struct product_code *p) { return p->levels || p->level_rows; }
-static inline bool product_may_have_levels(size_t width, unsigned bits) { return bits <= PRODUCT_PLANE_BITS || width % 4 == 0; }
+static inline bool pq_reads_u8(const struct pq_codebook *p) { return p->centroids_u8 || p->centroid_rows_u8; }
+static inline bool pq_may_read_u8(size_t width, unsigned bits) { return bits <= PQ_CHANNEL_BITS || width % 4 == 0; }
 
 /* Floats of a query in fixed point. */
-static inline size_t product_fixed(const struct product_code *p) { return p->parts * p->width / 2 + 2; }
+static inline size_t pq_i16_floats(const struct pq_codebook *p) { return p->parts * p->width / 2 + 2; }
 
-/* How keys in a block become what queries meet: each turned by its own angles as the slot score_turned does, and before that, where
+/* How keys in a block become what queries meet: each turned by its own angles as the slot score_rotated does, and before that, where
  * `gain` is not NULL, a key is mean[hd] + gain[64] times what its codes say. */
-struct key_turn {
+struct key_rotation {
     const float *cosine, *sine; /* [pairs][64] */
     size_t pairs;
     bool adjacent;

@@ -4,11 +4,11 @@ typedef float PASTE(row, N) __attribute__((vector_size(4 * N), aligned(4), may_a
 
 /* sum[64][N] += the rows that the codes point to; four sub-vectors at a time, so that a sum is fetched and put back once for all.
  */
-static void PASTE(look_up, N)(const struct product_code *p, const float *tables, uint32_t (*offsets)[BLOCK_TOKENS], float *sum) {
+static void PASTE(look_up, N)(const struct pq_codebook *p, const float *tables, uint32_t (*offsets)[PAGE_TOKENS], float *sum) {
     typedef PASTE(row, N) row;
-    size_t table = PRODUCT_PLANE(p->bits) * N, m = 0;
+    size_t table = PQ_CHANNEL_ENTRIES(p->bits) * N, m = 0;
     for (; m + 4 <= p->parts; m += 4, tables += 4 * table) {
-        for (size_t t = 0; t < BLOCK_TOKENS; t++) {
+        for (size_t t = 0; t < PAGE_TOKENS; t++) {
             const row *a = (const row *)(tables + offsets[m][t]), *b = (const row *)(tables + table + offsets[m + 1][t]);
             const row *c = (const row *)(tables + 2 * table + offsets[m + 2][t]);
             const row *d = (const row *)(tables + 3 * table + offsets[m + 3][t]);
@@ -16,24 +16,24 @@ static void PASTE(look_up, N)(const struct product_code *p, const float *tables,
         }
     }
     for (; m < p->parts; m++, tables += table)
-        for (size_t t = 0; t < BLOCK_TOKENS; t++) *(row *)(sum + t * N) += *(const row *)(tables + offsets[m][t]);
+        for (size_t t = 0; t < PAGE_TOKENS; t++) *(row *)(sum + t * N) += *(const row *)(tables + offsets[m][t]);
 }
 
 /* tallies += weights[64][N] by code. */
-static void PASTE(tally, N)(const struct product_code *p, const float *weights, const void *block, float *tallies) {
+static void PASTE(accumulate_by_code, N)(const struct pq_codebook *p, const float *weights, const void *page, float *code_sums) {
     typedef PASTE(row, N) row;
-    uint32_t offsets[BLOCK_TOKENS];
-    for (size_t m = 0; m < p->parts; m++, tallies += PRODUCT_PLANE(p->bits) * N) {
-        product_offsets(p, block, m, N, offsets);
-        for (size_t t = 0; t < BLOCK_TOKENS; t++) *(row *)(tallies + offsets[t]) += *(const row *)(weights + t * N);
+    uint32_t offsets[PAGE_TOKENS];
+    for (size_t m = 0; m < p->parts; m++, code_sums += PQ_CHANNEL_ENTRIES(p->bits) * N) {
+        pq_offsets(p, page, m, N, offsets);
+        for (size_t t = 0; t < PAGE_TOKENS; t++) *(row *)(code_sums + offsets[t]) += *(const row *)(weights + t * N);
     }
 }
 
 /* table[2^bits][N]: the products of the m-th sub-vector's centroids with q[width][N]. */
-static void PASTE(prepare, N)(const struct product_code *p, size_t m, const float *q, float *table) {
+static void PASTE(prepare, N)(const struct pq_codebook *p, size_t m, const float *q, float *table) {
     typedef PASTE(row, N) row;
-    float floats[SOME_CENTROIDS * PRODUCT_MOST_WIDTH];
-    for (size_t j = 0; j < product_centroids(p); j++, table += N) {
+    float floats[SOME_CENTROIDS * PQ_WIDTH_MAX];
+    for (size_t j = 0; j < pq_centroids(p); j++, table += N) {
         if (j % SOME_CENTROIDS == 0) some_centroids(p, m, j, floats);
         const float *x = floats + j % SOME_CENTROIDS * p->width;
         row sum = *(const row *)q * x[0];
@@ -43,17 +43,17 @@ static void PASTE(prepare, N)(const struct product_code *p, size_t m, const floa
 }
 
 /* sum[width][N]: the m-th sub-vector's centroids by tallies[2^bits][N]. */
-static void PASTE(finish, N)(const struct product_code *p, size_t m, const float *tallies, float *sum) {
+static void PASTE(finish, N)(const struct pq_codebook *p, size_t m, const float *code_sums, float *sum) {
     typedef PASTE(row, N) row;
-    float floats[SOME_CENTROIDS * PRODUCT_MOST_WIDTH];
+    float floats[SOME_CENTROIDS * PQ_WIDTH_MAX];
     memset(sum, 0, p->width * N * sizeof *sum);
-    for (size_t j = 0; j < product_centroids(p); j += SOME_CENTROIDS, tallies += SOME_CENTROIDS * N) {
+    for (size_t j = 0; j < pq_centroids(p); j += SOME_CENTROIDS, code_sums += SOME_CENTROIDS * N) {
         some_centroids(p, m, j, floats);
         for (size_t i = 0; i < p->width; i++) {
             row even = *(const row *)(sum + i * N), odd = {0};
             for (size_t r = 0; r < SOME_CENTROIDS; r += 2) {
-                even += *(const row *)(tallies + r * N) * floats[r * p->width + i];
-                odd += *(const row *)(tallies + (r + 1) * N) * floats[(r + 1) * p->width + i];
+                even += *(const row *)(code_sums + r * N) * floats[r * p->width + i];
+                odd += *(const row *)(code_sums + (r + 1) * N) * floats[(r + 1) * p->width + i];
             }
             *(row *)(sum + i * N) = even + odd;
         }

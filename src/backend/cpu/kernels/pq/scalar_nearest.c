@@ -15,4 +15,4 @@ static void nearest_scalar(const float *x, size_t n, size_t d, const float *pane
     }
 }
 
-void kernels_fill_scalar_nearest(struct kernels *k) { k->nearest = nearest_scalar; }
+void kernels_init_scalar_nearest(struct kernels *k) { k->nearest = nearest_scalar; }

@@ -6,7 +6,7 @@
 
 /* ---- Keys: the lanes are 16 tokens, a dword has two channels --------------------------------------------------------------- */
 
-#define HALVES (BLOCK_TOKENS / BLOCK_QK) /* runs of tokens that share scales */
+#define HALVES (PAGE_TOKENS / SCALE_GROUP) /* runs of tokens that share scales */
 
 /* Queries times the scales of a run of tokens, and <query, zeros>. */
 struct scaled {
@@ -50,14 +50,14 @@ INLINE void score_sixteen(size_t G, int bits, int shift, const struct scaled *s,
         words_add(G, x, s->words[0] + c, KERNELS_MOST_CHANNELS, sum);
     }
     UNROLL for (size_t g = 0; g < G; g++)
-        words_store(sum[g], s->step[g], s->base[g], false, bits == 4 ? 16 : 8, logits + g * BLOCK_TOKENS + at);
+        words_store(sum[g], s->step[g], s->base[g], false, bits == 4 ? 16 : 8, logits + g * PAGE_TOKENS + at);
 }
 
-INLINE void score_kivi(size_t G, int bits, const float *q, size_t hd, const void *block, float *logits) {
+INLINE void score_kivi(size_t G, int bits, const float *q, size_t hd, const void *page, float *logits) {
     struct scaled s[HALVES]; /* too large to be cleared */
     __m256i pairs[KERNELS_MOST_CHANNELS / 2];
     float scale[2 * HALVES * KERNELS_MOST_CHANNELS], *zero = scale + HALVES * hd;
-    const uint16_t *halves = block;
+    const uint16_t *halves = page;
     const uint8_t *codes = (const uint8_t *)(halves + 2 * HALVES * hd);
     for (size_t i = 0; i < 2 * HALVES * hd; i += LANES) {
         prefetch_step(halves + i, 0, 2 * LANES);
@@ -76,8 +76,8 @@ INLINE void score_kivi(size_t G, int bits, const float *q, size_t hd, const void
 FOR_ONE(score_kivi_4, score_kivi, 4)
 FOR_ONE(score_kivi_2, score_kivi, 2)
 
-SLOT(score_kivi_4, hd, BLOCK_TOKENS)
-SLOT(score_kivi_2, hd, BLOCK_TOKENS)
+SLOT(score_kivi_4, hd, PAGE_TOKENS)
+SLOT(score_kivi_2, hd, PAGE_TOKENS)
 
 /* ---- Values: the lanes are 16 channels, a dword has two tokens -------------------------------------------------------------- */
 
@@ -89,14 +89,14 @@ struct group {
 
 /* Scales and zeros of 64 tokens as floats. */
 struct scales {
-    __m256 scale[MOST_GROUPS][BLOCK_TOKENS / LANES], zero[MOST_GROUPS][BLOCK_TOKENS / LANES];
+    __m256 scale[MOST_GROUPS][PAGE_TOKENS / LANES], zero[MOST_GROUPS][PAGE_TOKENS / LANES];
 };
 
 INLINE void load_scales(const struct rows *rows, size_t groups, struct scales *s) {
     __m256i pairs[4 + MOST_GROUPS];
-    for (size_t v = 0; v < BLOCK_TOKENS / LANES; v++) {
+    for (size_t v = 0; v < PAGE_TOKENS / LANES; v++) {
         prefetch_step(rows->at, v, LANES * rows->length);
-        turn_over_pairs(rows, LANES * v, pairs);
+        transpose_pairs(rows, LANES * v, pairs);
         for (size_t b = 0; b < groups; b++) {
             s->scale[b][v] = low_halves(pairs[4 + b]);
             s->zero[b][v] = low_halves(_mm256_srli_epi32(pairs[4 + b], 16));
@@ -111,8 +111,8 @@ INLINE void weigh_groups(size_t G, const float *weights, const struct rows *rows
         __m256 sum[TOGETHER];
         UNROLL for (size_t g = 0; g < G; g++) {
             sum[g] = _mm256_setzero_ps();
-            UNROLL for (size_t v = 0; v < BLOCK_TOKENS / LANES; v++) sum[g] =
-                _mm256_fmadd_ps(vec_load(weights + g * BLOCK_TOKENS + LANES * v), s.zero[b][v], sum[g]);
+            UNROLL for (size_t v = 0; v < PAGE_TOKENS / LANES; v++) sum[g] =
+                _mm256_fmadd_ps(vec_load(weights + g * PAGE_TOKENS + LANES * v), s.zero[b][v], sum[g]);
         }
         _mm_storeu_ps(to[b].base, sum_of(G, sum));
         weigh(G, false, weights, s.scale[b], &to[b].weighed);
@@ -120,66 +120,66 @@ INLINE void weigh_groups(size_t G, const float *weights, const struct rows *rows
 }
 
 /* Codes from bit `shift` on of pairs, or of rows of bytes; of channels c to c + 7 and those `apart` more on. */
-INLINE void mix_sixteen(size_t G, int bits, int shift, const struct group *w, const uint8_t *bytes, const __m256i *pairs, size_t hd,
-                        size_t c, float *acc) {
-    const struct group *group = w + c / BLOCK_QK;
+INLINE void accumulate_sixteen(size_t G, int bits, int shift, const struct group *w, const uint8_t *bytes, const __m256i *pairs,
+                               size_t hd, size_t c, float *acc) {
+    const struct group *group = w + c / SCALE_GROUP;
     word_sums sum;
     words_clear(G, sum);
-    for (size_t t = 0; t < BLOCK_TOKENS; t += 2) {
+    for (size_t t = 0; t < PAGE_TOKENS; t += 2) {
         __m256i x[2];
         if (bits == 8)
             split(8, 0, wide_words(bytes + t * hd, bytes + (t + 1) * hd, c % 16 / 8), x);
         else
             split(bits, shift, pairs[t / 2], x);
-        words_add(G, x, group->weighed.words[0] + t, BLOCK_TOKENS, sum);
+        words_add(G, x, group->weighed.words[0] + t, PAGE_TOKENS, sum);
     }
     UNROLL for (size_t g = 0; g < G; g++)
         words_store(sum[g], group->weighed.step[g], group->base[g], true, bits == 8 ? 16 : 8, acc + g * hd + c);
 }
 
 /* 2-bit codes whose sixteen bytes would reach beyond 32 channels: bytes [64][hd] first. */
-INLINE void mix_bytes(size_t G, const struct group *w, const struct rows *rows, size_t hd, float *acc) {
-    uint8_t bytes[BLOCK_TOKENS * KERNELS_MOST_CHANNELS];
+INLINE void accumulate_bytes(size_t G, const struct group *w, const struct rows *rows, size_t hd, float *acc) {
+    uint8_t bytes[PAGE_TOKENS * KERNELS_MOST_CHANNELS];
     spread_codes(rows, hd, bytes);
-    for (size_t c = 0; c < hd; c += BLOCK_QK) {
-        mix_sixteen(G, 8, 0, w, bytes + c, NULL, hd, c, acc);
-        mix_sixteen(G, 8, 0, w, bytes + c, NULL, hd, c + 8, acc);
+    for (size_t c = 0; c < hd; c += SCALE_GROUP) {
+        accumulate_sixteen(G, 8, 0, w, bytes + c, NULL, hd, c, acc);
+        accumulate_sixteen(G, 8, 0, w, bytes + c, NULL, hd, c + 8, acc);
     }
 }
 
-INLINE void mix_kivi(size_t G, int bits, const float *weights, size_t hd, const void *block, float *acc) {
-    uint8_t padded[BLOCK_TOKENS * PADDED_ROW];
-    __m256i pairs[BLOCK_TOKENS / 2];
+INLINE void accumulate_kivi(size_t G, int bits, const float *weights, size_t hd, const void *page, float *acc) {
+    uint8_t padded[PAGE_TOKENS * PADDED_ROW];
+    __m256i pairs[PAGE_TOKENS / 2];
     struct group w[MOST_GROUPS];
-    const struct rows rows = rows_of(block, hd, (unsigned)bits, padded);
-    weigh_groups(G, weights, &rows, hd / BLOCK_QK, w);
+    const struct rows rows = rows_of(page, hd, (unsigned)bits, padded);
+    weigh_groups(G, weights, &rows, hd / SCALE_GROUP, w);
     if (bits == 2 && hd % 64) {
-        mix_bytes(G, w, &rows, hd, acc);
+        accumulate_bytes(G, w, &rows, hd, acc);
         return;
     }
     for (size_t at = 0; at < rows.codes; at += 16) {
-        for (size_t t = 0; t < BLOCK_TOKENS; t += 2) {
+        for (size_t t = 0; t < PAGE_TOKENS; t += 2) {
             const uint8_t *row = rows.at + t * rows.length + at;
             pairs[t / 2] = narrow_words(row, row + rows.length);
         }
-        mix_sixteen(G, bits, 0, w, NULL, pairs, hd, at, acc);
-        mix_sixteen(G, bits, bits, w, NULL, pairs, hd, at + rows.codes, acc);
-        if (bits == 2) mix_sixteen(G, bits, 4, w, NULL, pairs, hd, at + 2 * rows.codes, acc);
-        if (bits == 2) mix_sixteen(G, bits, 6, w, NULL, pairs, hd, at + 3 * rows.codes, acc);
+        accumulate_sixteen(G, bits, 0, w, NULL, pairs, hd, at, acc);
+        accumulate_sixteen(G, bits, bits, w, NULL, pairs, hd, at + rows.codes, acc);
+        if (bits == 2) accumulate_sixteen(G, bits, 4, w, NULL, pairs, hd, at + 2 * rows.codes, acc);
+        if (bits == 2) accumulate_sixteen(G, bits, 6, w, NULL, pairs, hd, at + 3 * rows.codes, acc);
     }
 }
 
-FOR_ONE(mix_kivi_4, mix_kivi, 4)
-FOR_ONE(mix_kivi_2, mix_kivi, 2)
+FOR_ONE(accumulate_kivi_4, accumulate_kivi, 4)
+FOR_ONE(accumulate_kivi_2, accumulate_kivi, 2)
 
-SLOT(mix_kivi_4, BLOCK_TOKENS, hd)
-SLOT(mix_kivi_2, BLOCK_TOKENS, hd)
+SLOT(accumulate_kivi_4, PAGE_TOKENS, hd)
+SLOT(accumulate_kivi_2, PAGE_TOKENS, hd)
 
-void kernels_fill_avx2_kivi(struct kernels *k) {
+void kernels_init_avx2_kivi(struct kernels *k) {
     k->score_kivi_4 = score_kivi_4_avx2;
     k->score_kivi_2 = score_kivi_2_avx2;
-    k->mix_kivi_4 = mix_kivi_4_avx2;
-    k->mix_kivi_2 = mix_kivi_2_avx2;
-    k->mix_light_kivi_4 = mix_kivi_4_avx2;
-    k->mix_light_kivi_2 = mix_kivi_2_avx2;
+    k->accumulate_kivi_4 = accumulate_kivi_4_avx2;
+    k->accumulate_kivi_2 = accumulate_kivi_2_avx2;
+    k->accumulate_int8_kivi_4 = accumulate_kivi_4_avx2;
+    k->accumulate_int8_kivi_2 = accumulate_kivi_2_avx2;
 }

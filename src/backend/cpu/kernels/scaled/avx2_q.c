@@ -16,31 +16,31 @@ static void prepare_codes_avx2(const float *q, size_t G, size_t hd, float *table
 
 /* Of 32 channels, whose words in the first query are at q. */
 INLINE void add_group(size_t G, bool nibbles, const uint8_t *rows, size_t part, const int16_t *q, size_t hd, word_sums sum) {
-    for (size_t c = 0; c < (nibbles ? BLOCK_QK / 2 : BLOCK_QK); c += 2, rows += 2 * BLOCK_TOKENS) {
-        __m256i words = wide_words(rows, rows + BLOCK_TOKENS, part), codes[2];
-        prefetch_step(rows + part * BLOCK_TOKENS, 0, 32);
+    for (size_t c = 0; c < (nibbles ? SCALE_GROUP / 2 : SCALE_GROUP); c += 2, rows += 2 * PAGE_TOKENS) {
+        __m256i words = wide_words(rows, rows + PAGE_TOKENS, part), codes[2];
+        prefetch_step(rows + part * PAGE_TOKENS, 0, 32);
         split(nibbles ? 4 : 8, 0, words, codes);
         words_add(G, codes, q + c, 2 * hd, sum);
         if (nibbles) {
             split(4, 4, words, codes);
-            words_add(G, codes, q + c + BLOCK_QK / 2, 2 * hd, sum);
+            words_add(G, codes, q + c + SCALE_GROUP / 2, 2 * hd, sum);
         }
     }
 }
 
 /* Of tokens first + 8 part to first + 8 part + 7 and those 16 more on. */
-INLINE void score_sixteen(size_t G, bool nibbles, const float *tables, size_t hd, const void *block, size_t first, size_t part,
+INLINE void score_sixteen(size_t G, bool nibbles, const float *tables, size_t hd, const void *page, size_t first, size_t part,
                           float *logits) {
-    const size_t group = nibbles ? BLOCK_QK / 2 * BLOCK_TOKENS : BLOCK_QK * BLOCK_TOKENS, at = first + 8 * part;
-    const uint16_t *scale = block;
-    const uint8_t *codes = (const uint8_t *)(scale + hd / BLOCK_QK * BLOCK_TOKENS) + first;
+    const size_t group = nibbles ? SCALE_GROUP / 2 * PAGE_TOKENS : SCALE_GROUP * PAGE_TOKENS, at = first + 8 * part;
+    const uint16_t *scale = page;
+    const uint8_t *codes = (const uint8_t *)(scale + hd / SCALE_GROUP * PAGE_TOKENS) + first;
     __m256 logit[TOGETHER][2], scales[2];
     UNROLL for (size_t g = 0; g < G; g++) logit[g][0] = logit[g][1] = _mm256_setzero_ps();
-    for (size_t b = 0; b < hd / BLOCK_QK; b++, scale += BLOCK_TOKENS, codes += group) {
+    for (size_t b = 0; b < hd / SCALE_GROUP; b++, scale += PAGE_TOKENS, codes += group) {
         word_sums sum;
         prefetch_step(scale + first, 0, 64);
         words_clear(G, sum);
-        add_group(G, nibbles, codes, part, table_words(tables) + b * BLOCK_QK, hd, sum);
+        add_group(G, nibbles, codes, part, table_words(tables) + b * SCALE_GROUP, hd, sum);
         by_parity(vec_halves(scale + at), vec_halves(scale + at + 16), scales);
         UNROLL for (size_t g = 0; g < G; g++) {
             if (nibbles) words_take_away(g, ZERO_Q4_0, table_sum(tables + g * hd, hd, b), sum);
@@ -51,51 +51,51 @@ INLINE void score_sixteen(size_t G, bool nibbles, const float *tables, size_t hd
     UNROLL for (size_t g = 0; g < G; g++) {
         __m256 step = _mm256_set1_ps(table_step(tables + g * hd, hd)), x[2];
         in_order(logit[g], x);
-        UNROLL for (size_t i = 0; i < 2; i++) vec_store(logits + g * BLOCK_TOKENS + at + 16 * i, _mm256_mul_ps(x[i], step));
+        UNROLL for (size_t i = 0; i < 2; i++) vec_store(logits + g * PAGE_TOKENS + at + 16 * i, _mm256_mul_ps(x[i], step));
     }
 }
 
-INLINE void score_codes(size_t G, bool nibbles, const float *tables, size_t hd, const void *block, float *logits) {
-    for (size_t first = 0; first < BLOCK_TOKENS; first += 32)
-        for (size_t part = 0; part < 2; part++) score_sixteen(G, nibbles, tables, hd, block, first, part, logits);
+INLINE void score_codes(size_t G, bool nibbles, const float *tables, size_t hd, const void *page, float *logits) {
+    for (size_t first = 0; first < PAGE_TOKENS; first += 32)
+        for (size_t part = 0; part < 2; part++) score_sixteen(G, nibbles, tables, hd, page, first, part, logits);
 }
 
 FOR_ONE(score_q8_0, score_codes, false)
 FOR_ONE(score_q4_0, score_codes, true)
 
-SLOT(score_q8_0, hd, BLOCK_TOKENS)
-SLOT(score_q4_0, hd, BLOCK_TOKENS)
+SLOT(score_q8_0, hd, PAGE_TOKENS)
+SLOT(score_q4_0, hd, PAGE_TOKENS)
 
 /* ---- Values: the lanes are 16 channels, a dword has two tokens -------------------------------------------------------------- */
 
 /* acc[G][32 of hd] += of rows `length` apart. `ahead` is the part of the block that these rows would fill if they lay together. */
-INLINE void mix_bytes(size_t G, const struct weighed *w, const uint8_t *rows, size_t length, const uint8_t *ahead, size_t hd,
-                      float *acc) {
+INLINE void accumulate_bytes(size_t G, const struct weighed *w, const uint8_t *rows, size_t length, const uint8_t *ahead, size_t hd,
+                             float *acc) {
     for (size_t part = 0; part < 2; part++) {
         word_sums sum;
         words_clear(G, sum);
-        for (size_t t = 0; t < BLOCK_TOKENS; t += 2) {
+        for (size_t t = 0; t < PAGE_TOKENS; t += 2) {
             const uint8_t *row = rows + t * length;
             __m256i codes[2];
-            prefetch_step(ahead + (part * BLOCK_TOKENS + t) * BLOCK_QK / 2, 0, 32);
+            prefetch_step(ahead + (part * PAGE_TOKENS + t) * SCALE_GROUP / 2, 0, 32);
             split(8, 0, wide_words(row, row + length, part), codes);
-            words_add(G, codes, w->words[0] + t, BLOCK_TOKENS, sum);
+            words_add(G, codes, w->words[0] + t, PAGE_TOKENS, sum);
         }
         UNROLL for (size_t g = 0; g < G; g++) words_store(sum[g], w->step[g], 0, true, 16, acc + g * hd + 8 * part);
     }
 }
 
-INLINE void mix_nibbles(size_t G, const struct weighed *w, const uint8_t *rows, size_t length, const uint8_t *ahead, size_t hd,
-                        float *acc) {
-    __m256i pairs[BLOCK_TOKENS / 2];
-    narrow_rows(rows, length, BLOCK_TOKENS, ahead, pairs);
+INLINE void accumulate_nibbles(size_t G, const struct weighed *w, const uint8_t *rows, size_t length, const uint8_t *ahead,
+                               size_t hd, float *acc) {
+    __m256i pairs[PAGE_TOKENS / 2];
+    narrow_rows(rows, length, PAGE_TOKENS, ahead, pairs);
     UNROLL for (size_t high = 0; high < 2; high++) {
         word_sums sum;
         words_clear(G, sum);
-        for (size_t t = 0; t < BLOCK_TOKENS; t += 2) {
+        for (size_t t = 0; t < PAGE_TOKENS; t += 2) {
             __m256i codes[2];
             split(4, high ? 4 : 0, pairs[t / 2], codes);
-            words_add(G, codes, w->words[0] + t, BLOCK_TOKENS, sum);
+            words_add(G, codes, w->words[0] + t, PAGE_TOKENS, sum);
         }
         UNROLL for (size_t g = 0; g < G; g++) {
             words_take_away(g, ZERO_Q4_0, w->sum[g], sum);
@@ -104,36 +104,36 @@ INLINE void mix_nibbles(size_t G, const struct weighed *w, const uint8_t *rows, 
     }
 }
 
-INLINE void mix_codes(size_t G, bool nibbles, const float *weights, size_t hd, const void *block, float *acc) {
-    const size_t step = nibbles ? BLOCK_QK / 2 : BLOCK_QK, length = hd / BLOCK_QK * step;
-    const uint16_t *scale = block;
-    const uint8_t *codes = (const uint8_t *)(scale + hd / BLOCK_QK * BLOCK_TOKENS);
-    for (size_t b = 0; b < hd / BLOCK_QK; b++, scale += BLOCK_TOKENS) {
-        __m256 scales[BLOCK_TOKENS / LANES];
+INLINE void accumulate_codes(size_t G, bool nibbles, const float *weights, size_t hd, const void *page, float *acc) {
+    const size_t step = nibbles ? SCALE_GROUP / 2 : SCALE_GROUP, length = hd / SCALE_GROUP * step;
+    const uint16_t *scale = page;
+    const uint8_t *codes = (const uint8_t *)(scale + hd / SCALE_GROUP * PAGE_TOKENS);
+    for (size_t b = 0; b < hd / SCALE_GROUP; b++, scale += PAGE_TOKENS) {
+        __m256 scales[PAGE_TOKENS / LANES];
         struct weighed w;
-        prefetch_step(scale, 0, BLOCK_TOKENS * 2);
-        UNROLL for (size_t v = 0; v < BLOCK_TOKENS / LANES; v++) scales[v] = vec_halves(scale + v * LANES);
+        prefetch_step(scale, 0, PAGE_TOKENS * 2);
+        UNROLL for (size_t v = 0; v < PAGE_TOKENS / LANES; v++) scales[v] = vec_halves(scale + v * LANES);
         weigh(G, nibbles, weights, scales, &w);
-        const uint8_t *rows = codes + b * step, *ahead = codes + b * step * BLOCK_TOKENS;
+        const uint8_t *rows = codes + b * step, *ahead = codes + b * step * PAGE_TOKENS;
         if (nibbles)
-            mix_nibbles(G, &w, rows, length, ahead, hd, acc + b * BLOCK_QK);
+            accumulate_nibbles(G, &w, rows, length, ahead, hd, acc + b * SCALE_GROUP);
         else
-            mix_bytes(G, &w, rows, length, ahead, hd, acc + b * BLOCK_QK);
+            accumulate_bytes(G, &w, rows, length, ahead, hd, acc + b * SCALE_GROUP);
     }
 }
 
-FOR_ONE(mix_q8_0, mix_codes, false)
-FOR_ONE(mix_q4_0, mix_codes, true)
+FOR_ONE(accumulate_q8_0, accumulate_codes, false)
+FOR_ONE(accumulate_q4_0, accumulate_codes, true)
 
-SLOT(mix_q8_0, BLOCK_TOKENS, hd)
-SLOT(mix_q4_0, BLOCK_TOKENS, hd)
+SLOT(accumulate_q8_0, PAGE_TOKENS, hd)
+SLOT(accumulate_q4_0, PAGE_TOKENS, hd)
 
-void kernels_fill_avx2_codes(struct kernels *k) {
+void kernels_init_avx2_codes(struct kernels *k) {
     k->prepare_q8_0 = prepare_codes_avx2;
     k->prepare_q4_0 = prepare_codes_avx2;
     k->score_q8_0 = score_q8_0_avx2;
     k->score_q4_0 = score_q4_0_avx2;
-    k->mix_q8_0 = mix_q8_0_avx2;
-    k->mix_q4_0 = mix_q4_0_avx2;
-    k->mix_light_q4_0 = mix_q4_0_avx2;
+    k->accumulate_q8_0 = accumulate_q8_0_avx2;
+    k->accumulate_q4_0 = accumulate_q4_0_avx2;
+    k->accumulate_int8_q4_0 = accumulate_q4_0_avx2;
 }

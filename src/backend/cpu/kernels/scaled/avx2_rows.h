@@ -8,7 +8,7 @@ INLINE __m256i two_parts(const uint8_t *first, const uint8_t *second) {
 }
 
 /* Dwords [0, 4) of eight tokens' rows: to[d] has dword d of all. */
-INLINE void turn_over_four(const uint8_t *from, size_t length, __m256i *to) {
+INLINE void transpose_four(const uint8_t *from, size_t length, __m256i *to) {
     __m256i a = two_parts(from, from + 4 * length), b = two_parts(from + length, from + 5 * length);
     __m256i c = two_parts(from + 2 * length, from + 6 * length), d = two_parts(from + 3 * length, from + 7 * length);
     __m256i e = _mm256_unpacklo_epi32(a, b), f = _mm256_unpackhi_epi32(a, b);
@@ -20,10 +20,10 @@ INLINE void turn_over_four(const uint8_t *from, size_t length, __m256i *to) {
 }
 
 /* Pairs of eight tokens from the t-th on, to[4 + b] being the b-th. The last sixteen bytes of a row may begin within its codes. */
-INLINE void turn_over_pairs(const struct rows *rows, size_t t, __m256i *to) {
+INLINE void transpose_pairs(const struct rows *rows, size_t t, __m256i *to) {
     for (size_t from = rows->codes; from < rows->length; from += 16) {
         size_t at = SMALLER(from, rows->length - 16);
-        turn_over_four(rows->at + t * rows->length + at, rows->length, to + (at + 16 - rows->codes) / 4);
+        transpose_four(rows->at + t * rows->length + at, rows->length, to + (at + 16 - rows->codes) / 4);
     }
 }
 

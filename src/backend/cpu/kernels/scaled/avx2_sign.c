@@ -53,7 +53,7 @@ INLINE void add_group(size_t G, struct eight *e, size_t b, size_t hd, const floa
     word_sums sum;
     words_clear(G, sum);
     for (size_t i = 8 * b; i < 8 * b + 8; i += 2) {
-        __m256i plane = _mm256_broadcastsi128_si256(_mm_loadl_epi64((const __m128i *)(e->signs + i / 2 * BLOCK_TOKENS)));
+        __m256i plane = _mm256_broadcastsi128_si256(_mm_loadl_epi64((const __m128i *)(e->signs + i / 2 * PAGE_TOKENS)));
         plane = _mm256_shuffle_epi8(plane, fours);
         UNROLL for (size_t half = 0; half < 2; half++) {
             __m256i codes = _mm256_srl_epi32(e->codes[e->dword], _mm_cvtsi32_si128(e->shift));
@@ -69,27 +69,27 @@ INLINE void add_group(size_t G, struct eight *e, size_t b, size_t hd, const floa
     }
 }
 
-INLINE void score_sign(size_t G, const float *tables, size_t hd, const void *block, float *logits) {
-    uint8_t padded[BLOCK_TOKENS * PADDED_ROW];
-    const struct rows rows = rows_of((const uint8_t *)block + BLOCK_BYTES_SIGNS(hd), hd, 2, padded);
-    for (size_t t = 0; t < BLOCK_TOKENS; t += TOKENS) {
+INLINE void score_sign(size_t G, const float *tables, size_t hd, const void *page, float *logits) {
+    uint8_t padded[PAGE_TOKENS * PADDED_ROW];
+    const struct rows rows = rows_of((const uint8_t *)page + PAGE_BYTES_SIGNS(hd), hd, 2, padded);
+    for (size_t t = 0; t < PAGE_TOKENS; t += TOKENS) {
         struct eight e; /* too large to be cleared */
-        e.signs = (const uint8_t *)block + t;
+        e.signs = (const uint8_t *)page + t;
         e.dword = 0;
         e.shift = 0;
         __m256 logit[TOGETHER];
         for (size_t at = 0; at < rows.codes; at += 16)
-            turn_over_four(rows.at + t * rows.length + at, rows.length, e.codes + at / 4);
-        turn_over_pairs(&rows, t, e.pairs);
+            transpose_four(rows.at + t * rows.length + at, rows.length, e.codes + at / 4);
+        transpose_pairs(&rows, t, e.pairs);
         UNROLL for (size_t g = 0; g < G; g++) logit[g] = _mm256_set1_ps(tables[g * kernels_sign_floats(hd) + hd / 2 + hd / 32 + 1]);
         for (size_t b = 0; b < hd / 32; b++) add_group(G, &e, b, hd, tables, logit);
-        UNROLL for (size_t g = 0; g < G; g++) vec_store(logits + g * BLOCK_TOKENS + t, logit[g]);
+        UNROLL for (size_t g = 0; g < G; g++) vec_store(logits + g * PAGE_TOKENS + t, logit[g]);
     }
 }
 
-SLOT(score_sign, kernels_sign_floats(hd), BLOCK_TOKENS)
+SLOT(score_sign, kernels_sign_floats(hd), PAGE_TOKENS)
 
-void kernels_fill_avx2_sign(struct kernels *k) {
+void kernels_init_avx2_sign(struct kernels *k) {
     k->prepare_sign = prepare_sign_avx2;
     k->score_sign = score_sign_avx2;
 }

@@ -6,12 +6,12 @@
 
 /* ---- Keys: the lanes are 16 tokens, the bytes four channels ---------------------------------------------------------------- */
 
-#define HALVES (BLOCK_TOKENS / BLOCK_QK) /* runs of tokens that share scales */
+#define HALVES (PAGE_TOKENS / SCALE_GROUP) /* runs of tokens that share scales */
 
 /* Queries times the scales of a run of tokens, a byte each, channels by place_of within each 64, and their sum; and <query, keys of the
  * middle code>, exactly, so that rounding a query matters for what a code is off the middle alone. */
 struct scaled {
-    _Alignas(64) int8_t bytes[KERNELS_MOST_CHANNELS / BLOCK_TOKENS][TOGETHER][BLOCK_TOKENS];
+    _Alignas(64) int8_t bytes[KERNELS_MOST_CHANNELS / PAGE_TOKENS][TOGETHER][PAGE_TOKENS];
     float step[TOGETHER], base[TOGETHER];
     int32_t sum[TOGETHER];
 };
@@ -35,13 +35,13 @@ INLINE void scale_queries(size_t G, unsigned bits, const float *q, const float *
     }
     fixed_steps(join_lanes(LARGEST, G, most), COARSE_MOST, s->step, inverse);
     _mm_storeu_ps(s->base, join_lanes(SUM, G, sum));
-    for (size_t c = 0; c < hd; c += BLOCK_TOKENS) {
+    for (size_t c = 0; c < hd; c += PAGE_TOKENS) {
         UNROLL for (size_t g = 0; g < G; g++) {
             UNROLL for (size_t v = 0; v < 4; v++) {
                 const size_t at = c + 16 * v;
                 x[v] = at < hd ? _mm512_mul_ps(_mm512_loadu_ps(q + g * hd + at), _mm512_loadu_ps(scale + at)) : _mm512_setzero_ps();
             }
-            __m512i all = to_plane(x, inverse[g], s->bytes[c / BLOCK_TOKENS][g]);
+            __m512i all = to_plane(x, inverse[g], s->bytes[c / PAGE_TOKENS][g]);
             wholes[g] = join(WHOLE_SUM, wholes[g], _mm512_castsi512_ps(all));
         }
     }
@@ -78,7 +78,7 @@ INLINE void score_codes(size_t G, unsigned bits, const struct scaled *s, size_t 
         four_keys(bits, codes + c * 8 * bits, x);
         UNROLL for (size_t g = 0; g < G; g++) {
             UNROLL for (size_t h = 0; h < HALVES; h++) {
-                __m512i q = four_bytes(s[h].bytes[c / BLOCK_TOKENS][g] + place_of(c % BLOCK_TOKENS));
+                __m512i q = four_bytes(s[h].bytes[c / PAGE_TOKENS][g] + place_of(c % PAGE_TOKENS));
                 sum[g][h][0] = add_products(sum[g][h][0], x[h][0], q);
                 sum[g][h][1] = add_products(sum[g][h][1], x[h][1], q);
             }
@@ -90,17 +90,17 @@ INLINE void score_codes(size_t G, unsigned bits, const struct scaled *s, size_t 
             const __m512i middle = _mm512_set1_epi32(s[h].sum[g] * most_code(bits) * (h ? 16 : 1));
             UNROLL for (size_t part = 0; part < 2; part++) {
                 __m512i twice = _mm512_sub_epi32(_mm512_slli_epi32(sum[g][h][part], 1), middle);
-                _mm512_storeu_ps(logits + g * BLOCK_TOKENS + h * BLOCK_QK + 16 * part,
+                _mm512_storeu_ps(logits + g * PAGE_TOKENS + h * SCALE_GROUP + 16 * part,
                                  _mm512_fmadd_ps(step, _mm512_cvtepi32_ps(twice), base));
             }
         }
     }
 }
 
-INLINE void score_kivi(size_t G, unsigned bits, const float *q, size_t hd, const void *block, float *logits) {
+INLINE void score_kivi(size_t G, unsigned bits, const float *q, size_t hd, const void *page, float *logits) {
     struct scaled s[HALVES]; /* too large to be cleared */
     float scale[2 * HALVES * KERNELS_MOST_CHANNELS], *zero = scale + HALVES * hd;
-    const uint16_t *halves = block;
+    const uint16_t *halves = page;
     for (size_t i = 0; i < 2 * HALVES * hd; i += 32) {
         prefetch_step(halves + i, 0, 64);
         vec_store(scale + i, vec_halves(halves + i));
@@ -113,8 +113,8 @@ INLINE void score_kivi(size_t G, unsigned bits, const float *q, size_t hd, const
 FOR_ONE(score_kivi_4, score_kivi, 4)
 FOR_ONE(score_kivi_2, score_kivi, 2)
 
-SLOT(score_kivi_4, hd, BLOCK_TOKENS)
-SLOT(score_kivi_2, hd, BLOCK_TOKENS)
+SLOT(score_kivi_4, hd, PAGE_TOKENS)
+SLOT(score_kivi_2, hd, PAGE_TOKENS)
 
 /* ---- Values: the lanes are 16 channels, the bytes four tokens --------------------------------------------------------------- */
 
@@ -133,7 +133,7 @@ INLINE void load_scales(const struct rows *rows, size_t groups, struct scales *s
     __m512i pairs[4 + MOST_GROUPS];
     for (size_t v = 0; v < 4; v++) {
         prefetch_step(rows->at, v, 16 * rows->length);
-        turn_over_pairs(rows, 16 * v, pairs);
+        transpose_pairs(rows, 16 * v, pairs);
         for (size_t b = 0; b < groups; b++) {
             s->scale[b][v] = scale_of(pairs[4 + b]);
             s->zero[b][v] = zero_of(pairs[4 + b]);
@@ -149,7 +149,7 @@ INLINE void weigh_groups(size_t G, size_t planes, const float *weights, const st
         UNROLL for (size_t g = 0; g < G; g++) {
             sum[g] = _mm512_setzero_ps();
             UNROLL for (size_t v = 0; v < 4; v++) sum[g] =
-                _mm512_fmadd_ps(_mm512_loadu_ps(weights + g * BLOCK_TOKENS + 16 * v), s.zero[b][v], sum[g]);
+                _mm512_fmadd_ps(_mm512_loadu_ps(weights + g * PAGE_TOKENS + 16 * v), s.zero[b][v], sum[g]);
         }
         _mm_storeu_ps(to[b].base, join_lanes(SUM, G, sum));
         weigh(G, planes, weights, s.scale[b], &to[b].weighed);
@@ -164,14 +164,15 @@ struct two_codes {
     int shift;
 };
 
-INLINE void mix_two(size_t G, int bits, size_t planes, const struct group *w, const struct two_codes *two, size_t hd, float *acc) {
+INLINE void accumulate_two(size_t G, int bits, size_t planes, const struct group *w, const struct two_codes *two, size_t hd,
+                           float *acc) {
     const __m512i mask = _mm512_set1_epi8((char)((1 << bits) - 1)), shift = _mm512_set1_epi32(two->shift);
     const __m512i above = _mm512_set1_epi8((char)(((1 << bits) - 1) << bits));
-    const size_t first = two->first / BLOCK_QK, second = two->second / BLOCK_QK;
+    const size_t first = two->first / SCALE_GROUP, second = two->second / SCALE_GROUP;
     const uint8_t *rows = two->rows;
     __m512i sum[TOGETHER][2][2];
     UNROLL for (size_t g = 0; g < G; g++) sum[g][0][0] = sum[g][0][1] = sum[g][1][0] = sum[g][1][1] = _mm512_setzero_si512();
-    for (size_t t = 0; t < BLOCK_TOKENS; t += 4, rows += 4 * two->length) {
+    for (size_t t = 0; t < PAGE_TOKENS; t += 4, rows += 4 * two->length) {
         __m512i a = four_rows(rows, two->length), b;
         if (bits == 2) a = _mm512_srlv_epi32(a, shift);
         b = bits == 8 ? four_rows(rows + 16, two->length) : _mm512_and_si512(a, above); /* 2^bits times the codes */
@@ -194,45 +195,47 @@ INLINE void mix_two(size_t G, int bits, size_t planes, const struct group *w, co
 }
 
 /* 2-bit codes whose sixteen bytes would reach beyond 32 channels: bytes [64][hd] first. */
-INLINE void mix_bytes(size_t G, size_t planes, const struct group *w, const struct rows *rows, size_t hd, float *acc) {
-    uint8_t bytes[BLOCK_TOKENS * KERNELS_MOST_CHANNELS];
+INLINE void accumulate_bytes(size_t G, size_t planes, const struct group *w, const struct rows *rows, size_t hd, float *acc) {
+    uint8_t bytes[PAGE_TOKENS * KERNELS_MOST_CHANNELS];
     spread_codes(rows, hd, bytes);
-    for (size_t c = 0; c < hd; c += BLOCK_QK) mix_two(G, 8, planes, w, &(struct two_codes){bytes + c, hd, c, c + 16, 0}, hd, acc);
+    for (size_t c = 0; c < hd; c += SCALE_GROUP)
+        accumulate_two(G, 8, planes, w, &(struct two_codes){bytes + c, hd, c, c + 16, 0}, hd, acc);
 }
 
-INLINE void mix_kivi(size_t G, int bits, size_t planes, const float *weights, size_t hd, const void *block, float *acc) {
-    uint8_t padded[BLOCK_TOKENS * PADDED_ROW];
+INLINE void accumulate_kivi(size_t G, int bits, size_t planes, const float *weights, size_t hd, const void *page, float *acc) {
+    uint8_t padded[PAGE_TOKENS * PADDED_ROW];
     struct group w[MOST_GROUPS];
-    const struct rows rows = rows_of(block, hd, (unsigned)bits, padded);
-    weigh_groups(G, planes, weights, &rows, hd / BLOCK_QK, w);
+    const struct rows rows = rows_of(page, hd, (unsigned)bits, padded);
+    weigh_groups(G, planes, weights, &rows, hd / SCALE_GROUP, w);
     if (bits == 2 && hd % 64) {
-        mix_bytes(G, planes, w, &rows, hd, acc);
+        accumulate_bytes(G, planes, w, &rows, hd, acc);
         return;
     }
     for (size_t at = 0; at < rows.codes; at += 16) {
         for (int shift = 0; shift < 8; shift += 2 * bits) {
             size_t first = at + (size_t)(shift / bits) * rows.codes;
-            mix_two(G, bits, planes, w, &(struct two_codes){rows.at + at, rows.length, first, first + rows.codes, shift}, hd, acc);
+            accumulate_two(G, bits, planes, w, &(struct two_codes){rows.at + at, rows.length, first, first + rows.codes, shift}, hd,
+                           acc);
         }
     }
 }
 
-FOR_ONE(mix_kivi_4, mix_kivi, 4, 2)
-FOR_ONE(mix_kivi_2, mix_kivi, 2, 2)
-FOR_ONE(mix_light_kivi_4, mix_kivi, 4, 1)
-FOR_ONE(mix_light_kivi_2, mix_kivi, 2, 1)
+FOR_ONE(accumulate_kivi_4, accumulate_kivi, 4, 2)
+FOR_ONE(accumulate_kivi_2, accumulate_kivi, 2, 2)
+FOR_ONE(accumulate_int8_kivi_4, accumulate_kivi, 4, 1)
+FOR_ONE(accumulate_int8_kivi_2, accumulate_kivi, 2, 1)
 
-SLOT(mix_kivi_4, BLOCK_TOKENS, hd)
-SLOT(mix_kivi_2, BLOCK_TOKENS, hd)
-SLOT(mix_light_kivi_4, BLOCK_TOKENS, hd)
-SLOT(mix_light_kivi_2, BLOCK_TOKENS, hd)
+SLOT(accumulate_kivi_4, PAGE_TOKENS, hd)
+SLOT(accumulate_kivi_2, PAGE_TOKENS, hd)
+SLOT(accumulate_int8_kivi_4, PAGE_TOKENS, hd)
+SLOT(accumulate_int8_kivi_2, PAGE_TOKENS, hd)
 
-void kernels_fill_avx512_kivi(struct kernels *k) {
-    k->light_is_faster = true;
+void kernels_init_avx512_kivi(struct kernels *k) {
+    k->int8_is_faster = true;
     k->score_kivi_4 = score_kivi_4_avx512;
     k->score_kivi_2 = score_kivi_2_avx512;
-    k->mix_kivi_4 = mix_kivi_4_avx512;
-    k->mix_kivi_2 = mix_kivi_2_avx512;
-    k->mix_light_kivi_4 = mix_light_kivi_4_avx512;
-    k->mix_light_kivi_2 = mix_light_kivi_2_avx512;
+    k->accumulate_kivi_4 = accumulate_kivi_4_avx512;
+    k->accumulate_kivi_2 = accumulate_kivi_2_avx512;
+    k->accumulate_int8_kivi_4 = accumulate_int8_kivi_4_avx512;
+    k->accumulate_int8_kivi_2 = accumulate_int8_kivi_2_avx512;
 }

@@ -24,7 +24,7 @@ static void prepare_q4_0_avx512(const float *q, size_t G, size_t hd, float *tabl
 /* Of four channels' bytes of 64 tokens those of half the tokens: dword 4 l + e of to[i] has token 16 l + 8 half + 4 i + e. */
 INLINE void four_channels(const uint8_t *rows, size_t half, __m512i *to) {
     __m512i x[4], low, high;
-    UNROLL for (size_t i = 0; i < 4; i++) x[i] = _mm512_loadu_si512(rows + i * BLOCK_TOKENS);
+    UNROLL for (size_t i = 0; i < 4; i++) x[i] = _mm512_loadu_si512(rows + i * PAGE_TOKENS);
     low = half ? _mm512_unpackhi_epi8(x[0], x[1]) : _mm512_unpacklo_epi8(x[0], x[1]);
     high = half ? _mm512_unpackhi_epi8(x[2], x[3]) : _mm512_unpacklo_epi8(x[2], x[3]);
     to[0] = _mm512_unpacklo_epi16(low, high);
@@ -64,12 +64,12 @@ INLINE void score_bytes(size_t G, const uint8_t *rows, const uint16_t *scale, si
         sum[g][0][0] = sum[g][1][0] = _mm512_setzero_si512();
         sum[g][0][1] = sum[g][1][1] = _mm512_set1_epi32(-ZERO_Q8_0 * table_sum(tables + g * hd, hd, b));
     }
-    for (size_t c = 0; c < BLOCK_QK; c += 4, rows += 4 * BLOCK_TOKENS) {
-        if (!half) prefetch_step(rows, 0, 4 * BLOCK_TOKENS);
+    for (size_t c = 0; c < SCALE_GROUP; c += 4, rows += 4 * PAGE_TOKENS) {
+        if (!half) prefetch_step(rows, 0, 4 * PAGE_TOKENS);
         four_channels(rows, half, x);
         UNROLL for (size_t i = 0; i < 2; i++) x[i] = _mm512_xor_si512(x[i], sign);
         UNROLL for (size_t g = 0; g < G; g++) {
-            const int8_t *q = table_bytes(tables + g * hd) + b * BLOCK_QK + c;
+            const int8_t *q = table_bytes(tables + g * hd) + b * SCALE_GROUP + c;
             __m512i high = four_bytes(q), low = four_bytes(q + hd);
             UNROLL for (size_t i = 0; i < 2; i++) {
                 sum[g][i][0] = add_products(sum[g][i][0], x[i], high);
@@ -97,8 +97,8 @@ INLINE void score_nibbles(size_t G, const uint8_t *rows, const uint16_t *scale, 
         of[g] = coarse_of(tables + g * hd, hd, b);
         UNROLL for (size_t i = 0; i < 4; i++) sum[g][i] = _mm512_set1_epi32(-ZERO_Q4_0 * of[g].sum);
     }
-    for (size_t c = 0; c < BLOCK_QK / 2; c += 4, rows += 4 * BLOCK_TOKENS) {
-        prefetch_step(rows, 0, 4 * BLOCK_TOKENS);
+    for (size_t c = 0; c < SCALE_GROUP / 2; c += 4, rows += 4 * PAGE_TOKENS) {
+        prefetch_step(rows, 0, 4 * PAGE_TOKENS);
         four_channels(rows, 0, x);
         four_channels(rows, 1, x + 2);
         UNROLL for (size_t i = 0; i < 4; i++) {
@@ -106,8 +106,8 @@ INLINE void score_nibbles(size_t G, const uint8_t *rows, const uint16_t *scale, 
             x[i] = _mm512_and_si512(x[i], fifteen);
         }
         UNROLL for (size_t g = 0; g < G; g++) {
-            const int8_t *q = table_bytes(tables + g * hd) + b * BLOCK_QK + c;
-            __m512i low = four_bytes(q), high = four_bytes(q + BLOCK_QK / 2);
+            const int8_t *q = table_bytes(tables + g * hd) + b * SCALE_GROUP + c;
+            __m512i low = four_bytes(q), high = four_bytes(q + SCALE_GROUP / 2);
             UNROLL for (size_t i = 0; i < 4; i++) sum[g][i] = add_products(add_products(sum[g][i], x[i], low), y[i], high);
         }
     }
@@ -124,47 +124,47 @@ INLINE void score_nibbles(size_t G, const uint8_t *rows, const uint16_t *scale, 
 }
 
 /* Of q8_0 both halves of 32 channels before the next 32: what is read twice is near, and memory is read in order. */
-INLINE void score_codes(size_t G, bool nibbles, const float *tables, size_t hd, const void *block, float *logits) {
-    const uint16_t *scale = block;
-    const uint8_t *rows = (const uint8_t *)(scale + hd / BLOCK_QK * BLOCK_TOKENS);
+INLINE void score_codes(size_t G, bool nibbles, const float *tables, size_t hd, const void *page, float *logits) {
+    const uint16_t *scale = page;
+    const uint8_t *rows = (const uint8_t *)(scale + hd / SCALE_GROUP * PAGE_TOKENS);
     half_logits logit[2];
     UNROLL for (size_t g = 0; g < G; g++) logit[0][g][0] = logit[0][g][1] = logit[1][g][0] = logit[1][g][1] = _mm512_setzero_ps();
-    for (size_t b = 0; b < hd / BLOCK_QK; b++, scale += BLOCK_TOKENS) {
-        prefetch_step(scale, 0, BLOCK_TOKENS * sizeof *scale);
+    for (size_t b = 0; b < hd / SCALE_GROUP; b++, scale += PAGE_TOKENS) {
+        prefetch_step(scale, 0, PAGE_TOKENS * sizeof *scale);
         if (nibbles) {
             score_nibbles(G, rows, scale, tables, b, hd, logit);
-            rows += BLOCK_QK / 2 * BLOCK_TOKENS;
+            rows += SCALE_GROUP / 2 * PAGE_TOKENS;
             continue;
         }
         score_bytes(G, rows, scale, 0, tables, b, hd, logit[0]);
         score_bytes(G, rows, scale, 1, tables, b, hd, logit[1]);
-        rows += BLOCK_QK * BLOCK_TOKENS;
+        rows += SCALE_GROUP * PAGE_TOKENS;
     }
     UNROLL for (size_t half = 0; half < 2; half++) {
-        UNROLL for (size_t g = 0; g < G; g++) store_logits(logit[half][g], half, logits + g * BLOCK_TOKENS);
+        UNROLL for (size_t g = 0; g < G; g++) store_logits(logit[half][g], half, logits + g * PAGE_TOKENS);
     }
 }
 
 FOR_ONE(score_q8_0, score_codes, false)
 FOR_ONE(score_q4_0, score_codes, true)
 
-SLOT(score_q8_0, hd, BLOCK_TOKENS)
-SLOT(score_q4_0, hd, BLOCK_TOKENS)
+SLOT(score_q8_0, hd, PAGE_TOKENS)
+SLOT(score_q4_0, hd, PAGE_TOKENS)
 
 /* ---- Values: the lanes are 16 channels, the bytes four tokens --------------------------------------------------------------- */
 
 /* acc[G][32 of hd] += of rows `length` apart. `ahead` is the part of the block that these rows would fill if they lay together. */
-INLINE void mix_group(size_t G, bool nibbles, size_t planes, const struct weighed *w, const uint8_t *rows, size_t length,
-                      const uint8_t *ahead, size_t hd, float *acc) {
+INLINE void accumulate_group(size_t G, bool nibbles, size_t planes, const struct weighed *w, const uint8_t *rows, size_t length,
+                             const uint8_t *ahead, size_t hd, float *acc) {
     const __m512i fifteen = _mm512_set1_epi8(15), sign = _mm512_set1_epi8((char)ZERO_Q8_0);
-    const size_t step = nibbles ? BLOCK_QK / 2 : BLOCK_QK, last = planes - 1;
+    const size_t step = nibbles ? SCALE_GROUP / 2 : SCALE_GROUP, last = planes - 1;
     __m512i sum[TOGETHER][2][2];
     UNROLL for (size_t g = 0; g < G; g++) {
         sum[g][0][0] = sum[g][0][1] = sum[g][1][0] = sum[g][1][1] = _mm512_setzero_si512();
         sum[g][0][last] = _mm512_set1_epi32((nibbles ? -ZERO_Q4_0 : -ZERO_Q8_0) * w->sum[g]);
         sum[g][1][last] = nibbles ? _mm512_slli_epi32(sum[g][0][last], 4) : sum[g][0][last];
     }
-    for (size_t t = 0; t < BLOCK_TOKENS; t += 4, rows += 4 * length) {
+    for (size_t t = 0; t < PAGE_TOKENS; t += 4, rows += 4 * length) {
         __m512i x[2];
         prefetch_step(ahead + t * step, 0, 4 * step);
         x[0] = four_rows(rows, length);
@@ -189,35 +189,36 @@ INLINE void mix_group(size_t G, bool nibbles, size_t planes, const struct weighe
     }
 }
 
-INLINE void mix_codes(size_t G, bool nibbles, size_t planes, const float *weights, size_t hd, const void *block, float *acc) {
-    const size_t step = nibbles ? BLOCK_QK / 2 : BLOCK_QK, length = hd / BLOCK_QK * step;
-    const uint16_t *scale = block;
-    const uint8_t *codes = (const uint8_t *)(scale + hd / BLOCK_QK * BLOCK_TOKENS);
+INLINE void accumulate_codes(size_t G, bool nibbles, size_t planes, const float *weights, size_t hd, const void *page, float *acc) {
+    const size_t step = nibbles ? SCALE_GROUP / 2 : SCALE_GROUP, length = hd / SCALE_GROUP * step;
+    const uint16_t *scale = page;
+    const uint8_t *codes = (const uint8_t *)(scale + hd / SCALE_GROUP * PAGE_TOKENS);
     struct weighed w[MOST_GROUPS]; /* too large to be cleared */
-    for (size_t b = 0; b < hd / BLOCK_QK; b++) {
+    for (size_t b = 0; b < hd / SCALE_GROUP; b++) {
         __m512 scales[4];
-        prefetch_step(scale + b * BLOCK_TOKENS, 0, BLOCK_TOKENS * 2);
-        UNROLL for (size_t v = 0; v < 4; v++) scales[v] = vec_halves(scale + b * BLOCK_TOKENS + 16 * v);
+        prefetch_step(scale + b * PAGE_TOKENS, 0, PAGE_TOKENS * 2);
+        UNROLL for (size_t v = 0; v < 4; v++) scales[v] = vec_halves(scale + b * PAGE_TOKENS + 16 * v);
         weigh(G, planes, weights, scales, &w[b]);
     }
-    for (size_t b = 0; b < hd / BLOCK_QK; b++)
-        mix_group(G, nibbles, planes, &w[b], codes + b * step, length, codes + b * step * BLOCK_TOKENS, hd, acc + b * BLOCK_QK);
+    for (size_t b = 0; b < hd / SCALE_GROUP; b++)
+        accumulate_group(G, nibbles, planes, &w[b], codes + b * step, length, codes + b * step * PAGE_TOKENS, hd,
+                         acc + b * SCALE_GROUP);
 }
 
-FOR_ONE(mix_q8_0, mix_codes, false, 2)
-FOR_ONE(mix_q4_0, mix_codes, true, 2)
-FOR_ONE(mix_light_q4_0, mix_codes, true, 1)
+FOR_ONE(accumulate_q8_0, accumulate_codes, false, 2)
+FOR_ONE(accumulate_q4_0, accumulate_codes, true, 2)
+FOR_ONE(accumulate_int8_q4_0, accumulate_codes, true, 1)
 
-SLOT(mix_q8_0, BLOCK_TOKENS, hd)
-SLOT(mix_q4_0, BLOCK_TOKENS, hd)
-SLOT(mix_light_q4_0, BLOCK_TOKENS, hd)
+SLOT(accumulate_q8_0, PAGE_TOKENS, hd)
+SLOT(accumulate_q4_0, PAGE_TOKENS, hd)
+SLOT(accumulate_int8_q4_0, PAGE_TOKENS, hd)
 
-void kernels_fill_avx512_codes(struct kernels *k) {
+void kernels_init_avx512_codes(struct kernels *k) {
     k->prepare_q8_0 = prepare_q8_0_avx512;
     k->prepare_q4_0 = prepare_q4_0_avx512;
     k->score_q8_0 = score_q8_0_avx512;
     k->score_q4_0 = score_q4_0_avx512;
-    k->mix_q8_0 = mix_q8_0_avx512;
-    k->mix_q4_0 = mix_q4_0_avx512;
-    k->mix_light_q4_0 = mix_light_q4_0_avx512;
+    k->accumulate_q8_0 = accumulate_q8_0_avx512;
+    k->accumulate_q4_0 = accumulate_q4_0_avx512;
+    k->accumulate_int8_q4_0 = accumulate_int8_q4_0_avx512;
 }

@@ -3,17 +3,17 @@
 #include "backend/cpu/kernels/scaled/rows.h"
 
 /* Dwords [0, 4) of 16 tokens' rows: to[d] has dword d of all. */
-INLINE void turn_over_four(const uint8_t *rows, size_t length, __m512i *to) {
+INLINE void transpose_four(const uint8_t *rows, size_t length, __m512i *to) {
     __m512i x[4];
     UNROLL for (size_t i = 0; i < 4; i++) x[i] = four_pieces(rows + i * length, 4 * length); /* tokens i, i + 4, ... */
-    turn_over_fours(x, to);
+    transpose_fours(x, to);
 }
 
 /* Pairs of 16 tokens from the t-th on, to[4 + b] being the b-th. The last sixteen bytes of a row may begin within its codes. */
-INLINE void turn_over_pairs(const struct rows *rows, size_t t, __m512i *to) {
+INLINE void transpose_pairs(const struct rows *rows, size_t t, __m512i *to) {
     for (size_t from = rows->codes; from < rows->length; from += 16) {
         size_t at = SMALLER(from, rows->length - 16);
-        turn_over_four(rows->at + t * rows->length + at, rows->length, to + (at + 16 - rows->codes) / 4);
+        transpose_four(rows->at + t * rows->length + at, rows->length, to + (at + 16 - rows->codes) / 4);
     }
 }
 

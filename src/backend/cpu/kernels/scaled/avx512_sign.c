@@ -40,7 +40,7 @@ INLINE void add_group(size_t G, const struct sixteen *s, size_t b, size_t hd, co
     UNROLL for (size_t g = 0; g < G; g++) codes[g] = signs[g] = _mm512_setzero_si512();
     size_t d = 8 * b % row, shift = 8 * b / row * 2; /* of the next dword */
     for (size_t j = 4 * b; j < 4 * b + 4; j++) {
-        __m512i eight = _mm512_castsi128_si512(_mm_loadu_si128((const __m128i *)(s->signs + j * BLOCK_TOKENS)));
+        __m512i eight = _mm512_castsi128_si512(_mm_loadu_si128((const __m128i *)(s->signs + j * PAGE_TOKENS)));
         eight = _mm512_permutexvar_epi8(fours, eight);
         UNROLL for (size_t half = 0; half < 2; half++) {
             size_t i = 2 * j + half;
@@ -68,26 +68,26 @@ INLINE void add_group(size_t G, const struct sixteen *s, size_t b, size_t hd, co
     }
 }
 
-INLINE void score_sign(size_t G, const float *tables, size_t hd, const void *block, float *logits) {
-    uint8_t padded[BLOCK_TOKENS * PADDED_ROW];
-    const struct rows rows = rows_of((const uint8_t *)block + BLOCK_BYTES_SIGNS(hd), hd, 2, padded);
-    for (size_t t = 0; t < BLOCK_TOKENS; t += 16) {
+INLINE void score_sign(size_t G, const float *tables, size_t hd, const void *page, float *logits) {
+    uint8_t padded[PAGE_TOKENS * PADDED_ROW];
+    const struct rows rows = rows_of((const uint8_t *)page + PAGE_BYTES_SIGNS(hd), hd, 2, padded);
+    for (size_t t = 0; t < PAGE_TOKENS; t += 16) {
         struct sixteen s; /* too large to be cleared */
-        s.signs = (const uint8_t *)block + t;
+        s.signs = (const uint8_t *)page + t;
         __m512 logit[TOGETHER];
-        prefetch_step(block, t / 16, (BLOCK_BYTES_SIGNS(hd) + BLOCK_BYTES_KIVI(hd, 2)) / 4);
+        prefetch_step(page, t / 16, (PAGE_BYTES_SIGNS(hd) + PAGE_BYTES_KIVI(hd, 2)) / 4);
         for (size_t at = 0; at < rows.codes; at += 16)
-            turn_over_four(rows.at + t * rows.length + at, rows.length, s.codes + at / 4);
-        turn_over_pairs(&rows, t, s.pairs);
+            transpose_four(rows.at + t * rows.length + at, rows.length, s.codes + at / 4);
+        transpose_pairs(&rows, t, s.pairs);
         UNROLL for (size_t g = 0; g < G; g++) logit[g] = _mm512_set1_ps(mean_of(tables + g * kernels_sign_floats(hd), hd));
         for (size_t b = 0; b < hd / 32; b++) add_group(G, &s, b, hd, tables, logit);
-        UNROLL for (size_t g = 0; g < G; g++) _mm512_storeu_ps(logits + g * BLOCK_TOKENS + t, logit[g]);
+        UNROLL for (size_t g = 0; g < G; g++) _mm512_storeu_ps(logits + g * PAGE_TOKENS + t, logit[g]);
     }
 }
 
-SLOT(score_sign, kernels_sign_floats(hd), BLOCK_TOKENS)
+SLOT(score_sign, kernels_sign_floats(hd), PAGE_TOKENS)
 
-void kernels_fill_avx512_sign(struct kernels *k) {
+void kernels_init_avx512_sign(struct kernels *k) {
     k->prepare_sign = prepare_sign_avx512;
     k->score_sign = score_sign_avx512;
 }

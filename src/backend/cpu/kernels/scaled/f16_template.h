@@ -1,5 +1,5 @@
 /* Score and mix of f16, and sums of bytes, for any vector instruction set: included once by avx2_cache.c, avx512_cache.c and
- * neon_cache.c after their lanes; kernels_fill_ISA_cache comes out. */
+ * neon_cache.c after their lanes; kernels_init_ISA_cache comes out. */
 #include "backend/cpu/kernels/lanes/sums_template.h"
 
 /* ---- f16 ----------------------------------------------------------------------------------------------------------------- */
@@ -18,20 +18,20 @@ INLINE void stripe_f16(size_t G, size_t W, const float *a, size_t K, const uint1
     sums_store(G, W, sum, add, out, ldo, LANES);
 }
 
-INLINE void score_f16(size_t G, const float *q, size_t hd, const void *block, float *logits) {
-    const uint16_t *k = block;
-    for (size_t t = 0; t < BLOCK_TOKENS; t += TILE(G) * LANES) {
-        stripe_f16(G, TILE(G), q, hd, k + t, BLOCK_TOKENS, k + t * hd, false, logits + t, BLOCK_TOKENS);
+INLINE void score_f16(size_t G, const float *q, size_t hd, const void *page, float *logits) {
+    const uint16_t *k = page;
+    for (size_t t = 0; t < PAGE_TOKENS; t += TILE(G) * LANES) {
+        stripe_f16(G, TILE(G), q, hd, k + t, PAGE_TOKENS, k + t * hd, false, logits + t, PAGE_TOKENS);
     }
 }
 
-INLINE void mix_f16(size_t G, const float *weights, size_t hd, const void *block, float *acc) {
-    const uint16_t *v = block;
+INLINE void accumulate_f16(size_t G, const float *weights, size_t hd, const void *page, float *acc) {
+    const uint16_t *v = page;
     size_t c = 0;
     for (; c + TILE(G) * LANES <= hd; c += TILE(G) * LANES) {
-        stripe_f16(G, TILE(G), weights, BLOCK_TOKENS, v + c, hd, v + c * BLOCK_TOKENS, true, acc + c, hd);
+        stripe_f16(G, TILE(G), weights, PAGE_TOKENS, v + c, hd, v + c * PAGE_TOKENS, true, acc + c, hd);
     }
-    for (; c < hd; c += LANES) stripe_f16(G, 1, weights, BLOCK_TOKENS, v + c, hd, v + c * BLOCK_TOKENS, true, acc + c, hd);
+    for (; c < hd; c += LANES) stripe_f16(G, 1, weights, PAGE_TOKENS, v + c, hd, v + c * PAGE_TOKENS, true, acc + c, hd);
 }
 
 /* ---- Bytes --------------------------------------------------------------------------------------------------------------- */
@@ -42,8 +42,8 @@ struct bytes {
 };
 
 INLINE void add_bytes(size_t G, const float *a, const struct bytes *bytes, float *out) {
-    const size_t W = SMALLER(TILE(G), BLOCK_QK / LANES);
-    for (size_t n = 0; n < BLOCK_QK; n += W * LANES) {
+    const size_t W = SMALLER(TILE(G), SCALE_GROUP / LANES);
+    for (size_t n = 0; n < SCALE_GROUP; n += W * LANES) {
         sums sum;
         sums_clear(G, W, sum);
         for (size_t k = 0; k < bytes->K; k++) {
@@ -60,21 +60,21 @@ INLINE void add_bytes(size_t G, const float *a, const struct bytes *bytes, float
 /* clang-format off */
 /* A function of its own for each number, or clang keeps the sums in memory. Those past MOST_QUERIES are never called. */
 #define SPECIAL(name, number) \
-    static __attribute__((noinline)) void PASTE(name##_##number, ISA)(const float *in, size_t hd, const void *block, float *out) { \
-        name(SMALLER(number, MOST_QUERIES), in, hd, block, out); \
+    static __attribute__((noinline)) void PASTE(name##_##number, ISA)(const float *in, size_t hd, const void *page, float *out) { \
+        name(SMALLER(number, MOST_QUERIES), in, hd, page, out); \
     }
 #define SLOT(name, in_row, out_row) \
     SPECIAL(name, 1) SPECIAL(name, 2) SPECIAL(name, 3) SPECIAL(name, 4) \
     SPECIAL(name, 5) SPECIAL(name, 6) SPECIAL(name, 7) SPECIAL(name, 8) \
-    static void PASTE(name, ISA)(const float *in, size_t G, size_t hd, const void *block, float *out) { \
+    static void PASTE(name, ISA)(const float *in, size_t G, size_t hd, const void *page, float *out) { \
         static special *const of[] = {PASTE(name##_1, ISA), PASTE(name##_2, ISA), PASTE(name##_3, ISA), PASTE(name##_4, ISA), \
                                       PASTE(name##_5, ISA), PASTE(name##_6, ISA), PASTE(name##_7, ISA), PASTE(name##_8, ISA)}; \
-        serve(of, MOST_QUERIES, in, in_row, G, hd, block, out, out_row); \
+        serve(of, MOST_QUERIES, in, in_row, G, hd, page, out, out_row); \
     }
 /* clang-format on */
 
-SLOT(score_f16, hd, BLOCK_TOKENS)
-SLOT(mix_f16, BLOCK_TOKENS, hd)
+SLOT(score_f16, hd, PAGE_TOKENS)
+SLOT(accumulate_f16, PAGE_TOKENS, hd)
 
 static void PASTE(add_bytes, ISA)(const float *a, size_t G, size_t K, const uint8_t *b, size_t ldb, float *out, size_t ldo) {
     const struct bytes bytes = {b, K, ldb, ldo};
@@ -94,7 +94,7 @@ static void PASTE(add_bytes, ISA)(const float *a, size_t G, size_t K, const uint
 
 static void PASTE(add_anchors, ISA)(const float *weights, size_t stride, const float *factors, const float *norms, size_t rows,
                                     float *keys, float *values) {
-    for (size_t j = 0; j < BLOCK_TOKENS; j += TOGETHER * LANES) {
+    for (size_t j = 0; j < PAGE_TOKENS; j += TOGETHER * LANES) {
         vec key[TOGETHER], value[TOGETHER];
         UNROLL for (size_t i = 0; i < TOGETHER; i++) {
             key[i] = vec_load(keys + j + i * LANES);
@@ -118,7 +118,7 @@ static void PASTE(add_anchors, ISA)(const float *weights, size_t stride, const f
 static float PASTE(scale_weights, ISA)(const float *weights, const float *gains, float *scaled) {
     float parts[LANES];
     vec sum = vec_zero();
-    for (size_t t = 0; t < BLOCK_TOKENS; t += LANES) {
+    for (size_t t = 0; t < PAGE_TOKENS; t += LANES) {
         vec weight = vec_load(weights + t);
         sum = vec_add(sum, weight);
         vec_store(scaled + t, vec_mul(weight, vec_load(gains + t)));
@@ -129,10 +129,10 @@ static float PASTE(scale_weights, ISA)(const float *weights, const float *gains,
     return parts[0];
 }
 
-void PASTE(PASTE(kernels_fill, ISA), cache)(struct kernels *k) {
+void PASTE(PASTE(kernels_init, ISA), cache)(struct kernels *k) {
     k->scale_weights = PASTE(scale_weights, ISA);
     k->add_bytes = PASTE(add_bytes, ISA);
     k->add_anchors = PASTE(add_anchors, ISA);
     k->score_f16 = PASTE(score_f16, ISA);
-    k->mix_f16 = PASTE(mix_f16, ISA);
+    k->accumulate_f16 = PASTE(accumulate_f16, ISA);
 }

@@ -2,8 +2,8 @@
 #ifndef TERSE_BACKEND_CPU_KERNELS_SCALED_ROWS_H
 #define TERSE_BACKEND_CPU_KERNELS_SCALED_ROWS_H
 
-#include "format/page_layout.h"
 #include "backend/cpu/kernels/kernels.h"
+#include "format/page_layout.h"
 
 #include <string.h>
 
@@ -21,8 +21,8 @@ static inline struct rows rows_of(const uint8_t *at, size_t hd, unsigned bits, u
     struct rows rows = {at, codes + pairs, codes};
     if (codes % 16 == 0) return rows;
     rows = (struct rows){padded, (codes + 15) / 16 * 16 + (pairs + 15) / 16 * 16, (codes + 15) / 16 * 16};
-    memset(padded, 0, BLOCK_TOKENS * rows.length);
-    for (size_t t = 0; t < BLOCK_TOKENS; t++, at += codes + pairs) {
+    memset(padded, 0, PAGE_TOKENS * rows.length);
+    for (size_t t = 0; t < PAGE_TOKENS; t++, at += codes + pairs) {
         memcpy(padded + t * rows.length, at, codes);
         memcpy(padded + t * rows.length + rows.codes, at + codes, pairs);
     }
@@ -31,7 +31,7 @@ static inline struct rows rows_of(const uint8_t *at, size_t hd, unsigned bits, u
 
 /* bytes[64][hd]: 2-bit codes, one a byte. */
 static inline void spread_codes(const struct rows *rows, size_t hd, uint8_t *bytes) {
-    for (size_t t = 0; t < BLOCK_TOKENS; t++)
+    for (size_t t = 0; t < PAGE_TOKENS; t++)
         for (size_t k = 0; k < 4; k++)
             for (size_t j = 0; j < hd / 4; j++)
                 bytes[t * hd + k * (hd / 4) + j] = (uint8_t)(rows->at[t * rows->length + j] >> 2 * k & 3);

@@ -1,54 +1,54 @@
 /* The reference of the score and mix slots, one number at a time in the layouts of format/page_layout.h. The other tiers are tested
  * against this file, and this file against double precision. */
+#include "backend/cpu/kernels/init.h"
 #include "base/half.h"
 #include "format/page_layout.h"
-#include "backend/cpu/kernels/init.h"
 
 #include <string.h>
 
 /* One key or value as a float: channel c of token t. */
-typedef float element_function(const void *block, size_t hd, size_t c, size_t t);
+typedef float element_function(const void *page, size_t hd, size_t c, size_t t);
 
-static float scale_of(const void *block, size_t c, size_t t) {
-    const uint16_t *scale = block;
-    return half_to_float(scale[c / BLOCK_QK * BLOCK_TOKENS + t]);
+static float scale_of(const void *page, size_t c, size_t t) {
+    const uint16_t *scale = page;
+    return half_to_float(scale[c / SCALE_GROUP * PAGE_TOKENS + t]);
 }
 
 /* The codes follow the scales. */
-static const void *codes_of(const void *block, size_t hd) { return (const uint16_t *)block + hd / BLOCK_QK * BLOCK_TOKENS; }
+static const void *codes_of(const void *page, size_t hd) { return (const uint16_t *)page + hd / SCALE_GROUP * PAGE_TOKENS; }
 
-static float key_f16(const void *block, size_t hd, size_t c, size_t t) {
+static float key_f16(const void *page, size_t hd, size_t c, size_t t) {
     (void)hd;
-    return half_to_float(((const uint16_t *)block)[c * BLOCK_TOKENS + t]);
+    return half_to_float(((const uint16_t *)page)[c * PAGE_TOKENS + t]);
 }
 
-static float value_f16(const void *block, size_t hd, size_t c, size_t t) {
-    return half_to_float(((const uint16_t *)block)[t * hd + c]);
+static float value_f16(const void *page, size_t hd, size_t c, size_t t) {
+    return half_to_float(((const uint16_t *)page)[t * hd + c]);
 }
 
-static float key_q8_0(const void *block, size_t hd, size_t c, size_t t) {
-    const int8_t *k = codes_of(block, hd);
-    return (float)k[c * BLOCK_TOKENS + t] * scale_of(block, c, t);
+static float key_q8_0(const void *page, size_t hd, size_t c, size_t t) {
+    const int8_t *k = codes_of(page, hd);
+    return (float)k[c * PAGE_TOKENS + t] * scale_of(page, c, t);
 }
 
-static float value_q8_0(const void *block, size_t hd, size_t c, size_t t) {
-    const int8_t *v = codes_of(block, hd);
-    return (float)v[t * hd + c] * scale_of(block, c, t);
+static float value_q8_0(const void *page, size_t hd, size_t c, size_t t) {
+    const int8_t *v = codes_of(page, hd);
+    return (float)v[t * hd + c] * scale_of(page, c, t);
 }
 
 /* The byte of channel c holds c % 16 of its block of 32 below and c % 16 + 16 above. */
-static float code_q4_0(uint8_t byte, size_t c) { return (float)((c % BLOCK_QK < 16 ? byte & 15 : byte >> 4) - 8); }
+static float code_q4_0(uint8_t byte, size_t c) { return (float)((c % SCALE_GROUP < 16 ? byte & 15 : byte >> 4) - 8); }
 
-static float key_q4_0(const void *block, size_t hd, size_t c, size_t t) {
-    const uint8_t *k = codes_of(block, hd);
-    uint8_t byte = k[(c / BLOCK_QK * 16 + c % 16) * BLOCK_TOKENS + t];
-    return code_q4_0(byte, c) * scale_of(block, c, t);
+static float key_q4_0(const void *page, size_t hd, size_t c, size_t t) {
+    const uint8_t *k = codes_of(page, hd);
+    uint8_t byte = k[(c / SCALE_GROUP * 16 + c % 16) * PAGE_TOKENS + t];
+    return code_q4_0(byte, c) * scale_of(page, c, t);
 }
 
-static float value_q4_0(const void *block, size_t hd, size_t c, size_t t) {
-    const uint8_t *v = codes_of(block, hd);
-    uint8_t byte = v[t * hd / 2 + c / BLOCK_QK * 16 + c % 16];
-    return code_q4_0(byte, c) * scale_of(block, c, t);
+static float value_q4_0(const void *page, size_t hd, size_t c, size_t t) {
+    const uint8_t *v = codes_of(page, hd);
+    uint8_t byte = v[t * hd / 2 + c / SCALE_GROUP * 16 + c % 16];
+    return code_q4_0(byte, c) * scale_of(page, c, t);
 }
 
 /* A row of n codes of kivi. */
@@ -57,50 +57,50 @@ static float code_kivi(unsigned bits, const uint8_t *row, size_t n, size_t i) {
     return (float)(row[i % bytes] >> i / bytes * bits & ((1u << bits) - 1));
 }
 
-static float key_kivi(unsigned bits, const void *block, size_t hd, size_t c, size_t t) {
-    const uint16_t *scale = block, *zero = scale + 2 * hd;
+static float key_kivi(unsigned bits, const void *page, size_t hd, size_t c, size_t t) {
+    const uint16_t *scale = page, *zero = scale + 2 * hd;
     const uint8_t *row = (const uint8_t *)(zero + 2 * hd) + c * 8 * bits;
-    size_t at = t / BLOCK_QK * hd + c;
-    return half_to_float(zero[at]) + half_to_float(scale[at]) * code_kivi(bits, row, BLOCK_TOKENS, t);
+    size_t at = t / SCALE_GROUP * hd + c;
+    return half_to_float(zero[at]) + half_to_float(scale[at]) * code_kivi(bits, row, PAGE_TOKENS, t);
 }
 
-static float value_kivi(unsigned bits, const void *block, size_t hd, size_t c, size_t t) {
-    const uint8_t *row = (const uint8_t *)block + t * BLOCK_BYTES_KIVI(hd, bits) / BLOCK_TOKENS;
-    const uint16_t *pair = (const uint16_t *)(row + hd * bits / 8) + c / BLOCK_QK * 2;
+static float value_kivi(unsigned bits, const void *page, size_t hd, size_t c, size_t t) {
+    const uint8_t *row = (const uint8_t *)page + t * PAGE_BYTES_KIVI(hd, bits) / PAGE_TOKENS;
+    const uint16_t *pair = (const uint16_t *)(row + hd * bits / 8) + c / SCALE_GROUP * 2;
     return half_to_float(pair[1]) + half_to_float(pair[0]) * code_kivi(bits, row, hd, c);
 }
 
-static float key_kivi_4(const void *block, size_t hd, size_t c, size_t t) { return key_kivi(4, block, hd, c, t); }
-static float key_kivi_2(const void *block, size_t hd, size_t c, size_t t) { return key_kivi(2, block, hd, c, t); }
-static float value_kivi_4(const void *block, size_t hd, size_t c, size_t t) { return value_kivi(4, block, hd, c, t); }
-static float value_kivi_2(const void *block, size_t hd, size_t c, size_t t) { return value_kivi(2, block, hd, c, t); }
+static float key_kivi_4(const void *page, size_t hd, size_t c, size_t t) { return key_kivi(4, page, hd, c, t); }
+static float key_kivi_2(const void *page, size_t hd, size_t c, size_t t) { return key_kivi(2, page, hd, c, t); }
+static float value_kivi_4(const void *page, size_t hd, size_t c, size_t t) { return value_kivi(4, page, hd, c, t); }
+static float value_kivi_2(const void *page, size_t hd, size_t c, size_t t) { return value_kivi(2, page, hd, c, t); }
 
-static void score_scalar(element_function *key, const float *q, size_t G, size_t hd, const void *block, float *logits) {
+static void score_scalar(element_function *key, const float *q, size_t G, size_t hd, const void *page, float *logits) {
     for (size_t g = 0; g < G; g++) {
-        for (size_t t = 0; t < BLOCK_TOKENS; t++) {
+        for (size_t t = 0; t < PAGE_TOKENS; t++) {
             float sum = 0;
-            for (size_t c = 0; c < hd; c++) sum += q[g * hd + c] * key(block, hd, c, t);
-            logits[g * BLOCK_TOKENS + t] = sum;
+            for (size_t c = 0; c < hd; c++) sum += q[g * hd + c] * key(page, hd, c, t);
+            logits[g * PAGE_TOKENS + t] = sum;
         }
     }
 }
 
-static void mix_scalar(element_function *value, const float *weights, size_t G, size_t hd, const void *block, float *acc) {
+static void accumulate_scalar(element_function *value, const float *weights, size_t G, size_t hd, const void *page, float *acc) {
     for (size_t g = 0; g < G; g++) {
         for (size_t c = 0; c < hd; c++) {
             float sum = 0;
-            for (size_t t = 0; t < BLOCK_TOKENS; t++) sum += weights[g * BLOCK_TOKENS + t] * value(block, hd, c, t);
+            for (size_t t = 0; t < PAGE_TOKENS; t++) sum += weights[g * PAGE_TOKENS + t] * value(page, hd, c, t);
             acc[g * hd + c] += sum;
         }
     }
 }
 
 #define BOTH(type) \
-    static void score_##type##_scalar(const float *q, size_t G, size_t hd, const void *block, float *logits) { \
-        score_scalar(key_##type, q, G, hd, block, logits); \
+    static void score_##type##_scalar(const float *q, size_t G, size_t hd, const void *page, float *logits) { \
+        score_scalar(key_##type, q, G, hd, page, logits); \
     } \
-    static void mix_##type##_scalar(const float *weights, size_t G, size_t hd, const void *block, float *acc) { \
-        mix_scalar(value_##type, weights, G, hd, block, acc); \
+    static void accumulate_##type##_scalar(const float *weights, size_t G, size_t hd, const void *page, float *acc) { \
+        accumulate_scalar(value_##type, weights, G, hd, page, acc); \
     }
 
 BOTH(f16)
@@ -114,7 +114,7 @@ static void prepare_codes_scalar(const float *q, size_t G, size_t hd, float *tab
 
 static void add_bytes_scalar(const float *a, size_t G, size_t K, const uint8_t *b, size_t ldb, float *out, size_t ldo) {
     for (size_t g = 0; g < G; g++) {
-        for (size_t n = 0; n < BLOCK_QK; n++) {
+        for (size_t n = 0; n < SCALE_GROUP; n++) {
             float sum = 0;
             for (size_t k = 0; k < K; k++) sum += a[g * K + k] * (float)b[k * ldb + n];
             out[g * ldo + n] += sum;
@@ -125,7 +125,7 @@ static void add_bytes_scalar(const float *a, size_t G, size_t K, const uint8_t *
 static void add_anchors_scalar(const float *weights, size_t stride, const float *factors, const float *norms, size_t rows,
                                float *keys, float *values) {
     for (size_t r = 0; r < rows; r++) {
-        for (size_t j = 0; j < BLOCK_TOKENS; j++) {
+        for (size_t j = 0; j < PAGE_TOKENS; j++) {
             float a = weights[r * stride + j] * factors[r];
             keys[j] += a * (1 - a) * norms[r];
             values[j] += a;
@@ -135,30 +135,30 @@ static void add_anchors_scalar(const float *weights, size_t stride, const float 
 
 static float scale_weights_scalar(const float *weights, const float *gains, float *scaled) {
     float sum = 0;
-    for (size_t t = 0; t < BLOCK_TOKENS; t++) {
+    for (size_t t = 0; t < PAGE_TOKENS; t++) {
         sum += weights[t];
         scaled[t] = weights[t] * gains[t];
     }
     return sum;
 }
 
-void kernels_fill_scalar_cache(struct kernels *k) {
+void kernels_init_scalar_cache(struct kernels *k) {
     k->scale_weights = scale_weights_scalar;
     k->add_bytes = add_bytes_scalar;
     k->add_anchors = add_anchors_scalar;
     k->score_f16 = score_f16_scalar;
-    k->mix_f16 = mix_f16_scalar;
+    k->accumulate_f16 = accumulate_f16_scalar;
     k->prepare_q8_0 = prepare_codes_scalar;
     k->score_q8_0 = score_q8_0_scalar;
-    k->mix_q8_0 = mix_q8_0_scalar;
+    k->accumulate_q8_0 = accumulate_q8_0_scalar;
     k->prepare_q4_0 = prepare_codes_scalar;
     k->score_q4_0 = score_q4_0_scalar;
-    k->mix_q4_0 = mix_q4_0_scalar;
+    k->accumulate_q4_0 = accumulate_q4_0_scalar;
     k->score_kivi_4 = score_kivi_4_scalar;
-    k->mix_kivi_4 = mix_kivi_4_scalar;
+    k->accumulate_kivi_4 = accumulate_kivi_4_scalar;
     k->score_kivi_2 = score_kivi_2_scalar;
-    k->mix_kivi_2 = mix_kivi_2_scalar;
-    k->mix_light_q4_0 = mix_q4_0_scalar;
-    k->mix_light_kivi_4 = mix_kivi_4_scalar;
-    k->mix_light_kivi_2 = mix_kivi_2_scalar;
+    k->accumulate_kivi_2 = accumulate_kivi_2_scalar;
+    k->accumulate_int8_q4_0 = accumulate_q4_0_scalar;
+    k->accumulate_int8_kivi_4 = accumulate_kivi_4_scalar;
+    k->accumulate_int8_kivi_2 = accumulate_kivi_2_scalar;
 }

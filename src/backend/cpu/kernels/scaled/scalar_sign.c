@@ -1,14 +1,14 @@
 /* The reference of the slots of codec sign, one number at a time in the layouts of format/page_layout.h. */
+#include "backend/cpu/kernels/init.h"
 #include "base/half.h"
 #include "format/page_layout.h"
-#include "backend/cpu/kernels/init.h"
 
 /* Number c of token t of a block of kivi-2's values: of a row's hd / 4 bytes of codes the j-th holds numbers j, j + hd / 4, ... */
-static float number_of(const uint8_t *block, size_t hd, size_t c, size_t t) {
-    const uint8_t *row = block + t * BLOCK_BYTES_KIVI(hd, 2) / BLOCK_TOKENS;
+static float number_of(const uint8_t *page, size_t hd, size_t c, size_t t) {
+    const uint8_t *row = page + t * PAGE_BYTES_KIVI(hd, 2) / PAGE_TOKENS;
     const uint16_t *pairs = (const uint16_t *)(row + hd / 4);
     int code = row[c % (hd / 4)] >> c / (hd / 4) * 2 & 3;
-    return half_to_float(pairs[c / BLOCK_QK * 2 + 1]) + half_to_float(pairs[c / BLOCK_QK * 2]) * (float)code;
+    return half_to_float(pairs[c / SCALE_GROUP * 2 + 1]) + half_to_float(pairs[c / SCALE_GROUP * 2]) * (float)code;
 }
 
 /* Of a query: q alpha [hd], <q, mean>. */
@@ -24,21 +24,21 @@ static void prepare_sign_scalar(const float *q, const float *mean, const float *
     }
 }
 
-static void score_sign_scalar(const float *tables, size_t G, size_t hd, const void *block, float *logits) {
-    const uint8_t *planes = block;
-    for (size_t g = 0; g < G; g++, tables += kernels_sign_floats(hd), logits += BLOCK_TOKENS) {
-        for (size_t t = 0; t < BLOCK_TOKENS; t++) {
+static void score_sign_scalar(const float *tables, size_t G, size_t hd, const void *page, float *logits) {
+    const uint8_t *planes = page;
+    for (size_t g = 0; g < G; g++, tables += kernels_sign_floats(hd), logits += PAGE_TOKENS) {
+        for (size_t t = 0; t < PAGE_TOKENS; t++) {
             float sum = 0;
             for (size_t c = 0; c < hd; c++) {
-                float x = number_of(planes + BLOCK_BYTES_SIGNS(hd), hd, c, t);
-                sum += tables[c] * (planes[c / 8 * BLOCK_TOKENS + t] >> c % 8 & 1 ? x : -x);
+                float x = number_of(planes + PAGE_BYTES_SIGNS(hd), hd, c, t);
+                sum += tables[c] * (planes[c / 8 * PAGE_TOKENS + t] >> c % 8 & 1 ? x : -x);
             }
             logits[t] = sum + tables[hd];
         }
     }
 }
 
-void kernels_fill_scalar_sign(struct kernels *k) {
+void kernels_init_scalar_sign(struct kernels *k) {
     k->prepare_sign = prepare_sign_scalar;
     k->score_sign = score_sign_scalar;
 }

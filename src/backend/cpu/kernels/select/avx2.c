@@ -1,6 +1,6 @@
 /* Choosing and packing tokens with AVX2 and F16C. */
-#include "format/page_layout.h"
 #include "backend/cpu/kernels/init.h"
+#include "format/page_layout.h"
 
 #include <immintrin.h>
 #include <string.h>
@@ -17,7 +17,7 @@ static inline __m256i table_of(const uint8_t *table) {
 static void scores_sign_avx2(const uint8_t *tables, size_t n, const uint8_t *planes, uint16_t *scores) {
     const __m256i nibble = _mm256_set1_epi8(15);
     __m256i all[2] = {_mm256_setzero_si256(), _mm256_setzero_si256()}, odd[2] = {all[0], all[0]};
-    for (size_t j = 0; j < n; j++, tables += 32, planes += BLOCK_TOKENS) {
+    for (size_t j = 0; j < n; j++, tables += 32, planes += PAGE_TOKENS) {
         __builtin_prefetch((const void *)((uintptr_t)planes + PREFETCH_BYTES));
         __m256i low = table_of(tables), high = table_of(tables + 16);
         for (size_t half = 0; half < 2; half++) {
@@ -44,9 +44,9 @@ static inline float add_lanes(__m256 x) {
     return _mm_cvtss_f32(_mm_add_ss(four, _mm_movehdup_ps(four)));
 }
 
-static void scores_quest_avx2(const float *q, size_t hd, const void *block, float *bounds) {
-    const uint16_t *least = block;
-    for (size_t p = 0; p < BLOCK_TOKENS / BLOCK_QUEST_PAGE; p++, least += 2 * hd) {
+static void scores_quest_avx2(const float *q, size_t hd, const void *page, float *bounds) {
+    const uint16_t *least = page;
+    for (size_t p = 0; p < PAGE_TOKENS / QUEST_PAGE_TOKENS; p++, least += 2 * hd) {
         __m256 sum[2] = {_mm256_setzero_ps(), _mm256_setzero_ps()};
         for (size_t c = 0; c < hd; c += 16) {
             for (size_t i = 0; i < 2; i++) {
@@ -121,16 +121,16 @@ static size_t list_scores_avx2(const uint16_t *scores, size_t n, uint16_t thresh
 
 /* ---- Packing: few tokens of many planes, one by one where they are bytes or wider */
 
-static inline void take_halves(const uint8_t *in, const uint8_t *slots, size_t n, uint8_t *out, size_t at) {
+static inline void gather_halves(const uint8_t *in, const uint8_t *slots, size_t n, uint8_t *out, size_t at) {
     for (size_t i = 0; i < n; i++) memcpy(out + 2 * (at + i), in + 2 * slots[i], 2);
 }
 
-static inline void take_bytes(const uint8_t *in, const uint8_t *slots, size_t n, uint8_t *out, size_t at) {
+static inline void gather_bytes(const uint8_t *in, const uint8_t *slots, size_t n, uint8_t *out, size_t at) {
     for (size_t i = 0; i < n; i++) out[at + i] = in[slots[i]];
 }
 
 /* A plane of 1, 2 or 4 bits. */
-static inline void take_parts(unsigned part, const uint8_t *in, const uint8_t *slots, size_t n, uint8_t *out, size_t at) {
+static inline void gather_parts(unsigned part, const uint8_t *in, const uint8_t *slots, size_t n, uint8_t *out, size_t at) {
     const unsigned mask = (1u << part) - 1;
     for (size_t i = 0; i < n; i++) {
         size_t read = slots[i] * (size_t)part, written = (at + i) * part;
@@ -139,23 +139,23 @@ static inline void take_parts(unsigned part, const uint8_t *in, const uint8_t *s
     }
 }
 
-static void take_codes_avx2(const void *from, size_t parts, unsigned bits, const uint8_t *slots, size_t n, void *to, size_t at) {
+static void gather_codes_avx2(const void *from, size_t parts, unsigned bits, const uint8_t *slots, size_t n, void *to, size_t at) {
     const uint8_t *in = from;
     uint8_t *out = to;
-    for (size_t m = 0; m < parts; m++, in += BLOCK_PQ_PART(bits), out += BLOCK_PQ_PART(bits)) {
+    for (size_t m = 0; m < parts; m++, in += PAGE_PQ_PART(bits), out += PAGE_PQ_PART(bits)) {
         size_t done = 0;
-        if (bits & 16) take_halves(in, slots, n, out, at), done += BLOCK_PQ_PART(16);
-        if (bits & 8) take_bytes(in + done, slots, n, out + done, at), done += BLOCK_PQ_PART(8);
-        if (bits & 4) take_parts(4, in + done, slots, n, out + done, at), done += BLOCK_PQ_PART(4);
-        if (bits & 2) take_parts(2, in + done, slots, n, out + done, at), done += BLOCK_PQ_PART(2);
-        if (bits & 1) take_parts(1, in + done, slots, n, out + done, at);
+        if (bits & 16) gather_halves(in, slots, n, out, at), done += PAGE_PQ_PART(16);
+        if (bits & 8) gather_bytes(in + done, slots, n, out + done, at), done += PAGE_PQ_PART(8);
+        if (bits & 4) gather_parts(4, in + done, slots, n, out + done, at), done += PAGE_PQ_PART(4);
+        if (bits & 2) gather_parts(2, in + done, slots, n, out + done, at), done += PAGE_PQ_PART(2);
+        if (bits & 1) gather_parts(1, in + done, slots, n, out + done, at);
     }
 }
 
-void kernels_fill_avx2_choose(struct kernels *k) {
+void kernels_init_avx2_choose(struct kernels *k) {
     k->scores_sign = scores_sign_avx2;
     k->scores_quest = scores_quest_avx2;
     k->count_scores = count_scores_avx2;
     k->list_scores = list_scores_avx2;
-    k->take_codes = take_codes_avx2;
+    k->gather_codes = gather_codes_avx2;
 }

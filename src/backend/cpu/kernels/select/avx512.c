@@ -1,6 +1,6 @@
 /* Choosing and packing tokens with AVX-512 (and its permutation of bytes, VBMI). */
-#include "format/page_layout.h"
 #include "backend/cpu/kernels/init.h"
+#include "format/page_layout.h"
 
 #include <immintrin.h>
 #include <string.h>
@@ -15,7 +15,7 @@
 static void scores_sign_avx512(const uint8_t *tables, size_t n, const uint8_t *planes, uint16_t *scores) {
     const __m512i nibble = _mm512_set1_epi8(15);
     __m512i all[2] = {_mm512_setzero_si512(), _mm512_setzero_si512()}, odd[2] = {all[0], all[0]};
-    for (size_t j = 0; j < n; j++, tables += 32, planes += BLOCK_TOKENS) {
+    for (size_t j = 0; j < n; j++, tables += 32, planes += PAGE_TOKENS) {
         __builtin_prefetch((const void *)((uintptr_t)planes + PREFETCH_BYTES));
         __m512i codes = _mm512_loadu_si512(planes);
         __m512i low = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)tables));
@@ -35,9 +35,9 @@ static void scores_sign_avx512(const uint8_t *tables, size_t n, const uint8_t *p
     _mm512_storeu_si512(scores + 32, _mm512_permutex2var_epi64(first, upper, second));
 }
 
-static void scores_quest_avx512(const float *q, size_t hd, const void *block, float *bounds) {
-    const uint16_t *least = block;
-    for (size_t p = 0; p < BLOCK_TOKENS / BLOCK_QUEST_PAGE; p++, least += 2 * hd) {
+static void scores_quest_avx512(const float *q, size_t hd, const void *page, float *bounds) {
+    const uint16_t *least = page;
+    for (size_t p = 0; p < PAGE_TOKENS / QUEST_PAGE_TOKENS; p++, least += 2 * hd) {
         __m512 sum[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
         for (size_t c = 0; c < hd; c += 32) {
             for (size_t i = 0; i < 2; i++) {
@@ -141,11 +141,11 @@ static inline __m512i from_pairs(const uint8_t *plane) {
     return _mm512_and_si512(_mm512_or_si512(x, _mm512_slli_epi32(x, 6)), _mm512_set1_epi8(3));
 }
 
-static const uint8_t ascending[BLOCK_TOKENS] = {
+static const uint8_t ascending[PAGE_TOKENS] = {
     0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31,
     32, 33, 34, 35, 36, 37, 38, 39, 40, 41, 42, 43, 44, 45, 46, 47, 48, 49, 50, 51, 52, 53, 54, 55, 56, 57, 58, 59, 60, 61, 62, 63};
 
-static struct taken taken_slots(const uint8_t *slots, size_t n, size_t at) {
+static struct taken gathered_slots(const uint8_t *slots, size_t n, size_t at) {
     const __mmask64 all = n < 64 ? ((__mmask64)1 << n) - 1 : ~(__mmask64)0;
     const __m512i places = _mm512_loadu_si512(ascending);
     struct taken taken = {.slots = all << at};
@@ -153,7 +153,7 @@ static struct taken taken_slots(const uint8_t *slots, size_t n, size_t at) {
     return taken;
 }
 
-static void take_halves(const struct taken *taken, size_t planes, const uint8_t *from, uint8_t *to) {
+static void gather_halves(const struct taken *taken, size_t planes, const uint8_t *from, uint8_t *to) {
     const __m512i first = _mm512_cvtepu8_epi16(_mm512_castsi512_si256(taken->from));
     const __m512i second = _mm512_cvtepu8_epi16(_mm512_extracti64x4_epi64(taken->from, 1));
     const __mmask32 low = (__mmask32)taken->slots, high = (__mmask32)(taken->slots >> 32);
@@ -164,21 +164,21 @@ static void take_halves(const struct taken *taken, size_t planes, const uint8_t 
     }
 }
 
-static inline void take_bytes(const struct taken *taken, const uint8_t *from, uint8_t *to) {
+static inline void gather_bytes(const struct taken *taken, const uint8_t *from, uint8_t *to) {
     _mm512_mask_storeu_epi8(to, taken->slots, _mm512_permutexvar_epi8(taken->from, _mm512_loadu_si512(from)));
 }
 
-static inline void take_nibbles(const struct taken *taken, __m256i written, const uint8_t *from, uint8_t *to) {
+static inline void gather_nibbles(const struct taken *taken, __m256i written, const uint8_t *from, uint8_t *to) {
     __m256i x = to_nibbles(_mm512_permutexvar_epi8(taken->from, from_nibbles(from))), old = _mm256_loadu_si256((__m256i *)to);
     _mm256_storeu_si256((__m256i *)to, _mm256_or_si256(_mm256_and_si256(written, x), _mm256_andnot_si256(written, old)));
 }
 
-static inline void take_pairs(const struct taken *taken, __m128i written, const uint8_t *from, uint8_t *to) {
+static inline void gather_pairs(const struct taken *taken, __m128i written, const uint8_t *from, uint8_t *to) {
     __m128i x = to_pairs(_mm512_permutexvar_epi8(taken->from, from_pairs(from))), old = _mm_loadu_si128((__m128i *)to);
     _mm_storeu_si128((__m128i *)to, _mm_or_si128(_mm_and_si128(written, x), _mm_andnot_si128(written, old)));
 }
 
-static inline void take_bits(const struct taken *taken, const uint8_t *from, uint8_t *to) {
+static inline void gather_bits(const struct taken *taken, const uint8_t *from, uint8_t *to) {
     uint64_t in, old;
     memcpy(&in, from, sizeof in);
     memcpy(&old, to, sizeof old);
@@ -188,35 +188,36 @@ static inline void take_bits(const struct taken *taken, const uint8_t *from, uin
 }
 
 /* Codes of several planes each. */
-static void take_planes(const struct taken *taken, size_t parts, unsigned bits, const uint8_t *in, uint8_t *out) {
+static void gather_planes(const struct taken *taken, size_t parts, unsigned bits, const uint8_t *in, uint8_t *out) {
     const __m256i nibbles = to_nibbles(_mm512_maskz_set1_epi8(taken->slots, 15));
     const __m128i pairs = to_pairs(_mm512_maskz_set1_epi8(taken->slots, 3));
-    for (size_t m = 0; m < parts; m++, in += BLOCK_PQ_PART(bits), out += BLOCK_PQ_PART(bits)) {
+    for (size_t m = 0; m < parts; m++, in += PAGE_PQ_PART(bits), out += PAGE_PQ_PART(bits)) {
         size_t done = 0;
-        if (bits & 8) take_bytes(taken, in + done, out + done), done += BLOCK_PQ_PART(8);
-        if (bits & 4) take_nibbles(taken, nibbles, in + done, out + done), done += BLOCK_PQ_PART(4);
-        if (bits & 2) take_pairs(taken, pairs, in + done, out + done), done += BLOCK_PQ_PART(2);
-        if (bits & 1) take_bits(taken, in + done, out + done);
+        if (bits & 8) gather_bytes(taken, in + done, out + done), done += PAGE_PQ_PART(8);
+        if (bits & 4) gather_nibbles(taken, nibbles, in + done, out + done), done += PAGE_PQ_PART(4);
+        if (bits & 2) gather_pairs(taken, pairs, in + done, out + done), done += PAGE_PQ_PART(2);
+        if (bits & 1) gather_bits(taken, in + done, out + done);
     }
 }
 
-static void take_codes_avx512(const void *from, size_t parts, unsigned bits, const uint8_t *slots, size_t n, void *to, size_t at) {
+static void gather_codes_avx512(const void *from, size_t parts, unsigned bits, const uint8_t *slots, size_t n, void *to,
+                                size_t at) {
     if (!n) return;
-    const struct taken taken = taken_slots(slots, n, at);
+    const struct taken taken = gathered_slots(slots, n, at);
     if (bits == 16) {
-        take_halves(&taken, parts, from, to);
+        gather_halves(&taken, parts, from, to);
     } else if (bits == 8) {
-        for (size_t m = 0; m < parts * BLOCK_TOKENS; m += BLOCK_TOKENS)
-            take_bytes(&taken, (const uint8_t *)from + m, (uint8_t *)to + m);
+        for (size_t m = 0; m < parts * PAGE_TOKENS; m += PAGE_TOKENS)
+            gather_bytes(&taken, (const uint8_t *)from + m, (uint8_t *)to + m);
     } else {
-        take_planes(&taken, parts, bits, from, to);
+        gather_planes(&taken, parts, bits, from, to);
     }
 }
 
-void kernels_fill_avx512_choose(struct kernels *k) {
+void kernels_init_avx512_choose(struct kernels *k) {
     k->scores_sign = scores_sign_avx512;
     k->scores_quest = scores_quest_avx512;
     k->count_scores = count_scores_avx512;
     k->list_scores = list_scores_avx512;
-    k->take_codes = take_codes_avx512;
+    k->gather_codes = gather_codes_avx512;
 }

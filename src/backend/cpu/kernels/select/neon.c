@@ -1,6 +1,6 @@
 /* Choosing tokens with NEON (AArch64); packing them is the scalar way. */
-#include "format/page_layout.h"
 #include "backend/cpu/kernels/init.h"
+#include "format/page_layout.h"
 
 #include <arm_neon.h>
 
@@ -8,10 +8,10 @@
 
 /* Sixteen tokens at a time; 64 planes of two entries make no more than 128 * 255. */
 static void scores_sign_neon(const uint8_t *tables, size_t n, const uint8_t *planes, uint16_t *scores) {
-    for (size_t t = 0; t < BLOCK_TOKENS; t += 16) {
+    for (size_t t = 0; t < PAGE_TOKENS; t += 16) {
         uint16x8_t first = vdupq_n_u16(0), second = vdupq_n_u16(0);
         for (size_t j = 0; j < n; j++) {
-            uint8x16_t codes = vld1q_u8(planes + j * BLOCK_TOKENS + t);
+            uint8x16_t codes = vld1q_u8(planes + j * PAGE_TOKENS + t);
             uint8x16_t low = vqtbl1q_u8(vld1q_u8(tables + 32 * j), vandq_u8(codes, vdupq_n_u8(15)));
             uint8x16_t high = vqtbl1q_u8(vld1q_u8(tables + 32 * j + 16), vshrq_n_u8(codes, 4));
             first = vaddq_u16(first, vaddl_u8(vget_low_u8(low), vget_low_u8(high)));
@@ -24,9 +24,9 @@ static void scores_sign_neon(const uint8_t *tables, size_t n, const uint8_t *pla
 
 static inline float32x4_t halves(const uint16_t *x) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(x))); }
 
-static void scores_quest_neon(const float *q, size_t hd, const void *block, float *bounds) {
-    const uint16_t *least = block;
-    for (size_t p = 0; p < BLOCK_TOKENS / BLOCK_QUEST_PAGE; p++, least += 2 * hd) {
+static void scores_quest_neon(const float *q, size_t hd, const void *page, float *bounds) {
+    const uint16_t *least = page;
+    for (size_t p = 0; p < PAGE_TOKENS / QUEST_PAGE_TOKENS; p++, least += 2 * hd) {
         float32x4_t sum[2] = {vdupq_n_f32(0), vdupq_n_f32(0)};
         for (size_t c = 0; c < hd; c += 8) {
             for (size_t i = 0; i < 2; i++) {
@@ -90,7 +90,7 @@ static size_t list_scores_neon(const uint16_t *scores, size_t n, uint16_t thresh
     return count;
 }
 
-void kernels_fill_neon_choose(struct kernels *k) {
+void kernels_init_neon_choose(struct kernels *k) {
     k->scores_sign = scores_sign_neon;
     k->scores_quest = scores_quest_neon;
     k->count_scores = count_scores_neon;

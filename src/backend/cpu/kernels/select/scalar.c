@@ -1,24 +1,24 @@
 /* The reference of the slots that choose and pack tokens, one number at a time in the layouts of format/page_layout.h. */
+#include "backend/cpu/kernels/init.h"
 #include "base/half.h"
 #include "format/page_layout.h"
-#include "backend/cpu/kernels/init.h"
 
 #include <string.h>
 
 static void scores_sign_scalar(const uint8_t *tables, size_t n, const uint8_t *planes, uint16_t *scores) {
-    for (size_t t = 0; t < BLOCK_TOKENS; t++) {
+    for (size_t t = 0; t < PAGE_TOKENS; t++) {
         unsigned sum = 0;
         for (size_t j = 0; j < n; j++) {
-            uint8_t code = planes[j * BLOCK_TOKENS + t];
+            uint8_t code = planes[j * PAGE_TOKENS + t];
             sum += tables[2 * j * 16 + (code & 15)] + tables[(2 * j + 1) * 16 + (code >> 4)];
         }
         scores[t] = (uint16_t)sum;
     }
 }
 
-static void scores_quest_scalar(const float *q, size_t hd, const void *block, float *bounds) {
-    const uint16_t *least = block;
-    for (size_t p = 0; p < BLOCK_TOKENS / BLOCK_QUEST_PAGE; p++, least += 2 * hd) {
+static void scores_quest_scalar(const float *q, size_t hd, const void *page, float *bounds) {
+    const uint16_t *least = page;
+    for (size_t p = 0; p < PAGE_TOKENS / QUEST_PAGE_TOKENS; p++, least += 2 * hd) {
         float sum = 0;
         for (size_t c = 0; c < hd; c++) {
             float a = q[c] * half_to_float(least[c]), b = q[c] * half_to_float(least[hd + c]);
@@ -48,7 +48,8 @@ static size_t list_scores_scalar(const uint16_t *scores, size_t n, uint16_t thre
 }
 
 /* Planes of 16, 8, 4, 2 and 1 bits, as the digits of `bits` say. */
-static void take_codes_scalar(const void *from, size_t parts, unsigned bits, const uint8_t *slots, size_t n, void *to, size_t at) {
+static void gather_codes_scalar(const void *from, size_t parts, unsigned bits, const uint8_t *slots, size_t n, void *to,
+                                size_t at) {
     const uint8_t *in = from;
     uint8_t *out = to;
     for (size_t m = 0; m < parts; m++) {
@@ -63,16 +64,16 @@ static void take_codes_scalar(const void *from, size_t parts, unsigned bits, con
                 unsigned mask = (1u << part) - 1, code = in[read / 8] >> read % 8 & mask;
                 out[written / 8] = (uint8_t)((out[written / 8] & ~(mask << written % 8)) | code << written % 8);
             }
-            in += BLOCK_PQ_PART(part);
-            out += BLOCK_PQ_PART(part);
+            in += PAGE_PQ_PART(part);
+            out += PAGE_PQ_PART(part);
         }
     }
 }
 
-void kernels_fill_scalar_choose(struct kernels *k) {
+void kernels_init_scalar_choose(struct kernels *k) {
     k->scores_sign = scores_sign_scalar;
     k->scores_quest = scores_quest_scalar;
     k->count_scores = count_scores_scalar;
     k->list_scores = list_scores_scalar;
-    k->take_codes = take_codes_scalar;
+    k->gather_codes = gather_codes_scalar;
 }

@@ -1,9 +1,9 @@
 /* Half floats and vectors with AVX2, FMA and F16C: eight floats at a time. Simple loops finish element by element; where an element
  * needs the exponential, the last vector is loaded and stored under a mask. */
+#include "backend/cpu/kernels/init.h"
+#include "backend/cpu/kernels/vector/exp_constants.h"
 #include "base/half.h"
 #include "format/page_layout.h"
-#include "backend/cpu/kernels/vector/exp_constants.h"
-#include "backend/cpu/kernels/init.h"
 
 #include <immintrin.h>
 #include <math.h>
@@ -135,7 +135,7 @@ static float max_avx2(const float *x, size_t n) {
     return max;
 }
 
-static float max_tiles_avx2(const float *x, size_t n, size_t stride) {
+static float max_pages_avx2(const float *x, size_t n, size_t stride) {
     __m256 m[8];
     for (size_t j = 0; j < 8; j++) m[j] = _mm256_set1_ps(-INFINITY);
     for (size_t i = 0; i < n; i++)
@@ -147,11 +147,11 @@ static float max_tiles_avx2(const float *x, size_t n, size_t stride) {
     return max_avx2(lanes, 16);
 }
 
-static float exp_tiles_avx2(float *x, float max, size_t n, size_t stride) {
+static float exp_pages_avx2(float *x, float max, size_t n, size_t stride) {
     __m256 m = _mm256_set1_ps(max == -INFINITY ? 0 : max);
     __m256 sum[2] = {_mm256_setzero_ps(), _mm256_setzero_ps()};
     for (size_t i = 0; i < n; i++) {
-        for (size_t j = 0; j < BLOCK_TOKENS / 8; j++) {
+        for (size_t j = 0; j < PAGE_TOKENS / 8; j++) {
             float *at = x + i * stride + 8 * j;
             __m256 e = exp_lanes(_mm256_sub_ps(_mm256_loadu_ps(at), m));
             _mm256_storeu_ps(at, e);
@@ -161,7 +161,7 @@ static float exp_tiles_avx2(float *x, float max, size_t n, size_t stride) {
     return sum_lanes(_mm256_add_ps(sum[0], sum[1]));
 }
 
-void kernels_fill_avx2_vector(struct kernels *k) {
+void kernels_init_avx2_vector(struct kernels *k) {
     k->half_to_float = half_to_float_avx2;
     k->float_to_half = float_to_half_avx2;
     k->dot = dot_avx2;
@@ -170,6 +170,6 @@ void kernels_fill_avx2_vector(struct kernels *k) {
     k->silu_mul = silu_mul_avx2;
     k->exp_sum = exp_sum_avx2;
     k->max = max_avx2;
-    k->max_tiles = max_tiles_avx2;
-    k->exp_tiles = exp_tiles_avx2;
+    k->max_pages = max_pages_avx2;
+    k->exp_pages = exp_pages_avx2;
 }

@@ -1,7 +1,7 @@
 /* Half floats and vectors with AVX-512: sixteen floats at a time, the last ones under a mask, so nothing past n is touched. */
-#include "format/page_layout.h"
-#include "backend/cpu/kernels/vector/exp_constants.h"
 #include "backend/cpu/kernels/init.h"
+#include "backend/cpu/kernels/vector/exp_constants.h"
+#include "format/page_layout.h"
 
 #include <immintrin.h>
 #include <math.h>
@@ -127,7 +127,7 @@ static float max_avx512(const float *x, size_t n) {
     return _mm512_reduce_max_ps(_mm512_max_ps(m[0], m[1]));
 }
 
-static float max_tiles_avx512(const float *x, size_t n, size_t stride) {
+static float max_pages_avx512(const float *x, size_t n, size_t stride) {
     __m512 m[4];
     for (size_t j = 0; j < 4; j++) m[j] = _mm512_set1_ps(-INFINITY);
     for (size_t i = 0; i < n; i++)
@@ -135,7 +135,7 @@ static float max_tiles_avx512(const float *x, size_t n, size_t stride) {
     return _mm512_reduce_max_ps(_mm512_max_ps(_mm512_max_ps(m[0], m[1]), _mm512_max_ps(m[2], m[3])));
 }
 
-static float exp_tiles_avx512(float *x, float max, size_t n, size_t stride) {
+static float exp_pages_avx512(float *x, float max, size_t n, size_t stride) {
     __m512 m = _mm512_set1_ps(max == -INFINITY ? 0 : max), sum[4];
     for (size_t j = 0; j < 4; j++) sum[j] = _mm512_setzero_ps();
     for (size_t i = 0; i < n; i++) {
@@ -153,7 +153,7 @@ static float exp_tiles_avx512(float *x, float max, size_t n, size_t stride) {
 static void look_up_gains_avx512(const float *table, const uint8_t *codes, float *out) {
     __m512 part[16];
     for (size_t i = 0; i < 16; i++) part[i] = _mm512_loadu_ps(table + 16 * i);
-    for (size_t t = 0; t < BLOCK_TOKENS; t += 16) {
+    for (size_t t = 0; t < PAGE_TOKENS; t += 16) {
         __m512i code = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(codes + t)));
         __m512 x[8];
         for (size_t i = 0; i < 8; i++) x[i] = _mm512_permutex2var_ps(part[2 * i], code, part[2 * i + 1]);
@@ -165,7 +165,7 @@ static void look_up_gains_avx512(const float *table, const uint8_t *codes, float
     }
 }
 
-void kernels_fill_avx512_vector(struct kernels *k) {
+void kernels_init_avx512_vector(struct kernels *k) {
     k->look_up_gains = look_up_gains_avx512;
     k->half_to_float = half_to_float_avx512;
     k->float_to_half = float_to_half_avx512;
@@ -175,6 +175,6 @@ void kernels_fill_avx512_vector(struct kernels *k) {
     k->silu_mul = silu_mul_avx512;
     k->exp_sum = exp_sum_avx512;
     k->max = max_avx512;
-    k->max_tiles = max_tiles_avx512;
-    k->exp_tiles = exp_tiles_avx512;
+    k->max_pages = max_pages_avx512;
+    k->exp_pages = exp_pages_avx512;
 }

@@ -1,9 +1,9 @@
 /* Half floats and vectors with NEON (AArch64): four floats at a time, then element by element. The last elements that need the
  * exponential go through a padded copy. */
+#include "backend/cpu/kernels/init.h"
+#include "backend/cpu/kernels/vector/exp_constants.h"
 #include "base/half.h"
 #include "format/page_layout.h"
-#include "backend/cpu/kernels/vector/exp_constants.h"
-#include "backend/cpu/kernels/init.h"
 
 #include <arm_neon.h>
 #include <math.h>
@@ -114,19 +114,19 @@ static float max_neon(const float *x, size_t n) {
     return max;
 }
 
-static float max_tiles_neon(const float *x, size_t n, size_t stride) {
+static float max_pages_neon(const float *x, size_t n, size_t stride) {
     float max = -INFINITY;
     for (size_t i = 0; i < n; i++) {
-        float most = max_neon(x + i * stride, BLOCK_TOKENS);
+        float most = max_neon(x + i * stride, PAGE_TOKENS);
         max = most > max ? most : max;
     }
     return max;
 }
 
-static float exp_tiles_neon(float *x, float max, size_t n, size_t stride) {
+static float exp_pages_neon(float *x, float max, size_t n, size_t stride) {
     float32x4_t m = vdupq_n_f32(max == -INFINITY ? 0 : max), sum[2] = {vdupq_n_f32(0), vdupq_n_f32(0)};
     for (size_t i = 0; i < n; i++) {
-        for (size_t j = 0; j < BLOCK_TOKENS / 4; j++) {
+        for (size_t j = 0; j < PAGE_TOKENS / 4; j++) {
             float *at = x + i * stride + 4 * j;
             float32x4_t e = exp_lanes(vsubq_f32(vld1q_f32(at), m));
             vst1q_f32(at, e);
@@ -136,7 +136,7 @@ static float exp_tiles_neon(float *x, float max, size_t n, size_t stride) {
     return vaddvq_f32(vaddq_f32(sum[0], sum[1]));
 }
 
-void kernels_fill_neon_vector(struct kernels *k) {
+void kernels_init_neon_vector(struct kernels *k) {
     k->half_to_float = half_to_float_neon;
     k->float_to_half = float_to_half_neon;
     k->dot = dot_neon;
@@ -145,6 +145,6 @@ void kernels_fill_neon_vector(struct kernels *k) {
     k->silu_mul = silu_mul_neon;
     k->exp_sum = exp_sum_neon;
     k->max = max_neon;
-    k->max_tiles = max_tiles_neon;
-    k->exp_tiles = exp_tiles_neon;
+    k->max_pages = max_pages_neon;
+    k->exp_pages = exp_pages_neon;
 }

@@ -1,8 +1,8 @@
 /* The reference of the half-float and vector slots: plain loops, compiled without vectorisation. Speed is no aim here; the other
  * tiers are tested against this file, and this file against double precision. */
+#include "backend/cpu/kernels/init.h"
 #include "base/half.h"
 #include "format/page_layout.h"
-#include "backend/cpu/kernels/init.h"
 
 #include <math.h>
 
@@ -51,26 +51,26 @@ static float max_scalar(const float *x, size_t n) {
     return max;
 }
 
-static float max_tiles_scalar(const float *x, size_t n, size_t stride) {
+static float max_pages_scalar(const float *x, size_t n, size_t stride) {
     float max = -INFINITY;
     for (size_t i = 0; i < n; i++) {
-        float most = max_scalar(x + i * stride, BLOCK_TOKENS);
+        float most = max_scalar(x + i * stride, PAGE_TOKENS);
         max = most > max ? most : max;
     }
     return max;
 }
 
-static float exp_tiles_scalar(float *x, float max, size_t n, size_t stride) {
+static float exp_pages_scalar(float *x, float max, size_t n, size_t stride) {
     float sum = 0;
-    for (size_t i = 0; i < n; i++) sum += exp_sum_scalar(x + i * stride, max, BLOCK_TOKENS);
+    for (size_t i = 0; i < n; i++) sum += exp_sum_scalar(x + i * stride, max, PAGE_TOKENS);
     return sum;
 }
 
 static void look_up_gains_scalar(const float *table, const uint8_t *codes, float *out) {
-    for (size_t t = 0; t < BLOCK_TOKENS; t++) out[t] = table[codes[t]];
+    for (size_t t = 0; t < PAGE_TOKENS; t++) out[t] = table[codes[t]];
 }
 
-void kernels_fill_scalar_vector(struct kernels *k) {
+void kernels_init_scalar_vector(struct kernels *k) {
     k->half_to_float = half_to_float_scalar;
     k->float_to_half = float_to_half_scalar;
     k->dot = dot_scalar;
@@ -79,7 +79,7 @@ void kernels_fill_scalar_vector(struct kernels *k) {
     k->silu_mul = silu_mul_scalar;
     k->exp_sum = exp_sum_scalar;
     k->max = max_scalar;
-    k->max_tiles = max_tiles_scalar;
-    k->exp_tiles = exp_tiles_scalar;
+    k->max_pages = max_pages_scalar;
+    k->exp_pages = exp_pages_scalar;
     k->look_up_gains = look_up_gains_scalar;
 }

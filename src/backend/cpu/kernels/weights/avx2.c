@@ -187,4 +187,4 @@ INLINE void store_sums(__m256 sums[4][2], float *y, size_t rows) {
 
 ALL_WEIGHT_KERNELS(avx2)
 
-void kernels_fill_avx2_weights(struct kernels *k) { FILL_ALL_WEIGHTS(k, avx2); }
+void kernels_init_avx2_weights(struct kernels *k) { FILL_ALL_WEIGHTS(k, avx2); }

@@ -172,4 +172,4 @@ INLINE void store_sums(float32x4_t sums[4][2], float *y, size_t rows) {
 
 ALL_WEIGHT_KERNELS(neon)
 
-void kernels_fill_neon_weights(struct kernels *k) { FILL_ALL_WEIGHTS(k, neon); }
+void kernels_init_neon_weights(struct kernels *k) { FILL_ALL_WEIGHTS(k, neon); }

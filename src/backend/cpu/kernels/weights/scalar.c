@@ -1,7 +1,7 @@
 /* The reference for reading weights as stored: dequantize[] and matvec[], in plain C. weight_blocks.h has the formats.
  * The instruction sets' versions must give the same dequantized floats; their matvec may differ in the order of summation alone. */
-#include "base/half.h"
 #include "backend/cpu/kernels/init.h"
+#include "base/half.h"
 #include "format/weight_blocks.h"
 
 static void dequantize_f32_scalar(const void *row, float *out, size_t n) { memcpy(out, row, n * sizeof *out); }
@@ -151,7 +151,7 @@ MATVEC(q6_k, WEIGHT_BLOCK_K, sizeof(struct weight_q6_k))
     k->dequantize[TENSOR_##TYPE] = dequantize_##type##_scalar; \
     k->matvec[TENSOR_##TYPE] = matvec_##type##_scalar
 
-void kernels_fill_scalar_weights(struct kernels *k) {
+void kernels_init_scalar_weights(struct kernels *k) {
     FILL(F32, f32);
     FILL(F16, f16);
     FILL(BF16, bf16);
