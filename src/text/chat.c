@@ -3,8 +3,10 @@
  *
  * Sources: the templates in the tokenizer_config.json of LLaMA 2 and 3, Mistral 7B Instruct v0.1 to v0.3 and Qwen 2, and
  * "tokenization/templates.md" of Mistral's cookbook for the spaces of its versions. */
+#include "text/chat.h"
+
+#include "base/status.h"
 #include "base/text.h"
-#include "model/model.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -257,11 +259,11 @@ static enum terse_status choose_format(struct render *r, const struct tokenizer 
     return TERSE_OK;
 }
 
-enum terse_status terse_chat_render(const struct terse_model *model, const char *format, const struct terse_message *messages,
-                                    size_t n_messages, bool open_reply, char **text, struct terse_error *error) {
+enum terse_status chat_render(const struct tokenizer *tokenizer, const char *format, const struct terse_message *messages,
+                              size_t n_messages, bool open_reply, char **text, struct terse_error *error) {
     struct render r = {0};
     *text = NULL;
-    enum terse_status status = choose_format(&r, model->tokenizer, format, error);
+    enum terse_status status = choose_format(&r, tokenizer, format, error);
     if (status || (status = check_roles(messages, n_messages, error))) return status;
     if (r.format.role_open) {
         write_with_headers(&r, messages, n_messages, open_reply);

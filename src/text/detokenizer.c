@@ -1,6 +1,8 @@
 /* A stream of tokens as text. Holds back the bytes of an unfinished character until the next token completes it. */
+#include "text/detokenizer.h"
+
 #include "base/memory.h"
-#include "model/model.h"
+#include "base/status.h"
 #include "text/utf8.h"
 
 #include <string.h>
@@ -17,13 +19,13 @@ struct terse_detokenizer {
     char *text;          /* the same as characters: a replacement takes three bytes where there may have been one */
 };
 
-enum terse_status terse_detokenizer_new(const struct terse_model *model, bool show_special, struct terse_detokenizer **detokenizer,
-                                        struct terse_error *error) {
+enum terse_status detokenizer_new(const struct tokenizer *tokenizer, bool show_special, struct terse_detokenizer **detokenizer,
+                                  struct terse_error *error) {
     *detokenizer = NULL;
-    size_t raw = MAX_HELD + tokenizer_longest(model->tokenizer), text = REPLACEMENT_BYTES * raw + 1;
+    size_t raw = MAX_HELD + tokenizer_longest(tokenizer), text = REPLACEMENT_BYTES * raw + 1;
     struct terse_detokenizer *d = memory_zeros(1, sizeof *d);
     if (!d) return status_no_memory(error, sizeof *d, "the detokenizer");
-    d->tokenizer = model->tokenizer;
+    d->tokenizer = tokenizer;
     d->show_special = show_special;
     d->raw = memory_array(raw, 1);
     d->text = memory_array(text, 1);

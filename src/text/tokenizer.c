@@ -1,6 +1,5 @@
 /* Encoding: special tokens are found in the text first, and what stands between them goes to the tokenizer's kind. And what a
  * tokenizer knows of single tokens. The bytes and ids themselves were collected by tokenizer_load.c. */
-#include "model/model.h"
 #include "text/tokenizer_private.h"
 
 #include <inttypes.h>
@@ -139,14 +138,3 @@ bool tokenizer_ends(const struct tokenizer *t, int32_t token) { return is_token(
 struct gguf_string tokenizer_chat_template(const struct tokenizer *t) {
     return t->chat_template;
 }
-
-/* ---- Public -------------------------------------------------------------------------------------------------------------- */
-
-enum terse_status terse_tokenize(const struct terse_model *model, const char *text, size_t n_bytes, unsigned flags, int32_t *tokens,
-                                 size_t capacity, size_t *n_tokens, struct terse_error *error) {
-    return tokenizer_encode(model->tokenizer, text, n_bytes, flags, tokens, capacity, n_tokens, error);
-}
-
-bool terse_token_ends(const struct terse_model *model, int32_t token) { return tokenizer_ends(model->tokenizer, token); }
-
-int32_t terse_token_bos(const struct terse_model *model, bool *added) { return tokenizer_bos(model->tokenizer, added); }

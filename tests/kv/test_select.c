@@ -234,7 +234,7 @@ static void the_chosen_tokens_alone_are_read(void **state) {
     for (size_t m = 0; m < sizeof methods / sizeof methods[0]; m++) {
         struct method method = resolve(methods[m]);
         const struct codec *key = method.key.codec;
-        /* AVX-512 makes bytes of these queries, which test_read_in_words sees in words. */
+        /* AVX-512 makes bytes of these queries, which test_select_avx2 sees with 16 bits. */
         bool coarse = strcmp(kernels()->name, "avx512") == 0 && key != &codec_f16 && key != &codec_q8_0;
         double allowed = coarse ? 0.15 : key == &codec_sign ? 2e-2 : 2e-3;
         struct run *r = run_new(&method);
