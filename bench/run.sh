@@ -17,7 +17,7 @@ run() {
 }
 
 for type in q8_0 q4_0; do
-    [ -e "$models/1b-$type.gguf" ] || run "$bin/bench_make_model" 1b $type "$models/1b-$type.gguf"
+    [ -e "$models/1b-$type.gguf" ] || run "$bin/make_model" 1b $type "$models/1b-$type.gguf"
     run "$bin/terse" bench -m "$models/1b-$type.gguf" -p 0 -n 16 -d 0 -r 3
 done
 run "$bin/terse" bench -m "$models/1b-q8_0.gguf" -p 0 -n 8 -d 4096,32768 -r 2 --kv f16,q8_0,q4_0

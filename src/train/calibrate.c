@@ -24,7 +24,7 @@
 
 #define BUDGET ((size_t)4 << 30) /* of samples: all of the lab model's 128 windows of 2048 tokens, and no more for larger models */
 #define WEIGHT_LEAST 1e-3        /* of the mean: what nobody minds still counts for something */
-/* Rounds over all samples, after those on samples of them: bench/bench_calibrate says what more of them would give. */
+/* Rounds over all samples, after those on samples of them: bench/micro/bench_calibrate.c says what more of them would give. */
 #define ROUNDS 4
 #define TOLERANCE 2e-3
 #define MOST_THREADS 1024

@@ -12,7 +12,7 @@
  * backend/cpu/codec/normalization.h has it, which is set last and is the best in least squares: one that kept the norm would make every value too long
  * by what the code has lost, which the average over tokens that attention takes cannot make good.
  *
- * The paper finds codes by a network that is trained with the codebook. Measured (bench/bench_values.c: two heads of the built-in model,
+ * The paper finds codes by a network that is trained with the codebook. Measured (bench/experiments/value_codes.c: two heads of the built-in model,
  * 16384 tokens to learn from, 1500 steps for the network; error of the values weighted by the loss's gradients, then of what attention
  * gives, as parts of what their mean alone would leave):
  *

@@ -274,7 +274,7 @@ static void channels(struct codec_shape shape, const void *page, float *to) {
 
 /* ---- Which way
  *
- * Keys by table, by levels or by decoding, values by mixing or by tally: the choice is made here, from bench/bench_pq (8192 tokens,
+ * Keys by table, by levels or by decoding, values by mixing or by tally: the choice is made here, from bench/micro/bench_pq.c (8192 tokens,
  * ns per token and KV head of 128 channels, four queries; f16 taking 25 ns with AVX2, and with AVX-512, where it was one thread
  * alone, 10):
  *

@@ -8,7 +8,7 @@
  *     summed    the same, keys decoded as the formula says: rows of float tables added up, two a round
  *     f16       the cache's own, half precision
  *
- *     bench_comm [THREADS [DEPTH...]]         depths 8192, 32768 and 131072
+ *     bench_commvq [THREADS [DEPTH...]]         depths 8192, 32768 and 131072
  */
 #include "backend/cpu/codec/commvq.h"
 #include "backend/cpu/gemm.h"
@@ -40,13 +40,13 @@ static int threads;
 static void *allocate(size_t count, size_t size) {
     void *memory = memory_array(count, size);
     if (memory) return memory;
-    fprintf(stderr, "bench_comm: no memory for %zu bytes: use smaller depths\n", count * size);
+    fprintf(stderr, "bench_commvq: no memory for %zu bytes: use smaller depths\n", count * size);
     exit(1);
 }
 
 static void must(enum terse_status status, const struct terse_error *error) {
     if (!status) return;
-    fprintf(stderr, "bench_comm: %s\n", error->message);
+    fprintf(stderr, "bench_commvq: %s\n", error->message);
     exit(1);
 }
 
@@ -344,7 +344,7 @@ int main(int argc, char **argv) {
     size_t depths[16] = {8192, 32768, 131072}, n_depths = 3;
     threads = argc > 1 ? atoi(argv[1]) : omp_get_num_procs();
     if (threads < 1 || threads > MOST_THREADS || argc > 18) {
-        fprintf(stderr, "usage: bench_comm [THREADS [DEPTH...]] (at most 64 threads, 16 depths)\n");
+        fprintf(stderr, "usage: bench_commvq [THREADS [DEPTH...]] (at most 64 threads, 16 depths)\n");
         return 1;
     }
     omp_set_num_threads(threads);

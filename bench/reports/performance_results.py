@@ -1,4 +1,4 @@
-"""Reads what bench/performance.sh has measured: a work folder's files."""
+"""Reads what bench/experiments/performance.sh has measured: a work folder's files."""
 
 import json
 import os

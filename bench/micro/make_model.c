@@ -1,6 +1,6 @@
 /* Writes a model with random weights in the shape of a well-known one, for measurements on weights larger than any cache:
  *
- *     bench_make_model 1b q8_0 FILE [LAYERS]
+ *     make_model 1b q8_0 FILE [LAYERS]
  *
  * LAYERS: fewer than the model has. Every weight is drawn with standard deviation 1/sqrt(columns), so that activations keep their
  * size through the layers, and the file has a whole vocabulary, so that it loads and tokenizes like the model it imitates. What it
@@ -209,7 +209,7 @@ static bool report(void *user, const char *what, uint64_t done, uint64_t total) 
 }
 
 static int usage(void) {
-    fprintf(stderr, "usage: bench_make_model SHAPE TYPE FILE [LAYERS]\n  SHAPE:");
+    fprintf(stderr, "usage: make_model SHAPE TYPE FILE [LAYERS]\n  SHAPE:");
     for (size_t i = 0; i < N_SHAPES; i++) fprintf(stderr, "%s %s (%s)", i ? "," : "", shapes[i].name, shapes[i].summary);
     fprintf(stderr, "\n  TYPE: q8_0, q4_0\n");
     return 1;

@@ -1,4 +1,4 @@
-"""What docs/fidelity.md says of CommVQ (Li et al. 2025) beyond the tables of all methods: fidelity at matched bits, key tables by
+"""What docs/reports/fidelity.md says of CommVQ (Li et al. 2025) beyond the tables of all methods: fidelity at matched bits, key tables by
 themselves (tables 9 and 10, figure 4), time (table 5), other domains (table 6)."""
 
 import json
@@ -117,7 +117,7 @@ def table_rows(fits, rounds_of):
 
 
 def key_tables(report):
-    text = read(report, "comm_tables.json")
+    text = read(report, "commvq_tables.json")
     if not text:
         return
     fits, about = fits_of(text), json.loads(text)
@@ -159,7 +159,7 @@ def ranges(rows, column, over=None):
 
 
 def attention(report):
-    text = read(report, "comm_attention.txt")
+    text = read(report, "commvq_attention.txt")
     if not text:
         return
     lines, rows = text.strip().split("\n"), []
@@ -169,7 +169,7 @@ def attention(report):
         rows.append([shape, method, int(tokens), *(float(f) for f in figures[:1] + figures[5:])])
     report.say("### Time")
     report.say(
-        f"`bench_comm`: {lines[0]}. *Shipped*, milliseconds of that: keys decoded in registers once for all queries of a KV head, values by code, "
+        f"`bench_commvq`: {lines[0]}. *Shipped*, milliseconds of that: keys decoded in registers once for all queries of a KV head, values by code, "
         "nothing written to memory. The other columns are how many times as long it takes: with *tables* of each query, the paper's way; when "
         "all keys and values are *decoded* into rows first, by the codec's own fast decoder, and met by matrix products; the same with keys *summed* as the "
         "formula says, from float tables, the paper's slow way; and in *f16*. The paper (table 5, a GPU) has 6.0, 8.4 and 9.6 for its way against the slow "

@@ -398,7 +398,7 @@ static enum options_result parse(struct recall *r, int argc, char **argv) {
     };
     const struct option_set set = {
         .usage = "recall -f TEXT -w FOLDER [options]",
-        .about = "How many of the tokens that matter an index finds. bench/fidelity.sh calls it.\n",
+        .about = "How many of the tokens that matter an index finds. bench/experiments/fidelity.sh calls it.\n",
         .options = options,
         .n_options = sizeof options / sizeof options[0],
     };

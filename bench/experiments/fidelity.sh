@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Everything in docs/fidelity.md: codebooks, measurements, the document and the plot.
+# Everything in docs/reports/fidelity.md: codebooks, measurements, the document and the plot.
 #
-#     bench/fidelity.sh -m MODEL.gguf -f SCORED_TEXT [-g CALIBRATION_TEXT] [-b BUILD] [-w FOLDER] [-o DOCS] [STEP ...]
+#     bench/experiments/fidelity.sh -m MODEL.gguf -f SCORED_TEXT [-g CALIBRATION_TEXT] [-b BUILD] [-w FOLDER] [-o DOCS] [STEP ...]
 #
 # Steps, all of them in this order when none is named:
 #     codebooks    for every method that learns, and for the ablations
@@ -16,12 +16,14 @@
 #     report       DOCS/fidelity.md, and of each of its plots an .svg and a .png
 # What FOLDER already holds is not made or measured again; remove it to start anew. On two cores the codebooks take an hour, everything
 # else three more. For a trial, options for the learning and the measuring program can be added in the environment:
-#     LEARN='--chunks 8' MEASURE='-c 2048 --chunks 1 --tasks 1 --memory-tokens 4096' bench/fidelity.sh ...
+#     LEARN='--chunks 8' MEASURE='-c 2048 --chunks 1 --tasks 1 --memory-tokens 4096' bench/experiments/fidelity.sh ...
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
-build=$here/../build
-docs=$here/../docs
-learn=$here/../data/wiki.valid.raw
+project=$here/../..
+reports=$here/../reports
+build=$project/build
+docs=$project/docs/reports
+learn=$project/data/wiki.valid.raw
 model='' text='' work=''
 usage() {
     sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0" >&2
@@ -127,10 +129,10 @@ step_memory() {
 }
 
 step_commvq() {
-    [ -e "$work/comm_tables.json" ] || "$build/bin/comm_tables" -m "$model" -f "$learn" --test "$text" -w "$work"
-    if [ ! -e "$work/comm_attention.txt" ]; then
-        "$build/bin/bench_comm" | tee "$work/comm_attention.new"
-        mv "$work/comm_attention.new" "$work/comm_attention.txt"
+    [ -e "$work/commvq_tables.json" ] || "$build/bin/commvq_tables" -m "$model" -f "$learn" --test "$text" -w "$work"
+    if [ ! -e "$work/commvq_attention.txt" ]; then
+        "$build/bin/bench_commvq" | tee "$work/commvq_attention.new"
+        mv "$work/commvq_attention.new" "$work/commvq_attention.txt"
     fi
     # shellcheck disable=SC2086
     measure "$(join f16 $matched)" needles --tasks 10,10,2,1
@@ -165,8 +167,8 @@ domain_texts() {
     [ ! -e "$d/list.test" ] || return 0
     cp "$learn" "$d/prose.learn"
     cp "$text" "$d/prose.test"
-    find "$here/../src" -name '*.c' | LC_ALL=C sort | awk 'NR % 2' | xargs cat >"$d/code.learn"
-    find "$here/../src" -name '*.c' | LC_ALL=C sort | awk 'NR % 2 == 0' | xargs cat >"$d/code.test"
+    find "$project/src" -name '*.c' | LC_ALL=C sort | awk 'NR % 2' | xargs cat >"$d/code.learn"
+    find "$project/src" -name '*.c' | LC_ALL=C sort | awk 'NR % 2 == 0' | xargs cat >"$d/code.test"
     python3 "$here/fidelity_list.py" 1 20000 >"$d/list.learn"
     python3 "$here/fidelity_list.py" 2 2000 >"$d/list.test"
 }
@@ -192,9 +194,9 @@ step_domains() {
 step_report() {
     local python=python3
     "$python" -c 'import matplotlib' 2>/dev/null || python=/usr/bin/python3 # Debian's own, where another comes first
-    "$python" "$here/fidelity_report.py" "$work" "$docs/fidelity.md"
-    "$python" "$here/plot_fidelity.py" "$work" "$docs/fidelity.svg" "$docs/fidelity.png"
-    [ ! -e "$work/comm_tables.json" ] || "$python" "$here/plot_comm.py" "$work" "$docs/commvq-rounds.svg" "$docs/commvq-rounds.png"
+    "$python" "$reports/fidelity_report.py" "$work" "$docs/fidelity.md"
+    "$python" "$reports/plot_fidelity.py" "$work" "$docs/fidelity.svg" "$docs/fidelity.png"
+    [ ! -e "$work/commvq_tables.json" ] || "$python" "$reports/plot_commvq.py" "$work" "$docs/commvq-rounds.svg" "$docs/commvq-rounds.png"
 }
 
 for step in "$@"; do

@@ -1,4 +1,4 @@
-/* The codebooks of bench/fidelity.sh: several methods learn from one pass over the text, since gradients of the text cost more than
+/* The codebooks of bench/experiments/fidelity.sh: several methods learn from one pass over the text, since gradients of the text cost more than
  * all their centroids. What `terse calibrate` would learn, but that norms of gradients are rounded once more where another method's
  * sub-vectors are narrower.
  *
@@ -97,7 +97,7 @@ static enum options_result parse(struct codebooks *c, int argc, char **argv) {
     };
     const struct option_set set = {
         .usage = "codebooks -f TEXT -w FOLDER --books LIST [options]",
-        .about = "Learns codebooks for several methods from one pass over a text. bench/fidelity.sh calls it.\n",
+        .about = "Learns codebooks for several methods from one pass over a text. bench/experiments/fidelity.sh calls it.\n",
         .options = options,
         .n_options = sizeof options / sizeof options[0],
     };

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draws how fast methods decode, from a work folder of bench/performance.sh:
+"""Draws how fast methods decode, from a work folder of bench/experiments/performance.sh:
 
     plot_performance.py FOLDER OUTPUT.svg OUTPUT.png
 

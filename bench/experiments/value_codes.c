@@ -1,7 +1,7 @@
 /* Ways to code values, on those of a model: error of the values, plain and weighted by the loss's gradients, and error of what
  * attention over them gives, through the output matrix; then times. What src/codec/additive.c and src/method.c choose between.
  *
- *     bench_values [SETS [WINDOWS [STEPS]]]     6 of the layers' KV heads, 8 windows to learn from, 1500 steps for the encoder
+ *     value_codes [SETS [WINDOWS [STEPS]]]     6 of the layers' KV heads, 8 windows to learn from, 1500 steps for the encoder
  *
  * Errors are parts of what the values' mean alone would leave, of text that nothing was learned from. All of a head's ways share mean,
  * gain (one byte) and samples. kivi-1 is two levels for 32 channels, the least and the most. The search of backend/cpu/codec/binary_code_search.h stands
@@ -37,7 +37,7 @@ static struct terse_model *model;
 
 static void must(bool good, const char *what) {
     if (good) return;
-    fprintf(stderr, "bench_values: %s\n", what);
+    fprintf(stderr, "value_codes: %s\n", what);
     exit(1);
 }
 
@@ -703,7 +703,7 @@ int main(int argc, char **argv) {
     struct terse_error error;
     struct head h;
     must(!terse_model_load(PROJECT_DIR "/models/lab-27m-q8_0.gguf", &model, &error), error.message);
-    must(sets && sets <= (model->layers - 1) * model->kv_heads && windows && steps, "usage: bench_values [SETS [WINDOWS [STEPS]]]");
+    must(sets && sets <= (model->layers - 1) * model->kv_heads && windows && steps, "usage: value_codes [SETS [WINDOWS [STEPS]]]");
     struct capture_options options = {
         .side = {[CODEC_VALUES] = {true, false, model->head_dim}}, .window = 2048, .drawn = true, .seed = 1};
     options.budget = (size_t)4 << 30;
@@ -722,7 +722,7 @@ int main(int argc, char **argv) {
         make_head(&h, (uint32_t)((2 * i + 1) * (model->layers - 1) * model->kv_heads / (2 * sets)), train, test);
         for (uint32_t bits = 1; bits <= 2; bits++) compare(&h, bits, steps, figures[bits - 1], ways[bits - 1]);
         free_head(&h);
-        fprintf(stderr, "bench_values: %zu of %zu heads\n", i + 1, sets);
+        fprintf(stderr, "value_codes: %zu of %zu heads\n", i + 1, sets);
     }
     printf("%zu heads, %zu tokens to learn from, %zu queries, %s kernels; times are of one run, in parts of gain-shape's\n", sets,
            (size_t)windows * 2048, (size_t)(model->query_heads / model->kv_heads), kernels()->name);

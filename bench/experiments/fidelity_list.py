@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes a list of keys and values, lines "amber acorn 12: 3456789" as bench/fidelity_needles.c has them, for a text in which nothing is
+"""Writes a list of keys and values, lines "amber acorn 12: 3456789" as bench/experiments/fidelity_needles.c has them, for a text in which nothing is
 prose:
 
     fidelity_list.py SEED LINES > FILE"""

@@ -1,9 +1,9 @@
 /* What commuting tables leave of real keys, by group size and rounds (CommVQ, Li et al. 2025, tables 9 and 10 and figure 4): keys of
  * some layers and heads, tables learned on one text, errors on it and on another.
  *
- *     comm_tables -f TEXT --test TEXT -w FOLDER [options]
+ *     commvq_tables -f TEXT --test TEXT -w FOLDER [options]
  *
- * writes FOLDER/comm_tables.json. A fit of R rounds has those of fewer within, so four of them are all that the paper shows: each
+ * writes FOLDER/commvq_tables.json. A fit of R rounds has those of fewer within, so four of them are all that the paper shows: each
  * group size g with its number of entries, as many rounds as give 1 bit, and where a group is 64 pairs, some more. */
 #include "backend/cpu/codec/commvq.h"
 #include "base/memory.h"
@@ -198,7 +198,7 @@ static int run_head(const struct tables *t, size_t head, cJSON *list) {
 static int write_json(const struct tables *t, cJSON *root) {
     char path[1024];
     char *text = cJSON_Print(root);
-    if (!text || (size_t)snprintf(path, sizeof path, "%s/comm_tables.json", t->work) >= sizeof path) {
+    if (!text || (size_t)snprintf(path, sizeof path, "%s/commvq_tables.json", t->work) >= sizeof path) {
         cJSON_free(text);
         return complain("-w %s: no memory, or the path is too long", t->work);
     }
@@ -257,13 +257,13 @@ static enum options_result parse(struct tables *t, int argc, char **argv) {
         {"-m, --model", "FILE", OPTION_TEXT, &t->model_path, 0, 0, "GGUF model"},
         {"-f, --file", "FILE", OPTION_TEXT, &t->learn, 0, 0, "text to learn from"},
         {"--test", "FILE", OPTION_TEXT, &t->test, 0, 0, "another one"},
-        {"-w, --work", "FOLDER", OPTION_TEXT, &t->work, 0, 0, "the result goes to FOLDER/comm_tables.json"},
+        {"-w, --work", "FOLDER", OPTION_TEXT, &t->work, 0, 0, "the result goes to FOLDER/commvq_tables.json"},
         {"--chunks", "K", OPTION_INTEGER, &t->windows, 1, 4096, "windows of 2048 tokens to learn from"},
         {"--heads", "N", OPTION_INTEGER, &t->heads, 1, MOST_HEADS, "layers' KV heads to look at, evenly from all"},
     };
     const struct option_set set = {
-        .usage = "comm_tables -f TEXT --test TEXT -w FOLDER [options]",
-        .about = "Errors of CommVQ's key tables by group size and rounds. bench/fidelity.sh calls it.\n",
+        .usage = "commvq_tables -f TEXT --test TEXT -w FOLDER [options]",
+        .about = "Errors of CommVQ's key tables by group size and rounds. bench/experiments/fidelity.sh calls it.\n",
         .options = options,
         .n_options = sizeof options / sizeof options[0],
     };
@@ -273,7 +273,7 @@ static enum options_result parse(struct tables *t, int argc, char **argv) {
 int main(int argc, char **argv) {
     struct tables t = {.model_path = DEFAULT_MODEL, .windows = 16, .heads = 8};
     struct terse_error error;
-    console_begin("comm_tables");
+    console_begin("commvq_tables");
     enum options_result parsed = parse(&t, argc - 1, argv + 1);
     if (parsed != OPTIONS_GO) return console_end(parsed == OPTIONS_HELP ? EXIT_OK : EXIT_FAILED);
     int status = t.learn && t.test && t.work ? EXIT_OK : complain("give -f TEXT, --test TEXT and -w FOLDER");

@@ -1,4 +1,4 @@
-"""How figures, runs and paragraphs are written in docs/fidelity.md and docs/performance.md."""
+"""How figures, runs and paragraphs are written in docs/reports/fidelity.md and docs/reports/performance.md."""
 
 import textwrap
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Draws what rounds of commuting tables leave of keys (CommVQ, figure 4), from a work folder of bench/fidelity:
 
-    plot_comm.py FOLDER OUTPUT.svg OUTPUT.png
+    plot_commvq.py FOLDER OUTPUT.svg OUTPUT.png
 
 A curve for each group size; of the largest the heads in grey, and the rounds that make 1 and 2 bits marked."""
 
@@ -45,8 +45,8 @@ def draw(axes, fit, colour, at, offset):
 
 def main():
     if len(sys.argv) != 4:
-        sys.exit("usage: plot_comm.py FOLDER OUTPUT.svg OUTPUT.png")
-    with open(os.path.join(sys.argv[1], "comm_tables.json"), encoding="utf-8") as file:
+        sys.exit("usage: plot_commvq.py FOLDER OUTPUT.svg OUTPUT.png")
+    with open(os.path.join(sys.argv[1], "commvq_tables.json"), encoding="utf-8") as file:
         fits = fits_of(file.read())
     plt.rcParams.update({"font.family": "sans-serif", "font.size": 9, "svg.fonttype": "none", "svg.hashsalt": "terse"})
     figure, axes = plt.subplots(figsize=(6.4, 4.4), dpi=100)

@@ -1,5 +1,5 @@
 /* Fidelity: what a compressed KV cache costs in perplexity, in divergence from full precision, in facts found and in memory, for a
- * list of methods. Measures and writes a work folder (fidelity_store.h); fidelity_report.py makes docs/fidelity.md and the plot of
+ * list of methods. Measures and writes a work folder (fidelity_store.h); fidelity_report.py makes docs/reports/fidelity.md and the plot of
  * it.
  *
  *     fidelity -f TEXT --methods LIST -w FOLDER [options]
@@ -132,7 +132,7 @@ static enum options_result parse(struct fidelity *f, int argc, char **argv) {
     };
     const struct option_set set = {
         .usage = "fidelity -f FILE --methods LIST -w FOLDER [options]",
-        .about = "Measures what compressed KV caches cost. bench/fidelity.sh calls it for docs/fidelity.md.\n",
+        .about = "Measures what compressed KV caches cost. bench/experiments/fidelity.sh calls it for docs/reports/fidelity.md.\n",
         .options = options,
         .n_options = sizeof options / sizeof options[0],
     };

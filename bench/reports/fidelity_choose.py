@@ -1,4 +1,4 @@
-"""What docs/fidelity.md says of methods that read or keep chosen tokens: Self-Indexing (Yang et al. 2026), Quest and SnapKV, and other caches
+"""What docs/reports/fidelity.md says of methods that read or keep chosen tokens: Self-Indexing (Yang et al. 2026), Quest and SnapKV, and other caches
 read by Self-Indexing's index: fidelity, the ablations of the paper's table 5, and how many of the tokens that matter are found."""
 
 import json
@@ -75,7 +75,7 @@ CLAIMS = [
     ),
 ]
 
-# Ways of bench/recall.c as a reader knows them.
+# Ways of bench/experiments/recall.c as a reader knows them.
 WAYS = {
     "best": "the true best",
     "sign": "centred, centroids (the method's)",

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Everything in docs/performance.md: measurements, the document and its plot.
+# Everything in docs/reports/performance.md: measurements, the document and its plot.
 #
-#     bench/performance.sh [-b BUILD] [-w FOLDER] [-o DOCS] [-t THREADS] [STEP ...]
+#     bench/experiments/performance.sh [-b BUILD] [-w FOLDER] [-o DOCS] [-t THREADS] [STEP ...]
 #
 # Steps, all of them in this order when none is named:
 #     machine      what it is
@@ -14,13 +14,15 @@
 #     report       DOCS/performance.md and its plot, an .svg and a .png
 # What FOLDER already holds is not measured again; remove a file there, or all, to measure anew. On two cores everything takes 25 to 30
 # minutes and must have the machine for itself. For a trial, in the environment:
-#     DEPTHS='2048 4096' METHODS='q4_0 commvq-1' DEPTH=2048 PROMPT=512 LAYERS=2 bench/performance.sh -w trial -o trial
+#     DEPTHS='2048 4096' METHODS='q4_0 commvq-1' DEPTH=2048 PROMPT=512 LAYERS=2 bench/experiments/performance.sh -w trial -o trial
 # The model has as many of its 32 layers as fit the memory, 16 at most to be done in a few minutes; its file in FOLDER takes 0.3 GB and
 # 0.12 GB for each.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
-build=$here/../build
-docs=$here/../docs
+project=$here/../..
+reports=$here/../reports
+build=$project/build
+docs=$project/docs/reports
 threads=$(nproc)
 work=''
 usage() {
@@ -99,7 +101,7 @@ step_retrieval() {
 
 # model SHAPE LAYERS: a file of random weights.
 model() {
-    [ -e "$work/$1-$2.gguf" ] || "$bin/bench_make_model" "$1" q4_0 "$work/$1-$2.gguf" "$2"
+    [ -e "$work/$1-$2.gguf" ] || "$bin/make_model" "$1" q4_0 "$work/$1-$2.gguf" "$2"
 }
 
 # A whole model by every method takes an hour. Of the last layer a prompt needs keys and values alone, so that what two layers take more
@@ -116,7 +118,7 @@ step_prefill() {
 # What needs no codebook but the built-in one, since random codebooks would make random keys of any.
 step_text() {
     local fill
-    for fill in random "text -f $here/../data/wiki.valid.raw"; do
+    for fill in random "text -f $project/data/wiki.valid.raw"; do
         # shellcheck disable=SC2086
         keep "keys-${fill%% *}.json" "$bin/terse" bench -t "$threads" -p 0 -n 16 -d "$prompt" -r 3 --fill $fill \
             --kv f16,q8_0,q4_0,kivi-4,kivi-2,million-4,selfindex-2,selfindex-16,streaming-1024 -o json
@@ -141,8 +143,8 @@ step_decode() {
 step_report() {
     local python=python3
     "$python" -c 'import matplotlib' 2>/dev/null || python=/usr/bin/python3 # Debian's own, where another comes first
-    "$python" "$here/performance_report.py" "$work" "$docs/performance.md"
-    "$python" "$here/plot_performance.py" "$work" "$docs/performance.svg" "$docs/performance.png"
+    "$python" "$reports/performance_report.py" "$work" "$docs/performance.md"
+    "$python" "$reports/plot_performance.py" "$work" "$docs/performance.svg" "$docs/performance.png"
 }
 
 for step in "$@"; do

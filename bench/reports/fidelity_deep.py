@@ -1,7 +1,7 @@
-"""What docs/fidelity.md says of methods that choose tokens at the model's whole context: prompts that are almost all of it, so that what is
+"""What docs/reports/fidelity.md says of methods that choose tokens at the model's whole context: prompts that are almost all of it, so that what is
 chosen is almost all that is read. Alone, it prints the section:
 
-    python3 bench/fidelity_deep.py FOLDER
+    python3 bench/reports/fidelity_deep.py FOLDER
 """
 
 import os
