@@ -29,7 +29,7 @@ struct endless {
     size_t n_tokens;
 };
 
-/* ---- Which candidate leaves: calls of the library to cache_new arrive here (the linker's --wrap). */
+/* ---- Which candidate leaves: calls of the library to cache_create arrive here (the linker's --wrap). */
 
 static enum { LEAVE_MOST, LEAVE_LEAST, LEAVE_RANDOM } leaving;
 static struct policy own_policy;
@@ -49,19 +49,19 @@ static size_t leave(const struct policy_parameters *parameters, uint32_t layer, 
     return least;
 }
 
-enum terse_status __real_cache_new(const struct cache_shape *shape, const struct method *method, struct cache **cache,
-                                   struct terse_error *error);
-enum terse_status __wrap_cache_new(const struct cache_shape *shape, const struct method *method, struct cache **cache,
-                                   struct terse_error *error);
-enum terse_status __wrap_cache_new(const struct cache_shape *shape, const struct method *method, struct cache **cache,
-                                   struct terse_error *error) {
+enum terse_status __real_cache_create(const struct cache_shape *shape, const struct method *method, uint32_t threads,
+                                      struct cache **cache, struct terse_error *error);
+enum terse_status __wrap_cache_create(const struct cache_shape *shape, const struct method *method, uint32_t threads,
+                                      struct cache **cache, struct terse_error *error);
+enum terse_status __wrap_cache_create(const struct cache_shape *shape, const struct method *method, uint32_t threads,
+                                      struct cache **cache, struct terse_error *error) {
     struct method own = *method;
     if (own.policy == &policy_mat) {
         own_policy = policy_mat;
         own_policy.pick_victim = leave;
         own.policy = &own_policy;
     }
-    return __real_cache_new(shape, &own, cache, error);
+    return __real_cache_create(shape, &own, threads, cache, error);
 }
 
 /* ---- What is asked for */

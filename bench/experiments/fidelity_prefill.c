@@ -8,25 +8,27 @@
 
 /* What the linker makes of the functions of cache.h (CMakeLists.txt lists them): calls from other files come to __wrap_, and __real_ is
  * the function itself. */
-enum terse_status __real_cache_new(const struct cache_shape *shape, const struct method *method, struct cache **cache,
-                                   struct terse_error *error);
-enum terse_status __real_cache_step_begin(struct cache *cache, enum cache_step_kind kind, size_t n, struct terse_error *error);
-void __real_cache_layer_begin(struct cache *cache, uint32_t layer, float *k, const float *v);
-void __real_cache_layer_attend(struct cache *cache, const float *q, size_t first, size_t count, float *out);
-void __real_cache_layer_end(struct cache *cache);
-void __real_cache_step_end(struct cache *cache);
+enum terse_status __real_cache_create(const struct cache_shape *shape, const struct method *method, uint32_t threads,
+                                      struct cache **cache, struct terse_error *error);
+enum terse_status __real_cache_begin(struct cache *cache, enum cache_step_kind kind, size_t n, struct terse_error *error);
+enum terse_status __real_cache_append(struct cache *cache, uint32_t layer, float *k, const float *v, struct terse_error *error);
+enum terse_status __real_cache_attend(struct cache *cache, const float *q, size_t first, size_t count, float *out,
+                                      struct terse_error *error);
+enum terse_status __real_cache_end_layer(struct cache *cache, struct terse_error *error);
+enum terse_status __real_cache_commit(struct cache *cache, struct terse_error *error);
 
-enum terse_status __wrap_cache_new(const struct cache_shape *shape, const struct method *method, struct cache **cache,
-                                   struct terse_error *error);
-enum terse_status __wrap_cache_step_begin(struct cache *cache, enum cache_step_kind kind, size_t n, struct terse_error *error);
-void __wrap_cache_layer_begin(struct cache *cache, uint32_t layer, float *k, const float *v);
-void __wrap_cache_layer_attend(struct cache *cache, const float *q, size_t first, size_t count, float *out);
-void __wrap_cache_layer_end(struct cache *cache);
-void __wrap_cache_step_end(struct cache *cache);
+enum terse_status __wrap_cache_create(const struct cache_shape *shape, const struct method *method, uint32_t threads,
+                                      struct cache **cache, struct terse_error *error);
+enum terse_status __wrap_cache_begin(struct cache *cache, enum cache_step_kind kind, size_t n, struct terse_error *error);
+enum terse_status __wrap_cache_append(struct cache *cache, uint32_t layer, float *k, const float *v, struct terse_error *error);
+enum terse_status __wrap_cache_attend(struct cache *cache, const float *q, size_t first, size_t count, float *out,
+                                      struct terse_error *error);
+enum terse_status __wrap_cache_end_layer(struct cache *cache, struct terse_error *error);
+enum terse_status __wrap_cache_commit(struct cache *cache, struct terse_error *error);
 
 #define PANEL 256 /* queries that a follower is shown at a time */
 
-static struct cache *newest;            /* of cache_new, until opened_new has taken it */
+static struct cache *newest;            /* of cache_create, until opened_new has taken it */
 static const struct index *other_index; /* of prefill_index */
 
 /* The prefill in progress. */
@@ -42,21 +44,21 @@ static struct {
     float *queries;    /* [n][Hq][hd], when a follower observes them */
 } many;
 
-static bool observes(const struct cache *cache) { return cache_observes(cache, 1) > 0; }
+static bool observes(const struct cache *cache) { return cache_queries_to_observe(cache, 1) > 0; }
 
 /* Whether it observes the attention, to choose anchors. */
 static bool scores(const struct cache *cache) { return cache->plan.anchors != 0; }
 
 /* ---- The wrapped calls */
 
-enum terse_status __wrap_cache_new(const struct cache_shape *shape, const struct method *method, struct cache **cache,
-                                   struct terse_error *error) {
+enum terse_status __wrap_cache_create(const struct cache_shape *shape, const struct method *method, uint32_t threads,
+                                      struct cache **cache, struct terse_error *error) {
     struct method changed = *method;
     *cache = NULL;
     if (other_index && !method->index)
         return status_fail(error, TERSE_E_ARGUMENT, "%s reads all tokens: leave index= away or give read=", method->name);
     if (other_index) changed.index = other_index;
-    enum terse_status status = __real_cache_new(shape, &changed, cache, error);
+    enum terse_status status = __real_cache_create(shape, &changed, threads, cache, error);
     newest = status ? NULL : *cache;
     return status;
 }
@@ -76,41 +78,43 @@ static enum terse_status reserve_copies(const struct cache *cache, size_t n, str
     return status_no_memory(error, (3 * many.kv_floats + many.q_floats) * sizeof(float), "a layer's keys and queries");
 }
 
-enum terse_status __wrap_cache_step_begin(struct cache *cache, enum cache_step_kind kind, size_t n, struct terse_error *error) {
-    enum terse_status status = __real_cache_step_begin(cache, kind, n, error);
+enum terse_status __wrap_cache_begin(struct cache *cache, enum cache_step_kind kind, size_t n, struct terse_error *error) {
+    enum terse_status status = __real_cache_begin(cache, kind, n, error);
     if (status || cache != many.lead) return status;
-    for (size_t i = 0; i < many.n_followers && !status; i++)
-        status = __real_cache_step_begin(many.followers[i].cache, kind, n, error);
+    for (size_t i = 0; i < many.n_followers && !status; i++) status = __real_cache_begin(many.followers[i].cache, kind, n, error);
     return status ? status : reserve_copies(cache, n, error);
 }
 
-void __wrap_cache_layer_begin(struct cache *cache, uint32_t layer, float *k, const float *v) {
+enum terse_status __wrap_cache_append(struct cache *cache, uint32_t layer, float *k, const float *v, struct terse_error *error) {
     if (cache == many.lead) {
         many.layer = layer;
         many.v = v;
         memcpy(many.keys, k, many.kv_floats * sizeof *k);
     }
-    __real_cache_layer_begin(cache, layer, k, v);
+    return __real_cache_append(cache, layer, k, v, error);
 }
 
-void __wrap_cache_layer_attend(struct cache *cache, const float *q, size_t first, size_t count, float *out) {
+enum terse_status __wrap_cache_attend(struct cache *cache, const float *q, size_t first, size_t count, float *out,
+                                      struct terse_error *error) {
     size_t width = cache->shape.query_heads * (size_t)cache->shape.head_dim;
     if (cache == many.lead && many.q_floats) memcpy(many.queries + first * width, q, count * width * sizeof *q);
-    __real_cache_layer_attend(cache, q, first, count, out);
+    return __real_cache_attend(cache, q, first, count, out, error);
 }
 
-static void begin(struct cache *follower, float *rotated) {
+static enum terse_status append(struct cache *follower, float *rotated, struct terse_error *error) {
     memcpy(rotated, many.keys, many.kv_floats * sizeof *rotated);
-    __real_cache_layer_begin(follower, many.layer, rotated, many.v);
+    return __real_cache_append(follower, many.layer, rotated, many.v, error);
 }
 
 /* What an exact prefill's attention leaves for the policy, without its output, which is the lead's. */
-static void observe(struct cache *follower) {
+static enum terse_status observe(struct cache *follower, struct terse_error *error) {
+    enum terse_status status = TERSE_OK;
     size_t width = follower->shape.query_heads * (size_t)follower->shape.head_dim;
-    for (size_t first = 0; first < many.n; first += PANEL) {
+    for (size_t first = 0; first < many.n && !status; first += PANEL) {
         size_t count = many.n - first < PANEL ? many.n - first : PANEL;
-        cache_layer_observe(follower, many.queries + first * width, first, count);
+        status = cache_observe(follower, many.queries + first * width, first, count, error);
     }
+    return status;
 }
 
 /* Whether the same attention tells both the same of the same tokens. */
@@ -121,27 +125,30 @@ static bool same_scores(const struct cache *a, const struct cache *b) {
 
 /* Anchor Scores are of the exact attention, the same for all: followers that seal the same tokens take them from the first of them,
  * whose layer ends last. */
-void __wrap_cache_layer_end(struct cache *cache) {
+enum terse_status __wrap_cache_end_layer(struct cache *cache, struct terse_error *error) {
     struct cache *observer = NULL;
-    __real_cache_layer_end(cache);
-    if (cache != many.lead) return;
-    for (size_t i = 0; i < many.n_followers; i++) {
+    enum terse_status status = __real_cache_end_layer(cache, error);
+    if (cache != many.lead) return status;
+    for (size_t i = 0; i < many.n_followers && !status; i++) {
         struct cache *follower = many.followers[i].cache;
         bool shares = scores(follower) && observer && same_scores(follower, observer), first = scores(follower) && !observer;
-        begin(follower, many.rotated[first]);
+        status = append(follower, many.rotated[first], error);
         if (shares) anchors_share(follower, observer);
-        if (observes(follower) && !shares) observe(follower);
+        if (!status && observes(follower) && !shares) status = observe(follower, error);
         if (first)
             observer = follower;
-        else
-            __real_cache_layer_end(follower);
+        else if (!status)
+            status = __real_cache_end_layer(follower, error);
     }
-    if (observer) __real_cache_layer_end(observer);
+    if (observer && !status) status = __real_cache_end_layer(observer, error);
+    return status;
 }
 
-void __wrap_cache_step_end(struct cache *cache) {
-    __real_cache_step_end(cache);
-    for (size_t i = 0; cache == many.lead && i < many.n_followers; i++) __real_cache_step_end(many.followers[i].cache);
+enum terse_status __wrap_cache_commit(struct cache *cache, struct terse_error *error) {
+    enum terse_status status = __real_cache_commit(cache, error);
+    for (size_t i = 0; cache == many.lead && i < many.n_followers && !status; i++)
+        status = __real_cache_commit(many.followers[i].cache, error);
+    return status;
 }
 
 /* ---- Sessions */

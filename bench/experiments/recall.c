@@ -68,10 +68,12 @@ static struct {
     bool failed;       /* no memory, or something learned is not finite */
 } seen;
 
-void __real_cache_layer_begin(struct cache *cache, uint32_t layer, float *k, const float *v);
-void __real_cache_layer_attend(struct cache *cache, const float *q, size_t first, size_t count, float *out);
-void __wrap_cache_layer_begin(struct cache *cache, uint32_t layer, float *k, const float *v);
-void __wrap_cache_layer_attend(struct cache *cache, const float *q, size_t first, size_t count, float *out);
+enum terse_status __real_cache_append(struct cache *cache, uint32_t layer, float *k, const float *v, struct terse_error *error);
+enum terse_status __real_cache_attend(struct cache *cache, const float *q, size_t first, size_t count, float *out,
+                                      struct terse_error *error);
+enum terse_status __wrap_cache_append(struct cache *cache, uint32_t layer, float *k, const float *v, struct terse_error *error);
+enum terse_status __wrap_cache_attend(struct cache *cache, const float *q, size_t first, size_t count, float *out,
+                                      struct terse_error *error);
 
 /* ---- One layer and KV head */
 
@@ -252,18 +254,19 @@ static double difference(const struct cache *cache, const float *out) {
     return sqrt(error / square);
 }
 
-void __wrap_cache_layer_begin(struct cache *cache, uint32_t layer, float *k, const float *v) {
-    __real_cache_layer_begin(cache, layer, k, v); /* turns k */
-    seen.k = k;
+enum terse_status __wrap_cache_append(struct cache *cache, uint32_t layer, float *k, const float *v, struct terse_error *error) {
+    seen.k = k; /* rotated by then */
     seen.v = v;
+    return __real_cache_append(cache, layer, k, v, error);
 }
 
-void __wrap_cache_layer_attend(struct cache *cache, const float *q, size_t first, size_t count, float *out) {
+enum terse_status __wrap_cache_attend(struct cache *cache, const float *q, size_t first, size_t count, float *out,
+                                      struct terse_error *error) {
     size_t width = cache->shape.query_heads * (size_t)cache->shape.head_dim, heads = cache->shape.kv_heads, start = seen.n - PROBES;
     for (size_t i = 0; i < count && seen.on; i++)
         if (first + i >= start) memcpy(seen.queries + (first + i - start) * width, q + i * width, width * sizeof *q);
-    __real_cache_layer_attend(cache, q, first, count, out);
-    if (!seen.on || first + count < seen.n) return;
+    enum terse_status status = __real_cache_attend(cache, q, first, count, out, error);
+    if (status || !seen.on || first + count < seen.n) return status;
     double here = difference(cache, out + (count - 1) * width);
     seen.worst = here > seen.worst ? here : seen.worst;
     bool good = true;
@@ -271,6 +274,7 @@ void __wrap_cache_layer_attend(struct cache *cache, const float *q, size_t first
     for (size_t head = 0; head < heads; head++)
         good = run_head(cache, (uint32_t)head, seen.sum + (cache->layer * heads + head) * WAYS) && good;
     seen.failed |= !good;
+    return TERSE_OK;
 }
 
 /* ---- Prompts */

@@ -60,7 +60,7 @@ static struct cache *make_cache(const struct cache_shape *shape, const char *nam
     options.method = plain;
     must(method_resolve(&options, shape->head_dim, &method, &error), &error);
     must(random_codebook(&method, shape->layers, shape->kv_heads, shape->head_dim, 0, true, &error), &error);
-    must(cache_new(shape, &method, &cache, &error), &error);
+    must(cache_create(shape, &method, (uint32_t)threads, &cache, &error), &error);
     return cache;
 }
 
@@ -82,7 +82,7 @@ static struct decoding new_decoding(const struct cache_shape *shape, const char 
 }
 
 static void free_decoding(struct decoding *d) {
-    cache_free(d->cache);
+    cache_destroy(d->cache);
     memory_free(d->k);
     memory_free(d->q);
     memory_free(d->out);
@@ -91,14 +91,14 @@ static void free_decoding(struct decoding *d) {
 static void pass(struct decoding *d) {
     struct cache_counters each;
     struct terse_error error;
-    must(cache_step_begin(d->cache, CACHE_STEP_DECODE, 1, &error), &error);
+    must(cache_begin(d->cache, CACHE_STEP_DECODE, 1, &error), &error);
     cache_counters(d->cache, &each, true);
     for (uint32_t layer = 0; layer < d->shape->layers; layer++) {
-        cache_layer_begin(d->cache, layer, d->k, d->k);
-        cache_layer_attend(d->cache, d->q, 0, 1, d->out);
-        cache_layer_end(d->cache);
+        must(cache_append(d->cache, layer, d->k, d->k, &error), &error);
+        must(cache_attend(d->cache, d->q, 0, 1, d->out, &error), &error);
+        must(cache_end_layer(d->cache, &error), &error);
     }
-    cache_step_end(d->cache);
+    must(cache_commit(d->cache, &error), &error);
     cache_counters(d->cache, &each, true);
     if (each.seconds < d->best.seconds) d->best = each;
 }
@@ -165,11 +165,11 @@ static void bench_prompt(const char *title, struct cache_shape shape, const char
           *out = random_floats(n * q_width);
     double best = INFINITY, machine = gemm_rate();
     if (past) must(cache_fill_random(cache, past, 1, &error), &error);
-    must(cache_step_begin(cache, CACHE_STEP_PREFILL, n, &error), &error);
-    cache_layer_begin(cache, 0, k, v);
+    must(cache_begin(cache, CACHE_STEP_PREFILL, n, &error), &error);
+    must(cache_append(cache, 0, k, v, &error), &error);
     for (int run = 0; run < 5; run++) {
         double start = clock_seconds();
-        cache_layer_attend(cache, q, 0, n, out);
+        must(cache_attend(cache, q, 0, n, out, &error), &error);
         best = fmin(best, clock_seconds() - start);
     }
     machine = fmax(machine, gemm_rate());
@@ -177,7 +177,7 @@ static void bench_prompt(const char *title, struct cache_shape shape, const char
     printf("%-16s %-14s %7zu %7zu %11.1f %10.0f %15.0f %6.2f\n", title, method, past, n, 1e3 * best, work / best / 1e9,
            machine / 1e9, work / best / machine);
     fflush(stdout);
-    cache_free(cache);
+    cache_destroy(cache);
     memory_free(k);
     memory_free(v);
     memory_free(q);

@@ -100,8 +100,8 @@ static struct method make_method(const struct cache_shape *shape, const char *na
 static struct cache *make_cache(const struct cache_shape *shape, const struct method *method, size_t tokens) {
     struct cache *cache;
     struct terse_error error;
-    must(cache_new(shape, method, &cache, &error), &error);
-    cache_seal_ahead(cache, false); /* by a worker, whose time would count */
+    must(cache_create(shape, method, (uint32_t)threads, &cache, &error), &error);
+    cache_set_seal_ahead(cache, false); /* by a worker, whose time would count */
     must(cache_fill_random(cache, tokens, 1, &error), &error);
     return cache;
 }
@@ -169,8 +169,8 @@ static void free_layer(struct layer *l) {
     memory_free(l->memory[0]);
     memory_free(l->memory[1]);
     for (int i = 0; i < threads; i++) free_scratch(&l->scratch[i]);
-    cache_free(l->cache);
-    cache_free(l->half);
+    cache_destroy(l->cache);
+    cache_destroy(l->half);
     terse_codebook_free((struct terse_codebook *)l->method.learned);
 }
 
@@ -187,13 +187,13 @@ static double attend_cache(struct layer *l, struct cache *cache) {
     size_t width = l->shape.kv_heads * l->hd;
     float *k = random_floats(width, 3);
     struct terse_error error;
-    must(cache_step_begin(cache, CACHE_STEP_DECODE, 1, &error), &error);
-    cache_layer_begin(cache, 0, k, k);
+    must(cache_begin(cache, CACHE_STEP_DECODE, 1, &error), &error);
+    must(cache_append(cache, 0, k, k, &error), &error);
     double start = processor_seconds();
-    cache_layer_attend(cache, l->q, 0, 1, l->out);
+    must(cache_attend(cache, l->q, 0, 1, l->out, &error), &error);
     double seconds = processor_seconds() - start;
-    cache_layer_end(cache);
-    cache_step_end(cache);
+    must(cache_end_layer(cache, &error), &error);
+    must(cache_commit(cache, &error), &error);
     memory_free(k);
     return seconds;
 }

@@ -48,8 +48,8 @@ static double time_tokens(const struct terse_model *m, const struct method *meth
     float *logits = malloc(m->vocabulary * sizeof *logits);
     double sum = 0;
     must(logits, "no memory", NULL);
-    must(!cache_new(&shape, method, &cache, &error), "cache", &error);
-    cache_seal_ahead(cache, ahead);
+    must(!cache_create(&shape, method, (uint32_t)omp_get_max_threads(), &cache, &error), "cache", &error);
+    cache_set_seal_ahead(cache, ahead);
     must(!cache_fill_random(cache, depth, 1, &error), "cache", &error);
     struct forward f = {m, cache, &workspace, CACHE_STEP_DECODE, NULL, NULL, logits};
     for (size_t i = 0; i < n + 8; i++) {
@@ -60,7 +60,7 @@ static double time_tokens(const struct terse_model *m, const struct method *meth
     }
     qsort(ms, n, sizeof *ms, ascending);
     workspace_free(&workspace);
-    cache_free(cache);
+    cache_destroy(cache);
     free(logits);
     return sum / (double)n;
 }
@@ -82,25 +82,25 @@ static double time_page(const struct cache_shape *shape, const char *name) {
     options.method = name;
     must(!method_resolve(&options, shape->head_dim, &method, &error), name, &error);
     must(!random_codebook(&method, shape->layers, shape->kv_heads, shape->head_dim, 0, true, &error), "codebook", &error);
-    must(!cache_new(shape, &method, &cache, &error), "cache", &error);
-    cache_seal_ahead(cache, false);
+    must(!cache_create(shape, &method, (uint32_t)omp_get_max_threads(), &cache, &error), "cache", &error);
+    cache_set_seal_ahead(cache, false);
     must(!cache_fill_random(cache, DEPTH, 1, &error), "cache", &error);
     for (int page = 0; page < PAGES; page++) {
         for (size_t i = 0; i < PAGE_TOKENS; i++) {
             for (size_t c = 0; c < 2 * width; c++) rows[c] = sinf((float)(c * (i + 1)));
             double start = clock_now();
-            must(!cache_step_begin(cache, CACHE_STEP_DECODE, 1, &error), "step", &error);
+            must(!cache_begin(cache, CACHE_STEP_DECODE, 1, &error), "step", &error);
             for (uint32_t layer = 0; layer < shape->layers; layer++) {
-                cache_layer_begin(cache, layer, rows, rows + width);
-                cache_layer_end(cache);
+                must(!cache_append(cache, layer, rows, rows + width, &error), "step", &error);
+                must(!cache_end_layer(cache, &error), "step", &error);
             }
-            cache_step_end(cache);
+            must(!cache_commit(cache, &error), "step", &error);
             us[i] = 1e6 * (clock_now() - start) / shape->layers;
         }
         qsort(us, PAGE_TOKENS, sizeof *us, ascending);
         best = fmin(best, us[PAGE_TOKENS - 1] - us[PAGE_TOKENS / 2]);
     }
-    cache_free(cache);
+    cache_destroy(cache);
     free(rows);
     return best;
 }

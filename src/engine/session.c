@@ -121,7 +121,7 @@ enum terse_status terse_session_new(const struct terse_model *model, const struc
     status = gemm_prepare(error);
     omp_set_num_threads(threads);
     if (status) goto fail;
-    if ((status = cache_new(&shape, &s->method, &s->cache, error))) goto fail;
+    if ((status = cache_create(&shape, &s->method, s->options.threads, &s->cache, error))) goto fail;
     if ((status = sampler_init(&s->sampler, model->vocabulary, error))) goto fail;
     if (!(s->logits = memory_array(model->vocabulary, sizeof *s->logits))) {
         status = status_no_memory(error, model->vocabulary * sizeof *s->logits, "logits");
@@ -136,7 +136,7 @@ fail:
 
 void terse_session_free(struct terse_session *session) {
     if (!session) return;
-    cache_free(session->cache);
+    cache_destroy(session->cache);
     workspace_free(&session->workspace);
     sampler_destroy(&session->sampler);
     memory_free(session->logits);

@@ -126,19 +126,16 @@ static struct bare *bare_new(size_t n, uint32_t anchors, int threads, bool zero_
     struct terse_cache_options options = {.method = "q4_0", .tail_tokens = 0, .anchor_count = anchors};
     struct terse_error error;
     if (method_resolve(&options, HD, &b->method, &error)) fail_msg("%s", error.message);
-    if (cache_new(&b->shape, &b->method, &b->cache, &error)) fail_msg("%s", error.message);
-    int before = omp_get_max_threads();
-    omp_set_num_threads(threads);
-    if (cache_step_begin(b->cache, Q, n, &error)) fail_msg("%s", error.message);
-    cache_layer_begin(b->cache, 0, b->k, b->v);
+    if (cache_create(&b->shape, &b->method, (uint32_t)threads, &b->cache, &error)) fail_msg("%s", error.message);
+    if (cache_begin(b->cache, Q, n, &error)) fail_msg("%s", error.message);
+    assert_int_equal(cache_append(b->cache, 0, b->k, b->v, NULL), TERSE_OK);
     for (size_t first = 0; first < n; first += 130)
-        cache_layer_observe(b->cache, b->q + first * G * HD, first, n - first < 130 ? n - first : 130);
-    omp_set_num_threads(before);
+        assert_int_equal(cache_observe(b->cache, b->q + first * G * HD, first, n - first < 130 ? n - first : 130, NULL), TERSE_OK);
     return b;
 }
 
 static void bare_free(struct bare *b) {
-    cache_free(b->cache);
+    cache_destroy(b->cache);
     free(b);
 }
 

@@ -291,7 +291,7 @@ static void logits_of_minus_infinity_weigh_nothing(void **state) {
     struct cache *cache;
     rope.n_rot = 0;
     shape.rope = &rope;
-    assert_int_equal(cache_new(&shape, &o->method, &cache, NULL), TERSE_OK);
+    assert_int_equal(cache_create(&shape, &o->method, 1, &cache, NULL), TERSE_OK);
     static float k[N * 2 * HD], v[N * 2 * HD], q[N * 4 * HD], out[N * 4 * HD];
     for (size_t i = 0; i < N * 2 * HD; i++) {
         k[i] = i < HD ? 0 : -1e30f;
@@ -299,18 +299,18 @@ static void logits_of_minus_infinity_weigh_nothing(void **state) {
     }
     for (size_t i = 0; i < N * 4 * HD; i++) q[i] = 1e30f;
     for (size_t n = N; n >= 1; n -= N - 1) {
-        assert_int_equal(cache_step_begin(cache, P, n, NULL), TERSE_OK);
-        cache_layer_begin(cache, 0, k + (N - n) * 2 * HD, v);
-        cache_layer_attend(cache, q, 0, n, out);
+        assert_int_equal(cache_begin(cache, P, n, NULL), TERSE_OK);
+        assert_int_equal(cache_append(cache, 0, k + (N - n) * 2 * HD, v, NULL), TERSE_OK);
+        assert_int_equal(cache_attend(cache, q, 0, n, out, NULL), TERSE_OK);
         for (size_t i = 0; i < n; i++) {
             for (size_t c = 0; c < 2 * HD; c++) assert_true(fabsf(out[i * 4 * HD + c] - v[c % HD]) <= 1e-3f);
             for (size_t c = 2 * HD; c < 4 * HD; c++) assert_true(out[i * 4 * HD + c] == 0);
         }
-        cache_layer_end(cache);
-        cache_step_end(cache);
+        assert_int_equal(cache_end_layer(cache, NULL), TERSE_OK);
+        assert_int_equal(cache_commit(cache, NULL), TERSE_OK);
         if (n == 1) break;
     }
-    cache_free(cache);
+    cache_destroy(cache);
     oracle_free(o);
 }
 
@@ -325,17 +325,17 @@ static void decoding_by_steps_equals_a_prefill(void **state) {
     for (size_t i = 0; i < N * WIDTH; i++) q[i] = oracle_random(a);
     float k_again[N * 64];
     memcpy(k_again, k, sizeof k);
-    assert_int_equal(cache_step_begin(a->cache, P, N, NULL), TERSE_OK);
-    cache_layer_begin(a->cache, 0, k, v);
-    cache_layer_attend(a->cache, q, 0, N, whole);
-    cache_layer_end(a->cache);
-    cache_step_end(a->cache);
+    assert_int_equal(cache_begin(a->cache, P, N, NULL), TERSE_OK);
+    assert_int_equal(cache_append(a->cache, 0, k, v, NULL), TERSE_OK);
+    assert_int_equal(cache_attend(a->cache, q, 0, N, whole, NULL), TERSE_OK);
+    assert_int_equal(cache_end_layer(a->cache, NULL), TERSE_OK);
+    assert_int_equal(cache_commit(a->cache, NULL), TERSE_OK);
     for (size_t i = 0; i < N; i++) {
-        assert_int_equal(cache_step_begin(b->cache, D, 1, NULL), TERSE_OK);
-        cache_layer_begin(b->cache, 0, k_again + i * 64, v + i * 64);
-        cache_layer_attend(b->cache, q + i * WIDTH, 0, 1, stepped + i * WIDTH);
-        cache_layer_end(b->cache);
-        cache_step_end(b->cache);
+        assert_int_equal(cache_begin(b->cache, D, 1, NULL), TERSE_OK);
+        assert_int_equal(cache_append(b->cache, 0, k_again + i * 64, v + i * 64, NULL), TERSE_OK);
+        assert_int_equal(cache_attend(b->cache, q + i * WIDTH, 0, 1, stepped + i * WIDTH, NULL), TERSE_OK);
+        assert_int_equal(cache_end_layer(b->cache, NULL), TERSE_OK);
+        assert_int_equal(cache_commit(b->cache, NULL), TERSE_OK);
     }
     double worst = 0;
     for (size_t i = 0; i < N * WIDTH; i++) worst = fmax(worst, fabs((double)whole[i] - (double)stepped[i]));
@@ -358,11 +358,11 @@ static void run_threads(int threads, float *out) {
         for (size_t i = 0; i < n * 64; i++) k[i] = oracle_random(o);
         for (size_t i = 0; i < n * 64; i++) v[i] = oracle_random(o);
         for (size_t i = 0; i < n * WIDTH; i++) q[i] = oracle_random(o);
-        assert_int_equal(cache_step_begin(o->cache, s ? D : P, n, NULL), TERSE_OK);
-        cache_layer_begin(o->cache, 0, k, v);
-        cache_layer_attend(o->cache, q, 0, n, out);
-        cache_layer_end(o->cache);
-        cache_step_end(o->cache);
+        assert_int_equal(cache_begin(o->cache, s ? D : P, n, NULL), TERSE_OK);
+        assert_int_equal(cache_append(o->cache, 0, k, v, NULL), TERSE_OK);
+        assert_int_equal(cache_attend(o->cache, q, 0, n, out, NULL), TERSE_OK);
+        assert_int_equal(cache_end_layer(o->cache, NULL), TERSE_OK);
+        assert_int_equal(cache_commit(o->cache, NULL), TERSE_OK);
         out += n * WIDTH;
     }
     oracle_free(o);
@@ -392,10 +392,10 @@ static void an_abandoned_step_leaves_no_trace(void **state) {
         for (size_t round = 0; round < 6; round++) {
             for (size_t i = 0; i < 300 * 64; i++) k[i] = oracle_random(o);
             for (size_t i = 0; i < 300 * 128; i++) q[i] = oracle_random(o);
-            assert_int_equal(cache_step_begin(o->cache, kinds[round % 3], 300, NULL), TERSE_OK);
+            assert_int_equal(cache_begin(o->cache, kinds[round % 3], 300, NULL), TERSE_OK);
             if (round > 2) {
-                cache_layer_begin(o->cache, 0, k, k);
-                cache_layer_attend(o->cache, q, 0, 300, q); /* in place */
+                assert_int_equal(cache_append(o->cache, 0, k, k, NULL), TERSE_OK);
+                assert_int_equal(cache_attend(o->cache, q, 0, 300, q, NULL), TERSE_OK); /* in place */
             }
             assert_int_equal(cache_length(o->cache), o->length);
             oracle_step(o, round % 2 ? D : P, 1 + 37 * round, 0);
@@ -454,16 +454,16 @@ static void shapes_that_cannot_be_are_refused(void **state) {
     struct cache *cache;
     struct cache_shape shape = o->shape;
     shape.head_dim = 80;
-    assert_int_equal(cache_new(&shape, &o->method, &cache, &error), TERSE_E_UNSUPPORTED);
+    assert_int_equal(cache_create(&shape, &o->method, 1, &cache, &error), TERSE_E_UNSUPPORTED);
     assert_non_null(strstr(error.message, "80"));
     assert_null(cache);
     shape = o->shape;
     shape.query_heads = 5;
-    assert_int_equal(cache_new(&shape, &o->method, &cache, &error), TERSE_E_UNSUPPORTED);
+    assert_int_equal(cache_create(&shape, &o->method, 1, &cache, &error), TERSE_E_UNSUPPORTED);
     assert_null(cache);
-    assert_int_equal(cache_step_begin(o->cache, D, 0, &error), TERSE_E_ARGUMENT);
+    assert_int_equal(cache_begin(o->cache, D, 0, &error), TERSE_E_ARGUMENT);
     oracle_free(o);
-    cache_free(NULL);
+    cache_destroy(NULL);
 }
 
 int main(void) {

@@ -34,17 +34,17 @@ static struct method resolve(const char *name, uint32_t tail) {
 static enum terse_status run_step(struct cache *cache, enum cache_step_kind kind, size_t n, struct terse_error *error) {
     static float k[1000 * WIDTH], v[1000 * WIDTH], q[1000 * 3 * WIDTH];
     for (size_t i = 0; i < n * WIDTH; i++) k[i] = v[i] = sinf((float)i);
-    enum terse_status status = cache_step_begin(cache, kind, n, error);
+    enum terse_status status = cache_begin(cache, kind, n, error);
     if (status) return status;
     size_t before = allocations;
     for (uint32_t layer = 0; layer < LAYERS; layer++) {
         memset(q, 0, n * 3 * WIDTH * sizeof *q);
-        cache_layer_begin(cache, layer, k, v);
-        cache_layer_attend(cache, q, 0, n, q);
-        cache_layer_attend(cache, q, n - 1, 1, q);
-        cache_layer_end(cache);
+        assert_int_equal(cache_append(cache, layer, k, v, NULL), TERSE_OK);
+        assert_int_equal(cache_attend(cache, q, 0, n, q, NULL), TERSE_OK);
+        assert_int_equal(cache_attend(cache, q, n - 1, 1, q, NULL), TERSE_OK);
+        assert_int_equal(cache_end_layer(cache, NULL), TERSE_OK);
     }
-    cache_step_end(cache);
+    assert_int_equal(cache_commit(cache, NULL), TERSE_OK);
     assert_int_equal(allocations, before);
     return TERSE_OK;
 }
@@ -79,7 +79,7 @@ static void allocated_is_reported_is_predicted(void **state) {
                 struct method method = resolve(methods[m], tails[t]);
                 struct terse_cache_report report, predicted;
                 struct cache *cache;
-                assert_int_equal(cache_new(&shape, &method, &cache, NULL), TERSE_OK);
+                assert_int_equal(cache_create(&shape, &method, 1, &cache, NULL), TERSE_OK);
                 assert_int_equal(run_step(cache, CACHE_STEP_PREFILL, lengths[i], NULL), TERSE_OK);
                 cache_report(cache, &report);
                 assert_int_equal(report.resident, kv_bytes(cache));
@@ -98,7 +98,7 @@ static void allocated_is_reported_is_predicted(void **state) {
                     assert_int_equal(report.resident, kv_bytes(cache));
                     check_nothing_dead_is_held(cache);
                 }
-                cache_free(cache);
+                cache_destroy(cache);
                 assert_int_equal(live_bytes, 0);
             }
         }
@@ -138,7 +138,7 @@ static void refused_memory_leaves_the_cache_as_it_was(void **state) {
         enum terse_status status;
         do { /* one allocation more each time until none is refused */
             allowed = allocations + refused++;
-            status = cache_new(&shape, &method, &cache, &error);
+            status = cache_create(&shape, &method, 1, &cache, &error);
             if (status) {
                 assert_int_equal(status, TERSE_E_MEMORY);
                 assert_null(cache);
@@ -170,7 +170,7 @@ static void refused_memory_leaves_the_cache_as_it_was(void **state) {
         } while (status);
         allowed = SIZE_MAX;
         assert_true(cache_length(cache) >= length + 700);
-        cache_free(cache);
+        cache_destroy(cache);
         assert_int_equal(live_bytes, 0);
     }
 }
@@ -179,8 +179,8 @@ static void refused_memory_leaves_the_cache_as_it_was(void **state) {
 static float attend_once(struct cache *cache, uint32_t layer) {
     float v[WIDTH] = {0}, k[WIDTH] = {0}, q[3 * WIDTH], sum = 0;
     for (size_t i = 0; i < 3 * WIDTH; i++) q[i] = sinf((float)i);
-    cache_layer_begin(cache, layer, k, v);
-    cache_layer_attend(cache, q, 0, 1, q);
+    assert_int_equal(cache_append(cache, layer, k, v, NULL), TERSE_OK);
+    assert_int_equal(cache_attend(cache, q, 0, 1, q, NULL), TERSE_OK);
     for (size_t i = 0; i < 3 * WIDTH; i++) sum += q[i] * q[i];
     return sum;
 }
@@ -193,21 +193,21 @@ static void a_random_filling_is_like_a_prefill(void **state) {
         struct method method = resolve(methods[m], TERSE_TAIL_DEFAULT);
         struct terse_cache_report report, predicted;
         struct cache *cache;
-        assert_int_equal(cache_new(&shape, &method, &cache, NULL), TERSE_OK);
+        assert_int_equal(cache_create(&shape, &method, 1, &cache, NULL), TERSE_OK);
         assert_int_equal(cache_fill_random(cache, TOKENS, 5, NULL), TERSE_OK);
         assert_int_equal(cache_length(cache), TOKENS);
         cache_report(cache, &report);
         cache_predict(&shape, &method, TOKENS, &predicted);
         assert_true((double)report.resident >= 0.99 * (double)predicted.resident && report.resident < 2 * predicted.resident);
         if (!policy_evicts(method.policy) && !method.policy->anchors) assert_int_equal(report.resident, predicted.resident);
-        assert_int_equal(cache_step_begin(cache, CACHE_STEP_DECODE, 1, NULL), TERSE_OK);
+        assert_int_equal(cache_begin(cache, CACHE_STEP_DECODE, 1, NULL), TERSE_OK);
         float first = attend_once(cache, 0), last = attend_once(cache, shape.layers - 1);
         assert_true(first > 1e-4f && first < 100); /* means of many normal values: small, not nothing */
         if (policy_evicts(method.policy))
             assert_true(last > 1e-4f && last < 100);
         else
             assert_true(last == first); /* a copy */
-        cache_free(cache);
+        cache_destroy(cache);
     }
     assert_int_equal(live_bytes, 0);
 }

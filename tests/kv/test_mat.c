@@ -57,7 +57,7 @@ static struct method resolve(const char *name, const char *codec, uint32_t ancho
 
 static struct cache *new_cache(const struct method *method) {
     struct cache *cache;
-    assert_int_equal(cache_new(&shape, method, &cache, NULL), TERSE_OK);
+    assert_int_equal(cache_create(&shape, method, 2, &cache, NULL), TERSE_OK);
     return cache;
 }
 
@@ -66,18 +66,18 @@ static struct cache *new_cache(const struct method *method) {
 static void read_tokens(struct cache *cache, const struct sequence *s, enum cache_step_kind kind, size_t first, size_t n,
                         float *out) {
     static float k[MOST][KV], attended[MOST][QS];
-    assert_int_equal(cache_step_begin(cache, kind, n, NULL), TERSE_OK);
+    assert_int_equal(cache_begin(cache, kind, n, NULL), TERSE_OK);
     for (uint32_t l = 0; l < LAYERS; l++) {
         memcpy(k, s->k[l][first], n * sizeof *k);
-        cache_layer_begin(cache, l, k[0], s->v[l][first]);
-        size_t needed = kind == CACHE_STEP_PREFILL && !out ? n / 2 : 0, observed = cache_observes(cache, needed);
+        assert_int_equal(cache_append(cache, l, k[0], s->v[l][first], NULL), TERSE_OK);
+        size_t needed = kind == CACHE_STEP_PREFILL && !out ? n / 2 : 0, observed = cache_queries_to_observe(cache, needed);
         assert_int_equal(observed, cache->method.policy->pick_victim ? needed : 0);
-        if (observed) cache_layer_observe(cache, s->q[l][first], 0, observed);
-        cache_layer_attend(cache, s->q[l][first + needed], needed, n - needed, attended[0]);
+        if (observed) assert_int_equal(cache_observe(cache, s->q[l][first], 0, observed, NULL), TERSE_OK);
+        assert_int_equal(cache_attend(cache, s->q[l][first + needed], needed, n - needed, attended[0], NULL), TERSE_OK);
         if (out) memcpy(out + l * n * QS, attended, n * sizeof *attended);
-        cache_layer_end(cache);
+        assert_int_equal(cache_end_layer(cache, NULL), TERSE_OK);
     }
-    cache_step_end(cache);
+    assert_int_equal(cache_commit(cache, NULL), TERSE_OK);
 }
 
 /* ---- The definition */
@@ -197,7 +197,7 @@ static void tokens_one_by_one_are_those_of_the_definition(void **state) {
             assert_int_equal(report.kept, t + 1 < method.parameters.budget ? t + 1 : method.parameters.budget);
         }
         if (!(worst < (methods[m].codec ? 1e-2 : 3e-3))) fail_msg("%s: outputs differ by %g", methods[m].name, worst);
-        cache_free(cache);
+        cache_destroy(cache);
         free(s);
     }
 }
@@ -219,7 +219,7 @@ static void steps_choose_what_single_tokens_choose(void **state) {
                 for (size_t i = 0, first = 0; i < 4 && cuts[cut][i]; first += cuts[cut][i++])
                     read_tokens(cache, s, (enum cache_step_kind)kind, first, cuts[cut][i], NULL);
                 check_rows(cache);
-                cache_free(cache);
+                cache_destroy(cache);
                 free(s);
             }
         }
@@ -241,8 +241,8 @@ static void compare(const struct method *a, const struct method *b, double allow
         for (size_t i = 0; i < LAYERS * QS; i++) worst = fmax(worst, fabs((double)out[0][i] - (double)out[1][i]) / 400);
     }
     assert_true(worst <= allowed);
-    cache_free(one);
-    cache_free(two);
+    cache_destroy(one);
+    cache_destroy(two);
     free(s);
 }
 
@@ -269,7 +269,7 @@ static void a_reset_forgets(void **state) {
         define_token(s, &method.parameters, t);
     }
     check_rows(cache);
-    cache_free(cache);
+    cache_destroy(cache);
     free(s);
     free(other);
 }

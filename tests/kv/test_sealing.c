@@ -2,6 +2,7 @@
  * long the worker takes, and every token is read exactly once. */
 #include "support/cache_oracle.h"
 
+#include <omp.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -40,15 +41,15 @@ static struct cache *new_cache(struct method *method, uint32_t tail, bool ahead)
     slow = codec_q4_0;
     slow.encode = encode_slowly;
     method->key.codec = method->value.codec = &slow;
-    if (cache_new(&shape, method, &cache, &error)) fail_msg("%s", error.message);
-    cache_seal_ahead(cache, ahead);
+    if (cache_create(&shape, method, (uint32_t)omp_get_max_threads(), &cache, &error)) fail_msg("%s", error.message);
+    cache_set_seal_ahead(cache, ahead);
     return cache;
 }
 
 static void step(struct cache *cache, enum cache_step_kind kind, size_t n, uint32_t seed, float *out) {
     static float k[MOST * WIDTH], v[MOST * WIDTH];
     struct terse_error error;
-    if (cache_step_begin(cache, kind, n, &error)) fail_msg("%s", error.message);
+    if (cache_begin(cache, kind, n, &error)) fail_msg("%s", error.message);
     for (uint32_t layer = 0; layer < LAYERS; layer++) {
         float *rows[] = {k, v, out + layer * n * WIDTH};
         for (size_t r = 0; r < 3; r++)
@@ -56,12 +57,12 @@ static void step(struct cache *cache, enum cache_step_kind kind, size_t n, uint3
                 seed = seed * 1664525u + 1013904223u;
                 rows[r][i] = 3 * ((float)(seed >> 8) / (1 << 24) - 0.5f);
             }
-        cache_layer_begin(cache, layer, k, v);
-        if (cache_observes(cache, 0)) cache_layer_observe(cache, rows[2], 0, n);
-        cache_layer_attend(cache, rows[2], 0, n, rows[2]);
-        cache_layer_end(cache);
+        assert_int_equal(cache_append(cache, layer, k, v, NULL), TERSE_OK);
+        if (cache_queries_to_observe(cache, 0)) assert_int_equal(cache_observe(cache, rows[2], 0, n, NULL), TERSE_OK);
+        assert_int_equal(cache_attend(cache, rows[2], 0, n, rows[2], NULL), TERSE_OK);
+        assert_int_equal(cache_end_layer(cache, NULL), TERSE_OK);
     }
-    cache_step_end(cache);
+    assert_int_equal(cache_commit(cache, NULL), TERSE_OK);
 }
 
 static void outputs_do_not_depend_on_the_worker(void **state) {
@@ -92,8 +93,8 @@ static void outputs_do_not_depend_on_the_worker(void **state) {
             cache_reset(in_step);
             cache_reset(ahead);
         }
-        cache_free(in_step);
-        cache_free(ahead);
+        cache_destroy(in_step);
+        cache_destroy(ahead);
     }
     free(out[0]);
     free(out[1]);
@@ -117,7 +118,7 @@ static void the_step_that_seals_encodes_nothing(void **state) {
             nanosleep(&(struct timespec){0, 1000000}, NULL);
         assert_int_equal(atomic_load(&encodes) - before, expected);
     }
-    cache_free(cache);
+    cache_destroy(cache);
     free(out);
 }
 

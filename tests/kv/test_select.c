@@ -48,7 +48,7 @@ struct run {
 /* Keys have means of their own, as real ones do. */
 static struct run *run_new(const struct method *method) {
     struct run *r = calloc(1, sizeof *r);
-    assert_int_equal(cache_new(&shape, method, &r->cache, NULL), TERSE_OK);
+    assert_int_equal(cache_create(&shape, method, 2, &r->cache, NULL), TERSE_OK);
     for (size_t l = 0; l < LAYERS; l++)
         for (size_t t = 0; t < MOST; t++)
             for (size_t c = 0; c < KV; c++) {
@@ -59,24 +59,24 @@ static struct run *run_new(const struct method *method) {
 }
 
 static void run_free(struct run *r) {
-    cache_free(r->cache);
+    cache_destroy(r->cache);
     free(r);
 }
 
 static void run_step(struct run *r, enum cache_step_kind kind, size_t n) {
     static float k[MOST * KV], q[MOST * QS], out[MOST * QS];
     struct terse_error error;
-    if (cache_step_begin(r->cache, kind, n, &error)) fail_msg("%s", error.message);
+    if (cache_begin(r->cache, kind, n, &error)) fail_msg("%s", error.message);
     for (uint32_t l = 0; l < LAYERS; l++) {
         memcpy(k, r->k[l][r->length], n * KV * sizeof *k);
         for (size_t i = 0; i < n * QS; i++) q[i] = random_float();
-        cache_layer_begin(r->cache, l, k, r->v[l][r->length]);
-        cache_layer_attend(r->cache, q, 0, n, out);
+        assert_int_equal(cache_append(r->cache, l, k, r->v[l][r->length], NULL), TERSE_OK);
+        assert_int_equal(cache_attend(r->cache, q, 0, n, out, NULL), TERSE_OK);
         memcpy(r->q[l], q + (n - 1) * QS, sizeof r->q[l]);
         memcpy(r->out[l], out + (n - 1) * QS, sizeof r->out[l]);
-        cache_layer_end(r->cache);
+        assert_int_equal(cache_end_layer(r->cache, NULL), TERSE_OK);
     }
-    cache_step_end(r->cache);
+    assert_int_equal(cache_commit(r->cache, NULL), TERSE_OK);
     r->length += n;
 }
 
@@ -276,20 +276,20 @@ static void needles_are_found_where_keys_are_not_rotated(void **state) {
         for (size_t c = 0; c < HD; c++) v[NEEDLE * HD + c] = 1;
         float needle[HD];
         for (size_t c = 0; c < HD; c++) needle[c] = k[NEEDLE * HD + c];
-        assert_int_equal(cache_step_begin(o->cache, CACHE_STEP_PREFILL, 640, NULL), TERSE_OK);
-        cache_layer_begin(o->cache, 0, k, v);
-        cache_layer_attend(o->cache, q, 0, 640, out);
-        cache_layer_end(o->cache);
-        cache_step_end(o->cache);
+        assert_int_equal(cache_begin(o->cache, CACHE_STEP_PREFILL, 640, NULL), TERSE_OK);
+        assert_int_equal(cache_append(o->cache, 0, k, v, NULL), TERSE_OK);
+        assert_int_equal(cache_attend(o->cache, q, 0, 640, out, NULL), TERSE_OK);
+        assert_int_equal(cache_end_layer(o->cache, NULL), TERSE_OK);
+        assert_int_equal(cache_commit(o->cache, NULL), TERSE_OK);
         /* The query that meets the needle as if both stood in one place: turned from there to its own. */
         float cosine[HD / 2], sine[HD / 2];
         rope_angles(&o->rope, NEEDLE - 640, cosine, sine);
         memcpy(q, needle, sizeof needle);
         rope_rotate(&o->rope, cosine, sine, q, 1, 0);
         for (size_t c = 0; c < HD; c++) q[c] *= 4;
-        assert_int_equal(cache_step_begin(o->cache, CACHE_STEP_DECODE, 1, NULL), TERSE_OK);
-        cache_layer_begin(o->cache, 0, k + 640 * HD, v + 640 * HD);
-        cache_layer_attend(o->cache, q, 0, 1, out);
+        assert_int_equal(cache_begin(o->cache, CACHE_STEP_DECODE, 1, NULL), TERSE_OK);
+        assert_int_equal(cache_append(o->cache, 0, k + 640 * HD, v + 640 * HD, NULL), TERSE_OK);
+        assert_int_equal(cache_attend(o->cache, q, 0, 1, out, NULL), TERSE_OK);
         for (size_t c = 0; c < HD; c++) assert_true(out[c] > 0.5f);
         oracle_free(o);
     }
@@ -333,21 +333,24 @@ static void the_last_queries_vote(void **state) {
         struct method method = resolve(methods[m]);
         struct run *r = run_new(&method);
         struct cache *cache = r->cache;
-        assert_int_equal(cache_step_begin(cache, CACHE_STEP_PREFILL, N, NULL), TERSE_OK);
+        assert_int_equal(cache_begin(cache, CACHE_STEP_PREFILL, N, NULL), TERSE_OK);
         size_t sealed = cache->plan.sealed, wanted = cache->plan.anchors;
         for (uint32_t l = 0; l < LAYERS; l++) {
             memcpy(k, r->k[l][0], sizeof k);
             for (size_t i = 0; i < N * QS; i++) q[l][i] = 2 * random_float();
-            cache_layer_begin(cache, l, k, r->v[l][0]);
-            size_t needed = l ? N - 1 : 0, observed = cache_observes(cache, needed);
+            assert_int_equal(cache_append(cache, l, k, r->v[l][0], NULL), TERSE_OK);
+            size_t needed = l ? N - 1 : 0, observed = cache_queries_to_observe(cache, needed);
             assert_int_equal(observed, needed);
             for (size_t first = 0; first < observed; first += 200)
-                cache_layer_observe(cache, q[l] + first * QS, first, observed - first < 200 ? observed - first : 200);
+                assert_int_equal(
+                    cache_observe(cache, q[l] + first * QS, first, observed - first < 200 ? observed - first : 200, NULL),
+                    TERSE_OK);
             for (size_t first = needed; first < N; first += 130)
-                cache_layer_attend(cache, q[l] + first * QS, first, N - first < 130 ? N - first : 130, out);
-            cache_layer_end(cache);
+                assert_int_equal(cache_attend(cache, q[l] + first * QS, first, N - first < 130 ? N - first : 130, out, NULL),
+                                 TERSE_OK);
+            assert_int_equal(cache_end_layer(cache, NULL), TERSE_OK);
         }
-        cache_step_end(cache);
+        assert_int_equal(cache_commit(cache, NULL), TERSE_OK);
         assert_true(wanted > 0 && cache->anchors.count == wanted);
         for (uint32_t l = 0; l < LAYERS; l++)
             for (uint32_t head = 0; head < HEADS; head++) {

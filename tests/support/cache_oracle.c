@@ -5,6 +5,7 @@
 #include "base/half.h"
 
 #include <math.h>
+#include <omp.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -78,7 +79,7 @@ struct oracle *oracle_new(const struct oracle_setup *setup, size_t capacity) {
                                           .anchor_count = setup->anchor_count};
     if (method_resolve(&options, hd, &o->method, &error)) fail_msg("%s", error.message);
     if (o->method.codebook[0]) make_codebook(o);
-    if (cache_new(&o->shape, &o->method, &o->cache, &error)) fail_msg("%s", error.message);
+    if (cache_create(&o->shape, &o->method, (uint32_t)omp_get_max_threads(), &o->cache, &error)) fail_msg("%s", error.message);
     size_t floats = setup->layers * capacity * setup->kv_heads * hd;
     o->k = calloc(floats, sizeof *o->k);
     o->v = calloc(floats, sizeof *o->v);
@@ -86,7 +87,7 @@ struct oracle *oracle_new(const struct oracle_setup *setup, size_t capacity) {
 }
 
 void oracle_free(struct oracle *o) {
-    cache_free(o->cache);
+    cache_destroy(o->cache);
     terse_codebook_free(o->codebook);
     free(o->centroids[0]);
     free(o->centroids[1]);
@@ -470,20 +471,23 @@ static void run_layer(struct oracle *o, uint32_t layer, const struct move *move,
     for (size_t i = 0; i < n * k_width; i++) raw[i] = k[i] = oracle_random(o);
     for (size_t i = 0; i < n * k_width; i++) v_given[i] = v[i] = oracle_random(o);
     for (size_t i = 0; i < n * q_width; i++) q[i] = 2 * oracle_random(o);
-    cache_layer_begin(o->cache, layer, k, v_given);
+    assert_int_equal(cache_append(o->cache, layer, k, v_given, NULL), TERSE_OK);
     for (size_t i = 0; !unrotated(o) && i < n; i++) check_rotation(o, raw + i * k_width, k + i * k_width, move->before + i);
     memcpy(stored(o, o->k, layer, move->before), k, n * k_width * sizeof *k);
     /* Of a prefill in pieces nobody wants the first half's outputs, as in a model's last layer; where anchors are chosen it counts
      * all the same. */
-    size_t needed = move->kind == CACHE_STEP_PREFILL && piece ? n / 2 : 0, observed = cache_observes(o->cache, needed);
+    size_t needed = move->kind == CACHE_STEP_PREFILL && piece ? n / 2 : 0, observed = cache_queries_to_observe(o->cache, needed);
     assert_int_equal(observed, !move->anchors ? 0 : move->kind == CACHE_STEP_PAPER ? n : needed);
     for (size_t first = 0; first < observed; first += each)
-        cache_layer_observe(o->cache, q + first * q_width, first, observed - first < each ? observed - first : each);
+        assert_int_equal(
+            cache_observe(o->cache, q + first * q_width, first, observed - first < each ? observed - first : each, NULL), TERSE_OK);
     if (move->kind == CACHE_STEP_PAPER) settle(o, layer, raw, q, move);
     for (size_t first = needed; ask && first < n; first += each)
-        cache_layer_attend(o->cache, q + first * q_width, first, n - first < each ? n - first : each, out + first * q_width);
+        assert_int_equal(
+            cache_attend(o->cache, q + first * q_width, first, n - first < each ? n - first : each, out + first * q_width, NULL),
+            TERSE_OK);
     if (ask) compare(o, layer, q + needed * q_width, out + needed * q_width, move->before + needed, n - needed);
-    cache_layer_end(o->cache);
+    assert_int_equal(cache_end_layer(o->cache, NULL), TERSE_OK);
     if (move->kind != CACHE_STEP_PAPER) settle(o, layer, raw, q, move);
     free(raw);
     free(k);
@@ -497,9 +501,9 @@ static void run_step(struct oracle *o, enum cache_step_kind kind, size_t n, size
     struct move move = move_of(o, kind, n);
     assert_true(o->length + n <= o->capacity);
     assert_true(ask || !move.anchors); /* scores need queries */
-    if (cache_step_begin(o->cache, kind, n, &error)) fail_msg("%s", error.message);
+    if (cache_begin(o->cache, kind, n, &error)) fail_msg("%s", error.message);
     for (uint32_t layer = 0; layer < o->setup.layers; layer++) run_layer(o, layer, &move, piece, ask);
-    cache_step_end(o->cache);
+    assert_int_equal(cache_commit(o->cache, NULL), TERSE_OK);
     o->length += n;
     o->window = move.window;
     assert_int_equal(cache_length(o->cache), o->length);

@@ -127,8 +127,12 @@ static bool report(const struct forward *f, size_t done, size_t total) {
     return !p || !p->report || p->report(p->user, "prompt", done, total);
 }
 
-/* One layer for all n tokens; only those from `needed` on go past the keys and values. False: asked to stop. */
-static bool run_layer(const struct forward *f, uint32_t index, size_t n, size_t needed) {
+static enum terse_status interrupted(size_t n, struct terse_error *error) {
+    return status_fail(error, TERSE_E_INTERRUPTED, "interrupted while reading %zu tokens", n);
+}
+
+/* One layer for all n tokens; only those from `needed` on go past the keys and values. */
+static enum terse_status run_layer(const struct forward *f, uint32_t index, size_t n, size_t needed, struct terse_error *error) {
     const struct terse_model *m = f->model;
     const struct layer *layer = &m->layer[index];
     struct workspace *w = f->workspace;
@@ -138,22 +142,24 @@ static bool run_layer(const struct forward *f, uint32_t index, size_t n, size_t 
         size_t count = n - first < w->panel ? n - first : w->panel;
         project(f, layer, first, count, one_panel, w->k + first * kv_width, w->v + first * kv_width);
     }
-    cache_layer_begin(f->cache, index, w->k, w->v);
-    size_t observed = cache_observes(f->cache, needed);
+    enum terse_status status = cache_append(f->cache, index, w->k, w->v, error);
+    if (status) return status;
+    size_t observed = cache_queries_to_observe(f->cache, needed);
     for (size_t first = 0; first < observed; first += w->panel) {
         size_t count = observed - first < w->panel ? observed - first : w->panel;
         if (!one_panel) project(f, layer, first, count, true, NULL, NULL);
-        cache_layer_observe(f->cache, w->q, first, count);
+        if ((status = cache_observe(f->cache, w->q, first, count, error))) return status;
     }
     for (size_t first = needed; first < n; first += w->panel) {
         size_t count = n - first < w->panel ? n - first : w->panel;
-        if (!report(f, index * n + first, m->layers * n)) return false;
+        if (!report(f, index * n + first, m->layers * n)) return interrupted(n, error);
         if (!one_panel) project(f, layer, first, count, true, NULL, NULL);
-        cache_layer_attend(f->cache, one_panel ? w->q + first * q_width : w->q, first, count, w->out);
+        float *q = one_panel ? w->q + first * q_width : w->q;
+        if ((status = cache_attend(f->cache, q, first, count, w->out, error))) return status;
         finish_panel(f, layer, first, count);
     }
-    cache_layer_end(f->cache);
-    return report(f, (index + 1) * n, m->layers * n);
+    if ((status = cache_end_layer(f->cache, error))) return status;
+    return report(f, (index + 1) * n, m->layers * n) ? TERSE_OK : interrupted(n, error);
 }
 
 /* ---- Logits */
@@ -176,13 +182,12 @@ static enum terse_status run_step(const struct forward *f, const int32_t *tokens
     const struct terse_model *m = f->model;
     size_t needed = f->sink && f->sink->first < n ? f->sink->first : n - 1;
     uint64_t position = cache_length(f->cache);
-    enum terse_status status = cache_step_begin(f->cache, f->kind, n, error);
+    enum terse_status status = cache_begin(f->cache, f->kind, n, error);
     if (status) return status;
     embed_rows(m, tokens, n, position, f->workspace->hidden);
     for (uint32_t i = 0; i < m->layers; i++)
-        if (!run_layer(f, i, n, i + 1 == m->layers ? needed : 0))
-            return status_fail(error, TERSE_E_INTERRUPTED, "interrupted while reading %zu tokens", n);
-    cache_step_end(f->cache);
+        if ((status = run_layer(f, i, n, i + 1 == m->layers ? needed : 0, error))) return status;
+    if ((status = cache_commit(f->cache, error))) return status;
     run_output(f, n, needed);
     return TERSE_OK;
 }

@@ -8,10 +8,8 @@
  */
 #include "backend/cpu/kernels/kernels.h"
 #include "backend/cpu/kv/anchors.h"
-#include "backend/cpu/kv/exact.h"
 #include "backend/cpu/kv/segment.h"
 #include "backend/cpu/kv/select.h"
-#include "base/clock.h"
 #include "base/memory.h"
 #include "kv/partial.h"
 
@@ -309,9 +307,7 @@ float *attend_thread_scratch(const struct cache *cache) {
     return cache->scratch + shared + (size_t)omp_get_thread_num() * thread_floats(cache);
 }
 
-void cache_layer_attend(struct cache *cache, const float *q, size_t first, size_t count, float *out) {
-    double start = clock_now();
-    exact_observe(cache, q, first, count);
+void attend(struct cache *cache, const float *q, size_t first, size_t count, float *out) {
     if (select_active(cache)) {
         size_t width = cache->shape.query_heads * cache->shape.head_dim;
         for (size_t i = 0; i < count; i++) attend_decode(cache, q + i * width, first + i, 1, out + i * width);
@@ -319,6 +315,4 @@ void cache_layer_attend(struct cache *cache, const float *q, size_t first, size_
         attend_decode(cache, q, first, count, out);
     else
         attend_prefill(cache, q, first, count, out);
-    cache->counters.seconds += clock_now() - start;
-    cache->counters.bytes += select_active(cache) ? count * select_bytes(cache) : segment_bytes(cache);
 }

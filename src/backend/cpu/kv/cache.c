@@ -6,9 +6,10 @@
 #include "backend/cpu/kv/sealer.h"
 #include "backend/cpu/kv/segment.h"
 #include "backend/cpu/kv/select.h"
+#include "base/clock.h"
 #include "base/memory.h"
 
-#include <omp.h>
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -68,13 +69,14 @@ void cache_predict(const struct cache_shape *shape, const struct method *method,
 
 /* ---- Life */
 
-enum terse_status cache_new(const struct cache_shape *shape, const struct method *method, struct cache **cache,
-                            struct terse_error *error) {
+enum terse_status cache_create(const struct cache_shape *shape, const struct method *method, uint32_t threads, struct cache **cache,
+                               struct terse_error *error) {
     *cache = NULL;
     if (!shape->layers || !shape->kv_heads || !shape->query_heads || shape->query_heads % shape->kv_heads)
         return status_fail(error, TERSE_E_UNSUPPORTED,
                            "%u layers of %u query heads over %u KV heads: the query heads must be a multiple of the KV heads",
                            shape->layers, shape->query_heads, shape->kv_heads);
+    if (!threads) return status_fail(error, TERSE_E_ARGUMENT, "a cache without threads: give it 1 or more");
     uint32_t group = shape->query_heads / shape->kv_heads;
     enum terse_status status = method_check(method, shape->head_dim, group, error);
     if (status) return status;
@@ -89,6 +91,8 @@ enum terse_status cache_new(const struct cache_shape *shape, const struct method
     c->shape = *shape;
     c->method = *method;
     c->group = group;
+    c->threads = (int)threads;
+    c->layer = NO_LAYER;
     c->rotated = method->key.codec->rope == CODEC_ROPE_AFTER;
     c->key_bytes = sizes.key;
     c->value_bytes = sizes.value;
@@ -111,11 +115,11 @@ enum terse_status cache_new(const struct cache_shape *shape, const struct method
     *cache = c;
     return TERSE_OK;
 fail:
-    cache_free(c);
+    cache_destroy(c);
     return status;
 }
 
-void cache_free(struct cache *cache) {
+void cache_destroy(struct cache *cache) {
     if (!cache) return;
     sealer_free(cache->sealer);
     for (size_t i = 0; i < cache->n_page_sets; i++)
@@ -139,7 +143,7 @@ static void forget_ahead(struct cache *cache) {
     cache->ahead = 0;
 }
 
-void cache_seal_ahead(struct cache *cache, bool ahead) {
+void cache_set_seal_ahead(struct cache *cache, bool ahead) {
     forget_ahead(cache);
     cache->seal_in_step = !ahead;
 }
@@ -150,6 +154,8 @@ void cache_reset(struct cache *cache) {
     cache->anchors.count = 0;
     cache->fitted_ready = false;
     cache->prompt = 0;
+    cache->in_step = false;
+    cache->layer = NO_LAYER;
     forget_ahead(cache);
 }
 
@@ -197,7 +203,7 @@ static void post_ahead(struct cache *cache) {
     }
 }
 
-enum terse_status cache_step_begin(struct cache *cache, enum cache_step_kind kind, size_t n, struct terse_error *error) {
+enum terse_status cache_begin(struct cache *cache, enum cache_step_kind kind, size_t n, struct terse_error *error) {
     if (!n) return status_fail(error, TERSE_E_ARGUMENT, "no tokens: a step needs at least one");
     struct plan plan = plan_step(&cache->method, &cache->extent, kind, n);
     enum terse_status status;
@@ -216,14 +222,27 @@ enum terse_status cache_step_begin(struct cache *cache, enum cache_step_kind kin
     if ((status = exact_reserve(cache, n, error))) return status;
     cache->plan = plan;
     cache->sealed_first = kind == CACHE_STEP_PAPER;
-    cache->threads = omp_get_max_threads();
+    cache->layer = NO_LAYER;
+    cache->layers_ended = 0;
+    cache->in_step = false;
     if ((status = rotary_reserve(&cache->rotary, segment_bases(cache), error))) return status;
     segment_set_bases(cache);
-    return reserve_scratch(cache, error);
+    if ((status = reserve_scratch(cache, error))) return status;
+    cache->in_step = true;
+    return TERSE_OK;
 }
 
-void cache_layer_begin(struct cache *cache, uint32_t layer, float *k, const float *v) {
+/* Whether queries of new tokens [first, first + count) may be asked now. */
+static enum terse_status check_queries(const struct cache *cache, size_t first, size_t count, struct terse_error *error) {
+    if (cache->layer == NO_LAYER) return status_fail(error, TERSE_E_ARGUMENT, "queries of a layer without its keys and values");
+    if (first <= cache->plan.n && count <= cache->plan.n - first) return TERSE_OK;
+    return status_fail(error, TERSE_E_ARGUMENT, "queries %zu to %zu of a step of %zu tokens", first, first + count, cache->plan.n);
+}
+
+enum terse_status cache_append(struct cache *cache, uint32_t layer, float *k, const float *v, struct terse_error *error) {
     uint32_t heads = cache->shape.kv_heads, hd = cache->shape.head_dim;
+    if (!cache->in_step || layer < cache->layers_ended || layer >= cache->shape.layers)
+        return status_fail(error, TERSE_E_ARGUMENT, "layer %" PRIu32 " of %" PRIu32 " out of order", layer, cache->shape.layers);
     cache->layer = layer;
     cache->k = k;
     cache->v = v;
@@ -239,31 +258,56 @@ void cache_layer_begin(struct cache *cache, uint32_t layer, float *k, const floa
     anchors_begin_layer(cache);
     cache->sealed_first = cache->plan.kind == CACHE_STEP_PAPER && !cache->plan.anchors;
     if (cache->sealed_first) seal_layer(cache);
+    return TERSE_OK;
 }
 
-size_t cache_observes(const struct cache *cache, size_t needed) {
+size_t cache_queries_to_observe(const struct cache *cache, size_t needed) {
     if (exact_observes(cache)) return needed;
     if (!cache->plan.anchors) return 0;
     return cache->plan.kind == CACHE_STEP_PAPER ? cache->plan.n : needed; /* what attends in a prefill is scored as it does */
 }
 
-void cache_layer_observe(struct cache *cache, const float *q, size_t first, size_t count) {
+enum terse_status cache_observe(struct cache *cache, const float *q, size_t first, size_t count, struct terse_error *error) {
+    enum terse_status status = check_queries(cache, first, count, error);
+    if (status) return status;
     exact_observe(cache, q, first, count);
-    if (!anchors_listen(cache, first, count)) return;
+    if (!anchors_listen(cache, first, count)) return TERSE_OK;
     attend_prefill(cache, q, first, count, NULL);
-    if (cache->plan.kind != CACHE_STEP_PAPER || first + count < cache->plan.n) return;
+    if (cache->plan.kind != CACHE_STEP_PAPER || first + count < cache->plan.n) return TERSE_OK;
     seal_layer(cache);
     cache->sealed_first = true;
+    return TERSE_OK;
 }
 
-void cache_layer_end(struct cache *cache) {
+enum terse_status cache_attend(struct cache *cache, const float *q, size_t first, size_t count, float *out,
+                               struct terse_error *error) {
+    enum terse_status status = check_queries(cache, first, count, error);
+    if (status) return status;
+    double start = clock_now();
+    exact_observe(cache, q, first, count);
+    attend(cache, q, first, count, out);
+    cache->counters.seconds += clock_now() - start;
+    cache->counters.bytes += select_active(cache) ? count * select_bytes(cache) : segment_bytes(cache);
+    return TERSE_OK;
+}
+
+enum terse_status cache_end_layer(struct cache *cache, struct terse_error *error) {
+    if (cache->layer == NO_LAYER) return status_fail(error, TERSE_E_ARGUMENT, "the end of a layer without its keys and values");
     if (!cache->sealed_first) seal_layer(cache);
+    cache->layers_ended = cache->layer + 1;
+    cache->layer = NO_LAYER;
+    return TERSE_OK;
 }
 
-void cache_step_end(struct cache *cache) {
+enum terse_status cache_commit(struct cache *cache, struct terse_error *error) {
+    if (!cache->in_step || cache->layers_ended < cache->shape.layers)
+        return status_fail(error, TERSE_E_ARGUMENT, "the end of a step after %" PRIu32 " of %" PRIu32 " layers",
+                           cache->layers_ended, cache->shape.layers);
+    cache->in_step = false;
     seal_commit(cache);
     if (cache->plan.kind != CACHE_STEP_DECODE) cache->prompt = cache->extent.length;
     post_ahead(cache);
+    return TERSE_OK;
 }
 
 void cache_counters(struct cache *cache, struct cache_counters *counters, bool clear) {

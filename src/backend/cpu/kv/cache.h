@@ -5,15 +5,15 @@
  *
  * One step of n new tokens goes:
  *
- *     cache_step_begin(cache, n)                          the only call that allocates and can fail
- *     for each layer:
- *         cache_layer_begin(cache, layer, k, v)           k, v [n][Hk][hd] before rotation
- *         cache_layer_observe(cache, q, first, count)     the first cache_observes(...) queries, in order, before any attends
- *         cache_layer_attend(cache, q, first, count, out) any number of times, until every query was asked
- *         cache_layer_end(cache)                          appends to the window, seals full blocks, evicts
- *     cache_step_end(cache)
+ *     cache_begin(cache, n)                            the only call that allocates
+ *     for each layer, in order:
+ *         cache_append(cache, layer, k, v)             k, v [n][Hk][hd] before rotation
+ *         cache_observe(cache, q, first, count)        the first cache_queries_to_observe(...) queries, in order, before any attends
+ *         cache_attend(cache, q, first, count, out)    any number of times, until every query was asked
+ *         cache_end_layer(cache)                       appends to the window, seals full pages, evicts
+ *     cache_commit(cache)
  *
- * A step that is not taken to its end is given up by beginning another as long as no cache_layer_end was reached, and by cache_reset
+ * A step that is not taken to its end is given up by beginning another as long as no cache_end_layer was reached, and by cache_reset
  * after that.
  *
  * The new tokens are exact among themselves (causally) and reach earlier ones through the cache. The cache rotates: it alone knows
@@ -26,7 +26,7 @@
  * While decoding, a worker thread encodes the window's full blocks ahead of the step that seals them (backend/cpu/kv/sealer.h), into memory that
  * is allocated by then.
  *
- * Memory of keys and values grows in cache_step_begin by what the step seals; a step that seals less than a 32nd of the cache may
+ * Memory of keys and values grows in cache_begin by what the step seals; a step that seals less than a 32nd of the cache may
  * allocate that much, 16 blocks at most. Scratch of the attention (a few MB per thread) and rotation tables hold no keys and values
  * and are not part of reports.
  *
@@ -62,34 +62,35 @@ enum cache_step_kind {
 
 struct cache;
 
-enum terse_status cache_new(const struct cache_shape *shape, const struct method *method, struct cache **cache,
-                            struct terse_error *error);
-void cache_free(struct cache *cache);
+enum terse_status cache_create(const struct cache_shape *shape, const struct method *method, uint32_t threads, struct cache **cache,
+                               struct terse_error *error);
+void cache_destroy(struct cache *cache);
 /* Forgets all tokens; keeps the memory of the pool for the next sequence. */
 void cache_reset(struct cache *cache);
 
 /* Tokens seen. */
 uint64_t cache_length(const struct cache *cache);
 
-/* Reserves everything that a step of n >= 1 tokens needs: when this succeeds nothing else in the step can fail. The step's work is
- * split over as many threads as OpenMP would use now. */
-enum terse_status cache_step_begin(struct cache *cache, enum cache_step_kind kind, size_t n, struct terse_error *error);
+/* Reserves everything that a step of n >= 1 tokens needs: once this has succeeded, the calls below fail only when they are made out
+ * of order (TERSE_E_ARGUMENT), and have then changed nothing. */
+enum terse_status cache_begin(struct cache *cache, enum cache_step_kind kind, size_t n, struct terse_error *error);
 /* k, v [n][Hk][hd], keys before rotation. k is rotated in place where the method stores rotated keys; both must stay until
- * cache_layer_end. */
-void cache_layer_begin(struct cache *cache, uint32_t layer, float *k, const float *v);
+ * cache_end_layer. */
+enum terse_status cache_append(struct cache *cache, uint32_t layer, float *k, const float *v, struct terse_error *error);
 /* q[count][Hq][hd] of the new tokens first..first+count-1, before rotation; out[count][Hq][hd], which may be q. */
-void cache_layer_attend(struct cache *cache, const float *q, size_t first, size_t count, float *out);
-/* How many of a layer's queries, from the first on, must be shown to cache_layer_observe before others attend, when the first `needed` of
+enum terse_status cache_attend(struct cache *cache, const float *q, size_t first, size_t count, float *out,
+                               struct terse_error *error);
+/* How many of a layer's queries, from the first on, must be shown to cache_observe before others attend, when the first `needed` of
  * them will not attend since nobody wants their outputs: where the policy chooses exact tokens by their attention all queries count. */
-size_t cache_observes(const struct cache *cache, size_t needed);
-/* q as in cache_layer_attend, in order from first 0 on, each new token once. */
-void cache_layer_observe(struct cache *cache, const float *q, size_t first, size_t count);
-void cache_layer_end(struct cache *cache);
-void cache_step_end(struct cache *cache);
+size_t cache_queries_to_observe(const struct cache *cache, size_t needed);
+/* q as in cache_attend, in order from first 0 on, each new token once. */
+enum terse_status cache_observe(struct cache *cache, const float *q, size_t first, size_t count, struct terse_error *error);
+enum terse_status cache_end_layer(struct cache *cache, struct terse_error *error);
+enum terse_status cache_commit(struct cache *cache, struct terse_error *error);
 
 /* Whether blocks are encoded ahead by a worker as decoding goes on (the default, where the window is long enough) or in the step that
  * seals them, which waits for it: for measuring the difference. The results are the same. */
-void cache_seal_ahead(struct cache *cache, bool ahead);
+void cache_set_seal_ahead(struct cache *cache, bool ahead);
 
 /* Appends n tokens of normally distributed keys and values, sealed as the method would: for benchmarks at depth. In an empty cache that
  * evicts nothing one layer is sealed and the others become its copies, and in a long one without anchors blocks repeat: what is read
@@ -102,7 +103,7 @@ void cache_report(const struct cache *cache, struct terse_cache_report *report);
 void cache_predict(const struct cache_shape *shape, const struct method *method, uint64_t tokens,
                    struct terse_cache_report *report);
 
-/* Seconds spent in cache_layer_attend and bytes of stored keys and values that it read, since the last clear. */
+/* Seconds spent in cache_attend and bytes of stored keys and values that it read, since the last clear. */
 struct cache_counters {
     double seconds;
     uint64_t bytes;

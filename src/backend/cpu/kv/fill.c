@@ -82,17 +82,18 @@ static enum terse_status fill_chunks(struct cache *cache, size_t n, size_t chunk
         size_t count = n - first < chunk ? n - first : chunk;
         /* A number of anchors is that of a prompt: the last step stands for it. */
         bool part = cache->method.parameters.anchor_count && first + count < n;
-        enum terse_status status = cache_step_begin(cache, part ? CACHE_STEP_CHUNK : CACHE_STEP_PREFILL, count, error);
+        enum terse_status status = cache_begin(cache, part ? CACHE_STEP_CHUNK : CACHE_STEP_PREFILL, count, error);
         if (status) return status;
         bool repeat = alike && may_repeat(cache, n - first - count);
         if (repeat) repeat_pages(cache);
         for (uint32_t layer = 0; !repeat && layer < (alike ? 1 : cache->shape.layers); layer++) {
             fill_rows(cache, normals, count, &seed, k);
             fill_rows(cache, normals, count, &seed, v);
-            cache_layer_begin(cache, layer, k, v);
-            cache_layer_end(cache);
+            if ((status = cache_append(cache, layer, k, v, error))) return status;
+            if ((status = cache_end_layer(cache, error))) return status;
         }
-        cache_step_end(cache);
+        cache->layers_ended = cache->shape.layers; /* the others will be copies */
+        if ((status = cache_commit(cache, error))) return status;
     }
     return TERSE_OK;
 }

@@ -12,6 +12,8 @@
 #include "backend/cpu/kv/rotary.h"
 #include "kv/plan.h"
 
+#define NO_LAYER UINT32_MAX
+
 struct set {
     uint8_t *chunk;
     uint32_t of, index; /* the chunk's spans, and which of them this is; the one with index 0 owns the chunk */
@@ -73,13 +75,15 @@ struct cache {
     float *logits;   /* exact.h's, where the policy has `leave` */
     struct anchors anchors;
     struct sealer *sealer; /* made when it is first needed */
-    bool seal_in_step;     /* cache_seal_ahead(cache, false) */
+    bool seal_in_step;     /* cache_set_seal_ahead(cache, false) */
     size_t ahead;          /* the first so many window blocks are or will be encoded in the spans after the sealed ones */
 
     /* The step in progress. */
     struct plan plan;
-    bool sealed_first; /* its new tokens are read from their blocks: CACHE_STEP_PAPER, once they lie there */
-    uint32_t layer;
+    bool sealed_first;     /* its new tokens are read from their blocks: CACHE_STEP_PAPER, once they lie there */
+    bool in_step;          /* between cache_begin and cache_commit */
+    uint32_t layer;        /* whose keys and values were appended; NO_LAYER: none */
+    uint32_t layers_ended; /* of this step */
     float *k;              /* [n][Hk][hd], rotated when `turned` */
     const float *v;        /* [n][Hk][hd] */
     const float *new_keys; /* [n][Hk][hd], turned as queries are: k or attend_new_keys; or NULL */
@@ -147,7 +151,10 @@ void seal_layer(struct cache *cache);
 /* Makes the plan's end the state of the cache. */
 void seal_commit(struct cache *cache);
 
-/* ---- attend.c */
+/* ---- attend_decode.c */
+
+/* The outputs of the step's new tokens [first, first + count) in the layer in hand. */
+void attend(struct cache *cache, const float *q, size_t first, size_t count, float *out);
 
 /* Floats of scratch that the step's attention and sealing need for `threads` threads. */
 size_t attend_scratch(const struct cache *cache);
