@@ -1,4 +1,4 @@
-/* Maps a whole regular file. What is in it is others' business. */
+/* Maps a whole regular file into memory; readers such as gguf check its contents. */
 #include "base/mapped_file.h"
 
 #include <errno.h>

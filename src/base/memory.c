@@ -9,10 +9,10 @@
 #define HUGE_PAGE ((size_t)2 << 20)
 #define HUGE_LEAST (2 * HUGE_PAGE)
 
-/* A cache is read in pieces that lie far apart, and the processor knows the whereabouts of few pages at once. */
+/* A cache is read in pieces that lie far apart, and the processor's TLB holds few of the system's pages. */
 static void advise_huge_pages(void *memory, size_t bytes) {
 #ifdef MADV_HUGEPAGE
-    madvise(memory, bytes / HUGE_PAGE * HUGE_PAGE, MADV_HUGEPAGE); /* a refusal costs time alone */
+    madvise(memory, bytes / HUGE_PAGE * HUGE_PAGE, MADV_HUGEPAGE); /* a refusal costs only time */
 #else
     (void)memory, (void)bytes;
 #endif

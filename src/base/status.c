@@ -43,8 +43,8 @@ void status_name_file(struct terse_error *error, const char *name) {
     size_t length = strlen(shown);
     if (strncmp(error->message, shown, length) == 0 && error->message[length] == ':') return;
     memcpy(message, error->message, sizeof message);
-    int room = (int)(sizeof message - 1 - length - 2);
-    snprintf(error->message, sizeof error->message, "%s: %.*s", shown, room, message);
+    int space = (int)(sizeof message - 1 - length - 2);
+    snprintf(error->message, sizeof error->message, "%s: %.*s", shown, space, message);
 }
 
 const char *terse_status_name(enum terse_status status) {

@@ -1,4 +1,4 @@
-/* Printable characters and lines of text that end in time. */
+/* Printable characters, and lines of text cut to fit a buffer. */
 #include "base/text.h"
 
 #include <stdio.h>
@@ -68,8 +68,8 @@ void text_line_string(struct text_line *line, const char *data, uint64_t size, b
 size_t text_line_end(struct text_line *line) {
     if (line->capacity == 0) return 0;
     if (line->cut) {
-        size_t room = line->capacity - 1 - line->mark;
-        size_t dots = room < 3 ? room : 3;
+        size_t space = line->capacity - 1 - line->mark;
+        size_t dots = space < 3 ? space : 3;
         memcpy(line->buffer + line->mark, "...", dots);
         line->length = line->mark + dots;
     }

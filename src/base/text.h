@@ -17,7 +17,7 @@ bool text_is_printable(const char *data, uint64_t size);
 struct text_line {
     char *buffer;
     size_t capacity, length;
-    size_t mark; /* the last place between characters that leaves room for "..." */
+    size_t mark; /* the last place between characters that leaves space for "..." */
     bool cut;
 };
 struct text_line text_line_begin(char *buffer, size_t capacity);

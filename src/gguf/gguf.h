@@ -87,7 +87,7 @@ const struct gguf_tensor *gguf_find_tensor(const struct gguf *gguf, const char *
 const char *gguf_name(const struct gguf *gguf);
 
 /* Metadata by key. The getters convert between number types where the value fits (for u64: between integers). When the key is
- * missing they leave *value alone and set *found to false, or, when `found` is NULL, fail with TERSE_E_FORMAT; a value of the wrong
+ * missing they leave *value unchanged and set *found to false, or, when `found` is NULL, fail with TERSE_E_FORMAT; a value of the wrong
  * type or range (for f32 and f64: not finite) fails with TERSE_E_FORMAT naming key and offset. */
 bool gguf_has(const struct gguf *gguf, const char *key);
 enum terse_status gguf_get_u32(const struct gguf *gguf, const char *key, uint32_t *value, bool *found, struct terse_error *error);

@@ -236,7 +236,7 @@ static bool place_tensor(struct reader *reader, struct gguf_tensor *tensor, uint
 
 /* ---- Tables ------------------------------------------------------------------------------------------------------------- */
 
-/* Makes room for item n of at most `limit`: the table doubles as it fills, so that a false count costs nothing. */
+/* Grows the table to hold item n of at most `limit`. It doubles as it fills, so that a file with a false count cannot make it large. */
 static bool grow(struct reader *reader, void **table, uint64_t n, uint64_t *capacity, uint64_t limit, size_t size) {
     if (n < *capacity) return true;
     uint64_t wanted = *capacity ? *capacity * 2 : 64;

@@ -113,7 +113,7 @@ void gguf_writer_align(struct gguf_writer *writer, uint32_t alignment) {
 
 static uint64_t alignment_of(const struct gguf_writer *writer) { return writer->alignment ? writer->alignment : 32; }
 
-/* Makes room for one more: the table is full at every power of 2. */
+/* Grows the table for one more tensor: it is full at every power of 2. */
 static bool grow_tensors(struct gguf_writer *writer) {
     uint64_t n = writer->n_tensors;
     if (n & (n - 1)) return true;
@@ -214,7 +214,7 @@ void *gguf_writer_build(const struct gguf_writer *writer, size_t *size) {
 
 static bool put(FILE *file, const void *data, size_t size) { return size == 0 || fwrite(data, 1, size, file) == size; }
 
-/* One tensor and its padding. `piece` has room for `piece_bytes`. */
+/* One tensor and its padding. `piece` holds `piece_bytes`. */
 static enum terse_status write_tensor(const struct gguf_writer *writer, uint64_t i, FILE *file,
                                       const struct gguf_writer_source *source, uint8_t *piece, size_t piece_bytes,
                                       const struct terse_progress *progress) {

@@ -26,7 +26,7 @@ struct norm {
 };
 
 /* What a feed-forward layer does with its inner activations. SwiGLU has two matrices before it and multiplies: silu(gate) up
- * (Shazeer 2020); the others have `up` alone. GELU(x) = x P(N(0, 1) <= x), exactly or as approximated by Hendrycks and Gimpel
+ * (Shazeer 2020); the others have only `up`. GELU(x) = x P(N(0, 1) <= x), exactly or as approximated by Hendrycks and Gimpel
  * (2016): backend/cpu/gelu.h. */
 enum activation { ACTIVATION_SWIGLU, ACTIVATION_GELU_TANH, ACTIVATION_GELU };
 

@@ -1,8 +1,8 @@
-/* Rotary position embedding of one head: which channels pair up, how fast each pair turns.
+/* Rotary position embedding of one head: which channels pair up, how fast each pair rotates.
  *
  * View a head as n_rot/2 complex numbers. Rotation at position t multiplies pair i by exp(j t frequency[i]); it is relative:
- * <R(p) q, R(t) k> depends on p - t alone. So a reader may move the query instead of the key, and a block of keys may be rotated
- * by its offset within the block only. Channels past n_rot pass through.
+ * <R(p) q, R(t) k> depends only on p - t. So a reader may rotate the query instead of the key, and the keys of a page may be
+ * rotated by their offsets within the page only. Channels past n_rot pass through.
  * The model builds this from its metadata (model/rope_scaling.c); here it is only applied.
  * Source: Su et al. 2021 (RoFormer), eq. 34; pairings as in GGUF: llama adjacent, qwen half-split.
  */
@@ -28,8 +28,8 @@ struct rope {
  * may be negative (the inverse rotation). The magnitude is not in them. */
 void rope_angles(const struct rope *rope, int64_t position, float *cosine, float *sine);
 
-/* Rotates rows[n][stride], a head each, in place; all by the same angles. Multiplies by the magnitude whichever way it turns: to
- * turn rotated rows further or back, pass a rope whose magnitude is 1. */
+/* Rotates rows[n][stride], a head each, in place; all by the same angles. Multiplies by the magnitude for either direction: to
+ * rotate rotated rows further or back, pass a rope whose magnitude is 1. */
 void rope_rotate(const struct rope *rope, const float *cosine, const float *sine, float *rows, uint32_t n, uint32_t stride);
 
 #endif

@@ -67,15 +67,15 @@ static enum terse_status read_scaling(const struct gguf *gguf, const char *prefi
     return TERSE_OK;
 }
 
-/* The pair (a real number) that makes `turns` turns within the original context. */
-static double pair_of_turns(const struct scaling *s, uint32_t n_rot, double turns) {
-    return n_rot * log(s->original_context / (turns * 2 * M_PI)) / (2 * log((double)s->base));
+/* The pair (a real number) that makes `cycles` full rotations within the original context. */
+static double pair_of_cycles(const struct scaling *s, uint32_t n_rot, double cycles) {
+    return n_rot * log(s->original_context / (cycles * 2 * M_PI)) / (2 * log((double)s->base));
 }
 
 /* 1 for fast pairs, which keep their frequency; 0 for slow ones, which are interpolated. */
 static double yarn_keep(const struct scaling *s, uint32_t n_rot, uint32_t pair) {
-    double low = fmax(0, floor(pair_of_turns(s, n_rot, s->beta_fast)));
-    double high = fmin(n_rot - 1, ceil(pair_of_turns(s, n_rot, s->beta_slow)));
+    double low = fmax(0, floor(pair_of_cycles(s, n_rot, s->beta_fast)));
+    double high = fmin(n_rot - 1, ceil(pair_of_cycles(s, n_rot, s->beta_slow)));
     double ramp = (pair - low) / fmax(0.001, high - low);
     return (1 - fmin(1, fmax(0, ramp))) * s->extrapolation;
 }

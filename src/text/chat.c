@@ -13,7 +13,8 @@
 
 enum trim { TRIM_NONE = 0, TRIM_USER = 1, TRIM_REPLY = 2 };
 
-/* Either every message has a header with its role, or user and assistant take turns. BOS stands before the first message. */
+/* Either every message has a header with its role, or a turn is a message of the user and the assistant's reply. BOS stands before the
+ * first message. */
 struct format {
     const char *name;
     unsigned trim; /* enum trim: white space at both ends of what is taken off */
@@ -230,7 +231,7 @@ static enum terse_status check_turns(const struct format *f, const struct terse_
     for (size_t i = begin; i < n || i == begin; i++)
         if (i == n || !is_role(&messages[i], (i - begin) % 2 ? "assistant" : "user"))
             return status_fail(error, TERSE_E_ARGUMENT,
-                               "message %zu: the format %s wants at most one system message, then user and assistant in turn",
+                               "message %zu: the format %s wants at most one system message, then user and assistant alternating",
                                i + 1, f->name);
     return TERSE_OK;
 }

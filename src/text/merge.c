@@ -20,7 +20,7 @@ void merger_destroy(struct merger *m) {
     *m = (struct merger){0};
 }
 
-/* The array with room for `wanted` elements; NULL when memory is refused, and then the old one stays as it is. */
+/* The array, grown to hold `wanted` elements; NULL when memory is refused, and then the old one stays as it is. */
 static void *reserve(void *array, size_t *capacity, size_t wanted, size_t element) {
     if (wanted <= *capacity) return array;
     size_t grown = *capacity + *capacity / 2 > wanted ? *capacity + *capacity / 2 : wanted;
@@ -76,7 +76,7 @@ struct run {
     const char *text;
 };
 
-/* Considers the symbol at `left` and the one after it. There is room in the heap. */
+/* Considers the symbol at `left` and the one after it. The heap has space for it. */
 static void consider(const struct run *r, uint32_t left) {
     const struct symbol *a = &r->merger->symbols[left];
     if (a->next == MERGE_END) return;

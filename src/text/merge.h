@@ -34,7 +34,7 @@ struct merger {
 };
 void merger_destroy(struct merger *merger);
 
-/* Forgets the last word and makes room for n > 0 symbols. */
+/* Discards the last word and allocates for n > 0 symbols. */
 enum terse_status merger_begin(struct merger *merger, size_t n, struct terse_error *error);
 /* Appends the next symbol of the word. */
 void merger_add(struct merger *merger, uint32_t start, uint32_t size, int32_t token);

@@ -100,7 +100,7 @@ enum terse_status tokenizer_encode(const struct tokenizer *t, const char *text, 
     enum terse_status status = encode(&e, text, n_bytes, flags);
     if (!status) *n_tokens = e.n_tokens;
     if (!status && e.n_tokens > capacity)
-        status = status_fail(error, TERSE_E_ARGUMENT, "%zu tokens do not fit in %zu: make room for them", e.n_tokens, capacity);
+        status = status_fail(error, TERSE_E_ARGUMENT, "%zu tokens do not fit in %zu: pass a larger array", e.n_tokens, capacity);
     if (!status && e.n_tokens) memcpy(tokens, e.tokens, e.n_tokens * sizeof *tokens);
     merger_destroy(&e.merger);
     free(e.scratch);

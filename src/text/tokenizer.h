@@ -1,4 +1,4 @@
-/* Text to tokens and back, from a GGUF file's tokenizer.ggml.* metadata alone.
+/* Text to tokens and back, from nothing but a GGUF file's tokenizer.ggml.* metadata.
  *
  * Two kinds: byte-level BPE (tokenizer.ggml.model = gpt2; the text is first cut into words by the expression that tokenizer.ggml.pre
  * names, see pretokenize.h) and SentencePiece-style BPE by scores with byte fallback (= llama). Immutable after creation, shared

@@ -26,7 +26,7 @@ size_t spm_bytes(struct gguf_string text, char *bytes) {
 
 /* ---- Loading ------------------------------------------------------------------------------------------------------------- */
 
-/* A number that is the smaller, the higher the score: the bits of a float in order of its value, turned round. */
+/* The priority of a score: a smaller number for a higher score. The bits of a float are put in order of its value and inverted. */
 static uint32_t priority_of(float score) {
     uint32_t bits;
     score += 0.0f; /* makes -0 equal to 0 */

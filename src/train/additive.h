@@ -40,7 +40,7 @@ enum terse_status additive_fit(const struct additive_points *points, size_t chan
                                const struct additive_options *options, float *C, double *errors, struct additive_result *result,
                                struct terse_error *error);
 
-/* The least squares alone, for tests: normal[n][n] = S^T W S, whose lower half is read and lost, and C[n][d], which holds the last rows
+/* The least squares, declared for tests: normal[n][n] = S^T W S, whose lower half is read and lost, and C[n][d], which holds the last rows
  * and gets the new ones, from right[n][d] = S^T W X, which is lost. */
 void additive_solve(size_t n, size_t d, double *normal, double *right, double ridge, float *C);
 

@@ -1,8 +1,8 @@
-/* The backward pass. Owns the order of the work and its memory; the gradients of single operations are in backward_ops.c, those of
- * attention in backward_attention.c.
+/* The backward pass: the order of the work and its memory. The gradients of single operations are in backward_ops.c, those of attention
+ * in backward_attention.c.
  *
- * One sweep forward, then back layer by layer. What is wide (feed-forward, logits) passes in panels of tokens; queries, keys and
- * values of a layer exist for the whole window. Without gradients there is the sweep forward alone, each layer in the place of the
+ * One sweep forward, then back layer by layer. Wide rows (feed-forward, logits) are computed in panels of tokens; queries, keys and
+ * values of a layer exist for the whole window. Without gradients there is only the forward sweep, each layer in the memory of the
  * one before, as far as the keys and values of the last.
  */
 #include "train/backward.h"
@@ -26,7 +26,7 @@
 #define LOGIT_BYTES ((size_t)32 << 20) /* of a panel of logits, unless that were fewer tokens than */
 #define LOGIT_TOKENS 64
 /* Of rows that stay to save the backward sweep the products that make them again, a seventh of all work: so many layers as fit.
- * What fits depends on shapes alone, and changes no bit of the results. */
+ * What fits depends only on shapes, and changes no bit of the results. */
 #define STAYING_BYTES ((size_t)512 << 20)
 
 /* What a layer's backward sweep wants of its forward sweep. Of the last layers it stays, of the others it is made again. */
@@ -140,7 +140,7 @@ static void release(struct backward *b) {
 static enum terse_status allocate(struct backward *b, struct terse_error *error) {
     const struct terse_model *m = b->model;
     size_t n = b->tokens, panel = smaller(n, PANEL_TOKENS), pairs = m->rope.n_rot / 2;
-    /* What the backward sweep alone needs */
+    /* What only the backward sweep needs */
     size_t kept = b->gradients ? m->layers : 1, back = b->gradients ? n : 0, back_panel = b->gradients ? panel : 0;
     bool others = b->staying < m->layers;
     size_t rows = (b->staying + others) * n, panel_rows = b->staying * n + (others ? panel : 0);
@@ -203,7 +203,7 @@ enum terse_status backward_new(const struct terse_model *model, size_t tokens, b
     b->staying = gradients ? count_staying(model, tokens) : 0;
     enum terse_status status = gemm_prepare(error);
     if (!status) status = allocate(b, error);
-    if (status && b->staying) { /* it goes without, slower */
+    if (status && b->staying) { /* without the rows that stay it is slower, but works */
         release(b);
         b->staying = 0;
         status = allocate(b, error);
@@ -266,11 +266,11 @@ static void project(struct backward *b, uint32_t index, size_t n) {
     float *q = raw_queries(m) ? rows.raw_q : rows.q, *k = raw_keys(m) ? rows.raw_k : rows.k;
     for (size_t first = 0; first < n; first += PANEL_TOKENS) {
         size_t count = smaller(PANEL_TOKENS, n - first);
-        const struct product products[] = {
+        const struct product ops[] = {
             {&layer->q, q + first * q_width(m)}, {&layer->k, k + first * kv_width(m)}, {&layer->v, rows.v + first * kv_width(m)}};
         norm_rows(&layer->attention_norm, hidden + first * m->width, b->normed, count, m->width);
-        linear(products, 3, b->normed, count, b->scratch);
-        for (size_t i = 0; i < 3 && m->clamp > 0; i++) clamp_rows(products[i].out, m->clamp, count, products[i].w->rows);
+        linear(ops, 3, b->normed, count, b->scratch);
+        for (size_t i = 0; i < 3 && m->clamp > 0; i++) clamp_rows(ops[i].out, m->clamp, count, ops[i].w->rows);
     }
     after_projection(&layer->q_norm, q, rows.q, n * m->query_heads, m->head_dim);
     after_projection(&layer->k_norm, k, rows.k, n * m->kv_heads, m->head_dim);
@@ -289,10 +289,10 @@ static void add_attention(struct backward *b, uint32_t index, size_t first, size
 
 /* The inner activations of a panel's feed-forward layer, before their function. */
 static void feed(struct backward *b, const struct layer *layer, const struct rows *rows, const float *state, size_t count) {
-    struct product products[2];
-    size_t n = feed_forward_ops(layer, rows->inner, rows->factor, products);
+    struct product ops[2];
+    size_t n = feed_forward_ops(layer, rows->inner, rows->factor, ops);
     norm_rows(&layer->feed_forward_norm, state, b->normed, count, b->model->width);
-    linear(products, n, b->normed, count, b->scratch);
+    linear(ops, n, b->normed, count, b->scratch);
 }
 
 /* From the layer's queries, keys and values on. */
@@ -352,9 +352,9 @@ static void feed_backward(struct backward *b, uint32_t index, size_t n) {
         }
         linear_backward(&layer->down, d, count, false, b->d_inner, b->scratch);
         activation_backward(m->architecture->activation, rows.inner, rows.factor, b->d_inner, count, m->feed_forward);
-        struct product products[2];
-        size_t n_ops = feed_forward_ops(layer, rows.inner, rows.factor, products);
-        for (size_t i = 0; i < n_ops; i++) linear_backward(products[i].w, products[i].out, count, i > 0, b->normed, b->scratch);
+        struct product ops[2];
+        size_t n_ops = feed_forward_ops(layer, rows.inner, rows.factor, ops);
+        for (size_t i = 0; i < n_ops; i++) linear_backward(ops[i].w, ops[i].out, count, i > 0, b->normed, b->scratch);
         norm_backward(&layer->feed_forward_norm, rows.state, b->normed, count, m->width);
         add_rows(d, b->normed, count, m->width);
         linear_backward(&layer->o, d, count, false, b->d_attended + first * q_width(m), b->scratch);

@@ -1,4 +1,4 @@
-/* The backward pass: the next-token loss of one window, and what it has to say about every key and value.
+/* The backward pass: the next-token loss of one window and its gradients with respect to every key and value.
  *
  * A window's tokens run through the model exactly, in fp32 with full causal attention and no cache. Its loss is the mean over
  * positions 0 to n - 2 of the cross entropy, in nats, against the next token. Weights get no gradients.
@@ -29,21 +29,21 @@ struct backward_sink {
 
 struct backward;
 
-/* Memory for windows of up to `tokens` >= 2 tokens; without `gradients`, for keys and values alone, which take a third of the time.
+/* Memory for windows of up to `tokens` >= 2 tokens; without `gradients`, only keys and values are made, in a third of the time.
  * The calling thread's number of OpenMP threads (omp_get_max_threads) is what later calls will use, and must not have grown by
  * then. */
 enum terse_status backward_new(const struct terse_model *model, size_t tokens, bool gradients, struct backward **backward,
                                struct terse_error *error);
 void backward_free(struct backward *backward);
 
-/* From now on the loss is that of labels drawn from the model's own predictions, not of the text's next tokens: the expectation of
+/* From this call on the loss is that of labels drawn from the model's own predictions, not of the text's next tokens: the expectation of
  * its squared gradient is the Fisher information, which says how far an error moves the predictions whatever the text says
  * (Kunstner, Balles and Hennig 2019). The seed and a position decide on its label. */
 void backward_draw_labels(struct backward *backward, uint64_t seed);
 
 /* One window of n >= 2 tokens: every layer to the sink, and its loss (without gradients not written, and may be NULL). `progress`
- * may be NULL; stopped by it (TERSE_E_INTERRUPTED, some layers may have been delivered) or refused, the object is fit for another
- * window. One window at a time. The number of threads changes no bit of the rows. */
+ * may be NULL; after an interrupt (TERSE_E_INTERRUPTED, some layers may have been delivered) or another failure the object can
+ * run another window. One window at a time. The number of threads changes no bit of the rows. */
 enum terse_status backward_run(struct backward *backward, const int32_t *tokens, size_t n, const struct backward_sink *sink,
                                const struct terse_progress *progress, double *loss, struct terse_error *error);
 

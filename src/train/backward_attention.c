@@ -1,4 +1,4 @@
-/* Attention of a window and its gradients. Owns the tiling; leaves products to the GEMM library, exponentials to the kernels. */
+/* Attention of a window and its gradients, in tiles. The GEMM library computes products, the vector kernels exponentials. */
 #include "train/backward_attention.h"
 
 #include "backend/cpu/gemm.h"
@@ -72,7 +72,7 @@ static size_t thread_floats(const struct attention *a) {
     return memory_round_up(larger(forward, backward), MEMORY_ALIGN / sizeof(float));
 }
 
-/* Into so many parts the queries of a KV head are split, whatever the threads: their number shall change no bit. */
+/* The number of parts that the queries of a KV head are split into, whatever the threads: the number of threads changes no bit. */
 static size_t part_count(const struct attention *a) { return smaller((ITEMS + a->kv_heads - 1) / a->kv_heads, tile_count(a)); }
 
 static size_t side_floats(const struct attention *a) { return a->n * a->kv_heads * a->head_dim; }
@@ -111,7 +111,7 @@ static void forward_tile(const struct attention *a, const struct tile *tile, flo
 
 void attention_forward(const struct attention *a, float *out, float *log_sum, uint32_t threads, float *scratch) {
     size_t tiles = tile_count(a), heads = a->kv_heads;
-    /* The last queries see most: they go first. */
+    /* The last queries attend to the most keys, so they are scheduled first. */
 #pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
     for (size_t item = 0; item < tiles * heads; item++) {
         struct tile tile = tile_at(a, tiles - 1 - item / heads, (uint32_t)(item % heads));

@@ -1,4 +1,4 @@
-/* Gradients of single operations. Owns the tiling of products with dequantized weights; no memory. */
+/* Gradients of single operations. Products with quantized weights dequantize them tile by tile, into the caller's scratch. */
 #include "train/backward_ops.h"
 
 #include "base/random.h"

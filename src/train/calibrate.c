@@ -1,9 +1,9 @@
-/* Calibration. Owns what is learned, the weights of samples and the order of the fits; leaves the samples to capture.h, a fit to
- * kmeans.h and em.h, the codebook to format/codebook.h.
+/* Calibration decides what is learned, the weights of samples and the order of the fits. Samples come from capture.h, fits are those of
+ * kmeans.h, em.h and additive.h, and format/codebook.h holds what was learned.
  *
  * A fit is one sub-vector of one layer, KV head and side (or, shared, of all layers and heads), or a group of them where keys are
  * sums of tables' entries (train/em.h), or a whole head where values are sums of rows (train/additive.h). Its seed comes from its
- * number, so the order in which threads come to the fits changes nothing.
+ * number, so the order in which threads do the fits changes nothing.
  */
 #include "train/calibrate.h"
 
@@ -23,7 +23,7 @@
 #include <string.h>
 
 #define BUDGET ((size_t)4 << 30) /* of samples: all of the lab model's 128 windows of 2048 tokens, and no more for larger models */
-#define WEIGHT_LEAST 1e-3        /* of the mean: what nobody minds still counts for something */
+#define WEIGHT_LEAST 1e-3        /* of the mean weight, at least: samples of no gradient still count a little */
 /* Rounds over all samples, after those on samples of them: bench/micro/bench_calibrate.c says what more of them would give. */
 #define ROUNDS 4
 #define TOLERANCE 2e-3
@@ -77,7 +77,7 @@ static struct coding coding_of(const struct codebook_info *info, int side) { ret
 
 static struct coding learning(struct coding coding) { return coding.codec->parameters ? coding : (struct coding){0}; }
 
-/* Of whole heads are the weights of all fits but k-means's. */
+/* What a weight is the gradient's norm of. Only k-means fits sub-vectors; the other fits weigh whole heads. */
 static const char *weighted_part(const struct plan *plan) {
     const struct codec *key = plan->info.key.codec, *value = plan->info.value.codec;
     bool keys = !key || key->learner != CODEC_KMEANS, values = !value || value->learner != CODEC_KMEANS;
@@ -184,9 +184,9 @@ static enum terse_status capture(const struct plan *plans, size_t count, const s
 
 /* ---- Fits */
 
-/* What plans leave to those after them: what the samples were taken to (set_normalizations), and the parameters that say how, of each side
- * [sets][tail]; and the tables of the first plan with any, whose first rounds are what fewer rounds come to (train/em.h). */
-struct frames {
+/* What later plans take over from earlier ones: the parameters of the samples' normalization (set_normalizations), of each side
+ * [sets][tail], and the tables of the first plan with any, whose first rounds are those of a fit of fewer rounds (train/em.h). */
+struct carried {
     float *parameters[2];
     const struct plan *plan; /* NULL: none had tables */
     float *tables;           /* its keys' parameters */
@@ -196,7 +196,7 @@ struct frames {
 struct fits {
     const struct plan *plan;
     struct capture *samples;
-    struct frames *frames;
+    struct carried *carried;
     size_t sets;         /* of centroids on a side: one, or one for each layer and KV head */
     size_t count[2];     /* fits of each side */
     float *centroids[2]; /* of each side [sets] of the codec's parameters, which begin with the centroids, [parts][2^bits][width] */
@@ -214,7 +214,7 @@ static float *parameters_of(const struct fits *f, enum codec_side side, size_t s
 
 static size_t count_all(const struct fits *f) { return f->count[0] + f->count[1]; }
 
-/* Between two rounds of a fit. Only the caller's own thread asks the caller. */
+/* Called between two rounds of a fit. Only the caller's own thread reports to the caller. */
 static bool report_fit(void *user, const char *what, uint64_t done, uint64_t total) {
     struct fits *f = user;
     const struct terse_progress *progress = &f->plan->progress;
@@ -250,7 +250,7 @@ static struct reading reading_of(const struct fits *f, struct coding coding, siz
     return (struct reading){info->shared ? 0 : set, heads, step, (all + step - 1) / step};
 }
 
-/* Of the i-th layer and KV head from the first on. */
+/* The samples of the reading's i-th layer and KV head. */
 static struct capture_reading head_reading(const struct fits *f, enum codec_side side, const struct reading *r, size_t i) {
     uint32_t kv_heads = f->plan->info.kv_heads;
     return (struct capture_reading){
@@ -322,7 +322,7 @@ static bool begins(const struct plan *plan, const struct plan *longer) {
 
 /* Takes over what an earlier plan has learned for the same samples; false where there is none such. */
 static bool copy_tables(struct fits *f, size_t index) {
-    const struct frames *from = f->frames;
+    const struct carried *from = f->carried;
     size_t groups = f->count[CODEC_KEYS] / f->sets, set = index / groups, group = index % groups;
     size_t round = COMMVQ_ENTRIES * f->plan->info.key.width;
     if (!from->plan || !begins(f->plan, from->plan)) return false;
@@ -383,7 +383,7 @@ static enum terse_status fit_sums(struct fits *f, size_t index, struct terse_err
     return status;
 }
 
-/* The first failure is what the caller hears of. */
+/* The first failure is the one reported. */
 static void fit_or_stop(struct fits *f, size_t index) {
     struct terse_error error;
     if (!report_fit(f, "", 0, 0)) return;
@@ -417,11 +417,11 @@ static enum terse_status run_fits(struct fits *f, struct terse_error *error) {
     return status_fail(error, TERSE_E_INTERRUPTED, "interrupted after %" PRIu64 " of %zu fits of centroids", f->done, fits);
 }
 
-/* ---- Frames: where a codec's centroids describe rows in a frame of their own, samples are taken there first. */
+/* ---- Normalization: where a codec's centroids describe normalized rows, the samples are normalized first. */
 
-#define FRAME_ROWS 32768 /* at most, from which a frame is learned */
+#define NORMALIZATION_ROWS 32768 /* at most, from which a normalization is learned */
 
-struct frame {
+struct normalization {
     const struct codec *codec;
     struct codec_shape shape;
     enum codec_side side;
@@ -429,11 +429,11 @@ struct frame {
 };
 
 static float normalize_row(const void *user, float *row) {
-    const struct frame *frame = user;
-    return frame->codec->normalize_row(frame->shape, frame->side, frame->parameters, row);
+    const struct normalization *n = user;
+    return n->codec->normalize_row(n->shape, n->side, n->parameters, row);
 }
 
-/* Floats behind a set's centroids. */
+/* Floats of the normalization, which follow a set's centroids. */
 static size_t tail_floats(const struct fits *f, enum codec_side side) {
     struct coding coding = coding_of(&f->plan->info, side);
     struct codec_shape shape = {f->plan->info.head_dim, 1, coding.width, coding.bits, NULL};
@@ -449,34 +449,36 @@ static enum terse_status set_normalization(struct fits *f, enum codec_side side,
     const struct codebook_info *info = &f->plan->info;
     struct coding coding = coding_of(info, side);
     size_t heads = info->shared ? (size_t)info->layers * info->kv_heads : 1, all = capture_samples(f->samples);
-    size_t most = FRAME_ROWS / heads > 0 ? FRAME_ROWS / heads : 1, step = (all + most - 1) / most, each = (all + step - 1) / step;
-    struct frame frame = {coding.codec, {info->head_dim, 1, coding.width, coding.bits, NULL}, side, parameters_of(f, side, set)};
+    size_t most = NORMALIZATION_ROWS / heads > 0 ? NORMALIZATION_ROWS / heads : 1, step = (all + most - 1) / most,
+           each = (all + step - 1) / step;
+    struct normalization normalization = {
+        coding.codec, {info->head_dim, 1, coding.width, coding.bits, NULL}, side, parameters_of(f, side, set)};
     struct reading r = {set, heads, step, each};
     float *rows = memory_array(heads * each, info->head_dim * sizeof *rows);
-    if (!rows) return status_no_memory(error, heads * each * info->head_dim * sizeof *rows, "the samples of a frame");
+    if (!rows) return status_no_memory(error, heads * each * info->head_dim * sizeof *rows, "the samples of a normalization");
     for (size_t i = 0; i < heads; i++) {
         struct capture_reading reading = head_reading(f, side, &r, i);
         capture_rows(f->samples, &reading, 0, info->head_dim, rows + i * each * info->head_dim);
     }
-    coding.codec->fit_normalization(frame.shape, side, rows, heads * each, parameters_of(f, side, set));
+    coding.codec->fit_normalization(normalization.shape, side, rows, heads * each, parameters_of(f, side, set));
     memory_free(rows);
     for (size_t i = 0; i < heads; i++) {
         struct capture_reading reading = head_reading(f, side, &r, i);
-        capture_enter(f->samples, side, reading.layer, reading.head, normalize_row, &frame);
+        capture_normalize(f->samples, side, reading.layer, reading.head, normalize_row, &normalization);
     }
     return TERSE_OK;
 }
 
-/* The first plan with frames takes the samples there; later ones find them there, and the parameters in `frames`. */
+/* The first plan with a normalization normalizes the samples; later ones find them so, and the parameters in `carried`. */
 static enum terse_status set_normalizations(struct fits *f, enum codec_side side, struct terse_error *error) {
     struct coding coding = coding_of(&f->plan->info, side);
-    float **kept = &f->frames->parameters[side];
+    float **kept = &f->carried->parameters[side];
     bool first = !*kept;
     enum terse_status status = TERSE_OK;
     if (!coding.codec || !coding.codec->fit_normalization) return TERSE_OK;
     size_t tail = tail_floats(f, side);
     if (first && !(*kept = memory_array(f->sets * tail, sizeof **kept)))
-        return status_no_memory(error, f->sets * tail * sizeof **kept, "frames");
+        return status_no_memory(error, f->sets * tail * sizeof **kept, "normalizations");
     for (size_t set = 0; set < f->sets && !status; set++) {
         if (first) status = set_normalization(f, side, set, error);
         if (first) memcpy(*kept + set * tail, tail_of(f, side, set), tail * sizeof **kept);
@@ -485,7 +487,8 @@ static enum terse_status set_normalizations(struct fits *f, enum codec_side side
     return status;
 }
 
-static void settle(const struct fits *f) {
+/* Rounds what was learned to the numbers that the codec's tables can hold. */
+static void snap_all(const struct fits *f) {
     const struct codebook_info *info = &f->plan->info;
     for (int side = 0; side < 2; side++) {
         struct coding coding = coding_of(info, side);
@@ -496,9 +499,9 @@ static void settle(const struct fits *f) {
     }
 }
 
-static enum terse_status learn(struct plan *plan, struct capture *samples, struct frames *frames, struct terse_codebook **codebook,
-                               struct terse_error *error) {
-    struct fits f = {.plan = plan, .samples = samples, .frames = frames};
+static enum terse_status learn(struct plan *plan, struct capture *samples, struct carried *carried,
+                               struct terse_codebook **codebook, struct terse_error *error) {
+    struct fits f = {.plan = plan, .samples = samples, .carried = carried};
     enum terse_status status = TERSE_OK;
     size_t bytes = 0;
     f.sets = plan->info.shared ? 1 : (size_t)plan->info.layers * plan->info.kv_heads;
@@ -519,11 +522,11 @@ static enum terse_status learn(struct plan *plan, struct capture *samples, struc
     }
     for (int side = 0; side < 2 && !status; side++) status = set_normalizations(&f, (enum codec_side)side, error);
     if (!status) status = run_fits(&f, error);
-    if (!status) settle(&f);
+    if (!status) snap_all(&f);
     for (size_t i = 0; i < count_all(&f) && !status; i++) plan->info.effective_samples += f.effective[i] / (double)count_all(&f);
     if (!status) status = codebook_new(&plan->info, f.centroids[0], f.centroids[1], codebook, error);
-    if (!status && !frames->plan && key && key->learner == CODEC_EM) {
-        *frames = (struct frames){{frames->parameters[0], frames->parameters[1]}, plan, f.centroids[0], f.effective};
+    if (!status && !carried->plan && key && key->learner == CODEC_EM) {
+        *carried = (struct carried){{carried->parameters[0], carried->parameters[1]}, plan, f.centroids[0], f.effective};
         f.centroids[0] = NULL;
         f.effective = NULL;
     }
@@ -535,7 +538,7 @@ static enum terse_status learn(struct plan *plan, struct capture *samples, struc
 
 /* ---- Together */
 
-/* Those without frames come first: taking samples to a frame is for good. Then those with tables, most rounds first. */
+/* Plans without a normalization come first, since samples stay normalized. Then those with tables, most rounds first. */
 static uint32_t rank(const struct plan *plan) {
     const struct coding *key = &plan->info.key;
     if (!has_normalization(plan)) return 0;
@@ -544,7 +547,7 @@ static uint32_t rank(const struct plan *plan) {
 
 static enum terse_status learn_all(struct plan *plans, size_t count, struct capture *samples, struct calibrate_sink sink,
                                    struct terse_error *error) {
-    struct frames frames = {{NULL, NULL}, NULL, NULL, NULL};
+    struct carried carried = {{NULL, NULL}, NULL, NULL, NULL};
     enum terse_status status = TERSE_OK;
     for (size_t done = 0; done < count && !status; done++) {
         struct terse_codebook *codebook;
@@ -553,13 +556,13 @@ static enum terse_status learn_all(struct plan *plans, size_t count, struct capt
             if (!plans[i].learned && (next == count || rank(&plans[i]) < rank(&plans[next]))) next = i;
         plans[next].learned = true;
         plans[next].info.tokens = capture_tokens(samples);
-        status = learn(&plans[next], samples, &frames, &codebook, error);
+        status = learn(&plans[next], samples, &carried, &codebook, error);
         if (!status) status = sink.put(sink.user, next, codebook, error);
     }
-    memory_free(frames.parameters[0]);
-    memory_free(frames.parameters[1]);
-    memory_free(frames.tables);
-    memory_free(frames.effective);
+    memory_free(carried.parameters[0]);
+    memory_free(carried.parameters[1]);
+    memory_free(carried.tables);
+    memory_free(carried.effective);
     return status;
 }
 

@@ -1,16 +1,16 @@
-/* Calibration: a codebook for a method from a model and a text. Capture gives the samples, k-means the centroids; here it is
- * snapped what is learned, from which samples and with which weights. terse_calibrate is in terse.h. */
+/* Calibration: a codebook for a method from a model and a text. Capture gives the samples; k-means, EM and additive fits give centroids
+ * and tables; calibration decides what is learned from which samples and with which weights. terse_calibrate is in terse.h. */
 #ifndef TERSE_TRAIN_CALIBRATE_H
 #define TERSE_TRAIN_CALIBRATE_H
 
 #include "base/status.h"
 
 /* Makes weights of the norms of gradients, in place: norm^power factor^2, scaled so that their mean is 1, none below a small part
- * of it. `factors` are what an error grows by on its way out of the frame in which the samples are (capture_enter), NULL: ones.
+ * of it. `factors` are what an error grows by when the samples' normalization is undone (capture_normalize), NULL: ones.
  * Weights that are all 0 become ones. */
 void calibrate_weigh(float *norms, const float *factors, size_t n, uint32_t power);
 
-/* Takes the i-th codebook, which is its own from then on, as soon as it is learned; what it returns but TERSE_OK ends the work. */
+/* Receives the i-th codebook, and owns it, as soon as it is learned; a status other than TERSE_OK ends the work. */
 struct calibrate_sink {
     enum terse_status (*put)(void *user, size_t i, struct terse_codebook *codebook, struct terse_error *error);
     void *user;
@@ -18,7 +18,7 @@ struct calibrate_sink {
 
 /* terse_calibrate of `count` methods with one pass over the text, and with so many bytes for samples: the i-th codebook by
  * options[i], in which all but method, weighting, power and `shared` must be the same. TERSE_E_UNSUPPORTED for methods that cannot
- * learn together: keys before rotation and after, or frames (codec.h) of one head and of all. */
+ * learn together: keys before rotation and after, or normalizations of one head and of all. */
 enum terse_status calibrate_together(size_t budget, const struct terse_model *model, const struct terse_calibration *options,
                                      size_t count, const int32_t *tokens, size_t n, struct calibrate_sink sink,
                                      struct terse_error *error);

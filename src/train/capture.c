@@ -1,5 +1,5 @@
-/* Capture. Owns the samples' memory, which tokens they are of, and the norms; leaves making keys, values and gradients to
- * train/backward.h, and what norms mean for learning to calibrate.c.
+/* Capture owns the samples' memory, the choice of their tokens, and the norms. train/backward.h makes keys, values and gradients;
+ * calibrate.c makes weights of the norms.
  *
  * Samples lie in runs of a few channels: a fit reads one sub-vector, and other methods' sub-vectors may be narrower or wider.
  */
@@ -15,7 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define TILE 64 /* tokens of a head that are turned, cut up and rounded at a time */
+#define TILE 64 /* tokens of a head that are rotated, split into runs and rounded at a time */
 #define RUN 8   /* channels that lie together; divides every head_dim (codec_check_head_dim) */
 
 struct samples {
@@ -24,7 +24,7 @@ struct samples {
     uint32_t norm_parts; /* norms of a row; 0 without gradients */
     uint16_t *rows;      /* [layers][Hk][runs][kept][RUN] half */
     uint16_t *norms;     /* [layers][Hk][norm_parts][kept] bfloat16 */
-    float *factors;      /* [layers][Hk][kept]; 1 until capture_enter */
+    float *factors;      /* [layers][Hk][kept]; 1 until capture_normalize */
 };
 
 struct capture {
@@ -120,7 +120,7 @@ static void keep_tile(const struct passing *p, const struct samples *s, const fl
     }
 }
 
-/* Gradients are turned like what they belong to: with r = R k, dL/dr = R dL/dk but for the square of the rotation's magnitude, and
+/* Gradients are rotated like the keys they belong to: with r = R k, dL/dr = R dL/dk but for the square of the rotation's magnitude, and
  * a factor that all norms share means nothing. */
 static void keep_layer(void *user, uint32_t layer, const struct captured *captured) {
     const struct passing *p = user;
@@ -309,8 +309,8 @@ void capture_factors(const struct capture *capture, const struct capture_reading
     for (size_t i = 0; i < r->count; i++) factors[i] = from[i * r->step];
 }
 
-void capture_enter(struct capture *capture, enum codec_side side, uint32_t layer, uint32_t head,
-                   float (*enter)(const void *user, float *row), const void *user) {
+void capture_normalize(struct capture *capture, enum codec_side side, uint32_t layer, uint32_t head,
+                       float (*enter)(const void *user, float *row), const void *user) {
     const struct samples *s = &capture->side[side];
     size_t heads = (size_t)layer * capture->model->kv_heads + head, hd = capture->model->head_dim;
 #pragma omp parallel for schedule(static)

@@ -1,9 +1,9 @@
-/* Capture: what codebooks are learned from. Windows of a text run through a model, and of every layer and KV head stay keys, values
- * and how much the loss minds an error in each of them.
+/* Capture: the samples that codebooks are learned from. Windows of a text run through a model, which gives keys, values and the norms of
+ * the loss's gradients with respect to them for every layer and KV head.
  *
  * Rows stay in half precision, norms of gradients in bfloat16, so the memory of the lab model's 128 windows of 2048 tokens is 3.6
- * GB. Where the tokens of all windows would take more than the budget, every so-manieth of them stays: how many depends on the
- * shape and the budget alone, which ones on their number.
+ * GB. Where the tokens of all windows would take more than the budget, they are kept at regular intervals: how many are kept
+ * depends only on the shape and the budget, which ones on their number.
  */
 #ifndef TERSE_TRAIN_CAPTURE_H
 #define TERSE_TRAIN_CAPTURE_H
@@ -21,8 +21,8 @@ struct capture_options {
     struct capture_side side[2]; /* by enum codec_side; gradients are made where one of them wants norms */
     uint32_t window;             /* tokens of a window, 2 to the model's context */
     uint32_t windows;            /* at most so many, taken evenly from the text; 0: all that it has */
-    /* Windows begin at positions spread evenly over so many: where a window lies turns its rotated keys and changes nothing else,
-     * and the caches that they stand for are longer than a window. */
+    /* Windows begin at positions spread evenly over so many, since the caches that they stand for are longer than a window. Where a
+     * window begins changes only the rotation of its rotated keys. */
     uint32_t positions;
     bool drawn;    /* gradients of labels drawn from the model's predictions (backward_draw_labels), not the text's */
     uint64_t seed; /* of the draws */
@@ -55,12 +55,12 @@ void capture_rows(const struct capture *capture, const struct capture_reading *r
  * multiples of norm_width; ones where no norms are kept. */
 void capture_norms(const struct capture *capture, const struct capture_reading *reading, size_t channel, size_t width,
                    float *norms);
-/* factors[count]: what capture_enter was told of the row, or ones. */
+/* factors[count]: what capture_normalize was returned for the row, or ones. */
 void capture_factors(const struct capture *capture, const struct capture_reading *reading, float *factors);
 
-/* Takes all samples of a layer, KV head and side to another frame, for good: `enter` changes row[hd] in place and returns a factor
- * that capture_factors hands out from then on. `enter` is called by several threads at once. */
-void capture_enter(struct capture *capture, enum codec_side side, uint32_t layer, uint32_t head,
-                   float (*enter)(const void *user, float *row), const void *user);
+/* Normalizes all samples of a layer, KV head and side in place, for good: `normalize` changes row[hd] and returns the factor by which an
+ * error grows when the normalization is undone, which capture_factors returns from then on. Several threads call `normalize` at once. */
+void capture_normalize(struct capture *capture, enum codec_side side, uint32_t layer, uint32_t head,
+                       float (*normalize)(const void *user, float *row), const void *user);
 
 #endif

@@ -1,4 +1,4 @@
-/* Random parameters with the frames, pairings and grids that codecs take for granted. */
+/* Random codebook parameters with the normalizations, pairings and grids that codecs rely on. */
 #include "backend/cpu/codec/commvq.h"
 #include "base/memory.h"
 #include "base/random.h"
@@ -6,15 +6,15 @@
 
 #include <math.h>
 
-/* As learned ones do, of which the largest numbers of a round are 1, 0.44, 0.45, 0.28, 0.23, 0.20, ... 0.13 in the eleventh: that decides
- * how keys are read. */
+/* Makes rounds shrink as those of learned tables do, whose largest numbers are 1, 0.44, 0.45, 0.28, 0.23, 0.20, ... 0.13 in the eleventh
+ * round: the kernel that reads keys depends on it. */
 static void shrink_rounds(struct codec_shape shape, float *tables) {
     size_t round = (size_t)COMMVQ_ENTRIES * shape.width;
     for (size_t i = 0; i < commvq_table_numbers(shape); i++)
         tables[i] *= powf((float)(1 + i / round % commvq_rounds(shape)), -0.85f);
 }
 
-/* Sizes of rows are the last number of a frame. */
+/* The last number of a normalization is the size of rows. */
 static float *random_parameters(const struct codebook_info *info, enum codec_side side, size_t pairs, bool adjacent) {
     struct coding coding = side == CODEC_KEYS ? info->key : info->value;
     struct codec_shape shape = {info->head_dim, 1, coding.width, coding.bits, NULL};

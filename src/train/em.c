@@ -1,4 +1,4 @@
-/* Expectation maximization for commuting tables. Owns the schedule, both steps and repairs; leaves distances to backend/cpu/kernels/commvq/commvq.h.
+/* Expectation maximization for commuting tables: the schedule, both steps and the repair of unused entries. Distances are computed by backend/cpu/kernels/commvq/commvq.h.
  *
  * Points are cut into slices that do not depend on the number of threads; each slice has sums of its own, which are added in order.
  */
@@ -34,7 +34,7 @@
 #define WHOLE 2          /* but for the last ones, which look at all: of these the best table is kept */
 #define FAINT 6          /* weights below exp(-FAINT) of the nearest's are left out */
 #define RIDGE 1e-6       /* of an entry's mean weight */
-#define DEAD 1e-3        /* of an entry's mean weight: with less it serves nobody */
+#define DEAD 1e-3        /* of an entry's mean weight: an entry with less counts as unused */
 
 struct em_options em_options_defaults(void) {
     return (struct em_options){.iterations = ITERATIONS, .seed = 1};
@@ -300,9 +300,9 @@ static double expectation(struct fit *f, size_t every, size_t phase, double temp
     return first->error;
 }
 
-/* ---- Entries that serve nobody ------------------------------------------------------------------------------------------- */
+/* ---- Unused entries ------------------------------------------------------------------------------------------------------ */
 
-/* The point served worst; its error is then counted as 0, so that the next is another. */
+/* The point of largest error, which is then counted as 0, so that the next is another. */
 static size_t take_worst(struct fit *f) {
     size_t worst = 0;
     for (size_t p = 1; p < f->points->n; p++)
@@ -310,7 +310,7 @@ static size_t take_worst(struct fit *f) {
     return worst;
 }
 
-/* Puts each entry of next to no weight where, as `a`, it would serve the worst-served point exactly. */
+/* Puts each entry of next to no weight where, as `a`, it would represent the point of largest error exactly. */
 static void repair(struct fit *f) {
     const size_t K = f->shape.entries, g = f->shape.pairs;
     const double *counts = f->slice->counts;

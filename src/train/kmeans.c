@@ -3,8 +3,8 @@
  *
  * The search decides in single precision, all else is summed in double from the points themselves: errors, the objective and the
  * centroids are then right to the last bits of a float whatever offset the points share, and a cluster of equal points has error 0.
- * Sums are made in slices of points that depend on the shape alone and are added in the order of the slices, so that the number of
- * threads changes no bit. Many points are begun with a sample of them.
+ * Sums are made in slices of points that depend only on the shape and are added in the order of the slices, so that the number of
+ * threads changes no bit. Where points are many, the first rounds run on a sample of them.
  */
 #include "train/kmeans.h"
 #include "backend/cpu/codec/nearest.h"
@@ -148,7 +148,7 @@ static enum terse_status lloyd_new(const struct kmeans_points *points, size_t k,
     return status_no_memory(error, slices * slice_bytes + n * 26 + k * d * sizeof(float), "k-means");
 }
 
-/* d channels: a constant wherever this is called for few, since a loop of two is mostly its own overhead. */
+/* d channels: a compile-time constant where it is small, since a loop of two is mostly its own overhead. */
 static inline __attribute__((always_inline)) void slice_add(struct lloyd *l, size_t slice, const float *centroids, size_t d) {
     const struct kmeans_points *points = l->points;
     const size_t from = slice * points->n / l->slices, to = (slice + 1) * points->n / l->slices;
@@ -229,7 +229,7 @@ static uint32_t lloyd_update(struct lloyd *l, float *centroids) {
     bool empty = false;
     for (size_t c = 0; c < l->k; c++) empty |= l->members[c] == 0;
     if (empty) repaired = kmeans_repair(l->points, l->k, l->errors, l->members, l->codes, l->heap, l->next, l->head);
-    /* Summed anew: taking a heavy point out of a sum would leave nothing of the light ones. */
+    /* Summed anew: subtracting a point of large weight from a sum would cancel the digits of those of small weight. */
     if (repaired) lloyd_sum(l, centroids);
     for (size_t c = 0; c < l->k; c++) {
         if (!l->members[c]) continue;
@@ -258,21 +258,21 @@ static enum terse_status lloyd_run(struct lloyd *l, const struct kmeans_options 
         char what[64];
         snprintf(what, sizeof what, "k-means, objective %.6g", objective);
         if ((status = kmeans_report(&options->progress, what, round, options->rounds, error))) return status;
-        bool snapped = round > 0 && !repaired && last - objective <= options->tolerance * last;
-        if (round == options->rounds || snapped || !(objective > 0)) break;
+        bool converged = round > 0 && !repaired && last - objective <= options->tolerance * last;
+        if (round == options->rounds || converged || !(objective > 0)) break;
         repaired = lloyd_update(l, centroids);
     }
     memcpy(centroids, l->best, bytes);
     return TERSE_OK;
 }
 
-/* ---- From few points to all: most of what rounds can win is won on a sample, at a fraction of the price ------------------ */
+/* ---- From few points to all: a sample gives most of what rounds can gain, at a fraction of the cost ------------------ */
 
 #define COARSER 4 /* times fewer points */
 #define COARSE_ROUNDS 20
 #define COARSE_TOLERANCE 1e-3
 
-/* Rounds on a sample are none of those that the caller counts. */
+/* Rounds on a sample are not counted among the caller's. */
 static bool report_coarse(void *user, const char *what, uint64_t done, uint64_t total) {
     const struct kmeans_options *options = user;
     (void)done, (void)total;
@@ -282,7 +282,7 @@ static bool report_coarse(void *user, const char *what, uint64_t done, uint64_t 
 static enum terse_status begin(const struct kmeans_points *points, size_t k, const struct kmeans_options *options, float *centroids,
                                struct terse_error *error);
 
-/* Centroids of a sample, which in turn are begun on a sample of it. */
+/* Centroids of a sample, themselves started on a sample of that sample. */
 static enum terse_status fit_sample(const struct kmeans_points *points, size_t k, struct kmeans_options *options, float *centroids,
                                     struct terse_error *error) {
     struct kmeans_options coarse = {.rounds = COARSE_ROUNDS, .tolerance = COARSE_TOLERANCE, .seed = options->seed};

@@ -17,9 +17,9 @@ struct kmeans_points {
 };
 
 struct kmeans_options {
-    uint32_t rounds;      /* at most so many updates of the centroids by all points; many points had others on samples before */
-    double tolerance;     /* stop when a round lowers the objective by no more than this part of it */
-    uint64_t seed;        /* of the start */
+    uint32_t rounds;  /* updates of the centroids by all points, at most; where points are many, rounds on samples come before */
+    double tolerance; /* stop when a round lowers the objective by no more than this part of it */
+    uint64_t seed;    /* of the start */
     const float *initial; /* [k][d] to start from, finite, at most 1e38 in size; NULL: weighted k-means++ */
     struct terse_progress progress;
 };
@@ -27,13 +27,13 @@ struct kmeans_options kmeans_options_defaults(void);
 
 struct kmeans_result {
     double objective;         /* sum of w ||x - c||^2 of the centroids returned */
-    double effective_samples; /* (sum w)^2 / sum w^2: how many equally weighted points would say as much */
+    double effective_samples; /* (sum w)^2 / sum w^2: the number of equally weighted points that carry as much information */
     uint32_t rounds;          /* updates done */
-    uint32_t repaired;        /* times that a centroid without weight was put on a badly served point */
+    uint32_t repaired;        /* times that an empty cluster's centroid was moved to a point of large error */
 };
 
 /* Writes centroids[k][d], the best that were met, all finite; with fewer distinct points than centroids the objective is 0 and some
- * centroids serve nobody. From 1024 centroids on rounds compare a point with those near its last one instead of all, and the objective
+ * clusters are empty. From 1024 centroids on rounds compare a point with those near its last one instead of all, and the objective
  * is that of what they found. `result` may be NULL. Refuses with TERSE_E_ARGUMENT shapes beyond those of backend/cpu/codec/nearest.h, no points,
  * and whatever the members above exclude. After a failure the centroids mean nothing. */
 enum terse_status kmeans_fit(const struct kmeans_points *points, size_t k, const struct kmeans_options *options, float *centroids,

@@ -1,7 +1,7 @@
 /* The start where centroids are many: D^2 sampling cell by cell. Drawing k centroids from n points looks at n k distances; drawn within
  * sqrt(k) cells of the points, which a k-means of few centroids has made, it looks at n sqrt(k). How many a cell gets follows from what
- * they do there: c centroids in d channels leave an error of P c^(-2/d), P that of the cell's centre alone, and where each centroid is
- * left the same part of it, c grows as P^(d / (d + 2)) (the point density of high-rate quantization, Zador 1982). */
+ * they do there: c centroids in d channels leave an error of P c^(-2/d), P being that of the cell's centre alone, and where each centroid is
+ * left with the same part of it, c grows as P^(d / (d + 2)) (the point density of high-rate quantization, Zador 1982). */
 #include "base/memory.h"
 #include "base/random.h"
 #include "train/kmeans_private.h"

@@ -1,7 +1,7 @@
-/* Assignment where centroids are many. Owns the groups of centroids and which groups are near each other.
+/* Assignment where centroids are many, by groups of centroids that are near each other.
  *
  * Comparing each of n points with all k centroids is nearly all that a round costs, and in later rounds nearly all of it is wasted: a
- * point stays where it is or moves next door (Agustsson, Timofte and Van Gool 2017, k^2-means; Wang et al. 2012, cluster closures).
+ * point stays in its cluster or moves to a neighbour (Agustsson, Timofte and Van Gool 2017, k^2-means; Wang et al. 2012, cluster closures).
  * So the centroids are grouped, sqrt(k) groups by k-means, and a point is compared with those of the groups nearest to the one that
  * its centroid is in: its own among them, so no round makes it worse. A point that is new goes to the group whose centre is
  * nearest. At 4096 centroids that is a sixth of the work. On keys and values of the built-in model, in sub-vectors of 16 channels,

@@ -47,7 +47,7 @@ enum terse_status kmeans_start(const struct kmeans_points *points, size_t k, con
 enum terse_status kmeans_start_cells(const struct kmeans_points *points, size_t k, const struct kmeans_options *options,
                                      float *centroids, struct terse_error *error);
 
-/* From so many centroids on a round compares a point with those alone that are near its own. */
+/* From so many centroids on a round compares a point only with those near its own. */
 #define KMEANS_NEAR_LEAST 1024
 #define KMEANS_NEAR_GROUPS 256 /* at most: the square root of as many centroids as a search has */
 

@@ -1,4 +1,4 @@
-/* Which points take over the clusters that nobody weighs in: those that weigh on the objective most. */
+/* Empty clusters get the points that contribute most to the objective as their new centroids. */
 #include "train/kmeans_private.h"
 
 /* The heap's order: more error first, then the lower index, so that the choice is one and the same everywhere. */

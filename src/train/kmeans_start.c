@@ -3,8 +3,8 @@
  * Each draw must look at every point: k draws from all points cost as much arithmetic as a Lloyd round, but pass over the memory k
  * times. At 262,144 x 32 and k = 4096 that is a dozen rounds (bench_kmeans: an eighth of the points costs 1.5). k-means|| would need
  * several passes over all points against thousands of candidates, each as dear as a round. So beyond KMEANS_SAMPLE_LEAST points and
- * KMEANS_SAMPLE_PER_CENTROID for each centroid a sample by weight gives the points to draw from. What it misses, Lloyd's rounds over
- * all points and their repair make good.
+ * KMEANS_SAMPLE_PER_CENTROID for each centroid a sample by weight gives the points to draw from. Lloyd's rounds over all
+ * points and their repair of empty clusters correct what it misses.
  */
 #include "base/memory.h"
 #include "base/random.h"
@@ -14,7 +14,7 @@
 #include <string.h>
 
 #define BLOCK 1024             /* points whose mass is summed together, whatever the threads */
-#define PARALLEL_FLOATS 131072 /* less than this is done before a team has woken */
+#define PARALLEL_FLOATS 131072 /* less work than this is done before a thread team has started */
 #define DRAWS_PER_REPORT 256
 
 struct start {
@@ -98,7 +98,8 @@ static void copy_points(const struct kmeans_points *points, struct start *s) {
     for (size_t j = 0; j < s->n * s->d; j++) s->x[j] *= scale;
 }
 
-static void page_prefetch_codebook(struct start *s, size_t block, size_t drawn) {
+/* Squared distances of a block's points to their nearest drawn point, after `drawn` was added, and the block's mass. */
+static void update_distances(struct start *s, size_t block, size_t drawn) {
     const size_t from = block * BLOCK, count = s->n - from < BLOCK ? s->n - from : BLOCK;
     float square[BLOCK] = {0}, *distance = s->distance + from;
     double mass = 0;
@@ -133,7 +134,7 @@ static size_t draw(const struct start *s, double share) {
 static enum terse_status draw_all(const struct kmeans_points *points, struct start *s, size_t k,
                                   const struct kmeans_options *options, float *centroids, struct terse_error *error) {
     const size_t bytes = s->d * sizeof(float);
-    for (size_t j = 0; j < s->n; j++) s->distance[j] = 1; /* the first draw is by weight alone */
+    for (size_t j = 0; j < s->n; j++) s->distance[j] = 1; /* the first draw is by weight only */
     for (size_t b = 0; b < s->blocks; b++) {
         s->mass[b] = 0;
         for (size_t j = b * BLOCK; j < s->n && j < (b + 1) * BLOCK; j++) s->mass[b] += s->weight[j];
@@ -153,7 +154,7 @@ static enum terse_status draw_all(const struct kmeans_points *points, struct sta
             for (size_t j = 0; j < s->n; j++) s->distance[j] = INFINITY;
         }
 #pragma omp parallel for schedule(static) if (s->n * s->d >= PARALLEL_FLOATS)
-        for (size_t b = 0; b < s->blocks; b++) page_prefetch_codebook(s, b, drawn);
+        for (size_t b = 0; b < s->blocks; b++) update_distances(s, b, drawn);
     }
     return TERSE_OK;
 }
