@@ -1,43 +1,56 @@
-/* Where every token of a sequence lies, and where a step will move it: arithmetic on token counts alone, the same for all layers
- * and KV heads, so that a whole step is known before it begins and cache_predict needs no cache.
+/* Where every token of a sequence lies, and where a step moves it: arithmetic on token counts alone, the same for all layers, KV
+ * heads and backends, so that a whole step is known before it begins and the memory of a cache can be predicted without one.
  *
  *     tokens   0 ... exact | ... evicted ... | first ... window_first | window_first ... length
- *              exact rows                      sealed blocks            recent window
+ *              exact rows                      sealed pages             recent window
  *
- * Where the policy has `leave`, exact rows hold as many tokens, but not the first ones any more (backend/cpu/kv/exact.h).
+ * Where the policy has `pick_victim`, there are as many exact rows, but they are no longer those of the first tokens.
  *
- * Blocks of 64 are cut from window_first on, so the window always begins where the next block will. `first` may lie inside a sealed
- * block or inside the window: older tokens there are dead. A step sealed whole (CACHE_STEP_PAPER) may end in a short block, which
- * stays short.
+ * Pages of 64 tokens are cut from window_first on, so the window always begins where the next page will. `first` may lie inside a
+ * sealed page or inside the window: older tokens there are evicted. A step that is sealed before it is read (CACHE_STEP_PAPER) may
+ * end in a page of fewer than 64 tokens, which is never filled up.
  */
 #ifndef TERSE_KV_PLAN_H
 #define TERSE_KV_PLAN_H
 
-#include "backend/cpu/kv/cache.h"
+#include "format/page_layout.h"
+#include "method/method.h"
 
+/* How the new tokens of a step read each other, and when they are sealed. */
+enum cache_step_kind {
+    CACHE_STEP_CHUNK,   /* a part of a prompt: as CACHE_STEP_DECODE, but its tokens count as the prompt's */
+    CACHE_STEP_DECODE,  /* exact among themselves; afterwards all but the recent window is sealed */
+    CACHE_STEP_PREFILL, /* the same, and the policy chooses what of the prompt stays exact */
+    CACHE_STEP_PAPER /* the papers' protocol: sealed first; every query reads decoded keys and values, its own token's included */
+};
+
+/* The state of a sequence between steps. */
 struct extent {
     uint64_t exact, first, window_first, length;
-    uint64_t dropped; /* tokens of prompts of which anchors alone stay; they lie anywhere before the window */
+    uint64_t dropped; /* tokens that were dropped when a prompt's anchors alone were kept; they lie anywhere before the window */
 };
 
 struct plan {
     enum cache_step_kind kind;
     size_t n; /* new tokens */
     struct extent before, after;
-    uint64_t grid;     /* token at which the step's first block begins */
-    size_t skip, seal; /* of the blocks counted from `grid`, [skip, skip + seal) are sealed; those before are dead and dropped */
-    size_t ready;      /* the first of these were encoded ahead; cache.c fills it in */
-    size_t shift;      /* blocks by which the window moves */
+    uint64_t grid;     /* token at which the step's first page begins */
+    size_t skip, seal; /* of the pages counted from `grid`, the first `skip` are evicted unsealed and the next `seal` are sealed */
+    size_t ready;      /* the first of these were encoded ahead of the step; filled in by the backend */
+    size_t shift;      /* pages by which the window moves */
     size_t sealed;     /* tokens that are sealed, or dropped but for anchors: from token grid + 64 skip on */
     size_t anchors;    /* of them stay exact, per layer, KV head and side */
 };
 
 struct plan plan_step(const struct method *method, const struct extent *before, enum cache_step_kind kind, size_t n);
 
-/* Blocks that the window needs. */
+/* Pages that the window needs. */
 size_t extent_window_pages(const struct extent *extent);
 
-/* Position, where tokens have positions by index, of the first token after the exact rows; of token t >= first: t - this. */
+/* The first of the tokens that the step seals. */
+static inline uint64_t plan_first_sealed(const struct plan *plan) { return plan->grid + plan->skip * PAGE_TOKENS; }
+
+/* Evicted tokens. Where tokens have positions by index, token t >= first is at position t minus this. */
 static inline uint64_t extent_evicted(const struct extent *extent) { return extent->first - extent->exact; }
 
 #endif

@@ -162,7 +162,7 @@ static void write_row_name(const struct row *row, const struct numbers *numbers,
 static void write_name(const struct row *row, const char *name, struct method *method) {
     const char *key = method->key.codec->name, *value = method->value.codec->name;
     bool own = method->key.codec == row->key.codec && method->value.codec == row->value.codec;
-    bool plain = row->policy == &policy_keep_all && !learns(row->key); /* then the codecs say everything */
+    bool plain = row->policy->keeps_all && !learns(row->key); /* then the codecs say everything */
     char codecs[32];
     snprintf(codecs, sizeof codecs, "%s%s%s", key, key == value ? "" : "/", key == value ? "" : value);
     if (own)
@@ -178,7 +178,7 @@ static void set_budget(const struct row *row, const struct numbers *numbers, con
     method->policy = row->policy;
     *parameters = row->parameters;
     if (numbers->budget) *(row->index ? &parameters->read_count : &parameters->budget) = numbers->budget;
-    if (row->policy != &policy_mat) return;
+    if (!row->policy->pick_victim) return;
     if (parameters->exact > numbers->budget / 4) parameters->exact = numbers->budget / 4;
     if (options->mat_anchors) parameters->exact = options->mat_anchors;
     if (options->mat_shallow != TERSE_SHALLOW_DEFAULT) parameters->shallow = options->mat_shallow;
@@ -219,7 +219,7 @@ static enum terse_status choose_anchors(const struct terse_cache_options *option
     if (policy_evicts(method->policy)) return TERSE_OK;
     if (!wanted)
         method->policy = &policy_keep_all;
-    else if (method->policy != &policy_attention_rank)
+    else if (!method->policy->rank_by_attention)
         method->policy = &policy_anchors;
     return TERSE_OK;
 }

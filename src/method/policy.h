@@ -1,7 +1,7 @@
 /* Policy: which tokens stay exact, which are compressed, which are evicted.
  *
- * A policy names token indices; only the cache moves data. It is asked in `retain` at the end of a prefill and after each decode
- * step, in `leave` for every token that leaves the window, and in `anchors` when a prefill seals tokens.
+ * A policy names token indices; only the cache moves data. `retain` is asked at the end of a prefill and after each decode step,
+ * `pick_victim` for every token that leaves the window, and `anchors` when a prefill seals tokens.
  */
 #ifndef TERSE_METHOD_POLICY_H
 #define TERSE_METHOD_POLICY_H
@@ -23,12 +23,13 @@ struct policy_parameters {
 
 /* What a policy decides after a step. As many tokens as [0, exact) are kept in exact rows, and those from `first` on. */
 struct policy_decision {
-    uint64_t exact; /* these tokens themselves, unless the policy has `leave`: then what took their place */
+    uint64_t exact; /* these tokens themselves, unless the policy has `pick_victim`: then what took their place */
     uint64_t first; /* tokens [exact, first) have left; first >= exact */
 };
 
 struct policy {
     const char *name;
+    bool keeps_all; /* every token, none of them singled out: neither anchors nor eviction */
     /* Keys are read at positions by index in the cache instead of their own: position of a kept token = number of kept tokens
      * before it. Then generation is not bounded by the model's context. */
     bool positions_by_index;
@@ -40,10 +41,11 @@ struct policy {
      * last, and logits are not observed. */
     size_t (*pick_victim)(const struct policy_parameters *parameters, uint32_t layer, const float *logits, size_t n);
     /* How many of the `sealed` tokens that a prefill of n tokens seals are to stay exact; NULL: none, and attention is not observed.
-     * Which: those of highest Anchor Score times error, keys and values apart, or those with most votes (backend/cpu/kv/anchors.h). */
+     * Which: those of highest Anchor Score times error, keys and values apart, or with
+     * rank_by_attention those that the last queries attend to most (backend/cpu/kv/anchors.h). */
     size_t (*anchors)(const struct policy_parameters *parameters, size_t n, size_t sealed);
     bool rank_by_attention;
-    bool keep_selected_only; /* where there are any, they are all that stays of what the prefill would seal */
+    bool keep_selected_only; /* where there are anchors, they are all that stays of what the prefill would seal */
 };
 
 /* Whether tokens leave for good. */
@@ -61,12 +63,12 @@ extern const struct policy policy_keep_all;
 extern const struct policy policy_anchors;
 /* Attention sinks and a recent window (Xiao et al. 2023, StreamingLLM): the first `exact` tokens and the newest budget - exact. */
 extern const struct policy policy_streaming;
-/* Anchor tokens and a recent window (MAT, section 4): of all tokens but the newest budget - exact those stay whose own queries mind
- * token 0 least; in the first `shallow` layers as policy_streaming. */
+/* Anchor tokens and a recent window (MAT, section 4): of all tokens but the newest budget - exact those stay whose own queries attend
+ * to token 0 least; in the first `shallow` layers as policy_streaming. */
 extern const struct policy policy_mat;
-/* Keeps every token, those exact for which a prompt's last queries vote. */
+/* Keeps every token, those exact to which a prompt's last queries attend most. */
 extern const struct policy policy_attention_rank;
-/* Keeps those alone, at their own positions, the newest tokens of a prompt, `budget` in all, and everything after it (SnapKV). */
+/* Keeps only those, at their own positions, the newest tokens of a prompt, `budget` in all, and everything after it (SnapKV). */
 extern const struct policy policy_snapkv;
 #define MAT_SINKS 4 /* of shallow layers: StreamingLLM's */
 

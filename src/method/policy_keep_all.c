@@ -13,4 +13,4 @@ static struct policy_decision retain(const struct policy_parameters *parameters,
     return (struct policy_decision){0, 0};
 }
 
-const struct policy policy_keep_all = {.name = "keep all", .check = check, .retain = retain};
+const struct policy policy_keep_all = {.name = "keep all", .keeps_all = true, .check = check, .retain = retain};

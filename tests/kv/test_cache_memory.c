@@ -1,5 +1,6 @@
 /* What the cache allocates: exactly what it reports and predicts, nothing during a layer; and every refused allocation is survived.
  * This program brings its own base/memory, which counts and refuses. */
+#include "backend/cpu/kv/cache.h"
 #include "backend/cpu/kv/state.h"
 #include "base/memory.h"
 #include "support/counting_memory.h"

@@ -1,6 +1,7 @@
 /* The cache of a sequence: its life, the steps, and the accounting. Owns all memory of keys and values; leaves where tokens go to
  * plan.c, the writing to store.c, the reading to tile.c and attend.c. */
-#include "backend/cpu/kernels/kernels.h"
+#include "backend/cpu/kv/cache.h"
+
 #include "backend/cpu/kv/anchors.h"
 #include "backend/cpu/kv/exact.h"
 #include "backend/cpu/kv/sealer.h"

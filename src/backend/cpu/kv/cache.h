@@ -38,27 +38,8 @@
 #define TERSE_BACKEND_CPU_KV_CACHE_H
 
 #include "base/status.h"
-#include "method/method.h"
-#include "model/rope.h"
-
-struct cache_shape {
-    uint32_t layers;
-    uint32_t query_heads;    /* Hq */
-    uint32_t kv_heads;       /* Hk, divides Hq */
-    uint32_t head_dim;       /* hd */
-    float scale;             /* logits = scale * <q, k>; 1/sqrt(hd) as a rule */
-    const struct rope *rope; /* outlives the cache; n_rot 0: keys are not rotated */
-    const float *slopes; /* [query_heads], outlive the cache: ALiBi adds slope * (key's position - query's) to the logits, after the
-                              * scale (Press et al. 2021); NULL: nothing is added */
-};
-
-/* How the new tokens of a step read each other and when they are sealed. */
-enum cache_step_kind {
-    CACHE_STEP_CHUNK,   /* a part of a prompt: as the next, but its tokens are the prompt's */
-    CACHE_STEP_DECODE,  /* exact among themselves; afterwards all but the recent window is sealed */
-    CACHE_STEP_PREFILL, /* the same, and the policy's end-of-prefill choice is made */
-    CACHE_STEP_PAPER /* sealed first, the last block however short; every query reads decoded keys and values, its own included */
-};
+#include "kv/plan.h"
+#include "kv/shape.h"
 
 struct cache;
 
@@ -103,11 +84,7 @@ void cache_report(const struct cache *cache, struct terse_cache_report *report);
 void cache_predict(const struct cache_shape *shape, const struct method *method, uint64_t tokens,
                    struct terse_cache_report *report);
 
-/* Seconds spent in cache_attend and bytes of stored keys and values that it read, since the last clear. */
-struct cache_counters {
-    double seconds;
-    uint64_t bytes;
-};
+/* Counts since the last clear; `clear` sets them to 0. */
 void cache_counters(struct cache *cache, struct cache_counters *counters, bool clear);
 
 #endif

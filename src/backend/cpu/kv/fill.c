@@ -1,6 +1,7 @@
 /* Filling a cache with random tokens, for benchmarks at depth: the steps of a real prefill without its attention. Encoding a long
  * sequence for every layer would take minutes where a step takes milliseconds, so most of what lies there are copies. */
 #include "backend/cpu/kv/anchors.h"
+#include "backend/cpu/kv/cache.h"
 #include "base/memory.h"
 #include "base/random.h"
 
@@ -68,8 +69,7 @@ static void copy_layers(const struct cache *cache) {
 /* Whether the step's blocks may be copies: nothing is chosen by what the tokens are, and none of them stays in the window, `left`
  * being those that come after it. */
 static bool may_repeat(const struct cache *cache, size_t left) {
-    return cache->method.policy == &policy_keep_all && cache->sealed >= DISTINCT &&
-           left >= (size_t)cache->method.tail_tokens + PAGE_TOKENS;
+    return cache->method.policy->keeps_all && cache->sealed >= DISTINCT && left >= (size_t)cache->method.tail_tokens + PAGE_TOKENS;
 }
 
 /* ---- Filling */

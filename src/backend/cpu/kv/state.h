@@ -11,6 +11,7 @@
 
 #include "backend/cpu/kv/rotary.h"
 #include "kv/plan.h"
+#include "kv/shape.h"
 
 #define NO_LAYER UINT32_MAX
 
