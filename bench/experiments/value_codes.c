@@ -13,6 +13,10 @@
 #include "backend/cpu/codec/binary_code_search.h"
 #include "backend/cpu/codec/normalization.h"
 #include "backend/cpu/gemm.h"
+#include "backend/cpu/kernels/commvq/ops.h"
+#include "backend/cpu/kernels/cpu.h"
+#include "backend/cpu/kernels/vector/ops.h"
+#include "backend/cpu/kernels/weights/ops.h"
 #include "base/clock.h"
 #include "base/memory.h"
 #include "base/random.h"
@@ -140,7 +144,7 @@ static void attend(struct head *h, size_t w) {
         for (size_t t = 0; t < WINDOW; t++) {
             float *row = A + t * WINDOW, max = -INFINITY;
             for (size_t s = 0; s <= t; s++) max = fmaxf(max, row[s] /= sqrtf((float)hd));
-            float sum = kernels()->exp_sum(row, max, t + 1);
+            float sum = vector_ops()->exp_sum(row, max, t + 1);
             for (size_t s = 0; s < WINDOW; s++) row[s] = s <= t ? row[s] / sum : 0;
         }
     }
@@ -154,7 +158,7 @@ static void output_matrix(struct head *h) {
     float *row = allocate(o->columns, 4);
     h->W = allocate(h->G * h->hd * o->rows, 4);
     for (size_t r = 0; r < o->rows; r++) {
-        kernels()->dequantize[o->type]((const char *)o->data + r * o->row_bytes, row, o->columns);
+        weights_ops()->dequantize[o->type]((const char *)o->data + r * o->row_bytes, row, o->columns);
         for (size_t i = 0; i < h->G * h->hd; i++) h->W[i * o->rows + r] = row[h->head * h->G * h->hd + i];
     }
     memory_free(row);
@@ -232,9 +236,9 @@ static void code_by_bits(const struct way *way, const struct head *h, const stru
         float *shape = to + r * hd;
         memset(shape, 0, hd * sizeof *shape);
         for (size_t i = 0; i < codes; i++)
-            if (bits[(r * codes + i) / 8] >> i % 8 & 1) kernels()->axpy(1, way->C + i * hd, shape, hd);
+            if (bits[(r * codes + i) / 8] >> i % 8 & 1) vector_ops()->axpy(1, way->C + i * hd, shape, hd);
         normalization_centre(rows->x + r * hd, h->frame, hd, centred);
-        float square = kernels()->dot(shape, shape, hd), product = kernels()->dot(shape, centred, hd);
+        float square = vector_ops()->dot(shape, shape, hd), product = vector_ops()->dot(shape, centred, hd);
         float gain = gains[gain_code(h->frame[hd], square > 0 ? product / square : 0)];
         for (size_t c = 0; c < hd; c++) shape[c] = h->frame[c] + gain * shape[c];
     }
@@ -263,7 +267,7 @@ static void find_greedy(const struct way *way, const struct head *h, const float
     float *fields = allocate(n * codes, 4);
     must(!additive_search_new(h->hd, codes, &s, &error), error.message);
     additive_search_set(&s, way->C);
-    kernels()->products(unit, n, h->hd, h->hd, s.panel, codes, fields);
+    commvq_ops()->multiply_panel(unit, n, h->hd, h->hd, s.panel, codes, fields);
     memset(bits, 0, n * codes / 8);
 #pragma omp parallel for
     for (size_t r = 0; r < n; r++) {
@@ -277,7 +281,7 @@ static void find_greedy(const struct way *way, const struct head *h, const float
             float spin = field[at] < 0 ? -1 : 1;
             set[at] = true;
             if (spin > 0) bits[(r * codes + at) / 8] |= (uint8_t)(1u << at % 8);
-            kernels()->axpy(-spin, s.couplings + at * codes, field, codes);
+            vector_ops()->axpy(-spin, s.couplings + at * codes, field, codes);
         }
     }
     additive_search_free(&s);
@@ -330,10 +334,10 @@ static struct beam beam_new(const float *C, size_t n, size_t hd) {
     struct terse_error error;
     must(!additive_search_new(hd, n, &b.search, &error), error.message);
     additive_search_set(&b.search, C);
-    for (size_t i = 0; i < n; i++) mean += (double)kernels()->dot(C + i * hd, C + i * hd, hd) / (double)n;
+    for (size_t i = 0; i < n; i++) mean += (double)vector_ops()->dot(C + i * hd, C + i * hd, hd) / (double)n;
     b.ridge = RIDGE * mean;
     for (size_t i = 0; i < n * n; i++)
-        gram[i] = (double)kernels()->dot(C + i / n * hd, C + i % n * hd, hd) + (i % (n + 1) ? 0 : b.ridge);
+        gram[i] = (double)vector_ops()->dot(C + i / n * hd, C + i % n * hd, hd) + (i % (n + 1) ? 0 : b.ridge);
     memcpy(copy, gram, n * n * sizeof *gram);
     invert(copy, inverse, n);
     put_in_order(inverse, n, b.order);
@@ -360,7 +364,7 @@ static void beam_row(const struct beam *b, const float *p, struct beginning *fro
     for (size_t i = 0; i < n; i++) {
         size_t at = b->order[i];
         float x = 2 * (p[at] + b->search.offset[at]) + 0.5f * (float)b->ridge;
-        from->y[i] = (x - kernels()->dot(b->L + i * n, from->y, i)) / b->L[i * n + i];
+        from->y[i] = (x - vector_ops()->dot(b->L + i * n, from->y, i)) / b->L[i * n + i];
     }
     from->error = 0;
     for (size_t i = n; i-- > 0;) {
@@ -378,7 +382,7 @@ static void beam_row(const struct beam *b, const float *p, struct beginning *fro
             to[k] = from[least / 2];
             to[k].error = errors[least];
             to[k].spin[i] = least % 2 ? 1 : -1;
-            if (least % 2) kernels()->axpy(-1, l, to[k].y, i);
+            if (least % 2) vector_ops()->axpy(-1, l, to[k].y, i);
             errors[least] = INFINITY;
         }
         have = keep;
@@ -392,14 +396,14 @@ static void beam_row(const struct beam *b, const float *p, struct beginning *fro
 /* Turns spins as long as that wins, as the search does. */
 static void settle(const struct beam *b, float *field, float *spins) {
     size_t n = b->n;
-    for (size_t i = 0; i < n; i++) kernels()->axpy(-spins[i], b->search.couplings + i * n, field, n);
+    for (size_t i = 0; i < n; i++) vector_ops()->axpy(-spins[i], b->search.couplings + i * n, field, n);
     for (size_t rotated = 0; rotated < n; rotated++) {
         size_t at = 0;
         for (size_t i = 1; i < n; i++)
             if (spins[i] * field[i] < spins[at] * field[at]) at = i;
         if (!(spins[at] * field[at] < -ADDITIVE_LEAST_FIELD)) return;
         spins[at] = -spins[at];
-        kernels()->axpy(-2 * spins[at], b->search.couplings + at * n, field, n);
+        vector_ops()->axpy(-2 * spins[at], b->search.couplings + at * n, field, n);
     }
 }
 
@@ -407,7 +411,7 @@ static void find_by_beam(const struct way *way, const struct head *h, const floa
     size_t codes = way->codes;
     struct beam b = beam_new(way->C, codes, h->hd);
     float *fields = allocate(n * codes, 4);
-    kernels()->products(unit, n, h->hd, h->hd, b.search.panel, codes, fields);
+    commvq_ops()->multiply_panel(unit, n, h->hd, h->hd, b.search.panel, codes, fields);
     memset(bits, 0, n * codes / 8);
 #pragma omp parallel
     {
@@ -725,7 +729,7 @@ int main(int argc, char **argv) {
         fprintf(stderr, "value_codes: %zu of %zu heads\n", i + 1, sets);
     }
     printf("%zu heads, %zu tokens to learn from, %zu queries, %s kernels; times are of one run, in parts of gain-shape's\n", sets,
-           (size_t)windows * 2048, (size_t)(model->query_heads / model->kv_heads), kernels()->name);
+           (size_t)windows * 2048, (size_t)(model->query_heads / model->kv_heads), cpu_isa_name(cpu_isa()));
     printf("%-12s %8s %8s %8s %9s %14s %16s\n", "way", "bits", "plain", "weighted", "attention", "encode us", "read ns");
     for (size_t b = 0; b < 2; b++)
         for (size_t i = 0; i < WAYS; i++) {

@@ -7,6 +7,7 @@
  * turns with those of f16, which leave nothing of its codes in a processor cache, and of either the fastest counts.
  */
 #include "backend/cpu/gemm.h"
+#include "backend/cpu/kernels/cpu.h"
 #include "backend/cpu/kv/cache.h"
 #include "base/memory.h"
 #include "support/kernel_check.h"
@@ -225,7 +226,7 @@ int main(int argc, char **argv) {
     struct rope rope64 = {ROPE_ADJACENT, 64, 64, frequency, 1}, rope128 = {ROPE_ADJACENT, 128, 128, frequency, 1};
     struct cache_shape b1 = {1, 32, 8, 64, 0.125f, &rope64, NULL}, b8 = {1, 32, 8, 128, 0.0884f, &rope128, NULL},
                        lab = {1, 6, 2, 128, 0.0884f, &rope128, NULL};
-    printf("decode attention, %d threads, %s kernels; one token\n", threads, kernels()->name);
+    printf("decode attention, %d threads, %s kernels; one token\n", threads, cpu_isa_name(cpu_isa()));
     bench_decode("1B: 32 x 8 x 64", b1, depths, n_depths, names, n_names);
     bench_decode("8B: 32 x 8 x 128", b8, depths, n_depths, names, n_names);
     if (whole) bench_prompts(&lab, &b1, &b8);

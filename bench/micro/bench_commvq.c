@@ -12,8 +12,9 @@
  */
 #include "backend/cpu/codec/commvq.h"
 #include "backend/cpu/gemm.h"
-#include "backend/cpu/kernels/kernels.h"
+#include "backend/cpu/kernels/cpu.h"
 #include "backend/cpu/kernels/pq/code_planes.h"
+#include "backend/cpu/kernels/vector/ops.h"
 #include "backend/cpu/kv/cache.h"
 #include "base/memory.h"
 #include "base/random.h"
@@ -209,7 +210,7 @@ static void softmax(const struct layer *l, float *logits) {
     for (size_t g = 0; g < l->G; g++) {
         float *row = logits + g * tokens, sum;
         for (size_t t = 0; t < tokens; t++) row[t] *= l->shape.scale;
-        sum = kernels()->exp_sum(row, kernels()->max(row, tokens), tokens);
+        sum = vector_ops()->exp_sum(row, vector_ops()->max(row, tokens), tokens);
         for (size_t t = 0; t < tokens; t++) row[t] /= sum;
     }
 }
@@ -251,7 +252,7 @@ static void accumulate_by_codes(const struct layer *l, uint32_t head, struct scr
 
 /* rows[64][hd] of a block's keys as sums of table rows, real parts and then imaginary ones, not turned yet. */
 static void sum_keys(const struct layer *l, uint32_t head, const uint8_t *page, float *rows) {
-    const struct kernels *k = kernels();
+    const struct vector_ops *k = vector_ops();
     struct codec_shape shape = side_of(l, CODEC_KEYS, head);
     size_t pairs = l->hd / 2, rounds = commvq_rounds(shape);
     uint16_t codes[COMMVQ_MOST_ROUNDS][PAGE_TOKENS];
@@ -361,7 +362,7 @@ int main(int argc, char **argv) {
                   {"8B: 32 x 8 x 128", {1, 32, 8, 128, 0.0884f, &rope128, NULL}},
                   {"lab: 6 x 2 x 128", {1, 6, 2, 128, 0.0884f, &rope128, NULL}}};
     printf("attention of one layer, one token, processor time of %d threads, %s kernels\n%-18s %-9s %7s %48s   %s\n", threads,
-           kernels()->name, "", "", "", "milliseconds", "times as long as shipped");
+           cpu_isa_name(cpu_isa()), "", "", "", "milliseconds", "times as long as shipped");
     printf("%-18s %-9s %7s %9s %9s %9s %9s %9s %8s %8s %8s %8s\n", "shape", "method", "tokens", "shipped", "tables", "decoded",
            "summed", "f16", "tables", "decoded", "summed", "f16");
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)

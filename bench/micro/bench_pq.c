@@ -7,6 +7,10 @@
  * met, as keys kept before rotation must be. Values: decoded once for all queries, and by tally with the codebook met once for
  * 32 blocks.
  */
+#include "backend/cpu/kernels/cpu.h"
+#include "backend/cpu/kernels/limits.h"
+#include "backend/cpu/kernels/pq/ops.h"
+#include "backend/cpu/kernels/scaled/ops.h"
 #include "base/memory.h"
 #include "format/page_layout.h"
 #include "support/kernel_check.h"
@@ -86,27 +90,26 @@ static void free_scratch(struct scratch *s) {
 }
 
 static void read_page(const struct bench *b, enum way way, const struct pq_codebook *p, const char *page, const struct scratch *s) {
-    const struct kernels *k = kernels();
     size_t G = b->G, hd = b->hd;
     switch (way) {
-    case SCORE_F16: k->score_f16(s->q, G, hd, page, s->logits); break;
-    case SCORE_Q8_0: k->score_q8_0(s->q, G, hd, page, s->logits); break;
-    case SCORE_Q4_0: k->score_q4_0(s->q, G, hd, page, s->logits); break;
-    case ACCUMULATE_F16: k->accumulate_f16(s->weights, G, hd, page, s->acc); break;
-    case ACCUMULATE_Q8_0: k->accumulate_q8_0(s->weights, G, hd, page, s->acc); break;
-    case ACCUMULATE_Q4_0: k->accumulate_q4_0(s->weights, G, hd, page, s->acc); break;
-    case LOOK_UP: k->look_up_pq(p, s->tables, G, page, s->logits); break;
-    case FIXED: k->score_i16_pq(p, s->tables, G, page, s->logits); break;
-    case DECODE: k->score_pq(p, s->q, G, page, s->logits); break;
-    case ROTATE: k->score_rotated_pq(p, &b->rotation, s->q, G, page, s->logits); break;
-    case ACCUMULATE: k->accumulate_pq(p, s->weights, G, page, s->acc); break;
-    case BY_CODE: k->accumulate_by_code_pq(p, s->weights, G, page, s->code_sums); break;
+    case SCORE_F16: scaled_ops()->score_f16(s->q, G, hd, page, s->logits); break;
+    case SCORE_Q8_0: scaled_ops()->score_q8_0(s->q, G, hd, page, s->logits); break;
+    case SCORE_Q4_0: scaled_ops()->score_q4_0(s->q, G, hd, page, s->logits); break;
+    case ACCUMULATE_F16: scaled_ops()->accumulate_f16(s->weights, G, hd, page, s->acc); break;
+    case ACCUMULATE_Q8_0: scaled_ops()->accumulate_q8_0(s->weights, G, hd, page, s->acc); break;
+    case ACCUMULATE_Q4_0: scaled_ops()->accumulate_q4_0(s->weights, G, hd, page, s->acc); break;
+    case LOOK_UP: pq_ops()->look_up(p, s->tables, G, page, s->logits); break;
+    case FIXED: pq_ops()->score_i16(p, s->tables, G, page, s->logits); break;
+    case DECODE: pq_ops()->score(p, s->q, G, page, s->logits); break;
+    case ROTATE: pq_ops()->score_rotated(p, &b->rotation, s->q, G, page, s->logits); break;
+    case ACCUMULATE: pq_ops()->accumulate(p, s->weights, G, page, s->acc); break;
+    case BY_CODE: pq_ops()->accumulate_by_code(p, s->weights, G, page, s->code_sums); break;
     }
 }
 
 /* Nanoseconds for a token and KV head, of all threads together. */
 static double time_way(const struct bench *b, enum way way) {
-    const struct kernels *k = kernels();
+    const struct pq_ops *k = pq_ops();
     size_t bytes = page_bytes(b, way), pages = tokens / PAGE_TOKENS;
     double best = INFINITY;
     for (int run = 0; run < RUNS; run++) {
@@ -120,12 +123,12 @@ static double time_way(const struct bench *b, enum way way) {
 #pragma omp for schedule(dynamic, 1)
             for (size_t head = 0; head < LAYERS * HEADS; head++) {
                 const struct pq_codebook *p = &b->codes[head];
-                if (way == LOOK_UP) k->prepare_pq(p, s.q, b->G, s.tables);
-                if (way == FIXED) k->quantize_query_pq(p, s.q, b->G, s.tables);
+                if (way == LOOK_UP) k->prepare(p, s.q, b->G, s.tables);
+                if (way == FIXED) k->quantize_query(p, s.q, b->G, s.tables);
                 for (size_t i = 0; i < pages; i++) {
                     read_page(b, way, p, (way <= ACCUMULATE_F16 ? b->halves : b->pages) + (head * pages + i) * bytes, &s);
                     if (way != BY_CODE || ((i + 1) % RUN && i + 1 < pages)) continue;
-                    k->finish_pq(p, s.code_sums, b->G, s.acc);
+                    k->finish_code_sums(p, s.code_sums, b->G, s.acc);
                     memset(s.code_sums, 0, pq_table_floats(p, b->G) * sizeof *s.code_sums);
                 }
             }
@@ -177,7 +180,7 @@ static void bench_code(struct bench *b, size_t width, unsigned bits) {
     double keys = time_way(b, SCORE_F16), values = time_way(b, ACCUMULATE_F16), ratio[6];
     for (size_t i = 0; i < 6; i++) {
         bool too_large = (ways[i] == LOOK_UP || ways[i] == BY_CODE) && pq_table_floats(&b->codes[0], b->G) > 1 << 20;
-        bool none = ways[i] == FIXED && (!pq_reads_u8(&b->codes[0]) || !kernels()->has_register_lut);
+        bool none = ways[i] == FIXED && (!pq_reads_u8(&b->codes[0]) || !pq_ops()->has_register_lut);
         ratio[i] = too_large || none ? NAN : time_way(b, ways[i]) / (ways[i] < ACCUMULATE ? keys : values);
     }
     printf("%3zu %2zu %4zu x %2u %6.3f %8.1f %8.1f", b->hd, b->G, width, bits, (double)bits / (double)width, keys, values);
@@ -240,7 +243,7 @@ int main(int argc, char **argv) {
     }
     printf("%d threads, %s kernels, %zu tokens, %d layers of %d KV heads; ns of one thread per token and KV head, then shares of "
            "f16's\n",
-           threads, kernels()->name, tokens, LAYERS, HEADS);
+           threads, cpu_isa_name(cpu_isa()), tokens, LAYERS, HEADS);
     printf("%3s %2s %4s x %2s %6s %8s %8s %8s %8s %8s %8s %8s %8s\n", "hd", "G", "w", "", "bits", "f16 keys", "values", "look up",
            "fixed", "decode", "turn", "mix", "tally");
     static const size_t groups[] = {1, 3, 4, 8};

@@ -13,7 +13,9 @@
  * read lies apart, and memory is met as at that depth. */
 #include "backend/cpu/codec/index.h"
 #include "backend/cpu/codec/nearest.h"
-#include "backend/cpu/kernels/kernels.h"
+#include "backend/cpu/kernels/cpu.h"
+#include "backend/cpu/kernels/scaled/ops.h"
+#include "backend/cpu/kernels/vector/ops.h"
 #include "backend/cpu/kv/top_k.h"
 #include "base/memory.h"
 #include "base/random.h"
@@ -257,7 +259,7 @@ static void find_head(const struct finder *f, const struct data *d, size_t head)
 static void product_head(const struct store *s, const struct data *d, size_t head) {
     float logits[32 * PAGE_TOKENS];
     for (size_t b = 0; b < s->blocks; b++)
-        kernels()->score_f16(queries_of(d, head), s->shape.group, s->shape.head_dim, block_at(s, CODEC_KEYS, head, b), logits);
+        scaled_ops()->score_f16(queries_of(d, head), s->shape.group, s->shape.head_dim, block_at(s, CODEC_KEYS, head, b), logits);
 }
 
 /* ---- Attention: runs of blocks under one running maximum, as the cache's */
@@ -270,7 +272,7 @@ struct run {
 
 static void read_run(const struct store *s, size_t head, const float *q, const float *tables, const struct run *run,
                      struct partial *partial) {
-    const struct kernels *kernel = kernels();
+    const struct vector_ops *kernel = vector_ops();
     size_t G = s->shape.group, step = G * PAGE_TOKENS;
     float logits[RUN * 8 * PAGE_TOKENS];
     for (size_t r = 0; r < run->n; r++)
@@ -623,7 +625,7 @@ int main(int argc, char **argv) {
     if (threads < 1 || argc > first + 17) fail("usage: bench_retrieval [MODEL.gguf] [THREADS [DEPTH...]] (at most 16 depths)");
     if (argc > first + 1) n = 0;
     for (int i = first + 1; i < argc; i++) depths[n++] = (size_t)atol(argv[i]) / PAGE_TOKENS * PAGE_TOKENS;
-    printf("choosing tokens, %d threads, %s kernels\n", threads, kernels()->name);
+    printf("choosing tokens, %d threads, %s kernels\n", threads, cpu_isa_name(cpu_isa()));
     if (model) {
         bench_model(model, depths, n, threads);
         return 0;

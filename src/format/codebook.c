@@ -1,6 +1,6 @@
 /* What the codecs of a method have learned about a model: makes the codecs' objects from parameters and hands them out. The file is
  * codebook_file.c's business. */
-#include "backend/cpu/kernels/kernels.h"
+#include "backend/cpu/kernels/vector/ops.h"
 #include "base/half.h"
 #include "base/memory.h"
 #include "base/text.h"
@@ -128,7 +128,7 @@ static enum terse_status read_part(const struct terse_codebook *codebook, enum c
             i, part == CODEBOOK_NORMALIZATION ? "frame" : "centroids", set / codebook->info.kv_heads, set % codebook->info.kv_heads,
             side_names[side]);
     }
-    kernels()->half_to_float(halves, floats, n);
+    vector_ops()->half_to_float(halves, floats, n);
     return TERSE_OK;
 }
 
@@ -166,7 +166,7 @@ static void fill_side(struct terse_codebook *codebook, enum codec_side side, con
     for (size_t set = 0; set < codebook->sets; set++) {
         for (int part = CODEBOOK_CENTROIDS; part <= CODEBOOK_NORMALIZATION; part++) {
             size_t n = codebook_part_floats(&codebook->info, side, (enum codebook_part)part);
-            if (n) kernels()->float_to_half(parameters, codebook->halves[side][part] + set * n, n);
+            if (n) vector_ops()->float_to_half(parameters, codebook->halves[side][part] + set * n, n);
             parameters += n;
         }
     }

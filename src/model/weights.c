@@ -1,6 +1,7 @@
 /* Loading a model: finds every tensor by name, checks its shape against the metadata, and points at it where it lies. Owns the
  * mapping and the few vectors that had to be converted. */
-#include "backend/cpu/kernels/kernels.h"
+#include "backend/cpu/kernels/cpu.h"
+#include "backend/cpu/kernels/weights/ops.h"
 #include "base/memory.h"
 #include "base/text.h"
 #include "model/architecture.h"
@@ -53,7 +54,7 @@ static enum terse_status load_matrix(struct loader *l, const char *name, uint32_
     const struct gguf_tensor *tensor = presence == PRESENCE_NONE ? NULL : use_tensor(l, name);
     if (!tensor) return presence == PRESENCE_REQUIRED ? missing(l, name) : TERSE_OK;
     const struct tensor_type_info *info = tensor_type_info(tensor->type);
-    if (!info || !kernels()->matvec[tensor->type])
+    if (!info || !weights_ops()->matvec[tensor->type])
         return status_fail_at(l->error, TERSE_E_UNSUPPORTED, tensor->offset,
                               "tensor %s has type %u, which terse cannot read; quantize the model to Q8_0, Q4_0 or Q4_K_M", name,
                               tensor->type);
@@ -76,7 +77,7 @@ static enum terse_status load_vector(struct loader *l, const char *name, uint32_
                               name);
     if (tensor->n_dims != 1 || tensor->dims[0] != n) return shape_mismatch(l, tensor, name, n, 1);
     assert((size_t)(l->last_vector - l->next_vector) >= n);
-    kernels()->dequantize[tensor->type](tensor->data, l->next_vector, n);
+    weights_ops()->dequantize[tensor->type](tensor->data, l->next_vector, n);
     *vector = l->next_vector;
     l->next_vector += n;
     return TERSE_OK;
@@ -386,7 +387,7 @@ static enum terse_status new_model(struct mapped_file file, const void *data, si
 enum terse_status terse_model_load(const char *path, struct terse_model **model, struct terse_error *error) {
     struct mapped_file file = {0};
     *model = NULL;
-    enum terse_status status = kernels_check(error);
+    enum terse_status status = cpu_check(error);
     if (!status) status = mapped_file_open(path, &file, error);
     return status ? status : new_model(file, file.data, file.size, path, model, error);
 }
@@ -394,7 +395,7 @@ enum terse_status terse_model_load(const char *path, struct terse_model **model,
 enum terse_status terse_model_load_memory(const void *data, size_t size, const char *name, struct terse_model **model,
                                           struct terse_error *error) {
     *model = NULL;
-    enum terse_status status = kernels_check(error);
+    enum terse_status status = cpu_check(error);
     return status ? status : new_model((struct mapped_file){0}, data, size, name, model, error);
 }
 

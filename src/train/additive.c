@@ -6,7 +6,6 @@
 
 #include "backend/cpu/codec/binary_code_search.h"
 #include "backend/cpu/gemm.h"
-#include "backend/cpu/kernels/kernels.h"
 #include "base/memory.h"
 #include "base/random.h"
 

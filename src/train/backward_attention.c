@@ -2,7 +2,7 @@
 #include "train/backward_attention.h"
 
 #include "backend/cpu/gemm.h"
-#include "backend/cpu/kernels/kernels.h"
+#include "backend/cpu/kernels/vector/ops.h"
 #include "base/memory.h"
 #include "kv/partial.h"
 
@@ -84,7 +84,7 @@ size_t attention_scratch(const struct attention *a, uint32_t threads) {
 /* ---- Forward */
 
 static void forward_tile(const struct attention *a, const struct tile *tile, float *out, float *log_sum, float *scratch) {
-    const struct kernels *kernel = kernels();
+    const struct vector_ops *kernel = vector_ops();
     size_t hd = a->head_dim, stride = a->kv_heads * hd, end = tile->first + tile->count;
     float *queries = scratch, *logits = queries + tile->rows * hd;
     struct partial partial = partial_at(logits + tile->rows * KEY_ROWS, tile->rows, hd);
@@ -138,7 +138,7 @@ static size_t seen_by(const struct attention *a, size_t part) {
 /* What one tile of queries gives to dk and dv: to be added, or the first. With `queries` their gradients take their place. */
 static void backward_tile(const struct attention *a, const struct tile *tile, const float *out, const float *log_sum,
                           const float *d_out, const struct part *to, bool first, bool queries, float *scratch) {
-    const struct kernels *kernel = kernels();
+    const struct vector_ops *kernel = vector_ops();
     size_t hd = a->head_dim, rows = tile->rows, stride = a->kv_heads * hd, end = tile->first + tile->count;
     float *q = scratch, *dq = q + rows * hd, *d_o = dq + rows * hd, *p = d_o + rows * hd, *ds = p + rows * KEY_ROWS;
     float *mean = ds + rows * KEY_ROWS; /* D of the header */
@@ -190,8 +190,8 @@ void attention_backward(const struct attention *a, const float *out, const float
     for (size_t t = 0; t < a->n; t++) {
         for (size_t part = 1; part < parts && t < seen_by(a, part); part++) {
             const float *own = rest + 2 * (part - 1) * floats + t * width;
-            kernels()->axpy(1, own, dk + t * width, width);
-            kernels()->axpy(1, own + floats, dv + t * width, width);
+            vector_ops()->axpy(1, own, dk + t * width, width);
+            vector_ops()->axpy(1, own + floats, dv + t * width, width);
         }
     }
 }

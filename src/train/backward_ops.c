@@ -5,7 +5,8 @@
 
 #include "backend/cpu/gelu.h"
 #include "backend/cpu/gemm.h"
-#include "backend/cpu/kernels/kernels.h"
+#include "backend/cpu/kernels/vector/ops.h"
+#include "backend/cpu/kernels/weights/ops.h"
 #include "backend/cpu/linear.h"
 #include "backend/cpu/rows.h"
 
@@ -33,7 +34,7 @@ void linear_backward(const struct matrix *w, const float *dy, size_t n, bool acc
         if (!plain) {
 #pragma omp for
             for (size_t r = 0; r < rows; r++)
-                kernels()->dequantize[w->type](stored + r * w->row_bytes, scratch + r * stride, w->columns);
+                weights_ops()->dequantize[w->type](stored + r * w->row_bytes, scratch + r * stride, w->columns);
         }
 #pragma omp for schedule(dynamic, 1)
         for (size_t item = 0; item < across * down; item++) {
@@ -58,8 +59,8 @@ static void norm_backward_row(const struct norm *norm, const float *x, float *d,
     for (size_t first = 0; first < width; first += PIECE) {
         size_t count = smaller(PIECE, width - first);
         for (size_t i = 0; i < count; i++) c[i] = x[first + i] - mean;
-        squares += kernels()->dot(c, c, count);
-        along += kernels()->dot(c, d + first, count);
+        squares += vector_ops()->dot(c, c, count);
+        along += vector_ops()->dot(c, d + first, count);
     }
     float square = 1 / (squares / n + norm->epsilon), r = sqrtf(square),
           mean_d = norm->kind == NORM_LAYER ? sum_row(d, width) / n : 0;
@@ -83,7 +84,7 @@ static void silu_backward_row(float *gate, float *up, const float *d, size_t wid
     for (size_t first = 0; first < width; first += PIECE, gate += PIECE, up += PIECE, d += PIECE) {
         size_t n = smaller(PIECE, width - first);
         for (size_t i = 0; i < n; i++) s[i] = -gate[i];
-        kernels()->exp_sum(s, 0, n);
+        vector_ops()->exp_sum(s, 0, n);
         for (size_t i = 0; i < n; i++) {
             float sigmoid = 1 / (1 + s[i]), x = gate[i];
             gate[i] = d[i] * up[i] * sigmoid * (1 + x * (1 - sigmoid));
@@ -115,7 +116,7 @@ static size_t draw(const float *weights, size_t n, double sum, double u) {
 }
 
 void cross_entropy_backward(float *logits, const struct targets *targets, size_t n, size_t vocabulary, float scale, double *loss) {
-    const struct kernels *kernel = kernels();
+    const struct vector_ops *kernel = vector_ops();
 #pragma omp parallel for if (n >= PARALLEL_ROWS)
     for (size_t t = 0; t < n; t++) {
         float *row = logits + t * vocabulary;

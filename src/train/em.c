@@ -5,7 +5,8 @@
 #include "train/em.h"
 
 #include "backend/cpu/kernels/commvq/commvq.h"
-#include "backend/cpu/kernels/kernels.h"
+#include "backend/cpu/kernels/commvq/ops.h"
+#include "backend/cpu/kernels/vector/ops.h"
 #include "base/memory.h"
 #include "base/random.h"
 
@@ -199,7 +200,7 @@ static void share(const struct fit *f, struct slice *slice, size_t i, size_t n, 
     const size_t K = f->shape.entries, columns = f->search.columns;
     const double scale = -2 / temperature;
     for (size_t c = 0; c < n; c++) batch->values[c] = (float)(((double)batch->values[c] - (double)least) * scale);
-    float part = (float)w / kernels()->exp_sum(batch->values, 0, n);
+    float part = (float)w / vector_ops()->exp_sum(batch->values, 0, n);
     for (size_t c = 0; c < n; c++) {
         size_t a = batch->cells[c] / columns, b = batch->cells[c] % columns;
         float weight = part * batch->values[c];
@@ -219,12 +220,11 @@ static void add_row(size_t g, double w, const float *x, double *a, double *b) {
 /* Point p, the i-th of the batch. Returns whether the batch has shares of it. */
 static bool point_step(struct fit *f, struct slice *slice, size_t i, size_t p, double temperature) {
     const struct commvq_search *s = &f->search;
-    const struct kernels *kernel = kernels();
     struct batch *batch = slice->batch;
     const float *x = batch->rows + i * f->wide, *products = batch->products + i * 2 * s->columns;
-    double w = (double)f->weights[p], square = (double)kernel->dot(x, x, f->d);
+    double w = (double)f->weights[p], square = (double)vector_ops()->dot(x, x, f->d);
     float least;
-    uint32_t cell = kernel->least_commvq(s->half, s->entries, s->columns, products, &least);
+    uint32_t cell = commvq_ops()->nearest(s->half, s->entries, s->columns, products, &least);
     size_t a = cell / s->columns, b = cell % s->columns, n = 1;
     f->codes[p] = (uint16_t)(a + b * s->entries);
     double distance = fmax(square + 2 * (double)least, 0);
@@ -234,8 +234,8 @@ static bool point_step(struct fit *f, struct slice *slice, size_t i, size_t p, d
     if (!(w > 0)) return false;
     float limit = (float)((double)least + FAINT * temperature / 2);
     if (limit > least)
-        n = kernel->within_commvq(s->half, s->entries, s->columns, products, limit, COMMVQ_ENTRIES * COMMVQ_ENTRIES, batch->cells,
-                                  batch->values);
+        n = commvq_ops()->within(s->half, s->entries, s->columns, products, limit, COMMVQ_ENTRIES * COMMVQ_ENTRIES, batch->cells,
+                                 batch->values);
     if (n > 1) {
         share(f, slice, i, n, least, w, temperature);
         return true;
@@ -249,7 +249,7 @@ static bool point_step(struct fit *f, struct slice *slice, size_t i, size_t p, d
 static void add_batch(const struct fit *f, struct slice *slice, size_t points) {
     struct batch *batch = slice->batch;
     const size_t K = f->shape.entries, g = f->shape.pairs;
-    kernels()->products(batch->shares, 2 * K, points, BATCH, batch->rows, f->wide, batch->sums);
+    commvq_ops()->multiply_panel(batch->shares, 2 * K, points, BATCH, batch->rows, f->wide, batch->sums);
     for (size_t k = 0; k < K; k++) {
         const float *a = batch->sums + k * f->wide, *b = batch->sums + (K + k) * f->wide;
         double *re = slice->sums + k * f->d, *im = re + g;
@@ -419,7 +419,7 @@ static double subtract(struct fit *f, const float *table) {
         size_t from = s * f->points->n / f->slices, to = (s + 1) * f->points->n / f->slices;
         commvq_subtract(table, f->shape.pairs, f->shape.entries, f->kept + from, to - from, f->rows + from * f->d, f->d);
         for (size_t p = from; p < to; p++)
-            sums[s] += (double)f->weights[p] * (double)kernels()->dot(f->rows + p * f->d, f->rows + p * f->d, f->d);
+            sums[s] += (double)f->weights[p] * (double)vector_ops()->dot(f->rows + p * f->d, f->rows + p * f->d, f->d);
     }
     for (size_t s = 0; s < f->slices; s++) sum += sums[s];
     return sum;

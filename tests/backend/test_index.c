@@ -395,13 +395,13 @@ static void odd_head_sizes_are_refused(void **state) {
 
 /* ---- Kernels: every tier equals sums made here */
 
-static void check_sign_slot(const struct kernels *k, struct random *random, size_t n, bool large, enum guard_side side) {
+static void check_sign_slot(const struct tier *k, struct random *random, size_t n, bool large, enum guard_side side) {
     uint8_t *tables = guard_bytes(2 * n * 16, side), *planes = guard_bytes(n * 64, side);
     uint16_t *scores = guard_bytes(64 * sizeof *scores, side);
     fill_bytes(random, tables, 2 * n * 16);
     fill_bytes(random, planes, n * 64);
     if (large) memset(tables, 255, 2 * n * 16);
-    k->scores_sign(tables, n, planes, scores);
+    k->select->scores_sign(tables, n, planes, scores);
     for (size_t t = 0; t < 64; t++) {
         unsigned want = 0;
         for (size_t j = 0; j < n; j++)
@@ -411,12 +411,12 @@ static void check_sign_slot(const struct kernels *k, struct random *random, size
     guard_release();
 }
 
-static void check_quest_slot(const struct kernels *k, struct random *random, size_t hd, enum fill fill, enum guard_side side) {
+static void check_quest_slot(const struct tier *k, struct random *random, size_t hd, enum fill fill, enum guard_side side) {
     float *q = guard_floats(hd, side), *bounds = guard_floats(4, side);
     uint16_t *page = guard_bytes(index_quest.page_bytes(hd), side);
     fill_floats(random, fill, q, hd);
     fill_halves(random, fill, page, 8 * hd);
-    k->scores_quest(q, hd, page, bounds);
+    k->select->scores_quest(q, hd, page, bounds);
     for (size_t p = 0; p < 4; p++) {
         double want = 0, terms = 0;
         for (size_t c = 0; c < hd; c++) {
@@ -433,7 +433,7 @@ static void check_quest_slot(const struct kernels *k, struct random *random, siz
 static void kernels_equal_plain_sums(void **state) {
     (void)state;
     struct random random = {9};
-    const struct kernels *k;
+    const struct tier *k;
     for (size_t tier = 0; (k = tier_at(tier)); tier++) {
         for (size_t n = 4; n <= 32; n += 4)
             for (int side = GUARD_END; side <= GUARD_START; side++)

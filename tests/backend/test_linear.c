@@ -1,5 +1,5 @@
 /* Linear layers against sums in double precision, on both sides of the choice between matrix-vector kernels and the GEMM library. */
-#include "backend/cpu/kernels/kernels.h"
+#include "backend/cpu/kernels/weights/ops.h"
 #include "backend/cpu/linear.h"
 #include "base/half.h"
 #include "base/memory.h"
@@ -40,7 +40,7 @@ static struct matrix new_matrix(enum tensor_type type, uint32_t rows) {
 static void check_product(const struct product *p, const float *x, size_t n) {
     float row[COLUMNS];
     for (uint32_t r = 0; r < p->w->rows; r++) {
-        kernels()->dequantize[p->w->type]((const char *)p->w->data + r * p->w->row_bytes, row, COLUMNS);
+        weights_ops()->dequantize[p->w->type]((const char *)p->w->data + r * p->w->row_bytes, row, COLUMNS);
         for (size_t t = 0; t < n; t++) {
             double sum = p->w->bias ? (double)p->w->bias[r] : 0, size = fabs(sum), weights = 0;
             for (size_t i = 0; i < COLUMNS; i++) {

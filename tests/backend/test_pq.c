@@ -1,7 +1,7 @@
 /* The codecs pq and vq: codes are of the nearest centroids and lie where page_layout.h says, every way of reading equals decoded
  * rows met in double precision, and what cannot be served is refused. */
 #include "backend/cpu/codec/pq.h"
-#include "backend/cpu/kernels/kernels.h"
+#include "backend/cpu/kernels/pq/ops.h"
 #include "base/half.h"
 
 #include <math.h>
@@ -44,8 +44,8 @@ struct learner {
 static void check_channels(const struct learner *l, bool snapped) {
     const struct pq_codebook *p = pq_codebook_of(l->shape);
     size_t plane = PQ_CHANNEL_ENTRIES(p->bits), width = p->width;
-    bool by_channel = kernels()->has_register_lut && p->bits <= PQ_CHANNEL_BITS;
-    bool by_row = kernels()->has_register_lut && p->bits > PQ_CHANNEL_BITS && width % 4 == 0;
+    bool by_channel = pq_ops()->has_register_lut && p->bits <= PQ_CHANNEL_BITS;
+    bool by_row = pq_ops()->has_register_lut && p->bits > PQ_CHANNEL_BITS && width % 4 == 0;
     assert_int_equal(p->centroids_u8 != NULL, by_channel && snapped);
     assert_int_equal(p->centroid_rows_u8 != NULL, by_row && snapped);
     assert_int_equal(p->byte_planes != NULL, by_channel && !snapped && l->side == CODEC_KEYS);
@@ -276,9 +276,9 @@ static void check_keys(const struct learner *l, uint32_t G) {
     assert_true(chosen * sizeof(float) <= (size_t)320 << 10);
     if (chosen) l->codec->prepare(shape, q, tables);
     l->codec->score(shape, q, chosen ? tables : NULL, page, logits[0]);
-    kernels()->score_pq(p, q, G, page, logits[1]);
-    kernels()->prepare_pq(p, q, G, tables);
-    kernels()->look_up_pq(p, tables, G, page, logits[2]);
+    pq_ops()->score(p, q, G, page, logits[1]);
+    pq_ops()->prepare(p, q, G, tables);
+    pq_ops()->look_up(p, tables, G, page, logits[2]);
     for (size_t g = 0; g < G; g++) {
         double span = 0, largest = 0;
         for (size_t c = 0; pq_reads_u8(p) && c < hd; c++) largest = fmax(largest, fabs((double)q[g * hd + c]) * (double)p->step[c]);
@@ -347,9 +347,9 @@ static void check_values(const struct learner *l, uint32_t G) {
     for (size_t i = 0; i < PAGES * G * SLOTS; i++) weights[i] = (float)exp(8 * random_unit() - 8); /* as softmax gives them */
     for (size_t b = 0; b < PAGES; b++) {
         l->codec->accumulate(shape, weights + b * G * SLOTS, page[b], accumulated);
-        kernels()->accumulate_by_code_pq(p, weights + b * G * SLOTS, G, page[b], code_sums);
+        pq_ops()->accumulate_by_code(p, weights + b * G * SLOTS, G, page[b], code_sums);
     }
-    kernels()->finish_pq(p, code_sums, G, finished);
+    pq_ops()->finish_code_sums(p, code_sums, G, finished);
     assert_true(l->codec->code_sums(shape) == 0 || l->codec->code_sums(shape) == floats);
     memset(code_sums, 0, floats * sizeof *code_sums);
     for (size_t b = 0; b < PAGES; b++) l->codec->accumulate_by_code(shape, weights + b * G * SLOTS, page[b], code_sums);

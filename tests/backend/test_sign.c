@@ -2,6 +2,7 @@
  * the kernels of every tier between guard pages. */
 #include "backend/cpu/codec/codec.h"
 #include "backend/cpu/codec/index.h"
+#include "backend/cpu/kernels/scaled/ops.h"
 #include "base/half.h"
 #include "support/kernel_check.h"
 
@@ -252,7 +253,7 @@ static double pair_number(const uint8_t *page, size_t hd, size_t c, size_t t, do
 static void check_score(struct random *random, enum fill fill, size_t G, size_t hd, enum guard_side side) {
     size_t signs = 8 * hd;
     float *q = guard_floats(G * hd, side), *mean = guard_floats(hd, side), *alpha = guard_floats(hd, side);
-    float *tables = guard_floats(G * kernels_sign_floats(hd), side), *logits = guard_floats(G * 64, side);
+    float *tables = guard_floats(G * sign_table_floats(hd), side), *logits = guard_floats(G * 64, side);
     uint8_t *page = guard_bytes(signs + PAGE_BYTES_KIVI(hd, 2), side);
     fill_bytes(random, page, signs);
     fill_pairs(random, fill == FILL_LARGE ? FILL_NORMAL : fill, hd, page + signs);
@@ -260,10 +261,10 @@ static void check_score(struct random *random, enum fill fill, size_t G, size_t 
     fill_floats(random, FILL_NORMAL, mean, hd);
     fill_floats(random, fill == FILL_OUTLIER ? FILL_OUTLIER : FILL_NORMAL, alpha, hd);
     for (size_t c = 0; c < hd; c++) alpha[c] = fabsf(alpha[c]);
-    const struct kernels *k;
+    const struct tier *k;
     for (size_t tier = 0; (k = tier_at(tier)); tier++) {
-        k->prepare_sign(q, mean, alpha, G, hd, tables);
-        k->score_sign(tables, G, hd, page, logits);
+        k->scaled->prepare_sign(q, mean, alpha, G, hd, tables);
+        k->scaled->score_sign(tables, G, hd, page, logits);
         for (size_t g = 0; g < G; g++) {
             double most[MOST_HD / 32] = {0}, base = 0, size = 0;
             for (size_t c = 0; c < hd; c++) {

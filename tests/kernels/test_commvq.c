@@ -236,12 +236,12 @@ static void rotated_tables_give_rotated_keys(void **state) {
 /* ---- Kernels -------------------------------------------------------------------------------------------------------------------
  */
 
-static void check_products(const struct kernels *k, size_t n, size_t d, size_t stride, size_t width, enum guard_side side) {
+static void check_products(const struct tier *k, size_t n, size_t d, size_t stride, size_t width, enum guard_side side) {
     float *x = guard_floats((n - 1) * stride + d, side), *panel = guard_floats(d * width, side),
           *out = guard_floats(n * width, side);
     fill_floats(&source, FILL_NORMAL, x, (n - 1) * stride + d);
     fill_floats(&source, FILL_OUTLIER, panel, d * width);
-    k->products(x, n, d, stride, panel, width, out);
+    k->commvq->multiply_panel(x, n, d, stride, panel, width, out);
     for (size_t r = 0; r < n; r++) {
         for (size_t j = 0; j < width; j++) {
             double want = 0, terms = 0;
@@ -253,19 +253,19 @@ static void check_products(const struct kernels *k, size_t n, size_t d, size_t s
                         k->name, n, d, width);
         }
         float *alone = guard_floats(width, side);
-        k->products(x + r * stride, 1, d, d, panel, width, alone);
+        k->commvq->multiply_panel(x + r * stride, 1, d, d, panel, width, alone);
         assert_memory_equal(alone, out + r * width, width * sizeof(float));
     }
     guard_release();
 }
 
-static void check_least(const struct kernels *k, size_t entries, bool ties, enum guard_side side) {
+static void check_least(const struct tier *k, size_t entries, bool ties, enum guard_side side) {
     size_t columns = (entries + 15) / 16 * 16;
     float *half = guard_floats(entries * columns, side), *products = guard_floats(2 * columns, side), least;
     for (size_t i = 0; i < 2 * columns; i++) products[i] = ties ? (float)(random_bits(&source) % 3) : normal();
     for (size_t i = 0; i < entries * columns; i++)
         half[i] = i % columns >= entries ? INFINITY : ties ? (float)(random_bits(&source) % 4) : 3 * normal();
-    uint32_t at = 0, got = k->least_commvq(half, entries, columns, products, &least);
+    uint32_t at = 0, got = k->commvq->nearest(half, entries, columns, products, &least);
     float want = INFINITY;
     for (size_t i = 0; i < entries * columns; i++) {
         float value = half[i] - products[columns + i % columns] - products[i / columns];
@@ -275,7 +275,7 @@ static void check_least(const struct kernels *k, size_t entries, bool ties, enum
     assert_true(least == want);
     uint32_t *cells = guard_bytes(entries * sizeof *cells, side);
     float *values = guard_floats(entries, side), limit = want + (ties ? 1 : 2);
-    size_t found = k->within_commvq(half, entries, columns, products, limit, entries, cells, values), seen = 0;
+    size_t found = k->commvq->within(half, entries, columns, products, limit, entries, cells, values), seen = 0;
     for (size_t i = 0; i < entries * columns; i++) {
         float value = half[i] - products[columns + i % columns] - products[i / columns];
         if (!(value < limit)) continue;
@@ -286,17 +286,17 @@ static void check_least(const struct kernels *k, size_t entries, bool ties, enum
         seen++;
     }
     assert_int_equal(found, seen);
-    assert_true(k->within_commvq(half, entries, columns, products, want, entries, cells, values) == 0);
+    assert_true(k->commvq->within(half, entries, columns, products, want, entries, cells, values) == 0);
     for (size_t i = 0; i < columns; i++) products[i] = NAN; /* a row of NaN: some cell, and no other harm */
-    assert_true(k->least_commvq(half, entries, columns, products, &least) < entries * columns);
-    assert_int_equal(k->within_commvq(half, entries, columns, products, 1, entries, cells, values), 0);
+    assert_true(k->commvq->nearest(half, entries, columns, products, &least) < entries * columns);
+    assert_int_equal(k->commvq->within(half, entries, columns, products, 1, entries, cells, values), 0);
     guard_release();
 }
 
 static void searching_equals_its_definition(void **state) {
     (void)state;
     static const size_t rows[] = {1, 3, 4, 5, 16}, numbers[] = {2, 6, 32, 128}, entries[] = {1, 2, 5, 16, 31, 33, 64};
-    const struct kernels *k;
+    const struct tier *k;
     for (size_t tier = 0; (k = tier_at(tier)); tier++) {
         for (size_t i = 0; i < 5; i++)
             for (size_t j = 0; j < 4; j++)
@@ -310,7 +310,7 @@ static void searching_equals_its_definition(void **state) {
 /* Every tier's keys are those of the definition, whether it reads rows or planes. */
 static void decoding_is_what_the_definition_says(void **state) {
     (void)state;
-    const struct kernels *k;
+    const struct tier *k;
     EACH_SHAPE(s) {
         struct setup u = setup_new(s, 64);
         const struct commvq_code *c = commvq_code_of(u.shape);
@@ -330,7 +330,7 @@ static void decoding_is_what_the_definition_says(void **state) {
             for (int planes = 0; planes < 2; planes++) {
                 struct commvq_code some = *c;
                 if (!planes) some.planes = NULL;
-                k->channels_commvq(&some, gains, codes, channels);
+                k->commvq->decode(&some, gains, codes, channels);
                 for (size_t i = 0; i < 64 * s->hd; i++) {
                     float want = decoded[i % 64 * s->hd + i / 64];
                     assert_true(fabsf(channels[i] - want) <= 1e-5f * (1 + fabsf(want) + 10 * gains[i % 64]));
@@ -383,7 +383,7 @@ static void both_ways_of_scoring_equal_decode_rotate_multiply(void **state) {
         struct setup u = setup_new(s, 64);
         const struct commvq_code *c = commvq_code_of(u.shape);
         float decoded[64 * MOST_HD], q[9 * MOST_HD], gains[64], *tables = malloc(9 * commvq_table_floats(c) * sizeof *tables);
-        const struct kernels *k;
+        const struct tier *k;
         angles_set(&angles, s, 3000);
         codec_commvq.decode(u.shape, CODEC_KEYS, u.page, decoded);
         commvq_gains(u.shape, u.page, gains);
@@ -407,8 +407,8 @@ static void both_ways_of_scoring_equal_decode_rotate_multiply(void **state) {
         for (size_t tier = 0; (k = tier_at(tier)); tier++) {
             float *own = guard_floats(commvq_table_floats(c), GUARD_END), *logits = guard_floats(64, GUARD_END);
             float *query = guard_copy(q, s->hd * sizeof *q, GUARD_END);
-            k->prepare_commvq(c, query, own);
-            k->look_up_commvq(c, &angles.rotation, own, gains, commvq_codes(u.page), logits);
+            k->commvq->prepare(c, query, own);
+            k->commvq->look_up(c, &angles.rotation, own, gains, commvq_codes(u.page), logits);
             for (size_t t = 0; t < 64; t++) {
                 double terms, want = score_by_definition(s, &angles, q, decoded + t * s->hd, t, &terms);
                 check_close((double)logits[t], want, terms + (double)gains[t], 1e-5, 1e-6, "%s look_up_comm, head_dim %u", k->name,

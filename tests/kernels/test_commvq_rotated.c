@@ -1,4 +1,4 @@
-/* CommVQ's keys turned and met in 16 bits, against their definition in double precision: within what backend/cpu/kernels/kernels.h allows, and
+/* CommVQ's keys turned and met in 16 bits, against their definition in double precision: within what backend/cpu/kernels/commvq/ops.h allows, and
  * near it on the whole; where it refuses; and the runs of rounds whose sums are bytes. */
 #include "backend/cpu/codec/commvq.h"
 #include "base/half.h"
@@ -130,7 +130,7 @@ static double logit_of(const struct setup *u, const float *channels, const float
     return sum;
 }
 
-static void check_scores(const struct shape *s, const struct setup *u, const struct kernels *k, size_t G, int kind) {
+static void check_scores(const struct shape *s, const struct setup *u, const struct tier *k, size_t G, int kind) {
     float *gains = guard_floats(64, GUARD_END), *q = guard_floats(G * s->hd, GUARD_START), channels[64 * MOST_HD];
     float *logits = guard_floats(G * 64, G % 2 ? GUARD_END : GUARD_START);
     double largest = 0, square = 0, error = 0;
@@ -138,9 +138,9 @@ static void check_scores(const struct shape *s, const struct setup *u, const str
     for (size_t t = 0; t < 64; t++) largest = fmax(largest, (double)gains[t]);
     fill_floats(&source, FILL_NORMAL, q, G * s->hd);
     for (size_t c = 0; G > 1 && c < s->hd; c++) q[c] = 0; /* one query is nothing */
-    kernels_for(KERNELS_SCALAR)->channels_commvq(u->code, gains, u->codes, channels);
+    commvq_ops_at(CPU_SCALAR)->decode(u->code, gains, u->codes, channels);
     for (size_t i = 0; i < G * 64; i++) logits[i] = -7;
-    bool served = k->score_rotated_commvq(u->code, &u->rotation, gains, q, G, u->codes, logits);
+    bool served = k->commvq->score_rotated(u->code, &u->rotation, gains, q, G, u->codes, logits);
     assert_int_equal(served, s->serves);
     for (size_t i = 0; i < G * 64; i++) {
         double terms, want = logit_of(u, channels, q + i / 64 * s->hd, i % 64, largest, &terms);
@@ -159,10 +159,10 @@ static void check_scores(const struct shape *s, const struct setup *u, const str
 static void words_score_as_the_definition_says(void **state) {
     (void)state;
     static const size_t groups[] = {1, 2, 3, 4, 5, 8, MOST_QUERIES};
-    const struct kernels *k;
+    const struct tier *k;
     EACH_SHAPE(s) {
         for (size_t tier = 0; (k = tier_at(tier)); tier++) {
-            if (!k->score_rotated_commvq || !kernels()->has_register_lut) continue;
+            if (!k->commvq->score_rotated || !pq_ops()->has_register_lut) continue;
             for (size_t i = 0; i < sizeof groups / sizeof *groups; i++) {
                 struct setup u = setup_new(s);
                 for (int kind = 0; kind < GAINS; kind++)
@@ -177,13 +177,13 @@ static void words_score_as_the_definition_says(void **state) {
 static void what_does_not_fit_is_refused(void **state) {
     (void)state;
     const struct shape *s = shapes;
-    const struct kernels *k;
+    const struct tier *k;
     struct setup u = setup_new(s);
     float gains[64], q[MOST_HD], logits[64];
     set_gains(0, gains);
     fill_floats(&source, FILL_NORMAL, q, MOST_HD);
     for (size_t tier = 0; (k = tier_at(tier)); tier++) {
-        for (int what = 0; k->score_rotated_commvq && what < 4; what++) {
+        for (int what = 0; k->commvq->score_rotated && what < 4; what++) {
             struct key_rotation rotation = u.rotation;
             struct commvq_code code = *u.code;
             if (what == 0) rotation.words = NULL;
@@ -191,7 +191,7 @@ static void what_does_not_fit_is_refused(void **state) {
             if (what == 2) rotation.adjacent = !rotation.adjacent;
             if (what == 3) code.planes = NULL;
             memset(logits, 0, sizeof logits);
-            assert_false(k->score_rotated_commvq(&code, &rotation, gains, q, 1, u.codes, logits));
+            assert_false(k->commvq->score_rotated(&code, &rotation, gains, q, 1, u.codes, logits));
             for (size_t t = 0; t < 64; t++) assert_true(logits[t] == 0);
         }
     }
@@ -200,15 +200,15 @@ static void what_does_not_fit_is_refused(void **state) {
 
 static void numbers_that_are_none_stay_so(void **state) {
     (void)state;
-    const struct kernels *k;
+    const struct tier *k;
     struct setup u = setup_new(shapes);
     float gains[64], q[2 * MOST_HD] = {0}, logits[2 * 64];
     set_gains(0, gains);
     q[3] = NAN;
     q[shapes->hd + 5] = INFINITY;
     for (size_t tier = 0; (k = tier_at(tier)); tier++) {
-        if (!k->score_rotated_commvq || !kernels()->has_register_lut) continue;
-        assert_true(k->score_rotated_commvq(u.code, &u.rotation, gains, q, 2, u.codes, logits));
+        if (!k->commvq->score_rotated || !pq_ops()->has_register_lut) continue;
+        assert_true(k->commvq->score_rotated(u.code, &u.rotation, gains, q, 2, u.codes, logits));
         for (size_t i = 0; i < 2 * 64; i++) assert_false(isfinite(logits[i]));
     }
     setup_free(&u);

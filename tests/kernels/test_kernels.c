@@ -32,10 +32,10 @@ static float float_of(uint32_t bits) {
 }
 
 /* Runs `check` for each tier, length, fill and side of the guard page. */
-typedef void vector_check(const struct kernels *k, struct random *random, size_t n, enum fill fill, enum guard_side side);
+typedef void vector_check(const struct tier *k, struct random *random, size_t n, enum fill fill, enum guard_side side);
 
 static void for_all_lengths(vector_check *check) {
-    const struct kernels *k;
+    const struct tier *k;
     for (size_t tier = 0; (k = tier_at(tier)); tier++) {
         struct random random = {11};
         for (size_t length = 0; length < n_odd_lengths; length++) {
@@ -66,9 +66,9 @@ static void test_every_half_becomes_its_float(void **state) {
     uint16_t *half = malloc(ALL * sizeof *half);
     float *got = malloc(ALL * sizeof *got);
     for (size_t i = 0; i < ALL; i++) half[i] = (uint16_t)i;
-    const struct kernels *k;
+    const struct tier *k;
     for (size_t tier = 0; (k = tier_at(tier)); tier++) {
-        k->half_to_float(half, got, ALL);
+        k->vector->half_to_float(half, got, ALL);
         for (size_t i = 0; i < ALL; i++) {
             double want = value_of_half((uint16_t)i);
             if (isnan(want)) { /* quiet, sign and payload kept */
@@ -94,10 +94,10 @@ static double rounded_to_half(double x) {
 
 static void check_to_half(const float *in, size_t n) {
     uint16_t *got = malloc(n * sizeof *got), *scalar = malloc(n * sizeof *scalar);
-    const struct kernels *k;
+    const struct tier *k;
     for (size_t tier = 0; (k = tier_at(tier)); tier++) {
         uint16_t *out = tier ? got : scalar;
-        k->float_to_half(in, out, n);
+        k->vector->float_to_half(in, out, n);
         for (size_t i = 0; i < n; i++) {
             if (out[i] != scalar[i]) fail_msg("%s: %08x became %04x, scalar %04x", k->name, bits_of(in[i]), out[i], scalar[i]);
             if (tier) continue;
@@ -135,13 +135,13 @@ static void test_floats_round_to_the_nearest_half(void **state) {
     free(in);
 }
 
-static void check_half_lengths(const struct kernels *k, struct random *random, size_t n, enum fill fill, enum guard_side side) {
+static void check_half_lengths(const struct tier *k, struct random *random, size_t n, enum fill fill, enum guard_side side) {
     uint16_t *half = guard_bytes(n * sizeof *half, side), *back = guard_bytes(n * sizeof *back, side);
     float *x = guard_floats(n, side);
     fill_halves(random, fill, half, n);
-    k->half_to_float(half, x, n);
+    k->vector->half_to_float(half, x, n);
     for (size_t i = 0; i < n; i++) assert_true(x[i] == value_of_half(half[i]));
-    k->float_to_half(x, back, n);
+    k->vector->float_to_half(x, back, n);
     assert_memory_equal(half, back, n * sizeof *half);
 }
 
@@ -152,7 +152,7 @@ static void test_halves_at_odd_lengths(void **state) {
 
 /* ---- Sums ---------------------------------------------------------------------------------------------------------------- */
 
-static void check_dot(const struct kernels *k, struct random *random, size_t n, enum fill fill, enum guard_side side) {
+static void check_dot(const struct tier *k, struct random *random, size_t n, enum fill fill, enum guard_side side) {
     float *a = guard_floats(n, side), *b = guard_floats(n, side);
     fill_floats(random, fill, a, n);
     fill_floats(random, fill == FILL_CANCEL ? FILL_ZERO : fill, b, n);
@@ -162,24 +162,24 @@ static void check_dot(const struct kernels *k, struct random *random, size_t n, 
         want += (double)a[i] * b[i];
         terms += fabs((double)a[i] * b[i]);
     }
-    check_close(k->dot(a, b, n), want, terms, EPSILON * (double)(n + 1), TINIEST * (double)n, "%s dot of %zu, %s", k->name, n,
-                fill_name(fill));
+    check_close(k->vector->dot(a, b, n), want, terms, EPSILON * (double)(n + 1), TINIEST * (double)n, "%s dot of %zu, %s", k->name,
+                n, fill_name(fill));
 }
 
-static void check_axpy(const struct kernels *k, struct random *random, size_t n, enum fill fill, enum guard_side side) {
+static void check_axpy(const struct tier *k, struct random *random, size_t n, enum fill fill, enum guard_side side) {
     float *x = guard_floats(n, side), *y = guard_floats(n, side), before[1000];
     fill_floats(random, fill, x, n);
     fill_floats(random, fill, y, n);
     if (n) memcpy(before, y, n * sizeof *y);
     float scale = random_normal(random);
-    k->axpy(scale, x, y, n);
+    k->vector->axpy(scale, x, y, n);
     for (size_t i = 0; i < n; i++) {
         double want = before[i] + (double)scale * x[i], terms = fabs((double)before[i]) + fabs((double)scale * x[i]);
         check_close(y[i], want, terms, 2 * EPSILON, TINIEST, "%s axpy of %zu, %s, at %zu", k->name, n, fill_name(fill), i);
     }
 }
 
-static void check_rms_norm(const struct kernels *k, struct random *random, size_t n, enum fill fill, enum guard_side side) {
+static void check_rms_norm(const struct tier *k, struct random *random, size_t n, enum fill fill, enum guard_side side) {
     float *x = guard_floats(n, side), *gain = guard_floats(n, side), *out = guard_floats(n, side);
     fill_floats(random, fill, x, n);
     fill_floats(random, FILL_NORMAL, gain, n);
@@ -187,13 +187,13 @@ static void check_rms_norm(const struct kernels *k, struct random *random, size_
     double squares = 0;
     for (size_t i = 0; i < n; i++) squares += (double)x[i] * x[i];
     double scale = 1 / sqrt(squares / (double)n + epsilon);
-    k->rms_norm(x, gain, epsilon, out, n);
+    k->vector->rms_norm(x, gain, epsilon, out, n);
     for (size_t i = 0; i < n; i++) {
         double want = x[i] * scale * gain[i];
         check_close(out[i], want, fabs(want), EPSILON * ((double)n / 2 + 6), 2 * TINIEST + TINIEST * fabs((double)gain[i]),
                     "%s rms_norm of %zu, %s, at %zu", k->name, n, fill_name(fill), i);
     }
-    k->rms_norm(x, gain, epsilon, x, n); /* in place */
+    k->vector->rms_norm(x, gain, epsilon, x, n); /* in place */
     assert_memory_equal(x, out, n * sizeof *x);
 }
 
@@ -212,18 +212,18 @@ static void test_rms_norm_at_odd_lengths(void **state) {
     for_all_lengths(check_rms_norm);
 }
 
-static void check_max(const struct kernels *k, struct random *random, size_t n, enum fill fill, enum guard_side side) {
+static void check_max(const struct tier *k, struct random *random, size_t n, enum fill fill, enum guard_side side) {
     float *x = guard_floats(n, side);
     fill_floats(random, fill, x, n);
     if (n > 2) x[random_bits(random) % n] = NAN; /* passed over */
     for (size_t i = 0; i < n && random_bits(random) % 4 == 0; i++) x[i] = -INFINITY;
     float want = -INFINITY;
     for (size_t i = 0; i < n; i++) want = fmaxf(want, x[i]);
-    if (k->max(x, n) != want) fail_msg("%s max of %zu, %s", k->name, n, fill_name(fill));
+    if (k->vector->max(x, n) != want) fail_msg("%s max of %zu, %s", k->name, n, fill_name(fill));
     for (size_t i = 0; i < n; i++) { /* wherever it lies */
         float kept = x[i];
         x[i] = INFINITY;
-        if (k->max(x, n) != INFINITY) fail_msg("%s max of %zu misses element %zu", k->name, n, i);
+        if (k->vector->max(x, n) != INFINITY) fail_msg("%s max of %zu misses element %zu", k->name, n, i);
         x[i] = kept;
     }
 }
@@ -232,7 +232,7 @@ static void check_max(const struct kernels *k, struct random *random, size_t n, 
 static void test_gains_of_64_tokens(void **state) {
     (void)state;
     struct random random = {8};
-    const struct kernels *k;
+    const struct tier *k;
     for (int side = 0; side < 2; side++) {
         enum guard_side guard = side ? GUARD_END : GUARD_START;
         float *table = guard_floats(256, guard), *gains = guard_floats(64, guard), *weights = guard_floats(64, guard);
@@ -248,8 +248,8 @@ static void test_gains_of_64_tokens(void **state) {
         for (size_t tier = 0; (k = tier_at(tier)); tier++) {
             for (size_t first = 0; first < 256; first += 64) {
                 for (size_t t = 0; t < 64; t++) codes[t] = (uint8_t)(first + t * 29 % 64);
-                k->look_up_gains(table, codes, gains);
-                float got = k->scale_weights(weights, gains, scaled);
+                k->vector->look_up_gains(table, codes, gains);
+                float got = k->vector->scale_weights(weights, gains, scaled);
                 if (!(fabs((double)got - sum) <= 1e-6 * sizes)) fail_msg("%s: the weights come to %g, not %g", k->name, got, sum);
                 for (size_t t = 0; t < 64; t++) {
                     if (gains[t] != table[codes[t]]) fail_msg("%s: the gain of code %u is %g", k->name, codes[t], gains[t]);
@@ -264,9 +264,9 @@ static void test_gains_of_64_tokens(void **state) {
 static void test_max_of_tiles(void **state) {
     (void)state;
     struct random random = {7};
-    const struct kernels *k;
+    const struct tier *k;
     for (size_t tier = 0; (k = tier_at(tier)); tier++) {
-        assert_true(k->max_pages(NULL, 0, 64) == -INFINITY);
+        assert_true(k->vector->max_pages(NULL, 0, 64) == -INFINITY);
         for (size_t n = 1; n < 4; n++) {
             for (size_t stride = 64; stride < 200; stride += 67) {
                 size_t all = (n - 1) * stride + 64, at = random_bits(&random) % 64 + random_bits(&random) % n * stride;
@@ -275,7 +275,7 @@ static void test_max_of_tiles(void **state) {
                 x[at] = 100;
                 x[(at + 1) % 64] = NAN;
                 x[at] = 100;
-                if (k->max_pages(x, n, stride) != 100) fail_msg("%s max of %zu tiles, %zu apart", k->name, n, stride);
+                if (k->vector->max_pages(x, n, stride) != 100) fail_msg("%s max of %zu tiles, %zu apart", k->name, n, stride);
             }
         }
         guard_release();
@@ -293,13 +293,13 @@ static void test_max_at_odd_lengths(void **state) {
 #define EXP_ABSOLUTE 1.4e-45
 
 /* Every `stride`-th float between +-0 and `end`. */
-static void check_exp_range(const struct kernels *k, float end, uint32_t stride) {
+static void check_exp_range(const struct tier *k, float end, uint32_t stride) {
     enum { CHUNK = 4096 };
     static float x[CHUNK], d[CHUNK];
     uint32_t sign = bits_of(end) & 0x80000000;
     for (uint32_t at = 0; at <= (bits_of(end) & 0x7fffffff);) {
         for (size_t i = 0; i < CHUNK; i++, at += stride) x[i] = d[i] = float_of(at | sign);
-        float sum = k->exp_sum(x, 0, CHUNK);
+        float sum = k->vector->exp_sum(x, 0, CHUNK);
         double total = 0;
         for (size_t i = 0; i < CHUNK; i++) {
             double want = exp(d[i]);
@@ -316,7 +316,7 @@ static void check_exp_range(const struct kernels *k, float end, uint32_t stride)
 
 static void test_exp_over_the_whole_range(void **state) {
     (void)state;
-    const struct kernels *k;
+    const struct tier *k;
     for (size_t tier = 0; (k = tier_at(tier)); tier++) {
         check_exp_range(k, -88, 389);    /* normal results, down to tiny arguments */
         check_exp_range(k, -1e30f, 997); /* subnormal results and zero */
@@ -328,15 +328,15 @@ static void test_exp_over_the_whole_range(void **state) {
 static void test_exp_of_tiles(void **state) {
     (void)state;
     struct random random = {11};
-    const struct kernels *k;
+    const struct tier *k;
     for (size_t tier = 0; (k = tier_at(tier)); tier++) {
-        assert_true(k->exp_pages(NULL, 0, 0, 64) == 0);
+        assert_true(k->vector->exp_pages(NULL, 0, 0, 64) == 0);
         for (size_t n = 1; n < 40; n += 12) {
             for (size_t stride = 64; stride < 300; stride += 67) {
                 size_t all = (n - 1) * stride + 64;
                 float *x = guard_floats(all, n % 8 == 1 ? GUARD_END : GUARD_START), *before = malloc(all * sizeof *before);
                 for (size_t i = 0; i < all; i++) before[i] = x[i] = 9 * random_normal(&random);
-                double sum = k->exp_pages(x, 3, n, stride), total = 0;
+                double sum = k->vector->exp_pages(x, 3, n, stride), total = 0;
                 for (size_t i = 0; i < all; i++) {
                     double want = i % stride < 64 ? exp(before[i] - 3.0f) : before[i];
                     if (i % stride < 64) total += x[i];
@@ -344,7 +344,7 @@ static void test_exp_of_tiles(void **state) {
                 }
                 check_close(sum, total, total, EPSILON * (double)(64 * n), 0, "%s sum of %zu tiles", k->name, n);
                 for (size_t i = 0; i < all; i++) x[i] = -INFINITY;
-                assert_true(k->exp_pages(x, -INFINITY, n, stride) == 0);
+                assert_true(k->vector->exp_pages(x, -INFINITY, n, stride) == 0);
                 free(before);
             }
         }
@@ -354,37 +354,37 @@ static void test_exp_of_tiles(void **state) {
 
 static void test_exp_where_there_is_no_number(void **state) {
     (void)state;
-    const struct kernels *k;
+    const struct tier *k;
     for (size_t tier = 0; (k = tier_at(tier)); tier++) {
         for (size_t length = 0; length < n_odd_lengths; length++) {
             size_t n = odd_lengths[length];
             float x[1000];
             for (size_t i = 0; i < n; i++) x[i] = -INFINITY;
-            assert_true(k->exp_sum(x, k->max(x, n), n) == 0); /* an empty partial must not become NaN */
+            assert_true(k->vector->exp_sum(x, k->vector->max(x, n), n) == 0); /* an empty partial must not become NaN */
             for (size_t i = 0; i < n; i++) assert_true(x[i] == 0 && !signbit(x[i]));
 
             for (size_t i = 0; i < n; i++) x[i] = i % 3 == 0 ? -INFINITY : 5; /* a masked row with some left */
-            assert_true(k->exp_sum(x, 5, n) == (float)(n - (n + 2) / 3));
+            assert_true(k->vector->exp_sum(x, 5, n) == (float)(n - (n + 2) / 3));
 
             for (size_t i = 0; i < n; i++) { /* each lane keeps its own NaN and overflow */
                 for (size_t j = 0; j < n; j++) x[j] = j == i ? NAN : j == (i + 1) % n ? 100 : 0;
-                float sum = k->exp_sum(x, 0, n);
+                float sum = k->vector->exp_sum(x, 0, n);
                 assert_true(isnan(sum));
                 for (size_t j = 0; j < n; j++) assert_true(j == i ? isnan(x[j]) : x[j] == (j == (i + 1) % n ? INFINITY : 1));
                 if (n > 100) break;
             }
         }
         float huge[2] = {3e38f, -3e38f}; /* the difference overflows */
-        assert_true(k->exp_sum(huge, 3e38f, 2) == 1 && huge[0] == 1 && huge[1] == 0);
+        assert_true(k->vector->exp_sum(huge, 3e38f, 2) == 1 && huge[0] == 1 && huge[1] == 0);
     }
 }
 
-static void check_exp_lengths(const struct kernels *k, struct random *random, size_t n, enum fill fill, enum guard_side side) {
+static void check_exp_lengths(const struct tier *k, struct random *random, size_t n, enum fill fill, enum guard_side side) {
     float *x = guard_floats(n, side), before[1000];
     fill_floats(random, fill, x, n);
     if (n) memcpy(before, x, n * sizeof *x);
-    float max = k->max(x, n);
-    double sum = k->exp_sum(x, max, n), total = 0;
+    float max = k->vector->max(x, n);
+    double sum = k->vector->exp_sum(x, max, n), total = 0;
     for (size_t i = 0; i < n; i++) {
         double want = exp(before[i] - max); /* the difference as a float */
         total += x[i];
@@ -398,18 +398,18 @@ static void test_exp_sum_at_odd_lengths(void **state) {
     for_all_lengths(check_exp_lengths);
 }
 
-static void check_silu(const struct kernels *k, float gate, float up, float got) {
+static void check_silu(const struct tier *k, float gate, float up, float got) {
     double want = gate / (1 + exp(-(double)gate)) * up;
     check_close(got, want, fabs(want), 5e-7, 1e-36 * fabs((double)up) + TINIEST, "%s silu(%.9g) * %g", k->name, (double)gate,
                 (double)up);
 }
 
-static void check_silu_lengths(const struct kernels *k, struct random *random, size_t n, enum fill fill, enum guard_side side) {
+static void check_silu_lengths(const struct tier *k, struct random *random, size_t n, enum fill fill, enum guard_side side) {
     float *gate = guard_floats(n, side), *up = guard_floats(n, side), before[1000];
     fill_floats(random, fill, gate, n);
     fill_floats(random, fill, up, n);
     if (n) memcpy(before, gate, n * sizeof *gate);
-    k->silu_mul(gate, up, n);
+    k->vector->silu_mul(gate, up, n);
     for (size_t i = 0; i < n; i++) check_silu(k, before[i], up[i], gate[i]);
 }
 
@@ -422,13 +422,13 @@ static void test_silu_mul_over_the_whole_range(void **state) {
     (void)state;
     enum { MANY = 1 << 16 };
     static float gate[MANY], x[MANY], up[MANY];
-    const struct kernels *k;
+    const struct tier *k;
     for (size_t tier = 0; (k = tier_at(tier)); tier++) {
         for (size_t i = 0; i < MANY; i++) {
             gate[i] = x[i] = -120 + 240 * (float)i / MANY;
             up[i] = i % 2 ? 1.5f : -1e17f;
         }
-        k->silu_mul(x, up, MANY);
+        k->vector->silu_mul(x, up, MANY);
         for (size_t i = 0; i < MANY; i++) check_silu(k, gate[i], up[i], x[i]);
     }
 }
@@ -450,15 +450,15 @@ static void say_with(const char *cpu, char *line, int size) {
 
 static int say_cpu(void) {
     struct terse_error error = {0};
-    enum terse_status status = kernels_check(&error);
-    printf("%s %s %s %s\n", terse_cpu_name(), kernels()->name, terse_status_name(status), error.message);
+    enum terse_status status = cpu_check(&error);
+    printf("%s %s %s %s\n", terse_cpu_name(), cpu_isa_name(cpu_isa()), terse_status_name(status), error.message);
     return 0;
 }
 
 static void test_the_environment_lowers_the_tier(void **state) {
     (void)state;
     char line[1024], want[64];
-    const struct kernels *k, *best = NULL;
+    const struct tier *k, *best = NULL;
     for (size_t tier = 0; (k = tier_at(tier)); tier++) {
         say_with(k->name, line, sizeof line);
         snprintf(want, sizeof want, "%s %s TERSE_OK", k->name, k->name);
@@ -472,7 +472,7 @@ static void test_the_environment_lowers_the_tier(void **state) {
 
 static void test_an_unknown_tier_is_refused_by_name(void **state) {
     (void)state;
-    const char *const wrong[] = {"avx-512", "AVX2", "scalar ", "sse2\n\033[31m", kernels_for(KERNELS_NEON) ? "avx2" : "neon"};
+    const char *const wrong[] = {"avx-512", "AVX2", "scalar ", "sse2\n\033[31m", cpu_has(CPU_NEON) ? "avx2" : "neon"};
     char line[1024];
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         say_with(wrong[i], line, sizeof line);
@@ -484,20 +484,22 @@ static void test_an_unknown_tier_is_refused_by_name(void **state) {
 
 static void test_every_tier_fills_every_slot(void **state) {
     (void)state;
-    const struct kernels *k;
+    const struct tier *k;
     for (size_t tier = 0; (k = tier_at(tier)); tier++) {
-        assert_true(k->half_to_float && k->float_to_half && k->dot && k->axpy && k->rms_norm && k->silu_mul && k->exp_sum &&
-                    k->exp_pages && k->max_pages && k->max && k->look_up_gains && k->scale_weights);
-        assert_true(k->add_bytes && k->add_anchors && k->score_f16 && k->accumulate_f16 && k->score_q8_0 && k->accumulate_q8_0 &&
-                    k->score_q4_0 && k->accumulate_q4_0 && k->prepare_q8_0 && k->prepare_q4_0 && k->score_kivi_4 &&
-                    k->accumulate_kivi_4 && k->score_kivi_2 && k->accumulate_kivi_2 && k->accumulate_int8_q4_0 &&
-                    k->accumulate_int8_kivi_4 && k->accumulate_int8_kivi_2 && k->accumulate_int8_pq);
+        assert_true(k->vector->half_to_float && k->vector->float_to_half && k->vector->dot && k->vector->axpy &&
+                    k->vector->rms_norm && k->vector->silu_mul && k->vector->exp_sum && k->vector->exp_pages &&
+                    k->vector->max_pages && k->vector->max && k->vector->look_up_gains && k->vector->scale_weights);
+        assert_true(k->commvq->add_bytes && k->select->add_anchors && k->scaled->score_f16 && k->scaled->accumulate_f16 &&
+                    k->scaled->score_q8_0 && k->scaled->accumulate_q8_0 && k->scaled->score_q4_0 && k->scaled->accumulate_q4_0 &&
+                    k->scaled->prepare_q8_0 && k->scaled->prepare_q4_0 && k->scaled->score_kivi_4 && k->scaled->accumulate_kivi_4 &&
+                    k->scaled->score_kivi_2 && k->scaled->accumulate_kivi_2 && k->scaled->accumulate_int8_q4_0 &&
+                    k->scaled->accumulate_int8_kivi_4 && k->scaled->accumulate_int8_kivi_2 && k->pq->accumulate_int8);
         for (uint32_t type = 0; type < TENSOR_TYPES; type++) {
-            assert_true((tensor_type_info(type) != NULL) == (k->dequantize[type] != NULL));
-            assert_true((tensor_type_info(type) != NULL) == (k->matvec[type] != NULL));
+            assert_true((tensor_type_info(type) != NULL) == (k->weights->dequantize[type] != NULL));
+            assert_true((tensor_type_info(type) != NULL) == (k->weights->matvec[type] != NULL));
         }
     }
-    assert_true(kernels_for(KERNELS_SCALAR) != NULL);
+    assert_true(cpu_has(CPU_SCALAR));
 }
 
 /* ---- Speed --------------------------------------------------------------------------------------------------------------- */
@@ -505,7 +507,7 @@ static void test_every_tier_fills_every_slot(void **state) {
 #define BENCH_N 2048
 
 struct bench_call {
-    const struct kernels *k;
+    const struct tier *k;
     float x[BENCH_N], y[BENCH_N];
     uint16_t half[BENCH_N];
 };
@@ -514,43 +516,43 @@ static volatile float sink;
 
 static void bench_to_float(void *u) {
     struct bench_call *c = u;
-    c->k->half_to_float(c->half, c->x, BENCH_N);
+    c->k->vector->half_to_float(c->half, c->x, BENCH_N);
 }
 
 static void bench_to_half(void *u) {
     struct bench_call *c = u;
-    c->k->float_to_half(c->x, c->half, BENCH_N);
+    c->k->vector->float_to_half(c->x, c->half, BENCH_N);
 }
 
 static void bench_dot(void *u) {
     struct bench_call *c = u;
-    sink = c->k->dot(c->x, c->y, BENCH_N);
+    sink = c->k->vector->dot(c->x, c->y, BENCH_N);
 }
 
 static void bench_axpy(void *u) {
     struct bench_call *c = u;
-    c->k->axpy(1e-9f, c->x, c->y, BENCH_N);
+    c->k->vector->axpy(1e-9f, c->x, c->y, BENCH_N);
 }
 
 static void bench_rms_norm(void *u) {
     struct bench_call *c = u;
-    c->k->rms_norm(c->x, c->y, 1e-5f, c->x, BENCH_N);
+    c->k->vector->rms_norm(c->x, c->y, 1e-5f, c->x, BENCH_N);
 }
 
 static void bench_silu_mul(void *u) {
     struct bench_call *c = u;
     for (size_t i = 0; i < BENCH_N; i++) c->x[i] = 1;
-    c->k->silu_mul(c->x, c->y, BENCH_N);
+    c->k->vector->silu_mul(c->x, c->y, BENCH_N);
 }
 
 static void bench_exp_sum(void *u) {
     struct bench_call *c = u;
-    sink = c->k->exp_sum(c->x, 1, BENCH_N);
+    sink = c->k->vector->exp_sum(c->x, 1, BENCH_N);
 }
 
 static void bench_max(void *u) {
     struct bench_call *c = u;
-    sink = c->k->max(c->x, BENCH_N);
+    sink = c->k->vector->max(c->x, BENCH_N);
 }
 
 static int bench(void) {

@@ -45,7 +45,7 @@ static void put_code(unsigned char *planes, unsigned bits, size_t t, unsigned co
 
 static double half_value(uint16_t half) {
     float x;
-    kernels_for(KERNELS_SCALAR)->half_to_float(&half, &x, 1);
+    vector_ops_at(CPU_SCALAR)->half_to_float(&half, &x, 1);
     return (double)x;
 }
 
@@ -78,7 +78,7 @@ static void make_levels(struct pq_codebook *p, uint16_t *rows, enum fill fill, e
             size_t at = p->bits > PQ_CHANNEL_BITS ? (c / p->width * k + j) * p->width + c % p->width : c * plane + j;
             levels[at] = j < k ? (unsigned char)random_bits(&randomness) : levels[c * plane + j % k];
             float x = low[c] + step[c] * (float)levels[at];
-            if (j < k) kernels_for(KERNELS_SCALAR)->float_to_half(&x, &rows[(c / p->width * k + j) * p->width + c % p->width], 1);
+            if (j < k) vector_ops_at(CPU_SCALAR)->float_to_half(&x, &rows[(c / p->width * k + j) * p->width + c % p->width], 1);
         }
     }
     *(p->bits > PQ_CHANNEL_BITS ? &p->centroid_rows_u8 : &p->centroids_u8) = levels;
@@ -99,7 +99,7 @@ static void make_sample(struct sample *s, size_t hd, size_t width, unsigned bits
         make_levels(&s->p, rows, fill, side);
     else if (bits <= PQ_CHANNEL_BITS)
         s->p.byte_planes = make_planes(&s->p, side);
-    kernels_for(KERNELS_SCALAR)->half_to_float(rows, s->centroids, hd * k);
+    vector_ops_at(CPU_SCALAR)->half_to_float(rows, s->centroids, hd * k);
     s->page_bytes = PAGE_BYTES_PQ(s->p.parts, bits);
     s->page = guard_bytes(s->page_bytes, side);
     memset(s->page, 0, s->page_bytes);
@@ -140,12 +140,12 @@ static void for_shapes(check_sample *check, bool levels, enum fill fill, size_t 
 static void check_decoding(struct sample *s, enum fill fill, size_t G, enum guard_side side) {
     (void)fill, (void)G;
     float *channels = guard_floats(SLOTS * s->hd, side), *rows = guard_floats(SLOTS * s->hd, side);
-    const struct kernels *k;
+    const struct tier *k;
     for (size_t tier = 0; (k = tier_at(tier)); tier++) {
         memset(channels, 0xff, SLOTS * s->hd * sizeof *channels);
         memset(rows, 0xff, SLOTS * s->hd * sizeof *rows);
-        k->channels_pq(&s->p, s->page, channels);
-        k->rows_pq(&s->p, s->page, rows);
+        k->pq->decode_channels(&s->p, s->page, channels);
+        k->pq->decode_rows(&s->p, s->page, rows);
         for (size_t t = 0; t < SLOTS; t++) {
             for (size_t c = 0; c < s->hd; c++) {
                 if ((double)channels[c * SLOTS + t] != s->value[t][c] || (double)rows[t * s->hd + c] != s->value[t][c]) {
@@ -169,7 +169,7 @@ static void decoding_gives_the_centroids(void **state) {
 /* Every number of bits and every code, at every place of a block. */
 static void every_code_is_found(void **state) {
     (void)state;
-    const struct kernels *k;
+    const struct tier *k;
     for (unsigned bits = PQ_BITS_MIN; bits <= PQ_BITS_MAX; bits++) {
         size_t n = (size_t)1 << bits;
         uint16_t *rows = guard_bytes(32 * n * sizeof *rows, GUARD_END);
@@ -185,7 +185,7 @@ static void every_code_is_found(void **state) {
                 for (size_t t = 0; t < SLOTS; t++)
                     put_code(page + m * 8 * bits, bits, t, (unsigned)((first + m * SLOTS + t * 3) % n));
             for (size_t tier = 0; (k = tier_at(tier)); tier++) {
-                k->channels_pq(&p, page, channels);
+                k->pq->decode_channels(&p, page, channels);
                 for (size_t m = 0; m < 32; m++) {
                     for (size_t t = 0; t < SLOTS; t++) {
                         double want = half_value(rows[m * n + (first + m * SLOTS + t * 3) % n]);
@@ -245,11 +245,11 @@ static double fixed_error(const struct sample *s, const float *q, size_t t) {
 }
 
 /* Queries in fixed point once, then as often as need be. */
-static void check_fixed(const struct sample *s, const struct kernels *k, const float *q, size_t G, const float *logits,
+static void check_fixed(const struct sample *s, const struct tier *k, const float *q, size_t G, const float *logits,
                         enum guard_side side) {
     float *fixed = guard_floats(G * pq_i16_floats(&s->p), side), *again = guard_floats(G * SLOTS, side);
-    k->quantize_query_pq(&s->p, q, G, fixed);
-    k->score_i16_pq(&s->p, fixed, G, s->page, again);
+    k->pq->quantize_query(&s->p, q, G, fixed);
+    k->pq->score_i16(&s->p, fixed, G, s->page, again);
     assert_memory_equal(again, logits, G * SLOTS * sizeof *again);
 }
 
@@ -264,16 +264,16 @@ static void check_scores(struct sample *s, enum fill fill, size_t G, enum guard_
         dots(s, q + g * s->hd, want[g], terms[g]);
         span[g] = widest_span(s, q + g * s->hd);
     }
-    const struct kernels *k;
+    const struct tier *k;
     for (size_t tier = 0; (k = tier_at(tier)); tier++) {
-        k->score_pq(&s->p, q, G, s->page, logits);
-        k->prepare_pq(&s->p, q, G, tables);
-        k->look_up_pq(&s->p, tables, G, s->page, looked_up);
-        if (k->has_register_lut && pq_reads_u8(&s->p)) check_fixed(s, k, q, G, logits, side);
+        k->pq->score(&s->p, q, G, s->page, logits);
+        k->pq->prepare(&s->p, q, G, tables);
+        k->pq->look_up(&s->p, tables, G, s->page, looked_up);
+        if (k->pq->has_register_lut && pq_reads_u8(&s->p)) check_fixed(s, k, q, G, logits, side);
         for (size_t g = 0; g < G; g++) {
             double step = span[g] * 0x1p-17 * (double)s->p.parts;
             for (size_t t = 0; t < SLOTS; t++) {
-                double error = EPSILON * (double)(s->hd + 4), off = k->has_register_lut ? fixed_error(s, q + g * s->hd, t) : 0;
+                double error = EPSILON * (double)(s->hd + 4), off = k->pq->has_register_lut ? fixed_error(s, q + g * s->hd, t) : 0;
                 check_close((double)logits[g * SLOTS + t], want[g][t], terms[g][t], error, off + 1e-42,
                             "%s score_pq G %zu hd %zu width %zu bits %u %s, query %zu token %zu", k->name, G, s->hd, s->p.width,
                             s->p.bits, fill_name(fill), g, t);
@@ -319,17 +319,17 @@ static void check_accumulates(struct sample *s, enum fill fill, size_t G, enum g
     fill_floats(&randomness, fill == FILL_LARGE ? FILL_OUTLIER : fill, weights, G * SLOTS);
     if (G > 2) memset(weights + SLOTS, 0, SLOTS * sizeof *weights);
     fill_floats(&randomness, FILL_NORMAL, before, G * s->hd);
-    const struct kernels *k;
+    const struct tier *k;
     for (size_t tier = 0; (k = tier_at(tier)); tier++) {
         memcpy(accumulated, before, G * s->hd * sizeof *accumulated);
         memcpy(light, before, G * s->hd * sizeof *accumulated);
         memcpy(finished, before, G * s->hd * sizeof *accumulated);
         memset(code_sums, 0, pq_table_floats(&s->p, G) * sizeof *code_sums);
-        k->accumulate_pq(&s->p, weights, G, s->page, accumulated);
-        k->accumulate_int8_pq(&s->p, weights, G, s->page, light);
+        k->pq->accumulate(&s->p, weights, G, s->page, accumulated);
+        k->pq->accumulate_int8(&s->p, weights, G, s->page, light);
         for (int twice = 0; twice < 2; twice++)
-            k->accumulate_by_code_pq(&s->p, weights, G, s->page, code_sums); /* they add up over blocks */
-        k->finish_pq(&s->p, code_sums, G, finished);
+            k->pq->accumulate_by_code(&s->p, weights, G, s->page, code_sums); /* they add up over blocks */
+        k->pq->finish_code_sums(&s->p, code_sums, G, finished);
         for (size_t g = 0; g < G; g++) {
             for (size_t c = 0; c < s->hd; c++) {
                 double start = (double)before[g * s->hd + c], want = 0, terms = 0;
@@ -337,8 +337,8 @@ static void check_accumulates(struct sample *s, enum fill fill, size_t G, enum g
                     want += (double)weights[g * SLOTS + t] * s->value[t][c];
                     terms += fabs((double)weights[g * SLOTS + t] * s->value[t][c]);
                 }
-                double off = k->has_register_lut ? levels_error(s, weights + g * SLOTS, c, 65278) : 0;
-                double light_off = k->has_register_lut ? levels_error(s, weights + g * SLOTS, c, 253) : 0;
+                double off = k->pq->has_register_lut ? levels_error(s, weights + g * SLOTS, c, 65278) : 0;
+                double light_off = k->pq->has_register_lut ? levels_error(s, weights + g * SLOTS, c, 253) : 0;
                 check_close((double)accumulated[g * s->hd + c], start + want, terms + fabs(start), EPSILON * (SLOTS + 4),
                             off + 1e-42, "%s mix_pq G %zu hd %zu width %zu bits %u %s, query %zu channel %zu", k->name, G, s->hd,
                             s->p.width, s->p.bits, fill_name(fill), g, c);
@@ -396,9 +396,9 @@ static void check_rotated(size_t G, size_t hd, size_t pairs, bool adjacent, enum
     fill_floats(&randomness, fill == FILL_LARGE ? FILL_OUTLIER : fill, q, G * hd);
     fill_floats(&randomness, fill, keys, hd * SLOTS);
     fill_angles(cosine, sine, pairs * SLOTS);
-    const struct kernels *k;
+    const struct tier *k;
     for (size_t tier = 0; (k = tier_at(tier)); tier++) {
-        k->score_rotated(&rotation, q, G, hd, keys, logits);
+        k->pq->score_rotated_channels(&rotation, q, G, hd, keys, logits);
         for (size_t t = 0; t < SLOTS; t++) {
             double key[MOST_HD], want, terms;
             for (size_t c = 0; c < hd; c++) key[c] = (double)keys[c * SLOTS + t];
@@ -461,9 +461,9 @@ static void check_rotated_pages_by(struct sample *s, enum fill fill, size_t G, e
     fill_angles(cosine, sine, pairs * SLOTS);
     if (gained) rotation.gain = gain, rotation.mean = mean;
     if (words) rotation.words = angle_words(&rotation, side);
-    const struct kernels *k;
+    const struct tier *k;
     for (size_t tier = 0; (k = tier_at(tier)); tier++) {
-        k->score_rotated_pq(&s->p, &rotation, q, G, s->page, logits);
+        k->pq->score_rotated(&s->p, &rotation, q, G, s->page, logits);
         for (size_t t = 0; t < SLOTS; t++) {
             double key[MOST_HD], want, terms, parts = 0;
             for (size_t c = 0; c < s->hd; c++) {
@@ -473,7 +473,7 @@ static void check_rotated_pages_by(struct sample *s, enum fill fill, size_t G, e
             for (size_t g = 0; g < G; g++) {
                 rotated_dot(q + g * s->hd, key, &rotation, s->hd, t, &want, &terms);
                 for (size_t c = 0; c < s->hd; c++) terms += 2 * parts * fabs((double)q[g * s->hd + c]);
-                double off = k->has_register_lut && 2 * pairs == s->hd ? words_error(s, &rotation, q + g * s->hd) : 0;
+                double off = k->pq->has_register_lut && 2 * pairs == s->hd ? words_error(s, &rotation, q + g * s->hd) : 0;
                 check_close((double)logits[g * SLOTS + t], want, terms, EPSILON * (double)(2 * s->hd + 4), off + 1e-42,
                             "%s score_turned_pq G %zu hd %zu width %zu bits %u pairs %zu %s %s%s %s, query %zu token %zu", k->name,
                             G, s->hd, s->p.width, s->p.bits, pairs, adjacent ? "adjacent" : "split", gained ? "gains" : "as it is",

@@ -26,39 +26,42 @@ typedef void prepare_call(const float *q, size_t G, size_t hd, float *tables);
 
 static const struct slot {
     const char *name;
-    size_t pointer; /* its place in struct kernels */
+    size_t pointer; /* its place in struct scaled_ops */
     bool keys;
     enum { F16, Q8_0, Q4_0, KIVI_4, KIVI_2 } codec;
 } slots[] = {
-    {"score_f16", offsetof(struct kernels, score_f16), true, F16},
-    {"mix_f16", offsetof(struct kernels, accumulate_f16), false, F16},
-    {"score_q8_0", offsetof(struct kernels, score_q8_0), true, Q8_0},
-    {"mix_q8_0", offsetof(struct kernels, accumulate_q8_0), false, Q8_0},
-    {"score_q4_0", offsetof(struct kernels, score_q4_0), true, Q4_0},
-    {"mix_q4_0", offsetof(struct kernels, accumulate_q4_0), false, Q4_0},
-    {"score_kivi_4", offsetof(struct kernels, score_kivi_4), true, KIVI_4},
-    {"mix_kivi_4", offsetof(struct kernels, accumulate_kivi_4), false, KIVI_4},
-    {"score_kivi_2", offsetof(struct kernels, score_kivi_2), true, KIVI_2},
-    {"mix_kivi_2", offsetof(struct kernels, accumulate_kivi_2), false, KIVI_2},
-    {"mix_light_q4_0", offsetof(struct kernels, accumulate_int8_q4_0), false, Q4_0},
-    {"mix_light_kivi_4", offsetof(struct kernels, accumulate_int8_kivi_4), false, KIVI_4},
-    {"mix_light_kivi_2", offsetof(struct kernels, accumulate_int8_kivi_2), false, KIVI_2},
+    {"score_f16", offsetof(struct scaled_ops, score_f16), true, F16},
+    {"mix_f16", offsetof(struct scaled_ops, accumulate_f16), false, F16},
+    {"score_q8_0", offsetof(struct scaled_ops, score_q8_0), true, Q8_0},
+    {"mix_q8_0", offsetof(struct scaled_ops, accumulate_q8_0), false, Q8_0},
+    {"score_q4_0", offsetof(struct scaled_ops, score_q4_0), true, Q4_0},
+    {"mix_q4_0", offsetof(struct scaled_ops, accumulate_q4_0), false, Q4_0},
+    {"score_kivi_4", offsetof(struct scaled_ops, score_kivi_4), true, KIVI_4},
+    {"mix_kivi_4", offsetof(struct scaled_ops, accumulate_kivi_4), false, KIVI_4},
+    {"score_kivi_2", offsetof(struct scaled_ops, score_kivi_2), true, KIVI_2},
+    {"mix_kivi_2", offsetof(struct scaled_ops, accumulate_kivi_2), false, KIVI_2},
+    {"mix_light_q4_0", offsetof(struct scaled_ops, accumulate_int8_q4_0), false, Q4_0},
+    {"mix_light_kivi_4", offsetof(struct scaled_ops, accumulate_int8_kivi_4), false, KIVI_4},
+    {"mix_light_kivi_2", offsetof(struct scaled_ops, accumulate_int8_kivi_2), false, KIVI_2},
 };
 #define N_SLOTS (sizeof slots / sizeof *slots)
 
-static slot_call *call_of(const struct kernels *k, const struct slot *slot) {
+static slot_call *call_of(const struct tier *k, const struct slot *slot) {
     slot_call *call;
-    memcpy(&call, (const char *)k + slot->pointer, sizeof call);
+    memcpy(&call, (const char *)k->scaled + slot->pointer, sizeof call);
     return call;
 }
 
 /* Whose queries are prepared first. */
-static prepare_call *prepare_of(const struct kernels *k, const struct slot *slot) {
-    return !slot->keys ? NULL : slot->codec == Q8_0 ? k->prepare_q8_0 : slot->codec == Q4_0 ? k->prepare_q4_0 : NULL;
+static prepare_call *prepare_of(const struct tier *k, const struct slot *slot) {
+    return !slot->keys           ? NULL
+           : slot->codec == Q8_0 ? k->scaled->prepare_q8_0
+           : slot->codec == Q4_0 ? k->scaled->prepare_q4_0
+                                 : NULL;
 }
 
 /* tables[G][K] are of use to some. */
-static void call_slot(const struct kernels *k, const struct slot *slot, const float *in, size_t G, size_t hd, const void *page,
+static void call_slot(const struct tier *k, const struct slot *slot, const float *in, size_t G, size_t hd, const void *page,
                       float *tables, float *out) {
     prepare_call *prepare = prepare_of(k, slot);
     if (prepare) prepare(in, G, hd, tables);
@@ -66,7 +69,7 @@ static void call_slot(const struct kernels *k, const struct slot *slot, const fl
 }
 
 /* Whether products are of numbers in fixed point. */
-static bool is_fixed(const struct kernels *k, const struct slot *slot) {
+static bool is_fixed(const struct tier *k, const struct slot *slot) {
     return slot->codec != F16 && (strcmp(k->name, "avx512") == 0 || strcmp(k->name, "avx2") == 0);
 }
 
@@ -87,7 +90,7 @@ static double half_at(const unsigned char *page, size_t byte) {
     uint16_t half;
     float x;
     memcpy(&half, page + byte, 2);
-    kernels_for(KERNELS_SCALAR)->half_to_float(&half, &x, 1);
+    vector_ops_at(CPU_SCALAR)->half_to_float(&half, &x, 1);
     return x;
 }
 
@@ -147,7 +150,7 @@ struct oracle {
 #define FIXED_LEAST 1e-30
 
 /* Queries of codes of 4 and 2 bits, as one byte each, and light weights. */
-static bool is_coarse(const struct kernels *k, const struct slot *slot) {
+static bool is_coarse(const struct tier *k, const struct slot *slot) {
     bool light = strncmp(slot->name, "mix_light", 9) == 0;
     return (slot->keys || light) && slot->codec != Q8_0 && strcmp(k->name, "avx512") == 0;
 }
@@ -189,7 +192,7 @@ static void anchor_scores_are_sums_over_rows(void **state) {
     (void)state;
     enum { MOST = 9, STRIDE = 80 };
     struct random random = {3};
-    const struct kernels *k;
+    const struct tier *k;
     for (size_t tier = 0; (k = tier_at(tier)); tier++) {
         for (size_t rows = 0; rows <= MOST; rows++) {
             enum guard_side side = rows % 2 ? GUARD_START : GUARD_END;
@@ -203,7 +206,7 @@ static void anchor_scores_are_sums_over_rows(void **state) {
                 weights[r * STRIDE + 63] = NAN;
             }
             for (size_t j = 0; j < 64; j++) before[0][j] = keys[j] = before[1][j] = values[j] = (float)j;
-            k->add_anchors(weights, STRIDE, factors, norms, rows, keys, values);
+            k->select->add_anchors(weights, STRIDE, factors, norms, rows, keys, values);
             for (size_t j = 0; j < (rows ? 63 : 64); j++) {
                 double key = before[0][j], value = before[1][j], terms = key;
                 for (size_t r = 0; r < rows; r++) {
@@ -230,10 +233,10 @@ static void check_add_bytes(struct random *random, enum fill fill, size_t G, siz
     fill_bytes(random, b, (K - 1) * ldb + 32);
     for (size_t i = 0; i < (K - 1) * ldb + 32; i++) b[i] &= 127;
     fill_floats(random, FILL_NORMAL, before, G * ldo);
-    const struct kernels *k;
+    const struct tier *k;
     for (size_t tier = 0; (k = tier_at(tier)); tier++) {
         memcpy(out, before, ((G - 1) * ldo + 32) * sizeof *out);
-        k->add_bytes(a, G, K, b, ldb, out, ldo);
+        k->commvq->add_bytes(a, G, K, b, ldb, out, ldo);
         for (size_t g = 0; g < G; g++) {
             for (size_t n = 0; n < 32; n++) {
                 double want = before[g * ldo + n], terms = fabs(want);
@@ -269,7 +272,7 @@ static void check_shape(struct random *random, const struct slot *slot, enum fil
     if (!slot->keys && fill == FILL_NORMAL) memset(in, 0, 64 * sizeof *in); /* the first query's weights */
     fill_floats(random, FILL_NORMAL, before, G * N);
     ask_oracle(slot, in, G, hd, page, &oracle);
-    const struct kernels *k;
+    const struct tier *k;
     for (size_t tier = 0; (k = tier_at(tier)); tier++) {
         memcpy(out, before, G * N * sizeof *out);
         call_slot(k, slot, in, G, hd, page, tables, out);
@@ -313,7 +316,7 @@ static void test_extreme_numbers_and_both_guards(void **state) {
 }
 
 /* Keys of kivi are met as what their codes are off the middle one, hence the scale. */
-static void check_place(const struct kernels *k, const struct slot *slot, size_t at, struct element e, double times, float got) {
+static void check_place(const struct tier *k, const struct slot *slot, size_t at, struct element e, double times, float got) {
     double want = times * value_of(e), error = fabs((double)got - want);
     if (is_fixed(k, slot) ? error <= 1e-6 * times * (width_of(e) + 8 * fabs(e.scale)) : got == (float)want) return;
     fail_msg("%s %s: %zu, got %.9g, want %.9g", k->name, slot->name, at, (double)got, want);
@@ -329,7 +332,7 @@ static void test_every_place_is_found(void **state) {
         size_t K = slot->keys ? hd : 64, N = slot->keys ? 64 : hd;
         unsigned char *page = guard_bytes(bytes_of(slot, hd), GUARD_END);
         make_page(&random, slot, FILL_NORMAL, hd, page);
-        const struct kernels *k;
+        const struct tier *k;
         for (size_t tier = 0; (k = tier_at(tier)); tier++) {
             for (size_t at = 0; at < K; at++) {
                 size_t next = (at + 1) % K;
@@ -360,7 +363,7 @@ struct bench_shape {
     size_t G, hd;
 };
 
-static double slot_rate(const struct kernels *k, const struct slot *slot, const struct bench_shape *shape, const char *data) {
+static double slot_rate(const struct tier *k, const struct slot *slot, const struct bench_shape *shape, const char *data) {
     size_t page_bytes = bytes_of(slot, shape->hd), pages = BENCH_BYTES / page_bytes;
     slot_call *call = call_of(k, slot);
     prepare_call *prepare = prepare_of(k, slot);
@@ -392,7 +395,7 @@ static int bench(void) {
     struct random random = {9};
     fill_halves(&random, FILL_NORMAL, (uint16_t *)data, pattern / 2);
     for (size_t i = pattern; i < BENCH_BYTES; i += pattern) memcpy(data + i, data, pattern);
-    const struct kernels *k;
+    const struct tier *k;
     for (size_t tier = 1; (k = tier_at(tier)); tier++) {
         for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
             for (const struct slot *slot = slots; slot < slots + N_SLOTS; slot++) {

@@ -30,7 +30,7 @@ static const struct weight_type {
 
 static const struct tensor_type_info *info_of(const struct weight_type *type) { return tensor_type_info(type->type); }
 static size_t row_size(const struct weight_type *type, size_t n) { return n / info_of(type)->block * info_of(type)->bytes; }
-static const struct kernels *scalar(void) { return kernels_for(KERNELS_SCALAR); }
+static const struct tier *scalar(void) { return tier_at(0); }
 
 /* ---- Made-up rows ------------------------------------------------------------------------------------------------------- */
 
@@ -110,10 +110,10 @@ static void test_blocks_of_other_software(void **state) {
         size_t n = 8 * (info_of(type)->block == 1 ? 32 : info_of(type)->block);
         const void *blocks = read_fixture(type->fixture, "blocks", row_size(type, n));
         const float *want = read_fixture(type->fixture, "f32", n * sizeof *want);
-        const struct kernels *k;
+        const struct tier *k;
         for (size_t tier = 0; (k = tier_at(tier)); tier++) {
             float *got = guard_floats(n, GUARD_END);
-            k->dequantize[type->type](blocks, got, n);
+            k->weights->dequantize[type->type](blocks, got, n);
             check_same_bits(got, want, n, k->name, info_of(type)->name, "fixture");
         }
         guard_release();
@@ -141,12 +141,12 @@ static void test_every_tier_dequantizes_alike(void **state) {
                     unsigned char *row = guard_bytes(row_size(type, n), side);
                     make_row(&random, type, kind, row, n);
                     float *want = guard_floats(n, side);
-                    scalar()->dequantize[type->type](row, want, n);
+                    scalar()->weights->dequantize[type->type](row, want, n);
                     for (size_t i = 0; i < n; i++) assert_true(isfinite(want[i]));
-                    const struct kernels *k;
+                    const struct tier *k;
                     for (size_t tier = 1; (k = tier_at(tier)); tier++) {
                         float *got = guard_floats(n, side);
-                        k->dequantize[type->type](row, got, n);
+                        k->weights->dequantize[type->type](row, got, n);
                         check_same_bits(got, want, n, k->name, info_of(type)->name, "made-up row");
                     }
                     guard_release();
@@ -165,10 +165,10 @@ static void test_every_half_of_every_tier(void **state) {
     static float want[N], got[N];
     for (size_t i = 0; i < N; i++) halves[i] = (uint16_t)i;
     for (int t = 0; t < 2; t++) {
-        scalar()->dequantize[plain[t]->type](halves, want, N);
-        const struct kernels *k;
+        scalar()->weights->dequantize[plain[t]->type](halves, want, N);
+        const struct tier *k;
         for (size_t tier = 1; (k = tier_at(tier)); tier++) {
-            k->dequantize[plain[t]->type](halves, got, N);
+            k->weights->dequantize[plain[t]->type](halves, got, N);
             check_same_bits(got, want, N, k->name, info_of(plain[t])->name, "every half");
         }
     }
@@ -180,7 +180,7 @@ static void test_every_half_of_every_tier(void **state) {
  * term can go through. The scalar one rounds the product, adds it to a run of `step` products and adds up the runs: 1 + step + n / step.
  * The others fuse product and addition and hold at least eight partial sums, so a term meets n / 8 roundings at most, three for the
  * sums of four lanes or more and two when the rest of a row is added. */
-static double allowed_error(const struct kernels *k, size_t block, size_t n) {
+static double allowed_error(const struct tier *k, size_t block, size_t n) {
     size_t step = block == 1 ? 32 : block;
     double roundings = k == scalar() ? 1 + (double)step + (double)n / (double)step : (double)n / 8 + 6;
     return 1.01 * 0x1p-24 * roundings;
@@ -222,7 +222,7 @@ static void product_make(struct product *p, struct random *random, enum weights 
     float *row = guard_floats(p->n, GUARD_END);
     for (size_t r = 0; r < p->rows; r++) {
         make_row(random, p->type, weights, p->w + r * p->row_bytes, p->n);
-        scalar()->dequantize[p->type->type](p->w + r * p->row_bytes, row, p->n);
+        scalar()->weights->dequantize[p->type->type](p->w + r * p->row_bytes, row, p->n);
         p->exact[r] = p->magnitude[r] = 0;
         for (size_t i = 0; i < p->n; i++) {
             p->exact[r] += (double)row[i] * (double)p->x[i];
@@ -233,10 +233,10 @@ static void product_make(struct product *p, struct random *random, enum weights 
 }
 
 static void product_check(const struct product *p, const char *what, enum guard_side side) {
-    const struct kernels *k;
+    const struct tier *k;
     for (size_t tier = 0; (k = tier_at(tier)); tier++) {
         float *y = guard_floats(p->rows, side);
-        k->matvec[p->type->type](p->w, p->row_bytes, p->rows, p->n, p->x, y);
+        k->weights->matvec[p->type->type](p->w, p->row_bytes, p->rows, p->n, p->x, y);
         double allowed = allowed_error(k, info_of(p->type)->block, p->n);
         for (size_t r = 0; r < p->rows; r++)
             check_close((double)y[r], p->exact[r], p->magnitude[r], allowed,
@@ -302,13 +302,13 @@ static void test_matvec_picks_each_weight(void **state) {
         unsigned char *w = guard_bytes(ROWS * row_bytes, GUARD_END);
         for (size_t r = 0; r < ROWS; r++) {
             make_row(&random, type, WEIGHTS_NORMAL, w + r * row_bytes, N);
-            scalar()->dequantize[type->type](w + r * row_bytes, want[r], N);
+            scalar()->weights->dequantize[type->type](w + r * row_bytes, want[r], N);
         }
-        const struct kernels *k;
+        const struct tier *k;
         for (size_t tier = 0; (k = tier_at(tier)); tier++) {
             for (size_t i = 0; i < N; i++) {
                 x[i] = 1;
-                k->matvec[type->type](w, row_bytes, ROWS, N, x, y);
+                k->weights->matvec[type->type](w, row_bytes, ROWS, N, x, y);
                 x[i] = 0;
                 for (size_t r = 0; r < ROWS; r++) {
                     if (y[r] != want[r][i]) fail_msg("%s %s: row %zu, weight %zu", k->name, info_of(type)->name, r, i);
@@ -327,13 +327,13 @@ static void test_a_row_does_not_depend_on_its_neighbours(void **state) {
         size_t n = info_of(type)->block == 1 ? 333 : 1024;
         struct product p = {.type = type, .rows = 11, .n = n, .row_bytes = row_size(type, n)};
         product_make(&p, &random, WEIGHTS_NORMAL, FILL_SPREAD, GUARD_END);
-        const struct kernels *k;
+        const struct tier *k;
         for (size_t tier = 0; (k = tier_at(tier)); tier++) {
             float together[11], apart[11];
-            k->matvec[type->type](p.w, p.row_bytes, 11, n, p.x, together);
+            k->weights->matvec[type->type](p.w, p.row_bytes, 11, n, p.x, together);
             for (size_t r = 0, count = 1; r < 11; r += count, count = count % 3 + 1) {
                 if (count > 11 - r) count = 11 - r;
-                k->matvec[type->type](p.w + r * p.row_bytes, p.row_bytes, count, n, p.x, apart + r);
+                k->weights->matvec[type->type](p.w + r * p.row_bytes, p.row_bytes, count, n, p.x, apart + r);
             }
             check_same_bits(apart, together, 11, k->name, info_of(type)->name, "rows split");
         }
@@ -343,7 +343,7 @@ static void test_a_row_does_not_depend_on_its_neighbours(void **state) {
 
 /* ---- Speed -------------------------------------------------------------------------------------------------------------- */
 
-static double matvec_rate(const struct kernels *k, const struct weight_type *type, const unsigned char *w, size_t bytes, size_t n,
+static double matvec_rate(const struct tier *k, const struct weight_type *type, const unsigned char *w, size_t bytes, size_t n,
                           const float *x, float *y, int threads) {
     size_t row_bytes = row_size(type, n), rows = bytes / row_bytes;
     double best = 0;
@@ -352,7 +352,7 @@ static double matvec_rate(const struct kernels *k, const struct weight_type *typ
 #pragma omp parallel for num_threads(threads) schedule(static, 1)
         for (int thread = 0; thread < threads; thread++) {
             size_t from = rows * (size_t)thread / (size_t)threads, to = rows * (size_t)(thread + 1) / (size_t)threads;
-            k->matvec[type->type](w + from * row_bytes, row_bytes, to - from, n, x, y + from);
+            k->weights->matvec[type->type](w + from * row_bytes, row_bytes, to - from, n, x, y + from);
         }
         double rate = (double)(rows * row_bytes) / (clock_seconds() - start);
         if (rate > best) best = rate;
@@ -372,7 +372,7 @@ static int bench(void) {
     for (size_t i = 1; i < pattern; i += 2) w[i] &= 0xbf; /* every half finite */
     for (size_t i = pattern; i < bytes; i += pattern) memcpy(w + i, w, pattern);
     fill_floats(&random, FILL_NORMAL, x, 8192);
-    const struct kernels *k;
+    const struct tier *k;
     for (int threads = 1; threads <= 2; threads++) {
         for (size_t tier = 1; (k = tier_at(tier)); tier++) {
             for (size_t n = 2048; n <= 8192; n += 6144) {

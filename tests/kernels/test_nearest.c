@@ -26,7 +26,7 @@ static double value_of(const float *x, const float *panel, const float *half, si
     return value;
 }
 
-static void check_kernel(const struct kernels *kernel, struct random *random, size_t n, size_t d, size_t width, enum fill fill) {
+static void check_kernel(const struct tier *kernel, struct random *random, size_t n, size_t d, size_t width, enum fill fill) {
     float *x = guard_floats(n * d, GUARD_END), *panel = guard_floats(d * width, GUARD_END), *half = guard_floats(width, GUARD_END);
     float *best = guard_floats(n, GUARD_END);
     uint32_t *code = guard_bytes(n * sizeof *code, GUARD_END);
@@ -37,7 +37,7 @@ static void check_kernel(const struct kernels *kernel, struct random *random, si
         best[r] = r % 5 == 4 ? -INFINITY : INFINITY; /* the latter can be bettered, the former cannot */
         code[r] = 77;
     }
-    kernel->nearest(x, n, d, panel, half, width, 1000, best, code);
+    kernel->pq->nearest(x, n, d, panel, half, width, 1000, best, code);
     for (size_t r = 0; r < n; r++) {
         double least = INFINITY, slack, slacks = 0;
         if (r % 5 == 4) {
@@ -64,7 +64,7 @@ static void kernel_finds_the_least(void **state) {
     static const size_t channels[] = {1, 2, 3, 4, 5, 7, 8, 16, 31, 32, 64, 130}, rows[] = {1, 3, 4, 6, 8, 13, 21};
     static const enum fill fills[] = {FILL_NORMAL, FILL_ZERO, FILL_SPREAD, FILL_TINY, FILL_LARGE};
     struct random random = {1};
-    const struct kernels *kernel;
+    const struct tier *kernel;
     for (size_t t = 0; (kernel = tier_at(t)); t++) {
         for (size_t c = 0; c < sizeof channels / sizeof channels[0]; c++) {
             for (size_t r = 0; r < sizeof rows / sizeof rows[0]; r++) {
@@ -83,7 +83,7 @@ static void kernel_rows_are_independent(void **state) {
     float x[N * 32], panel[32 * WIDTH], half[WIDTH], together[N], alone[N];
     uint32_t code_together[N], code_alone[N];
     struct random random = {2};
-    const struct kernels *kernel;
+    const struct tier *kernel;
     for (size_t t = 0; (kernel = tier_at(t)); t++) {
         for (size_t c = 0; c < sizeof channels / sizeof channels[0]; c++) {
             const size_t d = channels[c];
@@ -91,8 +91,8 @@ static void kernel_rows_are_independent(void **state) {
             fill_floats(&random, FILL_NORMAL, panel, d * WIDTH);
             fill_floats(&random, FILL_NORMAL, half, WIDTH);
             for (size_t r = 0; r < N; r++) together[r] = alone[r] = INFINITY;
-            kernel->nearest(x, N, d, panel, half, WIDTH, 0, together, code_together);
-            for (size_t r = 0; r < N; r++) kernel->nearest(x + r * d, 1, d, panel, half, WIDTH, 0, alone + r, code_alone + r);
+            kernel->pq->nearest(x, N, d, panel, half, WIDTH, 0, together, code_together);
+            for (size_t r = 0; r < N; r++) kernel->pq->nearest(x + r * d, 1, d, panel, half, WIDTH, 0, alone + r, code_alone + r);
             assert_memory_equal(together, alone, sizeof together);
             assert_memory_equal(code_together, code_alone, sizeof code_together);
         }
@@ -101,7 +101,7 @@ static void kernel_rows_are_independent(void **state) {
 
 static void kernel_takes_the_lowest_of_equals(void **state) {
     (void)state;
-    const struct kernels *kernel;
+    const struct tier *kernel;
     float x[9 * 3], panel[3 * 96], half[96], best[9];
     uint32_t code[9];
     for (size_t t = 0; (kernel = tier_at(t)); t++) {
@@ -112,9 +112,9 @@ static void kernel_takes_the_lowest_of_equals(void **state) {
                 half[j] = 0.25f;
             }
             for (size_t r = 0; r < 9; r++) best[r] = INFINITY;
-            kernel->nearest(x, 9, 3, panel, half, 96, 0, best, code);
+            kernel->pq->nearest(x, 9, 3, panel, half, 96, 0, best, code);
             for (size_t r = 0; r < 9; r++) assert_int_equal(code[r], lowest);
-            kernel->nearest(x, 9, 3, panel, half, 96, 500, best, code); /* equal to what is there: no change */
+            kernel->pq->nearest(x, 9, 3, panel, half, 96, 500, best, code); /* equal to what is there: no change */
             for (size_t r = 0; r < 9; r++) assert_int_equal(code[r], lowest);
         }
     }
@@ -122,12 +122,12 @@ static void kernel_takes_the_lowest_of_equals(void **state) {
 
 static void kernel_passes_over_what_is_no_number(void **state) {
     (void)state;
-    const struct kernels *kernel;
+    const struct tier *kernel;
     float x[2] = {INFINITY, 1}, panel[2 * 32] = {0}, half[32], best[1] = {INFINITY};
     uint32_t code[1] = {7};
     for (size_t j = 0; j < 32; j++) half[j] = INFINITY; /* as padding is: inf - inf * 0 */
     for (size_t t = 0; (kernel = tier_at(t)); t++) {
-        kernel->nearest(x, 1, 2, panel, half, 32, 0, best, code);
+        kernel->pq->nearest(x, 1, 2, panel, half, 32, 0, best, code);
         assert_int_equal(code[0], 7);
     }
 }

@@ -37,7 +37,7 @@ static size_t some_slots(struct random *random, size_t most, uint8_t *slots) {
     return n;
 }
 
-static void check_codes(const struct kernels *k, struct random *random, unsigned bits, size_t parts, size_t most,
+static void check_codes(const struct tier *k, struct random *random, unsigned bits, size_t parts, size_t most,
                         enum guard_side side) {
     size_t bytes = parts * bits * 8;
     uint8_t *from = guard_bytes(bytes, side), *to = guard_bytes(bytes, side), *before = malloc(bytes), slots[64];
@@ -45,7 +45,7 @@ static void check_codes(const struct kernels *k, struct random *random, unsigned
     fill_bytes(random, from, bytes);
     fill_bytes(random, to, bytes);
     memcpy(before, to, bytes);
-    k->gather_codes(from, parts, bits, slots, n, to, at);
+    k->select->gather_codes(from, parts, bits, slots, n, to, at);
     for (size_t m = 0; m < parts; m++)
         for (size_t t = 0; t < 64; t++)
             for (unsigned b = 0; b < bits; b++) {
@@ -62,7 +62,7 @@ static void kernels_move_codes_of_all_widths(void **state) {
     (void)state;
     static const size_t most[] = {0, 1, 3, 5, 12, 33, 64};
     struct random random = {1};
-    const struct kernels *k;
+    const struct tier *k;
     for (size_t tier = 0; (k = tier_at(tier)); tier++)
         for (unsigned bits = 1; bits <= 16; bits += bits == 12 ? 4 : 1)
             for (size_t m = 0; m < sizeof most / sizeof most[0]; m++)

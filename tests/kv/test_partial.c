@@ -1,5 +1,5 @@
 /* Partial states: any split of a softmax, merged in any order, equals the whole in double precision. */
-#include "backend/cpu/kernels/kernels.h"
+#include "backend/cpu/kernels/vector/ops.h"
 #include "kv/partial.h"
 
 #include <math.h>
@@ -54,9 +54,9 @@ static void add_tokens(struct partial *partial, const struct problem *p, size_t 
     for (size_t row = 0; row < ROWS; row++) {
         float weights[MOST];
         memcpy(weights, p->logits[row] + first, n * sizeof *weights);
-        float max = partial_raise(partial, row, kernels()->max(weights, n));
-        partial->sum[row] += kernels()->exp_sum(weights, max, n);
-        for (size_t t = 0; t < n; t++) kernels()->axpy(weights[t], p->values[first + t], partial->acc + row * WIDTH, WIDTH);
+        float max = partial_raise(partial, row, vector_ops()->max(weights, n));
+        partial->sum[row] += vector_ops()->exp_sum(weights, max, n);
+        for (size_t t = 0; t < n; t++) vector_ops()->axpy(weights[t], p->values[first + t], partial->acc + row * WIDTH, WIDTH);
     }
 }
 

@@ -1,7 +1,7 @@
 /* Reading chosen tokens: which tokens a step reads, found again by the index's own functions, and dense attention over these alone. */
 #include "backend/cpu/kv/select.h"
 
-#include "backend/cpu/kernels/kernels.h"
+#include "backend/cpu/kernels/cpu.h"
 #include "backend/cpu/kv/anchors.h"
 #include "base/half.h"
 
@@ -235,7 +235,7 @@ static void the_chosen_tokens_alone_are_read(void **state) {
         struct method method = resolve(methods[m]);
         const struct codec *key = method.key.codec;
         /* AVX-512 makes bytes of these queries, which test_select_avx2 sees with 16 bits. */
-        bool coarse = strcmp(kernels()->name, "avx512") == 0 && key != &codec_f16 && key != &codec_q8_0;
+        bool coarse = strcmp(cpu_isa_name(cpu_isa()), "avx512") == 0 && key != &codec_f16 && key != &codec_q8_0;
         double allowed = coarse ? 0.15 : key == &codec_sign ? 2e-2 : 2e-3;
         struct run *r = run_new(&method);
         run_step(r, CACHE_STEP_PREFILL, 500);

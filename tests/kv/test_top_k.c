@@ -61,19 +61,19 @@ static void the_best_are_those_of_a_sort(void **state) {
     }
 }
 
-static void check_slots(const struct kernels *k, struct random *random, enum kind kind, size_t n, enum guard_side side) {
+static void check_slots(const struct tier *k, struct random *random, enum kind kind, size_t n, enum guard_side side) {
     uint16_t *scores = guard_bytes(n * sizeof *scores, side);
     fill_scores(random, kind, scores, n);
     uint16_t thresholds[] = {0, 1, 777, 4250, 30000, 32767, 32768, 60000, 65535, n ? scores[n / 2] : 5};
     for (size_t i = 0; i < sizeof thresholds / sizeof thresholds[0]; i++) {
         size_t least = 0, equal = 0;
         for (size_t t = 0; t < n; t++) least += scores[t] >= thresholds[i], equal += scores[t] == thresholds[i];
-        assert_int_equal(k->count_scores(scores, n, thresholds[i]), least);
+        assert_int_equal(k->select->count_scores(scores, n, thresholds[i]), least);
         size_t skips[] = {0, 1, equal / 2, equal, equal + 3};
         for (size_t s = 0; s < sizeof skips / sizeof skips[0]; s++) {
             size_t skip = skips[s], left = skip < equal ? equal - skip : 0, want = least - equal + left, at = 0, seen = 0;
             uint32_t *tokens = guard_bytes(want * sizeof *tokens, side);
-            assert_int_equal(k->list_scores(scores, n, thresholds[i], skip, tokens), want);
+            assert_int_equal(k->select->list_scores(scores, n, thresholds[i], skip, tokens), want);
             for (uint32_t t = 0; t < n; t++) {
                 if (scores[t] < thresholds[i] || (scores[t] == thresholds[i] && seen++ < skip)) continue;
                 assert_int_equal(tokens[at], t);
@@ -88,7 +88,7 @@ static void check_slots(const struct kernels *k, struct random *random, enum kin
 static void kernels_count_and_list(void **state) {
     (void)state;
     struct random random = {2};
-    const struct kernels *k;
+    const struct tier *k;
     for (size_t tier = 0; (k = tier_at(tier)); tier++)
         for (int kind = 0; kind < KINDS; kind++)
             for (size_t i = 0; i < n_odd_lengths; i++)

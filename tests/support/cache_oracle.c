@@ -1,7 +1,7 @@
 /* The dense double-precision attention that tests hold the cache to. */
 #include "support/cache_oracle.h"
 
-#include "backend/cpu/kernels/kernels.h"
+#include "backend/cpu/kernels/cpu.h"
 #include "base/half.h"
 
 #include <math.h>
@@ -382,7 +382,7 @@ static void compare(struct oracle *o, uint32_t layer, const float *q, const floa
      * AVX-512 takes small weights as bytes, and queries of keys of at most four bits. */
     bool exact = o->method.key.codec == &codec_f16 && o->method.value.codec == &codec_f16;
     bool coarser = o->method.value.codec == &codec_kivi_2 || o->method.key.codec == &codec_gain_shape;
-    bool bytes = strcmp(kernels()->name, "avx512") == 0;
+    bool bytes = strcmp(cpu_isa_name(cpu_isa()), "avx512") == 0;
     double allowed = coarser ? 1e-3 : exact ? 1e-4 : 5e-4;
     if (bytes && o->method.value.codec->accumulate_int8) allowed = 4e-3;
     if (bytes && queries_are_bytes(o->method.key.codec)) allowed = 3e-2;

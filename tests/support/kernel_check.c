@@ -86,7 +86,6 @@ void fill_floats(struct random *random, enum fill fill, float *x, size_t n) {
 }
 
 void fill_halves(struct random *random, enum fill fill, uint16_t *half, size_t n) {
-    const struct kernels *scalar = kernels_for(KERNELS_SCALAR);
     for (size_t i = 0; i < n; i++) {
         float x = random_normal(random);
         switch (fill) {
@@ -98,7 +97,7 @@ void fill_halves(struct random *random, enum fill fill, uint16_t *half, size_t n
         case FILL_OUTLIER: x *= random_bits(random) % 64 ? 1 : 1000; break;
         default: break;
         }
-        scalar->float_to_half(&x, &half[i], 1);
+        vector_ops_at(CPU_SCALAR)->float_to_half(&x, &half[i], 1);
     }
 }
 
@@ -114,11 +113,15 @@ const char *fill_name(enum fill fill) {
 
 /* ---- Tiers and measures -------------------------------------------------------------------------------------------------- */
 
-const struct kernels *tier_at(size_t i) {
-    static const enum kernels_isa order[] = {KERNELS_SCALAR, KERNELS_AVX2, KERNELS_AVX512, KERNELS_NEON};
-    for (size_t j = 0; j < sizeof order / sizeof *order; j++) {
-        const struct kernels *k = kernels_for(order[j]);
-        if (k && i-- == 0) return k;
+const struct tier *tier_at(size_t i) {
+    static struct tier tiers[CPU_ISAS];
+    for (int isa = 0; isa < CPU_ISAS; isa++) {
+        if (!cpu_has((enum cpu_isa)isa) || i-- > 0) continue;
+        const enum cpu_isa at = (enum cpu_isa)isa;
+        tiers[isa] = (struct tier){
+            cpu_isa_name(at), at, vector_ops_at(at), weights_ops_at(at), scaled_ops_at(at), pq_ops_at(at), commvq_ops_at(at),
+            select_ops_at(at)};
+        return &tiers[isa];
     }
     return NULL;
 }
@@ -169,7 +172,7 @@ double time_call(void (*call)(void *user), void *user) {
 }
 
 double read_bandwidth(const void *data, size_t bytes, int threads) {
-    const struct kernels *kernel = kernels(); /* max reads with the widest registers and computes next to nothing */
+    const struct vector_ops *kernel = vector_ops(); /* max reads with the widest registers and computes next to nothing */
     double best = 0;
     size_t chunk = bytes / (size_t)threads / 512 * 512;
     for (int run = 0; run < 3; run++) {

@@ -6,7 +6,14 @@
 #ifndef TESTS_SUPPORT_KERNEL_CHECK_H
 #define TESTS_SUPPORT_KERNEL_CHECK_H
 
-#include "backend/cpu/kernels/kernels.h"
+#include "backend/cpu/kernels/commvq/ops.h"
+#include "backend/cpu/kernels/cpu.h"
+#include "backend/cpu/kernels/limits.h"
+#include "backend/cpu/kernels/pq/ops.h"
+#include "backend/cpu/kernels/scaled/ops.h"
+#include "backend/cpu/kernels/select/ops.h"
+#include "backend/cpu/kernels/vector/ops.h"
+#include "backend/cpu/kernels/weights/ops.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -55,8 +62,19 @@ const char *fill_name(enum fill fill);
 
 /* ---- Tiers and measures -------------------------------------------------------------------------------------------------- */
 
-/* The i-th instruction set that this processor runs, scalar first; NULL past the last. */
-const struct kernels *tier_at(size_t i);
+/* The kernels of one instruction set. */
+struct tier {
+    const char *name;
+    enum cpu_isa isa;
+    const struct vector_ops *vector;
+    const struct weights_ops *weights;
+    const struct scaled_ops *scaled;
+    const struct pq_ops *pq;
+    const struct commvq_ops *commvq;
+    const struct select_ops *select;
+};
+/* The i-th instruction set that this processor runs, scalar first; NULL past the last. For one thread. */
+const struct tier *tier_at(size_t i);
 
 /* Lengths at which vector loops and their tails meet: 0, 1, 7, 8, 15, 16, 17, ..., up to 1000. */
 extern const size_t odd_lengths[];

@@ -23,14 +23,14 @@ static struct random source = {5};
 /* ---- Tallies --------------------------------------------------------------------------------------------------------------------
  */
 
-static void check_by_code(const struct kernels *k, size_t G, size_t n, enum fill fill, enum guard_side side) {
+static void check_by_code(const struct tier *k, size_t G, size_t n, enum fill fill, enum guard_side side) {
     float *weights = guard_floats(G * 64, side), *code_sums = guard_floats(G * n, side), before[20 * MOST_CODES];
     uint8_t *codes = guard_bytes(8 * n, side);
     fill_floats(&source, fill, weights, G * 64);
     fill_floats(&source, FILL_NORMAL, code_sums, G * n);
     fill_bytes(&source, codes, 8 * n);
     memcpy(before, code_sums, G * n * sizeof *before);
-    k->accumulate_by_code_additive(weights, G, n, codes, code_sums);
+    k->commvq->accumulate_by_code(weights, G, n, codes, code_sums);
     for (size_t g = 0; g < G; g++) {
         double all = 0;
         for (size_t t = 0; t < 64; t++) all += fabs((double)weights[g * 64 + t]);
@@ -41,7 +41,7 @@ static void check_by_code(const struct kernels *k, size_t G, size_t n, enum fill
                 want += (double)weights[g * 64 + t];
                 set++;
             }
-            double apart = 64e-7 * all + (k == kernels_for(KERNELS_SCALAR) ? 0 : 1.001 * set * all / 65406);
+            double apart = 64e-7 * all + (k->isa == CPU_SCALAR ? 0 : 1.001 * set * all / 65406);
             check_close((double)code_sums[g * n + i], want, fabs(want), 1e-6, apart + 1e-29, "%s tally_additive %s G %zu n %zu",
                         k->name, fill_name(fill), G, n);
         }
@@ -52,7 +52,7 @@ static void check_by_code(const struct kernels *k, size_t G, size_t n, enum fill
 static void code_sums_equal_their_definition(void **state) {
     (void)state;
     static const size_t groups[] = {1, 2, 3, 4, 5, 8, 19}, codes[] = {32, 64, 96, 256, 512};
-    const struct kernels *k;
+    const struct tier *k;
     for (size_t tier = 0; (k = tier_at(tier)); tier++)
         for (size_t g = 0; g < 7; g++)
             for (size_t n = 0; n < 5; n++)
@@ -63,14 +63,14 @@ static void code_sums_equal_their_definition(void **state) {
 /* One weight among zeros is met as it is: nothing else takes part of the integers' range. */
 static void one_weight_is_by_code_exactly(void **state) {
     (void)state;
-    const struct kernels *k;
+    const struct tier *k;
     for (size_t tier = 0; (k = tier_at(tier)); tier++) {
         for (size_t t = 0; t < 64; t++) {
             float weights[64] = {0}, code_sums[64] = {0};
             uint8_t codes[8 * 64];
             weights[t] = t % 2 ? -0.37f : 0.37f;
             fill_bytes(&source, codes, sizeof codes);
-            k->accumulate_by_code_additive(weights, 1, 64, codes, code_sums);
+            k->commvq->accumulate_by_code(weights, 1, 64, codes, code_sums);
             for (size_t i = 0; i < 64; i++) {
                 float want = codes[t / 8 * 64 + i] >> t % 8 & 1 ? weights[t] : 0;
                 assert_true(fabsf(code_sums[i] - want) <= 2e-7f);
@@ -122,12 +122,12 @@ static void searching_is_the_same_on_every_tier(void **state) {
         enum guard_side side = repeat % 2 ? GUARD_START : GUARD_END;
         float *couplings = guard_floats(n * n, side), *field = guard_floats(n, side), first[MOST_CODES];
         double spins[MOST_CODES], simple[MOST_CODES];
-        const struct kernels *k;
+        const struct tier *k;
         make_whole(n, couplings, field);
         set_by_definition(couplings, field, n, simple);
         for (size_t tier = 0; (k = tier_at(tier)); tier++) {
             float *felt = guard_copy(field, n * sizeof *field, side), *got = guard_floats(n, side);
-            k->local_search_additive(couplings, n, 1, felt, got);
+            k->commvq->local_search(couplings, n, 1, felt, got);
             if (!tier) memcpy(first, got, n * sizeof *got);
             assert_memory_equal(first, got, n * sizeof *got);
             for (size_t i = 0; i < n; i++) {
@@ -149,7 +149,7 @@ static void rows_are_searched_for_by_themselves(void **state) {
     (void)state;
     enum { N = 96, ROWS = 5 };
     static float couplings[N * N], fields[ROWS * N], felt[ROWS * N], spins[ROWS * N], alone[N], other[N];
-    const struct kernels *k;
+    const struct tier *k;
     fill_floats(&source, FILL_NORMAL, couplings, N * N);
     for (size_t i = 0; i < N; i++)
         for (size_t j = 0; j <= i; j++) couplings[j * N + i] = i == j ? 0 : couplings[i * N + j];
@@ -157,10 +157,10 @@ static void rows_are_searched_for_by_themselves(void **state) {
     for (size_t tier = 0; (k = tier_at(tier)); tier++) {
         for (size_t count = 0; count <= ROWS; count++) {
             memcpy(felt, fields, sizeof felt);
-            k->local_search_additive(couplings, N, count, felt, spins);
+            k->commvq->local_search(couplings, N, count, felt, spins);
             for (size_t r = 0; r < count; r++) {
                 memcpy(other, fields + r * N, sizeof other);
-                k->local_search_additive(couplings, N, 1, other, alone);
+                k->commvq->local_search(couplings, N, 1, other, alone);
                 assert_memory_equal(alone, spins + r * N, sizeof alone);
                 assert_memory_equal(other, felt + r * N, sizeof other);
             }
@@ -172,7 +172,7 @@ static void bad_fields_do_no_harm(void **state) {
     (void)state;
     enum { N = 64 };
     const float bad[] = {NAN, INFINITY, -INFINITY, 3e38f, 0};
-    const struct kernels *k;
+    const struct tier *k;
     for (size_t tier = 0; (k = tier_at(tier)); tier++) {
         for (size_t b = 0; b < 5; b++) {
             for (int couplings_too = 0; couplings_too < 2; couplings_too++) {
@@ -181,7 +181,7 @@ static void bad_fields_do_no_harm(void **state) {
                 make_whole(N, couplings, field);
                 for (size_t i = 0; i < N; i++) field[i] = bad[b];
                 for (size_t i = 0; couplings_too && i < N * N; i++) couplings[i] = bad[b];
-                k->local_search_additive(couplings, N, 1, field, spins);
+                k->commvq->local_search(couplings, N, 1, field, spins);
                 for (size_t i = 0; i < N; i++) assert_true(spins[i] == 1 || spins[i] == -1);
                 guard_release();
             }

@@ -1,6 +1,6 @@
 /* What the files of gpt2 and mpt models may have and no fixture has: optional tensors, quantized fused matrices, whatever is missing,
  * too much or out of range, and how far learned positions reach. The models are made here, with random weights. */
-#include "backend/cpu/kernels/kernels.h"
+#include "backend/cpu/kernels/weights/ops.h"
 #include "base/half.h"
 #include "base/memory.h"
 #include "gguf/gguf_writer.h"
@@ -116,7 +116,7 @@ static void add_matrix(struct builder *b, const char *name, enum tensor_type typ
     for (size_t r = 0; r < rows; r++) fill_row(b, type, columns, stored + r * row_bytes);
     if (b->sample->as_f32 && type != TENSOR_F32) {
         float *plain = keep(b, rows * columns * sizeof *plain);
-        for (size_t r = 0; r < rows; r++) kernels()->dequantize[type](stored + r * row_bytes, plain + r * columns, columns);
+        for (size_t r = 0; r < rows; r++) weights_ops()->dequantize[type](stored + r * row_bytes, plain + r * columns, columns);
         gguf_writer_tensor(&b->writer, name, TENSOR_F32, 2, (uint64_t[]){columns, rows}, plain);
     } else {
         gguf_writer_tensor(&b->writer, name, type, 2, (uint64_t[]){columns, rows}, stored);

@@ -4,7 +4,7 @@
  *
  *     test_backward --bench MODEL [N]     seconds per window of N (2048) random tokens
  */
-#include "backend/cpu/kernels/kernels.h"
+#include "backend/cpu/kernels/weights/ops.h"
 #include "backend/cpu/rows.h"
 #include "base/half.h"
 #include "base/memory.h"
@@ -514,7 +514,7 @@ static void check_linear_backward(enum tensor_type type, uint32_t rows, uint32_t
             memcpy(data + i, &scale, 2);
             for (size_t j = 2; j < 34; j++) data[i + j] = (uint8_t)next_random();
         }
-    for (uint32_t r = 0; r < rows; r++) kernels()->dequantize[type](data + r * row_bytes, plain + (size_t)r * columns, columns);
+    for (uint32_t r = 0; r < rows; r++) weights_ops()->dequantize[type](data + r * row_bytes, plain + (size_t)r * columns, columns);
     for (size_t i = 0; i < n * rows; i++) dy[i] = uniform();
     for (size_t i = 0; i < n * columns; i++) dx[i] = accumulate ? 0.5f : NAN;
     linear_backward(&w, dy, n, accumulate, dx, scratch);

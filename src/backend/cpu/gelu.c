@@ -2,7 +2,7 @@
  * measured to take seven times as long, 20% of the time of the matrix before it. */
 #include "backend/cpu/gelu.h"
 
-#include "backend/cpu/kernels/kernels.h"
+#include "backend/cpu/kernels/vector/ops.h"
 
 #include <math.h>
 
@@ -27,13 +27,13 @@ static void normal_tails(const float *x, float *tail, size_t n) {
         for (int power = 8; power >= 0; power--) sum = sum * t[i] + P[power];
         tail[i] = sum - a * a;
     }
-    kernels()->exp_sum(tail, 0, n);
+    vector_ops()->exp_sum(tail, 0, n);
     for (size_t i = 0; i < n; i++) tail[i] *= t[i];
 }
 
 static void tanh_tails(const float *x, float *tail, size_t n) {
     for (size_t i = 0; i < n; i++) tail[i] = -2 * SQRT_2_PI * fabsf(x[i]) * (1 + CUBE * x[i] * x[i]);
-    kernels()->exp_sum(tail, 0, n);
+    vector_ops()->exp_sum(tail, 0, n);
     for (size_t i = 0; i < n; i++) tail[i] /= 1 + tail[i];
 }
 
@@ -45,7 +45,7 @@ static void tails(enum activation activation, const float *x, float *tail, size_
 static void slopes(enum activation activation, const float *x, const float *tail, float *slope, size_t n) {
     if (activation == ACTIVATION_GELU) {
         for (size_t i = 0; i < n; i++) slope[i] = -0.5f * x[i] * x[i];
-        kernels()->exp_sum(slope, 0, n);
+        vector_ops()->exp_sum(slope, 0, n);
         for (size_t i = 0; i < n; i++) slope[i] *= NORMAL_DENSITY;
     } else {
         for (size_t i = 0; i < n; i++) slope[i] = 2 * tail[i] * (1 - tail[i]) * SQRT_2_PI * (1 + 3 * CUBE * x[i] * x[i]);

@@ -3,7 +3,7 @@
  * Not its products of bf16: measured on an Intel processor with AVX-512 BF16 and no AMX, VDPBF16PS does half the arithmetic per
  * second of fp32's FMA, of whose limit the products here reach nine tenths. */
 #include "backend/cpu/gemm.h"
-#include "backend/cpu/kernels/kernels.h"
+#include "backend/cpu/kernels/vector/ops.h"
 #include "base/memory.h"
 
 #include <dnnl.h>
@@ -14,7 +14,7 @@
  * should be cleared (k = 0): slow, right, and needs nothing. */
 static void gemm_plain(bool b_transposed, size_t m, size_t n, size_t k, const float *a, size_t lda, const float *b, size_t ldb,
                        bool accumulate, float *c, size_t ldc) {
-    const struct kernels *kernel = kernels();
+    const struct vector_ops *kernel = vector_ops();
     for (size_t i = 0; i < m; i++) {
         if (!accumulate) memset(c + i * ldc, 0, n * sizeof *c);
         if (b_transposed) {
@@ -49,7 +49,7 @@ static void gemm_outer_plain(size_t m, size_t n, size_t k, const float *a, size_
                              float *c, size_t ldc) {
     for (size_t i = 0; i < m; i++) {
         if (!accumulate) memset(c + i * ldc, 0, n * sizeof *c);
-        for (size_t l = 0; l < k; l++) kernels()->axpy(a[l * lda + i], b + l * ldb, c + i * ldc, n);
+        for (size_t l = 0; l < k; l++) vector_ops()->axpy(a[l * lda + i], b + l * ldb, c + i * ldc, n);
     }
 }
 

@@ -2,7 +2,7 @@
 #include "backend/cpu/linear.h"
 
 #include "backend/cpu/gemm.h"
-#include "backend/cpu/kernels/kernels.h"
+#include "backend/cpu/kernels/weights/ops.h"
 
 #include <omp.h>
 
@@ -43,8 +43,8 @@ static uint32_t count_items(const struct product *products, size_t n_ops, uint32
 static void matvec_item(const struct product *p, uint32_t first, uint32_t count, const float *x, size_t n) {
     const struct matrix *w = p->w;
     for (size_t t = 0; t < n; t++)
-        kernels()->matvec[w->type](weight_row(w, first), w->row_bytes, count, w->columns, x + t * w->columns,
-                                   p->out + t * w->rows + first);
+        weights_ops()->matvec[w->type](weight_row(w, first), w->row_bytes, count, w->columns, x + t * w->columns,
+                                       p->out + t * w->rows + first);
 }
 
 static void gemm_item(const struct product *p, uint32_t first, uint32_t count, const float *x, size_t n, float *tile) {
@@ -56,7 +56,7 @@ static void gemm_item(const struct product *p, uint32_t first, uint32_t count, c
         stride = w->columns;
     } else {
         for (uint32_t r = 0; r < count; r++)
-            kernels()->dequantize[w->type](weight_row(w, first + r), tile + r * stride, w->columns);
+            weights_ops()->dequantize[w->type](weight_row(w, first + r), tile + r * stride, w->columns);
     }
     gemm(true, n, count, w->columns, x, w->columns, weights, stride, false, p->out + first, w->rows);
 }

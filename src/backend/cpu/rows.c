@@ -2,7 +2,8 @@
 #include "backend/cpu/rows.h"
 
 #include "backend/cpu/gelu.h"
-#include "backend/cpu/kernels/kernels.h"
+#include "backend/cpu/kernels/vector/ops.h"
+#include "backend/cpu/kernels/weights/ops.h"
 
 #define LANES 16
 #define PIECE 256 /* numbers on the stack: whole blocks of any type */
@@ -23,8 +24,8 @@ static void add_position(const struct matrix *positions, uint64_t position, floa
     float piece[PIECE];
     for (size_t first = 0; first < positions->columns; first += PIECE) {
         size_t n = positions->columns - first < PIECE ? positions->columns - first : PIECE;
-        kernels()->dequantize[positions->type](row + first / info->block * info->bytes, piece, n);
-        kernels()->axpy(1, piece, hidden + first, n);
+        weights_ops()->dequantize[positions->type](row + first / info->block * info->bytes, piece, n);
+        vector_ops()->axpy(1, piece, hidden + first, n);
     }
 }
 
@@ -34,7 +35,7 @@ void embed_rows(const struct terse_model *model, const int32_t *tokens, size_t n
 #pragma omp parallel for if (n >= PARALLEL_ROWS)
     for (size_t t = 0; t < n; t++) {
         float *row = hidden + t * width;
-        kernels()->dequantize[e->type]((const char *)e->data + (size_t)tokens[t] * e->row_bytes, row, width);
+        weights_ops()->dequantize[e->type]((const char *)e->data + (size_t)tokens[t] * e->row_bytes, row, width);
         if (model->positions.data) add_position(&model->positions, position + t, row);
     }
 }
@@ -46,8 +47,8 @@ static void norm_row(const struct norm *norm, const float *x, float *out, size_t
         for (size_t i = 0; i < width; i++) out[i] = x[i] - mean;
         x = out;
     }
-    kernels()->rms_norm(x, norm->gain, norm->epsilon, out, width);
-    if (norm->bias) kernels()->axpy(1, norm->bias, out, width);
+    vector_ops()->rms_norm(x, norm->gain, norm->epsilon, out, width);
+    if (norm->bias) vector_ops()->axpy(1, norm->bias, out, width);
 }
 
 void norm_rows(const struct norm *norm, const float *x, float *out, size_t n, size_t width) {
@@ -57,7 +58,7 @@ void norm_rows(const struct norm *norm, const float *x, float *out, size_t n, si
 
 void add_rows(float *x, const float *y, size_t n, size_t width) {
 #pragma omp parallel for if (n >= PARALLEL_ROWS)
-    for (size_t t = 0; t < n; t++) kernels()->axpy(1, y + t * width, x + t * width, width);
+    for (size_t t = 0; t < n; t++) vector_ops()->axpy(1, y + t * width, x + t * width, width);
 }
 
 void clamp_rows(float *x, float most, size_t n, size_t width) {
@@ -70,7 +71,7 @@ void activate_rows(enum activation activation, float *x, const float *up, size_t
 #pragma omp parallel for if (n >= PARALLEL_ROWS)
     for (size_t t = 0; t < n; t++) {
         if (activation == ACTIVATION_SWIGLU)
-            kernels()->silu_mul(x + t * width, up + t * width, width);
+            vector_ops()->silu_mul(x + t * width, up + t * width, width);
         else
             gelu_row(activation, x + t * width, width);
     }

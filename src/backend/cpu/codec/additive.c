@@ -31,7 +31,8 @@
 
 #include "backend/cpu/codec/binary_code_search.h"
 #include "backend/cpu/codec/normalization.h"
-#include "backend/cpu/kernels/kernels.h"
+#include "backend/cpu/kernels/commvq/ops.h"
+#include "backend/cpu/kernels/vector/ops.h"
 #include "base/memory.h"
 
 #include <math.h>
@@ -183,7 +184,7 @@ static void times_codebook(struct codec_shape shape, const float *sums, size_t G
     const struct learned *learned = shape.learned;
     size_t hd = shape.head_dim, codes = shape.bits;
     memset(to, 0, G * hd * sizeof *to);
-    for (size_t c = 0; c < hd; c += SCALE_GROUP) kernels()->add_bytes(sums, G, codes, learned->centroids_u8 + c, hd, to + c, hd);
+    for (size_t c = 0; c < hd; c += SCALE_GROUP) commvq_ops()->add_bytes(sums, G, codes, learned->centroids_u8 + c, hd, to + c, hd);
     for (size_t g = 0; g < G; g++) {
         float all = 0;
         for (size_t i = 0; i < codes; i++) all += sums[g * codes + i];
@@ -211,8 +212,8 @@ static void write_codes(const uint8_t *bits, size_t n, size_t codes, uint8_t *oc
 
 /* The best in least squares. */
 static float fit_gain(const float *x, const float *shape, size_t hd) {
-    float square = kernels()->dot(shape, shape, hd);
-    return square > 0 ? kernels()->dot(x, shape, hd) / square : 0;
+    float square = vector_ops()->dot(shape, shape, hd);
+    return square > 0 ? vector_ops()->dot(x, shape, hd) / square : 0;
 }
 
 static void encode(struct codec_shape shape, enum codec_side side, const float *rows, size_t n, void *page) {
@@ -268,12 +269,12 @@ static size_t code_sums(struct codec_shape shape) { return (size_t)shape.group *
 static void accumulate_by_code(struct codec_shape shape, const float *weights, const void *page, float *to) {
     const struct learned *learned = shape.learned;
     float gains[PAGE_TOKENS], scaled[MOST_TOGETHER * PAGE_TOKENS], *sums = to + (size_t)shape.group * shape.bits;
-    kernels()->look_up_gains(learned->gain, page, gains);
+    vector_ops()->look_up_gains(learned->gain, page, gains);
     for (size_t first = 0, G; first < shape.group; first += G) {
         G = shape.group - first < MOST_TOGETHER ? shape.group - first : MOST_TOGETHER;
         for (size_t g = 0; g < G; g++)
-            sums[first + g] += kernels()->scale_weights(weights + (first + g) * PAGE_TOKENS, gains, scaled + g * PAGE_TOKENS);
-        kernels()->accumulate_by_code_additive(scaled, G, shape.bits, codes_of(page), to + first * shape.bits);
+            sums[first + g] += vector_ops()->scale_weights(weights + (first + g) * PAGE_TOKENS, gains, scaled + g * PAGE_TOKENS);
+        commvq_ops()->accumulate_by_code(scaled, G, shape.bits, codes_of(page), to + first * shape.bits);
     }
 }
 

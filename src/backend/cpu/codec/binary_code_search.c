@@ -1,7 +1,8 @@
 /* The search for a code of a sum. */
 #include "backend/cpu/codec/binary_code_search.h"
 
-#include "backend/cpu/kernels/kernels.h"
+#include "backend/cpu/kernels/commvq/ops.h"
+#include "backend/cpu/kernels/vector/ops.h"
 #include "base/memory.h"
 
 #include <string.h>
@@ -37,7 +38,7 @@ void additive_search_set(struct additive_search *search, const float *C) {
     size_t d = search->channels, n = search->codes;
     for (size_t i = 0; i < n; i++) {
         for (size_t k = 0; k <= i; k++)
-            search->couplings[i * n + k] = search->couplings[k * n + i] = kernels()->dot(C + i * d, C + k * d, d) / 4;
+            search->couplings[i * n + k] = search->couplings[k * n + i] = vector_ops()->dot(C + i * d, C + k * d, d) / 4;
         for (size_t c = 0; c < d; c++) search->panel[c * n + i] = C[i * d + c] / 2;
     }
     for (size_t i = 0; i < n; i++) {
@@ -53,9 +54,9 @@ void additive_search_find(const struct additive_search *search, const float *row
     float fields[SOME_ROWS * ADDITIVE_MOST_CODES], spins[SOME_ROWS * ADDITIVE_MOST_CODES];
     for (size_t first = 0; first < n; first += SOME_ROWS) {
         size_t count = n - first < SOME_ROWS ? n - first : SOME_ROWS;
-        kernels()->products(rows + first * stride, count, search->channels, stride, search->panel, codes, fields);
+        commvq_ops()->multiply_panel(rows + first * stride, count, search->channels, stride, search->panel, codes, fields);
         for (size_t i = 0; i < count * codes; i++) fields[i] -= search->offset[i % codes];
-        kernels()->local_search_additive(search->couplings, codes, count, fields, spins);
+        commvq_ops()->local_search(search->couplings, codes, count, fields, spins);
         memset(bits + first * codes / 8, 0, count * codes / 8);
         for (size_t i = 0; i < count * codes; i++) {
             uint8_t *to = bits + (first * codes + i) / 8;

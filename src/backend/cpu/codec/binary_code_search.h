@@ -1,5 +1,5 @@
 /* CommVQ's values as kernels see them (Li et al. 2025, section 4.1): a row is a sum of those rows of a codebook whose bit in the
- * row's code is set, s C with s in {0, 1}^codes. What the slots ..._additive of backend/cpu/kernels/kernels.h read by, and the search for a code
+ * row's code is set, s C with s in {0, 1}^codes. What the slots of backend/cpu/kernels/commvq/ops.h read by, and the search for a code
  * that learning and encoding share.
  *
  * With spins in {-1, 1}, s = (1 + spin) / 2, |x - s C|^2 is that of a spin glass, up to a constant: with D = C / 2 and m the sum of D's
@@ -14,28 +14,11 @@
 #ifndef TERSE_BACKEND_CPU_CODEC_BINARY_CODE_SEARCH_H
 #define TERSE_BACKEND_CPU_CODEC_BINARY_CODE_SEARCH_H
 
+#include "backend/cpu/kernels/commvq/additive.h"
 #include "base/status.h"
 
 #include <stddef.h>
 #include <stdint.h>
-
-#define ADDITIVE_STEP 32           /* codes are a multiple of so many bits */
-#define ADDITIVE_MOST_CODES 512    /* bits of a code: 2 for each of 256 channels */
-#define ADDITIVE_LEAST_FIELD 1e-5f /* against which a spin is turned: less is rounding, in rows whose numbers are about 1 */
-/* Vector tiers tally weights as integers of which a block's magnitudes sum to at most ADDITIVE_WEIGHTS, rounding not counted; what
- * sums to no more than ADDITIVE_NOTHING is left out. */
-#define ADDITIVE_WEIGHTS 32703 /* 2^15 - 1, less what 64 roundings may add, less a margin for those of the sum itself */
-#define ADDITIVE_NOTHING 1e-30f
-#define ADDITIVE_SET 1e30f /* more than any field: what keeps a set spin from being set again */
-
-/* Fields are compared with the place in their lowest 9 bits, so that the least of them says where it is. */
-static inline uint32_t additive_place(float tagged) {
-    union {
-        float number;
-        uint32_t bits;
-    } x = {tagged};
-    return x.bits % ADDITIVE_MOST_CODES;
-}
 
 struct additive_search {
     size_t channels, codes;

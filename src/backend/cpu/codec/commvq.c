@@ -16,8 +16,11 @@
 
 #include "backend/cpu/codec/normalization.h"
 #include "backend/cpu/codec/transpose.h"
-#include "backend/cpu/kernels/kernels.h"
+#include "backend/cpu/kernels/commvq/ops.h"
 #include "backend/cpu/kernels/pq/code_planes.h"
+#include "backend/cpu/kernels/pq/ops.h"
+#include "backend/cpu/kernels/select/ops.h"
+#include "backend/cpu/kernels/vector/ops.h"
 #include "base/memory.h"
 
 #include <math.h>
@@ -250,7 +253,7 @@ static enum terse_status open_learned(struct codec_shape shape, enum codec_side 
     c->rotated = (size_t)floats[commvq_table_numbers(shape)];
     c->adjacent = floats[commvq_table_numbers(shape) + 1] != 0;
     learned->row_bytes = c->groups * c->rounds * COMMVQ_ENTRIES * 2 * c->stride;
-    learned->plane_bytes = kernels()->has_register_lut ? c->groups * c->pairs * c->rounds * 2 * COMMVQ_ENTRIES : 0;
+    learned->plane_bytes = pq_ops()->has_register_lut ? c->groups * c->pairs * c->rounds * 2 * COMMVQ_ENTRIES : 0;
     learned->half_bytes = c->groups * c->rounds * HALF_FLOATS * sizeof(float);
     c->rows = learned->rows = memory_zeros(learned->row_bytes, 1);
     learned->half = memory_array(learned->half_bytes, 1);
@@ -280,7 +283,7 @@ const void *commvq_codes(const void *page) { return (const uint8_t *)page + GAIN
 
 void commvq_gains(struct codec_shape shape, const void *page, float *gains) {
     const struct learned *learned = shape.learned;
-    kernels()->look_up_gains(learned->gain, page, gains);
+    vector_ops()->look_up_gains(learned->gain, page, gains);
 }
 
 /* Codes of one group's rows[n][2 pairs], which lose their codewords round by round. */
@@ -301,8 +304,8 @@ static void encode_group(const struct learned *learned, size_t group, float *row
 
 /* The gain that keeps a centred key's norm. */
 static float keep_norm(const float *x, const float *shape, size_t hd) {
-    float square = kernels()->dot(shape, shape, hd);
-    return square > 0 ? sqrtf(kernels()->dot(x, x, hd) / square) : 0;
+    float square = vector_ops()->dot(shape, shape, hd);
+    return square > 0 ? sqrtf(vector_ops()->dot(x, x, hd) / square) : 0;
 }
 
 /* What rows[n][hd], taken to the frame, have left after coding is what their shapes lack. */
@@ -331,7 +334,7 @@ static void encode(struct codec_shape shape, enum codec_side side, const float *
 static void channels(struct codec_shape shape, const void *page, float *to) {
     float gains[PAGE_TOKENS];
     commvq_gains(shape, page, gains);
-    kernels()->channels_commvq(commvq_code_of(shape), gains, commvq_codes(page), to);
+    commvq_ops()->decode(commvq_code_of(shape), gains, commvq_codes(page), to);
 }
 
 static void decode(struct codec_shape shape, enum codec_side side, const void *page, float *rows) {
@@ -344,9 +347,9 @@ static void decode(struct codec_shape shape, enum codec_side side, const void *p
 static void gather_tokens(struct codec_shape shape, enum codec_side side, const void *from, const uint8_t *slots, size_t n,
                           void *to, size_t at) {
     (void)side;
-    kernels()->gather_codes(from, 1, 8, slots, n, to, at);
-    kernels()->gather_codes(commvq_codes(from), commvq_groups(shape) * commvq_rounds(shape), COMMVQ_BITS, slots, n,
-                            (uint8_t *)to + GAIN_BYTES, at);
+    select_ops()->gather_codes(from, 1, 8, slots, n, to, at);
+    select_ops()->gather_codes(commvq_codes(from), commvq_groups(shape) * commvq_rounds(shape), COMMVQ_BITS, slots, n,
+                               (uint8_t *)to + GAIN_BYTES, at);
 }
 
 /* ---- Scores: which way
@@ -368,19 +371,17 @@ static void gather_tokens(struct codec_shape shape, enum codec_side side, const 
 void commvq_score_decoded(struct codec_shape shape, const float *q, const struct key_rotation *rotation, const void *page,
                           float *logits) {
     float keys[CODEC_HEAD_DIM_MAX * PAGE_TOKENS], gains[PAGE_TOKENS];
-    const struct kernels *k = kernels();
     commvq_gains(shape, page, gains);
-    if (k->score_rotated_commvq &&
-        k->score_rotated_commvq(commvq_code_of(shape), rotation, gains, q, shape.group, commvq_codes(page), logits))
+    if (commvq_ops()->score_rotated &&
+        commvq_ops()->score_rotated(commvq_code_of(shape), rotation, gains, q, shape.group, commvq_codes(page), logits))
         return;
     channels(shape, page, keys);
-    k->score_rotated(rotation, q, shape.group, shape.head_dim, keys, logits);
+    pq_ops()->score_rotated_channels(rotation, q, shape.group, shape.head_dim, keys, logits);
 }
 
 void commvq_prepare(struct codec_shape shape, const float *q, float *tables) {
     const struct commvq_code *c = commvq_code_of(shape);
-    for (size_t g = 0; g < shape.group; g++)
-        kernels()->prepare_commvq(c, q + g * shape.head_dim, tables + g * commvq_table_floats(c));
+    for (size_t g = 0; g < shape.group; g++) commvq_ops()->prepare(c, q + g * shape.head_dim, tables + g * commvq_table_floats(c));
 }
 
 void commvq_score_by_table(struct codec_shape shape, const float *tables, const struct key_rotation *rotation, const void *page,
@@ -389,8 +390,8 @@ void commvq_score_by_table(struct codec_shape shape, const float *tables, const 
     float gains[PAGE_TOKENS];
     commvq_gains(shape, page, gains);
     for (size_t g = 0; g < shape.group; g++)
-        kernels()->look_up_commvq(c, rotation, tables + g * commvq_table_floats(c), gains, commvq_codes(page),
-                                  logits + g * PAGE_TOKENS);
+        commvq_ops()->look_up(c, rotation, tables + g * commvq_table_floats(c), gains, commvq_codes(page),
+                              logits + g * PAGE_TOKENS);
 }
 
 static void score(struct codec_shape shape, const float *q, const float *tables, const void *page, float *logits) {

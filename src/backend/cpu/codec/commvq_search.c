@@ -1,7 +1,7 @@
 /* The search for the nearest codeword of a round. */
 #include "backend/cpu/kernels/commvq/commvq.h"
 
-#include "backend/cpu/kernels/kernels.h"
+#include "backend/cpu/kernels/commvq/ops.h"
 #include "base/memory.h"
 
 #include <math.h>
@@ -69,7 +69,7 @@ void commvq_search_set(struct commvq_search *search, const float *table) {
 }
 
 void commvq_search_products(const struct commvq_search *search, const float *rows, size_t n, size_t stride, float *products) {
-    kernels()->products(rows, n, 2 * search->pairs, stride, search->panel, 2 * search->columns, products);
+    commvq_ops()->multiply_panel(rows, n, 2 * search->pairs, stride, search->panel, 2 * search->columns, products);
 }
 
 void commvq_search_nearest(const struct commvq_search *search, const float *rows, size_t n, size_t stride, uint16_t *codes) {
@@ -80,7 +80,7 @@ void commvq_search_nearest(const struct commvq_search *search, const float *rows
         for (size_t r = 0; r < count; r++) {
             float least;
             uint32_t cell =
-                kernels()->least_commvq(search->half, search->entries, search->columns, products + r * 2 * search->columns, &least);
+                commvq_ops()->nearest(search->half, search->entries, search->columns, products + r * 2 * search->columns, &least);
             codes[row + r] = (uint16_t)(cell / search->columns + cell % search->columns * search->entries);
         }
     }

@@ -13,7 +13,8 @@
 
 #include "backend/cpu/codec/normalization.h"
 #include "backend/cpu/codec/pq.h"
-#include "backend/cpu/kernels/kernels.h"
+#include "backend/cpu/kernels/select/ops.h"
+#include "backend/cpu/kernels/vector/ops.h"
 #include "base/memory.h"
 
 #include <math.h>
@@ -98,10 +99,10 @@ static float normalize_row(struct codec_shape shape, enum codec_side side, const
 
 /* Of centred rows x, and the shapes that stand for them. */
 static float fit_gain(enum codec_side side, const float *x, const float *shape, size_t hd) {
-    float square = kernels()->dot(shape, shape, hd);
+    float square = vector_ops()->dot(shape, shape, hd);
     if (!(square > 0)) return 0;
-    if (side == CODEC_KEYS) return sqrtf(kernels()->dot(x, x, hd) / square);
-    return kernels()->dot(x, shape, hd) / square;
+    if (side == CODEC_KEYS) return sqrtf(vector_ops()->dot(x, x, hd) / square);
+    return vector_ops()->dot(x, shape, hd) / square;
 }
 
 static void encode(struct codec_shape shape, enum codec_side side, const float *rows, size_t n, void *page) {
@@ -132,7 +133,7 @@ static void decode(struct codec_shape shape, enum codec_side side, const void *p
 
 static void gather_tokens(struct codec_shape shape, enum codec_side side, const void *from, const uint8_t *slots, size_t n,
                           void *to, size_t at) {
-    kernels()->gather_codes(from, 1, 8, slots, n, to, at);
+    select_ops()->gather_codes(from, 1, 8, slots, n, to, at);
     codec_vq.gather_tokens(shape, side, codes_of(from), slots, n, (uint8_t *)to + GAIN_BYTES, at);
 }
 
@@ -141,7 +142,7 @@ static void prefetch_codebook(struct codec_shape shape, enum codec_side side, si
 }
 
 static void gains_of(const struct learned *learned, const void *page, float *gains) {
-    kernels()->look_up_gains(learned->gain, page, gains);
+    vector_ops()->look_up_gains(learned->gain, page, gains);
 }
 
 static void channels(struct codec_shape shape, const void *page, float *to) {
@@ -173,7 +174,7 @@ static void score(struct codec_shape shape, const float *q, const float *tables,
     gains_of(learned, page, gains);
     codec_vq.score(inner(shape), q, NULL, codes_of(page), logits);
     for (size_t g = 0; g < shape.group; g++) {
-        float mean = kernels()->dot(q + g * shape.head_dim, learned->mean, shape.head_dim);
+        float mean = vector_ops()->dot(q + g * shape.head_dim, learned->mean, shape.head_dim);
         for (size_t t = 0; t < PAGE_TOKENS; t++) logits[g * PAGE_TOKENS + t] = mean + gains[t] * logits[g * PAGE_TOKENS + t];
     }
 }
@@ -189,8 +190,8 @@ static void accumulate_gained(bool int8_weights, struct codec_shape shape, const
     for (size_t first = 0; first < shape.group; first += some.group) {
         some.group = (uint32_t)(shape.group - first < MOST_TOGETHER ? shape.group - first : MOST_TOGETHER);
         for (size_t g = 0; g < some.group; g++) {
-            float sum = kernels()->scale_weights(weights + (first + g) * PAGE_TOKENS, gains, scaled + g * PAGE_TOKENS);
-            kernels()->axpy(sum, learned->mean, acc + (first + g) * hd, hd);
+            float sum = vector_ops()->scale_weights(weights + (first + g) * PAGE_TOKENS, gains, scaled + g * PAGE_TOKENS);
+            vector_ops()->axpy(sum, learned->mean, acc + (first + g) * hd, hd);
         }
         (int8_weights ? codec_vq.accumulate_int8 : codec_vq.accumulate)(some, scaled, codes_of(page), acc + first * hd);
     }

@@ -3,7 +3,7 @@
 #define TERSE_BACKEND_CPU_CODEC_GATHER_H
 
 #include "backend/cpu/codec/codec.h"
-#include "backend/cpu/kernels/kernels.h"
+#include "backend/cpu/kernels/select/ops.h"
 
 #include <stddef.h>
 #include <stdint.h>
@@ -38,13 +38,13 @@ static inline void prefetch_rows(const void *from, size_t bytes, const uint8_t *
 static inline void gather_scaled(size_t hd, size_t bytes, enum codec_side side, const void *from, const uint8_t *slots, size_t n,
                                  void *to, size_t at) {
     size_t scales = hd / SCALE_GROUP * PAGE_TOKENS * sizeof(uint16_t);
-    kernels()->gather_codes(from, hd / SCALE_GROUP, 16, slots, n, to, at);
+    select_ops()->gather_codes(from, hd / SCALE_GROUP, 16, slots, n, to, at);
     from = (const uint8_t *)from + scales;
     to = (uint8_t *)to + scales;
     if (side == CODEC_VALUES)
         gather_rows(from, bytes, slots, n, to, at);
     else
-        kernels()->gather_codes(from, bytes, 8, slots, n, to, at);
+        select_ops()->gather_codes(from, bytes, 8, slots, n, to, at);
 }
 
 #endif

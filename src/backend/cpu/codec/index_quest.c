@@ -7,7 +7,8 @@
  */
 #include "backend/cpu/codec/codec.h"
 #include "backend/cpu/codec/index.h"
-#include "backend/cpu/kernels/kernels.h"
+#include "backend/cpu/kernels/select/ops.h"
+#include "backend/cpu/kernels/vector/ops.h"
 #include "base/half.h"
 
 #include <math.h>
@@ -72,14 +73,14 @@ static void prepare(size_t hd, const void *learned, const float *q, size_t G, vo
     float *query = tables;
     double sum = 0;
     memset(query, 0, hd * sizeof *query);
-    for (size_t g = 0; g < G; g++) kernels()->axpy(1 / (float)G, q + g * hd, query, hd);
+    for (size_t g = 0; g < G; g++) vector_ops()->axpy(1 / (float)G, q + g * hd, query, hd);
     for (size_t c = 0; c < hd; c++) sum += fabs((double)query[c]);
     for (size_t c = 0; c < hd; c++) query[c] = sum > 0 && isfinite(sum) ? (float)((double)query[c] / sum) : 0;
 }
 
 static void scores(size_t hd, const void *tables, const void *page, uint16_t *to) {
     float bounds[PAGES];
-    kernels()->scores_quest(tables, hd, page, bounds);
+    select_ops()->scores_quest(tables, hd, page, bounds);
     for (size_t p = 0; p < PAGES; p++) {
         uint16_t half = half_from_float(bounds[p]);
         half = half & 0x8000 ? (uint16_t)~half : half | 0x8000;

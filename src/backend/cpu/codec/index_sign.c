@@ -10,7 +10,8 @@
  */
 #include "backend/cpu/codec/codec.h"
 #include "backend/cpu/codec/index.h"
-#include "backend/cpu/kernels/kernels.h"
+#include "backend/cpu/kernels/select/ops.h"
+#include "backend/cpu/kernels/vector/ops.h"
 
 #include <math.h>
 #include <string.h>
@@ -175,7 +176,7 @@ void index_sign_scale(size_t hd, const void *tables, float *step, float *base) {
 
 static void mean_query(size_t hd, const float *q, size_t G, float *mean) {
     memset(mean, 0, hd * sizeof *mean);
-    for (size_t g = 0; g < G; g++) kernels()->axpy(1 / (float)G, q + g * hd, mean, hd);
+    for (size_t g = 0; g < G; g++) vector_ops()->axpy(1 / (float)G, q + g * hd, mean, hd);
 }
 
 /* products[16] of a group's centroids with the query, and the least of them. */
@@ -214,7 +215,7 @@ static void prepare(size_t hd, const void *learned, const float *q, size_t G, vo
 
 /* At most 64 groups of at most 255: no sum leaves 16 bits. */
 static void scores(size_t hd, const void *tables, const void *page, uint16_t *to) {
-    kernels()->scores_sign(tables, hd / 8, page, to);
+    select_ops()->scores_sign(tables, hd / 8, page, to);
 }
 
 const struct index index_sign = {.name = "sign",

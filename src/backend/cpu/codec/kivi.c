@@ -10,7 +10,8 @@
 #include "backend/cpu/codec/codec.h"
 #include "backend/cpu/codec/gather.h"
 #include "backend/cpu/codec/transpose.h"
-#include "backend/cpu/kernels/kernels.h"
+#include "backend/cpu/kernels/scaled/ops.h"
+#include "backend/cpu/kernels/vector/ops.h"
 #include "base/half.h"
 
 #include <math.h>
@@ -65,8 +66,8 @@ static void unpack_page(unsigned bits, enum codec_side side, size_t hd, const vo
             halves[scales_of(hd) + b * PAGE_TOKENS + t] = pairs[2 * b + 1];
         }
     }
-    kernels()->half_to_float(halves, scale, scales_of(hd));
-    kernels()->half_to_float(halves + scales_of(hd), zero, scales_of(hd));
+    vector_ops()->half_to_float(halves, scale, scales_of(hd));
+    vector_ops()->half_to_float(halves + scales_of(hd), zero, scales_of(hd));
 }
 
 /* ---- Encoding */
@@ -175,13 +176,13 @@ static void decode(unsigned bits, struct codec_shape shape, enum codec_side side
     static void channels_##suffix(struct codec_shape shape, const void *page, float *to) { channels(bits, shape, page, to); } \
     static void score_##suffix(struct codec_shape shape, const float *q, const float *tables, const void *page, float *logits) { \
         (void)tables; \
-        kernels()->score_kivi_##suffix(q, shape.group, shape.head_dim, page, logits); \
+        scaled_ops()->score_kivi_##suffix(q, shape.group, shape.head_dim, page, logits); \
     } \
     static void accumulate_##suffix(struct codec_shape shape, const float *weights, const void *page, float *acc) { \
-        kernels()->accumulate_kivi_##suffix(weights, shape.group, shape.head_dim, page, acc); \
+        scaled_ops()->accumulate_kivi_##suffix(weights, shape.group, shape.head_dim, page, acc); \
     } \
     static void accumulate_int8_##suffix(struct codec_shape shape, const float *weights, const void *page, float *acc) { \
-        kernels()->accumulate_int8_kivi_##suffix(weights, shape.group, shape.head_dim, page, acc); \
+        scaled_ops()->accumulate_int8_kivi_##suffix(weights, shape.group, shape.head_dim, page, acc); \
     } \
     const struct codec codec_kivi_##suffix = {.name = name_, .rope = CODEC_ROPE_AFTER, .check = codec_check_head_dim, \
                                               .page_bytes = page_bytes_##suffix, .encode = encode_##suffix, \

@@ -1,7 +1,7 @@
 /* The search for the nearest centroid: centroids by channel in panels that stay in the first-level cache, rows in tiles that stay
  * in the second. */
 #include "backend/cpu/codec/nearest.h"
-#include "backend/cpu/kernels/kernels.h"
+#include "backend/cpu/kernels/pq/ops.h"
 #include "base/memory.h"
 
 #include <math.h>
@@ -91,7 +91,7 @@ void nearest_search(const struct nearest *nearest, const float *rows, size_t n, 
     float best[TILE_ROWS];
     uint32_t code[TILE_ROWS];
     const size_t d = nearest->d, most = TILE_FLOATS / d < TILE_ROWS ? TILE_FLOATS / d : TILE_ROWS;
-    const struct kernels *kernel = kernels();
+    const struct pq_ops *kernel = pq_ops();
     for (size_t row = 0; row < n; row += most) {
         size_t count = n - row < most ? n - row : most;
         for (size_t r = 0; r < count; r++) {

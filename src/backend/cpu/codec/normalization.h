@@ -8,7 +8,7 @@
 #define TERSE_BACKEND_CPU_CODEC_NORMALIZATION_H
 
 #include "backend/cpu/codec/codec.h"
-#include "backend/cpu/kernels/kernels.h"
+#include "backend/cpu/kernels/vector/ops.h"
 #include "base/status.h"
 
 #include <math.h>
@@ -40,7 +40,7 @@ static inline uint8_t gain_code(float scale, float gain) {
 /* The root of a row's mean square about the mean; `centred`[hd] is what is left and may be the row. */
 static inline float normalization_centre(const float *row, const float *mean, size_t hd, float *centred) {
     for (size_t c = 0; c < hd; c++) centred[c] = row[c] - mean[c];
-    return sqrtf(kernels()->dot(centred, centred, hd) / (float)hd);
+    return sqrtf(vector_ops()->dot(centred, centred, hd) / (float)hd);
 }
 
 /* Takes a row to the frame, where its rms is 1 or 0, and returns the rms that it had: `to` may be the row. */

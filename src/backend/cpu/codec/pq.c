@@ -7,8 +7,10 @@
  */
 #include "backend/cpu/codec/pq.h"
 #include "backend/cpu/codec/nearest.h"
-#include "backend/cpu/kernels/kernels.h"
 #include "backend/cpu/kernels/pq/code_planes.h"
+#include "backend/cpu/kernels/pq/ops.h"
+#include "backend/cpu/kernels/select/ops.h"
+#include "backend/cpu/kernels/vector/ops.h"
 #include "base/divisor.h"
 #include "base/half.h"
 #include "base/memory.h"
@@ -182,7 +184,7 @@ static enum terse_status open_searches(struct learned *learned, struct terse_err
     for (size_t m = 0; !status && m < p->parts; m++) {
         status = nearest_new(k, p->width, &learned->nearest[m], error);
         if (status) break;
-        kernels()->half_to_float(p->rows + m * k * p->width, floats, k * p->width);
+        vector_ops()->half_to_float(p->rows + m * k * p->width, floats, k * p->width);
         nearest_set(&learned->nearest[m], floats);
     }
     memory_free(floats);
@@ -206,7 +208,7 @@ static bool set_levels(struct learned *learned) {
 static enum terse_status set_channels(struct learned *learned, enum codec_side side, struct terse_error *error) {
     struct pq_codebook *p = &learned->product;
     size_t hd = p->parts * p->width, bytes = hd * PQ_CHANNEL_ENTRIES(p->bits);
-    if (!pq_may_read_u8(p->width, p->bits) || !kernels()->has_register_lut) return TERSE_OK;
+    if (!pq_may_read_u8(p->width, p->bits) || !pq_ops()->has_register_lut) return TERSE_OK;
     learned->centroids_u8 = memory_array(bytes, 1);
     learned->scales = memory_array(3 * hd, sizeof *learned->scales);
     if (!learned->centroids_u8 || !learned->scales) return status_no_memory(error, bytes + 3 * hd * sizeof(float), "a codebook");
@@ -259,17 +261,17 @@ static void encode(struct codec_shape shape, enum codec_side side, const float *
 
 static void decode(struct codec_shape shape, enum codec_side side, const void *page, float *rows) {
     (void)side;
-    kernels()->rows_pq(pq_codebook_of(shape), page, rows);
+    pq_ops()->decode_rows(pq_codebook_of(shape), page, rows);
 }
 
 static void gather_tokens(struct codec_shape shape, enum codec_side side, const void *from, const uint8_t *slots, size_t n,
                           void *to, size_t at) {
     (void)side;
-    kernels()->gather_codes(from, parts_of(shape), shape.bits, slots, n, to, at);
+    select_ops()->gather_codes(from, parts_of(shape), shape.bits, slots, n, to, at);
 }
 
 static void channels(struct codec_shape shape, const void *page, float *to) {
-    kernels()->channels_pq(pq_codebook_of(shape), page, to);
+    pq_ops()->decode_channels(pq_codebook_of(shape), page, to);
 }
 
 /* ---- Which way
@@ -306,7 +308,7 @@ static bool by_table(struct codec_shape shape) {
 
 /* Values by tally only where a token has so few codes that adding weights up is less work than any decoding. */
 static bool by_by_code(struct codec_shape shape) {
-    return shape.bits <= PQ_CHANNEL_BITS && shape.width >= (kernels()->has_register_lut ? 32 : 16);
+    return shape.bits <= PQ_CHANNEL_BITS && shape.width >= (pq_ops()->has_register_lut ? 32 : 16);
 }
 
 #define LINE 64
@@ -331,37 +333,37 @@ static size_t prepared(struct codec_shape shape) {
 }
 
 static void prepare(struct codec_shape shape, const float *q, float *tables) {
-    (by_table(shape) ? kernels()->prepare_pq : kernels()->quantize_query_pq)(pq_codebook_of(shape), q, shape.group, tables);
+    (by_table(shape) ? pq_ops()->prepare : pq_ops()->quantize_query)(pq_codebook_of(shape), q, shape.group, tables);
 }
 
 static void score_prepared(struct codec_shape shape, const float *q, const float *tables, const void *page, float *logits) {
     const struct pq_codebook *p = pq_codebook_of(shape);
     if (!tables)
-        kernels()->score_pq(p, q, shape.group, page, logits);
+        pq_ops()->score(p, q, shape.group, page, logits);
     else if (by_table(shape))
-        kernels()->look_up_pq(p, tables, shape.group, page, logits);
+        pq_ops()->look_up(p, tables, shape.group, page, logits);
     else
-        kernels()->score_i16_pq(p, tables, shape.group, page, logits);
+        pq_ops()->score_i16(p, tables, shape.group, page, logits);
 }
 
 static void score(struct codec_shape shape, const float *q, const float *tables, const void *page, float *logits) {
     (void)tables;
-    kernels()->score_pq(pq_codebook_of(shape), q, shape.group, page, logits);
+    pq_ops()->score(pq_codebook_of(shape), q, shape.group, page, logits);
 }
 
 static void score_rotated(struct codec_shape shape, const float *q, const struct key_rotation *rotation, const void *page,
                           float *logits) {
-    kernels()->score_rotated_pq(pq_codebook_of(shape), rotation, q, shape.group, page, logits);
+    pq_ops()->score_rotated(pq_codebook_of(shape), rotation, q, shape.group, page, logits);
 }
 
 /* ---- Values */
 
 static void accumulate(struct codec_shape shape, const float *weights, const void *page, float *acc) {
-    kernels()->accumulate_pq(pq_codebook_of(shape), weights, shape.group, page, acc);
+    pq_ops()->accumulate(pq_codebook_of(shape), weights, shape.group, page, acc);
 }
 
 static void accumulate_int8(struct codec_shape shape, const float *weights, const void *page, float *acc) {
-    kernels()->accumulate_int8_pq(pq_codebook_of(shape), weights, shape.group, page, acc);
+    pq_ops()->accumulate_int8(pq_codebook_of(shape), weights, shape.group, page, acc);
 }
 
 static size_t code_sums(struct codec_shape shape) {
@@ -369,11 +371,11 @@ static size_t code_sums(struct codec_shape shape) {
 }
 
 static void accumulate_by_code(struct codec_shape shape, const float *weights, const void *page, float *to) {
-    kernels()->accumulate_by_code_pq(pq_codebook_of(shape), weights, shape.group, page, to);
+    pq_ops()->accumulate_by_code(pq_codebook_of(shape), weights, shape.group, page, to);
 }
 
 static void finish_code_sums(struct codec_shape shape, const float *from, float *acc) {
-    kernels()->finish_pq(pq_codebook_of(shape), from, shape.group, acc);
+    pq_ops()->finish_code_sums(pq_codebook_of(shape), from, shape.group, acc);
 }
 
 /* ---- The rows of the table. Keys before rotation are met once they are turned, so that tables would be of no use. */

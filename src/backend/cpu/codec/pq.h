@@ -1,4 +1,4 @@
-/* What codec_pq and codec_vq have learned, for those who read blocks by kernels()->..._pq themselves: tests and the benchmark,
+/* What codec_pq and codec_vq have learned, for those who read blocks by pq_ops() themselves: tests and the benchmark,
  * which force either way of reading, and readers of keys that are to be turned. */
 #ifndef TERSE_BACKEND_CPU_CODEC_PQ_H
 #define TERSE_BACKEND_CPU_CODEC_PQ_H

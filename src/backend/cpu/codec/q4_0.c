@@ -5,7 +5,8 @@
 #include "backend/cpu/codec/query_tables.h"
 #include "backend/cpu/codec/scale_group.h"
 #include "backend/cpu/codec/transpose.h"
-#include "backend/cpu/kernels/kernels.h"
+#include "backend/cpu/kernels/scaled/ops.h"
+#include "backend/cpu/kernels/vector/ops.h"
 #include "base/half.h"
 
 #include <string.h>
@@ -65,7 +66,7 @@ static void decode(struct codec_shape shape, enum codec_side side, const void *p
     const uint16_t *scale = page;
     const uint8_t *bytes = (const uint8_t *)(scale + groups * PAGE_TOKENS);
     float scales[PAGE_TOKENS * CODEC_HEAD_DIM_MAX / SCALE_GROUP];
-    kernels()->half_to_float(scale, scales, groups * PAGE_TOKENS);
+    vector_ops()->half_to_float(scale, scales, groups * PAGE_TOKENS);
     for (size_t b = 0; b < groups; b++) {
         const float *d = scales + b * PAGE_TOKENS;
         if (side == CODEC_VALUES) {
@@ -96,7 +97,7 @@ static void channels(struct codec_shape shape, const void *page, float *to) {
     const uint8_t *bytes = (const uint8_t *)(scale + groups * PAGE_TOKENS);
     for (size_t b = 0; b < groups; b++) {
         float d[PAGE_TOKENS];
-        kernels()->half_to_float(scale + b * PAGE_TOKENS, d, PAGE_TOKENS);
+        vector_ops()->half_to_float(scale + b * PAGE_TOKENS, d, PAGE_TOKENS);
         group_channels(bytes, b, d, to + b * SCALE_GROUP * PAGE_TOKENS);
     }
 }
@@ -104,19 +105,19 @@ static void channels(struct codec_shape shape, const void *page, float *to) {
 static size_t prepared(struct codec_shape shape) { return (size_t)shape.group * shape.head_dim; }
 
 static void prepare(struct codec_shape shape, const float *q, float *tables) {
-    kernels()->prepare_q4_0(q, shape.group, shape.head_dim, tables);
+    scaled_ops()->prepare_q4_0(q, shape.group, shape.head_dim, tables);
 }
 
 static void score(struct codec_shape shape, const float *q, const float *tables, const void *page, float *logits) {
-    tables_score(prepare, kernels()->score_q4_0, shape, q, tables, page, logits);
+    tables_score(prepare, scaled_ops()->score_q4_0, shape, q, tables, page, logits);
 }
 
 static void accumulate(struct codec_shape shape, const float *weights, const void *page, float *acc) {
-    kernels()->accumulate_q4_0(weights, shape.group, shape.head_dim, page, acc);
+    scaled_ops()->accumulate_q4_0(weights, shape.group, shape.head_dim, page, acc);
 }
 
 static void accumulate_int8(struct codec_shape shape, const float *weights, const void *page, float *acc) {
-    kernels()->accumulate_int8_q4_0(weights, shape.group, shape.head_dim, page, acc);
+    scaled_ops()->accumulate_int8_q4_0(weights, shape.group, shape.head_dim, page, acc);
 }
 
 const struct codec codec_q4_0 = {.name = "q4_0",

@@ -15,7 +15,8 @@
 #include "backend/cpu/codec/codec.h"
 #include "backend/cpu/codec/index.h"
 #include "backend/cpu/codec/query_tables.h"
-#include "backend/cpu/kernels/kernels.h"
+#include "backend/cpu/kernels/scaled/ops.h"
+#include "backend/cpu/kernels/select/ops.h"
 
 #include <math.h>
 #include <string.h>
@@ -115,7 +116,7 @@ static void channels(struct codec_shape shape, const void *page, float *to) {
 static void gather_tokens(struct codec_shape shape, enum codec_side side, const void *from, const uint8_t *slots, size_t n,
                           void *to, size_t at) {
     size_t hd = shape.head_dim, signs = side == CODEC_KEYS ? sign_bytes(hd) : 0;
-    if (signs) kernels()->gather_codes(from, hd / 8, 8, slots, n, to, at);
+    if (signs) select_ops()->gather_codes(from, hd / 8, 8, slots, n, to, at);
     codec_kivi_2.gather_tokens(shape, CODEC_VALUES, (const uint8_t *)from + signs, slots, n, (uint8_t *)to + signs, at);
 }
 
@@ -127,14 +128,14 @@ static void prefetch_tokens(struct codec_shape shape, enum codec_side side, cons
 
 /* ---- Reading */
 
-static size_t prepared(struct codec_shape shape) { return shape.group * kernels_sign_floats(shape.head_dim); }
+static size_t prepared(struct codec_shape shape) { return shape.group * sign_table_floats(shape.head_dim); }
 
 static void prepare(struct codec_shape shape, const float *q, float *tables) {
-    kernels()->prepare_sign(q, mean_of(shape), alpha_of(shape), shape.group, shape.head_dim, tables);
+    scaled_ops()->prepare_sign(q, mean_of(shape), alpha_of(shape), shape.group, shape.head_dim, tables);
 }
 
 static void score(struct codec_shape shape, const float *q, const float *tables, const void *page, float *logits) {
-    tables_score(prepare, kernels()->score_sign, shape, q, tables, page, logits);
+    tables_score(prepare, scaled_ops()->score_sign, shape, q, tables, page, logits);
 }
 
 static void accumulate(struct codec_shape shape, const float *weights, const void *page, float *acc) {

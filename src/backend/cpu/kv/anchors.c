@@ -2,7 +2,8 @@
  * pass over the logits as in AnTKV's algorithm 1, which would take as long as attention itself without its values. */
 #include "backend/cpu/kv/anchors.h"
 
-#include "backend/cpu/kernels/kernels.h"
+#include "backend/cpu/kernels/select/ops.h"
+#include "backend/cpu/kernels/vector/ops.h"
 #include "backend/cpu/kv/segment.h"
 #include "base/memory.h"
 
@@ -156,8 +157,8 @@ static void add_segment(const struct anchor_weights *kept, const float *weights,
         memcpy(all_keys, keys, n * sizeof *keys);
         memcpy(all_values, values, n * sizeof *values);
     }
-    kernels()->add_anchors(weights + kept->silent * kept->stride, kept->stride, factors + kept->silent, kept->norms + kept->silent,
-                           rows, part ? all_keys : keys, part ? all_values : values);
+    select_ops()->add_anchors(weights + kept->silent * kept->stride, kept->stride, factors + kept->silent,
+                              kept->norms + kept->silent, rows, part ? all_keys : keys, part ? all_values : values);
     if (part) {
         memcpy(keys, all_keys, n * sizeof *keys);
         memcpy(values, all_values, n * sizeof *values);
@@ -170,7 +171,7 @@ void anchors_score(struct cache *cache, uint32_t head, const struct anchor_weigh
     size_t hd = cache->shape.head_dim;
     for (size_t m = kept->silent; kept->end > kept->start && m < partial->rows; m++) {
         const float *query = kept->queries + m * hd;
-        kept->norms[m] = sqrtf(kernels()->dot(query, query, hd)) / cache->shape.scale;
+        kept->norms[m] = sqrtf(vector_ops()->dot(query, query, hd)) / cache->shape.scale;
     }
     for (size_t i = kept->start; i < kept->end; i++) {
         struct segment segment = segment_at(cache, i);
@@ -252,7 +253,7 @@ static void copy_row(const struct cache *cache, enum codec_side side, uint32_t h
     size_t hd = cache->shape.head_dim, width = cache->shape.kv_heads * hd;
     if (token >= plan->before.length) {
         const float *rows = side == CODEC_KEYS ? cache->k : cache->v;
-        kernels()->float_to_half(rows + (size_t)(token - plan->before.length) * width + head * hd, row, hd);
+        vector_ops()->float_to_half(rows + (size_t)(token - plan->before.length) * width + head * hd, row, hd);
         return;
     }
     size_t slot = (size_t)(token - plan->before.window_first), t = slot % PAGE_TOKENS;

@@ -6,7 +6,8 @@
  *
  * Many queries (prefill) read rows, through matrix products: attend_prefill.c.
  */
-#include "backend/cpu/kernels/kernels.h"
+#include "backend/cpu/kernels/scaled/ops.h"
+#include "backend/cpu/kernels/vector/ops.h"
 #include "backend/cpu/kv/anchors.h"
 #include "backend/cpu/kv/segment.h"
 #include "backend/cpu/kv/select.h"
@@ -92,7 +93,7 @@ static size_t whole_segments(const struct segment *segments, size_t r, size_t n,
 /* The largest logit of one row of logits[n][rows][64], of each tile in its slots [begin, end[n]). Whole tiles are looked at together. */
 static float largest_logit(const struct pass *pass, const struct segment *segments, size_t n, const uint32_t *end,
                            const float *row) {
-    const struct kernels *kernel = kernels();
+    const struct vector_ops *kernel = vector_ops();
     size_t step = pass->rows * PAGE_TOKENS;
     float max = -INFINITY;
     for (size_t r = 0, next; r < n; r = next) {
@@ -108,7 +109,7 @@ static float largest_logit(const struct pass *pass, const struct segment *segmen
 /* That row's logits to weights under one maximum, 0 outside these slots; returns their sum. */
 static float weigh_row(const struct pass *pass, const struct segment *segments, size_t n, const uint32_t *end, float max,
                        float *row) {
-    const struct kernels *kernel = kernels();
+    const struct vector_ops *kernel = vector_ops();
     size_t step = pass->rows * PAGE_TOKENS;
     float sum = 0;
     for (size_t r = 0, next; r < n; r = next) {
@@ -151,7 +152,7 @@ static void weigh_run(const struct pass *pass, uint32_t head, const struct segme
 /* Whether no weight of a tile is more than a small part of what its query has seen so far, of which more is yet to come. */
 static bool fits_int8(const struct partial *partial, const float *weights, size_t rows) {
     for (size_t m = 0; m < rows; m++)
-        if (!(kernels()->max(weights + m * PAGE_TOKENS, PAGE_TOKENS) <= INT8_WEIGHT_LIMIT * partial->sum[m])) return false;
+        if (!(vector_ops()->max(weights + m * PAGE_TOKENS, PAGE_TOKENS) <= INT8_WEIGHT_LIMIT * partial->sum[m])) return false;
     return true;
 }
 
@@ -161,7 +162,7 @@ static void accumulate_run(const struct pass *pass, uint32_t head, struct segmen
     const struct cache *cache = pass->cache;
     const struct codec *codec = cache->method.value.codec;
     size_t rows = pass->rows, floats = code_sum_floats(cache, rows);
-    bool summed = false, int8 = codec->accumulate_int8 && kernels()->int8_is_faster;
+    bool summed = false, int8 = codec->accumulate_int8 && scaled_ops()->int8_is_faster;
     for (size_t r = 0; r < n; r++) {
         float *own = weights + r * rows * PAGE_TOKENS;
         bool coded = segments[r].kind == SEGMENT_SEALED || segments[r].kind == SEGMENT_PACKED, by_code = floats && coded;

@@ -2,7 +2,7 @@
  * once for all of them, through the GEMM, with a running maximum between (Dao et al. 2022, FlashAttention, algorithm 1). New tokens
  * are read in place, their keys turned once. */
 #include "backend/cpu/gemm.h"
-#include "backend/cpu/kernels/kernels.h"
+#include "backend/cpu/kernels/vector/ops.h"
 #include "backend/cpu/kv/anchors.h"
 #include "backend/cpu/kv/segment.h"
 #include "kv/partial.h"
@@ -89,7 +89,7 @@ static void group_logits(const struct cache *cache, const struct group *group, u
 /* One work item: queries [first, first + count) of a KV head. Returns what the choice of anchors needs of them. */
 static struct anchor_weights attend_queries(const struct cache *cache, const float *q, uint32_t head, size_t first, size_t count,
                                             float *out, float *scratch) {
-    const struct kernels *kernel = kernels();
+    const struct vector_ops *kernel = vector_ops();
     size_t G = cache->group, hd = cache->shape.head_dim, rows = count * G, segments = segment_count_seen(cache, first + count - 1);
     float *queries = scratch, *logits = queries + rows * hd, *states = logits + rows * KEY_ROWS;
     float *workspace = states + partial_floats(rows, hd);

@@ -1,7 +1,7 @@
 /* Exact rows: which tokens they are, and the moving of them. */
 #include "backend/cpu/kv/exact.h"
 
-#include "backend/cpu/kernels/kernels.h"
+#include "backend/cpu/kernels/vector/ops.h"
 #include "backend/cpu/kv/segment.h"
 #include "base/memory.h"
 
@@ -45,8 +45,8 @@ static float *kept_logits(const struct cache *cache, uint32_t head) {
 static void store_row(const struct cache *cache, uint32_t head, size_t row, const float *key, const float *value) {
     size_t hd = cache->shape.head_dim;
     uint16_t *keys = exact_rows(cache, cache->layer, head), *values = keys + cache->method.parameters.exact * hd;
-    kernels()->float_to_half(key, keys + row * hd, hd);
-    kernels()->float_to_half(value, values + row * hd, hd);
+    vector_ops()->float_to_half(key, keys + row * hd, hd);
+    vector_ops()->float_to_half(value, values + row * hd, hd);
 }
 
 void exact_store_first(struct cache *cache) {
@@ -67,7 +67,7 @@ static float logit_of(const struct cache *cache, const float *q, size_t i, const
     for (size_t g = 0; g < G; g++) {
         memcpy(query, q + g * hd, hd * sizeof *query);
         segment_rotate_query(cache, i, query, 1);
-        sum += kernels()->dot(query, key, hd);
+        sum += vector_ops()->dot(query, key, hd);
     }
     return cache->shape.scale * sum / (float)G;
 }

@@ -1,7 +1,7 @@
 /* The arithmetic of partial states. Owns no memory. */
 #include "kv/partial.h"
 
-#include "backend/cpu/kernels/kernels.h"
+#include "backend/cpu/kernels/vector/ops.h"
 #include "base/memory.h"
 
 #include <math.h>
@@ -38,7 +38,7 @@ void partial_merge(struct partial *into, const struct partial *from) {
         if (from->sum[row] == 0) continue;
         float factor = expf(from->max[row] - partial_raise(into, row, from->max[row]));
         into->sum[row] += factor * from->sum[row];
-        kernels()->axpy(factor, from->acc + row * from->width, into->acc + row * into->width, into->width);
+        vector_ops()->axpy(factor, from->acc + row * from->width, into->acc + row * into->width, into->width);
     }
 }
 

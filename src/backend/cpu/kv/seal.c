@@ -3,7 +3,7 @@
 #include "backend/cpu/kv/exact.h"
 #include "backend/cpu/kv/select.h"
 
-#include "backend/cpu/kernels/kernels.h"
+#include "backend/cpu/kernels/vector/ops.h"
 #include "base/memory.h"
 
 #include <string.h>
@@ -114,9 +114,9 @@ static void seal_window(struct cache *cache, uint32_t head) {
         uint16_t *keys = (uint16_t *)window_page(cache, memory, cache->layer, head), half[CODEC_HEAD_DIM_MAX];
         uint16_t *values = keys + PAGE_TOKENS * hd;
         if (t == 0) memset(keys, 0, 2 * cache->half_bytes); /* a weight of 0 must meet a number */
-        kernels()->float_to_half(cache->k + row, half, hd);
+        vector_ops()->float_to_half(cache->k + row, half, hd);
         for (size_t c = 0; c < hd; c++) keys[c * PAGE_TOKENS + t] = half[c];
-        kernels()->float_to_half(cache->v + row, values + t * hd, hd);
+        vector_ops()->float_to_half(cache->v + row, values + t * hd, hd);
     }
 }
 

@@ -1,7 +1,8 @@
 /* Reading tiles: where the keys and values of a tile lie and at which positions they are read. Owns nothing. */
 #include "backend/cpu/kv/segment.h"
 
-#include "backend/cpu/kernels/kernels.h"
+#include "backend/cpu/kernels/pq/ops.h"
+#include "backend/cpu/kernels/vector/ops.h"
 #include "backend/cpu/kv/anchors.h"
 #include "backend/cpu/kv/select.h"
 
@@ -137,7 +138,7 @@ static struct anchor_range segment_anchors(const struct cache *cache, const stru
 
 /* The i-th anchor's row, in float. */
 static void anchor_row(const struct anchor_range *anchors, size_t i, size_t hd, float *row) {
-    kernels()->half_to_float(anchors->rows + i * hd, row, hd);
+    vector_ops()->half_to_float(anchors->rows + i * hd, row, hd);
 }
 
 /* A sealed tile's rows[64][hd], anchors in their places. */
@@ -164,14 +165,14 @@ static struct rows segment_rows(const struct cache *cache, const struct segment 
     case SEGMENT_EXACT: {
         const uint16_t *rows = exact_rows(cache, cache->layer, head);
         if (side == CODEC_VALUES) rows += cache->method.parameters.exact * hd;
-        kernels()->half_to_float(rows + segment->first * hd, workspace, segment->end * hd);
+        vector_ops()->half_to_float(rows + segment->first * hd, workspace, segment->end * hd);
         for (size_t t = 0; side == CODEC_KEYS && cache->rotated && t < segment->end; t++)
             rotary_rotate(&cache->rotary, segment->base, t, workspace + t * hd, 1, (uint32_t)hd);
         break;
     }
     case SEGMENT_KEPT: {
         struct anchor_range kept = anchors_all(cache, side, head);
-        kernels()->half_to_float(kept.rows + segment->first * hd, workspace, segment->end * hd);
+        vector_ops()->half_to_float(kept.rows + segment->first * hd, workspace, segment->end * hd);
         break;
     }
     case SEGMENT_SEALED: load_sealed(cache, segment, head, side, workspace); break;
@@ -212,7 +213,7 @@ size_t segment_workspace_floats(const struct cache *cache, size_t rows) { return
 
 /* logits[rows][64] = <q, key> of the live slots. */
 static void score_rows(const struct segment *segment, const float *q, size_t rows, size_t hd, struct rows keys, float *logits) {
-    const struct kernels *kernel = kernels();
+    const struct vector_ops *kernel = vector_ops();
     for (size_t t = segment->begin; t < segment->end; t++)
         for (size_t m = 0; m < rows; m++) logits[m * PAGE_TOKENS + t] = kernel->dot(q + m * hd, keys.data + t * keys.stride, hd);
 }
@@ -227,7 +228,7 @@ static void score_anchors(const struct cache *cache, const struct segment *segme
         size_t t = anchors.tokens[i] - segment->first;
         anchor_row(&anchors, i, hd, row);
         if (!cache->rotated) rotary_rotate(&cache->rotary, segment->base, t, row, 1, (uint32_t)hd);
-        for (size_t m = 0; m < rows; m++) logits[m * PAGE_TOKENS + t] = kernels()->dot(q + m * hd, row, hd);
+        for (size_t m = 0; m < rows; m++) logits[m * PAGE_TOKENS + t] = vector_ops()->dot(q + m * hd, row, hd);
     }
 }
 
@@ -278,7 +279,7 @@ static void score_unrotated(const struct cache *cache, const struct segment *seg
     memcpy(moved, q, rows * hd * sizeof *moved);
     rotary_rotate_back(rotary, segment->base, moved, (uint32_t)rows, cache->shape.head_dim);
     if (!as_codes) {
-        kernels()->score_rotated(&rotation, moved, rows, hd, channels, logits);
+        pq_ops()->score_rotated_channels(&rotation, moved, rows, hd, channels, logits);
         return;
     }
     struct codec_shape shape = side_shape(cache, CODEC_KEYS, cache->layer, head, rows);
@@ -303,7 +304,7 @@ void segment_score(const struct cache *cache, const struct segment *segment, uin
 void segment_accumulate_row(const float *value, size_t t, size_t rows, size_t hd, float *weights, float *acc) {
     for (size_t m = 0; m < rows; m++) {
         float *weight = &weights[m * PAGE_TOKENS + t];
-        if (*weight != 0) kernels()->axpy(*weight, value, acc + m * hd, hd);
+        if (*weight != 0) vector_ops()->axpy(*weight, value, acc + m * hd, hd);
         *weight = 0;
     }
 }

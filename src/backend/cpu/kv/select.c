@@ -2,7 +2,7 @@
 #include "backend/cpu/kv/select.h"
 
 #include "backend/cpu/codec/index.h"
-#include "backend/cpu/kernels/kernels.h"
+#include "backend/cpu/kernels/vector/ops.h"
 #include "backend/cpu/kv/anchors.h"
 #include "backend/cpu/kv/top_k.h"
 #include "base/memory.h"
@@ -376,7 +376,7 @@ static void rotate_key(const struct cache *cache, const struct segment *segment,
 }
 
 static void dot_row(const float *q, const float *row, size_t rows, size_t hd, size_t i, float *logits) {
-    for (size_t m = 0; m < rows; m++) logits[m * PAGE_TOKENS + i] = kernels()->dot(q + m * hd, row, hd);
+    for (size_t m = 0; m < rows; m++) logits[m * PAGE_TOKENS + i] = vector_ops()->dot(q + m * hd, row, hd);
 }
 
 /* The tile's anchors of one side, one after another: the next from *i on, and its row. */
@@ -386,7 +386,7 @@ static bool next_anchor(const struct cache *cache, const struct segment *segment
         uint64_t token = packed_token(cache, segment, *i);
         while (*at < anchors->to && anchors->tokens[*at] < token) ++*at;
         if (*at == anchors->to || anchors->tokens[*at] != token) continue;
-        kernels()->half_to_float(anchors->rows + *at * cache->shape.head_dim, row, cache->shape.head_dim);
+        vector_ops()->half_to_float(anchors->rows + *at * cache->shape.head_dim, row, cache->shape.head_dim);
         return true;
     }
     return false;

@@ -2,10 +2,10 @@
  * bytes of them in a few instructions, which takes less time than any histogram and needs no memory. */
 #include "backend/cpu/kv/top_k.h"
 
-#include "backend/cpu/kernels/kernels.h"
+#include "backend/cpu/kernels/select/ops.h"
 
 size_t top_tokens(const uint16_t *scores, size_t n, size_t k, uint32_t *tokens) {
-    const struct kernels *kernel = kernels();
+    const struct select_ops *kernel = select_ops();
     if (!k || !n) return 0;
     if (k >= n) return kernel->list_scores(scores, n, 0, 0, tokens);
     /* At least k scores are >= low, `count` of them, and fewer than k are >= high. */

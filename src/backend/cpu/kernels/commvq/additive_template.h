@@ -7,7 +7,7 @@
  *     vec_least_lane(a)         the least of all lanes
  *     TALLY                     accumulate_by_code_additive, if there is a better one than the scalar
  */
-#include "backend/cpu/codec/binary_code_search.h"
+#include "backend/cpu/kernels/commvq/init.h"
 #include "backend/cpu/kernels/lanes/sums_template.h"
 
 #include <math.h>
@@ -82,9 +82,45 @@ static void PASTE(local_search_additive, ISA)(const float *couplings, size_t n, 
     if (r < count) search_some(1, couplings, n, fields + r * n, spins + r * n);
 }
 
-void PASTE(PASTE(kernels_init, ISA), additive)(struct kernels *k) {
+/* ---- Code sums times rows of bytes ------------------------------------------------------------------------------------- */
+
+struct bytes {
+    const uint8_t *b;
+    size_t K, ldb, ldo;
+};
+
+INLINE void add_bytes(size_t G, const float *a, const struct bytes *bytes, float *out) {
+    const size_t W = SMALLER(TILE(G), SCALE_GROUP / LANES);
+    for (size_t n = 0; n < SCALE_GROUP; n += W * LANES) {
+        sums sum;
+        sums_clear(G, W, sum);
+        for (size_t k = 0; k < bytes->K; k++) {
+            vec x[4];
+            UNROLL for (size_t w = 0; w < W; w++) x[w] = vec_bytes((const int8_t *)bytes->b + k * bytes->ldb + n + w * LANES);
+            sums_add(G, W, a + k, bytes->K, x, sum);
+        }
+        sums_store(G, W, sum, true, out + n, bytes->ldo, LANES);
+    }
+}
+
+static void PASTE(add_bytes, ISA)(const float *a, size_t G, size_t K, const uint8_t *b, size_t ldb, float *out, size_t ldo) {
+    const struct bytes bytes = {b, K, ldb, ldo};
+    for (size_t g = 0; g < G;) {
+        size_t left = G - g, n = left >= 4 ? 4 : left;
+        const float *from = a + g * K;
+        float *to = out + g * ldo;
+        if (n == 4) add_bytes(4, from, &bytes, to);
+        if (n == 3) add_bytes(3, from, &bytes, to);
+        if (n == 2) add_bytes(2, from, &bytes, to);
+        if (n == 1) add_bytes(1, from, &bytes, to);
+        g += n;
+    }
+}
+
+void PASTE(PASTE(commvq_init, ISA), additive)(struct commvq_ops *ops) {
 #ifdef BY_CODE
-    k->accumulate_by_code_additive = BY_CODE;
+    ops->accumulate_by_code = BY_CODE;
 #endif
-    k->local_search_additive = PASTE(local_search_additive, ISA);
+    ops->add_bytes = PASTE(add_bytes, ISA);
+    ops->local_search = PASTE(local_search_additive, ISA);
 }

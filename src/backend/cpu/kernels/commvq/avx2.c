@@ -1,5 +1,6 @@
 /* CommVQ's keys with AVX2, FMA and F16C. */
 #include "backend/cpu/kernels/lanes/avx2.h"
+#include "backend/cpu/kernels/commvq/init.h"
 #include "backend/cpu/kernels/lanes/avx2_i16_vector.h"
 
 #include <stdbool.h>
@@ -18,4 +19,4 @@ static inline bool vec_any_less(vec a, vec b) { return _mm256_movemask_ps(_mm256
 
 #include "backend/cpu/kernels/commvq/template.h"
 
-void kernels_init_avx2_commvq(struct kernels *k) { commvq_fill(k); }
+void commvq_init_avx2(struct commvq_ops *ops) { fill_commvq(ops); }

@@ -1,5 +1,5 @@
 /* CommVQ's values with AVX2, FMA and F16C. */
-#include "backend/cpu/kernels/kernels.h"
+#include "backend/cpu/kernels/commvq/additive.h"
 #include "backend/cpu/kernels/lanes/avx2.h"
 
 #include <string.h>

@@ -1,6 +1,7 @@
 /* CommVQ's keys with AVX-512 (VBMI, VNNI). */
 #include "backend/cpu/kernels/lanes/avx512.h"
 #include "backend/cpu/kernels/commvq/commvq.h"
+#include "backend/cpu/kernels/commvq/init.h"
 #include "backend/cpu/kernels/lanes/avx2_i16_vector.h"
 
 #include <stdbool.h>
@@ -234,7 +235,7 @@ static bool score_rotated_commvq(const struct commvq_code *c, const struct key_r
     return true;
 }
 
-void kernels_init_avx512_commvq(struct kernels *k) {
-    commvq_fill(k);
-    k->score_rotated_commvq = score_rotated_commvq;
+void commvq_init_avx512(struct commvq_ops *ops) {
+    fill_commvq(ops);
+    ops->score_rotated = score_rotated_commvq;
 }

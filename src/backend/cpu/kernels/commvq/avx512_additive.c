@@ -1,5 +1,5 @@
 /* CommVQ's values with AVX-512. */
-#include "backend/cpu/kernels/kernels.h"
+#include "backend/cpu/kernels/commvq/additive.h"
 #include "backend/cpu/kernels/lanes/avx512.h"
 
 #include <stdbool.h>

@@ -1,5 +1,6 @@
 /* CommVQ's keys with NEON (AArch64). */
 #include "backend/cpu/kernels/lanes/neon.h"
+#include "backend/cpu/kernels/commvq/init.h"
 
 #include <stdbool.h>
 
@@ -34,4 +35,4 @@ static inline bool vec_any_less(vec a, vec b) { return vmaxvq_u32(vcltq_f32(a, b
 
 #include "backend/cpu/kernels/commvq/template.h"
 
-void kernels_init_neon_commvq(struct kernels *k) { commvq_fill(k); }
+void commvq_init_neon(struct commvq_ops *ops) { fill_commvq(ops); }

@@ -1,5 +1,5 @@
 /* CommVQ's values with NEON (AArch64). */
-#include "backend/cpu/kernels/kernels.h"
+#include "backend/cpu/kernels/commvq/additive.h"
 #include "backend/cpu/kernels/lanes/neon.h"
 
 static inline vec vec_minus_size(vec a, vec b) { return vsubq_f32(a, vabsq_f32(b)); }

@@ -1,5 +1,5 @@
 /* CommVQ's keys: the reference. */
-#include "backend/cpu/kernels/init.h"
+#include "backend/cpu/kernels/commvq/init.h"
 #include "backend/cpu/kernels/pq/code_planes.h"
 
 #include <math.h>
@@ -141,11 +141,11 @@ static void look_up_comm_scalar(const struct commvq_code *c, const struct key_ro
     }
 }
 
-void kernels_init_scalar_commvq(struct kernels *k) {
-    k->products = products_scalar;
-    k->least_commvq = least_comm_scalar;
-    k->within_commvq = within_comm_scalar;
-    k->channels_commvq = channels_comm_scalar;
-    k->prepare_commvq = prepare_comm_scalar;
-    k->look_up_commvq = look_up_comm_scalar;
+void commvq_init_scalar(struct commvq_ops *ops) {
+    ops->multiply_panel = products_scalar;
+    ops->nearest = least_comm_scalar;
+    ops->within = within_comm_scalar;
+    ops->decode = channels_comm_scalar;
+    ops->prepare = prepare_comm_scalar;
+    ops->look_up = look_up_comm_scalar;
 }

@@ -1,5 +1,5 @@
 /* CommVQ's values: the reference. */
-#include "backend/cpu/kernels/init.h"
+#include "backend/cpu/kernels/commvq/init.h"
 #include "format/page_layout.h"
 
 #include <math.h>
@@ -61,7 +61,18 @@ static void local_search_additive_scalar(const float *couplings, size_t n, size_
     for (size_t r = 0; r < count; r++) search(couplings, n, fields + r * n, spins + r * n);
 }
 
-void kernels_init_scalar_additive(struct kernels *k) {
-    k->accumulate_by_code_additive = accumulate_by_code_additive_scalar;
-    k->local_search_additive = local_search_additive_scalar;
+static void add_bytes_scalar(const float *a, size_t G, size_t K, const uint8_t *b, size_t ldb, float *out, size_t ldo) {
+    for (size_t g = 0; g < G; g++) {
+        for (size_t n = 0; n < SCALE_GROUP; n++) {
+            float sum = 0;
+            for (size_t k = 0; k < K; k++) sum += a[g * K + k] * (float)b[k * ldb + n];
+            out[g * ldo + n] += sum;
+        }
+    }
+}
+
+void commvq_init_scalar_additive(struct commvq_ops *ops) {
+    ops->add_bytes = add_bytes_scalar;
+    ops->accumulate_by_code = accumulate_by_code_additive_scalar;
+    ops->local_search = local_search_additive_scalar;
 }

@@ -15,6 +15,7 @@
  * queries want them. The tables of a head are 8 KB a round at 128 channels: what bounds this is the second-level cache,
  * which is why they are not floats, and why a table made for each query (look_up_commvq, floats) is not the faster way.
  */
+#include "backend/cpu/kernels/commvq/init.h"
 #include "backend/cpu/kernels/lanes/sums_template.h"
 #include "backend/cpu/kernels/pq/code_planes.h"
 
@@ -346,11 +347,11 @@ static void PASTE(look_up_commvq, ISA)(const struct commvq_code *c, const struct
     }
 }
 
-static void commvq_fill(struct kernels *k) {
-    k->products = PASTE(products, ISA);
-    k->least_commvq = PASTE(least_commvq, ISA);
-    k->within_commvq = PASTE(within_commvq, ISA);
-    k->channels_commvq = CHANNELS;
-    k->prepare_commvq = PASTE(prepare_commvq, ISA);
-    k->look_up_commvq = PASTE(look_up_commvq, ISA);
+static void fill_commvq(struct commvq_ops *ops) {
+    ops->multiply_panel = PASTE(products, ISA);
+    ops->nearest = PASTE(least_commvq, ISA);
+    ops->within = PASTE(within_commvq, ISA);
+    ops->decode = CHANNELS;
+    ops->prepare = PASTE(prepare_commvq, ISA);
+    ops->look_up = PASTE(look_up_commvq, ISA);
 }

@@ -4,8 +4,8 @@
  * tokens of a value. Included once by each avx2_*.c that reads codes so. */
 #include "backend/cpu/kernels/lanes/avx2.h"
 
-#include "backend/cpu/kernels/kernels.h"
 #include "backend/cpu/kernels/lanes/sums_template.h"
+#include "backend/cpu/kernels/limits.h"
 
 #include <string.h>
 

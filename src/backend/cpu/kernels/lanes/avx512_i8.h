@@ -3,8 +3,8 @@
  * reads codes so. */
 #include "backend/cpu/kernels/lanes/avx512.h"
 
-#include "backend/cpu/kernels/kernels.h"
 #include "backend/cpu/kernels/lanes/sums_template.h"
+#include "backend/cpu/kernels/limits.h"
 
 #include "backend/cpu/kernels/lanes/avx512_fixed.h"
 

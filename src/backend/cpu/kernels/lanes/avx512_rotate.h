@@ -4,7 +4,7 @@
  * lanes and a template on them. Owns nothing.
  *
  * Pairs go in steps of ROTATED_PAIRS, each of which is turned as a whole or not at all. */
-#include "backend/cpu/kernels/kernels.h"
+#include "backend/cpu/kernels/limits.h"
 
 #define ROTATED_PAIRS 16
 #define ROTATED_MOST_PAIRS (KERNELS_MOST_CHANNELS / 2)

@@ -14,8 +14,10 @@
  * token, for values K is the token and N the channel. In either case the neighbours in a row are the lanes, and no sum crosses
  * lanes. All G queries share one unpacking of b, and their sums stay in registers. G is a constant in each specialisation.
  */
-#include "backend/cpu/kernels/init.h"
 #include "format/page_layout.h"
+
+#include <stdbool.h>
+#include <stddef.h>
 
 #define INLINE static inline __attribute__((always_inline))
 #if defined(__has_feature)

@@ -14,7 +14,7 @@ static inline wide wide_high_32(wide a, wide b) { return _mm256_unpackhi_epi32(a
 static inline wide wide_low_64(wide a, wide b) { return _mm256_unpacklo_epi64(a, b); }
 static inline wide wide_high_64(wide a, wide b) { return _mm256_unpackhi_epi64(a, b); }
 
-#include "backend/cpu/kernels/init.h"
+#include "backend/cpu/kernels/pq/init.h"
 
 static void decode_chunk(const struct pq_codebook *p, const void *page, size_t m, size_t n, uint16_t *halves);
 #define DECODE_CHUNK decode_chunk
@@ -165,8 +165,8 @@ static void accumulate_pq(const struct pq_codebook *p, const float *weights, siz
         accumulate_pq_avx2(p, weights, G, page, acc);
 }
 
-void kernels_init_avx2_product(struct kernels *k) {
-    pq_init(k);
-    k->accumulate_pq = accumulate_pq;
-    k->accumulate_int8_pq = accumulate_pq;
+void pq_init_avx2(struct pq_ops *ops) {
+    fill_pq(ops);
+    ops->accumulate = accumulate_pq;
+    ops->accumulate_int8 = accumulate_pq;
 }

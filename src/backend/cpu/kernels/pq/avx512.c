@@ -13,8 +13,9 @@ static inline wide wide_high_32(wide a, wide b) { return _mm512_unpackhi_epi32(a
 static inline wide wide_low_64(wide a, wide b) { return _mm512_unpacklo_epi64(a, b); }
 static inline wide wide_high_64(wide a, wide b) { return _mm512_unpackhi_epi64(a, b); }
 
-#include "backend/cpu/kernels/init.h"
+#include "backend/cpu/kernels/limits.h"
 #include "backend/cpu/kernels/pq/code_planes.h"
+#include "backend/cpu/kernels/pq/init.h"
 
 #include <math.h>
 
@@ -476,15 +477,15 @@ static void look_up_pq(const struct pq_codebook *p, const float *tables, size_t 
     }
 }
 
-void kernels_init_avx512_product(struct kernels *k) {
-    pq_init(k);
-    k->has_register_lut = true;
-    k->score_pq = score_pq;
-    k->quantize_query_pq = quantize_query_pq;
-    k->score_i16_pq = score_i16_pq;
-    k->score_rotated_pq = score_rotated_pq;
-    k->accumulate_pq = accumulate_pq;
-    k->accumulate_int8_pq = accumulate_int8_pq;
-    k->prepare_pq = prepare_pq;
-    k->look_up_pq = look_up_pq;
+void pq_init_avx512(struct pq_ops *ops) {
+    fill_pq(ops);
+    ops->has_register_lut = true;
+    ops->score = score_pq;
+    ops->quantize_query = quantize_query_pq;
+    ops->score_i16 = score_i16_pq;
+    ops->score_rotated = score_rotated_pq;
+    ops->accumulate = accumulate_pq;
+    ops->accumulate_int8 = accumulate_int8_pq;
+    ops->prepare = prepare_pq;
+    ops->look_up = look_up_pq;
 }

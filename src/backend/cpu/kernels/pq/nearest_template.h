@@ -12,7 +12,7 @@
  * followed by a search would pay on top. Each value is half[j] minus its d products in order of channel by fused multiply-add,
  * whatever rows are taken together: the result does not depend on how rows are cut into calls.
  */
-#include "backend/cpu/kernels/init.h"
+#include "backend/cpu/kernels/pq/init.h"
 
 #define INLINE static inline __attribute__((always_inline))
 #if defined(__clang__)
@@ -93,4 +93,4 @@ static void PASTE(nearest, ISA)(const float *x, size_t n, size_t d, const float 
     SEARCH(1, 0);
 }
 
-void PASTE(kernels_init, PASTE(ISA, nearest))(struct kernels *k) { k->nearest = PASTE(nearest, ISA); }
+void PASTE(pq_init, PASTE(ISA, nearest))(struct pq_ops *ops) { ops->nearest = PASTE(nearest, ISA); }

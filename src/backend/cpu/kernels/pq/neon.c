@@ -1,5 +1,6 @@
 /* Product quantization and turned keys with NEON (AArch64). */
 #include "backend/cpu/kernels/lanes/neon.h"
+#include "backend/cpu/kernels/pq/init.h"
 
 typedef uint16x8_t wide;
 #define WIDE_PARTS 1
@@ -27,4 +28,4 @@ static inline wide wide_high_64(wide a, wide b) {
 
 #include "backend/cpu/kernels/pq/template.h"
 
-void kernels_init_neon_product(struct kernels *k) { pq_init(k); }
+void pq_init_neon(struct pq_ops *ops) { fill_pq(ops); }

@@ -1,7 +1,8 @@
 /* The reference of the slots for product quantization and of score_rotated, one number at a time in the layout of
  * format/page_layout.h. The other tiers are tested against this file, and this file against double precision. */
-#include "backend/cpu/kernels/init.h"
+#include "backend/cpu/kernels/limits.h"
 #include "backend/cpu/kernels/pq/code_planes.h"
+#include "backend/cpu/kernels/pq/init.h"
 #include "base/half.h"
 
 static size_t centroids(const struct pq_codebook *p) { return (size_t)1 << p->bits; }
@@ -148,16 +149,16 @@ static void score_rotated_pq_scalar(const struct pq_codebook *p, const struct ke
     score_rotated_scalar(rotation, q, G, hd, keys, logits);
 }
 
-void kernels_init_scalar_product(struct kernels *k) {
-    k->channels_pq = channels_pq_scalar;
-    k->rows_pq = rows_pq_scalar;
-    k->score_pq = score_pq_scalar;
-    k->accumulate_pq = accumulate_pq_scalar;
-    k->accumulate_int8_pq = accumulate_pq_scalar;
-    k->prepare_pq = prepare_pq_scalar;
-    k->look_up_pq = look_up_pq_scalar;
-    k->accumulate_by_code_pq = accumulate_by_code_pq_scalar;
-    k->finish_pq = finish_pq_scalar;
-    k->score_rotated = score_rotated_scalar;
-    k->score_rotated_pq = score_rotated_pq_scalar;
+void pq_init_scalar(struct pq_ops *ops) {
+    ops->decode_channels = channels_pq_scalar;
+    ops->decode_rows = rows_pq_scalar;
+    ops->score = score_pq_scalar;
+    ops->accumulate = accumulate_pq_scalar;
+    ops->accumulate_int8 = accumulate_pq_scalar;
+    ops->prepare = prepare_pq_scalar;
+    ops->look_up = look_up_pq_scalar;
+    ops->accumulate_by_code = accumulate_by_code_pq_scalar;
+    ops->finish_code_sums = finish_pq_scalar;
+    ops->score_rotated_channels = score_rotated_scalar;
+    ops->score_rotated = score_rotated_pq_scalar;
 }

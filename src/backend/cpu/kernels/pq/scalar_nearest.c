@@ -1,5 +1,5 @@
 /* Nearest centroids, the reference: one row and one centroid at a time. */
-#include "backend/cpu/kernels/init.h"
+#include "backend/cpu/kernels/pq/init.h"
 
 static void nearest_scalar(const float *x, size_t n, size_t d, const float *panel, const float *half, size_t width, uint32_t first,
                            float *best, uint32_t *code) {
@@ -15,4 +15,4 @@ static void nearest_scalar(const float *x, size_t n, size_t d, const float *pane
     }
 }
 
-void kernels_init_scalar_nearest(struct kernels *k) { k->nearest = nearest_scalar; }
+void pq_init_scalar_nearest(struct pq_ops *ops) { ops->nearest = nearest_scalar; }

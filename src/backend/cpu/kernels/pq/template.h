@@ -12,7 +12,9 @@
  * loads a piece; gathers cost as much for each number, and more than that on many processors.
  */
 #include "backend/cpu/kernels/lanes/sums_template.h"
+#include "backend/cpu/kernels/limits.h"
 #include "backend/cpu/kernels/pq/code_planes.h"
+#include "backend/cpu/kernels/pq/init.h"
 
 #define CHUNK_CHANNELS 64              /* at least the widest sub-vector */
 #define BATCH ((size_t)8 * WIDE_PARTS) /* tokens turned over together */
@@ -474,16 +476,16 @@ static void PASTE(score_rotated_pq, ISA)(const struct pq_codebook *p, const stru
     serve_pq(rotation->gain ? rotate_gained_of : rotate_halves_of, &rotating, q, hd, G, logits, PAGE_TOKENS);
 }
 
-static void pq_init(struct kernels *k) {
-    k->channels_pq = PASTE(channels_pq, ISA);
-    k->rows_pq = PASTE(rows_pq, ISA);
-    k->score_pq = PASTE(score_pq, ISA);
-    k->accumulate_pq = PASTE(accumulate_pq, ISA);
-    k->accumulate_int8_pq = PASTE(accumulate_pq, ISA);
-    k->prepare_pq = PASTE(prepare_pq, ISA);
-    k->look_up_pq = PASTE(look_up_pq, ISA);
-    k->accumulate_by_code_pq = PASTE(accumulate_by_code_pq, ISA);
-    k->finish_pq = PASTE(finish_pq, ISA);
-    k->score_rotated = PASTE(score_rotated, ISA);
-    k->score_rotated_pq = PASTE(score_rotated_pq, ISA);
+static void fill_pq(struct pq_ops *ops) {
+    ops->decode_channels = PASTE(channels_pq, ISA);
+    ops->decode_rows = PASTE(rows_pq, ISA);
+    ops->score = PASTE(score_pq, ISA);
+    ops->accumulate = PASTE(accumulate_pq, ISA);
+    ops->accumulate_int8 = PASTE(accumulate_pq, ISA);
+    ops->prepare = PASTE(prepare_pq, ISA);
+    ops->look_up = PASTE(look_up_pq, ISA);
+    ops->accumulate_by_code = PASTE(accumulate_by_code_pq, ISA);
+    ops->finish_code_sums = PASTE(finish_pq, ISA);
+    ops->score_rotated_channels = PASTE(score_rotated, ISA);
+    ops->score_rotated = PASTE(score_rotated_pq, ISA);
 }

@@ -1,6 +1,8 @@
 /* kivi of 4 and 2 bits with AVX2 and its products of words: a query times a channel's scales, and a weight times a token's, are fixed
  * point, made for each block; codes count from 0, and what the zeros come to is a sum of its own. */
 #include "backend/cpu/kernels/lanes/avx2_i16.h"
+#include "backend/cpu/kernels/limits.h"
+#include "backend/cpu/kernels/scaled/init.h"
 
 #include "backend/cpu/kernels/scaled/avx2_rows.h"
 
@@ -175,11 +177,11 @@ FOR_ONE(accumulate_kivi_2, accumulate_kivi, 2)
 SLOT(accumulate_kivi_4, PAGE_TOKENS, hd)
 SLOT(accumulate_kivi_2, PAGE_TOKENS, hd)
 
-void kernels_init_avx2_kivi(struct kernels *k) {
-    k->score_kivi_4 = score_kivi_4_avx2;
-    k->score_kivi_2 = score_kivi_2_avx2;
-    k->accumulate_kivi_4 = accumulate_kivi_4_avx2;
-    k->accumulate_kivi_2 = accumulate_kivi_2_avx2;
-    k->accumulate_int8_kivi_4 = accumulate_kivi_4_avx2;
-    k->accumulate_int8_kivi_2 = accumulate_kivi_2_avx2;
+void scaled_init_avx2_kivi(struct scaled_ops *ops) {
+    ops->score_kivi_4 = score_kivi_4_avx2;
+    ops->score_kivi_2 = score_kivi_2_avx2;
+    ops->accumulate_kivi_4 = accumulate_kivi_4_avx2;
+    ops->accumulate_kivi_2 = accumulate_kivi_2_avx2;
+    ops->accumulate_int8_kivi_4 = accumulate_kivi_4_avx2;
+    ops->accumulate_int8_kivi_2 = accumulate_kivi_2_avx2;
 }

@@ -1,6 +1,8 @@
 /* q8_0 and q4_0 with AVX2 and its products of words: a query's numbers, and a weight times a scale, are fixed point. Codes of q4_0 are
  * met from 0 on, and what that adds is taken away by the sum of the numbers that meet them. */
 #include "backend/cpu/kernels/lanes/avx2_i16.h"
+#include "backend/cpu/kernels/limits.h"
+#include "backend/cpu/kernels/scaled/init.h"
 
 #define ZERO_Q4_0 8
 
@@ -128,12 +130,12 @@ FOR_ONE(accumulate_q4_0, accumulate_codes, true)
 SLOT(accumulate_q8_0, PAGE_TOKENS, hd)
 SLOT(accumulate_q4_0, PAGE_TOKENS, hd)
 
-void kernels_init_avx2_codes(struct kernels *k) {
-    k->prepare_q8_0 = prepare_codes_avx2;
-    k->prepare_q4_0 = prepare_codes_avx2;
-    k->score_q8_0 = score_q8_0_avx2;
-    k->score_q4_0 = score_q4_0_avx2;
-    k->accumulate_q8_0 = accumulate_q8_0_avx2;
-    k->accumulate_q4_0 = accumulate_q4_0_avx2;
-    k->accumulate_int8_q4_0 = accumulate_q4_0_avx2;
+void scaled_init_avx2_q(struct scaled_ops *ops) {
+    ops->prepare_q8_0 = prepare_codes_avx2;
+    ops->prepare_q4_0 = prepare_codes_avx2;
+    ops->score_q8_0 = score_q8_0_avx2;
+    ops->score_q4_0 = score_q4_0_avx2;
+    ops->accumulate_q8_0 = accumulate_q8_0_avx2;
+    ops->accumulate_q4_0 = accumulate_q4_0_avx2;
+    ops->accumulate_int8_q4_0 = accumulate_q4_0_avx2;
 }

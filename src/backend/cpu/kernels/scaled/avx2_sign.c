@@ -1,6 +1,8 @@
 /* Keys of codec sign with AVX2 and its products of words: a query times alpha is fixed point. The lanes are eight tokens, a dword has
  * two channels. */
 #include "backend/cpu/kernels/lanes/avx2_i16.h"
+#include "backend/cpu/kernels/limits.h"
+#include "backend/cpu/kernels/scaled/init.h"
 
 #include "backend/cpu/kernels/scaled/avx2_rows.h"
 
@@ -9,7 +11,7 @@
 /* Tables of a query: of q alpha, of each four channels the even ones first, as they come out of packed bytes; and after the step
  * <q, mean>. */
 static void prepare_sign_avx2(const float *q, const float *mean, const float *alpha, size_t G, size_t hd, float *tables) {
-    for (size_t g = 0; g < G; g++, q += hd, tables += kernels_sign_floats(hd)) {
+    for (size_t g = 0; g < G; g++, q += hd, tables += sign_table_floats(hd)) {
         __m256 x[KERNELS_MOST_CHANNELS / LANES], sum = _mm256_setzero_ps();
         for (size_t v = 0; v < hd / LANES; v++) {
             __m256 of = vec_load(q + LANES * v);
@@ -49,7 +51,7 @@ INLINE void add_four(size_t G, __m256i plane, __m256i codes, int32_t even, const
 /* Of 32 channels: logits += step (scale (sum of sign code q) + zero (sum of sign q)). */
 INLINE void add_group(size_t G, struct eight *e, size_t b, size_t hd, const float *tables, __m256 *logits) {
     const __m256i fours = _mm256_setr_epi32(0, 0x01010101, 0x02020202, 0x03030303, 0x04040404, 0x05050505, 0x06060606, 0x07070707);
-    const size_t row = hd / 16, stride = kernels_sign_floats(hd);
+    const size_t row = hd / 16, stride = sign_table_floats(hd);
     word_sums sum;
     words_clear(G, sum);
     for (size_t i = 8 * b; i < 8 * b + 8; i += 2) {
@@ -81,15 +83,15 @@ INLINE void score_sign(size_t G, const float *tables, size_t hd, const void *pag
         for (size_t at = 0; at < rows.codes; at += 16)
             transpose_four(rows.at + t * rows.length + at, rows.length, e.codes + at / 4);
         transpose_pairs(&rows, t, e.pairs);
-        UNROLL for (size_t g = 0; g < G; g++) logit[g] = _mm256_set1_ps(tables[g * kernels_sign_floats(hd) + hd / 2 + hd / 32 + 1]);
+        UNROLL for (size_t g = 0; g < G; g++) logit[g] = _mm256_set1_ps(tables[g * sign_table_floats(hd) + hd / 2 + hd / 32 + 1]);
         for (size_t b = 0; b < hd / 32; b++) add_group(G, &e, b, hd, tables, logit);
         UNROLL for (size_t g = 0; g < G; g++) vec_store(logits + g * PAGE_TOKENS + t, logit[g]);
     }
 }
 
-SLOT(score_sign, kernels_sign_floats(hd), PAGE_TOKENS)
+SLOT(score_sign, sign_table_floats(hd), PAGE_TOKENS)
 
-void kernels_init_avx2_sign(struct kernels *k) {
-    k->prepare_sign = prepare_sign_avx2;
-    k->score_sign = score_sign_avx2;
+void scaled_init_avx2_sign(struct scaled_ops *ops) {
+    ops->prepare_sign = prepare_sign_avx2;
+    ops->score_sign = score_sign_avx2;
 }

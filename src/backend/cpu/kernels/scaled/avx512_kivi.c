@@ -1,6 +1,8 @@
 /* kivi of 4 and 2 bits with AVX-512 and its products of bytes: a query times a channel's scales, and a weight times a token's, are
  * fixed point, made for each block; codes count from 0, and what the zeros come to is a sum of its own. */
 #include "backend/cpu/kernels/lanes/avx512_i8.h"
+#include "backend/cpu/kernels/limits.h"
+#include "backend/cpu/kernels/scaled/init.h"
 
 #include "backend/cpu/kernels/scaled/avx512_rows.h"
 
@@ -230,12 +232,12 @@ SLOT(accumulate_kivi_2, PAGE_TOKENS, hd)
 SLOT(accumulate_int8_kivi_4, PAGE_TOKENS, hd)
 SLOT(accumulate_int8_kivi_2, PAGE_TOKENS, hd)
 
-void kernels_init_avx512_kivi(struct kernels *k) {
-    k->int8_is_faster = true;
-    k->score_kivi_4 = score_kivi_4_avx512;
-    k->score_kivi_2 = score_kivi_2_avx512;
-    k->accumulate_kivi_4 = accumulate_kivi_4_avx512;
-    k->accumulate_kivi_2 = accumulate_kivi_2_avx512;
-    k->accumulate_int8_kivi_4 = accumulate_int8_kivi_4_avx512;
-    k->accumulate_int8_kivi_2 = accumulate_int8_kivi_2_avx512;
+void scaled_init_avx512_kivi(struct scaled_ops *ops) {
+    ops->int8_is_faster = true;
+    ops->score_kivi_4 = score_kivi_4_avx512;
+    ops->score_kivi_2 = score_kivi_2_avx512;
+    ops->accumulate_kivi_4 = accumulate_kivi_4_avx512;
+    ops->accumulate_kivi_2 = accumulate_kivi_2_avx512;
+    ops->accumulate_int8_kivi_4 = accumulate_int8_kivi_4_avx512;
+    ops->accumulate_int8_kivi_2 = accumulate_int8_kivi_2_avx512;
 }

@@ -1,6 +1,8 @@
 /* q8_0 and q4_0 with AVX-512 and its products of bytes: a query's numbers, and a weight times a scale, are fixed point. Codes are met
  * as bytes from 0 on, and what that adds is taken away by the sum of the numbers that meet them. */
 #include "backend/cpu/kernels/lanes/avx512_i8.h"
+#include "backend/cpu/kernels/limits.h"
+#include "backend/cpu/kernels/scaled/init.h"
 
 #define ZERO_Q8_0 128 /* the byte that is the code 0 */
 #define ZERO_Q4_0 8
@@ -213,12 +215,12 @@ SLOT(accumulate_q8_0, PAGE_TOKENS, hd)
 SLOT(accumulate_q4_0, PAGE_TOKENS, hd)
 SLOT(accumulate_int8_q4_0, PAGE_TOKENS, hd)
 
-void kernels_init_avx512_codes(struct kernels *k) {
-    k->prepare_q8_0 = prepare_q8_0_avx512;
-    k->prepare_q4_0 = prepare_q4_0_avx512;
-    k->score_q8_0 = score_q8_0_avx512;
-    k->score_q4_0 = score_q4_0_avx512;
-    k->accumulate_q8_0 = accumulate_q8_0_avx512;
-    k->accumulate_q4_0 = accumulate_q4_0_avx512;
-    k->accumulate_int8_q4_0 = accumulate_int8_q4_0_avx512;
+void scaled_init_avx512_q(struct scaled_ops *ops) {
+    ops->prepare_q8_0 = prepare_q8_0_avx512;
+    ops->prepare_q4_0 = prepare_q4_0_avx512;
+    ops->score_q8_0 = score_q8_0_avx512;
+    ops->score_q4_0 = score_q4_0_avx512;
+    ops->accumulate_q8_0 = accumulate_q8_0_avx512;
+    ops->accumulate_q4_0 = accumulate_q4_0_avx512;
+    ops->accumulate_int8_q4_0 = accumulate_int8_q4_0_avx512;
 }

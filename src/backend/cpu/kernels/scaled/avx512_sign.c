@@ -1,6 +1,8 @@
 /* Keys of codec sign with AVX-512 and its products of bytes: a query times alpha is fixed point. The lanes are 16 tokens, the bytes four
  * channels. */
 #include "backend/cpu/kernels/lanes/avx512_i8.h"
+#include "backend/cpu/kernels/limits.h"
+#include "backend/cpu/kernels/scaled/init.h"
 
 #include "backend/cpu/kernels/scaled/avx512_rows.h"
 
@@ -8,7 +10,7 @@ INLINE float mean_of(const float *table, size_t hd) { return table[hd / 2]; }
 
 /* Tables of a query: of q alpha, a byte each, and in the middle <q, mean>. */
 static void prepare_sign_avx512(const float *q, const float *mean, const float *alpha, size_t G, size_t hd, float *tables) {
-    for (size_t g = 0; g < G; g++, q += hd, tables += kernels_sign_floats(hd)) {
+    for (size_t g = 0; g < G; g++, q += hd, tables += sign_table_floats(hd)) {
         __m512 x[KERNELS_MOST_CHANNELS / 16], sum = _mm512_setzero_ps();
         for (size_t v = 0; v < hd / 16; v++) {
             __m512 of = _mm512_loadu_ps(q + 16 * v);
@@ -35,7 +37,7 @@ INLINE void add_group(size_t G, const struct sixteen *s, size_t b, size_t hd, co
     const __m512i fours =
         _mm512_setr_epi32(0, 0x01010101, 0x02020202, 0x03030303, 0x04040404, 0x05050505, 0x06060606, 0x07070707, 0x08080808,
                           0x09090909, 0x0a0a0a0a, 0x0b0b0b0b, 0x0c0c0c0c, 0x0d0d0d0d, 0x0e0e0e0e, 0x0f0f0f0f);
-    const size_t row = hd / 16, stride = kernels_sign_floats(hd);
+    const size_t row = hd / 16, stride = sign_table_floats(hd);
     __m512i codes[TOGETHER], signs[TOGETHER];
     UNROLL for (size_t g = 0; g < G; g++) codes[g] = signs[g] = _mm512_setzero_si512();
     size_t d = 8 * b % row, shift = 8 * b / row * 2; /* of the next dword */
@@ -79,15 +81,15 @@ INLINE void score_sign(size_t G, const float *tables, size_t hd, const void *pag
         for (size_t at = 0; at < rows.codes; at += 16)
             transpose_four(rows.at + t * rows.length + at, rows.length, s.codes + at / 4);
         transpose_pairs(&rows, t, s.pairs);
-        UNROLL for (size_t g = 0; g < G; g++) logit[g] = _mm512_set1_ps(mean_of(tables + g * kernels_sign_floats(hd), hd));
+        UNROLL for (size_t g = 0; g < G; g++) logit[g] = _mm512_set1_ps(mean_of(tables + g * sign_table_floats(hd), hd));
         for (size_t b = 0; b < hd / 32; b++) add_group(G, &s, b, hd, tables, logit);
         UNROLL for (size_t g = 0; g < G; g++) _mm512_storeu_ps(logits + g * PAGE_TOKENS + t, logit[g]);
     }
 }
 
-SLOT(score_sign, kernels_sign_floats(hd), PAGE_TOKENS)
+SLOT(score_sign, sign_table_floats(hd), PAGE_TOKENS)
 
-void kernels_init_avx512_sign(struct kernels *k) {
-    k->prepare_sign = prepare_sign_avx512;
-    k->score_sign = score_sign_avx512;
+void scaled_init_avx512_sign(struct scaled_ops *ops) {
+    ops->prepare_sign = prepare_sign_avx512;
+    ops->score_sign = score_sign_avx512;
 }

@@ -1,5 +1,7 @@
 /* Score and mix of q8_0, q4_0 and kivi by sums of floats, for instruction sets that have no file of their own for them: included once
  * by neon_cache.c after cache_template.h; kernels_init_ISA_codes comes out. Queries are read as they are, the scalar tier's tables. */
+#include "backend/cpu/kernels/limits.h"
+#include "backend/cpu/kernels/scaled/init.h"
 #include <string.h>
 
 /* ---- Scales, for q8_0 and q4_0 -------------------------------------------------------------------------------------------- */
@@ -222,16 +224,16 @@ SLOT(accumulate_kivi_4, PAGE_TOKENS, hd)
 SLOT(score_kivi_2, hd, PAGE_TOKENS)
 SLOT(accumulate_kivi_2, PAGE_TOKENS, hd)
 
-void PASTE(PASTE(kernels_init, ISA), codes)(struct kernels *k) {
-    k->score_q8_0 = PASTE(score_q8_0, ISA);
-    k->accumulate_q8_0 = PASTE(accumulate_q8_0, ISA);
-    k->score_q4_0 = PASTE(score_q4_0, ISA);
-    k->accumulate_q4_0 = PASTE(accumulate_q4_0, ISA);
-    k->score_kivi_4 = PASTE(score_kivi_4, ISA);
-    k->accumulate_kivi_4 = PASTE(accumulate_kivi_4, ISA);
-    k->score_kivi_2 = PASTE(score_kivi_2, ISA);
-    k->accumulate_kivi_2 = PASTE(accumulate_kivi_2, ISA);
-    k->accumulate_int8_q4_0 = PASTE(accumulate_q4_0, ISA);
-    k->accumulate_int8_kivi_4 = PASTE(accumulate_kivi_4, ISA);
-    k->accumulate_int8_kivi_2 = PASTE(accumulate_kivi_2, ISA);
+void PASTE(PASTE(scaled_init, ISA), q)(struct scaled_ops *ops) {
+    ops->score_q8_0 = PASTE(score_q8_0, ISA);
+    ops->accumulate_q8_0 = PASTE(accumulate_q8_0, ISA);
+    ops->score_q4_0 = PASTE(score_q4_0, ISA);
+    ops->accumulate_q4_0 = PASTE(accumulate_q4_0, ISA);
+    ops->score_kivi_4 = PASTE(score_kivi_4, ISA);
+    ops->accumulate_kivi_4 = PASTE(accumulate_kivi_4, ISA);
+    ops->score_kivi_2 = PASTE(score_kivi_2, ISA);
+    ops->accumulate_kivi_2 = PASTE(accumulate_kivi_2, ISA);
+    ops->accumulate_int8_q4_0 = PASTE(accumulate_q4_0, ISA);
+    ops->accumulate_int8_kivi_4 = PASTE(accumulate_kivi_4, ISA);
+    ops->accumulate_int8_kivi_2 = PASTE(accumulate_kivi_2, ISA);
 }

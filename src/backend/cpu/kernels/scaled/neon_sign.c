@@ -1,5 +1,6 @@
 /* Keys of codec sign with NEON (AArch64), eight channels of a token at a time; the queries' tables are the scalar ones. */
 #include "backend/cpu/kernels/lanes/neon.h"
+#include "backend/cpu/kernels/scaled/init.h"
 
 #include "backend/cpu/kernels/lanes/sums_template.h"
 
@@ -33,7 +34,7 @@ INLINE void eight_channels(const struct token *token, size_t c, size_t hd, vec p
 }
 
 INLINE void score_some(size_t G, const float *tables, size_t hd, const uint8_t *page, float *logits) {
-    const size_t stride = kernels_sign_floats(hd);
+    const size_t stride = sign_table_floats(hd);
     struct token token = {page, page + PAGE_BYTES_SIGNS(hd)};
     for (size_t t = 0; t < PAGE_TOKENS; t++, token.signs++, token.row += hd / 4 + hd / 8) {
         vec pair = vec_zero(), sum[TOGETHER][2];
@@ -60,9 +61,9 @@ static void score_sign_neon(const float *tables, size_t G, size_t hd, const void
         if (some == 3) score_some(3, tables, hd, page, logits);
         if (some == 2) score_some(2, tables, hd, page, logits);
         if (some == 1) score_some(1, tables, hd, page, logits);
-        tables += some * kernels_sign_floats(hd);
+        tables += some * sign_table_floats(hd);
         logits += some * PAGE_TOKENS;
     }
 }
 
-void kernels_init_neon_sign(struct kernels *k) { k->score_sign = score_sign_neon; }
+void scaled_init_neon_sign(struct scaled_ops *ops) { ops->score_sign = score_sign_neon; }

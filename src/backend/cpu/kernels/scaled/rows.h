@@ -2,7 +2,7 @@
 #ifndef TERSE_BACKEND_CPU_KERNELS_SCALED_ROWS_H
 #define TERSE_BACKEND_CPU_KERNELS_SCALED_ROWS_H
 
-#include "backend/cpu/kernels/kernels.h"
+#include "backend/cpu/kernels/limits.h"
 #include "format/page_layout.h"
 
 #include <string.h>

@@ -1,6 +1,6 @@
 /* The reference of the score and mix slots, one number at a time in the layouts of format/page_layout.h. The other tiers are tested
  * against this file, and this file against double precision. */
-#include "backend/cpu/kernels/init.h"
+#include "backend/cpu/kernels/scaled/init.h"
 #include "base/half.h"
 #include "format/page_layout.h"
 
@@ -112,53 +112,20 @@ BOTH(kivi_2)
 /* Tables are the queries. */
 static void prepare_codes_scalar(const float *q, size_t G, size_t hd, float *tables) { memcpy(tables, q, G * hd * sizeof *q); }
 
-static void add_bytes_scalar(const float *a, size_t G, size_t K, const uint8_t *b, size_t ldb, float *out, size_t ldo) {
-    for (size_t g = 0; g < G; g++) {
-        for (size_t n = 0; n < SCALE_GROUP; n++) {
-            float sum = 0;
-            for (size_t k = 0; k < K; k++) sum += a[g * K + k] * (float)b[k * ldb + n];
-            out[g * ldo + n] += sum;
-        }
-    }
-}
-
-static void add_anchors_scalar(const float *weights, size_t stride, const float *factors, const float *norms, size_t rows,
-                               float *keys, float *values) {
-    for (size_t r = 0; r < rows; r++) {
-        for (size_t j = 0; j < PAGE_TOKENS; j++) {
-            float a = weights[r * stride + j] * factors[r];
-            keys[j] += a * (1 - a) * norms[r];
-            values[j] += a;
-        }
-    }
-}
-
-static float scale_weights_scalar(const float *weights, const float *gains, float *scaled) {
-    float sum = 0;
-    for (size_t t = 0; t < PAGE_TOKENS; t++) {
-        sum += weights[t];
-        scaled[t] = weights[t] * gains[t];
-    }
-    return sum;
-}
-
-void kernels_init_scalar_cache(struct kernels *k) {
-    k->scale_weights = scale_weights_scalar;
-    k->add_bytes = add_bytes_scalar;
-    k->add_anchors = add_anchors_scalar;
-    k->score_f16 = score_f16_scalar;
-    k->accumulate_f16 = accumulate_f16_scalar;
-    k->prepare_q8_0 = prepare_codes_scalar;
-    k->score_q8_0 = score_q8_0_scalar;
-    k->accumulate_q8_0 = accumulate_q8_0_scalar;
-    k->prepare_q4_0 = prepare_codes_scalar;
-    k->score_q4_0 = score_q4_0_scalar;
-    k->accumulate_q4_0 = accumulate_q4_0_scalar;
-    k->score_kivi_4 = score_kivi_4_scalar;
-    k->accumulate_kivi_4 = accumulate_kivi_4_scalar;
-    k->score_kivi_2 = score_kivi_2_scalar;
-    k->accumulate_kivi_2 = accumulate_kivi_2_scalar;
-    k->accumulate_int8_q4_0 = accumulate_q4_0_scalar;
-    k->accumulate_int8_kivi_4 = accumulate_kivi_4_scalar;
-    k->accumulate_int8_kivi_2 = accumulate_kivi_2_scalar;
+void scaled_init_scalar(struct scaled_ops *ops) {
+    ops->score_f16 = score_f16_scalar;
+    ops->accumulate_f16 = accumulate_f16_scalar;
+    ops->prepare_q8_0 = prepare_codes_scalar;
+    ops->score_q8_0 = score_q8_0_scalar;
+    ops->accumulate_q8_0 = accumulate_q8_0_scalar;
+    ops->prepare_q4_0 = prepare_codes_scalar;
+    ops->score_q4_0 = score_q4_0_scalar;
+    ops->accumulate_q4_0 = accumulate_q4_0_scalar;
+    ops->score_kivi_4 = score_kivi_4_scalar;
+    ops->accumulate_kivi_4 = accumulate_kivi_4_scalar;
+    ops->score_kivi_2 = score_kivi_2_scalar;
+    ops->accumulate_kivi_2 = accumulate_kivi_2_scalar;
+    ops->accumulate_int8_q4_0 = accumulate_q4_0_scalar;
+    ops->accumulate_int8_kivi_4 = accumulate_kivi_4_scalar;
+    ops->accumulate_int8_kivi_2 = accumulate_kivi_2_scalar;
 }

@@ -1,5 +1,5 @@
 /* The reference of the slots of codec sign, one number at a time in the layouts of format/page_layout.h. */
-#include "backend/cpu/kernels/init.h"
+#include "backend/cpu/kernels/scaled/init.h"
 #include "base/half.h"
 #include "format/page_layout.h"
 
@@ -13,7 +13,7 @@ static float number_of(const uint8_t *page, size_t hd, size_t c, size_t t) {
 
 /* Of a query: q alpha [hd], <q, mean>. */
 static void prepare_sign_scalar(const float *q, const float *mean, const float *alpha, size_t G, size_t hd, float *tables) {
-    for (size_t g = 0; g < G; g++, q += hd, tables += kernels_sign_floats(hd)) {
+    for (size_t g = 0; g < G; g++, q += hd, tables += sign_table_floats(hd)) {
         float sum = 0;
         for (size_t c = 0; c < hd; c++) {
             sum += q[c] * mean[c];
@@ -26,7 +26,7 @@ static void prepare_sign_scalar(const float *q, const float *mean, const float *
 
 static void score_sign_scalar(const float *tables, size_t G, size_t hd, const void *page, float *logits) {
     const uint8_t *planes = page;
-    for (size_t g = 0; g < G; g++, tables += kernels_sign_floats(hd), logits += PAGE_TOKENS) {
+    for (size_t g = 0; g < G; g++, tables += sign_table_floats(hd), logits += PAGE_TOKENS) {
         for (size_t t = 0; t < PAGE_TOKENS; t++) {
             float sum = 0;
             for (size_t c = 0; c < hd; c++) {
@@ -38,7 +38,7 @@ static void score_sign_scalar(const float *tables, size_t G, size_t hd, const vo
     }
 }
 
-void kernels_init_scalar_sign(struct kernels *k) {
-    k->prepare_sign = prepare_sign_scalar;
-    k->score_sign = score_sign_scalar;
+void scaled_init_scalar_sign(struct scaled_ops *ops) {
+    ops->prepare_sign = prepare_sign_scalar;
+    ops->score_sign = score_sign_scalar;
 }

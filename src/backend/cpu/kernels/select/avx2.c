@@ -1,5 +1,5 @@
 /* Choosing and packing tokens with AVX2 and F16C. */
-#include "backend/cpu/kernels/init.h"
+#include "backend/cpu/kernels/select/init.h"
 #include "format/page_layout.h"
 
 #include <immintrin.h>
@@ -152,10 +152,10 @@ static void gather_codes_avx2(const void *from, size_t parts, unsigned bits, con
     }
 }
 
-void kernels_init_avx2_choose(struct kernels *k) {
-    k->scores_sign = scores_sign_avx2;
-    k->scores_quest = scores_quest_avx2;
-    k->count_scores = count_scores_avx2;
-    k->list_scores = list_scores_avx2;
-    k->gather_codes = gather_codes_avx2;
+void select_init_avx2(struct select_ops *ops) {
+    ops->scores_sign = scores_sign_avx2;
+    ops->scores_quest = scores_quest_avx2;
+    ops->count_scores = count_scores_avx2;
+    ops->list_scores = list_scores_avx2;
+    ops->gather_codes = gather_codes_avx2;
 }

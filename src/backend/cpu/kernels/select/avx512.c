@@ -1,5 +1,5 @@
 /* Choosing and packing tokens with AVX-512 (and its permutation of bytes, VBMI). */
-#include "backend/cpu/kernels/init.h"
+#include "backend/cpu/kernels/select/init.h"
 #include "format/page_layout.h"
 
 #include <immintrin.h>
@@ -214,10 +214,10 @@ static void gather_codes_avx512(const void *from, size_t parts, unsigned bits, c
     }
 }
 
-void kernels_init_avx512_choose(struct kernels *k) {
-    k->scores_sign = scores_sign_avx512;
-    k->scores_quest = scores_quest_avx512;
-    k->count_scores = count_scores_avx512;
-    k->list_scores = list_scores_avx512;
-    k->gather_codes = gather_codes_avx512;
+void select_init_avx512(struct select_ops *ops) {
+    ops->scores_sign = scores_sign_avx512;
+    ops->scores_quest = scores_quest_avx512;
+    ops->count_scores = count_scores_avx512;
+    ops->list_scores = list_scores_avx512;
+    ops->gather_codes = gather_codes_avx512;
 }

@@ -1,5 +1,5 @@
 /* Choosing tokens with NEON (AArch64); packing them is the scalar way. */
-#include "backend/cpu/kernels/init.h"
+#include "backend/cpu/kernels/select/init.h"
 #include "format/page_layout.h"
 
 #include <arm_neon.h>
@@ -90,9 +90,9 @@ static size_t list_scores_neon(const uint16_t *scores, size_t n, uint16_t thresh
     return count;
 }
 
-void kernels_init_neon_choose(struct kernels *k) {
-    k->scores_sign = scores_sign_neon;
-    k->scores_quest = scores_quest_neon;
-    k->count_scores = count_scores_neon;
-    k->list_scores = list_scores_neon;
+void select_init_neon(struct select_ops *ops) {
+    ops->scores_sign = scores_sign_neon;
+    ops->scores_quest = scores_quest_neon;
+    ops->count_scores = count_scores_neon;
+    ops->list_scores = list_scores_neon;
 }

@@ -1,5 +1,5 @@
 /* The reference of the slots that choose and pack tokens, one number at a time in the layouts of format/page_layout.h. */
-#include "backend/cpu/kernels/init.h"
+#include "backend/cpu/kernels/select/init.h"
 #include "base/half.h"
 #include "format/page_layout.h"
 
@@ -70,10 +70,22 @@ static void gather_codes_scalar(const void *from, size_t parts, unsigned bits, c
     }
 }
 
-void kernels_init_scalar_choose(struct kernels *k) {
-    k->scores_sign = scores_sign_scalar;
-    k->scores_quest = scores_quest_scalar;
-    k->count_scores = count_scores_scalar;
-    k->list_scores = list_scores_scalar;
-    k->gather_codes = gather_codes_scalar;
+static void add_anchors_scalar(const float *weights, size_t stride, const float *factors, const float *norms, size_t rows,
+                               float *keys, float *values) {
+    for (size_t r = 0; r < rows; r++) {
+        for (size_t j = 0; j < PAGE_TOKENS; j++) {
+            float a = weights[r * stride + j] * factors[r];
+            keys[j] += a * (1 - a) * norms[r];
+            values[j] += a;
+        }
+    }
+}
+
+void select_init_scalar(struct select_ops *ops) {
+    ops->add_anchors = add_anchors_scalar;
+    ops->scores_sign = scores_sign_scalar;
+    ops->scores_quest = scores_quest_scalar;
+    ops->count_scores = count_scores_scalar;
+    ops->list_scores = list_scores_scalar;
+    ops->gather_codes = gather_codes_scalar;
 }

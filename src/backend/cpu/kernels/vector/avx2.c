@@ -1,7 +1,7 @@
 /* Half floats and vectors with AVX2, FMA and F16C: eight floats at a time. Simple loops finish element by element; where an element
  * needs the exponential, the last vector is loaded and stored under a mask. */
-#include "backend/cpu/kernels/init.h"
 #include "backend/cpu/kernels/vector/exp_constants.h"
+#include "backend/cpu/kernels/vector/init.h"
 #include "base/half.h"
 #include "format/page_layout.h"
 
@@ -161,15 +161,26 @@ static float exp_pages_avx2(float *x, float max, size_t n, size_t stride) {
     return sum_lanes(_mm256_add_ps(sum[0], sum[1]));
 }
 
-void kernels_init_avx2_vector(struct kernels *k) {
-    k->half_to_float = half_to_float_avx2;
-    k->float_to_half = float_to_half_avx2;
-    k->dot = dot_avx2;
-    k->axpy = axpy_avx2;
-    k->rms_norm = rms_norm_avx2;
-    k->silu_mul = silu_mul_avx2;
-    k->exp_sum = exp_sum_avx2;
-    k->max = max_avx2;
-    k->max_pages = max_pages_avx2;
-    k->exp_pages = exp_pages_avx2;
+static float scale_weights_avx2(const float *weights, const float *gains, float *scaled) {
+    __m256 sum = _mm256_setzero_ps();
+    for (size_t t = 0; t < PAGE_TOKENS; t += 8) {
+        __m256 weight = _mm256_loadu_ps(weights + t);
+        sum = _mm256_add_ps(sum, weight);
+        _mm256_storeu_ps(scaled + t, _mm256_mul_ps(weight, _mm256_loadu_ps(gains + t)));
+    }
+    return sum_lanes(sum);
+}
+
+void vector_init_avx2(struct vector_ops *ops) {
+    ops->scale_weights = scale_weights_avx2;
+    ops->half_to_float = half_to_float_avx2;
+    ops->float_to_half = float_to_half_avx2;
+    ops->dot = dot_avx2;
+    ops->axpy = axpy_avx2;
+    ops->rms_norm = rms_norm_avx2;
+    ops->silu_mul = silu_mul_avx2;
+    ops->exp_sum = exp_sum_avx2;
+    ops->max = max_avx2;
+    ops->max_pages = max_pages_avx2;
+    ops->exp_pages = exp_pages_avx2;
 }

@@ -1,6 +1,6 @@
 /* Half floats and vectors with AVX-512: sixteen floats at a time, the last ones under a mask, so nothing past n is touched. */
-#include "backend/cpu/kernels/init.h"
 #include "backend/cpu/kernels/vector/exp_constants.h"
+#include "backend/cpu/kernels/vector/init.h"
 #include "format/page_layout.h"
 
 #include <immintrin.h>
@@ -165,16 +165,27 @@ static void look_up_gains_avx512(const float *table, const uint8_t *codes, float
     }
 }
 
-void kernels_init_avx512_vector(struct kernels *k) {
-    k->look_up_gains = look_up_gains_avx512;
-    k->half_to_float = half_to_float_avx512;
-    k->float_to_half = float_to_half_avx512;
-    k->dot = dot_avx512;
-    k->axpy = axpy_avx512;
-    k->rms_norm = rms_norm_avx512;
-    k->silu_mul = silu_mul_avx512;
-    k->exp_sum = exp_sum_avx512;
-    k->max = max_avx512;
-    k->max_pages = max_pages_avx512;
-    k->exp_pages = exp_pages_avx512;
+static float scale_weights_avx512(const float *weights, const float *gains, float *scaled) {
+    __m512 sum = _mm512_setzero_ps();
+    for (size_t t = 0; t < PAGE_TOKENS; t += 16) {
+        __m512 weight = _mm512_loadu_ps(weights + t);
+        sum = _mm512_add_ps(sum, weight);
+        _mm512_storeu_ps(scaled + t, _mm512_mul_ps(weight, _mm512_loadu_ps(gains + t)));
+    }
+    return _mm512_reduce_add_ps(sum);
+}
+
+void vector_init_avx512(struct vector_ops *ops) {
+    ops->scale_weights = scale_weights_avx512;
+    ops->look_up_gains = look_up_gains_avx512;
+    ops->half_to_float = half_to_float_avx512;
+    ops->float_to_half = float_to_half_avx512;
+    ops->dot = dot_avx512;
+    ops->axpy = axpy_avx512;
+    ops->rms_norm = rms_norm_avx512;
+    ops->silu_mul = silu_mul_avx512;
+    ops->exp_sum = exp_sum_avx512;
+    ops->max = max_avx512;
+    ops->max_pages = max_pages_avx512;
+    ops->exp_pages = exp_pages_avx512;
 }

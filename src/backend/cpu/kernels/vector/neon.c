@@ -1,7 +1,7 @@
 /* Half floats and vectors with NEON (AArch64): four floats at a time, then element by element. The last elements that need the
  * exponential go through a padded copy. */
-#include "backend/cpu/kernels/init.h"
 #include "backend/cpu/kernels/vector/exp_constants.h"
+#include "backend/cpu/kernels/vector/init.h"
 #include "base/half.h"
 #include "format/page_layout.h"
 
@@ -136,15 +136,27 @@ static float exp_pages_neon(float *x, float max, size_t n, size_t stride) {
     return vaddvq_f32(vaddq_f32(sum[0], sum[1]));
 }
 
-void kernels_init_neon_vector(struct kernels *k) {
-    k->half_to_float = half_to_float_neon;
-    k->float_to_half = float_to_half_neon;
-    k->dot = dot_neon;
-    k->axpy = axpy_neon;
-    k->rms_norm = rms_norm_neon;
-    k->silu_mul = silu_mul_neon;
-    k->exp_sum = exp_sum_neon;
-    k->max = max_neon;
-    k->max_pages = max_pages_neon;
-    k->exp_pages = exp_pages_neon;
+static float scale_weights_neon(const float *weights, const float *gains, float *scaled) {
+    float32x4_t sum = vdupq_n_f32(0);
+    for (size_t t = 0; t < PAGE_TOKENS; t += 4) {
+        float32x4_t weight = vld1q_f32(weights + t);
+        sum = vaddq_f32(sum, weight);
+        vst1q_f32(scaled + t, vmulq_f32(weight, vld1q_f32(gains + t)));
+    }
+    float32x2_t two = vadd_f32(vget_low_f32(sum), vget_high_f32(sum));
+    return vget_lane_f32(two, 0) + vget_lane_f32(two, 1);
+}
+
+void vector_init_neon(struct vector_ops *ops) {
+    ops->scale_weights = scale_weights_neon;
+    ops->half_to_float = half_to_float_neon;
+    ops->float_to_half = float_to_half_neon;
+    ops->dot = dot_neon;
+    ops->axpy = axpy_neon;
+    ops->rms_norm = rms_norm_neon;
+    ops->silu_mul = silu_mul_neon;
+    ops->exp_sum = exp_sum_neon;
+    ops->max = max_neon;
+    ops->max_pages = max_pages_neon;
+    ops->exp_pages = exp_pages_neon;
 }

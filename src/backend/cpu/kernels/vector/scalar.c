@@ -1,6 +1,6 @@
 /* The reference of the half-float and vector slots: plain loops, compiled without vectorisation. Speed is no aim here; the other
  * tiers are tested against this file, and this file against double precision. */
-#include "backend/cpu/kernels/init.h"
+#include "backend/cpu/kernels/vector/init.h"
 #include "base/half.h"
 #include "format/page_layout.h"
 
@@ -70,16 +70,26 @@ static void look_up_gains_scalar(const float *table, const uint8_t *codes, float
     for (size_t t = 0; t < PAGE_TOKENS; t++) out[t] = table[codes[t]];
 }
 
-void kernels_init_scalar_vector(struct kernels *k) {
-    k->half_to_float = half_to_float_scalar;
-    k->float_to_half = float_to_half_scalar;
-    k->dot = dot_scalar;
-    k->axpy = axpy_scalar;
-    k->rms_norm = rms_norm_scalar;
-    k->silu_mul = silu_mul_scalar;
-    k->exp_sum = exp_sum_scalar;
-    k->max = max_scalar;
-    k->max_pages = max_pages_scalar;
-    k->exp_pages = exp_pages_scalar;
-    k->look_up_gains = look_up_gains_scalar;
+static float scale_weights_scalar(const float *weights, const float *gains, float *scaled) {
+    float sum = 0;
+    for (size_t t = 0; t < PAGE_TOKENS; t++) {
+        sum += weights[t];
+        scaled[t] = weights[t] * gains[t];
+    }
+    return sum;
+}
+
+void vector_init_scalar(struct vector_ops *ops) {
+    ops->scale_weights = scale_weights_scalar;
+    ops->half_to_float = half_to_float_scalar;
+    ops->float_to_half = float_to_half_scalar;
+    ops->dot = dot_scalar;
+    ops->axpy = axpy_scalar;
+    ops->rms_norm = rms_norm_scalar;
+    ops->silu_mul = silu_mul_scalar;
+    ops->exp_sum = exp_sum_scalar;
+    ops->max = max_scalar;
+    ops->max_pages = max_pages_scalar;
+    ops->exp_pages = exp_pages_scalar;
+    ops->look_up_gains = look_up_gains_scalar;
 }

@@ -1,6 +1,6 @@
 /* Weights as stored, 256 bits at a time: AVX2, FMA, F16C. One function per format turns 32 weights into four registers holding the
  * very floats of the scalar reference; weight_template.h makes dequantize[] and matvec[] of them. weight_blocks.h has the formats. */
-#include "backend/cpu/kernels/init.h"
+#include "backend/cpu/kernels/weights/init.h"
 #include "format/weight_blocks.h"
 
 #include <immintrin.h>
@@ -187,4 +187,4 @@ INLINE void store_sums(__m256 sums[4][2], float *y, size_t rows) {
 
 ALL_WEIGHT_KERNELS(avx2)
 
-void kernels_init_avx2_weights(struct kernels *k) { FILL_ALL_WEIGHTS(k, avx2); }
+void weights_init_avx2(struct weights_ops *ops) { FILL_ALL_WEIGHTS(ops, avx2); }

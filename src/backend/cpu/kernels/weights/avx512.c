@@ -1,8 +1,8 @@
 /* Weights as stored, 512 bits at a time. One function per format turns 32 weights into two registers holding the very floats of the
  * scalar reference; weight_template.h makes dequantize[] and matvec[] of them, but for the matvec[] of avx512_weights_bytes.c.
  * weight_blocks.h has the formats. */
-#include "backend/cpu/kernels/init.h"
 #include "backend/cpu/kernels/weights/avx512_common.h"
+#include "backend/cpu/kernels/weights/init.h"
 
 INLINE __m128i load_64(const void *p) { return _mm_loadl_epi64(p); }
 INLINE __m128i load_128(const void *p) { return _mm_loadu_si128(p); }
@@ -162,7 +162,7 @@ INLINE void store_sums(__m512 sums[4][2], float *y, size_t rows) {
 FLOAT_WEIGHT_KERNELS(avx512)
 BYTE_DEQUANTIZERS(avx512)
 
-void kernels_init_avx512_weights(struct kernels *k) {
-    FILL_FLOAT_WEIGHTS(k, avx512);
-    FILL_BYTE_DEQUANTIZERS(k, avx512);
+void weights_init_avx512(struct weights_ops *ops) {
+    FILL_FLOAT_WEIGHTS(ops, avx512);
+    FILL_BYTE_DEQUANTIZERS(ops, avx512);
 }

@@ -4,8 +4,8 @@
  *
  * A unit is 128 weights, as two registers of codes. Their pieces of 16 weights lie in the order that the format has, and the
  * vector's are brought into the same order once for all rows. Rows are read one after another, one stream of memory. */
-#include "backend/cpu/kernels/init.h"
 #include "backend/cpu/kernels/weights/avx512_common.h"
+#include "backend/cpu/kernels/weights/init.h"
 
 #include "backend/cpu/kernels/lanes/avx512_fixed.h"
 
@@ -164,8 +164,8 @@ MATVEC_KERNEL(q4_0, 32, 8)
 MATVEC_KERNEL(q8_0, 32, 128)
 MATVEC_KERNEL(q4_k, 256, 0)
 
-void kernels_init_avx512_weights_bytes(struct kernels *k) {
-    k->matvec[TENSOR_Q4_0] = matvec_q4_0_avx512;
-    k->matvec[TENSOR_Q8_0] = matvec_q8_0_avx512;
-    k->matvec[TENSOR_Q4_K] = matvec_q4_k_avx512;
+void weights_init_avx512_i8(struct weights_ops *ops) {
+    ops->matvec[TENSOR_Q4_0] = matvec_q4_0_avx512;
+    ops->matvec[TENSOR_Q8_0] = matvec_q8_0_avx512;
+    ops->matvec[TENSOR_Q4_K] = matvec_q4_k_avx512;
 }

@@ -1,7 +1,7 @@
 /* Weights as stored, 128 bits at a time: the SIMD that every 64-bit ARM processor has. One function per format turns 32 weights into
  * eight registers holding the very floats of the scalar reference; weight_template.h makes dequantize[] and matvec[] of them.
  * weight_blocks.h has the formats. */
-#include "backend/cpu/kernels/init.h"
+#include "backend/cpu/kernels/weights/init.h"
 #include "format/weight_blocks.h"
 
 #include <arm_neon.h>
@@ -172,4 +172,4 @@ INLINE void store_sums(float32x4_t sums[4][2], float *y, size_t rows) {
 
 ALL_WEIGHT_KERNELS(neon)
 
-void kernels_init_neon_weights(struct kernels *k) { FILL_ALL_WEIGHTS(k, neon); }
+void weights_init_neon(struct weights_ops *ops) { FILL_ALL_WEIGHTS(ops, neon); }

@@ -1,6 +1,6 @@
 /* The reference for reading weights as stored: dequantize[] and matvec[], in plain C. weight_blocks.h has the formats.
  * The instruction sets' versions must give the same dequantized floats; their matvec may differ in the order of summation alone. */
-#include "backend/cpu/kernels/init.h"
+#include "backend/cpu/kernels/weights/init.h"
 #include "base/half.h"
 #include "format/weight_blocks.h"
 
@@ -148,10 +148,10 @@ MATVEC(q5_k, WEIGHT_BLOCK_K, sizeof(struct weight_q5_k))
 MATVEC(q6_k, WEIGHT_BLOCK_K, sizeof(struct weight_q6_k))
 
 #define FILL(TYPE, type) \
-    k->dequantize[TENSOR_##TYPE] = dequantize_##type##_scalar; \
-    k->matvec[TENSOR_##TYPE] = matvec_##type##_scalar
+    ops->dequantize[TENSOR_##TYPE] = dequantize_##type##_scalar; \
+    ops->matvec[TENSOR_##TYPE] = matvec_##type##_scalar
 
-void kernels_init_scalar_weights(struct kernels *k) {
+void weights_init_scalar(struct weights_ops *ops) {
     FILL(F32, f32);
     FILL(F16, f16);
     FILL(BF16, bf16);

@@ -139,32 +139,32 @@
 
 #define ALL_WEIGHT_KERNELS(isa) FLOAT_WEIGHT_KERNELS(isa) BYTE_DEQUANTIZERS(isa) BYTE_MATVECS(isa)
 
-#define FILL_DEQUANTIZER(k, TYPE, type, isa) (k)->dequantize[TENSOR_##TYPE] = dequantize_##type##_##isa
-#define FILL_MATVEC(k, TYPE, type, isa) (k)->matvec[TENSOR_##TYPE] = matvec_##type##_##isa
-#define FILL_WEIGHT(k, TYPE, type, isa) \
-    FILL_DEQUANTIZER(k, TYPE, type, isa); \
-    FILL_MATVEC(k, TYPE, type, isa)
+#define FILL_DEQUANTIZER(ops, TYPE, type, isa) (ops)->dequantize[TENSOR_##TYPE] = dequantize_##type##_##isa
+#define FILL_MATVEC(ops, TYPE, type, isa) (ops)->matvec[TENSOR_##TYPE] = matvec_##type##_##isa
+#define FILL_WEIGHT(ops, TYPE, type, isa) \
+    FILL_DEQUANTIZER(ops, TYPE, type, isa); \
+    FILL_MATVEC(ops, TYPE, type, isa)
 
-#define FILL_FLOAT_WEIGHTS(k, isa) \
-    FILL_WEIGHT(k, F32, f32, isa); \
-    FILL_WEIGHT(k, F16, f16, isa); \
-    FILL_WEIGHT(k, BF16, bf16, isa); \
-    FILL_WEIGHT(k, Q4_1, q4_1, isa); \
-    FILL_WEIGHT(k, Q5_0, q5_0, isa); \
-    FILL_WEIGHT(k, Q5_1, q5_1, isa); \
-    FILL_WEIGHT(k, Q5_K, q5_k, isa); \
-    FILL_WEIGHT(k, Q6_K, q6_k, isa)
+#define FILL_FLOAT_WEIGHTS(ops, isa) \
+    FILL_WEIGHT(ops, F32, f32, isa); \
+    FILL_WEIGHT(ops, F16, f16, isa); \
+    FILL_WEIGHT(ops, BF16, bf16, isa); \
+    FILL_WEIGHT(ops, Q4_1, q4_1, isa); \
+    FILL_WEIGHT(ops, Q5_0, q5_0, isa); \
+    FILL_WEIGHT(ops, Q5_1, q5_1, isa); \
+    FILL_WEIGHT(ops, Q5_K, q5_k, isa); \
+    FILL_WEIGHT(ops, Q6_K, q6_k, isa)
 
-#define FILL_BYTE_DEQUANTIZERS(k, isa) \
-    FILL_DEQUANTIZER(k, Q8_0, q8_0, isa); \
-    FILL_DEQUANTIZER(k, Q4_0, q4_0, isa); \
-    FILL_DEQUANTIZER(k, Q4_K, q4_k, isa)
+#define FILL_BYTE_DEQUANTIZERS(ops, isa) \
+    FILL_DEQUANTIZER(ops, Q8_0, q8_0, isa); \
+    FILL_DEQUANTIZER(ops, Q4_0, q4_0, isa); \
+    FILL_DEQUANTIZER(ops, Q4_K, q4_k, isa)
 
-#define FILL_ALL_WEIGHTS(k, isa) \
-    FILL_FLOAT_WEIGHTS(k, isa); \
-    FILL_BYTE_DEQUANTIZERS(k, isa); \
-    FILL_MATVEC(k, Q8_0, q8_0, isa); \
-    FILL_MATVEC(k, Q4_0, q4_0, isa); \
-    FILL_MATVEC(k, Q4_K, q4_k, isa)
+#define FILL_ALL_WEIGHTS(ops, isa) \
+    FILL_FLOAT_WEIGHTS(ops, isa); \
+    FILL_BYTE_DEQUANTIZERS(ops, isa); \
+    FILL_MATVEC(ops, Q8_0, q8_0, isa); \
+    FILL_MATVEC(ops, Q4_0, q4_0, isa); \
+    FILL_MATVEC(ops, Q4_K, q4_k, isa)
 
 #endif

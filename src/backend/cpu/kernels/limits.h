@@ -1,0 +1,7 @@
+/* Sizes that all kernels of the cache share. */
+#ifndef TERSE_BACKEND_CPU_KERNELS_LIMITS_H
+#define TERSE_BACKEND_CPU_KERNELS_LIMITS_H
+
+#define KERNELS_MOST_CHANNELS 256 /* the largest head_dim; it is a multiple of 32 */
+
+#endif

@@ -1,0 +1,48 @@
+/* Arithmetic on vectors of floats and half floats: what every model, codec and attention uses.
+ *
+ * Pointers need no alignment beyond their element's unless said, here and in the other families. Arrays may be read and written
+ * only within the sizes given (guard pages check that). Accumulation is in fp32 or exact. */
+#ifndef TERSE_BACKEND_CPU_KERNELS_VECTOR_OPS_H
+#define TERSE_BACKEND_CPU_KERNELS_VECTOR_OPS_H
+
+#include "backend/cpu/kernels/cpu.h"
+
+#include <stddef.h>
+#include <stdint.h>
+
+struct vector_ops {
+    /* n half floats. Both directions give the same bits in every tier: round to nearest even, subnormals kept, overflow to
+     * infinity, NaN kept and made quiet. */
+    void (*half_to_float)(const uint16_t *half, float *out, size_t n);
+    void (*float_to_half)(const float *in, uint16_t *half, size_t n);
+
+    /* <a[n], b[n]> */
+    float (*dot)(const float *a, const float *b, size_t n);
+    /* y[n] += scale x[n] */
+    void (*axpy)(float scale, const float *x, float *y, size_t n);
+    /* out = gain x / sqrt(mean of x^2 + epsilon); out may be x. */
+    void (*rms_norm)(const float *x, const float *gain, float epsilon, float *out, size_t n);
+    /* gate = gate / (1 + exp(-gate)) * up; relative error at most 5e-7, and 1e-36 |up| where exp overflows. */
+    void (*silu_mul)(float *gate, const float *up, size_t n);
+
+    /* x[i] = exp(x[i] - max) in place, returns their sum. The relative error of exp, given the difference as a float, is at most
+     * 1e-7, and 1.4e-45 where the result is subnormal. exp(-inf) = 0 whatever max is: with max = -inf, which max() returns for an
+     * empty or fully masked row, all -inf become 0 and the sum is 0. NaN stays NaN. */
+    float (*exp_sum)(float *x, float max, size_t n);
+    /* The largest, passing over NaN; -INFINITY when n = 0. */
+    float (*max)(const float *x, size_t n);
+    /* exp_sum and max over the logits of n pages: 64 floats each, `stride` floats apart. */
+    float (*exp_pages)(float *x, float max, size_t n, size_t stride);
+    float (*max_pages)(const float *x, size_t n, size_t stride);
+
+    /* Gains of the 64 tokens of a page (gain-shape codecs): out[64] = table[256] at codes[64]. */
+    void (*look_up_gains)(const float *table, const uint8_t *codes, float *out);
+    /* scaled[64] = weights[64] times gains[64]; returns the sum of the weights. */
+    float (*scale_weights)(const float *weights, const float *gains, float *scaled);
+};
+
+const struct vector_ops *vector_ops(void);
+/* The table of one instruction set; NULL where cpu_has() is false. */
+const struct vector_ops *vector_ops_at(enum cpu_isa isa);
+
+#endif

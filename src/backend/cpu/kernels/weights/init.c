@@ -1,0 +1,9 @@
+/* The tables of the weights kernels. */
+#include "backend/cpu/kernels/weights/init.h"
+
+#define OPS weights_ops
+#define SCALAR weights_init_scalar
+#define AVX2 weights_init_avx2
+#define AVX512 weights_init_avx512, weights_init_avx512_i8
+#define NEON weights_init_neon
+#include "backend/cpu/kernels/init_template.h"

@@ -1,0 +1,13 @@
+/* Which functions fill which tables of the weights kernels. */
+#ifndef TERSE_BACKEND_CPU_KERNELS_WEIGHTS_INIT_H
+#define TERSE_BACKEND_CPU_KERNELS_WEIGHTS_INIT_H
+
+#include "backend/cpu/kernels/weights/ops.h"
+
+void weights_init_scalar(struct weights_ops *ops);
+void weights_init_avx2(struct weights_ops *ops);
+void weights_init_avx512(struct weights_ops *ops);
+void weights_init_avx512_i8(struct weights_ops *ops);
+void weights_init_neon(struct weights_ops *ops);
+
+#endif
