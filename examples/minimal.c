@@ -15,6 +15,7 @@ int main(int argc, char **argv) {
     }
     const char *prompt = argv[2];
     struct terse_model *model = NULL;
+    struct terse_engine *engine = NULL;
     struct terse_session *session = NULL;
     struct terse_detokenizer *detokenizer = NULL;
     struct terse_cache_report cache;
@@ -27,10 +28,13 @@ int main(int argc, char **argv) {
     if (terse_model_load(argv[1], &model, &error)) goto failed;
     if (terse_tokenize(model, prompt, strlen(prompt), TERSE_TOKENIZE_ADD_SPECIAL, tokens, capacity, &n, &error)) goto failed;
 
+    struct terse_engine_options threads = terse_engine_options_defaults();
+    if (terse_engine_new(model, &threads, &engine, &error)) goto failed;
+
     struct terse_session_options options = terse_session_options_defaults();
     options.cache.method = "q8_0";
     options.context = (uint32_t)n + 32;
-    if (terse_session_new(model, &options, &session, &error)) goto failed;
+    if (terse_session_new(engine, &options, &session, &error)) goto failed;
     if (terse_detokenizer_new(model, false, &detokenizer, &error)) goto failed;
 
     if (terse_session_prefill(session, tokens, n, NULL, &error)) goto failed;
@@ -53,6 +57,7 @@ failed:
     if (exit_code) fprintf(stderr, "%s\n", error.message);
     terse_detokenizer_free(detokenizer);
     terse_session_free(session);
+    terse_engine_free(engine);
     terse_model_free(model);
     free(tokens);
     return exit_code;

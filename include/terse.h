@@ -1,13 +1,15 @@
 /* terse: long-context language-model inference with a compressed KV cache.
  *
- * The whole public interface of libterse.
+ * What an application needs: models, text, engines, sessions. Beside it lie terse_calibrate.h (learning codebooks, random stand-ins
+ * for benchmarks) and terse_gguf.h (looking into GGUF files).
  *
  * Errors.   Every call that can fail returns `enum terse_status` and describes the failure in the caller's `struct terse_error`
  *           (which may be NULL). Output pointers are NULL after a failure. The library never prints, exits or aborts.
  * Memory.   What a `..._new`, `..._load` or `..._open` call returns is released by the `..._free` call of the same noun;
  *           free accepts NULL. Pointers returned as `const` belong to the object they came from.
- * Threads.  A model is immutable and may be shared by any number of threads and sessions. A session, a detokenizer and a gguf
- *           may be used by one thread at a time. A session runs its own OpenMP team.
+ * Options.  Structs of options begin with their size and are made by their `..._defaults()`; then set what shall differ.
+ * Threads.  A model is immutable and may be shared by any number of threads and engines. An engine owns the threads that compute; it
+ *           and all of its sessions may be used by one thread at a time. So may a detokenizer and a gguf.
  * Strings.  UTF-8, zero-terminated unless a length is given.
  */
 #ifndef TERSE_H
@@ -150,16 +152,15 @@ TERSE_API void terse_string_free(char *string);
 /* ---- Cache ------------------------------------------------------------------------------------------------------------- */
 
 #define TERSE_TAIL_DEFAULT UINT32_MAX
-
-/* How the KV cache is kept. A method names a key codec, a value codec and a policy. */
 #define TERSE_SHALLOW_DEFAULT UINT32_MAX
 
+/* How the KV cache is kept. A method names a key codec, a value codec and a policy. */
 struct terse_cache_options {
+    size_t size;            /* of this struct: set by terse_cache_options_defaults */
     const char *method;     /* a name from terse_method_describe: "f16", "q8_0", "antkv-1", "streaming-512"; NULL: "f16" */
     const char *key_type;   /* codec of keys instead of the method's, or NULL */
     const char *value_type; /* codec of values instead of the method's, or NULL */
-    uint32_t
-        tail_tokens; /* newest tokens kept exact beside the sealed blocks, at least: up to 63 more wait until they fill a block;
+    uint32_t tail_tokens;  /* newest tokens kept exact beside the sealed pages, at least: up to 63 more wait until they fill a page;
                              * TERSE_TAIL_DEFAULT: the method's own number (0 for f16, 128 for quantized codecs) */
     double anchor_percent; /* antkv: part of a prompt's tokens that stay exact; negative: the method's own (1) */
     uint32_t anchor_count; /* so many tokens instead, when not 0 */
@@ -197,7 +198,7 @@ struct terse_cache_report {
 };
 
 /* What a cache of `tokens` tokens will allocate, before anything is allocated: equal to terse_session_cache's report after a
- * prefill of that many tokens. A method that evicts holds up to two blocks more while it generates. */
+ * prefill of that many tokens. A method that evicts holds up to two pages more while it generates. */
 TERSE_API enum terse_status terse_cache_bytes(const struct terse_model *model, const struct terse_cache_options *options,
                                               uint64_t tokens, struct terse_cache_report *report, struct terse_error *error);
 
@@ -227,39 +228,23 @@ TERSE_API enum terse_status terse_codebook_save(const struct terse_codebook *cod
 TERSE_API void terse_codebook_free(struct terse_codebook *codebook);
 TERSE_API void terse_codebook_describe(const struct terse_codebook *codebook, struct terse_codebook_info *info);
 
-/* How samples weigh in learning: by the norm of the loss's gradient with respect to them, to a power. */
-enum terse_weighting {
-    TERSE_WEIGHTING_DEFAULT,   /* the method's own */
-    TERSE_WEIGHTING_NONE,      /* all alike */
-    TERSE_WEIGHTING_SUBVECTOR, /* norm of the gradient of the sub-vector */
-    TERSE_WEIGHTING_ROW        /* norm of the gradient of the whole head */
+/* ---- Engine ------------------------------------------------------------------------------------------------------------ */
+
+/* One model on one backend, with the threads that compute it. Any number of sessions may be made from it. */
+struct terse_engine;
+
+struct terse_engine_options {
+    size_t size;      /* of this struct: set by terse_engine_options_defaults */
+    uint32_t threads; /* 0: one per processor; at most 1024 */
 };
+TERSE_API struct terse_engine_options terse_engine_options_defaults(void);
 
-struct terse_calibration {
-    const char *method;
-    const char *corpus; /* a name for the text, kept in the codebook; or NULL */
-    uint32_t window;    /* tokens of a sequence */
-    uint32_t windows;   /* at most so many sequences, taken evenly from the text; 0: all */
-    bool shared;        /* one set of centroids for the whole model */
-    enum terse_weighting weighting;
-    uint32_t power;   /* of the gradient's norm: 1 or 2; 0: the method's own */
-    bool text_labels; /* gradients of the loss against the text; else against labels drawn from the model's own predictions */
-    uint64_t seed;
-    uint32_t threads; /* 0: one per processor */
-    struct terse_progress progress;
-};
-TERSE_API struct terse_calibration terse_calibration_defaults(void);
-
-/* Learns a codebook for a method from tokens[n] of some text: captures keys, values and their gradients, then fits centroids. Needs
- * (keys and values of all windows in half precision, and their weights) memory beside the model. Progress names the stage. */
-TERSE_API enum terse_status terse_calibrate(const struct terse_model *model, const struct terse_calibration *options,
-                                            const int32_t *tokens, size_t n, struct terse_codebook **codebook,
-                                            struct terse_error *error);
-
-/* A codebook of random numbers for a method and a model, without a text: for benchmarks with terse_session_fill_random, since encoding
- * and reading cost the same whatever a codebook says. What a session says with it is noise. */
-TERSE_API enum terse_status terse_codebook_random(const struct terse_model *model, const char *method,
-                                                  struct terse_codebook **codebook, struct terse_error *error);
+/* The model must outlive the engine, the engine its sessions. Callbacks of sessions run on the thread that made the call. */
+TERSE_API enum terse_status terse_engine_new(const struct terse_model *model, const struct terse_engine_options *options,
+                                             struct terse_engine **engine, struct terse_error *error);
+TERSE_API void terse_engine_free(struct terse_engine *engine);
+TERSE_API uint32_t terse_engine_threads(const struct terse_engine *engine);
+TERSE_API const struct terse_model *terse_engine_model(const struct terse_engine *engine);
 
 /* ---- Session ----------------------------------------------------------------------------------------------------------- */
 
@@ -272,17 +257,17 @@ enum terse_prefill {
 };
 
 struct terse_session_options {
-    struct terse_cache_options cache;
+    size_t size;               /* of this struct: set by terse_session_options_defaults */
     uint32_t context;          /* most tokens the sequence may hold; 0: the model's */
     bool allow_longer_context; /* permit more than the model was trained for */
     enum terse_prefill prefill;
-    uint32_t batch;   /* tokens per chunk of a compressed prefill */
-    uint32_t threads; /* 0: one per processor */
+    uint32_t batch; /* tokens per chunk of a compressed prefill */
     struct terse_progress progress;
+    struct terse_cache_options cache;
 };
 TERSE_API struct terse_session_options terse_session_options_defaults(void);
 
-TERSE_API enum terse_status terse_session_new(const struct terse_model *model, const struct terse_session_options *options,
+TERSE_API enum terse_status terse_session_new(struct terse_engine *engine, const struct terse_session_options *options,
                                               struct terse_session **session, struct terse_error *error);
 TERSE_API void terse_session_free(struct terse_session *session);
 /* Forgets the sequence; the memory stays for the next one. */
@@ -300,7 +285,7 @@ struct terse_logits_sink {
 };
 
 /* Reads a prompt (or a later turn): tokens[n] are exact among themselves and reach earlier ones through the cache; afterwards
- * the policy chooses and full blocks are sealed. `sink` may be NULL. A failure leaves the sequence as it was before the call, except
+ * the policy chooses and full pages are sealed. `sink` may be NULL. A failure leaves the sequence as it was before the call, except
  * TERSE_E_INTERRUPTED: an exact prefill then leaves an empty session (as terse_session_reset), a compressed one the chunks read. */
 TERSE_API enum terse_status terse_session_prefill(struct terse_session *session, const int32_t *tokens, size_t n,
                                                   const struct terse_logits_sink *sink, struct terse_error *error);
@@ -313,6 +298,7 @@ TERSE_API enum terse_status terse_session_decode(struct terse_session *session, 
 TERSE_API const float *terse_session_logits(const struct terse_session *session);
 
 struct terse_sampling {
+    size_t size;          /* of this struct: set by terse_sampling_defaults */
     float temperature;    /* 0: greedy */
     uint32_t top_k;       /* 0: all */
     float top_p;          /* 1: all */
@@ -338,36 +324,6 @@ struct terse_counters {
     uint64_t attention_bytes; /* keys and values read by decode steps, as stored */
 };
 TERSE_API void terse_session_counters(struct terse_session *session, struct terse_counters *counters, bool clear);
-
-/* Fills the cache as if `n` tokens had been read, with normally distributed keys and values: for benchmarks at depth. Into an empty
- * session's memory all is written, but layers become alike and blocks may repeat, which costs a step the same. */
-TERSE_API enum terse_status terse_session_fill_random(struct terse_session *session, size_t n, uint64_t seed,
-                                                      struct terse_error *error);
-
-/* ---- Inspecting GGUF files ---------------------------------------------------------------------------------------------- */
-
-struct terse_gguf;
-struct terse_gguf_tensor {
-    const char *name;
-    const char *type; /* "Q8_0", or "type 99" when unknown */
-    bool supported;   /* terse has kernels for this type */
-    uint32_t n_dims;
-    uint64_t dims[4];
-    uint64_t bytes;
-};
-TERSE_API enum terse_status terse_gguf_open(const char *path, struct terse_gguf **gguf, struct terse_error *error);
-/* As terse_model_load_memory. */
-TERSE_API enum terse_status terse_gguf_open_memory(const void *data, size_t size, const char *name, struct terse_gguf **gguf,
-                                                   struct terse_error *error);
-TERSE_API void terse_gguf_free(struct terse_gguf *gguf);
-TERSE_API uint32_t terse_gguf_version(const struct terse_gguf *gguf);
-TERSE_API uint64_t terse_gguf_metadata_count(const struct terse_gguf *gguf);
-TERSE_API uint64_t terse_gguf_tensor_count(const struct terse_gguf *gguf);
-/* The i-th key and its type ("u32", "string", "array of string", ...). */
-TERSE_API void terse_gguf_metadata(const struct terse_gguf *gguf, uint64_t i, const char **key, const char **type);
-/* Writes the i-th value as one line of text, cut with "..." to fit buffer[capacity]. */
-TERSE_API void terse_gguf_metadata_text(const struct terse_gguf *gguf, uint64_t i, char *buffer, size_t capacity);
-TERSE_API void terse_gguf_tensor(const struct terse_gguf *gguf, uint64_t i, struct terse_gguf_tensor *tensor);
 
 #ifdef __cplusplus
 }

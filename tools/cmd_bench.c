@@ -355,7 +355,7 @@ static int new_session(struct bench *b, struct terse_session **session) {
     options.progress = (struct terse_progress){report_prefill, b};
     int status = codebooks_provide(&b->setup, &options);
     if (status != EXIT_OK) return status;
-    return terse_session_new(b->setup.model, &options, session, &error) == TERSE_OK ? EXIT_OK : complain_error(&error);
+    return terse_session_new(b->setup.engine, &options, session, &error) == TERSE_OK ? EXIT_OK : complain_error(&error);
 }
 
 /* Of random numbers there are more as soon as they are needed: those of many methods at once would fill the memory. */
@@ -395,7 +395,7 @@ static int plan_item(struct bench *b) {
     if (!failed) {
         int status = codebooks_provide(&b->setup, &options);
         if (status != EXIT_OK) return status;
-        failed = terse_session_new(b->setup.model, &options, &session, &error);
+        failed = terse_session_new(b->setup.engine, &options, &session, &error);
         if (!failed) terse_session_free(session);
         drop_codebooks(b);
     }
@@ -614,8 +614,9 @@ static enum options_result parse(struct bench *b, int argc, char **argv) {
 
 static int start(struct bench *b) {
     int status = setup_load(&b->setup);
+    if (status == EXIT_OK) status = setup_engine(&b->setup);
     if (status != EXIT_OK) return status;
-    b->threads = b->setup.threads ? (int)b->setup.threads : omp_get_num_procs();
+    b->threads = (int)terse_engine_threads(b->setup.engine);
     if ((status = set_depths(b)) != EXIT_OK) return status;
     if (!b->all && (status = for_each_method(b, check_method)) != EXIT_OK) return status;
     if ((status = count_weight_bytes(b)) != EXIT_OK) return status;

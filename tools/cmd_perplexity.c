@@ -219,6 +219,7 @@ static enum options_result parse(struct perplexity *p, int argc, char **argv) {
 static int start(struct perplexity *p) {
     struct terse_error error;
     int status = setup_load(&p->setup);
+    if (status == EXIT_OK) status = setup_engine(&p->setup);
     if (status != EXIT_OK) return status;
     if ((status = choose_windows(p)) != EXIT_OK) return status;
 
@@ -227,14 +228,14 @@ static int start(struct perplexity *p) {
     options.progress = (struct terse_progress){report_prefill, p};
     if (p->paper) options.prefill = TERSE_PREFILL_PAPER;
     if ((status = codebooks_provide(&p->setup, &options)) != EXIT_OK) return status;
-    if (terse_session_new(p->setup.model, &options, &p->session, &error) != TERSE_OK) return complain_error(&error);
+    if (terse_session_new(p->setup.engine, &options, &p->session, &error) != TERSE_OK) return complain_error(&error);
 
     uint32_t vocabulary = p->setup.info.vocabulary;
     if (p->base_path && !p->compare) {
         const struct kld_header header = {p->context, vocabulary, p->windows};
         if ((status = kld_writer_open(p->base_path, &header, p->tokens, &p->writer)) != EXIT_OK) return status;
     }
-    int threads = p->setup.threads ? (int)p->setup.threads : omp_get_num_procs();
+    int threads = (int)terse_engine_threads(p->setup.engine);
     return scorer_new(vocabulary, p->context, p->windows, p->writer, p->reader, threads, &p->scorer);
 }
 

@@ -259,6 +259,7 @@ static int start(struct run *run) {
     struct terse_error error;
     struct terse_session_options options;
     const struct terse_sampling sampling = {
+        .size = sizeof sampling,
         .temperature = (float)run->temperature,
         .top_k = (uint32_t)run->top_k,
         .top_p = (float)run->top_p,
@@ -270,14 +271,15 @@ static int start(struct run *run) {
     /* Before a model is loaded or a codebook learned for it. */
     int status = run->file ? text_read(run->file, &run->text, &run->n_text) : EXIT_OK;
     if (status == EXIT_OK) status = setup_load(&run->setup);
+    if (status == EXIT_OK) status = setup_engine(&run->setup);
     if (status != EXIT_OK) return status;
     if (!run->setup.method) {
-        codebooks_choose_method(&run->setup);
+        if ((status = codebooks_choose_method(&run->setup)) != EXIT_OK) return status;
         if ((status = setup_check_codebook(&run->setup)) != EXIT_OK) return status;
     }
     options = setup_session_options(&run->setup);
     if ((status = codebooks_provide(&run->setup, &options)) != EXIT_OK) return status;
-    if (terse_session_new(run->setup.model, &options, &run->session, &error) != TERSE_OK ||
+    if (terse_session_new(run->setup.engine, &options, &run->session, &error) != TERSE_OK ||
         terse_session_set_sampling(run->session, &sampling, &error) != TERSE_OK ||
         terse_detokenizer_new(run->setup.model, false, &run->detokenizer, &error) != TERSE_OK)
         return complain_error(&error);

@@ -169,42 +169,46 @@ static bool is_for(const struct terse_codebook *codebook, const struct setup *se
     return strcmp(info.method, setup->method) == 0 && info.fingerprint == setup->info.fingerprint;
 }
 
-/* The codebook at `path`, or NULL after a remark when there is one that is of no use. */
-static struct terse_codebook *find(const struct setup *setup, const char *path) {
-    struct terse_codebook *codebook;
+/* The codebook at `path`; NULL where there is none or, after a remark, where it is of no use. Lack of memory is a failure: another
+ * method in its place would be a surprise. Returns an exit status. */
+static int find(const struct setup *setup, const char *path, struct terse_codebook **codebook) {
     struct terse_error error;
-    if (access(path, F_OK) != 0) return NULL;
-    if (terse_codebook_load(path, &codebook, &error) != TERSE_OK) {
+    *codebook = NULL;
+    if (access(path, F_OK) != 0) return EXIT_OK;
+    if (terse_codebook_load(path, codebook, &error) != TERSE_OK) {
+        if (error.code == TERSE_E_MEMORY) return complain_error(&error);
         remark("a codebook that was kept cannot be used: %s", error.message);
-        return NULL;
+        return EXIT_OK;
     }
-    if (is_for(codebook, setup)) return codebook;
+    if (is_for(*codebook, setup)) return EXIT_OK;
     remark("%s is for another method or model than its name says: it is not used", path);
-    terse_codebook_free(codebook);
-    return NULL;
+    terse_codebook_free(*codebook);
+    *codebook = NULL;
+    return EXIT_OK;
 }
 
 /* From embedded.S: for the built-in model and the method of LEARNED_DEFAULT. */
 extern const char default_codebook_begin[], default_codebook_end[];
 
-static struct terse_codebook *find_built_in(const struct setup *setup) {
-    struct terse_codebook *codebook;
+static int find_built_in(const struct setup *setup, struct terse_codebook **codebook) {
     struct terse_error error;
     size_t size = (size_t)(default_codebook_end - default_codebook_begin);
-    if (strcmp(setup->method, LEARNED_DEFAULT) != 0) return NULL;
-    if (terse_codebook_load_memory(default_codebook_begin, size, "the built-in codebook", &codebook, &error) != TERSE_OK) {
-        remark("%s", error.message);
-        return NULL;
-    }
-    if (is_for(codebook, setup)) return codebook;
-    terse_codebook_free(codebook);
-    return NULL;
+    *codebook = NULL;
+    if (strcmp(setup->method, LEARNED_DEFAULT) != 0) return EXIT_OK;
+    if (terse_codebook_load_memory(default_codebook_begin, size, "the built-in codebook", codebook, &error) != TERSE_OK)
+        return complain_error(&error);
+    if (is_for(*codebook, setup)) return EXIT_OK;
+    terse_codebook_free(*codebook);
+    *codebook = NULL;
+    return EXIT_OK;
 }
 
-static struct terse_codebook *find_anywhere(const struct setup *setup) {
+static int find_anywhere(const struct setup *setup, struct terse_codebook **codebook) {
     char path[4096];
-    struct terse_codebook *codebook = codebooks_path(setup, path, sizeof path) ? find(setup, path) : NULL;
-    return codebook ? codebook : find_built_in(setup);
+    int status = EXIT_OK;
+    *codebook = NULL;
+    if (codebooks_path(setup, path, sizeof path)) status = find(setup, path, codebook);
+    return status != EXIT_OK || *codebook ? status : find_built_in(setup, codebook);
 }
 
 /* Into the list, or released when there is no memory for that. */
@@ -221,12 +225,14 @@ static bool remember(struct setup *setup, struct terse_codebook *codebook) {
     return true;
 }
 
-void codebooks_choose_method(struct setup *setup) {
+int codebooks_choose_method(struct setup *setup) {
     bool own_types = setup->key_type || setup->value_type;
     setup->method = LEARNED_DEFAULT;
-    if (setup->codebook_path && !(setup->key_type && setup->value_type)) return;
-    struct terse_codebook *codebook = own_types ? NULL : find_anywhere(setup);
+    if (setup->codebook_path && !(setup->key_type && setup->value_type)) return EXIT_OK;
+    struct terse_codebook *codebook = NULL;
+    int status = own_types ? EXIT_OK : find_anywhere(setup, &codebook);
     if (!codebook || !remember(setup, codebook)) setup->method = PLAIN_DEFAULT;
+    return status;
 }
 
 /* Whether a session of these options would be possible with some codebook: what is wrong with them is found before minutes are
@@ -236,7 +242,7 @@ static int try_options(const struct setup *setup, const struct terse_session_opt
     struct terse_session *session;
     struct terse_error error;
     plain.cache = terse_cache_options_defaults();
-    if (terse_session_new(setup->model, &plain, &session, &error) != TERSE_OK) return complain_error(&error);
+    if (terse_session_new(setup->engine, &plain, &session, &error) != TERSE_OK) return complain_error(&error);
     terse_session_free(session);
     return EXIT_OK;
 }
@@ -260,7 +266,8 @@ static int learn_and_keep(const struct setup *setup, const struct terse_session_
 static int find_or_learn(const struct setup *setup, const struct terse_session_options *options, struct terse_codebook **codebook) {
     char path[4096];
     bool place = codebooks_path(setup, path, sizeof path);
-    if ((*codebook = find_anywhere(setup))) return EXIT_OK;
+    int status = find_anywhere(setup, codebook);
+    if (status != EXIT_OK || *codebook) return status;
     if (!setup->no_auto_calibrate) return learn_and_keep(setup, options, place ? path : NULL, codebook);
     return complain("%s needs a codebook for this model, and there is none in %s; make it with: terse calibrate%s%s --kv %s",
                     setup->method, place ? path : "~/.cache", setup->model_path ? " -m " : "",

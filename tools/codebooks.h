@@ -4,6 +4,8 @@
 
 #include "setup.h"
 
+#include <terse_calibrate.h>
+
 /* A codebook that is in use, in a list that setup_free releases. */
 struct codebook_entry {
     char method[64];
@@ -13,10 +15,10 @@ struct codebook_entry {
 void codebooks_free(struct codebook_entry *entries);
 
 /* Where the user has named no method: the smallest whose mean KL divergence from full precision stays under 0.005 on the built-in
- * model and that generates no slower than f16 after 8,192 tokens (docs/fidelity.md has the divergence, `terse bench -d 8192` the
+ * model and that generates no slower than f16 after 8,192 tokens (docs/reports/fidelity.md has the divergence, `terse bench -d 8192` the
  * speed), if its codebook for the model is there; else the smallest such method that needs none. antkv-4 is nearer to full
- * precision at about the same size, but slower yet. */
-void codebooks_choose_method(struct setup *setup);
+ * precision at about the same size, but slower yet. Returns an exit status: a codebook that does not fit the memory is a failure. */
+int codebooks_choose_method(struct setup *setup);
 
 /* Whether the method of *setup, with its types of keys and values, needs a codebook. */
 bool codebooks_needed(const struct setup *setup);

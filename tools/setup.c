@@ -81,6 +81,14 @@ int setup_load(struct setup *setup) {
     return setup_try_load(setup, &error) == TERSE_OK ? EXIT_OK : complain_error(&error);
 }
 
+int setup_engine(struct setup *setup) {
+    struct terse_engine_options options = terse_engine_options_defaults();
+    struct terse_error error;
+    if (setup->engine) return EXIT_OK;
+    options.threads = (uint32_t)setup->threads;
+    return terse_engine_new(setup->model, &options, &setup->engine, &error) == TERSE_OK ? EXIT_OK : complain_error(&error);
+}
+
 enum terse_status setup_open_gguf(const char *path, struct terse_gguf **gguf, struct terse_error *error) {
     if (path) return terse_gguf_open(path, gguf, error);
     return terse_gguf_open_memory(default_model_begin, default_size(), default_name, gguf, error);
@@ -88,8 +96,10 @@ enum terse_status setup_open_gguf(const char *path, struct terse_gguf **gguf, st
 
 void setup_free(struct setup *setup) {
     codebooks_free(setup->codebooks);
+    terse_engine_free(setup->engine);
     terse_model_free(setup->model);
     setup->codebooks = NULL;
+    setup->engine = NULL;
     setup->model = NULL;
 }
 
@@ -110,7 +120,6 @@ struct terse_session_options setup_session_options(const struct setup *setup) {
     options.allow_longer_context = setup->allow_longer;
     options.prefill = (enum terse_prefill)setup->prefill;
     options.batch = (uint32_t)setup->batch;
-    options.threads = (uint32_t)setup->threads;
     options.progress.report = progress_show;
     return options;
 }

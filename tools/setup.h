@@ -5,6 +5,8 @@
 #include "console.h"
 #include "options.h"
 
+#include <terse_gguf.h>
+
 enum {
     SETUP_MODEL = 2, /* the first of the common rows: all that a command needs which has no session */
     SETUP_COMMON = 15
@@ -28,7 +30,8 @@ struct setup {
     struct option common[SETUP_COMMON]; /* rows for struct option_set that set what stands above, but for method and context */
     char method_help[512];              /* for the command's own row for `method`: lists the known ones */
 
-    struct terse_model *model; /* from setup_load, released by setup_free */
+    struct terse_model *model;   /* from setup_load, released by setup_free */
+    struct terse_engine *engine; /* from setup_engine, released by setup_free */
     struct terse_model_info info;
     struct codebook_entry *codebooks; /* of the methods that were asked for so far */
 };
@@ -39,6 +42,8 @@ void setup_init(struct setup *setup);
 int setup_load(struct setup *setup);
 /* The same without a word: *error says why it failed. */
 enum terse_status setup_try_load(struct setup *setup, struct terse_error *error);
+/* Makes the engine that the loaded model runs on, once. Returns an exit status. */
+int setup_engine(struct setup *setup);
 void setup_free(struct setup *setup);
 
 /* The session options, but for the codebook, which codebooks_provide adds; progress is reported by progress_show. */

@@ -8,7 +8,7 @@
  */
 #include "console.h"
 #include "options.h"
-#include "terse.h"
+#include "terse_calibrate.h"
 #include "text.h"
 #include "train/calibrate.h"
 

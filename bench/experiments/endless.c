@@ -25,6 +25,7 @@ struct endless {
     const char *model_path, *file, *methods;
     int64_t window, windows, step, threads;
     struct terse_model *model;
+    struct terse_engine *engine;
     int32_t *tokens;
     size_t n_tokens;
 };
@@ -182,8 +183,7 @@ static int run_method(const struct endless *e, char *item) {
     snprintf(name, sizeof name, "%s", item);
     int exit_status = parse_method(item, &options.cache);
     if (exit_status != EXIT_OK) return exit_status;
-    options.threads = (uint32_t)e->threads;
-    if (terse_session_new(e->model, &options, &session, &error)) return complain_error(&error);
+    if (terse_session_new(e->engine, &options, &session, &error)) return complain_error(&error);
     struct scoring scoring = {.e = e};
     bool parts = e->window >= 2 * PART;
     double start = console_seconds();
@@ -217,6 +217,9 @@ static int run(struct endless *e) {
     status = text_tokenize(e->model, text, n_bytes, TERSE_TOKENIZE_ADD_SPECIAL, &e->tokens, &e->n_tokens);
     free(text);
     if (status != EXIT_OK) return status;
+    struct terse_engine_options options = terse_engine_options_defaults();
+    options.threads = (uint32_t)e->threads;
+    if (terse_engine_new(e->model, &options, &e->engine, &error)) return complain_error(&error);
     if (e->n_tokens < (size_t)(e->window * e->windows))
         return complain("%s has %zu tokens, %lld windows of %lld need more: use --windows or --window", e->file, e->n_tokens,
                         (long long)e->windows, (long long)e->window);
@@ -246,6 +249,7 @@ int main(int argc, char **argv) {
     if (!e.file || !e.methods) return console_end(complain("-f TEXT and --methods LIST are needed; see --help"));
     int status = run(&e);
     free(e.tokens);
+    terse_engine_free(e.engine);
     terse_model_free(e.model);
     return console_end(status);
 }

@@ -26,12 +26,11 @@ struct parts {
 
 /* ---- What the parts share */
 
-struct terse_session_options fidelity_session_options(const struct fidelity *f, const struct run *run, uint32_t context) {
+struct terse_session_options fidelity_session_options(const struct run *run, uint32_t context) {
     struct terse_session_options options = terse_session_options_defaults();
     prefill_index(run->index);
     options.cache = run->cache;
     options.context = context;
-    options.threads = (uint32_t)f->threads;
     options.progress.report = progress_show;
     return options;
 }
@@ -181,6 +180,9 @@ static int start(struct fidelity *f) {
     int status = parse_tasks(f);
     if (status != EXIT_OK) return status;
     if (terse_model_load(f->model_path, &f->model, &error) != TERSE_OK) return complain_error(&error);
+    struct terse_engine_options options = terse_engine_options_defaults();
+    options.threads = (uint32_t)f->threads;
+    if (terse_engine_new(f->model, &options, &f->engine, &error) != TERSE_OK) return complain_error(&error);
     terse_model_describe(f->model, &f->info);
     if ((status = load_text(f)) != EXIT_OK) return status;
     if ((status = open_runs(f)) != EXIT_OK) return status;
@@ -209,6 +211,7 @@ int main(int argc, char **argv) {
     free(f.runs);
     free(f.tokens);
     free(f.text);
+    terse_engine_free(f.engine);
     terse_model_free(f.model);
     return console_end(status);
 }

@@ -15,6 +15,7 @@ struct fidelity {
     bool resume;
 
     struct terse_model *model;
+    struct terse_engine *engine;
     struct terse_model_info info;
     char *text;
     size_t n_bytes;
@@ -28,7 +29,7 @@ struct fidelity {
 };
 
 /* Options of a session that keeps its cache as `run` says; sessions must be made with them before they are asked for again. */
-struct terse_session_options fidelity_session_options(const struct fidelity *f, const struct run *run, uint32_t context);
+struct terse_session_options fidelity_session_options(const struct run *run, uint32_t context);
 /* "SPEC|what", with the codebook's hash when there is one: what names a measurement in the store. */
 const char *fidelity_key(const struct run *run, const char *what, char *key, size_t capacity);
 /* A line of the store with what is known of the run. */

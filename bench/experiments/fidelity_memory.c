@@ -31,7 +31,7 @@ static void forget_peak(void) {
 }
 
 static int measure(const struct fidelity *f, const struct run *run, cJSON *line) {
-    struct terse_session_options options = fidelity_session_options(f, run, (uint32_t)f->memory_tokens);
+    struct terse_session_options options = fidelity_session_options(run, (uint32_t)f->memory_tokens);
     struct terse_session *session = NULL;
     struct terse_cache_report predicted, prefilled;
     struct terse_error error;
@@ -39,7 +39,7 @@ static int measure(const struct fidelity *f, const struct run *run, cJSON *line)
     int status = EXIT_OK;
     if (terse_cache_bytes(f->model, &run->cache, n, &predicted, &error) != TERSE_OK) return complain_error(&error);
     cJSON_AddNumberToObject(line, "before", status_bytes("VmRSS"));
-    if (terse_session_new(f->model, &options, &session, &error) != TERSE_OK) return complain_error(&error);
+    if (terse_session_new(f->engine, &options, &session, &error) != TERSE_OK) return complain_error(&error);
     if (terse_session_prefill(session, f->tokens, n, NULL, &error) != TERSE_OK) status = complain_error(&error);
     cJSON_AddNumberToObject(line, "prefill_peak", status_bytes("VmHWM"));
     cJSON_AddNumberToObject(line, "after_prefill", status_bytes("VmRSS"));

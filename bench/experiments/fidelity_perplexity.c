@@ -109,12 +109,12 @@ static int open_steps(struct window *w, bool steps) {
     struct fidelity *f = w->f;
     const struct run exact = {.cache = terse_cache_options_defaults()};
     struct terse_error error;
-    struct terse_session_options options = fidelity_session_options(f, &exact, (uint32_t)f->context);
-    if (opened_new(f->model, &options, &w->lead, &error) != TERSE_OK) return complain_error(&error);
+    struct terse_session_options options = fidelity_session_options(&exact, (uint32_t)f->context);
+    if (opened_new(f->engine, &options, &w->lead, &error) != TERSE_OK) return complain_error(&error);
     for (size_t i = 0; steps && i < f->n_runs; i++) {
         if (is_done(w, &f->runs[i], "default")) continue;
-        options = fidelity_session_options(f, &f->runs[i], (uint32_t)f->context);
-        if (opened_new(f->model, &options, &w->opened[w->n_opened], &error) != TERSE_OK) return complain_error(&error);
+        options = fidelity_session_options(&f->runs[i], (uint32_t)f->context);
+        if (opened_new(f->engine, &options, &w->opened[w->n_opened], &error) != TERSE_OK) return complain_error(&error);
         w->runs[w->n_opened++] = &f->runs[i];
     }
     double start = clock_now();
@@ -147,11 +147,11 @@ static int run_steps(struct window *w, bool steps) {
 static int run_paper(struct window *w, const struct run *run) {
     const struct fidelity *f = w->f;
     const struct terse_logits_sink sink = {scores_row, w->scores, prompt_tokens(f)};
-    struct terse_session_options options = fidelity_session_options(f, run, (uint32_t)f->context);
+    struct terse_session_options options = fidelity_session_options(run, (uint32_t)f->context);
     struct terse_session *session;
     struct terse_error error;
     options.prefill = TERSE_PREFILL_PAPER;
-    if (terse_session_new(f->model, &options, &session, &error) != TERSE_OK) return complain("%s: %s", run->spec, error.message);
+    if (terse_session_new(f->engine, &options, &session, &error) != TERSE_OK) return complain("%s: %s", run->spec, error.message);
     double start = clock_now();
     scores_begin(w->scores, scored_next(w), false);
     int status = EXIT_OK;

@@ -155,9 +155,9 @@ enum terse_status __wrap_cache_commit(struct cache *cache, struct terse_error *e
 
 void prefill_index(const struct index *index) { other_index = index; }
 
-enum terse_status opened_new(const struct terse_model *model, const struct terse_session_options *options, struct opened *opened,
+enum terse_status opened_new(struct terse_engine *engine, const struct terse_session_options *options, struct opened *opened,
                              struct terse_error *error) {
-    enum terse_status status = terse_session_new(model, options, &opened->session, error);
+    enum terse_status status = terse_session_new(engine, options, &opened->session, error);
     opened->cache = status ? NULL : newest;
     return status;
 }

@@ -22,7 +22,7 @@ struct opened {
 void prefill_index(const struct index *index);
 
 /* terse_session_new. */
-enum terse_status opened_new(const struct terse_model *model, const struct terse_session_options *options, struct opened *opened,
+enum terse_status opened_new(struct terse_engine *engine, const struct terse_session_options *options, struct opened *opened,
                              struct terse_error *error);
 void opened_free(struct opened *opened);
 

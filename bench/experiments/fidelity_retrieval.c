@@ -83,8 +83,8 @@ static int read_prompt(struct fidelity *f, const struct needle *needle, struct o
                        int32_t *first) {
     const struct run exact = {.cache = terse_cache_options_defaults()};
     struct terse_error error;
-    struct terse_session_options options = fidelity_session_options(f, &exact, f->info.context);
-    if (opened_new(f->model, &options, lead, &error) != TERSE_OK) return complain_error(&error);
+    struct terse_session_options options = fidelity_session_options(&exact, f->info.context);
+    if (opened_new(f->engine, &options, lead, &error) != TERSE_OK) return complain_error(&error);
     if (prefill_many(lead, opened, n, needle->tokens, needle->n_tokens, &error) != TERSE_OK) return complain_error(&error);
     *first = most_likely(terse_session_logits(lead->session), f->info.vocabulary);
     return EXIT_OK;
@@ -101,8 +101,8 @@ static int run_task(struct fidelity *f, const struct haystack *haystack, const s
     int status = EXIT_OK;
     for (size_t i = 0; i < f->n_runs && status == EXIT_OK; i++) {
         if (store_has(f->store, STORE_NEEDLES, task_key(&f->runs[i], task, key, sizeof key))) continue;
-        struct terse_session_options options = fidelity_session_options(f, &f->runs[i], f->info.context);
-        if (opened_new(f->model, &options, &opened[n], &error) != TERSE_OK) status = complain_error(&error);
+        struct terse_session_options options = fidelity_session_options(&f->runs[i], f->info.context);
+        if (opened_new(f->engine, &options, &opened[n], &error) != TERSE_OK) status = complain_error(&error);
         runs[n] = &f->runs[i];
         if (status == EXIT_OK) n++;
     }

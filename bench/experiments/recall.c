@@ -283,6 +283,7 @@ struct recall {
     const char *model_path, *file, *work;
     int64_t chunks;
     struct terse_model *model;
+    struct terse_engine *engine;
     int32_t *tokens, *prompt;
     size_t n_tokens;
     bool *done; /* [LENGTHS][chunks] */
@@ -335,7 +336,7 @@ static int run_prompt(struct recall *r, uint32_t length, size_t window) {
     memset(seen.sum, 0, (size_t)r->model->layers * r->model->kv_heads * WAYS * sizeof *seen.sum);
     seen.n = length;
     seen.worst = 0;
-    if (terse_session_new(r->model, &options, &session, &error) != TERSE_OK) return complain_error(&error);
+    if (terse_session_new(r->engine, &options, &session, &error) != TERSE_OK) return complain_error(&error);
     seen.on = true;
     int status = EXIT_OK;
     if (terse_session_prefill(session, r->prompt, length, &sink, &error) != TERSE_OK) status = complain_error(&error);
@@ -376,6 +377,8 @@ static int start(struct recall *r) {
     size_t n_bytes;
     if (!r->file || !r->work) return complain("give -f TEXT and -w FOLDER");
     if (terse_model_load(r->model_path, &r->model, &error)) return complain_error(&error);
+    struct terse_engine_options engine_options = terse_engine_options_defaults();
+    if (terse_engine_new(r->model, &engine_options, &r->engine, &error)) return complain_error(&error);
     int status = text_read(r->file, &text, &n_bytes);
     if (status == EXIT_OK) status = text_tokenize(r->model, text, n_bytes, TERSE_TOKENIZE_ADD_SPECIAL, &r->tokens, &r->n_tokens);
     free(text);
@@ -426,6 +429,7 @@ int main(int argc, char **argv) {
     free(r.done);
     free(r.prompt);
     free(r.tokens);
+    terse_engine_free(r.engine);
     terse_model_free(r.model);
     return console_end(status);
 }

@@ -1,5 +1,5 @@
-/* Times the prefill of a prompt against the GEMM library computing the same matrix products, on full-precision matrices, and nothing
- * else, in one run.
+/* Prefill against the GEMM library alone: the time to read a prompt beside the time of the same matrix products (and nothing else)
+ * on full-precision matrices, in one run.
  *
  *     bench_prefill MODEL.gguf [TOKENS [THREADS]]
  */
@@ -62,13 +62,16 @@ static struct timing time_layers(const struct terse_model *m, size_t tokens) {
 
 static double time_prefill(const struct terse_model *model, size_t tokens, uint32_t threads) {
     struct terse_session_options options = terse_session_options_defaults();
+    struct terse_engine_options engine_options = terse_engine_options_defaults();
+    struct terse_engine *engine = NULL;
     struct terse_session *session = NULL;
     struct terse_error error;
     struct terse_counters counters;
     double best = 0;
     int32_t *prompt = memory_array(tokens, sizeof *prompt);
-    options.threads = threads;
-    if (!prompt || terse_session_new(model, &options, &session, &error)) goto fail;
+    engine_options.threads = threads;
+    if (!prompt || terse_engine_new(model, &engine_options, &engine, &error)) goto fail;
+    if (terse_session_new(engine, &options, &session, &error)) goto fail;
     for (size_t i = 0; i < tokens; i++) prompt[i] = (int32_t)((i * 7919) % model->vocabulary);
     for (int round = 0; round < 3; round++) {
         terse_session_reset(session);
@@ -78,6 +81,7 @@ static double time_prefill(const struct terse_model *model, size_t tokens, uint3
     }
     memory_free(prompt);
     terse_session_free(session);
+    terse_engine_free(engine);
     return best;
 fail:
     fprintf(stderr, "bench_prefill: %s\n", prompt ? error.message : "no memory");

@@ -1,4 +1,4 @@
-"""Reads a work folder of bench/experiments/performance.sh."""
+"""Reads what bench/experiments/performance.sh has measured: a work folder's files."""
 
 import json
 import os
@@ -23,7 +23,7 @@ class Attention:
 class Results:
     def __init__(self, folder):
         self.folder = folder
-        self.tiers = []  # tiers in the names of files, "best" first
+        self.tiers = []  # names of files' tiers, "best" first
         self.kernels = {}  # tier: "avx512"
         self.attention = {}  # (tier, shape, method, depth): Attention
         for tier in ("best", "avx2"):
@@ -81,20 +81,20 @@ class Results:
                 found[shape] = dict(zip(("full", "sign", "scores", "faster", "quest", "quest_faster"), map(float, match.groups())))
         return found
 
-    # ---- Queries
+    # ---- Of the measurements
 
     def of(self, key):
-        """Shapes and depths sorted, or methods in the order in which they were measured."""
+        """Shapes, methods or depths in the order in which they were measured."""
         at = {"shape": 1, "method": 2, "depth": 3}[key]
         return sorted({k[at] for k in self.attention}) if key != "method" else list(dict.fromkeys(k[2] for k in self.attention))
 
     def deepest_usual(self):
-        """32768 if it was measured, else the largest depth."""
+        """32768 where that was measured, else the deepest."""
         depths = self.of("depth")
         return 32768 if 32768 in depths else depths[-1]
 
 
 def plain(method):
-    """The name that bench_attention gives to a row of `terse bench`."""
+    """A row of `terse bench` as bench_attention names it."""
     match = re.fullmatch(r"(\S+), reading (\S+)", method)
     return f"{match[1]}/{match[2]}" if match else method

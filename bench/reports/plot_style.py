@@ -1,4 +1,4 @@
-"""The style that all plots share."""
+"""The look of the plots."""
 
 GREY = "#555555"
 

@@ -4,6 +4,7 @@
 #include "base/memory.h"
 #include "base/text.h"
 #include "gguf/gguf_private.h"
+#include "terse_gguf.h"
 
 #include <inttypes.h>
 #include <stdio.h>

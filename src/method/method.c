@@ -329,8 +329,11 @@ enum terse_status method_check_codebook(const struct method *method, uint64_t fi
 }
 
 struct terse_cache_options terse_cache_options_defaults(void) {
-    return (struct terse_cache_options){
-        .method = rows[0].name, .tail_tokens = TERSE_TAIL_DEFAULT, .anchor_percent = -1, .mat_shallow = TERSE_SHALLOW_DEFAULT};
+    return (struct terse_cache_options){.size = sizeof(struct terse_cache_options),
+                                        .method = rows[0].name,
+                                        .tail_tokens = TERSE_TAIL_DEFAULT,
+                                        .anchor_percent = -1,
+                                        .mat_shallow = TERSE_SHALLOW_DEFAULT};
 }
 
 bool terse_method_describe(size_t i, struct terse_method_info *info) {

@@ -58,4 +58,10 @@ struct terse_model {
     void *vectors;       /* the memory of all converted vectors, of rotation frequencies and of slopes */
 };
 
+/* Loads a model from the contents of a GGUF file, data[size], which are `file`'s or, where that is empty, the caller's; the model takes
+ * the mapping over, and closes it when loading fails. `supports`: whether the backend multiplies matrices of that type; a model with
+ * others is TERSE_E_UNSUPPORTED. terse_model_load and terse_model_load_memory are engine/engine.c's. */
+enum terse_status model_load(struct mapped_file file, const void *data, size_t size, const char *name,
+                             bool (*supports)(enum tensor_type type), struct terse_model **model, struct terse_error *error);
+
 #endif

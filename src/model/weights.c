@@ -1,7 +1,6 @@
 /* Loading a model: finds every tensor by name, checks its shape against the metadata, and points at it where it lies. Owns the
  * mapping and the few vectors that had to be converted. */
-#include "backend/cpu/kernels/cpu.h"
-#include "backend/cpu/kernels/weights/ops.h"
+#include "base/half.h"
 #include "base/memory.h"
 #include "base/text.h"
 #include "model/architecture.h"
@@ -24,6 +23,7 @@
 struct loader {
     struct terse_model *model;
     struct terse_error *error;
+    bool (*supports)(enum tensor_type type); /* of matrices */
     float norm_epsilon;
     float *next_vector, *last_vector; /* what is left of model->vectors */
     bool *used;                       /* by tensor */
@@ -54,7 +54,7 @@ static enum terse_status load_matrix(struct loader *l, const char *name, uint32_
     const struct gguf_tensor *tensor = presence == PRESENCE_NONE ? NULL : use_tensor(l, name);
     if (!tensor) return presence == PRESENCE_REQUIRED ? missing(l, name) : TERSE_OK;
     const struct tensor_type_info *info = tensor_type_info(tensor->type);
-    if (!info || !weights_ops()->matvec[tensor->type])
+    if (!info || !l->supports((enum tensor_type)tensor->type))
         return status_fail_at(l->error, TERSE_E_UNSUPPORTED, tensor->offset,
                               "tensor %s has type %u, which terse cannot read; quantize the model to Q8_0, Q4_0 or Q4_K_M", name,
                               tensor->type);
@@ -68,6 +68,17 @@ static enum terse_status load_matrix(struct loader *l, const char *name, uint32_
     return TERSE_OK;
 }
 
+/* x[n] of a tensor's data, which is F32, F16 or BF16. */
+static void read_vector(const struct gguf_tensor *tensor, float *x, uint32_t n) {
+    const uint16_t *halves = tensor->data;
+    if (tensor->type == TENSOR_F32) memcpy(x, tensor->data, n * sizeof *x);
+    for (uint32_t i = 0; tensor->type == TENSOR_F16 && i < n; i++) x[i] = half_to_float(halves[i]);
+    for (uint32_t i = 0; tensor->type == TENSOR_BF16 && i < n; i++) {
+        uint32_t bits = (uint32_t)halves[i] << 16;
+        memcpy(&x[i], &bits, sizeof bits);
+    }
+}
+
 /* Vectors are small and read all the time: always F32. */
 static enum terse_status load_vector(struct loader *l, const char *name, uint32_t n, enum presence presence, const float **vector) {
     const struct gguf_tensor *tensor = presence == PRESENCE_NONE ? NULL : use_tensor(l, name);
@@ -77,7 +88,7 @@ static enum terse_status load_vector(struct loader *l, const char *name, uint32_
                               name);
     if (tensor->n_dims != 1 || tensor->dims[0] != n) return shape_mismatch(l, tensor, name, n, 1);
     assert((size_t)(l->last_vector - l->next_vector) >= n);
-    weights_ops()->dequantize[tensor->type](tensor->data, l->next_vector, n);
+    read_vector(tensor, l->next_vector, n);
     *vector = l->next_vector;
     l->next_vector += n;
     return TERSE_OK;
@@ -352,8 +363,8 @@ static enum terse_status load_tensors(struct loader *l) {
 
 /* Fills a model whose `file` is set. */
 static enum terse_status load(struct terse_model *model, const void *data, size_t size, const char *name,
-                              struct terse_error *error) {
-    struct loader l = {.model = model, .error = error};
+                              bool (*supports)(enum tensor_type type), struct terse_error *error) {
+    struct loader l = {.model = model, .error = error, .supports = supports};
     enum terse_status status;
     if ((status = gguf_open(data, size, name, &model->gguf, error))) return status;
     if ((status = architecture_find(model->gguf, &model->architecture, error))) return status;
@@ -366,15 +377,16 @@ static enum terse_status load(struct terse_model *model, const void *data, size_
     return status;
 }
 
-static enum terse_status new_model(struct mapped_file file, const void *data, size_t size, const char *name,
-                                   struct terse_model **model, struct terse_error *error) {
+enum terse_status model_load(struct mapped_file file, const void *data, size_t size, const char *name,
+                             bool (*supports)(enum tensor_type type), struct terse_model **model, struct terse_error *error) {
+    *model = NULL;
     struct terse_model *m = calloc(1, sizeof *m);
     if (!m) {
         mapped_file_close(&file);
         return status_no_memory(error, sizeof *m, "the model");
     }
     m->file = file;
-    enum terse_status status = load(m, data, size, name, error);
+    enum terse_status status = load(m, data, size, name, supports, error);
     if (status) {
         status_name_file(error, name);
         terse_model_free(m);
@@ -382,21 +394,6 @@ static enum terse_status new_model(struct mapped_file file, const void *data, si
     }
     *model = m;
     return TERSE_OK;
-}
-
-enum terse_status terse_model_load(const char *path, struct terse_model **model, struct terse_error *error) {
-    struct mapped_file file = {0};
-    *model = NULL;
-    enum terse_status status = cpu_check(error);
-    if (!status) status = mapped_file_open(path, &file, error);
-    return status ? status : new_model(file, file.data, file.size, path, model, error);
-}
-
-enum terse_status terse_model_load_memory(const void *data, size_t size, const char *name, struct terse_model **model,
-                                          struct terse_error *error) {
-    *model = NULL;
-    enum terse_status status = cpu_check(error);
-    return status ? status : new_model((struct mapped_file){0}, data, size, name, model, error);
 }
 
 void terse_model_describe(const struct terse_model *model, struct terse_model_info *info) {

@@ -266,7 +266,7 @@ static void project(struct backward *b, uint32_t index, size_t n) {
     float *q = raw_queries(m) ? rows.raw_q : rows.q, *k = raw_keys(m) ? rows.raw_k : rows.k;
     for (size_t first = 0; first < n; first += PANEL_TOKENS) {
         size_t count = smaller(PANEL_TOKENS, n - first);
-        const struct product ops[] = {
+        const struct linear_op ops[] = {
             {&layer->q, q + first * q_width(m)}, {&layer->k, k + first * kv_width(m)}, {&layer->v, rows.v + first * kv_width(m)}};
         norm_rows(&layer->attention_norm, hidden + first * m->width, b->normed, count, m->width);
         linear(ops, 3, b->normed, count, b->scratch);
@@ -283,13 +283,13 @@ static void project(struct backward *b, uint32_t index, size_t n) {
 static void add_attention(struct backward *b, uint32_t index, size_t first, size_t count, float *state) {
     const struct terse_model *m = b->model;
     copy_rows(state, hidden_of(b, index) + first * m->width, count, m->width);
-    linear(&(struct product){&m->layer[index].o, b->normed}, 1, attended_of(b, index) + first * q_width(m), count, b->scratch);
+    linear(&(struct linear_op){&m->layer[index].o, b->normed}, 1, attended_of(b, index) + first * q_width(m), count, b->scratch);
     add_rows(state, b->normed, count, m->width);
 }
 
 /* The inner activations of a panel's feed-forward layer, before their function. */
 static void feed(struct backward *b, const struct layer *layer, const struct rows *rows, const float *state, size_t count) {
-    struct product ops[2];
+    struct linear_op ops[2];
     size_t n = feed_forward_ops(layer, rows->inner, rows->factor, ops);
     norm_rows(&layer->feed_forward_norm, state, b->normed, count, b->model->width);
     linear(ops, n, b->normed, count, b->scratch);
@@ -312,7 +312,7 @@ static void layer_forward(struct backward *b, uint32_t index, size_t n) {
         copy_rows(leaving, state, count, m->width);
         copy_rows(active, rows.inner, count, m->feed_forward);
         activate_rows(m->architecture->activation, active, rows.factor, count, m->feed_forward);
-        linear(&(struct product){&layer->down, b->normed}, 1, active, count, b->scratch);
+        linear(&(struct linear_op){&layer->down, b->normed}, 1, active, count, b->scratch);
         add_rows(leaving, b->normed, count, m->width);
     }
 }
@@ -327,7 +327,7 @@ static double output_backward(struct backward *b, const int32_t *tokens, size_t 
     for (size_t first = 0; first < n - 1; first += b->logit_rows) {
         size_t count = smaller(b->logit_rows, n - 1 - first), at = first * m->width;
         norm_rows(&m->output_norm, hidden + at, b->normed, count, m->width);
-        linear(&(struct product){&m->output, b->logits}, 1, b->normed, count, b->scratch);
+        linear(&(struct linear_op){&m->output, b->logits}, 1, b->normed, count, b->scratch);
         struct targets targets = {b->draw ? NULL : tokens + first + 1, b->seed + (first + 1) * RANDOM_STEP};
         cross_entropy_backward(b->logits, &targets, count, m->vocabulary, 1 / (float)(n - 1), b->losses);
         linear_backward(&m->output, b->logits, count, false, b->d_hidden + at, b->scratch);
@@ -352,7 +352,7 @@ static void feed_backward(struct backward *b, uint32_t index, size_t n) {
         }
         linear_backward(&layer->down, d, count, false, b->d_inner, b->scratch);
         activation_backward(m->architecture->activation, rows.inner, rows.factor, b->d_inner, count, m->feed_forward);
-        struct product ops[2];
+        struct linear_op ops[2];
         size_t n_ops = feed_forward_ops(layer, rows.inner, rows.factor, ops);
         for (size_t i = 0; i < n_ops; i++) linear_backward(ops[i].w, ops[i].out, count, i > 0, b->normed, b->scratch);
         norm_backward(&layer->feed_forward_norm, rows.state, b->normed, count, m->width);

@@ -10,7 +10,9 @@
 #include "backend/cpu/codec/commvq.h"
 #include "base/divisor.h"
 #include "base/memory.h"
+#include "base/options.h"
 #include "base/random.h"
+#include "base/team.h"
 #include "method/method.h"
 #include "train/additive.h"
 #include "train/capture.h"
@@ -27,7 +29,6 @@
 /* Rounds over all samples, after those on samples of them: bench/micro/bench_calibrate.c says what more of them would give. */
 #define ROUNDS 4
 #define TOLERANCE 2e-3
-#define MOST_THREADS 1024
 #define FITS_PER_THREAD 4 /* with fewer fits all threads work on one together */
 /* Samples of a shared fit, evenly from all layers and KV heads: as many for a centroid as MILLION's, and never fewer than one head
  * has. */
@@ -37,7 +38,8 @@
 #define SUM_SAMPLES 32768   /* of a fit of sums, at most: each costs a search in every iteration */
 
 struct terse_calibration terse_calibration_defaults(void) {
-    return (struct terse_calibration){.method = "antkv-1", .window = 2048, .windows = 128, .seed = 1};
+    return (struct terse_calibration){
+        .size = sizeof(struct terse_calibration), .method = "antkv-1", .window = 2048, .windows = 128, .seed = 1};
 }
 
 /* ---- Weights */
@@ -68,9 +70,8 @@ struct plan {
     enum terse_weighting weighting;
     uint32_t power; /* 0: all samples weigh alike */
     bool text_labels;
-    bool learned; /* its codebook is made */
-    int threads;
-    struct terse_progress progress;
+    bool learned;                   /* its codebook is made */
+    struct terse_progress progress; /* led to the caller's thread */
 };
 
 static struct coding coding_of(const struct codebook_info *info, int side) { return side == CODEC_KEYS ? info->key : info->value; }
@@ -97,8 +98,6 @@ static enum terse_status check_options(const struct terse_calibration *o, struct
     if (o->weighting < TERSE_WEIGHTING_DEFAULT || o->weighting > TERSE_WEIGHTING_ROW)
         return status_fail(error, TERSE_E_ARGUMENT, "%d is no weighting of samples", (int)o->weighting);
     if (o->power > 2) return status_fail(error, TERSE_E_ARGUMENT, "weights are gradients to the power 1 or 2, not %u", o->power);
-    if (o->threads > MOST_THREADS)
-        return status_fail(error, TERSE_E_ARGUMENT, "%u threads are more than the %d that terse can use", o->threads, MOST_THREADS);
     return TERSE_OK;
 }
 
@@ -112,8 +111,7 @@ static enum terse_status make_plan(const struct terse_model *m, const struct ter
     if (!status) status = method_check(&method, m->head_dim, m->query_heads / m->kv_heads, error);
     if (status) return status;
     if (!method.codebook[0]) return status_fail(error, TERSE_E_ARGUMENT, "%s learns nothing: it needs no codebook", method.name);
-    *plan = (struct plan){.model = m, .progress = o->progress};
-    plan->threads = o->threads ? (int)o->threads : omp_get_num_procs();
+    *plan = (struct plan){.model = m, .progress = team_progress(&o->progress)};
     plan->weighting = o->weighting;
     if (o->weighting == TERSE_WEIGHTING_DEFAULT) plan->weighting = method.power ? TERSE_WEIGHTING_SUBVECTOR : TERSE_WEIGHTING_NONE;
     plan->power = plan->weighting == TERSE_WEIGHTING_NONE ? 0 : o->power ? o->power : method.power ? method.power : 2;
@@ -566,21 +564,39 @@ static enum terse_status learn_all(struct plan *plans, size_t count, struct capt
     return status;
 }
 
+/* What the driver thread of a calibration's team does. */
+struct together {
+    size_t budget, count, n;
+    const struct terse_calibration *options; /* [count] */
+    const int32_t *tokens;                   /* [n] */
+    struct plan *plans;                      /* [count] */
+    struct calibrate_sink sink;
+    struct terse_error *error;
+    enum terse_status status;
+};
+
+static void learn_together(void *user) {
+    struct together *t = user;
+    struct capture *samples = NULL;
+    t->status = capture(t->plans, t->count, t->options, t->budget, t->tokens, t->n, &samples, t->error);
+    if (!t->status) t->status = learn_all(t->plans, t->count, samples, t->sink, t->error);
+    capture_free(samples);
+}
+
 enum terse_status calibrate_together(size_t budget, const struct terse_model *model, const struct terse_calibration *options,
                                      size_t count, const int32_t *tokens, size_t n, struct calibrate_sink sink,
                                      struct terse_error *error) {
-    struct capture *samples = NULL;
+    struct team *team = NULL;
     struct plan *plans = memory_zeros(count, sizeof *plans);
     enum terse_status status = plans ? TERSE_OK : status_no_memory(error, count * sizeof *plans, "what is to be learned");
     for (size_t i = 0; i < count && !status; i++) status = make_plan(model, &options[i], &plans[i], error);
-    int threads = omp_get_max_threads();
+    if (!status) status = team_new(options->threads, &team, error);
     if (!status) {
-        omp_set_num_threads(plans->threads);
-        status = capture(plans, count, options, budget, tokens, n, &samples, error);
-        if (!status) status = learn_all(plans, count, samples, sink, error);
-        omp_set_num_threads(threads);
+        struct together t = {budget, count, n, options, tokens, plans, sink, error, TERSE_OK};
+        team_run(team, learn_together, &t);
+        status = t.status;
     }
-    capture_free(samples);
+    team_free(team);
     memory_free(plans);
     return status;
 }
@@ -594,5 +610,7 @@ static enum terse_status put_only(void *user, size_t i, struct terse_codebook *c
 enum terse_status terse_calibrate(const struct terse_model *model, const struct terse_calibration *options, const int32_t *tokens,
                                   size_t n, struct terse_codebook **codebook, struct terse_error *error) {
     *codebook = NULL;
+    enum terse_status status = OPTIONS_CHECK(options, terse_calibration, error);
+    if (status) return status;
     return calibrate_together(BUDGET, model, options, 1, tokens, n, (struct calibrate_sink){put_only, codebook}, error);
 }

@@ -4,6 +4,7 @@
 #define TERSE_TRAIN_CALIBRATE_H
 
 #include "base/status.h"
+#include "terse_calibrate.h"
 
 /* Makes weights of the norms of gradients, in place: norm^power factor^2, scaled so that their mean is 1, none below a small part
  * of it. `factors` are what an error grows by when the samples' normalization is undone (capture_normalize), NULL: ones.

@@ -37,7 +37,7 @@ static struct matrix new_matrix(enum tensor_type type, uint32_t rows) {
     return (struct matrix){data, type, rows, COLUMNS, row_bytes, NULL};
 }
 
-static void check_product(const struct product *p, const float *x, size_t n) {
+static void check_product(const struct linear_op *p, const float *x, size_t n) {
     float row[COLUMNS];
     for (uint32_t r = 0; r < p->w->rows; r++) {
         weights_ops()->dequantize[p->w->type]((const char *)p->w->data + r * p->w->row_bytes, row, COLUMNS);
@@ -73,10 +73,10 @@ static void test_products(void **state) {
         omp_set_num_threads(threads);
         for (size_t c = 0; c < sizeof counts / sizeof counts[0]; c++) {
             size_t n = counts[c];
-            struct product products[3];
+            struct linear_op products[3];
             float *x = memory_array(n * COLUMNS, sizeof *x);
             for (size_t i = 0; i < n * COLUMNS; i++) x[i] = uniform();
-            for (int i = 0; i < 3; i++) products[i] = (struct product){&w[i], memory_array(n * rows[i], sizeof(float))};
+            for (int i = 0; i < 3; i++) products[i] = (struct linear_op){&w[i], memory_array(n * rows[i], sizeof(float))};
             linear(products, 3, x, n, scratch);
             for (int i = 0; i < 3; i++) {
                 check_product(&products[i], x, n);

@@ -142,17 +142,21 @@ static void test_logits(void **state) {
     const struct reference *reference = *state;
     struct expected expected = read_expected(reference->name);
     struct terse_model *model = load_model(reference->name);
+    struct terse_engine_options engine_options = terse_engine_options_defaults();
+    struct terse_engine *engine;
+    engine_options.threads = 1; /* so small a model is no work to share */
+    if (terse_engine_new(model, &engine_options, &engine, NULL)) fail_msg("no engine");
     for (size_t i = 0; i < sizeof ways / sizeof ways[0]; i++) {
         struct terse_session_options options = terse_session_options_defaults();
         struct terse_session *session;
         struct terse_error error;
         options.cache.method = "f16";
         options.cache.tail_tokens = ways[i].tail;
-        options.threads = 1; /* so small a model is no work to share */
-        if (terse_session_new(model, &options, &session, &error)) fail_msg("%s", error.message);
+        if (terse_session_new(engine, &options, &session, &error)) fail_msg("%s", error.message);
         check_way(reference->name, session, &expected, &ways[i]);
         terse_session_free(session);
     }
+    terse_engine_free(engine);
     terse_model_free(model);
     free(expected.tokens);
     free(expected.logits);

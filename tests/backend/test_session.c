@@ -1,5 +1,6 @@
 /* Sessions over the shipped model: the same text read in different ways gives the same logits; limits and failures. */
 #include "terse.h"
+#include "terse_calibrate.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -15,6 +16,7 @@
 enum { TOKENS = 200 };
 
 static struct terse_model *model;
+static struct terse_engine *engine;
 static struct terse_model_info info;
 static int32_t tokens[TOKENS];
 
@@ -22,6 +24,12 @@ static int load_model(void **state) {
     (void)state;
     struct terse_error error;
     if (terse_model_load(PROJECT_DIR "/models/lab-27m-q8_0.gguf", &model, &error)) {
+        print_error("%s\n", error.message);
+        return -1;
+    }
+    struct terse_engine_options options = terse_engine_options_defaults();
+    options.threads = 2;
+    if (terse_engine_new(model, &options, &engine, &error)) {
         print_error("%s\n", error.message);
         return -1;
     }
@@ -33,6 +41,7 @@ static int load_model(void **state) {
 
 static int free_model(void **state) {
     (void)state;
+    terse_engine_free(engine);
     terse_model_free(model);
     return 0;
 }
@@ -44,8 +53,7 @@ static struct terse_session *open_session(const char *method, enum terse_prefill
     options.cache.method = method;
     options.prefill = prefill;
     options.batch = 48;
-    options.threads = 2;
-    if (terse_session_new(model, &options, &session, &error)) fail_msg("%s", error.message);
+    if (terse_session_new(engine, &options, &session, &error)) fail_msg("%s", error.message);
     return session;
 }
 
@@ -180,8 +188,7 @@ static void test_streaming_is_endless(void **state) {
     struct terse_cache_report early, late;
     options.cache.method = "streaming-64";
     options.context = 128;
-    options.threads = 2;
-    assert_int_equal(terse_session_new(model, &options, &session, &error), TERSE_OK);
+    assert_int_equal(terse_session_new(engine, &options, &session, &error), TERSE_OK);
     assert_int_equal(terse_session_prefill(session, tokens, 100, NULL, &error), TERSE_OK);
     for (int i = 0; i < 600; i++) {
         int32_t token = tokens[1 + i % (TOKENS - 1)];
@@ -212,13 +219,13 @@ static void test_limits(void **state) {
     struct terse_error error;
     int32_t next;
     options.context = info.context + 1;
-    expect(terse_session_new(model, &options, &session, &error), TERSE_E_ARGUMENT, &error, "--allow-longer-context");
+    expect(terse_session_new(engine, &options, &session, &error), TERSE_E_ARGUMENT, &error, "--allow-longer-context");
     assert_null(session);
     options.context = 50;
     options.cache.method = "q9_9";
-    expect(terse_session_new(model, &options, &session, &error), TERSE_E_ARGUMENT, &error, "q8_0");
+    expect(terse_session_new(engine, &options, &session, &error), TERSE_E_ARGUMENT, &error, "q8_0");
     options.cache.method = "f16";
-    assert_int_equal(terse_session_new(model, &options, &session, &error), TERSE_OK);
+    assert_int_equal(terse_session_new(engine, &options, &session, &error), TERSE_OK);
     expect(terse_session_sample(session, &next, &error), TERSE_E_ARGUMENT, &error, "no tokens");
     expect(terse_session_prefill(session, tokens, 51, NULL, &error), TERSE_E_CONTEXT, &error, "-c");
     expect(terse_session_prefill(session, tokens, 0, NULL, &error), TERSE_E_ARGUMENT, &error, "no tokens");
@@ -241,17 +248,17 @@ static void test_limits_of_streaming(void **state) {
     struct terse_error error;
     options.cache.method = "streaming-64";
     options.context = info.context + 1;
-    expect(terse_session_new(model, &options, &session, &error), TERSE_E_ARGUMENT, &error, "--allow-longer-context");
+    expect(terse_session_new(engine, &options, &session, &error), TERSE_E_ARGUMENT, &error, "--allow-longer-context");
     options.context = 64;
-    expect(terse_session_new(model, &options, &session, &error), TERSE_E_ARGUMENT, &error, "no room");
+    expect(terse_session_new(engine, &options, &session, &error), TERSE_E_ARGUMENT, &error, "no room");
     options.context = 80;
     options.prefill = TERSE_PREFILL_PAPER;
-    expect(terse_session_new(model, &options, &session, &error), TERSE_E_UNSUPPORTED, &error, "--paper");
+    expect(terse_session_new(engine, &options, &session, &error), TERSE_E_UNSUPPORTED, &error, "--paper");
     options.prefill = (enum terse_prefill)7;
-    expect(terse_session_new(model, &options, &session, &error), TERSE_E_ARGUMENT, &error, "prefill mode");
+    expect(terse_session_new(engine, &options, &session, &error), TERSE_E_ARGUMENT, &error, "prefill mode");
     options.prefill = TERSE_PREFILL_COMPRESSED;
     options.batch = 17; /* positions reach 64 + 17, one too many */
-    assert_int_equal(terse_session_new(model, &options, &session, &error), TERSE_OK);
+    assert_int_equal(terse_session_new(engine, &options, &session, &error), TERSE_OK);
     assert_int_equal(terse_session_prefill(session, tokens, 80, NULL, &error), TERSE_OK);
     expect(terse_session_prefill(session, tokens, 40, NULL, &error), TERSE_E_CONTEXT, &error, "-b");
     assert_int_equal(terse_session_decode(session, tokens, 16, NULL, &error), TERSE_OK);
@@ -301,7 +308,7 @@ static void test_random_codebook(void **state) {
         assert_true(about.fingerprint == info.fingerprint);
         options.cache.method = methods[i];
         options.cache.codebook = codebook;
-        assert_int_equal(terse_session_new(model, &options, &session, &error), TERSE_OK);
+        assert_int_equal(terse_session_new(engine, &options, &session, &error), TERSE_OK);
         assert_int_equal(terse_session_fill_random(session, 500, 3, &error), TERSE_OK);
         assert_int_equal(terse_session_decode(session, tokens, 1, NULL, &error), TERSE_OK);
         for (uint32_t t = 0; t < info.vocabulary; t++) assert_true(isfinite(terse_session_logits(session)[t]));
@@ -329,7 +336,7 @@ static void test_interruption(void **state) {
         options.prefill = compressed ? TERSE_PREFILL_COMPRESSED : TERSE_PREFILL_EXACT;
         options.batch = 50;
         options.progress = (struct terse_progress){stop_in_the_middle, &last};
-        assert_int_equal(terse_session_new(model, &options, &session, &error), TERSE_OK);
+        assert_int_equal(terse_session_new(engine, &options, &session, &error), TERSE_OK);
         expect(terse_session_prefill(session, tokens, TOKENS, NULL, &error), TERSE_E_INTERRUPTED, &error, "interrupted");
         assert_int_equal(terse_session_length(session), compressed ? TOKENS / 2 : 0);
         int32_t token = tokens[0];

@@ -2,6 +2,7 @@
  * contradicts another. Run it with the corpus in corpus/gguf; see CMakeLists.txt. */
 #include "base/memory.h"
 #include "gguf/gguf.h"
+#include "terse_gguf.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -58,13 +58,19 @@ static void render(const struct terse_model *model) {
 
 static void run(const struct terse_model *model, const struct terse_model_info *info, const int32_t *tokens, size_t n) {
     struct terse_session_options options = terse_session_options_defaults();
+    struct terse_engine_options engine_options = terse_engine_options_defaults();
+    struct terse_engine *engine;
     struct terse_session *session;
     struct terse_error error;
     int32_t next = 0;
+    engine_options.threads = 1;
+    if (terse_engine_new(model, &engine_options, &engine, &error) != TERSE_OK) return;
     options.context = CONTEXT;
     options.allow_longer_context = true;
-    options.threads = 1;
-    if (terse_session_new(model, &options, &session, &error) != TERSE_OK) return;
+    if (terse_session_new(engine, &options, &session, &error) != TERSE_OK) {
+        terse_engine_free(engine);
+        return;
+    }
     if (n > 4) n = 4;
     if (n && terse_session_prefill(session, tokens, n, NULL, &error) == TERSE_OK) {
         require(terse_session_length(session) == n && terse_session_logits(session));
@@ -75,6 +81,7 @@ static void run(const struct terse_model *model, const struct terse_model_info *
         }
     }
     terse_session_free(session);
+    terse_engine_free(engine);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {

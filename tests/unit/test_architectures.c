@@ -202,7 +202,19 @@ static struct terse_model *need_sample(const struct sample *s, void **file) {
     return model;
 }
 
+static struct terse_engine *engine; /* of the model that a session was asked of last */
+
+static void use_engine(const struct terse_model *model) {
+    struct terse_engine_options options = terse_engine_options_defaults();
+    struct terse_error error;
+    options.threads = 1;
+    terse_engine_free(engine);
+    if (terse_engine_new(model, &options, &engine, &error)) fail_msg("%s", error.message);
+}
+
 static void free_sample(struct terse_model *model, void *file) {
+    terse_engine_free(engine);
+    engine = NULL;
     terse_model_free(model);
     memory_free(file);
 }
@@ -220,8 +232,8 @@ static struct terse_session *new_session(const struct terse_model *model, uint32
     options.cache.method = "f16";
     options.context = context;
     options.allow_longer_context = true;
-    options.threads = 1;
-    if (terse_session_new(model, &options, &session, &error)) fail_msg("%s", error.message);
+    use_engine(model);
+    if (terse_session_new(engine, &options, &session, &error)) fail_msg("%s", error.message);
     return session;
 }
 
@@ -437,7 +449,8 @@ static enum terse_status try_session(const struct terse_model *model, const char
     options.cache.method = method;
     options.context = context;
     options.allow_longer_context = true;
-    enum terse_status status = terse_session_new(model, &options, &session, error);
+    use_engine(model);
+    enum terse_status status = terse_session_new(engine, &options, &session, error);
     assert_true((status == TERSE_OK) == (session != NULL));
     terse_session_free(session);
     return status;

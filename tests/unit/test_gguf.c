@@ -2,6 +2,7 @@
 #include "base/memory.h"
 #include "gguf/gguf.h"
 #include "support/gguf_sample.h"
+#include "terse_gguf.h"
 
 #include <errno.h>
 #include <math.h>

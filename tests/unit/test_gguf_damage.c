@@ -2,6 +2,7 @@
  * past the file's end, and false sizes cost neither memory nor time. Sound files: test_gguf.c. */
 #include "base/memory.h"
 #include "support/gguf_sample.h"
+#include "terse_gguf.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

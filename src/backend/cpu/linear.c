@@ -24,30 +24,30 @@ static uint32_t tiles(const struct matrix *w, uint32_t rows) { return (w->rows +
 
 static const char *weight_row(const struct matrix *w, uint32_t row) { return (const char *)w->data + (size_t)row * w->row_bytes; }
 
-/* The item-th run of `per_item` weight rows, counted through all products. */
-static const struct product *find_item(const struct product *products, uint32_t item, uint32_t per_item, uint32_t *first,
-                                       uint32_t *count) {
-    const struct product *p = products;
+/* The item-th run of `per_item` weight rows, counted through all operations. */
+static const struct linear_op *find_item(const struct linear_op *ops, uint32_t item, uint32_t per_item, uint32_t *first,
+                                         uint32_t *count) {
+    const struct linear_op *p = ops;
     for (uint32_t n; item >= (n = tiles(p->w, per_item)); p++) item -= n;
     *first = item * per_item;
     *count = p->w->rows - *first < per_item ? p->w->rows - *first : per_item;
     return p;
 }
 
-static uint32_t count_items(const struct product *products, size_t n_ops, uint32_t per_item) {
+static uint32_t count_items(const struct linear_op *ops, size_t n_ops, uint32_t per_item) {
     uint32_t items = 0;
-    for (size_t i = 0; i < n_ops; i++) items += tiles(products[i].w, per_item);
+    for (size_t i = 0; i < n_ops; i++) items += tiles(ops[i].w, per_item);
     return items;
 }
 
-static void matvec_item(const struct product *p, uint32_t first, uint32_t count, const float *x, size_t n) {
+static void matvec_item(const struct linear_op *p, uint32_t first, uint32_t count, const float *x, size_t n) {
     const struct matrix *w = p->w;
     for (size_t t = 0; t < n; t++)
         weights_ops()->matvec[w->type](weight_row(w, first), w->row_bytes, count, w->columns, x + t * w->columns,
                                        p->out + t * w->rows + first);
 }
 
-static void gemm_item(const struct product *p, uint32_t first, uint32_t count, const float *x, size_t n, float *tile) {
+static void gemm_item(const struct linear_op *p, uint32_t first, uint32_t count, const float *x, size_t n, float *tile) {
     const struct matrix *w = p->w;
     const float *weights = tile;
     size_t stride = linear_tile_stride(w);
@@ -61,27 +61,27 @@ static void gemm_item(const struct product *p, uint32_t first, uint32_t count, c
     gemm(true, n, count, w->columns, x, w->columns, weights, stride, false, p->out + first, w->rows);
 }
 
-static void add_bias(const struct product *p, uint32_t first, uint32_t count, size_t n) {
+static void add_bias(const struct linear_op *p, uint32_t first, uint32_t count, size_t n) {
     const float *bias = p->w->bias;
     for (size_t t = 0; bias && t < n; t++)
         for (uint32_t r = first; r < first + count; r++) p->out[t * p->w->rows + r] += bias[r];
 }
 
-static uint32_t matvec_rows(const struct product *products, size_t n_ops) {
+static uint32_t matvec_rows(const struct linear_op *ops, size_t n_ops) {
     uint32_t rows = 0, items = MATVEC_ITEMS * (uint32_t)omp_get_max_threads();
-    for (size_t i = 0; i < n_ops; i++) rows += products[i].w->rows;
+    for (size_t i = 0; i < n_ops; i++) rows += ops[i].w->rows;
     rows = (rows / items + 4) / 4 * 4;
     return rows < MATVEC_ROWS ? rows : MATVEC_ROWS;
 }
 
-void linear(const struct product *products, size_t n_ops, const float *x, size_t n, float *scratch) {
+void linear(const struct linear_op *ops, size_t n_ops, const float *x, size_t n, float *scratch) {
     bool many = n >= GEMM_ROWS;
-    uint32_t per_item = many ? TILE_ROWS : matvec_rows(products, n_ops);
-    uint32_t items = count_items(products, n_ops, per_item);
+    uint32_t per_item = many ? TILE_ROWS : matvec_rows(ops, n_ops);
+    uint32_t items = count_items(ops, n_ops, per_item);
 #pragma omp parallel for schedule(dynamic, 1)
     for (uint32_t item = 0; item < items; item++) {
         uint32_t first, count;
-        const struct product *p = find_item(products, item, per_item, &first, &count);
+        const struct linear_op *p = find_item(ops, item, per_item, &first, &count);
         if (many)
             gemm_item(p, first, count, x, n, scratch + (size_t)omp_get_thread_num() * TILE_ROWS * linear_tile_stride(p->w));
         else

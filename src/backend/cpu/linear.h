@@ -5,16 +5,16 @@
 #include "model/model.h"
 
 /* One product of several that share their input. */
-struct product {
+struct linear_op {
     const struct matrix *w;
     float *out; /* [n][rows] */
 };
 
 /* The one or two products that a feed-forward layer begins with, and their number: inner[n][feed_forward] is what its activation
  * function is applied to, factor (of the same shape, SwiGLU alone) what the result is multiplied by. */
-static inline size_t feed_forward_ops(const struct layer *layer, float *inner, float *factor, struct product products[2]) {
-    products[0] = (struct product){layer->gate.data ? &layer->gate : &layer->up, inner};
-    products[1] = (struct product){&layer->up, factor};
+static inline size_t feed_forward_ops(const struct layer *layer, float *inner, float *factor, struct linear_op ops[2]) {
+    ops[0] = (struct linear_op){layer->gate.data ? &layer->gate : &layer->up, inner};
+    ops[1] = (struct linear_op){&layer->up, factor};
     return layer->gate.data ? 2 : 1;
 }
 
@@ -28,6 +28,6 @@ size_t linear_scratch(const struct matrix *w, uint32_t threads);
 /* out[n][rows] = x[n][columns] w^T + the matrix's bias for each product. Few rows of x: matrix-vector kernels that read the weights
  * as they are; many: tiles of weights are dequantized and multiplied by the GEMM library. Uses the calling thread's OpenMP threads;
  * scratch[linear_scratch] of the largest matrix. */
-void linear(const struct product *products, size_t n_ops, const float *x, size_t n, float *scratch);
+void linear(const struct linear_op *ops, size_t n_ops, const float *x, size_t n, float *scratch);
 
 #endif

@@ -1,0 +1,57 @@
+/* Learning what methods need to know of a model, and random stand-ins for benchmarks. A part of libterse; the conventions of terse.h
+ * hold. */
+#ifndef TERSE_CALIBRATE_H
+#define TERSE_CALIBRATE_H
+
+#include "terse.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* How samples weigh in learning: by the norm of the loss's gradient with respect to them, to a power. */
+enum terse_weighting {
+    TERSE_WEIGHTING_DEFAULT,   /* the method's own */
+    TERSE_WEIGHTING_NONE,      /* all alike */
+    TERSE_WEIGHTING_SUBVECTOR, /* norm of the gradient of the sub-vector */
+    TERSE_WEIGHTING_ROW        /* norm of the gradient of the whole head */
+};
+
+struct terse_calibration {
+    size_t size; /* of this struct: set by terse_calibration_defaults */
+    const char *method;
+    const char *corpus; /* a name for the text, kept in the codebook; or NULL */
+    uint32_t window;    /* tokens of a sequence */
+    uint32_t windows;   /* at most so many sequences, taken evenly from the text; 0: all */
+    bool shared;        /* one set of centroids for the whole model */
+    enum terse_weighting weighting;
+    uint32_t power;   /* of the gradient's norm: 1 or 2; 0: the method's own */
+    bool text_labels; /* gradients of the loss against the text; else against labels drawn from the model's own predictions */
+    uint64_t seed;
+    uint32_t threads; /* 0: one per processor */
+    struct terse_progress progress;
+};
+TERSE_API struct terse_calibration terse_calibration_defaults(void);
+
+/* Learns a codebook for a method from tokens[n] of some text: captures keys, values and their gradients, then fits centroids. Needs
+ * (keys and values of all windows in half precision, and their weights) memory beside the model. Progress names the stage. */
+TERSE_API enum terse_status terse_calibrate(const struct terse_model *model, const struct terse_calibration *options,
+                                            const int32_t *tokens, size_t n, struct terse_codebook **codebook,
+                                            struct terse_error *error);
+
+/* A codebook of random numbers for a method and a model, without a text: for benchmarks with terse_session_fill_random, since encoding
+ * and reading cost the same whatever a codebook says. What a session says with it is noise. */
+TERSE_API enum terse_status terse_codebook_random(const struct terse_model *model, const char *method,
+                                                  struct terse_codebook **codebook, struct terse_error *error);
+
+/* ---- For benchmarks at depth -------------------------------------------------------------------------------------------- */
+
+/* Fills the cache as if `n` tokens had been read, with normally distributed keys and values: for benchmarks at depth. Into an empty
+ * session's memory all is written, but layers become alike and pages may repeat, which costs a step the same. */
+TERSE_API enum terse_status terse_session_fill_random(struct terse_session *session, size_t n, uint64_t seed,
+                                                      struct terse_error *error);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

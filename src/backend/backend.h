@@ -1,0 +1,99 @@
+/* Backend: how a model is computed. The seam between what is the same everywhere (models, methods, sessions, plans) and what each
+ * kind of processor does its own way (weights, pages, kernels, threads).
+ *
+ * A backend is two tables of functions, as coarse as a GPU wants them: a whole step of a model, and the KV cache of a sequence, layer
+ * by layer. Nothing outside a backend's folder knows its kernels, its memory or its threads. The CPU backend with scalar kernels is
+ * the reference for the others.
+ *
+ * A step goes: the executor calls kv_ops.begin, then for each layer append, observe, attend and end_layer, and commit at last. It
+ * reaches them through the table alone, so that a table of one's own can stand between (bench/experiments observes caches so).
+ */
+#ifndef TERSE_BACKEND_BACKEND_H
+#define TERSE_BACKEND_BACKEND_H
+
+#include "kv/plan.h"
+#include "kv/shape.h"
+#include "model/model.h"
+
+struct executor; /* a model on a backend: weights in its form, activations, threads; made by executor_ops.load */
+struct cache;    /* of one sequence; made by kv_ops.create */
+
+/* Calls of the owner, which an executor makes on the thread that called it, in the order of the tokens. */
+struct step_observer {
+    /* logits[count][vocabulary] of the step's tokens from `first` on; NULL: nobody wants them. Valid during the call. */
+    void (*rows)(void *user, size_t first, size_t count, const float *logits);
+    size_t first_row; /* rows before this one are not computed, but for the last token's */
+    /* layers * tokens done of `total`; false stops the step with TERSE_E_INTERRUPTED. NULL: no reports. */
+    bool (*progress)(void *user, uint64_t done, uint64_t total);
+    void *user;
+};
+
+/* Tokens that one sequence reads together. */
+struct step {
+    struct cache *cache; /* of this backend, for this model */
+    enum cache_step_kind kind;
+    const int32_t *tokens; /* [n], in the vocabulary */
+    size_t n;              /* at least 1 */
+    struct step_observer observer;
+    float *last_logits; /* [vocabulary] of the last token, written when the step succeeds */
+};
+
+struct kv_ops {
+    /* Whether caches of this shape and method can be made; TERSE_E_UNSUPPORTED says why not. */
+    enum terse_status (*supports)(const struct cache_shape *shape, const struct method *method, struct terse_error *error);
+    /* What `report` will say after a prefill of `tokens` tokens into a new cache; allocates nothing. */
+    void (*predict)(const struct cache_shape *shape, const struct method *method, uint64_t tokens,
+                    struct terse_cache_report *report);
+
+    /* A cache that `threads` threads work on. `shape` and `method` are copied, what they point to outlives the cache. */
+    enum terse_status (*create)(const struct cache_shape *shape, const struct method *method, uint32_t threads,
+                                struct cache **cache, struct terse_error *error);
+    void (*destroy)(struct cache *cache);          /* accepts NULL */
+    void (*reset)(struct cache *cache);            /* forgets all tokens, keeps the memory */
+    uint64_t (*length)(const struct cache *cache); /* tokens seen */
+
+    /* Reserves all that a step of n tokens needs. */
+    enum terse_status (*begin)(struct cache *cache, enum cache_step_kind kind, size_t n, struct terse_error *error);
+    /* k, v [n][Hk][hd], keys before rotation, which may be rotated in place; both stay until end_layer. */
+    enum terse_status (*append)(struct cache *cache, uint32_t layer, float *k, const float *v, struct terse_error *error);
+    /* How many of a layer's queries must be shown to `observe` before others attend, if the first `needed` of them will not attend. */
+    size_t (*queries_to_observe)(const struct cache *cache, size_t needed);
+    /* q[count][Hq][hd] of the new tokens from `first` on, before rotation, in order and each token once. */
+    enum terse_status (*observe)(struct cache *cache, const float *q, size_t first, size_t count, struct terse_error *error);
+    /* The same queries' outputs, out[count][Hq][hd], which may be q. */
+    enum terse_status (*attend)(struct cache *cache, const float *q, size_t first, size_t count, float *out,
+                                struct terse_error *error);
+    enum terse_status (*end_layer)(struct cache *cache, struct terse_error *error);
+    enum terse_status (*commit)(struct cache *cache, struct terse_error *error);
+
+    void (*report)(const struct cache *cache, struct terse_cache_report *report); /* what is allocated now */
+    void (*counters)(struct cache *cache, struct cache_counters *counters, bool clear);
+    /* Appends n tokens of normally distributed keys and values, for benchmarks at depth. */
+    enum terse_status (*fill_random)(struct cache *cache, size_t n, uint64_t seed, struct terse_error *error);
+};
+
+struct executor_ops {
+    /* Whether this machine has what the backend needs (a processor's instructions, a device); the message says what is missing. */
+    enum terse_status (*available)(struct terse_error *error);
+    /* Whether matrices of this type can be multiplied: the loader asks. */
+    bool (*supports_weights)(enum tensor_type type);
+    /* Takes the model, which outlives the executor, as it will be computed; steps reach caches through `kv`. `threads`: those of the
+     * thread that calls all that follows. */
+    enum terse_status (*load)(const struct terse_model *model, const struct kv_ops *kv, uint32_t threads,
+                              struct executor **executor, struct terse_error *error);
+    void (*unload)(struct executor *executor); /* accepts NULL */
+    /* When it fails before a layer is finished the cache is as before; TERSE_E_INTERRUPTED may come later, and then the cache must be
+     * reset. */
+    enum terse_status (*step)(struct executor *executor, const struct step *step, struct terse_error *error);
+};
+
+struct backend {
+    const char *name; /* "cpu" */
+    const struct executor_ops *executor;
+    const struct kv_ops *kv;
+};
+
+/* backend/cpu/backend.c */
+extern const struct backend backend_cpu;
+
+#endif

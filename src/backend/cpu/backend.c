@@ -1,0 +1,28 @@
+/* The CPU backend's tables. */
+#include "backend/backend.h"
+
+#include "backend/cpu/executor.h"
+#include "backend/cpu/kv/cache.h"
+
+static enum terse_status supports(const struct cache_shape *shape, const struct method *method, struct terse_error *error) {
+    return method_check(method, shape->head_dim, shape->query_heads / shape->kv_heads, error);
+}
+
+static const struct kv_ops kv_ops = {.supports = supports,
+                                     .predict = cache_predict,
+                                     .create = cache_create,
+                                     .destroy = cache_destroy,
+                                     .reset = cache_reset,
+                                     .length = cache_length,
+                                     .begin = cache_begin,
+                                     .append = cache_append,
+                                     .queries_to_observe = cache_queries_to_observe,
+                                     .observe = cache_observe,
+                                     .attend = cache_attend,
+                                     .end_layer = cache_end_layer,
+                                     .commit = cache_commit,
+                                     .report = cache_report,
+                                     .counters = cache_counters,
+                                     .fill_random = cache_fill_random};
+
+const struct backend backend_cpu = {.name = "cpu", .executor = &cpu_executor_ops, .kv = &kv_ops};

@@ -1,0 +1,104 @@
+/* The engine's life, and loading models for it. Owns the choice of the backend; leaves computing to the backend and sequences to
+ * session.c. */
+#include "engine/engine.h"
+
+#include "base/mapped_file.h"
+#include "base/options.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+struct terse_engine_options terse_engine_options_defaults(void) {
+    return (struct terse_engine_options){.size = sizeof(struct terse_engine_options)};
+}
+
+struct cache_shape engine_cache_shape(const struct terse_model *m) {
+    return (struct cache_shape){.layers = m->layers,
+                                .query_heads = m->query_heads,
+                                .kv_heads = m->kv_heads,
+                                .head_dim = m->head_dim,
+                                .scale = 1 / sqrtf((float)m->head_dim),
+                                .rope = &m->rope,
+                                .slopes = m->slopes};
+}
+
+/* ---- Work on the driver thread */
+
+struct call {
+    enum terse_status (*function)(void *user, struct terse_error *error);
+    void *user;
+    struct terse_error *error;
+    enum terse_status status;
+};
+
+static void run_call(void *user) {
+    struct call *call = user;
+    call->status = call->function(call->user, call->error);
+}
+
+enum terse_status engine_run(struct terse_engine *engine, enum terse_status (*function)(void *user, struct terse_error *error),
+                             void *user, struct terse_error *error) {
+    struct call call = {function, user, error, TERSE_OK};
+    team_run(engine->team, run_call, &call);
+    return call.status;
+}
+
+/* ---- Life */
+
+static enum terse_status load_executor(void *user, struct terse_error *error) {
+    struct terse_engine *e = user;
+    return e->backend.executor->load(e->model, e->backend.kv, team_threads(e->team), &e->executor, error);
+}
+
+enum terse_status engine_new(const struct backend *backend, const struct terse_model *model,
+                             const struct terse_engine_options *options, struct terse_engine **engine, struct terse_error *error) {
+    *engine = NULL;
+    enum terse_status status = OPTIONS_CHECK(options, terse_engine_options, error);
+    if (!status) status = backend->executor->available(error);
+    if (status) return status;
+    struct terse_engine *e = calloc(1, sizeof *e);
+    if (!e) return status_no_memory(error, sizeof *e, "an engine");
+    e->model = model;
+    e->backend = *backend;
+    status = team_new(options->threads, &e->team, error);
+    if (!status) status = engine_run(e, load_executor, e, error);
+    if (status)
+        terse_engine_free(e);
+    else
+        *engine = e;
+    return status;
+}
+
+enum terse_status terse_engine_new(const struct terse_model *model, const struct terse_engine_options *options,
+                                   struct terse_engine **engine, struct terse_error *error) {
+    return engine_new(&backend_cpu, model, options, engine, error);
+}
+
+void terse_engine_free(struct terse_engine *engine) {
+    if (!engine) return;
+    engine->backend.executor->unload(engine->executor);
+    team_free(engine->team);
+    free(engine);
+}
+
+uint32_t terse_engine_threads(const struct terse_engine *engine) { return team_threads(engine->team); }
+
+const struct terse_model *terse_engine_model(const struct terse_engine *engine) { return engine->model; }
+
+/* ---- Models: the loader asks the backend what it can compute with */
+
+enum terse_status terse_model_load(const char *path, struct terse_model **model, struct terse_error *error) {
+    struct mapped_file file = {0};
+    *model = NULL;
+    enum terse_status status = backend_cpu.executor->available(error);
+    if (!status) status = mapped_file_open(path, &file, error);
+    return status ? status : model_load(file, file.data, file.size, path, backend_cpu.executor->supports_weights, model, error);
+}
+
+enum terse_status terse_model_load_memory(const void *data, size_t size, const char *name, struct terse_model **model,
+                                          struct terse_error *error) {
+    *model = NULL;
+    enum terse_status status = backend_cpu.executor->available(error);
+    if (status) return status;
+    return model_load((struct mapped_file){0}, data, size, name, backend_cpu.executor->supports_weights, model, error);
+}

@@ -1,0 +1,27 @@
+/* The inside of struct terse_engine: one model on one backend, and the threads that compute it. */
+#ifndef TERSE_ENGINE_ENGINE_H
+#define TERSE_ENGINE_ENGINE_H
+
+#include "backend/backend.h"
+#include "base/team.h"
+
+struct terse_engine {
+    const struct terse_model *model;
+    struct backend backend;
+    struct team *team; /* everything that computes runs on its driver thread */
+    struct executor *executor;
+};
+
+/* terse_engine_new on a backend of the caller's choice, of which a copy is kept: another backend's tables, or a backend's with some
+ * functions of one's own in front of them. */
+enum terse_status engine_new(const struct backend *backend, const struct terse_model *model,
+                             const struct terse_engine_options *options, struct terse_engine **engine, struct terse_error *error);
+
+/* How the model's caches are shaped. */
+struct cache_shape engine_cache_shape(const struct terse_model *model);
+
+/* Runs a call that may fail on the engine's driver thread. */
+enum terse_status engine_run(struct terse_engine *engine, enum terse_status (*call)(void *user, struct terse_error *error),
+                             void *user, struct terse_error *error);
+
+#endif
