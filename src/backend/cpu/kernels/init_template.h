@@ -5,14 +5,12 @@
  *     SCALAR   functions void (struct OPS *) that fill every slot between them, as a comma-separated list
  *     AVX2, AVX512, NEON   those that overlay what their instruction set does better; AVX-512 overlays AVX2's table
  */
+#include "backend/cpu/kernels/compiler.h"
 #include "backend/cpu/kernels/cpu.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stddef.h>
-
-#define PASTE_(name, suffix) name##_##suffix
-#define PASTE(name, suffix) PASTE_(name, suffix)
 
 static struct OPS tables[CPU_ISAS];
 static const struct OPS *_Atomic chosen; /* set last: whoever sees it sees the tables */

@@ -1,5 +1,8 @@
 /* Vectors of floats with AVX2, FMA and F16C: what backend/cpu/kernels/lanes/sums_template.h and the templates on it need. Included once by each avx2_*.c that
  * includes one of them. */
+#ifndef TERSE_BACKEND_CPU_KERNELS_LANES_AVX2_H
+#define TERSE_BACKEND_CPU_KERNELS_LANES_AVX2_H
+
 #include <immintrin.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -25,3 +28,5 @@ static inline vec vec_halves(const uint16_t *x) { return _mm256_cvtph_ps(_mm_loa
 static inline vec vec_bytes(const int8_t *x) {
     return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)x)));
 }
+
+#endif

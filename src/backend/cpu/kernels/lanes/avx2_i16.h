@@ -2,6 +2,9 @@
  * with is fixed point, whole multiples of a step as signed words. (Products of bytes would want two bytes a number, and sums that leave
  * 16 bits: no fewer instructions.) The lanes are tokens of keys or channels of values, a dword having two channels of a key or two
  * tokens of a value. Included once by each avx2_*.c that reads codes so. */
+#ifndef TERSE_BACKEND_CPU_KERNELS_LANES_AVX2_I16_H
+#define TERSE_BACKEND_CPU_KERNELS_LANES_AVX2_I16_H
+
 #include "backend/cpu/kernels/lanes/avx2.h"
 
 #include "backend/cpu/kernels/lanes/sums_template.h"
@@ -228,3 +231,5 @@ INLINE void words_store(const __m256i *sum, float step, float base, bool add, si
         serve(of, TOGETHER, in, in_row, G, hd, page, out, out_row); \
     }
 /* clang-format on */
+
+#endif

@@ -1,5 +1,8 @@
 /* Sixteen integers of 16 bits, or 32 of 8, with AVX2: what backend/cpu/kernels/commvq/template.h needs besides lanes. AVX-512 uses them too:
  * with planes it reads no rows, and 32 pairs are bytes of such a register. */
+#ifndef TERSE_BACKEND_CPU_KERNELS_LANES_AVX2_I16_VECTOR_H
+#define TERSE_BACKEND_CPU_KERNELS_LANES_AVX2_I16_VECTOR_H
+
 #include <immintrin.h>
 #include <stdint.h>
 
@@ -15,3 +18,5 @@ static inline shorts shorts_odd(shorts x) { return _mm256_srai_epi16(x, 8); }
 static inline shorts bytes_load(const int8_t *x) { return _mm256_loadu_si256((const __m256i *)x); }
 static inline shorts bytes_add(shorts a, shorts b) { return _mm256_add_epi8(a, b); }
 static inline shorts bytes_sub(shorts a, shorts b) { return _mm256_sub_epi8(a, b); }
+
+#endif

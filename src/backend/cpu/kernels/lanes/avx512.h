@@ -1,5 +1,8 @@
 /* Vectors of floats with AVX-512: what backend/cpu/kernels/lanes/sums_template.h and the templates on it need. Included once by each avx512_*.c that
  * includes one of them. */
+#ifndef TERSE_BACKEND_CPU_KERNELS_LANES_AVX512_H
+#define TERSE_BACKEND_CPU_KERNELS_LANES_AVX512_H
+
 #include <immintrin.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -34,3 +37,5 @@ static inline void vec_nibbles(const uint8_t *x, vec *low, vec *high) {
     *low = _mm512_permutexvar_ps(codes, numbers);
     *high = _mm512_permutexvar_ps(_mm512_srli_epi32(codes, 4), numbers);
 }
+
+#endif

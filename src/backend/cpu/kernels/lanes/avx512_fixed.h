@@ -2,6 +2,11 @@
  * 256 high + low. High and low bytes are summed apart, exactly: 256 numbers of FIXED_MOST times 255 are less than 2^31; a third byte
  * would cost a third more time. And how codes come to lie in fours, as products of bytes are added. Included once by each avx512_*.c
  * that makes such products, after INLINE. */
+#ifndef TERSE_BACKEND_CPU_KERNELS_LANES_AVX512_FIXED_H
+#define TERSE_BACKEND_CPU_KERNELS_LANES_AVX512_FIXED_H
+
+#include "backend/cpu/kernels/compiler.h"
+
 #include <immintrin.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -57,3 +62,5 @@ INLINE void transpose_fours(const __m512i *x, __m512i *to) {
     to[2] = _mm512_unpacklo_epi64(high[0], high[1]);
     to[3] = _mm512_unpackhi_epi64(high[0], high[1]);
 }
+
+#endif

@@ -1,6 +1,9 @@
 /* Products of bytes with AVX-512 (VNNI): a product of four codes is one instruction when what they are weighed with is fixed point.
  * And how codes come to lie in fours, the lanes being tokens of keys or channels of values. Included once by each avx512_*.c that
  * reads codes so. */
+#ifndef TERSE_BACKEND_CPU_KERNELS_LANES_AVX512_I8_H
+#define TERSE_BACKEND_CPU_KERNELS_LANES_AVX512_I8_H
+
 #include "backend/cpu/kernels/lanes/avx512.h"
 
 #include "backend/cpu/kernels/lanes/sums_template.h"
@@ -203,3 +206,5 @@ INLINE __m512i four_rows(const uint8_t *rows, size_t length) { return by_fours(f
         serve(of, TOGETHER, in, in_row, G, hd, page, out, out_row); \
     }
 /* clang-format on */
+
+#endif

@@ -4,7 +4,15 @@
  * lanes and a template on them. Owns nothing.
  *
  * Pairs go in steps of ROTATED_PAIRS, each of which is turned as a whole or not at all. */
+#ifndef TERSE_BACKEND_CPU_KERNELS_LANES_AVX512_ROTATE_H
+#define TERSE_BACKEND_CPU_KERNELS_LANES_AVX512_ROTATE_H
+
+#include "backend/cpu/kernels/lanes/avx512.h"
+
+#include "backend/cpu/kernels/compiler.h"
 #include "backend/cpu/kernels/limits.h"
+#include "backend/cpu/kernels/pq/pq.h"
+#include "format/page_layout.h"
 
 #define ROTATED_PAIRS 16
 #define ROTATED_MOST_PAIRS (KERNELS_MOST_CHANNELS / 2)
@@ -142,3 +150,5 @@ INLINE void rotated_logits(const __m512i *met, float step, float *logits) {
         vec_store(logits + 32 * i + LANES, vec_mul(b, vec_set(step)));
     }
 }
+
+#endif

@@ -1,5 +1,8 @@
 /* Vectors of floats with NEON (AArch64): what backend/cpu/kernels/lanes/sums_template.h and the templates on it need. Included once by each neon_*.c that
  * includes one of them. */
+#ifndef TERSE_BACKEND_CPU_KERNELS_LANES_NEON_H
+#define TERSE_BACKEND_CPU_KERNELS_LANES_NEON_H
+
 #include <arm_neon.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -40,3 +43,5 @@ static inline void vec_nibbles(const uint8_t *x, vec *low, vec *high) {
     *low = floats_of_codes(vsub_s8(vreinterpret_s8_u8(vand_u8(codes, vdup_n_u8(15))), vdup_n_s8(8)));
     *high = floats_of_codes(vsub_s8(vreinterpret_s8_u8(vshr_n_u8(codes, 4)), vdup_n_s8(8)));
 }
+
+#endif

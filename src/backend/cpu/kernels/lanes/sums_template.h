@@ -14,32 +14,14 @@
  * token, for values K is the token and N the channel. In either case the neighbours in a row are the lanes, and no sum crosses
  * lanes. All G queries share one unpacking of b, and their sums stay in registers. G is a constant in each specialisation.
  */
+#ifndef TERSE_BACKEND_CPU_KERNELS_LANES_SUMS_TEMPLATE_H
+#define TERSE_BACKEND_CPU_KERNELS_LANES_SUMS_TEMPLATE_H
+
+#include "backend/cpu/kernels/compiler.h"
 #include "format/page_layout.h"
 
 #include <stdbool.h>
 #include <stddef.h>
-
-#define INLINE static inline __attribute__((always_inline))
-#if defined(__has_feature)
-#if __has_feature(address_sanitizer)
-#define SANITIZED
-#endif
-#elif defined(__SANITIZE_ADDRESS__)
-#define SANITIZED
-#endif
-#if defined(SANITIZED) /* unrolled code with checks takes compilers minutes */
-#define UNROLL
-#define UNROLL_16
-#elif defined(__clang__)
-#define UNROLL _Pragma("clang loop unroll(full)")
-#define UNROLL_16 _Pragma("clang loop unroll(full)")
-#else
-#define UNROLL _Pragma("GCC unroll 8")
-#define UNROLL_16 _Pragma("GCC unroll 16")
-#endif
-#define PASTE_(name, suffix) name##_##suffix
-#define PASTE(name, suffix) PASTE_(name, suffix)
-#define SMALLER(a, b) ((a) < (b) ? (a) : (b))
 
 typedef vec sums[MOST_QUERIES][4];
 
@@ -96,3 +78,5 @@ INLINE void serve(special *const *of, size_t most, const float *in, size_t in_ro
     INLINE void name(size_t G, const float *in, size_t hd, const void *page, float *out) { \
         several(G, __VA_ARGS__, in, hd, page, out); \
     }
+
+#endif

@@ -12,16 +12,9 @@
  * followed by a search would pay on top. Each value is half[j] minus its d products in order of channel by fused multiply-add,
  * whatever rows are taken together: the result does not depend on how rows are cut into calls.
  */
+#include "backend/cpu/kernels/compiler.h"
 #include "backend/cpu/kernels/pq/init.h"
 
-#define INLINE static inline __attribute__((always_inline))
-#if defined(__clang__)
-#define UNROLL _Pragma("clang loop unroll(full)")
-#else
-#define UNROLL _Pragma("GCC unroll 8")
-#endif
-#define PASTE_(name, suffix) name##_##suffix
-#define PASTE(name, suffix) PASTE_(name, suffix)
 #define WIDE 2 /* vectors of centroids at a time: panels are multiples of NEAREST_WIDTH = 32 */
 
 _Static_assert(NEAREST_WIDTH % (WIDE * LANES) == 0, "a panel is whole steps");

@@ -30,6 +30,9 @@ struct pq_codebook {
     const uint8_t *centroid_rows_u8;
 };
 
+static inline size_t pq_centroids(const struct pq_codebook *p) { return (size_t)1 << p->bits; }
+static inline size_t pq_channels(const struct pq_codebook *p) { return p->parts * p->width; }
+
 /* Floats of G queries in a row of tables and tallies: whole vectors or the parts of one. */
 static inline size_t pq_stride(size_t G) { return G <= 2 ? G : G <= 4 ? 4 : (G + 7) / 8 * 8; }
 /* Floats of the look-up tables of G queries, and of their tallies. */

@@ -14,13 +14,12 @@
 #include "backend/cpu/kernels/lanes/sums_template.h"
 #include "backend/cpu/kernels/limits.h"
 #include "backend/cpu/kernels/pq/code_planes.h"
+#include "backend/cpu/kernels/pq/each_group.h"
 #include "backend/cpu/kernels/pq/init.h"
 
 #define CHUNK_CHANNELS 64              /* at least the widest sub-vector */
 #define BATCH ((size_t)8 * WIDE_PARTS) /* tokens turned over together */
 
-static size_t pq_centroids(const struct pq_codebook *p) { return (size_t)1 << p->bits; }
-static size_t pq_channels(const struct pq_codebook *p) { return p->parts * p->width; }
 static const uint16_t *pq_rows(const struct pq_codebook *p, size_t m) { return p->rows + m * pq_centroids(p) * p->width; }
 
 static void pq_codes(const struct pq_codebook *p, const void *page, size_t m, uint16_t *codes) {
@@ -158,35 +157,6 @@ static void PASTE(channels_pq, ISA)(const struct pq_codebook *p, const void *pag
         DECODE_CHUNK(p, page, m, n, halves);
         float *to = channels + m * p->width * PAGE_TOKENS;
         for (size_t i = 0; i < count; i += LANES) vec_store(to + i, vec_halves(halves + i));
-    }
-}
-
-/* ---- One specialisation for each number of queries -------------------------------------------------------------------------- */
-
-/* What is read, the queries or weights, and what comes out. */
-typedef void special_pq(const void *what, const float *in, float *out);
-
-/* clang-format off */
-#define SPECIAL_PQ(name, number) \
-    static __attribute__((noinline)) void PASTE(name##_##number, ISA)(const void *what, const float *in, float *out) { \
-        name(SMALLER(number, MOST_QUERIES), what, in, out); \
-    }
-#define EACH_PQ(name) \
-    SPECIAL_PQ(name, 1) SPECIAL_PQ(name, 2) SPECIAL_PQ(name, 3) SPECIAL_PQ(name, 4) \
-    SPECIAL_PQ(name, 5) SPECIAL_PQ(name, 6) SPECIAL_PQ(name, 7) SPECIAL_PQ(name, 8) \
-    static special_pq *const name##_of[] = {PASTE(name##_1, ISA), PASTE(name##_2, ISA), PASTE(name##_3, ISA), PASTE(name##_4, ISA), \
-                                            PASTE(name##_5, ISA), PASTE(name##_6, ISA), PASTE(name##_7, ISA), PASTE(name##_8, ISA)};
-/* clang-format on */
-
-/* As serve() in sums_template.h: passes as even as they can be. */
-static void serve_pq(special_pq *const *of, const void *what, const float *in, size_t in_row, size_t G, float *out,
-                     size_t out_row) {
-    for (size_t passes = (G + MOST_QUERIES - 1) / MOST_QUERIES; passes > 0; passes--) {
-        size_t share = G / passes;
-        of[share - 1](what, in, out);
-        in += share * in_row;
-        out += share * out_row;
-        G -= share;
     }
 }
 

@@ -1,5 +1,8 @@
 /* Packed rows of tokens with AVX2, sixteen bytes of eight tokens at a time: what sign's keys and kivi's values share. Included after
  * avx2_words.h. */
+#ifndef TERSE_BACKEND_CPU_KERNELS_SCALED_AVX2_ROWS_H
+#define TERSE_BACKEND_CPU_KERNELS_SCALED_AVX2_ROWS_H
+
 #include "backend/cpu/kernels/scaled/rows.h"
 
 INLINE __m256i two_parts(const uint8_t *first, const uint8_t *second) {
@@ -33,3 +36,5 @@ INLINE __m256 low_halves(__m256i x) {
                                            -1, -1, -1, -1, -1, -1, -1);
     return _mm256_cvtph_ps(_mm256_castsi256_si128(_mm256_permute4x64_epi64(_mm256_shuffle_epi8(x, order), 0x08)));
 }
+
+#endif

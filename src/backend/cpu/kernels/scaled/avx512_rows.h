@@ -1,5 +1,8 @@
 /* Packed rows of tokens with AVX-512, sixteen bytes of sixteen tokens at a time: what sign's keys and kivi's values share besides
  * bytes. Included after avx512_bytes.h. */
+#ifndef TERSE_BACKEND_CPU_KERNELS_SCALED_AVX512_ROWS_H
+#define TERSE_BACKEND_CPU_KERNELS_SCALED_AVX512_ROWS_H
+
 #include "backend/cpu/kernels/scaled/rows.h"
 
 /* Dwords [0, 4) of 16 tokens' rows: to[d] has dword d of all. */
@@ -19,3 +22,5 @@ INLINE void transpose_pairs(const struct rows *rows, size_t t, __m512i *to) {
 
 INLINE __m512 scale_of(__m512i pair) { return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(pair)); }
 INLINE __m512 zero_of(__m512i pair) { return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi32(pair, 16))); }
+
+#endif

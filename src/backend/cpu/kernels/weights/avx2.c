@@ -1,11 +1,10 @@
 /* Weights as stored, 256 bits at a time: AVX2, FMA, F16C. One function per format turns 32 weights into four registers holding the
  * very floats of the scalar reference; weight_template.h makes dequantize[] and matvec[] of them. weight_blocks.h has the formats. */
+#include "backend/cpu/kernels/compiler.h"
 #include "backend/cpu/kernels/weights/init.h"
 #include "format/weight_blocks.h"
 
 #include <immintrin.h>
-
-#define INLINE static inline __attribute__((always_inline))
 
 INLINE __m128i load_64(const void *p) { return _mm_loadl_epi64(p); }
 INLINE __m128i load_128(const void *p) { return _mm_loadu_si128(p); }

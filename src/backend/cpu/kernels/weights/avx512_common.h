@@ -1,9 +1,11 @@
 /* What the kernels of weights share with AVX-512, by floats and by products of bytes. Included once by avx512_weights*.c. */
+#ifndef TERSE_BACKEND_CPU_KERNELS_WEIGHTS_AVX512_COMMON_H
+#define TERSE_BACKEND_CPU_KERNELS_WEIGHTS_AVX512_COMMON_H
+
+#include "backend/cpu/kernels/compiler.h"
 #include "format/weight_blocks.h"
 
 #include <immintrin.h>
-
-#define INLINE static inline __attribute__((always_inline))
 
 /* The halves at words `words` of 64 bytes. */
 INLINE __m512 spread_halves(const void *at, __m512i words) {
@@ -18,3 +20,5 @@ INLINE __m512 group_scales(const void *block, const uint8_t packed[12]) {
     __m512i bytes = _mm512_cvtepu8_epi32(_mm_set_epi32((int)words[3], (int)words[2], (int)words[1], (int)words[0]));
     return _mm512_mul_ps(spread_halves(block, of), _mm512_cvtepi32_ps(bytes));
 }
+
+#endif

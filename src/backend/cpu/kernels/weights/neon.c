@@ -1,12 +1,11 @@
 /* Weights as stored, 128 bits at a time: the SIMD that every 64-bit ARM processor has. One function per format turns 32 weights into
  * eight registers holding the very floats of the scalar reference; weight_template.h makes dequantize[] and matvec[] of them.
  * weight_blocks.h has the formats. */
+#include "backend/cpu/kernels/compiler.h"
 #include "backend/cpu/kernels/weights/init.h"
 #include "format/weight_blocks.h"
 
 #include <arm_neon.h>
-
-#define INLINE static inline __attribute__((always_inline))
 
 INLINE float32x4_t spread_half(uint16_t half) { return vcvt_f32_f16(vreinterpret_f16_u16(vdup_n_u16(half))); }
 

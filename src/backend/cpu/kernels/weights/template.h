@@ -15,15 +15,12 @@
 #ifndef TERSE_BACKEND_CPU_KERNELS_WEIGHTS_TEMPLATE_H
 #define TERSE_BACKEND_CPU_KERNELS_WEIGHTS_TEMPLATE_H
 
+#include "backend/cpu/kernels/compiler.h"
+
 #define ROWS 4
 #define PARTS (32 / LANES)
 #define CACHE_LINE 64
 
-#ifdef __clang__
-#define UNROLL _Pragma("unroll")
-#else
-#define UNROLL _Pragma("GCC unroll 8")
-#endif
 #define ROLL
 
 /* Work goes by 256 weights: one block of a K type, or eight of the others and less at the end of a row. */

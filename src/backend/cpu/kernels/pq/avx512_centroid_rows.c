@@ -1,9 +1,11 @@
-/* Keys and values by rows of levels with AVX-512, for codes of more than eight bits: included once by avx512_product.c, after
- * avx512_product_levels.h. Tables of 4,096 centroids are beyond look-ups in registers, and what bounds reading them is how many
- * lines of the second-level cache they take; four channels of a token are one dword, sixteen one load. */
+/* Keys and values by rows of centroids of 8 bits with AVX-512, for codes of more than eight bits. Tables of 4,096 centroids are beyond look-ups
+ * in registers, and what bounds reading them is how many lines of the second-level cache they take; four channels of a token are one
+ * dword, sixteen one load. */
+#include "backend/cpu/kernels/pq/avx512_internal.h"
+#include "backend/cpu/kernels/pq/code_planes.h"
 
 /* The 64 codes of twelve bits: words[2]. */
-INLINE void twelve_bits(const uint8_t *planes, __m512i *words) {
+INLINE void codes_of_twelve_bits(const uint8_t *planes, __m512i *words) {
     __m512i bytes = _mm512_loadu_si512(planes);
     __m512i pairs = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)(planes + PAGE_PQ_PART(8))));
     __m512i above = _mm512_and_si512(_mm512_or_si512(pairs, _mm512_slli_epi16(pairs, 4)), _mm512_set1_epi8(15));
@@ -13,20 +15,20 @@ INLINE void twelve_bits(const uint8_t *planes, __m512i *words) {
     words[1] = _mm512_or_si512(_mm512_cvtepu8_epi16(_mm512_extracti64x4_epi64(bytes, 1)), _mm512_slli_epi16(high, 8));
 }
 
-static __attribute__((noinline)) void other_bits(const uint8_t *planes, unsigned bits, uint16_t *words) {
+static __attribute__((noinline)) void codes_of_any_bits(const uint8_t *planes, unsigned bits, uint16_t *words) {
     code_planes_read(planes, bits, words);
 }
 
 /* Where the rows of sub-vector m's 64 codes begin in its levels: at[4]. */
-INLINE void level_places(const struct pq_codebook *p, const void *page, size_t m, __m512i *at) {
+INLINE void row_offsets(const struct pq_codebook *p, const void *page, size_t m, __m512i *at) {
     const uint8_t *planes = (const uint8_t *)page + m * PAGE_PQ_PART(p->bits);
     const __m512i width = _mm512_set1_epi32((int)p->width);
     __m512i words[2];
     uint16_t codes[PAGE_TOKENS];
     if (p->bits == 12) {
-        twelve_bits(planes, words);
+        codes_of_twelve_bits(planes, words);
     } else {
-        other_bits(planes, p->bits, codes);
+        codes_of_any_bits(planes, p->bits, codes);
         words[0] = _mm512_loadu_si512(codes);
         words[1] = _mm512_loadu_si512(codes + 32);
     }
@@ -37,12 +39,12 @@ INLINE void level_places(const struct pq_codebook *p, const void *page, size_t m
 }
 
 /* The same of all sub-vectors. */
-INLINE void all_level_places(const struct fused *fused, uint32_t (*offsets)[PAGE_TOKENS]) {
-    const struct pq_codebook *p = fused->p;
+INLINE void all_row_offsets(const struct page_view *view, uint32_t (*offsets)[PAGE_TOKENS]) {
+    const struct pq_codebook *p = view->p;
     for (size_t m = 0; m < p->parts; m++) {
         __m512i at[4];
-        prefetch_step(fused->page, m, PAGE_PQ_PART(p->bits));
-        level_places(p, fused->page, m, at);
+        prefetch_step(view->page, m, PAGE_PQ_PART(p->bits));
+        row_offsets(p, view->page, m, at);
         UNROLL for (size_t v = 0; v < 4; v++) _mm512_storeu_si512(offsets[m] + 16 * v, at[v]);
     }
 }
@@ -52,28 +54,28 @@ static const uint8_t *centroid_rows_u8(const struct pq_codebook *p, size_t m) {
 }
 
 /* The dword at `from` to those places of x that the mask has. */
-INLINE __m256i put_dword(__m256i x, __mmask8 mask, const uint8_t *from) {
+INLINE __m256i load_dword(__m256i x, __mmask8 mask, const uint8_t *from) {
     __asm__("vpbroadcastd %1, %0%{%2%}" : "+v"(x) : "m"(*(const char(*)[4])from), "Yk"(mask));
     return x;
 }
 
-INLINE __m256i eight_fours(const uint8_t *rows, const uint32_t *offsets) {
+INLINE __m256i eight_dwords(const uint8_t *rows, const uint32_t *offsets) {
     __m256i x = _mm256_castsi128_si256(_mm_loadu_si32(rows + offsets[0]));
-    UNROLL for (size_t i = 1; i < 8; i++) x = put_dword(x, (__mmask8)(1 << i), rows + offsets[i]);
+    UNROLL for (size_t i = 1; i < 8; i++) x = load_dword(x, (__mmask8)(1 << i), rows + offsets[i]);
     return x;
 }
 
 /* Levels of four channels of 16 tokens, a token in each dword. */
-INLINE __m512i gather_fours(const uint8_t *rows, const uint32_t *offsets) {
-    return _mm512_inserti64x4(_mm512_castsi256_si512(eight_fours(rows, offsets)), eight_fours(rows, offsets + 8), 1);
+INLINE __m512i sixteen_dwords(const uint8_t *rows, const uint32_t *offsets) {
+    return _mm512_inserti64x4(_mm512_castsi256_si512(eight_dwords(rows, offsets)), eight_dwords(rows, offsets + 8), 1);
 }
 
 /* ---- Keys: the lanes are 16 tokens, the bytes four channels ------------------------------------------------------------------ */
 
 /* Tokens from 16 v to 16 (v + W) - 1. */
-INLINE void score_some(size_t G, size_t v, size_t W, const struct fused *fused, uint32_t (*offsets)[PAGE_TOKENS],
+INLINE void score_some(size_t G, size_t v, size_t W, const struct page_view *view, uint32_t (*offsets)[PAGE_TOKENS],
                        const float *fixed, float *logits) {
-    const struct pq_codebook *p = fused->p;
+    const struct pq_codebook *p = view->p;
     const size_t hd = pq_channels(p), apart = pq_i16_floats(p);
     const int8_t *bytes = (const int8_t *)fixed;
     __m512i high[MOST_QUERIES][4], low[MOST_QUERIES][4];
@@ -82,12 +84,12 @@ INLINE void score_some(size_t G, size_t v, size_t W, const struct fused *fused, 
         const uint8_t *rows = centroid_rows_u8(p, m);
         __m512i x[4];
         for (size_t i = 0; i < p->width; i += 4, bytes += 4) {
-            UNROLL for (size_t w = 0; w < W; w++) x[w] = gather_fours(rows + i, offsets[m] + 16 * (v + w));
+            UNROLL for (size_t w = 0; w < W; w++) x[w] = sixteen_dwords(rows + i, offsets[m] + 16 * (v + w));
             UNROLL for (size_t g = 0; g < G; g++) {
                 const int8_t *of = bytes + g * apart * sizeof(float);
                 UNROLL for (size_t w = 0; w < W; w++) {
-                    high[g][w] = add_weighed(high[g][w], x[w], of);
-                    low[g][w] = add_weighed(low[g][w], x[w], of + hd);
+                    high[g][w] = add_u8_products(high[g][w], x[w], of);
+                    low[g][w] = add_u8_products(low[g][w], x[w], of + hd);
                 }
             }
         }
@@ -104,7 +106,7 @@ INLINE void score_some(size_t G, size_t v, size_t W, const struct fused *fused, 
 INLINE void score_rows(size_t G, const void *what, const float *fixed, float *logits) {
     const size_t W = G <= 3 ? 4 : G <= 6 ? 2 : 1; /* 24 sums at most */
     uint32_t offsets[KERNELS_MOST_CHANNELS / 4][PAGE_TOKENS];
-    all_level_places(what, offsets);
+    all_row_offsets(what, offsets);
     UNROLL for (size_t v = 0; v < 4; v += W) score_some(G, v, W, what, offsets, fixed, logits);
 }
 
@@ -139,25 +141,25 @@ INLINE void sixteen_channels(bool broad, const struct pq_codebook *p, uint32_t (
     if (broad) {
         const size_t m = c / p->width;
         const uint8_t *rows = centroid_rows_u8(p, m) + c % p->width;
-        UNROLL for (size_t l = 0; l < 4; l++) x[l] = codes_in_order(FOR_LEVELS, four_rows(rows, offsets[m] + t + 4 * l, 1));
+        UNROLL for (size_t l = 0; l < 4; l++) x[l] = codes_in_order(FOR_DWORDS, four_rows(rows, offsets[m] + t + 4 * l, 1));
         return;
     }
     __m512i fours[4];
     UNROLL for (size_t i = 0; i < 4; i++) {
         const size_t at = c + 4 * i, m = at / p->width;
-        fours[i] = gather_fours(centroid_rows_u8(p, m) + at % p->width, offsets[m] + t);
+        fours[i] = sixteen_dwords(centroid_rows_u8(p, m) + at % p->width, offsets[m] + t);
     }
     gather_tokens(fours, x);
 }
 
-INLINE void accumulate_rows(size_t G, bool broad, const struct fused *fused, const float *weights, float *acc) {
-    const struct pq_codebook *p = fused->p;
+INLINE void accumulate_rows(size_t G, bool broad, const struct page_view *view, const float *weights, float *acc) {
+    const struct pq_codebook *p = view->p;
     const size_t hd = pq_channels(p);
     struct weights_bytes bytes;
     uint32_t offsets[KERNELS_MOST_CHANNELS / 4][PAGE_TOKENS];
-    all_level_places(fused, offsets);
+    all_row_offsets(view, offsets);
     all_weights_to_bytes(G, 2, weights, &bytes);
-    for (size_t c = 0; c < hd; c += LEVEL_CHANNELS) {
+    for (size_t c = 0; c < hd; c += U8_CHANNELS) {
         __m512i high[MOST_QUERIES], low[MOST_QUERIES];
         UNROLL for (size_t g = 0; g < G; g++) high[g] = low[g] = _mm512_setzero_si512();
         for (size_t t = 0; t < PAGE_TOKENS; t += 16) {
@@ -165,8 +167,8 @@ INLINE void accumulate_rows(size_t G, bool broad, const struct fused *fused, con
             sixteen_channels(broad, p, offsets, c, t, x);
             UNROLL for (size_t l = 0; l < 4; l++) {
                 UNROLL for (size_t g = 0; g < G; g++) {
-                    high[g] = add_weighed(high[g], x[l], bytes.of[g][0] + t + 4 * l);
-                    low[g] = add_weighed(low[g], x[l], bytes.of[g][1] + t + 4 * l);
+                    high[g] = add_u8_products(high[g], x[l], bytes.of[g][0] + t + 4 * l);
+                    low[g] = add_u8_products(low[g], x[l], bytes.of[g][1] + t + 4 * l);
                 }
             }
         }
@@ -186,13 +188,13 @@ EACH_PQ(accumulate_narrow_rows)
 
 /* ---- By channel ------------------------------------------------------------------------------------------------------------ */
 
-/* Channels c to c + 15 of sub-vectors of whole sixteens: levels[16][64] in the order of codes FOR_WORDS. Each unpacking of all
+/* Channels c to c + 15 of sub-vectors of whole sixteens: u8[16][64] in the order of codes FOR_I16. Each unpacking of all
  * turns the bits of where a byte lies, register and place in its part, by one; four of them swap the two. */
-static void channels_of_rows(const struct pq_codebook *p, const void *page, size_t c, uint8_t (*levels)[PAGE_TOKENS]) {
+void pq_avx512_channels_of_rows_u8(const struct pq_codebook *p, const void *page, size_t c, uint8_t (*u8)[PAGE_TOKENS]) {
     const uint8_t *rows = centroid_rows_u8(p, c / p->width) + c % p->width;
     uint32_t offsets[PAGE_TOKENS];
     __m512i at[4], x[16];
-    level_places(p, page, c / p->width, at);
+    row_offsets(p, page, c / p->width, at);
     UNROLL for (size_t v = 0; v < 4; v++) _mm512_storeu_si512(offsets + 16 * v, at[v]);
     UNROLL_16 for (size_t i = 0; i < 16; i++) x[i] = four_rows(rows, offsets + i % 2 * 32 + i / 2, 8);
     UNROLL for (size_t rotation = 0; rotation < 4; rotation++) {
@@ -203,5 +205,16 @@ static void channels_of_rows(const struct pq_codebook *p, const void *page, size
         }
         UNROLL_16 for (size_t i = 0; i < 16; i++) x[i] = y[i];
     }
-    UNROLL_16 for (size_t i = 0; i < 16; i++) _mm512_storeu_si512(levels[i], x[i]);
+    UNROLL_16 for (size_t i = 0; i < 16; i++) _mm512_storeu_si512(u8[i], x[i]);
+}
+
+void pq_avx512_score_rows_u8(const struct pq_codebook *p, const float *fixed, size_t G, const void *page, float *logits) {
+    struct page_view view = {.p = p, .page = page};
+    serve_pq(score_rows_of, &view, fixed, pq_i16_floats(p), G, logits, PAGE_TOKENS);
+}
+
+void pq_avx512_accumulate_rows_u8(const struct pq_codebook *p, const float *weights, size_t G, const void *page, float *acc) {
+    struct page_view view = {.p = p, .page = page};
+    special_pq *const *of = p->width % U8_CHANNELS ? accumulate_narrow_rows_of : accumulate_broad_rows_of;
+    serve_pq(of, &view, weights, PAGE_TOKENS, G, acc, pq_channels(p));
 }

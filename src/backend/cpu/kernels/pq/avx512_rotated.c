@@ -1,18 +1,20 @@
-/* Keys by levels turned and met in words (backend/cpu/kernels/lanes/avx512_rotate.h): included once by avx512_product.c, after the look-ups in registers
- * and levels. A pair's unit is such that no number of a key in the block comes to more than ROTATED_LARGEST; levels become words of it
- * by a factor of 16 bits, an offset, the gain as a part of the block's largest, and the mean. */
+/* Keys stored before RoPE as centroids of 8 bits, rotated and multiplied in 16 bits (lanes/avx512_rotate.h) with AVX-512. A pair's unit is such
+ * that no number of a key in the page comes to more than ROTATED_LARGEST; centroids become multiples of it by a factor of 16 bits, an
+ * offset, the gain as a part of the page's largest, and the mean. */
+#include "backend/cpu/kernels/lanes/avx512_rotate.h"
+#include "backend/cpu/kernels/pq/avx512_internal.h"
 
 #define ROTATE_QUERIES 8 /* of a pass */
 
 /* Two words each, of the first and the second channels of pairs. */
-struct rotate_words {
+struct pair_scales {
     int32_t factor[2][ROTATED_MOST_PAIRS], offset[2][ROTATED_MOST_PAIRS], mean[2][ROTATED_MOST_PAIRS];
     float units[ROTATED_MOST_PAIRS];
 };
 
 /* Of 16 pairs from the i-th on, where gains are at most `gain`. */
 INLINE void rotate_units(const struct pq_codebook *p, const struct key_rotation *rotation, float gain, size_t i,
-                         struct rotate_words *words) {
+                         struct pair_scales *words) {
     const vec least = vec_set(1e-30f);
     vec step[2], low[2], mean[2] = {vec_zero(), vec_zero()}, unit = vec_zero();
     rotated_load(rotation, p->step, i, &step[0], &step[1]);
@@ -37,19 +39,19 @@ struct rotated {
     const struct pq_codebook *p;
     const struct key_rotation *rotation;
     const void *page;
-    const struct rotate_words *words;
+    const struct pair_scales *words;
     const struct rotated_query *queries;
-    __m512i gains[2], odd;          /* bytes: a mask that gcc 12 would make again for each channel */
-    uint8_t (*levels)[PAGE_TOKENS]; /* where they lie by row: those of both channels of ROTATED_PAIRS pairs */
+    __m512i gains[2], odd;      /* bytes: a mask that gcc 12 would make again for each channel */
+    uint8_t (*u8)[PAGE_TOKENS]; /* where they lie by row: those of both channels of ROTATED_PAIRS pairs */
 };
 
 /* Words of a channel's levels: x[2], 64 tokens in order, as codes lie for words. */
-INLINE void channel_words(bool gained, const struct rotated *rotated, __m512i levels, size_t k, size_t i, __m512i *x) {
-    const struct rotate_words *words = rotated->words;
+INLINE void channel_i16(bool gained, const struct rotated *rotated, __m512i u8, size_t k, size_t i, __m512i *x) {
+    const struct pair_scales *words = rotated->words;
     const __m512i factor = _mm512_set1_epi32(words->factor[k][i]);
     const __m512i offset = _mm512_set1_epi32(words->offset[k][i]), mean = _mm512_set1_epi32(words->mean[k][i]);
-    x[0] = _mm512_slli_epi16(levels, 8);
-    x[1] = _mm512_and_si512(levels, rotated->odd);
+    x[0] = _mm512_slli_epi16(u8, 8);
+    x[1] = _mm512_and_si512(u8, rotated->odd);
     UNROLL for (size_t h = 0; h < 2; h++) {
         x[h] = _mm512_add_epi16(_mm512_mulhi_epu16(x[h], factor), offset);
         if (gained) x[h] = _mm512_add_epi16(_mm512_mulhrs_epi16(x[h], rotated->gains[h]), mean);
@@ -57,40 +59,40 @@ INLINE void channel_words(bool gained, const struct rotated *rotated, __m512i le
 }
 
 /* How pairs lie and what is done with them. */
-enum rotate_way { KEPT, MET, ROWS_KEPT };
+enum rotate_way { KEPT, SCORED, ROWS_KEPT };
 
 /* Levels of both channels of the i-th pair; adjacent channels are all read by the first reader. */
-INLINE void pair_levels(enum rotate_way way, bool adjacent, const struct rotated *rotated, size_t i, struct reader *readers,
-                        __m512i *levels) {
+INLINE void pair_centroids(enum rotate_way way, bool adjacent, const struct rotated *rotated, size_t i, struct reader *readers,
+                           __m512i *u8) {
     const size_t j = i % ROTATED_PAIRS;
     if (way == ROWS_KEPT) {
-        levels[0] = _mm512_loadu_si512(rotated->levels[adjacent ? 2 * j : j]);
-        levels[1] = _mm512_loadu_si512(rotated->levels[adjacent ? 2 * j + 1 : ROTATED_PAIRS + j]);
+        u8[0] = _mm512_loadu_si512(rotated->u8[adjacent ? 2 * j : j]);
+        u8[1] = _mm512_loadu_si512(rotated->u8[adjacent ? 2 * j + 1 : ROTATED_PAIRS + j]);
         return;
     }
-    levels[0] = next_levels(4, &readers[0]);
-    levels[1] = next_levels(4, &readers[adjacent ? 0 : 1]);
+    u8[0] = next_channel(4, &readers[0]);
+    u8[1] = next_channel(4, &readers[adjacent ? 0 : 1]);
 }
 
-/* Pairs from the i-th to the one before `end`, both numbers of whose keys, turned, go to keys; when MET, ROTATED_QUERIES queries meet
+/* Pairs from the i-th to the one before `end`, both numbers of whose keys, turned, go to keys; when SCORED, ROTATED_QUERIES queries meet
  * each as soon as it is turned, met[ROTATED_QUERIES][4] being what they come to. */
 INLINE void rotate_some(enum rotate_way way, bool gained, bool adjacent, const struct rotated *rotated, size_t i, size_t end,
                         __m512i (*keys)[4], __m512i (*met)[4]) {
     const struct pq_codebook *p = rotated->p;
-    const size_t queries = way == MET ? ROTATED_QUERIES : 0;
+    const size_t queries = way == SCORED ? ROTATED_QUERIES : 0;
     struct reader readers[2];
     __m512i sum[ROTATED_QUERIES][4];
     if (way != ROWS_KEPT) {
-        readers[0] = reader_at(4, p, rotated->page, FOR_WORDS, adjacent ? 2 * i : i);
-        if (!adjacent) readers[1] = reader_at(4, p, rotated->page, FOR_WORDS, i + rotated->rotation->pairs);
+        readers[0] = reader_at(4, p, rotated->page, FOR_I16, adjacent ? 2 * i : i);
+        if (!adjacent) readers[1] = reader_at(4, p, rotated->page, FOR_I16, i + rotated->rotation->pairs);
     }
     UNROLL for (size_t g = 0; g < queries; g++) { UNROLL for (size_t v = 0; v < 4; v++) sum[g][v] = _mm512_setzero_si512(); }
     for (; i < end; i++) {
-        __m512i levels[2], re[2], im[2], key[4];
-        pair_levels(way, adjacent, rotated, i, readers, levels);
-        channel_words(gained, rotated, levels[0], 0, i, re);
-        channel_words(gained, rotated, levels[1], 1, i, im);
-        rotated_pair(re, im, rotated->rotation->words + i * 2 * PAGE_TOKENS, way == MET ? key : *keys++);
+        __m512i u8[2], re[2], im[2], key[4];
+        pair_centroids(way, adjacent, rotated, i, readers, u8);
+        channel_i16(gained, rotated, u8[0], 0, i, re);
+        channel_i16(gained, rotated, u8[1], 1, i, im);
+        rotated_pair(re, im, rotated->rotation->words + i * 2 * PAGE_TOKENS, way == SCORED ? key : *keys++);
         rotated_add(queries, key, rotated->queries, i, sum);
     }
     UNROLL for (size_t g = 0; g < queries; g++) { UNROLL for (size_t v = 0; v < 4; v++) met[g][v] = sum[g][v]; }
@@ -103,8 +105,8 @@ typedef void rotate_some_pairs(const struct rotated *rotated, size_t i, __m512i 
     static __attribute__((noinline)) void name##_kept(const struct rotated *rotated, size_t i, __m512i(*keys)[4]) { \
         rotate_some(KEPT, gained, adjacent, rotated, i, i + ROTATED_PAIRS, keys, NULL); \
     } \
-    static __attribute__((noinline)) void name##_met(const struct rotated *rotated, size_t i, __m512i(*met)[4]) { \
-        rotate_some(MET, gained, adjacent, rotated, i, rotated->rotation->pairs, NULL, met); \
+    static __attribute__((noinline)) void name##_scored(const struct rotated *rotated, size_t i, __m512i(*met)[4]) { \
+        rotate_some(SCORED, gained, adjacent, rotated, i, rotated->rotation->pairs, NULL, met); \
     } \
     static __attribute__((noinline)) void name##_rows_kept(const struct rotated *rotated, size_t i, __m512i(*keys)[4]) { \
         rotate_some(ROWS_KEPT, gained, adjacent, rotated, i, i + ROTATED_PAIRS, keys, NULL); \
@@ -116,28 +118,28 @@ ROTATE_SOME(rotate_apart_gained, true, false)
 ROTATE_SOME(rotate_adjacent_gained, true, true)
 
 /* Levels of both channels of ROTATED_PAIRS pairs from the i-th on, where they lie by row. */
-static void levels_of_rows(const struct rotated *rotated, size_t i) {
+static void read_rows(const struct rotated *rotated, size_t i) {
     const bool adjacent = rotated->rotation->adjacent;
-    channels_of_rows(rotated->p, rotated->page, adjacent ? 2 * i : i, rotated->levels);
-    channels_of_rows(rotated->p, rotated->page, adjacent ? 2 * i + ROTATED_PAIRS : rotated->rotation->pairs + i,
-                     rotated->levels + ROTATED_PAIRS);
+    pq_avx512_channels_of_rows_u8(rotated->p, rotated->page, adjacent ? 2 * i : i, rotated->u8);
+    pq_avx512_channels_of_rows_u8(rotated->p, rotated->page, adjacent ? 2 * i + ROTATED_PAIRS : rotated->rotation->pairs + i,
+                                  rotated->u8 + ROTATED_PAIRS);
 }
 
 /* logits[n][64] of n queries. */
-static void meet_rotated(const struct rotated *rotated, size_t n, float *logits) {
+static void score_pass_rotated(const struct rotated *rotated, size_t n, float *logits) {
     static rotate_some_pairs *const some[3][2][2] = {
         {{rotate_apart_kept, rotate_adjacent_kept}, {rotate_apart_gained_kept, rotate_adjacent_gained_kept}},
-        {{rotate_apart_met, rotate_adjacent_met}, {rotate_apart_gained_met, rotate_adjacent_gained_met}},
+        {{rotate_apart_scored, rotate_adjacent_scored}, {rotate_apart_gained_scored, rotate_adjacent_gained_scored}},
         {{rotate_apart_rows_kept, rotate_adjacent_rows_kept}, {rotate_apart_gained_rows_kept, rotate_adjacent_gained_rows_kept}}};
-    const enum rotate_way way = rotated->p->centroid_rows_u8 ? ROWS_KEPT : n == ROTATED_QUERIES ? MET : KEPT;
+    const enum rotate_way way = rotated->p->centroid_rows_u8 ? ROWS_KEPT : n == ROTATED_QUERIES ? SCORED : KEPT;
     rotate_some_pairs *rotate_pairs = some[way][rotated->rotation->gain != NULL][rotated->rotation->adjacent];
     __m512i met[ROTATE_QUERIES][4], keys[ROTATED_PAIRS][4];
-    if (way == MET) rotate_pairs(rotated, 0, met);
-    for (size_t g = 0; way != MET && g < n; g++) {
+    if (way == SCORED) rotate_pairs(rotated, 0, met);
+    for (size_t g = 0; way != SCORED && g < n; g++) {
         UNROLL for (size_t v = 0; v < 4; v++) met[g][v] = _mm512_setzero_si512();
     }
-    for (size_t i = 0; way != MET && i < rotated->rotation->pairs; i += ROTATED_PAIRS) {
-        if (way == ROWS_KEPT) levels_of_rows(rotated, i);
+    for (size_t i = 0; way != SCORED && i < rotated->rotation->pairs; i += ROTATED_PAIRS) {
+        if (way == ROWS_KEPT) read_rows(rotated, i);
         rotate_pairs(rotated, i, keys);
         rotated_meet_all(n, (const __m512i(*)[4])keys, rotated->queries, i, met);
     }
@@ -145,25 +147,25 @@ static void meet_rotated(const struct rotated *rotated, size_t n, float *logits)
 }
 
 /* Whether keys can be turned so: all channels are, by whole sub-vectors. */
-static bool turns_in_words(const struct pq_codebook *p, const struct key_rotation *rotation) {
+bool pq_avx512_rotates_i16(const struct pq_codebook *p, const struct key_rotation *rotation) {
     if (!rotated_serves(rotation) || 2 * rotation->pairs != pq_channels(p)) return false;
     if (p->centroid_rows_u8) return p->width % 16 == 0;
     return p->centroids_u8 && p->bits == 8 && (rotation->adjacent || rotation->pairs % p->width == 0);
 }
 
-static void score_in_words(const struct pq_codebook *p, const struct key_rotation *rotation, const float *q, size_t G,
-                           const void *page, float *logits) {
+void pq_avx512_score_rotated_i16(const struct pq_codebook *p, const struct key_rotation *rotation, const float *q, size_t G,
+                                 const void *page, float *logits) {
     const size_t hd = pq_channels(p);
-    struct rotate_words words;
+    struct pair_scales words;
     struct rotated_query queries[ROTATE_QUERIES];
-    uint8_t levels[2 * ROTATED_PAIRS][PAGE_TOKENS];
-    struct rotated rotated = {.p = p, .rotation = rotation, .page = page, .words = &words, .queries = queries, .levels = levels};
+    uint8_t u8[2 * ROTATED_PAIRS][PAGE_TOKENS];
+    struct rotated rotated = {.p = p, .rotation = rotation, .page = page, .words = &words, .queries = queries, .u8 = u8};
     rotated.odd = _mm512_set1_epi16((short)0xff00);
     float gain = rotation->gain ? rotated_gains(rotation->gain, rotated.gains) : 1;
     for (size_t i = 0; i < rotation->pairs; i += ROTATED_PAIRS) rotate_units(p, rotation, gain, i, &words);
     for (size_t n; G > 0; G -= n, q += n * hd, logits += n * PAGE_TOKENS) {
         n = SMALLER(G, ROTATE_QUERIES);
         for (size_t g = 0; g < n; g++) rotated_take(rotation, q + g * hd, rotation->pairs, words.units, &queries[g]);
-        meet_rotated(&rotated, n, logits);
+        score_pass_rotated(&rotated, n, logits);
     }
 }
