@@ -1,6 +1,5 @@
-/* Owns: reading a buffer that no cache holds, as fast as the machine can. The reader is the C library's memchr looking for what is not
- * there: it uses the widest registers of the processor at run time, which a loop compiled for the baseline does not, and reads up to
- * a fifth faster. */
+/* Reads a buffer that no cache holds, as fast as the machine can. The reader is the C library's memchr, looking for a byte that is not
+ * there: it uses the processor's widest registers, chosen at run time, and reads up to a fifth faster than a loop compiled for the baseline. */
 #include "bandwidth.h"
 
 #include "console.h"

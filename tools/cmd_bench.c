@@ -1,6 +1,6 @@
-/* `terse bench`: how fast prompts are read and tokens decoded with a given number of tokens in the cache, what of a step is
- * attention, and how near its reading comes to the memory bandwidth measured in the same run. With `--kv all` every method takes
- * turns with f16. */
+/* `terse bench`: how fast prompts are read and tokens decoded with a given number of tokens in the cache, which part of a step is
+ * attention, and how near its reading comes to the memory bandwidth measured in the same run. With `--kv all` the repeats of every
+ * method alternate with repeats of f16. */
 #include "bandwidth.h"
 #include "codebooks.h"
 #include "commands.h"
@@ -57,17 +57,17 @@ struct bench {
     int64_t n_prompt, n_decode, repeats;
     int format, fill_text;
     char kv_help[640];
-    bool all;             /* --kv all: the methods of all_items ... */
-    bool left_out[N_ALL]; /* ... but for these, which the model cannot have */
-    size_t item;          /* of all_items, the one whose turn it is */
+    bool all;             /* --kv all: the methods of all_items, */
+    bool left_out[N_ALL]; /* except these, which the model cannot use */
+    size_t item;          /* of all_items, the current one */
 
     int threads;
     uint64_t weight_bytes; /* read for each decoded token */
     double read_rate;      /* of the machine, bytes per second */
     uint32_t depth[MOST_DEPTHS];
     size_t n_depths;
-    size_t first_depth, end_depth; /* those whose turn it is */
-    struct terse_session *half;    /* f16's, with which others take turns */
+    size_t first_depth, end_depth; /* the current ones */
+    struct terse_session *half;    /* f16's, whose repeats alternate with the others' */
     uint32_t longest;              /* tokens that any test holds */
     int32_t *text;                 /* tokens of -f */
     size_t n_text;
@@ -106,7 +106,7 @@ static bool report_prefill(void *user, const char *what, uint64_t done, uint64_t
     return show_done(b, tokens / (double)b->run.total);
 }
 
-/* Reads tokens[n] behind the `before` of a run. */
+/* Reads tokens[n] after the `before` of a run. */
 static int prefill(struct bench *b, struct terse_session *session, const int32_t *tokens, uint32_t before, uint32_t n) {
     struct terse_error error;
     b->run.before = before;
@@ -140,7 +140,7 @@ static int decode_tokens(const struct bench *b, struct terse_session *session, u
     return EXIT_OK;
 }
 
-/* n tokens read as a prompt or one by one behind the `depth` that are there. */
+/* n tokens read as a prompt, or decoded one by one, after the `depth` that the cache holds. */
 static int time_tokens(struct bench *b, struct terse_session *session, uint32_t depth, uint32_t n, bool prompt,
                        struct samples *samples) {
     struct terse_counters counters;
@@ -207,8 +207,7 @@ static const char *method_label(const struct bench *b, char *buffer, size_t capa
     return setup_method_text(&b->setup, buffer, capacity);
 }
 
-/* What compares a row with f16's or the machine is put in later: for the machine's bandwidth, which is measured a second time at the
- * end. */
+/* The columns that compare a row with f16 or the machine are filled in later, since the bandwidth is measured a second time at the end. */
 static cJSON *add_row(struct bench *b, uint32_t depth, uint32_t n, bool prompt, const struct samples *s) {
     char test[64], method[128];
     double mean, deviation;
@@ -254,7 +253,7 @@ static double number_of(const cJSON *row, const char *key) {
     return item ? item->valuedouble : 0;
 }
 
-/* Where f16 was among the methods that were named: against its row of the same test. */
+/* Where f16 was among the methods named: compared with its row of the same test. */
 static void compare_with_f16(const cJSON *rows, cJSON *row) {
     const cJSON *half;
     double own = number_of(row, "attention_ms");
@@ -308,22 +307,22 @@ static double fastest(const struct samples *s) {
     return best;
 }
 
-/* A repeat of a test in turns: prompts fill the cache anew, tokens that are decoded go behind those of the repeat before. */
-static int run_turn(struct bench *b, struct terse_session *session, uint32_t depth, uint32_t n, bool prompt,
-                    struct samples *samples) {
+/* A repeat of a test beside f16: prompts fill the cache anew, decoded tokens are appended to those of the repeat before. */
+static int run_repeat(struct bench *b, struct terse_session *session, uint32_t depth, uint32_t n, bool prompt,
+                      struct samples *samples) {
     if (prompt) return run_once(b, session, depth, n, prompt, samples);
     int status = samples->n ? EXIT_OK : fill(b, session, depth, 1);
     return status == EXIT_OK ? time_tokens(b, session, depth, n, prompt, samples) : status;
 }
 
-/* A test in turns with f16: what else the machine does meets both. Of either the fastest repeat is compared. */
-static int run_turns(struct bench *b, struct terse_session *session, uint32_t depth, uint32_t n, bool prompt) {
+/* A test whose repeats alternate with f16's, so that other load on the machine affects both. The fastest repeats are compared. */
+static int run_beside_f16(struct bench *b, struct terse_session *session, uint32_t depth, uint32_t n, bool prompt) {
     struct samples *own = calloc(1, sizeof *own), *half = calloc(1, sizeof *half);
     int status = own && half ? EXIT_OK : complain("no memory for the samples");
     bool other = session != b->half;
     for (int64_t i = 0; i < b->repeats && status == EXIT_OK; i++) {
-        if (other) status = run_turn(b, b->half, depth, n, prompt, half);
-        if (status == EXIT_OK) status = run_turn(b, session, depth, n, prompt, own);
+        if (other) status = run_repeat(b, b->half, depth, n, prompt, half);
+        if (status == EXIT_OK) status = run_repeat(b, session, depth, n, prompt, own);
         b->done++;
         if (status == EXIT_OK && !show_done(b, 0)) status = EXIT_INTERRUPTED;
     }
@@ -358,14 +357,14 @@ static int new_session(struct bench *b, struct terse_session **session) {
     return terse_session_new(b->setup.engine, &options, session, &error) == TERSE_OK ? EXIT_OK : complain_error(&error);
 }
 
-/* Of random numbers there are more as soon as they are needed: those of many methods at once would fill the memory. */
+/* Random codebooks are cheap to make again; those of many methods at once would fill the memory. */
 static void drop_codebooks(struct bench *b) {
     if (!b->setup.random_codebooks) return;
     codebooks_free(b->setup.codebooks);
     b->setup.codebooks = NULL;
 }
 
-/* What is wrong with a method alone is found before a codebook is learned for another. */
+/* Finds what is wrong with one method before a codebook is learned for another. */
 static int check_method(struct bench *b) {
     struct terse_error error;
     return setup_try_cache(&b->setup, &error) == TERSE_OK ? EXIT_OK : complain_error(&error);
@@ -375,7 +374,7 @@ static void count_runs(struct bench *b) {
     b->total += b->n_depths * ((b->n_prompt > 0) + (b->n_decode > 0)) * (uint64_t)b->repeats;
 }
 
-/* Counts the runs, and asks for a session: a method that cannot be had is found before the others are measured. */
+/* Counts the runs, and asks for a session: a method that the model cannot use is found before the others are measured. */
 static int plan_method(struct bench *b) {
     struct terse_session *session;
     int status = new_session(b, &session);
@@ -384,7 +383,7 @@ static int plan_method(struct bench *b) {
     return status;
 }
 
-/* The same of `--kv all`, which leaves out what the model cannot have; but nothing goes without f16. */
+/* The same for an item of `--kv all`, which skips methods that the model cannot use; f16 is required. */
 static int plan_item(struct bench *b) {
     struct terse_session_options options = setup_session_options(&b->setup);
     struct terse_session *session;
@@ -410,8 +409,8 @@ static int plan_item(struct bench *b) {
 
 static int run_method(struct bench *b) {
     struct terse_session *session = b->half;
-    bool own = !b->all || b->item > 0; /* f16's serves itself */
-    int (*test)(struct bench *, struct terse_session *, uint32_t, uint32_t, bool) = b->all ? run_turns : run_test;
+    bool own = !b->all || b->item > 0; /* f16 uses the session that the others are compared with */
+    int (*test)(struct bench *, struct terse_session *, uint32_t, uint32_t, bool) = b->all ? run_beside_f16 : run_test;
     int status = own ? new_session(b, &session) : EXIT_OK;
     if (status != EXIT_OK) return status;
     status = warm_up(b, session);
@@ -506,13 +505,13 @@ static uint64_t most_added(const struct bench *b) {
     return decoded > (uint64_t)b->n_prompt ? decoded : (uint64_t)b->n_prompt;
 }
 
-/* Of 8K and 32K what the model's context has room for, in place of more than that the longest number of Ki. */
+/* 8K and 32K, as far as they fit the model's context; the longest multiple of 1024 that fits in place of one that does not. */
 static void choose_depths(struct bench *b) {
     static const uint32_t usual[] = {8192, 32768};
-    uint64_t context = b->setup.info.context, added = most_added(b), room = context > added ? context - added : 0;
+    uint64_t context = b->setup.info.context, added = most_added(b), space = context > added ? context - added : 0;
     for (size_t i = 0; i < sizeof usual / sizeof usual[0]; i++) {
-        bool fits = usual[i] <= room || b->setup.allow_longer;
-        uint32_t depth = fits ? usual[i] : (uint32_t)(room / 1024 * 1024);
+        bool fits = usual[i] <= space || b->setup.allow_longer;
+        uint32_t depth = fits ? usual[i] : (uint32_t)(space / 1024 * 1024);
         if (!b->n_depths || depth > b->depth[b->n_depths - 1]) b->depth[b->n_depths++] = depth;
         if (!fits) return;
     }
@@ -534,14 +533,14 @@ static void set_default(int64_t *number, int64_t named, int64_t all, bool is_all
     if (*number == BY_KIND) *number = is_all ? all : named;
 }
 
-/* What chooses methods, or changes them all, does not go with a table of all of them. */
+/* Options that choose methods, or change all of them, contradict a table of all methods. */
 static int check_all(const struct bench *b) {
     const struct setup *s = &b->setup;
     if (s->key_type || s->value_type || s->evict || s->codebook_path || s->read.number || s->read.percent > 0)
         return complain(
             "--kv all chooses its methods and their codebooks: leave -ctk, -ctv, --evict, --top-k-tokens and --codebook "
             "away, or name methods");
-    if (b->fill_text) return complain("--kv all fills caches at random: leave --fill text away, or name methods");
+    if (b->fill_text) return complain("--kv all fills caches at random: omit --fill text, or name methods");
     return EXIT_OK;
 }
 
@@ -582,7 +581,7 @@ static int make_tokens(struct bench *b) {
 }
 
 static enum options_result parse(struct bench *b, int argc, char **argv) {
-    snprintf(b->kv_help, sizeof b->kv_help, "%s; all: each of them in turns with f16, codebooks random", b->setup.method_help);
+    snprintf(b->kv_help, sizeof b->kv_help, "%s; all: each of them alternating with f16, codebooks random", b->setup.method_help);
     const struct option options[] = {
         {"-p, --n-prompt", "N", OPTION_INTEGER, &b->n_prompt, BY_KIND, 1 << 24,
          "tokens of a prompt to read; 0: no such test; -1: 512, with --kv all none"},
@@ -603,7 +602,7 @@ static enum options_result parse(struct bench *b, int argc, char **argv) {
         .about =
             "Measures prompt (pp) and decoding (tg) speed with N tokens in the cache (@ dN), and the time and bytes of\n"
             "attention in decoding, beside f16's and what the machine reads from memory in the same run with the same threads.\n"
-            "--kv all measures every method that the model can have, in a few minutes: the table to choose from.\n",
+            "--kv all measures every method that the model can use, in a few minutes: the table to choose from.\n",
         .options = options,
         .n_options = sizeof options / sizeof options[0],
         .common = b->setup.common,
@@ -635,10 +634,10 @@ int cmd_bench(int argc, char **argv) {
     int status = check_options(&b);
     if (status == EXIT_OK) status = start(&b);
     if (status == EXIT_OK) {
-        /* Before and after, the better of the two: neighbours on the machine come and go. */
+        /* Measured before and after, the better of the two, since other load on the machine comes and goes. */
         b.read_rate = bandwidth_measure(b.threads);
         status = b.all ? run_all(&b) : run_list(&b);
-        /* What was measured before an interrupt or a failure is worth its row. */
+        /* Rows measured before an interrupt or a failure are printed. */
         if (cJSON_GetArraySize(b.rows) > 0) {
             double after = bandwidth_measure(b.threads);
             if (after > b.read_rate) b.read_rate = after;

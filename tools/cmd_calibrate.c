@@ -1,5 +1,5 @@
-/* `terse calibrate`: learns what a method needs to know about a model from a text, and keeps it where the other commands look for it
- * or in a file of its own. */
+/* `terse calibrate`: learns a method's codebook for a model from a text, and keeps it where the other commands look for it or in a file
+ * of its own. */
 #include "codebooks.h"
 #include "commands.h"
 
@@ -12,7 +12,7 @@
 
 struct calibrate {
     struct setup setup;
-    struct codebooks_calibration lesson;
+    struct codebooks_calibration calibration;
     const char *output; /* NULL: the user's cache directory */
 };
 
@@ -28,30 +28,31 @@ static int check_options(const struct calibrate *c) {
     char learners[384];
     if (c->setup.method) return EXIT_OK;
     list_learners(learners, sizeof learners);
-    return complain("for which method? Give --kv with one of %s", learners);
+    return complain("no method given: pass --kv with one of %s", learners);
 }
 
 static enum options_result parse(struct calibrate *c, int argc, char **argv) {
     const struct option options[] = {
-        {"--kv", "METHOD", OPTION_TEXT, &c->setup.method, 0, 0, "the method that is to know the model"},
-        {"-f, --file", "FILE", OPTION_TEXT, &c->lesson.file, 0, 0, "text to learn from; without it a built-in one, from Wikipedia"},
+        {"--kv", "METHOD", OPTION_TEXT, &c->setup.method, 0, 0, "the method to learn a codebook for"},
+        {"-f, --file", "FILE", OPTION_TEXT, &c->calibration.file, 0, 0,
+         "text to learn from; without it a built-in one, from Wikipedia"},
         {"-o, --output", "FILE", OPTION_TEXT, &c->output, 0, 0, "where to put the codebook; without it, where terse run finds it"},
-        {"-c, --ctx-size", "N", OPTION_INTEGER, &c->lesson.window, 0, INT32_MAX,
+        {"-c, --ctx-size", "N", OPTION_INTEGER, &c->calibration.window, 0, INT32_MAX,
          "tokens of a window; 0: 2048, or the model's context where that is less"},
-        {"--chunks", "K", OPTION_INTEGER, &c->lesson.windows, 0, INT32_MAX,
+        {"--chunks", "K", OPTION_INTEGER, &c->calibration.windows, 0, INT32_MAX,
          "windows to learn from, taken evenly from the text; 0: all"},
-        {"--shared", NULL, OPTION_FLAG, &c->lesson.shared, 0, 0, "the same centroids for all layers and heads"},
-        {"--weighting", "own|none|part|head", OPTION_CHOICE, &c->lesson.weighting, 0, 0,
-         "samples weigh as the loss's gradient of the sub-vector, or of the whole head; own: as the method has it"},
-        {"--power", "P", OPTION_INTEGER, &c->lesson.power, 0, 2, "of the gradient's norm, 1 or 2; 0: the method's own"},
-        {"--text-labels", NULL, OPTION_FLAG, &c->lesson.text_labels, 0, 0,
-         "the loss against the text, not against labels drawn from what the model predicts"},
-        {"-s, --seed", "N", OPTION_INTEGER, &c->lesson.seed, 0, INT32_MAX, "of the centroids that learning begins with"},
+        {"--shared", NULL, OPTION_FLAG, &c->calibration.shared, 0, 0, "the same centroids for all layers and heads"},
+        {"--weighting", "own|none|part|head", OPTION_CHOICE, &c->calibration.weighting, 0, 0,
+         "samples weigh by the loss's gradient of the sub-vector or of the whole head; own: the method's own"},
+        {"--power", "P", OPTION_INTEGER, &c->calibration.power, 0, 2, "of the gradient's norm, 1 or 2; 0: the method's own"},
+        {"--text-labels", NULL, OPTION_FLAG, &c->calibration.text_labels, 0, 0,
+         "gradients of the loss against the text instead of labels drawn from the model's predictions"},
+        {"-s, --seed", "N", OPTION_INTEGER, &c->calibration.seed, 0, INT32_MAX, "of the centroids that learning begins with"},
     };
     const struct option_set set = {
         .usage = "terse calibrate --kv METHOD [-m MODEL] [-f TEXT] [-o FILE] [options]",
         .about = "Learns the codebook that a method needs for a model. The other commands do so by themselves, once, when a\n"
-                 "method needs one; here the text and the way are up to you.\n",
+                 "method needs one; this command lets you choose the text and how it is learned.\n",
         .options = options,
         .n_options = sizeof options / sizeof options[0],
         .common = c->setup.common,
@@ -60,7 +61,7 @@ static enum options_result parse(struct calibrate *c, int argc, char **argv) {
     return options_parse(&set, argc, argv);
 }
 
-/* Whether a file can be put there is found before minutes are spent. The cache directory is made when there is something for it. */
+/* Checks that a file can be written there before minutes are spent on learning. The cache directory is made when a codebook is kept. */
 static int choose_output(struct calibrate *c, char *path, size_t capacity) {
     if (!c->output) {
         if (codebooks_path(&c->setup, path, capacity)) return EXIT_OK;
@@ -96,7 +97,7 @@ static int calibrate(struct calibrate *c) {
     if (status == EXIT_OK && !codebooks_needed(&c->setup))
         status = complain("%s learns nothing: it needs no codebook", c->setup.method);
     if (status == EXIT_OK) status = choose_output(c, path, sizeof path);
-    if (status == EXIT_OK) status = codebooks_learn(&c->setup, &c->lesson, &codebook);
+    if (status == EXIT_OK) status = codebooks_learn(&c->setup, &c->calibration, &codebook);
     if (status == EXIT_OK && codebooks_keep(codebook, path, &error) != TERSE_OK) status = complain_error(&error);
     if (status == EXIT_OK) print_results(codebook, path, console_seconds() - start);
     terse_codebook_free(codebook);
@@ -104,7 +105,7 @@ static int calibrate(struct calibrate *c) {
 }
 
 int cmd_calibrate(int argc, char **argv) {
-    struct calibrate c = {.lesson = codebooks_calibration_defaults()};
+    struct calibrate c = {.calibration = codebooks_calibration_defaults()};
     setup_init(&c.setup);
     c.setup.method = NULL;
     enum options_result parsed = parse(&c, argc, argv);

@@ -29,7 +29,7 @@ static const struct table_column type_columns[] = {
     {"type", "type", 0}, {"tensors", "tensors", 0}, {"bytes", "bytes", 0}, {"supported", "supported", 0}};
 static const struct table_column tensor_columns[] = {
     {"name", "tensor", 0}, {"type", "type", 0}, {"shape", "shape", 0}, {"bytes", "bytes", 0}, {"supported", "supported", 0}};
-/* Without --budget its column is left away. */
+/* Without --budget its column is omitted. */
 static const struct table_column method_columns[] = {{"kv", "KV", 0},
                                                      {"summary", "what", 0},
                                                      {"bits_per_value", "bits/value", 2},
@@ -39,7 +39,7 @@ static const struct table_column method_columns[] = {{"kv", "KV", 0},
 #define COLUMNS(table) table, sizeof table / sizeof table[0]
 enum { N_METHOD_COLUMNS = sizeof method_columns / sizeof method_columns[0] };
 
-/* ---- What is in the file. Its strings are a stranger's: they are made printable on the way in. */
+/* ---- What is in the file. Its strings may be hostile: they are made printable as they are read. */
 
 static void add_text(cJSON *object, const char *key, const char *text) {
     char *copy = strdup(text);
@@ -140,7 +140,7 @@ static uint64_t tokens_in_budget(const struct inspect *f, const struct terse_cac
     return fits;
 }
 
-/* A method of the table as it can be asked for: "streaming-N" and "quest-K" are shown for 512 tokens. */
+/* A method of the table under a name that --kv accepts: "streaming-N" and "quest-K" are shown for 512 tokens. */
 static void instance_of(const char *pattern, char *name, size_t capacity) {
     size_t length = strlen(pattern);
     bool parameter = length > 2 && (strcmp(pattern + length - 2, "-N") == 0 || strcmp(pattern + length - 2, "-K") == 0);
@@ -348,7 +348,7 @@ static bool is_codebook(const struct terse_gguf *gguf) {
     return false;
 }
 
-/* What cannot be run is shown all the same; what cannot be read is not. */
+/* A file that cannot be run is shown all the same; one that cannot be read is not. */
 static int load(struct inspect *f) {
     if (setup_open_gguf(f->file, &f->gguf, &f->refusal) != TERSE_OK) return complain_error(&f->refusal);
     f->is_codebook = f->file && is_codebook(f->gguf);

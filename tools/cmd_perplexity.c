@@ -42,7 +42,7 @@ static int read_file_tokens(struct perplexity *p) {
     return status;
 }
 
-/* The base file must speak of this model and, where they were given, of this context and this text. */
+/* The base file must be of this model and, where they were given, of this context and this text. */
 static int check_base(struct perplexity *p) {
     const struct kld_header *header = kld_reader_header(p->reader);
     const int32_t *tokens = kld_reader_tokens(p->reader);
@@ -51,7 +51,7 @@ static int check_base(struct perplexity *p) {
         return complain("%s is for a vocabulary of %u tokens and the model has %u: it belongs to another model", p->base_path,
                         header->vocabulary, p->setup.info.vocabulary);
     if (p->setup.context && (uint32_t)p->setup.context != header->context)
-        return complain("%s has windows of %u tokens, not %lld; leave -c away", p->base_path, header->context,
+        return complain("%s has windows of %u tokens, not %lld; omit -c", p->base_path, header->context,
                         (long long)p->setup.context);
     if (!p->file) return EXIT_OK;
     if (p->n_tokens < n)
@@ -63,7 +63,7 @@ static int check_base(struct perplexity *p) {
     return EXIT_OK;
 }
 
-/* Settles the text, the context and the number of windows. */
+/* Determines the text, the context and the number of windows. */
 static int choose_windows(struct perplexity *p) {
     int status;
     size_t available;

@@ -103,7 +103,7 @@ static int generate(struct run *run) {
     if (n_bytes) last = text[n_bytes - 1];
     output_write(text, n_bytes);
     if (last != '\n') output_write("\n", 1);
-    if (run->full) remark("stopped: the context is full; raise -c, or go on without end with --kv streaming-N");
+    if (run->full) remark("stopped: the context is full; raise -c, or generate without end with --kv streaming-N");
     return status;
 }
 
@@ -154,9 +154,8 @@ static int first_turn(struct run *run, const char *prompt) {
     return status;
 }
 
-/* Reads a later user message. What the session holds ends with the reply as it was generated, without its end token: what comes
- * behind a reply in the chat format is found by rendering a conversation around a mark, so that neither earlier turns nor the
- * way a format trims a reply matter. */
+/* Reads a later user message. The session ends with the reply as it was generated, without its end token. What follows a reply in the chat
+ * format is found by rendering a conversation around a mark, so that neither earlier turns nor the way a format trims a reply matter. */
 static int later_turn(struct run *run, const char *prompt) {
     static const char mark[] = "\x02reply\x03";
     const struct terse_message messages[] = {{"user", "-"}, {"assistant", mark}, {"user", prompt}};
@@ -164,13 +163,13 @@ static int later_turn(struct run *run, const char *prompt) {
     char *text;
     if (terse_chat_render(run->setup.model, run->chat_template, messages, 3, true, &text, &error) != TERSE_OK)
         return complain_error(&error);
-    const char *behind = strstr(text, mark);
+    const char *after = strstr(text, mark);
     int status = EXIT_OK;
-    if (!behind) {
+    if (!after) {
         status = complain("this chat format does not keep replies as they are; choose another with --chat-template");
     } else {
-        behind += sizeof mark - 1;
-        status = read_text(run, behind, strlen(behind), TERSE_TOKENIZE_PARSE_SPECIAL);
+        after += sizeof mark - 1;
+        status = read_text(run, after, strlen(after), TERSE_TOKENIZE_PARSE_SPECIAL);
     }
     if (status == EXIT_OK && !run->full) status = generate(run);
     terse_string_free(text);
@@ -244,9 +243,9 @@ static enum options_result parse(struct run *run, int argc, char **argv) {
     };
     const struct option_set set = {
         .usage = "terse run -p TEXT | -f FILE [-p TEXT] | -cnv [options]",
-        .about = "Reads a text and writes on. The text goes to stdout, progress and a summary to stderr.\n"
+        .about = "Reads a text and continues it. The text goes to stdout, progress and a summary to stderr.\n"
                  "Without --kv the cache is million-4 where there is a codebook for the model (--codebook, a kept one, or the\n"
-                 "built-in model's), else q4_0; with -ctk or -ctv alone it is q4_0.\n",
+                 "built-in model's), else q4_0; with -ctk or -ctv but no --kv it is q4_0.\n",
         .options = options,
         .n_options = sizeof options / sizeof options[0],
         .common = run->setup.common,

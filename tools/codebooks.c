@@ -1,4 +1,4 @@
-/* Owns: which methods need a codebook, the user's cache directory, and the lesson that fills it. Leaves learning to the library. */
+/* Which methods need a codebook, the user's cache directory, and the calibration that fills it. The library does the learning. */
 #include "codebooks.h"
 
 #include "text.h"
@@ -24,7 +24,7 @@ void codebooks_free(struct codebook_entry *entries) {
     }
 }
 
-/* ---- Who needs one */
+/* ---- Methods that need one */
 
 /* A capital letter of the pattern, as in "streaming-N", stands for a number. */
 static bool matches(const char *pattern, const char *name) {
@@ -45,7 +45,7 @@ bool codebooks_needed(const struct setup *setup) {
     return false;
 }
 
-/* ---- Where they lie */
+/* ---- Where they are kept */
 
 bool codebooks_path(const struct setup *setup, char *path, size_t capacity) {
     const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
@@ -92,13 +92,13 @@ static int read_calibration(const struct setup *setup, const char *file, int32_t
     return status;
 }
 
-/* The lesson as it goes on. */
+/* A calibration in progress. */
 struct watch {
     const struct setup *setup;
     const struct terse_calibration *options;
     uint64_t windows;
     double start;
-    bool silent; /* nothing is to be announced any more */
+    bool silent; /* nothing more is announced */
 };
 
 /* "about 40 seconds" */
@@ -111,7 +111,7 @@ static void write_duration(double seconds, char *text, size_t capacity) {
         snprintf(text, capacity, "about %.1f hours", seconds / 3600);
 }
 
-/* After the first window, or as much of it as tells how long all will take. */
+/* Announces the learning after the first window, or after enough of it to tell how long all will take. */
 static void announce(struct watch *watch, const char *what, uint64_t done, uint64_t total) {
     enum { SECONDS_TO_TELL = 5 };
     double seconds = console_seconds() - watch->start;
@@ -130,29 +130,29 @@ static bool watch_calibration(void *user, const char *what, uint64_t done, uint6
     return progress_show(NULL, what, done, total);
 }
 
-int codebooks_learn(const struct setup *setup, const struct codebooks_calibration *lesson, struct terse_codebook **codebook) {
+int codebooks_learn(const struct setup *setup, const struct codebooks_calibration *calibration, struct terse_codebook **codebook) {
     struct terse_calibration options = terse_calibration_defaults();
     struct terse_error error;
     int32_t *tokens;
     size_t n_tokens;
-    const char *slash = lesson->file ? strrchr(lesson->file, '/') : NULL;
+    const char *slash = calibration->file ? strrchr(calibration->file, '/') : NULL;
     *codebook = NULL;
-    int status = read_calibration(setup, lesson->file, &tokens, &n_tokens);
+    int status = read_calibration(setup, calibration->file, &tokens, &n_tokens);
     if (status != EXIT_OK) return status;
     options.method = setup->method;
-    options.corpus = !lesson->file ? built_in_corpus : slash ? slash + 1 : lesson->file;
-    if (lesson->window)
-        options.window = (uint32_t)lesson->window;
+    options.corpus = !calibration->file ? built_in_corpus : slash ? slash + 1 : calibration->file;
+    if (calibration->window)
+        options.window = (uint32_t)calibration->window;
     else if (options.window > setup->info.context)
         options.window = setup->info.context;
-    options.windows = (uint32_t)lesson->windows;
-    options.seed = (uint64_t)lesson->seed;
-    options.power = (uint32_t)lesson->power;
-    options.shared = lesson->shared;
-    options.text_labels = lesson->text_labels;
-    options.weighting = (enum terse_weighting)lesson->weighting;
+    options.windows = (uint32_t)calibration->windows;
+    options.seed = (uint64_t)calibration->seed;
+    options.power = (uint32_t)calibration->power;
+    options.shared = calibration->shared;
+    options.text_labels = calibration->text_labels;
+    options.weighting = (enum terse_weighting)calibration->weighting;
     options.threads = (uint32_t)setup->threads;
-    struct watch watch = {setup, &options, n_tokens / options.window, console_seconds(), !lesson->announced};
+    struct watch watch = {setup, &options, n_tokens / options.window, console_seconds(), !calibration->announced};
     if (options.windows && options.windows < watch.windows) watch.windows = options.windows;
     options.progress = (struct terse_progress){watch_calibration, &watch};
     if (terse_calibrate(setup->model, &options, tokens, n_tokens, codebook, &error) != TERSE_OK) status = complain_error(&error);
@@ -162,7 +162,7 @@ int codebooks_learn(const struct setup *setup, const struct codebooks_calibratio
 
 /* ---- Finding one */
 
-/* What the name of the file promises. */
+/* Whether the codebook is for the method and model that its file's name says. */
 static bool is_for(const struct terse_codebook *codebook, const struct setup *setup) {
     struct terse_codebook_info info;
     terse_codebook_describe(codebook, &info);
@@ -211,7 +211,7 @@ static int find_anywhere(const struct setup *setup, struct terse_codebook **code
     return status != EXIT_OK || *codebook ? status : find_built_in(setup, codebook);
 }
 
-/* Into the list, or released when there is no memory for that. */
+/* Adds it to the list; releases it when there is no memory for that. */
 static bool remember(struct setup *setup, struct terse_codebook *codebook) {
     struct codebook_entry *entry = calloc(1, sizeof *entry);
     if (!entry) {
@@ -235,8 +235,8 @@ int codebooks_choose_method(struct setup *setup) {
     return status;
 }
 
-/* Whether a session of these options would be possible with some codebook: what is wrong with them is found before minutes are
- * spent on learning. */
+/* Whether a session of these options would be possible with some codebook, so that wrong options fail before minutes are spent on
+ * learning. */
 static int try_options(const struct setup *setup, const struct terse_session_options *options) {
     struct terse_session_options plain = *options;
     struct terse_session *session;
@@ -249,11 +249,11 @@ static int try_options(const struct setup *setup, const struct terse_session_opt
 
 static int learn_and_keep(const struct setup *setup, const struct terse_session_options *options, const char *path,
                           struct terse_codebook **codebook) {
-    struct codebooks_calibration lesson = codebooks_calibration_defaults();
+    struct codebooks_calibration calibration = codebooks_calibration_defaults();
     struct terse_error error;
-    lesson.announced = true;
+    calibration.announced = true;
     int status = try_options(setup, options);
-    if (status == EXIT_OK) status = codebooks_learn(setup, &lesson, codebook);
+    if (status == EXIT_OK) status = codebooks_learn(setup, &calibration, codebook);
     if (status != EXIT_OK) return status;
     if (!path)
         remark("the codebook is not kept, since neither XDG_CACHE_HOME nor HOME names a place for it: the next run will learn it "

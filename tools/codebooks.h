@@ -1,4 +1,4 @@
-/* Codebooks for the commands: where they lie, reading one, and learning the one that is missing. */
+/* Codebooks for the commands: where they are kept, loading one, and learning one that is missing. */
 #ifndef TERSE_TOOLS_CODEBOOKS_H
 #define TERSE_TOOLS_CODEBOOKS_H
 
@@ -41,7 +41,7 @@ struct codebooks_calibration codebooks_calibration_defaults(void);
 
 /* Learns a codebook for the method and the model, with progress. Returns an exit status; *codebook is released by
  * terse_codebook_free. */
-int codebooks_learn(const struct setup *setup, const struct codebooks_calibration *lesson, struct terse_codebook **codebook);
+int codebooks_learn(const struct setup *setup, const struct codebooks_calibration *calibration, struct terse_codebook **codebook);
 
 /* Where the codebook of the method for the model is looked for, into path[capacity]: $XDG_CACHE_HOME/terse or ~/.cache/terse. False
  * when the user has no such place. */

@@ -1,4 +1,4 @@
-/* Owns: messages, the progress bar, signals, and the check that results really were written. Leaves to others: what is said. */
+/* Messages, the progress bar, signals, and the check that results really were written. */
 #include "console.h"
 
 #include <errno.h>

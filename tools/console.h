@@ -10,7 +10,7 @@ enum { EXIT_OK = 0, EXIT_FAILED = 1, EXIT_INTERRUPTED = 130 };
 /* Names the command in messages ("terse run"); SIGINT and SIGTERM only set a flag from here on (a second one kills), and a closed
  * pipe is an error of the write. */
 void console_begin(const char *command);
-/* Flushes and closes stdout: a full disk or a closed pipe turns `status` into EXIT_FAILED, with its line on stderr. */
+/* Flushes and closes stdout. Returns `status`, or after a full disk or a closed pipe EXIT_FAILED, with a line on stderr. */
 int console_end(int status);
 
 bool console_interrupted(void);

@@ -1,4 +1,4 @@
-/* Owns: the bytes of a base file, that none is left half-written, and that none is believed which is not whole. */
+/* Writes base files, none of which is left half-written, and reads them, accepting only whole ones. */
 #include "kld_file.h"
 
 #include "console.h"

@@ -1,4 +1,4 @@
-/* Owns: reading an argument vector by a table of options, and printing that table as help. */
+/* Reads an argument vector by a table of options, and prints that table as help. */
 #include "options.h"
 
 #include "console.h"
@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The words of "a|b|c" and of "-c, --ctx-size" one after another: *at stands behind the last one found. */
+/* The words of "a|b|c" and of "-c, --ctx-size" one after another: *at is just past the last one found. */
 static bool next_word(const char **at, size_t *length, const char *separators) {
     *at += strspn(*at, separators);
     *length = strcspn(*at, separators);
@@ -132,7 +132,7 @@ static void write_default(const struct option *option, char *text, size_t capaci
     }
 }
 
-/* Text behind the names, on further lines under itself when it is long. */
+/* The text beside the names; continuation lines are indented to its column. */
 static void print_wrapped(const char *text) {
     size_t left = strlen(text);
     while (left > HELP_WIDTH) {

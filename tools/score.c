@@ -1,4 +1,4 @@
-/* Owns: log-softmax in double precision, the sums over positions, and their statistics. Holds ROWS rows of logits, never a
+/* Log-softmax in double precision, the sums over positions, and their statistics. Holds ROWS rows of logits, never a
  * whole window of them. */
 #include "score.h"
 

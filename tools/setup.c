@@ -1,4 +1,4 @@
-/* Owns: turning the common options into a loaded model and the options of a session. */
+/* The common options, and the model and session options that they ask for. */
 #include "setup.h"
 
 #include "codebooks.h"
@@ -132,8 +132,7 @@ enum terse_status setup_try_cache(const struct setup *setup, struct terse_error 
 
 int setup_check_codebook(const struct setup *setup) {
     if (!setup->codebook_path || !setup->method || codebooks_needed(setup)) return EXIT_OK;
-    return complain("--codebook is for methods that learn, and %s learns nothing: leave it away, or choose another --kv",
-                    setup->method);
+    return complain("--codebook is for methods that learn, and %s learns nothing: omit it, or choose another --kv", setup->method);
 }
 
 /* ", anchors 1%" or ", anchors 64"; nothing where none was asked for. */

@@ -1,4 +1,4 @@
-/* What the commands that run a model have in common: its options, loading it, and the session they ask for. */
+/* What the commands that run a model share: its options, loading it, and the options of a session. */
 #ifndef TERSE_TOOLS_SETUP_H
 #define TERSE_TOOLS_SETUP_H
 
@@ -8,7 +8,7 @@
 #include <terse_gguf.h>
 
 enum {
-    SETUP_MODEL = 2, /* the first of the common rows: all that a command needs which has no session */
+    SETUP_MODEL = 2, /* the first of the common rows: all that a command without a session needs */
     SETUP_COMMON = 15
 };
 
@@ -26,7 +26,7 @@ struct setup {
     int64_t mat_anchors, mat_shallow; /* 0 and -1: the method's own numbers */
     const char *codebook_path;        /* NULL: it is looked for, or learned */
     bool no_auto_calibrate;
-    bool random_codebooks;              /* of random numbers, whatever is there: for timing alone */
+    bool random_codebooks;              /* of random numbers, whatever is there: only for timing */
     struct option common[SETUP_COMMON]; /* rows for struct option_set that set what stands above, but for method and context */
     char method_help[512];              /* for the command's own row for `method`: lists the known ones */
 
@@ -40,7 +40,7 @@ struct setup {
 void setup_init(struct setup *setup);
 /* Loads the model at model_path. Returns an exit status. */
 int setup_load(struct setup *setup);
-/* The same without a word: *error says why it failed. */
+/* The same without a message: *error says why it failed. */
 enum terse_status setup_try_load(struct setup *setup, struct terse_error *error);
 /* Makes the engine that the loaded model runs on, once. Returns an exit status. */
 int setup_engine(struct setup *setup);
@@ -52,13 +52,13 @@ struct terse_session_options setup_session_options(const struct setup *setup);
 /* TERSE_OK when a cache as the options have it can serve the model, with whatever codebook. */
 enum terse_status setup_try_cache(const struct setup *setup, struct terse_error *error);
 
-/* Refuses options that would go unheard: --codebook with a method that learns nothing. Returns an exit status. */
+/* Refuses options without effect: --codebook with a method that learns nothing. Returns an exit status. */
 int setup_check_codebook(const struct setup *setup);
 
 /* "q8_0", "f16, keys q8_0", or "antkv-1, anchors 2%", into buffer[capacity]; returns it. */
 const char *setup_method_text(const struct setup *setup, char *buffer, size_t capacity);
 
-/* Opens the file at `path` for looking at; NULL: the built-in model. */
+/* Opens the file at `path` for inspection; NULL: the built-in model. */
 enum terse_status setup_open_gguf(const char *path, struct terse_gguf **gguf, struct terse_error *error);
 
 #endif

@@ -1,4 +1,4 @@
-/* Owns: how rows are laid out as Markdown, CSV and JSON. */
+/* Lays rows out as Markdown, CSV and JSON. */
 #include "table.h"
 
 #include "console.h"

@@ -9,11 +9,11 @@ static const struct {
     const char *name, *console, *summary;
     int (*main)(int argc, char **argv);
 } commands[] = {
-    {"run", "terse run", "read a text and write on, answer a question, or chat", cmd_run},
+    {"run", "terse run", "continue a text, answer a question, or chat", cmd_run},
     {"perplexity", "terse perplexity", "perplexity and KL divergence over a text, through the real cache", cmd_perplexity},
     {"bench", "terse bench", "tokens per second at depth, beside the machine's memory bandwidth", cmd_bench},
     {"inspect", "terse inspect", "what is in a GGUF file, and what its KV cache costs", cmd_inspect},
-    {"calibrate", "terse calibrate", "learn what a KV method needs to know about a model", cmd_calibrate},
+    {"calibrate", "terse calibrate", "learn a KV method's codebook for a model", cmd_calibrate},
 };
 enum { N_COMMANDS = sizeof commands / sizeof commands[0] };
 

@@ -1,4 +1,4 @@
-/* Owns: what counts as a text file, and the buffers of text and tokens that the commands work on. */
+/* Text files, and the buffers of text and tokens that the commands work on. */
 #include "text.h"
 
 #include "console.h"

@@ -87,7 +87,7 @@ static enum terse_status check_options(struct terse_session *s, struct terse_err
     if (policy_evicts(s->method.policy) && o->prefill == TERSE_PREFILL_PAPER)
         return status_fail(error, TERSE_E_UNSUPPORTED,
                            "%s evicts tokens while it reads, which --paper, where every token reads all before it, cannot "
-                           "measure: leave --paper away",
+                           "measure: omit --paper",
                            s->method.name);
     if ((unsigned)o->prefill > TERSE_PREFILL_PAPER)
         return status_fail(error, TERSE_E_ARGUMENT, "there is no prefill mode %d", (int)o->prefill);

@@ -1,4 +1,4 @@
-/* The table of methods and how options choose from it. Owns the names; leaves what they mean to codecs and policies. */
+/* The table of methods and how options choose from it. Only this file knows methods' names; codecs and policies do what they mean. */
 #include "method/method.h"
 
 #include "backend/cpu/codec/additive.h"
@@ -9,7 +9,7 @@
 #include <string.h>
 
 #define SNAPKV_WINDOW 32   /* SnapKV's window */
-#define QUANTIZED_TAIL 128 /* newest tokens that stay exact beside quantized blocks: the papers' practice */
+#define QUANTIZED_TAIL 128 /* newest tokens that stay exact beside quantized pages: the papers' practice */
 
 struct row {
     const char *name; /* "streaming-N": the part before N is matched, N is the policy's budget; "million-MxN": see parse_parts */
@@ -17,7 +17,7 @@ struct row {
     struct coding key, value;
     const struct policy *policy;
     struct policy_parameters parameters;
-    uint32_t power; /* of the gradients' norms in learning, the better of 1 and 2 in a simulation of the built-in model */
+    uint32_t power; /* of gradient norms in learning: a sample weighs by its gradient's norm to this power; 0: all weigh the same */
     const struct index *index; /* of the tokens that a step reads; NULL: it reads all */
 };
 
@@ -44,15 +44,17 @@ static const struct row rows[] = {
     /* StreamingLLM, section 4.1: 4 sinks */
     {"streaming-N", "the first 4 and the newest tokens, N in all: text without end in constant memory", EVICTING(policy_streaming),
      .parameters = {.exact = 4}},
-    /* The middle of the flat optimum of the paper's figure 6; shallow layers by its figure 1 */
+    /* The middle of the flat optimum of MAT's figure 5; shallow layers by its figure 1 */
     {"mat-N", "MAT: anchor tokens and the newest, N in all: text without end in constant memory", EVICTING(policy_mat),
      .parameters = {.exact = 64, .shallow = 2}},
-    {"snapkv-N", "SnapKV: of a prompt the N tokens for which its end votes; all that comes after it", EVICTING(policy_snapkv)},
+    {"snapkv-N", "SnapKV: of a prompt the N tokens that its end attends to most, and all tokens after it", EVICTING(policy_snapkv)},
     {"selfindex-2", "Self-Indexing: signs and 2 bits, 3.5 bits per value; a step reads 7.5 % of a prompt, found by the signs",
      SELF_INDEXED(codec_sign)},
     {"selfindex-16", "Self-Indexing: the signs as an index beside half precision", SELF_INDEXED(codec_f16)},
-    {"quest-K", "Quest: half precision; a step reads K tokens of a prompt, whose pages may matter most", PLAIN(codec_f16),
-     .index = &index_quest},
+    {"quest-K", "Quest: half precision; a step reads the K tokens of a prompt whose pages have the highest upper bounds",
+     PLAIN(codec_f16), .index = &index_quest},
+    /* Codebooks of AnTKV and CommVQ are learned from samples weighted by the squared norm of the loss's gradient (power 2); antkv-4's by the
+     * norm itself, which gave a smaller divergence in a simulation on the built-in model. */
     {"antkv-4", "AnTKV: pairs of channels as one of 256 shapes, a gain for each row, 1 % of the tokens exact", GAIN_SHAPE(2, 8),
      .power = 1},
     {"antkv-2", "AnTKV: 4 channels as one of 256 shapes, a gain", GAIN_SHAPE(4, 8), .power = 2},
@@ -66,7 +68,7 @@ static const struct row rows[] = {
     {"cq-0.375", "CQ: as antkv-0.375", VQ(32, 12)},
     {"commvq-2", "CommVQ: keys as sums of codes that commute with RoPE, values as sums of rows", COMM(2), .power = 2},
     {"commvq-1", "CommVQ: as commvq-2 with half the codes", COMM(1), .power = 2},
-    {"million-4", "MILLION: product quantization read by look-up, pairs of channels as one of 256", PQ(2, 8)},
+    {"million-4", "MILLION: product quantization, pairs of channels as one of 256 centroids: 4 bits per value", PQ(2, 8)},
     {"million-3", "MILLION: 4 channels as one of 4096", PQ(4, 12)},
     {"million-2", "MILLION: 4 channels as one of 256", PQ(4, 8)},
     {"million-MxN", "MILLION: each head in M parts, N bits each (4 to 12)", PQ(0, 0)},
@@ -147,7 +149,7 @@ static enum terse_status override_codec(const char *name, const char *what, stru
     return status_fail(error, TERSE_E_ARGUMENT, "unknown %s type '%.64s': use one of %s", what, name, known);
 }
 
-/* The row's name with its numbers, however many noughts the user gave them. */
+/* The row's name with its numbers in canonical form, without leading zeros. */
 static void write_row_name(const struct row *row, const struct numbers *numbers, char *text, size_t capacity) {
     int prefix = (int)strcspn(row->name, "KMN");
     if (numbers->parts)
@@ -171,7 +173,7 @@ static void write_name(const struct row *row, const char *name, struct method *m
         snprintf(method->name, sizeof method->name, "%s%s%s", plain ? "" : name, plain ? "" : "+", codecs);
 }
 
-/* What the numbers of a row's name say of its policy. */
+/* The policy of a row, with the budget that its name's numbers give. */
 static void set_budget(const struct row *row, const struct numbers *numbers, const struct terse_cache_options *options,
                        struct method *method) {
     struct policy_parameters *parameters = &method->parameters;
@@ -184,7 +186,7 @@ static void set_budget(const struct row *row, const struct numbers *numbers, con
     if (options->mat_shallow != TERSE_SHALLOW_DEFAULT) parameters->shallow = options->mat_shallow;
 }
 
-/* The choice of tokens of another method that evicts. */
+/* --evict: the policy of another method, which evicts. */
 static enum terse_status choose_eviction(const struct terse_cache_options *options, struct method *method,
                                          struct terse_error *error) {
     struct numbers numbers = {0};
@@ -194,8 +196,7 @@ static enum terse_status choose_eviction(const struct terse_cache_options *optio
         return status_fail(error, TERSE_E_ARGUMENT, "'%.40s' is no way to evict tokens: use mat-N, streaming-N or snapkv-N",
                            options->evict);
     if (policy_evicts(method->policy))
-        return status_fail(error, TERSE_E_ARGUMENT, "%s evicts tokens itself: leave --evict away, or choose another --kv",
-                           method->name);
+        return status_fail(error, TERSE_E_ARGUMENT, "%s evicts tokens itself: omit --evict, or choose another --kv", method->name);
     set_budget(row, &numbers, options, method);
     char canonical[32];
     write_row_name(row, &numbers, canonical, sizeof canonical);
@@ -204,7 +205,7 @@ static enum terse_status choose_eviction(const struct terse_cache_options *optio
     return TERSE_OK;
 }
 
-/* Anchors go with every method that keeps all tokens. */
+/* Every method that keeps all tokens can have anchors. */
 static enum terse_status choose_anchors(const struct terse_cache_options *options, struct method *method,
                                         struct terse_error *error) {
     struct policy_parameters *parameters = &method->parameters;
@@ -215,7 +216,7 @@ static enum terse_status choose_anchors(const struct terse_cache_options *option
     }
     bool wanted = parameters->anchor_count || parameters->anchor_percent != 0;
     if (wanted && policy_evicts(method->policy))
-        return status_fail(error, TERSE_E_ARGUMENT, "%s keeps no anchors: leave --anchors away", method->name);
+        return status_fail(error, TERSE_E_ARGUMENT, "%s keeps no anchors: omit --anchors", method->name);
     if (policy_evicts(method->policy)) return TERSE_OK;
     if (!wanted)
         method->policy = &policy_keep_all;
@@ -224,7 +225,7 @@ static enum terse_status choose_anchors(const struct terse_cache_options *option
     return TERSE_OK;
 }
 
-/* Reading chosen tokens goes with every method that keeps all of them where they can be taken out of their blocks. */
+/* Every method that keeps all tokens can read selected ones, if its codecs can gather tokens from their pages. */
 static enum terse_status choose_selection(const struct terse_cache_options *options, struct method *method,
                                           struct terse_error *error) {
     struct policy_parameters *parameters = &method->parameters;
@@ -235,14 +236,14 @@ static enum terse_status choose_selection(const struct terse_cache_options *opti
     }
     if (!method->index) return TERSE_OK;
     if (policy_evicts(method->policy))
-        return status_fail(error, TERSE_E_ARGUMENT, "%s reads every token that it keeps: leave --top-k-tokens away", method->name);
+        return status_fail(error, TERSE_E_ARGUMENT, "%s reads every token that it keeps: omit --top-k-tokens", method->name);
     if (!parameters->read_count && !(parameters->read_percent > 0 && parameters->read_percent <= 100))
         return status_fail(error, TERSE_E_ARGUMENT,
                            "%s cannot read %g %% of a prompt's tokens: use more than 0 and at most 100, or a number of tokens",
                            method->name, parameters->read_percent);
     if ((!method->key.codec->gather_tokens && !method->key.codec->gathers_values_only) || !method->value.codec->gather_tokens)
-        return status_fail(error, TERSE_E_UNSUPPORTED,
-                           "%s cannot read single tokens: leave --top-k-tokens away, or choose another --kv", method->name);
+        return status_fail(error, TERSE_E_UNSUPPORTED, "%s cannot read single tokens: omit --top-k-tokens, or choose another --kv",
+                           method->name);
     return TERSE_OK;
 }
 
@@ -287,7 +288,7 @@ enum terse_status method_resolve(const struct terse_cache_options *options, uint
     if (method->policy->keep_selected_only && method->key.codec->rope == CODEC_ROPE_BEFORE)
         return status_fail(
             error, TERSE_E_UNSUPPORTED,
-            "%s: snapkv-N keeps keys as they were turned, and this method's are before rotation; use mat-N or another "
+            "%s: snapkv-N keeps keys as they were rotated, and this method's are before rotation; use mat-N or another "
             "--kv",
             method->name);
     bool exact = method->key.codec == &codec_f16 && method->value.codec == &codec_f16; /* as exact as the window itself */

@@ -1,6 +1,6 @@
-/* Tokens for which a prompt's last queries vote (Li et al. 2024, SnapKV, section 4): those that get most of their attention, each with
- * its neighbours' share. They stay exact beside a cache of codes (Self-Indexing, section 4), or they are all that stays of a prompt
- * but its end (SnapKV). backend/cpu/kv/anchors.h counts the votes. */
+/* Tokens ranked by the attention of a prompt's last queries (Li et al. 2024, SnapKV, section 4), summed over each token and its
+ * neighbours. The first stay exact beside a cache of codes (Self-Indexing, section 4), or they are all that stays of a prompt but its end
+ * (SnapKV). backend/cpu/kv/anchors.h computes the ranking. */
 #include "method/policy.h"
 
 #define SNAPKV_BUDGET_MIN 128 /* the window, of up to 95 tokens, and as many again */
@@ -31,7 +31,7 @@ static struct policy_decision retain(const struct policy_parameters *parameters,
 }
 
 const struct policy policy_attention_rank = {
-    .name = "votes", .rank_by_attention = true, .check = check_ranked, .retain = retain, .anchors = ranked_count};
+    .name = "attention rank", .rank_by_attention = true, .check = check_ranked, .retain = retain, .anchors = ranked_count};
 const struct policy policy_snapkv = {.name = "snapkv",
                                      .rank_by_attention = true,
                                      .keep_selected_only = true,

@@ -3,12 +3,12 @@
 . "$(dirname "$0")/../support/cli.sh"
 model=tests/fixtures/models/llama.gguf other=tests/fixtures/models/mistral.gguf # 2 layers, context 512
 book=$work/book.gguf
-lesson="-m $model -f $text -c 100 --chunks 4"
+options="-m $model -f $text -c 100 --chunks 4"
 
 # nothing_in FOLDER: no file anywhere in it, if it is there at all.
 nothing_in() { [ ! -e "$1" ] || [ -z "$(find "$1" -type f)" ] || fail "$2: left $(find "$1" -type f)"; }
 
-refuses 'for which method? Give --kv with one of .*antkv-1' calibrate
+refuses 'no method given: pass --kv with one of .*antkv-1' calibrate
 refuses 'f16 learns nothing' calibrate --kv f16
 refuses 'streaming-64 learns nothing' calibrate --kv streaming-64
 refuses "unknown KV method 'antkv-7'" calibrate --kv antkv-7
@@ -23,19 +23,19 @@ refuses "the model's context" calibrate -m $model --kv antkv-1 -c 513
 # The command: what it says, the same bytes for the same seed with any number of threads, others for another seed.
 # Word splitting is meant, here and below.
 # shellcheck disable=SC2086
-works calibrate $lesson --kv antkv-1 -o "$book"
+works calibrate $options --kv antkv-1 -o "$book"
 grep -q "^codebook = $book, [0-9.]* MiB (antkv-1 for llama, fingerprint [0-9a-f]\{16\})\$" "$work/out" || fail "$(cat "$work/out")"
 grep -q '^learned from 400 tokens of wiki_excerpt.txt in [0-9.]* s; weights: gradient.*, effective samples: [0-9]*$' "$work/out" ||
     fail "$(cat "$work/out")"
 [ "$(number_after 'effective samples: ' "$work/out")" -lt 400 ] || fail "weighted samples count as if unweighted: $(cat "$work/out")"
 [ ! -s "$work/err" ] || fail "short work on stderr: $(cat "$work/err")"
-works calibrate $lesson --kv antkv-1 -o "$work/again.gguf" -t 2
+works calibrate $options --kv antkv-1 -o "$work/again.gguf" -t 2
 cmp "$book" "$work/again.gguf" || fail "two threads make another codebook"
-works calibrate $lesson --kv antkv-1 -o "$work/again.gguf" -s 2
+works calibrate $options --kv antkv-1 -o "$work/again.gguf" -s 2
 ! cmp -s "$book" "$work/again.gguf" || fail "another seed makes the same codebook"
-works calibrate $lesson --kv cq-1 -o "$work/again.gguf"
+works calibrate $options --kv cq-1 -o "$work/again.gguf"
 grep -q 'weights: none, effective samples: 400$' "$work/out" || fail "$(cat "$work/out")"
-works calibrate $lesson --kv antkv-1 -o "$work/shared.gguf" --shared
+works calibrate $options --kv antkv-1 -o "$work/shared.gguf" --shared
 [ "$(wc -c <"$work/shared.gguf")" -lt "$(wc -c <"$book")" ] || fail "shared centroids are no fewer"
 [ "$(echo "$work"/*.part)" = "$work/*.part" ] || fail "a part of a file was left: $(ls "$work")"
 nothing_in "$work/cache" 'calibrate -o'
@@ -86,13 +86,13 @@ head -c 5000 "$book" >"$kept"
 works run -m $model -p x -n 1 --kv antkv-1
 head -n 1 "$work/err" | grep -q 'cannot be used: .*antkv-1-' || fail "a damaged codebook: $(cat "$work/err")"
 cmp "$kept" "$work/first" || fail "the damaged codebook was not replaced"
-works calibrate $lesson --kv antkv-2 -o "$kept"
+works calibrate $options --kv antkv-2 -o "$kept"
 run run -m $model -p x -n 1 --kv antkv-1 --no-auto-calibrate
 [ "$status" -eq 1 ] && head -n 1 "$work/err" | grep -q 'is for another method or model' || fail "another method's: $(cat "$work/err")"
 rm "$kept"
 
 # terse calibrate puts its own where the others look.
-works calibrate $lesson --kv antkv-1
+works calibrate $options --kv antkv-1
 [ "$(find "$work/cache" -type f)" = "$kept" ] || fail "calibrate kept $(find "$work/cache" -type f)"
 works run -m $model -p x -n 1 --kv antkv-1 --no-auto-calibrate
 rm -r "$work/cache"
@@ -105,7 +105,7 @@ grep -q 'is not kept, and the next run will learn it again: .*/dev/null/none' "$
     unset HOME XDG_CACHE_HOME
     works run -m $model -p x -n 1 --kv antkv-1
     grep -q 'neither XDG_CACHE_HOME nor HOME' "$work/err" || fail "no HOME: $(cat "$work/err")"
-    refuses 'give -o FILE' calibrate $lesson --kv antkv-1
+    refuses 'give -o FILE' calibrate $options --kv antkv-1
 ) || exit 1
 
 # Anchors.

@@ -38,11 +38,11 @@ refuses 'mat-8 keeps too few tokens: use mat-16' run -p x --kv mat-8
 refuses '64 anchors leave mat-64 no recent tokens' run -p x --kv mat-64 --mat-anchors 64
 refuses 'snapkv-20 keeps too few tokens' run -p x --kv snapkv-20
 refuses 'quest-0 cannot read 0 %' run -p x --kv quest-0
-refuses 'reads every token that it keeps: leave --top-k-tokens away' run -p x --kv mat-64 --top-k-tokens 5%
+refuses 'reads every token that it keeps: omit --top-k-tokens' run -p x --kv mat-64 --top-k-tokens 5%
 refuses "'q4_0' is no way to evict tokens: use mat-N" run -p x --kv f16 --evict q4_0
-refuses 'evicts tokens itself: leave --evict away' run -p x --kv mat-64 --evict mat-32
+refuses 'evicts tokens itself: omit --evict' run -p x --kv mat-64 --evict mat-32
 refuses '--top-k-tokens takes a part such as 1%' run -p x --top-k-tokens 120%
-refuses 'keeps no anchors: leave --anchors away' run -p x --kv mat-64 --anchors 3
+refuses 'keeps no anchors: omit --anchors' run -p x --kv mat-64 --anchors 3
 refuses "unknown key type 'f17'" run -p x -ctk f17
 refuses "unknown value type 'f17'" run -p x -ctv f17
 refuses 'no such chat format' run --chat -p x --chat-template no-such-format

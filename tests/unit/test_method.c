@@ -174,7 +174,7 @@ static void anchors_go_with_any_method_that_keeps_all(void **state) {
     assert_int_equal(method_resolve(&options, 64, &m, &error), TERSE_E_ARGUMENT);
     options = (struct terse_cache_options){.method = "streaming-64", .anchor_count = 4};
     assert_int_equal(method_resolve(&options, 64, &m, &error), TERSE_E_ARGUMENT);
-    assert_non_null(strstr(error.message, "leave --anchors away"));
+    assert_non_null(strstr(error.message, "omit --anchors"));
 }
 
 static void a_codebook_is_asked_for(void **state) {

@@ -85,7 +85,7 @@ enum terse_status cache_create(const struct cache_shape *shape, const struct met
         return status_fail(
             error, TERSE_E_UNSUPPORTED,
             "%s reads tokens that lie apart, whose distances this model's ALiBi would have to know: use another --kv%s",
-            method->name, method->policy->keep_selected_only ? "" : ", or leave --top-k-tokens away");
+            method->name, method->policy->keep_selected_only ? "" : ", or omit --top-k-tokens");
     struct cache *c = calloc(1, sizeof *c);
     if (!c) return status_no_memory(error, sizeof *c, "the KV cache");
     struct sizes sizes = sizes_of(shape, method);
