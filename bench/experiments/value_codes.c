@@ -1,29 +1,25 @@
-/* Ways to code values, on those of a model: error of the values, plain and weighted by the loss's gradients, and error of what
- * attention over them gives, through the output matrix; then times. What src/codec/additive.c and src/method.c choose between.
+/* Compares encodings of a model's values: error of the values, plain and weighted by the loss's gradients, error of attention's output
+ * after the output matrix, and times. The choices in src/backend/cpu/codec/additive.c and src/method/method.c rest on these figures.
  *
  *     value_codes [SETS [WINDOWS [STEPS]]]     6 of the layers' KV heads, 8 windows to learn from, 1500 steps for the encoder
  *
- * Errors are parts of what the values' mean alone would leave, of text that nothing was learned from. All of a head's ways share mean,
- * gain (one byte) and samples. kivi-1 is two levels for 32 channels, the least and the most. The search of backend/cpu/codec/binary_code_search.h stands
- * as "snapped", without its second half as "greedy"; "beam" is bits one after the other by a triangular form of the same problem, the
- * best 8 beginnings kept, snapped at the end, with a codebook that was fitted as the others' and then further by this search.
- * "encoder" is the paper's network (tests/support/encoder.h), "its C" the search with the codebook that was trained with it.
- * A head's attention is that of the model itself, over windows of 512 tokens: CMakeLists.txt leads the backward pass's call here. */
+ * Errors are shares of the error that the values' mean alone leaves, on text that nothing was learned from. All encodings of a head share
+ * mean, gain (one byte) and samples. kivi-1 has two levels for 32 channels, their minimum and maximum. "search" is that of
+ * backend/cpu/codec/binary_code_search.h, "greedy" its first half alone. "beam" decides the bits one after the other by a triangular form
+ * of the same problem, keeps the best 8 prefixes and ends with the local search; its codebook is fitted like the others' and then further
+ * with this search. "encoder" is the paper's network (tests/support/encoder.h), "its C" the search with the codebook that was trained with
+ * the encoder. A head's attention is that of the model itself, over windows of 512 tokens. */
 #include "backend/cpu/codec/additive.h"
 #include "backend/cpu/codec/binary_code_search.h"
 #include "backend/cpu/codec/normalization.h"
 #include "backend/cpu/gemm.h"
-#include "backend/cpu/kernels/commvq/ops.h"
-#include "backend/cpu/kernels/cpu.h"
-#include "backend/cpu/kernels/vector/ops.h"
-#include "backend/cpu/kernels/weights/ops.h"
+#include "backend/cpu/linear.h"
 #include "base/clock.h"
 #include "base/memory.h"
 #include "base/random.h"
 #include "support/encoder.h"
 #include "train/additive.h"
 #include "train/backward.h"
-#include "train/backward_attention.h"
 #include "train/calibrate.h"
 #include "train/capture.h"
 #include "train/kmeans.h"
@@ -35,7 +31,7 @@
 #include <string.h>
 
 enum { WINDOW = 512, TRAIN = 12, TEST = 4, BEAM = 8, MOST = ADDITIVE_MOST_CODES, HD = CODEC_HEAD_DIM_MAX, BATCH = 512 };
-#define RIDGE 0.1 /* of the beam's triangular form, of a code's mean square */
+#define RIDGE 0.1 /* of the beam's triangular form, as a share of the codebook rows' mean square */
 
 static struct terse_model *model;
 
@@ -51,43 +47,42 @@ static void *allocate(size_t count, size_t size) {
     return memory;
 }
 
-/* ---- The model's attention ----------------------------------------------------------------------------------------------------- */
-
-struct attended {
-    float *q, *k, *v; /* [layers][WINDOW] rows */
-};
-static struct attended attended[TRAIN + TEST];
-static struct attended *recording;
-static size_t recorded;
-
-void __real_attention_forward(const struct attention *a, float *out, float *log_sum, uint32_t threads, float *scratch);
-void __wrap_attention_forward(const struct attention *a, float *out, float *log_sum, uint32_t threads, float *scratch);
-
-void __wrap_attention_forward(const struct attention *a, float *out, float *log_sum, uint32_t threads, float *scratch) {
-    size_t q = (size_t)model->query_heads * model->head_dim * WINDOW, k = (size_t)model->kv_heads * model->head_dim * WINDOW;
-    if (recording && recorded < model->layers) {
-        memcpy(recording->q + recorded * q, a->q, q * sizeof(float));
-        memcpy(recording->k + recorded * k, a->k, k * sizeof(float));
-        memcpy(recording->v + recorded * k, a->v, k * sizeof(float));
-        recorded++;
-    }
-    __real_attention_forward(a, out, log_sum, threads, scratch);
+static float dot(const float *x, const float *y, size_t n) {
+    float sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (size_t i = 0; i < n; i++) sum += x[i] * y[i];
+    return sum;
 }
 
-static void no_layer(void *user, uint32_t layer, const struct captured *rows) { (void)user, (void)layer, (void)rows; }
+static void axpy(float a, const float *x, float *y, size_t n) {
+    for (size_t i = 0; i < n; i++) y[i] += a * x[i];
+}
+
+/* ---- The model's attention ----------------------------------------------------------------------------------------------------- */
+
+/* Its inputs in a window: [layers][WINDOW] rows, queries and keys rotated. */
+struct attended {
+    float *q, *k, *v;
+};
+static struct attended attended[TRAIN + TEST];
+
+static void record_layer(void *user, uint32_t layer, const struct captured *rows) {
+    struct attended *to = user;
+    size_t q = (size_t)model->query_heads * model->head_dim * WINDOW, k = (size_t)model->kv_heads * model->head_dim * WINDOW;
+    memcpy(to->q + layer * q, rows->q, q * sizeof(float));
+    memcpy(to->k + layer * k, rows->k_rotated, k * sizeof(float));
+    memcpy(to->v + layer * k, rows->v, k * sizeof(float));
+}
 
 static void record(const int32_t *tokens, struct attended *to) {
     struct backward *backward;
-    struct backward_sink sink = {no_layer, NULL};
+    struct backward_sink sink = {record_layer, to};
     struct terse_error error;
     size_t n = (size_t)model->layers * WINDOW * model->head_dim;
     *to =
         (struct attended){allocate(n * model->query_heads, 4), allocate(n * model->kv_heads, 4), allocate(n * model->kv_heads, 4)};
     must(!backward_new(model, WINDOW, false, &backward, &error), error.message);
-    recording = to;
-    recorded = 0;
     must(!backward_run(backward, tokens, WINDOW, &sink, NULL, NULL, &error), error.message);
-    recording = NULL;
     backward_free(backward);
 }
 
@@ -95,13 +90,13 @@ static void record(const int32_t *tokens, struct attended *to) {
 
 struct rows {
     size_t n;
-    float *x, *unit, *weights; /* as they are; in the frame; of their errors there */
+    float *x, *unit, *weights; /* as captured; normalized; weights of errors of the latter */
 };
 
 struct head {
     uint32_t layer, head;
     size_t hd, G;
-    float frame[HD + 1];
+    float norm[HD + 1];
     struct rows train, test;
     struct rows windows[TRAIN + TEST]; /* without weights */
     float *A[TRAIN + TEST];            /* [G][WINDOW][WINDOW] */
@@ -109,10 +104,10 @@ struct head {
     double attention_scale;            /* mean over training windows of |A x W|^2 */
 };
 
-static void enter(const struct head *h, struct rows *rows, float *factors) {
+static void normalize(const struct head *h, struct rows *rows, float *factors) {
     rows->unit = allocate(rows->n * h->hd, 4);
     for (size_t i = 0; i < rows->n; i++) {
-        float rms = normalization_apply(rows->x + i * h->hd, h->frame, h->hd, rows->unit + i * h->hd);
+        float rms = normalization_apply(rows->x + i * h->hd, h->norm, h->hd, rows->unit + i * h->hd);
         if (factors) factors[i] = rms;
     }
 }
@@ -125,8 +120,8 @@ static struct rows captured_rows(struct head *h, const struct capture *capture, 
     rows.weights = allocate(rows.n, 4);
     capture_rows(capture, &reading, 0, h->hd, rows.x);
     capture_norms(capture, &reading, 0, h->hd, rows.weights);
-    if (learn) normalization_fit(rows.x, rows.n, h->hd, h->frame);
-    enter(h, &rows, factors);
+    if (learn) normalization_fit(rows.x, rows.n, h->hd, h->norm);
+    normalize(h, &rows, factors);
     calibrate_weigh(rows.weights, factors, rows.n, 2);
     memory_free(factors);
     return rows;
@@ -144,24 +139,28 @@ static void attend(struct head *h, size_t w) {
         for (size_t t = 0; t < WINDOW; t++) {
             float *row = A + t * WINDOW, max = -INFINITY;
             for (size_t s = 0; s <= t; s++) max = fmaxf(max, row[s] /= sqrtf((float)hd));
-            float sum = vector_ops()->exp_sum(row, max, t + 1);
+            float sum = 0;
+            for (size_t s = 0; s <= t; s++) sum += row[s] = expf(row[s] - max);
             for (size_t s = 0; s < WINDOW; s++) row[s] = s <= t ? row[s] / sum : 0;
         }
     }
     h->windows[w] = (struct rows){.n = WINDOW, .x = allocate(WINDOW * hd, 4)};
     for (size_t t = 0; t < WINDOW; t++) memcpy(h->windows[w].x + t * hd, v + t * Hk * hd, hd * sizeof(float));
-    enter(h, &h->windows[w], NULL);
+    normalize(h, &h->windows[w], NULL);
 }
 
+/* W: the columns of the output matrix that belong to the KV head's query heads, one after another: its products with unit vectors. */
 static void output_matrix(struct head *h) {
     const struct matrix *o = &model->layer[h->layer].o;
-    float *row = allocate(o->columns, 4);
-    h->W = allocate(h->G * h->hd * o->rows, 4);
-    for (size_t r = 0; r < o->rows; r++) {
-        weights_ops()->dequantize[o->type]((const char *)o->data + r * o->row_bytes, row, o->columns);
-        for (size_t i = 0; i < h->G * h->hd; i++) h->W[i * o->rows + r] = row[h->head * h->G * h->hd + i];
-    }
-    memory_free(row);
+    size_t n = h->G * h->hd;
+    float *unit = memory_zeros(n, o->columns * sizeof *unit),
+          *scratch = allocate(linear_scratch(o, (uint32_t)omp_get_max_threads()), 4);
+    must(unit, "no memory");
+    h->W = allocate(n * o->rows, 4);
+    for (size_t i = 0; i < n; i++) unit[i * o->columns + h->head * n + i] = 1;
+    linear(&(struct product){o, h->W}, 1, unit, n, scratch);
+    memory_free(unit);
+    memory_free(scratch);
 }
 
 /* |sum over queries of A_g e W_g|^2 of errors[WINDOW][hd]; adds `by` times half its gradient, unless NULL. */
@@ -186,39 +185,39 @@ static double through_attention(const struct head *h, size_t w, const float *err
 
 static float *centred_of(const struct head *h, const struct rows *rows) {
     float *centred = allocate(rows->n * h->hd, 4);
-    for (size_t i = 0; i < rows->n; i++) normalization_centre(rows->x + i * h->hd, h->frame, h->hd, centred + i * h->hd);
+    for (size_t i = 0; i < rows->n; i++) normalization_centre(rows->x + i * h->hd, h->norm, h->hd, centred + i * h->hd);
     return centred;
 }
 
-/* ---- Ways ------------------------------------------------------------------------------------------------------------------------ */
+/* ---- Encodings ------------------------------------------------------------------------------------------------------------------- */
 
-/* Writes what rows are read as once they were coded. */
-struct way {
+struct encoding {
     const char *name;
     double bits; /* per value, resident */
-    void (*code)(const struct way *way, const struct head *h, const struct rows *rows, float *to);
+    /* to[n][hd]: the rows encoded and decoded */
+    void (*code)(const struct encoding *encoding, const struct head *h, const struct rows *rows, float *to);
     const struct codec *codec;
     struct codec_shape shape;
     const float *C;
     struct encoder *encoder;
     size_t codes;
-    void (*find)(const struct way *way, const struct head *h, const float *unit, size_t n, uint8_t *bits);
+    void (*find)(const struct encoding *encoding, const struct head *h, const float *unit, size_t n, uint8_t *bits);
 };
 
-static void code_by_codec(const struct way *way, const struct head *h, const struct rows *rows, float *to) {
-    void *block = allocate(way->codec->page_bytes(way->shape, CODEC_VALUES), 1);
+static void code_by_codec(const struct encoding *encoding, const struct head *h, const struct rows *rows, float *to) {
+    void *page = allocate(encoding->codec->page_bytes(encoding->shape, CODEC_VALUES), 1);
     float decoded[PAGE_TOKENS * HD];
     for (size_t i = 0; i < rows->n; i += PAGE_TOKENS) {
         size_t n = rows->n - i < PAGE_TOKENS ? rows->n - i : PAGE_TOKENS;
-        way->codec->encode(way->shape, CODEC_VALUES, rows->x + i * h->hd, n, block);
-        way->codec->decode(way->shape, CODEC_VALUES, block, decoded);
+        encoding->codec->encode(encoding->shape, CODEC_VALUES, rows->x + i * h->hd, n, page);
+        encoding->codec->decode(encoding->shape, CODEC_VALUES, page, decoded);
         memcpy(to + i * h->hd, decoded, n * h->hd * sizeof *to);
     }
-    memory_free(block);
+    memory_free(page);
 }
 
-static void code_by_two_levels(const struct way *way, const struct head *h, const struct rows *rows, float *to) {
-    (void)way;
+static void code_by_two_levels(const struct encoding *encoding, const struct head *h, const struct rows *rows, float *to) {
+    (void)encoding;
     for (size_t i = 0; i < rows->n * h->hd; i += 32) {
         float least = rows->x[i], most = least;
         for (size_t c = i; c < i + 32; c++) least = fminf(least, rows->x[c]), most = fmaxf(most, rows->x[c]);
@@ -226,48 +225,48 @@ static void code_by_two_levels(const struct way *way, const struct head *h, cons
     }
 }
 
-static void code_by_bits(const struct way *way, const struct head *h, const struct rows *rows, float *to) {
-    size_t hd = h->hd, codes = way->codes;
+static void code_by_bits(const struct encoding *encoding, const struct head *h, const struct rows *rows, float *to) {
+    size_t hd = h->hd, codes = encoding->codes;
     uint8_t *bits = allocate(rows->n, codes / 8);
     float gains[256], centred[HD];
-    gain_table(h->frame[hd], gains);
-    way->find(way, h, rows->unit, rows->n, bits);
+    gain_table(h->norm[hd], gains);
+    encoding->find(encoding, h, rows->unit, rows->n, bits);
     for (size_t r = 0; r < rows->n; r++) {
         float *shape = to + r * hd;
         memset(shape, 0, hd * sizeof *shape);
         for (size_t i = 0; i < codes; i++)
-            if (bits[(r * codes + i) / 8] >> i % 8 & 1) vector_ops()->axpy(1, way->C + i * hd, shape, hd);
-        normalization_centre(rows->x + r * hd, h->frame, hd, centred);
-        float square = vector_ops()->dot(shape, shape, hd), product = vector_ops()->dot(shape, centred, hd);
-        float gain = gains[gain_code(h->frame[hd], square > 0 ? product / square : 0)];
-        for (size_t c = 0; c < hd; c++) shape[c] = h->frame[c] + gain * shape[c];
+            if (bits[(r * codes + i) / 8] >> i % 8 & 1) axpy(1, encoding->C + i * hd, shape, hd);
+        normalization_centre(rows->x + r * hd, h->norm, hd, centred);
+        float square = dot(shape, shape, hd), product = dot(shape, centred, hd);
+        float gain = gains[gain_code(h->norm[hd], square > 0 ? product / square : 0)];
+        for (size_t c = 0; c < hd; c++) shape[c] = h->norm[c] + gain * shape[c];
     }
     memory_free(bits);
 }
 
-static void find_by_encoder(const struct way *way, const struct head *h, const float *unit, size_t n, uint8_t *bits) {
+static void find_by_encoder(const struct encoding *encoding, const struct head *h, const float *unit, size_t n, uint8_t *bits) {
     (void)h;
-    encoder_find(way->encoder, unit, n, bits);
+    encoder_find(encoding->encoder, unit, n, bits);
 }
 
-static void find_snapped(const struct way *way, const struct head *h, const float *unit, size_t n, uint8_t *bits) {
+static void find_by_search(const struct encoding *encoding, const struct head *h, const float *unit, size_t n, uint8_t *bits) {
     struct additive_search search;
     struct terse_error error;
-    must(!additive_search_new(h->hd, way->codes, &search, &error), error.message);
-    additive_search_set(&search, way->C);
+    must(!additive_search_new(h->hd, encoding->codes, &search, &error), error.message);
+    additive_search_set(&search, encoding->C);
     additive_search_find(&search, unit, n, h->hd, bits);
     additive_search_free(&search);
 }
 
-/* The search's first half alone. */
-static void find_greedy(const struct way *way, const struct head *h, const float *unit, size_t n, uint8_t *bits) {
+/* The first half of the search alone: signs of bits are set one after another, that with the largest field first. */
+static void find_greedy(const struct encoding *encoding, const struct head *h, const float *unit, size_t n, uint8_t *bits) {
     struct additive_search s;
     struct terse_error error;
-    size_t codes = way->codes;
+    size_t codes = encoding->codes;
     float *fields = allocate(n * codes, 4);
     must(!additive_search_new(h->hd, codes, &s, &error), error.message);
-    additive_search_set(&s, way->C);
-    commvq_ops()->multiply_panel(unit, n, h->hd, h->hd, s.panel, codes, fields);
+    additive_search_set(&s, encoding->C);
+    gemm(false, n, codes, h->hd, unit, h->hd, s.panel, codes, false, fields, codes);
     memset(bits, 0, n * codes / 8);
 #pragma omp parallel for
     for (size_t r = 0; r < n; r++) {
@@ -278,18 +277,18 @@ static void find_greedy(const struct way *way, const struct head *h, const float
             size_t at = codes;
             for (size_t i = 0; i < codes; i++)
                 if (!set[i] && (at == codes || fabsf(field[i]) > fabsf(field[at]))) at = i;
-            float spin = field[at] < 0 ? -1 : 1;
+            float sign = field[at] < 0 ? -1 : 1;
             set[at] = true;
-            if (spin > 0) bits[(r * codes + at) / 8] |= (uint8_t)(1u << at % 8);
-            vector_ops()->axpy(-spin, s.couplings + at * codes, field, codes);
+            if (sign > 0) bits[(r * codes + at) / 8] |= (uint8_t)(1u << at % 8);
+            axpy(-sign, s.couplings + at * codes, field, codes);
         }
     }
     additive_search_free(&s);
     memory_free(fields);
 }
 
-/* ---- The beam: |x - s C|^2 + ridge |s - 1/2|^2, which differs by a constant, is |y - s L|^2 with a triangular L, the factor of
- * C C^T + ridge, whose rows are in such an order that the bits that can be told best come first. */
+/* ---- The beam: |x - s C|^2 + ridge |s - 1/2|^2, which differs from the error by a constant, is |y - s L|^2 with a triangular L, the
+ * Cholesky factor of C C^T + ridge. Bits are ordered so that those with the least conditional variance are decided first. */
 
 struct beam {
     struct additive_search search;
@@ -312,7 +311,7 @@ static void invert(double *a, double *inverse, size_t n) {
     }
 }
 
-/* The bit with the least variance given the others first; what is left of the inverse is that of the rest. */
+/* Orders bits by their variance given the bits that are not ordered yet, the least first (Schur complements of the inverse). */
 static void put_in_order(double *inverse, size_t n, size_t *order) {
     bool done[MOST] = {false};
     double row[MOST];
@@ -334,10 +333,9 @@ static struct beam beam_new(const float *C, size_t n, size_t hd) {
     struct terse_error error;
     must(!additive_search_new(hd, n, &b.search, &error), error.message);
     additive_search_set(&b.search, C);
-    for (size_t i = 0; i < n; i++) mean += (double)vector_ops()->dot(C + i * hd, C + i * hd, hd) / (double)n;
+    for (size_t i = 0; i < n; i++) mean += (double)dot(C + i * hd, C + i * hd, hd) / (double)n;
     b.ridge = RIDGE * mean;
-    for (size_t i = 0; i < n * n; i++)
-        gram[i] = (double)vector_ops()->dot(C + i / n * hd, C + i % n * hd, hd) + (i % (n + 1) ? 0 : b.ridge);
+    for (size_t i = 0; i < n * n; i++) gram[i] = (double)dot(C + i / n * hd, C + i % n * hd, hd) + (i % (n + 1) ? 0 : b.ridge);
     memcpy(copy, gram, n * n * sizeof *gram);
     invert(copy, inverse, n);
     put_in_order(inverse, n, b.order);
@@ -353,18 +351,18 @@ static struct beam beam_new(const float *C, size_t n, size_t hd) {
     return b;
 }
 
-struct beginning {
+struct prefix {
     float y[MOST], error;
-    int8_t spin[MOST];
+    int8_t sign[MOST]; /* of a bit: 1 where it is set, else -1 */
 };
 
-/* Of one row with fields p = D (x - m): C x = 2 (p + offset). */
-static void beam_row(const struct beam *b, const float *p, struct beginning *from, struct beginning *to, float *spins) {
+/* signs[n] for one row with fields p = D (x - m), so that C x = 2 (p + offset). */
+static void beam_row(const struct beam *b, const float *p, struct prefix *from, struct prefix *to, float *signs) {
     size_t n = b->n, have = 1;
     for (size_t i = 0; i < n; i++) {
         size_t at = b->order[i];
         float x = 2 * (p[at] + b->search.offset[at]) + 0.5f * (float)b->ridge;
-        from->y[i] = (x - vector_ops()->dot(b->L + i * n, from->y, i)) / b->L[i * n + i];
+        from->y[i] = (x - dot(b->L + i * n, from->y, i)) / b->L[i * n + i];
     }
     from->error = 0;
     for (size_t i = n; i-- > 0;) {
@@ -381,49 +379,49 @@ static void beam_row(const struct beam *b, const float *p, struct beginning *fro
                 if (errors[c] < errors[least]) least = c;
             to[k] = from[least / 2];
             to[k].error = errors[least];
-            to[k].spin[i] = least % 2 ? 1 : -1;
-            if (least % 2) vector_ops()->axpy(-1, l, to[k].y, i);
+            to[k].sign[i] = least % 2 ? 1 : -1;
+            if (least % 2) axpy(-1, l, to[k].y, i);
             errors[least] = INFINITY;
         }
         have = keep;
-        struct beginning *other = from;
+        struct prefix *other = from;
         from = to;
         to = other;
     }
-    for (size_t i = 0; i < n; i++) spins[b->order[i]] = from->spin[i];
+    for (size_t i = 0; i < n; i++) signs[b->order[i]] = from->sign[i];
 }
 
-/* Turns spins as long as that wins, as the search does. */
-static void settle(const struct beam *b, float *field, float *spins) {
+/* Flips signs as long as that lowers the error, as the second half of the search does. */
+static void local_search(const struct beam *b, float *field, float *signs) {
     size_t n = b->n;
-    for (size_t i = 0; i < n; i++) vector_ops()->axpy(-spins[i], b->search.couplings + i * n, field, n);
-    for (size_t rotated = 0; rotated < n; rotated++) {
+    for (size_t i = 0; i < n; i++) axpy(-signs[i], b->search.couplings + i * n, field, n);
+    for (size_t flips = 0; flips < n; flips++) {
         size_t at = 0;
         for (size_t i = 1; i < n; i++)
-            if (spins[i] * field[i] < spins[at] * field[at]) at = i;
-        if (!(spins[at] * field[at] < -ADDITIVE_LEAST_FIELD)) return;
-        spins[at] = -spins[at];
-        vector_ops()->axpy(-2 * spins[at], b->search.couplings + at * n, field, n);
+            if (signs[i] * field[i] < signs[at] * field[at]) at = i;
+        if (!(signs[at] * field[at] < -ADDITIVE_LEAST_FIELD)) return;
+        signs[at] = -signs[at];
+        axpy(-2 * signs[at], b->search.couplings + at * n, field, n);
     }
 }
 
-static void find_by_beam(const struct way *way, const struct head *h, const float *unit, size_t n, uint8_t *bits) {
-    size_t codes = way->codes;
-    struct beam b = beam_new(way->C, codes, h->hd);
+static void find_by_beam(const struct encoding *encoding, const struct head *h, const float *unit, size_t n, uint8_t *bits) {
+    size_t codes = encoding->codes;
+    struct beam b = beam_new(encoding->C, codes, h->hd);
     float *fields = allocate(n * codes, 4);
-    commvq_ops()->multiply_panel(unit, n, h->hd, h->hd, b.search.panel, codes, fields);
+    gemm(false, n, codes, h->hd, unit, h->hd, b.search.panel, codes, false, fields, codes);
     memset(bits, 0, n * codes / 8);
 #pragma omp parallel
     {
-        struct beginning *some = allocate(2 * BEAM, sizeof *some);
+        struct prefix *some = allocate(2 * BEAM, sizeof *some);
 #pragma omp for
         for (size_t r = 0; r < n; r++) {
-            float *field = fields + r * codes, spins[MOST];
+            float *field = fields + r * codes, signs[MOST];
             for (size_t i = 0; i < codes; i++) field[i] -= b.search.offset[i];
-            beam_row(&b, field, some, some + BEAM, spins);
-            settle(&b, field, spins);
+            beam_row(&b, field, some, some + BEAM, signs);
+            local_search(&b, field, signs);
             for (size_t i = 0; i < codes; i++)
-                if (spins[i] > 0) bits[(r * codes + i) / 8] |= (uint8_t)(1u << i % 8);
+                if (signs[i] > 0) bits[(r * codes + i) / 8] |= (uint8_t)(1u << i % 8);
         }
         memory_free(some);
     }
@@ -431,16 +429,16 @@ static void find_by_beam(const struct way *way, const struct head *h, const floa
     memory_free(b.order), memory_free(b.L), memory_free(fields);
 }
 
-/* Goes on fitting C, rounds times, with the beam's codes of some training rows. */
-static void refit_by_beam(struct way *way, const struct head *h, float *C, int rounds) {
-    size_t n = h->train.n < 6144 ? h->train.n : 6144, hd = h->hd, codes = way->codes;
+/* Refits C `rounds` times with the beam's codes of some training rows. */
+static void refit_by_beam(struct encoding *encoding, const struct head *h, float *C, int rounds) {
+    size_t n = h->train.n < 6144 ? h->train.n : 6144, hd = h->hd, codes = encoding->codes;
     uint8_t *bits = allocate(n, codes / 8);
     double *normal = allocate(codes * codes, 8), *right = allocate(codes * hd, 8);
     float *s = allocate(n * codes, 4), *weighted = allocate(n * codes, 4),
           *products = allocate(codes * (codes > hd ? codes : hd), 4);
     for (int round = 0; round < rounds; round++) {
         double mass = 0;
-        find_by_beam(way, h, h->train.unit, n, bits);
+        find_by_beam(encoding, h, h->train.unit, n, bits);
         for (size_t i = 0; i < n * codes; i++) {
             s[i] = (float)(bits[i / 8] >> i % 8 & 1);
             weighted[i] = s[i] * h->train.weights[i / codes];
@@ -457,67 +455,69 @@ static void refit_by_beam(struct way *way, const struct head *h, float *C, int r
 
 /* ---- Learning -------------------------------------------------------------------------------------------------------------------- */
 
-static void open_way(struct way *way, float *parameters) {
+static void open_encoding(struct encoding *encoding, float *parameters) {
     void *learned;
     struct terse_error error;
-    if (way->codec->snap_to_grid) way->codec->snap_to_grid(way->shape, CODEC_VALUES, parameters);
-    must(!way->codec->open(way->shape, CODEC_VALUES, parameters, &learned, &error), error.message);
-    way->shape.learned = learned;
+    if (encoding->codec->snap_to_grid) encoding->codec->snap_to_grid(encoding->shape, CODEC_VALUES, parameters);
+    must(!encoding->codec->open(encoding->shape, CODEC_VALUES, parameters, &learned, &error), error.message);
+    encoding->shape.learned = learned;
     memory_free(parameters);
 }
 
-static void learn_gain_shape(struct way *way, const struct head *h, uint32_t width) {
+static void learn_gain_shape(struct encoding *encoding, const struct head *h, uint32_t width) {
     struct kmeans_options options = kmeans_options_defaults();
     struct terse_error error;
-    way->shape = (struct codec_shape){(uint32_t)h->hd, (uint32_t)h->G, width, 8, NULL};
-    float *parameters = allocate(way->codec->parameters(way->shape, CODEC_VALUES), 4);
+    encoding->shape = (struct codec_shape){(uint32_t)h->hd, (uint32_t)h->G, width, 8, NULL};
+    float *parameters = allocate(encoding->codec->parameters(encoding->shape, CODEC_VALUES), 4);
     options.rounds = 4;
     options.tolerance = 2e-3;
     for (size_t m = 0; m < h->hd / width; m++) {
         struct kmeans_points points = {h->train.unit + m * width, h->train.n, width, h->hd, h->train.weights};
         must(!kmeans_fit(&points, 256, &options, parameters + m * 256 * width, NULL, &error), error.message);
     }
-    memcpy(parameters + 256 * h->hd, h->frame, (h->hd + 1) * sizeof(float));
-    open_way(way, parameters);
+    memcpy(parameters + 256 * h->hd, h->norm, (h->hd + 1) * sizeof(float));
+    open_encoding(encoding, parameters);
 }
 
-static float *learn_additive(struct way *way, const struct head *h, uint32_t bits) {
+static float *learn_additive(struct encoding *encoding, const struct head *h, uint32_t bits) {
     struct additive_options options = additive_options_defaults();
     struct coding coding = additive_coding((uint32_t)h->hd, bits);
     struct terse_error error;
-    way->shape = (struct codec_shape){(uint32_t)h->hd, (uint32_t)h->G, coding.width, coding.bits, NULL};
-    float *parameters = allocate(way->codec->parameters(way->shape, CODEC_VALUES), 4), *C = allocate(coding.bits * h->hd, 4);
+    encoding->shape = (struct codec_shape){(uint32_t)h->hd, (uint32_t)h->G, coding.width, coding.bits, NULL};
+    float *parameters = allocate(encoding->codec->parameters(encoding->shape, CODEC_VALUES), 4),
+          *C = allocate(coding.bits * h->hd, 4);
     struct additive_points points = {h->train.unit, h->train.n, h->hd, h->train.weights};
     must(!additive_fit(&points, h->hd, coding.bits, &options, C, NULL, NULL, &error), error.message);
     memcpy(parameters, C, coding.bits * h->hd * sizeof *C);
-    memcpy(parameters + coding.bits * h->hd, h->frame, (h->hd + 1) * sizeof(float));
-    open_way(way, parameters);
+    memcpy(parameters + coding.bits * h->hd, h->norm, (h->hd + 1) * sizeof(float));
+    open_encoding(encoding, parameters);
     return C;
 }
 
-struct lesson {
+/* One training window for the encoder's loss. */
+struct attention_window {
     const struct head *h;
     size_t window;
 };
 
-/* Of errors in the frame: outside they are as much larger as the rows. */
+/* The loss of errors[n][hd] of normalized rows; the errors of the rows themselves are larger by the rows' rms. */
 static double attention_loss(void *user, const float *errors, size_t n, float *gradient) {
-    const struct lesson *lesson = user;
-    const struct head *h = lesson->h;
-    const struct rows *rows = &h->windows[lesson->window];
+    const struct attention_window *at = user;
+    const struct head *h = at->h;
+    const struct rows *rows = &h->windows[at->window];
     float *outside = allocate(n * h->hd, 4), *back = memory_zeros(n * h->hd, 4), rms[WINDOW], centred[HD];
     for (size_t r = 0; r < n; r++) {
-        rms[r] = normalization_centre(rows->x + r * h->hd, h->frame, h->hd, centred);
+        rms[r] = normalization_centre(rows->x + r * h->hd, h->norm, h->hd, centred);
         for (size_t c = 0; c < h->hd; c++) outside[r * h->hd + c] = rms[r] * errors[r * h->hd + c];
     }
-    double by = 1 / h->attention_scale, loss = 0.5 * by * through_attention(h, lesson->window, outside, by, back);
+    double by = 1 / h->attention_scale, loss = 0.5 * by * through_attention(h, at->window, outside, by, back);
     for (size_t i = 0; i < n * h->hd; i++) gradient[i] += rms[i / h->hd] * back[i];
     memory_free(outside);
     memory_free(back);
     return loss;
 }
 
-/* Steps by turns from random samples, and from windows with the loss of what attention gives. */
+/* Alternates steps on random samples with steps on windows, whose loss is the error of attention's output. */
 static struct encoder *learn_encoder(const struct head *h, size_t codes, size_t steps) {
     float scale[HD] = {0}, *rows = allocate(BATCH * h->hd, 4), weights[BATCH];
     uint64_t state = 1;
@@ -525,15 +525,15 @@ static struct encoder *learn_encoder(const struct head *h, size_t codes, size_t 
     struct encoder *e = encoder_new(h->hd, codes, 0, scale, NULL, 1);
     must(e, "no memory");
     for (size_t step = 0; step < steps; step++) {
-        struct lesson lesson = {h, step / 2 % TRAIN};
-        struct encoder_batch batch = {rows, BATCH, weights, random_next(&state) | 1, NULL, &lesson};
+        struct attention_window window = {h, step / 2 % TRAIN};
+        struct encoder_batch batch = {rows, BATCH, weights, random_next(&state) | 1, NULL, &window};
         for (size_t i = 0; i < BATCH && step % 2 == 0; i++) {
             size_t at = (size_t)(random_uniform(random_next(&state)) * (double)h->train.n);
             memcpy(rows + i * h->hd, h->train.unit + at * h->hd, h->hd * sizeof *rows);
             weights[i] = h->train.weights[at];
         }
         if (step % 2)
-            batch = (struct encoder_batch){h->windows[lesson.window].unit, WINDOW, NULL, batch.noise, attention_loss, &lesson};
+            batch = (struct encoder_batch){h->windows[window.window].unit, WINDOW, NULL, batch.noise, attention_loss, &window};
         encoder_loss(e, &batch, ENCODER_STRAIGHT);
         encoder_step(e, step, steps);
     }
@@ -543,64 +543,65 @@ static struct encoder *learn_encoder(const struct head *h, size_t codes, size_t 
 
 /* ---- Figures --------------------------------------------------------------------------------------------------------------------- */
 
-enum { WAYS = 8 };
+enum { ENCODINGS = 8 };
 struct figures {
     double plain, weighted, attention, encode, read;
 };
 
-/* The fastest of many. */
-static double seconds_of(const struct way *way, const struct head *h, size_t n, char *blocks, uint8_t *bits) {
-    size_t bytes = way->codec ? way->codec->page_bytes(way->shape, CODEC_VALUES) : 0;
+/* Seconds to encode n rows, the fastest of many runs. */
+static double seconds_of(const struct encoding *encoding, const struct head *h, size_t n, char *pages, uint8_t *bits) {
+    size_t bytes = encoding->codec ? encoding->codec->page_bytes(encoding->shape, CODEC_VALUES) : 0;
     double best = INFINITY, end = clock_now() + 0.5;
     for (int run = 0; run < 100 && (run < 3 || clock_now() < end); run++) {
         double start = clock_now();
-        for (size_t i = 0; way->codec && i < n; i += PAGE_TOKENS)
-            way->codec->encode(way->shape, CODEC_VALUES, h->test.x + i * h->hd, PAGE_TOKENS, blocks + i / PAGE_TOKENS * bytes);
-        if (way->find) way->find(way, h, h->test.unit, n, bits);
+        for (size_t i = 0; encoding->codec && i < n; i += PAGE_TOKENS)
+            encoding->codec->encode(encoding->shape, CODEC_VALUES, h->test.x + i * h->hd, PAGE_TOKENS,
+                                    pages + i / PAGE_TOKENS * bytes);
+        if (encoding->find) encoding->find(encoding, h, h->test.unit, n, bits);
         best = fmin(best, clock_now() - start);
     }
     return best;
 }
 
-/* Encoding in microseconds for a token, without what is made once for all; reading 1024 of them with the shape's queries, in
- * nanoseconds. */
-static void time_way(const struct way *way, const struct head *h, struct figures *f) {
+/* Adds the microseconds to encode a token, without set-up, and the nanoseconds to accumulate one, from 1024 tokens with the shape's
+ * queries. */
+static void time_encoding(const struct encoding *encoding, const struct head *h, struct figures *f) {
     enum { TOKENS = 1024, FEW = 64, MORE = 192 };
-    size_t bytes = way->codec ? way->codec->page_bytes(way->shape, CODEC_VALUES) : 0;
+    size_t bytes = encoding->codec ? encoding->codec->page_bytes(encoding->shape, CODEC_VALUES) : 0;
     float *weights = allocate(h->G * PAGE_TOKENS, 4), *acc = memory_zeros(h->G, h->hd * 4);
     uint8_t *bits = allocate(MORE, MOST / 8);
-    char *blocks = allocate(TOKENS / PAGE_TOKENS, bytes);
+    char *pages = allocate(TOKENS / PAGE_TOKENS, bytes);
     double best = INFINITY;
     must(acc && h->test.n >= TOKENS, "no memory, or too few tokens");
     int threads = omp_get_max_threads();
     omp_set_num_threads(1);
-    f->encode += 1e6 * (seconds_of(way, h, MORE, blocks, bits) - seconds_of(way, h, FEW, blocks, bits)) / (MORE - FEW);
-    for (size_t i = 0; way->codec && i < TOKENS; i += PAGE_TOKENS)
-        way->codec->encode(way->shape, CODEC_VALUES, h->test.x + i * h->hd, PAGE_TOKENS, blocks + i / PAGE_TOKENS * bytes);
+    f->encode += 1e6 * (seconds_of(encoding, h, MORE, pages, bits) - seconds_of(encoding, h, FEW, pages, bits)) / (MORE - FEW);
+    for (size_t i = 0; encoding->codec && i < TOKENS; i += PAGE_TOKENS)
+        encoding->codec->encode(encoding->shape, CODEC_VALUES, h->test.x + i * h->hd, PAGE_TOKENS, pages + i / PAGE_TOKENS * bytes);
     for (size_t i = 0; i < h->G * PAGE_TOKENS; i++) weights[i] = (float)(i % 11) / 64;
-    for (int run = 0; way->codec && run < 500; run++) {
-        size_t floats = way->codec->code_sums ? way->codec->code_sums(way->shape) : 0;
+    for (int run = 0; encoding->codec && run < 500; run++) {
+        size_t floats = encoding->codec->code_sums ? encoding->codec->code_sums(encoding->shape) : 0;
         float *code_sums = memory_zeros(floats, 4);
         double start = clock_now();
         for (size_t i = 0; i < TOKENS / PAGE_TOKENS; i++)
             if (floats)
-                way->codec->accumulate_by_code(way->shape, weights, blocks + i * bytes, code_sums);
+                encoding->codec->accumulate_by_code(encoding->shape, weights, pages + i * bytes, code_sums);
             else
-                way->codec->accumulate(way->shape, weights, blocks + i * bytes, acc);
-        if (floats) way->codec->finish_code_sums(way->shape, code_sums, acc);
+                encoding->codec->accumulate(encoding->shape, weights, pages + i * bytes, acc);
+        if (floats) encoding->codec->finish_code_sums(encoding->shape, code_sums, acc);
         best = fmin(best, clock_now() - start);
         memory_free(code_sums);
     }
     omp_set_num_threads(threads);
-    f->read += way->codec ? 1e9 * best / TOKENS : NAN;
-    memory_free(weights), memory_free(acc), memory_free(bits), memory_free(blocks);
+    f->read += encoding->codec ? 1e9 * best / TOKENS : NAN;
+    memory_free(weights), memory_free(acc), memory_free(bits), memory_free(pages);
 }
 
-static void measure(const struct way *way, const struct head *h, struct figures *f) {
+static void measure(const struct encoding *encoding, const struct head *h, struct figures *f) {
     size_t hd = h->hd;
     float *read = allocate(h->test.n * hd, 4), *centred = centred_of(h, &h->test);
     double plain = 0, all = 0, weighted = 0, weight = 0, attention = 0, whole = 0;
-    way->code(way, h, &h->test, read);
+    encoding->code(encoding, h, &h->test, read);
     for (size_t r = 0; r < h->test.n; r++) {
         double error = 0, size = 0;
         for (size_t c = 0; c < hd; c++) {
@@ -610,13 +611,13 @@ static void measure(const struct way *way, const struct head *h, struct figures 
         }
         plain += error;
         all += size;
-        weighted += size > 0 ? (double)h->test.weights[r] * error / size : 0; /* weights are of errors in the frame */
+        weighted += size > 0 ? (double)h->test.weights[r] * error / size : 0; /* weights are those of normalized errors */
         weight += (double)h->test.weights[r];
     }
     for (size_t w = TRAIN; w < TRAIN + TEST; w++) {
         float *window = centred_of(h, &h->windows[w]);
         whole += through_attention(h, w, window, 0, NULL);
-        way->code(way, h, &h->windows[w], read);
+        encoding->code(encoding, h, &h->windows[w], read);
         for (size_t i = 0; i < WINDOW * hd; i++) read[i] = h->windows[w].x[i] - read[i];
         attention += through_attention(h, w, read, 0, NULL);
         memory_free(window);
@@ -624,13 +625,13 @@ static void measure(const struct way *way, const struct head *h, struct figures 
     f->plain += plain / all;
     f->weighted += weighted / weight;
     f->attention += attention / whole;
-    time_way(way, h, f);
+    time_encoding(encoding, h, f);
     memory_free(read), memory_free(centred);
 }
 
 static void make_head(struct head *h, uint32_t set, const struct capture *train, const struct capture *test) {
     *h = (struct head){set / model->kv_heads, set % model->kv_heads, model->head_dim, model->query_heads / model->kv_heads,
-                       .frame = {0}};
+                       .norm = {0}};
     h->train = captured_rows(h, train, true);
     h->test = captured_rows(h, test, false);
     for (size_t w = 0; w < TRAIN + TEST; w++) attend(h, w);
@@ -654,34 +655,36 @@ static void free_head(struct head *h) {
     memory_free(h->W);
 }
 
-/* Adds the figures of all ways at so many bits. */
-static size_t compare(const struct head *h, uint32_t bits, size_t steps, struct figures *figures, struct way *ways) {
+/* Adds the figures of all encodings at this number of bits. */
+static size_t compare(const struct head *h, uint32_t bits, size_t steps, struct figures *figures, struct encoding *encodings) {
     size_t codes = bits * h->hd;
     double resident = bits + 8.0 / (double)h->hd;
-    ways[0] = (struct way){.name = bits == 2 ? "kivi-2" : "kivi-1", .bits = bits + 1};
-    ways[0].code = bits == 2 ? code_by_codec : code_by_two_levels;
-    if (bits == 2) ways[0].codec = &codec_kivi_2;
-    ways[0].shape = (struct codec_shape){(uint32_t)h->hd, (uint32_t)h->G, 0, 0, NULL};
-    ways[1] = (struct way){"gain-shape", resident, code_by_codec, .codec = &codec_gain_shape};
-    learn_gain_shape(&ways[1], h, 8 / bits);
-    ways[2] = (struct way){"additive", resident, code_by_codec, .codec = &codec_additive};
-    float *C = learn_additive(&ways[2], h, bits), *refitted = allocate(codes * h->hd, 4);
+    encodings[0] = (struct encoding){.name = bits == 2 ? "kivi-2" : "kivi-1", .bits = bits + 1};
+    encodings[0].code = bits == 2 ? code_by_codec : code_by_two_levels;
+    if (bits == 2) encodings[0].codec = &codec_kivi_2;
+    encodings[0].shape = (struct codec_shape){(uint32_t)h->hd, (uint32_t)h->G, 0, 0, NULL};
+    encodings[1] = (struct encoding){"gain-shape", resident, code_by_codec, .codec = &codec_gain_shape};
+    learn_gain_shape(&encodings[1], h, 8 / bits);
+    encodings[2] = (struct encoding){"additive", resident, code_by_codec, .codec = &codec_additive};
+    float *C = learn_additive(&encodings[2], h, bits), *refitted = allocate(codes * h->hd, 4);
     memcpy(refitted, C, codes * h->hd * sizeof *C);
-    ways[3] = (struct way){"  greedy", resident, code_by_bits, .C = C, .codes = codes, .find = find_greedy};
-    ways[4] = (struct way){"  settled", resident, code_by_bits, .C = C, .codes = codes, .find = find_snapped};
-    ways[5] = (struct way){"  beam", resident, code_by_bits, .C = refitted, .codes = codes, .find = find_by_beam};
-    refit_by_beam(&ways[5], h, refitted, 4);
+    encodings[3] = (struct encoding){"  greedy", resident, code_by_bits, .C = C, .codes = codes, .find = find_greedy};
+    encodings[4] = (struct encoding){"  search", resident, code_by_bits, .C = C, .codes = codes, .find = find_by_search};
+    encodings[5] = (struct encoding){"  beam", resident, code_by_bits, .C = refitted, .codes = codes, .find = find_by_beam};
+    refit_by_beam(&encodings[5], h, refitted, 4);
     struct encoder *e = learn_encoder(h, codes, steps);
-    double each = 16.0 * (double)encoder_network_numbers(e) / (8192.0 * (double)h->hd); /* halves, over 8K tokens */
-    ways[6] = (struct way){"encoder",    resident + each, code_by_bits,           .C = encoder_codebook(e),
-                           .encoder = e, .codes = codes,  .find = find_by_encoder};
-    ways[7] = (struct way){"  its C", resident, code_by_bits, .C = encoder_codebook(e), .codes = codes, .find = find_snapped};
-    for (size_t i = 0; i < WAYS; i++) measure(&ways[i], h, &figures[i]);
-    codec_gain_shape.close((void *)ways[1].shape.learned);
-    codec_additive.close((void *)ways[2].shape.learned);
+    double each =
+        16.0 * (double)encoder_network_numbers(e) / (8192.0 * (double)h->hd); /* in half precision, spread over 8K tokens */
+    encodings[6] = (struct encoding){"encoder",    resident + each, code_by_bits,           .C = encoder_codebook(e),
+                                     .encoder = e, .codes = codes,  .find = find_by_encoder};
+    encodings[7] =
+        (struct encoding){"  its C", resident, code_by_bits, .C = encoder_codebook(e), .codes = codes, .find = find_by_search};
+    for (size_t i = 0; i < ENCODINGS; i++) measure(&encodings[i], h, &figures[i]);
+    codec_gain_shape.close((void *)encodings[1].shape.learned);
+    codec_additive.close((void *)encodings[2].shape.learned);
     encoder_free(e);
     memory_free(C), memory_free(refitted);
-    return WAYS;
+    return ENCODINGS;
 }
 
 static int32_t *read_tokens(const char *path, size_t *n) {
@@ -701,8 +704,8 @@ static int32_t *read_tokens(const char *path, size_t *n) {
 int main(int argc, char **argv) {
     size_t sets = argc > 1 ? (size_t)atol(argv[1]) : 6, steps = argc > 3 ? (size_t)atol(argv[3]) : 1500, n;
     uint32_t windows = argc > 2 ? (uint32_t)atol(argv[2]) : 8;
-    struct figures figures[2][WAYS] = {{{0}}};
-    struct way ways[2][WAYS];
+    struct figures figures[2][ENCODINGS] = {{{0}}};
+    struct encoding encodings[2][ENCODINGS];
     struct capture *train, *test;
     struct terse_error error;
     struct head h;
@@ -721,22 +724,22 @@ int main(int argc, char **argv) {
         size_t at = w < TRAIN ? w * (n / 2 - WINDOW) / TRAIN : n / 2 + (w - TRAIN) * (n / 2 - WINDOW) / TEST;
         record(tokens + at, &attended[w]);
     }
-    must(recorded + 1 == model->layers, "the backward pass does not attend in each layer but the last"); /* which nothing needs */
     for (size_t i = 0; i < sets; i++) {
         make_head(&h, (uint32_t)((2 * i + 1) * (model->layers - 1) * model->kv_heads / (2 * sets)), train, test);
-        for (uint32_t bits = 1; bits <= 2; bits++) compare(&h, bits, steps, figures[bits - 1], ways[bits - 1]);
+        for (uint32_t bits = 1; bits <= 2; bits++) compare(&h, bits, steps, figures[bits - 1], encodings[bits - 1]);
         free_head(&h);
         fprintf(stderr, "value_codes: %zu of %zu heads\n", i + 1, sets);
     }
     printf("%zu heads, %zu tokens to learn from, %zu queries, %s kernels; times are of one run, in parts of gain-shape's\n", sets,
-           (size_t)windows * 2048, (size_t)(model->query_heads / model->kv_heads), cpu_isa_name(cpu_isa()));
-    printf("%-12s %8s %8s %8s %9s %14s %16s\n", "way", "bits", "plain", "weighted", "attention", "encode us", "read ns");
+           (size_t)windows * 2048, (size_t)(model->query_heads / model->kv_heads), terse_cpu_name());
+    printf("%-12s %8s %8s %8s %9s %14s %16s\n", "encoding", "bits", "plain", "weighted", "attention", "encode us", "read ns");
     for (size_t b = 0; b < 2; b++)
-        for (size_t i = 0; i < WAYS; i++) {
+        for (size_t i = 0; i < ENCODINGS; i++) {
             const struct figures *f = &figures[b][i], *than = &figures[b][1];
             double s = (double)sets;
-            printf("%-12s %8.3f %8.4f %8.4f %9.4f %7.2f %6.2f %8.2f %7.2f\n", ways[b][i].name, ways[b][i].bits, f->plain / s,
-                   f->weighted / s, f->attention / s, f->encode / s, f->encode / than->encode, f->read / s, f->read / than->read);
+            printf("%-12s %8.3f %8.4f %8.4f %9.4f %7.2f %6.2f %8.2f %7.2f\n", encodings[b][i].name, encodings[b][i].bits,
+                   f->plain / s, f->weighted / s, f->attention / s, f->encode / s, f->encode / than->encode, f->read / s,
+                   f->read / than->read);
         }
     return 0;
 }

@@ -393,7 +393,7 @@ static void layer_backward(struct backward *b, uint32_t index, size_t n, const s
     attention_backward(&attention, attended_of(b, index), log_sum_of(b, index), b->d_attended, b->dk, b->dv, index > 0, b->threads,
                        b->scratch);
     rotate(b, b->back, b->dk, n, b->model->kv_heads);
-    sink->layer(sink->user, index, &(struct captured){n, rows.k, rows.k_rotated, rows.v, b->dk, b->dv});
+    sink->layer(sink->user, index, &(struct captured){n, NULL, rows.k, rows.k_rotated, rows.v, b->dk, b->dv});
     if (index > 0) project_backward(b, index, n);
 }
 
@@ -434,7 +434,7 @@ enum terse_status backward_run(struct backward *b, const int32_t *tokens, size_t
     for (uint32_t i = 0; i < layers && go_on; i++) {
         struct rows rows = rows_of(b, i, 0);
         project(b, i, n);
-        if (!b->gradients) sink->layer(sink->user, i, &(struct captured){n, rows.k, rows.k_rotated, rows.v, NULL, NULL});
+        if (!b->gradients) sink->layer(sink->user, i, &(struct captured){n, rows.q, rows.k, rows.k_rotated, rows.v, NULL, NULL});
         if (b->gradients || i + 1 < layers) layer_forward(b, i, n);
         go_on = report(b, progress, i + 1);
     }
