@@ -91,7 +91,7 @@ step_attention() {
 
 step_sealing() {
     local tier
-    for tier in $(tiers); do keep "sealing-$tier.txt" in_tier "$tier" env OMP_NUM_THREADS="$threads" "$bin/bench_sealing" blocks; done
+    for tier in $(tiers); do keep "sealing-$tier.txt" in_tier "$tier" env OMP_NUM_THREADS="$threads" "$bin/bench_sealing" pages; done
 }
 
 step_retrieval() {

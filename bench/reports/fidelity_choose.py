@@ -1,5 +1,5 @@
-"""What docs/reports/fidelity.md says of methods that read or keep chosen tokens: Self-Indexing (Yang et al. 2026), Quest and SnapKV, and other caches
-read by Self-Indexing's index: fidelity, the ablations of the paper's table 5, and how many of the tokens that matter are found."""
+"""The section "Selecting tokens" of docs/reports/fidelity.md: methods that read or keep selected tokens (Self-Indexing, Yang et al. 2026; Quest; SnapKV) and
+other caches read by Self-Indexing's index. Fidelity, the ablations of the paper's table 5, and the recall of each index."""
 
 import json
 
@@ -25,18 +25,18 @@ ROWS = [
     ("selfindex-16, no exact tokens", "7.5 %", "selfindex-16:anchors=0%", "f16"),
     ("selfindex-2, no exact tokens", "7.5 %", "selfindex-2:anchors=0%", "selfindex-2:anchors=0%:read=100%"),
     ("selfindex-2, no exact tokens", "160", "selfindex-2:read=160:anchors=0%", "selfindex-2:anchors=0%:read=100%"),
-    ("selfindex-16, signs alone find", "7.5 % and 64", "selfindex-16:index=signs", "f16"),
-    ("selfindex-2, signs alone find", "7.5 % and 64", "selfindex-2:index=signs", "selfindex-2:read=100%"),
+    ("selfindex-16, retrieval by signs alone", "7.5 % and 64", "selfindex-16:index=signs", "f16"),
+    ("selfindex-2, retrieval by signs alone", "7.5 % and 64", "selfindex-2:index=signs", "selfindex-2:read=100%"),
     ("kivi-2, 64 anchors", "7.5 % and 64", "kivi-2:read=7.5%:anchors=64", "kivi-2"),
     ("q4_0", "7.5 %", "q4_0:read=7.5%", "q4_0"),
     ("million-4", "7.5 %", "million-4:read=7.5%", "million-4"),
     ("antkv-2, 1% anchors", "7.5 % and 1 %", "antkv-2:read=7.5%", "antkv-2"),
     ("commvq-2", "7.5 %", "commvq-2:read=7.5%", "commvq-2"),
 ]
-# SnapKV's budget is a number of tokens: 7.5 % of prompts of each length.
+# SnapKV's budget is a number of tokens, so 7.5 % is another run for each prompt length.
 SNAPKV = {4096: "snapkv-307", 8192: "snapkv-614", 16384: "snapkv-1228", 32000: "snapkv-2400"}
 
-# Claims, as DIRECTIONS of fidelity_report.py.
+# Claims, in the form of DIRECTIONS in fidelity_report.py.
 CLAIMS = [
     (
         "Table 5: signs kept in quantization against none (KIVI's 2 bits)",
@@ -75,7 +75,7 @@ CLAIMS = [
     ),
 ]
 
-# Ways of bench/experiments/recall.c as a reader knows them.
+# The selectors of bench/experiments/recall.c, by the names that the page uses.
 WAYS = {
     "best": "the true best",
     "sign": "centred, centroids (the method's)",
@@ -86,7 +86,7 @@ WAYS = {
     "raw-signs": "not centred, signs alone",
     "kmeans": "centred, 20 rounds of k-means in place of one pass",
     "sign, pages of 16": "the method's, whole pages of 16 tokens",
-    "sign, pages of 64": "the method's, whole blocks of 64",
+    "sign, pages of 64": "the method's, whole KV pages of 64",
     "quest": "Quest, pages of 16",
     "random": "at random",
 }
@@ -116,10 +116,10 @@ def answers(report, run):
 def rows_of(report):
     rows = []
     for name, reads, run, whole in ROWS:
-        p = report.place(run, "default")
+        p = report.positions(run, "default")
         if not p:
             continue
-        all_of_it = report.place(whole, "default") if whole else None
+        all_of_it = report.positions(whole, "default") if whole else None
         both = [w for w in p.windows if all_of_it and w in all_of_it.windows]
         row = [name, reads, f"{p.bits:.2f}", str(len(p.windows)), f"{p.ratio()[0]:.4f}", digits(p.mean("kld"))]
         row += [f"{100 * p.mean('same'):.1f}", digits(all_of_it.only(both).mean("kld")) if both else ""]
@@ -133,10 +133,10 @@ def fidelity(report):
         return
     context = report.r.setup["context"]
     report.say(
-        f"In the default protocol a window's first half, {context // 2:,} tokens, is the prompt that is chosen from. Its second half goes through decoding steps, and "
-        "what a sequence brings forth itself is always read: towards a window's end most of what is read is not chosen, and the cost of choosing is "
-        "diluted by as much, for all methods alike. *Read* is what a step reads of the prompt; *and 64* are exact tokens for which the prompt's last 32 queries "
-        "vote (selfindex), or anchors; caches of codes read their recent window of 128 tokens besides, which those in half precision do not have. SnapKV throws the rest of the prompt away. *Read whole* is the divergence of the same cache when all of it is read. The last "
+        f"In the default protocol a window's first half, {context // 2:,} tokens, is the prompt from which tokens are selected. Its second half goes through decoding "
+        "steps, and the tokens that a sequence generates itself are always read: towards a window's end most of what is read was not selected, and the cost of selection is "
+        "diluted by as much, for all methods alike. *Read* is what a step reads of the prompt. *And 64* are exact tokens: those that rank highest by the attention of the prompt's last "
+        "32 queries (selfindex), or anchors. Quantized caches also read their recent window of 128 tokens, which caches in half precision do not have. SnapKV discards the rest of the prompt. *Read whole* is the divergence of the same cache when all of it is read. The last "
         "columns count right answers to the retrieval tasks, of those that f16 has right."
     )
     head = ["method", "read", "bits", "windows", "ratio", "KLD", "same top-1 %", "read whole", "4K", "8K", "16K", "32K"]
@@ -144,7 +144,7 @@ def fidelity(report):
     close(report)
 
 
-CLOSE = 0.01  # of log perplexity
+CLOSE = 0.01  # difference of log perplexity
 
 
 def counted(n, what):
@@ -152,20 +152,20 @@ def counted(n, what):
 
 
 def close(report):
-    """How far 2 bits are from 16."""
+    """The perplexity of 2 bits against 16."""
     said = []
     for reads, options in (("7.5 % and 64", ""), ("160 in all", ":read=96")):
-        two, sixteen = (report.place(method + options, "default") for method in ("selfindex-2", "selfindex-16"))
+        two, sixteen = (report.positions(method + options, "default") for method in ("selfindex-2", "selfindex-16"))
         if not two or not sixteen:
             continue
         d = Difference(two, sixteen)
         low, high = d.log_interval
         verdict = "holds" if high < CLOSE else "does not hold" if low > CLOSE else "undecided"
-        said.append(f"with {reads} {percent(d.log_ratio)} % (95 % interval {percent(low)} to {percent(high)}; {counted(len(d.windows), 'window')}): {verdict}")
+        said.append(f"with {reads}: {percent(d.log_ratio)} % (95 % interval {percent(low)} to {percent(high)}; {counted(len(d.windows), 'window')}), {verdict}")
     if said:
         report.say(
-            f"Are 2 bits close to 16, taken as less than {percent(CLOSE)} % of perplexity? selfindex-2 over selfindex-16, " + "; ".join(said) + ". In divergence "
-            "they are further apart, since 2-bit codes have theirs when all of them are read. The paper (58.2 against 58.4 points on LongBench) measures tasks."
+            f"Are 2 bits close to 16, that is, within {percent(CLOSE)} % of perplexity? selfindex-2 over selfindex-16, " + "; ".join(said) + ". In divergence "
+            "they are further apart, since 2-bit codes diverge even when all of them are read. The paper (58.2 against 58.4 points on LongBench) measures tasks."
         )
 
 
@@ -173,7 +173,7 @@ def claims(report):
     rows = []
     for claim, pairs in CLAIMS:
         for name, better, worse in pairs:
-            d = compare(report.place(better, "default"), report.place(worse, "default"))
+            d = compare(report.positions(better, "default"), report.positions(worse, "default"))
             if d:
                 rows.append([claim, name, *difference_cells(d)])
                 claim = ""
@@ -181,8 +181,8 @@ def claims(report):
         return
     report.say("### The parts of Self-Indexing, and others")
     report.say(
-        "As under [Directions](#directions): the first named minus the other. Where KIVI stands for quantization without signs, its keys have "
-        "their scales by channel, not by token as in the paper's ablation; with the index beside them it takes as many bits as selfindex-2, and read whole, "
+        "As under [Directions](#directions): the first named minus the other. KIVI stands for quantization without signs; its keys have "
+        "their scales by channel, not by token as in the paper's ablation. With the index beside them it takes as many bits as selfindex-2; read whole, "
         "without an index, half a bit less per value."
     )
     report.text.append(table(["claim", "pair", *DIFFERENCE_HEAD], rows, (0, 1, 5)))
@@ -191,10 +191,10 @@ def claims(report):
 # ---- Recall
 
 
-LEAST = 3  # prompts that say anything of their spread
+LEAST = 3  # prompts, below which no interval is given
 
 
-def span(x):
+def with_interval(x):
     if len(x) < LEAST:
         return f"{np.mean(x):.3f}"
     low, high = interval(x)
@@ -212,12 +212,12 @@ def recall(report):
     counts = " and ".join(f"{counted(len(at[n]), 'prompt')} of {n:,} tokens" for n in lengths)
     report.say(
         f"Keys and queries of the model on {counts} from the text's beginning: in every layer and KV head the last 64 queries look for {lines[0]['percent']:g} % of the tokens before "
-        "them. *Recall* is the part of the true best, by the mean of q.k over the queries of a KV head, that is among the chosen; *weight* the part of the "
-        "attention to all of these tokens that the chosen get. Means over layers, heads and queries; in brackets 95 %, by bootstrap over prompts. A synthetic "
+        "them. *Recall* is the share of the true best tokens, by the mean of q.k over the queries of a KV head, that is among the selected; *weight* is the share of the "
+        "attention to all of these tokens that the selected ones get. Means over layers, heads and queries; in brackets 95 % intervals, by bootstrap over prompts. A synthetic "
         "check beforehand (random keys with an offset in each channel) had a recall of 0.700 centred with centroids, 0.680 centred with signs alone, 0.631 and 0.625 not centred."
     )
-    head = ["what chooses"] + [f"{n:,}: {what}" for n in lengths for what in ("recall", "weight")]
-    rows = [[name] + [span([ways[way][i] for ways in at[n]]) for n in lengths for i in (0, 1)] for way, name in WAYS.items()]
+    head = ["selection by"] + [f"{n:,}: {what}" for n in lengths for what in ("recall", "weight")]
+    rows = [[name] + [with_interval([ways[way][i] for ways in at[n]]) for n in lengths for i in (0, 1)] for way, name in WAYS.items()]
     report.text.append(table(head, rows))
     rows = []
     for claim, better, worse in RECALL_CLAIMS:
@@ -232,7 +232,7 @@ def recall(report):
     report.text.append(table(["claim"] + [c for n in lengths for c in (f"{n:,}: difference", "verdict")], rows, (0, *range(2, 2 * len(lengths) + 1, 2))))
     errors = {way: np.mean([ways[way][2] for line in at.values() for ways in line]) for way in ("sign", "kmeans", "magnitudes")}
     report.say(
-        f"Of the squares of centred keys one pass leaves {percent(errors['sign'])} %, 20 rounds of k-means in each group of 4 channels, which give up signs, {percent(errors['kmeans'])} %, and "
+        f"Of the squared norm of centred keys one pass leaves {percent(errors['sign'])} % as error, 20 rounds of k-means in each group of 4 channels, which give up signs, {percent(errors['kmeans'])} %, and "
         f"signs times their channel's mean magnitude {percent(errors['magnitudes'])} %."
     )
 
@@ -242,4 +242,4 @@ def choose(report):
     for part in (fidelity, claims, deep, recall):
         part(report)
     if len(report.text) > before:
-        report.text.insert(before, "## Choosing tokens\n\n")
+        report.text.insert(before, "## Selecting tokens\n\n")

@@ -1,5 +1,5 @@
-"""What docs/reports/fidelity.md says of CommVQ (Li et al. 2025) beyond the tables of all methods: fidelity at matched bits, key tables by
-themselves (tables 9 and 10, figure 4), time (table 5), other domains (table 6)."""
+"""The section "CommVQ" of docs/reports/fidelity.md (Li et al. 2025): fidelity at matched bits, the error of key tables (the paper's tables 9 and 10, figure 4),
+time (table 5), other domains (table 6)."""
 
 import json
 import os
@@ -11,7 +11,7 @@ MATCHED = {
     "2": ["kivi-2", "million-2", "cq-2", "antkv-2:anchors=0%", "antkv-2", "commvq-2", "commvq-2:anchors=1%"],
     "1": ["cq-1", "antkv-1:anchors=0%", "antkv-1", "commvq-1", "commvq-1:anchors=1%"],
 }
-RETRIEVAL = {"commvq-2": 99, "commvq-1": 95}  # least per cent of f16's answers at 8192 tokens that is aimed at
+RETRIEVAL = {"commvq-2": 99, "commvq-1": 95}  # aims: lower bounds, in per cent, of the answers that f16 has right at 8192 tokens
 LENGTHS = (4096, 8192, 16384)
 DOMAINS = {"prose": "prose", "code": "source code", "list": "keys and values"}
 
@@ -28,7 +28,7 @@ def read(report, name):
 
 
 def share_of_f16(report, run, length):
-    """(right, f16's right, tasks) of those that both answered."""
+    """(right, f16's right, tasks) over the tasks that both runs answered."""
     ours, base = report.r.needles.get(run, {}), report.r.needles.get("f16", {})
     both = [key for key in ours if key in base and key[0] == length]
     return sum(ours[k] for k in both), sum(base[k] for k in both), len(both)
@@ -38,7 +38,7 @@ def matched(report):
     rows = []
     for bits, runs in MATCHED.items():
         for run in runs:
-            p, paper = report.place(run, "default"), report.place(run, "paper")
+            p, paper = report.positions(run, "default"), report.positions(run, "paper")
             if not p:
                 continue
             row = [name_of(run), f"{p.bits:.2f}", f"{p.line['codebook'] / 2**20:.1f}" if p.line["codebook"] else ""]
@@ -52,8 +52,8 @@ def matched(report):
         return
     report.say("### At matched bits")
     report.say(
-        "What takes about as many bits, in the default protocol, in the papers' (on its own windows, see above), and in retrieval: answers "
-        "that are right, of those that f16 has right at the same tasks."
+        "Methods of about as many bits: in the default protocol, in the papers' (on its own windows, see above), and in retrieval (right answers, "
+        "of those that f16 has right at the same tasks)."
     )
     head = ["method", "bits", "codebook MiB", "ratio", "KLD", "same top-1 %", "paper: bits", "ratio", "KLD", "4K", "8K", "16K"]
     report.text.append(table(head, rows))
@@ -64,7 +64,7 @@ def matched(report):
             verdict = "met" if 100 * right >= least * base else "missed"
             said.append(f"{run} has {100 * right / base:.0f} % of f16's at 8K ({right} of {base}, {tasks} tasks; aim: {least} %, {verdict})")
     for run in RETRIEVAL:
-        alone, anchored = (report.place(r, "default") for r in (run, run + ":anchors=1%"))
+        alone, anchored = (report.positions(r, "default") for r in (run, run + ":anchors=1%"))
         if alone and anchored:
             d = Difference(anchored, alone)
             said_of = f"1% of anchors take {anchored.bits - alone.bits:.2f} bits more in {run} and change its divergence by {digits(d.kld)}"
@@ -73,17 +73,17 @@ def matched(report):
         report.say("Retrieval: " + "; ".join(said) + ". The aims for perplexity stand under [Aims](#aims).")
 
 
-# ---- Tables by themselves
+# ---- Error of key tables
 
 
 class Fit:
-    """Errors [heads][rounds] of one group size."""
+    """Errors [heads][rounds] of one group size, on the keys learned from and on held-out keys."""
 
     def __init__(self, line):
         self.pairs, self.entries = line["pairs"], line["entries"]
         self.held = line["held_out"]
         self.learned = line["learned"]
-        self.seconds = line.get("seconds")  # of all processors, to learn a head's
+        self.seconds = line.get("seconds")  # processor seconds to learn one head's tables
 
     def bits(self, rounds):
         return rounds * (self.entries.bit_length() - 1) / self.pairs
@@ -123,7 +123,7 @@ def key_tables(report):
     fits, about = fits_of(text), json.loads(text)
     report.say("### Key tables by themselves")
     report.say(
-        f"The error that is left of keys, squared and as a part of their own (about their mean), over {len(about['heads'])} layers' KV heads: tables "
+        f"The remaining squared error of keys, as a share of their variance (about their mean), over {len(about['heads'])} layers' KV heads: tables "
         f"learned from {about['samples']:,} keys, errors on these and on {about['test_samples']:,} of another text. A claim *holds* when the error on the "
         "other text is less than the row's above in every head."
     )
@@ -137,19 +137,19 @@ def key_tables(report):
     falls = sum(all(b < a for a, b in zip(h, h[1:])) for h in last.held)
     report.say(
         f"More rounds are better (figure 4): with {last.pairs} pairs the error falls with every one of {most} rounds in {falls} of {len(last.held)} heads, from "
-        f"{digits(last.mean(last.held, 1))} to {digits(last.mean(last.held, most))}; each takes {100 * (1 - (last.mean(last.held, most) / last.mean(last.held, 1)) ** (1 / (most - 1))):.0f} % "
-        "off what is left."
+        f"{digits(last.mean(last.held, 1))} to {digits(last.mean(last.held, most))}; each removes {100 * (1 - (last.mean(last.held, most) / last.mean(last.held, 1)) ** (1 / (most - 1))):.0f} % "
+        "of what remains."
     )
     if last.seconds:
         report.say(f"Learning these {most} rounds took {last.mean(last.seconds, 1):.1f} seconds of a processor a head.")
-    report.say("![What rounds leave of keys](commvq-rounds.svg)")
+    report.say("![Remaining error of keys by number of rounds](commvq-rounds.svg)")
 
 
 # ---- Time
 
 
 def ranges(rows, column, over=None):
-    """ "at 8,192 tokens 6.3 to 9.8" of a column, or of its parts of another, for each depth."""
+    """ "at 8,192 tokens 6.3 to 9.8": the range of a column, or of its ratio to column `over`, for each depth."""
     said = []
     for tokens in sorted({row[2] for row in rows}):
         found = [row[column] / (row[over] if over else 1) for row in rows if row[2] == tokens]
@@ -169,11 +169,11 @@ def attention(report):
         rows.append([shape, method, int(tokens), *(float(f) for f in figures[:1] + figures[5:])])
     report.say("### Time")
     report.say(
-        f"`bench_commvq`: {lines[0]}. *Shipped*, milliseconds of that: keys decoded in registers once for all queries of a KV head, values by code, "
-        "nothing written to memory. The other columns are how many times as long it takes: with *tables* of each query, the paper's way; when "
-        "all keys and values are *decoded* into rows first, by the codec's own fast decoder, and met by matrix products; the same with keys *summed* as the "
+        f"`bench_commvq`: {lines[0]}. *Shipped*, in milliseconds: keys decoded in registers once for all queries of a KV head, values accumulated by code, "
+        "nothing written to memory. The other columns are how many times as long each alternative takes: with *tables* of each query, the paper's way; when "
+        "all keys and values are *decoded* into rows first, by the codec's own fast decoder, and read by matrix products; the same with keys *summed* as the "
         "formula says, from float tables, the paper's slow way; and in *f16*. The paper (table 5, a GPU) has 6.0, 8.4 and 9.6 for its way against the slow "
-        f"one at 8K, 32K and 128K. Here the slow one takes, of the time of what is shipped, {ranges(rows, 6)} times; of the time of the paper's way {ranges(rows, 6, 4)} times. "
+        f"one at 8K, 32K and 128K. Here the slow way takes, relative to the shipped one, {ranges(rows, 6)} times as long; relative to the paper's way, {ranges(rows, 6, 4)} times as long. "
         f"Tables of each query take {ranges(rows, 4)} times as long as what is shipped."
     )
     cells = [[shape, method, f"{tokens:,}", f"{ms:.2f}", *(f"{f:.2f}" for f in rest)] for shape, method, tokens, ms, *rest in rows]

@@ -1,5 +1,5 @@
-"""What docs/reports/fidelity.md says of methods that choose tokens at the model's whole context: prompts that are almost all of it, so that what is
-chosen is almost all that is read. Alone, it prints the section:
+"""The part of "Selecting tokens" in docs/reports/fidelity.md whose prompts take up almost the whole context, so that almost all tokens read are selected ones.
+Run as a program, it prints its section:
 
     python3 bench/reports/fidelity_deep.py FOLDER
 """
@@ -35,7 +35,7 @@ PAIRS = [
 
 
 def section(results):
-    """Paragraphs and tables; nothing when nothing was measured."""
+    """A list of paragraphs and tables; empty when nothing was measured."""
     at = {run: results.positions(run, "default") for _, _, run in ROWS}
     rows = []
     for name, reads, run in ROWS:
@@ -53,8 +53,8 @@ def section(results):
             claims.append([name, *difference_cells(d)])
     return [
         f"### With a prompt of {context - scored:,} tokens",
-        f"Windows of {context:,} tokens, of which an exact prefill reads the first {context - scored:,} and decoding steps the last {scored:,}, which are scored: "
-        "next to nothing of what a step reads is its own text, so that choosing shows undiluted.",
+        f"Windows of {context:,} tokens: an exact prefill reads the first {context - scored:,}, decoding steps read the last {scored:,}, which are scored. "
+        "Almost nothing of what a step reads is its own text, so that the effect of selection shows undiluted.",
         table(["method", "read", "bits", "windows", "ratio", "KLD", "same top-1 %"], rows, (0, 1)),
         "As above, the first named minus the other:",
         table(["pair", *DIFFERENCE_HEAD], claims, (0, 4)),

@@ -1,4 +1,4 @@
-"""What a work folder of bench/fidelity holds (fidelity_store.h), and the statistics of it. Needs numpy."""
+"""Reads a work folder of build/bin/fidelity (fidelity_store.h has its files) and computes statistics of it. Needs numpy."""
 
 import copy
 import json
@@ -6,7 +6,7 @@ import os
 
 import numpy as np
 
-BLOCK = 256  # positions: neighbours in a text resemble each other, so errors come from means of blocks
+BLOCK = 256  # positions: neighbouring positions are correlated, so standard errors are computed from means of blocks
 RESAMPLES = 10000
 SEED = 1
 
@@ -17,7 +17,7 @@ def bits_of_name(run):
 
 
 class Positions:
-    """A run's scored positions in one protocol: columns [windows][positions], and what the last window's cache held."""
+    """A run's scored positions in one protocol: columns [windows][positions], and the accounting of the last window's cache."""
 
     COLUMNS = ("kld", "nll", "delta", "same")  # as enum score_column
 
@@ -33,7 +33,7 @@ class Positions:
         self.bits = self.line["bits"]
 
     def only(self, windows):
-        """The same on some of its windows."""
+        """A copy restricted to some of the windows."""
         chosen = copy.copy(self)
         at = [self.windows.index(w) for w in windows]
         for name in self.COLUMNS:
@@ -42,7 +42,7 @@ class Positions:
         return chosen
 
     def blocks(self, column):
-        """Means of blocks of about BLOCK positions that do not cross windows, [blocks]."""
+        """Means [blocks] over about BLOCK positions each; blocks do not cross windows."""
         x = getattr(self, column)
         parts = max(1, round(x.shape[1] / BLOCK))
         return np.concatenate([[part.mean() for part in np.array_split(row, parts)] for row in x])
@@ -51,7 +51,7 @@ class Positions:
         return getattr(self, column).mean()
 
     def error(self, column):
-        """Standard error of the mean, from the blocks."""
+        """Standard error of the mean, from the means of blocks."""
         x = self.blocks(column)
         return x.std(ddof=1) / np.sqrt(len(x)) if len(x) > 1 else float("nan")
 
@@ -105,15 +105,14 @@ class Results:
 
 
 def interval(differences):
-    """95% of the mean by bootstrap of what is given: of blocks, or of prompts."""
+    """The 95% interval of the mean, by bootstrap over the given values (means of blocks, or of prompts)."""
     x = np.asarray(differences)
     draws = np.random.default_rng(SEED).integers(0, len(x), (RESAMPLES, len(x)))
     return tuple(np.quantile(x[draws].mean(axis=1), (0.025, 0.975)))
 
 
 class Difference:
-    """The better-claimed run minus the other at the same positions, those of the windows that both were measured on: mean divergence, and
-    log of perplexity."""
+    """`better` minus `worse` at the same positions, on the windows that both were measured on: mean divergence, and log of perplexity."""
 
     def __init__(self, better, worse):
         self.windows = [w for w in better.windows if w in worse.windows]
@@ -129,6 +128,6 @@ class Difference:
 
 
 def compare(better, worse):
-    """Their difference, or None when there is no window that both were measured on."""
+    """Their Difference, or None when no window was measured for both."""
     both = better and worse and set(better.windows) & set(worse.windows)
     return Difference(better, worse) if both else None

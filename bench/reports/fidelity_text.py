@@ -1,17 +1,17 @@
-"""How figures, runs and paragraphs are written in docs/reports/fidelity.md and docs/reports/performance.md."""
+"""Formats figures, names of runs, paragraphs and tables for docs/reports/fidelity.md and docs/reports/performance.md."""
 
 import textwrap
 
 
 def paragraphs(text):
-    """Filled; lists, headings and code as they are."""
+    """Wraps the paragraphs of `text`; lists, headings and code stay as they are."""
     for paragraph in text.strip("\n").split("\n\n"):
         plain = paragraph[0] not in "#-!| "
         yield (textwrap.fill(paragraph, 132, break_on_hyphens=False, break_long_words=False) if plain else paragraph) + "\n\n"
 
 
 def table(head, rows, words=(0,)):
-    """Columns in `words` hold text, the others numbers."""
+    """A Markdown table. Columns in `words` hold text and are aligned left, the others hold numbers."""
     align = ["---" if i in words else "---:" for i in range(len(head))]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in [head, align, *rows]) + "\n\n"
 
@@ -43,7 +43,7 @@ DIFFERENCE_HEAD = ["windows", "difference of KLD", "of log perplexity, %", "verd
 
 
 def difference_cells(d):
-    """What DIFFERENCE_HEAD says of a Difference."""
+    """The cells of a Difference under DIFFERENCE_HEAD."""
     (k0, k1), (l0, l1) = d.kld_interval, d.log_interval
     kld = f"{digits(d.kld)} ({digits(k0)} to {digits(k1)})"
     return [str(len(d.windows)), kld, f"{percent(d.log_ratio)} ({percent(l0)} to {percent(l1)})", d.verdict()]
@@ -54,7 +54,7 @@ def mib(x):
 
 
 def name_of(run):
-    """A run as a reader knows it."""
+    """The name of a run in the page."""
     method, *options = run.split(":")
     anchors = [o.split("=")[1] for o in options if o.startswith("anchors=")]
     if anchors or method.startswith("antkv"):

@@ -1,4 +1,4 @@
-"""Reads what bench/experiments/performance.sh has measured: a work folder's files."""
+"""Reads a work folder of bench/experiments/performance.sh."""
 
 import json
 import os
@@ -23,7 +23,7 @@ class Attention:
 class Results:
     def __init__(self, folder):
         self.folder = folder
-        self.tiers = []  # names of files' tiers, "best" first
+        self.tiers = []  # tiers in the names of files, "best" first
         self.kernels = {}  # tier: "avx512"
         self.attention = {}  # (tier, shape, method, depth): Attention
         for tier in ("best", "avx2"):
@@ -81,20 +81,20 @@ class Results:
                 found[shape] = dict(zip(("full", "sign", "scores", "faster", "quest", "quest_faster"), map(float, match.groups())))
         return found
 
-    # ---- Of the measurements
+    # ---- Queries
 
     def of(self, key):
-        """Shapes, methods or depths in the order in which they were measured."""
+        """Shapes and depths sorted, or methods in the order in which they were measured."""
         at = {"shape": 1, "method": 2, "depth": 3}[key]
         return sorted({k[at] for k in self.attention}) if key != "method" else list(dict.fromkeys(k[2] for k in self.attention))
 
     def deepest_usual(self):
-        """32768 where that was measured, else the deepest."""
+        """32768 if it was measured, else the largest depth."""
         depths = self.of("depth")
         return 32768 if 32768 in depths else depths[-1]
 
 
 def plain(method):
-    """A row of `terse bench` as bench_attention names it."""
+    """The name that bench_attention gives to a row of `terse bench`."""
     match = re.fullmatch(r"(\S+), reading (\S+)", method)
     return f"{match[1]}/{match[2]}" if match else method

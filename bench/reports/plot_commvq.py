@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Draws what rounds of commuting tables leave of keys (CommVQ, figure 4), from a work folder of bench/fidelity:
+"""Draws the remaining error of keys by number of rounds (CommVQ, figure 4), from a work folder of bench/experiments/fidelity.sh:
 
     plot_commvq.py FOLDER OUTPUT.svg OUTPUT.png
 
-A curve for each group size; of the largest the heads in grey, and the rounds that make 1 and 2 bits marked."""
+One curve for each group size. For the largest group, single heads are grey, and the rounds that make 1 and 2 bits are marked."""
 
 import os
 import sys
@@ -29,12 +29,12 @@ def shape_axes(axes):
     axes.yaxis.set_major_locator(FixedLocator(ticks))
     axes.yaxis.set_major_formatter(FixedFormatter([f"{t:g}" for t in ticks]))
     axes.yaxis.set_minor_locator(NullLocator())
-    axes.set_xlabel("bits per value of a key, a round more at every point", color=GREY)
-    axes.set_ylabel("squared error, as a part of the keys' own", color=GREY)
+    axes.set_xlabel("bits per value of a key; each point adds a round", color=GREY)
+    axes.set_ylabel("squared error, as a share of the keys' variance", color=GREY)
 
 
 def draw(axes, fit, colour, at, offset):
-    """The name stands beside the point of round `at`."""
+    """Draws the curve of a fit, with its name beside the point of round `at`."""
     rounds = range(1, len(fit.held[0]) + 1)
     x = [fit.bits(r) for r in rounds]
     y = [fit.mean(fit.held, r) for r in rounds]
@@ -62,7 +62,7 @@ def main():
             at = (last.bits(rounds), last.mean(last.held, rounds))
             axes.plot(*at, color=COLOURS[len(fits) - 1], marker="o", markersize=8, zorder=4)
             axes.annotate(f"{rounds} rounds", at, xytext=(-4, -14), textcoords="offset points", color="#222222", ha="right", fontsize=9)
-    axes.set_title("What rounds leave of keys, on a text not learned from; grey: single heads", fontsize=10, color="#222222", loc="left")
+    axes.set_title("Remaining error of keys by number of rounds, on held-out text; grey: single heads", fontsize=10, color="#222222", loc="left")
     figure.tight_layout()
     figure.savefig(sys.argv[2], metadata={"Date": None})
     figure.savefig(sys.argv[3], metadata={"Software": None})

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draws divergence and perplexity against resident bits per value, from a work folder of bench/fidelity:
+"""Draws divergence and perplexity against resident bits per value, from a work folder of build/bin/fidelity:
 
     plot_fidelity.py FOLDER OUTPUT.svg OUTPUT.png
 
@@ -22,7 +22,7 @@ from plot_style import GREY, style  # noqa: E402
 
 BITS = ("4", "2", "1", "0.75", "0.375")
 
-# Name, runs that a line joins, colour, marker, filled.
+# Name, runs joined by a line, colour, marker, filled.
 FAMILIES = [
     ("AnTKV, 1% anchors", [f"antkv-{b}" for b in BITS], "#0b6e99", "o", True),
     ("AnTKV, no anchors", [f"antkv-{b}:anchors=0%" for b in BITS], "#0b6e99", "o", False),
@@ -53,7 +53,7 @@ def shape_axes(axes):
 
 
 def draw(axes, results, protocol, value):
-    """Returns the places of all points and, for each family drawn, (name, colour, its points)."""
+    """Returns (name, colour, points) of each family drawn."""
     drawn = []
     for name, runs, colour, marker, filled in FAMILIES:
         at = sorted(points(results, runs, protocol, value))
@@ -67,8 +67,8 @@ def draw(axes, results, protocol, value):
     return drawn
 
 
-# ---- Labels: beside a point of their family, where they touch neither a point, nor a line, nor each other, and where no other family's
-# points are as near as their own.
+# ---- Labels. A label stands beside a point of its family, touches no point, line or other label, and is nearer to its own family's points than to
+# those of another.
 
 
 def boxes_meet(a, b):
@@ -76,7 +76,7 @@ def boxes_meet(a, b):
 
 
 def stretch(a, b, step=4):
-    """Places along the line from a to b, some pixels apart."""
+    """Points on the line from a to b, `step` pixels apart."""
     n = max(1, int(max(abs(b[0] - a[0]), abs(b[1] - a[1])) / step))
     return [(a[0] + (b[0] - a[0]) * i / n, a[1] + (b[1] - a[1]) * i / n) for i in range(n + 1)]
 
@@ -92,7 +92,7 @@ def obstacles(axes, drawn):
 
 
 def candidates(pixels, width, height):
-    """(cost, box): around each point of the family, the nearer the better; the ends of the line before its middle."""
+    """Yields (cost, box): boxes around each point of the family. Near boxes cost less, and so do the ends of the line."""
     for i, (x, y) in enumerate(pixels):
         inner = 0 if i in (0, len(pixels) - 1) else 6
         for distance in (7, 11, 16, 22, 30, 40, 52, 66):
@@ -103,13 +103,13 @@ def candidates(pixels, width, height):
 
 
 def gap(box, p):
-    """From a box to a point, and the place in the box where it begins."""
+    """The distance from a box to a point, and the nearest point of the box."""
     nearest = (min(max(p[0], box[0]), box[2]), min(max(p[1], box[1]), box[3]))
     return math.dist(nearest, p), nearest
 
 
-def doubt(box, own, others):
-    """How much nearer than its own points those of others are, or nearly are."""
+def ambiguity(box, own, others):
+    """The penalty of a box for being about as near to points of other families as to its own."""
     if not others:
         return 0
     return max(0, 24 + min(gap(box, p)[0] for p in own) - min(gap(box, p)[0] for p in others))
@@ -125,13 +125,13 @@ def label(figure, axes, drawn):
         pixels = [tuple(axes.transData.transform(p)) for p in at]
         others = [tuple(axes.transData.transform(p)) for other, _, theirs in drawn if other != name for p in theirs]
         free = [
-            (cost + doubt(box, pixels, others), box)
+            (cost + ambiguity(box, pixels, others), box)
             for cost, box in candidates(pixels, size.width + 2, size.height)
             if box[0] >= frame.x0 + 3 and box[2] <= frame.x1 and box[1] >= frame.y0 + 3 and box[3] <= frame.y1
             and not any(boxes_meet(box, other) for other in taken)
         ]
         if not free:
-            sys.exit(f"plot_fidelity.py: no room for the label {name}")
+            sys.exit(f"plot_fidelity.py: no free place for the label {name}")
         box = min(free)[1]
         middle = ((box[0] + box[2]) / 2, (box[1] + box[3]) / 2)
         text.set_position(axes.transData.inverted().transform(middle))
@@ -140,7 +140,7 @@ def label(figure, axes, drawn):
 
 
 def lead(axes, box, pixels, colour):
-    """A thin line from a label that is not close to the nearest point of its family."""
+    """Draws a thin line from a distant label to the nearest point of its family."""
     (distance, start), end = min((gap(box, p), p) for p in pixels)
     if distance < 14:
         return

@@ -3,8 +3,8 @@
 
     plot_performance.py FOLDER OUTPUT.svg OUTPUT.png
 
-Left tokens per second of a whole model by method, f16's as a line; the others how many times faster than f16 a layer's attention is, a panel for each shape and a
-marker for each depth, targets as ticks."""
+The left panel has tokens per second of a whole model by method, with f16's as a line. The other panels, one for each shape, have the speed of a layer's attention
+in multiples of f16's, a marker for each depth and targets as ticks."""
 
 import os
 import sys
@@ -69,7 +69,7 @@ def draw_attention(axes, results, shape):
     axes.xaxis.set_major_locator(FixedLocator(ticks))
     axes.xaxis.set_major_formatter(FixedFormatter([f"{t:g}" for t in ticks]))
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_xlabel("attention, times as fast as f16's", color=GREY)
+    axes.set_xlabel("attention speed, multiples of f16's", color=GREY)
     axes.set_title(f"{shape.split(':')[0]} shape, one layer, {results.kernels[tier]}", fontsize=10, color=DARK, loc="left")
 
 

@@ -1,4 +1,4 @@
-"""The look of the plots."""
+"""The style that all plots share."""
 
 GREY = "#555555"
 
