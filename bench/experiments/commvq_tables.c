@@ -1,10 +1,10 @@
-/* What commuting tables leave of real keys, by group size and rounds (CommVQ, Li et al. 2025, tables 9 and 10 and figure 4): keys of
- * some layers and heads, tables learned on one text, errors on it and on another.
+/* Measures the error of CommVQ's key tables by group size and rounds (Li et al. 2025, tables 9 and 10 and figure 4): keys of some layers
+ * and heads, tables learned on one text, errors on it and on another.
  *
  *     commvq_tables -f TEXT --test TEXT -w FOLDER [options]
  *
- * writes FOLDER/commvq_tables.json. A fit of R rounds has those of fewer within, so four of them are all that the paper shows: each
- * group size g with its number of entries, as many rounds as give 1 bit, and where a group is 64 pairs, some more. */
+ * writes FOLDER/commvq_tables.json. A fit of R rounds contains those of fewer rounds, so four fits cover the paper's tables: one for
+ * each group size with its number of entries, as many rounds as give 1 bit, and more for groups of 64 pairs. */
 #include "backend/cpu/codec/commvq.h"
 #include "base/memory.h"
 #include "base/random.h"
@@ -24,7 +24,7 @@
 #define DEFAULT_MODEL PROJECT_DIR "/models/lab-27m-q8_0.gguf"
 enum { WINDOW = 2048, TEST_WINDOWS = 4, MOST_HEADS = 64 };
 
-/* The paper's: 8 bits per 64 numbers in round one, but for the last, which has 6. */
+/* The paper's shapes: the pairs of a group share a code of log2(entries) bits in each round. */
 static const struct em_shape fits[] = {{8, 2, 8}, {16, 4, 8}, {32, 16, 8}, {64, 64, 24}};
 #define FITS (sizeof fits / sizeof fits[0])
 
@@ -35,7 +35,7 @@ struct tables {
     struct capture *learned, *held;
 };
 
-/* Keys of one head about their mean and at a size of 1, numbers of a pair half a head apart: rows[n][hd], weights[n]. */
+/* Normalized keys of one head, the two components of a pair half a head apart: rows[n][hd], weights[n]. */
 struct keys {
     float *rows, *weights;
     size_t n;
@@ -62,8 +62,8 @@ static int keys_read(const struct tables *t, const struct capture *capture, size
     return EXIT_OK;
 }
 
-/* As calibration does for the codec: its frame, an error's weight the square of a key's size. */
-static void keys_enter(const struct terse_model *m, const float *parameters, struct keys *keys) {
+/* Normalizes keys as calibration does for the codec; the weight of an error is the square of the key's size. */
+static void keys_normalize(const struct terse_model *m, const float *parameters, struct keys *keys) {
     struct codec_shape shape = shape_of(m);
     uint8_t channels[CODEC_HEAD_DIM_MAX];
     float row[CODEC_HEAD_DIM_MAX];
@@ -78,7 +78,7 @@ static void keys_enter(const struct terse_model *m, const float *parameters, str
 }
 
 /* rows[n][2 g] of the g pairs from `pair` on. */
-static void take_group(const struct keys *keys, size_t hd, size_t pair, size_t g, float *rows) {
+static void copy_group(const struct keys *keys, size_t hd, size_t pair, size_t g, float *rows) {
     for (size_t p = 0; p < keys->n; p++) {
         memcpy(rows + p * 2 * g, keys->rows + p * hd + pair, g * sizeof *rows);
         memcpy(rows + p * 2 * g + g, keys->rows + p * hd + hd / 2 + pair, g * sizeof *rows);
@@ -95,7 +95,7 @@ static double square(const struct keys *keys, const float *rows, size_t width) {
     return sum;
 }
 
-/* left[rounds] += what the rounds leave of the rows, which lose their codewords. */
+/* left[rounds] += the squared error after each round; the codewords are subtracted from the rows. */
 static int code_rows(struct em_shape shape, const float *tables, const struct keys *keys, float *rows, double *left) {
     struct commvq_search search;
     struct terse_error error;
@@ -114,14 +114,14 @@ static int code_rows(struct em_shape shape, const float *tables, const struct ke
     return status;
 }
 
-/* Of all processors together. */
+/* Of all threads together. */
 static double processor_seconds(void) {
     struct timespec t;
     clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* One group's tables, and what they leave of both sets of keys. */
+/* Fits one group's tables, and adds their errors on both sets of keys. */
 static int fit_group(struct em_shape shape, size_t hd, size_t pair, const struct keys keys[2], double *left[2], double *seconds) {
     size_t width = 2 * shape.pairs;
     float *rows[2] = {memory_array(keys[0].n, width * sizeof(float)), memory_array(keys[1].n, width * sizeof(float))};
@@ -130,7 +130,7 @@ static int fit_group(struct em_shape shape, size_t hd, size_t pair, const struct
     struct terse_error error;
     int status = rows[0] && rows[1] && tables ? EXIT_OK : complain("no memory for %zu keys", keys[0].n);
     options.seed = random_mix(1 + pair);
-    for (int set = 0; set < 2 && status == EXIT_OK; set++) take_group(&keys[set], hd, pair, shape.pairs, rows[set]);
+    for (int set = 0; set < 2 && status == EXIT_OK; set++) copy_group(&keys[set], hd, pair, shape.pairs, rows[set]);
     if (status == EXIT_OK) {
         const struct em_points points = {rows[0], keys[0].n, width, keys[0].weights};
         double start = processor_seconds();
@@ -144,7 +144,7 @@ static int fit_group(struct em_shape shape, size_t hd, size_t pair, const struct
     return console_interrupted() ? EXIT_INTERRUPTED : status;
 }
 
-/* errors[2][rounds] of a head: of keys learned from, of others. *seconds: what learning took. */
+/* errors[2][rounds] of a head: on the keys learned from, on held-out keys. *seconds: processor time of learning. */
 static int fit_head(struct em_shape shape, size_t hd, const struct keys keys[2], double *errors, double *seconds) {
     double *left[2] = {errors, errors + shape.rounds};
     int status = EXIT_OK;
@@ -165,7 +165,7 @@ static void add_errors(cJSON *fit, const char *name, const double *errors, size_
     cJSON_AddItemToArray(list, cJSON_CreateDoubleArray(errors, (int)rounds));
 }
 
-/* Keys of a head through every fit that its size takes. */
+/* Runs every fit whose group size divides the head. */
 static int run_head(const struct tables *t, size_t head, cJSON *list) {
     struct codec_shape shape = shape_of(t->model);
     size_t hd = t->model->head_dim;
@@ -178,8 +178,8 @@ static int run_head(const struct tables *t, size_t head, cJSON *list) {
     if (status == EXIT_OK) {
         commvq_set_pairing(shape, parameters, t->model->rope.n_rot / 2, t->model->rope.pairing == ROPE_ADJACENT);
         codec_commvq.fit_normalization(shape, CODEC_KEYS, keys[0].rows, keys[0].n, parameters);
-        keys_enter(t->model, parameters, &keys[0]);
-        keys_enter(t->model, parameters, &keys[1]);
+        keys_normalize(t->model, parameters, &keys[0]);
+        keys_normalize(t->model, parameters, &keys[1]);
     }
     for (size_t i = 0; i < FITS && status == EXIT_OK; i++) {
         if (hd / 2 % fits[i].pairs) continue;
@@ -256,10 +256,10 @@ static enum options_result parse(struct tables *t, int argc, char **argv) {
     const struct option options[] = {
         {"-m, --model", "FILE", OPTION_TEXT, &t->model_path, 0, 0, "GGUF model"},
         {"-f, --file", "FILE", OPTION_TEXT, &t->learn, 0, 0, "text to learn from"},
-        {"--test", "FILE", OPTION_TEXT, &t->test, 0, 0, "another one"},
+        {"--test", "FILE", OPTION_TEXT, &t->test, 0, 0, "held-out text"},
         {"-w, --work", "FOLDER", OPTION_TEXT, &t->work, 0, 0, "the result goes to FOLDER/commvq_tables.json"},
         {"--chunks", "K", OPTION_INTEGER, &t->windows, 1, 4096, "windows of 2048 tokens to learn from"},
-        {"--heads", "N", OPTION_INTEGER, &t->heads, 1, MOST_HEADS, "layers' KV heads to look at, evenly from all"},
+        {"--heads", "N", OPTION_INTEGER, &t->heads, 1, MOST_HEADS, "KV heads to measure, spread evenly over all layers"},
     };
     const struct option_set set = {
         .usage = "commvq_tables -f TEXT --test TEXT -w FOLDER [options]",
@@ -279,7 +279,7 @@ int main(int argc, char **argv) {
     int status = t.learn && t.test && t.work ? EXIT_OK : complain("give -f TEXT, --test TEXT and -w FOLDER");
     if (status == EXIT_OK && terse_model_load(t.model_path, &t.model, &error)) status = complain_error(&error);
     if (status == EXIT_OK && t.model->head_dim > 2 * COMMVQ_MOST_PAIRS)
-        status = complain("heads of %u channels: this measures up to %d", t.model->head_dim, 2 * COMMVQ_MOST_PAIRS);
+        status = complain("heads of %u channels are not supported, only up to %d", t.model->head_dim, 2 * COMMVQ_MOST_PAIRS);
     if (status == EXIT_OK) status = capture_text(&t, t.learn, (uint32_t)t.windows, &t.learned);
     if (status == EXIT_OK) status = capture_text(&t, t.test, TEST_WINDOWS, &t.held);
     if (status == EXIT_OK) status = run(&t);

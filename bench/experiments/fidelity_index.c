@@ -1,4 +1,4 @@
-/* Learning of the variants; what the library's own does with what they have learned stays as it is. */
+/* Owns: how the variants are fitted. Leaves to index_sign: encoding and scoring with what was fitted, except for kmeans' encoder. */
 #include "fidelity_index.h"
 
 #include "backend/cpu/codec/codec.h"
@@ -12,18 +12,18 @@
 #define CODES INDEX_SIGN_CODES
 #define KMEANS_ROUNDS 20 /* the paper's, section 4.4 */
 
-/* Where `learned` keeps what index_sign_learned reads. */
+/* The parts of `learned` that index_sign_learned reads. */
 static float *mean_in(void *learned) { return learned; }
 static float *centroids_in(size_t hd, void *learned) { return (float *)learned + hd; }
 
 /* ---- Centres and centroids */
 
-static void learn_with(bool median, size_t hd, const float *rows, size_t n, size_t stride, void *learned) {
+static void fit_base(bool median, size_t hd, const float *rows, size_t n, size_t stride, void *learned) {
     const struct index_options options = {.median = median};
     index_sign.fit(hd, rows, n, stride, &options, learned);
 }
 
-/* Every centroid's channel i becomes size[i], or less than nothing where the code says so. */
+/* Every centroid's channel i becomes size[i] or -size[i], by the bit of the code. */
 static void set_signed(size_t hd, const float *size, float *centroids) {
     for (size_t c = 0; c < hd; c++)
         for (unsigned code = 0; code < CODES; code++)
@@ -38,12 +38,12 @@ static void set_ones(size_t hd, float *centroids) {
 
 static void fit_median(size_t hd, const float *rows, size_t n, size_t stride, const struct index_options *options, void *learned) {
     (void)options;
-    learn_with(true, hd, rows, n, stride, learned);
+    fit_base(true, hd, rows, n, stride, learned);
 }
 
 static void fit_signs(size_t hd, const float *rows, size_t n, size_t stride, const struct index_options *options, void *learned) {
     (void)options;
-    learn_with(false, hd, rows, n, stride, learned);
+    fit_base(false, hd, rows, n, stride, learned);
     set_ones(hd, centroids_in(hd, learned));
 }
 
@@ -52,14 +52,14 @@ static void fit_magnitudes(size_t hd, const float *rows, size_t n, size_t stride
     double sum[CODEC_HEAD_DIM_MAX] = {0};
     float size[CODEC_HEAD_DIM_MAX];
     (void)options;
-    learn_with(false, hd, rows, n, stride, learned);
+    fit_base(false, hd, rows, n, stride, learned);
     for (size_t t = 0; t < n; t++)
         for (size_t c = 0; c < hd; c++) sum[c] += fabs((double)rows[t * stride + c] - (double)mean_in(learned)[c]);
     for (size_t c = 0; c < hd; c++) size[c] = (float)(sum[c] / (double)n);
     set_signed(hd, size, centroids_in(hd, learned));
 }
 
-/* Means of the keys themselves of each pattern of signs; a pattern that no key has is nobody's and 0. */
+/* Means of uncentred keys for each pattern of signs; 0 for a pattern that no key has. */
 static void fit_raw(size_t hd, const float *rows, size_t n, size_t stride, const struct index_options *options, void *learned) {
     float *centroids = centroids_in(hd, learned);
     (void)options;
@@ -86,7 +86,7 @@ static void fit_raw_signs(size_t hd, const float *rows, size_t n, size_t stride,
     set_ones(hd, centroids_in(hd, learned));
 }
 
-/* ---- k-means: a code is no longer a pattern of signs */
+/* ---- k-means: codes are not patterns of signs */
 
 static void fit_kmeans(size_t hd, const float *rows, size_t n, size_t stride, const struct index_options *options, void *learned) {
     struct kmeans_options how = kmeans_options_defaults();
@@ -94,7 +94,7 @@ static void fit_kmeans(size_t hd, const float *rows, size_t n, size_t stride, co
     (void)options;
     how.rounds = KMEANS_ROUNDS;
     how.tolerance = 0;
-    learn_with(false, hd, rows, n, stride, learned);
+    fit_base(false, hd, rows, n, stride, learned);
     for (size_t g = 0; g < hd / WIDTH; g++) {
         const struct kmeans_points points = {rows + g * WIDTH, n, WIDTH, stride, NULL};
         float *centroids = centroids_in(hd, learned) + g * CODES * WIDTH;

@@ -1,4 +1,4 @@
-/* Owns: the making of tasks and their prompts. Leaves to fidelity_retrieval.c: asking. */
+/* Owns: generating tasks and their prompts. Leaves to fidelity_retrieval.c: running them. */
 #include "fidelity_needles.h"
 
 #include "base/random.h"
@@ -12,7 +12,7 @@
 
 #define SEED 20250801u
 #define MULTIKEY_LINES 16
-#define OVERHEAD 64 /* tokens of the question, the chat format and the ends of lines */
+#define OVERHEAD 64 /* tokens for the question, the chat format and line ends */
 
 struct line {
     const char *text;
@@ -106,7 +106,7 @@ static struct key random_key(const struct haystack *h, uint64_t *state) {
                         cJSON_GetStringValue(cJSON_GetArrayItem(h->nouns, noun)), 10 + (uint32_t)below(state, 90)};
 }
 
-/* A key that differs from keys[n]; without `digits` in more than those. */
+/* A key that differs from keys[n]; without `digits`, in its adjective or noun. */
 static struct key new_key(const struct haystack *h, const struct key *keys, size_t n, bool digits, uint64_t *state) {
     for (;;) {
         struct key key = random_key(h, state);
@@ -149,8 +149,8 @@ static int by_size(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* Lines of the haystack from a random one on, round its end, with `n` planted lines between. */
-static void write_prose(const struct haystack *h, size_t room, size_t n, uint64_t *state, struct text *t, char *question,
+/* Lines of the haystack from a random one on, wrapping around, with `n` planted lines between them. */
+static void write_prose(const struct haystack *h, size_t budget, size_t n, uint64_t *state, struct text *t, char *question,
                         size_t capacity, char *answer) {
     struct key keys[MULTIKEY_LINES];
     char planted[MULTIKEY_LINES][128];
@@ -159,11 +159,11 @@ static void write_prose(const struct haystack *h, size_t room, size_t n, uint64_
         keys[i] = new_key(h, keys, i, false, state);
         snprintf(planted[i], sizeof planted[i], "The access code for the %.40s %.40s is %llu.\n", keys[i].adjective, keys[i].noun,
                  number_of_7(state));
-        tokens += 24; /* a planted line is 20 or so */
+        tokens += 24; /* a planted line has about 20 */
     }
     for (; count < h->n_lines; count++) {
         tokens += h->lines[(start + count) % h->n_lines].tokens;
-        if (tokens > room) break;
+        if (tokens > budget) break;
     }
     for (size_t i = 0; i < n; i++) at[i] = below(state, count + 1);
     qsort(at, n, sizeof at[0], by_size);
@@ -176,22 +176,22 @@ static void write_prose(const struct haystack *h, size_t room, size_t n, uint64_
     snprintf(answer, sizeof((struct needle *)0)->answer, "%.*s", (int)strlen(planted[asked]) - 1, planted[asked]);
 }
 
-/* Lines "amber acorn 12: 3456789" as long as there is room. */
-static int write_list(const struct haystack *h, size_t room, uint64_t *state, struct text *t, char *question, size_t capacity,
+/* Lines "amber acorn 12: 3456789", up to `budget` tokens. */
+static int write_list(const struct haystack *h, size_t budget, uint64_t *state, struct text *t, char *question, size_t capacity,
                       char *answer) {
-    size_t most = room / 8, count = 0, tokens = 0, asked = 0; /* no such line has so few tokens */
-    struct key *keys = calloc(most + 1, sizeof *keys);
-    if (!keys) return complain("no memory for a list of %zu lines", most);
+    size_t limit = budget / 8, count = 0, tokens = 0, asked = 0; /* every such line has more than 8 tokens */
+    struct key *keys = calloc(limit + 1, sizeof *keys);
+    if (!keys) return complain("no memory for a list of %zu lines", limit);
     int status = EXIT_OK;
-    for (; count < most; count++) {
+    for (; count < limit; count++) {
         char line[128];
         size_t n;
         keys[count] = new_key(h, keys, count, true, state);
         int size = snprintf(line, sizeof line, "%.40s %.40s %u: %llu\n", keys[count].adjective, keys[count].noun,
                             keys[count].digits, number_of_7(state));
         if ((status = count_tokens(h->model, line, (size_t)size, &n)) != EXIT_OK) break;
-        if ((tokens += n) > room) break;
-        if (below(state, count + 1) == 0) { /* each line with the same chance */
+        if ((tokens += n) > budget) break;
+        if (below(state, count + 1) == 0) { /* reservoir sampling: every line is asked for with the same probability */
             asked = count;
             snprintf(answer, sizeof((struct needle *)0)->answer, "%.*s", size - 1, line);
         }
@@ -228,7 +228,7 @@ int needle_new(const struct haystack *haystack, enum needle_kind kind, uint32_t 
         write_prose(haystack, length - OVERHEAD, kind == NEEDLE_SINGLE ? 1 : MULTIKEY_LINES, &state, &text, question,
                     sizeof question, needle->answer);
     if (status != EXIT_OK) goto done;
-    add(&text, "\n", 1); /* behind the last line's own: an empty line before the question */
+    add(&text, "\n", 1); /* after the last line's own: an empty line before the question */
     add(&text, question, strlen(question));
     status =
         text.refused ? complain("no memory for a retrieval task of %u tokens", length) : tokenize_prompt(haystack, &text, needle);

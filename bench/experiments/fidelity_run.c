@@ -1,4 +1,4 @@
-/* Owns: what a run's text means, and its codebook. Leaves to the library: which methods there are and what they need. */
+/* Owns: parsing a run, and loading its codebook. Leaves to the library: the methods and their requirements. */
 #include "fidelity_run.h"
 
 #include "base/hash.h"
@@ -20,7 +20,7 @@ static int read_all(const char *path, FILE *file, unsigned char **data, size_t *
     return fread(*data, 1, *size, file) == *size ? EXIT_OK : complain("cannot read %s", path);
 }
 
-/* A codebook that is not there is no failure here: the library knows which methods need one, and says how it is made. */
+/* A missing codebook is no error here: the library knows which methods need one, and its message says how to make it. */
 static int load_codebook(const char *work, const char *name, bool named, struct run *run) {
     char path[1024];
     struct terse_error error;

@@ -1,4 +1,4 @@
-/* Owns: the files of the work folder and which results are there. Leaves to others: what is in a line. */
+/* Owns: the files of the work folder, and the list of results in it. Leaves to its callers: the contents of a line. */
 #include "fidelity_store.h"
 
 #include "console.h"
@@ -15,7 +15,7 @@ static const char *const table_names[STORE_TABLES] = {"perplexity.jsonl", "needl
 
 struct store {
     char folder[768];
-    cJSON *keys[STORE_TABLES]; /* objects: a member for each line */
+    cJSON *keys[STORE_TABLES]; /* objects with a member for each line */
 };
 
 static void path_of(const struct store *store, const char *name, char *path, size_t capacity) {
@@ -34,9 +34,9 @@ static int write_file(const char *path, const char *mode, const void *data, size
     return written ? EXIT_OK : complain("cannot write %s: %s", path, strerror(errno));
 }
 
-/* ---- What the folder holds */
+/* ---- Reading */
 
-/* Takes the keys of whole lines; cuts off a last one that was interrupted, so that what is appended begins a line. */
+/* Reads the keys of complete lines, and cuts off a last line whose writing was interrupted, so that appended lines begin on their own. */
 static int read_table(struct store *store, enum store_table table) {
     char path[1024], *text;
     size_t size, at = 0;
@@ -60,7 +60,7 @@ static int read_table(struct store *store, enum store_table table) {
     return status;
 }
 
-/* The setup of earlier results must be this one. */
+/* Earlier results must have the same setup. */
 static int check_setup(struct store *store, const cJSON *setup, bool resume) {
     char path[1024], *text;
     size_t size;
@@ -90,7 +90,7 @@ int store_open(const char *folder, cJSON *setup, bool resume, struct store **sto
     *store = NULL;
     struct store *s = calloc(1, sizeof *s);
     if (!s || strlen(folder) >= sizeof s->folder) {
-        complain("no room for the folder's name");
+        complain("no memory, or the folder's name is too long");
         goto done;
     }
     strcpy(s->folder, folder);
@@ -121,7 +121,7 @@ bool store_has(const struct store *store, enum store_table table, const char *ke
     return cJSON_GetObjectItemCaseSensitive(store->keys[table], key) != NULL;
 }
 
-/* ---- Adding */
+/* ---- Writing */
 
 int store_add(struct store *store, enum store_table table, const char *key, cJSON *line) {
     char path[1024];
@@ -134,7 +134,7 @@ int store_add(struct store *store, enum store_table table, const char *key, cJSO
         complain("no memory for a line of %s", path);
         goto done;
     }
-    text[length] = '\n'; /* in place of the zero, which is not written */
+    text[length] = '\n'; /* replaces the terminating zero, which is not written */
     status = write_file(path, "a", text, length + 1);
     if (status == EXIT_OK) cJSON_AddTrueToObject(store->keys[table], key);
 done:

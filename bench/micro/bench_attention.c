@@ -1,10 +1,10 @@
-/* Attention alone, as ratios in one run: decoding at depth against f16's and the machine's own read bandwidth, and the attention of
- * a prompt against the GEMM library.
+/* Times attention alone, as ratios within one run: a decoding step at depth against f16's and the machine's read bandwidth, and a
+ * prompt's attention against the GEMM library.
  *
  *     bench_attention [THREADS [DEPTH|METHOD...]]        depths 8192, 32768 and 131072, all methods, and prompts
  *
- * METHOD/N% reads that part of the prompt. Codebooks are random: reading costs the same whatever they say. A method's passes take
- * turns with those of f16, which leave nothing of its codes in a processor cache, and of either the fastest counts.
+ * METHOD/N% reads that share of the prompt. Codebooks are random: the cost of reading does not depend on them. A method's passes
+ * alternate with f16's, which evict its codes from the processor caches; the fastest pass of each counts.
  */
 #include "backend/cpu/gemm.h"
 #include "backend/cpu/kernels/cpu.h"
@@ -19,7 +19,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define PASS_BYTES ((size_t)512 << 20) /* of f16's keys and values in all layers, at least: beyond every processor cache */
+#define PASS_BYTES ((size_t)512 << 20) /* least size of f16's keys and values in all layers: exceeds every processor cache */
 #define ROUNDS 12
 #define MOST_NAMES 32
 #define BANDWIDTH_BYTES ((size_t)512 << 20)
@@ -65,12 +65,12 @@ static struct cache *make_cache(const struct cache_shape *shape, const char *nam
     return cache;
 }
 
-/* A cache at some depth, and one token that goes through its layers again and again. */
+/* A cache at some depth, and one token that is decoded through its layers again and again. */
 struct decoding {
     struct cache *cache;
     const struct cache_shape *shape;
     float *k, *q, *out;
-    struct cache_counters best; /* seconds in attention and bytes read, of the fastest pass */
+    struct cache_counters best; /* of the fastest pass */
 };
 
 static struct decoding new_decoding(const struct cache_shape *shape, const char *name, size_t depth) {
@@ -124,7 +124,7 @@ static void bench_decode(const char *title, struct cache_shape shape, const size
         double machine = read_bandwidth(memory, BANDWIDTH_BYTES, threads);
         for (int round = 0; round < ROUNDS; round++) pass(&half);
         machine = fmax(machine, read_bandwidth(memory, BANDWIDTH_BYTES, threads));
-        printf("%-16s the machine reads %.1f GB/s; %u layers in turn\n", "", machine / 1e9, shape.layers);
+        printf("%-16s the machine reads %.1f GB/s; %u layers, one after another\n", "", machine / 1e9, shape.layers);
         print_decoding("f16", depths[i], &half, &half, machine);
         for (size_t m = 0; m < n_names; m++) {
             struct decoding d = new_decoding(&shape, names[m], depths[i]);
@@ -156,7 +156,7 @@ static double gemm_rate(void) {
     return best;
 }
 
-/* `past` tokens are in the cache; `n` more are read at once. */
+/* Prefills n tokens at once after `past` tokens in the cache. */
 static void bench_prompt(const char *title, struct cache_shape shape, const char *method, size_t past, size_t n) {
     shape.layers = 1;
     struct cache *cache = make_cache(&shape, method);

@@ -1,7 +1,7 @@
-/* What calibrating costs: seconds of each stage on the shipped model and text, against windows of 2048 tokens and against layers, and
- * what follows for the usual 128 windows. Beside the seconds that passed stand those of all processors together: on a machine with
- * other things to do, they over the number of threads say what a quiet one would need. Gradients grow linearly; k-means begins small
- * texts otherwise than large ones, and then does too.
+/* Times calibration: seconds of each stage on the shipped model and text, by number of windows of 2048 tokens and by number of layers,
+ * and an extrapolation to the usual 128 windows. Processor time of all threads stands beside wall-clock time: divided by the number of
+ * threads it is the time that an idle machine would take. The time for gradients is linear in the number of windows; that for k-means
+ * is too, once the text is large enough that the initial centroids are found from a sample.
  *
  *     bench_calibrate [METHOD [WINDOWS [THREADS]]]     antkv-1, up to 32 windows, all processors
  */
@@ -17,12 +17,12 @@
 enum { USUAL_WINDOWS = 128 };
 
 struct cost {
-    double seconds, processors; /* passed, and of all processors */
+    double seconds, processors; /* wall-clock time; processor time of all threads */
 };
 
 struct stages {
     struct cost start;
-    char what[32]; /* the one that is going on */
+    char what[32]; /* the current stage */
     struct cost first, second;
 };
 
@@ -91,7 +91,7 @@ static struct stages time_one(const struct terse_model *model, const char *metho
     return stages;
 }
 
-/* Along the line through two points. */
+/* The line through two points, at x. */
 static double at(double x, double x1, double y1, double x2, double y2) { return y1 + (y2 - y1) * (x - x1) / (x2 - x1); }
 
 int main(int argc, char **argv) {
@@ -116,7 +116,7 @@ int main(int argc, char **argv) {
     printf("%4d windows, along the last two: %.0f s (%.0f of %d processors: %.0f s)\n", USUAL_WINDOWS, seconds, processors,
            threads ? (int)threads : omp_get_num_procs(), processors / (threads ? (int)threads : omp_get_num_procs()));
     for (uint32_t layers = model->layers / 4; layers && layers < model->layers; layers *= 2) {
-        struct terse_model shorter = *model; /* its first layers, straight to the output */
+        struct terse_model shorter = *model; /* its first layers and the output */
         shorter.layers = layers;
         time_one(&shorter, method, most / 2, threads, tokens, n);
     }

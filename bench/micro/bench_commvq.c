@@ -1,12 +1,13 @@
-/* One layer's attention over keys and values of CommVQ (Li et al. 2025, table 5), every way, in one run: milliseconds of processor time for
- * a decoding step, all threads together, and how many times as long as the shipped way each of the others takes.
+/* Times one layer's attention over keys and values of CommVQ (Li et al. 2025, table 5) in several implementations in one run: milliseconds
+ * of processor time for a decoding step, all threads together, and each implementation's time over that of the shipped one.
  *
- *     shipped   the cache's: keys decoded in registers once for all queries of a KV head, turned and met; values by code
- *     tables    the paper's: each query's tables made once, their sums turned by the token's whole angle; values as shipped
- *     decoded   what the paper starts from: every key and value decoded into rows, keys turned, then two matrix products; by the codec's
- *               own decoder, which is the shipped one and writes what it has decoded
- *     summed    the same, keys decoded as the formula says: rows of float tables added up, two a round
- *     f16       the cache's own, half precision
+ *     shipped   the cache's: keys are decoded in registers once for all queries of a KV head, rotated and multiplied by the queries;
+ *               value weights are accumulated by code
+ *     tables    the paper's: each query's tables are made once, their sums rotated by the token's whole angle; values as shipped
+ *     decoded   the paper's baseline: every key and value is decoded into rows, keys are rotated, then two matrix products; by the
+ *               codec's own decoder
+ *     summed    the same, but keys are decoded literally by the formula: sums of float table rows, two for each round
+ *     f16       the cache's, in half precision
  *
  *     bench_commvq [THREADS [DEPTH...]]         depths 8192, 32768 and 131072
  */
@@ -28,13 +29,13 @@
 #include <string.h>
 #include <time.h>
 
-#define PASSES 3    /* over all ways by turns, so that what else the machine does hits nobody alone; the fastest run counts */
-#define SECONDS 0.2 /* of a way in a pass, about */
-#define RUN 32      /* blocks between two finishes of values */
+#define PASSES 3 /* over all variants in turn, so that other load on the machine hits none of them alone; the fastest run counts */
+#define SECONDS 0.2 /* of a variant in a pass, about */
+#define RUN 32      /* pages between two calls of finish_code_sums */
 
 #define MOST_THREADS 64
 
-enum way { SHIPPED, TABLES, DECODED, SUMMED, EXACT, WAYS };
+enum variant { SHIPPED, TABLES, DECODED, SUMMED, EXACT, VARIANTS };
 
 static int threads;
 
@@ -57,24 +58,25 @@ static float *random_floats(size_t n, uint64_t seed) {
     return x;
 }
 
-/* What a thread needs for a KV head. */
+/* The workspace of a thread for one KV head. */
 struct scratch {
-    float *logits;         /* [G][tokens] */
-    float *rows[2];        /* [tokens][hd] of keys and values: ways that decode */
-    float *tables;         /* of queries: the way of tables */
-    float *some, *weighed; /* [G][64], tallies of values */
+    float *logits;    /* [G][tokens] */
+    float *rows[2];   /* [tokens][hd] of decoded keys and values */
+    float *tables;    /* of queries, for TABLES */
+    float *page;      /* [G][64] logits or weights of one page */
+    float *code_sums; /* of values */
 };
 
-/* A layer of one sequence. */
+/* One layer of one sequence. */
 struct layer {
     struct cache_shape shape;
     struct method method; /* with a codebook of random parameters */
     size_t G, hd, pages;
-    size_t bytes[2];            /* of a block */
-    uint8_t *memory[2];         /* [kv_heads][blocks] of random codes, apart from the caches' */
-    float *cosine, *sine;       /* [blocks][pairs][64] */
-    float *turns[2];            /* [tokens][pairs], the same for rows */
-    float *tables[2];           /* [rounds][64][pairs], real and imaginary parts of a head's tables as floats */
+    size_t bytes[2];            /* of a page */
+    uint8_t *memory[2];         /* [kv_heads][pages] of random codes, apart from the caches' */
+    float *cosine, *sine;       /* [pages][pairs][64] */
+    float *row_angles[2];       /* [tokens][pairs]: cosines and sines by row */
+    float *tables[2];           /* [rounds][64][pairs]: real and imaginary parts of a head's tables */
     float *q, *out;             /* [query_heads][hd] */
     struct cache *cache, *half; /* the method's, and f16's */
     struct scratch scratch[MOST_THREADS];
@@ -86,7 +88,7 @@ static struct codec_shape side_of(const struct layer *l, enum codec_side side, u
                                 codebook_learned(l->method.learned, side, 0, head)};
 }
 
-/* ---- Making it */
+/* ---- Setup */
 
 static struct method make_method(const struct cache_shape *shape, const char *name) {
     struct terse_cache_options options = terse_cache_options_defaults();
@@ -102,19 +104,19 @@ static struct cache *make_cache(const struct cache_shape *shape, const struct me
     struct cache *cache;
     struct terse_error error;
     must(cache_create(shape, method, (uint32_t)threads, &cache, &error), &error);
-    cache_set_seal_ahead(cache, false); /* by a worker, whose time would count */
+    cache_set_seal_ahead(cache, false); /* a worker's processor time would count */
     must(cache_fill_random(cache, tokens, 1, &error), &error);
     return cache;
 }
 
-/* cos and sin of every token, as blocks want them and as rows do. */
+/* Cosines and sines of every token, by page and by row. */
 static void make_angles(struct layer *l) {
     size_t pairs = l->hd / 2, tokens = l->pages * PAGE_TOKENS;
     l->cosine = allocate(tokens * pairs, sizeof(float));
     l->sine = allocate(tokens * pairs, sizeof(float));
-    for (int i = 0; i < 2; i++) l->turns[i] = allocate(tokens * pairs, sizeof(float));
+    for (int i = 0; i < 2; i++) l->row_angles[i] = allocate(tokens * pairs, sizeof(float));
     for (size_t t = 0; t < tokens; t++) {
-        float *cosine = l->turns[0] + t * pairs, *sine = l->turns[1] + t * pairs;
+        float *cosine = l->row_angles[0] + t * pairs, *sine = l->row_angles[1] + t * pairs;
         rope_angles(l->shape.rope, (int64_t)t, cosine, sine);
         for (size_t j = 0; j < pairs; j++) {
             size_t at = (t / PAGE_TOKENS * pairs + j) * PAGE_TOKENS + t % PAGE_TOKENS;
@@ -131,13 +133,13 @@ static struct scratch make_scratch(const struct layer *l) {
     struct scratch s = {.logits = allocate(l->G * tokens, sizeof(float))};
     for (int i = 0; i < 2; i++) s.rows[i] = allocate(tokens * l->hd, sizeof(float));
     s.tables = allocate(l->G * commvq_table_floats(commvq_code_of(side_of(l, CODEC_KEYS, 0))), sizeof(float));
-    s.some = allocate(l->G * PAGE_TOKENS, sizeof(float));
-    s.weighed = allocate(code_sums, sizeof(float));
+    s.page = allocate(l->G * PAGE_TOKENS, sizeof(float));
+    s.code_sums = allocate(code_sums, sizeof(float));
     return s;
 }
 
 static void free_scratch(struct scratch *s) {
-    float *all[] = {s->logits, s->rows[0], s->rows[1], s->tables, s->some, s->weighed};
+    float *all[] = {s->logits, s->rows[0], s->rows[1], s->tables, s->page, s->code_sums};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) memory_free(all[i]);
 }
 
@@ -165,7 +167,7 @@ static struct layer make_layer(const struct cache_shape *shape, const char *meth
 }
 
 static void free_layer(struct layer *l) {
-    float *all[] = {l->cosine, l->sine, l->turns[0], l->turns[1], l->tables[0], l->tables[1], l->q, l->out};
+    float *all[] = {l->cosine, l->sine, l->row_angles[0], l->row_angles[1], l->tables[0], l->tables[1], l->q, l->out};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) memory_free(all[i]);
     memory_free(l->memory[0]);
     memory_free(l->memory[1]);
@@ -177,7 +179,7 @@ static void free_layer(struct layer *l) {
 
 /* ---- The caches */
 
-/* Of all threads together: what else the machine does counts for less than in seconds that pass. */
+/* Of all threads together. Other load on the machine disturbs it less than it does wall-clock time. */
 static double processor_seconds(void) {
     struct timespec t;
     clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
@@ -199,7 +201,7 @@ static double attend_cache(struct layer *l, struct cache *cache) {
     return seconds;
 }
 
-/* ---- The others: a KV head is one thread's */
+/* ---- The other variants: one thread computes a KV head */
 
 static const uint8_t *page_at(const struct layer *l, enum codec_side side, size_t head, size_t i) {
     return l->memory[side] + (head * l->pages + i) * l->bytes[side];
@@ -224,9 +226,9 @@ static void score_by_tables(const struct layer *l, uint32_t head, struct scratch
                                               .sine = l->sine + i * pairs * PAGE_TOKENS,
                                               .pairs = pairs,
                                               .adjacent = true};
-        commvq_score_by_table(shape, s->tables, &rotation, page_at(l, CODEC_KEYS, head, i), s->some);
+        commvq_score_by_table(shape, s->tables, &rotation, page_at(l, CODEC_KEYS, head, i), s->page);
         for (size_t g = 0; g < l->G; g++)
-            memcpy(s->logits + g * tokens + i * PAGE_TOKENS, s->some + g * PAGE_TOKENS, PAGE_TOKENS * sizeof(float));
+            memcpy(s->logits + g * tokens + i * PAGE_TOKENS, s->page + g * PAGE_TOKENS, PAGE_TOKENS * sizeof(float));
     }
 }
 
@@ -235,22 +237,22 @@ static void accumulate_by_codes(const struct layer *l, uint32_t head, struct scr
     struct codec_shape shape = side_of(l, CODEC_VALUES, head);
     size_t tokens = l->pages * PAGE_TOKENS, code_sums = codec->code_sums ? codec->code_sums(shape) : 0;
     memset(out, 0, l->G * l->hd * sizeof *out);
-    memset(s->weighed, 0, code_sums * sizeof *s->weighed);
+    memset(s->code_sums, 0, code_sums * sizeof *s->code_sums);
     for (size_t i = 0; i < l->pages; i++) {
         for (size_t g = 0; g < l->G; g++)
-            memcpy(s->some + g * PAGE_TOKENS, s->logits + g * tokens + i * PAGE_TOKENS, PAGE_TOKENS * sizeof(float));
+            memcpy(s->page + g * PAGE_TOKENS, s->logits + g * tokens + i * PAGE_TOKENS, PAGE_TOKENS * sizeof(float));
         if (!code_sums) {
-            codec->accumulate(shape, s->some, page_at(l, CODEC_VALUES, head, i), out);
+            codec->accumulate(shape, s->page, page_at(l, CODEC_VALUES, head, i), out);
             continue;
         }
-        codec->accumulate_by_code(shape, s->some, page_at(l, CODEC_VALUES, head, i), s->weighed);
+        codec->accumulate_by_code(shape, s->page, page_at(l, CODEC_VALUES, head, i), s->code_sums);
         if ((i + 1) % RUN && i + 1 < l->pages) continue;
-        codec->finish_code_sums(shape, s->weighed, out);
-        memset(s->weighed, 0, code_sums * sizeof *s->weighed);
+        codec->finish_code_sums(shape, s->code_sums, out);
+        memset(s->code_sums, 0, code_sums * sizeof *s->code_sums);
     }
 }
 
-/* rows[64][hd] of a block's keys as sums of table rows, real parts and then imaginary ones, not turned yet. */
+/* rows[64][hd]: a page's keys as sums of table rows, before rotation. */
 static void sum_keys(const struct layer *l, uint32_t head, const uint8_t *page, float *rows) {
     const struct vector_ops *k = vector_ops();
     struct codec_shape shape = side_of(l, CODEC_KEYS, head);
@@ -278,63 +280,63 @@ static void sum_keys(const struct layer *l, uint32_t head, const uint8_t *page, 
     }
 }
 
-static void decode_head(const struct layer *l, enum way way, uint32_t head, struct scratch *s) {
+static void decode_head(const struct layer *l, enum variant variant, uint32_t head, struct scratch *s) {
     const struct codec *value = l->method.value.codec;
     for (size_t i = 0; i < l->pages; i++) {
         float *keys = s->rows[0] + i * PAGE_TOKENS * l->hd;
-        if (way == DECODED)
+        if (variant == DECODED)
             codec_commvq.decode(side_of(l, CODEC_KEYS, head), CODEC_KEYS, page_at(l, CODEC_KEYS, head, i), keys);
         else
             sum_keys(l, head, page_at(l, CODEC_KEYS, head, i), keys);
         for (size_t t = 0; t < PAGE_TOKENS; t++) {
             size_t at = (i * PAGE_TOKENS + t) * l->hd / 2;
-            rope_rotate(l->shape.rope, l->turns[0] + at, l->turns[1] + at, keys + t * l->hd, 1, (uint32_t)l->hd);
+            rope_rotate(l->shape.rope, l->row_angles[0] + at, l->row_angles[1] + at, keys + t * l->hd, 1, (uint32_t)l->hd);
         }
         value->decode(side_of(l, CODEC_VALUES, head), CODEC_VALUES, page_at(l, CODEC_VALUES, head, i),
                       s->rows[1] + i * PAGE_TOKENS * l->hd);
     }
 }
 
-static void attend_head(const struct layer *l, enum way way, uint32_t head, struct scratch *s) {
+static void attend_head(const struct layer *l, enum variant variant, uint32_t head, struct scratch *s) {
     size_t tokens = l->pages * PAGE_TOKENS, hd = l->hd;
     const float *q = l->q + head * l->G * hd;
     float *out = l->out + head * l->G * hd;
-    if (way == TABLES) {
+    if (variant == TABLES) {
         score_by_tables(l, head, s);
         softmax(l, s->logits);
         accumulate_by_codes(l, head, s, out);
         return;
     }
-    decode_head(l, way, head, s);
+    decode_head(l, variant, head, s);
     gemm(true, l->G, tokens, hd, q, hd, s->rows[0], hd, false, s->logits, tokens);
     softmax(l, s->logits);
     gemm(false, l->G, hd, tokens, s->logits, tokens, s->rows[1], hd, false, out, hd);
 }
 
-static double attend(struct layer *l, enum way way) {
-    if (way == SHIPPED || way == EXACT) return attend_cache(l, way == EXACT ? l->half : l->cache);
+static double attend(struct layer *l, enum variant variant) {
+    if (variant == SHIPPED || variant == EXACT) return attend_cache(l, variant == EXACT ? l->half : l->cache);
     double start = processor_seconds();
 #pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
-    for (uint32_t head = 0; head < l->shape.kv_heads; head++) attend_head(l, way, head, &l->scratch[omp_get_thread_num()]);
+    for (uint32_t head = 0; head < l->shape.kv_heads; head++) attend_head(l, variant, head, &l->scratch[omp_get_thread_num()]);
     return processor_seconds() - start;
 }
 
-/* ---- All of it */
+/* ---- Timing */
 
 static void bench(const char *title, const struct cache_shape *shape, const char *method, size_t tokens) {
     struct layer l = make_layer(shape, method, tokens);
-    double seconds[WAYS];
-    for (int way = 0; way < WAYS; way++) seconds[way] = attend(&l, (enum way)way); /* to be warm */
+    double seconds[VARIANTS];
+    for (int variant = 0; variant < VARIANTS; variant++) seconds[variant] = attend(&l, (enum variant)variant); /* warm up */
     for (int pass = 0; pass < PASSES; pass++) {
-        for (int way = 0; way < WAYS; way++) {
+        for (int variant = 0; variant < VARIANTS; variant++) {
             double start = clock_seconds();
-            do seconds[way] = fmin(seconds[way], attend(&l, (enum way)way));
+            do seconds[variant] = fmin(seconds[variant], attend(&l, (enum variant)variant));
             while (clock_seconds() - start < SECONDS);
         }
     }
     printf("%-18s %-9s %7zu", title, method, tokens);
-    for (int way = 0; way < WAYS; way++) printf(" %9.3f", 1e3 * seconds[way]);
-    for (int way = TABLES; way < WAYS; way++) printf(" %8.2f", seconds[way] / seconds[SHIPPED]);
+    for (int variant = 0; variant < VARIANTS; variant++) printf(" %9.3f", 1e3 * seconds[variant]);
+    for (int variant = TABLES; variant < VARIANTS; variant++) printf(" %8.2f", seconds[variant] / seconds[SHIPPED]);
     printf("\n");
     fflush(stdout);
     free_layer(&l);

@@ -1,5 +1,5 @@
-/* A round of k-means against the GEMM library alone: seconds of one round of kmeans_fit (search, sums, new centroids) beside those of
- * the same products x[n][d] c[d][k] and nothing else, in one run; and what the start costs in rounds.
+/* Times a round of kmeans_fit (search, sums, new centroids) against the GEMM library computing the same products x[n][d] c[d][k] and
+ * nothing else, in one run; and the cost of the initial centroids, in rounds.
  *
  *     bench_kmeans [THREADS]
  */
@@ -30,7 +30,7 @@ static float *random_floats(size_t n) {
     return x;
 }
 
-/* The library's best: blocks of products that stay in the second-level cache, written over again and again. */
+/* The best case of the library: blocks of products that stay in the second-level cache and are overwritten again and again. */
 static double time_gemm(const float *x, size_t d, size_t k) {
     float *c = random_floats(k * d);
     double best = 0;
@@ -79,7 +79,8 @@ static void bench(size_t d, size_t k) {
     options.tolerance = 0;
     options.rounds = 0;
     double with_start = time_fit(&points, k, &options, centroids);
-    for (size_t i = 0; i < k * d; i++) initial[i] = centroids[i]; /* rounds with little to repair */
+    for (size_t i = 0; i < k * d; i++)
+        initial[i] = centroids[i]; /* good centroids, so that rounds have no empty clusters to repair */
     options.initial = initial;
     double once = time_fit(&points, k, &options, centroids), alone = time_gemm(x, d, k);
     options.rounds = ROUNDS;

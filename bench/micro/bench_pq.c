@@ -1,11 +1,12 @@
-/* Product quantization read every way, over the caches of several layers, so that memory counts: time per token and KV head as a
- * share of what f16 takes for the same side in the same run, below 1 where it is faster. What src/codec/pq.c chooses between.
+/* Times every way to read product-quantized keys and values, over the caches of several layers, so that memory bandwidth counts: time
+ * per token and KV head as a share of f16's for the same side in the same run, below 1 where it is faster.
+ * src/backend/cpu/codec/pq.c chooses by these figures.
  *
  *     bench_pq [all|short] [THREADS [TOKENS]]         8192 tokens
  *
- * Keys: by look-up (its tables are made once for all tokens of a head), by decoding once for all queries, and decoded, turned and
- * met, as keys kept before rotation must be. Values: decoded once for all queries, and by tally with the codebook met once for
- * 32 blocks.
+ * Keys: by look-up in a query's tables, which are made once for all tokens of a head; the same in 16-bit integers (score_i16); by
+ * decoding once for all queries; and decoded and rotated, as keys that are stored before rotation must be. Values: decoded once for
+ * all queries, and weights accumulated by code, with the codebook read once for 32 pages.
  */
 #include "backend/cpu/kernels/cpu.h"
 #include "backend/cpu/kernels/limits.h"
@@ -25,8 +26,8 @@
 #define LAYERS 32
 #endif
 #define HEADS 8
-#define RUN 32 /* blocks between two finishes */
-#define RUNS 4 /* of which the fastest counts */
+#define RUN 32 /* pages between two calls of finish_code_sums */
+#define RUNS 4 /* the fastest counts */
 
 static int threads;
 static size_t tokens = 8192;
@@ -38,7 +39,7 @@ static void *allocate(size_t bytes) {
     exit(1);
 }
 
-enum way {
+enum operation {
     SCORE_F16,
     ACCUMULATE_F16,
     SCORE_Q8_0,
@@ -46,7 +47,7 @@ enum way {
     SCORE_Q4_0,
     ACCUMULATE_Q4_0,
     LOOK_UP,
-    FIXED,
+    SCORE_I16,
     DECODE,
     ROTATE,
     ACCUMULATE,
@@ -57,18 +58,18 @@ struct bench {
     size_t G, hd, width;
     unsigned bits;
     struct pq_codebook codes[LAYERS * HEADS];
-    char *halves, *pages; /* [LAYERS][HEADS][blocks of a head]: f16's and the others' */
+    char *halves, *pages; /* [LAYERS][HEADS][pages of a head]: f16's and the others' */
     struct key_rotation rotation;
 };
 
-static size_t page_bytes(const struct bench *b, enum way way) {
-    if (way <= ACCUMULATE_F16) return PAGE_BYTES_F16(b->hd);
-    if (way <= ACCUMULATE_Q8_0) return PAGE_BYTES_Q8_0(b->hd);
-    if (way <= ACCUMULATE_Q4_0) return PAGE_BYTES_Q4_0(b->hd);
+static size_t page_bytes(const struct bench *b, enum operation operation) {
+    if (operation <= ACCUMULATE_F16) return PAGE_BYTES_F16(b->hd);
+    if (operation <= ACCUMULATE_Q8_0) return PAGE_BYTES_Q8_0(b->hd);
+    if (operation <= ACCUMULATE_Q4_0) return PAGE_BYTES_Q4_0(b->hd);
     return PAGE_BYTES_PQ(b->hd / b->width, b->bits);
 }
 
-/* What one thread needs. */
+/* The workspace of one thread. */
 struct scratch {
     float *q, *tables, *channels, *logits, *weights, *code_sums, *acc;
 };
@@ -89,9 +90,10 @@ static void free_scratch(struct scratch *s) {
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) memory_free(all[i]);
 }
 
-static void read_page(const struct bench *b, enum way way, const struct pq_codebook *p, const char *page, const struct scratch *s) {
+static void read_page(const struct bench *b, enum operation operation, const struct pq_codebook *p, const char *page,
+                      const struct scratch *s) {
     size_t G = b->G, hd = b->hd;
-    switch (way) {
+    switch (operation) {
     case SCORE_F16: scaled_ops()->score_f16(s->q, G, hd, page, s->logits); break;
     case SCORE_Q8_0: scaled_ops()->score_q8_0(s->q, G, hd, page, s->logits); break;
     case SCORE_Q4_0: scaled_ops()->score_q4_0(s->q, G, hd, page, s->logits); break;
@@ -99,7 +101,7 @@ static void read_page(const struct bench *b, enum way way, const struct pq_codeb
     case ACCUMULATE_Q8_0: scaled_ops()->accumulate_q8_0(s->weights, G, hd, page, s->acc); break;
     case ACCUMULATE_Q4_0: scaled_ops()->accumulate_q4_0(s->weights, G, hd, page, s->acc); break;
     case LOOK_UP: pq_ops()->look_up(p, s->tables, G, page, s->logits); break;
-    case FIXED: pq_ops()->score_i16(p, s->tables, G, page, s->logits); break;
+    case SCORE_I16: pq_ops()->score_i16(p, s->tables, G, page, s->logits); break;
     case DECODE: pq_ops()->score(p, s->q, G, page, s->logits); break;
     case ROTATE: pq_ops()->score_rotated(p, &b->rotation, s->q, G, page, s->logits); break;
     case ACCUMULATE: pq_ops()->accumulate(p, s->weights, G, page, s->acc); break;
@@ -107,10 +109,10 @@ static void read_page(const struct bench *b, enum way way, const struct pq_codeb
     }
 }
 
-/* Nanoseconds for a token and KV head, of all threads together. */
-static double time_way(const struct bench *b, enum way way) {
+/* Nanoseconds per token and KV head, summed over the threads. */
+static double time_operation(const struct bench *b, enum operation operation) {
     const struct pq_ops *k = pq_ops();
-    size_t bytes = page_bytes(b, way), pages = tokens / PAGE_TOKENS;
+    size_t bytes = page_bytes(b, operation), pages = tokens / PAGE_TOKENS;
     double best = INFINITY;
     for (int run = 0; run < RUNS; run++) {
         double start = 0;
@@ -123,11 +125,12 @@ static double time_way(const struct bench *b, enum way way) {
 #pragma omp for schedule(dynamic, 1)
             for (size_t head = 0; head < LAYERS * HEADS; head++) {
                 const struct pq_codebook *p = &b->codes[head];
-                if (way == LOOK_UP) k->prepare(p, s.q, b->G, s.tables);
-                if (way == FIXED) k->quantize_query(p, s.q, b->G, s.tables);
+                if (operation == LOOK_UP) k->prepare(p, s.q, b->G, s.tables);
+                if (operation == SCORE_I16) k->quantize_query(p, s.q, b->G, s.tables);
                 for (size_t i = 0; i < pages; i++) {
-                    read_page(b, way, p, (way <= ACCUMULATE_F16 ? b->halves : b->pages) + (head * pages + i) * bytes, &s);
-                    if (way != BY_CODE || ((i + 1) % RUN && i + 1 < pages)) continue;
+                    read_page(b, operation, p, (operation <= ACCUMULATE_F16 ? b->halves : b->pages) + (head * pages + i) * bytes,
+                              &s);
+                    if (operation != BY_CODE || ((i + 1) % RUN && i + 1 < pages)) continue;
                     k->finish_code_sums(p, s.code_sums, b->G, s.acc);
                     memset(s.code_sums, 0, pq_table_floats(p, b->G) * sizeof *s.code_sums);
                 }
@@ -140,7 +143,7 @@ static double time_way(const struct bench *b, enum way way) {
     return 1e9 * best * threads / (double)(LAYERS * HEADS * pages * PAGE_TOKENS);
 }
 
-/* Every layer and head has centroids of its own, as in a codebook. */
+/* Every layer and head has its own centroids, as in a codebook. */
 static void make_codes(struct bench *b) {
     size_t parts = b->hd / b->width, k = (size_t)1 << b->bits, plane = PQ_CHANNEL_ENTRIES(b->bits);
     for (size_t i = 0; i < LAYERS * HEADS; i++) {
@@ -149,11 +152,11 @@ static void make_codes(struct bench *b) {
         b->codes[i] = (struct pq_codebook){.parts = parts, .width = b->width, .bits = b->bits, .rows = rows};
         bool by_row = b->bits > PQ_CHANNEL_BITS;
         if (!pq_may_read_u8(b->width, b->bits)) continue;
-        uint8_t *levels = allocate(b->hd * plane);
+        uint8_t *centroids_u8 = allocate(b->hd * plane);
         float *low = allocate(b->hd * sizeof *low), *step = allocate(b->hd * sizeof *step), *from = allocate(b->hd * sizeof *from);
-        for (size_t j = 0; j < b->hd * plane; j++) levels[j] = (uint8_t)(j % 251);
+        for (size_t j = 0; j < b->hd * plane; j++) centroids_u8[j] = (uint8_t)(j % 251);
         for (size_t c = 0; c < b->hd; c++) low[c] = -0x1p-6f, step[c] = 0x1p-13f, from[c] = low[c] - 0x1p17f * step[c];
-        *(by_row ? &b->codes[i].centroid_rows_u8 : &b->codes[i].centroids_u8) = levels;
+        *(by_row ? &b->codes[i].centroid_rows_u8 : &b->codes[i].centroids_u8) = centroids_u8;
         b->codes[i].low = low;
         b->codes[i].step = step;
         b->codes[i].from = from;
@@ -173,15 +176,15 @@ static void free_codes(struct bench *b) {
 }
 
 static void bench_code(struct bench *b, size_t width, unsigned bits) {
-    static const enum way ways[] = {LOOK_UP, FIXED, DECODE, ROTATE, ACCUMULATE, BY_CODE};
+    static const enum operation operations[] = {LOOK_UP, SCORE_I16, DECODE, ROTATE, ACCUMULATE, BY_CODE};
     b->width = width;
     b->bits = bits;
     make_codes(b);
-    double keys = time_way(b, SCORE_F16), values = time_way(b, ACCUMULATE_F16), ratio[6];
+    double keys = time_operation(b, SCORE_F16), values = time_operation(b, ACCUMULATE_F16), ratio[6];
     for (size_t i = 0; i < 6; i++) {
-        bool too_large = (ways[i] == LOOK_UP || ways[i] == BY_CODE) && pq_table_floats(&b->codes[0], b->G) > 1 << 20;
-        bool none = ways[i] == FIXED && (!pq_reads_u8(&b->codes[0]) || !pq_ops()->has_register_lut);
-        ratio[i] = too_large || none ? NAN : time_way(b, ways[i]) / (ways[i] < ACCUMULATE ? keys : values);
+        bool too_large = (operations[i] == LOOK_UP || operations[i] == BY_CODE) && pq_table_floats(&b->codes[0], b->G) > 1 << 20;
+        bool none = operations[i] == SCORE_I16 && (!pq_reads_u8(&b->codes[0]) || !pq_ops()->has_register_lut);
+        ratio[i] = too_large || none ? NAN : time_operation(b, operations[i]) / (operations[i] < ACCUMULATE ? keys : values);
     }
     printf("%3zu %2zu %4zu x %2u %6.3f %8.1f %8.1f", b->hd, b->G, width, bits, (double)bits / (double)width, keys, values);
     for (size_t i = 0; i < 6; i++) {
@@ -199,7 +202,7 @@ static void bench_shape(size_t hd, size_t G, bool all) {
     static const struct {
         size_t width;
         unsigned bits;
-        bool named; /* some method's */
+        bool named; /* some method uses it */
     } codes[] = {{2, 8, true},   {4, 8, true},  {8, 8, true},   {16, 8, false}, {32, 8, false},
                  {2, 12, false}, {4, 12, true}, {8, 12, false}, {16, 12, true}, {32, 12, true}};
     struct bench b = {.G = G, .hd = hd};
@@ -221,11 +224,11 @@ static void bench_shape(size_t hd, size_t G, bool all) {
         memcpy(b.pages + at, b.pages, (size_t)1 << 20);
         memcpy(b.halves + at, b.halves, (size_t)1 << 20);
     }
-    double keys = time_way(&b, SCORE_F16), values = time_way(&b, ACCUMULATE_F16);
+    double keys = time_operation(&b, SCORE_F16), values = time_operation(&b, ACCUMULATE_F16);
     printf("%3zu %2zu q8_0 %16s %8.1f %8.1f %8s %8s %8.2f %8s %8.2f\n", hd, G, "", keys, values, "", "",
-           time_way(&b, SCORE_Q8_0) / keys, "", time_way(&b, ACCUMULATE_Q8_0) / values);
+           time_operation(&b, SCORE_Q8_0) / keys, "", time_operation(&b, ACCUMULATE_Q8_0) / values);
     printf("%3zu %2zu q4_0 %16s %8.1f %8.1f %8s %8s %8.2f %8s %8.2f\n", hd, G, "", keys, values, "", "",
-           time_way(&b, SCORE_Q4_0) / keys, "", time_way(&b, ACCUMULATE_Q4_0) / values);
+           time_operation(&b, SCORE_Q4_0) / keys, "", time_operation(&b, ACCUMULATE_Q4_0) / values);
     for (size_t i = 0; i < sizeof codes / sizeof *codes; i++)
         if (all || codes[i].named) bench_code(&b, codes[i].width, codes[i].bits);
     memory_free(b.halves);
@@ -245,7 +248,7 @@ int main(int argc, char **argv) {
            "f16's\n",
            threads, cpu_isa_name(cpu_isa()), tokens, LAYERS, HEADS);
     printf("%3s %2s %4s x %2s %6s %8s %8s %8s %8s %8s %8s %8s %8s\n", "hd", "G", "w", "", "bits", "f16 keys", "values", "look up",
-           "fixed", "decode", "turn", "mix", "tally");
+           "i16", "decode", "rotate", "accum", "by code");
     static const size_t groups[] = {1, 3, 4, 8};
     for (size_t hd = 64; hd <= 128; hd += 64)
         for (size_t i = 0; i < 4; i++)

@@ -1,5 +1,5 @@
-/* Prefill against the GEMM library alone: the time to read a prompt beside the time of the same matrix products (and nothing else)
- * on full-precision matrices, in one run.
+/* Times the prefill of a prompt against the GEMM library computing the same matrix products, on full-precision matrices, and nothing
+ * else, in one run.
  *
  *     bench_prefill MODEL.gguf [TOKENS [THREADS]]
  */

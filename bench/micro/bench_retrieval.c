@@ -1,16 +1,15 @@
-/* Reading a few tokens instead of all, as ratios within one run:
+/* Times selecting and reading a few tokens instead of all, as ratios within one run:
  *
- *   retrieval   what finds the best 7.5 % of the tokens (query tables, scores of all, the best of them) against the full product of
- *               queries and f16 keys
- *   attention   over those tokens (packed, scored, weighed, mixed) against f16 over all; single tokens, pages of 16 and of 64
- *   fit         the one-pass centroids against 20 rounds of k-means of as many
+ *   retrieval   finding the best 7.5 % of the tokens (query tables, scores of all tokens, top-k) against the full product of queries
+ *               and f16 keys
+ *   attention   over those tokens (gathered, scored, accumulated) against f16 over all; single tokens, groups of 16 and whole pages
+ *   fit         the one-pass centroids against 20 rounds of k-means with as many
  *
  *     bench_retrieval [THREADS [DEPTH...]]             random keys, depths 16384, 32768 and 131072
  *     bench_retrieval MODEL.gguf [THREADS [DEPTH...]]  keys and values of a model on the text in data/, DEPTH at most some 100000
  *
- * Each KV head is timed by itself, and of several rounds, in each of which everything is timed once, its fastest counts: other work
- * on the machine then matters little. Beyond 16384 tokens blocks repeat: what is
- * read lies apart, and memory is met as at that depth. */
+ * Each KV head is timed by itself. Every round times everything once, and the fastest round of a head counts, so that other load on the
+ * machine matters little. Beyond 16384 tokens the pages are copies, at addresses of their own: memory traffic is that of the depth. */
 #include "backend/cpu/codec/index.h"
 #include "backend/cpu/codec/nearest.h"
 #include "backend/cpu/kernels/cpu.h"
@@ -29,11 +28,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define DISTINCT ((size_t)16384) /* tokens of a KV head before blocks repeat */
-#define RUN 16                   /* blocks that share one update of the running maximum */
+#define DISTINCT ((size_t)16384) /* tokens of a KV head before pages repeat */
+#define RUN 16                   /* pages that share one update of the running maximum */
 #define ROUNDS 5
 #define MOST_HEADS 64
-#define ALL_TOKENS ((size_t)131072) /* of as many layers as it takes, one after another: beyond every cache */
+#define ALL_TOKENS ((size_t)131072) /* of as many layers as it takes, one after another: exceeds every processor cache */
 #define SHARE(n) ((n)*3 / 40)       /* 7.5 % */
 
 struct shape {
@@ -56,7 +55,7 @@ static void *allocate(size_t count, size_t size) {
 
 struct data {
     struct shape shape;
-    size_t heads; /* of all layers; what is beyond kv_heads repeats */
+    size_t heads; /* of all layers; heads from kv_heads on are copies */
     size_t distinct;
     float *rows[2], *q;
 };
@@ -76,7 +75,7 @@ static float normal(uint64_t *seed) {
     return (float)(sqrt(-2 * log(u)) * cos(2 * M_PI * v));
 }
 
-/* Channels with means and sizes of their own; queries scaled as attention scales them. */
+/* Every channel has its own mean and deviation; queries are scaled as attention scales them. */
 static void fill_random(struct data *d, uint64_t seed) {
     size_t hd = d->shape.head_dim, n = d->distinct * hd, G = group(d);
     for (size_t head = 0; head < d->shape.kv_heads; head++) {
@@ -92,8 +91,8 @@ static void fill_random(struct data *d, uint64_t seed) {
     }
 }
 
-/* A layer in the middle; queries are keys less their mean, since those of the model are not captured: what they single out is what
- * matters here. */
+/* Keys and values of one layer. The model's queries are not captured: keys less their mean stand in for them, since they too single
+ * out some tokens. */
 static void fill_captured(struct data *d, const struct capture *capture, uint32_t layer) {
     size_t hd = d->shape.head_dim, n = d->distinct * hd, G = group(d);
     for (uint32_t head = 0; head < d->shape.kv_heads; head++) {
@@ -115,19 +114,19 @@ static struct data new_data(struct shape shape, size_t distinct) {
     return d;
 }
 
-/* ---- A cache in some codecs */
+/* ---- Pages in some codec */
 
-struct way {
+struct format {
     const char *name;
     const struct codec *codec[2];
     uint32_t width, bits; /* of both sides, where they learn */
 };
 
 struct store {
-    const struct way *way;
+    const struct format *format;
     struct codec_shape shape;
-    size_t heads, blocks, bytes[2];
-    uint8_t *memory[2]; /* [heads][blocks] */
+    size_t heads, pages, bytes[2];
+    uint8_t *memory[2]; /* [heads][pages] */
     void **learned[2];  /* [heads] */
 };
 
@@ -137,8 +136,8 @@ static struct codec_shape shape_of(const struct store *s, int side, size_t head)
     return shape;
 }
 
-static const uint8_t *block_at(const struct store *s, int side, size_t head, size_t block) {
-    return s->memory[side] + (head * s->blocks + block) * s->bytes[side];
+static const uint8_t *page_at(const struct store *s, int side, size_t head, size_t page) {
+    return s->memory[side] + (head * s->pages + page) * s->bytes[side];
 }
 
 static void *learn(const struct codec *codec, struct codec_shape shape, int side, const float *rows, size_t n) {
@@ -149,7 +148,7 @@ static void *learn(const struct codec *codec, struct codec_shape shape, int side
         learned = allocate(codec->fitted_bytes(shape, (enum codec_side)side), 1);
         codec->fit(shape, (enum codec_side)side, rows, n, shape.head_dim, &options, learned);
     }
-    if (codec->parameters) { /* centroids are some of the rows' parts: reading costs the same with better ones */
+    if (codec->parameters) { /* centroids are sub-vectors of some rows: better ones would not change the cost of reading */
         size_t count = codec->parameters(shape, (enum codec_side)side), k = (size_t)1 << shape.bits;
         float *floats = allocate(count, sizeof *floats);
         for (size_t i = 0; i < count; i++) {
@@ -163,22 +162,22 @@ static void *learn(const struct codec *codec, struct codec_shape shape, int side
     return learned;
 }
 
-static struct store new_store(const struct way *way, const struct data *d, size_t depth) {
+static struct store new_store(const struct format *format, const struct data *d, size_t depth) {
     size_t hd = d->shape.head_dim, heads = d->heads, distinct = d->distinct / PAGE_TOKENS, G = group(d);
-    struct store s = {.way = way, .heads = heads, .blocks = depth / PAGE_TOKENS};
-    s.shape = (struct codec_shape){(uint32_t)hd, (uint32_t)G, way->width, way->bits, NULL};
+    struct store s = {.format = format, .heads = heads, .pages = depth / PAGE_TOKENS};
+    s.shape = (struct codec_shape){(uint32_t)hd, (uint32_t)G, format->width, format->bits, NULL};
     for (int side = 0; side < 2; side++) {
-        const struct codec *codec = way->codec[side];
+        const struct codec *codec = format->codec[side];
         s.bytes[side] = codec->page_bytes(s.shape, (enum codec_side)side);
-        s.memory[side] = allocate(heads * s.blocks, s.bytes[side]);
+        s.memory[side] = allocate(heads * s.pages, s.bytes[side]);
         s.learned[side] = allocate(heads, sizeof(void *));
         for (size_t head = 0; head < heads; head++) {
             const float *rows = rows_of(d, side, head);
             s.learned[side][head] = learn(codec, s.shape, side, rows, d->distinct);
             struct codec_shape shape = shape_of(&s, side, head);
-            for (size_t b = 0; b < s.blocks; b++) {
-                uint8_t *to = s.memory[side] + (head * s.blocks + b) * s.bytes[side];
-                size_t before = head < d->shape.kv_heads ? distinct : d->shape.kv_heads * s.blocks;
+            for (size_t b = 0; b < s.pages; b++) {
+                uint8_t *to = s.memory[side] + (head * s.pages + b) * s.bytes[side];
+                size_t before = head < d->shape.kv_heads ? distinct : d->shape.kv_heads * s.pages;
                 if (head >= d->shape.kv_heads || b >= distinct)
                     memcpy(to, to - before * s.bytes[side], s.bytes[side]);
                 else
@@ -192,8 +191,8 @@ static struct store new_store(const struct way *way, const struct data *d, size_
 static void free_store(struct store *s) {
     for (int side = 0; side < 2; side++) {
         for (size_t head = 0; head < s->heads; head++) {
-            if (s->way->codec[side]->close)
-                s->way->codec[side]->close(s->learned[side][head]);
+            if (s->format->codec[side]->close)
+                s->format->codec[side]->close(s->learned[side][head]);
             else
                 memory_free(s->learned[side][head]);
         }
@@ -206,19 +205,19 @@ static void free_store(struct store *s) {
 
 struct finder {
     const struct index *index;
-    size_t heads, blocks;
-    uint8_t *memory; /* [heads][blocks], or in the blocks of a store */
+    size_t heads, pages;
+    uint8_t *memory; /* [heads][pages], or inside the pages of a store */
     size_t step;
     void **learned;
-    uint16_t *scores; /* [heads][blocks][64] */
+    uint16_t *scores; /* [heads][pages][64] */
     uint32_t *tokens; /* [heads][k] */
 };
 
 static struct finder new_finder(const struct index *index, const struct data *d, size_t depth) {
     size_t hd = d->shape.head_dim, heads = d->heads, bytes = index->page_bytes(hd), distinct = d->distinct / PAGE_TOKENS;
-    struct finder f = {.index = index, .heads = heads, .blocks = depth / PAGE_TOKENS, .step = bytes};
+    struct finder f = {.index = index, .heads = heads, .pages = depth / PAGE_TOKENS, .step = bytes};
     struct index_options options = index_options_defaults();
-    f.memory = allocate(heads * f.blocks, bytes);
+    f.memory = allocate(heads * f.pages, bytes);
     f.learned = allocate(heads, sizeof(void *));
     f.scores = allocate(heads * depth, sizeof *f.scores);
     f.tokens = allocate(heads * SHARE(depth), sizeof *f.tokens);
@@ -226,9 +225,9 @@ static struct finder new_finder(const struct index *index, const struct data *d,
         const float *rows = rows_of(d, CODEC_KEYS, head);
         f.learned[head] = allocate(index->learned_bytes(hd) + 1, 1);
         index->fit(hd, rows, d->distinct, hd, &options, f.learned[head]);
-        for (size_t b = 0; b < f.blocks; b++)
+        for (size_t b = 0; b < f.pages; b++)
             index->encode(hd, f.learned[head], rows + b % distinct * PAGE_TOKENS * hd, PAGE_TOKENS,
-                          f.memory + (head * f.blocks + b) * bytes);
+                          f.memory + (head * f.pages + b) * bytes);
     }
     return f;
 }
@@ -245,28 +244,27 @@ static void score_head(const struct finder *f, const struct data *d, size_t head
     size_t hd = d->shape.head_dim, G = group(d);
     uint8_t tables[8 * CODEC_HEAD_DIM_MAX];
     f->index->prepare(hd, f->learned[head], queries_of(d, head), G, tables);
-    for (size_t b = 0; b < f->blocks; b++)
-        f->index->scores(hd, tables, f->memory + (head * f->blocks + b) * f->step,
-                         f->scores + (head * f->blocks + b) * PAGE_TOKENS);
+    for (size_t b = 0; b < f->pages; b++)
+        f->index->scores(hd, tables, f->memory + (head * f->pages + b) * f->step, f->scores + (head * f->pages + b) * PAGE_TOKENS);
 }
 
 static void find_head(const struct finder *f, const struct data *d, size_t head) {
-    size_t n = f->blocks * PAGE_TOKENS;
+    size_t n = f->pages * PAGE_TOKENS;
     score_head(f, d, head);
     top_tokens(f->scores + head * n, n, SHARE(n), f->tokens + head * SHARE(n));
 }
 
 static void product_head(const struct store *s, const struct data *d, size_t head) {
     float logits[32 * PAGE_TOKENS];
-    for (size_t b = 0; b < s->blocks; b++)
-        scaled_ops()->score_f16(queries_of(d, head), s->shape.group, s->shape.head_dim, block_at(s, CODEC_KEYS, head, b), logits);
+    for (size_t b = 0; b < s->pages; b++)
+        scaled_ops()->score_f16(queries_of(d, head), s->shape.group, s->shape.head_dim, page_at(s, CODEC_KEYS, head, b), logits);
 }
 
-/* ---- Attention: runs of blocks under one running maximum, as the cache's */
+/* ---- Attention: pages are read in runs that share one running maximum, as in the cache */
 
 struct run {
-    const uint8_t *block[2][RUN];
-    size_t tokens[RUN]; /* slots from 0 on that are read */
+    const uint8_t *page[2][RUN];
+    size_t tokens[RUN]; /* slots from 0 on that hold tokens */
     size_t n;
 };
 
@@ -276,7 +274,7 @@ static void read_run(const struct store *s, size_t head, const float *q, const f
     size_t G = s->shape.group, step = G * PAGE_TOKENS;
     float logits[RUN * 8 * PAGE_TOKENS];
     for (size_t r = 0; r < run->n; r++)
-        s->way->codec[0]->score(shape_of(s, CODEC_KEYS, head), q, tables, run->block[0][r], logits + r * step);
+        s->format->codec[0]->score(shape_of(s, CODEC_KEYS, head), q, tables, run->page[0][r], logits + r * step);
     for (size_t g = 0; g < G; g++) {
         float *row = logits + g * PAGE_TOKENS, max = -INFINITY;
         for (size_t r = 0; r < run->n; r++) max = fmaxf(max, kernel->max(row + r * step, run->tokens[r]));
@@ -287,18 +285,18 @@ static void read_run(const struct store *s, size_t head, const float *q, const f
         }
     }
     for (size_t r = 0; r < run->n; r++)
-        s->way->codec[1]->accumulate(shape_of(s, CODEC_VALUES, head), logits + r * step, run->block[1][r], partial->acc);
+        s->format->codec[1]->accumulate(shape_of(s, CODEC_VALUES, head), logits + r * step, run->page[1][r], partial->acc);
 }
 
-/* Of one thread. */
+/* The workspace of one thread. */
 struct reader {
     float *tables, *partial;
-    uint8_t *packed[2]; /* [RUN] blocks */
+    uint8_t *packed[2]; /* [RUN] pages */
 };
 
 static const float *begin(const struct store *s, const struct data *d, size_t head, const struct reader *reader,
                           struct partial *partial, const float **q) {
-    const struct codec *codec = s->way->codec[0];
+    const struct codec *codec = s->format->codec[0];
     struct codec_shape shape = shape_of(s, CODEC_KEYS, head);
     *q = queries_of(d, head);
     *partial = partial_at(reader->partial, shape.group, shape.head_dim);
@@ -308,70 +306,69 @@ static const float *begin(const struct store *s, const struct data *d, size_t he
     return reader->tables;
 }
 
-/* All tokens, or those of the blocks listed[n]. */
-static void read_blocks(const struct store *s, const struct data *d, size_t head, const struct reader *reader,
-                        const uint32_t *listed, size_t n) {
+/* Reads all pages, or listed[n]. */
+static void read_pages(const struct store *s, const struct data *d, size_t head, const struct reader *reader,
+                       const uint32_t *listed, size_t n) {
     struct partial partial;
     const float *q, *tables = begin(s, d, head, reader, &partial, &q);
     for (size_t first = 0; first < n; first += RUN) {
         struct run run = {.n = n - first < RUN ? n - first : RUN};
         for (size_t r = 0; r < run.n; r++) {
             size_t b = listed ? listed[first + r] : first + r;
-            for (int side = 0; side < 2; side++) run.block[side][r] = block_at(s, side, head, b);
+            for (int side = 0; side < 2; side++) run.page[side][r] = page_at(s, side, head, b);
             run.tokens[r] = PAGE_TOKENS;
         }
         read_run(s, head, q, tables, &run, &partial);
     }
 }
 
-/* Tokens of one block that go to one packed block. */
+/* Tokens of one page that are gathered into one packed page. */
 struct piece {
-    uint32_t block;
+    uint32_t page;
     uint8_t at, count;
-    size_t to; /* packed block */
+    size_t to; /* packed page */
 };
 
-/* Cuts tokens[n], ascending, into pieces until RUN blocks are full; their slots are written too. Returns how many tokens. */
+/* Cuts tokens[n], ascending, into pieces until RUN pages are full, and writes their slots. Returns the number of tokens. */
 static size_t cut(const uint32_t *tokens, size_t n, uint8_t *slots, struct piece *pieces, size_t *n_pieces) {
     size_t i = 0, count = 0;
     n = n < RUN * PAGE_TOKENS ? n : RUN * PAGE_TOKENS;
     for (; i < n; i++) {
-        uint32_t block = tokens[i] / PAGE_TOKENS;
+        uint32_t page = tokens[i] / PAGE_TOKENS;
         slots[i] = tokens[i] % PAGE_TOKENS;
-        if (i % PAGE_TOKENS && pieces[count - 1].block == block)
+        if (i % PAGE_TOKENS && pieces[count - 1].page == page)
             pieces[count - 1].count++;
         else
-            pieces[count++] = (struct piece){block, (uint8_t)(i % PAGE_TOKENS), 1, i / PAGE_TOKENS};
+            pieces[count++] = (struct piece){page, (uint8_t)(i % PAGE_TOKENS), 1, i / PAGE_TOKENS};
     }
     *n_pieces = count;
     return n;
 }
 
-#define AHEAD 3 /* pieces that are fetched before they are taken */
+#define AHEAD 3 /* pieces between prefetching and gathering */
 
-/* Takes tokens[n], ascending, into packed blocks; returns how many of them fitted into RUN. */
+/* Gathers tokens[n], ascending, into up to RUN packed pages; returns how many tokens that were. */
 static size_t pack(const struct store *s, size_t head, const struct reader *reader, const uint32_t *tokens, size_t n,
                    struct run *run) {
     uint8_t slots[RUN * PAGE_TOKENS];
     struct piece pieces[RUN * PAGE_TOKENS];
     size_t count, all = cut(tokens, n, slots, pieces, &count);
     for (int side = 0; side < 2; side++) {
-        const struct codec *codec = s->way->codec[side];
+        const struct codec *codec = s->format->codec[side];
         struct codec_shape shape = shape_of(s, side, head);
         for (size_t i = 0; i < count + AHEAD; i++) {
             if (i < count && codec->prefetch_tokens)
-                codec->prefetch_tokens(shape, (enum codec_side)side, block_at(s, side, head, pieces[i].block),
+                codec->prefetch_tokens(shape, (enum codec_side)side, page_at(s, side, head, pieces[i].page),
                                        slots + pieces[i].to * PAGE_TOKENS + pieces[i].at, pieces[i].count);
             if (i < AHEAD) continue;
             const struct piece *p = &pieces[i - AHEAD];
-            codec->gather_tokens(shape, (enum codec_side)side, block_at(s, side, head, p->block),
-                                 slots + p->to * PAGE_TOKENS + p->at, p->count, reader->packed[side] + p->to * s->bytes[side],
-                                 p->at);
+            codec->gather_tokens(shape, (enum codec_side)side, page_at(s, side, head, p->page), slots + p->to * PAGE_TOKENS + p->at,
+                                 p->count, reader->packed[side] + p->to * s->bytes[side], p->at);
         }
     }
     run->n = (all + PAGE_TOKENS - 1) / PAGE_TOKENS;
     for (size_t r = 0; r < run->n; r++) {
-        for (int side = 0; side < 2; side++) run->block[side][r] = reader->packed[side] + r * s->bytes[side];
+        for (int side = 0; side < 2; side++) run->page[side][r] = reader->packed[side] + r * s->bytes[side];
         run->tokens[r] = all - r * PAGE_TOKENS < PAGE_TOKENS ? all - r * PAGE_TOKENS : PAGE_TOKENS;
     }
     return all;
@@ -391,8 +388,8 @@ static void read_tokens(const struct store *s, const struct data *d, size_t head
 static struct reader new_reader(const struct store *s) {
     struct reader reader = {.partial = allocate(partial_floats(s->shape.group, s->shape.head_dim), sizeof(float))};
     size_t floats = 1;
-    for (size_t head = 0; s->way->codec[0]->prepared && head < s->heads; head++) {
-        size_t more = s->way->codec[0]->prepared(shape_of(s, CODEC_KEYS, head));
+    for (size_t head = 0; s->format->codec[0]->prepared && head < s->heads; head++) {
+        size_t more = s->format->codec[0]->prepared(shape_of(s, CODEC_KEYS, head));
         floats = more > floats ? more : floats;
     }
     reader.tables = allocate(floats, sizeof(float));
@@ -406,36 +403,36 @@ static void free_reader(struct reader *reader) {
     for (int side = 0; side < 2; side++) memory_free(reader->packed[side]);
 }
 
-/* ---- Timing: everything once a round, the fastest round counts */
+/* ---- Timing: a round times everything once, the fastest round counts */
 
-enum what { PRODUCT, SIGN_SCORES, SIGN, QUEST, FULL, TOKENS, PACKING, BOTH, PAGES, BLOCKS, DENSE, WHATS };
+enum what { PRODUCT, SIGN_SCORES, SIGN, QUEST, FULL, TOKENS, PACKING, BOTH, GROUPS, PAGES, DENSE, WHATS };
 
 struct bench {
     const struct data *data;
     const struct store *f16, *store;
     const struct finder *sign, *quest;
-    const uint32_t *pages, *blocks; /* [heads][k] tokens of whole pages, [heads][k / 64] blocks */
+    const uint32_t *groups, *pages; /* [heads][k] tokens of whole groups of 16, [heads][k / 64] pages */
     size_t depth;
     int threads;
 };
 
 static void do_head(const struct bench *b, enum what what, size_t head, const struct reader *reader) {
-    size_t k = SHARE(b->depth), few = k / PAGE_TOKENS;
+    size_t k = SHARE(b->depth), n_pages = k / PAGE_TOKENS;
     switch (what) {
     case PRODUCT: product_head(b->f16, b->data, head); break;
     case SIGN_SCORES: score_head(b->sign, b->data, head); break;
     case SIGN: find_head(b->sign, b->data, head); break;
     case QUEST: find_head(b->quest, b->data, head); break;
-    case FULL: read_blocks(b->f16, b->data, head, reader, NULL, b->f16->blocks); break;
+    case FULL: read_pages(b->f16, b->data, head, reader, NULL, b->f16->pages); break;
     case TOKENS: read_tokens(b->store, b->data, head, reader, b->sign->tokens + head * k, k, false); break;
     case PACKING: read_tokens(b->store, b->data, head, reader, b->sign->tokens + head * k, k, true); break;
     case BOTH:
         find_head(b->sign, b->data, head);
         read_tokens(b->store, b->data, head, reader, b->sign->tokens + head * k, k, false);
         break;
-    case PAGES: read_tokens(b->store, b->data, head, reader, b->pages + head * k, k / 16 * 16, false); break;
-    case BLOCKS: read_blocks(b->store, b->data, head, reader, b->blocks + head * few, few); break;
-    case DENSE: read_blocks(b->store, b->data, head, reader, NULL, b->store->blocks); break;
+    case GROUPS: read_tokens(b->store, b->data, head, reader, b->groups + head * k, k / 16 * 16, false); break;
+    case PAGES: read_pages(b->store, b->data, head, reader, b->pages + head * n_pages, n_pages); break;
+    case DENSE: read_pages(b->store, b->data, head, reader, NULL, b->store->pages); break;
     case WHATS: break;
     }
 }
@@ -468,18 +465,18 @@ static void measure(const struct bench *b, uint32_t whats, double *best) {
     memory_free(readers);
 }
 
-/* Whole pages of `size` tokens, the best by their best token; as tokens, or as numbers of pages. */
-static uint32_t *best_pages(const struct finder *f, size_t depth, size_t size, bool as_tokens) {
-    size_t k = SHARE(depth), pages = depth / size, each = as_tokens ? k : k / size;
+/* The groups of `size` tokens whose best token scores highest; as tokens, or as numbers of groups. */
+static uint32_t *best_groups(const struct finder *f, size_t depth, size_t size, bool as_tokens) {
+    size_t k = SHARE(depth), groups = depth / size, each = as_tokens ? k : k / size;
     uint32_t *list = allocate(f->heads * k, sizeof *list), *chosen = allocate(k, sizeof *chosen);
-    uint16_t *best = allocate(pages, sizeof *best);
+    uint16_t *best = allocate(groups, sizeof *best);
     for (size_t head = 0; head < f->heads; head++) {
         const uint16_t *scores = f->scores + head * depth;
-        for (size_t p = 0; p < pages; p++) {
+        for (size_t p = 0; p < groups; p++) {
             best[p] = 0;
             for (size_t t = 0; t < size; t++) best[p] = scores[p * size + t] > best[p] ? scores[p * size + t] : best[p];
         }
-        size_t n = top_tokens(best, pages, k / size, chosen);
+        size_t n = top_tokens(best, groups, k / size, chosen);
         for (size_t i = 0; i < n; i++) {
             if (!as_tokens) list[head * each + i] = chosen[i];
             for (size_t t = 0; as_tokens && t < size; t++) list[head * each + i * size + t] = (uint32_t)(chosen[i] * size + t);
@@ -490,7 +487,7 @@ static uint32_t *best_pages(const struct finder *f, size_t depth, size_t size, b
     return list;
 }
 
-/* Lloyd's k-means of one group of four channels, by the kernels that codebooks are learned with; no more than its rounds. */
+/* The rounds of Lloyd's k-means for one group of four channels, by the kernels of codebook learning. */
 static void kmeans_group(const float *rows, size_t n, size_t stride, int rounds) {
     enum { K = INDEX_SIGN_CODES, WIDTH = INDEX_SIGN_CHANNELS };
     float centroids[K * WIDTH];
@@ -537,15 +534,15 @@ static void bench_fit(const struct data *d, size_t depth) {
 }
 
 static void bench_depth(struct data *d, size_t depth, int threads) {
-    static const struct way ways[] = {{"f16", {&codec_f16, &codec_f16}, 0, 0},
-                                      {"sign", {&codec_sign, &codec_sign}, 0, 0},
-                                      {"q8_0", {&codec_q8_0, &codec_q8_0}, 0, 0},
-                                      {"q4_0", {&codec_q4_0, &codec_q4_0}, 0, 0},
-                                      {"pq 4x8", {&codec_pq, &codec_pq}, 4, 8}};
+    static const struct format formats[] = {{"f16", {&codec_f16, &codec_f16}, 0, 0},
+                                            {"sign", {&codec_sign, &codec_sign}, 0, 0},
+                                            {"q8_0", {&codec_q8_0, &codec_q8_0}, 0, 0},
+                                            {"q4_0", {&codec_q4_0, &codec_q4_0}, 0, 0},
+                                            {"pq 4x8", {&codec_pq, &codec_pq}, 4, 8}};
     size_t layers = depth < ALL_TOKENS ? ALL_TOKENS / depth : 1;
     while (layers > 1 && layers * d->shape.kv_heads > MOST_HEADS) layers--;
     d->heads = layers * d->shape.kv_heads;
-    struct store f16 = new_store(&ways[0], d, depth);
+    struct store f16 = new_store(&formats[0], d, depth);
     struct finder sign = new_finder(&index_sign, d, depth), quest = new_finder(&index_quest, d, depth);
     struct bench b = {.data = d, .f16 = &f16, .store = &f16, .sign = &sign, .quest = &quest, .depth = depth, .threads = threads};
     double t[WHATS], tokens = (double)depth * (double)d->heads, ns = 1e9 / tokens;
@@ -554,35 +551,35 @@ static void bench_depth(struct data *d, size_t depth, int threads) {
            "%.1fx\n",
            d->shape.name, depth, ns * t[PRODUCT], ns * t[SIGN], ns * t[SIGN_SCORES], t[PRODUCT] / t[SIGN], ns * t[QUEST],
            t[PRODUCT] / t[QUEST]);
-    uint32_t *pages = best_pages(&sign, depth, 16, true), *blocks = best_pages(&sign, depth, PAGE_TOKENS, false);
+    uint32_t *groups = best_groups(&sign, depth, 16, true), *pages = best_groups(&sign, depth, PAGE_TOKENS, false);
+    b.groups = groups;
     b.pages = pages;
-    b.blocks = blocks;
-    printf("  attention to 7.5 %%, f16 over all being 1:   tokens  (packing)  pages of 16  of 64   | retrieval too | dense\n");
-    for (size_t w = 0; w < sizeof ways / sizeof ways[0]; w++) {
-        struct store store = w ? new_store(&ways[w], d, depth) : f16;
-        struct finder inside = sign; /* blocks of keys that begin with the index's are found by them */
-        if (ways[w].codec[0] == &codec_sign) {
+    printf("  attention to 7.5 %%, f16 over all being 1:   tokens  (packing)  groups of 16  of 64  | retrieval too | dense\n");
+    for (size_t w = 0; w < sizeof formats / sizeof formats[0]; w++) {
+        struct store store = w ? new_store(&formats[w], d, depth) : f16;
+        struct finder inside = sign; /* codec_sign's key pages begin with the index's codes */
+        if (formats[w].codec[0] == &codec_sign) {
             inside.memory = store.memory[0];
             inside.step = store.bytes[0];
         }
         b.store = &store;
         b.sign = &inside;
-        measure(&b, 1u << FULL | 1u << BOTH | 1u << TOKENS | 1u << PACKING | 1u << PAGES | 1u << BLOCKS | 1u << DENSE, t);
-        printf("    %-8s f16 %6.2f ns per token %14.1fx %8.2f ns %9.1fx %8.1fx %12.1fx %10.2fx\n", ways[w].name, ns * t[FULL],
-               t[FULL] / t[TOKENS], ns / 0.075 * t[PACKING], t[FULL] / t[PAGES], t[FULL] / t[BLOCKS], t[FULL] / t[BOTH],
+        measure(&b, 1u << FULL | 1u << BOTH | 1u << TOKENS | 1u << PACKING | 1u << GROUPS | 1u << PAGES | 1u << DENSE, t);
+        printf("    %-8s f16 %6.2f ns per token %14.1fx %8.2f ns %9.1fx %8.1fx %12.1fx %10.2fx\n", formats[w].name, ns * t[FULL],
+               t[FULL] / t[TOKENS], ns / 0.075 * t[PACKING], t[FULL] / t[GROUPS], t[FULL] / t[PAGES], t[FULL] / t[BOTH],
                t[FULL] / t[DENSE]);
         fflush(stdout);
         if (w) free_store(&store);
     }
     bench_fit(d, depth);
+    memory_free(groups);
     memory_free(pages);
-    memory_free(blocks);
     free_finder(&sign);
     free_finder(&quest);
     free_store(&f16);
 }
 
-/* ---- Keys of a model */
+/* ---- Keys and values of a model */
 
 static struct capture *capture_text(const struct terse_model *model, size_t tokens) {
     struct terse_error error;
@@ -625,7 +622,7 @@ int main(int argc, char **argv) {
     if (threads < 1 || argc > first + 17) fail("usage: bench_retrieval [MODEL.gguf] [THREADS [DEPTH...]] (at most 16 depths)");
     if (argc > first + 1) n = 0;
     for (int i = first + 1; i < argc; i++) depths[n++] = (size_t)atol(argv[i]) / PAGE_TOKENS * PAGE_TOKENS;
-    printf("choosing tokens, %d threads, %s kernels\n", threads, cpu_isa_name(cpu_isa()));
+    printf("selecting tokens, %d threads, %s kernels\n", threads, cpu_isa_name(cpu_isa()));
     if (model) {
         bench_model(model, depths, n, threads);
         return 0;

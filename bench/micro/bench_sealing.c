@@ -1,9 +1,9 @@
-/* Sealing on and off the critical path (MILLION, section III-D): time per output token of a model at depth, when the step that
- * moves a block out of the window encodes it, and when a worker has done so before. Centroids and the cache's contents are random:
- * encoding costs the same.
+/* Times sealing on and off the critical path (MILLION, section III-D): time per output token of a model at depth when the step that
+ * moves a page out of the window encodes it, and when a worker has encoded it ahead. Centroids and the cache's contents are random:
+ * the cost of encoding does not depend on them.
  *
  *     bench_sealing [MODEL.gguf [DEPTH [TOKENS]]]
- *     bench_sealing blocks                             no model: time to seal a block, by shape and method
+ *     bench_sealing pages                              no model: time to seal a page, by shape and method
  */
 #include "backend/backend.h"
 #include "backend/cpu/kv/cache.h"
@@ -58,7 +58,7 @@ static double time_tokens(const struct terse_model *m, const struct method *meth
         double start = clock_now();
         struct step step = {.cache = cache, .kind = CACHE_STEP_DECODE, .tokens = &token, .n = 1, .last_logits = logits};
         must(!backend_cpu.executor->step(executor, &step, &error), "decoding", &error);
-        if (i >= 8) sum += ms[i - 8] = 1e3 * (clock_now() - start); /* the first warm up */
+        if (i >= 8) sum += ms[i - 8] = 1e3 * (clock_now() - start); /* the first steps warm up */
     }
     qsort(ms, n, sizeof *ms, ascending);
     backend_cpu.executor->unload(executor);
@@ -67,10 +67,10 @@ static double time_tokens(const struct terse_model *m, const struct method *meth
     return sum / (double)n;
 }
 
-/* ---- Blocks alone */
+/* ---- Pages alone */
 
-/* Microseconds by which a step that seals a block of every KV head of a layer is longer than one that does not, the least of a few; no
- * attention, no worker. */
+/* Microseconds by which a step that seals a page of every KV head of a layer, keys and values, is longer than one that seals none; the
+ * smallest of several measurements. No attention, no worker. */
 static double time_page(const struct cache_shape *shape, const char *name) {
     enum { PAGES = 6, DEPTH = 1024 };
     struct terse_cache_options options = terse_cache_options_defaults();
@@ -114,7 +114,7 @@ static int bench_pages(void) {
     for (int i = 0; i < 64; i++) frequency[i] = powf(500000, -(float)i / 64);
     struct rope rope64 = {ROPE_ADJACENT, 64, 64, frequency, 1}, rope128 = {ROPE_ADJACENT, 128, 128, frequency, 1};
     struct cache_shape shapes[] = {{8, 32, 8, 64, 0.125f, &rope64, NULL}, {8, 32, 8, 128, 0.0884f, &rope128, NULL}};
-    printf("sealing, %d threads; a block of 64 tokens of every KV head of a layer\n%-18s %-14s %10s\n", omp_get_max_threads(),
+    printf("sealing, %d threads; a page of 64 tokens of every KV head of a layer\n%-18s %-14s %10s\n", omp_get_max_threads(),
            "shape", "method", "us/layer");
     for (size_t s = 0; s < 2; s++) {
         for (size_t i = 0; i < sizeof methods / sizeof methods[0]; i++) {
@@ -132,12 +132,12 @@ int main(int argc, char **argv) {
     size_t depth = argc > 2 ? (size_t)atol(argv[2]) : 8192, n = argc > 3 ? (size_t)atol(argv[3]) : 512;
     struct terse_model *model;
     struct terse_error error;
-    if (!strcmp(path, "blocks")) return bench_pages();
-    must(depth && n, "usage: bench_sealing [MODEL.gguf [DEPTH [TOKENS]] | blocks]", NULL);
+    if (!strcmp(path, "pages")) return bench_pages();
+    must(depth && n, "usage: bench_sealing [MODEL.gguf [DEPTH [TOKENS]] | pages]", NULL);
     must(!terse_model_load(path, &model, &error), "model", &error);
     double *ms = malloc(n * sizeof *ms);
     must(ms, "no memory", NULL);
-    printf("%zu tokens one by one after %zu; a block is sealed every 64. Milliseconds per token:\n", n, depth);
+    printf("%zu tokens one by one after %zu; a page is sealed every 64. Milliseconds per token:\n", n, depth);
     printf("%-14s %-10s %8s %8s %8s %8s\n", "method", "sealing", "mean", "median", "99 %", "most");
     for (size_t i = 0; i < sizeof methods / sizeof methods[0]; i++) {
         struct method method = method_of(model, methods[i]);

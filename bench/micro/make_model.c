@@ -1,10 +1,10 @@
-/* Writes a model with random weights in the shape of a well-known one, for measurements on weights larger than any cache:
+/* Writes a model with random weights in the shape of a well-known one, for measurements on weights larger than any processor cache:
  *
  *     make_model 1b q8_0 FILE [LAYERS]
  *
- * LAYERS: fewer than the model has. Every weight is drawn with standard deviation 1/sqrt(columns), so that activations keep their
- * size through the layers, and the file has a whole vocabulary, so that it loads and tokenizes like the model it imitates. What it
- * says is noise.
+ * LAYERS: fewer layers than the model has. Every weight is drawn with standard deviation 1/sqrt(columns), so that activations keep
+ * their size through the layers, and the file has a whole vocabulary, so that it loads and tokenizes like the model it imitates. Its
+ * output is noise.
  */
 #include "base/half.h"
 #include "gguf/gguf_writer.h"
@@ -105,14 +105,13 @@ struct weights {
     uint32_t columns[MOST_TENSORS]; /* by tensor */
 };
 
-static uint64_t accumulate(uint64_t x) { /* the finalizer of SplitMix64 */
+static uint64_t mix_bits(uint64_t x) { /* the finalizer of SplitMix64 */
     x = (x ^ x >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
     x = (x ^ x >> 27) * UINT64_C(0x94d049bb133111eb);
     return x ^ x >> 31;
 }
 
-/* One block of 32 weights: random codes, and a scale within a quarter of what gives standard deviation 1. `deviation`: of the
- * wanted weights. */
+/* One block of 32 weights of standard deviation `deviation`: random codes, and a scale that is off by a quarter at most. */
 static void fill_block(enum tensor_type type, float deviation, uint64_t seed, uint8_t *block) {
     size_t codes = tensor_type_info(type)->bytes - sizeof(uint16_t);
     /* Uniform codes -127 ... 127 have standard deviation 73.3, 0 ... 15 have 4.6. */
@@ -120,7 +119,7 @@ static void fill_block(enum tensor_type type, float deviation, uint64_t seed, ui
     uint16_t scale = half_from_float(unit * (0.75f + (float)(seed & 255) / 512));
     memcpy(block, &scale, sizeof scale);
     for (size_t i = 0; i < codes; i += sizeof seed) {
-        seed = accumulate(seed + UINT64_C(0x9e3779b97f4a7c15));
+        seed = mix_bits(seed + UINT64_C(0x9e3779b97f4a7c15));
         memcpy(block + sizeof scale + i, &seed, sizeof seed);
     }
     if (type != TENSOR_Q8_0) return;
@@ -136,7 +135,7 @@ static void fill(void *user, uint64_t tensor, uint64_t offset, void *bytes, size
     uint64_t first = offset / block_bytes;
 #pragma omp parallel for
     for (int64_t i = 0; i < n; i++)
-        fill_block(weights->type, deviation, accumulate(tensor << 40 | (first + (uint64_t)i)),
+        fill_block(weights->type, deviation, mix_bits(tensor << 40 | (first + (uint64_t)i)),
                    (uint8_t *)bytes + (size_t)i * block_bytes);
 }
 
@@ -254,7 +253,7 @@ int main(int argc, char **argv) {
     } else {
         status_no_memory(&error, VOCABULARY * LONGEST_TOKEN, "the vocabulary");
     }
-    if (status != TERSE_OK) fprintf(stderr, "%sbench_make_model: %s\n", terminal ? "\n" : "", error.message);
+    if (status != TERSE_OK) fprintf(stderr, "%smake_model: %s\n", terminal ? "\n" : "", error.message);
     gguf_writer_free(&writer);
     free(ones);
     return status != TERSE_OK;
