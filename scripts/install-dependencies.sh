@@ -18,6 +18,7 @@ present() {
     libxxhash-dev) pkg-config --exists libxxhash ;;
     libcjson-dev) pkg-config --exists libcjson ;;
     libcmocka-dev) pkg-config --exists cmocka ;;
+    clang-format-14) command -v clang-format-14 ;;
     gcc-aarch64-linux-gnu) command -v aarch64-linux-gnu-gcc ;;
     libc6-dev-arm64-cross) [ -e /usr/aarch64-linux-gnu/include/stdio.h ] ;;
     qemu-user) command -v qemu-aarch64 ;;

@@ -158,7 +158,7 @@ static void output_matrix(struct head *h) {
     must(unit, "no memory");
     h->W = allocate(n * o->rows, 4);
     for (size_t i = 0; i < n; i++) unit[i * o->columns + h->head * n + i] = 1;
-    linear(&(struct product){o, h->W}, 1, unit, n, scratch);
+    linear(&(struct linear_op){o, h->W}, 1, unit, n, scratch);
     memory_free(unit);
     memory_free(scratch);
 }
