@@ -50,7 +50,7 @@ done
 works bench --kv all -n 1 -r 1 -d 600
 grep -q '^Codebooks are random' "$work/out" || fail "md: $(cat "$work/out")"
 grep -q '^| snapkv-1024 .* tg1 @ d600 ' "$work/out" || fail "md: $(cat "$work/out")"
-! grep -q 'streaming-1024' "$work/out" || fail "a method without room: $(cat "$work/out")"
+! grep -q 'streaming-1024' "$work/out" || fail "a method that does not fit: $(cat "$work/out")"
 grep -q '^without streaming-1024: streaming-1024 leaves no room' "$work/err" || fail "no remark: $(cat "$work/err")"
 [ "$(grep -c '^without ' "$work/err")" -eq 2 ] || fail "other remarks: $(cat "$work/err")"
 works bench --kv all -m tests/fixtures/models/mpt.gguf -n 1 -r 1 -d 64

@@ -41,7 +41,7 @@ works run -p x -n 0
 works run -f "$text" -n 4
 grep -q '(million-4)$' "$work/err" || fail "without --kv the cache is not million-4: $(cat "$work/err")"
 works run -f "$text" -n 4 -ctk q8_0
-grep -q '(q4_0, keys q8_0)$' "$work/err" || fail "with -ctk alone the cache is not q4_0: $(cat "$work/err")"
+grep -q '(q4_0, keys q8_0)$' "$work/err" || fail "with only -ctk the cache is not q4_0: $(cat "$work/err")"
 refuses 'cannot open\|No such file' run -p x -n 1 --codebook "$work/missing"
 refuses 'codebook is for methods that learn' run -p x -n 1 --codebook "$work/missing" -ctk q8_0 -ctv q8_0
 works calibrate -m tests/fixtures/models/llama.gguf -f "$text" -c 100 --chunks 4 --kv million-4

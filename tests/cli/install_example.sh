@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs what was built into a prefix of its own, then builds examples/minimal.c against it as a stranger would, once by
+# Installs what was built into a prefix of its own, then builds examples/minimal.c against it as another project would, once by
 # pkg-config and once by CMake's find_package, and runs both.
 #
 #     install_example.sh BUILD_DIR SOURCE_DIR C_COMPILER [C_FLAGS]

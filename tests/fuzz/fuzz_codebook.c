@@ -1,5 +1,5 @@
 /* Fuzz target of the codebook loader: loads the input as it is and again with its checksum made right, so that what lies behind the
- * checksum is reached, and holds whatever loads to its promises. Run it with the corpus in corpus/codebook; see CMakeLists.txt. */
+ * checksum is reached, and checks whatever loads against its contract. Run it with the corpus in corpus/codebook; see CMakeLists.txt. */
 #include "base/memory.h"
 #include "format/codebook_private.h"
 #include "support/codebook_sample.h"

@@ -5,7 +5,7 @@ terse=$1
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 export XDG_CACHE_HOME=$work/cache # codebooks of whoever runs the tests stay out of it
-export OMP_WAIT_POLICY=passive    # tests run side by side: a team that spins takes the others' processors
+export OMP_WAIT_POLICY=passive    # tests run side by side: waiting threads that poll would take the others' processors
 text=tests/fixtures/wiki_excerpt.txt
 
 fail() {

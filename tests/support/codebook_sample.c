@@ -37,11 +37,11 @@ void codebook_sample_fill(float *floats, size_t n, uint64_t seed) {
 }
 
 /* Frames hold sizes, which are positive. */
-static void make_frames_positive(const struct codebook_info *info, enum codec_side side, float *floats) {
+static void make_normalizations_positive(const struct codebook_info *info, enum codec_side side, float *floats) {
     size_t centroids = codebook_part_floats(info, side, CODEBOOK_CENTROIDS),
-           frame = codebook_part_floats(info, side, CODEBOOK_NORMALIZATION);
-    for (size_t set = 0; set < codebook_sets(info); set++, floats += centroids + frame)
-        for (size_t i = 0; i < frame; i++) floats[centroids + i] = fabsf(floats[centroids + i]);
+           normalization = codebook_part_floats(info, side, CODEBOOK_NORMALIZATION);
+    for (size_t set = 0; set < codebook_sets(info); set++, floats += centroids + normalization)
+        for (size_t i = 0; i < normalization; i++) floats[centroids + i] = fabsf(floats[centroids + i]);
 }
 
 enum terse_status codebook_sample_new(const struct codebook_info *info, struct terse_codebook **codebook,
@@ -52,8 +52,8 @@ enum terse_status codebook_sample_new(const struct codebook_info *info, struct t
     if (!floats) return TERSE_E_MEMORY;
     codebook_sample_fill(floats, n_keys, 1);
     codebook_sample_fill(floats + n_keys, n_values, 2);
-    make_frames_positive(info, CODEC_KEYS, floats);
-    make_frames_positive(info, CODEC_VALUES, floats + n_keys);
+    make_normalizations_positive(info, CODEC_KEYS, floats);
+    make_normalizations_positive(info, CODEC_VALUES, floats + n_keys);
     enum terse_status status = codebook_new(info, floats, floats + n_keys, codebook, error);
     memory_free(floats);
     return status;

@@ -24,8 +24,8 @@ struct encoder {
     size_t d, codes, h, n;                              /* n: numbers */
     float *scale, *numbers, *gradient, *first, *second; /* the optimizer's moments */
     float *gain, *bias, *w1, *b1, *w2, *b2, *C;         /* in `numbers` */
-    size_t rows;                                        /* that there is room for */
-    float *room, *a, *unit, *inner, *activated, *z, *s, *errors, *d_errors, *d_z, *d_inner, *d_a;
+    size_t rows;                                        /* that the buffer holds */
+    float *buffer, *a, *unit, *inner, *activated, *z, *s, *errors, *d_errors, *d_z, *d_inner, *d_a;
     float *deviation; /* [rows], 1 / standard deviation */
 };
 
@@ -47,12 +47,12 @@ static double normal(uint64_t *state) {
 
 static bool make_room(struct encoder *e, size_t rows) {
     if (rows <= e->rows) return true;
-    memory_free(e->room);
+    memory_free(e->buffer);
     e->rows = 0;
     size_t d = e->d, h = e->h, z = 2 * e->codes;
-    e->room = memory_array(rows * (5 * d + 3 * h + 2 * z + e->codes + 1), sizeof *e->room);
-    if (!e->room) return false;
-    e->a = e->room;
+    e->buffer = memory_array(rows * (5 * d + 3 * h + 2 * z + e->codes + 1), sizeof *e->buffer);
+    if (!e->buffer) return false;
+    e->a = e->buffer;
     e->unit = e->a + rows * d;
     e->errors = e->unit + rows * d;
     e->d_errors = e->errors + rows * d;
@@ -101,7 +101,7 @@ void encoder_free(struct encoder *e) {
     memory_free(e->gradient);
     memory_free(e->first);
     memory_free(e->second);
-    memory_free(e->room);
+    memory_free(e->buffer);
     memory_free(e);
 }
 

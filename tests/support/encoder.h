@@ -1,5 +1,5 @@
 /* The learned encoder of CommVQ's values (Li et al. 2025, section 4.1), what the search of backend/cpu/codec/binary_code_search.h is compared with
- * (bench/experiments/value_codes.c): a small network says the code of a row, and is trained together with the codebook.
+ * (bench/experiments/value_codes.c): a small network computes the code of a row, and is trained together with the codebook.
  *
  *     u = x / scale, at a norm of sqrt(d)            scale: mean |x| of each channel, of the rows to learn from; frozen
  *     a = LayerNorm(u);   b = GELU(W1 a + b1);   z = W2 b + b2, four numbers for each pair of bits

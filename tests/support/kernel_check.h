@@ -1,4 +1,4 @@
-/* What the kernel tests share: memory fenced by inaccessible pages, reproducible fills, error measures, and the clock for --bench.
+/* Shared by the kernel tests: memory fenced by inaccessible pages, reproducible fills, error measures, and the clock for --bench.
  *
  * A kernel test holds every slot of every tier to the scalar one, and the scalar one to a double-precision sum. Failures end the
  * running cmocka test with a message that names the tier, the slot and the shape.

@@ -1,4 +1,4 @@
-/* CommVQ's values: tallies and the search on every tier against their definitions, the codec against decoded rows, softmax (s C) =
+/* CommVQ's values: sums of weights by code and the search on every tier against their definitions, the codec against decoded rows, softmax (s C) =
  * (softmax s) C, how codes lie, codebooks that fitting finds, and what is refused. */
 #include "backend/cpu/codec/additive.h"
 #include "backend/cpu/codec/binary_code_search.h"
@@ -20,8 +20,7 @@ enum { MOST_HD = 256, MOST_CODES = ADDITIVE_MOST_CODES };
 
 static struct random source = {5};
 
-/* ---- Tallies --------------------------------------------------------------------------------------------------------------------
- */
+/* ---- Sums of weights by code ---------------------------------------------------------------------------------------------------- */
 
 static void check_by_code(const struct tier *k, size_t G, size_t n, enum fill fill, enum guard_side side) {
     float *weights = guard_floats(G * 64, side), *code_sums = guard_floats(G * n, side), before[20 * MOST_CODES];
@@ -42,7 +41,7 @@ static void check_by_code(const struct tier *k, size_t G, size_t n, enum fill fi
                 set++;
             }
             double apart = 64e-7 * all + (k->isa == CPU_SCALAR ? 0 : 1.001 * set * all / 65406);
-            check_close((double)code_sums[g * n + i], want, fabs(want), 1e-6, apart + 1e-29, "%s tally_additive %s G %zu n %zu",
+            check_close((double)code_sums[g * n + i], want, fabs(want), 1e-6, apart + 1e-29, "%s accumulate_by_code %s G %zu n %zu",
                         k->name, fill_name(fill), G, n);
         }
     }
@@ -60,8 +59,8 @@ static void code_sums_equal_their_definition(void **state) {
                     check_by_code(k, groups[g], codes[n], (enum fill)fill, (g + n) % 2 ? GUARD_START : GUARD_END);
 }
 
-/* One weight among zeros is met as it is: nothing else takes part of the integers' range. */
-static void one_weight_is_by_code_exactly(void **state) {
+/* One weight among zeros is summed exactly: it has the whole range of the integers to itself. */
+static void one_weight_is_summed_exactly(void **state) {
     (void)state;
     const struct tier *k;
     for (size_t tier = 0; (k = tier_at(tier)); tier++) {
@@ -90,17 +89,17 @@ static void make_whole(size_t n, float *couplings, float *field) {
     }
 }
 
-static double energy_of(const float *couplings, const float *field, const double *spins, size_t n) {
+static double energy_of(const float *couplings, const float *field, const double *signs, size_t n) {
     double energy = 0;
     for (size_t i = 0; i < n; i++) {
-        energy -= 2 * spins[i] * (double)field[i];
-        for (size_t k = 0; k < n; k++) energy += spins[i] * (double)couplings[i * n + k] * spins[k];
+        energy -= 2 * signs[i] * (double)field[i];
+        for (size_t k = 0; k < n; k++) energy += signs[i] * (double)couplings[i * n + k] * signs[k];
     }
     return energy;
 }
 
-/* Setting one after the other, the one that feels most first, and turning none. */
-static void set_by_definition(const float *couplings, const float *field, size_t n, double *spins) {
+/* The greedy start of the search: signs set one after another, the one of largest field first, none flipped afterwards. */
+static void set_by_definition(const float *couplings, const float *field, size_t n, double *signs) {
     double f[MOST_CODES];
     bool set[MOST_CODES] = {false};
     for (size_t i = 0; i < n; i++) f[i] = (double)field[i];
@@ -109,8 +108,8 @@ static void set_by_definition(const float *couplings, const float *field, size_t
         for (size_t i = 0; i < n; i++)
             if (!set[i] && (at == n || fabs(f[i]) > fabs(f[at]) || (fabs(f[i]) == fabs(f[at]) && i > at && f[i] != 0))) at = i;
         set[at] = true;
-        spins[at] = f[at] < 0 ? -1 : 1;
-        for (size_t i = 0; i < n; i++) f[i] -= spins[at] * (double)couplings[at * n + i];
+        signs[at] = f[at] < 0 ? -1 : 1;
+        for (size_t i = 0; i < n; i++) f[i] -= signs[at] * (double)couplings[at * n + i];
     }
 }
 
@@ -121,34 +120,34 @@ static void searching_is_the_same_on_every_tier(void **state) {
         size_t n = codes[repeat % 6];
         enum guard_side side = repeat % 2 ? GUARD_START : GUARD_END;
         float *couplings = guard_floats(n * n, side), *field = guard_floats(n, side), first[MOST_CODES];
-        double spins[MOST_CODES], simple[MOST_CODES];
+        double signs[MOST_CODES], simple[MOST_CODES];
         const struct tier *k;
         make_whole(n, couplings, field);
         set_by_definition(couplings, field, n, simple);
         for (size_t tier = 0; (k = tier_at(tier)); tier++) {
-            float *felt = guard_copy(field, n * sizeof *field, side), *got = guard_floats(n, side);
-            k->commvq->local_search(couplings, n, 1, felt, got);
+            float *left = guard_copy(field, n * sizeof *field, side), *got = guard_floats(n, side);
+            k->commvq->local_search(couplings, n, 1, left, got);
             if (!tier) memcpy(first, got, n * sizeof *got);
             assert_memory_equal(first, got, n * sizeof *got);
             for (size_t i = 0; i < n; i++) {
-                double feels = (double)field[i];
-                for (size_t j = 0; j < n; j++) feels -= (double)couplings[i * n + j] * (double)got[j];
+                double field_left = (double)field[i];
+                for (size_t j = 0; j < n; j++) field_left -= (double)couplings[i * n + j] * (double)got[j];
                 assert_true(got[i] == 1 || got[i] == -1);
-                assert_true((double)felt[i] == feels);
-                assert_true(feels * (double)got[i] >= 0); /* none would win by turning */
-                spins[i] = (double)got[i];
+                assert_true((double)left[i] == field_left);
+                assert_true(field_left * (double)got[i] >= 0); /* no flipped sign lowers the energy */
+                signs[i] = (double)got[i];
             }
-            assert_true(energy_of(couplings, field, spins, n) <= energy_of(couplings, field, simple, n));
+            assert_true(energy_of(couplings, field, signs, n) <= energy_of(couplings, field, simple, n));
         }
         guard_release();
     }
 }
 
-/* Rows together are as each alone. */
-static void rows_are_searched_for_by_themselves(void **state) {
+/* Rows searched together have the codes that each has by itself. */
+static void rows_are_searched_independently(void **state) {
     (void)state;
     enum { N = 96, ROWS = 5 };
-    static float couplings[N * N], fields[ROWS * N], felt[ROWS * N], spins[ROWS * N], alone[N], other[N];
+    static float couplings[N * N], fields[ROWS * N], left[ROWS * N], signs[ROWS * N], single[N], other[N];
     const struct tier *k;
     fill_floats(&source, FILL_NORMAL, couplings, N * N);
     for (size_t i = 0; i < N; i++)
@@ -156,13 +155,13 @@ static void rows_are_searched_for_by_themselves(void **state) {
     fill_floats(&source, FILL_NORMAL, fields, ROWS * N);
     for (size_t tier = 0; (k = tier_at(tier)); tier++) {
         for (size_t count = 0; count <= ROWS; count++) {
-            memcpy(felt, fields, sizeof felt);
-            k->commvq->local_search(couplings, N, count, felt, spins);
+            memcpy(left, fields, sizeof left);
+            k->commvq->local_search(couplings, N, count, left, signs);
             for (size_t r = 0; r < count; r++) {
                 memcpy(other, fields + r * N, sizeof other);
-                k->commvq->local_search(couplings, N, 1, other, alone);
-                assert_memory_equal(alone, spins + r * N, sizeof alone);
-                assert_memory_equal(other, felt + r * N, sizeof other);
+                k->commvq->local_search(couplings, N, 1, other, single);
+                assert_memory_equal(single, signs + r * N, sizeof single);
+                assert_memory_equal(other, left + r * N, sizeof other);
             }
         }
     }
@@ -177,19 +176,19 @@ static void bad_fields_do_no_harm(void **state) {
         for (size_t b = 0; b < 5; b++) {
             for (int couplings_too = 0; couplings_too < 2; couplings_too++) {
                 float *couplings = guard_floats(N * N, GUARD_END), *field = guard_floats(N, GUARD_END),
-                      *spins = guard_floats(N, GUARD_END);
+                      *signs = guard_floats(N, GUARD_END);
                 make_whole(N, couplings, field);
                 for (size_t i = 0; i < N; i++) field[i] = bad[b];
                 for (size_t i = 0; couplings_too && i < N * N; i++) couplings[i] = bad[b];
-                k->commvq->local_search(couplings, N, 1, field, spins);
-                for (size_t i = 0; i < N; i++) assert_true(spins[i] == 1 || spins[i] == -1);
+                k->commvq->local_search(couplings, N, 1, field, signs);
+                for (size_t i = 0; i < N; i++) assert_true(signs[i] == 1 || signs[i] == -1);
                 guard_release();
             }
         }
     }
 }
 
-/* ---- The codec with a codebook that nobody learned */
+/* ---- The codec with a random codebook */
 
 static const struct shape {
     uint32_t hd, bits;
@@ -274,7 +273,7 @@ static void decoding_is_what_the_definition_says(void **state) {
                 product += shape[c] * x;
                 size += x * x;
             }
-            /* The gain is the best, and its code's step the only thing that it lacks. */
+            /* The gain is the best one, to within the step of its code. */
             if (t == 5) assert_true(gain == 0);
             if (u.block[t] > 1 && u.block[t] < 255) assert_true(fabs(gain * square / product - 1) < 0.018);
         }
@@ -283,14 +282,14 @@ static void decoding_is_what_the_definition_says(void **state) {
     }
 }
 
-/* What encoding found has no bit that would be better the other way, but for rounding, and does better than bits set each by its own
- * field or at random. */
-static void encoding_finds_what_no_rotated_bit_betters(void **state) {
+/* No flipped bit improves a code that encoding found, but for rounding, and the codes are better than bits set each by its own field or
+ * at random. */
+static void no_flipped_bit_improves_a_code(void **state) {
     (void)state;
     EACH_SHAPE(s) {
         struct setup u = setup_new(s, 64);
         const float *mean = u.parameters + s->hd * s->bits;
-        double shape[MOST_HD], x[MOST_HD], found = 0, plain = 0, alone = 0;
+        double shape[MOST_HD], x[MOST_HD], found = 0, plain = 0, by_field = 0;
         for (size_t t = 0; t < 64; t++) {
             double size = 0, rest = 0, m[MOST_HD] = {0}, other[MOST_HD] = {0};
             if (t == 5) continue;
@@ -303,26 +302,26 @@ static void encoding_finds_what_no_rotated_bit_betters(void **state) {
             }
             for (size_t i = 0; i < s->bits; i++) {
                 bool set = u.block[64 + t / 8 * s->bits + i] >> t % 8 & 1;
-                double rotated = 0, along = 0;
+                double flipped = 0, along = 0;
                 for (size_t c = 0; c < s->hd; c++) {
                     double row = u.C[i * s->hd + c];
-                    rotated += pow(x[c] - shape[c] - (set ? -row : row), 2);
+                    flipped += pow(x[c] - shape[c] - (set ? -row : row), 2);
                     along += (x[c] - m[c]) * row;
                     if (along != 0 && c + 1 == s->hd && along > 0)
                         for (size_t j = 0; j < s->hd; j++) other[j] += u.C[i * s->hd + j];
                 }
-                assert_true(rotated >= rest - 1e-3);
+                assert_true(flipped >= rest - 1e-3);
             }
             found += rest;
             plain += s->hd;
-            for (size_t c = 0; c < s->hd; c++) alone += pow(x[c] - other[c], 2);
+            for (size_t c = 0; c < s->hd; c++) by_field += pow(x[c] - other[c], 2);
         }
-        assert_true(found < plain && found < (s->bits < s->hd ? 1 : 0.9) * alone);
+        assert_true(found < plain && found < (s->bits < s->hd ? 1 : 0.9) * by_field);
         setup_free(&u);
     }
 }
 
-/* mix, and tally and finish over many blocks, equal weights times decoded rows. */
+/* accumulate, and accumulate_by_code with finish_code_sums over many pages, give weights times decoded rows. */
 static void reading_equals_decoded_rows(void **state) {
     (void)state;
     static const uint32_t groups[] = {1, 3, 4, 16, 17, 40};
@@ -365,7 +364,7 @@ static void reading_equals_decoded_rows(void **state) {
     }
 }
 
-static void blocks_of_few_tokens_end_in_zeros(void **state) {
+static void pages_of_few_tokens_end_in_zeros(void **state) {
     (void)state;
     EACH_SHAPE(s) {
         struct setup whole = setup_new(s, 64), few = whole;
@@ -387,7 +386,7 @@ static void blocks_of_few_tokens_end_in_zeros(void **state) {
     }
 }
 
-static void taken_tokens_decode_as_before(void **state) {
+static void gathered_tokens_decode_as_before(void **state) {
     (void)state;
     EACH_SHAPE(s) {
         struct setup u = setup_new(s, 64);
@@ -458,15 +457,15 @@ static void bad_codebooks_are_refused(void **state) {
 /* Rows whose numbers go together, as a head's do, at a size of about 1. */
 static float *make_rows(size_t n, size_t d, uint64_t seed) {
     struct random random = {7};
-    float *rows = malloc(n * d * sizeof *rows), accumulate[16 * MOST_HD];
-    fill_floats(&random, FILL_NORMAL, accumulate, 16 * d);
+    float *rows = malloc(n * d * sizeof *rows), mixing[16 * MOST_HD];
+    fill_floats(&random, FILL_NORMAL, mixing, 16 * d);
     random.state = seed;
     for (size_t p = 0; p < n; p++) {
         float hidden[16];
         for (size_t k = 0; k < 16; k++) hidden[k] = random_normal(&random) / (float)(2 + k);
         for (size_t c = 0; c < d; c++) {
             float x = 0.3f * random_normal(&random);
-            for (size_t k = 0; k < 16; k++) x += hidden[k] * accumulate[k * d + c];
+            for (size_t k = 0; k < 16; k++) x += hidden[k] * mixing[k * d + c];
             rows[p * d + c] = x;
         }
     }
@@ -565,7 +564,7 @@ static void planted_sums_are_coded_without_error(void **state) {
     for (size_t p = 0; p < N; p++)
         for (size_t i = 0; i < CODES; i++)
             for (size_t c = 0, set = random_bits(&source) % 2; set && c < D; c++) rows[p * D + c] += C[i * D + c];
-    assert_true(error_of(rows, N, D, CODES, C) < 1e-9);                                                   /* the search alone */
+    assert_true(error_of(rows, N, D, CODES, C) < 1e-9);                                                   /* only the search */
     assert_true(fit(&(struct additive_points){rows, N, D, NULL}, D, CODES, 30, found, NULL).error < 0.2); /* from any start */
     free(rows);
 }
@@ -612,7 +611,7 @@ static void fitting_is_the_same_for_any_number_of_threads(void **state) {
 }
 
 /* Few points, points that are all alike, points that are 0. */
-static void poor_points_are_fitted(void **state) {
+static void degenerate_points_are_fitted(void **state) {
     (void)state;
     enum { D = 32 };
     float rows[5 * D], C[64 * D];
@@ -667,7 +666,7 @@ static void bad_fits_are_refused(void **state) {
     free(rows);
 }
 
-/* Every allocation of a fit and of opening a codebook is refused in turn; what a codebook says of its memory is what it has. */
+/* Every allocation of a fit and of opening a codebook is refused once; the memory that a codebook reports is what it has allocated. */
 static void refused_memory_is_reported(void **state) {
     (void)state;
     enum { N = 600, D = 32 };
@@ -707,22 +706,22 @@ static void refused_memory_is_reported(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(code_sums_equal_their_definition),
-        cmocka_unit_test(one_weight_is_by_code_exactly),
+        cmocka_unit_test(one_weight_is_summed_exactly),
         cmocka_unit_test(searching_is_the_same_on_every_tier),
-        cmocka_unit_test(rows_are_searched_for_by_themselves),
+        cmocka_unit_test(rows_are_searched_independently),
         cmocka_unit_test(bad_fields_do_no_harm),
         cmocka_unit_test(decoding_is_what_the_definition_says),
-        cmocka_unit_test(encoding_finds_what_no_rotated_bit_betters),
+        cmocka_unit_test(no_flipped_bit_improves_a_code),
         cmocka_unit_test(reading_equals_decoded_rows),
-        cmocka_unit_test(blocks_of_few_tokens_end_in_zeros),
-        cmocka_unit_test(taken_tokens_decode_as_before),
+        cmocka_unit_test(pages_of_few_tokens_end_in_zeros),
+        cmocka_unit_test(gathered_tokens_decode_as_before),
         cmocka_unit_test(bad_codebooks_are_refused),
         cmocka_unit_test(rows_are_least_squares),
         cmocka_unit_test(errors_fall_with_bits_and_with_fitting),
         cmocka_unit_test(planted_sums_are_coded_without_error),
         cmocka_unit_test(weights_draw_the_error_to_them),
         cmocka_unit_test(fitting_is_the_same_for_any_number_of_threads),
-        cmocka_unit_test(poor_points_are_fitted),
+        cmocka_unit_test(degenerate_points_are_fitted),
         cmocka_unit_test(bad_fits_are_refused),
         cmocka_unit_test(refused_memory_is_reported),
     };

@@ -1,4 +1,4 @@
-/* What the files of gpt2 and mpt models may have and no fixture has: optional tensors, quantized fused matrices, whatever is missing,
+/* What files of gpt2 and mpt models may contain and no fixture does: optional tensors, quantized fused matrices, whatever is missing,
  * too much or out of range, and how far learned positions reach. The models are made here, with random weights. */
 #include "backend/cpu/kernels/weights/ops.h"
 #include "base/half.h"
@@ -475,7 +475,7 @@ static void test_learned_positions_end(void **state) {
     free_sample(model, file);
 }
 
-/* Of what moves tokens, and of a context beyond the trained one: for ALiBi alone. */
+/* Policies that move positions, and contexts beyond the trained one, work with ALiBi and are refused with learned positions. */
 static void test_moved_positions(void **state) {
     (void)state;
     struct terse_cache_options options = terse_cache_options_defaults();

@@ -330,9 +330,9 @@ static void test_windows_leave_no_trace(void **state) {
     int32_t *tokens = random_tokens(model, 90);
     struct backward *backward = new_backward(model, 90), *fresh = new_backward(model, 30);
     struct kept other = run(backward, model, tokens, 90), again = run(backward, model, tokens + 40, 30);
-    struct kept alone = run(fresh, model, tokens + 40, 30);
-    check_same(&alone, &again);
-    struct kept *all[] = {&other, &again, &alone};
+    struct kept single = run(fresh, model, tokens + 40, 30);
+    check_same(&single, &again);
+    struct kept *all[] = {&other, &again, &single};
     for (int i = 0; i < 3; i++) free_kept(all[i]);
     backward_free(backward);
     backward_free(fresh);
@@ -696,9 +696,9 @@ static void test_drawn_labels(void **state) {
     }
     for (size_t t = 0; t < 100; t++) /* a row's draw does not depend on the rows beside it */
         for (size_t i = 0; i < VOCABULARY; i++) logits[t * VOCABULARY + i] = (float)log(probabilities[i]) + 3;
-    double alone[100];
-    cross_entropy_backward(logits, &(struct targets){NULL, 7}, 100, VOCABULARY, 1, alone);
-    assert_memory_equal(alone, loss, sizeof alone);
+    double single[100];
+    cross_entropy_backward(logits, &(struct targets){NULL, 7}, 100, VOCABULARY, 1, single);
+    assert_memory_equal(single, loss, sizeof single);
 }
 
 /* ---- Speed */

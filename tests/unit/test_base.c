@@ -1,4 +1,4 @@
-/* src/base apart from the GGUF reader: half floats, aligned memory, mapped files, lines of text, status. */
+/* src/base: half floats, aligned memory, mapped files, lines of text, status. */
 #include "base/half.h"
 #include "base/mapped_file.h"
 #include "base/memory.h"

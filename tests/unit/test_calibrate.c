@@ -117,7 +117,7 @@ static void free_kept(struct kept *kept) {
     for (int i = 0; i < KEPT; i++) free(kept->rows[i]);
 }
 
-/* A head's row turned to `position` in double precision. */
+/* A head's row rotated to `position` in double precision. */
 static void rotate(const struct rope *rope, size_t position, const float *row, double *rotated) {
     size_t pairs = rope->n_rot / 2;
     for (size_t i = 0; i < rope->head_dim; i++) rotated[i] = (double)row[i];
@@ -373,7 +373,7 @@ static void threads_change_no_bit(void **state) {
     }
 }
 
-static void what_is_asked_for_changes_the_codebook(void **state) {
+static void options_change_the_codebook(void **state) {
     (void)state;
     struct terse_model *m = load_model("llama");
     struct terse_calibration o = small("antkv-1"), other = o;
@@ -392,7 +392,7 @@ static void what_is_asked_for_changes_the_codebook(void **state) {
     terse_model_free(m);
 }
 
-static void the_codebook_says_where_it_comes_from(void **state) {
+static void the_codebook_names_its_model_and_text(void **state) {
     (void)state;
     struct terse_model *m = load_model("llama");
     struct terse_calibration o = small("antkv-1");
@@ -486,8 +486,7 @@ static void centroids_are_those_of_their_own_head(void **state) {
     terse_model_free(m);
 }
 
-/* What is learned together is what is learned alone, where the norms that are kept are the same; frames are entered last and once.
- */
+/* Methods learn the same together as apart, where the same norms are kept; samples are normalized last and once. */
 static void methods_can_learn_together(void **state) {
     (void)state;
     enum { N = 5 };
@@ -501,12 +500,12 @@ static void methods_can_learn_together(void **state) {
     o[3].weighting = TERSE_WEIGHTING_NONE;
     o[4].weighting = TERSE_WEIGHTING_SUBVECTOR;
     if (calibrate_together(ALL, m, o, N, tokens, 600, sink, &error)) fail_msg("%s", error.message);
-    for (int i = 0; i < N; i++) check_same("together and alone", together[i], calibrate(m, &o[i], ALL), true);
+    for (int i = 0; i < N; i++) check_same("together and apart", together[i], calibrate(m, &o[i], ALL), true);
     memset(together, 0, sizeof together);
     o[4] = small("million-2");
     assert_int_equal(calibrate_together(ALL, m, o, N, tokens, 600, sink, &error), TERSE_E_UNSUPPORTED);
     for (int i = 0; i < N; i++) assert_null(together[i]);
-    o[0] = small("cq-2"); /* has no frame, and no quarrel with any of the others */
+    o[0] = small("cq-2"); /* has no normalization, so it can learn with any of the others */
     o[4] = small("antkv-2");
     o[4].shared = true;
     assert_int_equal(calibrate_together(ALL, m, o, N, tokens, 600, sink, &error), TERSE_E_UNSUPPORTED);
@@ -528,7 +527,7 @@ static void tables_learn_together(void **state) {
     o[2].power = 1;
     if (calibrate_together(ALL, m, o, N, tokens, 600, (struct calibrate_sink){put, together}, &error))
         fail_msg("%s", error.message);
-    for (int i = 0; i < N; i++) check_same("together and alone", together[i], calibrate(m, &o[i], ALL), true);
+    for (int i = 0; i < N; i++) check_same("together and apart", together[i], calibrate(m, &o[i], ALL), true);
     free(tokens);
     terse_model_free(m);
 }
@@ -572,7 +571,7 @@ static enum terse_status calibrate_watched(const struct terse_model *m, const ch
     return status;
 }
 
-static void every_report_may_end_it(void **state) {
+static void every_report_may_stop_it(void **state) {
     (void)state;
     struct terse_model *m = load_model("llama");
     for (uint32_t threads = 1; threads <= 2; threads++) {
@@ -682,13 +681,13 @@ int main(void) {
         cmocka_unit_test(tables_learn_together),
         cmocka_unit_test(weights_are_powers_of_norms),
         cmocka_unit_test(threads_change_no_bit),
-        cmocka_unit_test(what_is_asked_for_changes_the_codebook),
-        cmocka_unit_test(the_codebook_says_where_it_comes_from),
+        cmocka_unit_test(options_change_the_codebook),
+        cmocka_unit_test(the_codebook_names_its_model_and_text),
         cmocka_unit_test_prestate(centroids_are_those_of_their_own_head, "antkv-1"),
         cmocka_unit_test_prestate(centroids_are_those_of_their_own_head, "cq-2"),
         cmocka_unit_test_prestate(centroids_are_those_of_their_own_head, "million-4"),
         cmocka_unit_test_prestate(centroids_are_those_of_their_own_head, "commvq-2"),
-        cmocka_unit_test(every_report_may_end_it),
+        cmocka_unit_test(every_report_may_stop_it),
         cmocka_unit_test(wrong_options_are_refused),
         cmocka_unit_test(tokens_outside_the_vocabulary_are_refused),
         cmocka_unit_test(refused_memory_leaves_nothing),

@@ -9,7 +9,7 @@
 
 #include <cmocka.h>
 
-/* What of a template its format is recognised by. */
+/* The parts of a template that its format is recognised by. */
 #define LLAMA_3 \
     "{{ bos_token }}{% for m in messages %}<|start_header_id|>{{ m['role'] }}<|end_header_id|>\n\n{{ m['content'] | trim " \
     "}}<|eot_id|>"
@@ -212,7 +212,7 @@ static void test_names(void **state) {
     terse_string_free(NULL);
 }
 
-/* A message longer than any fixed room for it. */
+/* A message longer than any fixed buffer. */
 static void test_long_messages(void **state) {
     (void)state;
     enum { N = 300000 };

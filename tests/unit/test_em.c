@@ -19,14 +19,14 @@ static struct random source = {3};
 /* Rows whose numbers go together, as a head's do. */
 static float *make_rows(size_t n, size_t g, uint64_t seed) {
     struct random random = {seed};
-    float *rows = malloc(n * 2 * g * sizeof *rows), accumulate[8 * 256];
-    fill_floats(&random, FILL_NORMAL, accumulate, 8 * 2 * g);
+    float *rows = malloc(n * 2 * g * sizeof *rows), mixing[8 * 256];
+    fill_floats(&random, FILL_NORMAL, mixing, 8 * 2 * g);
     for (size_t p = 0; p < n; p++) {
         float hidden[8];
         fill_floats(&random, FILL_NORMAL, hidden, 8);
         for (size_t j = 0; j < 2 * g; j++) {
             float x = 0.3f * random_normal(&random);
-            for (size_t k = 0; k < 8; k++) x += hidden[k] * accumulate[k * 2 * g + j];
+            for (size_t k = 0; k < 8; k++) x += hidden[k] * mixing[k * 2 * g + j];
             rows[p * 2 * g + j] = x;
         }
     }
@@ -347,9 +347,9 @@ static void weights_are_copies(void **state) {
     free(rows);
 }
 
-/* Fewer distinct points than entries, and all the same: entries that serve nobody are put to use as long as there is something to
+/* Fewer distinct points than entries, and all the same: unused entries are put to use as long as there is something to
  * do. */
-static void few_points_are_met_exactly(void **state) {
+static void few_points_are_represented_exactly(void **state) {
     (void)state;
     enum { N = 60, G = 3, K = 8 };
     float rows[N * 2 * G], tables[2 * K * 2 * G];
@@ -384,7 +384,7 @@ static bool watch(void *user, const char *what, uint64_t done, uint64_t total) {
     return ++w->calls != w->stop_at;
 }
 
-static void progress_is_told_and_obeyed(void **state) {
+static void progress_is_reported_and_can_stop_it(void **state) {
     (void)state;
     enum { N = 200, G = 2 };
     float *rows = make_rows(N, G, 8), tables[3 * 4 * 2 * G];
@@ -456,8 +456,8 @@ int main(void) {
         cmocka_unit_test(threads_change_no_bit),
         cmocka_unit_test(many_rounds_begin_with_few),
         cmocka_unit_test(weights_are_copies),
-        cmocka_unit_test(few_points_are_met_exactly),
-        cmocka_unit_test(progress_is_told_and_obeyed),
+        cmocka_unit_test(few_points_are_represented_exactly),
+        cmocka_unit_test(progress_is_reported_and_can_stop_it),
         cmocka_unit_test(bad_input_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -401,12 +401,12 @@ static void test_writer_streams(void **state) {
     fclose(file);
     unlink(path);
 
-    /* Stopped, or without room: nothing is left behind. */
+    /* Stopped, or on a full disk: no file is left. */
     filled = (struct filled){.refuse = true};
     assert_int_equal(gguf_writer_save(&writer, path, &source, &progress, &error), TERSE_E_INTERRUPTED);
     assert_int_not_equal(access(path, F_OK), 0);
     assert_int_not_equal(access(part, F_OK), 0);
-    if (access("/dev/full", W_OK) == 0) { /* a disk without room */
+    if (access("/dev/full", W_OK) == 0) { /* a full disk */
         assert_int_equal(symlink("/dev/full", part), 0);
         assert_int_equal(gguf_writer_save(&writer, path, NULL, NULL, &error), TERSE_E_IO);
         assert_non_null(strstr(error.message, strerror(ENOSPC)));

@@ -186,8 +186,8 @@ static void objective_never_rises(void **state) {
     data_free(&data);
 }
 
-/* One point so far off that single precision can no longer tell the others apart well: the search errs, rounds turn worse, and what
- * comes back must still be the best there was. */
+/* One point so far off that single precision can no longer tell the others apart well: the search errs, rounds get worse, and what
+ * comes back must still be the best that was found. */
 static void best_centroids_are_kept(void **state) {
     (void)state;
     enum { D = 2, K = 12, MOST = 30 };
@@ -311,7 +311,7 @@ static void start_draws_in_proportion(void **state) {
     data_free(&data);
 }
 
-static void heavy_tails_are_served(void **state) {
+static void heavy_tails_get_centroids(void **state) {
     (void)state;
     enum { N = 5000, D = 8, K = 32 };
     struct data data = data_normal(N, D, D, 51);
@@ -407,12 +407,12 @@ static void bad_starts_are_repaired(void **state) {
 }
 
 /* One repair worked by hand: the lowest index of equals, never the same value twice, never a cluster's only point. */
-static void repairs_choose_as_promised(void **state) {
+static void repairs_choose_as_documented(void **state) {
     (void)state;
     enum { N = 8, K = 4 };
     struct data data = data_new(N, 1, 1);
     float centroids[K];
-    /* Centroid 0 serves 0..5 and 1 serves only 100; 2 and 3 serve nobody. Errors of 0..5: 1, 81, 81, 100 and 100, 0. */
+    /* Cluster 0 has 0..5 and cluster 1 only 100; 2 and 3 are empty. Errors of 0..5: 1, 81, 81, 100 and 100, 0. */
     memcpy(data.rows, (float[]){1, 9, 9, -10, 10, 0, 104, 0}, N * sizeof(float));
     struct kmeans_options options = kmeans_options_defaults();
     options.initial = (float[K]){0, 100, 5000, 6000};
@@ -427,7 +427,7 @@ static void repairs_choose_as_promised(void **state) {
     memcpy(data.weights, (float[]){1, 2, 2, 1, 1.5f, 1, 1000, 1}, N * sizeof(float));
     result = fit(weighted(&data), K, &options, centroids);
     assert_int_equal(result.repaired, 2);
-    assert_true(centroids[1] == 104); /* 16000 of error, but it is alone */
+    assert_true(centroids[1] == 104); /* 16000 of error, but it is the only point of its cluster */
     assert_true(centroids[2] == 9);
     assert_true(centroids[3] == 10);
     assert_true(centroids[0] == (float)((1 + 2 * 9 - 10) / 6.0)); /* 1, the other nine, -10, 0, 0: weights 1 2 1 1 1 */
@@ -616,11 +616,11 @@ int main(void) {
         cmocka_unit_test(points_without_weight_do_not_matter),
         cmocka_unit_test(start_draws_by_weight),
         cmocka_unit_test(start_draws_in_proportion),
-        cmocka_unit_test(heavy_tails_are_served),
+        cmocka_unit_test(heavy_tails_get_centroids),
         cmocka_unit_test(enough_centroids_leave_no_error),
         cmocka_unit_test(constant_data_is_exact),
         cmocka_unit_test(bad_starts_are_repaired),
-        cmocka_unit_test(repairs_choose_as_promised),
+        cmocka_unit_test(repairs_choose_as_documented),
         cmocka_unit_test(clusters_are_recovered),
         cmocka_unit_test(threads_change_no_bit),
         cmocka_unit_test(assignment_equals_brute_force),

@@ -1,5 +1,5 @@
-/* k-means where points are many, which are begun with samples of them, and where centroids are many, which points then meet by groups:
- * what comes out is held to exact searches in double precision, and is the same for any number of threads. */
+/* k-means of many points, whose first rounds run on samples, and of many centroids, which are compared with points by groups: results are
+ * held to exact searches in double precision, and are the same for any number of threads. */
 #include "base/memory.h"
 #include "support/kernel_check.h"
 #include "train/kmeans.h"
@@ -125,7 +125,7 @@ static void many_points_begin_with_a_sample(void **state) {
 /* ---- Many centroids */
 
 /* The assignment found is nearly the best one, and rounds go on from it downwards. */
-static void many_centroids_meet_the_points_near_them(void **state) {
+static void many_centroids_are_compared_by_groups(void **state) {
     (void)state;
     enum { N = 20000, D = 6, K = 1200 };
     struct data data = data_new(N, D, 1, 121); /* without gaps between clusters, so that groups have many neighbours */
@@ -210,7 +210,7 @@ static void enough_centroids_leave_no_error(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(many_points_begin_with_a_sample),  cmocka_unit_test(many_centroids_meet_the_points_near_them),
+        cmocka_unit_test(many_points_begin_with_a_sample),  cmocka_unit_test(many_centroids_are_compared_by_groups),
         cmocka_unit_test(many_centroids_do_as_well_as_few), cmocka_unit_test(threads_change_no_bit),
         cmocka_unit_test(enough_centroids_leave_no_error),
     };

@@ -156,7 +156,7 @@ static void learned_methods_name_codec_shape_and_codebook(void **state) {
     assert_int_equal(method_check(&bad, 64, 1, NULL), TERSE_E_UNSUPPORTED);
 }
 
-static void anchors_go_with_any_method_that_keeps_all(void **state) {
+static void any_method_that_keeps_all_tokens_can_have_anchors(void **state) {
     (void)state;
     struct terse_cache_options options = {.method = "antkv-1", .anchor_percent = -1};
     struct method m;
@@ -177,7 +177,7 @@ static void anchors_go_with_any_method_that_keeps_all(void **state) {
     assert_non_null(strstr(error.message, "omit --anchors"));
 }
 
-static void a_codebook_is_asked_for(void **state) {
+static void a_missing_codebook_is_named(void **state) {
     (void)state;
     struct method m = resolve("antkv-1", NULL, NULL, 0);
     struct terse_error error;
@@ -211,8 +211,8 @@ int main(void) {
         cmocka_unit_test(heads_the_kernels_cannot_serve_are_refused),
         cmocka_unit_test(methods_are_described),
         cmocka_unit_test(learned_methods_name_codec_shape_and_codebook),
-        cmocka_unit_test(anchors_go_with_any_method_that_keeps_all),
-        cmocka_unit_test(a_codebook_is_asked_for),
+        cmocka_unit_test(any_method_that_keeps_all_tokens_can_have_anchors),
+        cmocka_unit_test(a_missing_codebook_is_named),
         cmocka_unit_test(streaming_keeps_sinks_and_the_newest),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

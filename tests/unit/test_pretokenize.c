@@ -1,5 +1,5 @@
 /* Pre-tokenizers against another regular expression engine (fixtures/tokens/words.json), and what no expression describes: names,
- * bytes that are not UTF-8, texts that would make a careless engine give up. */
+ * bytes that are not UTF-8, texts that exceed a regular expression engine's limits. */
 #include "text/pretokenize.h"
 
 #include <setjmp.h>

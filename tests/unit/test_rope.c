@@ -25,7 +25,7 @@ static void test_angles_at_far_positions(void **state) {
     struct random random = {1};
     for (size_t f = 0; f < 3; f++) {
         make_frequencies(frequency, MOST_HD, thetas[f]);
-        frequency[1] = 3.1415927f; /* half turns: the reduction has to know pi well */
+        frequency[1] = 3.1415927f; /* half rotations: the reduction needs an accurate pi */
         struct rope rope = {ROPE_ADJACENT, MOST_HD, MOST_HD, frequency, 1};
         for (int sample = 0; sample < 400; sample++) {
             int64_t position = sample < 50 ? sample : (int64_t)(random_bits(&random) % 1000000001u);
@@ -102,7 +102,7 @@ static void rotate_to(const struct rope *rope, int64_t position, const float *fr
     rope_rotate(rope, cosine, sine, to, 1, rope->head_dim);
 }
 
-static void test_products_depend_on_the_distance_alone(void **state) {
+static void test_products_depend_only_on_the_distance(void **state) {
     (void)state;
     float frequency[32], q[64], k[64], rotated_q[64], rotated_k[64];
     struct random random = {3};
@@ -120,12 +120,12 @@ static void test_products_depend_on_the_distance_alone(void **state) {
             rotate_to(&rope, 42 + shifts[s], k, rotated_k);
             check_close(inner(rotated_q, rotated_k, 64), near, 64, 1e-6, 0, "shifted by %lld", (long long)shifts[s]);
         }
-        rotate_to(&rope, 58, q, rotated_q); /* the query alone by the distance */
+        rotate_to(&rope, 58, q, rotated_q); /* only the query, by the distance */
         check_close(inner(rotated_q, k, 64), near, 64, 1e-6, 0, "query moved");
     }
 }
 
-static void test_a_negative_position_turns_back(void **state) {
+static void test_a_negative_position_rotates_back(void **state) {
     (void)state;
     float frequency[64], x[128], there[128], back[128];
     struct random random = {4};
@@ -141,8 +141,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_angles_at_far_positions),
         cmocka_unit_test(test_rotation_is_complex_multiplication),
-        cmocka_unit_test(test_products_depend_on_the_distance_alone),
-        cmocka_unit_test(test_a_negative_position_turns_back),
+        cmocka_unit_test(test_products_depend_only_on_the_distance),
+        cmocka_unit_test(test_a_negative_position_rotates_back),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -209,7 +209,7 @@ static void test_merging_to_a_control_token(void **state) {
     }
 }
 
-/* Files with bytes turned at random: what the container's reader lets through must not harm. */
+/* Files with bytes changed at random: what the container's reader lets through must not harm. */
 static void test_flipped_bytes(void **state) {
     (void)state;
     srand(6);
