@@ -11,22 +11,22 @@ build=$(realpath -m "${BUILD:-build-aarch64}")
 root=$build/root
 jobs=${JOBS:-$(nproc)}
 
-# Each tests all tiers that there are.
+# Each tests every instruction set of the processor.
 kernels=(test_kernels test_kernels_scaled test_kernels_weights test_kernels_pq test_nearest test_commvq test_commvq_rotated test_sign
     test_index test_gather_tokens test_top_k test_rope test_gemm)
-# Each runs on the tier that TERSE_CPU says: codecs, linear layers, whole models.
+# Each runs with the instruction set that TERSE_CPU names: codecs, linear layers, whole models.
 readers=(test_codec test_gain_shape test_partial test_linear test_reference_models)
 
 scripts/install-dependencies.sh cmake pkg-config gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user
 
 fail() {
     tail -n 20 "$build/apt.log" >&2
-    echo "terse: the arm64 libraries could not be had from Debian's packages; the last lines of apt-get are above" >&2
+    echo "terse: the arm64 libraries could not be downloaded from Debian; apt-get's last lines are above" >&2
     exit 1
 }
 
-# The headers and libraries of docs/dependencies.md that the cross compiler does not bring. An apt of its own knows arm64 alone and nothing
-# installed.
+# The headers and libraries of docs/dependencies.md that the cross compiler does not bring, by an apt with its own state, in which the only
+# architecture is arm64 and nothing is installed.
 unpack_libraries() {
     local apt=$build/apt
     rm -rf "$root" "$apt"

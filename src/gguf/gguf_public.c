@@ -1,4 +1,4 @@
-/* terse_gguf: a GGUF file opened for looking at. Owns the mapping and zero-terminated copies of the names; values are written as
+/* terse_gguf: a GGUF file opened for inspection. Owns the mapping and zero-terminated copies of the names; values are written as
  * text straight from the file. */
 #include "base/mapped_file.h"
 #include "base/memory.h"

@@ -113,7 +113,7 @@ enum terse_status rope_scaling_load(const struct gguf *gguf, const char *prefix,
         double keep = s.yarn ? yarn_keep(&s, n_rot, i) : 0;
         frequency[i] = (float)(own * keep + own / (double)s.factor * (1 - keep));
     }
-    float of_factor = 1 + 0.1f * logf(fmaxf(s.factor, 1)); /* eq. 22 */
-    *magnitude = s.yarn ? s.attention_factor * (s.magnitude > 0 ? s.magnitude : of_factor) : 1;
+    float default_magnitude = 1 + 0.1f * logf(fmaxf(s.factor, 1)); /* eq. 22 */
+    *magnitude = s.yarn ? s.attention_factor * (s.magnitude > 0 ? s.magnitude : default_magnitude) : 1;
     return apply_factors(gguf, n_rot, frequency, error);
 }

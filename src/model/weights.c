@@ -308,7 +308,7 @@ static enum terse_status load_positions(struct loader *l) {
 
 /* ---- All of it */
 
-/* Every vector of the file could be wanted once: that bounds the memory by the file, whatever its metadata claims. */
+/* Counts every vector of the file once, which bounds the memory by the file's size, whatever its metadata claims. */
 static enum terse_status allocate(struct loader *l) {
     struct terse_model *m = l->model;
     size_t floats = m->rope.n_rot / 2 + m->query_heads;
@@ -335,8 +335,8 @@ static enum terse_status load_name(struct loader *l) {
     return status;
 }
 
-/* A tensor that nobody asked for is a part of the model that terse would leave out: wrong answers without a word. The tables of
- * rotation are the exception: rope_scaling.c reads one, and attn_rot_embd only repeats the metadata. */
+/* Refuses a file with a tensor that no layer uses, since terse would silently leave out a part of the model. The tables of rotation are
+ * the exception: rope_scaling.c reads one, and attn_rot_embd only repeats the metadata. */
 static enum terse_status check_all_used(struct loader *l) {
     const struct gguf *gguf = l->model->gguf;
     for (uint64_t i = 0; i < gguf_tensor_count(gguf); i++) {

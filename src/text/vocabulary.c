@@ -1,4 +1,4 @@
-/* Reading a vocabulary and finding texts in it. Owns the hash table; what the texts mean is the tokenizer's business. */
+/* Reading a vocabulary, and the hash table that finds the token of a text. The tokenizer interprets the texts. */
 #include "text/vocabulary.h"
 #include "base/memory.h"
 

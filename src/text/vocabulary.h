@@ -7,7 +7,7 @@
 /* tokenizer.ggml.token_type */
 enum token_type {
     TOKEN_NORMAL = 1,
-    TOKEN_UNKNOWN,      /* stands for what cannot be told */
+    TOKEN_UNKNOWN,      /* stands for text that has no token */
     TOKEN_CONTROL,      /* found in a text only where special tokens are parsed */
     TOKEN_USER_DEFINED, /* found in every text, before anything else */
     TOKEN_UNUSED,
@@ -17,7 +17,7 @@ enum token_type {
 /* Immutable after vocabulary_load. */
 struct vocabulary {
     uint32_t n;
-    struct gguf_string *text; /* [n], in the file's data; no two alike but for empty ones, which are nobody's text */
+    struct gguf_string *text; /* [n], in the file's data; all different, except empty ones, which are never found */
     uint8_t *type;            /* [n] */
     size_t longest;           /* bytes of the longest text */
     uint32_t *slots;          /* hash table of token + 1, 0 when free; a power of two of them, at least twice n */

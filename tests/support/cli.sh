@@ -1,4 +1,4 @@
-# Sourced by tests/cli_*.sh, which ctest runs from the repository root with the path of the command as $1. Gives them $terse, a
+# Sourced by tests/cli/cli_*.sh, which ctest runs from the repository root with the path of the command as $1. Gives them $terse, a
 # folder $work that goes away at the end, and the checks below; the first one that fails ends the script.
 set -euo pipefail
 terse=$1
