@@ -36,7 +36,7 @@ struct setup {
     const struct commvq_code *code;
     void *learned;
     float *cosine, *sine;
-    int16_t *words;
+    int16_t *i16;
     uint8_t *codes;
     size_t code_bytes;
     struct key_rotation rotation;
@@ -46,17 +46,17 @@ static void make_angles(const struct shape *s, struct setup *u) {
     size_t n = s->pairs * 64;
     u->cosine = malloc((n + 1) * sizeof(float));
     u->sine = malloc((n + 1) * sizeof(float));
-    u->words = guard_bytes(4 * n, GUARD_END);
+    u->i16 = guard_bytes(4 * n, GUARD_END);
     u->rotation = (struct key_rotation){.cosine = u->cosine,
                                         .sine = u->sine,
                                         .pairs = s->pairs,
                                         .adjacent = s->adjacent,
-                                        .words = u->words,
+                                        .i16 = u->i16,
                                         .magnitude = s->hd == 64 ? 1.25f : 1};
     for (size_t i = 0; i < n; i++) {
         double angle = (double)(i % 64) * pow(10000, -(double)(i / 64) / s->pairs);
-        u->words[i / 64 * 128 + i % 64] = (int16_t)lrint(32767 * cos(angle));
-        u->words[i / 64 * 128 + 64 + i % 64] = (int16_t)lrint(32767 * sin(angle));
+        u->i16[i / 64 * 128 + i % 64] = (int16_t)lrint(32767 * cos(angle));
+        u->i16[i / 64 * 128 + 64 + i % 64] = (int16_t)lrint(32767 * sin(angle));
         u->cosine[i] = u->rotation.magnitude * (float)cos(angle);
         u->sine[i] = u->rotation.magnitude * (float)sin(angle);
     }
@@ -186,7 +186,7 @@ static void what_does_not_fit_is_refused(void **state) {
         for (int what = 0; k->commvq->score_rotated && what < 4; what++) {
             struct key_rotation rotation = u.rotation;
             struct commvq_code code = *u.code;
-            if (what == 0) rotation.words = NULL;
+            if (what == 0) rotation.i16 = NULL;
             if (what == 1) rotation.pairs = 48;
             if (what == 2) rotation.adjacent = !rotation.adjacent;
             if (what == 3) code.planes = NULL;

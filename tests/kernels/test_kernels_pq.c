@@ -414,7 +414,7 @@ static void check_rotated(size_t G, size_t hd, size_t pairs, bool adjacent, enum
 }
 
 /* The words of angles. */
-static const int16_t *angle_words(const struct key_rotation *rotation, enum guard_side side) {
+static const int16_t *angles_i16(const struct key_rotation *rotation, enum guard_side side) {
     int16_t *words = guard_bytes(rotation->pairs * 2 * SLOTS * sizeof *words, side);
     for (size_t i = 0; i < rotation->pairs; i++) {
         for (size_t t = 0; t < SLOTS; t++) {
@@ -427,8 +427,8 @@ static const int16_t *angle_words(const struct key_rotation *rotation, enum guar
 
 /* What turning in words may be off by, for one query: a key's number by six units, of which the largest number that its pair's can be has
  * at least 16000, and a query's by half of 1 / 65000 of all its numbers together, where turned ones are words. */
-static double words_error(const struct sample *s, const struct key_rotation *rotation, const float *q) {
-    if (!pq_reads_u8(&s->p) || !rotation->words) return 0;
+static double i16_error(const struct sample *s, const struct key_rotation *rotation, const float *q) {
+    if (!pq_reads_u8(&s->p) || !rotation->i16) return 0;
     double gain = rotation->gain ? 0 : 1, off = 0, all = 0;
     for (size_t t = 0; rotation->gain && t < SLOTS; t++) gain = fmax(gain, fabs((double)rotation->gain[t]));
     for (size_t i = 0; i < rotation->pairs; i++) {
@@ -460,7 +460,7 @@ static void check_rotated_pages_by(struct sample *s, enum fill fill, size_t G, e
     fill_floats(&randomness, FILL_NORMAL, mean, s->hd);
     fill_angles(cosine, sine, pairs * SLOTS);
     if (gained) rotation.gain = gain, rotation.mean = mean;
-    if (words) rotation.words = angle_words(&rotation, side);
+    if (words) rotation.i16 = angles_i16(&rotation, side);
     const struct tier *k;
     for (size_t tier = 0; (k = tier_at(tier)); tier++) {
         k->pq->score_rotated(&s->p, &rotation, q, G, s->page, logits);
@@ -473,7 +473,7 @@ static void check_rotated_pages_by(struct sample *s, enum fill fill, size_t G, e
             for (size_t g = 0; g < G; g++) {
                 rotated_dot(q + g * s->hd, key, &rotation, s->hd, t, &want, &terms);
                 for (size_t c = 0; c < s->hd; c++) terms += 2 * parts * fabs((double)q[g * s->hd + c]);
-                double off = k->pq->has_register_lut && 2 * pairs == s->hd ? words_error(s, &rotation, q + g * s->hd) : 0;
+                double off = k->pq->has_register_lut && 2 * pairs == s->hd ? i16_error(s, &rotation, q + g * s->hd) : 0;
                 check_close((double)logits[g * SLOTS + t], want, terms, EPSILON * (double)(2 * s->hd + 4), off + 1e-42,
                             "%s score_turned_pq G %zu hd %zu width %zu bits %u pairs %zu %s %s%s %s, query %zu token %zu", k->name,
                             G, s->hd, s->p.width, s->p.bits, pairs, adjacent ? "adjacent" : "split", gained ? "gains" : "as it is",

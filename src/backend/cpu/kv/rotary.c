@@ -14,16 +14,16 @@ enum terse_status rotary_init(struct rotary *rotary, const struct rope *rope, st
     size_t numbers = 2 * rotary->pairs;
     rotary->within = memory_array(PAGE_TOKENS, numbers * sizeof *rotary->within);
     rotary->slots = memory_array(PAGE_TOKENS, numbers * sizeof *rotary->slots);
-    rotary->words = memory_array(PAGE_TOKENS, numbers * sizeof *rotary->words);
-    if (!rotary->within || !rotary->slots || !rotary->words)
-        return status_no_memory(error, PAGE_TOKENS * numbers * (2 * sizeof(float) + sizeof *rotary->words), "rotation tables");
+    rotary->i16 = memory_array(PAGE_TOKENS, numbers * sizeof *rotary->i16);
+    if (!rotary->within || !rotary->slots || !rotary->i16)
+        return status_no_memory(error, PAGE_TOKENS * numbers * (2 * sizeof(float) + sizeof *rotary->i16), "rotation tables");
     for (size_t t = 0; t < PAGE_TOKENS; t++) {
         float *cosine = entry(rotary->within, rotary->pairs, t);
         rope_angles(rope, (int64_t)t, cosine, cosine + rotary->pairs);
         for (size_t i = 0; i < numbers; i++) {
             size_t pair = i % rotary->pairs, sine = i / rotary->pairs;
             rotary->slots[i * PAGE_TOKENS + t] = rope->magnitude * cosine[i];
-            rotary->words[(pair * 2 + sine) * PAGE_TOKENS + t] = (int16_t)lrintf(32767 * cosine[i]);
+            rotary->i16[(pair * 2 + sine) * PAGE_TOKENS + t] = (int16_t)lrintf(32767 * cosine[i]);
         }
     }
     return TERSE_OK;
@@ -32,7 +32,7 @@ enum terse_status rotary_init(struct rotary *rotary, const struct rope *rope, st
 void rotary_destroy(struct rotary *rotary) {
     memory_free(rotary->within);
     memory_free(rotary->slots);
-    memory_free(rotary->words);
+    memory_free(rotary->i16);
     memory_free(rotary->bases);
 }
 

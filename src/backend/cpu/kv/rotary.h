@@ -18,7 +18,7 @@ struct rotary {
     size_t pairs;      /* n_rot / 2 */
     float *within;     /* [64][cosine, sine][pairs] of positions 0..63 */
     float *slots;      /* [cosine, sine][pairs][64] of the same, times the magnitude: for keys by channel */
-    int16_t *words;    /* [pairs][cosine, sine][64] of the same without the magnitude, 32767 times */
+    int16_t *i16;      /* [pairs][cosine, sine][64] of the same without the magnitude, 32767 times */
     float *bases;      /* [n_bases][cosine, sine][pairs] */
     size_t capacity;   /* of bases */
 };

@@ -272,7 +272,7 @@ static void score_unrotated(const struct cache *cache, const struct segment *seg
                                     .sine = rotary->slots + rotary->pairs * PAGE_TOKENS,
                                     .pairs = rotary->pairs,
                                     .adjacent = rotary->rope->pairing == ROPE_ADJACENT,
-                                    .words = rotary->words,
+                                    .i16 = rotary->i16,
                                     .magnitude = rotary->rope->magnitude};
     bool as_codes = segment->kind == SEGMENT_SEALED && codec->score_rotated;
     if (!as_codes) load_channels(cache, segment, head, moved, channels);

@@ -1,12 +1,11 @@
-/* CommVQ's values for any vector instruction set: included once by avx2_additive.c, avx512_additive.c and neon_additive.c after
- * their lanes, which bring besides
+/* Template: CommVQ's values for any vector instruction set. Included once by avx2_additive.c, avx512_additive.c and
+ * neon_additive.c; commvq_init_ISA_additive comes out. Parameters, besides those of lanes/sums_template.h:
  *
  *     vec_minus_size(a, b)      a - |b|
  *     vec_tag(x, places)        x with places[LANES] in its lowest 9 bits
  *     vec_least(a, b)           the lesser of each lane, b where a is NaN
  *     vec_least_lane(a)         the least of all lanes
- *     TALLY                     accumulate_by_code_additive, if there is a better one than the scalar
- */
+ *     ACCUMULATE_BY_CODE        the slot accumulate_by_code, where there is a better one than the scalar */
 #include "backend/cpu/kernels/commvq/init.h"
 #include "backend/cpu/kernels/lanes/sums_template.h"
 
@@ -14,8 +13,8 @@
 
 #define TWO 2 /* rows that are searched for together */
 
-/* A row that is being searched for: what it feels, what keeps set spins from being set again, and what the last pass has left to
- * do and found. */
+/* A row whose code is being searched for: its fields, what keeps set spins from being set again, the update that the last pass has
+ * left to the next, and the least key it found. */
 struct search {
     float *field, *spins, *bias;
     const float *row; /* of the couplings, NULL at first */
@@ -31,8 +30,7 @@ INLINE vec pass_some(bool set, const struct search *s, size_t i, const uint32_t 
     return vec_least(vec_tag(set ? vec_mul(f, b) : vec_minus_size(b, f), places + i), least);
 }
 
-/* As the scalar one, which says what is meant, for N rows: each pass waits for what the last one found, and that of another row fills
- * the time. */
+/* As scalar_additive.c's pass(), for N rows: each pass waits for the result of the one before, and another row's fills the time. */
 INLINE void pass(size_t N, size_t n, bool set, const uint32_t *places, struct search *rows) {
     vec least[TWO];
     UNROLL for (size_t r = 0; r < N; r++) least[r] = vec_set(INFINITY);
@@ -66,7 +64,7 @@ INLINE void search_some(size_t N, const float *couplings, size_t n, float *field
     }
     for (struct search *row = rows; row < rows + N; row++) {
         pass(1, n, true, places, row);
-        for (size_t rotated = 0; rotated < n && row->least < -ADDITIVE_LEAST_FIELD; rotated++) {
+        for (size_t flipped = 0; flipped < n && row->least < -ADDITIVE_LEAST_FIELD; flipped++) {
             uint32_t at = additive_place(row->least);
             row->spins[at] = -row->spins[at];
             row->by = 2 * row->spins[at];
@@ -82,7 +80,7 @@ static void PASTE(local_search_additive, ISA)(const float *couplings, size_t n, 
     if (r < count) search_some(1, couplings, n, fields + r * n, spins + r * n);
 }
 
-/* ---- Code sums times rows of bytes ------------------------------------------------------------------------------------- */
+/* ---- Code sums times rows of bytes --------------------------------------------------------------------------------------- */
 
 struct bytes {
     const uint8_t *b;
@@ -118,8 +116,8 @@ static void PASTE(add_bytes, ISA)(const float *a, size_t G, size_t K, const uint
 }
 
 void PASTE(PASTE(commvq_init, ISA), additive)(struct commvq_ops *ops) {
-#ifdef BY_CODE
-    ops->accumulate_by_code = BY_CODE;
+#ifdef ACCUMULATE_BY_CODE
+    ops->accumulate_by_code = ACCUMULATE_BY_CODE;
 #endif
     ops->add_bytes = PASTE(add_bytes, ISA);
     ops->local_search = PASTE(local_search_additive, ISA);

@@ -1,11 +1,11 @@
-/* CommVQ's keys with AVX2, FMA and F16C. */
+/* CommVQ's keys with AVX2, FMA and F16C: the parameters of commvq/template.h. */
 #include "backend/cpu/kernels/lanes/avx2.h"
 #include "backend/cpu/kernels/commvq/init.h"
-#include "backend/cpu/kernels/lanes/avx2_i16_vector.h"
+#include "backend/cpu/kernels/lanes/avx2_bytes.h"
 
 #include <stdbool.h>
 
-static inline vec vec_shorts(const int16_t *x) {
+static inline vec vec_i16(const int16_t *x) {
     return _mm256_cvtepi32_ps(_mm256_cvtepi16_epi32(_mm_loadu_si128((const __m128i *)x)));
 }
 

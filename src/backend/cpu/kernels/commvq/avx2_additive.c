@@ -22,13 +22,13 @@ static inline float vec_least_lane(vec a) {
 }
 
 static void accumulate_by_code_additive(const float *weights, size_t G, size_t n, const uint8_t *codes, float *code_sums);
-#define BY_CODE accumulate_by_code_additive
+#define ACCUMULATE_BY_CODE accumulate_by_code_additive
 
 #include "backend/cpu/kernels/commvq/additive_template.h"
 
-/* ---- Tallies. Weights become integers of which 64 make no more than 15 bits. All sums of four tokens' are a table of 16, its low
- * bytes and its high ones apart: a shuffle of bytes looks 32 codes' bits of those tokens up at once, four bits of each. Only low
- * bytes need more room for their sums: high ones, as what the sum is modulo 2^16, do not. */
+/* ---- Code sums. Weights become integers of which 64 make no more than 15 bits. All sums of four tokens' are a table of 16, its
+ * low bytes and its high ones apart: a shuffle of bytes looks 32 codes' bits of those tokens up at once, four bits of each. Low
+ * bytes are summed in 16 bits; high ones in bytes, since the sum is wanted modulo 2^16. */
 
 #define TOGETHER 2 /* queries whose sums lie in registers together */
 #define QUADS (PAGE_TOKENS / 4)
@@ -37,7 +37,7 @@ struct quad {
     uint8_t low[16], high[16];
 };
 
-/* quads[QUADS] of one query; returns what an integer stands for, 0 where there is nothing to add. */
+/* quads[QUADS] of one query; returns the step of the integers, 0 where there is nothing to add. */
 static float make_tables(const float *weights, struct quad *quads) {
     int32_t whole[PAGE_TOKENS];
     float sizes[LANES], sum = 0;
@@ -78,7 +78,7 @@ INLINE void look_up(__m256i index, const struct quad *quad, struct bytes_sum *su
     sum->high = _mm256_add_epi8(sum->high, _mm256_shuffle_epi8(table(quad->high), index));
 }
 
-/* tallies[32] += step * sum */
+/* code_sums[32] += step * sum */
 INLINE void add_sum(const struct bytes_sum *sum, float step, float *code_sums) {
     __m256i even = _mm256_sub_epi16(sum->even, _mm256_slli_epi16(sum->odd, 8));
     even = _mm256_add_epi16(even, _mm256_slli_epi16(sum->high, 8));

@@ -2,11 +2,11 @@
 #include "backend/cpu/kernels/lanes/avx512.h"
 #include "backend/cpu/kernels/commvq/commvq.h"
 #include "backend/cpu/kernels/commvq/init.h"
-#include "backend/cpu/kernels/lanes/avx2_i16_vector.h"
+#include "backend/cpu/kernels/lanes/avx2_bytes.h"
 
 #include <stdbool.h>
 
-static inline vec vec_shorts(const int16_t *x) {
+static inline vec vec_i16(const int16_t *x) {
     return _mm512_cvtepi32_ps(_mm512_cvtepi16_epi32(_mm256_loadu_si256((const __m256i *)x)));
 }
 
@@ -25,22 +25,22 @@ static void channels_commvq(const struct commvq_code *c, const float *gains, con
 
 #include "backend/cpu/kernels/lanes/avx512_rotate.h"
 
-/* ---- Looked up in registers: a permutation of bytes is 64 look-ups in a table of 64, of which a round has two for each number,
- * and the indices are in order from the planes. A run's sum still is a byte. */
+/* ---- Tables looked up in registers: a permutation of bytes is 64 look-ups in a table of 64. A round has two of these for each
+ * number; the indices come from the code planes. The sum of a run of rounds is still a byte. */
 
 #define PLANES (2 * COMMVQ_ENTRIES) /* bytes of a pair's round */
 
 struct indices {
-    __m512i a[COMMVQ_MOST_ROUNDS], b[COMMVQ_MOST_ROUNDS]; /* permutations look at six bits and let the others be */
+    __m512i a[COMMVQ_MOST_ROUNDS], b[COMMVQ_MOST_ROUNDS]; /* permutations look at six bits and ignore the others */
 };
 
-/* Tokens in such an order that unpacking bytes gives words in order: of each eight bytes, of the first half and of the second by
- * turns. */
+/* Indices in such an order that unpacking bytes to int16 gives tokens in order: eight bytes of the first half, eight of the second,
+ * and so on. */
 static void read_indices(const struct commvq_code *c, const void *codes, size_t group, struct indices *indices) {
     const uint8_t *plane = (const uint8_t *)codes + group * c->rounds * COMMVQ_PART;
     const __m512i order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
     for (size_t r = 0; r < c->rounds; r++, plane += COMMVQ_PART) {
-        __m512i low = _mm512_loadu_si512(plane); /* eight bits of each code, and in words of two nibbles the other four */
+        __m512i low = _mm512_loadu_si512(plane); /* eight bits of each code; its other four are in nibbles */
         __m512i high = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)(plane + PAGE_TOKENS)));
         high = _mm512_and_si512(_mm512_or_si512(_mm512_slli_epi16(high, 2), _mm512_slli_epi16(high, 6)), _mm512_set1_epi8(0x3c));
         __m512i b = _mm512_or_si512(high, _mm512_and_si512(_mm512_srli_epi16(low, 6), _mm512_set1_epi8(3)));
@@ -62,7 +62,7 @@ INLINE __m512i load_once(const void *from) {
     return x;
 }
 
-/* planes[rounds][2][64] of one pair, those of the next `apart` bytes on. No sum leaves a byte; additions that would saturate are made
+/* planes[rounds][2][64] of one pair, those of the next `apart` bytes on. No sum leaves a byte; saturating additions run
  * on another port than permutations, which plain ones may take, and both ports are full here. */
 INLINE struct run_sum sum_run(const __m512i *a, const __m512i *b, size_t rounds, const int8_t *planes, size_t apart) {
     struct run_sum sum;
@@ -80,13 +80,13 @@ INLINE struct run_sum sum_run(const __m512i *a, const __m512i *b, size_t rounds,
     return sum;
 }
 
-/* words[2] += weights times what two runs have summed, 64 tokens in order. */
-INLINE void widen(__m512i first, __m512i second, __m512i weights, __m512i *words) {
-    words[0] = _mm512_add_epi16(words[0], _mm512_maddubs_epi16(weights, _mm512_unpacklo_epi8(first, second)));
-    words[1] = _mm512_add_epi16(words[1], _mm512_maddubs_epi16(weights, _mm512_unpackhi_epi8(first, second)));
+/* i16[2] += weights times the sums of two runs, 64 tokens in order. */
+INLINE void widen(__m512i first, __m512i second, __m512i weights, __m512i *i16) {
+    i16[0] = _mm512_add_epi16(i16[0], _mm512_maddubs_epi16(weights, _mm512_unpacklo_epi8(first, second)));
+    i16[1] = _mm512_add_epi16(i16[1], _mm512_maddubs_epi16(weights, _mm512_unpackhi_epi8(first, second)));
 }
 
-/* Sums of pairs i, i + 1, ... of all times bytes weights[BESIDE]: words re[2] and im[2] of each. */
+/* Sums of pairs i, i + 1, ..., times bytes weights[BESIDE]: re[2] and im[2] of each, int16. */
 INLINE void sum_pairs(const struct commvq_code *c, const struct indices *indices, size_t i, const __m512i *weights,
                       __m512i (*re)[2], __m512i (*im)[2]) {
     const size_t apart = c->rounds * PLANES;
@@ -137,12 +137,12 @@ static void channels_commvq(const struct commvq_code *c, const float *gains, con
     }
 }
 
-/* ---- Turned and met in words: a pair's unit is its step times the block's largest gain by a whole number, the weight, such that
- * no number of a key comes to more than ROTATED_LARGEST units. */
+/* ---- Rotated and scored in 16 bits (lanes/avx512_rotate.h): a pair's unit is its step times the page's largest gain, divided by a
+ * whole number, the weight, such that no number of a key comes to more than ROTATED_LARGEST units. */
 
-struct pair_words {
+struct pair_scales {
     int32_t weights[ROTATED_MOST_PAIRS];                    /* four bytes each */
-    int32_t re[ROTATED_MOST_PAIRS], im[ROTATED_MOST_PAIRS]; /* the mean, two words each */
+    int32_t re[ROTATED_MOST_PAIRS], im[ROTATED_MOST_PAIRS]; /* the mean, int16 twice */
     float units[ROTATED_MOST_PAIRS];
 };
 
@@ -153,8 +153,8 @@ INLINE vec reciprocal(vec x) {
 }
 
 /* Of 16 pairs from the i-th on; false where the mean is so large that keys about it would come to less than a unit. */
-INLINE bool set_words(const struct commvq_code *c, const struct key_rotation *rotation, float gain, float inverse_gain, size_t i,
-                      struct pair_words *words) {
+INLINE bool set_scales(const struct commvq_code *c, const struct key_rotation *rotation, float gain, float inverse_gain, size_t i,
+                       struct pair_scales *scales) {
     size_t at = i / c->pairs * c->stride + i % c->pairs;
     vec re, im, deviation = vec_mul(vec_load(c->steps + at), vec_set(gain));
     rotated_load(rotation, c->mean, i, &re, &im);
@@ -171,66 +171,66 @@ INLINE bool set_words(const struct commvq_code *c, const struct key_rotation *ro
         unit = _mm512_mask_div_ps(unit, stands, mean, vec_set(ROTATED_LARGEST));
         inverse = _mm512_mask_div_ps(inverse, stands, vec_set(ROTATED_LARGEST), mean);
     }
-    _mm512_storeu_si512(words->weights + i, _mm512_mullo_epi32(_mm512_cvtps_epi32(weight), _mm512_set1_epi32(0x01010101)));
-    rotated_twice(vec_mul(re, inverse), words->re + i);
-    rotated_twice(vec_mul(im, inverse), words->im + i);
-    vec_store(words->units + i, unit);
+    _mm512_storeu_si512(scales->weights + i, _mm512_mullo_epi32(_mm512_cvtps_epi32(weight), _mm512_set1_epi32(0x01010101)));
+    rotated_twice(vec_mul(re, inverse), scales->re + i);
+    rotated_twice(vec_mul(im, inverse), scales->im + i);
+    vec_store(scales->units + i, unit);
     return true;
 }
 
 /* Sixteen pairs of a group, j the first, i among all. */
 INLINE void rotate_pairs(const struct commvq_code *c, const struct key_rotation *rotation, const struct indices *indices,
-                         const struct pair_words *words, const __m512i *gains, size_t i, __m512i (*keys)[4]) {
+                         const struct pair_scales *scales, const __m512i *gains, size_t i, __m512i (*keys)[4]) {
     for (size_t j = 0; j < ROTATED_PAIRS; j += BESIDE) {
         __m512i weights[BESIDE], re[BESIDE][2], im[BESIDE][2];
-        UNROLL for (size_t p = 0; p < BESIDE; p++) weights[p] = _mm512_set1_epi32(words->weights[i + j + p]);
+        UNROLL for (size_t p = 0; p < BESIDE; p++) weights[p] = _mm512_set1_epi32(scales->weights[i + j + p]);
         sum_pairs(c, indices, i + j, weights, re, im);
         UNROLL for (size_t p = 0; p < BESIDE; p++) {
             size_t at = i + j + p;
             UNROLL for (size_t h = 0; h < 2; h++) {
-                re[p][h] = _mm512_add_epi16(_mm512_mulhrs_epi16(re[p][h], gains[h]), _mm512_set1_epi32(words->re[at]));
-                im[p][h] = _mm512_add_epi16(_mm512_mulhrs_epi16(im[p][h], gains[h]), _mm512_set1_epi32(words->im[at]));
+                re[p][h] = _mm512_add_epi16(_mm512_mulhrs_epi16(re[p][h], gains[h]), _mm512_set1_epi32(scales->re[at]));
+                im[p][h] = _mm512_add_epi16(_mm512_mulhrs_epi16(im[p][h], gains[h]), _mm512_set1_epi32(scales->im[at]));
             }
-            rotated_pair(re[p], im[p], i < rotation->pairs ? rotation->words + at * 2 * PAGE_TOKENS : NULL, keys[j + p]);
+            rotated_pair(re[p], im[p], i < rotation->pairs ? rotation->i16 + at * 2 * PAGE_TOKENS : NULL, keys[j + p]);
         }
     }
 }
 
-#define MET 8 /* queries of a pass */
+#define SCORE_QUERIES 8 /* queries of a pass */
 
-INLINE void meet_keys(const struct commvq_code *c, const struct key_rotation *rotation, const struct pair_words *words,
-                      const __m512i *gains, const float *q, size_t G, const void *codes, float *logits) {
+INLINE void score_keys(const struct commvq_code *c, const struct key_rotation *rotation, const struct pair_scales *scales,
+                       const __m512i *gains, const float *q, size_t G, const void *codes, float *logits) {
     const size_t pairs = c->groups * c->pairs;
-    struct rotated_query queries[MET];
+    struct rotated_query queries[SCORE_QUERIES];
     struct indices indices;
-    __m512i met[MET][4];
+    __m512i sum[SCORE_QUERIES][4];
     for (size_t g = 0; g < G; g++) {
-        rotated_take(rotation, q + g * 2 * pairs, pairs, words->units, &queries[g]);
-        UNROLL for (size_t v = 0; v < 4; v++) met[g][v] = _mm512_setzero_si512();
+        rotated_query_set(rotation, q + g * 2 * pairs, pairs, scales->units, &queries[g]);
+        UNROLL for (size_t v = 0; v < 4; v++) sum[g][v] = _mm512_setzero_si512();
     }
     for (size_t i = 0; i < pairs; i += ROTATED_PAIRS) {
         __m512i keys[ROTATED_PAIRS][4];
         if (i % c->pairs == 0) read_indices(c, codes, i / c->pairs, &indices);
-        rotate_pairs(c, rotation, &indices, words, gains, i, keys);
-        rotated_meet_all(G, (const __m512i(*)[4])keys, queries, i, met);
+        rotate_pairs(c, rotation, &indices, scales, gains, i, keys);
+        rotated_score_all(G, (const __m512i(*)[4])keys, queries, i, sum);
     }
-    for (size_t g = 0; g < G; g++) rotated_logits(met[g], queries[g].step, logits + g * PAGE_TOKENS);
+    for (size_t g = 0; g < G; g++) rotated_logits(sum[g], queries[g].step, logits + g * PAGE_TOKENS);
 }
 
 static bool score_rotated_commvq(const struct commvq_code *c, const struct key_rotation *rotation, const float *gains,
                                  const float *q, size_t G, const void *codes, float *logits) {
     const size_t pairs = c->groups * c->pairs;
-    struct pair_words words;
+    struct pair_scales scales;
     __m512i gain[2];
     if (!c->planes || !rotated_serves(rotation) || c->pairs % ROTATED_PAIRS || c->rotated != rotation->pairs ||
         c->adjacent != rotation->adjacent)
         return false;
     float largest = rotated_gains(gains, gain), inverse = largest > 0 ? 1 / largest : 0;
     for (size_t i = 0; i < pairs; i += ROTATED_PAIRS)
-        if (!set_words(c, rotation, largest, inverse, i, &words)) return false;
+        if (!set_scales(c, rotation, largest, inverse, i, &scales)) return false;
     for (size_t n; G > 0; G -= n, q += n * 2 * pairs, logits += n * PAGE_TOKENS) {
-        n = G < MET ? G : MET;
-        meet_keys(c, rotation, &words, gain, q, n, codes, logits);
+        n = G < SCORE_QUERIES ? G : SCORE_QUERIES;
+        score_keys(c, rotation, &scales, gain, q, n, codes, logits);
     }
     return true;
 }

@@ -16,13 +16,13 @@ static inline vec vec_least(vec a, vec b) { return _mm512_min_ps(a, b); }
 static inline float vec_least_lane(vec a) { return _mm512_reduce_min_ps(a); }
 
 static void accumulate_by_code_additive(const float *weights, size_t G, size_t n, const uint8_t *codes, float *code_sums);
-#define BY_CODE accumulate_by_code_additive
+#define ACCUMULATE_BY_CODE accumulate_by_code_additive
 
 #include "backend/cpu/kernels/commvq/additive_template.h"
 
-/* ---- Tallies. Weights become integers of which 64 make no more than 15 bits. All sums of four tokens' are a table of 16, and those
- * of the eight tokens of an octet a register, where a permutation of 16-bit numbers looks 32 codes' bits of four tokens up at once.
- * Tables are made in registers: of all sums of two tokens', then of two of those. */
+/* ---- Code sums. Weights become integers of which 64 make no more than 15 bits. All sums of four tokens' are a table of 16, and
+ * those of the eight tokens of an octet a register, where a permutation of 16-bit numbers looks 32 codes' bits of four tokens up at
+ * once. Tables are made in registers: of all sums of two tokens', then of two of those. */
 
 #define TOGETHER 4 /* queries whose sums lie in registers together */
 #define OCTETS (PAGE_TOKENS / 8)
@@ -40,7 +40,7 @@ static const uint16_t second_pair[32] = {TIMES_4(4),  TIMES_4(5),  TIMES_4(6),  
 
 INLINE __m512i look_up(__m512i indices, __m512i table) { return _mm512_permutexvar_epi16(indices, table); }
 
-/* tables[OCTETS] of one query; returns what an integer stands for, 0 where there is nothing to add. */
+/* tables[OCTETS] of one query; returns the step of the integers, 0 where there is nothing to add. */
 INLINE float make_tables(const float *weights, __m512i *tables) {
     const __m512i token = _mm512_loadu_si512(first_token), one = _mm512_set1_epi16(1), four = _mm512_set1_epi16(4);
     const __m512i pair = _mm512_loadu_si512(first_pair), second = _mm512_loadu_si512(second_pair);

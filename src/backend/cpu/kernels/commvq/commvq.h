@@ -1,8 +1,7 @@
-/* CommVQ's keys as kernels see them (Li et al. 2025, section 4.2): what the slots ..._commvq of backend/cpu/kernels/kernels.h read by, and the
- * search that learning and encoding share. Owns nothing; backend/cpu/codec/commvq.c owns what is pointed to, format/page_layout.h says how codes
- * lie.
+/* CommVQ's keys as kernels see them (Li et al. 2025, section 4.2): what the slots of commvq/ops.h read. Owns nothing;
+ * backend/cpu/codec/commvq.c owns what is pointed to, format/page_layout.h says how codes lie.
  *
- * A group is `pairs` complex numbers, each a pair of channels that RoPE turns together. A round has a table z of entries of that
+ * A group is `pairs` complex numbers, each a pair of channels that RoPE rotates together. A round has a table z of entries of that
  * many complex numbers, and its codeword (a, b) is z[a] + i z[b]: the matrices [[x, y], [-y, x]] of the paper are complex numbers,
  * which commute with the rotation because that is one too. A group's row is real parts[pairs], then imaginary parts[pairs]. */
 #ifndef TERSE_BACKEND_CPU_KERNELS_COMMVQ_COMMVQ_H
@@ -14,7 +13,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define COMMVQ_ENTRIES 64    /* of a table in blocks: two indices of 6 bits are a code of 12 */
+#define COMMVQ_ENTRIES 64    /* of a table, in pages: two indices of 6 bits are a code of 12 */
 #define COMMVQ_BITS 12       /* of a code, a in its lower 6 */
 #define COMMVQ_PART 96       /* bytes of the codes of 64 tokens */
 #define COMMVQ_LANES 32      /* parts of a row are padded to so many numbers: the widest register */
@@ -35,9 +34,9 @@ struct commvq_code {
     const float *mean;       /* [head_dim] */
     size_t runs;
     const uint8_t *run; /* [runs]: rounds of each */
-    size_t rotated;     /* RoPE pairs, the first of all; they lie as turn->adjacent of struct key_rotation says */
+    size_t rotated;     /* RoPE pairs, the first of all; adjacent or not as in struct key_rotation */
     bool adjacent;
-    /* The same by pair, for tiers that look up in registers (kernels()->has_register_lut): real and imaginary parts, s8
+    /* The same by pair, for tiers that look up in registers (pq_ops()->has_register_lut): real and imaginary parts, s8
      * [groups][pairs][rounds][2][64]; NULL for others. */
     const int8_t *planes;
 };

@@ -13,11 +13,11 @@ static inline vec vec_least(vec a, vec b) { return vminnmq_f32(a, b); }
 static inline float vec_least_lane(vec a) { return vminnmvq_f32(a); }
 
 static void accumulate_by_code_additive(const float *weights, size_t G, size_t n, const uint8_t *codes, float *code_sums);
-#define BY_CODE accumulate_by_code_additive
+#define ACCUMULATE_BY_CODE accumulate_by_code_additive
 
 #include "backend/cpu/kernels/commvq/additive_template.h"
 
-/* ---- Tallies: as avx2_additive.c, sixteen codes at a time. */
+/* ---- Code sums: as avx2_additive.c, sixteen codes at a time. */
 
 #define TOGETHER 2 /* queries whose sums lie in registers together */
 #define QUADS (PAGE_TOKENS / 4)
@@ -26,8 +26,8 @@ struct quad {
     uint8_t low[16], high[16];
 };
 
-/* quads[QUADS] of one query: all sums of four tokens' weights as integers; returns what 1 stands for, 0 where there is nothing to
- * add. */
+/* quads[QUADS] of one query: all sums of four tokens' weights as integers; returns the step of the integers, 0 where there is
+ * nothing to add. */
 static float make_tables(const float *weights, struct quad *quads) {
     const uint16_t counting[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     int32_t whole[PAGE_TOKENS];
@@ -63,7 +63,7 @@ INLINE void look_up(uint8x16_t index, const struct quad *quad, struct bytes_sum 
     sum->high = vaddq_u8(sum->high, vqtbl1q_u8(vld1q_u8(quad->high), index));
 }
 
-/* tallies[8] += step * (low + 256 high), modulo 2^16 and signed */
+/* code_sums[8] += step * (low + 256 high), modulo 2^16 and signed */
 INLINE void add_eight(uint16x8_t low, uint8x8_t high, float step, float *code_sums) {
     int16x8_t whole = vreinterpretq_s16_u16(vaddq_u16(low, vshll_n_u8(high, 8)));
     vec parts[2] = {vcvtq_f32_s32(vmovl_s16(vget_low_s16(whole))), vcvtq_f32_s32(vmovl_high_s16(whole))};

@@ -18,7 +18,7 @@ static float cell_of(const float *half, size_t columns, const float *products, s
     return half[a * columns + b] - products[columns + b] - products[a];
 }
 
-static uint32_t least_comm_scalar(const float *half, size_t entries, size_t columns, const float *products, float *least) {
+static uint32_t least_commvq_scalar(const float *half, size_t entries, size_t columns, const float *products, float *least) {
     uint32_t best = 0;
     *least = INFINITY;
     for (size_t a = 0; a < entries; a++) {
@@ -32,8 +32,8 @@ static uint32_t least_comm_scalar(const float *half, size_t entries, size_t colu
     return best;
 }
 
-static size_t within_comm_scalar(const float *half, size_t entries, size_t columns, const float *products, float limit, size_t most,
-                                 uint32_t *cells, float *values) {
+static size_t within_commvq_scalar(const float *half, size_t entries, size_t columns, const float *products, float limit,
+                                   size_t most, uint32_t *cells, float *values) {
     size_t found = 0;
     for (size_t a = 0; a < entries; a++) {
         for (size_t b = 0; b < columns; b++) {
@@ -53,7 +53,7 @@ static void read_codes(const struct commvq_code *c, const void *codes, size_t gr
     code_planes_read((const uint8_t *)codes + (group * c->rounds + round) * COMMVQ_PART, COMMVQ_BITS, to);
 }
 
-static void channels_comm_scalar(const struct commvq_code *c, const float *gains, const void *codes, float *channels) {
+static void channels_commvq_scalar(const struct commvq_code *c, const float *gains, const void *codes, float *channels) {
     for (size_t k = 0; k < c->groups; k++) {
         int32_t sum[2 * COMMVQ_MOST_PAIRS][PAGE_TOKENS] = {{0}};
         for (size_t r = 0; r < c->rounds; r++) {
@@ -86,7 +86,7 @@ static void conjugate_times(const float *qr, const float *qi, const float *zr, c
     }
 }
 
-static void prepare_comm_scalar(const struct commvq_code *c, const float *q, float *tables) {
+static void prepare_commvq_scalar(const struct commvq_code *c, const float *q, float *tables) {
     for (size_t k = 0; k < c->groups; k++) {
         float qr[2 * COMMVQ_MOST_PAIRS] = {0}, qi[2 * COMMVQ_MOST_PAIRS] = {0}, zr[2 * COMMVQ_MOST_PAIRS] = {0},
                      zi[2 * COMMVQ_MOST_PAIRS] = {0};
@@ -112,8 +112,8 @@ static void prepare_comm_scalar(const struct commvq_code *c, const float *q, flo
     }
 }
 
-static void look_up_comm_scalar(const struct commvq_code *c, const struct key_rotation *rotation, const float *tables,
-                                const float *gains, const void *codes, float *logits) {
+static void look_up_commvq_scalar(const struct commvq_code *c, const struct key_rotation *rotation, const float *tables,
+                                  const float *gains, const void *codes, float *logits) {
     for (size_t t = 0; t < PAGE_TOKENS; t++) logits[t] = 0;
     for (size_t k = 0; k < c->groups; k++, tables += 2 * c->stride) {
         float re[COMMVQ_MOST_PAIRS][PAGE_TOKENS] = {{0}}, im[COMMVQ_MOST_PAIRS][PAGE_TOKENS] = {{0}};
@@ -143,9 +143,9 @@ static void look_up_comm_scalar(const struct commvq_code *c, const struct key_ro
 
 void commvq_init_scalar(struct commvq_ops *ops) {
     ops->multiply_panel = products_scalar;
-    ops->nearest = least_comm_scalar;
-    ops->within = within_comm_scalar;
-    ops->decode = channels_comm_scalar;
-    ops->prepare = prepare_comm_scalar;
-    ops->look_up = look_up_comm_scalar;
+    ops->nearest = least_commvq_scalar;
+    ops->within = within_commvq_scalar;
+    ops->decode = channels_commvq_scalar;
+    ops->prepare = prepare_commvq_scalar;
+    ops->look_up = look_up_commvq_scalar;
 }

@@ -1,4 +1,4 @@
-/* CommVQ's values: the reference. */
+/* CommVQ's values: the reference. Fields and spins are codec/binary_code_search.h's. */
 #include "backend/cpu/kernels/commvq/init.h"
 #include "format/page_layout.h"
 
@@ -24,8 +24,8 @@ static float tag(float number, size_t place) {
     return x.number;
 }
 
-/* field -= by * row where there is one, and the least key with its place: of set spins how much they lie along their field, of
- * spins that are yet to be set minus what they feel. */
+/* field -= by * row where there is one. Returns the least key, with its index: the key of a set spin is how far it lies along its
+ * field, that of a spin yet to be set is minus the magnitude of its field. */
 static float pass(size_t n, bool set, const float *row, float by, const float *bias, float *field) {
     float least = INFINITY;
     for (size_t i = 0; i < n; i++) {
@@ -50,7 +50,7 @@ static void search(const float *couplings, size_t n, float *field, float *spins)
         row = couplings + at * n;
     }
     float least = pass(n, true, row, by, spins, field);
-    for (size_t rotated = 0; rotated < n && least < -ADDITIVE_LEAST_FIELD; rotated++) {
+    for (size_t flipped = 0; flipped < n && least < -ADDITIVE_LEAST_FIELD; flipped++) {
         uint32_t at = additive_place(least);
         spins[at] = -spins[at];
         least = pass(n, true, couplings + at * n, 2 * spins[at], spins, field);

@@ -1,19 +1,19 @@
-/* CommVQ's keys for any vector instruction set: included once by avx2_commvq.c, avx512_commvq.c and neon_commvq.c after their lanes,
- * which bring besides
+/* Template: CommVQ's keys for any vector instruction set. Included once by avx2.c, avx512.c and neon.c; fill_commvq(ops) comes out.
+ * Parameters, besides those of lanes/sums_template.h:
  *
  *     vec_lower(s, j, &best, &at)     where s < best: best = s, at = j
  *     vec_any_less(a, b)              whether a lane of a is less
- *     vec_shorts                      LANES 16-bit numbers as floats
- *     shorts, SHORTS                  a register of 16-bit numbers, and how many it has; shorts_zero, shorts_load, shorts_store,
- *                                     shorts_add
+ *     vec_i16                      LANES 16-bit numbers as floats
+ *     i16s, I16_LANES                  a register of 16-bit numbers, and how many it has; i16s_zero, i16s_load, i16s_store,
+ *                                     i16s_add
  *     bytes_load, bytes_add, bytes_sub  the same register as signed bytes
- *     shorts_even, shorts_odd         of a register of bytes every other one, from the first or the second on, as 16-bit numbers
+ *     i16s_even, i16s_odd         of a register of bytes every other one, from the first or the second on, as int16
  *     CHANNELS                        if there is a better way than channels_by_rows below
  *
- * A token's key is a sum of two rows a round, as they lie in the tables: all its channels' sums stay in registers, as bytes, while a
- * run of rounds is summed, and then go to sums of 16 bits. Eight tokens at a time are then turned over to channels, which is how
- * queries want them. The tables of a head are 8 KB a round at 128 channels: what bounds this is the second-level cache,
- * which is why they are not floats, and why a table made for each query (look_up_commvq, floats) is not the faster way.
+ * A token's key is a sum of two rows a round, as they lie in the tables: all its channels' sums stay in registers, as bytes, while
+ * a run of rounds is summed, and then go to sums of 16 bits. Eight tokens at a time are then transposed to channels, the order in
+ * which queries are multiplied. The tables of a head are 8 KB a round at 128 channels: what bounds this is the second-level cache,
+ * which is why they are not floats, and why a table made for each query (slot look_up, floats) is not the faster way.
  */
 #include "backend/cpu/kernels/commvq/init.h"
 #include "backend/cpu/kernels/lanes/sums_template.h"
@@ -21,7 +21,7 @@
 
 #include <math.h>
 
-/* ---- The search ------------------------------------------------------------------------------------------------------------ */
+/* ---- The search ---------------------------------------------------------------------------------------------------------- */
 
 /* G rows of x against W vectors of the panel's columns from j on. */
 INLINE void products_tile(size_t G, size_t W, const float *x, size_t d, size_t stride, const float *panel, size_t width, size_t j,
@@ -36,7 +36,8 @@ INLINE void products_tile(size_t G, size_t W, const float *x, size_t d, size_t s
     sums_store(G, W, sum, false, out + j, width, LANES);
 }
 
-/* A product is a sum by number, whatever rows and columns are taken together: it does not depend on how rows are cut into calls. */
+/* Each inner product is summed in order of d, whatever rows and columns are taken together: it does not depend on how rows are cut
+ * into calls. */
 static void PASTE(products, ISA)(const float *x, size_t n, size_t d, size_t stride, const float *panel, size_t width, float *out) {
     size_t r = 0, step = width % (TILE(4) * LANES) ? COMMVQ_COLUMNS : TILE(4) * LANES;
     for (; r + 4 <= n; r += 4, x += 4 * stride, out += 4 * width)
@@ -117,9 +118,9 @@ static size_t PASTE(within_commvq, ISA)(const float *half, size_t entries, size_
     return found;
 }
 
-/* ---- Keys by channel --------------------------------------------------------------------------------------------------------- */
+/* ---- Keys by channel ----------------------------------------------------------------------------------------------------- */
 
-#define ROTATED 8 /* tokens that are turned over together */
+#define TRANSPOSED 8 /* tokens that are transposed together */
 
 /* Where the rows of all rounds' codes begin: a's and b's. */
 struct places {
@@ -137,27 +138,29 @@ static void read_places(const struct commvq_code *c, const void *codes, size_t g
     }
 }
 
-/* Where number j of a half comes to lie: bytes become 16-bit numbers by turns. */
-static inline size_t place_of(size_t j) { return j / (2 * SHORTS) * (2 * SHORTS) + j % 2 * SHORTS + j % (2 * SHORTS) / 2; }
+/* Where number j of a half comes to lie: even bytes become int16 first, then odd ones. */
+static inline size_t place_of(size_t j) {
+    return j / (2 * I16_LANES) * (2 * I16_LANES) + j % 2 * I16_LANES + j % (2 * I16_LANES) / 2;
+}
 
 /* to[2][P], one token's sums of P numbers of each half, += those of `rounds` rounds, which are bytes; number j at place_of(j). */
 INLINE void add_run(size_t P, const int8_t *rows, const uint32_t (*places)[PAGE_TOKENS][2], size_t t, size_t rounds, bool first,
                     int16_t *to) {
-    const size_t N = P / SHORTS / 2;
-    shorts x[COMMVQ_MOST_PAIRS / SHORTS / 2], y[COMMVQ_MOST_PAIRS / SHORTS / 2];
-    UNROLL for (size_t i = 0; i < N; i++) x[i] = y[i] = shorts_zero();
+    const size_t N = P / I16_LANES / 2;
+    i16s x[COMMVQ_MOST_PAIRS / I16_LANES / 2], y[COMMVQ_MOST_PAIRS / I16_LANES / 2];
+    UNROLL for (size_t i = 0; i < N; i++) x[i] = y[i] = i16s_zero();
     for (size_t r = 0; r < rounds; r++) {
         const int8_t *a = rows + places[r][t][0], *b = rows + places[r][t][1];
         UNROLL for (size_t i = 0; i < N; i++) {
-            size_t at = i * 2 * SHORTS;
+            size_t at = i * 2 * I16_LANES;
             x[i] = bytes_sub(bytes_add(x[i], bytes_load(a + at)), bytes_load(b + P + at));
             y[i] = bytes_add(bytes_add(y[i], bytes_load(a + P + at)), bytes_load(b + at));
         }
     }
     UNROLL for (size_t i = 0; i < 2 * N; i++) {
-        shorts even = shorts_even(i < N ? x[i] : y[i - N]), odd = shorts_odd(i < N ? x[i] : y[i - N]);
-        shorts_store(to + 2 * i * SHORTS, first ? even : shorts_add(even, shorts_load(to + 2 * i * SHORTS)));
-        shorts_store(to + (2 * i + 1) * SHORTS, first ? odd : shorts_add(odd, shorts_load(to + (2 * i + 1) * SHORTS)));
+        i16s even = i16s_even(i < N ? x[i] : y[i - N]), odd = i16s_odd(i < N ? x[i] : y[i - N]);
+        i16s_store(to + 2 * i * I16_LANES, first ? even : i16s_add(even, i16s_load(to + 2 * i * I16_LANES)));
+        i16s_store(to + (2 * i + 1) * I16_LANES, first ? odd : i16s_add(odd, i16s_load(to + (2 * i + 1) * I16_LANES)));
     }
 }
 
@@ -165,7 +168,7 @@ typedef int16_t eight __attribute__((vector_size(16)));
 
 /* rows[8][n] to columns[n][64], n a multiple of 8. */
 INLINE void transpose(size_t n, const int16_t *rows, int16_t *columns) {
-    for (size_t i = 0; i < n; i += ROTATED) {
+    for (size_t i = 0; i < n; i += TRANSPOSED) {
         eight x[8], y[8];
         UNROLL for (size_t r = 0; r < 8; r++) memcpy(&x[r], rows + r * n + i, sizeof x[r]);
         UNROLL for (size_t r = 0; r < 4; r++) {
@@ -190,14 +193,14 @@ INLINE void sum_group(size_t P, const struct commvq_code *c, const int8_t *rows,
     _Alignas(64) int16_t some[PAGE_TOKENS * 2 * COMMVQ_MOST_PAIRS];
     for (size_t run = 0, r = 0; run < c->runs; r += c->run[run], run++)
         for (size_t t = 0; t < PAGE_TOKENS; t++) add_run(P, rows, places->of + r, t, c->run[run], run == 0, some + t * 2 * P);
-    for (size_t t = 0; t < PAGE_TOKENS; t += ROTATED) transpose(2 * P, some + t * 2 * P, sums_by_channel + t);
+    for (size_t t = 0; t < PAGE_TOKENS; t += TRANSPOSED) transpose(2 * P, some + t * 2 * P, sums_by_channel + t);
 }
 
 /* One number of a group: mean + gain step sum. */
 INLINE void to_channel(const int16_t *sum, float step, float mean, const float *gains, float *channel) {
     UNROLL_16 for (size_t t = 0; t < PAGE_TOKENS; t += LANES) {
         vec gain = vec_mul(vec_load(gains + t), vec_set(step));
-        vec_store(channel + t, vec_fma(gain, vec_shorts(sum + t), vec_set(mean)));
+        vec_store(channel + t, vec_fma(gain, vec_i16(sum + t), vec_set(mean)));
     }
 }
 
@@ -225,7 +228,7 @@ static void channels_by_rows(const struct commvq_code *c, const float *gains, co
 #define CHANNELS channels_by_rows
 #endif
 
-/* ---- Scores from a table of one query --------------------------------------------------------------------------------------- */
+/* ---- Scores from a table of one query ------------------------------------------------------------------------------------ */
 
 /* out[2][n] = conj(q) z of n pairs */
 INLINE void conjugate_times(size_t n, const float *q, const float *z, float *out) {

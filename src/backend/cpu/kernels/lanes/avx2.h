@@ -1,5 +1,5 @@
-/* Vectors of floats with AVX2, FMA and F16C: what backend/cpu/kernels/lanes/sums_template.h and the templates on it need. Included once by each avx2_*.c that
- * includes one of them. */
+/* Registers of floats with AVX2, FMA and F16C: the lanes that sums_template.h and the templates on it are written in. Each avx2*.c
+ * that includes one of these includes this first. */
 #ifndef TERSE_BACKEND_CPU_KERNELS_LANES_AVX2_H
 #define TERSE_BACKEND_CPU_KERNELS_LANES_AVX2_H
 

@@ -1,7 +1,7 @@
-/* Products of words with AVX2: an instruction multiplies sixteen of them and adds them up by twos, exactly, when what codes are weighed
- * with is fixed point, whole multiples of a step as signed words. (Products of bytes would want two bytes a number, and sums that leave
- * 16 bits: no fewer instructions.) The lanes are tokens of keys or channels of values, a dword having two channels of a key or two
- * tokens of a value. Included once by each avx2_*.c that reads codes so. */
+/* Products of codes and 16-bit fixed point with AVX2. Queries, and weights times scales, become whole multiples of a step as int16;
+ * an instruction multiplies sixteen of them by codes and adds the products in pairs, exactly. (Products of bytes would need two
+ * bytes a number and sums of more than 16 bits: no fewer instructions.) The lanes are tokens of keys or channels of values; a dword
+ * holds two channels of a key or two tokens of a value. */
 #ifndef TERSE_BACKEND_CPU_KERNELS_LANES_AVX2_I16_H
 #define TERSE_BACKEND_CPU_KERNELS_LANES_AVX2_I16_H
 
@@ -17,14 +17,15 @@
 #define TOGETHER 4         /* queries of a pass: two sums each are half the registers */
 #define MOST_GROUPS (KERNELS_MOST_CHANNELS / SCALE_GROUP)
 
-/* Adds up two products in each dword. Of the intrinsics gcc 12 makes all products first, copies each sum and keeps one in memory. */
+/* sum + two products in each dword. From intrinsics, gcc 12 computes all products first, copies each sum and keeps one in
+ * memory. */
 INLINE __m256i add_products(__m256i sum, __m256i codes, __m256i weights) {
     __m256i products = _mm256_madd_epi16(codes, weights);
     __asm__("vpaddd %1, %0, %0" : "+x"(sum) : "x"(products));
     return sum;
 }
 
-INLINE __m256i two_words(const int16_t *words) {
+INLINE __m256i two_i16(const int16_t *words) {
     int32_t two;
     memcpy(&two, words, sizeof two);
     return _mm256_set1_epi32(two);
@@ -32,13 +33,13 @@ INLINE __m256i two_words(const int16_t *words) {
 
 INLINE __m256 magnitude(__m256 x) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x); }
 
-/* 16 numbers to whole multiples of a step; what is not finite becomes some word. */
-INLINE __m256i to_words(__m256 a, __m256 b, __m256 inverse) {
+/* 16 numbers to whole multiples of a step; what is not finite becomes some int16. */
+INLINE __m256i to_i16(__m256 a, __m256 b, __m256 inverse) {
     __m256i first = _mm256_cvtps_epi32(_mm256_mul_ps(a, inverse)), second = _mm256_cvtps_epi32(_mm256_mul_ps(b, inverse));
     return _mm256_permute4x64_epi64(_mm256_packs_epi32(first, second), 0xd8);
 }
 
-/* ---- Of each of x[G], floats or integers, one number ------------------------------------------------------------------------------ */
+/* ---- Each of x[G], floats or integers, reduced to one number ------------------------------------------------------------- */
 
 INLINE __m128 largest_of(size_t G, const __m256 *x) {
     const __m256 *y = x + (G > 1 ? 1 : 0), *z = x + (G > 2 ? 2 : 0), *w = x + (G > 3 ? 3 : 0);
@@ -63,18 +64,18 @@ INLINE __m128i whole_sum_of(size_t G, const __m256i *x) {
     return _mm_add_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
 }
 
-/* The steps for numbers up to these, and what makes whole numbers of them. */
+/* The steps for numbers of at most `largest` in size, and their inverses. */
 INLINE void fixed_steps(__m128 largest, float *step, float *inverse) {
     const __m128 some = _mm_cmpgt_ps(largest, _mm_set1_ps(FIXED_LEAST));
     _mm_storeu_ps(step, _mm_and_ps(some, _mm_mul_ps(largest, _mm_set1_ps(1.0f / FIXED_MOST))));
     _mm_storeu_ps(inverse, _mm_and_ps(some, _mm_div_ps(_mm_set1_ps(FIXED_MOST), largest)));
 }
 
-/* ---- A query that is the same for all blocks ---------------------------------------------------------------------------------
+/* ---- A query, quantized once for all pages ---------------------------------------------------------------------------------
  *
  * Tables of hd numbers: int16 [hd]; int32 sums [hd/32] of those whole numbers; their step. */
 
-INLINE const int16_t *table_words(const float *table) { return (const int16_t *)table; }
+INLINE const int16_t *table_i16(const float *table) { return (const int16_t *)table; }
 
 /* Of channels [32 b, 32 b + 32). */
 INLINE int32_t table_sum(const float *table, size_t hd, size_t b) {
@@ -92,8 +93,8 @@ INLINE void fill_table(const __m256 *x, size_t hd, float *table) {
     for (size_t v = 0; v < hd / LANES; v++) most = _mm256_max_ps(most, magnitude(x[v]));
     fixed_steps(largest_of(1, &most), step, inverse);
     for (size_t v = 0; v < hd / LANES; v += 4) {
-        __m256i first = to_words(x[v], x[v + 1], _mm256_set1_ps(*inverse));
-        __m256i second = to_words(x[v + 2], x[v + 3], _mm256_set1_ps(*inverse));
+        __m256i first = to_i16(x[v], x[v + 1], _mm256_set1_ps(*inverse));
+        __m256i second = to_i16(x[v + 2], x[v + 3], _mm256_set1_ps(*inverse));
         const __m256i one = _mm256_set1_epi16(1);
         __m256i sum = add_products(_mm256_madd_epi16(first, one), second, one);
         int32_t all = _mm_cvtsi128_si32(whole_sum_of(1, &sum));
@@ -104,15 +105,15 @@ INLINE void fill_table(const __m256 *x, size_t hd, float *table) {
     table[hd / 2 + hd / SCALE_GROUP] = *step;
 }
 
-/* ---- Weights times the scales of 64 tokens for 32 channels ------------------------------------------------------------------------ */
+/* ---- Weights times the scales of 64 tokens for 32 channels --------------------------------------------------------------- */
 
-struct weighed {
-    int16_t words[TOGETHER][PAGE_TOKENS];
+struct scaled_weights {
+    int16_t i16[TOGETHER][PAGE_TOKENS];
     float step[TOGETHER];
-    int32_t sum[TOGETHER]; /* of the words, where it is wanted */
+    int32_t sum[TOGETHER]; /* of the int16, where it is wanted */
 };
 
-INLINE void weigh(size_t G, bool summed, const float *weights, const __m256 *scale, struct weighed *to) {
+INLINE void scale_and_quantize(size_t G, bool summed, const float *weights, const __m256 *scale, struct scaled_weights *to) {
     const __m256i one = _mm256_set1_epi16(1);
     __m256 most[TOGETHER];
     __m256i sum[TOGETHER];
@@ -128,37 +129,38 @@ INLINE void weigh(size_t G, bool summed, const float *weights, const __m256 *sca
         UNROLL for (size_t v = 0; v < PAGE_TOKENS / LANES; v += 2) {
             const float *from = weights + g * PAGE_TOKENS + v * LANES;
             __m256 a = _mm256_mul_ps(vec_load(from), scale[v]), b = _mm256_mul_ps(vec_load(from + LANES), scale[v + 1]);
-            __m256i words = to_words(a, b, _mm256_set1_ps(inverse[g]));
-            _mm256_storeu_si256((__m256i *)(to->words[g] + v * LANES), words);
-            if (summed) sum[g] = add_products(sum[g], words, one);
+            __m256i whole = to_i16(a, b, _mm256_set1_ps(inverse[g]));
+            _mm256_storeu_si256((__m256i *)(to->i16[g] + v * LANES), whole);
+            if (summed) sum[g] = add_products(sum[g], whole, one);
         }
     }
     if (summed) _mm_storeu_si128((__m128i *)to->sum, whole_sum_of(G, sum));
 }
 
-/* ---- Codes: rows of them, two of which become neighbours word by word ------------------------------------------------------------- */
+/* ---- Codes: two rows interleaved by 16 bits, so that a dword holds both rows' -------------------------------------------- */
 
-/* Of 32 bytes of each of two rows those that belong to bytes 8 part to 8 part + 7 and 16 more on. */
-INLINE __m256i wide_words(const uint8_t *row, const uint8_t *next, size_t part) {
+/* Of 32 bytes of each of two rows: bytes 8 part to 8 part + 7 and those 16 further on. */
+INLINE __m256i pair_rows_32(const uint8_t *row, const uint8_t *next, size_t part) {
     __m256i a = _mm256_loadu_si256((const __m256i *)row), b = _mm256_loadu_si256((const __m256i *)next);
     return part ? _mm256_unpackhi_epi16(a, b) : _mm256_unpacklo_epi16(a, b);
 }
 
-/* All 16 bytes of each. */
-INLINE __m256i narrow_words(const uint8_t *row, const uint8_t *next) {
+/* 16 bytes of each of two rows. */
+INLINE __m256i pair_rows_16(const uint8_t *row, const uint8_t *next) {
     __m128i a = _mm_loadu_si128((const __m128i *)row), b = _mm_loadu_si128((const __m128i *)next);
     return _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_unpacklo_epi16(a, b)), _mm_unpackhi_epi16(a, b), 1);
 }
 
-/* pairs[n / 2] of n rows `length` apart; `ahead` is the part of the block that these bytes would fill if they lay together. */
-INLINE void narrow_rows(const uint8_t *rows, size_t length, size_t n, const uint8_t *ahead, __m256i *pairs) {
+/* pairs[n / 2] of n rows `length` apart; `ahead` is the part of the page that these bytes would fill if they lay together (for
+ * prefetching). */
+INLINE void pair_rows(const uint8_t *rows, size_t length, size_t n, const uint8_t *ahead, __m256i *pairs) {
     for (size_t r = 0; r < n; r += 2, rows += 2 * length) {
         prefetch_step(ahead, r / 2, 32);
-        pairs[r / 2] = narrow_words(rows, rows + length);
+        pairs[r / 2] = pair_rows_16(rows, rows + length);
     }
 }
 
-/* Codes of `bits` bits from bit `shift` of each byte on; of 8 bits, signed. Those of even bytes and of odd ones. */
+/* Codes of `bits` bits from bit `shift` of each byte on, those of 8 bits signed: codes[0] of even bytes, codes[1] of odd ones. */
 INLINE void split(int bits, int shift, __m256i words, __m256i *codes) {
     const __m256i mask = _mm256_set1_epi16((short)((1 << bits) - 1));
     if (bits == 8) {
@@ -171,28 +173,28 @@ INLINE void split(int bits, int shift, __m256i words, __m256i *codes) {
     }
 }
 
-/* Sums of 16 lanes: even ones of two runs of eight, and odd ones. */
-typedef __m256i word_sums[TOGETHER][2];
+/* Sums of 16 lanes, two runs of eight: the even ones of both runs, then the odd ones. */
+typedef __m256i pair_sums[TOGETHER][2];
 
-INLINE void words_clear(size_t G, word_sums sum) {
+INLINE void pair_sums_clear(size_t G, pair_sums sum) {
     UNROLL for (size_t g = 0; g < G; g++) sum[g][0] = sum[g][1] = _mm256_setzero_si256();
 }
 
-/* Where codes count from `zero`, and what they met comes to `all`. */
-INLINE void words_take_away(size_t g, int32_t zero, int32_t all, word_sums sum) {
+/* sum -= zero * all: for codes that count from `zero`, multiplied by numbers whose sum is `all`. */
+INLINE void pair_sums_subtract(size_t g, int32_t zero, int32_t all, pair_sums sum) {
     UNROLL for (size_t i = 0; i < 2; i++) sum[g][i] = _mm256_sub_epi32(sum[g][i], _mm256_set1_epi32(zero * all));
 }
 
-/* Two rows, whose words of each query are at weights, `apart` words between queries. */
-INLINE void words_add(size_t G, const __m256i *codes, const int16_t *weights, size_t apart, word_sums sum) {
+/* sum += two rows of codes times two int16 of each query, at `weights`, `apart` int16 between queries. */
+INLINE void pair_sums_add(size_t G, const __m256i *codes, const int16_t *weights, size_t apart, pair_sums sum) {
     UNROLL for (size_t g = 0; g < G; g++) {
-        __m256i w = two_words(weights + g * apart);
+        __m256i w = two_i16(weights + g * apart);
         sum[g][0] = add_products(sum[g][0], codes[0], w);
         sum[g][1] = add_products(sum[g][1], codes[1], w);
     }
 }
 
-/* The same of floats: even and odd ones of 8 from x and from y on, and back. */
+/* Floats in that order: even and odd ones of 8 from x and of 8 from y. in_order is the inverse. */
 INLINE void by_parity(__m256 x, __m256 y, __m256 *to) {
     __m256 a = _mm256_permute2f128_ps(x, y, 0x20), b = _mm256_permute2f128_ps(x, y, 0x31);
     to[0] = _mm256_shuffle_ps(a, b, 0x88);
@@ -205,8 +207,8 @@ INLINE void in_order(const __m256 *x, __m256 *to) {
     to[1] = _mm256_permute2f128_ps(a, b, 0x31);
 }
 
-/* step sum + base of 16 lanes, eight of them `apart` floats from the others; added to what is there, or instead of it. */
-INLINE void words_store(const __m256i *sum, float step, float base, bool add, size_t apart, float *to) {
+/* to (+)= step sum + base of 16 lanes, the second eight `apart` floats from the first. */
+INLINE void pair_sums_store(const __m256i *sum, float step, float base, bool add, size_t apart, float *to) {
     __m256 x[2] = {_mm256_cvtepi32_ps(sum[0]), _mm256_cvtepi32_ps(sum[1])}, y[2];
     in_order(x, y);
     UNROLL for (size_t i = 0; i < 2; i++) {
@@ -216,7 +218,7 @@ INLINE void words_store(const __m256i *sum, float step, float base, bool add, si
     }
 }
 
-/* ---- One specialisation for each number of queries of a pass ---------------------------------------------------------------------- */
+/* ---- One specialisation for each number of queries of a pass ------------------------------------------------------------- */
 
 /* clang-format off */
 /* A function of its own for each number, or clang keeps the sums in memory. */

@@ -1,5 +1,5 @@
-/* Vectors of floats with AVX-512: what backend/cpu/kernels/lanes/sums_template.h and the templates on it need. Included once by each avx512_*.c that
- * includes one of them. */
+/* Registers of floats with AVX-512: the lanes that sums_template.h and the templates on it are written in. Each avx512*.c that
+ * includes one of these includes this first. */
 #ifndef TERSE_BACKEND_CPU_KERNELS_LANES_AVX512_H
 #define TERSE_BACKEND_CPU_KERNELS_LANES_AVX512_H
 

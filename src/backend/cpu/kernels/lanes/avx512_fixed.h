@@ -1,7 +1,6 @@
-/* Fixed point with AVX-512 (VNNI): what meets codes of at most eight bits is whole multiples of a step as two signed bytes each,
- * 256 high + low. High and low bytes are summed apart, exactly: 256 numbers of FIXED_MOST times 255 are less than 2^31; a third byte
- * would cost a third more time. And how codes come to lie in fours, as products of bytes are added. Included once by each avx512_*.c
- * that makes such products, after INLINE. */
+/* Fixed point with AVX-512 (VNNI): numbers that are multiplied by codes of at most eight bits become whole multiples of a step, as
+ * two signed bytes, 256 high + low. High and low bytes are summed separately and exactly: 256 numbers of FIXED_MOST times 255 are
+ * less than 2^31. A third byte would cost half as much time again. */
 #ifndef TERSE_BACKEND_CPU_KERNELS_LANES_AVX512_FIXED_H
 #define TERSE_BACKEND_CPU_KERNELS_LANES_AVX512_FIXED_H
 
@@ -33,19 +32,19 @@ INLINE __m512 whole_floats(__m512i high, __m512i low) {
     return _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(high, 8), low));
 }
 
-/* The same of two planes of bytes, or of one, which are the whole numbers. */
+/* The same of two planes of bytes, or of one plane, which holds the whole numbers. */
 INLINE __m512 plane_floats(size_t planes, __m512i high, __m512i low) {
     return planes == 2 ? whole_floats(high, low) : _mm512_cvtepi32_ps(high);
 }
 
-/* sum + four products of a byte of `codes` and a signed one of `weights` in each dword. As an intrinsic, gcc 12 keeps every sum of a
- * loop twice, one of them in memory. */
+/* sum + four products of a byte of `codes` and a signed one of `weights` in each dword. From an intrinsic, gcc 12 keeps every sum
+ * of a loop twice, once in memory. */
 INLINE __m512i add_products(__m512i sum, __m512i codes, __m512i weights) {
     __asm__("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(codes), "v"(weights));
     return sum;
 }
 
-/* Sixteen bytes of each of four places that lie `apart`. */
+/* Sixteen bytes at each of four addresses that lie `apart`. */
 INLINE __m512i four_pieces(const uint8_t *at, size_t apart) {
     __m512i x = _mm512_castsi128_si512(_mm_loadu_si128((const __m128i *)at));
     x = _mm512_inserti32x4(x, _mm_loadu_si128((const __m128i *)(at + apart)), 1);
@@ -53,7 +52,7 @@ INLINE __m512i four_pieces(const uint8_t *at, size_t apart) {
     return _mm512_inserti32x4(x, _mm_loadu_si128((const __m128i *)(at + 3 * apart)), 3);
 }
 
-/* Four dwords of four registers turned over in each part: part l of to[d] has the d-th dword of part l of each. */
+/* Transposes 4 x 4 dwords in each 128-bit part: part l of to[d] has the d-th dword of part l of each x. */
 INLINE void transpose_fours(const __m512i *x, __m512i *to) {
     __m512i low[2] = {_mm512_unpacklo_epi32(x[0], x[1]), _mm512_unpacklo_epi32(x[2], x[3])};
     __m512i high[2] = {_mm512_unpackhi_epi32(x[0], x[1]), _mm512_unpackhi_epi32(x[2], x[3])};

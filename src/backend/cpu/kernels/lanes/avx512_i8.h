@@ -1,6 +1,6 @@
-/* Products of bytes with AVX-512 (VNNI): a product of four codes is one instruction when what they are weighed with is fixed point.
- * And how codes come to lie in fours, the lanes being tokens of keys or channels of values. Included once by each avx512_*.c that
- * reads codes so. */
+/* Products of codes and 8-bit fixed point with AVX-512 (VNNI): one instruction multiplies four codes by four bytes and adds the
+ * products to a dword. Also how codes are brought into fours. The lanes are tokens of keys or channels of values; a dword holds
+ * four channels of a key or four tokens of a value. */
 #ifndef TERSE_BACKEND_CPU_KERNELS_LANES_AVX512_I8_H
 #define TERSE_BACKEND_CPU_KERNELS_LANES_AVX512_I8_H
 
@@ -22,10 +22,10 @@ INLINE __m512i four_bytes(const int8_t *bytes) {
     return _mm512_set1_epi32(four);
 }
 
-/* The larger magnitudes of two. */
+/* The larger magnitude of two, by lane. */
 INLINE __m512 larger_of(__m512 a, __m512 b) { return _mm512_range_ps(a, b, 0x0b); }
 
-/* ---- A query that is the same for all blocks ---------------------------------------------------------------------------------
+/* ---- A query, quantized once for all pages ---------------------------------------------------------------------------------
  *
  * Tables of hd numbers: int8 [2][hd], the high bytes first; int32 sums [hd/32] of those whole numbers; their step. */
 
@@ -40,7 +40,7 @@ INLINE int32_t table_sum(const float *table, size_t hd, size_t b) {
 
 INLINE float table_step(const float *table, size_t hd) { return table[hd / 2 + hd / SCALE_GROUP]; }
 
-/* What is not finite, too, within fixed point. */
+/* Clamps to the range of fixed point, what is not finite too. */
 INLINE __m512 within(__m512 multiples, float most) {
     return _mm512_min_ps(_mm512_max_ps(multiples, _mm512_set1_ps(-most)), _mm512_set1_ps(most));
 }
@@ -61,8 +61,8 @@ INLINE void fill_table(const __m512 *x, size_t hd, float *table) {
     table[hd / 2 + hd / SCALE_GROUP] = step;
 }
 
-/* The same to one byte each where codes are coarser than that: int8 [hd], then of each 32 channels their int32 sum and a step of their
- * own, so that large channels do not take the others' precision. */
+/* The same to one byte each, for codes of few bits: int8 [hd], then for each 32 channels their int32 sum and a step of their own,
+ * so that large channels do not cost the others precision. */
 struct coarse {
     int32_t sum;
     float step;
@@ -91,9 +91,9 @@ INLINE void fill_coarse_table(const __m512 *x, size_t hd, float *table) {
     }
 }
 
-/* ---- Numbers that are made for one block, of all queries of a pass ------------------------------------------------------------- */
+/* ---- Numbers quantized for one page, for all queries of a pass ----------------------------------------------------------- */
 
-/* How numbers are joined: floats to the largest or to their sum, whole ones to their sum. */
+/* How numbers are reduced: floats to the largest or to their sum, integers to their sum. */
 enum join { LARGEST, SUM, WHOLE_SUM };
 
 INLINE __m512 join(enum join how, __m512 a, __m512 b) {
@@ -102,7 +102,7 @@ INLINE __m512 join(enum join how, __m512 a, __m512 b) {
     return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(a), _mm512_castps_si512(b)));
 }
 
-/* All lanes of each of x[G] as one. */
+/* All lanes of each of x[G] reduced to one number. */
 INLINE __m128 join_lanes(enum join how, size_t G, const __m512 *x) {
     const __m512 *y = x + (G > 1 ? 1 : 0), *z = x + (G > 2 ? 2 : 0), *w = x + (G > 3 ? 3 : 0);
     __m512 a = join(how, _mm512_unpacklo_ps(*x, *y), _mm512_unpackhi_ps(*x, *y));
@@ -112,19 +112,19 @@ INLINE __m128 join_lanes(enum join how, size_t G, const __m512 *x) {
     return _mm512_castps512_ps128(join(how, a, _mm512_castps128_ps512(_mm512_extractf32x4_ps(a, 1))));
 }
 
-/* Steps of which the largest numbers are `most`, as fixed_step's. */
+/* As fixed_step: the steps that make `largest` the whole number `most`, and their inverses. */
 INLINE void fixed_steps(__m128 largest, float most, float *step, float *inverse) {
     const __mmask8 some = _mm_cmp_ps_mask(largest, _mm_set1_ps(FIXED_LEAST), _CMP_GT_OQ);
     _mm_storeu_ps(step, _mm_maskz_mul_ps(some, largest, _mm_set1_ps(1 / most)));
     _mm_storeu_ps(inverse, _mm_maskz_div_ps(some, _mm_set1_ps(most), largest));
 }
 
-/* Where the number of a token, or of a channel, lies among the 64 bytes of a plane: dword 4 l + v has numbers 16 v + 4 l to 16 v + 4 l
- * + 3, the order that packing leaves. */
+/* Where the number of a token, or of a channel, lies among the 64 bytes of a plane: dword 4 l + v has numbers 16 v + 4 l to 16 v +
+ * 4 l + 3, the order that packing leaves. */
 INLINE size_t place_of(size_t i) { return i % 16 * 4 + i / 16 * 4; }
 
-/* 64 numbers as two signed bytes each, of which the low one is what the high one, rounded, leaves. Returns the whole numbers' sums by
- * lane, plus 4 * PLANES_BIAS each. */
+/* 64 numbers as two signed bytes each, of which the low one is what the high one, rounded, leaves. Returns the sums of the whole
+ * numbers by lane, plus 4 * PLANES_BIAS each. */
 #define PLANES_BIAS 128
 INLINE __m512i to_planes(const __m512 *x, float inverse, int8_t (*bytes)[PAGE_TOKENS]) {
     const __m512i bias = _mm512_set1_epi8((char)PLANES_BIAS), byte = _mm512_set1_epi16(255);
@@ -147,15 +147,15 @@ INLINE __m512i to_plane(const __m512 *x, float inverse, int8_t *bytes) {
     return _mm512_madd_epi16(_mm512_add_epi16(a, b), _mm512_set1_epi16(1));
 }
 
-/* Weights times scales of 64 tokens for 32 channels, in one plane of bytes or in two, tokens by place_of; the sums of the whole
- * numbers. */
-struct weighed {
+/* Weights times the scales of 64 tokens for 32 channels, in one plane of bytes or two, tokens by place_of; and the sums of the
+ * whole numbers. */
+struct scaled_weights {
     _Alignas(64) int8_t bytes[TOGETHER][2][PAGE_TOKENS];
     float step[TOGETHER];
     int32_t sum[TOGETHER];
 };
 
-INLINE void weigh(size_t G, size_t planes, const float *weights, const __m512 *scale, struct weighed *to) {
+INLINE void scale_and_quantize(size_t G, size_t planes, const float *weights, const __m512 *scale, struct scaled_weights *to) {
     __m512 x[TOGETHER][4], most[TOGETHER], sum[TOGETHER];
     float inverse[TOGETHER];
     UNROLL for (size_t g = 0; g < G; g++) {
@@ -173,12 +173,12 @@ INLINE void weigh(size_t G, size_t planes, const float *weights, const __m512 *s
     _mm_storeu_si128((__m128i *)to->sum, all);
 }
 
-/* Sums of codes times those bytes, of the planes: the sum of whole numbers. */
+/* sum[planes] += codes times the bytes of each plane from token t on. */
 INLINE void add_planes(size_t planes, __m512i codes, const int8_t (*bytes)[PAGE_TOKENS], size_t t, __m512i *sum) {
     UNROLL for (size_t p = 0; p < planes; p++) sum[p] = add_products(sum[p], codes, four_bytes(bytes[p] + place_of(t)));
 }
 
-/* ---- Codes ------------------------------------------------------------------------------------------------------------------------ */
+/* ---- Codes --------------------------------------------------------------------------------------------------------------- */
 
 /* Sixteen bytes of each of four rows that follow one another: dword j has the j-th of each. */
 INLINE __m512i by_fours(__m512i rows) {
@@ -188,10 +188,10 @@ INLINE __m512i by_fours(__m512i rows) {
     return _mm512_permutexvar_epi8(order, rows);
 }
 
-/* Of rows that lie `length` apart. */
+/* The same of rows that lie `length` apart. */
 INLINE __m512i four_rows(const uint8_t *rows, size_t length) { return by_fours(four_pieces(rows, length)); }
 
-/* ---- One specialisation for each number of queries of a pass ---------------------------------------------------------------------- */
+/* ---- One specialisation for each number of queries of a pass ------------------------------------------------------------- */
 
 /* clang-format off */
 /* A function of its own for each number, or clang keeps the sums in memory. */

@@ -1,9 +1,10 @@
-/* Keys turned and met in 16 bits, with AVX-512 (VNNI): words of 64 tokens, twice as many in a register as floats, of which each of a
- * pair's two numbers is a multiple of that pair's unit. Turning is products of words, rounded; meeting a query multiplies both
- * numbers of a pair in one instruction, as exact sums of 32 bits over all pairs. Units are folded into the queries. Included after
- * lanes and a template on them. Owns nothing.
+/* RoPE and inner products of keys in 16 bits, with AVX-512 (VNNI): a register holds 32 tokens' int16, twice as many as floats. Both
+ * numbers of a pair of channels are multiples of that pair's unit. A rotation is rounded products of int16; the inner product with
+ * a query multiplies both numbers of a pair in one instruction, with exact sums of 32 bits over all pairs. The units are folded
+ * into the queries. Source of the rotation: struct key_rotation of pq/pq.h. Included after lanes; pq and commvq build on it, each
+ * with the units of its own codebook.
  *
- * Pairs go in steps of ROTATED_PAIRS, each of which is turned as a whole or not at all. */
+ * Pairs go in steps of ROTATED_PAIRS, each of which is rotated as a whole or not at all. */
 #ifndef TERSE_BACKEND_CPU_KERNELS_LANES_AVX512_ROTATE_H
 #define TERSE_BACKEND_CPU_KERNELS_LANES_AVX512_ROTATE_H
 
@@ -16,19 +17,18 @@
 
 #define ROTATED_PAIRS 16
 #define ROTATED_MOST_PAIRS (KERNELS_MOST_CHANNELS / 2)
-#define ROTATED_LARGEST 23100 /* of a number in units: sqrt(2) times it and some roundings still are a word */
-#define ROTATED_QUERY \
-    65000 /* of a query's words that a sum of 32 bits meets, all sizes together: times a word they stay below 2^31 */
-#define ROTATED_QUERIES 4 /* of a pass: their sums are half the registers */
+#define ROTATED_LARGEST 23100 /* of a number in units: sqrt(2) times it and some roundings still are an int16 */
+#define ROTATED_QUERY 65000   /* the sum of the magnitudes of a query's int16: times an int16 it stays below 2^31 */
+#define ROTATED_QUERIES 4     /* of a pass: their sums are half the registers */
 
-/* Words of a query's pairs, real parts low, and what sums of their products are multiples of. */
+/* A query: two int16 of each pair, the real part low, and the step of the sums of products with them. */
 struct rotated_query {
     int32_t pairs[ROTATED_MOST_PAIRS];
     float step;
 };
 
-/* Whether keys can be turned so. */
-INLINE bool rotated_serves(const struct key_rotation *rotation) { return rotation->words && rotation->pairs % ROTATED_PAIRS == 0; }
+/* Whether such a rotation can be made in 16 bits. */
+INLINE bool rotated_serves(const struct key_rotation *rotation) { return rotation->i16 && rotation->pairs % ROTATED_PAIRS == 0; }
 
 /* Both numbers of 16 pairs of a head's channels. */
 INLINE void rotated_load(const struct key_rotation *rotation, const float *head, size_t pair, vec *re, vec *im) {
@@ -43,22 +43,22 @@ INLINE void rotated_load(const struct key_rotation *rotation, const float *head,
     *im = _mm512_permutex2var_ps(a, _mm512_add_epi32(even, _mm512_set1_epi32(1)), b);
 }
 
-/* sum + two products in each dword. As an intrinsic, gcc 12 keeps every sum of a loop twice, one of them in memory. */
+/* sum + two products in each dword. From an intrinsic, gcc 12 keeps every sum of a loop twice, once in memory. */
 INLINE __m512i rotated_products(__m512i sum, __m512i key, __m512i query) {
     __asm__("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(key), "v"(query));
     return sum;
 }
 
-/* Two of 16 words each, neighbours. */
+/* 16 numbers of `low` and of `high` as int16, interleaved. */
 INLINE __m512i rotated_neighbours(vec low, vec high) {
     return _mm512_mask_blend_epi16(0xaaaaaaaa, _mm512_cvtps_epi32(low), _mm512_slli_epi32(_mm512_cvtps_epi32(high), 16));
 }
 
-/* A word of each of 16 numbers, twice. */
+/* 16 numbers as int16, each twice. */
 INLINE void rotated_twice(vec x, int32_t *to) { _mm512_storeu_si512(to, rotated_neighbours(x, x)); }
 
-/* gains[64] as parts of the largest size, words[2] of 32768ths; returns the largest. */
-INLINE float rotated_gains(const float *gains, __m512i *words) {
+/* gains[64] as int16 in 32768ths of the largest magnitude, i16[2]; returns the largest. */
+INLINE float rotated_gains(const float *gains, __m512i *i16) {
     vec most = vec_zero();
     for (size_t i = 0; i < PAGE_TOKENS; i += LANES) most = _mm512_max_ps(most, _mm512_abs_ps(vec_load(gains + i)));
     float largest = _mm512_reduce_max_ps(most);
@@ -66,14 +66,14 @@ INLINE float rotated_gains(const float *gains, __m512i *words) {
     for (size_t i = 0; i < 2; i++) {
         __m256i a = _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(vec_mul(vec_load(gains + 32 * i), scale)));
         __m256i b = _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(vec_mul(vec_load(gains + 32 * i + LANES), scale)));
-        words[i] = _mm512_inserti64x4(_mm512_castsi256_si512(a), b, 1);
+        i16[i] = _mm512_inserti64x4(_mm512_castsi256_si512(a), b, 1);
     }
     return largest * (32768.0f / 32767);
 }
 
-/* Takes over q[2 pairs]; units[pairs] may be 0. */
-INLINE void rotated_take(const struct key_rotation *rotation, const float *q, size_t pairs, const float *units,
-                         struct rotated_query *query) {
+/* Quantizes q[2 pairs], times units[pairs], which may be 0. */
+INLINE void rotated_query_set(const struct key_rotation *rotation, const float *q, size_t pairs, const float *units,
+                              struct rotated_query *query) {
     float numbers[2][ROTATED_MOST_PAIRS];
     vec most = vec_zero(), sizes = vec_zero(); /* what is not finite stays so in their sum */
     for (size_t i = 0; i < pairs; i += LANES) {
@@ -88,7 +88,7 @@ INLINE void rotated_take(const struct key_rotation *rotation, const float *q, si
         vec_store(numbers[0] + i, re);
         vec_store(numbers[1] + i, im);
     }
-    /* No number is more than half of ROTATED_QUERY, or it would be no word. */
+    /* No number is more than half of ROTATED_QUERY, or it would not be an int16. */
     float sum = _mm512_reduce_add_ps(sizes), largest = 2 * _mm512_reduce_max_ps(most);
     float all = largest > sum ? largest : sum;
     bool some = !(all <= 1e-30f);
@@ -100,13 +100,13 @@ INLINE void rotated_take(const struct key_rotation *rotation, const float *q, si
     }
 }
 
-/* A pair's numbers re[2], im[2] of 64 tokens in order, turned by words[2][64] unless NULL: both of a token are neighbours in key[4],
- * tokens in the order of rotated_logits. */
-INLINE void rotated_pair(const __m512i *re, const __m512i *im, const int16_t *words, __m512i *key) {
+/* A pair's numbers re[2], im[2] of 64 tokens in order, rotated by angles[2][64] (cosine, sine) unless NULL: both of a token are
+ * neighbours in key[4], tokens in the order of rotated_logits. */
+INLINE void rotated_pair(const __m512i *re, const __m512i *im, const int16_t *angles, __m512i *key) {
     UNROLL for (size_t i = 0; i < 2; i++) {
         __m512i x = re[i], y = im[i];
-        if (words) {
-            __m512i cosine = _mm512_loadu_si512(words + 32 * i), sine = _mm512_loadu_si512(words + PAGE_TOKENS + 32 * i);
+        if (angles) {
+            __m512i cosine = _mm512_loadu_si512(angles + 32 * i), sine = _mm512_loadu_si512(angles + PAGE_TOKENS + 32 * i);
             x = _mm512_sub_epi16(_mm512_mulhrs_epi16(re[i], cosine), _mm512_mulhrs_epi16(im[i], sine));
             y = _mm512_add_epi16(_mm512_mulhrs_epi16(re[i], sine), _mm512_mulhrs_epi16(im[i], cosine));
         }
@@ -123,29 +123,30 @@ INLINE void rotated_add(size_t G, const __m512i *key, const struct rotated_query
     }
 }
 
-/* met[G][4] += products of keys[ROTATED_PAIRS][4] with G queries' pairs from `first` on. */
-INLINE void rotated_meet(size_t G, const __m512i (*keys)[4], const struct rotated_query *queries, size_t first, __m512i (*met)[4]) {
+/* total[G][4] += products of keys[ROTATED_PAIRS][4] with G queries' pairs from `first` on. */
+INLINE void rotated_score(size_t G, const __m512i (*keys)[4], const struct rotated_query *queries, size_t first,
+                          __m512i (*total)[4]) {
     __m512i sum[ROTATED_QUERIES][4];
-    UNROLL for (size_t g = 0; g < G; g++) { UNROLL for (size_t v = 0; v < 4; v++) sum[g][v] = met[g][v]; }
+    UNROLL for (size_t g = 0; g < G; g++) { UNROLL for (size_t v = 0; v < 4; v++) sum[g][v] = total[g][v]; }
     for (size_t j = 0; j < ROTATED_PAIRS; j++) rotated_add(G, keys[j], queries, first + j, sum);
-    UNROLL for (size_t g = 0; g < G; g++) { UNROLL for (size_t v = 0; v < 4; v++) met[g][v] = sum[g][v]; }
+    UNROLL for (size_t g = 0; g < G; g++) { UNROLL for (size_t v = 0; v < 4; v++) total[g][v] = sum[g][v]; }
 }
 
-INLINE void rotated_meet_all(size_t G, const __m512i (*keys)[4], const struct rotated_query *queries, size_t first,
-                             __m512i (*met)[4]) {
-    for (; G >= 4; G -= 4, queries += 4, met += 4) rotated_meet(4, keys, queries, first, met);
-    if (G == 3) rotated_meet(3, keys, queries, first, met);
-    if (G == 2) rotated_meet(2, keys, queries, first, met);
-    if (G == 1) rotated_meet(1, keys, queries, first, met);
+INLINE void rotated_score_all(size_t G, const __m512i (*keys)[4], const struct rotated_query *queries, size_t first,
+                              __m512i (*total)[4]) {
+    for (; G >= 4; G -= 4, queries += 4, total += 4) rotated_score(4, keys, queries, first, total);
+    if (G == 3) rotated_score(3, keys, queries, first, total);
+    if (G == 2) rotated_score(2, keys, queries, first, total);
+    if (G == 1) rotated_score(1, keys, queries, first, total);
 }
 
-/* logits[64] of what one query met. */
-INLINE void rotated_logits(const __m512i *met, float step, float *logits) {
+/* logits[64] of one query's sums. */
+INLINE void rotated_logits(const __m512i *total, float step, float *logits) {
     const __m512i low = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
     const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
     UNROLL for (size_t i = 0; i < 2; i++) {
-        vec a = _mm512_cvtepi32_ps(_mm512_permutex2var_epi32(met[2 * i], low, met[2 * i + 1]));
-        vec b = _mm512_cvtepi32_ps(_mm512_permutex2var_epi32(met[2 * i], high, met[2 * i + 1]));
+        vec a = _mm512_cvtepi32_ps(_mm512_permutex2var_epi32(total[2 * i], low, total[2 * i + 1]));
+        vec b = _mm512_cvtepi32_ps(_mm512_permutex2var_epi32(total[2 * i], high, total[2 * i + 1]));
         vec_store(logits + 32 * i, vec_mul(a, vec_set(step)));
         vec_store(logits + 32 * i + LANES, vec_mul(b, vec_set(step)));
     }

@@ -1,5 +1,5 @@
-/* Vectors of floats with NEON (AArch64): what backend/cpu/kernels/lanes/sums_template.h and the templates on it need. Included once by each neon_*.c that
- * includes one of them. */
+/* Registers of floats with NEON (AArch64): the lanes that sums_template.h and the templates on it are written in. Each neon*.c that
+ * includes one of these includes this first. */
 #ifndef TERSE_BACKEND_CPU_KERNELS_LANES_NEON_H
 #define TERSE_BACKEND_CPU_KERNELS_LANES_NEON_H
 

@@ -1,16 +1,16 @@
-/* Sums of products in registers, for any vector instruction set: what the templates of the cache's kernels are made of. To be
- * included after a *_lanes.h, which brings
+/* Template: sums of products in registers, for any vector instruction set; what the templates of the cache's kernels are made of.
+ * Parameters, which lanes/avx2.h, avx512.h or neon.h, included before, define:
  *
  *     ISA                              suffix of the functions
  *     LANES, vec                       floats in a vector, and its type
  *     vec_zero, vec_set, vec_load, vec_store, vec_add, vec_mul, vec_fma (a b + c), vec_fnma (c - a b)
  *     vec_halves, vec_bytes            LANES half floats or signed bytes as floats
- *     vec_nibbles(bytes, &low, &high)  LANES bytes of q4_0 as two vectors of code - 8; for codes_template.h alone, as TILE_Q4(G)
- *     MOST_QUERIES                     that one pass over a block serves; more take further passes, by then within the cache
- *     MOST_SUMS                        accumulators that leave room for operands among the registers
+ *     vec_nibbles(bytes, &low, &high)  LANES bytes of q4_0 as two vectors of code - 8; for float_template.h alone, as TILE_Q4(G)
+ *     MOST_QUERIES                     queries of one pass over a page; more take further passes, which find it in the cache
+ *     MOST_SUMS                        accumulators that leave registers for operands
  *     TILE(G)                          vectors of a row read together, a power of two; G TILE(G) <= MOST_SUMS
  *
- * Each operation is a small matrix product out[G][N] += a[G][K] b[K][N] whose b is a block: for keys K is the channel and N the
+ * Each operation is a small matrix product out[G][N] += a[G][K] b[K][N] whose b is a page: for keys K is the channel and N the
  * token, for values K is the token and N the channel. In either case the neighbours in a row are the lanes, and no sum crosses
  * lanes. All G queries share one unpacking of b, and their sums stay in registers. G is a constant in each specialisation.
  */
@@ -47,9 +47,10 @@ INLINE void sums_store(size_t G, size_t W, sums sum, bool add, float *out, size_
     }
 }
 
-/* Blocks follow one another in memory, so what lies this many bytes on will be read soon. The processor's own prefetching gives up
- * at page ends and at the strides of `mix`. Into the second cache: measured on a Xeon and on a Zen 4, at 12 to 32 KB; into the first
- * one, Zen 4 reads keys of q8_0 at half the rate. A prefetch cannot fault, so past the last block it does no harm. */
+/* Pages follow one another in memory, so what lies this many bytes further on will be read soon. The processor's own prefetching
+ * gives up at the ends of the system's pages and at the strides of `accumulate`. Into the second cache: measured on a Xeon and on a
+ * Zen 4, at 12 to 32 KB; into the first one, Zen 4 reads keys of q8_0 at half the rate. A prefetch cannot fault, so past the last
+ * page it does no harm. */
 #define PREFETCH_BYTES 16384
 #define PREFETCH_LINE 64
 
@@ -73,7 +74,7 @@ INLINE void serve(special *const *of, size_t most, const float *in, size_t in_ro
     }
 }
 
-/* A kernel of one format, of the function for several that has what tells them apart as constants. */
+/* A kernel of one format, made of a function for several formats by the constants that distinguish them. */
 #define FOR_ONE(name, several, ...) \
     INLINE void name(size_t G, const float *in, size_t hd, const void *page, float *out) { \
         several(G, __VA_ARGS__, in, hd, page, out); \

@@ -1,5 +1,5 @@
-/* Product quantization and turned keys with AVX2, FMA and F16C. Centroids of 8-bit codes, which are most, are put together in registers:
- * through memory, as the template goes, each takes a load and a store more, and those are what bounds it. */
+/* Product quantization with AVX2, FMA and F16C. Centroids of 8-bit codes, the usual ones, are put together in registers: through
+ * memory, as the template goes, each takes a load and a store more, and loads and stores are what bounds it. */
 #include "backend/cpu/kernels/lanes/avx2.h"
 
 typedef __m256i wide;
@@ -34,7 +34,7 @@ INLINE int64_t four_halves(const uint16_t *rows, uint8_t code) {
     return four;
 }
 
-/* ---- Keys: eight tokens of a sub-vector are turned over ------------------------------------------------------------------------- */
+/* ---- Keys: eight tokens of a sub-vector are transposed ------------------------------------------------------------------ */
 
 INLINE __m128i four_tokens(const uint16_t *rows, const uint8_t *codes) {
     __m128i x = _mm_cvtsi32_si128(two_halves(rows, codes[0]));
@@ -68,7 +68,7 @@ INLINE void decode_fours(const uint16_t *rows, const uint8_t *codes, uint16_t *h
     for (size_t t = 0; t < PAGE_TOKENS; t += 8) {
         __m256i a = two_parts(two_tokens(rows, codes + t), two_tokens(rows, codes + t + 4));
         __m256i b = two_parts(two_tokens(rows, codes + t + 2), two_tokens(rows, codes + t + 6));
-        __m256i even = _mm256_unpacklo_epi16(a, b), odd = _mm256_unpackhi_epi16(a, b); /* tokens by turns */
+        __m256i even = _mm256_unpacklo_epi16(a, b), odd = _mm256_unpackhi_epi16(a, b); /* tokens alternate */
         store_channels(_mm256_unpacklo_epi16(even, odd), halves + t);
         store_channels(_mm256_unpackhi_epi16(even, odd), halves + t + 2 * PAGE_TOKENS);
     }
@@ -106,7 +106,7 @@ static void decode_chunk(const struct pq_codebook *p, const void *page, size_t m
     }
 }
 
-/* ---- Values: eight channels of a token, that meet the weights at once --------------------------------------------------------------- */
+/* ---- Values: eight channels of a token, multiplied by the weights at once ---------------------------------------------------- */
 
 struct byte_codes {
     const struct pq_codebook *p;

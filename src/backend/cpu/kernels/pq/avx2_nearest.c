@@ -1,4 +1,4 @@
-/* Nearest centroids with AVX2 and FMA: what backend/cpu/kernels/pq/nearest_template.h needs of it. */
+/* Nearest centroids with AVX2 and FMA: the parameters of pq/nearest_template.h. */
 #include <immintrin.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -17,7 +17,7 @@ static inline ivec ivec_set(uint32_t x) { return _mm256_set1_epi32((int)x); }
 static inline ivec ivec_add(ivec a, ivec b) { return _mm256_add_epi32(a, b); }
 static inline ivec ivec_load(const uint32_t *x) { return _mm256_loadu_si256((const __m256i *)x); }
 
-static inline void vec_take(vec s, ivec j, vec *best, ivec *at) {
+static inline void vec_lower(vec s, ivec j, vec *best, ivec *at) {
     vec less = _mm256_cmp_ps(s, *best, _CMP_LT_OQ);
     *best = _mm256_blendv_ps(*best, s, less);
     *at = _mm256_castps_si256(_mm256_blendv_ps(_mm256_castsi256_ps(*at), _mm256_castsi256_ps(j), less));

@@ -1,4 +1,5 @@
-/* Product quantization and turned keys with AVX-512. */
+/* Product quantization with AVX-512: decoding by look-up in registers, keys scored as they are decoded, and the choice among the
+ * ways that a codebook allows (avx512_internal.h). */
 #include "backend/cpu/kernels/pq/avx512_internal.h"
 
 typedef __m512i wide;
@@ -27,8 +28,8 @@ INLINE void planes_to_halves(size_t quarters, const struct codes *codes, const u
     x[1] = _mm512_unpackhi_epi8(low, high);
 }
 
-/* Floats, x[4] in order of codes FOR_DWORDS: a level, 64 times and added to the bits of 2^17, is a float that much larger, and one
- * multiplication makes it the number. */
+/* Floats, x[4] in order of codes FOR_DWORDS: the byte, 64 times and added to the bits of 2^17, is a float that much larger; one
+ * multiplication makes it the centroid. */
 INLINE void u8_to_floats(size_t quarters, const struct codes *codes, const struct pq_codebook *p, size_t c, vec *x) {
     const __m512i power = _mm512_castps_si512(_mm512_set1_ps(0x1p17f));
     __m512i u8 = codes_look_up(quarters, codes, p->centroids_u8 + c * 64 * quarters);
@@ -73,10 +74,10 @@ static void decode_chunk(const struct pq_codebook *p, const void *page, size_t m
         decode_in_registers(1, p, page, m, n, halves);
 }
 
-/* ---- Keys met as they are decoded: a channel's 64 numbers go from tables to the sums without memory between, so that looking up,
- * which is one port's work, and multiplying overlap. Eight bits only. */
+/* ---- Keys scored as they are decoded: a channel's 64 numbers go from tables to the sums without memory between, so that looking
+ * up, which is one port's work, and multiplying overlap. Eight bits only. */
 
-#define FUSED_QUERIES 6 /* whose sums, four registers each, leave room */
+#define FUSED_QUERIES 6 /* whose sums, four registers each, leave registers for decoding */
 
 INLINE struct codes fused_codes(const struct page_view *view, size_t m) {
     return codes_load(4, view->p, view->page, m, view->p->centroids_u8 ? FOR_DWORDS : FOR_HALVES);
@@ -118,7 +119,7 @@ INLINE void gain_floats(const struct key_rotation *rotation, size_t c, vec *x) {
     UNROLL for (size_t w = 0; w < 4; w++) x[w] = vec_fma(x[w], vec_load(rotation->gain + w * LANES), vec_set(rotation->mean[c]));
 }
 
-/* Two channels turned by the angles of the i-th pair. */
+/* Two channels rotated by the angles of the i-th pair. */
 INLINE void fused_rotate(size_t G, bool gain, const struct page_view *view, const struct codes *a_codes,
                          const struct codes *b_codes, size_t i, size_t first, size_t second, const float *q, sums sum) {
     const float *cosine = view->rotation->cosine + i * PAGE_TOKENS, *sine = view->rotation->sine + i * PAGE_TOKENS;
@@ -137,7 +138,7 @@ INLINE void fused_rotate(size_t G, bool gain, const struct page_view *view, cons
     sums_add(G, 4, q + second, hd, y, sum);
 }
 
-/* Whole sub-vectors are turned with themselves or with others. */
+/* Whole sub-vectors are rotated with themselves or with others. */
 INLINE void rotate_fused_some(size_t G, bool gain, const struct page_view *view, const float *q, float *logits) {
     const struct pq_codebook *p = view->p;
     const size_t pairs = view->rotation->pairs, w = p->width, rotated = 2 * pairs / w, hd = pq_channels(p);
@@ -175,7 +176,7 @@ EACH_PQ(score_fused)
 EACH_PQ(rotate_fused)
 EACH_PQ(rotate_fused_gained)
 
-/* ---- Slots: the way that a codebook allows ---- */
+/* ---- Slots: the way that a codebook allows ------------------------------------------------------------------------------- */
 
 static void score_i16_pq(const struct pq_codebook *p, const float *fixed, size_t G, const void *page, float *logits) {
     (p->centroid_rows_u8 ? pq_avx512_score_rows_u8 : pq_avx512_score_u8)(p, fixed, G, page, logits);

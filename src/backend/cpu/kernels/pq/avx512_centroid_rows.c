@@ -1,6 +1,6 @@
-/* Keys and values by rows of centroids of 8 bits with AVX-512, for codes of more than eight bits. Tables of 4,096 centroids are beyond look-ups
- * in registers, and what bounds reading them is how many lines of the second-level cache they take; four channels of a token are one
- * dword, sixteen one load. */
+/* Keys and values by rows of centroids of 8 bits with AVX-512, for codes of more than eight bits. Tables of 4,096 centroids are
+ * beyond look-ups in registers, and what bounds reading them is how many lines of the second-level cache they take; four channels
+ * of a token are one dword, sixteen one load. */
 #include "backend/cpu/kernels/pq/avx512_internal.h"
 #include "backend/cpu/kernels/pq/code_planes.h"
 
@@ -19,7 +19,7 @@ static __attribute__((noinline)) void codes_of_any_bits(const uint8_t *planes, u
     code_planes_read(planes, bits, words);
 }
 
-/* Where the rows of sub-vector m's 64 codes begin in its levels: at[4]. */
+/* Where the rows of sub-vector m's 64 codes begin in its table: at[4]. */
 INLINE void row_offsets(const struct pq_codebook *p, const void *page, size_t m, __m512i *at) {
     const uint8_t *planes = (const uint8_t *)page + m * PAGE_PQ_PART(p->bits);
     const __m512i width = _mm512_set1_epi32((int)p->width);
@@ -65,12 +65,12 @@ INLINE __m256i eight_dwords(const uint8_t *rows, const uint32_t *offsets) {
     return x;
 }
 
-/* Levels of four channels of 16 tokens, a token in each dword. */
+/* Centroids of four channels of 16 tokens, a token in each dword. */
 INLINE __m512i sixteen_dwords(const uint8_t *rows, const uint32_t *offsets) {
     return _mm512_inserti64x4(_mm512_castsi256_si512(eight_dwords(rows, offsets)), eight_dwords(rows, offsets + 8), 1);
 }
 
-/* ---- Keys: the lanes are 16 tokens, the bytes four channels ------------------------------------------------------------------ */
+/* ---- Keys: the lanes are 16 tokens, the bytes four channels -------------------------------------------------------------- */
 
 /* Tokens from 16 v to 16 (v + W) - 1. */
 INLINE void score_some(size_t G, size_t v, size_t W, const struct page_view *view, uint32_t (*offsets)[PAGE_TOKENS],
@@ -112,7 +112,7 @@ INLINE void score_rows(size_t G, const void *what, const float *fixed, float *lo
 
 EACH_PQ(score_rows)
 
-/* ---- Values: the lanes are 16 channels, the bytes four tokens ---------------------------------------------------------------- */
+/* ---- Values: the lanes are 16 channels, the bytes four tokens ------------------------------------------------------------ */
 
 /* As gather_parts of four registers of dwords, a token in each: 16 channels of four tokens. */
 INLINE void gather_tokens(const __m512i *x, __m512i *out) {
@@ -186,10 +186,10 @@ INLINE void accumulate_narrow_rows(size_t G, const void *what, const float *weig
 EACH_PQ(accumulate_broad_rows)
 EACH_PQ(accumulate_narrow_rows)
 
-/* ---- By channel ------------------------------------------------------------------------------------------------------------ */
+/* ---- By channel ---------------------------------------------------------------------------------------------------------- */
 
-/* Channels c to c + 15 of sub-vectors of whole sixteens: u8[16][64] in the order of codes FOR_I16. Each unpacking of all
- * turns the bits of where a byte lies, register and place in its part, by one; four of them swap the two. */
+/* Each unpacking of all 16 registers moves the bits of a byte's address (register, place in its part) on by one; four of them swap
+ * register and place. */
 void pq_avx512_channels_of_rows_u8(const struct pq_codebook *p, const void *page, size_t c, uint8_t (*u8)[PAGE_TOKENS]) {
     const uint8_t *rows = centroid_rows_u8(p, c / p->width) + c % p->width;
     uint32_t offsets[PAGE_TOKENS];
@@ -197,7 +197,7 @@ void pq_avx512_channels_of_rows_u8(const struct pq_codebook *p, const void *page
     row_offsets(p, page, c / p->width, at);
     UNROLL for (size_t v = 0; v < 4; v++) _mm512_storeu_si512(offsets + 16 * v, at[v]);
     UNROLL_16 for (size_t i = 0; i < 16; i++) x[i] = four_rows(rows, offsets + i % 2 * 32 + i / 2, 8);
-    UNROLL for (size_t rotation = 0; rotation < 4; rotation++) {
+    UNROLL for (size_t round = 0; round < 4; round++) {
         __m512i y[16];
         UNROLL for (size_t i = 0; i < 8; i++) {
             y[2 * i] = _mm512_unpacklo_epi8(x[i], x[i + 8]);

@@ -1,7 +1,7 @@
 /* Keys and values by centroids of 8 bits, by channel, with AVX-512. */
 #include "backend/cpu/kernels/pq/avx512_internal.h"
 
-/* ---- Keys by levels: the lanes are 16 tokens, the bytes four channels ---------------------------------------------------- */
+/* ---- Keys: the lanes are 16 tokens, the bytes four channels -------------------------------------------------------------- */
 
 /* Of each query, pq_i16_floats floats: int8 [2][hd], q times the channel's step; the step of that; the sum of q times the lows. */
 void pq_avx512_quantize_query(const struct pq_codebook *p, const float *q, size_t G, float *fixed) {
@@ -23,7 +23,7 @@ void pq_avx512_quantize_query(const struct pq_codebook *p, const float *q, size_
     }
 }
 
-/* Levels of four channels to x[4], part l of x[r] having the tokens that lie from byte 16 l + 4 r on. */
+/* Centroids of four channels to x[4], part l of x[r] having the tokens that lie from byte 16 l + 4 r on. */
 INLINE void interleave_four(size_t quarters, struct reader *reader, __m512i *x) {
     __m512i at[4], low[2], high[2];
     UNROLL for (size_t i = 0; i < 4; i++) at[i] = next_channel(quarters, reader);
@@ -53,7 +53,7 @@ INLINE void fixed_to_logits(const __m512i *high, const __m512i *low, float step,
     }
 }
 
-#define U8_QUERIES 3 /* queries whose sums, eight registers each, leave room for looking up */
+#define U8_QUERIES 3 /* queries whose sums, eight registers each, leave registers for looking up */
 
 /* n queries, u8[hd / 4][4] looked up or from a pass before, and kept for another. */
 INLINE void score_pass(size_t n, size_t quarters, bool look_up, bool keep, const struct page_view *view, __m512i (*u8)[4],
@@ -96,7 +96,7 @@ INLINE void score_u8(size_t G, size_t quarters, const struct page_view *view, co
         score_pass(G - 2 * first, quarters, false, false, view, u8, fixed + 2 * first * apart, logits + 2 * first * PAGE_TOKENS);
 }
 
-/* Of name_levels(G, quarters, view, in, out): name_eight_bits, and name_fewer_bits for all others. */
+/* Of name_u8(G, quarters, view, in, out): name_eight_bits, and name_fewer_bits for all others. */
 #define BY_BITS(name) \
     INLINE void name##_eight_bits(size_t G, const void *what, const float *in, float *out) { name##_u8(G, 4, what, in, out); } \
     INLINE void name##_fewer_bits(size_t G, const void *what, const float *in, float *out) { \
@@ -111,9 +111,9 @@ INLINE void score_u8(size_t G, size_t quarters, const struct page_view *view, co
 
 BY_BITS(score)
 
-/* ---- Values by levels: the lanes are 16 channels, the bytes four tokens ----------------------------------------------------- */
+/* ---- Values: the lanes are 16 channels, the bytes four tokens ------------------------------------------------------------ */
 
-/* Levels of four channels to x[4], part l of x[r] having tokens 16 l + 4 r to 16 l + 4 r + 3, a channel in each dword. */
+/* Centroids of four channels to x[4], part l of x[r] having tokens 16 l + 4 r to 16 l + 4 r + 3, a channel in each dword. */
 INLINE void transpose_four(size_t quarters, struct reader *reader, __m512i *x) {
     __m512i at[4];
     UNROLL for (size_t i = 0; i < 4; i++) at[i] = next_channel(quarters, reader);

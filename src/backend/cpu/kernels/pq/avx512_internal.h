@@ -1,5 +1,5 @@
-/* What the AVX-512 files of this folder share: look-ups in registers, centroids of 8 bits as they are read, and weights as bytes. avx512.c
- * chooses among the ways; the others hold one each:
+/* What the AVX-512 files of this folder share: look-ups in registers, centroids of 8 bits as they are read, and weights as bytes.
+ * avx512.c chooses among the ways; the others hold one each:
  *     avx512_lut.c              tables of a query's inner products, looked up
  *     avx512_centroids_u8.c     centroids as bytes by channel (up to 8-bit codes)
  *     avx512_centroid_rows.c    centroids as bytes by row (longer codes)
@@ -17,8 +17,8 @@
 #include "backend/cpu/kernels/pq/each_group.h"
 #include "backend/cpu/kernels/pq/ops.h"
 
-/* A function of each file rather than one for all: with its body at hand, compilers know which registers a call leaves as they are, and
- * callers keep their sums in those. */
+/* A function of each file rather than one for all: with its body at hand, compilers know which registers a call leaves as they are,
+ * and callers keep their sums in those. */
 #define LOCAL static __attribute__((noinline, unused))
 
 /* ---- Between the files --------------------------------------------------------------------------------------------------- */
@@ -45,19 +45,19 @@ bool pq_avx512_rotates_i16(const struct pq_codebook *p, const struct key_rotatio
 void pq_avx512_score_rotated_i16(const struct pq_codebook *p, const struct key_rotation *rotation, const float *q, size_t G,
                                  const void *page, float *logits);
 
-/* ---- Codes of up to eight bits: numbers looked up in registers, 64 at a time ------------------------------------------------
+/* ---- Codes of up to eight bits: 64 look-ups in registers at a time ---
  *
- * A permutation of bytes is a look-up of 64 bytes in a table of 64 or, of two registers, 128; in 256 it is two of them under a mask. A
- * level is one such look-up; a number of 16 bits is two, of its low and of its high byte, wherefore such centroids lie in planes.
- */
+ * A permutation of bytes is a look-up of 64 bytes in a table of 64 or, of two registers, 128; in 256 it is two of them under a
+ * mask. An 8-bit centroid is one such look-up; a half is two, of its low and of its high byte, which is why such centroids lie in
+ * byte planes. */
 
 struct codes {
     __m512i bytes;
     __mmask64 bit7; /* set in these codes */
 };
 
-/* Which token's code each byte has. For halves, such that unpacking two registers of bytes gives tokens in order; for words, such that
- * even bytes are tokens 0 to 31 and odd ones the others; for u8, byte j of the i-th dword is of token 16 j + i, so that one byte of
+/* Which token's code each byte has. FOR_HALVES: such that unpacking two registers of bytes gives tokens in order. FOR_I16: even
+ * bytes are tokens 0 to 31, odd ones the others. FOR_DWORDS: byte j of the i-th dword is of token 16 j + i, so that one byte of
  * each dword makes 16 tokens in order. */
 enum order { AS_THEY_ARE, FOR_HALVES, FOR_I16, FOR_DWORDS };
 
@@ -106,11 +106,11 @@ INLINE __m512i codes_look_up(size_t quarters, const struct codes *codes, const u
     return _mm512_mask_blend_epi8(codes->bit7, low, high);
 }
 
-/* ---- Centroids of 8 bits: an instruction adds to each of 16 numbers four products of bytes, centroids times what they are multiplied by as
- * fixed point (lanes/avx512_fixed.h) ---- */
+/* ---- Centroids of 8 bits: an instruction adds to each of 16 numbers four products of bytes, centroids times what they are
+ * multiplied by as fixed point (lanes/avx512_fixed.h) ---- */
 
-/* sum + levels times four bytes in each dword. As intrinsics, gcc 12 brings what is fetched in a loop to memory as whole registers before
- * it. */
+/* sum + four 8-bit centroids times four bytes in each dword. From intrinsics, gcc 12 expands the bytes to whole registers in memory
+ * before the loop. */
 INLINE __m512i add_u8_products(__m512i sum, __m512i u8, const int8_t *four) {
     __asm__("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(u8), "m"(*(const char(*)[4])four));
     return sum;
@@ -123,9 +123,9 @@ struct page_view {
     const struct key_rotation *rotation;
 };
 
-#define U8_CHANNELS 16 /* that are looked up, turned over into memory of the first-level cache and then met */
+#define U8_CHANNELS 16 /* that are looked up, transposed and then multiplied together */
 
-/* Levels of one channel after another. */
+/* Reads the centroids of one channel after another. */
 struct reader {
     const struct pq_codebook *p;
     const void *page;
@@ -188,7 +188,8 @@ INLINE void all_weights_to_bytes(size_t G, size_t planes, const float *weights, 
         weights_to_bytes(planes, weights + g * PAGE_TOKENS, bytes->of[g][0], &bytes->step[g], &bytes->sum[g]);
 }
 
-/* acc[G][hd] += 16 channels from c on, levels weighed by high and low bytes, or by high ones that are whole numbers. */
+/* acc[G][hd] += 16 channels from c on: sums of centroids times the weights' high and low bytes, or, of one plane, times whole
+ * weights. */
 INLINE void add_accumulated(size_t G, size_t planes, const struct pq_codebook *p, size_t c, const __m512i *high, const __m512i *low,
                             const struct weights_bytes *bytes, float *acc) {
     vec c_step = vec_load(p->step + c), c_low = vec_load(p->low + c);

@@ -6,11 +6,10 @@
 
 #define LOOK_UP_QUERIES 4 /* that one pass serves: four sums each */
 
-/* ---- Look-up by planes: tables in fixed point of 16 bits --------------------------------------------------------------------
- *
- * An entry is (product - the sub-vector's least) / step, the step that of the query's widest sub-vector. Low and high bytes are
- * summed apart, each in 16 bits: 256 sub-vectors come to 255 * 256 at most, and all to less than 2^24, which a float holds. Tables:
- * u8 [parts][G][2][entries] and, behind what pq_table_floats would be without them, float step[G], base[G], the sums of the leasts.
+/* Tables are fixed point of 16 bits. An entry is (product - the sub-vector's least) / step, the step that of the query's widest
+ * sub-vector. Low and high bytes are summed apart, each in 16 bits: 256 sub-vectors come to 255 * 256 at most, and all to less than
+ * 2^24, which a float holds. Tables: u8 [parts][G][2][entries] and, behind what pq_table_floats would be without them, float
+ * step[G], base[G], the sums of the leasts.
  */
 
 static float *table_scales(const struct pq_codebook *p, size_t G, float *tables) {
@@ -70,8 +69,8 @@ static void query_products(const struct pq_codebook *p, const float *q, size_t G
                 _mm512_storeu_ps(floats + j + 16 * v, sum[v]);
             }
         }
-        float low = _mm512_reduce_min_ps(least), span = _mm512_reduce_max_ps(most) - low;
-        if (span > widest) widest = span;
+        float low = _mm512_reduce_min_ps(least), range = _mm512_reduce_max_ps(most) - low;
+        if (range > widest) widest = range;
         *base += low;
     }
     *step = widest > 1e-32f ? widest / 65535 : 0; /* that its inverse be finite */
@@ -93,7 +92,7 @@ void pq_avx512_prepare_lut(const struct pq_codebook *p, const float *q, size_t G
     }
 }
 
-/* logits[64] of the sums of bytes: as words with the odd tokens' bytes above them, and of the odd tokens alone. */
+/* logits[64] of the sums of bytes: as 16-bit sums with the odd tokens' bytes above them, and of the odd tokens alone. */
 static void sums_to_logits(const __m512i *sum, float step, float base, float *logits) {
     const __m512i first = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
     const __m512i last = _mm512_add_epi32(first, _mm512_set1_epi32(8));

@@ -1,4 +1,4 @@
-/* Nearest centroids with AVX-512: what backend/cpu/kernels/pq/nearest_template.h needs of it. */
+/* Nearest centroids with AVX-512: the parameters of pq/nearest_template.h. */
 #include <immintrin.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -17,7 +17,7 @@ static inline ivec ivec_set(uint32_t x) { return _mm512_set1_epi32((int)x); }
 static inline ivec ivec_add(ivec a, ivec b) { return _mm512_add_epi32(a, b); }
 static inline ivec ivec_load(const uint32_t *x) { return _mm512_loadu_si512(x); }
 
-static inline void vec_take(vec s, ivec j, vec *best, ivec *at) {
+static inline void vec_lower(vec s, ivec j, vec *best, ivec *at) {
     __mmask16 less = _mm512_cmp_ps_mask(s, *best, _CMP_LT_OQ);
     *best = _mm512_mask_mov_ps(*best, less, s);
     *at = _mm512_mask_mov_epi32(*at, less, j);

@@ -1,12 +1,12 @@
-/* Keys stored before RoPE as centroids of 8 bits, rotated and multiplied in 16 bits (lanes/avx512_rotate.h) with AVX-512. A pair's unit is such
- * that no number of a key in the page comes to more than ROTATED_LARGEST; centroids become multiples of it by a factor of 16 bits, an
- * offset, the gain as a part of the page's largest, and the mean. */
+/* Keys stored before RoPE as centroids of 8 bits, rotated and multiplied in 16 bits (lanes/avx512_rotate.h) with AVX-512. A pair's
+ * unit is such that no number of a key in the page comes to more than ROTATED_LARGEST; centroids become multiples of it by a factor
+ * of 16 bits, an offset, the gain as a part of the page's largest, and the mean. */
 #include "backend/cpu/kernels/lanes/avx512_rotate.h"
 #include "backend/cpu/kernels/pq/avx512_internal.h"
 
 #define ROTATE_QUERIES 8 /* of a pass */
 
-/* Two words each, of the first and the second channels of pairs. */
+/* What makes int16 of the centroids, twice each: [0] of the first channels of pairs, [1] of the second. */
 struct pair_scales {
     int32_t factor[2][ROTATED_MOST_PAIRS], offset[2][ROTATED_MOST_PAIRS], mean[2][ROTATED_MOST_PAIRS];
     float units[ROTATED_MOST_PAIRS];
@@ -14,7 +14,7 @@ struct pair_scales {
 
 /* Of 16 pairs from the i-th on, where gains are at most `gain`. */
 INLINE void rotate_units(const struct pq_codebook *p, const struct key_rotation *rotation, float gain, size_t i,
-                         struct pair_scales *words) {
+                         struct pair_scales *scales) {
     const vec least = vec_set(1e-30f);
     vec step[2], low[2], mean[2] = {vec_zero(), vec_zero()}, unit = vec_zero();
     rotated_load(rotation, p->step, i, &step[0], &step[1]);
@@ -27,11 +27,11 @@ INLINE void rotate_units(const struct pq_codebook *p, const struct key_rotation 
     }
     __mmask16 some = _mm512_cmp_ps_mask(unit, least, _CMP_GT_OQ);
     vec inverse = _mm512_maskz_div_ps(some, vec_set(1), unit), shape = vec_mul(inverse, vec_set(gain));
-    vec_store(words->units + i, unit);
+    vec_store(scales->units + i, unit);
     for (size_t k = 0; k < 2; k++) {
-        rotated_twice(vec_mul(vec_mul(step[k], shape), vec_set(256)), words->factor[k] + i);
-        rotated_twice(vec_fma(low[k], shape, vec_set(0.5f)), words->offset[k] + i); /* products are rounded down */
-        rotated_twice(vec_mul(mean[k], inverse), words->mean[k] + i);
+        rotated_twice(vec_mul(vec_mul(step[k], shape), vec_set(256)), scales->factor[k] + i);
+        rotated_twice(vec_fma(low[k], shape, vec_set(0.5f)), scales->offset[k] + i); /* products are rounded down */
+        rotated_twice(vec_mul(mean[k], inverse), scales->mean[k] + i);
     }
 }
 
@@ -39,17 +39,17 @@ struct rotated {
     const struct pq_codebook *p;
     const struct key_rotation *rotation;
     const void *page;
-    const struct pair_scales *words;
+    const struct pair_scales *scales;
     const struct rotated_query *queries;
-    __m512i gains[2], odd;      /* bytes: a mask that gcc 12 would make again for each channel */
-    uint8_t (*u8)[PAGE_TOKENS]; /* where they lie by row: those of both channels of ROTATED_PAIRS pairs */
+    __m512i gains[2], odd;      /* bytes: a mask that gcc 12 would make anew for each channel */
+    uint8_t (*u8)[PAGE_TOKENS]; /* of codebooks by row: both channels of ROTATED_PAIRS pairs */
 };
 
-/* Words of a channel's levels: x[2], 64 tokens in order, as codes lie for words. */
+/* A channel's centroids as int16: x[2], 64 tokens in order, of codes FOR_I16. */
 INLINE void channel_i16(bool gained, const struct rotated *rotated, __m512i u8, size_t k, size_t i, __m512i *x) {
-    const struct pair_scales *words = rotated->words;
-    const __m512i factor = _mm512_set1_epi32(words->factor[k][i]);
-    const __m512i offset = _mm512_set1_epi32(words->offset[k][i]), mean = _mm512_set1_epi32(words->mean[k][i]);
+    const struct pair_scales *scales = rotated->scales;
+    const __m512i factor = _mm512_set1_epi32(scales->factor[k][i]);
+    const __m512i offset = _mm512_set1_epi32(scales->offset[k][i]), mean = _mm512_set1_epi32(scales->mean[k][i]);
     x[0] = _mm512_slli_epi16(u8, 8);
     x[1] = _mm512_and_si512(u8, rotated->odd);
     UNROLL for (size_t h = 0; h < 2; h++) {
@@ -58,10 +58,10 @@ INLINE void channel_i16(bool gained, const struct rotated *rotated, __m512i u8, 
     }
 }
 
-/* How pairs lie and what is done with them. */
+/* Keys are kept for all queries, by channel or by row, or scored at once. */
 enum rotate_way { KEPT, SCORED, ROWS_KEPT };
 
-/* Levels of both channels of the i-th pair; adjacent channels are all read by the first reader. */
+/* Centroids of both channels of the i-th pair; adjacent channels are all read by the first reader. */
 INLINE void pair_centroids(enum rotate_way way, bool adjacent, const struct rotated *rotated, size_t i, struct reader *readers,
                            __m512i *u8) {
     const size_t j = i % ROTATED_PAIRS;
@@ -74,10 +74,10 @@ INLINE void pair_centroids(enum rotate_way way, bool adjacent, const struct rota
     u8[1] = next_channel(4, &readers[adjacent ? 0 : 1]);
 }
 
-/* Pairs from the i-th to the one before `end`, both numbers of whose keys, turned, go to keys; when SCORED, ROTATED_QUERIES queries meet
- * each as soon as it is turned, met[ROTATED_QUERIES][4] being what they come to. */
+/* Pairs from the i-th to the one before `end`: both numbers of the rotated keys go to keys[...][4]; when SCORED, ROTATED_QUERIES
+ * queries are multiplied by each pair as soon as it is rotated, and total[ROTATED_QUERIES][4] receives the sums. */
 INLINE void rotate_some(enum rotate_way way, bool gained, bool adjacent, const struct rotated *rotated, size_t i, size_t end,
-                        __m512i (*keys)[4], __m512i (*met)[4]) {
+                        __m512i (*keys)[4], __m512i (*total)[4]) {
     const struct pq_codebook *p = rotated->p;
     const size_t queries = way == SCORED ? ROTATED_QUERIES : 0;
     struct reader readers[2];
@@ -92,21 +92,21 @@ INLINE void rotate_some(enum rotate_way way, bool gained, bool adjacent, const s
         pair_centroids(way, adjacent, rotated, i, readers, u8);
         channel_i16(gained, rotated, u8[0], 0, i, re);
         channel_i16(gained, rotated, u8[1], 1, i, im);
-        rotated_pair(re, im, rotated->rotation->words + i * 2 * PAGE_TOKENS, way == SCORED ? key : *keys++);
+        rotated_pair(re, im, rotated->rotation->i16 + i * 2 * PAGE_TOKENS, way == SCORED ? key : *keys++);
         rotated_add(queries, key, rotated->queries, i, sum);
     }
-    UNROLL for (size_t g = 0; g < queries; g++) { UNROLL for (size_t v = 0; v < 4; v++) met[g][v] = sum[g][v]; }
+    UNROLL for (size_t g = 0; g < queries; g++) { UNROLL for (size_t v = 0; v < 4; v++) total[g][v] = sum[g][v]; }
 }
 
 typedef void rotate_some_pairs(const struct rotated *rotated, size_t i, __m512i (*to)[4]);
 
-/* Functions of their own: with what they come to in memory, gcc 12 keeps the sums of a pass in registers. */
+/* Functions of their own, with results in memory: so gcc 12 keeps the sums of a pass in registers. */
 #define ROTATE_SOME(name, gained, adjacent) \
     static __attribute__((noinline)) void name##_kept(const struct rotated *rotated, size_t i, __m512i(*keys)[4]) { \
         rotate_some(KEPT, gained, adjacent, rotated, i, i + ROTATED_PAIRS, keys, NULL); \
     } \
-    static __attribute__((noinline)) void name##_scored(const struct rotated *rotated, size_t i, __m512i(*met)[4]) { \
-        rotate_some(SCORED, gained, adjacent, rotated, i, rotated->rotation->pairs, NULL, met); \
+    static __attribute__((noinline)) void name##_scored(const struct rotated *rotated, size_t i, __m512i(*total)[4]) { \
+        rotate_some(SCORED, gained, adjacent, rotated, i, rotated->rotation->pairs, NULL, total); \
     } \
     static __attribute__((noinline)) void name##_rows_kept(const struct rotated *rotated, size_t i, __m512i(*keys)[4]) { \
         rotate_some(ROWS_KEPT, gained, adjacent, rotated, i, i + ROTATED_PAIRS, keys, NULL); \
@@ -117,7 +117,7 @@ ROTATE_SOME(rotate_adjacent, false, true)
 ROTATE_SOME(rotate_apart_gained, true, false)
 ROTATE_SOME(rotate_adjacent_gained, true, true)
 
-/* Levels of both channels of ROTATED_PAIRS pairs from the i-th on, where they lie by row. */
+/* Centroids of both channels of ROTATED_PAIRS pairs from the i-th on, of codebooks by row. */
 static void read_rows(const struct rotated *rotated, size_t i) {
     const bool adjacent = rotated->rotation->adjacent;
     pq_avx512_channels_of_rows_u8(rotated->p, rotated->page, adjacent ? 2 * i : i, rotated->u8);
@@ -133,20 +133,20 @@ static void score_pass_rotated(const struct rotated *rotated, size_t n, float *l
         {{rotate_apart_rows_kept, rotate_adjacent_rows_kept}, {rotate_apart_gained_rows_kept, rotate_adjacent_gained_rows_kept}}};
     const enum rotate_way way = rotated->p->centroid_rows_u8 ? ROWS_KEPT : n == ROTATED_QUERIES ? SCORED : KEPT;
     rotate_some_pairs *rotate_pairs = some[way][rotated->rotation->gain != NULL][rotated->rotation->adjacent];
-    __m512i met[ROTATE_QUERIES][4], keys[ROTATED_PAIRS][4];
-    if (way == SCORED) rotate_pairs(rotated, 0, met);
+    __m512i total[ROTATE_QUERIES][4], keys[ROTATED_PAIRS][4];
+    if (way == SCORED) rotate_pairs(rotated, 0, total);
     for (size_t g = 0; way != SCORED && g < n; g++) {
-        UNROLL for (size_t v = 0; v < 4; v++) met[g][v] = _mm512_setzero_si512();
+        UNROLL for (size_t v = 0; v < 4; v++) total[g][v] = _mm512_setzero_si512();
     }
     for (size_t i = 0; way != SCORED && i < rotated->rotation->pairs; i += ROTATED_PAIRS) {
         if (way == ROWS_KEPT) read_rows(rotated, i);
         rotate_pairs(rotated, i, keys);
-        rotated_meet_all(n, (const __m512i(*)[4])keys, rotated->queries, i, met);
+        rotated_score_all(n, (const __m512i(*)[4])keys, rotated->queries, i, total);
     }
-    for (size_t g = 0; g < n; g++) rotated_logits(met[g], rotated->queries[g].step, logits + g * PAGE_TOKENS);
+    for (size_t g = 0; g < n; g++) rotated_logits(total[g], rotated->queries[g].step, logits + g * PAGE_TOKENS);
 }
 
-/* Whether keys can be turned so: all channels are, by whole sub-vectors. */
+/* All channels are rotated, by whole sub-vectors. */
 bool pq_avx512_rotates_i16(const struct pq_codebook *p, const struct key_rotation *rotation) {
     if (!rotated_serves(rotation) || 2 * rotation->pairs != pq_channels(p)) return false;
     if (p->centroid_rows_u8) return p->width % 16 == 0;
@@ -156,16 +156,16 @@ bool pq_avx512_rotates_i16(const struct pq_codebook *p, const struct key_rotatio
 void pq_avx512_score_rotated_i16(const struct pq_codebook *p, const struct key_rotation *rotation, const float *q, size_t G,
                                  const void *page, float *logits) {
     const size_t hd = pq_channels(p);
-    struct pair_scales words;
+    struct pair_scales scales;
     struct rotated_query queries[ROTATE_QUERIES];
     uint8_t u8[2 * ROTATED_PAIRS][PAGE_TOKENS];
-    struct rotated rotated = {.p = p, .rotation = rotation, .page = page, .words = &words, .queries = queries, .u8 = u8};
+    struct rotated rotated = {.p = p, .rotation = rotation, .page = page, .scales = &scales, .queries = queries, .u8 = u8};
     rotated.odd = _mm512_set1_epi16((short)0xff00);
     float gain = rotation->gain ? rotated_gains(rotation->gain, rotated.gains) : 1;
-    for (size_t i = 0; i < rotation->pairs; i += ROTATED_PAIRS) rotate_units(p, rotation, gain, i, &words);
+    for (size_t i = 0; i < rotation->pairs; i += ROTATED_PAIRS) rotate_units(p, rotation, gain, i, &scales);
     for (size_t n; G > 0; G -= n, q += n * hd, logits += n * PAGE_TOKENS) {
         n = SMALLER(G, ROTATE_QUERIES);
-        for (size_t g = 0; g < n; g++) rotated_take(rotation, q + g * hd, rotation->pairs, words.units, &queries[g]);
+        for (size_t g = 0; g < n; g++) rotated_query_set(rotation, q + g * hd, rotation->pairs, scales.units, &queries[g]);
         score_pass_rotated(&rotated, n, logits);
     }
 }

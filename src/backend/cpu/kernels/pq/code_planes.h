@@ -1,5 +1,5 @@
-/* Codes of 4 to 12 bits in and out of their planes, for every instruction set; the layout is page_layout.h's. Plain loops over whole
- * words, which compilers turn into vector code. */
+/* Codes of 4 to 12 bits in and out of their planes, for every instruction set; the layout is page_layout.h's. Plain loops over
+ * whole words, which compilers turn into vector code. */
 #ifndef TERSE_BACKEND_CPU_KERNELS_PQ_CODE_PLANES_H
 #define TERSE_BACKEND_CPU_KERNELS_PQ_CODE_PLANES_H
 

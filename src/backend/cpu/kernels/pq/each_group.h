@@ -1,5 +1,5 @@
-/* One specialisation for each number of queries that a pass serves, so that their sums lie in registers. Parameters, which the lanes
- * bring: ISA, MOST_QUERIES. */
+/* One specialisation for each number of queries that a pass serves, so that their sums lie in registers. Parameters, which the
+ * lanes bring: ISA, MOST_QUERIES. */
 #ifndef TERSE_BACKEND_CPU_KERNELS_PQ_EACH_GROUP_H
 #define TERSE_BACKEND_CPU_KERNELS_PQ_EACH_GROUP_H
 

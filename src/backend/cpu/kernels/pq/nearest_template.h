@@ -1,16 +1,17 @@
-/* The slot `nearest` for any vector instruction set: included once by avx2_nearest.c, avx512_nearest.c and neon_nearest.c, which bring
+/* Template: the slot `nearest` for any vector instruction set. Included once by avx2_nearest.c, avx512_nearest.c and
+ * neon_nearest.c. Parameters:
  *
  *     ISA, LANES                 suffix of the function, floats in a vector
  *     ROWS                       rows that share one reading of the panel
  *     vec, ivec, vec_set, vec_load, vec_fnma (c - a b), ivec_set, ivec_add, ivec_load
- *     vec_take(s, j, &best, &at) where s < best: best = s, at = j
+ *     vec_lower(s, j, &best, &at) where s < best: best = s, at = j
  *     vec_least(v)               the least lane of v, none of which is NaN
  *     ivec_least_where(v, x, at) the least (unsigned) of at where v equals x
  *
- * The lanes are neighbouring centroids. A row's least values and where they were stay in registers, lane by lane, over a whole panel
- * and meet once at its end, so the products are never written to memory: reading them back for the minimum is what a matrix product
- * followed by a search would pay on top. Each value is half[j] minus its d products in order of channel by fused multiply-add,
- * whatever rows are taken together: the result does not depend on how rows are cut into calls.
+ * The lanes are neighbouring centroids. A row's least values and where they were stay in registers, lane by lane, over a whole
+ * panel and are reduced once at its end, so the products are never written to memory: reading them back for the minimum is what a
+ * matrix product followed by a search would pay on top. Each value is half[j] minus its d products in order of channel by fused
+ * multiply-add, whatever rows are taken together: the result does not depend on how rows are cut into calls.
  */
 #include "backend/cpu/kernels/compiler.h"
 #include "backend/cpu/kernels/pq/init.h"
@@ -64,7 +65,7 @@ INLINE void rows_search(size_t R, size_t D, const float *x, size_t d, const floa
             for (size_t i = 0; i < d; i++) channel_add(R, x, d, i, panel + c, width, s);
         }
         UNROLL for (size_t w = 0; w < WIDE; w++) {
-            UNROLL for (size_t r = 0; r < R; r++) vec_take(s[r][w], j, &least[r].value, &least[r].at);
+            UNROLL for (size_t r = 0; r < R; r++) vec_lower(s[r][w], j, &least[r].value, &least[r].at);
             j = ivec_add(j, ivec_set(LANES));
         }
     }

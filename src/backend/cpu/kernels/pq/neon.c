@@ -1,4 +1,4 @@
-/* Product quantization and turned keys with NEON (AArch64). */
+/* Product quantization with NEON (AArch64): the parameters of pq/template.h. */
 #include "backend/cpu/kernels/lanes/neon.h"
 #include "backend/cpu/kernels/pq/init.h"
 

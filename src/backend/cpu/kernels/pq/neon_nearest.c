@@ -1,4 +1,4 @@
-/* Nearest centroids with NEON (AArch64): what backend/cpu/kernels/pq/nearest_template.h needs of it. */
+/* Nearest centroids with NEON (AArch64): the parameters of pq/nearest_template.h. */
 #include <arm_neon.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -17,7 +17,7 @@ static inline ivec ivec_set(uint32_t x) { return vdupq_n_u32(x); }
 static inline ivec ivec_add(ivec a, ivec b) { return vaddq_u32(a, b); }
 static inline ivec ivec_load(const uint32_t *x) { return vld1q_u32(x); }
 
-static inline void vec_take(vec s, ivec j, vec *best, ivec *at) {
+static inline void vec_lower(vec s, ivec j, vec *best, ivec *at) {
     uint32x4_t less = vcltq_f32(s, *best);
     *best = vbslq_f32(less, s, *best);
     *at = vbslq_u32(less, j, *at);

@@ -1,5 +1,6 @@
-/* Product quantization: a vector is `parts` sub-vectors of `width` channels, each one of 2^bits centroids. pq/pq.h says what kernels
- * read, format/page_layout.h how codes lie in a page. G, hd, score and accumulate as in scaled/ops.h; hd = parts * width. */
+/* Product quantization: a vector is `parts` sub-vectors of `width` channels, each one of 2^bits centroids. pq/pq.h says what
+ * kernels read, format/page_layout.h how codes lie in a page. G, hd, score and accumulate as in scaled/ops.h; hd = parts *
+ * width. */
 #ifndef TERSE_BACKEND_CPU_KERNELS_PQ_OPS_H
 #define TERSE_BACKEND_CPU_KERNELS_PQ_OPS_H
 
@@ -21,8 +22,8 @@ struct pq_ops {
     void (*decode_channels)(const struct pq_codebook *p, const void *page, float *channels);
     void (*decode_rows)(const struct pq_codebook *p, const void *page, float *rows);
 
-    /* By centroids, decoded once for all queries. Where centroids are read as bytes, what they are multiplied by is fixed point: each
-     * weight, and each number of a query times its channel's step, is off by about 1 / 65278 of its query's largest. */
+    /* By centroids, decoded once for all queries. Where centroids are read as bytes, what they are multiplied by is fixed point:
+     * each weight, and each number of a query times its channel's step, is off by about 1 / 65278 of its query's largest. */
     void (*score)(const struct pq_codebook *p, const float *q, size_t G, const void *page, float *logits);
     void (*accumulate)(const struct pq_codebook *p, const float *weights, size_t G, const void *page, float *acc);
     /* accumulate for small weights, as scaled_ops' accumulate_int8_q4_0: weights may be off by 1 / 253 of the largest. */
@@ -32,26 +33,28 @@ struct pq_ops {
     void (*quantize_query)(const struct pq_codebook *p, const float *q, size_t G, float *fixed);
     void (*score_i16)(const struct pq_codebook *p, const float *fixed, size_t G, const void *page, float *logits);
 
-    /* score by look-up (asymmetric distance tables, Jegou et al. 2011): `prepare` makes tables[pq_table_floats(p, G)] of the queries' inner
-     * products with all centroids; the order within is the tier's own. Where byte planes are read, entries are fixed point: off by at
-     * most 2^-17 of the widest range that the entries of a sub-vector have. */
+    /* score by look-up (asymmetric distance tables, Jegou et al. 2011): `prepare` makes tables[pq_table_floats(p, G)] of the
+     * queries' inner products with all centroids; the order within is the tier's own. Where byte planes are read, entries are fixed
+     * point: off by at most 2^-17 of the widest range that the entries of a sub-vector have. */
     void (*prepare)(const struct pq_codebook *p, const float *q, size_t G, float *tables);
     void (*look_up)(const struct pq_codebook *p, const float *tables, size_t G, const void *page, float *logits);
-    /* accumulate in two steps: code_sums[pq_table_floats(p, G)] += weights summed by code, over any number of pages; then acc[G][hd] +=
-     * code_sums times centroids. */
+    /* accumulate in two steps: code_sums[pq_table_floats(p, G)] += weights summed by code, over any number of pages; then
+     * acc[G][hd] += code_sums times centroids. */
     void (*accumulate_by_code)(const struct pq_codebook *p, const float *weights, size_t G, const void *page, float *code_sums);
     void (*finish_code_sums)(const struct pq_codebook *p, const float *code_sums, size_t G, float *acc);
 
     /* score of keys stored before RoPE: logits[G][64] = <q[G][hd], key t rotated by its own angles>. */
     void (*score_rotated)(const struct pq_codebook *p, const struct key_rotation *rotation, const float *q, size_t G,
                           const void *page, float *logits);
-    /* The same of decoded keys, keys[hd][64], for codecs that decode first; gain and mean of `rotation` are not looked at. Exact. */
+    /* The same of decoded keys, keys[hd][64], for codecs that decode first; gain and mean of `rotation` are not looked at.
+     * Exact. */
     void (*score_rotated_channels)(const struct key_rotation *rotation, const float *q, size_t G, size_t hd, const float *keys,
                                    float *logits);
 
-    /* Nearest centroids, a panel of `width` (a multiple of NEAREST_WIDTH) at a time; backend/cpu/codec/nearest.h is the search made of
-     * it. Rows x[n][d]; centroids by channel panel[d][width], half[width] half their squared norms. Where the least half[j] - <x[r],
-     * c[j]> is less than best[r], it becomes best[r], and code[r] becomes first + j, the lowest such j. NaN is never less. */
+    /* Nearest centroids, a panel of `width` (a multiple of NEAREST_WIDTH) at a time; backend/cpu/codec/nearest.h is the search made
+     * of it. Rows x[n][d]; centroids by channel panel[d][width], half[width] half their squared norms. Where the least half[j] -
+     * <x[r], c[j]> is less than best[r], it becomes best[r], and code[r] becomes first + j, the lowest such j. NaN is never
+     * less. */
     void (*nearest)(const float *x, size_t n, size_t d, const float *panel, const float *half, size_t width, uint32_t first,
                     float *best, uint32_t *code);
 };

@@ -1,4 +1,4 @@
-/* Product quantization as kernels see it: what the slots ..._pq of backend/cpu/kernels/kernels.h read by. Owns nothing; backend/cpu/codec/pq.c owns what is
+/* Product quantization as kernels see it: what the slots of pq/ops.h read. Owns nothing; backend/cpu/codec/pq.c owns what is
  * pointed to, format/page_layout.h says how codes lie. */
 #ifndef TERSE_BACKEND_CPU_KERNELS_PQ_PQ_H
 #define TERSE_BACKEND_CPU_KERNELS_PQ_PQ_H
@@ -18,14 +18,14 @@ struct pq_codebook {
     unsigned bits;
     const uint16_t *rows; /* half [parts][2^bits][width] */
 
-    /* The same by channel, for tiers that look up in registers (kernels()->has_register_lut), where bits <= PQ_CHANNEL_BITS; entries
-     * from 2^bits on repeat. Where a channel's centroids are, exactly, low + step * level with at most 256 levels, all of `from`,
-     * low - 2^17 step, being floats: */
+    /* The same by channel, for tiers that look up in registers (pq_ops()->has_register_lut), where bits <= PQ_CHANNEL_BITS; entries
+     * from 2^bits on repeat. Where a channel's centroids are exactly low + step * u8 for bytes u8, these bytes; `from` is low -
+     * 2^17 step; all three are exact in floats. */
     const uint8_t *centroids_u8; /* u8 [parts * width][PQ_CHANNEL_ENTRIES], or NULL */
     const float *low, *step, *from;
     /* Of other keys: u8 [parts * width][2][PQ_CHANNEL_ENTRIES], the halves' low bytes and then their high ones, or NULL. */
     const uint8_t *byte_planes;
-    /* Where bits > PQ_CHANNEL_BITS and width is a multiple of 4, the same tiers read levels as rows lie, with low and step:
+    /* Where bits > PQ_CHANNEL_BITS and width is a multiple of 4, the same tiers read 8-bit centroids by row, with low and step:
      * u8 [parts][2^bits][width], or NULL. */
     const uint8_t *centroid_rows_u8;
 };
@@ -33,30 +33,31 @@ struct pq_codebook {
 static inline size_t pq_centroids(const struct pq_codebook *p) { return (size_t)1 << p->bits; }
 static inline size_t pq_channels(const struct pq_codebook *p) { return p->parts * p->width; }
 
-/* Floats of G queries in a row of tables and tallies: whole vectors or the parts of one. */
+/* Floats of G queries in a row of tables and code sums: whole vectors or the parts of one. */
 static inline size_t pq_stride(size_t G) { return G <= 2 ? G : G <= 4 ? 4 : (G + 7) / 8 * 8; }
-/* Floats of the look-up tables of G queries, and of their tallies. */
+/* Floats of the look-up tables of G queries, and of their code sums. */
 static inline size_t pq_table_floats(const struct pq_codebook *p, size_t G) {
     return (p->parts * PQ_CHANNEL_ENTRIES(p->bits) + 2) * pq_stride(G);
 }
 
-/* Whether centroids are read as levels, by channel or by row; and whether they can be, where they lie on a grid. */
+/* Whether centroids are read as bytes, by channel or by row; and whether they can be, where they lie on a grid. */
 static inline bool pq_reads_u8(const struct pq_codebook *p) { return p->centroids_u8 || p->centroid_rows_u8; }
 static inline bool pq_may_read_u8(size_t width, unsigned bits) { return bits <= PQ_CHANNEL_BITS || width % 4 == 0; }
 
 /* Floats of a query in fixed point. */
 static inline size_t pq_i16_floats(const struct pq_codebook *p) { return p->parts * p->width / 2 + 2; }
 
-/* How keys in a block become what queries meet: each turned by its own angles as the slot score_rotated does, and before that, where
- * `gain` is not NULL, a key is mean[hd] + gain[64] times what its codes say. */
+/* RoPE of the keys of a page when they are scored, each token by its own angle: pair i is channels (2i, 2i + 1) if `adjacent`, else
+ * (i, i + pairs); (a, b) becomes (a cos - b sin, a sin + b cos). Channels from 2 pairs on stay. Before that, where `gain` is not
+ * NULL, a key is mean[hd] + gain[64] times what its codes say. */
 struct key_rotation {
     const float *cosine, *sine; /* [pairs][64] */
     size_t pairs;
     bool adjacent;
     const float *gain, *mean;
-    /* Cosine and sine once more as words, 32767 times what they are without `magnitude`, their largest size, for tiers that turn in 16
-     * bits; NULL: there are none. */
-    const int16_t *words; /* [pairs][2][64] */
+    /* Cosine and sine once more as int16, 32767 times what they are without `magnitude`, the largest of their sizes, for tiers that
+     * rotate in 16 bits; NULL: there are none. */
+    const int16_t *i16; /* [pairs][2][64] */
     float magnitude;
 };
 

@@ -93,7 +93,7 @@ static void look_up_pq_scalar(const struct pq_codebook *p, const float *tables, 
     }
 }
 
-/* tallies[parts][2^bits][pq_stride(G)] */
+/* code_sums[parts][2^bits][pq_stride(G)] */
 static void accumulate_by_code_pq_scalar(const struct pq_codebook *p, const float *weights, size_t G, const void *page,
                                          float *code_sums) {
     for (size_t m = 0; m < p->parts; m++) {

@@ -1,15 +1,15 @@
-/* Product quantization and score_rotated for any vector instruction set: included once by avx2_product.c, avx512_product.c and
- * neon_product.c after their lanes, which bring besides
+/* Template: product quantization for any vector instruction set. Included once by avx2.c, avx512.c and neon.c; fill_pq(ops) comes
+ * out. Parameters, besides those of lanes/sums_template.h:
  *
  *     DECODE_CHUNK                   if there is a better way than decode_by_rows below
  *     wide, WIDE_PARTS               a register of 16-bit numbers, and how many parts of eight numbers it has
  *     wide_load, wide_store, wide_low_N(a, b), wide_high_N(a, b) for N = 16, 32, 64
- *                                    unpacking: numbers of N bits from a and b by turns, of the low or the high half of each part
+ *                                    unpacking: numbers of N bits from a and b alternately, of the low or the high half of each part
  *
  * Centroids are wanted by channel for keys (a logit is a sum over channels) but lie by row: a token's row is copied in pieces of up
- * to eight channels, a batch of tokens is turned over in registers, and the result is keys in half precision in the layout of f16,
- * a chunk of channels at a time, which stays in the first-level cache and meets all queries there. Copying row by row costs two
- * loads a piece; gathers cost as much for each number, and more than that on many processors.
+ * to eight channels, a batch of tokens is transposed in registers, and the result is keys in half precision in the layout of f16, a
+ * chunk of channels at a time, which stays in the first-level cache and is multiplied by all queries there. Copying row by row
+ * costs two loads a piece; gathers cost as much for each number, and more than that on many processors.
  */
 #include "backend/cpu/kernels/lanes/sums_template.h"
 #include "backend/cpu/kernels/limits.h"
@@ -18,7 +18,7 @@
 #include "backend/cpu/kernels/pq/init.h"
 
 #define CHUNK_CHANNELS 64              /* at least the widest sub-vector */
-#define BATCH ((size_t)8 * WIDE_PARTS) /* tokens turned over together */
+#define BATCH ((size_t)8 * WIDE_PARTS) /* tokens transposed together */
 
 static const uint16_t *pq_rows(const struct pq_codebook *p, size_t m) { return p->rows + m * pq_centroids(p) * p->width; }
 
@@ -59,7 +59,7 @@ static void pq_all_offsets(const struct pq_codebook *p, const void *page, size_t
 /* Sub-vectors of a chunk: about CHUNK_CHANNELS / 2 channels. */
 static size_t chunk_parts(const struct pq_codebook *p) { return p->width * 2 < CHUNK_CHANNELS ? CHUNK_CHANNELS / 2 / p->width : 1; }
 
-/* ---- Rows to channels ------------------------------------------------------------------------------------------------------ */
+/* ---- Rows to channels ---------------------------------------------------------------------------------------------------- */
 
 /* Copies `unit` channels of the rows of BATCH tokens to where unpacking them brings tokens 8 l to 8 l + 7 to part l of a register:
  * of eight tokens the k-th is the one found by following the unpacking below backwards. */
@@ -186,7 +186,7 @@ INLINE void score_halves(size_t G, const void *what, const float *q, float *logi
 
 EACH_PQ(score_halves)
 
-/* A chunk is decoded and meets all queries before the next. */
+/* A chunk is decoded and multiplied by all queries before the next. */
 static void PASTE(score_pq, ISA)(const struct pq_codebook *p, const float *q, size_t G, const void *page, float *logits) {
     uint16_t halves[CHUNK_CHANNELS * PAGE_TOKENS];
     size_t hd = pq_channels(p);
@@ -198,7 +198,7 @@ static void PASTE(score_pq, ISA)(const struct pq_codebook *p, const float *q, si
     }
 }
 
-/* ---- Rows ------------------------------------------------------------------------------------------------------------------- */
+/* ---- Rows ---------------------------------------------------------------------------------------------------------------- */
 
 /* Copies the centroids of one sub-vector, `unit` channels at a time, to rows of hd halves. */
 INLINE void copy_rows(size_t unit, const uint16_t *rows, size_t width, const uint32_t *offsets, size_t hd, uint16_t *to) {
@@ -233,8 +233,7 @@ static void PASTE(rows_pq, ISA)(const struct pq_codebook *p, const void *page, f
     for (size_t i = 0; i < PAGE_TOKENS * pq_channels(p); i += LANES) vec_store(rows + i, vec_halves(halves + i));
 }
 
-/* ---- Values: rows of whole vectors are met where the centroids lie, narrower ones are brought together first --------------------
- */
+/* ---- Values: rows of whole vectors are read where the centroids lie, narrower ones are brought together first ------------ */
 
 struct values {
     const struct pq_codebook *p;
@@ -293,9 +292,9 @@ static void PASTE(accumulate_pq, ISA)(const struct pq_codebook *p, const float *
     serve_pq(whole ? accumulate_whole_of : accumulate_copied_of, &values, weights, PAGE_TOKENS, G, acc, pq_channels(p));
 }
 
-/* ---- By code: tables and tallies ----------------------------------------------------------------------------------------- */
+/* ---- By code: tables and code sums --------------------------------------------------------------------------------------- */
 
-#define SOME_CENTROIDS 16 /* turned into floats at a time; divides every number of them */
+#define SOME_CENTROIDS 16 /* converted to floats at a time; divides every number of them */
 
 static void some_centroids(const struct pq_codebook *p, size_t m, size_t first, float *floats) {
     const uint16_t *rows = pq_rows(p, m) + first * p->width;
@@ -303,23 +302,24 @@ static void some_centroids(const struct pq_codebook *p, size_t m, size_t first, 
 }
 
 #define N 1
-#include "backend/cpu/kernels/pq/rows_template.h"
+#include "backend/cpu/kernels/pq/by_code_template.h"
 #define N 2
-#include "backend/cpu/kernels/pq/rows_template.h"
+#include "backend/cpu/kernels/pq/by_code_template.h"
 #define N 4
-#include "backend/cpu/kernels/pq/rows_template.h"
+#include "backend/cpu/kernels/pq/by_code_template.h"
 #define N 8
-#include "backend/cpu/kernels/pq/rows_template.h"
+#include "backend/cpu/kernels/pq/by_code_template.h"
 
-/* Columns beyond eight queries go eight at a time: tables and tallies then lie in groups of eight, [stride / 8][parts][2^bits][8].
+/* Columns beyond eight queries go eight at a time: tables and code sums then lie in groups of eight, [stride /
+ * 8][parts][2^bits][8].
  */
 static size_t group_of(size_t G) { return pq_stride(G) < 8 ? pq_stride(G) : 8; }
 static size_t group_floats(const struct pq_codebook *p, size_t n) { return p->parts * PQ_CHANNEL_ENTRIES(p->bits) * n; }
 
-/* rows[n][columns] of G <= n rows in[G][columns], `stride` apart, to turned[columns][n]. */
-static void rotate_to_rows(const float *in, size_t G, size_t columns, size_t stride, size_t n, float *rotated) {
+/* rows[n][columns] of G <= n rows in[G][columns], `stride` apart, transposed to out[columns][n]. */
+static void transpose_queries(const float *in, size_t G, size_t columns, size_t stride, size_t n, float *out) {
     for (size_t g = 0; g < n; g++)
-        for (size_t i = 0; i < columns; i++) rotated[i * n + g] = g < G ? in[g * stride + i] : 0;
+        for (size_t i = 0; i < columns; i++) out[i * n + g] = g < G ? in[g * stride + i] : 0;
 }
 
 static void PASTE(look_up_pq, ISA)(const struct pq_codebook *p, const float *tables, size_t G, const void *page, float *logits) {
@@ -337,24 +337,24 @@ static void PASTE(look_up_pq, ISA)(const struct pq_codebook *p, const float *tab
 
 static void PASTE(accumulate_by_code_pq, ISA)(const struct pq_codebook *p, const float *weights, size_t G, const void *page,
                                               float *code_sums) {
-    float rotated[PAGE_TOKENS * 8];
+    float columns[PAGE_TOKENS * 8];
     size_t n = group_of(G), floats = group_floats(p, n);
     for (size_t first = 0; first < G; first += n, code_sums += floats, weights += n * PAGE_TOKENS) {
-        rotate_to_rows(weights, SMALLER(n, G - first), PAGE_TOKENS, PAGE_TOKENS, n, rotated);
+        transpose_queries(weights, SMALLER(n, G - first), PAGE_TOKENS, PAGE_TOKENS, n, columns);
         (n == 1   ? accumulate_by_code_1
          : n == 2 ? accumulate_by_code_2
          : n == 4 ? accumulate_by_code_4
-                  : accumulate_by_code_8)(p, rotated, page, code_sums);
+                  : accumulate_by_code_8)(p, columns, page, code_sums);
     }
 }
 
 static void PASTE(prepare_pq, ISA)(const struct pq_codebook *p, const float *q, size_t G, float *tables) {
     size_t n = group_of(G), hd = pq_channels(p), table = PQ_CHANNEL_ENTRIES(p->bits) * n;
-    float rotated[PQ_WIDTH_MAX * 8];
+    float columns[PQ_WIDTH_MAX * 8];
     for (size_t first = 0; first < G; first += n) {
         for (size_t m = 0; m < p->parts; m++, tables += table) {
-            rotate_to_rows(q + first * hd + m * p->width, SMALLER(n, G - first), p->width, hd, n, rotated);
-            (n == 1 ? prepare_1 : n == 2 ? prepare_2 : n == 4 ? prepare_4 : prepare_8)(p, m, rotated, tables);
+            transpose_queries(q + first * hd + m * p->width, SMALLER(n, G - first), p->width, hd, n, columns);
+            (n == 1 ? prepare_1 : n == 2 ? prepare_2 : n == 4 ? prepare_4 : prepare_8)(p, m, columns, tables);
         }
     }
 }
@@ -371,7 +371,7 @@ static void PASTE(finish_pq, ISA)(const struct pq_codebook *p, const float *code
     }
 }
 
-/* ---- Keys that are turned: as floats, or as halves just decoded --------------------------------------------------------- */
+/* ---- Keys stored before RoPE: as floats, or as halves just decoded ------------------------------------------------------- */
 
 struct rotating {
     const struct key_rotation *rotation;

@@ -1,18 +1,18 @@
-/* kivi of 4 and 2 bits with AVX2 and its products of words: a query times a channel's scales, and a weight times a token's, are fixed
- * point, made for each block; codes count from 0, and what the zeros come to is a sum of its own. */
+/* kivi of 4 and 2 bits with AVX2, by products of int16 (lanes/avx2_i16.h): a query times a channel's scales, and a weight times a
+ * token's, are fixed point, made for each page. Codes count from 0; the zero points contribute a sum of their own. */
 #include "backend/cpu/kernels/lanes/avx2_i16.h"
 #include "backend/cpu/kernels/limits.h"
 #include "backend/cpu/kernels/scaled/init.h"
 
 #include "backend/cpu/kernels/scaled/avx2_rows.h"
 
-/* ---- Keys: the lanes are 16 tokens, a dword has two channels --------------------------------------------------------------- */
+/* ---- Keys: the lanes are 16 tokens, a dword has two channels ------------------------------------------------------------- */
 
 #define HALVES (PAGE_TOKENS / SCALE_GROUP) /* runs of tokens that share scales */
 
 /* Queries times the scales of a run of tokens, and <query, zeros>. */
 struct scaled {
-    int16_t words[TOGETHER][KERNELS_MOST_CHANNELS];
+    int16_t i16[TOGETHER][KERNELS_MOST_CHANNELS];
     float step[TOGETHER], base[TOGETHER];
 };
 
@@ -33,26 +33,26 @@ INLINE void scale_queries(size_t G, const float *q, const float *scale, const fl
         UNROLL for (size_t g = 0; g < G; g++) {
             __m256 a = _mm256_mul_ps(vec_load(q + g * hd + c), vec_load(scale + c));
             __m256 b = _mm256_mul_ps(vec_load(q + g * hd + c + LANES), vec_load(scale + c + LANES));
-            _mm256_storeu_si256((__m256i *)(s->words[g] + c), to_words(a, b, _mm256_set1_ps(inverse[g])));
+            _mm256_storeu_si256((__m256i *)(s->i16[g] + c), to_i16(a, b, _mm256_set1_ps(inverse[g])));
         }
     }
 }
 
-/* 16 tokens whose codes begin at bit `shift` of bytes: of 4 bits in 32 bytes of a row, in two parts, the first eight from token `at`
- * on; of 2 bits in the pairs of rows. */
+/* 16 tokens whose codes begin at bit `shift` of bytes: of 4 bits in 32 bytes of a row, in two parts, the first eight from token
+ * `at` on; of 2 bits in the pairs of rows. */
 INLINE void score_sixteen(size_t G, int bits, int shift, const struct scaled *s, size_t hd, const uint8_t *codes,
                           const __m256i *pairs, size_t at, float *logits) {
-    word_sums sum;
-    words_clear(G, sum);
+    pair_sums sum;
+    pair_sums_clear(G, sum);
     for (size_t c = 0; c < hd; c += 2) {
         const uint8_t *row = codes + c * 32;
         __m256i x[2];
         if (bits == 4) prefetch_step(row + 4 * at, 0, 32);
-        split(bits, shift, bits == 4 ? wide_words(row, row + 32, at % 16 / 8) : pairs[c / 2], x);
-        words_add(G, x, s->words[0] + c, KERNELS_MOST_CHANNELS, sum);
+        split(bits, shift, bits == 4 ? pair_rows_32(row, row + 32, at % 16 / 8) : pairs[c / 2], x);
+        pair_sums_add(G, x, s->i16[0] + c, KERNELS_MOST_CHANNELS, sum);
     }
     UNROLL for (size_t g = 0; g < G; g++)
-        words_store(sum[g], s->step[g], s->base[g], false, bits == 4 ? 16 : 8, logits + g * PAGE_TOKENS + at);
+        pair_sums_store(sum[g], s->step[g], s->base[g], false, bits == 4 ? 16 : 8, logits + g * PAGE_TOKENS + at);
 }
 
 INLINE void score_kivi(size_t G, int bits, const float *q, size_t hd, const void *page, float *logits) {
@@ -66,7 +66,7 @@ INLINE void score_kivi(size_t G, int bits, const float *q, size_t hd, const void
         vec_store(scale + i, vec_halves(halves + i));
     }
     for (size_t h = 0; h < HALVES; h++) scale_queries(G, q, scale + h * hd, zero + h * hd, hd, &s[h]);
-    if (bits == 2) narrow_rows(codes, 16, hd, codes, pairs);
+    if (bits == 2) pair_rows(codes, 16, hd, codes, pairs);
     UNROLL for (size_t i = 0; i < 4; i++) {
         if (bits == 4)
             score_sixteen(G, 4, i / 2 ? 4 : 0, &s[i / 2], hd, codes, pairs, i / 2 * 32 + i % 2 * 8, logits);
@@ -81,11 +81,11 @@ FOR_ONE(score_kivi_2, score_kivi, 2)
 SLOT(score_kivi_4, hd, PAGE_TOKENS)
 SLOT(score_kivi_2, hd, PAGE_TOKENS)
 
-/* ---- Values: the lanes are 16 channels, a dword has two tokens -------------------------------------------------------------- */
+/* ---- Values: the lanes are 16 channels, a dword has two tokens ----------------------------------------------------------- */
 
 /* Weights times scales of 32 channels, and the sums of weights times zeros. */
 struct group {
-    struct weighed weighed;
+    struct scaled_weights weights;
     float base[TOGETHER];
 };
 
@@ -106,7 +106,7 @@ INLINE void load_scales(const struct rows *rows, size_t groups, struct scales *s
     }
 }
 
-INLINE void weigh_groups(size_t G, const float *weights, const struct rows *rows, size_t groups, struct group *to) {
+INLINE void scale_groups(size_t G, const float *weights, const struct rows *rows, size_t groups, struct group *to) {
     struct scales s; /* too large to be cleared */
     load_scales(rows, groups, &s);
     for (size_t b = 0; b < groups; b++) {
@@ -117,7 +117,7 @@ INLINE void weigh_groups(size_t G, const float *weights, const struct rows *rows
                 _mm256_fmadd_ps(vec_load(weights + g * PAGE_TOKENS + LANES * v), s.zero[b][v], sum[g]);
         }
         _mm_storeu_ps(to[b].base, sum_of(G, sum));
-        weigh(G, false, weights, s.scale[b], &to[b].weighed);
+        scale_and_quantize(G, false, weights, s.scale[b], &to[b].weights);
     }
 }
 
@@ -125,18 +125,18 @@ INLINE void weigh_groups(size_t G, const float *weights, const struct rows *rows
 INLINE void accumulate_sixteen(size_t G, int bits, int shift, const struct group *w, const uint8_t *bytes, const __m256i *pairs,
                                size_t hd, size_t c, float *acc) {
     const struct group *group = w + c / SCALE_GROUP;
-    word_sums sum;
-    words_clear(G, sum);
+    pair_sums sum;
+    pair_sums_clear(G, sum);
     for (size_t t = 0; t < PAGE_TOKENS; t += 2) {
         __m256i x[2];
         if (bits == 8)
-            split(8, 0, wide_words(bytes + t * hd, bytes + (t + 1) * hd, c % 16 / 8), x);
+            split(8, 0, pair_rows_32(bytes + t * hd, bytes + (t + 1) * hd, c % 16 / 8), x);
         else
             split(bits, shift, pairs[t / 2], x);
-        words_add(G, x, group->weighed.words[0] + t, PAGE_TOKENS, sum);
+        pair_sums_add(G, x, group->weights.i16[0] + t, PAGE_TOKENS, sum);
     }
     UNROLL for (size_t g = 0; g < G; g++)
-        words_store(sum[g], group->weighed.step[g], group->base[g], true, bits == 8 ? 16 : 8, acc + g * hd + c);
+        pair_sums_store(sum[g], group->weights.step[g], group->base[g], true, bits == 8 ? 16 : 8, acc + g * hd + c);
 }
 
 /* 2-bit codes whose sixteen bytes would reach beyond 32 channels: bytes [64][hd] first. */
@@ -154,7 +154,7 @@ INLINE void accumulate_kivi(size_t G, int bits, const float *weights, size_t hd,
     __m256i pairs[PAGE_TOKENS / 2];
     struct group w[MOST_GROUPS];
     const struct rows rows = rows_of(page, hd, (unsigned)bits, padded);
-    weigh_groups(G, weights, &rows, hd / SCALE_GROUP, w);
+    scale_groups(G, weights, &rows, hd / SCALE_GROUP, w);
     if (bits == 2 && hd % 64) {
         accumulate_bytes(G, w, &rows, hd, acc);
         return;
@@ -162,7 +162,7 @@ INLINE void accumulate_kivi(size_t G, int bits, const float *weights, size_t hd,
     for (size_t at = 0; at < rows.codes; at += 16) {
         for (size_t t = 0; t < PAGE_TOKENS; t += 2) {
             const uint8_t *row = rows.at + t * rows.length + at;
-            pairs[t / 2] = narrow_words(row, row + rows.length);
+            pairs[t / 2] = pair_rows_16(row, row + rows.length);
         }
         accumulate_sixteen(G, bits, 0, w, NULL, pairs, hd, at, acc);
         accumulate_sixteen(G, bits, bits, w, NULL, pairs, hd, at + rows.codes, acc);

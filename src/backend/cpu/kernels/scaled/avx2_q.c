@@ -1,12 +1,13 @@
-/* q8_0 and q4_0 with AVX2 and its products of words: a query's numbers, and a weight times a scale, are fixed point. Codes of q4_0 are
- * met from 0 on, and what that adds is taken away by the sum of the numbers that meet them. */
+/* q8_0 and q4_0 with AVX2, by products of int16 (lanes/avx2_i16.h): a query's numbers, and weights times scales, are fixed point.
+ * Codes of q4_0 are multiplied as they are stored, from 0 on; what that adds is subtracted by the sum of the numbers they are
+ * multiplied by. */
 #include "backend/cpu/kernels/lanes/avx2_i16.h"
 #include "backend/cpu/kernels/limits.h"
 #include "backend/cpu/kernels/scaled/init.h"
 
 #define ZERO_Q4_0 8
 
-/* ---- Keys: the lanes are 16 tokens, a dword has two channels --------------------------------------------------------------- */
+/* ---- Keys: the lanes are 16 tokens, a dword has two channels ------------------------------------------------------------- */
 
 static void prepare_codes_avx2(const float *q, size_t G, size_t hd, float *tables) {
     for (size_t g = 0; g < G; g++, q += hd, tables += hd) {
@@ -16,16 +17,16 @@ static void prepare_codes_avx2(const float *q, size_t G, size_t hd, float *table
     }
 }
 
-/* Of 32 channels, whose words in the first query are at q. */
-INLINE void add_group(size_t G, bool nibbles, const uint8_t *rows, size_t part, const int16_t *q, size_t hd, word_sums sum) {
+/* Adds the products of 32 channels, whose int16 of the first query are at q. */
+INLINE void add_group(size_t G, bool nibbles, const uint8_t *rows, size_t part, const int16_t *q, size_t hd, pair_sums sum) {
     for (size_t c = 0; c < (nibbles ? SCALE_GROUP / 2 : SCALE_GROUP); c += 2, rows += 2 * PAGE_TOKENS) {
-        __m256i words = wide_words(rows, rows + PAGE_TOKENS, part), codes[2];
+        __m256i both = pair_rows_32(rows, rows + PAGE_TOKENS, part), codes[2];
         prefetch_step(rows + part * PAGE_TOKENS, 0, 32);
-        split(nibbles ? 4 : 8, 0, words, codes);
-        words_add(G, codes, q + c, 2 * hd, sum);
+        split(nibbles ? 4 : 8, 0, both, codes);
+        pair_sums_add(G, codes, q + c, 2 * hd, sum);
         if (nibbles) {
-            split(4, 4, words, codes);
-            words_add(G, codes, q + c + SCALE_GROUP / 2, 2 * hd, sum);
+            split(4, 4, both, codes);
+            pair_sums_add(G, codes, q + c + SCALE_GROUP / 2, 2 * hd, sum);
         }
     }
 }
@@ -39,13 +40,13 @@ INLINE void score_sixteen(size_t G, bool nibbles, const float *tables, size_t hd
     __m256 logit[TOGETHER][2], scales[2];
     UNROLL for (size_t g = 0; g < G; g++) logit[g][0] = logit[g][1] = _mm256_setzero_ps();
     for (size_t b = 0; b < hd / SCALE_GROUP; b++, scale += PAGE_TOKENS, codes += group) {
-        word_sums sum;
+        pair_sums sum;
         prefetch_step(scale + first, 0, 64);
-        words_clear(G, sum);
-        add_group(G, nibbles, codes, part, table_words(tables) + b * SCALE_GROUP, hd, sum);
+        pair_sums_clear(G, sum);
+        add_group(G, nibbles, codes, part, table_i16(tables) + b * SCALE_GROUP, hd, sum);
         by_parity(vec_halves(scale + at), vec_halves(scale + at + 16), scales);
         UNROLL for (size_t g = 0; g < G; g++) {
-            if (nibbles) words_take_away(g, ZERO_Q4_0, table_sum(tables + g * hd, hd, b), sum);
+            if (nibbles) pair_sums_subtract(g, ZERO_Q4_0, table_sum(tables + g * hd, hd, b), sum);
             UNROLL for (size_t i = 0; i < 2; i++) logit[g][i] =
                 _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum[g][i]), scales[i], logit[g][i]);
         }
@@ -68,40 +69,40 @@ FOR_ONE(score_q4_0, score_codes, true)
 SLOT(score_q8_0, hd, PAGE_TOKENS)
 SLOT(score_q4_0, hd, PAGE_TOKENS)
 
-/* ---- Values: the lanes are 16 channels, a dword has two tokens -------------------------------------------------------------- */
+/* ---- Values: the lanes are 16 channels, a dword has two tokens ----------------------------------------------------------- */
 
-/* acc[G][32 of hd] += of rows `length` apart. `ahead` is the part of the block that these rows would fill if they lay together. */
-INLINE void accumulate_bytes(size_t G, const struct weighed *w, const uint8_t *rows, size_t length, const uint8_t *ahead, size_t hd,
-                             float *acc) {
+/* acc[G][32 of hd] += of rows `length` apart. `ahead` is the part of the page that these rows would fill if they lay together. */
+INLINE void accumulate_bytes(size_t G, const struct scaled_weights *w, const uint8_t *rows, size_t length, const uint8_t *ahead,
+                             size_t hd, float *acc) {
     for (size_t part = 0; part < 2; part++) {
-        word_sums sum;
-        words_clear(G, sum);
+        pair_sums sum;
+        pair_sums_clear(G, sum);
         for (size_t t = 0; t < PAGE_TOKENS; t += 2) {
             const uint8_t *row = rows + t * length;
             __m256i codes[2];
             prefetch_step(ahead + (part * PAGE_TOKENS + t) * SCALE_GROUP / 2, 0, 32);
-            split(8, 0, wide_words(row, row + length, part), codes);
-            words_add(G, codes, w->words[0] + t, PAGE_TOKENS, sum);
+            split(8, 0, pair_rows_32(row, row + length, part), codes);
+            pair_sums_add(G, codes, w->i16[0] + t, PAGE_TOKENS, sum);
         }
-        UNROLL for (size_t g = 0; g < G; g++) words_store(sum[g], w->step[g], 0, true, 16, acc + g * hd + 8 * part);
+        UNROLL for (size_t g = 0; g < G; g++) pair_sums_store(sum[g], w->step[g], 0, true, 16, acc + g * hd + 8 * part);
     }
 }
 
-INLINE void accumulate_nibbles(size_t G, const struct weighed *w, const uint8_t *rows, size_t length, const uint8_t *ahead,
+INLINE void accumulate_nibbles(size_t G, const struct scaled_weights *w, const uint8_t *rows, size_t length, const uint8_t *ahead,
                                size_t hd, float *acc) {
     __m256i pairs[PAGE_TOKENS / 2];
-    narrow_rows(rows, length, PAGE_TOKENS, ahead, pairs);
+    pair_rows(rows, length, PAGE_TOKENS, ahead, pairs);
     UNROLL for (size_t high = 0; high < 2; high++) {
-        word_sums sum;
-        words_clear(G, sum);
+        pair_sums sum;
+        pair_sums_clear(G, sum);
         for (size_t t = 0; t < PAGE_TOKENS; t += 2) {
             __m256i codes[2];
             split(4, high ? 4 : 0, pairs[t / 2], codes);
-            words_add(G, codes, w->words[0] + t, PAGE_TOKENS, sum);
+            pair_sums_add(G, codes, w->i16[0] + t, PAGE_TOKENS, sum);
         }
         UNROLL for (size_t g = 0; g < G; g++) {
-            words_take_away(g, ZERO_Q4_0, w->sum[g], sum);
-            words_store(sum[g], w->step[g], 0, true, 8, acc + g * hd + 16 * high);
+            pair_sums_subtract(g, ZERO_Q4_0, w->sum[g], sum);
+            pair_sums_store(sum[g], w->step[g], 0, true, 8, acc + g * hd + 16 * high);
         }
     }
 }
@@ -112,10 +113,10 @@ INLINE void accumulate_codes(size_t G, bool nibbles, const float *weights, size_
     const uint8_t *codes = (const uint8_t *)(scale + hd / SCALE_GROUP * PAGE_TOKENS);
     for (size_t b = 0; b < hd / SCALE_GROUP; b++, scale += PAGE_TOKENS) {
         __m256 scales[PAGE_TOKENS / LANES];
-        struct weighed w;
+        struct scaled_weights w;
         prefetch_step(scale, 0, PAGE_TOKENS * 2);
         UNROLL for (size_t v = 0; v < PAGE_TOKENS / LANES; v++) scales[v] = vec_halves(scale + v * LANES);
-        weigh(G, nibbles, weights, scales, &w);
+        scale_and_quantize(G, nibbles, weights, scales, &w);
         const uint8_t *rows = codes + b * step, *ahead = codes + b * step * PAGE_TOKENS;
         if (nibbles)
             accumulate_nibbles(G, &w, rows, length, ahead, hd, acc + b * SCALE_GROUP);

@@ -1,5 +1,5 @@
-/* Packed rows of tokens with AVX2, sixteen bytes of eight tokens at a time: what sign's keys and kivi's values share. Included after
- * avx2_words.h. */
+/* Packed rows of tokens with AVX2, sixteen bytes of eight tokens at a time: what sign's keys and kivi's values share. Included
+ * after lanes/avx2_i16.h. */
 #ifndef TERSE_BACKEND_CPU_KERNELS_SCALED_AVX2_ROWS_H
 #define TERSE_BACKEND_CPU_KERNELS_SCALED_AVX2_ROWS_H
 

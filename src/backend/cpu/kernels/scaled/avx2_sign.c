@@ -1,5 +1,5 @@
-/* Keys of codec sign with AVX2 and its products of words: a query times alpha is fixed point. The lanes are eight tokens, a dword has
- * two channels. */
+/* Keys of codec sign with AVX2, by products of int16 (lanes/avx2_i16.h): a query times alpha is fixed point. The lanes are eight
+ * tokens; a dword holds two channels. */
 #include "backend/cpu/kernels/lanes/avx2_i16.h"
 #include "backend/cpu/kernels/limits.h"
 #include "backend/cpu/kernels/scaled/init.h"
@@ -23,7 +23,7 @@ static void prepare_sign_avx2(const float *q, const float *mean, const float *al
     }
 }
 
-/* What is read of a block for eight tokens. */
+/* What is read of a page for eight tokens. */
 struct eight {
     const uint8_t *signs;
     __m256i codes[KERNELS_MOST_CHANNELS / 16], pairs[4 + MOST_GROUPS];
@@ -31,20 +31,21 @@ struct eight {
     int shift;
 };
 
-/* Channels' bits of a plane, which dword t has of token t as four bytes alike: -1 or 1 for each of two, by their place in words. */
+/* Channels' bits of a plane, which dword t has of token t as four bytes alike: -1 or 1 for each of two, by their place in 16
+ * bits. */
 INLINE __m256i signs_of(__m256i plane, int32_t bits) {
     __m256i minus = _mm256_cmpeq_epi16(_mm256_and_si256(plane, _mm256_set1_epi32(bits)), _mm256_setzero_si256());
     return _mm256_or_si256(minus, _mm256_set1_epi16(1));
 }
 
 /* Four channels: bits of the even ones and of the odd ones. */
-INLINE void add_four(size_t G, __m256i plane, __m256i codes, int32_t even, const int16_t *q, size_t apart, word_sums sum) {
+INLINE void add_four(size_t G, __m256i plane, __m256i codes, int32_t even, const int16_t *q, size_t apart, pair_sums sum) {
     UNROLL for (size_t odd = 0; odd < 2; odd++) {
         __m256i x[2];
         x[1] = signs_of(plane, even << odd);
         x[0] = _mm256_and_si256(odd ? _mm256_srli_epi32(codes, 8) : codes, _mm256_set1_epi16(3));
         x[0] = _mm256_sign_epi16(x[0], x[1]);
-        words_add(G, x, q + 2 * odd, apart, sum);
+        pair_sums_add(G, x, q + 2 * odd, apart, sum);
     }
 }
 
@@ -52,15 +53,15 @@ INLINE void add_four(size_t G, __m256i plane, __m256i codes, int32_t even, const
 INLINE void add_group(size_t G, struct eight *e, size_t b, size_t hd, const float *tables, __m256 *logits) {
     const __m256i fours = _mm256_setr_epi32(0, 0x01010101, 0x02020202, 0x03030303, 0x04040404, 0x05050505, 0x06060606, 0x07070707);
     const size_t row = hd / 16, stride = sign_table_floats(hd);
-    word_sums sum;
-    words_clear(G, sum);
+    pair_sums sum;
+    pair_sums_clear(G, sum);
     for (size_t i = 8 * b; i < 8 * b + 8; i += 2) {
         __m256i plane = _mm256_broadcastsi128_si256(_mm_loadl_epi64((const __m128i *)(e->signs + i / 2 * PAGE_TOKENS)));
         plane = _mm256_shuffle_epi8(plane, fours);
         UNROLL for (size_t half = 0; half < 2; half++) {
             __m256i codes = _mm256_srl_epi32(e->codes[e->dword], _mm_cvtsi32_si128(e->shift));
             if (++e->dword == row) e->dword = 0, e->shift += 2;
-            add_four(G, plane, codes, half ? 0x00400010 : 0x00040001, table_words(tables) + 4 * (i + half), 2 * stride, sum);
+            add_four(G, plane, codes, half ? 0x00400010 : 0x00040001, table_i16(tables) + 4 * (i + half), 2 * stride, sum);
         }
     }
     __m256 scale = low_halves(e->pairs[4 + b]), zero = low_halves(_mm256_srli_epi32(e->pairs[4 + b], 16));

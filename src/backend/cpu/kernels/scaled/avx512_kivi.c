@@ -1,17 +1,17 @@
-/* kivi of 4 and 2 bits with AVX-512 and its products of bytes: a query times a channel's scales, and a weight times a token's, are
- * fixed point, made for each block; codes count from 0, and what the zeros come to is a sum of its own. */
+/* kivi of 4 and 2 bits with AVX-512, by products of bytes (lanes/avx512_i8.h): a query times a channel's scales, and a weight times
+ * a token's, are fixed point, made for each page. Codes count from 0; the zero points contribute a sum of their own. */
 #include "backend/cpu/kernels/lanes/avx512_i8.h"
 #include "backend/cpu/kernels/limits.h"
 #include "backend/cpu/kernels/scaled/init.h"
 
 #include "backend/cpu/kernels/scaled/avx512_rows.h"
 
-/* ---- Keys: the lanes are 16 tokens, the bytes four channels ---------------------------------------------------------------- */
+/* ---- Keys: the lanes are 16 tokens, the bytes four channels -------------------------------------------------------------- */
 
 #define HALVES (PAGE_TOKENS / SCALE_GROUP) /* runs of tokens that share scales */
 
-/* Queries times the scales of a run of tokens, a byte each, channels by place_of within each 64, and their sum; and <query, keys of the
- * middle code>, exactly, so that rounding a query matters for what a code is off the middle alone. */
+/* Queries times the scales of a run of tokens, a byte each, channels by place_of within each 64, and their sum; and <query, keys of
+ * the middle code>, exactly, so that rounding a query matters for what a code is off the middle alone. */
 struct scaled {
     _Alignas(64) int8_t bytes[KERNELS_MOST_CHANNELS / PAGE_TOKENS][TOGETHER][PAGE_TOKENS];
     float step[TOGETHER], base[TOGETHER];
@@ -118,11 +118,11 @@ FOR_ONE(score_kivi_2, score_kivi, 2)
 SLOT(score_kivi_4, hd, PAGE_TOKENS)
 SLOT(score_kivi_2, hd, PAGE_TOKENS)
 
-/* ---- Values: the lanes are 16 channels, the bytes four tokens --------------------------------------------------------------- */
+/* ---- Values: the lanes are 16 channels, the bytes four tokens ------------------------------------------------------------ */
 
 /* Weights times scales of 32 channels, and the sums of weights times zeros. */
 struct group {
-    struct weighed weighed;
+    struct scaled_weights weights;
     float base[TOGETHER];
 };
 
@@ -143,7 +143,7 @@ INLINE void load_scales(const struct rows *rows, size_t groups, struct scales *s
     }
 }
 
-INLINE void weigh_groups(size_t G, size_t planes, const float *weights, const struct rows *rows, size_t groups, struct group *to) {
+INLINE void scale_groups(size_t G, size_t planes, const float *weights, const struct rows *rows, size_t groups, struct group *to) {
     struct scales s; /* too large to be cleared */
     load_scales(rows, groups, &s);
     for (size_t b = 0; b < groups; b++) {
@@ -154,12 +154,12 @@ INLINE void weigh_groups(size_t G, size_t planes, const float *weights, const st
                 _mm512_fmadd_ps(_mm512_loadu_ps(weights + g * PAGE_TOKENS + 16 * v), s.zero[b][v], sum[g]);
         }
         _mm_storeu_ps(to[b].base, join_lanes(SUM, G, sum));
-        weigh(G, planes, weights, s.scale[b], &to[b].weighed);
+        scale_and_quantize(G, planes, weights, s.scale[b], &to[b].weights);
     }
 }
 
-/* Two codes of those that 16 bytes of rows hold, as `bits` say from bit `shift` on; of bytes (8) those of 16 and the next 16. They are
- * of channels from first and second on. */
+/* Two codes of those that 16 bytes of rows hold, as `bits` say from bit `shift` on; of bytes (8) those of 16 and the next 16. They
+ * are of channels from first and second on. */
 struct two_codes {
     const uint8_t *rows;
     size_t length, first, second;
@@ -180,8 +180,8 @@ INLINE void accumulate_two(size_t G, int bits, size_t planes, const struct group
         b = bits == 8 ? four_rows(rows + 16, two->length) : _mm512_and_si512(a, above); /* 2^bits times the codes */
         if (bits < 8) a = _mm512_and_si512(a, mask);
         UNROLL for (size_t g = 0; g < G; g++) {
-            add_planes(planes, a, w[first].weighed.bytes[g], t, sum[g][0]);
-            add_planes(planes, b, w[second].weighed.bytes[g], t, sum[g][1]);
+            add_planes(planes, a, w[first].weights.bytes[g], t, sum[g][0]);
+            add_planes(planes, b, w[second].weights.bytes[g], t, sum[g][1]);
         }
     }
     UNROLL for (size_t g = 0; g < G; g++) {
@@ -189,7 +189,7 @@ INLINE void accumulate_two(size_t G, int bits, size_t planes, const struct group
             size_t group = i ? second : first;
             float *to = acc + g * hd + (i ? two->second : two->first);
             __m512 x = _mm512_add_ps(_mm512_loadu_ps(to), _mm512_set1_ps(w[group].base[g]));
-            float step = w[group].weighed.step[g] / (float)(i && bits < 8 ? 1 << bits : 1);
+            float step = w[group].weights.step[g] / (float)(i && bits < 8 ? 1 << bits : 1);
             x = _mm512_fmadd_ps(_mm512_set1_ps(step), plane_floats(planes, sum[g][i][0], sum[g][i][1]), x);
             _mm512_storeu_ps(to, x);
         }
@@ -208,7 +208,7 @@ INLINE void accumulate_kivi(size_t G, int bits, size_t planes, const float *weig
     uint8_t padded[PAGE_TOKENS * PADDED_ROW];
     struct group w[MOST_GROUPS];
     const struct rows rows = rows_of(page, hd, (unsigned)bits, padded);
-    weigh_groups(G, planes, weights, &rows, hd / SCALE_GROUP, w);
+    scale_groups(G, planes, weights, &rows, hd / SCALE_GROUP, w);
     if (bits == 2 && hd % 64) {
         accumulate_bytes(G, planes, w, &rows, hd, acc);
         return;

@@ -1,5 +1,6 @@
-/* q8_0 and q4_0 with AVX-512 and its products of bytes: a query's numbers, and a weight times a scale, are fixed point. Codes are met
- * as bytes from 0 on, and what that adds is taken away by the sum of the numbers that meet them. */
+/* q8_0 and q4_0 with AVX-512, by products of bytes (lanes/avx512_i8.h): a query's numbers, and weights times scales, are fixed
+ * point. Codes are multiplied as unsigned bytes, from 0 on; what that adds is subtracted by the sum of the numbers they are
+ * multiplied by. */
 #include "backend/cpu/kernels/lanes/avx512_i8.h"
 #include "backend/cpu/kernels/limits.h"
 #include "backend/cpu/kernels/scaled/init.h"
@@ -7,7 +8,7 @@
 #define ZERO_Q8_0 128 /* the byte that is the code 0 */
 #define ZERO_Q4_0 8
 
-/* ---- Keys: the lanes are 16 tokens, the bytes four channels ---------------------------------------------------------------- */
+/* ---- Keys: the lanes are 16 tokens, the bytes four channels -------------------------------------------------------------- */
 
 INLINE void prepare_codes(bool nibbles, const float *q, size_t G, size_t hd, float *tables) {
     for (size_t g = 0; g < G; g++, q += hd, tables += hd) {
@@ -153,11 +154,11 @@ FOR_ONE(score_q4_0, score_codes, true)
 SLOT(score_q8_0, hd, PAGE_TOKENS)
 SLOT(score_q4_0, hd, PAGE_TOKENS)
 
-/* ---- Values: the lanes are 16 channels, the bytes four tokens --------------------------------------------------------------- */
+/* ---- Values: the lanes are 16 channels, the bytes four tokens ------------------------------------------------------------ */
 
-/* acc[G][32 of hd] += of rows `length` apart. `ahead` is the part of the block that these rows would fill if they lay together. */
-INLINE void accumulate_group(size_t G, bool nibbles, size_t planes, const struct weighed *w, const uint8_t *rows, size_t length,
-                             const uint8_t *ahead, size_t hd, float *acc) {
+/* acc[G][32 of hd] += of rows `length` apart. `ahead` is the part of the page that these rows would fill if they lay together. */
+INLINE void accumulate_group(size_t G, bool nibbles, size_t planes, const struct scaled_weights *w, const uint8_t *rows,
+                             size_t length, const uint8_t *ahead, size_t hd, float *acc) {
     const __m512i fifteen = _mm512_set1_epi8(15), sign = _mm512_set1_epi8((char)ZERO_Q8_0);
     const size_t step = nibbles ? SCALE_GROUP / 2 : SCALE_GROUP, last = planes - 1;
     __m512i sum[TOGETHER][2][2];
@@ -195,12 +196,12 @@ INLINE void accumulate_codes(size_t G, bool nibbles, size_t planes, const float 
     const size_t step = nibbles ? SCALE_GROUP / 2 : SCALE_GROUP, length = hd / SCALE_GROUP * step;
     const uint16_t *scale = page;
     const uint8_t *codes = (const uint8_t *)(scale + hd / SCALE_GROUP * PAGE_TOKENS);
-    struct weighed w[MOST_GROUPS]; /* too large to be cleared */
+    struct scaled_weights w[MOST_GROUPS]; /* too large to be cleared */
     for (size_t b = 0; b < hd / SCALE_GROUP; b++) {
         __m512 scales[4];
         prefetch_step(scale + b * PAGE_TOKENS, 0, PAGE_TOKENS * 2);
         UNROLL for (size_t v = 0; v < 4; v++) scales[v] = vec_halves(scale + b * PAGE_TOKENS + 16 * v);
-        weigh(G, planes, weights, scales, &w[b]);
+        scale_and_quantize(G, planes, weights, scales, &w[b]);
     }
     for (size_t b = 0; b < hd / SCALE_GROUP; b++)
         accumulate_group(G, nibbles, planes, &w[b], codes + b * step, length, codes + b * step * PAGE_TOKENS, hd,

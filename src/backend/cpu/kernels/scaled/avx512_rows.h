@@ -1,5 +1,5 @@
-/* Packed rows of tokens with AVX-512, sixteen bytes of sixteen tokens at a time: what sign's keys and kivi's values share besides
- * bytes. Included after avx512_bytes.h. */
+/* Packed rows of tokens with AVX-512, sixteen bytes of sixteen tokens at a time: what sign's keys and kivi's values share. Included
+ * after lanes/avx512_i8.h. */
 #ifndef TERSE_BACKEND_CPU_KERNELS_SCALED_AVX512_ROWS_H
 #define TERSE_BACKEND_CPU_KERNELS_SCALED_AVX512_ROWS_H
 

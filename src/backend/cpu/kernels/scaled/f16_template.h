@@ -1,11 +1,11 @@
-/* Template: score and accumulate of f16, for any vector instruction set. Included once by each avx2.c, avx512.c and neon.c of this folder after
- * the instruction set's lanes; scaled_init_ISA comes out. */
+/* Template: score and accumulate of f16, for any vector instruction set. Included once by each avx2.c, avx512.c and neon.c of this
+ * folder after the instruction set's lanes; scaled_init_ISA comes out. */
 #include "backend/cpu/kernels/lanes/sums_template.h"
 #include "backend/cpu/kernels/scaled/init.h"
 
 /* ---- f16 ----------------------------------------------------------------------------------------------------------------- */
 
-/* W vectors of each of K rows; `ahead` is the part of the block that these rows would fill if it were not read in stripes. */
+/* W vectors of each of K rows; `ahead` is the part of the page that these rows would fill if it were not read in stripes. */
 INLINE void stripe_f16(size_t G, size_t W, const float *a, size_t K, const uint16_t *b, size_t ldb, const uint16_t *ahead, bool add,
                        float *out, size_t ldo) {
     sums sum;
@@ -35,7 +35,7 @@ INLINE void accumulate_f16(size_t G, const float *weights, size_t hd, const void
     for (; c < hd; c += LANES) stripe_f16(G, 1, weights, PAGE_TOKENS, v + c, hd, v + c * PAGE_TOKENS, true, acc + c, hd);
 }
 
-/* ---- One specialisation for each number of queries ------------------------------------------------------------------------- */
+/* ---- One specialisation for each number of queries ----------------------------------------------------------------------- */
 
 /* clang-format off */
 /* A function of its own for each number, or clang keeps the sums in memory. Those past MOST_QUERIES are never called. */

@@ -1,10 +1,11 @@
-/* Score and mix of q8_0, q4_0 and kivi by sums of floats, for instruction sets that have no file of their own for them: included once
- * by neon_cache.c after cache_template.h; kernels_init_ISA_codes comes out. Queries are read as they are, the scalar tier's tables. */
+/* Template: score and accumulate of q8_0, q4_0 and kivi by sums of floats, for instruction sets that have no integer products for
+ * them. Included once by neon.c after f16_template.h, whose parameters are its own; scaled_init_ISA_q comes out. Queries are read
+ * as they are: the tables are the scalar tier's. */
 #include "backend/cpu/kernels/limits.h"
 #include "backend/cpu/kernels/scaled/init.h"
 #include <string.h>
 
-/* ---- Scales, for q8_0 and q4_0 -------------------------------------------------------------------------------------------- */
+/* ---- Scales, for q8_0 and q4_0 ------------------------------------------------------------------------------------------- */
 
 /* logits (+)= sum times the scales of 32 channels. */
 INLINE void score_scaled(size_t G, size_t W, sums sum, const uint16_t *scale, bool add, float *logits) {
@@ -15,7 +16,7 @@ INLINE void score_scaled(size_t G, size_t W, sums sum, const uint16_t *scale, bo
     sums_store(G, W, sum, add, logits, PAGE_TOKENS, LANES);
 }
 
-/* scaled[G][64] = weights times the scales of 32 channels; what is left to mix is bare codes. */
+/* scaled[G][64] = weights times the scales of 32 channels; what is left to accumulate is bare codes. */
 INLINE void scale_weights(size_t G, const float *weights, const uint16_t *scale, float *scaled) {
     prefetch_step(scale, 0, PAGE_TOKENS * 2);
     for (size_t t = 0; t < PAGE_TOKENS; t += LANES) {
@@ -130,7 +131,7 @@ INLINE void accumulate_q4_0(size_t G, const float *weights, size_t hd, const voi
 #define MOST_NUMBERS (PAGE_TOKENS * KERNELS_MOST_CHANNELS)
 #define MOST_SCALES (MOST_NUMBERS / SCALE_GROUP)
 
-/* n codes of a packed row, whole words of it at a time. */
+/* n codes of a packed row, eight bytes of it at a time. */
 INLINE void unpack_row(unsigned bits, const uint8_t *packed, size_t n, uint8_t *codes) {
     const uint64_t mask = 0x0101010101010101u * ((1u << bits) - 1);
     const size_t bytes = n * bits / 8;

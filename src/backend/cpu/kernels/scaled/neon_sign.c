@@ -6,7 +6,8 @@
 
 #define TOGETHER 4 /* queries of a pass */
 
-/* Where a token's bits lie: a byte for each eight channels, PAGE_TOKENS apart; a row's codes, then halves {scale, zero} for each 32. */
+/* Where a token's bits lie: a byte for each eight channels, PAGE_TOKENS apart; a row's codes, then halves {scale, zero} for each
+ * 32. */
 struct token {
     const uint8_t *signs, *row;
 };
@@ -17,7 +18,7 @@ INLINE vec scale_and_zero(const struct token *token, size_t hd, size_t b) {
     return vcvt_f32_f16(vreinterpret_f16_u32(vdup_n_u32(halves)));
 }
 
-/* Channels c to c + 7, which lie at the same height of their bytes: plus or minus (zero + scale code). */
+/* Channels c to c + 7, which lie at the same bits of their bytes: plus or minus (zero + scale code). */
 INLINE void eight_channels(const struct token *token, size_t c, size_t hd, vec pair, vec x[2]) {
     const uint8x8_t own_bit = vcreate_u8(0x8040201008040201);
     int8x8_t down = vdup_n_s8((int8_t)(-2 * (int)(c / (hd / 4))));

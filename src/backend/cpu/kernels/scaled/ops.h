@@ -17,10 +17,10 @@ struct scaled_ops {
     void (*score_f16)(const float *q, size_t G, size_t hd, const void *page, float *logits);
     void (*accumulate_f16)(const float *weights, size_t G, size_t hd, const void *page, float *acc);
 
-    /* q8_0 and q4_0 score in two steps: `prepare` makes tables[G][hd] of the queries, once for all pages; the order within them is the
-     * tier's own. Tiers that multiply integers take as fixed point a query's numbers, and the products of a weight and a scale. Each
-     * number of a query is off by at most 1 / 65000 of its query's largest, with q4_0 1 / 253 of the largest of its 32; each product
-     * of a weight and a scale by 1 / 65000 of the largest of its query and 32 channels; what is below 1e-30 counts as 0. */
+    /* q8_0 and q4_0 score in two steps: `prepare` makes tables[G][hd] of the queries, once for all pages; the order within them is
+     * the tier's own. Tiers that multiply integers take as fixed point a query's numbers, and the products of a weight and a scale.
+     * Each number of a query is off by at most 1 / 65000 of its query's largest, with q4_0 1 / 253 of the largest of its 32; each
+     * product of a weight and a scale by 1 / 65000 of the largest of its query and 32 channels; what is below 1e-30 counts as 0. */
     void (*prepare_q8_0)(const float *q, size_t G, size_t hd, float *tables);
     void (*score_q8_0)(const float *tables, size_t G, size_t hd, const void *page, float *logits);
     void (*accumulate_q8_0)(const float *weights, size_t G, size_t hd, const void *page, float *acc);
@@ -28,24 +28,24 @@ struct scaled_ops {
     void (*score_q4_0)(const float *tables, size_t G, size_t hd, const void *page, float *logits);
     void (*accumulate_q4_0)(const float *weights, size_t G, size_t hd, const void *page, float *acc);
 
-    /* kivi. The same tiers take as fixed point the product of a query's number and its channel's scale, off by at most 1 / 253 of the
-     * largest of its query and 32 tokens, and that of a weight and its token's scale, off by at most 1 / 65000 of the largest of its
-     * query and 32 channels. */
+    /* kivi. The same tiers take as fixed point the product of a query's number and its channel's scale, off by at most 1 / 253 of
+     * the largest of its query and 32 tokens, and that of a weight and its token's scale, off by at most 1 / 65000 of the largest
+     * of its query and 32 channels. */
     void (*score_kivi_4)(const float *q, size_t G, size_t hd, const void *page, float *logits);
     void (*accumulate_kivi_4)(const float *weights, size_t G, size_t hd, const void *page, float *acc);
     void (*score_kivi_2)(const float *q, size_t G, size_t hd, const void *page, float *logits);
     void (*accumulate_kivi_2)(const float *weights, size_t G, size_t hd, const void *page, float *acc);
 
-    /* accumulate for pages whose weights are a small part of their queries' total: the product of a weight and a scale may be off by
-     * 1 / 253 of the largest, which is one byte instead of two. int8_is_faster says whether this tier gains by that; where it does
-     * not, these slots are those above. */
+    /* accumulate for pages whose weights are a small part of their queries' total: the product of a weight and a scale may be off
+     * by 1 / 253 of the largest, which is one byte instead of two. int8_is_faster says whether this tier gains by that; where it
+     * does not, these slots are those above. */
     bool int8_is_faster;
     void (*accumulate_int8_q4_0)(const float *weights, size_t G, size_t hd, const void *page, float *acc);
     void (*accumulate_int8_kivi_4)(const float *weights, size_t G, size_t hd, const void *page, float *acc);
     void (*accumulate_int8_kivi_2)(const float *weights, size_t G, size_t hd, const void *page, float *acc);
 
-    /* sign: a key is mean[hd] + sign * alpha[hd] * magnitude. Scored in two steps with tables[G][sign_table_floats(hd)]. Vector tiers may
-     * take a query times alpha as fixed point: each number is off by at most 1 / 253 of the largest of its 32. */
+    /* sign: a key is mean[hd] + sign * alpha[hd] * magnitude. Scored in two steps with tables[G][sign_table_floats(hd)]. Vector
+     * tiers may take a query times alpha as fixed point: each number is off by at most 1 / 253 of the largest of its 32. */
     void (*prepare_sign)(const float *q, const float *mean, const float *alpha, size_t G, size_t hd, float *tables);
     void (*score_sign)(const float *tables, size_t G, size_t hd, const void *page, float *logits);
 };

@@ -1,4 +1,4 @@
-/* Where the vector tiers find the packed rows of codec sign's keys and kivi's values, sixteen bytes at a time. */
+/* The packed rows of codec sign's keys and kivi's values as the vector tiers read them, sixteen bytes at a time. */
 #ifndef TERSE_BACKEND_CPU_KERNELS_SCALED_ROWS_H
 #define TERSE_BACKEND_CPU_KERNELS_SCALED_ROWS_H
 
@@ -7,7 +7,7 @@
 
 #include <string.h>
 
-/* Of a block, what kivi has for values: `codes` bytes, a multiple of 16, and pairs of scale and zero in each of 64 rows. */
+/* Of a page, what kivi has for values: `codes` bytes, a multiple of 16, and pairs of scale and zero in each of 64 rows. */
 struct rows {
     const uint8_t *at;
     size_t length, codes;
@@ -15,7 +15,8 @@ struct rows {
 
 #define PADDED_ROW (KERNELS_MOST_CHANNELS * 3 / 8)
 
-/* Where a row's codes are no multiple of 16 bytes, which happens with 2 bits, codes and pairs are brought to whole sixteen bytes. */
+/* Where a row's codes are no multiple of 16 bytes, which happens with 2 bits, codes and pairs are brought to whole sixteen
+ * bytes. */
 static inline struct rows rows_of(const uint8_t *at, size_t hd, unsigned bits, uint8_t *padded) {
     const size_t codes = hd * bits / 8, pairs = hd / 8;
     struct rows rows = {at, codes + pairs, codes};

@@ -1,4 +1,4 @@
-/* The reference of the score and mix slots, one number at a time in the layouts of format/page_layout.h. The other tiers are tested
+/* The reference of score and accumulate, one number at a time in the layouts of format/page_layout.h. The other tiers are tested
  * against this file, and this file against double precision. */
 #include "backend/cpu/kernels/scaled/init.h"
 #include "base/half.h"

@@ -1,14 +1,14 @@
-/* Choosing and packing tokens with AVX2 and F16C. */
+/* Token selection with AVX2 and F16C: scores of indexes, top-k, packing. */
 #include "backend/cpu/kernels/select/init.h"
 #include "format/page_layout.h"
 
 #include <immintrin.h>
 #include <string.h>
 
-/* Blocks follow one another in memory: what lies so far ahead is read soon (see sums_template.h). */
+/* Pages follow one another in memory: what lies this far ahead is read soon (see lanes/sums_template.h). */
 #define PREFETCH_BYTES 8192
 
-/* ---- Scores: as avx512_choose.c, half a block at a time */
+/* ---- Scores: as avx512.c, half a page at a time */
 
 static inline __m256i table_of(const uint8_t *table) {
     return _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)table));
@@ -119,7 +119,7 @@ static size_t list_scores_avx2(const uint16_t *scores, size_t n, uint16_t thresh
     return count;
 }
 
-/* ---- Packing: few tokens of many planes, one by one where they are bytes or wider */
+/* ---- Packing: a few tokens of many planes, one by one */
 
 static inline void gather_halves(const uint8_t *in, const uint8_t *slots, size_t n, uint8_t *out, size_t at) {
     for (size_t i = 0; i < n; i++) memcpy(out + 2 * (at + i), in + 2 * slots[i], 2);

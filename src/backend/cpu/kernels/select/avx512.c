@@ -116,7 +116,7 @@ static size_t list_scores_avx512(const uint16_t *scores, size_t n, uint16_t thre
 
 /* ---- Packing: a plane of 64 bytes is permuted at once, narrower ones are widened to bytes before and made narrow again */
 
-struct taken {
+struct gathered {
     __m512i from;    /* byte of each slot */
     __mmask64 slots; /* that are written */
 };
@@ -145,18 +145,19 @@ static const uint8_t ascending[PAGE_TOKENS] = {
     0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31,
     32, 33, 34, 35, 36, 37, 38, 39, 40, 41, 42, 43, 44, 45, 46, 47, 48, 49, 50, 51, 52, 53, 54, 55, 56, 57, 58, 59, 60, 61, 62, 63};
 
-static struct taken gathered_slots(const uint8_t *slots, size_t n, size_t at) {
+static struct gathered gathered_slots(const uint8_t *slots, size_t n, size_t at) {
     const __mmask64 all = n < 64 ? ((__mmask64)1 << n) - 1 : ~(__mmask64)0;
     const __m512i places = _mm512_loadu_si512(ascending);
-    struct taken taken = {.slots = all << at};
-    taken.from = _mm512_permutexvar_epi8(_mm512_sub_epi8(places, _mm512_set1_epi8((char)at)), _mm512_maskz_loadu_epi8(all, slots));
-    return taken;
+    struct gathered gathered = {.slots = all << at};
+    gathered.from =
+        _mm512_permutexvar_epi8(_mm512_sub_epi8(places, _mm512_set1_epi8((char)at)), _mm512_maskz_loadu_epi8(all, slots));
+    return gathered;
 }
 
-static void gather_halves(const struct taken *taken, size_t planes, const uint8_t *from, uint8_t *to) {
-    const __m512i first = _mm512_cvtepu8_epi16(_mm512_castsi512_si256(taken->from));
-    const __m512i second = _mm512_cvtepu8_epi16(_mm512_extracti64x4_epi64(taken->from, 1));
-    const __mmask32 low = (__mmask32)taken->slots, high = (__mmask32)(taken->slots >> 32);
+static void gather_halves(const struct gathered *gathered, size_t planes, const uint8_t *from, uint8_t *to) {
+    const __m512i first = _mm512_cvtepu8_epi16(_mm512_castsi512_si256(gathered->from));
+    const __m512i second = _mm512_cvtepu8_epi16(_mm512_extracti64x4_epi64(gathered->from, 1));
+    const __mmask32 low = (__mmask32)gathered->slots, high = (__mmask32)(gathered->slots >> 32);
     for (size_t m = 0; m < planes; m++, from += 128, to += 128) {
         __m512i a = _mm512_loadu_si512(from), b = _mm512_loadu_si512(from + 64);
         if (low) _mm512_mask_storeu_epi16(to, low, _mm512_permutex2var_epi16(a, first, b));
@@ -164,53 +165,53 @@ static void gather_halves(const struct taken *taken, size_t planes, const uint8_
     }
 }
 
-static inline void gather_bytes(const struct taken *taken, const uint8_t *from, uint8_t *to) {
-    _mm512_mask_storeu_epi8(to, taken->slots, _mm512_permutexvar_epi8(taken->from, _mm512_loadu_si512(from)));
+static inline void gather_bytes(const struct gathered *gathered, const uint8_t *from, uint8_t *to) {
+    _mm512_mask_storeu_epi8(to, gathered->slots, _mm512_permutexvar_epi8(gathered->from, _mm512_loadu_si512(from)));
 }
 
-static inline void gather_nibbles(const struct taken *taken, __m256i written, const uint8_t *from, uint8_t *to) {
-    __m256i x = to_nibbles(_mm512_permutexvar_epi8(taken->from, from_nibbles(from))), old = _mm256_loadu_si256((__m256i *)to);
+static inline void gather_nibbles(const struct gathered *gathered, __m256i written, const uint8_t *from, uint8_t *to) {
+    __m256i x = to_nibbles(_mm512_permutexvar_epi8(gathered->from, from_nibbles(from))), old = _mm256_loadu_si256((__m256i *)to);
     _mm256_storeu_si256((__m256i *)to, _mm256_or_si256(_mm256_and_si256(written, x), _mm256_andnot_si256(written, old)));
 }
 
-static inline void gather_pairs(const struct taken *taken, __m128i written, const uint8_t *from, uint8_t *to) {
-    __m128i x = to_pairs(_mm512_permutexvar_epi8(taken->from, from_pairs(from))), old = _mm_loadu_si128((__m128i *)to);
+static inline void gather_pairs(const struct gathered *gathered, __m128i written, const uint8_t *from, uint8_t *to) {
+    __m128i x = to_pairs(_mm512_permutexvar_epi8(gathered->from, from_pairs(from))), old = _mm_loadu_si128((__m128i *)to);
     _mm_storeu_si128((__m128i *)to, _mm_or_si128(_mm_and_si128(written, x), _mm_andnot_si128(written, old)));
 }
 
-static inline void gather_bits(const struct taken *taken, const uint8_t *from, uint8_t *to) {
+static inline void gather_bits(const struct gathered *gathered, const uint8_t *from, uint8_t *to) {
     uint64_t in, old;
     memcpy(&in, from, sizeof in);
     memcpy(&old, to, sizeof old);
-    in = _mm512_movepi8_mask(_mm512_permutexvar_epi8(taken->from, _mm512_movm_epi8(in)));
-    old = (old & ~taken->slots) | (in & taken->slots);
+    in = _mm512_movepi8_mask(_mm512_permutexvar_epi8(gathered->from, _mm512_movm_epi8(in)));
+    old = (old & ~gathered->slots) | (in & gathered->slots);
     memcpy(to, &old, sizeof old);
 }
 
 /* Codes of several planes each. */
-static void gather_planes(const struct taken *taken, size_t parts, unsigned bits, const uint8_t *in, uint8_t *out) {
-    const __m256i nibbles = to_nibbles(_mm512_maskz_set1_epi8(taken->slots, 15));
-    const __m128i pairs = to_pairs(_mm512_maskz_set1_epi8(taken->slots, 3));
+static void gather_planes(const struct gathered *gathered, size_t parts, unsigned bits, const uint8_t *in, uint8_t *out) {
+    const __m256i nibbles = to_nibbles(_mm512_maskz_set1_epi8(gathered->slots, 15));
+    const __m128i pairs = to_pairs(_mm512_maskz_set1_epi8(gathered->slots, 3));
     for (size_t m = 0; m < parts; m++, in += PAGE_PQ_PART(bits), out += PAGE_PQ_PART(bits)) {
         size_t done = 0;
-        if (bits & 8) gather_bytes(taken, in + done, out + done), done += PAGE_PQ_PART(8);
-        if (bits & 4) gather_nibbles(taken, nibbles, in + done, out + done), done += PAGE_PQ_PART(4);
-        if (bits & 2) gather_pairs(taken, pairs, in + done, out + done), done += PAGE_PQ_PART(2);
-        if (bits & 1) gather_bits(taken, in + done, out + done);
+        if (bits & 8) gather_bytes(gathered, in + done, out + done), done += PAGE_PQ_PART(8);
+        if (bits & 4) gather_nibbles(gathered, nibbles, in + done, out + done), done += PAGE_PQ_PART(4);
+        if (bits & 2) gather_pairs(gathered, pairs, in + done, out + done), done += PAGE_PQ_PART(2);
+        if (bits & 1) gather_bits(gathered, in + done, out + done);
     }
 }
 
 static void gather_codes_avx512(const void *from, size_t parts, unsigned bits, const uint8_t *slots, size_t n, void *to,
                                 size_t at) {
     if (!n) return;
-    const struct taken taken = gathered_slots(slots, n, at);
+    const struct gathered gathered = gathered_slots(slots, n, at);
     if (bits == 16) {
-        gather_halves(&taken, parts, from, to);
+        gather_halves(&gathered, parts, from, to);
     } else if (bits == 8) {
         for (size_t m = 0; m < parts * PAGE_TOKENS; m += PAGE_TOKENS)
-            gather_bytes(&taken, (const uint8_t *)from + m, (uint8_t *)to + m);
+            gather_bytes(&gathered, (const uint8_t *)from + m, (uint8_t *)to + m);
     } else {
-        gather_planes(&taken, parts, bits, from, to);
+        gather_planes(&gathered, parts, bits, from, to);
     }
 }
 

@@ -1,4 +1,4 @@
-/* Choosing tokens with NEON (AArch64); packing them is the scalar way. */
+/* Token selection with NEON (AArch64): scores of indexes and top-k. Packing is the scalar tier's. */
 #include "backend/cpu/kernels/select/init.h"
 #include "format/page_layout.h"
 

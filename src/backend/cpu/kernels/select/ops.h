@@ -1,6 +1,6 @@
-/* Token selection: the scores by which indexes and policies rank tokens, top-k over them, and packing the chosen tokens' codes into a
- * page of their own. gather_codes stands here rather than with one codec because every codec packs by it: code planes are the layout
- * that all of them share. */
+/* Token selection: the scores by which indexes and policies rank tokens, top-k over them, and packing the chosen tokens' codes into
+ * a page of their own. gather_codes stands here rather than with one codec because every codec packs by it: code planes are the
+ * layout that all of them share. */
 #ifndef TERSE_BACKEND_CPU_KERNELS_SELECT_OPS_H
 #define TERSE_BACKEND_CPU_KERNELS_SELECT_OPS_H
 
@@ -10,8 +10,8 @@
 #include <stdint.h>
 
 struct select_ops {
-    /* Index sign: scores[64] of a page are sums over its planes[n][64] of tables[2 n][16], which the low and then the high four bits
-     * of each byte look up. n is at most 64. */
+    /* Index sign: scores[64] of a page are sums over its planes[n][64] of tables[2 n][16], which the low and then the high four
+     * bits of each byte look up. n is at most 64. */
     void (*scores_sign)(const uint8_t *tables, size_t n, const uint8_t *planes, uint16_t *scores);
     /* Index quest: bounds[4], one for each 16 tokens of a page, are sums of the larger of q[c] min[c] and q[c] max[c]. */
     void (*scores_quest)(const float *q, size_t hd, const void *page, float *bounds);

@@ -1,4 +1,4 @@
-/* The reference of the slots that choose and pack tokens, one number at a time in the layouts of format/page_layout.h. */
+/* The reference of token selection, one number at a time in the layouts of format/page_layout.h. */
 #include "backend/cpu/kernels/select/init.h"
 #include "base/half.h"
 #include "format/page_layout.h"

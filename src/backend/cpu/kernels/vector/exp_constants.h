@@ -1,6 +1,6 @@
 /* exp(d) as 2^n exp(r), n = round(d / ln 2), r = d - n ln 2, and exp(r) = 1 + r + r^2 (c2 + c3 r + ... + c6 r^4), for the vector
  * tiers. The coefficients are minimax in relative error on |r| <= ln(2)/2, found by exchange and then rounded to float: 4.4e-9 off
- * at most, so what is left is fp32 rounding. 8.5e-8 is the worst found; tests/test_kernels.c allows 1e-7. */
+ * at most, so what is left is fp32 rounding. 8.5e-8 is the worst found; tests/kernels/test_kernels.c allows 1e-7. */
 #ifndef TERSE_BACKEND_CPU_KERNELS_VECTOR_EXP_CONSTANTS_H
 #define TERSE_BACKEND_CPU_KERNELS_VECTOR_EXP_CONSTANTS_H
 

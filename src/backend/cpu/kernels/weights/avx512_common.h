@@ -1,4 +1,4 @@
-/* What the kernels of weights share with AVX-512, by floats and by products of bytes. Included once by avx512_weights*.c. */
+/* What the AVX-512 files of this folder share. */
 #ifndef TERSE_BACKEND_CPU_KERNELS_WEIGHTS_AVX512_COMMON_H
 #define TERSE_BACKEND_CPU_KERNELS_WEIGHTS_AVX512_COMMON_H
 

@@ -1,9 +1,9 @@
-/* Products of weights of four and eight bits with a vector, 512 bits at a time by products of bytes (VNNI): codes meet the vector as
- * fixed point, two bytes a number and a step for each 32, so that four products are one instruction. The step is a power of two:
- * what has few digits stays exact.
+/* matvec of weights of four and eight bits with AVX-512, by products of bytes (VNNI): the vector is fixed point, two bytes a number
+ * and a step for each 32 numbers, so that four products are one instruction. The step is a power of two: numbers of few digits stay
+ * exact.
  *
- * A unit is 128 weights, as two registers of codes. Their pieces of 16 weights lie in the order that the format has, and the
- * vector's are brought into the same order once for all rows. Rows are read one after another, one stream of memory. */
+ * A unit is 128 weights, two registers of codes. Their pieces of 16 weights lie in the order of the format; the vector's are
+ * brought into the same order once for all rows. Rows are read one after another, one stream of memory. */
 #include "backend/cpu/kernels/weights/avx512_common.h"
 #include "backend/cpu/kernels/weights/init.h"
 
@@ -14,7 +14,7 @@
 
 #define UNIT 128
 #define PIECES 8               /* of a unit */
-#define SEGMENT ((size_t)8192) /* numbers of the vector that are fixed at a time: they stay in the first-level cache */
+#define SEGMENT ((size_t)8192) /* numbers of the vector that are quantized at a time: they stay in the first-level cache */
 #define LEAST_EXPONENT (-100)  /* of a step */
 #define AHEAD 4096             /* bytes: the processor's own prefetching of one stream keeps up with half the memory's rate */
 

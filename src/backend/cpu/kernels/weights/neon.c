@@ -1,6 +1,6 @@
-/* Weights as stored, 128 bits at a time: the SIMD that every 64-bit ARM processor has. One function per format turns 32 weights into
- * eight registers holding the very floats of the scalar reference; weight_template.h makes dequantize[] and matvec[] of them.
- * weight_blocks.h has the formats. */
+/* Weights as stored, 128 bits at a time: the SIMD that every 64-bit ARM processor has. One function per format turns 32 weights
+ * into eight registers holding the very floats of the scalar reference; weights/template.h makes dequantize[] and matvec[] of them.
+ * format/weight_blocks.h has the formats. */
 #include "backend/cpu/kernels/compiler.h"
 #include "backend/cpu/kernels/weights/init.h"
 #include "format/weight_blocks.h"

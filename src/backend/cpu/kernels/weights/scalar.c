@@ -1,4 +1,4 @@
-/* The reference for reading weights as stored: dequantize[] and matvec[], in plain C. weight_blocks.h has the formats.
+/* The reference for reading weights as stored: dequantize[] and matvec[], in plain C. format/weight_blocks.h has the formats.
  * The instruction sets' versions must give the same dequantized floats; their matvec may differ in the order of summation alone. */
 #include "backend/cpu/kernels/weights/init.h"
 #include "base/half.h"
