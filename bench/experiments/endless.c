@@ -1,14 +1,13 @@
-/* Text without end: perplexity of methods that keep a bounded number of tokens, over windows of a long text that goes through decoding
- * steps from its first token on, as StreamingLLM and MAT measure it, and for every 10,000 tokens; beside it the memory of the cache
- * and of the process.
+/* Measures methods that keep a bounded number of tokens on text without end: perplexity over windows of a long text that is decoded from
+ * its first token on, as StreamingLLM and MAT measure it, in all and for every 10,000 tokens; memory of the cache and of the process.
  *
  *     endless -f TEXT --methods LIST [options]
  *
- * A method may be followed by :anchors=N and :shallow=N (mat), and by :leave=most, least or random: which of the candidates goes, by
- * its logit to token 0. MAT's is `most`; the others show whether the logit is what matters.
+ * A method may be followed by :anchors=N and :shallow=N (mat), and by :leave=most, least or random: the candidate with the largest logit
+ * to token 0 is evicted (MAT's rule), that with the smallest, or a random one. The other rules test whether the logit matters.
  */
-#include "backend/cpu/kv/cache.h"
 #include "console.h"
+#include "engine/engine.h"
 #include "options.h"
 #include "terse.h"
 #include "text.h"
@@ -19,7 +18,7 @@
 #include <string.h>
 
 #define DEFAULT_MODEL PROJECT_DIR "/models/lab-27m-q8_0.gguf"
-#define PART 10000 /* tokens of which a perplexity is shown */
+#define PART 10000 /* tokens; a perplexity is printed for each part */
 
 struct endless {
     const char *model_path, *file, *methods;
@@ -30,15 +29,15 @@ struct endless {
     size_t n_tokens;
 };
 
-/* ---- Which candidate leaves: calls of the library to cache_create arrive here (the linker's --wrap). */
+/* ---- Eviction: caches of method mat are made with another pick_victim. */
 
-static enum { LEAVE_MOST, LEAVE_LEAST, LEAVE_RANDOM } leaving;
+static enum { EVICT_MOST, EVICT_LEAST, EVICT_RANDOM } victim;
 static struct policy own_policy;
 static uint64_t random_state = 1;
 
-static size_t leave(const struct policy_parameters *parameters, uint32_t layer, const float *logits, size_t n) {
-    if (layer < parameters->shallow || leaving == LEAVE_MOST) return policy_mat.pick_victim(parameters, layer, logits, n);
-    if (leaving == LEAVE_RANDOM) {
+static size_t pick_victim(const struct policy_parameters *parameters, uint32_t layer, const float *logits, size_t n) {
+    if (layer < parameters->shallow || victim == EVICT_MOST) return policy_mat.pick_victim(parameters, layer, logits, n);
+    if (victim == EVICT_RANDOM) {
         uint64_t drawn;
 #pragma omp critical
         drawn = random_state = random_state * 6364136223846793005u + 1442695040888963407u;
@@ -50,22 +49,29 @@ static size_t leave(const struct policy_parameters *parameters, uint32_t layer, 
     return least;
 }
 
-enum terse_status __real_cache_create(const struct cache_shape *shape, const struct method *method, uint32_t threads,
-                                      struct cache **cache, struct terse_error *error);
-enum terse_status __wrap_cache_create(const struct cache_shape *shape, const struct method *method, uint32_t threads,
-                                      struct cache **cache, struct terse_error *error);
-enum terse_status __wrap_cache_create(const struct cache_shape *shape, const struct method *method, uint32_t threads,
-                                      struct cache **cache, struct terse_error *error) {
+static enum terse_status create(const struct cache_shape *shape, const struct method *method, uint32_t threads,
+                                struct cache **cache, struct terse_error *error) {
     struct method own = *method;
     if (own.policy == &policy_mat) {
         own_policy = policy_mat;
-        own_policy.pick_victim = leave;
+        own_policy.pick_victim = pick_victim;
         own.policy = &own_policy;
     }
-    return __real_cache_create(shape, &own, threads, cache, error);
+    return backend_cpu.kv->create(shape, &own, threads, cache, error);
 }
 
-/* ---- What is asked for */
+static enum terse_status make_engine(struct endless *e, struct terse_error *error) {
+    static struct kv_ops ops;
+    struct terse_engine_options options = terse_engine_options_defaults();
+    struct backend backend = backend_cpu;
+    ops = *backend_cpu.kv;
+    ops.create = create;
+    backend.kv = &ops;
+    options.threads = (uint32_t)e->threads;
+    return engine_new(&backend, e->model, &options, &e->engine, error);
+}
+
+/* ---- Options of a method */
 
 static int parse_word(const char *word, struct terse_cache_options *cache) {
     unsigned number;
@@ -74,11 +80,11 @@ static int parse_word(const char *word, struct terse_cache_options *cache) {
     else if (sscanf(word, "shallow=%u", &number) == 1)
         cache->mat_shallow = number;
     else if (strcmp(word, "leave=most") == 0)
-        leaving = LEAVE_MOST;
+        victim = EVICT_MOST;
     else if (strcmp(word, "leave=least") == 0)
-        leaving = LEAVE_LEAST;
+        victim = EVICT_LEAST;
     else if (strcmp(word, "leave=random") == 0)
-        leaving = LEAVE_RANDOM;
+        victim = EVICT_RANDOM;
     else
         return complain("\"%s\" is none of anchors=N, shallow=N and leave=most|least|random", word);
     return EXIT_OK;
@@ -87,7 +93,7 @@ static int parse_word(const char *word, struct terse_cache_options *cache) {
 static int parse_method(char *item, struct terse_cache_options *cache) {
     int status = EXIT_OK;
     *cache = terse_cache_options_defaults();
-    leaving = LEAVE_MOST;
+    victim = EVICT_MOST;
     char *word = strchr(item, ':');
     if (word) *word++ = 0;
     while (word && status == EXIT_OK) {
@@ -115,7 +121,7 @@ static void add(struct sums *sums, double nll) {
 
 struct scoring {
     const struct endless *e;
-    const int32_t *next; /* tokens that come after the step's */
+    const int32_t *next; /* the token after each of the step's */
     size_t left;         /* of them */
     struct sums window, part;
 };
@@ -154,7 +160,7 @@ static void print_part(struct scoring *s, struct terse_session *session, size_t 
     s->part = (struct sums){0};
 }
 
-/* tokens[window], which a BOS begins. */
+/* tokens[window], the first of which becomes the BOS. */
 static enum terse_status run_window(const struct endless *e, struct terse_session *session, int32_t *tokens, struct scoring *s,
                                     bool parts, struct terse_error *error) {
     bool begins;
@@ -217,9 +223,7 @@ static int run(struct endless *e) {
     status = text_tokenize(e->model, text, n_bytes, TERSE_TOKENIZE_ADD_SPECIAL, &e->tokens, &e->n_tokens);
     free(text);
     if (status != EXIT_OK) return status;
-    struct terse_engine_options options = terse_engine_options_defaults();
-    options.threads = (uint32_t)e->threads;
-    if (terse_engine_new(e->model, &options, &e->engine, &error)) return complain_error(&error);
+    if (make_engine(e, &error)) return complain_error(&error);
     if (e->n_tokens < (size_t)(e->window * e->windows))
         return complain("%s has %zu tokens, %lld windows of %lld need more: use --windows or --window", e->file, e->n_tokens,
                         (long long)e->windows, (long long)e->window);

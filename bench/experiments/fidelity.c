@@ -1,6 +1,5 @@
-/* Fidelity: what a compressed KV cache costs in perplexity, in divergence from full precision, in facts found and in memory, for a
- * list of methods. Measures and writes a work folder (fidelity_store.h); fidelity_report.py makes docs/reports/fidelity.md and the plot of
- * it.
+/* Measures what compressed KV caches cost, for a list of methods: perplexity, divergence from full precision, answers to retrieval tasks,
+ * memory. Writes a work folder (fidelity_store.h), from which bench/reports/fidelity_report.py makes docs/reports/fidelity.md.
  *
  *     fidelity -f TEXT --methods LIST -w FOLDER [options]
  */
@@ -24,7 +23,7 @@ struct parts {
     bool steps, paper, needles, memory;
 };
 
-/* ---- What the parts share */
+/* ---- Shared by the parts */
 
 struct terse_session_options fidelity_session_options(const struct run *run, uint32_t context) {
     struct terse_session_options options = terse_session_options_defaults();
@@ -114,7 +113,7 @@ static int open_runs(struct fidelity *f) {
 static enum options_result parse(struct fidelity *f, int argc, char **argv) {
     const struct option options[] = {
         {"-m, --model", "FILE", OPTION_TEXT, &f->model_path, 0, 0, "GGUF model"},
-        {"-f, --file", "FILE", OPTION_TEXT, &f->file, 0, 0, "text to score, and to hide facts in"},
+        {"-f, --file", "FILE", OPTION_TEXT, &f->file, 0, 0, "text to score, and to plant facts in"},
         {"-w, --work", "FOLDER", OPTION_TEXT, &f->work, 0, 0,
          "where results go, and where codebooks/METHOD.gguf and codebooks/NAME.gguf are"},
         {"--methods", "LIST", OPTION_TEXT, &f->methods, 0, 0, "METHOD[:OPTION=VALUE]..., ...: see fidelity_run.h"},
@@ -175,14 +174,12 @@ static int load_text(struct fidelity *f) {
 static int start(struct fidelity *f) {
     struct terse_error error;
     if (!f->file || !f->methods || !f->work) return complain("-f FILE, --methods LIST and -w FOLDER are needed; see --help");
-    if (f->scored >= f->context) return complain("--scored %" PRId64 " leaves nothing of a window to read before", f->scored);
+    if (f->scored >= f->context) return complain("--scored %" PRId64 " leaves no tokens of a window to prefill", f->scored);
     if (!f->scored) f->scored = f->context - f->context / 2;
     int status = parse_tasks(f);
     if (status != EXIT_OK) return status;
     if (terse_model_load(f->model_path, &f->model, &error) != TERSE_OK) return complain_error(&error);
-    struct terse_engine_options options = terse_engine_options_defaults();
-    options.threads = (uint32_t)f->threads;
-    if (terse_engine_new(f->model, &options, &f->engine, &error) != TERSE_OK) return complain_error(&error);
+    if (prefill_engine_new(f->model, (uint32_t)f->threads, &f->engine, &error) != TERSE_OK) return complain_error(&error);
     terse_model_describe(f->model, &f->info);
     if ((status = load_text(f)) != EXIT_OK) return status;
     if ((status = open_runs(f)) != EXIT_OK) return status;

@@ -1,5 +1,6 @@
-/* Real memory: this process reads a prompt exactly and decodes a little behind one cache, and says what the system counted as its own. The
- * report compares it with f16's: the prefill's scratch and the model take the same for all, so the difference is the cache. */
+/* Resident memory: the process prefills a prompt exactly and decodes some tokens with one cache, and records its resident sizes as the
+ * system counts them. The report compares them with f16's: model and prefill workspace are the same for all methods, so that the
+ * difference is the cache. */
 #include "fidelity.h"
 
 #include "console.h"
@@ -10,7 +11,7 @@
 
 #define DECODED 32
 
-/* VmHWM or VmRSS of this process in bytes; 0 where the system does not say. */
+/* VmHWM or VmRSS of this process in bytes; 0 where the system does not report it. */
 static double status_bytes(const char *field) {
     char line[256];
     double kib = 0;
@@ -22,7 +23,7 @@ static double status_bytes(const char *field) {
     return kib * 1024;
 }
 
-/* From here on VmHWM speaks of what comes. */
+/* Resets VmHWM to the current size. */
 static void forget_peak(void) {
     FILE *file = fopen("/proc/self/clear_refs", "w");
     if (!file) return;

@@ -1,7 +1,7 @@
-/* Perplexity and divergence over windows of a text, in two protocols, against one base: a cache in half precision that has read the first
+/* Perplexity and divergence over windows of a text, in two protocols, against one base: a cache in half precision that reads the first
  * part of the window, by default half, in an exact prefill and the rest in decoding steps.
  *
- * "default" is what `terse perplexity` does: the same, with each cache. The exact prefill is done once for all of them.
+ * "default" is the protocol of `terse perplexity`: every cache reads the window as the base does. One exact prefill serves all of them.
  * "paper" is `terse perplexity --paper`: every token of the window reads compressed keys and values, its own included. */
 #include "fidelity.h"
 
@@ -48,7 +48,7 @@ static double mean(const float *x, size_t n) {
     return sum / (double)n;
 }
 
-/* A file name of letters that every system takes. */
+/* A file name without the characters that some systems refuse. */
 static void values_name(const struct window *w, const struct run *run, const char *protocol, char *name, size_t capacity) {
     int length = snprintf(name, capacity, "%s.%s.%u.f32", run->spec, protocol, w->number);
     for (int i = 0; i < length && name[i]; i++)
@@ -87,9 +87,9 @@ static int add_result(struct window *w, const struct run *run, const char *proto
     return status;
 }
 
-/* ---- Reading */
+/* ---- Protocols */
 
-/* What is scored by decoding steps, into the scores. */
+/* Decodes the scored part of the window. */
 static int decode_scored(struct window *w, struct terse_session *session, bool base, double *seconds) {
     const struct terse_logits_sink sink = {scores_row, w->scores, 0};
     struct terse_error error;

@@ -1,157 +1,159 @@
-/* Owns: the wrapped calls of cache.h and the copies of a layer's keys and queries that the followers need. */
+/* Owns: the calls that stand between the executor and the backend's caches, and the copies of a layer's keys and queries that the
+ * followers need. */
 #include "fidelity_prefill.h"
 
 #include "backend/cpu/kv/anchors.h"
 #include "base/memory.h"
+#include "engine/engine.h"
 
 #include <string.h>
 
-/* What the linker makes of the functions of cache.h (CMakeLists.txt lists them): calls from other files come to __wrap_, and __real_ is
- * the function itself. */
-enum terse_status __real_cache_create(const struct cache_shape *shape, const struct method *method, uint32_t threads,
-                                      struct cache **cache, struct terse_error *error);
-enum terse_status __real_cache_begin(struct cache *cache, enum cache_step_kind kind, size_t n, struct terse_error *error);
-enum terse_status __real_cache_append(struct cache *cache, uint32_t layer, float *k, const float *v, struct terse_error *error);
-enum terse_status __real_cache_attend(struct cache *cache, const float *q, size_t first, size_t count, float *out,
-                                      struct terse_error *error);
-enum terse_status __real_cache_end_layer(struct cache *cache, struct terse_error *error);
-enum terse_status __real_cache_commit(struct cache *cache, struct terse_error *error);
+/* The calls of the backend itself. */
+#define CPU (backend_cpu.kv)
 
-enum terse_status __wrap_cache_create(const struct cache_shape *shape, const struct method *method, uint32_t threads,
-                                      struct cache **cache, struct terse_error *error);
-enum terse_status __wrap_cache_begin(struct cache *cache, enum cache_step_kind kind, size_t n, struct terse_error *error);
-enum terse_status __wrap_cache_append(struct cache *cache, uint32_t layer, float *k, const float *v, struct terse_error *error);
-enum terse_status __wrap_cache_attend(struct cache *cache, const float *q, size_t first, size_t count, float *out,
-                                      struct terse_error *error);
-enum terse_status __wrap_cache_end_layer(struct cache *cache, struct terse_error *error);
-enum terse_status __wrap_cache_commit(struct cache *cache, struct terse_error *error);
+#define PANEL 256 /* queries of one call of observe */
 
-#define PANEL 256 /* queries that a follower is shown at a time */
-
-static struct cache *newest;            /* of cache_create, until opened_new has taken it */
+static struct cache *newest;            /* the latest cache, for opened_new */
 static const struct index *other_index; /* of prefill_index */
 
 /* The prefill in progress. */
 static struct {
-    struct cache *lead; /* NULL: none, and calls just pass */
+    struct cache *lead; /* NULL: no prefill of several caches runs, and calls are passed on as they are */
     struct opened *followers;
     size_t n_followers, n;
     size_t kv_floats, q_floats; /* of all tokens */
     uint32_t layer;
     const float *v;
     float *keys;       /* [n][Hk][hd] before rotation */
-    float *rotated[2]; /* the same for a follower, which may rotate them, and for the one that observes */
-    float *queries;    /* [n][Hq][hd], when a follower observes them */
-} many;
+    float *rotated[2]; /* copies for a follower, which may rotate its keys in place, and for the observer */
+    float *queries;    /* [n][Hq][hd], if a follower observes them */
+} prefill;
 
-static bool observes(const struct cache *cache) { return cache_queries_to_observe(cache, 1) > 0; }
+static bool observes(const struct cache *cache) { return CPU->queries_to_observe(cache, 1) > 0; }
 
-/* Whether it observes the attention, to choose anchors. */
+/* Whether it selects anchors by the attention that it observes. */
 static bool scores(const struct cache *cache) { return cache->plan.anchors != 0; }
 
-/* ---- The wrapped calls */
+/* ---- Calls of the executor */
 
-enum terse_status __wrap_cache_create(const struct cache_shape *shape, const struct method *method, uint32_t threads,
-                                      struct cache **cache, struct terse_error *error) {
+static enum terse_status create_with_index(const struct cache_shape *shape, const struct method *method, uint32_t threads,
+                                           struct cache **cache, struct terse_error *error) {
     struct method changed = *method;
     *cache = NULL;
     if (other_index && !method->index)
-        return status_fail(error, TERSE_E_ARGUMENT, "%s reads all tokens: leave index= away or give read=", method->name);
+        return status_fail(error, TERSE_E_ARGUMENT, "%s reads all tokens: omit index= or give read=", method->name);
     if (other_index) changed.index = other_index;
-    enum terse_status status = __real_cache_create(shape, &changed, threads, cache, error);
+    enum terse_status status = CPU->create(shape, &changed, threads, cache, error);
     newest = status ? NULL : *cache;
     return status;
 }
 
-/* Copies for the step of n tokens; whether queries are needed is known once every plan is made. */
+/* Copies for a step of n tokens. Every follower has its plan by now, which says whether queries are needed. */
 static enum terse_status reserve_copies(const struct cache *cache, size_t n, struct terse_error *error) {
     size_t hd = cache->shape.head_dim;
     bool queries = false;
-    for (size_t i = 0; i < many.n_followers; i++) queries |= observes(many.followers[i].cache);
-    many.n = n;
-    many.kv_floats = n * cache->shape.kv_heads * hd;
-    many.q_floats = queries ? n * cache->shape.query_heads * hd : 0;
-    many.keys = memory_array(many.kv_floats, sizeof *many.keys);
-    for (size_t i = 0; i < 2; i++) many.rotated[i] = memory_array(many.kv_floats, sizeof *many.keys);
-    many.queries = memory_array(many.q_floats, sizeof *many.queries);
-    if (many.keys && many.rotated[0] && many.rotated[1] && many.queries) return TERSE_OK;
-    return status_no_memory(error, (3 * many.kv_floats + many.q_floats) * sizeof(float), "a layer's keys and queries");
+    for (size_t i = 0; i < prefill.n_followers; i++) queries |= observes(prefill.followers[i].cache);
+    prefill.n = n;
+    prefill.kv_floats = n * cache->shape.kv_heads * hd;
+    prefill.q_floats = queries ? n * cache->shape.query_heads * hd : 0;
+    prefill.keys = memory_array(prefill.kv_floats, sizeof *prefill.keys);
+    for (size_t i = 0; i < 2; i++) prefill.rotated[i] = memory_array(prefill.kv_floats, sizeof *prefill.keys);
+    prefill.queries = memory_array(prefill.q_floats, sizeof *prefill.queries);
+    if (prefill.keys && prefill.rotated[0] && prefill.rotated[1] && prefill.queries) return TERSE_OK;
+    return status_no_memory(error, (3 * prefill.kv_floats + prefill.q_floats) * sizeof(float), "a layer's keys and queries");
 }
 
-enum terse_status __wrap_cache_begin(struct cache *cache, enum cache_step_kind kind, size_t n, struct terse_error *error) {
-    enum terse_status status = __real_cache_begin(cache, kind, n, error);
-    if (status || cache != many.lead) return status;
-    for (size_t i = 0; i < many.n_followers && !status; i++) status = __real_cache_begin(many.followers[i].cache, kind, n, error);
+static enum terse_status begin_all(struct cache *cache, enum cache_step_kind kind, size_t n, struct terse_error *error) {
+    enum terse_status status = CPU->begin(cache, kind, n, error);
+    if (status || cache != prefill.lead) return status;
+    for (size_t i = 0; i < prefill.n_followers && !status; i++) status = CPU->begin(prefill.followers[i].cache, kind, n, error);
     return status ? status : reserve_copies(cache, n, error);
 }
 
-enum terse_status __wrap_cache_append(struct cache *cache, uint32_t layer, float *k, const float *v, struct terse_error *error) {
-    if (cache == many.lead) {
-        many.layer = layer;
-        many.v = v;
-        memcpy(many.keys, k, many.kv_floats * sizeof *k);
+static enum terse_status append_all(struct cache *cache, uint32_t layer, float *k, const float *v, struct terse_error *error) {
+    if (cache == prefill.lead) {
+        prefill.layer = layer;
+        prefill.v = v;
+        memcpy(prefill.keys, k, prefill.kv_floats * sizeof *k);
     }
-    return __real_cache_append(cache, layer, k, v, error);
+    return CPU->append(cache, layer, k, v, error);
 }
 
-enum terse_status __wrap_cache_attend(struct cache *cache, const float *q, size_t first, size_t count, float *out,
-                                      struct terse_error *error) {
+static enum terse_status attend_all(struct cache *cache, const float *q, size_t first, size_t count, float *out,
+                                    struct terse_error *error) {
     size_t width = cache->shape.query_heads * (size_t)cache->shape.head_dim;
-    if (cache == many.lead && many.q_floats) memcpy(many.queries + first * width, q, count * width * sizeof *q);
-    return __real_cache_attend(cache, q, first, count, out, error);
+    if (cache == prefill.lead && prefill.q_floats) memcpy(prefill.queries + first * width, q, count * width * sizeof *q);
+    return CPU->attend(cache, q, first, count, out, error);
 }
 
-static enum terse_status append(struct cache *follower, float *rotated, struct terse_error *error) {
-    memcpy(rotated, many.keys, many.kv_floats * sizeof *rotated);
-    return __real_cache_append(follower, many.layer, rotated, many.v, error);
+static enum terse_status append_copy(struct cache *follower, float *rotated, struct terse_error *error) {
+    memcpy(rotated, prefill.keys, prefill.kv_floats * sizeof *rotated);
+    return CPU->append(follower, prefill.layer, rotated, prefill.v, error);
 }
 
-/* What an exact prefill's attention leaves for the policy, without its output, which is the lead's. */
-static enum terse_status observe(struct cache *follower, struct terse_error *error) {
+/* Shows the queries to a follower's policy. Attention's output is the lead's. */
+static enum terse_status observe_copy(struct cache *follower, struct terse_error *error) {
     enum terse_status status = TERSE_OK;
     size_t width = follower->shape.query_heads * (size_t)follower->shape.head_dim;
-    for (size_t first = 0; first < many.n && !status; first += PANEL) {
-        size_t count = many.n - first < PANEL ? many.n - first : PANEL;
-        status = cache_observe(follower, many.queries + first * width, first, count, error);
+    for (size_t first = 0; first < prefill.n && !status; first += PANEL) {
+        size_t count = prefill.n - first < PANEL ? prefill.n - first : PANEL;
+        status = CPU->observe(follower, prefill.queries + first * width, first, count, error);
     }
     return status;
 }
 
-/* Whether the same attention tells both the same of the same tokens. */
+/* Whether both score the same tokens in the same way. */
 static bool same_scores(const struct cache *a, const struct cache *b) {
     return a->plan.sealed == b->plan.sealed && a->plan.grid == b->plan.grid && a->plan.skip == b->plan.skip &&
            a->method.policy->rank_by_attention == b->method.policy->rank_by_attention;
 }
 
-/* Anchor Scores are of the exact attention, the same for all: followers that seal the same tokens take them from the first of them,
- * whose layer ends last. */
-enum terse_status __wrap_cache_end_layer(struct cache *cache, struct terse_error *error) {
+/* Anchor Scores depend on the exact attention alone: the first follower that needs them observes the queries, others that seal the same
+ * tokens share its scores, and its layer ends last. */
+static enum terse_status end_layer_all(struct cache *cache, struct terse_error *error) {
     struct cache *observer = NULL;
-    enum terse_status status = __real_cache_end_layer(cache, error);
-    if (cache != many.lead) return status;
-    for (size_t i = 0; i < many.n_followers && !status; i++) {
-        struct cache *follower = many.followers[i].cache;
+    enum terse_status status = CPU->end_layer(cache, error);
+    if (cache != prefill.lead) return status;
+    for (size_t i = 0; i < prefill.n_followers && !status; i++) {
+        struct cache *follower = prefill.followers[i].cache;
         bool shares = scores(follower) && observer && same_scores(follower, observer), first = scores(follower) && !observer;
-        status = append(follower, many.rotated[first], error);
+        status = append_copy(follower, prefill.rotated[first], error);
         if (shares) anchors_share(follower, observer);
-        if (!status && observes(follower) && !shares) status = observe(follower, error);
+        if (!status && observes(follower) && !shares) status = observe_copy(follower, error);
         if (first)
             observer = follower;
         else if (!status)
-            status = __real_cache_end_layer(follower, error);
+            status = CPU->end_layer(follower, error);
     }
-    if (observer && !status) status = __real_cache_end_layer(observer, error);
+    if (observer && !status) status = CPU->end_layer(observer, error);
     return status;
 }
 
-enum terse_status __wrap_cache_commit(struct cache *cache, struct terse_error *error) {
-    enum terse_status status = __real_cache_commit(cache, error);
-    for (size_t i = 0; cache == many.lead && i < many.n_followers && !status; i++)
-        status = __real_cache_commit(many.followers[i].cache, error);
+static enum terse_status commit_all(struct cache *cache, struct terse_error *error) {
+    enum terse_status status = CPU->commit(cache, error);
+    for (size_t i = 0; cache == prefill.lead && i < prefill.n_followers && !status; i++)
+        status = CPU->commit(prefill.followers[i].cache, error);
     return status;
 }
 
-/* ---- Sessions */
+/* ---- Engine and sessions */
+
+enum terse_status prefill_engine_new(const struct terse_model *model, uint32_t threads, struct terse_engine **engine,
+                                     struct terse_error *error) {
+    static struct kv_ops ops;
+    struct terse_engine_options options = terse_engine_options_defaults();
+    struct backend backend = backend_cpu;
+    ops = *backend_cpu.kv;
+    ops.create = create_with_index;
+    ops.begin = begin_all;
+    ops.append = append_all;
+    ops.attend = attend_all;
+    ops.end_layer = end_layer_all;
+    ops.commit = commit_all;
+    backend.kv = &ops;
+    options.threads = threads;
+    return engine_new(&backend, model, &options, engine, error);
+}
 
 void prefill_index(const struct index *index) { other_index = index; }
 
@@ -175,22 +177,22 @@ static void ignore_row(void *user, size_t i, const float *logits) {
 
 enum terse_status prefill_many(struct opened *lead, struct opened *followers, size_t n_followers, const int32_t *tokens, size_t n,
                                struct terse_error *error) {
-    /* Without a sink the last layer asks for its last query alone; whoever observes must see them all. */
+    /* Without a sink the last layer attends with its last query alone, but observers must see all queries. */
     const struct terse_logits_sink all = {ignore_row, NULL, 0};
     bool observed = false;
     for (size_t i = 0; i < n_followers; i++) {
         const struct policy *policy = followers[i].cache->method.policy;
         observed |= policy->anchors || policy->pick_victim;
     }
-    many.lead = lead->cache;
-    many.followers = followers;
-    many.n_followers = n_followers;
+    prefill.lead = lead->cache;
+    prefill.followers = followers;
+    prefill.n_followers = n_followers;
     enum terse_status status = terse_session_prefill(lead->session, tokens, n, observed ? &all : NULL, error);
-    memory_free(many.keys);
-    memory_free(many.rotated[0]);
-    memory_free(many.rotated[1]);
-    memory_free(many.queries);
-    memset(&many, 0, sizeof many);
+    memory_free(prefill.keys);
+    memory_free(prefill.rotated[0]);
+    memory_free(prefill.rotated[1]);
+    memory_free(prefill.queries);
+    memset(&prefill, 0, sizeof prefill);
     if (!status) return TERSE_OK;
     terse_session_reset(lead->session);
     for (size_t i = 0; i < n_followers; i++) terse_session_reset(followers[i].session);

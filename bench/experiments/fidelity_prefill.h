@@ -1,9 +1,9 @@
-/* One exact prefill for many caches. What tokens compute during an exact prefill does not depend on how the cache keeps them afterwards,
- * so the model is run once, on a leading session, and every other session takes in the same keys, values and, where it chooses anchors,
- * queries.
+/* One exact prefill for several caches. What tokens compute during an exact prefill does not depend on how the cache stores them
+ * afterwards, so the model is run once, on a leading session, and every other session's cache gets the same keys, values and, where its
+ * policy observes attention, queries.
  *
- * No hook of the library is needed: this program is linked so that the calls of the forward pass to the cache arrive here first (the
- * linker's --wrap), are passed on as they are, and are repeated for the followers' caches.
+ * The sessions belong to an engine whose kv_ops pass the executor's calls on to the CPU backend and repeat them for the followers'
+ * caches.
  *
  * Threads: one thread makes sessions and runs them.
  */
@@ -18,17 +18,21 @@ struct opened {
     struct cache *cache;
 };
 
-/* Caches that are made from here on find tokens by this index instead of their method's; NULL: by their method's. */
+/* The CPU backend with calls in between; prefill_many needs sessions of such an engine. `threads` as in terse_engine_options. */
+enum terse_status prefill_engine_new(const struct terse_model *model, uint32_t threads, struct terse_engine **engine,
+                                     struct terse_error *error);
+
+/* Caches made from here on select tokens by this index instead of their method's; NULL: by their method's. */
 void prefill_index(const struct index *index);
 
-/* terse_session_new. */
+/* terse_session_new, and the cache of the session. */
 enum terse_status opened_new(struct terse_engine *engine, const struct terse_session_options *options, struct opened *opened,
                              struct terse_error *error);
 void opened_free(struct opened *opened);
 
-/* terse_session_prefill of `lead`, and the same for followers[n_followers], which are empty as it is. `lead` keeps its cache as f16;
- * followers must be exact in their prefill. Afterwards each is as if it had read tokens[n] itself, but for terse_session_logits,
- * which only `lead` has. After a failure all are empty. */
+/* Prefills `lead` and followers[n_followers] with tokens[n]; all of them are empty before. The cache of `lead` is f16, and followers must
+ * have exact prefills. Afterwards each is as if it had read the tokens itself, except that terse_session_logits is valid for `lead`
+ * alone. After a failure all are empty. */
 enum terse_status prefill_many(struct opened *lead, struct opened *followers, size_t n_followers, const int32_t *tokens, size_t n,
                                struct terse_error *error);
 

@@ -1,5 +1,5 @@
-/* Retrieval tasks: the prompt goes through one exact prefill for all caches, then each of them writes greedily until the answer is wrong
- * or whole. */
+/* Runs retrieval tasks: one exact prefill of the prompt for all caches, then greedy decoding with each of them until the answer is
+ * complete or wrong. */
 #include "fidelity.h"
 
 #include "base/clock.h"
@@ -32,7 +32,7 @@ static int32_t most_likely(const float *logits, uint32_t n) {
     return (int32_t)best;
 }
 
-/* Whether `text`, completed by the token, still begins the answer; appends it. */
+/* Appends the token to `text`, and returns whether that is still a prefix of the answer. */
 static bool continues(struct terse_detokenizer *detokenizer, int32_t token, const char *answer, char *text, size_t capacity) {
     size_t size, length = strlen(text);
     const char *piece = terse_detokenizer_push(detokenizer, token, &size);
@@ -41,7 +41,7 @@ static bool continues(struct terse_detokenizer *detokenizer, int32_t token, cons
     return strncmp(text, answer, length + size) == 0;
 }
 
-/* Writes on from `token`, the first of the reply. *right: the reply is the answer and ends there. */
+/* Decodes greedily from `token` on, the first of the reply. *right: the reply is the answer and nothing else. */
 static int answer(const struct fidelity *f, struct terse_session *session, int32_t token, const char *wanted, bool *right) {
     struct terse_detokenizer *detokenizer;
     struct terse_error error;
@@ -78,7 +78,7 @@ static int add_answer(struct fidelity *f, const struct run *run, const struct ta
     return store_add(f->store, STORE_NEEDLES, task_key(run, task, key, sizeof key), line);
 }
 
-/* The exact prefill, and the token that follows it, which every cache shares. */
+/* The exact prefill, and the first token of the reply, which is the same for every cache. */
 static int read_prompt(struct fidelity *f, const struct needle *needle, struct opened *lead, struct opened *opened, size_t n,
                        int32_t *first) {
     const struct run exact = {.cache = terse_cache_options_defaults()};

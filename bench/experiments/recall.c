@@ -1,21 +1,22 @@
-/* Do signs find the tokens that matter? Keys and queries of a model on a text: of every layer and KV head the last 64 queries of a prompt
- * look for the 7.5 % of the tokens before them that an index names, and are told which they should have been.
+/* Measures the recall of indexes on keys and queries of a model: in every layer and KV head each of the last 64 queries of a prompt selects
+ * 7.5 % of the tokens before it by an index, and the selection is compared with the true best tokens.
  *
  *     recall -f TEXT -w FOLDER [options]
  *
  * adds a line for each prompt to FOLDER/recall.jsonl: for each index
- *     recall   part of the true best tokens, by the mean of q.k over the G queries of a KV head, that are among the chosen
- *     weight   part of the attention to all those tokens that the chosen get, mean over the G queries
- *     error    of signs' centroids: what they leave of keys, in squares (fidelity_index.h)
- * as means over layers, KV heads and probes. What is there is not measured again.
+ *     recall   share of the true best tokens, by the mean of q.k over the G queries of a KV head, that are selected
+ *     weight   share of the attention to all those tokens that the selected ones get, mean over the G queries
+ *     error    of indexes of signs: the relative squared error of their centroids (fidelity_index.h)
+ * as means over layers, KV heads and queries. Existing lines are not measured again.
  *
- * The forward pass's calls to the cache arrive here first (the linker's --wrap), where keys lie turned and in full precision. */
+ * The program's engine has kv_ops that observe the executor's calls: `append` is where rotated keys lie in full precision. */
 #include "backend/cpu/kv/segment.h"
 #include "backend/cpu/kv/state.h"
 #include "backend/cpu/kv/top_k.h"
 #include "base/memory.h"
 #include "base/random.h"
 #include "console.h"
+#include "engine/engine.h"
 #include "fidelity_index.h"
 #include "model/model.h"
 #include "options.h"
@@ -33,24 +34,24 @@
 enum { PROBES = 64, LENGTHS = 2 };
 static const uint32_t lengths[LENGTHS] = {4096, 8192};
 
-/* Ways to choose: by an index (fidelity_index.h), or by whole pages of its tokens, a page's score that of its best. */
-static const struct way {
-    const char *name, *index; /* NULL: at random */
-    size_t page;
-    bool error; /* is told: of codes about the same mean */
-} ways[] = {{"best", NULL, 0, false},
-            {"random", NULL, 0, false},
-            {"sign", "sign", 1, true},
-            {"sign, pages of 16", "sign", 16, false},
-            {"sign, pages of 64", "sign", 64, false},
-            {"quest", "quest", 1, false},
-            {"median", "median", 1, false},
-            {"signs", "signs", 1, false},
-            {"magnitudes", "magnitudes", 1, true},
-            {"raw", "raw", 1, false},
-            {"raw-signs", "raw-signs", 1, false},
-            {"kmeans", "kmeans", 1, true}};
-enum { WAYS = sizeof ways / sizeof ways[0], BEST = 0, RANDOM = 1 };
+/* Selectors: an index (fidelity_index.h), by single tokens or by groups of tokens that score as their best. */
+static const struct selector {
+    const char *name, *index; /* NULL: not by an index */
+    size_t group;             /* tokens */
+    bool error;               /* is reported: the codes are centred on the mean */
+} selectors[] = {{"best", NULL, 0, false},
+                 {"random", NULL, 0, false},
+                 {"sign", "sign", 1, true},
+                 {"sign, pages of 16", "sign", 16, false},
+                 {"sign, pages of 64", "sign", 64, false},
+                 {"quest", "quest", 1, false},
+                 {"median", "median", 1, false},
+                 {"signs", "signs", 1, false},
+                 {"magnitudes", "magnitudes", 1, true},
+                 {"raw", "raw", 1, false},
+                 {"raw-signs", "raw-signs", 1, false},
+                 {"kmeans", "kmeans", 1, true}};
+enum { SELECTORS = sizeof selectors / sizeof selectors[0], BEST = 0 };
 
 struct found {
     double recall, weight, error;
@@ -63,32 +64,25 @@ static struct {
     const float *k, *v;
     float *queries;    /* [PROBES][Hq][hd] of the last tokens */
     float *last;       /* [G][hd], scratch */
-    struct found *sum; /* [layers][Hk][WAYS], sums over probes */
-    double worst;      /* difference of attention made of these keys and queries from the cache's own, as a part of it */
-    bool failed;       /* no memory, or something learned is not finite */
-} seen;
-
-enum terse_status __real_cache_append(struct cache *cache, uint32_t layer, float *k, const float *v, struct terse_error *error);
-enum terse_status __real_cache_attend(struct cache *cache, const float *q, size_t first, size_t count, float *out,
-                                      struct terse_error *error);
-enum terse_status __wrap_cache_append(struct cache *cache, uint32_t layer, float *k, const float *v, struct terse_error *error);
-enum terse_status __wrap_cache_attend(struct cache *cache, const float *q, size_t first, size_t count, float *out,
-                                      struct terse_error *error);
+    struct found *sum; /* [layers][Hk][SELECTORS], sums over probes */
+    double worst;      /* largest relative difference of attention over these keys and values from the cache's own */
+    bool failed;       /* no memory, or a fitted index is not finite */
+} observed;
 
 /* ---- One layer and KV head */
 
 struct head {
     const float *keys; /* of token t at keys + t * stride */
     size_t stride, hd, G, n, k;
-    float *queries;   /* [PROBES][G][hd] turned and scaled */
+    float *queries;   /* [PROBES][G][hd] rotated and scaled */
     float *logits;    /* [G][n] */
     float *mean;      /* [n], of the logits over the group */
     double *weights;  /* [n], of the softmax over the tokens, mean over the group */
     uint8_t *is_best; /* [n] */
     uint16_t *scores; /* [n] */
     uint32_t *chosen; /* [n] */
-    float *block;     /* [64][hd] */
-    void *learned[WAYS], *blocks[WAYS], *tables;
+    float *page;      /* [64][hd] */
+    void *learned[SELECTORS], *pages[SELECTORS], *tables;
 };
 
 static void head_free(struct head *h) {
@@ -99,24 +93,24 @@ static void head_free(struct head *h) {
     memory_free(h->is_best);
     memory_free(h->scores);
     memory_free(h->chosen);
-    memory_free(h->block);
+    memory_free(h->page);
     memory_free(h->tables);
-    for (size_t w = 0; w < WAYS; w++) {
+    for (size_t w = 0; w < SELECTORS; w++) {
         memory_free(h->learned[w]);
-        memory_free(h->blocks[w]);
+        memory_free(h->pages[w]);
     }
 }
 
 static bool head_new(struct head *h) {
     size_t tables = 0;
     bool all = true;
-    for (size_t w = 0; w < WAYS; w++) {
-        const struct index *index = ways[w].index ? index_variant(ways[w].index) : NULL;
+    for (size_t w = 0; w < SELECTORS; w++) {
+        const struct index *index = selectors[w].index ? index_variant(selectors[w].index) : NULL;
         if (!index) continue;
         h->learned[w] = memory_array(index->learned_bytes(h->hd) + 1, 1);
-        h->blocks[w] = memory_array(h->n / PAGE_TOKENS, index->page_bytes(h->hd));
+        h->pages[w] = memory_array(h->n / PAGE_TOKENS, index->page_bytes(h->hd));
         tables = larger(tables, index->table_bytes(h->hd));
-        all &= h->learned[w] && h->blocks[w];
+        all &= h->learned[w] && h->pages[w];
     }
     h->queries = memory_array(PROBES * h->G * h->hd, sizeof *h->queries);
     h->logits = memory_array(h->G * h->n, sizeof *h->logits);
@@ -125,25 +119,25 @@ static bool head_new(struct head *h) {
     h->is_best = memory_array(h->n, 1);
     h->scores = memory_array(h->n, sizeof *h->scores);
     h->chosen = memory_array(h->n, sizeof *h->chosen);
-    h->block = memory_array(PAGE_TOKENS * h->hd, sizeof *h->block);
+    h->page = memory_array(PAGE_TOKENS * h->hd, sizeof *h->page);
     h->tables = memory_array(tables, 1);
-    return all && h->queries && h->logits && h->mean && h->weights && h->is_best && h->scores && h->chosen && h->block && h->tables;
+    return all && h->queries && h->logits && h->mean && h->weights && h->is_best && h->scores && h->chosen && h->page && h->tables;
 }
 
-/* Learns from the tokens and encodes them; false when what was learned is not finite. */
+/* Fits a selector's index to the tokens and encodes them; false when what was fitted is not finite. */
 static bool index_head(struct head *h, size_t w, struct found *found) {
-    const struct index *index = index_variant(ways[w].index);
+    const struct index *index = index_variant(selectors[w].index);
     const struct index_options options = index_options_defaults();
     index->fit(h->hd, h->keys, h->n, h->stride, &options, h->learned[w]);
     for (size_t i = 0; i < index->learned_bytes(h->hd) / sizeof(float); i++)
         if (!isfinite(((const float *)h->learned[w])[i])) return false;
     for (size_t t = 0; t < h->n; t += PAGE_TOKENS) {
         for (size_t i = 0; i < PAGE_TOKENS; i++)
-            memcpy(h->block + i * h->hd, h->keys + (t + i) * h->stride, h->hd * sizeof *h->block);
-        index->encode(h->hd, h->learned[w], h->block, PAGE_TOKENS,
-                      (uint8_t *)h->blocks[w] + t / PAGE_TOKENS * index->page_bytes(h->hd));
+            memcpy(h->page + i * h->hd, h->keys + (t + i) * h->stride, h->hd * sizeof *h->page);
+        index->encode(h->hd, h->learned[w], h->page, PAGE_TOKENS,
+                      (uint8_t *)h->pages[w] + t / PAGE_TOKENS * index->page_bytes(h->hd));
     }
-    if (ways[w].error) found->error = PROBES * index_sign_error(index, h->hd, h->learned[w], h->keys, h->n, h->stride);
+    if (selectors[w].error) found->error = PROBES * index_sign_error(index, h->hd, h->learned[w], h->keys, h->n, h->stride);
     return true;
 }
 
@@ -152,7 +146,7 @@ static int downward(const void *a, const void *b) {
     return (x < y) - (x > y);
 }
 
-/* What full attention says of a probe: means, weights, and the k best tokens. */
+/* Full attention of a probe: mean logits, weights, and the k best tokens. */
 static void attend_probe(struct head *h, const float *q) {
     memset(h->mean, 0, h->n * sizeof *h->mean);
     for (size_t t = 0; t < h->n; t++) h->weights[t] = 0;
@@ -173,36 +167,36 @@ static void attend_probe(struct head *h, const float *q) {
     qsort(h->logits, h->n, sizeof *h->logits, downward);
     size_t left = h->k;
     for (size_t t = 0; t < h->n; t++) left -= h->is_best[t] = h->mean[t] > h->logits[h->k - 1];
-    for (size_t t = h->n; t-- > 0 && left;) /* of equal ones the newest, as top_tokens */
+    for (size_t t = h->n; t-- > 0 && left;) /* of equal ones the newest, as top_tokens does */
         if (h->mean[t] == h->logits[h->k - 1]) left -= h->is_best[t] = 1;
 }
 
-static void page_scores(struct head *h, size_t page) {
-    for (size_t t = 0; t < h->n; t += page) {
+static void group_scores(struct head *h, size_t group) {
+    for (size_t t = 0; t < h->n; t += group) {
         uint16_t most = 0;
-        for (size_t i = t; i < t + page; i++) most = h->scores[i] > most ? h->scores[i] : most;
-        for (size_t i = t; i < t + page; i++) h->scores[i] = most;
+        for (size_t i = t; i < t + group; i++) most = h->scores[i] > most ? h->scores[i] : most;
+        for (size_t i = t; i < t + group; i++) h->scores[i] = most;
     }
 }
 
-/* Scores of the tokens for a probe, as a cache would have them. */
+/* Scores of the tokens for a probe, as in a cache. */
 static void score_probe(struct head *h, size_t w, const float *q, uint64_t *state) {
-    const struct index *index = ways[w].index ? index_variant(ways[w].index) : NULL;
+    const struct index *index = selectors[w].index ? index_variant(selectors[w].index) : NULL;
     if (!index) {
         for (size_t t = 0; t < h->n; t++) h->scores[t] = (uint16_t)(random_next(state) >> 48);
         return;
     }
     index->prepare(h->hd, h->learned[w], q, h->G, h->tables);
     for (size_t t = 0; t < h->n; t += PAGE_TOKENS)
-        index->scores(h->hd, h->tables, (uint8_t *)h->blocks[w] + t / PAGE_TOKENS * index->page_bytes(h->hd), h->scores + t);
-    page_scores(h, ways[w].page);
+        index->scores(h->hd, h->tables, (uint8_t *)h->pages[w] + t / PAGE_TOKENS * index->page_bytes(h->hd), h->scores + t);
+    group_scores(h, selectors[w].group);
 }
 
 static void run_probe(struct head *h, const float *q, struct found *found, uint64_t *state) {
     attend_probe(h, q);
     for (size_t t = 0; t < h->n; t++) found[BEST].weight += h->is_best[t] ? h->weights[t] : 0;
     found[BEST].recall += 1;
-    for (size_t w = BEST + 1; w < WAYS; w++) {
+    for (size_t w = BEST + 1; w < SELECTORS; w++) {
         score_probe(h, w, q, state);
         size_t n = top_tokens(h->scores, h->n, h->k, h->chosen), right = 0;
         for (size_t i = 0; i < n; i++) {
@@ -213,39 +207,40 @@ static void run_probe(struct head *h, const float *q, struct found *found, uint6
     }
 }
 
-/* found[WAYS] of the prompt's tokens before the probes. */
+/* found[SELECTORS] on the prompt's tokens before the probes. */
 static bool run_head(const struct cache *cache, uint32_t head, struct found *found) {
-    struct head h = {.hd = cache->shape.head_dim, .G = cache->group, .n = seen.n - PROBES};
+    struct head h = {.hd = cache->shape.head_dim, .G = cache->group, .n = observed.n - PROBES};
     uint64_t state = random_mix(1 + cache->layer * cache->shape.kv_heads + head);
     h.stride = cache->shape.kv_heads * h.hd;
-    h.keys = seen.k + head * h.hd;
+    h.keys = observed.k + head * h.hd;
     h.k = (size_t)((double)h.n * PERCENT / 100);
     bool good = head_new(&h);
-    for (size_t w = 0; w < WAYS && good; w++)
-        if (ways[w].index) good = index_head(&h, w, &found[w]);
-    if (good) gather_queries(cache, seen.queries, head, seen.n - PROBES, PROBES, h.queries);
+    for (size_t w = 0; w < SELECTORS && good; w++)
+        if (selectors[w].index) good = index_head(&h, w, &found[w]);
+    if (good) gather_queries(cache, observed.queries, head, observed.n - PROBES, PROBES, h.queries);
     for (size_t p = 0; p < PROBES && good; p++) run_probe(&h, h.queries + p * h.G * h.hd, found, &state);
     head_free(&h);
     return good;
 }
 
-/* ---- The wrapped calls */
+/* ---- Calls of the executor */
 
-/* Attention of the last token in head 0, made here, against out[hd] of the cache: that keys and queries are what they are taken for. */
+/* The relative difference of the last token's attention in head 0, computed here, from out[hd] of the cache: checks that keys and queries
+ * are rotated and scaled as assumed. */
 static double difference(const struct cache *cache, const float *out) {
     size_t hd = cache->shape.head_dim, stride = cache->shape.kv_heads * hd;
     double most = -INFINITY, sum = 0, acc[CODEC_HEAD_DIM_MAX] = {0}, square = 0, error = 0;
-    gather_queries(cache, seen.queries + (PROBES - 1) * cache->shape.query_heads * hd, 0, seen.n - 1, 1, seen.last);
+    gather_queries(cache, observed.queries + (PROBES - 1) * cache->shape.query_heads * hd, 0, observed.n - 1, 1, observed.last);
     for (int pass = 0; pass < 2; pass++)
-        for (size_t t = 0; t < seen.n; t++) {
+        for (size_t t = 0; t < observed.n; t++) {
             double dot = 0;
-            for (size_t c = 0; c < hd; c++) dot += (double)seen.last[c] * (double)seen.k[t * stride + c];
+            for (size_t c = 0; c < hd; c++) dot += (double)observed.last[c] * (double)observed.k[t * stride + c];
             if (!pass) {
                 most = dot > most ? dot : most;
                 continue;
             }
             sum += exp(dot - most);
-            for (size_t c = 0; c < hd; c++) acc[c] += exp(dot - most) * (double)seen.v[t * stride + c];
+            for (size_t c = 0; c < hd; c++) acc[c] += exp(dot - most) * (double)observed.v[t * stride + c];
         }
     for (size_t c = 0; c < hd; c++) {
         square += acc[c] / sum * (acc[c] / sum);
@@ -254,27 +249,39 @@ static double difference(const struct cache *cache, const float *out) {
     return sqrt(error / square);
 }
 
-enum terse_status __wrap_cache_append(struct cache *cache, uint32_t layer, float *k, const float *v, struct terse_error *error) {
-    seen.k = k; /* rotated by then */
-    seen.v = v;
-    return __real_cache_append(cache, layer, k, v, error);
+static enum terse_status append_observed(struct cache *cache, uint32_t layer, float *k, const float *v, struct terse_error *error) {
+    observed.k = k; /* rotated by then */
+    observed.v = v;
+    return backend_cpu.kv->append(cache, layer, k, v, error);
 }
 
-enum terse_status __wrap_cache_attend(struct cache *cache, const float *q, size_t first, size_t count, float *out,
-                                      struct terse_error *error) {
-    size_t width = cache->shape.query_heads * (size_t)cache->shape.head_dim, heads = cache->shape.kv_heads, start = seen.n - PROBES;
-    for (size_t i = 0; i < count && seen.on; i++)
-        if (first + i >= start) memcpy(seen.queries + (first + i - start) * width, q + i * width, width * sizeof *q);
-    enum terse_status status = __real_cache_attend(cache, q, first, count, out, error);
-    if (status || !seen.on || first + count < seen.n) return status;
+static enum terse_status attend_observed(struct cache *cache, const float *q, size_t first, size_t count, float *out,
+                                         struct terse_error *error) {
+    size_t width = cache->shape.query_heads * (size_t)cache->shape.head_dim, heads = cache->shape.kv_heads,
+           start = observed.n - PROBES;
+    for (size_t i = 0; i < count && observed.on; i++)
+        if (first + i >= start) memcpy(observed.queries + (first + i - start) * width, q + i * width, width * sizeof *q);
+    enum terse_status status = backend_cpu.kv->attend(cache, q, first, count, out, error);
+    if (status || !observed.on || first + count < observed.n) return status;
     double here = difference(cache, out + (count - 1) * width);
-    seen.worst = here > seen.worst ? here : seen.worst;
+    observed.worst = here > observed.worst ? here : observed.worst;
     bool good = true;
 #pragma omp parallel for schedule(dynamic, 1) reduction(&& : good)
     for (size_t head = 0; head < heads; head++)
-        good = run_head(cache, (uint32_t)head, seen.sum + (cache->layer * heads + head) * WAYS) && good;
-    seen.failed |= !good;
+        good = run_head(cache, (uint32_t)head, observed.sum + (cache->layer * heads + head) * SELECTORS) && good;
+    observed.failed |= !good;
     return TERSE_OK;
+}
+
+static enum terse_status make_engine(const struct terse_model *model, struct terse_engine **engine, struct terse_error *error) {
+    static struct kv_ops ops;
+    struct terse_engine_options options = terse_engine_options_defaults();
+    struct backend backend = backend_cpu;
+    ops = *backend_cpu.kv;
+    ops.append = append_observed;
+    ops.attend = attend_observed;
+    backend.kv = &ops;
+    return engine_new(&backend, model, &options, engine, error);
 }
 
 /* ---- Prompts */
@@ -303,17 +310,17 @@ static int add_line(struct recall *r, uint32_t length, size_t window) {
     cJSON_AddNumberToObject(line, "window", (double)window);
     cJSON_AddNumberToObject(line, "percent", PERCENT);
     cJSON_AddNumberToObject(line, "probes", (double)(PROBES * heads));
-    list = cJSON_AddObjectToObject(line, "ways");
-    for (size_t w = 0; w < WAYS; w++) {
+    list = cJSON_AddObjectToObject(line, "selectors");
+    for (size_t w = 0; w < SELECTORS; w++) {
         struct found all = {0};
         for (size_t i = 0; i < heads; i++) {
-            all.recall += seen.sum[i * WAYS + w].recall;
-            all.weight += seen.sum[i * WAYS + w].weight;
-            all.error += seen.sum[i * WAYS + w].error;
+            all.recall += observed.sum[i * SELECTORS + w].recall;
+            all.weight += observed.sum[i * SELECTORS + w].weight;
+            all.error += observed.sum[i * SELECTORS + w].error;
         }
         const double figures[3] = {all.recall / (double)(PROBES * heads), all.weight / (double)(PROBES * heads),
                                    all.error / (double)(PROBES * heads)};
-        cJSON_AddItemToObject(list, ways[w].name, cJSON_CreateDoubleArray(figures, ways[w].error ? 3 : 2));
+        cJSON_AddItemToObject(list, selectors[w].name, cJSON_CreateDoubleArray(figures, selectors[w].error ? 3 : 2));
     }
     char *text = cJSON_PrintUnformatted(line);
     bool written = text && fprintf(r->results, "%s\n", text) > 0 && fflush(r->results) == 0;
@@ -333,21 +340,22 @@ static int run_prompt(struct recall *r, uint32_t length, size_t window) {
     options.progress.report = progress_show;
     memcpy(r->prompt, r->tokens + window * length, length * sizeof *r->prompt);
     if (add_bos) r->prompt[0] = bos;
-    memset(seen.sum, 0, (size_t)r->model->layers * r->model->kv_heads * WAYS * sizeof *seen.sum);
-    seen.n = length;
-    seen.worst = 0;
+    memset(observed.sum, 0, (size_t)r->model->layers * r->model->kv_heads * SELECTORS * sizeof *observed.sum);
+    observed.n = length;
+    observed.worst = 0;
     if (terse_session_new(r->engine, &options, &session, &error) != TERSE_OK) return complain_error(&error);
-    seen.on = true;
+    observed.on = true;
     int status = EXIT_OK;
     if (terse_session_prefill(session, r->prompt, length, &sink, &error) != TERSE_OK) status = complain_error(&error);
-    seen.on = false;
+    observed.on = false;
     terse_session_free(session);
     progress_clear();
-    if (status == EXIT_OK && seen.failed) status = complain("no memory, or something learned is not finite");
-    if (status == EXIT_OK && !(seen.worst < TOLERANCE))
-        status = complain("attention made of the captured keys and queries differs by %g of itself from the cache's", seen.worst);
+    if (status == EXIT_OK && observed.failed) status = complain("no memory, or a fitted index is not finite");
+    if (status == EXIT_OK && !(observed.worst < TOLERANCE))
+        status =
+            complain("attention made of the captured keys and queries differs by %g of itself from the cache's", observed.worst);
     if (status == EXIT_OK) status = add_line(r, length, window);
-    if (status == EXIT_OK) printf("%u tokens, window %zu: attention agrees to %.1e\n", length, window, seen.worst);
+    if (status == EXIT_OK) printf("%u tokens, window %zu: attention agrees to %.1e\n", length, window, observed.worst);
     fflush(stdout);
     return status;
 }
@@ -377,8 +385,7 @@ static int start(struct recall *r) {
     size_t n_bytes;
     if (!r->file || !r->work) return complain("give -f TEXT and -w FOLDER");
     if (terse_model_load(r->model_path, &r->model, &error)) return complain_error(&error);
-    struct terse_engine_options engine_options = terse_engine_options_defaults();
-    if (terse_engine_new(r->model, &engine_options, &r->engine, &error)) return complain_error(&error);
+    if (make_engine(r->model, &r->engine, &error)) return complain_error(&error);
     int status = text_read(r->file, &text, &n_bytes);
     if (status == EXIT_OK) status = text_tokenize(r->model, text, n_bytes, TERSE_TOKENIZE_ADD_SPECIAL, &r->tokens, &r->n_tokens);
     free(text);
@@ -387,12 +394,12 @@ static int start(struct recall *r) {
     if (r->n_tokens < lengths[0]) return complain("%s has %zu tokens, fewer than %u", r->file, r->n_tokens, lengths[0]);
     r->done = calloc(LENGTHS * (size_t)r->chunks, sizeof *r->done);
     r->prompt = calloc(lengths[LENGTHS - 1], sizeof *r->prompt);
-    seen.queries = memory_array(PROBES * (size_t)m->query_heads * m->head_dim, sizeof *seen.queries);
-    seen.last = memory_array((size_t)m->query_heads * m->head_dim, sizeof *seen.last);
-    seen.sum = memory_array((size_t)m->layers * m->kv_heads * WAYS, sizeof *seen.sum);
-    if (!r->done || !r->prompt || !seen.queries || !seen.last || !seen.sum) return complain("no memory");
-    for (size_t w = 0; w < WAYS; w++) /* before threads ask */
-        if (ways[w].index) index_variant(ways[w].index);
+    observed.queries = memory_array(PROBES * (size_t)m->query_heads * m->head_dim, sizeof *observed.queries);
+    observed.last = memory_array((size_t)m->query_heads * m->head_dim, sizeof *observed.last);
+    observed.sum = memory_array((size_t)m->layers * m->kv_heads * SELECTORS, sizeof *observed.sum);
+    if (!r->done || !r->prompt || !observed.queries || !observed.last || !observed.sum) return complain("no memory");
+    for (size_t w = 0; w < SELECTORS; w++) /* before threads ask */
+        if (selectors[w].index) index_variant(selectors[w].index);
     return open_results(r);
 }
 
@@ -405,7 +412,8 @@ static enum options_result parse(struct recall *r, int argc, char **argv) {
     };
     const struct option_set set = {
         .usage = "recall -f TEXT -w FOLDER [options]",
-        .about = "How many of the tokens that matter an index finds. bench/experiments/fidelity.sh calls it.\n",
+        .about = "Measures the recall of indexes: the share of the best tokens that they find. bench/experiments/fidelity.sh calls "
+                 "it.\n",
         .options = options,
         .n_options = sizeof options / sizeof options[0],
     };
@@ -423,9 +431,9 @@ int main(int argc, char **argv) {
             if (!r.done[i * (size_t)r.chunks + window] && (window + 1) * lengths[i] <= r.n_tokens)
                 status = console_interrupted() ? EXIT_INTERRUPTED : run_prompt(&r, lengths[i], window);
     if (r.results) fclose(r.results);
-    memory_free(seen.queries);
-    memory_free(seen.last);
-    memory_free(seen.sum);
+    memory_free(observed.queries);
+    memory_free(observed.last);
+    memory_free(observed.sum);
     free(r.done);
     free(r.prompt);
     free(r.tokens);

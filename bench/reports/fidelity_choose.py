@@ -76,7 +76,7 @@ CLAIMS = [
 ]
 
 # The selectors of bench/experiments/recall.c, by the names that the page uses.
-WAYS = {
+SELECTORS = {
     "best": "the true best",
     "sign": "centred, centroids (the method's)",
     "median": "the same about the median",
@@ -207,7 +207,7 @@ def recall(report):
     lengths = sorted({line["tokens"] for line in lines})
     if not lines:
         return
-    at = {n: [line["ways"] for line in lines if line["tokens"] == n] for n in lengths}
+    at = {n: [line["selectors"] for line in lines if line["tokens"] == n] for n in lengths}
     report.say("### What an index finds")
     counts = " and ".join(f"{counted(len(at[n]), 'prompt')} of {n:,} tokens" for n in lengths)
     report.say(
@@ -217,20 +217,20 @@ def recall(report):
         "check beforehand (random keys with an offset in each channel) had a recall of 0.700 centred with centroids, 0.680 centred with signs alone, 0.631 and 0.625 not centred."
     )
     head = ["selection by"] + [f"{n:,}: {what}" for n in lengths for what in ("recall", "weight")]
-    rows = [[name] + [with_interval([ways[way][i] for ways in at[n]]) for n in lengths for i in (0, 1)] for way, name in WAYS.items()]
+    rows = [[name] + [with_interval([found[selector][i] for found in at[n]]) for n in lengths for i in (0, 1)] for selector, name in SELECTORS.items()]
     report.text.append(table(head, rows))
     rows = []
     for claim, better, worse in RECALL_CLAIMS:
         row = [claim]
         for n in lengths:
-            d = [ways[better][0] - ways[worse][0] for ways in at[n]]
+            d = [found[better][0] - found[worse][0] for found in at[n]]
             low, high = interval(d)
             verdict = "undecided" if len(d) < LEAST else "holds" if low > 0 else "does not hold" if high < 0 else "undecided"
             row += [f"{np.mean(d):.3f} ({low:.3f} to {high:.3f})", verdict]
         rows.append(row)
     report.say("Differences of recall within a prompt; a claim *holds* when the whole interval lies above zero:")
     report.text.append(table(["claim"] + [c for n in lengths for c in (f"{n:,}: difference", "verdict")], rows, (0, *range(2, 2 * len(lengths) + 1, 2))))
-    errors = {way: np.mean([ways[way][2] for line in at.values() for ways in line]) for way in ("sign", "kmeans", "magnitudes")}
+    errors = {selector: np.mean([found[selector][2] for line in at.values() for found in line]) for selector in ("sign", "kmeans", "magnitudes")}
     report.say(
         f"Of the squared norm of centred keys one pass leaves {percent(errors['sign'])} % as error, 20 rounds of k-means in each group of 4 channels, which give up signs, {percent(errors['kmeans'])} %, and "
         f"signs times their channel's mean magnitude {percent(errors['magnitudes'])} %."
