@@ -7,6 +7,7 @@
  *     vec_least_lane(a)         the least of all lanes
  *     ACCUMULATE_BY_CODE        the slot accumulate_by_code, where there is a better one than the scalar */
 #include "backend/cpu/kernels/commvq/init.h"
+#include "backend/cpu/kernels/lanes/bytes_template.h"
 #include "backend/cpu/kernels/lanes/sums_template.h"
 
 #include <math.h>
@@ -81,25 +82,6 @@ static void PASTE(local_search_additive, ISA)(const float *couplings, size_t n, 
 }
 
 /* ---- Code sums times rows of bytes --------------------------------------------------------------------------------------- */
-
-struct bytes {
-    const uint8_t *b;
-    size_t K, ldb, ldo;
-};
-
-INLINE void add_bytes(size_t G, const float *a, const struct bytes *bytes, float *out) {
-    const size_t W = SMALLER(TILE(G), SCALE_GROUP / LANES);
-    for (size_t n = 0; n < SCALE_GROUP; n += W * LANES) {
-        sums sum;
-        sums_clear(G, W, sum);
-        for (size_t k = 0; k < bytes->K; k++) {
-            vec x[4];
-            UNROLL for (size_t w = 0; w < W; w++) x[w] = vec_bytes((const int8_t *)bytes->b + k * bytes->ldb + n + w * LANES);
-            sums_add(G, W, a + k, bytes->K, x, sum);
-        }
-        sums_store(G, W, sum, true, out + n, bytes->ldo, LANES);
-    }
-}
 
 static void PASTE(add_bytes, ISA)(const float *a, size_t G, size_t K, const uint8_t *b, size_t ldb, float *out, size_t ldo) {
     const struct bytes bytes = {b, K, ldb, ldo};

@@ -1,8 +1,10 @@
 /* Template: score and accumulate of q8_0, q4_0 and kivi by sums of floats, for instruction sets that have no integer products for
  * them. Included once by neon.c after f16_template.h, whose parameters are its own; scaled_init_ISA_q comes out. Queries are read
  * as they are: the tables are the scalar tier's. */
+#include "backend/cpu/kernels/lanes/bytes_template.h"
 #include "backend/cpu/kernels/limits.h"
 #include "backend/cpu/kernels/scaled/init.h"
+
 #include <string.h>
 
 /* ---- Scales, for q8_0 and q4_0 ------------------------------------------------------------------------------------------- */

@@ -15,6 +15,7 @@ void scaled_init_avx512_q(struct scaled_ops *ops);
 void scaled_init_avx512_kivi(struct scaled_ops *ops);
 void scaled_init_avx512_sign(struct scaled_ops *ops);
 void scaled_init_neon(struct scaled_ops *ops);
+void scaled_init_neon_q(struct scaled_ops *ops);
 void scaled_init_neon_sign(struct scaled_ops *ops);
 
 #endif
