@@ -1,5 +1,5 @@
 /* CommVQ's keys: the algebra (codewords commute with rotations), every kernel against its definition in double precision on every
- * tier, encoding against brute force, both ways of scoring against decoding, turning and multiplying, how codes lie, and what is
+ * tier, encoding against brute force, both ways of scoring against decoding, rotating and multiplying, how codes lie, and what is
  * refused. */
 #include "backend/cpu/codec/commvq.h"
 #include "backend/cpu/kernels/pq/code_planes.h"
@@ -139,7 +139,7 @@ static double key_by_definition(const struct setup *u, const struct shape *s, si
 /* ---- The algebra ----------------------------------------------------------------------------------------------------------- */
 
 /* The paper's matrices [[x, y], [-y, x]] commute with every rotation, and so do the codewords [1 0] C[a] + [0 1] C[b] of them:
- * turning what was decoded is decoding with turned tables. */
+ * rotating what was decoded is decoding with rotated tables. */
 static void codewords_commute_with_rotations(void **state) {
     (void)state;
     for (int i = 0; i < 1000; i++) {
@@ -158,8 +158,8 @@ static void codewords_commute_with_rotations(void **state) {
     }
 }
 
-/* Of the kernels' rows too: what turned tables leave of turned rows is what they left, turned. */
-static void rotated_codes_leave_rotated_rests(void **state) {
+/* The same of the kernels' rows: the residuals that rotated tables leave of rotated rows are the residuals, rotated. */
+static void rotated_codes_leave_rotated_residuals(void **state) {
     (void)state;
     enum { G = 19, K = 64, N = 20 };
     float table[2][K * 2 * G], rows[2][N * 2 * G];
@@ -185,7 +185,7 @@ static void rotated_codes_leave_rotated_rests(void **state) {
     }
 }
 
-/* The same of the codec, whose tables are integers: with tables and mean turned, the same codes give the keys turned. */
+/* The same of the codec, whose tables are integers: with tables and mean rotated, the same codes give the keys rotated. */
 static void rotated_tables_give_rotated_keys(void **state) {
     (void)state;
     EACH_SHAPE(s) {
@@ -233,8 +233,7 @@ static void rotated_tables_give_rotated_keys(void **state) {
     }
 }
 
-/* ---- Kernels -------------------------------------------------------------------------------------------------------------------
- */
+/* ---- Kernels ------------------------------------------------------------------------------------------------------------- */
 
 static void check_products(const struct tier *k, size_t n, size_t d, size_t stride, size_t width, enum guard_side side) {
     float *x = guard_floats((n - 1) * stride + d, side), *panel = guard_floats(d * width, side),
@@ -357,7 +356,7 @@ static void angles_set(struct angles *a, const struct shape *s, double first) {
     a->rotation = (struct key_rotation){.cosine = a->cosine, .sine = a->sine, .pairs = s->pairs, .adjacent = s->adjacent};
 }
 
-/* <q, key of slot t turned>, and in *terms the sum of its terms' sizes. */
+/* <q, key of slot t rotated>, and in *terms the sum of its terms' sizes. */
 static double score_by_definition(const struct shape *s, const struct angles *a, const float *q, const float *key, size_t t,
                                   double *terms) {
     double sum = 0;
@@ -401,7 +400,7 @@ static void both_ways_of_scoring_equal_decode_rotate_multiply(void **state) {
                 for (size_t j = 0; j < s->hd; j++) plain += (double)query[j] * (double)key[j];
                 check_close((double)logits[m], want, terms, 1e-5, 1e-6, "decoded, head_dim %u", s->hd);
                 check_close((double)by_table[m], want, terms + (double)gains[m % 64], 1e-5, 1e-6, "by table, head_dim %u", s->hd);
-                check_close((double)unrotated[m], plain, terms, 1e-5, 1e-6, "unturned, head_dim %u", s->hd);
+                check_close((double)unrotated[m], plain, terms, 1e-5, 1e-6, "unrotated, head_dim %u", s->hd);
             }
         }
         for (size_t tier = 0; (k = tier_at(tier)); tier++) {
@@ -411,7 +410,7 @@ static void both_ways_of_scoring_equal_decode_rotate_multiply(void **state) {
             k->commvq->look_up(c, &angles.rotation, own, gains, commvq_codes(u.page), logits);
             for (size_t t = 0; t < 64; t++) {
                 double terms, want = score_by_definition(s, &angles, q, decoded + t * s->hd, t, &terms);
-                check_close((double)logits[t], want, terms + (double)gains[t], 1e-5, 1e-6, "%s look_up_comm, head_dim %u", k->name,
+                check_close((double)logits[t], want, terms + (double)gains[t], 1e-5, 1e-6, "%s look_up, head_dim %u", k->name,
                             s->hd);
             }
             guard_release();
@@ -421,7 +420,7 @@ static void both_ways_of_scoring_equal_decode_rotate_multiply(void **state) {
     }
 }
 
-/* Turning queries and keys by the same angle more changes nothing. */
+/* Rotating queries and keys further by the same angle changes nothing. */
 static void scores_depend_on_relative_positions(void **state) {
     (void)state;
     static struct angles near, far, shift;
@@ -540,7 +539,7 @@ static void encoding_is_greedy_by_rounds(void **state) {
         for (size_t t = 61; t < 64; t++) assert_int_equal(u.page[t], 0); /* slots without tokens are the mean */
         size_t used = 64 + s->hd / s->width * s->rounds * COMMVQ_PART, bytes = codec_commvq.page_bytes(u.shape, CODEC_KEYS);
         for (size_t i = used; i < bytes; i++) assert_int_equal(u.page[i], 0);
-        /* A row's code is its own: alone it is the same. */
+        /* A row's code does not depend on the rows encoded with it. */
         uint8_t *alone = malloc(bytes);
         codec_commvq.encode(u.shape, CODEC_KEYS, u.rows + 7 * s->hd, 1, alone);
         assert_int_equal(alone[0], u.page[7]);
@@ -620,7 +619,7 @@ static void codes_of_12_bits_lie_without_waste(void **state) {
 }
 
 /* The first rounds of a longer code are a shorter code. */
-static void many_rounds_contain_few(void **state) {
+static void many_rounds_contain_fewer(void **state) {
     (void)state;
     const struct shape many = {64, 64, 21, 32, true}, few = {64, 64, 11, 32, true};
     struct setup u = setup_new(&many, 64);
@@ -720,7 +719,7 @@ static void hostile_parameters_are_refused(void **state) {
     free(p);
 }
 
-/* Rows of NaN and infinities, blocks of random bytes and tables of extreme sizes do no harm. */
+/* Rows of NaN and infinities, pages of random bytes and tables of extreme sizes do no harm. */
 static void strange_numbers_do_no_harm(void **state) {
     (void)state;
     static const float sizes[] = {0, 1e-7f, 6e4f};
@@ -750,7 +749,7 @@ static void strange_numbers_do_no_harm(void **state) {
     }
 }
 
-static void a_frame_is_the_mean_and_the_usual_size(void **state) {
+static void normalization_is_the_mean_and_the_usual_size(void **state) {
     (void)state;
     enum { HD = 32, ROWS = 300 };
     const struct shape s = {HD, HD, 1, 16, true};
@@ -780,7 +779,7 @@ static void a_frame_is_the_mean_and_the_usual_size(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(codewords_commute_with_rotations),
-        cmocka_unit_test(rotated_codes_leave_rotated_rests),
+        cmocka_unit_test(rotated_codes_leave_rotated_residuals),
         cmocka_unit_test(rotated_tables_give_rotated_keys),
         cmocka_unit_test(searching_equals_its_definition),
         cmocka_unit_test(decoding_is_what_the_definition_says),
@@ -790,12 +789,12 @@ int main(void) {
         cmocka_unit_test(encoding_is_greedy_by_rounds),
         cmocka_unit_test(residuals_never_grow),
         cmocka_unit_test(codes_of_12_bits_lie_without_waste),
-        cmocka_unit_test(many_rounds_contain_few),
+        cmocka_unit_test(many_rounds_contain_fewer),
         cmocka_unit_test(more_rounds_err_less),
         cmocka_unit_test(bad_shapes_are_refused),
         cmocka_unit_test(hostile_parameters_are_refused),
         cmocka_unit_test(strange_numbers_do_no_harm),
-        cmocka_unit_test(a_frame_is_the_mean_and_the_usual_size),
+        cmocka_unit_test(normalization_is_the_mean_and_the_usual_size),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,5 @@
-/* CommVQ's keys turned and met in 16 bits, against their definition in double precision: within what backend/cpu/kernels/commvq/ops.h allows, and
- * near it on the whole; where it refuses; and the runs of rounds whose sums are bytes. */
+/* CommVQ's keys rotated and scored in 16 bits, against their definition in double precision: within what kernels/commvq/ops.h
+ * allows, and far closer on the whole; where it refuses; and the runs of rounds whose sums are bytes. */
 #include "backend/cpu/codec/commvq.h"
 #include "base/half.h"
 #include "support/kernel_check.h"
@@ -20,7 +20,7 @@ static float normal(void) { return random_normal(&source); }
 
 static const struct shape {
     uint32_t hd, width, rounds, pairs;
-    bool adjacent, serves; /* in tiers that turn so */
+    bool adjacent, serves; /* in tiers that rotate in 16 bits */
     float decay, mean;     /* of rounds; the size of means */
 } shapes[] = {{128, 128, 11, 64, true, true, -0.85f, 1},  {128, 128, 21, 64, false, true, -0.85f, 30},
               {64, 64, 5, 32, true, true, -0.85f, 0},     {64, 64, 11, 32, false, true, 0, 3},
@@ -148,15 +148,15 @@ static void check_scores(const struct shape *s, const struct setup *u, const str
             assert_true(logits[i] == -7);
             continue;
         }
-        check_close((double)logits[i], want, terms, 1.0 / 6000 + s->hd / 45000.0, 1e-6,
-                    "%s score_turned_comm, head_dim %u rounds %u", k->name, s->hd, s->rounds);
+        check_close((double)logits[i], want, terms, 1.0 / 6000 + s->hd / 45000.0, 1e-6, "%s score_rotated, head_dim %u rounds %u",
+                    k->name, s->hd, s->rounds);
         square += terms * terms;
         error += ((double)logits[i] - want) * ((double)logits[i] - want);
     }
     assert_true(error <= square * 1e-8); /* far below the bound, as roundings make up for each other */
 }
 
-static void words_score_as_the_definition_says(void **state) {
+static void i16_scores_are_as_the_definition_says(void **state) {
     (void)state;
     static const size_t groups[] = {1, 2, 3, 4, 5, 8, MOST_QUERIES};
     const struct tier *k;
@@ -173,7 +173,7 @@ static void words_score_as_the_definition_says(void **state) {
     }
 }
 
-/* Without words, of other pairs than the codebook's, and without planes nothing is written. */
+/* Without 16-bit angles, with other pairs than the codebook's, and without byte planes nothing is written. */
 static void what_does_not_fit_is_refused(void **state) {
     (void)state;
     const struct shape *s = shapes;
@@ -253,7 +253,7 @@ static void sums_of_a_run_are_bytes(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(words_score_as_the_definition_says),
+        cmocka_unit_test(i16_scores_are_as_the_definition_says),
         cmocka_unit_test(what_does_not_fit_is_refused),
         cmocka_unit_test(numbers_that_are_none_stay_so),
         cmocka_unit_test(sums_of_a_run_are_bytes),

@@ -1,6 +1,6 @@
 /* The half-float and vector slots of every tier against integer and double-precision arithmetic, at odd lengths, between
  * inaccessible pages and with extreme inputs; and the choice of the tier by TERSE_CPU. The weight slots are in
- * test_kernels_weights.c, the cache slots in test_kernels_cache.c.
+ * test_kernels_weights.c, those of the cache in the other files of this folder.
  *
  *     test_kernels --bench     time of each slot in each tier
  */
@@ -253,7 +253,8 @@ static void test_gains_of_64_tokens(void **state) {
                 if (!(fabs((double)got - sum) <= 1e-6 * sizes)) fail_msg("%s: the weights come to %g, not %g", k->name, got, sum);
                 for (size_t t = 0; t < 64; t++) {
                     if (gains[t] != table[codes[t]]) fail_msg("%s: the gain of code %u is %g", k->name, codes[t], gains[t]);
-                    if (scaled[t] != weights[t] * gains[t]) fail_msg("%s: token %zu is weighed with %g", k->name, t, scaled[t]);
+                    if (scaled[t] != weights[t] * gains[t])
+                        fail_msg("%s: token %zu has the scaled weight %g", k->name, t, scaled[t]);
                 }
             }
         }
@@ -261,7 +262,7 @@ static void test_gains_of_64_tokens(void **state) {
     }
 }
 
-static void test_max_of_tiles(void **state) {
+static void test_max_of_pages(void **state) {
     (void)state;
     struct random random = {7};
     const struct tier *k;
@@ -275,7 +276,7 @@ static void test_max_of_tiles(void **state) {
                 x[at] = 100;
                 x[(at + 1) % 64] = NAN;
                 x[at] = 100;
-                if (k->vector->max_pages(x, n, stride) != 100) fail_msg("%s max of %zu tiles, %zu apart", k->name, n, stride);
+                if (k->vector->max_pages(x, n, stride) != 100) fail_msg("%s max of %zu pages, %zu apart", k->name, n, stride);
             }
         }
         guard_release();
@@ -289,7 +290,7 @@ static void test_max_at_odd_lengths(void **state) {
 
 /* ---- Exponentials -------------------------------------------------------------------------------------------------------- */
 
-#define EXP_RELATIVE 1e-7 /* the contract of kernels.h */
+#define EXP_RELATIVE 1e-7 /* the contract of vector/ops.h */
 #define EXP_ABSOLUTE 1.4e-45
 
 /* Every `stride`-th float between +-0 and `end`. */
@@ -324,8 +325,8 @@ static void test_exp_over_the_whole_range(void **state) {
     }
 }
 
-/* What lies between tiles is not touched. */
-static void test_exp_of_tiles(void **state) {
+/* What lies between pages is not touched. */
+static void test_exp_of_pages(void **state) {
     (void)state;
     struct random random = {11};
     const struct tier *k;
@@ -340,9 +341,9 @@ static void test_exp_of_tiles(void **state) {
                 for (size_t i = 0; i < all; i++) {
                     double want = i % stride < 64 ? exp(before[i] - 3.0f) : before[i];
                     if (i % stride < 64) total += x[i];
-                    check_close(x[i], want, fabs(want), EXP_RELATIVE, EXP_ABSOLUTE, "%s %zu of %zu tiles", k->name, i, n);
+                    check_close(x[i], want, fabs(want), EXP_RELATIVE, EXP_ABSOLUTE, "%s %zu of %zu pages", k->name, i, n);
                 }
-                check_close(sum, total, total, EPSILON * (double)(64 * n), 0, "%s sum of %zu tiles", k->name, n);
+                check_close(sum, total, total, EPSILON * (double)(64 * n), 0, "%s sum of %zu pages", k->name, n);
                 for (size_t i = 0; i < all; i++) x[i] = -INFINITY;
                 assert_true(k->vector->exp_pages(x, -INFINITY, n, stride) == 0);
                 free(before);
@@ -494,6 +495,17 @@ static void test_every_tier_fills_every_slot(void **state) {
                     k->scaled->prepare_q8_0 && k->scaled->prepare_q4_0 && k->scaled->score_kivi_4 && k->scaled->accumulate_kivi_4 &&
                     k->scaled->score_kivi_2 && k->scaled->accumulate_kivi_2 && k->scaled->accumulate_int8_q4_0 &&
                     k->scaled->accumulate_int8_kivi_4 && k->scaled->accumulate_int8_kivi_2 && k->pq->accumulate_int8);
+        const struct pq_ops *pq = k->pq;
+        assert_true(pq->decode_channels && pq->decode_rows && pq->score && pq->accumulate && pq->prepare && pq->look_up &&
+                    pq->accumulate_by_code && pq->finish_code_sums && pq->score_rotated && pq->score_rotated_channels &&
+                    pq->nearest);
+        assert_true(!pq->has_register_lut || (pq->quantize_query && pq->score_i16 && k->commvq->score_rotated));
+        const struct commvq_ops *commvq = k->commvq;
+        assert_true(commvq->multiply_panel && commvq->nearest && commvq->within && commvq->local_search && commvq->decode &&
+                    commvq->prepare && commvq->look_up && commvq->accumulate_by_code);
+        const struct select_ops *select = k->select;
+        assert_true(select->scores_sign && select->scores_quest && select->count_scores && select->list_scores &&
+                    select->gather_codes && k->scaled->prepare_sign && k->scaled->score_sign);
         for (uint32_t type = 0; type < TENSOR_TYPES; type++) {
             assert_true((tensor_type_info(type) != NULL) == (k->weights->dequantize[type] != NULL));
             assert_true((tensor_type_info(type) != NULL) == (k->weights->matvec[type] != NULL));
@@ -584,9 +596,9 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_dot_at_odd_lengths),
         cmocka_unit_test(test_axpy_at_odd_lengths),
         cmocka_unit_test(test_rms_norm_at_odd_lengths),
-        cmocka_unit_test(test_max_of_tiles),
+        cmocka_unit_test(test_max_of_pages),
         cmocka_unit_test(test_gains_of_64_tokens),
-        cmocka_unit_test(test_exp_of_tiles),
+        cmocka_unit_test(test_exp_of_pages),
         cmocka_unit_test(test_max_at_odd_lengths),
         cmocka_unit_test(test_exp_over_the_whole_range),
         cmocka_unit_test(test_exp_where_there_is_no_number),

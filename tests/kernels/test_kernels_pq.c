@@ -14,13 +14,13 @@
 #define EPSILON 0x1p-24
 #define MOST_G 19 /* three passes of the widest tier */
 #define MOST_HD 256
-#define SLOTS 64                    /* tokens of a block */
+#define SLOTS 64                    /* tokens of a page */
 #define MOST_CENTROIDS (128 * 4096) /* numbers */
 #define MOST_DRAWN 8191             /* of them, a prime: repeated, they give no two codes of a sub-vector the same centroid */
 
 static struct random randomness = {11};
 
-/* ---- A block with its centroids, and what they mean ------------------------------------------------------------------------ */
+/* ---- A page with its centroids, and what they mean ------------------------------------------------------------------------ */
 
 struct sample {
     struct pq_codebook p;
@@ -30,7 +30,7 @@ struct sample {
     float centroids[MOST_CENTROIDS];
 };
 
-/* The words of page_layout.h, bit by bit. */
+/* As format/page_layout.h says, bit by bit. */
 static void put_code(unsigned char *planes, unsigned bits, size_t t, unsigned code) {
     for (unsigned part = 8; part; part /= 2) {
         if (!(bits & part)) continue;
@@ -64,11 +64,11 @@ static const unsigned char *make_planes(const struct pq_codebook *p, enum guard_
     return planes;
 }
 
-/* Centroids of 256 levels, by channel or, where codes have more than eight bits, by row; all are halves. */
+/* Centroids of 8 bits, by channel or, where codes have more than eight bits, by row; all are halves. */
 static void make_levels(struct pq_codebook *p, uint16_t *rows, enum fill fill, enum guard_side side) {
     size_t hd = p->parts * p->width, k = (size_t)1 << p->bits, plane = PQ_CHANNEL_ENTRIES(p->bits);
     float *low = guard_floats(hd, side), *step = guard_floats(hd, side), *from = guard_floats(hd, side);
-    unsigned char *levels = guard_bytes(hd * plane, side);
+    unsigned char *u8 = guard_bytes(hd * plane, side);
     for (size_t c = 0; c < hd; c++) {
         int exponent = fill == FILL_TINY ? -24 : fill == FILL_LARGE ? 5 : fill == FILL_SPREAD ? -20 + (int)(c % 24) : -7;
         step[c] = fill == FILL_ZERO ? 0 : ldexpf(1 + (float)(c % 3), exponent);
@@ -76,26 +76,25 @@ static void make_levels(struct pq_codebook *p, uint16_t *rows, enum fill fill, e
         from[c] = low[c] - 0x1p17f * step[c];
         for (size_t j = 0; j < plane; j++) {
             size_t at = p->bits > PQ_CHANNEL_BITS ? (c / p->width * k + j) * p->width + c % p->width : c * plane + j;
-            levels[at] = j < k ? (unsigned char)random_bits(&randomness) : levels[c * plane + j % k];
-            float x = low[c] + step[c] * (float)levels[at];
+            u8[at] = j < k ? (unsigned char)random_bits(&randomness) : u8[c * plane + j % k];
+            float x = low[c] + step[c] * (float)u8[at];
             if (j < k) vector_ops_at(CPU_SCALAR)->float_to_half(&x, &rows[(c / p->width * k + j) * p->width + c % p->width], 1);
         }
     }
-    *(p->bits > PQ_CHANNEL_BITS ? &p->centroid_rows_u8 : &p->centroids_u8) = levels;
+    *(p->bits > PQ_CHANNEL_BITS ? &p->centroid_rows_u8 : &p->centroids_u8) = u8;
     p->low = low;
     p->step = step;
     p->from = from;
 }
 
-static void make_sample(struct sample *s, size_t hd, size_t width, unsigned bits, bool levels, enum fill fill,
-                        enum guard_side side) {
+static void make_sample(struct sample *s, size_t hd, size_t width, unsigned bits, bool u8, enum fill fill, enum guard_side side) {
     size_t k = (size_t)1 << bits;
     uint16_t *rows = guard_bytes(hd * k * sizeof *rows, side);
     s->p = (struct pq_codebook){.parts = hd / width, .width = width, .bits = bits, .rows = rows};
     s->hd = hd;
     fill_halves(&randomness, fill, rows, hd * k < MOST_DRAWN ? hd * k : MOST_DRAWN);
     for (size_t i = MOST_DRAWN; i < hd * k; i++) rows[i] = rows[i - MOST_DRAWN];
-    if (levels && (bits <= PQ_CHANNEL_BITS || width % 4 == 0))
+    if (u8 && (bits <= PQ_CHANNEL_BITS || width % 4 == 0))
         make_levels(&s->p, rows, fill, side);
     else if (bits <= PQ_CHANNEL_BITS)
         s->p.byte_planes = make_planes(&s->p, side);
@@ -125,11 +124,11 @@ static const struct {
 
 typedef void check_sample(struct sample *s, enum fill fill, size_t G, enum guard_side side);
 
-static void for_shapes(check_sample *check, bool levels, enum fill fill, size_t G) {
+static void for_shapes(check_sample *check, bool u8, enum fill fill, size_t G) {
     static struct sample s;
     for (size_t i = 0; i < N_SHAPES; i++) {
         enum guard_side side = (i + G) % 2 ? GUARD_END : GUARD_START;
-        make_sample(&s, shapes[i].hd, shapes[i].width, shapes[i].bits, levels, fill, side);
+        make_sample(&s, shapes[i].hd, shapes[i].width, shapes[i].bits, u8, fill, side);
         check(&s, fill, G, side);
         guard_release();
     }
@@ -160,13 +159,13 @@ static void check_decoding(struct sample *s, enum fill fill, size_t G, enum guar
 
 static void decoding_gives_the_centroids(void **state) {
     (void)state;
-    for (int levels = 0; levels < 2; levels++) {
-        for_shapes(check_decoding, levels, FILL_SPREAD, 0);
-        for_shapes(check_decoding, levels, FILL_NORMAL, 1);
+    for (int u8 = 0; u8 < 2; u8++) {
+        for_shapes(check_decoding, u8, FILL_SPREAD, 0);
+        for_shapes(check_decoding, u8, FILL_NORMAL, 1);
     }
 }
 
-/* Every number of bits and every code, at every place of a block. */
+/* Every number of bits and every code, at every slot of a page. */
 static void every_code_is_found(void **state) {
     (void)state;
     const struct tier *k;
@@ -212,8 +211,8 @@ static void dots(const struct sample *s, const float *q, double *want, double *t
     }
 }
 
-/* The widest span of a sub-vector's products with one query: what fixed-point tables are relative to. */
-static double widest_span(const struct sample *s, const float *q) {
+/* The widest range of a sub-vector's products with one query: what fixed-point tables are relative to. */
+static double widest_range(const struct sample *s, const float *q) {
     size_t k = (size_t)1 << s->p.bits;
     double widest = 0;
     for (size_t m = 0; m < s->p.parts; m++) {
@@ -230,21 +229,21 @@ static double widest_span(const struct sample *s, const float *q) {
     return widest;
 }
 
-/* What a tier that reads keys by levels may be off by, for one query and token: its query is fixed point, and lows and levels
- * cancel. */
+/* What a tier that reads centroids as bytes may be off by in a score, for one query and token: its query is fixed point, and the
+ * terms of lows and steps cancel. */
 static double fixed_error(const struct sample *s, const float *q, size_t t) {
     if (!pq_reads_u8(&s->p)) return 0;
-    double largest = 0, levels = 0, terms = 0;
+    double largest = 0, codes = 0, terms = 0;
     for (size_t c = 0; c < s->hd; c++) {
         double step = (double)s->p.step[c], low = (double)s->p.low[c];
         largest = fmax(largest, fabs((double)q[c]) * step);
-        levels += step > 0 ? (s->value[t][c] - low) / step : 0;
+        codes += step > 0 ? (s->value[t][c] - low) / step : 0;
         terms += fabs((double)q[c]) * (fabs(low) + 255 * step);
     }
-    return largest / 65278 * 1.001 * levels + EPSILON * (double)(s->hd + 4) * terms + 1e-30 * levels;
+    return largest / 65278 * 1.001 * codes + EPSILON * (double)(s->hd + 4) * terms + 1e-30 * codes;
 }
 
-/* Queries in fixed point once, then as often as need be. */
+/* Queries quantized once, then scored: as the slot that does both. */
 static void check_fixed(const struct sample *s, const struct tier *k, const float *q, size_t G, const float *logits,
                         enum guard_side side) {
     float *fixed = guard_floats(G * pq_i16_floats(&s->p), side), *again = guard_floats(G * SLOTS, side);
@@ -257,12 +256,12 @@ static void check_scores(struct sample *s, enum fill fill, size_t G, enum guard_
     if (G > 4 && pq_table_floats(&s->p, G) > 1 << 17) return; /* seconds matter */
     float *q = guard_floats(G * s->hd, side), *logits = guard_floats(G * SLOTS, side);
     float *tables = guard_floats(pq_table_floats(&s->p, G), side), *looked_up = guard_floats(G * SLOTS, side);
-    double want[MOST_G][SLOTS], terms[MOST_G][SLOTS], span[MOST_G];
+    double want[MOST_G][SLOTS], terms[MOST_G][SLOTS], range[MOST_G];
     fill_floats(&randomness, fill == FILL_LARGE ? FILL_OUTLIER : fill, q, G * s->hd);
     if (G > 2) memset(q + s->hd, 0, s->hd * sizeof *q);
     for (size_t g = 0; g < G; g++) {
         dots(s, q + g * s->hd, want[g], terms[g]);
-        span[g] = widest_span(s, q + g * s->hd);
+        range[g] = widest_range(s, q + g * s->hd);
     }
     const struct tier *k;
     for (size_t tier = 0; (k = tier_at(tier)); tier++) {
@@ -271,13 +270,13 @@ static void check_scores(struct sample *s, enum fill fill, size_t G, enum guard_
         k->pq->look_up(&s->p, tables, G, s->page, looked_up);
         if (k->pq->has_register_lut && pq_reads_u8(&s->p)) check_fixed(s, k, q, G, logits, side);
         for (size_t g = 0; g < G; g++) {
-            double step = span[g] * 0x1p-17 * (double)s->p.parts;
+            double step = range[g] * 0x1p-17 * (double)s->p.parts;
             for (size_t t = 0; t < SLOTS; t++) {
                 double error = EPSILON * (double)(s->hd + 4), off = k->pq->has_register_lut ? fixed_error(s, q + g * s->hd, t) : 0;
                 check_close((double)logits[g * SLOTS + t], want[g][t], terms[g][t], error, off + 1e-42,
                             "%s score_pq G %zu hd %zu width %zu bits %u %s, query %zu token %zu", k->name, G, s->hd, s->p.width,
                             s->p.bits, fill_name(fill), g, t);
-                check_close((double)looked_up[g * SLOTS + t], want[g][t], terms[g][t] + span[g], error, step + 1e-30,
+                check_close((double)looked_up[g * SLOTS + t], want[g][t], terms[g][t] + range[g], error, step + 1e-30,
                             "%s look_up_pq G %zu hd %zu width %zu bits %u %s, query %zu token %zu", k->name, G, s->hd, s->p.width,
                             s->p.bits, fill_name(fill), g, t);
             }
@@ -288,32 +287,31 @@ static void check_scores(struct sample *s, enum fill fill, size_t G, enum guard_
 static void scores_equal_sums_over_centroids(void **state) {
     (void)state;
     static const size_t groups[] = {1, 2, 3, 4, 5, 8, 9, MOST_G};
-    for (int levels = 0; levels < 2; levels++) {
-        for (size_t i = 0; i < sizeof groups / sizeof *groups; i++) for_shapes(check_scores, levels, FILL_NORMAL, groups[i]);
-        for (int fill = 0; fill < FILLS; fill++) for_shapes(check_scores, levels, (enum fill)fill, 3);
+    for (int u8 = 0; u8 < 2; u8++) {
+        for (size_t i = 0; i < sizeof groups / sizeof *groups; i++) for_shapes(check_scores, u8, FILL_NORMAL, groups[i]);
+        for (int fill = 0; fill < FILLS; fill++) for_shapes(check_scores, u8, (enum fill)fill, 3);
     }
 }
 
 /* ---- Values ------------------------------------------------------------------------------------------------------------------ */
 
-/* What a tier that reads values by levels may be off by, for one query and channel: its weights are fixed point, off by one part in so
- * many of the largest, and lows and levels cancel. */
-static double levels_error(const struct sample *s, const float *weights, size_t c, double parts) {
+/* What a tier that reads centroids as bytes may be off by in a value, for one query and channel: its weights are fixed point, off
+ * by one part in `parts` of the largest, and the terms of lows and steps cancel. */
+static double u8_error(const struct sample *s, const float *weights, size_t c, double parts) {
     if (!pq_reads_u8(&s->p)) return 0;
-    double step = (double)s->p.step[c], sum = 0, largest = 0, levels = 0;
+    double step = (double)s->p.step[c], sum = 0, largest = 0, codes = 0;
     for (size_t t = 0; t < SLOTS; t++) {
         sum += fabs((double)weights[t]);
         largest = fmax(largest, fabs((double)weights[t]));
-        levels += s->value[t][c] - (double)s->p.low[c];
+        codes += s->value[t][c] - (double)s->p.low[c];
     }
-    return largest / parts * 1.001 * levels + EPSILON * (SLOTS + 4) * sum * (fabs((double)s->p.low[c]) + 255 * step) +
-           1e-30 * SLOTS;
+    return largest / parts * 1.001 * codes + EPSILON * (SLOTS + 4) * sum * (fabs((double)s->p.low[c]) + 255 * step) + 1e-30 * SLOTS;
 }
 
 static void check_accumulates(struct sample *s, enum fill fill, size_t G, enum guard_side side) {
     if (G > 4 && pq_table_floats(&s->p, G) > 1 << 17) return;
     float *weights = guard_floats(G * SLOTS, side), *before = guard_floats(G * s->hd, side);
-    float *accumulated = guard_floats(G * s->hd, side), *light = guard_floats(G * s->hd, side),
+    float *accumulated = guard_floats(G * s->hd, side), *int8 = guard_floats(G * s->hd, side),
           *finished = guard_floats(G * s->hd, side);
     float *code_sums = guard_floats(pq_table_floats(&s->p, G), side);
     fill_floats(&randomness, fill == FILL_LARGE ? FILL_OUTLIER : fill, weights, G * SLOTS);
@@ -322,13 +320,13 @@ static void check_accumulates(struct sample *s, enum fill fill, size_t G, enum g
     const struct tier *k;
     for (size_t tier = 0; (k = tier_at(tier)); tier++) {
         memcpy(accumulated, before, G * s->hd * sizeof *accumulated);
-        memcpy(light, before, G * s->hd * sizeof *accumulated);
+        memcpy(int8, before, G * s->hd * sizeof *accumulated);
         memcpy(finished, before, G * s->hd * sizeof *accumulated);
         memset(code_sums, 0, pq_table_floats(&s->p, G) * sizeof *code_sums);
         k->pq->accumulate(&s->p, weights, G, s->page, accumulated);
-        k->pq->accumulate_int8(&s->p, weights, G, s->page, light);
+        k->pq->accumulate_int8(&s->p, weights, G, s->page, int8);
         for (int twice = 0; twice < 2; twice++)
-            k->pq->accumulate_by_code(&s->p, weights, G, s->page, code_sums); /* they add up over blocks */
+            k->pq->accumulate_by_code(&s->p, weights, G, s->page, code_sums); /* they add up over pages */
         k->pq->finish_code_sums(&s->p, code_sums, G, finished);
         for (size_t g = 0; g < G; g++) {
             for (size_t c = 0; c < s->hd; c++) {
@@ -337,14 +335,14 @@ static void check_accumulates(struct sample *s, enum fill fill, size_t G, enum g
                     want += (double)weights[g * SLOTS + t] * s->value[t][c];
                     terms += fabs((double)weights[g * SLOTS + t] * s->value[t][c]);
                 }
-                double off = k->pq->has_register_lut ? levels_error(s, weights + g * SLOTS, c, 65278) : 0;
-                double light_off = k->pq->has_register_lut ? levels_error(s, weights + g * SLOTS, c, 253) : 0;
+                double off = k->pq->has_register_lut ? u8_error(s, weights + g * SLOTS, c, 65278) : 0;
+                double int8_off = k->pq->has_register_lut ? u8_error(s, weights + g * SLOTS, c, 253) : 0;
                 check_close((double)accumulated[g * s->hd + c], start + want, terms + fabs(start), EPSILON * (SLOTS + 4),
-                            off + 1e-42, "%s mix_pq G %zu hd %zu width %zu bits %u %s, query %zu channel %zu", k->name, G, s->hd,
+                            off + 1e-42, "%s accumulate G %zu hd %zu width %zu bits %u %s, query %zu channel %zu", k->name, G,
+                            s->hd, s->p.width, s->p.bits, fill_name(fill), g, c);
+                check_close((double)int8[g * s->hd + c], start + want, terms + fabs(start), EPSILON * (SLOTS + 4), int8_off + 1e-42,
+                            "%s accumulate_int8 G %zu hd %zu width %zu bits %u %s, query %zu channel %zu", k->name, G, s->hd,
                             s->p.width, s->p.bits, fill_name(fill), g, c);
-                check_close((double)light[g * s->hd + c], start + want, terms + fabs(start), EPSILON * (SLOTS + 4),
-                            light_off + 1e-42, "%s mix_light_pq G %zu hd %zu width %zu bits %u %s, query %zu channel %zu", k->name,
-                            G, s->hd, s->p.width, s->p.bits, fill_name(fill), g, c);
                 check_close((double)finished[g * s->hd + c], start + 2 * want, 2 * terms + fabs(start), EPSILON * (3 * SLOTS + 4),
                             1e-36, "%s finish_pq G %zu hd %zu width %zu bits %u %s, query %zu channel %zu", k->name, G, s->hd,
                             s->p.width, s->p.bits, fill_name(fill), g, c);
@@ -360,8 +358,7 @@ static void accumulates_equal_sums_over_centroids(void **state) {
     for (int fill = 0; fill < FILLS; fill++) for_shapes(check_accumulates, true, (enum fill)fill, 3);
 }
 
-/* ---- Turned keys ---------------------------------------------------------------------------------------------------------------
- */
+/* ---- Keys stored before RoPE ---------------------------------------------------------------------------------------------- */
 
 static void fill_angles(float *cosine, float *sine, size_t n) {
     for (size_t i = 0; i < n; i++) {
@@ -377,7 +374,7 @@ static void rotated_dot(const float *q, const double *key, const struct key_rota
     *want = *terms = 0;
     for (size_t c = 0; c < hd; c++) {
         double other = 0, by = 1, across = 0;
-        if (c < 2 * rotation->pairs) { /* channel c after the turn: own cos -/+ other sin */
+        if (c < 2 * rotation->pairs) { /* channel c rotated: own cos -/+ other sin */
             bool second = rotation->adjacent ? c % 2 == 1 : c >= rotation->pairs;
             size_t pair = rotation->adjacent ? c / 2 : c % rotation->pairs, apart = rotation->adjacent ? 1 : rotation->pairs;
             other = key[second ? c - apart : c + apart];
@@ -405,7 +402,7 @@ static void check_rotated(size_t G, size_t hd, size_t pairs, bool adjacent, enum
             for (size_t g = 0; g < G; g++) {
                 rotated_dot(q + g * hd, key, &rotation, hd, t, &want, &terms);
                 check_close((double)logits[g * SLOTS + t], want, terms, EPSILON * (double)(2 * hd + 4), 1e-42,
-                            "%s score_turned G %zu hd %zu pairs %zu %s %s, query %zu token %zu", k->name, G, hd, pairs,
+                            "%s score_rotated_channels G %zu hd %zu pairs %zu %s %s, query %zu token %zu", k->name, G, hd, pairs,
                             adjacent ? "adjacent" : "split", fill_name(fill), g, t);
             }
         }
@@ -413,20 +410,20 @@ static void check_rotated(size_t G, size_t hd, size_t pairs, bool adjacent, enum
     guard_release();
 }
 
-/* The words of angles. */
+/* Cosines and sines as int16. */
 static const int16_t *angles_i16(const struct key_rotation *rotation, enum guard_side side) {
-    int16_t *words = guard_bytes(rotation->pairs * 2 * SLOTS * sizeof *words, side);
+    int16_t *i16 = guard_bytes(rotation->pairs * 2 * SLOTS * sizeof *i16, side);
     for (size_t i = 0; i < rotation->pairs; i++) {
         for (size_t t = 0; t < SLOTS; t++) {
-            words[2 * i * SLOTS + t] = (int16_t)lrintf(32767 * rotation->cosine[i * SLOTS + t]);
-            words[(2 * i + 1) * SLOTS + t] = (int16_t)lrintf(32767 * rotation->sine[i * SLOTS + t]);
+            i16[2 * i * SLOTS + t] = (int16_t)lrintf(32767 * rotation->cosine[i * SLOTS + t]);
+            i16[(2 * i + 1) * SLOTS + t] = (int16_t)lrintf(32767 * rotation->sine[i * SLOTS + t]);
         }
     }
-    return words;
+    return i16;
 }
 
-/* What turning in words may be off by, for one query: a key's number by six units, of which the largest number that its pair's can be has
- * at least 16000, and a query's by half of 1 / 65000 of all its numbers together, where turned ones are words. */
+/* What rotating in 16 bits may be off by, for one query: a key's number by six units, of which the largest number that its pair's
+ * can be has at least 16000, and a query's by half of 1 / 65000 of all its numbers together, where rotated ones are int16. */
 static double i16_error(const struct sample *s, const struct key_rotation *rotation, const float *q) {
     if (!pq_reads_u8(&s->p) || !rotation->i16) return 0;
     double gain = rotation->gain ? 0 : 1, off = 0, all = 0;
@@ -446,12 +443,12 @@ static double i16_error(const struct sample *s, const struct key_rotation *rotat
     return off + (double)s->hd * 32768 * all / 65000 + 1e-25;
 }
 
-/* Keys in blocks, as they are and with means and gains; by turns all, half and some channels are turned. */
-static void check_rotated_pages_by(struct sample *s, enum fill fill, size_t G, enum guard_side side, bool words) {
-    static size_t turns;
-    size_t pairs = turns % 3 == 0 ? s->hd / 2 : turns % 3 == 1 ? s->hd / 4 : s->hd / 2 - 3;
-    bool adjacent = turns / 3 % 2, gained = turns / 6 % 2;
-    turns++;
+/* Keys in pages, as they are and with means and gains; all, half and some channels are rotated. */
+static void check_rotated_pages_by(struct sample *s, enum fill fill, size_t G, enum guard_side side, bool i16) {
+    static size_t calls;
+    size_t pairs = calls % 3 == 0 ? s->hd / 2 : calls % 3 == 1 ? s->hd / 4 : s->hd / 2 - 3;
+    bool adjacent = calls / 3 % 2, gained = calls / 6 % 2;
+    calls++;
     float *q = guard_floats(G * s->hd, side), *logits = guard_floats(G * SLOTS, side), *gain = guard_floats(SLOTS, side);
     float *mean = guard_floats(s->hd, side), *cosine = guard_floats(pairs * SLOTS, side), *sine = guard_floats(pairs * SLOTS, side);
     struct key_rotation rotation = {.cosine = cosine, .sine = sine, .pairs = pairs, .adjacent = adjacent, .magnitude = 1};
@@ -460,7 +457,7 @@ static void check_rotated_pages_by(struct sample *s, enum fill fill, size_t G, e
     fill_floats(&randomness, FILL_NORMAL, mean, s->hd);
     fill_angles(cosine, sine, pairs * SLOTS);
     if (gained) rotation.gain = gain, rotation.mean = mean;
-    if (words) rotation.i16 = angles_i16(&rotation, side);
+    if (i16) rotation.i16 = angles_i16(&rotation, side);
     const struct tier *k;
     for (size_t tier = 0; (k = tier_at(tier)); tier++) {
         k->pq->score_rotated(&s->p, &rotation, q, G, s->page, logits);
@@ -475,9 +472,9 @@ static void check_rotated_pages_by(struct sample *s, enum fill fill, size_t G, e
                 for (size_t c = 0; c < s->hd; c++) terms += 2 * parts * fabs((double)q[g * s->hd + c]);
                 double off = k->pq->has_register_lut && 2 * pairs == s->hd ? i16_error(s, &rotation, q + g * s->hd) : 0;
                 check_close((double)logits[g * SLOTS + t], want, terms, EPSILON * (double)(2 * s->hd + 4), off + 1e-42,
-                            "%s score_turned_pq G %zu hd %zu width %zu bits %u pairs %zu %s %s%s %s, query %zu token %zu", k->name,
-                            G, s->hd, s->p.width, s->p.bits, pairs, adjacent ? "adjacent" : "split", gained ? "gains" : "as it is",
-                            words ? " words" : "", fill_name(fill), g, t);
+                            "%s score_rotated G %zu hd %zu width %zu bits %u pairs %zu %s %s%s %s, query %zu token %zu", k->name, G,
+                            s->hd, s->p.width, s->p.bits, pairs, adjacent ? "adjacent" : "split", gained ? "gains" : "as it is",
+                            i16 ? " int16" : "", fill_name(fill), g, t);
             }
         }
     }
@@ -505,9 +502,9 @@ static void rotated_scores_equal_sums(void **state) {
 
 static void rotated_scores_of_pages_equal_sums(void **state) {
     (void)state;
-    for (int levels = 0; levels < 2; levels++) {
-        for (size_t G = 1; G <= 9; G++) for_shapes(check_rotated_pages, levels, FILL_NORMAL, G);
-        for (int fill = 0; fill < FILLS; fill++) for_shapes(check_rotated_pages, levels, (enum fill)fill, 2);
+    for (int u8 = 0; u8 < 2; u8++) {
+        for (size_t G = 1; G <= 9; G++) for_shapes(check_rotated_pages, u8, FILL_NORMAL, G);
+        for (int fill = 0; fill < FILLS; fill++) for_shapes(check_rotated_pages, u8, (enum fill)fill, 2);
     }
     for (size_t G = 1; G <= 9; G++) for_shapes(check_rotated_words, true, FILL_NORMAL, G);
     for (int fill = 0; fill < FILLS; fill++) for_shapes(check_rotated_words, true, (enum fill)fill, 4);

@@ -1,7 +1,7 @@
-/* The score and mix slots of every tier against sums in double precision over the layouts of format/page_layout.h, for every number
+/* Score and accumulate of every tier against sums in double precision over the layouts of format/page_layout.h, for every number
  * of queries and head size, with extreme numbers, between inaccessible pages.
  *
- *     test_kernels_cache --bench     bytes of blocks read per second by two threads, as a share of a plain read of the same memory
+ *     test_kernels_scaled --bench     bytes of pages read per second by two threads, as a share of a plain read of the same memory
  */
 #include "format/page_layout.h"
 #include "support/kernel_check.h"
@@ -31,18 +31,18 @@ static const struct slot {
     enum { F16, Q8_0, Q4_0, KIVI_4, KIVI_2 } codec;
 } slots[] = {
     {"score_f16", offsetof(struct scaled_ops, score_f16), true, F16},
-    {"mix_f16", offsetof(struct scaled_ops, accumulate_f16), false, F16},
+    {"accumulate_f16", offsetof(struct scaled_ops, accumulate_f16), false, F16},
     {"score_q8_0", offsetof(struct scaled_ops, score_q8_0), true, Q8_0},
-    {"mix_q8_0", offsetof(struct scaled_ops, accumulate_q8_0), false, Q8_0},
+    {"accumulate_q8_0", offsetof(struct scaled_ops, accumulate_q8_0), false, Q8_0},
     {"score_q4_0", offsetof(struct scaled_ops, score_q4_0), true, Q4_0},
-    {"mix_q4_0", offsetof(struct scaled_ops, accumulate_q4_0), false, Q4_0},
+    {"accumulate_q4_0", offsetof(struct scaled_ops, accumulate_q4_0), false, Q4_0},
     {"score_kivi_4", offsetof(struct scaled_ops, score_kivi_4), true, KIVI_4},
-    {"mix_kivi_4", offsetof(struct scaled_ops, accumulate_kivi_4), false, KIVI_4},
+    {"accumulate_kivi_4", offsetof(struct scaled_ops, accumulate_kivi_4), false, KIVI_4},
     {"score_kivi_2", offsetof(struct scaled_ops, score_kivi_2), true, KIVI_2},
-    {"mix_kivi_2", offsetof(struct scaled_ops, accumulate_kivi_2), false, KIVI_2},
-    {"mix_light_q4_0", offsetof(struct scaled_ops, accumulate_int8_q4_0), false, Q4_0},
-    {"mix_light_kivi_4", offsetof(struct scaled_ops, accumulate_int8_kivi_4), false, KIVI_4},
-    {"mix_light_kivi_2", offsetof(struct scaled_ops, accumulate_int8_kivi_2), false, KIVI_2},
+    {"accumulate_kivi_2", offsetof(struct scaled_ops, accumulate_kivi_2), false, KIVI_2},
+    {"accumulate_int8_q4_0", offsetof(struct scaled_ops, accumulate_int8_q4_0), false, Q4_0},
+    {"accumulate_int8_kivi_4", offsetof(struct scaled_ops, accumulate_int8_kivi_4), false, KIVI_4},
+    {"accumulate_int8_kivi_2", offsetof(struct scaled_ops, accumulate_int8_kivi_2), false, KIVI_2},
 };
 #define N_SLOTS (sizeof slots / sizeof *slots)
 
@@ -112,7 +112,7 @@ static struct element kivi_element(const struct slot *slot, const unsigned char 
     return (struct element){half_at(page, 4 * hd + at), half_at(page, at), code};
 }
 
-/* Channel c of token t, straight from the words of page_layout.h. */
+/* Channel c of token t, straight from the layouts of format/page_layout.h. */
 static struct element element(const struct slot *slot, const unsigned char *page, size_t hd, size_t c, size_t t) {
     if (slot->codec == F16) return (struct element){half_at(page, 2 * (slot->keys ? c * 64 + t : t * hd + c)), 0, 0};
     if (slot->codec != Q8_0 && slot->codec != Q4_0) return kivi_element(slot, page, hd, c, t);
@@ -124,7 +124,7 @@ static struct element element(const struct slot *slot, const unsigned char *page
     return (struct element){0, scale, (c % 32 < 16 ? pair % 16 : pair / 16) - 8};
 }
 
-/* Halves of the given fill in every place of a block that holds one. */
+/* Halves of the given fill wherever a page holds one. */
 static void make_page(struct random *random, const struct slot *slot, enum fill fill, size_t hd, unsigned char *page) {
     size_t n = slot->codec == F16 ? 64 * hd : slot->codec == Q8_0 || slot->codec == Q4_0 ? hd / 32 * 64 : 4 * hd;
     uint16_t *half = malloc(n * sizeof *half);
@@ -139,8 +139,8 @@ static void make_page(struct random *random, const struct slot *slot, enum fill 
     free(half);
 }
 
-/* Of in[G][K] times the block: sums[G][N], the sums of the absolute products, and what multiplies the part of the largest by which fixed
- * point may be off: of all K, and with a largest for each 32 of them. */
+/* Of in[G][K] times the page: sums[G][N], the sums of the absolute products, and what multiplies the part of the largest by which
+ * fixed point may be off: of all K, and with a largest for each 32 of them. */
 struct oracle {
     double want[MOST_G * MOST_HD], terms[MOST_G * MOST_HD], fixed[MOST_G * MOST_HD], by_group[MOST_G * MOST_HD];
 };
@@ -149,10 +149,10 @@ struct oracle {
 #define COARSE_PART 253.0 /* of one byte */
 #define FIXED_LEAST 1e-30
 
-/* Queries of codes of 4 and 2 bits, as one byte each, and light weights. */
+/* Queries of codes of 4 and 2 bits, as one byte each, and weights of the int8 slots. */
 static bool is_coarse(const struct tier *k, const struct slot *slot) {
-    bool light = strncmp(slot->name, "mix_light", 9) == 0;
-    return (slot->keys || light) && slot->codec != Q8_0 && strcmp(k->name, "avx512") == 0;
+    bool int8 = strncmp(slot->name, "accumulate_int8", 15) == 0;
+    return (slot->keys || int8) && slot->codec != Q8_0 && strcmp(k->name, "avx512") == 0;
 }
 
 static void ask_oracle(const struct slot *slot, const float *in, size_t G, size_t hd, const unsigned char *page,
@@ -162,7 +162,8 @@ static void ask_oracle(const struct slot *slot, const float *in, size_t G, size_
         for (size_t c = 0; c < hd; c++) table[t * hd + c] = element(slot, page, hd, c, t);
     }
     size_t K = slot->keys ? hd : 64, N = slot->keys ? 64 : hd;
-    bool scaled_after = slot->keys && slot->codec < KIVI_4; /* a query's numbers are in fixed point before scales meet them */
+    bool scaled_after =
+        slot->keys && slot->codec < KIVI_4; /* a query's numbers are in fixed point before they are multiplied by scales */
     for (size_t g = 0; g < G; g++) {
         for (size_t n = 0; n < N; n++) {
             double sum = 0, absolute = 0, most = 0, codes = 0, group_most = 0, group_codes = 0, by_group = 0;
@@ -224,7 +225,7 @@ static void anchor_scores_are_sums_over_rows(void **state) {
     }
 }
 
-/* add_bytes, with rows apart as they lie in blocks. */
+/* add_bytes, with rows apart as they lie in pages. */
 static void check_add_bytes(struct random *random, enum fill fill, size_t G, size_t K, enum guard_side side) {
     size_t ldb = 32 + K % 3 * 32, ldo = 32 + G % 2 * 40;
     float *a = guard_floats(G * K, side), *out = guard_floats((G - 1) * ldo + 32, side), *before = malloc(G * ldo * sizeof *before);
@@ -277,7 +278,7 @@ static void check_shape(struct random *random, const struct slot *slot, enum fil
         memcpy(out, before, G * N * sizeof *out);
         call_slot(k, slot, in, G, hd, page, tables, out);
         for (size_t i = 0; i < G * N; i++) {
-            double start = slot->keys ? 0 : before[i]; /* score overwrites, mix adds */
+            double start = slot->keys ? 0 : before[i]; /* score overwrites, accumulate adds */
             double fixed = !is_coarse(k, slot)
                                ? oracle.fixed[i] / FIXED_PART
                                : (slot->codec == Q4_0 && slot->keys ? oracle.by_group : oracle.fixed)[i] / COARSE_PART;
@@ -315,14 +316,14 @@ static void test_extreme_numbers_and_both_guards(void **state) {
     }
 }
 
-/* Keys of kivi are met as what their codes are off the middle one, hence the scale. */
+/* Keys of kivi are multiplied as their codes less the middle one, hence the scale. */
 static void check_place(const struct tier *k, const struct slot *slot, size_t at, struct element e, double times, float got) {
     double want = times * value_of(e), error = fabs((double)got - want);
     if (is_fixed(k, slot) ? error <= 1e-6 * times * (width_of(e) + 8 * fabs(e.scale)) : got == (float)want) return;
     fail_msg("%s %s: %zu, got %.9g, want %.9g", k->name, slot->name, at, (double)got, want);
 }
 
-/* A query that is 1 at one place finds exactly that place of the block: no tier confuses channels, tokens, nibbles or scales. */
+/* A query that is 1 at one place finds exactly that place of the page: no tier confuses channels, tokens, nibbles or scales. */
 static void test_every_place_is_found(void **state) {
     (void)state;
     struct random random = {5};

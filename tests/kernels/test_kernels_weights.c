@@ -1,5 +1,5 @@
-/* dequantize[] and matvec[] of every tier: against blocks and floats made by other software (fixtures/make_quant_blocks.py), against
- * the scalar reference bit for bit, against sums in double precision, and at the ends of accessible memory.
+/* dequantize[] and matvec[] of every tier: against blocks and floats made by other software (fixtures/make_quant_blocks.py),
+ * against the scalar reference bit for bit, against sums in double precision, and at the ends of accessible memory.
  *
  *     test_kernels_weights --bench     weights read per second, as a share of the read bandwidth, on 1 GiB of random blocks
  */
@@ -177,9 +177,9 @@ static void test_every_half_of_every_tier(void **state) {
 /* ---- matvec ------------------------------------------------------------------------------------------------------------- */
 
 /* How far from exact a sum of products w x may be, relative to the sum of |w x|: unit roundoff times the number of roundings that a
- * term can go through. The scalar one rounds the product, adds it to a run of `step` products and adds up the runs: 1 + step + n / step.
- * The others fuse product and addition and hold at least eight partial sums, so a term meets n / 8 roundings at most, three for the
- * sums of four lanes or more and two when the rest of a row is added. */
+ * term can go through. The scalar one rounds the product, adds it to a run of `step` products and adds up the runs: 1 + step + n /
+ * step. The others fuse product and addition and hold at least eight partial sums, so a term meets n / 8 roundings at most, three
+ * for the sums of four lanes or more and two when the rest of a row is added. */
 static double allowed_error(const struct tier *k, size_t block, size_t n) {
     size_t step = block == 1 ? 32 : block;
     double roundings = k == scalar() ? 1 + (double)step + (double)n / (double)step : (double)n / 8 + 6;
@@ -192,7 +192,7 @@ struct product {
     unsigned char *w;
     float *x;
     double *exact, *magnitude; /* [rows]: sum of w x, and of |w x| */
-    double *fixed;             /* [rows]: the most that x as fixed point adds to the error, as kernels.h says */
+    double *fixed;             /* [rows]: the most that x as fixed point adds to the error, as weights/ops.h says */
 };
 
 /* Types that vector tiers read by products of bytes. */
@@ -360,8 +360,8 @@ static double matvec_rate(const struct tier *k, const struct weight_type *type, 
     return best;
 }
 
-/* Matrices of the LLaMA-3.2-1B shape have rows of 2,048 and 8,192 weights; 1 GiB lies beyond every cache. What the memory gives is the
- * faster of a plain read and of the F32 matvec, which hides latency better than a compiler's sum loop. */
+/* Matrices of the LLaMA-3.2-1B shape have rows of 2,048 and 8,192 weights; 1 GiB lies beyond every cache. What the memory gives is
+ * the faster of a plain read and of the F32 matvec, which hides latency better than a compiler's sum loop. */
 static int bench(void) {
     const size_t bytes = (size_t)1 << 30, pattern = (size_t)1 << 22;
     unsigned char *w = malloc(bytes);

@@ -75,7 +75,7 @@ static void kernel_finds_the_least(void **state) {
     }
 }
 
-/* The same bits whatever rows go together. */
+/* The same bits whatever rows are given together. */
 static void kernel_rows_are_independent(void **state) {
     (void)state;
     enum { N = 37, WIDTH = 96 };
