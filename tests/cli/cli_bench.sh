@@ -14,7 +14,7 @@ done
 [ "$(json "$work/out" 0 test)" = pp16 ] && [ "$(json "$work/out" 1 test)" = tg4 ] || fail "tests at depth 0"
 [ "$(json "$work/out" 2 test)" = "pp16 @ d1024" ] && [ "$(json "$work/out" 3 test)" = "tg4 @ d1024" ] || fail "tests at depth 1024"
 ! json "$work/out" 2 attention_ms 2>/dev/null || fail "a prompt has no attention of decoding steps"
-# A step reads what was there before it, in whole blocks of 64: 12 layers, 2 KV heads, 128 channels, keys and values, 2 bytes.
+# A step reads what was there before it, in whole pages of 64 tokens: 12 layers, 2 KV heads, 128 channels, keys and values, 2 bytes.
 near "$(json "$work/out" 3 attention_mb)" "$(awk 'BEGIN { print 1024 * 12288e-6 }')" 0.07 || fail "f16 bytes: $(json "$work/out" 3)"
 awk -v a="$(json "$work/out" 3 attention_mb)" -v b="$(json "$work/out" 7 attention_mb)" 'BEGIN { exit !(b < a) }' ||
     fail "q8_0 reads no less than f16"
