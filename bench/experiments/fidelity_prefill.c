@@ -2,7 +2,7 @@
  * followers need. */
 #include "fidelity_prefill.h"
 
-#include "backend/cpu/kv/anchors.h"
+#include "backend/cpu/kv/anchor_scores.h"
 #include "base/memory.h"
 #include "engine/engine.h"
 
@@ -118,7 +118,7 @@ static enum terse_status end_layer_all(struct cache *cache, struct terse_error *
         struct cache *follower = prefill.followers[i].cache;
         bool shares = scores(follower) && observer && same_scores(follower, observer), first = scores(follower) && !observer;
         status = append_copy(follower, prefill.rotated[first], error);
-        if (shares) anchors_share(follower, observer);
+        if (shares) anchor_scores_copy(follower, observer);
         if (!status && observes(follower) && !shares) status = observe_copy(follower, error);
         if (first)
             observer = follower;

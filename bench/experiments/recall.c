@@ -10,7 +10,7 @@
  * as means over layers, KV heads and queries. Existing lines are not measured again.
  *
  * The program's engine has kv_ops that observe the executor's calls: `append` is where rotated keys lie in full precision. */
-#include "backend/cpu/kv/segment.h"
+#include "backend/cpu/kv/query_rows.h"
 #include "backend/cpu/kv/state.h"
 #include "backend/cpu/kv/top_k.h"
 #include "base/memory.h"
@@ -217,7 +217,7 @@ static bool run_head(const struct cache *cache, uint32_t head, struct found *fou
     bool good = head_new(&h);
     for (size_t w = 0; w < SELECTORS && good; w++)
         if (selectors[w].index) good = index_head(&h, w, &found[w]);
-    if (good) gather_queries(cache, observed.queries, head, observed.n - PROBES, PROBES, h.queries);
+    if (good) query_rows_load(cache, observed.queries, head, observed.n - PROBES, PROBES, h.queries);
     for (size_t p = 0; p < PROBES && good; p++) run_probe(&h, h.queries + p * h.G * h.hd, found, &state);
     head_free(&h);
     return good;
@@ -230,7 +230,7 @@ static bool run_head(const struct cache *cache, uint32_t head, struct found *fou
 static double difference(const struct cache *cache, const float *out) {
     size_t hd = cache->shape.head_dim, stride = cache->shape.kv_heads * hd;
     double most = -INFINITY, sum = 0, acc[CODEC_HEAD_DIM_MAX] = {0}, square = 0, error = 0;
-    gather_queries(cache, observed.queries + (PROBES - 1) * cache->shape.query_heads * hd, 0, observed.n - 1, 1, observed.last);
+    query_rows_load(cache, observed.queries + (PROBES - 1) * cache->shape.query_heads * hd, 0, observed.n - 1, 1, observed.last);
     for (int pass = 0; pass < 2; pass++)
         for (size_t t = 0; t < observed.n; t++) {
             double dot = 0;

@@ -8,7 +8,7 @@
  */
 #include "backend/cpu/gemm.h"
 #include "backend/cpu/kernels/cpu.h"
-#include "backend/cpu/kv/cache.h"
+#include "backend/cpu/kv/fill.h"
 #include "base/memory.h"
 #include "support/kernel_check.h"
 #include "support/random_codebook.h"

@@ -16,7 +16,7 @@
 #include "backend/cpu/kernels/cpu.h"
 #include "backend/cpu/kernels/pq/code_planes.h"
 #include "backend/cpu/kernels/vector/ops.h"
-#include "backend/cpu/kv/cache.h"
+#include "backend/cpu/kv/fill.h"
 #include "base/memory.h"
 #include "base/random.h"
 #include "support/kernel_check.h"

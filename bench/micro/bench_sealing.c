@@ -6,7 +6,7 @@
  *     bench_sealing pages                              no model: time to seal a page, by shape and method
  */
 #include "backend/backend.h"
-#include "backend/cpu/kv/cache.h"
+#include "backend/cpu/kv/fill.h"
 #include "base/clock.h"
 #include "model/model.h"
 #include "support/random_codebook.h"

@@ -1,6 +1,7 @@
 /* Anchors (AnTKV): scores are what their definition says, the bounds that they come from hold, the right tokens stay exact, and
  * attention over codes and anchors is that of a cache in which those rows are exact. */
 #include "backend/cpu/kv/anchors.h"
+#include "backend/cpu/kv/page_pool.h"
 #include "base/half.h"
 #include "support/cache_oracle.h"
 

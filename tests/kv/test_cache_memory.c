@@ -1,6 +1,6 @@
 /* What the cache allocates: exactly what it reports and predicts, nothing during a layer; and every refused allocation is survived.
  * This program brings its own base/memory, which counts and refuses. */
-#include "backend/cpu/kv/cache.h"
+#include "backend/cpu/kv/fill.h"
 #include "backend/cpu/kv/state.h"
 #include "base/memory.h"
 #include "support/counting_memory.h"
@@ -53,14 +53,15 @@ static enum terse_status run_step(struct cache *cache, enum cache_step_kind kind
 /* Scratch of steps and rotation tables hold no keys and values. */
 static size_t kv_bytes(const struct cache *cache) {
     size_t angles = 2 * cache->rotary.pairs * sizeof(float);
-    size_t scratch = (cache->scratch_floats + cache->observed_floats) * sizeof(float) + cache->selection.bytes +
-                     cache->selection.capacity * sizeof(uint32_t) + cache->packed_threads * (cache->key_bytes + cache->value_bytes);
+    size_t scratch = (cache->scratch.floats + cache->observed_floats + cache->fit_floats) * sizeof(float) + cache->selection.bytes +
+                     cache->selection.capacity * sizeof(uint32_t);
+    if (cache->gathered) scratch += (size_t)cache->threads * (cache->key_page_bytes + cache->value_page_bytes);
     return live_bytes - scratch - (5 * PAGE_TOKENS / 2 + cache->rotary.capacity) * angles;
 }
 
 /* Every block of 64 holds a token that is still read. */
 static void check_nothing_dead_is_held(const struct cache *cache) {
-    for (size_t i = 0; i < cache->sealed; i++)
+    for (size_t i = 0; i < cache->n_sealed; i++)
         assert_true(cache->page_sets[i].first + cache->page_sets[i].count > cache->extent.first);
     assert_true(cache->extent.window_first + PAGE_TOKENS > cache->extent.first);
 }

@@ -2,7 +2,7 @@
  * to token 0 goes whenever there is one too many, and dense attention in double precision over the list at positions 0, 1, ... */
 #include "backend/cpu/kv/cache.h"
 #include "backend/cpu/kv/exact.h"
-#include "backend/cpu/kv/segment.h"
+#include "backend/cpu/kv/page_pool.h"
 
 #include "base/half.h"
 

@@ -1,8 +1,10 @@
 /* Reading chosen tokens: which tokens a step reads, found again by the index's own functions, and dense attention over these alone. */
 #include "backend/cpu/kv/select.h"
 
+#include "backend/cpu/codec/index.h"
 #include "backend/cpu/kernels/cpu.h"
 #include "backend/cpu/kv/anchors.h"
+#include "backend/cpu/kv/side.h"
 #include "base/half.h"
 
 #include <math.h>
@@ -110,8 +112,8 @@ static void read_stored(const struct run *r, uint32_t layer, uint32_t head, stru
             e->v[t][c] = half_to_float(half_from_float(r->v[layer][t][head * HD + c]));
         }
     }
-    for (size_t s = 0; s < cache->sealed; s++) {
-        const struct set *set = &cache->page_sets[s];
+    for (size_t s = 0; s < cache->n_sealed; s++) {
+        const struct page_set *set = &cache->page_sets[s];
         float rows[2][64 * HD];
         for (int side = 0; side < 2; side++) {
             enum codec_side of = side ? CODEC_VALUES : CODEC_KEYS;
@@ -130,7 +132,7 @@ static void choose(const struct run *r, uint32_t layer, uint32_t head, const flo
     const struct cache *cache = r->cache;
     const struct index *index = cache->method.index;
     bool in_keys = cache->method.key.codec == &codec_sign && index == &index_sign;
-    const uint8_t *learned = fitted_data(cache, layer, head) + (in_keys ? 0 : fitted_key_bytes(&cache->method, HD));
+    const uint8_t *learned = fitted_data(cache, layer, head) + (in_keys ? 0 : cache->fitted_key_bytes);
     float scaled[G * HD];
     int score[MOST];
     uint8_t *tables = malloc(index->table_bytes(HD));
@@ -142,10 +144,10 @@ static void choose(const struct run *r, uint32_t layer, uint32_t head, const flo
     }
     index->prepare(HD, learned, scaled, G, tables);
     for (size_t t = 0; t < r->length; t++) score[t] = -1;
-    for (size_t s = 0; s < cache->sealed; s++) {
-        const struct set *set = &cache->page_sets[s];
+    for (size_t s = 0; s < cache->n_sealed; s++) {
+        const struct page_set *set = &cache->page_sets[s];
         uint16_t scores[64];
-        const uint8_t *page = in_keys ? page_at(cache, set, CODEC_KEYS, layer, head) : index_page_at(cache, set, layer, head);
+        const uint8_t *page = in_keys ? page_at(cache, set, CODEC_KEYS, layer, head) : own_index_page(cache, set, layer, head);
         index->scores(HD, tables, page, scores);
         for (size_t t = 0; t < set->count; t++) {
             e->read[set->first + t] = set->generated || is_anchor(cache, CODEC_KEYS, head, set->first + t);
@@ -246,7 +248,7 @@ static void the_chosen_tokens_alone_are_read(void **state) {
         check_token(r, allowed);
         run_step(r, CACHE_STEP_CHUNK, 90);
         check_token(r, allowed);
-        assert_true(r->cache->sealed > 10);
+        assert_true(r->cache->n_sealed > 10);
         cache_reset(r->cache);
         r->length = 0;
         run_step(r, CACHE_STEP_DECODE, 30); /* learned from the first block, which waited in the window */

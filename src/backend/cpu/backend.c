@@ -2,7 +2,7 @@
 #include "backend/backend.h"
 
 #include "backend/cpu/executor.h"
-#include "backend/cpu/kv/cache.h"
+#include "backend/cpu/kv/fill.h"
 
 static enum terse_status supports(const struct cache_shape *shape, const struct method *method, struct terse_error *error) {
     return method_check(method, shape->head_dim, shape->query_heads / shape->kv_heads, error);

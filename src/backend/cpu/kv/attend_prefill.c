@@ -1,39 +1,26 @@
-/* Attention of many queries at once (prefill): tiles of queries, the G heads of a KV head stacked, against groups of keys decoded
- * once for all of them, through the GEMM, with a running maximum between (Dao et al. 2022, FlashAttention, algorithm 1). New tokens
- * are read in place, their keys turned once. */
+/* Tiles of queries against groups of keys. */
+#include "backend/cpu/kv/attend_prefill.h"
+
 #include "backend/cpu/gemm.h"
 #include "backend/cpu/kernels/vector/ops.h"
-#include "backend/cpu/kv/anchors.h"
-#include "backend/cpu/kv/segment.h"
+#include "backend/cpu/kv/anchor_scores.h"
+#include "backend/cpu/kv/query_rows.h"
+#include "backend/cpu/kv/scratch.h"
+#include "backend/cpu/kv/segment_read.h"
 #include "kv/partial.h"
 
 #include <math.h>
 #include <string.h>
 
 #define QUERY_ROWS 192 /* rows of a tile of queries: the GEMM is near its best from here on */
-#define KEY_ROWS 384   /* keys against which they go at a time: rows, keys, values and logits stay in the second-level cache */
-
-void gather_queries(const struct cache *cache, const float *q, uint32_t head, size_t first, size_t count, float *rows) {
-    size_t hd = cache->shape.head_dim, G = cache->group, width = cache->shape.query_heads * hd;
-    for (size_t i = 0; i < count; i++) {
-        const float *from = q + i * width + head * G * hd;
-        float *to = rows + i * G * hd;
-        for (size_t c = 0; c < G * hd; c++) to[c] = cache->shape.scale * from[c];
-        segment_rotate_query(cache, first + i, to, (uint32_t)G);
-    }
-}
-
-void scatter_outputs(const struct cache *cache, const struct partial *partial, uint32_t head, size_t count, float *out) {
-    size_t hd = cache->shape.head_dim, G = cache->group, width = cache->shape.query_heads * hd;
-    for (size_t m = 0; m < count * G; m++) partial_finish(partial, m, out + m / G * width + (head * G + m % G) * hd);
-}
+#define KEY_ROWS 384   /* keys that they meet at a time: rows, keys, values and logits stay in the second-level cache */
 
 /* Tokens of a tile of queries. */
 static size_t prefill_tokens(const struct cache *cache) {
     return larger(anchor_weights_rows(&cache->plan, QUERY_ROWS) / cache->group, 1);
 }
 
-size_t prefill_scratch(const struct cache *cache) {
+size_t attend_prefill_thread_floats(const struct cache *cache) {
     size_t rows = prefill_tokens(cache) * cache->group, hd = cache->shape.head_dim;
     return rows * hd + rows * KEY_ROWS + partial_floats(rows, hd) + 2 * KEY_ROWS * hd + anchor_weights_floats(&cache->plan, rows);
 }
@@ -52,7 +39,8 @@ static size_t group_visible(const struct group *group, size_t i) {
     return seen < group->count ? seen : group->count;
 }
 
-/* The group that begins with tile *i < end, which is moved on; decoded into room[2][KEY_ROWS][hd] unless it is read in place. */
+/* The group that begins with segment *i < end, which is advanced past it; decoded into workspace[2][KEY_ROWS][hd] unless it is read in
+ * place. */
 static struct group group_at(const struct cache *cache, uint32_t head, size_t *i, size_t end, float *workspace) {
     size_t hd = cache->shape.head_dim, width = cache->shape.kv_heads * hd, stored = segment_count_stored(cache);
     if (cache->new_keys && *i >= stored) {
@@ -83,10 +71,10 @@ static void group_logits(const struct cache *cache, const struct group *group, u
     gemm(true, rows, n, hd, queries, hd, group->keys, group->stride, false, logits, stride);
     if (!cache->shape.slopes) return;
     for (size_t m = 0; m < rows; m++)
-        add_slope(cache->shape.slopes[head * G + m % G], group->position - (int64_t)(i + m / G), logits + m * stride, n);
+        add_alibi(cache->shape.slopes[head * G + m % G], group->position - (int64_t)(i + m / G), logits + m * stride, n);
 }
 
-/* One work item: queries [first, first + count) of a KV head. Returns what the choice of anchors needs of them. */
+/* One work item: queries [first, first + count) of a KV head. Returns the weights that the choice of anchors needs. */
 static struct anchor_weights attend_queries(const struct cache *cache, const float *q, uint32_t head, size_t first, size_t count,
                                             float *out, float *scratch) {
     const struct vector_ops *kernel = vector_ops();
@@ -96,7 +84,7 @@ static struct anchor_weights attend_queries(const struct cache *cache, const flo
     struct partial partial = partial_at(states, rows, hd);
     struct anchor_weights kept = anchor_weights_of(cache, first, count, segments, queries, &partial, workspace + 2 * KEY_ROWS * hd);
     partial_clear(&partial);
-    gather_queries(cache, q, head, first, count, queries);
+    query_rows_load(cache, q, head, first, count, queries);
     for (size_t i = 0; i < segments;) {
         float *weights = anchor_weights_at(cache, &kept, i);
         size_t stride = weights ? kept.stride : KEY_ROWS, from = i,
@@ -117,7 +105,7 @@ static struct anchor_weights attend_queries(const struct cache *cache, const flo
         anchor_weights_raise(&kept, from, i);
         if (out) gemm(false, rows, hd, n, weights, stride, group.values, group.stride, true, partial.acc, hd);
     }
-    if (out) scatter_outputs(cache, &partial, head, count, out);
+    if (out) query_rows_finish(cache, &partial, head, count, out);
     return kept;
 }
 
@@ -130,8 +118,8 @@ void attend_prefill(struct cache *cache, const float *q, size_t first, size_t co
         size_t part = (parts - 1 - item / heads) * tokens;
         uint32_t head = (uint32_t)(item % heads);
         struct anchor_weights kept = attend_queries(cache, q + part * width, head, first + part, smaller(tokens, count - part),
-                                                    out ? out + part * width : NULL, attend_thread_scratch(cache));
+                                                    out ? out + part * width : NULL, scratch_of_thread(cache));
 #pragma omp ordered
-        anchors_score(cache, head, &kept);
+        anchor_scores_add(cache, head, &kept);
     }
 }

@@ -1,10 +1,17 @@
-/* The cache of a sequence: its life, the steps, and the accounting. Owns all memory of keys and values; leaves where tokens go to
- * plan.c, the writing to store.c, the reading to tile.c and attend.c. */
+/* The cache of a sequence: its life, its steps, and the accounting. state.h says which file does what. */
 #include "backend/cpu/kv/cache.h"
 
+#include "backend/cpu/kv/anchor_scores.h"
 #include "backend/cpu/kv/anchors.h"
+#include "backend/cpu/kv/attend_decode.h"
+#include "backend/cpu/kv/attend_prefill.h"
 #include "backend/cpu/kv/exact.h"
-#include "backend/cpu/kv/sealer.h"
+#include "backend/cpu/kv/fit.h"
+#include "backend/cpu/kv/gather.h"
+#include "backend/cpu/kv/page_pool.h"
+#include "backend/cpu/kv/scratch.h"
+#include "backend/cpu/kv/seal.h"
+#include "backend/cpu/kv/seal_ahead.h"
 #include "backend/cpu/kv/segment.h"
 #include "backend/cpu/kv/select.h"
 #include "base/clock.h"
@@ -18,12 +25,12 @@
 
 /* What the tokens of a shape and method cost; the same arithmetic for a cache that exists and one that is only asked about. */
 struct sizes {
-    size_t key, value; /* bytes of a sealed block */
-    size_t half;       /* of one side of a window block */
-    size_t index;      /* of an index's block */
-    uint64_t fitted;   /* learned of a sequence, in all */
-    uint64_t heads, exact, logits;
-    uint64_t anchor; /* of one more anchor everywhere */
+    size_t key, value;             /* bytes of a sealed page */
+    size_t window;                 /* of a page of the window */
+    size_t index;                  /* of an index's page beside that of the keys */
+    uint64_t fitted;               /* learned of a sequence, over all layers and heads */
+    uint64_t heads, exact, logits; /* layers * Hk; bytes of exact rows and of their logits */
+    uint64_t anchor;               /* of one more anchor in every layer, head and side */
 };
 
 static struct sizes sizes_of(const struct cache_shape *shape, const struct method *method) {
@@ -31,10 +38,10 @@ static struct sizes sizes_of(const struct cache_shape *shape, const struct metho
     struct codec_shape values = method_shape(method, CODEC_VALUES, shape->head_dim, 1);
     struct sizes sizes = {.key = method->key.codec->page_bytes(keys, CODEC_KEYS),
                           .value = method->value.codec->page_bytes(values, CODEC_VALUES),
-                          .half = PAGE_BYTES_F16(shape->head_dim),
-                          .index = index_page_bytes(method, shape->head_dim),
+                          .window = PAGE_BYTES_F16(shape->head_dim),
+                          .index = fit_index_layout(method, shape->head_dim).page_bytes,
                           .heads = (uint64_t)shape->layers * shape->kv_heads};
-    sizes.fitted = sizes.heads * fitted_bytes(method, shape->head_dim);
+    sizes.fitted = sizes.heads * fit_bytes(method, shape->head_dim);
     sizes.exact = exact_bytes(shape, method);
     sizes.logits = exact_logit_bytes(shape, method);
     sizes.anchor = sizes.heads * 2 * anchor_bytes(shape->head_dim);
@@ -46,9 +53,9 @@ static void fill_report(const struct cache_shape *shape, const struct sizes *siz
     *report =
         (struct terse_cache_report){.tokens = extent->length, .kept = extent->length - extent_evicted(extent) - extent->dropped};
     report->codes = page_sets * sizes->heads * (sizes->key + sizes->value + sizes->index);
-    report->window = windows * sizes->heads * 2 * sizes->half;
+    report->window = windows * sizes->heads * 2 * sizes->window;
     report->exact = sizes->exact + anchors * sizes->anchor;
-    report->tables = sizes->fitted + sizes->logits + page_sets * sizeof(struct set) + windows * sizeof(uint8_t *);
+    report->tables = sizes->fitted + sizes->logits + page_sets * sizeof(struct page_set) + windows * sizeof(uint8_t *);
     report->resident = report->codes + report->exact + report->window + report->tables;
     double values = (double)extent->length * (double)sizes->heads * 2 * shape->head_dim;
     report->bits_per_value = values > 0 ? (double)report->resident * 8 / values : 0;
@@ -56,7 +63,7 @@ static void fill_report(const struct cache_shape *shape, const struct sizes *siz
 
 void cache_report(const struct cache *cache, struct terse_cache_report *report) {
     struct sizes sizes = sizes_of(&cache->shape, &cache->method);
-    fill_report(&cache->shape, &sizes, &cache->extent, cache->n_page_sets, cache->n_windows, cache->anchors.capacity, report);
+    fill_report(&cache->shape, &sizes, &cache->extent, cache->n_page_sets, cache->n_window_sets, cache->anchors.capacity, report);
     if (cache->method.learned) report->codebook = codebook_bytes(cache->method.learned);
 }
 
@@ -94,12 +101,14 @@ enum terse_status cache_create(const struct cache_shape *shape, const struct met
     c->group = group;
     c->threads = (int)threads;
     c->layer = NO_LAYER;
-    c->rotated = method->key.codec->rope == CODEC_ROPE_AFTER;
-    c->key_bytes = sizes.key;
-    c->value_bytes = sizes.value;
-    c->half_bytes = sizes.half;
-    c->index_bytes = sizes.index;
-    c->fitted_bytes = fitted_bytes(method, shape->head_dim);
+    c->keys_rotated = method->key.codec->rope == CODEC_ROPE_AFTER;
+    c->key_page_bytes = sizes.key;
+    c->value_page_bytes = sizes.value;
+    c->window_page_bytes = sizes.window;
+    c->index_page_bytes = sizes.index;
+    c->index_in_keys = fit_index_layout(method, shape->head_dim).in_keys;
+    c->fitted_bytes = fit_bytes(method, shape->head_dim);
+    c->fitted_key_bytes = fit_key_bytes(method, shape->head_dim);
     if ((status = rotary_init(&c->rotary, shape->rope, error))) goto fail;
     if (!(c->exact = memory_array(sizes.exact, 1))) {
         status = status_no_memory(error, sizes.exact, "the KV cache's exact rows");
@@ -109,7 +118,7 @@ enum terse_status cache_create(const struct cache_shape *shape, const struct met
         status = status_no_memory(error, sizes.fitted, "what the KV cache learns");
         goto fail;
     }
-    if (sizes.logits && !(c->logits = memory_array(sizes.logits, 1))) {
+    if (sizes.logits && !(c->exact_logits = memory_array(sizes.logits, 1))) {
         status = status_no_memory(error, sizes.logits, "the KV cache's logits");
         goto fail;
     }
@@ -122,85 +131,69 @@ fail:
 
 void cache_destroy(struct cache *cache) {
     if (!cache) return;
-    sealer_free(cache->sealer);
-    for (size_t i = 0; i < cache->n_page_sets; i++)
-        if (cache->page_sets[i].index == 0) memory_free(cache->page_sets[i].chunk);
-    for (size_t i = 0; i < cache->n_windows; i++) memory_free(cache->windows[i]);
-    memory_free(cache->page_sets);
-    memory_free(cache->windows);
-    memory_free(cache->exact);
-    memory_free(cache->fitted);
+    seal_ahead_free(cache);
+    pool_free(cache);
+    anchors_free(cache);
     select_free(cache);
-    memory_free(cache->logits);
-    memory_free(cache->scratch);
+    gather_free(cache);
+    fit_release(cache);
+    scratch_free(cache);
+    memory_free(cache->exact);
+    memory_free(cache->exact_logits);
+    memory_free(cache->fitted);
     memory_free(cache->observed);
-    memory_free(cache->anchors.memory);
     rotary_destroy(&cache->rotary);
     free(cache);
 }
 
-static void forget_ahead(struct cache *cache) {
-    sealer_wait(cache->sealer, 0);
-    cache->ahead = 0;
-}
-
 void cache_set_seal_ahead(struct cache *cache, bool ahead) {
-    forget_ahead(cache);
+    seal_ahead_forget(cache);
     cache->seal_in_step = !ahead;
 }
 
 void cache_reset(struct cache *cache) {
     cache->extent = (struct extent){0};
-    cache->sealed = 0;
+    cache->n_sealed = 0;
     cache->anchors.count = 0;
     cache->fitted_ready = false;
-    cache->prompt = 0;
+    cache->prompt_end = 0;
     cache->in_step = false;
     cache->layer = NO_LAYER;
-    forget_ahead(cache);
+    seal_ahead_forget(cache);
 }
 
 uint64_t cache_length(const struct cache *cache) { return cache->extent.length; }
 
 /* ---- Steps */
 
+/* Whether any attention of the plan's step reads rows. */
+static bool has_prefill(const struct cache *cache) { return cache->plan.n > attend_decode_tokens(cache) || cache->plan.anchors; }
+
 static enum terse_status reserve_scratch(struct cache *cache, struct terse_error *error) {
-    size_t floats = attend_scratch(cache);
-    if (floats <= cache->scratch_floats) return TERSE_OK;
-    memory_free(cache->scratch);
-    cache->scratch_floats = 0;
-    cache->scratch = memory_array(floats, sizeof *cache->scratch);
-    if (!cache->scratch) return status_no_memory(error, floats * sizeof *cache->scratch, "attention");
-    cache->scratch_floats = floats;
-    return TERSE_OK;
+    bool prefill = has_prefill(cache);
+    size_t of_thread = larger(attend_decode_thread_floats(cache), seal_thread_floats(cache));
+    size_t new_keys = prefill && !cache->keys_rotated ? cache->plan.n * cache->shape.kv_heads * cache->shape.head_dim : 0;
+    if (prefill) of_thread = larger(of_thread, attend_prefill_thread_floats(cache));
+    return scratch_reserve(cache, attend_decode_shared_floats(cache), of_thread, new_keys, error);
 }
 
-/* Full blocks of the window after a step, which a worker is to encode before they leave it. Where the window is shorter than a block
- * there is no time for that, and where tokens are evicted no need. */
-static size_t pages_ahead(const struct cache *cache, const struct plan *plan) {
-    bool wanted = plan->kind == CACHE_STEP_DECODE && !cache->seal_in_step && cache->method.tail_tokens >= PAGE_TOKENS;
-    bool unlearned = unfitted(cache) && !plan->seal; /* even after this step */
-    if (!wanted || cache->method.policy->positions_by_index || unlearned) return 0;
-    return (size_t)((plan->after.length - plan->after.window_first) / PAGE_TOKENS);
+/* Memory for the tokens that the plan's step stores. */
+static enum terse_status reserve_pages(struct cache *cache, const struct plan *plan, struct terse_error *error) {
+    size_t page_sets = cache->n_sealed + plan->seal + seal_ahead_pages(cache, plan);
+    enum terse_status status = pool_reserve_page_sets(cache, page_sets, error);
+    if (!status) status = pool_reserve_window(cache, extent_window_pages(&plan->after), error);
+    if (!status) status = anchors_reserve(cache, cache->anchors.count + plan->anchors, error);
+    return status;
 }
 
-/* What was encoded ahead is ready, or given up where a prefill looks at every token that it seals. */
-static enum terse_status finish_ahead(struct cache *cache, struct plan *plan, struct terse_error *error) {
-    if (plan->kind != CACHE_STEP_DECODE) forget_ahead(cache);
-    plan->ready = cache->ahead < plan->seal ? cache->ahead : plan->seal;
-    if (plan->ready) sealer_wait(cache->sealer, cache->ahead - plan->ready);
-    if (cache->sealer || !pages_ahead(cache, plan)) return TERSE_OK;
-    return sealer_new(cache, cache->method.tail_tokens / PAGE_TOKENS + 2, &cache->sealer, error);
-}
-
-static void post_ahead(struct cache *cache) {
-    cache->ahead -= cache->plan.ready;
-    for (size_t pages = pages_ahead(cache, &cache->plan); cache->ahead < pages; cache->ahead++) {
-        struct set *set = &cache->page_sets[cache->sealed + cache->ahead];
-        set->first = cache->extent.window_first + cache->ahead * PAGE_TOKENS;
-        set->count = PAGE_TOKENS;
-        set->generated = set->first >= cache->prompt;
-        sealer_post(cache->sealer, set, cache->windows[cache->ahead]);
+/* Says of the page sets that the step seals which tokens they hold. */
+static void assign_page_sets(struct cache *cache, const struct plan *plan) {
+    for (size_t i = 0; i < plan->seal; i++) {
+        struct page_set *set = &cache->page_sets[cache->n_sealed + i];
+        set->first = plan_first_sealed(plan) + i * PAGE_TOKENS;
+        uint64_t left = plan->after.length - set->first;
+        set->count = left < PAGE_TOKENS ? (uint32_t)left : PAGE_TOKENS;
+        set->generated = plan->kind == CACHE_STEP_DECODE && set->first >= cache->prompt_end;
     }
 }
 
@@ -208,24 +201,19 @@ enum terse_status cache_begin(struct cache *cache, enum cache_step_kind kind, si
     if (!n) return status_fail(error, TERSE_E_ARGUMENT, "no tokens: a step needs at least one");
     struct plan plan = plan_step(&cache->method, &cache->extent, kind, n);
     enum terse_status status;
-    if ((status = finish_ahead(cache, &plan, error))) return status;
-    if ((status = pool_reserve_page_sets(cache, cache->sealed + plan.seal + pages_ahead(cache, &plan), error))) return status;
-    if ((status = pool_reserve_windows(cache, extent_window_pages(&plan.after), error))) return status;
-    for (size_t i = 0; i < plan.seal; i++) {
-        struct set *set = &cache->page_sets[cache->sealed + i];
-        set->first = plan.grid + (plan.skip + i) * PAGE_TOKENS;
-        uint64_t left = plan.after.length - set->first;
-        set->count = left < PAGE_TOKENS ? (uint32_t)left : PAGE_TOKENS;
-        set->generated = kind == CACHE_STEP_DECODE && set->first >= cache->prompt;
-    }
+    cache->in_step = false;
+    if ((status = seal_ahead_begin(cache, &plan, error))) return status;
+    if ((status = reserve_pages(cache, &plan, error))) return status;
+    assign_page_sets(cache, &plan);
+    if ((status = fit_reserve(cache, &plan, error))) return status;
     if ((status = select_reserve(cache, &plan, error))) return status;
-    if ((status = anchors_reserve(cache, &plan, error))) return status;
+    if ((status = gather_reserve(cache, error))) return status;
+    if ((status = anchor_scores_reserve(cache, &plan, error))) return status;
     if ((status = exact_reserve(cache, n, error))) return status;
     cache->plan = plan;
     cache->sealed_first = kind == CACHE_STEP_PAPER;
     cache->layer = NO_LAYER;
     cache->layers_ended = 0;
-    cache->in_step = false;
     if ((status = rotary_reserve(&cache->rotary, segment_bases(cache), error))) return status;
     segment_set_bases(cache);
     if ((status = reserve_scratch(cache, error))) return status;
@@ -248,7 +236,7 @@ enum terse_status cache_append(struct cache *cache, uint32_t layer, float *k, co
     cache->k = k;
     cache->v = v;
     exact_store_first(cache);
-    float *rotated = cache->rotated ? k : attend_new_keys(cache);
+    float *rotated = cache->keys_rotated ? k : has_prefill(cache) ? scratch_new_keys(cache) : NULL;
     cache->new_keys = rotated;
 #pragma omp parallel for schedule(static) num_threads(cache->threads) if (cache->plan.n >= PAGE_TOKENS)
     for (size_t i = 0; i < (rotated ? cache->plan.n : 0); i++) {
@@ -256,7 +244,7 @@ enum terse_status cache_append(struct cache *cache, uint32_t layer, float *k, co
         if (rows != k + i * heads * hd) memcpy(rows, k + i * heads * hd, heads * hd * sizeof *rows);
         rotary_rotate(&cache->rotary, i / PAGE_TOKENS, i % PAGE_TOKENS, rows, heads, hd);
     }
-    anchors_begin_layer(cache);
+    anchor_scores_begin_layer(cache);
     cache->sealed_first = cache->plan.kind == CACHE_STEP_PAPER && !cache->plan.anchors;
     if (cache->sealed_first) seal_layer(cache);
     return TERSE_OK;
@@ -265,14 +253,14 @@ enum terse_status cache_append(struct cache *cache, uint32_t layer, float *k, co
 size_t cache_queries_to_observe(const struct cache *cache, size_t needed) {
     if (exact_observes(cache)) return needed;
     if (!cache->plan.anchors) return 0;
-    return cache->plan.kind == CACHE_STEP_PAPER ? cache->plan.n : needed; /* what attends in a prefill is scored as it does */
+    return cache->plan.kind == CACHE_STEP_PAPER ? cache->plan.n : needed; /* in a prefill, queries are observed as they attend */
 }
 
 enum terse_status cache_observe(struct cache *cache, const float *q, size_t first, size_t count, struct terse_error *error) {
     enum terse_status status = check_queries(cache, first, count, error);
     if (status) return status;
     exact_observe(cache, q, first, count);
-    if (!anchors_listen(cache, first, count)) return TERSE_OK;
+    if (!anchor_scores_wanted(cache, first, count)) return TERSE_OK;
     attend_prefill(cache, q, first, count, NULL);
     if (cache->plan.kind != CACHE_STEP_PAPER || first + count < cache->plan.n) return TERSE_OK;
     seal_layer(cache);
@@ -286,9 +274,13 @@ enum terse_status cache_attend(struct cache *cache, const float *q, size_t first
     if (status) return status;
     double start = clock_now();
     exact_observe(cache, q, first, count);
-    attend(cache, q, first, count, out);
+    bool few = count <= attend_decode_tokens(cache) && !anchor_scores_wanted(cache, first, count);
+    if (select_active(cache) || few)
+        attend_decode(cache, q, first, count, out);
+    else
+        attend_prefill(cache, q, first, count, out);
     cache->counters.seconds += clock_now() - start;
-    cache->counters.bytes += select_active(cache) ? count * select_bytes(cache) : segment_bytes(cache);
+    cache->counters.bytes += select_active(cache) ? count * gather_bytes(cache) : segment_bytes(cache);
     return TERSE_OK;
 }
 
@@ -306,8 +298,8 @@ enum terse_status cache_commit(struct cache *cache, struct terse_error *error) {
                            cache->layers_ended, cache->shape.layers);
     cache->in_step = false;
     seal_commit(cache);
-    if (cache->plan.kind != CACHE_STEP_DECODE) cache->prompt = cache->extent.length;
-    post_ahead(cache);
+    if (cache->plan.kind != CACHE_STEP_DECODE) cache->prompt_end = cache->extent.length;
+    seal_ahead_post(cache);
     return TERSE_OK;
 }
 

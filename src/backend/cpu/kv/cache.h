@@ -1,7 +1,8 @@
-/* The KV cache of one sequence: for each layer and KV head sealed blocks, exact rows and a recent window; and attention over them.
+/* The KV cache of one sequence: for each layer and KV head sealed pages, exact rows and a recent window; and attention over them. This
+ * is what the rest of the backend sees of the folder; state.h says how its files stand to each other.
  *
- * Every reading ends in partial states (kv/partial.h) that merge in any order; nothing outside this folder knows how attention
- * is put together. A token is in exactly one of {sealed block and live, exact rows, window}.
+ * Every reading ends in partial states (kv/partial.h) that merge in any order; nothing outside this folder knows how attention is put
+ * together. A token is in exactly one of {sealed page and live, exact rows, window}.
  *
  * One step of n new tokens goes:
  *
@@ -16,23 +17,23 @@
  * A step that is not taken to its end is given up by beginning another as long as no cache_end_layer was reached, and by cache_reset
  * after that.
  *
- * The new tokens are exact among themselves (causally) and reach earlier ones through the cache. The cache rotates: it alone knows
- * at which positions tokens are read.
+ * The new tokens are exact among themselves (causally) and reach earlier ones through the cache. The cache rotates keys and queries:
+ * it alone knows at which positions tokens are read.
  *
- * After a step the newest tokens stay in the window as halves: at least tail_tokens of them, and up to 63 more that do not fill a
- * block yet; every full block of 64 older ones is sealed. A token sealed in the step that brings it is encoded from its float
- * rows, one that waited in the window from halves: which of the two depends on where steps end, and on nothing else.
+ * After a step the newest tokens stay in the window in half precision: at least tail_tokens of them, and up to 63 more that do not
+ * fill a page yet; every full page of older ones is sealed. A token that is sealed in the step that brings it is encoded from its
+ * float rows, one that was in the window from halves: which of the two depends on where steps end, and on nothing else.
  *
- * While decoding, a worker thread encodes the window's full blocks ahead of the step that seals them (backend/cpu/kv/sealer.h), into memory that
+ * While decoding, a worker thread encodes the window's full pages ahead of the step that seals them (seal_ahead.h), into memory that
  * is allocated by then.
  *
- * Memory of keys and values grows in cache_begin by what the step seals; a step that seals less than a 32nd of the cache may
- * allocate that much, 16 blocks at most. Scratch of the attention (a few MB per thread) and rotation tables hold no keys and values
- * and are not part of reports.
+ * Memory of keys and values grows in cache_begin by what the step seals; a step that seals less than a 32nd of the cache may allocate
+ * that much, 16 page sets at most. Scratch of attention (a few MB per thread) and rotation tables hold no keys and values and are not
+ * part of reports.
  *
  * Shapes: Hq query heads, Hk KV heads, G = Hq/Hk, hd head_dim; floats, row-major.
- * Threads: one thread drives a cache; work inside is split over OpenMP threads. Results do not depend on their number
- * beyond rounding.
+ * Threads: one thread drives a cache; work inside is split over as many OpenMP threads as the cache was created with. Results do not
+ * depend on their number beyond rounding.
  */
 #ifndef TERSE_BACKEND_CPU_KV_CACHE_H
 #define TERSE_BACKEND_CPU_KV_CACHE_H
@@ -43,6 +44,7 @@
 
 struct cache;
 
+/* `threads` >= 1, for the cache's life. TERSE_E_UNSUPPORTED where the method cannot serve the shape. */
 enum terse_status cache_create(const struct cache_shape *shape, const struct method *method, uint32_t threads, struct cache **cache,
                                struct terse_error *error);
 void cache_destroy(struct cache *cache);
@@ -69,16 +71,11 @@ enum terse_status cache_observe(struct cache *cache, const float *q, size_t firs
 enum terse_status cache_end_layer(struct cache *cache, struct terse_error *error);
 enum terse_status cache_commit(struct cache *cache, struct terse_error *error);
 
-/* Whether blocks are encoded ahead by a worker as decoding goes on (the default, where the window is long enough) or in the step that
- * seals them, which waits for it: for measuring the difference. The results are the same. */
+/* Whether pages are encoded ahead by a worker as decoding goes on (the default, where the window is long enough) or in the step that
+ * seals them, which takes the longer: for measuring the difference. The results are the same. */
 void cache_set_seal_ahead(struct cache *cache, bool ahead);
 
-/* Appends n tokens of normally distributed keys and values, sealed as the method would: for benchmarks at depth. In an empty cache that
- * evicts nothing one layer is sealed and the others become its copies, and in a long one without anchors blocks repeat: what is read
- * lies in as much memory, and is written in a part of the time. After a failure only the first of the tokens are there. */
-enum terse_status cache_fill_random(struct cache *cache, size_t n, uint64_t seed, struct terse_error *error);
-
-/* Allocated now. */
+/* What is allocated now. */
 void cache_report(const struct cache *cache, struct terse_cache_report *report);
 /* What cache_report will say after a prefill of `tokens` tokens into a new cache; allocates nothing. */
 void cache_predict(const struct cache_shape *shape, const struct method *method, uint64_t tokens,

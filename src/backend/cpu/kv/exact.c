@@ -1,8 +1,9 @@
-/* Exact rows: which tokens they are, and the moving of them. */
+/* Which tokens hold the exact rows, and moving them. */
 #include "backend/cpu/kv/exact.h"
 
 #include "backend/cpu/kernels/vector/ops.h"
-#include "backend/cpu/kv/segment.h"
+#include "backend/cpu/kv/page_pool.h"
+#include "backend/cpu/kv/segment_read.h"
 #include "base/memory.h"
 
 #include <string.h>
@@ -15,8 +16,8 @@ uint64_t exact_logit_bytes(const struct cache_shape *shape, const struct method 
     return method->policy->pick_victim ? (uint64_t)shape->layers * shape->kv_heads * method->parameters.budget * sizeof(float) : 0;
 }
 
-/* ---- What a step observes: logits of its tokens, [Hk][n], and for each KV head room for those of its exact rows and the one token
- * that competes with them, [exact + 1], and where their rows are. */
+/* ---- What a step observes, for each KV head: logits[n] of its tokens; then, as workspace, the logits of the exact rows and of the one
+ * token that competes with them, [exact + 1], and where the rows of these are, [exact + 1]. */
 
 static size_t head_floats(const struct cache *cache, size_t n) { return n + 2 * ((size_t)cache->method.parameters.exact + 1); }
 
@@ -39,7 +40,7 @@ static size_t recent(const struct cache *cache) { return cache->method.parameter
 
 /* Of the exact rows; the window's follow. */
 static float *kept_logits(const struct cache *cache, uint32_t head) {
-    return cache->logits + ((size_t)cache->layer * cache->shape.kv_heads + head) * cache->method.parameters.budget;
+    return cache->exact_logits + layer_head(cache, cache->layer, head) * cache->method.parameters.budget;
 }
 
 static void store_row(const struct cache *cache, uint32_t head, size_t row, const float *key, const float *value) {
@@ -85,28 +86,28 @@ void exact_observe(struct cache *cache, const float *q, size_t first, size_t cou
 
 /* ---- After attention */
 
-/* A token's logit, before the step's are among the window's. */
+/* A token's logit, before those of the step are stored among the window's. */
 static float token_logit(const struct cache *cache, uint32_t head, uint64_t token) {
     const struct plan *plan = &cache->plan;
     if (token >= plan->before.length) return new_logits(cache, head)[token - plan->before.length];
     return kept_logits(cache, head)[cache->method.parameters.exact + token % recent(cache)];
 }
 
-/* Lets the tokens [from, to) leave the window one after another; rows of exact tokens are numbered as they are, theirs from `exact`
- * on. */
+/* Lets the tokens [from, to) leave the window one after another. rows[i] says where the row of the i-th of the tokens that stay is:
+ * below `exact` among the exact rows, else that of token from + rows[i] - exact. */
 static void compete(const struct cache *cache, uint32_t head, uint64_t from, uint64_t to, float *logits, uint32_t *rows) {
     const struct method *method = &cache->method;
     size_t exact = method->parameters.exact;
     for (uint64_t t = from; t < to; t++) {
         logits[exact] = token_logit(cache, head, t);
         rows[exact] = (uint32_t)(exact + (t - from));
-        size_t gone = method->policy->pick_victim(&method->parameters, cache->layer, logits, exact + 1);
-        memmove(logits + gone, logits + gone + 1, (exact - gone) * sizeof *logits);
-        memmove(rows + gone, rows + gone + 1, (exact - gone) * sizeof *rows);
+        size_t victim = method->policy->pick_victim(&method->parameters, cache->layer, logits, exact + 1);
+        memmove(logits + victim, logits + victim + 1, (exact - victim) * sizeof *logits);
+        memmove(rows + victim, rows + victim + 1, (exact - victim) * sizeof *rows);
     }
 }
 
-/* Those that stay move up, those that come are behind them: both are in order of age. */
+/* Rows that stay move up, those of tokens that left the window follow: both are in order of age. */
 static void move_rows(struct cache *cache, uint32_t head, uint64_t from, const uint32_t *rows, float *scratch) {
     size_t exact = cache->method.parameters.exact, hd = cache->shape.head_dim;
     uint16_t *keys = exact_rows(cache, cache->layer, head), *values = keys + exact * hd;
@@ -121,7 +122,7 @@ static void move_rows(struct cache *cache, uint32_t head, uint64_t from, const u
         uint64_t token = from + (rows[i] - exact);
         segment_read_token(cache, head, CODEC_KEYS, token, scratch, key);
         segment_read_token(cache, head, CODEC_VALUES, token, scratch, value);
-        if (cache->rotated) rotary_undo(&cache->rotary, (int64_t)token, key, 1, (uint32_t)hd);
+        if (cache->keys_rotated) rotary_undo(&cache->rotary, (int64_t)token, key, 1, (uint32_t)hd);
         store_row(cache, head, i, key, value);
     }
 }
@@ -132,7 +133,7 @@ void exact_replace(struct cache *cache, uint32_t head, float *scratch) {
     if (!exact_observes(cache)) return;
     float *logits = new_logits(cache, head) + plan->n, *kept = kept_logits(cache, head);
     uint32_t *rows = (uint32_t *)(void *)(logits + exact + 1);
-    /* While rows are still being filled they are the first tokens. */
+    /* Until all rows are filled they are those of the first tokens. */
     for (size_t i = 0; i < plan->after.exact; i++) {
         rows[i] = (uint32_t)i;
         logits[i] = i < plan->before.exact ? kept[i] : new_logits(cache, head)[i - plan->before.length];

@@ -1,11 +1,11 @@
-/* Exact rows beside the window, of policies that evict what leaves it: the oldest tokens of each layer and KV head in half precision,
- * keys before rotation, in order of age. Their positions are 0, 1, ..., however many tokens have gone, so they are turned where they
- * are read (backend/cpu/kv/segment.c).
+/* Exact rows beside the window, of policies that evict what leaves it: tokens of each layer and KV head in half precision, keys before
+ * rotation, in order of age. Their positions are 0, 1, ..., however many tokens were evicted, so their keys are rotated where they are
+ * read (segment_read.c).
  *
- * At first they are the first tokens. Where the policy has `leave` (MAT), a token that leaves the window may take the place of one
- * of them. It decides by logits: of each token's own queries to token 0, taken when the token is new, at the positions that both
- * have then; ALiBi is left out, since it says nothing but how far apart they are. Beside the rows lies
- *     logits[layers][Hk][exact + recent], recent = budget - exact
+ * At first they are the first tokens. Where the policy has `pick_victim` (MAT), a token that leaves the window may take the place of
+ * one of them. The policy decides by logits: of each token's own queries to token 0, taken when the token is new, at the positions
+ * that both have then; ALiBi is left out, since it says nothing but how far apart they are. Beside the rows lies
+ *     exact_logits[layers][Hk][exact + recent], recent = budget - exact
  * of the exact rows, in their order, and of token t in the window at exact + t % recent.
  *
  * Order within a layer: exact_store_first before keys are rotated; exact_observe for all queries of the step; exact_replace.
@@ -19,18 +19,18 @@
 uint64_t exact_bytes(const struct cache_shape *shape, const struct method *method);
 uint64_t exact_logit_bytes(const struct cache_shape *shape, const struct method *method);
 
-/* Room for what a step of n tokens observes. */
+/* Memory for what a step of n tokens observes. */
 enum terse_status exact_reserve(struct cache *cache, size_t n, struct terse_error *error);
 
 /* Whether the queries of a step must be shown to exact_observe. */
 static inline bool exact_observes(const struct cache *cache) { return cache->method.policy->pick_victim != NULL; }
 
-/* The step's tokens that are among the first; what is written is not read before the step's end. */
+/* Stores those of the step's tokens that are among the first; nothing reads them before the step's end. */
 void exact_store_first(struct cache *cache);
 /* q[count][Hq][hd] of the new tokens from `first` on, before rotation. */
 void exact_observe(struct cache *cache, const float *q, size_t first, size_t count);
-/* Brings a KV head's rows and logits to what they are after the step; rows[64][hd] is scratch. The window and the blocks that tokens
- * leave must not have been written yet. */
+/* Updates a KV head's rows and logits to what they are after the step; rows[64][hd] is scratch. Comes before the window and the pages
+ * that tokens leave are written. */
 void exact_replace(struct cache *cache, uint32_t head, float *rows);
 
 #endif

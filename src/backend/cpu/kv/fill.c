@@ -1,7 +1,9 @@
-/* Filling a cache with random tokens, for benchmarks at depth: the steps of a real prefill without its attention. Encoding a long
- * sequence for every layer would take minutes where a step takes milliseconds, so most of what lies there are copies. */
+/* The steps of a real prefill without its attention. Encoding a long sequence for every layer would take minutes where a step takes
+ * milliseconds, so most pages are copies. */
+#include "backend/cpu/kv/fill.h"
+
 #include "backend/cpu/kv/anchors.h"
-#include "backend/cpu/kv/cache.h"
+#include "backend/cpu/kv/page_pool.h"
 #include "base/memory.h"
 #include "base/random.h"
 
@@ -10,7 +12,7 @@
 
 #define CHUNK 1024                /* tokens of a step; a policy that keeps some of each prompt sees one prompt */
 #define NORMALS ((size_t)1 << 16) /* numbers that all rows are cut from, each row at a random place */
-#define DISTINCT ((size_t)128)    /* sealed blocks of a KV head before they may repeat */
+#define DISTINCT ((size_t)128)    /* sealed pages of a KV head before they may repeat */
 
 /* Box-Muller. */
 static void fill_normals(float *numbers, size_t n, uint64_t *state) {
@@ -30,22 +32,23 @@ static void fill_rows(const struct cache *cache, const float *normals, size_t n,
 
 /* ---- Copies */
 
-/* The blocks of all KV heads of a layer. */
-static void copy_pages(const struct cache *cache, const struct set *from, uint32_t from_layer, const struct set *to,
+/* The pages of all KV heads of a layer. */
+static void copy_pages(const struct cache *cache, const struct page_set *from, uint32_t from_layer, const struct page_set *to,
                        uint32_t layer) {
     for (uint32_t head = 0; head < cache->shape.kv_heads; head++) {
-        memcpy(page_at(cache, to, CODEC_KEYS, layer, head), page_at(cache, from, CODEC_KEYS, from_layer, head), cache->key_bytes);
+        memcpy(page_at(cache, to, CODEC_KEYS, layer, head), page_at(cache, from, CODEC_KEYS, from_layer, head),
+               cache->key_page_bytes);
         memcpy(page_at(cache, to, CODEC_VALUES, layer, head), page_at(cache, from, CODEC_VALUES, from_layer, head),
-               cache->value_bytes);
-        if (cache->index_bytes)
-            memcpy(index_page_at(cache, to, layer, head), index_page_at(cache, from, from_layer, head), cache->index_bytes);
+               cache->value_page_bytes);
+        if (cache->index_page_bytes)
+            memcpy(own_index_page(cache, to, layer, head), own_index_page(cache, from, from_layer, head), cache->index_page_bytes);
     }
 }
 
-/* What the step seals, of the first layer, from blocks before it. */
+/* What the step seals, of the first layer, from pages before it. */
 static void repeat_pages(const struct cache *cache) {
 #pragma omp parallel for schedule(static) num_threads(cache->threads)
-    for (size_t i = cache->sealed; i < cache->sealed + cache->plan.seal; i++)
+    for (size_t i = cache->n_sealed; i < cache->n_sealed + cache->plan.seal; i++)
         copy_pages(cache, &cache->page_sets[i % DISTINCT], 0, &cache->page_sets[i], 0);
 }
 
@@ -54,22 +57,24 @@ static void copy_layer(uint8_t *memory, size_t bytes, uint32_t layer) {
     if (bytes) memcpy(memory + layer * bytes, memory, bytes);
 }
 
-/* All that the first layer holds to the others. */
+/* Copies all that the first layer holds to the others. */
 static void copy_layers(const struct cache *cache) {
     size_t heads = cache->shape.kv_heads, anchors = cache->anchors.capacity * (size_t)anchor_bytes(cache->shape.head_dim);
 #pragma omp parallel for schedule(static) num_threads(cache->threads)
     for (uint32_t layer = 1; layer < cache->shape.layers; layer++) {
-        for (size_t i = 0; i < cache->sealed; i++) copy_pages(cache, &cache->page_sets[i], 0, &cache->page_sets[i], layer);
-        for (size_t i = 0; i < cache->n_windows; i++) copy_layer(cache->windows[i], heads * 2 * cache->half_bytes, layer);
+        for (size_t i = 0; i < cache->n_sealed; i++) copy_pages(cache, &cache->page_sets[i], 0, &cache->page_sets[i], layer);
+        for (size_t i = 0; i < cache->n_window_sets; i++)
+            copy_layer(cache->window_sets[i], heads * 2 * cache->window_page_bytes, layer);
         copy_layer(cache->fitted, heads * cache->fitted_bytes, layer);
         copy_layer(cache->anchors.memory, heads * 2 * anchors, layer);
     }
 }
 
-/* Whether the step's blocks may be copies: nothing is chosen by what the tokens are, and none of them stays in the window, `left`
+/* Whether the step's pages may be copies: nothing is chosen by what the tokens are, and none of them stays in the window, `left`
  * being those that come after it. */
 static bool may_repeat(const struct cache *cache, size_t left) {
-    return cache->method.policy->keeps_all && cache->sealed >= DISTINCT && left >= (size_t)cache->method.tail_tokens + PAGE_TOKENS;
+    return cache->method.policy->keeps_all && cache->n_sealed >= DISTINCT &&
+           left >= (size_t)cache->method.tail_tokens + PAGE_TOKENS;
 }
 
 /* ---- Filling */

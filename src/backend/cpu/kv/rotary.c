@@ -1,4 +1,4 @@
-/* Angles from two tables, and their application. Owns the tables. */
+/* The tables of angles and their use. */
 #include "backend/cpu/kv/rotary.h"
 
 #include "backend/cpu/codec/codec.h"
@@ -9,30 +9,31 @@
 static float *entry(float *table, size_t pairs, size_t i) { return table + i * 2 * pairs; }
 
 enum terse_status rotary_init(struct rotary *rotary, const struct rope *rope, struct terse_error *error) {
-    *rotary = (struct rotary){.rope = rope, .plain = *rope, .pairs = rope->n_rot / 2};
-    rotary->plain.magnitude = 1;
+    *rotary = (struct rotary){.rope = rope, .unscaled = *rope, .pairs = rope->n_rot / 2};
+    rotary->unscaled.magnitude = 1;
     size_t numbers = 2 * rotary->pairs;
-    rotary->within = memory_array(PAGE_TOKENS, numbers * sizeof *rotary->within);
     rotary->slots = memory_array(PAGE_TOKENS, numbers * sizeof *rotary->slots);
-    rotary->i16 = memory_array(PAGE_TOKENS, numbers * sizeof *rotary->i16);
-    if (!rotary->within || !rotary->slots || !rotary->i16)
-        return status_no_memory(error, PAGE_TOKENS * numbers * (2 * sizeof(float) + sizeof *rotary->i16), "rotation tables");
+    rotary->by_pair = memory_array(PAGE_TOKENS, numbers * sizeof *rotary->by_pair);
+    rotary->by_pair_i16 = memory_array(PAGE_TOKENS, numbers * sizeof *rotary->by_pair_i16);
+    if (!rotary->slots || !rotary->by_pair || !rotary->by_pair_i16)
+        return status_no_memory(error, PAGE_TOKENS * numbers * (2 * sizeof(float) + sizeof *rotary->by_pair_i16),
+                                "rotation tables");
     for (size_t t = 0; t < PAGE_TOKENS; t++) {
-        float *cosine = entry(rotary->within, rotary->pairs, t);
+        float *cosine = entry(rotary->slots, rotary->pairs, t);
         rope_angles(rope, (int64_t)t, cosine, cosine + rotary->pairs);
         for (size_t i = 0; i < numbers; i++) {
             size_t pair = i % rotary->pairs, sine = i / rotary->pairs;
-            rotary->slots[i * PAGE_TOKENS + t] = rope->magnitude * cosine[i];
-            rotary->i16[(pair * 2 + sine) * PAGE_TOKENS + t] = (int16_t)lrintf(32767 * cosine[i]);
+            rotary->by_pair[i * PAGE_TOKENS + t] = rope->magnitude * cosine[i];
+            rotary->by_pair_i16[(pair * 2 + sine) * PAGE_TOKENS + t] = (int16_t)lrintf(32767 * cosine[i]);
         }
     }
     return TERSE_OK;
 }
 
 void rotary_destroy(struct rotary *rotary) {
-    memory_free(rotary->within);
     memory_free(rotary->slots);
-    memory_free(rotary->i16);
+    memory_free(rotary->by_pair);
+    memory_free(rotary->by_pair_i16);
     memory_free(rotary->bases);
 }
 
@@ -53,7 +54,7 @@ void rotary_set_base(struct rotary *rotary, size_t base, int64_t position) {
 
 void rotary_rotate(const struct rotary *rotary, size_t base, size_t t, float *rows, uint32_t n, uint32_t stride) {
     size_t pairs = rotary->pairs;
-    const float *a = entry(rotary->bases, pairs, base), *b = entry(rotary->within, pairs, t);
+    const float *a = entry(rotary->bases, pairs, base), *b = entry(rotary->slots, pairs, t);
     float cosine[CODEC_HEAD_DIM_MAX / 2], sine[CODEC_HEAD_DIM_MAX / 2];
     for (size_t i = 0; i < pairs; i++) {
         cosine[i] = a[i] * b[i] - a[pairs + i] * b[pairs + i];
@@ -66,7 +67,7 @@ void rotary_rotate_back(const struct rotary *rotary, size_t base, float *rows, u
     const float *cosine = entry(rotary->bases, rotary->pairs, base);
     float sine[CODEC_HEAD_DIM_MAX / 2];
     for (size_t i = 0; i < rotary->pairs; i++) sine[i] = -cosine[rotary->pairs + i];
-    rope_rotate(&rotary->plain, cosine, sine, rows, n, stride);
+    rope_rotate(&rotary->unscaled, cosine, sine, rows, n, stride);
 }
 
 static void rotate_by(const struct rope *rope, int64_t position, float *rows, uint32_t n, uint32_t stride) {
@@ -86,5 +87,5 @@ void rotary_undo(const struct rotary *rotary, int64_t position, float *rows, uin
 }
 
 void rotary_advance(const struct rotary *rotary, int64_t position, float *rows, uint32_t n, uint32_t stride) {
-    rotate_by(&rotary->plain, position, rows, n, stride);
+    rotate_by(&rotary->unscaled, position, rows, n, stride);
 }

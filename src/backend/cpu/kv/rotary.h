@@ -1,7 +1,8 @@
-/* Rotations of a step: angles of any position from two small tables, so that nothing as long as the context is kept.
+/* Rotations of a step (RoPE): the angles of any position from two small tables, so that nothing as long as the context is kept.
  *
- * Positions come in runs of 64 (a tile of backend/cpu/kv/segment.h): angle(base + t) = angle(base) + angle(t), t in 0..63. The angles of t are
- * a constant table, those of the bases are computed once per step in double precision and shared by all layers and heads.
+ * Positions come in runs of 64, the slots of a segment (segment.h): angle(base + t) = angle(base) + angle(t), t in 0..63. The angles
+ * of the slots are a constant table; those of the bases are computed once per step, in double precision, and shared by all layers
+ * and heads.
  */
 #ifndef TERSE_BACKEND_CPU_KV_ROTARY_H
 #define TERSE_BACKEND_CPU_KV_ROTARY_H
@@ -14,31 +15,32 @@
 
 struct rotary {
     const struct rope *rope;
-    struct rope plain; /* the same without magnitude, for turning what was turned before */
-    size_t pairs;      /* n_rot / 2 */
-    float *within;     /* [64][cosine, sine][pairs] of positions 0..63 */
-    float *slots;      /* [cosine, sine][pairs][64] of the same, times the magnitude: for keys by channel */
-    int16_t *i16;      /* [pairs][cosine, sine][64] of the same without the magnitude, 32767 times */
-    float *bases;      /* [n_bases][cosine, sine][pairs] */
-    size_t capacity;   /* of bases */
+    struct rope unscaled; /* the same without magnitude: for rows that were rotated before */
+    size_t pairs;         /* n_rot / 2 */
+    float *slots;         /* [64][cosine, sine][pairs] of positions 0..63 */
+    float *by_pair;       /* [cosine, sine][pairs][64] of the same, times the magnitude: for keys by channel */
+    int16_t *by_pair_i16; /* [pairs][cosine, sine][64] of the same without the magnitude, times 32767 */
+    float *bases;         /* [capacity][cosine, sine][pairs] */
+    size_t capacity;
 };
 
 enum terse_status rotary_init(struct rotary *rotary, const struct rope *rope, struct terse_error *error);
 void rotary_destroy(struct rotary *rotary);
 
-/* Room for `n` bases; what was in the table is lost. */
+/* Memory for `n` bases; those that were set are lost. */
 enum terse_status rotary_reserve(struct rotary *rotary, size_t n, struct terse_error *error);
 void rotary_set_base(struct rotary *rotary, size_t base, int64_t position);
 
-/* Turns n rows, `stride` floats apart, by the position of `base` plus t. */
+/* Each of the following rotates n rows, `stride` floats apart.
+ * By the position of `base` plus slot t. */
 void rotary_rotate(const struct rotary *rotary, size_t base, size_t t, float *rows, uint32_t n, uint32_t stride);
-/* The same by any position, which needs no base. */
+/* By any position, which needs no base. */
 void rotary_rotate_at(const struct rotary *rotary, int64_t position, float *rows, uint32_t n, uint32_t stride);
-/* Brings rows that were rotated by `position` back to what they were. */
+/* Takes a rotation by `position`, magnitude included, back. */
 void rotary_undo(const struct rotary *rotary, int64_t position, float *rows, uint32_t n, uint32_t stride);
-/* Turns rows that were rotated before further by `position`. */
+/* Rotates rows that were rotated before further by `position`. */
 void rotary_advance(const struct rotary *rotary, int64_t position, float *rows, uint32_t n, uint32_t stride);
-/* Turns rows that were rotated before back by the position of `base`. */
+/* Rotates rows that were rotated before back by the position of `base`. */
 void rotary_rotate_back(const struct rotary *rotary, size_t base, float *rows, uint32_t n, uint32_t stride);
 
 #endif

@@ -1,119 +1,72 @@
-/* Memory of keys and values and the writing of it: keys are rotated, attention is over; tokens go where the plan says. */
-#include "backend/cpu/kv/anchors.h"
-#include "backend/cpu/kv/exact.h"
-#include "backend/cpu/kv/select.h"
+/* Writing a layer of a step, and moving the cache on after the last one. */
+#include "backend/cpu/kv/seal.h"
 
 #include "backend/cpu/kernels/vector/ops.h"
-#include "base/memory.h"
+#include "backend/cpu/kv/anchor_scores.h"
+#include "backend/cpu/kv/exact.h"
+#include "backend/cpu/kv/fit.h"
+#include "backend/cpu/kv/scratch.h"
+#include "backend/cpu/kv/side.h"
 
 #include <string.h>
 
-#define GROWTH 32      /* generation allocates at most this part of the spans there are in advance ... */
-#define GROWTH_MOST 16 /* ... and never more than these */
-
-/* ---- Memory */
-
-static size_t heads(const struct cache *cache) { return (size_t)cache->shape.layers * cache->shape.kv_heads; }
-
-enum terse_status pool_reserve_page_sets(struct cache *cache, size_t n, struct terse_error *error) {
-    if (n <= cache->n_page_sets) return TERSE_OK;
-    size_t more = n - cache->n_page_sets, ahead = cache->n_page_sets / GROWTH;
-    if (ahead > GROWTH_MOST) ahead = GROWTH_MOST;
-    if (more < ahead) more = ahead;
-    size_t bytes = heads(cache) * (cache->key_bytes + cache->value_bytes + cache->index_bytes), total = cache->n_page_sets + more;
-    struct set *page_sets = memory_array(total, sizeof *page_sets);
-    uint8_t *chunk = memory_array(more, bytes);
-    if (!page_sets || !chunk || more > UINT32_MAX) {
-        memory_free(page_sets);
-        memory_free(chunk);
-        return status_no_memory(error, (uint64_t)more * bytes, "the KV cache");
-    }
-    if (cache->n_page_sets) memcpy(page_sets, cache->page_sets, cache->n_page_sets * sizeof *page_sets);
-    for (size_t i = 0; i < more; i++)
-        page_sets[cache->n_page_sets + i] = (struct set){.chunk = chunk, .of = (uint32_t)more, .index = (uint32_t)i};
-    memory_free(cache->page_sets);
-    cache->page_sets = page_sets;
-    cache->n_page_sets = total;
-    return TERSE_OK;
-}
-
-enum terse_status pool_reserve_windows(struct cache *cache, size_t n, struct terse_error *error) {
-    if (n <= cache->n_windows) return TERSE_OK;
-    size_t bytes = 2 * cache->half_bytes, done = cache->n_windows;
-    uint8_t **windows = memory_array(n, sizeof *windows);
-    if (!windows) goto refused;
-    if (done) memcpy(windows, cache->windows, done * sizeof *windows);
-    for (; done < n; done++)
-        if (!(windows[done] = memory_array(heads(cache), bytes))) goto refused;
-    memory_free(cache->windows);
-    cache->windows = windows;
-    cache->n_windows = n;
-    return TERSE_OK;
-refused:
-    for (size_t i = cache->n_windows; windows && i < done; i++) memory_free(windows[i]);
-    memory_free(windows);
-    return status_no_memory(error, (uint64_t)(n - cache->n_windows) * heads(cache) * bytes, "the KV cache's recent window");
-}
+size_t seal_thread_floats(const struct cache *cache) { return 2 * PAGE_TOKENS * (size_t)cache->shape.head_dim; }
 
 /* ---- Writing a layer */
 
-/* Token `first` and the `count` - 1 after it, as far as they are new, to rows[64][hd] of one side. */
-static void gather_new(const struct cache *cache, const float *from, uint32_t head, uint64_t first, size_t count, float *rows) {
+/* Copies token `first` and the `count` - 1 after it, as far as they are new, to rows[64][hd] of one side. */
+static void copy_new(const struct cache *cache, const float *from, uint32_t head, uint64_t first, size_t count, float *rows) {
     size_t hd = cache->shape.head_dim, width = cache->shape.kv_heads * hd;
     uint64_t length = cache->plan.before.length;
     for (size_t t = first < length ? (size_t)(length - first) : 0; t < count; t++)
         memcpy(rows + t * hd, from + (size_t)(first + t - length) * width + head * hd, hd * sizeof *rows);
 }
 
-/* One side of the i-th block that the step seals, rows[64][hd]. Blocks are cut where window blocks are, so a block's older tokens are
- * the beginning of one window block. */
-static void gather_page(const struct cache *cache, size_t i, uint32_t head, enum codec_side side, float *rows) {
+/* One side of the i-th page that the step seals, rows[64][hd]. Pages are cut where those of the window are, so a page's older tokens
+ * are the beginning of one page of the window. */
+static void load_page(const struct cache *cache, size_t i, uint32_t head, enum codec_side side, float *rows) {
     const struct plan *plan = &cache->plan;
-    const struct set *set = &cache->page_sets[cache->sealed + i];
+    const struct page_set *set = &cache->page_sets[cache->n_sealed + i];
     if (set->first < plan->before.length) {
-        const uint8_t *waited = window_page(cache, cache->windows[plan->skip + i], cache->layer, head);
-        codec_f16.decode(window_shape(cache, 1), side, waited + (side == CODEC_VALUES ? cache->half_bytes : 0), rows);
+        const uint8_t *page = window_page(cache, cache->window_sets[plan->skip + i], side, cache->layer, head);
+        codec_f16.decode(window_shape(cache, 1), side, page, rows);
     }
-    gather_new(cache, side == CODEC_KEYS ? cache->k : cache->v, head, set->first, set->count, rows);
+    copy_new(cache, side == CODEC_KEYS ? cache->k : cache->v, head, set->first, set->count, rows);
 }
 
-void seal_page(const struct cache *cache, const struct set *set, uint32_t layer, uint32_t head, enum codec_side side, float *rows) {
-    const struct codec *codec = side == CODEC_KEYS ? cache->method.key.codec : cache->method.value.codec;
+void seal_page(const struct cache *cache, const struct page_set *set, uint32_t layer, uint32_t head, enum codec_side side,
+               float *rows) {
+    const struct codec *codec = side_codec(cache, side);
     codec->encode(side_shape(cache, side, layer, head, cache->group), side, rows, set->count,
                   page_at(cache, set, side, layer, head));
-    if (side == CODEC_KEYS)
-        select_encode_index(cache, set, layer, head, rows, set->count, rows + PAGE_TOKENS * cache->shape.head_dim);
+    if (side == CODEC_KEYS) fit_encode_index(cache, set, layer, head, rows, set->count, rows + PAGE_TOKENS * cache->shape.head_dim);
 }
 
-/* rows[2][64][hd]. */
+/* One side of the i-th page that the step seals; rows[2][64][hd] is scratch. */
 static void seal_side(struct cache *cache, size_t i, uint32_t head, enum codec_side side, float *rows) {
-    const struct set *set = &cache->page_sets[cache->sealed + i];
-    const struct codec *codec = side == CODEC_KEYS ? cache->method.key.codec : cache->method.value.codec;
-    gather_page(cache, i, head, side, rows);
+    const struct page_set *set = &cache->page_sets[cache->n_sealed + i];
+    const struct codec *codec = side_codec(cache, side);
+    load_page(cache, i, head, side, rows);
     seal_page(cache, set, cache->layer, head, side, rows);
     if (!cache->plan.anchors) return;
     float *decoded = rows + PAGE_TOKENS * cache->shape.head_dim;
     codec->decode(side_shape(cache, side, cache->layer, head, cache->group), side, page_at(cache, set, side, cache->layer, head),
                   decoded);
-    anchors_weigh(cache, head, side, i * PAGE_TOKENS, set->count, rows, decoded);
+    anchor_scores_scale(cache, head, side, i * PAGE_TOKENS, set->count, rows, decoded);
 }
 
-static void fit_head(struct cache *cache, uint32_t head, float *rows) {
-    gather_page(cache, 0, head, CODEC_KEYS, rows);
-    select_fit(cache, head, rows);
-}
-
-static void seal_window(struct cache *cache, uint32_t head) {
+/* Appends tokens to the window that follows the step. */
+static void append_to_window(struct cache *cache, uint32_t head) {
     const struct plan *plan = &cache->plan;
     size_t hd = cache->shape.head_dim, width = cache->shape.kv_heads * hd;
     uint64_t start = plan->after.window_first, token = plan->before.length > start ? plan->before.length : start;
     for (; token < plan->after.length; token++) {
         size_t slot = (size_t)(token - start), row = (size_t)(token - plan->before.length) * width + head * hd;
         size_t t = slot % PAGE_TOKENS;
-        uint8_t *memory = cache->windows[(plan->shift + slot / PAGE_TOKENS) % cache->n_windows];
-        uint16_t *keys = (uint16_t *)window_page(cache, memory, cache->layer, head), half[CODEC_HEAD_DIM_MAX];
+        uint8_t *memory = cache->window_sets[(plan->shift + slot / PAGE_TOKENS) % cache->n_window_sets];
+        uint16_t *keys = (uint16_t *)window_keys(cache, memory, cache->layer, head), half[CODEC_HEAD_DIM_MAX];
         uint16_t *values = keys + PAGE_TOKENS * hd;
-        if (t == 0) memset(keys, 0, 2 * cache->half_bytes); /* a weight of 0 must meet a number */
+        if (t == 0) memset(keys, 0, 2 * cache->window_page_bytes); /* weights of 0 must meet numbers in slots without tokens */
         vector_ops()->float_to_half(cache->k + row, half, hd);
         for (size_t c = 0; c < hd; c++) keys[c * PAGE_TOKENS + t] = half[c];
         vector_ops()->float_to_half(cache->v + row, values + t * hd, hd);
@@ -123,56 +76,60 @@ static void seal_window(struct cache *cache, uint32_t head) {
 void seal_layer(struct cache *cache) {
     const struct plan *plan = &cache->plan;
     uint32_t kv_heads = cache->shape.kv_heads;
-    bool fits = unfitted(cache) && plan->seal;
-    bool much = plan->n >= PAGE_TOKENS || plan->seal > plan->ready; /* a token's rows are not worth waking the threads */
+    bool fits = fit_pending(cache) && plan->seal;
+    bool much = plan->n >= PAGE_TOKENS || plan->seal > plan->ready; /* one token's rows are not worth waking the threads for */
 #pragma omp parallel num_threads(cache->threads) if (much)
     {
-        float *rows = attend_thread_scratch(cache);
+        float *rows = scratch_of_thread(cache);
         if (fits) {
 #pragma omp for schedule(static)
-            for (uint32_t head = 0; head < kv_heads; head++) fit_head(cache, head, rows);
+            for (uint32_t head = 0; head < kv_heads; head++) {
+                load_page(cache, 0, head, CODEC_KEYS, rows);
+                fit_head(cache, head, rows);
+            }
         }
 #pragma omp for schedule(static)
         for (size_t i = 2 * plan->ready * kv_heads; i < 2 * plan->seal * kv_heads; i++)
             seal_side(cache, i / 2 / kv_heads, (uint32_t)(i / 2 % kv_heads), i % 2 ? CODEC_VALUES : CODEC_KEYS, rows);
         anchors_choose(cache);
-        /* Here ends the reading of window blocks that may now be written again. */
+        /* From here on, pages of the window that were sealed are no longer read and may be written again. */
 #pragma omp for schedule(static)
         for (uint32_t head = 0; head < kv_heads; head++) {
             exact_replace(cache, head, rows);
-            seal_window(cache, head);
+            append_to_window(cache, head);
         }
     }
 }
 
 /* ---- After the last layer */
 
-/* Moves the first `n` of spans[count] behind the others. */
-static void rotate_page_sets(struct set *page_sets, size_t count, size_t n) {
+/* Moves the first `n` of page_sets[count] behind the others. */
+static void recycle_page_sets(struct page_set *page_sets, size_t count, size_t n) {
     for (size_t i = 0; i < n; i++) {
-        struct set first = page_sets[0];
+        struct page_set first = page_sets[0];
         memmove(page_sets, page_sets + 1, (count - 1) * sizeof *page_sets);
         page_sets[count - 1] = first;
     }
 }
 
-static void rotate_windows(uint8_t **windows, size_t count, size_t n) {
+static void recycle_window_sets(uint8_t **sets, size_t count, size_t n) {
     for (size_t i = 0; count && i < n % count; i++) {
-        uint8_t *first = windows[0];
-        memmove(windows, windows + 1, (count - 1) * sizeof *windows);
-        windows[count - 1] = first;
+        uint8_t *first = sets[0];
+        memmove(sets, sets + 1, (count - 1) * sizeof *sets);
+        sets[count - 1] = first;
     }
 }
 
 void seal_commit(struct cache *cache) {
     cache->fitted_ready |= cache->plan.seal > 0;
-    cache->sealed += cache->plan.seal;
+    if (cache->fitted_ready) fit_release(cache);
+    cache->n_sealed += cache->plan.seal;
     cache->anchors.count += cache->plan.anchors;
-    rotate_windows(cache->windows, cache->n_windows, cache->plan.shift);
+    recycle_window_sets(cache->window_sets, cache->n_window_sets, cache->plan.shift);
     cache->extent = cache->plan.after;
     size_t evicted = 0;
-    while (evicted < cache->sealed && cache->page_sets[evicted].first + cache->page_sets[evicted].count <= cache->extent.first)
+    while (evicted < cache->n_sealed && cache->page_sets[evicted].first + cache->page_sets[evicted].count <= cache->extent.first)
         evicted++;
-    rotate_page_sets(cache->page_sets, cache->n_page_sets, evicted);
-    cache->sealed -= evicted;
+    recycle_page_sets(cache->page_sets, cache->n_page_sets, evicted);
+    cache->n_sealed -= evicted;
 }

@@ -1,4 +1,4 @@
-/* The best of many tokens by 16-bit scores, as backend/cpu/codec/index.h gives them. */
+/* The best of many tokens by 16-bit scores, as an index (codec/index.h) gives them. */
 #ifndef TERSE_BACKEND_CPU_KV_TOP_K_H
 #define TERSE_BACKEND_CPU_KV_TOP_K_H
 

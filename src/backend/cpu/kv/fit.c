@@ -1,0 +1,108 @@
+/* Fitting codecs and indexes to the keys of a sequence. */
+#include "backend/cpu/kv/fit.h"
+
+#include "backend/cpu/kv/side.h"
+#include "base/memory.h"
+
+#include <string.h>
+
+/* ---- Sizes */
+
+struct index_layout fit_index_layout(const struct method *method, uint32_t head_dim) {
+    struct index_layout layout = {0};
+    if (!method->index) return layout;
+    /* Codec sign's pages of keys, and what it learns, begin with those of index_sign. */
+    layout.in_keys = method->index == &index_sign && method->key.codec == &codec_sign;
+    layout.page_bytes = layout.in_keys ? 0 : method->index->page_bytes(head_dim);
+    return layout;
+}
+
+size_t fit_key_bytes(const struct method *method, uint32_t head_dim) {
+    const struct codec *codec = method->key.codec;
+    if (!codec->fitted_bytes) return 0;
+    return memory_round_up(codec->fitted_bytes(method_shape(method, CODEC_KEYS, head_dim, 1), CODEC_KEYS), MEMORY_ALIGN);
+}
+
+size_t fit_bytes(const struct method *method, uint32_t head_dim) {
+    bool own = method->index && !fit_index_layout(method, head_dim).in_keys;
+    return fit_key_bytes(method, head_dim) + memory_round_up(own ? method->index->learned_bytes(head_dim) : 0, MEMORY_ALIGN);
+}
+
+/* ---- Memory */
+
+enum terse_status fit_reserve(struct cache *cache, const struct plan *plan, struct terse_error *error) {
+    size_t floats = (size_t)cache->shape.kv_heads * FIT_ROWS * cache->shape.head_dim;
+    if (!fit_pending(cache) || !plan->seal || cache->keys_rotated || cache->fit_rows) return TERSE_OK;
+    if (!(cache->fit_rows = memory_array(floats, sizeof *cache->fit_rows)))
+        return status_no_memory(error, floats * sizeof *cache->fit_rows, "keys that the KV cache learns from");
+    cache->fit_floats = floats;
+    return TERSE_OK;
+}
+
+void fit_release(struct cache *cache) {
+    memory_free(cache->fit_rows);
+    cache->fit_rows = NULL;
+    cache->fit_floats = 0;
+}
+
+/* ---- Fitting and encoding */
+
+static void fit_rows(struct cache *cache, uint32_t head, const float *rows, size_t n, size_t stride) {
+    const struct method *method = &cache->method;
+    uint32_t hd = cache->shape.head_dim;
+    struct index_options options = index_options_defaults();
+    if (cache->fitted_key_bytes)
+        method->key.codec->fit(method_shape(method, CODEC_KEYS, hd, cache->group), CODEC_KEYS, rows, n, stride, &options,
+                               fitted_data(cache, cache->layer, head));
+    if (method->index && !cache->index_in_keys && method->index->learned_bytes(hd))
+        method->index->fit(hd, rows, n, stride, &options, index_learned(cache, cache->layer, head));
+}
+
+/* Both want keys as queries meet them: rotates rows[n][hd] of tokens `token`, token + step, ... where they are not rotated yet. */
+static void rotate_rows(const struct cache *cache, uint64_t token, size_t step, float *rows, size_t n) {
+    if (cache->keys_rotated) return;
+    for (size_t i = 0; i < n; i++)
+        rotary_rotate_at(&cache->rotary, (int64_t)(token + i * step), rows + i * cache->shape.head_dim, 1, cache->shape.head_dim);
+}
+
+static void fit_page(struct cache *cache, uint32_t head, const float *page, float *some) {
+    size_t n = smaller(cache->plan.sealed, PAGE_TOKENS), hd = cache->shape.head_dim;
+    if (!cache->keys_rotated) {
+        memcpy(some, page, n * hd * sizeof *some);
+        rotate_rows(cache, plan_first_sealed(&cache->plan), 1, some, n);
+    }
+    fit_rows(cache, head, cache->keys_rotated ? page : some, n, hd);
+}
+
+void fit_head(struct cache *cache, uint32_t head, const float *page) {
+    const struct plan *plan = &cache->plan;
+    size_t hd = cache->shape.head_dim, width = cache->shape.kv_heads * hd;
+    uint64_t first = plan_first_sealed(plan), end = first + plan->sealed, length = plan->before.length;
+    uint64_t from = first > length ? first : length;
+    float *some = cache->keys_rotated ? NULL : cache->fit_rows + head * FIT_ROWS * hd;
+    if (end < from + PAGE_TOKENS) {
+        fit_page(cache, head, page, some);
+        return;
+    }
+    const float *rows = cache->k + (size_t)(from - length) * width + head * hd;
+    size_t n = (size_t)(end - from), step = (n + FIT_ROWS - 1) / FIT_ROWS, count = (n + step - 1) / step;
+    if (cache->keys_rotated) {
+        fit_rows(cache, head, rows, n, width);
+        return;
+    }
+    for (size_t i = 0; i < count; i++) memcpy(some + i * hd, rows + i * step * width, hd * sizeof *some);
+    rotate_rows(cache, from, step, some, count);
+    fit_rows(cache, head, some, count, hd);
+}
+
+void fit_encode_index(const struct cache *cache, const struct page_set *set, uint32_t layer, uint32_t head, const float *rows,
+                      size_t n, float *scratch) {
+    size_t hd = cache->shape.head_dim;
+    if (!cache->index_page_bytes) return;
+    if (!cache->keys_rotated) {
+        memcpy(scratch, rows, n * hd * sizeof *scratch);
+        rotate_rows(cache, set->first, 1, scratch, n);
+    }
+    cache->method.index->encode(hd, index_learned(cache, layer, head), cache->keys_rotated ? rows : scratch, n,
+                                own_index_page(cache, set, layer, head));
+}

@@ -1,0 +1,181 @@
+/* Packing tokens into pages, and reading these. */
+#include "backend/cpu/kv/gather.h"
+
+#include "backend/cpu/kernels/vector/ops.h"
+#include "backend/cpu/kv/anchors.h"
+#include "backend/cpu/kv/segment_read.h"
+#include "backend/cpu/kv/select.h"
+#include "backend/cpu/kv/side.h"
+#include "base/memory.h"
+
+#include <omp.h>
+
+#define PREFETCH_PAGES 3 /* pages ahead whose chosen tokens are prefetched */
+
+enum terse_status gather_reserve(struct cache *cache, struct terse_error *error) {
+    size_t threads = (size_t)cache->threads, bytes = cache->key_page_bytes + cache->value_page_bytes;
+    if (!select_active(cache) || cache->gathered) return TERSE_OK;
+    if (!(cache->gathered = memory_zeros(threads, bytes))) return status_no_memory(error, threads * bytes, "packed tokens");
+    return TERSE_OK;
+}
+
+void gather_free(struct cache *cache) { memory_free(cache->gathered); }
+
+/* ---- Segments */
+
+static size_t gathered_segments(const struct cache *cache) { return (cache->selection.max_tokens + PAGE_TOKENS - 1) / PAGE_TOKENS; }
+
+size_t gather_segment_count(const struct cache *cache) {
+    return gathered_segments(cache) + segment_count(cache) - cache->selection.candidates;
+}
+
+struct segment gather_segment_at(const struct cache *cache, uint32_t head, size_t i) {
+    size_t packed = gathered_segments(cache), rows = segment_count_rows(cache), dense = cache->selection.dense;
+    if (i < packed) {
+        struct selected selected = select_result(cache, head);
+        size_t first = i * PAGE_TOKENS, left = selected.count > first ? selected.count - first : 0;
+        return (struct segment){.kind = SEGMENT_GATHERED,
+                                .end = (uint32_t)(left < PAGE_TOKENS ? left : PAGE_TOKENS),
+                                .places = selected.places + first};
+    }
+    i -= packed;
+    if (i < rows) return segment_at(cache, i);
+    i -= rows;
+    if (i < dense) return segment_at(cache, rows + cache->selection.listed[cache->selection.candidates + i]);
+    return segment_at(cache, rows + cache->n_sealed + (i - dense));
+}
+
+uint64_t gather_bytes(const struct cache *cache) {
+    const struct selection *selection = &cache->selection;
+    size_t both = cache->key_page_bytes + cache->value_page_bytes;
+    uint64_t scanned = selection->candidates * cache->method.index->page_bytes(cache->shape.head_dim);
+    uint64_t left = segment_bytes(cache) - (uint64_t)cache->shape.kv_heads * selection->candidates * both;
+    return left + cache->shape.kv_heads * (scanned + (uint64_t)selection->max_tokens * both / PAGE_TOKENS);
+}
+
+uint64_t gather_token(const struct cache *cache, const struct segment *segment, size_t i) {
+    return select_candidate(cache, segment->places[i] / PAGE_TOKENS)->first + segment->places[i] % PAGE_TOKENS;
+}
+
+/* slots[*n] of the places from `place` on, before `end`, that lie in the same page. Returns the next place, which does not. */
+static const uint32_t *same_page(const uint32_t *place, const uint32_t *end, uint8_t *slots, size_t *n) {
+    uint32_t page = *place / PAGE_TOKENS;
+    for (*n = 0; place < end && *place / PAGE_TOKENS == page; place++) slots[(*n)++] = (uint8_t)(*place % PAGE_TOKENS);
+    return place;
+}
+
+/* Prefetches what will be copied from a page, keys and values. */
+static void prefetch(const struct cache *cache, uint32_t head, uint32_t page, const uint8_t *slots, size_t n) {
+    for (int side = CODEC_KEYS; side <= CODEC_VALUES; side++) {
+        const struct codec *codec = side_codec(cache, (enum codec_side)side);
+        const void *from = page_at(cache, select_candidate(cache, page), (enum codec_side)side, cache->layer, head);
+        if (codec->prefetch_tokens)
+            codec->prefetch_tokens(method_shape(&cache->method, (enum codec_side)side, cache->shape.head_dim, 1),
+                                   (enum codec_side)side, from, slots, n);
+    }
+}
+
+/* Packs the tokens of a segment into the calling thread's page of one side. */
+static const void *pack(const struct cache *cache, const struct segment *segment, uint32_t head, enum codec_side side) {
+    const struct codec *codec = side_codec(cache, side);
+    struct codec_shape shape = side_shape(cache, side, cache->layer, head, 1);
+    struct selected selected = select_result(cache, head); /* of all the head's segments, which lie in a row */
+    const uint32_t *place = segment->places, *end = place + segment->end, *near = place, *last = selected.places + selected.count;
+    size_t thread = (size_t)omp_get_thread_num(), n, at = 0;
+    uint8_t slots[PAGE_TOKENS], *page = cache->gathered + thread * (cache->key_page_bytes + cache->value_page_bytes);
+    bool prefetches = side == CODEC_KEYS && codec->prefetch_tokens;
+    if (side == CODEC_VALUES) page += cache->key_page_bytes;
+    for (size_t ahead = 0; prefetches && ahead < PREFETCH_PAGES && near < last; ahead++) near = same_page(near, last, slots, &n);
+    while (place < end) {
+        if (prefetches && near < last) {
+            uint32_t coming = *near / PAGE_TOKENS;
+            near = same_page(near, last, slots, &n);
+            prefetch(cache, head, coming, slots, n);
+        }
+        const struct page_set *set = select_candidate(cache, *place / PAGE_TOKENS);
+        place = same_page(place, end, slots, &n);
+        codec->gather_tokens(shape, side, page_at(cache, set, side, cache->layer, head), slots, n, page, at);
+        at += n;
+    }
+    return page;
+}
+
+/* Keys whose scales are those of their page cannot leave it: the whole page is scored and the logits are picked. */
+static void score_in_place(const struct cache *cache, const struct segment *segment, uint32_t head, const float *q,
+                           const float *tables, size_t rows, float *workspace, float *logits) {
+    struct codec_shape shape = side_shape(cache, CODEC_KEYS, cache->layer, head, rows);
+    const uint32_t *place = segment->places, *end = place + segment->end;
+    uint8_t slots[PAGE_TOKENS];
+    for (size_t i = 0, n; place < end; i += n) {
+        const struct page_set *set = select_candidate(cache, *place / PAGE_TOKENS);
+        place = same_page(place, end, slots, &n);
+        cache->method.key.codec->score(shape, q, tables, page_at(cache, set, CODEC_KEYS, cache->layer, head), workspace);
+        for (size_t m = 0; m < rows; m++)
+            for (size_t j = 0; j < n; j++) logits[m * PAGE_TOKENS + i + j] = workspace[m * PAGE_TOKENS + slots[j]];
+    }
+}
+
+static void rotate_key(const struct cache *cache, const struct segment *segment, size_t i, float *row) {
+    segment_rotate_key(cache, cache->selection.listed[segment->places[i] / PAGE_TOKENS], segment->places[i] % PAGE_TOKENS, row);
+}
+
+/* Logits of one key, in slot i. */
+static void dot_row(const float *q, const float *row, size_t rows, size_t hd, size_t i, float *logits) {
+    for (size_t m = 0; m < rows; m++) logits[m * PAGE_TOKENS + i] = vector_ops()->dot(q + m * hd, row, hd);
+}
+
+/* The anchors among the segment's tokens, one after another: the next from *i on, and its row. */
+static bool next_anchor(const struct cache *cache, const struct segment *segment, const struct anchor_range *anchors, size_t *i,
+                        size_t *at, float *row) {
+    for (; *i < segment->end; ++*i) {
+        uint64_t token = gather_token(cache, segment, *i);
+        while (*at < anchors->to && anchors->tokens[*at] < token) ++*at;
+        if (*at == anchors->to || anchors->tokens[*at] != token) continue;
+        anchor_row(anchors, *at, cache->shape.head_dim, row);
+        return true;
+    }
+    return false;
+}
+
+void gather_score(const struct cache *cache, const struct segment *segment, uint32_t head, const float *q, const float *tables,
+                  size_t rows, float *workspace, float *logits) {
+    size_t hd = cache->shape.head_dim;
+    const struct codec *codec = cache->method.key.codec;
+    struct codec_shape shape = side_shape(cache, CODEC_KEYS, cache->layer, head, rows);
+    if (!segment->end) return;
+    if (codec->gathers_values_only) {
+        score_in_place(cache, segment, head, q, tables, rows, workspace, logits);
+    } else if (cache->keys_rotated) {
+        codec->score(shape, q, tables, pack(cache, segment, head, CODEC_KEYS), logits);
+    } else {
+        codec->decode(shape, CODEC_KEYS, pack(cache, segment, head, CODEC_KEYS), workspace);
+        for (size_t i = 0; i < segment->end; i++) {
+            rotate_key(cache, segment, i, workspace + i * hd);
+            dot_row(q, workspace + i * hd, rows, hd, i, logits);
+        }
+    }
+    struct anchor_range anchors = anchors_between(cache, CODEC_KEYS, head, gather_token(cache, segment, 0),
+                                                  gather_token(cache, segment, segment->end - 1) + 1);
+    float row[CODEC_HEAD_DIM_MAX];
+    for (size_t i = 0, at = anchors.from; next_anchor(cache, segment, &anchors, &i, &at, row); i++) {
+        if (!cache->keys_rotated) rotate_key(cache, segment, i, row);
+        dot_row(q, row, rows, hd, i, logits);
+    }
+}
+
+void gather_accumulate(const struct cache *cache, const struct segment *segment, uint32_t head, float *weights, size_t rows,
+                       float *code_sums, float *acc) {
+    const struct codec *codec = cache->method.value.codec;
+    struct codec_shape shape = side_shape(cache, CODEC_VALUES, cache->layer, head, rows);
+    float row[CODEC_HEAD_DIM_MAX];
+    if (!segment->end) return;
+    struct anchor_range anchors = anchors_between(cache, CODEC_VALUES, head, gather_token(cache, segment, 0),
+                                                  gather_token(cache, segment, segment->end - 1) + 1);
+    for (size_t i = 0, at = anchors.from; next_anchor(cache, segment, &anchors, &i, &at, row); i++)
+        segment_accumulate_row(row, i, rows, cache->shape.head_dim, weights, acc);
+    const void *page = pack(cache, segment, head, CODEC_VALUES);
+    if (code_sums)
+        codec->accumulate_by_code(shape, weights, page, code_sums);
+    else
+        (segment->int8_weights ? codec->accumulate_int8 : codec->accumulate)(shape, weights, page, acc);
+}

@@ -1,0 +1,51 @@
+/* The memory of pages: page sets of sealed tokens and of the recent window, and where a page lies in them.
+ *
+ * A prompt takes one chunk of as many page sets as it seals; generation adds chunks of at most a 32nd of what there is. Window
+ * pages are allocated one page set at a time and hold rows in the layout of codec f16, zeros where there are no tokens.
+ */
+#ifndef TERSE_BACKEND_CPU_KV_PAGE_POOL_H
+#define TERSE_BACKEND_CPU_KV_PAGE_POOL_H
+
+#include "backend/cpu/codec/codec.h"
+#include "backend/cpu/kv/state.h"
+
+/* Memory for `n` page sets in all, sealed or of the window. On failure what was there stays as it was. */
+enum terse_status pool_reserve_page_sets(struct cache *cache, size_t n, struct terse_error *error);
+enum terse_status pool_reserve_window(struct cache *cache, size_t n, struct terse_error *error);
+void pool_free(struct cache *cache);
+
+static inline size_t layer_head(const struct cache *cache, uint32_t layer, uint32_t head) {
+    return (size_t)layer * cache->shape.kv_heads + head;
+}
+
+/* The page of one side, layer and head. */
+static inline uint8_t *page_at(const struct cache *cache, const struct page_set *set, enum codec_side side, uint32_t layer,
+                               uint32_t head) {
+    size_t all = cache->key_page_bytes + cache->value_page_bytes + cache->index_page_bytes;
+    uint8_t *keys = set->chunk + layer_head(cache, layer, head) * set->chunk_sets * all;
+    return side == CODEC_KEYS ? keys + set->index * cache->key_page_bytes
+                              : keys + set->chunk_sets * cache->key_page_bytes + set->index * cache->value_page_bytes;
+}
+
+/* The index's page, where it has one of its own. */
+static inline uint8_t *own_index_page(const struct cache *cache, const struct page_set *set, uint32_t layer, uint32_t head) {
+    size_t both = cache->key_page_bytes + cache->value_page_bytes;
+    return set->chunk + layer_head(cache, layer, head) * set->chunk_sets * (both + cache->index_page_bytes) +
+           set->chunk_sets * both + set->index * cache->index_page_bytes;
+}
+
+/* The key page in memory of a window's page set; the value page follows it. */
+static inline uint8_t *window_keys(const struct cache *cache, const uint8_t *memory, uint32_t layer, uint32_t head) {
+    return (uint8_t *)memory + layer_head(cache, layer, head) * 2 * cache->window_page_bytes;
+}
+static inline uint8_t *window_page(const struct cache *cache, const uint8_t *memory, enum codec_side side, uint32_t layer,
+                                   uint32_t head) {
+    return window_keys(cache, memory, layer, head) + (side == CODEC_VALUES ? cache->window_page_bytes : 0);
+}
+
+/* Exact rows [parameters.exact][hd] of the keys; those of the values follow. */
+static inline uint16_t *exact_rows(const struct cache *cache, uint32_t layer, uint32_t head) {
+    return cache->exact + layer_head(cache, layer, head) * 2 * cache->method.parameters.exact * cache->shape.head_dim;
+}
+
+#endif

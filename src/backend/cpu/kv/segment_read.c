@@ -1,0 +1,236 @@
+/* Reading the keys and values of a segment, by its kind. */
+#include "backend/cpu/kv/segment_read.h"
+
+#include "backend/cpu/kernels/pq/ops.h"
+#include "backend/cpu/kernels/vector/ops.h"
+#include "backend/cpu/kv/anchors.h"
+#include "backend/cpu/kv/side.h"
+
+#include <string.h>
+
+/* ---- Rows */
+
+/* Rows of one side of a segment, indexed by slot, as they are stored. */
+struct rows {
+    const float *data;
+    size_t stride;
+};
+
+/* The anchors of a sealed page. */
+static struct anchor_range segment_anchors(const struct cache *cache, const struct segment *segment, enum codec_side side,
+                                           uint32_t head) {
+    return anchors_between(cache, side, head, segment->first, segment->first + segment->end);
+}
+
+/* A sealed page's rows[64][hd], anchors in their places. */
+static void load_sealed(const struct cache *cache, const struct segment *segment, uint32_t head, enum codec_side side,
+                        float *rows) {
+    size_t hd = cache->shape.head_dim;
+    const uint8_t *page = page_at(cache, segment->set, side, cache->layer, head);
+    side_codec(cache, side)->decode(side_shape(cache, side, cache->layer, head, 1), side, page, rows);
+    struct anchor_range anchors = segment_anchors(cache, segment, side, head);
+    for (size_t i = anchors.from; i < anchors.to; i++)
+        anchor_row(&anchors, i, hd, rows + (anchors.tokens[i] - segment->first) * hd);
+}
+
+/* Decoded into workspace[64][hd], but for new tokens, whose rows are read in place. */
+static struct rows segment_rows(const struct cache *cache, const struct segment *segment, uint32_t head, enum codec_side side,
+                                float *workspace) {
+    size_t hd = cache->shape.head_dim, width = cache->shape.kv_heads * hd;
+    switch (segment->kind) {
+    case SEGMENT_NEW: {
+        const float *rows = side == CODEC_KEYS ? cache->k : cache->v;
+        return (struct rows){rows + (segment->first - cache->plan.before.length) * width + head * hd, width};
+    }
+    case SEGMENT_EXACT: {
+        const uint16_t *rows = exact_rows(cache, cache->layer, head);
+        if (side == CODEC_VALUES) rows += cache->method.parameters.exact * hd;
+        vector_ops()->half_to_float(rows + segment->first * hd, workspace, segment->end * hd);
+        for (size_t t = 0; side == CODEC_KEYS && cache->keys_rotated && t < segment->end; t++)
+            rotary_rotate(&cache->rotary, segment->base, t, workspace + t * hd, 1, (uint32_t)hd);
+        break;
+    }
+    case SEGMENT_ANCHORS: {
+        struct anchor_range kept = anchors_all(cache, side, head);
+        vector_ops()->half_to_float(kept.rows + segment->first * hd, workspace, segment->end * hd);
+        break;
+    }
+    case SEGMENT_SEALED: load_sealed(cache, segment, head, side, workspace); break;
+    case SEGMENT_GATHERED: break; /* gather.c reads them */
+    case SEGMENT_WINDOW:
+        codec_f16.decode(window_shape(cache, 1), side, window_page(cache, segment->window_set, side, cache->layer, head),
+                         workspace);
+        break;
+    }
+    return (struct rows){workspace, hd};
+}
+
+void segment_first_key(const struct cache *cache, uint32_t head, float *key) {
+    struct segment segment = segment_at(cache, 0);
+    segment.end = 1;
+    float workspace[CODEC_HEAD_DIM_MAX];
+    struct rows rows = segment_rows(cache, &segment, head, CODEC_KEYS, workspace);
+    memcpy(key, rows.data, cache->shape.head_dim * sizeof *key);
+    if (!cache->keys_rotated) rotary_rotate(&cache->rotary, segment.base, 0, key, 1, 0);
+}
+
+void segment_read_token(const struct cache *cache, uint32_t head, enum codec_side side, uint64_t token, float *workspace,
+                        float *row) {
+    struct segment segment = segment_at(cache, segment_of_token(cache, token));
+    struct rows rows = segment_rows(cache, &segment, head, side, workspace);
+    memcpy(row, rows.data + (token - segment.first) * rows.stride, cache->shape.head_dim * sizeof *row);
+}
+
+/* ---- Scores and weighted sums, on the codes where the codec allows it */
+
+size_t segment_workspace_floats(const struct cache *cache, size_t rows) { return (2 * PAGE_TOKENS + rows) * cache->shape.head_dim; }
+
+/* logits[rows][64] = <q, key> of the live slots. */
+static void score_rows(const struct segment *segment, const float *q, size_t rows, size_t hd, struct rows keys, float *logits) {
+    const struct vector_ops *kernel = vector_ops();
+    for (size_t t = segment->begin; t < segment->end; t++)
+        for (size_t m = 0; m < rows; m++) logits[m * PAGE_TOKENS + t] = kernel->dot(q + m * hd, keys.data + t * keys.stride, hd);
+}
+
+/* Logits of anchors in place of what their codes say. */
+static void score_anchors(const struct cache *cache, const struct segment *segment, uint32_t head, const float *q, size_t rows,
+                          float *logits) {
+    size_t hd = cache->shape.head_dim;
+    float row[CODEC_HEAD_DIM_MAX];
+    struct anchor_range anchors = segment_anchors(cache, segment, CODEC_KEYS, head);
+    for (size_t i = anchors.from; i < anchors.to; i++) {
+        size_t t = anchors.tokens[i] - segment->first;
+        anchor_row(&anchors, i, hd, row);
+        if (!cache->keys_rotated) rotary_rotate(&cache->rotary, segment->base, t, row, 1, (uint32_t)hd);
+        for (size_t m = 0; m < rows; m++) logits[m * PAGE_TOKENS + t] = vector_ops()->dot(q + m * hd, row, hd);
+    }
+}
+
+/* Keys of a sealed page, on their codes. */
+static void score_sealed(const struct cache *cache, const struct segment *segment, uint32_t head, const float *q,
+                         const float *tables, size_t rows, float *logits) {
+    struct codec_shape shape = side_shape(cache, CODEC_KEYS, cache->layer, head, rows);
+    cache->method.key.codec->score(shape, q, tables, page_at(cache, segment->set, CODEC_KEYS, cache->layer, head), logits);
+    score_anchors(cache, segment, head, q, rows, logits);
+}
+
+/* Keys before rotation by channel, channels[hd][64], zeros where the segment has no tokens; workspace[64][hd]. */
+static void load_channels(const struct cache *cache, const struct segment *segment, uint32_t head, float *workspace,
+                          float *channels) {
+    size_t hd = cache->shape.head_dim;
+    if (segment->kind == SEGMENT_WINDOW) {
+        codec_f16.channels(window_shape(cache, 1), window_keys(cache, segment->window_set, cache->layer, head), channels);
+    } else if (segment->kind == SEGMENT_SEALED) {
+        const uint8_t *page = page_at(cache, segment->set, CODEC_KEYS, cache->layer, head);
+        cache->method.key.codec->channels(side_shape(cache, CODEC_KEYS, cache->layer, head, 1), page, channels);
+        struct anchor_range anchors = segment_anchors(cache, segment, CODEC_KEYS, head);
+        for (size_t i = anchors.from; i < anchors.to; i++) {
+            anchor_row(&anchors, i, hd, workspace);
+            for (size_t c = 0; c < hd; c++) channels[c * PAGE_TOKENS + (anchors.tokens[i] - segment->first)] = workspace[c];
+        }
+    } else {
+        struct rows keys = segment_rows(cache, segment, head, CODEC_KEYS, workspace);
+        for (size_t t = 0; t < PAGE_TOKENS; t++)
+            for (size_t c = 0; c < hd; c++) channels[c * PAGE_TOKENS + t] = t < segment->end ? keys.data[t * keys.stride + c] : 0;
+    }
+}
+
+/* Only relative positions count: instead of rotating 64 keys by base + t, this rotates the queries back by the base and the keys by t,
+ * whose angles are a constant table. */
+static void score_unrotated(const struct cache *cache, const struct segment *segment, uint32_t head, const float *q, size_t rows,
+                            float *workspace, float *logits) {
+    const struct rotary *rotary = &cache->rotary;
+    const struct codec *codec = cache->method.key.codec;
+    size_t hd = cache->shape.head_dim;
+    float *channels = workspace, *rotated = workspace + PAGE_TOKENS * hd;
+    struct key_rotation rotation = {.cosine = rotary->by_pair,
+                                    .sine = rotary->by_pair + rotary->pairs * PAGE_TOKENS,
+                                    .pairs = rotary->pairs,
+                                    .adjacent = rotary->rope->pairing == ROPE_ADJACENT,
+                                    .i16 = rotary->by_pair_i16,
+                                    .magnitude = rotary->rope->magnitude};
+    bool as_codes = segment->kind == SEGMENT_SEALED && codec->score_rotated;
+    if (!as_codes) load_channels(cache, segment, head, rotated, channels);
+    memcpy(rotated, q, rows * hd * sizeof *rotated);
+    rotary_rotate_back(rotary, segment->base, rotated, (uint32_t)rows, cache->shape.head_dim);
+    if (!as_codes) {
+        pq_ops()->score_rotated_channels(&rotation, rotated, rows, hd, channels, logits);
+        return;
+    }
+    struct codec_shape shape = side_shape(cache, CODEC_KEYS, cache->layer, head, rows);
+    codec->score_rotated(shape, rotated, &rotation, page_at(cache, segment->set, CODEC_KEYS, cache->layer, head), logits);
+    score_anchors(cache, segment, head, q, rows, logits);
+}
+
+void segment_score(const struct cache *cache, const struct segment *segment, uint32_t head, const float *q, const float *tables,
+                   size_t rows, float *workspace, float *logits) {
+    if (!cache->keys_rotated)
+        score_unrotated(cache, segment, head, q, rows, workspace, logits);
+    else if (segment->kind == SEGMENT_SEALED)
+        score_sealed(cache, segment, head, q, tables, rows, logits);
+    else if (segment->kind == SEGMENT_WINDOW)
+        codec_f16.score(window_shape(cache, rows), q, NULL, window_keys(cache, segment->window_set, cache->layer, head), logits);
+    else
+        score_rows(segment, q, rows, cache->shape.head_dim, segment_rows(cache, segment, head, CODEC_KEYS, workspace), logits);
+}
+
+void segment_accumulate_row(const float *value, size_t t, size_t rows, size_t hd, float *weights, float *acc) {
+    for (size_t m = 0; m < rows; m++) {
+        float *weight = &weights[m * PAGE_TOKENS + t];
+        if (*weight != 0) vector_ops()->axpy(*weight, value, acc + m * hd, hd);
+        *weight = 0;
+    }
+}
+
+static void accumulate_sealed(const struct cache *cache, const struct segment *segment, uint32_t head, float *weights, size_t rows,
+                              float *code_sums, float *acc) {
+    size_t hd = cache->shape.head_dim;
+    float row[CODEC_HEAD_DIM_MAX];
+    const struct codec *codec = cache->method.value.codec;
+    struct codec_shape shape = side_shape(cache, CODEC_VALUES, cache->layer, head, rows);
+    const uint8_t *page = page_at(cache, segment->set, CODEC_VALUES, cache->layer, head);
+    struct anchor_range anchors = segment_anchors(cache, segment, CODEC_VALUES, head);
+    for (size_t i = anchors.from; i < anchors.to; i++) {
+        anchor_row(&anchors, i, hd, row);
+        segment_accumulate_row(row, (size_t)(anchors.tokens[i] - segment->first), rows, hd, weights, acc);
+    }
+    if (code_sums)
+        codec->accumulate_by_code(shape, weights, page, code_sums);
+    else
+        (segment->int8_weights ? codec->accumulate_int8 : codec->accumulate)(shape, weights, page, acc);
+}
+
+void segment_accumulate(const struct cache *cache, const struct segment *segment, uint32_t head, float *weights, size_t rows,
+                        float *workspace, float *code_sums, float *acc) {
+    if (segment->kind == SEGMENT_SEALED) {
+        accumulate_sealed(cache, segment, head, weights, rows, code_sums, acc);
+    } else if (segment->kind == SEGMENT_WINDOW) {
+        const uint8_t *page = window_page(cache, segment->window_set, CODEC_VALUES, cache->layer, head);
+        codec_f16.accumulate(window_shape(cache, rows), weights, page, acc);
+    } else {
+        struct rows values = segment_rows(cache, segment, head, CODEC_VALUES, workspace);
+        for (size_t t = segment->begin; t < segment->end; t++)
+            segment_accumulate_row(values.data + t * values.stride, t, rows, cache->shape.head_dim, weights, acc);
+    }
+}
+
+/* ---- The rows themselves, for a matrix product */
+
+/* Copies the live rows to the front of to[64][hd], which they may be in already. */
+static void copy_live_rows(const struct segment *segment, struct rows from, size_t hd, float *to) {
+    size_t n = segment->end - segment->begin;
+    if (from.data == to) {
+        if (segment->begin) memmove(to, to + segment->begin * hd, n * hd * sizeof *to);
+        return;
+    }
+    for (size_t t = 0; t < n; t++) memcpy(to + t * hd, from.data + (segment->begin + t) * from.stride, hd * sizeof *to);
+}
+
+void segment_load(const struct cache *cache, const struct segment *segment, uint32_t head, float *keys, float *values) {
+    size_t hd = cache->shape.head_dim;
+    copy_live_rows(segment, segment_rows(cache, segment, head, CODEC_KEYS, keys), hd, keys);
+    copy_live_rows(segment, segment_rows(cache, segment, head, CODEC_VALUES, values), hd, values);
+    if (cache->keys_rotated) return;
+    for (size_t t = segment->begin; t < segment->end; t++)
+        rotary_rotate(&cache->rotary, segment->base, t, keys + (t - segment->begin) * hd, 1, 0);
+}

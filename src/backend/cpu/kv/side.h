@@ -1,0 +1,43 @@
+/* What serves one side (keys or values) of a layer and KV head: the codec and what it has learned, offline or from this sequence;
+ * and the index that finds tokens worth reading. */
+#ifndef TERSE_BACKEND_CPU_KV_SIDE_H
+#define TERSE_BACKEND_CPU_KV_SIDE_H
+
+#include "backend/cpu/kv/page_pool.h"
+
+static inline const struct codec *side_codec(const struct cache *cache, enum codec_side side) {
+    return side == CODEC_KEYS ? cache->method.key.codec : cache->method.value.codec;
+}
+
+/* What was learned of this sequence: the codec of keys' part, which the index's follows. */
+static inline uint8_t *fitted_data(const struct cache *cache, uint32_t layer, uint32_t head) {
+    return cache->fitted + layer_head(cache, layer, head) * cache->fitted_bytes;
+}
+
+/* What the codec is told about one side of a layer and head, read by `rows` queries together. */
+static inline struct codec_shape side_shape(const struct cache *cache, enum codec_side side, uint32_t layer, uint32_t head,
+                                            size_t rows) {
+    struct codec_shape shape = method_shape(&cache->method, side, cache->shape.head_dim, (uint32_t)rows);
+    if (side_codec(cache, side)->fitted_bytes)
+        shape.learned = side == CODEC_KEYS ? fitted_data(cache, layer, head) : NULL;
+    else
+        shape.learned = codebook_learned(cache->method.learned, side, layer, head);
+    return shape;
+}
+
+/* The same for pages of the window, whose codec is f16. */
+static inline struct codec_shape window_shape(const struct cache *cache, size_t rows) {
+    return (struct codec_shape){.head_dim = cache->shape.head_dim, .group = (uint32_t)rows};
+}
+
+/* What the index has learned. */
+static inline uint8_t *index_learned(const struct cache *cache, uint32_t layer, uint32_t head) {
+    return fitted_data(cache, layer, head) + (cache->index_in_keys ? 0 : cache->fitted_key_bytes);
+}
+
+/* The index's page of 64 tokens. */
+static inline const uint8_t *index_page(const struct cache *cache, const struct page_set *set, uint32_t layer, uint32_t head) {
+    return cache->index_in_keys ? page_at(cache, set, CODEC_KEYS, layer, head) : own_index_page(cache, set, layer, head);
+}
+
+#endif
