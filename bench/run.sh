@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# All benchmarks, as `make bench` runs them: run.sh BUILD_DIR. Every figure stands beside the limit that was measured in the same run
-# (the memory's read bandwidth, the GEMM library), so read them as ratios, on a machine with nothing else to do.
+# run.sh BUILD_DIR: runs the micro benchmarks and `terse bench` (`make bench`). Every figure stands beside a limit measured in the same run
+# (memory bandwidth, the GEMM library): read ratios, on an otherwise idle machine.
 #
-# The models are random, in the shape of LLaMA-3.2-1B, so that the weights exceed every processor cache. They are made once, in
+# The models have random weights in the shape of LLaMA-3.2-1B, so that the weights exceed every processor cache. They are made once, in
 # BUILD_DIR/bench-models (2 GB).
 set -eu
 build=$1

@@ -1,10 +1,10 @@
-/* The codebooks of bench/experiments/fidelity.sh: several methods learn from one pass over the text, since gradients of the text cost more than
- * all their centroids. What `terse calibrate` would learn, but that norms of gradients are rounded once more where another method's
- * sub-vectors are narrower.
+/* Learns the codebooks of bench/experiments/fidelity.sh. Several methods learn from one pass over the text, since its gradients cost more
+ * than the centroids of all methods. The codebooks are those of `terse calibrate`, except that norms of gradients are rounded once more
+ * where another method's sub-vectors are narrower.
  *
  *     codebooks -f TEXT -w FOLDER --books NAME=METHOD[:none|part|head][:1|2][:shared],... [options]
  *
- * writes FOLDER/codebooks/NAME.gguf. Those that are there already stay as they are.
+ * writes FOLDER/codebooks/NAME.gguf. Existing ones are not made again.
  */
 #include "console.h"
 #include "options.h"
@@ -18,12 +18,12 @@
 #include <unistd.h>
 
 #define DEFAULT_MODEL PROJECT_DIR "/models/lab-27m-q8_0.gguf"
-#define BUDGET ((size_t)8 << 30) /* of samples: those of the lab model's 128 windows, with a norm for every pair of channels */
+#define BUDGET ((size_t)8 << 30) /* for samples: enough for 128 windows of the lab model with a norm for every pair of channels */
 
 struct book {
-    char fields[128]; /* "NAME", "METHOD", each with its own end */
+    char fields[128]; /* "NAME" and "METHOD", each terminated */
     char path[1024];
-    struct terse_calibration lesson;
+    struct terse_calibration options;
 };
 
 struct codebooks {
@@ -34,19 +34,19 @@ struct codebooks {
     size_t n_books;
 };
 
-/* ---- What is asked for */
+/* ---- Parsing the list */
 
 static int parse_word(struct book *book, const char *word) {
     if (strcmp(word, "none") == 0)
-        book->lesson.weighting = TERSE_WEIGHTING_NONE;
+        book->options.weighting = TERSE_WEIGHTING_NONE;
     else if (strcmp(word, "part") == 0)
-        book->lesson.weighting = TERSE_WEIGHTING_SUBVECTOR;
+        book->options.weighting = TERSE_WEIGHTING_SUBVECTOR;
     else if (strcmp(word, "head") == 0)
-        book->lesson.weighting = TERSE_WEIGHTING_ROW;
+        book->options.weighting = TERSE_WEIGHTING_ROW;
     else if (strcmp(word, "1") == 0 || strcmp(word, "2") == 0)
-        book->lesson.power = (uint32_t)(*word - '0');
+        book->options.power = (uint32_t)(*word - '0');
     else if (strcmp(word, "shared") == 0)
-        book->lesson.shared = true;
+        book->options.shared = true;
     else
         return complain("%s: \"%s\" is none of none, part, head, 1, 2 and shared", book->fields, word);
     return EXIT_OK;
@@ -54,7 +54,7 @@ static int parse_word(struct book *book, const char *word) {
 
 static int parse_book(const struct codebooks *c, const char *item, struct book *book) {
     int status = EXIT_OK;
-    book->lesson = terse_calibration_defaults();
+    book->options = terse_calibration_defaults();
     if (!*item) return complain("--books: an item is empty or too long");
     snprintf(book->fields, sizeof book->fields, "%s", item);
     char *method = strchr(book->fields, '=');
@@ -67,7 +67,7 @@ static int parse_book(const struct codebooks *c, const char *item, struct book *
         status = parse_word(book, word);
         word = next;
     }
-    book->lesson.method = method;
+    book->options.method = method;
     if ((size_t)snprintf(book->path, sizeof book->path, "%s/codebooks/%s.gguf", c->work, book->fields) >= sizeof book->path)
         return complain("-w %s: the path is too long", c->work);
     return status;
@@ -116,21 +116,21 @@ static enum terse_status save(void *user, size_t i, struct terse_codebook *codeb
 }
 
 static int learn(struct codebooks *c, const struct terse_model *model, const int32_t *tokens, size_t n) {
-    struct terse_calibration *lessons = calloc(c->n_books, sizeof *lessons);
+    struct terse_calibration *options = calloc(c->n_books, sizeof *options);
     struct terse_error error;
     const char *slash = strrchr(c->file, '/');
-    int status = lessons ? EXIT_OK : complain("no memory for %zu codebooks", c->n_books);
+    int status = options ? EXIT_OK : complain("no memory for %zu codebooks", c->n_books);
     for (size_t i = 0; i < c->n_books && status == EXIT_OK; i++) {
-        lessons[i] = c->books[i].lesson;
-        lessons[i].corpus = slash ? slash + 1 : c->file;
-        lessons[i].windows = (uint32_t)c->windows;
-        lessons[i].progress.report = progress_show;
+        options[i] = c->books[i].options;
+        options[i].corpus = slash ? slash + 1 : c->file;
+        options[i].windows = (uint32_t)c->windows;
+        options[i].progress.report = progress_show;
     }
     struct calibrate_sink sink = {save, c};
-    if (status == EXIT_OK && calibrate_together(BUDGET, model, lessons, c->n_books, tokens, n, sink, &error) != TERSE_OK)
+    if (status == EXIT_OK && calibrate_together(BUDGET, model, options, c->n_books, tokens, n, sink, &error) != TERSE_OK)
         status = complain_error(&error);
     progress_clear();
-    free(lessons);
+    free(options);
     return status;
 }
 

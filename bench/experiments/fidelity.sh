@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Everything in docs/reports/fidelity.md: codebooks, measurements, the document and the plot.
+# Makes docs/reports/fidelity.md: learns codebooks, measures, writes the page and its plots.
 #
 #     bench/experiments/fidelity.sh -m MODEL.gguf -f SCORED_TEXT [-g CALIBRATION_TEXT] [-b BUILD] [-w FOLDER] [-o DOCS] [STEP ...]
 #
@@ -7,15 +7,15 @@
 #     codebooks    for every method that learns, and for the ablations
 #     main         every method in both protocols, and retrieval tasks
 #     directions   more anchors, bits per code, shared codebooks, no window: default protocol
-#     weighting    codebooks learned with other weights
-#     memory       the peak size of a process for some methods
-#     commvq       CommVQ's key tables by themselves, its attention timed, and more retrieval tasks for what has as many bits
-#     choose       methods that read or keep chosen tokens, their parts, other caches read by their index, and what an index finds
-#     deep         such methods with prompts of almost 32,768 tokens
-#     domains      codebooks learned on prose, source code and a list of keys and values, measured on each
-#     report       DOCS/fidelity.md, and of each of its plots an .svg and a .png
-# What FOLDER already holds is not made or measured again; remove it to start anew. On two cores the codebooks take an hour, everything
-# else three more. For a trial, options for the learning and the measuring program can be added in the environment:
+#     weighting    codebooks learned with other weights of samples
+#     memory       peak resident size of a process for some methods
+#     commvq       errors of CommVQ's key tables, times of its attention, and more retrieval tasks for methods of as many bits
+#     choose       methods that read or keep selected tokens, ablations, other caches read by their index, recall of indexes
+#     deep         such methods with prompts of 30,720 tokens
+#     domains      codebooks learned on prose, source code and a list of keys and values, each measured on all three
+#     report       DOCS/fidelity.md, and an .svg and a .png of each of its plots
+# Results that FOLDER already holds are not made or measured again; remove it to start anew. On two cores the codebooks take an hour,
+# everything else three more. For a trial, options for the learning and the measuring program can be added in the environment:
 #     LEARN='--chunks 8' MEASURE='-c 2048 --chunks 1 --tasks 1 --memory-tokens 4096' bench/experiments/fidelity.sh ...
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
@@ -48,15 +48,15 @@ mkdir -p "$work/codebooks"
 
 bits='4 2 1 0.75 0.375'
 low='1 0.75 0.375'
-framed='4 2 1 0.75' # with a gain; without weights and anchors antkv-0.375 is cq-0.375
+gained='4 2 1 0.75' # antkv with a gain; without weights and anchors antkv-0.375 is cq-0.375
 # Weights other than the methods' own: BITS:SCOPE:POWER
 weightings='4:part:2 2:part:1 1:part:1 1:head:1 1:head:2'
-# CommVQ and what has about as many bits
+# CommVQ and methods of about as many bits
 matched='kivi-2 million-2 cq-2 antkv-2:anchors=0% antkv-2 commvq-2 commvq-2:anchors=1% cq-1 antkv-1:anchors=0% antkv-1 commvq-1 commvq-1:anchors=1%'
-# Methods that choose tokens and their parts, and others' caches read by the same index
-chosen='selfindex-2 selfindex-16 selfindex-2:read=96 selfindex-16:read=96 quest-160 quest-160:read=7.5% snapkv-160'
-parts='selfindex-2:anchors=0% selfindex-16:index=signs selfindex-2:index=signs kivi-2:read=7.5%:anchors=64'
-read='q4_0:read=7.5% million-4:read=7.5% antkv-2:read=7.5% commvq-2:read=7.5%'
+# Methods that select tokens, their ablations, and other caches read by the same index
+selected='selfindex-2 selfindex-16 selfindex-2:read=96 selfindex-16:read=96 quest-160 quest-160:read=7.5% snapkv-160'
+ablations='selfindex-2:anchors=0% selfindex-16:index=signs selfindex-2:index=signs kivi-2:read=7.5%:anchors=64'
+indexed='q4_0:read=7.5% million-4:read=7.5% antkv-2:read=7.5% commvq-2:read=7.5%'
 whole='selfindex-2:read=100% selfindex-2:anchors=0%:read=100% selfindex-2:read=160:anchors=0% selfindex-16:anchors=0%'
 domains='prose code list'
 
@@ -65,7 +65,7 @@ join() {
     echo "$*"
 }
 
-# NAME=METHOD ...: codebooks NAME.gguf that learn together.
+# NAME=METHOD ...: codebooks NAME.gguf, learned in one pass.
 codebooks() {
     # shellcheck disable=SC2086
     "$build/bin/codebooks" -m "$model" -f "$learn" -w "$work" --books "$(join "$@")" ${LEARN:-}
@@ -74,7 +74,7 @@ codebooks() {
 step_codebooks() {
     local b m w scope power books=()
     for b in $bits; do books+=("antkv-$b=antkv-$b" "cq-$b=cq-$b"); done
-    for b in $framed; do books+=("antkv-$b-none=antkv-$b:none"); done
+    for b in $gained; do books+=("antkv-$b-none=antkv-$b:none"); done
     for b in 2 1; do books+=("commvq-$b=commvq-$b"); done
     for w in $weightings; do
         IFS=: read -r b scope power <<<"$w"
@@ -92,7 +92,7 @@ measure() {
     local methods=$1 parts=$2
     shift 2
     # shellcheck disable=SC2086
-    "$build/bin/fidelity" -m "$model" -f "$text" -w "$work" --resume --methods "$methods" --parts "$parts" "$@" ${MEASURE:-}
+    "$build/bin/fidelity" -m "$model" -f "$text" -w "$work" --resume --methods "$methods" --parts "$ablations" "$@" ${MEASURE:-}
 }
 
 step_main() {
@@ -115,7 +115,7 @@ step_directions() {
 
 step_weighting() {
     local b w scope power methods=()
-    for b in $framed; do methods+=("antkv-$b:anchors=0%:codebook=antkv-$b-none"); done
+    for b in $gained; do methods+=("antkv-$b:anchors=0%:codebook=antkv-$b-none"); done
     for w in $weightings; do
         IFS=: read -r b scope power <<<"$w"
         methods+=("antkv-$b:anchors=0%:codebook=antkv-$b-$scope-$power")
@@ -138,14 +138,14 @@ step_commvq() {
     measure "$(join f16 $matched)" needles --tasks 10,10,2,1
 }
 
-# SnapKV's budget is a number of tokens: 7.5 % of each length of prompt.
+# SnapKV's budget is a number of tokens, so 7.5 % is another run for each prompt length.
 step_choose() {
     # shellcheck disable=SC2086
-    measure "$(join f16 $chosen $parts $read $whole snapkv-307)" default
+    measure "$(join f16 $selected $ablations $indexed $whole snapkv-307)" default
     # shellcheck disable=SC2086
-    measure "$(join f16 $chosen $parts $read)" needles --tasks 3,3,0,0
+    measure "$(join f16 $selected $ablations $indexed)" needles --tasks 3,3,0,0
     # shellcheck disable=SC2086
-    measure "$(join f16 $chosen)" needles --tasks 0,0,3,1
+    measure "$(join f16 $selected)" needles --tasks 0,0,3,1
     measure snapkv-307 needles --tasks 3,0,0,0
     measure snapkv-614 needles --tasks 0,3,0,0
     measure snapkv-1228 needles --tasks 0,0,3,0
@@ -153,14 +153,14 @@ step_choose() {
     "$build/bin/recall" -m "$model" -f "$text" -w "$work"
 }
 
-# In a folder of its own: windows and what is scored of them are others.
+# In a folder of its own, since window and scored part differ.
 step_deep() {
     # shellcheck disable=SC2086
     "$build/bin/fidelity" -m "$model" -f "$text" -w "$work/deep" --resume -c 32768 --scored 2048 --parts default \
-        --methods "$(join f16 $chosen snapkv-2304 selfindex-2:read=100%)" ${MEASURE:-}
+        --methods "$(join f16 $selected snapkv-2304 selfindex-2:read=100%)" ${MEASURE:-}
 }
 
-# Texts to learn from and to measure on: of the project's own sources every other file.
+# Texts to learn from and to measure on. Source code is the project's own, alternate files for each.
 domain_texts() {
     local d=$work/domains
     mkdir -p "$d/codebooks"

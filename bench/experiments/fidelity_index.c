@@ -121,10 +121,10 @@ static unsigned nearest(const float *x, const float *mean, const float *centroid
     return best;
 }
 
-static void encode_kmeans(size_t hd, const void *learned, const float *rows, size_t n, void *block) {
+static void encode_kmeans(size_t hd, const void *learned, const float *rows, size_t n, void *page) {
     const struct index_sign_learned known = index_sign_learned(hd, learned);
-    uint8_t *planes = block;
-    memset(block, 0, index_sign.page_bytes(hd));
+    uint8_t *planes = page;
+    memset(page, 0, index_sign.page_bytes(hd));
     for (size_t t = 0; t < n; t++)
         for (size_t g = 0; g < hd / WIDTH; g++) {
             unsigned code = nearest(rows + t * hd + g * WIDTH, known.mean + g * WIDTH, known.centroids + g * CODES * WIDTH);
@@ -162,12 +162,12 @@ const struct index *index_variant(const char *name) {
 double index_sign_error(const struct index *index, size_t hd, const void *learned, const float *rows, size_t n, size_t stride) {
     const struct index_sign_learned known = index_sign_learned(hd, learned);
     double left = 0, whole = 0;
-    uint8_t block[PAGE_TOKENS / 8 * CODEC_HEAD_DIM_MAX];
+    uint8_t page[PAGE_TOKENS / 8 * CODEC_HEAD_DIM_MAX];
     for (size_t t = 0; t < n; t++) {
         const float *x = rows + t * stride;
-        index->encode(hd, learned, x, 1, block);
+        index->encode(hd, learned, x, 1, page);
         for (size_t c = 0; c < hd; c++) {
-            unsigned code = block[c / 8 * PAGE_TOKENS] >> c % 8 / WIDTH * WIDTH & (CODES - 1);
+            unsigned code = page[c / 8 * PAGE_TOKENS] >> c % 8 / WIDTH * WIDTH & (CODES - 1);
             double centred = (double)x[c] - (double)known.mean[c];
             double error = centred - (double)known.centroids[(c / WIDTH * CODES + code) * WIDTH + c % WIDTH];
             whole += centred * centred;

@@ -1,22 +1,22 @@
 #!/usr/bin/env bash
-# Everything in docs/reports/performance.md: measurements, the document and its plot.
+# Makes docs/reports/performance.md: measures, writes the page and its plot.
 #
 #     bench/experiments/performance.sh [-b BUILD] [-w FOLDER] [-o DOCS] [-t THREADS] [STEP ...]
 #
 # Steps, all of them in this order when none is named:
-#     machine      what it is
-#     attention    one layer's attention by method and depth, two shapes of model; at one depth by AVX2 as well where the machine has more
-#     sealing      encoding a block
-#     retrieval    finding the tokens that a step reads
+#     machine      processor, clock and threads
+#     attention    one layer's attention by method and depth, two shapes of model; at one depth with AVX2 too where AVX-512 is the best
+#     sealing      encoding a page
+#     retrieval    selecting the tokens that a step reads
 #     prefill      reading a prompt, by method
-#     text         attention of the built-in model over the keys of a real text, and over random ones
+#     text         attention of the built-in model over the keys of a real text, and over random keys
 #     decode       a whole step of a model in the shape of LLaMA-3.1-8B, by method
 #     report       DOCS/performance.md and its plot, an .svg and a .png
-# What FOLDER already holds is not measured again; remove a file there, or all, to measure anew. On two cores everything takes 25 to 30
-# minutes and must have the machine for itself. For a trial, in the environment:
+# Results that FOLDER already holds are not measured again; remove a file there, or all, to measure anew. On two cores everything takes
+# 25 to 30 minutes and needs an otherwise idle machine. For a trial, in the environment:
 #     DEPTHS='2048 4096' METHODS='q4_0 commvq-1' DEPTH=2048 PROMPT=512 LAYERS=2 bench/experiments/performance.sh -w trial -o trial
-# The model has as many of its 32 layers as fit the memory, 16 at most to be done in a few minutes; its file in FOLDER takes 0.3 GB and
-# 0.12 GB for each.
+# The model of the step decode has as many of its 32 layers as fit into memory, 16 at most so that it takes a few minutes; its file in
+# FOLDER takes 0.3 GB and 0.12 GB for each layer.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 project=$here/../..
@@ -47,7 +47,7 @@ prompt=${PROMPT:-8192}
 [ $# -gt 0 ] || set -- machine attention sealing retrieval prefill text decode report
 mkdir -p "$work"
 
-# keep FILE COMMAND ...: its output, once it is whole.
+# keep FILE COMMAND ...: writes the command's output to FILE once it is complete.
 keep() {
     local file=$work/$1
     shift
@@ -57,7 +57,7 @@ keep() {
     mv "$file.new" "$file"
 }
 
-# Runs with the machine's best kernels and, where these are more, AVX2's.
+# The machine's best kernels and, where these are AVX-512's, AVX2's too.
 tiers() {
     echo best
     ! grep -qs 'avx512 kernels' "$work"/attention-best-*.txt || echo avx2
@@ -104,8 +104,8 @@ model() {
     [ -e "$work/$1-$2.gguf" ] || "$bin/make_model" "$1" q4_0 "$work/$1-$2.gguf" "$2"
 }
 
-# A whole model by every method takes an hour. Of the last layer a prompt needs keys and values alone, so that what two layers take more
-# than one is what one takes.
+# A whole model by every method would take an hour. Of the last layer a prompt needs keys and values alone, so the time of a layer is the
+# difference between two layers and one.
 step_prefill() {
     local layers
     for layers in 1 2; do
@@ -115,7 +115,7 @@ step_prefill() {
     done
 }
 
-# What needs no codebook but the built-in one, since random codebooks would make random keys of any.
+# Methods without codebooks or with the built-in one, since random codebooks would turn any keys into random ones.
 step_text() {
     local fill
     for fill in random "text -f $project/data/wiki.valid.raw"; do
@@ -125,7 +125,7 @@ step_text() {
     done
 }
 
-# Weights, f16's keys and values and those of one more method, in 2/3 of the memory that is there; MiB of a layer.
+# Layers whose weights, f16 keys and values and those of one more method take 2/3 of the available memory, in MiB.
 layers_that_fit() {
     awk -v depth="$depth" '/^MemAvailable/ { n = int(($2 / 1024 * 2 / 3 - 400) / (118 + 2.1 * depth / 256)); if (n < 1) n = 1; if (n > 16) n = 16; print n }' \
         /proc/meminfo

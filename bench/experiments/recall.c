@@ -74,14 +74,14 @@ static struct {
 struct head {
     const float *keys; /* of token t at keys + t * stride */
     size_t stride, hd, G, n, k;
-    float *queries;   /* [PROBES][G][hd] rotated and scaled */
-    float *logits;    /* [G][n] */
-    float *mean;      /* [n], of the logits over the group */
-    double *weights;  /* [n], of the softmax over the tokens, mean over the group */
-    uint8_t *is_best; /* [n] */
-    uint16_t *scores; /* [n] */
-    uint32_t *chosen; /* [n] */
-    float *page;      /* [64][hd] */
+    float *queries;     /* [PROBES][G][hd] rotated and scaled */
+    float *logits;      /* [G][n] */
+    float *mean;        /* [n], of the logits over the group */
+    double *weights;    /* [n], of the softmax over the tokens, mean over the group */
+    uint8_t *is_best;   /* [n] */
+    uint16_t *scores;   /* [n] */
+    uint32_t *selected; /* [n] */
+    float *page;        /* [64][hd] */
     void *learned[SELECTORS], *pages[SELECTORS], *tables;
 };
 
@@ -92,7 +92,7 @@ static void head_free(struct head *h) {
     memory_free(h->weights);
     memory_free(h->is_best);
     memory_free(h->scores);
-    memory_free(h->chosen);
+    memory_free(h->selected);
     memory_free(h->page);
     memory_free(h->tables);
     for (size_t w = 0; w < SELECTORS; w++) {
@@ -118,10 +118,11 @@ static bool head_new(struct head *h) {
     h->weights = memory_array(h->n, sizeof *h->weights);
     h->is_best = memory_array(h->n, 1);
     h->scores = memory_array(h->n, sizeof *h->scores);
-    h->chosen = memory_array(h->n, sizeof *h->chosen);
+    h->selected = memory_array(h->n, sizeof *h->selected);
     h->page = memory_array(PAGE_TOKENS * h->hd, sizeof *h->page);
     h->tables = memory_array(tables, 1);
-    return all && h->queries && h->logits && h->mean && h->weights && h->is_best && h->scores && h->chosen && h->page && h->tables;
+    return all && h->queries && h->logits && h->mean && h->weights && h->is_best && h->scores && h->selected && h->page &&
+           h->tables;
 }
 
 /* Fits a selector's index to the tokens and encodes them; false when what was fitted is not finite. */
@@ -198,10 +199,10 @@ static void run_probe(struct head *h, const float *q, struct found *found, uint6
     found[BEST].recall += 1;
     for (size_t w = BEST + 1; w < SELECTORS; w++) {
         score_probe(h, w, q, state);
-        size_t n = top_tokens(h->scores, h->n, h->k, h->chosen), right = 0;
+        size_t n = top_tokens(h->scores, h->n, h->k, h->selected), right = 0;
         for (size_t i = 0; i < n; i++) {
-            right += h->is_best[h->chosen[i]];
-            found[w].weight += h->weights[h->chosen[i]];
+            right += h->is_best[h->selected[i]];
+            found[w].weight += h->weights[h->selected[i]];
         }
         found[w].recall += (double)right / (double)h->k;
     }

@@ -405,7 +405,7 @@ static void free_reader(struct reader *reader) {
 
 /* ---- Timing: a round times everything once, the fastest round counts */
 
-enum what { PRODUCT, SIGN_SCORES, SIGN, QUEST, FULL, TOKENS, PACKING, BOTH, GROUPS, PAGES, DENSE, WHATS };
+enum operation { PRODUCT, SIGN_SCORES, SIGN, QUEST, FULL, TOKENS, PACKING, BOTH, GROUPS, PAGES, DENSE, WHATS };
 
 struct bench {
     const struct data *data;
@@ -416,7 +416,7 @@ struct bench {
     int threads;
 };
 
-static void do_head(const struct bench *b, enum what what, size_t head, const struct reader *reader) {
+static void do_head(const struct bench *b, enum operation what, size_t head, const struct reader *reader) {
     size_t k = SHARE(b->depth), n_pages = k / PAGE_TOKENS;
     switch (what) {
     case PRODUCT: product_head(b->f16, b->data, head); break;
@@ -452,7 +452,7 @@ static void measure(const struct bench *b, uint32_t whats, double *best) {
 #pragma omp parallel for schedule(dynamic, 1) num_threads(b->threads)
             for (size_t head = 0; head < heads; head++) {
                 double start = clock_seconds();
-                do_head(b, (enum what)what, head, &readers[2 * omp_get_thread_num() + (what != FULL)]);
+                do_head(b, (enum operation)what, head, &readers[2 * omp_get_thread_num() + (what != FULL)]);
                 each[what][head] = fmin(each[what][head], clock_seconds() - start);
             }
         }
@@ -468,7 +468,7 @@ static void measure(const struct bench *b, uint32_t whats, double *best) {
 /* The groups of `size` tokens whose best token scores highest; as tokens, or as numbers of groups. */
 static uint32_t *best_groups(const struct finder *f, size_t depth, size_t size, bool as_tokens) {
     size_t k = SHARE(depth), groups = depth / size, each = as_tokens ? k : k / size;
-    uint32_t *list = allocate(f->heads * k, sizeof *list), *chosen = allocate(k, sizeof *chosen);
+    uint32_t *list = allocate(f->heads * k, sizeof *list), *selected = allocate(k, sizeof *selected);
     uint16_t *best = allocate(groups, sizeof *best);
     for (size_t head = 0; head < f->heads; head++) {
         const uint16_t *scores = f->scores + head * depth;
@@ -476,14 +476,14 @@ static uint32_t *best_groups(const struct finder *f, size_t depth, size_t size, 
             best[p] = 0;
             for (size_t t = 0; t < size; t++) best[p] = scores[p * size + t] > best[p] ? scores[p * size + t] : best[p];
         }
-        size_t n = top_tokens(best, groups, k / size, chosen);
+        size_t n = top_tokens(best, groups, k / size, selected);
         for (size_t i = 0; i < n; i++) {
-            if (!as_tokens) list[head * each + i] = chosen[i];
-            for (size_t t = 0; as_tokens && t < size; t++) list[head * each + i * size + t] = (uint32_t)(chosen[i] * size + t);
+            if (!as_tokens) list[head * each + i] = selected[i];
+            for (size_t t = 0; as_tokens && t < size; t++) list[head * each + i * size + t] = (uint32_t)(selected[i] * size + t);
         }
     }
     memory_free(best);
-    memory_free(chosen);
+    memory_free(selected);
     return list;
 }
 

@@ -34,12 +34,12 @@ class Positions:
 
     def only(self, windows):
         """A copy restricted to some of the windows."""
-        chosen = copy.copy(self)
+        restricted = copy.copy(self)
         at = [self.windows.index(w) for w in windows]
         for name in self.COLUMNS:
-            setattr(chosen, name, getattr(self, name)[at])
-        chosen.windows = tuple(windows)
-        return chosen
+            setattr(restricted, name, getattr(self, name)[at])
+        restricted.windows = tuple(windows)
+        return restricted
 
     def blocks(self, column):
         """Means [blocks] over about BLOCK positions each; blocks do not cross windows."""
