@@ -1,8 +1,8 @@
 /* RoPE and inner products of keys in 16 bits, with AVX-512 (VNNI): a register holds 32 tokens' int16, twice as many as floats. Both
  * numbers of a pair of channels are multiples of that pair's unit. A rotation is rounded products of int16; the inner product with
  * a query multiplies both numbers of a pair in one instruction, with exact sums of 32 bits over all pairs. The units are folded
- * into the queries. Source of the rotation: struct key_rotation of pq/pq.h. Included after lanes; pq and commvq build on it, each
- * with the units of its own codebook.
+ * into the queries. pq and commvq build on it, each with the units of its own codebook; the angles are those of struct key_rotation
+ * (pq/pq.h).
  *
  * Pairs go in steps of ROTATED_PAIRS, each of which is rotated as a whole or not at all. */
 #ifndef TERSE_BACKEND_CPU_KERNELS_LANES_AVX512_ROTATE_H

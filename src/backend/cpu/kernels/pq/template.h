@@ -4,7 +4,7 @@
  *     DECODE_CHUNK                   if there is a better way than decode_by_rows below
  *     wide, WIDE_PARTS               a register of 16-bit numbers, and how many parts of eight numbers it has
  *     wide_load, wide_store, wide_low_N(a, b), wide_high_N(a, b) for N = 16, 32, 64
- *                                    unpacking: numbers of N bits from a and b alternately, of the low or the high half of each part
+ *                                    unpacking: N-bit numbers from a and b alternately, of the low or the high half of each part
  *
  * Centroids are wanted by channel for keys (a logit is a sum over channels) but lie by row: a token's row is copied in pieces of up
  * to eight channels, a batch of tokens is transposed in registers, and the result is keys in half precision in the layout of f16, a

@@ -2,10 +2,11 @@
  * registers that hold the very floats of the scalar reference. Included at the end of avx2.c, avx512.c and neon.c;
  * FILL_ALL_WEIGHTS(ops, ISA) fills the tables. Parameters:
  *
- * VECTOR, LANES a register of LANES floats vector_zero(), vector_load(p), vector_store(p, v), vector_fma(a, b, c) = a b + c
- * store_sums(sums[ROWS][2], y, rows) y[j] = all lanes of sums[j] together, for the first `rows` of ROWS scales_TYPE(block,
- * scales[16]) for the K types: what unpack_TYPE needs to know of a whole block unpack_TYPE(block, scales, g, w[32 / LANES]) group g
- * counting from `block`; K types have eight in a block, the others one
+ *     VECTOR, LANES                                       a register of LANES floats
+ *     vector_zero(), vector_load(p), vector_store(p, v), vector_fma(a, b, c) = a b + c
+ *     store_sums(sums[ROWS][2], y, rows)                  y[j] = all lanes of sums[j] together, for the first `rows` of ROWS
+ *     scales_TYPE(block, scales[16])                      for the K types: what unpack_TYPE needs to know of a whole block
+ *     unpack_TYPE(block, scales, g, w[32 / LANES])        group g counting from `block`; K types have eight in a block, others one
  *
  * matvec reads four rows together, so that one load of x serves four, and fetches the next four meanwhile: processors see the ends
  * of rows, a few KiB each, as the ends of streams, and do not look beyond them by themselves. A row gives the same sum whatever
