@@ -23,8 +23,8 @@ size_t partial_floats(size_t rows, size_t width);
 /* Makes all rows empty. */
 void partial_clear(struct partial *partial);
 
-/* Prepares `row` for logits of at most `max`: what it holds is rescaled if they are the largest yet. Returns what kernels' exp_sum
- * is to subtract from them, -INFINITY while the row has met no finite logit: their weights are 0 then. */
+/* Prepares `row` for logits of at most `max`: what it holds is rescaled if they are the largest yet. Returns what is
+ * to be subtracted from them before exp, -INFINITY while the row has met no finite logit: their weights are 0 then. */
 float partial_raise(struct partial *partial, size_t row, float max);
 
 /* Adds the part `from` of the same shape. */

@@ -39,7 +39,7 @@ static void attention_reads_anchors_in_place_of_codes(void **state) {
             struct oracle *o = oracle_new(&setup, 2000);
             oracle_step(o, P, 200, 0);
             oracle_step(o, D, 1, 0);
-            oracle_step(o, P, 131, 50); /* a later turn: tokens that waited in the window may be anchors too */
+            oracle_step(o, P, 131, 50); /* a later prompt: tokens that were in the window may become anchors too */
             oracle_step(o, D, 5, 0);
             oracle_step(o, D, 64, 0);
             oracle_step(o, P, 3, 0);

@@ -60,7 +60,7 @@ static void every_method_equals_dense_attention(void **state) {
     }
 }
 
-/* Packed in other blocks, turned one by one, picked from blocks that keep their keys: the same tokens. */
+/* Tokens packed into other pages, rotated one by one, or picked from pages that their keys cannot leave: the same tokens. */
 static void all_tokens_chosen_equal_dense_attention(void **state) {
     (void)state;
     static const char *const methods[][3] = {{"f16", NULL, NULL},       {"q8_0", NULL, NULL},      {"q4_0", NULL, NULL},
@@ -272,7 +272,7 @@ static void streaming_goes_on_in_constant_memory(void **state) {
             cache_report(o->cache, &report);
             assert_int_equal(report.resident, snapped.resident);
         }
-        for (int i = 0; i < 3; i++) { /* a prompt's blocks are written while the old ones are still read: room for both, no more */
+        for (int i = 0; i < 3; i++) { /* a prompt's pages are written while the old ones are still read: memory for both, no more */
             oracle_skip(o, P, 400);
             cache_report(o->cache, &report);
             assert_true(report.resident <= 2 * snapped.resident);
@@ -406,6 +406,35 @@ static void an_abandoned_step_leaves_no_trace(void **state) {
     }
 }
 
+static void calls_out_of_order_are_refused(void **state) {
+    (void)state;
+    struct oracle_setup setup = small;
+    setup.layers = 2;
+    struct oracle *o = oracle_new(&setup, 10);
+    struct terse_error error;
+    struct cache *cache = o->cache;
+    float k[3 * 64] = {0}, q[3 * 128] = {0};
+    assert_int_equal(cache_append(cache, 0, k, k, &error), TERSE_E_ARGUMENT); /* no step has begun */
+    assert_int_equal(cache_commit(cache, &error), TERSE_E_ARGUMENT);
+    assert_int_equal(cache_begin(cache, P, 3, &error), TERSE_OK);
+    assert_int_equal(cache_attend(cache, q, 0, 3, q, &error), TERSE_E_ARGUMENT); /* no layer has keys */
+    assert_int_equal(cache_observe(cache, q, 0, 3, &error), TERSE_E_ARGUMENT);
+    assert_int_equal(cache_end_layer(cache, &error), TERSE_E_ARGUMENT);
+    assert_int_equal(cache_append(cache, 2, k, k, &error), TERSE_E_ARGUMENT); /* there are two */
+    assert_int_equal(cache_append(cache, 0, k, k, &error), TERSE_OK);
+    assert_int_equal(cache_attend(cache, q, 2, 2, q, &error), TERSE_E_ARGUMENT); /* a query too many */
+    assert_int_equal(cache_attend(cache, q, 0, 3, q, &error), TERSE_OK);
+    assert_int_equal(cache_end_layer(cache, &error), TERSE_OK);
+    assert_int_equal(cache_append(cache, 0, k, k, &error), TERSE_E_ARGUMENT); /* has ended */
+    assert_int_equal(cache_commit(cache, &error), TERSE_E_ARGUMENT);          /* a layer is missing */
+    assert_int_equal(cache_length(cache), 0);
+    assert_int_equal(cache_append(cache, 1, k, k, &error), TERSE_OK);
+    assert_int_equal(cache_end_layer(cache, &error), TERSE_OK);
+    assert_int_equal(cache_commit(cache, &error), TERSE_OK);
+    assert_int_equal(cache_length(cache), 3);
+    oracle_free(o);
+}
+
 static void a_reset_cache_is_a_new_one(void **state) {
     (void)state;
     static const char *const methods[] = {"q8_0", "streaming-100"};
@@ -438,7 +467,7 @@ static void counters_say_what_was_read(void **state) {
     oracle_step(o, P, 200, 0);
     cache_counters(o->cache, &counters, true);
     assert_int_equal(counters.bytes, 0);
-    oracle_step(o, D, 1, 0); /* 3 sealed blocks and a window of one; read once, not once per query head */
+    oracle_step(o, D, 1, 0); /* 3 sealed pages and a window of one; read once, not once per query head */
     cache_counters(o->cache, &counters, true);
     assert_int_equal(counters.bytes, 2 * (3 * 2 * 64 * 34 + 2 * 64 * 64));
     assert_true(counters.seconds > 0);
@@ -460,6 +489,8 @@ static void shapes_that_cannot_be_are_refused(void **state) {
     shape = o->shape;
     shape.query_heads = 5;
     assert_int_equal(cache_create(&shape, &o->method, 1, &cache, &error), TERSE_E_UNSUPPORTED);
+    assert_null(cache);
+    assert_int_equal(cache_create(&o->shape, &o->method, 0, &cache, &error), TERSE_E_ARGUMENT); /* no threads */
     assert_null(cache);
     assert_int_equal(cache_begin(o->cache, D, 0, &error), TERSE_E_ARGUMENT);
     oracle_free(o);
@@ -486,6 +517,7 @@ int main(void) {
         cmocka_unit_test(decoding_by_steps_equals_a_prefill),
         cmocka_unit_test(the_number_of_threads_changes_nothing),
         cmocka_unit_test(an_abandoned_step_leaves_no_trace),
+        cmocka_unit_test(calls_out_of_order_are_refused),
         cmocka_unit_test(a_reset_cache_is_a_new_one),
         cmocka_unit_test(counters_say_what_was_read),
         cmocka_unit_test(shapes_that_cannot_be_are_refused),

@@ -59,8 +59,8 @@ static size_t kv_bytes(const struct cache *cache) {
     return live_bytes - scratch - (5 * PAGE_TOKENS / 2 + cache->rotary.capacity) * angles;
 }
 
-/* Every block of 64 holds a token that is still read. */
-static void check_nothing_dead_is_held(const struct cache *cache) {
+/* Every page holds a token that is still read. */
+static void check_no_evicted_page_is_held(const struct cache *cache) {
     for (size_t i = 0; i < cache->n_sealed; i++)
         assert_true(cache->page_sets[i].first + cache->page_sets[i].count > cache->extent.first);
     assert_true(cache->extent.window_first + PAGE_TOKENS > cache->extent.first);
@@ -93,12 +93,13 @@ static void allocated_is_reported_is_predicted(void **state) {
                 assert_int_equal(report.tokens, lengths[i]);
                 double values = (double)lengths[i] * LAYERS * HEADS * HEAD_DIM * 2;
                 assert_true(fabs(report.bits_per_value - 8 * (double)report.resident / values) < 1e-9);
-                bool long_one = lengths[i] == 1000; /* there every token is a step, so that blocks die exactly at their ends too */
+                bool long_one =
+                    lengths[i] == 1000; /* there every token is a step, so that pages are evicted exactly at their ends too */
                 for (size_t j = 0; j < (long_one ? 70 : 10); j++) {
                     assert_int_equal(run_step(cache, CACHE_STEP_DECODE, long_one ? 1 : 1 + j * 5, NULL), TERSE_OK);
                     cache_report(cache, &report);
                     assert_int_equal(report.resident, kv_bytes(cache));
-                    check_nothing_dead_is_held(cache);
+                    check_no_evicted_page_is_held(cache);
                 }
                 cache_destroy(cache);
                 assert_int_equal(live_bytes, 0);
@@ -107,7 +108,7 @@ static void allocated_is_reported_is_predicted(void **state) {
     }
 }
 
-/* Blocks cost what the codecs say, the rest is bounded: no room is kept in advance. */
+/* Pages cost what the codecs say, the rest is bounded: nothing is allocated in advance. */
 static void growth_is_tight(void **state) {
     (void)state;
     static const struct {
@@ -187,7 +188,7 @@ static float attend_once(struct cache *cache, uint32_t layer) {
     return sum;
 }
 
-/* Long enough for blocks to repeat. */
+/* Long enough for pages to repeat. */
 static void a_random_filling_is_like_a_prefill(void **state) {
     enum { TOKENS = 10000 };
     (void)state;

@@ -1,4 +1,4 @@
-/* Packing: tokens taken out of blocks decode to the same bits where they are put, and disturb nothing else; the kernel of every tier
+/* Packing: tokens copied out of pages decode to the same bits in the page that they are packed into, and change nothing else there; the kernel of every tier
  * moves codes of all widths as a plain loop over bits does. */
 #include "backend/cpu/codec/codec.h"
 #include "backend/cpu/codec/commvq.h"
@@ -115,7 +115,7 @@ static void *zero_page(size_t bytes) {
     return memset(page, 0, bytes);
 }
 
-/* Takes tokens of two blocks by turns until a third is full, and once more over what is there. */
+/* Gathers tokens of two pages alternately until a third is full, and once more over what is there. */
 static void check_side(struct random *random, const struct side_of *s, size_t hd) {
     struct codec_shape shape = {.head_dim = (uint32_t)hd, .group = 2, .width = s->width, .bits = s->bits};
     float *rows = malloc(128 * hd * sizeof *rows), *decoded = malloc(3 * 64 * hd * sizeof *decoded);

@@ -49,7 +49,7 @@ static void dense(const struct problem *p, size_t row, double *out) {
     for (size_t c = 0; c < WIDTH; c++) out[c] /= sum;
 }
 
-/* Adds tokens [first, first + n) as a reader of tiles would. */
+/* Adds tokens [first, first + n) as a reader of segments would. */
 static void add_tokens(struct partial *partial, const struct problem *p, size_t first, size_t n) {
     for (size_t row = 0; row < ROWS; row++) {
         float weights[MOST];

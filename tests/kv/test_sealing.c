@@ -1,4 +1,4 @@
-/* Sealing ahead of time changes when blocks are encoded and nothing else: outputs bit for bit those of sealing in the step, however
+/* Sealing ahead of time changes when pages are encoded and nothing else: outputs bit for bit those of sealing in the step, however
  * long the worker takes, and every token is read exactly once. */
 #include "support/cache_oracle.h"
 
@@ -18,7 +18,7 @@
 #define P CACHE_STEP_PREFILL
 #define Q CACHE_STEP_PAPER
 
-/* The codec q4_0, slow or fast by turns of its own. */
+/* The codec q4_0, whose encoding takes a different time each call. */
 static struct codec slow;
 static _Atomic unsigned encodes, delay_us;
 
@@ -100,7 +100,7 @@ static void outputs_do_not_depend_on_the_worker(void **state) {
     free(out[1]);
 }
 
-/* The step that moves a block out of the window encodes nothing itself when the worker had time. */
+/* The step that moves a page out of the window encodes nothing itself when the worker had time. */
 static void the_step_that_seals_encodes_nothing(void **state) {
     (void)state;
     struct method method;
@@ -111,7 +111,7 @@ static void the_step_that_seals_encodes_nothing(void **state) {
     unsigned before = atomic_load(&encodes);
     for (size_t i = 0; i < 200; i++) {
         step(cache, D, 1, 2, out);
-        /* After 300 tokens 172 lie in the window: 2 full blocks, encoded from the first step on; then one for every 64 tokens, as soon
+        /* After 300 tokens 172 lie in the window: 2 full pages, encoded from the first step on; then one for every 64 tokens, as soon
          * as they are there and long before they leave. */
         unsigned expected = (unsigned)(2 + (300 + i + 1) / 64 - 300 / 64) * LAYERS * HEADS * 2;
         for (int wait = 0; atomic_load(&encodes) - before < expected && wait < 5000; wait++)
@@ -122,7 +122,7 @@ static void the_step_that_seals_encodes_nothing(void **state) {
     free(out);
 }
 
-/* Attention over tokens that may lie in the window or a block equals dense attention at every step, with a learned codec. */
+/* Attention over tokens that may lie in the window or in a page equals dense attention at every step, with a learned codec. */
 static void every_token_is_read_once(void **state) {
     (void)state;
     static const char *const methods[] = {"cq-1", "million-4"};

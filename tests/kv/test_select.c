@@ -1,4 +1,5 @@
-/* Reading chosen tokens: which tokens a step reads, found again by the index's own functions, and dense attention over these alone. */
+/* Selection: which tokens a step reads, chosen again through the index's own functions by a plain search, and dense attention over only
+ * these. */
 #include "backend/cpu/kv/select.h"
 
 #include "backend/cpu/codec/index.h"
@@ -93,8 +94,8 @@ static void rotate(const float *x, size_t position, double *out) {
 }
 
 struct expectation {
-    bool read[MOST];                /* tokens of sealed blocks */
-    float k[MOST][HD], v[MOST][HD]; /* as stored, keys turned */
+    bool read[MOST];                /* tokens of sealed pages */
+    float k[MOST][HD], v[MOST][HD]; /* as stored, keys rotated */
 };
 
 static bool is_anchor(const struct cache *cache, enum codec_side side, uint32_t head, uint64_t token) {
@@ -221,7 +222,7 @@ static void check_token(struct run *r, double allowed) {
     r->length = length + 1;
 }
 
-static void the_chosen_tokens_alone_are_read(void **state) {
+static void only_the_chosen_tokens_are_read(void **state) {
     (void)state;
     static const struct terse_cache_options methods[] = {
         {.method = "selfindex-2", .anchor_percent = -1, .tail_tokens = 0},
@@ -251,7 +252,7 @@ static void the_chosen_tokens_alone_are_read(void **state) {
         assert_true(r->cache->n_sealed > 10);
         cache_reset(r->cache);
         r->length = 0;
-        run_step(r, CACHE_STEP_DECODE, 30); /* learned from the first block, which waited in the window */
+        run_step(r, CACHE_STEP_DECODE, 30); /* fitted to the first page, which was in the window */
         run_step(r, CACHE_STEP_CHUNK, 200);
         check_token(r, allowed);
         run_free(r);
@@ -283,7 +284,7 @@ static void needles_are_found_where_keys_are_not_rotated(void **state) {
         assert_int_equal(cache_attend(o->cache, q, 0, 640, out, NULL), TERSE_OK);
         assert_int_equal(cache_end_layer(o->cache, NULL), TERSE_OK);
         assert_int_equal(cache_commit(o->cache, NULL), TERSE_OK);
-        /* The query that meets the needle as if both stood in one place: turned from there to its own. */
+        /* The query that meets the needle as if both were at one position: rotated from there to its own. */
         float cosine[HD / 2], sine[HD / 2];
         rope_angles(&o->rope, NEEDLE - 640, cosine, sine);
         memcpy(q, needle, sizeof needle);
@@ -297,11 +298,12 @@ static void needles_are_found_where_keys_are_not_rotated(void **state) {
     }
 }
 
-/* Votes by their definition: what the last 32 queries of the prompt spend on each token, over the heads of a group, averaged with four
- * neighbours. */
-static void votes_of(const struct run *r, const float *q, uint32_t layer, uint32_t head, size_t n, size_t sealed, double *pooled) {
-    static double votes[MOST], logits[MOST];
-    memset(votes, 0, sizeof votes);
+/* The ranking by attention by its definition: the attention that the last 32 queries of the prompt pay to each token, over the heads of
+ * a group, averaged with four neighbours. */
+static void attention_of(const struct run *r, const float *q, uint32_t layer, uint32_t head, size_t n, size_t sealed,
+                         double *pooled) {
+    static double paid[MOST], logits[MOST];
+    memset(paid, 0, sizeof paid);
     for (size_t i = n - 32; i < n; i++)
         for (size_t g = 0; g < G; g++) {
             double query[HD], key[HD], max = -INFINITY, sum = 0;
@@ -313,17 +315,17 @@ static void votes_of(const struct run *r, const float *q, uint32_t layer, uint32
                 max = fmax(max, logits[t]);
             }
             for (size_t t = 0; t <= i; t++) sum += exp(logits[t] - max);
-            for (size_t t = 0; t < sealed && t <= i; t++) votes[t] += exp(logits[t] - max) / sum;
+            for (size_t t = 0; t < sealed && t <= i; t++) paid[t] += exp(logits[t] - max) / sum;
         }
     for (size_t t = 0; t < sealed; t++) {
         size_t first = t < 2 ? 0 : t - 2, last = t + 2 < sealed ? t + 2 : sealed - 1;
         pooled[t] = 0;
-        for (size_t j = first; j <= last; j++) pooled[t] += votes[j] / (double)(last - first + 1);
+        for (size_t j = first; j <= last; j++) pooled[t] += paid[j] / (double)(last - first + 1);
     }
 }
 
 /* Exact tokens of selfindex and what snapkv keeps, in one prefill whose queries come in pieces, of which the first are only observed. */
-static void the_last_queries_vote(void **state) {
+static void the_last_queries_rank_tokens(void **state) {
     (void)state;
     static const struct terse_cache_options methods[] = {
         {.method = "selfindex-2", .anchor_percent = -1, .tail_tokens = 0},
@@ -359,7 +361,7 @@ static void the_last_queries_vote(void **state) {
                 static double pooled[MOST];
                 bool kept[MOST] = {false};
                 double least = INFINITY, most = 0;
-                votes_of(r, q[l], l, head, N, sealed, pooled);
+                attention_of(r, q[l], l, head, N, sealed, pooled);
                 cache->layer = l;
                 for (int side = 0; side < 2; side++) {
                     struct anchor_range range = anchors_all(cache, side ? CODEC_VALUES : CODEC_KEYS, head);
@@ -382,7 +384,8 @@ static void the_last_queries_vote(void **state) {
 int main(void) {
     omp_set_num_threads(2);
     for (size_t i = 0; i < HD / 2; i++) frequency[i] = (float)pow(10000, -2.0 * (double)i / HD);
-    const struct CMUnitTest tests[] = {cmocka_unit_test(the_chosen_tokens_alone_are_read), cmocka_unit_test(the_last_queries_vote),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(only_the_chosen_tokens_are_read),
+                                       cmocka_unit_test(the_last_queries_rank_tokens),
                                        cmocka_unit_test(needles_are_found_where_keys_are_not_rotated)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

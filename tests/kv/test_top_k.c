@@ -1,4 +1,4 @@
-/* The best of many: against a stable sort, and the counting and listing kernels of all tiers between guard pages. */
+/* The k largest scores: against a stable sort, and the counting and listing kernels of all tiers between guard pages. */
 #include "backend/cpu/kv/top_k.h"
 
 #include "support/kernel_check.h"

@@ -147,7 +147,7 @@ static void quantize_affine(float levels, float *x, size_t n, size_t apart) {
     }
 }
 
-/* rows[n][hd] that are sealed together, the first of them the first of a block. */
+/* rows[n][hd] that are sealed together, the first of them the first of a page. */
 static void quantize_kivi(const struct codec *codec, bool keys, float *rows, size_t n, size_t hd) {
     float levels = codec == &codec_kivi_4 ? 15 : 3;
     for (size_t t = 0; t < n; t += keys ? 32 : 1)
@@ -276,7 +276,7 @@ static void seal_tokens(struct oracle *o, uint32_t layer, size_t first, size_t l
 
 /* ---- Attention */
 
-/* Turns by position in double precision. */
+/* Rotates by position in double precision. */
 static void rotate_by(const struct oracle *o, double position, double *x) {
     uint32_t n_rot = o->rope.n_rot;
     bool adjacent = o->rope.pairing == ROPE_ADJACENT;
@@ -378,8 +378,8 @@ static bool queries_are_bytes(const struct codec *key) {
 
 static void compare(struct oracle *o, uint32_t layer, const float *q, const float *out, size_t first, size_t n) {
     size_t hd = o->setup.head_dim, heads = o->setup.query_heads;
-    /* All but f16 may be read in fixed point of 16 bits; kivi's zeros are as large as its values, and gain-shape's keys are turned so.
-     * AVX-512 takes small weights as bytes, and queries of keys of at most four bits. */
+    /* All but f16 may be read in fixed point of 16 bits; kivi's zeros are as large as its values, and so are the rotations of
+     * gain-shape's keys. AVX-512 rounds small weights to 8 bits, and queries too where keys have at most four bits. */
     bool exact = o->method.key.codec == &codec_f16 && o->method.value.codec == &codec_f16;
     bool coarser = o->method.value.codec == &codec_kivi_2 || o->method.key.codec == &codec_gain_shape;
     bool bytes = strcmp(cpu_isa_name(cpu_isa()), "avx512") == 0;
@@ -442,7 +442,7 @@ static void round_sink(const struct oracle *o, uint32_t layer, const float *raw,
 }
 
 /* Brings a layer's stored numbers to what they are after the step, whose queries are q. */
-static void settle(struct oracle *o, uint32_t layer, const float *raw, const float *q, const struct move *move) {
+static void store_step(struct oracle *o, uint32_t layer, const float *raw, const float *q, const struct move *move) {
     struct oracle step = *o; /* tokens before the step decide what is kept during it */
     step.length = move->before;
     double *scores = NULL;
@@ -481,14 +481,14 @@ static void run_layer(struct oracle *o, uint32_t layer, const struct move *move,
     for (size_t first = 0; first < observed; first += each)
         assert_int_equal(
             cache_observe(o->cache, q + first * q_width, first, observed - first < each ? observed - first : each, NULL), TERSE_OK);
-    if (move->kind == CACHE_STEP_PAPER) settle(o, layer, raw, q, move);
+    if (move->kind == CACHE_STEP_PAPER) store_step(o, layer, raw, q, move);
     for (size_t first = needed; ask && first < n; first += each)
         assert_int_equal(
             cache_attend(o->cache, q + first * q_width, first, n - first < each ? n - first : each, out + first * q_width, NULL),
             TERSE_OK);
     if (ask) compare(o, layer, q + needed * q_width, out + needed * q_width, move->before + needed, n - needed);
     assert_int_equal(cache_end_layer(o->cache, NULL), TERSE_OK);
-    if (move->kind != CACHE_STEP_PAPER) settle(o, layer, raw, q, move);
+    if (move->kind != CACHE_STEP_PAPER) store_step(o, layer, raw, q, move);
     free(raw);
     free(k);
     free(v_given);

@@ -49,7 +49,7 @@ void oracle_step(struct oracle *oracle, enum cache_step_kind kind, size_t n, siz
 /* The same, but no output is asked for. */
 void oracle_skip(struct oracle *oracle, enum cache_step_kind kind, size_t n);
 
-/* What StreamingLLM and the tail leave after `length` tokens, by the definition. */
+/* Tokens that StreamingLLM keeps after `length` tokens, by the definition: the first ones, and those from oracle_first on. */
 size_t oracle_sinks(const struct oracle *oracle);
 size_t oracle_first(const struct oracle *oracle);
 

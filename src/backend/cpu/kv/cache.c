@@ -77,56 +77,65 @@ void cache_predict(const struct cache_shape *shape, const struct method *method,
 
 /* ---- Life */
 
-enum terse_status cache_create(const struct cache_shape *shape, const struct method *method, uint32_t threads, struct cache **cache,
-                               struct terse_error *error) {
-    *cache = NULL;
+/* Whether the method can serve the shape. */
+static enum terse_status check_shape(const struct cache_shape *shape, const struct method *method, struct terse_error *error) {
     if (!shape->layers || !shape->kv_heads || !shape->query_heads || shape->query_heads % shape->kv_heads)
         return status_fail(error, TERSE_E_UNSUPPORTED,
                            "%u layers of %u query heads over %u KV heads: the query heads must be a multiple of the KV heads",
                            shape->layers, shape->query_heads, shape->kv_heads);
-    if (!threads) return status_fail(error, TERSE_E_ARGUMENT, "a cache without threads: give it 1 or more");
-    uint32_t group = shape->query_heads / shape->kv_heads;
-    enum terse_status status = method_check(method, shape->head_dim, group, error);
+    enum terse_status status = method_check(method, shape->head_dim, shape->query_heads / shape->kv_heads, error);
+    if (status || !shape->slopes || !(method->policy->keep_selected_only || method->index)) return status;
+    return status_fail(error, TERSE_E_UNSUPPORTED,
+                       "%s reads tokens that lie apart, whose distances this model's ALiBi would have to know: use another --kv%s",
+                       method->name, method->policy->keep_selected_only ? "" : ", or omit --top-k-tokens");
+}
+
+static void set_sizes(struct cache *cache, const struct sizes *sizes) {
+    const struct method *method = &cache->method;
+    uint32_t head_dim = cache->shape.head_dim;
+    cache->key_page_bytes = sizes->key;
+    cache->value_page_bytes = sizes->value;
+    cache->window_page_bytes = sizes->window;
+    cache->index_page_bytes = sizes->index;
+    cache->index_in_keys = fit_index_layout(method, head_dim).in_keys;
+    cache->fitted_bytes = fit_bytes(method, head_dim);
+    cache->fitted_key_bytes = fit_key_bytes(method, head_dim);
+}
+
+/* What is allocated for the cache's whole life. */
+static enum terse_status allocate(struct cache *cache, const struct sizes *sizes, struct terse_error *error) {
+    enum terse_status status = rotary_init(&cache->rotary, cache->shape.rope, error);
     if (status) return status;
-    if ((method->policy->keep_selected_only || method->index) && shape->slopes)
-        return status_fail(
-            error, TERSE_E_UNSUPPORTED,
-            "%s reads tokens that lie apart, whose distances this model's ALiBi would have to know: use another --kv%s",
-            method->name, method->policy->keep_selected_only ? "" : ", or omit --top-k-tokens");
+    if (!(cache->exact = memory_array(sizes->exact, 1))) return status_no_memory(error, sizes->exact, "the KV cache's exact rows");
+    if (sizes->fitted && !(cache->fitted = memory_zeros(sizes->fitted, 1)))
+        return status_no_memory(error, sizes->fitted, "what the KV cache learns");
+    if (sizes->logits && !(cache->exact_logits = memory_array(sizes->logits, 1)))
+        return status_no_memory(error, sizes->logits, "the KV cache's logits");
+    return TERSE_OK;
+}
+
+enum terse_status cache_create(const struct cache_shape *shape, const struct method *method, uint32_t threads, struct cache **cache,
+                               struct terse_error *error) {
+    *cache = NULL;
+    if (!threads) return status_fail(error, TERSE_E_ARGUMENT, "a cache without threads: give it 1 or more");
+    enum terse_status status = check_shape(shape, method, error);
+    if (status) return status;
     struct cache *c = calloc(1, sizeof *c);
     if (!c) return status_no_memory(error, sizeof *c, "the KV cache");
     struct sizes sizes = sizes_of(shape, method);
     c->shape = *shape;
     c->method = *method;
-    c->group = group;
+    c->group = shape->query_heads / shape->kv_heads;
     c->threads = (int)threads;
     c->layer = NO_LAYER;
     c->keys_rotated = method->key.codec->rope == CODEC_ROPE_AFTER;
-    c->key_page_bytes = sizes.key;
-    c->value_page_bytes = sizes.value;
-    c->window_page_bytes = sizes.window;
-    c->index_page_bytes = sizes.index;
-    c->index_in_keys = fit_index_layout(method, shape->head_dim).in_keys;
-    c->fitted_bytes = fit_bytes(method, shape->head_dim);
-    c->fitted_key_bytes = fit_key_bytes(method, shape->head_dim);
-    if ((status = rotary_init(&c->rotary, shape->rope, error))) goto fail;
-    if (!(c->exact = memory_array(sizes.exact, 1))) {
-        status = status_no_memory(error, sizes.exact, "the KV cache's exact rows");
-        goto fail;
-    }
-    if (sizes.fitted && !(c->fitted = memory_zeros(sizes.fitted, 1))) {
-        status = status_no_memory(error, sizes.fitted, "what the KV cache learns");
-        goto fail;
-    }
-    if (sizes.logits && !(c->exact_logits = memory_array(sizes.logits, 1))) {
-        status = status_no_memory(error, sizes.logits, "the KV cache's logits");
-        goto fail;
+    set_sizes(c, &sizes);
+    if ((status = allocate(c, &sizes, error))) {
+        cache_destroy(c);
+        return status;
     }
     *cache = c;
     return TERSE_OK;
-fail:
-    cache_destroy(c);
-    return status;
 }
 
 void cache_destroy(struct cache *cache) {
