@@ -5,7 +5,7 @@
  *
  * writes FOLDER/commvq_tables.json. A fit of R rounds contains those of fewer rounds, so four fits cover the paper's tables: one for
  * each group size with its number of entries, as many rounds as give 1 bit, and more for groups of 64 pairs. */
-#include "backend/cpu/codec/commvq.h"
+#include "backend/cpu/codec/commvq_search.h"
 #include "base/memory.h"
 #include "base/random.h"
 #include "console.h"
@@ -13,6 +13,7 @@
 #include "options.h"
 #include "text.h"
 #include "train/capture.h"
+#include "train/codec_learning.h"
 #include "train/em.h"
 
 #include <cjson/cJSON.h>
@@ -70,7 +71,7 @@ static void keys_normalize(const struct terse_model *m, const float *parameters,
     commvq_channels(shape, parameters, 0, channels);
     for (size_t p = 0; p < keys->n; p++) {
         float *x = keys->rows + p * m->head_dim;
-        float factor = codec_commvq.normalize_row(shape, CODEC_KEYS, parameters, x);
+        float factor = codec_normalize_row(&codec_commvq, shape, parameters, x);
         keys->weights[p] = factor * factor;
         memcpy(row, x, m->head_dim * sizeof *row);
         for (size_t j = 0; j < m->head_dim; j++) x[j] = row[channels[j]];
@@ -171,13 +172,13 @@ static int run_head(const struct tables *t, size_t head, cJSON *list) {
     size_t hd = t->model->head_dim;
     struct keys keys[2] = {{0}};
     double errors[2 * COMMVQ_MOST_ROUNDS], seconds;
-    float *parameters = memory_array(codec_commvq.parameters(shape, CODEC_KEYS), sizeof *parameters);
+    float *parameters = memory_array(codec_parameters(&codec_commvq, shape), sizeof *parameters);
     int status = parameters ? EXIT_OK : complain("no memory for a head's frame");
     if (status == EXIT_OK) status = keys_read(t, t->learned, head, &keys[0]);
     if (status == EXIT_OK) status = keys_read(t, t->held, head, &keys[1]);
     if (status == EXIT_OK) {
         commvq_set_pairing(shape, parameters, t->model->rope.n_rot / 2, t->model->rope.pairing == ROPE_ADJACENT);
-        codec_commvq.fit_normalization(shape, CODEC_KEYS, keys[0].rows, keys[0].n, parameters);
+        codec_fit_normalization(&codec_commvq, shape, keys[0].rows, keys[0].n, parameters);
         keys_normalize(t->model, parameters, &keys[0]);
         keys_normalize(t->model, parameters, &keys[1]);
     }

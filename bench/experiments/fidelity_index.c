@@ -1,5 +1,6 @@
 /* Owns: how the variants are fitted. Leaves to index_sign: encoding and scoring with what was fitted, except for kmeans' encoder. */
 #include "fidelity_index.h"
+#include "backend/cpu/codec/index.h"
 
 #include "backend/cpu/codec/codec.h"
 #include "base/memory.h"
@@ -20,7 +21,7 @@ static float *centroids_in(size_t hd, void *learned) { return (float *)learned +
 
 static void fit_base(bool median, size_t hd, const float *rows, size_t n, size_t stride, void *learned) {
     const struct index_options options = {.median = median};
-    index_sign.fit(hd, rows, n, stride, &options, learned);
+    cpu_index_sign.fit(hd, rows, n, stride, &options, learned);
 }
 
 /* Every centroid's channel i becomes size[i] or -size[i], by the bit of the code. */
@@ -63,7 +64,7 @@ static void fit_magnitudes(size_t hd, const float *rows, size_t n, size_t stride
 static void fit_raw(size_t hd, const float *rows, size_t n, size_t stride, const struct index_options *options, void *learned) {
     float *centroids = centroids_in(hd, learned);
     (void)options;
-    memset(learned, 0, index_sign.learned_bytes(hd));
+    memset(learned, 0, index_learned_bytes(&index_sign, hd));
     for (size_t g = 0; g < hd / WIDTH; g++) {
         double sum[CODES][WIDTH] = {{0}};
         size_t count[CODES] = {0};
@@ -124,7 +125,7 @@ static unsigned nearest(const float *x, const float *mean, const float *centroid
 static void encode_kmeans(size_t hd, const void *learned, const float *rows, size_t n, void *page) {
     const struct index_sign_learned known = index_sign_learned(hd, learned);
     uint8_t *planes = page;
-    memset(page, 0, index_sign.page_bytes(hd));
+    memset(page, 0, index_bytes(&index_sign, hd));
     for (size_t t = 0; t < n; t++)
         for (size_t g = 0; g < hd / WIDTH; g++) {
             unsigned code = nearest(rows + t * hd + g * WIDTH, known.mean + g * WIDTH, known.centroids + g * CODES * WIDTH);
@@ -143,23 +144,25 @@ static const struct variant {
                 {"raw", fit_raw},       {"raw-signs", fit_raw_signs}, {"kmeans", fit_kmeans}};
 #define VARIANTS (sizeof variants / sizeof variants[0])
 
-const struct index *index_variant(const char *name) {
-    static struct index made[VARIANTS];
-    if (strcmp(name, index_sign.name) == 0) return &index_sign;
-    if (strcmp(name, index_quest.name) == 0) return &index_quest;
+const struct cpu_index *index_variant(const char *name) {
+    static struct index formats[VARIANTS];
+    static struct cpu_index made[VARIANTS];
+    if (strcmp(name, index_sign.name) == 0) return &cpu_index_sign;
+    if (strcmp(name, index_quest.name) == 0) return &cpu_index_quest;
     for (size_t i = 0; i < VARIANTS; i++) {
         if (strcmp(name, variants[i].name) != 0) continue;
-        if (made[i].name) return &made[i];
-        made[i] = index_sign;
+        if (made[i].format) return &made[i];
+        made[i] = cpu_index_sign;
         made[i].fit = variants[i].fit;
         if (variants[i].fit == fit_kmeans) made[i].encode = encode_kmeans;
-        made[i].name = variants[i].name;
+        formats[i] = (struct index){INDEX_SIGN, variants[i].name}; /* of its own: pages of keys do not begin with it */
+        made[i].format = &formats[i];
         return &made[i];
     }
     return NULL;
 }
 
-double index_sign_error(const struct index *index, size_t hd, const void *learned, const float *rows, size_t n, size_t stride) {
+double index_sign_error(const struct cpu_index *index, size_t hd, const void *learned, const float *rows, size_t n, size_t stride) {
     const struct index_sign_learned known = index_sign_learned(hd, learned);
     double left = 0, whole = 0;
     uint8_t page[PAGE_TOKENS / 8 * CODEC_HEAD_DIM_MAX];

@@ -14,11 +14,11 @@
  *     sign, quest  the library's own
  * NULL: no index has that name. Threads: the first call for a name must not run beside another call. When kmeans gets no memory, what it
  * learns is not finite. */
-const struct index *index_variant(const char *name);
+const struct cpu_index *index_variant(const char *name);
 #define INDEX_VARIANTS "sign, quest, median, signs, magnitudes, raw, raw-signs and kmeans"
 
 /* Squared error of rows[n][hd] coded by their centroids, as a share of the rows' squared norm about the mean. */
-double index_sign_error(const struct index *index, size_t head_dim, const void *learned, const float *rows, size_t n,
+double index_sign_error(const struct cpu_index *index, size_t head_dim, const void *learned, const float *rows, size_t n,
                         size_t stride);
 
 #endif

@@ -13,8 +13,8 @@
 
 #define PANEL 256 /* queries of one call of observe */
 
-static struct cache *newest;            /* the latest cache, for opened_new */
-static const struct index *other_index; /* of prefill_index */
+static struct cache *newest;                /* the latest cache, for opened_new */
+static const struct cpu_index *other_index; /* of prefill_index */
 
 /* The prefill in progress. */
 static struct {
@@ -42,8 +42,9 @@ static enum terse_status create_with_index(const struct cache_shape *shape, cons
     *cache = NULL;
     if (other_index && !method->index)
         return status_fail(error, TERSE_E_ARGUMENT, "%s reads all tokens: omit index= or give read=", method->name);
-    if (other_index) changed.index = other_index;
+    if (other_index) changed.index = other_index->format;
     enum terse_status status = CPU->create(shape, &changed, threads, cache, error);
+    if (!status && other_index) (*cache)->index = other_index;
     newest = status ? NULL : *cache;
     return status;
 }
@@ -155,7 +156,7 @@ enum terse_status prefill_engine_new(const struct terse_model *model, uint32_t t
     return engine_new(&backend, model, &options, engine, error);
 }
 
-void prefill_index(const struct index *index) { other_index = index; }
+void prefill_index(const struct cpu_index *index) { other_index = index; }
 
 enum terse_status opened_new(struct terse_engine *engine, const struct terse_session_options *options, struct opened *opened,
                              struct terse_error *error) {

@@ -10,6 +10,7 @@
 #ifndef TERSE_BENCH_FIDELITY_PREFILL_H
 #define TERSE_BENCH_FIDELITY_PREFILL_H
 
+#include "backend/cpu/codec/index.h"
 #include "backend/cpu/kv/cache.h"
 
 /* A session and the cache inside it, which belongs to the session. */
@@ -23,7 +24,7 @@ enum terse_status prefill_engine_new(const struct terse_model *model, uint32_t t
                                      struct terse_error *error);
 
 /* Caches made from here on select tokens by this index instead of their method's; NULL: by their method's. */
-void prefill_index(const struct index *index);
+void prefill_index(const struct cpu_index *index);
 
 /* terse_session_new, and the cache of the session. */
 enum terse_status opened_new(struct terse_engine *engine, const struct terse_session_options *options, struct opened *opened,

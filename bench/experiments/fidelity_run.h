@@ -22,7 +22,7 @@ struct run {
     char spec[96];   /* as given */
     char fields[96]; /* a copy split into the strings that `cache` points to */
     struct terse_cache_options cache;
-    const struct index *index;       /* or NULL: the method's own */
+    const struct cpu_index *index;   /* or NULL: the method's own */
     struct terse_codebook *codebook; /* or NULL */
     uint64_t codebook_hash;          /* of its file; 0: none */
 };

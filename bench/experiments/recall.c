@@ -10,6 +10,7 @@
  * as means over layers, KV heads and queries. Existing lines are not measured again.
  *
  * The program's engine has kv_ops that observe the executor's calls: `append` is where rotated keys lie in full precision. */
+#include "backend/cpu/codec/index.h"
 #include "backend/cpu/kv/query_rows.h"
 #include "backend/cpu/kv/state.h"
 #include "backend/cpu/kv/top_k.h"
@@ -105,10 +106,10 @@ static bool head_new(struct head *h) {
     size_t tables = 0;
     bool all = true;
     for (size_t w = 0; w < SELECTORS; w++) {
-        const struct index *index = selectors[w].index ? index_variant(selectors[w].index) : NULL;
+        const struct cpu_index *index = selectors[w].index ? index_variant(selectors[w].index) : NULL;
         if (!index) continue;
-        h->learned[w] = memory_array(index->learned_bytes(h->hd) + 1, 1);
-        h->pages[w] = memory_array(h->n / PAGE_TOKENS, index->page_bytes(h->hd));
+        h->learned[w] = memory_array(index_learned_bytes(index->format, h->hd) + 1, 1);
+        h->pages[w] = memory_array(h->n / PAGE_TOKENS, index_bytes(index->format, h->hd));
         tables = larger(tables, index->table_bytes(h->hd));
         all &= h->learned[w] && h->pages[w];
     }
@@ -127,16 +128,16 @@ static bool head_new(struct head *h) {
 
 /* Fits a selector's index to the tokens and encodes them; false when what was fitted is not finite. */
 static bool index_head(struct head *h, size_t w, struct found *found) {
-    const struct index *index = index_variant(selectors[w].index);
+    const struct cpu_index *index = index_variant(selectors[w].index);
     const struct index_options options = index_options_defaults();
     index->fit(h->hd, h->keys, h->n, h->stride, &options, h->learned[w]);
-    for (size_t i = 0; i < index->learned_bytes(h->hd) / sizeof(float); i++)
+    for (size_t i = 0; i < index_learned_bytes(index->format, h->hd) / sizeof(float); i++)
         if (!isfinite(((const float *)h->learned[w])[i])) return false;
     for (size_t t = 0; t < h->n; t += PAGE_TOKENS) {
         for (size_t i = 0; i < PAGE_TOKENS; i++)
             memcpy(h->page + i * h->hd, h->keys + (t + i) * h->stride, h->hd * sizeof *h->page);
         index->encode(h->hd, h->learned[w], h->page, PAGE_TOKENS,
-                      (uint8_t *)h->pages[w] + t / PAGE_TOKENS * index->page_bytes(h->hd));
+                      (uint8_t *)h->pages[w] + t / PAGE_TOKENS * index_bytes(index->format, h->hd));
     }
     if (selectors[w].error) found->error = PROBES * index_sign_error(index, h->hd, h->learned[w], h->keys, h->n, h->stride);
     return true;
@@ -182,14 +183,15 @@ static void group_scores(struct head *h, size_t group) {
 
 /* Scores of the tokens for a probe, as in a cache. */
 static void score_probe(struct head *h, size_t w, const float *q, uint64_t *state) {
-    const struct index *index = selectors[w].index ? index_variant(selectors[w].index) : NULL;
+    const struct cpu_index *index = selectors[w].index ? index_variant(selectors[w].index) : NULL;
     if (!index) {
         for (size_t t = 0; t < h->n; t++) h->scores[t] = (uint16_t)(random_next(state) >> 48);
         return;
     }
     index->prepare(h->hd, h->learned[w], q, h->G, h->tables);
     for (size_t t = 0; t < h->n; t += PAGE_TOKENS)
-        index->scores(h->hd, h->tables, (uint8_t *)h->pages[w] + t / PAGE_TOKENS * index->page_bytes(h->hd), h->scores + t);
+        index->scores(h->hd, h->tables, (uint8_t *)h->pages[w] + t / PAGE_TOKENS * index_bytes(index->format, h->hd),
+                      h->scores + t);
     group_scores(h, selectors[w].group);
 }
 

@@ -9,19 +9,21 @@
  * of the same problem, keeps the best 8 prefixes and ends with the local search; its codebook is fitted like the others' and then further
  * with this search. "encoder" is the paper's network (tests/support/encoder.h), "its C" the search with the codebook that was trained with
  * the encoder. A head's attention is that of the model itself, over windows of 512 tokens. */
-#include "backend/cpu/codec/additive.h"
 #include "backend/cpu/codec/binary_code_search.h"
+#include "backend/cpu/codec/codec.h"
 #include "backend/cpu/codec/normalization.h"
 #include "backend/cpu/gemm.h"
 #include "backend/cpu/linear.h"
 #include "base/clock.h"
 #include "base/memory.h"
 #include "base/random.h"
+#include "format/commvq.h"
 #include "support/encoder.h"
 #include "train/additive.h"
 #include "train/backward.h"
 #include "train/calibrate.h"
 #include "train/capture.h"
+#include "train/codec_learning.h"
 #include "train/kmeans.h"
 
 #include <math.h>
@@ -205,12 +207,12 @@ struct encoding {
 };
 
 static void code_by_codec(const struct encoding *encoding, const struct head *h, const struct rows *rows, float *to) {
-    void *page = allocate(encoding->codec->page_bytes(encoding->shape, CODEC_VALUES), 1);
+    void *page = allocate(codec_page_bytes(encoding->codec, encoding->shape, CODEC_VALUES), 1);
     float decoded[PAGE_TOKENS * HD];
     for (size_t i = 0; i < rows->n; i += PAGE_TOKENS) {
         size_t n = rows->n - i < PAGE_TOKENS ? rows->n - i : PAGE_TOKENS;
-        encoding->codec->encode(encoding->shape, CODEC_VALUES, rows->x + i * h->hd, n, page);
-        encoding->codec->decode(encoding->shape, CODEC_VALUES, page, decoded);
+        cpu_codec_of(encoding->codec)->encode(encoding->shape, CODEC_VALUES, rows->x + i * h->hd, n, page);
+        cpu_codec_of(encoding->codec)->decode(encoding->shape, CODEC_VALUES, page, decoded);
         memcpy(to + i * h->hd, decoded, n * h->hd * sizeof *to);
     }
     memory_free(page);
@@ -458,8 +460,8 @@ static void refit_by_beam(struct encoding *encoding, const struct head *h, float
 static void open_encoding(struct encoding *encoding, float *parameters) {
     void *learned;
     struct terse_error error;
-    if (encoding->codec->snap_to_grid) encoding->codec->snap_to_grid(encoding->shape, CODEC_VALUES, parameters);
-    must(!encoding->codec->open(encoding->shape, CODEC_VALUES, parameters, &learned, &error), error.message);
+    if ((encoding->codec->learner == CODEC_LEARNS_KMEANS)) codec_snap_to_grid(encoding->codec, encoding->shape, parameters);
+    must(!cpu_codec_of(encoding->codec)->learned_new(encoding->shape, CODEC_VALUES, parameters, &learned, &error), error.message);
     encoding->shape.learned = learned;
     memory_free(parameters);
 }
@@ -468,7 +470,7 @@ static void learn_gain_shape(struct encoding *encoding, const struct head *h, ui
     struct kmeans_options options = kmeans_options_defaults();
     struct terse_error error;
     encoding->shape = (struct codec_shape){(uint32_t)h->hd, (uint32_t)h->G, width, 8, NULL};
-    float *parameters = allocate(encoding->codec->parameters(encoding->shape, CODEC_VALUES), 4);
+    float *parameters = allocate(codec_parameters(encoding->codec, encoding->shape), 4);
     options.rounds = 4;
     options.tolerance = 2e-3;
     for (size_t m = 0; m < h->hd / width; m++) {
@@ -484,8 +486,7 @@ static float *learn_additive(struct encoding *encoding, const struct head *h, ui
     struct coding coding = additive_coding((uint32_t)h->hd, bits);
     struct terse_error error;
     encoding->shape = (struct codec_shape){(uint32_t)h->hd, (uint32_t)h->G, coding.width, coding.bits, NULL};
-    float *parameters = allocate(encoding->codec->parameters(encoding->shape, CODEC_VALUES), 4),
-          *C = allocate(coding.bits * h->hd, 4);
+    float *parameters = allocate(codec_parameters(encoding->codec, encoding->shape), 4), *C = allocate(coding.bits * h->hd, 4);
     struct additive_points points = {h->train.unit, h->train.n, h->hd, h->train.weights};
     must(!additive_fit(&points, h->hd, coding.bits, &options, C, NULL, NULL, &error), error.message);
     memcpy(parameters, C, coding.bits * h->hd * sizeof *C);
@@ -550,13 +551,13 @@ struct figures {
 
 /* Seconds to encode n rows, the fastest of many runs. */
 static double seconds_of(const struct encoding *encoding, const struct head *h, size_t n, char *pages, uint8_t *bits) {
-    size_t bytes = encoding->codec ? encoding->codec->page_bytes(encoding->shape, CODEC_VALUES) : 0;
+    size_t bytes = encoding->codec ? codec_page_bytes(encoding->codec, encoding->shape, CODEC_VALUES) : 0;
     double best = INFINITY, end = clock_now() + 0.5;
     for (int run = 0; run < 100 && (run < 3 || clock_now() < end); run++) {
         double start = clock_now();
         for (size_t i = 0; encoding->codec && i < n; i += PAGE_TOKENS)
-            encoding->codec->encode(encoding->shape, CODEC_VALUES, h->test.x + i * h->hd, PAGE_TOKENS,
-                                    pages + i / PAGE_TOKENS * bytes);
+            cpu_codec_of(encoding->codec)
+                ->encode(encoding->shape, CODEC_VALUES, h->test.x + i * h->hd, PAGE_TOKENS, pages + i / PAGE_TOKENS * bytes);
         if (encoding->find) encoding->find(encoding, h, h->test.unit, n, bits);
         best = fmin(best, clock_now() - start);
     }
@@ -567,7 +568,7 @@ static double seconds_of(const struct encoding *encoding, const struct head *h, 
  * queries. */
 static void time_encoding(const struct encoding *encoding, const struct head *h, struct figures *f) {
     enum { TOKENS = 1024, FEW = 64, MORE = 192 };
-    size_t bytes = encoding->codec ? encoding->codec->page_bytes(encoding->shape, CODEC_VALUES) : 0;
+    size_t bytes = encoding->codec ? codec_page_bytes(encoding->codec, encoding->shape, CODEC_VALUES) : 0;
     float *weights = allocate(h->G * PAGE_TOKENS, 4), *acc = memory_zeros(h->G, h->hd * 4);
     uint8_t *bits = allocate(MORE, MOST / 8);
     char *pages = allocate(TOKENS / PAGE_TOKENS, bytes);
@@ -577,18 +578,20 @@ static void time_encoding(const struct encoding *encoding, const struct head *h,
     omp_set_num_threads(1);
     f->encode += 1e6 * (seconds_of(encoding, h, MORE, pages, bits) - seconds_of(encoding, h, FEW, pages, bits)) / (MORE - FEW);
     for (size_t i = 0; encoding->codec && i < TOKENS; i += PAGE_TOKENS)
-        encoding->codec->encode(encoding->shape, CODEC_VALUES, h->test.x + i * h->hd, PAGE_TOKENS, pages + i / PAGE_TOKENS * bytes);
+        cpu_codec_of(encoding->codec)
+            ->encode(encoding->shape, CODEC_VALUES, h->test.x + i * h->hd, PAGE_TOKENS, pages + i / PAGE_TOKENS * bytes);
     for (size_t i = 0; i < h->G * PAGE_TOKENS; i++) weights[i] = (float)(i % 11) / 64;
     for (int run = 0; encoding->codec && run < 500; run++) {
-        size_t floats = encoding->codec->code_sums ? encoding->codec->code_sums(encoding->shape) : 0;
+        size_t floats =
+            cpu_codec_of(encoding->codec)->code_sum_floats ? cpu_codec_of(encoding->codec)->code_sum_floats(encoding->shape) : 0;
         float *code_sums = memory_zeros(floats, 4);
         double start = clock_now();
         for (size_t i = 0; i < TOKENS / PAGE_TOKENS; i++)
             if (floats)
-                encoding->codec->accumulate_by_code(encoding->shape, weights, pages + i * bytes, code_sums);
+                cpu_codec_of(encoding->codec)->accumulate_by_code(encoding->shape, weights, pages + i * bytes, code_sums);
             else
-                encoding->codec->accumulate(encoding->shape, weights, pages + i * bytes, acc);
-        if (floats) encoding->codec->finish_code_sums(encoding->shape, code_sums, acc);
+                cpu_codec_of(encoding->codec)->accumulate_values(encoding->shape, weights, pages + i * bytes, acc);
+        if (floats) cpu_codec_of(encoding->codec)->finish_code_sums(encoding->shape, code_sums, acc);
         best = fmin(best, clock_now() - start);
         memory_free(code_sums);
     }
@@ -680,8 +683,8 @@ static size_t compare(const struct head *h, uint32_t bits, size_t steps, struct 
     encodings[7] =
         (struct encoding){"  its C", resident, code_by_bits, .C = encoder_codebook(e), .codes = codes, .find = find_by_search};
     for (size_t i = 0; i < ENCODINGS; i++) measure(&encodings[i], h, &figures[i]);
-    codec_gain_shape.close((void *)encodings[1].shape.learned);
-    codec_additive.close((void *)encodings[2].shape.learned);
+    cpu_codec_gain_shape.learned_free((void *)encodings[1].shape.learned);
+    cpu_codec_additive.learned_free((void *)encodings[2].shape.learned);
     encoder_free(e);
     memory_free(C), memory_free(refitted);
     return ENCODINGS;

@@ -11,7 +11,9 @@
  *
  *     bench_commvq [THREADS [DEPTH...]]         depths 8192, 32768 and 131072
  */
+#include "backend/cpu/codec/codec.h"
 #include "backend/cpu/codec/commvq.h"
+#include "backend/cpu/codec/prepared.h"
 #include "backend/cpu/gemm.h"
 #include "backend/cpu/kernels/cpu.h"
 #include "backend/cpu/kernels/pq/code_planes.h"
@@ -71,6 +73,7 @@ struct scratch {
 struct layer {
     struct cache_shape shape;
     struct method method; /* with a codebook of random parameters */
+    const struct cpu_codebook *codebook;
     size_t G, hd, pages;
     size_t bytes[2];            /* of a page */
     uint8_t *memory[2];         /* [kv_heads][pages] of random codes, apart from the caches' */
@@ -85,7 +88,7 @@ struct layer {
 static struct codec_shape side_of(const struct layer *l, enum codec_side side, uint32_t head) {
     struct coding coding = side == CODEC_KEYS ? l->method.key : l->method.value;
     return (struct codec_shape){l->shape.head_dim, (uint32_t)l->G, coding.width, coding.bits,
-                                codebook_learned(l->method.learned, side, 0, head)};
+                                cpu_codebook_learned(l->codebook, side, 0, head)};
 }
 
 /* ---- Setup */
@@ -129,7 +132,8 @@ static void make_angles(struct layer *l) {
 static struct scratch make_scratch(const struct layer *l) {
     size_t tokens = l->pages * PAGE_TOKENS, code_sums = 1;
     struct codec_shape value = side_of(l, CODEC_VALUES, 0);
-    if (l->method.value.codec->code_sums) code_sums += l->method.value.codec->code_sums(value);
+    if (cpu_codec_of(l->method.value.codec)->code_sum_floats)
+        code_sums += cpu_codec_of(l->method.value.codec)->code_sum_floats(value);
     struct scratch s = {.logits = allocate(l->G * tokens, sizeof(float))};
     for (int i = 0; i < 2; i++) s.rows[i] = allocate(tokens * l->hd, sizeof(float));
     s.tables = allocate(l->G * commvq_table_floats(commvq_code_of(side_of(l, CODEC_KEYS, 0))), sizeof(float));
@@ -146,11 +150,13 @@ static void free_scratch(struct scratch *s) {
 static struct layer make_layer(const struct cache_shape *shape, const char *method, size_t tokens) {
     struct layer l = {.shape = *shape, .G = shape->query_heads / shape->kv_heads, .hd = shape->head_dim};
     l.method = make_method(shape, method);
+    struct terse_error error;
+    must(cpu_codebook_prepare(l.method.learned, &l.codebook, &error), &error);
     l.pages = tokens / PAGE_TOKENS;
     for (int side = 0; side < 2; side++) {
         struct codec_shape s = side_of(&l, (enum codec_side)side, 0);
         struct random random = {1 + (uint64_t)side};
-        l.bytes[side] = (side == CODEC_KEYS ? l.method.key : l.method.value).codec->page_bytes(s, (enum codec_side)side);
+        l.bytes[side] = codec_page_bytes((side == CODEC_KEYS ? l.method.key : l.method.value).codec, s, (enum codec_side)side);
         l.memory[side] = allocate(shape->kv_heads * l.pages, l.bytes[side]);
         fill_bytes(&random, l.memory[side], shape->kv_heads * l.pages * l.bytes[side]);
     }
@@ -235,19 +241,20 @@ static void score_by_tables(const struct layer *l, uint32_t head, struct scratch
 static void accumulate_by_codes(const struct layer *l, uint32_t head, struct scratch *s, float *out) {
     const struct codec *codec = l->method.value.codec;
     struct codec_shape shape = side_of(l, CODEC_VALUES, head);
-    size_t tokens = l->pages * PAGE_TOKENS, code_sums = codec->code_sums ? codec->code_sums(shape) : 0;
+    size_t tokens = l->pages * PAGE_TOKENS,
+           code_sums = cpu_codec_of(codec)->code_sum_floats ? cpu_codec_of(codec)->code_sum_floats(shape) : 0;
     memset(out, 0, l->G * l->hd * sizeof *out);
     memset(s->code_sums, 0, code_sums * sizeof *s->code_sums);
     for (size_t i = 0; i < l->pages; i++) {
         for (size_t g = 0; g < l->G; g++)
             memcpy(s->page + g * PAGE_TOKENS, s->logits + g * tokens + i * PAGE_TOKENS, PAGE_TOKENS * sizeof(float));
         if (!code_sums) {
-            codec->accumulate(shape, s->page, page_at(l, CODEC_VALUES, head, i), out);
+            cpu_codec_of(codec)->accumulate_values(shape, s->page, page_at(l, CODEC_VALUES, head, i), out);
             continue;
         }
-        codec->accumulate_by_code(shape, s->page, page_at(l, CODEC_VALUES, head, i), s->code_sums);
+        cpu_codec_of(codec)->accumulate_by_code(shape, s->page, page_at(l, CODEC_VALUES, head, i), s->code_sums);
         if ((i + 1) % RUN && i + 1 < l->pages) continue;
-        codec->finish_code_sums(shape, s->code_sums, out);
+        cpu_codec_of(codec)->finish_code_sums(shape, s->code_sums, out);
         memset(s->code_sums, 0, code_sums * sizeof *s->code_sums);
     }
 }
@@ -281,11 +288,11 @@ static void sum_keys(const struct layer *l, uint32_t head, const uint8_t *page, 
 }
 
 static void decode_head(const struct layer *l, enum variant variant, uint32_t head, struct scratch *s) {
-    const struct codec *value = l->method.value.codec;
+    const struct cpu_codec *value = cpu_codec_of(l->method.value.codec);
     for (size_t i = 0; i < l->pages; i++) {
         float *keys = s->rows[0] + i * PAGE_TOKENS * l->hd;
         if (variant == DECODED)
-            codec_commvq.decode(side_of(l, CODEC_KEYS, head), CODEC_KEYS, page_at(l, CODEC_KEYS, head, i), keys);
+            cpu_codec_commvq.decode(side_of(l, CODEC_KEYS, head), CODEC_KEYS, page_at(l, CODEC_KEYS, head, i), keys);
         else
             sum_keys(l, head, page_at(l, CODEC_KEYS, head, i), keys);
         for (size_t t = 0; t < PAGE_TOKENS; t++) {

@@ -10,6 +10,7 @@
  *
  * Each KV head is timed by itself. Every round times everything once, and the fastest round of a head counts, so that other load on the
  * machine matters little. Beyond 16384 tokens the pages are copies, at addresses of their own: memory traffic is that of the depth. */
+#include "backend/cpu/codec/codec.h"
 #include "backend/cpu/codec/index.h"
 #include "backend/cpu/codec/nearest.h"
 #include "backend/cpu/kernels/cpu.h"
@@ -21,6 +22,7 @@
 #include "kv/partial.h"
 #include "support/kernel_check.h"
 #include "train/capture.h"
+#include "train/codec_learning.h"
 
 #include <math.h>
 #include <omp.h>
@@ -143,20 +145,20 @@ static const uint8_t *page_at(const struct store *s, int side, size_t head, size
 static void *learn(const struct codec *codec, struct codec_shape shape, int side, const float *rows, size_t n) {
     void *learned = NULL;
     struct terse_error error;
-    if (codec->fitted_bytes && codec->fitted_bytes(shape, (enum codec_side)side)) {
+    if (codec->fitted && codec_fitted_bytes(codec, shape, (enum codec_side)side)) {
         struct index_options options = index_options_defaults();
-        learned = allocate(codec->fitted_bytes(shape, (enum codec_side)side), 1);
-        codec->fit(shape, (enum codec_side)side, rows, n, shape.head_dim, &options, learned);
+        learned = allocate(codec_fitted_bytes(codec, shape, (enum codec_side)side), 1);
+        cpu_codec_of(codec)->fit(shape, (enum codec_side)side, rows, n, shape.head_dim, &options, learned);
     }
-    if (codec->parameters) { /* centroids are sub-vectors of some rows: better ones would not change the cost of reading */
-        size_t count = codec->parameters(shape, (enum codec_side)side), k = (size_t)1 << shape.bits;
+    if (codec_learns(codec)) { /* centroids are sub-vectors of some rows: better ones would not change the cost of reading */
+        size_t count = codec_parameters(codec, shape), k = (size_t)1 << shape.bits;
         float *floats = allocate(count, sizeof *floats);
         for (size_t i = 0; i < count; i++) {
             size_t part = i / (k * shape.width), row = i / shape.width % k;
             floats[i] = rows[row * 37 % n * shape.head_dim + part * shape.width + i % shape.width];
         }
-        if (codec->snap_to_grid) codec->snap_to_grid(shape, (enum codec_side)side, floats);
-        if (codec->open(shape, (enum codec_side)side, floats, &learned, &error)) fail(error.message);
+        if ((codec->learner == CODEC_LEARNS_KMEANS)) codec_snap_to_grid(codec, shape, floats);
+        if (cpu_codec_of(codec)->learned_new(shape, (enum codec_side)side, floats, &learned, &error)) fail(error.message);
         memory_free(floats);
     }
     return learned;
@@ -168,7 +170,7 @@ static struct store new_store(const struct format *format, const struct data *d,
     s.shape = (struct codec_shape){(uint32_t)hd, (uint32_t)G, format->width, format->bits, NULL};
     for (int side = 0; side < 2; side++) {
         const struct codec *codec = format->codec[side];
-        s.bytes[side] = codec->page_bytes(s.shape, (enum codec_side)side);
+        s.bytes[side] = codec_page_bytes(codec, s.shape, (enum codec_side)side);
         s.memory[side] = allocate(heads * s.pages, s.bytes[side]);
         s.learned[side] = allocate(heads, sizeof(void *));
         for (size_t head = 0; head < heads; head++) {
@@ -181,7 +183,7 @@ static struct store new_store(const struct format *format, const struct data *d,
                 if (head >= d->shape.kv_heads || b >= distinct)
                     memcpy(to, to - before * s.bytes[side], s.bytes[side]);
                 else
-                    codec->encode(shape, (enum codec_side)side, rows + b * PAGE_TOKENS * hd, PAGE_TOKENS, to);
+                    cpu_codec_of(codec)->encode(shape, (enum codec_side)side, rows + b * PAGE_TOKENS * hd, PAGE_TOKENS, to);
             }
         }
     }
@@ -191,8 +193,8 @@ static struct store new_store(const struct format *format, const struct data *d,
 static void free_store(struct store *s) {
     for (int side = 0; side < 2; side++) {
         for (size_t head = 0; head < s->heads; head++) {
-            if (s->format->codec[side]->close)
-                s->format->codec[side]->close(s->learned[side][head]);
+            if (cpu_codec_of(s->format->codec[side])->learned_free)
+                cpu_codec_of(s->format->codec[side])->learned_free(s->learned[side][head]);
             else
                 memory_free(s->learned[side][head]);
         }
@@ -214,7 +216,7 @@ struct finder {
 };
 
 static struct finder new_finder(const struct index *index, const struct data *d, size_t depth) {
-    size_t hd = d->shape.head_dim, heads = d->heads, bytes = index->page_bytes(hd), distinct = d->distinct / PAGE_TOKENS;
+    size_t hd = d->shape.head_dim, heads = d->heads, bytes = index_bytes(index, hd), distinct = d->distinct / PAGE_TOKENS;
     struct finder f = {.index = index, .heads = heads, .pages = depth / PAGE_TOKENS, .step = bytes};
     struct index_options options = index_options_defaults();
     f.memory = allocate(heads * f.pages, bytes);
@@ -223,11 +225,11 @@ static struct finder new_finder(const struct index *index, const struct data *d,
     f.tokens = allocate(heads * SHARE(depth), sizeof *f.tokens);
     for (size_t head = 0; head < heads; head++) {
         const float *rows = rows_of(d, CODEC_KEYS, head);
-        f.learned[head] = allocate(index->learned_bytes(hd) + 1, 1);
-        index->fit(hd, rows, d->distinct, hd, &options, f.learned[head]);
+        f.learned[head] = allocate(index_learned_bytes(index, hd) + 1, 1);
+        cpu_index_of(index)->fit(hd, rows, d->distinct, hd, &options, f.learned[head]);
         for (size_t b = 0; b < f.pages; b++)
-            index->encode(hd, f.learned[head], rows + b % distinct * PAGE_TOKENS * hd, PAGE_TOKENS,
-                          f.memory + (head * f.pages + b) * bytes);
+            cpu_index_of(index)->encode(hd, f.learned[head], rows + b % distinct * PAGE_TOKENS * hd, PAGE_TOKENS,
+                                        f.memory + (head * f.pages + b) * bytes);
     }
     return f;
 }
@@ -243,9 +245,10 @@ static void free_finder(struct finder *f) {
 static void score_head(const struct finder *f, const struct data *d, size_t head) {
     size_t hd = d->shape.head_dim, G = group(d);
     uint8_t tables[8 * CODEC_HEAD_DIM_MAX];
-    f->index->prepare(hd, f->learned[head], queries_of(d, head), G, tables);
+    cpu_index_of(f->index)->prepare(hd, f->learned[head], queries_of(d, head), G, tables);
     for (size_t b = 0; b < f->pages; b++)
-        f->index->scores(hd, tables, f->memory + (head * f->pages + b) * f->step, f->scores + (head * f->pages + b) * PAGE_TOKENS);
+        cpu_index_of(f->index)->scores(hd, tables, f->memory + (head * f->pages + b) * f->step,
+                                       f->scores + (head * f->pages + b) * PAGE_TOKENS);
 }
 
 static void find_head(const struct finder *f, const struct data *d, size_t head) {
@@ -274,7 +277,7 @@ static void read_run(const struct store *s, size_t head, const float *q, const f
     size_t G = s->shape.group, step = G * PAGE_TOKENS;
     float logits[RUN * 8 * PAGE_TOKENS];
     for (size_t r = 0; r < run->n; r++)
-        s->format->codec[0]->score(shape_of(s, CODEC_KEYS, head), q, tables, run->page[0][r], logits + r * step);
+        cpu_codec_of(s->format->codec[0])->score(shape_of(s, CODEC_KEYS, head), q, tables, run->page[0][r], logits + r * step);
     for (size_t g = 0; g < G; g++) {
         float *row = logits + g * PAGE_TOKENS, max = -INFINITY;
         for (size_t r = 0; r < run->n; r++) max = fmaxf(max, kernel->max(row + r * step, run->tokens[r]));
@@ -285,7 +288,8 @@ static void read_run(const struct store *s, size_t head, const float *q, const f
         }
     }
     for (size_t r = 0; r < run->n; r++)
-        s->format->codec[1]->accumulate(shape_of(s, CODEC_VALUES, head), logits + r * step, run->page[1][r], partial->acc);
+        cpu_codec_of(s->format->codec[1])
+            ->accumulate_values(shape_of(s, CODEC_VALUES, head), logits + r * step, run->page[1][r], partial->acc);
 }
 
 /* The workspace of one thread. */
@@ -301,8 +305,8 @@ static const float *begin(const struct store *s, const struct data *d, size_t he
     *q = queries_of(d, head);
     *partial = partial_at(reader->partial, shape.group, shape.head_dim);
     partial_clear(partial);
-    if (!codec->prepared || !codec->prepared(shape)) return NULL;
-    codec->prepare(shape, *q, reader->tables);
+    if (!cpu_codec_of(codec)->query_floats || !cpu_codec_of(codec)->query_floats(shape)) return NULL;
+    cpu_codec_of(codec)->prepare_queries(shape, *q, reader->tables);
     return reader->tables;
 }
 
@@ -357,13 +361,14 @@ static size_t pack(const struct store *s, size_t head, const struct reader *read
         const struct codec *codec = s->format->codec[side];
         struct codec_shape shape = shape_of(s, side, head);
         for (size_t i = 0; i < count + AHEAD; i++) {
-            if (i < count && codec->prefetch_tokens)
-                codec->prefetch_tokens(shape, (enum codec_side)side, page_at(s, side, head, pieces[i].page),
-                                       slots + pieces[i].to * PAGE_TOKENS + pieces[i].at, pieces[i].count);
+            if (i < count && cpu_codec_of(codec)->prefetch_tokens)
+                cpu_codec_of(codec)->prefetch_tokens(shape, (enum codec_side)side, page_at(s, side, head, pieces[i].page),
+                                                     slots + pieces[i].to * PAGE_TOKENS + pieces[i].at, pieces[i].count);
             if (i < AHEAD) continue;
             const struct piece *p = &pieces[i - AHEAD];
-            codec->gather_tokens(shape, (enum codec_side)side, page_at(s, side, head, p->page), slots + p->to * PAGE_TOKENS + p->at,
-                                 p->count, reader->packed[side] + p->to * s->bytes[side], p->at);
+            cpu_codec_of(codec)->gather_tokens(shape, (enum codec_side)side, page_at(s, side, head, p->page),
+                                               slots + p->to * PAGE_TOKENS + p->at, p->count,
+                                               reader->packed[side] + p->to * s->bytes[side], p->at);
         }
     }
     run->n = (all + PAGE_TOKENS - 1) / PAGE_TOKENS;
@@ -388,8 +393,8 @@ static void read_tokens(const struct store *s, const struct data *d, size_t head
 static struct reader new_reader(const struct store *s) {
     struct reader reader = {.partial = allocate(partial_floats(s->shape.group, s->shape.head_dim), sizeof(float))};
     size_t floats = 1;
-    for (size_t head = 0; s->format->codec[0]->prepared && head < s->heads; head++) {
-        size_t more = s->format->codec[0]->prepared(shape_of(s, CODEC_KEYS, head));
+    for (size_t head = 0; cpu_codec_of(s->format->codec[0])->query_floats && head < s->heads; head++) {
+        size_t more = cpu_codec_of(s->format->codec[0])->query_floats(shape_of(s, CODEC_KEYS, head));
         floats = more > floats ? more : floats;
     }
     reader.tables = allocate(floats, sizeof(float));
@@ -517,12 +522,12 @@ static void kmeans_group(const float *rows, size_t n, size_t stride, int rounds)
 static void bench_fit(const struct data *d, size_t depth) {
     size_t hd = d->shape.head_dim, n = depth < d->distinct ? depth : d->distinct;
     const float *keys = d->rows[CODEC_KEYS];
-    void *learned = allocate(index_sign.learned_bytes(hd), 1);
+    void *learned = allocate(index_learned_bytes(&index_sign, hd), 1);
     struct index_options options = index_options_defaults();
     double best[2] = {INFINITY, INFINITY};
     for (int round = 0; round < ROUNDS; round++) {
         double start = clock_seconds();
-        index_sign.fit(hd, keys, n, hd, &options, learned);
+        cpu_index_sign.fit(hd, keys, n, hd, &options, learned);
         best[0] = fmin(best[0], clock_seconds() - start);
         start = clock_seconds();
         for (size_t g = 0; g < hd / INDEX_SIGN_CHANNELS; g++) kmeans_group(keys + g * INDEX_SIGN_CHANNELS, n, hd, 20);

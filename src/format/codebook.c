@@ -1,6 +1,5 @@
-/* What the codecs of a method have learned about a model: makes the codecs' objects from parameters and hands them out. The file is
+/* What the codecs of a method have learned about a model: checks parameters, keeps them and the backends' forms of them. The file is
  * codebook_file.c's business. */
-#include "backend/cpu/kernels/vector/ops.h"
 #include "base/half.h"
 #include "base/memory.h"
 #include "base/text.h"
@@ -18,7 +17,7 @@ enum { MOST_LAYERS = 1024, MOST_KV_HEADS = 4096 };
 
 static const char *const side_names[] = {[CODEC_KEYS] = "keys", [CODEC_VALUES] = "values"};
 
-static bool learns(struct coding coding) { return coding.codec && coding.codec->parameters; }
+static bool learns(struct coding coding) { return coding.codec && codec_learns(coding.codec); }
 
 struct coding codebook_coding(const struct codebook_info *info, enum codec_side side) {
     struct coding coding = side == CODEC_KEYS ? info->key : info->value;
@@ -35,14 +34,14 @@ size_t codebook_sets(const struct codebook_info *info) { return info->shared ? 1
 /* Floats of one layer, KV head and side. */
 static size_t floats_of(const struct codebook_info *info, enum codec_side side) {
     struct coding coding = codebook_coding(info, side);
-    return coding.codec ? coding.codec->parameters(codebook_shape(info, side), side) : 0;
+    return coding.codec ? codec_parameters(coding.codec, codebook_shape(info, side)) : 0;
 }
 
 size_t codebook_part_floats(const struct codebook_info *info, enum codec_side side, enum codebook_part part) {
     struct coding coding = codebook_coding(info, side);
     if (!coding.codec) return 0;
-    size_t frame = coding.codec->normalization_floats ? coding.codec->normalization_floats(codebook_shape(info, side), side) : 0;
-    return part == CODEBOOK_CENTROIDS ? floats_of(info, side) - frame : frame;
+    size_t normalization = codec_normalization_floats(coding.codec, codebook_shape(info, side));
+    return part == CODEBOOK_CENTROIDS ? floats_of(info, side) - normalization : normalization;
 }
 
 size_t codebook_floats(const struct codebook_info *info, enum codec_side side) {
@@ -54,7 +53,7 @@ size_t codebook_floats(const struct codebook_info *info, enum codec_side side) {
 static enum terse_status check_side(const struct codebook_info *info, enum codec_side side, struct terse_error *error) {
     struct coding coding = codebook_coding(info, side);
     if (!coding.codec) return TERSE_OK;
-    return coding.codec->check(codebook_shape(info, side), side, error); /* widths and bits */
+    return codec_check(coding.codec, codebook_shape(info, side), side, error); /* widths and bits */
 }
 
 enum terse_status codebook_check_info(const struct codebook_info *info, struct terse_error *error) {
@@ -81,8 +80,6 @@ static void make_printable(char *text, size_t capacity) {
 
 static enum terse_status begin_side(struct terse_codebook *codebook, enum codec_side side, struct terse_error *error) {
     if (!codebook_coding(&codebook->info, side).codec) return TERSE_OK;
-    codebook->learned[side] = memory_zeros(codebook->sets, sizeof(void *));
-    if (!codebook->learned[side]) return status_no_memory(error, codebook->sets * sizeof(void *), "the codebook");
     for (int part = CODEBOOK_CENTROIDS; part <= CODEBOOK_NORMALIZATION; part++) {
         size_t n = codebook->sets * codebook_part_floats(&codebook->info, side, (enum codebook_part)part);
         if (!n) continue;
@@ -98,6 +95,7 @@ enum terse_status codebook_begin(const struct codebook_info *info, struct terse_
     if (status) return status;
     struct terse_codebook *codebook = memory_zeros(1, sizeof *codebook);
     if (!codebook) return status_no_memory(error, sizeof *codebook, "the codebook");
+    pthread_mutex_init(&codebook->mutex, NULL);
     codebook->info = *info;
     codebook->info.key = codebook_coding(info, CODEC_KEYS);
     codebook->info.value = codebook_coding(info, CODEC_VALUES);
@@ -115,11 +113,11 @@ enum terse_status codebook_begin(const struct codebook_info *info, struct terse_
     return status;
 }
 
-/* One part of one set as floats[n]. */
-static enum terse_status read_part(const struct terse_codebook *codebook, enum codec_side side, enum codebook_part part, size_t set,
-                                   size_t n, float *floats, struct terse_error *error) {
-    if (!n) return TERSE_OK;
-    const uint16_t *halves = codebook->halves[side][part] + set * n;
+/* One part of one set is finite in half precision. */
+static enum terse_status check_part(const struct terse_codebook *codebook, enum codec_side side, enum codebook_part part,
+                                    size_t set, struct terse_error *error) {
+    size_t n = codebook_part_floats(&codebook->info, side, part);
+    const uint16_t *halves = codebook_halves(codebook, side, part, set);
     for (size_t i = 0; i < n; i++) {
         if ((halves[i] & 0x7c00) != 0x7c00) continue;
         return status_fail(
@@ -128,34 +126,32 @@ static enum terse_status read_part(const struct terse_codebook *codebook, enum c
             i, part == CODEBOOK_NORMALIZATION ? "frame" : "centroids", set / codebook->info.kv_heads, set % codebook->info.kv_heads,
             side_names[side]);
     }
-    vector_ops()->half_to_float(halves, floats, n);
     return TERSE_OK;
 }
 
-/* The codec's objects of a side; `floats` is scratch for the parameters of one set. */
-static enum terse_status open_side(struct terse_codebook *codebook, enum codec_side side, float *floats,
-                                   struct terse_error *error) {
+/* `floats` is scratch for the parameters of one set. */
+static enum terse_status check_side_halves(const struct terse_codebook *codebook, enum codec_side side, float *floats,
+                                           struct terse_error *error) {
     const struct codebook_info *info = &codebook->info;
-    const struct codec *codec = codebook_coding(info, side).codec;
-    size_t centroids = codebook_part_floats(info, side, CODEBOOK_CENTROIDS);
-    size_t frame = codebook_part_floats(info, side, CODEBOOK_NORMALIZATION);
     enum terse_status status = TERSE_OK;
     for (size_t set = 0; !status && set < codebook->sets; set++) {
-        status = read_part(codebook, side, CODEBOOK_CENTROIDS, set, centroids, floats, error);
-        if (!status) status = read_part(codebook, side, CODEBOOK_NORMALIZATION, set, frame, floats + centroids, error);
-        if (!status) status = codec->open(codebook_shape(info, side), side, floats, &codebook->learned[side][set], error);
+        status = check_part(codebook, side, CODEBOOK_CENTROIDS, set, error);
+        if (!status) status = check_part(codebook, side, CODEBOOK_NORMALIZATION, set, error);
+        if (status) break;
+        codebook_parameters(codebook, side, set, floats);
+        status = codec_check_parameters(codebook_coding(info, side).codec, codebook_shape(info, side), floats, error);
     }
     return status;
 }
 
-enum terse_status codebook_open(struct terse_codebook *codebook, struct terse_error *error) {
+enum terse_status codebook_check_halves(const struct terse_codebook *codebook, struct terse_error *error) {
     enum terse_status status = TERSE_OK;
     for (int side = CODEC_KEYS; !status && side <= CODEC_VALUES; side++) {
         size_t n = floats_of(&codebook->info, (enum codec_side)side);
         if (!n) continue;
         float *floats = memory_array(n, sizeof *floats);
         if (!floats) return status_no_memory(error, n * sizeof *floats, "the codebook");
-        status = open_side(codebook, (enum codec_side)side, floats, error);
+        status = check_side_halves(codebook, (enum codec_side)side, floats, error);
         memory_free(floats);
     }
     return status;
@@ -166,7 +162,8 @@ static void fill_side(struct terse_codebook *codebook, enum codec_side side, con
     for (size_t set = 0; set < codebook->sets; set++) {
         for (int part = CODEBOOK_CENTROIDS; part <= CODEBOOK_NORMALIZATION; part++) {
             size_t n = codebook_part_floats(&codebook->info, side, (enum codebook_part)part);
-            if (n) vector_ops()->float_to_half(parameters, codebook->halves[side][part] + set * n, n);
+            uint16_t *halves = codebook->halves[side][part] + set * n;
+            for (size_t i = 0; i < n; i++) halves[i] = half_from_float(parameters[i]);
             parameters += n;
         }
     }
@@ -178,9 +175,9 @@ enum terse_status codebook_new(const struct codebook_info *info, const float *ke
     *result = NULL;
     enum terse_status status = codebook_begin(info, &codebook, error);
     if (status) return status;
-    if (codebook->learned[CODEC_KEYS]) fill_side(codebook, CODEC_KEYS, keys);
-    if (codebook->learned[CODEC_VALUES]) fill_side(codebook, CODEC_VALUES, values);
-    status = codebook_open(codebook, error);
+    if (codebook_coding(info, CODEC_KEYS).codec) fill_side(codebook, CODEC_KEYS, keys);
+    if (codebook_coding(info, CODEC_VALUES).codec) fill_side(codebook, CODEC_VALUES, values);
+    status = codebook_check_halves(codebook, error);
     if (status)
         terse_codebook_free(codebook);
     else
@@ -190,11 +187,10 @@ enum terse_status codebook_new(const struct codebook_info *info, const float *ke
 
 void terse_codebook_free(struct terse_codebook *codebook) {
     if (!codebook) return;
+    for (size_t i = 0; i < CODEBOOK_MOST_FORMS && codebook->forms[i].ops; i++)
+        codebook->forms[i].ops->free(codebook->forms[i].form);
+    pthread_mutex_destroy(&codebook->mutex);
     for (int side = CODEC_KEYS; side <= CODEC_VALUES; side++) {
-        struct coding coding = codebook_coding(&codebook->info, (enum codec_side)side);
-        for (size_t set = 0; codebook->learned[side] && set < codebook->sets; set++)
-            coding.codec->close(codebook->learned[side][set]);
-        memory_free(codebook->learned[side]);
         memory_free(codebook->halves[side][CODEBOOK_CENTROIDS]);
         memory_free(codebook->halves[side][CODEBOOK_NORMALIZATION]);
     }
@@ -205,20 +201,65 @@ void terse_codebook_free(struct terse_codebook *codebook) {
 
 const struct codebook_info *codebook_info(const struct terse_codebook *codebook) { return &codebook->info; }
 
-const void *codebook_learned(const struct terse_codebook *codebook, enum codec_side side, uint32_t layer, uint32_t head) {
-    if (!codebook || !codebook->learned[side]) return NULL;
-    return codebook->learned[side][codebook->info.shared ? 0 : (size_t)layer * codebook->info.kv_heads + head];
+const uint16_t *codebook_halves(const struct terse_codebook *codebook, enum codec_side side, enum codebook_part part, size_t set) {
+    const uint16_t *halves = codebook->halves[side][part];
+    return halves ? halves + set * codebook_part_floats(&codebook->info, side, part) : NULL;
 }
 
-uint64_t codebook_bytes(const struct terse_codebook *codebook) {
-    uint64_t bytes = sizeof *codebook;
-    for (int i = CODEC_KEYS; i <= CODEC_VALUES; i++) {
-        enum codec_side side = (enum codec_side)i;
-        const struct codec *codec = codebook_coding(&codebook->info, side).codec;
-        if (!codec) continue;
-        bytes += codebook_floats(&codebook->info, side) * sizeof(uint16_t) + codebook->sets * sizeof(void *);
-        for (size_t set = 0; set < codebook->sets; set++) bytes += codec->learned_bytes(codebook->learned[side][set]);
+void codebook_parameters(const struct terse_codebook *codebook, enum codec_side side, size_t set, float *floats) {
+    for (int part = CODEBOOK_CENTROIDS; part <= CODEBOOK_NORMALIZATION; part++) {
+        const uint16_t *halves = codebook_halves(codebook, side, (enum codebook_part)part, set);
+        size_t n = codebook_part_floats(&codebook->info, side, (enum codebook_part)part);
+        for (size_t i = 0; i < n; i++) floats[i] = half_to_float(halves[i]);
+        floats += n;
     }
+}
+
+/* ---- Backends' forms: what changes of a codebook that is else immutable. It was never made const. */
+
+/* Where the form is or would be, CODEBOOK_MOST_FORMS when all places are taken; the caller holds the mutex. */
+static size_t form_place(const struct terse_codebook *codebook, const struct codebook_form_ops *ops) {
+    size_t i = 0;
+    while (i < CODEBOOK_MOST_FORMS && codebook->forms[i].ops && codebook->forms[i].ops != ops) i++;
+    return i;
+}
+
+enum terse_status codebook_form(const struct terse_codebook *immutable, const struct codebook_form_ops *ops, const void **form,
+                                struct terse_error *error) {
+    struct terse_codebook *codebook = (struct terse_codebook *)immutable;
+    enum terse_status status = TERSE_OK;
+    *form = NULL;
+    pthread_mutex_lock(&codebook->mutex);
+    size_t i = form_place(codebook, ops);
+    if (i == CODEBOOK_MOST_FORMS) {
+        status = status_fail(error, TERSE_E_UNSUPPORTED, "more than %d backends use one codebook", CODEBOOK_MOST_FORMS);
+    } else if (!codebook->forms[i].ops) {
+        status = ops->make(codebook, &codebook->forms[i].form, error);
+        if (!status) codebook->forms[i].ops = ops;
+    }
+    if (!status) *form = codebook->forms[i].form;
+    pthread_mutex_unlock(&codebook->mutex);
+    return status;
+}
+
+const void *codebook_form_made(const struct terse_codebook *immutable, const struct codebook_form_ops *ops) {
+    struct terse_codebook *codebook = (struct terse_codebook *)immutable;
+    pthread_mutex_lock(&codebook->mutex);
+    size_t i = form_place(codebook, ops);
+    const void *form = i < CODEBOOK_MOST_FORMS && codebook->forms[i].ops ? codebook->forms[i].form : NULL;
+    pthread_mutex_unlock(&codebook->mutex);
+    return form;
+}
+
+uint64_t codebook_bytes(const struct terse_codebook *immutable) {
+    struct terse_codebook *codebook = (struct terse_codebook *)immutable;
+    uint64_t bytes = sizeof *codebook;
+    for (int side = CODEC_KEYS; side <= CODEC_VALUES; side++)
+        bytes += codebook_floats(&codebook->info, (enum codec_side)side) * sizeof(uint16_t);
+    pthread_mutex_lock(&codebook->mutex);
+    for (size_t i = 0; i < CODEBOOK_MOST_FORMS && codebook->forms[i].ops; i++)
+        bytes += codebook->forms[i].ops->bytes(codebook->forms[i].form);
+    pthread_mutex_unlock(&codebook->mutex);
     return bytes;
 }
 

@@ -1,13 +1,14 @@
 /* Codebook: what the codecs of a method have learned about a model. A file of its own (a GGUF container, docs/codebook-format.md);
  * immutable once made, shared by any number of sessions and threads.
  *
- * Owns the parameters' file and the codecs' `learned` objects; leaves learning to src/learn and the question whether a model is the
- * right one to codebook_check's caller, who brings the model's fingerprint.
+ * Owns the parameters, half floats as in the file, and keeps for each backend the form that it has made of them. Leaves learning to
+ * src/train, tables that kernels read to the backends, and the question whether a model is the right one to codebook_check's caller, who
+ * brings the model's fingerprint.
  */
 #ifndef TERSE_FORMAT_CODEBOOK_H
 #define TERSE_FORMAT_CODEBOOK_H
 
-#include "backend/cpu/codec/codec.h"
+#include "format/codec.h"
 
 #define CODEBOOK_ARCHITECTURE "terse-codebook" /* general.architecture of the file */
 
@@ -29,11 +30,17 @@ struct codebook_info {
 /* The library's public noun, opaque there. */
 struct terse_codebook;
 
-/* Floats of one side: parameters(shape, side), times layers * kv_heads unless shared. 0 when the side learns nothing. */
+/* Sets of parameters of a side: layers * kv_heads, or 1 when shared. */
+size_t codebook_sets(const struct codebook_info *info);
+/* Floats of one side: codec_parameters times codebook_sets. 0 when the side learns nothing. */
 size_t codebook_floats(const struct codebook_info *info, enum codec_side side);
+/* The side's coding; its codec is NULL when it learns nothing. And the shape that its codec sees. */
+struct coding codebook_coding(const struct codebook_info *info, enum codec_side side);
+struct codec_shape codebook_shape(const struct codebook_info *info, enum codec_side side);
 
 /* Makes a codebook of keys[codebook_floats(KEYS)] and values[...], [layers][kv_heads][parameters]; copies them, rounded to half
- * precision as they lie in the file, so that a codebook just learned and one loaded again are the same. */
+ * precision as they lie in the file, so that a codebook just learned and one loaded again are the same. TERSE_E_FORMAT when they are not
+ * what codecs take for granted (codec_check_parameters). */
 enum terse_status codebook_new(const struct codebook_info *info, const float *keys, const float *values,
                                struct terse_codebook **codebook, struct terse_error *error);
 
@@ -50,10 +57,32 @@ enum terse_status codebook_check(const struct terse_codebook *codebook, const ch
                                  uint64_t fingerprint, uint32_t layers, uint32_t kv_heads, uint32_t head_dim,
                                  struct terse_error *error);
 
-/* For codec_shape.learned; NULL where the side learns nothing or `codebook` is NULL. */
-const void *codebook_learned(const struct terse_codebook *codebook, enum codec_side side, uint32_t layer, uint32_t head);
+/* A side's parameters of one layer and KV head lie in two parts, apart in memory and in the file: what is learned in the space of
+ * normalized rows (2^bits centroids of each sub-vector, say), then how rows are normalized. */
+enum codebook_part { CODEBOOK_CENTROIDS, CODEBOOK_NORMALIZATION };
+/* Numbers of one layer and KV head; 0: the side has no such part. */
+size_t codebook_part_floats(const struct codebook_info *info, enum codec_side side, enum codebook_part part);
+/* The half floats of the set-th layer and KV head; NULL where the side has no such part. */
+const uint16_t *codebook_halves(const struct terse_codebook *codebook, enum codec_side side, enum codebook_part part, size_t set);
+/* Both parts of a set as floats[codec_parameters]. */
+void codebook_parameters(const struct terse_codebook *codebook, enum codec_side side, size_t set, float *floats);
 
-/* Memory of the learned objects and tables. */
+/* What a backend makes of a codebook's parameters: tables in the order that its kernels read. It is made when the backend first uses the
+ * codebook, shared by all that use it, kept with the codebook and freed with it. */
+struct codebook_form_ops {
+    enum terse_status (*make)(const struct terse_codebook *codebook, void **form, struct terse_error *error);
+    void (*free)(void *form);
+    uint64_t (*bytes)(const void *form); /* its memory */
+};
+#define CODEBOOK_MOST_FORMS 4 /* backends that use one codebook */
+/* The codebook's form of `ops`, a static object of the backend, made if it is not there yet. Thread-safe: threads that ask for a form
+ * that is being made wait for it. A failure leaves the codebook as it was. */
+enum terse_status codebook_form(const struct terse_codebook *codebook, const struct codebook_form_ops *ops, const void **form,
+                                struct terse_error *error);
+/* The same if it has been made, else NULL. */
+const void *codebook_form_made(const struct terse_codebook *codebook, const struct codebook_form_ops *ops);
+
+/* Memory of the parameters and of all forms made so far. */
 uint64_t codebook_bytes(const struct terse_codebook *codebook);
 
 /* terse_codebook_load, _load_memory, _save, _free and _describe are in terse.h. */

@@ -1,4 +1,4 @@
-/* The codebook's file: a GGUF container, docs/codebook-format.md. Owns its keys and tensors; leaves the container to base/gguf*.c
+/* The codebook's file: a GGUF container, docs/codebook-format.md. Owns its keys and tensors; leaves the container to gguf/gguf*.c
  * and what the parameters mean to the codecs. */
 #include "base/mapped_file.h"
 #include "base/memory.h"
@@ -27,7 +27,7 @@ static uint32_t part_dims(const struct codebook_info *info, enum codec_side side
     struct coding coding = codebook_coding(info, side);
     size_t n = codebook_part_floats(info, side, part), sets = codebook_sets(info);
     if (!n) return 0;
-    if (part == CODEBOOK_NORMALIZATION || coding.codec->learner != CODEC_KMEANS) {
+    if (part == CODEBOOK_NORMALIZATION || coding.codec->learner != CODEC_LEARNS_KMEANS) {
         memcpy(dims, (uint64_t[]){n, sets, 1, 1}, 4 * sizeof *dims);
         return 2;
     }
@@ -156,7 +156,7 @@ static enum terse_status read_side(const struct gguf *gguf, enum codec_side side
     if (status || !found) return status;
     for (size_t i = 0; (coding->codec = codec_at(i)); i++)
         if (is(name, coding->codec->name)) break;
-    if (!coding->codec || !coding->codec->parameters)
+    if (!coding->codec || !codec_learns(coding->codec))
         return status_fail(error, TERSE_E_UNSUPPORTED,
                            "its %s are for the codec %s, which is not one of terse %s that learns: use a newer "
                            "terse, or make it again with terse calibrate",
@@ -244,7 +244,7 @@ static enum terse_status read_codebook(const struct gguf *gguf, struct terse_cod
         uint16_t *halves = (*codebook)->halves[side_of(i)][part_of(i)];
         if (halves) memcpy(halves, tensor->data, tensor->bytes);
     }
-    return codebook_open(*codebook, error);
+    return codebook_check_halves(*codebook, error);
 }
 
 /* `data` is aligned. */

@@ -1,9 +1,6 @@
 /* The table of methods and how options choose from it. Only this file knows methods' names; codecs and policies do what they mean. */
 #include "method/method.h"
 
-#include "backend/cpu/codec/additive.h"
-#include "backend/cpu/codec/commvq.h"
-
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -134,7 +131,7 @@ static const char *codec_name_at(size_t i) {
     return codec && codec_find(codec->name) ? codec->name : NULL;
 }
 
-static bool learns(struct coding coding) { return coding.codec->parameters != NULL; }
+static bool learns(struct coding coding) { return codec_learns(coding.codec); }
 
 /* NULL keeps the method's own codec. */
 static enum terse_status override_codec(const char *name, const char *what, struct coding *coding, struct terse_error *error) {
@@ -241,7 +238,7 @@ static enum terse_status choose_selection(const struct terse_cache_options *opti
         return status_fail(error, TERSE_E_ARGUMENT,
                            "%s cannot read %g %% of a prompt's tokens: use more than 0 and at most 100, or a number of tokens",
                            method->name, parameters->read_percent);
-    if ((!method->key.codec->gather_tokens && !method->key.codec->gathers_values_only) || !method->value.codec->gather_tokens)
+    if (method->key.codec->gather == CODEC_GATHERS_NOTHING || method->value.codec->gather == CODEC_GATHERS_NOTHING)
         return status_fail(error, TERSE_E_UNSUPPORTED, "%s cannot read single tokens: omit --top-k-tokens, or choose another --kv",
                            method->name);
     return TERSE_OK;
@@ -271,9 +268,9 @@ enum terse_status method_resolve(const struct terse_cache_options *options, uint
     set_budget(row, &numbers, options, method);
     method->power = row->power;
     enum terse_status status;
-    if (row->value.codec == &codec_additive) method->value = additive_coding(head_dim, row->value.bits);
-    if (row->key.codec == &codec_commvq)
-        method->key = commvq_coding(head_dim, row->key.bits);
+    if (row->value.codec->by_rate) method->value = codec_coding(row->value.codec, head_dim, row->value.bits);
+    if (row->key.codec->by_rate)
+        method->key = codec_coding(row->key.codec, head_dim, row->key.bits);
     else if (learns(row->key) && !row->key.width && (status = set_parts(numbers, name, head_dim, method, error)))
         return status;
     if ((status = override_codec(options->key_type, "key", &method->key, error))) return status;
@@ -291,7 +288,7 @@ enum terse_status method_resolve(const struct terse_cache_options *options, uint
             "%s: snapkv-N keeps keys as they were rotated, and this method's are before rotation; use mat-N or another "
             "--kv",
             method->name);
-    bool exact = method->key.codec == &codec_f16 && method->value.codec == &codec_f16; /* as exact as the window itself */
+    bool exact = method->key.codec->exact && method->value.codec->exact;
     uint32_t tail = method->policy->keep_selected_only ? SNAPKV_WINDOW : exact ? 0 : QUANTIZED_TAIL;
     method->tail_tokens = options->tail_tokens != TERSE_TAIL_DEFAULT ? options->tail_tokens : tail;
     if (learns(method->key) || learns(method->value)) {
@@ -308,10 +305,11 @@ struct codec_shape method_shape(const struct method *method, enum codec_side sid
 
 enum terse_status method_check(const struct method *method, uint32_t head_dim, uint32_t group, struct terse_error *error) {
     struct codec_shape half = {.head_dim = head_dim, .group = group};
-    enum terse_status status = method->key.codec->check(method_shape(method, CODEC_KEYS, head_dim, group), CODEC_KEYS, error);
-    if (!status) status = method->value.codec->check(method_shape(method, CODEC_VALUES, head_dim, group), CODEC_VALUES, error);
-    if (!status) status = codec_f16.check(half, CODEC_KEYS, error); /* the window's */
-    if (!status && method->index) status = method->index->check(head_dim, error);
+    enum terse_status status = codec_check(method->key.codec, method_shape(method, CODEC_KEYS, head_dim, group), CODEC_KEYS, error);
+    if (!status)
+        status = codec_check(method->value.codec, method_shape(method, CODEC_VALUES, head_dim, group), CODEC_VALUES, error);
+    if (!status) status = codec_check(&codec_f16, half, CODEC_KEYS, error); /* the window's */
+    if (!status && method->index) status = index_check(method->index, head_dim, error);
     return status;
 }
 

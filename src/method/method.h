@@ -2,8 +2,8 @@
 #ifndef TERSE_METHOD_METHOD_H
 #define TERSE_METHOD_METHOD_H
 
-#include "backend/cpu/codec/index.h"
 #include "format/codebook.h"
+#include "format/index.h"
 #include "method/policy.h"
 
 struct method {

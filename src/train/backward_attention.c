@@ -2,7 +2,7 @@
 #include "train/backward_attention.h"
 
 #include "backend/cpu/gemm.h"
-#include "backend/cpu/kernels/vector/ops.h"
+#include "backend/cpu/vector.h"
 #include "base/memory.h"
 #include "kv/partial.h"
 
@@ -84,7 +84,6 @@ size_t attention_scratch(const struct attention *a, uint32_t threads) {
 /* ---- Forward */
 
 static void forward_tile(const struct attention *a, const struct tile *tile, float *out, float *log_sum, float *scratch) {
-    const struct vector_ops *kernel = vector_ops();
     size_t hd = a->head_dim, stride = a->kv_heads * hd, end = tile->first + tile->count;
     float *queries = scratch, *logits = queries + tile->rows * hd;
     struct partial partial = partial_at(logits + tile->rows * KEY_ROWS, tile->rows, hd);
@@ -97,8 +96,8 @@ static void forward_tile(const struct attention *a, const struct tile *tile, flo
             float *row = logits + m * KEY_ROWS;
             size_t visible = visible_keys(a, tile, m, key, n);
             add_alibi(a, tile, m, key, visible, row);
-            float max = partial_raise(&partial, m, kernel->max(row, visible));
-            partial.sum[m] += kernel->exp_sum(row, max, visible);
+            float max = partial_raise(&partial, m, vector_max(row, visible));
+            partial.sum[m] += vector_exp_sum(row, max, visible);
             memset(row + visible, 0, (n - visible) * sizeof *row);
         }
         gemm(false, tile->rows, hd, n, logits, KEY_ROWS, a->v + at, stride, true, partial.acc, hd);
@@ -138,13 +137,12 @@ static size_t seen_by(const struct attention *a, size_t part) {
 /* What one tile of queries gives to dk and dv: to be added, or the first. With `queries` their gradients take their place. */
 static void backward_tile(const struct attention *a, const struct tile *tile, const float *out, const float *log_sum,
                           const float *d_out, const struct part *to, bool first, bool queries, float *scratch) {
-    const struct vector_ops *kernel = vector_ops();
     size_t hd = a->head_dim, rows = tile->rows, stride = a->kv_heads * hd, end = tile->first + tile->count;
     float *q = scratch, *dq = q + rows * hd, *d_o = dq + rows * hd, *p = d_o + rows * hd, *ds = p + rows * KEY_ROWS;
     float *mean = ds + rows * KEY_ROWS; /* D of the header */
     gather_queries(a, tile, q);
     gather(a, tile, d_out, d_o);
-    for (size_t m = 0; m < rows; m++) mean[m] = kernel->dot(d_o + m * hd, out + row_offset(a, tile, m, hd), hd);
+    for (size_t m = 0; m < rows; m++) mean[m] = vector_dot(d_o + m * hd, out + row_offset(a, tile, m, hd), hd);
     for (size_t key = 0; key < end; key += KEY_ROWS) {
         size_t n = smaller(KEY_ROWS, end - key), at = key * stride + tile->head * hd;
         gemm(true, rows, n, hd, q, hd, a->k + at, stride, false, p, KEY_ROWS);
@@ -153,7 +151,7 @@ static void backward_tile(const struct attention *a, const struct tile *tile, co
             float *weights = p + m * KEY_ROWS, *d_logits = ds + m * KEY_ROWS;
             size_t visible = visible_keys(a, tile, m, key, n);
             add_alibi(a, tile, m, key, visible, weights);
-            kernel->exp_sum(weights, log_sum[row_offset(a, tile, m, 1)], visible);
+            vector_exp_sum(weights, log_sum[row_offset(a, tile, m, 1)], visible);
             memset(weights + visible, 0, (n - visible) * sizeof *weights);
             for (size_t j = 0; j < n; j++) d_logits[j] = weights[j] * (d_logits[j] - mean[m]);
         }
@@ -190,8 +188,8 @@ void attention_backward(const struct attention *a, const float *out, const float
     for (size_t t = 0; t < a->n; t++) {
         for (size_t part = 1; part < parts && t < seen_by(a, part); part++) {
             const float *own = rest + 2 * (part - 1) * floats + t * width;
-            vector_ops()->axpy(1, own, dk + t * width, width);
-            vector_ops()->axpy(1, own + floats, dv + t * width, width);
+            vector_axpy(1, own, dk + t * width, width);
+            vector_axpy(1, own + floats, dv + t * width, width);
         }
     }
 }

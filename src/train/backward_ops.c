@@ -5,10 +5,9 @@
 
 #include "backend/cpu/gelu.h"
 #include "backend/cpu/gemm.h"
-#include "backend/cpu/kernels/vector/ops.h"
-#include "backend/cpu/kernels/weights/ops.h"
 #include "backend/cpu/linear.h"
 #include "backend/cpu/rows.h"
+#include "backend/cpu/vector.h"
 
 #include <math.h>
 
@@ -34,7 +33,7 @@ void linear_backward(const struct matrix *w, const float *dy, size_t n, bool acc
         if (!plain) {
 #pragma omp for
             for (size_t r = 0; r < rows; r++)
-                weights_ops()->dequantize[w->type](stored + r * w->row_bytes, scratch + r * stride, w->columns);
+                vector_dequantize(w->type, stored + r * w->row_bytes, scratch + r * stride, w->columns);
         }
 #pragma omp for schedule(dynamic, 1)
         for (size_t item = 0; item < across * down; item++) {
@@ -59,8 +58,8 @@ static void norm_backward_row(const struct norm *norm, const float *x, float *d,
     for (size_t first = 0; first < width; first += PIECE) {
         size_t count = smaller(PIECE, width - first);
         for (size_t i = 0; i < count; i++) c[i] = x[first + i] - mean;
-        squares += vector_ops()->dot(c, c, count);
-        along += vector_ops()->dot(c, d + first, count);
+        squares += vector_dot(c, c, count);
+        along += vector_dot(c, d + first, count);
     }
     float square = 1 / (squares / n + norm->epsilon), r = sqrtf(square),
           mean_d = norm->kind == NORM_LAYER ? sum_row(d, width) / n : 0;
@@ -84,7 +83,7 @@ static void silu_backward_row(float *gate, float *up, const float *d, size_t wid
     for (size_t first = 0; first < width; first += PIECE, gate += PIECE, up += PIECE, d += PIECE) {
         size_t n = smaller(PIECE, width - first);
         for (size_t i = 0; i < n; i++) s[i] = -gate[i];
-        vector_ops()->exp_sum(s, 0, n);
+        vector_exp_sum(s, 0, n);
         for (size_t i = 0; i < n; i++) {
             float sigmoid = 1 / (1 + s[i]), x = gate[i];
             gate[i] = d[i] * up[i] * sigmoid * (1 + x * (1 - sigmoid));
@@ -116,13 +115,12 @@ static size_t draw(const float *weights, size_t n, double sum, double u) {
 }
 
 void cross_entropy_backward(float *logits, const struct targets *targets, size_t n, size_t vocabulary, float scale, double *loss) {
-    const struct vector_ops *kernel = vector_ops();
 #pragma omp parallel for if (n >= PARALLEL_ROWS)
     for (size_t t = 0; t < n; t++) {
         float *row = logits + t * vocabulary;
         size_t target = targets->tokens ? (size_t)targets->tokens[t] : 0;
         double logit = (double)row[target];
-        float max = kernel->max(row, vocabulary), sum = kernel->exp_sum(row, max, vocabulary), factor = scale / sum;
+        float max = vector_max(row, vocabulary), sum = vector_exp_sum(row, max, vocabulary), factor = scale / sum;
         if (!targets->tokens) {
             target = draw(row, vocabulary, (double)sum, random_uniform(random_mix(targets->seed + t * RANDOM_STEP)));
             logit = (double)max + log((double)row[target]);

@@ -7,15 +7,16 @@
  */
 #include "train/calibrate.h"
 
-#include "backend/cpu/codec/commvq.h"
 #include "base/divisor.h"
 #include "base/memory.h"
 #include "base/options.h"
 #include "base/random.h"
 #include "base/team.h"
+#include "format/commvq.h"
 #include "method/method.h"
 #include "train/additive.h"
 #include "train/capture.h"
+#include "train/codec_learning.h"
 #include "train/em.h"
 #include "train/kmeans.h"
 
@@ -76,12 +77,12 @@ struct plan {
 
 static struct coding coding_of(const struct codebook_info *info, int side) { return side == CODEC_KEYS ? info->key : info->value; }
 
-static struct coding learning(struct coding coding) { return coding.codec->parameters ? coding : (struct coding){0}; }
+static struct coding learning(struct coding coding) { return codec_learns(coding.codec) ? coding : (struct coding){0}; }
 
 /* What a weight is the gradient's norm of. Only k-means fits sub-vectors; the other fits weigh whole heads. */
 static const char *weighted_part(const struct plan *plan) {
     const struct codec *key = plan->info.key.codec, *value = plan->info.value.codec;
-    bool keys = !key || key->learner != CODEC_KMEANS, values = !value || value->learner != CODEC_KMEANS;
+    bool keys = !key || key->learner != CODEC_LEARNS_KMEANS, values = !value || value->learner != CODEC_LEARNS_KMEANS;
     if (plan->weighting == TERSE_WEIGHTING_ROW || (keys && values)) return "head";
     return key && keys ? "key head, value sub-vector" : value && values ? "key sub-vector, value head" : "sub-vector";
 }
@@ -133,7 +134,7 @@ static enum terse_status make_plan(const struct terse_model *m, const struct ter
 
 static bool has_normalization(const struct plan *plan) {
     const struct codec *key = plan->info.key.codec, *value = plan->info.value.codec;
-    return (key && key->fit_normalization) || (value && value->fit_normalization);
+    return (key && key->normalized) || (value && value->normalized);
 }
 
 static bool wants_rotated(const struct plan *plan) {
@@ -238,10 +239,10 @@ struct reading {
 static struct reading reading_of(const struct fits *f, struct coding coding, size_t set) {
     const struct codebook_info *info = &f->plan->info;
     size_t all = capture_samples(f->samples), heads = (size_t)info->layers * info->kv_heads;
-    bool searched = coding.codec->learner != CODEC_KMEANS;
+    bool searched = coding.codec->learner != CODEC_LEARNS_KMEANS;
     if (!info->shared) heads = 1;
     if (!info->shared && !searched) return (struct reading){set, 1, 1, all};
-    size_t most = coding.codec->learner == CODEC_EM ? TABLE_SAMPLES : SUM_SAMPLES;
+    size_t most = coding.codec->learner == CODEC_LEARNS_EM ? TABLE_SAMPLES : SUM_SAMPLES;
     if (!searched) most = (size_t)SHARED_PER_CENTROID << coding.bits;
     if (!searched && most < SHARED_LEAST) most = SHARED_LEAST;
     size_t step = (all * heads + most - 1) / most;
@@ -304,7 +305,7 @@ static enum terse_status fit(struct fits *f, size_t index, struct terse_error *e
     enum terse_status status = read_samples(f, side, &reading, at % parts * coding.width, coding.width, &samples, error);
     if (status) return status;
     struct kmeans_points points = {.rows = samples.rows, .n = samples.n, .d = coding.width, .stride = coding.width};
-    if (f->plan->power || coding.codec->fit_normalization) points.weights = samples.weights;
+    if (f->plan->power || coding.codec->normalized) points.weights = samples.weights;
     status = kmeans_fit(&points, k, &options, parameters_of(f, side, at / parts) + at % parts * k * coding.width, &result, error);
     if (!status) f->effective[index] = result.effective_samples;
     free_samples(&samples);
@@ -387,7 +388,7 @@ static void fit_or_stop(struct fits *f, size_t index) {
     if (!report_fit(f, "", 0, 0)) return;
     const struct codec *codec = coding_of(&f->plan->info, index < f->count[CODEC_KEYS] ? CODEC_KEYS : CODEC_VALUES).codec;
     static enum terse_status (*const fit_of[])(struct fits * f, size_t index, struct terse_error * error) = {
-        [CODEC_KMEANS] = fit, [CODEC_EM] = fit_tables, [CODEC_ADDITIVE] = fit_sums};
+        [CODEC_LEARNS_KMEANS] = fit, [CODEC_LEARNS_EM] = fit_tables, [CODEC_LEARNS_ADDITIVE] = fit_sums};
     enum terse_status status = fit_of[codec->learner](f, index, &error);
     if (status) {
 #pragma omp critical
@@ -422,20 +423,19 @@ static enum terse_status run_fits(struct fits *f, struct terse_error *error) {
 struct normalization {
     const struct codec *codec;
     struct codec_shape shape;
-    enum codec_side side;
     const float *parameters;
 };
 
 static float normalize_row(const void *user, float *row) {
     const struct normalization *n = user;
-    return n->codec->normalize_row(n->shape, n->side, n->parameters, row);
+    return codec_normalize_row(n->codec, n->shape, n->parameters, row);
 }
 
 /* Floats of the normalization, which follow a set's centroids. */
 static size_t tail_floats(const struct fits *f, enum codec_side side) {
     struct coding coding = coding_of(&f->plan->info, side);
     struct codec_shape shape = {f->plan->info.head_dim, 1, coding.width, coding.bits, NULL};
-    return coding.codec->normalization_floats(shape, side);
+    return codec_normalization_floats(coding.codec, shape);
 }
 
 static float *tail_of(const struct fits *f, enum codec_side side, size_t set) {
@@ -450,7 +450,7 @@ static enum terse_status set_normalization(struct fits *f, enum codec_side side,
     size_t most = NORMALIZATION_ROWS / heads > 0 ? NORMALIZATION_ROWS / heads : 1, step = (all + most - 1) / most,
            each = (all + step - 1) / step;
     struct normalization normalization = {
-        coding.codec, {info->head_dim, 1, coding.width, coding.bits, NULL}, side, parameters_of(f, side, set)};
+        coding.codec, {info->head_dim, 1, coding.width, coding.bits, NULL}, parameters_of(f, side, set)};
     struct reading r = {set, heads, step, each};
     float *rows = memory_array(heads * each, info->head_dim * sizeof *rows);
     if (!rows) return status_no_memory(error, heads * each * info->head_dim * sizeof *rows, "the samples of a normalization");
@@ -458,7 +458,7 @@ static enum terse_status set_normalization(struct fits *f, enum codec_side side,
         struct capture_reading reading = head_reading(f, side, &r, i);
         capture_rows(f->samples, &reading, 0, info->head_dim, rows + i * each * info->head_dim);
     }
-    coding.codec->fit_normalization(normalization.shape, side, rows, heads * each, parameters_of(f, side, set));
+    codec_fit_normalization(coding.codec, normalization.shape, rows, heads * each, parameters_of(f, side, set));
     memory_free(rows);
     for (size_t i = 0; i < heads; i++) {
         struct capture_reading reading = head_reading(f, side, &r, i);
@@ -473,7 +473,7 @@ static enum terse_status set_normalizations(struct fits *f, enum codec_side side
     float **kept = &f->carried->parameters[side];
     bool first = !*kept;
     enum terse_status status = TERSE_OK;
-    if (!coding.codec || !coding.codec->fit_normalization) return TERSE_OK;
+    if (!coding.codec || !coding.codec->normalized) return TERSE_OK;
     size_t tail = tail_floats(f, side);
     if (first && !(*kept = memory_array(f->sets * tail, sizeof **kept)))
         return status_no_memory(error, f->sets * tail * sizeof **kept, "normalizations");
@@ -485,15 +485,15 @@ static enum terse_status set_normalizations(struct fits *f, enum codec_side side
     return status;
 }
 
-/* Rounds what was learned to the numbers that the codec's tables can hold. */
+/* Rounds what was learned to the grid that backends read faster. */
 static void snap_all(const struct fits *f) {
     const struct codebook_info *info = &f->plan->info;
     for (int side = 0; side < 2; side++) {
         struct coding coding = coding_of(info, side);
         struct codec_shape shape = {info->head_dim, 1, coding.width, coding.bits, NULL};
-        if (!coding.codec || !coding.codec->snap_to_grid) continue;
+        if (!coding.codec) continue;
         for (size_t set = 0; set < f->sets; set++)
-            coding.codec->snap_to_grid(shape, (enum codec_side)side, parameters_of(f, (enum codec_side)side, set));
+            codec_snap_to_grid(coding.codec, shape, parameters_of(f, (enum codec_side)side, set));
     }
 }
 
@@ -513,7 +513,7 @@ static enum terse_status learn(struct plan *plan, struct capture *samples, struc
     f.effective = memory_array(count_all(&f), sizeof *f.effective);
     if (!f.centroids[0] || !f.centroids[1] || !f.effective) status = status_no_memory(error, bytes, "centroids");
     const struct codec *key = plan->info.key.codec;
-    for (size_t set = 0; key && key->learner == CODEC_EM && set < f.sets && !status; set++) {
+    for (size_t set = 0; key && key->learner == CODEC_LEARNS_EM && set < f.sets && !status; set++) {
         struct codec_shape shape = {plan->info.head_dim, 1, plan->info.key.width, plan->info.key.bits, NULL};
         commvq_set_pairing(shape, parameters_of(&f, CODEC_KEYS, set), plan->model->rope.n_rot / 2,
                            plan->model->rope.pairing == ROPE_ADJACENT);
@@ -523,7 +523,7 @@ static enum terse_status learn(struct plan *plan, struct capture *samples, struc
     if (!status) snap_all(&f);
     for (size_t i = 0; i < count_all(&f) && !status; i++) plan->info.effective_samples += f.effective[i] / (double)count_all(&f);
     if (!status) status = codebook_new(&plan->info, f.centroids[0], f.centroids[1], codebook, error);
-    if (!status && !carried->plan && key && key->learner == CODEC_EM) {
+    if (!status && !carried->plan && key && key->learner == CODEC_LEARNS_EM) {
         *carried = (struct carried){{carried->parameters[0], carried->parameters[1]}, plan, f.centroids[0], f.effective};
         f.centroids[0] = NULL;
         f.effective = NULL;
@@ -540,7 +540,7 @@ static enum terse_status learn(struct plan *plan, struct capture *samples, struc
 static uint32_t rank(const struct plan *plan) {
     const struct coding *key = &plan->info.key;
     if (!has_normalization(plan)) return 0;
-    return key->codec && key->codec->learner == CODEC_EM ? UINT32_MAX - key->bits : UINT32_MAX;
+    return key->codec && key->codec->learner == CODEC_LEARNS_EM ? UINT32_MAX - key->bits : UINT32_MAX;
 }
 
 static enum terse_status learn_all(struct plan *plans, size_t count, struct capture *samples, struct calibrate_sink sink,

@@ -5,7 +5,7 @@
  */
 #include "train/capture.h"
 
-#include "backend/cpu/kernels/vector/ops.h"
+#include "backend/cpu/vector.h"
 #include "base/half.h"
 #include "base/memory.h"
 #include "base/random.h"
@@ -99,7 +99,7 @@ static void put_rows(const struct capture *c, const struct samples *s, size_t he
     size_t hd = c->model->head_dim;
     for (size_t k = 0; k < s->runs; k++) {
         for (size_t i = 0; i < count; i++) memcpy(part + i * RUN, rows + i * hd + k * RUN, RUN * sizeof *part);
-        vector_ops()->float_to_half(part, run_of(c, s, heads, k) + first * RUN, count * RUN);
+        vector_float_to_half(part, run_of(c, s, heads, k) + first * RUN, count * RUN);
     }
 }
 
@@ -275,8 +275,8 @@ static void read_run(const uint16_t *run, const struct capture_reading *r, size_
     for (size_t i = 0; i < r->count; i += TILE) {
         size_t count = r->count - i < TILE ? r->count - i : TILE;
         const uint16_t *at = run + (r->first + i * r->step) * RUN;
-        if (r->step == 1) vector_ops()->half_to_float(at, tile, count * RUN);
-        for (size_t k = 0; r->step != 1 && k < count; k++) vector_ops()->half_to_float(at + k * r->step * RUN, tile + k * RUN, RUN);
+        if (r->step == 1) vector_half_to_float(at, tile, count * RUN);
+        for (size_t k = 0; r->step != 1 && k < count; k++) vector_half_to_float(at + k * r->step * RUN, tile + k * RUN, RUN);
         for (size_t k = 0; k < count; k++) memcpy(rows + (i + k) * width, tile + k * RUN + from, n * sizeof *rows);
     }
 }

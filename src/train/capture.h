@@ -8,7 +8,7 @@
 #ifndef TERSE_TRAIN_CAPTURE_H
 #define TERSE_TRAIN_CAPTURE_H
 
-#include "backend/cpu/codec/codec.h"
+#include "format/codec.h"
 #include "model/model.h"
 
 struct capture_side {

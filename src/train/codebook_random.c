@@ -1,8 +1,9 @@
 /* Random codebook parameters with the normalizations, pairings and grids that codecs rely on. */
-#include "backend/cpu/codec/commvq.h"
 #include "base/memory.h"
 #include "base/random.h"
 #include "format/codebook.h"
+#include "format/commvq.h"
+#include "train/codec_learning.h"
 
 #include <math.h>
 
@@ -23,12 +24,12 @@ static float *random_parameters(const struct codebook_info *info, enum codec_sid
     uint64_t seed = 1 + (uint64_t)side;
     for (size_t i = 0; floats && i < n; i++) floats[i] = (float)(random_next(&seed) >> 40) / (1 << 23) - 1;
     for (size_t set = 0; floats && set < sets && n; set++) {
-        if (coding.codec == &codec_commvq) {
+        if (coding.codec->learner == CODEC_LEARNS_EM) {
             shrink_rounds(shape, floats + set * each);
             commvq_set_pairing(shape, floats + set * each, pairs, adjacent);
         }
-        if (coding.codec->fit_normalization) floats[(set + 1) * each - 1] = 1;
-        if (coding.codec->snap_to_grid) coding.codec->snap_to_grid(shape, side, floats + set * each);
+        if (coding.codec->normalized) floats[(set + 1) * each - 1] = 1;
+        codec_snap_to_grid(coding.codec, shape, floats + set * each);
     }
     return floats;
 }

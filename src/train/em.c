@@ -1,12 +1,11 @@
-/* Expectation maximization for commuting tables: the schedule, both steps and the repair of unused entries. Distances are computed by backend/cpu/kernels/commvq/commvq.h.
+/* Expectation maximization for commuting tables: the schedule, both steps and the repair of unused entries. Distances are computed by backend/cpu/codec/commvq_search.h.
  *
  * Points are cut into slices that do not depend on the number of threads; each slice has sums of its own, which are added in order.
  */
 #include "train/em.h"
 
-#include "backend/cpu/kernels/commvq/commvq.h"
-#include "backend/cpu/kernels/commvq/ops.h"
-#include "backend/cpu/kernels/vector/ops.h"
+#include "backend/cpu/codec/commvq_search.h"
+#include "backend/cpu/vector.h"
 #include "base/memory.h"
 #include "base/random.h"
 
@@ -169,7 +168,7 @@ static void fit_free(struct fit *f) {
 
 static enum terse_status fit_new(struct fit *f, const struct em_points *points, struct em_shape shape, struct terse_error *error) {
     size_t n = points->n, K = shape.entries, d = 2 * shape.pairs;
-    *f = (struct fit){.points = points, .shape = shape, .d = d, .wide = memory_round_up(d, COMMVQ_LANES)};
+    *f = (struct fit){.points = points, .shape = shape, .d = d, .wide = memory_round_up(d, VECTOR_PANEL)};
     enum terse_status status = commvq_search_new(shape.pairs, K, &f->search, error);
     if (status) return status;
     f->slices = n / SLICE_LEAST < 1 ? 1 : n / SLICE_LEAST < SLICES ? n / SLICE_LEAST : SLICES;
@@ -200,7 +199,7 @@ static void share(const struct fit *f, struct slice *slice, size_t i, size_t n, 
     const size_t K = f->shape.entries, columns = f->search.columns;
     const double scale = -2 / temperature;
     for (size_t c = 0; c < n; c++) batch->values[c] = (float)(((double)batch->values[c] - (double)least) * scale);
-    float part = (float)w / vector_ops()->exp_sum(batch->values, 0, n);
+    float part = (float)w / vector_exp_sum(batch->values, 0, n);
     for (size_t c = 0; c < n; c++) {
         size_t a = batch->cells[c] / columns, b = batch->cells[c] % columns;
         float weight = part * batch->values[c];
@@ -222,9 +221,9 @@ static bool point_step(struct fit *f, struct slice *slice, size_t i, size_t p, d
     const struct commvq_search *s = &f->search;
     struct batch *batch = slice->batch;
     const float *x = batch->rows + i * f->wide, *products = batch->products + i * 2 * s->columns;
-    double w = (double)f->weights[p], square = (double)vector_ops()->dot(x, x, f->d);
+    double w = (double)f->weights[p], square = (double)vector_dot(x, x, f->d);
     float least;
-    uint32_t cell = commvq_ops()->nearest(s->half, s->entries, s->columns, products, &least);
+    uint32_t cell = commvq_search_best(s, products, &least);
     size_t a = cell / s->columns, b = cell % s->columns, n = 1;
     f->codes[p] = (uint16_t)(a + b * s->entries);
     double distance = fmax(square + 2 * (double)least, 0);
@@ -233,9 +232,7 @@ static bool point_step(struct fit *f, struct slice *slice, size_t i, size_t p, d
     slice->mass += w;
     if (!(w > 0)) return false;
     float limit = (float)((double)least + FAINT * temperature / 2);
-    if (limit > least)
-        n = commvq_ops()->within(s->half, s->entries, s->columns, products, limit, COMMVQ_ENTRIES * COMMVQ_ENTRIES, batch->cells,
-                                 batch->values);
+    if (limit > least) n = commvq_search_within(s, products, limit, COMMVQ_ENTRIES * COMMVQ_ENTRIES, batch->cells, batch->values);
     if (n > 1) {
         share(f, slice, i, n, least, w, temperature);
         return true;
@@ -249,7 +246,7 @@ static bool point_step(struct fit *f, struct slice *slice, size_t i, size_t p, d
 static void add_batch(const struct fit *f, struct slice *slice, size_t points) {
     struct batch *batch = slice->batch;
     const size_t K = f->shape.entries, g = f->shape.pairs;
-    commvq_ops()->multiply_panel(batch->shares, 2 * K, points, BATCH, batch->rows, f->wide, batch->sums);
+    vector_multiply_panel(batch->shares, 2 * K, points, BATCH, batch->rows, f->wide, batch->sums);
     for (size_t k = 0; k < K; k++) {
         const float *a = batch->sums + k * f->wide, *b = batch->sums + (K + k) * f->wide;
         double *re = slice->sums + k * f->d, *im = re + g;
@@ -419,7 +416,7 @@ static double subtract(struct fit *f, const float *table) {
         size_t from = s * f->points->n / f->slices, to = (s + 1) * f->points->n / f->slices;
         commvq_subtract(table, f->shape.pairs, f->shape.entries, f->kept + from, to - from, f->rows + from * f->d, f->d);
         for (size_t p = from; p < to; p++)
-            sums[s] += (double)f->weights[p] * (double)vector_ops()->dot(f->rows + p * f->d, f->rows + p * f->d, f->d);
+            sums[s] += (double)f->weights[p] * (double)vector_dot(f->rows + p * f->d, f->rows + p * f->d, f->d);
     }
     for (size_t s = 0; s < f->slices; s++) sum += sums[s];
     return sum;

@@ -17,7 +17,7 @@
 #include "base/status.h"
 
 struct em_shape {
-    size_t pairs;   /* g, complex numbers of a row: 1 to COMMVQ_MOST_PAIRS of backend/cpu/kernels/commvq/commvq.h */
+    size_t pairs;   /* g, complex numbers of a row: 1 to COMMVQ_MOST_PAIRS of format/commvq.h */
     size_t entries; /* of a table: 2 to COMMVQ_ENTRIES */
     size_t rounds;  /* 1 to COMMVQ_MOST_ROUNDS */
 };

@@ -154,14 +154,14 @@ struct pages {
 
 static struct pages make_pages(const struct codec *codec, enum codec_side side, size_t hd, size_t n) {
     struct pages b = {.shape = {.head_dim = (uint32_t)hd, .group = 4}};
-    b.bytes = codec->page_bytes(b.shape, side);
+    b.bytes = codec_page_bytes(codec, b.shape, side);
     b.rows = malloc(n * hd * sizeof *b.rows);
     b.decoded = malloc(64 * hd * sizeof *b.decoded);
     assert_int_equal(posix_memalign((void **)&b.page, 64, b.bytes), 0);
     memset(b.page, 0xa5, b.bytes);
     make_rows(b.rows, n, hd);
-    codec->encode(b.shape, side, b.rows, n, b.page);
-    codec->decode(b.shape, side, b.page, b.decoded);
+    cpu_codec_of(codec)->encode(b.shape, side, b.rows, n, b.page);
+    cpu_codec_of(codec)->decode(b.shape, side, b.page, b.decoded);
     return b;
 }
 
@@ -171,7 +171,7 @@ static void free_pages(struct pages *b) {
     free(b->page);
 }
 
-static bool learns_nothing(const struct codec *codec) { return !codec->parameters && !codec->fitted_bytes; }
+static bool learns_nothing(const struct codec *codec) { return !codec_learns(codec) && !codec->fitted; }
 
 static void for_all_pages(void (*check)(const struct codec *codec, enum codec_side side, const struct pages *b, size_t hd,
                                         size_t n)) {
@@ -242,9 +242,9 @@ static void check_reading(const struct codec *codec, enum codec_side side, const
         for (size_t i = 0; i < G * wide; i++) in[i] = (float)(2 * random_unit() - 1);
         for (size_t i = 0; i < G * wide; i++) out[i] = 3;
         if (side == CODEC_KEYS)
-            codec->score(shape, in, NULL, b->page, out);
+            cpu_codec_of(codec)->score(shape, in, NULL, b->page, out);
         else
-            codec->accumulate(shape, in, b->page, out);
+            cpu_codec_of(codec)->accumulate_values(shape, in, b->page, out);
         size_t outputs = side == CODEC_KEYS ? 64 : hd, inputs = side == CODEC_KEYS ? hd : 64;
         for (size_t m = 0; m < G; m++)
             for (size_t o = 0; o < outputs; o++) {
@@ -270,7 +270,7 @@ static void check_channels(const struct codec *codec, enum codec_side side, cons
     (void)n;
     if (side == CODEC_VALUES) return;
     float *channels = malloc(64 * hd * sizeof *channels);
-    codec->channels(b->shape, b->page, channels);
+    cpu_codec_of(codec)->channels(b->shape, b->page, channels);
     for (size_t t = 0; t < 64; t++)
         for (size_t c = 0; c < hd; c++) assert_true(channels[c * 64 + t] == b->decoded[t * hd + c]);
     free(channels);
@@ -309,8 +309,8 @@ static void pages_equal_ggufs(void **state) {
             struct codec_shape shape = {.head_dim = (uint32_t)hd, .group = 1};
             size_t tokens = 64 * 32 / hd;
             uint16_t block8[PAGE_BYTES_Q8_0(128) / 2], block4[PAGE_BYTES_Q4_0(128) / 2], want_scale, scale;
-            codec_q8_0.encode(shape, side, rows, tokens, block8);
-            codec_q4_0.encode(shape, side, rows, tokens, block4);
+            cpu_codec_q8_0.encode(shape, side, rows, tokens, block8);
+            cpu_codec_q4_0.encode(shape, side, rows, tokens, block4);
             for (size_t i = 0; i < 64 * 32; i++) { /* channel i % hd of token i / hd */
                 size_t group = i / 32, channel = i % 32;
                 int code, byte = q4_0[group * 18 + 2 + channel % 16];
@@ -340,8 +340,8 @@ static void infinities_and_nan_are_survived(void **state) {
     const struct codec_shape shape = {.head_dim = 32, .group = 1};
     for (size_t i = 0; codec_at(i); i++)
         for (enum codec_side side = CODEC_KEYS; learns_nothing(codec_at(i)) && side <= CODEC_VALUES; side++) {
-            assert_true(codec_at(i)->page_bytes(shape, side) <= sizeof page);
-            codec_at(i)->encode(shape, side, rows, 3, page);
+            assert_true(codec_page_bytes(codec_at(i), shape, side) <= sizeof page);
+            cpu_codec_of(codec_at(i))->encode(shape, side, rows, 3, page);
         }
 }
 

@@ -2,6 +2,7 @@
 #include "backend/cpu/codec/codec.h"
 #include "backend/cpu/codec/pq.h"
 #include "base/half.h"
+#include "train/codec_learning.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -40,24 +41,24 @@ static struct setup setup_new(uint32_t hd, uint32_t width, uint32_t bits, enum c
     struct setup s = {.shape = {.head_dim = hd, .group = 3, .width = width, .bits = bits}};
     const struct codec *codec = &codec_gain_shape;
     struct terse_error error;
-    size_t n = codec->parameters(s.shape, side), centroids = codec_vq.parameters(s.shape, side);
-    assert_int_equal(codec->check(s.shape, side, &error), TERSE_OK);
+    size_t n = codec_parameters(codec, s.shape), centroids = codec_parameters(&codec_vq, s.shape);
+    assert_int_equal(codec_check(codec, s.shape, side, &error), TERSE_OK);
     assert_int_equal(n, centroids + hd + 1);
-    assert_int_equal(codec->page_bytes(s.shape, side), 64 + codec_vq.page_bytes(s.shape, side));
+    assert_int_equal(codec_page_bytes(codec, s.shape, side), 64 + codec_page_bytes(&codec_vq, s.shape, side));
     s.parameters = malloc(n * sizeof(float));
     s.rows = malloc(N * hd * sizeof(float));
     for (size_t i = 0; i < n; i++) s.parameters[i] = half_to_float(half_from_float(1.5f * uniform()));
     s.parameters[n - 1] = 0.75f;
     make_rows(s.rows, s.parameters + centroids, hd);
-    if (codec->open(s.shape, side, s.parameters, &s.learned, &error)) fail_msg("%s", error.message);
+    if (cpu_codec_of(codec)->learned_new(s.shape, side, s.parameters, &s.learned, &error)) fail_msg("%s", error.message);
     s.shape.learned = s.learned;
-    assert_int_equal(posix_memalign((void **)&s.page, 64, codec->page_bytes(s.shape, side)), 0);
-    codec->encode(s.shape, side, s.rows, N, s.page);
+    assert_int_equal(posix_memalign((void **)&s.page, 64, codec_page_bytes(codec, s.shape, side)), 0);
+    cpu_codec_of(codec)->encode(s.shape, side, s.rows, N, s.page);
     return s;
 }
 
 static void setup_free(struct setup *s) {
-    codec_gain_shape.close(s->learned);
+    cpu_codec_gain_shape.learned_free(s->learned);
     free(s->parameters);
     free(s->rows);
     free(s->page);
@@ -74,7 +75,7 @@ static void decoding_is_what_the_definition_says(void **state) {
             struct setup s = setup_new(hd, width, shapes[i].bits, (enum codec_side)side);
             const float *mean = s.parameters + (size_t)n * hd;
             float decoded[64 * 128];
-            codec_gain_shape.decode(s.shape, (enum codec_side)side, s.page, decoded);
+            cpu_codec_gain_shape.decode(s.shape, (enum codec_side)side, s.page, decoded);
             for (size_t t = 0; t < N; t++) {
                 const float *row = s.rows + t * hd, *got = decoded + t * hd;
                 double size = 0, square = 0, product = 0, shape[128], apart = 0, kept = 0;
@@ -119,8 +120,8 @@ static void reading_equals_decoded_rows(void **state) {
             uint32_t hd = shapes[i].hd;
             struct setup s = setup_new(hd, shapes[i].width, shapes[i].bits, (enum codec_side)side);
             static float decoded[64 * 128], channels[64 * 128], in[40 * 128], out[40 * 128];
-            codec_gain_shape.decode(s.shape, (enum codec_side)side, s.page, decoded);
-            if (!side) codec_gain_shape.channels(s.shape, s.page, channels);
+            cpu_codec_gain_shape.decode(s.shape, (enum codec_side)side, s.page, decoded);
+            if (!side) cpu_codec_gain_shape.channels(s.shape, s.page, channels);
             for (size_t t = 0; !side && t < 64; t++)
                 for (size_t c = 0; c < hd; c++)
                     assert_true(fabsf(channels[c * 64 + t] - decoded[t * hd + c]) <= 1e-6f * (1 + fabsf(decoded[t * hd + c])));
@@ -130,9 +131,9 @@ static void reading_equals_decoded_rows(void **state) {
                 for (size_t j = 0; j < groups[g] * inputs; j++) in[j] = uniform();
                 for (size_t j = 0; j < groups[g] * outputs; j++) out[j] = 2;
                 if (side)
-                    codec_gain_shape.accumulate(s.shape, in, s.page, out);
+                    cpu_codec_gain_shape.accumulate_values(s.shape, in, s.page, out);
                 else
-                    codec_gain_shape.score(s.shape, in, NULL, s.page, out);
+                    cpu_codec_gain_shape.score(s.shape, in, NULL, s.page, out);
                 for (size_t m = 0; m < groups[g]; m++)
                     for (size_t o = 0; o < outputs; o++) {
                         double sum = side ? 2 : 0, magnitude = 1;
@@ -153,17 +154,17 @@ static void a_frame_is_the_mean_and_the_usual_size(void **state) {
     (void)state;
     enum { HD = 32, ROWS = 500 };
     const struct codec_shape shape = {.head_dim = HD, .group = 1, .width = 8, .bits = 4};
-    size_t centroids = codec_vq.parameters(shape, CODEC_KEYS);
+    size_t centroids = codec_parameters(&codec_vq, shape);
     float *parameters = calloc(centroids + HD + 1, sizeof *parameters), *rows = malloc(ROWS * HD * sizeof *rows), row[HD];
     double mean[HD] = {0}, scale = 0;
     for (size_t i = 0; i < ROWS * HD; i++)
         mean[i % HD] += (double)(rows[i] = (float)(i % HD) + (float)(1 + i / HD) * uniform()) / ROWS;
-    codec_gain_shape.fit_normalization(shape, CODEC_KEYS, rows, ROWS, parameters);
+    codec_fit_normalization(&codec_gain_shape, shape, rows, ROWS, parameters);
     for (size_t r = 0; r < ROWS; r++) {
         double size = 0, one = 0;
         for (size_t c = 0; c < HD; c++) size += pow((double)rows[r * HD + c] - mean[c], 2) / HD;
         memcpy(row, rows + r * HD, sizeof row);
-        float factor = codec_gain_shape.normalize_row(shape, CODEC_KEYS, parameters, row);
+        float factor = codec_normalize_row(&codec_gain_shape, shape, parameters, row);
         assert_true(fabs((double)factor - sqrt(size)) <= 1e-4 * sqrt(size));
         for (size_t c = 0; c < HD; c++) {
             one += (double)row[c] * (double)row[c] / HD;
@@ -181,19 +182,16 @@ static void a_frame_is_the_mean_and_the_usual_size(void **state) {
 static void bad_frames_are_refused(void **state) {
     (void)state;
     const struct codec_shape shape = {.head_dim = 32, .group = 1, .width = 8, .bits = 4};
-    size_t n = codec_gain_shape.parameters(shape, CODEC_KEYS);
+    size_t n = codec_parameters(&codec_gain_shape, shape);
     float *parameters = calloc(n, sizeof *parameters);
     const float bad[] = {NAN, INFINITY, -1};
     for (size_t i = 0; i < 3; i++) {
         struct terse_error error;
-        void *learned;
         parameters[n - 1] = bad[i];
-        assert_int_equal(codec_gain_shape.open(shape, CODEC_KEYS, parameters, &learned, &error), TERSE_E_FORMAT);
-        assert_null(learned);
+        assert_int_equal(codec_check_parameters(&codec_gain_shape, shape, parameters, &error), TERSE_E_FORMAT);
         parameters[n - 1] = 1;
         parameters[n - 4] = i < 2 ? bad[i] : 0;
-        assert_int_equal(codec_gain_shape.open(shape, CODEC_KEYS, parameters, &learned, &error), i < 2 ? TERSE_E_FORMAT : TERSE_OK);
-        codec_gain_shape.close(learned);
+        assert_int_equal(codec_check_parameters(&codec_gain_shape, shape, parameters, &error), i < 2 ? TERSE_E_FORMAT : TERSE_OK);
         parameters[n - 4] = 0;
     }
     free(parameters);

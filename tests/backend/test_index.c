@@ -37,8 +37,8 @@ static float *make_keys(struct random *random, size_t n, size_t hd, size_t strid
 
 static void *fitted(const struct index *index, size_t hd, const float *rows, size_t n, size_t stride, bool median) {
     struct index_options options = {.median = median};
-    void *learned = make_floats(index->learned_bytes(hd) / sizeof(float));
-    index->fit(hd, rows, n, stride, &options, learned);
+    void *learned = make_floats(index_learned_bytes(index, hd) / sizeof(float));
+    cpu_index_of(index)->fit(hd, rows, n, stride, &options, learned);
     return learned;
 }
 
@@ -133,10 +133,10 @@ static void medians_are_lower_medians(void **state) {
 /* ---- Blocks and scores of index_sign */
 
 static void *make_page(const struct index *index, size_t hd, const void *learned, const float *rows, size_t n) {
-    void *page = aligned_alloc(64, index->page_bytes(hd));
-    memset(page, 0xa5, index->page_bytes(hd));
-    assert_int_equal(index->page_bytes(hd) % 64, 0);
-    index->encode(hd, learned, rows, n, page);
+    void *page = aligned_alloc(64, index_bytes(index, hd));
+    memset(page, 0xa5, index_bytes(index, hd));
+    assert_int_equal(index_bytes(index, hd) % 64, 0);
+    cpu_index_of(index)->encode(hd, learned, rows, n, page);
     return page;
 }
 
@@ -148,7 +148,7 @@ static void all_sign_patterns_lie_where_the_layout_says(void **state) {
         for (size_t c = 0; c < hd; c++)
             rows[t * hd + c] = (t + c / 4) % 16 >> c % 4 & 1 ? (t % 3 == 0 ? 0.0f : t % 3 == 1 ? -0.0f : 1e-40f) : -1e-40f;
     uint8_t *page = make_page(&index_sign, hd, mean, rows, 64);
-    assert_int_equal(index_sign.page_bytes(hd), 64 * 32 / 8);
+    assert_int_equal(index_bytes(&index_sign, hd), 64 * 32 / 8);
     for (size_t t = 0; t < 64; t++)
         for (size_t g = 0; g < hd / 4; g++) assert_int_equal(page[g / 2 * 64 + t] >> g % 2 * 4 & 15, (t + g) % 16);
     free(page);
@@ -180,15 +180,15 @@ static void scores_are_centroid_products_within_the_bound(void **state) {
             double mean[MOST_HD] = {0}, size = 0;
             fill_floats(&random, G == 5 ? FILL_OUTLIER : FILL_NORMAL, q, G * hd);
             for (size_t i = 0; i < G * hd; i++) mean[i % hd] += (double)q[i] / (double)G;
-            void *tables = malloc(index_sign.table_bytes(hd));
+            void *tables = malloc(cpu_index_sign.table_bytes(hd));
             float step, base;
-            index_sign.prepare(hd, learned, q, G, tables);
+            cpu_index_sign.prepare(hd, learned, q, G, tables);
             index_sign_scale(hd, tables, &step, &base);
             for (size_t c = 0; c < hd; c++) size += fabs(mean[c]) * 10;
             for (size_t first = 0; first < 192; first += 64) {
                 uint16_t scores[64];
                 void *page = make_page(&index_sign, hd, learned, rows + first * hd, 64);
-                index_sign.scores(hd, tables, page, scores);
+                cpu_index_sign.scores(hd, tables, page, scores);
                 for (size_t t = 0; t < 64; t++) {
                     double want = product_sum(hd, learned, mean, rows + (first + t) * hd);
                     double bound = (double)hd / 4 * (double)step / 2 + 1e-4 * size;
@@ -236,7 +236,7 @@ static void centring_moves_no_attention(void **state) {
 static void learn_uncentred(size_t hd, const float *rows, size_t n, float *learned) {
     uint32_t counts[MOST_HD / 4][16] = {{0}};
     const float none[4] = {0};
-    memset(learned, 0, index_sign.learned_bytes(hd));
+    memset(learned, 0, index_learned_bytes(&index_sign, hd));
     for (size_t i = 0; i < n * hd; i += 4) counts[i % hd / 4][code_of(rows + i, none)]++;
     for (size_t i = 0; i < n * hd; i++) {
         size_t g = i % hd / 4;
@@ -253,13 +253,13 @@ static size_t recalled(size_t hd, const float *learned, const float *rows, size_
     uint16_t *scores = malloc(n * sizeof *scores);
     uint32_t *tokens = malloc(k * sizeof *tokens);
     double *logits = malloc(n * sizeof *logits);
-    void *tables = malloc(index_sign.table_bytes(hd));
+    void *tables = malloc(cpu_index_sign.table_bytes(hd));
     for (int query = 0; query < 8; query++) {
         fill_floats(&random, FILL_NORMAL, q, hd);
-        index_sign.prepare(hd, learned, q, 1, tables);
+        cpu_index_sign.prepare(hd, learned, q, 1, tables);
         for (size_t b = 0; b < n; b += 64) {
             void *page = make_page(&index_sign, hd, learned, rows + b * hd, 64);
-            index_sign.scores(hd, tables, page, scores + b);
+            cpu_index_sign.scores(hd, tables, page, scores + b);
             free(page);
         }
         for (size_t t = 0; t < n; t++) {
@@ -306,12 +306,12 @@ static void bounds_hold_and_are_tight(void **state) {
             size_t n = G == 3 ? 37 : 64;
             float *rows = make_keys(&random, n, hd, hd), *q = make_floats(G * hd);
             double mean[MOST_HD] = {0}, bounds[4];
-            void *tables = malloc(index_quest.table_bytes(hd)), *page = make_page(&index_quest, hd, NULL, rows, n);
+            void *tables = malloc(cpu_index_quest.table_bytes(hd)), *page = make_page(&index_quest, hd, NULL, rows, n);
             uint16_t scores[64];
             fill_floats(&random, FILL_NORMAL, q, G * hd);
             for (size_t i = 0; i < G * hd; i++) mean[i % hd] += (double)q[i] / (double)G;
-            index_quest.prepare(hd, NULL, q, G, tables);
-            index_quest.scores(hd, tables, page, scores);
+            cpu_index_quest.prepare(hd, NULL, q, G, tables);
+            cpu_index_quest.scores(hd, tables, page, scores);
             double size = 0;
             for (size_t c = 0; c < hd; c++) size += fabs(mean[c]);
             for (size_t p = 0; p * 16 < n; p++) {
@@ -369,11 +369,11 @@ static void infinities_and_nan_are_survived(void **state) {
         rows[3] = INFINITY, rows[70] = NAN, rows[140] = -INFINITY, rows[200] = 3e38f, rows[201] = 1e-45f;
         for (int times = 0; times < 3; times++) {
             float *learned = fitted(all[i], hd, rows, 64, hd, times == 1);
-            void *page = make_page(all[i], hd, learned, rows, 64), *tables = malloc(all[i]->table_bytes(hd));
+            void *page = make_page(all[i], hd, learned, rows, 64), *tables = malloc(cpu_index_of(all[i])->table_bytes(hd));
             uint16_t scores[64];
             q[times] = times == 1 ? NAN : INFINITY;
-            all[i]->prepare(hd, learned, q, 1, tables);
-            all[i]->scores(hd, tables, page, scores);
+            cpu_index_of(all[i])->prepare(hd, learned, q, 1, tables);
+            cpu_index_of(all[i])->scores(hd, tables, page, scores);
             free(learned);
             free(page);
             free(tables);
@@ -387,10 +387,10 @@ static void odd_head_sizes_are_refused(void **state) {
     static const size_t bad[] = {0, 16, 100, 288};
     struct terse_error error;
     for (size_t i = 0; i < 4; i++) {
-        assert_int_equal(index_sign.check(bad[i], &error), TERSE_E_UNSUPPORTED);
-        assert_int_equal(index_quest.check(bad[i], &error), TERSE_E_UNSUPPORTED);
+        assert_int_equal(index_check(&index_sign, bad[i], &error), TERSE_E_UNSUPPORTED);
+        assert_int_equal(index_check(&index_quest, bad[i], &error), TERSE_E_UNSUPPORTED);
     }
-    EACH_HEAD_DIM(hd) assert_int_equal(index_sign.check(hd, &error) | index_quest.check(hd, &error), TERSE_OK);
+    EACH_HEAD_DIM(hd) assert_int_equal(index_check(&index_sign, hd, &error) | index_check(&index_quest, hd, &error), TERSE_OK);
 }
 
 /* ---- Kernels: every tier equals sums made here */
@@ -413,7 +413,7 @@ static void check_sign_slot(const struct tier *k, struct random *random, size_t 
 
 static void check_quest_slot(const struct tier *k, struct random *random, size_t hd, enum fill fill, enum guard_side side) {
     float *q = guard_floats(hd, side), *bounds = guard_floats(4, side);
-    uint16_t *page = guard_bytes(index_quest.page_bytes(hd), side);
+    uint16_t *page = guard_bytes(index_bytes(&index_quest, hd), side);
     fill_floats(random, fill, q, hd);
     fill_halves(random, fill, page, 8 * hd);
     k->select->scores_quest(q, hd, page, bounds);

@@ -1,8 +1,10 @@
 /* The codecs pq and vq: codes are of the nearest centroids and lie where page_layout.h says, every way of reading equals decoded
  * rows met in double precision, and what cannot be served is refused. */
+#include "backend/cpu/codec/codec.h"
 #include "backend/cpu/codec/pq.h"
 #include "backend/cpu/kernels/pq/ops.h"
 #include "base/half.h"
+#include "train/codec_learning.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -68,15 +70,15 @@ static struct learner make_learner(const struct codec *codec, enum codec_side si
     struct terse_error error;
     void *learned;
     l.centroids = (size_t)1 << bits;
-    l.numbers = codec->parameters(l.shape, side);
+    l.numbers = codec_parameters(codec, l.shape);
     assert_int_equal(l.numbers, l.centroids * hd);
     l.parameters = malloc(l.numbers * sizeof *l.parameters);
     l.rows = malloc(l.numbers * sizeof *l.rows);
     fill_normal(l.parameters, l.numbers);
-    if (snapped) pq_snap_to_grid(l.shape, side, l.parameters);
-    assert_int_equal(codec->check(l.shape, side, &error), TERSE_OK);
-    assert_int_equal(codec->open(l.shape, side, l.parameters, &learned, &error), TERSE_OK);
-    assert_true(codec->learned_bytes(learned) >= l.numbers * sizeof(uint16_t));
+    if (snapped) codec_snap_to_grid(&codec_pq, l.shape, l.parameters);
+    assert_int_equal(codec_check(codec, l.shape, side, &error), TERSE_OK);
+    assert_int_equal(cpu_codec_of(codec)->learned_new(l.shape, side, l.parameters, &learned, &error), TERSE_OK);
+    assert_true(cpu_codec_of(codec)->learned_bytes(learned) >= l.numbers * sizeof(uint16_t));
     l.shape.learned = learned;
     for (size_t i = 0; i < l.numbers; i++) l.rows[i] = half_to_float(pq_codebook_of(l.shape)->rows[i]);
     check_channels(&l, snapped);
@@ -84,14 +86,14 @@ static struct learner make_learner(const struct codec *codec, enum codec_side si
 }
 
 static void free_learner(struct learner *l) {
-    l->codec->close((void *)l->shape.learned);
+    cpu_codec_of(l->codec)->learned_free((void *)l->shape.learned);
     free(l->parameters);
     free(l->rows);
 }
 
 static uint8_t *new_page(const struct learner *l) {
     void *page = NULL;
-    size_t bytes = l->codec->page_bytes(l->shape, l->side);
+    size_t bytes = codec_page_bytes(l->codec, l->shape, l->side);
     assert_int_equal(bytes % 64, 0);
     assert_int_equal(posix_memalign(&page, 64, bytes), 0);
     memset(page, 0xa5, bytes);
@@ -146,10 +148,10 @@ static void check_nearest(const struct learner *l) {
     uint8_t *page = new_page(l), *again = new_page(l);
     fill_normal(rows, SLOTS * hd);
     for (size_t n = 17; n <= SLOTS; n += 47) {
-        l->codec->encode(l->shape, l->side, rows, n, page);
-        l->codec->encode(l->shape, l->side, rows, n, again);
-        assert_memory_equal(page, again, l->codec->page_bytes(l->shape, l->side));
-        l->codec->decode(l->shape, l->side, page, decoded);
+        cpu_codec_of(l->codec)->encode(l->shape, l->side, rows, n, page);
+        cpu_codec_of(l->codec)->encode(l->shape, l->side, rows, n, again);
+        assert_memory_equal(page, again, codec_page_bytes(l->codec, l->shape, l->side));
+        cpu_codec_of(l->codec)->decode(l->shape, l->side, page, decoded);
         for (size_t m = 0; m < parts; m++) {
             const float *of = l->rows + m * l->centroids * width;
             for (size_t t = 0; t < SLOTS; t++) {
@@ -165,7 +167,8 @@ static void check_nearest(const struct learner *l) {
                     fail_msg("hd %zu width %zu: %g, nearest is %g", hd, width, mine, best);
             }
         }
-        for (size_t i = parts * 8 * l->shape.bits; i < l->codec->page_bytes(l->shape, l->side); i++) assert_int_equal(page[i], 0);
+        for (size_t i = parts * 8 * l->shape.bits; i < codec_page_bytes(l->codec, l->shape, l->side); i++)
+            assert_int_equal(page[i], 0);
     }
     free(page);
     free(again);
@@ -183,13 +186,13 @@ static void every_code_survives(void **state) {
         struct learner l = make_learner(&codec_pq, CODEC_KEYS, 32, 8, bits, false);
         float rows[SLOTS * 32], decoded[SLOTS * 32];
         uint8_t *page = new_page(&l);
-        assert_int_equal(l.codec->page_bytes(l.shape, l.side), (4 * 8 * bits + 63) / 64 * 64);
+        assert_int_equal(codec_page_bytes(l.codec, l.shape, l.side), (4 * 8 * bits + 63) / 64 * 64);
         for (size_t first = 0; first < l.centroids; first += SLOTS / 2) {
             for (size_t t = 0; t < SLOTS; t++)
                 for (size_t m = 0; m < 4; m++)
                     memcpy(rows + t * 32 + m * 8, l.rows + (m * l.centroids + (first + t + m) % l.centroids) * 8, 8 * sizeof *rows);
-            l.codec->encode(l.shape, l.side, rows, SLOTS, page);
-            l.codec->decode(l.shape, l.side, page, decoded);
+            cpu_codec_of(l.codec)->encode(l.shape, l.side, rows, SLOTS, page);
+            cpu_codec_of(l.codec)->decode(l.shape, l.side, page, decoded);
             assert_memory_equal(rows, decoded, sizeof rows);
             for (size_t t = 0; t < SLOTS; t++)
                 for (size_t m = 0; m < 4; m++) assert_int_equal(code_at(page, bits, m, t), (first + t + m) % l.centroids);
@@ -211,7 +214,7 @@ static void check_rounding(const struct learner *l) {
     float *snapped = malloc(l->numbers * sizeof *snapped);
     for (size_t i = 0; i < l->numbers; i++) assert_true(l->rows[i] == half_to_float(half_from_float(l->parameters[i])));
     memcpy(snapped, l->parameters, l->numbers * sizeof *snapped);
-    pq_snap_to_grid(l->shape, l->side, snapped);
+    codec_snap_to_grid(&codec_pq, l->shape, snapped);
     bool moved = l->shape.bits <= PQ_CHANNEL_BITS || width % 4 == 0;
     if (!moved) assert_memory_equal(snapped, l->parameters, l->numbers * sizeof *snapped);
     for (size_t c = 0; moved && c < l->shape.head_dim; c++) {
@@ -246,8 +249,8 @@ static void make_pages(const struct learner *l, size_t n, uint8_t *const *page, 
     size_t hd = l->shape.head_dim;
     for (size_t b = 0; b < n; b++) {
         fill_normal(rows, SLOTS * hd);
-        l->codec->encode(l->shape, l->side, rows, SLOTS, page[b]);
-        l->codec->decode(l->shape, l->side, page[b], decoded + b * SLOTS * hd);
+        cpu_codec_of(l->codec)->encode(l->shape, l->side, rows, SLOTS, page[b]);
+        cpu_codec_of(l->codec)->decode(l->shape, l->side, page[b], decoded + b * SLOTS * hd);
     }
 }
 
@@ -271,11 +274,11 @@ static void check_keys(const struct learner *l, uint32_t G) {
     uint8_t *page = new_page(l);
     make_pages(l, 1, &page, decoded);
     fill_normal(q, G * hd);
-    size_t chosen = l->codec->prepared ? l->codec->prepared(shape) : 0;
+    size_t chosen = cpu_codec_of(l->codec)->query_floats ? cpu_codec_of(l->codec)->query_floats(shape) : 0;
     assert_true(chosen == 0 || chosen == floats || (pq_reads_u8(p) && chosen == G * pq_i16_floats(p)));
     assert_true(chosen * sizeof(float) <= (size_t)320 << 10);
-    if (chosen) l->codec->prepare(shape, q, tables);
-    l->codec->score(shape, q, chosen ? tables : NULL, page, logits[0]);
+    if (chosen) cpu_codec_of(l->codec)->prepare_queries(shape, q, tables);
+    cpu_codec_of(l->codec)->score(shape, q, chosen ? tables : NULL, page, logits[0]);
     pq_ops()->score(p, q, G, page, logits[1]);
     pq_ops()->prepare(p, q, G, tables);
     pq_ops()->look_up(p, tables, G, page, logits[2]);
@@ -312,7 +315,7 @@ static void check_all_keys(const struct learner *l) {
     float decoded[SLOTS * 256], channels[256 * SLOTS];
     uint8_t *page = new_page(l);
     make_pages(l, 1, &page, decoded);
-    l->codec->channels(l->shape, page, channels);
+    cpu_codec_of(l->codec)->channels(l->shape, page, channels);
     for (size_t t = 0; t < SLOTS; t++)
         for (size_t c = 0; c < l->shape.head_dim; c++) assert_true(channels[c * SLOTS + t] == decoded[t * l->shape.head_dim + c]);
     free(page);
@@ -346,14 +349,15 @@ static void check_values(const struct learner *l, uint32_t G) {
     make_pages(l, PAGES, page, decoded);
     for (size_t i = 0; i < PAGES * G * SLOTS; i++) weights[i] = (float)exp(8 * random_unit() - 8); /* as softmax gives them */
     for (size_t b = 0; b < PAGES; b++) {
-        l->codec->accumulate(shape, weights + b * G * SLOTS, page[b], accumulated);
+        cpu_codec_of(l->codec)->accumulate_values(shape, weights + b * G * SLOTS, page[b], accumulated);
         pq_ops()->accumulate_by_code(p, weights + b * G * SLOTS, G, page[b], code_sums);
     }
     pq_ops()->finish_code_sums(p, code_sums, G, finished);
-    assert_true(l->codec->code_sums(shape) == 0 || l->codec->code_sums(shape) == floats);
+    assert_true(cpu_codec_of(l->codec)->code_sum_floats(shape) == 0 || cpu_codec_of(l->codec)->code_sum_floats(shape) == floats);
     memset(code_sums, 0, floats * sizeof *code_sums);
-    for (size_t b = 0; b < PAGES; b++) l->codec->accumulate_by_code(shape, weights + b * G * SLOTS, page[b], code_sums);
-    l->codec->finish_code_sums(shape, code_sums, chosen);
+    for (size_t b = 0; b < PAGES; b++)
+        cpu_codec_of(l->codec)->accumulate_by_code(shape, weights + b * G * SLOTS, page[b], code_sums);
+    cpu_codec_of(l->codec)->finish_code_sums(shape, code_sums, chosen);
     for (size_t g = 0; g < G; g++) {
         for (size_t c = 0; c < hd; c++) {
             double want = 0, terms = 0, largest = 0;
@@ -394,7 +398,7 @@ static void expect_unsupported(struct codec_shape shape, const char *says) {
     const struct codec *codecs[] = {&codec_pq, &codec_vq};
     for (size_t i = 0; i < 2; i++) {
         struct terse_error error = {0};
-        assert_int_equal(codecs[i]->check(shape, CODEC_KEYS, &error), TERSE_E_UNSUPPORTED);
+        assert_int_equal(codec_check(codecs[i], shape, CODEC_KEYS, &error), TERSE_E_UNSUPPORTED);
         assert_non_null(strstr(error.message, says));
         assert_null(strchr(error.message, '\n'));
     }
@@ -410,7 +414,7 @@ static void shapes_that_do_not_fit_are_refused(void **state) {
     expect_unsupported((struct codec_shape){.head_dim = 80, .width = 4, .bits = 8}, "80 channels");
     assert_null(codec_find("pq"));
     assert_null(codec_find("vq"));
-    assert_null(codec_vq.prepared);
+    assert_null(cpu_codec_vq.query_floats);
     assert_int_equal(codec_pq.rope, CODEC_ROPE_AFTER);
     assert_int_equal(codec_vq.rope, CODEC_ROPE_BEFORE);
 }
@@ -423,15 +427,14 @@ static void parameters_that_are_not_finite_are_refused(void **state) {
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         for (enum codec_side side = CODEC_KEYS; side <= CODEC_VALUES; side++) {
             struct terse_error error = {0};
-            void *learned = parameters;
             fill_normal(parameters, 64 * 32);
             parameters[777] = bad[i];
-            assert_int_equal(codec_pq.open(shape, side, parameters, &learned, &error), TERSE_E_FORMAT);
-            assert_null(learned);
+            assert_int_equal(codec_check_parameters(side == CODEC_KEYS ? &codec_pq : &codec_vq, shape, parameters, &error),
+                             TERSE_E_FORMAT);
             assert_non_null(strstr(error.message, "number 777"));
         }
     }
-    codec_pq.close(NULL);
+    cpu_codec_pq.learned_free(NULL);
 }
 
 /* All rows alike and one centroid at their place: exact, also where a channel has but one level. */
@@ -445,19 +448,19 @@ static void constant_rows_are_exact(void **state) {
         void *learned, *page = NULL;
         for (size_t i = 0; i < 256 * 64; i++) parameters[i] = 0.375f;
         for (size_t i = 0; i < SLOTS * 64; i++) rows[i] = 0.375f;
-        assert_int_equal(codec_pq.open(shape, side, parameters, &learned, &error), TERSE_OK);
+        assert_int_equal(cpu_codec_pq.learned_new(shape, side, parameters, &learned, &error), TERSE_OK);
         shape.learned = learned;
-        assert_int_equal(posix_memalign(&page, 64, codec_pq.page_bytes(shape, side)), 0);
-        codec_pq.encode(shape, side, rows, SLOTS, page);
-        codec_pq.decode(shape, side, page, decoded);
+        assert_int_equal(posix_memalign(&page, 64, codec_page_bytes(&codec_pq, shape, side)), 0);
+        cpu_codec_pq.encode(shape, side, rows, SLOTS, page);
+        cpu_codec_pq.decode(shape, side, page, decoded);
         assert_memory_equal(rows, decoded, sizeof rows);
         if (side == CODEC_VALUES) {
             float weights[2 * SLOTS], acc[2 * 64] = {0};
             for (size_t i = 0; i < 2 * SLOTS; i++) weights[i] = 0.25f;
-            codec_pq.accumulate(shape, weights, page, acc);
+            cpu_codec_pq.accumulate_values(shape, weights, page, acc);
             for (size_t i = 0; i < 2 * 64; i++) assert_true(acc[i] == 6); /* 64 * 0.25 * 0.375 */
         }
-        codec_pq.close(learned);
+        cpu_codec_pq.learned_free(learned);
         free(page);
     }
     free(parameters);

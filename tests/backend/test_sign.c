@@ -46,15 +46,15 @@ static struct keys make(struct random *random, size_t hd, size_t n, uint32_t G) 
     struct keys keys = {.shape = {.head_dim = (uint32_t)hd, .group = G}};
     struct index_options options = index_options_defaults();
     keys.rows = make_keys(random, 64, hd);
-    keys.fitted = malloc(codec_sign.fitted_bytes(keys.shape, CODEC_KEYS));
-    codec_sign.fit(keys.shape, CODEC_KEYS, keys.rows, 64, hd, &options, keys.fitted);
+    keys.fitted = malloc(codec_fitted_bytes(&codec_sign, keys.shape, CODEC_KEYS));
+    cpu_codec_sign.fit(keys.shape, CODEC_KEYS, keys.rows, 64, hd, &options, keys.fitted);
     keys.shape.learned = keys.fitted;
     keys.decoded = make_floats(64 * hd);
-    size_t bytes = codec_sign.page_bytes(keys.shape, CODEC_KEYS);
+    size_t bytes = codec_page_bytes(&codec_sign, keys.shape, CODEC_KEYS);
     keys.page = aligned_alloc(64, bytes);
     memset(keys.page, 0xa5, bytes);
-    codec_sign.encode(keys.shape, CODEC_KEYS, keys.rows, n, keys.page);
-    codec_sign.decode(keys.shape, CODEC_KEYS, keys.page, keys.decoded);
+    cpu_codec_sign.encode(keys.shape, CODEC_KEYS, keys.rows, n, keys.page);
+    cpu_codec_sign.decode(keys.shape, CODEC_KEYS, keys.page, keys.decoded);
     return keys;
 }
 
@@ -73,11 +73,12 @@ static void a_token_takes_three_and_a_half_bits_per_number(void **state) {
     for (size_t h = 0; h < sizeof head_dims / sizeof head_dims[0]; h++) {
         size_t hd = head_dims[h];
         struct codec_shape shape = {.head_dim = (uint32_t)hd, .group = 1};
-        size_t bytes = codec_sign.page_bytes(shape, CODEC_KEYS) + codec_sign.page_bytes(shape, CODEC_VALUES);
-        assert_int_equal(codec_sign.page_bytes(shape, CODEC_KEYS) % 64 + codec_sign.page_bytes(shape, CODEC_VALUES) % 64, 0);
+        size_t bytes = codec_page_bytes(&codec_sign, shape, CODEC_KEYS) + codec_page_bytes(&codec_sign, shape, CODEC_VALUES);
+        assert_int_equal(
+            codec_page_bytes(&codec_sign, shape, CODEC_KEYS) % 64 + codec_page_bytes(&codec_sign, shape, CODEC_VALUES) % 64, 0);
         assert_int_equal(bytes * 8, 64 * 7 * hd);
         if (hd == 128) assert_int_equal(bytes * 8 / 64, 896);
-        assert_int_equal(codec_sign.fitted_bytes(shape, CODEC_VALUES), 0);
+        assert_int_equal(codec_fitted_bytes(&codec_sign, shape, CODEC_VALUES), 0);
     }
 }
 
@@ -141,7 +142,7 @@ static void pages_begin_with_the_index(void **state) {
     struct random random = {3};
     struct keys keys = make(&random, 96, 63, 1);
     uint8_t signs[64 * 96 / 8];
-    index_sign.encode(96, keys.fitted, keys.rows, 63, signs);
+    cpu_index_sign.encode(96, keys.fitted, keys.rows, 63, signs);
     assert_memory_equal(signs, keys.page, sizeof signs);
     release(&keys);
 }
@@ -154,14 +155,14 @@ static void scores_and_channels_equal_decoded_keys(void **state) {
         for (size_t i = 0; i < sizeof groups / sizeof groups[0]; i++) {
             size_t hd = head_dims[h], G = groups[i];
             struct keys keys = make(&random, hd, 64, (uint32_t)G);
-            float *q = make_floats(G * hd), *tables = make_floats(codec_sign.prepared(keys.shape)),
+            float *q = make_floats(G * hd), *tables = make_floats(cpu_codec_sign.query_floats(keys.shape)),
                   *channels = make_floats(64 * hd);
             float *logits = make_floats(2 * G * 64);
             fill_floats(&random, FILL_NORMAL, q, G * hd);
-            codec_sign.prepare(keys.shape, q, tables);
-            codec_sign.score(keys.shape, q, tables, keys.page, logits);
-            codec_sign.score(keys.shape, q, NULL, keys.page, logits + G * 64);
-            codec_sign.channels(keys.shape, keys.page, channels);
+            cpu_codec_sign.prepare_queries(keys.shape, q, tables);
+            cpu_codec_sign.score(keys.shape, q, tables, keys.page, logits);
+            cpu_codec_sign.score(keys.shape, q, NULL, keys.page, logits + G * 64);
+            cpu_codec_sign.channels(keys.shape, keys.page, channels);
             for (size_t g = 0; g < G; g++)
                 for (size_t t = 0; t < 64; t++) {
                     double want = 0, terms = 0;
@@ -193,9 +194,9 @@ static void values_are_those_of_kivi(void **state) {
     fill_floats(&random, FILL_NORMAL, weights, 128);
     for (size_t i = 0; i < 2; i++) {
         const struct codec *codec = i ? &codec_sign : &codec_kivi_2;
-        codec->encode(shape, CODEC_VALUES, rows, 64, pages[i]);
-        codec->decode(shape, CODEC_VALUES, pages[i], decoded[i]);
-        codec->accumulate(shape, weights, pages[i], acc[i]);
+        cpu_codec_of(codec)->encode(shape, CODEC_VALUES, rows, 64, pages[i]);
+        cpu_codec_of(codec)->decode(shape, CODEC_VALUES, pages[i], decoded[i]);
+        cpu_codec_of(codec)->accumulate_values(shape, weights, pages[i], acc[i]);
     }
     assert_memory_equal(pages[0], pages[1], sizeof pages[0]);
     assert_memory_equal(decoded[0], decoded[1], sizeof decoded[0]);
@@ -210,20 +211,20 @@ static void infinities_and_nan_are_survived(void **state) {
     float logits[64], q[32];
     fill_floats(&random, FILL_NORMAL, q, 32);
     keys.rows[1] = 1e30f, keys.rows[40] = -3e38f;
-    codec_sign.encode(keys.shape, CODEC_KEYS, keys.rows, 64, keys.page);
-    codec_sign.score(keys.shape, q, NULL, keys.page, logits); /* far outliers of later tokens leave finite logits */
+    cpu_codec_sign.encode(keys.shape, CODEC_KEYS, keys.rows, 64, keys.page);
+    cpu_codec_sign.score(keys.shape, q, NULL, keys.page, logits); /* far outliers of later tokens leave finite logits */
     for (size_t t = 0; t < 64; t++) assert_true(isfinite(logits[t]));
     keys.rows[5] = INFINITY, keys.rows[70] = NAN;
-    codec_sign.encode(keys.shape, CODEC_KEYS, keys.rows, 64, keys.page);
-    codec_sign.score(keys.shape, q, NULL, keys.page, logits);
+    cpu_codec_sign.encode(keys.shape, CODEC_KEYS, keys.rows, 64, keys.page);
+    cpu_codec_sign.score(keys.shape, q, NULL, keys.page, logits);
     for (size_t t = 0; t < 64; t++) assert_true(isfinite(logits[t]));
-    codec_sign.fit(keys.shape, CODEC_KEYS, keys.rows, 64, 32, &options, keys.fitted);
-    codec_sign.encode(keys.shape, CODEC_KEYS, keys.rows, 64, keys.page);
-    codec_sign.score(keys.shape, q, NULL, keys.page, logits);
+    cpu_codec_sign.fit(keys.shape, CODEC_KEYS, keys.rows, 64, 32, &options, keys.fitted);
+    cpu_codec_sign.encode(keys.shape, CODEC_KEYS, keys.rows, 64, keys.page);
+    cpu_codec_sign.score(keys.shape, q, NULL, keys.page, logits);
     memset(keys.rows, 0, 64 * 32 * sizeof *keys.rows);
-    codec_sign.fit(keys.shape, CODEC_KEYS, keys.rows, 64, 32, &options, keys.fitted);
-    codec_sign.encode(keys.shape, CODEC_KEYS, keys.rows, 64, keys.page);
-    codec_sign.score(keys.shape, q, NULL, keys.page, logits);
+    cpu_codec_sign.fit(keys.shape, CODEC_KEYS, keys.rows, 64, 32, &options, keys.fitted);
+    cpu_codec_sign.encode(keys.shape, CODEC_KEYS, keys.rows, 64, keys.page);
+    cpu_codec_sign.score(keys.shape, q, NULL, keys.page, logits);
     for (size_t t = 0; t < 64; t++) assert_true(logits[t] == 0);
     release(&keys);
 }

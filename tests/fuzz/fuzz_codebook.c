@@ -1,8 +1,10 @@
 /* Fuzz target of the codebook loader: loads the input as it is and again with its checksum made right, so that what lies behind the
  * checksum is reached, and checks whatever loads against its contract. Run it with the corpus in corpus/codebook; see CMakeLists.txt. */
+#include "backend/cpu/codec/codec.h"
 #include "base/memory.h"
 #include "format/codebook_private.h"
 #include "support/codebook_sample.h"
+#include "support/prepared.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -21,14 +23,14 @@ static void look_at_side(const struct terse_codebook *codebook, enum codec_side 
     const struct codebook_info *info = codebook_info(codebook);
     struct codec_shape shape = codebook_shape(info, side);
     const struct codec *codec = codebook_coding(info, side).codec;
-    require((codec != NULL) == (codebook_learned(codebook, side, 0, 0) != NULL));
+    require((codec != NULL) == (prepared_learned(codebook, side, 0, 0) != NULL));
     require((codec != NULL) == (codebook_floats(info, side) > 0));
     if (!codec) return;
-    shape.learned = codebook_learned(codebook, side, info->layers - 1, info->kv_heads - 1);
-    require(shape.learned && codec->page_bytes(shape, side) <= sizeof block);
+    shape.learned = prepared_learned(codebook, side, info->layers - 1, info->kv_heads - 1);
+    require(shape.learned && codec_page_bytes(codec, shape, side) <= sizeof block);
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) rows[i] = (float)(i % 17) - 8;
-    codec->encode(shape, side, rows, PAGE_TOKENS, block);
-    codec->decode(shape, side, block, rows);
+    cpu_codec_of(codec)->encode(shape, side, rows, PAGE_TOKENS, block);
+    cpu_codec_of(codec)->decode(shape, side, block, rows);
     for (size_t i = 0; i < PAGE_TOKENS * info->head_dim; i++) require(isfinite(rows[i]));
 }
 

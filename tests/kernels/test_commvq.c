@@ -1,10 +1,13 @@
 /* CommVQ's keys: the algebra (codewords commute with rotations), every kernel against its definition in double precision on every
  * tier, encoding against brute force, both ways of scoring against decoding, rotating and multiplying, how codes lie, and what is
  * refused. */
+#include "backend/cpu/codec/codec.h"
 #include "backend/cpu/codec/commvq.h"
+#include "backend/cpu/codec/commvq_search.h"
 #include "backend/cpu/kernels/pq/code_planes.h"
 #include "base/half.h"
 #include "support/kernel_check.h"
+#include "train/codec_learning.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -46,7 +49,7 @@ static struct codec_shape shape_of(const struct shape *s) {
 
 static float *parameters_new(const struct shape *s) {
     struct codec_shape shape = shape_of(s);
-    size_t n = codec_commvq.parameters(shape, CODEC_KEYS), tables = commvq_table_numbers(shape), round = (size_t)E * s->width;
+    size_t n = codec_parameters(&codec_commvq, shape), tables = commvq_table_numbers(shape), round = (size_t)E * s->width;
     float *p = malloc(n * sizeof *p);
     for (size_t i = 0; i < tables; i++) p[i] = 0.7f * normal() * powf(0.8f, (float)(i / round % s->rounds));
     commvq_set_pairing(shape, p, s->pairs, s->adjacent);
@@ -75,8 +78,8 @@ static float *round_tables(const struct shape *s, const float *parameters) {
 static struct setup setup_new(const struct shape *s, size_t tokens) {
     struct setup u = {.shape = shape_of(s), .parameters = parameters_new(s)};
     struct terse_error error;
-    assert_int_equal(codec_commvq.check(u.shape, CODEC_KEYS, &error), TERSE_OK);
-    u.n = codec_commvq.parameters(u.shape, CODEC_KEYS);
+    assert_int_equal(codec_check(&codec_commvq, u.shape, CODEC_KEYS, &error), TERSE_OK);
+    u.n = codec_parameters(&codec_commvq, u.shape);
     u.tables = round_tables(s, u.parameters);
     u.rows = malloc(64 * s->hd * sizeof(float));
     for (size_t t = 0; t < 64; t++) {
@@ -84,15 +87,15 @@ static struct setup setup_new(const struct shape *s, size_t tokens) {
         for (size_t c = 0; c < s->hd; c++)
             u.rows[t * s->hd + c] = u.parameters[commvq_table_numbers(u.shape) + 2 + c] + (t == 5 ? 0 : size * normal());
     }
-    if (codec_commvq.open(u.shape, CODEC_KEYS, u.parameters, &u.learned, &error)) fail_msg("%s", error.message);
+    if (cpu_codec_commvq.learned_new(u.shape, CODEC_KEYS, u.parameters, &u.learned, &error)) fail_msg("%s", error.message);
     u.shape.learned = u.learned;
-    assert_int_equal(posix_memalign((void **)&u.page, 64, codec_commvq.page_bytes(u.shape, CODEC_KEYS)), 0);
-    codec_commvq.encode(u.shape, CODEC_KEYS, u.rows, tokens, u.page);
+    assert_int_equal(posix_memalign((void **)&u.page, 64, codec_page_bytes(&codec_commvq, u.shape, CODEC_KEYS)), 0);
+    cpu_codec_commvq.encode(u.shape, CODEC_KEYS, u.rows, tokens, u.page);
     return u;
 }
 
 static void setup_free(struct setup *u) {
-    codec_commvq.close(u->learned);
+    cpu_codec_commvq.learned_free(u->learned);
     free(u->parameters);
     free(u->tables);
     free(u->rows);
@@ -194,7 +197,7 @@ static void rotated_tables_give_rotated_keys(void **state) {
         size_t g = s->width / 2;
         memcpy(rotated, u.parameters, u.n * sizeof *rotated);
         float *mean = rotated + commvq_table_numbers(u.shape) + 2;
-        codec_commvq.decode(u.shape, CODEC_KEYS, u.page, before);
+        cpu_codec_commvq.decode(u.shape, CODEC_KEYS, u.page, before);
         for (size_t i = 0; i < s->hd / 2; i++) {
             float c = cosf((float)i + 0.3f), d = sinf((float)i + 0.3f);
             size_t first, second;
@@ -215,9 +218,9 @@ static void rotated_tables_give_rotated_keys(void **state) {
         void *learned;
         struct codec_shape shape = u.shape;
         shape.learned = NULL;
-        assert_int_equal(codec_commvq.open(shape, CODEC_KEYS, rotated, &learned, &error), TERSE_OK);
+        assert_int_equal(cpu_codec_commvq.learned_new(shape, CODEC_KEYS, rotated, &learned, &error), TERSE_OK);
         shape.learned = learned;
-        codec_commvq.decode(shape, CODEC_KEYS, u.page, after);
+        cpu_codec_commvq.decode(shape, CODEC_KEYS, u.page, after);
         double unit = 0;
         for (size_t j = 0; j < s->hd / s->width * commvq_code_of(shape)->stride; j++)
             unit = fmax(unit, (double)commvq_code_of(shape)->steps[j] + (double)commvq_code_of(u.shape)->steps[j]);
@@ -227,7 +230,7 @@ static void rotated_tables_give_rotated_keys(void **state) {
             for (size_t c = 0; c < s->hd; c++)
                 assert_true(fabs((double)after[t * s->hd + c] - (double)before[t * s->hd + c]) <=
                             2 * s->rounds * unit * (double)gains[t] + 1e-5 * (10 + 10 * (double)gains[t]));
-        codec_commvq.close(learned);
+        cpu_codec_commvq.learned_free(learned);
         free(rotated);
         setup_free(&u);
     }
@@ -315,8 +318,8 @@ static void decoding_is_what_the_definition_says(void **state) {
         const struct commvq_code *c = commvq_code_of(u.shape);
         float decoded[64 * MOST_HD], gains[64];
         double key[MOST_HD];
-        size_t bytes = codec_commvq.page_bytes(u.shape, CODEC_KEYS);
-        codec_commvq.decode(u.shape, CODEC_KEYS, u.page, decoded);
+        size_t bytes = codec_page_bytes(&codec_commvq, u.shape, CODEC_KEYS);
+        cpu_codec_commvq.decode(u.shape, CODEC_KEYS, u.page, decoded);
         commvq_gains(u.shape, u.page, gains);
         for (size_t t = 0; t < 64; t++) {
             double gain = key_by_definition(&u, s, t, key), apart = 1e-5 * gain + 1e-6;
@@ -384,7 +387,7 @@ static void both_ways_of_scoring_equal_decode_rotate_multiply(void **state) {
         float decoded[64 * MOST_HD], q[9 * MOST_HD], gains[64], *tables = malloc(9 * commvq_table_floats(c) * sizeof *tables);
         const struct tier *k;
         angles_set(&angles, s, 3000);
-        codec_commvq.decode(u.shape, CODEC_KEYS, u.page, decoded);
+        cpu_codec_commvq.decode(u.shape, CODEC_KEYS, u.page, decoded);
         commvq_gains(u.shape, u.page, gains);
         fill_floats(&source, FILL_NORMAL, q, 9 * s->hd);
         for (size_t i = 0; i < 4; i++) {
@@ -392,8 +395,8 @@ static void both_ways_of_scoring_equal_decode_rotate_multiply(void **state) {
             u.shape.group = groups[i];
             commvq_prepare(u.shape, q, tables);
             commvq_score_by_table(u.shape, tables, &angles.rotation, u.page, by_table);
-            codec_commvq.score_rotated(u.shape, q, &angles.rotation, u.page, logits);
-            codec_commvq.score(u.shape, q, NULL, u.page, unrotated);
+            cpu_codec_commvq.score_rotated(u.shape, q, &angles.rotation, u.page, logits);
+            cpu_codec_commvq.score(u.shape, q, NULL, u.page, unrotated);
             for (size_t m = 0; m < groups[i] * 64; m++) {
                 const float *query = q + m / 64 * s->hd, *key = decoded + m % 64 * s->hd;
                 double terms, want = score_by_definition(s, &angles, query, key, m % 64, &terms), plain = 0;
@@ -439,8 +442,8 @@ static void scores_depend_on_relative_positions(void **state) {
             moved[first] = q[first] * c - q[second] * d;
             moved[second] = q[first] * d + q[second] * c;
         }
-        codec_commvq.score_rotated(u.shape, q, &near.rotation, u.page, a);
-        codec_commvq.score_rotated(u.shape, moved, &far.rotation, u.page, b);
+        cpu_codec_commvq.score_rotated(u.shape, q, &near.rotation, u.page, a);
+        cpu_codec_commvq.score_rotated(u.shape, moved, &far.rotation, u.page, b);
         for (size_t t = 0; t < 64; t++) {
             norm = 0;
             for (size_t i = 0; i < s->hd; i++) norm += fabsf(u.rows[t * s->hd + i]);
@@ -537,11 +540,11 @@ static void encoding_is_greedy_by_rounds(void **state) {
             if (t == 5) assert_int_equal(u.page[t], 0);
         }
         for (size_t t = 61; t < 64; t++) assert_int_equal(u.page[t], 0); /* slots without tokens are the mean */
-        size_t used = 64 + s->hd / s->width * s->rounds * COMMVQ_PART, bytes = codec_commvq.page_bytes(u.shape, CODEC_KEYS);
+        size_t used = 64 + s->hd / s->width * s->rounds * COMMVQ_PART, bytes = codec_page_bytes(&codec_commvq, u.shape, CODEC_KEYS);
         for (size_t i = used; i < bytes; i++) assert_int_equal(u.page[i], 0);
         /* A row's code does not depend on the rows encoded with it. */
         uint8_t *alone = malloc(bytes);
-        codec_commvq.encode(u.shape, CODEC_KEYS, u.rows + 7 * s->hd, 1, alone);
+        cpu_codec_commvq.encode(u.shape, CODEC_KEYS, u.rows + 7 * s->hd, 1, alone);
         assert_int_equal(alone[0], u.page[7]);
         for (size_t k = 0; k < s->hd / s->width * s->rounds; k++) {
             uint16_t one[64], all[64];
@@ -610,8 +613,8 @@ static void codes_of_12_bits_lie_without_waste(void **state) {
         assert_ptr_equal(coding.codec, &codec_commvq);
         assert_int_equal(coding.width, want[i].width);
         assert_int_equal(coding.bits, COMMVQ_BITS * want[i].rounds);
-        assert_int_equal(codec_commvq.check(shape, CODEC_KEYS, &error), TERSE_OK);
-        assert_int_equal(codec_commvq.page_bytes(shape, CODEC_KEYS), want[i].bytes);
+        assert_int_equal(codec_check(&codec_commvq, shape, CODEC_KEYS, &error), TERSE_OK);
+        assert_int_equal(codec_page_bytes(&codec_commvq, shape, CODEC_KEYS), want[i].bytes);
         /* rounds log2(64) 2 / width bits of codes, 8 bits of gain a token, and less than 64 bytes to fill up */
         double exact = 64 * (want[i].rounds * 12.0 * want[i].hd / want[i].width + 8) / 8;
         assert_true((double)want[i].bytes >= exact && (double)want[i].bytes < exact + 64);
@@ -624,16 +627,16 @@ static void many_rounds_contain_fewer(void **state) {
     const struct shape many = {64, 64, 21, 32, true}, few = {64, 64, 11, 32, true};
     struct setup u = setup_new(&many, 64);
     struct codec_shape shape = shape_of(&few);
-    size_t tables = commvq_table_numbers(shape), n = codec_commvq.parameters(shape, CODEC_KEYS), same = 0;
+    size_t tables = commvq_table_numbers(shape), n = codec_parameters(&codec_commvq, shape), same = 0;
     float *parameters = malloc(n * sizeof *parameters);
     memcpy(parameters, u.parameters, tables * sizeof *parameters);
     memcpy(parameters + tables, u.parameters + commvq_table_numbers(u.shape), (n - tables) * sizeof *parameters);
     void *learned;
     struct terse_error error;
-    assert_int_equal(codec_commvq.open(shape, CODEC_KEYS, parameters, &learned, &error), TERSE_OK);
+    assert_int_equal(cpu_codec_commvq.learned_new(shape, CODEC_KEYS, parameters, &learned, &error), TERSE_OK);
     shape.learned = learned;
-    uint8_t *page = malloc(codec_commvq.page_bytes(shape, CODEC_KEYS));
-    codec_commvq.encode(shape, CODEC_KEYS, u.rows, 64, page);
+    uint8_t *page = malloc(codec_page_bytes(&codec_commvq, shape, CODEC_KEYS));
+    cpu_codec_commvq.encode(shape, CODEC_KEYS, u.rows, 64, page);
     for (size_t r = 0; r < few.rounds; r++) {
         uint16_t a[64], b[64];
         code_planes_read(page + 64 + r * COMMVQ_PART, COMMVQ_BITS, a);
@@ -641,7 +644,7 @@ static void many_rounds_contain_fewer(void **state) {
         for (size_t t = 0; t < 64; t++) same += a[t] == b[t];
     }
     assert_true(same >= few.rounds * 64 * 97 / 100); /* steps differ, and with them what is as near as another */
-    codec_commvq.close(learned);
+    cpu_codec_commvq.learned_free(learned);
     free(page);
     free(parameters);
     setup_free(&u);
@@ -658,8 +661,8 @@ static void more_rounds_err_less(void **state) {
         double sum = 0;
         source.state = 77;
         fill_floats(&source, FILL_NORMAL, u.rows, 64 * 64);
-        codec_commvq.encode(u.shape, CODEC_KEYS, u.rows, 64, u.page);
-        codec_commvq.decode(u.shape, CODEC_KEYS, u.page, decoded);
+        cpu_codec_commvq.encode(u.shape, CODEC_KEYS, u.rows, 64, u.page);
+        cpu_codec_commvq.decode(u.shape, CODEC_KEYS, u.page, decoded);
         for (size_t i = 0; i < 64 * 64; i++) sum += pow((double)decoded[i] - (double)u.rows[i], 2);
         assert_true(sum < last);
         last = sum;
@@ -677,10 +680,11 @@ static void bad_shapes_are_refused(void **state) {
     struct terse_error error;
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         error.message[0] = 0;
-        assert_int_equal(codec_commvq.check(bad[i], CODEC_KEYS, &error), TERSE_E_UNSUPPORTED);
+        assert_int_equal(codec_check(&codec_commvq, bad[i], CODEC_KEYS, &error), TERSE_E_UNSUPPORTED);
         assert_true(strlen(error.message) > 20);
     }
-    assert_int_equal(codec_commvq.check((struct codec_shape){128, 1, 128, 132, NULL}, CODEC_VALUES, &error), TERSE_E_UNSUPPORTED);
+    assert_int_equal(codec_check(&codec_commvq, (struct codec_shape){128, 1, 128, 132, NULL}, CODEC_VALUES, &error),
+                     TERSE_E_UNSUPPORTED);
 }
 
 static void hostile_parameters_are_refused(void **state) {
@@ -688,7 +692,7 @@ static void hostile_parameters_are_refused(void **state) {
     const struct shape s = {64, 64, 2, 16, false};
     const struct codec_shape shape = shape_of(&s);
     float *p = parameters_new(&s);
-    size_t tables = commvq_table_numbers(shape), n = codec_commvq.parameters(shape, CODEC_KEYS);
+    size_t tables = commvq_table_numbers(shape), n = codec_parameters(&codec_commvq, shape);
     const struct {
         size_t at;
         float value;
@@ -709,13 +713,15 @@ static void hostile_parameters_are_refused(void **state) {
         float was = p[cases[i].at];
         p[cases[i].at] = cases[i].value;
         error.message[0] = 0;
-        assert_int_equal(codec_commvq.open(shape, CODEC_KEYS, p, &learned, &error), cases[i].fine ? TERSE_OK : TERSE_E_FORMAT);
+        assert_int_equal(codec_check_parameters(&codec_commvq, shape, p, &error), cases[i].fine ? TERSE_OK : TERSE_E_FORMAT);
+        learned = NULL;
+        if (cases[i].fine) assert_int_equal(cpu_codec_commvq.learned_new(shape, CODEC_KEYS, p, &learned, &error), TERSE_OK);
         assert_true(!learned == !cases[i].fine);
         assert_true(cases[i].fine || strlen(error.message) > 20);
-        codec_commvq.close(learned);
+        cpu_codec_commvq.learned_free(learned);
         p[cases[i].at] = was;
     }
-    codec_commvq.close(NULL);
+    cpu_codec_commvq.learned_free(NULL);
     free(p);
 }
 
@@ -731,19 +737,19 @@ static void strange_numbers_do_no_harm(void **state) {
             p[j] = half_to_float(half_from_float(j % 2 ? sizes[i] : -sizes[i]));
         struct terse_error error;
         void *learned;
-        assert_int_equal(codec_commvq.open(shape, CODEC_KEYS, p, &learned, &error), TERSE_OK);
-        assert_true(codec_commvq.learned_bytes(learned) > 2 * commvq_table_numbers(shape));
+        assert_int_equal(cpu_codec_commvq.learned_new(shape, CODEC_KEYS, p, &learned, &error), TERSE_OK);
+        assert_true(cpu_codec_commvq.learned_bytes(learned) > 2 * commvq_table_numbers(shape));
         shape.learned = learned;
-        size_t bytes = codec_commvq.page_bytes(shape, CODEC_KEYS);
+        size_t bytes = codec_page_bytes(&codec_commvq, shape, CODEC_KEYS);
         uint8_t *page = malloc(bytes);
         fill_bytes(&source, page, bytes);
-        codec_commvq.decode(shape, CODEC_KEYS, page, rows);
+        cpu_codec_commvq.decode(shape, CODEC_KEYS, page, rows);
         for (size_t j = 0; j < 64 * 64; j++) assert_true(isfinite(rows[j]));
         for (size_t j = 0; j < 64 * 64; j++) rows[j] = j % 97 == 0 ? NAN : j % 89 == 0 ? INFINITY : j % 5 == 0 ? 3e38f : normal();
-        codec_commvq.encode(shape, CODEC_KEYS, rows, 64, page);
-        codec_commvq.decode(shape, CODEC_KEYS, page, rows);
+        cpu_codec_commvq.encode(shape, CODEC_KEYS, rows, 64, page);
+        cpu_codec_commvq.decode(shape, CODEC_KEYS, page, rows);
         for (size_t j = 0; j < 64 * 64; j++) assert_true(isfinite(rows[j]));
-        codec_commvq.close(learned);
+        cpu_codec_commvq.learned_free(learned);
         free(page);
         free(p);
     }
@@ -757,7 +763,7 @@ static void normalization_is_the_mean_and_the_usual_size(void **state) {
     float *p = parameters_new(&s), rows[ROWS * HD], row[HD], *mean = p + commvq_table_numbers(shape) + 2;
     double scale = 0;
     for (size_t i = 0; i < ROWS * HD; i++) rows[i] = (float)(i % HD) + (float)(1 + i / HD) * normal();
-    codec_commvq.fit_normalization(shape, CODEC_KEYS, rows, ROWS, p);
+    codec_fit_normalization(&codec_commvq, shape, rows, ROWS, p);
     for (size_t c = 0; c < HD; c++) {
         double sum = 0;
         for (size_t r = 0; r < ROWS; r++) sum += (double)rows[r * HD + c] / ROWS;
@@ -767,7 +773,7 @@ static void normalization_is_the_mean_and_the_usual_size(void **state) {
         double size = 0, one = 0;
         for (size_t c = 0; c < HD; c++) size += pow((double)rows[r * HD + c] - (double)mean[c], 2) / HD;
         memcpy(row, rows + r * HD, sizeof row);
-        assert_true(fabs((double)codec_commvq.normalize_row(shape, CODEC_KEYS, p, row) - sqrt(size)) <= 1e-4 * sqrt(size));
+        assert_true(fabs((double)codec_normalize_row(&codec_commvq, shape, p, row) - sqrt(size)) <= 1e-4 * sqrt(size));
         for (size_t c = 0; c < HD; c++) one += (double)row[c] * (double)row[c] / HD;
         assert_true(fabs(one - 1) <= 1e-4);
         scale += sqrt(size) / ROWS;

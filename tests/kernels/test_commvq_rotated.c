@@ -65,7 +65,7 @@ static void make_angles(const struct shape *s, struct setup *u) {
 static struct setup setup_new(const struct shape *s) {
     struct setup u = {.shape = {.head_dim = s->hd, .group = 1, .width = s->width, .bits = COMMVQ_BITS * s->rounds}};
     struct terse_error error;
-    size_t n = codec_commvq.parameters(u.shape, CODEC_KEYS), tables = commvq_table_numbers(u.shape), round = (size_t)E * s->width;
+    size_t n = codec_parameters(&codec_commvq, u.shape), tables = commvq_table_numbers(u.shape), round = (size_t)E * s->width;
     float *p = malloc(n * sizeof *p);
     for (size_t i = 0; i < tables; i++) p[i] = normal() * powf((float)(1 + i / round % s->rounds), s->decay);
     for (size_t i = 0; i < tables && s->mean == 0; i += s->width / 2) p[i] = 0; /* a pair that does not move */
@@ -73,7 +73,7 @@ static struct setup setup_new(const struct shape *s) {
     for (size_t c = 0; c < s->hd; c++) p[tables + 2 + c] = s->mean * normal();
     p[n - 1] = 1.25f;
     for (size_t i = 0; i < tables; i++) p[i] = half_to_float(half_from_float(p[i]));
-    assert_int_equal(codec_commvq.open(u.shape, CODEC_KEYS, p, &u.learned, &error), TERSE_OK);
+    assert_int_equal(cpu_codec_commvq.learned_new(u.shape, CODEC_KEYS, p, &u.learned, &error), TERSE_OK);
     u.shape.learned = u.learned;
     u.code = commvq_code_of(u.shape);
     make_angles(s, &u);
@@ -85,7 +85,7 @@ static struct setup setup_new(const struct shape *s) {
 }
 
 static void setup_free(struct setup *u) {
-    codec_commvq.close(u->learned);
+    cpu_codec_commvq.learned_free(u->learned);
     free(u->cosine);
     free(u->sine);
     guard_release();

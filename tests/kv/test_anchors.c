@@ -1,5 +1,6 @@
 /* Anchors (AnTKV): scores are what their definition says, the bounds that they come from hold, the right tokens stay exact, and
  * attention over codes and anchors is that of a cache in which those rows are exact. */
+#include "backend/cpu/codec/codec.h"
 #include "backend/cpu/kv/anchors.h"
 #include "backend/cpu/kv/page_pool.h"
 #include "base/half.h"
@@ -146,7 +147,7 @@ static double bare_score(struct bare *b, enum codec_side side, size_t token, siz
     const struct codec_shape shape = {.head_dim = HD, .group = 1};
     size_t sealed = (n + 1) / 2 * 2;
     float decoded[64 * HD], error = 0;
-    codec_q4_0.decode(shape, side, page_at(b->cache, &b->cache->page_sets[token / 64], side, 0, 0), decoded);
+    cpu_codec_q4_0.decode(shape, side, page_at(b->cache, &b->cache->page_sets[token / 64], side, 0, 0), decoded);
     for (size_t c = 0; c < HD; c++) error += powf(rows[token * HD + c] - decoded[token % 64 * HD + c], 2);
     return (double)(b->cache->observed[(side == CODEC_VALUES) * sealed + token] / error);
 }

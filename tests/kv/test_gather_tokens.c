@@ -4,6 +4,7 @@
 #include "backend/cpu/codec/commvq.h"
 #include "backend/cpu/codec/index.h"
 #include "support/kernel_check.h"
+#include "train/codec_learning.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -91,18 +92,18 @@ static const struct side_of sides[] = {
 static void *learn(struct random *random, const struct side_of *s, struct codec_shape *shape, const float *rows) {
     void *learned = NULL;
     struct terse_error error;
-    if (s->codec->fitted_bytes && s->codec->fitted_bytes(*shape, s->side)) {
+    if (s->codec->fitted && codec_fitted_bytes(s->codec, *shape, s->side)) {
         struct index_options options = index_options_defaults();
-        learned = malloc(s->codec->fitted_bytes(*shape, s->side));
-        s->codec->fit(*shape, s->side, rows, 128, shape->head_dim, &options, learned);
+        learned = malloc(codec_fitted_bytes(s->codec, *shape, s->side));
+        cpu_codec_of(s->codec)->fit(*shape, s->side, rows, 128, shape->head_dim, &options, learned);
     }
-    if (s->codec->parameters) {
-        size_t n = s->codec->parameters(*shape, s->side);
+    if (codec_learns(s->codec)) {
+        size_t n = codec_parameters(s->codec, *shape);
         float *floats = malloc(n * sizeof *floats);
         fill_floats(random, FILL_NORMAL, floats, n);
         if (s->codec == &codec_commvq) commvq_set_pairing(*shape, floats, shape->head_dim / 2, true);
-        if (s->codec->fit_normalization) s->codec->fit_normalization(*shape, s->side, rows, 128, floats);
-        assert_int_equal(s->codec->open(*shape, s->side, floats, &learned, &error), TERSE_OK);
+        if (s->codec->normalized) codec_fit_normalization(s->codec, *shape, rows, 128, floats);
+        assert_int_equal(cpu_codec_of(s->codec)->learned_new(*shape, s->side, floats, &learned, &error), TERSE_OK);
         free(floats);
     }
     shape->learned = learned;
@@ -121,31 +122,32 @@ static void check_side(struct random *random, const struct side_of *s, size_t hd
     float *rows = malloc(128 * hd * sizeof *rows), *decoded = malloc(3 * 64 * hd * sizeof *decoded);
     fill_floats(random, FILL_NORMAL, rows, 128 * hd);
     void *learned = learn(random, s, &shape, rows);
-    size_t bytes = s->codec->page_bytes(shape, s->side);
+    size_t bytes = codec_page_bytes(s->codec, shape, s->side);
     void *pages[3];
     for (size_t i = 0; i < 3; i++) pages[i] = zero_page(bytes);
     for (size_t i = 0; i < 2; i++) {
-        s->codec->encode(shape, s->side, rows + i * 64 * hd, 64, pages[i]);
-        s->codec->decode(shape, s->side, pages[i], decoded + i * 64 * hd);
+        cpu_codec_of(s->codec)->encode(shape, s->side, rows + i * 64 * hd, 64, pages[i]);
+        cpu_codec_of(s->codec)->decode(shape, s->side, pages[i], decoded + i * 64 * hd);
     }
     for (int times = 0; times < 2; times++) {
         uint8_t slots[64], origin[64];
         size_t at = 0;
         for (size_t i = 0; at < 64; i++) {
             size_t n = some_slots(random, 64 - at < 5 ? 64 - at : 5, slots);
-            if (s->codec->prefetch_tokens) s->codec->prefetch_tokens(shape, s->side, pages[i % 2], slots, n);
-            s->codec->gather_tokens(shape, s->side, pages[i % 2], slots, n, pages[2], at);
+            if (cpu_codec_of(s->codec)->prefetch_tokens)
+                cpu_codec_of(s->codec)->prefetch_tokens(shape, s->side, pages[i % 2], slots, n);
+            cpu_codec_of(s->codec)->gather_tokens(shape, s->side, pages[i % 2], slots, n, pages[2], at);
             for (size_t j = 0; j < n; j++) origin[at + j] = (uint8_t)(i % 2 * 64 + slots[j]);
             at += n;
-            s->codec->decode(shape, s->side, pages[2], decoded + 128 * hd);
+            cpu_codec_of(s->codec)->decode(shape, s->side, pages[2], decoded + 128 * hd);
             for (size_t t = 0; t < at; t++)
                 if (memcmp(decoded + (128 + t) * hd, decoded + origin[t] * hd, hd * sizeof *decoded))
                     fail_msg("%s, side %d, %u x %u, hd %zu: slot %zu", s->codec->name, s->side, s->width, s->bits, hd, t);
         }
     }
     for (size_t i = 0; i < 3; i++) free(pages[i]);
-    if (s->codec->close)
-        s->codec->close(learned);
+    if (cpu_codec_of(s->codec)->learned_free)
+        cpu_codec_of(s->codec)->learned_free(learned);
     else
         free(learned);
     free(rows);
@@ -166,7 +168,7 @@ static void keys_of_kivi_stay(void **state) {
     (void)state;
     for (size_t i = 0; codec_at(i); i++) {
         const struct codec *codec = codec_at(i);
-        assert_true(!codec->gathers_values_only == (codec != &codec_kivi_4 && codec != &codec_kivi_2));
+        assert_true(!(codec->gather == CODEC_GATHERS_VALUES) == (codec != &codec_kivi_4 && codec != &codec_kivi_2));
     }
 }
 

@@ -1,5 +1,6 @@
 /* Sealing ahead of time changes when pages are encoded and nothing else: outputs bit for bit those of sealing in the step, however
  * long the worker takes, and every token is read exactly once. */
+#include "backend/cpu/kv/state.h"
 #include "support/cache_oracle.h"
 
 #include <omp.h>
@@ -19,13 +20,13 @@
 #define Q CACHE_STEP_PAPER
 
 /* The codec q4_0, whose encoding takes a different time each call. */
-static struct codec slow;
+static struct cpu_codec slow;
 static _Atomic unsigned encodes, delay_us;
 
 static void encode_slowly(struct codec_shape shape, enum codec_side side, const float *rows, size_t n, void *page) {
     unsigned i = atomic_fetch_add(&encodes, 1), most = atomic_load(&delay_us);
     if (most) nanosleep(&(struct timespec){0, (long)(i * 7919 % most) * 1000}, NULL);
-    codec_q4_0.encode(shape, side, rows, n, page);
+    cpu_codec_q4_0.encode(shape, side, rows, n, page);
 }
 
 enum { HEADS = 2, HD = 32, LAYERS = 2, WIDTH = HEADS * HD, MOST = 400 };
@@ -38,10 +39,10 @@ static struct cache *new_cache(struct method *method, uint32_t tail, bool ahead)
     struct cache *cache;
     struct terse_error error;
     if (method_resolve(&options, HD, method, &error)) fail_msg("%s", error.message);
-    slow = codec_q4_0;
-    slow.encode = encode_slowly;
-    method->key.codec = method->value.codec = &slow;
     if (cache_create(&shape, method, (uint32_t)omp_get_max_threads(), &cache, &error)) fail_msg("%s", error.message);
+    slow = cpu_codec_q4_0;
+    slow.encode = encode_slowly;
+    cache->codec[CODEC_KEYS] = cache->codec[CODEC_VALUES] = &slow;
     cache_set_seal_ahead(cache, ahead);
     return cache;
 }

@@ -119,7 +119,8 @@ static void read_stored(const struct run *r, uint32_t layer, uint32_t head, stru
         for (int side = 0; side < 2; side++) {
             enum codec_side of = side ? CODEC_VALUES : CODEC_KEYS;
             const struct codec *codec = side ? cache->method.value.codec : cache->method.key.codec;
-            codec->decode(side_shape(cache, of, layer, head, 1), of, page_at(cache, set, of, layer, head), rows[side]);
+            cpu_codec_of(codec)->decode(side_shape(cache, of, layer, head, 1), of, page_at(cache, set, of, layer, head),
+                                        rows[side]);
         }
         for (size_t t = 0; t < set->count; t++) {
             if (!is_anchor(cache, CODEC_KEYS, head, set->first + t)) memcpy(e->k[set->first + t], rows[0] + t * HD, HD * 4);
@@ -136,20 +137,20 @@ static void choose(const struct run *r, uint32_t layer, uint32_t head, const flo
     const uint8_t *learned = fitted_data(cache, layer, head) + (in_keys ? 0 : cache->fitted_key_bytes);
     float scaled[G * HD];
     int score[MOST];
-    uint8_t *tables = malloc(index->table_bytes(HD));
+    uint8_t *tables = malloc(cpu_index_of(index)->table_bytes(HD));
     size_t candidates = 0, wanted;
     for (size_t g = 0; g < G; g++) {
         double rotated[HD];
         rotate(q + (head * G + g) * HD, r->length, rotated);
         for (size_t c = 0; c < HD; c++) scaled[g * HD + c] = (float)rotated[c] * shape.scale;
     }
-    index->prepare(HD, learned, scaled, G, tables);
+    cpu_index_of(index)->prepare(HD, learned, scaled, G, tables);
     for (size_t t = 0; t < r->length; t++) score[t] = -1;
     for (size_t s = 0; s < cache->n_sealed; s++) {
         const struct page_set *set = &cache->page_sets[s];
         uint16_t scores[64];
         const uint8_t *page = in_keys ? page_at(cache, set, CODEC_KEYS, layer, head) : own_index_page(cache, set, layer, head);
-        index->scores(HD, tables, page, scores);
+        cpu_index_of(index)->scores(HD, tables, page, scores);
         for (size_t t = 0; t < set->count; t++) {
             e->read[set->first + t] = set->generated || is_anchor(cache, CODEC_KEYS, head, set->first + t);
             if (!e->read[set->first + t]) score[set->first + t] = scores[t];

@@ -1,5 +1,8 @@
 /* The dense double-precision attention that tests hold the cache to. */
 #include "support/cache_oracle.h"
+#include "backend/cpu/codec/codec.h"
+#include "support/prepared.h"
+#include "train/codec_learning.h"
 
 #include "backend/cpu/kernels/cpu.h"
 #include "base/half.h"
@@ -43,9 +46,8 @@ static void make_codebook(struct oracle *o) {
         size_t sets = (size_t)info.layers * info.kv_heads, each = n / sets; /* the scale of gains is the last number of a set */
         for (size_t i = 0; coding.codec == &codec_gain_shape && i < sets; i++) o->centroids[side][(i + 1) * each - 1] = 1.5f;
         struct codec_shape shape = {info.head_dim, 1, coding.width, coding.bits, NULL};
-        for (size_t i = 0; coding.codec->snap_to_grid && i < sets; i++)
-            if (o->setup.snapped >> i & 1)
-                coding.codec->snap_to_grid(shape, side ? CODEC_VALUES : CODEC_KEYS, o->centroids[side] + i * each);
+        for (size_t i = 0; (coding.codec->learner == CODEC_LEARNS_KMEANS) && i < sets; i++)
+            if (o->setup.snapped >> i & 1) codec_snap_to_grid(coding.codec, shape, o->centroids[side] + i * each);
     }
     if (codebook_new(&info, o->centroids[0], o->centroids[1], &o->codebook, &error)) fail_msg("%s", error.message);
     o->method.learned = o->codebook;
@@ -214,18 +216,18 @@ static void quantize_head(const struct oracle *o, int side, uint32_t layer, uint
         return;
     }
     struct codec_shape shape = method_shape(&o->method, of, (uint32_t)hd, 1);
-    const float *parameters = o->centroids[side] + set * coding->codec->parameters(shape, of);
+    const float *parameters = o->centroids[side] + set * codec_parameters(coding->codec, shape);
     memcpy(given, x, hd * sizeof *x);
     if (coding->codec == &codec_gain_shape)
         replace_by_shape(coding, side, parameters, x, hd, &tied);
     else
         replace_by_centroids(coding, parameters, x, hd, &tied);
     if (!tied) return;
-    uint8_t *page = malloc(coding->codec->page_bytes(shape, of));
+    uint8_t *page = malloc(codec_page_bytes(coding->codec, shape, of));
     float *rows = malloc(64 * hd * sizeof *rows);
-    shape.learned = codebook_learned(o->codebook, of, layer, head);
-    coding->codec->encode(shape, of, given, 1, page);
-    coding->codec->decode(shape, of, page, rows);
+    shape.learned = prepared_learned(o->codebook, of, layer, head);
+    cpu_codec_of(coding->codec)->encode(shape, of, given, 1, page);
+    cpu_codec_of(coding->codec)->decode(shape, of, page, rows);
     memcpy(x, rows, hd * sizeof *x);
     free(page);
     free(rows);
@@ -384,7 +386,7 @@ static void compare(struct oracle *o, uint32_t layer, const float *q, const floa
     bool coarser = o->method.value.codec == &codec_kivi_2 || o->method.key.codec == &codec_gain_shape;
     bool bytes = strcmp(cpu_isa_name(cpu_isa()), "avx512") == 0;
     double allowed = coarser ? 1e-3 : exact ? 1e-4 : 5e-4;
-    if (bytes && o->method.value.codec->accumulate_int8) allowed = 4e-3;
+    if (bytes && cpu_codec_of(o->method.value.codec)->accumulate_values_int8) allowed = 4e-3;
     if (bytes && queries_are_bytes(o->method.key.codec)) allowed = 3e-2;
     for (size_t i = 0; i < n; i++) {
         for (uint32_t h = 0; h < heads; h++) {

@@ -1,8 +1,9 @@
 /* CommVQ's values: sums of weights by code and the search on every tier against their definitions, the codec against decoded rows, softmax (s C) =
  * (softmax s) C, how codes lie, codebooks that fitting finds, and what is refused. */
-#include "backend/cpu/codec/additive.h"
 #include "backend/cpu/codec/binary_code_search.h"
+#include "backend/cpu/codec/codec.h"
 #include "base/half.h"
+#include "format/commvq.h"
 #include "support/counting_memory.h"
 #include "support/kernel_check.h"
 #include "train/additive.h"
@@ -206,10 +207,10 @@ struct setup {
 static struct setup setup_new(const struct shape *s, size_t tokens) {
     struct setup u = {.shape = {s->hd, 1, s->hd, s->bits, NULL}};
     struct terse_error error;
-    size_t hd = s->hd, numbers = hd * s->bits, n = codec_additive.parameters(u.shape, CODEC_VALUES);
-    assert_int_equal(codec_additive.check(u.shape, CODEC_VALUES, &error), TERSE_OK);
+    size_t hd = s->hd, numbers = hd * s->bits, n = codec_parameters(&codec_additive, u.shape);
+    assert_int_equal(codec_check(&codec_additive, u.shape, CODEC_VALUES, &error), TERSE_OK);
     assert_int_equal(n, numbers + hd + 1);
-    assert_int_equal(codec_additive.page_bytes(u.shape, CODEC_VALUES), 64 + 8 * s->bits);
+    assert_int_equal(codec_page_bytes(&codec_additive, u.shape, CODEC_VALUES), 64 + 8 * s->bits);
     u.parameters = malloc(n * sizeof *u.parameters);
     u.rows = malloc(64 * hd * sizeof *u.rows);
     u.C = malloc(numbers * sizeof *u.C);
@@ -229,15 +230,15 @@ static struct setup setup_new(const struct shape *s, size_t tokens) {
         for (size_t c = 0; c < hd; c++)
             u.rows[t * hd + c] = u.parameters[numbers + c] + (t == 5 ? 0 : size * random_normal(&source));
     }
-    if (codec_additive.open(u.shape, CODEC_VALUES, u.parameters, &u.learned, &error)) fail_msg("%s", error.message);
+    if (cpu_codec_additive.learned_new(u.shape, CODEC_VALUES, u.parameters, &u.learned, &error)) fail_msg("%s", error.message);
     u.shape.learned = u.learned;
-    assert_int_equal(posix_memalign((void **)&u.block, 64, codec_additive.page_bytes(u.shape, CODEC_VALUES)), 0);
-    codec_additive.encode(u.shape, CODEC_VALUES, u.rows, tokens, u.block);
+    assert_int_equal(posix_memalign((void **)&u.block, 64, codec_page_bytes(&codec_additive, u.shape, CODEC_VALUES)), 0);
+    cpu_codec_additive.encode(u.shape, CODEC_VALUES, u.rows, tokens, u.block);
     return u;
 }
 
 static void setup_free(struct setup *u) {
-    codec_additive.close(u->learned);
+    cpu_codec_additive.learned_free(u->learned);
     free(u->parameters);
     free(u->rows);
     free(u->C);
@@ -262,7 +263,7 @@ static void decoding_is_what_the_definition_says(void **state) {
         const float *mean = u.parameters + s->hd * s->bits;
         float *decoded = malloc(64 * s->hd * sizeof *decoded);
         double shape[MOST_HD], square, product, size, unit;
-        codec_additive.decode(u.shape, CODEC_VALUES, u.block, decoded);
+        cpu_codec_additive.decode(u.shape, CODEC_VALUES, u.block, decoded);
         for (size_t t = 0; t < 64; t++) {
             double gain = shape_by_definition(&u, t, shape);
             square = product = size = unit = 0;
@@ -329,18 +330,18 @@ static void reading_equals_decoded_rows(void **state) {
         for (size_t i = 0; i < 6; i++) {
             enum { BLOCKS = 3 };
             struct setup u = setup_new(s, 64);
-            size_t G = u.shape.group = groups[i], hd = s->hd, bytes = codec_additive.page_bytes(u.shape, CODEC_VALUES);
+            size_t G = u.shape.group = groups[i], hd = s->hd, bytes = codec_page_bytes(&codec_additive, u.shape, CODEC_VALUES);
             float *weights = malloc(BLOCKS * G * 64 * sizeof *weights), *accumulated = calloc(G * hd, sizeof *accumulated);
             float *finished = calloc(G * hd, sizeof *finished), *rows = malloc(64 * hd * sizeof *rows);
-            float *code_sums = calloc(codec_additive.code_sums(u.shape), sizeof *code_sums);
+            float *code_sums = calloc(cpu_codec_additive.code_sum_floats(u.shape), sizeof *code_sums);
             double *want = calloc(2 * G * hd, sizeof *want), *terms = want + G * hd;
             uint8_t *block = u.block;
             for (size_t j = 0; j < BLOCKS * G * 64; j++) weights[j] = (float)pow(random_unit(&source), 4) / 64;
             for (size_t b = 0; b < BLOCKS; b++) {
                 for (size_t j = 0; j < 8 * s->bits; j++) block[64 + j] = (uint8_t)random_bits(&source);
-                codec_additive.decode(u.shape, CODEC_VALUES, block, rows);
-                codec_additive.accumulate(u.shape, weights + b * G * 64, block, accumulated);
-                codec_additive.accumulate_by_code(u.shape, weights + b * G * 64, block, code_sums);
+                cpu_codec_additive.decode(u.shape, CODEC_VALUES, block, rows);
+                cpu_codec_additive.accumulate_values(u.shape, weights + b * G * 64, block, accumulated);
+                cpu_codec_additive.accumulate_by_code(u.shape, weights + b * G * 64, block, code_sums);
                 for (size_t g = 0; g < G; g++)
                     for (size_t t = 0; t < 64; t++)
                         for (size_t c = 0; c < hd; c++) {
@@ -349,7 +350,7 @@ static void reading_equals_decoded_rows(void **state) {
                             terms[g * hd + c] += fabs(x);
                         }
             }
-            codec_additive.finish_code_sums(u.shape, code_sums, finished);
+            cpu_codec_additive.finish_code_sums(u.shape, code_sums, finished);
             for (size_t j = 0; j < G * hd; j++) {
                 double most = 0;
                 for (size_t c = 0; c < hd; c++) most = fmax(most, terms[j / hd * hd + c]);
@@ -368,11 +369,11 @@ static void pages_of_few_tokens_end_in_zeros(void **state) {
     (void)state;
     EACH_SHAPE(s) {
         struct setup whole = setup_new(s, 64), few = whole;
-        size_t bytes = codec_additive.page_bytes(whole.shape, CODEC_VALUES);
+        size_t bytes = codec_page_bytes(&codec_additive, whole.shape, CODEC_VALUES);
         assert_int_equal(posix_memalign((void **)&few.block, 64, bytes), 0);
         for (size_t n = 0; n <= 64; n += 13) {
             memset(few.block, 0xaa, bytes);
-            codec_additive.encode(whole.shape, CODEC_VALUES, whole.rows, n, few.block);
+            cpu_codec_additive.encode(whole.shape, CODEC_VALUES, whole.rows, n, few.block);
             for (size_t t = 0; t < 64; t++) {
                 assert_int_equal(few.block[t], t < n ? whole.block[t] : 0);
                 for (size_t i = 0; i < s->bits; i++) {
@@ -390,16 +391,16 @@ static void gathered_tokens_decode_as_before(void **state) {
     (void)state;
     EACH_SHAPE(s) {
         struct setup u = setup_new(s, 64);
-        size_t hd = s->hd, bytes = codec_additive.page_bytes(u.shape, CODEC_VALUES);
+        size_t hd = s->hd, bytes = codec_page_bytes(&codec_additive, u.shape, CODEC_VALUES);
         static const uint8_t slots[] = {3, 5, 8, 21, 63, 0};
         float *from = malloc(64 * hd * sizeof *from), *to = malloc(64 * hd * sizeof *to);
         uint8_t *block = NULL;
         assert_int_equal(posix_memalign((void **)&block, 64, bytes), 0);
         memset(block, 0, bytes);
-        codec_additive.gather_tokens(u.shape, CODEC_VALUES, u.block, slots, 6, block, 10);
-        codec_additive.gather_tokens(u.shape, CODEC_VALUES, u.block, slots + 1, 2, block, 12); /* over what is there */
-        codec_additive.decode(u.shape, CODEC_VALUES, u.block, from);
-        codec_additive.decode(u.shape, CODEC_VALUES, block, to);
+        cpu_codec_additive.gather_tokens(u.shape, CODEC_VALUES, u.block, slots, 6, block, 10);
+        cpu_codec_additive.gather_tokens(u.shape, CODEC_VALUES, u.block, slots + 1, 2, block, 12); /* over what is there */
+        cpu_codec_additive.decode(u.shape, CODEC_VALUES, u.block, from);
+        cpu_codec_additive.decode(u.shape, CODEC_VALUES, block, to);
         static const uint8_t there[] = {3, 5, 5, 8, 63, 0};
         for (size_t i = 0; i < 6; i++) assert_memory_equal(to + (10 + i) * hd, from + there[i] * hd, hd * sizeof *to);
         for (size_t t = 0; t < 64; t++)
@@ -414,7 +415,7 @@ static void bad_codebooks_are_refused(void **state) {
     (void)state;
     struct codec_shape shape = {64, 1, 64, 64, NULL};
     struct terse_error error;
-    size_t n = codec_additive.parameters(shape, CODEC_VALUES), places[] = {0, 64 * 64 - 1, 64 * 64 + 3, n - 1};
+    size_t n = codec_parameters(&codec_additive, shape), places[] = {0, 64 * 64 - 1, 64 * 64 + 3, n - 1};
     const float bad[] = {NAN, INFINITY, -INFINITY, 70000, -70000};
     float *parameters = calloc(n, sizeof *parameters);
     void *learned;
@@ -422,8 +423,7 @@ static void bad_codebooks_are_refused(void **state) {
         for (size_t b = 0; b < (p < 2 ? 5 : 3); b++) {
             float kept = parameters[places[p]];
             parameters[places[p]] = bad[b];
-            assert_int_equal(codec_additive.open(shape, CODEC_VALUES, parameters, &learned, &error), TERSE_E_FORMAT);
-            assert_null(learned);
+            assert_int_equal(codec_check_parameters(&codec_additive, shape, parameters, &error), TERSE_E_FORMAT);
             parameters[places[p]] = kept;
         }
     }
@@ -432,21 +432,21 @@ static void bad_codebooks_are_refused(void **state) {
         _Alignas(64) uint8_t block[64 + 8 * 64];
         for (size_t i = 0; i < n - 65; i++) parameters[i] = kind ? ldexpf((float)(i % 7), -149) : 0;
         parameters[n - 1] = 1;
-        assert_int_equal(codec_additive.open(shape, CODEC_VALUES, parameters, &learned, &error), TERSE_OK);
+        assert_int_equal(cpu_codec_additive.learned_new(shape, CODEC_VALUES, parameters, &learned, &error), TERSE_OK);
         shape.learned = learned;
         fill_floats(&source, FILL_NORMAL, row, 64 * 64);
         row[7] = INFINITY, row[64 + 9] = NAN, row[128] = 3e38f;
-        codec_additive.encode(shape, CODEC_VALUES, row, 64, block);
-        codec_additive.decode(shape, CODEC_VALUES, block, out);
+        cpu_codec_additive.encode(shape, CODEC_VALUES, row, 64, block);
+        cpu_codec_additive.decode(shape, CODEC_VALUES, block, out);
         for (size_t i = 0; i < 64 * 64; i++) assert_true(isfinite(out[i]));
-        codec_additive.close(learned);
+        cpu_codec_additive.learned_free(learned);
         shape.learned = NULL;
     }
     static const struct codec_shape wrong[] = {{64, 1, 32, 64, NULL},  {64, 1, 64, 0, NULL},  {64, 1, 64, 48, NULL},
                                                {64, 1, 64, 160, NULL}, {48, 1, 48, 48, NULL}, {288, 1, 288, 288, NULL}};
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
-        assert_int_equal(codec_additive.check(wrong[i], CODEC_VALUES, &error), TERSE_E_UNSUPPORTED);
-    assert_int_equal(codec_additive.check(shape, CODEC_KEYS, &error), TERSE_E_UNSUPPORTED);
+        assert_int_equal(codec_check(&codec_additive, wrong[i], CODEC_VALUES, &error), TERSE_E_UNSUPPORTED);
+    assert_int_equal(codec_check(&codec_additive, shape, CODEC_KEYS, &error), TERSE_E_UNSUPPORTED);
     struct coding coding = additive_coding(128, 2);
     assert_true(coding.codec == &codec_additive && coding.width == 128 && coding.bits == 256);
     free(parameters);
@@ -672,7 +672,7 @@ static void refused_memory_is_reported(void **state) {
     enum { N = 600, D = 32 };
     float *rows = make_rows(N, D, 6), C[64 * D];
     const struct codec_shape shape = {D, 1, D, 64, NULL};
-    float *parameters = calloc(codec_additive.parameters(shape, CODEC_VALUES), sizeof *parameters);
+    float *parameters = calloc(codec_parameters(&codec_additive, shape), sizeof *parameters);
     struct additive_options options = additive_options_defaults();
     struct terse_error error;
     size_t before = live_bytes, refused = 0;
@@ -689,7 +689,7 @@ static void refused_memory_is_reported(void **state) {
     assert_true(refused > 10);
     for (refused = 0;; refused++) {
         allowed = allocations + refused;
-        enum terse_status status = codec_additive.open(shape, CODEC_VALUES, parameters, &learned, &error);
+        enum terse_status status = cpu_codec_additive.learned_new(shape, CODEC_VALUES, parameters, &learned, &error);
         if (status == TERSE_OK) break;
         assert_int_equal(status, TERSE_E_MEMORY);
         assert_int_equal(live_bytes, before);
@@ -697,8 +697,9 @@ static void refused_memory_is_reported(void **state) {
     }
     allowed = SIZE_MAX;
     assert_true(refused > 4);
-    assert_int_equal(codec_additive.learned_bytes(learned), live_bytes - before);
-    codec_additive.close(learned);
+    assert_int_equal(cpu_codec_additive.learned_bytes(learned), live_bytes - before);
+    assert_int_equal(cpu_codec_additive.predict_learned_bytes(shape, CODEC_VALUES, NULL), live_bytes - before);
+    cpu_codec_additive.learned_free(learned);
     assert_int_equal(live_bytes, before);
     free(rows), free(parameters);
 }

@@ -1,9 +1,11 @@
 /* Capture against what the backward pass delivers, rotated here in double precision; which tokens stay under a small budget; the
  * weights' formula; and calibration as a whole: the same bits for any number of threads, centroids that belong to their own layer,
  * head and side, interruption at every report, refused memory. */
+#include "backend/cpu/codec/codec.h"
 #include "base/half.h"
 #include "base/memory.h"
 #include "method/method.h"
+#include "support/prepared.h"
 #include "train/backward.h"
 #include "train/calibrate.h"
 #include "train/capture.h"
@@ -427,15 +429,15 @@ static double error_with(const struct terse_codebook *codebook, enum codec_side 
                          const float *rows, size_t n) {
     const struct codebook_info *info = codebook_info(codebook);
     struct coding coding = side == CODEC_KEYS ? info->key : info->value;
-    struct codec_shape shape = {info->head_dim, 1, coding.width, coding.bits, codebook_learned(codebook, side, layer, head)};
-    void *block = memory_array(coding.codec->page_bytes(shape, side), 1);
+    struct codec_shape shape = {info->head_dim, 1, coding.width, coding.bits, prepared_learned(codebook, side, layer, head)};
+    void *block = memory_array(codec_page_bytes(coding.codec, shape, side), 1);
     float *decoded = malloc((size_t)64 * info->head_dim * sizeof *decoded);
     double sum = 0;
     assert_true(block && decoded);
     for (size_t first = 0; first < n; first += 64) {
         size_t count = n - first < 64 ? n - first : 64;
-        coding.codec->encode(shape, side, rows + first * info->head_dim, count, block);
-        coding.codec->decode(shape, side, block, decoded);
+        cpu_codec_of(coding.codec)->encode(shape, side, rows + first * info->head_dim, count, block);
+        cpu_codec_of(coding.codec)->decode(shape, side, block, decoded);
         for (size_t i = 0; i < count * info->head_dim; i++)
             sum += pow((double)decoded[i] - (double)rows[first * info->head_dim + i], 2);
     }
@@ -458,7 +460,7 @@ static void centroids_are_those_of_their_own_head(void **state) {
     o.shared = true;
     shared = calibrate(m, &o, ALL);
     assert_true(codebook_info(shared)->shared);
-    assert_ptr_equal(codebook_learned(shared, CODEC_KEYS, 0, 0), codebook_learned(shared, CODEC_KEYS, 1, 1));
+    assert_ptr_equal(prepared_learned(shared, CODEC_KEYS, 0, 0), prepared_learned(shared, CODEC_KEYS, 1, 1));
     bool rotated = codebook_info(own)->key.codec->rope == CODEC_ROPE_AFTER;
     struct capture_options options = {
         .side = {{true, rotated, 0}, {true, false, 0}}, .window = 100, .positions = m->context, .budget = ALL};

@@ -1,11 +1,13 @@
 /* Codebooks and their files: what is learned comes back bit by bit, a file written by another program reads as documented, and a
  * codebook serves its own model and method alone. Damaged files: test_codebook_damage.c. Refused memory: test_codebook_memory.c. */
+#include "backend/cpu/codec/codec.h"
 #include "base/half.h"
 #include "base/hash.h"
 #include "base/memory.h"
 #include "format/codebook_private.h"
 #include "gguf/gguf_writer.h"
 #include "support/codebook_sample.h"
+#include "support/prepared.h"
 
 #include <errno.h>
 #include <math.h>
@@ -61,11 +63,11 @@ static void use(const struct terse_codebook *codebook, enum codec_side side, uin
     const struct codebook_info *info = codebook_info(codebook);
     struct codec_shape shape = codebook_shape(info, side);
     const struct codec *codec = codebook_coding(info, side).codec;
-    shape.learned = codebook_learned(codebook, side, layer, head);
+    shape.learned = prepared_learned(codebook, side, layer, head);
     assert_non_null(shape.learned);
     codebook_sample_fill(rows, PAGE_TOKENS * info->head_dim, 3);
-    codec->encode(shape, side, rows, PAGE_TOKENS, block);
-    codec->decode(shape, side, block, rows);
+    cpu_codec_of(codec)->encode(shape, side, rows, PAGE_TOKENS, block);
+    cpu_codec_of(codec)->decode(shape, side, block, rows);
 }
 
 static void same_codebook(const struct terse_codebook *a, const struct terse_codebook *b) {
@@ -73,17 +75,17 @@ static void same_codebook(const struct terse_codebook *a, const struct terse_cod
     static float rows[2][PAGE_TOKENS * CODEC_HEAD_DIM_MAX];
     const struct codebook_info *info = codebook_info(a);
     same_info(info, codebook_info(b));
-    assert_true(codebook_bytes(a) == codebook_bytes(b));
+    assert_true(cpu_codebook_bytes(a) == cpu_codebook_bytes(b)); /* prepared or not */
     for (int s = 0; s < 2; s++) {
         const struct codec *codec = codebook_coding(info, sides[s]).codec;
         for (uint32_t head = 0; head < info->layers * info->kv_heads; head++) {
             uint32_t layer = head / info->kv_heads;
             if (!codec) {
-                assert_null(codebook_learned(a, sides[s], layer, head % info->kv_heads));
-                assert_null(codebook_learned(b, sides[s], layer, head % info->kv_heads));
+                assert_null(prepared_learned(a, sides[s], layer, head % info->kv_heads));
+                assert_null(prepared_learned(b, sides[s], layer, head % info->kv_heads));
                 continue;
             }
-            size_t bytes = codec->page_bytes(codebook_shape(info, sides[s]), sides[s]);
+            size_t bytes = codec_page_bytes(codec, codebook_shape(info, sides[s]), sides[s]);
             assert_true(bytes <= sizeof blocks[0]);
             use(a, sides[s], layer, head % info->kv_heads, blocks[0], rows[0]);
             use(b, sides[s], layer, head % info->kv_heads, blocks[1], rows[1]);
@@ -152,7 +154,7 @@ static void test_order(void **state) {
         const struct codec *codec = s ? info.value.codec : info.key.codec;
         for (uint32_t set = 0; set < LAYERS * HEADS; set++) {
             struct codec_shape shape = codebook_shape(&info, sides[s]);
-            shape.learned = codebook_learned(codebook, sides[s], set / HEADS, set % HEADS);
+            shape.learned = prepared_learned(codebook, sides[s], set / HEADS, set % HEADS);
             for (int t = 0; t < PAGE_TOKENS; t++) /* token t: in part m the centroid t + m */
                 for (int c = 0; c < HEAD_DIM; c++) {
                     int part = c / WIDTH, code = (t + part) % CODES;
@@ -160,8 +162,8 @@ static void test_order(void **state) {
                     rows[t * HEAD_DIM + c] = half_to_float(half_from_float(value));
                     assert_true(value != rows[t * HEAD_DIM + c]);
                 }
-            codec->encode(shape, sides[s], rows, PAGE_TOKENS, block);
-            codec->decode(shape, sides[s], block, decoded);
+            cpu_codec_of(codec)->encode(shape, sides[s], rows, PAGE_TOKENS, block);
+            cpu_codec_of(codec)->decode(shape, sides[s], block, decoded);
             assert_memory_equal(rows, decoded, sizeof rows);
         }
     }
@@ -211,7 +213,7 @@ static void test_answers(void **state) {
     (void)state;
     struct codebook_info info = codebook_sample_info();
     struct terse_codebook_info shown;
-    assert_null(codebook_learned(NULL, CODEC_KEYS, 0, 0));
+    assert_null(prepared_learned(NULL, CODEC_KEYS, 0, 0));
     info.shared = true;
     info.kv_heads = 3;
     snprintf(info.model, sizeof info.model, "tab\t\x1b \xe2\x82\xac");
@@ -227,10 +229,10 @@ static void test_answers(void **state) {
     assert_string_equal(shown.weighting, info.weighting);
     assert_true(shown.fingerprint == info.fingerprint && shown.tokens == info.tokens && shown.seed == info.seed && shown.shared);
     assert_true(shown.bytes == codebook_bytes(codebook) && shown.bytes > (32 << 4) * sizeof(uint16_t));
-    const void *learned = codebook_learned(codebook, CODEC_KEYS, 0, 0);
+    const void *learned = prepared_learned(codebook, CODEC_KEYS, 0, 0);
     assert_non_null(learned);
-    assert_ptr_equal(codebook_learned(codebook, CODEC_KEYS, 1, 2), learned);
-    assert_null(codebook_learned(codebook, CODEC_VALUES, 0, 0));
+    assert_ptr_equal(prepared_learned(codebook, CODEC_KEYS, 1, 2), learned);
+    assert_null(prepared_learned(codebook, CODEC_VALUES, 0, 0));
     terse_codebook_free(codebook);
     terse_codebook_free(NULL);
     round_trip(&info);

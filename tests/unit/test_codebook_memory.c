@@ -1,5 +1,8 @@
-/* Codebooks when memory is refused: every allocation of making, writing, loading and saving one is refused in turn, and each time the
- * call says so, gives nothing and leaves nothing behind. And what a codebook says of its memory is what it has. */
+/* Codebooks when memory is refused: every allocation of making, writing, loading, saving and preparing one is refused in turn, and each
+ * time the call says so, gives nothing and leaves nothing behind. And what a codebook says of its memory is what it has, before the CPU
+ * has prepared it and after. */
+#include "backend/cpu/codec/prepared.h"
+#include "format/codebook_private.h"
 #include "support/codebook_sample.h"
 #include "support/counting_memory.h"
 
@@ -19,6 +22,33 @@ static void check_refused(enum terse_status status, const void *result, const st
     assert_int_equal(live_bytes, before);
 }
 
+/* Preparing takes what was foretold, and nothing when it fails. */
+static void check_prepared(const struct terse_codebook *codebook) {
+    const struct cpu_codebook *prepared, *again;
+    const size_t before = live_bytes, opened = codebook_bytes(codebook), before_asking = allocations;
+    const uint64_t foretold = cpu_codebook_bytes(codebook);
+    size_t refused = 0;
+    assert_int_equal(allocations, before_asking);
+    assert_true(foretold > opened);
+    for (;; refused++) {
+        struct terse_error error = {0};
+        assert_true(refused < FEW);
+        allowed = allocations + refused;
+        enum terse_status status = cpu_codebook_prepare(codebook, &prepared, &error);
+        if (status == TERSE_OK) break;
+        check_refused(status, prepared, &error, before);
+        assert_int_equal(codebook_bytes(codebook), opened);
+    }
+    assert_true(refused > 5);
+    assert_int_equal(live_bytes - before, foretold - opened);
+    assert_int_equal(codebook_bytes(codebook), foretold);
+    assert_int_equal(cpu_codebook_bytes(codebook), foretold);
+    allowed = allocations; /* from here on nothing is made */
+    assert_int_equal(cpu_codebook_prepare(codebook, &again, NULL), TERSE_OK);
+    assert_ptr_equal(again, prepared);
+    allowed = SIZE_MAX;
+}
+
 static void test_new(void **state) {
     (void)state;
     struct codebook_info info = codebook_sample_info();
@@ -36,10 +66,41 @@ static void test_new(void **state) {
         check_refused(status, codebook, &error, 0);
     }
     allowed = SIZE_MAX;
-    assert_true(refused > 5 && codebook);
+    assert_true(refused == 5 && codebook); /* itself, the halves of two sides, and floats to check each */
     assert_int_equal(codebook_bytes(codebook), live_bytes);
+    size_t halves = (codebook_floats(&info, CODEC_KEYS) + codebook_floats(&info, CODEC_VALUES)) * sizeof(uint16_t);
+    assert_int_equal(codebook_bytes(codebook), halves + sizeof *codebook); /* no tables */
+    check_prepared(codebook);
     terse_codebook_free(codebook);
     assert_int_equal(live_bytes, 0);
+}
+
+/* Codecs of every kind, with parameters on a grid and off it. */
+static void test_prepare(void **state) {
+    (void)state;
+    static const struct coding sides[][2] = {{{&codec_pq, 4, 8}, {&codec_vq, 4, 8}},
+                                             {{&codec_pq, 16, 12}, {&codec_pq, 8, 12}},
+                                             {{&codec_vq, 2, 5}, {&codec_gain_shape, 8, 8}},
+                                             {{&codec_pq, 1, 12}, {NULL, 0, 0}},
+                                             {{&codec_commvq, 32, 60}, {&codec_additive, 32, 64}}};
+    for (size_t i = 0; i < sizeof sides / sizeof *sides; i++) {
+        struct codebook_info info = codebook_sample_info();
+        struct terse_codebook *codebook;
+        info.key = sides[i][0];
+        info.value = sides[i][1];
+        for (int shared = 0; shared < 2; shared++) {
+            info.shared = shared;
+            assert_int_equal(codebook_random(&info, 8, shared, &codebook, NULL), TERSE_OK);
+            check_prepared(codebook);
+            terse_codebook_free(codebook);
+            assert_int_equal(live_bytes, 0);
+        }
+        if (sides[i][0].codec == &codec_commvq) continue; /* numbers of no grid are not a pairing */
+        assert_int_equal(codebook_sample_new(&info, &codebook, NULL), TERSE_OK);
+        check_prepared(codebook);
+        terse_codebook_free(codebook);
+        assert_int_equal(live_bytes, 0);
+    }
 }
 
 static void test_load_and_build(void **state) {
@@ -114,6 +175,6 @@ static void test_save(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_new), cmocka_unit_test(test_load_and_build),
-                                       cmocka_unit_test(test_save)};
+                                       cmocka_unit_test(test_save), cmocka_unit_test(test_prepare)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

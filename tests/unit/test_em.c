@@ -1,6 +1,6 @@
 /* Expectation maximization for commuting tables: the closed form against plain least squares, what both steps promise, planted
  * tables found again, the same bits for any number of threads, few rounds within many, repairs, and input that is refused. */
-#include "backend/cpu/kernels/commvq/commvq.h"
+#include "backend/cpu/codec/commvq_search.h"
 #include "base/memory.h"
 #include "support/kernel_check.h"
 #include "train/em.h"

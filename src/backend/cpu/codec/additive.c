@@ -27,7 +27,7 @@
  *
  * C is read as integers of 7 bits with a least number and a step for each channel; encoding searches by the same numbers.
  */
-#include "backend/cpu/codec/additive.h"
+#include "backend/cpu/codec/codec.h"
 
 #include "backend/cpu/codec/binary_code_search.h"
 #include "backend/cpu/codec/normalization.h"
@@ -51,54 +51,13 @@ struct learned {
     float gain[256]; /* of each code */
 };
 
-struct coding additive_coding(uint32_t head_dim, uint32_t bits) {
-    return (struct coding){&codec_additive, head_dim, head_dim * bits};
-}
-
-static enum terse_status check(struct codec_shape shape, enum codec_side side, struct terse_error *error) {
-    enum terse_status status = codec_check_head_dim(shape, side, error);
-    if (status) return status;
-    if (side != CODEC_VALUES)
-        return status_fail(error, TERSE_E_UNSUPPORTED, "codec additive is for values: choose another one for keys");
-    if (shape.width == shape.head_dim && shape.bits && shape.bits % ADDITIVE_STEP == 0 && shape.bits <= 2 * shape.head_dim)
-        return TERSE_OK;
-    return status_fail(error, TERSE_E_UNSUPPORTED,
-                       "codes of %u bits for %u of a head's %u channels: use a multiple of %d bits up to %u for all of them",
-                       shape.bits, shape.width, shape.head_dim, ADDITIVE_STEP, 2 * shape.head_dim);
-}
-
-static size_t page_bytes(struct codec_shape shape, enum codec_side side) {
-    (void)side;
-    return PAGE_BYTES_ADDITIVE(shape.bits);
-}
-
 static const uint8_t *codes_of(const void *page) { return (const uint8_t *)page + GAIN_BYTES; }
 
 /* ---- What is learned */
 
 static size_t numbers_of(struct codec_shape shape) { return (size_t)shape.bits * shape.head_dim; }
 
-static size_t parameters(struct codec_shape shape, enum codec_side side) {
-    (void)side;
-    return numbers_of(shape) + normalization_floats(shape.head_dim);
-}
-
-static size_t normalization_numbers(struct codec_shape shape, enum codec_side side) {
-    (void)side;
-    return normalization_floats(shape.head_dim);
-}
-
-static void fit_normalization(struct codec_shape shape, enum codec_side side, const float *rows, size_t n, float *floats) {
-    (void)side;
-    normalization_fit(rows, n, shape.head_dim, floats + numbers_of(shape));
-}
-
-static float normalize_row(struct codec_shape shape, enum codec_side side, const float *floats, float *row) {
-    (void)side;
-    return normalization_apply(row, floats + numbers_of(shape), shape.head_dim, row);
-}
-
-static void close_learned(void *opened) {
+static void learned_free(void *opened) {
     struct learned *learned = opened;
     if (!learned) return;
     additive_search_free(&learned->search);
@@ -109,17 +68,6 @@ static void close_learned(void *opened) {
 static size_t learned_bytes(const void *opened) {
     const struct learned *learned = opened;
     return sizeof *learned + learned->level_bytes + additive_search_bytes(&learned->search);
-}
-
-static enum terse_status check_parameters(struct codec_shape shape, const float *floats, struct terse_error *error) {
-    for (size_t i = 0; i < numbers_of(shape); i++) {
-        if (!(fabsf(floats[i]) <= 65504)) /* as halves go */
-            return status_fail(error, TERSE_E_FORMAT,
-                               "number %zu of the codebook's rows is %g, beyond half precision: the codebook is damaged, make it "
-                               "again with terse calibrate",
-                               i, (double)floats[i]);
-    }
-    return normalization_check(floats + numbers_of(shape), shape.head_dim, error);
 }
 
 /* Makes integers of channel c of C; `C` becomes what they stand for. */
@@ -161,17 +109,21 @@ static enum terse_status fill(struct learned *learned, struct codec_shape shape,
     return status;
 }
 
-static enum terse_status open_learned(struct codec_shape shape, enum codec_side side, const float *floats, void **opened,
-                                      struct terse_error *error) {
+static size_t predict_learned_bytes(struct codec_shape shape, enum codec_side side, const uint16_t *halves) {
+    (void)side, (void)halves;
+    struct additive_search search = {.channels = shape.head_dim, .codes = shape.bits};
+    return sizeof(struct learned) + numbers_of(shape) + additive_search_bytes(&search);
+}
+
+static enum terse_status learned_new(struct codec_shape shape, enum codec_side side, const float *floats, void **opened,
+                                     struct terse_error *error) {
     (void)side;
     *opened = NULL;
-    enum terse_status status = check_parameters(shape, floats, error);
-    if (status) return status;
     struct learned *learned = memory_zeros(1, sizeof *learned);
     if (!learned) return status_no_memory(error, sizeof *learned, "a codebook");
-    status = fill(learned, shape, floats, error);
+    enum terse_status status = fill(learned, shape, floats, error);
     if (status)
-        close_learned(learned);
+        learned_free(learned);
     else
         *opened = learned;
     return status;
@@ -221,7 +173,7 @@ static void encode(struct codec_shape shape, enum codec_side side, const float *
     size_t hd = shape.head_dim;
     float unit[PAGE_TOKENS * CODEC_HEAD_DIM_MAX], centred[CODEC_HEAD_DIM_MAX];
     uint8_t bits[PAGE_TOKENS * ADDITIVE_MOST_CODES / 8], *gains = page, *codes = gains + GAIN_BYTES;
-    memset(page, 0, page_bytes(shape, side));
+    memset(page, 0, codec_page_bytes(&codec_additive, shape, side));
     if (!n) return;
     for (size_t t = 0; t < n; t++) normalization_apply(rows + t * hd, learned->mean, hd, unit + t * hd);
     additive_search_find(&learned->search, unit, n, hd, bits);
@@ -264,7 +216,7 @@ static void gather_tokens(struct codec_shape shape, enum codec_side side, const 
 
 /* ---- Reading: [G][codes] sums of weights times gains by bit of the code, and [G] of weights for the mean. */
 
-static size_t code_sums(struct codec_shape shape) { return (size_t)shape.group * (shape.bits + 1); }
+static size_t code_sum_floats(struct codec_shape shape) { return (size_t)shape.group * (shape.bits + 1); }
 
 static void accumulate_by_code(struct codec_shape shape, const float *weights, const void *page, float *to) {
     const struct learned *learned = shape.learned;
@@ -293,33 +245,26 @@ static void finish_code_sums(struct codec_shape shape, const float *from, float 
     }
 }
 
-static void accumulate(struct codec_shape shape, const float *weights, const void *page, float *acc) {
+static void accumulate_values(struct codec_shape shape, const float *weights, const void *page, float *acc) {
     float sums[MOST_TOGETHER * (ADDITIVE_MOST_CODES + 1)];
     struct codec_shape some = shape;
     for (size_t first = 0; first < shape.group; first += some.group) {
         some.group = (uint32_t)(shape.group - first < MOST_TOGETHER ? shape.group - first : MOST_TOGETHER);
-        memset(sums, 0, code_sums(some) * sizeof *sums);
+        memset(sums, 0, code_sum_floats(some) * sizeof *sums);
         accumulate_by_code(some, weights + first * PAGE_TOKENS, page, sums);
         finish_code_sums(some, sums, acc + first * shape.head_dim);
     }
 }
 
-const struct codec codec_additive = {.name = "additive",
-                                     .rope = CODEC_ROPE_BEFORE,
-                                     .learner = CODEC_ADDITIVE,
-                                     .check = check,
-                                     .page_bytes = page_bytes,
-                                     .parameters = parameters,
-                                     .open = open_learned,
-                                     .close = close_learned,
-                                     .learned_bytes = learned_bytes,
-                                     .normalization_floats = normalization_numbers,
-                                     .fit_normalization = fit_normalization,
-                                     .normalize_row = normalize_row,
-                                     .encode = encode,
-                                     .decode = decode,
-                                     .gather_tokens = gather_tokens,
-                                     .accumulate = accumulate,
-                                     .code_sums = code_sums,
-                                     .accumulate_by_code = accumulate_by_code,
-                                     .finish_code_sums = finish_code_sums};
+const struct cpu_codec cpu_codec_additive = {.format = &codec_additive,
+                                             .learned_new = learned_new,
+                                             .learned_free = learned_free,
+                                             .learned_bytes = learned_bytes,
+                                             .predict_learned_bytes = predict_learned_bytes,
+                                             .encode = encode,
+                                             .decode = decode,
+                                             .gather_tokens = gather_tokens,
+                                             .accumulate_values = accumulate_values,
+                                             .code_sum_floats = code_sum_floats,
+                                             .accumulate_by_code = accumulate_by_code,
+                                             .finish_code_sums = finish_code_sums};

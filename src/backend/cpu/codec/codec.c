@@ -1,25 +1,16 @@
-/* The table of codecs. */
+/* The table of codecs on the CPU. */
 #include "backend/cpu/codec/codec.h"
 
-#include <string.h>
+static const struct cpu_codec *const codecs[CODEC_COUNT] = {[CODEC_F16] = &cpu_codec_f16,
+                                                            [CODEC_Q8_0] = &cpu_codec_q8_0,
+                                                            [CODEC_Q4_0] = &cpu_codec_q4_0,
+                                                            [CODEC_KIVI_4] = &cpu_codec_kivi_4,
+                                                            [CODEC_KIVI_2] = &cpu_codec_kivi_2,
+                                                            [CODEC_SIGN] = &cpu_codec_sign,
+                                                            [CODEC_PQ] = &cpu_codec_pq,
+                                                            [CODEC_VQ] = &cpu_codec_vq,
+                                                            [CODEC_GAIN_SHAPE] = &cpu_codec_gain_shape,
+                                                            [CODEC_COMMVQ] = &cpu_codec_commvq,
+                                                            [CODEC_ADDITIVE] = &cpu_codec_additive};
 
-static const struct codec *const codecs[] = {&codec_f16, &codec_q8_0, &codec_q4_0,       &codec_kivi_4, &codec_kivi_2,  &codec_sign,
-                                             &codec_pq,  &codec_vq,   &codec_gain_shape, &codec_commvq, &codec_additive};
-
-const struct codec *codec_at(size_t i) { return i < sizeof codecs / sizeof codecs[0] ? codecs[i] : NULL; }
-
-const struct codec *codec_find(const char *name) {
-    const struct codec *codec;
-    for (size_t i = 0; (codec = codec_at(i)); i++)
-        if (!codec->parameters && !codec->fitted_bytes && strcmp(codec->name, name) == 0) return codec;
-    return NULL;
-}
-
-enum terse_status codec_check_head_dim(struct codec_shape shape, enum codec_side side, struct terse_error *error) {
-    (void)side;
-    if (shape.head_dim && shape.head_dim % SCALE_GROUP == 0 && shape.head_dim <= CODEC_HEAD_DIM_MAX) return TERSE_OK;
-    return status_fail(
-        error, TERSE_E_UNSUPPORTED,
-        "the model's heads have %u channels, the KV cache serves multiples of %d up to %d: this model cannot run in terse",
-        shape.head_dim, SCALE_GROUP, CODEC_HEAD_DIM_MAX);
-}
+const struct cpu_codec *cpu_codec_of(const struct codec *codec) { return codecs[codec->id]; }

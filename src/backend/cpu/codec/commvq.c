@@ -13,6 +13,7 @@
  * makes up for what earlier ones lost in rounding, so that it costs next to nothing, and sums are exact.
  */
 #include "backend/cpu/codec/commvq.h"
+#include "backend/cpu/codec/commvq_search.h"
 
 #include "backend/cpu/codec/normalization.h"
 #include "backend/cpu/codec/transpose.h"
@@ -27,12 +28,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-_Static_assert(PAGE_PQ_PART(COMMVQ_BITS) == COMMVQ_PART, "codes lie as pq's of 12 bits");
-
-#define LEAST_WIDTH COMMVQ_LANES /* smaller groups err more at equal bits */
+#define LEAST_WIDTH (2 * COMMVQ_LEAST_PAIRS)
 #define MOST_WIDTH (2 * COMMVQ_MOST_PAIRS)
 #define GAIN_BYTES PAGE_TOKENS
-#define PAIRING_FLOATS 2 /* pairs, adjacent */
 #define HALF_FLOATS (COMMVQ_ENTRIES * COMMVQ_ENTRIES)
 
 struct learned {
@@ -50,74 +48,12 @@ struct learned {
     float gain[256]; /* of each code */
 };
 
-struct coding commvq_coding(uint32_t head_dim, uint32_t bits) {
-    uint32_t width = head_dim > MOST_WIDTH ? head_dim / 2 : head_dim;
-    uint32_t rounds = (width * bits + COMMVQ_BITS / 2) / COMMVQ_BITS;
-    return (struct coding){&codec_commvq, width, COMMVQ_BITS * (rounds ? rounds : 1)};
-}
-
-static enum terse_status check(struct codec_shape shape, enum codec_side side, struct terse_error *error) {
-    enum terse_status status = codec_check_head_dim(shape, side, error);
-    if (status) return status;
-    if (side != CODEC_KEYS) return status_fail(error, TERSE_E_UNSUPPORTED, "codec comm is for keys: choose another one for values");
-    if (shape.width < LEAST_WIDTH || shape.width % 2 || shape.width > MOST_WIDTH || shape.head_dim % shape.width)
-        return status_fail(error, TERSE_E_UNSUPPORTED,
-                           "groups of %u channels in the model's heads of %u: use an even divisor of %u from %d to %d", shape.width,
-                           shape.head_dim, shape.head_dim, LEAST_WIDTH, MOST_WIDTH);
-    if (!shape.bits || shape.bits % COMMVQ_BITS || shape.bits > COMMVQ_BITS * COMMVQ_MOST_ROUNDS)
-        return status_fail(error, TERSE_E_UNSUPPORTED, "a group's code of %u bits: use a multiple of %d up to %d", shape.bits,
-                           COMMVQ_BITS, COMMVQ_BITS * COMMVQ_MOST_ROUNDS);
-    return TERSE_OK;
-}
-
-static size_t page_bytes(struct codec_shape shape, enum codec_side side) {
-    (void)side;
-    return PAGE_BYTES_COMMVQ(commvq_groups(shape), commvq_rounds(shape));
-}
-
 /* ---- What is learned */
 
 /* Where the frame begins. */
-static size_t normalization_at(struct codec_shape shape) { return commvq_table_numbers(shape) + PAIRING_FLOATS; }
+static size_t normalization_at(struct codec_shape shape) { return commvq_table_numbers(shape) + COMMVQ_PAIRING_FLOATS; }
 
-static size_t parameters(struct codec_shape shape, enum codec_side side) {
-    (void)side;
-    return normalization_at(shape) + normalization_floats(shape.head_dim);
-}
-
-void commvq_set_pairing(struct codec_shape shape, float *floats, size_t pairs, bool adjacent) {
-    float *pairing = floats + commvq_table_numbers(shape);
-    pairing[0] = (float)pairs;
-    pairing[1] = adjacent;
-}
-
-void commvq_channels(struct codec_shape shape, const float *floats, size_t group, uint8_t *channels) {
-    const float *pairing = floats + commvq_table_numbers(shape);
-    size_t pairs = (size_t)pairing[0], g = shape.width / 2;
-    bool split = pairing[1] == 0;
-    for (size_t j = 0; j < g; j++) {
-        size_t pair = group * g + j, apart = split && pair < pairs ? pairs : 1, first = split && pair < pairs ? pair : 2 * pair;
-        channels[j] = (uint8_t)first;
-        channels[g + j] = (uint8_t)(first + apart);
-    }
-}
-
-static size_t normalization_numbers(struct codec_shape shape, enum codec_side side) {
-    (void)side;
-    return normalization_floats(shape.head_dim);
-}
-
-static void fit_normalization(struct codec_shape shape, enum codec_side side, const float *rows, size_t n, float *floats) {
-    (void)side;
-    normalization_fit(rows, n, shape.head_dim, floats + normalization_at(shape));
-}
-
-static float normalize_row(struct codec_shape shape, enum codec_side side, const float *floats, float *row) {
-    (void)side;
-    return normalization_apply(row, floats + normalization_at(shape), shape.head_dim, row);
-}
-
-static void close_learned(void *opened) {
+static void learned_free(void *opened) {
     struct learned *learned = opened;
     if (!learned) return;
     memory_free(learned->rows);
@@ -126,29 +62,20 @@ static void close_learned(void *opened) {
     memory_free(learned);
 }
 
+/* Of the three arrays: rows of stride numbers, planes for tiers that look up in registers, and the search's. */
+static size_t row_bytes(struct codec_shape shape) {
+    return commvq_groups(shape) * commvq_rounds(shape) * COMMVQ_ENTRIES * 2 * memory_round_up(shape.width / 2, COMMVQ_LANES);
+}
+static size_t plane_bytes(struct codec_shape shape) {
+    return pq_ops()->has_register_lut ? commvq_groups(shape) * (shape.width / 2) * commvq_rounds(shape) * 2 * COMMVQ_ENTRIES : 0;
+}
+static size_t half_bytes(struct codec_shape shape) {
+    return commvq_groups(shape) * commvq_rounds(shape) * HALF_FLOATS * sizeof(float);
+}
+
 static size_t learned_bytes(const void *opened) {
     const struct learned *learned = opened;
     return sizeof *learned + learned->row_bytes + learned->plane_bytes + learned->half_bytes;
-}
-
-/* Tables, pairing and frame are what encoding and reading take for granted. */
-static enum terse_status check_parameters(struct codec_shape shape, const float *floats, struct terse_error *error) {
-    const float *pairing = floats + commvq_table_numbers(shape);
-    for (size_t i = 0; i < commvq_table_numbers(shape); i++) {
-        if (!(fabsf(floats[i]) <= 65504)) /* as halves go */
-            return status_fail(
-                error, TERSE_E_FORMAT,
-                "number %zu of the codebook's tables is %g, beyond half precision: the codebook is damaged, make it again "
-                "with terse calibrate",
-                i, (double)floats[i]);
-    }
-    if (!(pairing[0] >= 0 && pairing[0] <= (float)(shape.head_dim / 2)) || pairing[0] != floorf(pairing[0]) ||
-        (pairing[1] != 0 && pairing[1] != 1))
-        return status_fail(
-            error, TERSE_E_FORMAT,
-            "%g RoPE pairs of kind %g in heads of %u channels: the codebook is damaged, make it again with terse calibrate",
-            (double)pairing[0], (double)pairing[1], shape.head_dim);
-    return normalization_check(floats + normalization_at(shape), shape.head_dim, error);
 }
 
 /* Makes integers of a group's tables[rounds][entries][2 pairs]; the largest number of a pair in any round is its step's
@@ -233,12 +160,15 @@ static void set_halves(struct learned *learned) {
     }
 }
 
-static enum terse_status open_learned(struct codec_shape shape, enum codec_side side, const float *floats, void **opened,
-                                      struct terse_error *error) {
+static size_t predict_learned_bytes(struct codec_shape shape, enum codec_side side, const uint16_t *halves) {
+    (void)side, (void)halves;
+    return sizeof(struct learned) + row_bytes(shape) + plane_bytes(shape) + half_bytes(shape);
+}
+
+static enum terse_status learned_new(struct codec_shape shape, enum codec_side side, const float *floats, void **opened,
+                                     struct terse_error *error) {
     (void)side;
     *opened = NULL;
-    enum terse_status status = check_parameters(shape, floats, error);
-    if (status) return status;
     struct learned *learned = memory_zeros(1, sizeof *learned);
     if (!learned) return status_no_memory(error, sizeof *learned, "a codebook");
     struct commvq_code *c = &learned->code;
@@ -250,18 +180,19 @@ static enum terse_status open_learned(struct codec_shape shape, enum codec_side 
     c->inverses = learned->inverses;
     c->largest = learned->largest;
     c->run = learned->run;
-    c->rotated = (size_t)floats[commvq_table_numbers(shape)];
-    c->adjacent = floats[commvq_table_numbers(shape) + 1] != 0;
-    learned->row_bytes = c->groups * c->rounds * COMMVQ_ENTRIES * 2 * c->stride;
-    learned->plane_bytes = pq_ops()->has_register_lut ? c->groups * c->pairs * c->rounds * 2 * COMMVQ_ENTRIES : 0;
-    learned->half_bytes = c->groups * c->rounds * HALF_FLOATS * sizeof(float);
+    struct commvq_pairing pairing = commvq_pairing_of(shape, floats);
+    c->rotated = pairing.pairs;
+    c->adjacent = pairing.adjacent;
+    learned->row_bytes = row_bytes(shape);
+    learned->plane_bytes = plane_bytes(shape);
+    learned->half_bytes = half_bytes(shape);
     c->rows = learned->rows = memory_zeros(learned->row_bytes, 1);
     learned->half = memory_array(learned->half_bytes, 1);
     if (learned->plane_bytes) c->planes = learned->planes = memory_array(learned->plane_bytes, 1);
     if (!learned->rows || !learned->half || (learned->plane_bytes && !learned->planes)) {
-        status = status_no_memory(error, learned->row_bytes + learned->plane_bytes + learned->half_bytes, "a codebook");
-        close_learned(learned);
-        return status;
+        size_t bytes = learned->row_bytes + learned->plane_bytes + learned->half_bytes;
+        learned_free(learned);
+        return status_no_memory(error, bytes, "a codebook");
     }
     for (size_t k = 0; k < c->groups; k++) set_group(learned, k, floats + k * c->rounds * COMMVQ_ENTRIES * shape.width);
     set_runs(learned);
@@ -315,7 +246,7 @@ static void encode(struct codec_shape shape, enum codec_side side, const float *
     size_t hd = shape.head_dim, width = shape.width;
     float unit[PAGE_TOKENS * CODEC_HEAD_DIM_MAX], some[PAGE_TOKENS * MOST_WIDTH], centred[CODEC_HEAD_DIM_MAX];
     uint8_t *gains = page, *codes = gains + GAIN_BYTES;
-    memset(page, 0, page_bytes(shape, side));
+    memset(page, 0, codec_page_bytes(&codec_commvq, shape, side));
     for (size_t t = 0; t < n; t++) normalization_apply(rows + t * hd, learned->mean, hd, unit + t * hd);
     for (size_t k = 0; k < c->groups; k++) {
         const uint8_t *channels = learned->channels + k * width;
@@ -400,21 +331,14 @@ static void score(struct codec_shape shape, const float *q, const float *tables,
     commvq_score_decoded(shape, q, &(struct key_rotation){.cosine = none, .sine = none}, page, logits);
 }
 
-const struct codec codec_commvq = {.name = "comm",
-                                   .rope = CODEC_ROPE_BEFORE,
-                                   .learner = CODEC_EM,
-                                   .check = check,
-                                   .page_bytes = page_bytes,
-                                   .parameters = parameters,
-                                   .open = open_learned,
-                                   .close = close_learned,
-                                   .learned_bytes = learned_bytes,
-                                   .normalization_floats = normalization_numbers,
-                                   .fit_normalization = fit_normalization,
-                                   .normalize_row = normalize_row,
-                                   .encode = encode,
-                                   .decode = decode,
-                                   .gather_tokens = gather_tokens,
-                                   .score = score,
-                                   .channels = channels,
-                                   .score_rotated = commvq_score_decoded};
+const struct cpu_codec cpu_codec_commvq = {.format = &codec_commvq,
+                                           .learned_new = learned_new,
+                                           .learned_free = learned_free,
+                                           .learned_bytes = learned_bytes,
+                                           .predict_learned_bytes = predict_learned_bytes,
+                                           .encode = encode,
+                                           .decode = decode,
+                                           .gather_tokens = gather_tokens,
+                                           .score = score,
+                                           .channels = channels,
+                                           .score_rotated = commvq_score_decoded};

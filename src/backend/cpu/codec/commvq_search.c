@@ -1,6 +1,7 @@
 /* The search for the nearest codeword of a round. */
-#include "backend/cpu/kernels/commvq/commvq.h"
+#include "backend/cpu/codec/commvq_search.h"
 
+#include "backend/cpu/kernels/commvq/commvq.h"
 #include "backend/cpu/kernels/commvq/ops.h"
 #include "base/memory.h"
 
@@ -72,6 +73,15 @@ void commvq_search_products(const struct commvq_search *search, const float *row
     commvq_ops()->multiply_panel(rows, n, 2 * search->pairs, stride, search->panel, 2 * search->columns, products);
 }
 
+uint32_t commvq_search_best(const struct commvq_search *search, const float *products, float *least) {
+    return commvq_ops()->nearest(search->half, search->entries, search->columns, products, least);
+}
+
+size_t commvq_search_within(const struct commvq_search *search, const float *products, float limit, size_t most, uint32_t *cells,
+                            float *values) {
+    return commvq_ops()->within(search->half, search->entries, search->columns, products, limit, most, cells, values);
+}
+
 void commvq_search_nearest(const struct commvq_search *search, const float *rows, size_t n, size_t stride, uint16_t *codes) {
     _Alignas(MEMORY_ALIGN) float products[SOME_ROWS * 2 * COMMVQ_ENTRIES];
     for (size_t row = 0; row < n; row += SOME_ROWS) {
@@ -79,8 +89,7 @@ void commvq_search_nearest(const struct commvq_search *search, const float *rows
         commvq_search_products(search, rows + row * stride, count, stride, products);
         for (size_t r = 0; r < count; r++) {
             float least;
-            uint32_t cell =
-                commvq_ops()->nearest(search->half, search->entries, search->columns, products + r * 2 * search->columns, &least);
+            uint32_t cell = commvq_search_best(search, products + r * 2 * search->columns, &least);
             codes[row + r] = (uint16_t)(cell / search->columns + cell % search->columns * search->entries);
         }
     }

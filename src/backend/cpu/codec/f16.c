@@ -8,11 +8,6 @@
 
 #include <string.h>
 
-static size_t page_bytes(struct codec_shape shape, enum codec_side side) {
-    (void)side;
-    return PAGE_BYTES_F16(shape.head_dim);
-}
-
 static void encode(struct codec_shape shape, enum codec_side side, const float *rows, size_t n, void *page) {
     size_t hd = shape.head_dim;
     uint16_t *half = page, row[CODEC_HEAD_DIM_MAX];
@@ -59,17 +54,14 @@ static void score(struct codec_shape shape, const float *q, const float *tables,
     scaled_ops()->score_f16(q, shape.group, shape.head_dim, page, logits);
 }
 
-static void accumulate(struct codec_shape shape, const float *weights, const void *page, float *acc) {
+static void accumulate_values(struct codec_shape shape, const float *weights, const void *page, float *acc) {
     scaled_ops()->accumulate_f16(weights, shape.group, shape.head_dim, page, acc);
 }
 
-const struct codec codec_f16 = {.name = "f16",
-                                .rope = CODEC_ROPE_AFTER,
-                                .check = codec_check_head_dim,
-                                .page_bytes = page_bytes,
-                                .encode = encode,
-                                .decode = decode,
-                                .gather_tokens = gather_tokens,
-                                .score = score,
-                                .channels = channels,
-                                .accumulate = accumulate};
+const struct cpu_codec cpu_codec_f16 = {.format = &codec_f16,
+                                        .encode = encode,
+                                        .decode = decode,
+                                        .gather_tokens = gather_tokens,
+                                        .score = score,
+                                        .channels = channels,
+                                        .accumulate_values = accumulate_values};

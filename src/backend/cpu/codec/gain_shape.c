@@ -38,39 +38,31 @@ static struct codec_shape inner(struct codec_shape shape) {
 
 static const uint8_t *codes_of(const void *page) { return (const uint8_t *)page + GAIN_BYTES; }
 
-static enum terse_status check(struct codec_shape shape, enum codec_side side, struct terse_error *error) {
-    return codec_vq.check(shape, side, error);
-}
-
-static size_t page_bytes(struct codec_shape shape, enum codec_side side) { return GAIN_BYTES + codec_vq.page_bytes(shape, side); }
-
 /* ---- What is learned */
 
-static size_t parameters(struct codec_shape shape, enum codec_side side) {
-    return codec_vq.parameters(shape, side) + normalization_floats(shape.head_dim);
-}
-
-static void close_learned(void *opened) {
+static void learned_free(void *opened) {
     struct learned *learned = opened;
     if (!learned) return;
-    codec_vq.close(learned->shapes);
+    cpu_codec_vq.learned_free(learned->shapes);
     memory_free(learned);
 }
 
 static size_t learned_bytes(const void *opened) {
     const struct learned *learned = opened;
-    return sizeof *learned + codec_vq.learned_bytes(learned->shapes);
+    return sizeof *learned + cpu_codec_vq.learned_bytes(learned->shapes);
 }
 
-static enum terse_status open_learned(struct codec_shape shape, enum codec_side side, const float *floats, void **opened,
-                                      struct terse_error *error) {
-    const float *mean = floats + codec_vq.parameters(shape, side), *scale = mean + shape.head_dim;
+static size_t predict_learned_bytes(struct codec_shape shape, enum codec_side side, const uint16_t *halves) {
+    return sizeof(struct learned) + cpu_codec_vq.predict_learned_bytes(shape, side, halves);
+}
+
+static enum terse_status learned_new(struct codec_shape shape, enum codec_side side, const float *floats, void **opened,
+                                     struct terse_error *error) {
+    const float *mean = floats + codec_parameters(&codec_vq, shape), *scale = mean + shape.head_dim;
     *opened = NULL;
-    enum terse_status status = normalization_check(mean, shape.head_dim, error);
-    if (status) return status;
     struct learned *learned = memory_zeros(1, sizeof *learned);
     if (!learned) return status_no_memory(error, sizeof *learned, "a codebook");
-    status = codec_vq.open(shape, side, floats, &learned->shapes, error);
+    enum terse_status status = cpu_codec_vq.learned_new(shape, side, floats, &learned->shapes, error);
     if (status) {
         memory_free(learned);
         return status;
@@ -80,19 +72,6 @@ static enum terse_status open_learned(struct codec_shape shape, enum codec_side 
     gain_table(*scale, learned->gain);
     *opened = learned;
     return TERSE_OK;
-}
-
-static size_t normalization_numbers(struct codec_shape shape, enum codec_side side) {
-    (void)side;
-    return normalization_floats(shape.head_dim);
-}
-
-static void fit_normalization(struct codec_shape shape, enum codec_side side, const float *rows, size_t n, float *floats) {
-    normalization_fit(rows, n, shape.head_dim, floats + codec_vq.parameters(shape, side));
-}
-
-static float normalize_row(struct codec_shape shape, enum codec_side side, const float *floats, float *row) {
-    return normalization_apply(row, floats + codec_vq.parameters(shape, side), shape.head_dim, row);
 }
 
 /* ---- Blocks */
@@ -111,8 +90,8 @@ static void encode(struct codec_shape shape, enum codec_side side, const float *
     float unit[PAGE_TOKENS * CODEC_HEAD_DIM_MAX], centred[CODEC_HEAD_DIM_MAX];
     uint8_t *gains = page;
     for (size_t t = 0; t < n; t++) normalization_apply(rows + t * hd, learned->mean, hd, unit + t * hd);
-    codec_vq.encode(inner(shape), side, unit, n, gains + GAIN_BYTES);
-    codec_vq.decode(inner(shape), side, codes_of(page), unit);
+    cpu_codec_vq.encode(inner(shape), side, unit, n, gains + GAIN_BYTES);
+    cpu_codec_vq.decode(inner(shape), side, codes_of(page), unit);
     memset(gains, 0, GAIN_BYTES);
     for (size_t t = 0; t < n; t++) {
         normalization_centre(rows + t * hd, learned->mean, hd, centred);
@@ -124,7 +103,7 @@ static void decode(struct codec_shape shape, enum codec_side side, const void *p
     const struct learned *learned = shape.learned;
     const uint8_t *gains = page;
     size_t hd = shape.head_dim;
-    codec_vq.decode(inner(shape), side, codes_of(page), rows);
+    cpu_codec_vq.decode(inner(shape), side, codes_of(page), rows);
     for (size_t t = 0; t < PAGE_TOKENS; t++) {
         float gain = learned->gain[gains[t]];
         for (size_t c = 0; c < hd; c++) rows[t * hd + c] = learned->mean[c] + gain * rows[t * hd + c];
@@ -134,11 +113,11 @@ static void decode(struct codec_shape shape, enum codec_side side, const void *p
 static void gather_tokens(struct codec_shape shape, enum codec_side side, const void *from, const uint8_t *slots, size_t n,
                           void *to, size_t at) {
     select_ops()->gather_codes(from, 1, 8, slots, n, to, at);
-    codec_vq.gather_tokens(shape, side, codes_of(from), slots, n, (uint8_t *)to + GAIN_BYTES, at);
+    cpu_codec_vq.gather_tokens(shape, side, codes_of(from), slots, n, (uint8_t *)to + GAIN_BYTES, at);
 }
 
 static void prefetch_codebook(struct codec_shape shape, enum codec_side side, size_t pages) {
-    codec_vq.prefetch_codebook(inner(shape), side, pages);
+    cpu_codec_vq.prefetch_codebook(inner(shape), side, pages);
 }
 
 static void gains_of(const struct learned *learned, const void *page, float *gains) {
@@ -149,7 +128,7 @@ static void channels(struct codec_shape shape, const void *page, float *to) {
     const struct learned *learned = shape.learned;
     float gains[PAGE_TOKENS];
     gains_of(learned, page, gains);
-    codec_vq.channels(inner(shape), codes_of(page), to);
+    cpu_codec_vq.channels(inner(shape), codes_of(page), to);
     for (size_t c = 0; c < shape.head_dim; c++) {
         float mean = learned->mean[c], *row = to + c * PAGE_TOKENS;
         for (size_t t = 0; t < PAGE_TOKENS; t++) row[t] = mean + gains[t] * row[t];
@@ -164,7 +143,7 @@ static void score_rotated(struct codec_shape shape, const float *q, const struct
     gains_of(learned, page, gains);
     gained.gain = gains;
     gained.mean = learned->mean;
-    codec_vq.score_rotated(inner(shape), q, &gained, codes_of(page), logits);
+    cpu_codec_vq.score_rotated(inner(shape), q, &gained, codes_of(page), logits);
 }
 
 static void score(struct codec_shape shape, const float *q, const float *tables, const void *page, float *logits) {
@@ -172,7 +151,7 @@ static void score(struct codec_shape shape, const float *q, const float *tables,
     float gains[PAGE_TOKENS];
     (void)tables;
     gains_of(learned, page, gains);
-    codec_vq.score(inner(shape), q, NULL, codes_of(page), logits);
+    cpu_codec_vq.score(inner(shape), q, NULL, codes_of(page), logits);
     for (size_t g = 0; g < shape.group; g++) {
         float mean = vector_ops()->dot(q + g * shape.head_dim, learned->mean, shape.head_dim);
         for (size_t t = 0; t < PAGE_TOKENS; t++) logits[g * PAGE_TOKENS + t] = mean + gains[t] * logits[g * PAGE_TOKENS + t];
@@ -193,36 +172,30 @@ static void accumulate_gained(bool int8_weights, struct codec_shape shape, const
             float sum = vector_ops()->scale_weights(weights + (first + g) * PAGE_TOKENS, gains, scaled + g * PAGE_TOKENS);
             vector_ops()->axpy(sum, learned->mean, acc + (first + g) * hd, hd);
         }
-        (int8_weights ? codec_vq.accumulate_int8 : codec_vq.accumulate)(some, scaled, codes_of(page), acc + first * hd);
+        (int8_weights ? cpu_codec_vq.accumulate_values_int8 : cpu_codec_vq.accumulate_values)(some, scaled, codes_of(page),
+                                                                                              acc + first * hd);
     }
 }
 
-static void accumulate(struct codec_shape shape, const float *weights, const void *page, float *acc) {
+static void accumulate_values(struct codec_shape shape, const float *weights, const void *page, float *acc) {
     accumulate_gained(false, shape, weights, page, acc);
 }
 
-static void accumulate_int8(struct codec_shape shape, const float *weights, const void *page, float *acc) {
+static void accumulate_values_int8(struct codec_shape shape, const float *weights, const void *page, float *acc) {
     accumulate_gained(true, shape, weights, page, acc);
 }
 
-const struct codec codec_gain_shape = {.name = "gain-shape",
-                                       .rope = CODEC_ROPE_BEFORE,
-                                       .check = check,
-                                       .page_bytes = page_bytes,
-                                       .parameters = parameters,
-                                       .open = open_learned,
-                                       .close = close_learned,
-                                       .learned_bytes = learned_bytes,
-                                       .normalization_floats = normalization_numbers,
-                                       .fit_normalization = fit_normalization,
-                                       .normalize_row = normalize_row,
-                                       .snap_to_grid = pq_snap_to_grid,
-                                       .encode = encode,
-                                       .decode = decode,
-                                       .gather_tokens = gather_tokens,
-                                       .prefetch_codebook = prefetch_codebook,
-                                       .score = score,
-                                       .channels = channels,
-                                       .score_rotated = score_rotated,
-                                       .accumulate = accumulate,
-                                       .accumulate_int8 = accumulate_int8};
+const struct cpu_codec cpu_codec_gain_shape = {.format = &codec_gain_shape,
+                                               .learned_new = learned_new,
+                                               .learned_free = learned_free,
+                                               .learned_bytes = learned_bytes,
+                                               .predict_learned_bytes = predict_learned_bytes,
+                                               .encode = encode,
+                                               .decode = decode,
+                                               .gather_tokens = gather_tokens,
+                                               .prefetch_codebook = prefetch_codebook,
+                                               .score = score,
+                                               .channels = channels,
+                                               .score_rotated = score_rotated,
+                                               .accumulate_values = accumulate_values,
+                                               .accumulate_values_int8 = accumulate_values_int8};

@@ -18,17 +18,6 @@
 #define PAGES (PAGE_TOKENS / PAGE)
 #define LARGEST 65504.0f /* half float */
 
-static enum terse_status check(size_t hd, struct terse_error *error) {
-    return codec_check_head_dim((struct codec_shape){.head_dim = (uint32_t)hd}, CODEC_KEYS, error);
-}
-
-static size_t page_bytes(size_t hd) { return PAGE_BYTES_QUEST(hd); }
-
-static size_t learned_bytes(size_t hd) {
-    (void)hd;
-    return 0;
-}
-
 static void fit(size_t hd, const float *rows, size_t n, size_t stride, const struct index_options *options, void *learned) {
     (void)hd, (void)rows, (void)n, (void)stride, (void)options, (void)learned;
 }
@@ -61,7 +50,7 @@ static void encode_page(size_t hd, const float *rows, size_t n, uint16_t *bounds
 
 static void encode(size_t hd, const void *learned, const float *rows, size_t n, void *page) {
     (void)learned;
-    memset(page, 0, page_bytes(hd));
+    memset(page, 0, index_bytes(&index_quest, hd));
     for (size_t t = 0; t < n; t += PAGE)
         encode_page(hd, rows + t * hd, n - t < PAGE ? n - t : PAGE, (uint16_t *)page + t / PAGE * 2 * hd);
 }
@@ -88,12 +77,5 @@ static void scores(size_t hd, const void *tables, const void *page, uint16_t *to
     }
 }
 
-const struct index index_quest = {.name = "quest",
-                                  .check = check,
-                                  .page_bytes = page_bytes,
-                                  .learned_bytes = learned_bytes,
-                                  .fit = fit,
-                                  .encode = encode,
-                                  .table_bytes = table_bytes,
-                                  .prepare = prepare,
-                                  .scores = scores};
+const struct cpu_index cpu_index_quest = {
+    .format = &index_quest, .fit = fit, .encode = encode, .table_bytes = table_bytes, .prepare = prepare, .scores = scores};

@@ -25,19 +25,6 @@ struct index_options index_options_defaults(void) {
     return (struct index_options){.median = false};
 }
 
-static enum terse_status check(size_t hd, struct terse_error *error) {
-    return codec_check_head_dim((struct codec_shape){.head_dim = (uint32_t)hd}, CODEC_KEYS, error);
-}
-
-static size_t page_bytes(size_t hd) { return PAGE_BYTES_SIGNS(hd); }
-
-static size_t learned_bytes(size_t hd) { return (hd + hd * CODES) * sizeof(float); }
-
-struct index_sign_learned index_sign_learned(size_t hd, const void *learned) {
-    const float *floats = learned;
-    return (struct index_sign_learned){floats, floats + hd};
-}
-
 /* ---- Learning: the middle of each channel, then one pass for the centroids */
 
 static void find_means(size_t hd, const float *rows, size_t n, size_t stride, float *mean) {
@@ -157,7 +144,7 @@ static void fit(size_t hd, const float *rows, size_t n, size_t stride, const str
 static void encode(size_t hd, const void *learned, const float *rows, size_t n, void *page) {
     const float *mean = index_sign_learned(hd, learned).mean;
     uint8_t *planes = page;
-    memset(page, 0, page_bytes(hd));
+    memset(page, 0, index_bytes(&index_sign, hd));
     for (size_t t = 0; t < n; t++)
         for (size_t j = 0; j < hd / 8; j++) planes[j * PAGE_TOKENS + t] = index_sign_code(rows + t * hd + j * 8, mean + j * 8);
 }
@@ -218,12 +205,12 @@ static void scores(size_t hd, const void *tables, const void *page, uint16_t *to
     select_ops()->scores_sign(tables, hd / 8, page, to);
 }
 
-const struct index index_sign = {.name = "sign",
-                                 .check = check,
-                                 .page_bytes = page_bytes,
-                                 .learned_bytes = learned_bytes,
-                                 .fit = fit,
-                                 .encode = encode,
-                                 .table_bytes = table_bytes,
-                                 .prepare = prepare,
-                                 .scores = scores};
+const struct cpu_index cpu_index_sign = {
+    .format = &index_sign, .fit = fit, .encode = encode, .table_bytes = table_bytes, .prepare = prepare, .scores = scores};
+
+/* ---- The table */
+
+const struct cpu_index *cpu_index_of(const struct index *index) {
+    static const struct cpu_index *const indexes[INDEX_COUNT] = {[INDEX_SIGN] = &cpu_index_sign, [INDEX_QUEST] = &cpu_index_quest};
+    return indexes[index->id];
+}

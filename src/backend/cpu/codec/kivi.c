@@ -153,23 +153,19 @@ static void decode(unsigned bits, struct codec_shape shape, enum codec_side side
 /* ---- The rows of the table */
 
 /* clang-format off */
-#define KIVI(name_, suffix, bits) \
-    static size_t page_bytes_##suffix(struct codec_shape shape, enum codec_side side) { \
-        (void)side; \
-        return page_bytes(bits, shape.head_dim); \
-    } \
+#define KIVI(suffix, bits) \
     static void encode_##suffix(struct codec_shape shape, enum codec_side side, const float *rows, size_t n, void *page) { \
         encode(bits, shape, side, rows, n, page); \
     } \
     static void decode_##suffix(struct codec_shape shape, enum codec_side side, const void *page, float *rows) { \
         decode(bits, shape, side, page, rows); \
     } \
-    static void take_##suffix(struct codec_shape shape, enum codec_side side, const void *from, const uint8_t *slots, size_t n, \
+    static void gather_tokens_##suffix(struct codec_shape shape, enum codec_side side, const void *from, const uint8_t *slots, size_t n, \
                               void *to, size_t at) { \
         (void)side; \
         gather_rows(from, row_bytes(bits, shape.head_dim), slots, n, to, at); \
     } \
-    static void fetch_##suffix(struct codec_shape shape, enum codec_side side, const void *from, const uint8_t *slots, size_t n) { \
+    static void prefetch_tokens_##suffix(struct codec_shape shape, enum codec_side side, const void *from, const uint8_t *slots, size_t n) { \
         (void)side; \
         prefetch_rows(from, row_bytes(bits, shape.head_dim), slots, n); \
     } \
@@ -178,16 +174,18 @@ static void decode(unsigned bits, struct codec_shape shape, enum codec_side side
         (void)tables; \
         scaled_ops()->score_kivi_##suffix(q, shape.group, shape.head_dim, page, logits); \
     } \
-    static void accumulate_##suffix(struct codec_shape shape, const float *weights, const void *page, float *acc) { \
+    static void accumulate_values_##suffix(struct codec_shape shape, const float *weights, const void *page, float *acc) { \
         scaled_ops()->accumulate_kivi_##suffix(weights, shape.group, shape.head_dim, page, acc); \
     } \
-    static void accumulate_int8_##suffix(struct codec_shape shape, const float *weights, const void *page, float *acc) { \
+    static void accumulate_values_int8_##suffix(struct codec_shape shape, const float *weights, const void *page, float *acc) { \
         scaled_ops()->accumulate_int8_kivi_##suffix(weights, shape.group, shape.head_dim, page, acc); \
     } \
-    const struct codec codec_kivi_##suffix = {.name = name_, .rope = CODEC_ROPE_AFTER, .check = codec_check_head_dim, \
-                                              .page_bytes = page_bytes_##suffix, .encode = encode_##suffix, \
-                                              .decode = decode_##suffix, .gather_tokens = take_##suffix, .prefetch_tokens = fetch_##suffix, .gathers_values_only = true, .score = score_##suffix, .channels = channels_##suffix, \
-                                              .accumulate = accumulate_##suffix, .accumulate_int8 = accumulate_int8_##suffix};
-KIVI("kivi-4", 4, 4)
-KIVI("kivi-2", 2, 2)
+    const struct cpu_codec cpu_codec_kivi_##suffix = {.format = &codec_kivi_##suffix, .encode = encode_##suffix, \
+                                                      .decode = decode_##suffix, .gather_tokens = gather_tokens_##suffix, \
+                                                      .prefetch_tokens = prefetch_tokens_##suffix, .score = score_##suffix, \
+                                                      .channels = channels_##suffix, \
+                                                      .accumulate_values = accumulate_values_##suffix, \
+                                                      .accumulate_values_int8 = accumulate_values_int8_##suffix};
+KIVI(4, 4)
+KIVI(2, 2)
 /* clang-format on */

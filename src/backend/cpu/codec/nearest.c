@@ -40,6 +40,10 @@ void nearest_free(struct nearest *nearest) {
 
 size_t nearest_bytes(const struct nearest *nearest) { return (nearest->d + nearest->columns * (nearest->d + 1)) * sizeof(float); }
 
+size_t nearest_bytes_of(size_t k, size_t d) {
+    return nearest_bytes(&(struct nearest){.d = d, .columns = memory_round_up(k, NEAREST_WIDTH)});
+}
+
 static void set_origin(struct nearest *nearest, const float *centroids) {
     float largest = 0;
     for (size_t i = 0; i < nearest->d; i++) {

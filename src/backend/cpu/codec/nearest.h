@@ -29,6 +29,8 @@ enum terse_status nearest_new(size_t k, size_t d, struct nearest *nearest, struc
 void nearest_free(struct nearest *nearest);
 /* Memory that nearest_new took. */
 size_t nearest_bytes(const struct nearest *nearest);
+/* The same of one that is not made. */
+size_t nearest_bytes_of(size_t k, size_t d);
 /* Takes over centroids[k][d], finite and at most 1e38 in size; may be called again. Allocates nothing. */
 void nearest_set(struct nearest *nearest, const float *centroids);
 /* codes[n] = the nearest centroid of each of rows[n][d], `stride` floats apart; of equally near ones the lowest. A row with NaN or

@@ -21,7 +21,7 @@
 #define TABLE_BYTES ((size_t)320 << 10) /* of look-up tables of a KV head, at most: with more, the second-level cache is theirs */
 
 struct learned {
-    struct pq_codebook product; /* first: pq_codebook_of; its arrays are these */
+    struct pq_codebook codebook; /* first: pq_codebook_of; its arrays are these */
     uint16_t *rows;
     uint8_t *byte_planes, *centroids_u8; /* one of them, or none where the processor's kernels do not read it */
     float *scales;                       /* low, step and from, [hd] each, beside levels */
@@ -33,37 +33,13 @@ const struct pq_codebook *pq_codebook_of(struct codec_shape shape) { return shap
 static size_t parts_of(struct codec_shape shape) { return shape.head_dim / shape.width; }
 static size_t centroids_of(struct codec_shape shape) { return (size_t)1 << shape.bits; }
 
-static enum terse_status check(struct codec_shape shape, enum codec_side side, struct terse_error *error) {
-    enum terse_status status = codec_check_head_dim(shape, side, error);
-    if (status) return status;
-    if (!shape.width || shape.width > PQ_WIDTH_MAX || shape.head_dim % shape.width) {
-        return status_fail(error, TERSE_E_UNSUPPORTED,
-                           "sub-vectors of %u channels do not divide the model's heads of %u: use a divisor of %u up to %d",
-                           shape.width, shape.head_dim, shape.head_dim, PQ_WIDTH_MAX);
-    }
-    if (shape.bits < PQ_BITS_MIN || shape.bits > PQ_BITS_MAX) {
-        return status_fail(error, TERSE_E_UNSUPPORTED, "codes of %u bits: use %d to %d", shape.bits, PQ_BITS_MIN, PQ_BITS_MAX);
-    }
-    return TERSE_OK;
-}
-
-static size_t page_bytes(struct codec_shape shape, enum codec_side side) {
-    (void)side;
-    return PAGE_BYTES_PQ(parts_of(shape), shape.bits);
-}
-
 /* ---- What is learned */
 
-static size_t parameters(struct codec_shape shape, enum codec_side side) {
-    (void)side;
-    return centroids_of(shape) * shape.head_dim;
-}
-
-static void close_learned(void *opened) {
+static void learned_free(void *opened) {
     struct learned *learned = opened;
     if (!learned) return;
     if (learned->nearest) {
-        for (size_t m = 0; m < learned->product.parts; m++) nearest_free(&learned->nearest[m]);
+        for (size_t m = 0; m < learned->codebook.parts; m++) nearest_free(&learned->nearest[m]);
     }
     memory_free(learned->nearest);
     memory_free(learned->rows);
@@ -71,31 +47,6 @@ static void close_learned(void *opened) {
     memory_free(learned->centroids_u8);
     memory_free(learned->scales);
     memory_free(learned);
-}
-
-static size_t learned_bytes(const void *opened) {
-    const struct learned *learned = opened;
-    const struct pq_codebook *p = &learned->product;
-    size_t hd = p->parts * p->width, bytes = sizeof *learned + ((size_t)1 << p->bits) * hd * sizeof *learned->rows;
-    if (learned->byte_planes) bytes += hd * 2 * PQ_CHANNEL_ENTRIES(p->bits);
-    if (learned->centroids_u8) bytes += hd * PQ_CHANNEL_ENTRIES(p->bits) + 3 * hd * sizeof *learned->scales;
-    for (size_t m = 0; m < p->parts; m++) bytes += sizeof *learned->nearest + nearest_bytes(&learned->nearest[m]);
-    return bytes;
-}
-
-/* floats[n] to half precision; TERSE_E_FORMAT where that is not finite. */
-static enum terse_status round_centroids(const float *floats, size_t n, uint16_t *halves, struct terse_error *error) {
-    for (size_t i = 0; i < n; i++) {
-        halves[i] = half_from_float(floats[i]);
-        if (!isfinite(half_to_float(halves[i]))) {
-            return status_fail(
-                error, TERSE_E_FORMAT,
-                "number %zu of the codebook's centroids is %g, beyond half precision: the codebook is damaged, make it "
-                "again with terse calibrate",
-                i, (double)floats[i]);
-        }
-    }
-    return TERSE_OK;
 }
 
 /* The halves of each channel in two planes of bytes. */
@@ -111,73 +62,52 @@ static void set_planes(const struct pq_codebook *p, uint8_t *planes) {
     }
 }
 
-/* Half floats are multiples of 2^-24. */
+/* ---- The grid: half floats are multiples of 2^-24. */
+
 static int64_t as_integer(uint16_t half) { return (int64_t)ldexpf(half_to_float(half), 24); }
 
-#define FROM 131072 /* steps that product.h's `from` lies below `low` */
+#define FROM 131072 /* steps that kernels/pq/pq.h's `from` lies below `low` */
 
-/* Finds channel c's levels when its centroids lie on a grid of at most 256, as pq_snap_to_grid leaves them: the step is the greatest of
- * which all are multiples. */
-static bool find_levels(struct learned *learned, size_t c) {
-    const struct pq_codebook *p = &learned->product;
-    size_t k = (size_t)1 << p->bits, plane = PQ_CHANNEL_ENTRIES(p->bits), hd = p->parts * p->width;
-    size_t first = c / p->width * k * p->width + c % p->width;
-    bool by_row = p->bits > PQ_CHANNEL_BITS;
-    const uint16_t *rows = p->rows + first;
-    uint8_t *levels = learned->centroids_u8 + (by_row ? first : c * plane);
+struct grid {
+    int64_t least, step;
+};
+
+/* Finds the grid of at most 256 steps on which a channel's centroids rows[k], `width` halves apart, lie as codec_snap_to_grid leaves them:
+ * the step is the greatest of which all are multiples. False where there is none. */
+static bool find_grid(const uint16_t *rows, size_t k, size_t width, struct grid *grid) {
     int64_t least = INT64_MAX, most = INT64_MIN, step = 0;
     for (size_t j = 0; j < k; j++) {
-        int64_t x = as_integer(rows[j * p->width]);
+        int64_t x = as_integer(rows[j * width]);
         least = x < least ? x : least;
         most = x > most ? x : most;
         step = common_divisor(x, step);
     }
-    step = least == most ? 0 : step < 0 ? -step : step;
-    float *low = learned->scales + c, *from = low + 2 * hd;
-    low[0] = ldexpf((float)least, -24);
-    low[hd] = ldexpf((float)step, -24);
-    *from = ldexpf((float)(least - FROM * step), -24);
-    if ((most - least) > 255 * step || (int64_t)ldexpf(*from, 24) != least - FROM * step) return false;
+    *grid = (struct grid){least, least == most ? 0 : step < 0 ? -step : step};
+    int64_t from = least - FROM * grid->step;
+    return most - least <= 255 * grid->step && (int64_t)ldexpf(ldexpf((float)from, -24), 24) == from;
+}
+
+/* Where channel c's centroids begin. */
+static size_t channel_at(size_t c, size_t k, size_t width) { return c / width * k * width + c % width; }
+
+/* Channel c's centroids as bytes: low + step * byte. */
+static void set_channel(struct learned *learned, size_t c, struct grid grid) {
+    const struct pq_codebook *p = &learned->codebook;
+    size_t k = (size_t)1 << p->bits, plane = PQ_CHANNEL_ENTRIES(p->bits), hd = p->parts * p->width, at = channel_at(c, k, p->width);
+    bool by_row = p->bits > PQ_CHANNEL_BITS;
+    const uint16_t *rows = p->rows + at;
+    uint8_t *bytes = learned->centroids_u8 + (by_row ? at : c * plane);
+    float *low = learned->scales + c;
+    low[0] = ldexpf((float)grid.least, -24);
+    low[hd] = ldexpf((float)grid.step, -24);
+    low[2 * hd] = ldexpf((float)(grid.least - FROM * grid.step), -24);
     for (size_t j = 0; j < plane; j++)
-        levels[by_row ? j * p->width : j] = step ? (uint8_t)((as_integer(rows[j % k * p->width]) - least) / step) : 0;
-    return true;
-}
-
-/* Rounds x[k], `apart` numbers between them, to at most 256 multiples of a step that is a quarter, five, six or seven eighths of a
- * power of two: the smallest such that all are halves. */
-static void snap_channel(float *x, size_t k, size_t apart) {
-    float least = x[0], most = x[0];
-    for (size_t j = 1; j < k; j++) {
-        least = fminf(least, x[j * apart]);
-        most = fmaxf(most, x[j * apart]);
-    }
-    if (!(most - least > 0) || !isfinite(most - least)) return;
-    int exponent;
-    int quarters = (int)floorf(8 * frexpf((most - least) / 255, &exponent)); /* 4 to 7 */
-    for (exponent = exponent < -21 ? -21 : exponent;; quarters++) {
-        if (quarters == 8) quarters = 4, exponent++;
-        float step = ldexpf((float)quarters, exponent - 3), first = floorf(least / step + 0.5f);
-        bool fits = floorf(most / step + 0.5f) - first <= 255;
-        for (size_t j = 0; fits && j < k; j++) {
-            float snapped = step * floorf(x[j * apart] / step + 0.5f);
-            fits = half_to_float(half_from_float(snapped)) == snapped || !isfinite(half_to_float(half_from_float(x[j * apart])));
-        }
-        if (!fits && exponent < 16) continue;
-        for (size_t j = 0; fits && j < k; j++) x[j * apart] = step * floorf(x[j * apart] / step + 0.5f);
-        return;
-    }
-}
-
-void pq_snap_to_grid(struct codec_shape shape, enum codec_side side, float *floats) {
-    (void)side;
-    size_t k = centroids_of(shape), width = shape.width;
-    if (!pq_may_read_u8(width, shape.bits)) return;
-    for (size_t c = 0; c < shape.head_dim; c++) snap_channel(floats + c / width * k * width + c % width, k, width);
+        bytes[by_row ? j * p->width : j] = grid.step ? (uint8_t)((as_integer(rows[j % k * p->width]) - grid.least) / grid.step) : 0;
 }
 
 /* One nearest-centroid search for each sub-vector, over the centroids as they were rounded. */
-static enum terse_status open_searches(struct learned *learned, struct terse_error *error) {
-    const struct pq_codebook *p = &learned->product;
+static enum terse_status make_searches(struct learned *learned, struct terse_error *error) {
+    const struct pq_codebook *p = &learned->codebook;
     size_t k = (size_t)1 << p->bits;
     float *floats = memory_array(k * p->width, sizeof *floats);
     enum terse_status status = floats ? TERSE_OK : status_no_memory(error, k * p->width * sizeof *floats, "centroids");
@@ -191,55 +121,84 @@ static enum terse_status open_searches(struct learned *learned, struct terse_err
     return status;
 }
 
-/* Sets levels and returns true, or neither. */
-static bool set_levels(struct learned *learned) {
-    struct pq_codebook *p = &learned->product;
-    size_t hd = p->parts * p->width;
-    for (size_t c = 0; c < hd; c++)
-        if (!find_levels(learned, c)) return false;
+/* What the processor's kernels read besides half floats. */
+enum channel_form { BY_ROW_ALONE, BY_BYTE_PLANES, BY_BYTES };
+
+/* Bytes where the centroids of every channel lie on a grid, which grids[head_dim] then are; else byte planes of keys; nothing where kernels
+ * read no more. */
+static enum channel_form choose_form(struct codec_shape shape, enum codec_side side, const uint16_t *halves, struct grid *grids) {
+    if (!pq_may_read_u8(shape.width, shape.bits) || !pq_ops()->has_register_lut) return BY_ROW_ALONE;
+    size_t k = centroids_of(shape);
+    for (size_t c = 0; c < shape.head_dim; c++) {
+        if (!find_grid(halves + channel_at(c, k, shape.width), k, shape.width, &grids[c]))
+            return side == CODEC_VALUES || shape.bits > PQ_CHANNEL_BITS ? BY_ROW_ALONE : BY_BYTE_PLANES;
+    }
+    return BY_BYTES;
+}
+
+static size_t form_bytes(enum channel_form form, size_t hd, unsigned bits) {
+    size_t channels = hd * PQ_CHANNEL_ENTRIES(bits);
+    return form == BY_BYTES ? channels + 3 * hd * sizeof(float) : form == BY_BYTE_PLANES ? 2 * channels : 0;
+}
+
+static enum terse_status set_channels(struct learned *learned, enum channel_form form, const struct grid *grids,
+                                      struct terse_error *error) {
+    struct pq_codebook *p = &learned->codebook;
+    size_t hd = p->parts * p->width, bytes = hd * PQ_CHANNEL_ENTRIES(p->bits);
+    if (form == BY_BYTE_PLANES) {
+        p->byte_planes = learned->byte_planes = memory_array(2 * bytes, 1);
+        if (!learned->byte_planes) return status_no_memory(error, 2 * bytes, "a codebook");
+        set_planes(p, learned->byte_planes);
+    }
+    if (form != BY_BYTES) return TERSE_OK;
+    learned->centroids_u8 = memory_array(bytes, 1);
+    learned->scales = memory_array(3 * hd, sizeof *learned->scales);
+    if (!learned->centroids_u8 || !learned->scales) return status_no_memory(error, form_bytes(form, hd, p->bits), "a codebook");
+    for (size_t c = 0; c < hd; c++) set_channel(learned, c, grids[c]);
     *(p->bits > PQ_CHANNEL_BITS ? &p->centroid_rows_u8 : &p->centroids_u8) = learned->centroids_u8;
     p->low = learned->scales;
     p->step = learned->scales + hd;
     p->from = learned->scales + 2 * hd;
-    return true;
-}
-
-/* What the processor's kernels read besides rows: levels, or else planes of keys; nothing where they read no more. */
-static enum terse_status set_channels(struct learned *learned, enum codec_side side, struct terse_error *error) {
-    struct pq_codebook *p = &learned->product;
-    size_t hd = p->parts * p->width, bytes = hd * PQ_CHANNEL_ENTRIES(p->bits);
-    if (!pq_may_read_u8(p->width, p->bits) || !pq_ops()->has_register_lut) return TERSE_OK;
-    learned->centroids_u8 = memory_array(bytes, 1);
-    learned->scales = memory_array(3 * hd, sizeof *learned->scales);
-    if (!learned->centroids_u8 || !learned->scales) return status_no_memory(error, bytes + 3 * hd * sizeof(float), "a codebook");
-    if (set_levels(learned)) return TERSE_OK;
-    memory_free(learned->centroids_u8);
-    memory_free(learned->scales);
-    learned->centroids_u8 = NULL;
-    learned->scales = NULL;
-    if (side == CODEC_VALUES || p->bits > PQ_CHANNEL_BITS) return TERSE_OK; /* read by row */
-    p->byte_planes = learned->byte_planes = memory_array(2 * bytes, 1);
-    if (!learned->byte_planes) return status_no_memory(error, 2 * bytes, "a codebook");
-    set_planes(p, learned->byte_planes);
     return TERSE_OK;
 }
 
-static enum terse_status open_learned(struct codec_shape shape, enum codec_side side, const float *floats, void **opened,
-                                      struct terse_error *error) {
-    size_t parts = parts_of(shape), numbers = parameters(shape, side);
+static size_t learned_bytes(const void *opened) {
+    const struct learned *learned = opened;
+    const struct pq_codebook *p = &learned->codebook;
+    size_t hd = p->parts * p->width, bytes = sizeof *learned + ((size_t)1 << p->bits) * hd * sizeof *learned->rows;
+    enum channel_form form = learned->centroids_u8 ? BY_BYTES : learned->byte_planes ? BY_BYTE_PLANES : BY_ROW_ALONE;
+    bytes += form_bytes(form, hd, p->bits);
+    for (size_t m = 0; m < p->parts; m++) bytes += sizeof *learned->nearest + nearest_bytes(&learned->nearest[m]);
+    return bytes;
+}
+
+static size_t predict_learned_bytes(struct codec_shape shape, enum codec_side side, const uint16_t *halves) {
+    struct grid grids[CODEC_HEAD_DIM_MAX];
+    size_t centroids = centroids_of(shape) * shape.head_dim * sizeof(uint16_t);
+    size_t searches = parts_of(shape) * (sizeof(struct nearest) + nearest_bytes_of(centroids_of(shape), shape.width));
+    return sizeof(struct learned) + centroids + searches +
+           form_bytes(choose_form(shape, side, halves, grids), shape.head_dim, shape.bits);
+}
+
+static enum terse_status learned_new(struct codec_shape shape, enum codec_side side, const float *floats, void **opened,
+                                     struct terse_error *error) {
+    struct grid grids[CODEC_HEAD_DIM_MAX];
+    size_t parts = parts_of(shape), numbers = centroids_of(shape) * shape.head_dim;
     struct learned *learned = memory_zeros(1, sizeof *learned);
     *opened = NULL;
     if (!learned) return status_no_memory(error, sizeof *learned, "a codebook");
     enum terse_status status = TERSE_OK;
-    learned->product = (struct pq_codebook){.parts = parts, .width = shape.width, .bits = shape.bits};
-    learned->product.rows = learned->rows = memory_array(numbers, sizeof *learned->rows);
+    learned->codebook = (struct pq_codebook){.parts = parts, .width = shape.width, .bits = shape.bits};
+    learned->codebook.rows = learned->rows = memory_array(numbers, sizeof *learned->rows);
     learned->nearest = memory_zeros(parts, sizeof *learned->nearest);
     if (!learned->rows || !learned->nearest) status = status_no_memory(error, numbers * sizeof *learned->rows, "a codebook");
-    if (!status) status = round_centroids(floats, numbers, learned->rows, error);
-    if (!status) status = set_channels(learned, side, error);
-    if (!status) status = open_searches(learned, error);
+    if (!status) {
+        vector_ops()->float_to_half(floats, learned->rows, numbers);
+        status = set_channels(learned, choose_form(shape, side, learned->rows, grids), grids, error);
+    }
+    if (!status) status = make_searches(learned, error);
     if (status)
-        close_learned(learned);
+        learned_free(learned);
     else
         *opened = learned;
     return status;
@@ -256,7 +215,7 @@ static void encode(struct codec_shape shape, enum codec_side side, const float *
         nearest_search(&learned->nearest[m], rows + m * shape.width, n, shape.head_dim, codes);
         code_planes_write(codes, shape.bits, bytes + m * PAGE_PQ_PART(shape.bits));
     }
-    memset(bytes + used, 0, page_bytes(shape, side) - used);
+    memset(bytes + used, 0, codec_page_bytes(&codec_pq, shape, side) - used);
 }
 
 static void decode(struct codec_shape shape, enum codec_side side, const void *page, float *rows) {
@@ -307,7 +266,7 @@ static bool by_table(struct codec_shape shape) {
 }
 
 /* Values by tally only where a token has so few codes that adding weights up is less work than any decoding. */
-static bool by_by_code(struct codec_shape shape) {
+static bool sums_by_code(struct codec_shape shape) {
     return shape.bits <= PQ_CHANNEL_BITS && shape.width >= (pq_ops()->has_register_lut ? 32 : 16);
 }
 
@@ -317,7 +276,8 @@ static bool by_by_code(struct codec_shape shape) {
  * the processor runs ahead of: a Zen 4 drops most of so many prefetches. */
 static void prefetch_codebook(struct codec_shape shape, enum codec_side side, size_t pages) {
     const struct pq_codebook *p = pq_codebook_of(shape);
-    size_t numbers = parameters(shape, side), bytes = p->centroid_rows_u8 ? numbers : numbers * sizeof *p->rows;
+    (void)side;
+    size_t numbers = centroids_of(shape) * shape.head_dim, bytes = p->centroid_rows_u8 ? numbers : numbers * sizeof *p->rows;
     const uint8_t *from = p->centroid_rows_u8 ? p->centroid_rows_u8 : (const uint8_t *)p->rows;
     uint32_t sum = 0;
     if (p->bits <= PQ_CHANNEL_BITS || pages * PAGE_TOKENS * p->parts < bytes / LINE) return;
@@ -327,12 +287,12 @@ static void prefetch_codebook(struct codec_shape shape, enum codec_side side, si
 
 /* ---- Keys */
 
-static size_t prepared(struct codec_shape shape) {
+static size_t query_floats(struct codec_shape shape) {
     const struct pq_codebook *p = pq_codebook_of(shape);
     return by_table(shape) ? pq_table_floats(p, shape.group) : pq_reads_u8(p) ? shape.group * pq_i16_floats(p) : 0;
 }
 
-static void prepare(struct codec_shape shape, const float *q, float *tables) {
+static void prepare_queries(struct codec_shape shape, const float *q, float *tables) {
     (by_table(shape) ? pq_ops()->prepare : pq_ops()->quantize_query)(pq_codebook_of(shape), q, shape.group, tables);
 }
 
@@ -358,16 +318,16 @@ static void score_rotated(struct codec_shape shape, const float *q, const struct
 
 /* ---- Values */
 
-static void accumulate(struct codec_shape shape, const float *weights, const void *page, float *acc) {
+static void accumulate_values(struct codec_shape shape, const float *weights, const void *page, float *acc) {
     pq_ops()->accumulate(pq_codebook_of(shape), weights, shape.group, page, acc);
 }
 
-static void accumulate_int8(struct codec_shape shape, const float *weights, const void *page, float *acc) {
+static void accumulate_values_int8(struct codec_shape shape, const float *weights, const void *page, float *acc) {
     pq_ops()->accumulate_int8(pq_codebook_of(shape), weights, shape.group, page, acc);
 }
 
-static size_t code_sums(struct codec_shape shape) {
-    return by_by_code(shape) ? pq_table_floats(pq_codebook_of(shape), shape.group) : 0;
+static size_t code_sum_floats(struct codec_shape shape) {
+    return sums_by_code(shape) ? pq_table_floats(pq_codebook_of(shape), shape.group) : 0;
 }
 
 static void accumulate_by_code(struct codec_shape shape, const float *weights, const void *page, float *to) {
@@ -380,48 +340,40 @@ static void finish_code_sums(struct codec_shape shape, const float *from, float 
 
 /* ---- The rows of the table. Keys before rotation are met once they are turned, so that tables would be of no use. */
 
-const struct codec codec_pq = {.name = "pq",
-                               .rope = CODEC_ROPE_AFTER,
-                               .check = check,
-                               .page_bytes = page_bytes,
-                               .parameters = parameters,
-                               .open = open_learned,
-                               .close = close_learned,
-                               .learned_bytes = learned_bytes,
-                               .snap_to_grid = pq_snap_to_grid,
-                               .encode = encode,
-                               .decode = decode,
-                               .gather_tokens = gather_tokens,
-                               .prefetch_codebook = prefetch_codebook,
-                               .prepared = prepared,
-                               .prepare = prepare,
-                               .score = score_prepared,
-                               .channels = channels,
-                               .score_rotated = score_rotated,
-                               .accumulate = accumulate,
-                               .accumulate_int8 = accumulate_int8,
-                               .code_sums = code_sums,
-                               .accumulate_by_code = accumulate_by_code,
-                               .finish_code_sums = finish_code_sums};
+const struct cpu_codec cpu_codec_pq = {.format = &codec_pq,
+                                       .learned_new = learned_new,
+                                       .learned_free = learned_free,
+                                       .learned_bytes = learned_bytes,
+                                       .predict_learned_bytes = predict_learned_bytes,
+                                       .encode = encode,
+                                       .decode = decode,
+                                       .gather_tokens = gather_tokens,
+                                       .prefetch_codebook = prefetch_codebook,
+                                       .query_floats = query_floats,
+                                       .prepare_queries = prepare_queries,
+                                       .score = score_prepared,
+                                       .channels = channels,
+                                       .score_rotated = score_rotated,
+                                       .accumulate_values = accumulate_values,
+                                       .accumulate_values_int8 = accumulate_values_int8,
+                                       .code_sum_floats = code_sum_floats,
+                                       .accumulate_by_code = accumulate_by_code,
+                                       .finish_code_sums = finish_code_sums};
 
-const struct codec codec_vq = {.name = "vq",
-                               .rope = CODEC_ROPE_BEFORE,
-                               .check = check,
-                               .page_bytes = page_bytes,
-                               .parameters = parameters,
-                               .open = open_learned,
-                               .close = close_learned,
-                               .learned_bytes = learned_bytes,
-                               .snap_to_grid = pq_snap_to_grid,
-                               .encode = encode,
-                               .decode = decode,
-                               .gather_tokens = gather_tokens,
-                               .prefetch_codebook = prefetch_codebook,
-                               .score = score,
-                               .channels = channels,
-                               .score_rotated = score_rotated,
-                               .accumulate = accumulate,
-                               .accumulate_int8 = accumulate_int8,
-                               .code_sums = code_sums,
-                               .accumulate_by_code = accumulate_by_code,
-                               .finish_code_sums = finish_code_sums};
+const struct cpu_codec cpu_codec_vq = {.format = &codec_vq,
+                                       .learned_new = learned_new,
+                                       .learned_free = learned_free,
+                                       .learned_bytes = learned_bytes,
+                                       .predict_learned_bytes = predict_learned_bytes,
+                                       .encode = encode,
+                                       .decode = decode,
+                                       .gather_tokens = gather_tokens,
+                                       .prefetch_codebook = prefetch_codebook,
+                                       .score = score,
+                                       .channels = channels,
+                                       .score_rotated = score_rotated,
+                                       .accumulate_values = accumulate_values,
+                                       .accumulate_values_int8 = accumulate_values_int8,
+                                       .code_sum_floats = code_sum_floats,
+                                       .accumulate_by_code = accumulate_by_code,
+                                       .finish_code_sums = finish_code_sums};

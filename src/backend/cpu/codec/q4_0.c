@@ -13,11 +13,6 @@
 
 #define HALF_GROUP (SCALE_GROUP / 2) /* byte j holds channel j below and channel j + 16 above */
 
-static size_t page_bytes(struct codec_shape shape, enum codec_side side) {
-    (void)side;
-    return PAGE_BYTES_Q4_0(shape.head_dim);
-}
-
 /* The reference leaves to its compiler whether x / d + 8.5 is rounded once or twice; with doubles it is once, as in the builds that
  * people use and in gguf-py. NaN gives some code rather than undefined behaviour. */
 static unsigned round_code(float x, float inverse) {
@@ -102,34 +97,31 @@ static void channels(struct codec_shape shape, const void *page, float *to) {
     }
 }
 
-static size_t prepared(struct codec_shape shape) { return (size_t)shape.group * shape.head_dim; }
+static size_t query_floats(struct codec_shape shape) { return (size_t)shape.group * shape.head_dim; }
 
-static void prepare(struct codec_shape shape, const float *q, float *tables) {
+static void prepare_queries(struct codec_shape shape, const float *q, float *tables) {
     scaled_ops()->prepare_q4_0(q, shape.group, shape.head_dim, tables);
 }
 
 static void score(struct codec_shape shape, const float *q, const float *tables, const void *page, float *logits) {
-    tables_score(prepare, scaled_ops()->score_q4_0, shape, q, tables, page, logits);
+    tables_score(prepare_queries, scaled_ops()->score_q4_0, shape, q, tables, page, logits);
 }
 
-static void accumulate(struct codec_shape shape, const float *weights, const void *page, float *acc) {
+static void accumulate_values(struct codec_shape shape, const float *weights, const void *page, float *acc) {
     scaled_ops()->accumulate_q4_0(weights, shape.group, shape.head_dim, page, acc);
 }
 
-static void accumulate_int8(struct codec_shape shape, const float *weights, const void *page, float *acc) {
+static void accumulate_values_int8(struct codec_shape shape, const float *weights, const void *page, float *acc) {
     scaled_ops()->accumulate_int8_q4_0(weights, shape.group, shape.head_dim, page, acc);
 }
 
-const struct codec codec_q4_0 = {.name = "q4_0",
-                                 .rope = CODEC_ROPE_AFTER,
-                                 .check = codec_check_head_dim,
-                                 .page_bytes = page_bytes,
-                                 .encode = encode,
-                                 .decode = decode,
-                                 .gather_tokens = gather_tokens,
-                                 .prepared = prepared,
-                                 .prepare = prepare,
-                                 .score = score,
-                                 .channels = channels,
-                                 .accumulate = accumulate,
-                                 .accumulate_int8 = accumulate_int8};
+const struct cpu_codec cpu_codec_q4_0 = {.format = &codec_q4_0,
+                                         .encode = encode,
+                                         .decode = decode,
+                                         .gather_tokens = gather_tokens,
+                                         .query_floats = query_floats,
+                                         .prepare_queries = prepare_queries,
+                                         .score = score,
+                                         .channels = channels,
+                                         .accumulate_values = accumulate_values,
+                                         .accumulate_values_int8 = accumulate_values_int8};

@@ -12,11 +12,6 @@
 #include <math.h>
 #include <string.h>
 
-static size_t page_bytes(struct codec_shape shape, enum codec_side side) {
-    (void)side;
-    return PAGE_BYTES_Q8_0(shape.head_dim);
-}
-
 /* roundf, in operations that every compiler turns into vector code. NaN gives some code rather than undefined behaviour. */
 static int8_t round_code(float x) {
     float magnitude = fabsf(x) <= 127.0f ? fabsf(x) : 127.0f;
@@ -93,29 +88,26 @@ static void channels(struct codec_shape shape, const void *page, float *to) {
     }
 }
 
-static size_t prepared(struct codec_shape shape) { return (size_t)shape.group * shape.head_dim; }
+static size_t query_floats(struct codec_shape shape) { return (size_t)shape.group * shape.head_dim; }
 
-static void prepare(struct codec_shape shape, const float *q, float *tables) {
+static void prepare_queries(struct codec_shape shape, const float *q, float *tables) {
     scaled_ops()->prepare_q8_0(q, shape.group, shape.head_dim, tables);
 }
 
 static void score(struct codec_shape shape, const float *q, const float *tables, const void *page, float *logits) {
-    tables_score(prepare, scaled_ops()->score_q8_0, shape, q, tables, page, logits);
+    tables_score(prepare_queries, scaled_ops()->score_q8_0, shape, q, tables, page, logits);
 }
 
-static void accumulate(struct codec_shape shape, const float *weights, const void *page, float *acc) {
+static void accumulate_values(struct codec_shape shape, const float *weights, const void *page, float *acc) {
     scaled_ops()->accumulate_q8_0(weights, shape.group, shape.head_dim, page, acc);
 }
 
-const struct codec codec_q8_0 = {.name = "q8_0",
-                                 .rope = CODEC_ROPE_AFTER,
-                                 .check = codec_check_head_dim,
-                                 .page_bytes = page_bytes,
-                                 .encode = encode,
-                                 .decode = decode,
-                                 .gather_tokens = gather_tokens,
-                                 .prepared = prepared,
-                                 .prepare = prepare,
-                                 .score = score,
-                                 .channels = channels,
-                                 .accumulate = accumulate};
+const struct cpu_codec cpu_codec_q8_0 = {.format = &codec_q8_0,
+                                         .encode = encode,
+                                         .decode = decode,
+                                         .gather_tokens = gather_tokens,
+                                         .query_floats = query_floats,
+                                         .prepare_queries = prepare_queries,
+                                         .score = score,
+                                         .channels = channels,
+                                         .accumulate_values = accumulate_values};

@@ -31,31 +31,18 @@ static const void *magnitudes_of(const void *page, size_t hd) { return (const ui
 
 static const float *mean_of(struct codec_shape shape) { return index_sign_learned(shape.head_dim, shape.learned).mean; }
 static const float *alpha_of(struct codec_shape shape) {
-    return (const float *)shape.learned + index_sign.learned_bytes(shape.head_dim) / sizeof(float);
-}
-
-static enum terse_status check(struct codec_shape shape, enum codec_side side, struct terse_error *error) {
-    return codec_check_head_dim(shape, side, error);
-}
-
-static size_t page_bytes(struct codec_shape shape, enum codec_side side) {
-    size_t values = codec_kivi_2.page_bytes(shape, CODEC_VALUES);
-    return side == CODEC_KEYS ? sign_bytes(shape.head_dim) + values : values;
+    return (const float *)shape.learned + index_learned_bytes(&index_sign, shape.head_dim) / sizeof(float);
 }
 
 /* ---- Learning */
-
-static size_t fitted_bytes(struct codec_shape shape, enum codec_side side) {
-    return side == CODEC_KEYS ? index_sign.learned_bytes(shape.head_dim) + shape.head_dim * sizeof(float) : 0;
-}
 
 static void fit(struct codec_shape shape, enum codec_side side, const float *rows, size_t n, size_t stride,
                 const struct index_options *options, void *fitted) {
     size_t hd = shape.head_dim;
     if (side == CODEC_VALUES) return;
-    index_sign.fit(hd, rows, n, stride, options, fitted);
+    cpu_index_sign.fit(hd, rows, n, stride, options, fitted);
     const float *mean = index_sign_learned(hd, fitted).mean;
-    float *alpha = (float *)fitted + index_sign.learned_bytes(hd) / sizeof(float), largest = 0;
+    float *alpha = (float *)fitted + index_learned_bytes(&index_sign, hd) / sizeof(float), largest = 0;
     for (size_t c = 0; c < hd; c++) alpha[c] = 0;
     for (size_t t = 0; t < n; t++) {
         for (size_t c = 0; c < hd; c++) {
@@ -74,7 +61,7 @@ static void encode(struct codec_shape shape, enum codec_side side, const float *
     size_t hd = shape.head_dim;
     float magnitudes[PAGE_TOKENS * CODEC_HEAD_DIM_MAX], inverse[CODEC_HEAD_DIM_MAX];
     if (side == CODEC_VALUES) {
-        codec_kivi_2.encode(shape, CODEC_VALUES, rows, n, page);
+        cpu_codec_kivi_2.encode(shape, CODEC_VALUES, rows, n, page);
         return;
     }
     const float *mean = mean_of(shape), *alpha = alpha_of(shape);
@@ -85,19 +72,19 @@ static void encode(struct codec_shape shape, enum codec_side side, const float *
             magnitudes[t * hd + c] = x < MOST_MAGNITUDE ? x : MOST_MAGNITUDE; /* NaN too */
         }
     }
-    index_sign.encode(hd, shape.learned, rows, n, page);
-    codec_kivi_2.encode(shape, CODEC_VALUES, magnitudes, n, (uint8_t *)page + sign_bytes(hd));
+    cpu_index_sign.encode(hd, shape.learned, rows, n, page);
+    cpu_codec_kivi_2.encode(shape, CODEC_VALUES, magnitudes, n, (uint8_t *)page + sign_bytes(hd));
 }
 
 static void decode(struct codec_shape shape, enum codec_side side, const void *page, float *rows) {
     size_t hd = shape.head_dim;
     if (side == CODEC_VALUES) {
-        codec_kivi_2.decode(shape, CODEC_VALUES, page, rows);
+        cpu_codec_kivi_2.decode(shape, CODEC_VALUES, page, rows);
         return;
     }
     const float *mean = mean_of(shape), *alpha = alpha_of(shape);
     const uint8_t *planes = page;
-    codec_kivi_2.decode(shape, CODEC_VALUES, magnitudes_of(page, hd), rows);
+    cpu_codec_kivi_2.decode(shape, CODEC_VALUES, magnitudes_of(page, hd), rows);
     for (size_t t = 0; t < PAGE_TOKENS; t++) {
         for (size_t c = 0; c < hd; c++) {
             float x = alpha[c] * rows[t * hd + c];
@@ -117,48 +104,44 @@ static void gather_tokens(struct codec_shape shape, enum codec_side side, const 
                           void *to, size_t at) {
     size_t hd = shape.head_dim, signs = side == CODEC_KEYS ? sign_bytes(hd) : 0;
     if (signs) select_ops()->gather_codes(from, hd / 8, 8, slots, n, to, at);
-    codec_kivi_2.gather_tokens(shape, CODEC_VALUES, (const uint8_t *)from + signs, slots, n, (uint8_t *)to + signs, at);
+    cpu_codec_kivi_2.gather_tokens(shape, CODEC_VALUES, (const uint8_t *)from + signs, slots, n, (uint8_t *)to + signs, at);
 }
 
 static void prefetch_tokens(struct codec_shape shape, enum codec_side side, const void *from, const uint8_t *slots, size_t n) {
     size_t signs = side == CODEC_KEYS ? sign_bytes(shape.head_dim) : 0;
     for (size_t b = 0; b < signs; b += 64) __builtin_prefetch((const char *)from + b);
-    codec_kivi_2.prefetch_tokens(shape, CODEC_VALUES, (const uint8_t *)from + signs, slots, n);
+    cpu_codec_kivi_2.prefetch_tokens(shape, CODEC_VALUES, (const uint8_t *)from + signs, slots, n);
 }
 
 /* ---- Reading */
 
-static size_t prepared(struct codec_shape shape) { return shape.group * sign_table_floats(shape.head_dim); }
+static size_t query_floats(struct codec_shape shape) { return shape.group * sign_table_floats(shape.head_dim); }
 
-static void prepare(struct codec_shape shape, const float *q, float *tables) {
+static void prepare_queries(struct codec_shape shape, const float *q, float *tables) {
     scaled_ops()->prepare_sign(q, mean_of(shape), alpha_of(shape), shape.group, shape.head_dim, tables);
 }
 
 static void score(struct codec_shape shape, const float *q, const float *tables, const void *page, float *logits) {
-    tables_score(prepare, scaled_ops()->score_sign, shape, q, tables, page, logits);
+    tables_score(prepare_queries, scaled_ops()->score_sign, shape, q, tables, page, logits);
 }
 
-static void accumulate(struct codec_shape shape, const float *weights, const void *page, float *acc) {
-    codec_kivi_2.accumulate(shape, weights, page, acc);
+static void accumulate_values(struct codec_shape shape, const float *weights, const void *page, float *acc) {
+    cpu_codec_kivi_2.accumulate_values(shape, weights, page, acc);
 }
 
-static void accumulate_int8(struct codec_shape shape, const float *weights, const void *page, float *acc) {
-    codec_kivi_2.accumulate_int8(shape, weights, page, acc);
+static void accumulate_values_int8(struct codec_shape shape, const float *weights, const void *page, float *acc) {
+    cpu_codec_kivi_2.accumulate_values_int8(shape, weights, page, acc);
 }
 
-const struct codec codec_sign = {.name = "sign",
-                                 .rope = CODEC_ROPE_AFTER,
-                                 .check = check,
-                                 .page_bytes = page_bytes,
-                                 .fitted_bytes = fitted_bytes,
-                                 .fit = fit,
-                                 .encode = encode,
-                                 .decode = decode,
-                                 .gather_tokens = gather_tokens,
-                                 .prefetch_tokens = prefetch_tokens,
-                                 .prepared = prepared,
-                                 .prepare = prepare,
-                                 .score = score,
-                                 .channels = channels,
-                                 .accumulate = accumulate,
-                                 .accumulate_int8 = accumulate_int8};
+const struct cpu_codec cpu_codec_sign = {.format = &codec_sign,
+                                         .fit = fit,
+                                         .encode = encode,
+                                         .decode = decode,
+                                         .gather_tokens = gather_tokens,
+                                         .prefetch_tokens = prefetch_tokens,
+                                         .query_floats = query_floats,
+                                         .prepare_queries = prepare_queries,
+                                         .score = score,
+                                         .channels = channels,
+                                         .accumulate_values = accumulate_values,
+                                         .accumulate_values_int8 = accumulate_values_int8};

@@ -38,15 +38,15 @@ static size_t decode_splits(const struct cache *cache) {
 
 /* Floats of a key codec's look-up tables for `rows` queries of a KV head; they serve where queries meet keys as they are stored. */
 static size_t table_floats(const struct cache *cache, size_t rows) {
-    const struct codec *codec = cache->method.key.codec;
-    size_t floats = cache->keys_rotated && codec->prepared ? codec->prepared(side_shape(cache, CODEC_KEYS, 0, 0, rows)) : 0;
+    const struct cpu_codec *codec = cache->codec[CODEC_KEYS];
+    size_t floats = cache->keys_rotated && codec->query_floats ? codec->query_floats(side_shape(cache, CODEC_KEYS, 0, 0, rows)) : 0;
     return memory_round_up(floats, MEMORY_ALIGN / sizeof(float));
 }
 
 /* Floats in which a value codec sums weights by code, for a run of segments. */
 static size_t code_sum_floats(const struct cache *cache, size_t rows) {
-    const struct codec *codec = cache->method.value.codec;
-    return codec->code_sums ? codec->code_sums(side_shape(cache, CODEC_VALUES, 0, 0, rows)) : 0;
+    const struct cpu_codec *codec = cache->codec[CODEC_VALUES];
+    return codec->code_sum_floats ? codec->code_sum_floats(side_shape(cache, CODEC_VALUES, 0, 0, rows)) : 0;
 }
 
 /* A step may ask for fewer rows than its most, and a codec may then want more for its tables. */
@@ -163,9 +163,9 @@ static bool fits_int8(const struct partial *partial, const float *weights, size_
 static void accumulate_run(const struct pass *pass, uint32_t head, struct segment *segments, size_t n, float *weights,
                            float *workspace, float *code_sums, struct partial *partial) {
     const struct cache *cache = pass->cache;
-    const struct codec *codec = cache->method.value.codec;
+    const struct cpu_codec *codec = cache->codec[CODEC_VALUES];
     size_t rows = pass->rows, floats = code_sum_floats(cache, rows);
-    bool summed = false, int8 = codec->accumulate_int8 && scaled_ops()->int8_is_faster;
+    bool summed = false, int8 = codec->accumulate_values_int8 && scaled_ops()->int8_is_faster;
     for (size_t r = 0; r < n; r++) {
         float *own = weights + r * rows * PAGE_TOKENS;
         bool gathered = segments[r].kind == SEGMENT_GATHERED, coded = gathered || segments[r].kind == SEGMENT_SEALED;
@@ -189,7 +189,7 @@ static void accumulate_run(const struct pass *pass, uint32_t head, struct segmen
 static float *tables_of(const struct pass *pass, uint32_t head) {
     const struct cache *cache = pass->cache;
     if (!pass->table_floats) return NULL;
-    size_t floats = cache->method.key.codec->prepared(side_shape(cache, CODEC_KEYS, cache->layer, head, pass->rows));
+    size_t floats = cache->codec[CODEC_KEYS]->query_floats(side_shape(cache, CODEC_KEYS, cache->layer, head, pass->rows));
     return floats && floats <= pass->table_floats ? pass->tables + head * pass->table_floats : NULL;
 }
 
@@ -197,7 +197,7 @@ static float *tables_of(const struct pass *pass, uint32_t head) {
 static void prefetch_head_codebooks(const struct pass *pass, uint32_t head) {
     const struct cache *cache = pass->cache;
     for (enum codec_side side = CODEC_KEYS; side <= CODEC_VALUES; side++) {
-        const struct codec *codec = side_codec(cache, side);
+        const struct cpu_codec *codec = side_codec(cache, side);
         if (codec->prefetch_codebook)
             codec->prefetch_codebook(side_shape(cache, side, cache->layer, head, pass->rows), side, pass->segments);
     }
@@ -237,7 +237,8 @@ static void prepare_queries(const struct pass *pass, const float *q, uint32_t he
     query_rows_load(cache, q, head, pass->first, count, queries);
     float *tables = tables_of(pass, head);
     if (pass->selects) select_prepare(cache, head, queries);
-    if (tables) cache->method.key.codec->prepare(side_shape(cache, CODEC_KEYS, cache->layer, head, pass->rows), queries, tables);
+    if (tables)
+        cache->codec[CODEC_KEYS]->prepare_queries(side_shape(cache, CODEC_KEYS, cache->layer, head, pass->rows), queries, tables);
 }
 
 static void choose_tokens(const struct cache *cache, uint32_t head) {

@@ -36,8 +36,8 @@ struct sizes {
 static struct sizes sizes_of(const struct cache_shape *shape, const struct method *method) {
     struct codec_shape keys = method_shape(method, CODEC_KEYS, shape->head_dim, 1);
     struct codec_shape values = method_shape(method, CODEC_VALUES, shape->head_dim, 1);
-    struct sizes sizes = {.key = method->key.codec->page_bytes(keys, CODEC_KEYS),
-                          .value = method->value.codec->page_bytes(values, CODEC_VALUES),
+    struct sizes sizes = {.key = codec_page_bytes(method->key.codec, keys, CODEC_KEYS),
+                          .value = codec_page_bytes(method->value.codec, values, CODEC_VALUES),
                           .window = PAGE_BYTES_F16(shape->head_dim),
                           .index = fit_index_layout(method, shape->head_dim).page_bytes,
                           .heads = (uint64_t)shape->layers * shape->kv_heads};
@@ -64,7 +64,7 @@ static void fill_report(const struct cache_shape *shape, const struct sizes *siz
 void cache_report(const struct cache *cache, struct terse_cache_report *report) {
     struct sizes sizes = sizes_of(&cache->shape, &cache->method);
     fill_report(&cache->shape, &sizes, &cache->extent, cache->n_page_sets, cache->n_window_sets, cache->anchors.capacity, report);
-    if (cache->method.learned) report->codebook = codebook_bytes(cache->method.learned);
+    if (cache->method.learned) report->codebook = cpu_codebook_bytes(cache->method.learned);
 }
 
 void cache_predict(const struct cache_shape *shape, const struct method *method, uint64_t tokens,
@@ -72,7 +72,7 @@ void cache_predict(const struct cache_shape *shape, const struct method *method,
     struct sizes sizes = sizes_of(shape, method);
     struct plan plan = plan_step(method, &(struct extent){0}, CACHE_STEP_PREFILL, tokens);
     fill_report(shape, &sizes, &plan.after, plan.seal, extent_window_pages(&plan.after), plan.anchors, report);
-    if (method->learned) report->codebook = codebook_bytes(method->learned);
+    if (method->learned) report->codebook = cpu_codebook_bytes(method->learned);
 }
 
 /* ---- Life */
@@ -125,12 +125,16 @@ enum terse_status cache_create(const struct cache_shape *shape, const struct met
     struct sizes sizes = sizes_of(shape, method);
     c->shape = *shape;
     c->method = *method;
+    c->codec[CODEC_KEYS] = cpu_codec_of(method->key.codec);
+    c->codec[CODEC_VALUES] = cpu_codec_of(method->value.codec);
+    c->index = method->index ? cpu_index_of(method->index) : NULL;
     c->group = shape->query_heads / shape->kv_heads;
     c->threads = (int)threads;
     c->layer = NO_LAYER;
     c->keys_rotated = method->key.codec->rope == CODEC_ROPE_AFTER;
     set_sizes(c, &sizes);
-    if ((status = allocate(c, &sizes, error))) {
+    if (method->learned) status = cpu_codebook_prepare(method->learned, &c->codebook, error);
+    if (status || (status = allocate(c, &sizes, error))) {
         cache_destroy(c);
         return status;
     }

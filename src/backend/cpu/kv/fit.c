@@ -11,21 +11,21 @@
 struct index_layout fit_index_layout(const struct method *method, uint32_t head_dim) {
     struct index_layout layout = {0};
     if (!method->index) return layout;
-    /* Codec sign's pages of keys, and what it learns, begin with those of index_sign. */
-    layout.in_keys = method->index == &index_sign && method->key.codec == &codec_sign;
-    layout.page_bytes = layout.in_keys ? 0 : method->index->page_bytes(head_dim);
+    /* A codec's pages of keys, and what it fits, may begin with those of an index (sign's do). */
+    layout.in_keys = method->key.codec->index == method->index;
+    layout.page_bytes = layout.in_keys ? 0 : index_bytes(method->index, head_dim);
     return layout;
 }
 
 size_t fit_key_bytes(const struct method *method, uint32_t head_dim) {
     const struct codec *codec = method->key.codec;
-    if (!codec->fitted_bytes) return 0;
-    return memory_round_up(codec->fitted_bytes(method_shape(method, CODEC_KEYS, head_dim, 1), CODEC_KEYS), MEMORY_ALIGN);
+    if (!codec->fitted) return 0;
+    return memory_round_up(codec_fitted_bytes(codec, method_shape(method, CODEC_KEYS, head_dim, 1), CODEC_KEYS), MEMORY_ALIGN);
 }
 
 size_t fit_bytes(const struct method *method, uint32_t head_dim) {
     bool own = method->index && !fit_index_layout(method, head_dim).in_keys;
-    return fit_key_bytes(method, head_dim) + memory_round_up(own ? method->index->learned_bytes(head_dim) : 0, MEMORY_ALIGN);
+    return fit_key_bytes(method, head_dim) + memory_round_up(own ? index_learned_bytes(method->index, head_dim) : 0, MEMORY_ALIGN);
 }
 
 /* ---- Memory */
@@ -52,10 +52,10 @@ static void fit_rows(struct cache *cache, uint32_t head, const float *rows, size
     uint32_t hd = cache->shape.head_dim;
     struct index_options options = index_options_defaults();
     if (cache->fitted_key_bytes)
-        method->key.codec->fit(method_shape(method, CODEC_KEYS, hd, cache->group), CODEC_KEYS, rows, n, stride, &options,
-                               fitted_data(cache, cache->layer, head));
-    if (method->index && !cache->index_in_keys && method->index->learned_bytes(hd))
-        method->index->fit(hd, rows, n, stride, &options, index_learned(cache, cache->layer, head));
+        cache->codec[CODEC_KEYS]->fit(method_shape(method, CODEC_KEYS, hd, cache->group), CODEC_KEYS, rows, n, stride, &options,
+                                      fitted_data(cache, cache->layer, head));
+    if (method->index && !cache->index_in_keys && index_learned_bytes(method->index, hd))
+        cache->index->fit(hd, rows, n, stride, &options, index_learned(cache, cache->layer, head));
 }
 
 /* Both want keys as queries meet them: rotates rows[n][hd] of tokens `token`, token + step, ... where they are not rotated yet. */
@@ -103,6 +103,6 @@ void fit_encode_index(const struct cache *cache, const struct page_set *set, uin
         memcpy(scratch, rows, n * hd * sizeof *scratch);
         rotate_rows(cache, set->first, 1, scratch, n);
     }
-    cache->method.index->encode(hd, index_learned(cache, layer, head), cache->keys_rotated ? rows : scratch, n,
-                                own_index_page(cache, set, layer, head));
+    cache->index->encode(hd, index_learned(cache, layer, head), cache->keys_rotated ? rows : scratch, n,
+                         own_index_page(cache, set, layer, head));
 }

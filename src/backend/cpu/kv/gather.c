@@ -48,7 +48,7 @@ struct segment gather_segment_at(const struct cache *cache, uint32_t head, size_
 uint64_t gather_bytes(const struct cache *cache) {
     const struct selection *selection = &cache->selection;
     size_t both = cache->key_page_bytes + cache->value_page_bytes;
-    uint64_t scanned = selection->candidates * cache->method.index->page_bytes(cache->shape.head_dim);
+    uint64_t scanned = selection->candidates * index_bytes(cache->method.index, cache->shape.head_dim);
     uint64_t left = segment_bytes(cache) - (uint64_t)cache->shape.kv_heads * selection->candidates * both;
     return left + cache->shape.kv_heads * (scanned + (uint64_t)selection->max_tokens * both / PAGE_TOKENS);
 }
@@ -67,7 +67,7 @@ static const uint32_t *same_page(const uint32_t *place, const uint32_t *end, uin
 /* Prefetches what will be copied from a page, keys and values. */
 static void prefetch(const struct cache *cache, uint32_t head, uint32_t page, const uint8_t *slots, size_t n) {
     for (int side = CODEC_KEYS; side <= CODEC_VALUES; side++) {
-        const struct codec *codec = side_codec(cache, (enum codec_side)side);
+        const struct cpu_codec *codec = side_codec(cache, (enum codec_side)side);
         const void *from = page_at(cache, select_candidate(cache, page), (enum codec_side)side, cache->layer, head);
         if (codec->prefetch_tokens)
             codec->prefetch_tokens(method_shape(&cache->method, (enum codec_side)side, cache->shape.head_dim, 1),
@@ -77,7 +77,7 @@ static void prefetch(const struct cache *cache, uint32_t head, uint32_t page, co
 
 /* Packs the tokens of a segment into the calling thread's page of one side. */
 static const void *pack(const struct cache *cache, const struct segment *segment, uint32_t head, enum codec_side side) {
-    const struct codec *codec = side_codec(cache, side);
+    const struct cpu_codec *codec = side_codec(cache, side);
     struct codec_shape shape = side_shape(cache, side, cache->layer, head, 1);
     struct selected selected = select_result(cache, head); /* of all the head's segments, which lie in a row */
     const uint32_t *place = segment->places, *end = place + segment->end, *near = place, *last = selected.places + selected.count;
@@ -109,7 +109,7 @@ static void score_in_place(const struct cache *cache, const struct segment *segm
     for (size_t i = 0, n; place < end; i += n) {
         const struct page_set *set = select_candidate(cache, *place / PAGE_TOKENS);
         place = same_page(place, end, slots, &n);
-        cache->method.key.codec->score(shape, q, tables, page_at(cache, set, CODEC_KEYS, cache->layer, head), workspace);
+        cache->codec[CODEC_KEYS]->score(shape, q, tables, page_at(cache, set, CODEC_KEYS, cache->layer, head), workspace);
         for (size_t m = 0; m < rows; m++)
             for (size_t j = 0; j < n; j++) logits[m * PAGE_TOKENS + i + j] = workspace[m * PAGE_TOKENS + slots[j]];
     }
@@ -140,10 +140,10 @@ static bool next_anchor(const struct cache *cache, const struct segment *segment
 void gather_score(const struct cache *cache, const struct segment *segment, uint32_t head, const float *q, const float *tables,
                   size_t rows, float *workspace, float *logits) {
     size_t hd = cache->shape.head_dim;
-    const struct codec *codec = cache->method.key.codec;
+    const struct cpu_codec *codec = cache->codec[CODEC_KEYS];
     struct codec_shape shape = side_shape(cache, CODEC_KEYS, cache->layer, head, rows);
     if (!segment->end) return;
-    if (codec->gathers_values_only) {
+    if (codec->format->gather == CODEC_GATHERS_VALUES) {
         score_in_place(cache, segment, head, q, tables, rows, workspace, logits);
     } else if (cache->keys_rotated) {
         codec->score(shape, q, tables, pack(cache, segment, head, CODEC_KEYS), logits);
@@ -165,7 +165,7 @@ void gather_score(const struct cache *cache, const struct segment *segment, uint
 
 void gather_accumulate(const struct cache *cache, const struct segment *segment, uint32_t head, float *weights, size_t rows,
                        float *code_sums, float *acc) {
-    const struct codec *codec = cache->method.value.codec;
+    const struct cpu_codec *codec = cache->codec[CODEC_VALUES];
     struct codec_shape shape = side_shape(cache, CODEC_VALUES, cache->layer, head, rows);
     float row[CODEC_HEAD_DIM_MAX];
     if (!segment->end) return;
@@ -177,5 +177,5 @@ void gather_accumulate(const struct cache *cache, const struct segment *segment,
     if (code_sums)
         codec->accumulate_by_code(shape, weights, page, code_sums);
     else
-        (segment->int8_weights ? codec->accumulate_int8 : codec->accumulate)(shape, weights, page, acc);
+        (segment->int8_weights ? codec->accumulate_values_int8 : codec->accumulate_values)(shape, weights, page, acc);
 }

@@ -29,14 +29,14 @@ static void load_page(const struct cache *cache, size_t i, uint32_t head, enum c
     const struct page_set *set = &cache->page_sets[cache->n_sealed + i];
     if (set->first < plan->before.length) {
         const uint8_t *page = window_page(cache, cache->window_sets[plan->skip + i], side, cache->layer, head);
-        codec_f16.decode(window_shape(cache, 1), side, page, rows);
+        cpu_codec_f16.decode(window_shape(cache, 1), side, page, rows);
     }
     copy_new(cache, side == CODEC_KEYS ? cache->k : cache->v, head, set->first, set->count, rows);
 }
 
 void seal_page(const struct cache *cache, const struct page_set *set, uint32_t layer, uint32_t head, enum codec_side side,
                float *rows) {
-    const struct codec *codec = side_codec(cache, side);
+    const struct cpu_codec *codec = side_codec(cache, side);
     codec->encode(side_shape(cache, side, layer, head, cache->group), side, rows, set->count,
                   page_at(cache, set, side, layer, head));
     if (side == CODEC_KEYS) fit_encode_index(cache, set, layer, head, rows, set->count, rows + PAGE_TOKENS * cache->shape.head_dim);
@@ -45,7 +45,7 @@ void seal_page(const struct cache *cache, const struct page_set *set, uint32_t l
 /* One side of the i-th page that the step seals; rows[2][64][hd] is scratch. */
 static void seal_side(struct cache *cache, size_t i, uint32_t head, enum codec_side side, float *rows) {
     const struct page_set *set = &cache->page_sets[cache->n_sealed + i];
-    const struct codec *codec = side_codec(cache, side);
+    const struct cpu_codec *codec = side_codec(cache, side);
     load_page(cache, i, head, side, rows);
     seal_page(cache, set, cache->layer, head, side, rows);
     if (!cache->plan.anchors) return;

@@ -1,5 +1,6 @@
 /* The worker, its queue, and what it is given. */
 #include "backend/cpu/kv/seal_ahead.h"
+#include "backend/cpu/codec/codec.h"
 
 #include "backend/cpu/kv/fit.h"
 #include "backend/cpu/kv/seal.h"
@@ -35,8 +36,8 @@ static void seal(const struct cache *cache, const struct job *job, float *rows) 
     for (uint32_t layer = 0; layer < cache->shape.layers; layer++) {
         for (uint32_t head = 0; head < cache->shape.kv_heads; head++) {
             for (size_t s = 0; s < 2; s++) {
-                codec_f16.decode(window_shape(cache, 1), sides[s], window_page(cache, job->window_set, sides[s], layer, head),
-                                 rows);
+                cpu_codec_f16.decode(window_shape(cache, 1), sides[s], window_page(cache, job->window_set, sides[s], layer, head),
+                                     rows);
                 seal_page(cache, &job->set, layer, head, sides[s], rows);
             }
         }

@@ -58,8 +58,8 @@ static struct rows segment_rows(const struct cache *cache, const struct segment 
     case SEGMENT_SEALED: load_sealed(cache, segment, head, side, workspace); break;
     case SEGMENT_GATHERED: break; /* gather.c reads them */
     case SEGMENT_WINDOW:
-        codec_f16.decode(window_shape(cache, 1), side, window_page(cache, segment->window_set, side, cache->layer, head),
-                         workspace);
+        cpu_codec_f16.decode(window_shape(cache, 1), side, window_page(cache, segment->window_set, side, cache->layer, head),
+                             workspace);
         break;
     }
     return (struct rows){workspace, hd};
@@ -110,7 +110,7 @@ static void score_anchors(const struct cache *cache, const struct segment *segme
 static void score_sealed(const struct cache *cache, const struct segment *segment, uint32_t head, const float *q,
                          const float *tables, size_t rows, float *logits) {
     struct codec_shape shape = side_shape(cache, CODEC_KEYS, cache->layer, head, rows);
-    cache->method.key.codec->score(shape, q, tables, page_at(cache, segment->set, CODEC_KEYS, cache->layer, head), logits);
+    cache->codec[CODEC_KEYS]->score(shape, q, tables, page_at(cache, segment->set, CODEC_KEYS, cache->layer, head), logits);
     score_anchors(cache, segment, head, q, rows, logits);
 }
 
@@ -119,10 +119,10 @@ static void load_channels(const struct cache *cache, const struct segment *segme
                           float *channels) {
     size_t hd = cache->shape.head_dim;
     if (segment->kind == SEGMENT_WINDOW) {
-        codec_f16.channels(window_shape(cache, 1), window_keys(cache, segment->window_set, cache->layer, head), channels);
+        cpu_codec_f16.channels(window_shape(cache, 1), window_keys(cache, segment->window_set, cache->layer, head), channels);
     } else if (segment->kind == SEGMENT_SEALED) {
         const uint8_t *page = page_at(cache, segment->set, CODEC_KEYS, cache->layer, head);
-        cache->method.key.codec->channels(side_shape(cache, CODEC_KEYS, cache->layer, head, 1), page, channels);
+        cache->codec[CODEC_KEYS]->channels(side_shape(cache, CODEC_KEYS, cache->layer, head, 1), page, channels);
         struct anchor_range anchors = segment_anchors(cache, segment, CODEC_KEYS, head);
         for (size_t i = anchors.from; i < anchors.to; i++) {
             anchor_row(&anchors, i, hd, workspace);
@@ -140,7 +140,7 @@ static void load_channels(const struct cache *cache, const struct segment *segme
 static void score_unrotated(const struct cache *cache, const struct segment *segment, uint32_t head, const float *q, size_t rows,
                             float *workspace, float *logits) {
     const struct rotary *rotary = &cache->rotary;
-    const struct codec *codec = cache->method.key.codec;
+    const struct cpu_codec *codec = cache->codec[CODEC_KEYS];
     size_t hd = cache->shape.head_dim;
     float *channels = workspace, *rotated = workspace + PAGE_TOKENS * hd;
     struct key_rotation rotation = {.cosine = rotary->by_pair,
@@ -169,7 +169,8 @@ void segment_score(const struct cache *cache, const struct segment *segment, uin
     else if (segment->kind == SEGMENT_SEALED)
         score_sealed(cache, segment, head, q, tables, rows, logits);
     else if (segment->kind == SEGMENT_WINDOW)
-        codec_f16.score(window_shape(cache, rows), q, NULL, window_keys(cache, segment->window_set, cache->layer, head), logits);
+        cpu_codec_f16.score(window_shape(cache, rows), q, NULL, window_keys(cache, segment->window_set, cache->layer, head),
+                            logits);
     else
         score_rows(segment, q, rows, cache->shape.head_dim, segment_rows(cache, segment, head, CODEC_KEYS, workspace), logits);
 }
@@ -186,7 +187,7 @@ static void accumulate_sealed(const struct cache *cache, const struct segment *s
                               float *code_sums, float *acc) {
     size_t hd = cache->shape.head_dim;
     float row[CODEC_HEAD_DIM_MAX];
-    const struct codec *codec = cache->method.value.codec;
+    const struct cpu_codec *codec = cache->codec[CODEC_VALUES];
     struct codec_shape shape = side_shape(cache, CODEC_VALUES, cache->layer, head, rows);
     const uint8_t *page = page_at(cache, segment->set, CODEC_VALUES, cache->layer, head);
     struct anchor_range anchors = segment_anchors(cache, segment, CODEC_VALUES, head);
@@ -197,7 +198,7 @@ static void accumulate_sealed(const struct cache *cache, const struct segment *s
     if (code_sums)
         codec->accumulate_by_code(shape, weights, page, code_sums);
     else
-        (segment->int8_weights ? codec->accumulate_int8 : codec->accumulate)(shape, weights, page, acc);
+        (segment->int8_weights ? codec->accumulate_values_int8 : codec->accumulate_values)(shape, weights, page, acc);
 }
 
 void segment_accumulate(const struct cache *cache, const struct segment *segment, uint32_t head, float *weights, size_t rows,
@@ -206,7 +207,7 @@ void segment_accumulate(const struct cache *cache, const struct segment *segment
         accumulate_sealed(cache, segment, head, weights, rows, code_sums, acc);
     } else if (segment->kind == SEGMENT_WINDOW) {
         const uint8_t *page = window_page(cache, segment->window_set, CODEC_VALUES, cache->layer, head);
-        codec_f16.accumulate(window_shape(cache, rows), weights, page, acc);
+        cpu_codec_f16.accumulate_values(window_shape(cache, rows), weights, page, acc);
     } else {
         struct rows values = segment_rows(cache, segment, head, CODEC_VALUES, workspace);
         for (size_t t = segment->begin; t < segment->end; t++)

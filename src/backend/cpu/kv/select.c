@@ -26,7 +26,7 @@ struct workspace {
 static size_t slots_of(const struct selection *selection) { return selection->candidates * PAGE_TOKENS; }
 
 static size_t table_bytes(const struct cache *cache) {
-    return memory_round_up(cache->method.index->table_bytes(cache->shape.head_dim), MEMORY_ALIGN);
+    return memory_round_up(cache->index->table_bytes(cache->shape.head_dim), MEMORY_ALIGN);
 }
 
 /* Appends count * bytes to the layout; returns where they begin. */
@@ -120,8 +120,8 @@ void select_prepare(const struct cache *cache, uint32_t head, const float *q) {
         if (!cache->keys_rotated) segment_rotate_to_own(cache, rotated);
         for (size_t c = 0; c < hd; c++) mean[c] += rotated[c] / (float)cache->group;
     }
-    cache->method.index->prepare(hd, index_learned(cache, cache->layer, head), mean, 1,
-                                 workspace_of(cache).tables + head * table_bytes(cache));
+    cache->index->prepare(hd, index_learned(cache, cache->layer, head), mean, 1,
+                          workspace_of(cache).tables + head * table_bytes(cache));
 }
 
 size_t select_ranges(const struct cache *cache) { return (cache->selection.candidates + RANGE_PAGE_SETS - 1) / RANGE_PAGE_SETS; }
@@ -134,14 +134,14 @@ void select_score(const struct cache *cache, uint32_t head, size_t range) {
     struct workspace workspace = workspace_of(cache);
     size_t end = (range + 1) * RANGE_PAGE_SETS;
     uint16_t *scores = workspace.scores + head * slots_of(&cache->selection);
-    size_t bytes = cache->method.index->page_bytes(cache->shape.head_dim);
+    size_t bytes = index_bytes(cache->method.index, cache->shape.head_dim);
     for (size_t i = range * RANGE_PAGE_SETS; i < end && i < cache->selection.candidates; i++) {
         if (i + SCORE_AHEAD < cache->selection.candidates) {
             const uint8_t *ahead = index_page(cache, select_candidate(cache, i + SCORE_AHEAD), cache->layer, head);
             for (size_t b = 0; b < bytes; b += MEMORY_ALIGN) __builtin_prefetch(ahead + b, 0, 2);
         }
-        cache->method.index->scores(cache->shape.head_dim, workspace.tables + head * table_bytes(cache),
-                                    index_page(cache, select_candidate(cache, i), cache->layer, head), scores + i * PAGE_TOKENS);
+        cache->index->scores(cache->shape.head_dim, workspace.tables + head * table_bytes(cache),
+                             index_page(cache, select_candidate(cache, i), cache->layer, head), scores + i * PAGE_TOKENS);
     }
 }
 

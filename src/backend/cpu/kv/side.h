@@ -5,9 +5,7 @@
 
 #include "backend/cpu/kv/page_pool.h"
 
-static inline const struct codec *side_codec(const struct cache *cache, enum codec_side side) {
-    return side == CODEC_KEYS ? cache->method.key.codec : cache->method.value.codec;
-}
+static inline const struct cpu_codec *side_codec(const struct cache *cache, enum codec_side side) { return cache->codec[side]; }
 
 /* What was learned of this sequence: the codec of keys' part, which the index's follows. */
 static inline uint8_t *fitted_data(const struct cache *cache, uint32_t layer, uint32_t head) {
@@ -18,10 +16,10 @@ static inline uint8_t *fitted_data(const struct cache *cache, uint32_t layer, ui
 static inline struct codec_shape side_shape(const struct cache *cache, enum codec_side side, uint32_t layer, uint32_t head,
                                             size_t rows) {
     struct codec_shape shape = method_shape(&cache->method, side, cache->shape.head_dim, (uint32_t)rows);
-    if (side_codec(cache, side)->fitted_bytes)
+    if (side_codec(cache, side)->format->fitted)
         shape.learned = side == CODEC_KEYS ? fitted_data(cache, layer, head) : NULL;
     else
-        shape.learned = codebook_learned(cache->method.learned, side, layer, head);
+        shape.learned = cpu_codebook_learned(cache->codebook, side, layer, head);
     return shape;
 }
 

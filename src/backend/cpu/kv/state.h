@@ -29,6 +29,8 @@
 #ifndef TERSE_BACKEND_CPU_KV_STATE_H
 #define TERSE_BACKEND_CPU_KV_STATE_H
 
+#include "backend/cpu/codec/index.h"
+#include "backend/cpu/codec/prepared.h"
 #include "backend/cpu/kv/rotary.h"
 #include "kv/plan.h"
 #include "kv/shape.h"
@@ -78,8 +80,11 @@ struct seal_worker; /* seal_ahead.c */
 struct cache {
     struct cache_shape shape;
     struct method method;
-    uint32_t group;    /* G = Hq / Hk */
-    int threads;       /* over which work is split */
+    const struct cpu_codec *codec[2];    /* the method's, by side */
+    const struct cpu_index *index;       /* the method's; NULL: it has none */
+    const struct cpu_codebook *codebook; /* the method's, as the CPU reads it; NULL: it has none */
+    uint32_t group;                      /* G = Hq / Hk */
+    int threads;                         /* over which work is split */
     bool keys_rotated; /* sealed pages and the window hold keys rotated to their own positions; else keys as they were before, which
                         * are rotated where they are read, as exact rows always are */
     struct rotary rotary;

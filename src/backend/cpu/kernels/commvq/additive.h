@@ -4,10 +4,8 @@
 #ifndef TERSE_BACKEND_CPU_KERNELS_COMMVQ_ADDITIVE_H
 #define TERSE_BACKEND_CPU_KERNELS_COMMVQ_ADDITIVE_H
 
-#include <stdint.h>
+#include "format/commvq.h"
 
-#define ADDITIVE_STEP 32           /* codes are a multiple of so many bits */
-#define ADDITIVE_MOST_CODES 512    /* bits of a code: 2 for each of 256 channels */
 #define ADDITIVE_LEAST_FIELD 1e-5f /* against which a spin is flipped: less is rounding, in rows whose numbers are about 1 */
 /* Vector tiers sum weights as integers: the magnitudes of a page's weights come to at most ADDITIVE_WEIGHTS, rounding not counted.
  * A page whose weights sum to no more than ADDITIVE_NOTHING is left out. */

@@ -3,12 +3,12 @@
 #ifndef TERSE_BACKEND_CPU_KERNELS_PQ_PQ_H
 #define TERSE_BACKEND_CPU_KERNELS_PQ_PQ_H
 
+#include "format/pq.h"
+
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
-#define PQ_WIDTH_MAX 64   /* channels of a sub-vector */
-#define PQ_CHANNEL_BITS 8 /* bits of a code up to which centroids lie by channel too */
 #define PQ_CHANNEL_ENTRIES(bits) \
     ((size_t)((bits) < 6 ? 64 : 1 << (bits))) /* entries of a channel: a register looks up in 64 bytes */
 
@@ -40,9 +40,8 @@ static inline size_t pq_table_floats(const struct pq_codebook *p, size_t G) {
     return (p->parts * PQ_CHANNEL_ENTRIES(p->bits) + 2) * pq_stride(G);
 }
 
-/* Whether centroids are read as bytes, by channel or by row; and whether they can be, where they lie on a grid. */
+/* Whether centroids are read as bytes, by channel or by row. */
 static inline bool pq_reads_u8(const struct pq_codebook *p) { return p->centroids_u8 || p->centroid_rows_u8; }
-static inline bool pq_may_read_u8(size_t width, unsigned bits) { return bits <= PQ_CHANNEL_BITS || width % 4 == 0; }
 
 /* Floats of a query in fixed point. */
 static inline size_t pq_i16_floats(const struct pq_codebook *p) { return p->parts * p->width / 2 + 2; }

@@ -1,0 +1,122 @@
+/* Codec, its format: how 64 keys or values of one KV head are represented, as plain facts and arithmetic. What every backend, every file and
+ * every accounting of memory agrees on. Plain C, for C and CUDA C++ alike: no kernel, no table of functions.
+ *
+ * A codec has three faces. This one says what a page and a codebook's parameters are; learning (src/train/codec_learning.h) finds the
+ * parameters; execution (src/backend/cpu/codec/codec.h for the CPU) encodes and reads pages. Each backend makes its own form of the
+ * parameters. How the bytes of a page lie is format/page_layout.h.
+ *
+ * Adding a codec: an enum codec_id, a row and its cases in codec.c, execution in each backend, rows of tests.
+ */
+#ifndef TERSE_FORMAT_CODEC_H
+#define TERSE_FORMAT_CODEC_H
+
+#include "format/page_layout.h"
+#include "format/shape.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum codec_id {
+    CODEC_F16,
+    CODEC_Q8_0,
+    CODEC_Q4_0,
+    CODEC_KIVI_4,
+    CODEC_KIVI_2,
+    CODEC_SIGN,
+    CODEC_PQ,
+    CODEC_VQ,
+    CODEC_GAIN_SHAPE,
+    CODEC_COMMVQ,
+    CODEC_ADDITIVE,
+    CODEC_COUNT
+};
+
+/* Whether a key codec takes keys before or after rotation. With CODEC_ROPE_AFTER the cache may still hand over unrotated keys when
+ * the policy moves positions; keys are then rotated as they are read. */
+enum codec_rope { CODEC_ROPE_AFTER, CODEC_ROPE_BEFORE };
+
+/* What a codebook's parameters are and what finds them. */
+enum codec_learner {
+    CODEC_LEARNS_NOTHING, /* no codebook */
+    CODEC_LEARNS_KMEANS,  /* for each sub-vector 2^bits centroids of `width` channels, in this order; train/kmeans.h */
+    CODEC_LEARNS_EM,      /* tables of each group of `width` channels, and which channels RoPE pairs; train/em.h, format/commvq.h */
+    CODEC_LEARNS_ADDITIVE /* rows of which a value is a sum; train/additive.h */
+};
+
+/* Which tokens of different pages can be packed into one page that decodes to the same bits, without encoding anew. */
+enum codec_gather {
+    CODEC_GATHERS_NOTHING,
+    CODEC_GATHERS_VALUES, /* keys of a page share their scales */
+    CODEC_GATHERS_BOTH
+};
+
+struct codec {
+    enum codec_id id;
+    const char *name; /* "q8_0": as files and users write it */
+    enum codec_rope rope;
+    enum codec_learner learner;
+    enum codec_gather gather;
+    bool exact;  /* as exact as the recent window itself: no tail of tokens need stay outside of its pages */
+    bool fitted; /* learns while it runs, from the first rows that are sealed: codec_fitted_bytes */
+    bool
+        normalized; /* its parameters describe rows about their mean and at a size of 1, and end with format/normalization.h's numbers */
+    bool by_rate;              /* width and bits of its codes follow from head_dim and a number of bits per value: codec_coding */
+    const struct index *index; /* whose pages its pages of keys begin with, as does what it fits with that index's; or NULL */
+};
+
+/* The rows of the table. */
+extern const struct codec codec_f16, codec_q8_0, codec_q4_0;
+/* Asymmetric integers, keys by channel, values by token (KIVI). */
+extern const struct codec codec_kivi_4, codec_kivi_2;
+/* Signs and magnitudes of centred keys (Self-Indexing KVCache); values are kivi-2's. */
+extern const struct codec codec_sign;
+/* Product quantization of keys after rotation (MILLION) and before (AnTKV, CQ); values are the same in both. */
+extern const struct codec codec_pq, codec_vq;
+/* vq of rows about their mean and at a size of 1, and a gain for each row. */
+extern const struct codec codec_gain_shape;
+/* Keys as sums of complex numbers that commute with RoPE; values as sums of rows, one bit of a code for each (CommVQ). */
+extern const struct codec codec_commvq, codec_additive;
+
+/* The i-th of all codecs, NULL past the last. */
+const struct codec *codec_at(size_t i);
+/* Codecs that need neither a codebook nor fitting and so can be asked for by name alone: NULL for an unknown name. */
+const struct codec *codec_find(const char *name);
+
+/* A codec as one side of a method uses it. */
+struct coding {
+    const struct codec *codec;
+    uint32_t width, bits; /* vector quantizers: channels of a sub-vector and bits of its code; else 0 */
+};
+
+static inline bool codec_learns(const struct codec *codec) { return codec->learner != CODEC_LEARNS_NOTHING; }
+
+/* The coding of `bits` bits per value of a codec `by_rate`; another codec's is {codec, 0, 0}. */
+struct coding codec_coding(const struct codec *codec, uint32_t head_dim, uint32_t bits);
+
+/* TERSE_E_UNSUPPORTED when the codec cannot serve this shape (say, a head_dim it does not divide). */
+enum terse_status codec_check(const struct codec *codec, struct codec_shape shape, enum codec_side side, struct terse_error *error);
+
+/* Exact size of a page of a shape that codec_check accepts, a multiple of 64: all accounting comes from here. */
+size_t codec_page_bytes(const struct codec *codec, struct codec_shape shape, enum codec_side side);
+
+/* Floats of a codebook's parameters for one layer, KV head and side; 0: it learns nothing. The last codec_normalization_floats of them
+ * say how rows are normalized. */
+size_t codec_parameters(const struct codec *codec, struct codec_shape shape);
+size_t codec_normalization_floats(const struct codec *codec, struct codec_shape shape);
+/* TERSE_E_FORMAT unless parameters[codec_parameters] are what encoding and reading take for granted: finite, and within half precision. */
+enum terse_status codec_check_parameters(const struct codec *codec, struct codec_shape shape, const float *parameters,
+                                         struct terse_error *error);
+
+/* Bytes, floats, of what a `fitted` codec learns of a sequence for one layer, KV head and side; 0: nothing. */
+size_t codec_fitted_bytes(const struct codec *codec, struct codec_shape shape, enum codec_side side);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,52 @@
+/* Index, its format: what finds tokens worth reading without reading them. A step scores all tokens of a KV head by a few bytes each,
+ * keeps the best and reads only those. An index stands beside any codec; the codec `sign` is its own: its pages of keys begin with
+ * index_sign's. Pages of an index hold 64 tokens as those of keys do.
+ *
+ * As with codecs, this is the part that all backends share; execution is src/backend/cpu/codec/index.h. What an index learns, it learns
+ * while it runs, from the first keys of a sequence that are sealed, for each layer and KV head. */
+#ifndef TERSE_FORMAT_INDEX_H
+#define TERSE_FORMAT_INDEX_H
+
+#include "base/status.h"
+#include "format/page_layout.h"
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum index_id { INDEX_SIGN, INDEX_QUEST, INDEX_COUNT };
+
+struct index {
+    enum index_id id;
+    const char *name; /* "sign" */
+};
+
+/* 1 bit per channel (Self-Indexing KVCache). */
+extern const struct index index_sign;
+/* Bounds of runs of 16 tokens (Quest). */
+extern const struct index index_quest;
+
+/* TERSE_E_UNSUPPORTED when the index cannot serve heads of so many channels. */
+enum terse_status index_check(const struct index *index, uint32_t head_dim, struct terse_error *error);
+/* Exact size of an index's page of 64 tokens, a multiple of 64. */
+size_t index_bytes(const struct index *index, size_t head_dim);
+/* Bytes, floats, of what it learns for one layer and KV head; 0: nothing. */
+size_t index_learned_bytes(const struct index *index, size_t head_dim);
+
+/* What index_sign learns, mean and then centroids. */
+#define INDEX_SIGN_CHANNELS 4 /* that share a code */
+#define INDEX_SIGN_CODES 16
+struct index_sign_learned {
+    const float *mean;      /* [hd] */
+    const float *centroids; /* [hd / 4][16][4] of keys - mean, bit i of a code set where channel i is >= 0 */
+};
+struct index_sign_learned index_sign_learned(size_t head_dim, const void *learned);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

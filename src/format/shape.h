@@ -1,0 +1,34 @@
+/* The heads of a model as codecs and indexes see them. Plain C, for C and CUDA C++ alike. */
+#ifndef TERSE_FORMAT_SHAPE_H
+#define TERSE_FORMAT_SHAPE_H
+
+#include "base/status.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define CODEC_HEAD_DIM_MAX 256 /* channels of the widest head that any codec serves */
+
+enum codec_side { CODEC_KEYS, CODEC_VALUES };
+
+/* The heads that a codec serves. */
+struct codec_shape {
+    uint32_t head_dim;
+    uint32_t group;       /* G: queries that read together; no size of a format depends on it */
+    uint32_t width, bits; /* as of a coding */
+    const void *learned;  /* a backend's: what it has made of the parameters, or fitted, for a layer, KV head and side. NULL here */
+};
+
+/* TERSE_E_UNSUPPORTED unless head_dim is a multiple of 32 up to 256, what all codecs and indexes serve. */
+enum terse_status codec_check_head_dim(uint32_t head_dim, struct terse_error *error);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
