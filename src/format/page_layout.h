@@ -16,19 +16,19 @@
  *   pq    keys and values: for each of the hd/width sub-vectors 64 codes of `bits` bits in at most four planes, see below; zeros
  *         up to a multiple of 64 bytes
  *
- * The scales of values lie channel-block-major too, but for kivi's, which tokens take along when they are packed: a reader multiplies
- * 64 weights by 64 scales at once, then mixes bare codes.
+ * The scales of values lie channel-block-major too, but for kivi's, which stay with their token when it is gathered: a reader multiplies
+ * 64 weights by 64 scales at once, then accumulates bare codes.
  *
  * q8_0 and q4_0 hold ggml's numbers, block of 32 channels by block: the same scale, the same codes, in another order. A q4_0 byte
  * j of a block of 32 channels holds channel j in its low and channel j + 16 in its high four bits, code 8 meaning zero.
- * Every block is a multiple of 64 bytes for hd a multiple of 32, and 64-byte aligned.
+ * Every page is a multiple of 64 bytes for hd a multiple of 32, and 64-byte aligned.
  *
  * kivi, `bits` 4 or 2: a row of n codes (64 tokens of a key's channel, hd channels of a value) is n bits / 8 bytes, of which byte j
  * holds numbers j, j + n bits / 8, j + 2 n bits / 8, ... from its lowest bits up. Scales of keys are of tokens 0 to 31 and
  * 32 to 63.
  *
- * sign: bit i of a byte of plane j is set where channel 8 j + i of the token's key is not below the mean; so are blocks of the index
- * sign. Blocks of the index quest: for each page of 16 tokens half least[hd], most[hd].
+ * sign: bit i of a byte of plane j is set where channel 8 j + i of the token's key is not below the mean; so are pages of the index
+ * sign. Pages of the index quest: for each run of 16 tokens half least[hd], most[hd].
  *
  * pq (and vq): a code's bits are cut from the lowest up into parts of 8, 4, 2 and 1 bits, as the binary digits of `bits` say: 12 =
  * 8 + 4, 7 = 4 + 2 + 1. A part of p bits has a plane of 8 p bytes, in which token t's lie at bits p t to p t + p - 1, counted from

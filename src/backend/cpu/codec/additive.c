@@ -2,11 +2,11 @@
  *
  *     value = mean + gain * s C,   s in {0, 1}^codes, C [codes][head_dim], 1 or 2 codes for a channel
  *
- * A query reads sums of weights by bit of the code, codes numbers a block for all its tokens, and meets C once when they are done:
+ * A query sums its weights by bit of the code, over all tokens, and multiplies the sums by C once at the end:
  * softmax (s C) = (softmax s) C. How a code was found does not matter to that; here it is the search of backend/cpu/codec/binary_code_search.h that
  * learning (train/additive.h) uses too.
  *
- * The paper has one codebook for a layer, of all KV heads together. A block is of one KV head, so that here each has its own: a code of
+ * The paper has one codebook for a layer, of all KV heads together. A page is of one KV head, so that here each has its own: a code of
  * all heads would have to be read for each of them, or each read all. It costs what heads have in common, and a head's codebook is
  * smaller by as many times as there are heads, squared. The paper's channel scale is in C, its norm in the gain, one byte as
  * backend/cpu/codec/normalization.h has it, which is set last and is the best in least squares: one that kept the norm would make every value too long
@@ -39,7 +39,7 @@
 #include <string.h>
 
 #define GAIN_BYTES PAGE_TOKENS
-#define LEVELS 127       /* the largest */
+#define LARGEST 127      /* the largest */
 #define MOST_TOGETHER 16 /* queries, or tokens, whose numbers lie on the stack */
 
 struct learned {
@@ -77,20 +77,20 @@ static void set_channel(struct learned *learned, size_t codes, size_t hd, size_t
         least = fminf(least, C[i * hd + c]);
         most = fmaxf(most, C[i * hd + c]);
     }
-    float step = (most - least) / LEVELS, inverse = step > 0 ? 1 / step : 0;
+    float step = (most - least) / LARGEST, inverse = step > 0 ? 1 / step : 0;
     if (!isfinite(inverse)) step = inverse = 0; /* next to nothing */
     learned->low[c] = least;
     learned->step[c] = step;
     for (size_t i = 0; i < codes; i++) {
         long level = lrintf((C[i * hd + c] - least) * inverse);
-        learned->centroids_u8[i * hd + c] = (uint8_t)(level < LEVELS ? level : LEVELS);
+        learned->centroids_u8[i * hd + c] = (uint8_t)(level < LARGEST ? level : LARGEST);
         C[i * hd + c] = least + step * learned->centroids_u8[i * hd + c];
     }
 }
 
 static enum terse_status fill(struct learned *learned, struct codec_shape shape, const float *floats, struct terse_error *error) {
     size_t hd = shape.head_dim, numbers = numbers_of(shape);
-    const float *frame = floats + numbers;
+    const float *normalization = floats + numbers;
     float *C = memory_array(numbers, sizeof *C);
     learned->centroids_u8 = memory_array(numbers, 1);
     learned->level_bytes = numbers;
@@ -103,8 +103,8 @@ static enum terse_status fill(struct learned *learned, struct codec_shape shape,
     enum terse_status status = additive_search_new(hd, shape.bits, &learned->search, error);
     if (!status) additive_search_set(&learned->search, C);
     memory_free(C);
-    memcpy(learned->mean, frame, hd * sizeof *frame);
-    learned->scale = frame[hd];
+    memcpy(learned->mean, normalization, hd * sizeof *normalization);
+    learned->scale = normalization[hd];
     gain_table(learned->scale, learned->gain);
     return status;
 }
@@ -129,7 +129,7 @@ static enum terse_status learned_new(struct codec_shape shape, enum codec_side s
     return status;
 }
 
-/* ---- Blocks */
+/* ---- Pages */
 
 /* to[G][head_dim] = sums[G][codes] C. */
 static void times_codebook(struct codec_shape shape, const float *sums, size_t G, float *to) {

@@ -10,7 +10,7 @@
  * whose lowest state is hard to find (it is what binary quadratic programs ask for), and a low one is not: each spin feels the field
  * p_i - sum of Q_ik spin_k over the others that are set. At first none is set, each counting as the mean of both its values; the one
  * that feels most is set along its field, then the next by what is left, until all are; then, as long as a spin lies against its
- * field, the one that does most is turned, which lowers the error each time. Owns nothing but the search's tables. */
+ * field, the one with the largest gain is flipped, which lowers the error each time. Owns nothing but the search's tables. */
 #ifndef TERSE_BACKEND_CPU_CODEC_BINARY_CODE_SEARCH_H
 #define TERSE_BACKEND_CPU_CODEC_BINARY_CODE_SEARCH_H
 
@@ -22,8 +22,8 @@
 
 struct additive_search {
     size_t channels, codes;
-    float *panel;     /* [channels][codes]: D, turned over */
-    float *couplings; /* [codes][codes]: Q with zeros where a spin meets itself */
+    float *panel;     /* [channels][codes]: D, transposed */
+    float *couplings; /* [codes][codes]: Q with a zero diagonal */
     float *offset;    /* [codes]: D m */
 };
 

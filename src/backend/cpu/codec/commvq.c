@@ -2,11 +2,11 @@
  *
  *     key = mean + gain * shape,   shape = sum over rounds of z_r[a_r] + i z_r[b_r]
  *
- * Of a head's channels those that RoPE turns together are a complex number; a group of up to 64 of them shares a code, two indices
+ * Of a head's channels those that RoPE rotates together are a complex number; a group of up to 64 of them shares a code, two indices
  * of 6 bits, of which there is one for each round. Each round codes what the ones before have left, so that the first of many
- * rounds are a coarser code of their own. Tables are learned by train/em.c from keys in the frame of backend/cpu/codec/normalization.h: about their
+ * rounds are a coarser code of their own. Tables are learned by train/em.c from keys normalized as format/normalization.h says: about their
  * mean, which commutes as well and costs no bits, and at a size of 1. The gain, one byte for each token and KV head, is set last
- * and keeps the key's norm: the paper has one norm for each token and layer in 16 bits, which a block, of one KV head, cannot
+ * and keeps the key's norm: the paper has one norm for each token and layer in 16 bits, which a page, of one KV head, cannot
  * share.
  *
  * Tables are read as integers of 7 bits with a step for each pair. Encoding sees the same numbers as every way of reading: a round
@@ -39,7 +39,7 @@ struct learned {
     int8_t *planes; /* NULL where the processor's kernels do not read them */
     float *half;    /* [groups][rounds][entries][entries], of the search */
     size_t row_bytes, plane_bytes, half_bytes;
-    float steps[CODEC_HEAD_DIM_MAX / LEAST_WIDTH * COMMVQ_LANES]; /* wider groups take no more */
+    float steps[CODEC_HEAD_DIM_MAX / LEAST_WIDTH * COMMVQ_LANES]; /* wider groups need no more */
     float inverses[CODEC_HEAD_DIM_MAX / LEAST_WIDTH * COMMVQ_LANES];
     float largest[CODEC_HEAD_DIM_MAX / LEAST_WIDTH * COMMVQ_LANES];
     uint8_t channels[CODEC_HEAD_DIM_MAX], run[COMMVQ_MOST_ROUNDS];
@@ -50,7 +50,7 @@ struct learned {
 
 /* ---- What is learned */
 
-/* Where the frame begins. */
+/* Where the normalization begins. */
 static size_t normalization_at(struct codec_shape shape) { return commvq_table_numbers(shape) + COMMVQ_PAIRING_FLOATS; }
 
 static void learned_free(void *opened) {
@@ -172,7 +172,7 @@ static enum terse_status learned_new(struct codec_shape shape, enum codec_side s
     struct learned *learned = memory_zeros(1, sizeof *learned);
     if (!learned) return status_no_memory(error, sizeof *learned, "a codebook");
     struct commvq_code *c = &learned->code;
-    const float *frame = floats + normalization_at(shape);
+    const float *normalization = floats + normalization_at(shape);
     *c = (struct commvq_code){commvq_groups(shape), shape.width / 2, commvq_rounds(shape), .channels = learned->channels,
                               .mean = learned->mean};
     c->stride = memory_round_up(c->pairs, COMMVQ_LANES);
@@ -199,14 +199,14 @@ static enum terse_status learned_new(struct codec_shape shape, enum codec_side s
     if (learned->planes) set_planes(learned);
     set_halves(learned);
     for (size_t k = 0; k < c->groups; k++) commvq_channels(shape, floats, k, learned->channels + k * shape.width);
-    memcpy(learned->mean, frame, shape.head_dim * sizeof *frame);
-    learned->scale = frame[shape.head_dim];
+    memcpy(learned->mean, normalization, shape.head_dim * sizeof *normalization);
+    learned->scale = normalization[shape.head_dim];
     gain_table(learned->scale, learned->gain);
     *opened = learned;
     return TERSE_OK;
 }
 
-/* ---- Blocks */
+/* ---- Pages */
 
 const struct commvq_code *commvq_code_of(struct codec_shape shape) { return &((const struct learned *)shape.learned)->code; }
 
@@ -239,7 +239,7 @@ static float keep_norm(const float *x, const float *shape, size_t hd) {
     return square > 0 ? sqrtf(vector_ops()->dot(x, x, hd) / square) : 0;
 }
 
-/* What rows[n][hd], taken to the frame, have left after coding is what their shapes lack. */
+/* The normalized rows, less what is left of them after coding, are their shapes. */
 static void encode(struct codec_shape shape, enum codec_side side, const float *rows, size_t n, void *page) {
     const struct learned *learned = shape.learned;
     const struct commvq_code *c = &learned->code;
@@ -285,18 +285,18 @@ static void gather_tokens(struct codec_shape shape, enum codec_side side, const 
 
 /* ---- Scores: which way
  *
- * Keys are decoded once for all queries of a KV head, turned and met: in words where the tier does so, else in floats. The other way,
- * of the paper, has a table of each query, whose sums are turned by the token's whole angle; it looks up as often, in numbers four
+ * Keys are decoded once for all queries of a KV head, rotated and scored: in i16 where the tier does so, else in floats. The other way,
+ * of the paper, has a table of each query, whose sums are rotated by the token's whole angle; it looks up as often, in numbers four
  * times as wide, and that for each query. Measured (ns per token and KV head, 4 queries, one thread; the last line is a whole layer's
- * attention with the paper's keys, 8192 tokens, as so many times ours):
+ * attention with the paper's keys, 8192 tokens, as a multiple of ours):
  *
  *     head_dim, rounds          128, 11   128, 21   64, 5   64, 11
- *     AVX-512  in words            33        50       12       18
+ *     AVX-512  in i16              33        50       12       18
  *              in floats           46        63       17       23
  *     AVX2                         90       118       35       45
  *     AVX-512  by table            14        23        8       10 times
  *
- * So `score_rotated` decodes at every shape; the cache has no table to hand over. With words, looking up is two thirds to four fifths
+ * So `score_rotated` decodes at every shape; the cache has no table to hand over. With i16, looking up is two thirds to four fifths
  * of the time at head_dim 128, and what bounds that is the one port that permutes bytes: four of them a pair, round and 64 tokens. */
 
 void commvq_score_decoded(struct codec_shape shape, const float *q, const struct key_rotation *rotation, const void *page,

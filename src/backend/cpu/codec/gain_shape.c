@@ -74,7 +74,7 @@ static enum terse_status learned_new(struct codec_shape shape, enum codec_side s
     return TERSE_OK;
 }
 
-/* ---- Blocks */
+/* ---- Pages */
 
 /* Of centred rows x, and the shapes that stand for them. */
 static float fit_gain(enum codec_side side, const float *x, const float *shape, size_t hd) {

@@ -1,4 +1,4 @@
-/* What `take` hooks of codecs are made of besides kernels: rows of tokens, and blocks of scales and codes. */
+/* What gather_tokens of codecs is made of besides kernels: rows of tokens, and pages of scales and codes. */
 #ifndef TERSE_BACKEND_CPU_CODEC_GATHER_H
 #define TERSE_BACKEND_CPU_CODEC_GATHER_H
 
@@ -33,7 +33,7 @@ static inline void prefetch_rows(const void *from, size_t bytes, const uint8_t *
     }
 }
 
-/* Blocks of scales by group of 32 channels, half floats [hd/32][64], and then codes: `bytes` of each token, by channel for keys and by
+/* Pages of scales by group of 32 channels, half floats [hd/32][64], and then codes: `bytes` of each token, by channel for keys and by
  * token for values (q8_0, q4_0). */
 static inline void gather_scaled(size_t hd, size_t bytes, enum codec_side side, const void *from, const uint8_t *slots, size_t n,
                                  void *to, size_t at) {

@@ -1,6 +1,6 @@
 /* The index sign (Self-Indexing KVCache, Yang et al. 2026, equations 1 to 8): a key, less the mean of each channel, keeps one sign
  * per channel; four channels' signs are a code, and 16 centroids for each group of four are the means of the keys with that code. A
- * query meets the centroids once, and each token by a look-up per group.
+ * query is multiplied by the centroids once, and each token is scored by a look-up per group.
  *
  * Centring is what makes a sign worth a bit: a channel that is always positive has none to give. It costs nothing, since it moves
  * all logits of a query alike.
@@ -139,7 +139,7 @@ static void fit(size_t hd, const float *rows, size_t n, size_t stride, const str
     find_centroids(hd, rows, n, stride, mean, centroids);
 }
 
-/* ---- Blocks: code planes [hd/8][64] */
+/* ---- Pages: code planes [hd/8][64] */
 
 static void encode(size_t hd, const void *learned, const float *rows, size_t n, void *page) {
     const float *mean = index_sign_learned(hd, learned).mean;

@@ -5,7 +5,7 @@
  *     keys    of one channel and 32 tokens      values    of one token and 32 channels
  *
  * One byte holds 8 / bits codes that lie n bits / 8 numbers apart in a row of n, so that a row unpacks by shifts alone. Reading
- * multiplies bare codes; the scales go into what meets them, the queries or the weights, and the zeros are a product of their own.
+ * multiplies bare codes; the scales go into the other factor, the queries or the weights, and the zeros are a product of their own.
  */
 #include "backend/cpu/codec/codec.h"
 #include "backend/cpu/codec/gather.h"
@@ -18,10 +18,10 @@
 #include <string.h>
 
 #define GROUP SCALE_GROUP
-#define HALVES (PAGE_TOKENS / GROUP) /* groups of tokens in a block of keys */
+#define HALVES (PAGE_TOKENS / GROUP) /* groups of tokens in a page of keys */
 #define MOST_GROUPS (CODEC_HEAD_DIM_MAX / GROUP)
 
-/* ---- Blocks. Keys: scale[2][hd], zero[2][hd], codes[hd][64 tokens]. Values: for each token codes[hd], {scale, zero}[hd/32], so that
+/* ---- Pages. Keys: scale[2][hd], zero[2][hd], codes[hd][64 tokens]. Values: for each token codes[hd], {scale, zero}[hd/32], so that
  * a token can be taken out in one piece. */
 
 static size_t scales_of(size_t hd) { return hd * HALVES; } /* of either side */
@@ -48,7 +48,7 @@ static void unpack(unsigned bits, const uint8_t *packed, size_t n, uint8_t *code
         for (size_t i = 0; i < bytes; i++) codes[i + k * bytes] = (uint8_t)(packed[i] >> (k * bits)) & mask;
 }
 
-/* All codes of a block, and its scales and zeros as float: [2][hd] of keys, [hd/32][64] of values. */
+/* All codes of a page, and its scales and zeros as float: [2][hd] of keys, [hd/32][64] of values. */
 static void unpack_page(unsigned bits, enum codec_side side, size_t hd, const void *page, uint8_t *codes, float *scale,
                         float *zero) {
     uint16_t halves[2 * CODEC_HEAD_DIM_MAX * HALVES];

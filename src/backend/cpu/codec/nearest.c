@@ -82,7 +82,7 @@ void nearest_set(struct nearest *nearest, const float *centroids) {
     }
 }
 
-/* d channels of n rows to tile[n][d]; a constant wherever it is called for few. */
+/* d channels of n rows to tile[n][d]; d is a constant in calls for small d. */
 static inline __attribute__((always_inline)) void move_rows(const struct nearest *nearest, const float *rows, size_t n,
                                                             size_t stride, size_t d, float *tile) {
     for (size_t r = 0; r < n; r++) {

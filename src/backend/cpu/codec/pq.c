@@ -1,7 +1,7 @@
 /* The codecs pq and vq: product quantization (Jegou et al. 2011). A head is cut into sub-vectors of `width` contiguous channels,
- * each coded by the nearest of its 2^bits centroids. pq takes keys after rotation, so that a query can meet the centroids once and
- * each key by look-up (MILLION); vq takes them before, where they cluster better (AnTKV, CQ), and then keys are decoded, turned and
- * met. Values are the same in both.
+ * each coded by the nearest of its 2^bits centroids. pq codes keys after rotation, so that a table of a query's inner products with all
+ * centroids scores every key by look-up (MILLION); vq codes them before rotation, where they cluster better (AnTKV, CQ), and then keys are
+ * decoded and rotated before they are scored. Values are the same in both.
  *
  * Centroids are kept in half precision, as in a codebook's file: half the memory to stream through when there are 4096 of them.
  */
@@ -24,7 +24,7 @@ struct learned {
     struct pq_codebook codebook; /* first: pq_codebook_of; its arrays are these */
     uint16_t *rows;
     uint8_t *byte_planes, *centroids_u8; /* one of them, or none where the processor's kernels do not read it */
-    float *scales;                       /* low, step and from, [hd] each, beside levels */
+    float *scales;                       /* low, step and from, [hd] each, beside centroids_u8 */
     struct nearest *nearest;             /* [parts] */
 };
 
@@ -204,7 +204,7 @@ static enum terse_status learned_new(struct codec_shape shape, enum codec_side s
     return status;
 }
 
-/* ---- Blocks */
+/* ---- Pages */
 
 static void encode(struct codec_shape shape, enum codec_side side, const float *rows, size_t n, void *page) {
     const struct learned *learned = shape.learned;
@@ -233,28 +233,29 @@ static void channels(struct codec_shape shape, const void *page, float *to) {
     pq_ops()->decode_channels(pq_codebook_of(shape), page, to);
 }
 
-/* ---- Which way
+/* ---- Choice of algorithm
  *
- * Keys by table, by levels or by decoding, values by mixing or by tally: the choice is made here, from bench/micro/bench_pq.c (8192 tokens,
- * ns per token and KV head of 128 channels, four queries; f16 taking 25 ns with AVX2, and with AVX-512, where it was one thread
- * alone, 10):
+ * Keys are scored by look-up tables, by 8-bit centroids or by decoding half floats; values are accumulated by decoding or by code. The
+ * choice is made here, from bench/micro/bench_pq.c (8192 tokens, 4 queries, ns per token and KV head of 128 channels; f16 takes 25 ns with
+ * AVX2, and 10 with AVX-512 on one thread alone):
  *
- *     width x bits            2 x 8   4 x 8   8 x 8   16 x 8   4 x 12   16 x 12   32 x 12
- *     AVX-512  look-up         23      12      5       3        -        -         -
- *              levels           8       8      7       7       27       14        12
- *              decoding        17      17      16      15       95       40        30
- *              mix             12      12      12      12       24        8         7
- *              tally          101      63      22      14       -        -         -
- *     AVX2     look-up         39      23      12      7        -        -         -
- *              decoding        48      32      26      -        66       35        31
- *              mix             50      34      17      16       68       50        24
- *              tally           68      40      19      13       -        -         -
+ *     width x bits                       2 x 8   4 x 8   8 x 8   16 x 8   4 x 12   16 x 12   32 x 12
+ *     AVX-512  score by look-up           23      12      5       3        -        -         -
+ *              score by 8-bit centroids    8       8      7       7       27       14        12
+ *              score by decoding          17      17      16      15       95       40        30
+ *              accumulate by decoding     12      12      12      12       24        8         7
+ *              accumulate by code        101      63      22      14       -        -         -
+ *     AVX2     score by look-up           39      23      12      7        -        -         -
+ *              score by decoding          48      32      26      -        66       35        31
+ *              accumulate by decoding     50      34      17      16       68       50        24
+ *              accumulate by code         68      40      19      13       -        -         -
  *
- * Look-up takes as many times longer as there are queries, and its tables have to be made: with 2048 tokens it takes twice as long
- * for each. By levels one query takes 5 ns, three take 6 and eight 13. Both levels and decoding look up numbers in registers with
- * AVX-512, which costs the same for any width; without, decoding fetches rows one by one. With 4096 centroids their own memory
- * bounds every way: 1 MB for a head is half of what f16 reads of 8192 tokens. Levels and mixes of 4096 with AVX-512 are of
- * one thread of a Zen 4 whose second cache has them, f16 taking 13: a line from there for each code takes half a nanosecond. */
+ * The time of look-up is proportional to the number of queries, and the tables cost extra: at 2048 tokens the whole takes twice as long
+ * per token. With 8-bit centroids one query takes 5 ns, three take 6 and eight 13. AVX-512 keeps both kinds of centroids in registers
+ * and looks them up there, at the same cost for any width; other tiers load a row for each code. With 4096 centroids the codebook's own
+ * memory bounds every algorithm: 1 MB for a head is half of what f16 reads of 8192 tokens. The AVX-512 figures of 12 bits, 8-bit
+ * centroids and accumulating, are of one thread of a Zen 4 with the codebook in its second-level cache, f16 taking 13: each line from
+ * there, one per code, takes half a nanosecond. */
 
 /* Keys by look-up, wherever tables stay small; but in registers narrow codes are read faster. */
 static bool by_table(struct codec_shape shape) {
@@ -265,7 +266,7 @@ static bool by_table(struct codec_shape shape) {
     return pq_table_floats(p, shape.group) * sizeof(float) <= TABLE_BYTES;
 }
 
-/* Values by tally only where a token has so few codes that adding weights up is less work than any decoding. */
+/* Values by code only where a token has so few codes that summing weights by code is less work than decoding. */
 static bool sums_by_code(struct codec_shape shape) {
     return shape.bits <= PQ_CHANNEL_BITS && shape.width >= (pq_ops()->has_register_lut ? 32 : 16);
 }
@@ -338,7 +339,7 @@ static void finish_code_sums(struct codec_shape shape, const float *from, float 
     pq_ops()->finish_code_sums(pq_codebook_of(shape), from, shape.group, acc);
 }
 
-/* ---- The rows of the table. Keys before rotation are met once they are turned, so that tables would be of no use. */
+/* ---- The rows of the table. Tables of queries are of no use to vq, whose keys are rotated before they are scored. */
 
 const struct cpu_codec cpu_codec_pq = {.format = &codec_pq,
                                        .learned_new = learned_new,

@@ -1,5 +1,5 @@
-/* What codec_pq and codec_vq have learned, for those who read blocks by pq_ops() themselves: tests and the benchmark,
- * which force either way of reading, and readers of keys that are to be turned. */
+/* What codec_pq and codec_vq have learned, for those who read pages by pq_ops() themselves: tests and benchmarks
+ * that choose the algorithm, and readers of keys that are rotated as they are read. */
 #ifndef TERSE_BACKEND_CPU_CODEC_PQ_H
 #define TERSE_BACKEND_CPU_CODEC_PQ_H
 

@@ -1,5 +1,5 @@
 /* The codec sign (Self-Indexing KVCache, Yang et al. 2026, equations 5 and 9 to 13): one sign and two bits of magnitude per channel
- * of a key, after rotation. The signs are the blocks of index_sign, so that what is stored is also what finds it.
+ * of a key, after rotation. The signs are the pages of index_sign, so that what is stored is also what finds it.
  *
  *     key = mean + sign * alpha * magnitude,   magnitude = zero + scale * code, as kivi-2 codes values: per token and 32 channels
  *
@@ -8,7 +8,7 @@
  * largest channel's: one that hardly moved while it was looked at must not drown the 31 beside it when it does.
  *
  * The paper leaves the mean out of keys for good, as softmax allows when every key lacks it. Here `score` adds <q, mean> instead, one
- * number a query, so that logits mean the same in every codec, and exact keys, the window and other codecs' blocks merge unchanged.
+ * number a query, so that logits mean the same in every codec, and exact keys, the window and other codecs' pages merge unchanged.
  *
  * Values learn nothing and are kivi-2's. Bits per value, hd cancelling: keys 1 + 2 + 32/32, values 2 + 32/32.
  */
@@ -26,7 +26,7 @@
 
 static size_t sign_bytes(size_t hd) { return PAGE_BYTES_SIGNS(hd); }
 
-/* The part of a block of keys that kivi-2 serves. */
+/* The part of a page of keys that kivi-2 serves. */
 static const void *magnitudes_of(const void *page, size_t hd) { return (const uint8_t *)page + sign_bytes(hd); }
 
 static const float *mean_of(struct codec_shape shape) { return index_sign_learned(shape.head_dim, shape.learned).mean; }
@@ -55,7 +55,7 @@ static void fit(struct codec_shape shape, enum codec_side side, const float *row
     for (size_t c = 0; c < hd; c++) alpha[c] = alpha[c] > least && isfinite(alpha[c]) ? alpha[c] : least;
 }
 
-/* ---- Blocks */
+/* ---- Pages */
 
 static void encode(struct codec_shape shape, enum codec_side side, const float *rows, size_t n, void *page) {
     size_t hd = shape.head_dim;
