@@ -1,6 +1,6 @@
-/* Times sealing on and off the critical path (MILLION, section III-D): time per output token of a model at depth when the step that
- * moves a page out of the window encodes it, and when a worker has encoded it ahead. Centroids and the cache's contents are random:
- * the cost of encoding does not depend on them.
+/* Times sealing on and off the critical path (MILLION, sections III-B and III-C): time per output token of a model at depth when the
+ * step that moves a page out of the window encodes it, and when a worker has encoded it ahead. Centroids and the cache's contents are
+ * random: the cost of encoding does not depend on them.
  *
  *     bench_sealing [MODEL.gguf [DEPTH [TOKENS]]]
  *     bench_sealing pages                              no model: time to seal a page, by shape and method

@@ -42,7 +42,7 @@ struct policy {
     size_t (*pick_victim)(const struct policy_parameters *parameters, uint32_t layer, const float *logits, size_t n);
     /* How many of the `sealed` tokens that a prefill of n tokens seals are to stay exact; NULL: none, and attention is not observed.
      * Which: those of highest Anchor Score times error, keys and values apart, or with
-     * rank_by_attention those that the last queries attend to most (backend/cpu/kv/anchors.h). */
+     * rank_by_attention those that the last queries attend to most (backend/cpu/kv/anchor_scores.h). */
     size_t (*anchors)(const struct policy_parameters *parameters, size_t n, size_t sealed);
     bool rank_by_attention;
     bool keep_selected_only; /* where there are anchors, they are all that stays of what the prefill would seal */
