@@ -28,8 +28,7 @@ int main(int argc, char **argv) {
     if (terse_model_load(argv[1], &model, &error)) goto failed;
     if (terse_tokenize(model, prompt, strlen(prompt), TERSE_TOKENIZE_ADD_SPECIAL, tokens, capacity, &n, &error)) goto failed;
 
-    struct terse_engine_options threads = terse_engine_options_defaults();
-    if (terse_engine_new(model, &threads, &engine, &error)) goto failed;
+    if (terse_engine_new(model, NULL, &engine, &error)) goto failed;
 
     struct terse_session_options options = terse_session_options_defaults();
     options.cache.method = "q8_0";
@@ -43,10 +42,10 @@ int main(int argc, char **argv) {
         int32_t token;
         if (terse_session_sample(session, &token, &error)) goto failed;
         if (terse_token_ends(model, token)) break;
-        printf("%s", terse_detokenizer_push(detokenizer, token, &n));
+        printf("%s", terse_detokenizer_push(detokenizer, token, NULL));
         if (terse_session_decode(session, &token, 1, NULL, &error)) goto failed;
     }
-    printf("%s\n", terse_detokenizer_finish(detokenizer, &n));
+    printf("%s\n", terse_detokenizer_finish(detokenizer, NULL));
 
     terse_session_cache(session, &cache);
     printf("KV cache: %llu tokens, %llu bytes, %.2f bits per value\n", (unsigned long long)cache.tokens,

@@ -4,7 +4,8 @@
  * for benchmarks) and terse_gguf.h (looking into GGUF files).
  *
  * Errors.   Every call that can fail returns `enum terse_status` and describes the failure in the caller's `struct terse_error`
- *           (which may be NULL). Output pointers are NULL after a failure. The library never prints, exits or aborts.
+ *           (which may be NULL, and is written by failures only). Output pointers are NULL after a failure. The library never prints,
+ *           exits or aborts. Arguments that may be NULL are marked so.
  * Memory.   What a `..._new`, `..._load` or `..._open` call returns is released by the `..._free` call of the same noun;
  *           free accepts NULL. Pointers returned as `const` belong to the object they came from.
  * Options.  Structs of options begin with their size and are made by their `..._defaults()`; then set what shall differ.
@@ -60,8 +61,9 @@ struct terse_error {
 /* "TERSE_E_FORMAT" and so on; never NULL. */
 TERSE_API const char *terse_status_name(enum terse_status status);
 
-/* Called now and then during long work. `what` names the work; done <= total. Return false to stop the work cleanly with
- * TERSE_E_INTERRUPTED. Called on the thread that made the call into the library. */
+/* Called during long work, up to thousands of times a second, so it shall be quick. `what` names the stage; done <= total, in units of
+ * the stage's own (a prompt's: tokens times layers). Return false to stop the work cleanly with TERSE_E_INTERRUPTED. Called on the
+ * thread that made the call into the library. */
 struct terse_progress {
     bool (*report)(void *user, const char *what, uint64_t done, uint64_t total); /* NULL: no reports */
     void *user;
@@ -125,10 +127,12 @@ TERSE_API int32_t terse_token_bos(const struct terse_model *model, bool *added);
 
 /* Turns a stream of tokens into text without ever cutting a UTF-8 character. */
 struct terse_detokenizer;
+/* `show_special`: special tokens are text as well ("<|eot_id|>") instead of nothing. */
 TERSE_API enum terse_status terse_detokenizer_new(const struct terse_model *model, bool show_special,
                                                   struct terse_detokenizer **detokenizer, struct terse_error *error);
 TERSE_API void terse_detokenizer_free(struct terse_detokenizer *detokenizer);
-/* Whole characters completed by `token`, zero-terminated, *n_bytes long (which may be 0); valid until the next call. */
+/* Whole characters completed by `token`, zero-terminated, *n_bytes long (which may be 0; the pointer may be NULL); valid until the next
+ * call. */
 TERSE_API const char *terse_detokenizer_push(struct terse_detokenizer *detokenizer, int32_t token, size_t *n_bytes);
 /* What is left at the end of the stream, an unfinished character as U+FFFD; the detokenizer may then begin a new stream. */
 TERSE_API const char *terse_detokenizer_finish(struct terse_detokenizer *detokenizer, size_t *n_bytes);
@@ -156,23 +160,29 @@ TERSE_API void terse_string_free(char *string);
 
 /* How the KV cache is kept. A method names a key codec, a value codec and a policy. */
 struct terse_cache_options {
-    size_t size;            /* of this struct: set by terse_cache_options_defaults */
-    const char *method;     /* a name from terse_method_describe: "f16", "q8_0", "antkv-1", "streaming-512"; NULL: "f16" */
-    const char *key_type;   /* codec of keys instead of the method's, or NULL */
-    const char *value_type; /* codec of values instead of the method's, or NULL */
-    uint32_t tail_tokens;  /* newest tokens kept exact beside the sealed pages, at least: up to 63 more wait until they fill a page;
-                             * TERSE_TAIL_DEFAULT: the method's own number (0 for f16, 128 for quantized codecs) */
-    double anchor_percent; /* antkv: part of a prompt's tokens that stay exact; negative: the method's own (1) */
-    uint32_t anchor_count; /* so many tokens instead, when not 0 */
-    double
-        read_percent; /* part of a prompt's tokens that a step reads, found by an index beside the codes: 7.5, with any method that
-                             * keeps all tokens; not above 0: the method's own, which is all of them but for selfindex and quest */
-    uint32_t read_count;  /* so many tokens instead, when not 0 */
-    const char *evict;    /* a method that evicts, "mat-1024" or "streaming-512", whose choice of tokens goes with this method's
-                             * codecs; NULL: this method's own */
+    size_t size; /* of this struct: set by terse_cache_options_defaults */
+    /* A name from terse_method_describe, numbers in place of its N, K or M: "f16", "q8_0", "antkv-1", "streaming-512"; NULL: "f16". */
+    const char *method;
+    /* Codecs of keys and of values instead of the method's: "f16", "q8_0", "q4_0", "kivi-4" or "kivi-2"; NULL: the method's. */
+    const char *key_type, *value_type;
+    /* Newest tokens kept exact beside the sealed pages, at least: up to 63 more wait until they fill a page. TERSE_TAIL_DEFAULT: the
+     * method's own number (0 for f16, 128 for quantized codecs). */
+    uint32_t tail_tokens;
+    /* Part of a prompt's tokens that stay exact; negative: the method's own (antkv: 1). So many tokens instead, when the count is not
+     * 0. */
+    double anchor_percent;
+    uint32_t anchor_count;
+    /* Part of a prompt's tokens that a step reads, found by an index beside the codes, with any method that keeps all tokens; not above
+     * 0: the method's own (selfindex: 7.5; quest: its K; others read all). So many tokens instead, when the count is not 0. */
+    double read_percent;
+    uint32_t read_count;
+    /* A method that evicts, "mat-1024" or "streaming-512", whose choice of tokens goes with this method's codecs; NULL: this method's
+     * own. */
+    const char *evict;
     uint32_t mat_anchors; /* mat: tokens that are kept beside the newest, token 0 among them; 0: 64, at most a quarter of all */
     uint32_t mat_shallow; /* mat: first layers that keep sinks instead; TERSE_SHALLOW_DEFAULT: 2 */
-    const struct terse_codebook *codebook; /* for methods that learn; must outlive the session; NULL otherwise */
+    /* For methods that learn; must outlive the session. Others do not look at it. May be NULL. */
+    const struct terse_codebook *codebook;
 };
 TERSE_API struct terse_cache_options terse_cache_options_defaults(void);
 
@@ -189,16 +199,17 @@ struct terse_cache_report {
     uint64_t tokens;       /* tokens seen by the sequence */
     uint64_t kept;         /* tokens still readable, per layer and KV head (the largest) */
     uint64_t resident;     /* bytes allocated for keys and values, all layers */
-    uint64_t codes;        /* sealed blocks */
+    uint64_t codes;        /* sealed pages */
     uint64_t exact;        /* exact rows */
     uint64_t window;       /* recent window */
-    uint64_t tables;       /* positions, live masks, policy state */
+    uint64_t tables;       /* page sets, positions, the policy's state */
     uint64_t codebook;     /* memory of the codebook, shared by all sessions that use it: not a part of resident */
     double bits_per_value; /* resident * 8 / (values of all tokens seen) */
 };
 
 /* What a cache of `tokens` tokens will allocate, before anything is allocated: equal to terse_session_cache's report after a
- * prefill of that many tokens. A method that evicts holds up to two pages more while it generates. */
+ * prefill of that many tokens. A session that generates holds more than a prefill of as many tokens: pages for tokens that still wait
+ * in the window, and pages ahead, a 32nd of the cache's but 16 of each layer, KV head and side at most. */
 TERSE_API enum terse_status terse_cache_bytes(const struct terse_model *model, const struct terse_cache_options *options,
                                               uint64_t tokens, struct terse_cache_report *report, struct terse_error *error);
 
@@ -239,7 +250,8 @@ struct terse_engine_options {
 };
 TERSE_API struct terse_engine_options terse_engine_options_defaults(void);
 
-/* The model must outlive the engine, the engine its sessions. Callbacks of sessions run on the thread that made the call. */
+/* The model must outlive the engine, the engine its sessions. `options` may be NULL: the defaults. Callbacks of sessions run on the
+ * thread that made the call. */
 TERSE_API enum terse_status terse_engine_new(const struct terse_model *model, const struct terse_engine_options *options,
                                              struct terse_engine **engine, struct terse_error *error);
 TERSE_API void terse_engine_free(struct terse_engine *engine);
@@ -258,11 +270,11 @@ enum terse_prefill {
 
 struct terse_session_options {
     size_t size;               /* of this struct: set by terse_session_options_defaults */
-    uint32_t context;          /* most tokens the sequence may hold; 0: the model's */
+    uint32_t context;          /* most tokens the sequence may hold; 0: the model's. Reserves nothing */
     bool allow_longer_context; /* permit more than the model was trained for */
     enum terse_prefill prefill;
-    uint32_t batch; /* tokens per chunk of a compressed prefill */
-    struct terse_progress progress;
+    uint32_t batch;                 /* tokens per chunk of a compressed prefill: 512, at least 1 */
+    struct terse_progress progress; /* of prefills */
     struct terse_cache_options cache;
 };
 TERSE_API struct terse_session_options terse_session_options_defaults(void);
@@ -285,12 +297,15 @@ struct terse_logits_sink {
 };
 
 /* Reads a prompt (or a later turn): tokens[n] are exact among themselves and reach earlier ones through the cache; afterwards
- * the policy chooses and full pages are sealed. `sink` may be NULL. A failure leaves the sequence as it was before the call, except
- * TERSE_E_INTERRUPTED: an exact prefill then leaves an empty session (as terse_session_reset), a compressed one the chunks read. */
+ * the policy chooses and full pages are sealed. `sink` may be NULL. A failure leaves the sequence as it was before the call.
+ *
+ * But TERSE_E_INTERRUPTED: an exact prefill that was stopped leaves an EMPTY session (as terse_session_reset), earlier turns included; a
+ * compressed one keeps the chunks that it has read. */
 TERSE_API enum terse_status terse_session_prefill(struct terse_session *session, const int32_t *tokens, size_t n,
                                                   const struct terse_logits_sink *sink, struct terse_error *error);
 
-/* Appends tokens[n] in one decoding step (n = 1 while generating; more for given continuations). */
+/* Appends tokens[n] in one decoding step (n = 1 while generating; more for given continuations). `sink` may be NULL. A failure leaves
+ * the sequence as it was. Reports no progress. */
 TERSE_API enum terse_status terse_session_decode(struct terse_session *session, const int32_t *tokens, size_t n,
                                                  const struct terse_logits_sink *sink, struct terse_error *error);
 
@@ -299,19 +314,19 @@ TERSE_API const float *terse_session_logits(const struct terse_session *session)
 
 struct terse_sampling {
     size_t size;          /* of this struct: set by terse_sampling_defaults */
-    float temperature;    /* 0: greedy */
-    uint32_t top_k;       /* 0: all */
-    float top_p;          /* 1: all */
-    float min_p;          /* 0: all */
-    float repeat_penalty; /* 1: none */
-    uint32_t repeat_last; /* newest tokens that the penalty looks at */
-    uint64_t seed;
+    float temperature;    /* 0: greedy; default 0.8 */
+    uint32_t top_k;       /* 0: all; default 40 */
+    float top_p;          /* 1: all; default 0.95 */
+    float min_p;          /* 0: all; default 0.05 */
+    float repeat_penalty; /* 1: none, the default */
+    uint32_t repeat_last; /* newest tokens that the penalty looks at; default 64 */
+    uint64_t seed;        /* default 1, so that two runs are the same */
 };
 TERSE_API struct terse_sampling terse_sampling_defaults(void);
 /* Sets how the session samples and restarts its random numbers from the seed. */
 TERSE_API enum terse_status terse_session_set_sampling(struct terse_session *session, const struct terse_sampling *sampling,
                                                        struct terse_error *error);
-/* Chooses the next token from the current logits; does not append it. */
+/* Chooses the next token from the current logits, by the defaults unless terse_session_set_sampling was called; does not append it. */
 TERSE_API enum terse_status terse_session_sample(struct terse_session *session, int32_t *token, struct terse_error *error);
 
 TERSE_API void terse_session_cache(const struct terse_session *session, struct terse_cache_report *report);

@@ -52,7 +52,9 @@ static enum terse_status load_executor(void *user, struct terse_error *error) {
 
 enum terse_status engine_new(const struct backend *backend, const struct terse_model *model,
                              const struct terse_engine_options *options, struct terse_engine **engine, struct terse_error *error) {
+    const struct terse_engine_options defaults = terse_engine_options_defaults();
     *engine = NULL;
+    if (!options) options = &defaults;
     enum terse_status status = OPTIONS_CHECK(options, terse_engine_options, error);
     if (!status) status = backend->executor->available(error);
     if (status) return status;

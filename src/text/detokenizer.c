@@ -46,7 +46,7 @@ void terse_detokenizer_free(struct terse_detokenizer *d) {
 
 static const char *end_text(struct terse_detokenizer *d, size_t n, size_t *n_bytes) {
     d->text[n] = '\0';
-    *n_bytes = n;
+    if (n_bytes) *n_bytes = n;
     return d->text;
 }
 
