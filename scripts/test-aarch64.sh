@@ -12,7 +12,7 @@ root=$build/root
 jobs=${JOBS:-$(nproc)}
 
 # Each tests every instruction set of the processor.
-kernels=(test_kernels test_kernels_scaled test_kernels_weights test_kernels_pq test_nearest test_commvq test_commvq_rotated test_sign
+kernels=(test_kernels test_kernels_scaled test_kernels_weights test_kernels_pq test_nearest test_commvq test_commvq_search test_commvq_rotated test_sign
     test_index test_gather_tokens test_top_k test_rope test_gemm)
 # Each runs with the instruction set that TERSE_CPU names: codecs, linear layers, whole models.
 readers=(test_codec test_gain_shape test_partial test_linear test_reference_models)

@@ -2,6 +2,8 @@
  * whole window of them. */
 #include "score.h"
 
+#include "apart.h"
+
 #include "console.h"
 
 #include <math.h>
@@ -126,13 +128,23 @@ static void add_to_totals(struct score_totals *t, const struct row_score *score)
     t->count++;
 }
 
+struct rows {
+    struct scorer *scorer;
+    size_t n;
+};
+
+static void score_rows(void *user) {
+    const struct rows *rows = user;
+#pragma omp parallel for schedule(dynamic) num_threads(rows->scorer->threads)
+    for (size_t i = 0; i < rows->n; i++) score_row(rows->scorer, i);
+}
+
 int scorer_flush(struct scorer *s) {
     size_t n = s->filled;
     s->filled = 0;
     if (s->status == EXIT_OK && s->reader) s->status = kld_reader_rows(s->reader, s->codes, n);
     if (s->status != EXIT_OK) return s->status;
-#pragma omp parallel for schedule(dynamic) num_threads(s->threads)
-    for (size_t i = 0; i < n; i++) score_row(s, i);
+    run_apart(score_rows, &(struct rows){s, n});
     for (size_t i = 0; i < n; i++) {
         if (!isfinite(s->scores[i].nll))
             return s->status = complain("the model's logits are not finite after %llu scored tokens; its file may be damaged",

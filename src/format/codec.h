@@ -63,8 +63,8 @@ struct codec {
     enum codec_gather gather;
     bool exact;  /* as exact as the recent window itself: no tail of tokens need stay outside of its pages */
     bool fitted; /* learns while it runs, from the first rows that are sealed: codec_fitted_bytes */
-    bool
-        normalized; /* its parameters describe rows about their mean and at a size of 1, and end with format/normalization.h's numbers */
+    /* Its parameters describe rows about their mean and at a size of 1, and end with format/normalization.h's numbers. */
+    bool normalized;
     bool by_rate;              /* width and bits of its codes follow from head_dim and a number of bits per value: codec_coding */
     const struct index *index; /* whose pages its pages of keys begin with, as does what it fits with that index's; or NULL */
 };

@@ -51,16 +51,16 @@ void additive_search_set(struct additive_search *search, const float *C) {
 
 void additive_search_find(const struct additive_search *search, const float *rows, size_t n, size_t stride, uint8_t *bits) {
     const size_t codes = search->codes;
-    float fields[SOME_ROWS * ADDITIVE_MOST_CODES], spins[SOME_ROWS * ADDITIVE_MOST_CODES];
+    float fields[SOME_ROWS * ADDITIVE_MOST_CODES], signs[SOME_ROWS * ADDITIVE_MOST_CODES];
     for (size_t first = 0; first < n; first += SOME_ROWS) {
         size_t count = n - first < SOME_ROWS ? n - first : SOME_ROWS;
         commvq_ops()->multiply_panel(rows + first * stride, count, search->channels, stride, search->panel, codes, fields);
         for (size_t i = 0; i < count * codes; i++) fields[i] -= search->offset[i % codes];
-        commvq_ops()->local_search(search->couplings, codes, count, fields, spins);
+        commvq_ops()->local_search(search->couplings, codes, count, fields, signs);
         memset(bits + first * codes / 8, 0, count * codes / 8);
         for (size_t i = 0; i < count * codes; i++) {
             uint8_t *to = bits + (first * codes + i) / 8;
-            *to = (uint8_t)(*to | (spins[i] > 0) << i % 8);
+            *to = (uint8_t)(*to | (signs[i] > 0) << i % 8);
         }
     }
 }

@@ -1,16 +1,16 @@
-/* CommVQ's values as kernels see them (Li et al. 2025, section 4.1): a row is a sum of those rows of a codebook whose bit in the
- * row's code is set, s C with s in {0, 1}^codes. What the slots of backend/cpu/kernels/commvq/ops.h read by, and the search for a code
- * that learning and encoding share.
+/* The search for the binary code of a value of CommVQ (Li et al. 2025, section 4.1), which learning and encoding share: a row is a sum of
+ * those rows of a codebook C whose bit in the row's code is set, s C with s in {0, 1}^codes.
  *
- * With spins in {-1, 1}, s = (1 + spin) / 2, |x - s C|^2 is that of a spin glass, up to a constant: with D = C / 2 and m the sum of D's
+ * With signs in {-1, 1}, s = (1 + signs) / 2, the squared error is a quadratic form of the signs. With D = C / 2 and m the sum of D's
  * rows,
  *
- *     |x - m - spin D|^2 = const - 2 <spin, p> + spin Q spin,   p = D (x - m),   Q = D D^T
+ *     |x - m - signs D|^2 = const - 2 <signs, p> + signs Q signs,   p = D (x - m),   Q = D D^T
  *
- * whose lowest state is hard to find (it is what binary quadratic programs ask for), and a low one is not: each spin feels the field
- * p_i - sum of Q_ik spin_k over the others that are set. At first none is set, each counting as the mean of both its values; the one
- * that feels most is set along its field, then the next by what is left, until all are; then, as long as a spin lies against its
- * field, the one with the largest gain is flipped, which lowers the error each time. Owns nothing but the search's tables. */
+ * Its least value is hard to find (a binary quadratic program). A low one is found by local search: the field of a sign,
+ * p_i - sum of Q_ik sign_k over the other signs that are set, says which value lowers the error, and by how much. At first no sign is
+ * set, and each counts as the mean of both its values. The sign with the largest field is set along it, then the next by what is left,
+ * until all are set; then, as long as a sign lies against its field, the one whose flip gains most is flipped, which lowers the error
+ * each time. Owns nothing but the search's tables. */
 #ifndef TERSE_BACKEND_CPU_CODEC_BINARY_CODE_SEARCH_H
 #define TERSE_BACKEND_CPU_CODEC_BINARY_CODE_SEARCH_H
 

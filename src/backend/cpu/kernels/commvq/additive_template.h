@@ -14,16 +14,16 @@
 
 #define TWO 2 /* rows that are searched for together */
 
-/* A row whose code is being searched for: its fields, what keeps set spins from being set again, the update that the last pass has
+/* A row whose code is being searched for: its fields, what keeps set signs from being set again, the update that the last pass has
  * left to the next, and the least key it found. */
 struct search {
-    float *field, *spins, *bias;
+    float *field, *signs, *bias;
     const float *row; /* of the couplings, NULL at first */
     float by, least;
 };
 
 INLINE vec pass_some(bool set, const struct search *s, size_t i, const uint32_t *places, vec least) {
-    vec f = vec_load(s->field + i), b = vec_load((set ? s->spins : s->bias) + i);
+    vec f = vec_load(s->field + i), b = vec_load((set ? s->signs : s->bias) + i);
     if (s->row) {
         f = vec_fnma(vec_set(s->by), vec_load(s->row + i), f);
         vec_store(s->field + i, f);
@@ -41,23 +41,23 @@ INLINE void pass(size_t N, size_t n, bool set, const uint32_t *places, struct se
     UNROLL for (size_t r = 0; r < N; r++) rows[r].least = vec_least_lane(least[r]);
 }
 
-INLINE void search_some(size_t N, const float *couplings, size_t n, float *fields, float *spins) {
+INLINE void search_some(size_t N, const float *couplings, size_t n, float *fields, float *signs) {
     uint32_t places[ADDITIVE_MOST_CODES];
     float bias[TWO][ADDITIVE_MOST_CODES];
     struct search rows[TWO];
     for (size_t i = 0; i < n; i++) places[i] = (uint32_t)i;
     for (size_t r = 0; r < N; r++) {
-        rows[r] = (struct search){fields + r * n, spins + r * n, bias[r], NULL, 0, 0};
+        rows[r] = (struct search){fields + r * n, signs + r * n, bias[r], NULL, 0, 0};
         for (size_t i = 0; i < n; i++) {
             bias[r][i] = 0;
-            spins[r * n + i] = -1;
+            signs[r * n + i] = -1;
         }
     }
     pass(N, n, false, places, rows);
     for (size_t left = n; left > 0; left--) {
         for (size_t r = 0; r < N; r++) {
             uint32_t at = additive_place(rows[r].least);
-            rows[r].by = rows[r].spins[at] = rows[r].field[at] < 0 ? -1 : 1;
+            rows[r].by = rows[r].signs[at] = rows[r].field[at] < 0 ? -1 : 1;
             rows[r].bias[at] = ADDITIVE_SET;
             rows[r].row = couplings + at * n;
         }
@@ -67,18 +67,18 @@ INLINE void search_some(size_t N, const float *couplings, size_t n, float *field
         pass(1, n, true, places, row);
         for (size_t flipped = 0; flipped < n && row->least < -ADDITIVE_LEAST_FIELD; flipped++) {
             uint32_t at = additive_place(row->least);
-            row->spins[at] = -row->spins[at];
-            row->by = 2 * row->spins[at];
+            row->signs[at] = -row->signs[at];
+            row->by = 2 * row->signs[at];
             row->row = couplings + at * n;
             pass(1, n, true, places, row);
         }
     }
 }
 
-static void PASTE(local_search_additive, ISA)(const float *couplings, size_t n, size_t count, float *fields, float *spins) {
+static void PASTE(local_search_additive, ISA)(const float *couplings, size_t n, size_t count, float *fields, float *signs) {
     size_t r = 0;
-    for (; r + TWO <= count; r += TWO) search_some(TWO, couplings, n, fields + r * n, spins + r * n);
-    if (r < count) search_some(1, couplings, n, fields + r * n, spins + r * n);
+    for (; r + TWO <= count; r += TWO) search_some(TWO, couplings, n, fields + r * n, signs + r * n);
+    if (r < count) search_some(1, couplings, n, fields + r * n, signs + r * n);
 }
 
 /* ---- Code sums times rows of bytes --------------------------------------------------------------------------------------- */

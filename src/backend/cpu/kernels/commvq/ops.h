@@ -23,9 +23,9 @@ struct commvq_ops {
     /* All that are less than `limit`, in order, of which the first `most` are written: returns how many there are. */
     size_t (*within)(const float *half, size_t entries, size_t columns, const float *products, float limit, size_t most,
                      uint32_t *cells, float *values);
-    /* Binary-code local search: spins[count][n] of low energy for couplings[n][n] and the fields that act on the spins of each row
+    /* Binary-code local search: signs[count][n] of low energy for couplings[n][n] and the fields that act on the signs of each row
      * before any is set, fields[count][n], which become the fields of the result. Rows do not depend on each other. */
-    void (*local_search)(const float *couplings, size_t n, size_t count, float *fields, float *spins);
+    void (*local_search)(const float *couplings, size_t n, size_t count, float *fields, float *signs);
 
     /* ---- Keys ---- */
 

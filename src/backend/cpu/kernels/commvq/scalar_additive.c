@@ -1,4 +1,4 @@
-/* CommVQ's values: the reference. Fields and spins are codec/binary_code_search.h's. */
+/* CommVQ's values: the reference. Fields and signs are codec/binary_code_search.h's. */
 #include "backend/cpu/kernels/commvq/init.h"
 #include "format/page_layout.h"
 
@@ -24,8 +24,8 @@ static float tag(float number, size_t place) {
     return x.number;
 }
 
-/* field -= by * row where there is one. Returns the least key, with its index: the key of a set spin is how far it lies along its
- * field, that of a spin yet to be set is minus the magnitude of its field. */
+/* field -= by * row where there is one. Returns the least key, with its index: the key of a set sign is how far it lies along its
+ * field, that of a sign yet to be set is minus the magnitude of its field. */
 static float pass(size_t n, bool set, const float *row, float by, const float *bias, float *field) {
     float least = INFINITY;
     for (size_t i = 0; i < n; i++) {
@@ -36,29 +36,29 @@ static float pass(size_t n, bool set, const float *row, float by, const float *b
     return least;
 }
 
-static void search(const float *couplings, size_t n, float *field, float *spins) {
+static void search(const float *couplings, size_t n, float *field, float *signs) {
     float bias[ADDITIVE_MOST_CODES], by = 0;
     const float *row = NULL;
     for (size_t i = 0; i < n; i++) {
         bias[i] = 0;
-        spins[i] = -1;
+        signs[i] = -1;
     }
     for (size_t step = 0; step < n; step++) {
         uint32_t at = additive_place(pass(n, false, row, by, bias, field));
-        by = spins[at] = field[at] < 0 ? -1 : 1;
+        by = signs[at] = field[at] < 0 ? -1 : 1;
         bias[at] = ADDITIVE_SET;
         row = couplings + at * n;
     }
-    float least = pass(n, true, row, by, spins, field);
+    float least = pass(n, true, row, by, signs, field);
     for (size_t flipped = 0; flipped < n && least < -ADDITIVE_LEAST_FIELD; flipped++) {
         uint32_t at = additive_place(least);
-        spins[at] = -spins[at];
-        least = pass(n, true, couplings + at * n, 2 * spins[at], spins, field);
+        signs[at] = -signs[at];
+        least = pass(n, true, couplings + at * n, 2 * signs[at], signs, field);
     }
 }
 
-static void local_search_additive_scalar(const float *couplings, size_t n, size_t count, float *fields, float *spins) {
-    for (size_t r = 0; r < count; r++) search(couplings, n, fields + r * n, spins + r * n);
+static void local_search_additive_scalar(const float *couplings, size_t n, size_t count, float *fields, float *signs) {
+    for (size_t r = 0; r < count; r++) search(couplings, n, fields + r * n, signs + r * n);
 }
 
 static void add_bytes_scalar(const float *a, size_t G, size_t K, const uint8_t *b, size_t ldb, float *out, size_t ldo) {
