@@ -5,7 +5,7 @@
  * parameters; execution (src/backend/cpu/codec/codec.h for the CPU) encodes and reads pages. Each backend makes its own form of the
  * parameters. How the bytes of a page lie is format/page_layout.h.
  *
- * Adding a codec: an enum codec_id, a row and its cases in codec.c, execution in each backend, rows of tests.
+ * Adding a codec: an enum codec_id, a row in codec.c and its cases in codec_sizes.c, execution in each backend, rows of tests.
  */
 #ifndef TERSE_FORMAT_CODEC_H
 #define TERSE_FORMAT_CODEC_H
@@ -36,8 +36,7 @@ enum codec_id {
     CODEC_COUNT
 };
 
-/* Whether a key codec takes keys before or after rotation. With CODEC_ROPE_AFTER the cache may still hand over unrotated keys when
- * the policy moves positions; keys are then rotated as they are read. */
+/* Whether a key codec takes keys after rotation by their own position, or before it, when they are rotated as they are read. */
 enum codec_rope { CODEC_ROPE_AFTER, CODEC_ROPE_BEFORE };
 
 /* What a codebook's parameters are and what finds them. */

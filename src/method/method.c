@@ -9,7 +9,8 @@
 #define QUANTIZED_TAIL 128 /* newest tokens that stay exact beside quantized pages: the papers' practice */
 
 struct row {
-    const char *name; /* "streaming-N": the part before N is matched, N is the policy's budget; "million-MxN": see parse_parts */
+    const char
+        *name; /* "streaming-N": a capital K, M or N ends the part that is matched; N is the policy's budget, MxN parse_parts' */
     const char *summary;
     struct coding key, value;
     const struct policy *policy;

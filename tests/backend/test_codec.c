@@ -64,13 +64,15 @@ static void reference_q4_0(const float *x, uint16_t *scale, int *codes) {
 /* The value that codec and side give channel c of token t. */
 static float reference_value(const struct codec *codec, const float *rows, size_t hd, size_t t, size_t c) {
     const float *x = rows + t * hd + c / 32 * 32;
-    uint16_t scale;
-    int codes[32];
+    uint16_t scale = 0;
+    int codes[32] = {0};
     if (codec == &codec_f16) return half_to_float(half_from_float(rows[t * hd + c]));
     if (codec == &codec_q8_0)
         reference_q8_0(x, &scale, codes);
-    else
+    else if (codec == &codec_q4_0)
         reference_q4_0(x, &scale, codes);
+    else
+        fail_msg("no reference for %s", codec->name);
     return (float)codes[c % 32] * half_to_float(scale);
 }
 

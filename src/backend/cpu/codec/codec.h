@@ -2,7 +2,7 @@
  * sizes and parameters, is format/codec.h.
  *
  * A codec is stateless and knows nothing of tokens, masks or policies. It is a row of functions, found once by cpu_codec_of; adding one
- * touches its own file, its kernels, and one row in codec.c. `decode` is the oracle that tests hold `score` and `accumulate_values` to,
+ * touches its own file, its kernels, and one row in codec.c, declared below. `decode` is the oracle that tests hold `score` and `accumulate_values` to,
  * and the path for many queries at once, where a page is decoded once and read through the GEMM.
  *
  * Shapes: hd = head_dim, G = query heads that share the KV head. Rows are float, token-major. Masked tokens are the reader's
@@ -60,7 +60,8 @@ struct cpu_codec {
     size_t (*query_floats)(struct codec_shape shape);
     void (*prepare_queries)(struct codec_shape shape, const float *q, float *tables);
     void (*score)(struct codec_shape shape, const float *q, const float *tables, const void *page, float *logits);
-    /* Keys by channel, channels[hd][64]: how readers that must rotate keys before they meet a query want them. */
+    /* Keys by channel, channels[hd][64]: how readers that must rotate keys before they meet a query want them, so of keys before
+     * rotation, and of f16, the window's. The other codecs of keys have it for their tests. */
     void (*channels)(struct codec_shape shape, const void *page, float *channels);
     /* As score, for keys before rotation: the one in slot t is rotated by *rotation's angles of t before it meets the queries. NULL:
      * the reader takes `channels` and rotates them. */
