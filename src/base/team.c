@@ -1,9 +1,9 @@
 /* The driver thread, its mailbox, and the way back to the caller. */
 #include "base/team.h"
 
+#include "base/thread.h"
+
 #include <omp.h>
-#include <pthread.h>
-#include <signal.h>
 #include <stdlib.h>
 
 struct call {
@@ -42,16 +42,6 @@ static void *drive(void *user) {
     return NULL;
 }
 
-/* Signals are for the threads that the caller knows of. */
-static int start(struct team *team) {
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int failed = pthread_create(&team->driver, NULL, drive, team);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    return failed;
-}
-
 static void destroy(struct team *team) {
     pthread_mutex_destroy(&team->mutex);
     pthread_cond_destroy(&team->to_driver);
@@ -70,7 +60,7 @@ enum terse_status team_new(uint32_t threads, struct team **team, struct terse_er
     pthread_mutex_init(&t->mutex, NULL);
     pthread_cond_init(&t->to_driver, NULL);
     pthread_cond_init(&t->to_caller, NULL);
-    if (start(t)) {
+    if (thread_start(&t->driver, drive, t)) {
         destroy(t);
         return status_fail(error, TERSE_E_MEMORY, "the system refused a thread");
     }

@@ -5,10 +5,9 @@
 #include "backend/cpu/kv/fit.h"
 #include "backend/cpu/kv/seal.h"
 #include "backend/cpu/kv/side.h"
+#include "base/thread.h"
 
-#include <pthread.h>
 #include <sched.h>
-#include <signal.h>
 #include <stdlib.h>
 
 /* ---- The worker and its queue */
@@ -61,13 +60,9 @@ static void *work(void *user) {
     return NULL;
 }
 
-/* The worker blocks all signals: they are for threads that the caller knows of. It takes what processor time the others leave. */
+/* The worker takes what processor time the other threads leave. */
 static int start(struct seal_worker *s) {
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int failed = pthread_create(&s->thread, NULL, work, s);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    int failed = thread_start(&s->thread, work, s);
 #ifdef SCHED_IDLE
     if (!failed) pthread_setschedparam(s->thread, SCHED_IDLE, &(struct sched_param){0});
 #endif
