@@ -299,16 +299,19 @@ enum terse_status method_resolve(const struct terse_cache_options *options, uint
     return TERSE_OK;
 }
 
-struct codec_shape method_shape(const struct method *method, enum codec_side side, uint32_t head_dim, uint32_t group) {
+struct codec_shape method_shape(const struct method *method, enum codec_side side, uint32_t layer, uint32_t head, uint32_t head_dim,
+                                uint32_t group) {
     const struct coding *coding = side == CODEC_KEYS ? &method->key : &method->value;
+    (void)layer, (void)head; /* all are alike */
     return (struct codec_shape){head_dim, group, coding->width, coding->bits, NULL};
 }
 
 enum terse_status method_check(const struct method *method, uint32_t head_dim, uint32_t group, struct terse_error *error) {
     struct codec_shape half = {.head_dim = head_dim, .group = group};
-    enum terse_status status = codec_check(method->key.codec, method_shape(method, CODEC_KEYS, head_dim, group), CODEC_KEYS, error);
+    enum terse_status status =
+        codec_check(method->key.codec, method_shape(method, CODEC_KEYS, 0, 0, head_dim, group), CODEC_KEYS, error);
     if (!status)
-        status = codec_check(method->value.codec, method_shape(method, CODEC_VALUES, head_dim, group), CODEC_VALUES, error);
+        status = codec_check(method->value.codec, method_shape(method, CODEC_VALUES, 0, 0, head_dim, group), CODEC_VALUES, error);
     if (!status) status = codec_check(&codec_f16, half, CODEC_KEYS, error); /* the window's */
     if (!status && method->index) status = index_check(method->index, head_dim, error);
     return status;

@@ -30,7 +30,9 @@ enum terse_status method_check(const struct method *method, uint32_t head_dim, u
 enum terse_status method_check_codebook(const struct method *method, uint64_t fingerprint, uint32_t layers, uint32_t kv_heads,
                                         uint32_t head_dim, struct terse_error *error);
 
-/* The shape that the method's codec of one side sees; learned: of that layer and KV head. */
-struct codec_shape method_shape(const struct method *method, enum codec_side side, uint32_t head_dim, uint32_t group);
+/* The shape that the method's codec of one side of a layer and KV head sees, `learned` left out: here and nowhere else is decided
+ * how many bits they have, which may differ from layer to layer, head to head and side to side. */
+struct codec_shape method_shape(const struct method *method, enum codec_side side, uint32_t layer, uint32_t head, uint32_t head_dim,
+                                uint32_t group);
 
 #endif

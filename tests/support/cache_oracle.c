@@ -216,7 +216,7 @@ static void quantize_head(const struct oracle *o, int side, uint32_t layer, uint
         quantize_row(coding->codec->name, x, hd);
         return;
     }
-    struct codec_shape shape = method_shape(&o->method, of, (uint32_t)hd, 1);
+    struct codec_shape shape = method_shape(&o->method, of, layer, head, (uint32_t)hd, 1);
     const float *parameters = o->centroids[side] + set * codec_parameters(coding->codec, shape);
     memcpy(given, x, hd * sizeof *x);
     if (coding->codec == &codec_gain_shape)

@@ -134,14 +134,14 @@ static void learned_methods_name_codec_shape_and_codebook(void **state) {
         assert_true(m.policy == (known[i].weighted ? &policy_anchors : &policy_keep_all));
         /* Bits per value of long sequences are those of the name. */
         if (!strchr(known[i].name, 'x')) {
-            size_t bytes = codec_page_bytes(m.key.codec, method_shape(&m, CODEC_KEYS, 64, 1), CODEC_KEYS);
+            size_t bytes = codec_page_bytes(m.key.codec, method_shape(&m, CODEC_KEYS, 0, 0, 64, 1), CODEC_KEYS);
             double gain = m.key.codec == &codec_gain_shape ? 8.0 / 64 : 0;
             assert_true((double)bytes * 8 / (64 * 64) == atof(strchr(known[i].name, '-') + 1) + gain);
         }
     }
     struct method sums = resolve("commvq-2", NULL, NULL, TERSE_TAIL_DEFAULT);
     assert_true(sums.value.codec == &codec_additive && sums.value.width == 64 && sums.value.bits == 128 && sums.power == 2);
-    assert_int_equal(codec_page_bytes(sums.value.codec, method_shape(&sums, CODEC_VALUES, 64, 1), CODEC_VALUES),
+    assert_int_equal(codec_page_bytes(sums.value.codec, method_shape(&sums, CODEC_VALUES, 0, 0, 64, 1), CODEC_VALUES),
                      64 + 64 * 64 * 2 / 8);
     assert_int_equal(resolve("commvq-1", NULL, NULL, TERSE_TAIL_DEFAULT).value.bits, 64);
     assert_string_equal(resolve("million-0016x08", NULL, NULL, 0).codebook, "million-16x8");

@@ -36,23 +36,34 @@ static size_t decode_splits(const struct cache *cache) {
     return larger(smaller(segment_count(cache) / ITEM_SEGMENTS, most), 1);
 }
 
-/* Floats of a key codec's look-up tables for `rows` queries of a KV head; they serve where queries meet keys as they are stored. */
-static size_t table_floats(const struct cache *cache, size_t rows) {
+/* Floats that a codec wants for `rows` queries of a layer and KV head. Heads may differ in what was learned and in their bits. */
+typedef size_t floats_of_head(const struct cache *cache, uint32_t layer, uint32_t head, size_t rows);
+
+/* Of a key codec's look-up tables; they serve where queries meet keys as they are stored. */
+static size_t table_floats(const struct cache *cache, uint32_t layer, uint32_t head, size_t rows) {
     const struct cpu_codec *codec = cache->codec[CODEC_KEYS];
-    size_t floats = cache->keys_rotated && codec->query_floats ? codec->query_floats(side_shape(cache, CODEC_KEYS, 0, 0, rows)) : 0;
-    return memory_round_up(floats, MEMORY_ALIGN / sizeof(float));
+    if (!cache->keys_rotated || !codec->query_floats) return 0;
+    return memory_round_up(codec->query_floats(side_shape(cache, CODEC_KEYS, layer, head, rows)), MEMORY_ALIGN / sizeof(float));
 }
 
-/* Floats in which a value codec sums weights by code, for a run of segments. */
-static size_t code_sum_floats(const struct cache *cache, size_t rows) {
+/* In which a value codec sums weights by code, for a run of segments. */
+static size_t code_sum_floats(const struct cache *cache, uint32_t layer, uint32_t head, size_t rows) {
     const struct cpu_codec *codec = cache->codec[CODEC_VALUES];
-    return codec->code_sum_floats ? codec->code_sum_floats(side_shape(cache, CODEC_VALUES, 0, 0, rows)) : 0;
+    return codec->code_sum_floats ? codec->code_sum_floats(side_shape(cache, CODEC_VALUES, layer, head, rows)) : 0;
+}
+
+static size_t most_of_layer(const struct cache *cache, floats_of_head *floats, uint32_t layer, size_t rows) {
+    size_t most = 0;
+    for (uint32_t head = 0; head < cache->shape.kv_heads; head++) most = larger(most, floats(cache, layer, head, rows));
+    return most;
 }
 
 /* A step may ask for fewer rows than its most, and a codec may then want more for its tables. */
-static size_t most_floats(const struct cache *cache, size_t (*floats)(const struct cache *cache, size_t rows)) {
+static size_t most_floats(const struct cache *cache, floats_of_head *floats) {
     size_t most = 0;
-    for (size_t rows = cache->group; rows <= decode_rows(cache); rows += cache->group) most = larger(most, floats(cache, rows));
+    for (size_t rows = cache->group; rows <= decode_rows(cache); rows += cache->group)
+        for (uint32_t layer = 0; layer < cache->shape.layers; layer++)
+            most = larger(most, most_of_layer(cache, floats, layer, rows));
     return most;
 }
 
@@ -74,9 +85,9 @@ struct pass {
     bool selects;            /* the pass's one token chooses what it reads */
     bool chooses_by_head;    /* each work item chooses for its KV head */
     float *queries;          /* [Hk][rows][hd] */
-    size_t table_floats;
-    float *tables;   /* [Hk][table_floats] */
-    float *partials; /* [splits][Hk] of partial_floats(rows, hd) */
+    size_t table_floats;     /* of the layer's most */
+    float *tables;           /* [Hk][table_floats] */
+    float *partials;         /* [splits][Hk] of partial_floats(rows, hd) */
 };
 
 static struct partial decode_partial(const struct pass *pass, size_t split, uint32_t head) {
@@ -164,7 +175,7 @@ static void accumulate_run(const struct pass *pass, uint32_t head, struct segmen
                            float *workspace, float *code_sums, struct partial *partial) {
     const struct cache *cache = pass->cache;
     const struct cpu_codec *codec = cache->codec[CODEC_VALUES];
-    size_t rows = pass->rows, floats = code_sum_floats(cache, rows);
+    size_t rows = pass->rows, floats = code_sum_floats(cache, cache->layer, head, rows);
     bool summed = false, int8 = codec->accumulate_values_int8 && scaled_ops()->int8_is_faster;
     for (size_t r = 0; r < n; r++) {
         float *own = weights + r * rows * PAGE_TOKENS;
@@ -184,13 +195,10 @@ static void accumulate_run(const struct pass *pass, uint32_t head, struct segmen
 
 /* ---- One KV head */
 
-/* The key codec's tables; NULL where its codebook is read without them, or with larger ones than there is memory for: heads may differ
- * in what was learned. */
+/* The key codec's tables; NULL where a head's codebook is read without them. */
 static float *tables_of(const struct pass *pass, uint32_t head) {
     const struct cache *cache = pass->cache;
-    if (!pass->table_floats) return NULL;
-    size_t floats = cache->codec[CODEC_KEYS]->query_floats(side_shape(cache, CODEC_KEYS, cache->layer, head, pass->rows));
-    return floats && floats <= pass->table_floats ? pass->tables + head * pass->table_floats : NULL;
+    return table_floats(cache, cache->layer, head, pass->rows) ? pass->tables + head * pass->table_floats : NULL;
 }
 
 /* Called where a thread comes to another KV head. */
@@ -264,7 +272,7 @@ static struct pass pass_of(const struct cache *cache, size_t first, size_t count
     /* With a head for every thread each thread takes its heads from scores to outputs: what it scored is near when it reads. */
     pass.chooses_by_head = pass.selects && heads >= (uint32_t)cache->threads;
     pass.splits = pass.chooses_by_head ? 1 : smaller(decode_splits(cache), larger(pass.segments / ITEM_SEGMENTS, 1));
-    pass.table_floats = table_floats(cache, pass.rows);
+    pass.table_floats = most_of_layer(cache, table_floats, cache->layer, pass.rows);
     pass.queries = scratch_shared(cache);
     pass.tables = pass.queries + heads * pass.rows * cache->shape.head_dim;
     pass.partials = pass.tables + heads * pass.table_floats;

@@ -25,7 +25,7 @@
 
 /* What the tokens of a shape and method cost; the same arithmetic for a cache that exists and one that is only asked about. */
 struct sizes {
-    size_t key, value;             /* bytes of a sealed page */
+    uint64_t page_set;             /* bytes of a page set, all layers and heads */
     size_t window;                 /* of a page of the window */
     size_t index;                  /* of an index's page beside that of the keys */
     uint64_t fitted;               /* learned of a sequence, over all layers and heads */
@@ -34,13 +34,10 @@ struct sizes {
 };
 
 static struct sizes sizes_of(const struct cache_shape *shape, const struct method *method) {
-    struct codec_shape keys = method_shape(method, CODEC_KEYS, shape->head_dim, 1);
-    struct codec_shape values = method_shape(method, CODEC_VALUES, shape->head_dim, 1);
-    struct sizes sizes = {.key = codec_page_bytes(method->key.codec, keys, CODEC_KEYS),
-                          .value = codec_page_bytes(method->value.codec, values, CODEC_VALUES),
-                          .window = PAGE_BYTES_F16(shape->head_dim),
+    struct sizes sizes = {.window = PAGE_BYTES_F16(shape->head_dim),
                           .index = fit_index_layout(method, shape->head_dim).page_bytes,
                           .heads = (uint64_t)shape->layers * shape->kv_heads};
+    sizes.page_set = page_set_bytes_of(shape, method, sizes.index);
     sizes.fitted = sizes.heads * fit_bytes(method, shape->head_dim);
     sizes.exact = exact_bytes(shape, method);
     sizes.logits = exact_logit_bytes(shape, method);
@@ -52,10 +49,11 @@ static void fill_report(const struct cache_shape *shape, const struct sizes *siz
                         uint64_t windows, uint64_t anchors, struct terse_cache_report *report) {
     *report =
         (struct terse_cache_report){.tokens = extent->length, .kept = extent->length - extent_evicted(extent) - extent->dropped};
-    report->codes = page_sets * sizes->heads * (sizes->key + sizes->value + sizes->index);
+    report->codes = page_sets * sizes->page_set;
     report->window = windows * sizes->heads * 2 * sizes->window;
     report->exact = sizes->exact + anchors * sizes->anchor;
-    report->tables = sizes->fitted + sizes->logits + page_sets * sizeof(struct page_set) + windows * sizeof(uint8_t *);
+    report->tables = sizes->fitted + sizes->logits + page_sets * sizeof(struct page_set) + windows * sizeof(uint8_t *) +
+                     sizes->heads * sizeof(struct page_place);
     report->resident = report->codes + report->exact + report->window + report->tables;
     double values = (double)extent->length * (double)sizes->heads * 2 * shape->head_dim;
     report->bits_per_value = values > 0 ? (double)report->resident * 8 / values : 0;
@@ -93,8 +91,6 @@ static enum terse_status check_shape(const struct cache_shape *shape, const stru
 static void set_sizes(struct cache *cache, const struct sizes *sizes) {
     const struct method *method = &cache->method;
     uint32_t head_dim = cache->shape.head_dim;
-    cache->key_page_bytes = sizes->key;
-    cache->value_page_bytes = sizes->value;
     cache->window_page_bytes = sizes->window;
     cache->index_page_bytes = sizes->index;
     cache->index_in_keys = fit_index_layout(method, head_dim).in_keys;
@@ -106,6 +102,7 @@ static void set_sizes(struct cache *cache, const struct sizes *sizes) {
 static enum terse_status allocate(struct cache *cache, const struct sizes *sizes, struct terse_error *error) {
     enum terse_status status = rotary_init(&cache->rotary, cache->shape.rope, error);
     if (status) return status;
+    if ((status = pool_set_places(cache, error))) return status;
     if (!(cache->exact = memory_array(sizes->exact, 1))) return status_no_memory(error, sizes->exact, "the KV cache's exact rows");
     if (sizes->fitted && !(cache->fitted = memory_zeros(sizes->fitted, 1)))
         return status_no_memory(error, sizes->fitted, "what the KV cache learns");

@@ -36,20 +36,32 @@ static void fill_rows(const struct cache *cache, const float *normals, size_t n,
 static void copy_pages(const struct cache *cache, const struct page_set *from, uint32_t from_layer, const struct page_set *to,
                        uint32_t layer) {
     for (uint32_t head = 0; head < cache->shape.kv_heads; head++) {
-        memcpy(page_at(cache, to, CODEC_KEYS, layer, head), page_at(cache, from, CODEC_KEYS, from_layer, head),
-               cache->key_page_bytes);
+        const size_t *bytes = page_place(cache, layer, head)->bytes;
+        memcpy(page_at(cache, to, CODEC_KEYS, layer, head), page_at(cache, from, CODEC_KEYS, from_layer, head), bytes[CODEC_KEYS]);
         memcpy(page_at(cache, to, CODEC_VALUES, layer, head), page_at(cache, from, CODEC_VALUES, from_layer, head),
-               cache->value_page_bytes);
+               bytes[CODEC_VALUES]);
         if (cache->index_page_bytes)
             memcpy(own_index_page(cache, to, layer, head), own_index_page(cache, from, from_layer, head), cache->index_page_bytes);
     }
 }
 
-/* What the step seals, of the first layer, from pages before it. */
-static void repeat_pages(const struct cache *cache) {
+/* What the step seals, of the first `layers` layers, from pages before it. */
+static void repeat_pages(const struct cache *cache, uint32_t layers) {
 #pragma omp parallel for schedule(static) num_threads(cache->threads)
     for (size_t i = cache->n_sealed; i < cache->n_sealed + cache->plan.seal; i++)
-        copy_pages(cache, &cache->page_sets[i % DISTINCT], 0, &cache->page_sets[i], 0);
+        for (uint32_t layer = 0; layer < layers; layer++)
+            copy_pages(cache, &cache->page_sets[i % DISTINCT], layer, &cache->page_sets[i], layer);
+}
+
+/* Whether the pages of all layers are of the same sizes, head by head. */
+static bool layers_alike(const struct cache *cache) {
+    for (uint32_t layer = 1; layer < cache->shape.layers; layer++) {
+        for (uint32_t head = 0; head < cache->shape.kv_heads; head++) {
+            const struct page_place *first = page_place(cache, 0, head), *place = page_place(cache, layer, head);
+            if (memcmp(first->bytes, place->bytes, sizeof first->bytes) != 0) return false;
+        }
+    }
+    return true;
 }
 
 /* memory[layers][bytes] */
@@ -79,8 +91,9 @@ static bool may_repeat(const struct cache *cache, size_t left) {
 
 /* ---- Filling */
 
-static enum terse_status fill_chunks(struct cache *cache, size_t n, size_t chunk, bool alike, const float *normals, float *rows,
-                                     uint64_t seed, struct terse_error *error) {
+/* `fresh`: pages may be copies of others; the first `layers` layers are filled. */
+static enum terse_status fill_chunks(struct cache *cache, size_t n, size_t chunk, bool fresh, uint32_t layers, const float *normals,
+                                     float *rows, uint64_t seed, struct terse_error *error) {
     size_t width = (size_t)cache->shape.kv_heads * cache->shape.head_dim;
     float *k = rows, *v = rows + chunk * width;
     for (size_t first = 0; first < n; first += chunk) {
@@ -89,9 +102,9 @@ static enum terse_status fill_chunks(struct cache *cache, size_t n, size_t chunk
         bool part = cache->method.parameters.anchor_count && first + count < n;
         enum terse_status status = cache_begin(cache, part ? CACHE_STEP_CHUNK : CACHE_STEP_PREFILL, count, error);
         if (status) return status;
-        bool repeat = alike && may_repeat(cache, n - first - count);
-        if (repeat) repeat_pages(cache);
-        for (uint32_t layer = 0; !repeat && layer < (alike ? 1 : cache->shape.layers); layer++) {
+        bool repeat = fresh && may_repeat(cache, n - first - count);
+        if (repeat) repeat_pages(cache, layers);
+        for (uint32_t layer = 0; !repeat && layer < layers; layer++) {
             fill_rows(cache, normals, count, &seed, k);
             fill_rows(cache, normals, count, &seed, v);
             if ((status = cache_append(cache, layer, k, v, error))) return status;
@@ -108,11 +121,12 @@ enum terse_status cache_fill_random(struct cache *cache, size_t n, uint64_t seed
            chunk = n < CHUNK || cache->method.policy->keep_selected_only ? n : CHUNK;
     size_t floats = NORMALS + CODEC_HEAD_DIM_MAX;
     /* Policies that evict have little to seal and may treat layers differently. */
-    bool alike = !cache->extent.length && !policy_evicts(cache->method.policy);
+    bool fresh = !cache->extent.length && !policy_evicts(cache->method.policy), alike = fresh && layers_alike(cache);
     float *normals = memory_array(floats + 2 * chunk * width, sizeof *normals);
     if (!normals) return status_no_memory(error, (floats + 2 * chunk * width) * sizeof *normals, "random keys and values");
     fill_normals(normals, floats, &seed);
-    enum terse_status status = fill_chunks(cache, n, chunk, alike, normals, normals + floats, seed, error);
+    enum terse_status status =
+        fill_chunks(cache, n, chunk, fresh, alike ? 1 : cache->shape.layers, normals, normals + floats, seed, error);
     if (alike && cache->extent.length) copy_layers(cache);
     memory_free(normals);
     return status;

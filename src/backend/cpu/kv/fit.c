@@ -20,7 +20,8 @@ struct index_layout fit_index_layout(const struct method *method, uint32_t head_
 size_t fit_key_bytes(const struct method *method, uint32_t head_dim) {
     const struct codec *codec = method->key.codec;
     if (!codec->fitted) return 0;
-    return memory_round_up(codec_fitted_bytes(codec, method_shape(method, CODEC_KEYS, head_dim, 1), CODEC_KEYS), MEMORY_ALIGN);
+    return memory_round_up(codec_fitted_bytes(codec, method_shape(method, CODEC_KEYS, 0, 0, head_dim, 1), CODEC_KEYS),
+                           MEMORY_ALIGN);
 }
 
 size_t fit_bytes(const struct method *method, uint32_t head_dim) {
@@ -52,8 +53,8 @@ static void fit_rows(struct cache *cache, uint32_t head, const float *rows, size
     uint32_t hd = cache->shape.head_dim;
     struct index_options options = index_options_defaults();
     if (cache->fitted_key_bytes)
-        cache->codec[CODEC_KEYS]->fit(method_shape(method, CODEC_KEYS, hd, cache->group), CODEC_KEYS, rows, n, stride, &options,
-                                      fitted_data(cache, cache->layer, head));
+        cache->codec[CODEC_KEYS]->fit(method_shape(method, CODEC_KEYS, cache->layer, head, hd, cache->group), CODEC_KEYS, rows, n,
+                                      stride, &options, fitted_data(cache, cache->layer, head));
     if (method->index && !cache->index_in_keys && index_learned_bytes(method->index, hd))
         cache->index->fit(hd, rows, n, stride, &options, index_learned(cache, cache->layer, head));
 }

@@ -12,8 +12,13 @@
 
 #define PREFETCH_PAGES 3 /* pages ahead whose chosen tokens are prefetched */
 
+/* A page of keys and one of values, of any layer and KV head. */
+static size_t packed_bytes(const struct cache *cache) {
+    return cache->largest_page[CODEC_KEYS] + cache->largest_page[CODEC_VALUES];
+}
+
 enum terse_status gather_reserve(struct cache *cache, struct terse_error *error) {
-    size_t threads = (size_t)cache->threads, bytes = cache->key_page_bytes + cache->value_page_bytes;
+    size_t threads = (size_t)cache->threads, bytes = packed_bytes(cache);
     if (!select_active(cache) || cache->gathered) return TERSE_OK;
     if (!(cache->gathered = memory_zeros(threads, bytes))) return status_no_memory(error, threads * bytes, "packed tokens");
     return TERSE_OK;
@@ -47,10 +52,10 @@ struct segment gather_segment_at(const struct cache *cache, uint32_t head, size_
 
 uint64_t gather_bytes(const struct cache *cache) {
     const struct selection *selection = &cache->selection;
-    size_t both = cache->key_page_bytes + cache->value_page_bytes;
-    uint64_t scanned = selection->candidates * index_bytes(cache->method.index, cache->shape.head_dim);
-    uint64_t left = segment_bytes(cache) - (uint64_t)cache->shape.kv_heads * selection->candidates * both;
-    return left + cache->shape.kv_heads * (scanned + (uint64_t)selection->max_tokens * both / PAGE_TOKENS);
+    uint64_t pages = page_bytes_of_layer(cache, cache->layer);
+    uint64_t scanned = cache->shape.kv_heads * selection->candidates * index_bytes(cache->method.index, cache->shape.head_dim);
+    uint64_t left = segment_bytes(cache) - selection->candidates * pages;
+    return left + scanned + selection->max_tokens * pages / PAGE_TOKENS;
 }
 
 uint64_t gather_token(const struct cache *cache, const struct segment *segment, size_t i) {
@@ -70,8 +75,8 @@ static void prefetch(const struct cache *cache, uint32_t head, uint32_t page, co
         const struct cpu_codec *codec = side_codec(cache, (enum codec_side)side);
         const void *from = page_at(cache, select_candidate(cache, page), (enum codec_side)side, cache->layer, head);
         if (codec->prefetch_tokens)
-            codec->prefetch_tokens(method_shape(&cache->method, (enum codec_side)side, cache->shape.head_dim, 1),
-                                   (enum codec_side)side, from, slots, n);
+            codec->prefetch_tokens(side_shape(cache, (enum codec_side)side, cache->layer, head, 1), (enum codec_side)side, from,
+                                   slots, n);
     }
 }
 
@@ -82,9 +87,9 @@ static const void *pack(const struct cache *cache, const struct segment *segment
     struct selected selected = select_result(cache, head); /* of all the head's segments, which lie in a row */
     const uint32_t *place = segment->places, *end = place + segment->end, *near = place, *last = selected.places + selected.count;
     size_t thread = (size_t)omp_get_thread_num(), n, at = 0;
-    uint8_t slots[PAGE_TOKENS], *page = cache->gathered + thread * (cache->key_page_bytes + cache->value_page_bytes);
+    uint8_t slots[PAGE_TOKENS], *page = cache->gathered + thread * packed_bytes(cache);
     bool prefetches = side == CODEC_KEYS && codec->prefetch_tokens;
-    if (side == CODEC_VALUES) page += cache->key_page_bytes;
+    if (side == CODEC_VALUES) page += cache->largest_page[CODEC_KEYS];
     for (size_t ahead = 0; prefetches && ahead < PREFETCH_PAGES && near < last; ahead++) near = same_page(near, last, slots, &n);
     while (place < end) {
         if (prefetches && near < last) {

@@ -10,13 +10,61 @@
 
 static size_t heads(const struct cache *cache) { return (size_t)cache->shape.layers * cache->shape.kv_heads; }
 
+/* ---- Sizes */
+
+struct page_place page_place_of(const struct cache_shape *shape, const struct method *method, uint32_t layer, uint32_t head) {
+    static const enum codec_side sides[] = {CODEC_KEYS, CODEC_VALUES};
+    struct page_place place = {0};
+    for (size_t i = 0; i < 2; i++) {
+        const struct codec *codec = sides[i] == CODEC_KEYS ? method->key.codec : method->value.codec;
+        struct codec_shape seen = method_shape(method, sides[i], layer, head, shape->head_dim, 1);
+        place.bytes[sides[i]] = codec_page_bytes(codec, seen, sides[i]);
+    }
+    return place;
+}
+
+uint64_t page_set_bytes_of(const struct cache_shape *shape, const struct method *method, size_t index_page_bytes) {
+    uint64_t bytes = 0;
+    for (uint32_t layer = 0; layer < shape->layers; layer++) {
+        for (uint32_t head = 0; head < shape->kv_heads; head++) {
+            struct page_place place = page_place_of(shape, method, layer, head);
+            bytes += place.bytes[CODEC_KEYS] + place.bytes[CODEC_VALUES] + index_page_bytes;
+        }
+    }
+    return bytes;
+}
+
+enum terse_status pool_set_places(struct cache *cache, struct terse_error *error) {
+    uint32_t kv_heads = cache->shape.kv_heads;
+    cache->places = memory_array(heads(cache), sizeof *cache->places);
+    if (!cache->places) return status_no_memory(error, heads(cache) * sizeof *cache->places, "the KV cache's page sizes");
+    for (size_t i = 0; i < heads(cache); i++) {
+        struct page_place place = page_place_of(&cache->shape, &cache->method, (uint32_t)(i / kv_heads), (uint32_t)(i % kv_heads));
+        place.offset = cache->page_set_bytes;
+        cache->places[i] = place;
+        cache->page_set_bytes += place.bytes[CODEC_KEYS] + place.bytes[CODEC_VALUES] + cache->index_page_bytes;
+        for (size_t side = 0; side < 2; side++) cache->largest_page[side] = larger(cache->largest_page[side], place.bytes[side]);
+    }
+    return TERSE_OK;
+}
+
+uint64_t page_bytes_of_layer(const struct cache *cache, uint32_t layer) {
+    uint64_t bytes = 0;
+    for (uint32_t head = 0; head < cache->shape.kv_heads; head++) {
+        const struct page_place *place = page_place(cache, layer, head);
+        bytes += place->bytes[CODEC_KEYS] + place->bytes[CODEC_VALUES];
+    }
+    return bytes;
+}
+
+/* ---- Memory */
+
 enum terse_status pool_reserve_page_sets(struct cache *cache, size_t n, struct terse_error *error) {
     if (n <= cache->n_page_sets) return TERSE_OK;
     size_t more = n - cache->n_page_sets, ahead = cache->n_page_sets / GROWTH;
     if (ahead > GROWTH_MOST) ahead = GROWTH_MOST;
     if (more < ahead) more = ahead;
-    size_t bytes = heads(cache) * (cache->key_page_bytes + cache->value_page_bytes + cache->index_page_bytes),
-           total = cache->n_page_sets + more;
+    size_t bytes = cache->page_set_bytes, total = cache->n_page_sets + more;
     struct page_set *page_sets = memory_array(total, sizeof *page_sets);
     uint8_t *chunk = memory_array(more, bytes);
     if (!page_sets || !chunk || more > UINT32_MAX) {
@@ -57,4 +105,5 @@ void pool_free(struct cache *cache) {
     for (size_t i = 0; i < cache->n_window_sets; i++) memory_free(cache->window_sets[i]);
     memory_free(cache->page_sets);
     memory_free(cache->window_sets);
+    memory_free(cache->places);
 }

@@ -9,6 +9,13 @@
 #include "backend/cpu/codec/codec.h"
 #include "backend/cpu/kv/state.h"
 
+/* What the pages of a layer and KV head take, but for the offset: every size of a page in a cache comes from here. */
+struct page_place page_place_of(const struct cache_shape *shape, const struct method *method, uint32_t layer, uint32_t head);
+/* Bytes of all pages of a page set, with index pages of so many bytes. */
+uint64_t page_set_bytes_of(const struct cache_shape *shape, const struct method *method, size_t index_page_bytes);
+/* Fills in cache->places and what follows from them; index_page_bytes is set. */
+enum terse_status pool_set_places(struct cache *cache, struct terse_error *error);
+
 /* Memory for `n` page sets in all, sealed or of the window. On failure what was there stays as it was. */
 enum terse_status pool_reserve_page_sets(struct cache *cache, size_t n, struct terse_error *error);
 enum terse_status pool_reserve_window(struct cache *cache, size_t n, struct terse_error *error);
@@ -18,20 +25,26 @@ static inline size_t layer_head(const struct cache *cache, uint32_t layer, uint3
     return (size_t)layer * cache->shape.kv_heads + head;
 }
 
+static inline const struct page_place *page_place(const struct cache *cache, uint32_t layer, uint32_t head) {
+    return &cache->places[layer_head(cache, layer, head)];
+}
+
+/* Bytes of a layer's pages of one page set, over all KV heads, without those of an index. */
+uint64_t page_bytes_of_layer(const struct cache *cache, uint32_t layer);
+
 /* The page of one side, layer and head. */
 static inline uint8_t *page_at(const struct cache *cache, const struct page_set *set, enum codec_side side, uint32_t layer,
                                uint32_t head) {
-    size_t all = cache->key_page_bytes + cache->value_page_bytes + cache->index_page_bytes;
-    uint8_t *keys = set->chunk + layer_head(cache, layer, head) * set->chunk_sets * all;
-    return side == CODEC_KEYS ? keys + set->index * cache->key_page_bytes
-                              : keys + set->chunk_sets * cache->key_page_bytes + set->index * cache->value_page_bytes;
+    const struct page_place *place = page_place(cache, layer, head);
+    uint8_t *pages = set->chunk + set->chunk_sets * (place->offset + (side == CODEC_KEYS ? 0 : place->bytes[CODEC_KEYS]));
+    return pages + set->index * place->bytes[side];
 }
 
 /* The index's page, where it has one of its own. */
 static inline uint8_t *own_index_page(const struct cache *cache, const struct page_set *set, uint32_t layer, uint32_t head) {
-    size_t both = cache->key_page_bytes + cache->value_page_bytes;
-    return set->chunk + layer_head(cache, layer, head) * set->chunk_sets * (both + cache->index_page_bytes) +
-           set->chunk_sets * both + set->index * cache->index_page_bytes;
+    const struct page_place *place = page_place(cache, layer, head);
+    size_t before = place->offset + place->bytes[CODEC_KEYS] + place->bytes[CODEC_VALUES];
+    return set->chunk + set->chunk_sets * before + set->index * cache->index_page_bytes;
 }
 
 /* The key page in memory of a window's page set; the value page follows it. */

@@ -1,6 +1,8 @@
 /* The arithmetic of addresses and positions. */
 #include "backend/cpu/kv/segment.h"
 
+#include "backend/cpu/kv/page_pool.h"
+
 /* ---- Which segments a step has */
 
 static size_t segments_for(uint64_t tokens) { return (size_t)((tokens + PAGE_TOKENS - 1) / PAGE_TOKENS); }
@@ -83,8 +85,8 @@ size_t segment_of_token(const struct cache *cache, uint64_t token) {
 
 uint64_t segment_bytes(const struct cache *cache) {
     uint64_t exact = (exact_tokens(cache) + anchor_tokens(cache)) * 2 * cache->shape.head_dim * sizeof(uint16_t);
-    uint64_t sealed = sealed_segments(cache) * (cache->key_page_bytes + cache->value_page_bytes);
-    return cache->shape.kv_heads * (exact + sealed + window_segments(cache) * 2 * cache->window_page_bytes);
+    uint64_t sealed = sealed_segments(cache) * page_bytes_of_layer(cache, cache->layer);
+    return cache->shape.kv_heads * (exact + window_segments(cache) * 2 * cache->window_page_bytes) + sealed;
 }
 
 /* ---- Positions */

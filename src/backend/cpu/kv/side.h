@@ -15,7 +15,7 @@ static inline uint8_t *fitted_data(const struct cache *cache, uint32_t layer, ui
 /* What the codec is told about one side of a layer and head, read by `rows` queries together. */
 static inline struct codec_shape side_shape(const struct cache *cache, enum codec_side side, uint32_t layer, uint32_t head,
                                             size_t rows) {
-    struct codec_shape shape = method_shape(&cache->method, side, cache->shape.head_dim, (uint32_t)rows);
+    struct codec_shape shape = method_shape(&cache->method, side, layer, head, cache->shape.head_dim, (uint32_t)rows);
     if (side_codec(cache, side)->format->fitted)
         shape.learned = side == CODEC_KEYS ? fitted_data(cache, layer, head) : NULL;
     else

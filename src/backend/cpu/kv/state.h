@@ -37,6 +37,12 @@
 
 #define NO_LAYER UINT32_MAX
 
+/* The sealed pages of a layer and KV head: a page's size, which may differ from head to head, and where they lie in a chunk. */
+struct page_place {
+    size_t bytes[2]; /* of a page of keys, of values */
+    size_t offset;   /* bytes of the pages of all layers and heads before it, per page set, those of an index included */
+};
+
 /* A page set of sealed tokens. They are allocated in chunks,
  *     [layers][Hk]{key pages [n], value pages [n], index pages [n]}   of n page sets
  * so that pages which are read one after another lie one after another (the kernels prefetch on that). */
@@ -89,10 +95,12 @@ struct cache {
                         * are rotated where they are read, as exact rows always are */
     struct rotary rotary;
 
-    size_t key_page_bytes, value_page_bytes; /* of a sealed page */
-    size_t index_page_bytes;                 /* of an index's page, 0 where it lies in that of the keys */
-    size_t window_page_bytes;                /* of a page of the window, f16 */
-    bool index_in_keys;                      /* the index's page is the beginning of the page of keys */
+    struct page_place *places; /* [layers][Hk] */
+    size_t page_set_bytes;     /* of all pages of a page set */
+    size_t largest_page[2];    /* bytes, by side */
+    size_t index_page_bytes;   /* of an index's page, 0 where it lies in that of the keys */
+    size_t window_page_bytes;  /* of a page of the window, f16 */
+    bool index_in_keys;        /* the index's page is the beginning of the page of keys */
 
     /* What the codec of keys and the index learned of this sequence, [layers][Hk][fitted_bytes]: the codec's part first. */
     uint8_t *fitted;
