@@ -1,0 +1,39 @@
+/* Pages of the codec transform, read on their codes (format/transform.h has levels and layouts, format/page_layout.h the bytes). */
+#ifndef TERSE_BACKEND_CPU_KERNELS_TRANSFORM_OPS_H
+#define TERSE_BACKEND_CPU_KERNELS_TRANSFORM_OPS_H
+
+#include "backend/cpu/kernels/cpu.h"
+#include "format/transform.h"
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define TRANSFORM_STEP_PLANES 8 /* planes of which a query's weights share a step: neighbours are of like size */
+#define TRANSFORM_SUM_LANES 16  /* partial sums of a plane in `accumulate` */
+
+/* A query as its products with the components of a layout, in integers: weight = integer * step. */
+struct transform_query {
+    float offset;          /* the product with the rows' mean, added to every logit */
+    const float *steps;    /* [planes / 8 rounded up], of the levels' integers: the planes' scales are in the weights */
+    const int32_t *bias;   /* [as many]: -64 times the sum of the group's integers, for kernels that read a level as level + 64 */
+    const int8_t *weights; /* [planes][4], 4-byte aligned, at most 127 in magnitude */
+};
+
+struct transform_ops {
+    /* logits[m][t] = queries[m].offset + gains[t] * sum_p steps[p / 8] * sum_i weights[p][i] * level of component i of plane p, token t.
+     * The integer sums are exact; floats are summed in the order of the planes' groups. `codes`: a page of keys behind its gains.
+     * gains[64], logits[rows][64]. */
+    void (*score)(const struct transform_layout *layout, const void *codes, const float *gains,
+                  const struct transform_query *queries, size_t rows, float *logits);
+    /* sums[m][p][lane] += scales[m] * sum_t weights[m][t] * level of component i of plane p, token t, a part of it in each lane with
+     * lane % 4 == i: which tokens fall to which lane is each kernel's choice. weights[rows][64] are bytes, each product sum exact.
+     * `codes`: a page of values behind its gains. sums[rows][planes][TRANSFORM_SUM_LANES]. */
+    void (*accumulate)(const struct transform_layout *layout, const void *codes, const uint8_t *weights, const float *scales,
+                       size_t rows, float *sums);
+};
+
+const struct transform_ops *transform_ops(void);
+/* The table of one instruction set; NULL where cpu_has() is false. */
+const struct transform_ops *transform_ops_at(enum cpu_isa isa);
+
+#endif

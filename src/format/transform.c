@@ -1,0 +1,164 @@
+/* Levels, layouts and the sharing of bits. */
+#include "format/transform.h"
+
+#include <math.h>
+#include <string.h>
+
+/* ---- Levels */
+
+/* Max 1960's levels in 63rds of the largest, rounded; equally spaced ones of about the same range. */
+const int8_t transform_levels[TRANSFORM_TABLES][16] = {
+    [TRANSFORM_GAUSSIAN_1] = {-63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63},
+    [TRANSFORM_GAUSSIAN_2] = {-63, -19, 19, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63},
+    [TRANSFORM_GAUSSIAN_3] = {-63, -39, -22, -7, 7, 22, 39, 63, 63, 63, 63, 63, 63, 63, 63, 63},
+    [TRANSFORM_GAUSSIAN_4] = {-63, -48, -37, -29, -22, -15, -9, -3, 3, 9, 15, 22, 29, 37, 48, 63},
+    [TRANSFORM_UNIFORM_1] = {-60, 60, 60, 60, 60, 60, 60, 60, 60, 60, 60, 60, 60, 60, 60, 60},
+    [TRANSFORM_UNIFORM_2] = {-60, -20, 20, 60, 60, 60, 60, 60, 60, 60, 60, 60, 60, 60, 60, 60},
+    [TRANSFORM_UNIFORM_3] = {-56, -40, -24, -8, 8, 24, 40, 56, 56, 56, 56, 56, 56, 56, 56, 56},
+    [TRANSFORM_UNIFORM_4] = {-60, -52, -44, -36, -28, -20, -12, -4, 4, 12, 20, 28, 36, 44, 52, 60},
+};
+
+const float transform_distortion[TRANSFORM_BITS_MAX + 1] = {1,        0.36338f, 0.11748f,  0.03454f, 0.00956f,
+                                                            0.00349f, 0.00104f, 0.000304f, 0.000087f};
+
+/* Largest level of a Gaussian's best quantizer of 1 to 4 bits, which is 63 in transform_levels; step of its best uniform one of 5 to 8
+ * bits; and the least level of a uniform table in transform_levels (Max 1960, tables I and II). */
+static const float gaussian_largest[] = {0.79788f, 1.51042f, 2.15195f, 2.73259f};
+static const float uniform_step[] = {0.1881f, 0.1041f, 0.0569f, 0.0308f};
+static const int uniform_least[] = {60, 20, 8, 4};
+
+/* ---- Layout */
+
+static struct transform_plane gaussian_plane(uint8_t quad, uint8_t bits) {
+    return (struct transform_plane){.quad = quad,
+                                    .bits = bits,
+                                    .table = (uint8_t)(TRANSFORM_GAUSSIAN_1 + bits - 1),
+                                    .scale = gaussian_largest[bits - 1] / TRANSFORM_LEVEL_MAX};
+}
+
+/* A code's level is step (code - (2^bits - 1) / 2): of its upper 4 bits step 2^low / 2 (2 upper - 15), of the `low` others
+ * step / 2 (2 lower - (2^low - 1)). */
+static struct transform_plane uniform_plane(uint8_t quad, uint8_t bits, bool upper) {
+    int low = bits - TRANSFORM_PLANE_BITS, own = upper ? TRANSFORM_PLANE_BITS : low;
+    float step = uniform_step[bits - TRANSFORM_PLANE_BITS - 1] * (upper ? (float)(1 << low) : 1);
+    return (struct transform_plane){.quad = quad,
+                                    .bits = (uint8_t)own,
+                                    .table = (uint8_t)(TRANSFORM_UNIFORM_1 + own - 1),
+                                    .upper = upper,
+                                    .scale = step / 2 / (float)uniform_least[own - 1]};
+}
+
+static void add_plane(struct transform_layout *layout, struct transform_plane plane) {
+    layout->plane[layout->planes++] = plane;
+    layout->bits = (uint16_t)(layout->bits + TRANSFORM_QUAD * plane.bits);
+}
+
+void transform_layout_set(const uint8_t *quad_bits, uint32_t head_dim, struct transform_layout *layout) {
+    uint32_t quads = head_dim / TRANSFORM_QUAD;
+    memset(layout, 0, sizeof *layout);
+    memcpy(layout->quad_bits, quad_bits, quads);
+    while (layout->quads < quads && quad_bits[layout->quads]) layout->quads++;
+    /* In terms of size, the lower plane of a quad of b bits stands with the quads of b - 4. */
+    for (int rank = TRANSFORM_BITS_MAX; rank > 0; rank--) {
+        for (uint8_t quad = 0; quad < layout->quads; quad++) {
+            uint8_t bits = quad_bits[quad];
+            if (bits == rank)
+                add_plane(layout, bits > TRANSFORM_PLANE_BITS ? uniform_plane(quad, bits, true) : gaussian_plane(quad, bits));
+            else if (bits == rank + TRANSFORM_PLANE_BITS)
+                add_plane(layout, uniform_plane(quad, bits, false));
+        }
+    }
+}
+
+/* ---- Parameters */
+
+size_t transform_parameter_floats(uint32_t head_dim) { return (size_t)head_dim * (head_dim + 2) + 3; }
+
+struct transform_parameters transform_parameters_at(const float *floats, uint32_t head_dim) {
+    const float *size = floats + head_dim, *basis = size + head_dim, *rest = basis + (size_t)head_dim * head_dim;
+    return (struct transform_parameters){floats, size, basis, rest[0], rest[1], rest[2]};
+}
+
+enum terse_status transform_check_parameters(const float *floats, uint32_t head_dim, struct terse_error *error) {
+    struct transform_parameters own = transform_parameters_at(floats, head_dim);
+    for (size_t i = 0; i < transform_parameter_floats(head_dim); i++)
+        if (!isfinite(floats[i]))
+            return status_fail(
+                error, TERSE_E_FORMAT,
+                "number %zu of a transform is not finite: the profile is damaged, make it again with terse calibrate", i);
+    for (uint32_t c = 0; c < head_dim; c++)
+        if (own.size[c] < 0 || (c && own.size[c] > own.size[c - 1]))
+            return status_fail(error, TERSE_E_FORMAT,
+                               "the sizes of a transform's components do not fall at component %u: the profile is damaged, make it "
+                               "again with terse calibrate",
+                               c);
+    if (own.gain_least < 0 || own.gain_most < own.gain_least)
+        return status_fail(error, TERSE_E_FORMAT,
+                           "a transform's gains reach from %g to %g: the profile is damaged, make it again with terse calibrate",
+                           (double)own.gain_least, (double)own.gain_most);
+    return TERSE_OK;
+}
+
+/* ---- Bits shared over a model */
+
+/* What a quad's b-th bit saves, b from 1 on; 0: it can take no more. */
+static double saving(const struct transform_share *share, size_t quad, int b) {
+    double power = 0;
+    if (b > TRANSFORM_BITS_MAX) return 0;
+    for (size_t i = 0; i < TRANSFORM_QUAD; i++) {
+        double size = (double)share->size[quad * TRANSFORM_QUAD + i];
+        power += size * size;
+    }
+    return exp2((double)share->importance) * power * (double)(transform_distortion[b - 1] - transform_distortion[b]);
+}
+
+/* Bits of quads at a price: as many as save more than it costs. Returns their sum. */
+static uint64_t bits_at(const struct transform_share *shares, size_t n, size_t quads, double price) {
+    uint64_t sum = 0;
+    for (size_t s = 0; s < n; s++) {
+        for (size_t quad = 0; quad < quads; quad++) {
+            int b = 0;
+            while (saving(&shares[s], quad, b + 1) > price) b++;
+            shares[s].quad_bits[quad] = (uint8_t)b;
+            sum += (uint64_t)b;
+        }
+    }
+    return sum;
+}
+
+/* One more bit to the quad for which it saves most; false: no quad can take one. */
+static bool add_bit(const struct transform_share *shares, size_t n, size_t quads) {
+    double most = 0;
+    uint8_t *best = NULL;
+    for (size_t s = 0; s < n; s++) {
+        for (size_t quad = 0; quad < quads; quad++) {
+            double own = saving(&shares[s], quad, shares[s].quad_bits[quad] + 1);
+            if (own <= most) continue;
+            most = own;
+            best = &shares[s].quad_bits[quad];
+        }
+    }
+    if (best) ++*best;
+    return best != NULL;
+}
+
+void transform_share_bits(const struct transform_share *shares, size_t n, uint32_t head_dim, double rate) {
+    size_t quads = head_dim / TRANSFORM_QUAD;
+    uint64_t budget = (uint64_t)(rate * (double)n * (double)quads + 1e-6), sum; /* in quads' bits */
+    double low = 0, high = 0;
+    for (size_t s = 0; s < n; s++) high = fmax(high, saving(&shares[s], 0, 1));
+    /* The least price that stays within the budget, then one bit after another where prices tie. */
+    if ((sum = bits_at(shares, n, quads, low)) <= budget) return;
+    for (int i = 0; i < 80 && low < high; i++) {
+        double price = low > 0 ? sqrt(low * high) : high * 1e-12;
+        if (bits_at(shares, n, quads, price) > budget)
+            low = price;
+        else if (price < high)
+            high = price;
+        else
+            break;
+        if (low == 0 && high < 1e-290) break;
+    }
+    sum = bits_at(shares, n, quads, high);
+    while (sum < budget && add_bit(shares, n, quads)) sum++;
+}
