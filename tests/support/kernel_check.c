@@ -118,9 +118,11 @@ const struct tier *tier_at(size_t i) {
     for (int isa = 0; isa < CPU_ISAS; isa++) {
         if (!cpu_has((enum cpu_isa)isa) || i-- > 0) continue;
         const enum cpu_isa at = (enum cpu_isa)isa;
-        tiers[isa] = (struct tier){
-            cpu_isa_name(at), at, vector_ops_at(at), weights_ops_at(at), scaled_ops_at(at), pq_ops_at(at), commvq_ops_at(at),
-            select_ops_at(at)};
+        tiers[isa] = (struct tier){cpu_isa_name(at),    at,
+                                   vector_ops_at(at),   weights_ops_at(at),
+                                   scaled_ops_at(at),   pq_ops_at(at),
+                                   commvq_ops_at(at),   select_ops_at(at),
+                                   transform_ops_at(at)};
         return &tiers[isa];
     }
     return NULL;

@@ -12,6 +12,7 @@
 #include "backend/cpu/kernels/pq/ops.h"
 #include "backend/cpu/kernels/scaled/ops.h"
 #include "backend/cpu/kernels/select/ops.h"
+#include "backend/cpu/kernels/transform/ops.h"
 #include "backend/cpu/kernels/vector/ops.h"
 #include "backend/cpu/kernels/weights/ops.h"
 
@@ -72,6 +73,7 @@ struct tier {
     const struct pq_ops *pq;
     const struct commvq_ops *commvq;
     const struct select_ops *select;
+    const struct transform_ops *transform;
 };
 /* The i-th instruction set that this processor runs, scalar first; NULL past the last. For one thread. */
 const struct tier *tier_at(size_t i);

@@ -20,6 +20,8 @@ struct transform_query {
 };
 
 struct transform_ops {
+    /* gains[t] = least + step * codes[t], the gains of a page; the product may be rounded before the sum or not. */
+    void (*gains)(const uint8_t codes[64], float least, float step, float gains[64]);
     /* logits[m][t] = queries[m].offset + gains[t] * sum_p steps[p / 8] * sum_i weights[p][i] * level of component i of plane p, token t.
      * The integer sums are exact; floats are summed in the order of the planes' groups. `codes`: a page of keys behind its gains.
      * gains[64], logits[rows][64]. */

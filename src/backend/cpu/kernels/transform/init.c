@@ -1,0 +1,9 @@
+/* The tables of the transform kernels. */
+#include "backend/cpu/kernels/transform/init.h"
+
+#define OPS transform_ops
+#define SCALAR transform_init_scalar
+#define AVX2 transform_init_scalar
+#define AVX512 transform_init_scalar
+#define NEON transform_init_scalar
+#include "backend/cpu/kernels/init_template.h"

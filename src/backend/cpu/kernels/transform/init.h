@@ -1,0 +1,9 @@
+/* Which functions fill which tables of the transform kernels. */
+#ifndef TERSE_BACKEND_CPU_KERNELS_TRANSFORM_INIT_H
+#define TERSE_BACKEND_CPU_KERNELS_TRANSFORM_INIT_H
+
+#include "backend/cpu/kernels/transform/ops.h"
+
+void transform_init_scalar(struct transform_ops *ops);
+
+#endif

@@ -1,0 +1,76 @@
+/* Pages of the codec transform, the reference. */
+#include "backend/cpu/kernels/transform/init.h"
+#include "format/page_layout.h"
+
+#include <stddef.h>
+
+#define OCTET 8 /* tokens whose codes lie together, format/page_layout.h */
+
+/* The code at byte j of octet v of a plane. */
+static unsigned code_at(const uint8_t *codes, unsigned bits, size_t v, size_t j) {
+    switch (bits) {
+    case 1: return codes[j] >> v & 1u;
+    case 2: return codes[v % 2 * 32 + j] >> v / 2 * 2 & 3u;
+    case 3: return code_at(codes, 2, v, j) << 1 | code_at(codes + PAGE_TRANSFORM_PLANE(2), 1, v, j);
+    default: return codes[v / 4 * 64 + v % 2 * 32 + j] >> v / 2 % 2 * 4 & 15u;
+    }
+}
+
+/* Levels of a plane, [t][i]. */
+static void read_levels(const struct transform_plane *plane, const uint8_t *codes, bool keys, int8_t (*levels)[TRANSFORM_QUAD]) {
+    const int8_t *table = transform_levels[plane->table];
+    for (size_t t = 0; t < PAGE_TOKENS; t++) {
+        for (size_t i = 0; i < TRANSFORM_QUAD; i++) {
+            size_t j = keys ? t % OCTET * 4 + i : t % OCTET / 4 * 16 + 4 * i + t % 4;
+            levels[t][i] = table[code_at(codes, plane->bits, t / OCTET, j)];
+        }
+    }
+}
+
+static void gains_scalar(const uint8_t codes[64], float least, float step, float gains[64]) {
+    for (size_t t = 0; t < PAGE_TOKENS; t++) gains[t] = least + step * (float)codes[t];
+}
+
+static void score_scalar(const struct transform_layout *layout, const void *codes, const float *gains,
+                         const struct transform_query *queries, size_t rows, float *logits) {
+    for (size_t m = 0; m < rows; m++, logits += PAGE_TOKENS) {
+        const struct transform_query *query = &queries[m];
+        const uint8_t *at = codes;
+        float sums[PAGE_TOKENS] = {0};
+        for (size_t first = 0; first < layout->planes; first += TRANSFORM_STEP_PLANES) {
+            int32_t group[PAGE_TOKENS] = {0};
+            for (size_t p = first; p < first + TRANSFORM_STEP_PLANES && p < layout->planes; p++) {
+                int8_t levels[PAGE_TOKENS][TRANSFORM_QUAD];
+                read_levels(&layout->plane[p], at, true, levels);
+                at += PAGE_TRANSFORM_PLANE(layout->plane[p].bits);
+                for (size_t t = 0; t < PAGE_TOKENS; t++)
+                    for (size_t i = 0; i < TRANSFORM_QUAD; i++) group[t] += query->weights[p * TRANSFORM_QUAD + i] * levels[t][i];
+            }
+            for (size_t t = 0; t < PAGE_TOKENS; t++) sums[t] += query->steps[first / TRANSFORM_STEP_PLANES] * (float)group[t];
+        }
+        for (size_t t = 0; t < PAGE_TOKENS; t++) logits[t] = query->offset + gains[t] * sums[t];
+    }
+}
+
+static void accumulate_scalar(const struct transform_layout *layout, const void *codes, const uint8_t *weights, const float *scales,
+                              size_t rows, float *sums) {
+    const uint8_t *at = codes;
+    for (size_t p = 0; p < layout->planes; p++) {
+        int8_t levels[PAGE_TOKENS][TRANSFORM_QUAD];
+        read_levels(&layout->plane[p], at, false, levels);
+        at += PAGE_TRANSFORM_PLANE(layout->plane[p].bits);
+        for (size_t m = 0; m < rows; m++) {
+            int32_t sum[TRANSFORM_QUAD] = {0};
+            for (size_t t = 0; t < PAGE_TOKENS; t++)
+                for (size_t i = 0; i < TRANSFORM_QUAD; i++) sum[i] += weights[m * PAGE_TOKENS + t] * levels[t][i];
+            float *to = sums + (m * layout->planes + p) * TRANSFORM_SUM_LANES;
+            for (size_t i = 0; i < TRANSFORM_QUAD; i++) to[i] += scales[m] * (float)sum[i];
+        }
+    }
+}
+
+void transform_init_scalar(struct transform_ops *ops) {
+    ops->gains = gains_scalar;
+    ops->score = score_scalar;
+    ops->accumulate = accumulate_scalar;
+}
