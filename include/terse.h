@@ -166,7 +166,8 @@ struct terse_cache_options {
     /* Codecs of keys and of values instead of the method's: "f16", "q8_0", "q4_0", "kivi-4" or "kivi-2"; NULL: the method's. */
     const char *key_type, *value_type;
     /* Newest tokens kept exact beside the sealed pages, at least: up to 63 more wait until they fill a page. TERSE_TAIL_DEFAULT: the
-     * method's own number (0 for f16, 128 for quantized codecs). */
+     * method's own number (0 for f16, 128 for quantized codecs). Where pages hold codes, the first 4 tokens of a sequence are exact
+     * too. */
     uint32_t tail_tokens;
     /* Part of a prompt's tokens that stay exact; negative: the method's own (antkv: 1). So many tokens instead, when the count is not
      * 0. */

@@ -40,7 +40,7 @@ void setup_init(struct setup *setup) {
          "keys as f16, q8_0, q4_0, kivi-4 or kivi-2 instead of the method's"},
         {"-ctv, --cache-type-v", "TYPE", OPTION_TEXT, &setup->value_type, 0, 0, "the same for values"},
         {"--kv-tail-tokens", "N", OPTION_INTEGER, &setup->tail_tokens, -1, INT32_MAX,
-         "newest tokens kept exact, at least; -1: the method's own number"},
+         "newest tokens kept exact beside the first 4, at least; -1: the method's own number"},
         {"--anchors", "N%|N", OPTION_AMOUNT, &setup->anchors, 0, 0,
          "the part of a prompt, or the number of its tokens, that stays exact; antkv: 1%"},
         {"--top-k-tokens", "N%|N", OPTION_AMOUNT, &setup->read, 0, 0,

@@ -41,7 +41,7 @@ static const struct row rows[] = {
     {"kivi-2", "KIVI: 2-bit codes: 3 bits per value", PLAIN(codec_kivi_2)},
     /* StreamingLLM, section 4.1: 4 sinks */
     {"streaming-N", "the first 4 and the newest tokens, N in all: text without end in constant memory", EVICTING(policy_streaming),
-     .parameters = {.exact = 4}},
+     .parameters = {.exact = SINKS}},
     /* The middle of the flat optimum of MAT's figure 5; shallow layers by its figure 1 */
     {"mat-N", "MAT: anchor tokens and the newest, N in all: text without end in constant memory", EVICTING(policy_mat),
      .parameters = {.exact = 64, .shallow = 2}},
@@ -280,6 +280,8 @@ enum terse_status method_resolve(const struct terse_cache_options *options, uint
     write_row_name(row, &numbers, canonical, sizeof canonical);
     write_name(row, canonical, method);
     if ((status = choose_eviction(options, method, error))) return status;
+    bool exact = method->key.codec->exact && method->value.codec->exact;
+    if (!exact && !method->parameters.exact) method->parameters.exact = SINKS;
     if ((status = choose_anchors(options, method, error))) return status;
     if ((status = choose_selection(options, method, error))) return status;
     if ((status = method->policy->check(&method->parameters, error))) return status;
@@ -289,7 +291,6 @@ enum terse_status method_resolve(const struct terse_cache_options *options, uint
             "%s: snapkv-N keeps keys as they were rotated, and this method's are before rotation; use mat-N or another "
             "--kv",
             method->name);
-    bool exact = method->key.codec->exact && method->value.codec->exact;
     uint32_t tail = method->policy->keep_selected_only ? SNAPKV_WINDOW : exact ? 0 : QUANTIZED_TAIL;
     method->tail_tokens = options->tail_tokens != TERSE_TAIL_DEFAULT ? options->tail_tokens : tail;
     if (learns(method->key) || learns(method->value)) {

@@ -13,7 +13,7 @@
 /* Parameters of a policy, from the method's name ("streaming-512") and options. */
 struct policy_parameters {
     uint32_t budget;       /* tokens kept per layer and KV head; 0: all */
-    uint32_t exact;        /* of them in exact rows, the oldest: what the window's end is held against */
+    uint32_t exact;        /* of them in exact rows, the oldest: attention sinks, and what MAT's window's end is held against */
     uint32_t shallow;      /* MAT: the first layers, whose exact rows are the oldest sinks and the youngest others */
     double anchor_percent; /* of a prefill's tokens that stay exact, per layer, KV head and side */
     uint32_t anchor_count; /* so many instead, when not 0 */
@@ -70,9 +70,14 @@ extern const struct policy policy_mat;
 extern const struct policy policy_attention_rank;
 /* Keeps only those, at their own positions, the newest tokens of a prompt, `budget` in all, and everything after it (SnapKV). */
 extern const struct policy policy_snapkv;
-#define MAT_SINKS 4 /* of shallow layers: StreamingLLM's */
+/* The first tokens of a sequence, on which models of a few billion parameters and more spend about half of their attention whatever the
+ * text (StreamingLLM, section 3.1), and whose keys and values look like no others: exact rows of every method whose codecs are not
+ * exact, and of those that evict. */
+#define SINKS 4
 
-/* A `retain`: the first `exact` tokens, or what takes their place, and the newest budget - exact. */
+/* Each a `retain`: every token, the first `exact` of them in exact rows; those, or what takes their place, and the newest
+ * budget - exact. */
+struct policy_decision policy_retain_all(const struct policy_parameters *parameters, uint64_t tokens);
 struct policy_decision policy_retain_newest(const struct policy_parameters *parameters, uint64_t tokens);
 
 #endif

@@ -10,14 +10,9 @@ static enum terse_status check(const struct policy_parameters *parameters, struc
     return status_fail(error, TERSE_E_ARGUMENT, "%g %% of the tokens cannot be anchors: use 0 to 100", percent);
 }
 
-static struct policy_decision retain(const struct policy_parameters *parameters, uint64_t tokens) {
-    (void)parameters, (void)tokens;
-    return (struct policy_decision){0};
-}
-
 static size_t anchors(const struct policy_parameters *parameters, size_t n, size_t sealed) {
     double wanted = parameters->anchor_count ? parameters->anchor_count : round((double)n * parameters->anchor_percent / 100);
     return wanted < (double)sealed ? (size_t)wanted : sealed;
 }
 
-const struct policy policy_anchors = {.name = "anchors", .check = check, .retain = retain, .anchors = anchors};
+const struct policy policy_anchors = {.name = "anchors", .check = check, .retain = policy_retain_all, .anchors = anchors};

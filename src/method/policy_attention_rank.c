@@ -19,22 +19,21 @@ static enum terse_status check_snapkv(const struct policy_parameters *parameters
                        parameters->budget, SNAPKV_BUDGET_MIN);
 }
 
-/* The prompt's end, which stays in the window, is a part of the budget. */
+/* The prompt's end, which stays in the window, and the sinks are a part of the budget. */
 static size_t kept_of_prompt(const struct policy_parameters *parameters, size_t n, size_t sealed) {
-    size_t window = n > sealed ? n - sealed : 0, budget = parameters->budget;
-    if (n <= budget || window >= budget) return 0;
-    return budget - window < sealed ? budget - window : sealed;
+    size_t others = n > sealed ? n - sealed : 0, budget = parameters->budget;
+    if (n <= budget || others >= budget) return 0;
+    return budget - others < sealed ? budget - others : sealed;
 }
 
-static struct policy_decision retain(const struct policy_parameters *parameters, uint64_t tokens) {
-    return policy_keep_all.retain(parameters, tokens);
-}
-
-const struct policy policy_attention_rank = {
-    .name = "attention rank", .rank_by_attention = true, .check = check_ranked, .retain = retain, .anchors = ranked_count};
+const struct policy policy_attention_rank = {.name = "attention rank",
+                                             .rank_by_attention = true,
+                                             .check = check_ranked,
+                                             .retain = policy_retain_all,
+                                             .anchors = ranked_count};
 const struct policy policy_snapkv = {.name = "snapkv",
                                      .rank_by_attention = true,
                                      .keep_selected_only = true,
                                      .check = check_snapkv,
-                                     .retain = retain,
+                                     .retain = policy_retain_all,
                                      .anchors = kept_of_prompt};

@@ -7,10 +7,9 @@ static enum terse_status check(const struct policy_parameters *parameters, struc
     return TERSE_OK;
 }
 
-static struct policy_decision retain(const struct policy_parameters *parameters, uint64_t tokens) {
-    (void)parameters;
-    (void)tokens;
-    return (struct policy_decision){0, 0};
+struct policy_decision policy_retain_all(const struct policy_parameters *parameters, uint64_t tokens) {
+    uint64_t exact = parameters->exact < tokens ? parameters->exact : tokens;
+    return (struct policy_decision){exact, exact};
 }
 
-const struct policy policy_keep_all = {.name = "keep all", .keeps_all = true, .check = check, .retain = retain};
+const struct policy policy_keep_all = {.name = "keep all", .keeps_all = true, .check = check, .retain = policy_retain_all};

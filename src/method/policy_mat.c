@@ -17,7 +17,7 @@ static enum terse_status check(const struct policy_parameters *parameters, struc
 }
 
 static size_t pick_victim(const struct policy_parameters *parameters, uint32_t layer, const float *logits, size_t n) {
-    if (layer < parameters->shallow) return n - 1 < MAT_SINKS ? n - 1 : MAT_SINKS;
+    if (layer < parameters->shallow) return n - 1 < SINKS ? n - 1 : SINKS;
     size_t most = 1;
     for (size_t i = 2; i < n; i++)
         if (logits[i] > logits[most]) most = i;

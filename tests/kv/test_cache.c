@@ -134,7 +134,7 @@ static void alibi_instead_of_rotation(void **state) {
 
 static void lengths_around_pages(void **state) {
     (void)state;
-    static const size_t lengths[] = {1, 15, 16, 17, 63, 64, 65, 127, 128, 129, 191, 192, 193, 257};
+    static const size_t lengths[] = {1, 3, 4, 5, 15, 16, 17, 63, 64, 65, 67, 68, 127, 128, 129, 132, 191, 192, 193, 196, 257};
     for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
         struct oracle_setup setup = small;
         setup.seed = i;
@@ -209,9 +209,9 @@ static void heads_may_be_read_in_different_ways(void **state) {
 static void the_papers_protocol_reads_quantized_tokens(void **state) {
     (void)state;
     static const char *const methods[] = {"f16", "q8_0", "q4_0", "streaming-100"};
-    static const size_t lengths[] = {1, 10, 63, 64, 65, 200};
+    static const size_t lengths[] = {1, 4, 5, 10, 63, 64, 65, 68, 200};
     for (size_t m = 0; m < 4; m++) {
-        for (size_t i = 0; i < 6; i++) {
+        for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
             struct oracle_setup setup = small;
             setup.method = methods[m];
             RUN(&setup, {Q, lengths[i], 0});
@@ -467,9 +467,9 @@ static void counters_say_what_was_read(void **state) {
     oracle_step(o, P, 200, 0);
     cache_counters(o->cache, &counters, true);
     assert_int_equal(counters.bytes, 0);
-    oracle_step(o, D, 1, 0); /* 3 sealed pages and a window of one; read once, not once per query head */
+    oracle_step(o, D, 1, 0); /* 4 exact rows, 3 sealed pages and a window of one; read once, not once per query head */
     cache_counters(o->cache, &counters, true);
-    assert_int_equal(counters.bytes, 2 * (3 * 2 * 64 * 34 + 2 * 64 * 64));
+    assert_int_equal(counters.bytes, 2 * (4 * 2 * 64 + 3 * 2 * 64 * 34 + 2 * 64 * 64));
     assert_true(counters.seconds > 0);
     cache_counters(o->cache, &counters, false);
     assert_int_equal(counters.bytes, 0);

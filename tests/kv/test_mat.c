@@ -119,7 +119,7 @@ static void evict(struct kept *list, const struct policy_parameters *p, uint32_t
     if (list->n <= p->budget) return;
     size_t gone = 1;
     if (l < p->shallow)
-        gone = p->exact < MAT_SINKS ? p->exact : MAT_SINKS;
+        gone = p->exact < SINKS ? p->exact : SINKS;
     else
         for (size_t i = 1; i <= p->exact; i++)
             if (list->logit[i] > list->logit[gone]) gone = i;

@@ -103,12 +103,13 @@ void oracle_free(struct oracle *o) {
 static bool streaming(const struct oracle *o) { return o->method.policy == &policy_streaming; }
 
 size_t oracle_sinks(const struct oracle *o) {
-    if (!streaming(o)) return 0;
-    return o->length < o->method.parameters.exact ? o->length : o->method.parameters.exact;
+    bool all_exact = o->method.key.codec == &codec_f16 && o->method.value.codec == &codec_f16;
+    if (all_exact && !streaming(o)) return 0;
+    return o->length < 4 ? o->length : 4;
 }
 
 size_t oracle_first(const struct oracle *o) {
-    size_t recent = o->method.parameters.budget - o->method.parameters.exact, sinks = oracle_sinks(o);
+    size_t recent = o->method.parameters.budget - 4, sinks = oracle_sinks(o);
     return streaming(o) && o->length > sinks + recent ? o->length - recent : sinks;
 }
 
@@ -360,16 +361,17 @@ static double *anchor_scores(const struct oracle *o, uint32_t layer, const float
             normalise(weights, seen);
             rotate(o, query, 0, rotated);
             for (uint32_t c = 0; c < hd; c++) norm += rotated[c] * rotated[c];
-            for (size_t t = first; t < last && t <= before + i; t++) {
+            for (size_t t = 0; t < seen; t++) {
                 double *score = scores + (size_t)(h / G) * 2 * (last - first) + (t - first), a = weights[t];
+                total += a;
+                if (t < first || t >= last) continue;
                 score[0] += a * (1 - a) * sqrt(norm);
                 score[last - first] += a;
-                total += a;
             }
         }
     }
     /* Every query spends an attention of 1. */
-    if (first == 0 && last == before + n) assert_true(fabs(total - (double)n * o->setup.query_heads) < 1e-6 * total);
+    assert_true(fabs(total - (double)n * o->setup.query_heads) < 1e-6 * total);
     free(weights);
     free(tokens);
     return scores;
@@ -431,7 +433,7 @@ static struct move move_of(const struct oracle *o, enum cache_step_kind kind, si
     return move;
 }
 
-/* Sinks lie in exact rows, keys before rotation. */
+/* The first tokens lie in exact rows, keys before rotation. */
 static void round_sink(const struct oracle *o, uint32_t layer, const float *raw, size_t token, size_t i) {
     size_t hd = o->setup.head_dim, width = o->setup.kv_heads * hd;
     float *keys = stored(o, o->k, layer, token);

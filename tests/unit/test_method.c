@@ -75,6 +75,30 @@ static void tail_has_a_default_for_each_method(void **state) {
     assert_int_equal(resolve("f16", NULL, NULL, 99).tail_tokens, 99);
 }
 
+static void codes_leave_the_first_tokens_exact(void **state) {
+    (void)state;
+    static const struct {
+        const char *name, *key, *evict;
+        uint32_t exact;
+    } known[] = {{"f16", NULL, NULL, 0},          {"snapkv-200", NULL, NULL, 0},   {"quest-64", NULL, NULL, 0},
+                 {"selfindex-16", NULL, NULL, 0}, {"q8_0", NULL, NULL, 4},         {"f16", "q4_0", NULL, 4},
+                 {"antkv-2", NULL, NULL, 4},      {"selfindex-2", NULL, NULL, 4},  {"q4_0", "f16", NULL, 4},
+                 {"million-4", NULL, NULL, 4},    {"streaming-99", NULL, NULL, 4}, {"mat-512", NULL, NULL, 64},
+                 {"q4_0", NULL, "mat-512", 64},   {"kivi-2", NULL, "mat-32", 8},   {"q4_0", NULL, "snapkv-200", 4}};
+    for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
+        struct terse_cache_options options = terse_cache_options_defaults();
+        struct method m;
+        options.method = known[i].name;
+        options.key_type = known[i].key;
+        options.evict = known[i].evict;
+        assert_int_equal(method_resolve(&options, 64, &m, NULL), TERSE_OK);
+        assert_int_equal(m.parameters.exact, known[i].exact);
+        struct policy_decision kept = m.policy->retain(&m.parameters, 3);
+        assert_int_equal(kept.exact, known[i].exact ? 3 : 0);
+        assert_int_equal(kept.first, kept.exact);
+    }
+}
+
 static void unknown_names_are_refused_in_one_line(void **state) {
     (void)state;
     refuse("f32", NULL, NULL, "f16, q8_0, q4_0, kivi-4, kivi-2, streaming-N, mat-N, snapkv-N");
@@ -198,9 +222,11 @@ static void streaming_keeps_sinks_and_the_newest(void **state) {
         assert_true(kept.first >= kept.exact && kept.first <= tokens);
         assert_int_equal(count, tokens < 20 ? tokens : 20);
     }
-    struct policy_decision all = policy_keep_all.retain(&parameters, 1000);
+    struct policy_decision all = policy_keep_all.retain(&(struct policy_parameters){0}, 1000);
     assert_int_equal(all.exact, 0);
     assert_int_equal(all.first, 0);
+    all = policy_keep_all.retain(&parameters, 1000);
+    assert_true(all.exact == 4 && all.first == 4);
 }
 
 int main(void) {
@@ -208,6 +234,7 @@ int main(void) {
         cmocka_unit_test(names_choose_codecs_and_policy),
         cmocka_unit_test(codecs_can_be_overridden),
         cmocka_unit_test(tail_has_a_default_for_each_method),
+        cmocka_unit_test(codes_leave_the_first_tokens_exact),
         cmocka_unit_test(unknown_names_are_refused_in_one_line),
         cmocka_unit_test(heads_the_kernels_cannot_serve_are_refused),
         cmocka_unit_test(methods_are_described),

@@ -69,7 +69,7 @@ bool anchor_scores_wanted(const struct cache *cache, size_t first, size_t count)
 
 /* Odd in lines of 16 floats, so that rows do not all begin in the same set of a processor cache. */
 static size_t weights_stride(const struct plan *plan) {
-    return plan->anchors ? memory_round_up(plan->sealed + PAGE_TOKENS, 2 * PAGE_TOKENS) + PAGE_TOKENS / 4 : 0;
+    return plan->anchors ? memory_round_up(plan->sealed + 2 * PAGE_TOKENS, 2 * PAGE_TOKENS) + PAGE_TOKENS / 4 : 0;
 }
 
 /* Segments that hold these tokens: full ones, but for the first and last of the window and of the new tokens. */
@@ -82,6 +82,11 @@ size_t anchor_weights_rows(const struct plan *plan, size_t most) {
 
 size_t anchor_weights_floats(const struct plan *plan, size_t rows) {
     return plan->anchors ? rows * (weights_stride(plan) + weights_segments(plan) + 1) : 0;
+}
+
+static bool holds_token(const struct cache *cache, size_t i, uint64_t token) {
+    struct segment segment = segment_at(cache, i);
+    return segment.kind == SEGMENT_NEW && segment.first <= token && token < segment.first + segment.end;
 }
 
 struct anchor_weights anchor_weights_of(const struct cache *cache, size_t first, size_t count, size_t segments,
@@ -99,17 +104,15 @@ struct anchor_weights anchor_weights_of(const struct cache *cache, size_t first,
     kept.start = kept.end = segments;
     while (kept.start && segment_at(cache, kept.start - 1).first >= begin) kept.start--;
     while (kept.end > kept.start && segment_at(cache, kept.end - 1).first >= last) kept.end--;
+    /* New tokens are not cut where pages are: the first of their segments may begin with exact rows. */
+    if (kept.start && holds_token(cache, kept.start - 1, begin)) kept.start--;
+    if (kept.start < kept.end) kept.origin = segment_at(cache, kept.start).first;
     return kept;
-}
-
-static size_t column_of(const struct cache *cache, const struct segment *segment) {
-    return (size_t)(segment->first + segment->begin - plan_first_sealed(&cache->plan));
 }
 
 float *anchor_weights_at(const struct cache *cache, const struct anchor_weights *kept, size_t i) {
     if (i < kept->start || i >= kept->end) return NULL;
-    struct segment segment = segment_at(cache, i);
-    return kept->weights + column_of(cache, &segment);
+    return kept->weights + (size_t)(segment_at(cache, i).first - kept->origin);
 }
 
 void anchor_weights_raise(struct anchor_weights *kept, size_t i, size_t end) {
@@ -146,14 +149,16 @@ void anchor_scores_add(struct cache *cache, uint32_t head, const struct anchor_w
     }
     for (size_t i = kept->start; i < kept->end; i++) {
         struct segment segment = segment_at(cache, i);
-        size_t at = column_of(cache, &segment), n = segment_visible(cache, &segment, kept->last) - segment.begin;
+        uint64_t token = larger(segment.first, plan_first_sealed(plan)),
+                 end = segment.first + segment_visible(cache, &segment, kept->last);
+        size_t at = (size_t)(token - plan_first_sealed(plan)), n = end > token ? (size_t)(end - token) : 0;
         float *factors = kept->raised + (i - kept->start) * partial->rows;
         if (n > plan->sealed - at) n = plan->sealed - at; /* what follows stays in the window */
         for (size_t m = kept->ignored; m < partial->rows; m++) {
             float scale = expf(factors[m] - partial->max[m]) / partial->sum[m];
             factors[m] = partial->sum[m] > 0 ? scale : 0;
         }
-        add_segment(kept, kept->weights + at, factors, n, scores_of(cache, head, CODEC_KEYS) + at,
+        add_segment(kept, kept->weights + (size_t)(token - kept->origin), factors, n, scores_of(cache, head, CODEC_KEYS) + at,
                     scores_of(cache, head, CODEC_VALUES) + at);
     }
 }

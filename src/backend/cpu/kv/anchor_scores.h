@@ -33,6 +33,7 @@ bool anchor_scores_wanted(const struct cache *cache, size_t first, size_t count)
  * the row's largest logit up to that group of keys. */
 struct anchor_weights {
     size_t start, end; /* segments of keys [start, end); none where no scores are wanted */
+    uint64_t origin;   /* token of column 0, the first of segment `start`; those before the first that is sealed do not count */
     size_t last;       /* the step's new token whose rows are the last */
     size_t ignored;    /* the first rows, which do not count */
     float *weights;    /* [rows][stride], a column for each token */

@@ -1,6 +1,6 @@
-/* Exact rows beside the window, of policies that evict what leaves it: tokens of each layer and KV head in half precision, keys before
- * rotation, in order of age. Their positions are 0, 1, ..., however many tokens were evicted, so their keys are rotated where they are
- * read (segment_read.c).
+/* Exact rows: the first tokens of a sequence beside pages of codes (SINKS), and what policies that evict keep of the tokens that leave
+ * the window. Rows of each layer and KV head in half precision, keys before rotation, in order of age. Their positions are 0, 1, ...,
+ * however many tokens were evicted, so their keys are rotated where they are read (segment_read.c).
  *
  * At first they are the first tokens. Where the policy has `pick_victim` (MAT), a token that leaves the window may take the place of
  * one of them. The policy decides by logits: of each token's own queries to token 0, taken when the token is new, at the positions

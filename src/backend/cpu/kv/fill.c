@@ -71,12 +71,14 @@ static void copy_layer(uint8_t *memory, size_t bytes, uint32_t layer) {
 
 /* Copies all that the first layer holds to the others. */
 static void copy_layers(const struct cache *cache) {
-    size_t heads = cache->shape.kv_heads, anchors = cache->anchors.capacity * (size_t)anchor_bytes(cache->shape.head_dim);
+    size_t heads = cache->shape.kv_heads, exact = 2 * cache->method.parameters.exact * cache->shape.head_dim * sizeof *cache->exact,
+           anchors = cache->anchors.capacity * (size_t)anchor_bytes(cache->shape.head_dim);
 #pragma omp parallel for schedule(static) num_threads(cache->threads)
     for (uint32_t layer = 1; layer < cache->shape.layers; layer++) {
         for (size_t i = 0; i < cache->n_sealed; i++) copy_pages(cache, &cache->page_sets[i], 0, &cache->page_sets[i], layer);
         for (size_t i = 0; i < cache->n_window_sets; i++)
             copy_layer(cache->window_sets[i], heads * 2 * cache->window_page_bytes, layer);
+        copy_layer((uint8_t *)cache->exact, heads * exact, layer);
         copy_layer(cache->fitted, heads * cache->fitted_bytes, layer);
         copy_layer(cache->anchors.memory, heads * 2 * anchors, layer);
     }
