@@ -1,0 +1,88 @@
+/* From moments to parameters. */
+#include "format/transform_fit.h"
+
+#include "base/eigen.h"
+#include "base/memory.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define METRIC_LEAST 1e-4 /* eigenvalue of a metric, of its largest */
+#define SIZE_LEAST 1e-6   /* of a component, of the largest: what rounding leaves of nothing is smaller */
+#define GAIN_TAIL 1e-4    /* part of the rows whose gain may lie below the range, or above */
+#define GAIN_MARGIN 1.5f
+
+/* out[n][n] = a^T diag(weights) a for rows a[n][n]. */
+static void recompose(const double *a, const double *weights, size_t n, double *out) {
+    memset(out, 0, n * n * sizeof *out);
+    for (size_t k = 0; k < n; k++) {
+        const double *restrict row = a + k * n;
+        for (size_t i = 0; i < n; i++) {
+            double factor = weights[k] * row[i];
+            double *restrict to = out + i * n;
+            for (size_t j = 0; j < n; j++) to[j] += factor * row[j];
+        }
+    }
+}
+
+enum terse_status transform_fit_metric(const double *metric, uint32_t head_dim, double *root, double *inverse,
+                                       struct terse_error *error) {
+    size_t n = head_dim;
+    double trace = 0, *values = memory_array(n * n + 2 * n + symmetric_eigen_scratch(n), sizeof *values);
+    if (!values) return status_no_memory(error, n * n * sizeof *values, "a metric");
+    double *weights = values + n, *vectors = weights + n, *scratch = vectors + n * n;
+    for (size_t i = 0; i < n; i++) trace += metric[i * n + i];
+    bool some = trace > 0 && isfinite(trace);
+    for (size_t i = 0; i < n * n; i++) root[i] = some ? metric[i] / trace * (double)n : i % (n + 1) == 0;
+    symmetric_eigen(root, n, values, vectors, scratch);
+    for (size_t i = 0; i < n; i++) weights[i] = sqrt(fmax(values[i], values[0] * METRIC_LEAST));
+    recompose(vectors, weights, n, root);
+    for (size_t i = 0; i < n; i++) weights[i] = 1 / weights[i];
+    recompose(vectors, weights, n, inverse);
+    memory_free(values);
+    return TERSE_OK;
+}
+
+static int by_size(const void *a, const void *b) {
+    float x = *(const float *)a, y = *(const float *)b;
+    return (x > y) - (x < y);
+}
+
+void transform_fit_gains(float *gains, size_t n, float *least, float *most) {
+    *least = *most = 0;
+    if (!n) return;
+    size_t beyond = (size_t)(GAIN_TAIL * (double)n);
+    qsort(gains, n, sizeof *gains, by_size);
+    *least = gains[beyond] / GAIN_MARGIN;
+    *most = gains[n - 1 - beyond] * GAIN_MARGIN;
+}
+
+enum terse_status transform_fit(const struct transform_moments *moments, uint32_t head_dim, float *floats,
+                                struct terse_error *error) {
+    size_t n = head_dim;
+    float *mean = floats, *size = mean + n, *basis = size + n, *rest = basis + n * n;
+    double *values = memory_array(2 * n * n + 2 * n + symmetric_eigen_scratch(n), sizeof *values);
+    if (!values) return status_no_memory(error, 2 * n * n * sizeof *values, "a transform");
+    double *row = values + n, *vectors = row + n, *covariance = vectors + n * n, *scratch = covariance + n * n;
+    memcpy(covariance, moments->covariance, n * n * sizeof *covariance);
+    symmetric_eigen(covariance, n, values, vectors, scratch);
+    double largest = sqrt(fmax(values[0], 0));
+    for (size_t c = 0; c < n; c++) {
+        double own = sqrt(fmax(values[c], 0));
+        mean[c] = (float)moments->mean[c];
+        size[c] = (float)(own > largest * SIZE_LEAST ? own : 0);
+        memset(row, 0, n * sizeof *row); /* A^-1 is symmetric */
+        for (size_t i = 0; i < n; i++) {
+            const double *restrict from = moments->inverse + i * n;
+            double *restrict to = row, factor = vectors[c * n + i];
+            for (size_t j = 0; j < n; j++) to[j] += factor * from[j];
+        }
+        for (size_t j = 0; j < n; j++) basis[c * n + j] = (float)row[j];
+    }
+    rest[0] = moments->gain_least;
+    rest[1] = moments->gain_most;
+    rest[2] = moments->importance;
+    memory_free(values);
+    return TERSE_OK;
+}
