@@ -25,6 +25,8 @@ run "$bin/terse" bench -m "$models/1b-q4_0.gguf" -p 0 -n 32 -d 32768 -r 2 \
     --kv f16,selfindex-2,quest-2448,streaming-1024,mat-1024,snapkv-1024
 run "$bin/bench_attention"
 run "$bin/bench_retrieval"
+run "$bin/bench_weights" 1
+run "$bin/bench_weights" 2
 run "$bin/bench_prefill" "$models/1b-q8_0.gguf" 2048
 run "$bin/bench_calibrate"
-for test in test_gemm test_kernels test_kernels_scaled test_kernels_weights; do run "$bin/$test" --bench; done
+for test in test_gemm test_kernels test_kernels_scaled; do run "$bin/$test" --bench; done

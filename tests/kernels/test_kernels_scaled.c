@@ -70,7 +70,7 @@ static void call_slot(const struct tier *k, const struct slot *slot, const float
 
 /* Whether products are of numbers in fixed point. */
 static bool is_fixed(const struct tier *k, const struct slot *slot) {
-    return slot->codec != F16 && (strcmp(k->name, "avx512") == 0 || strcmp(k->name, "avx2") == 0);
+    return slot->codec != F16 && (k->isa == CPU_AVX2 || k->isa == CPU_AVXVNNI || k->isa == CPU_AVX512);
 }
 
 static unsigned bits_of(const struct slot *slot) { return slot->codec == KIVI_4 ? 4 : 2; }

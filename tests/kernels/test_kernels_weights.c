@@ -1,7 +1,6 @@
 /* dequantize[] and matvec[] of every tier: against blocks and floats made by other software (fixtures/make_quant_blocks.py),
  * against the scalar reference bit for bit, against sums in double precision, and at the ends of accessible memory.
- *
- *     test_kernels_weights --bench     weights read per second, as a share of the read bandwidth, on 1 GiB of random blocks
+ * bench/micro/bench_weights.c measures their speed.
  */
 #include "support/kernel_check.h"
 
@@ -196,7 +195,9 @@ struct product {
 };
 
 /* Types that vector tiers read by products of bytes. */
-static bool by_bytes(enum tensor_type type) { return type == TENSOR_Q4_0 || type == TENSOR_Q8_0 || type == TENSOR_Q4_K; }
+static bool by_bytes(enum tensor_type type) {
+    return type == TENSOR_Q4_0 || type == TENSOR_Q8_0 || type == TENSOR_Q4_K || type == TENSOR_Q6_K;
+}
 
 static double fixed_error(const float *row, const float *x, size_t n) {
     double error = 0;
@@ -211,14 +212,16 @@ static double fixed_error(const float *row, const float *x, size_t n) {
     return error;
 }
 
-static void product_make(struct product *p, struct random *random, enum weights weights, enum fill fill, enum guard_side side) {
-    size_t used = row_size(p->type, p->n);
-    p->w = guard_bytes(p->rows ? (p->rows - 1) * p->row_bytes + used : 0, side);
+static void product_allocate(struct product *p, enum guard_side side) {
+    p->w = guard_bytes(p->rows ? (p->rows - 1) * p->row_bytes + row_size(p->type, p->n) : 0, side);
     p->x = guard_floats(p->n, side);
     p->exact = guard_bytes(p->rows * sizeof *p->exact, GUARD_END);
     p->magnitude = guard_bytes(p->rows * sizeof *p->magnitude, GUARD_END);
     p->fixed = guard_bytes(p->rows * sizeof *p->fixed, GUARD_END);
-    fill_floats(random, fill, p->x, p->n);
+}
+
+/* Makes up the weights and multiplies them by x. */
+static void product_compute(struct product *p, struct random *random, enum weights weights) {
     float *row = guard_floats(p->n, GUARD_END);
     for (size_t r = 0; r < p->rows; r++) {
         make_row(random, p->type, weights, p->w + r * p->row_bytes, p->n);
@@ -230,6 +233,12 @@ static void product_make(struct product *p, struct random *random, enum weights 
         }
         p->fixed[r] = by_bytes(p->type->type) ? fixed_error(row, p->x, p->n) : 0;
     }
+}
+
+static void product_make(struct product *p, struct random *random, enum weights weights, enum fill fill, enum guard_side side) {
+    product_allocate(p, side);
+    fill_floats(random, fill, p->x, p->n);
+    product_compute(p, random, weights);
 }
 
 static void product_check(const struct product *p, const char *what, enum guard_side side) {
@@ -280,6 +289,27 @@ static void test_matvec_of_extreme_numbers(void **state) {
     }
 }
 
+/* The ends of the range that fixed point has: all of a size just below a power of two, and one such number among small ones. */
+static void test_matvec_at_the_ends_of_fixed_point(void **state) {
+    (void)state;
+    struct random random = {9};
+    for (const struct weight_type *type = types; type < types + N_TYPES; type++) {
+        for (enum weights weights = 0; weights < WEIGHTS_KINDS; weights++) {
+            for (size_t apart = 1; apart <= 32; apart += 31) {
+                struct product p = {.type = type, .rows = 3, .n = 768, .row_bytes = row_size(type, 768)};
+                product_allocate(&p, GUARD_END);
+                for (size_t i = 0; i < p.n; i++) {
+                    float size = i % apart ? 0x1p-10f : nextafterf(2, 0) - (float)(random_bits(&random) % 256) * 0x1p-23f;
+                    p.x[i] = random_bits(&random) & 1 ? size : -size;
+                }
+                product_compute(&p, &random, weights);
+                product_check(&p, "next to a power of two", GUARD_END);
+                guard_release();
+            }
+        }
+    }
+}
+
 static void test_matvec_of_long_rows(void **state) {
     (void)state;
     struct random random = {4};
@@ -319,6 +349,34 @@ static void test_matvec_picks_each_weight(void **state) {
     }
 }
 
+/* What is not finite in the vector may not vanish, whatever the weights. */
+static void test_matvec_of_infinities(void **state) {
+    (void)state;
+    struct random random = {8};
+    enum { N = 512, ROWS = 3 };
+    static const float wrong[] = {INFINITY, -INFINITY, NAN};
+    static float x[N], y[ROWS];
+    for (const struct weight_type *type = types; type < types + N_TYPES; type++) {
+        size_t row_bytes = row_size(type, N);
+        unsigned char *w = guard_bytes(ROWS * row_bytes, GUARD_END);
+        for (size_t r = 0; r < ROWS; r++) make_row(&random, type, r ? WEIGHTS_NORMAL : WEIGHTS_ZERO, w + r * row_bytes, N);
+        fill_floats(&random, FILL_NORMAL, x, N);
+        const struct tier *k;
+        for (size_t tier = 0; (k = tier_at(tier)); tier++) {
+            for (size_t i = 0; i < 3 * N; i += 37) {
+                float before = x[i % N];
+                x[i % N] = wrong[i / N];
+                k->weights->matvec[type->type](w, row_bytes, ROWS, N, x, y);
+                x[i % N] = before;
+                for (size_t r = 0; r < ROWS; r++)
+                    if (isfinite(y[r]))
+                        fail_msg("%s %s: %g in place %zu", k->name, info_of(type)->name, (double)wrong[i / N], i % N);
+            }
+        }
+        guard_release();
+    }
+}
+
 /* However rows are split among threads, the result is the same. */
 static void test_a_row_does_not_depend_on_its_neighbours(void **state) {
     (void)state;
@@ -341,65 +399,13 @@ static void test_a_row_does_not_depend_on_its_neighbours(void **state) {
     }
 }
 
-/* ---- Speed -------------------------------------------------------------------------------------------------------------- */
-
-static double matvec_rate(const struct tier *k, const struct weight_type *type, const unsigned char *w, size_t bytes, size_t n,
-                          const float *x, float *y, int threads) {
-    size_t row_bytes = row_size(type, n), rows = bytes / row_bytes;
-    double best = 0;
-    for (int run = 0; run < 3; run++) {
-        double start = clock_seconds();
-#pragma omp parallel for num_threads(threads) schedule(static, 1)
-        for (int thread = 0; thread < threads; thread++) {
-            size_t from = rows * (size_t)thread / (size_t)threads, to = rows * (size_t)(thread + 1) / (size_t)threads;
-            k->weights->matvec[type->type](w + from * row_bytes, row_bytes, to - from, n, x, y + from);
-        }
-        double rate = (double)(rows * row_bytes) / (clock_seconds() - start);
-        if (rate > best) best = rate;
-    }
-    return best;
-}
-
-/* Matrices of the LLaMA-3.2-1B shape have rows of 2,048 and 8,192 weights; 1 GiB lies beyond every cache. What the memory gives is
- * the faster of a plain read and of the F32 matvec, which hides latency better than a compiler's sum loop. */
-static int bench(void) {
-    const size_t bytes = (size_t)1 << 30, pattern = (size_t)1 << 22;
-    unsigned char *w = malloc(bytes);
-    float *x = calloc(8192, sizeof *x), *y = calloc(bytes / 1024, sizeof *y);
-    if (!w || !x || !y) return 1;
-    struct random random = {7};
-    fill_bytes(&random, w, pattern);
-    for (size_t i = 1; i < pattern; i += 2) w[i] &= 0xbf; /* every half finite */
-    for (size_t i = pattern; i < bytes; i += pattern) memcpy(w + i, w, pattern);
-    fill_floats(&random, FILL_NORMAL, x, 8192);
-    const struct tier *k;
-    for (int threads = 1; threads <= 2; threads++) {
-        for (size_t tier = 1; (k = tier_at(tier)); tier++) {
-            for (size_t n = 2048; n <= 8192; n += 6144) {
-                double fastest = 0;
-                for (const struct weight_type *type = types; type < types + N_TYPES; type++) {
-                    double read = read_bandwidth(w, bytes, threads), rate = matvec_rate(k, type, w, bytes, n, x, y, threads);
-                    if (read > fastest) fastest = read;
-                    if (type->type == TENSOR_F32 && rate > fastest) fastest = rate;
-                    printf("matvec %-6s %-4s n %4zu, %d threads: %5.1f GB/s, %3.0f%% of %.1f\n", k->name, info_of(type)->name, n,
-                           threads, rate * 1e-9, 100 * rate / fastest, fastest * 1e-9);
-                }
-            }
-        }
-    }
-    free(w);
-    free(x);
-    free(y);
-    return 0;
-}
-
-int main(int argc, char **argv) {
-    if (bench_wanted(argc, argv)) return bench();
+int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_blocks_of_other_software),  cmocka_unit_test(test_every_tier_dequantizes_alike),
-        cmocka_unit_test(test_every_half_of_every_tier),  cmocka_unit_test(test_matvec_at_all_shapes),
-        cmocka_unit_test(test_matvec_of_extreme_numbers), cmocka_unit_test(test_matvec_of_long_rows),
-        cmocka_unit_test(test_matvec_picks_each_weight),  cmocka_unit_test(test_a_row_does_not_depend_on_its_neighbours),
+        cmocka_unit_test(test_blocks_of_other_software),          cmocka_unit_test(test_every_tier_dequantizes_alike),
+        cmocka_unit_test(test_every_half_of_every_tier),          cmocka_unit_test(test_matvec_at_all_shapes),
+        cmocka_unit_test(test_matvec_of_extreme_numbers),         cmocka_unit_test(test_matvec_of_long_rows),
+        cmocka_unit_test(test_matvec_at_the_ends_of_fixed_point), cmocka_unit_test(test_matvec_of_infinities),
+        cmocka_unit_test(test_matvec_picks_each_weight),          cmocka_unit_test(test_a_row_does_not_depend_on_its_neighbours),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

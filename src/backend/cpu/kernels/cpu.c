@@ -15,7 +15,7 @@ static enum cpu_isa chosen;
 static char refused[64]; /* the value of TERSE_CPU, made printable, when it names no instruction set that is present */
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
-static const char *const isa_names[CPU_ISAS] = {"scalar", "avx2", "avx512", "neon"};
+static const char *const isa_names[CPU_ISAS] = {"scalar", "avx2", "avxvnni", "avx512", "neon"};
 
 #if defined(__x86_64__)
 /* __builtin_cpu_supports asks the operating system too (XGETBV), but clang 14 does not know "f16c"; its registers are AVX's. */
@@ -26,6 +26,12 @@ static bool processor_has_f16c(void) {
 
 static bool processor_has_avx2(void) {
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && processor_has_f16c();
+}
+
+/* clang 14 does not know "avxvnni" either. */
+static bool processor_has_avxvnni(void) {
+    unsigned a, b, c, d;
+    return processor_has_avx2() && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & 1u << 4) != 0;
 }
 
 /* What CMakeLists.txt lets the compiler use in avx512*.c: Ice Lake and Zen 4 have it all. */
@@ -40,6 +46,7 @@ static void choose(void) {
     present[CPU_SCALAR] = true;
 #if defined(__x86_64__)
     present[CPU_AVX2] = processor_has_avx2();
+    present[CPU_AVXVNNI] = processor_has_avxvnni();
     present[CPU_AVX512] = processor_has_avx512();
 #elif defined(__aarch64__)
     present[CPU_NEON] = true;

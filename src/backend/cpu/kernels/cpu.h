@@ -3,8 +3,8 @@
  * Kernels come in families (the folders below), each a small struct of function pointers in FAMILY/ops.h. The scalar tier fills
  * every slot and is the reference: compiled without fast-math and without auto-vectorisation. The other tiers overlay the slots
  * that they do better. The choice is made at run time, at first use, from what the processor and the operating system have;
- * TERSE_CPU=scalar|avx2|avx512|neon lowers it, so that one binary tests every tier (tests/kernels hold each slot to the scalar one,
- * and that to double precision).
+ * TERSE_CPU=scalar|avx2|avxvnni|avx512|neon lowers it, so that one binary tests every tier (tests/kernels hold each slot to the
+ * scalar one, and that to double precision).
  *
  * All functions may be called from any thread at any time. */
 #ifndef TERSE_BACKEND_CPU_KERNELS_CPU_H
@@ -14,14 +14,15 @@
 
 #include <stdbool.h>
 
-enum cpu_isa { CPU_SCALAR, CPU_AVX2, CPU_AVX512, CPU_NEON };
-#define CPU_ISAS 4
+/* CPU_AVXVNNI is AVX2 with the products of AVX-VNNI, which many processors without AVX-512 have. */
+enum cpu_isa { CPU_SCALAR, CPU_AVX2, CPU_AVXVNNI, CPU_AVX512, CPU_NEON };
+#define CPU_ISAS 5
 
 /* The instruction set in use. */
 enum cpu_isa cpu_isa(void);
 /* Whether this processor and this build have it. */
 bool cpu_has(enum cpu_isa isa);
-/* "scalar", "avx2", "avx512", "neon". */
+/* "scalar", "avx2", "avxvnni", "avx512", "neon". */
 const char *cpu_isa_name(enum cpu_isa isa);
 /* TERSE_E_ARGUMENT when TERSE_CPU is set and names no instruction set that this processor and build have (cpu_isa() is the best one
  * then): a misspelt value must not pass for a slow or a fast run. Loading a model asks this. */

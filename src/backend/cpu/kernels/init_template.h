@@ -4,6 +4,7 @@
  *     OPS      the family's struct, say pq_ops: OPS() and OPS_at() come out
  *     SCALAR   functions void (struct OPS *) that fill every slot between them, as a comma-separated list
  *     AVX2, AVX512, NEON   those that overlay what their instruction set does better; AVX-512 overlays AVX2's table
+ *     AVXVNNI              the same, where the family has them; overlays AVX2's table too
  */
 #include "backend/cpu/kernels/compiler.h"
 #include "backend/cpu/kernels/cpu.h"
@@ -31,6 +32,11 @@ static void build_all(void) {
     BUILD(CPU_SCALAR, CPU_SCALAR, SCALAR);
 #if defined(__x86_64__)
     BUILD(CPU_AVX2, CPU_SCALAR, AVX2);
+#ifdef AVXVNNI
+    BUILD(CPU_AVXVNNI, CPU_AVX2, AVXVNNI);
+#else
+    if (cpu_has(CPU_AVXVNNI)) tables[CPU_AVXVNNI] = tables[CPU_AVX2];
+#endif
     BUILD(CPU_AVX512, CPU_AVX2, AVX512);
 #elif defined(__aarch64__)
     BUILD(CPU_NEON, CPU_SCALAR, NEON);

@@ -2,6 +2,7 @@
  * very floats of the scalar reference; weights/template.h makes dequantize[] and matvec[] of them. format/weight_blocks.h has the
  * formats. */
 #include "backend/cpu/kernels/compiler.h"
+#include "backend/cpu/kernels/weights/avx2_scales.h"
 #include "backend/cpu/kernels/weights/init.h"
 #include "format/weight_blocks.h"
 
@@ -117,17 +118,15 @@ INLINE void unpack_q5_1(const struct weight_q5_1 *block, const float *scales, in
 }
 
 /* scale s of the eight groups, then min m. */
-INLINE void group_scales(const uint16_t *scale, const uint16_t *min, const uint8_t packed[12], float scales[16]) {
-    uint32_t words[4];
-    weight_group_scales(packed, words);
-    __m256i s = _mm256_cvtepu8_epi32(_mm_set_epi32(0, 0, (int)words[1], (int)words[0]));
-    __m256i m = _mm256_cvtepu8_epi32(_mm_set_epi32(0, 0, (int)words[3], (int)words[2]));
+INLINE void group_scales(const void *block, const uint16_t *scale, const uint16_t *min, float scales[16]) {
+    __m128i bytes = group_scale_bytes(block);
+    __m256i s = _mm256_cvtepu8_epi32(bytes), m = _mm256_cvtepu8_epi32(_mm_unpackhi_epi64(bytes, bytes));
     _mm256_storeu_ps(scales, _mm256_mul_ps(spread_half(scale), _mm256_cvtepi32_ps(s)));
     _mm256_storeu_ps(scales + 8, _mm256_mul_ps(spread_half(min), _mm256_cvtepi32_ps(m)));
 }
 
 INLINE void scales_q4_k(const struct weight_q4_k *block, float scales[16]) {
-    group_scales(&block->scale, &block->min, block->scales, scales);
+    group_scales(block, &block->scale, &block->min, scales);
 }
 INLINE void unpack_q4_k(const struct weight_q4_k *block, const float *scales, int g, __m256 w[4]) {
     for (int i = 0; i < 4; i++) {
@@ -138,7 +137,7 @@ INLINE void unpack_q4_k(const struct weight_q4_k *block, const float *scales, in
 }
 
 INLINE void scales_q5_k(const struct weight_q5_k *block, float scales[16]) {
-    group_scales(&block->scale, &block->min, block->scales, scales);
+    group_scales(block, &block->scale, &block->min, scales);
 }
 INLINE void unpack_q5_k(const struct weight_q5_k *block, const float *scales, int g, __m256 w[4]) {
     __m256i low = load_256(block->codes + 32 * (g / 2)), high = load_256(block->high);
@@ -185,6 +184,10 @@ INLINE void store_sums(__m256 sums[4][2], float *y, size_t rows) {
 
 #include "backend/cpu/kernels/weights/template.h"
 
-ALL_WEIGHT_KERNELS(avx2)
+FLOAT_WEIGHT_KERNELS(avx2)
+BYTE_DEQUANTIZERS(avx2)
 
-void weights_init_avx2(struct weights_ops *ops) { FILL_ALL_WEIGHTS(ops, avx2); }
+void weights_init_avx2(struct weights_ops *ops) {
+    FILL_FLOAT_WEIGHTS(ops, avx2);
+    FILL_BYTE_DEQUANTIZERS(ops, avx2);
+}

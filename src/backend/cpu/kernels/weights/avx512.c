@@ -100,9 +100,7 @@ INLINE void unpack_q5_1(const struct weight_q5_1 *block, const float *scales, in
     for (int i = 0; i < 2; i++) w[i] = _mm512_fmadd_ps(scale, w[i], min);
 }
 
-INLINE void scales_q4_k(const struct weight_q4_k *block, float scales[16]) {
-    _mm512_storeu_ps(scales, group_scales(block, block->scales));
-}
+INLINE void scales_q4_k(const struct weight_q4_k *block, float scales[16]) { _mm512_storeu_ps(scales, group_scales(block)); }
 INLINE void unpack_q4_k(const struct weight_q4_k *block, const float *scales, int g, __m512 w[2]) {
     __m512 table = _mm512_fmsub_ps(_mm512_set1_ps(scales[g]), counting_from(0), _mm512_set1_ps(scales[8 + g]));
     for (int i = 0; i < 2; i++) {
@@ -111,9 +109,7 @@ INLINE void unpack_q4_k(const struct weight_q4_k *block, const float *scales, in
     }
 }
 
-INLINE void scales_q5_k(const struct weight_q5_k *block, float scales[16]) {
-    _mm512_storeu_ps(scales, group_scales(block, block->scales));
-}
+INLINE void scales_q5_k(const struct weight_q5_k *block, float scales[16]) { _mm512_storeu_ps(scales, group_scales(block)); }
 INLINE void unpack_q5_k(const struct weight_q5_k *block, const float *scales, int g, __m512 w[2]) {
     __m256i low = load_256(block->codes + 32 * (g / 2)), high = load_256(block->high);
     low = _mm256_and_si256(_mm256_srli_epi16(low, 4 * (g % 2)), _mm256_set1_epi8(15));

@@ -3,6 +3,7 @@
 #define TERSE_BACKEND_CPU_KERNELS_WEIGHTS_AVX512_COMMON_H
 
 #include "backend/cpu/kernels/compiler.h"
+#include "backend/cpu/kernels/weights/avx2_scales.h"
 #include "format/weight_blocks.h"
 
 #include <immintrin.h>
@@ -13,12 +14,9 @@ INLINE __m512 spread_halves(const void *at, __m512i words) {
 }
 
 /* Of a block that begins with `scale` and `min`: scale s of the eight groups, then min m. */
-INLINE __m512 group_scales(const void *block, const uint8_t packed[12]) {
+INLINE __m512 group_scales(const void *block) {
     const __m512i of = _mm512_castsi256_si512(_mm256_setr_epi16(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1));
-    uint32_t words[4];
-    weight_group_scales(packed, words);
-    __m512i bytes = _mm512_cvtepu8_epi32(_mm_set_epi32((int)words[3], (int)words[2], (int)words[1], (int)words[0]));
-    return _mm512_mul_ps(spread_halves(block, of), _mm512_cvtepi32_ps(bytes));
+    return _mm512_mul_ps(spread_halves(block, of), _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(group_scale_bytes(block))));
 }
 
 #endif

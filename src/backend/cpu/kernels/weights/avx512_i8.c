@@ -1,4 +1,4 @@
-/* matvec of weights of four and eight bits with AVX-512, by products of bytes (VNNI): the vector is fixed point, two bytes a number
+/* matvec of weights of four, six and eight bits with AVX-512, by products of bytes (VNNI): the vector is fixed point, two bytes a number
  * and a step for each 32 numbers, so that four products are one instruction. The step is a power of two: numbers of few digits stay
  * exact.
  *
@@ -22,12 +22,13 @@
 static const uint8_t place_q4_0[PIECES] = {0, 4, 1, 5, 2, 6, 3, 7};
 static const uint8_t place_q8_0[PIECES] = {0, 1, 2, 3, 4, 5, 6, 7};
 static const uint8_t place_q4_k[PIECES] = {0, 1, 4, 5, 2, 3, 6, 7};
+static const uint8_t place_q6_k[PIECES] = {0, 1, 2, 3, 4, 5, 6, 7};
 
 /* A segment of the vector as 256 high + low steps. */
 struct fixed {
     int8_t high[SEGMENT / UNIT][UNIT], low[SEGMENT / UNIT][UNIT];
     float step[SEGMENT / UNIT][UNIT / 4];   /* of each four bytes */
-    int32_t zero[SEGMENT / UNIT][UNIT / 4]; /* less what the code that means zero adds to the products of 32 numbers */
+    int32_t zero[SEGMENT / UNIT][UNIT / 4]; /* less what the code that means zero adds to the products of a piece or of two */
     float sum[SEGMENT / 32];                /* of each 32 numbers */
 };
 
@@ -40,7 +41,8 @@ static float step_of(__m512 a, __m512 b) {
     return ldexpf(1, exponent - 15);
 }
 
-/* x[n] and zeros up to whole units; `zero` is the code that means zero. */
+/* x[n] and zeros up to whole units; `zero` is the code that means zero. The two pieces of 32 numbers share the dword zero[u][4 first],
+ * or have one each where they lie in one register. */
 static void fix(const float *x, size_t n, const uint8_t place[PIECES], int zero, struct fixed *f) {
     for (size_t u = 0; u * UNIT < n; u++) {
         memset(f->zero[u], 0, sizeof f->zero[u]);
@@ -51,13 +53,13 @@ static void fix(const float *x, size_t n, const uint8_t place[PIECES], int zero,
             float step = step_of(a, b);
             __m512 inverse = fixed_inverse(step);
             int8_t *high = f->high[u], *low = f->low[u];
-            __m512i whole = _mm512_add_epi32(to_bytes(_mm512_mul_ps(a, inverse), high + 16 * first, low + 16 * first),
-                                             to_bytes(_mm512_mul_ps(b, inverse), high + 16 * second, low + 16 * second));
-            int sum = _mm512_reduce_add_epi32(whole);
+            int sum = _mm512_reduce_add_epi32(to_bytes(_mm512_mul_ps(a, inverse), high + 16 * first, low + 16 * first));
+            int sum_second = _mm512_reduce_add_epi32(to_bytes(_mm512_mul_ps(b, inverse), high + 16 * second, low + 16 * second));
             _mm_storeu_ps(f->step[u] + 4 * first, _mm_set1_ps(step));
             _mm_storeu_ps(f->step[u] + 4 * second, _mm_set1_ps(step));
-            f->zero[u][4 * first] = -zero * sum;
-            f->sum[at / 32] = step * (float)sum;
+            f->zero[u][4 * first] -= zero * sum;
+            f->zero[u][4 * (second / 4 == first / 4 ? second : first)] -= zero * sum_second;
+            f->sum[at / 32] = step * (float)(sum + sum_second);
         }
     }
 }
@@ -105,7 +107,7 @@ INLINE __m512 unit_q8_0(const struct weight_q8_0 *block, const struct fixed *f, 
 
 /* Two units. Of 64 bytes of codes the low four bits are groups 0 and 2 of four, the high ones groups 1 and 3. */
 INLINE __m512 units_q4_k(const struct weight_q4_k *block, const struct fixed *f, size_t u, __m512 sum) {
-    __m512 scales = group_scales(block, block->scales);
+    __m512 scales = group_scales(block);
     for (size_t i = 0; i < 2; i++) {
         __m512i codes = _mm512_loadu_si512(block->codes + 64 * i);
         for (size_t v = 0; v < 2; v++) {
@@ -118,6 +120,31 @@ INLINE __m512 units_q4_k(const struct weight_q4_k *block, const struct fixed *f,
     }
     __m512 sums = _mm512_castps256_ps512(_mm256_loadu_ps(f->sum + 4 * u));
     return _mm512_mask3_fnmadd_ps(_mm512_shuffle_f32x4(scales, scales, 0x0e), sums, sum, 0xff);
+}
+
+/* Two units. Of 64 bytes of codes the low four bits are runs 0 and 1 of four, the high ones runs 2 and 3; a run has a scale for each
+ * half of it. */
+INLINE __m512 units_q6_k(const struct weight_q6_k *block, const struct fixed *f, size_t u, __m512 sum) {
+    const __m512i run_0_and_1 = _mm512_setr_epi64(0x0004000400040004, 0x0004000400040004, 0x0004000400040004, 0x0004000400040004,
+                                                  0x0002000200020002, 0x0002000200020002, 0x0002000200020002, 0x0002000200020002);
+    const __m512i run_2_and_3 = _mm512_sub_epi16(_mm512_set1_epi16(4), run_0_and_1);
+    __m512 scales = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)block->scales)));
+    scales = _mm512_mul_ps(scales, _mm512_cvtph_ps(_mm256_set1_epi16((short)block->scale)));
+    for (size_t i = 0; i < 2; i++) {
+        __m512i codes = _mm512_loadu_si512(block->codes + 64 * i);
+        __m512i high = _mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i *)(block->high + 32 * i)));
+        for (size_t v = 0; v < 2; v++) {
+            __m512i some = low_nibbles(v ? _mm512_srli_epi16(codes, 4) : codes), zero = _mm512_setzero_si512();
+            __m512i top = v ? _mm512_srlv_epi16(high, run_2_and_3) : _mm512_sllv_epi16(high, run_0_and_1);
+            some = _mm512_or_si512(some, _mm512_and_si512(top, _mm512_set1_epi8(48)));
+            __m512i of = _mm512_add_epi32(_mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3),
+                                          _mm512_set1_epi32((int)(8 * i + 4 * v)));
+            __m512 scale = _mm512_mul_ps(_mm512_permutexvar_ps(of, scales), _mm512_loadu_ps(f->step[u + i] + 16 * v));
+            __m512i low = low_products(some, f, u + i, v, _mm512_loadu_si512(f->zero[u + i] + 16 * v));
+            sum = add_scaled(high_products(some, f, u + i, v, zero), low, scale, sum);
+        }
+    }
+    return sum;
 }
 
 INLINE void fetch_ahead(const void *block, size_t bytes) {
@@ -160,12 +187,15 @@ INLINE void fetch_ahead(const void *block, size_t bytes) {
 SEGMENT_KERNEL(q4_0, 4, unit_q4_0, 1)
 SEGMENT_KERNEL(q8_0, 4, unit_q8_0, 1)
 SEGMENT_KERNEL(q4_k, 1, units_q4_k, 2)
+SEGMENT_KERNEL(q6_k, 1, units_q6_k, 2)
 MATVEC_KERNEL(q4_0, 32, 8)
 MATVEC_KERNEL(q8_0, 32, 128)
 MATVEC_KERNEL(q4_k, 256, 0)
+MATVEC_KERNEL(q6_k, 256, 32)
 
 void weights_init_avx512_i8(struct weights_ops *ops) {
     ops->matvec[TENSOR_Q4_0] = matvec_q4_0_avx512;
     ops->matvec[TENSOR_Q8_0] = matvec_q8_0_avx512;
     ops->matvec[TENSOR_Q4_K] = matvec_q4_k_avx512;
+    ops->matvec[TENSOR_Q6_K] = matvec_q6_k_avx512;
 }

@@ -3,7 +3,8 @@
 
 #define OPS weights_ops
 #define SCALAR weights_init_scalar
-#define AVX2 weights_init_avx2
+#define AVX2 weights_init_avx2, weights_init_avx2_i16
+#define AVXVNNI weights_init_avxvnni
 #define AVX512 weights_init_avx512, weights_init_avx512_i8
 #define NEON weights_init_neon
 #include "backend/cpu/kernels/init_template.h"

@@ -11,9 +11,9 @@
 struct weights_ops {
     /* out[n] of a row of n elements, n a multiple of the type's block. The same bits in every tier. */
     void (*dequantize[TENSOR_TYPES])(const void *row, float *out, size_t n);
-    /* y[r] = <row r of w, x[n]> for `rows` rows of n elements, n as above. x is taken in full precision, but for Q4_0, Q8_0 and
-     * Q4_K, where vector tiers may take it as fixed point: each number is then off by at most 2^-15 of the largest of its 32, and
-     * counts as 0 where that is less than 1e-25. */
+    /* y[r] = <row r of w, x[n]> for `rows` rows of n elements, n as above. x is taken in full precision, but for Q4_0, Q8_0, Q4_K
+     * and Q6_K, where vector tiers may take it as fixed point: each number is then off by at most 2^-15 of the largest of its 32, and
+     * counts as 0 where that is less than 1e-25. y[r] is not finite where x is not. */
     void (*matvec[TENSOR_TYPES])(const void *w, size_t row_bytes, size_t rows, size_t n, const float *x, float *y);
 };
 

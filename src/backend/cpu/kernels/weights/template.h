@@ -121,18 +121,19 @@
     BLOCK_KERNELS(q4_1, isa) \
     BLOCK_KERNELS(q5_0, isa) \
     BLOCK_KERNELS(q5_1, isa) \
-    K_KERNELS(q5_k, isa) \
-    K_KERNELS(q6_k, isa)
+    K_KERNELS(q5_k, isa)
 
 /* The formats that an instruction set may multiply by products of bytes instead. */
 #define BYTE_DEQUANTIZERS(isa) \
     BLOCK_DEQUANTIZER(q8_0, isa) \
     BLOCK_DEQUANTIZER(q4_0, isa) \
-    K_DEQUANTIZER(q4_k, isa)
+    K_DEQUANTIZER(q4_k, isa) \
+    K_DEQUANTIZER(q6_k, isa)
 #define BYTE_MATVECS(isa) \
     BLOCK_MATVEC(q8_0, isa) \
     BLOCK_MATVEC(q4_0, isa) \
-    K_MATVEC(q4_k, isa)
+    K_MATVEC(q4_k, isa) \
+    K_MATVEC(q6_k, isa)
 
 #define ALL_WEIGHT_KERNELS(isa) FLOAT_WEIGHT_KERNELS(isa) BYTE_DEQUANTIZERS(isa) BYTE_MATVECS(isa)
 
@@ -149,19 +150,20 @@
     FILL_WEIGHT(ops, Q4_1, q4_1, isa); \
     FILL_WEIGHT(ops, Q5_0, q5_0, isa); \
     FILL_WEIGHT(ops, Q5_1, q5_1, isa); \
-    FILL_WEIGHT(ops, Q5_K, q5_k, isa); \
-    FILL_WEIGHT(ops, Q6_K, q6_k, isa)
+    FILL_WEIGHT(ops, Q5_K, q5_k, isa)
 
 #define FILL_BYTE_DEQUANTIZERS(ops, isa) \
     FILL_DEQUANTIZER(ops, Q8_0, q8_0, isa); \
     FILL_DEQUANTIZER(ops, Q4_0, q4_0, isa); \
-    FILL_DEQUANTIZER(ops, Q4_K, q4_k, isa)
+    FILL_DEQUANTIZER(ops, Q4_K, q4_k, isa); \
+    FILL_DEQUANTIZER(ops, Q6_K, q6_k, isa)
 
 #define FILL_ALL_WEIGHTS(ops, isa) \
     FILL_FLOAT_WEIGHTS(ops, isa); \
     FILL_BYTE_DEQUANTIZERS(ops, isa); \
     FILL_MATVEC(ops, Q8_0, q8_0, isa); \
     FILL_MATVEC(ops, Q4_0, q4_0, isa); \
-    FILL_MATVEC(ops, Q4_K, q4_k, isa)
+    FILL_MATVEC(ops, Q4_K, q4_k, isa); \
+    FILL_MATVEC(ops, Q6_K, q6_k, isa)
 
 #endif
