@@ -5,5 +5,6 @@
 #include "backend/cpu/kernels/transform/ops.h"
 
 void transform_init_scalar(struct transform_ops *ops);
+void transform_init_avx512(struct transform_ops *ops);
 
 #endif

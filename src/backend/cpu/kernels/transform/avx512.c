@@ -1,0 +1,180 @@
+/* Pages of the codec transform with AVX-512 (VBMI, VNNI): 64 bytes are 16 tokens' codes, a permutation of bytes makes them levels, and
+ * one instruction multiplies four of each dword by four bytes. The dwords are tokens of keys, components of values.
+ *
+ * A permutation of bytes looks at the lowest six bits of each, so that tables are written for codes that lie anywhere among these:
+ * nothing is masked, and little is shifted. */
+#include "backend/cpu/kernels/lanes/avx512.h"
+
+#include "backend/cpu/kernels/lanes/sums_template.h"
+
+#include "backend/cpu/kernels/lanes/avx512_fixed.h"
+
+#include "backend/cpu/kernels/transform/init.h"
+
+#include <string.h>
+
+#define TOGETHER 4    /* rows of a pass */
+#define VECTORS 4     /* of a plane: 16 tokens each */
+#define SHIFTS 3      /* codes at bit 0, 2 or 4 of a byte */
+#define ENTRIES 64    /* of a permutation */
+#define LEVEL_ZERO 64 /* what is added to the levels of keys: bytes without sign, as bias of struct transform_query says */
+
+struct plane_tables {
+    uint8_t at[SHIFTS][ENTRIES];
+};
+
+/* Levels by the lowest six bits of a byte, whose code begins at bit 2 s; three bits as three_bits() leaves them. */
+static struct plane_tables key_tables[TRANSFORM_TABLES], value_tables[TRANSFORM_TABLES];
+
+static void fill_tables(void) {
+    for (unsigned table = 0; table < TRANSFORM_TABLES; table++) {
+        unsigned bits = table % TRANSFORM_PLANE_BITS + 1;
+        for (unsigned s = 0; s < SHIFTS; s++) {
+            for (unsigned entry = 0; entry < ENTRIES; entry++) {
+                unsigned code = bits == 3 ? (entry & 3) << 1 | (entry >> 4 & 1) : entry >> 2 * s & ((1u << bits) - 1);
+                int8_t level = transform_levels[table][code];
+                key_tables[table].at[s][entry] = (uint8_t)(level + LEVEL_ZERO);
+                value_tables[table].at[s][entry] = (uint8_t)level;
+            }
+        }
+    }
+}
+
+/* ---- A plane's levels ---------------------------------------------------------------------------------------------------- */
+
+INLINE __m512i look_up(const uint8_t *table, __m512i codes) { return _mm512_permutexvar_epi8(codes, _mm512_loadu_si512(table)); }
+
+/* The same 32 bytes twice, the second time shifted by a bit: bit 2 m is then vector m's. */
+INLINE __m512i single_bits(const uint8_t *at) {
+    const __m512i by = _mm512_setr_epi64(0, 0, 0, 0, 1, 1, 1, 1);
+    return _mm512_srlv_epi64(_mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i *)at)), by);
+}
+
+/* Codes of 1 or 2 bits, at bit 2 m for vector m. */
+INLINE void two_bits(const struct plane_tables *table, __m512i codes, __m512i *x) {
+    UNROLL for (size_t m = 0; m < SHIFTS; m++) x[m] = look_up(table->at[m], codes);
+    x[3] = look_up(table->at[0], _mm512_srli_epi64(codes, 6));
+}
+
+/* Upper two bits of a code at bits 0 and 1, or 2 and 3, the lowest bit four further up. */
+INLINE void three_bits(const struct plane_tables *table, const uint8_t *at, __m512i *x) {
+    const __m512i nibble = _mm512_set1_epi8(15);
+    __m512i two = _mm512_loadu_si512(at), one = single_bits(at + PAGE_TRANSFORM_PLANE(2));
+    __m512i first = _mm512_ternarylogic_epi64(nibble, two, _mm512_slli_epi64(one, 4), 0xca);
+    __m512i second = _mm512_ternarylogic_epi64(nibble, _mm512_srli_epi64(two, 4), one, 0xca);
+    x[0] = look_up(table->at[0], first);
+    x[1] = look_up(table->at[0], _mm512_srli_epi64(first, 2));
+    x[2] = look_up(table->at[0], second);
+    x[3] = look_up(table->at[0], _mm512_srli_epi64(second, 2));
+}
+
+INLINE void four_bits(const struct plane_tables *table, const uint8_t *at, __m512i *x) {
+    UNROLL for (size_t half = 0; half < 2; half++) {
+        __m512i codes = _mm512_loadu_si512(at + half * 64);
+        x[2 * half] = look_up(table->at[0], codes);
+        x[2 * half + 1] = look_up(table->at[0], _mm512_srli_epi64(codes, 4));
+    }
+}
+
+/* Levels x[m] of tokens 16 m to 16 m + 15. */
+INLINE void read_levels(const struct plane_tables *tables, const struct transform_plane *plane, const uint8_t *at, __m512i *x) {
+    const struct plane_tables *table = &tables[plane->table];
+    prefetch_step(at, 0, plane->bits > 2 ? 128 : 64);
+    switch (plane->bits) {
+    case 1: two_bits(table, single_bits(at), x); break;
+    case 2: two_bits(table, _mm512_loadu_si512(at), x); break;
+    case 3: three_bits(table, at, x); break;
+    default: four_bits(table, at, x); break;
+    }
+}
+
+/* ---- Gains --------------------------------------------------------------------------------------------------------------- */
+
+static void gains_avx512(const uint8_t codes[64], float least, float step, float gains[64]) {
+    prefetch_step(codes, 0, 64);
+    UNROLL for (size_t v = 0; v < VECTORS; v++) {
+        __m512i code = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(codes + v * LANES)));
+        vec_store(gains + v * LANES, vec_fma(vec_set(step), _mm512_cvtepi32_ps(code), vec_set(least)));
+    }
+}
+
+/* ---- Keys: the lanes are tokens ------------------------------------------------------------------------------------------ */
+
+INLINE __m512i four_weights(const int8_t *weights) {
+    int32_t four;
+    memcpy(&four, weights, sizeof four);
+    return _mm512_set1_epi32(four);
+}
+
+INLINE void score_rows(size_t R, const struct transform_layout *layout, const uint8_t *at, const float *gains,
+                       const struct transform_query *queries, float *logits) {
+    const struct transform_plane *plane = layout->plane;
+    UNROLL for (size_t m = 0; m < R; m++) {
+        UNROLL for (size_t v = 0; v < VECTORS; v++) vec_store(logits + m * PAGE_TOKENS + v * LANES, vec_zero());
+    }
+    for (size_t first = 0, group = 0; first < layout->planes; first += TRANSFORM_STEP_PLANES, group++) {
+        const size_t end = SMALLER(first + TRANSFORM_STEP_PLANES, layout->planes);
+        __m512i sum[TOGETHER][VECTORS];
+        UNROLL for (size_t m = 0; m < R; m++) {
+            UNROLL for (size_t v = 0; v < VECTORS; v++) sum[m][v] = _mm512_set1_epi32(queries[m].bias[group]);
+        }
+        for (size_t p = first; p < end; p++) {
+            __m512i x[VECTORS];
+            read_levels(key_tables, &plane[p], at, x);
+            at += PAGE_TRANSFORM_PLANE(plane[p].bits);
+            UNROLL for (size_t m = 0; m < R; m++) {
+                __m512i weights = four_weights(queries[m].weights + p * TRANSFORM_QUAD);
+                UNROLL for (size_t v = 0; v < VECTORS; v++) sum[m][v] = add_products(sum[m][v], x[v], weights);
+            }
+        }
+        UNROLL for (size_t m = 0; m < R; m++) {
+            vec step = vec_set(queries[m].steps[group]);
+            UNROLL for (size_t v = 0; v < VECTORS; v++) {
+                float *to = logits + m * PAGE_TOKENS + v * LANES;
+                vec_store(to, vec_fma(step, _mm512_cvtepi32_ps(sum[m][v]), vec_load(to)));
+            }
+        }
+    }
+    UNROLL for (size_t m = 0; m < R; m++) {
+        UNROLL for (size_t v = 0; v < VECTORS; v++) {
+            float *to = logits + m * PAGE_TOKENS + v * LANES;
+            vec_store(to, vec_fma(vec_load(gains + v * LANES), vec_load(to), vec_set(queries[m].offset)));
+        }
+    }
+}
+
+/* ---- Values: the lanes of each 128 bits are components, the bytes of a dword four tokens -------------------------------------- */
+
+/* Four tokens' weights in each dword of 128 bits. */
+INLINE void spread_weights(const uint8_t *weights, __m512i *to) {
+    __m512i all = _mm512_loadu_si512(weights), part = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
+    UNROLL for (size_t v = 0; v < VECTORS; v++) to[v] =
+        _mm512_permutexvar_epi32(_mm512_add_epi32(part, _mm512_set1_epi32(4 * (int)v)), all);
+}
+
+INLINE void accumulate_rows(size_t R, const struct transform_layout *layout, const uint8_t *at, const uint8_t *weights,
+                            const float *scales, float *out) {
+    const size_t planes = layout->planes;
+    __m512i spread[TOGETHER][VECTORS];
+    UNROLL for (size_t m = 0; m < R; m++) spread_weights(weights + m * PAGE_TOKENS, spread[m]);
+    for (size_t p = 0; p < planes; p++) {
+        __m512i x[VECTORS];
+        read_levels(value_tables, &layout->plane[p], at, x);
+        at += PAGE_TRANSFORM_PLANE(layout->plane[p].bits);
+        UNROLL for (size_t m = 0; m < R; m++) {
+            float *to = out + (m * planes + p) * TRANSFORM_SUM_LANES;
+            __m512i sum = _mm512_setzero_si512();
+            UNROLL for (size_t v = 0; v < VECTORS; v++) sum = add_products(sum, spread[m][v], x[v]);
+            vec_store(to, vec_fma(vec_set(scales[m]), _mm512_cvtepi32_ps(sum), vec_load(to)));
+        }
+    }
+}
+
+#include "backend/cpu/kernels/transform/rows_template.h"
+
+void transform_init_avx512(struct transform_ops *ops) {
+    fill_tables();
+    ops->gains = gains_avx512;
+    ops->score = score_avx512;
+    ops->accumulate = accumulate_avx512;
+}

@@ -1,0 +1,365 @@
+/* Kernels of the codec transform: every tier against sums in double precision over codes that were put where format/page_layout.h says,
+ * for every number of bits and many numbers of rows, with extreme weights, between inaccessible pages. Where all floats are whole
+ * numbers the sums must be exact.
+ */
+#include "backend/cpu/kernels/compiler.h"
+#include "format/page_layout.h"
+#include "support/kernel_check.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#define EPSILON 0x1p-24
+#define MOST_ROWS 9
+#define MOST_STEPS ((TRANSFORM_PLANES_MAX + TRANSFORM_STEP_PLANES - 1) / TRANSFORM_STEP_PLANES)
+
+/* ---- A page whose codes are known ---------------------------------------------------------------------------------------- */
+
+struct page {
+    struct transform_layout layout;
+    unsigned char code[TRANSFORM_PLANES_MAX][64][4]; /* [plane][token][component] */
+    unsigned char *bytes;                            /* as they lie behind the gains */
+};
+
+static void put(unsigned char *byte, unsigned bit, unsigned bits, unsigned code) {
+    for (unsigned b = 0; b < bits; b++) {
+        *byte = (unsigned char)(*byte & ~(1u << (bit + b)));
+        *byte = (unsigned char)(*byte | (code >> b & 1u) << (bit + b));
+    }
+}
+
+/* Puts one code into its plane, as page_layout.h words it. */
+static void put_code(bool keys, unsigned bits, unsigned char *plane, size_t t, size_t i, unsigned code) {
+    unsigned v = (unsigned)(t / 8);
+    size_t j = keys ? 4 * (t % 8) + i : 16 * (t % 8 / 4) + 4 * i + t % 4;
+    if (bits == 1) put(plane + j, v, 1, code);
+    if (bits == 2) put(plane + 32 * (v % 2) + j, 2 * (v / 2), 2, code);
+    if (bits == 3) put(plane + 32 * (v % 2) + j, 2 * (v / 2), 2, code / 2);
+    if (bits == 3) put(plane + 64 + j, v, 1, code % 2);
+    if (bits == 4) put(plane + 64 * (v / 4) + 32 * (v % 2) + j, 4 * (v / 2 % 2), 4, code);
+}
+
+static struct page *make_page(struct random *random, const unsigned char *quad_bits, uint32_t head_dim, bool keys,
+                              enum guard_side side) {
+    struct page *page = malloc(sizeof *page);
+    transform_layout_set(quad_bits, head_dim, &page->layout);
+    size_t bytes = PAGE_BYTES_TRANSFORM(page->layout.bits) - 64;
+    page->bytes = guard_bytes(bytes, side);
+    unsigned char *at = page->bytes;
+    for (size_t p = 0; p < page->layout.planes; p++) {
+        unsigned bits = page->layout.plane[p].bits;
+        for (size_t t = 0; t < 64; t++) {
+            for (size_t i = 0; i < 4; i++) {
+                page->code[p][t][i] = (unsigned char)(random_bits(random) % (1u << bits));
+                put_code(keys, bits, at, t, i, page->code[p][t][i]);
+            }
+        }
+        at += (size_t)32 * bits;
+    }
+    memset(at, 0, (size_t)(page->bytes + bytes - at));
+    return page;
+}
+
+static double level(const struct page *page, size_t p, size_t t, size_t i) {
+    return transform_levels[page->layout.plane[p].table][page->code[p][t][i]];
+}
+
+/* Bits of quads: names of the cases below. */
+enum allocation { NONE, EQUAL, FALLING, ONE_QUAD };
+
+static void set_bits(enum allocation how, unsigned bits, unsigned char *quad_bits, uint32_t head_dim) {
+    uint32_t quads = head_dim / 4;
+    for (uint32_t q = 0; q < quads; q++) {
+        unsigned own = how == EQUAL ? bits : how == FALLING ? bits - (q * (bits + 1) / quads) : q == 0 ? bits : 0;
+        quad_bits[q] = (unsigned char)(how == NONE ? 0 : own);
+    }
+}
+
+/* Numbers of rows: 0 plain, 1 whole numbers so that every sum is exact, 2 the same with extreme weights. */
+enum numbers { PLAIN, WHOLE, EXTREME, NUMBERS };
+
+/* ---- Keys ---------------------------------------------------------------------------------------------------------------- */
+
+struct queries {
+    struct transform_query query[MOST_ROWS];
+    float gains[64];
+};
+
+static void make_queries(struct random *random, enum numbers how, size_t planes, size_t rows, enum guard_side side,
+                         struct queries *queries) {
+    size_t steps = (planes + TRANSFORM_STEP_PLANES - 1) / TRANSFORM_STEP_PLANES;
+    for (size_t t = 0; t < 64; t++) queries->gains[t] = how == PLAIN ? 2 + random_normal(random) : 1;
+    for (size_t m = 0; m < rows; m++) {
+        float *step = guard_floats(steps, side);
+        int32_t *bias = guard_bytes(steps * sizeof *bias, side);
+        int8_t *weights = guard_bytes(planes * 4, side);
+        for (size_t i = 0; i < steps; i++) {
+            step[i] = how == PLAIN ? fabsf(random_normal(random)) : 1;
+            bias[i] = 0;
+        }
+        for (size_t i = 0; i < planes * 4; i++) {
+            int spread = how == EXTREME ? (random_bits(random) % 2 ? 127 : -127) : (int)(random_bits(random) % 255) - 127;
+            if (how == EXTREME && m < 2) spread = m ? -127 : 127;
+            weights[i] = (int8_t)spread;
+            bias[i / (TRANSFORM_STEP_PLANES * 4)] -= 64 * spread;
+        }
+        queries->query[m] = (struct transform_query){how == PLAIN ? random_normal(random) : 0, step, bias, weights};
+    }
+}
+
+static void check_scores(struct random *random, const unsigned char *quad_bits, uint32_t head_dim, enum numbers how, size_t rows,
+                         enum guard_side side) {
+    struct page *page = make_page(random, quad_bits, head_dim, true, side);
+    const size_t planes = page->layout.planes;
+    static struct queries queries;
+    make_queries(random, how, planes, rows, side, &queries);
+    float *gains = guard_copy(queries.gains, sizeof queries.gains, side), *logits = guard_floats(rows * 64, side);
+    const struct tier *k;
+    for (size_t tier = 0; (k = tier_at(tier)); tier++) {
+        memset(logits, 0xff, rows * 64 * sizeof *logits);
+        k->transform->score(&page->layout, page->bytes, gains, queries.query, rows, logits);
+        for (size_t m = 0; m < rows; m++) {
+            const struct transform_query *query = &queries.query[m];
+            for (size_t t = 0; t < 64; t++) {
+                double sum = 0, terms = 0;
+                for (size_t p = 0; p < planes; p++) {
+                    for (size_t i = 0; i < 4; i++) {
+                        double term = (double)query->steps[p / TRANSFORM_STEP_PLANES] * query->weights[p * 4 + i] *
+                                      level(page, p, t, i) * (double)gains[t];
+                        sum += term;
+                        terms += fabs(term);
+                    }
+                }
+                double want = (double)query->offset + sum;
+                check_close(logits[m * 64 + t], want, terms + fabs((double)query->offset),
+                            how == PLAIN ? EPSILON * (MOST_STEPS + 4) : 0, 0,
+                            "%s score of %zu planes, %zu bits, row %zu of %zu, token %zu", k->name, planes,
+                            (size_t)page->layout.bits, m, rows, t);
+            }
+        }
+    }
+    free(page);
+    guard_release();
+}
+
+/* ---- Values -------------------------------------------------------------------------------------------------------------- */
+
+static void check_accumulation(struct random *random, const unsigned char *quad_bits, uint32_t head_dim, enum numbers how,
+                               size_t rows, enum guard_side side) {
+    struct page *page = make_page(random, quad_bits, head_dim, false, side);
+    const size_t planes = page->layout.planes, lanes = TRANSFORM_SUM_LANES, n = rows * planes * lanes;
+    unsigned char *weights = guard_bytes(rows * 64, side);
+    float *scales = guard_floats(rows, side), *sums = guard_floats(n, side), *before = malloc((n + 1) * sizeof *before);
+    for (size_t i = 0; i < rows * 64; i++) weights[i] = (unsigned char)(how == EXTREME ? 255 : random_bits(random) % 256);
+    if (how == EXTREME) memset(weights, 0, 32);
+    for (size_t m = 0; m < rows; m++) scales[m] = how == PLAIN ? fabsf(random_normal(random)) : 1;
+    for (size_t i = 0; i < n; i++) before[i] = how == PLAIN ? 100 * random_normal(random) : (float)(random_bits(random) % 100);
+    const struct tier *k;
+    for (size_t tier = 0; (k = tier_at(tier)); tier++) {
+        memcpy(sums, before, n * sizeof *sums);
+        k->transform->accumulate(&page->layout, page->bytes, weights, scales, rows, sums);
+        for (size_t m = 0; m < rows; m++) {
+            for (size_t p = 0; p < planes; p++) {
+                const size_t first = (m * planes + p) * lanes;
+                for (size_t i = 0; i < 4; i++) {
+                    double got = 0, want = 0, terms = 0;
+                    for (size_t t = 0; t < 64; t++) {
+                        double term = (double)scales[m] * weights[m * 64 + t] * level(page, p, t, i);
+                        want += term;
+                        terms += fabs(term);
+                    }
+                    for (size_t lane = i; lane < lanes; lane += 4) {
+                        got += (double)sums[first + lane];
+                        want += (double)before[first + lane];
+                        terms += fabs((double)before[first + lane]);
+                    }
+                    check_close(got, want, terms, how == PLAIN ? 4 * EPSILON : 0, 0,
+                                "%s sums of plane %zu of %zu, %zu bits, row %zu of %zu, component %zu", k->name, p, planes,
+                                (size_t)page->layout.bits, m, rows, i);
+                }
+            }
+        }
+    }
+    free(before);
+    free(page);
+    guard_release();
+}
+
+static void check_both(struct random *random, enum allocation how, unsigned bits, uint32_t head_dim, enum numbers numbers,
+                       size_t rows) {
+    unsigned char quad_bits[TRANSFORM_QUADS_MAX];
+    set_bits(how, bits, quad_bits, head_dim);
+    for (int side = GUARD_END; side <= GUARD_START; side++) {
+        check_scores(random, quad_bits, head_dim, numbers, rows, (enum guard_side)side);
+        check_accumulation(random, quad_bits, head_dim, numbers, rows, (enum guard_side)side);
+    }
+}
+
+/* ---- Cases --------------------------------------------------------------------------------------------------------------- */
+
+static void bits_of_every_number(void **state) {
+    (void)state;
+    struct random random = {1};
+    for (unsigned bits = 1; bits <= TRANSFORM_BITS_MAX; bits++) {
+        for (size_t rows = 1; rows <= MOST_ROWS; rows++) {
+            check_both(&random, ONE_QUAD, bits, 32, WHOLE, rows);
+            check_both(&random, EQUAL, bits, 64, PLAIN, rows);
+        }
+    }
+}
+
+static void layouts_of_falling_bits(void **state) {
+    (void)state;
+    struct random random = {2};
+    for (uint32_t head_dim = 32; head_dim <= 256; head_dim += 32) {
+        for (unsigned bits = 1; bits <= TRANSFORM_BITS_MAX; bits++) {
+            check_both(&random, FALLING, bits, head_dim, PLAIN, bits % 5);
+            check_both(&random, FALLING, bits, head_dim, WHOLE, 4);
+        }
+    }
+}
+
+static void weights_at_their_limits(void **state) {
+    (void)state;
+    struct random random = {3};
+    for (unsigned bits = 1; bits <= TRANSFORM_BITS_MAX; bits++) check_both(&random, EQUAL, bits, 128, EXTREME, 7);
+}
+
+/* Codes all ones and all zeros, the largest levels: with extreme weights the largest sums there are. */
+static void the_largest_sums(void **state) {
+    (void)state;
+    const struct tier *k;
+    for (unsigned bits = 1; bits <= TRANSFORM_BITS_MAX; bits++) {
+        for (int ones = 0; ones < 2; ones++) {
+            unsigned char quad_bits[TRANSFORM_QUADS_MAX], weights[64];
+            int8_t most[TRANSFORM_PLANES_MAX * 4];
+            int32_t bias[MOST_STEPS];
+            float steps[MOST_STEPS], gains[64], logits[64], scale = 1;
+            static float sums[TRANSFORM_PLANES_MAX * TRANSFORM_SUM_LANES];
+            struct transform_layout layout;
+            set_bits(EQUAL, bits, quad_bits, 256);
+            transform_layout_set(quad_bits, 256, &layout);
+            size_t bytes = PAGE_BYTES_TRANSFORM(layout.bits) - 64;
+            double want = 0;
+            for (size_t p = 0; p < layout.planes; p++) {
+                const int8_t *table = transform_levels[layout.plane[p].table];
+                want += 4 * 127 * table[ones ? (1 << layout.plane[p].bits) - 1 : 0];
+            }
+            for (size_t s = 0; s < MOST_STEPS; s++) {
+                size_t left = layout.planes > s * TRANSFORM_STEP_PLANES ? layout.planes - s * TRANSFORM_STEP_PLANES : 0;
+                bias[s] = -64 * 127 * 4 * (int32_t)SMALLER(left, TRANSFORM_STEP_PLANES);
+                steps[s] = 1;
+            }
+            memset(most, 127, sizeof most);
+            memset(weights, 255, sizeof weights);
+            for (size_t t = 0; t < 64; t++) gains[t] = 1;
+            unsigned char *codes = guard_bytes(bytes, GUARD_END);
+            memset(codes, ones ? 255 : 0, bytes);
+            struct transform_query query = {0, steps, bias, most};
+            for (size_t tier = 0; (k = tier_at(tier)); tier++) {
+                k->transform->score(&layout, codes, gains, &query, 1, logits);
+                for (size_t t = 0; t < 64; t++) check_close(logits[t], want, 0, 0, 0, "%s score of %u bits", k->name, bits);
+                memset(sums, 0, sizeof sums);
+                k->transform->accumulate(&layout, codes, weights, &scale, 1, sums);
+                for (size_t p = 0; p < layout.planes; p++) {
+                    const int8_t *table = transform_levels[layout.plane[p].table];
+                    double sum = 0;
+                    for (size_t lane = 0; lane < TRANSFORM_SUM_LANES; lane += 4)
+                        sum += (double)sums[p * TRANSFORM_SUM_LANES + lane];
+                    check_close(sum, 64 * 255 * table[ones ? (1 << layout.plane[p].bits) - 1 : 0], 0, 0, 0, "%s sum of %u bits",
+                                k->name, bits);
+                }
+            }
+            guard_release();
+        }
+    }
+}
+
+/* Of a head without bits every key scores the offset, and no sum is touched. */
+static void heads_without_bits(void **state) {
+    (void)state;
+    struct random random = {4};
+    for (size_t rows = 0; rows <= 5; rows++) check_both(&random, NONE, 0, 64, PLAIN, rows);
+}
+
+static void many_rows(void **state) {
+    (void)state;
+    enum { ROWS = 96, HD = 64 };
+    struct random random = {5};
+    unsigned char quad_bits[TRANSFORM_QUADS_MAX];
+    static struct transform_query queries[ROWS];
+    static int8_t weights[ROWS][TRANSFORM_PLANES_MAX * 4];
+    static uint8_t bytes[ROWS][64];
+    static float all[ROWS][64], one[64], scales[ROWS], sums[ROWS * TRANSFORM_PLANES_MAX * TRANSFORM_SUM_LANES];
+    float steps[MOST_STEPS], gains[64];
+    int32_t bias[ROWS][MOST_STEPS] = {{0}};
+    set_bits(FALLING, 6, quad_bits, HD);
+    struct page *keys = make_page(&random, quad_bits, HD, true, GUARD_END);
+    struct page *values = make_page(&random, quad_bits, HD, false, GUARD_END);
+    const size_t planes = keys->layout.planes, each = planes * TRANSFORM_SUM_LANES;
+    for (size_t s = 0; s < MOST_STEPS; s++) steps[s] = 0.25f;
+    for (size_t t = 0; t < 64; t++) gains[t] = random_normal(&random);
+    for (size_t m = 0; m < ROWS; m++) {
+        for (size_t i = 0; i < planes * 4; i++) {
+            weights[m][i] = (int8_t)(random_bits(&random) % 255 - 127);
+            bias[m][i / (TRANSFORM_STEP_PLANES * 4)] -= 64 * weights[m][i];
+        }
+        for (size_t t = 0; t < 64; t++) bytes[m][t] = (uint8_t)random_bits(&random);
+        scales[m] = 1;
+        queries[m] = (struct transform_query){1, steps, bias[m], weights[m]};
+    }
+    const struct tier *k;
+    for (size_t tier = 0; (k = tier_at(tier)); tier++) {
+        static float own[TRANSFORM_PLANES_MAX * TRANSFORM_SUM_LANES];
+        memset(sums, 0, sizeof sums);
+        k->transform->score(&keys->layout, keys->bytes, gains, queries, ROWS, all[0]);
+        k->transform->accumulate(&values->layout, values->bytes, bytes[0], scales, ROWS, sums);
+        for (size_t m = 0; m < ROWS; m++) {
+            k->transform->score(&keys->layout, keys->bytes, gains, &queries[m], 1, one);
+            assert_memory_equal(all[m], one, sizeof one); /* no result depends on who is served beside it */
+            memset(own, 0, sizeof own);
+            k->transform->accumulate(&values->layout, values->bytes, bytes[m], &scales[m], 1, own);
+            assert_memory_equal(sums + m * each, own, each * sizeof *own);
+        }
+    }
+    free(keys);
+    free(values);
+    guard_release();
+}
+
+static void gains_of_all_bytes(void **state) {
+    (void)state;
+    struct random random = {6};
+    for (int side = GUARD_END; side <= GUARD_START; side++) {
+        unsigned char *codes = guard_bytes(64, (enum guard_side)side);
+        float *gains = guard_floats(64, (enum guard_side)side);
+        const struct tier *k;
+        for (size_t tier = 0; (k = tier_at(tier)); tier++) {
+            for (size_t first = 0; first < 256; first += 64) {
+                float least = fabsf(random_normal(&random)), step = fabsf(random_normal(&random)) / 255;
+                for (size_t t = 0; t < 64; t++) codes[t] = (unsigned char)(255 - first - t);
+                k->transform->gains(codes, least, step, gains);
+                for (size_t t = 0; t < 64; t++) {
+                    double want = (double)least + (double)step * (double)(255 - first - t);
+                    check_close(gains[t], want, want, 2 * EPSILON, 0, "%s gain of code %zu", k->name, 255 - first - t);
+                }
+            }
+        }
+        guard_release();
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(bits_of_every_number),    cmocka_unit_test(layouts_of_falling_bits),
+        cmocka_unit_test(weights_at_their_limits), cmocka_unit_test(the_largest_sums),
+        cmocka_unit_test(heads_without_bits),      cmocka_unit_test(many_rows),
+        cmocka_unit_test(gains_of_all_bytes),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
