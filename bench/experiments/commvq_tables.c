@@ -48,7 +48,7 @@ static void keys_free(struct keys *keys) {
 }
 
 static struct codec_shape shape_of(const struct terse_model *m) {
-    return (struct codec_shape){m->head_dim, 1, m->head_dim, COMMVQ_BITS, NULL};
+    return (struct codec_shape){.head_dim = m->head_dim, .group = 1, .width = m->head_dim, .bits = COMMVQ_BITS};
 }
 
 static int keys_read(const struct tables *t, const struct capture *capture, size_t head, struct keys *keys) {

@@ -469,7 +469,7 @@ static void open_encoding(struct encoding *encoding, float *parameters) {
 static void learn_gain_shape(struct encoding *encoding, const struct head *h, uint32_t width) {
     struct kmeans_options options = kmeans_options_defaults();
     struct terse_error error;
-    encoding->shape = (struct codec_shape){(uint32_t)h->hd, (uint32_t)h->G, width, 8, NULL};
+    encoding->shape = (struct codec_shape){.head_dim = (uint32_t)h->hd, .group = (uint32_t)h->G, .width = width, .bits = 8};
     float *parameters = allocate(codec_parameters(encoding->codec, encoding->shape), 4);
     options.rounds = 4;
     options.tolerance = 2e-3;
@@ -485,7 +485,8 @@ static float *learn_additive(struct encoding *encoding, const struct head *h, ui
     struct additive_options options = additive_options_defaults();
     struct coding coding = additive_coding((uint32_t)h->hd, bits);
     struct terse_error error;
-    encoding->shape = (struct codec_shape){(uint32_t)h->hd, (uint32_t)h->G, coding.width, coding.bits, NULL};
+    encoding->shape =
+        (struct codec_shape){.head_dim = (uint32_t)h->hd, .group = (uint32_t)h->G, .width = coding.width, .bits = coding.bits};
     float *parameters = allocate(codec_parameters(encoding->codec, encoding->shape), 4), *C = allocate(coding.bits * h->hd, 4);
     struct additive_points points = {h->train.unit, h->train.n, h->hd, h->train.weights};
     must(!additive_fit(&points, h->hd, coding.bits, &options, C, NULL, NULL, &error), error.message);
@@ -665,7 +666,7 @@ static size_t compare(const struct head *h, uint32_t bits, size_t steps, struct 
     encodings[0] = (struct encoding){.name = bits == 2 ? "kivi-2" : "kivi-1", .bits = bits + 1};
     encodings[0].code = bits == 2 ? code_by_codec : code_by_two_levels;
     if (bits == 2) encodings[0].codec = &codec_kivi_2;
-    encodings[0].shape = (struct codec_shape){(uint32_t)h->hd, (uint32_t)h->G, 0, 0, NULL};
+    encodings[0].shape = (struct codec_shape){.head_dim = (uint32_t)h->hd, .group = (uint32_t)h->G, .width = 0, .bits = 0};
     encodings[1] = (struct encoding){"gain-shape", resident, code_by_codec, .codec = &codec_gain_shape};
     learn_gain_shape(&encodings[1], h, 8 / bits);
     encodings[2] = (struct encoding){"additive", resident, code_by_codec, .codec = &codec_additive};

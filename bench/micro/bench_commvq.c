@@ -87,8 +87,11 @@ struct layer {
 
 static struct codec_shape side_of(const struct layer *l, enum codec_side side, uint32_t head) {
     struct coding coding = side == CODEC_KEYS ? l->method.key : l->method.value;
-    return (struct codec_shape){l->shape.head_dim, (uint32_t)l->G, coding.width, coding.bits,
-                                cpu_codebook_learned(l->codebook, side, 0, head)};
+    return (struct codec_shape){.head_dim = l->shape.head_dim,
+                                .group = (uint32_t)l->G,
+                                .width = coding.width,
+                                .bits = coding.bits,
+                                .learned = cpu_codebook_learned(l->codebook, side, 0, head)};
 }
 
 /* ---- Setup */

@@ -167,7 +167,7 @@ static void *learn(const struct codec *codec, struct codec_shape shape, int side
 static struct store new_store(const struct format *format, const struct data *d, size_t depth) {
     size_t hd = d->shape.head_dim, heads = d->heads, distinct = d->distinct / PAGE_TOKENS, G = group(d);
     struct store s = {.format = format, .heads = heads, .pages = depth / PAGE_TOKENS};
-    s.shape = (struct codec_shape){(uint32_t)hd, (uint32_t)G, format->width, format->bits, NULL};
+    s.shape = (struct codec_shape){.head_dim = (uint32_t)hd, .group = (uint32_t)G, .width = format->width, .bits = format->bits};
     for (int side = 0; side < 2; side++) {
         const struct codec *codec = format->codec[side];
         s.bytes[side] = codec_page_bytes(codec, s.shape, (enum codec_side)side);

@@ -19,7 +19,7 @@ static const struct {
     [CODEC_VALUES] = {{"values", "values.frame"}, "codebook.values.codec", "codebook.values.width", "codebook.values.bits"},
 };
 #define KEYS_ROPE "codebook.keys.rope"
-static const char *const rope_names[] = {[CODEC_ROPE_AFTER] = "after", [CODEC_ROPE_BEFORE] = "before"};
+static const char *const rope_names[] = {[CODEC_ROPE_AFTER] = "after", [CODEC_ROPE_BEFORE] = "before", [CODEC_ROPE_IN_RUN] = "run"};
 static const char *const scope_names[] = {"head", "model"}; /* by `shared` */
 
 /* The dimensions of a tensor, dims[0] varying fastest; returns their number, 0 where the side has no such part. */

@@ -35,6 +35,11 @@ const struct codec codec_additive = {.id = CODEC_ADDITIVE,
                                      .gather = CODEC_GATHERS_BOTH,
                                      .normalized = true,
                                      .by_rate = true};
+const struct codec codec_transform = {.id = CODEC_TRANSFORM,
+                                      .name = "transform",
+                                      .rope = CODEC_ROPE_IN_RUN,
+                                      .learner = CODEC_LEARNS_TRANSFORM,
+                                      .gather = CODEC_GATHERS_BOTH};
 
 static const struct codec *const codecs[CODEC_COUNT] = {[CODEC_F16] = &codec_f16,
                                                         [CODEC_Q8_0] = &codec_q8_0,
@@ -46,7 +51,8 @@ static const struct codec *const codecs[CODEC_COUNT] = {[CODEC_F16] = &codec_f16
                                                         [CODEC_VQ] = &codec_vq,
                                                         [CODEC_GAIN_SHAPE] = &codec_gain_shape,
                                                         [CODEC_COMMVQ] = &codec_commvq,
-                                                        [CODEC_ADDITIVE] = &codec_additive};
+                                                        [CODEC_ADDITIVE] = &codec_additive,
+                                                        [CODEC_TRANSFORM] = &codec_transform};
 
 const struct codec *codec_at(size_t i) { return i < CODEC_COUNT ? codecs[i] : NULL; }
 

@@ -33,18 +33,22 @@ enum codec_id {
     CODEC_GAIN_SHAPE,
     CODEC_COMMVQ,
     CODEC_ADDITIVE,
+    CODEC_TRANSFORM,
     CODEC_COUNT
 };
 
-/* Whether a key codec takes keys after rotation by their own position, or before it, when they are rotated as they are read. */
-enum codec_rope { CODEC_ROPE_AFTER, CODEC_ROPE_BEFORE };
+/* Whether a key codec takes keys after rotation by their own position; before it, when they are rotated as they are read; or rotated by
+ * their offset from the beginning of a run of RUN_TOKENS positions, the largest multiple of it not above the position of the page's
+ * first token: then queries are rotated to that of the run, once for four pages, and keys never again. */
+enum codec_rope { CODEC_ROPE_AFTER, CODEC_ROPE_BEFORE, CODEC_ROPE_IN_RUN };
 
 /* What a codebook's parameters are and what finds them. */
 enum codec_learner {
     CODEC_LEARNS_NOTHING, /* no codebook */
     CODEC_LEARNS_KMEANS,  /* for each sub-vector 2^bits centroids of `width` channels, in this order; train/kmeans.h */
     CODEC_LEARNS_EM,      /* tables of each group of `width` channels, and which channels RoPE pairs; train/em.h, format/commvq.h */
-    CODEC_LEARNS_ADDITIVE /* rows of which a value is a sum; train/additive.h */
+    CODEC_LEARNS_ADDITIVE, /* rows of which a value is a sum; train/additive.h */
+    CODEC_LEARNS_TRANSFORM /* a basis, the sizes of its components and how much they matter; format/transform.h */
 };
 
 /* Which tokens of different pages can be packed into one page that decodes to the same bits, without encoding anew. */
@@ -81,6 +85,9 @@ extern const struct codec codec_gain_shape;
 /* Keys as sums of complex numbers that commute with RoPE; values as sums of rows, one bit of a code for each (CommVQ). */
 extern const struct codec codec_commvq, codec_additive;
 
+/* Components of rows, each with bits of its own (format/transform.h). */
+extern const struct codec codec_transform;
+
 /* The i-th of all codecs, NULL past the last. */
 const struct codec *codec_at(size_t i);
 /* Codecs that need neither a codebook nor fitting and so can be asked for by name alone: NULL for an unknown name. */
@@ -90,6 +97,7 @@ const struct codec *codec_find(const char *name);
 struct coding {
     const struct codec *codec;
     uint32_t width, bits; /* vector quantizers: channels of a sub-vector and bits of its code; else 0 */
+    double rate;          /* transform: bits per value, on average over a model; else 0 */
 };
 
 static inline bool codec_learns(const struct codec *codec) { return codec->learner != CODEC_LEARNS_NOTHING; }

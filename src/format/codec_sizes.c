@@ -4,6 +4,7 @@
 #include "format/index.h"
 #include "format/normalization.h"
 #include "format/pq.h"
+#include "format/transform.h"
 
 #include <math.h>
 
@@ -29,7 +30,7 @@ struct coding codec_coding(const struct codec *codec, uint32_t head_dim, uint32_
     switch (codec->id) {
     case CODEC_COMMVQ: return commvq_coding(head_dim, bits);
     case CODEC_ADDITIVE: return additive_coding(head_dim, bits);
-    default: return (struct coding){codec, 0, 0};
+    default: return (struct coding){.codec = codec};
     }
 }
 
@@ -75,6 +76,7 @@ size_t codec_page_bytes(const struct codec *codec, struct codec_shape shape, enu
     case CODEC_GAIN_SHAPE: return GAIN_BYTES + pq_page_bytes(shape);
     case CODEC_COMMVQ: return PAGE_BYTES_COMMVQ(commvq_groups(shape), commvq_rounds(shape));
     case CODEC_ADDITIVE: return PAGE_BYTES_ADDITIVE(shape.bits);
+    case CODEC_TRANSFORM: return PAGE_BYTES_TRANSFORM(shape.layout ? shape.layout->bits : 0);
     case CODEC_COUNT: break;
     }
     return 0;
@@ -92,6 +94,7 @@ static size_t own_parameters(const struct codec *codec, struct codec_shape shape
     case CODEC_LEARNS_KMEANS: return ((size_t)1 << shape.bits) * shape.head_dim;
     case CODEC_LEARNS_EM: return commvq_table_numbers(shape) + COMMVQ_PAIRING_FLOATS;
     case CODEC_LEARNS_ADDITIVE: return (size_t)shape.bits * shape.head_dim;
+    case CODEC_LEARNS_TRANSFORM: return transform_parameter_floats(shape.head_dim);
     case CODEC_LEARNS_NOTHING: break;
     }
     return 0;
@@ -122,6 +125,7 @@ enum terse_status codec_check_parameters(const struct codec *codec, struct codec
     case CODEC_LEARNS_KMEANS: status = check_centroids(parameters, own, error); break;
     case CODEC_LEARNS_EM: status = commvq_check_parameters(shape, parameters, error); break;
     case CODEC_LEARNS_ADDITIVE: status = additive_check_parameters(shape, parameters, error); break;
+    case CODEC_LEARNS_TRANSFORM: status = transform_check_parameters(parameters, shape.head_dim, error); break;
     case CODEC_LEARNS_NOTHING: break;
     }
     return status || !codec->normalized ? status : normalization_check(parameters + own, shape.head_dim, error);

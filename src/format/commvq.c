@@ -12,7 +12,7 @@
 struct coding commvq_coding(uint32_t head_dim, uint32_t bits) {
     uint32_t width = head_dim > MOST_WIDTH ? head_dim / 2 : head_dim;
     uint32_t rounds = (width * bits + COMMVQ_BITS / 2) / COMMVQ_BITS;
-    return (struct coding){&codec_commvq, width, COMMVQ_BITS * (rounds ? rounds : 1)};
+    return (struct coding){.codec = &codec_commvq, .width = width, .bits = COMMVQ_BITS * (rounds ? rounds : 1)};
 }
 
 enum terse_status commvq_check(struct codec_shape shape, enum codec_side side, struct terse_error *error) {
@@ -72,7 +72,7 @@ enum terse_status commvq_check_parameters(struct codec_shape shape, const float 
 /* ---- Values */
 
 struct coding additive_coding(uint32_t head_dim, uint32_t bits) {
-    return (struct coding){&codec_additive, head_dim, head_dim * bits};
+    return (struct coding){.codec = &codec_additive, .width = head_dim, .bits = head_dim * bits};
 }
 
 enum terse_status additive_check(struct codec_shape shape, enum codec_side side, struct terse_error *error) {

@@ -47,6 +47,7 @@
 #define TERSE_FORMAT_PAGE_LAYOUT_H
 
 #define PAGE_TOKENS 64
+#define RUN_TOKENS 256 /* of a run, to whose first position keys are rotated: enum codec_rope */
 #define SCALE_GROUP 32 /* channels that share a scale in q8_0 and q4_0 */
 
 #define PAGE_BYTES_F16(hd) ((size_t)PAGE_TOKENS * (hd)*2)

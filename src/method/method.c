@@ -1,8 +1,11 @@
 /* The table of methods and how options choose from it. Only this file knows methods' names; codecs and policies do what they mean. */
 #include "method/method.h"
 
+#include "format/codebook_layouts.h"
+
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define SNAPKV_WINDOW 32   /* SnapKV's window */
@@ -19,24 +22,38 @@ struct row {
     const struct index *index; /* of the tokens that a step reads; NULL: it reads all */
 };
 
-#define BOTH(...) .key = {__VA_ARGS__}, .value = {__VA_ARGS__}
-#define PLAIN(codec) BOTH(&codec, 0, 0), .policy = &policy_keep_all
-#define PQ(width, bits) BOTH(&codec_pq, width, bits), .policy = &policy_keep_all
-#define VQ(width, bits) BOTH(&codec_vq, width, bits), .policy = &policy_keep_all
+#define CODING(c, w, b) \
+    { .codec = &c, .width = w, .bits = b }
+#define BOTH(codec, width, bits) .key = CODING(codec, width, bits), .value = CODING(codec, width, bits)
+#define PLAIN(codec) BOTH(codec, 0, 0), .policy = &policy_keep_all
+#define PQ(width, bits) BOTH(codec_pq, width, bits), .policy = &policy_keep_all
+#define VQ(width, bits) BOTH(codec_vq, width, bits), .policy = &policy_keep_all
 #define ANCHORED .policy = &policy_anchors, .parameters = {.anchor_percent = 1} /* AnTKV, section 4.1 */
-#define GAIN_SHAPE(width, bits) BOTH(&codec_gain_shape, width, bits), ANCHORED
+#define GAIN_SHAPE(width, bits) BOTH(codec_gain_shape, width, bits), ANCHORED
+#define TERSE(bits) \
+    .key = {.codec = &codec_transform, .rate = bits}, .value = {.codec = &codec_transform, .rate = bits}, .policy = &policy_keep_all
 /* Of 1 or 2 bits a value: rounds and codes depend on head_dim, see method_resolve. */
-#define COMM(bits) .key = {&codec_commvq, 0, bits}, .value = {&codec_additive, 0, bits}, .policy = &policy_keep_all
-#define EVICTING(choice) BOTH(&codec_f16, 0, 0), .policy = &choice
+#define COMM(bits) .key = CODING(codec_commvq, 0, bits), .value = CODING(codec_additive, 0, bits), .policy = &policy_keep_all
+#define EVICTING(choice) BOTH(codec_f16, 0, 0), .policy = &choice
 /* Section 5.1: the budget on RULER, and the sinks. */
 #define SELF_INDEXED(codec) \
-    BOTH(&codec, 0, 0), .policy = &policy_attention_rank, .parameters = {.anchor_count = 64, .read_percent = 7.5}, \
-                        .index = &index_sign
+    BOTH(codec, 0, 0), .policy = &policy_attention_rank, .parameters = {.anchor_count = 64, .read_percent = 7.5}, \
+                       .index = &index_sign
+
+#define PROFILE "terse" /* the codebook of codec transform, which serves every rate */
+#define RATE_LEAST 0.25 /* bits per value */
+#define RATE_MOST 8.0
 
 static const struct row rows[] = {
     {"f16", "half precision, every token: 16 bits per value", PLAIN(codec_f16)},
     {"q8_0", "8-bit codes, a scale per 32 channels: 8.5 bits per value", PLAIN(codec_q8_0)},
     {"q4_0", "4-bit codes, a scale per 32 channels: 4.5 bits per value", PLAIN(codec_q4_0)},
+    {"terse-4", "transform coding, 4 bits per value shared over the model by what errors cost", TERSE(4)},
+    {"terse-3", "the same, 3 bits", TERSE(3)},
+    {"terse-2", "the same, 2 bits", TERSE(2)},
+    {"terse-1", "the same, 1 bit", TERSE(1)},
+    {"terse-0.5", "the same, half a bit", TERSE(0.5)},
+    {"terse-N", "the same, N bits, 0.25 to 8", TERSE(0)},
     {"kivi-4", "KIVI: 4-bit codes, keys by channel, values by token: 5 bits per value", PLAIN(codec_kivi_4)},
     {"kivi-2", "KIVI: 2-bit codes: 3 bits per value", PLAIN(codec_kivi_2)},
     /* StreamingLLM, section 4.1: 4 sinks */
@@ -58,7 +75,7 @@ static const struct row rows[] = {
     {"antkv-2", "AnTKV: 4 channels as one of 256 shapes, a gain", GAIN_SHAPE(4, 8), .power = 2},
     {"antkv-1", "AnTKV: 8 channels as one of 256 shapes, a gain", GAIN_SHAPE(8, 8), .power = 2},
     {"antkv-0.75", "AnTKV: 16 channels as one of 4096 shapes, a gain", GAIN_SHAPE(16, 12), .power = 2},
-    {"antkv-0.375", "AnTKV: 32 channels as one of 4096 centroids", BOTH(&codec_vq, 32, 12), ANCHORED, .power = 2},
+    {"antkv-0.375", "AnTKV: 32 channels as one of 4096 centroids", BOTH(codec_vq, 32, 12), ANCHORED, .power = 2},
     {"cq-4", "CQ: as antkv-4, centroids learned without weights and no anchors", VQ(2, 8)},
     {"cq-2", "CQ: as antkv-2", VQ(4, 8)},
     {"cq-1", "CQ: as antkv-1", VQ(8, 8)},
@@ -100,7 +117,24 @@ static bool parse_parts(const char *text, uint32_t *parts, uint32_t *bits) {
 struct numbers {
     uint32_t budget;      /* streaming-N, quest-K */
     uint32_t parts, bits; /* million-MxN */
+    double rate;          /* terse-N */
 };
+
+/* "2.5": digits, at most one point, within the rates that codec transform has. */
+static bool parse_rate(const char *text, double *rate) {
+    size_t digits = strspn(text, "0123456789"), point = text[digits] == '.',
+           more = point ? strspn(text + digits + 1, "0123456789") : 0;
+    char copy[16];
+    if (!digits || (point && !more) || text[digits + point + more] || digits + point + more >= sizeof copy) return false;
+    memcpy(copy, text, digits + point + more + 1);
+    *rate = strtod(copy, NULL);
+    return *rate >= RATE_LEAST && *rate <= RATE_MOST;
+}
+
+static bool parse_numbers(const struct row *row, char letter, const char *rest, struct numbers *numbers) {
+    if (row->key.codec == &codec_transform) return parse_rate(rest, &numbers->rate);
+    return letter == 'M' ? parse_parts(rest, &numbers->parts, &numbers->bits) : parse_number(rest, &numbers->budget);
+}
 
 static const struct row *find_row(const char *name, struct numbers *numbers) {
     for (size_t i = 0; i < ROWS; i++) {
@@ -108,10 +142,7 @@ static const struct row *find_row(const char *name, struct numbers *numbers) {
         size_t prefix = open ? (size_t)(open - pattern) : strlen(pattern);
         if (strncmp(name, pattern, prefix) != 0) continue;
         const char *rest = name + prefix;
-        if (!open          ? !*rest
-            : *open != 'M' ? parse_number(rest, &numbers->budget)
-                           : parse_parts(rest, &numbers->parts, &numbers->bits))
-            return &rows[i];
+        if (!open ? !*rest : parse_numbers(&rows[i], *open, rest, numbers)) return &rows[i];
     }
     return NULL;
 }
@@ -134,23 +165,50 @@ static const char *codec_name_at(size_t i) {
 
 static bool learns(struct coding coding) { return codec_learns(coding.codec); }
 
+/* A row's coding, with the rate that its name gives. */
+static struct coding row_coding(const struct coding *coding, const struct numbers *numbers) {
+    struct coding own = *coding;
+    if (numbers->rate > 0) own.rate = numbers->rate;
+    return own;
+}
+
+/* As users write a side's codec: "q8_0", "terse-3". */
+static void write_coding(const struct coding *coding, char *text, size_t capacity) {
+    if (coding->codec == &codec_transform)
+        snprintf(text, capacity, "terse-%g", coding->rate);
+    else
+        snprintf(text, capacity, "%s", coding->codec->name);
+}
+
+static bool same_coding(const struct coding *a, const struct coding *b) {
+    return a->codec == b->codec && !(a->rate < b->rate) && !(a->rate > b->rate);
+}
+
 /* NULL keeps the method's own codec. */
 static enum terse_status override_codec(const char *name, const char *what, struct coding *coding, struct terse_error *error) {
     if (!name) return TERSE_OK;
     const struct codec *found = codec_find(name);
+    struct numbers numbers = {0};
+    const struct row *row = found ? NULL : find_row(name, &numbers);
     if (found) {
-        *coding = (struct coding){found, 0, 0};
+        *coding = (struct coding){.codec = found};
+        return TERSE_OK;
+    }
+    if (row && row->key.codec == &codec_transform) {
+        *coding = row_coding(&row->key, &numbers);
         return TERSE_OK;
     }
     char known[256];
     list_names(codec_name_at, known, sizeof known);
-    return status_fail(error, TERSE_E_ARGUMENT, "unknown %s type '%.64s': use one of %s", what, name, known);
+    return status_fail(error, TERSE_E_ARGUMENT, "unknown %s type '%.64s': use one of %s, terse-N", what, name, known);
 }
 
 /* The row's name with its numbers in canonical form, without leading zeros. */
 static void write_row_name(const struct row *row, const struct numbers *numbers, char *text, size_t capacity) {
     int prefix = (int)strcspn(row->name, "KMN");
-    if (numbers->parts)
+    if (numbers->rate > 0)
+        snprintf(text, capacity, "%.*s%g", prefix, row->name, numbers->rate);
+    else if (numbers->parts)
         snprintf(text, capacity, "%.*s%ux%u", prefix, row->name, numbers->parts, numbers->bits);
     else if (row->name[prefix])
         snprintf(text, capacity, "%.*s%u", prefix, row->name, numbers->budget);
@@ -159,12 +217,16 @@ static void write_row_name(const struct row *row, const struct numbers *numbers,
 }
 
 /* The name that options would have to be given as, codecs included: "q8_0/q4_0", "streaming-512", "streaming-512+q8_0/q4_0". */
-static void write_name(const struct row *row, const char *name, struct method *method) {
-    const char *key = method->key.codec->name, *value = method->value.codec->name;
-    bool own = method->key.codec == row->key.codec && method->value.codec == row->value.codec;
-    bool plain = row->policy->keeps_all && !learns(row->key); /* then the codecs say everything */
-    char codecs[32];
-    snprintf(codecs, sizeof codecs, "%s%s%s", key, key == value ? "" : "/", key == value ? "" : value);
+static void write_name(const struct row *row, const struct numbers *numbers, const char *name, struct method *method) {
+    struct coding row_key = row_coding(&row->key, numbers), row_value = row_coding(&row->value, numbers);
+    bool own = same_coding(&method->key, &row_key) && same_coding(&method->value, &row_value);
+    /* Then the codecs say everything. */
+    bool plain = row->policy->keeps_all && (!learns(row->key) || row->key.codec == &codec_transform);
+    char key[20], value[20], codecs[44];
+    write_coding(&method->key, key, sizeof key);
+    write_coding(&method->value, value, sizeof value);
+    bool both = strcmp(key, value) == 0;
+    snprintf(codecs, sizeof codecs, "%s%s%s", key, both ? "" : "/", both ? "" : value);
     if (own)
         snprintf(method->name, sizeof method->name, "%s", name);
     else
@@ -255,30 +317,48 @@ static enum terse_status set_parts(struct numbers numbers, const char *name, uin
     return TERSE_OK;
 }
 
+/* One codebook serves a session: that of the row's method, or a profile. */
+static enum terse_status name_codebook(const char *canonical, const struct terse_cache_options *options, struct method *method,
+                                       struct terse_error *error) {
+    const struct codec *key = method->key.codec, *value = method->value.codec;
+    if (!learns(method->key) && !learns(method->value)) return TERSE_OK;
+    bool profile = key == &codec_transform || value == &codec_transform;
+    if (profile && ((learns(method->key) && key != &codec_transform) || (learns(method->value) && value != &codec_transform)))
+        return status_fail(error, TERSE_E_UNSUPPORTED,
+                           "%s needs a profile and the codebook of %s, and a session has one of them: use "
+                           "terse-N for both sides, or one that needs no codebook beside it",
+                           method->name, canonical);
+    snprintf(method->codebook, sizeof method->codebook, "%s", profile ? PROFILE : canonical);
+    method->learned = options->codebook;
+    return TERSE_OK;
+}
+
 enum terse_status method_resolve(const struct terse_cache_options *options, uint32_t head_dim, struct method *method,
                                  struct terse_error *error) {
     const char *name = options->method ? options->method : rows[0].name;
     struct numbers numbers = {0};
     const struct row *row = find_row(name, &numbers);
     if (!row) {
-        char known[384];
+        char known[512];
         list_names(method_name_at, known, sizeof known);
         return status_fail(error, TERSE_E_ARGUMENT, "unknown KV method '%.40s': use one of %s", name, known);
     }
-    *method = (struct method){.key = row->key, .value = row->value, .index = row->index};
+    *method =
+        (struct method){.key = row_coding(&row->key, &numbers), .value = row_coding(&row->value, &numbers), .index = row->index};
     set_budget(row, &numbers, options, method);
     method->power = row->power;
     enum terse_status status;
     if (row->value.codec->by_rate) method->value = codec_coding(row->value.codec, head_dim, row->value.bits);
     if (row->key.codec->by_rate)
         method->key = codec_coding(row->key.codec, head_dim, row->key.bits);
-    else if (learns(row->key) && !row->key.width && (status = set_parts(numbers, name, head_dim, method, error)))
+    else if (row->key.codec->learner == CODEC_LEARNS_KMEANS && !row->key.width &&
+             (status = set_parts(numbers, name, head_dim, method, error)))
         return status;
     if ((status = override_codec(options->key_type, "key", &method->key, error))) return status;
     if ((status = override_codec(options->value_type, "value", &method->value, error))) return status;
     char canonical[32];
     write_row_name(row, &numbers, canonical, sizeof canonical);
-    write_name(row, canonical, method);
+    write_name(row, &numbers, canonical, method);
     if ((status = choose_eviction(options, method, error))) return status;
     bool exact = method->key.codec->exact && method->value.codec->exact;
     if (!exact && !method->parameters.exact) method->parameters.exact = SINKS;
@@ -293,18 +373,18 @@ enum terse_status method_resolve(const struct terse_cache_options *options, uint
             method->name);
     uint32_t tail = method->policy->keep_selected_only ? SNAPKV_WINDOW : exact ? 0 : QUANTIZED_TAIL;
     method->tail_tokens = options->tail_tokens != TERSE_TAIL_DEFAULT ? options->tail_tokens : tail;
-    if (learns(method->key) || learns(method->value)) {
-        memcpy(method->codebook, canonical, sizeof canonical);
-        method->learned = options->codebook;
-    }
-    return TERSE_OK;
+    return name_codebook(canonical, options, method, error);
 }
 
 struct codec_shape method_shape(const struct method *method, enum codec_side side, uint32_t layer, uint32_t head, uint32_t head_dim,
                                 uint32_t group) {
     const struct coding *coding = side == CODEC_KEYS ? &method->key : &method->value;
-    (void)layer, (void)head; /* all are alike */
-    return (struct codec_shape){head_dim, group, coding->width, coding->bits, NULL};
+    struct codec_shape shape = {.head_dim = head_dim, .group = group, .width = coding->width, .bits = coding->bits};
+    if (method->layouts && method->layouts->layout[side]) {
+        const struct codebook_info *info = codebook_info(method->learned);
+        shape.layout = &method->layouts->layout[side][info->shared ? 0 : (size_t)layer * info->kv_heads + head];
+    }
+    return shape;
 }
 
 enum terse_status method_check(const struct method *method, uint32_t head_dim, uint32_t group, struct terse_error *error) {
@@ -318,7 +398,7 @@ enum terse_status method_check(const struct method *method, uint32_t head_dim, u
     return status;
 }
 
-enum terse_status method_check_codebook(const struct method *method, uint64_t fingerprint, uint32_t layers, uint32_t kv_heads,
+enum terse_status method_check_codebook(struct method *method, uint64_t fingerprint, uint32_t layers, uint32_t kv_heads,
                                         uint32_t head_dim, struct terse_error *error) {
     if (!method->codebook[0]) return TERSE_OK;
     if (!method->learned)
@@ -329,7 +409,11 @@ enum terse_status method_check_codebook(const struct method *method, uint64_t fi
     /* A side whose codec was overridden needs nothing. */
     const struct codebook_info *info = codebook_info(method->learned);
     struct coding key = learns(method->key) ? method->key : info->key, value = learns(method->value) ? method->value : info->value;
-    return codebook_check(method->learned, method->codebook, key, value, fingerprint, layers, kv_heads, head_dim, error);
+    enum terse_status status =
+        codebook_check(method->learned, method->codebook, key, value, fingerprint, layers, kv_heads, head_dim, error);
+    double rate[2] = {method->key.rate, method->value.rate};
+    if (status || (rate[CODEC_KEYS] == 0 && rate[CODEC_VALUES] == 0)) return status;
+    return codebook_layouts(method->learned, rate, &method->layouts, error);
 }
 
 struct terse_cache_options terse_cache_options_defaults(void) {

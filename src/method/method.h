@@ -6,8 +6,10 @@
 #include "format/index.h"
 #include "method/policy.h"
 
+struct codebook_layouts; /* format/codebook_layouts.h */
+
 struct method {
-    char name[64];     /* as the user would write it: "streaming-512", "q8_0/q4_0" */
+    char name[96];     /* as the user would write it: "streaming-512", "q8_0/q4_0" */
     char codebook[32]; /* the name that a codebook for it bears: "antkv-1", whatever the anchors; "": it needs none */
     struct coding key, value;
     const struct index *index; /* finds the tokens that a step reads; NULL: it reads all */
@@ -16,6 +18,7 @@ struct method {
     uint32_t tail_tokens;                 /* least number of newest tokens kept exact in the recent window */
     uint32_t power;                       /* of gradient norms by which samples weigh when its codebook is learned; 0: all alike */
     const struct terse_codebook *learned; /* of the options; NULL when it needs none */
+    const struct codebook_layouts *layouts; /* of the sides of codec transform, set by method_check_codebook; else NULL */
 };
 
 /* Resolves options against the table, for heads of so many channels. Whether a codebook is there and the right one is
@@ -26,8 +29,8 @@ enum terse_status method_resolve(const struct terse_cache_options *options, uint
 /* Whether the method's codecs can serve heads of this shape; TERSE_E_UNSUPPORTED says why not. */
 enum terse_status method_check(const struct method *method, uint32_t head_dim, uint32_t group, struct terse_error *error);
 
-/* Whether the method has the codebook that it needs for this model. */
-enum terse_status method_check_codebook(const struct method *method, uint64_t fingerprint, uint32_t layers, uint32_t kv_heads,
+/* Whether the method has the codebook that it needs for this model; shares the bits of codec transform. */
+enum terse_status method_check_codebook(struct method *method, uint64_t fingerprint, uint32_t layers, uint32_t kv_heads,
                                         uint32_t head_dim, struct terse_error *error);
 
 /* The shape that the method's codec of one side of a layer and KV head sees, `learned` left out: here and nowhere else is decided

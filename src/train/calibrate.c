@@ -337,7 +337,7 @@ static enum terse_status fit_tables(struct fits *f, size_t index, struct terse_e
     const struct codebook_info *info = &f->plan->info;
     struct coding coding = info->key;
     size_t groups = f->count[CODEC_KEYS] / f->sets, set = index / groups, group = index % groups, hd = info->head_dim;
-    struct codec_shape shape = {info->head_dim, 1, coding.width, coding.bits, NULL};
+    struct codec_shape shape = {.head_dim = info->head_dim, .group = 1, .width = coding.width, .bits = coding.bits};
     struct em_shape tables = {coding.width / 2, COMMVQ_ENTRIES, commvq_rounds(shape)};
     struct reading reading = reading_of(f, coding, set);
     struct em_options options = em_options_defaults();
@@ -434,7 +434,7 @@ static float normalize_row(const void *user, float *row) {
 /* Floats of the normalization, which follow a set's centroids. */
 static size_t tail_floats(const struct fits *f, enum codec_side side) {
     struct coding coding = coding_of(&f->plan->info, side);
-    struct codec_shape shape = {f->plan->info.head_dim, 1, coding.width, coding.bits, NULL};
+    struct codec_shape shape = {.head_dim = f->plan->info.head_dim, .group = 1, .width = coding.width, .bits = coding.bits};
     return codec_normalization_floats(coding.codec, shape);
 }
 
@@ -449,8 +449,9 @@ static enum terse_status set_normalization(struct fits *f, enum codec_side side,
     size_t heads = info->shared ? (size_t)info->layers * info->kv_heads : 1, all = capture_samples(f->samples);
     size_t most = NORMALIZATION_ROWS / heads > 0 ? NORMALIZATION_ROWS / heads : 1, step = (all + most - 1) / most,
            each = (all + step - 1) / step;
-    struct normalization normalization = {
-        coding.codec, {info->head_dim, 1, coding.width, coding.bits, NULL}, parameters_of(f, side, set)};
+    struct normalization normalization = {coding.codec,
+                                          {.head_dim = info->head_dim, .group = 1, .width = coding.width, .bits = coding.bits},
+                                          parameters_of(f, side, set)};
     struct reading r = {set, heads, step, each};
     float *rows = memory_array(heads * each, info->head_dim * sizeof *rows);
     if (!rows) return status_no_memory(error, heads * each * info->head_dim * sizeof *rows, "the samples of a normalization");
@@ -490,7 +491,7 @@ static void snap_all(const struct fits *f) {
     const struct codebook_info *info = &f->plan->info;
     for (int side = 0; side < 2; side++) {
         struct coding coding = coding_of(info, side);
-        struct codec_shape shape = {info->head_dim, 1, coding.width, coding.bits, NULL};
+        struct codec_shape shape = {.head_dim = info->head_dim, .group = 1, .width = coding.width, .bits = coding.bits};
         if (!coding.codec) continue;
         for (size_t set = 0; set < f->sets; set++)
             codec_snap_to_grid(coding.codec, shape, parameters_of(f, (enum codec_side)side, set));
@@ -514,7 +515,8 @@ static enum terse_status learn(struct plan *plan, struct capture *samples, struc
     if (!f.centroids[0] || !f.centroids[1] || !f.effective) status = status_no_memory(error, bytes, "centroids");
     const struct codec *key = plan->info.key.codec;
     for (size_t set = 0; key && key->learner == CODEC_LEARNS_EM && set < f.sets && !status; set++) {
-        struct codec_shape shape = {plan->info.head_dim, 1, plan->info.key.width, plan->info.key.bits, NULL};
+        struct codec_shape shape = {
+            .head_dim = plan->info.head_dim, .group = 1, .width = plan->info.key.width, .bits = plan->info.key.bits};
         commvq_set_pairing(shape, parameters_of(&f, CODEC_KEYS, set), plan->model->rope.n_rot / 2,
                            plan->model->rope.pairing == ROPE_ADJACENT);
     }

@@ -18,7 +18,7 @@ static void shrink_rounds(struct codec_shape shape, float *tables) {
 /* The last number of a normalization is the size of rows. */
 static float *random_parameters(const struct codebook_info *info, enum codec_side side, size_t pairs, bool adjacent) {
     struct coding coding = side == CODEC_KEYS ? info->key : info->value;
-    struct codec_shape shape = {info->head_dim, 1, coding.width, coding.bits, NULL};
+    struct codec_shape shape = {.head_dim = info->head_dim, .group = 1, .width = coding.width, .bits = coding.bits};
     size_t n = codebook_floats(info, side), sets = info->shared ? 1 : (size_t)info->layers * info->kv_heads, each = n / sets;
     float *floats = memory_array(n, sizeof *floats);
     uint64_t seed = 1 + (uint64_t)side;

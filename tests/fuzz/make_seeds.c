@@ -266,16 +266,16 @@ static void codebook_seeds(const char *folder) {
     info.shared = true;
     info.kv_heads = 3;
     info.head_dim = 64;
-    info.value = (struct coding){&codec_vq, 4, 4};
+    info.value = (struct coding){.codec = &codec_vq, .width = 4, .bits = 4};
     write_codebook(folder, "seed-shared", &info);
     info.key.codec = NULL;
     write_codebook(folder, "seed-values", &info);
     info = codebook_sample_info();
     info.layers = 1;
     info.value.codec = NULL;
-    info.key = (struct coding){&codec_pq, 2, 5};
+    info.key = (struct coding){.codec = &codec_pq, .width = 2, .bits = 5};
     write_codebook(folder, "seed-keys", &info);
-    info.key = (struct coding){&codec_gain_shape, 16, 4};
+    info.key = (struct coding){.codec = &codec_gain_shape, .width = 16, .bits = 4};
     write_codebook(folder, "seed-frame", &info);
 }
 

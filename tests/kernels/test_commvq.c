@@ -497,7 +497,7 @@ static void codes_of_12_bits_lie_without_waste(void **state) {
                 {224, 2, 112, 19, 3712}};
     for (size_t i = 0; i < sizeof want / sizeof *want; i++) {
         struct coding coding = commvq_coding(want[i].hd, want[i].bits);
-        struct codec_shape shape = {want[i].hd, 1, coding.width, coding.bits, NULL};
+        struct codec_shape shape = {.head_dim = want[i].hd, .group = 1, .width = coding.width, .bits = coding.bits};
         struct terse_error error;
         assert_ptr_equal(coding.codec, &codec_commvq);
         assert_int_equal(coding.width, want[i].width);
@@ -563,16 +563,20 @@ static void more_rounds_err_less(void **state) {
 
 static void bad_shapes_are_refused(void **state) {
     (void)state;
-    static const struct codec_shape bad[] = {{128, 1, 0, 132, NULL},   {128, 1, 96, 132, NULL},  {128, 1, 128, 0, NULL},
-                                             {128, 1, 128, 130, NULL}, {256, 1, 256, 132, NULL}, {100, 1, 50, 12, NULL},
-                                             {128, 1, 128, 780, NULL}, {96, 1, 3, 12, NULL},     {256, 1, 16, 12, NULL}};
+    static const struct codec_shape bad[] = {
+        {.head_dim = 128, .group = 1, .width = 0, .bits = 132},   {.head_dim = 128, .group = 1, .width = 96, .bits = 132},
+        {.head_dim = 128, .group = 1, .width = 128, .bits = 0},   {.head_dim = 128, .group = 1, .width = 128, .bits = 130},
+        {.head_dim = 256, .group = 1, .width = 256, .bits = 132}, {.head_dim = 100, .group = 1, .width = 50, .bits = 12},
+        {.head_dim = 128, .group = 1, .width = 128, .bits = 780}, {.head_dim = 96, .group = 1, .width = 3, .bits = 12},
+        {.head_dim = 256, .group = 1, .width = 16, .bits = 12}};
     struct terse_error error;
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         error.message[0] = 0;
         assert_int_equal(codec_check(&codec_commvq, bad[i], CODEC_KEYS, &error), TERSE_E_UNSUPPORTED);
         assert_true(strlen(error.message) > 20);
     }
-    assert_int_equal(codec_check(&codec_commvq, (struct codec_shape){128, 1, 128, 132, NULL}, CODEC_VALUES, &error),
+    assert_int_equal(codec_check(&codec_commvq, (struct codec_shape){.head_dim = 128, .group = 1, .width = 128, .bits = 132},
+                                 CODEC_VALUES, &error),
                      TERSE_E_UNSUPPORTED);
 }
 

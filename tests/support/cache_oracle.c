@@ -45,7 +45,7 @@ static void make_codebook(struct oracle *o) {
         struct coding coding = side ? info.value : info.key;
         size_t sets = (size_t)info.layers * info.kv_heads, each = n / sets; /* the scale of gains is the last number of a set */
         for (size_t i = 0; coding.codec == &codec_gain_shape && i < sets; i++) o->centroids[side][(i + 1) * each - 1] = 1.5f;
-        struct codec_shape shape = {info.head_dim, 1, coding.width, coding.bits, NULL};
+        struct codec_shape shape = {.head_dim = info.head_dim, .group = 1, .width = coding.width, .bits = coding.bits};
         for (size_t i = 0; (coding.codec->learner == CODEC_LEARNS_KMEANS) && i < sets; i++)
             if (o->setup.snapped >> i & 1) codec_snap_to_grid(coding.codec, shape, o->centroids[side] + i * each);
     }

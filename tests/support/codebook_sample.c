@@ -12,8 +12,8 @@
 
 struct codebook_info codebook_sample_info(void) {
     return (struct codebook_info){.method = "sample-0.2",
-                                  .key = {&codec_vq, 32, 4},
-                                  .value = {&codec_pq, 16, 4},
+                                  .key = {.codec = &codec_vq, .width = 32, .bits = 4},
+                                  .value = {.codec = &codec_pq, .width = 16, .bits = 4},
                                   .layers = 2,
                                   .kv_heads = 1,
                                   .head_dim = 32,

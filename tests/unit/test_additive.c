@@ -413,7 +413,7 @@ static void gathered_tokens_decode_as_before(void **state) {
 
 static void bad_codebooks_are_refused(void **state) {
     (void)state;
-    struct codec_shape shape = {64, 1, 64, 64, NULL};
+    struct codec_shape shape = {.head_dim = 64, .group = 1, .width = 64, .bits = 64};
     struct terse_error error;
     size_t n = codec_parameters(&codec_additive, shape), places[] = {0, 64 * 64 - 1, 64 * 64 + 3, n - 1};
     const float bad[] = {NAN, INFINITY, -INFINITY, 70000, -70000};
@@ -442,8 +442,10 @@ static void bad_codebooks_are_refused(void **state) {
         cpu_codec_additive.learned_free(learned);
         shape.learned = NULL;
     }
-    static const struct codec_shape wrong[] = {{64, 1, 32, 64, NULL},  {64, 1, 64, 0, NULL},  {64, 1, 64, 48, NULL},
-                                               {64, 1, 64, 160, NULL}, {48, 1, 48, 48, NULL}, {288, 1, 288, 288, NULL}};
+    static const struct codec_shape wrong[] = {
+        {.head_dim = 64, .group = 1, .width = 32, .bits = 64}, {.head_dim = 64, .group = 1, .width = 64, .bits = 0},
+        {.head_dim = 64, .group = 1, .width = 64, .bits = 48}, {.head_dim = 64, .group = 1, .width = 64, .bits = 160},
+        {.head_dim = 48, .group = 1, .width = 48, .bits = 48}, {.head_dim = 288, .group = 1, .width = 288, .bits = 288}};
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
         assert_int_equal(codec_check(&codec_additive, wrong[i], CODEC_VALUES, &error), TERSE_E_UNSUPPORTED);
     assert_int_equal(codec_check(&codec_additive, shape, CODEC_KEYS, &error), TERSE_E_UNSUPPORTED);
@@ -671,7 +673,7 @@ static void refused_memory_is_reported(void **state) {
     (void)state;
     enum { N = 600, D = 32 };
     float *rows = make_rows(N, D, 6), C[64 * D];
-    const struct codec_shape shape = {D, 1, D, 64, NULL};
+    const struct codec_shape shape = {.head_dim = D, .group = 1, .width = D, .bits = 64};
     float *parameters = calloc(codec_parameters(&codec_additive, shape), sizeof *parameters);
     struct additive_options options = additive_options_defaults();
     struct terse_error error;

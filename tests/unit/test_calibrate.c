@@ -429,7 +429,11 @@ static double error_with(const struct terse_codebook *codebook, enum codec_side 
                          const float *rows, size_t n) {
     const struct codebook_info *info = codebook_info(codebook);
     struct coding coding = side == CODEC_KEYS ? info->key : info->value;
-    struct codec_shape shape = {info->head_dim, 1, coding.width, coding.bits, prepared_learned(codebook, side, layer, head)};
+    struct codec_shape shape = {.head_dim = info->head_dim,
+                                .group = 1,
+                                .width = coding.width,
+                                .bits = coding.bits,
+                                .learned = prepared_learned(codebook, side, layer, head)};
     void *block = memory_array(codec_page_bytes(coding.codec, shape, side), 1);
     float *decoded = malloc((size_t)64 * info->head_dim * sizeof *decoded);
     double sum = 0;

@@ -114,9 +114,15 @@ static void round_trip(const struct codebook_info *info) {
 
 static void test_round_trips(void **state) {
     (void)state;
-    static const struct coding codings[] = {
-        {&codec_vq, 2, 8}, {&codec_gain_shape, 8, 8},  {&codec_pq, 2, 4}, {&codec_pq, 16, 10}, {&codec_vq, 32, 12},
-        {&codec_pq, 4, 5}, {&codec_gain_shape, 32, 4}, {NULL, 0, 0},      {&codec_q8_0, 0, 0}};
+    static const struct coding codings[] = {{.codec = &codec_vq, .width = 2, .bits = 8},
+                                            {.codec = &codec_gain_shape, .width = 8, .bits = 8},
+                                            {.codec = &codec_pq, .width = 2, .bits = 4},
+                                            {.codec = &codec_pq, .width = 16, .bits = 10},
+                                            {.codec = &codec_vq, .width = 32, .bits = 12},
+                                            {.codec = &codec_pq, .width = 4, .bits = 5},
+                                            {.codec = &codec_gain_shape, .width = 32, .bits = 4},
+                                            {.codec = NULL},
+                                            {.codec = &codec_q8_0}};
     enum { N = sizeof codings / sizeof *codings };
     struct codebook_info info = codebook_sample_info();
     round_trip(&info);
@@ -143,8 +149,8 @@ static void test_order(void **state) {
     static _Alignas(64) uint8_t block[PAGE_TOKENS * HEAD_DIM * 2];
     static float parameters[2][LAYERS * HEADS * SET], rows[PAGE_TOKENS * HEAD_DIM], decoded[PAGE_TOKENS * HEAD_DIM];
     struct terse_codebook *codebook;
-    info.key = (struct coding){&codec_pq, WIDTH, 4};
-    info.value = (struct coding){&codec_vq, WIDTH, 4};
+    info.key = (struct coding){.codec = &codec_pq, .width = WIDTH, .bits = 4};
+    info.value = (struct coding){.codec = &codec_vq, .width = WIDTH, .bits = 4};
     info.layers = LAYERS;
     info.kv_heads = HEADS;
     assert_int_equal(codebook_floats(&info, CODEC_KEYS), LAYERS * HEADS * SET);
@@ -179,7 +185,7 @@ static void test_frames(void **state) {
     struct terse_codebook *codebook;
     struct gguf *gguf;
     size_t size;
-    info.key = (struct coding){&codec_gain_shape, 8, 4};
+    info.key = (struct coding){.codec = &codec_gain_shape, .width = 8, .bits = 4};
     info.value.codec = NULL;
     assert_int_equal(codebook_floats(&info, CODEC_KEYS), SETS * (CENTROIDS + FRAME));
     codebook_sample_fill(parameters, SETS * (CENTROIDS + FRAME), 5);
@@ -277,7 +283,7 @@ static void test_impossible(void **state) {
         refuses_new(&info, "channels");
     }
     info = good;
-    info.key = info.value = (struct coding){&codec_f16, 0, 0};
+    info.key = info.value = (struct coding){.codec = &codec_f16};
     refuses_new(&info, "neither keys nor values");
 }
 
@@ -306,7 +312,7 @@ static void test_check(void **state) {
     struct codebook_info info = codebook_sample_info();
     struct terse_codebook *codebook = make(&info);
     struct terse_error error = {0};
-    struct coding f16 = {&codec_f16, 0, 0}, other = info.key, other_value = info.value;
+    struct coding f16 = {.codec = &codec_f16, .width = 0, .bits = 0}, other = info.key, other_value = info.value;
     uint64_t f = info.fingerprint;
     other.bits = 5;
     other_value.codec = &codec_vq;
@@ -358,8 +364,8 @@ static void test_fixture(void **state) {
     if (terse_codebook_load(FIXTURE, &codebook, &error)) fail_msg("%s", error.message);
     const struct codebook_info *info = codebook_info(codebook);
     struct codebook_info wanted = {.method = "fixture",
-                                   .key = {&codec_vq, 8, 4},
-                                   .value = {&codec_vq, 8, 4},
+                                   .key = {.codec = &codec_vq, .width = 8, .bits = 4},
+                                   .value = {.codec = &codec_vq, .width = 8, .bits = 4},
                                    .layers = 2,
                                    .kv_heads = 2,
                                    .head_dim = 32,

@@ -78,11 +78,12 @@ static void test_new(void **state) {
 /* Codecs of every kind, with parameters on a grid and off it. */
 static void test_prepare(void **state) {
     (void)state;
-    static const struct coding sides[][2] = {{{&codec_pq, 4, 8}, {&codec_vq, 4, 8}},
-                                             {{&codec_pq, 16, 12}, {&codec_pq, 8, 12}},
-                                             {{&codec_vq, 2, 5}, {&codec_gain_shape, 8, 8}},
-                                             {{&codec_pq, 1, 12}, {NULL, 0, 0}},
-                                             {{&codec_commvq, 32, 60}, {&codec_additive, 32, 64}}};
+    static const struct coding sides[][2] = {
+        {{.codec = &codec_pq, .width = 4, .bits = 8}, {.codec = &codec_vq, .width = 4, .bits = 8}},
+        {{.codec = &codec_pq, .width = 16, .bits = 12}, {.codec = &codec_pq, .width = 8, .bits = 12}},
+        {{.codec = &codec_vq, .width = 2, .bits = 5}, {.codec = &codec_gain_shape, .width = 8, .bits = 8}},
+        {{.codec = &codec_pq, .width = 1, .bits = 12}, {.codec = NULL}},
+        {{.codec = &codec_commvq, .width = 32, .bits = 60}, {.codec = &codec_additive, .width = 32, .bits = 64}}};
     for (size_t i = 0; i < sizeof sides / sizeof *sides; i++) {
         struct codebook_info info = codebook_sample_info();
         struct terse_codebook *codebook;
@@ -109,7 +110,7 @@ static void test_load_and_build(void **state) {
     struct terse_codebook *codebook = NULL, *loaded = NULL;
     uint8_t *file = NULL;
     size_t size, refused = 0;
-    info.value = (struct coding){&codec_gain_shape, 16, 4}; /* which has a frame */
+    info.value = (struct coding){.codec = &codec_gain_shape, .width = 16, .bits = 4}; /* which has a frame */
     assert_int_equal(codebook_sample_new(&info, &codebook, NULL), TERSE_OK);
     size_t before = live_bytes;
     for (; refused < FEW && !file; refused++) {

@@ -101,8 +101,10 @@ static void codes_leave_the_first_tokens_exact(void **state) {
 
 static void unknown_names_are_refused_in_one_line(void **state) {
     (void)state;
-    refuse("f32", NULL, NULL, "f16, q8_0, q4_0, kivi-4, kivi-2, streaming-N, mat-N, snapkv-N");
-    refuse("", NULL, NULL, "f16, q8_0, q4_0, kivi-4, kivi-2, streaming-N, mat-N, snapkv-N");
+    refuse("f32", NULL, NULL,
+           "f16, q8_0, q4_0, terse-4, terse-3, terse-2, terse-1, terse-0.5, terse-N, kivi-4, kivi-2, streaming-N, mat-N, snapkv-N");
+    refuse("", NULL, NULL,
+           "f16, q8_0, q4_0, terse-4, terse-3, terse-2, terse-1, terse-0.5, terse-N, kivi-4, kivi-2, streaming-N, mat-N, snapkv-N");
     refuse("streaming", NULL, NULL, "streaming-N");
     refuse("streaming-", NULL, NULL, "streaming-N");
     refuse("streaming-12x", NULL, NULL, "streaming-N");
@@ -129,7 +131,7 @@ static void methods_are_described(void **state) {
     struct terse_method_info info;
     size_t n = 0;
     for (; terse_method_describe(n, &info); n++) assert_true(info.name[0] && info.summary[0]);
-    assert_int_equal(n, 27);
+    assert_int_equal(n, 33);
     assert_string_equal(terse_cache_options_defaults().method, "f16");
 }
 

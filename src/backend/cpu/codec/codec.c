@@ -11,6 +11,7 @@ static const struct cpu_codec *const codecs[CODEC_COUNT] = {[CODEC_F16] = &cpu_c
                                                             [CODEC_VQ] = &cpu_codec_vq,
                                                             [CODEC_GAIN_SHAPE] = &cpu_codec_gain_shape,
                                                             [CODEC_COMMVQ] = &cpu_codec_commvq,
-                                                            [CODEC_ADDITIVE] = &cpu_codec_additive};
+                                                            [CODEC_ADDITIVE] = &cpu_codec_additive,
+                                                            [CODEC_TRANSFORM] = &cpu_codec_transform};
 
 const struct cpu_codec *cpu_codec_of(const struct codec *codec) { return codecs[codec->id]; }

@@ -79,9 +79,10 @@ struct cpu_codec {
     void (*accumulate_values_int8)(struct codec_shape shape, const float *weights, const void *page, float *acc);
     /* The same in two steps where code_sum_floats is not NULL and code_sum_floats(shape) > 0: accumulate_by_code adds the weights up
      * by code in so many floats, zeros to begin with, over any number of pages, and finish_code_sums adds to acc[G][hd] what they come
-     * to. */
+     * to. accumulate_by_code_int8 is to it as accumulate_values_int8 to accumulate_values; NULL: there is no faster way. */
     size_t (*code_sum_floats)(struct codec_shape shape);
     void (*accumulate_by_code)(struct codec_shape shape, const float *weights, const void *page, float *code_sums);
+    void (*accumulate_by_code_int8)(struct codec_shape shape, const float *weights, const void *page, float *code_sums);
     void (*finish_code_sums)(struct codec_shape shape, const float *code_sums, float *acc);
 };
 
@@ -90,6 +91,6 @@ const struct cpu_codec *cpu_codec_of(const struct codec *codec);
 
 /* The rows of the table, one file each; kivi.c has two, pq.c pq and vq. */
 extern const struct cpu_codec cpu_codec_f16, cpu_codec_q8_0, cpu_codec_q4_0, cpu_codec_kivi_4, cpu_codec_kivi_2, cpu_codec_sign,
-    cpu_codec_pq, cpu_codec_vq, cpu_codec_gain_shape, cpu_codec_commvq, cpu_codec_additive;
+    cpu_codec_pq, cpu_codec_vq, cpu_codec_gain_shape, cpu_codec_commvq, cpu_codec_additive, cpu_codec_transform;
 
 #endif

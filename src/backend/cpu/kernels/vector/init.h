@@ -8,5 +8,8 @@ void vector_init_scalar(struct vector_ops *ops);
 void vector_init_avx2(struct vector_ops *ops);
 void vector_init_avx512(struct vector_ops *ops);
 void vector_init_neon(struct vector_ops *ops);
+void vector_init_avx2_multiply(struct vector_ops *ops);
+void vector_init_avx512_multiply(struct vector_ops *ops);
+void vector_init_neon_multiply(struct vector_ops *ops);
 
 #endif

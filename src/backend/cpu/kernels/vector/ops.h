@@ -20,6 +20,9 @@ struct vector_ops {
     float (*dot)(const float *a, const float *b, size_t n);
     /* y[n] += scale x[n] */
     void (*axpy)(float scale, const float *x, float *y, size_t n);
+    /* out[m][n] = a[m][k] b[k][n], rows lda, ldb and ldo floats apart; n a multiple of 16. For products too small for a library: a few
+     * queries or the rows of a page. */
+    void (*multiply)(const float *a, size_t m, size_t k, size_t lda, const float *b, size_t n, size_t ldb, float *out, size_t ldo);
     /* out = gain x / sqrt(mean of x^2 + epsilon); out may be x. */
     void (*rms_norm)(const float *x, const float *gain, float epsilon, float *out, size_t n);
     /* gate = gate / (1 + exp(-gate)) * up; relative error at most 5e-7, and 1e-36 |up| where exp overflows. */

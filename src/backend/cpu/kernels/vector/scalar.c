@@ -79,7 +79,19 @@ static float scale_weights_scalar(const float *weights, const float *gains, floa
     return sum;
 }
 
+static void multiply_scalar(const float *a, size_t m, size_t k, size_t lda, const float *b, size_t n, size_t ldb, float *out,
+                            size_t ldo) {
+    for (size_t r = 0; r < m; r++) {
+        for (size_t c = 0; c < n; c++) {
+            float sum = 0;
+            for (size_t i = 0; i < k; i++) sum += a[r * lda + i] * b[i * ldb + c];
+            out[r * ldo + c] = sum;
+        }
+    }
+}
+
 void vector_init_scalar(struct vector_ops *ops) {
+    ops->multiply = multiply_scalar;
     ops->scale_weights = scale_weights_scalar;
     ops->half_to_float = half_to_float_scalar;
     ops->float_to_half = float_to_half_scalar;

@@ -1,0 +1,350 @@
+/* The codec transform: pages read on their codes (format/transform.h).
+ *
+ * Keys: a query's product with a key is its product with the mean and, times the gain, the sum over components of y_c times the query's
+ * product with size_c basis_c. Those are found once for a run of pages whose keys share a position (CODEC_ROPE_IN_RUN) and taken
+ * as integers, with a step for each 8 planes, whose components are of like size.
+ * Values: weights are summed by component, over all pages, and meet the basis once at the end: sum w_t value_t = mean sum w_t +
+ * sum_c (sum_t w_t gain_t y_tc) size_c basis_c. So the transform costs nothing per token.
+ *
+ * Values' weights are bytes where every one of them is small against what its query has seen, else two bytes. */
+#include "backend/cpu/codec/transform.h"
+
+#include "backend/cpu/kernels/transform/ops.h"
+#include "backend/cpu/kernels/vector/ops.h"
+#include "base/memory.h"
+#include "format/transform_codes.h"
+
+#include <math.h>
+#include <string.h>
+
+#define GAIN_BYTES PAGE_TOKENS
+#define MOST_TOGETHER 16 /* queries whose weights lie on the stack */
+#define BIAS 64          /* what kernels may add to a level */
+
+static const uint8_t *codes_of(const void *page) { return (const uint8_t *)page + GAIN_BYTES; }
+
+/* Components that a layout stores, rounded up to what `multiply` takes together; sizes and sums of the others are 0. */
+static size_t columns_of(const struct transform_layout *layout) { return ((size_t)layout->quads * TRANSFORM_QUAD + 15) / 16 * 16; }
+
+/* ---- What is learned */
+
+static void learned_free(void *opened) {
+    struct transform_learned *learned = opened;
+    if (!learned) return;
+    memory_free(learned->mean);
+    memory_free(learned);
+}
+
+static size_t learned_floats(size_t hd) { return 2 * hd + 3 * hd * hd; }
+
+static size_t learned_bytes(const void *opened) {
+    const struct transform_learned *learned = opened;
+    return sizeof *learned + learned_floats(learned->head_dim) * sizeof(float);
+}
+
+static size_t predict_learned_bytes(struct codec_shape shape, enum codec_side side, const uint16_t *halves) {
+    (void)side, (void)halves;
+    return sizeof(struct transform_learned) + learned_floats(shape.head_dim) * sizeof(float);
+}
+
+/* inverse[n][n] of matrix[n][n] by elimination with pivots, in double precision; work[n][2 n]. false: it is singular. */
+static bool invert(const float *matrix, size_t n, double *work, float *inverse) {
+    size_t width = 2 * n;
+    for (size_t r = 0; r < n; r++) {
+        for (size_t c = 0; c < n; c++) work[r * width + c] = (double)matrix[r * n + c];
+        memset(work + r * width + n, 0, n * sizeof *work);
+        work[r * width + n + r] = 1;
+    }
+    for (size_t k = 0; k < n; k++) {
+        size_t pivot = k;
+        for (size_t r = k + 1; r < n; r++)
+            if (fabs(work[r * width + k]) > fabs(work[pivot * width + k])) pivot = r;
+        if (!(fabs(work[pivot * width + k]) > 0)) return false;
+        for (size_t c = k; pivot != k && c < width; c++) {
+            double kept = work[k * width + c];
+            work[k * width + c] = work[pivot * width + c];
+            work[pivot * width + c] = kept;
+        }
+        double scale = 1 / work[k * width + k];
+        for (size_t c = k; c < width; c++) work[k * width + c] *= scale;
+        for (size_t r = 0; r < n; r++) {
+            double factor = work[r * width + k];
+            if (r == k || factor == 0) continue;
+            for (size_t c = k; c < width; c++) work[r * width + c] -= factor * work[k * width + c];
+        }
+    }
+    for (size_t r = 0; r < n; r++)
+        for (size_t c = 0; c < n; c++) inverse[r * n + c] = (float)work[r * width + n + c];
+    return true;
+}
+
+static enum terse_status fill(struct transform_learned *learned, const float *floats, struct terse_error *error) {
+    size_t hd = learned->head_dim;
+    struct transform_parameters own = transform_parameters_at(floats, learned->head_dim);
+    double *work = memory_array(2 * hd * hd, sizeof *work);
+    learned->mean = memory_array(learned_floats(hd), sizeof(float));
+    if (!work || !learned->mean) {
+        memory_free(work);
+        return status_no_memory(error, learned_floats(hd) * sizeof(float) + 2 * hd * hd * sizeof *work, "a profile");
+    }
+    learned->size = learned->mean + hd;
+    learned->basis = learned->size + hd;
+    learned->transpose = learned->basis + hd * hd;
+    learned->inverse = learned->transpose + hd * hd;
+    memcpy(learned->mean, own.mean, hd * sizeof(float));
+    memcpy(learned->size, own.size, hd * sizeof(float));
+    memcpy(learned->basis, own.basis, hd * hd * sizeof(float));
+    learned->gain_least = own.gain_least;
+    learned->gain_step = (own.gain_most - own.gain_least) / 255;
+    for (size_t c = 0; c < hd; c++)
+        for (size_t ch = 0; ch < hd; ch++) learned->transpose[ch * hd + c] = own.size[c] * own.basis[c * hd + ch];
+    bool regular = invert(own.basis, hd, work, learned->inverse);
+    memory_free(work);
+    if (regular) return TERSE_OK;
+    return status_fail(error, TERSE_E_FORMAT,
+                       "the basis of a transform is singular: the profile is damaged, make it again with terse calibrate");
+}
+
+static enum terse_status learned_new(struct codec_shape shape, enum codec_side side, const float *floats, void **opened,
+                                     struct terse_error *error) {
+    (void)side;
+    *opened = NULL;
+    struct transform_learned *learned = memory_zeros(1, sizeof *learned);
+    if (!learned) return status_no_memory(error, sizeof *learned, "a profile");
+    learned->head_dim = shape.head_dim;
+    enum terse_status status = fill(learned, floats, error);
+    if (status)
+        learned_free(learned);
+    else
+        *opened = learned;
+    return status;
+}
+
+static void gains_of(const struct transform_learned *learned, const void *page, float *gains) {
+    transform_ops()->gains(page, learned->gain_least, learned->gain_step, gains);
+}
+
+/* ---- Decoding, gathering */
+
+/* y[64][columns], components times sizes and gains. */
+static void read_components(struct codec_shape shape, enum codec_side side, const void *page, float *y) {
+    const struct transform_learned *learned = shape.learned;
+    const struct transform_layout *layout = shape.layout;
+    size_t columns = columns_of(layout);
+    const uint8_t *codes = codes_of(page);
+    float gains[PAGE_TOKENS];
+    gains_of(learned, page, gains);
+    memset(y, 0, PAGE_TOKENS * columns * sizeof *y);
+    for (size_t p = 0; p < layout->planes; p++) {
+        const struct transform_plane *plane = &layout->plane[p];
+        for (size_t t = 0; t < PAGE_TOKENS; t++)
+            for (size_t i = 0; i < TRANSFORM_QUAD; i++)
+                y[t * columns + plane->quad * TRANSFORM_QUAD + i] +=
+                    plane->scale * (float)transform_levels[plane->table][transform_get(codes, plane->bits, side, t, i)];
+        codes += PAGE_TRANSFORM_PLANE(plane->bits);
+    }
+    for (size_t t = 0; t < PAGE_TOKENS; t++)
+        for (size_t c = 0; c < (size_t)layout->quads * TRANSFORM_QUAD; c++) y[t * columns + c] *= gains[t] * learned->size[c];
+}
+
+static void decode(struct codec_shape shape, enum codec_side side, const void *page, float *rows) {
+    const struct transform_learned *learned = shape.learned;
+    size_t hd = shape.head_dim, columns = columns_of(shape.layout);
+    float y[PAGE_TOKENS * CODEC_HEAD_DIM_MAX];
+    read_components(shape, side, page, y);
+    vector_ops()->multiply(y, PAGE_TOKENS, columns, columns, learned->basis, hd, hd, rows, hd);
+    for (size_t t = 0; t < PAGE_TOKENS; t++) vector_ops()->axpy(1, learned->mean, rows + t * hd, hd);
+}
+
+static void channels(struct codec_shape shape, const void *page, float *to) {
+    float rows[PAGE_TOKENS * CODEC_HEAD_DIM_MAX];
+    decode(shape, CODEC_KEYS, page, rows);
+    for (size_t c = 0; c < shape.head_dim; c++)
+        for (size_t t = 0; t < PAGE_TOKENS; t++) to[c * PAGE_TOKENS + t] = rows[t * shape.head_dim + c];
+}
+
+static void gather_tokens(struct codec_shape shape, enum codec_side side, const void *from, const uint8_t *slots, size_t n,
+                          void *to, size_t at) {
+    const struct transform_layout *layout = shape.layout;
+    const uint8_t *source = codes_of(from);
+    uint8_t *target = (uint8_t *)to + GAIN_BYTES;
+    for (size_t k = 0; k < n; k++) ((uint8_t *)to)[at + k] = ((const uint8_t *)from)[slots[k]];
+    for (size_t p = 0; p < layout->planes; p++) {
+        unsigned bits = layout->plane[p].bits;
+        for (size_t k = 0; k < n; k++)
+            for (size_t i = 0; i < TRANSFORM_QUAD; i++)
+                transform_put(target, bits, side, at + k, i, transform_get(source, bits, side, slots[k], i));
+        source += PAGE_TRANSFORM_PLANE(bits);
+        target += PAGE_TRANSFORM_PLANE(bits);
+    }
+}
+
+/* ---- Keys: tables of G queries are offsets[G], then for each query steps[groups], bias[groups], weights[planes][4]. */
+
+static size_t step_groups(const struct transform_layout *layout) {
+    return ((size_t)layout->planes + TRANSFORM_STEP_PLANES - 1) / TRANSFORM_STEP_PLANES;
+}
+static size_t floats_of_query(const struct transform_layout *layout) { return 2 * step_groups(layout) + layout->planes; }
+
+static size_t query_floats(struct codec_shape shape) { return shape.group * (1 + floats_of_query(shape.layout)); }
+
+static struct transform_query query_at(struct codec_shape shape, const float *tables, size_t g) {
+    const float *own = tables + shape.group + g * floats_of_query(shape.layout);
+    size_t groups = step_groups(shape.layout);
+    return (struct transform_query){.offset = tables[g],
+                                    .steps = own,
+                                    .bias = (const int32_t *)(const void *)(own + groups),
+                                    .weights = (const int8_t *)(const void *)(own + 2 * groups)};
+}
+
+/* Weights of up to 8 planes as integers, [planes][4]. */
+static void set_group(const struct transform_plane *planes, size_t n, const float *w, float *step, int32_t *bias,
+                      int8_t *integers) {
+    float largest = 0, scaled[TRANSFORM_STEP_PLANES * TRANSFORM_QUAD];
+    for (size_t p = 0; p < n; p++) {
+        for (size_t i = 0; i < TRANSFORM_QUAD; i++) {
+            scaled[p * TRANSFORM_QUAD + i] = planes[p].scale * w[planes[p].quad * TRANSFORM_QUAD + i];
+            largest = fmaxf(largest, fabsf(scaled[p * TRANSFORM_QUAD + i]));
+        }
+    }
+    *step = largest / 127;
+    float inverse = *step > 0 && isfinite(1 / *step) ? 1 / *step : 0;
+    int32_t sum = 0;
+    for (size_t i = 0; i < n * TRANSFORM_QUAD; i++) {
+        integers[i] = (int8_t)lrintf(scaled[i] * inverse);
+        sum += integers[i];
+    }
+    *bias = -BIAS * sum;
+}
+
+static void prepare_queries(struct codec_shape shape, const float *q, float *tables) {
+    const struct transform_learned *learned = shape.learned;
+    const struct transform_layout *layout = shape.layout;
+    size_t hd = shape.head_dim, columns = columns_of(layout), groups = step_groups(layout);
+    float products[MOST_TOGETHER * CODEC_HEAD_DIM_MAX];
+    for (size_t g = 0; g < shape.group; g++) {
+        size_t left = shape.group - g < MOST_TOGETHER ? shape.group - g : MOST_TOGETHER;
+        float *own = tables + shape.group + g * floats_of_query(layout), *w = products + g % MOST_TOGETHER * columns;
+        if (g % MOST_TOGETHER == 0)
+            vector_ops()->multiply(q + g * hd, left, hd, hd, learned->transpose, columns, hd, products, columns);
+        tables[g] = vector_ops()->dot(q + g * hd, learned->mean, hd);
+        for (size_t first = 0, n; first < layout->planes; first += n) {
+            n = layout->planes - first < TRANSFORM_STEP_PLANES ? layout->planes - first : TRANSFORM_STEP_PLANES;
+            size_t group = first / TRANSFORM_STEP_PLANES;
+            set_group(layout->plane + first, n, w, own + group, (int32_t *)(void *)(own + groups) + group,
+                      (int8_t *)(void *)(own + 2 * groups) + first * TRANSFORM_QUAD);
+        }
+    }
+}
+
+static void score(struct codec_shape shape, const float *q, const float *tables, const void *page, float *logits) {
+    float gains[PAGE_TOKENS];
+    (void)q;
+    gains_of(shape.learned, page, gains);
+    for (size_t first = 0, n; first < shape.group; first += n) {
+        struct transform_query queries[MOST_TOGETHER];
+        n = shape.group - first < MOST_TOGETHER ? shape.group - first : MOST_TOGETHER;
+        for (size_t g = 0; g < n; g++) queries[g] = query_at(shape, tables, first + g);
+        transform_ops()->score(shape.layout, codes_of(page), gains, queries, n, logits + first * PAGE_TOKENS);
+    }
+}
+
+/* ---- Values: sums[G][planes][TRANSFORM_SUM_LANES], then [G] sums of weights, for the mean. */
+
+static size_t sums_of_query(struct codec_shape shape) { return (size_t)shape.layout->planes * TRANSFORM_SUM_LANES; }
+
+static size_t code_sum_floats(struct codec_shape shape) { return shape.group * (sums_of_query(shape) + 1); }
+
+/* weights[64] times gains as bytes of a step, or the rest that an integer of 16 bits has beyond its upper byte. */
+static float largest_of(const float *weights) { return vector_ops()->max(weights, PAGE_TOKENS); }
+
+static void accumulate(struct codec_shape shape, const float *weights, const void *page, bool int8, float *code_sums) {
+    float gains[PAGE_TOKENS], *sums = code_sums + shape.group * sums_of_query(shape);
+    gains_of(shape.learned, page, gains);
+    for (size_t first = 0, n; first < shape.group; first += n) {
+        uint8_t upper[MOST_TOGETHER * PAGE_TOKENS], lower[MOST_TOGETHER * PAGE_TOKENS];
+        float scales[2][MOST_TOGETHER], scaled[PAGE_TOKENS];
+        n = shape.group - first < MOST_TOGETHER ? shape.group - first : MOST_TOGETHER;
+        for (size_t g = 0; g < n; g++) {
+            sums[first + g] += vector_ops()->scale_weights(weights + (first + g) * PAGE_TOKENS, gains, scaled);
+            float most = largest_of(scaled), whole = int8 ? 255 : 65535, inverse = most > 0 ? whole / most : 0;
+            if (!isfinite(inverse)) inverse = 0;
+            for (size_t t = 0; t < PAGE_TOKENS; t++) {
+                unsigned integer = (unsigned)(scaled[t] * inverse + 0.5f);
+                upper[g * PAGE_TOKENS + t] = (uint8_t)(int8 ? integer : integer >> 8);
+                lower[g * PAGE_TOKENS + t] = (uint8_t)integer;
+            }
+            scales[0][g] = most / whole * (int8 ? 1 : 256);
+            scales[1][g] = most / whole;
+        }
+        float *own = code_sums + first * sums_of_query(shape);
+        transform_ops()->accumulate(shape.layout, codes_of(page), upper, scales[0], n, own);
+        if (!int8) transform_ops()->accumulate(shape.layout, codes_of(page), lower, scales[1], n, own);
+    }
+}
+
+static void accumulate_by_code(struct codec_shape shape, const float *weights, const void *page, float *code_sums) {
+    accumulate(shape, weights, page, false, code_sums);
+}
+
+static void accumulate_by_code_int8(struct codec_shape shape, const float *weights, const void *page, float *code_sums) {
+    accumulate(shape, weights, page, true, code_sums);
+}
+
+/* y[columns] size of one query's sums. */
+static void sum_components(struct codec_shape shape, const float *sums, float *y) {
+    const struct transform_learned *learned = shape.learned;
+    const struct transform_layout *layout = shape.layout;
+    memset(y, 0, columns_of(layout) * sizeof *y);
+    for (size_t p = 0; p < layout->planes; p++) {
+        const struct transform_plane *plane = &layout->plane[p];
+        for (size_t lane = 0; lane < TRANSFORM_SUM_LANES; lane++)
+            y[plane->quad * TRANSFORM_QUAD + lane % TRANSFORM_QUAD] += plane->scale * sums[p * TRANSFORM_SUM_LANES + lane];
+    }
+    for (size_t c = 0; c < (size_t)layout->quads * TRANSFORM_QUAD; c++) y[c] *= learned->size[c];
+}
+
+static void finish_code_sums(struct codec_shape shape, const float *code_sums, float *acc) {
+    const struct transform_learned *learned = shape.learned;
+    size_t hd = shape.head_dim, columns = columns_of(shape.layout);
+    const float *of_weights = code_sums + shape.group * sums_of_query(shape);
+    float y[MOST_TOGETHER * CODEC_HEAD_DIM_MAX], values[MOST_TOGETHER * CODEC_HEAD_DIM_MAX];
+    for (size_t first = 0, n; first < shape.group; first += n) {
+        n = shape.group - first < MOST_TOGETHER ? shape.group - first : MOST_TOGETHER;
+        for (size_t g = 0; g < n; g++) sum_components(shape, code_sums + (first + g) * sums_of_query(shape), y + g * columns);
+        vector_ops()->multiply(y, n, columns, columns, learned->basis, hd, hd, values, hd);
+        for (size_t g = 0; g < n; g++) {
+            vector_ops()->axpy(1, values + g * hd, acc + (first + g) * hd, hd);
+            vector_ops()->axpy(of_weights[first + g], learned->mean, acc + (first + g) * hd, hd);
+        }
+    }
+}
+
+static void accumulate_values(struct codec_shape shape, const float *weights, const void *page, float *acc) {
+    float sums[TRANSFORM_PLANES_MAX * TRANSFORM_SUM_LANES + 1];
+    struct codec_shape one = shape;
+    one.group = 1;
+    for (size_t g = 0; g < shape.group; g++) {
+        memset(sums, 0, code_sum_floats(one) * sizeof *sums);
+        accumulate(one, weights + g * PAGE_TOKENS, page, false, sums);
+        finish_code_sums(one, sums, acc + g * shape.head_dim);
+    }
+}
+
+const struct cpu_codec cpu_codec_transform = {.format = &codec_transform,
+                                              .learned_new = learned_new,
+                                              .learned_free = learned_free,
+                                              .learned_bytes = learned_bytes,
+                                              .predict_learned_bytes = predict_learned_bytes,
+                                              .encode = transform_encode,
+                                              .decode = decode,
+                                              .gather_tokens = gather_tokens,
+                                              .query_floats = query_floats,
+                                              .prepare_queries = prepare_queries,
+                                              .score = score,
+                                              .channels = channels,
+                                              .accumulate_values = accumulate_values,
+                                              .code_sum_floats = code_sum_floats,
+                                              .accumulate_by_code = accumulate_by_code,
+                                              .accumulate_by_code_int8 = accumulate_by_code_int8,
+                                              .finish_code_sums = finish_code_sums};

@@ -1,0 +1,140 @@
+/* Sharing a model's bits, once for each pair of rates. */
+#include "format/codebook_layouts.h"
+
+#include "base/memory.h"
+
+#include <pthread.h>
+#include <string.h>
+
+static size_t quads_of(const struct terse_codebook *codebook) { return codebook_info(codebook)->head_dim / TRANSFORM_QUAD; }
+
+/* Adds a side's sets to shares[n], with sizes[sets][head_dim] to hold what they point at; floats is scratch for one set's parameters. */
+static size_t add_side(const struct terse_codebook *codebook, enum codec_side side, float *floats, float *sizes, uint8_t *quad_bits,
+                       struct transform_share *shares, size_t n) {
+    uint32_t hd = codebook_info(codebook)->head_dim;
+    for (size_t set = 0; set < codebook_sets(codebook_info(codebook)); set++, n++) {
+        codebook_parameters(codebook, side, set, floats);
+        struct transform_parameters own = transform_parameters_at(floats, hd);
+        memcpy(sizes + n * hd, own.size, hd * sizeof *sizes);
+        shares[n] = (struct transform_share){own.importance, sizes + n * hd, quad_bits + n * quads_of(codebook)};
+    }
+    return n;
+}
+
+/* What sharing works in, for both sides. */
+struct work {
+    float *floats, *sizes;
+    uint8_t *quad_bits;
+    struct transform_share *shares;
+};
+
+static void share(const struct terse_codebook *codebook, const struct codebook_layouts *layouts, struct work *work) {
+    uint32_t hd = codebook_info(codebook)->head_dim;
+    const double *rate = layouts->rate;
+    size_t n[2] = {0, 0}, all = 0, first = 0;
+    for (int side = CODEC_KEYS; side <= CODEC_VALUES; side++) {
+        if (layouts->layout[side])
+            all = add_side(codebook, (enum codec_side)side, work->floats, work->sizes, work->quad_bits, work->shares, first);
+        n[side] = all - first;
+        first = all;
+    }
+    if (n[CODEC_KEYS] && n[CODEC_VALUES] && rate[CODEC_KEYS] == rate[CODEC_VALUES])
+        transform_share_bits(work->shares, all, hd, rate[CODEC_KEYS]);
+    else
+        for (int side = CODEC_KEYS; side <= CODEC_VALUES; side++)
+            if (n[side]) transform_share_bits(work->shares + (side == CODEC_KEYS ? 0 : n[CODEC_KEYS]), n[side], hd, rate[side]);
+    for (size_t i = 0; i < all; i++) {
+        int side = i < n[CODEC_KEYS] ? CODEC_KEYS : CODEC_VALUES;
+        transform_layout_set(work->shares[i].quad_bits, hd, &layouts->layout[side][i - (side == CODEC_KEYS ? 0 : n[CODEC_KEYS])]);
+    }
+}
+
+static void layouts_free(struct codebook_layouts *layouts) {
+    if (!layouts) return;
+    memory_free(layouts->layout[CODEC_KEYS]);
+    memory_free(layouts->layout[CODEC_VALUES]);
+    memory_free(layouts);
+}
+
+static enum terse_status make(const struct terse_codebook *codebook, const double rate[2], struct codebook_layouts **result,
+                              struct terse_error *error) {
+    size_t sets = codebook_sets(codebook_info(codebook)), hd = codebook_info(codebook)->head_dim;
+    struct codebook_layouts *layouts = memory_zeros(1, sizeof *layouts);
+    struct work work = {.floats = memory_array(transform_parameter_floats((uint32_t)hd), sizeof(float)),
+                        .sizes = memory_array(2 * sets * hd, sizeof(float)),
+                        .quad_bits = memory_zeros(2 * sets, quads_of(codebook)),
+                        .shares = memory_array(2 * sets, sizeof(struct transform_share))};
+    bool enough = layouts && work.floats && work.sizes && work.quad_bits && work.shares;
+    for (int side = CODEC_KEYS; enough && side <= CODEC_VALUES; side++) {
+        layouts->rate[side] = rate[side];
+        layouts->sets = sets;
+        if (rate[side] > 0) enough = (layouts->layout[side] = memory_zeros(sets, sizeof(struct transform_layout))) != NULL;
+    }
+    if (enough) share(codebook, layouts, &work);
+    memory_free(work.floats);
+    memory_free(work.sizes);
+    memory_free(work.quad_bits);
+    memory_free(work.shares);
+    *result = layouts;
+    if (enough) return TERSE_OK;
+    layouts_free(layouts);
+    *result = NULL;
+    return status_no_memory(error, 2 * sets * sizeof(struct transform_layout), "the layouts of a profile");
+}
+
+/* ---- The list: a form of the codebook (format/codebook.h), which keeps and frees it. */
+
+struct list {
+    pthread_mutex_t mutex;
+    struct codebook_layouts *first;
+};
+
+static enum terse_status list_new(const struct terse_codebook *codebook, void **form, struct terse_error *error) {
+    struct list *list = memory_zeros(1, sizeof *list);
+    (void)codebook;
+    *form = list;
+    if (!list) return status_no_memory(error, sizeof *list, "the layouts of a profile");
+    pthread_mutex_init(&list->mutex, NULL);
+    return TERSE_OK;
+}
+
+static void list_free(void *form) {
+    struct list *list = form;
+    while (list->first) {
+        struct codebook_layouts *next = list->first->next;
+        layouts_free(list->first);
+        list->first = next;
+    }
+    pthread_mutex_destroy(&list->mutex);
+    memory_free(list);
+}
+
+static uint64_t list_bytes(const void *form) {
+    const struct list *list = form;
+    uint64_t bytes = sizeof *list;
+    for (const struct codebook_layouts *one = list->first; one; one = one->next)
+        bytes += sizeof *one + ((one->layout[CODEC_KEYS] != NULL) + (one->layout[CODEC_VALUES] != NULL)) * one->sets *
+                                   sizeof(struct transform_layout);
+    return bytes;
+}
+
+static const struct codebook_form_ops list_ops = {list_new, list_free, list_bytes};
+
+enum terse_status codebook_layouts(const struct terse_codebook *codebook, const double rate[2],
+                                   const struct codebook_layouts **layouts, struct terse_error *error) {
+    const void *form;
+    *layouts = NULL;
+    enum terse_status status = codebook_form(codebook, &list_ops, &form, error);
+    if (status) return status;
+    struct list *list = (struct list *)form; /* what the mutex guards was never const */
+    pthread_mutex_lock(&list->mutex);
+    struct codebook_layouts *found = list->first;
+    while (found && memcmp(found->rate, rate, sizeof found->rate) != 0) found = found->next;
+    if (!found && !(status = make(codebook, rate, &found, error))) {
+        found->next = list->first;
+        list->first = found;
+    }
+    pthread_mutex_unlock(&list->mutex);
+    *layouts = found;
+    return status;
+}

@@ -1,0 +1,21 @@
+/* Layouts of a profile: how the bits of a method are shared over the layers, KV heads and sides of a model. A profile serves every rate; for each
+ * that is asked for, layouts are made once, kept with the codebook and freed with it. Immutable; thread-safe. */
+#ifndef TERSE_FORMAT_CODEBOOK_LAYOUTS_H
+#define TERSE_FORMAT_CODEBOOK_LAYOUTS_H
+
+#include "format/codebook.h"
+#include "format/transform.h"
+
+struct codebook_layouts {
+    struct codebook_layouts *next;      /* of the same codebook */
+    double rate[2];                     /* by enum codec_side, bits per value; 0: the side is of another codec */
+    struct transform_layout *layout[2]; /* [sets]; NULL: as above */
+    size_t sets;
+};
+
+/* The layouts of `codebook`, whose coded sides are of codec transform, at these rates. Keys and values of one rate share their bits, those
+ * of two have each their own. */
+enum terse_status codebook_layouts(const struct terse_codebook *codebook, const double rate[2],
+                                   const struct codebook_layouts **layouts, struct terse_error *error);
+
+#endif
