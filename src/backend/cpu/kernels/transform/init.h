@@ -5,6 +5,7 @@
 #include "backend/cpu/kernels/transform/ops.h"
 
 void transform_init_scalar(struct transform_ops *ops);
+void transform_init_avx2(struct transform_ops *ops);
 void transform_init_avx512(struct transform_ops *ops);
 
 #endif

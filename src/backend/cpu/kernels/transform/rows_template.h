@@ -21,7 +21,8 @@
 /* clang-format on */
 SPECIAL(1)
 SPECIAL(2)
-SPECIAL(3) SPECIAL(4)
+SPECIAL(3)
+SPECIAL(4)
 
     static void PASTE(score, ISA)(const struct transform_layout *layout, const void *codes, const float *gains,
                                   const struct transform_query *queries, size_t rows, float *logits) {

@@ -1,0 +1,217 @@
+/* Pages of the codec transform with AVX2: 32 bytes are an octet's codes, a byte shuffle makes them levels, and products of bytes are
+ * added in pairs twice, first to 16 and then to 32 bits. The dwords are tokens of keys, components of values.
+ *
+ * A shuffle looks at four bits of each byte, so that tables are written for codes that lie anywhere in a nibble: a mask serves all
+ * codes of a nibble. */
+#include "backend/cpu/kernels/lanes/avx2.h"
+
+#include "backend/cpu/kernels/lanes/sums_template.h"
+
+#include "backend/cpu/kernels/transform/init.h"
+
+#include <string.h>
+
+#define TOGETHER 4    /* rows of a pass */
+#define OCTETS 8      /* of a plane: 8 tokens each */
+#define OCTET 32      /* bytes */
+#define LEVEL_ZERO 64 /* what is added to the levels of keys: bytes without sign, as bias of struct transform_query says */
+
+struct plane_tables {
+    _Alignas(16) uint8_t at[TRANSFORM_PLANE_BITS][16];
+};
+
+/* Levels by nibble, whose code begins at bit s; three bits as three_bits() leaves them. */
+static struct plane_tables key_tables[TRANSFORM_TABLES], value_tables[TRANSFORM_TABLES];
+
+static void fill_tables(void) {
+    for (unsigned table = 0; table < TRANSFORM_TABLES; table++) {
+        unsigned bits = table % TRANSFORM_PLANE_BITS + 1;
+        for (unsigned s = 0; s < TRANSFORM_PLANE_BITS; s++) {
+            for (unsigned nibble = 0; nibble < 16; nibble++) {
+                unsigned code = bits == 3 ? (nibble & 3) << 1 | (nibble >> 2 & 1) : nibble >> s & ((1u << bits) - 1);
+                int8_t level = transform_levels[table][code];
+                key_tables[table].at[s][nibble] = (uint8_t)(level + LEVEL_ZERO);
+                value_tables[table].at[s][nibble] = (uint8_t)level;
+            }
+        }
+    }
+}
+
+/* ---- A plane's levels ---------------------------------------------------------------------------------------------------- */
+
+INLINE __m256i load(const uint8_t *at) { return _mm256_loadu_si256((const __m256i *)at); }
+INLINE __m256i low_nibbles(__m256i x) { return _mm256_and_si256(x, _mm256_set1_epi8(15)); }
+INLINE __m256i high_nibbles(__m256i x) { return low_nibbles(_mm256_srli_epi16(x, 4)); }
+
+INLINE __m256i look_up(const struct plane_tables *table, size_t s, __m256i nibbles) {
+    return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_load_si128((const __m128i *)table->at[s])), nibbles);
+}
+
+INLINE void one_bit(const struct plane_tables *table, const uint8_t *at, __m256i *x) {
+    __m256i codes = load(at), low = low_nibbles(codes), high = high_nibbles(codes);
+    UNROLL for (size_t v = 0; v < 4; v++) {
+        x[v] = look_up(table, v, low);
+        x[v + 4] = look_up(table, v, high);
+    }
+}
+
+INLINE void two_bits(const struct plane_tables *table, const uint8_t *at, __m256i *x) {
+    UNROLL for (size_t v = 0; v < 2; v++) {
+        __m256i codes = load(at + v * OCTET), low = low_nibbles(codes), high = high_nibbles(codes);
+        x[v] = look_up(table, 0, low);
+        x[v + 2] = look_up(table, 2, low);
+        x[v + 4] = look_up(table, 0, high);
+        x[v + 6] = look_up(table, 2, high);
+    }
+}
+
+/* In each nibble the upper two bits of a code, then its lowest: octets v and v + 4. */
+INLINE void three_bits_at(const struct plane_tables *table, size_t v, __m256i two, __m256i one, __m256i *x) {
+    __m256i both = _mm256_or_si256(_mm256_and_si256(two, _mm256_set1_epi8(0x33)), _mm256_and_si256(one, _mm256_set1_epi8(0x44)));
+    x[v] = look_up(table, 0, low_nibbles(both));
+    x[v + 4] = look_up(table, 0, high_nibbles(both));
+}
+
+INLINE void three_bits(const struct plane_tables *table, const uint8_t *at, __m256i *x) {
+    __m256i even = load(at), odd = load(at + OCTET), one = load(at + PAGE_TRANSFORM_PLANE(2));
+    three_bits_at(table, 0, even, _mm256_slli_epi16(one, 2), x);
+    three_bits_at(table, 1, odd, _mm256_slli_epi16(one, 1), x);
+    three_bits_at(table, 2, _mm256_srli_epi16(even, 2), one, x);
+    three_bits_at(table, 3, _mm256_srli_epi16(odd, 2), _mm256_srli_epi16(one, 1), x);
+}
+
+INLINE void four_bits(const struct plane_tables *table, const uint8_t *at, __m256i *x) {
+    UNROLL for (size_t i = 0; i < 4; i++) {
+        size_t v = i / 2 * 4 + i % 2;
+        __m256i codes = load(at + i * OCTET);
+        x[v] = look_up(table, 0, low_nibbles(codes));
+        x[v + 2] = look_up(table, 0, high_nibbles(codes));
+    }
+}
+
+/* Levels of a plane, octet by octet. */
+INLINE void read_levels(const struct plane_tables *tables, const struct transform_plane *plane, const uint8_t *at, __m256i *x) {
+    const struct plane_tables *table = &tables[plane->table];
+    prefetch_step(at, 0, plane->bits > 2 ? 128 : 64);
+    switch (plane->bits) {
+    case 1: one_bit(table, at, x); break;
+    case 2: two_bits(table, at, x); break;
+    case 3: three_bits(table, at, x); break;
+    default: four_bits(table, at, x); break;
+    }
+}
+
+/* ---- Gains --------------------------------------------------------------------------------------------------------------- */
+
+static void gains_avx2(const uint8_t codes[64], float least, float step, float gains[64]) {
+    prefetch_step(codes, 0, 64);
+    UNROLL for (size_t v = 0; v < PAGE_TOKENS / LANES; v++) {
+        __m256i code = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(codes + v * LANES)));
+        vec_store(gains + v * LANES, vec_fma(vec_set(step), _mm256_cvtepi32_ps(code), vec_set(least)));
+    }
+}
+
+/* sum + four products of a byte of `a` without sign and a signed one of `b` in each dword. From intrinsics alone, gcc 12 keeps sums
+ * in memory. */
+INLINE __m256i add_products(__m256i sum, __m256i a, __m256i b) {
+    __m256i products = _mm256_madd_epi16(_mm256_maddubs_epi16(a, b), _mm256_set1_epi16(1));
+    __asm__("vpaddd %1, %0, %0" : "+x"(sum) : "x"(products));
+    return sum;
+}
+
+/* ---- Keys: the lanes are tokens ------------------------------------------------------------------------------------------ */
+
+INLINE __m256i four_weights(const int8_t *weights) {
+    int32_t four;
+    memcpy(&four, weights, sizeof four);
+    return _mm256_set1_epi32(four);
+}
+
+#define BESIDE 2 /* octets that are multiplied together: with four rows their sums are half the registers */
+
+/* logits += the products of `planes` planes from the first of a group on, of which levels[planes][OCTETS]. */
+INLINE void score_group(size_t R, size_t planes, size_t first, const __m256i (*levels)[OCTETS],
+                        const struct transform_query *queries, float *logits) {
+    const size_t group = first / TRANSFORM_STEP_PLANES;
+    for (size_t v = 0; v < OCTETS; v += BESIDE) {
+        __m256i sum[TOGETHER][BESIDE];
+        UNROLL for (size_t m = 0; m < R; m++) {
+            UNROLL for (size_t i = 0; i < BESIDE; i++) sum[m][i] = _mm256_set1_epi32(queries[m].bias[group]);
+        }
+        for (size_t p = 0; p < planes; p++) {
+            __m256i x[BESIDE];
+            UNROLL for (size_t i = 0; i < BESIDE; i++) x[i] = levels[p][v + i];
+            UNROLL for (size_t m = 0; m < R; m++) {
+                __m256i weights = four_weights(queries[m].weights + (first + p) * TRANSFORM_QUAD);
+                UNROLL for (size_t i = 0; i < BESIDE; i++) sum[m][i] = add_products(sum[m][i], x[i], weights);
+            }
+        }
+        UNROLL for (size_t m = 0; m < R; m++) {
+            vec step = vec_set(queries[m].steps[group]);
+            UNROLL for (size_t i = 0; i < BESIDE; i++) {
+                float *to = logits + m * PAGE_TOKENS + (v + i) * LANES;
+                vec_store(to, vec_fma(step, _mm256_cvtepi32_ps(sum[m][i]), vec_load(to)));
+            }
+        }
+    }
+}
+
+INLINE void score_rows(size_t R, const struct transform_layout *layout, const uint8_t *at, const float *gains,
+                       const struct transform_query *queries, float *logits) {
+    memset(logits, 0, R * PAGE_TOKENS * sizeof *logits);
+    for (size_t first = 0; first < layout->planes; first += TRANSFORM_STEP_PLANES) {
+        __m256i levels[TRANSFORM_STEP_PLANES][OCTETS];
+        const size_t planes = SMALLER(TRANSFORM_STEP_PLANES, layout->planes - first);
+        for (size_t p = 0; p < planes; p++) {
+            const struct transform_plane *plane = &layout->plane[first + p];
+            read_levels(key_tables, plane, at, levels[p]);
+            at += PAGE_TRANSFORM_PLANE(plane->bits);
+        }
+        score_group(R, planes, first, (const __m256i(*)[OCTETS])levels, queries, logits);
+    }
+    UNROLL for (size_t m = 0; m < R; m++) {
+        UNROLL for (size_t v = 0; v < OCTETS; v++) {
+            float *to = logits + m * PAGE_TOKENS + v * LANES;
+            vec_store(to, vec_fma(vec_load(gains + v * LANES), vec_load(to), vec_set(queries[m].offset)));
+        }
+    }
+}
+
+/* ---- Values: the lanes of each 128 bits are components, the bytes of a dword four tokens ------------------------------------- */
+
+/* Four tokens' weights in each dword of 128 bits. */
+INLINE void spread_weights(const uint8_t *weights, __m256i *to) {
+    const __m256i part = _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1);
+    UNROLL for (size_t v = 0; v < OCTETS; v++) {
+        int64_t eight;
+        memcpy(&eight, weights + v * sizeof eight, sizeof eight);
+        to[v] = _mm256_permutevar8x32_epi32(_mm256_set1_epi64x(eight), part);
+    }
+}
+
+INLINE void accumulate_rows(size_t R, const struct transform_layout *layout, const uint8_t *at, const uint8_t *weights,
+                            const float *scales, float *out) {
+    const size_t planes = layout->planes;
+    __m256i spread[TOGETHER][OCTETS];
+    UNROLL for (size_t m = 0; m < R; m++) spread_weights(weights + m * PAGE_TOKENS, spread[m]);
+    for (size_t p = 0; p < planes; p++) {
+        __m256i x[OCTETS];
+        read_levels(value_tables, &layout->plane[p], at, x);
+        at += PAGE_TRANSFORM_PLANE(layout->plane[p].bits);
+        UNROLL for (size_t m = 0; m < R; m++) {
+            float *to = out + (m * planes + p) * TRANSFORM_SUM_LANES;
+            __m256i sum = _mm256_setzero_si256();
+            UNROLL for (size_t v = 0; v < OCTETS; v++) sum = add_products(sum, spread[m][v], x[v]);
+            vec_store(to, vec_fma(vec_set(scales[m]), _mm256_cvtepi32_ps(sum), vec_load(to)));
+        }
+    }
+}
+
+#include "backend/cpu/kernels/transform/rows_template.h"
+
+void transform_init_avx2(struct transform_ops *ops) {
+    fill_tables();
+    ops->gains = gains_avx2;
+    ops->score = score_avx2;
+    ops->accumulate = accumulate_avx2;
+}
