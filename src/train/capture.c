@@ -8,8 +8,7 @@
 #include "backend/cpu/vector.h"
 #include "base/half.h"
 #include "base/memory.h"
-#include "base/random.h"
-#include "train/backward.h"
+#include "train/windows.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -29,31 +28,34 @@ struct samples {
 
 struct capture {
     const struct terse_model *model;
-    uint64_t tokens; /* of all windows */
-    size_t kept;     /* of them, as samples of each layer and KV head */
+    uint64_t tokens;  /* of all windows */
+    uint64_t samples; /* of them, but for those that are skipped */
+    size_t kept;      /* of these, as samples of each layer and KV head */
     struct samples side[2];
+    double *queries; /* [layers][Hk][hd] sums of squares over all samples, where they are wanted */
 };
 
 /* A window on its way. */
 struct passing {
     struct capture *capture;
+    const struct capture_options *options;
+    size_t windows;       /* of the text */
     size_t first, count;  /* samples */
     size_t *offset;       /* [count] of its token in the window */
     float *cosine, *sine; /* [window][n_rot/2] of its tokens, where something is rotated */
-    struct terse_progress progress;
-    uint64_t before, total; /* windows: run, of all */
 };
 
-/* ---- Which tokens stay: evenly so many, the last of each run of tokens / kept. */
+/* ---- Which tokens stay: evenly so many, the last of each run of samples / kept. */
 
-static size_t samples_before(const struct capture *c, uint64_t token) { return (size_t)(token * c->kept / c->tokens); }
+static size_t kept_before(const struct capture *c, uint64_t sample) { return (size_t)(sample * c->kept / c->samples); }
 
-static void pick(struct passing *p, uint64_t first_token, size_t window) {
-    p->first = samples_before(p->capture, first_token);
+/* Of a window's `count` samples. */
+static void pick(struct passing *p, uint64_t first_sample, size_t count) {
+    p->first = kept_before(p->capture, first_sample);
     p->count = 0;
-    for (size_t t = 0; t < window; t++) {
-        uint64_t token = first_token + t;
-        if (samples_before(p->capture, token + 1) > samples_before(p->capture, token)) p->offset[p->count++] = t;
+    for (size_t i = 0; i < count; i++) {
+        uint64_t sample = first_sample + i;
+        if (kept_before(p->capture, sample + 1) > kept_before(p->capture, sample)) p->offset[p->count++] = p->options->skip + i;
     }
 }
 
@@ -120,6 +122,17 @@ static void keep_tile(const struct passing *p, const struct samples *s, const fl
     }
 }
 
+/* A KV head's queries of the samples in a window. */
+static void add_queries(const struct passing *p, uint32_t head, const struct captured *captured, double *sums) {
+    const struct terse_model *m = p->capture->model;
+    size_t hd = m->head_dim, group = m->query_heads / m->kv_heads;
+    for (size_t t = p->options->skip; t < captured->n; t++) {
+        const float *q = captured->q + (t * m->query_heads + head * group) * hd;
+        for (size_t g = 0; g < group; g++, q += hd)
+            for (size_t c = 0; c < hd; c++) sums[c] += (double)q[c] * (double)q[c];
+    }
+}
+
 /* Gradients are rotated like the keys they belong to: with r = R k, dL/dr = R dL/dk but for the square of the rotation's magnitude, and
  * a factor that all norms share means nothing. */
 static void keep_layer(void *user, uint32_t layer, const struct captured *captured) {
@@ -127,6 +140,11 @@ static void keep_layer(void *user, uint32_t layer, const struct captured *captur
     uint32_t heads = p->capture->model->kv_heads;
     const float *rows[2] = {captured->k, captured->v}, *gradients[2] = {captured->dk, captured->dv};
     size_t tiles = (p->count + TILE - 1) / TILE;
+    if (p->capture->queries) {
+#pragma omp parallel for schedule(static)
+        for (uint32_t head = 0; head < heads; head++)
+            add_queries(p, head, captured, p->capture->queries + ((size_t)layer * heads + head) * p->capture->model->head_dim);
+    }
     for (int side = 0; side < 2; side++) {
         const struct samples *s = &p->capture->side[side];
         if (!s->kept) continue;
@@ -136,11 +154,6 @@ static void keep_layer(void *user, uint32_t layer, const struct captured *captur
             keep_tile(p, s, rows[side], gradients[side], (size_t)layer * heads + head, head, i % tiles * TILE);
         }
     }
-}
-
-static bool report_window(void *user, const char *what, uint64_t done, uint64_t total) {
-    const struct passing *p = user;
-    return p->progress.report(p->progress.user, what, p->before * total + done, p->total * total);
 }
 
 /* ---- All windows */
@@ -154,39 +167,32 @@ static void set_angles(const struct passing *p, size_t window, size_t first) {
     const struct rope *rope = &p->capture->model->rope;
     size_t pairs = rope->n_rot / 2;
 #pragma omp parallel for schedule(static)
-    for (size_t t = 0; t < window; t++) rope_angles(rope, (int64_t)(first + t), p->cosine + t * pairs, p->sine + t * pairs);
+    for (size_t t = 0; t < window; t++) {
+        size_t position = p->options->run ? t % p->options->run : first + t;
+        rope_angles(rope, (int64_t)position, p->cosine + t * pairs, p->sine + t * pairs);
+    }
 }
 
-static enum terse_status run_windows(struct capture *c, const struct capture_options *o, const int32_t *tokens, size_t available,
-                                     struct terse_error *error) {
+static void begin_window(void *user, size_t window) {
+    struct passing *p = user;
+    const struct capture_options *o = p->options;
+    pick(p, (uint64_t)window * (o->window - o->skip), o->window - o->skip);
+    if (p->capture->side[CODEC_KEYS].rotated) set_angles(p, o->window, o->run ? 0 : first_position(o, window, p->windows));
+}
+
+static enum terse_status run_windows(struct capture *c, const struct capture_options *o, const struct windows *windows,
+                                     const int32_t *tokens, size_t n, struct terse_error *error) {
     const struct terse_model *m = c->model;
-    size_t windows = (size_t)(c->tokens / o->window), pairs = c->side[CODEC_KEYS].rotated ? m->rope.n_rot / 2 : 0;
-    bool add_bos;
-    int32_t bos = terse_token_bos(m, &add_bos);
-    struct backward *backward = NULL;
-    struct passing p = {.capture = c, .progress = o->progress, .total = windows};
-    struct backward_sink sink = {keep_layer, &p};
-    struct terse_progress progress = {o->progress.report ? report_window : NULL, &p};
-    double loss;
-    int32_t *window = memory_array(o->window, sizeof *window);
+    size_t pairs = c->side[CODEC_KEYS].rotated ? m->rope.n_rot / 2 : 0;
+    struct passing p = {.capture = c, .options = o, .windows = windows_count(windows, n)};
+    struct windows_sink sink = {begin_window, keep_layer, &p};
     p.offset = memory_array(o->window, sizeof *p.offset);
     p.cosine = memory_array(o->window, pairs * sizeof *p.cosine);
     p.sine = memory_array(o->window, pairs * sizeof *p.sine);
     enum terse_status status = TERSE_OK;
-    if (!window || !p.offset || !p.cosine || !p.sine)
-        status = status_no_memory(error, o->window * (2 * pairs + 3) * sizeof(float), "a window");
-    if (!status) status = backward_new(m, o->window, c->side[0].norm_parts || c->side[1].norm_parts, &backward, error);
-    for (size_t i = 0; i < windows && !status; i++) {
-        memcpy(window, tokens + i * available / windows * o->window, o->window * sizeof *window);
-        if (add_bos) window[0] = bos;
-        pick(&p, (uint64_t)i * o->window, o->window);
-        p.before = i;
-        if (pairs) set_angles(&p, o->window, first_position(o, i, windows));
-        if (o->drawn) backward_draw_labels(backward, random_mix(o->seed + (i + 1) * RANDOM_STEP));
-        status = backward_run(backward, window, o->window, &sink, &progress, &loss, error);
-    }
-    backward_free(backward);
-    memory_free(window);
+    if (!p.offset || !p.cosine || !p.sine)
+        status = status_no_memory(error, o->window * (2 * pairs + 2) * sizeof(float), "a window");
+    if (!status) status = windows_run(m, windows, tokens, n, &sink, error);
     memory_free(p.offset);
     memory_free(p.cosine);
     memory_free(p.sine);
@@ -205,8 +211,10 @@ static enum terse_status allocate(struct capture *c, const struct capture_option
         s->norm_parts = o->side[side].norm_width ? m->head_dim / o->side[side].norm_width : 0;
         bytes += heads * ((m->head_dim + s->norm_parts) * sizeof(uint16_t) + sizeof *s->factors);
     }
-    c->kept = bytes && o->budget / bytes < c->tokens ? o->budget / bytes : c->tokens;
+    c->kept = bytes && o->budget / bytes < c->samples ? o->budget / bytes : c->samples;
     if (!c->kept) c->kept = 1;
+    if (o->queries && !(c->queries = memory_zeros(heads, m->head_dim * sizeof *c->queries)))
+        return status_no_memory(error, heads * m->head_dim * sizeof *c->queries, "the squares of queries");
     for (int side = 0; side < 2; side++) {
         struct samples *s = &c->side[side];
         s->rows = memory_array(c->kept, heads * s->runs * RUN * sizeof *s->rows);
@@ -219,30 +227,23 @@ static enum terse_status allocate(struct capture *c, const struct capture_option
     return TERSE_OK;
 }
 
-static enum terse_status check(const struct terse_model *model, const struct capture_options *o, size_t n,
-                               struct terse_error *error) {
-    if (o->window < 2 || o->window > model->context)
-        return status_fail(error, TERSE_E_ARGUMENT, "windows of %u tokens: give 2 to %u, the model's context", o->window,
-                           model->context);
-    if (n < o->window)
-        return status_fail(error, TERSE_E_ARGUMENT,
-                           "the text has %zu tokens, too few for a window of %u: give a longer one or smaller windows", n,
-                           o->window);
-    return TERSE_OK;
-}
-
 enum terse_status capture_new(const struct terse_model *model, const struct capture_options *options, const int32_t *tokens,
                               size_t n, struct capture **capture, struct terse_error *error) {
+    bool gradients = options->side[0].norm_width || options->side[1].norm_width;
+    struct windows windows = {options->window, options->windows, gradients, options->drawn, options->seed, options->progress};
     *capture = NULL;
-    enum terse_status status = check(model, options, n, error);
+    enum terse_status status = windows_check(model, &windows, n, error);
+    if (!status && options->skip >= options->window)
+        status = status_fail(error, TERSE_E_ARGUMENT, "windows of %u tokens, of which the first %u say nothing: make them longer",
+                             options->window, options->skip);
     if (status) return status;
     struct capture *c = calloc(1, sizeof *c);
     if (!c) return status_no_memory(error, sizeof *c, "the keys and values to learn from");
-    size_t available = n / options->window;
     c->model = model;
-    c->tokens = (uint64_t)(options->windows && options->windows < available ? options->windows : available) * options->window;
+    c->tokens = (uint64_t)windows_count(&windows, n) * options->window;
+    c->samples = c->tokens / options->window * (options->window - options->skip);
     status = allocate(c, options, error);
-    if (!status) status = run_windows(c, options, tokens, available, error);
+    if (!status) status = run_windows(c, options, &windows, tokens, n, error);
     if (!status)
         *capture = c;
     else
@@ -257,6 +258,7 @@ void capture_free(struct capture *capture) {
         memory_free(capture->side[side].norms);
         memory_free(capture->side[side].factors);
     }
+    memory_free(capture->queries);
     free(capture);
 }
 
@@ -287,6 +289,18 @@ void capture_rows(const struct capture *capture, const struct capture_reading *r
         size_t from = (channel + done) % RUN;
         n = RUN - from < width - done ? RUN - from : width - done;
         read_run(run_of(capture, s, head_of(capture, r), (channel + done) / RUN), r, from, n, width, rows + done);
+    }
+}
+
+void capture_queries(const struct capture *capture, uint32_t layer, uint32_t head, double *power) {
+    const struct terse_model *m = capture->model;
+    size_t hd = m->head_dim, pairs = m->rope.n_rot / 2;
+    const double *sums = capture->queries + ((size_t)layer * m->kv_heads + head) * hd;
+    double scale = 1 / (double)(m->query_heads / m->kv_heads) / (double)capture->samples;
+    for (size_t c = 0; c < hd; c++) power[c] = sums[c] * scale;
+    for (size_t i = 0; i < pairs; i++) {
+        size_t a = m->rope.pairing == ROPE_ADJACENT ? 2 * i : i, b = m->rope.pairing == ROPE_ADJACENT ? 2 * i + 1 : i + pairs;
+        power[a] = power[b] = (power[a] + power[b]) / 2;
     }
 }
 

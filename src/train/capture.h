@@ -24,6 +24,9 @@ struct capture_options {
     /* Windows begin at positions spread evenly over so many, since the caches that they stand for are longer than a window. Where a
      * window begins changes only the rotation of its rotated keys. */
     uint32_t positions;
+    uint32_t run;  /* 0, or rotated keys are as they would be at their place in the window modulo `run`, whatever `positions` */
+    uint32_t skip; /* first tokens of each window that are no samples */
+    bool queries;  /* capture_queries will be asked for; not where gradients are made */
     bool drawn;    /* gradients of labels drawn from the model's predictions (backward_draw_labels), not the text's */
     uint64_t seed; /* of the draws */
     size_t budget; /* bytes of rows, norms and factors */
@@ -57,6 +60,10 @@ void capture_norms(const struct capture *capture, const struct capture_reading *
                    float *norms);
 /* factors[count]: what capture_normalize was returned for the row, or ones. */
 void capture_factors(const struct capture *capture, const struct capture_reading *reading, float *factors);
+
+/* power[hd]: the mean square of a KV head's rotated queries, over the G of them and all tokens that are not skipped; the same for the two
+ * channels of a RoPE pair, whatever they are rotated by. */
+void capture_queries(const struct capture *capture, uint32_t layer, uint32_t head, double *power);
 
 /* Normalizes all samples of a layer, KV head and side in place, for good: `normalize` changes row[hd] and returns the factor by which an
  * error grows when the normalization is undone, which capture_factors returns from then on. Several threads call `normalize` at once. */
