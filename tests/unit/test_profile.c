@@ -1,0 +1,336 @@
+/* A profile against its definition in double precision: means, metrics, uncorrelated components, gains and importance from the rows,
+ * queries and gradient rows that the backward pass delivers; the same bits for any number of threads; interruption. */
+#include "backend/cpu/vector.h"
+#include "base/random.h"
+#include "base/team.h"
+#include "format/transform.h"
+#include "method/policy.h"
+#include "train/backward.h"
+#include "train/profile.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { WINDOW = 300, WINDOWS = 2, TOKENS = WINDOW * WINDOWS + 7, SEED = 5, MOST_HD = 128 };
+
+static struct terse_model *load_model(const char *name) {
+    struct terse_model *model;
+    struct terse_error error;
+    char path[512];
+    snprintf(path, sizeof path, TESTS_DIR "/fixtures/models/%s.gguf", name);
+    if (terse_model_load(path, &model, &error)) fail_msg("%s", error.message);
+    return model;
+}
+
+static int32_t *random_tokens(const struct terse_model *model) {
+    int32_t *tokens = malloc(TOKENS * sizeof *tokens);
+    uint64_t seed = 1;
+    assert_non_null(tokens);
+    for (size_t i = 0; i < TOKENS; i++) tokens[i] = (int32_t)((random_next(&seed) >> 32) % model->vocabulary);
+    return tokens;
+}
+
+/* ---- The profile */
+
+struct learned {
+    const struct terse_model *model;
+    const int32_t *tokens;
+    struct profile_options options;
+    float *parameters[2];
+    uint64_t seen;
+    enum terse_status status;
+    struct terse_error error;
+};
+
+static void learn(void *user) {
+    struct learned *l = user;
+    l->status = profile_learn(l->model, &l->options, l->tokens, TOKENS, l->parameters, &l->seen, &l->error);
+}
+
+static size_t floats_of(const struct terse_model *m) {
+    return (size_t)m->layers * m->kv_heads * transform_parameter_floats(m->head_dim);
+}
+
+static struct learned learn_with(const struct terse_model *m, const int32_t *tokens, uint32_t threads,
+                                 struct terse_progress progress) {
+    struct learned l = {.model = m, .tokens = tokens};
+    struct team *team;
+    l.options = (struct profile_options){.window = WINDOW, .seed = SEED, .budget = (size_t)1 << 40, .progress = progress};
+    for (int side = 0; side < 2; side++) assert_non_null(l.parameters[side] = calloc(floats_of(m), sizeof(float)));
+    assert_int_equal(team_new(threads, &team, NULL), TERSE_OK);
+    team_run(team, learn, &l);
+    team_free(team);
+    return l;
+}
+
+static void release(struct learned *l) {
+    free(l->parameters[0]);
+    free(l->parameters[1]);
+}
+
+/* ---- What the backward pass delivers, of all windows: [layers][WINDOWS][WINDOW][heads][hd] */
+
+enum { Q, K, V, DK, DV, KINDS };
+
+struct delivered {
+    const struct terse_model *model;
+    size_t window;
+    float *rows[KINDS];
+};
+
+static size_t width_of(const struct terse_model *m, int kind) {
+    return (size_t)(kind == Q ? m->query_heads : m->kv_heads) * m->head_dim;
+}
+
+static const float *row_of(const struct delivered *d, int kind, size_t layer, size_t window, size_t t, size_t head) {
+    return d->rows[kind] + ((layer * WINDOWS + window) * WINDOW + t) * width_of(d->model, kind) + head * d->model->head_dim;
+}
+
+static void keep_layer(void *user, uint32_t layer, const struct captured *rows) {
+    struct delivered *d = user;
+    const float *from[KINDS] = {rows->q, rows->k, rows->v, rows->dk, rows->dv};
+    for (int kind = 0; kind < KINDS; kind++) {
+        size_t n = WINDOW * width_of(d->model, kind);
+        if (from[kind]) memcpy(d->rows[kind] + (layer * WINDOWS + d->window) * n, from[kind], n * sizeof(float));
+    }
+}
+
+static struct delivered deliver(const struct terse_model *m, const int32_t *tokens) {
+    struct delivered d = {.model = m};
+    struct backward_sink sink = {keep_layer, &d};
+    int32_t window[WINDOW], bos;
+    bool add_bos;
+    double loss;
+    for (int kind = 0; kind < KINDS; kind++)
+        assert_non_null(d.rows[kind] = calloc(m->layers * (size_t)WINDOWS * WINDOW * width_of(m, kind), sizeof(float)));
+    bos = terse_token_bos(m, &add_bos);
+    for (int gradients = 0; gradients < 2; gradients++) {
+        struct backward *backward;
+        assert_int_equal(backward_new(m, WINDOW, gradients, &backward, NULL), TERSE_OK);
+        for (d.window = 0; d.window < WINDOWS; d.window++) {
+            memcpy(window, tokens + d.window * WINDOW, sizeof window);
+            if (add_bos) window[0] = bos;
+            backward_draw_labels(backward, random_mix(SEED + (d.window + 1) * RANDOM_STEP));
+            assert_int_equal(backward_run(backward, window, WINDOW, &sink, NULL, &loss, NULL), TERSE_OK);
+        }
+        backward_free(backward);
+    }
+    return d;
+}
+
+/* A row in the frame of a run; rotated channels are multiplied by `magnitude`. */
+static void to_frame(const struct rope *rope, size_t t, double magnitude, const float *row, double *out) {
+    size_t pairs = rope->n_rot / 2;
+    for (size_t c = 0; c < rope->head_dim; c++) out[c] = (double)row[c];
+    for (size_t i = 0; i < pairs; i++) {
+        size_t a = rope->pairing == ROPE_ADJACENT ? 2 * i : i, b = rope->pairing == ROPE_ADJACENT ? 2 * i + 1 : i + pairs;
+        double angle = (double)(t % 256) * (double)rope->frequency[i];
+        out[a] = magnitude * ((double)row[a] * cos(angle) - (double)row[b] * sin(angle));
+        out[b] = magnitude * ((double)row[a] * sin(angle) + (double)row[b] * cos(angle));
+    }
+}
+
+/* ---- One layer, KV head and side */
+
+static double metric[MOST_HD][MOST_HD], inverse[MOST_HD][MOST_HD], products[MOST_HD][MOST_HD];
+
+static void find_metric(const struct delivered *d, enum codec_side side, size_t layer, size_t head) {
+    const struct terse_model *m = d->model;
+    const struct matrix *o = &m->layer[layer].o;
+    size_t hd = m->head_dim, group = m->query_heads / m->kv_heads;
+    float *weights = malloc(o->columns * sizeof *weights);
+    assert_non_null(weights);
+    memset(metric, 0, sizeof metric);
+    for (size_t r = 0; r < o->rows && side == CODEC_VALUES; r++) {
+        vector_dequantize(o->type, (const char *)o->data + r * o->row_bytes, weights, o->columns);
+        for (size_t g = 0; g < group; g++) {
+            const float *w = weights + (head * group + g) * hd;
+            for (size_t i = 0; i < hd; i++)
+                for (size_t j = 0; j < hd; j++) metric[i][j] += (double)w[i] * (double)w[j];
+        }
+    }
+    for (size_t i = 0; i < WINDOWS * WINDOW * group && side == CODEC_KEYS; i++) {
+        size_t window = i / group / WINDOW, t = i / group % WINDOW;
+        const float *q = row_of(d, Q, layer, window, t, head * group + i % group);
+        for (size_t c = 0; c < hd && t >= SINKS; c++) {
+            size_t pairs = m->rope.n_rot / 2, other = c;
+            if (c < 2 * pairs) other = m->rope.pairing == ROPE_ADJACENT ? c ^ 1 : c < pairs ? c + pairs : c - pairs;
+            metric[c][c] += ((double)q[c] * (double)q[c] + (double)q[other] * (double)q[other]) / 2;
+        }
+    }
+    double trace = 0;
+    for (size_t c = 0; c < hd; c++) trace += metric[c][c] / (double)hd;
+    for (size_t i = 0; i < hd; i++)
+        for (size_t j = 0; j < hd; j++) metric[i][j] /= trace;
+    free(weights);
+}
+
+/* inverse[c]: what row c of the coefficients z reads of a row: sum_c z_c basis_c = row. */
+static void invert(const float *basis, size_t hd) {
+    static double a[MOST_HD][2 * MOST_HD];
+    for (size_t i = 0; i < hd; i++) {
+        for (size_t c = 0; c < hd; c++) a[i][c] = (double)basis[c * hd + i];
+        for (size_t c = 0; c < hd; c++) a[i][hd + c] = i == c;
+    }
+    for (size_t k = 0; k < hd; k++) {
+        size_t most = k;
+        for (size_t i = k + 1; i < hd; i++)
+            if (fabs(a[i][k]) > fabs(a[most][k])) most = i;
+        for (size_t j = 0; j < 2 * hd; j++) {
+            double upper = a[k][j];
+            a[k][j] = a[most][j];
+            a[most][j] = upper;
+        }
+        assert_true(fabs(a[k][k]) > 1e-6);
+        for (size_t j = 2 * hd; j-- > k;) a[k][j] /= a[k][k];
+        for (size_t i = 0; i < hd; i++) {
+            double factor = a[i][k];
+            for (size_t j = k; j < 2 * hd && i != k; j++) a[i][j] -= factor * a[k][j];
+        }
+    }
+    for (size_t i = 0; i < hd; i++)
+        for (size_t c = 0; c < hd; c++) inverse[i][c] = a[i][hd + c];
+}
+
+static void check_set(const struct delivered *d, const struct learned *l, enum codec_side side, size_t layer, size_t head) {
+    const struct terse_model *m = d->model;
+    size_t hd = m->head_dim, set = layer * m->kv_heads + head, n = WINDOWS * (WINDOW - SINKS);
+    struct transform_parameters p =
+        transform_parameters_at(l->parameters[side] + set * transform_parameter_floats(m->head_dim), m->head_dim);
+    double mean[MOST_HD] = {0}, x[MOST_HD], z[MOST_HD], least = INFINITY, most = 0, squares = 0;
+    struct rope still = m->rope;
+    if (side == CODEC_VALUES) still.n_rot = 0;
+    find_metric(d, side, layer, head);
+    invert(p.basis, hd);
+    memset(products, 0, sizeof products);
+    for (size_t i = 0; i < WINDOWS * WINDOW; i++) {
+        if (i % WINDOW < SINKS) continue;
+        to_frame(&still, i % WINDOW, (double)still.magnitude,
+                 row_of(d, side == CODEC_KEYS ? K : V, layer, i / WINDOW, i % WINDOW, head), x);
+        for (size_t c = 0; c < hd; c++) mean[c] += x[c] / (double)n;
+    }
+    for (size_t i = 0; i < WINDOWS * WINDOW; i++) {
+        double cost = 0, gain = 0;
+        if (i % WINDOW < SINKS) continue;
+        to_frame(&still, i % WINDOW, (double)still.magnitude,
+                 row_of(d, side == CODEC_KEYS ? K : V, layer, i / WINDOW, i % WINDOW, head), x);
+        for (size_t c = 0; c < hd; c++) x[c] -= mean[c];
+        for (size_t c = 0; c < hd; c++) {
+            z[c] = 0;
+            for (size_t j = 0; j < hd; j++) z[c] += inverse[c][j] * x[j];
+            for (size_t j = 0; j < hd; j++) cost += x[c] * metric[c][j] * x[j];
+            gain += z[c] * z[c] / (double)hd;
+        }
+        if (!(fabs(gain * (double)hd / cost - 1) < 5e-3))
+            fail_msg("side %d, set %zu: cost %g, squares %g", side, set, cost, gain * (double)hd);
+        least = fmin(least, sqrt(gain));
+        most = fmax(most, sqrt(gain));
+        for (size_t c = 0; c < hd; c++)
+            for (size_t j = 0; j < hd; j++) products[c][j] += z[c] * z[j] / gain / (double)n;
+        to_frame(&still, i % WINDOW, 1 / (double)still.magnitude,
+                 row_of(d, side == CODEC_KEYS ? DK : DV, layer, i / WINDOW, i % WINDOW, head), x);
+        for (size_t c = 0; c < hd; c++) {
+            double slope = 0;
+            for (size_t j = 0; j < hd; j++) slope += (double)p.basis[c * hd + j] * x[j];
+            squares += slope * slope * gain / (double)hd;
+        }
+    }
+    for (size_t c = 0; c < hd; c++) {
+        double size = (double)p.size[c];
+        assert_true(fabs((double)p.mean[c] - mean[c]) < 1e-3 * most);
+        for (size_t j = 0; j < hd; j++)
+            if (!(fabs(products[c][j] - (c == j) * size * size) < 5e-3 * (double)p.size[0] * (double)p.size[0]))
+                fail_msg("side %d, set %zu: components %zu and %zu, %g, size %g", side, set, c, j, products[c][j], size);
+    }
+    assert_true(fabs((double)p.gain_least / least * 1.5 - 1) < 5e-3 && fabs((double)p.gain_most / most / 1.5 - 1) < 5e-3);
+    double importance = log2(squares / (double)n * (WINDOW - 1) * (WINDOW - 1));
+    if (!(fabs((double)p.importance - importance) < 0.01))
+        fail_msg("side %d, set %zu: importance %g, not %g", side, set, (double)p.importance, importance);
+}
+
+/* RoPE of neighbours, with a magnitude, of halves; none; several queries to a head; norms of heads. */
+static void profiles_are_what_they_are_defined_to_be(void **state) {
+    const char *name = *state;
+    struct terse_model *m = load_model(name);
+    int32_t *tokens = random_tokens(m);
+    struct learned l = learn_with(m, tokens, 2, (struct terse_progress){0});
+    struct delivered d = deliver(m, tokens);
+    assert_true(m->head_dim <= MOST_HD);
+    if (l.status) fail_msg("%s: %s", name, l.error.message);
+    assert_int_equal(l.seen, WINDOWS * WINDOW);
+    for (size_t i = 0; i < 2 * (size_t)m->layers * m->kv_heads; i++)
+        check_set(&d, &l, i % 2 ? CODEC_VALUES : CODEC_KEYS, i / 2 / m->kv_heads, i / 2 % m->kv_heads);
+    for (int kind = 0; kind < KINDS; kind++) free(d.rows[kind]);
+    release(&l);
+    free(tokens);
+    terse_model_free(m);
+}
+
+static void threads_change_no_bit(void **state) {
+    (void)state;
+    struct terse_model *m = load_model("llama");
+    int32_t *tokens = random_tokens(m);
+    struct learned one = learn_with(m, tokens, 1, (struct terse_progress){0});
+    for (uint32_t threads = 2; threads < 5; threads++) {
+        struct learned l = learn_with(m, tokens, threads, (struct terse_progress){0});
+        for (int side = 0; side < 2; side++)
+            assert_memory_equal(l.parameters[side], one.parameters[side], floats_of(m) * sizeof(float));
+        release(&l);
+    }
+    release(&one);
+    free(tokens);
+    terse_model_free(m);
+}
+
+struct watch {
+    uint64_t calls, allowed;
+    int stages;
+    char what[64];
+};
+
+static bool watch_report(void *user, const char *what, uint64_t done, uint64_t total) {
+    struct watch *watch = user;
+    assert_true(done <= total);
+    watch->stages += strcmp(what, watch->what) != 0;
+    snprintf(watch->what, sizeof watch->what, "%s", what);
+    return ++watch->calls <= watch->allowed;
+}
+
+static void every_report_may_stop_it(void **state) {
+    (void)state;
+    struct terse_model *m = load_model("llama");
+    int32_t *tokens = random_tokens(m);
+    struct watch whole = {.allowed = UINT64_MAX};
+    struct learned l = learn_with(m, tokens, 1, (struct terse_progress){watch_report, &whole});
+    assert_int_equal(l.status, TERSE_OK);
+    assert_int_equal(whole.stages, 3);
+    release(&l);
+    for (uint64_t allowed = 0; allowed < whole.calls; allowed++) {
+        struct watch watch = {.allowed = allowed};
+        l = learn_with(m, tokens, 1, (struct terse_progress){watch_report, &watch});
+        assert_int_equal(l.status, TERSE_E_INTERRUPTED);
+        assert_int_equal(watch.calls, allowed + 1);
+        release(&l);
+    }
+    free(tokens);
+    terse_model_free(m);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_prestate(profiles_are_what_they_are_defined_to_be, "llama"),
+        cmocka_unit_test_prestate(profiles_are_what_they_are_defined_to_be, "llama-yarn"),
+        cmocka_unit_test_prestate(profiles_are_what_they_are_defined_to_be, "qwen2"),
+        cmocka_unit_test_prestate(profiles_are_what_they_are_defined_to_be, "qwen3"),
+        cmocka_unit_test_prestate(profiles_are_what_they_are_defined_to_be, "mpt"),
+        cmocka_unit_test(threads_change_no_bit),
+        cmocka_unit_test(every_report_may_stop_it),
+    };
+    return cmocka_run_group_tests_name("profile", tests, NULL, NULL);
+}
