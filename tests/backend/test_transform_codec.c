@@ -1,0 +1,261 @@
+/* The codec transform on the CPU, as a whole: rows come back within what their bits allow, what reads codes equals what reads decoded rows,
+ * gathered tokens decode to the same bits, and rows of no size or of a huge one do no harm. */
+#include "backend/cpu/codec/codec.h"
+#include "format/transform.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#define G 5
+
+static uint64_t random_state = 11;
+
+static double random_unit(void) {
+    random_state = random_state * 6364136223846793005u + 1442695040888963407u;
+    return ((double)(random_state >> 11) + 0.5) * 0x1p-53;
+}
+static double random_normal(void) { return sqrt(-2 * log(random_unit())) * cos(2 * M_PI * random_unit()); }
+
+/* Parameters with an orthogonal basis (a product of random reflections), sizes that fall by `fall` each, and rows made of them. */
+struct sample {
+    size_t hd;
+    float *parameters;
+    float rows[64 * CODEC_HEAD_DIM_MAX];
+    struct transform_layout layout;
+    struct codec_shape shape;
+    void *learned;
+    void *page;
+};
+
+static void make_parameters(struct sample *s, double fall) {
+    size_t hd = s->hd;
+    float *mean = s->parameters, *size = mean + hd, *basis = size + hd, *rest = basis + hd * hd;
+    double square = 0, own = 1;
+    for (size_t c = 0; c < hd; c++, own *= fall) {
+        mean[c] = (float)random_normal();
+        size[c] = (float)own;
+        square += own * own;
+        for (size_t ch = 0; ch < hd; ch++) basis[c * hd + ch] = c == ch;
+    }
+    for (size_t c = 0; c < hd && square > 0; c++) size[c] *= (float)sqrt((double)hd / square);
+    for (int reflection = 0; reflection < 5; reflection++) {
+        double v[CODEC_HEAD_DIM_MAX], norm = 0;
+        for (size_t ch = 0; ch < hd; ch++) {
+            v[ch] = random_normal();
+            norm += v[ch] * v[ch];
+        }
+        for (size_t c = 0; c < hd; c++) {
+            double dot = 0;
+            for (size_t ch = 0; ch < hd; ch++) dot += v[ch] * (double)basis[c * hd + ch];
+            for (size_t ch = 0; ch < hd; ch++) basis[c * hd + ch] -= (float)(2 * dot / norm * v[ch]);
+        }
+    }
+    rest[0] = 0.1f, rest[1] = 4, rest[2] = 0;
+}
+
+static void make_rows(struct sample *s) {
+    size_t hd = s->hd;
+    struct transform_parameters own = transform_parameters_at(s->parameters, (uint32_t)hd);
+    for (size_t t = 0; t < 64; t++) {
+        double gain = exp(random_unit() - 0.5);
+        for (size_t ch = 0; ch < hd; ch++) s->rows[t * hd + ch] = own.mean[ch];
+        for (size_t c = 0; c < hd; c++) {
+            float y = (float)(gain * random_normal()) * own.size[c];
+            for (size_t ch = 0; ch < hd; ch++) s->rows[t * hd + ch] += y * own.basis[c * hd + ch];
+        }
+    }
+}
+
+static struct sample *new_sample(size_t hd, double fall, double rate, enum codec_side side) {
+    struct sample *s = calloc(1, sizeof *s);
+    uint8_t bits[TRANSFORM_QUADS_MAX] = {0};
+    assert_non_null(s);
+    s->hd = hd;
+    s->parameters = calloc(transform_parameter_floats((uint32_t)hd), sizeof(float));
+    assert_non_null(s->parameters);
+    make_parameters(s, fall);
+    make_rows(s);
+    struct transform_share share = {0, transform_parameters_at(s->parameters, (uint32_t)hd).size, bits};
+    transform_share_bits(&share, 1, (uint32_t)hd, rate);
+    transform_layout_set(bits, (uint32_t)hd, &s->layout);
+    s->shape = (struct codec_shape){.head_dim = (uint32_t)hd, .group = G, .layout = &s->layout};
+    assert_int_equal(cpu_codec_transform.learned_new(s->shape, side, s->parameters, &s->learned, NULL), TERSE_OK);
+    s->shape.learned = s->learned;
+    s->page = aligned_alloc(64, codec_page_bytes(&codec_transform, s->shape, side));
+    assert_non_null(s->page);
+    return s;
+}
+
+static void free_sample(struct sample *s) {
+    cpu_codec_transform.learned_free(s->learned);
+    free(s->parameters);
+    free(s->page);
+    free(s);
+}
+
+static void round_trips_have_the_error_of_their_bits(void **state) {
+    (void)state;
+    static const double rates[] = {1, 2, 4, 7};
+    for (size_t r = 0; r < 4; r++) {
+        for (enum codec_side side = CODEC_KEYS; side <= CODEC_VALUES; side++) {
+            struct sample *s = new_sample(128, 0.97, rates[r], side);
+            float decoded[64 * 128];
+            double expected = 0, error = 0, power = 0;
+            cpu_codec_transform.encode(s->shape, side, s->rows, 64, s->page);
+            cpu_codec_transform.decode(s->shape, side, s->page, decoded);
+            struct transform_parameters own = transform_parameters_at(s->parameters, 128);
+            for (size_t c = 0; c < 128; c++)
+                expected += pow((double)own.size[c], 2) * (double)transform_distortion[s->layout.quad_bits[c / 4]] / 128;
+            for (size_t i = 0; i < 64 * 128; i++) {
+                error += pow((double)(decoded[i] - s->rows[i]), 2);
+                power += pow((double)(s->rows[i] - own.mean[i % 128]), 2);
+            }
+            /* The gains' bytes add (most - least)^2 / 255^2 / 12 of the mean power 1, rows' sizes are estimates. */
+            assert_true(error / power < 1.25 * expected + 2e-5);
+            assert_true(error / power > 0.5 * expected);
+            free_sample(s);
+        }
+    }
+}
+
+/* Scores from integers of queries: off by at most half a step for each component, times its largest level. */
+static void scores_are_products_with_decoded_keys(void **state) {
+    (void)state;
+    static const size_t head_dims[] = {32, 64, 96, 128, 256};
+    for (size_t h = 0; h < 5; h++) {
+        struct sample *s = new_sample(head_dims[h], 0.95, 2, CODEC_KEYS);
+        size_t hd = s->hd;
+        float *decoded = malloc(64 * hd * sizeof *decoded),
+              *tables = malloc(cpu_codec_transform.query_floats(s->shape) * sizeof *tables);
+        float q[G * CODEC_HEAD_DIM_MAX], logits[G * 64];
+        for (size_t i = 0; i < G * hd; i++) q[i] = (float)random_normal();
+        cpu_codec_transform.encode(s->shape, CODEC_KEYS, s->rows, 64, s->page);
+        cpu_codec_transform.decode(s->shape, CODEC_KEYS, s->page, decoded);
+        cpu_codec_transform.prepare_queries(s->shape, q, tables);
+        cpu_codec_transform.score(s->shape, q, tables, s->page, logits);
+        for (size_t g = 0; g < G; g++) {
+            for (size_t t = 0; t < 64; t++) {
+                double sum = 0, square = 0, norm = 0;
+                for (size_t c = 0; c < hd; c++) {
+                    sum += (double)q[g * hd + c] * (double)decoded[t * hd + c];
+                    square += pow((double)decoded[t * hd + c], 2);
+                    norm += pow((double)q[g * hd + c], 2);
+                }
+                assert_true(fabs((double)logits[g * 64 + t] - sum) < 8e-3 * sqrt(square * norm));
+            }
+        }
+        free(decoded);
+        free(tables);
+        free_sample(s);
+    }
+}
+
+static void sums_are_of_decoded_values(void **state) {
+    (void)state;
+    for (int pass = 0; pass < 2; pass++) { /* weights of two bytes, of one */
+        struct sample *s = new_sample(128, 0.96, 2, CODEC_VALUES);
+        size_t hd = s->hd, floats = cpu_codec_transform.code_sum_floats(s->shape);
+        float decoded[64 * 128], weights[G * 64], *sums = calloc(floats, sizeof *sums), acc[G * 128] = {0};
+        for (size_t i = 0; i < G * 64; i++) weights[i] = (float)random_unit();
+        for (size_t t = 0; t < 64; t++) weights[3 * 64 + t] = 0; /* a query that sees nothing */
+        cpu_codec_transform.encode(s->shape, CODEC_VALUES, s->rows, 60, s->page);
+        cpu_codec_transform.decode(s->shape, CODEC_VALUES, s->page, decoded);
+        for (size_t g = 0; g < G; g++)
+            for (size_t t = 60; t < 64; t++) weights[g * 64 + t] = 0;
+        for (int page = 0; page < 2; page++)
+            (pass ? cpu_codec_transform.accumulate_by_code_int8 : cpu_codec_transform.accumulate_by_code)(s->shape, weights,
+                                                                                                          s->page, sums);
+        cpu_codec_transform.finish_code_sums(s->shape, sums, acc);
+        for (size_t g = 0; g < G; g++) {
+            for (size_t c = 0; c < hd; c++) {
+                double sum = 0, most = 0;
+                for (size_t t = 0; t < 60; t++) {
+                    sum += 2 * (double)weights[g * 64 + t] * (double)decoded[t * hd + c];
+                    most += fabs((double)weights[g * 64 + t] * (double)decoded[t * hd + c]);
+                }
+                assert_true(fabs((double)acc[g * hd + c] - sum) <= (pass ? 1e-2 : 1e-4) * most);
+            }
+        }
+        free(sums);
+        free_sample(s);
+    }
+}
+
+static void gathered_tokens_decode_to_the_same_bits(void **state) {
+    (void)state;
+    for (enum codec_side side = CODEC_KEYS; side <= CODEC_VALUES; side++) {
+        struct sample *s = new_sample(96, 0.95, 2.5, side);
+        static const uint8_t slots[] = {0, 3, 4, 17, 31, 32, 63};
+        size_t bytes = codec_page_bytes(&codec_transform, s->shape, side);
+        float before[64 * 96], after[64 * 96];
+        void *to = aligned_alloc(64, bytes);
+        memset(to, 0, bytes);
+        cpu_codec_transform.encode(s->shape, side, s->rows, 64, s->page);
+        cpu_codec_transform.decode(s->shape, side, s->page, before);
+        cpu_codec_transform.gather_tokens(s->shape, side, s->page, slots, 7, to, 50);
+        cpu_codec_transform.gather_tokens(s->shape, side, s->page, slots, 7, to, 54); /* over what was there */
+        cpu_codec_transform.decode(s->shape, side, to, after);
+        for (size_t k = 0; k < 7; k++) {
+            assert_memory_equal(after + (54 + k) * 96, before + slots[k] * 96, 96 * sizeof(float));
+            if (k < 4) assert_memory_equal(after + (50 + k) * 96, before + slots[k] * 96, 96 * sizeof(float));
+        }
+        free(to);
+        free_sample(s);
+    }
+}
+
+/* Rows that are the mean, constant, huge or not finite leave finite pages; heads whose components have no size keep their mean. */
+static void odd_rows_do_no_harm(void **state) {
+    (void)state;
+    for (enum codec_side side = CODEC_KEYS; side <= CODEC_VALUES; side++) {
+        for (int none = 0; none < 2; none++) {
+            struct sample *s = new_sample(64, none ? 0 : 0.9, none ? 0 : 2, side);
+            float decoded[64 * 64];
+            for (size_t c = 0; c < 64; c++) {
+                s->rows[c] = s->parameters[c];
+                s->rows[64 + c] = 3;
+                s->rows[128 + c] = c % 2 ? 3e38f : -3e38f;
+                s->rows[192 + c] = c == 5 ? NAN : c == 6 ? INFINITY : 1e-42f;
+            }
+            if (none) s->layout = (struct transform_layout){0};
+            cpu_codec_transform.encode(s->shape, side, s->rows, 64, s->page);
+            cpu_codec_transform.decode(s->shape, side, s->page, decoded);
+            for (size_t i = 0; i < 64 * 64; i++) {
+                assert_true(isfinite(decoded[i]));
+                if (none) assert_true(fabsf(decoded[i] - s->parameters[i % 64]) <= 1e-6f);
+            }
+            free_sample(s);
+        }
+    }
+}
+
+static void singular_bases_are_refused(void **state) {
+    (void)state;
+    struct sample *s = new_sample(32, 0.9, 2, CODEC_KEYS);
+    struct terse_error error;
+    void *learned;
+    memset(s->parameters + 2 * 32 + 5 * 32, 0, 32 * sizeof(float));
+    assert_int_equal(cpu_codec_transform.learned_new(s->shape, CODEC_KEYS, s->parameters, &learned, &error), TERSE_E_FORMAT);
+    assert_non_null(strstr(error.message, "singular"));
+    assert_null(learned);
+    free_sample(s);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(round_trips_have_the_error_of_their_bits),
+        cmocka_unit_test(scores_are_products_with_decoded_keys),
+        cmocka_unit_test(sums_are_of_decoded_values),
+        cmocka_unit_test(gathered_tokens_decode_to_the_same_bits),
+        cmocka_unit_test(odd_rows_do_no_harm),
+        cmocka_unit_test(singular_bases_are_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
