@@ -354,12 +354,60 @@ static void gains_of_all_bytes(void **state) {
     }
 }
 
+/* Rows of usual, of equal and of hardly any weights, and one of none. */
+static void fill_weights(struct random *random, size_t rows, float *weights) {
+    for (size_t i = 0; i < rows * 64; i++) {
+        double x = random_unit(random);
+        weights[i] = (float)(i / 64 % 4 == 0 ? exp(-12 * x) : i / 64 % 4 == 1 ? 1e-3 : i / 64 % 4 == 2 ? 1e-38 * x : 0);
+    }
+}
+
+static void weights_are_rounded_to_integers(void **state) {
+    (void)state;
+    struct random random = {7};
+    for (size_t rows = 0; rows <= MOST_ROWS; rows++) {
+        for (size_t planes = 1; planes <= 2; planes++) {
+            enum guard_side side = rows % 2 ? GUARD_START : GUARD_END;
+            float *weights = guard_floats(rows * 64, side), *gains = guard_floats(64, side), *sums = guard_floats(rows, side),
+                  *scales = guard_floats(planes * rows, side);
+            unsigned char *bytes = guard_bytes(planes * rows * 64, side);
+            fill_weights(&random, rows, weights);
+            for (size_t t = 0; t < 64; t++) gains[t] = (float)random_unit(&random) + 0.1f;
+            const struct tier *k;
+            for (size_t tier = 0; (k = tier_at(tier)); tier++) {
+                for (size_t m = 0; m < rows; m++) sums[m] = 1;
+                k->transform->quantize_weights(weights, gains, rows, planes, bytes, scales, sums);
+                for (size_t m = 0; m < rows; m++) {
+                    double sum = 1, largest = 0, step = (double)scales[(planes - 1) * rows + m];
+                    for (size_t t = 0; t < 64; t++) {
+                        sum += (double)weights[m * 64 + t];
+                        largest = fmax(largest, (double)weights[m * 64 + t] * (double)gains[t]);
+                    }
+                    if (planes == 2) check_close(scales[m], 256 * step, 0, 0, 0, "%s scale of upper bytes", k->name);
+                    if (largest <= (double)TRANSFORM_LEAST_WEIGHT) largest = 0;
+                    check_close(step, largest / (planes == 1 ? 255 : 65535), largest, 4 * EPSILON, 0, "%s scale, row %zu of %zu",
+                                k->name, m, rows);
+                    check_close(sums[m], sum, sum, 64 * EPSILON, 0, "%s sum of row %zu of %zu", k->name, m, rows);
+                    for (size_t t = 0; t < 64; t++) {
+                        double want = largest > 0 ? (double)weights[m * 64 + t] * (double)gains[t] : 0;
+                        double got = bytes[((planes - 1) * rows + m) * 64 + t] + (planes == 2 ? 256.0 * bytes[m * 64 + t] : 0);
+                        check_close(got * step, want, largest, 4 * EPSILON, 0.5 * step,
+                                    "%s weight %zu of row %zu of %zu, %zu bytes", k->name, t, m, rows, planes);
+                        if (largest == 0) assert_true(got == 0);
+                    }
+                }
+            }
+            guard_release();
+        }
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(bits_of_every_number),    cmocka_unit_test(layouts_of_falling_bits),
         cmocka_unit_test(weights_at_their_limits), cmocka_unit_test(the_largest_sums),
         cmocka_unit_test(heads_without_bits),      cmocka_unit_test(many_rows),
-        cmocka_unit_test(gains_of_all_bytes),
+        cmocka_unit_test(gains_of_all_bytes),      cmocka_unit_test(weights_are_rounded_to_integers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -179,6 +179,54 @@ INLINE void score_rows(size_t R, const struct transform_layout *layout, const ui
 
 /* ---- Values: the lanes of each 128 bits are components, the bytes of a dword four tokens ------------------------------------- */
 
+/* One row; `upper` is NULL where its integers have 8 bits. */
+INLINE float quantize_row(const float *weights, const float *gains, float whole, uint8_t *upper, uint8_t *lower, float *scale) {
+    const __m256i byte = _mm256_set1_epi32(255), in_order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    vec x[OCTETS], sum = vec_zero(), most = vec_zero();
+    UNROLL for (size_t v = 0; v < OCTETS; v++) {
+        vec w = vec_load(weights + v * LANES);
+        sum = vec_add(sum, w);
+        x[v] = vec_mul(w, vec_load(gains + v * LANES));
+        most = _mm256_max_ps(most, x[v]);
+    }
+    __m128 a = _mm_max_ps(_mm256_castps256_ps128(most), _mm256_extractf128_ps(most, 1));
+    __m128 b = _mm_add_ps(_mm256_castps256_ps128(sum), _mm256_extractf128_ps(sum, 1));
+    a = _mm_max_ps(a, _mm_movehl_ps(a, a));
+    b = _mm_add_ps(b, _mm_movehl_ps(b, b));
+    float largest = _mm_cvtss_f32(_mm_max_ss(a, _mm_movehdup_ps(a)));
+    *scale = largest > TRANSFORM_LEAST_WEIGHT ? largest / whole : 0;
+    vec inverse = vec_set(largest > TRANSFORM_LEAST_WEIGHT ? whole / largest : 0);
+    UNROLL for (size_t v = 0; v < OCTETS; v += 4) {
+        __m256i i[4], high[4];
+        UNROLL for (size_t j = 0; j < 4; j++) {
+            i[j] = _mm256_cvtps_epi32(vec_mul(x[v + j], inverse));
+            high[j] = _mm256_srli_epi32(i[j], 8);
+            i[j] = _mm256_and_si256(i[j], byte);
+        }
+        __m256i bytes = _mm256_packus_epi16(_mm256_packus_epi32(i[0], i[1]), _mm256_packus_epi32(i[2], i[3]));
+        _mm256_storeu_si256((__m256i *)(lower + v * LANES), _mm256_permutevar8x32_epi32(bytes, in_order));
+        if (!upper) continue;
+        bytes = _mm256_packus_epi16(_mm256_packus_epi32(high[0], high[1]), _mm256_packus_epi32(high[2], high[3]));
+        _mm256_storeu_si256((__m256i *)(upper + v * LANES), _mm256_permutevar8x32_epi32(bytes, in_order));
+    }
+    return _mm_cvtss_f32(_mm_add_ss(b, _mm_movehdup_ps(b)));
+}
+
+static void quantize_weights_avx2(const float *weights, const float *gains, size_t rows, size_t planes, uint8_t *bytes,
+                                  float *scales, float *sums_of_rows) {
+    if (planes == 1) {
+        for (size_t m = 0; m < rows; m++)
+            sums_of_rows[m] += quantize_row(weights + m * PAGE_TOKENS, gains, 255, NULL, bytes + m * PAGE_TOKENS, &scales[m]);
+        return;
+    }
+    for (size_t m = 0; m < rows; m++) {
+        uint8_t *upper = bytes + m * PAGE_TOKENS;
+        float *scale = &scales[rows + m];
+        sums_of_rows[m] += quantize_row(weights + m * PAGE_TOKENS, gains, 65535, upper, upper + rows * PAGE_TOKENS, scale);
+        scales[m] = 256 * *scale;
+    }
+}
+
 /* Four tokens' weights in each dword of 128 bits. */
 INLINE void spread_weights(const uint8_t *weights, __m256i *to) {
     const __m256i part = _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1);
@@ -213,5 +261,6 @@ void transform_init_avx2(struct transform_ops *ops) {
     fill_tables();
     ops->gains = gains_avx2;
     ops->score = score_avx2;
+    ops->quantize_weights = quantize_weights_avx2;
     ops->accumulate = accumulate_avx2;
 }

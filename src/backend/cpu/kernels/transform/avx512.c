@@ -145,6 +145,43 @@ INLINE void score_rows(size_t R, const struct transform_layout *layout, const ui
 
 /* ---- Values: the lanes of each 128 bits are components, the bytes of a dword four tokens -------------------------------------- */
 
+/* One row; `upper` is NULL where its integers have 8 bits. */
+INLINE float quantize_row(const float *weights, const vec *gains, float whole, uint8_t *upper, uint8_t *lower, float *scale) {
+    vec x[VECTORS], sum = vec_zero(), most = vec_zero();
+    UNROLL for (size_t v = 0; v < VECTORS; v++) {
+        vec w = vec_load(weights + v * LANES);
+        sum = vec_add(sum, w);
+        x[v] = vec_mul(w, gains[v]);
+        most = _mm512_max_ps(most, x[v]);
+    }
+    float largest = _mm512_reduce_max_ps(most);
+    *scale = largest > TRANSFORM_LEAST_WEIGHT ? largest / whole : 0;
+    vec inverse = vec_set(largest > TRANSFORM_LEAST_WEIGHT ? whole / largest : 0);
+    UNROLL for (size_t v = 0; v < VECTORS; v++) {
+        __m512i integers = _mm512_cvtps_epi32(vec_mul(x[v], inverse));
+        _mm_storeu_si128((__m128i *)(lower + v * LANES), _mm512_cvtepi32_epi8(integers));
+        if (upper) _mm_storeu_si128((__m128i *)(upper + v * LANES), _mm512_cvtepi32_epi8(_mm512_srli_epi32(integers, 8)));
+    }
+    return _mm512_reduce_add_ps(sum);
+}
+
+static void quantize_weights_avx512(const float *weights, const float *gains, size_t rows, size_t planes, uint8_t *bytes,
+                                    float *scales, float *sums_of_rows) {
+    vec gain[VECTORS];
+    UNROLL for (size_t v = 0; v < VECTORS; v++) gain[v] = vec_load(gains + v * LANES);
+    if (planes == 1) {
+        for (size_t m = 0; m < rows; m++)
+            sums_of_rows[m] += quantize_row(weights + m * PAGE_TOKENS, gain, 255, NULL, bytes + m * PAGE_TOKENS, &scales[m]);
+        return;
+    }
+    for (size_t m = 0; m < rows; m++) {
+        uint8_t *upper = bytes + m * PAGE_TOKENS;
+        float *scale = &scales[rows + m];
+        sums_of_rows[m] += quantize_row(weights + m * PAGE_TOKENS, gain, 65535, upper, upper + rows * PAGE_TOKENS, scale);
+        scales[m] = 256 * *scale;
+    }
+}
+
 /* Four tokens' weights in each dword of 128 bits. */
 INLINE void spread_weights(const uint8_t *weights, __m512i *to) {
     __m512i all = _mm512_loadu_si512(weights), part = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
@@ -176,5 +213,6 @@ void transform_init_avx512(struct transform_ops *ops) {
     fill_tables();
     ops->gains = gains_avx512;
     ops->score = score_avx512;
+    ops->quantize_weights = quantize_weights_avx512;
     ops->accumulate = accumulate_avx512;
 }

@@ -10,6 +10,7 @@
 
 #define TRANSFORM_STEP_PLANES 8 /* planes of which a query's weights share a step: neighbours are of like size */
 #define TRANSFORM_SUM_LANES 16  /* partial sums of a plane in `accumulate` */
+#define TRANSFORM_LEAST_WEIGHT 1e-30f
 
 /* A query as its products with the components of a layout, in integers: weight = integer * step. */
 struct transform_query {
@@ -27,6 +28,12 @@ struct transform_ops {
      * gains[64], logits[rows][64]. */
     void (*score)(const struct transform_layout *layout, const void *codes, const float *gains,
                   const struct transform_query *queries, size_t rows, float *logits);
+    /* Values' weights as integers of 8 bits (planes 1) or 16 (planes 2, the upper byte first):
+     *     sum over planes b of scales[b][m] bytes[b][m][t] = weights[m][t] gains[t],
+     * rounded to a 255th or 65535th of the row's largest. Products are not negative; a row of products up to TRANSFORM_LEAST_WEIGHT counts as 0.
+     * sums[m] += sum_t weights[m][t]. weights[rows][64], gains[64], bytes[planes][rows][64], scales[planes][rows], sums[rows]. */
+    void (*quantize_weights)(const float *weights, const float *gains, size_t rows, size_t planes, uint8_t *bytes, float *scales,
+                             float *sums);
     /* sums[m][p][lane] += scales[m] * sum_t weights[m][t] * level of component i of plane p, token t, a part of it in each lane with
      * lane % 4 == i: which tokens fall to which lane is each kernel's choice. weights[rows][64] are bytes, each product sum exact.
      * `codes`: a page of values behind its gains. sums[rows][planes][TRANSFORM_SUM_LANES]. */

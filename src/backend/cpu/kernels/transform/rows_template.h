@@ -24,8 +24,8 @@ SPECIAL(2)
 SPECIAL(3)
 SPECIAL(4)
 
-    static void PASTE(score, ISA)(const struct transform_layout *layout, const void *codes, const float *gains,
-                                  const struct transform_query *queries, size_t rows, float *logits) {
+static void PASTE(score, ISA)(const struct transform_layout *layout, const void *codes, const float *gains,
+                              const struct transform_query *queries, size_t rows, float *logits) {
     for (; rows >= 4; rows -= 4, queries += 4, logits += 4 * PAGE_TOKENS) score_4(layout, codes, gains, queries, logits);
     if (rows == 3) score_3(layout, codes, gains, queries, logits);
     if (rows == 2) score_2(layout, codes, gains, queries, logits);

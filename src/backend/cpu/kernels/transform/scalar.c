@@ -2,6 +2,7 @@
 #include "backend/cpu/kernels/transform/init.h"
 #include "format/page_layout.h"
 
+#include <math.h>
 #include <stddef.h>
 
 #define OCTET 8 /* tokens whose codes lie together, format/page_layout.h */
@@ -52,6 +53,27 @@ static void score_scalar(const struct transform_layout *layout, const void *code
     }
 }
 
+static void quantize_weights_scalar(const float *weights, const float *gains, size_t rows, size_t planes, uint8_t *bytes,
+                                    float *scales, float *sums) {
+    const float whole = planes == 1 ? 255 : 65535;
+    for (size_t m = 0; m < rows; m++, weights += PAGE_TOKENS) {
+        float largest = 0, sum = 0;
+        for (size_t t = 0; t < PAGE_TOKENS; t++) {
+            largest = fmaxf(largest, weights[t] * gains[t]);
+            sum += weights[t];
+        }
+        float inverse = largest > TRANSFORM_LEAST_WEIGHT ? whole / largest : 0, scale = inverse > 0 ? largest / whole : 0;
+        for (size_t t = 0; t < PAGE_TOKENS; t++) {
+            unsigned integer = (unsigned)(weights[t] * gains[t] * inverse + 0.5f);
+            if (planes > 1) bytes[m * PAGE_TOKENS + t] = (uint8_t)(integer >> 8);
+            bytes[((planes - 1) * rows + m) * PAGE_TOKENS + t] = (uint8_t)integer;
+        }
+        if (planes > 1) scales[m] = 256 * scale;
+        scales[(planes - 1) * rows + m] = scale;
+        sums[m] += sum;
+    }
+}
+
 static void accumulate_scalar(const struct transform_layout *layout, const void *codes, const uint8_t *weights, const float *scales,
                               size_t rows, float *sums) {
     const uint8_t *at = codes;
@@ -72,5 +94,6 @@ static void accumulate_scalar(const struct transform_layout *layout, const void 
 void transform_init_scalar(struct transform_ops *ops) {
     ops->gains = gains_scalar;
     ops->score = score_scalar;
+    ops->quantize_weights = quantize_weights_scalar;
     ops->accumulate = accumulate_scalar;
 }
