@@ -255,31 +255,17 @@ static size_t sums_of_query(struct codec_shape shape) { return (size_t)shape.lay
 
 static size_t code_sum_floats(struct codec_shape shape) { return shape.group * (sums_of_query(shape) + 1); }
 
-/* weights[64] times gains as bytes of a step, or the rest that an integer of 16 bits has beyond its upper byte. */
-static float largest_of(const float *weights) { return vector_ops()->max(weights, PAGE_TOKENS); }
-
 static void accumulate(struct codec_shape shape, const float *weights, const void *page, bool int8, float *code_sums) {
+    const size_t planes = int8 ? 1 : 2;
     float gains[PAGE_TOKENS], *sums = code_sums + shape.group * sums_of_query(shape);
     gains_of(shape.learned, page, gains);
     for (size_t first = 0, n; first < shape.group; first += n) {
-        uint8_t upper[MOST_TOGETHER * PAGE_TOKENS], lower[MOST_TOGETHER * PAGE_TOKENS];
-        float scales[2][MOST_TOGETHER], scaled[PAGE_TOKENS];
+        uint8_t bytes[2 * MOST_TOGETHER * PAGE_TOKENS];
+        float scales[2 * MOST_TOGETHER], *own = code_sums + first * sums_of_query(shape);
         n = shape.group - first < MOST_TOGETHER ? shape.group - first : MOST_TOGETHER;
-        for (size_t g = 0; g < n; g++) {
-            sums[first + g] += vector_ops()->scale_weights(weights + (first + g) * PAGE_TOKENS, gains, scaled);
-            float most = largest_of(scaled), whole = int8 ? 255 : 65535, inverse = most > 0 ? whole / most : 0;
-            if (!isfinite(inverse)) inverse = 0;
-            for (size_t t = 0; t < PAGE_TOKENS; t++) {
-                unsigned integer = (unsigned)(scaled[t] * inverse + 0.5f);
-                upper[g * PAGE_TOKENS + t] = (uint8_t)(int8 ? integer : integer >> 8);
-                lower[g * PAGE_TOKENS + t] = (uint8_t)integer;
-            }
-            scales[0][g] = most / whole * (int8 ? 1 : 256);
-            scales[1][g] = most / whole;
-        }
-        float *own = code_sums + first * sums_of_query(shape);
-        transform_ops()->accumulate(shape.layout, codes_of(page), upper, scales[0], n, own);
-        if (!int8) transform_ops()->accumulate(shape.layout, codes_of(page), lower, scales[1], n, own);
+        transform_ops()->quantize_weights(weights + first * PAGE_TOKENS, gains, n, planes, bytes, scales, sums + first);
+        for (size_t b = 0; b < planes; b++)
+            transform_ops()->accumulate(shape.layout, codes_of(page), bytes + b * n * PAGE_TOKENS, scales + b * n, n, own);
     }
 }
 
