@@ -29,8 +29,9 @@ extern "C" {
 
 /* ---- Levels
  *
- * A plane's level is an integer of at most 63 in magnitude times the plane's scale. Planes of quads of up to 4 bits have Lloyd and
- * Max's levels of a Gaussian, planes of the others equally spaced ones, so that two of them add up to a uniform quantizer. */
+ * A plane's level is an integer of at most 20 in magnitude times the plane's scale: so small that readers without wide products sum those
+ * of several planes in 16 bits. Planes of quads of up to 4 bits have nearly Lloyd and Max's levels of a Gaussian, planes of the others
+ * equally spaced ones, so that two of them add up to a uniform quantizer. */
 
 enum transform_table {
     TRANSFORM_GAUSSIAN_1,
@@ -43,8 +44,8 @@ enum transform_table {
     TRANSFORM_UNIFORM_4,
     TRANSFORM_TABLES
 };
-#define TRANSFORM_LEVEL_MAX 63
-/* [table][code], rising; codes that a table does not have repeat its last level. */
+#define TRANSFORM_LEVEL_MAX 20
+/* [table][code], rising, the first one the last one's negative; codes that a table does not have repeat its last level. */
 extern const int8_t transform_levels[TRANSFORM_TABLES][16];
 
 /* Mean squared error of a Gaussian of variance 1 in so many bits, 0 to TRANSFORM_BITS_MAX. */

@@ -2,7 +2,6 @@
  * for every number of bits and many numbers of rows, with extreme weights, between inaccessible pages. Where all floats are whole
  * numbers the sums must be exact.
  */
-#include "backend/cpu/kernels/compiler.h"
 #include "format/page_layout.h"
 #include "support/kernel_check.h"
 
@@ -90,9 +89,9 @@ struct queries {
     float gains[64];
 };
 
-static void make_queries(struct random *random, enum numbers how, size_t planes, size_t rows, enum guard_side side,
-                         struct queries *queries) {
-    size_t steps = (planes + TRANSFORM_STEP_PLANES - 1) / TRANSFORM_STEP_PLANES;
+static void make_queries(struct random *random, enum numbers how, const struct transform_layout *layout, size_t rows,
+                         enum guard_side side, struct queries *queries) {
+    const size_t planes = layout->planes, steps = (planes + TRANSFORM_STEP_PLANES - 1) / TRANSFORM_STEP_PLANES;
     for (size_t t = 0; t < 64; t++) queries->gains[t] = how == PLAIN ? 2 + random_normal(random) : 1;
     for (size_t m = 0; m < rows; m++) {
         float *step = guard_floats(steps, side);
@@ -106,7 +105,7 @@ static void make_queries(struct random *random, enum numbers how, size_t planes,
             int spread = how == EXTREME ? (random_bits(random) % 2 ? 127 : -127) : (int)(random_bits(random) % 255) - 127;
             if (how == EXTREME && m < 2) spread = m ? -127 : 127;
             weights[i] = (int8_t)spread;
-            bias[i / (TRANSFORM_STEP_PLANES * 4)] -= 64 * spread;
+            bias[i / (TRANSFORM_STEP_PLANES * 4)] -= transform_levels[layout->plane[i / 4].table][15] * spread;
         }
         queries->query[m] = (struct transform_query){how == PLAIN ? random_normal(random) : 0, step, bias, weights};
     }
@@ -117,7 +116,7 @@ static void check_scores(struct random *random, const unsigned char *quad_bits, 
     struct page *page = make_page(random, quad_bits, head_dim, true, side);
     const size_t planes = page->layout.planes;
     static struct queries queries;
-    make_queries(random, how, planes, rows, side, &queries);
+    make_queries(random, how, &page->layout, rows, side, &queries);
     float *gains = guard_copy(queries.gains, sizeof queries.gains, side), *logits = guard_floats(rows * 64, side);
     const struct tier *k;
     for (size_t tier = 0; (k = tier_at(tier)); tier++) {
@@ -251,8 +250,9 @@ static void the_largest_sums(void **state) {
                 want += 4 * 127 * table[ones ? (1 << layout.plane[p].bits) - 1 : 0];
             }
             for (size_t s = 0; s < MOST_STEPS; s++) {
-                size_t left = layout.planes > s * TRANSFORM_STEP_PLANES ? layout.planes - s * TRANSFORM_STEP_PLANES : 0;
-                bias[s] = -64 * 127 * 4 * (int32_t)SMALLER(left, TRANSFORM_STEP_PLANES);
+                bias[s] = 0;
+                for (size_t p = s * TRANSFORM_STEP_PLANES; p < (s + 1) * TRANSFORM_STEP_PLANES && p < layout.planes; p++)
+                    bias[s] -= 127 * 4 * transform_levels[layout.plane[p].table][15];
                 steps[s] = 1;
             }
             memset(most, 127, sizeof most);
@@ -307,7 +307,7 @@ static void many_rows(void **state) {
     for (size_t m = 0; m < ROWS; m++) {
         for (size_t i = 0; i < planes * 4; i++) {
             weights[m][i] = (int8_t)(random_bits(&random) % 255 - 127);
-            bias[m][i / (TRANSFORM_STEP_PLANES * 4)] -= 64 * weights[m][i];
+            bias[m][i / (TRANSFORM_STEP_PLANES * 4)] -= transform_levels[keys->layout.plane[i / 4].table][15] * weights[m][i];
         }
         for (size_t t = 0; t < 64; t++) bytes[m][t] = (uint8_t)random_bits(&random);
         scales[m] = 1;

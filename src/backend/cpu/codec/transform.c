@@ -19,7 +19,7 @@
 
 #define GAIN_BYTES PAGE_TOKENS
 #define MOST_TOGETHER 16 /* queries whose weights lie on the stack */
-#define BIAS 64          /* what kernels may add to a level */
+#define LAST_LEVEL 15    /* of a table: its largest */
 
 static const uint8_t *codes_of(const void *page) { return (const uint8_t *)page + GAIN_BYTES; }
 
@@ -209,12 +209,11 @@ static void set_group(const struct transform_plane *planes, size_t n, const floa
     }
     *step = largest / 127;
     float inverse = *step > 0 && isfinite(1 / *step) ? 1 / *step : 0;
-    int32_t sum = 0;
+    *bias = 0;
     for (size_t i = 0; i < n * TRANSFORM_QUAD; i++) {
         integers[i] = (int8_t)lrintf(scaled[i] * inverse);
-        sum += integers[i];
+        *bias -= transform_levels[planes[i / TRANSFORM_QUAD].table][LAST_LEVEL] * integers[i];
     }
-    *bias = -BIAS * sum;
 }
 
 static void prepare_queries(struct codec_shape shape, const float *q, float *tables) {

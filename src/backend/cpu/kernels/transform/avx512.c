@@ -13,17 +13,17 @@
 
 #include <string.h>
 
-#define TOGETHER 4    /* rows of a pass */
-#define VECTORS 4     /* of a plane: 16 tokens each */
-#define SHIFTS 3      /* codes at bit 0, 2 or 4 of a byte */
-#define ENTRIES 64    /* of a permutation */
-#define LEVEL_ZERO 64 /* what is added to the levels of keys: bytes without sign, as bias of struct transform_query says */
+#define TOGETHER 4 /* rows of a pass */
+#define VECTORS 4  /* of a plane: 16 tokens each */
+#define SHIFTS 3   /* codes at bit 0, 2 or 4 of a byte */
+#define ENTRIES 64 /* of a permutation */
 
 struct plane_tables {
     uint8_t at[SHIFTS][ENTRIES];
 };
 
-/* Levels by the lowest six bits of a byte, whose code begins at bit 2 s; three bits as three_bits() leaves them. */
+/* Levels by the lowest six bits of a byte, whose code begins at bit 2 s; three bits as three_bits() leaves them. Those of keys are
+ * bytes without sign, from 0 on, as bias of struct transform_query says. */
 static struct plane_tables key_tables[TRANSFORM_TABLES], value_tables[TRANSFORM_TABLES];
 
 static void fill_tables(void) {
@@ -33,7 +33,7 @@ static void fill_tables(void) {
             for (unsigned entry = 0; entry < ENTRIES; entry++) {
                 unsigned code = bits == 3 ? (entry & 3) << 1 | (entry >> 4 & 1) : entry >> 2 * s & ((1u << bits) - 1);
                 int8_t level = transform_levels[table][code];
-                key_tables[table].at[s][entry] = (uint8_t)(level + LEVEL_ZERO);
+                key_tables[table].at[s][entry] = (uint8_t)(level - transform_levels[table][0]);
                 value_tables[table].at[s][entry] = (uint8_t)level;
             }
         }

@@ -14,9 +14,10 @@
 
 /* A query as its products with the components of a layout, in integers: weight = integer * step. */
 struct transform_query {
-    float offset;          /* the product with the rows' mean, added to every logit */
-    const float *steps;    /* [planes / 8 rounded up], of the levels' integers: the planes' scales are in the weights */
-    const int32_t *bias;   /* [as many]: -64 times the sum of the group's integers, for kernels that read a level as level + 64 */
+    float offset;       /* the product with the rows' mean, added to every logit */
+    const float *steps; /* [planes / 8 rounded up], of the levels' integers: the planes' scales are in the weights */
+    const int32_t *
+        bias; /* [as many]: minus the sum over planes of the largest level times the integers, for kernels that read levels from 0 on */
     const int8_t *weights; /* [planes][4], 4-byte aligned, at most 127 in magnitude */
 };
 
