@@ -47,7 +47,7 @@ static size_t predict_learned_bytes(struct codec_shape shape, enum codec_side si
     return sizeof(struct transform_learned) + learned_floats(shape.head_dim) * sizeof(float);
 }
 
-/* inverse[n][n] of matrix[n][n] by elimination with pivots, in double precision; work[n][2 n]. false: it is singular. */
+/* The transpose inverse[n][n] of the inverse of matrix[n][n] by elimination with pivots, in double precision; work[n][2 n]. false: it is singular. */
 static bool invert(const float *matrix, size_t n, double *work, float *inverse) {
     size_t width = 2 * n;
     for (size_t r = 0; r < n; r++) {
@@ -74,7 +74,7 @@ static bool invert(const float *matrix, size_t n, double *work, float *inverse) 
         }
     }
     for (size_t r = 0; r < n; r++)
-        for (size_t c = 0; c < n; c++) inverse[r * n + c] = (float)work[r * width + n + c];
+        for (size_t c = 0; c < n; c++) inverse[c * n + r] = (float)work[r * width + n + c];
     return true;
 }
 
@@ -197,22 +197,35 @@ static struct transform_query query_at(struct codec_shape shape, const float *ta
                                     .weights = (const int8_t *)(const void *)(own + 2 * groups)};
 }
 
-/* Weights of up to 8 planes as integers, [planes][4]. */
-static void set_group(const struct transform_plane *planes, size_t n, const float *w, float *step, int32_t *bias,
-                      int8_t *integers) {
-    float largest = 0, scaled[TRANSFORM_STEP_PLANES * TRANSFORM_QUAD];
+/* scaled[planes][4] = plane's scale times the products of its quad; returns the largest magnitude. Four of a kind, so that compilers keep
+ * them in one register. */
+static float scale_group(const struct transform_plane *planes, size_t n, const float *w, float *scaled) {
+    float most[TRANSFORM_QUAD] = {0};
     for (size_t p = 0; p < n; p++) {
         for (size_t i = 0; i < TRANSFORM_QUAD; i++) {
-            scaled[p * TRANSFORM_QUAD + i] = planes[p].scale * w[planes[p].quad * TRANSFORM_QUAD + i];
-            largest = fmaxf(largest, fabsf(scaled[p * TRANSFORM_QUAD + i]));
+            float x = planes[p].scale * w[planes[p].quad * TRANSFORM_QUAD + i], size = fabsf(x);
+            scaled[p * TRANSFORM_QUAD + i] = x;
+            most[i] = size > most[i] ? size : most[i];
         }
     }
-    *step = largest / 127;
-    float inverse = *step > 0 && isfinite(1 / *step) ? 1 / *step : 0;
-    *bias = 0;
+    float a = most[0] > most[1] ? most[0] : most[1], b = most[2] > most[3] ? most[2] : most[3];
+    return a > b ? a : b;
+}
+
+/* Weights of up to 8 planes as integers, [planes][4]. Added to 1.5 * 2^23, a small number is rounded to the nearest integer, which is then
+ * in the sum's lowest bits. */
+static void set_group(const struct transform_plane *planes, size_t n, const float *w, float *step, int32_t *bias,
+                      int8_t *integers) {
+    float scaled[TRANSFORM_STEP_PLANES * TRANSFORM_QUAD], rounder = 12582912;
+    *step = scale_group(planes, n, w, scaled) / 127;
+    float inverse = *step > 0 && 1 / *step < INFINITY ? 1 / *step : 0;
+    int32_t sum = 0, rounded[TRANSFORM_STEP_PLANES * TRANSFORM_QUAD];
+    for (size_t i = 0; i < n * TRANSFORM_QUAD; i++) scaled[i] = scaled[i] * inverse + rounder;
+    memcpy(rounded, scaled, n * TRANSFORM_QUAD * sizeof *rounded);
     for (size_t i = 0; i < n * TRANSFORM_QUAD; i++) {
-        integers[i] = (int8_t)lrintf(scaled[i] * inverse);
-        *bias -= transform_levels[planes[i / TRANSFORM_QUAD].table][LAST_LEVEL] * integers[i];
+        int32_t integer = rounded[i] - 0x4b400000;
+        integers[i] = (int8_t)integer;
+        sum += transform_levels[planes[i / TRANSFORM_QUAD].table][LAST_LEVEL] * integer;
     }
 }
 

@@ -13,7 +13,7 @@ struct transform_learned {
     float *size;      /* [head_dim] */
     float *basis;     /* [head_dim][head_dim]: row c, times the size, is what a component of 1 adds to a row */
     float *transpose; /* of the basis with the sizes: [channel][component], what a query's weights are its products with */
-    float *inverse;   /* [channel][component]: row - mean, times this, are the coefficients y size */
+    float *inverse;   /* [component][channel]: its rows' products with row - mean are the coefficients y size */
 };
 
 /* cpu_codec.encode. */
