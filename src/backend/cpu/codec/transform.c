@@ -227,6 +227,7 @@ static void set_group(const struct transform_plane *planes, size_t n, const floa
         integers[i] = (int8_t)integer;
         sum += transform_levels[planes[i / TRANSFORM_QUAD].table][LAST_LEVEL] * integer;
     }
+    *bias = -sum;
 }
 
 static void prepare_queries(struct codec_shape shape, const float *q, float *tables) {
