@@ -12,10 +12,10 @@ root=$build/root
 jobs=${JOBS:-$(nproc)}
 
 # Each tests every instruction set of the processor.
-kernels=(test_kernels test_kernels_scaled test_kernels_weights test_kernels_pq test_nearest test_commvq test_commvq_search test_commvq_rotated test_sign
-    test_index test_gather_tokens test_top_k test_rope test_gemm)
+kernels=(test_kernels test_kernels_scaled test_kernels_weights test_kernels_pq test_transform test_nearest test_commvq test_commvq_search
+    test_commvq_rotated test_sign test_index test_gather_tokens test_top_k test_rope test_gemm)
 # Each runs with the instruction set that TERSE_CPU names: codecs, linear layers, whole models.
-readers=(test_codec test_gain_shape test_partial test_linear test_reference_models)
+readers=(test_codec test_transform_codec test_gain_shape test_partial test_linear test_reference_models)
 
 scripts/install-dependencies.sh cmake pkg-config gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user
 

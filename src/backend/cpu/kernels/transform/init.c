@@ -6,5 +6,5 @@
 #define AVX2 transform_init_avx2
 #define AVXVNNI transform_init_avxvnni
 #define AVX512 transform_init_avx512
-#define NEON transform_init_scalar
+#define NEON transform_init_neon
 #include "backend/cpu/kernels/init_template.h"

@@ -8,5 +8,6 @@ void transform_init_scalar(struct transform_ops *ops);
 void transform_init_avx2(struct transform_ops *ops);
 void transform_init_avxvnni(struct transform_ops *ops);
 void transform_init_avx512(struct transform_ops *ops);
+void transform_init_neon(struct transform_ops *ops);
 
 #endif

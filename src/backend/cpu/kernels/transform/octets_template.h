@@ -9,9 +9,9 @@
  *                               more together
  *     SUM_OCTETS                of values' products, where a level may have any size; all 8 octets where none exceeds SMALL_LEVEL
  *
- * score_ISA, accumulate_ISA and what else fill_octets() fills come out. A shuffle looks at four bits of each byte, so that tables are
- * written for codes that lie anywhere in a nibble: a mask serves all codes of a nibble. */
+ * score_ISA, accumulate_ISA and what else fill_octets() fills come out. */
 #include "backend/cpu/kernels/transform/init.h"
+#include "backend/cpu/kernels/transform/nibble_tables_template.h"
 
 #include <string.h>
 
@@ -19,30 +19,6 @@
 #define TOGETHER 4 /* rows of a pass */
 #define OCTETS 8   /* of a plane: 8 tokens each */
 #define OCTET 32   /* bytes */
-
-#define LAST_LEVEL 15 /* of a table: its largest */
-
-struct plane_tables {
-    _Alignas(16) uint8_t at[TRANSFORM_PLANE_BITS][16];
-};
-
-/* Levels by nibble, whose code begins at bit s; three bits as three_bits() leaves them. Those of keys are bytes without sign, from 0 on,
- * as bias of struct transform_query says. */
-static struct plane_tables key_tables[TRANSFORM_TABLES], value_tables[TRANSFORM_TABLES];
-
-static void fill_tables(void) {
-    for (unsigned table = 0; table < TRANSFORM_TABLES; table++) {
-        unsigned bits = table % TRANSFORM_PLANE_BITS + 1;
-        for (unsigned s = 0; s < TRANSFORM_PLANE_BITS; s++) {
-            for (unsigned nibble = 0; nibble < 16; nibble++) {
-                unsigned code = bits == 3 ? (nibble & 3) << 1 | (nibble >> 2 & 1) : nibble >> s & ((1u << bits) - 1);
-                int8_t level = transform_levels[table][code];
-                key_tables[table].at[s][nibble] = (uint8_t)(level - transform_levels[table][0]);
-                value_tables[table].at[s][nibble] = (uint8_t)level;
-            }
-        }
-    }
-}
 
 /* ---- A plane's levels ---------------------------------------------------------------------------------------------------- */
 
@@ -176,7 +152,7 @@ INLINE void score_rows(size_t R, const struct transform_layout *layout, const ui
         const size_t most = SMALLER(TRANSFORM_STEP_PLANES - first % TRANSFORM_STEP_PLANES, layout->planes - first);
         int range = 0;
         for (n = 0; n < most && (range += range_of(&plane[first + n])) <= SUM_RANGE; n++) {
-            read_levels(key_tables, &plane[first + n], at, levels[n]);
+            read_levels(levels_from_zero, &plane[first + n], at, levels[n]);
             at += PAGE_TRANSFORM_PLANE(plane[first + n].bits);
         }
         score_planes(R, n, first, (const __m256i(*)[OCTETS])levels, queries, logits);
@@ -272,7 +248,7 @@ INLINE void accumulate_rows(size_t R, const struct transform_layout *layout, con
     for (size_t p = 0; p < layout->planes; p++, out += TRANSFORM_SUM_LANES) {
         const struct transform_plane *plane = &layout->plane[p];
         __m256i x[OCTETS];
-        read_levels(value_tables, plane, at, x);
+        read_levels(signed_levels, plane, at, x);
         at += PAGE_TRANSFORM_PLANE(plane->bits);
         if (SUM_OCTETS == OCTETS || range_of(plane) <= 2 * SMALL_LEVEL)
             add_plane(R, OCTETS, (const __m256i(*)[OCTETS])spread, x, scales, row, out);

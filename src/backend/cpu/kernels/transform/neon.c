@@ -1,0 +1,243 @@
+/* Pages of the codec transform with NEON: 16 bytes are half an octet's codes, a byte shuffle makes them levels, and products of bytes
+ * are added up in 16 bits. The dwords are tokens of keys, components of values; each of their bytes has a sum of its own until these
+ * are added in pairs. */
+#include "backend/cpu/kernels/lanes/neon.h"
+
+#include "backend/cpu/kernels/lanes/sums_template.h"
+
+#include "backend/cpu/kernels/transform/init.h"
+#include "backend/cpu/kernels/transform/nibble_tables_template.h"
+
+#include <string.h>
+
+#define TOGETHER 4 /* rows of a pass */
+#define OCTETS 8   /* of a plane: 8 tokens each */
+#define OCTET 32   /* bytes */
+#define PARTS 16   /* halves of octets */
+
+/* ---- A plane's levels: x[v][half] ---------------------------------------------------------------------------------------- */
+
+typedef uint8x16_t plane_levels[OCTETS][2];
+
+INLINE uint8x16_t low_nibbles(uint8x16_t x) { return vandq_u8(x, vdupq_n_u8(15)); }
+INLINE uint8x16_t high_nibbles(uint8x16_t x) { return vshrq_n_u8(x, 4); }
+
+INLINE uint8x16_t look_up(const struct plane_tables *table, size_t s, uint8x16_t nibbles) {
+    return vqtbl1q_u8(vld1q_u8(table->at[s]), nibbles);
+}
+
+INLINE void one_bit(const struct plane_tables *table, const uint8_t *at, plane_levels x) {
+    UNROLL for (size_t half = 0; half < 2; half++) {
+        uint8x16_t codes = vld1q_u8(at + 16 * half), low = low_nibbles(codes), high = high_nibbles(codes);
+        UNROLL for (size_t v = 0; v < 4; v++) {
+            x[v][half] = look_up(table, v, low);
+            x[v + 4][half] = look_up(table, v, high);
+        }
+    }
+}
+
+INLINE void two_bits(const struct plane_tables *table, const uint8_t *at, plane_levels x) {
+    UNROLL for (size_t half = 0; half < 2; half++) {
+        UNROLL for (size_t v = 0; v < 2; v++) {
+            uint8x16_t codes = vld1q_u8(at + v * OCTET + 16 * half), low = low_nibbles(codes), high = high_nibbles(codes);
+            x[v][half] = look_up(table, 0, low);
+            x[v + 2][half] = look_up(table, 2, low);
+            x[v + 4][half] = look_up(table, 0, high);
+            x[v + 6][half] = look_up(table, 2, high);
+        }
+    }
+}
+
+/* In each nibble the upper two bits of a code, then its lowest: octets v and v + 4. */
+INLINE void three_bits_at(const struct plane_tables *table, size_t v, size_t half, uint8x16_t two, uint8x16_t one, plane_levels x) {
+    uint8x16_t both = vbslq_u8(vdupq_n_u8(0x44), one, two);
+    x[v][half] = look_up(table, 0, low_nibbles(both));
+    x[v + 4][half] = look_up(table, 0, high_nibbles(both));
+}
+
+INLINE void three_bits(const struct plane_tables *table, const uint8_t *at, plane_levels x) {
+    UNROLL for (size_t half = 0; half < 2; half++, at += 16) {
+        uint8x16_t even = vld1q_u8(at), odd = vld1q_u8(at + OCTET), one = vld1q_u8(at + PAGE_TRANSFORM_PLANE(2));
+        three_bits_at(table, 0, half, even, vshlq_n_u8(one, 2), x);
+        three_bits_at(table, 1, half, odd, vshlq_n_u8(one, 1), x);
+        three_bits_at(table, 2, half, vshrq_n_u8(even, 2), one, x);
+        three_bits_at(table, 3, half, vshrq_n_u8(odd, 2), vshrq_n_u8(one, 1), x);
+    }
+}
+
+INLINE void four_bits(const struct plane_tables *table, const uint8_t *at, plane_levels x) {
+    UNROLL for (size_t half = 0; half < 2; half++) {
+        UNROLL for (size_t i = 0; i < 4; i++) {
+            size_t v = i / 2 * 4 + i % 2;
+            uint8x16_t codes = vld1q_u8(at + i * OCTET + 16 * half);
+            x[v][half] = look_up(table, 0, low_nibbles(codes));
+            x[v + 2][half] = look_up(table, 0, high_nibbles(codes));
+        }
+    }
+}
+
+INLINE void read_levels(const struct plane_tables *tables, const struct transform_plane *plane, const uint8_t *at, plane_levels x) {
+    const struct plane_tables *table = &tables[plane->table];
+    prefetch_step(at, 0, plane->bits > 2 ? 128 : 64);
+    switch (plane->bits) {
+    case 1: one_bit(table, at, x); break;
+    case 2: two_bits(table, at, x); break;
+    case 3: three_bits(table, at, x); break;
+    default: four_bits(table, at, x); break;
+    }
+}
+
+/* ---- Gains --------------------------------------------------------------------------------------------------------------- */
+
+static void gains_neon(const uint8_t codes[64], float least, float step, float gains[64]) {
+    prefetch_step(codes, 0, 64);
+    for (size_t t = 0; t < PAGE_TOKENS; t += LANES) {
+        uint32x4_t code = vmovl_u16(vget_low_u16(vmovl_u8(four_bytes(codes + t))));
+        vec_store(gains + t, vec_fma(vec_set(step), vcvtq_f32_u32(code), vec_set(least)));
+    }
+}
+
+/* ---- Keys: a register of products has two tokens. Levels have signs, and a sum of eight planes at most 8 * 127 * 20 ------------- */
+
+/* logits += the products of a group of planes, of which levels[planes]. */
+INLINE void score_group(size_t R, size_t planes, size_t first, const plane_levels *levels, const struct transform_query *queries,
+                        float *logits) {
+    for (size_t v = 0; v < OCTETS; v++) {
+        int16x8_t sum[TOGETHER][4];
+        UNROLL for (size_t m = 0; m < R; m++) { UNROLL for (size_t i = 0; i < 4; i++) sum[m][i] = vdupq_n_s16(0); }
+        for (size_t p = 0; p < planes; p++) {
+            int8x16_t x[2] = {vreinterpretq_s8_u8(levels[p][v][0]), vreinterpretq_s8_u8(levels[p][v][1])};
+            UNROLL for (size_t m = 0; m < R; m++) {
+                int8x8_t w = vreinterpret_s8_u8(four_bytes(queries[m].weights + (first + p) * TRANSFORM_QUAD));
+                UNROLL for (size_t half = 0; half < 2; half++) {
+                    sum[m][2 * half] = vmlal_s8(sum[m][2 * half], vget_low_s8(x[half]), w);
+                    sum[m][2 * half + 1] = vmlal_s8(sum[m][2 * half + 1], vget_high_s8(x[half]), w);
+                }
+            }
+        }
+        UNROLL for (size_t m = 0; m < R; m++) {
+            vec step = vec_set(queries[m].steps[first / TRANSFORM_STEP_PLANES]);
+            UNROLL for (size_t half = 0; half < 2; half++) {
+                float *to = logits + m * PAGE_TOKENS + v * 8 + half * LANES;
+                int32x4_t all = vpaddq_s32(vpaddlq_s16(sum[m][2 * half]), vpaddlq_s16(sum[m][2 * half + 1]));
+                vec_store(to, vec_fma(step, vcvtq_f32_s32(all), vec_load(to)));
+            }
+        }
+    }
+}
+
+INLINE void score_rows(size_t R, const struct transform_layout *layout, const uint8_t *at, const float *gains,
+                       const struct transform_query *queries, float *logits) {
+    memset(logits, 0, R * PAGE_TOKENS * sizeof *logits);
+    for (size_t first = 0; first < layout->planes; first += TRANSFORM_STEP_PLANES) {
+        plane_levels levels[TRANSFORM_STEP_PLANES];
+        const size_t planes = SMALLER(TRANSFORM_STEP_PLANES, layout->planes - first);
+        for (size_t p = 0; p < planes; p++) {
+            const struct transform_plane *plane = &layout->plane[first + p];
+            read_levels(signed_levels, plane, at, levels[p]);
+            at += PAGE_TRANSFORM_PLANE(plane->bits);
+        }
+        score_group(R, planes, first, (const plane_levels *)levels, queries, logits);
+    }
+    UNROLL for (size_t m = 0; m < R; m++) {
+        for (size_t t = 0; t < PAGE_TOKENS; t += LANES) {
+            float *to = logits + m * PAGE_TOKENS + t;
+            vec_store(to, vec_fma(vec_load(gains + t), vec_load(to), vec_set(queries[m].offset)));
+        }
+    }
+}
+
+/* ---- Values: a register of products has two components of four tokens. Levels begin at 0: a sum of 16 is at most 16 * 255 * 16 where
+ * the largest level is 8, and one of 4 is 4 * 255 * 40. What that adds is subtracted by the sum of the weights. ---------------- */
+
+#define SMALL_LEVEL 8
+#define FEW 4
+
+/* One row; `upper` is NULL where its integers have 8 bits. */
+INLINE float quantize_row(const float *weights, const float *gains, float whole, uint8_t *upper, uint8_t *lower, float *scale) {
+    vec x[PAGE_TOKENS / LANES], sum = vec_zero(), most = vec_zero();
+    UNROLL_16 for (size_t v = 0; v < PAGE_TOKENS / LANES; v++) {
+        vec w = vec_load(weights + v * LANES);
+        sum = vec_add(sum, w);
+        x[v] = vec_mul(w, vec_load(gains + v * LANES));
+        most = vmaxq_f32(most, x[v]);
+    }
+    float largest = vmaxvq_f32(most);
+    *scale = largest > TRANSFORM_LEAST_WEIGHT ? largest / whole : 0;
+    vec inverse = vec_set(largest > TRANSFORM_LEAST_WEIGHT ? whole / largest : 0);
+    UNROLL for (size_t v = 0; v < PAGE_TOKENS / LANES; v += 2) {
+        uint16x4_t first = vmovn_u32(vcvtnq_u32_f32(vec_mul(x[v], inverse)));
+        uint16x4_t second = vmovn_u32(vcvtnq_u32_f32(vec_mul(x[v + 1], inverse)));
+        uint16x8_t integers = vcombine_u16(first, second);
+        vst1_u8(lower + v * LANES, vmovn_u16(integers));
+        if (upper) vst1_u8(upper + v * LANES, vshrn_n_u16(integers, 8));
+    }
+    return vaddvq_f32(sum);
+}
+
+static void quantize_weights_neon(const float *weights, const float *gains, size_t rows, size_t planes, uint8_t *bytes,
+                                  float *scales, float *sums_of_rows) {
+    for (size_t m = 0; m < rows; m++) {
+        uint8_t *upper = bytes + m * PAGE_TOKENS;
+        if (planes == 1) {
+            sums_of_rows[m] += quantize_row(weights + m * PAGE_TOKENS, gains, 255, NULL, upper, &scales[m]);
+            continue;
+        }
+        float *scale = &scales[rows + m];
+        sums_of_rows[m] += quantize_row(weights + m * PAGE_TOKENS, gains, 65535, upper, upper + rows * PAGE_TOKENS, scale);
+        scales[m] = 256 * *scale;
+    }
+}
+
+/* A plane's sums for R rows, `parts` of which are added up in 16 bits. spread[row][part]: four tokens' weights, twice. */
+INLINE void add_plane(size_t R, size_t parts, uint8x8_t (*spread)[PARTS], const int32_t *sum_of_weights, plane_levels x,
+                      int32_t zero, const float *scales, size_t row, float *out) {
+    UNROLL for (size_t m = 0; m < R; m++) {
+        uint32x4_t all = vdupq_n_u32(0);
+        UNROLL for (size_t first = 0; first < PARTS; first += parts) {
+            uint16x8_t low = vdupq_n_u16(0), high = vdupq_n_u16(0);
+            UNROLL_16 for (size_t i = first; i < first + parts; i++) {
+                low = vmlal_u8(low, vget_low_u8(x[i / 2][i % 2]), spread[m][i]);
+                high = vmlal_u8(high, vget_high_u8(x[i / 2][i % 2]), spread[m][i]);
+            }
+            all = vaddq_u32(all, vpaddq_u32(vpaddlq_u16(low), vpaddlq_u16(high)));
+        }
+        int32x4_t sum = vsubq_s32(vreinterpretq_s32_u32(all), vdupq_n_s32(zero * sum_of_weights[m]));
+        vec_store(out + m * row, vec_fma(vec_set(scales[m]), vcvtq_f32_s32(sum), vec_load(out + m * row)));
+    }
+}
+
+INLINE void accumulate_rows(size_t R, const struct transform_layout *layout, const uint8_t *at, const uint8_t *weights,
+                            const float *scales, float *out) {
+    const size_t row = (size_t)layout->planes * TRANSFORM_SUM_LANES;
+    uint8x8_t spread[TOGETHER][PARTS];
+    int32_t sum_of_weights[TOGETHER];
+    UNROLL for (size_t m = 0; m < R; m++) {
+        sum_of_weights[m] = 0;
+        for (size_t i = 0; i < PARTS; i++) {
+            spread[m][i] = four_bytes(weights + m * PAGE_TOKENS + i * 4);
+            sum_of_weights[m] += vaddlv_u8(spread[m][i]) / 2;
+        }
+    }
+    for (size_t p = 0; p < layout->planes; p++, out += TRANSFORM_SUM_LANES) {
+        const struct transform_plane *plane = &layout->plane[p];
+        const int32_t zero = transform_levels[plane->table][LAST_LEVEL];
+        plane_levels x;
+        read_levels(levels_from_zero, plane, at, x);
+        at += PAGE_TRANSFORM_PLANE(plane->bits);
+        if (zero <= SMALL_LEVEL)
+            add_plane(R, PARTS, spread, sum_of_weights, x, zero, scales, row, out);
+        else
+            add_plane(R, FEW, spread, sum_of_weights, x, zero, scales, row, out);
+    }
+}
+
+#include "backend/cpu/kernels/transform/rows_template.h"
+
+void transform_init_neon(struct transform_ops *ops) {
+    fill_tables();
+    ops->gains = gains_neon;
+    ops->score = score_neon;
+    ops->quantize_weights = quantize_weights_neon;
+    ops->accumulate = accumulate_neon;
+}
