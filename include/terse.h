@@ -88,10 +88,11 @@ struct terse_model_info {
     uint32_t head_dim;
     uint32_t feed_forward;
     uint32_t vocabulary;
-    uint32_t context;     /* tokens the model was trained for */
-    uint64_t parameters;  /* elements of all tensors */
-    uint64_t bytes;       /* of all tensors as stored */
-    uint64_t fingerprint; /* tells models apart that look alike: of the shape and of samples of every tensor */
+    uint32_t context;           /* tokens the model was trained for */
+    uint64_t parameters;        /* elements of all tensors */
+    uint64_t bytes;             /* of all tensors as stored */
+    uint64_t fingerprint;       /* tells models apart that look alike: of the shape and of samples of every tensor */
+    uint64_t norms_fingerprint; /* of the shape and of norms and biases: the same whatever the other weights' quantization */
 };
 
 /* Loads a GGUF model. The file is memory-mapped and must not change while the model lives. */
@@ -222,7 +223,8 @@ struct terse_codebook_info {
     const char *model;     /* general.name of the model it was learned from */
     const char *corpus;    /* the name of the text */
     const char *weighting; /* of the samples: "none", ... */
-    uint64_t fingerprint;  /* of the model */
+    uint64_t fingerprint;  /* of the model: its norms_fingerprint where the codebook is a profile */
+    bool profile;          /* of terse-N: serves every N, and the model whatever its weights' quantization */
     uint64_t tokens;       /* of the text that were looked at */
     uint64_t seed;
     bool shared;              /* one set of centroids for all layers and KV heads */

@@ -22,8 +22,10 @@ struct terse_calibration {
     const char *method; /* one that learns; default "antkv-1" */
     const char *corpus; /* a name for the text, kept in the codebook; or NULL */
     uint32_t window;    /* tokens of a sequence; default 2048, and the text must have as many */
-    uint32_t windows; /* at most so many sequences, taken evenly from the text; 0: all; default 128, a fraction of which will do */
-    bool shared;      /* one set of centroids for the whole model */
+    /* At most so many sequences, taken evenly from the text; default 0: 128, a fraction of which will do, or, of terse-N, as many as hold
+     * 20,480 tokens, the first 4,096 of them with gradients. */
+    uint32_t windows;
+    bool shared; /* one set of centroids for the whole model */
     enum terse_weighting weighting;
     uint32_t power;   /* of the gradient's norm: 1 or 2; 0: the method's own */
     bool text_labels; /* gradients of the loss against the text; else against labels drawn from the model's own predictions */
@@ -33,9 +35,9 @@ struct terse_calibration {
 };
 TERSE_API struct terse_calibration terse_calibration_defaults(void);
 
-/* Learns a codebook for a method from tokens[n] of some text: captures keys, values and their gradients, then fits centroids. Takes
- * memory beside the model for samples of keys and values in half precision and their weights: those of all windows, but of fewer tokens
- * where that is more than 4 GiB. Progress names the stage. */
+/* Learns a codebook for a method from tokens[n] of some text: captures keys, values and their gradients, then fits centroids; of terse-N
+ * the profile that serves every N. Takes memory beside the model for samples of keys and values in half precision and their weights:
+ * those of all windows, but of fewer tokens where that is more than 4 GiB. Progress names the stage. */
 TERSE_API enum terse_status terse_calibrate(const struct terse_model *model, const struct terse_calibration *options,
                                             const int32_t *tokens, size_t n, struct terse_codebook **codebook,
                                             struct terse_error *error);

@@ -40,7 +40,7 @@ static enum options_result parse(struct calibrate *c, int argc, char **argv) {
         {"-c, --ctx-size", "N", OPTION_INTEGER, &c->calibration.window, 0, INT32_MAX,
          "tokens of a window; 0: 2048, or the model's context where that is less"},
         {"--chunks", "K", OPTION_INTEGER, &c->calibration.windows, 0, INT32_MAX,
-         "windows to learn from, taken evenly from the text; 0: all"},
+         "windows to learn from, taken evenly from the text; 0: 128, for terse-N 10"},
         {"--shared", NULL, OPTION_FLAG, &c->calibration.shared, 0, 0, "the same centroids for all layers and heads"},
         {"--weighting", "own|none|part|head", OPTION_CHOICE, &c->calibration.weighting, 0, 0,
          "samples weigh by the loss's gradient of the sub-vector or of the whole head; own: the method's own"},

@@ -193,6 +193,16 @@ static void print_codebook(const struct inspect *f) {
         return;
     }
     terse_codebook_describe(f->codebook, &c);
+    if (c.profile) {
+        printf("This is a profile: what the methods terse-N have learned about a model. It serves every N, and every file of the "
+               "model, "
+               "whatever its quantization.\n\n"
+               "for the model \"%s\" of norms' fingerprint %016" PRIx64 "\n"
+               "learned from %" PRIu64 " tokens of \"%s\", weights of samples: %s, seed %" PRIu64 "\n"
+               "transforms and importance of each layer and KV head, %.1f MiB of memory\n",
+               c.model, c.fingerprint, c.tokens, c.corpus, c.weighting, c.seed, (double)c.bytes / 0x1p20);
+        return;
+    }
     printf("This is a codebook: what a KV method has learned about a model.\n\n"
            "method %s, for the model \"%s\" of fingerprint %016" PRIx64 "\n"
            "learned from %" PRIu64 " tokens of \"%s\", weights of samples: %s, seed %" PRIu64 "\n"
@@ -218,9 +228,11 @@ static void print_support(const struct inspect *f) {
     }
     printf("terse can run this file.\n\n%s: architecture %s, %.1f M parameters, %s, %.1f MiB\n"
            "%u layers of width %u, %u query heads and %u KV heads of %u, feed-forward %u, vocabulary %u, context %u\n"
-           "fingerprint %016" PRIx64 "\n",
+           "fingerprint %016" PRIx64 "\n"
+           "norms' fingerprint %016" PRIx64 ", the same for every quantization\n",
            m->name, m->architecture, 1e-6 * (double)m->parameters, m->weights, (double)m->bytes / 0x1p20, m->layers, m->width,
-           m->query_heads, m->kv_heads, m->head_dim, m->feed_forward, m->vocabulary, m->context, m->fingerprint);
+           m->query_heads, m->kv_heads, m->head_dim, m->feed_forward, m->vocabulary, m->context, m->fingerprint,
+           m->norms_fingerprint);
 }
 
 static int print_sections(const struct inspect *f) {
@@ -245,10 +257,10 @@ static int print_sections(const struct inspect *f) {
 }
 
 /* A JSON number does not hold every u64 for every reader; a fingerprint is a name rather than a number. */
-static void add_fingerprint(cJSON *object, uint64_t fingerprint) {
+static void add_fingerprint(cJSON *object, const char *name, uint64_t fingerprint) {
     char text[24];
     snprintf(text, sizeof text, "%016" PRIx64, fingerprint);
-    cJSON_AddStringToObject(object, "fingerprint", text);
+    cJSON_AddStringToObject(object, name, text);
 }
 
 static void add_codebook(cJSON *object, const struct terse_codebook *codebook) {
@@ -259,7 +271,8 @@ static void add_codebook(cJSON *object, const struct terse_codebook *codebook) {
     snprintf(seed, sizeof seed, "%" PRIu64, c.seed);
     cJSON_AddStringToObject(item, "method", c.method);
     cJSON_AddStringToObject(item, "model", c.model);
-    add_fingerprint(item, c.fingerprint);
+    cJSON_AddBoolToObject(item, "profile", c.profile);
+    add_fingerprint(item, c.profile ? "norms_fingerprint" : "fingerprint", c.fingerprint);
     cJSON_AddStringToObject(item, "corpus", c.corpus);
     cJSON_AddNumberToObject(item, "tokens", (double)c.tokens);
     cJSON_AddStringToObject(item, "weighting", c.weighting);
@@ -283,7 +296,8 @@ static void add_shape(cJSON *object, const struct terse_model_info *m) {
     cJSON_AddNumberToObject(shape, "context", m->context);
     cJSON_AddNumberToObject(shape, "parameters", (double)m->parameters);
     cJSON_AddNumberToObject(shape, "bytes", (double)m->bytes);
-    add_fingerprint(shape, m->fingerprint);
+    add_fingerprint(shape, "fingerprint", m->fingerprint);
+    add_fingerprint(shape, "norms_fingerprint", m->norms_fingerprint);
 }
 
 static int print_json(const struct inspect *f) {

@@ -93,7 +93,7 @@ static enum options_result parse(struct codebooks *c, int argc, char **argv) {
         {"-f, --file", "FILE", OPTION_TEXT, &c->file, 0, 0, "text to learn from"},
         {"-w, --work", "FOLDER", OPTION_TEXT, &c->work, 0, 0, "codebooks go to FOLDER/codebooks"},
         {"--books", "LIST", OPTION_TEXT, &c->list, 0, 0, "NAME=METHOD[:none|part|head][:1|2][:shared], ..."},
-        {"--chunks", "K", OPTION_INTEGER, &c->windows, 0, INT32_MAX, "windows to learn from; 0: all"},
+        {"--chunks", "K", OPTION_INTEGER, &c->windows, 0, INT32_MAX, "windows to learn from; 0: 128"},
     };
     const struct option_set set = {
         .usage = "codebooks -f TEXT -w FOLDER --books LIST [options]",

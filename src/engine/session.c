@@ -113,7 +113,8 @@ enum terse_status terse_session_new(struct terse_engine *engine, const struct te
     s->engine = engine;
     s->options = *options;
     if ((status = method_resolve(&options->cache, model->head_dim, &s->method, error))) goto fail;
-    status = method_check_codebook(&s->method, model->fingerprint, model->layers, model->kv_heads, model->head_dim, error);
+    status = method_check_codebook(&s->method, (uint64_t[]){model->fingerprint, model->norms_fingerprint}, model->layers,
+                                   model->kv_heads, model->head_dim, error);
     if (status) goto fail;
     if ((status = check_options(s, error))) goto fail;
     if ((status = engine_run(engine, make_cache, s, error))) goto fail;

@@ -19,6 +19,13 @@ static const char *const side_names[] = {[CODEC_KEYS] = "keys", [CODEC_VALUES] =
 
 static bool learns(struct coding coding) { return coding.codec && codec_learns(coding.codec); }
 
+static bool is_transform(struct coding coding) { return coding.codec && coding.codec->learner == CODEC_LEARNS_TRANSFORM; }
+
+bool codebook_is_profile(const struct codebook_info *info) { return is_transform(info->key) || is_transform(info->value); }
+
+/* As messages call it. */
+static const char *noun_of(const struct codebook_info *info) { return codebook_is_profile(info) ? "profile" : "codebook"; }
+
 struct coding codebook_coding(const struct codebook_info *info, enum codec_side side) {
     struct coding coding = side == CODEC_KEYS ? info->key : info->value;
     return learns(coding) ? coding : (struct coding){0};
@@ -276,24 +283,25 @@ static enum terse_status check_coding(const struct codebook_info *info, enum cod
 }
 
 enum terse_status codebook_check(const struct terse_codebook *codebook, const char *method, struct coding key, struct coding value,
-                                 uint64_t fingerprint, uint32_t layers, uint32_t kv_heads, uint32_t head_dim,
-                                 struct terse_error *error) {
+                                 const uint64_t fingerprints[CODEBOOK_FINGERPRINTS], uint32_t layers, uint32_t kv_heads,
+                                 uint32_t head_dim, struct terse_error *error) {
     const struct codebook_info *info = &codebook->info;
+    uint64_t fingerprint = fingerprints[info->fingerprint_of];
     if (info->fingerprint != fingerprint)
         return status_fail(error, TERSE_E_ARGUMENT,
-                           "the codebook was learned from the model '%s' (fingerprint %016" PRIx64
-                           "), this is another one (%016" PRIx64 "): give this model's, or make it with terse calibrate",
-                           info->model, info->fingerprint, fingerprint);
+                           "the %s was learned from the model '%s' (fingerprint %016" PRIx64 "), this is another one (%016" PRIx64
+                           "): give this model's, or make it with terse calibrate",
+                           noun_of(info), info->model, info->fingerprint, fingerprint);
     if (strcmp(info->method, method) != 0)
         return status_fail(error, TERSE_E_ARGUMENT,
-                           "the codebook was learned for the method %s, not for %s: give that one's, or make it with "
+                           "the %s was learned for the method %s, not for %s: give that one's, or make it with "
                            "terse calibrate --kv %s",
-                           info->method, method, method);
+                           noun_of(info), info->method, method, is_transform(key) || is_transform(value) ? "terse-N" : method);
     if (info->layers != layers || info->kv_heads != kv_heads || info->head_dim != head_dim)
         return status_fail(error, TERSE_E_ARGUMENT,
-                           "the codebook is for %" PRIu32 " layers of %" PRIu32 " KV heads of %" PRIu32
+                           "the %s is for %" PRIu32 " layers of %" PRIu32 " KV heads of %" PRIu32
                            " channels, the model has %" PRIu32 ", %" PRIu32 " and %" PRIu32 ": " CALIBRATE_AGAIN,
-                           info->layers, info->kv_heads, info->head_dim, layers, kv_heads, head_dim);
+                           noun_of(info), info->layers, info->kv_heads, info->head_dim, layers, kv_heads, head_dim);
     enum terse_status status = check_coding(info, CODEC_KEYS, key, error);
     return status ? status : check_coding(info, CODEC_VALUES, value, error);
 }
@@ -305,6 +313,7 @@ void terse_codebook_describe(const struct terse_codebook *codebook, struct terse
                                          .corpus = from->corpus,
                                          .weighting = from->weighting,
                                          .fingerprint = from->fingerprint,
+                                         .profile = codebook_is_profile(from),
                                          .tokens = from->tokens,
                                          .seed = from->seed,
                                          .shared = from->shared,

@@ -12,6 +12,10 @@
 
 #define CODEBOOK_ARCHITECTURE "terse-codebook" /* general.architecture of the file */
 
+/* What a codebook's fingerprint is of: all weights as they are stored, or what quantization leaves alone (model/fingerprint.h), so that a
+ * codebook learned from one file of a model serves the others. */
+enum codebook_fingerprint { CODEBOOK_OF_WEIGHTS, CODEBOOK_OF_NORMS, CODEBOOK_FINGERPRINTS };
+
 /* Everything but the parameters. Strings are cut to fit, and in a codebook what is not printable UTF-8 stands as an escape. */
 struct codebook_info {
     char method[64];          /* for which it was learned, as method/method.c names it: "antkv-1" */
@@ -19,9 +23,10 @@ struct codebook_info {
     bool shared;              /* one set of parameters for all layers and KV heads, else one for each */
     uint32_t layers, kv_heads, head_dim;
     uint64_t fingerprint; /* of the model */
-    char model[128];      /* general.name, for messages */
-    char corpus[128];     /* what the text was called */
-    uint64_t tokens;      /* of the text that were looked at */
+    enum codebook_fingerprint fingerprint_of;
+    char model[128];  /* general.name, for messages */
+    char corpus[128]; /* what the text was called */
+    uint64_t tokens;  /* of the text that were looked at */
     uint64_t seed;
     char weighting[64];       /* how samples were weighted: "none", "gradient^2 per sub-vector" */
     double effective_samples; /* mean over fits of (sum w)^2 / sum w^2; 0: unknown */
@@ -29,6 +34,9 @@ struct codebook_info {
 
 /* The library's public noun, opaque there. */
 struct terse_codebook;
+
+/* Whether it holds transforms: a model's profile, which serves every rate (docs/codebook-format.md). */
+bool codebook_is_profile(const struct codebook_info *info);
 
 /* Sets of parameters of a side: layers * kv_heads, or 1 when shared. */
 size_t codebook_sets(const struct codebook_info *info);
@@ -51,11 +59,11 @@ enum terse_status codebook_random(const struct codebook_info *info, size_t pairs
 
 const struct codebook_info *codebook_info(const struct terse_codebook *codebook);
 
-/* TERSE_OK when it serves `method` on the model with this fingerprint and shape; else TERSE_E_ARGUMENT, and one line that says for
+/* TERSE_OK when it serves `method` on the model with these fingerprints and shape; else TERSE_E_ARGUMENT, and one line that says for
  * what it was made and what to do. */
 enum terse_status codebook_check(const struct terse_codebook *codebook, const char *method, struct coding key, struct coding value,
-                                 uint64_t fingerprint, uint32_t layers, uint32_t kv_heads, uint32_t head_dim,
-                                 struct terse_error *error);
+                                 const uint64_t fingerprints[CODEBOOK_FINGERPRINTS], uint32_t layers, uint32_t kv_heads,
+                                 uint32_t head_dim, struct terse_error *error);
 
 /* A side's parameters of one layer and KV head lie in two parts, apart in memory and in the file: what is learned in the space of
  * normalized rows (2^bits centroids of each sub-vector, say), then how rows are normalized. */

@@ -20,6 +20,11 @@ static const struct {
 };
 #define KEYS_ROPE "codebook.keys.rope"
 static const char *const rope_names[] = {[CODEC_ROPE_AFTER] = "after", [CODEC_ROPE_BEFORE] = "before", [CODEC_ROPE_IN_RUN] = "run"};
+static const char *const rope_words[] = {
+    [CODEC_ROPE_AFTER] = "after rotation", [CODEC_ROPE_BEFORE] = "before rotation", [CODEC_ROPE_IN_RUN] = "rotated in a run"};
+enum { ROPE_NAMES = sizeof rope_names / sizeof rope_names[0] };
+#define FINGERPRINT_OF "codebook.model.fingerprint_of"
+static const char *const fingerprint_names[] = {[CODEBOOK_OF_WEIGHTS] = "weights", [CODEBOOK_OF_NORMS] = "norms"};
 static const char *const scope_names[] = {"head", "model"}; /* by `shared` */
 
 /* The dimensions of a tensor, dims[0] varying fastest; returns their number, 0 where the side has no such part. */
@@ -66,6 +71,8 @@ void codebook_write(const struct terse_codebook *codebook, struct gguf_writer *w
     gguf_writer_u32(writer, "codebook.head_dim", info->head_dim);
     gguf_writer_string(writer, "codebook.model.name", info->model);
     gguf_writer_u64(writer, "codebook.model.fingerprint", info->fingerprint);
+    if (info->fingerprint_of != CODEBOOK_OF_WEIGHTS)
+        gguf_writer_string(writer, FINGERPRINT_OF, fingerprint_names[info->fingerprint_of]);
     gguf_writer_string(writer, "codebook.corpus.name", info->corpus);
     gguf_writer_u64(writer, "codebook.corpus.tokens", info->tokens);
     gguf_writer_u64(writer, "codebook.seed", info->seed);
@@ -130,18 +137,23 @@ static enum terse_status read_text(const struct gguf *gguf, const char *key, cha
     return status;
 }
 
-/* The key's string as its place in names[2]. */
-static enum terse_status read_choice(const struct gguf *gguf, const char *key, const char *const names[2], unsigned *choice,
-                                     struct terse_error *error) {
+/* The key's string as its place in names[count]; two are named in the message. Without the key, where it may be missing, *choice stays. */
+static enum terse_status read_choice(const struct gguf *gguf, const char *key, const char *const *names, unsigned count,
+                                     bool optional, unsigned *choice, struct terse_error *error) {
     struct gguf_string string = {0};
-    char shown[48];
-    enum terse_status status = gguf_get_string(gguf, key, &string, NULL, error);
-    if (status) return status;
-    for (*choice = 0; *choice < 2; ++*choice)
-        if (is(string, names[*choice])) return TERSE_OK;
-    return status_fail(error, TERSE_E_FORMAT,
-                       "the key '%s' is %s, neither \"%s\" nor \"%s\": make the file again with terse calibrate", key,
-                       text_quote(shown, sizeof shown, string.data, string.size), names[0], names[1]);
+    char shown[48], known[64] = "";
+    bool found = true;
+    enum terse_status status = gguf_get_string(gguf, key, &string, optional ? &found : NULL, error);
+    if (status || !found) return status;
+    for (unsigned i = 0, length = 0; i < count; i++) {
+        if (is(string, names[i])) {
+            *choice = i;
+            return TERSE_OK;
+        }
+        length += (unsigned)snprintf(known + length, sizeof known - length, "%s\"%s\"", i ? " or " : "", names[i]);
+    }
+    return status_fail(error, TERSE_E_FORMAT, "the key '%s' is %s, not %s: make the file again with terse calibrate", key,
+                       text_quote(shown, sizeof shown, string.data, string.size), known);
 }
 
 /* A side without its `codec` key learns nothing. */
@@ -150,7 +162,7 @@ static enum terse_status read_side(const struct gguf *gguf, enum codec_side side
     struct gguf_string name = {0};
     bool found;
     char shown[48];
-    unsigned rope;
+    unsigned rope = 0;
     enum terse_status status = gguf_get_string(gguf, side_keys[side].codec, &name, &found, error);
     *coding = (struct coding){0};
     if (status || !found) return status;
@@ -165,29 +177,31 @@ static enum terse_status read_side(const struct gguf *gguf, enum codec_side side
     if ((status = gguf_get_u32(gguf, side_keys[side].width, &coding->width, NULL, error))) return status;
     if ((status = gguf_get_u32(gguf, side_keys[side].bits, &coding->bits, NULL, error))) return status;
     if (side != CODEC_KEYS) return TERSE_OK;
-    if ((status = read_choice(gguf, KEYS_ROPE, rope_names, &rope, error))) return status;
+    if ((status = read_choice(gguf, KEYS_ROPE, rope_names, ROPE_NAMES, false, &rope, error))) return status;
     if (rope != (unsigned)coding->codec->rope)
-        return status_fail(
-            error, TERSE_E_FORMAT,
-            "its keys were learned %s rotation, the codec %s takes them %s it: make the file again with terse calibrate",
-            rope_names[rope], coding->codec->name, rope_names[coding->codec->rope]);
+        return status_fail(error, TERSE_E_FORMAT,
+                           "its keys were learned %s, the codec %s takes them %s: make the file "
+                           "again with terse calibrate",
+                           rope_words[rope], coding->codec->name, rope_words[coding->codec->rope]);
     return TERSE_OK;
 }
 
 static enum terse_status read_info(const struct gguf *gguf, struct codebook_info *info, struct terse_error *error) {
     enum terse_status status;
-    unsigned scope;
+    unsigned scope = 0, of = CODEBOOK_OF_WEIGHTS;
     *info = (struct codebook_info){0};
     if ((status = read_text(gguf, "codebook.method", info->method, sizeof info->method, error))) return status;
     if ((status = read_side(gguf, CODEC_KEYS, &info->key, error))) return status;
     if ((status = read_side(gguf, CODEC_VALUES, &info->value, error))) return status;
-    if ((status = read_choice(gguf, "codebook.scope", scope_names, &scope, error))) return status;
+    if ((status = read_choice(gguf, "codebook.scope", scope_names, 2, false, &scope, error))) return status;
     info->shared = scope == 1;
     if ((status = gguf_get_u32(gguf, "codebook.layers", &info->layers, NULL, error))) return status;
     if ((status = gguf_get_u32(gguf, "codebook.kv_heads", &info->kv_heads, NULL, error))) return status;
     if ((status = gguf_get_u32(gguf, "codebook.head_dim", &info->head_dim, NULL, error))) return status;
     if ((status = read_text(gguf, "codebook.model.name", info->model, sizeof info->model, error))) return status;
     if ((status = gguf_get_u64(gguf, "codebook.model.fingerprint", &info->fingerprint, NULL, error))) return status;
+    if ((status = read_choice(gguf, FINGERPRINT_OF, fingerprint_names, 2, true, &of, error))) return status;
+    info->fingerprint_of = (enum codebook_fingerprint)of;
     if ((status = read_text(gguf, "codebook.corpus.name", info->corpus, sizeof info->corpus, error))) return status;
     if ((status = gguf_get_u64(gguf, "codebook.corpus.tokens", &info->tokens, NULL, error))) return status;
     if ((status = gguf_get_u64(gguf, "codebook.seed", &info->seed, NULL, error))) return status;

@@ -398,8 +398,8 @@ enum terse_status method_check(const struct method *method, uint32_t head_dim, u
     return status;
 }
 
-enum terse_status method_check_codebook(struct method *method, uint64_t fingerprint, uint32_t layers, uint32_t kv_heads,
-                                        uint32_t head_dim, struct terse_error *error) {
+enum terse_status method_check_codebook(struct method *method, const uint64_t fingerprints[CODEBOOK_FINGERPRINTS],
+                                        uint32_t layers, uint32_t kv_heads, uint32_t head_dim, struct terse_error *error) {
     if (!method->codebook[0]) return TERSE_OK;
     if (!method->learned)
         return status_fail(error, TERSE_E_ARGUMENT,
@@ -410,7 +410,7 @@ enum terse_status method_check_codebook(struct method *method, uint64_t fingerpr
     const struct codebook_info *info = codebook_info(method->learned);
     struct coding key = learns(method->key) ? method->key : info->key, value = learns(method->value) ? method->value : info->value;
     enum terse_status status =
-        codebook_check(method->learned, method->codebook, key, value, fingerprint, layers, kv_heads, head_dim, error);
+        codebook_check(method->learned, method->codebook, key, value, fingerprints, layers, kv_heads, head_dim, error);
     double rate[2] = {method->key.rate, method->value.rate};
     if (status || (rate[CODEC_KEYS] == 0 && rate[CODEC_VALUES] == 0)) return status;
     return codebook_layouts(method->learned, rate, &method->layouts, error);

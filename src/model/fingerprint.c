@@ -52,13 +52,14 @@ static void fetch_tensor(const struct gguf_tensor *tensor) {
     }
 }
 
-static uint64_t hash_tensor(const struct gguf_tensor *tensor) {
+/* Without its weights: only its name and shape. */
+static uint64_t hash_tensor(const struct gguf_tensor *tensor, bool weights) {
     XXH64_state_t hash;
     XXH64_reset(&hash, 0);
     put_string(&hash, tensor->name);
-    put_u64(&hash, tensor->type);
+    if (weights) put_u64(&hash, tensor->type);
     for (int i = 0; i < 4; i++) put_u64(&hash, tensor->dims[i]);
-    for (uint64_t i = 0; i < samples_of(tensor); i++) {
+    for (uint64_t i = 0; i < samples_of(tensor) && weights; i++) {
         size_t size;
         const char *data = sample(tensor, i, &size);
         XXH64_update(&hash, data, size);
@@ -66,13 +67,23 @@ static uint64_t hash_tensor(const struct gguf_tensor *tensor) {
     return XXH64_digest(&hash);
 }
 
-uint64_t model_fingerprint(const struct terse_model *model) {
+static bool is_vector(const struct gguf_tensor *tensor) {
+    return tensor->dims[1] <= 1 && tensor->dims[2] <= 1 && tensor->dims[3] <= 1;
+}
+
+/* Sums of hashes do not depend on their order. */
+static uint64_t fingerprint(const struct terse_model *model, bool vectors_only) {
     const struct gguf *gguf = model->gguf;
-    uint64_t sum = 0; /* of hashes: whatever their order */
+    uint64_t sum = 0, tensors = gguf_tensor_count(gguf);
     /* Samples lie far apart: from a disk they come much sooner together than one after another, each with its surroundings. */
-    for (uint64_t i = 0; i < gguf_tensor_count(gguf); i++) fetch_tensor(gguf_tensor_at(gguf, i));
+    for (uint64_t i = 0; i < tensors; i++)
+        if (!vectors_only || is_vector(gguf_tensor_at(gguf, i))) fetch_tensor(gguf_tensor_at(gguf, i));
     for (uint64_t i = 0; i < gguf_metadata_count(gguf); i++)
         if (is_of_architecture(model, gguf_key_at(gguf, i))) sum += hash_key(gguf, i);
-    for (uint64_t i = 0; i < gguf_tensor_count(gguf); i++) sum += hash_tensor(gguf_tensor_at(gguf, i));
+    for (uint64_t i = 0; i < tensors; i++)
+        sum += hash_tensor(gguf_tensor_at(gguf, i), !vectors_only || is_vector(gguf_tensor_at(gguf, i)));
     return sum;
 }
+
+uint64_t model_fingerprint(const struct terse_model *model) { return fingerprint(model, false); }
+uint64_t model_norms_fingerprint(const struct terse_model *model) { return fingerprint(model, true); }

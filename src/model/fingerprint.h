@@ -9,4 +9,8 @@
  * tensor; docs/codebook-format.md defines it. */
 uint64_t model_fingerprint(const struct terse_model *model);
 
+/* The same but for the types and bytes of tensors that are not vectors. Quantization leaves vectors (norms, biases) alone, so all files of a
+ * model have this number in common, whatever they are quantized to, and a model trained further has another. */
+uint64_t model_norms_fingerprint(const struct terse_model *model);
+
 #endif

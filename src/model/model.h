@@ -48,6 +48,7 @@ struct terse_model {
     char name[128]; /* general.name, cut to fit; "" when the file has none */
     uint32_t layers, width, query_heads, kv_heads, head_dim, feed_forward, vocabulary, context;
     uint64_t fingerprint;            /* model_fingerprint(), at load */
+    uint64_t norms_fingerprint;      /* model_norms_fingerprint(), at load */
     float clamp;                     /* q, k and v are kept within [-clamp, clamp] as they leave their matrices; 0: they are not */
     struct rope rope;                /* n_rot 0: none */
     const float *slopes;             /* [query_heads]: ALiBi adds slope * (key's position - query's) to the logits; NULL: none */

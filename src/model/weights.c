@@ -374,6 +374,7 @@ static enum terse_status load(struct terse_model *model, const void *data, size_
     status = load_tensors(&l);
     memory_free(l.used);
     if (!status) model->fingerprint = model_fingerprint(model);
+    if (!status) model->norms_fingerprint = model_norms_fingerprint(model);
     return status;
 }
 
@@ -422,6 +423,7 @@ void terse_model_describe(const struct terse_model *model, struct terse_model_in
         .parameters = parameters,
         .bytes = bytes,
         .fingerprint = model->fingerprint,
+        .norms_fingerprint = model->norms_fingerprint,
     };
 }
 

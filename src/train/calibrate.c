@@ -19,12 +19,14 @@
 #include "train/codec_learning.h"
 #include "train/em.h"
 #include "train/kmeans.h"
+#include "train/profile.h"
 
 #include <inttypes.h>
 #include <omp.h>
 #include <stdio.h>
 #include <string.h>
 
+#define WINDOWS 128              /* where nothing else is asked for */
 #define BUDGET ((size_t)4 << 30) /* of samples: all of the lab model's 128 windows of 2048 tokens, and no more for larger models */
 #define WEIGHT_LEAST 1e-3        /* of the mean weight, at least: samples of no gradient still count a little */
 /* Rounds over all samples, after those on samples of them: bench/micro/bench_calibrate.c says what more of them would give. */
@@ -39,8 +41,7 @@
 #define SUM_SAMPLES 32768   /* of a fit of sums, at most: each costs a search in every iteration */
 
 struct terse_calibration terse_calibration_defaults(void) {
-    return (struct terse_calibration){
-        .size = sizeof(struct terse_calibration), .method = "antkv-1", .window = 2048, .windows = 128, .seed = 1};
+    return (struct terse_calibration){.size = sizeof(struct terse_calibration), .method = "antkv-1", .window = 2048, .seed = 1};
 }
 
 /* ---- Weights */
@@ -77,7 +78,16 @@ struct plan {
 
 static struct coding coding_of(const struct codebook_info *info, int side) { return side == CODEC_KEYS ? info->key : info->value; }
 
-static struct coding learning(struct coding coding) { return codec_learns(coding.codec) ? coding : (struct coding){0}; }
+/* A profile serves every rate. */
+static struct coding learning(struct coding coding) {
+    coding.rate = 0;
+    return codec_learns(coding.codec) ? coding : (struct coding){0};
+}
+
+static bool is_profile(const struct plan *plan) {
+    const struct codec *key = plan->info.key.codec;
+    return key && key->learner == CODEC_LEARNS_TRANSFORM;
+}
 
 /* What a weight is the gradient's norm of. Only k-means fits sub-vectors; the other fits weigh whole heads. */
 static const char *weighted_part(const struct plan *plan) {
@@ -88,11 +98,14 @@ static const char *weighted_part(const struct plan *plan) {
 }
 
 static void describe_weighting(struct plan *plan) {
-    if (plan->weighting == TERSE_WEIGHTING_NONE)
+    const char *labels = plan->text_labels ? "of the text" : "drawn";
+    if (is_profile(plan))
+        snprintf(plan->info.weighting, sizeof plan->info.weighting, "none; importance by gradient^2, labels %s", labels);
+    else if (plan->weighting == TERSE_WEIGHTING_NONE)
         snprintf(plan->info.weighting, sizeof plan->info.weighting, "none");
     else
         snprintf(plan->info.weighting, sizeof plan->info.weighting, "gradient%s per %s, labels %s", plan->power == 2 ? "^2" : "",
-                 weighted_part(plan), plan->text_labels ? "of the text" : "drawn");
+                 weighted_part(plan), labels);
 }
 
 static enum terse_status check_options(const struct terse_calibration *o, struct terse_error *error) {
@@ -112,6 +125,12 @@ static enum terse_status make_plan(const struct terse_model *m, const struct ter
     if (!status) status = method_check(&method, m->head_dim, m->query_heads / m->kv_heads, error);
     if (status) return status;
     if (!method.codebook[0]) return status_fail(error, TERSE_E_ARGUMENT, "%s learns nothing: it needs no codebook", method.name);
+    bool profile = method.key.codec->learner == CODEC_LEARNS_TRANSFORM;
+    if (profile && (o->shared || o->weighting != TERSE_WEIGHTING_DEFAULT || o->power))
+        return status_fail(error, TERSE_E_ARGUMENT,
+                           "a profile is of each layer and KV head, and its samples weigh alike: do without --shared, --weighting "
+                           "and --power for %s",
+                           method.name);
     *plan = (struct plan){.model = m, .progress = team_progress(&o->progress)};
     plan->weighting = o->weighting;
     if (o->weighting == TERSE_WEIGHTING_DEFAULT) plan->weighting = method.power ? TERSE_WEIGHTING_SUBVECTOR : TERSE_WEIGHTING_NONE;
@@ -123,7 +142,8 @@ static enum terse_status make_plan(const struct terse_model *m, const struct ter
                                         .layers = m->layers,
                                         .kv_heads = m->kv_heads,
                                         .head_dim = m->head_dim,
-                                        .fingerprint = m->fingerprint,
+                                        .fingerprint = profile ? m->norms_fingerprint : m->fingerprint,
+                                        .fingerprint_of = profile ? CODEBOOK_OF_NORMS : CODEBOOK_OF_WEIGHTS,
                                         .seed = o->seed};
     snprintf(plan->info.method, sizeof plan->info.method, "%s", method.codebook);
     snprintf(plan->info.model, sizeof plan->info.model, "%s", m->name);
@@ -150,7 +170,7 @@ static bool can_share(const struct plan *a, const struct plan *b) {
 static enum terse_status add_to_capture(const struct plan *plans, size_t i, struct capture_options *o, struct terse_error *error) {
     const struct plan *plan = &plans[i];
     for (size_t j = 0; j < i; j++)
-        if (!can_share(plan, &plans[j]))
+        if (!is_profile(&plans[j]) && !can_share(plan, &plans[j]))
             return status_fail(error, TERSE_E_UNSUPPORTED,
                                "%s and %s cannot learn from the same samples: calibrate one after the other", plans[j].info.method,
                                plan->info.method);
@@ -171,13 +191,14 @@ static enum terse_status add_to_capture(const struct plan *plans, size_t i, stru
 static enum terse_status capture(const struct plan *plans, size_t count, const struct terse_calibration *o, size_t budget,
                                  const int32_t *tokens, size_t n, struct capture **samples, struct terse_error *error) {
     struct capture_options options = {.window = o->window,
-                                      .windows = o->windows,
+                                      .windows = o->windows ? o->windows : WINDOWS,
                                       .positions = plans->model->context,
                                       .seed = o->seed,
                                       .budget = budget,
                                       .progress = plans->progress};
     enum terse_status status = TERSE_OK;
-    for (size_t i = 0; i < count && !status; i++) status = add_to_capture(plans, i, &options, error);
+    for (size_t i = 0; i < count && !status; i++)
+        if (!is_profile(&plans[i])) status = add_to_capture(plans, i, &options, error);
     return status ? status : capture_new(plans->model, &options, tokens, n, samples, error);
 }
 
@@ -536,6 +557,22 @@ static enum terse_status learn(struct plan *plan, struct capture *samples, struc
     return status;
 }
 
+/* ---- A profile: samples of its own, from the frame of a run */
+
+static enum terse_status learn_profile(struct plan *plan, const struct terse_calibration *o, size_t budget, const int32_t *tokens,
+                                       size_t n, struct terse_codebook **codebook, struct terse_error *error) {
+    struct profile_options options = {o->window, o->windows, o->text_labels, o->seed, budget, plan->progress};
+    size_t floats = codebook_floats(&plan->info, CODEC_KEYS); /* as many as of values */
+    float *both = memory_array(2 * floats, sizeof *both);
+    if (!both) return status_no_memory(error, 2 * floats * sizeof *both, "a profile");
+    float *parameters[2] = {both, both + floats};
+    enum terse_status status = profile_learn(plan->model, &options, tokens, n, parameters, &plan->info.tokens, error);
+    plan->info.effective_samples = (double)plan->info.tokens;
+    if (!status) status = codebook_new(&plan->info, parameters[CODEC_KEYS], parameters[CODEC_VALUES], codebook, error);
+    memory_free(both);
+    return status;
+}
+
 /* ---- Together */
 
 /* Plans without a normalization come first, since samples stay normalized. Then those with tables, most rounds first. */
@@ -549,11 +586,12 @@ static enum terse_status learn_all(struct plan *plans, size_t count, struct capt
                                    struct terse_error *error) {
     struct carried carried = {{NULL, NULL}, NULL, NULL, NULL};
     enum terse_status status = TERSE_OK;
-    for (size_t done = 0; done < count && !status; done++) {
+    while (!status) {
         struct terse_codebook *codebook;
         size_t next = count;
         for (size_t i = 0; i < count; i++)
             if (!plans[i].learned && (next == count || rank(&plans[i]) < rank(&plans[next]))) next = i;
+        if (next == count) break;
         plans[next].learned = true;
         plans[next].info.tokens = capture_tokens(samples);
         status = learn(&plans[next], samples, &carried, &codebook, error);
@@ -580,6 +618,16 @@ struct together {
 static void learn_together(void *user) {
     struct together *t = user;
     struct capture *samples = NULL;
+    size_t left = t->count;
+    for (size_t i = 0; i < t->count && !t->status; i++) {
+        struct terse_codebook *codebook;
+        if (!is_profile(&t->plans[i])) continue;
+        left--;
+        t->plans[i].learned = true;
+        t->status = learn_profile(&t->plans[i], &t->options[i], t->budget, t->tokens, t->n, &codebook, t->error);
+        if (!t->status) t->status = t->sink.put(t->sink.user, i, codebook, t->error);
+    }
+    if (t->status || !left) return;
     t->status = capture(t->plans, t->count, t->options, t->budget, t->tokens, t->n, &samples, t->error);
     if (!t->status) t->status = learn_all(t->plans, t->count, samples, t->sink, t->error);
     capture_free(samples);

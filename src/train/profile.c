@@ -369,7 +369,8 @@ enum terse_status profile_learn(const struct terse_model *model, const struct pr
     enum terse_status status = capture_new(model, &samples, tokens, n, &p.samples, error);
     if (status) return status;
     uint32_t most = windows_of(PROFILE_GRADIENT_TOKENS, options->window);
-    struct windows windows = {options->window, most < count ? most : count, true, true, options->seed, options->progress};
+    struct windows windows = {options->window,  most < count ? most : count, true, !options->text_labels, options->seed,
+                              options->progress};
     *seen = capture_tokens(p.samples);
     status = allocate(&p, error);
     if (!status) status = fit_all(&p, error);

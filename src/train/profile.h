@@ -14,7 +14,8 @@
 
 struct profile_options {
     uint32_t window, windows;       /* as of struct capture_options */
-    uint64_t seed;                  /* of the labels */
+    bool text_labels;               /* gradients of the loss against the text, not of drawn labels */
+    uint64_t seed;                  /* of the draws */
     size_t budget;                  /* bytes of samples */
     struct terse_progress progress; /* "keys and values" and "gradients", in passes over a layer, and "transforms" between them */
 };

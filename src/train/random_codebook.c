@@ -15,6 +15,7 @@ enum terse_status terse_codebook_random(const struct terse_model *model, const c
     if (!status) status = method_check(&method, model->head_dim, model->query_heads / model->kv_heads, error);
     if (status) return status;
     if (!method.codebook[0]) return status_fail(error, TERSE_E_ARGUMENT, "%s learns nothing: it needs no codebook", method.name);
+    method.key.rate = method.value.rate = 0; /* a profile serves every rate */
     struct codebook_info info = {.key = method.key,
                                  .value = method.value,
                                  .layers = model->layers,

@@ -519,6 +519,28 @@ static void methods_can_learn_together(void **state) {
     terse_model_free(m);
 }
 
+/* A profile is the same whatever rate it is learned for, and knows its model whatever its weights' quantization. */
+static void a_profile_serves_every_rate(void **state) {
+    (void)state;
+    struct terse_model *m = load_model("llama");
+    struct terse_calibration o = small("terse-2"), other = small("terse-0.5"), both[2] = {small("antkv-1"), small("terse-2")};
+    struct terse_codebook *together[2] = {NULL};
+    struct calibrate_sink sink = {put, together};
+    struct terse_error error;
+    int32_t *tokens = random_tokens(m, 600);
+    if (calibrate_together(ALL, m, both, 2, tokens, 600, sink, &error)) fail_msg("%s", error.message);
+    const struct codebook_info *info = codebook_info(together[1]);
+    assert_string_equal(info->method, "terse");
+    assert_true(info->fingerprint_of == CODEBOOK_OF_NORMS && info->fingerprint == m->norms_fingerprint);
+    assert_true(info->fingerprint != m->fingerprint && codebook_is_profile(info) &&
+                !codebook_is_profile(codebook_info(together[0])));
+    check_same("together and apart", together[0], calibrate(m, &both[0], ALL), true);
+    check_same("together and apart", together[1], calibrate(m, &o, ALL), true);
+    check_same("rates", calibrate(m, &o, ALL), calibrate(m, &other, ALL), true);
+    free(tokens);
+    terse_model_free(m);
+}
+
 /* Tables of fewer rounds are taken from those of more that were learned of the same samples, whichever was asked for first, and from
  * no others. */
 static void tables_learn_together(void **state) {
@@ -629,6 +651,12 @@ static void wrong_options_are_refused(void **state) {
     refuse(m, &o, 200, TERSE_E_ARGUMENT, "the model's context");
     o.window = 1;
     refuse(m, &o, 200, TERSE_E_ARGUMENT, "windows of 1 tokens");
+    o = small("terse-2");
+    o.shared = true;
+    refuse(m, &o, 200, TERSE_E_ARGUMENT, "do without --shared");
+    o = small("terse-2");
+    o.window = SINKS;
+    refuse(m, &o, 200, TERSE_E_ARGUMENT, "make them longer");
     o = small("antkv-1");
     o.power = 3;
     refuse(m, &o, 200, TERSE_E_ARGUMENT, "power");
@@ -657,9 +685,8 @@ static void tokens_outside_the_vocabulary_are_refused(void **state) {
 }
 
 static void refused_memory_leaves_nothing(void **state) {
-    (void)state;
     struct terse_model *m = load_model("llama-untied");
-    struct terse_calibration o = small("antkv-0.375");
+    struct terse_calibration o = small(*state);
     int32_t *tokens = random_tokens(m, 200);
     enum terse_status status = TERSE_E_MEMORY;
     size_t before = live;
@@ -684,6 +711,7 @@ int main(void) {
         cmocka_unit_test(a_small_budget_keeps_tokens_evenly),
         cmocka_unit_test(samples_can_be_read_in_steps),
         cmocka_unit_test(methods_can_learn_together),
+        cmocka_unit_test(a_profile_serves_every_rate),
         cmocka_unit_test(tables_learn_together),
         cmocka_unit_test(weights_are_powers_of_norms),
         cmocka_unit_test(threads_change_no_bit),
@@ -696,7 +724,8 @@ int main(void) {
         cmocka_unit_test(every_report_may_stop_it),
         cmocka_unit_test(wrong_options_are_refused),
         cmocka_unit_test(tokens_outside_the_vocabulary_are_refused),
-        cmocka_unit_test(refused_memory_leaves_nothing),
+        cmocka_unit_test_prestate(refused_memory_leaves_nothing, "antkv-0.375"),
+        cmocka_unit_test_prestate(refused_memory_leaves_nothing, "terse-1"),
     };
     return cmocka_run_group_tests_name("calibrate", tests, NULL, NULL);
 }

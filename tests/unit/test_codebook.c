@@ -313,7 +313,7 @@ static void test_check(void **state) {
     struct terse_codebook *codebook = make(&info);
     struct terse_error error = {0};
     struct coding f16 = {.codec = &codec_f16, .width = 0, .bits = 0}, other = info.key, other_value = info.value;
-    uint64_t f = info.fingerprint;
+    uint64_t f[CODEBOOK_FINGERPRINTS] = {info.fingerprint, 12345}, own = info.fingerprint;
     other.bits = 5;
     other_value.codec = &codec_vq;
     assert_int_equal(codebook_check(codebook, "sample-0.2", info.key, info.value, f, 2, 1, 32, &error), TERSE_OK);
@@ -329,21 +329,31 @@ static void test_check(void **state) {
         const char *words[3];
     } wrong[] = {
         {"sample-0.2", info.key, info.value, 0xabc, 2, 1, 32, {"'sample model'", "fedcba9876543210", "0000000000000abc"}},
-        {"sample-1", info.key, info.value, f, 2, 1, 32, {"sample-0.2", "--kv sample-1", "terse calibrate"}},
-        {"sample-0.2", info.key, info.value, f, 3, 1, 32, {"2 layers", "has 3, 1 and 32", "terse calibrate"}},
-        {"sample-0.2", info.key, info.value, f, 2, 2, 32, {"1 KV head", "has 2, 2 and 32", ""}},
-        {"sample-0.2", info.key, info.value, f, 2, 1, 64, {"32 channels", "has 2, 1 and 64", ""}},
-        {"sample-0.2", other, info.value, f, 2, 1, 32, {"keys as vq of 32 channels and 4 bits", "vq of 32 and 5", ""}},
-        {"sample-0.2", info.key, other_value, f, 2, 1, 32, {"values as pq", "vq of 16", ""}},
+        {"sample-1", info.key, info.value, own, 2, 1, 32, {"sample-0.2", "--kv sample-1", "terse calibrate"}},
+        {"sample-0.2", info.key, info.value, own, 3, 1, 32, {"2 layers", "has 3, 1 and 32", "terse calibrate"}},
+        {"sample-0.2", info.key, info.value, own, 2, 2, 32, {"1 KV head", "has 2, 2 and 32", ""}},
+        {"sample-0.2", info.key, info.value, own, 2, 1, 64, {"32 channels", "has 2, 1 and 64", ""}},
+        {"sample-0.2", other, info.value, own, 2, 1, 32, {"keys as vq of 32 channels and 4 bits", "vq of 32 and 5", ""}},
+        {"sample-0.2", info.key, other_value, own, 2, 1, 32, {"values as pq", "vq of 16", ""}},
     };
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
-        assert_int_equal(codebook_check(codebook, wrong[i].method, wrong[i].key, wrong[i].value, wrong[i].fingerprint,
-                                        wrong[i].layers, wrong[i].kv_heads, wrong[i].head_dim, &error),
+        assert_int_equal(codebook_check(codebook, wrong[i].method, wrong[i].key, wrong[i].value,
+                                        (uint64_t[]){wrong[i].fingerprint, info.fingerprint}, wrong[i].layers, wrong[i].kv_heads,
+                                        wrong[i].head_dim, &error),
                          TERSE_E_ARGUMENT);
         for (int w = 0; w < 3; w++)
             if (!strstr(error.message, wrong[i].words[w])) fail_msg("'%s' lacks '%s'", error.message, wrong[i].words[w]);
         assert_null(strchr(error.message, '\n'));
     }
+    terse_codebook_free(codebook);
+
+    /* Learned whatever the weights' quantization: the other fingerprint counts. */
+    info.fingerprint_of = CODEBOOK_OF_NORMS;
+    codebook = make(&info);
+    assert_int_equal(codebook_check(codebook, "sample-0.2", info.key, info.value, f, 2, 1, 32, &error), TERSE_E_ARGUMENT);
+    f[CODEBOOK_OF_NORMS] = own;
+    f[CODEBOOK_OF_WEIGHTS] = 0;
+    assert_int_equal(codebook_check(codebook, "sample-0.2", info.key, info.value, f, 2, 1, 32, &error), TERSE_OK);
     terse_codebook_free(codebook);
 
     info.value.codec = NULL; /* only keys were learned */

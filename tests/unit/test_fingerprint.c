@@ -39,15 +39,18 @@ static void *read_file(const char *path, size_t *size) {
     return data;
 }
 
-static uint64_t fingerprint_in_memory(const void *data, size_t size) {
+static struct terse_model_info describe(const void *data, size_t size) {
     struct terse_model *model;
     struct terse_model_info info;
     struct terse_error error = {0};
     if (terse_model_load_memory(data, size, "memory", &model, &error)) fail_msg("%s", error.message);
     terse_model_describe(model, &info);
     terse_model_free(model);
-    return info.fingerprint;
+    return info; /* its strings are gone */
 }
+
+static uint64_t fingerprint_in_memory(const void *data, size_t size) { return describe(data, size).fingerprint; }
+static uint64_t norms_in_memory(const void *data, size_t size) { return describe(data, size).norms_fingerprint; }
 
 /* tests/fixtures/make_codebook.py computed it from docs/codebook-format.md, without anything of terse. */
 static void test_documented(void **state) {
@@ -119,6 +122,57 @@ static void *rewrite(const void *data, size_t size, bool reversed, const char *s
     return file;
 }
 
+/* The same keys; matrices are of another type, of zeros, which nobody minds. */
+static void *requantize(const void *data, size_t size, enum tensor_type type, size_t *new_size) {
+    struct gguf *gguf;
+    struct gguf_writer w = {0};
+    void *zeros = memory_zeros(size, 8);
+    assert_non_null(zeros);
+    assert_int_equal(gguf_open(data, size, "model", &gguf, NULL), TERSE_OK);
+    for (uint64_t i = 0; i < gguf_metadata_count(gguf); i++) {
+        struct gguf_string key = gguf_key_at(gguf, i), value = gguf_value_at(gguf, i);
+        gguf_bytes_string(&w.keys, key.data, key.size);
+        gguf_bytes_put(&w.keys, key.data + key.size, (size_t)(value.data + value.size - key.data) - key.size);
+        w.n_keys++;
+    }
+    for (uint64_t t = 0; t < gguf_tensor_count(gguf); t++) {
+        const struct gguf_tensor *tensor = gguf_tensor_at(gguf, t);
+        bool matrix = tensor->dims[1] > 1;
+        char name[MOST];
+        snprintf(name, sizeof name, "%.*s", (int)tensor->name.size, tensor->name.data);
+        gguf_writer_tensor(&w, name,
+                           !matrix                ? tensor->type
+                           : tensor->dims[0] % 32 ? TENSOR_F16
+                                                  : type,
+                           tensor->n_dims, tensor->dims, matrix ? zeros : tensor->data);
+    }
+    void *file = gguf_writer_build(&w, new_size);
+    assert_non_null(file);
+    gguf_writer_free(&w);
+    gguf_free(gguf);
+    memory_free(zeros);
+    return file;
+}
+
+/* The matrices of a model as F16, Q8_0 and Q4_0, its vectors as they are, as llama.cpp's quantizer leaves them. */
+static void test_quantization_leaves_norms(void **state) {
+    (void)state;
+    static const enum tensor_type types[] = {TENSOR_F16, TENSOR_Q8_0, TENSOR_Q4_0};
+    size_t size, new_size;
+    void *data = read_file(MODELS "qwen2.gguf", &size);
+    uint64_t own = fingerprint_in_memory(data, size), norms = norms_in_memory(data, size);
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
+        void *file = requantize(data, size, types[i], &new_size);
+        assert_true(fingerprint_in_memory(file, new_size) != own);
+        assert_true(norms_in_memory(file, new_size) == norms);
+        memory_free(file);
+    }
+    void *file = rewrite(data, size, false, "qwen2.rope.freq_base", &new_size);
+    assert_true(norms_in_memory(file, new_size) != norms);
+    memory_free(file);
+    memory_free(data);
+}
+
 static void test_order_and_name_do_not_count(void **state) {
     (void)state;
     size_t size, new_size;
@@ -145,7 +199,7 @@ static void test_weights_count(void **state) {
     size_t size;
     uint8_t *data = read_file(MODELS "llama.gguf", &size);
     struct gguf *gguf;
-    uint64_t own = fingerprint_in_memory(data, size);
+    uint64_t own = fingerprint_in_memory(data, size), norms = norms_in_memory(data, size);
     assert_int_equal(gguf_open(data, size, "model", &gguf, NULL), TERSE_OK);
     for (uint64_t t = 0; t < gguf_tensor_count(gguf); t++) {
         const struct gguf_tensor *tensor = gguf_tensor_at(gguf, t);
@@ -154,6 +208,7 @@ static void test_weights_count(void **state) {
             uint8_t *byte = (uint8_t *)tensor->data + places[p];
             *byte ^= 1;
             assert_true(fingerprint_in_memory(data, size) != own);
+            assert_int_equal(norms_in_memory(data, size) != norms, tensor->dims[1] == 1); /* vectors count in both */
             *byte ^= 1;
         }
     }
@@ -164,8 +219,11 @@ static void test_weights_count(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_documented),    cmocka_unit_test(test_file_equals_memory),
-        cmocka_unit_test(test_models_differ), cmocka_unit_test(test_order_and_name_do_not_count),
+        cmocka_unit_test(test_documented),
+        cmocka_unit_test(test_file_equals_memory),
+        cmocka_unit_test(test_models_differ),
+        cmocka_unit_test(test_order_and_name_do_not_count),
+        cmocka_unit_test(test_quantization_leaves_norms),
         cmocka_unit_test(test_weights_count),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -208,10 +208,10 @@ static void a_missing_codebook_is_named(void **state) {
     (void)state;
     struct method m = resolve("antkv-1", NULL, NULL, 0);
     struct terse_error error;
-    assert_int_equal(method_check_codebook(&m, 1, 1, 1, 64, &error), TERSE_E_ARGUMENT);
+    assert_int_equal(method_check_codebook(&m, (uint64_t[]){1, 1}, 1, 1, 64, &error), TERSE_E_ARGUMENT);
     assert_non_null(strstr(error.message, "terse calibrate --kv antkv-1"));
     m = resolve("q4_0", NULL, NULL, 0);
-    assert_int_equal(method_check_codebook(&m, 1, 1, 1, 64, &error), TERSE_OK);
+    assert_int_equal(method_check_codebook(&m, (uint64_t[]){1, 1}, 1, 1, 64, &error), TERSE_OK);
 }
 
 static void streaming_keeps_sinks_and_the_newest(void **state) {
