@@ -16,9 +16,10 @@
 #include <time.h>
 
 #define MEMORY ((size_t)1 << 30) /* more than any cache */
+#define PIECES 8                 /* of it: a turn reads one, which other turns have driven out of the caches */
 #define CACHE ((size_t)1 << 19)  /* of each thread */
 #define PATTERN ((size_t)1 << 22)
-#define TURNS 5 /* the fastest counts */
+#define TURNS 40 /* the fastest counts: it is short, so that others' work does not meet all of them */
 
 static int threads = 1;
 static unsigned char *data;
@@ -30,20 +31,21 @@ static double seconds(void) {
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-/* Bytes per second of `repeats` reads of data[bytes], each thread its part: a plain read when there is no product. */
-static double rate_of(const struct weights_ops *ops, enum tensor_type type, size_t n, size_t bytes, size_t repeats) {
+/* Bytes per second of `repeats` reads of from[bytes], each thread its part: a plain read when there is no product. */
+static double rate_of(const struct weights_ops *ops, enum tensor_type type, size_t n, const unsigned char *from, size_t bytes,
+                      size_t repeats) {
     const size_t row_bytes = ops ? n / tensor_type_info(type)->block * tensor_type_info(type)->bytes : 512,
                  rows = bytes / row_bytes;
     double start = seconds();
 #pragma omp parallel for num_threads(threads) schedule(static, 1)
     for (int thread = 0; thread < threads; thread++) {
-        size_t from = rows * (size_t)thread / (size_t)threads, to = rows * (size_t)(thread + 1) / (size_t)threads;
-        const unsigned char *w = data + from * row_bytes;
+        size_t first = rows * (size_t)thread / (size_t)threads, count = rows * (size_t)(thread + 1) / (size_t)threads - first;
+        const unsigned char *w = from + first * row_bytes;
         for (size_t i = 0; i < repeats; i++) {
             if (ops)
-                ops->matvec[type](w, row_bytes, to - from, n, x, y + from);
+                ops->matvec[type](w, row_bytes, count, n, x, y + first);
             else
-                y[from] = vector_ops()->max((const float *)(const void *)w, (to - from) * row_bytes / sizeof(float));
+                y[first] = vector_ops()->max((const float *)(const void *)w, count * row_bytes / sizeof(float));
         }
     }
     return (double)(rows * row_bytes * repeats) / (seconds() - start);
@@ -56,11 +58,13 @@ static void keep_larger(double *best, double rate) {
 static void bench(enum tensor_type type, size_t n) {
     double read = 0, memory[CPU_ISAS] = {0}, cache[CPU_ISAS] = {0};
     const struct tier *k;
-    for (int turn = 0; turn < TURNS; turn++) {
-        keep_larger(&read, rate_of(NULL, TENSOR_F32, 0, MEMORY, 1));
-        for (size_t tier = 1; (k = tier_at(tier)); tier++) keep_larger(&memory[tier], rate_of(k->weights, type, n, MEMORY, 1));
-        for (size_t tier = 1; (k = tier_at(tier)); tier++)
-            keep_larger(&cache[tier], rate_of(k->weights, type, n, CACHE * (size_t)threads, 64));
+    for (size_t turn = 0, at = 0; turn < TURNS; turn++) {
+        keep_larger(&read, rate_of(NULL, TENSOR_F32, 0, data + at++ % PIECES * (MEMORY / PIECES), MEMORY / PIECES, 1));
+        for (size_t tier = 1; (k = tier_at(tier)); tier++) {
+            const unsigned char *piece = data + at++ % PIECES * (MEMORY / PIECES);
+            keep_larger(&memory[tier], rate_of(k->weights, type, n, piece, MEMORY / PIECES, 1));
+            keep_larger(&cache[tier], rate_of(k->weights, type, n, data, CACHE * (size_t)threads, 8));
+        }
     }
     for (size_t tier = 1; (k = tier_at(tier)); tier++)
         printf("%-5s n %4zu %-7s from memory %5.1f GB/s, %3.0f%% of %.1f; from cache %5.1f GB/s\n", tensor_type_info(type)->name, n,

@@ -54,10 +54,9 @@ static void check_product(const struct linear_op *p, const float *x, size_t n) {
     }
 }
 
-static void test_products(void **state) {
-    (void)state;
-    static const size_t counts[] = {1, 2, 5, 6, 7, 33};
-    const enum tensor_type types[3] = {TENSOR_Q8_0, TENSOR_F32, TENSOR_Q8_0};
+/* `types`: of three products that share their input. */
+static void check_products(const enum tensor_type types[3]) {
+    static const size_t counts[] = {1, 2, 5, 6, 7, 11, 12, 33};
     const uint32_t rows[3] = {1, 257, 64};
     struct matrix w[3];
     float bias[257];
@@ -89,7 +88,17 @@ static void test_products(void **state) {
     for (int i = 0; i < 3; i++) memory_free((void *)w[i].data);
 }
 
+static void test_products(void **state) {
+    (void)state;
+    check_products((const enum tensor_type[]){TENSOR_Q8_0, TENSOR_Q8_0, TENSOR_Q8_0});
+}
+
+static void test_products_of_several_types(void **state) {
+    (void)state;
+    check_products((const enum tensor_type[]){TENSOR_Q8_0, TENSOR_F32, TENSOR_Q8_0});
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_products)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_products), cmocka_unit_test(test_products_of_several_types)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -6,8 +6,6 @@
 
 #include <omp.h>
 
-/* Below this many rows of x, dequantizing a weight costs more than reading it again for each row. */
-#define GEMM_ROWS 6
 /* Work items of a matrix-vector product: a few per thread to balance, of at most these many rows of weights, as long runs are what
  * the memory reads fastest; a multiple of the 4 rows that the kernels read together. */
 #define MATVEC_ITEMS 4
@@ -74,8 +72,15 @@ static uint32_t matvec_rows(const struct linear_op *ops, size_t n_ops) {
     return rows < MATVEC_ROWS ? rows : MATVEC_ROWS;
 }
 
+/* Whether the GEMM library is the faster way for one of the products. */
+static bool many_rows(const struct linear_op *ops, size_t n_ops, size_t n) {
+    for (size_t i = 0; i < n_ops; i++)
+        if (n >= weights_ops()->gemm_rows[ops[i].w->type]) return true;
+    return false;
+}
+
 void linear(const struct linear_op *ops, size_t n_ops, const float *x, size_t n, float *scratch) {
-    bool many = n >= GEMM_ROWS;
+    bool many = many_rows(ops, n_ops, n);
     uint32_t per_item = many ? TILE_ROWS : matvec_rows(ops, n_ops);
     uint32_t items = count_items(ops, n_ops, per_item);
 #pragma omp parallel for schedule(dynamic, 1)

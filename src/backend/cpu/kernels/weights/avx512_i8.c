@@ -193,9 +193,13 @@ MATVEC_KERNEL(q8_0, 32, 128)
 MATVEC_KERNEL(q4_k, 256, 0)
 MATVEC_KERNEL(q6_k, 256, 32)
 
+#define FILL(TYPE, type) \
+    ops->matvec[TENSOR_##TYPE] = matvec_##type##_avx512; \
+    ops->gemm_rows[TENSOR_##TYPE] = 6
+
 void weights_init_avx512_i8(struct weights_ops *ops) {
-    ops->matvec[TENSOR_Q4_0] = matvec_q4_0_avx512;
-    ops->matvec[TENSOR_Q8_0] = matvec_q8_0_avx512;
-    ops->matvec[TENSOR_Q4_K] = matvec_q4_k_avx512;
-    ops->matvec[TENSOR_Q6_K] = matvec_q6_k_avx512;
+    FILL(Q4_0, q4_0);
+    FILL(Q8_0, q8_0);
+    FILL(Q4_K, q4_k);
+    FILL(Q6_K, q6_k);
 }

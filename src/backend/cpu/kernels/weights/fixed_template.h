@@ -1,7 +1,7 @@
 /* Template: matvec[] of the formats with codes of four, six and eight bits, 256 bits at a time, by products of 16-bit words. The
  * vector is fixed point, an int16 for each number and a step for each 32, so that an instruction multiplies sixteen numbers by
  * codes and adds the products in pairs, exactly. The step is a power of two: numbers of few digits stay exact. Included by avx2_i16.c
- * and avxvnni.c; FILL_FIXED(ops, ISA) fills the slots. Parameters:
+ * and avxvnni.c; FILL_FIXED(ops) fills the slots. Parameters:
  *
  *     ISA                                suffix of the functions
  *     add_products(sum, codes, words)    sum + two products in each dword
@@ -262,9 +262,12 @@ MATVEC_KERNEL(q4_k, 256, .sums = true)
 MATVEC_KERNEL(q6_k, 256, .zero = 32)
 
 #define FILL_FIXED(ops) \
-    (ops)->matvec[TENSOR_Q4_0] = PASTE(matvec_q4_0, ISA); \
-    (ops)->matvec[TENSOR_Q8_0] = PASTE(matvec_q8_0, ISA); \
-    (ops)->matvec[TENSOR_Q4_K] = PASTE(matvec_q4_k, ISA); \
-    (ops)->matvec[TENSOR_Q6_K] = PASTE(matvec_q6_k, ISA)
+    FILL_ONE(ops, Q4_0, q4_0); \
+    FILL_ONE(ops, Q8_0, q8_0); \
+    FILL_ONE(ops, Q4_K, q4_k); \
+    FILL_ONE(ops, Q6_K, q6_k)
+#define FILL_ONE(ops, TYPE, type) \
+    (ops)->matvec[TENSOR_##TYPE] = PASTE(matvec_##type, ISA); \
+    (ops)->gemm_rows[TENSOR_##TYPE] = 12
 
 #endif

@@ -1,4 +1,4 @@
-/* Weights of a model, read as the GGUF file stores them (format/weight_blocks.h). Both arrays are indexed by enum tensor_type; a
+/* Weights of a model, read as the GGUF file stores them (format/weight_blocks.h). The arrays are indexed by enum tensor_type; a
  * NULL entry is a type that is not supported. */
 #ifndef TERSE_BACKEND_CPU_KERNELS_WEIGHTS_OPS_H
 #define TERSE_BACKEND_CPU_KERNELS_WEIGHTS_OPS_H
@@ -15,6 +15,8 @@ struct weights_ops {
      * and Q6_K, where vector tiers may take it as fixed point: each number is then off by at most 2^-15 of the largest of its 32, and
      * counts as 0 where that is less than 1e-25. y[r] is not finite where x is not. */
     void (*matvec[TENSOR_TYPES])(const void *w, size_t row_bytes, size_t rows, size_t n, const float *x, float *y);
+    /* As many x from which on dequantizing a weight once costs less than reading it again for each x: measured. */
+    size_t gemm_rows[TENSOR_TYPES];
 };
 
 const struct weights_ops *weights_ops(void);

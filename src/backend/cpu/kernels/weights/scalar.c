@@ -149,7 +149,8 @@ MATVEC(q6_k, WEIGHT_BLOCK_K, sizeof(struct weight_q6_k))
 
 #define FILL(TYPE, type) \
     ops->dequantize[TENSOR_##TYPE] = dequantize_##type##_scalar; \
-    ops->matvec[TENSOR_##TYPE] = matvec_##type##_scalar
+    ops->matvec[TENSOR_##TYPE] = matvec_##type##_scalar; \
+    ops->gemm_rows[TENSOR_##TYPE] = 6
 
 void weights_init_scalar(struct weights_ops *ops) {
     FILL(F32, f32);
