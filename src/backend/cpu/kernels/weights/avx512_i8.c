@@ -9,6 +9,7 @@
 
 #include "backend/cpu/kernels/lanes/avx512_fixed.h"
 
+#include <float.h>
 #include <math.h>
 #include <stdbool.h>
 
@@ -18,49 +19,73 @@
 #define LEAST_EXPONENT (-100)  /* of a step */
 #define AHEAD 4096             /* bytes: the processor's own prefetching of one stream keeps up with half the memory's rate */
 
-/* Where the pieces of a unit lie: piece p is lane place[p] % 4 of register place[p] / 4. */
-static const uint8_t place_q4_0[PIECES] = {0, 4, 1, 5, 2, 6, 3, 7};
-static const uint8_t place_q8_0[PIECES] = {0, 1, 2, 3, 4, 5, 6, 7};
-static const uint8_t place_q4_k[PIECES] = {0, 1, 4, 5, 2, 3, 6, 7};
-static const uint8_t place_q6_k[PIECES] = {0, 1, 2, 3, 4, 5, 6, 7};
+/* Which bytes a format wants: piece p lies in lane place[p] % 4 of register place[p] / 4. */
+struct order {
+    uint8_t place[PIECES];
+    bool lanes_of_blocks; /* the same lane of both registers is one block's */
+    int zero;             /* the code that means zero */
+};
+static const struct order order_q4_0 = {{0, 4, 1, 5, 2, 6, 3, 7}, true, 8};
+static const struct order order_q8_0 = {{0, 1, 2, 3, 4, 5, 6, 7}, false, 128};
+static const struct order order_q4_k = {{0, 1, 4, 5, 2, 3, 6, 7}, false, 0};
+static const struct order order_q6_k = {{0, 1, 2, 3, 4, 5, 6, 7}, false, 32};
 
 /* A segment of the vector as 256 high + low steps. */
 struct fixed {
     int8_t high[SEGMENT / UNIT][UNIT], low[SEGMENT / UNIT][UNIT];
-    float step[SEGMENT / UNIT][UNIT / 4];   /* of each four bytes */
-    int32_t zero[SEGMENT / UNIT][UNIT / 4]; /* less what the code that means zero adds to the products of a piece or of two */
-    float sum[SEGMENT / 32];                /* of each 32 numbers */
+    float step[SEGMENT / UNIT][UNIT / 4]; /* of each four bytes */
+    int32_t zero[SEGMENT / UNIT]
+                [UNIT / 4];  /* less what the code that means zero adds to the products; of lanes of blocks the first half */
+    float sum[SEGMENT / 32]; /* of each 32 numbers */
 };
 
-/* The step of 32 numbers: NaN where one of them is not finite, 0 where they are next to nothing. */
+/* The step of 32 numbers: NaN where one of them is not finite, 0 where they are next to nothing. frexp takes longer than all the rest
+ * of a short row: the exponent is read from the number's bits. */
 static float step_of(__m512 a, __m512 b) {
-    float largest = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(a), _mm512_abs_ps(b)));
-    if (_mm512_fpclass_ps_mask(a, 0x99) | _mm512_fpclass_ps_mask(b, 0x99)) return NAN;
-    int exponent;
-    if (frexp((double)largest * 32768 / FIXED_MOST, &exponent) == 0 || exponent - 15 < LEAST_EXPONENT) return 0;
-    return ldexpf(1, exponent - 15);
+    /* as integers, NaN are the largest of all */
+    int32_t most =
+        _mm512_reduce_max_epi32(_mm512_max_epi32(_mm512_castps_si512(_mm512_abs_ps(a)), _mm512_castps_si512(_mm512_abs_ps(b))));
+    float largest, step;
+    memcpy(&largest, &most, sizeof largest);
+    if (!(largest <= FLT_MAX)) return NAN;
+    double limit = (double)largest * 32768 / FIXED_MOST; /* less than 2^(exponent + 1), and 2^15 steps */
+    uint64_t bits;
+    memcpy(&bits, &limit, sizeof bits);
+    int exponent = (int)(bits >> 52) - 1023;
+    if (exponent - 14 < LEAST_EXPONENT) return 0;
+    uint32_t step_bits = (uint32_t)(exponent - 14 + 127) << 23;
+    memcpy(&step, &step_bits, sizeof step);
+    return step;
 }
 
-/* x[n] and zeros up to whole units; `zero` is the code that means zero. The two pieces of 32 numbers share the dword zero[u][4 first],
- * or have one each where they lie in one register. */
-static void fix(const float *x, size_t n, const uint8_t place[PIECES], int zero, struct fixed *f) {
+/* Less what `zero`, the code that means zero, adds to the products of register v of a unit. */
+INLINE __m512i zero_products(int zero, const struct fixed *f, size_t u, size_t v) {
+    const __m512i codes = _mm512_set1_epi8((char)zero), none = _mm512_setzero_si512();
+    __m512i high = _mm512_dpbusd_epi32(none, codes, _mm512_loadu_si512(f->high[u] + 64 * v));
+    __m512i low = _mm512_dpbusd_epi32(none, codes, _mm512_loadu_si512(f->low[u] + 64 * v));
+    return _mm512_sub_epi32(none, _mm512_add_epi32(_mm512_slli_epi32(high, 8), low));
+}
+
+/* x[n] and zeros up to whole units. Formats without a code that means zero, which are those with a minimum, want sums instead. */
+static void fix(const float *x, size_t n, const struct order *order, struct fixed *f) {
     for (size_t u = 0; u * UNIT < n; u++) {
-        memset(f->zero[u], 0, sizeof f->zero[u]);
         for (size_t p = 0; p < PIECES; p += 2) {
-            const size_t at = u * UNIT + p * 16, first = place[p], second = place[p + 1];
+            const size_t at = u * UNIT + p * 16, first = order->place[p], second = order->place[p + 1];
             const bool some = at < n;
             __m512 a = some ? _mm512_loadu_ps(x + at) : _mm512_setzero_ps(), b = some ? _mm512_loadu_ps(x + at + 16) : a;
             float step = step_of(a, b);
             __m512 inverse = fixed_inverse(step);
             int8_t *high = f->high[u], *low = f->low[u];
-            int sum = _mm512_reduce_add_epi32(to_bytes(_mm512_mul_ps(a, inverse), high + 16 * first, low + 16 * first));
-            int sum_second = _mm512_reduce_add_epi32(to_bytes(_mm512_mul_ps(b, inverse), high + 16 * second, low + 16 * second));
+            __m512i whole = _mm512_add_epi32(to_bytes(_mm512_mul_ps(a, inverse), high + 16 * first, low + 16 * first),
+                                             to_bytes(_mm512_mul_ps(b, inverse), high + 16 * second, low + 16 * second));
             _mm_storeu_ps(f->step[u] + 4 * first, _mm_set1_ps(step));
             _mm_storeu_ps(f->step[u] + 4 * second, _mm_set1_ps(step));
-            f->zero[u][4 * first] -= zero * sum;
-            f->zero[u][4 * (second / 4 == first / 4 ? second : first)] -= zero * sum_second;
-            f->sum[at / 32] = step * (float)(sum + sum_second);
+            if (!order->zero) f->sum[at / 32] = step * (float)_mm512_reduce_add_epi32(whole);
         }
+        if (!order->zero) continue;
+        __m512i zero[2] = {zero_products(order->zero, f, u, 0), zero_products(order->zero, f, u, 1)};
+        if (order->lanes_of_blocks) zero[0] = _mm512_add_epi32(zero[0], zero[1]);
+        for (size_t v = 0; v < 2; v++) _mm512_storeu_si512(f->zero[u] + 16 * v, zero[v]);
     }
 }
 
@@ -173,13 +198,13 @@ INLINE void fetch_ahead(const void *block, size_t bytes) {
         } \
     }
 
-#define MATVEC_KERNEL(type, weights, zero) \
+#define MATVEC_KERNEL(type, weights) \
     static void matvec_##type##_avx512(const void *w, size_t row_bytes, size_t rows, size_t n, const float *x, float *y) { \
         struct fixed f; \
         if (!n) memset(y, 0, rows * sizeof *y); \
         for (size_t at = 0; at < n; at += SEGMENT) { \
             size_t count = n - at < SEGMENT ? n - at : SEGMENT; \
-            fix(x + at, count, place_##type, zero, &f); \
+            fix(x + at, count, &order_##type, &f); \
             segment_##type((const char *)w + at / weights * sizeof(struct weight_##type), row_bytes, rows, count, &f, at > 0, y); \
         } \
     }
@@ -188,10 +213,10 @@ SEGMENT_KERNEL(q4_0, 4, unit_q4_0, 1)
 SEGMENT_KERNEL(q8_0, 4, unit_q8_0, 1)
 SEGMENT_KERNEL(q4_k, 1, units_q4_k, 2)
 SEGMENT_KERNEL(q6_k, 1, units_q6_k, 2)
-MATVEC_KERNEL(q4_0, 32, 8)
-MATVEC_KERNEL(q8_0, 32, 128)
-MATVEC_KERNEL(q4_k, 256, 0)
-MATVEC_KERNEL(q6_k, 256, 32)
+MATVEC_KERNEL(q4_0, 32)
+MATVEC_KERNEL(q8_0, 32)
+MATVEC_KERNEL(q4_k, 256)
+MATVEC_KERNEL(q6_k, 256)
 
 #define FILL(TYPE, type) \
     ops->matvec[TENSOR_##TYPE] = matvec_##type##_avx512; \
