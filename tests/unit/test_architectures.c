@@ -357,7 +357,7 @@ static void test_slopes(void **state) {
 /* ---- Fused matrices of every type */
 
 /* The three parts lie where they lie, and their products are those of the same weights as F32: by the matrix-vector kernels, which a
- * few tokens take, and by the GEMM library. */
+ * few tokens take, in fixed point perhaps, and by the GEMM library. */
 static void check_type(enum tensor_type type) {
     struct sample stored = {GPT2, .heads = 8, .kv_heads = 4, .type = type}, plain = stored;
     void *files[2];
@@ -387,7 +387,7 @@ static void check_type(enum tensor_type type) {
             apart = fmax(apart, fabs((double)logits[0][i] - (double)logits[1][i]));
             size = fmax(size, fabs((double)logits[1][i]));
         }
-        if (!(apart <= 1e-4 * size))
+        if (!(apart <= 5e-4 * size))
             fail_msg("%s, %zu tokens: %g of the largest logit apart", tensor_type_name(type), n, apart / size);
     }
     free_sample(a, files[0]);
