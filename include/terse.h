@@ -196,6 +196,11 @@ struct terse_method_info {
 };
 TERSE_API bool terse_method_describe(size_t i, struct terse_method_info *info);
 
+/* The name that a codebook for caches of these options bears, to name[capacity]: "antkv-1", and "terse" for the profile that serves every
+ * terse-N; "" where they need none. TERSE_E_ARGUMENT for unknown names. */
+TERSE_API enum terse_status terse_cache_codebook(const struct terse_cache_options *options, char *name, size_t capacity,
+                                                 struct terse_error *error);
+
 /* Bytes of one sequence's cache. resident = codes + exact + window + tables. */
 struct terse_cache_report {
     uint64_t tokens;       /* tokens seen by the sequence */

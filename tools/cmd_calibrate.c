@@ -25,7 +25,7 @@ static void list_learners(char *text, size_t capacity) {
 }
 
 static int check_options(const struct calibrate *c) {
-    char learners[384];
+    char learners[512];
     if (c->setup.method) return EXIT_OK;
     list_learners(learners, sizeof learners);
     return complain("no method given: pass --kv with one of %s", learners);
@@ -33,7 +33,8 @@ static int check_options(const struct calibrate *c) {
 
 static enum options_result parse(struct calibrate *c, int argc, char **argv) {
     const struct option options[] = {
-        {"--kv", "METHOD", OPTION_TEXT, &c->setup.method, 0, 0, "the method to learn a codebook for"},
+        {"--kv", "METHOD", OPTION_TEXT, &c->setup.method, 0, 0,
+         "the method to learn a codebook for; any terse-N: a profile for all of them"},
         {"-f, --file", "FILE", OPTION_TEXT, &c->calibration.file, 0, 0,
          "text to learn from; without it a built-in one, from Wikipedia"},
         {"-o, --output", "FILE", OPTION_TEXT, &c->output, 0, 0, "where to put the codebook; without it, where terse run finds it"},
@@ -81,8 +82,9 @@ static void print_results(const struct terse_codebook *codebook, const char *pat
     struct stat file;
     terse_codebook_describe(codebook, &info);
     double bytes = stat(path, &file) == 0 ? (double)file.st_size : 0;
-    printf("codebook = %s, %.2f MiB (%s for %s, fingerprint %016" PRIx64 ")\n", path, bytes / 0x1p20, info.method,
-           info.model[0] ? info.model : "a model without a name", info.fingerprint);
+    printf("%s = %s, %.2f MiB (%s for %s, fingerprint %016" PRIx64 ")\n", info.profile ? "profile" : "codebook", path,
+           bytes / 0x1p20, info.profile ? "every terse-N" : info.method, info.model[0] ? info.model : "a model without a name",
+           info.fingerprint);
     printf("learned from %" PRIu64 " tokens of %s in %.1f s; weights: %s, effective samples: %.0f\n", info.tokens, info.corpus,
            seconds, info.weighting, info.effective_samples);
 }
@@ -97,7 +99,7 @@ static int calibrate(struct calibrate *c) {
     if (status == EXIT_OK && !codebooks_needed(&c->setup))
         status = complain("%s learns nothing: it needs no codebook", c->setup.method);
     if (status == EXIT_OK) status = choose_output(c, path, sizeof path);
-    if (status == EXIT_OK) status = codebooks_learn(&c->setup, &c->calibration, &codebook);
+    if (status == EXIT_OK) status = codebooks_learn(&c->setup, &c->calibration, &codebook, NULL);
     if (status == EXIT_OK && codebooks_keep(codebook, path, &error) != TERSE_OK) status = complain_error(&error);
     if (status == EXIT_OK) print_results(codebook, path, console_seconds() - start);
     terse_codebook_free(codebook);

@@ -3,7 +3,6 @@
 
 #include "text.h"
 
-#include <ctype.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -26,33 +25,43 @@ void codebooks_free(struct codebook_entry *entries) {
 
 /* ---- Methods that need one */
 
-/* A capital letter of the pattern, as in "streaming-N", stands for a number. */
-static bool matches(const char *pattern, const char *name) {
-    for (; *pattern; pattern++) {
-        size_t digits = strspn(name, "0123456789");
-        bool number = isupper((unsigned char)*pattern);
-        if (number ? !digits : *pattern != *name) return false;
-        name += number ? digits : 1;
-    }
-    return !*name;
+static const char profile_name[] = "terse"; /* of every terse-N */
+
+/* As terse_cache_codebook; "" also where the options name no method that there is, which a session says better. */
+static void name_codebook(const struct setup *setup, char name[64]) {
+    struct terse_session_options options = setup_session_options(setup);
+    if (terse_cache_codebook(&options.cache, name, 64, NULL) != TERSE_OK) name[0] = 0;
 }
 
 bool codebooks_needed(const struct setup *setup) {
-    struct terse_method_info method;
-    if (setup->key_type && setup->value_type) return false; /* and neither of them learns */
-    for (size_t i = 0; terse_method_describe(i, &method); i++)
-        if (matches(method.name, setup->method)) return method.learns;
-    return false;
+    char name[64];
+    name_codebook(setup, name);
+    return name[0];
 }
 
+bool codebooks_is_profile(const struct setup *setup) {
+    char name[64];
+    name_codebook(setup, name);
+    return strcmp(name, profile_name) == 0;
+}
+
+/* A method whose codebook it is: the setup's own may learn nothing where -ctk or -ctv does. */
+static const char *learned_method(const struct setup *setup) { return codebooks_is_profile(setup) ? "terse-2" : setup->method; }
+
 /* ---- Where they are kept */
+
+static uint64_t fingerprint_of(const struct setup *setup, const char *codebook) {
+    return strcmp(codebook, profile_name) == 0 ? setup->info.norms_fingerprint : setup->info.fingerprint;
+}
 
 bool codebooks_path(const struct setup *setup, char *path, size_t capacity) {
     const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
     bool own = cache && cache[0] == '/'; /* others are to be ignored, says the XDG Base Directory Specification */
+    char name[64];
     if (!own && (!home || home[0] != '/')) return false;
-    int length = snprintf(path, capacity, "%s%s/terse/%s-%016" PRIx64 ".gguf", own ? cache : home, own ? "" : "/.cache",
-                          setup->method, setup->info.fingerprint);
+    name_codebook(setup, name);
+    int length = snprintf(path, capacity, "%s%s/terse/%s-%016" PRIx64 ".gguf", own ? cache : home, own ? "" : "/.cache", name,
+                          fingerprint_of(setup, name));
     return length > 0 && (size_t)length < capacity;
 }
 
@@ -98,8 +107,21 @@ struct watch {
     const struct terse_calibration *options;
     uint64_t windows;
     double start;
-    bool silent; /* nothing more is announced */
+    double most;   /* seconds that a profile may take, or it is given up; 0: any time */
+    double needed; /* seconds that it would take, where it was given up */
+    bool silent;   /* nothing more is announced */
 };
+
+/* Tokens that a profile is learned from, and those of them with gradients, which take three times as long: terse_calibrate.h. */
+#define PROFILE_TOKENS 20480
+#define PROFILE_GRADIENT_TOKENS 4096
+#define PROFILE_SECONDS 60 /* that may pass before a session that can do without */
+
+/* Windows that calibration reads where no number of them is asked for. */
+static uint64_t default_windows(const struct setup *setup, uint32_t window) {
+    if (!codebooks_is_profile(setup)) return 128;
+    return PROFILE_TOKENS / window ? PROFILE_TOKENS / window : 1;
+}
 
 /* "about 40 seconds" */
 static void write_duration(double seconds, char *text, size_t capacity) {
@@ -118,7 +140,21 @@ static void announce(struct watch *watch, const char *what, uint64_t done, uint6
     char left[64];
     if (watch->silent || !done || (done * watch->windows < total && seconds < SECONDS_TO_TELL)) return;
     watch->silent = true;
-    write_duration(seconds * (double)(total - done) / (double)done, left, sizeof left);
+    double rest = seconds * (double)(total - done) / (double)done;
+    if (codebooks_is_profile(watch->setup)) { /* gradients of a fifth of the tokens are to come */
+        rest += seconds * (double)total / (double)done * 3 * PROFILE_GRADIENT_TOKENS / PROFILE_TOKENS;
+        if (watch->most > 0 && rest > watch->most) {
+            watch->needed = rest;
+            return;
+        }
+        write_duration(rest, left, sizeof left);
+        remark("%s needs a profile of %s, and there is none yet: learning one from %s, %" PRIu64
+               " windows of %u tokens, this once and for every terse-N; it takes %s",
+               watch->setup->method, watch->setup->info.name[0] ? watch->setup->info.name : "this model", watch->options->corpus,
+               watch->windows, watch->options->window, left);
+        return;
+    }
+    write_duration(rest, left, sizeof left);
     remark("%s needs a codebook for %s, and there is none yet: learning one from %s, %" PRIu64 " windows of %u tokens, this once; "
            "%s take %s, then centroids are fitted",
            watch->setup->method, watch->setup->info.name[0] ? watch->setup->info.name : "this model", watch->options->corpus,
@@ -126,11 +162,13 @@ static void announce(struct watch *watch, const char *what, uint64_t done, uint6
 }
 
 static bool watch_calibration(void *user, const char *what, uint64_t done, uint64_t total) {
+    const struct watch *watch = user;
     announce(user, what, done, total);
-    return progress_show(NULL, what, done, total);
+    return watch->needed > 0 ? false : progress_show(NULL, what, done, total);
 }
 
-int codebooks_learn(const struct setup *setup, const struct codebooks_calibration *calibration, struct terse_codebook **codebook) {
+int codebooks_learn(const struct setup *setup, const struct codebooks_calibration *calibration, struct terse_codebook **codebook,
+                    double *needed) {
     struct terse_calibration options = terse_calibration_defaults();
     struct terse_error error;
     int32_t *tokens;
@@ -139,7 +177,7 @@ int codebooks_learn(const struct setup *setup, const struct codebooks_calibratio
     *codebook = NULL;
     int status = read_calibration(setup, calibration->file, &tokens, &n_tokens);
     if (status != EXIT_OK) return status;
-    options.method = setup->method;
+    options.method = learned_method(setup);
     options.corpus = !calibration->file ? built_in_corpus : slash ? slash + 1 : calibration->file;
     if (calibration->window)
         options.window = (uint32_t)calibration->window;
@@ -152,10 +190,14 @@ int codebooks_learn(const struct setup *setup, const struct codebooks_calibratio
     options.text_labels = calibration->text_labels;
     options.weighting = (enum terse_weighting)calibration->weighting;
     options.threads = (uint32_t)setup->threads;
-    struct watch watch = {setup, &options, n_tokens / options.window, console_seconds(), !calibration->announced};
-    if (options.windows && options.windows < watch.windows) watch.windows = options.windows;
+    struct watch watch = {
+        setup, &options, n_tokens / options.window, console_seconds(), calibration->most_seconds, 0, !calibration->announced};
+    uint64_t windows = options.windows ? options.windows : default_windows(setup, options.window);
+    if (windows < watch.windows) watch.windows = windows;
     options.progress = (struct terse_progress){watch_calibration, &watch};
-    if (terse_calibrate(setup->model, &options, tokens, n_tokens, codebook, &error) != TERSE_OK) status = complain_error(&error);
+    if (terse_calibrate(setup->model, &options, tokens, n_tokens, codebook, &error) != TERSE_OK && !(watch.needed > 0))
+        status = complain_error(&error);
+    if (needed) *needed = watch.needed;
     free(tokens);
     return status;
 }
@@ -165,8 +207,10 @@ int codebooks_learn(const struct setup *setup, const struct codebooks_calibratio
 /* Whether the codebook is for the method and model that its file's name says. */
 static bool is_for(const struct terse_codebook *codebook, const struct setup *setup) {
     struct terse_codebook_info info;
+    char name[64];
     terse_codebook_describe(codebook, &info);
-    return strcmp(info.method, setup->method) == 0 && info.fingerprint == setup->info.fingerprint;
+    name_codebook(setup, name);
+    return strcmp(info.method, name) == 0 && info.fingerprint == fingerprint_of(setup, name);
 }
 
 /* The codebook at `path`; NULL where there is none or, after a remark, where it is of no use. Lack of memory is a failure: another
@@ -187,19 +231,28 @@ static int find(const struct setup *setup, const char *path, struct terse_codebo
     return EXIT_OK;
 }
 
-/* From embedded.S: for the built-in model and the method of LEARNED_DEFAULT. */
+/* From embedded.S, for the built-in model: of LEARNED_DEFAULT, and a profile. */
 extern const char default_codebook_begin[], default_codebook_end[];
+extern const char default_profile_begin[], default_profile_end[];
 
 static int find_built_in(const struct setup *setup, struct terse_codebook **codebook) {
+    const struct {
+        const char *name, *begin, *end;
+    } built_in[] = {{LEARNED_DEFAULT, default_codebook_begin, default_codebook_end},
+                    {profile_name, default_profile_begin, default_profile_end}};
     struct terse_error error;
-    size_t size = (size_t)(default_codebook_end - default_codebook_begin);
+    char name[64];
     *codebook = NULL;
-    if (strcmp(setup->method, LEARNED_DEFAULT) != 0) return EXIT_OK;
-    if (terse_codebook_load_memory(default_codebook_begin, size, "the built-in codebook", codebook, &error) != TERSE_OK)
-        return complain_error(&error);
-    if (is_for(*codebook, setup)) return EXIT_OK;
-    terse_codebook_free(*codebook);
-    *codebook = NULL;
+    name_codebook(setup, name);
+    for (size_t i = 0; i < sizeof built_in / sizeof built_in[0]; i++) {
+        if (strcmp(name, built_in[i].name) != 0) continue;
+        size_t size = (size_t)(built_in[i].end - built_in[i].begin);
+        if (terse_codebook_load_memory(built_in[i].begin, size, "the built-in codebook", codebook, &error) != TERSE_OK)
+            return complain_error(&error);
+        if (is_for(*codebook, setup)) return EXIT_OK;
+        terse_codebook_free(*codebook);
+        *codebook = NULL;
+    }
     return EXIT_OK;
 }
 
@@ -218,7 +271,7 @@ static bool remember(struct setup *setup, struct terse_codebook *codebook) {
         terse_codebook_free(codebook);
         return false;
     }
-    snprintf(entry->method, sizeof entry->method, "%s", setup->method);
+    name_codebook(setup, entry->name);
     entry->codebook = codebook;
     entry->next = setup->codebooks;
     setup->codebooks = entry;
@@ -247,15 +300,48 @@ static int try_options(const struct setup *setup, const struct terse_session_opt
     return EXIT_OK;
 }
 
+/* Whether such a session can do without a codebook. */
+static bool possible_without(const struct setup *setup, const struct terse_session_options *options) {
+    struct terse_session_options plain = *options;
+    struct terse_session *session;
+    plain.cache.codebook = NULL;
+    if (terse_session_new(setup->engine, &plain, &session, NULL) != TERSE_OK) return false;
+    terse_session_free(session);
+    return true;
+}
+
+/* Seconds that a profile takes at least, of processors far faster than most: large models need not be tried. */
+static double least_seconds(const struct setup *setup) {
+    double threads = setup->threads ? (double)setup->threads : (double)sysconf(_SC_NPROCESSORS_ONLN);
+    return 2 * (double)setup->info.parameters * (PROFILE_TOKENS + 3 * PROFILE_GRADIENT_TOKENS) / (1e11 * threads);
+}
+
+/* How the session goes on, and what would help. */
+static void remark_without(const struct setup *setup, double seconds) {
+    char duration[64];
+    write_duration(seconds, duration, sizeof duration);
+    remark("%s goes on with what the prompt itself says, since there is no profile of %s: terse calibrate%s%s --kv %s makes one in "
+           "%s, "
+           "with which errors are about a quarter",
+           setup->method, setup->info.name[0] ? setup->info.name : "this model", setup->model_path ? " -m " : "",
+           setup->model_path ? setup->model_path : "", learned_method(setup), duration);
+}
+
+/* *codebook stays NULL where a profile would take long and the session can do without. */
 static int learn_and_keep(const struct setup *setup, const struct terse_session_options *options, const char *path,
                           struct terse_codebook **codebook) {
     struct codebooks_calibration calibration = codebooks_calibration_defaults();
     struct terse_error error;
+    bool without = codebooks_is_profile(setup) && possible_without(setup, options);
+    double needed = without ? least_seconds(setup) : 0;
     calibration.announced = true;
+    calibration.most_seconds = without ? PROFILE_SECONDS : 0;
     int status = try_options(setup, options);
-    if (status == EXIT_OK) status = codebooks_learn(setup, &calibration, codebook);
+    if (status == EXIT_OK && needed <= PROFILE_SECONDS) status = codebooks_learn(setup, &calibration, codebook, &needed);
     if (status != EXIT_OK) return status;
-    if (!path)
+    if (!*codebook)
+        remark_without(setup, needed);
+    else if (!path)
         remark("the codebook is not kept, since neither XDG_CACHE_HOME nor HOME names a place for it: the next run will learn it "
                "again");
     else if (codebooks_keep(*codebook, path, &error) != TERSE_OK)
@@ -265,27 +351,34 @@ static int learn_and_keep(const struct setup *setup, const struct terse_session_
 
 static int find_or_learn(const struct setup *setup, const struct terse_session_options *options, struct terse_codebook **codebook) {
     char path[4096];
-    bool place = codebooks_path(setup, path, sizeof path);
+    bool place = codebooks_path(setup, path, sizeof path), profile = codebooks_is_profile(setup);
     int status = find_anywhere(setup, codebook);
     if (status != EXIT_OK || *codebook) return status;
     if (!setup->no_auto_calibrate) return learn_and_keep(setup, options, place ? path : NULL, codebook);
-    return complain("%s needs a codebook for this model, and there is none in %s; make it with: terse calibrate%s%s --kv %s",
-                    setup->method, place ? path : "~/.cache", setup->model_path ? " -m " : "",
-                    setup->model_path ? setup->model_path : "", setup->method);
+    if (profile && possible_without(setup, options)) {
+        remark_without(setup, least_seconds(setup));
+        return EXIT_OK;
+    }
+    return complain("%s needs a %s for this model, and there is none in %s; make it with: terse calibrate%s%s --kv %s",
+                    setup->method, profile ? "profile" : "codebook", place ? path : "~/.cache", setup->model_path ? " -m " : "",
+                    setup->model_path ? setup->model_path : "", learned_method(setup));
 }
 
 int codebooks_provide(struct setup *setup, struct terse_session_options *options) {
     struct codebook_entry *entry;
     struct terse_codebook *codebook = NULL;
     struct terse_error error;
+    char name[64];
     int status = EXIT_OK;
     if (!codebooks_needed(setup)) return EXIT_OK;
-    /* Once for each method: bench asks for many. */
-    for (entry = setup->codebooks; entry && strcmp(entry->method, setup->method) != 0;) entry = entry->next;
+    /* Once for each: bench asks for many methods. */
+    name_codebook(setup, name);
+    for (entry = setup->codebooks; entry && strcmp(entry->name, name) != 0;) entry = entry->next;
     if (!entry) {
         if (setup_try_cache(setup, &error) != TERSE_OK) return complain_error(&error);
         if (setup->random_codebooks) {
-            if (terse_codebook_random(setup->model, setup->method, &codebook, &error) != TERSE_OK) status = complain_error(&error);
+            if (terse_codebook_random(setup->model, learned_method(setup), &codebook, &error) != TERSE_OK)
+                status = complain_error(&error);
         } else if (!setup->codebook_path)
             status = find_or_learn(setup, options, &codebook);
         else if (terse_codebook_load(setup->codebook_path, &codebook, &error) != TERSE_OK)

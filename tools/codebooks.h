@@ -8,7 +8,7 @@
 
 /* A codebook that is in use, in a list that setup_free releases. */
 struct codebook_entry {
-    char method[64];
+    char name[64]; /* terse_cache_codebook */
     struct terse_codebook *codebook;
     struct codebook_entry *next;
 };
@@ -22,6 +22,8 @@ int codebooks_choose_method(struct setup *setup);
 
 /* Whether the method of *setup, with its types of keys and values, needs a codebook. */
 bool codebooks_needed(const struct setup *setup);
+/* Whether that is a profile. */
+bool codebooks_is_profile(const struct setup *setup);
 
 /* Sets options->cache.codebook to the one that the method needs for the model: that of --codebook, that in the user's cache
  * directory, the built-in one, or one that is learned now and kept there; where *setup asks for it, one of random numbers. Stays NULL
@@ -33,15 +35,17 @@ struct codebooks_calibration {
     const char *file; /* NULL: the built-in text */
     int64_t window, windows, seed, power;
     bool shared, text_labels;
-    int weighting;  /* as enum terse_weighting */
-    bool announced; /* says beforehand what is learned, and how long it will take */
+    int weighting;       /* as enum terse_weighting */
+    bool announced;      /* says beforehand what is learned, and how long it will take */
+    double most_seconds; /* a profile that would take longer is not learned; 0: any time */
 };
 /* The library's defaults. */
 struct codebooks_calibration codebooks_calibration_defaults(void);
 
 /* Learns a codebook for the method and the model, with progress. Returns an exit status; *codebook is released by
- * terse_codebook_free. */
-int codebooks_learn(const struct setup *setup, const struct codebooks_calibration *calibration, struct terse_codebook **codebook);
+ * terse_codebook_free. It stays NULL where a profile would take more than most_seconds; then *needed, which may be NULL, is how many. */
+int codebooks_learn(const struct setup *setup, const struct codebooks_calibration *calibration, struct terse_codebook **codebook,
+                    double *needed);
 
 /* Where the codebook of the method for the model is looked for, into path[capacity]: $XDG_CACHE_HOME/terse or ~/.cache/terse. False
  * when the user has no such place. */

@@ -1,6 +1,7 @@
 /* The table of methods and how options choose from it. Only this file knows methods' names; codecs and policies do what they mean. */
 #include "method/method.h"
 
+#include "base/options.h"
 #include "format/codebook_layouts.h"
 
 #include <inttypes.h>
@@ -333,26 +334,30 @@ static enum terse_status name_codebook(const char *canonical, const struct terse
     return TERSE_OK;
 }
 
+static enum terse_status choose_row(const struct terse_cache_options *options, const struct row **row, struct numbers *numbers,
+                                    struct terse_error *error) {
+    const char *name = options->method ? options->method : rows[0].name;
+    char known[512];
+    if ((*row = find_row(name, numbers))) return TERSE_OK;
+    list_names(method_name_at, known, sizeof known);
+    return status_fail(error, TERSE_E_ARGUMENT, "unknown KV method '%.40s': use one of %s", name, known);
+}
+
 enum terse_status method_resolve(const struct terse_cache_options *options, uint32_t head_dim, struct method *method,
                                  struct terse_error *error) {
-    const char *name = options->method ? options->method : rows[0].name;
     struct numbers numbers = {0};
-    const struct row *row = find_row(name, &numbers);
-    if (!row) {
-        char known[512];
-        list_names(method_name_at, known, sizeof known);
-        return status_fail(error, TERSE_E_ARGUMENT, "unknown KV method '%.40s': use one of %s", name, known);
-    }
+    const struct row *row;
+    enum terse_status status = choose_row(options, &row, &numbers, error);
+    if (status) return status;
     *method =
         (struct method){.key = row_coding(&row->key, &numbers), .value = row_coding(&row->value, &numbers), .index = row->index};
     set_budget(row, &numbers, options, method);
     method->power = row->power;
-    enum terse_status status;
     if (row->value.codec->by_rate) method->value = codec_coding(row->value.codec, head_dim, row->value.bits);
     if (row->key.codec->by_rate)
         method->key = codec_coding(row->key.codec, head_dim, row->key.bits);
     else if (row->key.codec->learner == CODEC_LEARNS_KMEANS && !row->key.width &&
-             (status = set_parts(numbers, name, head_dim, method, error)))
+             (status = set_parts(numbers, options->method, head_dim, method, error)))
         return status;
     if ((status = override_codec(options->key_type, "key", &method->key, error))) return status;
     if ((status = override_codec(options->value_type, "value", &method->value, error))) return status;
@@ -374,6 +379,25 @@ enum terse_status method_resolve(const struct terse_cache_options *options, uint
     uint32_t tail = method->policy->keep_selected_only ? SNAPKV_WINDOW : exact ? 0 : QUANTIZED_TAIL;
     method->tail_tokens = options->tail_tokens != TERSE_TAIL_DEFAULT ? options->tail_tokens : tail;
     return name_codebook(canonical, options, method, error);
+}
+
+enum terse_status terse_cache_codebook(const struct terse_cache_options *options, char *name, size_t capacity,
+                                       struct terse_error *error) {
+    struct numbers numbers = {0};
+    const struct row *row;
+    char canonical[32];
+    name[0] = 0;
+    enum terse_status status = OPTIONS_CHECK(options, terse_cache_options, error);
+    if (!status) status = choose_row(options, &row, &numbers, error);
+    if (status) return status;
+    struct method method = {.key = row_coding(&row->key, &numbers), .value = row_coding(&row->value, &numbers)};
+    write_row_name(row, &numbers, canonical, sizeof canonical);
+    snprintf(method.name, sizeof method.name, "%s", canonical);
+    if ((status = override_codec(options->key_type, "key", &method.key, error))) return status;
+    if ((status = override_codec(options->value_type, "value", &method.value, error))) return status;
+    status = name_codebook(canonical, options, &method, error);
+    snprintf(name, capacity, "%s", method.codebook);
+    return status;
 }
 
 struct codec_shape method_shape(const struct method *method, enum codec_side side, uint32_t layer, uint32_t head, uint32_t head_dim,
@@ -398,8 +422,8 @@ enum terse_status method_check(const struct method *method, uint32_t head_dim, u
     return status;
 }
 
-enum terse_status method_check_codebook(struct method *method, const uint64_t fingerprints[CODEBOOK_FINGERPRINTS],
-                                        uint32_t layers, uint32_t kv_heads, uint32_t head_dim, struct terse_error *error) {
+enum terse_status method_check_codebook(struct method *method, const uint64_t fingerprints[CODEBOOK_FINGERPRINTS], uint32_t layers,
+                                        uint32_t kv_heads, uint32_t head_dim, struct terse_error *error) {
     if (!method->codebook[0]) return TERSE_OK;
     if (!method->learned)
         return status_fail(error, TERSE_E_ARGUMENT,

@@ -97,6 +97,28 @@ works calibrate $options --kv antkv-1
 works run -m $model -p x -n 1 --kv antkv-1 --no-auto-calibrate
 rm -r "$work/cache"
 
+# A profile: one for every terse-N, made once, found by all; the built-in model's is part of the command.
+works calibrate $options --kv terse-2 -o "$work/profile.gguf" -t 2
+grep -q "^profile = $work/profile.gguf, [0-9.]* MiB (every terse-N for llama, fingerprint [0-9a-f]\{16\})\$" "$work/out" || fail "$(cat "$work/out")"
+works calibrate $options --kv terse-0.5 -o "$work/again.gguf" -t 1
+cmp "$work/profile.gguf" "$work/again.gguf" || fail "another rate or number of threads makes another profile"
+refuses 'do without --shared' calibrate $options --kv terse-2 -o "$work/again.gguf" --shared
+works inspect "$work/profile.gguf"
+grep -q '^This is a profile' "$work/out" || fail "inspect: $(head -n 3 "$work/out")"
+works run -m $model -p 'some text' -n 4 --kv terse-2 --codebook "$work/profile.gguf"
+refuses "profile was learned from the model 'llama'" run -m $other -p x --kv terse-2 --codebook "$work/profile.gguf"
+refuses 'learned for the method terse, not for antkv-2' run -m $model -p x --kv antkv-2 --codebook "$work/profile.gguf"
+refuses 'terse calibrate --kv terse-N' run -m $model -p x --kv terse-2 --codebook "$book"
+works run -m $model -p 'some text' -n 4 --kv terse-2
+[ "$(wc -l <"$work/err")" -eq 2 ] && grep -q '^terse-2 needs a profile of llama, .*once and for every terse-N; it takes about' "$work/err" ||
+    fail "no announcement: $(cat "$work/err")"
+case $(find "$work/cache" -type f) in "$work"/cache/terse/terse-*.gguf) ;; *) fail "kept: $(find "$work/cache" -type f)" ;; esac
+works run -m $model -p 'some text' -n 4 -ctk terse-3 --no-auto-calibrate
+works bench -m $model -p 8 -n 0 -r 1 --kv terse-4,terse-0.5 --no-auto-calibrate
+rm -r "$work/cache"
+works run -p x -n 1 --kv terse-1 --no-auto-calibrate
+nothing_in "$work/cache" 'the built-in profile'
+
 # No place, or none that can be written: said in one line, and the command goes on.
 XDG_CACHE_HOME=/dev/null/none works run -m $model -p x -n 1 --kv antkv-1
 grep -q 'is not kept, and the next run will learn it again: .*/dev/null/none' "$work/err" || fail "no place: $(cat "$work/err")"
