@@ -49,7 +49,7 @@ static void same_info(const struct codebook_info *a, const struct codebook_info 
     assert_int_equal(a->layers, b->layers);
     assert_int_equal(a->kv_heads, b->kv_heads);
     assert_int_equal(a->head_dim, b->head_dim);
-    assert_true(a->fingerprint == b->fingerprint);
+    assert_true(a->fingerprint == b->fingerprint && a->fingerprint_of == b->fingerprint_of);
     assert_string_equal(a->model, b->model);
     assert_string_equal(a->corpus, b->corpus);
     assert_true(a->tokens == b->tokens && a->seed == b->seed);
@@ -138,6 +138,31 @@ static void test_round_trips(void **state) {
         info.key = codings[N - 2 + i % 2];
         round_trip(&info);
     }
+}
+
+/* A profile, whose fingerprint is of the norms. */
+static void test_profile_round_trips(void **state) {
+    (void)state;
+    struct codebook_info info = codebook_sample_info();
+    struct terse_codebook *fresh, *loaded;
+    struct terse_error error;
+    size_t size, n;
+    info.key = info.value = (struct coding){.codec = &codec_transform};
+    info.fingerprint_of = CODEBOOK_OF_NORMS;
+    if (codebook_random(&info, 16, true, &fresh, &error)) fail_msg("%s", error.message);
+    uint8_t *file = codebook_sample_build(fresh, &size);
+    loaded = load(file, size);
+    same_info(codebook_info(fresh), codebook_info(loaded));
+    assert_true(codebook_is_profile(codebook_info(loaded)));
+    for (int i = 0; i < 4; i++) {
+        n = codebook_part_floats(&info, sides[i / 2], CODEBOOK_CENTROIDS);
+        assert_int_equal(n, 32 * 34 + 3);
+        assert_memory_equal(codebook_halves(fresh, sides[i / 2], CODEBOOK_CENTROIDS, (size_t)i % 2),
+                            codebook_halves(loaded, sides[i / 2], CODEBOOK_CENTROIDS, (size_t)i % 2), n * sizeof(uint16_t));
+    }
+    memory_free(file);
+    terse_codebook_free(fresh);
+    terse_codebook_free(loaded);
 }
 
 /* The parameters reach the layer, the KV head and the side that they were given for, in the order
@@ -495,17 +520,12 @@ static void test_hash(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_round_trips),
-        cmocka_unit_test(test_order),
-        cmocka_unit_test(test_frames),
-        cmocka_unit_test(test_answers),
-        cmocka_unit_test(test_impossible),
-        cmocka_unit_test(test_not_finite),
-        cmocka_unit_test(test_check),
-        cmocka_unit_test(test_fixture),
-        cmocka_unit_test(test_memory_need_not_be_aligned_or_stay),
-        cmocka_unit_test(test_save),
-        cmocka_unit_test(test_hash),
+        cmocka_unit_test(test_round_trips), cmocka_unit_test(test_profile_round_trips),
+        cmocka_unit_test(test_order),       cmocka_unit_test(test_frames),
+        cmocka_unit_test(test_answers),     cmocka_unit_test(test_impossible),
+        cmocka_unit_test(test_not_finite),  cmocka_unit_test(test_check),
+        cmocka_unit_test(test_fixture),     cmocka_unit_test(test_memory_need_not_be_aligned_or_stay),
+        cmocka_unit_test(test_save),        cmocka_unit_test(test_hash),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

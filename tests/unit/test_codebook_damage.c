@@ -164,7 +164,10 @@ static const struct key keys[] = {
     {"codebook.weighting", GGUF_STRING, "", 0},
     {"codebook.effective_samples", GGUF_F64, NULL, 0},
 };
-enum { N_KEYS = sizeof keys / sizeof *keys, NUMBERS = 2 * 32 << 5 };
+enum {
+    N_KEYS = sizeof keys / sizeof *keys,
+    NUMBERS = 2 * (32 * (32 + 2) + 3) /* of a profile's two sets; the others have fewer */
+};
 
 static uint16_t numbers[NUMBERS]; /* zeros but for what a test puts there */
 
@@ -358,6 +361,50 @@ static void test_tensors(void **state) {
     }
 }
 
+/* A profile of keys alone, and what its kind of fingerprint may be called. */
+static void write_profile(struct gguf_writer *w, const char *fingerprint_of) {
+    write_keys(w,
+               (struct key[]){{"codebook.values.codec", LEFT_OUT, NULL, 0},
+                              {"codebook.keys.codec", GGUF_STRING, "transform", 0},
+                              {"codebook.keys.width", GGUF_U32, NULL, 0},
+                              {"codebook.keys.bits", GGUF_U32, NULL, 0},
+                              {"codebook.keys.rope", GGUF_STRING, "run", 0}},
+               5);
+    if (fingerprint_of) gguf_writer_string(w, "codebook.model.fingerprint_of", fingerprint_of);
+    gguf_writer_tensor(w, "keys", TENSOR_F16, 2, (uint64_t[]){NUMBERS / 2, 2, 1, 1}, numbers);
+}
+
+static void test_profiles(void **state) {
+    (void)state;
+    enum { HD = 32, SET = NUMBERS / 2, SIZES = SET + HD, GAINS = NUMBERS - 3 };
+    static const struct {
+        size_t at;
+        uint16_t half;
+        const char *words;
+    } bad[] = {{SIZES + HD - 1, 0xbc00, "the sizes of a transform's components do not fall at component 31"},
+               {SIZES + 5, 0x3c00, "do not fall at component 5"},
+               {GAINS, 0xbc00, "gains reach from -1 to 0"},
+               {GAINS, 0x3c00, "gains reach from 1 to 0"},
+               {GAINS + 1, 0xbc00, "gains reach from 0 to -1"},
+               {GAINS + 2, 0x7c00, "is not finite"},
+               {SIZES + 2 * HD, 0x7e00, "is not finite"}};
+    struct gguf_writer w;
+    write_profile(&w, NULL);
+    accepted(&w);
+    write_profile(&w, "weights");
+    accepted(&w);
+    write_profile(&w, "norms");
+    accepted(&w);
+    write_profile(&w, "name");
+    refused_writer(&w, TERSE_E_FORMAT, "is \"name\", not \"weights\" or \"norms\"");
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        write_profile(&w, "norms");
+        numbers[bad[i].at] = bad[i].half;
+        refused_writer(&w, TERSE_E_FORMAT, bad[i].words);
+        numbers[bad[i].at] = 0;
+    }
+}
+
 static void test_other_files(void **state) {
     (void)state;
     struct terse_codebook *codebook;
@@ -388,9 +435,9 @@ static void test_other_files(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_truncated),   cmocka_unit_test(test_bits_flipped), cmocka_unit_test(test_bytes_forged),
-        cmocka_unit_test(test_keys),        cmocka_unit_test(test_shapes),       cmocka_unit_test(test_tensors),
-        cmocka_unit_test(test_other_files),
+        cmocka_unit_test(test_truncated), cmocka_unit_test(test_bits_flipped), cmocka_unit_test(test_bytes_forged),
+        cmocka_unit_test(test_keys),      cmocka_unit_test(test_shapes),       cmocka_unit_test(test_tensors),
+        cmocka_unit_test(test_profiles),  cmocka_unit_test(test_other_files),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
