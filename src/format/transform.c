@@ -156,3 +156,64 @@ void transform_share_bits(const struct transform_share *shares, size_t n, uint32
     sum = bits_at(shares, n, quads, high);
     while (sum < budget && add_bit(shares, n, quads)) sum++;
 }
+
+/* ---- Even sums */
+
+static bool is_odd(const struct transform_share *share, size_t quads) {
+    unsigned sum = 0;
+    for (size_t quad = 0; quad < quads; quad++) sum += share->quad_bits[quad];
+    return sum % 2;
+}
+
+/* The quad that loses least by a bit less, or gains most by one more; what that is in *amount. quads: there is none. */
+static size_t cheapest(const struct transform_share *share, size_t quads, double *amount) {
+    size_t best = quads;
+    *amount = INFINITY;
+    for (size_t quad = 0; quad < quads; quad++) {
+        if (!share->quad_bits[quad]) continue;
+        double own = saving(share, quad, share->quad_bits[quad]);
+        if (own <= *amount) best = quad, *amount = own;
+    }
+    return best;
+}
+
+static size_t neediest(const struct transform_share *share, size_t quads, double *amount) {
+    size_t best = quads;
+    *amount = 0;
+    for (size_t quad = 0; quad < quads; quad++) {
+        double own = saving(share, quad, share->quad_bits[quad] + 1);
+        if (own > *amount) best = quad, *amount = own;
+    }
+    return best;
+}
+
+/* Takes a bit of one share for another; false: the one has none or the other takes none. */
+static bool move_bit(const struct transform_share *from, const struct transform_share *to, size_t quads) {
+    double lost, gained;
+    size_t less = cheapest(from, quads, &lost), more = neediest(to, quads, &gained);
+    if (less == quads || more == quads) return false;
+    from->quad_bits[less]--;
+    to->quad_bits[more]++;
+    return true;
+}
+
+/* What moving a bit costs. */
+static double cost_of_move(const struct transform_share *from, const struct transform_share *to, size_t quads) {
+    double lost, gained;
+    if (cheapest(from, quads, &lost) == quads || neediest(to, quads, &gained) == quads) return INFINITY;
+    return lost - gained;
+}
+
+void transform_pair_bits(const struct transform_share *shares, size_t n, uint32_t head_dim) {
+    size_t quads = head_dim / TRANSFORM_QUAD;
+    const struct transform_share *waiting = NULL;
+    for (size_t s = 0; s < n; s++) {
+        if (!is_odd(&shares[s], quads)) continue;
+        if (!waiting) {
+            waiting = &shares[s];
+            continue;
+        }
+        bool back = cost_of_move(&shares[s], waiting, quads) < cost_of_move(waiting, &shares[s], quads);
+        if (back ? move_bit(&shares[s], waiting, quads) : move_bit(waiting, &shares[s], quads)) waiting = NULL;
+    }
+}

@@ -102,6 +102,10 @@ struct transform_share {
  * for what components of size 0 and quads of TRANSFORM_BITS_MAX cannot take. Deterministic. */
 void transform_share_bits(const struct transform_share *shares, size_t n, uint32_t head_dim, double rate);
 
+/* Moves single bits between shares until at most one of them has an odd sum of quads' bits: pages are whole cache lines, and two of such
+ * bits fill one. The sum over all stays. */
+void transform_pair_bits(const struct transform_share *shares, size_t n, uint32_t head_dim);
+
 #ifdef __cplusplus
 }
 #endif

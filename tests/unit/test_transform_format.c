@@ -122,6 +122,13 @@ static void check_best(const struct transform_share *shares) {
     assert_true(wanted <= saved * (1 + 1e-12));
 }
 
+static double total_cost(const struct transform_share *shares) {
+    double sum = 0;
+    for (size_t s = 0; s < SHARES; s++)
+        for (size_t quad = 0; quad < QUADS; quad++) sum += cost(&shares[s], quad, shares[s].quad_bits[quad]);
+    return sum;
+}
+
 static void sharing_spends_the_budget_where_it_saves_most(void **state) {
     (void)state;
     static const double rates[] = {0.25, 0.5, 1, 1.7, 2, 3, 4};
@@ -136,6 +143,19 @@ static void sharing_spends_the_budget_where_it_saves_most(void **state) {
         assert_int_equal(sum, (size_t)(rates[r] * SHARES * QUADS + 1e-6));
         for (size_t quad = 0; quad < QUADS; quad++) assert_int_equal(bits[3][quad], 0); /* nothing to store */
         check_best(shares);
+        double before = total_cost(shares);
+        transform_pair_bits(shares, SHARES, HD);
+        size_t after = 0, odd = 0;
+        for (size_t s = 0; s < SHARES; s++) {
+            size_t own = 0;
+            for (size_t quad = 0; quad < QUADS; quad++) own += bits[s][quad];
+            for (size_t quad = 1; quad < QUADS; quad++) assert_true(bits[s][quad] <= bits[s][quad - 1]);
+            after += own;
+            odd += own % 2;
+        }
+        assert_int_equal(after, sum);
+        assert_in_range(odd, 0, 1);
+        assert_true(total_cost(shares) < 1.1 * before);
     }
 }
 

@@ -27,7 +27,7 @@
  * While decoding, a worker thread encodes the window's full pages ahead of the step that seals them (seal_ahead.h), into memory that
  * is allocated by then.
  *
- * Memory of keys and values grows in cache_begin by what the step seals; a step that seals less than a 32nd of the cache may allocate
+ * Memory of keys and values grows in cache_begin by what the step seals; a step that seals less than a 64th of the cache may allocate
  * that much, 16 page sets at most. Scratch of attention (a few MB per thread) and rotation tables hold no keys and values and are not
  * part of reports.
  *

@@ -5,7 +5,7 @@
 
 #include <string.h>
 
-#define GROWTH 32      /* generation allocates in advance at most this part of the page sets that there are ... */
+#define GROWTH 64      /* generation allocates in advance at most this part of the page sets that there are ... */
 #define GROWTH_MOST 16 /* ... and never more than these */
 
 static size_t heads(const struct cache *cache) { return (size_t)cache->shape.layers * cache->shape.kv_heads; }

@@ -1,6 +1,6 @@
 /* The memory of pages: page sets of sealed tokens and of the recent window, and where a page lies in them.
  *
- * A prompt takes one chunk of as many page sets as it seals; generation adds chunks of at most a 32nd of what there is. Window
+ * A prompt takes one chunk of as many page sets as it seals; generation adds chunks of at most a 64th of what there is. Window
  * pages are allocated one page set at a time and hold rows in the layout of codec f16, zeros where there are no tokens.
  */
 #ifndef TERSE_BACKEND_CPU_KV_PAGE_POOL_H
