@@ -16,5 +16,7 @@ enum terse_status random_codebook(struct method *method, uint32_t layers, uint32
     snprintf(info.method, sizeof info.method, "%s", method->codebook);
     enum terse_status status = codebook_random(&info, head_dim / 2, adjacent, &codebook, error);
     method->learned = codebook;
-    return status;
+    if (status) return status;
+    const uint64_t fingerprints[CODEBOOK_FINGERPRINTS] = {fingerprint, fingerprint};
+    return method_check_codebook(method, fingerprints, layers, kv_heads, head_dim, error);
 }
