@@ -14,10 +14,10 @@ const struct codec codec_sign = {
     .id = CODEC_SIGN, .name = "sign", .gather = CODEC_GATHERS_BOTH, .fitted = true, .index = &index_sign};
 const struct codec codec_pq = {.id = CODEC_PQ, .name = "pq", .learner = CODEC_LEARNS_KMEANS, .gather = CODEC_GATHERS_BOTH};
 const struct codec codec_vq = {
-    .id = CODEC_VQ, .name = "vq", .rope = CODEC_ROPE_BEFORE, .learner = CODEC_LEARNS_KMEANS, .gather = CODEC_GATHERS_BOTH};
+    .id = CODEC_VQ, .name = "vq", .rope = CODEC_ROPE_IN_RUN, .learner = CODEC_LEARNS_KMEANS, .gather = CODEC_GATHERS_BOTH};
 const struct codec codec_gain_shape = {.id = CODEC_GAIN_SHAPE,
                                        .name = "gain-shape",
-                                       .rope = CODEC_ROPE_BEFORE,
+                                       .rope = CODEC_ROPE_IN_RUN,
                                        .learner = CODEC_LEARNS_KMEANS,
                                        .gather = CODEC_GATHERS_BOTH,
                                        .normalized = true};
@@ -30,7 +30,6 @@ const struct codec codec_commvq = {.id = CODEC_COMMVQ,
                                    .by_rate = true};
 const struct codec codec_additive = {.id = CODEC_ADDITIVE,
                                      .name = "additive",
-                                     .rope = CODEC_ROPE_BEFORE,
                                      .learner = CODEC_LEARNS_ADDITIVE,
                                      .gather = CODEC_GATHERS_BOTH,
                                      .normalized = true,

@@ -157,13 +157,15 @@ static bool has_normalization(const struct plan *plan) {
     return (key && key->normalized) || (value && value->normalized);
 }
 
-static bool wants_rotated(const struct plan *plan) {
-    return plan->info.key.codec && plan->info.key.codec->rope == CODEC_ROPE_AFTER;
+static bool can_share(const struct plan *a, const struct plan *b) {
+    if (a->info.key.codec && b->info.key.codec && a->info.key.codec->rope != b->info.key.codec->rope) return false;
+    return !has_normalization(a) || !has_normalization(b) || a->info.shared == b->info.shared;
 }
 
-static bool can_share(const struct plan *a, const struct plan *b) {
-    if (a->info.key.codec && b->info.key.codec && wants_rotated(a) != wants_rotated(b)) return false;
-    return !has_normalization(a) || !has_normalization(b) || a->info.shared == b->info.shared;
+/* The frame of keys, which all plans share. */
+static void set_frame(enum codec_rope rope, struct capture_options *o) {
+    o->side[CODEC_KEYS].rotated = rope != CODEC_ROPE_BEFORE;
+    o->run = rope == CODEC_ROPE_IN_RUN ? RUN_TOKENS : 0;
 }
 
 /* What one capture must keep for the i-th plan too. */
@@ -179,7 +181,7 @@ static enum terse_status add_to_capture(const struct plan *plans, size_t i, stru
         struct capture_side *kept = &o->side[side];
         if (!coding.codec) continue;
         kept->kept = true;
-        kept->rotated |= side == CODEC_KEYS && wants_rotated(plan);
+        if (side == CODEC_KEYS) set_frame(coding.codec->rope, o);
         if (plan->power)
             kept->norm_width = (uint32_t)common_divisor(plan->weighting == TERSE_WEIGHTING_ROW ? plan->info.head_dim : coding.width,
                                                         kept->norm_width);

@@ -19,7 +19,7 @@ struct calibrate_sink {
 
 /* terse_calibrate of `count` methods with one pass over the text, and with so many bytes for samples: the i-th codebook by
  * options[i], in which all but method, weighting, power and `shared` must be the same. TERSE_E_UNSUPPORTED for methods that cannot
- * learn together: keys before rotation and after, or normalizations of one head and of all. */
+ * learn together: keys in different frames of RoPE, or normalizations of one head and of all. */
 enum terse_status calibrate_together(size_t budget, const struct terse_model *model, const struct terse_calibration *options,
                                      size_t count, const int32_t *tokens, size_t n, struct calibrate_sink sink,
                                      struct terse_error *error);

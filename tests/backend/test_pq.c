@@ -416,7 +416,7 @@ static void shapes_that_do_not_fit_are_refused(void **state) {
     assert_null(codec_find("vq"));
     assert_null(cpu_codec_vq.query_floats);
     assert_int_equal(codec_pq.rope, CODEC_ROPE_AFTER);
-    assert_int_equal(codec_vq.rope, CODEC_ROPE_BEFORE);
+    assert_int_equal(codec_vq.rope, CODEC_ROPE_IN_RUN);
 }
 
 static void parameters_that_are_not_finite_are_refused(void **state) {

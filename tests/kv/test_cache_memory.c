@@ -56,7 +56,7 @@ static size_t kv_bytes(const struct cache *cache) {
     size_t scratch = (cache->scratch.floats + cache->observed_floats + cache->fit_floats) * sizeof(float) + cache->selection.bytes +
                      cache->selection.capacity * sizeof(uint32_t);
     if (cache->gathered) scratch += (size_t)cache->threads * (cache->largest_page[CODEC_KEYS] + cache->largest_page[CODEC_VALUES]);
-    return live_bytes - scratch - (5 * PAGE_TOKENS / 2 + cache->rotary.capacity) * angles;
+    return live_bytes - scratch - 5 * PAGE_TOKENS / 2 * angles - cache->rotary.capacity * (angles + sizeof(int64_t));
 }
 
 /* Every page holds a token that is still read. */

@@ -265,8 +265,8 @@ static void only_the_chosen_tokens_are_read(void **state) {
     }
 }
 
-/* One key among many that stay as they were before rotation points where the query does, and its value must come out. */
-static void needles_are_found_where_keys_are_not_rotated(void **state) {
+/* One key among many in pages of different runs points where the query does, and its value must come out. */
+static void needles_are_found_where_keys_lie_in_runs(void **state) {
     (void)state;
     for (int pairing = ROPE_ADJACENT; pairing <= ROPE_HALF_SPLIT; pairing++) {
         struct oracle_setup setup = {.method = "cq-2",
@@ -395,6 +395,6 @@ int main(void) {
     for (size_t i = 0; i < HD / 2; i++) frequency[i] = (float)pow(10000, -2.0 * (double)i / HD);
     const struct CMUnitTest tests[] = {cmocka_unit_test(only_the_chosen_tokens_are_read),
                                        cmocka_unit_test(the_last_queries_rank_tokens),
-                                       cmocka_unit_test(needles_are_found_where_keys_are_not_rotated)};
+                                       cmocka_unit_test(needles_are_found_where_keys_lie_in_runs)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

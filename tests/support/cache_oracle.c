@@ -206,8 +206,8 @@ static void replace_by_shape(const struct coding *coding, int side, const float 
     for (size_t c = 0; c < hd; c++) x[c] = (float)((double)mean[c] + gain * (double)shape[c]);
 }
 
-/* One head's row as its side's codec gives it back. Where two codes are as good but for rounding, the codec itself decides. */
-static void quantize_head(const struct oracle *o, int side, uint32_t layer, uint32_t head, float *x) {
+/* One head's row, in the codec's frame, as its side's codec gives it back. Where two codes are as good but for rounding, the codec itself decides. */
+static void quantize_in_frame(const struct oracle *o, int side, uint32_t layer, uint32_t head, float *x) {
     const struct coding *coding = coding_of(o, side);
     enum codec_side of = side ? CODEC_VALUES : CODEC_KEYS;
     size_t hd = o->setup.head_dim, set = layer * o->setup.kv_heads + head;
@@ -235,6 +235,34 @@ static void quantize_head(const struct oracle *o, int side, uint32_t layer, uint
     free(rows);
 }
 
+/* Rotates by position in double precision. */
+static void rotate_by(const struct oracle *o, double position, double *x) {
+    uint32_t n_rot = o->rope.n_rot;
+    bool adjacent = o->rope.pairing == ROPE_ADJACENT;
+    for (uint32_t i = 0; i < n_rot / 2; i++) {
+        uint32_t a = adjacent ? 2 * i : i, b = adjacent ? 2 * i + 1 : i + n_rot / 2;
+        double angle = position * (double)o->frequency[i], re = x[a], im = x[b];
+        x[a] = re * cos(angle) - im * sin(angle);
+        x[b] = re * sin(angle) + im * cos(angle);
+    }
+}
+
+static void rotate_floats(const struct oracle *o, double position, float *x) {
+    double row[256];
+    for (uint32_t c = 0; c < o->setup.head_dim; c++) row[c] = (double)x[c];
+    rotate_by(o, position, row);
+    for (uint32_t c = 0; c < o->setup.head_dim; c++) x[c] = (float)row[c];
+}
+
+/* One head's row as it is read, of a page whose first token is `page`. */
+static void quantize_head(const struct oracle *o, int side, uint32_t layer, uint32_t head, size_t page, float *x) {
+    size_t run = page / RUN_TOKENS * RUN_TOKENS;
+    bool in_run = !side && o->method.key.codec->rope == CODEC_ROPE_IN_RUN;
+    if (in_run) rotate_floats(o, -(double)run, x);
+    quantize_in_frame(o, side, layer, head, x);
+    if (in_run) rotate_floats(o, (double)run, x);
+}
+
 static void round_tokens(const struct oracle *o, uint32_t layer, size_t first, size_t last) {
     for (size_t t = first; t < last; t++) {
         round_row(stored(o, o->k, layer, t), o->setup.kv_heads * o->setup.head_dim);
@@ -258,7 +286,7 @@ static void seal_tokens(struct oracle *o, uint32_t layer, size_t first, size_t l
             for (size_t i = 0; i < n; i++) {
                 const float *row = stored(o, side ? o->v : o->k, layer, first + i) + head * hd;
                 double error = 0;
-                if (!kivi) quantize_head(o, side, layer, head, decoded + i * hd);
+                if (!kivi) quantize_head(o, side, layer, head, first + i / 64 * 64, decoded + i * hd);
                 for (size_t c = 0; c < hd; c++) error += pow((double)row[c] - (double)decoded[i * hd + c], 2);
                 if (score) score[i] *= error;
             }
@@ -279,18 +307,6 @@ static void seal_tokens(struct oracle *o, uint32_t layer, size_t first, size_t l
 }
 
 /* ---- Attention */
-
-/* Rotates by position in double precision. */
-static void rotate_by(const struct oracle *o, double position, double *x) {
-    uint32_t n_rot = o->rope.n_rot;
-    bool adjacent = o->rope.pairing == ROPE_ADJACENT;
-    for (uint32_t i = 0; i < n_rot / 2; i++) {
-        uint32_t a = adjacent ? 2 * i : i, b = adjacent ? 2 * i + 1 : i + n_rot / 2;
-        double angle = position * (double)o->frequency[i], re = x[a], im = x[b];
-        x[a] = re * cos(angle) - im * sin(angle);
-        x[b] = re * sin(angle) + im * cos(angle);
-    }
-}
 
 static void rotate(const struct oracle *o, const float *x, double position, double *out) {
     for (uint32_t c = 0; c < o->setup.head_dim; c++) out[c] = (double)x[c] * (c < o->rope.n_rot ? (double)o->rope.magnitude : 1);

@@ -152,7 +152,7 @@ static void check_head(const struct terse_model *m, const struct capture *captur
         capture_norms(capture, &reading, from, spanned, norms);
         for (size_t i = 0; i < count; i++) {
             size_t at = layer * kept->per_layer + (tokens[i] * m->kv_heads + head) * hd;
-            size_t at_position = o->side[side].rotated ? position + tokens[i] : 0;
+            size_t at_position = o->run ? tokens[i] % o->run : position + tokens[i];
             double row[CODEC_HEAD_DIM_MAX], gradient[CODEC_HEAD_DIM_MAX];
             struct rope still = m->rope;
             if (!o->side[side].rotated) still.n_rot = 0;
@@ -175,7 +175,7 @@ static void check_head(const struct terse_model *m, const struct capture *captur
 enum norms { NO_NORMS, PARTS, ROWS };
 
 /* Windows of 40 tokens of a text that has 7, all tokens of which stay, or as many as `kept` says. */
-static void check_capture(const char *name, bool rotated, enum norms norms_of, uint32_t windows, size_t kept) {
+static void check_capture(const char *name, enum codec_rope rope, enum norms norms_of, uint32_t windows, size_t kept) {
     enum { WINDOW = 40, AVAILABLE = 7 };
     struct terse_model *m = load_model(name);
     int32_t *tokens = random_tokens(m, WINDOW * AVAILABLE + 5);
@@ -186,7 +186,8 @@ static void check_capture(const char *name, bool rotated, enum norms norms_of, u
     uint32_t value_norm = norms_of == PARTS ? 2 : key_norm;
     size_t norms = key_norm ? m->head_dim / key_norm + m->head_dim / value_norm : 0;
     size_t bytes = heads * ((2 * m->head_dim + norms) * 2 + 2 * sizeof(float));
-    struct capture_options o = {.side = {{true, rotated, key_norm}, {true, false, value_norm}},
+    struct capture_options o = {.side = {{true, rope != CODEC_ROPE_BEFORE, key_norm}, {true, false, value_norm}},
+                                .run = rope == CODEC_ROPE_IN_RUN ? 16 : 0,
                                 .window = WINDOW,
                                 .windows = windows,
                                 .positions = 400,
@@ -218,24 +219,26 @@ static void check_capture(const char *name, bool rotated, enum norms norms_of, u
 static void rows_and_norms_are_those_of_the_backward_pass(void **state) {
     (void)state;
     const char *names[] = {"llama", "qwen3", "llama-untied", "gpt2"};
-    for (int i = 0; i < 4; i++) check_capture(names[i], false, PARTS, 3, 0);
-    check_capture("qwen2", false, ROWS, 2, 0);
-    check_capture("llama", false, NO_NORMS, 7, 0);
+    for (int i = 0; i < 4; i++) check_capture(names[i], CODEC_ROPE_BEFORE, PARTS, 3, 0);
+    check_capture("qwen2", CODEC_ROPE_BEFORE, ROWS, 2, 0);
+    check_capture("llama", CODEC_ROPE_BEFORE, NO_NORMS, 7, 0);
 }
 
-/* Adjacent pairs and pairs across the head; the window's place among the positions counts. */
-static void rotated_keys_are_rotated_to_all_positions(void **state) {
+/* Adjacent pairs and pairs across the head; after rotation the window's place among the positions counts, in runs it does not. */
+static void keys_are_rotated_by_their_frame(void **state) {
     (void)state;
     const char *names[] = {"llama", "qwen3", "mpt"};
-    for (int i = 0; i < 3; i++) check_capture(names[i], true, PARTS, 3, 0);
-    check_capture("llama-3", true, NO_NORMS, 1, 0);
+    for (int i = 0; i < 3; i++) check_capture(names[i], CODEC_ROPE_AFTER, PARTS, 3, 0);
+    check_capture("llama-3", CODEC_ROPE_AFTER, NO_NORMS, 1, 0);
+    for (int i = 0; i < 3; i++) check_capture(names[i], CODEC_ROPE_IN_RUN, PARTS, 3, 0);
+    check_capture("llama-3", CODEC_ROPE_IN_RUN, NO_NORMS, 2, 0);
 }
 
 static void a_small_budget_keeps_tokens_evenly(void **state) {
     (void)state;
-    check_capture("llama", true, PARTS, 3, 50);
-    check_capture("llama", false, NO_NORMS, 5, 199);
-    check_capture("qwen3", false, ROWS, 2, 1);
+    check_capture("llama", CODEC_ROPE_AFTER, PARTS, 3, 50);
+    check_capture("llama", CODEC_ROPE_BEFORE, NO_NORMS, 5, 199);
+    check_capture("qwen3", CODEC_ROPE_BEFORE, ROWS, 2, 1);
 }
 
 /* Every step-th sample is the same as all of them read one by one. */
@@ -465,9 +468,12 @@ static void centroids_are_those_of_their_own_head(void **state) {
     shared = calibrate(m, &o, ALL);
     assert_true(codebook_info(shared)->shared);
     assert_ptr_equal(prepared_learned(shared, CODEC_KEYS, 0, 0), prepared_learned(shared, CODEC_KEYS, 1, 1));
-    bool rotated = codebook_info(own)->key.codec->rope == CODEC_ROPE_AFTER;
-    struct capture_options options = {
-        .side = {{true, rotated, 0}, {true, false, 0}}, .window = 100, .positions = m->context, .budget = ALL};
+    enum codec_rope rope = codebook_info(own)->key.codec->rope;
+    struct capture_options options = {.side = {{true, rope != CODEC_ROPE_BEFORE, 0}, {true, false, 0}},
+                                      .run = rope == CODEC_ROPE_IN_RUN ? RUN_TOKENS : 0,
+                                      .window = 100,
+                                      .positions = m->context,
+                                      .budget = ALL};
     struct capture *capture;
     float *rows = malloc((size_t)600 * m->head_dim * sizeof *rows);
     assert_non_null(rows);
@@ -707,7 +713,7 @@ static void refused_memory_leaves_nothing(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(rows_and_norms_are_those_of_the_backward_pass),
-        cmocka_unit_test(rotated_keys_are_rotated_to_all_positions),
+        cmocka_unit_test(keys_are_rotated_by_their_frame),
         cmocka_unit_test(a_small_budget_keeps_tokens_evenly),
         cmocka_unit_test(samples_can_be_read_in_steps),
         cmocka_unit_test(methods_can_learn_together),

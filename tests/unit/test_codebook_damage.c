@@ -261,6 +261,7 @@ static void test_keys(void **state) {
     refused_key("codebook.keys.codec", GGUF_STRING, "q8_0", 0, TERSE_E_UNSUPPORTED, "\"q8_0\"");
     refused_key("codebook.keys.codec", GGUF_STRING, "", 0, TERSE_E_UNSUPPORTED, "\"\"");
     refused_key("codebook.keys.rope", GGUF_STRING, "before", 0, TERSE_E_FORMAT, "before rotation");
+    refused_key("codebook.keys.rope", GGUF_STRING, "run", 0, TERSE_E_FORMAT, "in a run");
     refused_key("codebook.keys.rope", GGUF_STRING, "between", 0, TERSE_E_FORMAT, "\"between\"");
     refused_key("codebook.scope", GGUF_STRING, "heads", 0, TERSE_E_FORMAT, "\"heads\"");
     refused_key("codebook.scope", GGUF_STRING, "model", 0, TERSE_E_FORMAT,
@@ -333,9 +334,8 @@ static void test_tensors(void **state) {
         refused_writer(&w, TERSE_E_FORMAT, "the tensor 'keys' is F16 of");
     }
     write_keys(&w,
-               (struct key[]){no_values,
-                              {"codebook.keys.codec", GGUF_STRING, "gain-shape", 0},
-                              {"codebook.keys.rope", GGUF_STRING, "before", 0}},
+               (struct key[]){
+                   no_values, {"codebook.keys.codec", GGUF_STRING, "gain-shape", 0}, {"codebook.keys.rope", GGUF_STRING, "run", 0}},
                3);
     gguf_writer_tensor(&w, "keys", TENSOR_F16, 4, key_dims, numbers);
     refused_writer(&w, TERSE_E_FORMAT, "'keys.frame' is missing");

@@ -142,11 +142,11 @@ static void learned_methods_name_codec_shape_and_codebook(void **state) {
         uint32_t width, bits;
         enum codec_rope rope;
         bool weighted;
-    } known[] = {{"antkv-4", 2, 8, CODEC_ROPE_BEFORE, true},       {"antkv-2", 4, 8, CODEC_ROPE_BEFORE, true},
-                 {"antkv-1", 8, 8, CODEC_ROPE_BEFORE, true},       {"antkv-0.75", 16, 12, CODEC_ROPE_BEFORE, true},
-                 {"antkv-0.375", 32, 12, CODEC_ROPE_BEFORE, true}, {"cq-4", 2, 8, CODEC_ROPE_BEFORE, false},
-                 {"cq-2", 4, 8, CODEC_ROPE_BEFORE, false},         {"cq-1", 8, 8, CODEC_ROPE_BEFORE, false},
-                 {"cq-0.75", 16, 12, CODEC_ROPE_BEFORE, false},    {"cq-0.375", 32, 12, CODEC_ROPE_BEFORE, false},
+    } known[] = {{"antkv-4", 2, 8, CODEC_ROPE_IN_RUN, true},       {"antkv-2", 4, 8, CODEC_ROPE_IN_RUN, true},
+                 {"antkv-1", 8, 8, CODEC_ROPE_IN_RUN, true},       {"antkv-0.75", 16, 12, CODEC_ROPE_IN_RUN, true},
+                 {"antkv-0.375", 32, 12, CODEC_ROPE_IN_RUN, true}, {"cq-4", 2, 8, CODEC_ROPE_IN_RUN, false},
+                 {"cq-2", 4, 8, CODEC_ROPE_IN_RUN, false},         {"cq-1", 8, 8, CODEC_ROPE_IN_RUN, false},
+                 {"cq-0.75", 16, 12, CODEC_ROPE_IN_RUN, false},    {"cq-0.375", 32, 12, CODEC_ROPE_IN_RUN, false},
                  {"million-4", 2, 8, CODEC_ROPE_AFTER, false},     {"million-3", 4, 12, CODEC_ROPE_AFTER, false},
                  {"million-2", 4, 8, CODEC_ROPE_AFTER, false},     {"million-16x5", 4, 5, CODEC_ROPE_AFTER, false}};
     for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {

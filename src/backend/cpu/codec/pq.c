@@ -1,7 +1,7 @@
 /* The codecs pq and vq: product quantization (Jegou et al. 2011). A head is cut into sub-vectors of `width` contiguous channels,
  * each coded by the nearest of its 2^bits centroids. pq codes keys after rotation, so that a table of a query's inner products with all
- * centroids scores every key by look-up (MILLION); vq codes them before rotation, where they cluster better (AnTKV, CQ), and then keys are
- * decoded and rotated before they are scored. Values are the same in both.
+ * centroids scores every key by look-up (MILLION); vq codes them in runs, where they cluster better (AnTKV and CQ: before rotation), and
+ * makes no tables, which would be new for every run. Values are the same in both.
  *
  * Centroids are kept in half precision, as in a codebook's file: half the memory to stream through when there are 4096 of them.
  */
@@ -339,7 +339,7 @@ static void finish_code_sums(struct codec_shape shape, const float *from, float 
     pq_ops()->finish_code_sums(pq_codebook_of(shape), from, shape.group, acc);
 }
 
-/* ---- The rows of the table. Tables of queries are of no use to vq, whose keys are rotated before they are scored. */
+/* ---- The rows of the table. Tables of queries would serve vq for four pages only. */
 
 const struct cpu_codec cpu_codec_pq = {.format = &codec_pq,
                                        .learned_new = learned_new,

@@ -39,10 +39,10 @@ static size_t decode_splits(const struct cache *cache) {
 /* Floats that a codec wants for `rows` queries of a layer and KV head. Heads may differ in what was learned and in their bits. */
 typedef size_t floats_of_head(const struct cache *cache, uint32_t layer, uint32_t head, size_t rows);
 
-/* Of a key codec's look-up tables; they serve where queries meet keys as they are stored. */
+/* Of a key codec's look-up tables; they serve where queries meet keys as they are stored, wherever they are. */
 static size_t table_floats(const struct cache *cache, uint32_t layer, uint32_t head, size_t rows) {
     const struct cpu_codec *codec = cache->codec[CODEC_KEYS];
-    if (!cache->keys_rotated || !codec->query_floats) return 0;
+    if (!cache->keys_rotated || cache->keys_in_runs || !codec->query_floats) return 0;
     return memory_round_up(codec->query_floats(side_shape(cache, CODEC_KEYS, layer, head, rows)), MEMORY_ALIGN / sizeof(float));
 }
 
@@ -67,6 +67,13 @@ static size_t most_floats(const struct cache *cache, floats_of_head *floats) {
     return most;
 }
 
+static size_t most_query_floats(const struct cache *cache) {
+    size_t most = 0;
+    for (size_t rows = cache->group; rows <= decode_rows(cache); rows += cache->group)
+        most = larger(most, segment_queries_floats(cache, rows));
+    return most;
+}
+
 size_t attend_decode_shared_floats(const struct cache *cache) {
     size_t rows = decode_rows(cache), hd = cache->shape.head_dim, heads = cache->shape.kv_heads;
     return heads * (rows * hd + most_floats(cache, table_floats) + decode_splits(cache) * partial_floats(rows, hd));
@@ -74,7 +81,8 @@ size_t attend_decode_shared_floats(const struct cache *cache) {
 
 size_t attend_decode_thread_floats(const struct cache *cache) {
     size_t rows = decode_rows(cache);
-    return larger(RUN_LOGITS, rows) * PAGE_TOKENS + segment_workspace_floats(cache, rows) + most_floats(cache, code_sum_floats);
+    return larger(RUN_LOGITS, rows) * PAGE_TOKENS + most_floats(cache, code_sum_floats) + segment_workspace_floats(cache, rows) +
+           most_query_floats(cache);
 }
 
 /* The attention of some new tokens of the step. */
@@ -216,10 +224,11 @@ static void read_segments(const struct pass *pass, size_t split, uint32_t head, 
     const struct cache *cache = pass->cache;
     size_t rows = pass->rows, run = larger(RUN_LOGITS / rows, 1);
     size_t end = (split + 1) * pass->segments / pass->splits;
-    const float *q = pass->queries + head * rows * cache->shape.head_dim;
-    const float *tables = tables_of(pass, head);
-    float *logits = scratch, *workspace = scratch + larger(RUN_LOGITS, rows) * PAGE_TOKENS,
-          *code_sums = workspace + segment_workspace_floats(cache, rows);
+    float *logits = scratch, *code_sums = scratch + larger(RUN_LOGITS, rows) * PAGE_TOKENS;
+    float *workspace = code_sums + code_sum_floats(cache, cache->layer, head, rows);
+    struct segment_queries queries =
+        segment_queries_of(pass->queries + head * rows * cache->shape.head_dim, rows, tables_of(pass, head), cache->shape.head_dim,
+                           workspace + segment_workspace_floats(cache, rows));
     struct partial partial = decode_partial(pass, split, head);
     struct segment segments[RUN_LOGITS];
     partial_clear(&partial);
@@ -229,9 +238,9 @@ static void read_segments(const struct pass *pass, size_t split, uint32_t head, 
             float *own = logits + r * rows * PAGE_TOKENS;
             segments[r] = pass->selects ? gather_segment_at(cache, head, first + r) : segment_at(cache, first + r);
             if (segments[r].kind == SEGMENT_GATHERED)
-                gather_score(cache, &segments[r], head, q, tables, rows, workspace, own);
+                gather_score(cache, &segments[r], head, &queries, workspace, own);
             else
-                segment_score(cache, &segments[r], head, q, tables, rows, workspace, own);
+                segment_score(cache, &segments[r], head, &queries, workspace, own);
         }
         weigh_run(pass, head, segments, n, logits, &partial);
         accumulate_run(pass, head, segments, n, logits, workspace, code_sums, &partial);

@@ -128,7 +128,8 @@ enum terse_status cache_create(const struct cache_shape *shape, const struct met
     c->group = shape->query_heads / shape->kv_heads;
     c->threads = (int)threads;
     c->layer = NO_LAYER;
-    c->keys_rotated = method->key.codec->rope == CODEC_ROPE_AFTER;
+    c->keys_rotated = method->key.codec->rope != CODEC_ROPE_BEFORE;
+    c->keys_in_runs = method->key.codec->rope == CODEC_ROPE_IN_RUN;
     set_sizes(c, &sizes);
     if (method->learned) status = cpu_codebook_prepare(method->learned, &c->codebook, error);
     if (status || (status = allocate(c, &sizes, error))) {

@@ -3,12 +3,12 @@
 
 #include "backend/cpu/kernels/vector/ops.h"
 #include "backend/cpu/kv/anchors.h"
-#include "backend/cpu/kv/segment_read.h"
 #include "backend/cpu/kv/select.h"
 #include "backend/cpu/kv/side.h"
 #include "base/memory.h"
 
 #include <omp.h>
+#include <string.h>
 
 #define PREFETCH_PAGES 3 /* pages ahead whose chosen tokens are prefetched */
 
@@ -106,17 +106,18 @@ static const void *pack(const struct cache *cache, const struct segment *segment
 }
 
 /* Keys whose scales are those of their page cannot leave it: the whole page is scored and the logits are picked. */
-static void score_in_place(const struct cache *cache, const struct segment *segment, uint32_t head, const float *q,
-                           const float *tables, size_t rows, float *workspace, float *logits) {
-    struct codec_shape shape = side_shape(cache, CODEC_KEYS, cache->layer, head, rows);
+static void score_in_place(const struct cache *cache, const struct segment *segment, uint32_t head,
+                           const struct segment_queries *queries, float *whole, float *logits) {
+    struct codec_shape shape = side_shape(cache, CODEC_KEYS, cache->layer, head, queries->rows);
     const uint32_t *place = segment->places, *end = place + segment->end;
     uint8_t slots[PAGE_TOKENS];
     for (size_t i = 0, n; place < end; i += n) {
         const struct page_set *set = select_candidate(cache, *place / PAGE_TOKENS);
         place = same_page(place, end, slots, &n);
-        cache->codec[CODEC_KEYS]->score(shape, q, tables, page_at(cache, set, CODEC_KEYS, cache->layer, head), workspace);
-        for (size_t m = 0; m < rows; m++)
-            for (size_t j = 0; j < n; j++) logits[m * PAGE_TOKENS + i + j] = workspace[m * PAGE_TOKENS + slots[j]];
+        cache->codec[CODEC_KEYS]->score(shape, queries->q, queries->tables, page_at(cache, set, CODEC_KEYS, cache->layer, head),
+                                        whole);
+        for (size_t m = 0; m < queries->rows; m++)
+            for (size_t j = 0; j < n; j++) logits[m * PAGE_TOKENS + i + j] = whole[m * PAGE_TOKENS + slots[j]];
     }
 }
 
@@ -142,22 +143,53 @@ static bool next_anchor(const struct cache *cache, const struct segment *segment
     return false;
 }
 
-void gather_score(const struct cache *cache, const struct segment *segment, uint32_t head, const float *q, const float *tables,
-                  size_t rows, float *workspace, float *logits) {
+/* Keys before rotation are rotated one by one. */
+static void score_decoded(const struct cache *cache, const struct segment *segment, uint32_t head, const float *q, size_t rows,
+                          float *workspace, float *logits) {
     size_t hd = cache->shape.head_dim;
+    struct codec_shape shape = side_shape(cache, CODEC_KEYS, cache->layer, head, 1);
+    cache->codec[CODEC_KEYS]->decode(shape, CODEC_KEYS, pack(cache, segment, head, CODEC_KEYS), workspace);
+    for (size_t i = 0; i < segment->end; i++) {
+        rotate_key(cache, segment, i, workspace + i * hd);
+        dot_row(q, workspace + i * hd, rows, hd, i, logits);
+    }
+}
+
+/* The base of the page from which the i-th token comes. */
+static size_t base_of(const struct cache *cache, const struct segment *segment, size_t i) {
+    return segment_page_base(cache, cache->selection.listed[segment->places[i] / PAGE_TOKENS]);
+}
+
+/* The tokens of a packed page come from a few runs, one after another: the page is scored for each, which takes less than to decode the
+ * keys and to rotate them. */
+static void score_by_runs(const struct cache *cache, const struct segment *segment, uint32_t head, struct segment_queries *queries,
+                          float *some, float *logits) {
+    const void *page = pack(cache, segment, head, CODEC_KEYS);
+    for (size_t i = 0, end; i < segment->end; i = end) {
+        size_t base = base_of(cache, segment, i);
+        int64_t run = cache->rotary.positions[base];
+        for (end = i + 1; end < segment->end && cache->rotary.positions[base_of(cache, segment, end)] == run;) end++;
+        segment_score_in_run(cache, page, base, head, queries, some);
+        for (size_t m = 0; m < queries->rows; m++)
+            memcpy(logits + m * PAGE_TOKENS + i, some + m * PAGE_TOKENS + i, (end - i) * sizeof *logits);
+    }
+}
+
+void gather_score(const struct cache *cache, const struct segment *segment, uint32_t head, struct segment_queries *queries,
+                  float *workspace, float *logits) {
+    const float *q = queries->q;
+    size_t hd = cache->shape.head_dim, rows = queries->rows;
     const struct cpu_codec *codec = cache->codec[CODEC_KEYS];
     struct codec_shape shape = side_shape(cache, CODEC_KEYS, cache->layer, head, rows);
     if (!segment->end) return;
     if (codec->format->gather == CODEC_GATHERS_VALUES) {
-        score_in_place(cache, segment, head, q, tables, rows, workspace, logits);
+        score_in_place(cache, segment, head, queries, workspace, logits);
+    } else if (cache->keys_in_runs) {
+        score_by_runs(cache, segment, head, queries, workspace, logits);
     } else if (cache->keys_rotated) {
-        codec->score(shape, q, tables, pack(cache, segment, head, CODEC_KEYS), logits);
+        codec->score(shape, q, queries->tables, pack(cache, segment, head, CODEC_KEYS), logits);
     } else {
-        codec->decode(shape, CODEC_KEYS, pack(cache, segment, head, CODEC_KEYS), workspace);
-        for (size_t i = 0; i < segment->end; i++) {
-            rotate_key(cache, segment, i, workspace + i * hd);
-            dot_row(q, workspace + i * hd, rows, hd, i, logits);
-        }
+        score_decoded(cache, segment, head, q, rows, workspace, logits);
     }
     struct anchor_range anchors = anchors_between(cache, CODEC_KEYS, head, gather_token(cache, segment, 0),
                                                   gather_token(cache, segment, segment->end - 1) + 1);

@@ -6,7 +6,7 @@
 #ifndef TERSE_BACKEND_CPU_KV_GATHER_H
 #define TERSE_BACKEND_CPU_KV_GATHER_H
 
-#include "backend/cpu/kv/segment.h"
+#include "backend/cpu/kv/segment_read.h"
 
 /* Memory for packed pages, where the step chooses tokens (select_reserve has decided). */
 enum terse_status gather_reserve(struct cache *cache, struct terse_error *error);
@@ -23,8 +23,8 @@ uint64_t gather_bytes(const struct cache *cache);
 uint64_t gather_token(const struct cache *cache, const struct segment *segment, size_t i);
 
 /* segment_score and segment_accumulate of a SEGMENT_GATHERED. */
-void gather_score(const struct cache *cache, const struct segment *segment, uint32_t head, const float *q, const float *tables,
-                  size_t rows, float *workspace, float *logits);
+void gather_score(const struct cache *cache, const struct segment *segment, uint32_t head, struct segment_queries *queries,
+                  float *workspace, float *logits);
 void gather_accumulate(const struct cache *cache, const struct segment *segment, uint32_t head, float *weights, size_t rows,
                        float *code_sums, float *acc);
 

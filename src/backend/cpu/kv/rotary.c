@@ -5,6 +5,7 @@
 #include "base/memory.h"
 
 #include <math.h>
+#include <string.h>
 
 static float *entry(float *table, size_t pairs, size_t i) { return table + i * 2 * pairs; }
 
@@ -35,32 +36,61 @@ void rotary_destroy(struct rotary *rotary) {
     memory_free(rotary->by_pair);
     memory_free(rotary->by_pair_i16);
     memory_free(rotary->bases);
+    memory_free(rotary->positions);
+}
+
+/* A copy of array[used] with room for n; NULL when there is no memory. */
+static void *copy_larger(const void *array, size_t used, size_t n, size_t bytes) {
+    void *memory = memory_array(n, bytes);
+    if (memory && used) memcpy(memory, array, used * bytes);
+    return memory;
 }
 
 enum terse_status rotary_reserve(struct rotary *rotary, size_t n, struct terse_error *error) {
-    if (n <= rotary->capacity) return TERSE_OK;
+    size_t angles = 2 * rotary->pairs * sizeof(float), used = rotary->capacity;
+    if (n <= used) return TERSE_OK;
+    float *bases = copy_larger(rotary->bases, used, n, angles);
+    int64_t *positions = copy_larger(rotary->positions, used, n, sizeof *positions);
+    if (!bases || !positions) {
+        memory_free(bases);
+        memory_free(positions);
+        return status_no_memory(error, n * (angles + sizeof *positions), "rotation tables");
+    }
+    for (size_t i = used; i < n; i++) positions[i] = INT64_MIN;
     memory_free(rotary->bases);
-    rotary->capacity = 0;
-    rotary->bases = memory_array(n, 2 * rotary->pairs * sizeof(float));
-    if (!rotary->bases) return status_no_memory(error, n * 2 * rotary->pairs * sizeof(float), "rotation tables");
+    memory_free(rotary->positions);
+    rotary->bases = bases;
+    rotary->positions = positions;
     rotary->capacity = n;
     return TERSE_OK;
 }
 
 void rotary_set_base(struct rotary *rotary, size_t base, int64_t position) {
     float *cosine = entry(rotary->bases, rotary->pairs, base);
+    if (rotary->positions[base] == position) return;
+    rotary->positions[base] = position;
     rope_angles(rotary->rope, position, cosine, cosine + rotary->pairs);
 }
 
-void rotary_rotate(const struct rotary *rotary, size_t base, size_t t, float *rows, uint32_t n, uint32_t stride) {
+/* angles[cosine, sine][pairs] of the position of `base` plus slot t. */
+static void compose(const struct rotary *rotary, size_t base, size_t t, float *angles) {
     size_t pairs = rotary->pairs;
     const float *a = entry(rotary->bases, pairs, base), *b = entry(rotary->slots, pairs, t);
-    float cosine[CODEC_HEAD_DIM_MAX / 2], sine[CODEC_HEAD_DIM_MAX / 2];
     for (size_t i = 0; i < pairs; i++) {
-        cosine[i] = a[i] * b[i] - a[pairs + i] * b[pairs + i];
-        sine[i] = a[i] * b[pairs + i] + a[pairs + i] * b[i];
+        angles[i] = a[i] * b[i] - a[pairs + i] * b[pairs + i];
+        angles[pairs + i] = a[i] * b[pairs + i] + a[pairs + i] * b[i];
     }
-    rope_rotate(rotary->rope, cosine, sine, rows, n, stride);
+}
+
+void rotary_advance_base(const struct rotary *rotary, size_t base, float *rows, uint32_t n, uint32_t stride) {
+    const float *cosine = entry(rotary->bases, rotary->pairs, base);
+    rope_rotate(&rotary->unscaled, cosine, cosine + rotary->pairs, rows, n, stride);
+}
+
+void rotary_rotate(const struct rotary *rotary, size_t base, size_t t, float *rows, uint32_t n, uint32_t stride) {
+    float angles[CODEC_HEAD_DIM_MAX];
+    compose(rotary, base, t, angles);
+    rope_rotate(rotary->rope, angles, angles + rotary->pairs, rows, n, stride);
 }
 
 void rotary_rotate_back(const struct rotary *rotary, size_t base, float *rows, uint32_t n, uint32_t stride) {

@@ -21,14 +21,16 @@ struct rotary {
     float *by_pair;       /* [cosine, sine][pairs][64] of the same, times the magnitude: for keys by channel */
     int16_t *by_pair_i16; /* [pairs][cosine, sine][64] of the same without the magnitude, times 32767 */
     float *bases;         /* [capacity][cosine, sine][pairs] */
+    int64_t *positions;   /* [capacity] of the bases */
     size_t capacity;
 };
 
 enum terse_status rotary_init(struct rotary *rotary, const struct rope *rope, struct terse_error *error);
 void rotary_destroy(struct rotary *rotary);
 
-/* Memory for `n` bases; those that were set are lost. */
+/* Memory for `n` bases. */
 enum terse_status rotary_reserve(struct rotary *rotary, size_t n, struct terse_error *error);
+/* Costs nothing where the base is at this position already. */
 void rotary_set_base(struct rotary *rotary, size_t base, int64_t position);
 
 /* Each of the following rotates n rows, `stride` floats apart.
@@ -40,6 +42,8 @@ void rotary_rotate_at(const struct rotary *rotary, int64_t position, float *rows
 void rotary_undo(const struct rotary *rotary, int64_t position, float *rows, uint32_t n, uint32_t stride);
 /* Rotates rows that were rotated before further by `position`. */
 void rotary_advance(const struct rotary *rotary, int64_t position, float *rows, uint32_t n, uint32_t stride);
+/* Rotates rows that were rotated before further by the position of `base`. */
+void rotary_advance_base(const struct rotary *rotary, size_t base, float *rows, uint32_t n, uint32_t stride);
 /* Rotates rows that were rotated before back by the position of `base`. */
 void rotary_rotate_back(const struct rotary *rotary, size_t base, float *rows, uint32_t n, uint32_t stride);
 

@@ -6,6 +6,7 @@
 #include "backend/cpu/kv/exact.h"
 #include "backend/cpu/kv/fit.h"
 #include "backend/cpu/kv/scratch.h"
+#include "backend/cpu/kv/segment.h"
 #include "backend/cpu/kv/side.h"
 
 #include <string.h>
@@ -37,9 +38,10 @@ static void load_page(const struct cache *cache, size_t i, uint32_t head, enum c
 void seal_page(const struct cache *cache, const struct page_set *set, uint32_t layer, uint32_t head, enum codec_side side,
                float *rows) {
     const struct cpu_codec *codec = side_codec(cache, side);
+    if (side == CODEC_KEYS) fit_encode_index(cache, set, layer, head, rows, set->count, rows + PAGE_TOKENS * cache->shape.head_dim);
+    if (side == CODEC_KEYS && cache->keys_in_runs) segment_rotate_to_run(cache, set->first, set->count, rows);
     codec->encode(side_shape(cache, side, layer, head, cache->group), side, rows, set->count,
                   page_at(cache, set, side, layer, head));
-    if (side == CODEC_KEYS) fit_encode_index(cache, set, layer, head, rows, set->count, rows + PAGE_TOKENS * cache->shape.head_dim);
 }
 
 /* One side of the i-th page that the step seals; rows[2][64][hd] is scratch. */

@@ -9,7 +9,8 @@
 /* Scratch that sealing needs of each thread (scratch.h). */
 size_t seal_thread_floats(const struct cache *cache);
 
-/* Encodes one side of a page of rows[64][hd], of a layer and KV head, and its index; 64 rows of scratch lie behind them. */
+/* Encodes one side of a page of rows[64][hd], of a layer and KV head, and its index; 64 rows of scratch lie behind them. The rows become
+ * those that the codec was given. */
 void seal_page(const struct cache *cache, const struct page_set *set, uint32_t layer, uint32_t head, enum codec_side side,
                float *rows);
 /* Writes the step's tokens of the current layer. */

@@ -91,8 +91,12 @@ uint64_t segment_bytes(const struct cache *cache) {
 
 /* ---- Positions */
 
-/* Segments whose keys are rotated as they are read, the first ones: where keys are stored rotated only exact rows. */
+/* Of the run in which a page lies whose first token is this. */
+static int64_t run_position(uint64_t first) { return (int64_t)(first - first % RUN_TOKENS); }
+
+/* Segments that need the angles of their base, the first ones: where keys are stored at their own positions only exact rows. */
 static size_t rotated_segments(const struct cache *cache) {
+    if (cache->keys_in_runs) return segment_count_rows(cache) + sealed_segments(cache);
     return cache->keys_rotated ? segments_for(exact_tokens(cache)) : segment_count_stored(cache);
 }
 
@@ -110,7 +114,9 @@ void segment_set_bases(struct cache *cache) {
     for (size_t i = 0; i < segments_for(cache->plan.n); i++) rotary_set_base(&cache->rotary, i, (int64_t)(i * PAGE_TOKENS) + start);
     for (size_t i = 0; i < rotated_segments(cache); i++) {
         struct segment segment = segment_at(cache, i);
-        rotary_set_base(&cache->rotary, segment.base, segment_position(cache, &segment) + start);
+        bool in_run = cache->keys_in_runs && segment.kind == SEGMENT_SEALED;
+        rotary_set_base(&cache->rotary, segment.base,
+                        in_run ? run_position(segment.first) : segment_position(cache, &segment) + start);
     }
 }
 
@@ -118,8 +124,20 @@ void segment_rotate_query(const struct cache *cache, size_t i, float *rows, uint
     rotary_rotate(&cache->rotary, i / PAGE_TOKENS, i % PAGE_TOKENS, rows, n, cache->shape.head_dim);
 }
 
+size_t segment_page_base(const struct cache *cache, size_t i) {
+    return segments_for(cache->plan.n) + segment_count_rows(cache) + i;
+}
+
+void segment_rotate_from_run(const struct cache *cache, size_t base, size_t n, float *rows) {
+    rotary_advance_base(&cache->rotary, base, rows, (uint32_t)n, cache->shape.head_dim);
+}
+
+void segment_rotate_to_run(const struct cache *cache, uint64_t first, size_t n, float *rows) {
+    rotary_advance(&cache->rotary, -run_position(first), rows, (uint32_t)n, cache->shape.head_dim);
+}
+
 void segment_rotate_key(const struct cache *cache, size_t i, size_t slot, float *row) {
-    rotary_rotate(&cache->rotary, segments_for(cache->plan.n) + segment_count_rows(cache) + i, slot, row, 1, 0);
+    rotary_rotate(&cache->rotary, segment_page_base(cache, i), slot, row, 1, 0);
 }
 
 void segment_rotate_to_own(const struct cache *cache, float *query) {

@@ -21,7 +21,7 @@ enum segment_kind {
 
 struct segment {
     enum segment_kind kind;
-    size_t base;                /* rotary.h: of slot 0's position */
+    size_t base;                /* rotary.h: of slot 0's position; of a sealed page of keys in runs, of its run's */
     uint64_t first;             /* token of slot 0; of SEGMENT_ANCHORS the first row */
     uint32_t begin, end;        /* slots [begin, end) are live */
     const struct page_set *set; /* of SEGMENT_SEALED */
@@ -66,9 +66,13 @@ int64_t segment_position(const struct cache *cache, const struct segment *segmen
 
 /* Rotates n rows of the step's i-th new token as segment_read.h expects queries. */
 void segment_rotate_query(const struct cache *cache, size_t i, float *rows, uint32_t n);
-/* Where keys are rotated as they are read: rotates the key in a slot of the i-th sealed page as these queries expect it; and a
- * rotated query of the step further, as if all keys were rotated to their own positions. */
+/* Where keys are rotated as they are read: rotates the key in a slot of the i-th sealed page as these queries expect it; and a rotated query of the step further, as if all keys were rotated to their own positions. */
 void segment_rotate_key(const struct cache *cache, size_t i, size_t slot, float *row);
+/* Where pages hold keys in runs. The base of the i-th sealed page, which is that of its run. Rotates keys rows[n][hd] of a page with this
+ * base to their own positions; and keys at their own positions, of which the first is token `first`, a page's first, to its run. */
+size_t segment_page_base(const struct cache *cache, size_t i);
+void segment_rotate_from_run(const struct cache *cache, size_t base, size_t n, float *rows);
+void segment_rotate_to_run(const struct cache *cache, uint64_t first, size_t n, float *rows);
 void segment_rotate_to_own(const struct cache *cache, float *query);
 
 #endif

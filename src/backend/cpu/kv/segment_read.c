@@ -22,12 +22,13 @@ static struct anchor_range segment_anchors(const struct cache *cache, const stru
     return anchors_between(cache, side, head, segment->first, segment->first + segment->end);
 }
 
-/* A sealed page's rows[64][hd], anchors in their places. */
+/* A sealed page's rows[64][hd], keys at their own positions where any are stored so, anchors in their places. */
 static void load_sealed(const struct cache *cache, const struct segment *segment, uint32_t head, enum codec_side side,
                         float *rows) {
     size_t hd = cache->shape.head_dim;
     const uint8_t *page = page_at(cache, segment->set, side, cache->layer, head);
     side_codec(cache, side)->decode(side_shape(cache, side, cache->layer, head, 1), side, page, rows);
+    if (side == CODEC_KEYS && cache->keys_in_runs) segment_rotate_from_run(cache, segment->base, segment->end, rows);
     struct anchor_range anchors = segment_anchors(cache, segment, side, head);
     for (size_t i = anchors.from; i < anchors.to; i++)
         anchor_row(&anchors, i, hd, rows + (anchors.tokens[i] - segment->first) * hd);
@@ -85,6 +86,20 @@ void segment_read_token(const struct cache *cache, uint32_t head, enum codec_sid
 
 size_t segment_workspace_floats(const struct cache *cache, size_t rows) { return (2 * PAGE_TOKENS + rows) * cache->shape.head_dim; }
 
+size_t segment_queries_floats(const struct cache *cache, size_t rows) {
+    const struct cpu_codec *codec = cache->codec[CODEC_KEYS];
+    size_t tables = 0;
+    if (!cache->keys_in_runs) return 0;
+    for (uint32_t layer = 0; codec->query_floats && layer < cache->shape.layers; layer++)
+        for (uint32_t head = 0; head < cache->shape.kv_heads; head++)
+            tables = larger(tables, codec->query_floats(side_shape(cache, CODEC_KEYS, layer, head, rows)));
+    return rows * cache->shape.head_dim + tables;
+}
+
+struct segment_queries segment_queries_of(const float *q, size_t rows, const float *tables, size_t head_dim, float *memory) {
+    return (struct segment_queries){rows, q, tables, memory, memory + rows * head_dim, INT64_MIN};
+}
+
 /* logits[rows][64] = <q, key> of the live slots. */
 static void score_rows(const struct segment *segment, const float *q, size_t rows, size_t hd, struct rows keys, float *logits) {
     const struct vector_ops *kernel = vector_ops();
@@ -106,12 +121,31 @@ static void score_anchors(const struct cache *cache, const struct segment *segme
     }
 }
 
+void segment_score_in_run(const struct cache *cache, const void *page, size_t base, uint32_t head, struct segment_queries *queries,
+                          float *logits) {
+    const struct cpu_codec *codec = cache->codec[CODEC_KEYS];
+    struct codec_shape shape = side_shape(cache, CODEC_KEYS, cache->layer, head, queries->rows);
+    bool prepares = codec->query_floats && codec->query_floats(shape);
+    int64_t run = cache->rotary.positions[base];
+    if (queries->run != run) {
+        memcpy(queries->in_run, queries->q, queries->rows * cache->shape.head_dim * sizeof *queries->q);
+        rotary_rotate_back(&cache->rotary, base, queries->in_run, (uint32_t)queries->rows, cache->shape.head_dim);
+        if (prepares) codec->prepare_queries(shape, queries->in_run, queries->run_tables);
+        queries->run = run;
+    }
+    codec->score(shape, queries->in_run, prepares ? queries->run_tables : NULL, page, logits);
+}
+
 /* Keys of a sealed page, on their codes. */
-static void score_sealed(const struct cache *cache, const struct segment *segment, uint32_t head, const float *q,
-                         const float *tables, size_t rows, float *logits) {
-    struct codec_shape shape = side_shape(cache, CODEC_KEYS, cache->layer, head, rows);
-    cache->codec[CODEC_KEYS]->score(shape, q, tables, page_at(cache, segment->set, CODEC_KEYS, cache->layer, head), logits);
-    score_anchors(cache, segment, head, q, rows, logits);
+static void score_sealed(const struct cache *cache, const struct segment *segment, uint32_t head, struct segment_queries *queries,
+                         float *logits) {
+    struct codec_shape shape = side_shape(cache, CODEC_KEYS, cache->layer, head, queries->rows);
+    const void *page = page_at(cache, segment->set, CODEC_KEYS, cache->layer, head);
+    if (cache->keys_in_runs)
+        segment_score_in_run(cache, page, segment->base, head, queries, logits);
+    else
+        cache->codec[CODEC_KEYS]->score(shape, queries->q, queries->tables, page, logits);
+    score_anchors(cache, segment, head, queries->q, queries->rows, logits);
 }
 
 /* Keys before rotation by channel, channels[hd][64], zeros where the segment has no tokens; workspace[64][hd]. */
@@ -162,17 +196,20 @@ static void score_unrotated(const struct cache *cache, const struct segment *seg
     score_anchors(cache, segment, head, q, rows, logits);
 }
 
-void segment_score(const struct cache *cache, const struct segment *segment, uint32_t head, const float *q, const float *tables,
-                   size_t rows, float *workspace, float *logits) {
-    if (!cache->keys_rotated)
+void segment_score(const struct cache *cache, const struct segment *segment, uint32_t head, struct segment_queries *queries,
+                   float *workspace, float *logits) {
+    const float *q = queries->q;
+    size_t rows = queries->rows;
+    if (!cache->keys_rotated) {
         score_unrotated(cache, segment, head, q, rows, workspace, logits);
-    else if (segment->kind == SEGMENT_SEALED)
-        score_sealed(cache, segment, head, q, tables, rows, logits);
-    else if (segment->kind == SEGMENT_WINDOW)
+    } else if (segment->kind == SEGMENT_SEALED) {
+        score_sealed(cache, segment, head, queries, logits);
+    } else if (segment->kind == SEGMENT_WINDOW) {
         cpu_codec_f16.score(window_shape(cache, rows), q, NULL, window_keys(cache, segment->window_set, cache->layer, head),
                             logits);
-    else
+    } else {
         score_rows(segment, q, rows, cache->shape.head_dim, segment_rows(cache, segment, head, CODEC_KEYS, workspace), logits);
+    }
 }
 
 void segment_accumulate_row(const float *value, size_t t, size_t rows, size_t hd, float *weights, float *acc) {

@@ -12,9 +12,25 @@
 /* Floats of workspace that segment_score and segment_accumulate need. */
 size_t segment_workspace_floats(const struct cache *cache, size_t rows);
 
-/* logits[rows][64] of q[rows][hd], written at least where slots are live. `tables`: the key codec's, of these queries, or NULL. */
-void segment_score(const struct cache *cache, const struct segment *segment, uint32_t head, const float *q, const float *tables,
-                   size_t rows, float *workspace, float *logits);
+/* Queries of a KV head, as a thread reads by them. */
+struct segment_queries {
+    size_t rows;
+    const float *q;      /* [rows][hd] */
+    const float *tables; /* what the key codec prepared of q, or NULL; NULL where pages hold keys in runs */
+    /* Where pages hold keys in runs: the queries rotated to the run that was read last, and what the key codec prepared of them. */
+    float *in_run, *run_tables;
+    int64_t run; /* its position; INT64_MIN: none yet */
+};
+/* `memory` of segment_queries_floats stays theirs. */
+struct segment_queries segment_queries_of(const float *q, size_t rows, const float *tables, size_t head_dim, float *memory);
+size_t segment_queries_floats(const struct cache *cache, size_t rows);
+
+/* logits[rows][64], written at least where slots are live. */
+void segment_score(const struct cache *cache, const struct segment *segment, uint32_t head, struct segment_queries *queries,
+                   float *workspace, float *logits);
+/* logits[rows][64] of a page of keys in a run, whose position is that of `base`: on their codes. */
+void segment_score_in_run(const struct cache *cache, const void *page, size_t base, uint32_t head, struct segment_queries *queries,
+                          float *logits);
 /* acc[rows][hd] += weights[rows][64] times the values; weights are 0 where slots are not live, and are overwritten. `code_sums`:
  * where a sealed page's weights are to be summed by code instead (codec.h), or NULL. */
 void segment_accumulate(const struct cache *cache, const struct segment *segment, uint32_t head, float *weights, size_t rows,

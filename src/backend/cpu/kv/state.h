@@ -93,6 +93,7 @@ struct cache {
     int threads;                         /* over which work is split */
     bool keys_rotated; /* sealed pages and the window hold keys rotated to their own positions; else keys as they were before, which
                         * are rotated where they are read, as exact rows always are */
+    bool keys_in_runs; /* with keys_rotated: but sealed pages hold keys rotated by their offset in a run (codec.h) */
     struct rotary rotary;
 
     struct page_place *places; /* [layers][Hk] */
