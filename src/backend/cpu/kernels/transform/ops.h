@@ -12,12 +12,12 @@
 #define TRANSFORM_SUM_LANES 16  /* partial sums of a plane in `accumulate` */
 #define TRANSFORM_LEAST_WEIGHT 1e-30f
 
-/* A query as its products with the components of a layout, in integers: weight = integer * step. */
+/* A query as its products with the components of a layout, in integers: weight = integer * step. `bias` is, for each step, minus the sum
+ * over its planes of the largest level times the integers, for kernels that read levels from 0 on. */
 struct transform_query {
-    float offset;       /* the product with the rows' mean, added to every logit */
-    const float *steps; /* [planes / 8 rounded up], of the levels' integers: the planes' scales are in the weights */
-    const int32_t *
-        bias; /* [as many]: minus the sum over planes of the largest level times the integers, for kernels that read levels from 0 on */
+    float offset;          /* the product with the rows' mean, added to every logit */
+    const float *steps;    /* [planes / 8 rounded up], of the levels' integers: the planes' scales are in the weights */
+    const int32_t *bias;   /* [planes / 8 rounded up] */
     const int8_t *weights; /* [planes][4], 4-byte aligned, at most 127 in magnitude */
 };
 
@@ -25,13 +25,14 @@ struct transform_ops {
     /* gains[t] = least + step * codes[t], the gains of a page; the product may be rounded before the sum or not. */
     void (*gains)(const uint8_t codes[64], float least, float step, float gains[64]);
     /* logits[m][t] = queries[m].offset + gains[t] * sum_p steps[p / 8] * sum_i weights[p][i] * level of component i of plane p, token t.
-     * The integer sums are exact; floats are summed in the order of the planes' groups. `codes`: a page of keys behind its gains.
-     * gains[64], logits[rows][64]. */
+     * The integer sums are exact; floats are summed in the order of the planes, how many at a time is each kernel's choice.
+     * `codes`: a page of keys behind its gains. gains[64], logits[rows][64]. */
     void (*score)(const struct transform_layout *layout, const void *codes, const float *gains,
                   const struct transform_query *queries, size_t rows, float *logits);
     /* Values' weights as integers of 8 bits (planes 1) or 16 (planes 2, the upper byte first):
      *     sum over planes b of scales[b][m] bytes[b][m][t] = weights[m][t] gains[t],
-     * rounded to a 255th or 65535th of the row's largest. Products are not negative; a row of products up to TRANSFORM_LEAST_WEIGHT counts as 0.
+     * rounded to a 255th or 65535th of the row's largest. Products are not negative; a row of products up to TRANSFORM_LEAST_WEIGHT counts
+     * as 0.
      * sums[m] += sum_t weights[m][t]. weights[rows][64], gains[64], bytes[planes][rows][64], scales[planes][rows], sums[rows]. */
     void (*quantize_weights)(const float *weights, const float *gains, size_t rows, size_t planes, uint8_t *bytes, float *scales,
                              float *sums);
