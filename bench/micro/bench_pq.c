@@ -4,9 +4,9 @@
  *
  *     bench_pq [all|short] [THREADS [TOKENS]]         8192 tokens
  *
- * Keys: by look-up in a query's tables, which are made once for all tokens of a head; the same in 16-bit integers (score_i16); by
- * decoding once for all queries; and decoded and rotated, as keys that are stored before rotation must be. Values: decoded once for
- * all queries, and weights accumulated by code, with the codebook read once for 32 pages.
+ * Keys: by look-up in a query's tables, which are made once for all tokens of a head; the same in 16-bit integers (score_i16); and
+ * by decoding once for all queries. Values: decoded once for all queries, and weights accumulated by code, with the codebook read once
+ * for 32 pages.
  */
 #include "backend/cpu/kernels/cpu.h"
 #include "backend/cpu/kernels/limits.h"
@@ -49,7 +49,6 @@ enum operation {
     LOOK_UP,
     SCORE_I16,
     DECODE,
-    ROTATE,
     ACCUMULATE,
     BY_CODE
 };
@@ -59,7 +58,6 @@ struct bench {
     unsigned bits;
     struct pq_codebook codes[LAYERS * HEADS];
     char *halves, *pages; /* [LAYERS][HEADS][pages of a head]: f16's and the others' */
-    struct key_rotation rotation;
 };
 
 static size_t page_bytes(const struct bench *b, enum operation operation) {
@@ -103,7 +101,6 @@ static void read_page(const struct bench *b, enum operation operation, const str
     case LOOK_UP: pq_ops()->look_up(p, s->tables, G, page, s->logits); break;
     case SCORE_I16: pq_ops()->score_i16(p, s->tables, G, page, s->logits); break;
     case DECODE: pq_ops()->score(p, s->q, G, page, s->logits); break;
-    case ROTATE: pq_ops()->score_rotated(p, &b->rotation, s->q, G, page, s->logits); break;
     case ACCUMULATE: pq_ops()->accumulate(p, s->weights, G, page, s->acc); break;
     case BY_CODE: pq_ops()->accumulate_by_code(p, s->weights, G, page, s->code_sums); break;
     }
@@ -176,18 +173,18 @@ static void free_codes(struct bench *b) {
 }
 
 static void bench_code(struct bench *b, size_t width, unsigned bits) {
-    static const enum operation operations[] = {LOOK_UP, SCORE_I16, DECODE, ROTATE, ACCUMULATE, BY_CODE};
+    static const enum operation operations[] = {LOOK_UP, SCORE_I16, DECODE, ACCUMULATE, BY_CODE};
     b->width = width;
     b->bits = bits;
     make_codes(b);
-    double keys = time_operation(b, SCORE_F16), values = time_operation(b, ACCUMULATE_F16), ratio[6];
-    for (size_t i = 0; i < 6; i++) {
+    double keys = time_operation(b, SCORE_F16), values = time_operation(b, ACCUMULATE_F16), ratio[5];
+    for (size_t i = 0; i < 5; i++) {
         bool too_large = (operations[i] == LOOK_UP || operations[i] == BY_CODE) && pq_table_floats(&b->codes[0], b->G) > 1 << 20;
         bool none = operations[i] == SCORE_I16 && (!pq_reads_u8(&b->codes[0]) || !pq_ops()->has_register_lut);
         ratio[i] = too_large || none ? NAN : time_operation(b, operations[i]) / (operations[i] < ACCUMULATE ? keys : values);
     }
     printf("%3zu %2zu %4zu x %2u %6.3f %8.1f %8.1f", b->hd, b->G, width, bits, (double)bits / (double)width, keys, values);
-    for (size_t i = 0; i < 6; i++) {
+    for (size_t i = 0; i < 5; i++) {
         if (isnan(ratio[i]))
             printf(" %8s", "-");
         else
@@ -209,14 +206,6 @@ static void bench_shape(size_t hd, size_t G, bool all) {
     size_t bytes = LAYERS * HEADS * tokens * hd * 2;
     b.halves = allocate(bytes);
     b.pages = allocate(bytes);
-    float *angles = allocate(hd * PAGE_TOKENS * 4);
-    float gain[PAGE_TOKENS], mean[KERNELS_MOST_CHANNELS];
-    for (size_t i = 0; i < hd * PAGE_TOKENS; i++) angles[i] = 0.7f;
-    for (size_t i = 0; i < PAGE_TOKENS; i++) gain[i] = 1.1f;
-    for (size_t c = 0; c < hd; c++) mean[c] = 0.1f;
-    b.rotation = (struct key_rotation){.cosine = angles, .sine = angles + hd / 2 * PAGE_TOKENS, .pairs = hd / 2, .adjacent = true};
-    b.rotation.gain = gain;
-    b.rotation.mean = mean;
     struct random random = {1};
     fill_bytes(&random, b.pages, (size_t)1 << 20);
     fill_halves(&random, FILL_NORMAL, (uint16_t *)b.halves, (size_t)1 << 19);
@@ -225,15 +214,14 @@ static void bench_shape(size_t hd, size_t G, bool all) {
         memcpy(b.halves + at, b.halves, (size_t)1 << 20);
     }
     double keys = time_operation(&b, SCORE_F16), values = time_operation(&b, ACCUMULATE_F16);
-    printf("%3zu %2zu q8_0 %16s %8.1f %8.1f %8s %8s %8.2f %8s %8.2f\n", hd, G, "", keys, values, "", "",
-           time_operation(&b, SCORE_Q8_0) / keys, "", time_operation(&b, ACCUMULATE_Q8_0) / values);
-    printf("%3zu %2zu q4_0 %16s %8.1f %8.1f %8s %8s %8.2f %8s %8.2f\n", hd, G, "", keys, values, "", "",
-           time_operation(&b, SCORE_Q4_0) / keys, "", time_operation(&b, ACCUMULATE_Q4_0) / values);
+    printf("%3zu %2zu q8_0 %16s %8.1f %8.1f %8s %8s %8.2f %8.2f\n", hd, G, "", keys, values, "", "",
+           time_operation(&b, SCORE_Q8_0) / keys, time_operation(&b, ACCUMULATE_Q8_0) / values);
+    printf("%3zu %2zu q4_0 %16s %8.1f %8.1f %8s %8s %8.2f %8.2f\n", hd, G, "", keys, values, "", "",
+           time_operation(&b, SCORE_Q4_0) / keys, time_operation(&b, ACCUMULATE_Q4_0) / values);
     for (size_t i = 0; i < sizeof codes / sizeof *codes; i++)
         if (all || codes[i].named) bench_code(&b, codes[i].width, codes[i].bits);
     memory_free(b.halves);
     memory_free(b.pages);
-    memory_free(angles);
 }
 
 int main(int argc, char **argv) {
@@ -247,8 +235,8 @@ int main(int argc, char **argv) {
     printf("%d threads, %s kernels, %zu tokens, %d layers of %d KV heads; ns of one thread per token and KV head, then shares of "
            "f16's\n",
            threads, cpu_isa_name(cpu_isa()), tokens, LAYERS, HEADS);
-    printf("%3s %2s %4s x %2s %6s %8s %8s %8s %8s %8s %8s %8s %8s\n", "hd", "G", "w", "", "bits", "f16 keys", "values", "look up",
-           "i16", "decode", "rotate", "accum", "by code");
+    printf("%3s %2s %4s x %2s %6s %8s %8s %8s %8s %8s %8s %8s\n", "hd", "G", "w", "", "bits", "f16 keys", "values", "look up",
+           "i16", "decode", "accum", "by code");
     static const size_t groups[] = {1, 3, 4, 8};
     for (size_t hd = 64; hd <= 128; hd += 64)
         for (size_t i = 0; i < 4; i++)

@@ -497,8 +497,7 @@ static void test_every_tier_fills_every_slot(void **state) {
                     k->scaled->accumulate_int8_kivi_4 && k->scaled->accumulate_int8_kivi_2 && k->pq->accumulate_int8);
         const struct pq_ops *pq = k->pq;
         assert_true(pq->decode_channels && pq->decode_rows && pq->score && pq->accumulate && pq->prepare && pq->look_up &&
-                    pq->accumulate_by_code && pq->finish_code_sums && pq->score_rotated && pq->score_rotated_channels &&
-                    pq->nearest);
+                    pq->accumulate_by_code && pq->finish_code_sums && pq->score_rotated_channels && pq->nearest);
         assert_true(!pq->has_register_lut || (pq->quantize_query && pq->score_i16 && k->commvq->score_rotated));
         const struct commvq_ops *commvq = k->commvq;
         assert_true(commvq->multiply_panel && commvq->nearest && commvq->within && commvq->local_search && commvq->decode &&

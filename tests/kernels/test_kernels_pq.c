@@ -1,4 +1,4 @@
-/* The slots for product quantization and score_rotated, every tier against sums in double precision, over every width and number of
+/* The slots for product quantization and score_rotated_channels, every tier against sums in double precision, over every width and number of
  * bits of code, any number of queries, with extreme numbers, between inaccessible pages. */
 #include "format/page_layout.h"
 #include "support/kernel_check.h"
@@ -410,84 +410,6 @@ static void check_rotated(size_t G, size_t hd, size_t pairs, bool adjacent, enum
     guard_release();
 }
 
-/* Cosines and sines as int16. */
-static const int16_t *angles_i16(const struct key_rotation *rotation, enum guard_side side) {
-    int16_t *i16 = guard_bytes(rotation->pairs * 2 * SLOTS * sizeof *i16, side);
-    for (size_t i = 0; i < rotation->pairs; i++) {
-        for (size_t t = 0; t < SLOTS; t++) {
-            i16[2 * i * SLOTS + t] = (int16_t)lrintf(32767 * rotation->cosine[i * SLOTS + t]);
-            i16[(2 * i + 1) * SLOTS + t] = (int16_t)lrintf(32767 * rotation->sine[i * SLOTS + t]);
-        }
-    }
-    return i16;
-}
-
-/* What rotating in 16 bits may be off by, for one query: a key's number by six units, of which the largest number that its pair's
- * can be has at least 16000, and a query's by half of 1 / 65000 of all its numbers together, where rotated ones are int16. */
-static double i16_error(const struct sample *s, const struct key_rotation *rotation, const float *q) {
-    if (!pq_reads_u8(&s->p) || !rotation->i16) return 0;
-    double gain = rotation->gain ? 0 : 1, off = 0, all = 0;
-    for (size_t t = 0; rotation->gain && t < SLOTS; t++) gain = fmax(gain, fabs((double)rotation->gain[t]));
-    for (size_t i = 0; i < rotation->pairs; i++) {
-        size_t first = rotation->adjacent ? 2 * i : i, second = rotation->adjacent ? 2 * i + 1 : i + rotation->pairs,
-               channel[] = {first, second};
-        double most = 0;
-        for (size_t k = 0; k < 2; k++) {
-            double low = (double)s->p.low[channel[k]], mean = rotation->gain ? (double)rotation->mean[channel[k]] : 0;
-            most = fmax(most, fabs(mean) + gain * fmax(fabs(low), fabs(low + 255 * (double)s->p.step[channel[k]])));
-        }
-        double both = fabs((double)q[first]) + fabs((double)q[second]);
-        off += both * 6 * most / 16000;
-        all += both * most / 16000;
-    }
-    return off + (double)s->hd * 32768 * all / 65000 + 1e-25;
-}
-
-/* Keys in pages, as they are and with means and gains; all, half and some channels are rotated. */
-static void check_rotated_pages_by(struct sample *s, enum fill fill, size_t G, enum guard_side side, bool i16) {
-    static size_t calls;
-    size_t pairs = calls % 3 == 0 ? s->hd / 2 : calls % 3 == 1 ? s->hd / 4 : s->hd / 2 - 3;
-    bool adjacent = calls / 3 % 2, gained = calls / 6 % 2;
-    calls++;
-    float *q = guard_floats(G * s->hd, side), *logits = guard_floats(G * SLOTS, side), *gain = guard_floats(SLOTS, side);
-    float *mean = guard_floats(s->hd, side), *cosine = guard_floats(pairs * SLOTS, side), *sine = guard_floats(pairs * SLOTS, side);
-    struct key_rotation rotation = {.cosine = cosine, .sine = sine, .pairs = pairs, .adjacent = adjacent, .magnitude = 1};
-    fill_floats(&randomness, fill == FILL_LARGE ? FILL_OUTLIER : fill, q, G * s->hd);
-    fill_floats(&randomness, FILL_NORMAL, gain, SLOTS);
-    fill_floats(&randomness, FILL_NORMAL, mean, s->hd);
-    fill_angles(cosine, sine, pairs * SLOTS);
-    if (gained) rotation.gain = gain, rotation.mean = mean;
-    if (i16) rotation.i16 = angles_i16(&rotation, side);
-    const struct tier *k;
-    for (size_t tier = 0; (k = tier_at(tier)); tier++) {
-        k->pq->score_rotated(&s->p, &rotation, q, G, s->page, logits);
-        for (size_t t = 0; t < SLOTS; t++) {
-            double key[MOST_HD], want, terms, parts = 0;
-            for (size_t c = 0; c < s->hd; c++) {
-                key[c] = gained ? (double)mean[c] + (double)gain[t] * s->value[t][c] : s->value[t][c];
-                parts = fmax(parts, gained ? fabs((double)mean[c]) + fabs((double)gain[t] * s->value[t][c]) : 0);
-            }
-            for (size_t g = 0; g < G; g++) {
-                rotated_dot(q + g * s->hd, key, &rotation, s->hd, t, &want, &terms);
-                for (size_t c = 0; c < s->hd; c++) terms += 2 * parts * fabs((double)q[g * s->hd + c]);
-                double off = k->pq->has_register_lut && 2 * pairs == s->hd ? i16_error(s, &rotation, q + g * s->hd) : 0;
-                check_close((double)logits[g * SLOTS + t], want, terms, EPSILON * (double)(2 * s->hd + 4), off + 1e-42,
-                            "%s score_rotated G %zu hd %zu width %zu bits %u pairs %zu %s %s%s %s, query %zu token %zu", k->name, G,
-                            s->hd, s->p.width, s->p.bits, pairs, adjacent ? "adjacent" : "split", gained ? "gains" : "as it is",
-                            i16 ? " int16" : "", fill_name(fill), g, t);
-            }
-        }
-    }
-}
-
-static void check_rotated_pages(struct sample *s, enum fill fill, size_t G, enum guard_side side) {
-    check_rotated_pages_by(s, fill, G, side, false);
-}
-
-static void check_rotated_words(struct sample *s, enum fill fill, size_t G, enum guard_side side) {
-    check_rotated_pages_by(s, fill, G, side, true);
-}
-
 static void rotated_scores_equal_sums(void **state) {
     (void)state;
     for (size_t hd = 32; hd <= MOST_HD; hd += 32) {
@@ -500,21 +422,11 @@ static void rotated_scores_equal_sums(void **state) {
     for (int fill = 0; fill < FILLS; fill++) check_rotated(4, 64, 32, fill % 2, (enum fill)fill, GUARD_END);
 }
 
-static void rotated_scores_of_pages_equal_sums(void **state) {
-    (void)state;
-    for (int u8 = 0; u8 < 2; u8++) {
-        for (size_t G = 1; G <= 9; G++) for_shapes(check_rotated_pages, u8, FILL_NORMAL, G);
-        for (int fill = 0; fill < FILLS; fill++) for_shapes(check_rotated_pages, u8, (enum fill)fill, 2);
-    }
-    for (size_t G = 1; G <= 9; G++) for_shapes(check_rotated_words, true, FILL_NORMAL, G);
-    for (int fill = 0; fill < FILLS; fill++) for_shapes(check_rotated_words, true, (enum fill)fill, 4);
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(decoding_gives_the_centroids),     cmocka_unit_test(every_code_is_found),
         cmocka_unit_test(scores_equal_sums_over_centroids), cmocka_unit_test(accumulates_equal_sums_over_centroids),
-        cmocka_unit_test(rotated_scores_equal_sums),        cmocka_unit_test(rotated_scores_of_pages_equal_sums),
+        cmocka_unit_test(rotated_scores_equal_sums),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

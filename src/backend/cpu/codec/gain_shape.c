@@ -135,17 +135,6 @@ static void channels(struct codec_shape shape, const void *page, float *to) {
     }
 }
 
-static void score_rotated(struct codec_shape shape, const float *q, const struct key_rotation *rotation, const void *page,
-                          float *logits) {
-    const struct learned *learned = shape.learned;
-    float gains[PAGE_TOKENS];
-    struct key_rotation gained = *rotation;
-    gains_of(learned, page, gains);
-    gained.gain = gains;
-    gained.mean = learned->mean;
-    cpu_codec_vq.score_rotated(inner(shape), q, &gained, codes_of(page), logits);
-}
-
 static void score(struct codec_shape shape, const float *q, const float *tables, const void *page, float *logits) {
     const struct learned *learned = shape.learned;
     float gains[PAGE_TOKENS];
@@ -196,6 +185,5 @@ const struct cpu_codec cpu_codec_gain_shape = {.format = &codec_gain_shape,
                                                .prefetch_codebook = prefetch_codebook,
                                                .score = score,
                                                .channels = channels,
-                                               .score_rotated = score_rotated,
                                                .accumulate_values = accumulate_values,
                                                .accumulate_values_int8 = accumulate_values_int8};

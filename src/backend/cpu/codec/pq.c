@@ -312,11 +312,6 @@ static void score(struct codec_shape shape, const float *q, const float *tables,
     pq_ops()->score(pq_codebook_of(shape), q, shape.group, page, logits);
 }
 
-static void score_rotated(struct codec_shape shape, const float *q, const struct key_rotation *rotation, const void *page,
-                          float *logits) {
-    pq_ops()->score_rotated(pq_codebook_of(shape), rotation, q, shape.group, page, logits);
-}
-
 /* ---- Values */
 
 static void accumulate_values(struct codec_shape shape, const float *weights, const void *page, float *acc) {
@@ -354,7 +349,6 @@ const struct cpu_codec cpu_codec_pq = {.format = &codec_pq,
                                        .prepare_queries = prepare_queries,
                                        .score = score_prepared,
                                        .channels = channels,
-                                       .score_rotated = score_rotated,
                                        .accumulate_values = accumulate_values,
                                        .accumulate_values_int8 = accumulate_values_int8,
                                        .code_sum_floats = code_sum_floats,
@@ -372,7 +366,6 @@ const struct cpu_codec cpu_codec_vq = {.format = &codec_vq,
                                        .prefetch_codebook = prefetch_codebook,
                                        .score = score,
                                        .channels = channels,
-                                       .score_rotated = score_rotated,
                                        .accumulate_values = accumulate_values,
                                        .accumulate_values_int8 = accumulate_values_int8,
                                        .code_sum_floats = code_sum_floats,

@@ -114,67 +114,7 @@ INLINE void score_fused(size_t G_, const void *what, const float *q, float *logi
     sums_store(G, 4, sum, false, logits, PAGE_TOKENS, LANES);
 }
 
-/* x = mean + gain x of channel c. */
-INLINE void gain_floats(const struct key_rotation *rotation, size_t c, vec *x) {
-    UNROLL for (size_t w = 0; w < 4; w++) x[w] = vec_fma(x[w], vec_load(rotation->gain + w * LANES), vec_set(rotation->mean[c]));
-}
-
-/* Two channels rotated by the angles of the i-th pair. */
-INLINE void fused_rotate(size_t G, bool gain, const struct page_view *view, const struct codes *a_codes,
-                         const struct codes *b_codes, size_t i, size_t first, size_t second, const float *q, sums sum) {
-    const float *cosine = view->rotation->cosine + i * PAGE_TOKENS, *sine = view->rotation->sine + i * PAGE_TOKENS;
-    size_t hd = pq_channels(view->p);
-    vec a[4], b[4], x[4], y[4];
-    channel_floats(view->p, a_codes, first, a);
-    channel_floats(view->p, b_codes, second, b);
-    if (gain) gain_floats(view->rotation, first, a);
-    if (gain) gain_floats(view->rotation, second, b);
-    UNROLL for (size_t w = 0; w < 4; w++) {
-        vec c = vec_load(cosine + w * LANES), s = vec_load(sine + w * LANES);
-        x[w] = vec_fnma(b[w], s, vec_mul(a[w], c));
-        y[w] = vec_fma(b[w], c, vec_mul(a[w], s));
-    }
-    sums_add(G, 4, q + first, hd, x, sum);
-    sums_add(G, 4, q + second, hd, y, sum);
-}
-
-/* Whole sub-vectors are rotated with themselves or with others. */
-INLINE void rotate_fused_some(size_t G, bool gain, const struct page_view *view, const float *q, float *logits) {
-    const struct pq_codebook *p = view->p;
-    const size_t pairs = view->rotation->pairs, w = p->width, rotated = 2 * pairs / w, hd = pq_channels(p);
-    sums sum;
-    sums_clear(G, 4, sum);
-    for (size_t m = 0; view->rotation->adjacent && m < rotated; m++) {
-        struct codes codes = fused_codes(view, m);
-        for (size_t c = m * w; c < (m + 1) * w; c += 2) fused_rotate(G, gain, view, &codes, &codes, c / 2, c, c + 1, q, sum);
-    }
-    for (size_t m = 0; !view->rotation->adjacent && m < rotated / 2; m++) {
-        struct codes a = fused_codes(view, m), b = fused_codes(view, m + rotated / 2);
-        for (size_t c = m * w; c < (m + 1) * w; c++) fused_rotate(G, gain, view, &a, &b, c, c, c + pairs, q, sum);
-    }
-    for (size_t m = rotated; m < p->parts; m++) {
-        struct codes codes = fused_codes(view, m);
-        for (size_t c = m * w; c < (m + 1) * w; c++) {
-            vec x[4];
-            channel_floats(p, &codes, c, x);
-            if (gain) gain_floats(view->rotation, c, x);
-            sums_add(G, 4, q + c, hd, x, sum);
-        }
-    }
-    sums_store(G, 4, sum, false, logits, PAGE_TOKENS, LANES);
-}
-
-INLINE void rotate_fused(size_t G, const void *what, const float *q, float *logits) {
-    rotate_fused_some(SMALLER(G, FUSED_QUERIES), false, what, q, logits);
-}
-
-INLINE void rotate_fused_gained(size_t G, const void *what, const float *q, float *logits) {
-    rotate_fused_some(SMALLER(G, FUSED_QUERIES), true, what, q, logits);
-}
-
 EACH_PQ(score_fused)
-EACH_PQ(rotate_fused)
-EACH_PQ(rotate_fused_gained)
 
 /* ---- Slots: the way that a codebook allows ------------------------------------------------------------------------------- */
 
@@ -209,20 +149,6 @@ static void accumulate_int8_pq(const struct pq_codebook *p, const float *weights
     (p->centroids_u8 ? pq_avx512_accumulate_int8_u8 : accumulate_pq)(p, weights, G, page, acc);
 }
 
-static void score_rotated_pq(const struct pq_codebook *p, const struct key_rotation *rotation, const float *q, size_t G,
-                             const void *page, float *logits) {
-    struct page_view view = {p, page, rotation};
-    bool whole = rotation->adjacent ? p->width % 2 == 0 && 2 * rotation->pairs % p->width == 0 : rotation->pairs % p->width == 0;
-    if (pq_avx512_rotates_i16(p, rotation))
-        pq_avx512_score_rotated_i16(p, rotation, q, G, page, logits);
-    else if (!in_registers(p) || p->bits != 8 || G > FUSED_QUERIES || !whole)
-        score_rotated_pq_avx512(p, rotation, q, G, page, logits);
-    else if (rotation->gain)
-        rotate_fused_gained_of[G - 1](&view, q, logits);
-    else
-        rotate_fused_of[G - 1](&view, q, logits);
-}
-
 static void prepare_pq(const struct pq_codebook *p, const float *q, size_t G, float *tables) {
     (in_registers(p) ? pq_avx512_prepare_lut : prepare_pq_avx512)(p, q, G, tables);
 }
@@ -237,7 +163,6 @@ void pq_init_avx512(struct pq_ops *ops) {
     ops->score = score_pq;
     ops->quantize_query = pq_avx512_quantize_query;
     ops->score_i16 = score_i16_pq;
-    ops->score_rotated = score_rotated_pq;
     ops->accumulate = accumulate_pq;
     ops->accumulate_int8 = accumulate_int8_pq;
     ops->prepare = prepare_pq;

@@ -3,7 +3,6 @@
  *     avx512_lut.c              tables of a query's inner products, looked up
  *     avx512_centroids_u8.c     centroids as bytes by channel (up to 8-bit codes)
  *     avx512_centroid_rows.c    centroids as bytes by row (longer codes)
- *     avx512_rotated.c          keys stored before RoPE, rotated in 16 bits
  */
 #ifndef TERSE_BACKEND_CPU_KERNELS_PQ_AVX512_INTERNAL_H
 #define TERSE_BACKEND_CPU_KERNELS_PQ_AVX512_INTERNAL_H
@@ -39,11 +38,6 @@ void pq_avx512_accumulate_rows_u8(const struct pq_codebook *p, const float *weig
 /* Channels c to c + 15 of a page of rows, width a multiple of 16: bytes[16][64], tokens in the order of codes FOR_I16
  * (avx512_centroid_rows.c). */
 void pq_avx512_channels_of_rows_u8(const struct pq_codebook *p, const void *page, size_t c, uint8_t (*bytes)[PAGE_TOKENS]);
-
-/* Slot score_rotated in 16 bits, and whether it serves these keys (avx512_rotated.c). */
-bool pq_avx512_rotates_i16(const struct pq_codebook *p, const struct key_rotation *rotation);
-void pq_avx512_score_rotated_i16(const struct pq_codebook *p, const struct key_rotation *rotation, const float *q, size_t G,
-                                 const void *page, float *logits);
 
 /* ---- Codes of up to eight bits: 64 look-ups in registers at a time ---
  *
@@ -120,7 +114,6 @@ INLINE __m512i add_u8_products(__m512i sum, __m512i u8, const int8_t *four) {
 struct page_view {
     const struct pq_codebook *p;
     const void *page;
-    const struct key_rotation *rotation;
 };
 
 #define U8_CHANNELS 16 /* that are looked up, transposed and then multiplied together */

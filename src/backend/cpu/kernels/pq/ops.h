@@ -43,11 +43,7 @@ struct pq_ops {
     void (*accumulate_by_code)(const struct pq_codebook *p, const float *weights, size_t G, const void *page, float *code_sums);
     void (*finish_code_sums)(const struct pq_codebook *p, const float *code_sums, size_t G, float *acc);
 
-    /* score of keys stored before RoPE: logits[G][64] = <q[G][hd], key t rotated by its own angles>. */
-    void (*score_rotated)(const struct pq_codebook *p, const struct key_rotation *rotation, const float *q, size_t G,
-                          const void *page, float *logits);
-    /* The same of decoded keys, keys[hd][64], for codecs that decode first; gain and mean of `rotation` are not looked at.
-     * Exact. */
+    /* Keys stored before RoPE, keys[hd][64] as they were decoded: logits[G][64] = <q[G][hd], key t rotated by its own angles>. Exact. */
     void (*score_rotated_channels)(const struct key_rotation *rotation, const float *q, size_t G, size_t hd, const float *keys,
                                    float *logits);
 

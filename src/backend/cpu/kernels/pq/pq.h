@@ -47,13 +47,11 @@ static inline bool pq_reads_u8(const struct pq_codebook *p) { return p->centroid
 static inline size_t pq_i16_floats(const struct pq_codebook *p) { return p->parts * p->width / 2 + 2; }
 
 /* RoPE of the keys of a page when they are scored, each token by its own angle: pair i is channels (2i, 2i + 1) if `adjacent`, else
- * (i, i + pairs); (a, b) becomes (a cos - b sin, a sin + b cos). Channels from 2 pairs on stay. Before that, where `gain` is not
- * NULL, a key is mean[hd] + gain[64] times what its codes say. */
+ * (i, i + pairs); (a, b) becomes (a cos - b sin, a sin + b cos). Channels from 2 pairs on stay. */
 struct key_rotation {
     const float *cosine, *sine; /* [pairs][64] */
     size_t pairs;
     bool adjacent;
-    const float *gain, *mean;
     /* Cosine and sine once more as int16, 32767 times what they are without `magnitude`, the largest of their sizes, for tiers that
      * rotate in 16 bits; NULL: there are none. */
     const int16_t *i16; /* [pairs][2][64] */

@@ -139,16 +139,6 @@ static void score_rotated_scalar(const struct key_rotation *rotation, const floa
     }
 }
 
-static void score_rotated_pq_scalar(const struct pq_codebook *p, const struct key_rotation *rotation, const float *q, size_t G,
-                                    const void *page, float *logits) {
-    float keys[KERNELS_MOST_CHANNELS * PAGE_TOKENS];
-    size_t hd = p->parts * p->width;
-    channels_pq_scalar(p, page, keys);
-    for (size_t i = 0; rotation->gain && i < hd * PAGE_TOKENS; i++)
-        keys[i] = rotation->mean[i / PAGE_TOKENS] + rotation->gain[i % PAGE_TOKENS] * keys[i];
-    score_rotated_scalar(rotation, q, G, hd, keys, logits);
-}
-
 void pq_init_scalar(struct pq_ops *ops) {
     ops->decode_channels = channels_pq_scalar;
     ops->decode_rows = rows_pq_scalar;
@@ -160,5 +150,4 @@ void pq_init_scalar(struct pq_ops *ops) {
     ops->accumulate_by_code = accumulate_by_code_pq_scalar;
     ops->finish_code_sums = finish_pq_scalar;
     ops->score_rotated_channels = score_rotated_scalar;
-    ops->score_rotated = score_rotated_pq_scalar;
 }

@@ -371,24 +371,15 @@ static void PASTE(finish_pq, ISA)(const struct pq_codebook *p, const float *code
     }
 }
 
-/* ---- Keys stored before RoPE: as floats, or as halves just decoded ------------------------------------------------------- */
+/* ---- Keys stored before RoPE, decoded ------------------------------------------------------- */
 
 struct rotating {
     const struct key_rotation *rotation;
-    const float *keys; /* or else halves[hd][64] */
-    const uint16_t *halves;
+    const float *keys; /* [hd][64] */
     size_t hd;
 };
 
-/* Tokens from t on of channel c. */
-INLINE vec rotating_key(bool floats, bool gain, const struct rotating *rotating, size_t c, size_t t) {
-    if (floats) return vec_load(rotating->keys + c * PAGE_TOKENS + t);
-    vec key = vec_halves(rotating->halves + c * PAGE_TOKENS + t);
-    return gain ? vec_fma(key, vec_load(rotating->rotation->gain + t), vec_set(rotating->rotation->mean[c])) : key;
-}
-
-INLINE void score_rotated_stripe(size_t G, bool floats, bool gain, const struct rotating *rotating, size_t t, const float *q,
-                                 float *logits) {
+INLINE void score_rotated_stripe(size_t G, const struct rotating *rotating, size_t t, const float *q, float *logits) {
     const size_t W = TILE(G), hd = rotating->hd, pairs = rotating->rotation->pairs;
     const size_t apart = rotating->rotation->adjacent ? 1 : pairs, step = rotating->rotation->adjacent ? 2 : 1;
     const float *cosine = rotating->rotation->cosine + t, *sine = rotating->rotation->sine + t;
@@ -397,8 +388,8 @@ INLINE void score_rotated_stripe(size_t G, bool floats, bool gain, const struct 
     for (size_t i = 0; i < pairs; i++) {
         vec x[4], y[4];
         UNROLL for (size_t w = 0; w < W; w++) {
-            vec a = rotating_key(floats, gain, rotating, i * step, t + w * LANES);
-            vec b = rotating_key(floats, gain, rotating, i * step + apart, t + w * LANES);
+            vec a = vec_load(rotating->keys + (i * step) * PAGE_TOKENS + t + w * LANES);
+            vec b = vec_load(rotating->keys + (i * step + apart) * PAGE_TOKENS + t + w * LANES);
             vec c = vec_load(cosine + i * PAGE_TOKENS + w * LANES), s = vec_load(sine + i * PAGE_TOKENS + w * LANES);
             x[w] = vec_fnma(b, s, vec_mul(a, c));
             y[w] = vec_fma(b, c, vec_mul(a, s));
@@ -408,42 +399,22 @@ INLINE void score_rotated_stripe(size_t G, bool floats, bool gain, const struct 
     }
     for (size_t c = 2 * pairs; c < hd; c++) {
         vec x[4];
-        UNROLL for (size_t w = 0; w < W; w++) x[w] = rotating_key(floats, gain, rotating, c, t + w * LANES);
+        UNROLL for (size_t w = 0; w < W; w++) x[w] = vec_load(rotating->keys + (c)*PAGE_TOKENS + t + w * LANES);
         sums_add(G, W, q + c, hd, x, sum);
     }
     sums_store(G, W, sum, false, logits + t, PAGE_TOKENS, LANES);
 }
 
 INLINE void rotate_floats(size_t G, const void *what, const float *q, float *logits) {
-    for (size_t t = 0; t < PAGE_TOKENS; t += TILE(G) * LANES) score_rotated_stripe(G, true, false, what, t, q, logits);
-}
-
-INLINE void rotate_halves(size_t G, const void *what, const float *q, float *logits) {
-    for (size_t t = 0; t < PAGE_TOKENS; t += TILE(G) * LANES) score_rotated_stripe(G, false, false, what, t, q, logits);
-}
-
-INLINE void rotate_gained(size_t G, const void *what, const float *q, float *logits) {
-    for (size_t t = 0; t < PAGE_TOKENS; t += TILE(G) * LANES) score_rotated_stripe(G, false, true, what, t, q, logits);
+    for (size_t t = 0; t < PAGE_TOKENS; t += TILE(G) * LANES) score_rotated_stripe(G, what, t, q, logits);
 }
 
 EACH_PQ(rotate_floats)
-EACH_PQ(rotate_halves)
-EACH_PQ(rotate_gained)
 
 static void PASTE(score_rotated, ISA)(const struct key_rotation *rotation, const float *q, size_t G, size_t hd, const float *keys,
                                       float *logits) {
-    struct rotating rotating = {rotation, keys, NULL, hd};
+    struct rotating rotating = {rotation, keys, hd};
     serve_pq(rotate_floats_of, &rotating, q, hd, G, logits, PAGE_TOKENS);
-}
-
-static void PASTE(score_rotated_pq, ISA)(const struct pq_codebook *p, const struct key_rotation *rotation, const float *q, size_t G,
-                                         const void *page, float *logits) {
-    size_t hd = pq_channels(p), step = chunk_parts(p);
-    uint16_t halves[KERNELS_MOST_CHANNELS * PAGE_TOKENS];
-    struct rotating rotating = {rotation, NULL, halves, hd};
-    for (size_t m = 0; m < p->parts; m += step)
-        DECODE_CHUNK(p, page, m, SMALLER(step, p->parts - m), halves + m * p->width * PAGE_TOKENS);
-    serve_pq(rotation->gain ? rotate_gained_of : rotate_halves_of, &rotating, q, hd, G, logits, PAGE_TOKENS);
 }
 
 static void fill_pq(struct pq_ops *ops) {
@@ -457,5 +428,4 @@ static void fill_pq(struct pq_ops *ops) {
     ops->accumulate_by_code = PASTE(accumulate_by_code_pq, ISA);
     ops->finish_code_sums = PASTE(finish_pq, ISA);
     ops->score_rotated_channels = PASTE(score_rotated, ISA);
-    ops->score_rotated = PASTE(score_rotated_pq, ISA);
 }
