@@ -20,7 +20,7 @@ MAKEFLAGS += --no-print-directory
 # likely. Each takes seconds with the sanitizers.
 sanitize_fast = fuzz_gguf fuzz_model fuzz_codebook test_base test_gguf test_gguf_damage test_codebook test_codebook_damage test_codebook_memory \
   test_tokenizer test_tokenizer_damage test_special_tokens test_chat test_sample test_method test_codec test_gain_shape test_sign test_index \
-  test_linear test_reference_models test_partial test_gather_tokens test_top_k test_sealing test_cache_memory
+  test_linear test_transform test_transform_format test_transform_codec test_reference_models test_partial test_gather_tokens test_top_k test_sealing test_cache_memory
 
 .PHONY: all demo test sanitize sanitize-fast test-aarch64 check-format check-includes bench install clean format help dependencies
 

@@ -244,8 +244,8 @@ static enum options_result parse(struct run *run, int argc, char **argv) {
     const struct option_set set = {
         .usage = "terse run -p TEXT | -f FILE [-p TEXT] | -cnv [options]",
         .about = "Reads a text and continues it. The text goes to stdout, progress and a summary to stderr.\n"
-                 "Without --kv the cache is million-4 where there is a codebook for the model (--codebook, a kept one, or the\n"
-                 "built-in model's), else q4_0; with -ctk or -ctv but no --kv it is q4_0.\n",
+                 "Without --kv the cache is terse-2, whose profile of the model is learned at first use where that takes less\n"
+                 "than a minute, else q4_0; with -ctk or -ctv but no --kv it is q4_0.\n",
         .options = options,
         .n_options = sizeof options / sizeof options[0],
         .common = run->setup.common,

@@ -11,7 +11,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define LEARNED_DEFAULT "million-4"
+/* The smallest terse-N whose mean KL divergence stays under 0.005 on both lab models: docs/reports/fidelity.md. */
+#define LEARNED_DEFAULT "terse-2"
 #define PLAIN_DEFAULT "q4_0"
 
 void codebooks_free(struct codebook_entry *entries) {
@@ -231,28 +232,19 @@ static int find(const struct setup *setup, const char *path, struct terse_codebo
     return EXIT_OK;
 }
 
-/* From embedded.S, for the built-in model: of LEARNED_DEFAULT, and a profile. */
-extern const char default_codebook_begin[], default_codebook_end[];
+/* From embedded.S: the built-in model's. */
 extern const char default_profile_begin[], default_profile_end[];
 
 static int find_built_in(const struct setup *setup, struct terse_codebook **codebook) {
-    const struct {
-        const char *name, *begin, *end;
-    } built_in[] = {{LEARNED_DEFAULT, default_codebook_begin, default_codebook_end},
-                    {profile_name, default_profile_begin, default_profile_end}};
     struct terse_error error;
-    char name[64];
+    size_t size = (size_t)(default_profile_end - default_profile_begin);
     *codebook = NULL;
-    name_codebook(setup, name);
-    for (size_t i = 0; i < sizeof built_in / sizeof built_in[0]; i++) {
-        if (strcmp(name, built_in[i].name) != 0) continue;
-        size_t size = (size_t)(built_in[i].end - built_in[i].begin);
-        if (terse_codebook_load_memory(built_in[i].begin, size, "the built-in codebook", codebook, &error) != TERSE_OK)
-            return complain_error(&error);
-        if (is_for(*codebook, setup)) return EXIT_OK;
-        terse_codebook_free(*codebook);
-        *codebook = NULL;
-    }
+    if (!codebooks_is_profile(setup)) return EXIT_OK;
+    if (terse_codebook_load_memory(default_profile_begin, size, "the built-in profile", codebook, &error) != TERSE_OK)
+        return complain_error(&error);
+    if (is_for(*codebook, setup)) return EXIT_OK;
+    terse_codebook_free(*codebook);
+    *codebook = NULL;
     return EXIT_OK;
 }
 
@@ -276,16 +268,6 @@ static bool remember(struct setup *setup, struct terse_codebook *codebook) {
     entry->next = setup->codebooks;
     setup->codebooks = entry;
     return true;
-}
-
-int codebooks_choose_method(struct setup *setup) {
-    bool own_types = setup->key_type || setup->value_type;
-    setup->method = LEARNED_DEFAULT;
-    if (setup->codebook_path && !(setup->key_type && setup->value_type)) return EXIT_OK;
-    struct terse_codebook *codebook = NULL;
-    int status = own_types ? EXIT_OK : find_anywhere(setup, &codebook);
-    if (!codebook || !remember(setup, codebook)) setup->method = PLAIN_DEFAULT;
-    return status;
 }
 
 /* Whether a session of these options would be possible with some codebook, so that wrong options fail before minutes are spent on
@@ -327,11 +309,20 @@ static void remark_without(const struct setup *setup, double seconds) {
            setup->model_path ? setup->model_path : "", learned_method(setup), duration);
 }
 
+/* Keeps a profile that was just learned where the next run finds it. */
+static void keep(const struct terse_codebook *codebook, const char *path) {
+    struct terse_error error;
+    if (!path)
+        remark("the codebook is not kept, since neither XDG_CACHE_HOME nor HOME names a place for it: the next run will learn it "
+               "again");
+    else if (codebooks_keep(codebook, path, &error) != TERSE_OK)
+        remark("the codebook is not kept, and the next run will learn it again: %s", error.message);
+}
+
 /* *codebook stays NULL where a profile would take long and the session can do without. */
 static int learn_and_keep(const struct setup *setup, const struct terse_session_options *options, const char *path,
                           struct terse_codebook **codebook) {
     struct codebooks_calibration calibration = codebooks_calibration_defaults();
-    struct terse_error error;
     bool without = codebooks_is_profile(setup) && possible_without(setup, options);
     double needed = without ? least_seconds(setup) : 0;
     calibration.announced = true;
@@ -341,12 +332,41 @@ static int learn_and_keep(const struct setup *setup, const struct terse_session_
     if (status != EXIT_OK) return status;
     if (!*codebook)
         remark_without(setup, needed);
-    else if (!path)
-        remark("the codebook is not kept, since neither XDG_CACHE_HOME nor HOME names a place for it: the next run will learn it "
-               "again");
-    else if (codebooks_keep(*codebook, path, &error) != TERSE_OK)
-        remark("the codebook is not kept, and the next run will learn it again: %s", error.message);
+    else
+        keep(*codebook, path);
     return EXIT_OK;
+}
+
+/* A profile for the default method, where one can be made in less than a minute; else *codebook stays NULL, after a remark. */
+static int learn_default(const struct setup *setup, struct terse_codebook **codebook) {
+    struct codebooks_calibration calibration = codebooks_calibration_defaults();
+    char path[4096], duration[64];
+    double needed = least_seconds(setup);
+    calibration.announced = true;
+    calibration.most_seconds = PROFILE_SECONDS;
+    int status = needed <= PROFILE_SECONDS ? codebooks_learn(setup, &calibration, codebook, &needed) : EXIT_OK;
+    if (status != EXIT_OK) return status;
+    if (*codebook) {
+        keep(*codebook, codebooks_path(setup, path, sizeof path) ? path : NULL);
+        return EXIT_OK;
+    }
+    write_duration(needed, duration, sizeof duration);
+    remark("the cache is " PLAIN_DEFAULT ", since there is no profile of %s for " LEARNED_DEFAULT
+           ", which takes half the memory: terse calibrate%s%s --kv " LEARNED_DEFAULT " makes one in %s",
+           setup->info.name[0] ? setup->info.name : "this model", setup->model_path ? " -m " : "",
+           setup->model_path ? setup->model_path : "", duration);
+    return EXIT_OK;
+}
+
+int codebooks_choose_method(struct setup *setup) {
+    bool own_types = setup->key_type || setup->value_type;
+    setup->method = LEARNED_DEFAULT;
+    if (setup->codebook_path && !(setup->key_type && setup->value_type)) return EXIT_OK;
+    struct terse_codebook *codebook = NULL;
+    int status = own_types ? EXIT_OK : find_anywhere(setup, &codebook);
+    if (status == EXIT_OK && !own_types && !codebook && !setup->no_auto_calibrate) status = learn_default(setup, &codebook);
+    if (!codebook || !remember(setup, codebook)) setup->method = PLAIN_DEFAULT;
+    return status;
 }
 
 static int find_or_learn(const struct setup *setup, const struct terse_session_options *options, struct terse_codebook **codebook) {

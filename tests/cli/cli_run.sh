@@ -3,7 +3,7 @@
 # be written past the context at constant memory.
 . "$(dirname "$0")/../support/cli.sh"
 
-summary='^prompt [0-9]* tokens, [0-9.]* tokens/s | generated [0-9]* tokens, [0-9.]* tokens/s | KV cache [0-9.]* MiB, [0-9.]* bits per value (million-4)$'
+summary='^prompt [0-9]* tokens, [0-9.]* tokens/s | generated [0-9]* tokens, [0-9.]* tokens/s | KV cache [0-9.]* MiB, [0-9.]* bits per value (terse-2)$'
 
 works run -p 'The old man went to the' -n 24 -s 7
 cp "$work/out" "$work/first"
@@ -39,17 +39,21 @@ works run -p x -n 0
 
 # Other caches: fewer bits, and both ways to read a prompt.
 works run -f "$text" -n 4
-grep -q '(million-4)$' "$work/err" || fail "without --kv the cache is not million-4: $(cat "$work/err")"
+grep -q '(terse-2)$' "$work/err" || fail "without --kv the cache is not terse-2: $(cat "$work/err")"
 works run -f "$text" -n 4 -ctk q8_0
 grep -q '(q4_0, keys q8_0)$' "$work/err" || fail "with only -ctk the cache is not q4_0: $(cat "$work/err")"
 refuses 'cannot open\|No such file' run -p x -n 1 --codebook "$work/missing"
 refuses 'codebook is for methods that learn' run -p x -n 1 --codebook "$work/missing" -ctk q8_0 -ctv q8_0
-works calibrate -m tests/fixtures/models/llama.gguf -f "$text" -c 100 --chunks 4 --kv million-4
+works calibrate -m tests/fixtures/models/llama.gguf -f "$text" -c 100 --chunks 4 --kv terse-2
 works run -m tests/fixtures/models/llama.gguf -p 'a' -n 2
-grep -q '(million-4)$' "$work/err" || fail "a kept codebook is not used: $(cat "$work/err")"
+grep -q '(terse-2)$' "$work/err" || fail "a kept profile is not used: $(cat "$work/err")"
+[ "$(wc -l <"$work/err")" -eq 1 ] || fail "more than the summary where there is a profile: $(cat "$work/err")"
+rm -r "$work/cache"
+works run -m tests/fixtures/models/llama.gguf -p 'a' -n 2
+grep -q 'learning one' "$work/err" && grep -q '(terse-2)$' "$work/err" || fail "a small model's profile is not learned: $(cat "$work/err")"
 rm -r "$work/cache"
 works run -m tests/fixtures/models/llama.gguf -p 'a' -n 2 --no-auto-calibrate
-grep -q '(q4_0)$' "$work/err" || fail "a model without a codebook has not q4_0: $(cat "$work/err")"
+grep -q '(q4_0)$' "$work/err" || fail "a model without a profile has not q4_0: $(cat "$work/err")"
 works run -f "$text" -n 4 --kv f16
 near "$(number_after 'MiB, ' "$work/err")" 16 0.15 || fail "f16 is not about 16 bits: $(cat "$work/err")"
 works run -f "$text" -n 4 --kv q4_0
