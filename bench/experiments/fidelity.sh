@@ -46,6 +46,7 @@ work=${work:-$build/fidelity}
 [ $# -gt 0 ] || set -- codebooks main directions weighting memory commvq choose deep domains report
 mkdir -p "$work/codebooks"
 
+rates='4 3 2 1 0.5' # of terse-N
 bits='4 2 1 0.75 0.375'
 low='1 0.75 0.375'
 gained='4 2 1 0.75' # antkv with a gain; without weights and anchors antkv-0.375 is cq-0.375
@@ -85,6 +86,14 @@ step_codebooks() {
     for m in 4 3 2 32x4 32x6 32x10; do books+=("million-$m=million-$m"); done
     codebooks "${books[@]}" million-4-shared=million-4:shared million-2-shared=million-2:shared
     codebooks antkv-1-shared=antkv-1:shared
+    profile
+}
+
+# One profile serves every rate.
+profile() {
+    local b
+    [ -e "$work/codebooks/terse.gguf" ] || "$build/bin/terse" calibrate -m "$model" -f "$learn" --kv terse-2 -o "$work/codebooks/terse.gguf"
+    for b in $rates; do ln -sf terse.gguf "$work/codebooks/terse-$b.gguf"; done
 }
 
 # METHODS PARTS [OPTION ...]
@@ -92,13 +101,14 @@ measure() {
     local methods=$1 parts=$2
     shift 2
     # shellcheck disable=SC2086
-    "$build/bin/fidelity" -m "$model" -f "$text" -w "$work" --resume --methods "$methods" --parts "$ablations" "$@" ${MEASURE:-}
+    "$build/bin/fidelity" -m "$model" -f "$text" -w "$work" --resume --methods "$methods" --parts "$parts" "$@" ${MEASURE:-}
 }
 
 step_main() {
     local b methods=(f16 q8_0 q4_0 kivi-4 kivi-2)
     for b in $bits; do methods+=("cq-$b" "antkv-$b:anchors=0%" "antkv-$b"); done
     for b in 2 1; do methods+=("commvq-$b" "commvq-$b:anchors=1%"); done
+    for b in $rates; do methods+=("terse-$b"); done
     measure "$(join "${methods[@]}" million-4 million-3 million-2)" default,paper,needles
 }
 

@@ -37,7 +37,7 @@ refuses 'streaming-1000 leaves no room' bench -p 8 -n 0 -r 1 --kv f16,streaming-
 
 # All methods, each beside f16; codebooks are random, so that nothing is learned or kept.
 works bench --kv all -p 8 -n 1 -r 1 -d 1100 -o csv
-[ "$(csv_fields "$work/out")" -gt 10 ] && [ "$(wc -l <"$work/out")" -eq 45 ] || fail "all methods: $(cat "$work/out")"
+[ "$(csv_fields "$work/out")" -gt 10 ] && [ "$(wc -l <"$work/out")" -eq 55 ] || fail "all methods: $(cat "$work/out")"
 grep -q ',f16,,.*,tg1 @ d1100,[0-9.]*,[0-9.]*,1.00,[0-9.]*,1.00,' "$work/out" || fail "f16 beside itself: $(cat "$work/out")"
 grep -q ',commvq-1,random,.*,pp8 @ d1100,' "$work/out" || fail "a random codebook: $(cat "$work/out")"
 for reading in 'selfindex-2, reading 100%' 'selfindex-2, reading 7.5%' 'quest, reading 7.5%'; do
