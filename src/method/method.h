@@ -30,8 +30,8 @@ enum terse_status method_resolve(const struct terse_cache_options *options, uint
 enum terse_status method_check(const struct method *method, uint32_t head_dim, uint32_t group, struct terse_error *error);
 
 /* Whether the method has the codebook that it needs for this model; shares the bits of codec transform. */
-enum terse_status method_check_codebook(struct method *method, const uint64_t fingerprints[CODEBOOK_FINGERPRINTS],
-                                        uint32_t layers, uint32_t kv_heads, uint32_t head_dim, struct terse_error *error);
+enum terse_status method_check_codebook(struct method *method, const uint64_t fingerprints[CODEBOOK_FINGERPRINTS], uint32_t layers,
+                                        uint32_t kv_heads, uint32_t head_dim, struct terse_error *error);
 
 /* The shape that the method's codec of one side of a layer and KV head sees, `learned` left out: here and nowhere else is decided
  * how many bits they have, which may differ from layer to layer, head to head and side to side. */

@@ -34,6 +34,7 @@ INLINE void multiply_rows(const float *a, size_t lda, size_t rows, size_t k, con
 static void PASTE(multiply, ISA)(const float *a, size_t m, size_t k, size_t lda, const float *b, size_t n, size_t ldb, float *out,
                                  size_t ldo) {
     size_t r = 0;
-    for (; r + MULTIPLY_ROWS <= m; r += MULTIPLY_ROWS) multiply_rows(a + r * lda, lda, MULTIPLY_ROWS, k, b, ldb, n, out + r * ldo, ldo);
+    for (; r + MULTIPLY_ROWS <= m; r += MULTIPLY_ROWS)
+        multiply_rows(a + r * lda, lda, MULTIPLY_ROWS, k, b, ldb, n, out + r * ldo, ldo);
     for (; r < m; r++) multiply_rows(a + r * lda, lda, 1, k, b, ldb, n, out + r * ldo, ldo);
 }
