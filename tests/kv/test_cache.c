@@ -45,7 +45,8 @@ static void every_method_equals_dense_attention(void **state) {
         {"f16", NULL, NULL},       {"q8_0", NULL, NULL},      {"q4_0", NULL, NULL},        {"f16", "q8_0", "q4_0"},
         {"q4_0", "f16", "q8_0"},   {"f16", NULL, "q4_0"},     {"cq-1", NULL, NULL},        {"cq-0.75", NULL, NULL},
         {"million-4", NULL, NULL}, {"million-3", NULL, NULL}, {"million-2", "q8_0", NULL}, {"cq-2", NULL, "f16"},
-        {"antkv-4", NULL, NULL},   {"antkv-1", NULL, NULL},   {"kivi-2", NULL, NULL},      {"q8_0", "kivi-4", "kivi-2"}};
+        {"antkv-4", NULL, NULL},   {"antkv-1", NULL, NULL},   {"kivi-2", NULL, NULL},      {"q8_0", "kivi-4", "kivi-2"},
+        {"terse-2", NULL, NULL},   {"q8_0", NULL, "terse-1"}, {"q8_0", "terse-2", NULL}};
     static const uint32_t tails[] = {0, 32, 128};
     for (size_t m = 0; m < sizeof methods / sizeof methods[0]; m++) {
         for (size_t t = 0; t < 3; t++) {
@@ -66,7 +67,8 @@ static void all_tokens_chosen_equal_dense_attention(void **state) {
     static const char *const methods[][3] = {{"f16", NULL, NULL},       {"q8_0", NULL, NULL},      {"q4_0", NULL, NULL},
                                              {"kivi-4", NULL, NULL},    {"kivi-2", NULL, NULL},    {"q4_0", "f16", "q8_0"},
                                              {"million-4", NULL, NULL}, {"million-3", NULL, NULL}, {"cq-1", NULL, NULL},
-                                             {"cq-0.75", NULL, NULL},   {"antkv-4", NULL, NULL},   {"antkv-1", NULL, "q8_0"}};
+                                             {"cq-0.75", NULL, NULL},   {"antkv-4", NULL, NULL},   {"antkv-1", NULL, "q8_0"},
+                                             {"terse-2", NULL, NULL}};
     for (size_t m = 0; m < sizeof methods / sizeof methods[0]; m++) {
         for (uint32_t anchors = 0; anchors < 20; anchors += 10) {
             struct oracle_setup setup = small;

@@ -20,6 +20,7 @@
 #define ITEMS 128        /* work items of a pass, at most */
 #define ITEM_ROWS 4096   /* rows of all their partial states: bounds the memory */
 #define ITEM_SEGMENTS 4  /* segments of an item, at least */
+#define ITEM_RUNS 4      /* runs of an item, at least, where each is prepared for: an item begins within one */
 #define THREAD_CHUNKS 16 /* chunks of items that a thread takes, about */
 #define WAKE_SEGMENTS 16 /* segments times KV heads for which waking the threads pays */
 
@@ -31,9 +32,13 @@ size_t attend_decode_tokens(const struct cache *cache) { return cache->keys_rota
 /* Most rows of a step, from which its memory and the way work is split are decided. */
 static size_t decode_rows(const struct cache *cache) { return smaller(cache->plan.n, attend_decode_tokens(cache)) * cache->group; }
 
+static size_t item_segments(const struct cache *cache) {
+    return cache->keys_in_runs ? ITEM_RUNS * (RUN_TOKENS / PAGE_TOKENS) : ITEM_SEGMENTS;
+}
+
 static size_t decode_splits(const struct cache *cache) {
     size_t most = smaller(ITEMS, ITEM_ROWS / decode_rows(cache)) / cache->shape.kv_heads;
-    return larger(smaller(segment_count(cache) / ITEM_SEGMENTS, most), 1);
+    return larger(smaller(segment_count(cache) / item_segments(cache), most), 1);
 }
 
 /* Floats that a codec wants for `rows` queries of a layer and KV head. Heads may differ in what was learned and in their bits. */
@@ -280,7 +285,7 @@ static struct pass pass_of(const struct cache *cache, size_t first, size_t count
     pass.segments = pass.selects ? gather_segment_count(cache) : segment_count_seen(cache, first + count - 1);
     /* With a head for every thread each thread takes its heads from scores to outputs: what it scored is near when it reads. */
     pass.chooses_by_head = pass.selects && heads >= (uint32_t)cache->threads;
-    pass.splits = pass.chooses_by_head ? 1 : smaller(decode_splits(cache), larger(pass.segments / ITEM_SEGMENTS, 1));
+    pass.splits = pass.chooses_by_head ? 1 : smaller(decode_splits(cache), larger(pass.segments / item_segments(cache), 1));
     pass.table_floats = most_of_layer(cache, table_floats, cache->layer, pass.rows);
     pass.queries = scratch_shared(cache);
     pass.tables = pass.queries + heads * pass.rows * cache->shape.head_dim;
