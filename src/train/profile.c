@@ -47,9 +47,9 @@ static float *root_of(const struct profile *p, enum codec_side side, size_t set)
 
 /* What a thread works with. */
 struct tile {
-    float *rows, *entered, *turned; /* [TILE][hd], the last transposed, [hd][TILE] */
-    float *matrix;                  /* [hd][hd] */
-    float *weights;                 /* a row of the output projection */
+    float *rows, *entered, *transposed; /* [TILE][hd], the last is rows, [hd][TILE] */
+    float *matrix;                      /* [hd][hd] */
+    float *weights;                     /* a row of the output projection */
 };
 
 static size_t scratch_floats(const struct terse_model *m) {
@@ -71,8 +71,8 @@ static double square(const float *x, size_t n) {
 /* sums[hd][hd] += the outer products of rows[n][hd] with themselves, n at most TILE. */
 static void add_products(const struct tile *tile, const float *rows, size_t n, size_t hd, double *sums) {
     for (size_t i = 0; i < n; i++)
-        for (size_t c = 0; c < hd; c++) tile->turned[c * n + i] = rows[i * hd + c];
-    vector_multiply_panel(tile->turned, hd, n, n, rows, hd, tile->matrix);
+        for (size_t c = 0; c < hd; c++) tile->transposed[c * n + i] = rows[i * hd + c];
+    vector_multiply_panel(tile->transposed, hd, n, n, rows, hd, tile->matrix);
     for (size_t i = 0; i < hd * hd; i++) sums[i] += (double)tile->matrix[i];
 }
 

@@ -189,13 +189,14 @@ static void accumulate_run(const struct pass *pass, uint32_t head, struct segmen
     const struct cache *cache = pass->cache;
     const struct cpu_codec *codec = cache->codec[CODEC_VALUES];
     size_t rows = pass->rows, floats = code_sum_floats(cache, cache->layer, head, rows);
-    bool summed = false, int8 = codec->accumulate_by_code_int8 || (codec->accumulate_values_int8 && scaled_ops()->int8_is_faster);
+    bool summed = false, int8_values = codec->accumulate_values_int8 && scaled_ops()->int8_is_faster;
     for (size_t r = 0; r < n; r++) {
         float *own = weights + r * rows * PAGE_TOKENS;
         bool gathered = segments[r].kind == SEGMENT_GATHERED, coded = gathered || segments[r].kind == SEGMENT_SEALED;
         bool by_code = floats && coded;
         if (by_code && !summed) memset(code_sums, 0, floats * sizeof *code_sums);
         summed |= by_code;
+        bool int8 = by_code ? codec->accumulate_by_code_int8 != NULL : int8_values;
         segments[r].int8_weights = coded && int8 && fits_int8(partial, own, rows);
         float *sums = by_code ? code_sums : NULL;
         if (gathered)

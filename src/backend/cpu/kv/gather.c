@@ -212,8 +212,7 @@ void gather_accumulate(const struct cache *cache, const struct segment *segment,
         segment_accumulate_row(row, i, rows, cache->shape.head_dim, weights, acc);
     const void *page = pack(cache, segment, head, CODEC_VALUES);
     if (code_sums)
-        (segment->int8_weights && codec->accumulate_by_code_int8 ? codec->accumulate_by_code_int8
-                                                                 : codec->accumulate_by_code)(shape, weights, page, code_sums);
+        (segment->int8_weights ? codec->accumulate_by_code_int8 : codec->accumulate_by_code)(shape, weights, page, code_sums);
     else
         (segment->int8_weights ? codec->accumulate_values_int8 : codec->accumulate_values)(shape, weights, page, acc);
 }

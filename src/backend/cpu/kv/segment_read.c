@@ -233,8 +233,7 @@ static void accumulate_sealed(const struct cache *cache, const struct segment *s
         segment_accumulate_row(row, (size_t)(anchors.tokens[i] - segment->first), rows, hd, weights, acc);
     }
     if (code_sums)
-        (segment->int8_weights && codec->accumulate_by_code_int8 ? codec->accumulate_by_code_int8
-                                                                 : codec->accumulate_by_code)(shape, weights, page, code_sums);
+        (segment->int8_weights ? codec->accumulate_by_code_int8 : codec->accumulate_by_code)(shape, weights, page, code_sums);
     else
         (segment->int8_weights ? codec->accumulate_values_int8 : codec->accumulate_values)(shape, weights, page, acc);
 }
