@@ -15,12 +15,13 @@
 #include <math.h>
 #include <string.h>
 
-#define DECODE_ROWS 96   /* queries times G up to which reading codes was measured to be the faster way */
-#define RUN_LOGITS 128   /* segments times rows that share one update of the running maximum: a run */
-#define ITEMS 128        /* work items of a pass, at most */
-#define ITEM_ROWS 4096   /* rows of all their partial states: bounds the memory */
-#define ITEM_SEGMENTS 4  /* segments of an item, at least */
-#define ITEM_RUNS 4      /* runs of an item, at least, where each is prepared for: an item begins within one */
+#define DECODE_ROWS 96  /* queries times G up to which reading codes was measured to be the faster way */
+#define RUN_LOGITS 128  /* segments times rows that share one update of the running maximum: a run */
+#define ITEMS 128       /* work items of a pass, at most */
+#define ITEM_ROWS 4096  /* rows of all their partial states: bounds the memory */
+#define ITEM_SEGMENTS 4 /* segments of an item, at least */
+#define ITEM_RUNS 4     /* runs of an item, at least, where each is prepared for */
+#define PAGES_OF_RUN (RUN_TOKENS / PAGE_TOKENS)
 #define THREAD_CHUNKS 16 /* chunks of items that a thread takes, about */
 #define WAKE_SEGMENTS 16 /* segments times KV heads for which waking the threads pays */
 
@@ -32,9 +33,7 @@ size_t attend_decode_tokens(const struct cache *cache) { return cache->keys_rota
 /* Most rows of a step, from which its memory and the way work is split are decided. */
 static size_t decode_rows(const struct cache *cache) { return smaller(cache->plan.n, attend_decode_tokens(cache)) * cache->group; }
 
-static size_t item_segments(const struct cache *cache) {
-    return cache->keys_in_runs ? ITEM_RUNS * (RUN_TOKENS / PAGE_TOKENS) : ITEM_SEGMENTS;
-}
+static size_t item_segments(const struct cache *cache) { return cache->keys_in_runs ? ITEM_RUNS * PAGES_OF_RUN : ITEM_SEGMENTS; }
 
 static size_t decode_splits(const struct cache *cache) {
     size_t most = smaller(ITEMS, ITEM_ROWS / decode_rows(cache)) / cache->shape.kv_heads;
@@ -72,10 +71,10 @@ static size_t most_floats(const struct cache *cache, floats_of_head *floats) {
     return most;
 }
 
-static size_t most_query_floats(const struct cache *cache) {
+static size_t most_reader_floats(const struct cache *cache) {
     size_t most = 0;
     for (size_t rows = cache->group; rows <= decode_rows(cache); rows += cache->group)
-        most = larger(most, segment_queries_floats(cache, rows));
+        most = larger(most, head_reader_floats(cache, rows));
     return most;
 }
 
@@ -86,8 +85,7 @@ size_t attend_decode_shared_floats(const struct cache *cache) {
 
 size_t attend_decode_thread_floats(const struct cache *cache) {
     size_t rows = decode_rows(cache);
-    return larger(RUN_LOGITS, rows) * PAGE_TOKENS + most_floats(cache, code_sum_floats) + segment_workspace_floats(cache, rows) +
-           most_query_floats(cache);
+    return larger(RUN_LOGITS, rows) * PAGE_TOKENS + most_floats(cache, code_sum_floats) + most_reader_floats(cache);
 }
 
 /* The attention of some new tokens of the step. */
@@ -155,40 +153,43 @@ static float weigh_row(const struct pass *pass, const struct segment *segments, 
     return sum;
 }
 
-/* Turns logits[n][rows][64] of a run of segments into weights, row by row under one running maximum. */
-static void weigh_run(const struct pass *pass, uint32_t head, const struct segment *segments, size_t n, float *logits,
+/* Turns logits[n][rows][64] of a run of segments into weights, row by row under one running maximum. Returns whether each weight is at most
+ * a small part of what its query has seen so far, more of which is yet to come. */
+static bool weigh_run(const struct pass *pass, uint32_t head, const struct segment *segments, size_t n, float *logits,
                       struct partial *partial) {
     const float *slopes = pass->cache->shape.slopes ? pass->cache->shape.slopes + head * pass->cache->group : NULL;
-    size_t step = pass->rows * PAGE_TOKENS;
+    size_t step = pass->rows * PAGE_TOKENS, group = pass->cache->group;
     uint32_t end[RUN_LOGITS];
+    bool small = true;
     for (size_t m = 0; m < pass->rows; m++) {
-        size_t token = pass->first + m / pass->cache->group;
+        size_t token = pass->first + m / group;
         float *row = logits + m * PAGE_TOKENS;
-        for (size_t r = 0; r < n; r++) {
+        for (size_t r = 0; r < n && m % group == 0; r++) end[r] = segment_visible(pass->cache, &segments[r], token);
+        for (size_t r = 0; slopes && r < n; r++) { /* no method that chooses tokens is offered with ALiBi */
             uint32_t begin = segments[r].begin;
-            end[r] = segment_visible(pass->cache, &segments[r], token);
-            if (slopes) /* no method that chooses tokens is offered with ALiBi */
-                add_alibi(slopes[m % pass->cache->group], segment_position(pass->cache, &segments[r]) + begin - (int64_t)token,
-                          row + r * step + begin, end[r] - begin);
+            add_alibi(slopes[m % group], segment_position(pass->cache, &segments[r]) + begin - (int64_t)token,
+                      row + r * step + begin, end[r] - begin);
         }
-        float max = partial_raise(partial, m, largest_logit(pass, segments, n, end, row));
+        float largest = largest_logit(pass, segments, n, end, row), max = partial_raise(partial, m, largest);
         partial->sum[m] += weigh_row(pass, segments, n, end, max, row);
+        small = small && expf(largest - max) <= INT8_WEIGHT_LIMIT * partial->sum[m];
     }
+    return small;
 }
 
-/* Whether each weight of a segment is at most a small part of what its query has seen so far, more of which is yet to come. */
+/* The same of one segment's weights. */
 static bool fits_int8(const struct partial *partial, const float *weights, size_t rows) {
     for (size_t m = 0; m < rows; m++)
         if (!(vector_ops()->max(weights + m * PAGE_TOKENS, PAGE_TOKENS) <= INT8_WEIGHT_LIMIT * partial->sum[m])) return false;
     return true;
 }
 
-/* partial->acc += weights times the values of a run of segments, whose weights partial->sum has. */
-static void accumulate_run(const struct pass *pass, uint32_t head, struct segment *segments, size_t n, float *weights,
-                           float *workspace, float *code_sums, struct partial *partial) {
-    const struct cache *cache = pass->cache;
-    const struct cpu_codec *codec = cache->codec[CODEC_VALUES];
-    size_t rows = pass->rows, floats = code_sum_floats(cache, cache->layer, head, rows);
+/* partial->acc += weights times the values of a run of segments, whose weights partial->sum has. `small`: weigh_run. `floats`: of
+ * code_sums, which code_sum_floats says. */
+static void accumulate_run(const struct head_reader *reader, struct segment *segments, size_t n, bool small, float *weights,
+                           size_t floats, float *code_sums, struct partial *partial) {
+    const struct cpu_codec *codec = reader->cache->codec[CODEC_VALUES];
+    size_t rows = reader->rows;
     bool summed = false, int8_values = codec->accumulate_values_int8 && scaled_ops()->int8_is_faster;
     for (size_t r = 0; r < n; r++) {
         float *own = weights + r * rows * PAGE_TOKENS;
@@ -197,14 +198,14 @@ static void accumulate_run(const struct pass *pass, uint32_t head, struct segmen
         if (by_code && !summed) memset(code_sums, 0, floats * sizeof *code_sums);
         summed |= by_code;
         bool int8 = by_code ? codec->accumulate_by_code_int8 != NULL : int8_values;
-        segments[r].int8_weights = coded && int8 && fits_int8(partial, own, rows);
+        segments[r].int8_weights = coded && int8 && (small || fits_int8(partial, own, rows));
         float *sums = by_code ? code_sums : NULL;
         if (gathered)
-            gather_accumulate(cache, &segments[r], head, own, rows, sums, partial->acc);
+            gather_accumulate(reader, &segments[r], own, sums, partial->acc);
         else
-            segment_accumulate(cache, &segments[r], head, own, rows, workspace, sums, partial->acc);
+            segment_accumulate(reader, &segments[r], own, sums, partial->acc);
     }
-    if (summed) codec->finish_code_sums(side_shape(cache, CODEC_VALUES, cache->layer, head, rows), code_sums, partial->acc);
+    if (summed) codec->finish_code_sums(reader->values, code_sums, partial->acc);
 }
 
 /* ---- One KV head */
@@ -225,31 +226,36 @@ static void prefetch_head_codebooks(const struct pass *pass, uint32_t head) {
     }
 }
 
+/* Where a range of segments begins. One that begins with a run of keys prepares its queries for no other part of that run. */
+static size_t split_begin(const struct pass *pass, size_t split) {
+    size_t begin = split * pass->segments / pass->splits, rows = segment_count_rows(pass->cache);
+    if (!pass->cache->keys_in_runs || pass->selects || split == 0 || split == pass->splits || begin < rows) return begin;
+    return rows + (begin - rows) / PAGES_OF_RUN * PAGES_OF_RUN;
+}
+
 /* One work item: a range of segments. */
 static void read_segments(const struct pass *pass, size_t split, uint32_t head, float *scratch) {
     const struct cache *cache = pass->cache;
     size_t rows = pass->rows, run = larger(RUN_LOGITS / rows, 1);
-    size_t end = (split + 1) * pass->segments / pass->splits;
+    size_t end = split_begin(pass, split + 1), sums = code_sum_floats(cache, cache->layer, head, rows);
     float *logits = scratch, *code_sums = scratch + larger(RUN_LOGITS, rows) * PAGE_TOKENS;
-    float *workspace = code_sums + code_sum_floats(cache, cache->layer, head, rows);
-    struct segment_queries queries =
-        segment_queries_of(pass->queries + head * rows * cache->shape.head_dim, rows, tables_of(pass, head), cache->shape.head_dim,
-                           workspace + segment_workspace_floats(cache, rows));
+    struct head_reader reader = head_reader_of(cache, head, pass->queries + head * rows * cache->shape.head_dim, rows,
+                                               tables_of(pass, head), code_sums + sums);
     struct partial partial = decode_partial(pass, split, head);
     struct segment segments[RUN_LOGITS];
     partial_clear(&partial);
-    for (size_t first = split * pass->segments / pass->splits; first < end; first += run) {
+    for (size_t first = split_begin(pass, split); first < end; first += run) {
         size_t n = smaller(run, end - first);
         for (size_t r = 0; r < n; r++) {
             float *own = logits + r * rows * PAGE_TOKENS;
             segments[r] = pass->selects ? gather_segment_at(cache, head, first + r) : segment_at(cache, first + r);
             if (segments[r].kind == SEGMENT_GATHERED)
-                gather_score(cache, &segments[r], head, &queries, workspace, own);
+                gather_score(&reader, &segments[r], own);
             else
-                segment_score(cache, &segments[r], head, &queries, workspace, own);
+                segment_score(&reader, &segments[r], own);
         }
-        weigh_run(pass, head, segments, n, logits, &partial);
-        accumulate_run(pass, head, segments, n, logits, workspace, code_sums, &partial);
+        bool small = weigh_run(pass, head, segments, n, logits, &partial);
+        accumulate_run(&reader, segments, n, small, logits, sums, code_sums, &partial);
     }
 }
 

@@ -106,17 +106,17 @@ static const void *pack(const struct cache *cache, const struct segment *segment
 }
 
 /* Keys whose scales are those of their page cannot leave it: the whole page is scored and the logits are picked. */
-static void score_in_place(const struct cache *cache, const struct segment *segment, uint32_t head,
-                           const struct segment_queries *queries, float *whole, float *logits) {
-    struct codec_shape shape = side_shape(cache, CODEC_KEYS, cache->layer, head, queries->rows);
+static void score_in_place(const struct head_reader *reader, const struct segment *segment, float *logits) {
+    const struct cache *cache = reader->cache;
+    float *whole = reader->workspace;
     const uint32_t *place = segment->places, *end = place + segment->end;
     uint8_t slots[PAGE_TOKENS];
     for (size_t i = 0, n; place < end; i += n) {
         const struct page_set *set = select_candidate(cache, *place / PAGE_TOKENS);
         place = same_page(place, end, slots, &n);
-        cache->codec[CODEC_KEYS]->score(shape, queries->q, queries->tables, page_at(cache, set, CODEC_KEYS, cache->layer, head),
-                                        whole);
-        for (size_t m = 0; m < queries->rows; m++)
+        cache->codec[CODEC_KEYS]->score(reader->keys, reader->q, reader->tables,
+                                        page_at(cache, set, CODEC_KEYS, cache->layer, reader->head), whole);
+        for (size_t m = 0; m < reader->rows; m++)
             for (size_t j = 0; j < n; j++) logits[m * PAGE_TOKENS + i + j] = whole[m * PAGE_TOKENS + slots[j]];
     }
 }
@@ -144,14 +144,14 @@ static bool next_anchor(const struct cache *cache, const struct segment *segment
 }
 
 /* Keys before rotation are rotated one by one. */
-static void score_decoded(const struct cache *cache, const struct segment *segment, uint32_t head, const float *q, size_t rows,
-                          float *workspace, float *logits) {
+static void score_decoded(const struct head_reader *reader, const struct segment *segment, float *logits) {
+    const struct cache *cache = reader->cache;
     size_t hd = cache->shape.head_dim;
-    struct codec_shape shape = side_shape(cache, CODEC_KEYS, cache->layer, head, 1);
-    cache->codec[CODEC_KEYS]->decode(shape, CODEC_KEYS, pack(cache, segment, head, CODEC_KEYS), workspace);
+    float *rows = reader->workspace;
+    cache->codec[CODEC_KEYS]->decode(reader->keys, CODEC_KEYS, pack(cache, segment, reader->head, CODEC_KEYS), rows);
     for (size_t i = 0; i < segment->end; i++) {
-        rotate_key(cache, segment, i, workspace + i * hd);
-        dot_row(q, workspace + i * hd, rows, hd, i, logits);
+        rotate_key(cache, segment, i, rows + i * hd);
+        dot_row(reader->q, rows + i * hd, reader->rows, hd, i, logits);
     }
 }
 
@@ -162,57 +162,56 @@ static size_t base_of(const struct cache *cache, const struct segment *segment, 
 
 /* The tokens of a packed page come from a few runs, one after another: the page is scored for each, which takes less than to decode the
  * keys and to rotate them. */
-static void score_by_runs(const struct cache *cache, const struct segment *segment, uint32_t head, struct segment_queries *queries,
-                          float *some, float *logits) {
-    const void *page = pack(cache, segment, head, CODEC_KEYS);
+static void score_by_runs(struct head_reader *reader, const struct segment *segment, float *logits) {
+    const struct cache *cache = reader->cache;
+    const void *page = pack(cache, segment, reader->head, CODEC_KEYS);
+    float *some = reader->workspace;
     for (size_t i = 0, end; i < segment->end; i = end) {
         size_t base = base_of(cache, segment, i);
         int64_t run = cache->rotary.positions[base];
         for (end = i + 1; end < segment->end && cache->rotary.positions[base_of(cache, segment, end)] == run;) end++;
-        segment_score_in_run(cache, page, base, head, queries, some);
-        for (size_t m = 0; m < queries->rows; m++)
+        segment_score_in_run(reader, page, base, some);
+        for (size_t m = 0; m < reader->rows; m++)
             memcpy(logits + m * PAGE_TOKENS + i, some + m * PAGE_TOKENS + i, (end - i) * sizeof *logits);
     }
 }
 
-void gather_score(const struct cache *cache, const struct segment *segment, uint32_t head, struct segment_queries *queries,
-                  float *workspace, float *logits) {
-    const float *q = queries->q;
-    size_t hd = cache->shape.head_dim, rows = queries->rows;
+void gather_score(struct head_reader *reader, const struct segment *segment, float *logits) {
+    const struct cache *cache = reader->cache;
     const struct cpu_codec *codec = cache->codec[CODEC_KEYS];
-    struct codec_shape shape = side_shape(cache, CODEC_KEYS, cache->layer, head, rows);
     if (!segment->end) return;
     if (codec->format->gather == CODEC_GATHERS_VALUES) {
-        score_in_place(cache, segment, head, queries, workspace, logits);
+        score_in_place(reader, segment, logits);
     } else if (cache->keys_in_runs) {
-        score_by_runs(cache, segment, head, queries, workspace, logits);
+        score_by_runs(reader, segment, logits);
     } else if (cache->keys_rotated) {
-        codec->score(shape, q, queries->tables, pack(cache, segment, head, CODEC_KEYS), logits);
+        codec->score(reader->keys, reader->q, reader->tables, pack(cache, segment, reader->head, CODEC_KEYS), logits);
     } else {
-        score_decoded(cache, segment, head, q, rows, workspace, logits);
+        score_decoded(reader, segment, logits);
     }
-    struct anchor_range anchors = anchors_between(cache, CODEC_KEYS, head, gather_token(cache, segment, 0),
+    struct anchor_range anchors = anchors_between(cache, CODEC_KEYS, reader->head, gather_token(cache, segment, 0),
                                                   gather_token(cache, segment, segment->end - 1) + 1);
     float row[CODEC_HEAD_DIM_MAX];
     for (size_t i = 0, at = anchors.from; next_anchor(cache, segment, &anchors, &i, &at, row); i++) {
         if (!cache->keys_rotated) rotate_key(cache, segment, i, row);
-        dot_row(q, row, rows, hd, i, logits);
+        dot_row(reader->q, row, reader->rows, cache->shape.head_dim, i, logits);
     }
 }
 
-void gather_accumulate(const struct cache *cache, const struct segment *segment, uint32_t head, float *weights, size_t rows,
-                       float *code_sums, float *acc) {
+void gather_accumulate(const struct head_reader *reader, const struct segment *segment, float *weights, float *code_sums,
+                       float *acc) {
+    const struct cache *cache = reader->cache;
     const struct cpu_codec *codec = cache->codec[CODEC_VALUES];
-    struct codec_shape shape = side_shape(cache, CODEC_VALUES, cache->layer, head, rows);
     float row[CODEC_HEAD_DIM_MAX];
     if (!segment->end) return;
-    struct anchor_range anchors = anchors_between(cache, CODEC_VALUES, head, gather_token(cache, segment, 0),
+    struct anchor_range anchors = anchors_between(cache, CODEC_VALUES, reader->head, gather_token(cache, segment, 0),
                                                   gather_token(cache, segment, segment->end - 1) + 1);
     for (size_t i = 0, at = anchors.from; next_anchor(cache, segment, &anchors, &i, &at, row); i++)
-        segment_accumulate_row(row, i, rows, cache->shape.head_dim, weights, acc);
-    const void *page = pack(cache, segment, head, CODEC_VALUES);
+        segment_accumulate_row(row, i, reader->rows, cache->shape.head_dim, weights, acc);
+    const void *page = pack(cache, segment, reader->head, CODEC_VALUES);
     if (code_sums)
-        (segment->int8_weights ? codec->accumulate_by_code_int8 : codec->accumulate_by_code)(shape, weights, page, code_sums);
+        (segment->int8_weights ? codec->accumulate_by_code_int8 : codec->accumulate_by_code)(reader->values, weights, page,
+                                                                                             code_sums);
     else
-        (segment->int8_weights ? codec->accumulate_values_int8 : codec->accumulate_values)(shape, weights, page, acc);
+        (segment->int8_weights ? codec->accumulate_values_int8 : codec->accumulate_values)(reader->values, weights, page, acc);
 }

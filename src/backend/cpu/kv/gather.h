@@ -23,9 +23,8 @@ uint64_t gather_bytes(const struct cache *cache);
 uint64_t gather_token(const struct cache *cache, const struct segment *segment, size_t i);
 
 /* segment_score and segment_accumulate of a SEGMENT_GATHERED. */
-void gather_score(const struct cache *cache, const struct segment *segment, uint32_t head, struct segment_queries *queries,
-                  float *workspace, float *logits);
-void gather_accumulate(const struct cache *cache, const struct segment *segment, uint32_t head, float *weights, size_t rows,
-                       float *code_sums, float *acc);
+void gather_score(struct head_reader *reader, const struct segment *segment, float *logits);
+void gather_accumulate(const struct head_reader *reader, const struct segment *segment, float *weights, float *code_sums,
+                       float *acc);
 
 #endif

@@ -45,7 +45,7 @@ static struct segment segment_of(const struct cache *cache, enum segment_kind ki
 struct segment segment_at(const struct cache *cache, size_t i) {
     const struct extent *before = &cache->plan.before;
     size_t exact = segments_for(exact_tokens(cache)), rows = segment_count_rows(cache), sealed = sealed_segments(cache);
-    size_t stored = segment_count_stored(cache);
+    size_t stored = rows + sealed + window_segments(cache);
     struct segment segment;
     if (i < exact) {
         segment = segment_of(cache, SEGMENT_EXACT, i * PAGE_TOKENS, exact_tokens(cache));

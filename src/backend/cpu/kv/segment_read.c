@@ -84,20 +84,28 @@ void segment_read_token(const struct cache *cache, uint32_t head, enum codec_sid
 
 /* ---- Scores and weighted sums, on the codes where the codec allows it */
 
-size_t segment_workspace_floats(const struct cache *cache, size_t rows) { return (2 * PAGE_TOKENS + rows) * cache->shape.head_dim; }
+static size_t workspace_floats(const struct cache *cache, size_t rows) { return (2 * PAGE_TOKENS + rows) * cache->shape.head_dim; }
 
-size_t segment_queries_floats(const struct cache *cache, size_t rows) {
+size_t head_reader_floats(const struct cache *cache, size_t rows) {
     const struct cpu_codec *codec = cache->codec[CODEC_KEYS];
-    size_t tables = 0;
-    if (!cache->keys_in_runs) return 0;
+    size_t floats = workspace_floats(cache, rows), tables = 0;
+    if (!cache->keys_in_runs) return floats;
     for (uint32_t layer = 0; codec->query_floats && layer < cache->shape.layers; layer++)
         for (uint32_t head = 0; head < cache->shape.kv_heads; head++)
             tables = larger(tables, codec->query_floats(side_shape(cache, CODEC_KEYS, layer, head, rows)));
-    return rows * cache->shape.head_dim + tables;
+    return floats + rows * cache->shape.head_dim + tables;
 }
 
-struct segment_queries segment_queries_of(const float *q, size_t rows, const float *tables, size_t head_dim, float *memory) {
-    return (struct segment_queries){rows, q, tables, memory, memory + rows * head_dim, INT64_MIN};
+struct head_reader head_reader_of(const struct cache *cache, uint32_t head, const float *q, size_t rows, const float *tables,
+                                  float *memory) {
+    const struct cpu_codec *codec = cache->codec[CODEC_KEYS];
+    struct head_reader reader = {.cache = cache, .head = head, .rows = rows, .q = q, .tables = tables, .run = INT64_MIN};
+    reader.keys = side_shape(cache, CODEC_KEYS, cache->layer, head, rows);
+    reader.values = side_shape(cache, CODEC_VALUES, cache->layer, head, rows);
+    reader.workspace = memory;
+    reader.in_run = memory + workspace_floats(cache, rows);
+    if (codec->query_floats && codec->query_floats(reader.keys)) reader.run_tables = reader.in_run + rows * cache->shape.head_dim;
+    return reader;
 }
 
 /* logits[rows][64] = <q, key> of the live slots. */
@@ -108,44 +116,41 @@ static void score_rows(const struct segment *segment, const float *q, size_t row
 }
 
 /* Logits of anchors in place of what their codes say. */
-static void score_anchors(const struct cache *cache, const struct segment *segment, uint32_t head, const float *q, size_t rows,
-                          float *logits) {
+static void score_anchors(const struct head_reader *reader, const struct segment *segment, float *logits) {
+    const struct cache *cache = reader->cache;
     size_t hd = cache->shape.head_dim;
     float row[CODEC_HEAD_DIM_MAX];
-    struct anchor_range anchors = segment_anchors(cache, segment, CODEC_KEYS, head);
+    struct anchor_range anchors = segment_anchors(cache, segment, CODEC_KEYS, reader->head);
     for (size_t i = anchors.from; i < anchors.to; i++) {
         size_t t = anchors.tokens[i] - segment->first;
         anchor_row(&anchors, i, hd, row);
         if (!cache->keys_rotated) rotary_rotate(&cache->rotary, segment->base, t, row, 1, (uint32_t)hd);
-        for (size_t m = 0; m < rows; m++) logits[m * PAGE_TOKENS + t] = vector_ops()->dot(q + m * hd, row, hd);
+        for (size_t m = 0; m < reader->rows; m++) logits[m * PAGE_TOKENS + t] = vector_ops()->dot(reader->q + m * hd, row, hd);
     }
 }
 
-void segment_score_in_run(const struct cache *cache, const void *page, size_t base, uint32_t head, struct segment_queries *queries,
-                          float *logits) {
+void segment_score_in_run(struct head_reader *reader, const void *page, size_t base, float *logits) {
+    const struct cache *cache = reader->cache;
     const struct cpu_codec *codec = cache->codec[CODEC_KEYS];
-    struct codec_shape shape = side_shape(cache, CODEC_KEYS, cache->layer, head, queries->rows);
-    bool prepares = codec->query_floats && codec->query_floats(shape);
     int64_t run = cache->rotary.positions[base];
-    if (queries->run != run) {
-        memcpy(queries->in_run, queries->q, queries->rows * cache->shape.head_dim * sizeof *queries->q);
-        rotary_rotate_back(&cache->rotary, base, queries->in_run, (uint32_t)queries->rows, cache->shape.head_dim);
-        if (prepares) codec->prepare_queries(shape, queries->in_run, queries->run_tables);
-        queries->run = run;
+    if (reader->run != run) {
+        memcpy(reader->in_run, reader->q, reader->rows * cache->shape.head_dim * sizeof *reader->q);
+        rotary_rotate_back(&cache->rotary, base, reader->in_run, (uint32_t)reader->rows, cache->shape.head_dim);
+        if (reader->run_tables) codec->prepare_queries(reader->keys, reader->in_run, reader->run_tables);
+        reader->run = run;
     }
-    codec->score(shape, queries->in_run, prepares ? queries->run_tables : NULL, page, logits);
+    codec->score(reader->keys, reader->in_run, reader->run_tables, page, logits);
 }
 
 /* Keys of a sealed page, on their codes. */
-static void score_sealed(const struct cache *cache, const struct segment *segment, uint32_t head, struct segment_queries *queries,
-                         float *logits) {
-    struct codec_shape shape = side_shape(cache, CODEC_KEYS, cache->layer, head, queries->rows);
-    const void *page = page_at(cache, segment->set, CODEC_KEYS, cache->layer, head);
+static void score_sealed(struct head_reader *reader, const struct segment *segment, float *logits) {
+    const struct cache *cache = reader->cache;
+    const void *page = page_at(cache, segment->set, CODEC_KEYS, cache->layer, reader->head);
     if (cache->keys_in_runs)
-        segment_score_in_run(cache, page, segment->base, head, queries, logits);
+        segment_score_in_run(reader, page, segment->base, logits);
     else
-        cache->codec[CODEC_KEYS]->score(shape, queries->q, queries->tables, page, logits);
-    score_anchors(cache, segment, head, queries->q, queries->rows, logits);
+        cache->codec[CODEC_KEYS]->score(reader->keys, reader->q, reader->tables, page, logits);
+    score_anchors(reader, segment, logits);
 }
 
 /* Keys before rotation by channel, channels[hd][64], zeros where the segment has no tokens; workspace[64][hd]. */
@@ -171,12 +176,12 @@ static void load_channels(const struct cache *cache, const struct segment *segme
 
 /* Only relative positions count: instead of rotating 64 keys by base + t, this rotates the queries back by the base and the keys by t,
  * whose angles are a constant table. */
-static void score_unrotated(const struct cache *cache, const struct segment *segment, uint32_t head, const float *q, size_t rows,
-                            float *workspace, float *logits) {
+static void score_unrotated(const struct head_reader *reader, const struct segment *segment, float *logits) {
+    const struct cache *cache = reader->cache;
     const struct rotary *rotary = &cache->rotary;
     const struct cpu_codec *codec = cache->codec[CODEC_KEYS];
-    size_t hd = cache->shape.head_dim;
-    float *channels = workspace, *rotated = workspace + PAGE_TOKENS * hd;
+    size_t hd = cache->shape.head_dim, rows = reader->rows;
+    float *channels = reader->workspace, *rotated = reader->workspace + PAGE_TOKENS * hd;
     struct key_rotation rotation = {.cosine = rotary->by_pair,
                                     .sine = rotary->by_pair + rotary->pairs * PAGE_TOKENS,
                                     .pairs = rotary->pairs,
@@ -184,31 +189,30 @@ static void score_unrotated(const struct cache *cache, const struct segment *seg
                                     .i16 = rotary->by_pair_i16,
                                     .magnitude = rotary->rope->magnitude};
     bool as_codes = segment->kind == SEGMENT_SEALED && codec->score_rotated;
-    if (!as_codes) load_channels(cache, segment, head, rotated, channels);
-    memcpy(rotated, q, rows * hd * sizeof *rotated);
+    if (!as_codes) load_channels(cache, segment, reader->head, rotated, channels);
+    memcpy(rotated, reader->q, rows * hd * sizeof *rotated);
     rotary_rotate_back(rotary, segment->base, rotated, (uint32_t)rows, cache->shape.head_dim);
     if (!as_codes) {
         pq_ops()->score_rotated_channels(&rotation, rotated, rows, hd, channels, logits);
         return;
     }
-    struct codec_shape shape = side_shape(cache, CODEC_KEYS, cache->layer, head, rows);
-    codec->score_rotated(shape, rotated, &rotation, page_at(cache, segment->set, CODEC_KEYS, cache->layer, head), logits);
-    score_anchors(cache, segment, head, q, rows, logits);
+    codec->score_rotated(reader->keys, rotated, &rotation, page_at(cache, segment->set, CODEC_KEYS, cache->layer, reader->head),
+                         logits);
+    score_anchors(reader, segment, logits);
 }
 
-void segment_score(const struct cache *cache, const struct segment *segment, uint32_t head, struct segment_queries *queries,
-                   float *workspace, float *logits) {
-    const float *q = queries->q;
-    size_t rows = queries->rows;
+void segment_score(struct head_reader *reader, const struct segment *segment, float *logits) {
+    const struct cache *cache = reader->cache;
     if (!cache->keys_rotated) {
-        score_unrotated(cache, segment, head, q, rows, workspace, logits);
+        score_unrotated(reader, segment, logits);
     } else if (segment->kind == SEGMENT_SEALED) {
-        score_sealed(cache, segment, head, queries, logits);
+        score_sealed(reader, segment, logits);
     } else if (segment->kind == SEGMENT_WINDOW) {
-        cpu_codec_f16.score(window_shape(cache, rows), q, NULL, window_keys(cache, segment->window_set, cache->layer, head),
-                            logits);
+        const uint8_t *page = window_keys(cache, segment->window_set, cache->layer, reader->head);
+        cpu_codec_f16.score(window_shape(cache, reader->rows), reader->q, NULL, page, logits);
     } else {
-        score_rows(segment, q, rows, cache->shape.head_dim, segment_rows(cache, segment, head, CODEC_KEYS, workspace), logits);
+        struct rows keys = segment_rows(cache, segment, reader->head, CODEC_KEYS, reader->workspace);
+        score_rows(segment, reader->q, reader->rows, cache->shape.head_dim, keys, logits);
     }
 }
 
@@ -220,35 +224,37 @@ void segment_accumulate_row(const float *value, size_t t, size_t rows, size_t hd
     }
 }
 
-static void accumulate_sealed(const struct cache *cache, const struct segment *segment, uint32_t head, float *weights, size_t rows,
-                              float *code_sums, float *acc) {
+static void accumulate_sealed(const struct head_reader *reader, const struct segment *segment, float *weights, float *code_sums,
+                              float *acc) {
+    const struct cache *cache = reader->cache;
     size_t hd = cache->shape.head_dim;
     float row[CODEC_HEAD_DIM_MAX];
     const struct cpu_codec *codec = cache->codec[CODEC_VALUES];
-    struct codec_shape shape = side_shape(cache, CODEC_VALUES, cache->layer, head, rows);
-    const uint8_t *page = page_at(cache, segment->set, CODEC_VALUES, cache->layer, head);
-    struct anchor_range anchors = segment_anchors(cache, segment, CODEC_VALUES, head);
+    const uint8_t *page = page_at(cache, segment->set, CODEC_VALUES, cache->layer, reader->head);
+    struct anchor_range anchors = segment_anchors(cache, segment, CODEC_VALUES, reader->head);
     for (size_t i = anchors.from; i < anchors.to; i++) {
         anchor_row(&anchors, i, hd, row);
-        segment_accumulate_row(row, (size_t)(anchors.tokens[i] - segment->first), rows, hd, weights, acc);
+        segment_accumulate_row(row, (size_t)(anchors.tokens[i] - segment->first), reader->rows, hd, weights, acc);
     }
     if (code_sums)
-        (segment->int8_weights ? codec->accumulate_by_code_int8 : codec->accumulate_by_code)(shape, weights, page, code_sums);
+        (segment->int8_weights ? codec->accumulate_by_code_int8 : codec->accumulate_by_code)(reader->values, weights, page,
+                                                                                             code_sums);
     else
-        (segment->int8_weights ? codec->accumulate_values_int8 : codec->accumulate_values)(shape, weights, page, acc);
+        (segment->int8_weights ? codec->accumulate_values_int8 : codec->accumulate_values)(reader->values, weights, page, acc);
 }
 
-void segment_accumulate(const struct cache *cache, const struct segment *segment, uint32_t head, float *weights, size_t rows,
-                        float *workspace, float *code_sums, float *acc) {
+void segment_accumulate(const struct head_reader *reader, const struct segment *segment, float *weights, float *code_sums,
+                        float *acc) {
+    const struct cache *cache = reader->cache;
     if (segment->kind == SEGMENT_SEALED) {
-        accumulate_sealed(cache, segment, head, weights, rows, code_sums, acc);
+        accumulate_sealed(reader, segment, weights, code_sums, acc);
     } else if (segment->kind == SEGMENT_WINDOW) {
-        const uint8_t *page = window_page(cache, segment->window_set, CODEC_VALUES, cache->layer, head);
-        cpu_codec_f16.accumulate_values(window_shape(cache, rows), weights, page, acc);
+        const uint8_t *page = window_page(cache, segment->window_set, CODEC_VALUES, cache->layer, reader->head);
+        cpu_codec_f16.accumulate_values(window_shape(cache, reader->rows), weights, page, acc);
     } else {
-        struct rows values = segment_rows(cache, segment, head, CODEC_VALUES, workspace);
+        struct rows values = segment_rows(cache, segment, reader->head, CODEC_VALUES, reader->workspace);
         for (size_t t = segment->begin; t < segment->end; t++)
-            segment_accumulate_row(values.data + t * values.stride, t, rows, cache->shape.head_dim, weights, acc);
+            segment_accumulate_row(values.data + t * values.stride, t, reader->rows, cache->shape.head_dim, weights, acc);
     }
 }
 

@@ -1,7 +1,7 @@
 /* Reading segments: scores and weighted sums of a few queries, on the codes where the codec allows it, and the rows themselves for
  * many. Serves every kind of segment but SEGMENT_GATHERED (gather.h).
  *
- * Rows of `q` are queries scaled and rotated by query_rows.h. `workspace` is memory of the calling thread. hd = head_dim.
+ * Rows of `q` are queries scaled and rotated by query_rows.h. hd = head_dim.
  */
 #ifndef TERSE_BACKEND_CPU_KV_SEGMENT_READ_H
 #define TERSE_BACKEND_CPU_KV_SEGMENT_READ_H
@@ -9,32 +9,32 @@
 #include "backend/cpu/codec/codec.h"
 #include "backend/cpu/kv/segment.h"
 
-/* Floats of workspace that segment_score and segment_accumulate need. */
-size_t segment_workspace_floats(const struct cache *cache, size_t rows);
-
-/* Queries of a KV head, as a thread reads by them. */
-struct segment_queries {
-    size_t rows;
-    const float *q;      /* [rows][hd] */
-    const float *tables; /* what the key codec prepared of q, or NULL; NULL where pages hold keys in runs */
+/* A KV head of the layer that is attended to, as one thread reads its segments by a few queries. */
+struct head_reader {
+    const struct cache *cache;
+    uint32_t head;
+    size_t rows;                     /* queries */
+    const float *q;                  /* [rows][hd] */
+    const float *tables;             /* what the key codec prepared of q, or NULL; NULL where pages hold keys in runs */
+    struct codec_shape keys, values; /* of sealed pages */
+    float *workspace;
     /* Where pages hold keys in runs: the queries rotated to the run that was read last, and what the key codec prepared of them. */
-    float *in_run, *run_tables;
-    int64_t run; /* its position; INT64_MIN: none yet */
+    float *in_run, *run_tables; /* run_tables: NULL where the codec prepares nothing */
+    int64_t run;                /* its position; INT64_MIN: none yet */
 };
-/* `memory` of segment_queries_floats stays theirs. */
-struct segment_queries segment_queries_of(const float *q, size_t rows, const float *tables, size_t head_dim, float *memory);
-size_t segment_queries_floats(const struct cache *cache, size_t rows);
+/* `memory` of head_reader_floats stays its own. */
+struct head_reader head_reader_of(const struct cache *cache, uint32_t head, const float *q, size_t rows, const float *tables,
+                                  float *memory);
+size_t head_reader_floats(const struct cache *cache, size_t rows);
 
 /* logits[rows][64], written at least where slots are live. */
-void segment_score(const struct cache *cache, const struct segment *segment, uint32_t head, struct segment_queries *queries,
-                   float *workspace, float *logits);
+void segment_score(struct head_reader *reader, const struct segment *segment, float *logits);
 /* logits[rows][64] of a page of keys in a run, whose position is that of `base`: on their codes. */
-void segment_score_in_run(const struct cache *cache, const void *page, size_t base, uint32_t head, struct segment_queries *queries,
-                          float *logits);
+void segment_score_in_run(struct head_reader *reader, const void *page, size_t base, float *logits);
 /* acc[rows][hd] += weights[rows][64] times the values; weights are 0 where slots are not live, and are overwritten. `code_sums`:
  * where a sealed page's weights are to be summed by code instead (codec.h), or NULL. */
-void segment_accumulate(const struct cache *cache, const struct segment *segment, uint32_t head, float *weights, size_t rows,
-                        float *workspace, float *code_sums, float *acc);
+void segment_accumulate(const struct head_reader *reader, const struct segment *segment, float *weights, float *code_sums,
+                        float *acc);
 /* The same for the value of slot t alone, whose weights become 0. */
 void segment_accumulate_row(const float *value, size_t t, size_t rows, size_t hd, float *weights, float *acc);
 
