@@ -166,6 +166,44 @@ static void check_dot(const struct tier *k, struct random *random, size_t n, enu
                 n, fill_name(fill));
 }
 
+static void check_rotation(const struct tier *k, struct random *random, size_t pairs, size_t n, bool adjacent,
+                           enum guard_side side) {
+    size_t row = 2 * pairs + n % 3, length = n ? (n - 1) * row + 2 * pairs : 0;
+    float *rows = guard_floats(length, side), *before = guard_floats(length, side), *cosine = guard_floats(pairs, side),
+          *sine = guard_floats(pairs, side);
+    fill_floats(random, FILL_NORMAL, before, length);
+    for (size_t i = 0; i < pairs; i++) {
+        double angle = 7 * random_unit(random);
+        cosine[i] = (float)cos(angle);
+        sine[i] = (float)sin(angle);
+    }
+    memcpy(rows, before, length * sizeof *rows);
+    k->vector->rotate(rows, n, row, cosine, sine, pairs, adjacent);
+    for (size_t m = 0; m < n; m++) {
+        for (size_t i = 0; i < pairs; i++) {
+            size_t a = m * row + (adjacent ? 2 * i : i), b = a + (adjacent ? 1 : pairs);
+            double x = (double)before[a], y = (double)before[b], c = (double)cosine[i], s = (double)sine[i];
+            check_close(rows[a], x * c - y * s, fabs(x) + fabs(y), 2 * EPSILON, 0, "%s rotation of %zu pairs at %zu", k->name,
+                        pairs, i);
+            check_close(rows[b], x * s + y * c, fabs(x) + fabs(y), 2 * EPSILON, 0, "%s rotation of %zu pairs at %zu", k->name,
+                        pairs, i);
+        }
+        for (size_t i = m * row + 2 * pairs; m + 1 < n && i < (m + 1) * row; i++) assert_true(rows[i] == before[i]);
+    }
+    guard_release();
+}
+
+static void rotations(void **state) {
+    (void)state;
+    struct random random = {11};
+    const struct tier *k;
+    for (size_t tier = 0; (k = tier_at(tier)); tier++)
+        for (size_t pairs = 0; pairs <= 70; pairs++)
+            for (size_t n = 0; n <= 5; n++)
+                for (int form = 0; form < 4; form++)
+                    check_rotation(k, &random, pairs, n, form & 1, form & 2 ? GUARD_START : GUARD_END);
+}
+
 static void check_axpy(const struct tier *k, struct random *random, size_t n, enum fill fill, enum guard_side side) {
     float *x = guard_floats(n, side), *y = guard_floats(n, side), before[1000];
     fill_floats(random, fill, x, n);
@@ -488,7 +526,7 @@ static void test_every_tier_fills_every_slot(void **state) {
     const struct tier *k;
     for (size_t tier = 0; (k = tier_at(tier)); tier++) {
         assert_true(k->vector->half_to_float && k->vector->float_to_half && k->vector->dot && k->vector->axpy &&
-                    k->vector->rms_norm && k->vector->silu_mul && k->vector->exp_sum && k->vector->exp_pages &&
+                    k->vector->rotate && k->vector->rms_norm && k->vector->silu_mul && k->vector->exp_sum && k->vector->exp_pages &&
                     k->vector->max_pages && k->vector->max && k->vector->look_up_gains && k->vector->scale_weights);
         assert_true(k->commvq->add_bytes && k->select->add_anchors && k->scaled->score_f16 && k->scaled->accumulate_f16 &&
                     k->scaled->score_q8_0 && k->scaled->accumulate_q8_0 && k->scaled->score_q4_0 && k->scaled->accumulate_q4_0 &&
@@ -591,6 +629,7 @@ int main(int argc, char **argv) {
     if (bench_wanted(argc, argv)) return bench();
     if (argc > 1 && strcmp(argv[1], "--cpu") == 0) return say_cpu();
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(rotations),
         cmocka_unit_test(test_every_half_becomes_its_float),
         cmocka_unit_test(test_floats_round_to_the_nearest_half),
         cmocka_unit_test(test_halves_at_odd_lengths),

@@ -146,6 +146,63 @@ static void check_scores(struct random *random, const unsigned char *quad_bits, 
     guard_release();
 }
 
+/* Layouts of all kinds, products of any size and all of them 0, by the definition in double precision. */
+static void check_query(struct random *random, const unsigned char *quad_bits, uint32_t head_dim, float size,
+                        enum guard_side side) {
+    struct transform_layout layout;
+    transform_layout_set(quad_bits, head_dim, &layout);
+    const size_t planes = layout.planes, groups = (planes + TRANSFORM_STEP_PLANES - 1) / TRANSFORM_STEP_PLANES;
+    const size_t n = (size_t)layout.quads * TRANSFORM_QUAD;
+    float *products = guard_floats(n, side), *steps = guard_floats(groups, side);
+    int32_t *bias = guard_bytes(groups * sizeof *bias, side);
+    int8_t *weights = guard_bytes(planes * TRANSFORM_QUAD, side);
+    for (size_t i = 0; i < n; i++) products[i] = size * random_normal(random);
+    const struct tier *k;
+    for (size_t tier = 0; (k = tier_at(tier)); tier++) {
+        memset(steps, 0xff, groups * sizeof *steps);
+        memset(bias, 0xff, groups * sizeof *bias);
+        memset(weights, 0x7f, planes * TRANSFORM_QUAD);
+        k->transform->quantize_query(&layout, products, steps, bias, weights);
+        for (size_t group = 0; group < groups; group++) {
+            size_t end = (group + 1) * TRANSFORM_STEP_PLANES < planes ? (group + 1) * TRANSFORM_STEP_PLANES : planes;
+            double largest = 0;
+            int32_t sum = 0;
+            for (size_t j = group * TRANSFORM_STEP_PLANES * TRANSFORM_QUAD; j < end * TRANSFORM_QUAD; j++) {
+                const struct transform_plane *plane = &layout.plane[j / TRANSFORM_QUAD];
+                largest =
+                    fmax(largest, fabs((double)plane->scale * (double)products[plane->quad * TRANSFORM_QUAD + j % TRANSFORM_QUAD]));
+            }
+            check_close(steps[group], largest / 127, largest, 4 * EPSILON, 1e-45, "%s step %zu of %zu", k->name, group, groups);
+            for (size_t j = group * TRANSFORM_STEP_PLANES * TRANSFORM_QUAD; j < end * TRANSFORM_QUAD; j++) {
+                const struct transform_plane *plane = &layout.plane[j / TRANSFORM_QUAD];
+                double exact = (double)plane->scale * (double)products[plane->quad * TRANSFORM_QUAD + j % TRANSFORM_QUAD];
+                sum -= transform_levels[plane->table][15] * weights[j];
+                assert_in_range(weights[j] + 127, 0, 254);
+                check_close(weights[j] * (double)steps[group], largest > 1e-36 ? exact : 0, largest, 8 * EPSILON, largest / 254,
+                            "%s weight %zu of %zu planes", k->name, j, planes);
+            }
+            assert_int_equal(bias[group], sum);
+        }
+    }
+    guard_release();
+}
+
+static void queries_are_rounded_to_integers(void **state) {
+    (void)state;
+    struct random random = {8};
+    static const float sizes[] = {1, 0, 1e20f, 1e-20f, 1e-42f};
+    for (uint32_t head_dim = 32; head_dim <= 256; head_dim += 32) {
+        for (unsigned bits = 0; bits <= TRANSFORM_BITS_MAX; bits++) {
+            unsigned char quad_bits[TRANSFORM_QUADS_MAX];
+            set_bits(bits % 2 ? EQUAL : FALLING, bits, quad_bits, head_dim);
+            for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+                check_query(&random, quad_bits, head_dim, sizes[i], GUARD_END);
+                check_query(&random, quad_bits, head_dim, sizes[i], GUARD_START);
+            }
+        }
+    }
+}
+
 /* ---- Values -------------------------------------------------------------------------------------------------------------- */
 
 static void check_accumulation(struct random *random, const unsigned char *quad_bits, uint32_t head_dim, enum numbers how,
@@ -404,10 +461,15 @@ static void weights_are_rounded_to_integers(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(bits_of_every_number),    cmocka_unit_test(layouts_of_falling_bits),
-        cmocka_unit_test(weights_at_their_limits), cmocka_unit_test(the_largest_sums),
-        cmocka_unit_test(heads_without_bits),      cmocka_unit_test(many_rows),
-        cmocka_unit_test(gains_of_all_bytes),      cmocka_unit_test(weights_are_rounded_to_integers),
+        cmocka_unit_test(bits_of_every_number),
+        cmocka_unit_test(layouts_of_falling_bits),
+        cmocka_unit_test(weights_at_their_limits),
+        cmocka_unit_test(the_largest_sums),
+        cmocka_unit_test(heads_without_bits),
+        cmocka_unit_test(many_rows),
+        cmocka_unit_test(queries_are_rounded_to_integers),
+        cmocka_unit_test(gains_of_all_bytes),
+        cmocka_unit_test(weights_are_rounded_to_integers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -19,7 +19,6 @@
 
 #define GAIN_BYTES PAGE_TOKENS
 #define MOST_TOGETHER 16 /* queries whose weights lie on the stack */
-#define LAST_LEVEL 15    /* of a table: its largest */
 
 static const uint8_t *codes_of(const void *page) { return (const uint8_t *)page + GAIN_BYTES; }
 
@@ -197,39 +196,6 @@ static struct transform_query query_at(struct codec_shape shape, const float *ta
                                     .weights = (const int8_t *)(const void *)(own + 2 * groups)};
 }
 
-/* scaled[planes][4] = plane's scale times the products of its quad; returns the largest magnitude. Four of a kind, so that compilers keep
- * them in one register. */
-static float scale_group(const struct transform_plane *planes, size_t n, const float *w, float *scaled) {
-    float most[TRANSFORM_QUAD] = {0};
-    for (size_t p = 0; p < n; p++) {
-        for (size_t i = 0; i < TRANSFORM_QUAD; i++) {
-            float x = planes[p].scale * w[planes[p].quad * TRANSFORM_QUAD + i], size = fabsf(x);
-            scaled[p * TRANSFORM_QUAD + i] = x;
-            most[i] = size > most[i] ? size : most[i];
-        }
-    }
-    float a = most[0] > most[1] ? most[0] : most[1], b = most[2] > most[3] ? most[2] : most[3];
-    return a > b ? a : b;
-}
-
-/* Weights of up to 8 planes as integers, [planes][4]. Added to 1.5 * 2^23, a small number is rounded to the nearest integer, which is then
- * in the sum's lowest bits. */
-static void set_group(const struct transform_plane *planes, size_t n, const float *w, float *step, int32_t *bias,
-                      int8_t *integers) {
-    float scaled[TRANSFORM_STEP_PLANES * TRANSFORM_QUAD], rounder = 12582912;
-    *step = scale_group(planes, n, w, scaled) / 127;
-    float inverse = *step > 0 && 1 / *step < INFINITY ? 1 / *step : 0;
-    int32_t sum = 0, rounded[TRANSFORM_STEP_PLANES * TRANSFORM_QUAD];
-    for (size_t i = 0; i < n * TRANSFORM_QUAD; i++) scaled[i] = scaled[i] * inverse + rounder;
-    memcpy(rounded, scaled, n * TRANSFORM_QUAD * sizeof *rounded);
-    for (size_t i = 0; i < n * TRANSFORM_QUAD; i++) {
-        int32_t integer = rounded[i] - 0x4b400000;
-        integers[i] = (int8_t)integer;
-        sum += transform_levels[planes[i / TRANSFORM_QUAD].table][LAST_LEVEL] * integer;
-    }
-    *bias = -sum;
-}
-
 static void prepare_queries(struct codec_shape shape, const float *q, float *tables) {
     const struct transform_learned *learned = shape.learned;
     const struct transform_layout *layout = shape.layout;
@@ -241,12 +207,7 @@ static void prepare_queries(struct codec_shape shape, const float *q, float *tab
         if (g % MOST_TOGETHER == 0)
             vector_ops()->multiply(q + g * hd, left, hd, hd, learned->transpose, columns, hd, products, columns);
         tables[g] = vector_ops()->dot(q + g * hd, learned->mean, hd);
-        for (size_t first = 0, n; first < layout->planes; first += n) {
-            n = layout->planes - first < TRANSFORM_STEP_PLANES ? layout->planes - first : TRANSFORM_STEP_PLANES;
-            size_t group = first / TRANSFORM_STEP_PLANES;
-            set_group(layout->plane + first, n, w, own + group, (int32_t *)(void *)(own + groups) + group,
-                      (int8_t *)(void *)(own + 2 * groups) + first * TRANSFORM_QUAD);
-        }
+        transform_ops()->quantize_query(layout, w, own, (int32_t *)(void *)(own + groups), (int8_t *)(void *)(own + 2 * groups));
     }
 }
 

@@ -2,6 +2,7 @@
 #include "backend/cpu/kv/rotary.h"
 
 #include "backend/cpu/codec/codec.h"
+#include "backend/cpu/kernels/vector/ops.h"
 #include "base/memory.h"
 
 #include <math.h>
@@ -10,8 +11,7 @@
 static float *entry(float *table, size_t pairs, size_t i) { return table + i * 2 * pairs; }
 
 enum terse_status rotary_init(struct rotary *rotary, const struct rope *rope, struct terse_error *error) {
-    *rotary = (struct rotary){.rope = rope, .unscaled = *rope, .pairs = rope->n_rot / 2};
-    rotary->unscaled.magnitude = 1;
+    *rotary = (struct rotary){.rope = rope, .pairs = rope->n_rot / 2};
     size_t numbers = 2 * rotary->pairs;
     rotary->slots = memory_array(PAGE_TOKENS, numbers * sizeof *rotary->slots);
     rotary->by_pair = memory_array(PAGE_TOKENS, numbers * sizeof *rotary->by_pair);
@@ -82,40 +82,48 @@ static void compose(const struct rotary *rotary, size_t base, size_t t, float *a
     }
 }
 
+/* By angles, as rope_rotate; the magnitude is multiplied into them. */
+static void rotate(const struct rotary *rotary, float magnitude, float *cosine, float *sine, float *rows, uint32_t n,
+                   uint32_t stride) {
+    for (size_t i = 0; magnitude != 1 && i < rotary->pairs; i++) {
+        cosine[i] *= magnitude;
+        sine[i] *= magnitude;
+    }
+    vector_ops()->rotate(rows, n, stride, cosine, sine, rotary->pairs, rotary->rope->pairing == ROPE_ADJACENT);
+}
+
 void rotary_advance_base(const struct rotary *rotary, size_t base, float *rows, uint32_t n, uint32_t stride) {
     const float *cosine = entry(rotary->bases, rotary->pairs, base);
-    rope_rotate(&rotary->unscaled, cosine, cosine + rotary->pairs, rows, n, stride);
+    vector_ops()->rotate(rows, n, stride, cosine, cosine + rotary->pairs, rotary->pairs, rotary->rope->pairing == ROPE_ADJACENT);
 }
 
 void rotary_rotate(const struct rotary *rotary, size_t base, size_t t, float *rows, uint32_t n, uint32_t stride) {
     float angles[CODEC_HEAD_DIM_MAX];
     compose(rotary, base, t, angles);
-    rope_rotate(rotary->rope, angles, angles + rotary->pairs, rows, n, stride);
+    rotate(rotary, rotary->rope->magnitude, angles, angles + rotary->pairs, rows, n, stride);
 }
 
 void rotary_rotate_back(const struct rotary *rotary, size_t base, float *rows, uint32_t n, uint32_t stride) {
     const float *cosine = entry(rotary->bases, rotary->pairs, base);
     float sine[CODEC_HEAD_DIM_MAX / 2];
     for (size_t i = 0; i < rotary->pairs; i++) sine[i] = -cosine[rotary->pairs + i];
-    rope_rotate(&rotary->unscaled, cosine, sine, rows, n, stride);
+    vector_ops()->rotate(rows, n, stride, cosine, sine, rotary->pairs, rotary->rope->pairing == ROPE_ADJACENT);
 }
 
-static void rotate_by(const struct rope *rope, int64_t position, float *rows, uint32_t n, uint32_t stride) {
+static void rotate_by(const struct rotary *rotary, int64_t position, float magnitude, float *rows, uint32_t n, uint32_t stride) {
     float cosine[CODEC_HEAD_DIM_MAX / 2], sine[CODEC_HEAD_DIM_MAX / 2];
-    rope_angles(rope, position, cosine, sine);
-    rope_rotate(rope, cosine, sine, rows, n, stride);
+    rope_angles(rotary->rope, position, cosine, sine);
+    rotate(rotary, magnitude, cosine, sine, rows, n, stride);
 }
 
 void rotary_rotate_at(const struct rotary *rotary, int64_t position, float *rows, uint32_t n, uint32_t stride) {
-    rotate_by(rotary->rope, position, rows, n, stride);
+    rotate_by(rotary, position, rotary->rope->magnitude, rows, n, stride);
 }
 
 void rotary_undo(const struct rotary *rotary, int64_t position, float *rows, uint32_t n, uint32_t stride) {
-    struct rope inverse = *rotary->rope;
-    inverse.magnitude = 1 / rotary->rope->magnitude;
-    rotate_by(&inverse, -position, rows, n, stride);
+    rotate_by(rotary, -position, 1 / rotary->rope->magnitude, rows, n, stride);
 }
 
 void rotary_advance(const struct rotary *rotary, int64_t position, float *rows, uint32_t n, uint32_t stride) {
-    rotate_by(&rotary->unscaled, position, rows, n, stride);
+    rotate_by(rotary, position, 1, rows, n, stride);
 }

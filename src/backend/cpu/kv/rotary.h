@@ -15,7 +15,6 @@
 
 struct rotary {
     const struct rope *rope;
-    struct rope unscaled; /* the same without magnitude: for rows that were rotated before */
     size_t pairs;         /* n_rot / 2 */
     float *slots;         /* [64][cosine, sine][pairs] of positions 0..63 */
     float *by_pair;       /* [cosine, sine][pairs][64] of the same, times the magnitude: for keys by channel */

@@ -11,6 +11,7 @@
 
 #include "backend/cpu/kernels/transform/init.h"
 
+#include <math.h>
 #include <string.h>
 
 #define TOGETHER 4 /* rows of a pass */
@@ -26,8 +27,11 @@ struct plane_tables {
  * bytes without sign, from 0 on, as bias of struct transform_query says. */
 static struct plane_tables key_tables[TRANSFORM_TABLES], value_tables[TRANSFORM_TABLES];
 
+static _Alignas(16) int8_t last_level[16];
+
 static void fill_tables(void) {
     for (unsigned table = 0; table < TRANSFORM_TABLES; table++) {
+        last_level[table] = transform_levels[table][15];
         unsigned bits = table % TRANSFORM_PLANE_BITS + 1;
         for (unsigned s = 0; s < SHIFTS; s++) {
             for (unsigned entry = 0; entry < ENTRIES; entry++) {
@@ -99,6 +103,56 @@ static void gains_avx512(const uint8_t codes[64], float least, float step, float
 }
 
 /* ---- Keys: the lanes are tokens ------------------------------------------------------------------------------------------ */
+
+/* A quad's products for each of four planes. */
+INLINE vec four_quads(const struct transform_plane *plane, const float *products) {
+    __m512 x = _mm512_castps128_ps512(_mm_loadu_ps(products + plane[0].quad * TRANSFORM_QUAD));
+    x = _mm512_insertf32x4(x, _mm_loadu_ps(products + plane[1].quad * TRANSFORM_QUAD), 1);
+    x = _mm512_insertf32x4(x, _mm_loadu_ps(products + plane[2].quad * TRANSFORM_QUAD), 2);
+    return _mm512_insertf32x4(x, _mm_loadu_ps(products + plane[3].quad * TRANSFORM_QUAD), 3);
+}
+
+/* 8 planes. A plane is two dwords: its table is in the second half of the first, its scale is the second. */
+INLINE void quantize_step(const struct transform_plane *plane, const float *products, float *step, int32_t *bias,
+                          __m256i *weights) {
+    const __m512i first = _mm512_setr_epi32(0, 0, 0, 0, 2, 2, 2, 2, 4, 4, 4, 4, 6, 6, 6, 6);
+    const __m512i second = _mm512_add_epi32(first, _mm512_set1_epi32(1));
+    const __m512i last_levels = _mm512_cvtepi8_epi32(_mm_load_si128((const __m128i *)last_level));
+    vec x[2];
+    __m512i levels[2], integers[2];
+    UNROLL for (size_t j = 0; j < 2; j++) {
+        __m512i four = _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i *)(const void *)(plane + 4 * j)));
+        vec scale = _mm512_castsi512_ps(_mm512_permutexvar_epi32(second, four));
+        levels[j] = _mm512_permutexvar_epi32(_mm512_srli_epi32(_mm512_permutexvar_epi32(first, four), 16), last_levels);
+        x[j] = vec_mul(scale, four_quads(plane + 4 * j, products));
+    }
+    float largest = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(x[0]), _mm512_abs_ps(x[1])));
+    vec inverse = vec_set(largest > 0 && 127 / largest < INFINITY ? 127 / largest : 0);
+    __m512i sum = _mm512_setzero_si512();
+    UNROLL for (size_t j = 0; j < 2; j++) {
+        integers[j] = _mm512_cvtps_epi32(vec_mul(x[j], inverse));
+        sum = _mm512_sub_epi32(sum, _mm512_mullo_epi32(levels[j], integers[j]));
+    }
+    *step = largest / 127;
+    *bias = _mm512_reduce_add_epi32(sum);
+    *weights =
+        _mm256_inserti128_si256(_mm256_castsi128_si256(_mm512_cvtepi32_epi8(integers[0])), _mm512_cvtepi32_epi8(integers[1]), 1);
+}
+
+static void quantize_query_avx512(const struct transform_layout *layout, const float *products, float *steps, int32_t *bias,
+                                  int8_t *weights) {
+    const size_t whole = layout->planes / TRANSFORM_STEP_PLANES, left = layout->planes % TRANSFORM_STEP_PLANES;
+    __m256i bytes;
+    for (size_t group = 0; group < whole; group++) {
+        quantize_step(layout->plane + group * TRANSFORM_STEP_PLANES, products, &steps[group], &bias[group], &bytes);
+        _mm256_storeu_si256((__m256i *)(weights + group * sizeof bytes), bytes);
+    }
+    if (!left) return;
+    struct transform_plane last[TRANSFORM_STEP_PLANES] = {0};
+    memcpy(last, layout->plane + whole * TRANSFORM_STEP_PLANES, left * sizeof *last);
+    quantize_step(last, products, &steps[whole], &bias[whole], &bytes);
+    memcpy(weights + whole * sizeof bytes, &bytes, left * TRANSFORM_QUAD);
+}
 
 INLINE __m512i four_weights(const int8_t *weights) {
     int32_t four;
@@ -212,6 +266,7 @@ INLINE void accumulate_rows(size_t R, const struct transform_layout *layout, con
 void transform_init_avx512(struct transform_ops *ops) {
     fill_tables();
     ops->gains = gains_avx512;
+    ops->quantize_query = quantize_query_avx512;
     ops->score = score_avx512;
     ops->quantize_weights = quantize_weights_avx512;
     ops->accumulate = accumulate_avx512;

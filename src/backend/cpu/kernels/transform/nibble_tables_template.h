@@ -10,9 +10,11 @@ struct plane_tables {
 
 /* Codes of three bits have their lowest one above the others. Levels of one kind are bytes without sign, from 0 on. */
 static struct plane_tables levels_from_zero[TRANSFORM_TABLES], signed_levels[TRANSFORM_TABLES];
+static _Alignas(32) int32_t last_level[TRANSFORM_TABLES];
 
 static void fill_tables(void) {
     for (unsigned table = 0; table < TRANSFORM_TABLES; table++) {
+        last_level[table] = transform_levels[table][LAST_LEVEL];
         unsigned bits = table % TRANSFORM_PLANE_BITS + 1;
         for (unsigned s = 0; s < TRANSFORM_PLANE_BITS; s++) {
             for (unsigned nibble = 0; nibble < 16; nibble++) {

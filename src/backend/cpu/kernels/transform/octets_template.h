@@ -13,6 +13,7 @@
 #include "backend/cpu/kernels/transform/init.h"
 #include "backend/cpu/kernels/transform/nibble_tables_template.h"
 
+#include <math.h>
 #include <string.h>
 
 #define SMALL_LEVEL 8
@@ -95,6 +96,55 @@ static void PASTE(gains, ISA)(const uint8_t codes[64], float least, float step, 
 }
 
 /* ---- Keys: the lanes are tokens ------------------------------------------------------------------------------------------ */
+
+/* 8 planes. A plane is two dwords: its table is in the second half of the first, its scale is the second. */
+INLINE void quantize_step(const struct transform_plane *plane, const float *products, float *step, int32_t *bias,
+                          __m256i *weights) {
+    const __m256i first = _mm256_setr_epi32(0, 0, 0, 0, 2, 2, 2, 2), second = _mm256_setr_epi32(1, 1, 1, 1, 3, 3, 3, 3);
+    const __m256i in_order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7),
+                  last_levels = _mm256_load_si256((const __m256i *)last_level);
+    const vec magnitude = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
+    vec x[4], most = vec_zero();
+    __m256i integers[4], levels[4];
+    UNROLL for (size_t j = 0; j < 4; j++) {
+        __m256i two = _mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)(const void *)(plane + 2 * j)));
+        vec scale = _mm256_castsi256_ps(_mm256_permutevar8x32_epi32(two, second));
+        levels[j] = _mm256_permutevar8x32_epi32(last_levels, _mm256_srli_epi32(_mm256_permutevar8x32_epi32(two, first), 16));
+        x[j] = vec_mul(scale, _mm256_loadu2_m128(products + plane[2 * j + 1].quad * TRANSFORM_QUAD,
+                                                 products + plane[2 * j].quad * TRANSFORM_QUAD));
+        most = _mm256_max_ps(most, _mm256_and_ps(x[j], magnitude));
+    }
+    __m128 a = _mm_max_ps(_mm256_castps256_ps128(most), _mm256_extractf128_ps(most, 1));
+    a = _mm_max_ps(a, _mm_movehl_ps(a, a));
+    float largest = _mm_cvtss_f32(_mm_max_ss(a, _mm_movehdup_ps(a)));
+    vec inverse = vec_set(largest > 0 && 127 / largest < INFINITY ? 127 / largest : 0);
+    UNROLL for (size_t j = 0; j < 4; j++) integers[j] = _mm256_cvtps_epi32(vec_mul(x[j], inverse));
+    __m256i words[2], sum = _mm256_setzero_si256();
+    UNROLL for (size_t j = 0; j < 2; j++) {
+        words[j] = _mm256_packs_epi32(integers[2 * j], integers[2 * j + 1]);
+        sum = _mm256_sub_epi32(sum, _mm256_madd_epi16(words[j], _mm256_packs_epi32(levels[2 * j], levels[2 * j + 1])));
+    }
+    __m128i b = _mm_add_epi32(_mm256_castsi256_si128(sum), _mm256_extracti128_si256(sum, 1));
+    b = _mm_add_epi32(b, _mm_shuffle_epi32(b, 0x4e));
+    *step = largest / 127;
+    *bias = _mm_cvtsi128_si32(_mm_add_epi32(b, _mm_shuffle_epi32(b, 0xb1)));
+    *weights = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(words[0], words[1]), in_order);
+}
+
+static void PASTE(quantize_query, ISA)(const struct transform_layout *layout, const float *products, float *steps, int32_t *bias,
+                                       int8_t *weights) {
+    const size_t whole = layout->planes / TRANSFORM_STEP_PLANES, left = layout->planes % TRANSFORM_STEP_PLANES;
+    __m256i bytes;
+    for (size_t group = 0; group < whole; group++) {
+        quantize_step(layout->plane + group * TRANSFORM_STEP_PLANES, products, &steps[group], &bias[group], &bytes);
+        _mm256_storeu_si256((__m256i *)(weights + group * sizeof bytes), bytes);
+    }
+    if (!left) return;
+    struct transform_plane last[TRANSFORM_STEP_PLANES] = {0};
+    memcpy(last, layout->plane + whole * TRANSFORM_STEP_PLANES, left * sizeof *last);
+    quantize_step(last, products, &steps[whole], &bias[whole], &bytes);
+    memcpy(weights + whole * sizeof bytes, &bytes, left * TRANSFORM_QUAD);
+}
 
 INLINE __m256i four_weights(const int8_t *weights) {
     int32_t four;
@@ -262,6 +312,7 @@ INLINE void accumulate_rows(size_t R, const struct transform_layout *layout, con
 static void fill_octets(struct transform_ops *ops) {
     fill_tables();
     ops->gains = PASTE(gains, ISA);
+    ops->quantize_query = PASTE(quantize_query, ISA);
     ops->score = PASTE(score, ISA);
     ops->quantize_weights = PASTE(quantize_weights, ISA);
     ops->accumulate = PASTE(accumulate, ISA);

@@ -32,6 +32,28 @@ static void gains_scalar(const uint8_t codes[64], float least, float step, float
     for (size_t t = 0; t < PAGE_TOKENS; t++) gains[t] = least + step * (float)codes[t];
 }
 
+static void quantize_query_scalar(const struct transform_layout *layout, const float *products, float *steps, int32_t *bias,
+                                  int8_t *weights) {
+    const struct transform_plane *plane = layout->plane;
+    for (size_t first = 0; first < layout->planes; first += TRANSFORM_STEP_PLANES, steps++, bias++) {
+        const size_t end = first + TRANSFORM_STEP_PLANES < layout->planes ? first + TRANSFORM_STEP_PLANES : layout->planes;
+        float largest = 0;
+        for (size_t p = first; p < end; p++)
+            for (size_t i = 0; i < TRANSFORM_QUAD; i++)
+                largest = fmaxf(largest, fabsf(plane[p].scale * products[plane[p].quad * TRANSFORM_QUAD + i]));
+        float inverse = largest > 0 && 127 / largest < INFINITY ? 127 / largest : 0;
+        *steps = largest / 127;
+        *bias = 0;
+        for (size_t p = first; p < end; p++) {
+            for (size_t i = 0; i < TRANSFORM_QUAD; i++) {
+                float x = plane[p].scale * products[plane[p].quad * TRANSFORM_QUAD + i] * inverse;
+                weights[p * TRANSFORM_QUAD + i] = (int8_t)lrintf(x);
+                *bias -= transform_levels[plane[p].table][15] * weights[p * TRANSFORM_QUAD + i];
+            }
+        }
+    }
+}
+
 static void score_scalar(const struct transform_layout *layout, const void *codes, const float *gains,
                          const struct transform_query *queries, size_t rows, float *logits) {
     for (size_t m = 0; m < rows; m++, logits += PAGE_TOKENS) {
@@ -93,6 +115,7 @@ static void accumulate_scalar(const struct transform_layout *layout, const void 
 
 void transform_init_scalar(struct transform_ops *ops) {
     ops->gains = gains_scalar;
+    ops->quantize_query = quantize_query_scalar;
     ops->score = score_scalar;
     ops->quantize_weights = quantize_weights_scalar;
     ops->accumulate = accumulate_scalar;

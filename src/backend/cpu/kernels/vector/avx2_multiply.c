@@ -1,7 +1,20 @@
-/* Small matrix products with AVX2. */
+/* Small matrix products and rotations with AVX2. */
 #include "backend/cpu/kernels/lanes/avx2.h"
 
 #define MULTIPLY_VECS 2
 #include "backend/cpu/kernels/vector/multiply_template.h"
 
-void vector_init_avx2_multiply(struct vector_ops *ops) { ops->multiply = multiply_avx2; }
+/* Even lanes take the difference, odd ones the sum. */
+INLINE vec rotate_adjacent(vec x, const float *cosine, const float *sine) {
+    const __m256i twice = _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3);
+    vec c = _mm256_permutevar8x32_ps(_mm256_castps128_ps256(_mm_loadu_ps(cosine)), twice);
+    vec s = _mm256_permutevar8x32_ps(_mm256_castps128_ps256(_mm_loadu_ps(sine)), twice);
+    return _mm256_fmaddsub_ps(x, c, vec_mul(_mm256_permute_ps(x, 0xb1), s));
+}
+
+#include "backend/cpu/kernels/vector/rotate_template.h"
+
+void vector_init_avx2_multiply(struct vector_ops *ops) {
+    ops->multiply = multiply_avx2;
+    ops->rotate = rotate_avx2;
+}

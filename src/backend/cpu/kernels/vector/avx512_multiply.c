@@ -1,7 +1,20 @@
-/* Small matrix products with AVX-512. */
+/* Small matrix products and rotations with AVX-512. */
 #include "backend/cpu/kernels/lanes/avx512.h"
 
 #define MULTIPLY_VECS 4
 #include "backend/cpu/kernels/vector/multiply_template.h"
 
-void vector_init_avx512_multiply(struct vector_ops *ops) { ops->multiply = multiply_avx512; }
+/* Even lanes take the difference, odd ones the sum. */
+INLINE vec rotate_adjacent(vec x, const float *cosine, const float *sine) {
+    const __m512i twice = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
+    vec c = _mm512_permutexvar_ps(twice, _mm512_castps256_ps512(_mm256_loadu_ps(cosine)));
+    vec s = _mm512_permutexvar_ps(twice, _mm512_castps256_ps512(_mm256_loadu_ps(sine)));
+    return _mm512_fmaddsub_ps(x, c, vec_mul(_mm512_permute_ps(x, 0xb1), s));
+}
+
+#include "backend/cpu/kernels/vector/rotate_template.h"
+
+void vector_init_avx512_multiply(struct vector_ops *ops) {
+    ops->multiply = multiply_avx512;
+    ops->rotate = rotate_avx512;
+}

@@ -7,6 +7,7 @@
 
 #include "backend/cpu/kernels/cpu.h"
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -23,6 +24,9 @@ struct vector_ops {
     /* out[m][n] = a[m][k] b[k][n], rows lda, ldb and ldo floats apart; n a multiple of 16. For products too small for a library: a few
      * queries or the rows of a page. */
     void (*multiply)(const float *a, size_t m, size_t k, size_t lda, const float *b, size_t n, size_t ldb, float *out, size_t ldo);
+    /* Rotates rows[n][stride] in place by the same angles: pairs of channels (2 i, 2 i + 1) where `adjacent`, else (i, i + pairs), as complex
+     * numbers times cosine[pairs] + j sine[pairs]. */
+    void (*rotate)(float *rows, size_t n, size_t stride, const float *cosine, const float *sine, size_t pairs, bool adjacent);
     /* out = gain x / sqrt(mean of x^2 + epsilon); out may be x. */
     void (*rms_norm)(const float *x, const float *gain, float epsilon, float *out, size_t n);
     /* gate = gate / (1 + exp(-gate)) * up; relative error at most 5e-7, and 1e-36 |up| where exp overflows. */

@@ -90,8 +90,21 @@ static void multiply_scalar(const float *a, size_t m, size_t k, size_t lda, cons
     }
 }
 
+static void rotate_scalar(float *rows, size_t n, size_t stride, const float *cosine, const float *sine, size_t pairs,
+                          bool adjacent) {
+    size_t step = adjacent ? 2 : 1, apart = adjacent ? 1 : pairs;
+    for (; n > 0; n--, rows += stride) {
+        for (size_t i = 0; i < pairs; i++) {
+            float a = rows[step * i], b = rows[step * i + apart];
+            rows[step * i] = a * cosine[i] - b * sine[i];
+            rows[step * i + apart] = a * sine[i] + b * cosine[i];
+        }
+    }
+}
+
 void vector_init_scalar(struct vector_ops *ops) {
     ops->multiply = multiply_scalar;
+    ops->rotate = rotate_scalar;
     ops->scale_weights = scale_weights_scalar;
     ops->half_to_float = half_to_float_scalar;
     ops->float_to_half = float_to_half_scalar;
