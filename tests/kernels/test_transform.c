@@ -459,6 +459,54 @@ static void weights_are_rounded_to_integers(void **state) {
     }
 }
 
+/* ---- Gathering ----------------------------------------------------------------------------------------------------------- */
+
+/* `n` slots of a page to the slots from `at` on of another, by code. */
+static void check_gathering(struct random *random, const unsigned char *quad_bits, uint32_t head_dim, bool keys, size_t n,
+                            size_t at, enum guard_side side) {
+    struct page *from = make_page(random, quad_bits, head_dim, keys, side),
+                *to = make_page(random, quad_bits, head_dim, keys, side);
+    const size_t bytes = PAGE_BYTES_TRANSFORM(from->layout.bits) - 64;
+    unsigned char *slots = guard_bytes(n, side), *want = malloc(bytes + 1), *before = malloc(bytes + 1);
+    for (size_t k = 0, next = 0; k < n; next++) /* in order */
+        if (random_bits(random) % (64 - next) < n - k) slots[k++] = (unsigned char)next;
+    memcpy(before, to->bytes, bytes);
+    memcpy(want, to->bytes, bytes);
+    for (size_t p = 0, plane = 0; p < from->layout.planes; plane += (size_t)32 * from->layout.plane[p++].bits)
+        for (size_t k = 0; k < n; k++)
+            for (size_t i = 0; i < 4; i++)
+                put_code(keys, from->layout.plane[p].bits, want + plane, at + k, i, from->code[p][slots[k]][i]);
+    const struct tier *tier;
+    for (size_t t = 0; (tier = tier_at(t)); t++) {
+        memcpy(to->bytes, before, bytes);
+        tier->transform->gather(&from->layout, keys ? CODEC_KEYS : CODEC_VALUES, from->bytes, slots, n, to->bytes, at);
+        if (memcmp(to->bytes, want, bytes))
+            fail_msg("%s: %s of %zu planes, %zu bits, %zu slots from %zu on", tier->name, keys ? "keys" : "values",
+                     (size_t)from->layout.planes, (size_t)from->layout.bits, n, at);
+    }
+    free(want);
+    free(before);
+    free(from);
+    free(to);
+    guard_release();
+}
+
+static void gathered_codes_are_those_of_their_slots(void **state) {
+    (void)state;
+    static const size_t numbers[] = {0, 1, 2, 5, 16, 17, 40, 64};
+    struct random random = {8};
+    for (unsigned bits = 0; bits <= TRANSFORM_BITS_MAX; bits++) {
+        for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
+            for (int times = 0; times < 12; times++) {
+                unsigned char quad_bits[TRANSFORM_QUADS_MAX];
+                size_t n = numbers[i], at = times ? random_bits(&random) % (65 - n) : 0;
+                set_bits(bits ? FALLING : NONE, bits, quad_bits, 96);
+                check_gathering(&random, quad_bits, 96, times % 2, n, at, times % 4 < 2 ? GUARD_END : GUARD_START);
+            }
+        }
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(bits_of_every_number),
@@ -470,6 +518,7 @@ int main(void) {
         cmocka_unit_test(queries_are_rounded_to_integers),
         cmocka_unit_test(gains_of_all_bytes),
         cmocka_unit_test(weights_are_rounded_to_integers),
+        cmocka_unit_test(gathered_codes_are_those_of_their_slots),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -164,18 +164,8 @@ static void channels(struct codec_shape shape, const void *page, float *to) {
 
 static void gather_tokens(struct codec_shape shape, enum codec_side side, const void *from, const uint8_t *slots, size_t n,
                           void *to, size_t at) {
-    const struct transform_layout *layout = shape.layout;
-    const uint8_t *source = codes_of(from);
-    uint8_t *target = (uint8_t *)to + GAIN_BYTES;
     for (size_t k = 0; k < n; k++) ((uint8_t *)to)[at + k] = ((const uint8_t *)from)[slots[k]];
-    for (size_t p = 0; p < layout->planes; p++) {
-        unsigned bits = layout->plane[p].bits;
-        for (size_t k = 0; k < n; k++)
-            for (size_t i = 0; i < TRANSFORM_QUAD; i++)
-                transform_put(target, bits, side, at + k, i, transform_get(source, bits, side, slots[k], i));
-        source += PAGE_TRANSFORM_PLANE(bits);
-        target += PAGE_TRANSFORM_PLANE(bits);
-    }
+    transform_ops()->gather(shape.layout, side, codes_of(from), slots, n, (uint8_t *)to + GAIN_BYTES, at);
 }
 
 /* ---- Keys: tables of G queries are offsets[G], then for each query steps[groups], bias[groups], weights[planes][4]. */

@@ -263,11 +263,117 @@ INLINE void accumulate_rows(size_t R, const struct transform_layout *layout, con
 
 #include "backend/cpu/kernels/transform/rows_template.h"
 
+/* ---- Gathering: 16 slots in a row of the page that is written are the 64 bytes of a register, each of which fetches its byte, then its
+ * bits, for all planes alike ------------------------------------------------------------------------------------------------------ */
+
+/* Of each byte of 16 slots in a row: its slot, and what its component adds to where the slot begins. */
+static uint8_t slot_of_byte[2][64], component_of_byte[2][64];
+/* Where a slot begins among its 16. */
+static uint8_t begin_of_slot[2][64];
+
+static void fill_places(void) {
+    for (size_t b = 0; b < 64; b++) {
+        slot_of_byte[CODEC_KEYS][b] = (uint8_t)(b / 4);
+        component_of_byte[CODEC_KEYS][b] = (uint8_t)(b % 4);
+        begin_of_slot[CODEC_KEYS][b] = (uint8_t)(4 * (b % 16));
+        slot_of_byte[CODEC_VALUES][b] = (uint8_t)(b / 16 * 4 + b % 4);
+        component_of_byte[CODEC_VALUES][b] = (uint8_t)(b % 16 / 4 * 4);
+        begin_of_slot[CODEC_VALUES][b] = (uint8_t)(b % 16 / 4 * 16 + b % 4);
+    }
+}
+
+/* Where the bytes of 16 slots come from, in planes of 1, 2 and 4 bits. */
+struct byte_moves {
+    __mmask64 bytes;                   /* that come at all */
+    __m512i from;                      /* of 2 and 4 bits; the page's second 64 bytes from 64 on */
+    __m512i shift_1, shift_2, shift_4; /* the bit of eight bytes at which a byte's begin */
+    size_t row;                        /* 16 times this is the first slot */
+};
+
+/* slots[n] for slots first, first + 1, ... of 16 in a row. */
+INLINE struct byte_moves byte_moves_of(enum codec_side side, const uint8_t *slots, size_t n, size_t first, size_t row) {
+    const __m512i eighth = _mm512_set1_epi64(0x3830282018100800);
+    struct byte_moves moves = {.row = row};
+    __m512i number = _mm512_sub_epi8(_mm512_loadu_si512(slot_of_byte[side]), _mm512_set1_epi8((char)first));
+    __m128i few = _mm_maskz_loadu_epi8((__mmask16)((1u << n) - 1), slots);
+    __m512i slot = _mm512_permutexvar_epi8(number, _mm512_castsi128_si512(few));
+    moves.bytes = _mm512_cmplt_epu8_mask(number, _mm512_set1_epi8((char)n));
+    moves.from = _mm512_add_epi8(_mm512_permutexvar_epi8(slot, _mm512_loadu_si512(begin_of_slot[side])),
+                                 _mm512_loadu_si512(component_of_byte[side]));
+    /* slot / 32 * 64, slot / 16 * 2, slot / 16 % 2 * 4, slot / 8 */
+    moves.from = _mm512_or_si512(moves.from, _mm512_and_si512(_mm512_slli_epi16(slot, 1), _mm512_set1_epi8(64)));
+    __m512i two = _mm512_and_si512(_mm512_srli_epi16(slot, 3), _mm512_set1_epi8(6));
+    __m512i four = _mm512_and_si512(_mm512_srli_epi16(slot, 2), _mm512_set1_epi8(4));
+    __m512i one = _mm512_and_si512(_mm512_srli_epi16(slot, 3), _mm512_set1_epi8(7));
+    __m512i odd = _mm512_inserti64x4(_mm512_setzero_si512(), _mm256_set1_epi8(1), 1);
+    moves.shift_2 = _mm512_add_epi8(eighth, _mm512_sub_epi8(two, _mm512_set1_epi8((char)(2 * row))));
+    moves.shift_4 = _mm512_add_epi8(eighth, _mm512_sub_epi8(four, _mm512_set1_epi8((char)(row % 2 * 4))));
+    moves.shift_1 = _mm512_add_epi8(eighth, _mm512_sub_epi8(_mm512_sub_epi8(one, odd), _mm512_set1_epi8((char)(2 * row))));
+    return moves;
+}
+
+INLINE void move_two(const struct byte_moves *moves, const uint8_t *from, uint8_t *to) {
+    const __m512i mask = _mm512_maskz_set1_epi8(moves->bytes, (char)(3u << 2 * moves->row));
+    __m512i x = _mm512_permutexvar_epi8(moves->from, _mm512_loadu_si512(from));
+    x = _mm512_multishift_epi64_epi8(moves->shift_2, x);
+    _mm512_storeu_si512(to, _mm512_ternarylogic_epi64(mask, x, _mm512_loadu_si512(to), 0xca));
+}
+
+INLINE void move_four(const struct byte_moves *moves, const uint8_t *from, uint8_t *to) {
+    const __m512i mask = _mm512_maskz_set1_epi8(moves->bytes, (char)(15u << moves->row % 2 * 4));
+    __m512i x = _mm512_permutex2var_epi8(_mm512_loadu_si512(from), moves->from, _mm512_loadu_si512(from + 64));
+    x = _mm512_multishift_epi64_epi8(moves->shift_4, x);
+    to += moves->row / 2 * 64;
+    _mm512_storeu_si512(to, _mm512_ternarylogic_epi64(mask, x, _mm512_loadu_si512(to), 0xca));
+}
+
+/* The two octets of 16 slots lie in the same bytes. */
+INLINE void move_one(const struct byte_moves *moves, const uint8_t *from, uint8_t *to) {
+    const __m512i odd = _mm512_inserti64x4(_mm512_set1_epi8(1), _mm256_set1_epi8(2), 1);
+    const __m512i mask = _mm512_maskz_mov_epi8(moves->bytes, _mm512_slli_epi16(odd, (unsigned)(2 * moves->row)));
+    __m512i x = _mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i *)from));
+    x = _mm512_multishift_epi64_epi8(moves->shift_1, _mm512_permutexvar_epi8(moves->from, x));
+    x = _mm512_and_si512(x, mask);
+    __m256i bits = _mm256_or_si256(_mm512_castsi512_si256(x), _mm512_extracti64x4_epi64(x, 1));
+    __m256i own = _mm256_or_si256(_mm512_castsi512_si256(mask), _mm512_extracti64x4_epi64(mask, 1));
+    __m256i old = _mm256_loadu_si256((const __m256i *)to);
+    _mm256_storeu_si256((__m256i *)to, _mm256_or_si256(_mm256_andnot_si256(own, old), bits));
+}
+
+INLINE void move_planes(const struct transform_layout *layout, const struct byte_moves *moves, const uint8_t *from, uint8_t *to) {
+    for (size_t p = 0; p < layout->planes; p++) {
+        const unsigned bits = layout->plane[p].bits;
+        prefetch_step(from, 0, bits > 2 ? 128 : 64);
+        switch (bits) {
+        case 1: move_one(moves, from, to); break;
+        case 2: move_two(moves, from, to); break;
+        case 3:
+            move_two(moves, from, to);
+            move_one(moves, from + PAGE_TRANSFORM_PLANE(2), to + PAGE_TRANSFORM_PLANE(2));
+            break;
+        default: move_four(moves, from, to); break;
+        }
+        from += PAGE_TRANSFORM_PLANE(bits);
+        to += PAGE_TRANSFORM_PLANE(bits);
+    }
+}
+
+static void gather_avx512(const struct transform_layout *layout, enum codec_side side, const void *from, const uint8_t *slots,
+                          size_t n, void *to, size_t at) {
+    for (size_t k = 0, some; k < n; k += some, at += some) {
+        some = SMALLER(LANES - at % LANES, n - k);
+        struct byte_moves moves = byte_moves_of(side, slots + k, some, at % LANES, at / LANES);
+        move_planes(layout, &moves, from, to);
+    }
+}
+
 void transform_init_avx512(struct transform_ops *ops) {
     fill_tables();
+    fill_places();
     ops->gains = gains_avx512;
     ops->quantize_query = quantize_query_avx512;
     ops->score = score_avx512;
     ops->quantize_weights = quantize_weights_avx512;
     ops->accumulate = accumulate_avx512;
+    ops->gather = gather_avx512;
 }

@@ -5,6 +5,7 @@
 
 #include "backend/cpu/kernels/lanes/sums_template.h"
 
+#include "backend/cpu/kernels/transform/gather_template.h"
 #include "backend/cpu/kernels/transform/init.h"
 #include "backend/cpu/kernels/transform/nibble_tables_template.h"
 
@@ -240,4 +241,5 @@ void transform_init_neon(struct transform_ops *ops) {
     ops->score = score_neon;
     ops->quantize_weights = quantize_weights_neon;
     ops->accumulate = accumulate_neon;
+    ops->gather = gather_neon;
 }

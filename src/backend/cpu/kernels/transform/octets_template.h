@@ -10,6 +10,7 @@
  *     SUM_OCTETS                of values' products, where a level may have any size; all 8 octets where none exceeds SMALL_LEVEL
  *
  * score_ISA, accumulate_ISA and what else fill_octets() fills come out. */
+#include "backend/cpu/kernels/transform/gather_template.h"
 #include "backend/cpu/kernels/transform/init.h"
 #include "backend/cpu/kernels/transform/nibble_tables_template.h"
 
@@ -316,4 +317,5 @@ static void fill_octets(struct transform_ops *ops) {
     ops->score = PASTE(score, ISA);
     ops->quantize_weights = PASTE(quantize_weights, ISA);
     ops->accumulate = PASTE(accumulate, ISA);
+    ops->gather = PASTE(gather, ISA);
 }

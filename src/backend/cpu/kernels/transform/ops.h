@@ -3,6 +3,7 @@
 #define TERSE_BACKEND_CPU_KERNELS_TRANSFORM_OPS_H
 
 #include "backend/cpu/kernels/cpu.h"
+#include "format/shape.h"
 #include "format/transform.h"
 
 #include <stddef.h>
@@ -46,6 +47,10 @@ struct transform_ops {
      * `codes`: a page of values behind its gains. sums[rows][planes][TRANSFORM_SUM_LANES]. */
     void (*accumulate)(const struct transform_layout *layout, const void *codes, const uint8_t *weights, const float *scales,
                        size_t rows, float *sums);
+    /* The codes of the slots slots[n] of a page become those of slots at, at + 1, ... of another, whose other slots stay. `from` and `to`:
+     * pages behind their gains. n + at <= 64. */
+    void (*gather)(const struct transform_layout *layout, enum codec_side side, const void *from, const uint8_t *slots, size_t n,
+                   void *to, size_t at);
 };
 
 const struct transform_ops *transform_ops(void);

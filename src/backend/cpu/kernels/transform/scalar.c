@@ -1,6 +1,6 @@
 /* Pages of the codec transform, the reference. */
 #include "backend/cpu/kernels/transform/init.h"
-#include "format/page_layout.h"
+#include "format/transform_codes.h"
 
 #include <math.h>
 #include <stddef.h>
@@ -113,10 +113,25 @@ static void accumulate_scalar(const struct transform_layout *layout, const void 
     }
 }
 
+static void gather_scalar(const struct transform_layout *layout, enum codec_side side, const void *from, const uint8_t *slots,
+                          size_t n, void *to, size_t at) {
+    const uint8_t *source = from;
+    uint8_t *target = to;
+    for (size_t p = 0; p < layout->planes; p++) {
+        unsigned bits = layout->plane[p].bits;
+        for (size_t k = 0; k < n; k++)
+            for (size_t i = 0; i < TRANSFORM_QUAD; i++)
+                transform_put(target, bits, side, at + k, i, transform_get(source, bits, side, slots[k], i));
+        source += PAGE_TRANSFORM_PLANE(bits);
+        target += PAGE_TRANSFORM_PLANE(bits);
+    }
+}
+
 void transform_init_scalar(struct transform_ops *ops) {
     ops->gains = gains_scalar;
     ops->quantize_query = quantize_query_scalar;
     ops->score = score_scalar;
     ops->quantize_weights = quantize_weights_scalar;
     ops->accumulate = accumulate_scalar;
+    ops->gather = gather_scalar;
 }
