@@ -66,7 +66,7 @@ struct transform_layout {
     uint16_t planes, quads; /* planes; quads with any bits: the first ones */
     uint16_t bits;          /* of a token's codes, gains not counted: 4 times the sum over planes */
     uint8_t quad_bits[TRANSFORM_QUADS_MAX];
-    struct transform_plane plane[TRANSFORM_PLANES_MAX];
+    struct transform_plane plane[TRANSFORM_PLANES_MAX]; /* zeros from `planes` on */
 };
 
 /* The layout of quad_bits[head_dim / 4], which do not rise. */

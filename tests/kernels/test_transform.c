@@ -155,14 +155,16 @@ static void check_query(struct random *random, const unsigned char *quad_bits, u
     const size_t n = (size_t)layout.quads * TRANSFORM_QUAD;
     float *products = guard_floats(n, side), *steps = guard_floats(groups, side);
     int32_t *bias = guard_bytes(groups * sizeof *bias, side);
-    int8_t *weights = guard_bytes(planes * TRANSFORM_QUAD, side);
+    int8_t *weights = guard_bytes(groups * TRANSFORM_STEP_PLANES * TRANSFORM_QUAD, side);
     for (size_t i = 0; i < n; i++) products[i] = size * random_normal(random);
     const struct tier *k;
     for (size_t tier = 0; (k = tier_at(tier)); tier++) {
         memset(steps, 0xff, groups * sizeof *steps);
         memset(bias, 0xff, groups * sizeof *bias);
-        memset(weights, 0x7f, planes * TRANSFORM_QUAD);
+        memset(weights, 0x7f, groups * TRANSFORM_STEP_PLANES * TRANSFORM_QUAD);
         k->transform->quantize_query(&layout, products, steps, bias, weights);
+        for (size_t j = planes * TRANSFORM_QUAD; j < groups * TRANSFORM_STEP_PLANES * TRANSFORM_QUAD; j++)
+            assert_int_equal(weights[j], 0);
         for (size_t group = 0; group < groups; group++) {
             size_t end = (group + 1) * TRANSFORM_STEP_PLANES < planes ? (group + 1) * TRANSFORM_STEP_PLANES : planes;
             double largest = 0;

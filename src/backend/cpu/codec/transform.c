@@ -173,7 +173,8 @@ static void gather_tokens(struct codec_shape shape, enum codec_side side, const 
 static size_t step_groups(const struct transform_layout *layout) {
     return ((size_t)layout->planes + TRANSFORM_STEP_PLANES - 1) / TRANSFORM_STEP_PLANES;
 }
-static size_t floats_of_query(const struct transform_layout *layout) { return 2 * step_groups(layout) + layout->planes; }
+/* The weights of whole steps. */
+static size_t floats_of_query(const struct transform_layout *layout) { return (2 + TRANSFORM_STEP_PLANES) * step_groups(layout); }
 
 static size_t query_floats(struct codec_shape shape) { return shape.group * (1 + floats_of_query(shape.layout)); }
 

@@ -248,7 +248,10 @@ static void read_segments(const struct pass *pass, size_t split, uint32_t head, 
         size_t n = smaller(run, end - first);
         for (size_t r = 0; r < n; r++) {
             float *own = logits + r * rows * PAGE_TOKENS;
-            segments[r] = pass->selects ? gather_segment_at(cache, head, first + r) : segment_at(cache, first + r);
+            if (pass->selects)
+                segments[r] = gather_segment_at(cache, head, first + r);
+            else
+                segment_find(cache, first + r, &segments[r]);
             if (segments[r].kind == SEGMENT_GATHERED)
                 gather_score(&reader, &segments[r], own);
             else

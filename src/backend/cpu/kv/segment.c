@@ -34,35 +34,49 @@ size_t segment_count(const struct cache *cache) {
     return segment_count_stored(cache) + (cache->sealed_first ? 0 : segments_for(cache->plan.n));
 }
 
-static struct segment segment_of(const struct cache *cache, enum segment_kind kind, uint64_t first, uint64_t end_token) {
-    uint64_t live = kind == SEGMENT_SEALED || kind == SEGMENT_WINDOW ? cache->plan.before.first : 0;
-    uint64_t count = end_token - first < PAGE_TOKENS ? end_token - first : PAGE_TOKENS;
+/* The tokens [first, end_token), 64 of them at most. */
+static void set_tokens(const struct cache *cache, uint64_t first, uint64_t end_token, struct segment *segment) {
+    bool evicts = segment->kind == SEGMENT_SEALED || segment->kind == SEGMENT_WINDOW;
+    uint64_t live = evicts ? cache->plan.before.first : 0, count = end_token - first;
+    if (count > PAGE_TOKENS) count = PAGE_TOKENS;
     uint64_t begin = live > first ? live - first : 0;
-    return (struct segment){
-        .kind = kind, .first = first, .end = (uint32_t)count, .begin = (uint32_t)(begin < count ? begin : count)};
+    segment->first = first;
+    segment->end = (uint32_t)count;
+    segment->begin = (uint32_t)(begin < count ? begin : count);
 }
 
-struct segment segment_at(const struct cache *cache, size_t i) {
+void segment_find(const struct cache *cache, size_t i, struct segment *segment) {
     const struct extent *before = &cache->plan.before;
     size_t exact = segments_for(exact_tokens(cache)), rows = segment_count_rows(cache), sealed = sealed_segments(cache);
     size_t stored = rows + sealed + window_segments(cache);
-    struct segment segment;
+    segment->places = NULL;
+    segment->int8_weights = false;
+    segment->base = i < stored ? segments_for(cache->plan.n) + i : i - stored;
     if (i < exact) {
-        segment = segment_of(cache, SEGMENT_EXACT, i * PAGE_TOKENS, exact_tokens(cache));
+        segment->kind = SEGMENT_EXACT;
+        set_tokens(cache, i * PAGE_TOKENS, exact_tokens(cache), segment);
     } else if (i < rows) {
-        segment = segment_of(cache, SEGMENT_ANCHORS, (i - exact) * PAGE_TOKENS, anchor_tokens(cache));
+        segment->kind = SEGMENT_ANCHORS;
+        set_tokens(cache, (i - exact) * PAGE_TOKENS, anchor_tokens(cache), segment);
     } else if (i < rows + sealed) {
         const struct page_set *set = &cache->page_sets[i - rows];
-        segment = segment_of(cache, SEGMENT_SEALED, set->first, set->first + set->count);
-        segment.set = set;
+        segment->kind = SEGMENT_SEALED;
+        segment->set = set;
+        set_tokens(cache, set->first, set->first + set->count, segment);
     } else if (i < stored) {
         size_t page = i - rows - sealed;
-        segment = segment_of(cache, SEGMENT_WINDOW, before->window_first + page * PAGE_TOKENS, before->length);
-        segment.window_set = cache->window_sets[page];
+        segment->kind = SEGMENT_WINDOW;
+        segment->window_set = cache->window_sets[page];
+        set_tokens(cache, before->window_first + page * PAGE_TOKENS, before->length, segment);
     } else {
-        segment = segment_of(cache, SEGMENT_NEW, before->length + (i - stored) * PAGE_TOKENS, before->length + cache->plan.n);
+        segment->kind = SEGMENT_NEW;
+        set_tokens(cache, before->length + (i - stored) * PAGE_TOKENS, before->length + cache->plan.n, segment);
     }
-    segment.base = i < stored ? segments_for(cache->plan.n) + i : i - stored;
+}
+
+struct segment segment_at(const struct cache *cache, size_t i) {
+    struct segment segment = {0};
+    segment_find(cache, i, &segment);
     return segment;
 }
 

@@ -38,6 +38,9 @@ size_t segment_count_rows(const struct cache *cache);
 /* Those that begin with a token which the step's i-th new token sees: the first ones. */
 size_t segment_count_seen(const struct cache *cache, size_t i);
 struct segment segment_at(const struct cache *cache, size_t i);
+/* The same in place, for those who ask once for each page: a segment that is returned is copied. Of `set` and `window_set` the one is written
+ * that the kind has. */
+void segment_find(const struct cache *cache, size_t i, struct segment *segment);
 /* The number of the segment in which a stored or new token lies, not in exact rows. */
 size_t segment_of_token(const struct cache *cache, uint64_t token);
 

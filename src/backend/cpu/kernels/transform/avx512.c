@@ -113,8 +113,7 @@ INLINE vec four_quads(const struct transform_plane *plane, const float *products
 }
 
 /* 8 planes. A plane is two dwords: its table is in the second half of the first, its scale is the second. */
-INLINE void quantize_step(const struct transform_plane *plane, const float *products, float *step, int32_t *bias,
-                          __m256i *weights) {
+INLINE void quantize_step(const struct transform_plane *plane, const float *products, float *step, int32_t *bias, int8_t *weights) {
     const __m512i first = _mm512_setr_epi32(0, 0, 0, 0, 2, 2, 2, 2, 4, 4, 4, 4, 6, 6, 6, 6);
     const __m512i second = _mm512_add_epi32(first, _mm512_set1_epi32(1));
     const __m512i last_levels = _mm512_cvtepi8_epi32(_mm_load_si128((const __m128i *)last_level));
@@ -135,23 +134,14 @@ INLINE void quantize_step(const struct transform_plane *plane, const float *prod
     }
     *step = largest / 127;
     *bias = _mm512_reduce_add_epi32(sum);
-    *weights =
-        _mm256_inserti128_si256(_mm256_castsi128_si256(_mm512_cvtepi32_epi8(integers[0])), _mm512_cvtepi32_epi8(integers[1]), 1);
+    _mm_storeu_si128((__m128i *)weights, _mm512_cvtepi32_epi8(integers[0]));
+    _mm_storeu_si128((__m128i *)(weights + 16), _mm512_cvtepi32_epi8(integers[1]));
 }
 
 static void quantize_query_avx512(const struct transform_layout *layout, const float *products, float *steps, int32_t *bias,
                                   int8_t *weights) {
-    const size_t whole = layout->planes / TRANSFORM_STEP_PLANES, left = layout->planes % TRANSFORM_STEP_PLANES;
-    __m256i bytes;
-    for (size_t group = 0; group < whole; group++) {
-        quantize_step(layout->plane + group * TRANSFORM_STEP_PLANES, products, &steps[group], &bias[group], &bytes);
-        _mm256_storeu_si256((__m256i *)(weights + group * sizeof bytes), bytes);
-    }
-    if (!left) return;
-    struct transform_plane last[TRANSFORM_STEP_PLANES] = {0};
-    memcpy(last, layout->plane + whole * TRANSFORM_STEP_PLANES, left * sizeof *last);
-    quantize_step(last, products, &steps[whole], &bias[whole], &bytes);
-    memcpy(weights + whole * sizeof bytes, &bytes, left * TRANSFORM_QUAD);
+    for (size_t first = 0; first < layout->planes; first += TRANSFORM_STEP_PLANES)
+        quantize_step(layout->plane + first, products, steps++, bias++, weights + first * TRANSFORM_QUAD);
 }
 
 INLINE __m512i four_weights(const int8_t *weights) {

@@ -99,8 +99,7 @@ static void PASTE(gains, ISA)(const uint8_t codes[64], float least, float step, 
 /* ---- Keys: the lanes are tokens ------------------------------------------------------------------------------------------ */
 
 /* 8 planes. A plane is two dwords: its table is in the second half of the first, its scale is the second. */
-INLINE void quantize_step(const struct transform_plane *plane, const float *products, float *step, int32_t *bias,
-                          __m256i *weights) {
+INLINE void quantize_step(const struct transform_plane *plane, const float *products, float *step, int32_t *bias, int8_t *weights) {
     const __m256i first = _mm256_setr_epi32(0, 0, 0, 0, 2, 2, 2, 2), second = _mm256_setr_epi32(1, 1, 1, 1, 3, 3, 3, 3);
     const __m256i in_order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7),
                   last_levels = _mm256_load_si256((const __m256i *)last_level);
@@ -129,22 +128,13 @@ INLINE void quantize_step(const struct transform_plane *plane, const float *prod
     b = _mm_add_epi32(b, _mm_shuffle_epi32(b, 0x4e));
     *step = largest / 127;
     *bias = _mm_cvtsi128_si32(_mm_add_epi32(b, _mm_shuffle_epi32(b, 0xb1)));
-    *weights = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(words[0], words[1]), in_order);
+    _mm256_storeu_si256((__m256i *)weights, _mm256_permutevar8x32_epi32(_mm256_packs_epi16(words[0], words[1]), in_order));
 }
 
 static void PASTE(quantize_query, ISA)(const struct transform_layout *layout, const float *products, float *steps, int32_t *bias,
                                        int8_t *weights) {
-    const size_t whole = layout->planes / TRANSFORM_STEP_PLANES, left = layout->planes % TRANSFORM_STEP_PLANES;
-    __m256i bytes;
-    for (size_t group = 0; group < whole; group++) {
-        quantize_step(layout->plane + group * TRANSFORM_STEP_PLANES, products, &steps[group], &bias[group], &bytes);
-        _mm256_storeu_si256((__m256i *)(weights + group * sizeof bytes), bytes);
-    }
-    if (!left) return;
-    struct transform_plane last[TRANSFORM_STEP_PLANES] = {0};
-    memcpy(last, layout->plane + whole * TRANSFORM_STEP_PLANES, left * sizeof *last);
-    quantize_step(last, products, &steps[whole], &bias[whole], &bytes);
-    memcpy(weights + whole * sizeof bytes, &bytes, left * TRANSFORM_QUAD);
+    for (size_t first = 0; first < layout->planes; first += TRANSFORM_STEP_PLANES)
+        quantize_step(layout->plane + first, products, steps++, bias++, weights + first * TRANSFORM_QUAD);
 }
 
 INLINE __m256i four_weights(const int8_t *weights) {

@@ -27,7 +27,8 @@ struct transform_ops {
     void (*gains)(const uint8_t codes[64], float least, float step, float gains[64]);
     /* A query as integers, of its products with components of variance 1 (products[4 quads]): of each 8 planes the largest weight, which
      * is a plane's scale times a product, becomes 127 or -127, the others are rounded to the nearest. All weights of a step are 0
-     * where the largest is so small that 127 / largest is not finite. steps and bias [planes / 8 rounded up], weights[planes][4]. */
+     * where the largest is so small that 127 / largest is not finite. steps and bias [planes / 8 rounded up], weights[planes rounded up
+     * to 8][4], those past the layout's planes 0. */
     void (*quantize_query)(const struct transform_layout *layout, const float *products, float *steps, int32_t *bias,
                            int8_t *weights);
     /* logits[m][t] = queries[m].offset + gains[t] * sum_p steps[p / 8] * sum_i weights[p][i] * level of component i of plane p, token t.

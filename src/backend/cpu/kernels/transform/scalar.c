@@ -4,6 +4,7 @@
 
 #include <math.h>
 #include <stddef.h>
+#include <string.h>
 
 #define OCTET 8 /* tokens whose codes lie together, format/page_layout.h */
 
@@ -42,6 +43,7 @@ static void quantize_query_scalar(const struct transform_layout *layout, const f
             for (size_t i = 0; i < TRANSFORM_QUAD; i++)
                 largest = fmaxf(largest, fabsf(plane[p].scale * products[plane[p].quad * TRANSFORM_QUAD + i]));
         float inverse = largest > 0 && 127 / largest < INFINITY ? 127 / largest : 0;
+        memset(weights + first * TRANSFORM_QUAD, 0, TRANSFORM_STEP_PLANES * TRANSFORM_QUAD);
         *steps = largest / 127;
         *bias = 0;
         for (size_t p = first; p < end; p++) {

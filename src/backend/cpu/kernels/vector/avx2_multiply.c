@@ -1,7 +1,7 @@
 /* Small matrix products and rotations with AVX2. */
 #include "backend/cpu/kernels/lanes/avx2.h"
 
-#define MULTIPLY_VECS 2
+#define MULTIPLY_VECS 3
 #include "backend/cpu/kernels/vector/multiply_template.h"
 
 /* Even lanes take the difference, odd ones the sum. */

@@ -38,7 +38,8 @@ struct vector_ops {
     float (*exp_sum)(float *x, float max, size_t n);
     /* The largest, passing over NaN; -INFINITY when n = 0. */
     float (*max)(const float *x, size_t n);
-    /* exp_sum and max over the logits of n pages: 64 floats each, `stride` floats apart. */
+    /* exp_sum and max over the logits of n pages: 64 floats each, `stride` floats apart. Of exp_pages no logit may exceed max, and results
+     * below 2^-125 may be 0. */
     float (*exp_pages)(float *x, float max, size_t n, size_t stride);
     float (*max_pages)(const float *x, size_t n, size_t stride);
 
