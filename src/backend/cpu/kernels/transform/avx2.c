@@ -4,16 +4,7 @@
 
 #include "backend/cpu/kernels/lanes/sums_template.h"
 
-INLINE __m256i first_products(__m256i a, __m256i b) { return _mm256_maddubs_epi16(a, b); }
-
-/* From an intrinsic, gcc 12 keeps sums in memory. */
-INLINE __m256i more_products(__m256i sum, __m256i a, __m256i b) {
-    __m256i products = _mm256_maddubs_epi16(a, b);
-    __asm__("vpaddw %1, %0, %0" : "+x"(sum) : "x"(products));
-    return sum;
-}
-
-INLINE __m256i whole_sums(__m256i sum) { return _mm256_madd_epi16(sum, _mm256_set1_epi16(1)); }
+#include "backend/cpu/kernels/lanes/avx2_products.h"
 
 #define SUM_RANGE 129 /* 2 * 127 * 129 < 2^15 */
 #define SUM_OCTETS 3  /* 2 * 255 * 3 * 20 < 2^15, and 2 * 255 * 8 * 8 */
