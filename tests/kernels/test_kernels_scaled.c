@@ -152,7 +152,8 @@ struct oracle {
 /* Queries of codes of 4 and 2 bits, as one byte each, and weights of the int8 slots. */
 static bool is_coarse(const struct tier *k, const struct slot *slot) {
     bool int8 = strncmp(slot->name, "accumulate_int8", 15) == 0;
-    return (slot->keys || int8) && slot->codec != Q8_0 && strcmp(k->name, "avx512") == 0;
+    bool byte_tier = k->isa == CPU_AVX512 || (slot->codec == Q4_0 && (k->isa == CPU_AVX2 || k->isa == CPU_AVXVNNI));
+    return (slot->keys || int8) && slot->codec != Q8_0 && byte_tier;
 }
 
 static void ask_oracle(const struct slot *slot, const float *in, size_t G, size_t hd, const unsigned char *page,

@@ -64,45 +64,30 @@ INLINE __m128i whole_sum_of(size_t G, const __m256i *x) {
     return _mm_add_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
 }
 
-/* The steps for numbers of at most `largest` in size, and their inverses. */
-INLINE void fixed_steps(__m128 largest, float *step, float *inverse) {
+/* The steps that make numbers of `largest` in size the whole number `most`, and their inverses. */
+INLINE void fixed_steps(__m128 largest, float most, float *step, float *inverse) {
     const __m128 some = _mm_cmpgt_ps(largest, _mm_set1_ps(FIXED_LEAST));
-    _mm_storeu_ps(step, _mm_and_ps(some, _mm_mul_ps(largest, _mm_set1_ps(1.0f / FIXED_MOST))));
-    _mm_storeu_ps(inverse, _mm_and_ps(some, _mm_div_ps(_mm_set1_ps(FIXED_MOST), largest)));
+    _mm_storeu_ps(step, _mm_and_ps(some, _mm_mul_ps(largest, _mm_set1_ps(1 / most))));
+    _mm_storeu_ps(inverse, _mm_and_ps(some, _mm_div_ps(_mm_set1_ps(most), largest)));
 }
 
 /* ---- A query, quantized once for all pages ---------------------------------------------------------------------------------
  *
- * Tables of hd numbers: int16 [hd]; int32 sums [hd/32] of those whole numbers; their step. */
+ * Tables of hd numbers: int16 [hd]; their step. */
 
 INLINE const int16_t *table_i16(const float *table) { return (const int16_t *)table; }
 
-/* Of channels [32 b, 32 b + 32). */
-INLINE int32_t table_sum(const float *table, size_t hd, size_t b) {
-    int32_t sum;
-    memcpy(&sum, table + hd / 2 + b, sizeof sum);
-    return sum;
-}
-
-INLINE float table_step(const float *table, size_t hd) { return table[hd / 2 + hd / SCALE_GROUP]; }
+INLINE float table_step(const float *table, size_t hd) { return table[hd / 2]; }
 
 /* x[hd/8] to a table. */
 INLINE void fill_table(const __m256 *x, size_t hd, float *table) {
     __m256 most = _mm256_setzero_ps();
     float step[4], inverse[4];
     for (size_t v = 0; v < hd / LANES; v++) most = _mm256_max_ps(most, magnitude(x[v]));
-    fixed_steps(largest_of(1, &most), step, inverse);
-    for (size_t v = 0; v < hd / LANES; v += 4) {
-        __m256i first = to_i16(x[v], x[v + 1], _mm256_set1_ps(*inverse));
-        __m256i second = to_i16(x[v + 2], x[v + 3], _mm256_set1_ps(*inverse));
-        const __m256i one = _mm256_set1_epi16(1);
-        __m256i sum = add_products(_mm256_madd_epi16(first, one), second, one);
-        int32_t all = _mm_cvtsi128_si32(whole_sum_of(1, &sum));
-        _mm256_storeu_si256((__m256i *)(table + LANES / 2 * v), first);
-        _mm256_storeu_si256((__m256i *)(table + LANES / 2 * v + LANES), second);
-        memcpy(table + hd / 2 + v / 4, &all, sizeof all);
-    }
-    table[hd / 2 + hd / SCALE_GROUP] = *step;
+    fixed_steps(largest_of(1, &most), FIXED_MOST, step, inverse);
+    for (size_t v = 0; v < hd / LANES; v += 2)
+        _mm256_storeu_si256((__m256i *)(table + LANES / 2 * v), to_i16(x[v], x[v + 1], _mm256_set1_ps(*inverse)));
+    table[hd / 2] = *step;
 }
 
 /* ---- Weights times the scales of 64 tokens for 32 channels --------------------------------------------------------------- */
@@ -123,7 +108,7 @@ INLINE void scale_and_quantize(size_t G, bool summed, const float *weights, cons
         UNROLL for (size_t v = 0; v < PAGE_TOKENS / LANES; v++) most[g] =
             _mm256_max_ps(most[g], magnitude(_mm256_mul_ps(vec_load(weights + g * PAGE_TOKENS + v * LANES), scale[v])));
     }
-    fixed_steps(largest_of(G, most), to->step, inverse);
+    fixed_steps(largest_of(G, most), FIXED_MOST, to->step, inverse);
     UNROLL for (size_t g = 0; g < G; g++) {
         sum[g] = _mm256_setzero_si256();
         UNROLL for (size_t v = 0; v < PAGE_TOKENS / LANES; v += 2) {
@@ -228,7 +213,7 @@ INLINE void pair_sums_store(const __m256i *sum, float step, float base, bool add
     }
 #define SLOT(name, in_row, out_row) \
     SPECIAL(name, 1) SPECIAL(name, 2) SPECIAL(name, 3) SPECIAL(name, 4) \
-    static void name##_avx2(const float *in, size_t G, size_t hd, const void *page, float *out) { \
+    static void PASTE(name, ISA)(const float *in, size_t G, size_t hd, const void *page, float *out) { \
         static special *const of[] = {name##_1, name##_2, name##_3, name##_4}; \
         serve(of, TOGETHER, in, in_row, G, hd, page, out, out_row); \
     }

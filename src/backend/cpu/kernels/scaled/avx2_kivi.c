@@ -27,7 +27,7 @@ INLINE void scale_queries(size_t G, const float *q, const float *scale, const fl
             sum[g] = _mm256_fmadd_ps(of, vec_load(zero + c), sum[g]);
         }
     }
-    fixed_steps(largest_of(G, most), s->step, inverse);
+    fixed_steps(largest_of(G, most), FIXED_MOST, s->step, inverse);
     _mm_storeu_ps(s->base, sum_of(G, sum));
     for (size_t c = 0; c < hd; c += 2 * LANES) {
         UNROLL for (size_t g = 0; g < G; g++) {

@@ -1,6 +1,6 @@
-/* q8_0 and q4_0 with AVX2, by products of int16 (lanes/avx2_i16.h): a query's numbers, and weights times scales, are fixed point.
- * Codes of q4_0 are multiplied as they are stored, from 0 on; what that adds is subtracted by the sum of the numbers they are
- * multiplied by. */
+/* q8_0, and values of q4_0 whose weights take two bytes, with AVX2, by products of int16 (lanes/avx2_i16.h): a query's numbers, and
+ * weights times scales, are fixed point. Codes of q4_0 are multiplied as they are stored, from 0 on; what that adds is subtracted by
+ * the sum of the numbers they are multiplied by. */
 #include "backend/cpu/kernels/lanes/avx2_i16.h"
 #include "backend/cpu/kernels/limits.h"
 #include "backend/cpu/kernels/scaled/init.h"
@@ -9,7 +9,7 @@
 
 /* ---- Keys: the lanes are 16 tokens, a dword has two channels ------------------------------------------------------------- */
 
-static void prepare_codes_avx2(const float *q, size_t G, size_t hd, float *tables) {
+static void prepare_q8_0_avx2(const float *q, size_t G, size_t hd, float *tables) {
     for (size_t g = 0; g < G; g++, q += hd, tables += hd) {
         __m256 x[KERNELS_MOST_CHANNELS / LANES];
         for (size_t v = 0; v < hd / LANES; v++) x[v] = vec_load(q + LANES * v);
@@ -18,35 +18,29 @@ static void prepare_codes_avx2(const float *q, size_t G, size_t hd, float *table
 }
 
 /* Adds the products of 32 channels, whose int16 of the first query are at q. */
-INLINE void add_group(size_t G, bool nibbles, const uint8_t *rows, size_t part, const int16_t *q, size_t hd, pair_sums sum) {
-    for (size_t c = 0; c < (nibbles ? SCALE_GROUP / 2 : SCALE_GROUP); c += 2, rows += 2 * PAGE_TOKENS) {
-        __m256i both = pair_rows_32(rows, rows + PAGE_TOKENS, part), codes[2];
+INLINE void add_group(size_t G, const uint8_t *rows, size_t part, const int16_t *q, size_t hd, pair_sums sum) {
+    for (size_t c = 0; c < SCALE_GROUP; c += 2, rows += 2 * PAGE_TOKENS) {
+        __m256i codes[2];
         prefetch_step(rows + part * PAGE_TOKENS, 0, 32);
-        split(nibbles ? 4 : 8, 0, both, codes);
+        split(8, 0, pair_rows_32(rows, rows + PAGE_TOKENS, part), codes);
         pair_sums_add(G, codes, q + c, 2 * hd, sum);
-        if (nibbles) {
-            split(4, 4, both, codes);
-            pair_sums_add(G, codes, q + c + SCALE_GROUP / 2, 2 * hd, sum);
-        }
     }
 }
 
 /* Of tokens first + 8 part to first + 8 part + 7 and those 16 more on. */
-INLINE void score_sixteen(size_t G, bool nibbles, const float *tables, size_t hd, const void *page, size_t first, size_t part,
-                          float *logits) {
-    const size_t group = nibbles ? SCALE_GROUP / 2 * PAGE_TOKENS : SCALE_GROUP * PAGE_TOKENS, at = first + 8 * part;
+INLINE void score_sixteen(size_t G, const float *tables, size_t hd, const void *page, size_t first, size_t part, float *logits) {
+    const size_t at = first + 8 * part;
     const uint16_t *scale = page;
     const uint8_t *codes = (const uint8_t *)(scale + hd / SCALE_GROUP * PAGE_TOKENS) + first;
     __m256 logit[TOGETHER][2], scales[2];
     UNROLL for (size_t g = 0; g < G; g++) logit[g][0] = logit[g][1] = _mm256_setzero_ps();
-    for (size_t b = 0; b < hd / SCALE_GROUP; b++, scale += PAGE_TOKENS, codes += group) {
+    for (size_t b = 0; b < hd / SCALE_GROUP; b++, scale += PAGE_TOKENS, codes += SCALE_GROUP * PAGE_TOKENS) {
         pair_sums sum;
         prefetch_step(scale + first, 0, 64);
         pair_sums_clear(G, sum);
-        add_group(G, nibbles, codes, part, table_i16(tables) + b * SCALE_GROUP, hd, sum);
+        add_group(G, codes, part, table_i16(tables) + b * SCALE_GROUP, hd, sum);
         by_parity(vec_halves(scale + at), vec_halves(scale + at + 16), scales);
         UNROLL for (size_t g = 0; g < G; g++) {
-            if (nibbles) pair_sums_subtract(g, ZERO_Q4_0, table_sum(tables + g * hd, hd, b), sum);
             UNROLL for (size_t i = 0; i < 2; i++) logit[g][i] =
                 _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum[g][i]), scales[i], logit[g][i]);
         }
@@ -58,16 +52,12 @@ INLINE void score_sixteen(size_t G, bool nibbles, const float *tables, size_t hd
     }
 }
 
-INLINE void score_codes(size_t G, bool nibbles, const float *tables, size_t hd, const void *page, float *logits) {
+INLINE void score_q8_0(size_t G, const float *tables, size_t hd, const void *page, float *logits) {
     for (size_t first = 0; first < PAGE_TOKENS; first += 32)
-        for (size_t part = 0; part < 2; part++) score_sixteen(G, nibbles, tables, hd, page, first, part, logits);
+        for (size_t part = 0; part < 2; part++) score_sixteen(G, tables, hd, page, first, part, logits);
 }
 
-FOR_ONE(score_q8_0, score_codes, false)
-FOR_ONE(score_q4_0, score_codes, true)
-
 SLOT(score_q8_0, hd, PAGE_TOKENS)
-SLOT(score_q4_0, hd, PAGE_TOKENS)
 
 /* ---- Values: the lanes are 16 channels, a dword has two tokens ----------------------------------------------------------- */
 
@@ -132,11 +122,8 @@ SLOT(accumulate_q8_0, PAGE_TOKENS, hd)
 SLOT(accumulate_q4_0, PAGE_TOKENS, hd)
 
 void scaled_init_avx2_q(struct scaled_ops *ops) {
-    ops->prepare_q8_0 = prepare_codes_avx2;
-    ops->prepare_q4_0 = prepare_codes_avx2;
+    ops->prepare_q8_0 = prepare_q8_0_avx2;
     ops->score_q8_0 = score_q8_0_avx2;
-    ops->score_q4_0 = score_q4_0_avx2;
     ops->accumulate_q8_0 = accumulate_q8_0_avx2;
     ops->accumulate_q4_0 = accumulate_q4_0_avx2;
-    ops->accumulate_int8_q4_0 = accumulate_q4_0_avx2;
 }
