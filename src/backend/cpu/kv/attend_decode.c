@@ -40,10 +40,8 @@ static size_t decode_splits(const struct cache *cache) {
     return larger(smaller(segment_count(cache) / item_segments(cache), most), 1);
 }
 
-/* Floats that a codec wants for `rows` queries of a layer and KV head. Heads may differ in what was learned and in their bits. */
-typedef size_t floats_of_head(const struct cache *cache, uint32_t layer, uint32_t head, size_t rows);
-
-/* Of a key codec's look-up tables; they serve where queries meet keys as they are stored, wherever they are. */
+/* Of a key codec's look-up tables for `rows` queries of a layer and KV head; they serve where queries meet keys as they are stored,
+ * wherever they are. Heads may differ in what was learned and in their bits. */
 static size_t table_floats(const struct cache *cache, uint32_t layer, uint32_t head, size_t rows) {
     const struct cpu_codec *codec = cache->codec[CODEC_KEYS];
     if (!cache->keys_rotated || cache->keys_in_runs || !codec->query_floats) return 0;
@@ -56,36 +54,33 @@ static size_t code_sum_floats(const struct cache *cache, uint32_t layer, uint32_
     return codec->code_sum_floats ? codec->code_sum_floats(side_shape(cache, CODEC_VALUES, layer, head, rows)) : 0;
 }
 
-static size_t most_of_layer(const struct cache *cache, floats_of_head *floats, uint32_t layer, size_t rows) {
-    size_t most = 0;
-    for (uint32_t head = 0; head < cache->shape.kv_heads; head++) most = larger(most, floats(cache, layer, head, rows));
-    return most;
-}
+/* The most of any layer, head and number of rows: a step may ask for fewer rows than its most, and a codec may then want more. */
+struct most_floats {
+    size_t tables, code_sums, reader;
+};
 
-/* A step may ask for fewer rows than its most, and a codec may then want more for its tables. */
-static size_t most_floats(const struct cache *cache, floats_of_head *floats) {
-    size_t most = 0;
-    for (size_t rows = cache->group; rows <= decode_rows(cache); rows += cache->group)
-        for (uint32_t layer = 0; layer < cache->shape.layers; layer++)
-            most = larger(most, most_of_layer(cache, floats, layer, rows));
-    return most;
-}
-
-static size_t most_reader_floats(const struct cache *cache) {
-    size_t most = 0;
-    for (size_t rows = cache->group; rows <= decode_rows(cache); rows += cache->group)
-        most = larger(most, head_reader_floats(cache, rows));
+static struct most_floats most_floats(const struct cache *cache) {
+    struct most_floats most = {0};
+    for (size_t rows = cache->group; rows <= decode_rows(cache); rows += cache->group) {
+        for (uint32_t layer = 0; layer < cache->shape.layers; layer++) {
+            for (uint32_t head = 0; head < cache->shape.kv_heads; head++) {
+                most.tables = larger(most.tables, table_floats(cache, layer, head, rows));
+                most.code_sums = larger(most.code_sums, code_sum_floats(cache, layer, head, rows));
+                most.reader = larger(most.reader, head_reader_floats(cache, layer, head, rows));
+            }
+        }
+    }
     return most;
 }
 
 size_t attend_decode_shared_floats(const struct cache *cache) {
     size_t rows = decode_rows(cache), hd = cache->shape.head_dim, heads = cache->shape.kv_heads;
-    return heads * (rows * hd + most_floats(cache, table_floats) + decode_splits(cache) * partial_floats(rows, hd));
+    return heads * (rows * hd + most_floats(cache).tables + decode_splits(cache) * partial_floats(rows, hd));
 }
 
 size_t attend_decode_thread_floats(const struct cache *cache) {
-    size_t rows = decode_rows(cache);
-    return larger(RUN_LOGITS, rows) * PAGE_TOKENS + most_floats(cache, code_sum_floats) + most_reader_floats(cache);
+    struct most_floats most = most_floats(cache);
+    return larger(RUN_LOGITS, decode_rows(cache)) * PAGE_TOKENS + most.code_sums + most.reader;
 }
 
 /* The attention of some new tokens of the step. */
@@ -296,7 +291,8 @@ static struct pass pass_of(const struct cache *cache, size_t first, size_t count
     /* With a head for every thread each thread takes its heads from scores to outputs: what it scored is near when it reads. */
     pass.chooses_by_head = pass.selects && heads >= (uint32_t)cache->threads;
     pass.splits = pass.chooses_by_head ? 1 : smaller(decode_splits(cache), larger(pass.segments / item_segments(cache), 1));
-    pass.table_floats = most_of_layer(cache, table_floats, cache->layer, pass.rows);
+    for (uint32_t head = 0; head < heads; head++)
+        pass.table_floats = larger(pass.table_floats, table_floats(cache, cache->layer, head, pass.rows));
     pass.queries = scratch_shared(cache);
     pass.tables = pass.queries + heads * pass.rows * cache->shape.head_dim;
     pass.partials = pass.tables + heads * pass.table_floats;

@@ -201,7 +201,6 @@ void gather_score(struct head_reader *reader, const struct segment *segment, flo
 void gather_accumulate(const struct head_reader *reader, const struct segment *segment, float *weights, float *code_sums,
                        float *acc) {
     const struct cache *cache = reader->cache;
-    const struct cpu_codec *codec = cache->codec[CODEC_VALUES];
     float row[CODEC_HEAD_DIM_MAX];
     if (!segment->end) return;
     struct anchor_range anchors = anchors_between(cache, CODEC_VALUES, reader->head, gather_token(cache, segment, 0),
@@ -209,9 +208,5 @@ void gather_accumulate(const struct head_reader *reader, const struct segment *s
     for (size_t i = 0, at = anchors.from; next_anchor(cache, segment, &anchors, &i, &at, row); i++)
         segment_accumulate_row(row, i, reader->rows, cache->shape.head_dim, weights, acc);
     const void *page = pack(cache, segment, reader->head, CODEC_VALUES);
-    if (code_sums)
-        (segment->int8_weights ? codec->accumulate_by_code_int8 : codec->accumulate_by_code)(reader->values, weights, page,
-                                                                                             code_sums);
-    else
-        (segment->int8_weights ? codec->accumulate_values_int8 : codec->accumulate_values)(reader->values, weights, page, acc);
+    segment_accumulate_page(reader, page, segment->int8_weights, weights, code_sums, acc);
 }

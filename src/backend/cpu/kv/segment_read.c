@@ -86,14 +86,12 @@ void segment_read_token(const struct cache *cache, uint32_t head, enum codec_sid
 
 static size_t workspace_floats(const struct cache *cache, size_t rows) { return (2 * PAGE_TOKENS + rows) * cache->shape.head_dim; }
 
-size_t head_reader_floats(const struct cache *cache, size_t rows) {
+size_t head_reader_floats(const struct cache *cache, uint32_t layer, uint32_t head, size_t rows) {
     const struct cpu_codec *codec = cache->codec[CODEC_KEYS];
-    size_t floats = workspace_floats(cache, rows), tables = 0;
+    size_t floats = workspace_floats(cache, rows);
     if (!cache->keys_in_runs) return floats;
-    for (uint32_t layer = 0; codec->query_floats && layer < cache->shape.layers; layer++)
-        for (uint32_t head = 0; head < cache->shape.kv_heads; head++)
-            tables = larger(tables, codec->query_floats(side_shape(cache, CODEC_KEYS, layer, head, rows)));
-    return floats + rows * cache->shape.head_dim + tables;
+    struct codec_shape shape = side_shape(cache, CODEC_KEYS, layer, head, rows);
+    return floats + rows * cache->shape.head_dim + (codec->query_floats ? codec->query_floats(shape) : 0);
 }
 
 struct head_reader head_reader_of(const struct cache *cache, uint32_t head, const float *q, size_t rows, const float *tables,
@@ -224,23 +222,27 @@ void segment_accumulate_row(const float *value, size_t t, size_t rows, size_t hd
     }
 }
 
+void segment_accumulate_page(const struct head_reader *reader, const void *page, bool int8_weights, const float *weights,
+                             float *code_sums, float *acc) {
+    const struct cpu_codec *codec = reader->cache->codec[CODEC_VALUES];
+    if (code_sums)
+        (int8_weights ? codec->accumulate_by_code_int8 : codec->accumulate_by_code)(reader->values, weights, page, code_sums);
+    else
+        (int8_weights ? codec->accumulate_values_int8 : codec->accumulate_values)(reader->values, weights, page, acc);
+}
+
 static void accumulate_sealed(const struct head_reader *reader, const struct segment *segment, float *weights, float *code_sums,
                               float *acc) {
     const struct cache *cache = reader->cache;
     size_t hd = cache->shape.head_dim;
     float row[CODEC_HEAD_DIM_MAX];
-    const struct cpu_codec *codec = cache->codec[CODEC_VALUES];
     const uint8_t *page = page_at(cache, segment->set, CODEC_VALUES, cache->layer, reader->head);
     struct anchor_range anchors = segment_anchors(cache, segment, CODEC_VALUES, reader->head);
     for (size_t i = anchors.from; i < anchors.to; i++) {
         anchor_row(&anchors, i, hd, row);
         segment_accumulate_row(row, (size_t)(anchors.tokens[i] - segment->first), reader->rows, hd, weights, acc);
     }
-    if (code_sums)
-        (segment->int8_weights ? codec->accumulate_by_code_int8 : codec->accumulate_by_code)(reader->values, weights, page,
-                                                                                             code_sums);
-    else
-        (segment->int8_weights ? codec->accumulate_values_int8 : codec->accumulate_values)(reader->values, weights, page, acc);
+    segment_accumulate_page(reader, page, segment->int8_weights, weights, code_sums, acc);
 }
 
 void segment_accumulate(const struct head_reader *reader, const struct segment *segment, float *weights, float *code_sums,

@@ -25,7 +25,7 @@ struct head_reader {
 /* `memory` of head_reader_floats stays its own. */
 struct head_reader head_reader_of(const struct cache *cache, uint32_t head, const float *q, size_t rows, const float *tables,
                                   float *memory);
-size_t head_reader_floats(const struct cache *cache, size_t rows);
+size_t head_reader_floats(const struct cache *cache, uint32_t layer, uint32_t head, size_t rows);
 
 /* logits[rows][64], written at least where slots are live. */
 void segment_score(struct head_reader *reader, const struct segment *segment, float *logits);
@@ -35,6 +35,9 @@ void segment_score_in_run(struct head_reader *reader, const void *page, size_t b
  * where a sealed page's weights are to be summed by code instead (codec.h), or NULL. */
 void segment_accumulate(const struct head_reader *reader, const struct segment *segment, float *weights, float *code_sums,
                         float *acc);
+/* The same of a page on its codes, as segment.int8_weights says. */
+void segment_accumulate_page(const struct head_reader *reader, const void *page, bool int8_weights, const float *weights,
+                             float *code_sums, float *acc);
 /* The same for the value of slot t alone, whose weights become 0. */
 void segment_accumulate_row(const float *value, size_t t, size_t rows, size_t hd, float *weights, float *acc);
 
