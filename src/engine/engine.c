@@ -79,8 +79,20 @@ enum terse_status terse_engine_new(const struct terse_model *model, const struct
 void terse_engine_free(struct terse_engine *engine) {
     if (!engine) return;
     engine->backend.executor->unload(engine->executor);
+    terse_codebook_free(engine->weight_profile);
     team_free(engine->team);
     free(engine);
+}
+
+static enum terse_status make_weight_profile(void *user, struct terse_error *error) {
+    struct terse_engine *e = user;
+    return e->backend.executor->weight_profile(e->model, &e->weight_profile, error);
+}
+
+enum terse_status engine_weight_profile(struct terse_engine *engine, const struct terse_codebook **profile, struct terse_error *error) {
+    enum terse_status status = engine->weight_profile ? TERSE_OK : engine_run(engine, make_weight_profile, engine, error);
+    *profile = engine->weight_profile;
+    return status;
 }
 
 uint32_t terse_engine_threads(const struct terse_engine *engine) { return team_threads(engine->team); }

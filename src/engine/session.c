@@ -42,6 +42,11 @@ struct terse_sampling terse_sampling_defaults(void) {
                                    .seed = 1};
 }
 
+static enum terse_status check_codebook(const struct terse_model *m, struct method *method, struct terse_error *error) {
+    return method_check_codebook(method, (uint64_t[]){m->fingerprint, m->norms_fingerprint}, m->layers, m->kv_heads, m->head_dim,
+                                 error);
+}
+
 /* Learned positions went into the keys with the embeddings: a token cannot be moved to another one. */
 static enum terse_status check_positions(const struct terse_model *m, const struct method *method, struct terse_error *error) {
     if (!m->positions.data || !method->policy->positions_by_index) return TERSE_OK;
@@ -57,6 +62,7 @@ enum terse_status terse_cache_bytes(const struct terse_model *model, const struc
     struct cache_shape shape = engine_cache_shape(model);
     enum terse_status status = OPTIONS_CHECK(options, terse_cache_options, error);
     if (!status) status = method_resolve(options, model->head_dim, &method, error);
+    if (!status && method.learned) status = check_codebook(model, &method, error);
     if (!status) status = backend_cpu.kv->supports(&shape, &method, error);
     if (!status) status = check_positions(model, &method, error);
     if (!status) backend_cpu.kv->predict(&shape, &method, tokens, report);
@@ -113,8 +119,8 @@ enum terse_status terse_session_new(struct terse_engine *engine, const struct te
     s->engine = engine;
     s->options = *options;
     if ((status = method_resolve(&options->cache, model->head_dim, &s->method, error))) goto fail;
-    status = method_check_codebook(&s->method, (uint64_t[]){model->fingerprint, model->norms_fingerprint}, model->layers,
-                                   model->kv_heads, model->head_dim, error);
+    if (s->method.of_weights && (status = engine_weight_profile(engine, &s->method.learned, error))) goto fail;
+    status = check_codebook(model, &s->method, error);
     if (status) goto fail;
     if ((status = check_options(s, error))) goto fail;
     if ((status = engine_run(engine, make_cache, s, error))) goto fail;

@@ -24,7 +24,8 @@ struct codec_shape {
     uint32_t group;                        /* G: queries that read together; no size of a format depends on it */
     uint32_t width, bits;                  /* as of a coding */
     const struct transform_layout *layout; /* of the codec transform: of the layer, KV head and side; else NULL */
-    const void *learned; /* a backend's: what it has made of the parameters, or fitted, for a layer, KV head and side. NULL here */
+    const void *learned; /* a backend's: what it has made of a codebook's parameters, for a layer, KV head and side. NULL here */
+    const void *fitted;  /* what a codec has learned of a sequence, for a layer, KV head and side (codec.h). NULL here */
 };
 
 /* TERSE_E_UNSUPPORTED unless head_dim is a multiple of 32 up to 256, what all codecs and indexes serve. */

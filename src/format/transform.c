@@ -1,6 +1,8 @@
 /* Levels, layouts and the sharing of bits. */
 #include "format/transform.h"
 
+#include "format/page_layout.h"
+
 #include <math.h>
 #include <string.h>
 
@@ -73,6 +75,13 @@ struct transform_parameters transform_parameters_at(const float *floats, uint32_
     return (struct transform_parameters){floats, size, basis, rest[0], rest[1], rest[2]};
 }
 
+size_t transform_fitted_floats(uint32_t head_dim) { return 2 * (size_t)head_dim + 2; }
+
+struct transform_fitted transform_fitted_at(const float *floats, uint32_t head_dim) {
+    const float *rest = floats + 2 * (size_t)head_dim;
+    return (struct transform_fitted){floats, floats + head_dim, rest[0], rest[1]};
+}
+
 enum terse_status transform_check_parameters(const float *floats, uint32_t head_dim, struct terse_error *error) {
     struct transform_parameters own = transform_parameters_at(floats, head_dim);
     for (size_t i = 0; i < transform_parameter_floats(head_dim); i++)
@@ -136,9 +145,14 @@ static bool add_bit(const struct transform_share *shares, size_t n, size_t quads
     return best != NULL;
 }
 
+/* In quads' bits. */
+static uint64_t budget_of(size_t n, uint32_t head_dim, double rate) {
+    return (uint64_t)(rate * (double)n * (double)(head_dim / TRANSFORM_QUAD) + 1e-6);
+}
+
 void transform_share_bits(const struct transform_share *shares, size_t n, uint32_t head_dim, double rate) {
     size_t quads = head_dim / TRANSFORM_QUAD;
-    uint64_t budget = (uint64_t)(rate * (double)n * (double)quads + 1e-6), sum; /* in quads' bits */
+    uint64_t budget = budget_of(n, head_dim, rate), sum;
     double low = 0, high = 0;
     for (size_t s = 0; s < n; s++) high = fmax(high, saving(&shares[s], 0, 1));
     /* The least price that stays within the budget, then one bit after another where prices tie. */
@@ -216,4 +230,9 @@ void transform_pair_bits(const struct transform_share *shares, size_t n, uint32_
         bool back = cost_of_move(&shares[s], waiting, quads) < cost_of_move(waiting, &shares[s], quads);
         if (back ? move_bit(&shares[s], waiting, quads) : move_bit(waiting, &shares[s], quads)) waiting = NULL;
     }
+}
+
+uint64_t transform_shared_page_bytes(size_t n, uint32_t head_dim, double rate) {
+    uint64_t codes = budget_of(n, head_dim, rate) * PAGE_TRANSFORM_PLANE(1);
+    return (uint64_t)n * PAGE_TOKENS + (codes + 63) / 64 * 64;
 }

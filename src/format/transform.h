@@ -89,6 +89,16 @@ struct transform_parameters transform_parameters_at(const float *floats, uint32_
 /* TERSE_E_FORMAT unless they are as described; the basis is not inverted here. */
 enum terse_status transform_check_parameters(const float *floats, uint32_t head_dim, struct terse_error *error);
 
+/* ---- Fitted: what the rows of a sequence say in place of a set's own mean, sizes and range of gains */
+
+struct transform_fitted {
+    const float *mean, *size; /* [head_dim]; sizes are not negative, and need not fall */
+    float gain_least, gain_most;
+};
+size_t transform_fitted_floats(uint32_t head_dim);
+/* Where they lie in floats[transform_fitted_floats]: in this order. */
+struct transform_fitted transform_fitted_at(const float *floats, uint32_t head_dim);
+
 /* ---- Bits shared over a model */
 
 /* One layer, KV head and side, as sharing bits sees it. */
@@ -105,6 +115,9 @@ void transform_share_bits(const struct transform_share *shares, size_t n, uint32
 /* Moves single bits between shares until at most one of them has an odd sum of quads' bits: pages are whole cache lines, and two of such
  * bits fill one. The sum over all stays. */
 void transform_pair_bits(const struct transform_share *shares, size_t n, uint32_t head_dim);
+
+/* Bytes of a page of each of n shares together that were given so many bits by both, where no share's quads are full. */
+uint64_t transform_shared_page_bytes(size_t n, uint32_t head_dim, double rate);
 
 #ifdef __cplusplus
 }

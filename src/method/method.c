@@ -41,7 +41,6 @@ struct row {
     BOTH(codec, 0, 0), .policy = &policy_attention_rank, .parameters = {.anchor_count = 64, .read_percent = 7.5}, \
                        .index = &index_sign
 
-#define PROFILE "terse" /* the codebook of codec transform, which serves every rate */
 #define RATE_LEAST 0.25 /* bits per value */
 #define RATE_MOST 8.0
 
@@ -329,8 +328,9 @@ static enum terse_status name_codebook(const char *canonical, const struct terse
                            "%s needs a profile and the codebook of %s, and a session has one of them: use "
                            "terse-N for both sides, or one that needs no codebook beside it",
                            method->name, canonical);
-    snprintf(method->codebook, sizeof method->codebook, "%s", profile ? PROFILE : canonical);
+    snprintf(method->codebook, sizeof method->codebook, "%s", profile ? METHOD_PROFILE : canonical);
     method->learned = options->codebook;
+    method->of_weights = profile && !options->codebook;
     return TERSE_OK;
 }
 

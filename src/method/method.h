@@ -6,6 +6,8 @@
 #include "format/index.h"
 #include "method/policy.h"
 
+#define METHOD_PROFILE "terse" /* the codebook of codec transform, which serves every rate */
+
 struct codebook_layouts; /* format/codebook_layouts.h */
 
 struct method {
@@ -17,7 +19,8 @@ struct method {
     struct policy_parameters parameters;
     uint32_t tail_tokens;                 /* least number of newest tokens kept exact in the recent window */
     uint32_t power;                       /* of gradient norms by which samples weigh when its codebook is learned; 0: all alike */
-    const struct terse_codebook *learned; /* of the options; NULL when it needs none */
+    const struct terse_codebook *learned; /* of the options, or of the weights; NULL when it needs none */
+    bool of_weights; /* `learned` is the profile that the model's weights imply: caches fit it to their sequences */
     const struct codebook_layouts *layouts; /* of the sides of codec transform, set by method_check_codebook; else NULL */
 };
 

@@ -2,6 +2,7 @@
 #include "train/profile.h"
 
 #include "backend/cpu/vector.h"
+#include "backend/cpu/weight_moments.h"
 #include "base/memory.h"
 #include "format/transform_fit.h"
 #include "method/policy.h"
@@ -13,7 +14,7 @@
 #include <omp.h>
 #include <string.h>
 
-#define TILE 256           /* rows that are multiplied by a matrix at a time; sums of more are in double precision */
+#define TILE WEIGHT_TILE   /* rows that are multiplied by a matrix at a time; sums of more are in double precision */
 #define GAIN_LEAST 1e-6    /* of the size of the mean: a smaller gain is what rounding leaves of a constant row */
 #define SQUARE_LEAST 1e-37 /* of a gradient: its logarithm is finite in half precision */
 
@@ -47,19 +48,19 @@ static float *root_of(const struct profile *p, enum codec_side side, size_t set)
 
 /* What a thread works with. */
 struct tile {
-    float *rows, *entered, *transposed; /* [TILE][hd], the last is rows, [hd][TILE] */
-    float *matrix;                      /* [hd][hd] */
-    float *weights;                     /* a row of the output projection */
+    float *rows, *entered; /* [TILE][hd] */
+    float *matrix;         /* [hd][hd] */
+    float *weights;        /* [weight_moments_scratch] */
 };
 
 static size_t scratch_floats(const struct terse_model *m) {
-    return memory_round_up((size_t)3 * TILE * m->head_dim + (size_t)m->head_dim * m->head_dim + m->layer[0].o.columns, 16);
+    return memory_round_up((size_t)2 * TILE * m->head_dim + (size_t)m->head_dim * m->head_dim, 16) + weight_moments_scratch(m);
 }
 
 static struct tile tile_of_thread(const struct profile *p) {
     size_t hd = p->model->head_dim, rows = TILE * hd;
     float *own = p->scratch + (size_t)omp_get_thread_num() * scratch_floats(p->model);
-    return (struct tile){own, own + rows, own + 2 * rows, own + 3 * rows, own + 3 * rows + hd * hd};
+    return (struct tile){own, own + rows, own + 2 * rows, own + memory_round_up(2 * rows + hd * hd, 16)};
 }
 
 static double square(const float *x, size_t n) {
@@ -68,32 +69,7 @@ static double square(const float *x, size_t n) {
     return sum;
 }
 
-/* sums[hd][hd] += the outer products of rows[n][hd] with themselves, n at most TILE. */
-static void add_products(const struct tile *tile, const float *rows, size_t n, size_t hd, double *sums) {
-    for (size_t i = 0; i < n; i++)
-        for (size_t c = 0; c < hd; c++) tile->transposed[c * n + i] = rows[i * hd + c];
-    vector_multiply_panel(tile->transposed, hd, n, n, rows, hd, tile->matrix);
-    for (size_t i = 0; i < hd * hd; i++) sums[i] += (double)tile->matrix[i];
-}
-
 /* ---- Metrics */
-
-/* Sum over the query heads of a KV head of W^T W, W the columns of the output projection that read the head. */
-static void value_metric(const struct profile *p, const struct tile *tile, uint32_t layer, uint32_t head, double *metric) {
-    const struct matrix *o = &p->model->layer[layer].o;
-    size_t hd = p->model->head_dim, group = p->model->query_heads / p->model->kv_heads;
-    memset(metric, 0, hd * hd * sizeof *metric);
-    for (size_t g = 0; g < group; g++) {
-        for (size_t first = 0; first < o->rows; first += TILE) {
-            size_t n = o->rows - first < TILE ? o->rows - first : TILE;
-            for (size_t i = 0; i < n; i++) {
-                vector_dequantize(o->type, (const char *)o->data + (first + i) * o->row_bytes, tile->weights, o->columns);
-                memcpy(tile->rows + i * hd, tile->weights + (head * group + g) * hd, hd * sizeof *tile->rows);
-            }
-            add_products(tile, tile->rows, n, hd, metric);
-        }
-    }
-}
 
 static void key_metric(const struct profile *p, uint32_t layer, uint32_t head, double *metric) {
     double power[CODEC_HEAD_DIM_MAX];
@@ -162,7 +138,7 @@ static void find_covariance(const struct profile *p, const struct capture_readin
             m->gains[first + i] = (float)(gain > least ? gain : 0);
             used += gain > least;
         }
-        add_products(tile, tile->entered, n, hd, m->covariance);
+        weight_add_products(tile->entered, n, hd, tile->weights, m->covariance);
     }
     for (size_t i = 0; i < hd * hd && used; i++) m->covariance[i] /= (double)used;
 }
@@ -177,7 +153,7 @@ static enum terse_status fit_set(struct profile *p, enum codec_side side, size_t
     if (side == CODEC_KEYS)
         key_metric(p, layer, head, m->metric);
     else
-        value_metric(p, &tile, layer, head, m->metric);
+        weight_value_metrics(p->model, layer, head, 1, tile.weights, m->metric);
     enum terse_status status = transform_fit_metric(m->metric, hd, m->root, m->inverse, error);
     if (status) return status;
     for (size_t i = 0; i < (size_t)hd * hd; i++) root[i] = (float)m->root[i];

@@ -48,7 +48,7 @@ static struct keys make(struct random *random, size_t hd, size_t n, uint32_t G) 
     keys.rows = make_keys(random, 64, hd);
     keys.fitted = malloc(codec_fitted_bytes(&codec_sign, keys.shape, CODEC_KEYS));
     cpu_codec_sign.fit(keys.shape, CODEC_KEYS, keys.rows, 64, hd, &options, keys.fitted);
-    keys.shape.learned = keys.fitted;
+    keys.shape.fitted = keys.fitted;
     keys.decoded = make_floats(64 * hd);
     size_t bytes = codec_page_bytes(&codec_sign, keys.shape, CODEC_KEYS);
     keys.page = aligned_alloc(64, bytes);

@@ -106,7 +106,10 @@ static void *learn(struct random *random, const struct side_of *s, struct codec_
         assert_int_equal(cpu_codec_of(s->codec)->learned_new(*shape, s->side, floats, &learned, &error), TERSE_OK);
         free(floats);
     }
-    shape->learned = learned;
+    if (s->codec->fitted)
+        shape->fitted = learned;
+    else
+        shape->learned = learned;
     return learned;
 }
 

@@ -11,6 +11,7 @@
 #include "backend/cpu/kernels/weights/ops.h"
 #include "backend/cpu/linear.h"
 #include "backend/cpu/rows.h"
+#include "backend/cpu/weight_profile.h"
 #include "base/memory.h"
 #include "model/architecture.h"
 
@@ -267,4 +268,4 @@ static enum terse_status load(const struct terse_model *model, const struct kv_o
 }
 
 const struct executor_ops cpu_executor_ops = {
-    .available = cpu_check, .supports_weights = supports_weights, .load = load, .unload = unload, .step = run};
+    .available = cpu_check, .supports_weights = supports_weights, .load = load, .unload = unload, .weight_profile = weight_profile_new, .step = run};

@@ -33,10 +33,10 @@ struct cpu_codec {
     size_t (*learned_bytes)(const void *learned);
     size_t (*predict_learned_bytes)(struct codec_shape shape, enum codec_side side, const uint16_t *halves);
 
-    /* What a codec that is `fitted` learns while it runs, instead of from a codebook; else NULL. `fit` makes fitted[codec_fitted_bytes],
-     * floats, of the first rows of a layer, KV head and side that are sealed: rows[n][hd] that lie `stride` floats apart, n >= 1.
-     * Whoever keeps the pages keeps it as long as they and hands it over as shape.learned; keys' begins with what the codec's index
-     * learns. A side of which codec_fitted_bytes is 0 is not fitted and has shape.learned NULL. */
+    /* What a codec learns of a sequence: instead of from a codebook where it is `fitted`, beside one where it learns transforms; else NULL.
+     * `fit` makes fitted[codec_fitted_bytes], floats, of the first rows of a layer, KV head and side that are sealed: rows[n][hd] that lie
+     * `stride` floats apart, n >= 1. Whoever keeps the pages keeps it as long as they and hands it over as shape.fitted; that of keys begins
+     * with what the codec's index learns. Where shape.fitted is NULL, a codec of transforms goes by the codebook alone. */
     void (*fit)(struct codec_shape shape, enum codec_side side, const float *rows, size_t n, size_t stride,
                 const struct index_options *options, void *fitted);
 

@@ -29,9 +29,9 @@ static size_t sign_bytes(size_t hd) { return PAGE_BYTES_SIGNS(hd); }
 /* The part of a page of keys that kivi-2 serves. */
 static const void *magnitudes_of(const void *page, size_t hd) { return (const uint8_t *)page + sign_bytes(hd); }
 
-static const float *mean_of(struct codec_shape shape) { return index_sign_learned(shape.head_dim, shape.learned).mean; }
+static const float *mean_of(struct codec_shape shape) { return index_sign_learned(shape.head_dim, shape.fitted).mean; }
 static const float *alpha_of(struct codec_shape shape) {
-    return (const float *)shape.learned + index_learned_bytes(&index_sign, shape.head_dim) / sizeof(float);
+    return (const float *)shape.fitted + index_learned_bytes(&index_sign, shape.head_dim) / sizeof(float);
 }
 
 /* ---- Learning */

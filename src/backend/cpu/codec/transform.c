@@ -96,7 +96,7 @@ static enum terse_status fill(struct transform_learned *learned, const float *fl
     learned->gain_least = own.gain_least;
     learned->gain_step = (own.gain_most - own.gain_least) / 255;
     for (size_t c = 0; c < hd; c++)
-        for (size_t ch = 0; ch < hd; ch++) learned->transpose[ch * hd + c] = own.size[c] * own.basis[c * hd + ch];
+        for (size_t ch = 0; ch < hd; ch++) learned->transpose[ch * hd + c] = own.basis[c * hd + ch];
     bool regular = invert(own.basis, hd, work, learned->inverse);
     memory_free(work);
     if (regular) return TERSE_OK;
@@ -119,20 +119,21 @@ static enum terse_status learned_new(struct codec_shape shape, enum codec_side s
     return status;
 }
 
-static void gains_of(const struct transform_learned *learned, const void *page, float *gains) {
-    transform_ops()->gains(page, learned->gain_least, learned->gain_step, gains);
+static void gains_of(struct codec_shape shape, const void *page, float *gains) {
+    struct transform_scaling scaling = transform_scaling_of(shape);
+    transform_ops()->gains(page, scaling.gain_least, scaling.gain_step, gains);
 }
 
 /* ---- Decoding, gathering */
 
 /* y[64][columns], components times sizes and gains. */
 static void read_components(struct codec_shape shape, enum codec_side side, const void *page, float *y) {
-    const struct transform_learned *learned = shape.learned;
     const struct transform_layout *layout = shape.layout;
+    const float *size = transform_scaling_of(shape).size;
     size_t columns = columns_of(layout);
     const uint8_t *codes = codes_of(page);
     float gains[PAGE_TOKENS];
-    gains_of(learned, page, gains);
+    gains_of(shape, page, gains);
     memset(y, 0, PAGE_TOKENS * columns * sizeof *y);
     for (size_t p = 0; p < layout->planes; p++) {
         const struct transform_plane *plane = &layout->plane[p];
@@ -143,16 +144,17 @@ static void read_components(struct codec_shape shape, enum codec_side side, cons
         codes += PAGE_TRANSFORM_PLANE(plane->bits);
     }
     for (size_t t = 0; t < PAGE_TOKENS; t++)
-        for (size_t c = 0; c < (size_t)layout->quads * TRANSFORM_QUAD; c++) y[t * columns + c] *= gains[t] * learned->size[c];
+        for (size_t c = 0; c < (size_t)layout->quads * TRANSFORM_QUAD; c++) y[t * columns + c] *= gains[t] * size[c];
 }
 
 static void decode(struct codec_shape shape, enum codec_side side, const void *page, float *rows) {
     const struct transform_learned *learned = shape.learned;
+    const float *mean = transform_scaling_of(shape).mean;
     size_t hd = shape.head_dim, columns = columns_of(shape.layout);
     float y[PAGE_TOKENS * CODEC_HEAD_DIM_MAX];
     read_components(shape, side, page, y);
     vector_ops()->multiply(y, PAGE_TOKENS, columns, columns, learned->basis, hd, hd, rows, hd);
-    for (size_t t = 0; t < PAGE_TOKENS; t++) vector_ops()->axpy(1, learned->mean, rows + t * hd, hd);
+    for (size_t t = 0; t < PAGE_TOKENS; t++) vector_ops()->axpy(1, mean, rows + t * hd, hd);
 }
 
 static void channels(struct codec_shape shape, const void *page, float *to) {
@@ -189,6 +191,7 @@ static struct transform_query query_at(struct codec_shape shape, const float *ta
 
 static void prepare_queries(struct codec_shape shape, const float *q, float *tables) {
     const struct transform_learned *learned = shape.learned;
+    const struct transform_scaling scaling = transform_scaling_of(shape);
     const struct transform_layout *layout = shape.layout;
     size_t hd = shape.head_dim, columns = columns_of(layout), groups = step_groups(layout);
     float products[MOST_TOGETHER * CODEC_HEAD_DIM_MAX];
@@ -197,7 +200,8 @@ static void prepare_queries(struct codec_shape shape, const float *q, float *tab
         float *own = tables + shape.group + g * floats_of_query(layout), *w = products + g % MOST_TOGETHER * columns;
         if (g % MOST_TOGETHER == 0)
             vector_ops()->multiply(q + g * hd, left, hd, hd, learned->transpose, columns, hd, products, columns);
-        tables[g] = vector_ops()->dot(q + g * hd, learned->mean, hd);
+        for (size_t c = 0; c < columns; c++) w[c] *= scaling.size[c];
+        tables[g] = vector_ops()->dot(q + g * hd, scaling.mean, hd);
         transform_ops()->quantize_query(layout, w, own, (int32_t *)(void *)(own + groups), (int8_t *)(void *)(own + 2 * groups));
     }
 }
@@ -205,7 +209,7 @@ static void prepare_queries(struct codec_shape shape, const float *q, float *tab
 static void score(struct codec_shape shape, const float *q, const float *tables, const void *page, float *logits) {
     float gains[PAGE_TOKENS];
     (void)q;
-    gains_of(shape.learned, page, gains);
+    gains_of(shape, page, gains);
     for (size_t first = 0, n; first < shape.group; first += n) {
         struct transform_query queries[MOST_TOGETHER];
         n = shape.group - first < MOST_TOGETHER ? shape.group - first : MOST_TOGETHER;
@@ -223,7 +227,7 @@ static size_t code_sum_floats(struct codec_shape shape) { return shape.group * (
 static void accumulate(struct codec_shape shape, const float *weights, const void *page, bool int8, float *code_sums) {
     const size_t planes = int8 ? 1 : 2;
     float gains[PAGE_TOKENS], *sums = code_sums + shape.group * sums_of_query(shape);
-    gains_of(shape.learned, page, gains);
+    gains_of(shape, page, gains);
     for (size_t first = 0, n; first < shape.group; first += n) {
         uint8_t bytes[2 * MOST_TOGETHER * PAGE_TOKENS];
         float scales[2 * MOST_TOGETHER], *own = code_sums + first * sums_of_query(shape);
@@ -244,21 +248,21 @@ static void accumulate_by_code_int8(struct codec_shape shape, const float *weigh
 
 /* y[columns] size of one query's sums. */
 static void sum_components(struct codec_shape shape, const float *sums, float *y) {
-    const struct transform_learned *learned = shape.learned;
     const struct transform_layout *layout = shape.layout;
+    const float *size = transform_scaling_of(shape).size;
     memset(y, 0, columns_of(layout) * sizeof *y);
     for (size_t p = 0; p < layout->planes; p++) {
         const struct transform_plane *plane = &layout->plane[p];
         for (size_t lane = 0; lane < TRANSFORM_SUM_LANES; lane++)
             y[plane->quad * TRANSFORM_QUAD + lane % TRANSFORM_QUAD] += plane->scale * sums[p * TRANSFORM_SUM_LANES + lane];
     }
-    for (size_t c = 0; c < (size_t)layout->quads * TRANSFORM_QUAD; c++) y[c] *= learned->size[c];
+    for (size_t c = 0; c < (size_t)layout->quads * TRANSFORM_QUAD; c++) y[c] *= size[c];
 }
 
 static void finish_code_sums(struct codec_shape shape, const float *code_sums, float *acc) {
     const struct transform_learned *learned = shape.learned;
     size_t hd = shape.head_dim, columns = columns_of(shape.layout);
-    const float *of_weights = code_sums + shape.group * sums_of_query(shape);
+    const float *mean = transform_scaling_of(shape).mean, *of_weights = code_sums + shape.group * sums_of_query(shape);
     float y[MOST_TOGETHER * CODEC_HEAD_DIM_MAX], values[MOST_TOGETHER * CODEC_HEAD_DIM_MAX];
     for (size_t first = 0, n; first < shape.group; first += n) {
         n = shape.group - first < MOST_TOGETHER ? shape.group - first : MOST_TOGETHER;
@@ -266,7 +270,7 @@ static void finish_code_sums(struct codec_shape shape, const float *code_sums, f
         vector_ops()->multiply(y, n, columns, columns, learned->basis, hd, hd, values, hd);
         for (size_t g = 0; g < n; g++) {
             vector_ops()->axpy(1, values + g * hd, acc + (first + g) * hd, hd);
-            vector_ops()->axpy(of_weights[first + g], learned->mean, acc + (first + g) * hd, hd);
+            vector_ops()->axpy(of_weights[first + g], mean, acc + (first + g) * hd, hd);
         }
     }
 }
@@ -287,6 +291,7 @@ const struct cpu_codec cpu_codec_transform = {.format = &codec_transform,
                                               .learned_free = learned_free,
                                               .learned_bytes = learned_bytes,
                                               .predict_learned_bytes = predict_learned_bytes,
+                                              .fit = transform_fit_rows,
                                               .encode = transform_encode,
                                               .decode = decode,
                                               .gather_tokens = gather_tokens,

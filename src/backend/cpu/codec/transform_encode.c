@@ -25,14 +25,14 @@ struct quad_codes {
 
 /* ---- Coefficients */
 
-static void set_rows(struct page_rows *rows, const struct transform_learned *learned, const float *from, size_t n) {
+static void set_rows(struct page_rows *rows, const struct transform_learned *learned, const float *mean, const float *from, size_t n) {
     size_t hd = learned->head_dim;
     float centred[CODEC_HEAD_DIM_MAX * PAGE_TOKENS];
     memset(rows->square, 0, sizeof rows->square);
     memset(rows->cross, 0, sizeof rows->cross);
     memset(rows->own, 0, sizeof rows->own);
     for (size_t c = 0; c < hd; c++)
-        for (size_t t = 0; t < PAGE_TOKENS; t++) centred[c * PAGE_TOKENS + t] = t < n ? from[t * hd + c] - learned->mean[c] : 0;
+        for (size_t t = 0; t < PAGE_TOKENS; t++) centred[c * PAGE_TOKENS + t] = t < n ? from[t * hd + c] - mean[c] : 0;
     vector_ops()->multiply(learned->inverse, hd, hd, hd, centred, PAGE_TOKENS, PAGE_TOKENS, rows->z[0], PAGE_TOKENS);
     for (size_t c = 0; c < hd; c++)
         for (size_t t = 0; t < PAGE_TOKENS; t++) rows->square[t] += rows->z[c][t] * rows->z[c][t];
@@ -118,13 +118,13 @@ static void find_planes(const struct transform_layout *layout, uint8_t *codes, s
     }
 }
 
-static void write_quad(struct page_rows *rows, const struct transform_learned *learned, const struct plane_place places[2],
+static void write_quad(struct page_rows *rows, const float *sizes, const struct plane_place places[2],
                        enum codec_side side, size_t quad) {
     struct quad_codes codes;
     float x[PAGE_TOKENS], levels[PAGE_TOKENS];
     for (size_t i = 0; i < TRANSFORM_QUAD; i++) {
         size_t c = quad * TRANSFORM_QUAD + i;
-        float size = learned->size[c], inverse = size > 0 ? 1 / size : 0;
+        float size = sizes[c], inverse = size > 0 ? 1 / size : 0;
         for (size_t t = 0; t < PAGE_TOKENS; t++) x[t] = rows->z[c][t] * rows->unit[t] * inverse;
         if (places[1].plane)
             quantize_uniform(places[0].plane, places[1].plane, x, codes.plane[0][i], codes.plane[1][i], levels);
@@ -139,27 +139,27 @@ static void write_quad(struct page_rows *rows, const struct transform_learned *l
         write_plane(side, (const uint8_t(*)[PAGE_TOKENS])codes.plane[p], places[p].plane->bits, places[p].codes);
 }
 
-static uint8_t gain_code(const struct transform_learned *learned, float gain) {
-    if (!(learned->gain_step > 0)) return 0;
-    float code = roundf((gain - learned->gain_least) / learned->gain_step);
+static uint8_t gain_code(const struct transform_scaling *scaling, float gain) {
+    if (!(scaling->gain_step > 0)) return 0;
+    float code = roundf((gain - scaling->gain_least) / scaling->gain_step);
     return code > 0 ? (uint8_t)(code < 255 ? code : 255) : 0;
 }
 
 void transform_encode(struct codec_shape shape, enum codec_side side, const float *from, size_t n, void *page) {
-    const struct transform_learned *learned = shape.learned;
+    const struct transform_scaling scaling = transform_scaling_of(shape);
     const struct transform_layout *layout = shape.layout;
     struct plane_place places[TRANSFORM_QUADS_MAX][2];
     struct page_rows rows;
     uint8_t *gains = page;
     memset(page, 0, codec_page_bytes(&codec_transform, shape, side));
     if (!n) return;
-    set_rows(&rows, learned, from, n);
+    set_rows(&rows, shape.learned, scaling.mean, from, n);
     find_planes(layout, gains + PAGE_TOKENS, places);
     for (size_t quad = 0; quad < layout->quads; quad++)
-        write_quad(&rows, learned, (const struct plane_place *)places[quad], side, quad);
+        write_quad(&rows, scaling.size, (const struct plane_place *)places[quad], side, quad);
     for (size_t t = 0; t < n; t++) {
         float gain = 0;
         if (rows.own[t] > 0) gain = side == CODEC_KEYS ? sqrtf(rows.square[t] / rows.own[t]) : rows.cross[t] / rows.own[t];
-        gains[t] = gain_code(learned, gain);
+        gains[t] = gain_code(&scaling, gain);
     }
 }

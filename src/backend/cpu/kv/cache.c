@@ -95,7 +95,8 @@ static void set_sizes(struct cache *cache, const struct sizes *sizes) {
     cache->index_page_bytes = sizes->index;
     cache->index_in_keys = fit_index_layout(method, head_dim).in_keys;
     cache->fitted_bytes = fit_bytes(method, head_dim);
-    cache->fitted_key_bytes = fit_key_bytes(method, head_dim);
+    cache->fitted_side_bytes[CODEC_KEYS] = fit_side_bytes(method, CODEC_KEYS, head_dim);
+    cache->fitted_side_bytes[CODEC_VALUES] = fit_side_bytes(method, CODEC_VALUES, head_dim);
 }
 
 /* What is allocated for the cache's whole life. */

@@ -1,10 +1,12 @@
-/* Fitting codecs and indexes to the keys of a sequence. */
+/* Fitting codecs and indexes to the keys and values of a sequence. */
 #include "backend/cpu/kv/fit.h"
 
-#include "backend/cpu/kv/side.h"
 #include "base/memory.h"
 
+#include <omp.h>
 #include <string.h>
+
+#define FIT_ROWS 4096 /* keys of a layer and head that are fitted to, where they must be rotated first */
 
 /* ---- Sizes */
 
@@ -17,25 +19,31 @@ struct index_layout fit_index_layout(const struct method *method, uint32_t head_
     return layout;
 }
 
-size_t fit_key_bytes(const struct method *method, uint32_t head_dim) {
-    const struct codec *codec = method->key.codec;
-    if (!codec->fitted) return 0;
-    return memory_round_up(codec_fitted_bytes(codec, method_shape(method, CODEC_KEYS, 0, 0, head_dim, 1), CODEC_KEYS),
-                           MEMORY_ALIGN);
+size_t fit_side_bytes(const struct method *method, enum codec_side side, uint32_t head_dim) {
+    const struct codec *codec = side == CODEC_KEYS ? method->key.codec : method->value.codec;
+    if (!codec->fitted && !(method->of_weights && codec->learner == CODEC_LEARNS_TRANSFORM)) return 0;
+    return memory_round_up(codec_fitted_bytes(codec, method_shape(method, side, 0, 0, head_dim, 1), side), MEMORY_ALIGN);
 }
 
 size_t fit_bytes(const struct method *method, uint32_t head_dim) {
     bool own = method->index && !fit_index_layout(method, head_dim).in_keys;
-    return fit_key_bytes(method, head_dim) + memory_round_up(own ? index_learned_bytes(method->index, head_dim) : 0, MEMORY_ALIGN);
+    return fit_side_bytes(method, CODEC_KEYS, head_dim) + fit_side_bytes(method, CODEC_VALUES, head_dim) +
+           memory_round_up(own ? index_learned_bytes(method->index, head_dim) : 0, MEMORY_ALIGN);
 }
 
 /* ---- Memory */
 
+/* Of the rows that a thread's fit looks at. */
+static size_t page_floats(const struct cache *cache) { return (size_t)FIT_PAGES * PAGE_TOKENS * cache->shape.head_dim; }
+
 enum terse_status fit_reserve(struct cache *cache, const struct plan *plan, struct terse_error *error) {
-    size_t floats = (size_t)cache->shape.kv_heads * FIT_ROWS * cache->shape.head_dim;
-    if (!fit_pending(cache) || !plan->seal || cache->keys_rotated || cache->fit_rows) return TERSE_OK;
+    /* [Hk][FIT_ROWS][hd] of keys, or [threads][FIT_PAGES * 64][hd] of any side */
+    size_t keys = cache->keys_rotated ? 0 : (size_t)cache->shape.kv_heads * FIT_ROWS * cache->shape.head_dim;
+    size_t floats = larger(keys, (size_t)cache->threads * page_floats(cache));
+    if (!fit_pending(cache) || !plan->seal || cache->fit_rows) return TERSE_OK;
+    if (!keys && !fit_transforms(cache, CODEC_KEYS) && !fit_transforms(cache, CODEC_VALUES)) return TERSE_OK;
     if (!(cache->fit_rows = memory_array(floats, sizeof *cache->fit_rows)))
-        return status_no_memory(error, floats * sizeof *cache->fit_rows, "keys that the KV cache learns from");
+        return status_no_memory(error, floats * sizeof *cache->fit_rows, "rows that the KV cache learns from");
     cache->fit_floats = floats;
     return TERSE_OK;
 }
@@ -52,7 +60,7 @@ static void fit_rows(struct cache *cache, uint32_t head, const float *rows, size
     const struct method *method = &cache->method;
     uint32_t hd = cache->shape.head_dim;
     struct index_options options = index_options_defaults();
-    if (cache->fitted_key_bytes)
+    if (cache->codec[CODEC_KEYS]->format->fitted)
         cache->codec[CODEC_KEYS]->fit(method_shape(method, CODEC_KEYS, cache->layer, head, hd, cache->group), CODEC_KEYS, rows, n,
                                       stride, &options, fitted_data(cache, cache->layer, head));
     if (method->index && !cache->index_in_keys && index_learned_bytes(method->index, hd))
@@ -94,6 +102,21 @@ void fit_head(struct cache *cache, uint32_t head, const float *page) {
     for (size_t i = 0; i < count; i++) memcpy(some + i * hd, rows + i * step * width, hd * sizeof *some);
     rotate_rows(cache, from, step, some, count);
     fit_rows(cache, head, some, count, hd);
+}
+
+size_t fit_pages(const struct cache *cache, size_t pages[FIT_PAGES], float **rows) {
+    uint64_t end = cache->plan.before.length + cache->plan.n;
+    size_t all = (size_t)((end - plan_first_sealed(&cache->plan) + PAGE_TOKENS - 1) / PAGE_TOKENS);
+    size_t n = smaller(all, FIT_PAGES);
+    for (size_t i = 0; i < n; i++) pages[i] = i * all / n;
+    *rows = cache->fit_rows + (size_t)omp_get_thread_num() * page_floats(cache);
+    return n;
+}
+
+void fit_side(struct cache *cache, uint32_t head, enum codec_side side, const float *rows, size_t n) {
+    struct codec_shape shape = side_shape(cache, side, cache->layer, head, cache->group);
+    struct index_options options = index_options_defaults();
+    side_codec(cache, side)->fit(shape, side, rows, n, shape.head_dim, &options, (void *)shape.fitted);
 }
 
 void fit_encode_index(const struct cache *cache, const struct page_set *set, uint32_t layer, uint32_t head, const float *rows,

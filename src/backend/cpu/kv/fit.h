@@ -1,12 +1,10 @@
-/* What a cache learns of its own sequence: codecs of keys and indexes that fit themselves to the first tokens that are sealed, for each
- * layer and KV head (codec.h, index.h); and the index of a page, encoded when it is sealed. */
+/* What a cache learns of its own sequence, for each layer and KV head: codecs and indexes that fit themselves to its first tokens when the first
+ * of them are sealed (codec.h, index.h); and the index of a page, encoded when it is sealed. */
 #ifndef TERSE_BACKEND_CPU_KV_FIT_H
 #define TERSE_BACKEND_CPU_KV_FIT_H
 
 #include "backend/cpu/codec/codec.h"
-#include "backend/cpu/kv/state.h"
-
-#define FIT_ROWS 4096 /* keys of a layer and head that are fitted to, where they must be rotated first */
+#include "backend/cpu/kv/side.h"
 
 /* How the index of a method lies in its cache. */
 struct index_layout {
@@ -15,8 +13,8 @@ struct index_layout {
 };
 struct index_layout fit_index_layout(const struct method *method, uint32_t head_dim);
 
-/* Bytes that one layer and KV head learns: the codec of keys' part, and all. */
-size_t fit_key_bytes(const struct method *method, uint32_t head_dim);
+/* Bytes that one layer and KV head learns: a codec's part, and all. */
+size_t fit_side_bytes(const struct method *method, enum codec_side side, uint32_t head_dim);
 size_t fit_bytes(const struct method *method, uint32_t head_dim);
 
 /* Whether the cache still has to learn, from the first pages that are sealed. */
@@ -26,9 +24,20 @@ static inline bool fit_pending(const struct cache *cache) { return cache->fitted
 enum terse_status fit_reserve(struct cache *cache, const struct plan *plan, struct terse_error *error);
 void fit_release(struct cache *cache);
 
-/* Fits the current layer and a KV head to those of the step's sealed tokens that are new, or where they are few to the first page's,
- * rows[64][hd]. */
+/* Fits sign's codec and indexes of the current layer and a KV head to the keys of those of the step's sealed tokens that are new, or where they are
+ * few to the first page's, rows[64][hd]. */
 void fit_head(struct cache *cache, uint32_t head, const float *rows);
+
+/* Whether a side's codec learns transforms and fits them to the sequence. */
+static inline bool fit_transforms(const struct cache *cache, enum codec_side side) {
+    return cache->method.of_weights && side_codec(cache, side)->format->learner == CODEC_LEARNS_TRANSFORM;
+}
+/* Such a side's fit for the current layer and a KV head, to rows[n][hd] as its pages hold them: those of fit_pages(). */
+void fit_side(struct cache *cache, uint32_t head, enum codec_side side, const float *rows, size_t n);
+/* The rows' memory, of the calling thread; numbers of the pages, counted from the first that the step seals, whose rows it is filled with: at most
+ * FIT_PAGES, evenly from all tokens at hand, the window's included. Returns how many. */
+#define FIT_PAGES 32
+size_t fit_pages(const struct cache *cache, size_t pages[FIT_PAGES], float **rows);
 
 /* Encodes the index of a page from its keys rows[n][hd] as the codec takes them, where it has a page of its own; scratch[64][hd]. */
 void fit_encode_index(const struct cache *cache, const struct page_set *set, uint32_t layer, uint32_t head, const float *rows,

@@ -2,6 +2,7 @@
 #include "backend/cpu/kv/page_pool.h"
 
 #include "base/memory.h"
+#include "format/transform.h"
 
 #include <string.h>
 
@@ -23,12 +24,29 @@ struct page_place page_place_of(const struct cache_shape *shape, const struct me
     return place;
 }
 
+/* Whether bits of this side are shared over the model and nobody has looked yet who gets them. */
+static bool unshared(const struct method *method, enum codec_side side) {
+    return (side == CODEC_KEYS ? method->key.rate : method->value.rate) > 0 && !method->layouts;
+}
+
+/* The pages of such sides, which their sum is known of. */
+static uint64_t unshared_bytes(const struct cache_shape *shape, const struct method *method) {
+    size_t sets = (size_t)shape->layers * shape->kv_heads;
+    bool keys = unshared(method, CODEC_KEYS), values = unshared(method, CODEC_VALUES);
+    double key = method->key.rate, value = method->value.rate;
+    if (keys && values && !(key < value) && !(key > value)) return transform_shared_page_bytes(2 * sets, shape->head_dim, key);
+    return (keys ? transform_shared_page_bytes(sets, shape->head_dim, key) : 0) +
+           (values ? transform_shared_page_bytes(sets, shape->head_dim, value) : 0);
+}
+
 uint64_t page_set_bytes_of(const struct cache_shape *shape, const struct method *method, size_t index_page_bytes) {
-    uint64_t bytes = 0;
+    uint64_t bytes = unshared_bytes(shape, method);
     for (uint32_t layer = 0; layer < shape->layers; layer++) {
         for (uint32_t head = 0; head < shape->kv_heads; head++) {
             struct page_place place = page_place_of(shape, method, layer, head);
-            bytes += place.bytes[CODEC_KEYS] + place.bytes[CODEC_VALUES] + index_page_bytes;
+            if (!unshared(method, CODEC_KEYS)) bytes += place.bytes[CODEC_KEYS];
+            if (!unshared(method, CODEC_VALUES)) bytes += place.bytes[CODEC_VALUES];
+            bytes += index_page_bytes;
         }
     }
     return bytes;

@@ -23,16 +23,32 @@ static void copy_new(const struct cache *cache, const float *from, uint32_t head
         memcpy(rows + t * hd, from + (size_t)(first + t - length) * width + head * hd, hd * sizeof *rows);
 }
 
-/* One side of the i-th page that the step seals, rows[64][hd]. Pages are cut where those of the window are, so a page's older tokens
- * are the beginning of one page of the window. */
-static void load_page(const struct cache *cache, size_t i, uint32_t head, enum codec_side side, float *rows) {
+/* One side of the i-th page from the first that the step seals, rows[64][hd], of which it returns the number. Pages are cut where those of the
+ * window are, so a page's older tokens are the beginning of one page of the window. */
+static size_t load_page(const struct cache *cache, size_t i, uint32_t head, enum codec_side side, float *rows) {
     const struct plan *plan = &cache->plan;
-    const struct page_set *set = &cache->page_sets[cache->n_sealed + i];
-    if (set->first < plan->before.length) {
+    uint64_t first = plan_first_sealed(plan) + i * PAGE_TOKENS, left = plan->before.length + plan->n - first;
+    size_t count = left < PAGE_TOKENS ? (size_t)left : PAGE_TOKENS;
+    if (first < plan->before.length) {
         const uint8_t *page = window_page(cache, cache->window_sets[plan->skip + i], side, cache->layer, head);
         cpu_codec_f16.decode(window_shape(cache, 1), side, page, rows);
     }
-    copy_new(cache, side == CODEC_KEYS ? cache->k : cache->v, head, set->first, set->count, rows);
+    copy_new(cache, side == CODEC_KEYS ? cache->k : cache->v, head, first, count, rows);
+    return count;
+}
+
+/* Fits what a sealed page of a side goes by to the rows at hand. */
+static void fit_to_rows(struct cache *cache, uint32_t head, enum codec_side side) {
+    size_t pages[FIT_PAGES], n = 0, hd = cache->shape.head_dim;
+    float *rows;
+    size_t count = fit_pages(cache, pages, &rows);
+    for (size_t i = 0; i < count; i++) {
+        size_t own = load_page(cache, pages[i], head, side, rows + n * hd);
+        if (side == CODEC_KEYS && cache->keys_in_runs)
+            segment_rotate_to_run(cache, plan_first_sealed(&cache->plan) + pages[i] * PAGE_TOKENS, own, rows + n * hd);
+        n += own;
+    }
+    fit_side(cache, head, side, rows, n);
 }
 
 void seal_page(const struct cache *cache, const struct page_set *set, uint32_t layer, uint32_t head, enum codec_side side,
@@ -88,6 +104,11 @@ void seal_layer(struct cache *cache) {
             for (uint32_t head = 0; head < kv_heads; head++) {
                 load_page(cache, 0, head, CODEC_KEYS, rows);
                 fit_head(cache, head, rows);
+            }
+#pragma omp for schedule(static)
+            for (uint32_t item = 0; item < 2 * kv_heads; item++) {
+                enum codec_side side = item % 2 ? CODEC_VALUES : CODEC_KEYS;
+                if (fit_transforms(cache, side)) fit_to_rows(cache, item / 2, side);
             }
         }
 #pragma omp for schedule(static)

@@ -7,7 +7,7 @@
 
 static inline const struct cpu_codec *side_codec(const struct cache *cache, enum codec_side side) { return cache->codec[side]; }
 
-/* What was learned of this sequence: the codec of keys' part, which the index's follows. */
+/* What was learned of this sequence: the codecs' parts by side, which the index's follows. */
 static inline uint8_t *fitted_data(const struct cache *cache, uint32_t layer, uint32_t head) {
     return cache->fitted + layer_head(cache, layer, head) * cache->fitted_bytes;
 }
@@ -16,10 +16,9 @@ static inline uint8_t *fitted_data(const struct cache *cache, uint32_t layer, ui
 static inline struct codec_shape side_shape(const struct cache *cache, enum codec_side side, uint32_t layer, uint32_t head,
                                             size_t rows) {
     struct codec_shape shape = method_shape(&cache->method, side, layer, head, cache->shape.head_dim, (uint32_t)rows);
-    if (side_codec(cache, side)->format->fitted)
-        shape.learned = side == CODEC_KEYS ? fitted_data(cache, layer, head) : NULL;
-    else
-        shape.learned = cpu_codebook_learned(cache->codebook, side, layer, head);
+    shape.learned = cpu_codebook_learned(cache->codebook, side, layer, head);
+    if (cache->fitted_side_bytes[side])
+        shape.fitted = fitted_data(cache, layer, head) + (side == CODEC_KEYS ? 0 : cache->fitted_side_bytes[CODEC_KEYS]);
     return shape;
 }
 
@@ -30,7 +29,8 @@ static inline struct codec_shape window_shape(const struct cache *cache, size_t 
 
 /* What the index has learned. */
 static inline uint8_t *index_learned(const struct cache *cache, uint32_t layer, uint32_t head) {
-    return fitted_data(cache, layer, head) + (cache->index_in_keys ? 0 : cache->fitted_key_bytes);
+    size_t codecs = cache->fitted_side_bytes[CODEC_KEYS] + cache->fitted_side_bytes[CODEC_VALUES];
+    return fitted_data(cache, layer, head) + (cache->index_in_keys ? 0 : codecs);
 }
 
 /* The index's page of 64 tokens. */

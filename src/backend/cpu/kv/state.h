@@ -103,11 +103,11 @@ struct cache {
     size_t window_page_bytes;  /* of a page of the window, f16 */
     bool index_in_keys;        /* the index's page is the beginning of the page of keys */
 
-    /* What the codec of keys and the index learned of this sequence, [layers][Hk][fitted_bytes]: the codec's part first. */
+    /* What codecs and the index learned of this sequence, [layers][Hk][fitted_bytes]: the codecs' parts by side, then the index's. */
     uint8_t *fitted;
-    size_t fitted_bytes, fitted_key_bytes;
+    size_t fitted_bytes, fitted_side_bytes[2];
     bool fitted_ready;
-    float *fit_rows; /* [Hk][FIT_ROWS][hd], of the step that fits; fit.h */
+    float *fit_rows; /* of the step that fits; fit.c */
     size_t fit_floats;
 
     struct extent extent;

@@ -1,0 +1,122 @@
+/* Products of weights with themselves. */
+#include "backend/cpu/weight_moments.h"
+
+#include "backend/cpu/vector.h"
+#include "base/memory.h"
+#include "format/shape.h"
+
+#include <string.h>
+
+/* ---- Scratch: [WEIGHT_TILE][hd] rows, the products' own, then [WEIGHT_TILE][columns] of dequantized rows */
+
+size_t weight_products_scratch(size_t hd) { return WEIGHT_TILE * hd + hd * hd; }
+
+static size_t tile_floats(size_t hd) { return WEIGHT_TILE * hd + weight_products_scratch(hd); }
+
+size_t weight_moments_scratch(const struct terse_model *model) {
+    size_t widest = model->layer[0].o.columns > model->width ? model->layer[0].o.columns : model->width;
+    return memory_round_up(tile_floats(model->head_dim) + WEIGHT_TILE * widest, MEMORY_ALIGN / sizeof(float));
+}
+
+static void dequantize(const struct matrix *w, size_t row, float *out) {
+    vector_dequantize(w->type, (const char *)w->data + row * w->row_bytes, out, w->columns);
+}
+
+/* ---- Products */
+
+void weight_add_products(const float *rows, size_t n, size_t hd, float *scratch, double *sums) {
+    float *transposed = scratch, *products = scratch + WEIGHT_TILE * hd;
+    for (size_t i = 0; i < n; i++)
+        for (size_t c = 0; c < hd; c++) transposed[c * n + i] = rows[i * hd + c];
+    vector_multiply_panel(transposed, hd, n, n, rows, hd, products);
+    for (size_t i = 0; i < hd * hd; i++) sums[i] += (double)products[i];
+}
+
+void weight_value_metrics(const struct terse_model *model, uint32_t layer, uint32_t first, uint32_t heads, float *scratch,
+                          double *metric) {
+    const struct matrix *o = &model->layer[layer].o;
+    size_t hd = model->head_dim, group = model->query_heads / model->kv_heads;
+    float *tile = scratch, *products = tile + WEIGHT_TILE * hd, *weights = products + weight_products_scratch(hd);
+    memset(metric, 0, heads * hd * hd * sizeof *metric);
+    for (size_t row = 0, n; row < o->rows; row += n) {
+        n = o->rows - row < WEIGHT_TILE ? o->rows - row : WEIGHT_TILE;
+        for (size_t i = 0; i < n; i++) dequantize(o, row + i, weights + i * o->columns);
+        for (size_t q = 0; q < heads * group; q++) {
+            const float *part = weights + (first * group + q) * hd;
+            for (size_t i = 0; i < n; i++) memcpy(tile + i * hd, part + i * o->columns, hd * sizeof *tile);
+            weight_add_products(tile, n, hd, products, metric + q / group * hd * hd);
+        }
+    }
+}
+
+/* weights[hd][columns] = a head's rows of a projection times the gain of the norm before it; mean[hd], unless NULL, what the biases of the
+ * norm and of the projection come to. */
+static void load_head(const struct matrix *w, const struct norm *norm, uint32_t head, size_t hd, float *weights, double *mean) {
+    for (size_t c = 0; c < hd; c++) {
+        float *row = weights + c * w->columns;
+        dequantize(w, head * hd + c, row);
+        if (mean) mean[c] = w->bias ? (double)w->bias[head * hd + c] : 0;
+        for (size_t j = 0; mean && norm->bias && j < w->columns; j++) mean[c] += (double)row[j] * (double)norm->bias[j];
+        for (size_t j = 0; norm->gain && j < w->columns; j++) row[j] *= norm->gain[j];
+    }
+}
+
+static void head_covariance(const struct matrix *w, const struct norm *norm, uint32_t head, size_t hd, float *scratch,
+                            double *covariance) {
+    float *tile = scratch, *products = tile + WEIGHT_TILE * hd, *weights = products + weight_products_scratch(hd);
+    load_head(w, norm, head, hd, weights, NULL);
+    memset(covariance, 0, hd * hd * sizeof *covariance);
+    for (size_t first = 0, n; first < w->columns; first += n) {
+        n = w->columns - first < WEIGHT_TILE ? w->columns - first : WEIGHT_TILE;
+        for (size_t i = 0; i < n; i++)
+            for (size_t c = 0; c < hd; c++) tile[i * hd + c] = weights[c * w->columns + first + i];
+        weight_add_products(tile, n, hd, products, covariance);
+    }
+}
+
+void weight_value_covariance(const struct terse_model *model, uint32_t layer, uint32_t head, float *scratch, double *covariance) {
+    const struct layer *l = &model->layer[layer];
+    head_covariance(&l->v, &l->attention_norm, head, model->head_dim, scratch, covariance);
+}
+
+void weight_key_covariance(const struct terse_model *model, uint32_t layer, uint32_t head, float *scratch, double *covariance) {
+    const struct layer *l = &model->layer[layer];
+    size_t hd = model->head_dim;
+    double trace = 0;
+    head_covariance(&l->k, &l->attention_norm, head, hd, scratch, covariance);
+    if (!l->k_norm.gain) return;
+    for (size_t c = 0; c < hd; c++) trace += covariance[c * hd + c];
+    for (size_t i = 0; i < hd * hd && trace > 0; i++)
+        covariance[i] *= (double)hd / trace * (double)l->k_norm.gain[i / hd] * (double)l->k_norm.gain[i % hd];
+}
+
+/* ---- Queries */
+
+static void add_query_head(const struct terse_model *model, const struct layer *l, uint32_t head, float *weights, double *power) {
+    double own[CODEC_HEAD_DIM_MAX], mean[CODEC_HEAD_DIM_MAX], sum = 0;
+    size_t hd = model->head_dim;
+    load_head(&l->q, &l->attention_norm, head, hd, weights, mean);
+    for (size_t c = 0; c < hd; c++) {
+        const float *row = weights + c * l->q.columns;
+        own[c] = mean[c] * mean[c];
+        for (size_t j = 0; j < l->q.columns; j++) own[c] += (double)row[j] * (double)row[j];
+        sum += own[c];
+    }
+    for (size_t c = 0; c < hd; c++) {
+        double gain = l->q_norm.gain ? (double)l->q_norm.gain[c] : 1;
+        power[c] += own[c] * (l->q_norm.gain && sum > 0 ? (double)hd / sum * gain * gain : 1);
+    }
+}
+
+void weight_query_power(const struct terse_model *model, uint32_t layer, uint32_t head, float *scratch, double *power) {
+    const struct rope *rope = &model->rope;
+    size_t hd = model->head_dim, group = model->query_heads / model->kv_heads, pairs = rope->n_rot / 2;
+    memset(power, 0, hd * sizeof *power);
+    for (size_t g = 0; g < group; g++)
+        add_query_head(model, &model->layer[layer], (uint32_t)(head * group + g), scratch + tile_floats(hd), power);
+    for (size_t c = 0; c < hd; c++) power[c] /= (double)group;
+    for (size_t i = 0; i < pairs; i++) {
+        size_t a = rope->pairing == ROPE_ADJACENT ? 2 * i : i, b = rope->pairing == ROPE_ADJACENT ? 2 * i + 1 : i + pairs;
+        power[a] = power[b] = (power[a] + power[b]) / 2;
+    }
+}
