@@ -84,7 +84,8 @@ struct executor_ops {
     void (*unload)(struct executor *executor); /* accepts NULL */
     /* What the model's weights alone imply, as a profile of codec transform (format/transform.h), for caches that are given none; released
      * by terse_codebook_free. */
-    enum terse_status (*weight_profile)(const struct terse_model *model, struct terse_codebook **profile, struct terse_error *error);
+    enum terse_status (*weight_profile)(const struct terse_model *model, struct terse_codebook **profile,
+                                        struct terse_error *error);
     /* When it fails before a layer is finished the cache is as before; TERSE_E_INTERRUPTED may come later, and then the cache must be
      * reset. */
     enum terse_status (*step)(struct executor *executor, const struct step *step, struct terse_error *error);

@@ -89,7 +89,8 @@ static enum terse_status make_weight_profile(void *user, struct terse_error *err
     return e->backend.executor->weight_profile(e->model, &e->weight_profile, error);
 }
 
-enum terse_status engine_weight_profile(struct terse_engine *engine, const struct terse_codebook **profile, struct terse_error *error) {
+enum terse_status engine_weight_profile(struct terse_engine *engine, const struct terse_codebook **profile,
+                                        struct terse_error *error) {
     enum terse_status status = engine->weight_profile ? TERSE_OK : engine_run(engine, make_weight_profile, engine, error);
     *profile = engine->weight_profile;
     return status;

@@ -62,6 +62,7 @@ enum terse_status terse_cache_bytes(const struct terse_model *model, const struc
     struct cache_shape shape = engine_cache_shape(model);
     enum terse_status status = OPTIONS_CHECK(options, terse_cache_options, error);
     if (!status) status = method_resolve(options, model->head_dim, &method, error);
+    if (!status) method.of_weights = method_needs_weights(&method);
     if (!status && method.learned) status = check_codebook(model, &method, error);
     if (!status) status = backend_cpu.kv->supports(&shape, &method, error);
     if (!status) status = check_positions(model, &method, error);
@@ -119,6 +120,7 @@ enum terse_status terse_session_new(struct terse_engine *engine, const struct te
     s->engine = engine;
     s->options = *options;
     if ((status = method_resolve(&options->cache, model->head_dim, &s->method, error))) goto fail;
+    s->method.of_weights = method_needs_weights(&s->method);
     if (s->method.of_weights && (status = engine_weight_profile(engine, &s->method.learned, error))) goto fail;
     status = check_codebook(model, &s->method, error);
     if (status) goto fail;

@@ -64,8 +64,9 @@ struct codec {
     enum codec_rope rope;
     enum codec_learner learner;
     enum codec_gather gather;
-    bool exact;  /* as exact as the recent window itself: no tail of tokens need stay outside of its pages */
-    bool fitted; /* learns while it runs, from the first rows that are sealed: codec_fitted_bytes. A codec that learns transforms may */
+    bool exact; /* as exact as the recent window itself: no tail of tokens need stay outside of its pages */
+    bool
+        fitted; /* learns while it runs, from the first rows that are sealed: codec_fitted_bytes. A codec that learns transforms may */
     /* Its parameters describe rows about their mean and at a size of 1, and end with format/normalization.h's numbers. */
     bool normalized;
     bool by_rate;              /* width and bits of its codes follow from head_dim and a number of bits per value: codec_coding */

@@ -330,9 +330,10 @@ static enum terse_status name_codebook(const char *canonical, const struct terse
                            method->name, canonical);
     snprintf(method->codebook, sizeof method->codebook, "%s", profile ? METHOD_PROFILE : canonical);
     method->learned = options->codebook;
-    method->of_weights = profile && !options->codebook;
     return TERSE_OK;
 }
+
+bool method_needs_weights(const struct method *method) { return strcmp(method->codebook, METHOD_PROFILE) == 0 && !method->learned; }
 
 static enum terse_status choose_row(const struct terse_cache_options *options, const struct row **row, struct numbers *numbers,
                                     struct terse_error *error) {

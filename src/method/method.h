@@ -32,6 +32,9 @@ enum terse_status method_resolve(const struct terse_cache_options *options, uint
 /* Whether the method's codecs can serve heads of this shape; TERSE_E_UNSUPPORTED says why not. */
 enum terse_status method_check(const struct method *method, uint32_t head_dim, uint32_t group, struct terse_error *error);
 
+/* Whether it needs a profile and the options have none: then that of the model's weights serves, and `of_weights` is true. */
+bool method_needs_weights(const struct method *method);
+
 /* Whether the method has the codebook that it needs for this model; shares the bits of codec transform. */
 enum terse_status method_check_codebook(struct method *method, const uint64_t fingerprints[CODEBOOK_FINGERPRINTS], uint32_t layers,
                                         uint32_t kv_heads, uint32_t head_dim, struct terse_error *error);

@@ -139,7 +139,8 @@ static void choose(const struct run *r, uint32_t layer, uint32_t head, const flo
     const struct cache *cache = r->cache;
     const struct index *index = cache->method.index;
     bool in_keys = cache->method.key.codec == &codec_sign && index == &index_sign;
-    const uint8_t *learned = fitted_data(cache, layer, head) + (in_keys ? 0 : cache->fitted_key_bytes);
+    const uint8_t *learned = fitted_data(cache, layer, head) +
+                             (in_keys ? 0 : cache->fitted_side_bytes[CODEC_KEYS] + cache->fitted_side_bytes[CODEC_VALUES]);
     float scaled[G * HD];
     int score[MOST];
     uint8_t *tables = malloc(cpu_index_of(index)->table_bytes(HD));

@@ -267,5 +267,9 @@ static enum terse_status load(const struct terse_model *model, const struct kv_o
     return TERSE_OK;
 }
 
-const struct executor_ops cpu_executor_ops = {
-    .available = cpu_check, .supports_weights = supports_weights, .load = load, .unload = unload, .weight_profile = weight_profile_new, .step = run};
+const struct executor_ops cpu_executor_ops = {.available = cpu_check,
+                                              .supports_weights = supports_weights,
+                                              .load = load,
+                                              .unload = unload,
+                                              .weight_profile = weight_profile_new,
+                                              .step = run};

@@ -15,16 +15,16 @@
 #include <stdio.h>
 #include <string.h>
 
-#define PROBES 16         /* random hidden states and embeddings */
-#define VALUES_PART 0.3   /* of a value's mean square that is left where attention averages many */
-#define GAIN_MOST 8       /* times the size that rows are expected to have */
-#define GAIN_LIMIT 60000  /* of half precision */
+#define PROBES 16          /* random hidden states and embeddings */
+#define VALUES_PART 0.3    /* of a value's mean square that is left where attention averages many */
+#define GAIN_MOST 8        /* times the size that rows are expected to have */
+#define GAIN_LIMIT 60000   /* of half precision */
 #define SQUARE_LEAST 1e-30 /* of what a logarithm is taken of */
 
 struct weight_profile {
     const struct terse_model *model;
-    float *parameters[2]; /* [side] */
-    double *residual;     /* [layers] squared length of the residual stream before each layer, without what values add */
+    float *parameters[2];  /* [side] */
+    double *residual;      /* [layers] squared length of the residual stream before each layer, without what values add */
     double *cosine, *sine; /* [2][pairs][pairs] means over a run of the angles' differences, then of their sums */
     float *scratch;        /* [threads][weight_moments_scratch] */
     double *matrices;      /* [threads][matrix_doubles] */
@@ -147,7 +147,7 @@ static void rotate_covariance(const struct weight_profile *w, double *covariance
             pair_channels(rope, q, column);
             double *m00 = covariance + row[0] * hd + column[0], *m01 = covariance + row[0] * hd + column[1];
             double *m10 = covariance + row[1] * hd + column[0], *m11 = covariance + row[1] * hd + column[1];
-            double scale = p < rope->n_rot / 2 && q < rope->n_rot / 2 ? square
+            double scale = p < rope->n_rot / 2 && q < rope->n_rot / 2   ? square
                            : p < rope->n_rot / 2 || q < rope->n_rot / 2 ? (double)rope->magnitude
                                                                         : 1;
             double a = (*m00 + *m11) / 2 * scale, ai = (*m10 - *m01) / 2 * scale;
@@ -165,9 +165,9 @@ static void rotate_covariance(const struct weight_profile *w, double *covariance
 /* ---- Parameters */
 
 struct matrices {
-    double *metrics;                         /* [kv_heads][hd][hd], of a layer's values */
+    double *metrics;                                   /* [kv_heads][hd][hd], of a layer's values */
     double *covariance, *queries, *root, *inverse, *u; /* [hd][hd] */
-    double *mean, *power; /* [hd] */
+    double *mean, *power;                              /* [hd] */
 };
 
 static size_t matrix_doubles(const struct terse_model *m) {

@@ -72,7 +72,7 @@ static void encode(struct codec_shape shape, enum codec_side side, const float *
             magnitudes[t * hd + c] = x < MOST_MAGNITUDE ? x : MOST_MAGNITUDE; /* NaN too */
         }
     }
-    cpu_index_sign.encode(hd, shape.learned, rows, n, page);
+    cpu_index_sign.encode(hd, shape.fitted, rows, n, page);
     cpu_codec_kivi_2.encode(shape, CODEC_VALUES, magnitudes, n, (uint8_t *)page + sign_bytes(hd));
 }
 

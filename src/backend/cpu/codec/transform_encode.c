@@ -25,7 +25,8 @@ struct quad_codes {
 
 /* ---- Coefficients */
 
-static void set_rows(struct page_rows *rows, const struct transform_learned *learned, const float *mean, const float *from, size_t n) {
+static void set_rows(struct page_rows *rows, const struct transform_learned *learned, const float *mean, const float *from,
+                     size_t n) {
     size_t hd = learned->head_dim;
     float centred[CODEC_HEAD_DIM_MAX * PAGE_TOKENS];
     memset(rows->square, 0, sizeof rows->square);
@@ -118,8 +119,8 @@ static void find_planes(const struct transform_layout *layout, uint8_t *codes, s
     }
 }
 
-static void write_quad(struct page_rows *rows, const float *sizes, const struct plane_place places[2],
-                       enum codec_side side, size_t quad) {
+static void write_quad(struct page_rows *rows, const float *sizes, const struct plane_place places[2], enum codec_side side,
+                       size_t quad) {
     struct quad_codes codes;
     float x[PAGE_TOKENS], levels[PAGE_TOKENS];
     for (size_t i = 0; i < TRANSFORM_QUAD; i++) {
