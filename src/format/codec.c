@@ -38,7 +38,8 @@ const struct codec codec_transform = {.id = CODEC_TRANSFORM,
                                       .name = "transform",
                                       .rope = CODEC_ROPE_IN_RUN,
                                       .learner = CODEC_LEARNS_TRANSFORM,
-                                      .gather = CODEC_GATHERS_BOTH};
+                                      .gather = CODEC_GATHERS_BOTH,
+                                      .index = &index_components};
 
 static const struct codec *const codecs[CODEC_COUNT] = {[CODEC_F16] = &codec_f16,
                                                         [CODEC_Q8_0] = &codec_q8_0,

@@ -5,6 +5,7 @@
 
 const struct index index_sign = {INDEX_SIGN, "sign"};
 const struct index index_quest = {INDEX_QUEST, "quest"};
+const struct index index_components = {INDEX_COMPONENTS, "components"};
 
 enum terse_status index_check(const struct index *index, uint32_t head_dim, struct terse_error *error) {
     (void)index; /* each serves what all codecs do */
@@ -12,7 +13,11 @@ enum terse_status index_check(const struct index *index, uint32_t head_dim, stru
 }
 
 size_t index_bytes(const struct index *index, size_t hd) {
-    return index->id == INDEX_SIGN ? PAGE_BYTES_SIGNS(hd) : PAGE_BYTES_QUEST(hd);
+    switch (index->id) {
+    case INDEX_SIGN: return PAGE_BYTES_SIGNS(hd);
+    case INDEX_QUEST: return PAGE_BYTES_QUEST(hd);
+    default: return 0;
+    }
 }
 
 size_t index_learned_bytes(const struct index *index, size_t hd) {

@@ -66,6 +66,14 @@ void transform_layout_set(const uint8_t *quad_bits, uint32_t head_dim, struct tr
     }
 }
 
+void transform_layout_first(const struct transform_layout *layout, unsigned bits, struct transform_layout *first) {
+    memset(first, 0, sizeof *first);
+    for (uint16_t p = 0; p < layout->planes && first->bits < bits; p++) {
+        add_plane(first, layout->plane[p]);
+        if (layout->plane[p].quad >= first->quads) first->quads = (uint16_t)(layout->plane[p].quad + 1);
+    }
+}
+
 /* ---- Parameters */
 
 size_t transform_parameter_floats(uint32_t head_dim) { return (size_t)head_dim * (head_dim + 2) + 3; }

@@ -72,6 +72,9 @@ struct transform_layout {
 /* The layout of quad_bits[head_dim / 4], which do not rise. */
 void transform_layout_set(const uint8_t *quad_bits, uint32_t head_dim, struct transform_layout *layout);
 
+/* Its first planes, as many as make up `bits` bits of a token or all: a layout for readers of components, which has no quad_bits. */
+void transform_layout_first(const struct transform_layout *layout, unsigned bits, struct transform_layout *first);
+
 /* ---- Parameters: floats of one layer, KV head and side, as a codebook keeps them */
 
 struct transform_parameters {

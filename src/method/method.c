@@ -292,7 +292,7 @@ static enum terse_status choose_selection(const struct terse_cache_options *opti
     if (options->read_count || options->read_percent > 0) {
         parameters->read_count = options->read_count;
         parameters->read_percent = options->read_percent;
-        if (!method->index) method->index = &index_sign;
+        if (!method->index) method->index = method->key.codec->index ? method->key.codec->index : &index_sign;
     }
     if (!method->index) return TERSE_OK;
     if (policy_evicts(method->policy))

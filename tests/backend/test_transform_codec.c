@@ -157,6 +157,40 @@ static void scores_are_products_with_decoded_keys(void **state) {
     }
 }
 
+/* Of keys whose bits are few enough ranks are the scores. Else the components left out, the smaller ones, are what they differ by. */
+static void ranks_are_scores_of_the_largest_components(void **state) {
+    (void)state;
+    for (int all = 0; all < 2; all++) {
+        struct sample *s = new_sample(128, 0.95, all ? 0.7 : 2, CODEC_KEYS);
+        static float tables[RANK_FLOATS];
+        float q[G * 128], logits[G * 64], *whole = malloc(cpu_codec_transform.query_floats(s->shape) * sizeof *whole);
+        double difference = 0, square = 0, mean = 0;
+        for (size_t i = 0; i < G * 128; i++) q[i] = 0.3f * (float)random_normal();
+        cpu_codec_transform.encode(s->shape, CODEC_KEYS, s->rows, 64, s->page);
+        cpu_codec_transform.prepare_queries(s->shape, q, whole);
+        cpu_codec_transform.score(s->shape, q, whole, s->page, logits);
+        cpu_codec_transform.prepare_rank(s->shape, q, tables);
+        size_t bytes = cpu_codec_transform.rank_bytes(s->shape), page = codec_page_bytes(&codec_transform, s->shape, CODEC_KEYS);
+        assert_true(all ? bytes == page : bytes < page);
+        memset((uint8_t *)s->page + bytes, 0xff, page - bytes); /* nothing else is read */
+        for (size_t g = 0; g < G; g++) {
+            uint16_t ranks[64], most = 0, largest = cpu_codec_transform.rank(s->shape, tables, g, s->page, ranks);
+            for (size_t t = 0; t < 64; t++) {
+                double logit = (double)logits[g * 64 + t], own = (ranks[t] - 32768) / 256.0;
+                if (all) assert_true(fabs(own - logit) < 0.51 / 256);
+                most = ranks[t] > most ? ranks[t] : most;
+                difference += pow(own - logit, 2) / (64 * G);
+                square += pow(logit, 2) / (64 * G);
+                mean += logit / (64 * G);
+            }
+            assert_int_equal(largest, most);
+        }
+        assert_true(difference < 0.5 * (square - mean * mean));
+        free(whole);
+        free_sample(s);
+    }
+}
+
 static void sums_are_of_decoded_values(void **state) {
     (void)state;
     for (int pass = 0; pass < 2; pass++) { /* weights of two bytes, of one */
@@ -252,6 +286,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(round_trips_have_the_error_of_their_bits),
         cmocka_unit_test(scores_are_products_with_decoded_keys),
+        cmocka_unit_test(ranks_are_scores_of_the_largest_components),
         cmocka_unit_test(sums_are_of_decoded_values),
         cmocka_unit_test(gathered_tokens_decode_to_the_same_bits),
         cmocka_unit_test(odd_rows_do_no_harm),

@@ -95,6 +95,17 @@ static void layouts_say_what_pages_take(void **state) {
     struct codec_shape shape = {.head_dim = HD, .group = 1, .layout = &layout};
     assert_int_equal(codec_page_bytes(&codec_transform, shape, CODEC_KEYS), (64 + 8 * layout.bits + 63) / 64 * 64);
     uint8_t none[QUADS] = {0};
+    for (unsigned bits = 0; bits <= layout.bits + 8u; bits += 4) {
+        struct transform_layout first;
+        transform_layout_first(&layout, bits, &first);
+        assert_true(first.bits >= bits || first.planes == layout.planes);
+        assert_true(!first.planes || first.bits - 4u * first.plane[first.planes - 1].bits < bits);
+        for (size_t p = 0; p < first.planes; p++) {
+            assert_memory_equal(&first.plane[p], &layout.plane[p], sizeof first.plane[p]);
+            assert_true(first.plane[p].quad < first.quads);
+        }
+        assert_true(first.quads <= layout.quads);
+    }
     transform_layout_set(none, HD, &layout);
     assert_int_equal(layout.planes + layout.quads + layout.bits, 0);
     assert_int_equal(codec_page_bytes(&codec_transform, shape, CODEC_VALUES), 64);

@@ -14,6 +14,8 @@
 #include "format/codec.h"
 
 #define INT8_WEIGHT_LIMIT (1.0f / 64)
+#define RANK_QUERIES 8   /* of prepare_rank, at most */
+#define RANK_FLOATS 2048 /* that it writes for them, at most */
 
 struct key_rotation;  /* backend/cpu/kernels/pq/pq.h */
 struct index_options; /* backend/cpu/codec/index.h */
@@ -60,6 +62,12 @@ struct cpu_codec {
     size_t (*query_floats)(struct codec_shape shape);
     void (*prepare_queries)(struct codec_shape shape, const float *q, float *tables);
     void (*score)(struct codec_shape shape, const float *q, const float *tables, const void *page, float *logits);
+    /* Keys whose pages find tokens by themselves, where the format's index is index_components; else NULL. `prepare_rank` prepares
+     * q[G][hd], G <= RANK_QUERIES, which are rotated as the keys are. `rank` then ranks the tokens of a page by the logits of query g as far as the
+     * page's first rank_bytes tell, 256 to a unit, so that ranks[64] of all queries and pages compare; returns the largest, at most 65534. */
+    size_t (*rank_bytes)(struct codec_shape shape);
+    void (*prepare_rank)(struct codec_shape shape, const float *q, float *tables);
+    uint16_t (*rank)(struct codec_shape shape, const float *tables, size_t g, const void *page, uint16_t *ranks);
     /* Keys by channel, channels[hd][64]: how readers that must rotate keys before they meet a query want them, so of keys before
      * rotation, and of f16, the window's. The other codecs of keys have it for their tests. */
     void (*channels)(struct codec_shape shape, const void *page, float *channels);

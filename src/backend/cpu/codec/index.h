@@ -36,7 +36,7 @@ struct cpu_index {
     void (*scores)(size_t head_dim, const void *tables, const void *page, uint16_t *scores);
 };
 
-/* The CPU's functions of an index. */
+/* The CPU's functions of an index; NULL of index_components, by which codecs rank keys themselves (codec.h). */
 const struct cpu_index *cpu_index_of(const struct index *index);
 
 extern const struct cpu_index cpu_index_sign, cpu_index_quest;

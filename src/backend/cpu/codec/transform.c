@@ -170,6 +170,12 @@ static void gather_tokens(struct codec_shape shape, enum codec_side side, const 
     transform_ops()->gather(shape.layout, side, codes_of(from), slots, n, (uint8_t *)to + GAIN_BYTES, at);
 }
 
+/* Tokens lie in every line of their page. */
+static void prefetch_tokens(struct codec_shape shape, enum codec_side side, const void *from, const uint8_t *slots, size_t n) {
+    (void)side, (void)slots, (void)n;
+    for (size_t b = 0; b < PAGE_BYTES_TRANSFORM(shape.layout->bits); b += 64) __builtin_prefetch((const char *)from + b, 0, 2);
+}
+
 /* ---- Keys: tables of G queries are offsets[G], then for each query steps[groups], bias[groups], weights[planes][4]. */
 
 static size_t step_groups(const struct transform_layout *layout) {
@@ -216,6 +222,36 @@ static void score(struct codec_shape shape, const float *q, const float *tables,
         for (size_t g = 0; g < n; g++) queries[g] = query_at(shape, tables, first + g);
         transform_ops()->score(shape.layout, codes_of(page), gains, queries, n, logits + first * PAGE_TOKENS);
     }
+}
+
+/* ---- Ranks: the same of the largest components alone; tables are their layout, and then as above */
+
+#define RANK_BITS(hd) ((hd)*3 / 4) /* of a token, three quarters of what index_sign takes */
+
+static const struct transform_layout *rank_layout(const float *tables) { return (const void *)tables; }
+
+#define LAYOUT_FLOATS (sizeof(struct transform_layout) / sizeof(float))
+#define MOST_GROUPS (TRANSFORM_PLANES_MAX / TRANSFORM_STEP_PLANES)
+_Static_assert(LAYOUT_FLOATS + RANK_QUERIES * (1 + 2 * MOST_GROUPS + TRANSFORM_PLANES_MAX) <= RANK_FLOATS, "tables of ranks");
+
+static size_t rank_bytes(struct codec_shape shape) {
+    struct transform_layout first;
+    transform_layout_first(shape.layout, RANK_BITS(shape.head_dim), &first);
+    return PAGE_BYTES_TRANSFORM(first.bits);
+}
+
+static void prepare_rank(struct codec_shape shape, const float *q, float *tables) {
+    struct transform_layout *first = (void *)tables;
+    transform_layout_first(shape.layout, RANK_BITS(shape.head_dim), first);
+    shape.layout = first;
+    prepare_queries(shape, q, tables + LAYOUT_FLOATS);
+}
+
+static uint16_t rank(struct codec_shape shape, const float *tables, size_t g, const void *page, uint16_t *ranks) {
+    const struct transform_scaling scaling = transform_scaling_of(shape);
+    shape.layout = rank_layout(tables);
+    struct transform_query query = query_at(shape, tables + LAYOUT_FLOATS, g);
+    return transform_ops()->rank(shape.layout, page, scaling.gain_least, scaling.gain_step, &query, ranks);
 }
 
 /* ---- Values: sums[G][planes][TRANSFORM_SUM_LANES], then [G] sums of weights, for the mean. */
@@ -295,9 +331,13 @@ const struct cpu_codec cpu_codec_transform = {.format = &codec_transform,
                                               .encode = transform_encode,
                                               .decode = decode,
                                               .gather_tokens = gather_tokens,
+                                              .prefetch_tokens = prefetch_tokens,
                                               .query_floats = query_floats,
                                               .prepare_queries = prepare_queries,
                                               .score = score,
+                                              .rank_bytes = rank_bytes,
+                                              .prepare_rank = prepare_rank,
+                                              .rank = rank,
                                               .channels = channels,
                                               .accumulate_values = accumulate_values,
                                               .code_sum_floats = code_sum_floats,

@@ -125,7 +125,7 @@ enum terse_status cache_create(const struct cache_shape *shape, const struct met
     c->method = *method;
     c->codec[CODEC_KEYS] = cpu_codec_of(method->key.codec);
     c->codec[CODEC_VALUES] = cpu_codec_of(method->value.codec);
-    c->index = method->index ? cpu_index_of(method->index) : NULL;
+    c->index = method->index ? cpu_index_of(method->index) : NULL; /* NULL of index_components too */
     c->group = shape->query_heads / shape->kv_heads;
     c->threads = (int)threads;
     c->layer = NO_LAYER;

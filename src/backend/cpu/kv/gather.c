@@ -53,9 +53,8 @@ struct segment gather_segment_at(const struct cache *cache, uint32_t head, size_
 uint64_t gather_bytes(const struct cache *cache) {
     const struct selection *selection = &cache->selection;
     uint64_t pages = page_bytes_of_layer(cache, cache->layer);
-    uint64_t scanned = cache->shape.kv_heads * selection->candidates * index_bytes(cache->method.index, cache->shape.head_dim);
     uint64_t left = segment_bytes(cache) - selection->candidates * pages;
-    return left + scanned + selection->max_tokens * pages / PAGE_TOKENS;
+    return left + select_bytes(cache) + selection->max_tokens * pages / PAGE_TOKENS;
 }
 
 uint64_t gather_token(const struct cache *cache, const struct segment *segment, size_t i) {

@@ -1,6 +1,7 @@
 /* Scores, the largest of them, and their memory. */
 #include "backend/cpu/kv/select.h"
 
+#include "backend/cpu/codec/codec.h"
 #include "backend/cpu/kv/anchors.h"
 #include "backend/cpu/kv/segment.h"
 #include "backend/cpu/kv/side.h"
@@ -12,6 +13,11 @@
 #define RANGE_PAGE_SETS 32 /* pages that are scored at a time */
 #define FORCED UINT16_MAX  /* the score of tokens that are read in any case */
 #define SCORE_AHEAD 12 /* pages of the index: where they lie within those of keys, no prefetcher of the processor follows them */
+/* Where the codec ranks its keys itself, a step reads the best of a few runs only: of so many times those that its tokens would fill, at
+ * least so many. Queries are prepared for fewer runs then and fewer pages come from memory; the attention that is missed is a fifth of what
+ * the codec finds more than an index of signs does (bench/experiments/recall.c). */
+#define RUN_SPREAD 4
+#define LEAST_RUNS 4
 
 /* ---- Memory */
 
@@ -20,13 +26,19 @@ struct workspace {
     uint16_t *scores; /* [Hk][slots] */
     uint32_t *chosen; /* [Hk][max_tokens], places */
     size_t *count;    /* [Hk] */
-    uint8_t *tables;  /* [Hk][table_bytes] */
+    uint8_t *tables;  /* [Hk][table_bytes]; where the codec ranks, float mean query[hd] */
+    uint16_t *best;   /* [Hk][candidates], the largest score of a page, where the codec ranks; then of a run */
+    uint32_t *runs;   /* [Hk][candidates], the best runs */
 };
+
+/* Whether there is no index but the key codec's own ranks. */
+static bool codec_ranks(const struct cache *cache) { return !cache->index; }
 
 static size_t slots_of(const struct selection *selection) { return selection->candidates * PAGE_TOKENS; }
 
 static size_t table_bytes(const struct cache *cache) {
-    return memory_round_up(cache->index->table_bytes(cache->shape.head_dim), MEMORY_ALIGN);
+    size_t hd = cache->shape.head_dim;
+    return memory_round_up(codec_ranks(cache) ? hd * sizeof(float) : cache->index->table_bytes(hd), MEMORY_ALIGN);
 }
 
 /* Appends count * bytes to the layout; returns where they begin. */
@@ -38,15 +50,18 @@ static size_t part(size_t *size, size_t count, size_t bytes) {
 
 /* Returns the bytes of the layout, and fills in `workspace` unless it is NULL. */
 static size_t lay_out(const struct cache *cache, const struct selection *selection, struct workspace *workspace) {
-    size_t heads = cache->shape.kv_heads, size = 0;
+    size_t heads = cache->shape.kv_heads, size = 0, pages = codec_ranks(cache) ? selection->candidates : 0;
     size_t scores = part(&size, heads * slots_of(selection), sizeof *workspace->scores);
     size_t chosen = part(&size, heads * selection->max_tokens, sizeof *workspace->chosen);
     size_t count = part(&size, heads, sizeof *workspace->count);
     size_t tables = part(&size, heads, table_bytes(cache));
+    size_t best = part(&size, heads * pages, sizeof *workspace->best);
+    size_t runs = part(&size, heads * pages, sizeof *workspace->runs);
     uint8_t *memory = selection->memory;
     if (workspace)
         *workspace = (struct workspace){(uint16_t *)(void *)(memory + scores), (uint32_t *)(void *)(memory + chosen),
-                                        (size_t *)(void *)(memory + count), memory + tables};
+                                        (size_t *)(void *)(memory + count),    memory + tables,
+                                        (uint16_t *)(void *)(memory + best),   (uint32_t *)(void *)(memory + runs)};
     return size;
 }
 
@@ -120,8 +135,11 @@ void select_prepare(const struct cache *cache, uint32_t head, const float *q) {
         if (!cache->keys_rotated) segment_rotate_to_own(cache, rotated);
         for (size_t c = 0; c < hd; c++) mean[c] += rotated[c] / (float)cache->group;
     }
-    cache->index->prepare(hd, index_learned(cache, cache->layer, head), mean, 1,
-                          workspace_of(cache).tables + head * table_bytes(cache));
+    void *tables = workspace_of(cache).tables + head * table_bytes(cache);
+    if (codec_ranks(cache))
+        memcpy(tables, mean, hd * sizeof *mean);
+    else
+        cache->index->prepare(hd, index_learned(cache, cache->layer, head), mean, 1, tables);
 }
 
 size_t select_ranges(const struct cache *cache) { return (cache->selection.candidates + RANGE_PAGE_SETS - 1) / RANGE_PAGE_SETS; }
@@ -130,18 +148,97 @@ const struct page_set *select_candidate(const struct cache *cache, size_t i) {
     return &cache->page_sets[cache->selection.listed[i]];
 }
 
-void select_score(const struct cache *cache, uint32_t head, size_t range) {
+static void prefetch_page(const uint8_t *page, size_t bytes) {
+    for (size_t b = 0; b < bytes; b += MEMORY_ALIGN) __builtin_prefetch(page + b, 0, 2);
+}
+
+static void score_by_index(const struct cache *cache, uint32_t head, size_t begin, size_t end) {
     struct workspace workspace = workspace_of(cache);
-    size_t end = (range + 1) * RANGE_PAGE_SETS;
     uint16_t *scores = workspace.scores + head * slots_of(&cache->selection);
     size_t bytes = index_bytes(cache->method.index, cache->shape.head_dim);
-    for (size_t i = range * RANGE_PAGE_SETS; i < end && i < cache->selection.candidates; i++) {
-        if (i + SCORE_AHEAD < cache->selection.candidates) {
-            const uint8_t *ahead = index_page(cache, select_candidate(cache, i + SCORE_AHEAD), cache->layer, head);
-            for (size_t b = 0; b < bytes; b += MEMORY_ALIGN) __builtin_prefetch(ahead + b, 0, 2);
-        }
+    for (size_t i = begin; i < end; i++) {
+        if (i + SCORE_AHEAD < cache->selection.candidates)
+            prefetch_page(index_page(cache, select_candidate(cache, i + SCORE_AHEAD), cache->layer, head), bytes);
         cache->index->scores(cache->shape.head_dim, workspace.tables + head * table_bytes(cache),
                              index_page(cache, select_candidate(cache, i), cache->layer, head), scores + i * PAGE_TOKENS);
+    }
+}
+
+/* The position of the run in which the keys of a candidate page lie, and its base. */
+static int64_t run_of(const struct cache *cache, size_t i, size_t *base) {
+    *base = segment_page_base(cache, cache->selection.listed[i]);
+    return cache->rotary.positions[*base];
+}
+
+/* q[RANK_QUERIES][hd] = the mean query rotated to the runs of the pages from `begin` on. Returns the end of these pages. */
+static size_t rotate_to_runs(const struct cache *cache, const float *mean, size_t begin, size_t end, float *q, size_t *runs) {
+    size_t hd = cache->shape.head_dim, i = begin, base;
+    for (*runs = 0; i < end; ++*runs) {
+        if (*runs == RANK_QUERIES) break;
+        int64_t run = run_of(cache, i, &base);
+        memcpy(q + *runs * hd, mean, hd * sizeof *q);
+        rotary_rotate_back(&cache->rotary, base, q + *runs * hd, 1, (uint32_t)hd);
+        while (i < end && run_of(cache, i, &base) == run) i++;
+    }
+    return i;
+}
+
+static void score_by_codec(const struct cache *cache, uint32_t head, size_t begin, size_t end) {
+    struct workspace workspace = workspace_of(cache);
+    const struct cpu_codec *codec = cache->codec[CODEC_KEYS];
+    const float *mean = (const float *)(const void *)(workspace.tables + head * table_bytes(cache));
+    float q[RANK_QUERIES * CODEC_HEAD_DIM_MAX], tables[RANK_FLOATS];
+    size_t bytes = codec->rank_bytes(side_shape(cache, CODEC_KEYS, cache->layer, head, 1)), runs, base;
+    for (size_t i = begin, last; i < end; i = last) {
+        last = rotate_to_runs(cache, mean, i, end, q, &runs);
+        struct codec_shape shape = side_shape(cache, CODEC_KEYS, cache->layer, head, runs);
+        codec->prepare_rank(shape, q, tables);
+        int64_t run = run_of(cache, i, &base), own;
+        for (size_t g = 0; i < last; i++, run = own) {
+            g += (own = run_of(cache, i, &base)) != run;
+            if (i + SCORE_AHEAD < cache->selection.candidates)
+                prefetch_page(page_at(cache, select_candidate(cache, i + SCORE_AHEAD), CODEC_KEYS, cache->layer, head), bytes);
+            workspace.best[head * cache->selection.candidates + i] =
+                codec->rank(shape, tables, g, page_at(cache, select_candidate(cache, i), CODEC_KEYS, cache->layer, head),
+                            workspace.scores + head * slots_of(&cache->selection) + i * PAGE_TOKENS);
+        }
+    }
+}
+
+void select_score(const struct cache *cache, uint32_t head, size_t range) {
+    size_t begin = range * RANGE_PAGE_SETS, end = smaller(begin + RANGE_PAGE_SETS, cache->selection.candidates);
+    (codec_ranks(cache) ? score_by_codec : score_by_index)(cache, head, begin, end);
+}
+
+uint64_t select_bytes(const struct cache *cache) {
+    uint64_t pages = cache->selection.candidates, bytes = 0;
+    for (uint32_t head = 0; head < cache->shape.kv_heads; head++)
+        bytes +=
+            pages * (codec_ranks(cache) ? cache->codec[CODEC_KEYS]->rank_bytes(side_shape(cache, CODEC_KEYS, cache->layer, head, 1))
+                                        : index_bytes(cache->method.index, cache->shape.head_dim));
+    return bytes;
+}
+
+/* Leaves the tokens of the best runs their scores; those of others get 0. `best` is overwritten. */
+static void keep_best_runs(const struct cache *cache, size_t wanted, uint16_t *best, uint32_t *runs, uint16_t *scores) {
+    size_t n = 0, kept = 0, base, most = larger((RUN_SPREAD * wanted + RUN_TOKENS - 1) / RUN_TOKENS, LEAST_RUNS);
+    int64_t last = INT64_MIN;
+    for (size_t i = 0; i < cache->selection.candidates; i++) {
+        int64_t run = run_of(cache, i, &base);
+        uint16_t own = best[i];
+        if (run != last) best[n++] = 0;
+        if (own > best[n - 1]) best[n - 1] = own;
+        last = run;
+    }
+    size_t count = top_tokens(best, n, most, runs);
+    last = INT64_MIN;
+    n = 0;
+    for (size_t i = 0; i < cache->selection.candidates; i++) {
+        int64_t run = run_of(cache, i, &base);
+        n += run != last;
+        last = run;
+        while (kept < count && runs[kept] + 1 < n) kept++;
+        if (kept == count || runs[kept] + 1 != n) memset(scores + i * PAGE_TOKENS, 0, PAGE_TOKENS * sizeof *scores);
     }
 }
 
@@ -170,7 +267,9 @@ void select_top_k(const struct cache *cache, uint32_t head) {
             filled = false;
         }
     }
-    size_t wanted = policy_selects(&cache->method.parameters, slots) + force_anchors(cache, head, scores);
+    size_t wanted = policy_selects(&cache->method.parameters, slots), pages = cache->selection.candidates;
+    if (codec_ranks(cache)) keep_best_runs(cache, wanted, workspace.best + head * pages, workspace.runs + head * pages, scores);
+    wanted += force_anchors(cache, head, scores);
     size_t n = top_tokens(scores, slots, smaller(wanted, cache->selection.max_tokens), chosen);
     if (filled) kept = n;
     for (size_t i = 0; !filled && i < n; i++)

@@ -26,6 +26,8 @@ void select_prepare(const struct cache *cache, uint32_t head, const float *q);
 size_t select_ranges(const struct cache *cache);
 void select_score(const struct cache *cache, uint32_t head, size_t range);
 void select_top_k(const struct cache *cache, uint32_t head);
+/* Stored bytes that the scores of a layer visit, over all KV heads. */
+uint64_t select_bytes(const struct cache *cache);
 
 /* The result for a KV head: places[count], in ascending order. A place is 64 times the number of a candidate page set, plus the
  * slot. */

@@ -87,7 +87,7 @@ struct cache {
     struct cache_shape shape;
     struct method method;
     const struct cpu_codec *codec[2];    /* the method's, by side */
-    const struct cpu_index *index;       /* the method's; NULL: it has none */
+    const struct cpu_index *index;       /* the method's; NULL: it has none, or keys are ranked by their codec */
     const struct cpu_codebook *codebook; /* the method's, as the CPU reads it; NULL: it has none */
     uint32_t group;                      /* G = Hq / Hk */
     int threads;                         /* over which work is split */

@@ -81,9 +81,10 @@ INLINE void four_bits(const struct plane_tables *table, const uint8_t *at, __m51
 }
 
 /* Levels x[m] of tokens 16 m to 16 m + 15. */
-INLINE void read_levels(const struct plane_tables *tables, const struct transform_plane *plane, const uint8_t *at, __m512i *x) {
+INLINE void read_levels(const struct plane_tables *tables, const struct transform_plane *plane, const uint8_t *at, bool ahead,
+                        __m512i *x) {
     const struct plane_tables *table = &tables[plane->table];
-    prefetch_step(at, 0, plane->bits > 2 ? 128 : 64);
+    if (ahead) prefetch_step(at, 0, plane->bits > 2 ? 128 : 64);
     switch (plane->bits) {
     case 1: two_bits(table, single_bits(at), x); break;
     case 2: two_bits(table, _mm512_loadu_si512(at), x); break;
@@ -94,12 +95,16 @@ INLINE void read_levels(const struct plane_tables *tables, const struct transfor
 
 /* ---- Gains --------------------------------------------------------------------------------------------------------------- */
 
-static void gains_avx512(const uint8_t codes[64], float least, float step, float gains[64]) {
-    prefetch_step(codes, 0, 64);
+INLINE void read_gains(const uint8_t *codes, float least, float step, float *gains) {
     UNROLL for (size_t v = 0; v < VECTORS; v++) {
         __m512i code = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(codes + v * LANES)));
         vec_store(gains + v * LANES, vec_fma(vec_set(step), _mm512_cvtepi32_ps(code), vec_set(least)));
     }
+}
+
+static void gains_avx512(const uint8_t codes[64], float least, float step, float gains[64]) {
+    prefetch_step(codes, 0, 64);
+    read_gains(codes, least, step, gains);
 }
 
 /* ---- Keys: the lanes are tokens ------------------------------------------------------------------------------------------ */
@@ -151,7 +156,7 @@ INLINE __m512i four_weights(const int8_t *weights) {
 }
 
 INLINE void score_rows(size_t R, const struct transform_layout *layout, const uint8_t *at, const float *gains,
-                       const struct transform_query *queries, float *logits) {
+                       const struct transform_query *queries, bool ahead, float *logits) {
     const struct transform_plane *plane = layout->plane;
     UNROLL for (size_t m = 0; m < R; m++) {
         UNROLL for (size_t v = 0; v < VECTORS; v++) vec_store(logits + m * PAGE_TOKENS + v * LANES, vec_zero());
@@ -164,7 +169,7 @@ INLINE void score_rows(size_t R, const struct transform_layout *layout, const ui
         }
         for (size_t p = first; p < end; p++) {
             __m512i x[VECTORS];
-            read_levels(key_tables, &plane[p], at, x);
+            read_levels(key_tables, &plane[p], at, ahead, x);
             at += PAGE_TRANSFORM_PLANE(plane[p].bits);
             UNROLL for (size_t m = 0; m < R; m++) {
                 __m512i weights = four_weights(queries[m].weights + p * TRANSFORM_QUAD);
@@ -185,6 +190,21 @@ INLINE void score_rows(size_t R, const struct transform_layout *layout, const ui
             vec_store(to, vec_fma(vec_load(gains + v * LANES), vec_load(to), vec_set(queries[m].offset)));
         }
     }
+}
+
+static uint16_t rank_avx512(const struct transform_layout *layout, const void *page, float least, float step,
+                            const struct transform_query *query, uint16_t ranks[64]) {
+    float gains[PAGE_TOKENS], logits[PAGE_TOKENS];
+    read_gains(page, least, step, gains);
+    score_rows(1, layout, (const uint8_t *)page + PAGE_TOKENS, gains, query, false, logits);
+    __m512i most = _mm512_setzero_si512();
+    UNROLL for (size_t v = 0; v < VECTORS; v++) {
+        __m512i rank = _mm512_cvtps_epi32(vec_fma(vec_load(logits + v * LANES), vec_set(256), vec_set(32768)));
+        rank = _mm512_min_epi32(_mm512_max_epi32(rank, _mm512_setzero_si512()), _mm512_set1_epi32(TRANSFORM_RANK_MOST));
+        most = _mm512_max_epi32(most, rank);
+        _mm256_storeu_si256((__m256i *)(ranks + v * LANES), _mm512_cvtepi32_epi16(rank));
+    }
+    return (uint16_t)_mm512_reduce_max_epi32(most);
 }
 
 /* ---- Values: the lanes of each 128 bits are components, the bytes of a dword four tokens -------------------------------------- */
@@ -240,7 +260,7 @@ INLINE void accumulate_rows(size_t R, const struct transform_layout *layout, con
     UNROLL for (size_t m = 0; m < R; m++) spread_weights(weights + m * PAGE_TOKENS, spread[m]);
     for (size_t p = 0; p < planes; p++) {
         __m512i x[VECTORS];
-        read_levels(value_tables, &layout->plane[p], at, x);
+        read_levels(value_tables, &layout->plane[p], at, true, x);
         at += PAGE_TRANSFORM_PLANE(layout->plane[p].bits);
         UNROLL for (size_t m = 0; m < R; m++) {
             float *to = out + (m * planes + p) * TRANSFORM_SUM_LANES;
@@ -333,7 +353,6 @@ INLINE void move_one(const struct byte_moves *moves, const uint8_t *from, uint8_
 INLINE void move_planes(const struct transform_layout *layout, const struct byte_moves *moves, const uint8_t *from, uint8_t *to) {
     for (size_t p = 0; p < layout->planes; p++) {
         const unsigned bits = layout->plane[p].bits;
-        prefetch_step(from, 0, bits > 2 ? 128 : 64);
         switch (bits) {
         case 1: move_one(moves, from, to); break;
         case 2: move_two(moves, from, to); break;
@@ -363,6 +382,7 @@ void transform_init_avx512(struct transform_ops *ops) {
     ops->gains = gains_avx512;
     ops->quantize_query = quantize_query_avx512;
     ops->score = score_avx512;
+    ops->rank = rank_avx512;
     ops->quantize_weights = quantize_weights_avx512;
     ops->accumulate = accumulate_avx512;
     ops->gather = gather_avx512;

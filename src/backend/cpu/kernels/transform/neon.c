@@ -77,9 +77,10 @@ INLINE void four_bits(const struct plane_tables *table, const uint8_t *at, plane
     }
 }
 
-INLINE void read_levels(const struct plane_tables *tables, const struct transform_plane *plane, const uint8_t *at, plane_levels x) {
+INLINE void read_levels(const struct plane_tables *tables, const struct transform_plane *plane, const uint8_t *at, bool ahead,
+                        plane_levels x) {
     const struct plane_tables *table = &tables[plane->table];
-    prefetch_step(at, 0, plane->bits > 2 ? 128 : 64);
+    if (ahead) prefetch_step(at, 0, plane->bits > 2 ? 128 : 64);
     switch (plane->bits) {
     case 1: one_bit(table, at, x); break;
     case 2: two_bits(table, at, x); break;
@@ -90,12 +91,16 @@ INLINE void read_levels(const struct plane_tables *tables, const struct transfor
 
 /* ---- Gains --------------------------------------------------------------------------------------------------------------- */
 
-static void gains_neon(const uint8_t codes[64], float least, float step, float gains[64]) {
-    prefetch_step(codes, 0, 64);
+INLINE void read_gains(const uint8_t *codes, float least, float step, float *gains) {
     for (size_t t = 0; t < PAGE_TOKENS; t += LANES) {
         uint32x4_t code = vmovl_u16(vget_low_u16(vmovl_u8(four_bytes(codes + t))));
         vec_store(gains + t, vec_fma(vec_set(step), vcvtq_f32_u32(code), vec_set(least)));
     }
+}
+
+static void gains_neon(const uint8_t codes[64], float least, float step, float gains[64]) {
+    prefetch_step(codes, 0, 64);
+    read_gains(codes, least, step, gains);
 }
 
 /* ---- Keys: a register of products has two tokens. Levels have signs, and a sum of eight planes at most 8 * 127 * 20 ------------- */
@@ -128,14 +133,14 @@ INLINE void score_group(size_t R, size_t planes, size_t first, const plane_level
 }
 
 INLINE void score_rows(size_t R, const struct transform_layout *layout, const uint8_t *at, const float *gains,
-                       const struct transform_query *queries, float *logits) {
+                       const struct transform_query *queries, bool ahead, float *logits) {
     memset(logits, 0, R * PAGE_TOKENS * sizeof *logits);
     for (size_t first = 0; first < layout->planes; first += TRANSFORM_STEP_PLANES) {
         plane_levels levels[TRANSFORM_STEP_PLANES];
         const size_t planes = SMALLER(TRANSFORM_STEP_PLANES, layout->planes - first);
         for (size_t p = 0; p < planes; p++) {
             const struct transform_plane *plane = &layout->plane[first + p];
-            read_levels(signed_levels, plane, at, levels[p]);
+            read_levels(signed_levels, plane, at, ahead, levels[p]);
             at += PAGE_TRANSFORM_PLANE(plane->bits);
         }
         score_group(R, planes, first, (const plane_levels *)levels, queries, logits);
@@ -146,6 +151,21 @@ INLINE void score_rows(size_t R, const struct transform_layout *layout, const ui
             vec_store(to, vec_fma(vec_load(gains + t), vec_load(to), vec_set(queries[m].offset)));
         }
     }
+}
+
+static uint16_t rank_neon(const struct transform_layout *layout, const void *page, float least, float step,
+                          const struct transform_query *query, uint16_t ranks[64]) {
+    float gains[PAGE_TOKENS], logits[PAGE_TOKENS];
+    read_gains(page, least, step, gains);
+    score_rows(1, layout, (const uint8_t *)page + PAGE_TOKENS, gains, query, false, logits);
+    uint16x4_t most = vdup_n_u16(0);
+    for (size_t t = 0; t < PAGE_TOKENS; t += LANES) {
+        vec rank = vec_fma(vec_load(logits + t), vec_set(256), vec_set(32768));
+        uint16x4_t four = vmin_u16(vqmovun_s32(vcvtnq_s32_f32(rank)), vdup_n_u16(TRANSFORM_RANK_MOST));
+        most = vmax_u16(most, four);
+        vst1_u16(ranks + t, four);
+    }
+    return vmaxv_u16(most);
 }
 
 /* ---- Values: a register of products has two components of four tokens. Levels begin at 0: a sum of 16 is at most 16 * 255 * 16 where
@@ -224,7 +244,7 @@ INLINE void accumulate_rows(size_t R, const struct transform_layout *layout, con
         const struct transform_plane *plane = &layout->plane[p];
         const int32_t zero = transform_levels[plane->table][LAST_LEVEL];
         plane_levels x;
-        read_levels(levels_from_zero, plane, at, x);
+        read_levels(levels_from_zero, plane, at, true, x);
         at += PAGE_TRANSFORM_PLANE(plane->bits);
         if (zero <= SMALL_LEVEL)
             add_plane(R, PARTS, spread, sum_of_weights, x, zero, scales, row, out);
@@ -239,6 +259,7 @@ void transform_init_neon(struct transform_ops *ops) {
     fill_tables();
     ops->gains = gains_neon;
     ops->score = score_neon;
+    ops->rank = rank_neon;
     ops->quantize_weights = quantize_weights_neon;
     ops->accumulate = accumulate_neon;
     ops->gather = gather_neon;

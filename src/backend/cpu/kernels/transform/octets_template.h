@@ -75,9 +75,10 @@ INLINE void four_bits(const struct plane_tables *table, const uint8_t *at, __m25
 }
 
 /* Levels of a plane, octet by octet. */
-INLINE void read_levels(const struct plane_tables *tables, const struct transform_plane *plane, const uint8_t *at, __m256i *x) {
+INLINE void read_levels(const struct plane_tables *tables, const struct transform_plane *plane, const uint8_t *at, bool ahead,
+                        __m256i *x) {
     const struct plane_tables *table = &tables[plane->table];
-    prefetch_step(at, 0, plane->bits > 2 ? 128 : 64);
+    if (ahead) prefetch_step(at, 0, plane->bits > 2 ? 128 : 64);
     switch (plane->bits) {
     case 1: one_bit(table, at, x); break;
     case 2: two_bits(table, at, x); break;
@@ -88,12 +89,16 @@ INLINE void read_levels(const struct plane_tables *tables, const struct transfor
 
 /* ---- Gains --------------------------------------------------------------------------------------------------------------- */
 
-static void PASTE(gains, ISA)(const uint8_t codes[64], float least, float step, float gains[64]) {
-    prefetch_step(codes, 0, 64);
+INLINE void read_gains(const uint8_t *codes, float least, float step, float *gains) {
     UNROLL for (size_t v = 0; v < PAGE_TOKENS / LANES; v++) {
         __m256i code = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(codes + v * LANES)));
         vec_store(gains + v * LANES, vec_fma(vec_set(step), _mm256_cvtepi32_ps(code), vec_set(least)));
     }
+}
+
+static void PASTE(gains, ISA)(const uint8_t codes[64], float least, float step, float gains[64]) {
+    prefetch_step(codes, 0, 64);
+    read_gains(codes, least, step, gains);
 }
 
 /* ---- Keys: the lanes are tokens ------------------------------------------------------------------------------------------ */
@@ -182,7 +187,7 @@ static float bias_of(const struct transform_query *query, size_t planes) {
 }
 
 INLINE void score_rows(size_t R, const struct transform_layout *layout, const uint8_t *at, const float *gains,
-                       const struct transform_query *queries, float *logits) {
+                       const struct transform_query *queries, bool ahead, float *logits) {
     const struct transform_plane *plane = layout->plane;
     UNROLL for (size_t m = 0; m < R; m++) {
         vec bias = vec_set(bias_of(&queries[m], layout->planes));
@@ -193,7 +198,7 @@ INLINE void score_rows(size_t R, const struct transform_layout *layout, const ui
         const size_t most = SMALLER(TRANSFORM_STEP_PLANES - first % TRANSFORM_STEP_PLANES, layout->planes - first);
         int range = 0;
         for (n = 0; n < most && (range += range_of(&plane[first + n])) <= SUM_RANGE; n++) {
-            read_levels(levels_from_zero, &plane[first + n], at, levels[n]);
+            read_levels(levels_from_zero, &plane[first + n], at, ahead, levels[n]);
             at += PAGE_TRANSFORM_PLANE(plane[first + n].bits);
         }
         score_planes(R, n, first, (const __m256i(*)[OCTETS])levels, queries, logits);
@@ -204,6 +209,25 @@ INLINE void score_rows(size_t R, const struct transform_layout *layout, const ui
             vec_store(to, vec_fma(vec_load(gains + v * LANES), vec_load(to), vec_set(queries[m].offset)));
         }
     }
+}
+
+static uint16_t PASTE(rank, ISA)(const struct transform_layout *layout, const void *page, float least, float step,
+                                 const struct transform_query *query, uint16_t ranks[64]) {
+    float gains[PAGE_TOKENS], logits[PAGE_TOKENS];
+    read_gains(page, least, step, gains);
+    score_rows(1, layout, (const uint8_t *)page + PAGE_TOKENS, gains, query, false, logits);
+    __m256i most = _mm256_setzero_si256();
+    UNROLL for (size_t v = 0; v < OCTETS; v += 2) {
+        __m256i rank[2];
+        UNROLL for (size_t i = 0; i < 2; i++) rank[i] =
+            _mm256_cvtps_epi32(vec_fma(vec_load(logits + (v + i) * LANES), vec_set(256), vec_set(32768)));
+        __m256i both = _mm256_permute4x64_epi64(_mm256_packus_epi32(rank[0], rank[1]), 0xd8);
+        both = _mm256_min_epu16(both, _mm256_set1_epi16((short)TRANSFORM_RANK_MOST));
+        most = _mm256_max_epu16(most, both);
+        _mm256_storeu_si256((__m256i *)(ranks + v * LANES), both);
+    }
+    __m128i largest = _mm_max_epu16(_mm256_castsi256_si128(most), _mm256_extracti128_si256(most, 1));
+    return (uint16_t)~_mm_extract_epi16(_mm_minpos_epu16(_mm_xor_si128(largest, _mm_set1_epi16(-1))), 0);
 }
 
 /* ---- Values: the lanes of each 128 bits are components, the bytes of a dword four tokens ------------------------------------- */
@@ -289,7 +313,7 @@ INLINE void accumulate_rows(size_t R, const struct transform_layout *layout, con
     for (size_t p = 0; p < layout->planes; p++, out += TRANSFORM_SUM_LANES) {
         const struct transform_plane *plane = &layout->plane[p];
         __m256i x[OCTETS];
-        read_levels(signed_levels, plane, at, x);
+        read_levels(signed_levels, plane, at, true, x);
         at += PAGE_TRANSFORM_PLANE(plane->bits);
         if (SUM_OCTETS == OCTETS || range_of(plane) <= 2 * SMALL_LEVEL)
             add_plane(R, OCTETS, (const __m256i(*)[OCTETS])spread, x, scales, row, out);
@@ -305,6 +329,7 @@ static void fill_octets(struct transform_ops *ops) {
     ops->gains = PASTE(gains, ISA);
     ops->quantize_query = PASTE(quantize_query, ISA);
     ops->score = PASTE(score, ISA);
+    ops->rank = PASTE(rank, ISA);
     ops->quantize_weights = PASTE(quantize_weights, ISA);
     ops->accumulate = PASTE(accumulate, ISA);
     ops->gather = PASTE(gather, ISA);

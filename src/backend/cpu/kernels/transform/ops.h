@@ -12,6 +12,7 @@
 #define TRANSFORM_STEP_PLANES 8 /* planes of which a query's weights share a step: neighbours are of like size */
 #define TRANSFORM_SUM_LANES 16  /* partial sums of a plane in `accumulate` */
 #define TRANSFORM_LEAST_WEIGHT 1e-30f
+#define TRANSFORM_RANK_MOST 65534 /* what is larger is left to callers */
 
 /* A query as its products with the components of a layout, in integers: weight = integer * step. `bias` is, for each step, minus the sum
  * over its planes of the largest level times the integers, for kernels that read levels from 0 on. */
@@ -36,6 +37,10 @@ struct transform_ops {
      * `codes`: a page of keys behind its gains. gains[64], logits[rows][64]. */
     void (*score)(const struct transform_layout *layout, const void *codes, const float *gains,
                   const struct transform_query *queries, size_t rows, float *logits);
+    /* Ranks tokens by the logits of one query, 256 to a unit and 32768 for a logit of 0, rounded and cut off at 0 and TRANSFORM_RANK_MOST.
+     * Returns the largest. As `score`, of a page with its gains, which are least + step * code; prefetches nothing. */
+    uint16_t (*rank)(const struct transform_layout *layout, const void *page, float least, float step,
+                     const struct transform_query *query, uint16_t ranks[64]);
     /* Values' weights as integers of 8 bits (planes 1) or 16 (planes 2, the upper byte first):
      *     sum over planes b of scales[b][m] bytes[b][m][t] = weights[m][t] gains[t],
      * rounded to a 255th or 65535th of the row's largest. Products are not negative; a row of products up to TRANSFORM_LEAST_WEIGHT counts

@@ -1,7 +1,7 @@
 /* Template: score and accumulate for any number of rows, made of kernels for up to TOGETHER (4) of them. Included once by a file that
  * defines ISA and
  *
- *     score_rows(R, layout, codes, gains, queries, logits)        R a constant: as the slots of transform/ops.h
+ *     score_rows(R, layout, codes, gains, queries, ahead, logits) R a constant: as the slots of transform/ops.h; ahead: prefetches
  *     accumulate_rows(R, layout, codes, weights, scales, out)
  *
  * score_ISA and accumulate_ISA come out. */
@@ -12,7 +12,7 @@
 #define SPECIAL(R) \
     static __attribute__((noinline)) void score_##R(const struct transform_layout *layout, const void *codes, const float *gains, \
                                                     const struct transform_query *queries, float *logits) { \
-        score_rows(R, layout, codes, gains, queries, logits); \
+        score_rows(R, layout, codes, gains, queries, true, logits); \
     } \
     static __attribute__((noinline)) void accumulate_##R(const struct transform_layout *layout, const void *codes, \
                                                          const uint8_t *weights, const float *scales, float *out) { \

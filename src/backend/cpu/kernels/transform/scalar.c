@@ -77,6 +77,20 @@ static void score_scalar(const struct transform_layout *layout, const void *code
     }
 }
 
+static uint16_t rank_scalar(const struct transform_layout *layout, const void *page, float least, float step,
+                            const struct transform_query *query, uint16_t ranks[64]) {
+    float gains[PAGE_TOKENS], logits[PAGE_TOKENS];
+    uint16_t most = 0;
+    gains_scalar(page, least, step, gains);
+    score_scalar(layout, (const uint8_t *)page + PAGE_TOKENS, gains, query, 1, logits);
+    for (size_t t = 0; t < PAGE_TOKENS; t++) {
+        float rank = 256 * logits[t] + 32768.5f;
+        ranks[t] = (uint16_t)(rank > 0 ? (rank < TRANSFORM_RANK_MOST ? rank : TRANSFORM_RANK_MOST) : 0); /* NaN gives 0 */
+        most = ranks[t] > most ? ranks[t] : most;
+    }
+    return most;
+}
+
 static void quantize_weights_scalar(const float *weights, const float *gains, size_t rows, size_t planes, uint8_t *bytes,
                                     float *scales, float *sums) {
     const float whole = planes == 1 ? 255 : 65535;
@@ -133,6 +147,7 @@ void transform_init_scalar(struct transform_ops *ops) {
     ops->gains = gains_scalar;
     ops->quantize_query = quantize_query_scalar;
     ops->score = score_scalar;
+    ops->rank = rank_scalar;
     ops->quantize_weights = quantize_weights_scalar;
     ops->accumulate = accumulate_scalar;
     ops->gather = gather_scalar;
