@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Makes docs/reports/fidelity.md: learns codebooks, measures, writes the page and its plots.
 #
-#     bench/experiments/fidelity.sh -m MODEL.gguf -f SCORED_TEXT [-g CALIBRATION_TEXT] [-b BUILD] [-w FOLDER] [-o DOCS] [STEP ...]
+#     bench/experiments/fidelity.sh -m MODEL.gguf -f SCORED_TEXT [-s MODEL_WITH_SINKS.gguf] [-g CALIBRATION_TEXT] [-b BUILD] [-w FOLDER]
+#         [-o DOCS] [STEP ...]
 #
 # Steps, all of them in this order when none is named:
 #     codebooks    for every method that learns, and for the ablations
@@ -13,6 +14,8 @@
 #     choose       methods that read or keep selected tokens, ablations, other caches read by their index, recall of indexes
 #     deep         such methods with prompts of 30,720 tokens
 #     domains      codebooks learned on prose, source code and a list of keys and values, each measured on all three
+#     terse        terse-N with and without a profile, and what it is compared with; with -s on that model too. Uses `codebooks`
+#     terse_report DOCS/terse.md and its plots
 #     report       DOCS/fidelity.md, and an .svg and a .png of each of its plots
 # Results that FOLDER already holds are not made or measured again; remove it to start anew. On two cores the codebooks take an hour,
 # everything else three more. For a trial, options for the learning and the measuring program can be added in the environment:
@@ -24,15 +27,16 @@ reports=$here/../reports
 build=$project/build
 docs=$project/docs/reports
 learn=$project/data/wiki.valid.raw
-model='' text='' work=''
+model='' text='' work='' sinks=''
 usage() {
     sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0" >&2
     exit 1
 }
-while getopts m:f:g:b:w:o:h option; do
+while getopts m:f:s:g:b:w:o:h option; do
     case $option in
     m) model=$OPTARG ;;
     f) text=$OPTARG ;;
+    s) sinks=$OPTARG ;;
     g) learn=$OPTARG ;;
     b) build=$OPTARG ;;
     w) work=$OPTARG ;;
@@ -43,7 +47,7 @@ done
 shift $((OPTIND - 1))
 if [ -z "$model" ] || [ -z "$text" ]; then usage; fi
 work=${work:-$build/fidelity}
-[ $# -gt 0 ] || set -- codebooks main directions weighting memory commvq choose deep domains report
+[ $# -gt 0 ] || set -- codebooks main directions weighting memory commvq choose deep domains terse report terse_report
 mkdir -p "$work/codebooks"
 
 rates='4 3 2 1 0.5' # of terse-N
@@ -86,14 +90,15 @@ step_codebooks() {
     for m in 4 3 2 32x4 32x6 32x10; do books+=("million-$m=million-$m"); done
     codebooks "${books[@]}" million-4-shared=million-4:shared million-2-shared=million-2:shared
     codebooks antkv-1-shared=antkv-1:shared
-    profile
+    profile "$model" "$work"
 }
 
-# One profile serves every rate.
+# MODEL FOLDER: one profile serves every rate.
 profile() {
-    local b
-    [ -e "$work/codebooks/terse.gguf" ] || "$build/bin/terse" calibrate -m "$model" -f "$learn" --kv terse-2 -o "$work/codebooks/terse.gguf"
-    for b in $rates; do ln -sf terse.gguf "$work/codebooks/terse-$b.gguf"; done
+    local b folder=$2/codebooks
+    mkdir -p "$folder"
+    [ -e "$folder/terse.gguf" ] || "$build/bin/terse" calibrate -m "$1" -f "$learn" --kv terse-2 -o "$folder/terse.gguf"
+    for b in $rates; do ln -sf terse.gguf "$folder/terse-$b.gguf"; done
 }
 
 # METHODS PARTS [OPTION ...]
@@ -201,12 +206,37 @@ step_domains() {
     done
 }
 
+# Of the model with sinks only terse has a profile of its own: the other learned methods would need an hour.
+step_terse() {
+    local b methods=() others='q8_0 q4_0 kivi-4 kivi-2' learned='antkv-4 antkv-2 antkv-1 million-4 commvq-2 commvq-1'
+    for b in $rates; do methods+=("terse-$b"); done
+    for b in $rates; do methods+=("terse-$b:profile=none"); done
+    profile "$model" "$work"
+    # shellcheck disable=SC2086
+    measure "$(join f16 "${methods[@]}" $others $learned)" default
+    measure "$(join f16 "${methods[@]}" q8_0 q4_0)" paper,needles
+    [ -n "$sinks" ] || return 0
+    profile "$sinks" "$work/sinks"
+    # shellcheck disable=SC2086
+    "$build/bin/fidelity" -m "$sinks" -f "$text" -w "$work/sinks" --resume --parts default --methods "$(join f16 "${methods[@]}" $others)" ${MEASURE:-}
+}
+
+# Python with matplotlib: Debian's own, where another comes first.
+plotting() {
+    if python3 -c 'import matplotlib' 2>/dev/null; then python3 "$@"; else /usr/bin/python3 "$@"; fi
+}
+
 step_report() {
-    local python=python3
-    "$python" -c 'import matplotlib' 2>/dev/null || python=/usr/bin/python3 # Debian's own, where another comes first
-    "$python" "$reports/fidelity_report.py" "$work" "$docs/fidelity.md"
-    "$python" "$reports/plot_fidelity.py" "$work" "$docs/fidelity.svg" "$docs/fidelity.png"
-    [ ! -e "$work/commvq_tables.json" ] || "$python" "$reports/plot_commvq.py" "$work" "$docs/commvq-rounds.svg" "$docs/commvq-rounds.png"
+    plotting "$reports/fidelity_report.py" "$work" "$docs/fidelity.md"
+    plotting "$reports/plot_fidelity.py" "$work" "$docs/fidelity.svg" "$docs/fidelity.png"
+    [ ! -e "$work/commvq_tables.json" ] || plotting "$reports/plot_commvq.py" "$work" "$docs/commvq-rounds.svg" "$docs/commvq-rounds.png"
+}
+
+step_terse_report() {
+    local folders=("$work")
+    [ ! -e "$work/sinks/setup.json" ] || folders+=("$work/sinks")
+    plotting "$reports/terse_report.py" "$docs/terse.md" "${folders[@]}"
+    plotting "$reports/plot_fidelity.py" "$work" "$docs/terse.svg" "$docs/terse.png"
 }
 
 for step in "$@"; do

@@ -21,9 +21,12 @@ from fidelity_results import Results  # noqa: E402
 from plot_style import GREY, style  # noqa: E402
 
 BITS = ("4", "2", "1", "0.75", "0.375")
+RATES = ("4", "3", "2", "1", "0.5")
 
 # Name, runs joined by a line, colour, marker, filled.
 FAMILIES = [
+    ("terse", [f"terse-{r}" for r in RATES], "#b3123f", "o", True),
+    ("terse, no profile", [f"terse-{r}:profile=none" for r in RATES], "#b3123f", "o", False),
     ("AnTKV, 1% anchors", [f"antkv-{b}" for b in BITS], "#0b6e99", "o", True),
     ("AnTKV, no anchors", [f"antkv-{b}:anchors=0%" for b in BITS], "#0b6e99", "o", False),
     ("CQ", [f"cq-{b}" for b in BITS], "#6a3d9a", "s", False),
@@ -33,8 +36,29 @@ FAMILIES = [
     ("q4_0", ["q4_0"], "#3a3a3a", "D", True),
     ("q8_0", ["q8_0"], "#3a3a3a", "D", True),
 ]
+
+# Other engines' caches on the same model and kind of text, each against its own engine's f16, as published with their protocols in docs/reports/terse.md:
+# name, protocol that comes nearest, colour, marker, points (bits, divergence, ratio).
+OTHERS = [
+    ("BeeLlama kvarn", "default", "#5f6b7a", "x", [(5.13, 0.0010, 0.999), (4.13, 0.0049, 1.001), (3.13, 0.0295, 1.018)]),
+    ("llama.cpp", "paper", "#5f6b7a", "+", [(8.5, 0.000032, 1.00044), (4.5, 0.00696, 1.0111)]),
+    ("turbo4", "paper", "#5f6b7a", "x", [(4.25, 0.0132, 1.0228)]),
+]
 PROTOCOLS = [("default", "Default protocol: exact prefill, window of 128"), ("paper", "Paper protocol: every token reads codes")]
 DPI = 100
+
+
+class Published:
+    """A published point, with the functions of Positions that are drawn."""
+
+    def __init__(self, divergence, ratio):
+        self.divergence, self.over = divergence, ratio
+
+    def mean(self, _column):
+        return self.divergence
+
+    def ratio(self):
+        return self.over, 0
 
 
 def points(results, runs, protocol, value):
@@ -64,6 +88,12 @@ def draw(axes, results, protocol, value):
         face = colour if filled else "white"
         axes.plot(x, y, color=colour, linestyle="none", marker=marker, markersize=6, markerfacecolor=face, markeredgewidth=1.3, zorder=3)
         drawn.append((name, colour, at))
+    for name, of, colour, marker, at in OTHERS:
+        if of == protocol:
+            at = sorted((bits, value(Published(divergence, ratio))) for bits, divergence, ratio in at)
+            axes.plot(*zip(*at), color=colour, linewidth=0.9, alpha=0.6, zorder=2, linestyle=(0, (1, 2)))
+            axes.plot(*zip(*at), color=colour, linestyle="none", marker=marker, markersize=6, markeredgewidth=1.3, zorder=3)
+            drawn.append((name, colour, at))
     return drawn
 
 
