@@ -138,6 +138,19 @@ TERSE_API const char *terse_detokenizer_push(struct terse_detokenizer *detokeniz
 /* What is left at the end of the stream, an unfinished character as U+FFFD; the detokenizer may then begin a new stream. */
 TERSE_API const char *terse_detokenizer_finish(struct terse_detokenizer *detokenizer, size_t *n_bytes);
 
+/* Ends a text before the first of some strings, which may begin in one token and end in another. */
+struct terse_stop;
+/* strings[n], none of them empty, are copied. */
+TERSE_API enum terse_status terse_stop_new(const char *const *strings, size_t n, struct terse_stop **stop,
+                                           struct terse_error *error);
+TERSE_API void terse_stop_free(struct terse_stop *stop);
+/* Takes text[n_bytes] more. (*out)[*n_out], valid until the next call, is what can no longer be part of a stop string; once *stopped, it ends
+ * before that string, and the text is over: what follows is dropped. */
+TERSE_API enum terse_status terse_stop_push(struct terse_stop *stop, const char *text, size_t n_bytes, const char **out,
+                                            size_t *n_out, bool *stopped, struct terse_error *error);
+/* What was held back, where the text ends without a stop string; a new text may then begin. */
+TERSE_API const char *terse_stop_finish(struct terse_stop *stop, size_t *n_out);
+
 struct terse_message {
     const char *role; /* "system", "user", "assistant" */
     const char *content;
@@ -320,15 +333,26 @@ TERSE_API enum terse_status terse_session_decode(struct terse_session *session, 
 /* logits[vocabulary] after the last token, or NULL before the first; valid until the next call on the session. */
 TERSE_API const float *terse_session_logits(const struct terse_session *session);
 
+struct terse_logit_bias {
+    int32_t token;
+    float bias; /* added to the token's logit; -INFINITY: never */
+};
+
+/* Filters are applied in this order: biases, penalties, top-k, typical, top-p, min-p, temperature. */
 struct terse_sampling {
-    size_t size;          /* of this struct: set by terse_sampling_defaults */
-    float temperature;    /* 0: greedy; default 0.8 */
-    uint32_t top_k;       /* 0: all; default 40 */
-    float top_p;          /* 1: all; default 0.95 */
-    float min_p;          /* 0: all; default 0.05 */
-    float repeat_penalty; /* 1: none, the default */
-    uint32_t repeat_last; /* newest tokens that the penalty looks at; default 64 */
-    uint64_t seed;        /* default 1, so that two runs are the same */
+    size_t size;                           /* of this struct: set by terse_sampling_defaults */
+    float temperature;                     /* 0: greedy; default 0.8 */
+    uint32_t top_k;                        /* 0: all; default 40 */
+    float typical_p;                       /* 1: all, the default: locally typical sampling, Meister et al. 2022 */
+    float top_p;                           /* 1: all; default 0.95 */
+    float min_p;                           /* 0: all; default 0.05 */
+    float repeat_penalty;                  /* 1: none, the default; positive logits are divided, others multiplied by it */
+    float presence_penalty;                /* 0: none, the default; subtracted from the logit of a token that was there */
+    float frequency_penalty;               /* 0: none, the default; subtracted as often as it was there */
+    uint32_t repeat_last;                  /* newest tokens that penalties look at; default 64 */
+    uint64_t seed;                         /* default 1, so that two runs are the same */
+    const struct terse_logit_bias *biases; /* [n_biases], copied; those of one token are added */
+    size_t n_biases;                       /* default 0 */
 };
 TERSE_API struct terse_sampling terse_sampling_defaults(void);
 /* Sets how the session samples and restarts its random numbers from the seed. */
@@ -336,6 +360,15 @@ TERSE_API enum terse_status terse_session_set_sampling(struct terse_session *ses
                                                        struct terse_error *error);
 /* Chooses the next token from the current logits, by the defaults unless terse_session_set_sampling was called; does not append it. */
 TERSE_API enum terse_status terse_session_sample(struct terse_session *session, int32_t *token, struct terse_error *error);
+
+struct terse_logprob {
+    int32_t token;
+    float logprob; /* natural log of its probability by the model: no setting of sampling counts */
+};
+/* Of the current logits: *logprob (may be NULL) of `token`, and the n likeliest tokens in top[n], the likeliest first; equal ones by
+ * their numbers. n is at most the vocabulary. */
+TERSE_API enum terse_status terse_session_logprobs(struct terse_session *session, int32_t token, float *logprob,
+                                                   struct terse_logprob *top, size_t n, struct terse_error *error);
 
 TERSE_API void terse_session_cache(const struct terse_session *session, struct terse_cache_report *report);
 

@@ -17,7 +17,7 @@ struct run {
     size_t n_text;
     bool chat, conversation;
     int64_t n_predict, top_k, repeat_last, seed;
-    double temperature, top_p, min_p, repeat_penalty;
+    double temperature, typical_p, top_p, min_p, repeat_penalty, presence_penalty, frequency_penalty;
 
     struct terse_session *session;
     struct terse_detokenizer *detokenizer;
@@ -235,9 +235,14 @@ static enum options_result parse(struct run *run, int argc, char **argv) {
         {"--kv", "METHOD", OPTION_TEXT, &run->setup.method, 0, 0, run->setup.method_help},
         {"--temp", "X", OPTION_NUMBER, &run->temperature, 0, 100, "temperature; 0: always the likeliest token"},
         {"--top-k", "N", OPTION_INTEGER, &run->top_k, 0, INT32_MAX, "choose among the N likeliest; 0: all"},
+        {"--typical", "X", OPTION_NUMBER, &run->typical_p, 0, 1, "choose among the least surprising that make up X; 1: all"},
         {"--top-p", "X", OPTION_NUMBER, &run->top_p, 0, 1, "choose among the likeliest that make up X; 1: all"},
         {"--min-p", "X", OPTION_NUMBER, &run->min_p, 0, 1, "drop what is less likely than X times the likeliest"},
         {"--repeat-penalty", "X", OPTION_NUMBER, &run->repeat_penalty, 0.01, 100, "make recent tokens less likely; 1: off"},
+        {"--presence-penalty", "X", OPTION_NUMBER, &run->presence_penalty, -100, 100,
+         "take X off the logit of recent tokens; 0: off"},
+        {"--frequency-penalty", "X", OPTION_NUMBER, &run->frequency_penalty, -100, 100,
+         "the same for each time that they were there"},
         {"--repeat-last-n", "N", OPTION_INTEGER, &run->repeat_last, 0, INT32_MAX, "how many tokens are recent"},
         {"-s, --seed", "N", OPTION_INTEGER, &run->seed, -1, INT32_MAX, "the same seed gives the same text; -1: from the clock"},
     };
@@ -261,9 +266,12 @@ static int start(struct run *run) {
         .size = sizeof sampling,
         .temperature = (float)run->temperature,
         .top_k = (uint32_t)run->top_k,
+        .typical_p = (float)run->typical_p,
         .top_p = (float)run->top_p,
         .min_p = (float)run->min_p,
         .repeat_penalty = (float)run->repeat_penalty,
+        .presence_penalty = (float)run->presence_penalty,
+        .frequency_penalty = (float)run->frequency_penalty,
         .repeat_last = (uint32_t)run->repeat_last,
         .seed = run->seed >= 0 ? (uint64_t)run->seed : (uint64_t)(console_seconds() * 1e9),
     };
@@ -290,6 +298,7 @@ int cmd_run(int argc, char **argv) {
     struct run run = {.n_predict = 512,
                       .temperature = (double)sampling.temperature,
                       .top_k = sampling.top_k,
+                      .typical_p = (double)sampling.typical_p,
                       .top_p = (double)sampling.top_p,
                       .min_p = (double)sampling.min_p,
                       .repeat_penalty = (double)sampling.repeat_penalty,

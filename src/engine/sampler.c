@@ -6,6 +6,7 @@
 
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 enum terse_status sampler_init(struct sampler *sampler, uint32_t vocabulary, struct terse_error *error) {
     *sampler = (struct sampler){.settings = terse_sampling_defaults(), .vocabulary = vocabulary};
@@ -14,7 +15,22 @@ enum terse_status sampler_init(struct sampler *sampler, uint32_t vocabulary, str
     return sampler->candidates ? TERSE_OK : status_no_memory(error, vocabulary * sizeof *sampler->candidates, "sampling");
 }
 
-void sampler_destroy(struct sampler *sampler) { memory_free(sampler->candidates); }
+void sampler_destroy(struct sampler *sampler) {
+    memory_free(sampler->biases);
+    memory_free(sampler->candidates);
+}
+
+static enum terse_status check_biases(const struct sampler *sampler, const struct terse_sampling *s, struct terse_error *error) {
+    for (size_t i = 0; i < s->n_biases; i++) {
+        if (s->biases[i].token < 0 || (uint32_t)s->biases[i].token >= sampler->vocabulary)
+            return status_fail(error, TERSE_E_ARGUMENT, "a logit bias names token %d, the vocabulary has %u", s->biases[i].token,
+                               sampler->vocabulary);
+        if (isnan(s->biases[i].bias) || s->biases[i].bias == INFINITY)
+            return status_fail(error, TERSE_E_ARGUMENT, "the logit bias of token %d is %g", s->biases[i].token,
+                               (double)s->biases[i].bias);
+    }
+    return TERSE_OK;
+}
 
 enum terse_status sampler_set(struct sampler *sampler, const struct terse_sampling *s, struct terse_error *error) {
     if (!(s->temperature >= 0) || !isfinite(s->temperature))
@@ -25,10 +41,26 @@ enum terse_status sampler_set(struct sampler *sampler, const struct terse_sampli
         return status_fail(error, TERSE_E_ARGUMENT, "min-p %g is not within 0 and 1", (double)s->min_p);
     if (!(s->repeat_penalty > 0) || !isfinite(s->repeat_penalty))
         return status_fail(error, TERSE_E_ARGUMENT, "repeat penalty %g is not above 0", (double)s->repeat_penalty);
+    if (!(s->typical_p >= 0 && s->typical_p <= 1))
+        return status_fail(error, TERSE_E_ARGUMENT, "typical %g is not within 0 and 1", (double)s->typical_p);
+    if (!isfinite(s->presence_penalty) || !isfinite(s->frequency_penalty))
+        return status_fail(error, TERSE_E_ARGUMENT, "the presence and frequency penalties %g and %g are not numbers",
+                           (double)s->presence_penalty, (double)s->frequency_penalty);
     if (s->repeat_last > SAMPLE_HISTORY)
         return status_fail(error, TERSE_E_ARGUMENT, "the repeat penalty can look at %d tokens at most, not %u", SAMPLE_HISTORY,
                            s->repeat_last);
+    enum terse_status status = check_biases(sampler, s, error);
+    struct terse_logit_bias *biases = NULL;
+    if (status) return status;
+    if (s->n_biases) {
+        if (!(biases = memory_array(s->n_biases, sizeof *biases)))
+            return status_no_memory(error, s->n_biases * sizeof *biases, "logit biases");
+        memcpy(biases, s->biases, s->n_biases * sizeof *biases);
+    }
+    memory_free(sampler->biases);
+    sampler->biases = biases;
     sampler->settings = *s;
+    sampler->settings.biases = NULL;
     sampler->random = s->seed;
     return TERSE_OK;
 }
@@ -63,16 +95,49 @@ static void select_best(struct candidate *c, uint32_t n, uint32_t k) {
     }
 }
 
-/* Keskar et al. 2019 (CTRL), once for each distinct token among the newest. */
+/* For each distinct token among the newest, at its last occurrence: the repeat penalty of Keskar et al. 2019 (CTRL), then presence and
+ * frequency. */
 static void penalise(const struct sampler *sampler, struct candidate *candidates) {
-    uint64_t count = sampler->seen < sampler->settings.repeat_last ? sampler->seen : sampler->settings.repeat_last;
+    const struct terse_sampling *s = &sampler->settings;
+    uint64_t count = sampler->seen < s->repeat_last ? sampler->seen : s->repeat_last;
     for (uint64_t i = sampler->seen - count; i < sampler->seen; i++) {
         struct candidate *c = &candidates[sampler->history[i % SAMPLE_HISTORY]];
+        float times = 1;
         bool repeated = false;
         for (uint64_t j = i + 1; j < sampler->seen && !repeated; j++) repeated = sampler->history[j % SAMPLE_HISTORY] == c->token;
-        if (!repeated)
-            c->logit = c->logit > 0 ? c->logit / sampler->settings.repeat_penalty : c->logit * sampler->settings.repeat_penalty;
+        if (repeated) continue;
+        for (uint64_t j = sampler->seen - count; j < i; j++) times += sampler->history[j % SAMPLE_HISTORY] == c->token;
+        c->logit = c->logit > 0 ? c->logit / s->repeat_penalty : c->logit * s->repeat_penalty;
+        c->logit -= s->presence_penalty + times * s->frequency_penalty;
     }
+}
+
+static bool penalises(const struct terse_sampling *s) {
+    return s->repeat_penalty != 1 || s->presence_penalty != 0 || s->frequency_penalty != 0;
+}
+
+static int by_surprise(const void *left, const void *right) {
+    const struct candidate *a = left, *b = right;
+    if (a->surprise != b->surprise) return a->surprise < b->surprise ? -1 : 1;
+    return (a->token > b->token) - (a->token < b->token);
+}
+
+/* Keeps of sorted candidates those whose surprise -log p is nearest to its expectation, until they make up typical_p; sorts them again. */
+static uint32_t keep_typical(struct candidate *sorted, uint32_t n, double typical_p) {
+    double sum = 0, entropy = 0, reached = 0;
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i < n; i++) sum += exp((double)sorted[i].logit - (double)sorted[0].logit);
+    for (uint32_t i = 0; i < n; i++) {
+        double log_p = (double)sorted[i].logit - (double)sorted[0].logit - log(sum);
+        if (log_p > -700) entropy -= exp(log_p) * log_p;
+    }
+    for (uint32_t i = 0; i < n; i++)
+        sorted[i].surprise = (float)fabs(log(sum) - ((double)sorted[i].logit - (double)sorted[0].logit) - entropy);
+    double largest = (double)sorted[0].logit;
+    qsort(sorted, n, sizeof *sorted, by_surprise);
+    while (kept < n && (kept == 0 || reached < typical_p * sum)) reached += exp((double)sorted[kept++].logit - largest);
+    qsort(sorted, kept, sizeof *sorted, by_logit);
+    return kept;
 }
 
 static int32_t greedy(const struct candidate *candidates, uint32_t n) {
@@ -101,8 +166,9 @@ int32_t sampler_choose(struct sampler *sampler, const float *logits) {
     const struct terse_sampling *s = &sampler->settings;
     struct candidate *c = sampler->candidates;
     uint32_t n = sampler->vocabulary;
-    for (uint32_t i = 0; i < n; i++) c[i] = (struct candidate){isnan(logits[i]) ? -INFINITY : logits[i], (int32_t)i};
-    if (s->repeat_penalty != 1) penalise(sampler, c);
+    for (uint32_t i = 0; i < n; i++) c[i] = (struct candidate){isnan(logits[i]) ? -INFINITY : logits[i], (int32_t)i, 0};
+    for (size_t i = 0; i < s->n_biases; i++) c[sampler->biases[i].token].logit += sampler->biases[i].bias;
+    if (penalises(s)) penalise(sampler, c);
     if (s->temperature == 0) return greedy(c, n);
 
     if (s->top_k && s->top_k < n) {
@@ -110,6 +176,7 @@ int32_t sampler_choose(struct sampler *sampler, const float *logits) {
         n = s->top_k;
     }
     qsort(c, n, sizeof *c, by_logit);
+    if (s->typical_p < 1) n = keep_typical(c, n, (double)s->typical_p);
     if (s->top_p < 1) n = count_top_p(c, n, (double)s->top_p);
     if (s->min_p > 0) n = count_min_p(c, n, (double)s->min_p);
     double sum = 0, temperature = (double)s->temperature;
@@ -118,4 +185,20 @@ int32_t sampler_choose(struct sampler *sampler, const float *logits) {
     for (uint32_t i = 0; i < n; i++)
         if ((left -= exp(((double)c[i].logit - (double)c[0].logit) / temperature)) < 0) return c[i].token;
     return c[n - 1].token;
+}
+
+void sampler_logprobs(struct sampler *sampler, const float *logits, int32_t token, float *logprob, struct terse_logprob *top,
+                      size_t n) {
+    struct candidate *c = sampler->candidates;
+    uint32_t all = sampler->vocabulary;
+    double sum = 0, largest = -INFINITY;
+    for (uint32_t i = 0; i < all; i++) c[i] = (struct candidate){isnan(logits[i]) ? -INFINITY : logits[i], (int32_t)i, 0};
+    for (uint32_t i = 0; i < all; i++) largest = fmax(largest, (double)c[i].logit);
+    for (uint32_t i = 0; i < all; i++) sum += exp((double)c[i].logit - largest);
+    double whole = largest + log(sum);
+    if (logprob) *logprob = (float)((double)c[token].logit - whole);
+    if (!n) return;
+    select_best(c, all, (uint32_t)n);
+    qsort(c, n, sizeof *c, by_logit);
+    for (size_t i = 0; i < n; i++) top[i] = (struct terse_logprob){c[i].token, (float)((double)c[i].logit - whole)};
 }

@@ -9,11 +9,13 @@
 struct candidate {
     float logit;
     int32_t token;
+    float surprise; /* of the typical filter: how far from what is expected */
 };
 
 struct sampler {
     struct terse_sampling settings;
-    uint64_t random; /* state */
+    struct terse_logit_bias *biases; /* [settings.n_biases] */
+    uint64_t random;                 /* state */
     uint32_t vocabulary;
     struct candidate *candidates; /* [vocabulary] scratch */
     int32_t history[SAMPLE_HISTORY];
@@ -27,8 +29,11 @@ enum terse_status sampler_set(struct sampler *sampler, const struct terse_sampli
 void sampler_forget(struct sampler *sampler);
 /* A token of the sequence, for the penalty. */
 void sampler_add(struct sampler *sampler, int32_t token);
-/* In this order: repeat penalty, top-k, top-p, min-p, temperature, draw. Equal logits rank by token id, so the result is
- * determined by logits, settings and seed. */
+/* By the filters of struct terse_sampling, in their order, then a draw. Equal logits rank by token id, so the result is determined by
+ * logits, settings and seed. */
 int32_t sampler_choose(struct sampler *sampler, const float *logits);
+/* What terse_session_logprobs says; the token and n are within the vocabulary. */
+void sampler_logprobs(struct sampler *sampler, const float *logits, int32_t token, float *logprob, struct terse_logprob *top,
+                      size_t n);
 
 #endif

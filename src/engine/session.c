@@ -35,6 +35,7 @@ struct terse_sampling terse_sampling_defaults(void) {
     return (struct terse_sampling){.size = sizeof(struct terse_sampling),
                                    .temperature = 0.8f,
                                    .top_k = 40,
+                                   .typical_p = 1,
                                    .top_p = 0.95f,
                                    .min_p = 0.05f,
                                    .repeat_penalty = 1,
@@ -331,6 +332,19 @@ enum terse_status terse_session_sample(struct terse_session *session, int32_t *t
         return status_fail(error, TERSE_E_ARGUMENT,
                            "nothing to sample from: no tokens have been read since the session was made, reset or filled");
     *token = sampler_choose(&session->sampler, session->logits);
+    return TERSE_OK;
+}
+
+enum terse_status terse_session_logprobs(struct terse_session *session, int32_t token, float *logprob, struct terse_logprob *top,
+                                         size_t n, struct terse_error *error) {
+    uint32_t vocabulary = session->sampler.vocabulary;
+    if (!session->has_logits)
+        return status_fail(error, TERSE_E_ARGUMENT,
+                           "there are no probabilities: no tokens have been read since the session was made, reset or filled");
+    if (token < 0 || (uint32_t)token >= vocabulary || n > vocabulary)
+        return status_fail(error, TERSE_E_ARGUMENT, "token %d or %zu likeliest tokens are asked for, the vocabulary has %u", token,
+                           n, vocabulary);
+    sampler_logprobs(&session->sampler, session->logits, token, logprob, top, n);
     return TERSE_OK;
 }
 

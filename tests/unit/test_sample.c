@@ -20,7 +20,7 @@ static void fill_logits(float *logits) {
     for (int i = 0; i < N; i++) logits[i] = (float)log(probability[i]) + 3;
 }
 
-static const struct terse_sampling plain = {.temperature = 1, .top_p = 1, .repeat_penalty = 1, .seed = 7};
+static const struct terse_sampling plain = {.temperature = 1, .typical_p = 1, .top_p = 1, .repeat_penalty = 1, .seed = 7};
 
 static void count_draws(const struct terse_sampling *settings, double *share) {
     struct sampler s;
@@ -112,6 +112,90 @@ static void test_repeat_penalty(void **state) {
     sampler_destroy(&s);
 }
 
+/* The entropy is 1.73, the surprises 0.92 1.61 1.90 2.30 2.81 3.00 3.51 4.61: nearest to it are 0.2, 0.15, 0.1, then 0.4. */
+static void test_typical(void **state) {
+    (void)state;
+    struct terse_sampling s = plain;
+    s.typical_p = 0.4f;
+    check_shares(&s, (bool[N]){0, 0, 0, 1, 1, 0, 1, 0});
+    s.typical_p = 0.8f;
+    check_shares(&s, (bool[N]){0, 1, 0, 1, 1, 0, 1, 0});
+}
+
+static void test_presence_and_frequency_penalties(void **state) {
+    (void)state;
+    struct sampler s;
+    struct terse_error error;
+    struct terse_sampling settings = plain;
+    settings.temperature = 0;
+    settings.presence_penalty = 0.5f;
+    settings.frequency_penalty = 1;
+    settings.repeat_last = 4;
+    assert_int_equal(sampler_init(&s, N, &error), TERSE_OK);
+    assert_int_equal(sampler_set(&s, &settings, &error), TERSE_OK);
+    float logits[N] = {6, 4, 2.9f, 0, 0, 0, 0, 0};
+    sampler_add(&s, 0);
+    assert_int_equal(sampler_choose(&s, logits), 0); /* 6 - 0.5 - 1 */
+    sampler_add(&s, 0);
+    assert_int_equal(sampler_choose(&s, logits), 1); /* 6 - 0.5 - 2 is less than 4 */
+    sampler_add(&s, 1);
+    assert_int_equal(sampler_choose(&s, logits), 0); /* 4 - 1.5 */
+    sampler_add(&s, 0);
+    assert_int_equal(sampler_choose(&s, logits), 2); /* 6 - 3.5, 4 - 1.5 */
+    for (int i = 0; i < 4; i++) sampler_add(&s, 7);
+    assert_int_equal(sampler_choose(&s, logits), 0); /* out of sight */
+    sampler_destroy(&s);
+}
+
+static void test_biases(void **state) {
+    (void)state;
+    struct sampler s;
+    struct terse_error error;
+    struct terse_sampling settings = plain;
+    struct terse_logit_bias biases[] = {{0, -INFINITY}, {5, 2}, {5, 2}};
+    settings.temperature = 0;
+    settings.biases = biases;
+    settings.n_biases = 3;
+    assert_int_equal(sampler_init(&s, N, &error), TERSE_OK);
+    assert_int_equal(sampler_set(&s, &settings, &error), TERSE_OK);
+    memset(biases, 0xff, sizeof biases); /* copied */
+    float logits[N] = {9, 4, 0, 0, 0, 0.5f, 0, 0};
+    assert_int_equal(sampler_choose(&s, logits), 5);
+    biases[0] = (struct terse_logit_bias){N, 1};
+    assert_int_equal(sampler_set(&s, &settings, &error), TERSE_E_ARGUMENT);
+    assert_non_null(strstr(error.message, "token 8"));
+    assert_int_equal(sampler_choose(&s, logits), 5); /* refused settings change nothing */
+    biases[0] = (struct terse_logit_bias){1, NAN};
+    assert_int_equal(sampler_set(&s, &settings, &error), TERSE_E_ARGUMENT);
+    settings.n_biases = 0;
+    assert_int_equal(sampler_set(&s, &settings, &error), TERSE_OK);
+    assert_int_equal(sampler_choose(&s, logits), 0);
+    sampler_destroy(&s);
+}
+
+static void test_logprobs(void **state) {
+    (void)state;
+    static const int32_t order[N] = {1, 3, 4, 6, 7, 0, 5, 2};
+    struct sampler s;
+    struct terse_error error;
+    float logits[N], logprob;
+    struct terse_logprob top[N];
+    fill_logits(logits);
+    assert_int_equal(sampler_init(&s, N, &error), TERSE_OK);
+    for (size_t n = 0; n <= N; n++) {
+        sampler_logprobs(&s, logits, 2, &logprob, top, n);
+        assert_float_equal(logprob, log(0.01), 1e-6);
+        for (size_t i = 0; i < n; i++) {
+            assert_int_equal(top[i].token, order[i]);
+            assert_float_equal(top[i].logprob, log(probability[order[i]]), 1e-6);
+        }
+    }
+    logits[1] = NAN;
+    sampler_logprobs(&s, logits, 1, &logprob, NULL, 0);
+    assert_true(logprob == -INFINITY);
+    sampler_destroy(&s);
+}
+
 static void test_seed_decides(void **state) {
     (void)state;
     struct sampler s;
@@ -161,14 +245,16 @@ static void test_settings_out_of_range(void **state) {
     struct sampler s;
     struct terse_error error;
     assert_int_equal(sampler_init(&s, N, &error), TERSE_OK);
-    struct terse_sampling bad[] = {plain, plain, plain, plain, plain};
+    struct terse_sampling bad[] = {plain, plain, plain, plain, plain, plain, plain};
     bad[0].temperature = -1;
     bad[1].top_p = 1.5f;
     bad[2].min_p = NAN;
     bad[3].repeat_penalty = 0;
     bad[4].repeat_last = SAMPLE_HISTORY + 1;
-    const char *word[] = {"temperature", "top-p", "min-p", "repeat penalty", "repeat penalty"};
-    for (int i = 0; i < 5; i++) {
+    bad[5].typical_p = -1;
+    bad[6].frequency_penalty = INFINITY;
+    const char *word[] = {"temperature", "top-p", "min-p", "repeat penalty", "repeat penalty", "typical", "frequency"};
+    for (int i = 0; i < 7; i++) {
         assert_int_equal(sampler_set(&s, &bad[i], &error), TERSE_E_ARGUMENT);
         assert_non_null(strstr(error.message, word[i]));
     }
@@ -184,6 +270,10 @@ int main(void) {
         cmocka_unit_test(test_min_p),
         cmocka_unit_test(test_greedy_and_ties),
         cmocka_unit_test(test_repeat_penalty),
+        cmocka_unit_test(test_typical),
+        cmocka_unit_test(test_presence_and_frequency_penalties),
+        cmocka_unit_test(test_biases),
+        cmocka_unit_test(test_logprobs),
         cmocka_unit_test(test_seed_decides),
         cmocka_unit_test(test_top_k_of_many),
         cmocka_unit_test(test_settings_out_of_range),
