@@ -157,6 +157,10 @@ static void make_codes(struct bench *b) {
         b->codes[i].low = low;
         b->codes[i].step = step;
         b->codes[i].from = from;
+        if (!pq_ops()->reads_rows_i16 || by_row || b->width % 2) continue;
+        int16_t *words = allocate(k * b->hd * sizeof *words);
+        for (size_t j = 0; j < k * b->hd; j++) words[j] = (int16_t)(j % 251);
+        b->codes[i].rows_i16 = words;
     }
 }
 
@@ -164,6 +168,7 @@ static void free_codes(struct bench *b) {
     for (size_t i = 0; i < LAYERS * HEADS; i++) {
         memory_free((void *)b->codes[i].rows);
         memory_free((void *)b->codes[i].centroids_u8);
+        memory_free((void *)b->codes[i].rows_i16);
         memory_free((void *)b->codes[i].centroid_rows_u8);
         memory_free((void *)b->codes[i].low);
         memory_free((void *)b->codes[i].step);
@@ -180,7 +185,8 @@ static void bench_code(struct bench *b, size_t width, unsigned bits) {
     double keys = time_operation(b, SCORE_F16), values = time_operation(b, ACCUMULATE_F16), ratio[5];
     for (size_t i = 0; i < 5; i++) {
         bool too_large = (operations[i] == LOOK_UP || operations[i] == BY_CODE) && pq_table_floats(&b->codes[0], b->G) > 1 << 20;
-        bool none = operations[i] == SCORE_I16 && (!pq_reads_u8(&b->codes[0]) || !pq_ops()->has_register_lut);
+        bool fixed = pq_ops()->has_register_lut ? pq_reads_u8(&b->codes[0]) : b->codes[0].rows_i16 != NULL;
+        bool none = operations[i] == SCORE_I16 && !fixed;
         ratio[i] = too_large || none ? NAN : time_operation(b, operations[i]) / (operations[i] < ACCUMULATE ? keys : values);
     }
     printf("%3zu %2zu %4zu x %2u %6.3f %8.1f %8.1f", b->hd, b->G, width, bits, (double)bits / (double)width, keys, values);

@@ -51,6 +51,8 @@ static void check_channels(const struct learner *l, bool snapped) {
     assert_int_equal(p->centroids_u8 != NULL, by_channel && snapped);
     assert_int_equal(p->centroid_rows_u8 != NULL, by_row && snapped);
     assert_int_equal(p->byte_planes != NULL, by_channel && !snapped && l->side == CODEC_KEYS);
+    bool words = pq_ops()->reads_rows_i16 && p->bits <= PQ_CHANNEL_BITS && width % 2 == 0 && l->side == CODEC_KEYS;
+    assert_int_equal(p->rows_i16 != NULL, words && snapped);
     for (size_t c = 0; p->centroids_u8 && c < l->shape.head_dim; c++) {
         assert_true((double)p->from[c] == (double)p->low[c] - 0x1p17 * (double)p->step[c]);
         for (size_t j = 0; j < plane; j++) {
@@ -61,6 +63,10 @@ static void check_channels(const struct learner *l, bool snapped) {
     for (size_t i = 0; p->centroid_rows_u8 && i < l->numbers; i++) {
         size_t c = i / (l->centroids * width) * width + i % width;
         assert_true((double)p->low[c] + (double)p->step[c] * p->centroid_rows_u8[i] == (double)l->rows[i]);
+    }
+    for (size_t i = 0; p->rows_i16 && i < l->numbers; i++) {
+        size_t c = i / (l->centroids * width) * width + i % width;
+        assert_true((double)p->low[c] + (double)p->step[c] * p->rows_i16[i] == (double)l->rows[i]);
     }
 }
 
@@ -267,6 +273,7 @@ static void check_keys(const struct learner *l, uint32_t G) {
     struct codec_shape shape = l->shape;
     const struct pq_codebook *p = pq_codebook_of(shape);
     size_t hd = shape.head_dim, floats = pq_table_floats(p, G);
+    bool fixed = pq_reads_u8(p) || p->rows_i16;
     shape.group = G;
     float *q = malloc(G * hd * sizeof *q), *tables = malloc(floats * sizeof *tables), decoded[SLOTS * 256];
     float *logits[3];
@@ -275,7 +282,7 @@ static void check_keys(const struct learner *l, uint32_t G) {
     make_pages(l, 1, &page, decoded);
     fill_normal(q, G * hd);
     size_t chosen = cpu_codec_of(l->codec)->query_floats ? cpu_codec_of(l->codec)->query_floats(shape) : 0;
-    assert_true(chosen == 0 || chosen == floats || (pq_reads_u8(p) && chosen == G * pq_i16_floats(p)));
+    assert_true(chosen == 0 || chosen == floats || (fixed && chosen == G * pq_i16_floats(p)));
     assert_true(chosen * sizeof(float) <= (size_t)320 << 10);
     if (chosen) cpu_codec_of(l->codec)->prepare_queries(shape, q, tables);
     cpu_codec_of(l->codec)->score(shape, q, chosen ? tables : NULL, page, logits[0]);
@@ -284,7 +291,7 @@ static void check_keys(const struct learner *l, uint32_t G) {
     pq_ops()->look_up(p, tables, G, page, logits[2]);
     for (size_t g = 0; g < G; g++) {
         double span = 0, largest = 0;
-        for (size_t c = 0; pq_reads_u8(p) && c < hd; c++) largest = fmax(largest, fabs((double)q[g * hd + c]) * (double)p->step[c]);
+        for (size_t c = 0; fixed && c < hd; c++) largest = fmax(largest, fabs((double)q[g * hd + c]) * (double)p->step[c]);
         for (size_t m = 0; m < p->parts; m++) {
             double sum = 0;
             for (size_t i = 0; i < p->width; i++) sum += fabs((double)q[g * hd + m * p->width + i]);
@@ -296,7 +303,7 @@ static void check_keys(const struct learner *l, uint32_t G) {
                 want += (double)q[g * hd + c] * (double)decoded[t * hd + c];
                 terms += fabs((double)q[g * hd + c] * (double)decoded[t * hd + c]);
             }
-            double allowed = 1e-6 * (terms + (pq_reads_u8(p) ? span : 0)) + (double)hd * 255 * largest / 65278,
+            double allowed = 1e-6 * (terms + (fixed ? span : 0)) + (double)hd * 255 * largest / 65278,
                    table = (double)p->parts * span * 0x1p-17 + 1e-6 * (terms + span);
             expect_close((double)logits[0][g * SLOTS + t], want, chosen == floats ? table : allowed, l, "as chosen");
             expect_close((double)logits[1][g * SLOTS + t], want, allowed, l, "by decoding");
@@ -414,7 +421,6 @@ static void shapes_that_do_not_fit_are_refused(void **state) {
     expect_unsupported((struct codec_shape){.head_dim = 80, .width = 4, .bits = 8}, "80 channels");
     assert_null(codec_find("pq"));
     assert_null(codec_find("vq"));
-    assert_null(cpu_codec_vq.query_floats);
     assert_int_equal(codec_pq.rope, CODEC_ROPE_AFTER);
     assert_int_equal(codec_vq.rope, CODEC_ROPE_IN_RUN);
 }

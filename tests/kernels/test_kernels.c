@@ -536,7 +536,8 @@ static void test_every_tier_fills_every_slot(void **state) {
         const struct pq_ops *pq = k->pq;
         assert_true(pq->decode_channels && pq->decode_rows && pq->score && pq->accumulate && pq->prepare && pq->look_up &&
                     pq->accumulate_by_code && pq->finish_code_sums && pq->score_rotated_channels && pq->nearest);
-        assert_true(!pq->has_register_lut || (pq->quantize_query && pq->score_i16 && k->commvq->score_rotated));
+        assert_true(!(pq->has_register_lut || pq->reads_rows_i16) || (pq->quantize_query && pq->score_i16));
+        assert_true(!pq->has_register_lut || k->commvq->score_rotated);
         const struct commvq_ops *commvq = k->commvq;
         assert_true(commvq->multiply_panel && commvq->nearest && commvq->within && commvq->local_search && commvq->decode &&
                     commvq->prepare && commvq->look_up && commvq->accumulate_by_code);

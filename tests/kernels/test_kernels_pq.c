@@ -64,7 +64,7 @@ static const unsigned char *make_planes(const struct pq_codebook *p, enum guard_
     return planes;
 }
 
-/* Centroids of 8 bits, by channel or, where codes have more than eight bits, by row; all are halves. */
+/* Centroids of 8 bits, by channel and as words by row or, where codes have more than eight bits, by row; all are halves. */
 static void make_levels(struct pq_codebook *p, uint16_t *rows, enum fill fill, enum guard_side side) {
     size_t hd = p->parts * p->width, k = (size_t)1 << p->bits, plane = PQ_CHANNEL_ENTRIES(p->bits);
     float *low = guard_floats(hd, side), *step = guard_floats(hd, side), *from = guard_floats(hd, side);
@@ -82,6 +82,12 @@ static void make_levels(struct pq_codebook *p, uint16_t *rows, enum fill fill, e
         }
     }
     *(p->bits > PQ_CHANNEL_BITS ? &p->centroid_rows_u8 : &p->centroids_u8) = u8;
+    if (p->bits <= PQ_CHANNEL_BITS && p->width % 2 == 0) {
+        int16_t *words = guard_bytes(hd * k * sizeof *words, side);
+        for (size_t i = 0; i < hd * k; i++)
+            words[i] = u8[(i / (k * p->width) * p->width + i % p->width) * plane + i / p->width % k];
+        p->rows_i16 = words;
+    }
     p->low = low;
     p->step = step;
     p->from = from;
@@ -243,6 +249,11 @@ static double fixed_error(const struct sample *s, const float *q, size_t t) {
     return largest / 65278 * 1.001 * codes + EPSILON * (double)(s->hd + 4) * terms + 1e-30 * codes;
 }
 
+/* Whether a tier takes queries as fixed point. */
+static bool reads_fixed(const struct sample *s, const struct tier *k) {
+    return (k->pq->has_register_lut && pq_reads_u8(&s->p)) || (k->pq->reads_rows_i16 && s->p.rows_i16);
+}
+
 /* Queries quantized once, then scored: as the slot that does both. */
 static void check_fixed(const struct sample *s, const struct tier *k, const float *q, size_t G, const float *logits,
                         enum guard_side side) {
@@ -268,11 +279,11 @@ static void check_scores(struct sample *s, enum fill fill, size_t G, enum guard_
         k->pq->score(&s->p, q, G, s->page, logits);
         k->pq->prepare(&s->p, q, G, tables);
         k->pq->look_up(&s->p, tables, G, s->page, looked_up);
-        if (k->pq->has_register_lut && pq_reads_u8(&s->p)) check_fixed(s, k, q, G, logits, side);
+        if (reads_fixed(s, k)) check_fixed(s, k, q, G, logits, side);
         for (size_t g = 0; g < G; g++) {
             double step = range[g] * 0x1p-17 * (double)s->p.parts;
             for (size_t t = 0; t < SLOTS; t++) {
-                double error = EPSILON * (double)(s->hd + 4), off = k->pq->has_register_lut ? fixed_error(s, q + g * s->hd, t) : 0;
+                double error = EPSILON * (double)(s->hd + 4), off = reads_fixed(s, k) ? fixed_error(s, q + g * s->hd, t) : 0;
                 check_close((double)logits[g * SLOTS + t], want[g][t], terms[g][t], error, off + 1e-42,
                             "%s score_pq G %zu hd %zu width %zu bits %u %s, query %zu token %zu", k->name, G, s->hd, s->p.width,
                             s->p.bits, fill_name(fill), g, t);

@@ -135,14 +135,24 @@ static void channels(struct codec_shape shape, const void *page, float *to) {
     }
 }
 
+/* What codec vq prepares of the queries, then [G] inner products with the mean. */
+static size_t query_floats(struct codec_shape shape) { return cpu_codec_vq.query_floats(inner(shape)) + shape.group; }
+
+static void prepare_queries(struct codec_shape shape, const float *q, float *tables) {
+    const struct learned *learned = shape.learned;
+    size_t floats = cpu_codec_vq.query_floats(inner(shape)), hd = shape.head_dim;
+    if (floats) cpu_codec_vq.prepare_queries(inner(shape), q, tables);
+    for (size_t g = 0; g < shape.group; g++) tables[floats + g] = vector_ops()->dot(q + g * hd, learned->mean, hd);
+}
+
 static void score(struct codec_shape shape, const float *q, const float *tables, const void *page, float *logits) {
     const struct learned *learned = shape.learned;
     float gains[PAGE_TOKENS];
-    (void)tables;
+    size_t floats = tables ? cpu_codec_vq.query_floats(inner(shape)) : 0, hd = shape.head_dim;
     gains_of(learned, page, gains);
-    cpu_codec_vq.score(inner(shape), q, NULL, codes_of(page), logits);
+    cpu_codec_vq.score(inner(shape), q, floats ? tables : NULL, codes_of(page), logits);
     for (size_t g = 0; g < shape.group; g++) {
-        float mean = vector_ops()->dot(q + g * shape.head_dim, learned->mean, shape.head_dim);
+        float mean = tables ? tables[floats + g] : vector_ops()->dot(q + g * hd, learned->mean, hd);
         for (size_t t = 0; t < PAGE_TOKENS; t++) logits[g * PAGE_TOKENS + t] = mean + gains[t] * logits[g * PAGE_TOKENS + t];
     }
 }
@@ -183,6 +193,8 @@ const struct cpu_codec cpu_codec_gain_shape = {.format = &codec_gain_shape,
                                                .decode = decode,
                                                .gather_tokens = gather_tokens,
                                                .prefetch_codebook = prefetch_codebook,
+                                               .query_floats = query_floats,
+                                               .prepare_queries = prepare_queries,
                                                .score = score,
                                                .channels = channels,
                                                .accumulate_values = accumulate_values,

@@ -23,9 +23,10 @@
 struct learned {
     struct pq_codebook codebook; /* first: pq_codebook_of; its arrays are these */
     uint16_t *rows;
-    uint8_t *byte_planes, *centroids_u8; /* one of them, or none where the processor's kernels do not read it */
-    float *scales;                       /* low, step and from, [hd] each, beside centroids_u8 */
-    struct nearest *nearest;             /* [parts] */
+    uint8_t *byte_planes, *centroids_u8; /* one of them or rows_i16, or none where the processor's kernels do not read it */
+    int16_t *rows_i16;
+    float *scales;           /* low, step and from, [hd] each, beside centroids_u8 and rows_i16 */
+    struct nearest *nearest; /* [parts] */
 };
 
 const struct pq_codebook *pq_codebook_of(struct codec_shape shape) { return shape.learned; }
@@ -45,6 +46,7 @@ static void learned_free(void *opened) {
     memory_free(learned->rows);
     memory_free(learned->byte_planes);
     memory_free(learned->centroids_u8);
+    memory_free(learned->rows_i16);
     memory_free(learned->scales);
     memory_free(learned);
 }
@@ -90,19 +92,24 @@ static bool find_grid(const uint16_t *rows, size_t k, size_t width, struct grid 
 /* Where channel c's centroids begin. */
 static size_t channel_at(size_t c, size_t k, size_t width) { return c / width * k * width + c % width; }
 
-/* Channel c's centroids as bytes: low + step * byte. */
+/* The byte that a half stands for: low + step * byte. */
+static uint8_t byte_of(uint16_t half, struct grid grid) {
+    return grid.step ? (uint8_t)((as_integer(half) - grid.least) / grid.step) : 0;
+}
+
+/* Channel c's centroids as bytes. */
 static void set_channel(struct learned *learned, size_t c, struct grid grid) {
     const struct pq_codebook *p = &learned->codebook;
     size_t k = (size_t)1 << p->bits, plane = PQ_CHANNEL_ENTRIES(p->bits), hd = p->parts * p->width, at = channel_at(c, k, p->width);
     bool by_row = p->bits > PQ_CHANNEL_BITS;
     const uint16_t *rows = p->rows + at;
-    uint8_t *bytes = learned->centroids_u8 + (by_row ? at : c * plane);
     float *low = learned->scales + c;
     low[0] = ldexpf((float)grid.least, -24);
     low[hd] = ldexpf((float)grid.step, -24);
     low[2 * hd] = ldexpf((float)(grid.least - FROM * grid.step), -24);
-    for (size_t j = 0; j < plane; j++)
-        bytes[by_row ? j * p->width : j] = grid.step ? (uint8_t)((as_integer(rows[j % k * p->width]) - grid.least) / grid.step) : 0;
+    for (size_t j = 0; learned->rows_i16 && j < k; j++) learned->rows_i16[at + j * p->width] = byte_of(rows[j * p->width], grid);
+    uint8_t *bytes = learned->centroids_u8 ? learned->centroids_u8 + (by_row ? at : c * plane) : NULL;
+    for (size_t j = 0; bytes && j < plane; j++) bytes[by_row ? j * p->width : j] = byte_of(rows[j % k * p->width], grid);
 }
 
 /* One nearest-centroid search for each sub-vector, over the centroids as they were rounded. */
@@ -122,23 +129,29 @@ static enum terse_status make_searches(struct learned *learned, struct terse_err
 }
 
 /* What the processor's kernels read besides half floats. */
-enum channel_form { BY_ROW_ALONE, BY_BYTE_PLANES, BY_BYTES };
+enum channel_form { BY_ROW_ALONE, BY_BYTE_PLANES, BY_BYTES, BY_WORDS };
 
-/* Bytes where the centroids of every channel lie on a grid, which grids[head_dim] then are; else byte planes of keys; nothing where kernels
- * read no more. */
+/* Bytes, or words of keys, where the centroids of every channel lie on a grid, which grids[head_dim] then are; else byte planes of keys;
+ * nothing where kernels read no more. */
 static enum channel_form choose_form(struct codec_shape shape, enum codec_side side, const uint16_t *halves, struct grid *grids) {
-    if (!pq_may_read_u8(shape.width, shape.bits) || !pq_ops()->has_register_lut) return BY_ROW_ALONE;
+    bool words = pq_ops()->reads_rows_i16 && side == CODEC_KEYS && shape.bits <= PQ_CHANNEL_BITS && shape.width % 2 == 0;
+    if (!pq_may_read_u8(shape.width, shape.bits) || !(pq_ops()->has_register_lut || words)) return BY_ROW_ALONE;
     size_t k = centroids_of(shape);
     for (size_t c = 0; c < shape.head_dim; c++) {
         if (!find_grid(halves + channel_at(c, k, shape.width), k, shape.width, &grids[c]))
-            return side == CODEC_VALUES || shape.bits > PQ_CHANNEL_BITS ? BY_ROW_ALONE : BY_BYTE_PLANES;
+            return words || side == CODEC_VALUES || shape.bits > PQ_CHANNEL_BITS ? BY_ROW_ALONE : BY_BYTE_PLANES;
     }
-    return BY_BYTES;
+    return words ? BY_WORDS : BY_BYTES;
 }
 
 static size_t form_bytes(enum channel_form form, size_t hd, unsigned bits) {
     size_t channels = hd * PQ_CHANNEL_ENTRIES(bits);
-    return form == BY_BYTES ? channels + 3 * hd * sizeof(float) : form == BY_BYTE_PLANES ? 2 * channels : 0;
+    switch (form) {
+    case BY_BYTES: return channels + 3 * hd * sizeof(float);
+    case BY_WORDS: return (hd << bits) * sizeof(int16_t) + 3 * hd * sizeof(float);
+    case BY_BYTE_PLANES: return 2 * channels;
+    default: return 0;
+    }
 }
 
 static enum terse_status set_channels(struct learned *learned, enum channel_form form, const struct grid *grids,
@@ -150,10 +163,14 @@ static enum terse_status set_channels(struct learned *learned, enum channel_form
         if (!learned->byte_planes) return status_no_memory(error, 2 * bytes, "a codebook");
         set_planes(p, learned->byte_planes);
     }
-    if (form != BY_BYTES) return TERSE_OK;
-    learned->centroids_u8 = memory_array(bytes, 1);
+    if (form != BY_BYTES && form != BY_WORDS) return TERSE_OK;
+    if (form == BY_BYTES)
+        learned->centroids_u8 = memory_array(bytes, 1);
+    else
+        p->rows_i16 = learned->rows_i16 = memory_array(hd << p->bits, sizeof *learned->rows_i16);
     learned->scales = memory_array(3 * hd, sizeof *learned->scales);
-    if (!learned->centroids_u8 || !learned->scales) return status_no_memory(error, form_bytes(form, hd, p->bits), "a codebook");
+    if (!(learned->centroids_u8 || learned->rows_i16) || !learned->scales)
+        return status_no_memory(error, form_bytes(form, hd, p->bits), "a codebook");
     for (size_t c = 0; c < hd; c++) set_channel(learned, c, grids[c]);
     *(p->bits > PQ_CHANNEL_BITS ? &p->centroid_rows_u8 : &p->centroids_u8) = learned->centroids_u8;
     p->low = learned->scales;
@@ -166,7 +183,10 @@ static size_t learned_bytes(const void *opened) {
     const struct learned *learned = opened;
     const struct pq_codebook *p = &learned->codebook;
     size_t hd = p->parts * p->width, bytes = sizeof *learned + ((size_t)1 << p->bits) * hd * sizeof *learned->rows;
-    enum channel_form form = learned->centroids_u8 ? BY_BYTES : learned->byte_planes ? BY_BYTE_PLANES : BY_ROW_ALONE;
+    enum channel_form form = learned->centroids_u8  ? BY_BYTES
+                             : learned->rows_i16    ? BY_WORDS
+                             : learned->byte_planes ? BY_BYTE_PLANES
+                                                    : BY_ROW_ALONE;
     bytes += form_bytes(form, hd, p->bits);
     for (size_t m = 0; m < p->parts; m++) bytes += sizeof *learned->nearest + nearest_bytes(&learned->nearest[m]);
     return bytes;
@@ -263,6 +283,7 @@ static bool by_table(struct codec_shape shape) {
     if (shape.bits > PQ_CHANNEL_BITS) return false;
     if (p->centroids_u8 && shape.width < (shape.group > 1 ? 8 : 4)) return false;
     if (p->byte_planes && shape.width < 4 && shape.group > shape.width) return false;
+    if (p->rows_i16 && shape.width < 8) return false;
     return pq_table_floats(p, shape.group) * sizeof(float) <= TABLE_BYTES;
 }
 
@@ -288,28 +309,40 @@ static void prefetch_codebook(struct codec_shape shape, enum codec_side side, si
 
 /* ---- Keys */
 
-static size_t query_floats(struct codec_shape shape) {
+/* In fixed point, which is made in no time; 0 where centroids are read as halves. */
+static size_t fixed_floats(struct codec_shape shape) {
     const struct pq_codebook *p = pq_codebook_of(shape);
-    return by_table(shape) ? pq_table_floats(p, shape.group) : pq_reads_u8(p) ? shape.group * pq_i16_floats(p) : 0;
+    return pq_reads_u8(p) || p->rows_i16 ? shape.group * pq_i16_floats(p) : 0;
+}
+
+static void prepare_fixed(struct codec_shape shape, const float *q, float *tables) {
+    pq_ops()->quantize_query(pq_codebook_of(shape), q, shape.group, tables);
+}
+
+static void score_fixed(struct codec_shape shape, const float *q, const float *tables, const void *page, float *logits) {
+    const struct pq_codebook *p = pq_codebook_of(shape);
+    if (tables)
+        pq_ops()->score_i16(p, tables, shape.group, page, logits);
+    else
+        pq_ops()->score(p, q, shape.group, page, logits);
+}
+
+static size_t query_floats(struct codec_shape shape) {
+    return by_table(shape) ? pq_table_floats(pq_codebook_of(shape), shape.group) : fixed_floats(shape);
 }
 
 static void prepare_queries(struct codec_shape shape, const float *q, float *tables) {
-    (by_table(shape) ? pq_ops()->prepare : pq_ops()->quantize_query)(pq_codebook_of(shape), q, shape.group, tables);
-}
-
-static void score_prepared(struct codec_shape shape, const float *q, const float *tables, const void *page, float *logits) {
-    const struct pq_codebook *p = pq_codebook_of(shape);
-    if (!tables)
-        pq_ops()->score(p, q, shape.group, page, logits);
-    else if (by_table(shape))
-        pq_ops()->look_up(p, tables, shape.group, page, logits);
+    if (by_table(shape))
+        pq_ops()->prepare(pq_codebook_of(shape), q, shape.group, tables);
     else
-        pq_ops()->score_i16(p, tables, shape.group, page, logits);
+        prepare_fixed(shape, q, tables);
 }
 
 static void score(struct codec_shape shape, const float *q, const float *tables, const void *page, float *logits) {
-    (void)tables;
-    pq_ops()->score(pq_codebook_of(shape), q, shape.group, page, logits);
+    if (tables && by_table(shape))
+        pq_ops()->look_up(pq_codebook_of(shape), tables, shape.group, page, logits);
+    else
+        score_fixed(shape, q, tables, page, logits);
 }
 
 /* ---- Values */
@@ -347,7 +380,7 @@ const struct cpu_codec cpu_codec_pq = {.format = &codec_pq,
                                        .prefetch_codebook = prefetch_codebook,
                                        .query_floats = query_floats,
                                        .prepare_queries = prepare_queries,
-                                       .score = score_prepared,
+                                       .score = score,
                                        .channels = channels,
                                        .accumulate_values = accumulate_values,
                                        .accumulate_values_int8 = accumulate_values_int8,
@@ -364,7 +397,9 @@ const struct cpu_codec cpu_codec_vq = {.format = &codec_vq,
                                        .decode = decode,
                                        .gather_tokens = gather_tokens,
                                        .prefetch_codebook = prefetch_codebook,
-                                       .score = score,
+                                       .query_floats = fixed_floats,
+                                       .prepare_queries = prepare_fixed,
+                                       .score = score_fixed,
                                        .channels = channels,
                                        .accumulate_values = accumulate_values,
                                        .accumulate_values_int8 = accumulate_values_int8,

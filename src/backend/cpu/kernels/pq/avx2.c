@@ -14,6 +14,7 @@ static inline wide wide_high_32(wide a, wide b) { return _mm256_unpackhi_epi32(a
 static inline wide wide_low_64(wide a, wide b) { return _mm256_unpacklo_epi64(a, b); }
 static inline wide wide_high_64(wide a, wide b) { return _mm256_unpackhi_epi64(a, b); }
 
+#include "backend/cpu/kernels/pq/avx2_internal.h"
 #include "backend/cpu/kernels/pq/init.h"
 
 static void decode_chunk(const struct pq_codebook *p, const void *page, size_t m, size_t n, uint16_t *halves);
@@ -22,29 +23,29 @@ static void decode_chunk(const struct pq_codebook *p, const void *page, size_t m
 
 #define TABLE(width) (256 * (size_t)(width)) /* halves of a sub-vector's centroids */
 
-INLINE int32_t two_halves(const uint16_t *rows, uint8_t code) {
-    int32_t two;
-    memcpy(&two, rows + 2 * (size_t)code, sizeof two);
-    return two;
+/* The row of a code in every dword, or qword. Rows are put together by blending: loads that broadcast and blends run on several ports,
+ * insertions, which compilers would make of intrinsics, on one. */
+INLINE __m128i two_halves(const uint16_t *rows, uint8_t code) {
+    __m128i x;
+    __asm__("vpbroadcastd %1, %0" : "=x"(x) : "m"(*(const uint16_t(*)[2])(rows + 2 * (size_t)code)));
+    return x;
 }
 
-INLINE int64_t four_halves(const uint16_t *rows, uint8_t code) {
-    int64_t four;
-    memcpy(&four, rows + 4 * (size_t)code, sizeof four);
-    return four;
+INLINE __m128i four_halves(const uint16_t *rows, uint8_t code) {
+    __m128i x;
+    __asm__("vpbroadcastq %1, %0" : "=x"(x) : "m"(*(const uint16_t(*)[4])(rows + 4 * (size_t)code)));
+    return x;
 }
 
 /* ---- Keys: eight tokens of a sub-vector are transposed ------------------------------------------------------------------ */
 
 INLINE __m128i four_tokens(const uint16_t *rows, const uint8_t *codes) {
-    __m128i x = _mm_cvtsi32_si128(two_halves(rows, codes[0]));
-    x = _mm_insert_epi32(x, two_halves(rows, codes[1]), 1);
-    x = _mm_insert_epi32(x, two_halves(rows, codes[2]), 2);
-    return _mm_insert_epi32(x, two_halves(rows, codes[3]), 3);
+    __m128i x = _mm_blend_epi32(two_halves(rows, codes[0]), two_halves(rows, codes[1]), 2);
+    return _mm_blend_epi32(x, _mm_blend_epi32(two_halves(rows, codes[2]), two_halves(rows, codes[3]), 8), 12);
 }
 
 INLINE __m128i two_tokens(const uint16_t *rows, const uint8_t *codes) {
-    return _mm_insert_epi64(_mm_cvtsi64_si128(four_halves(rows, codes[0])), four_halves(rows, codes[1]), 1);
+    return _mm_blend_epi32(four_halves(rows, codes[0]), four_halves(rows, codes[1]), 12);
 }
 
 INLINE __m256i two_parts(__m128i low, __m128i high) { return _mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1); }
@@ -118,13 +119,11 @@ INLINE vec eight_channels(size_t width, const uint16_t *rows, const uint8_t *cod
     const size_t table = TABLE(width);
     __m128i x;
     if (width == 2) {
-        x = _mm_cvtsi32_si128(two_halves(rows, *codes));
-        x = _mm_insert_epi32(x, two_halves(rows + table, codes[PAGE_TOKENS]), 1);
-        x = _mm_insert_epi32(x, two_halves(rows + 2 * table, codes[2 * PAGE_TOKENS]), 2);
-        x = _mm_insert_epi32(x, two_halves(rows + 3 * table, codes[3 * PAGE_TOKENS]), 3);
+        __m128i a = two_halves(rows, *codes), b = two_halves(rows + table, codes[PAGE_TOKENS]);
+        __m128i c = two_halves(rows + 2 * table, codes[2 * PAGE_TOKENS]), d = two_halves(rows + 3 * table, codes[3 * PAGE_TOKENS]);
+        x = _mm_blend_epi32(_mm_blend_epi32(a, b, 2), _mm_blend_epi32(c, d, 8), 12);
     } else {
-        x = _mm_cvtsi64_si128(four_halves(rows, *codes));
-        x = _mm_insert_epi64(x, four_halves(rows + table, codes[PAGE_TOKENS]), 1);
+        x = _mm_blend_epi32(four_halves(rows, *codes), four_halves(rows + table, codes[PAGE_TOKENS]), 12);
     }
     return _mm256_cvtph_ps(x);
 }
@@ -165,8 +164,16 @@ static void accumulate_pq(const struct pq_codebook *p, const float *weights, siz
         accumulate_pq_avx2(p, weights, G, page, acc);
 }
 
+static void score_pq(const struct pq_codebook *p, const float *q, size_t G, const void *page, float *logits) {
+    (p->rows_i16 ? pq_avx2_score_rows : score_pq_avx2)(p, q, G, page, logits);
+}
+
 void pq_init_avx2(struct pq_ops *ops) {
     fill_pq(ops);
+    ops->reads_rows_i16 = true;
+    ops->score = score_pq;
+    ops->quantize_query = pq_avx2_quantize_query;
+    ops->score_i16 = pq_avx2_score_i16;
     ops->accumulate = accumulate_pq;
     ops->accumulate_int8 = accumulate_pq;
 }

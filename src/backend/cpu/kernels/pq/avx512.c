@@ -160,6 +160,7 @@ static void look_up_pq(const struct pq_codebook *p, const float *tables, size_t 
 void pq_init_avx512(struct pq_ops *ops) {
     fill_pq(ops);
     ops->has_register_lut = true;
+    ops->reads_rows_i16 = false;
     ops->score = score_pq;
     ops->quantize_query = pq_avx512_quantize_query;
     ops->score_i16 = score_i16_pq;

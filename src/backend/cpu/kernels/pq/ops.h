@@ -17,18 +17,22 @@ struct pq_ops {
     /* Whether this tier looks centroids up in registers, which makes decoding cheap. Such a tier reads, and must be given, the byte
      * planes and 8-bit centroids of struct pq_codebook (and the byte planes of struct commvq_code). */
     bool has_register_lut;
+    /* Whether it reads, and must be given, rows_i16 of keys. */
+    bool reads_rows_i16;
 
     /* A page decoded: channels[hd][64] of keys, rows[64][hd] of either. */
     void (*decode_channels)(const struct pq_codebook *p, const void *page, float *channels);
     void (*decode_rows)(const struct pq_codebook *p, const void *page, float *rows);
 
-    /* By centroids, decoded once for all queries. Where centroids are read as bytes, what they are multiplied by is fixed point:
-     * each weight, and each number of a query times its channel's step, is off by about 1 / 65278 of its query's largest. */
+    /* By centroids, decoded once for all queries. Where centroids are read as bytes, or keys' as int16, what they are multiplied by is
+     * fixed point: each weight, and each number of a query times its channel's step, is off by about 1 / 65278 of its query's
+     * largest. */
     void (*score)(const struct pq_codebook *p, const float *q, size_t G, const void *page, float *logits);
     void (*accumulate)(const struct pq_codebook *p, const float *weights, size_t G, const void *page, float *acc);
     /* accumulate for small weights, as scaled_ops' accumulate_int8_q4_0: weights may be off by 1 / 253 of the largest. */
     void (*accumulate_int8)(const struct pq_codebook *p, const float *weights, size_t G, const void *page, float *acc);
-    /* score in two steps where pq_reads_u8(p), in tiers with has_register_lut only (else NULL): quantize_query makes
+    /* score in two steps where pq_reads_u8(p), in tiers with has_register_lut, or p->rows_i16, in tiers with reads_rows_i16 (else NULL):
+     * quantize_query makes
      * fixed[G][pq_i16_floats(p)] of the queries, once for all pages. */
     void (*quantize_query)(const struct pq_codebook *p, const float *q, size_t G, float *fixed);
     void (*score_i16)(const struct pq_codebook *p, const float *fixed, size_t G, const void *page, float *logits);

@@ -28,6 +28,9 @@ struct pq_codebook {
     /* Where bits > PQ_CHANNEL_BITS and width is a multiple of 4, the same tiers read 8-bit centroids by row, with low and step:
      * u8 [parts][2^bits][width], or NULL. */
     const uint8_t *centroid_rows_u8;
+    /* For tiers that read 16-bit centroids (pq_ops()->reads_rows_i16), the bytes u8 of keys on such a grid by row, bits <=
+     * PQ_CHANNEL_BITS and width even, with low and step: int16 [parts][2^bits][width], or NULL. */
+    const int16_t *rows_i16;
 };
 
 static inline size_t pq_centroids(const struct pq_codebook *p) { return (size_t)1 << p->bits; }
@@ -40,7 +43,7 @@ static inline size_t pq_table_floats(const struct pq_codebook *p, size_t G) {
     return (p->parts * PQ_CHANNEL_ENTRIES(p->bits) + 2) * pq_stride(G);
 }
 
-/* Whether centroids are read as bytes, by channel or by row. */
+/* Whether centroids are read as bytes, by channel or by row, in tiers that look up in registers. */
 static inline bool pq_reads_u8(const struct pq_codebook *p) { return p->centroids_u8 || p->centroid_rows_u8; }
 
 /* Floats of a query in fixed point. */
