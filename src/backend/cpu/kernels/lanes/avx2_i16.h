@@ -1,4 +1,4 @@
-/* Products of codes and 16-bit fixed point with AVX2. Queries, and weights times scales, become whole multiples of a step as int16;
+/* Products of codes and 16-bit fixed point with AVX2, and with AVX-VNNI in files that are compiled for it. Queries, and weights times scales, become whole multiples of a step as int16;
  * an instruction multiplies sixteen of them by codes and adds the products in pairs, exactly. (Products of bytes would need two
  * bytes a number and sums of more than 16 bits: no fewer instructions.) The lanes are tokens of keys or channels of values; a dword
  * holds two channels of a key or two tokens of a value. */
@@ -20,8 +20,12 @@
 /* sum + two products in each dword. From intrinsics, gcc 12 computes all products first, copies each sum and keeps one in
  * memory. */
 INLINE __m256i add_products(__m256i sum, __m256i codes, __m256i weights) {
+#ifdef __AVXVNNI__
+    __asm__("%{vex%} vpdpwssd %2, %1, %0" : "+x"(sum) : "x"(codes), "x"(weights));
+#else
     __m256i products = _mm256_madd_epi16(codes, weights);
     __asm__("vpaddd %1, %0, %0" : "+x"(sum) : "x"(products));
+#endif
     return sum;
 }
 
@@ -100,21 +104,21 @@ struct scaled_weights {
 
 INLINE void scale_and_quantize(size_t G, bool summed, const float *weights, const __m256 *scale, struct scaled_weights *to) {
     const __m256i one = _mm256_set1_epi16(1);
-    __m256 most[TOGETHER];
+    __m256 x[TOGETHER][PAGE_TOKENS / LANES], most[TOGETHER];
     __m256i sum[TOGETHER];
     float inverse[TOGETHER];
-    UNROLL for (size_t g = 0; g < G; g++) {
+    for (size_t g = 0; g < G; g++) {
         most[g] = _mm256_setzero_ps();
-        UNROLL for (size_t v = 0; v < PAGE_TOKENS / LANES; v++) most[g] =
-            _mm256_max_ps(most[g], magnitude(_mm256_mul_ps(vec_load(weights + g * PAGE_TOKENS + v * LANES), scale[v])));
+        UNROLL for (size_t v = 0; v < PAGE_TOKENS / LANES; v++) {
+            x[g][v] = _mm256_mul_ps(scale[v], vec_load(weights + g * PAGE_TOKENS + v * LANES));
+            most[g] = _mm256_max_ps(most[g], magnitude(x[g][v]));
+        }
     }
     fixed_steps(largest_of(G, most), FIXED_MOST, to->step, inverse);
-    UNROLL for (size_t g = 0; g < G; g++) {
+    for (size_t g = 0; g < G; g++) {
         sum[g] = _mm256_setzero_si256();
         UNROLL for (size_t v = 0; v < PAGE_TOKENS / LANES; v += 2) {
-            const float *from = weights + g * PAGE_TOKENS + v * LANES;
-            __m256 a = _mm256_mul_ps(vec_load(from), scale[v]), b = _mm256_mul_ps(vec_load(from + LANES), scale[v + 1]);
-            __m256i whole = to_i16(a, b, _mm256_set1_ps(inverse[g]));
+            __m256i whole = to_i16(x[g][v], x[g][v + 1], _mm256_set1_ps(inverse[g]));
             _mm256_storeu_si256((__m256i *)(to->i16[g] + v * LANES), whole);
             if (summed) sum[g] = add_products(sum[g], whole, one);
         }

@@ -11,6 +11,7 @@ void scaled_init_avx2_q(struct scaled_ops *ops);
 void scaled_init_avx2_nibbles(struct scaled_ops *ops);
 void scaled_init_avx2_kivi(struct scaled_ops *ops);
 void scaled_init_avx2_sign(struct scaled_ops *ops);
+void scaled_init_avxvnni_q(struct scaled_ops *ops);
 void scaled_init_avxvnni_nibbles(struct scaled_ops *ops);
 void scaled_init_avx512(struct scaled_ops *ops);
 void scaled_init_avx512_q(struct scaled_ops *ops);
