@@ -85,14 +85,22 @@ INLINE void add_logits(size_t piece, const __m256i *sum, float step, float base,
     _mm_storeu_ps(logits, _mm_add_ps(x, _mm_loadu_ps(logits)));
 }
 
-/* Sub-vectors [m, m + n), whose codes are bytes codes[n][64]. */
-INLINE void score_chunk(size_t G, size_t piece, const struct pq_codebook *p, size_t width, size_t m, size_t n, const uint8_t *codes,
-                        const float *fixed, float *logits) {
+struct sub_vectors {
+    const struct pq_codebook *p;
+    size_t m, n;          /* [m, m + n) */
+    const uint8_t *codes; /* [n][64] */
+    const uint8_t *page;  /* where they lie in the page */
+};
+
+INLINE void score_chunk(size_t G, size_t piece, size_t width, const struct sub_vectors *s, const float *fixed, float *logits) {
+    const struct pq_codebook *p = s->p;
+    const size_t m = s->m, n = s->n, share = n * p->bits / 8; /* bytes of a token */
     const size_t tokens = 16 / piece, table = pq_centroids(p) * width, apart = pq_i16_floats(p), hd = pq_channels(p);
     for (size_t t = 0; t < PAGE_TOKENS; t += 2 * tokens) {
         const int16_t *rows = p->rows_i16 + m * table, *q = (const int16_t *)fixed + m * width;
-        const uint8_t *at = codes + t;
+        const uint8_t *at = s->codes + t;
         __m256i sum[TOGETHER][2];
+        prefetch_step(s->page + t * share, 0, 2 * tokens * share);
         UNROLL for (size_t g = 0; g < G; g++) sum[g][0] = sum[g][1] = _mm256_setzero_si256();
         for (size_t k = 0; k < n; k++, at += PAGE_TOKENS, rows += table, q += width) {
             for (size_t c = 0; c < width; c += piece) {
@@ -111,25 +119,19 @@ INLINE void score_chunk(size_t G, size_t piece, const struct pq_codebook *p, siz
     }
 }
 
-struct sub_vectors {
-    const struct pq_codebook *p;
-    size_t m, n;
-    const uint8_t *codes;
-};
-
 INLINE void score_rows(size_t G, const void *what, const float *fixed, float *logits) {
     const struct sub_vectors *s = what;
     const size_t width = s->p->width;
     if (width == 2)
-        score_chunk(G, 2, s->p, 2, s->m, s->n, s->codes, fixed, logits);
+        score_chunk(G, 2, 2, s, fixed, logits);
     else if (width == 4)
-        score_chunk(G, 4, s->p, 4, s->m, s->n, s->codes, fixed, logits);
+        score_chunk(G, 4, 4, s, fixed, logits);
     else if (width == 8)
-        score_chunk(G, 8, s->p, 8, s->m, s->n, s->codes, fixed, logits);
+        score_chunk(G, 8, 8, s, fixed, logits);
     else if (width % 8 == 0)
-        score_chunk(G, 8, s->p, width, s->m, s->n, s->codes, fixed, logits);
+        score_chunk(G, 8, width, s, fixed, logits);
     else
-        score_chunk(G, 2, s->p, width, s->m, s->n, s->codes, fixed, logits);
+        score_chunk(G, 2, width, s, fixed, logits);
 }
 
 #undef MOST_QUERIES
@@ -144,13 +146,12 @@ void pq_avx2_score_i16(const struct pq_codebook *p, const float *fixed, size_t G
     for (size_t m = 0, n; m < p->parts; m += n) {
         const uint8_t *codes = (const uint8_t *)page + m * part;
         n = SMALLER(step, p->parts - m);
-        prefetch_step(codes, 0, n * part);
         for (size_t k = 0; p->bits < 8 && k < n; k++) {
             uint16_t wide[PAGE_TOKENS];
             code_planes_read(codes + k * part, p->bits, wide);
             for (size_t t = 0; t < PAGE_TOKENS; t++) bytes[k * PAGE_TOKENS + t] = (uint8_t)wide[t];
         }
-        struct sub_vectors s = {p, m, n, p->bits < 8 ? bytes : codes};
+        struct sub_vectors s = {p, m, n, p->bits < 8 ? bytes : codes, codes};
         serve_pq(score_rows_of, &s, fixed, pq_i16_floats(p), G, logits, PAGE_TOKENS);
     }
 }
