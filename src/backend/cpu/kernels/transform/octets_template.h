@@ -10,7 +10,6 @@
  *     SUM_OCTETS                of values' products, where a level may have any size; all 8 octets where none exceeds SMALL_LEVEL
  *
  * score_ISA, accumulate_ISA and what else fill_octets() fills come out. */
-#include "backend/cpu/kernels/transform/gather_template.h"
 #include "backend/cpu/kernels/transform/init.h"
 #include "backend/cpu/kernels/transform/nibble_tables_template.h"
 
@@ -323,6 +322,8 @@ INLINE void accumulate_rows(size_t R, const struct transform_layout *layout, con
 }
 
 #include "backend/cpu/kernels/transform/rows_template.h"
+
+#include "backend/cpu/kernels/transform/gather_octets_template.h"
 
 static void fill_octets(struct transform_ops *ops) {
     fill_tables();
