@@ -226,7 +226,9 @@ static void score(struct codec_shape shape, const float *q, const float *tables,
 
 /* ---- Ranks: the same of the largest components alone; tables are their layout, and then as above */
 
-#define RANK_BITS(hd) ((hd)*3 / 4) /* of a token, three quarters of what index_sign takes */
+/* Bits of a token that rank it: with 3/4 of a bit for each channel, of which terse-2 has 2, what is read misses a third more (KL divergence
+ * of 10 % read 0.0075), with all of them hardly less (0.0057 instead of 0.0059). */
+#define RANK_BITS(hd) ((hd)*3 / 2)
 
 static const struct transform_layout *rank_layout(const float *tables) { return (const void *)tables; }
 

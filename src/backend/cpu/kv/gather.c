@@ -132,7 +132,7 @@ static void dot_row(const float *q, const float *row, size_t rows, size_t hd, si
 /* The anchors among the segment's tokens, one after another: the next from *i on, and its row. */
 static bool next_anchor(const struct cache *cache, const struct segment *segment, const struct anchor_range *anchors, size_t *i,
                         size_t *at, float *row) {
-    for (; *i < segment->end; ++*i) {
+    for (; *i < segment->end && *at < anchors->to; ++*i) {
         uint64_t token = gather_token(cache, segment, *i);
         while (*at < anchors->to && anchors->tokens[*at] < token) ++*at;
         if (*at == anchors->to || anchors->tokens[*at] != token) continue;
@@ -154,21 +154,17 @@ static void score_decoded(const struct head_reader *reader, const struct segment
     }
 }
 
-/* The base of the page from which the i-th token comes. */
-static size_t base_of(const struct cache *cache, const struct segment *segment, size_t i) {
-    return segment_page_base(cache, cache->selection.listed[segment->places[i] / PAGE_TOKENS]);
-}
-
 /* The tokens of a packed page come from a few runs, one after another: the page is scored for each, which takes less than to decode the
  * keys and to rotate them. */
 static void score_by_runs(struct head_reader *reader, const struct segment *segment, float *logits) {
     const struct cache *cache = reader->cache;
     const void *page = pack(cache, segment, reader->head, CODEC_KEYS);
     float *some = reader->workspace;
+    const uint32_t *listed = cache->selection.listed, *place = segment->places;
+    const int64_t *positions = cache->rotary.positions + segment_page_base(cache, 0); /* of the runs of pages */
     for (size_t i = 0, end; i < segment->end; i = end) {
-        size_t base = base_of(cache, segment, i);
-        int64_t run = cache->rotary.positions[base];
-        for (end = i + 1; end < segment->end && cache->rotary.positions[base_of(cache, segment, end)] == run;) end++;
+        size_t page_set = listed[place[i] / PAGE_TOKENS], base = segment_page_base(cache, page_set);
+        for (end = i + 1; end < segment->end && positions[listed[place[end] / PAGE_TOKENS]] == positions[page_set];) end++;
         segment_score_in_run(reader, page, base, some);
         for (size_t m = 0; m < reader->rows; m++)
             memcpy(logits + m * PAGE_TOKENS + i, some + m * PAGE_TOKENS + i, (end - i) * sizeof *logits);

@@ -164,43 +164,53 @@ static void score_by_index(const struct cache *cache, uint32_t head, size_t begi
     }
 }
 
-/* The position of the run in which the keys of a candidate page lie, and its base. */
-static int64_t run_of(const struct cache *cache, size_t i, size_t *base) {
-    *base = segment_page_base(cache, cache->selection.listed[i]);
-    return cache->rotary.positions[*base];
+/* Runs in which the keys of candidate pages lie. */
+struct run_list {
+    const uint32_t *listed;
+    size_t first_base; /* of the first sealed page */
+    const int64_t *positions;
+};
+
+static struct run_list runs_of(const struct cache *cache) {
+    return (struct run_list){cache->selection.listed, segment_page_base(cache, 0), cache->rotary.positions};
 }
 
-/* q[RANK_QUERIES][hd] = the mean query rotated to the runs of the pages from `begin` on. Returns the end of these pages. */
-static size_t rotate_to_runs(const struct cache *cache, const float *mean, size_t begin, size_t end, float *q, size_t *runs) {
-    size_t hd = cache->shape.head_dim, i = begin, base;
-    for (*runs = 0; i < end; ++*runs) {
-        if (*runs == RANK_QUERIES) break;
-        int64_t run = run_of(cache, i, &base);
-        memcpy(q + *runs * hd, mean, hd * sizeof *q);
-        rotary_rotate_back(&cache->rotary, base, q + *runs * hd, 1, (uint32_t)hd);
-        while (i < end && run_of(cache, i, &base) == run) i++;
+static inline size_t base_of(const struct run_list *runs, size_t i) { return runs->first_base + runs->listed[i]; }
+static inline int64_t run_of(const struct run_list *runs, size_t i) { return runs->positions[base_of(runs, i)]; }
+
+/* q[RANK_QUERIES][hd] = the mean query rotated to the runs of the pages from `begin` on, *n of them. Returns the end of these pages. */
+static size_t rotate_to_runs(const struct cache *cache, const struct run_list *runs, const float *mean, size_t begin, size_t end,
+                             float *q, size_t *n) {
+    size_t hd = cache->shape.head_dim, i = begin;
+    for (*n = 0; i < end && *n < RANK_QUERIES; ++*n) {
+        int64_t run = run_of(runs, i);
+        memcpy(q + *n * hd, mean, hd * sizeof *q);
+        rotary_rotate_back(&cache->rotary, base_of(runs, i), q + *n * hd, 1, (uint32_t)hd);
+        while (i < end && run_of(runs, i) == run) i++;
     }
     return i;
 }
 
 static void score_by_codec(const struct cache *cache, uint32_t head, size_t begin, size_t end) {
     struct workspace workspace = workspace_of(cache);
+    const struct run_list runs = runs_of(cache);
     const struct cpu_codec *codec = cache->codec[CODEC_KEYS];
     const float *mean = (const float *)(const void *)(workspace.tables + head * table_bytes(cache));
+    uint16_t *scores = workspace.scores + head * slots_of(&cache->selection);
+    uint16_t *best = workspace.best + head * cache->selection.candidates;
+    struct codec_shape shape = side_shape(cache, CODEC_KEYS, cache->layer, head, 1);
     float q[RANK_QUERIES * CODEC_HEAD_DIM_MAX], tables[RANK_FLOATS];
-    size_t bytes = codec->rank_bytes(side_shape(cache, CODEC_KEYS, cache->layer, head, 1)), runs, base;
+    size_t bytes = codec->rank_bytes(shape), n;
     for (size_t i = begin, last; i < end; i = last) {
-        last = rotate_to_runs(cache, mean, i, end, q, &runs);
-        struct codec_shape shape = side_shape(cache, CODEC_KEYS, cache->layer, head, runs);
+        last = rotate_to_runs(cache, &runs, mean, i, end, q, &n);
+        shape.group = (uint32_t)n;
         codec->prepare_rank(shape, q, tables);
-        int64_t run = run_of(cache, i, &base), own;
-        for (size_t g = 0; i < last; i++, run = own) {
-            g += (own = run_of(cache, i, &base)) != run;
+        for (size_t g = 0, first = i; i < last; i++) {
+            g += i > first && run_of(&runs, i) != run_of(&runs, i - 1);
             if (i + SCORE_AHEAD < cache->selection.candidates)
                 prefetch_page(page_at(cache, select_candidate(cache, i + SCORE_AHEAD), CODEC_KEYS, cache->layer, head), bytes);
-            workspace.best[head * cache->selection.candidates + i] =
-                codec->rank(shape, tables, g, page_at(cache, select_candidate(cache, i), CODEC_KEYS, cache->layer, head),
-                            workspace.scores + head * slots_of(&cache->selection) + i * PAGE_TOKENS);
+            const uint8_t *page = page_at(cache, select_candidate(cache, i), CODEC_KEYS, cache->layer, head);
+            best[i] = codec->rank(shape, tables, g, page, scores + i * PAGE_TOKENS);
         }
     }
 }
@@ -220,25 +230,20 @@ uint64_t select_bytes(const struct cache *cache) {
 }
 
 /* Leaves the tokens of the best runs their scores; those of others get 0. `best` is overwritten. */
-static void keep_best_runs(const struct cache *cache, size_t wanted, uint16_t *best, uint32_t *runs, uint16_t *scores) {
-    size_t n = 0, kept = 0, base, most = larger((RUN_SPREAD * wanted + RUN_TOKENS - 1) / RUN_TOKENS, LEAST_RUNS);
-    int64_t last = INT64_MIN;
-    for (size_t i = 0; i < cache->selection.candidates; i++) {
-        int64_t run = run_of(cache, i, &base);
+static void keep_best_runs(const struct cache *cache, size_t wanted, uint16_t *best, uint32_t *kept, uint16_t *scores) {
+    const struct run_list runs = runs_of(cache);
+    size_t pages = cache->selection.candidates, n = 0, next = 0;
+    size_t most = larger((RUN_SPREAD * wanted + RUN_TOKENS - 1) / RUN_TOKENS, LEAST_RUNS);
+    for (size_t i = 0; i < pages; i++) {
         uint16_t own = best[i];
-        if (run != last) best[n++] = 0;
+        if (!i || run_of(&runs, i) != run_of(&runs, i - 1)) best[n++] = 0;
         if (own > best[n - 1]) best[n - 1] = own;
-        last = run;
     }
-    size_t count = top_tokens(best, n, most, runs);
-    last = INT64_MIN;
-    n = 0;
-    for (size_t i = 0; i < cache->selection.candidates; i++) {
-        int64_t run = run_of(cache, i, &base);
-        n += run != last;
-        last = run;
-        while (kept < count && runs[kept] + 1 < n) kept++;
-        if (kept == count || runs[kept] + 1 != n) memset(scores + i * PAGE_TOKENS, 0, PAGE_TOKENS * sizeof *scores);
+    size_t count = top_tokens(best, n, most, kept);
+    for (size_t i = n = 0; i < pages; i++) {
+        n += i && run_of(&runs, i) != run_of(&runs, i - 1);
+        while (next < count && kept[next] < n) next++;
+        if (next == count || kept[next] != n) memset(scores + i * PAGE_TOKENS, 0, PAGE_TOKENS * sizeof *scores);
     }
 }
 
