@@ -10,6 +10,9 @@
 #include <string.h>
 #include <unistd.h>
 
+/* The smallest terse-N whose mean KL divergence stays under 0.005 on both lab models: docs/reports/fidelity.md. */
+#define DEFAULT_METHOD "terse-2"
+
 struct run {
     struct setup setup;
     const char *file, *prompt, *chat_template;
@@ -249,8 +252,9 @@ static enum options_result parse(struct run *run, int argc, char **argv) {
     const struct option_set set = {
         .usage = "terse run -p TEXT | -f FILE [-p TEXT] | -cnv [options]",
         .about = "Reads a text and continues it. The text goes to stdout, progress and a summary to stderr.\n"
-                 "Without --kv the cache is terse-2, whose profile of the model is learned at first use where that takes less\n"
-                 "than a minute, else q4_0; with -ctk or -ctv but no --kv it is q4_0.\n",
+                 "Without --kv the cache is " DEFAULT_METHOD
+                 ". The profile of a model is learned at first use where that takes less than\n"
+                 "a minute; else the weights and the prompt stand in for it.\n",
         .options = options,
         .n_options = sizeof options / sizeof options[0],
         .common = run->setup.common,
@@ -280,10 +284,6 @@ static int start(struct run *run) {
     if (status == EXIT_OK) status = setup_load(&run->setup);
     if (status == EXIT_OK) status = setup_engine(&run->setup);
     if (status != EXIT_OK) return status;
-    if (!run->setup.method) {
-        if ((status = codebooks_choose_method(&run->setup)) != EXIT_OK) return status;
-        if ((status = setup_check_codebook(&run->setup)) != EXIT_OK) return status;
-    }
     options = setup_session_options(&run->setup);
     if ((status = codebooks_provide(&run->setup, &options)) != EXIT_OK) return status;
     if (terse_session_new(run->setup.engine, &options, &run->session, &error) != TERSE_OK ||
@@ -305,7 +305,7 @@ int cmd_run(int argc, char **argv) {
                       .repeat_last = sampling.repeat_last,
                       .seed = (int64_t)sampling.seed};
     setup_init(&run.setup);
-    run.setup.method = NULL;
+    run.setup.method = DEFAULT_METHOD;
     enum options_result parsed = parse(&run, argc, argv);
     if (parsed != OPTIONS_GO) return parsed == OPTIONS_HELP ? EXIT_OK : EXIT_FAILED;
     int status = check_options(&run);

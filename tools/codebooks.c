@@ -11,10 +11,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* The smallest terse-N whose mean KL divergence stays under 0.005 on both lab models: docs/reports/fidelity.md. */
-#define LEARNED_DEFAULT "terse-2"
-#define PLAIN_DEFAULT "q4_0"
-
 void codebooks_free(struct codebook_entry *entries) {
     while (entries) {
         struct codebook_entry *next = entries->next;
@@ -302,9 +298,8 @@ static double least_seconds(const struct setup *setup) {
 static void remark_without(const struct setup *setup, double seconds) {
     char duration[64];
     write_duration(seconds, duration, sizeof duration);
-    remark("%s goes on with what the prompt itself says, since there is no profile of %s: terse calibrate%s%s --kv %s makes one in "
-           "%s, "
-           "with which errors are about a quarter",
+    remark("%s goes by the weights and the prompt, since there is no profile of %s: terse calibrate%s%s --kv %s makes one in %s, "
+           "with which its divergence is about a third less",
            setup->method, setup->info.name[0] ? setup->info.name : "this model", setup->model_path ? " -m " : "",
            setup->model_path ? setup->model_path : "", learned_method(setup), duration);
 }
@@ -337,38 +332,6 @@ static int learn_and_keep(const struct setup *setup, const struct terse_session_
     return EXIT_OK;
 }
 
-/* A profile for the default method, where one can be made in less than a minute; else *codebook stays NULL, after a remark. */
-static int learn_default(const struct setup *setup, struct terse_codebook **codebook) {
-    struct codebooks_calibration calibration = codebooks_calibration_defaults();
-    char path[4096], duration[64];
-    double needed = least_seconds(setup);
-    calibration.announced = true;
-    calibration.most_seconds = PROFILE_SECONDS;
-    int status = needed <= PROFILE_SECONDS ? codebooks_learn(setup, &calibration, codebook, &needed) : EXIT_OK;
-    if (status != EXIT_OK) return status;
-    if (*codebook) {
-        keep(*codebook, codebooks_path(setup, path, sizeof path) ? path : NULL);
-        return EXIT_OK;
-    }
-    write_duration(needed, duration, sizeof duration);
-    remark("the cache is " PLAIN_DEFAULT ", since there is no profile of %s for " LEARNED_DEFAULT
-           ", which takes half the memory: terse calibrate%s%s --kv " LEARNED_DEFAULT " makes one in %s",
-           setup->info.name[0] ? setup->info.name : "this model", setup->model_path ? " -m " : "",
-           setup->model_path ? setup->model_path : "", duration);
-    return EXIT_OK;
-}
-
-int codebooks_choose_method(struct setup *setup) {
-    bool own_types = setup->key_type || setup->value_type;
-    setup->method = LEARNED_DEFAULT;
-    if (setup->codebook_path && !(setup->key_type && setup->value_type)) return EXIT_OK;
-    struct terse_codebook *codebook = NULL;
-    int status = own_types ? EXIT_OK : find_anywhere(setup, &codebook);
-    if (status == EXIT_OK && !own_types && !codebook && !setup->no_auto_calibrate) status = learn_default(setup, &codebook);
-    if (!codebook || !remember(setup, codebook)) setup->method = PLAIN_DEFAULT;
-    return status;
-}
-
 static int find_or_learn(const struct setup *setup, const struct terse_session_options *options, struct terse_codebook **codebook) {
     char path[4096];
     bool place = codebooks_path(setup, path, sizeof path), profile = codebooks_is_profile(setup);
@@ -384,6 +347,10 @@ static int find_or_learn(const struct setup *setup, const struct terse_session_o
                     setup->model_path ? setup->model_path : "", learned_method(setup));
 }
 
+static bool without_codebook(const struct setup *setup) {
+    return setup->codebook_path && strcmp(setup->codebook_path, "none") == 0;
+}
+
 int codebooks_provide(struct setup *setup, struct terse_session_options *options) {
     struct codebook_entry *entry;
     struct terse_codebook *codebook = NULL;
@@ -396,7 +363,10 @@ int codebooks_provide(struct setup *setup, struct terse_session_options *options
     for (entry = setup->codebooks; entry && strcmp(entry->name, name) != 0;) entry = entry->next;
     if (!entry) {
         if (setup_try_cache(setup, &error) != TERSE_OK) return complain_error(&error);
-        if (setup->random_codebooks) {
+        if (without_codebook(setup)) {
+            if (!codebooks_is_profile(setup))
+                return complain("--codebook none is for terse-N: %s cannot do without", setup->method);
+        } else if (setup->random_codebooks) {
             if (terse_codebook_random(setup->model, learned_method(setup), &codebook, &error) != TERSE_OK)
                 status = complain_error(&error);
         } else if (!setup->codebook_path)

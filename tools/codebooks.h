@@ -14,12 +14,6 @@ struct codebook_entry {
 };
 void codebooks_free(struct codebook_entry *entries);
 
-/* Where the user has named no method: the smallest whose mean KL divergence from full precision stays under 0.005 on the built-in
- * model and that generates no slower than f16 after 8,192 tokens (docs/reports/fidelity.md has the divergence, `terse bench -d 8192` the
- * speed), if its codebook for the model is there; else the smallest such method that needs none. antkv-4 is nearer to full
- * precision at about the same size, but slower yet. Returns an exit status: a codebook that does not fit the memory is a failure. */
-int codebooks_choose_method(struct setup *setup);
-
 /* Whether the method of *setup, with its types of keys and values, needs a codebook. */
 bool codebooks_needed(const struct setup *setup);
 /* Whether that is a profile. */
@@ -27,7 +21,7 @@ bool codebooks_is_profile(const struct setup *setup);
 
 /* Sets options->cache.codebook to the one that the method needs for the model: that of --codebook, that in the user's cache
  * directory, the built-in one, or one that is learned now and kept there; where *setup asks for it, one of random numbers. Stays NULL
- * where the method needs none. Learns nothing before a session of these options is known to be possible. Returns an exit status. */
+ * where the method needs none, or can do without and --codebook is none or learning one would take more than a minute. Learns nothing before a session of these options is known to be possible. Returns an exit status. */
 int codebooks_provide(struct setup *setup, struct terse_session_options *options);
 
 /* The text to learn from and how; 0 stands for what the library takes by default. */

@@ -52,8 +52,9 @@ void setup_init(struct setup *setup) {
         {"--mat-shallow", "N", OPTION_INTEGER, &setup->mat_shallow, -1, INT32_MAX,
          "mat: first layers that keep the first tokens instead; -1: 2"},
         {"--codebook", "FILE", OPTION_TEXT, &setup->codebook_path, 0, 0,
-         "what the method has learned about the model (terse calibrate); else it is found or learned"},
-        {"--no-auto-calibrate", NULL, OPTION_FLAG, &setup->no_auto_calibrate, 0, 0, "refuse rather than learn a codebook now"},
+         "what the method has learned about the model (terse calibrate); none: terse-N without; else it is found or learned"},
+        {"--no-auto-calibrate", NULL, OPTION_FLAG, &setup->no_auto_calibrate, 0, 0,
+         "refuse, or with terse-N do without, rather than learn a codebook now"},
         {"--prefill", "exact|compressed", OPTION_CHOICE, &setup->prefill, 0, 0,
          "read a prompt exactly, or by chunks through the cache"},
         {"-b, --batch-size", "N", OPTION_INTEGER, &setup->batch, 1, INT32_MAX, "tokens per chunk of a compressed prefill"},
@@ -131,8 +132,10 @@ enum terse_status setup_try_cache(const struct setup *setup, struct terse_error 
 }
 
 int setup_check_codebook(const struct setup *setup) {
-    if (!setup->codebook_path || !setup->method || codebooks_needed(setup)) return EXIT_OK;
-    return complain("--codebook is for methods that learn, and %s learns nothing: omit it, or choose another --kv", setup->method);
+    char method[256];
+    if (!setup->codebook_path || codebooks_needed(setup)) return EXIT_OK;
+    return complain("--codebook is for methods that learn, and %s learns nothing: omit it, or choose another --kv",
+                    setup_method_text(setup, method, sizeof method));
 }
 
 /* ", anchors 1%" or ", anchors 64"; nothing where none was asked for. */

@@ -15,9 +15,9 @@ enum {
 struct codebook_entry; /* codebooks.h */
 
 struct setup {
-    const char *model_path;                     /* NULL: the built-in model */
-    const char *method, *key_type, *value_type; /* method NULL: the user has named none, see codebooks_choose_method */
-    int64_t tail_tokens;                        /* -1: the method's own number */
+    const char *model_path; /* NULL: the built-in model */
+    const char *method, *key_type, *value_type;
+    int64_t tail_tokens; /* -1: the method's own number */
     int64_t context, threads, batch;
     int prefill; /* as enum terse_prefill */
     bool allow_longer;
