@@ -160,7 +160,7 @@ static void test_reset_forgets(void **state) {
 
 static void test_memory_is_as_predicted(void **state) {
     (void)state;
-    static const char *methods[] = {"f16", "q8_0", "q4_0", "streaming-128"};
+    static const char *methods[] = {"f16", "q8_0", "q4_0", "streaming-128", "terse-2", "terse-0.5"};
     for (size_t i = 0; i < sizeof methods / sizeof methods[0]; i++)
         for (size_t n = 63; n <= TOKENS; n += 65) {
             struct terse_session *session = open_session(methods[i], TERSE_PREFILL_EXACT);

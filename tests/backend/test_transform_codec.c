@@ -31,8 +31,24 @@ struct sample {
     struct transform_layout layout;
     struct codec_shape shape;
     void *learned;
+    float *fitted;
     void *page;
 };
+
+/* Whether samples' rows are far from where the parameters have them, and the codec is fitted to them. */
+static bool fits;
+
+static int fit_from_here(void **state) {
+    (void)state;
+    fits = true;
+    return 0;
+}
+
+static int fit_no_more(void **state) {
+    (void)state;
+    fits = false;
+    return 0;
+}
 
 static void make_parameters(struct sample *s, double fall) {
     size_t hd = s->hd;
@@ -73,6 +89,14 @@ static void make_rows(struct sample *s) {
     }
 }
 
+static void fit(struct sample *s, enum codec_side side, size_t n) {
+    s->fitted = malloc(codec_fitted_bytes(&codec_transform, s->shape, side));
+    assert_non_null(s->fitted);
+    s->shape.fitted = NULL;
+    cpu_codec_transform.fit(s->shape, side, s->rows, n, s->hd, NULL, s->fitted);
+    s->shape.fitted = s->fitted;
+}
+
 static struct sample *new_sample(size_t hd, double fall, double rate, enum codec_side side) {
     struct sample *s = calloc(1, sizeof *s);
     uint8_t bits[TRANSFORM_QUADS_MAX] = {0};
@@ -88,6 +112,8 @@ static struct sample *new_sample(size_t hd, double fall, double rate, enum codec
     s->shape = (struct codec_shape){.head_dim = (uint32_t)hd, .group = G, .layout = &s->layout};
     assert_int_equal(cpu_codec_transform.learned_new(s->shape, side, s->parameters, &s->learned, NULL), TERSE_OK);
     s->shape.learned = s->learned;
+    for (size_t i = 0; i < 64 * hd && fits; i++) s->rows[i] = 3 * s->rows[i] + (float)(i % hd);
+    if (fits) fit(s, side, 64);
     s->page = aligned_alloc(64, codec_page_bytes(&codec_transform, s->shape, side));
     assert_non_null(s->page);
     return s;
@@ -96,6 +122,7 @@ static struct sample *new_sample(size_t hd, double fall, double rate, enum codec
 static void free_sample(struct sample *s) {
     cpu_codec_transform.learned_free(s->learned);
     free(s->parameters);
+    free(s->fitted);
     free(s->page);
     free(s);
 }
@@ -111,6 +138,7 @@ static void round_trips_have_the_error_of_their_bits(void **state) {
             cpu_codec_transform.encode(s->shape, side, s->rows, 64, s->page);
             cpu_codec_transform.decode(s->shape, side, s->page, decoded);
             struct transform_parameters own = transform_parameters_at(s->parameters, 128);
+            if (fits) own.mean = s->fitted;
             for (size_t c = 0; c < 128; c++)
                 expected += pow((double)own.size[c], 2) * (double)transform_distortion[s->layout.quad_bits[c / 4]] / 128;
             for (size_t i = 0; i < 64 * 128; i++) {
@@ -270,6 +298,35 @@ static void odd_rows_do_no_harm(void **state) {
     }
 }
 
+/* What is fitted to rows that say nothing, to one row, or to rows at the edge of what a float holds. */
+static void odd_rows_can_be_fitted_to(void **state) {
+    (void)state;
+    for (int kind = 0; kind < 4; kind++) {
+        struct sample *s = new_sample(64, 0.9, 2, CODEC_KEYS);
+        struct transform_parameters own = transform_parameters_at(s->parameters, 64);
+        bool silent = kind < 3; /* every row is the mean, or too large for its size to be a number */
+        float decoded[64 * 64];
+        for (size_t i = 0; i < 64 * 64; i++) {
+            size_t t = i / 64, c = i % 64;
+            if (kind == 0) s->rows[i] = (float)c - 7;
+            if (kind == 2) s->rows[i] = (t + c) % 2 ? 3.4e38f : -3.4e38f;
+            if (kind == 3) s->rows[i] = t == 9 ? (c % 3 ? NAN : INFINITY) : t % 2 ? 1e30f * s->rows[i] : 1e-30f;
+        }
+        fit(s, CODEC_KEYS, kind == 1 ? 1 : 64);
+        struct transform_fitted fitted = transform_fitted_at(s->fitted, 64);
+        for (size_t i = 0; i < transform_fitted_floats(64); i++) assert_true(isfinite(s->fitted[i]));
+        for (size_t c = 0; c < 64 && silent; c++) {
+            if (kind < 2) assert_true(fabsf(fitted.mean[c] - s->rows[c]) <= 1e-6f);
+            assert_true(fabsf(fitted.size[c] - own.size[c]) <= 1e-6f);
+        }
+        if (silent) assert_true(fabsf(fitted.gain_least - own.gain_least) + fabsf(fitted.gain_most - own.gain_most) < 1e-5f);
+        cpu_codec_transform.encode(s->shape, CODEC_KEYS, s->rows, 64, s->page);
+        cpu_codec_transform.decode(s->shape, CODEC_KEYS, s->page, decoded);
+        for (size_t i = 0; i < 64 * 64; i++) assert_true(isfinite(decoded[i]));
+        free_sample(s);
+    }
+}
+
 static void singular_bases_are_refused(void **state) {
     (void)state;
     struct sample *s = new_sample(32, 0.9, 2, CODEC_KEYS);
@@ -290,7 +347,12 @@ int main(void) {
         cmocka_unit_test(sums_are_of_decoded_values),
         cmocka_unit_test(gathered_tokens_decode_to_the_same_bits),
         cmocka_unit_test(odd_rows_do_no_harm),
+        cmocka_unit_test(odd_rows_can_be_fitted_to),
         cmocka_unit_test(singular_bases_are_refused),
+        cmocka_unit_test_setup_teardown(round_trips_have_the_error_of_their_bits, fit_from_here, fit_no_more),
+        cmocka_unit_test_setup_teardown(scores_are_products_with_decoded_keys, fit_from_here, fit_no_more),
+        cmocka_unit_test_setup_teardown(sums_are_of_decoded_values, fit_from_here, fit_no_more),
+        cmocka_unit_test_setup_teardown(gathered_tokens_decode_to_the_same_bits, fit_from_here, fit_no_more),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

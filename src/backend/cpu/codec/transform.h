@@ -33,7 +33,7 @@ static inline struct transform_scaling transform_scaling_of(struct codec_shape s
 struct index_options; /* backend/cpu/codec/index.h */
 
 /* cpu_codec.fit: mean and range of gains of the rows, and sizes for which those of the profile count as 128 rows more. Rows that are the
- * mean itself say nothing of sizes. Finite for finite rows, whatever they are. */
+ * mean itself, or not finite, say nothing of sizes. Finite whatever the rows are. */
 void transform_fit_rows(struct codec_shape shape, enum codec_side side, const float *rows, size_t n, size_t stride,
                         const struct index_options *options, void *fitted);
 

@@ -4,6 +4,7 @@
 #include "backend/cpu/kernels/vector/ops.h"
 #include "format/page_layout.h"
 
+#include <float.h>
 #include <math.h>
 #include <string.h>
 
@@ -15,7 +16,7 @@ static void find_mean(const float *rows, size_t n, size_t stride, size_t hd, flo
     for (size_t c = 0; c < hd; c++) {
         double sum = 0;
         for (size_t t = 0; t < n; t++) sum += (double)rows[t * stride + c];
-        mean[c] = (float)(sum / (double)n);
+        mean[c] = isfinite(sum) ? (float)(sum / (double)n) : 0;
     }
 }
 
@@ -74,5 +75,5 @@ void transform_fit_rows(struct codec_shape shape, enum codec_side side, const fl
         size[c] = (float)sqrt((squares[c] + PRIOR_ROWS * prior) / ((double)used + PRIOR_ROWS));
     }
     gains[0] = used ? (float)(least / GAIN_MARGIN) : learned->gain_least;
-    gains[1] = used ? (float)(most * GAIN_MARGIN) : learned->gain_least + 255 * learned->gain_step;
+    gains[1] = used ? (float)fmin(most * GAIN_MARGIN, FLT_MAX) : learned->gain_least + 255 * learned->gain_step;
 }

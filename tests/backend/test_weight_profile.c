@@ -1,0 +1,254 @@
+/* The profile that weights imply, against its definition in double precision, over models with and without biases, QK norm, LayerNorm, grouped
+ * queries and the two ways to pair RoPE's channels: bases that undo the metric, sizes that make up the covariance, importances; the same
+ * bits for any number of threads. */
+#include "backend/cpu/vector.h"
+#include "backend/cpu/weight_profile.h"
+#include "base/team.h"
+#include "format/transform.h"
+#include "terse.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { MOST_HD = 64 };
+
+static struct terse_model *load_model(const char *name) {
+    struct terse_model *model;
+    struct terse_error error;
+    char path[512];
+    snprintf(path, sizeof path, TESTS_DIR "/fixtures/models/%s.gguf", name);
+    if (terse_model_load(path, &model, &error)) fail_msg("%s", error.message);
+    return model;
+}
+
+struct making {
+    const struct terse_model *model;
+    struct terse_codebook *profile;
+    enum terse_status status;
+    struct terse_error error;
+};
+
+static void make(void *user) {
+    struct making *m = user;
+    m->status = weight_profile_new(m->model, &m->profile, &m->error);
+}
+
+static struct making make_with(const struct terse_model *model, uint32_t threads) {
+    struct making m = {.model = model};
+    struct team *team;
+    assert_int_equal(team_new(threads, &team, NULL), TERSE_OK);
+    team_run(team, make, &m);
+    team_free(team);
+    return m;
+}
+
+/* ---- The oracle */
+
+static double gain_of(const float *gain, size_t i) { return gain ? (double)gain[i] : 1; }
+
+/* A projection's weight times the gain of the norm before it. */
+static double *projection(const struct matrix *w, const struct norm *norm) {
+    double *out = malloc((size_t)w->rows * w->columns * sizeof *out);
+    float *row = malloc(w->columns * sizeof *row);
+    for (size_t r = 0; r < w->rows; r++) {
+        vector_dequantize(w->type, (const char *)w->data + r * w->row_bytes, row, w->columns);
+        for (size_t j = 0; j < w->columns; j++) out[r * w->columns + j] = (double)row[j] * (norm ? gain_of(norm->gain, j) : 1);
+    }
+    free(row);
+    return out;
+}
+
+/* Mean squares of queries, then of the two channels of a pair together. */
+static void query_power(const struct terse_model *m, const struct layer *l, uint32_t head, double *power) {
+    size_t hd = m->head_dim, group = m->query_heads / m->kv_heads, width = m->width;
+    double *w = projection(&l->q, &l->attention_norm), *plain = projection(&l->q, NULL);
+    for (size_t c = 0; c < hd; c++) power[c] = 0;
+    for (size_t q = head * group; q < (head + 1) * group; q++) {
+        double own[MOST_HD], sum = 0;
+        for (size_t c = 0; c < hd; c++) {
+            size_t row = q * hd + c;
+            double mean = l->q.bias ? (double)l->q.bias[row] : 0;
+            for (size_t j = 0; j < width && l->attention_norm.bias; j++)
+                mean += plain[row * width + j] * (double)l->attention_norm.bias[j];
+            own[c] = mean * mean;
+            for (size_t j = 0; j < width; j++) own[c] += w[row * width + j] * w[row * width + j];
+            sum += own[c] / (double)hd;
+        }
+        for (size_t c = 0; c < hd; c++)
+            power[c] += own[c] / (double)group * (l->q_norm.gain ? pow((double)l->q_norm.gain[c], 2) / sum : 1);
+    }
+    for (size_t i = 0; i < m->rope.n_rot / 2; i++) {
+        bool adjacent = m->rope.pairing == ROPE_ADJACENT;
+        size_t a = adjacent ? 2 * i : i, b = adjacent ? 2 * i + 1 : i + m->rope.n_rot / 2;
+        power[a] = power[b] = (power[a] + power[b]) / 2;
+    }
+    free(w);
+    free(plain);
+}
+
+static void value_metric(const struct terse_model *m, const struct layer *l, uint32_t head, double *metric) {
+    size_t hd = m->head_dim, group = m->query_heads / m->kv_heads;
+    double *o = projection(&l->o, NULL);
+    memset(metric, 0, hd * hd * sizeof *metric);
+    for (size_t row = 0; row < l->o.rows; row++)
+        for (size_t q = head * group; q < (head + 1) * group; q++)
+            for (size_t i = 0; i < hd; i++)
+                for (size_t j = 0; j < hd; j++)
+                    metric[i * hd + j] += o[row * l->o.columns + q * hd + i] * o[row * l->o.columns + q * hd + j];
+    free(o);
+}
+
+static void covariance_of(const struct terse_model *m, const struct layer *l, enum codec_side side, uint32_t head,
+                          double *covariance) {
+    const struct matrix *w = side == CODEC_KEYS ? &l->k : &l->v;
+    size_t hd = m->head_dim, width = w->columns;
+    double *weights = projection(w, &l->attention_norm), trace = 0;
+    const float *gain = side == CODEC_KEYS ? l->k_norm.gain : NULL;
+    for (size_t i = 0; i < hd; i++)
+        for (size_t j = 0; j < hd; j++) {
+            double sum = 0;
+            for (size_t c = 0; c < width; c++) sum += weights[(head * hd + i) * width + c] * weights[(head * hd + j) * width + c];
+            covariance[i * hd + j] = sum;
+            trace += i == j ? sum : 0;
+        }
+    for (size_t i = 0; i < hd * hd && gain; i++) covariance[i] *= (double)hd / trace * (double)gain[i / hd] * (double)gain[i % hd];
+    free(weights);
+}
+
+/* The mean over a run's offsets of R C R^T, R by the library's own rotation of the unit vectors. */
+static void rotate_in_run(const struct terse_model *m, double *covariance) {
+    size_t hd = m->head_dim;
+    static double mean[MOST_HD * MOST_HD], half[MOST_HD * MOST_HD];
+    float rotation[MOST_HD * MOST_HD], cosine[MOST_HD], sine[MOST_HD];
+    if (!m->rope.n_rot) return;
+    memset(mean, 0, sizeof mean);
+    for (int64_t t = 0; t < RUN_TOKENS; t++) {
+        for (size_t i = 0; i < hd * hd; i++) rotation[i] = i % (hd + 1) == 0; /* row i becomes column i of R */
+        rope_angles(&m->rope, t, cosine, sine);
+        rope_rotate(&m->rope, cosine, sine, rotation, (uint32_t)hd, (uint32_t)hd);
+        memset(half, 0, sizeof half); /* half = C R^T */
+        for (size_t i = 0; i < hd; i++)
+            for (size_t k = 0; k < hd; k++)
+                for (size_t j = 0; j < hd; j++) half[i * hd + j] += covariance[i * hd + k] * (double)rotation[k * hd + j];
+        for (size_t i = 0; i < hd; i++)
+            for (size_t k = 0; k < hd; k++)
+                if (rotation[k * hd + i] != 0)
+                    for (size_t j = 0; j < hd; j++)
+                        mean[i * hd + j] += (double)rotation[k * hd + i] * half[k * hd + j] / RUN_TOKENS;
+    }
+    memcpy(covariance, mean, hd * hd * sizeof *mean);
+}
+
+static double cost(const double *metric, const double *covariance, size_t hd) {
+    double sum = 0;
+    for (size_t i = 0; i < hd * hd; i++) sum += metric[i] * covariance[i];
+    return sum / (double)hd;
+}
+
+/* Holds a side's parameters to metric and covariance; returns its importance. */
+static double check_side(const float *floats, size_t hd, const double *metric, const double *covariance) {
+    struct transform_parameters own = transform_parameters_at(floats, (uint32_t)hd);
+    double trace = 0, scale;
+    for (size_t i = 0; i < hd; i++) trace += metric[i * hd + i] / (double)hd;
+    scale = cost(metric, covariance, hd) / trace; /* of rows in the metric whose trace is hd */
+    for (size_t i = 0; i < hd; i++) {
+        for (size_t j = 0; j < hd; j++) {
+            double identity = 0, made = 0;
+            for (size_t c = 0; c < hd; c++) {
+                double entered = 0; /* metric times the component's direction */
+                for (size_t k = 0; k < hd; k++) entered += metric[i * hd + k] / trace * (double)own.basis[c * hd + k];
+                identity += entered * (double)own.basis[c * hd + j];
+                made += pow((double)own.size[c], 2) * scale * (double)own.basis[c * hd + i] * (double)own.basis[c * hd + j];
+            }
+            double allowed = 0.01 * sqrt(covariance[i * hd + i] * covariance[j * hd + j]);
+            assert_true(fabs(identity - (i == j)) < 0.02);
+            assert_true(fabs(made - covariance[i * hd + j]) <= allowed + 1e-12);
+        }
+        assert_true(own.mean[i] == 0);
+    }
+    assert_true(own.gain_least == 0 && (double)own.gain_most > 4 * sqrt(scale) && (double)own.gain_most < 16 * sqrt(scale));
+    return (double)own.importance;
+}
+
+static void check_layer(const struct terse_model *m, const struct terse_codebook *profile, uint32_t layer, double *residual) {
+    static double metric[MOST_HD * MOST_HD], covariance[MOST_HD * MOST_HD];
+    const struct layer *l = &m->layer[layer];
+    size_t hd = m->head_dim;
+    float *floats = malloc(transform_parameter_floats((uint32_t)hd) * sizeof *floats);
+    double first = 0;
+    for (uint32_t head = 0; head < m->kv_heads; head++) {
+        size_t set = (size_t)layer * m->kv_heads + head;
+        value_metric(m, l, head, metric);
+        covariance_of(m, l, CODEC_VALUES, head, covariance);
+        codebook_parameters(profile, CODEC_VALUES, set, floats);
+        double value = log2(cost(metric, covariance, hd)), importance = check_side(floats, hd, metric, covariance);
+        if (!head) first = value - importance; /* log2 of the residual stream */
+        assert_true(fabs(value - importance - first) < 0.05);
+        double power[MOST_HD];
+        query_power(m, l, head, power);
+        for (size_t i = 0; i < hd * hd; i++) metric[i] = i % (hd + 1) ? 0 : power[i / hd];
+        covariance_of(m, l, CODEC_KEYS, head, covariance);
+        rotate_in_run(m, covariance);
+        codebook_parameters(profile, CODEC_KEYS, set, floats);
+        double logit = log2(cost(metric, covariance, hd)), of_keys = check_side(floats, hd, metric, covariance);
+        assert_true(fabs(of_keys - importance - logit) < 0.05);
+    }
+    free(floats);
+    *residual = first;
+}
+
+/* Mean square of the embeddings of all tokens, at position 0. */
+static double embedding_square(const struct terse_model *m) {
+    double *all = projection(&m->embedding, NULL), *positions = m->positions.data ? projection(&m->positions, NULL) : NULL, sum = 0;
+    for (size_t i = 0; i < (size_t)m->vocabulary * m->width; i++)
+        sum += pow(all[i] + (positions ? positions[i % m->width] : 0), 2) / m->vocabulary;
+    free(all);
+    free(positions);
+    return sum;
+}
+
+static void profiles_are_what_weights_imply(void **state) {
+    static const char *const names[] = {"llama", "qwen2", "qwen3", "gpt2", "mpt", "llama-yarn"};
+    (void)state;
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        struct terse_model *model = load_model(names[i]);
+        struct making one = make_with(model, 1), three = make_with(model, 3);
+        if (model->head_dim % 32) {
+            assert_int_equal(one.status, TERSE_E_UNSUPPORTED);
+            assert_null(one.profile);
+            terse_model_free(model);
+            continue;
+        }
+        if (one.status || three.status) fail_msg("%s: %s", names[i], one.status ? one.error.message : three.error.message);
+        assert_true(model->head_dim <= MOST_HD);
+        double residual, before = 0;
+        for (uint32_t layer = 0; layer < model->layers; layer++, before = residual) {
+            check_layer(model, one.profile, layer, &residual);
+            if (layer)
+                assert_true(residual > before - 0.05);
+            else
+                assert_true(fabs(residual - log2(embedding_square(model))) < 0.5); /* of 16 tokens */
+        }
+        for (enum codec_side side = CODEC_KEYS; side <= CODEC_VALUES; side++)
+            assert_memory_equal(codebook_halves(one.profile, side, CODEBOOK_CENTROIDS, 0),
+                                codebook_halves(three.profile, side, CODEBOOK_CENTROIDS, 0),
+                                codebook_floats(codebook_info(one.profile), side) * sizeof(uint16_t));
+        assert_int_equal(codebook_info(one.profile)->fingerprint, model->norms_fingerprint);
+        terse_codebook_free(one.profile);
+        terse_codebook_free(three.profile);
+        terse_model_free(model);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {cmocka_unit_test(profiles_are_what_weights_imply)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
