@@ -196,7 +196,8 @@ struct terse_cache_options {
     const char *evict;
     uint32_t mat_anchors; /* mat: tokens that are kept beside the newest, token 0 among them; 0: 64, at most a quarter of all */
     uint32_t mat_shallow; /* mat: first layers that keep sinks instead; TERSE_SHALLOW_DEFAULT: 2 */
-    /* For methods that learn; must outlive the session. Others do not look at it. May be NULL. */
+    /* For methods that learn; must outlive the session. Others do not look at it. NULL: terse-N goes by what the model's weights imply, which
+     * its engine finds out once, for all sessions, and by a sequence's own tokens; others are refused. */
     const struct terse_codebook *codebook;
 };
 TERSE_API struct terse_cache_options terse_cache_options_defaults(void);
@@ -205,12 +206,12 @@ TERSE_API struct terse_cache_options terse_cache_options_defaults(void);
 struct terse_method_info {
     const char *name;
     const char *summary; /* one line */
-    bool learns;         /* needs a codebook */
+    bool learns;         /* takes a codebook, which all but terse-N need */
 };
 TERSE_API bool terse_method_describe(size_t i, struct terse_method_info *info);
 
 /* The name that a codebook for caches of these options bears, to name[capacity]: "antkv-1", and "terse" for the profile that serves every
- * terse-N; "" where they need none. TERSE_E_ARGUMENT for unknown names. */
+ * terse-N; "" where they take none. TERSE_E_ARGUMENT for unknown names. */
 TERSE_API enum terse_status terse_cache_codebook(const struct terse_cache_options *options, char *name, size_t capacity,
                                                  struct terse_error *error);
 
