@@ -362,6 +362,14 @@ TERSE_API enum terse_status terse_session_set_sampling(struct terse_session *ses
 /* Chooses the next token from the current logits, by the defaults unless terse_session_set_sampling was called; does not append it. */
 TERSE_API enum terse_status terse_session_sample(struct terse_session *session, int32_t *token, struct terse_error *error);
 
+/* From here on terse_session_sample chooses only tokens that continue a JSON text, and what terse_session_decode appends is taken as that
+ * text; a text that is whole is followed by a token that ends (terse_token_ends). `schema` is a JSON schema, or NULL: any object. What of
+ * JSON Schema is understood: type, properties, required, additionalProperties, items, minItems, maxItems, enum and const; TERSE_E_ARGUMENT
+ * names any other keyword, and leaves the session as it was. */
+TERSE_API enum terse_status terse_session_require_json(struct terse_session *session, const char *schema,
+                                                       struct terse_error *error);
+TERSE_API void terse_session_allow_any_text(struct terse_session *session);
+
 struct terse_logprob {
     int32_t token;
     float logprob; /* natural log of its probability by the model: no setting of sampling counts */

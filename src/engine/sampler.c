@@ -3,6 +3,7 @@
 
 #include "base/memory.h"
 #include "base/random.h"
+#include "engine/json_constraint.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -169,6 +170,7 @@ int32_t sampler_choose(struct sampler *sampler, const float *logits) {
     for (uint32_t i = 0; i < n; i++) c[i] = (struct candidate){isnan(logits[i]) ? -INFINITY : logits[i], (int32_t)i, 0};
     for (size_t i = 0; i < s->n_biases; i++) c[sampler->biases[i].token].logit += sampler->biases[i].bias;
     if (penalises(s)) penalise(sampler, c);
+    if (sampler->json && !json_constraint_filter(sampler->json, c, n)) return -1;
     if (s->temperature == 0) return greedy(c, n);
 
     if (s->top_k && s->top_k < n) {

@@ -3,14 +3,11 @@
 #define TERSE_ENGINE_SAMPLER_H
 
 #include "base/status.h"
+#include "engine/candidate.h"
 
 #define SAMPLE_HISTORY 4096 /* most tokens that a repeat penalty can look at */
 
-struct candidate {
-    float logit;
-    int32_t token;
-    float surprise; /* of the typical filter: how far from what is expected */
-};
+struct json_constraint; /* engine/json_constraint.h */
 
 struct sampler {
     struct terse_sampling settings;
@@ -19,7 +16,8 @@ struct sampler {
     uint32_t vocabulary;
     struct candidate *candidates; /* [vocabulary] scratch */
     int32_t history[SAMPLE_HISTORY];
-    uint64_t seen; /* tokens ever added; history is a ring */
+    uint64_t seen;                      /* tokens ever added; history is a ring */
+    const struct json_constraint *json; /* what the next token must fit, or NULL; its owner's */
 };
 
 enum terse_status sampler_init(struct sampler *sampler, uint32_t vocabulary, struct terse_error *error);
@@ -30,7 +28,7 @@ void sampler_forget(struct sampler *sampler);
 /* A token of the sequence, for the penalty. */
 void sampler_add(struct sampler *sampler, int32_t token);
 /* By the filters of struct terse_sampling, in their order, then a draw. Equal logits rank by token id, so the result is determined by
- * logits, settings and seed. */
+ * logits, settings and seed. -1 where no token fits the JSON text. */
 int32_t sampler_choose(struct sampler *sampler, const float *logits);
 /* What terse_session_logprobs says; the token and n are within the vocabulary. */
 void sampler_logprobs(struct sampler *sampler, const float *logits, int32_t token, float *logprob, struct terse_logprob *top,

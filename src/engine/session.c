@@ -4,6 +4,7 @@
 #include "base/memory.h"
 #include "base/options.h"
 #include "engine/engine.h"
+#include "engine/json_constraint.h"
 #include "engine/sampler.h"
 #include "terse_calibrate.h"
 
@@ -16,6 +17,7 @@ struct terse_session {
     struct method method;
     struct cache *cache;
     struct sampler sampler;
+    struct json_constraint json;
     struct terse_counters counters;
     float *logits; /* [vocabulary] */
     bool has_logits;
@@ -143,6 +145,7 @@ void terse_session_free(struct terse_session *session) {
     if (!session) return;
     kv_of(session)->destroy(session->cache);
     sampler_destroy(&session->sampler);
+    json_constraint_end(&session->json);
     memory_free(session->logits);
     free(session);
 }
@@ -294,6 +297,7 @@ enum terse_status terse_session_decode(struct terse_session *session, const int3
     session->counters.attention_seconds += attention.seconds;
     session->counters.attention_bytes += attention.bytes;
     if (!status) session->counters.decode_tokens += n;
+    for (size_t i = 0; i < n && !status && session->json.schema; i++) json_constraint_take(&session->json, tokens[i]);
     return status;
 }
 
@@ -331,8 +335,23 @@ enum terse_status terse_session_sample(struct terse_session *session, int32_t *t
     if (!session->has_logits)
         return status_fail(error, TERSE_E_ARGUMENT,
                            "nothing to sample from: no tokens have been read since the session was made, reset or filled");
+    if (session->json.schema && session->json.left)
+        return status_fail(error, TERSE_E_ARGUMENT, "the tokens that were appended are not JSON text that the schema allows");
     *token = sampler_choose(&session->sampler, session->logits);
-    return TERSE_OK;
+    return *token >= 0
+               ? TERSE_OK
+               : status_fail(error, TERSE_E_ARGUMENT, "no token of this vocabulary continues the JSON text that the schema allows");
+}
+
+enum terse_status terse_session_require_json(struct terse_session *session, const char *schema, struct terse_error *error) {
+    enum terse_status status = json_constraint_begin(&session->json, model_of(session)->tokenizer, schema, error);
+    if (!status) session->sampler.json = &session->json;
+    return status;
+}
+
+void terse_session_allow_any_text(struct terse_session *session) {
+    session->sampler.json = NULL;
+    json_constraint_end(&session->json);
 }
 
 enum terse_status terse_session_logprobs(struct terse_session *session, int32_t token, float *logprob, struct terse_logprob *top,

@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <cjson/cJSON.h>
 #include <cmocka.h>
 
 enum { TOKENS = 200 };
@@ -364,6 +365,56 @@ static void test_same_seed_same_tokens(void **state) {
     assert_memory_equal(chosen[0], chosen[1], sizeof chosen[0]);
 }
 
+/* A random model writes what the schema asks for, whatever the seed, and then ends. */
+static void test_json_text(void **state) {
+    (void)state;
+    static const char schema[] = "{\"type\":\"object\",\"properties\":{\"colour\":{\"enum\":[\"red\",\"green\"]},\"n\":{\"type\":"
+                                 "\"boolean\"}},\"required\":[\"colour\",\"n\"],\"additionalProperties\":false}";
+    struct terse_session *session = open_session("f16", TERSE_PREFILL_EXACT);
+    struct terse_error error;
+    assert_int_equal(terse_session_prefill(session, tokens, 20, NULL, &error), TERSE_OK);
+    expect(terse_session_require_json(session, "{\"minimum\":1}", &error), TERSE_E_ARGUMENT, &error, "minimum");
+    for (uint64_t seed = 1; seed <= 5; seed++) {
+        struct terse_sampling sampling = terse_sampling_defaults();
+        struct terse_detokenizer *detokenizer;
+        char text[1024] = "";
+        int32_t token;
+        size_t n;
+        sampling.seed = seed;
+        sampling.temperature = 1.5f;
+        assert_int_equal(terse_session_set_sampling(session, &sampling, &error), TERSE_OK);
+        assert_int_equal(terse_detokenizer_new(model, false, &detokenizer, &error), TERSE_OK);
+        assert_int_equal(terse_session_require_json(session, schema, &error), TERSE_OK);
+        while (assert_int_equal(terse_session_sample(session, &token, &error), TERSE_OK), !terse_token_ends(model, token)) {
+            assert_int_equal(terse_session_decode(session, &token, 1, NULL, &error), TERSE_OK);
+            const char *piece = terse_detokenizer_push(detokenizer, token, &n);
+            assert_true(strlen(text) + n < sizeof text);
+            strncat(text, piece, n);
+        }
+        cJSON *value = cJSON_ParseWithOpts(text, NULL, true);
+        if (!value) fail_msg("not JSON: %s", text);
+        const char *colour = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(value, "colour"));
+        assert_true(colour && (strcmp(colour, "red") == 0 || strcmp(colour, "green") == 0));
+        assert_true(cJSON_IsBool(cJSON_GetObjectItemCaseSensitive(value, "n")));
+        assert_int_equal(cJSON_GetArraySize(value), 2);
+        cJSON_Delete(value);
+        terse_detokenizer_free(detokenizer);
+    }
+    assert_int_equal(terse_session_require_json(session, schema, &error), TERSE_OK);
+    assert_int_equal(terse_session_decode(session, tokens, 3, NULL, &error), TERSE_OK); /* no JSON */
+    int32_t token;
+    expect(terse_session_sample(session, &token, &error), TERSE_E_ARGUMENT, &error, "not JSON");
+    terse_session_allow_any_text(session);
+    assert_int_equal(terse_session_sample(session, &token, &error), TERSE_OK);
+    struct terse_logprob top[2];
+    float logprob;
+    assert_int_equal(terse_session_logprobs(session, 0, &logprob, top, 2, &error), TERSE_OK);
+    assert_true(top[0].logprob >= top[1].logprob && top[1].logprob >= logprob && logprob < 0);
+    expect(terse_session_logprobs(session, (int32_t)info.vocabulary, NULL, NULL, 0, &error), TERSE_E_ARGUMENT, &error,
+           "vocabulary");
+    terse_session_free(session);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_steps_equal_prefill),   cmocka_unit_test(test_sink_first),
@@ -371,7 +422,7 @@ int main(void) {
         cmocka_unit_test(test_streaming_is_endless),  cmocka_unit_test(test_limits),
         cmocka_unit_test(test_limits_of_streaming),   cmocka_unit_test(test_fill_random),
         cmocka_unit_test(test_random_codebook),       cmocka_unit_test(test_interruption),
-        cmocka_unit_test(test_same_seed_same_tokens),
+        cmocka_unit_test(test_same_seed_same_tokens), cmocka_unit_test(test_json_text),
     };
     return cmocka_run_group_tests(tests, load_model, free_model);
 }

@@ -1,0 +1,84 @@
+/* JSON text, byte by byte: whether what has been written can still become a value that a schema allows. For sampling that only lets such text
+ * through.
+ *
+ * Whitespace runs to JSON_SPACES bytes and numbers to JSON_NUMBER, so that a text cannot go on without saying anything. Strings are
+ * UTF-8 and hold no lone surrogates (RFC 8259 with the restrictions of RFC 7493).
+ *
+ * Of JSON Schema: type (one or several), properties, required, additionalProperties (true or false), items, minItems, maxItems, enum,
+ * const; title, description, default, examples, $schema, $id and $comment say nothing about a value. Any other keyword is refused by name.
+ * Properties stand in any order, each once. */
+#ifndef TERSE_TEXT_JSON_FILTER_H
+#define TERSE_TEXT_JSON_FILTER_H
+
+#include "base/status.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define JSON_DEPTH 64      /* of objects and arrays within one another */
+#define JSON_PROPERTIES 64 /* of an object, and choices of an enum */
+#define JSON_SPACES 20
+#define JSON_NUMBER 40
+
+/* Kinds of values, as bits. */
+enum {
+    JSON_OBJECT = 1,
+    JSON_ARRAY = 2,
+    JSON_STRING = 4,
+    JSON_NUMBERS = 8,
+    JSON_INTEGER = 16,
+    JSON_BOOLEAN = 32,
+    JSON_NULL = 64,
+    JSON_ANY = 127
+};
+
+/* What a value may be. Names and choices are as they are written, names without quotes. */
+struct json_node {
+    unsigned kinds;
+    uint32_t properties, n_properties; /* the first one's number */
+    uint64_t required;                 /* of them, as bits */
+    bool additional;                   /* names beside them are allowed, with any value */
+    uint32_t items;                    /* node */
+    uint32_t items_least, items_most;
+    uint32_t choices, n_choices; /* 0: any value of the kinds */
+};
+
+struct json_schema {
+    struct json_node *node; /* node 0 is any value, node 1 the whole text */
+    char **property;        /* names */
+    uint32_t *property_node;
+    char **choice;
+    uint32_t nodes, properties, choices;
+};
+
+/* Of a schema's text; NULL: any object. */
+enum terse_status json_schema_new(const char *text, struct json_schema **schema, struct terse_error *error);
+void json_schema_free(struct json_schema *schema);
+
+struct json_frame {
+    uint32_t node, count; /* items of an array so far */
+    uint64_t seen;        /* properties of an object so far */
+    bool object;
+};
+
+/* Where a text is; plain data, to be copied. */
+struct json_state {
+    uint8_t where, step, spaces, utf8_left, utf8_low, utf8_high, word;
+    bool low_surrogate; /* must come next */
+    uint16_t unit;      /* of an escape \u so far */
+    uint32_t node, at;  /* of the value that is next or being written; bytes of it so far */
+    uint64_t possible;  /* names or choices that begin with these bytes */
+    uint32_t depth;
+    struct json_frame frame[JSON_DEPTH];
+};
+
+struct json_state json_begin(void);
+/* Takes text[n]; false where it cannot be continued to an allowed value, and then the state is of no more use. */
+bool json_push(const struct json_schema *schema, struct json_state *state, const char *text, size_t n);
+/* Whether json_push would return true. */
+bool json_allows(const struct json_schema *schema, const struct json_state *state, const char *text, size_t n);
+/* Whether the text may end here. */
+bool json_may_end(const struct json_schema *schema, const struct json_state *state);
+
+#endif
