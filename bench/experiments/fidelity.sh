@@ -210,7 +210,7 @@ step_domains() {
 step_terse() {
     local b methods=() others='q8_0 q4_0 kivi-4 kivi-2' learned='antkv-4 antkv-2 antkv-1 million-4 commvq-2 commvq-1'
     for b in $rates; do methods+=("terse-$b"); done
-    for b in $rates; do methods+=("terse-$b:profile=none"); done
+    for b in $rates; do methods+=("terse-$b:codebook=none"); done
     profile "$model" "$work"
     # shellcheck disable=SC2086
     measure "$(join f16 "${methods[@]}" $others $learned)" default

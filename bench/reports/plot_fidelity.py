@@ -26,7 +26,7 @@ RATES = ("4", "3", "2", "1", "0.5")
 # Name, runs joined by a line, colour, marker, filled.
 FAMILIES = [
     ("terse", [f"terse-{r}" for r in RATES], "#b3123f", "o", True),
-    ("terse, no profile", [f"terse-{r}:profile=none" for r in RATES], "#b3123f", "o", False),
+    ("terse, no profile", [f"terse-{r}:codebook=none" for r in RATES], "#b3123f", "o", False),
     ("AnTKV, 1% anchors", [f"antkv-{b}" for b in BITS], "#0b6e99", "o", True),
     ("AnTKV, no anchors", [f"antkv-{b}:anchors=0%" for b in BITS], "#0b6e99", "o", False),
     ("CQ", [f"cq-{b}" for b in BITS], "#6a3d9a", "s", False),

@@ -17,7 +17,7 @@ LENGTHS = (4096, 8192, 16384, 32000)
 RUNS = (
     ["f16", "q8_0", "q4_0", "kivi-4", "kivi-2", "antkv-4", "antkv-2", "antkv-1", "million-4", "commvq-2", "commvq-1"]
     + [f"terse-{r}" for r in RATES]
-    + [f"terse-{r}:profile=none" for r in RATES]
+    + [f"terse-{r}:codebook=none" for r in RATES]
 )
 
 # At most, by issue: rate -> bits, (model -> divergence), ratio on lab-27m, divergence without a profile.
@@ -52,7 +52,7 @@ def row(results, run, protocol):
     if p is None:
         return None
     ratio, error = p.ratio()
-    cells = [name_of(run) if not run.startswith("terse") else run.replace(":profile=none", ", no profile"), f"{p.bits:.2f}"]
+    cells = [name_of(run) if not run.startswith("terse") else run.replace(":codebook=none", ", no profile"), f"{p.bits:.2f}"]
     if run == "f16" and protocol == "default":
         return cells + ["1", "0", "0", "0", "100.0"]
     return cells + [
@@ -86,7 +86,7 @@ def verdict(value, most):
 def aims(results):
     model, rows = results.setup["model"], []
     for rate, (bits, divergence, ratio, without) in TARGETS.items():
-        p, n = results.positions(f"terse-{rate}", "default"), results.positions(f"terse-{rate}:profile=none", "default")
+        p, n = results.positions(f"terse-{rate}", "default"), results.positions(f"terse-{rate}:codebook=none", "default")
         if p is None:
             continue
         cells = [f"terse-{rate}", f"{p.bits:.2f} ({'met' if p.bits <= bits else 'missed'}: {bits})"]
