@@ -275,7 +275,10 @@ static void channels(struct codec_shape shape, const void *page, float *to) {
  * and looks them up there, at the same cost for any width; other tiers load a row for each code. With 4096 centroids the codebook's own
  * memory bounds every algorithm: 1 MB for a head is half of what f16 reads of 8192 tokens. The AVX-512 figures of 12 bits, 8-bit
  * centroids and accumulating, are of one thread of a Zen 4 with the codebook in its second-level cache, f16 taking 13: each line from
- * there, one per code, takes half a nanosecond. */
+ * there, one per code, takes half a nanosecond.
+ *
+ * AVX2 reads keys of up to eight bits by 16-bit centroids instead of decoding them to halves: from the cache, where f16 takes 15, 23 instead
+ * of 36 for 2 x 8, 15 instead of 26 for 4 x 8, 14 instead of 23 for 8 x 8. */
 
 /* Keys by look-up, wherever tables stay small; but in registers narrow codes are read faster. */
 static bool by_table(struct codec_shape shape) {
