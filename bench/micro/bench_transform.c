@@ -92,7 +92,7 @@ static void make_work(const struct tier *k, const struct kind *kind, size_t rows
     w->page_bytes = kind == kinds ? PAGE_BYTES_F16(hd) : PAGE_BYTES_Q4_0(hd);
     if (kind->rate > 0) {
         make_layout(kind->rate, hd, &w->layout);
-        w->page_bytes = PAGE_BYTES_TRANSFORM(w->layout.bits);
+        w->page_bytes = PAGE_BYTES_TRANSFORM(w->layout.nibbles);
     }
     fill_bytes(&random, w->bytes, sizeof w->bytes);
     fill_bytes(&random, w->weights, sizeof w->weights);

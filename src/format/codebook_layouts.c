@@ -43,7 +43,6 @@ static void share(const struct terse_codebook *codebook, const struct codebook_l
     else
         for (int side = CODEC_KEYS; side <= CODEC_VALUES; side++)
             if (n[side]) transform_share_bits(work->shares + (side == CODEC_KEYS ? 0 : n[CODEC_KEYS]), n[side], hd, rate[side]);
-    transform_pair_bits(work->shares, all, hd);
     for (size_t i = 0; i < all; i++) {
         int side = i < n[CODEC_KEYS] ? CODEC_KEYS : CODEC_VALUES;
         transform_layout_set(work->shares[i].quad_bits, hd, &layouts->layout[side][i - (side == CODEC_KEYS ? 0 : n[CODEC_KEYS])]);

@@ -13,8 +13,7 @@
  *   comm  keys   u8 gain[64]; for each group and round 64 codes of 12 bits in two planes, as pq's; zeros up to a multiple of
  *         64 bytes
  *   additive  values u8 gain[64]; u8 codes[8][bits of a code]: bit j of byte [o][i] is bit i of token 8 o + j's
- *   transform  u8 gain[64]; the layout's planes one after another, 32 bytes for each bit of a code, see below; zeros up to a multiple of
- *         64 bytes
+ *   transform  u8 gain[64]; the layout's nibbles one after another, 128 bytes each, see below
  *   pq    keys and values: for each of the hd/width sub-vectors 64 codes of `bits` bits in at most four planes, see below; zeros
  *         up to a multiple of 64 bytes
  *
@@ -37,11 +36,12 @@
  * the lowest bit of the first byte; the planes follow one another. So 8-bit codes are bytes, 4-bit codes nibbles (the even token's
  * the lower), a single bit is one of a 64-bit mask, and no bit is wasted.
  *
- * transform: a plane has the codes of four components i of 64 tokens t, in eight octets v = t / 8. A code's place in its octet is byte
- * j = 4 (t % 8) + i of keys and j = 16 (t % 8 / 4) + 4 i + t % 4 of values: the components of a key, or the tokens of a value's
- * component, are the four bytes of a word. Of 1 bit: bit v of byte j. Of 2 bits: bits 2 (v / 2) and the next of byte 32 (v % 2) + j.
- * Of 4 bits: bits 4 (v / 2 % 2) to the next three of byte 64 (v / 4) + 32 (v % 2) + j. Of 3 bits: the upper two as those of 2 bits, in
- * the first 64 bytes, the lowest as that of 1 bit in the others. So 64 bytes, shifted and masked, are the codes of 16 tokens in a row.
+ * transform: a nibble has four bits of four components i of 64 tokens t, in eight octets v = t / 8: bits 4 (v / 2 % 2) to the next three of
+ * byte 64 (v / 4) + 32 (v % 2) + j, where j = 4 (t % 8) + i of keys and j = 16 (t % 8 / 4) + 4 i + t % 4 of values: the components of a
+ * key, or the tokens of a value's component, are the four bytes of a word. So 64 bytes, masked or shifted, are the codes of 16 tokens
+ * in a row. A stream of bits, of each component i one, is written into nibbles from the highest bit down; the stream of component i goes on
+ * from the end of component i - 1's, and that of component 0 from the end of component 3's, as if it were a ring. Its last nibble lies
+ * before its first.
  */
 #ifndef TERSE_FORMAT_PAGE_LAYOUT_H
 #define TERSE_FORMAT_PAGE_LAYOUT_H
@@ -68,8 +68,7 @@
 
 #define PAGE_BYTES_ADDITIVE(bits) ((size_t)PAGE_TOKENS + (size_t)PAGE_TOKENS / 8 * (bits)) /* bits a multiple of 32 */
 
-#define PAGE_TRANSFORM_PLANE(bits) ((size_t)32 * (bits))
-#define PAGE_BYTES_TRANSFORM(bits) \
-    (((size_t)PAGE_TOKENS + (size_t)PAGE_TOKENS / 8 * (bits) + 63) / 64 * 64) /* bits of a token's codes */
+#define PAGE_TRANSFORM_NIBBLE 128
+#define PAGE_BYTES_TRANSFORM(nibbles) ((size_t)PAGE_TOKENS + (size_t)(nibbles)*PAGE_TRANSFORM_NIBBLE)
 
 #endif

@@ -8,69 +8,106 @@
 
 /* ---- Levels */
 
-/* Max 1960's levels in such units that whole numbers come close: 0, 0.2, 1 and 2 % more distortion than his. */
+/* GAUSSIAN_4: Max 1960's levels in such units that whole numbers come close, 2 % more distortion than his. TRELLIS and PAIR: found by
+ * alternating between best paths and means of what took each window, from random beginnings, then by trying whole numbers. */
 const int8_t transform_levels[TRANSFORM_TABLES][16] = {
-    [TRANSFORM_GAUSSIAN_1] = {-1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1},
-    [TRANSFORM_GAUSSIAN_2] = {-7, -2, 2, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7},
-    [TRANSFORM_GAUSSIAN_3] = {-8, -5, -3, -1, 1, 3, 5, 8, 8, 8, 8, 8, 8, 8, 8, 8},
     [TRANSFORM_GAUSSIAN_4] = {-20, -15, -12, -9, -7, -5, -3, -1, 1, 3, 5, 7, 9, 12, 15, 20},
-    [TRANSFORM_UNIFORM_1] = {-1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1},
-    [TRANSFORM_UNIFORM_2] = {-3, -1, 1, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3},
-    [TRANSFORM_UNIFORM_3] = {-7, -5, -3, -1, 1, 3, 5, 7, 7, 7, 7, 7, 7, 7, 7, 7},
     [TRANSFORM_UNIFORM_4] = {-15, -13, -11, -9, -7, -5, -3, -1, 1, 3, 5, 7, 9, 11, 13, 15},
+    [TRANSFORM_UNIFORM_1] = {-1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1},
+    [TRANSFORM_UNIFORM_2] = {-3, -1, 1, 3, -3, -1, 1, 3, -3, -1, 1, 3, -3, -1, 1, 3},
+    [TRANSFORM_UNIFORM_3] = {-7, -5, -3, -1, 1, 3, 5, 7, -7, -5, -3, -1, 1, 3, 5, 7},
+    [TRANSFORM_TRELLIS_1] = {3, -3, 7, -1, -3, 3, 1, -7, -3, 3, -1, 5, 2, -3, -5, 2},
+    [TRANSFORM_TRELLIS_2] = {1, 4, -2, -8, -2, 1, -5, 8, 5, -4, 3, 0, -5, -1, 1, 4},
+    [TRANSFORM_TRELLIS_3] = {2, -1, 0, 4, -5, 1, -3, 7, -7, 0, 5, -2, -1, -4, 3, 2},
+    [TRANSFORM_PAIR_FIRST] = {2, -6, 6, -1, 8, -3, 1, 1, 0, 5, -8, -3, -5, 3, -3, 4},
+    [TRANSFORM_PAIR_SECOND] = {7, -5, -3, 0, -1, 1, 3, -8, -3, 3, 1, 8, 3, -4, -4, 3},
 };
+const uint8_t transform_largest[TRANSFORM_TABLES] = {20, 15, 1, 3, 7, 7, 8, 7, 8, 8};
+const uint8_t transform_new_bits[TRANSFORM_TABLES] = {4, 4, 1, 2, 3, 1, 2, 3, 2, 0};
 
-const float transform_distortion[TRANSFORM_BITS_MAX + 1] = {1,        0.36338f, 0.11772f,  0.03490f, 0.00967f,
+const float transform_distortion[TRANSFORM_BITS_MAX + 1] = {1,        0.3107f,  0.0924f,   0.0293f,  0.00967f,
                                                             0.00349f, 0.00104f, 0.000304f, 0.000087f};
 
-/* Unit of the levels of a Gaussian's quantizer of 1 to 4 bits, with the least distortion; step of its best uniform one of 5 to 8 bits
- * (Max 1960, table II), whose levels are half steps. */
-static const float gaussian_unit[] = {0.79788f, 0.21621f, 0.26685f, 0.13636f};
+/* Unit of the levels of a table of a Gaussian; step of its best uniform quantizer of 5 to 8 bits (Max 1960, table II), whose levels are half
+ * steps. */
+static const float gaussian_unit[TRANSFORM_TABLES] = {
+    [TRANSFORM_GAUSSIAN_4] = 0.13636f, [TRANSFORM_TRELLIS_1] = 0.236722f,  [TRANSFORM_TRELLIS_2] = 0.263897f,
+    [TRANSFORM_TRELLIS_3] = 0.343456f, [TRANSFORM_PAIR_FIRST] = 0.201067f, [TRANSFORM_PAIR_SECOND] = 0.201067f};
 static const float uniform_step[] = {0.1881f, 0.1041f, 0.0569f, 0.0308f};
 
 /* ---- Layout */
 
-static struct transform_plane gaussian_plane(uint8_t quad, uint8_t bits) {
-    return (struct transform_plane){
-        .quad = quad, .bits = bits, .table = (uint8_t)(TRANSFORM_GAUSSIAN_1 + bits - 1), .scale = gaussian_unit[bits - 1]};
+/* Here `bits` are those of a component that have been given away, upper ones and stream in a row. */
+static void add_plane(struct transform_layout *layout, size_t bits, size_t quad, unsigned table, float scale) {
+    size_t last = bits - 1;
+    layout->plane[layout->planes++] = (struct transform_plane){.quad = (uint8_t)quad,
+                                                               .nibble = (uint8_t)(last / TRANSFORM_NIBBLE_BITS),
+                                                               .table = (uint8_t)(4 * table + last % TRANSFORM_NIBBLE_BITS),
+                                                               .largest = transform_largest[table],
+                                                               .scale = scale};
+}
+
+static void add_gaussian(struct transform_layout *layout, size_t *bits, size_t quad, unsigned table) {
+    *bits += transform_new_bits[table];
+    add_plane(layout, *bits, quad, table, gaussian_unit[table]);
 }
 
 /* A code's level is step (code - (2^bits - 1) / 2): of its upper 4 bits step 2^low / 2 (2 upper - 15), of the `low` others
  * step / 2 (2 lower - (2^low - 1)). */
-static struct transform_plane uniform_plane(uint8_t quad, uint8_t bits, bool upper) {
-    int low = bits - TRANSFORM_PLANE_BITS, own = upper ? TRANSFORM_PLANE_BITS : low;
-    float step = uniform_step[bits - TRANSFORM_PLANE_BITS - 1] * (upper ? (float)(1 << low) : 1);
-    return (struct transform_plane){
-        .quad = quad, .bits = (uint8_t)own, .table = (uint8_t)(TRANSFORM_UNIFORM_1 + own - 1), .upper = upper, .scale = step / 2};
+static void add_uniform(struct transform_layout *layout, size_t *bits, size_t quad, unsigned own_bits, bool upper) {
+    unsigned low = own_bits - TRANSFORM_NIBBLE_BITS, own = upper ? TRANSFORM_NIBBLE_BITS : low;
+    float step = uniform_step[low - 1] * (upper ? (float)(1u << low) : 1);
+    *bits += own;
+    add_plane(layout, *bits, quad, own == TRANSFORM_NIBBLE_BITS ? TRANSFORM_UNIFORM_4 : TRANSFORM_UNIFORM_1 + own - 1, step / 2);
 }
 
-static void add_plane(struct transform_layout *layout, struct transform_plane plane) {
-    layout->plane[layout->planes++] = plane;
-    layout->bits = (uint16_t)(layout->bits + TRANSFORM_QUAD * plane.bits);
+/* All quads of a rank: in terms of size, the lower plane of a quad of b bits stands with the quads of b - 4. Quads of 1 bit write
+ * two bits for two of them. */
+static void add_rank(struct transform_layout *layout, size_t *bits, unsigned rank) {
+    const uint8_t *own = layout->quad_bits;
+    for (size_t quad = 0; quad < layout->quads; quad++) {
+        if (own[quad] == rank + TRANSFORM_NIBBLE_BITS)
+            add_uniform(layout, bits, quad, own[quad], false);
+        else if (own[quad] != rank)
+            continue;
+        else if (rank > TRANSFORM_NIBBLE_BITS)
+            add_uniform(layout, bits, quad, rank, true);
+        else if (rank == TRANSFORM_NIBBLE_BITS)
+            add_gaussian(layout, bits, quad, TRANSFORM_GAUSSIAN_4);
+        else if (rank == 1 && quad + 1 < layout->quads) {
+            add_gaussian(layout, bits, quad, TRANSFORM_PAIR_FIRST);
+            add_gaussian(layout, bits, ++quad, TRANSFORM_PAIR_SECOND);
+        } else
+            add_gaussian(layout, bits, quad, TRANSFORM_TRELLIS_1 + rank - 1);
+    }
 }
 
 void transform_layout_set(const uint8_t *quad_bits, uint32_t head_dim, struct transform_layout *layout) {
     uint32_t quads = head_dim / TRANSFORM_QUAD;
+    size_t bits = 0;
     memset(layout, 0, sizeof *layout);
     memcpy(layout->quad_bits, quad_bits, quads);
     while (layout->quads < quads && quad_bits[layout->quads]) layout->quads++;
-    /* In terms of size, the lower plane of a quad of b bits stands with the quads of b - 4. */
-    for (int rank = TRANSFORM_BITS_MAX; rank > 0; rank--) {
-        for (uint8_t quad = 0; quad < layout->quads; quad++) {
-            uint8_t bits = quad_bits[quad];
-            if (bits == rank)
-                add_plane(layout, bits > TRANSFORM_PLANE_BITS ? uniform_plane(quad, bits, true) : gaussian_plane(quad, bits));
-            else if (bits == rank + TRANSFORM_PLANE_BITS)
-                add_plane(layout, uniform_plane(quad, bits, false));
-        }
+    for (unsigned rank = TRANSFORM_BITS_MAX; rank > 0; rank--) {
+        if (rank == TRANSFORM_NIBBLE_BITS - 1) layout->stream = (uint16_t)(bits / TRANSFORM_NIBBLE_BITS);
+        add_rank(layout, &bits, rank);
     }
+    layout->nibbles = (uint16_t)((bits + TRANSFORM_NIBBLE_BITS - 1) / TRANSFORM_NIBBLE_BITS);
+    for (size_t p = 0; p < layout->planes; p++) /* the stream's last nibble lies before its first */
+        if (layout->plane[p].nibble >= layout->stream)
+            layout->plane[p].nibble = (uint8_t)transform_place(layout, layout->plane[p].nibble - layout->stream);
 }
 
 void transform_layout_first(const struct transform_layout *layout, unsigned bits, struct transform_layout *first) {
+    unsigned sum = 0;
     memset(first, 0, sizeof *first);
-    for (uint16_t p = 0; p < layout->planes && first->bits < bits; p++) {
-        add_plane(first, layout->plane[p]);
-        if (layout->plane[p].quad >= first->quads) first->quads = (uint16_t)(layout->plane[p].quad + 1);
+    first->nibbles = layout->nibbles;
+    first->stream = layout->stream;
+    for (uint16_t p = 0; p < layout->planes && sum < bits; p++) {
+        const struct transform_plane *plane = &layout->plane[p];
+        first->plane[first->planes++] = *plane;
+        if (plane->quad >= first->quads) first->quads = (uint16_t)(plane->quad + 1);
+        sum += TRANSFORM_QUAD * transform_new_bits[transform_table_of(plane)];
     }
 }
 
@@ -123,39 +160,75 @@ static double saving(const struct transform_share *share, size_t quad, int b) {
     return exp2((double)share->importance) * power * (double)(transform_distortion[b - 1] - transform_distortion[b]);
 }
 
-/* Bits of quads at a price: as many as save more than it costs. Returns their sum. */
-static uint64_t bits_at(const struct transform_share *shares, size_t n, size_t quads, double price) {
-    uint64_t sum = 0;
-    for (size_t s = 0; s < n; s++) {
-        for (size_t quad = 0; quad < quads; quad++) {
-            int b = 0;
-            while (saving(&shares[s], quad, b + 1) > price) b++;
-            shares[s].quad_bits[quad] = (uint8_t)b;
-            sum += (uint64_t)b;
-        }
+/* The quad that gains most by a bit more, or loses least by one less; quads: there is none. */
+static size_t neediest(const struct transform_share *share, size_t quads) {
+    double most = 0;
+    size_t best = quads;
+    for (size_t quad = 0; quad < quads; quad++) {
+        double own = saving(share, quad, share->quad_bits[quad] + 1);
+        if (own > most) best = quad, most = own;
     }
+    return best;
+}
+
+static size_t cheapest(const struct transform_share *share, size_t quads) {
+    double least = INFINITY;
+    size_t best = quads;
+    for (size_t quad = 0; quad < quads; quad++) {
+        if (!share->quad_bits[quad]) continue;
+        double own = saving(share, quad, share->quad_bits[quad]);
+        if (own <= least) best = quad, least = own;
+    }
+    return best;
+}
+
+/* What a nibble more saves a share, of which it gets one if `keep`; 0: it cannot take one. */
+static double nibble_saving(const struct transform_share *share, size_t quads, bool keep) {
+    size_t added[4], n = 0;
+    double sum = 0;
+    for (; n < 4 && (added[n] = neediest(share, quads)) < quads; n++) sum += saving(share, added[n], ++share->quad_bits[added[n]]);
+    if (n < 4) sum = 0;
+    for (size_t i = 0; i < n && (!keep || n < 4); i++) share->quad_bits[added[i]]--;
     return sum;
 }
 
-/* One more bit to the quad for which it saves most; false: no quad can take one. */
-static bool add_bit(const struct transform_share *shares, size_t n, size_t quads) {
-    double most = 0;
-    uint8_t *best = NULL;
-    for (size_t s = 0; s < n; s++) {
-        for (size_t quad = 0; quad < quads; quad++) {
-            double own = saving(&shares[s], quad, shares[s].quad_bits[quad] + 1);
-            if (own <= most) continue;
-            most = own;
-            best = &shares[s].quad_bits[quad];
-        }
+/* Bits of a share's quads at a price of each bit: as many as save more than it costs, but that the last one to three of them go if they and
+ * the next ones do not save what a nibble costs. Returns how many nibbles. */
+static unsigned nibbles_at(const struct transform_share *share, size_t quads, double price) {
+    unsigned sum = 0;
+    for (size_t quad = 0; quad < quads; quad++) {
+        int b = 0;
+        while (saving(share, quad, b + 1) > price) b++;
+        share->quad_bits[quad] = (uint8_t)b;
+        sum += (unsigned)b;
     }
-    if (best) ++*best;
-    return best != NULL;
+    unsigned rest = sum % TRANSFORM_NIBBLE_BITS;
+    for (unsigned i = 0; i < rest; i++) share->quad_bits[cheapest(share, quads)]--;
+    bool one_more = rest && nibble_saving(share, quads, false) > TRANSFORM_NIBBLE_BITS * price;
+    if (one_more) nibble_saving(share, quads, true);
+    return sum / TRANSFORM_NIBBLE_BITS + one_more;
 }
 
-/* In quads' bits. */
+static uint64_t all_nibbles_at(const struct transform_share *shares, size_t n, size_t quads, double price) {
+    uint64_t sum = 0;
+    for (size_t s = 0; s < n; s++) sum += nibbles_at(&shares[s], quads, price);
+    return sum;
+}
+
+/* One more nibble to the share for which it saves most; false: none can take one. */
+static bool add_nibble(const struct transform_share *shares, size_t n, size_t quads) {
+    double most = 0;
+    const struct transform_share *best = NULL;
+    for (size_t s = 0; s < n; s++) {
+        double own = nibble_saving(&shares[s], quads, false);
+        if (own > most) best = &shares[s], most = own;
+    }
+    return best && nibble_saving(best, quads, true) > 0;
+}
+
+/* In nibbles. */
 static uint64_t budget_of(size_t n, uint32_t head_dim, double rate) {
-    return (uint64_t)(rate * (double)n * (double)(head_dim / TRANSFORM_QUAD) + 1e-6);
+    return (uint64_t)(rate * (double)n * (double)(head_dim / TRANSFORM_QUAD) / TRANSFORM_NIBBLE_BITS + 1e-6);
 }
 
 void transform_share_bits(const struct transform_share *shares, size_t n, uint32_t head_dim, double rate) {
@@ -163,11 +236,11 @@ void transform_share_bits(const struct transform_share *shares, size_t n, uint32
     uint64_t budget = budget_of(n, head_dim, rate), sum;
     double low = 0, high = 0;
     for (size_t s = 0; s < n; s++) high = fmax(high, saving(&shares[s], 0, 1));
-    /* The least price that stays within the budget, then one bit after another where prices tie. */
-    if ((sum = bits_at(shares, n, quads, low)) <= budget) return;
-    for (int i = 0; i < 80 && low < high; i++) {
+    /* The least price that stays within the budget, then one nibble after another where prices tie. */
+    if (all_nibbles_at(shares, n, quads, low) <= budget) return;
+    for (int i = 0; i < 60 && low < high; i++) {
         double price = low > 0 ? sqrt(low * high) : high * 1e-12;
-        if (bits_at(shares, n, quads, price) > budget)
+        if (all_nibbles_at(shares, n, quads, price) > budget)
             low = price;
         else if (price < high)
             high = price;
@@ -175,72 +248,10 @@ void transform_share_bits(const struct transform_share *shares, size_t n, uint32
             break;
         if (low == 0 && high < 1e-290) break;
     }
-    sum = bits_at(shares, n, quads, high);
-    while (sum < budget && add_bit(shares, n, quads)) sum++;
-}
-
-/* ---- Even sums */
-
-static bool is_odd(const struct transform_share *share, size_t quads) {
-    unsigned sum = 0;
-    for (size_t quad = 0; quad < quads; quad++) sum += share->quad_bits[quad];
-    return sum % 2;
-}
-
-/* The quad that loses least by a bit less, or gains most by one more; what that is in *amount. quads: there is none. */
-static size_t cheapest(const struct transform_share *share, size_t quads, double *amount) {
-    size_t best = quads;
-    *amount = INFINITY;
-    for (size_t quad = 0; quad < quads; quad++) {
-        if (!share->quad_bits[quad]) continue;
-        double own = saving(share, quad, share->quad_bits[quad]);
-        if (own <= *amount) best = quad, *amount = own;
-    }
-    return best;
-}
-
-static size_t neediest(const struct transform_share *share, size_t quads, double *amount) {
-    size_t best = quads;
-    *amount = 0;
-    for (size_t quad = 0; quad < quads; quad++) {
-        double own = saving(share, quad, share->quad_bits[quad] + 1);
-        if (own > *amount) best = quad, *amount = own;
-    }
-    return best;
-}
-
-/* Takes a bit of one share for another; false: the one has none or the other takes none. */
-static bool move_bit(const struct transform_share *from, const struct transform_share *to, size_t quads) {
-    double lost, gained;
-    size_t less = cheapest(from, quads, &lost), more = neediest(to, quads, &gained);
-    if (less == quads || more == quads) return false;
-    from->quad_bits[less]--;
-    to->quad_bits[more]++;
-    return true;
-}
-
-/* What moving a bit costs. */
-static double cost_of_move(const struct transform_share *from, const struct transform_share *to, size_t quads) {
-    double lost, gained;
-    if (cheapest(from, quads, &lost) == quads || neediest(to, quads, &gained) == quads) return INFINITY;
-    return lost - gained;
-}
-
-void transform_pair_bits(const struct transform_share *shares, size_t n, uint32_t head_dim) {
-    size_t quads = head_dim / TRANSFORM_QUAD;
-    const struct transform_share *waiting = NULL;
-    for (size_t s = 0; s < n; s++) {
-        if (!is_odd(&shares[s], quads)) continue;
-        if (!waiting) {
-            waiting = &shares[s];
-            continue;
-        }
-        bool back = cost_of_move(&shares[s], waiting, quads) < cost_of_move(waiting, &shares[s], quads);
-        if (back ? move_bit(&shares[s], waiting, quads) : move_bit(waiting, &shares[s], quads)) waiting = NULL;
-    }
+    sum = all_nibbles_at(shares, n, quads, high);
+    while (sum < budget && add_nibble(shares, n, quads)) sum++;
 }
 
 uint64_t transform_shared_page_bytes(size_t n, uint32_t head_dim, double rate) {
-    uint64_t codes = budget_of(n, head_dim, rate) * PAGE_TRANSFORM_PLANE(1);
-    return (uint64_t)n * PAGE_TOKENS + (codes + 63) / 64 * 64;
+    return (uint64_t)n * PAGE_TOKENS + budget_of(n, head_dim, rate) * PAGE_TRANSFORM_NIBBLE;
 }

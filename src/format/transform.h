@@ -7,10 +7,16 @@
  * for a Gaussian of variance 1, and bits go where they save most: reverse water-filling over all components of a model (Gersho and
  * Gray 1992, chapters 8 and 12; Cover and Thomas, section 10.3). Components of 0 bits are not stored.
  *
- * Four components, neighbours in size, have the same number of bits: a *quad*. A quad of up to 4 bits is one *plane* of codes; one
- * of 5 to 8 bits is two, a plane of the upper 4 bits and one of the others, of which each contributes its own level. How planes
- * lie in a page is format/page_layout.h. All that a reader must know of a layer, KV head and side is its layout, below. Plain C, for
- * C and CUDA C++ alike.
+ * Four components, neighbours in size, have the same number of bits: a *quad*. Codes are stored in *nibbles*: four bits for each of the
+ * four components of a quad. A quad of 4 bits has a nibble of its own, one of 5 to 8 bits the upper 4 bits. All other bits, those
+ * of quads of 1 to 3 bits and the lower ones of 5 to 7, are written one after another into a *stream* of nibbles, in which a level is
+ * looked up not by a quad's own bits alone but by a *window*, the last four bits of the stream: trellis-coded quantization with a
+ * shift register (Marcellin and Fischer 1990, "Trellis coded quantization of memoryless and Gauss-Markov sources"). A component of 1, 2
+ * or 3 bits has 2, 4 or 8 levels to choose from, which differ by what was chosen before, and 16 levels are in use: at the same bits
+ * the error is a sixth to a fifth less than that of a scalar quantizer. The encoder finds the best path (Viterbi); readers look up.
+ *
+ * How nibbles lie in a page is format/page_layout.h. All that a reader must know of a layer, KV head and side is its layout, below.
+ * Plain C, for C and CUDA C++ alike.
  */
 #ifndef TERSE_FORMAT_TRANSFORM_H
 #define TERSE_FORMAT_TRANSFORM_H
@@ -21,58 +27,82 @@
 extern "C" {
 #endif
 
-#define TRANSFORM_QUAD 4       /* components that share a number of bits */
-#define TRANSFORM_BITS_MAX 8   /* of a component */
-#define TRANSFORM_PLANE_BITS 4 /* of a plane, at most */
+#define TRANSFORM_QUAD 4     /* components that share a number of bits */
+#define TRANSFORM_BITS_MAX 8 /* of a component */
+#define TRANSFORM_NIBBLE_BITS 4
 #define TRANSFORM_QUADS_MAX (CODEC_HEAD_DIM_MAX / TRANSFORM_QUAD)
 #define TRANSFORM_PLANES_MAX (2 * TRANSFORM_QUADS_MAX)
 
 /* ---- Levels
  *
- * A plane's level is an integer of at most 20 in magnitude times the plane's scale: so small that readers without wide products sum those
- * of several planes in 16 bits. Planes of quads of up to 4 bits have nearly Lloyd and Max's levels of a Gaussian, planes of the others
- * equally spaced ones, so that two of them add up to a uniform quantizer. */
+ * A level is an integer of at most 20 in magnitude times a scale: so small that readers without wide products sum those of several planes
+ * in 16 bits. */
 
 enum transform_table {
-    TRANSFORM_GAUSSIAN_1,
-    TRANSFORM_GAUSSIAN_2,
-    TRANSFORM_GAUSSIAN_3,
-    TRANSFORM_GAUSSIAN_4,
+    TRANSFORM_GAUSSIAN_4, /* Lloyd and Max's levels of a Gaussian, nearly */
+    TRANSFORM_UNIFORM_4,  /* equally spaced ones, so that two planes add up to a uniform quantizer */
     TRANSFORM_UNIFORM_1,
     TRANSFORM_UNIFORM_2,
     TRANSFORM_UNIFORM_3,
-    TRANSFORM_UNIFORM_4,
+    TRANSFORM_TRELLIS_1, /* by the window, of a quad that has written 1, 2 or 3 bits of it */
+    TRANSFORM_TRELLIS_2,
+    TRANSFORM_TRELLIS_3,
+    TRANSFORM_PAIR_FIRST, /* of two quads that have written 2 bits together */
+    TRANSFORM_PAIR_SECOND,
     TRANSFORM_TABLES
 };
 #define TRANSFORM_LEVEL_MAX 20
-/* [table][code], rising, the first one the last one's negative; codes that a table does not have repeat its last level. */
+/* [table][window], the oldest bit the highest. Of GAUSSIAN_4 and UNIFORM_b the lowest 4 or b bits count. */
 extern const int8_t transform_levels[TRANSFORM_TABLES][16];
+/* The largest magnitude in a table. */
+extern const uint8_t transform_largest[TRANSFORM_TABLES];
+/* Bits of the window that are new: of a pair's first quad those of both. */
+extern const uint8_t transform_new_bits[TRANSFORM_TABLES];
 
-/* Mean squared error of a Gaussian of variance 1 in so many bits, 0 to TRANSFORM_BITS_MAX. */
+/* Mean squared error of a Gaussian of variance 1 in so many bits, 0 to TRANSFORM_BITS_MAX; of 1 to 3 bits in a long stream. */
 extern const float transform_distortion[TRANSFORM_BITS_MAX + 1];
 
 /* ---- Layout */
 
+/* What one look-up adds to a quad: its level is the sum over its planes. */
 struct transform_plane {
-    uint8_t quad;  /* of components 4 quad .. 4 quad + 3 */
-    uint8_t bits;  /* of a code, 1 to TRANSFORM_PLANE_BITS */
-    uint8_t table; /* enum transform_table; its levels have `bits` bits */
-    uint8_t upper; /* 1: the upper plane of two, which the quantizer sets first */
-    float scale;   /* level = integer * scale, of a component of variance 1 */
+    uint8_t quad;    /* of components 4 quad .. 4 quad + 3 */
+    uint8_t nibble;  /* that has the window's last bit; if `written` is 4, all of it */
+    uint8_t table;   /* 4 * enum transform_table + written - 1; the nibble is written so far when the window ends */
+    uint8_t largest; /* transform_largest of the table */
+    float scale;     /* level = integer * scale, of a component of variance 1 */
 };
+
+static inline unsigned transform_table_of(const struct transform_plane *plane) { return plane->table / 4u; }
+static inline unsigned transform_written(const struct transform_plane *plane) { return plane->table % 4u + 1; }
 
 /* The components of a row that are stored, planes in the order of the page: like sizes are neighbours. */
 struct transform_layout {
     uint16_t planes, quads; /* planes; quads with any bits: the first ones */
-    uint16_t bits;          /* of a token's codes, gains not counted: 4 times the sum over planes */
+    uint16_t nibbles,
+        stream; /* nibbles, of 16 bits for each token; those from `stream` on are the stream, whose last is the first of them */
     uint8_t quad_bits[TRANSFORM_QUADS_MAX];
     struct transform_plane plane[TRANSFORM_PLANES_MAX]; /* zeros from `planes` on */
 };
 
-/* The layout of quad_bits[head_dim / 4], which do not rise. */
+/* Where the n-th nibble of the stream lies. */
+static inline unsigned transform_place(const struct transform_layout *layout, unsigned n) {
+    return layout->stream + (n + 1) % (layout->nibbles - layout->stream);
+}
+
+/* The nibble that the stream writes before `nibble`. *turned: that is its last, written for the component before, as if the stream of
+ * all four were a ring. It lies in front, so that who reads the first planes alone needs no more than the front of a page. */
+static inline unsigned transform_before(const struct transform_layout *layout, unsigned nibble, bool *turned) {
+    unsigned stream = layout->stream, nibbles = layout->nibbles;
+    *turned = nibble == (nibbles - stream > 1 ? stream + 1 : stream); /* transform_place(layout, 0) */
+    return *turned ? stream : nibble == stream ? nibbles - 1 : nibble - 1;
+}
+
+/* The layout of quad_bits[head_dim / 4], which do not rise. Where their sum is no multiple of 4, the rest of the last nibble is unused. */
 void transform_layout_set(const uint8_t *quad_bits, uint32_t head_dim, struct transform_layout *layout);
 
-/* Its first planes, as many as make up `bits` bits of a token or all: a layout for readers of components, which has no quad_bits. */
+/* Its first planes, as many as make up `bits` bits of a token or all: a layout for readers of components, which has no quad_bits. Of a
+ * page they read what lies in front of the last nibble of a plane, and that. */
 void transform_layout_first(const struct transform_layout *layout, unsigned bits, struct transform_layout *first);
 
 /* ---- Parameters: floats of one layer, KV head and side, as a codebook keeps them */
@@ -111,13 +141,10 @@ struct transform_share {
     uint8_t *quad_bits; /* [head_dim / 4], written */
 };
 /* Gives `rate` bits per component, on average over shares[n], to where they save most: a quad gets its b-th bit where
- * 2^importance * size^2 * (distortion[b - 1] - distortion[b]) is largest. Spends rate * n * head_dim bits rounded down to a quad's 4, but
- * for what components of size 0 and quads of TRANSFORM_BITS_MAX cannot take. Deterministic. */
+ * 2^importance * size^2 * (distortion[b - 1] - distortion[b]) is largest, but that the bits of each share's quads fill whole nibbles:
+ * their sum is a multiple of 4. Spends rate * n * head_dim bits rounded down to a nibble's 16, but for what components of size 0 and
+ * quads of TRANSFORM_BITS_MAX cannot take. Deterministic. */
 void transform_share_bits(const struct transform_share *shares, size_t n, uint32_t head_dim, double rate);
-
-/* Moves single bits between shares until at most one of them has an odd sum of quads' bits: pages are whole cache lines, and two of such
- * bits fill one. The sum over all stays. */
-void transform_pair_bits(const struct transform_share *shares, size_t n, uint32_t head_dim);
 
 /* Bytes of a page of each of n shares together that were given so many bits by both, where no share's quads are full. */
 uint64_t transform_shared_page_bytes(size_t n, uint32_t head_dim, double rate);

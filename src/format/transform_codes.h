@@ -1,5 +1,5 @@
-/* Where the codes of a plane lie (format/page_layout.h), one at a time. What readers that are not in a hurry use, and tests of those that
- * are. */
+/* The codes of a page of the codec transform, one at a time (format/page_layout.h). What readers that are not in a hurry use, and tests of
+ * those that are. */
 #ifndef TERSE_FORMAT_TRANSFORM_CODES_H
 #define TERSE_FORMAT_TRANSFORM_CODES_H
 
@@ -11,38 +11,36 @@ static inline size_t transform_byte(enum codec_side side, size_t t, size_t i) {
     return side == CODEC_KEYS ? 4 * (t % 8) + i : 16 * (t % 8 / 4) + 4 * i + t % 4;
 }
 
-static inline uint8_t *transform_part(uint8_t *plane, unsigned bits, size_t t, size_t byte, unsigned *shift) {
-    size_t octet = t / 8;
-    switch (bits) {
-    case 1: *shift = (unsigned)octet; return plane + byte;
-    case 2: *shift = (unsigned)(octet / 2 * 2); return plane + 32 * (octet % 2) + byte;
-    default: *shift = (unsigned)(octet / 2 % 2 * 4); return plane + 64 * (octet / 4) + 32 * (octet % 2) + byte;
+static inline unsigned transform_shift(size_t t) { return (unsigned)(t / 16 % 2 * 4); }
+
+/* Sets four bits of a nibble; what was there is overwritten. */
+static inline void transform_put(uint8_t *codes, size_t nibble, enum codec_side side, size_t t, size_t i, unsigned bits) {
+    uint8_t *at = codes + nibble * PAGE_TRANSFORM_NIBBLE + t / 32 * 64 + t / 8 % 2 * 32 + transform_byte(side, t, i);
+    *at = (uint8_t)((*at & ~(15u << transform_shift(t))) | bits << transform_shift(t));
+}
+
+static inline unsigned transform_get(const uint8_t *codes, size_t nibble, enum codec_side side, size_t t, size_t i) {
+    const uint8_t *at = codes + nibble * PAGE_TRANSFORM_NIBBLE + t / 32 * 64 + t / 8 % 2 * 32 + transform_byte(side, t, i);
+    return (unsigned)*at >> transform_shift(t) & 15;
+}
+
+/* A window in its order from a nibble of which the upper `written` bits are the newest, the others those of the nibble before. */
+static inline unsigned transform_window(unsigned nibble, unsigned written) {
+    return (nibble << written | nibble >> (4 - written)) & 15;
+}
+
+/* Integer level of component i of a plane's quad. */
+static inline int transform_level(const struct transform_layout *layout, const struct transform_plane *plane, const uint8_t *codes,
+                                  enum codec_side side, size_t t, size_t i) {
+    unsigned written = transform_written(plane), old = 15u >> written;
+    unsigned nibble = transform_get(codes, plane->nibble, side, t, i);
+    if (old) {
+        bool turned;
+        size_t last = transform_before(layout, plane->nibble, &turned);
+        unsigned before = transform_get(codes, last, side, t, turned ? (i + 3) % 4 : i);
+        nibble = (nibble & ~old) | (before & old);
     }
-}
-
-static inline void transform_or(uint8_t *plane, unsigned bits, size_t t, size_t byte, unsigned code) {
-    unsigned shift;
-    uint8_t *at = transform_part(plane, bits, t, byte, &shift);
-    unsigned mask = ((1u << bits) - 1) << shift;
-    *at = (uint8_t)((*at & ~mask) | code << shift);
-}
-
-/* Sets a code of a plane of `bits` bits; what was there is overwritten. */
-static inline void transform_put(uint8_t *plane, unsigned bits, enum codec_side side, size_t t, size_t i, unsigned code) {
-    size_t byte = transform_byte(side, t, i);
-    if (bits == 3) {
-        transform_or(plane, 2, t, byte, code >> 1);
-        transform_or(plane + PAGE_TRANSFORM_PLANE(2), 1, t, byte, code & 1);
-    } else
-        transform_or(plane, bits, t, byte, code);
-}
-
-static inline unsigned transform_get(const uint8_t *plane, unsigned bits, enum codec_side side, size_t t, size_t i) {
-    size_t byte = transform_byte(side, t, i);
-    unsigned shift;
-    if (bits == 3) return transform_get(plane, 2, side, t, i) << 1 | transform_get(plane + PAGE_TRANSFORM_PLANE(2), 1, side, t, i);
-    const uint8_t *at = transform_part((uint8_t *)plane, bits, t, byte, &shift);
-    return (unsigned)*at >> shift & ((1u << bits) - 1);
+    return transform_levels[transform_table_of(plane)][transform_window(nibble, written)];
 }
 
 #endif

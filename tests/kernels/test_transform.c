@@ -15,57 +15,58 @@
 
 #define EPSILON 0x1p-24
 #define MOST_ROWS 9
+#define MOST_BITS (TRANSFORM_BITS_MAX * TRANSFORM_QUADS_MAX + 4) /* of a token and component, in nibbles */
 #define MOST_STEPS ((TRANSFORM_PLANES_MAX + TRANSFORM_STEP_PLANES - 1) / TRANSFORM_STEP_PLANES)
 
 /* ---- A page whose codes are known ---------------------------------------------------------------------------------------- */
 
 struct page {
     struct transform_layout layout;
-    unsigned char code[TRANSFORM_PLANES_MAX][64][4]; /* [plane][token][component] */
-    unsigned char *bytes;                            /* as they lie behind the gains */
+    unsigned char bit[MOST_BITS][64]
+                     [4]; /* [place][token][component]: bits of nibbles in the order of the page, the highest first */
+    unsigned char *bytes; /* as they lie behind the gains */
 };
 
-static void put(unsigned char *byte, unsigned bit, unsigned bits, unsigned code) {
-    for (unsigned b = 0; b < bits; b++) {
-        *byte = (unsigned char)(*byte & ~(1u << (bit + b)));
-        *byte = (unsigned char)(*byte | (code >> b & 1u) << (bit + b));
-    }
-}
-
-/* Puts one code into its plane, as page_layout.h words it. */
-static void put_code(bool keys, unsigned bits, unsigned char *plane, size_t t, size_t i, unsigned code) {
-    unsigned v = (unsigned)(t / 8);
-    size_t j = keys ? 4 * (t % 8) + i : 16 * (t % 8 / 4) + 4 * i + t % 4;
-    if (bits == 1) put(plane + j, v, 1, code);
-    if (bits == 2) put(plane + 32 * (v % 2) + j, 2 * (v / 2), 2, code);
-    if (bits == 3) put(plane + 32 * (v % 2) + j, 2 * (v / 2), 2, code / 2);
-    if (bits == 3) put(plane + 64 + j, v, 1, code % 2);
-    if (bits == 4) put(plane + 64 * (v / 4) + 32 * (v % 2) + j, 4 * (v / 2 % 2), 4, code);
+/* Puts one bit where page_layout.h says. */
+static void put_bit(bool keys, unsigned char *codes, size_t place, size_t t, size_t i, unsigned bit) {
+    size_t v = t / 8, j = keys ? 4 * (t % 8) + i : 16 * (t % 8 / 4) + 4 * i + t % 4, shift = 4 * (v / 2 % 2) + 3 - place % 4;
+    unsigned char *at = codes + place / 4 * 128 + 64 * (v / 4) + 32 * (v % 2) + j;
+    *at = (unsigned char)((*at & ~(1u << shift)) | bit << shift);
 }
 
 static struct page *make_page(struct random *random, const unsigned char *quad_bits, uint32_t head_dim, bool keys,
                               enum guard_side side) {
     struct page *page = malloc(sizeof *page);
     transform_layout_set(quad_bits, head_dim, &page->layout);
-    size_t bytes = PAGE_BYTES_TRANSFORM(page->layout.bits) - 64;
+    size_t bytes = PAGE_BYTES_TRANSFORM(page->layout.nibbles) - 64;
     page->bytes = guard_bytes(bytes, side);
-    unsigned char *at = page->bytes;
-    for (size_t p = 0; p < page->layout.planes; p++) {
-        unsigned bits = page->layout.plane[p].bits;
+    memset(page->bytes, 0, bytes);
+    for (size_t place = 0; place < 4 * (size_t)page->layout.nibbles; place++) {
         for (size_t t = 0; t < 64; t++) {
             for (size_t i = 0; i < 4; i++) {
-                page->code[p][t][i] = (unsigned char)(random_bits(random) % (1u << bits));
-                put_code(keys, bits, at, t, i, page->code[p][t][i]);
+                page->bit[place][t][i] = (unsigned char)(random_bits(random) % 2);
+                put_bit(keys, page->bytes, place, t, i, page->bit[place][t][i]);
             }
         }
-        at += (size_t)32 * bits;
     }
-    memset(at, 0, (size_t)(page->bytes + bytes - at));
     return page;
 }
 
+/* By the last four bits of component i's stream, before which lies that of the component before it, that of component 3 before component
+ * 0's. The stream's last nibble lies in front of it. A nibble that is no part of the stream is a window whole. */
 static double level(const struct page *page, size_t p, size_t t, size_t i) {
-    return transform_levels[page->layout.plane[p].table][page->code[p][t][i]];
+    const struct transform_plane *plane = &page->layout.plane[p];
+    size_t stream = 4 * (size_t)page->layout.stream, end = 4 * (size_t)page->layout.nibbles;
+    size_t begin = end - stream > 4 ? stream + 4 : stream, place = 4 * (size_t)plane->nibble + plane->table % 4;
+    unsigned window = 0;
+    for (unsigned b = 0; b < 4; b++) {
+        window |= (unsigned)page->bit[place][t][i] << b;
+        if (place == begin && begin < end)
+            place = stream + 3, i = (i + 3) % 4;
+        else
+            place = place == stream && place < end ? end - 1 : place - 1;
+    }
+    return transform_levels[plane->table / 4][window];
 }
 
 /* Bits of quads: names of the cases below. */
@@ -105,7 +106,7 @@ static void make_queries(struct random *random, enum numbers how, const struct t
             int spread = how == EXTREME ? (random_bits(random) % 2 ? 127 : -127) : (int)(random_bits(random) % 255) - 127;
             if (how == EXTREME && m < 2) spread = m ? -127 : 127;
             weights[i] = (int8_t)spread;
-            bias[i / (TRANSFORM_STEP_PLANES * 4)] -= transform_levels[layout->plane[i / 4].table][15] * spread;
+            bias[i / (TRANSFORM_STEP_PLANES * 4)] -= layout->plane[i / 4].largest * spread;
         }
         queries->query[m] = (struct transform_query){how == PLAIN ? random_normal(random) : 0, step, bias, weights};
     }
@@ -138,7 +139,7 @@ static void check_scores(struct random *random, const unsigned char *quad_bits, 
                 check_close(logits[m * 64 + t], want, terms + fabs((double)query->offset),
                             how == PLAIN ? EPSILON * (MOST_STEPS + 4) : 0, 0,
                             "%s score of %zu planes, %zu bits, row %zu of %zu, token %zu", k->name, planes,
-                            (size_t)page->layout.bits, m, rows, t);
+                            4 * (size_t)page->layout.nibbles, m, rows, t);
             }
         }
     }
@@ -178,7 +179,7 @@ static void check_query(struct random *random, const unsigned char *quad_bits, u
             for (size_t j = group * TRANSFORM_STEP_PLANES * TRANSFORM_QUAD; j < end * TRANSFORM_QUAD; j++) {
                 const struct transform_plane *plane = &layout.plane[j / TRANSFORM_QUAD];
                 double exact = (double)plane->scale * (double)products[plane->quad * TRANSFORM_QUAD + j % TRANSFORM_QUAD];
-                sum -= transform_levels[plane->table][15] * weights[j];
+                sum -= plane->largest * weights[j];
                 assert_in_range(weights[j] + 127, 0, 254);
                 check_close(weights[j] * (double)steps[group], largest > 1e-36 ? exact : 0, largest, 8 * EPSILON, largest / 254,
                             "%s weight %zu of %zu planes", k->name, j, planes);
@@ -209,7 +210,7 @@ static void queries_are_rounded_to_integers(void **state) {
 static void check_ranks(struct random *random, const unsigned char *quad_bits, uint32_t head_dim, enum numbers how,
                         enum guard_side side) {
     struct page *page = make_page(random, quad_bits, head_dim, true, side);
-    const size_t bytes = PAGE_BYTES_TRANSFORM(page->layout.bits) - 64;
+    const size_t bytes = PAGE_BYTES_TRANSFORM(page->layout.nibbles) - 64;
     unsigned char *whole = guard_bytes(64 + bytes, side);
     uint16_t *ranks = guard_bytes(64 * sizeof *ranks, side);
     const float step = 1.0f / 64;
@@ -275,7 +276,7 @@ static void check_accumulation(struct random *random, const unsigned char *quad_
                     }
                     check_close(got, want, terms, how == PLAIN ? 4 * EPSILON : 0, 0,
                                 "%s sums of plane %zu of %zu, %zu bits, row %zu of %zu, component %zu", k->name, p, planes,
-                                (size_t)page->layout.bits, m, rows, i);
+                                4 * (size_t)page->layout.nibbles, m, rows, i);
                 }
             }
         }
@@ -326,12 +327,17 @@ static void weights_at_their_limits(void **state) {
     for (unsigned bits = 1; bits <= TRANSFORM_BITS_MAX; bits++) check_both(&random, EQUAL, bits, 128, EXTREME, 7);
 }
 
-/* Codes all ones and all zeros, the largest levels: with extreme weights the largest sums there are. */
+static int level_of_same(const struct transform_plane *plane, unsigned same) {
+    unsigned written = plane->table % 4 + 1;
+    return transform_levels[plane->table / 4][(same * 17 >> (4 - written)) & 15];
+}
+
+/* The same four bits in every nibble, ones and zeros among them, the largest levels of a nibble: with extreme weights the largest sums. */
 static void the_largest_sums(void **state) {
     (void)state;
     const struct tier *k;
     for (unsigned bits = 1; bits <= TRANSFORM_BITS_MAX; bits++) {
-        for (int ones = 0; ones < 2; ones++) {
+        for (unsigned same = 0; same < 16; same++) {
             unsigned char quad_bits[TRANSFORM_QUADS_MAX], weights[64];
             int8_t most[TRANSFORM_PLANES_MAX * 4];
             int32_t bias[MOST_STEPS];
@@ -340,23 +346,22 @@ static void the_largest_sums(void **state) {
             struct transform_layout layout;
             set_bits(EQUAL, bits, quad_bits, 256);
             transform_layout_set(quad_bits, 256, &layout);
-            size_t bytes = PAGE_BYTES_TRANSFORM(layout.bits) - 64;
+            size_t bytes = PAGE_BYTES_TRANSFORM(layout.nibbles) - 64;
             double want = 0;
             for (size_t p = 0; p < layout.planes; p++) {
-                const int8_t *table = transform_levels[layout.plane[p].table];
-                want += 4 * 127 * table[ones ? (1 << layout.plane[p].bits) - 1 : 0];
+                want += 4 * 127 * level_of_same(&layout.plane[p], same);
             }
             for (size_t s = 0; s < MOST_STEPS; s++) {
                 bias[s] = 0;
                 for (size_t p = s * TRANSFORM_STEP_PLANES; p < (s + 1) * TRANSFORM_STEP_PLANES && p < layout.planes; p++)
-                    bias[s] -= 127 * 4 * transform_levels[layout.plane[p].table][15];
+                    bias[s] -= 127 * 4 * layout.plane[p].largest;
                 steps[s] = 1;
             }
             memset(most, 127, sizeof most);
             memset(weights, 255, sizeof weights);
             for (size_t t = 0; t < 64; t++) gains[t] = 1;
             unsigned char *codes = guard_bytes(bytes, GUARD_END);
-            memset(codes, ones ? 255 : 0, bytes);
+            memset(codes, (int)(17 * same), bytes);
             struct transform_query query = {0, steps, bias, most};
             for (size_t tier = 0; (k = tier_at(tier)); tier++) {
                 k->transform->score(&layout, codes, gains, &query, 1, logits);
@@ -364,12 +369,10 @@ static void the_largest_sums(void **state) {
                 memset(sums, 0, sizeof sums);
                 k->transform->accumulate(&layout, codes, weights, &scale, 1, sums);
                 for (size_t p = 0; p < layout.planes; p++) {
-                    const int8_t *table = transform_levels[layout.plane[p].table];
                     double sum = 0;
                     for (size_t lane = 0; lane < TRANSFORM_SUM_LANES; lane += 4)
                         sum += (double)sums[p * TRANSFORM_SUM_LANES + lane];
-                    check_close(sum, 64 * 255 * table[ones ? (1 << layout.plane[p].bits) - 1 : 0], 0, 0, 0, "%s sum of %u bits",
-                                k->name, bits);
+                    check_close(sum, 64 * 255 * level_of_same(&layout.plane[p], same), 0, 0, 0, "%s sum of %u bits", k->name, bits);
                 }
             }
             guard_release();
@@ -404,7 +407,7 @@ static void many_rows(void **state) {
     for (size_t m = 0; m < ROWS; m++) {
         for (size_t i = 0; i < planes * 4; i++) {
             weights[m][i] = (int8_t)(random_bits(&random) % 255 - 127);
-            bias[m][i / (TRANSFORM_STEP_PLANES * 4)] -= transform_levels[keys->layout.plane[i / 4].table][15] * weights[m][i];
+            bias[m][i / (TRANSFORM_STEP_PLANES * 4)] -= keys->layout.plane[i / 4].largest * weights[m][i];
         }
         for (size_t t = 0; t < 64; t++) bytes[m][t] = (uint8_t)random_bits(&random);
         scales[m] = 1;
@@ -506,23 +509,26 @@ static void check_gathering(struct random *random, const unsigned char *quad_bit
                             size_t at, enum guard_side side) {
     struct page *from = make_page(random, quad_bits, head_dim, keys, side),
                 *to = make_page(random, quad_bits, head_dim, keys, side);
-    const size_t bytes = PAGE_BYTES_TRANSFORM(from->layout.bits) - 64;
+    const size_t bytes = PAGE_BYTES_TRANSFORM(from->layout.nibbles) - 64;
     unsigned char *slots = guard_bytes(n, side), *want = malloc(bytes + 1), *before = malloc(bytes + 1);
     for (size_t k = 0, next = 0; k < n; next++) /* in order */
         if (random_bits(random) % (64 - next) < n - k) slots[k++] = (unsigned char)next;
     memcpy(before, to->bytes, bytes);
     memcpy(want, to->bytes, bytes);
-    for (size_t p = 0, plane = 0; p < from->layout.planes; plane += (size_t)32 * from->layout.plane[p++].bits)
-        for (size_t k = 0; k < n; k++)
-            for (size_t i = 0; i < 4; i++)
-                put_code(keys, from->layout.plane[p].bits, want + plane, at + k, i, from->code[p][slots[k]][i]);
+    for (size_t place = 0; place < 4 * (size_t)from->layout.nibbles; place++) {
+        for (size_t k = 0; k < n; k++) {
+            for (size_t i = 0; i < 4; i++) {
+                put_bit(keys, want, place, at + k, i, from->bit[place][slots[k]][i]);
+            }
+        }
+    }
     const struct tier *tier;
     for (size_t t = 0; (tier = tier_at(t)); t++) {
         memcpy(to->bytes, before, bytes);
         tier->transform->gather(&from->layout, keys ? CODEC_KEYS : CODEC_VALUES, from->bytes, slots, n, to->bytes, at);
         if (memcmp(to->bytes, want, bytes))
             fail_msg("%s: %s of %zu planes, %zu bits, %zu slots from %zu on", tier->name, keys ? "keys" : "values",
-                     (size_t)from->layout.planes, (size_t)from->layout.bits, n, at);
+                     (size_t)from->layout.planes, 4 * (size_t)from->layout.nibbles, n, at);
     }
     free(want);
     free(before);

@@ -131,7 +131,6 @@ static void read_components(struct codec_shape shape, enum codec_side side, cons
     const struct transform_layout *layout = shape.layout;
     const float *size = transform_scaling_of(shape).size;
     size_t columns = columns_of(layout);
-    const uint8_t *codes = codes_of(page);
     float gains[PAGE_TOKENS];
     gains_of(shape, page, gains);
     memset(y, 0, PAGE_TOKENS * columns * sizeof *y);
@@ -140,8 +139,7 @@ static void read_components(struct codec_shape shape, enum codec_side side, cons
         for (size_t t = 0; t < PAGE_TOKENS; t++)
             for (size_t i = 0; i < TRANSFORM_QUAD; i++)
                 y[t * columns + plane->quad * TRANSFORM_QUAD + i] +=
-                    plane->scale * (float)transform_levels[plane->table][transform_get(codes, plane->bits, side, t, i)];
-        codes += PAGE_TRANSFORM_PLANE(plane->bits);
+                    plane->scale * (float)transform_level(layout, plane, codes_of(page), side, t, i);
     }
     for (size_t t = 0; t < PAGE_TOKENS; t++)
         for (size_t c = 0; c < (size_t)layout->quads * TRANSFORM_QUAD; c++) y[t * columns + c] *= gains[t] * size[c];
@@ -173,7 +171,7 @@ static void gather_tokens(struct codec_shape shape, enum codec_side side, const 
 /* Tokens lie in every line of their page. */
 static void prefetch_tokens(struct codec_shape shape, enum codec_side side, const void *from, const uint8_t *slots, size_t n) {
     (void)side, (void)slots, (void)n;
-    for (size_t b = 0; b < PAGE_BYTES_TRANSFORM(shape.layout->bits); b += 64) __builtin_prefetch((const char *)from + b, 0, 2);
+    for (size_t b = 0; b < PAGE_BYTES_TRANSFORM(shape.layout->nibbles); b += 64) __builtin_prefetch((const char *)from + b, 0, 2);
 }
 
 /* ---- Keys: tables of G queries are offsets[G], then for each query steps[groups], bias[groups], weights[planes][4]. */
@@ -238,8 +236,11 @@ _Static_assert(LAYOUT_FLOATS + RANK_QUERIES * (1 + 2 * MOST_GROUPS + TRANSFORM_P
 
 static size_t rank_bytes(struct codec_shape shape) {
     struct transform_layout first;
+    unsigned nibbles = 0;
     transform_layout_first(shape.layout, RANK_BITS(shape.head_dim), &first);
-    return PAGE_BYTES_TRANSFORM(first.bits);
+    for (size_t p = 0; p < first.planes; p++)
+        if (first.plane[p].nibble >= nibbles) nibbles = first.plane[p].nibble + 1u;
+    return PAGE_BYTES_TRANSFORM(nibbles);
 }
 
 static void prepare_rank(struct codec_shape shape, const float *q, float *tables) {

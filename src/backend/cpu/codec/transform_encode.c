@@ -1,10 +1,11 @@
-/* The codec transform: writing pages. Each component of each row is rounded to the nearest level; the gain is set last, for what the levels
- * came to: of keys it keeps the row's size in the metric, of values it is the best in least squares, since attention averages values
- * and would not make good what a longer row adds.
+/* The codec transform: writing pages. Each component of each row is rounded to the nearest level, or takes what the best path through
+ * the stream gives it (transform_path.c); the gain is set last, for what the levels came to: of keys it keeps the row's size in the
+ * metric, of values it is the best in least squares, since attention averages values and would not make good what a longer row adds.
  *
  * Works on a component of all tokens at a time, in loops over 64 numbers that lie in a row, which compilers vectorise. */
 #include "backend/cpu/codec/transform.h"
 
+#include "backend/cpu/codec/transform_path.h"
 #include "backend/cpu/kernels/vector/ops.h"
 #include "format/page_layout.h"
 
@@ -18,9 +19,10 @@ struct page_rows {
     float square[PAGE_TOKENS], cross[PAGE_TOKENS], own[PAGE_TOKENS]; /* |z|^2, <z, shape>, |shape|^2 */
 };
 
-/* Codes of a quad's planes: of its only or upper one, then of the lower one. */
-struct quad_codes {
-    uint8_t plane[2][TRANSFORM_QUAD][PAGE_TOKENS];
+/* What a page's stream is to say, in units of the components' sizes, and what all of its planes say. */
+struct page_levels {
+    float wanted[CODEC_HEAD_DIM_MAX][PAGE_TOKENS];
+    float found[CODEC_HEAD_DIM_MAX][PAGE_TOKENS];
 };
 
 /* ---- Coefficients */
@@ -43,12 +45,29 @@ static void set_rows(struct page_rows *rows, const struct transform_learned *lea
     }
 }
 
-/* ---- Levels: x[64] in units of the component's size; codes of the planes, and the levels that they stand for. */
+/* ---- Nibbles: codes[4][64] as page_layout.h has them. An octet's are 32 bytes in a row. */
+
+static void octet_codes(enum codec_side side, const uint8_t codes[TRANSFORM_QUAD][PAGE_TOKENS], size_t octet, uint8_t bytes[32]) {
+    for (size_t t = 0; t < 8; t++)
+        for (size_t i = 0; i < TRANSFORM_QUAD; i++)
+            bytes[side == CODEC_KEYS ? 4 * t + i : 16 * (t / 4) + 4 * i + t % 4] = codes[i][8 * octet + t];
+}
+
+static void write_nibble(enum codec_side side, const uint8_t codes[TRANSFORM_QUAD][PAGE_TOKENS], uint8_t *nibble) {
+    for (size_t octet = 0; octet < 8; octet++) {
+        uint8_t bytes[32], *to = nibble + 32 * (octet % 2) + 64 * (octet / 4);
+        unsigned shift = octet / 2 % 2 * 4;
+        octet_codes(side, codes, octet, bytes);
+        for (size_t j = 0; j < 32; j++) to[j] = (uint8_t)(to[j] | (unsigned)bytes[j] << shift);
+    }
+}
+
+/* ---- Components with nibbles of their own: x[64] in units of the component's size */
 
 static void quantize_gaussian(const struct transform_plane *plane, const float *x, uint8_t *codes, float *levels) {
-    const int8_t *table = transform_levels[plane->table];
+    const int8_t *table = transform_levels[TRANSFORM_GAUSSIAN_4];
     int32_t above[PAGE_TOKENS] = {0};
-    for (unsigned i = 0; i + 1 < 1u << plane->bits; i++) {
+    for (unsigned i = 0; i < 15; i++) {
         float middle = 0.5f * plane->scale * (float)(table[i] + table[i + 1]);
         for (size_t t = 0; t < PAGE_TOKENS; t++) above[t] += x[t] > middle;
     }
@@ -58,86 +77,75 @@ static void quantize_gaussian(const struct transform_plane *plane, const float *
     }
 }
 
-/* Neighbours of the lower plane's table are a step apart. */
-static void quantize_uniform(const struct transform_plane *upper, const struct transform_plane *lower, const float *x,
-                             uint8_t *upper_codes, uint8_t *lower_codes, float *levels) {
-    float step = lower->scale * (float)(transform_levels[lower->table][1] - transform_levels[lower->table][0]), inverse = 1 / step;
-    unsigned bits = (unsigned)upper->bits + lower->bits, shift = lower->bits, mask = (1u << shift) - 1;
-    float half = 0.5f * (float)(1u << bits), most = 2 * half - 1;
+/* The code of 4 bits whose level, step (code - 7.5), is nearest. */
+static void quantize_uniform(const struct transform_plane *plane, const float *x, uint8_t *codes, float *levels) {
+    float step = 2 * plane->scale, inverse = 1 / step;
     for (size_t t = 0; t < PAGE_TOKENS; t++) {
-        float place = x[t] * inverse + half;
+        float place = x[t] * inverse + 8;
         place = place > 0 ? place : 0; /* and what is not a number */
-        place = place < most ? place : most;
+        place = place < 15 ? place : 15;
         int32_t code = (int32_t)place;
-        levels[t] = step * ((float)code - 0.5f * most);
-        upper_codes[t] = (uint8_t)((uint32_t)code >> shift);
-        lower_codes[t] = (uint8_t)((uint32_t)code & mask);
+        codes[t] = (uint8_t)code;
+        levels[t] = step * ((float)code - 7.5f);
     }
 }
 
-/* ---- Planes: codes[4][64] as page_layout.h has them. An octet's codes are 32 bytes in a row. */
-
-static void octet_codes(enum codec_side side, const uint8_t codes[TRANSFORM_QUAD][PAGE_TOKENS], size_t octet, uint8_t bytes[32]) {
-    for (size_t t = 0; t < 8; t++)
-        for (size_t i = 0; i < TRANSFORM_QUAD; i++)
-            bytes[side == CODEC_KEYS ? 4 * t + i : 16 * (t / 4) + 4 * i + t % 4] = codes[i][8 * octet + t];
-}
-
-/* Adds bits [from, from + bits) of the codes to a part of 32 bytes for each bit. */
-static void write_part(enum codec_side side, const uint8_t codes[TRANSFORM_QUAD][PAGE_TOKENS], unsigned from, unsigned bits,
-                       uint8_t *part) {
-    unsigned mask = (1u << bits) - 1;
-    for (size_t octet = 0; octet < 8; octet++) {
-        unsigned shift = bits == 1 ? (unsigned)octet : bits == 2 ? (unsigned)(octet / 2 * 2) : (unsigned)(octet / 2 % 2 * 4);
-        uint8_t bytes[32], *to = part + (bits == 1 ? 0 : 32 * (octet % 2)) + (bits == 4 ? 64 * (octet / 4) : 0);
-        octet_codes(side, codes, octet, bytes);
-        for (size_t j = 0; j < 32; j++) to[j] = (uint8_t)(to[j] | ((unsigned)bytes[j] >> from & mask) << shift);
-    }
-}
-
-static void write_plane(enum codec_side side, const uint8_t codes[TRANSFORM_QUAD][PAGE_TOKENS], unsigned bits, uint8_t *plane) {
-    if (bits == 3) {
-        write_part(side, codes, 1, 2, plane);
-        write_part(side, codes, 0, 1, plane + PAGE_TRANSFORM_PLANE(2));
-    } else
-        write_part(side, codes, 0, bits, plane);
-}
-
-/* Where the planes of each quad lie: its only or upper one, then the lower one or NULL. */
-struct plane_place {
-    const struct transform_plane *plane;
-    uint8_t *codes;
-};
-
-static void find_planes(const struct transform_layout *layout, uint8_t *codes, struct plane_place places[][2]) {
-    memset(places, 0, layout->quads * sizeof *places);
-    for (size_t p = 0; p < layout->planes; p++) {
-        const struct transform_plane *plane = &layout->plane[p];
-        bool lower = layout->quad_bits[plane->quad] > TRANSFORM_PLANE_BITS && !plane->upper;
-        places[plane->quad][lower] = (struct plane_place){plane, codes};
-        codes += PAGE_TRANSFORM_PLANE(plane->bits);
-    }
-}
-
-static void write_quad(struct page_rows *rows, const float *sizes, const struct plane_place places[2], enum codec_side side,
-                       size_t quad) {
-    struct quad_codes codes;
-    float x[PAGE_TOKENS], levels[PAGE_TOKENS];
+/* A plane that is a whole nibble. */
+static void write_alone(struct page_levels *levels, const struct transform_plane *plane, enum codec_side side, uint8_t *codes) {
+    uint8_t own[TRANSFORM_QUAD][PAGE_TOKENS];
     for (size_t i = 0; i < TRANSFORM_QUAD; i++) {
-        size_t c = quad * TRANSFORM_QUAD + i;
-        float size = sizes[c], inverse = size > 0 ? 1 / size : 0;
-        for (size_t t = 0; t < PAGE_TOKENS; t++) x[t] = rows->z[c][t] * rows->unit[t] * inverse;
-        if (places[1].plane)
-            quantize_uniform(places[0].plane, places[1].plane, x, codes.plane[0][i], codes.plane[1][i], levels);
+        size_t c = plane->quad * TRANSFORM_QUAD + i;
+        float level[PAGE_TOKENS];
+        if (transform_table_of(plane) == TRANSFORM_GAUSSIAN_4)
+            quantize_gaussian(plane, levels->wanted[c], own[i], level);
         else
-            quantize_gaussian(places[0].plane, x, codes.plane[0][i], levels);
+            quantize_uniform(plane, levels->wanted[c], own[i], level);
         for (size_t t = 0; t < PAGE_TOKENS; t++) {
-            rows->cross[t] += rows->z[c][t] * levels[t] * size;
-            rows->own[t] += levels[t] * size * levels[t] * size;
+            levels->wanted[c][t] -= level[t];
+            levels->found[c][t] += level[t];
         }
     }
-    for (size_t p = 0; p < 2 && places[p].plane; p++)
-        write_plane(side, (const uint8_t(*)[PAGE_TOKENS])codes.plane[p], places[p].plane->bits, places[p].codes);
+    write_nibble(side, (const uint8_t(*)[PAGE_TOKENS])own, codes + plane->nibble * PAGE_TRANSFORM_NIBBLE);
+}
+
+/* ---- All of them */
+
+static void set_levels(const struct page_rows *rows, const float *sizes, size_t components, struct page_levels *levels) {
+    for (size_t c = 0; c < components; c++) {
+        float size = sizes[c], inverse = size > 0 ? 1 / size : 0;
+        for (size_t t = 0; t < PAGE_TOKENS; t++) {
+            levels->wanted[c][t] = rows->z[c][t] * rows->unit[t] * inverse;
+            levels->found[c][t] = 0;
+        }
+    }
+}
+
+static void add_up(struct page_rows *rows, const float *sizes, size_t components, const struct page_levels *levels) {
+    for (size_t c = 0; c < components; c++) {
+        float size = sizes[c];
+        for (size_t t = 0; t < PAGE_TOKENS; t++) {
+            float own = levels->found[c][t] * size;
+            rows->cross[t] += rows->z[c][t] * own;
+            rows->own[t] += own * own;
+        }
+    }
+}
+
+static void write_codes(struct page_rows *rows, const float *sizes, const struct transform_layout *layout, enum codec_side side,
+                        uint8_t *codes) {
+    size_t components = (size_t)layout->quads * TRANSFORM_QUAD, p = 0;
+    struct page_levels levels;
+    set_levels(rows, sizes, components, &levels);
+    for (; p < layout->planes && layout->plane[p].nibble < layout->stream; p++)
+        write_alone(&levels, &layout->plane[p], side, codes);
+    if (p < layout->planes) {
+        struct transform_path path;
+        transform_path_find(layout, p, sizes, (const float(*)[PAGE_TOKENS])levels.wanted, levels.found, &path);
+        for (unsigned n = 0; n < (unsigned)(layout->nibbles - layout->stream); n++)
+            write_nibble(side, (const uint8_t(*)[PAGE_TOKENS])path.nibble[n],
+                         codes + transform_place(layout, n) * PAGE_TRANSFORM_NIBBLE);
+    }
+    add_up(rows, sizes, components, &levels);
 }
 
 static uint8_t gain_code(const struct transform_scaling *scaling, float gain) {
@@ -148,16 +156,12 @@ static uint8_t gain_code(const struct transform_scaling *scaling, float gain) {
 
 void transform_encode(struct codec_shape shape, enum codec_side side, const float *from, size_t n, void *page) {
     const struct transform_scaling scaling = transform_scaling_of(shape);
-    const struct transform_layout *layout = shape.layout;
-    struct plane_place places[TRANSFORM_QUADS_MAX][2];
     struct page_rows rows;
     uint8_t *gains = page;
     memset(page, 0, codec_page_bytes(&codec_transform, shape, side));
     if (!n) return;
     set_rows(&rows, shape.learned, scaling.mean, from, n);
-    find_planes(layout, gains + PAGE_TOKENS, places);
-    for (size_t quad = 0; quad < layout->quads; quad++)
-        write_quad(&rows, scaling.size, (const struct plane_place *)places[quad], side, quad);
+    write_codes(&rows, scaling.size, shape.layout, side, gains + PAGE_TOKENS);
     for (size_t t = 0; t < n; t++) {
         float gain = 0;
         if (rows.own[t] > 0) gain = side == CODEC_KEYS ? sqrtf(rows.square[t] / rows.own[t]) : rows.cross[t] / rows.own[t];

@@ -1,8 +1,7 @@
 /* Pages of the codec transform with AVX-512 (VBMI, VNNI): 64 bytes are 16 tokens' codes, a permutation of bytes makes them levels, and
  * one instruction multiplies four of each dword by four bytes. The dwords are tokens of keys, components of values.
  *
- * A permutation of bytes looks at the lowest six bits of each, so that tables are written for codes that lie anywhere among these:
- * nothing is masked, and little is shifted. */
+ * A permutation of bytes looks at the lowest six bits of each, of which tables ignore two: nothing is masked. */
 #include "backend/cpu/kernels/lanes/avx512.h"
 
 #include "backend/cpu/kernels/lanes/sums_template.h"
@@ -10,87 +9,43 @@
 #include "backend/cpu/kernels/lanes/avx512_fixed.h"
 
 #include "backend/cpu/kernels/transform/init.h"
+#include "backend/cpu/kernels/transform/nibble_tables_template.h"
 
 #include <math.h>
 #include <string.h>
 
 #define TOGETHER 4 /* rows of a pass */
 #define VECTORS 4  /* of a plane: 16 tokens each */
-#define SHIFTS 3   /* codes at bit 0, 2 or 4 of a byte */
-#define ENTRIES 64 /* of a permutation */
 
-struct plane_tables {
-    uint8_t at[SHIFTS][ENTRIES];
-};
+/* ---- Levels -------------------------------------------------------------------------------------------------------------- */
 
-/* Levels by the lowest six bits of a byte, whose code begins at bit 2 s; three bits as three_bits() leaves them. Those of keys are
- * bytes without sign, from 0 on, as bias of struct transform_query says. */
-static struct plane_tables key_tables[TRANSFORM_TABLES], value_tables[TRANSFORM_TABLES];
+/* A permutation looks at the lowest six bits of a byte, of which two may be anything. */
+INLINE __m512i look_up(uint8_t (*tables)[16], const struct transform_plane *plane, __m512i nibbles) {
+    const __m128i *table = (const __m128i *)tables[plane->table];
+    return _mm512_permutexvar_epi8(nibbles, _mm512_broadcast_i32x4(_mm_load_si128(table)));
+}
 
-static _Alignas(16) int8_t last_level[16];
-
-static void fill_tables(void) {
-    for (unsigned table = 0; table < TRANSFORM_TABLES; table++) {
-        last_level[table] = transform_levels[table][15];
-        unsigned bits = table % TRANSFORM_PLANE_BITS + 1;
-        for (unsigned s = 0; s < SHIFTS; s++) {
-            for (unsigned entry = 0; entry < ENTRIES; entry++) {
-                unsigned code = bits == 3 ? (entry & 3) << 1 | (entry >> 4 & 1) : entry >> 2 * s & ((1u << bits) - 1);
-                int8_t level = transform_levels[table][code];
-                key_tables[table].at[s][entry] = (uint8_t)(level - transform_levels[table][0]);
-                value_tables[table].at[s][entry] = (uint8_t)level;
-            }
+/* The nibbles by which a plane's levels are looked up: those of tokens 16 m to 16 m + 15 are the lower bits of x[m]. */
+INLINE void read_windows(bool keys, const struct transform_layout *layout, const struct transform_plane *plane,
+                         const uint8_t *codes, __m512i *x) {
+    const uint8_t *at = codes + (size_t)plane->nibble * PAGE_TRANSFORM_NIBBLE;
+    bool turned;
+    UNROLL for (size_t half = 0; half < 2; half++) x[2 * half] = _mm512_loadu_si512(at + half * 64);
+    if (transform_written(plane) < 4) {
+        const __m512i own = _mm512_set1_epi8((char)own_bits(plane));
+        const uint8_t *before = nibble_before(layout, plane, codes, &turned);
+        UNROLL for (size_t half = 0; half < 2; half++) {
+            __m512i old = _mm512_loadu_si512(before + half * 64);
+            if (turned) old = keys ? _mm512_rol_epi32(old, 8) : _mm512_shuffle_epi32(old, 0x93);
+            x[2 * half] = _mm512_ternarylogic_epi64(own, x[2 * half], old, 0xca);
         }
     }
+    UNROLL for (size_t half = 0; half < 2; half++) x[2 * half + 1] = _mm512_srli_epi64(x[2 * half], 4);
 }
 
-/* ---- A plane's levels ---------------------------------------------------------------------------------------------------- */
-
-INLINE __m512i look_up(const uint8_t *table, __m512i codes) { return _mm512_permutexvar_epi8(codes, _mm512_loadu_si512(table)); }
-
-/* The same 32 bytes twice, the second time shifted by a bit: bit 2 m is then vector m's. */
-INLINE __m512i single_bits(const uint8_t *at) {
-    const __m512i by = _mm512_setr_epi64(0, 0, 0, 0, 1, 1, 1, 1);
-    return _mm512_srlv_epi64(_mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i *)at)), by);
-}
-
-/* Codes of 1 or 2 bits, at bit 2 m for vector m. */
-INLINE void two_bits(const struct plane_tables *table, __m512i codes, __m512i *x) {
-    UNROLL for (size_t m = 0; m < SHIFTS; m++) x[m] = look_up(table->at[m], codes);
-    x[3] = look_up(table->at[0], _mm512_srli_epi64(codes, 6));
-}
-
-/* Upper two bits of a code at bits 0 and 1, or 2 and 3, the lowest bit four further up. */
-INLINE void three_bits(const struct plane_tables *table, const uint8_t *at, __m512i *x) {
-    const __m512i nibble = _mm512_set1_epi8(15);
-    __m512i two = _mm512_loadu_si512(at), one = single_bits(at + PAGE_TRANSFORM_PLANE(2));
-    __m512i first = _mm512_ternarylogic_epi64(nibble, two, _mm512_slli_epi64(one, 4), 0xca);
-    __m512i second = _mm512_ternarylogic_epi64(nibble, _mm512_srli_epi64(two, 4), one, 0xca);
-    x[0] = look_up(table->at[0], first);
-    x[1] = look_up(table->at[0], _mm512_srli_epi64(first, 2));
-    x[2] = look_up(table->at[0], second);
-    x[3] = look_up(table->at[0], _mm512_srli_epi64(second, 2));
-}
-
-INLINE void four_bits(const struct plane_tables *table, const uint8_t *at, __m512i *x) {
-    UNROLL for (size_t half = 0; half < 2; half++) {
-        __m512i codes = _mm512_loadu_si512(at + half * 64);
-        x[2 * half] = look_up(table->at[0], codes);
-        x[2 * half + 1] = look_up(table->at[0], _mm512_srli_epi64(codes, 4));
-    }
-}
-
-/* Levels x[m] of tokens 16 m to 16 m + 15. */
-INLINE void read_levels(const struct plane_tables *tables, const struct transform_plane *plane, const uint8_t *at, bool ahead,
-                        __m512i *x) {
-    const struct plane_tables *table = &tables[plane->table];
-    if (ahead) prefetch_step(at, 0, plane->bits > 2 ? 128 : 64);
-    switch (plane->bits) {
-    case 1: two_bits(table, single_bits(at), x); break;
-    case 2: two_bits(table, _mm512_loadu_si512(at), x); break;
-    case 3: three_bits(table, at, x); break;
-    default: four_bits(table, at, x); break;
-    }
+INLINE void prefetch_plane(const struct transform_plane *plane, size_t p, const uint8_t *codes) {
+    if (p == 0 || plane[p].nibble != plane[p - 1].nibble)
+        prefetch_step(codes + (size_t)plane[p].nibble * PAGE_TRANSFORM_NIBBLE, 0, PAGE_TRANSFORM_NIBBLE);
 }
 
 /* ---- Gains --------------------------------------------------------------------------------------------------------------- */
@@ -117,17 +72,16 @@ INLINE vec four_quads(const struct transform_plane *plane, const float *products
     return _mm512_insertf32x4(x, _mm_loadu_ps(products + plane[3].quad * TRANSFORM_QUAD), 3);
 }
 
-/* 8 planes. A plane is two dwords: its table is in the second half of the first, its scale is the second. */
+/* 8 planes. A plane is two dwords: its largest level is the highest byte of the first, its scale is the second. */
 INLINE void quantize_step(const struct transform_plane *plane, const float *products, float *step, int32_t *bias, int8_t *weights) {
     const __m512i first = _mm512_setr_epi32(0, 0, 0, 0, 2, 2, 2, 2, 4, 4, 4, 4, 6, 6, 6, 6);
     const __m512i second = _mm512_add_epi32(first, _mm512_set1_epi32(1));
-    const __m512i last_levels = _mm512_cvtepi8_epi32(_mm_load_si128((const __m128i *)last_level));
     vec x[2];
     __m512i levels[2], integers[2];
     UNROLL for (size_t j = 0; j < 2; j++) {
         __m512i four = _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i *)(const void *)(plane + 4 * j)));
         vec scale = _mm512_castsi512_ps(_mm512_permutexvar_epi32(second, four));
-        levels[j] = _mm512_permutexvar_epi32(_mm512_srli_epi32(_mm512_permutexvar_epi32(first, four), 16), last_levels);
+        levels[j] = _mm512_srli_epi32(_mm512_permutexvar_epi32(first, four), 24);
         x[j] = vec_mul(scale, four_quads(plane + 4 * j, products));
     }
     float largest = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(x[0]), _mm512_abs_ps(x[1])));
@@ -155,12 +109,10 @@ INLINE __m512i four_weights(const int8_t *weights) {
     return _mm512_set1_epi32(four);
 }
 
-INLINE void score_rows(size_t R, const struct transform_layout *layout, const uint8_t *at, const float *gains,
+INLINE void score_rows(size_t R, const struct transform_layout *layout, const uint8_t *codes, const float *gains,
                        const struct transform_query *queries, bool ahead, float *logits) {
     const struct transform_plane *plane = layout->plane;
-    UNROLL for (size_t m = 0; m < R; m++) {
-        UNROLL for (size_t v = 0; v < VECTORS; v++) vec_store(logits + m * PAGE_TOKENS + v * LANES, vec_zero());
-    }
+    __m512i window[VECTORS] = {0};
     for (size_t first = 0, group = 0; first < layout->planes; first += TRANSFORM_STEP_PLANES, group++) {
         const size_t end = SMALLER(first + TRANSFORM_STEP_PLANES, layout->planes);
         __m512i sum[TOGETHER][VECTORS];
@@ -169,27 +121,24 @@ INLINE void score_rows(size_t R, const struct transform_layout *layout, const ui
         }
         for (size_t p = first; p < end; p++) {
             __m512i x[VECTORS];
-            read_levels(key_tables, &plane[p], at, ahead, x);
-            at += PAGE_TRANSFORM_PLANE(plane[p].bits);
+            if (ahead) prefetch_plane(plane, p, codes);
+            if (has_window(&plane[p])) read_windows(true, layout, &plane[p], codes, window);
+            UNROLL for (size_t v = 0; v < VECTORS; v++) x[v] = look_up(levels_from_zero, &plane[p], window[v]);
             UNROLL for (size_t m = 0; m < R; m++) {
                 __m512i weights = four_weights(queries[m].weights + p * TRANSFORM_QUAD);
                 UNROLL for (size_t v = 0; v < VECTORS; v++) sum[m][v] = add_products(sum[m][v], x[v], weights);
             }
         }
         UNROLL for (size_t m = 0; m < R; m++) {
-            vec step = vec_set(queries[m].steps[group]);
+            vec step = vec_set(queries[m].steps[group]), offset = vec_set(queries[m].offset);
             UNROLL for (size_t v = 0; v < VECTORS; v++) {
                 float *to = logits + m * PAGE_TOKENS + v * LANES;
-                vec_store(to, vec_fma(step, _mm512_cvtepi32_ps(sum[m][v]), vec_load(to)));
+                vec x = vec_fma(step, _mm512_cvtepi32_ps(sum[m][v]), first ? vec_load(to) : vec_zero());
+                vec_store(to, end == layout->planes ? vec_fma(vec_load(gains + v * LANES), x, offset) : x);
             }
         }
     }
-    UNROLL for (size_t m = 0; m < R; m++) {
-        UNROLL for (size_t v = 0; v < VECTORS; v++) {
-            float *to = logits + m * PAGE_TOKENS + v * LANES;
-            vec_store(to, vec_fma(vec_load(gains + v * LANES), vec_load(to), vec_set(queries[m].offset)));
-        }
-    }
+    for (size_t i = 0; i < R * PAGE_TOKENS && !layout->planes; i++) logits[i] = queries[i / PAGE_TOKENS].offset;
 }
 
 static uint16_t rank_avx512(const struct transform_layout *layout, const void *page, float least, float step,
@@ -253,15 +202,16 @@ INLINE void spread_weights(const uint8_t *weights, __m512i *to) {
         _mm512_permutexvar_epi32(_mm512_add_epi32(part, _mm512_set1_epi32(4 * (int)v)), all);
 }
 
-INLINE void accumulate_rows(size_t R, const struct transform_layout *layout, const uint8_t *at, const uint8_t *weights,
+INLINE void accumulate_rows(size_t R, const struct transform_layout *layout, const uint8_t *codes, const uint8_t *weights,
                             const float *scales, float *out) {
     const size_t planes = layout->planes;
-    __m512i spread[TOGETHER][VECTORS];
+    __m512i spread[TOGETHER][VECTORS], window[VECTORS] = {0};
     UNROLL for (size_t m = 0; m < R; m++) spread_weights(weights + m * PAGE_TOKENS, spread[m]);
     for (size_t p = 0; p < planes; p++) {
         __m512i x[VECTORS];
-        read_levels(value_tables, &layout->plane[p], at, true, x);
-        at += PAGE_TRANSFORM_PLANE(layout->plane[p].bits);
+        prefetch_plane(layout->plane, p, codes);
+        if (has_window(&layout->plane[p])) read_windows(false, layout, &layout->plane[p], codes, window);
+        UNROLL for (size_t v = 0; v < VECTORS; v++) x[v] = look_up(signed_levels, &layout->plane[p], window[v]);
         UNROLL for (size_t m = 0; m < R; m++) {
             float *to = out + (m * planes + p) * TRANSFORM_SUM_LANES;
             __m512i sum = _mm512_setzero_si512();
@@ -292,12 +242,12 @@ static void fill_places(void) {
     }
 }
 
-/* Where the bytes of 16 slots come from, in planes of 1, 2 and 4 bits. */
+/* Where the bytes of 16 slots come from. */
 struct byte_moves {
-    __mmask64 bytes;                   /* that come at all */
-    __m512i from;                      /* of 2 and 4 bits; the page's second 64 bytes from 64 on */
-    __m512i shift_1, shift_2, shift_4; /* the bit of eight bytes at which a byte's begin */
-    size_t row;                        /* 16 times this is the first slot */
+    __mmask64 bytes; /* that come at all */
+    __m512i from;    /* the nibble's second 64 bytes from 64 on */
+    __m512i shift;   /* the bit of eight bytes at which a byte's begin */
+    size_t row;      /* 16 times this is the first slot */
 };
 
 /* slots[n] for slots first, first + 1, ... of 16 in a row. */
@@ -310,60 +260,20 @@ INLINE struct byte_moves byte_moves_of(enum codec_side side, const uint8_t *slot
     moves.bytes = _mm512_cmplt_epu8_mask(number, _mm512_set1_epi8((char)n));
     moves.from = _mm512_add_epi8(_mm512_permutexvar_epi8(slot, _mm512_loadu_si512(begin_of_slot[side])),
                                  _mm512_loadu_si512(component_of_byte[side]));
-    /* slot / 32 * 64, slot / 16 * 2, slot / 16 % 2 * 4, slot / 8 */
+    /* slot / 32 * 64, slot / 8 % 2 * 32, slot / 16 % 2 * 4 */
     moves.from = _mm512_or_si512(moves.from, _mm512_and_si512(_mm512_slli_epi16(slot, 1), _mm512_set1_epi8(64)));
-    __m512i two = _mm512_and_si512(_mm512_srli_epi16(slot, 3), _mm512_set1_epi8(6));
     __m512i four = _mm512_and_si512(_mm512_srli_epi16(slot, 2), _mm512_set1_epi8(4));
-    __m512i one = _mm512_and_si512(_mm512_srli_epi16(slot, 3), _mm512_set1_epi8(7));
-    __m512i odd = _mm512_inserti64x4(_mm512_setzero_si512(), _mm256_set1_epi8(1), 1);
-    moves.shift_2 = _mm512_add_epi8(eighth, _mm512_sub_epi8(two, _mm512_set1_epi8((char)(2 * row))));
-    moves.shift_4 = _mm512_add_epi8(eighth, _mm512_sub_epi8(four, _mm512_set1_epi8((char)(row % 2 * 4))));
-    moves.shift_1 = _mm512_add_epi8(eighth, _mm512_sub_epi8(_mm512_sub_epi8(one, odd), _mm512_set1_epi8((char)(2 * row))));
+    moves.shift = _mm512_add_epi8(eighth, _mm512_sub_epi8(four, _mm512_set1_epi8((char)(row % 2 * 4))));
     return moves;
 }
 
-INLINE void move_two(const struct byte_moves *moves, const uint8_t *from, uint8_t *to) {
-    const __m512i mask = _mm512_maskz_set1_epi8(moves->bytes, (char)(3u << 2 * moves->row));
-    __m512i x = _mm512_permutexvar_epi8(moves->from, _mm512_loadu_si512(from));
-    x = _mm512_multishift_epi64_epi8(moves->shift_2, x);
-    _mm512_storeu_si512(to, _mm512_ternarylogic_epi64(mask, x, _mm512_loadu_si512(to), 0xca));
-}
-
-INLINE void move_four(const struct byte_moves *moves, const uint8_t *from, uint8_t *to) {
+INLINE void move_nibbles(const struct transform_layout *layout, const struct byte_moves *moves, const uint8_t *from, uint8_t *to) {
     const __m512i mask = _mm512_maskz_set1_epi8(moves->bytes, (char)(15u << moves->row % 2 * 4));
-    __m512i x = _mm512_permutex2var_epi8(_mm512_loadu_si512(from), moves->from, _mm512_loadu_si512(from + 64));
-    x = _mm512_multishift_epi64_epi8(moves->shift_4, x);
     to += moves->row / 2 * 64;
-    _mm512_storeu_si512(to, _mm512_ternarylogic_epi64(mask, x, _mm512_loadu_si512(to), 0xca));
-}
-
-/* The two octets of 16 slots lie in the same bytes. */
-INLINE void move_one(const struct byte_moves *moves, const uint8_t *from, uint8_t *to) {
-    const __m512i odd = _mm512_inserti64x4(_mm512_set1_epi8(1), _mm256_set1_epi8(2), 1);
-    const __m512i mask = _mm512_maskz_mov_epi8(moves->bytes, _mm512_slli_epi16(odd, (unsigned)(2 * moves->row)));
-    __m512i x = _mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i *)from));
-    x = _mm512_multishift_epi64_epi8(moves->shift_1, _mm512_permutexvar_epi8(moves->from, x));
-    x = _mm512_and_si512(x, mask);
-    __m256i bits = _mm256_or_si256(_mm512_castsi512_si256(x), _mm512_extracti64x4_epi64(x, 1));
-    __m256i own = _mm256_or_si256(_mm512_castsi512_si256(mask), _mm512_extracti64x4_epi64(mask, 1));
-    __m256i old = _mm256_loadu_si256((const __m256i *)to);
-    _mm256_storeu_si256((__m256i *)to, _mm256_or_si256(_mm256_andnot_si256(own, old), bits));
-}
-
-INLINE void move_planes(const struct transform_layout *layout, const struct byte_moves *moves, const uint8_t *from, uint8_t *to) {
-    for (size_t p = 0; p < layout->planes; p++) {
-        const unsigned bits = layout->plane[p].bits;
-        switch (bits) {
-        case 1: move_one(moves, from, to); break;
-        case 2: move_two(moves, from, to); break;
-        case 3:
-            move_two(moves, from, to);
-            move_one(moves, from + PAGE_TRANSFORM_PLANE(2), to + PAGE_TRANSFORM_PLANE(2));
-            break;
-        default: move_four(moves, from, to); break;
-        }
-        from += PAGE_TRANSFORM_PLANE(bits);
-        to += PAGE_TRANSFORM_PLANE(bits);
+    for (size_t nibble = 0; nibble < layout->nibbles; nibble++, from += PAGE_TRANSFORM_NIBBLE, to += PAGE_TRANSFORM_NIBBLE) {
+        __m512i x = _mm512_permutex2var_epi8(_mm512_loadu_si512(from), moves->from, _mm512_loadu_si512(from + 64));
+        x = _mm512_multishift_epi64_epi8(moves->shift, x);
+        _mm512_storeu_si512(to, _mm512_ternarylogic_epi64(mask, x, _mm512_loadu_si512(to), 0xca));
     }
 }
 
@@ -372,7 +282,7 @@ static void gather_avx512(const struct transform_layout *layout, enum codec_side
     for (size_t k = 0, some; k < n; k += some, at += some) {
         some = SMALLER(LANES - at % LANES, n - k);
         struct byte_moves moves = byte_moves_of(side, slots + k, some, at % LANES, at / LANES);
-        move_planes(layout, &moves, from, to);
+        move_nibbles(layout, &moves, from, to);
     }
 }
 

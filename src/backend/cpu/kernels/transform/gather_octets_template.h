@@ -1,15 +1,15 @@
 /* Template: tokens of a page of the codec transform copied into another with AVX2. Each octet that is written takes its tokens, which are
- * dwords, from the octets of the other page, for all planes alike. Values become such dwords where 128 bits are transposed as 4 by 4
+ * dwords, from the octets of the other page, for all nibbles alike. Values become such dwords where 128 bits are transposed as 4 by 4
  * bytes, and get back in the same way. Included once by octets_template.h, which defines load(), OCTET and ISA; gather_ISA comes out. */
 #include "format/page_layout.h"
 #include "format/shape.h"
 
 struct octet_moves {
-    bool any;                          /* of its slots are written */
-    __m256i live;                      /* bytes of those: all bits set */
-    __m256i from;                      /* where their dwords lie in their octet */
-    __m256i odd, upper;                /* all bits set where that is an odd octet, and one of the last four */
-    __m256i shift_1, shift_2, shift_4; /* lowest bit of a code of so many bits */
+    bool any;           /* of its slots are written */
+    __m256i live;       /* bytes of those: all bits set */
+    __m256i from;       /* where their dwords lie in their octet */
+    __m256i odd, upper; /* all bits set where that is an odd octet, and one of the last four */
+    __m256i shift;      /* lowest bit of theirs */
 };
 
 /* Values' components of a token become a dword, or the dwords of tokens their values again; keys are so. */
@@ -23,32 +23,22 @@ INLINE struct octet_moves octet_moves_of(bool keys, const uint8_t *slots, size_t
     const __m256i number = _mm256_add_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), _mm256_set1_epi32(8 * (int)half));
     const __m256i slot = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(slots + 8 * half)));
     const __m256i octet = _mm256_srli_epi32(slot, 3), pair = _mm256_srli_epi32(slot, 4);
-    struct octet_moves moves = {.from = slot, .shift_1 = octet};
+    struct octet_moves moves = {.from = slot};
     __m256i live = _mm256_and_si256(_mm256_cmpgt_epi32(number, _mm256_set1_epi32((int)first - 1)),
                                     _mm256_cmpgt_epi32(_mm256_set1_epi32((int)(first + n)), number));
     moves.any = !_mm256_testz_si256(live, live);
     moves.live = transpose_values(keys, live);
     moves.odd = _mm256_srai_epi32(_mm256_slli_epi32(octet, 31), 31);
     moves.upper = _mm256_srai_epi32(_mm256_slli_epi32(octet, 29), 31);
-    moves.shift_2 = _mm256_add_epi32(pair, pair);
-    moves.shift_4 = _mm256_slli_epi32(_mm256_and_si256(pair, _mm256_set1_epi32(1)), 2);
+    moves.shift = _mm256_slli_epi32(_mm256_and_si256(pair, _mm256_set1_epi32(1)), 2);
     return moves;
 }
 
-/* The lowest `bits` bits of each byte of x become those from bit `at` on where slots are written. */
-INLINE void write_codes(bool keys, const struct octet_moves *moves, unsigned bits, size_t at, __m256i x, uint8_t *to) {
-    const __m256i mask = _mm256_and_si256(moves->live, _mm256_set1_epi8((char)(((1u << bits) - 1) << at))), old = load(to);
+/* The lowest four bits of each byte of x become those from bit `at` on where slots are written. */
+INLINE void write_codes(bool keys, const struct octet_moves *moves, size_t at, __m256i x, uint8_t *to) {
+    const __m256i mask = _mm256_and_si256(moves->live, _mm256_set1_epi8((char)(15u << at))), old = load(to);
     x = transpose_values(keys, _mm256_sll_epi32(x, _mm_cvtsi32_si128((int)at)));
     _mm256_storeu_si256((__m256i *)to, _mm256_xor_si256(old, _mm256_and_si256(_mm256_xor_si256(old, x), mask)));
-}
-
-INLINE void move_one(bool keys, const struct octet_moves *moves, size_t row, const uint8_t *from, uint8_t *to) {
-    const __m256i codes = transpose_values(keys, load(from));
-    UNROLL for (size_t half = 0; half < 2; half++) {
-        if (!moves[half].any) continue;
-        __m256i x = _mm256_srlv_epi32(_mm256_permutevar8x32_epi32(codes, moves[half].from), moves[half].shift_1);
-        write_codes(keys, &moves[half], 1, 2 * row + half, x, to);
-    }
 }
 
 /* The dwords of an even octet and the odd one after it. */
@@ -57,41 +47,14 @@ INLINE __m256i from_pair(const struct octet_moves *moves, const __m256i *codes) 
     return _mm256_blendv_epi8(even, odd, moves->odd);
 }
 
-INLINE void move_two(bool keys, const struct octet_moves *moves, size_t row, const uint8_t *from, uint8_t *to) {
-    const __m256i codes[2] = {transpose_values(keys, load(from)), transpose_values(keys, load(from + OCTET))};
-    UNROLL for (size_t half = 0; half < 2; half++) {
-        if (!moves[half].any) continue;
-        __m256i x = _mm256_srlv_epi32(from_pair(&moves[half], codes), moves[half].shift_2);
-        write_codes(keys, &moves[half], 2, 2 * row, x, to + half * OCTET);
-    }
-}
-
-INLINE void move_four(bool keys, const struct octet_moves *moves, size_t row, const uint8_t *from, uint8_t *to) {
+INLINE void move_nibble(bool keys, const struct octet_moves *moves, size_t row, const uint8_t *from, uint8_t *to) {
     __m256i codes[4];
     UNROLL for (size_t i = 0; i < 4; i++) codes[i] = transpose_values(keys, load(from + i * OCTET));
     UNROLL for (size_t half = 0; half < 2; half++) {
         if (!moves[half].any) continue;
         __m256i x = _mm256_blendv_epi8(from_pair(&moves[half], codes), from_pair(&moves[half], codes + 2), moves[half].upper);
-        x = _mm256_srlv_epi32(x, moves[half].shift_4);
-        write_codes(keys, &moves[half], 4, row % 2 * 4, x, to + row / 2 * 64 + half * OCTET);
-    }
-}
-
-INLINE void move_planes(bool keys, const struct transform_layout *layout, const struct octet_moves *moves, size_t row,
-                        const uint8_t *from, uint8_t *to) {
-    for (size_t p = 0; p < layout->planes; p++) {
-        const unsigned bits = layout->plane[p].bits;
-        switch (bits) {
-        case 1: move_one(keys, moves, row, from, to); break;
-        case 2: move_two(keys, moves, row, from, to); break;
-        case 3:
-            move_two(keys, moves, row, from, to);
-            move_one(keys, moves, row, from + PAGE_TRANSFORM_PLANE(2), to + PAGE_TRANSFORM_PLANE(2));
-            break;
-        default: move_four(keys, moves, row, from, to); break;
-        }
-        from += PAGE_TRANSFORM_PLANE(bits);
-        to += PAGE_TRANSFORM_PLANE(bits);
+        x = _mm256_srlv_epi32(x, moves[half].shift);
+        write_codes(keys, &moves[half], row % 2 * 4, x, to + row / 2 * 64 + half * OCTET);
     }
 }
 
@@ -104,7 +67,8 @@ INLINE void gather_side(bool keys, const struct transform_layout *layout, const 
         for (size_t i = 0; i < some; i++) sixteen[first + i] = slots[k + i];
         struct octet_moves moves[2];
         UNROLL for (size_t half = 0; half < 2; half++) moves[half] = octet_moves_of(keys, sixteen, first, some, half);
-        move_planes(keys, layout, moves, at / 16, from, to);
+        for (size_t nibble = 0; nibble < layout->nibbles; nibble++)
+            move_nibble(keys, moves, at / 16, from + nibble * PAGE_TRANSFORM_NIBBLE, to + nibble * PAGE_TRANSFORM_NIBBLE);
     }
 }
 

@@ -15,77 +15,47 @@
 #define OCTET 32   /* bytes */
 #define PARTS 16   /* halves of octets */
 
-/* ---- A plane's levels: x[v][half] ---------------------------------------------------------------------------------------- */
+/* ---- Levels: x[v][half] ---------------------------------------------------------------------------------------------------- */
 
 typedef uint8x16_t plane_levels[OCTETS][2];
 
-INLINE uint8x16_t low_nibbles(uint8x16_t x) { return vandq_u8(x, vdupq_n_u8(15)); }
-INLINE uint8x16_t high_nibbles(uint8x16_t x) { return vshrq_n_u8(x, 4); }
-
-INLINE uint8x16_t look_up(const struct plane_tables *table, size_t s, uint8x16_t nibbles) {
-    return vqtbl1q_u8(vld1q_u8(table->at[s]), nibbles);
+/* Component i's place has what component i - 1's had. */
+INLINE uint8x16_t turn(bool keys, uint8x16_t x) {
+    static const uint8_t by_one[16] = {3, 0, 1, 2, 7, 4, 5, 6, 11, 8, 9, 10, 15, 12, 13, 14};
+    return keys ? vqtbl1q_u8(x, vld1q_u8(by_one)) : vextq_u8(x, x, 12);
 }
 
-INLINE void one_bit(const struct plane_tables *table, const uint8_t *at, plane_levels x) {
-    UNROLL for (size_t half = 0; half < 2; half++) {
-        uint8x16_t codes = vld1q_u8(at + 16 * half), low = low_nibbles(codes), high = high_nibbles(codes);
-        UNROLL for (size_t v = 0; v < 4; v++) {
-            x[v][half] = look_up(table, v, low);
-            x[v + 4][half] = look_up(table, v, high);
-        }
-    }
-}
-
-INLINE void two_bits(const struct plane_tables *table, const uint8_t *at, plane_levels x) {
-    UNROLL for (size_t half = 0; half < 2; half++) {
-        UNROLL for (size_t v = 0; v < 2; v++) {
-            uint8x16_t codes = vld1q_u8(at + v * OCTET + 16 * half), low = low_nibbles(codes), high = high_nibbles(codes);
-            x[v][half] = look_up(table, 0, low);
-            x[v + 2][half] = look_up(table, 2, low);
-            x[v + 4][half] = look_up(table, 0, high);
-            x[v + 6][half] = look_up(table, 2, high);
-        }
-    }
-}
-
-/* In each nibble the upper two bits of a code, then its lowest: octets v and v + 4. */
-INLINE void three_bits_at(const struct plane_tables *table, size_t v, size_t half, uint8x16_t two, uint8x16_t one, plane_levels x) {
-    uint8x16_t both = vbslq_u8(vdupq_n_u8(0x44), one, two);
-    x[v][half] = look_up(table, 0, low_nibbles(both));
-    x[v + 4][half] = look_up(table, 0, high_nibbles(both));
-}
-
-INLINE void three_bits(const struct plane_tables *table, const uint8_t *at, plane_levels x) {
-    UNROLL for (size_t half = 0; half < 2; half++, at += 16) {
-        uint8x16_t even = vld1q_u8(at), odd = vld1q_u8(at + OCTET), one = vld1q_u8(at + PAGE_TRANSFORM_PLANE(2));
-        three_bits_at(table, 0, half, even, vshlq_n_u8(one, 2), x);
-        three_bits_at(table, 1, half, odd, vshlq_n_u8(one, 1), x);
-        three_bits_at(table, 2, half, vshrq_n_u8(even, 2), one, x);
-        three_bits_at(table, 3, half, vshrq_n_u8(odd, 2), vshrq_n_u8(one, 1), x);
-    }
-}
-
-INLINE void four_bits(const struct plane_tables *table, const uint8_t *at, plane_levels x) {
+/* The nibbles by which a plane's levels are looked up. */
+INLINE void read_windows(bool keys, const struct transform_layout *layout, const struct transform_plane *plane,
+                         const uint8_t *codes, plane_levels x) {
+    const uint8_t *at = codes + (size_t)plane->nibble * PAGE_TRANSFORM_NIBBLE, *before = NULL;
+    const uint8x16_t own = vdupq_n_u8(own_bits(plane));
+    bool turned = false;
+    if (transform_written(plane) < 4) before = nibble_before(layout, plane, codes, &turned);
     UNROLL for (size_t half = 0; half < 2; half++) {
         UNROLL for (size_t i = 0; i < 4; i++) {
-            size_t v = i / 2 * 4 + i % 2;
-            uint8x16_t codes = vld1q_u8(at + i * OCTET + 16 * half);
-            x[v][half] = look_up(table, 0, low_nibbles(codes));
-            x[v + 2][half] = look_up(table, 0, high_nibbles(codes));
+            size_t v = i / 2 * 4 + i % 2, place = i * OCTET + 16 * half;
+            uint8x16_t both = vld1q_u8(at + place);
+            if (before) {
+                uint8x16_t old = vld1q_u8(before + place);
+                both = vbslq_u8(own, both, turned ? turn(keys, old) : old);
+            }
+            x[v][half] = vandq_u8(both, vdupq_n_u8(15));
+            x[v + 2][half] = vshrq_n_u8(both, 4);
         }
     }
 }
 
-INLINE void read_levels(const struct plane_tables *tables, const struct transform_plane *plane, const uint8_t *at, bool ahead,
-                        plane_levels x) {
-    const struct plane_tables *table = &tables[plane->table];
-    if (ahead) prefetch_step(at, 0, plane->bits > 2 ? 128 : 64);
-    switch (plane->bits) {
-    case 1: one_bit(table, at, x); break;
-    case 2: two_bits(table, at, x); break;
-    case 3: three_bits(table, at, x); break;
-    default: four_bits(table, at, x); break;
+INLINE void read_levels(uint8_t (*tables)[16], const struct transform_plane *plane, plane_levels window, plane_levels x) {
+    uint8x16_t table = vld1q_u8(tables[plane->table]);
+    UNROLL for (size_t v = 0; v < OCTETS; v++) {
+        UNROLL for (size_t half = 0; half < 2; half++) x[v][half] = vqtbl1q_u8(table, window[v][half]);
     }
+}
+
+INLINE void prefetch_plane(const struct transform_plane *plane, size_t p, const uint8_t *codes) {
+    if (p == 0 || plane[p].nibble != plane[p - 1].nibble)
+        prefetch_step(codes + (size_t)plane[p].nibble * PAGE_TRANSFORM_NIBBLE, 0, PAGE_TRANSFORM_NIBBLE);
 }
 
 /* ---- Gains --------------------------------------------------------------------------------------------------------------- */
@@ -131,16 +101,18 @@ INLINE void score_group(size_t R, size_t planes, size_t first, const plane_level
     }
 }
 
-INLINE void score_rows(size_t R, const struct transform_layout *layout, const uint8_t *at, const float *gains,
+INLINE void score_rows(size_t R, const struct transform_layout *layout, const uint8_t *codes, const float *gains,
                        const struct transform_query *queries, bool ahead, float *logits) {
+    plane_levels window = {{vdupq_n_u8(0)}};
     memset(logits, 0, R * PAGE_TOKENS * sizeof *logits);
     for (size_t first = 0; first < layout->planes; first += TRANSFORM_STEP_PLANES) {
         plane_levels levels[TRANSFORM_STEP_PLANES];
         const size_t planes = SMALLER(TRANSFORM_STEP_PLANES, layout->planes - first);
         for (size_t p = 0; p < planes; p++) {
             const struct transform_plane *plane = &layout->plane[first + p];
-            read_levels(signed_levels, plane, at, ahead, levels[p]);
-            at += PAGE_TRANSFORM_PLANE(plane->bits);
+            if (ahead) prefetch_plane(layout->plane, first + p, codes);
+            if (has_window(plane)) read_windows(true, layout, plane, codes, window);
+            read_levels(signed_levels, plane, window, levels[p]);
         }
         score_group(R, planes, first, (const plane_levels *)levels, queries, logits);
     }
@@ -227,10 +199,11 @@ INLINE void add_plane(size_t R, size_t parts, uint8x8_t (*spread)[PARTS], const 
     }
 }
 
-INLINE void accumulate_rows(size_t R, const struct transform_layout *layout, const uint8_t *at, const uint8_t *weights,
+INLINE void accumulate_rows(size_t R, const struct transform_layout *layout, const uint8_t *codes, const uint8_t *weights,
                             const float *scales, float *out) {
     const size_t row = (size_t)layout->planes * TRANSFORM_SUM_LANES;
     uint8x8_t spread[TOGETHER][PARTS];
+    plane_levels window = {{vdupq_n_u8(0)}};
     int32_t sum_of_weights[TOGETHER];
     UNROLL for (size_t m = 0; m < R; m++) {
         sum_of_weights[m] = 0;
@@ -241,10 +214,11 @@ INLINE void accumulate_rows(size_t R, const struct transform_layout *layout, con
     }
     for (size_t p = 0; p < layout->planes; p++, out += TRANSFORM_SUM_LANES) {
         const struct transform_plane *plane = &layout->plane[p];
-        const int32_t zero = transform_levels[plane->table][LAST_LEVEL];
+        const int32_t zero = plane->largest;
         plane_levels x;
-        read_levels(levels_from_zero, plane, at, true, x);
-        at += PAGE_TRANSFORM_PLANE(plane->bits);
+        prefetch_plane(layout->plane, p, codes);
+        if (has_window(plane)) read_windows(false, layout, plane, codes, window);
+        read_levels(levels_from_zero, plane, window, x);
         if (zero <= SMALL_LEVEL)
             add_plane(R, PARTS, spread, sum_of_weights, x, zero, scales, row, out);
         else
@@ -254,47 +228,40 @@ INLINE void accumulate_rows(size_t R, const struct transform_layout *layout, con
 
 #include "backend/cpu/kernels/transform/rows_template.h"
 
-/* ---- Gathering, a word of 32 bits at a time: a key's four components of a plane lie in one, a value's in a byte of four ------------- */
+/* ---- Gathering, a word of 32 bits at a time: a key's four components of a nibble lie in one, a value's in a byte of four ------------- */
 
-/* How codes of 1, 2 or 4 bits get from a slot of a plane to one of another: bytes of the first word, and what becomes of each word. */
+/* How four bits get from a slot of a nibble to one of another: bytes of the first word, and what becomes of each word. */
 struct word_move {
     size_t from, to;
     uint32_t right, left; /* shifts, one after the other */
     uint32_t mask;        /* of the bits that are the slot's */
 };
 
-/* Where a slot's words begin in a plane, and its lowest bit in them. */
-INLINE size_t first_word(bool keys, unsigned bits, size_t slot, uint32_t *shift) {
-    size_t octet = slot / 8, byte = keys ? 4 * (slot % 8) : 16 * (slot % 8 / 4);
-    *shift = keys ? 0 : 8 * (uint32_t)(slot % 4);
-    if (bits == 1) {
-        *shift += (uint32_t)octet;
-        return byte;
-    }
-    *shift += bits == 2 ? (uint32_t)(octet / 2 * 2) : (uint32_t)(octet / 2 % 2 * 4);
-    return byte + 32 * (octet % 2) + (bits == 2 ? 0 : 64 * (octet / 4));
+/* Where a slot's words begin in a nibble, and its lowest bit in them. */
+INLINE size_t first_word(bool keys, size_t slot, uint32_t *shift) {
+    *shift = (keys ? 0 : 8 * (uint32_t)(slot % 4)) + (uint32_t)(slot / 16 % 2 * 4);
+    return (keys ? 4 * (slot % 8) : 16 * (slot % 8 / 4)) + slot / 8 % 2 * 32 + slot / 32 * 64;
 }
 
-INLINE struct word_move word_move_of(bool keys, unsigned bits, size_t from, size_t to) {
+INLINE struct word_move word_move_of(bool keys, size_t from, size_t to) {
     struct word_move move;
     uint32_t source, target;
-    move.from = first_word(keys, bits, from, &source);
-    move.to = first_word(keys, bits, to, &target);
+    move.from = first_word(keys, from, &source);
+    move.to = first_word(keys, to, &target);
     move.right = source > target ? source - target : 0;
     move.left = target > source ? target - source : 0;
-    move.mask = (keys ? 0x01010101u : 1u) * ((1u << bits) - 1) << target;
+    move.mask = (keys ? 0x01010101u : 1u) * 15u << target;
     return move;
 }
 
 typedef uint32_t four_words __attribute__((vector_size(16)));
 
-/* `planes` planes that lie `stride` bytes apart. */
-INLINE void move_words(bool keys, struct word_move move, const uint8_t *from, uint8_t *to, size_t planes, size_t stride) {
+INLINE void move_words(bool keys, struct word_move move, const uint8_t *from, uint8_t *to, size_t nibbles) {
     from += move.from;
     to += move.to;
     const four_words right = {move.right, move.right, move.right, move.right}, left = {move.left, move.left, move.left, move.left},
                      mask = {move.mask, move.mask, move.mask, move.mask};
-    for (size_t p = 0; p < planes; p++, from += stride, to += stride) {
+    for (size_t n = 0; n < nibbles; n++, from += PAGE_TRANSFORM_NIBBLE, to += PAGE_TRANSFORM_NIBBLE) {
         if (keys) {
             uint32_t x, y;
             memcpy(&x, from, sizeof x);
@@ -311,39 +278,14 @@ INLINE void move_words(bool keys, struct word_move move, const uint8_t *from, ui
     }
 }
 
-/* Slots slots[n] of `planes` planes of `bits` bits, which lie `stride` bytes apart. */
-INLINE void gather_planes(bool keys, unsigned bits, const uint8_t *from, const uint8_t *slots, size_t n, uint8_t *to, size_t at,
-                          size_t planes, size_t stride) {
-    for (size_t k = 0; k < n; k++) move_words(keys, word_move_of(keys, bits, slots[k], at + k), from, to, planes, stride);
-}
-
-INLINE void gather_side(bool keys, const struct transform_layout *layout, const uint8_t *from, const uint8_t *slots, size_t n,
-                        uint8_t *to, size_t at) {
-    for (size_t first = 0, end; first < layout->planes; first = end) {
-        const unsigned bits = layout->plane[first].bits;
-        const size_t stride = PAGE_TRANSFORM_PLANE(bits);
-        for (end = first + 1; end < layout->planes && layout->plane[end].bits == bits;) end++;
-        const size_t planes = end - first;
-        switch (bits) {
-        case 1: gather_planes(keys, 1, from, slots, n, to, at, planes, stride); break;
-        case 2: gather_planes(keys, 2, from, slots, n, to, at, planes, stride); break;
-        case 3:
-            gather_planes(keys, 2, from, slots, n, to, at, planes, stride);
-            gather_planes(keys, 1, from + PAGE_TRANSFORM_PLANE(2), slots, n, to + PAGE_TRANSFORM_PLANE(2), at, planes, stride);
-            break;
-        default: gather_planes(keys, 4, from, slots, n, to, at, planes, stride); break;
-        }
-        from += planes * stride;
-        to += planes * stride;
-    }
-}
-
 static void gather_neon(const struct transform_layout *layout, enum codec_side side, const void *from, const uint8_t *slots,
                         size_t n, void *to, size_t at) {
-    if (side == CODEC_KEYS)
-        gather_side(true, layout, from, slots, n, to, at);
-    else
-        gather_side(false, layout, from, slots, n, to, at);
+    for (size_t k = 0; k < n; k++) {
+        if (side == CODEC_KEYS)
+            move_words(true, word_move_of(true, slots[k], at + k), from, to, layout->nibbles);
+        else
+            move_words(false, word_move_of(false, slots[k], at + k), from, to, layout->nibbles);
+    }
 }
 
 void transform_init_neon(struct transform_ops *ops) {

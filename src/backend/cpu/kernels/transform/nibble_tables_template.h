@@ -1,28 +1,30 @@
-/* Template: levels of a plane by the four bits of a nibble, for byte shuffles of 16 entries. Tables are written for codes that lie anywhere
- * in a nibble, so that a mask serves all codes of it. No parameters; fill_tables() is called once, before the tables are read. */
-#include "format/transform.h"
+/* Template: levels by the four bits of a nibble, for byte shuffles of 16 entries. No parameters; fill_tables() is called once, before the
+ * tables are read. */
+#include "format/transform_codes.h"
 
-#define LAST_LEVEL 15 /* of a table: its largest */
-
-struct plane_tables {
-    _Alignas(16) uint8_t at[TRANSFORM_PLANE_BITS][16]; /* of a code that begins at bit s */
-};
-
-/* Codes of three bits have their lowest one above the others. Levels of one kind are bytes without sign, from 0 on. */
-static struct plane_tables levels_from_zero[TRANSFORM_TABLES], signed_levels[TRANSFORM_TABLES];
-static _Alignas(32) int32_t last_level[TRANSFORM_TABLES];
+/* [a plane's table][nibble as it lies in a page]. Levels of one kind are bytes without sign, from 0 on. */
+static _Alignas(64) uint8_t levels_from_zero[4 * TRANSFORM_TABLES][16], signed_levels[4 * TRANSFORM_TABLES][16];
 
 static void fill_tables(void) {
     for (unsigned table = 0; table < TRANSFORM_TABLES; table++) {
-        last_level[table] = transform_levels[table][LAST_LEVEL];
-        unsigned bits = table % TRANSFORM_PLANE_BITS + 1;
-        for (unsigned s = 0; s < TRANSFORM_PLANE_BITS; s++) {
+        for (unsigned written = 1; written <= 4; written++) {
             for (unsigned nibble = 0; nibble < 16; nibble++) {
-                unsigned code = bits == 3 ? (nibble & 3) << 1 | (nibble >> 2 & 1) : nibble >> s & ((1u << bits) - 1);
-                int8_t level = transform_levels[table][code];
-                levels_from_zero[table].at[s][nibble] = (uint8_t)(level - transform_levels[table][0]);
-                signed_levels[table].at[s][nibble] = (uint8_t)level;
+                int level = transform_levels[table][transform_window(nibble, written)];
+                levels_from_zero[4 * table + written - 1][nibble] = (uint8_t)(level + transform_largest[table]);
+                signed_levels[4 * table + written - 1][nibble] = (uint8_t)level;
             }
         }
     }
 }
+
+/* Whether a plane is looked up by a window of its own; if not, by that of the plane before. */
+INLINE bool has_window(const struct transform_plane *plane) { return transform_table_of(plane) != TRANSFORM_PAIR_SECOND; }
+
+/* The nibble before a plane's, whose lower bits are the window's oldest; *turned: of the component before. */
+INLINE const uint8_t *nibble_before(const struct transform_layout *layout, const struct transform_plane *plane,
+                                    const uint8_t *codes, bool *turned) {
+    return codes + (size_t)transform_before(layout, plane->nibble, turned) * PAGE_TRANSFORM_NIBBLE;
+}
+
+/* Both nibbles' bits of a byte that are the plane's own nibble's. */
+INLINE uint8_t own_bits(const struct transform_plane *plane) { return (uint8_t)(17u * (15u & ~(15u >> transform_written(plane)))); }

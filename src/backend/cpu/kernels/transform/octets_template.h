@@ -21,69 +21,71 @@
 #define OCTETS 8   /* of a plane: 8 tokens each */
 #define OCTET 32   /* bytes */
 
-/* ---- A plane's levels ---------------------------------------------------------------------------------------------------- */
+/* ---- Levels -------------------------------------------------------------------------------------------------------------- */
 
 INLINE __m256i load(const uint8_t *at) { return _mm256_loadu_si256((const __m256i *)at); }
 INLINE __m256i low_nibbles(__m256i x) { return _mm256_and_si256(x, _mm256_set1_epi8(15)); }
 INLINE __m256i high_nibbles(__m256i x) { return low_nibbles(_mm256_srli_epi16(x, 4)); }
 
-INLINE __m256i look_up(const struct plane_tables *table, size_t s, __m256i nibbles) {
-    return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_load_si128((const __m128i *)table->at[s])), nibbles);
+/* Component i's place has what component i - 1's had. */
+INLINE __m256i turn(bool keys, __m256i x) {
+    const __m256i by_one = _mm256_broadcastsi128_si256(_mm_setr_epi8(3, 0, 1, 2, 7, 4, 5, 6, 11, 8, 9, 10, 15, 12, 13, 14));
+    return keys ? _mm256_shuffle_epi8(x, by_one) : _mm256_shuffle_epi32(x, 0x93);
 }
 
-INLINE void one_bit(const struct plane_tables *table, const uint8_t *at, __m256i *x) {
-    __m256i codes = load(at), low = low_nibbles(codes), high = high_nibbles(codes);
-    UNROLL for (size_t v = 0; v < 4; v++) {
-        x[v] = look_up(table, v, low);
-        x[v + 4] = look_up(table, v, high);
-    }
-}
-
-INLINE void two_bits(const struct plane_tables *table, const uint8_t *at, __m256i *x) {
-    UNROLL for (size_t v = 0; v < 2; v++) {
-        __m256i codes = load(at + v * OCTET), low = low_nibbles(codes), high = high_nibbles(codes);
-        x[v] = look_up(table, 0, low);
-        x[v + 2] = look_up(table, 2, low);
-        x[v + 4] = look_up(table, 0, high);
-        x[v + 6] = look_up(table, 2, high);
-    }
-}
-
-/* In each nibble the upper two bits of a code, then its lowest: octets v and v + 4. */
-INLINE void three_bits_at(const struct plane_tables *table, size_t v, __m256i two, __m256i one, __m256i *x) {
-    __m256i both = _mm256_or_si256(_mm256_and_si256(two, _mm256_set1_epi8(0x33)), _mm256_and_si256(one, _mm256_set1_epi8(0x44)));
-    x[v] = look_up(table, 0, low_nibbles(both));
-    x[v + 4] = look_up(table, 0, high_nibbles(both));
-}
-
-INLINE void three_bits(const struct plane_tables *table, const uint8_t *at, __m256i *x) {
-    __m256i even = load(at), odd = load(at + OCTET), one = load(at + PAGE_TRANSFORM_PLANE(2));
-    three_bits_at(table, 0, even, _mm256_slli_epi16(one, 2), x);
-    three_bits_at(table, 1, odd, _mm256_slli_epi16(one, 1), x);
-    three_bits_at(table, 2, _mm256_srli_epi16(even, 2), one, x);
-    three_bits_at(table, 3, _mm256_srli_epi16(odd, 2), _mm256_srli_epi16(one, 1), x);
-}
-
-INLINE void four_bits(const struct plane_tables *table, const uint8_t *at, __m256i *x) {
+/* Levels of a plane, octet by octet. `old`: the nibble before, NULL where no bits of it are in the window. What they were looked up by goes
+ * to `kept`, if that is given. */
+INLINE void look_up(bool keys, __m256i table, const uint8_t *at, const uint8_t *old, bool turned, uint8_t own, __m256i *kept,
+                    __m256i *x) {
     UNROLL for (size_t i = 0; i < 4; i++) {
-        size_t v = i / 2 * 4 + i % 2;
-        __m256i codes = load(at + i * OCTET);
-        x[v] = look_up(table, 0, low_nibbles(codes));
-        x[v + 2] = look_up(table, 0, high_nibbles(codes));
+        const size_t v = i / 2 * 4 + i % 2;
+        __m256i both = load(at + i * OCTET);
+        if (old) {
+            const __m256i mask = _mm256_set1_epi8((char)own);
+            __m256i before = turned ? turn(keys, load(old + i * OCTET)) : load(old + i * OCTET);
+            both = _mm256_or_si256(_mm256_and_si256(mask, both), _mm256_andnot_si256(mask, before));
+        }
+        __m256i low = low_nibbles(both), high = high_nibbles(both);
+        if (kept) kept[v] = low, kept[v + 2] = high;
+        x[v] = _mm256_shuffle_epi8(table, low);
+        x[v + 2] = _mm256_shuffle_epi8(table, high);
     }
 }
 
-/* Levels of a plane, octet by octet. */
-INLINE void read_levels(const struct plane_tables *tables, const struct transform_plane *plane, const uint8_t *at, bool ahead,
-                        __m256i *x) {
-    const struct plane_tables *table = &tables[plane->table];
-    if (ahead) prefetch_step(at, 0, plane->bits > 2 ? 128 : 64);
-    switch (plane->bits) {
-    case 1: one_bit(table, at, x); break;
-    case 2: two_bits(table, at, x); break;
-    case 3: three_bits(table, at, x); break;
-    default: four_bits(table, at, x); break;
-    }
+INLINE __m256i table_of(uint8_t (*tables)[16], const struct transform_plane *plane) {
+    return _mm256_broadcastsi128_si256(_mm_load_si128((const __m128i *)tables[plane->table]));
+}
+
+INLINE const uint8_t *nibble_of(const struct transform_plane *plane, const uint8_t *codes) {
+    return codes + (size_t)plane->nibble * PAGE_TRANSFORM_NIBBLE;
+}
+
+/* Of a plane that has a nibble of its own. */
+INLINE void read_alone(uint8_t (*tables)[16], const struct transform_plane *plane, const uint8_t *codes, __m256i *x) {
+    look_up(false, table_of(tables, plane), nibble_of(plane, codes), NULL, false, 0, NULL, x);
+}
+
+/* Of a plane of the stream. kept[OCTETS]: between the planes of a pair, what both are looked up by. */
+INLINE void read_stream(bool keys, uint8_t (*tables)[16], const struct transform_layout *layout,
+                        const struct transform_plane *plane, const uint8_t *codes, __m256i *kept, __m256i *x) {
+    const __m256i table = table_of(tables, plane);
+    const uint8_t *at = nibble_of(plane, codes), own = own_bits(plane);
+    const bool pair = transform_table_of(plane) == TRANSFORM_PAIR_FIRST;
+    bool turned;
+    const uint8_t *old = nibble_before(layout, plane, codes, &turned);
+    if (transform_table_of(plane) == TRANSFORM_PAIR_SECOND)
+        UNROLL for (size_t v = 0; v < OCTETS; v++) x[v] = _mm256_shuffle_epi8(table, kept[v]);
+    else if (transform_written(plane) == 4)
+        look_up(keys, table, at, NULL, false, own, pair ? kept : NULL, x);
+    else if (turned)
+        look_up(keys, table, at, old, true, own, kept, x);
+    else
+        look_up(keys, table, at, old, false, own, kept, x);
+}
+
+INLINE void prefetch_plane(const struct transform_plane *plane, size_t p, const uint8_t *codes) {
+    if (p == 0 || plane[p].nibble != plane[p - 1].nibble)
+        prefetch_step(codes + (size_t)plane[p].nibble * PAGE_TRANSFORM_NIBBLE, 0, PAGE_TRANSFORM_NIBBLE);
 }
 
 /* ---- Gains --------------------------------------------------------------------------------------------------------------- */
@@ -102,18 +104,17 @@ static void PASTE(gains, ISA)(const uint8_t codes[64], float least, float step, 
 
 /* ---- Keys: the lanes are tokens ------------------------------------------------------------------------------------------ */
 
-/* 8 planes. A plane is two dwords: its table is in the second half of the first, its scale is the second. */
+/* 8 planes. A plane is two dwords: its largest level is the highest byte of the first, its scale is the second. */
 INLINE void quantize_step(const struct transform_plane *plane, const float *products, float *step, int32_t *bias, int8_t *weights) {
     const __m256i first = _mm256_setr_epi32(0, 0, 0, 0, 2, 2, 2, 2), second = _mm256_setr_epi32(1, 1, 1, 1, 3, 3, 3, 3);
-    const __m256i in_order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7),
-                  last_levels = _mm256_load_si256((const __m256i *)last_level);
+    const __m256i in_order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
     const vec magnitude = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
     vec x[4], most = vec_zero();
     __m256i integers[4], levels[4];
     UNROLL for (size_t j = 0; j < 4; j++) {
         __m256i two = _mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)(const void *)(plane + 2 * j)));
         vec scale = _mm256_castsi256_ps(_mm256_permutevar8x32_epi32(two, second));
-        levels[j] = _mm256_permutevar8x32_epi32(last_levels, _mm256_srli_epi32(_mm256_permutevar8x32_epi32(two, first), 16));
+        levels[j] = _mm256_srli_epi32(_mm256_permutevar8x32_epi32(two, first), 24);
         x[j] = vec_mul(scale, _mm256_loadu2_m128(products + plane[2 * j + 1].quad * TRANSFORM_QUAD,
                                                  products + plane[2 * j].quad * TRANSFORM_QUAD));
         most = _mm256_max_ps(most, _mm256_and_ps(x[j], magnitude));
@@ -149,9 +150,20 @@ INLINE __m256i four_weights(const int8_t *weights) {
 
 #define BESIDE 2 /* octets that are multiplied together: with four rows their sums are half the registers */
 
-/* logits += the products of some planes of a group from `first` on, of which levels[planes][OCTETS]. */
-INLINE void score_planes(size_t R, size_t planes, size_t first, const __m256i (*levels)[OCTETS],
+/* What all sums have too much because levels are read from 0 on. */
+static float bias_of(const struct transform_query *query, size_t planes) {
+    float sum = 0;
+    for (size_t group = 0; group * TRANSFORM_STEP_PLANES < planes; group++) sum += query->steps[group] * (float)query->bias[group];
+    return sum;
+}
+
+/* logits += the products of some planes of a group from `first` on, of which levels[planes][OCTETS]; the first of all begin with the bias,
+ * the last end with gains and offset. */
+INLINE void score_planes(size_t R, size_t planes, size_t first, size_t all, const __m256i (*levels)[OCTETS], const float *gains,
                          const struct transform_query *queries, float *logits) {
+    const bool last = first + planes == all;
+    vec bias[TOGETHER] = {0};
+    UNROLL for (size_t m = 0; m < R; m++) bias[m] = first ? vec_zero() : vec_set(bias_of(&queries[m], all));
     for (size_t v = 0; v < OCTETS; v += BESIDE) {
         __m256i sum[TOGETHER][BESIDE];
         UNROLL for (size_t m = 0; m < R; m++) {
@@ -170,44 +182,33 @@ INLINE void score_planes(size_t R, size_t planes, size_t first, const __m256i (*
             vec step = vec_set(queries[m].steps[first / TRANSFORM_STEP_PLANES]);
             UNROLL for (size_t i = 0; i < BESIDE; i++) {
                 float *to = logits + m * PAGE_TOKENS + (v + i) * LANES;
-                vec_store(to, vec_fma(step, _mm256_cvtepi32_ps(whole_sums(sum[m][i])), vec_load(to)));
+                vec x = vec_fma(step, _mm256_cvtepi32_ps(whole_sums(sum[m][i])), first ? vec_load(to) : bias[m]);
+                vec_store(to, last ? vec_fma(vec_load(gains + (v + i) * LANES), x, vec_set(queries[m].offset)) : x);
             }
         }
     }
 }
 
-static int range_of(const struct transform_plane *plane) { return 2 * transform_levels[plane->table][LAST_LEVEL]; }
+static int range_of(const struct transform_plane *plane) { return 2 * plane->largest; }
 
-/* What all sums have too much because levels are read from 0 on. */
-static float bias_of(const struct transform_query *query, size_t planes) {
-    float sum = 0;
-    for (size_t group = 0; group * TRANSFORM_STEP_PLANES < planes; group++) sum += query->steps[group] * (float)query->bias[group];
-    return sum;
-}
-
-INLINE void score_rows(size_t R, const struct transform_layout *layout, const uint8_t *at, const float *gains,
+INLINE void score_rows(size_t R, const struct transform_layout *layout, const uint8_t *codes, const float *gains,
                        const struct transform_query *queries, bool ahead, float *logits) {
     const struct transform_plane *plane = layout->plane;
-    UNROLL for (size_t m = 0; m < R; m++) {
-        vec bias = vec_set(bias_of(&queries[m], layout->planes));
-        UNROLL for (size_t v = 0; v < OCTETS; v++) vec_store(logits + m * PAGE_TOKENS + v * LANES, bias);
-    }
+    __m256i kept[OCTETS] = {0};
     for (size_t first = 0, n; first < layout->planes; first += n) {
         __m256i levels[TRANSFORM_STEP_PLANES][OCTETS];
         const size_t most = SMALLER(TRANSFORM_STEP_PLANES - first % TRANSFORM_STEP_PLANES, layout->planes - first);
         int range = 0;
         for (n = 0; n < most && (range += range_of(&plane[first + n])) <= SUM_RANGE; n++) {
-            read_levels(levels_from_zero, &plane[first + n], at, ahead, levels[n]);
-            at += PAGE_TRANSFORM_PLANE(plane[first + n].bits);
+            if (ahead) prefetch_plane(plane, first + n, codes);
+            if (plane[first + n].nibble < layout->stream)
+                read_alone(levels_from_zero, &plane[first + n], codes, levels[n]);
+            else
+                read_stream(true, levels_from_zero, layout, &plane[first + n], codes, kept, levels[n]);
         }
-        score_planes(R, n, first, (const __m256i(*)[OCTETS])levels, queries, logits);
+        score_planes(R, n, first, layout->planes, (const __m256i(*)[OCTETS])levels, gains, queries, logits);
     }
-    UNROLL for (size_t m = 0; m < R; m++) {
-        UNROLL for (size_t v = 0; v < OCTETS; v++) {
-            float *to = logits + m * PAGE_TOKENS + v * LANES;
-            vec_store(to, vec_fma(vec_load(gains + v * LANES), vec_load(to), vec_set(queries[m].offset)));
-        }
-    }
+    for (size_t i = 0; i < R * PAGE_TOKENS && !layout->planes; i++) logits[i] = queries[i / PAGE_TOKENS].offset;
 }
 
 static uint16_t PASTE(rank, ISA)(const struct transform_layout *layout, const void *page, float least, float step,
@@ -304,20 +305,25 @@ INLINE void add_plane(size_t R, size_t octets, const __m256i (*spread)[OCTETS], 
     }
 }
 
-INLINE void accumulate_rows(size_t R, const struct transform_layout *layout, const uint8_t *at, const uint8_t *weights,
+INLINE void accumulate_rows(size_t R, const struct transform_layout *layout, const uint8_t *codes, const uint8_t *weights,
                             const float *scales, float *out) {
     const size_t row = (size_t)layout->planes * TRANSFORM_SUM_LANES;
-    __m256i spread[TOGETHER][OCTETS];
+    const struct transform_plane *plane = layout->plane;
+    __m256i spread[TOGETHER][OCTETS], kept[OCTETS] = {0};
+    size_t p = 0;
     UNROLL for (size_t m = 0; m < R; m++) spread_weights(weights + m * PAGE_TOKENS, spread[m]);
-    for (size_t p = 0; p < layout->planes; p++, out += TRANSFORM_SUM_LANES) {
-        const struct transform_plane *plane = &layout->plane[p];
+    /* Levels of the stream are small, those of whole nibbles are not. */
+    for (; p < layout->planes && plane[p].nibble < layout->stream; p++, out += TRANSFORM_SUM_LANES) {
         __m256i x[OCTETS];
-        read_levels(signed_levels, plane, at, true, x);
-        at += PAGE_TRANSFORM_PLANE(plane->bits);
-        if (SUM_OCTETS == OCTETS || range_of(plane) <= 2 * SMALL_LEVEL)
-            add_plane(R, OCTETS, (const __m256i(*)[OCTETS])spread, x, scales, row, out);
-        else
-            add_plane(R, SUM_OCTETS, (const __m256i(*)[OCTETS])spread, x, scales, row, out);
+        prefetch_plane(plane, p, codes);
+        read_alone(signed_levels, &plane[p], codes, x);
+        add_plane(R, SUM_OCTETS, (const __m256i(*)[OCTETS])spread, x, scales, row, out);
+    }
+    for (; p < layout->planes; p++, out += TRANSFORM_SUM_LANES) {
+        __m256i x[OCTETS];
+        prefetch_plane(plane, p, codes);
+        read_stream(false, signed_levels, layout, &plane[p], codes, kept, x);
+        add_plane(R, OCTETS, (const __m256i(*)[OCTETS])spread, x, scales, row, out);
     }
 }
 

@@ -6,27 +6,12 @@
 #include <stddef.h>
 #include <string.h>
 
-#define OCTET 8 /* tokens whose codes lie together, format/page_layout.h */
-
-/* The code at byte j of octet v of a plane. */
-static unsigned code_at(const uint8_t *codes, unsigned bits, size_t v, size_t j) {
-    switch (bits) {
-    case 1: return codes[j] >> v & 1u;
-    case 2: return codes[v % 2 * 32 + j] >> v / 2 * 2 & 3u;
-    case 3: return code_at(codes, 2, v, j) << 1 | code_at(codes + PAGE_TRANSFORM_PLANE(2), 1, v, j);
-    default: return codes[v / 4 * 64 + v % 2 * 32 + j] >> v / 2 % 2 * 4 & 15u;
-    }
-}
-
 /* Levels of a plane, [t][i]. */
-static void read_levels(const struct transform_plane *plane, const uint8_t *codes, bool keys, int8_t (*levels)[TRANSFORM_QUAD]) {
-    const int8_t *table = transform_levels[plane->table];
-    for (size_t t = 0; t < PAGE_TOKENS; t++) {
-        for (size_t i = 0; i < TRANSFORM_QUAD; i++) {
-            size_t j = keys ? t % OCTET * 4 + i : t % OCTET / 4 * 16 + 4 * i + t % 4;
-            levels[t][i] = table[code_at(codes, plane->bits, t / OCTET, j)];
-        }
-    }
+static void read_levels(const struct transform_layout *layout, size_t p, const uint8_t *codes, enum codec_side side,
+                        int8_t (*levels)[TRANSFORM_QUAD]) {
+    for (size_t t = 0; t < PAGE_TOKENS; t++)
+        for (size_t i = 0; i < TRANSFORM_QUAD; i++)
+            levels[t][i] = (int8_t)transform_level(layout, &layout->plane[p], codes, side, t, i);
 }
 
 static void gains_scalar(const uint8_t codes[64], float least, float step, float gains[64]) {
@@ -50,7 +35,7 @@ static void quantize_query_scalar(const struct transform_layout *layout, const f
             for (size_t i = 0; i < TRANSFORM_QUAD; i++) {
                 float x = plane[p].scale * products[plane[p].quad * TRANSFORM_QUAD + i] * inverse;
                 weights[p * TRANSFORM_QUAD + i] = (int8_t)lrintf(x);
-                *bias -= transform_levels[plane[p].table][15] * weights[p * TRANSFORM_QUAD + i];
+                *bias -= plane[p].largest * weights[p * TRANSFORM_QUAD + i];
             }
         }
     }
@@ -60,14 +45,12 @@ static void score_scalar(const struct transform_layout *layout, const void *code
                          const struct transform_query *queries, size_t rows, float *logits) {
     for (size_t m = 0; m < rows; m++, logits += PAGE_TOKENS) {
         const struct transform_query *query = &queries[m];
-        const uint8_t *at = codes;
         float sums[PAGE_TOKENS] = {0};
         for (size_t first = 0; first < layout->planes; first += TRANSFORM_STEP_PLANES) {
             int32_t group[PAGE_TOKENS] = {0};
             for (size_t p = first; p < first + TRANSFORM_STEP_PLANES && p < layout->planes; p++) {
                 int8_t levels[PAGE_TOKENS][TRANSFORM_QUAD];
-                read_levels(&layout->plane[p], at, true, levels);
-                at += PAGE_TRANSFORM_PLANE(layout->plane[p].bits);
+                read_levels(layout, p, codes, CODEC_KEYS, levels);
                 for (size_t t = 0; t < PAGE_TOKENS; t++)
                     for (size_t i = 0; i < TRANSFORM_QUAD; i++) group[t] += query->weights[p * TRANSFORM_QUAD + i] * levels[t][i];
             }
@@ -114,11 +97,9 @@ static void quantize_weights_scalar(const float *weights, const float *gains, si
 
 static void accumulate_scalar(const struct transform_layout *layout, const void *codes, const uint8_t *weights, const float *scales,
                               size_t rows, float *sums) {
-    const uint8_t *at = codes;
     for (size_t p = 0; p < layout->planes; p++) {
         int8_t levels[PAGE_TOKENS][TRANSFORM_QUAD];
-        read_levels(&layout->plane[p], at, false, levels);
-        at += PAGE_TRANSFORM_PLANE(layout->plane[p].bits);
+        read_levels(layout, p, codes, CODEC_VALUES, levels);
         for (size_t m = 0; m < rows; m++) {
             int32_t sum[TRANSFORM_QUAD] = {0};
             for (size_t t = 0; t < PAGE_TOKENS; t++)
@@ -131,16 +112,10 @@ static void accumulate_scalar(const struct transform_layout *layout, const void 
 
 static void gather_scalar(const struct transform_layout *layout, enum codec_side side, const void *from, const uint8_t *slots,
                           size_t n, void *to, size_t at) {
-    const uint8_t *source = from;
-    uint8_t *target = to;
-    for (size_t p = 0; p < layout->planes; p++) {
-        unsigned bits = layout->plane[p].bits;
+    for (size_t nibble = 0; nibble < layout->nibbles; nibble++)
         for (size_t k = 0; k < n; k++)
             for (size_t i = 0; i < TRANSFORM_QUAD; i++)
-                transform_put(target, bits, side, at + k, i, transform_get(source, bits, side, slots[k], i));
-        source += PAGE_TRANSFORM_PLANE(bits);
-        target += PAGE_TRANSFORM_PLANE(bits);
-    }
+                transform_put(to, nibble, side, at + k, i, transform_get(from, nibble, side, slots[k], i));
 }
 
 void transform_init_scalar(struct transform_ops *ops) {

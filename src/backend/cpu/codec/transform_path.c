@@ -1,0 +1,172 @@
+/* Viterbi's algorithm (Forney 1973, "The Viterbi algorithm") for 64 tokens at a time. A stream is a ring: of each component i of quads one
+ * round, from the first plane to the last, then of the next component. The state is the last three bits; a step writes 1 to 3 bits more.
+ *
+ * Where a ring begins is found by walking over its seam: a path that begins anywhere some steps before it and ends anywhere some steps
+ * behind it passes the seam in the state that the whole path is then made to begin and to end with. */
+#include "backend/cpu/codec/transform_path.h"
+
+#include <string.h>
+
+#define STATES 8
+#define WINDOWS 16
+#define WARM_UP 20 /* steps before the seam and behind it: most paths have met by then */
+#define MOST_STEPS (TRANSFORM_QUAD * (TRANSFORM_QUADS_MAX + 1))
+#define FAR 1e30f /* of a state where no path may begin */
+
+/* What writes bits: a plane, a pair of planes, or, at the end of a round, the rest of a nibble, which may be anything. */
+struct step {
+    unsigned bits, planes; /* written; looked up by the window */
+    size_t plane, place;   /* first of them; bits of the stream before */
+};
+
+struct walk {
+    const struct transform_layout *layout;
+    const float *size;
+    const float (*wanted)[PAGE_TOKENS];
+    size_t steps; /* of a round */
+    struct step step[TRANSFORM_QUADS_MAX + 1];
+    float cost[STATES][PAGE_TOKENS];
+    /* Of each step walked and state reached: the window, of which the state is the lower three bits, in bit 3, and the state before. */
+    uint8_t from[MOST_STEPS > 2 * WARM_UP ? MOST_STEPS : 2 * WARM_UP][STATES][PAGE_TOKENS];
+};
+
+static void set_steps(struct walk *walk, size_t first) {
+    const struct transform_layout *layout = walk->layout;
+    size_t place = 0;
+    for (size_t p = first; p < layout->planes; place += walk->step[walk->steps++].bits) {
+        unsigned table = transform_table_of(&layout->plane[p]), planes = table == TRANSFORM_PAIR_FIRST ? 2 : 1;
+        walk->step[walk->steps] = (struct step){transform_new_bits[table], planes, p, place};
+        p += planes;
+    }
+    unsigned rest = (unsigned)(TRANSFORM_NIBBLE_BITS * (layout->nibbles - layout->stream) - place);
+    if (rest) walk->step[walk->steps++] = (struct step){rest, 0, 0, place};
+}
+
+/* ---- A step */
+
+/* errors[window][64] += what a plane's level by each window costs, but for what all windows have in common. */
+static void add_errors(const struct walk *walk, const struct transform_plane *plane, size_t i, float errors[][PAGE_TOKENS]) {
+    const int8_t *table = transform_levels[transform_table_of(plane)];
+    size_t c = plane->quad * TRANSFORM_QUAD + i;
+    float unit = walk->size[c] * plane->scale, twice[PAGE_TOKENS];
+    float limit = 4 * (float)plane->largest, inverse = 1 / plane->scale;
+    for (size_t t = 0; t < PAGE_TOKENS; t++) {
+        float x = walk->wanted[c][t] * inverse;
+        x = x > -limit ? x : -limit; /* and what is not a number */
+        x = x < limit ? x : limit;
+        twice[t] = -2 * unit * unit * x;
+    }
+    for (size_t w = 0; w < WINDOWS; w++) {
+        float level = table[w], square = unit * level * unit * level;
+        for (size_t t = 0; t < PAGE_TOKENS; t++) errors[w][t] += twice[t] * level + square;
+    }
+}
+
+/* Best ways to each beginning of a window: its 4 - bits oldest bits, the last ones of the state before. */
+static void find_beginnings(const struct walk *walk, unsigned bits, float cost[][PAGE_TOKENS], int32_t state[][PAGE_TOKENS]) {
+    const unsigned beginnings = WINDOWS >> bits;
+    for (unsigned b = 0; b < beginnings; b++) {
+        memcpy(cost[b], walk->cost[b], sizeof cost[b]);
+        for (size_t t = 0; t < PAGE_TOKENS; t++) state[b][t] = (int32_t)b;
+        for (unsigned s = b + beginnings; s < STATES; s += beginnings) {
+            const float *restrict own = walk->cost[s];
+            float *restrict best = cost[b];
+            int32_t *restrict from = state[b];
+            for (size_t t = 0; t < PAGE_TOKENS; t++) {
+                float x = own[t], y = best[t];
+                int32_t before = from[t];
+                from[t] = x < y ? (int32_t)s : before;
+                best[t] = x < y ? x : y;
+            }
+        }
+    }
+}
+
+static void take_step(struct walk *walk, const struct step *step, size_t i, uint8_t from[STATES][PAGE_TOKENS]) {
+    float errors[WINDOWS][PAGE_TOKENS], cost[STATES][PAGE_TOKENS];
+    int32_t state[STATES][PAGE_TOKENS];
+    memset(errors, 0, sizeof errors);
+    for (size_t p = 0; p < step->planes; p++) add_errors(walk, &walk->layout->plane[step->plane + p], i, errors);
+    find_beginnings(walk, step->bits, cost, state);
+    for (size_t s = 0; s < STATES; s++) {
+        const size_t first = s >> step->bits, second = (s + STATES) >> step->bits;
+        const float *restrict cost_1 = cost[first], *restrict cost_2 = cost[second], *restrict error_1 = errors[s],
+                              *restrict error_2 = errors[s + STATES];
+        const int32_t *restrict state_1 = state[first], *restrict state_2 = state[second];
+        float *restrict best = walk->cost[s];
+        int32_t chosen[PAGE_TOKENS];
+        for (size_t t = 0; t < PAGE_TOKENS; t++) {
+            float x = cost_1[t] + error_1[t], y = cost_2[t] + error_2[t];
+            int32_t a = state_1[t], b = state_2[t] | STATES;
+            chosen[t] = y < x ? b : a;
+            best[t] = y < x ? y : x;
+        }
+        for (size_t t = 0; t < PAGE_TOKENS; t++) from[s][t] = (uint8_t)chosen[t];
+    }
+}
+
+/* ---- The ring */
+
+/* `n` steps from the first-th of all of the ring's on. */
+static void take_steps(struct walk *walk, size_t first, size_t n) {
+    size_t all = TRANSFORM_QUAD * walk->steps;
+    for (size_t k = 0; k < n; k++) {
+        size_t at = (first + k) % all;
+        take_step(walk, &walk->step[at % walk->steps], at / walk->steps, walk->from[k]);
+    }
+}
+
+/* Of each token the state at the ring's seam. */
+static void find_seam(struct walk *walk, uint8_t *seam) {
+    size_t all = TRANSFORM_QUAD * walk->steps, before = WARM_UP / all * all + all - WARM_UP % all;
+    memset(walk->cost, 0, sizeof walk->cost);
+    take_steps(walk, before % all, 2 * WARM_UP);
+    for (size_t t = 0; t < PAGE_TOKENS; t++) {
+        unsigned state = 0;
+        for (unsigned s = 1; s < STATES; s++)
+            if (walk->cost[s][t] < walk->cost[state][t]) state = s;
+        for (size_t k = 2 * WARM_UP; k-- > WARM_UP;) state = walk->from[k][state][t] & (STATES - 1);
+        seam[t] = (uint8_t)state;
+    }
+}
+
+/* Follows the path that ends in the states seam[64] back to its beginning and keeps what it has written and said. */
+static void follow(const struct walk *walk, const uint8_t *seam, float (*found)[PAGE_TOKENS], struct transform_path *path) {
+    unsigned state[PAGE_TOKENS];
+    for (size_t t = 0; t < PAGE_TOKENS; t++) state[t] = seam[t];
+    for (size_t k = TRANSFORM_QUAD * walk->steps; k-- > 0;) {
+        const struct step *step = &walk->step[k % walk->steps];
+        size_t i = k / walk->steps;
+        for (size_t t = 0; t < PAGE_TOKENS; t++) {
+            unsigned from = walk->from[k][state[t]][t], window = state[t] | (from & STATES);
+            for (size_t p = step->plane; p < step->plane + step->planes; p++) {
+                const struct transform_plane *plane = &walk->layout->plane[p];
+                found[plane->quad * TRANSFORM_QUAD + i][t] +=
+                    plane->scale * (float)transform_levels[transform_table_of(plane)][window];
+            }
+            for (unsigned b = 0; b < step->bits; b++) {
+                size_t place = step->place + b, bit = window >> (step->bits - 1 - b) & 1;
+                uint8_t *to = &path->nibble[place / TRANSFORM_NIBBLE_BITS][i][t];
+                *to = (uint8_t)(*to | bit << (TRANSFORM_NIBBLE_BITS - 1 - place % TRANSFORM_NIBBLE_BITS));
+            }
+            state[t] = from & (STATES - 1);
+        }
+    }
+}
+
+void transform_path_find(const struct transform_layout *layout, size_t first, const float *size, const float (*wanted)[PAGE_TOKENS],
+                         float (*found)[PAGE_TOKENS], struct transform_path *path) {
+    struct walk walk;
+    uint8_t seam[PAGE_TOKENS];
+    walk.layout = layout;
+    walk.size = size;
+    walk.wanted = wanted;
+    walk.steps = 0;
+    set_steps(&walk, first);
+    find_seam(&walk, seam);
+    for (size_t s = 0; s < STATES; s++)
+        for (size_t t = 0; t < PAGE_TOKENS; t++) walk.cost[s][t] = seam[t] == s ? 0 : FAR;
+    take_steps(&walk, 0, TRANSFORM_QUAD * walk.steps);
+    memset(path, 0, sizeof *path);
+    follow(&walk, seam, found, path);
+}
