@@ -26,6 +26,7 @@ static int load_codebook(const char *work, const char *name, bool named, struct 
     struct terse_error error;
     unsigned char *data = NULL;
     size_t size = 0;
+    if (named && strcmp(name, "none") == 0) return EXIT_OK;
     if ((size_t)snprintf(path, sizeof path, "%s/codebooks/%s.gguf", work, name) >= sizeof path)
         return complain("%s: the path of the codebook is too long", run->spec);
     FILE *file = fopen(path, "rb");

@@ -9,7 +9,7 @@
  *     index=NAME        selection by this index (fidelity_index.h) instead of the method's; for methods that select tokens, and with read
  *     evict=METHOD      tokens are evicted as with this method
  *     mat-anchors=N, mat-shallow=N   parameters of mat-N
- *     codebook=NAME     codebooks/NAME.gguf of the work folder instead of codebooks/METHOD.gguf
+ *     codebook=NAME     codebooks/NAME.gguf of the work folder instead of codebooks/METHOD.gguf; none: terse-N without a profile
  *
  * The text of a run is its name in all results. */
 #ifndef TERSE_BENCH_FIDELITY_RUN_H
