@@ -553,6 +553,52 @@ static void gathered_codes_are_those_of_their_slots(void **state) {
     }
 }
 
+/* Small whole numbers, so that every sum is exact and ways often cost the same. */
+static void steps_of_paths(void **state) {
+    (void)state;
+    struct random random = {9};
+    for (int round = 0; round < 200; round++) {
+        const unsigned bits = 1 + (unsigned)random_bits(&random) % 3;
+        const size_t n = random_bits(&random) % 3;
+        struct transform_path_term terms[2];
+        float before[TRANSFORM_PATH_STATES][64];
+        for (size_t i = 0; i < 2; i++) {
+            terms[i].levels = transform_levels[random_bits(&random) % TRANSFORM_TABLES];
+            terms[i].square = (float)(random_bits(&random) % 4);
+            for (size_t t = 0; t < 64; t++) terms[i].twice[t] = (float)(int)(random_bits(&random) % 21) - 10;
+        }
+        for (size_t s = 0; s < TRANSFORM_PATH_STATES; s++)
+            for (size_t t = 0; t < 64; t++) before[s][t] = (float)(random_bits(&random) % 50);
+        float(*cost)[64] = guard_bytes(sizeof before, round % 2 ? GUARD_END : GUARD_START);
+        unsigned char(*from)[64] = guard_bytes(TRANSFORM_PATH_STATES * 64, round % 2 ? GUARD_END : GUARD_START);
+        const struct tier *k;
+        for (size_t tier = 0; (k = tier_at(tier)); tier++) {
+            memcpy(cost, before, sizeof before);
+            k->transform->path_step(bits, terms, n, cost, from);
+            for (size_t s = 0; s < TRANSFORM_PATH_STATES; s++) {
+                for (size_t t = 0; t < 64; t++) {
+                    double least = INFINITY;
+                    unsigned want = 0;
+                    for (unsigned window = (unsigned)s; window < TRANSFORM_WINDOWS; window += TRANSFORM_PATH_STATES) {
+                        for (unsigned old = window >> bits; old < TRANSFORM_PATH_STATES; old += TRANSFORM_WINDOWS >> bits) {
+                            double way = (double)before[old][t];
+                            for (size_t i = 0; i < n; i++)
+                                way += (double)terms[i].levels[window] *
+                                       ((double)terms[i].twice[t] + (double)terms[i].square * (double)terms[i].levels[window]);
+                            if (way >= least) continue;
+                            least = way;
+                            want = old | (window & TRANSFORM_PATH_STATES);
+                        }
+                    }
+                    check_close(cost[s][t], least, 0, 0, 0, "%s cost of state %zu after %u bits", k->name, s, bits);
+                    assert_int_equal(from[s][t], want);
+                }
+            }
+        }
+        guard_release();
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(bits_of_every_number),
@@ -562,6 +608,7 @@ int main(void) {
         cmocka_unit_test(heads_without_bits),
         cmocka_unit_test(many_rows),
         cmocka_unit_test(queries_are_rounded_to_integers),
+        cmocka_unit_test(steps_of_paths),
         cmocka_unit_test(gains_of_all_bytes),
         cmocka_unit_test(weights_are_rounded_to_integers),
         cmocka_unit_test(gathered_codes_are_those_of_their_slots),

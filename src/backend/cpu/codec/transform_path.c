@@ -5,10 +5,11 @@
  * behind it passes the seam in the state that the whole path is then made to begin and to end with. */
 #include "backend/cpu/codec/transform_path.h"
 
+#include "backend/cpu/kernels/transform/ops.h"
+
 #include <string.h>
 
-#define STATES 8
-#define WINDOWS 16
+#define STATES TRANSFORM_PATH_STATES
 #define WARM_UP 20 /* steps before the seam and behind it: most paths have met by then */
 #define MOST_STEPS (TRANSFORM_QUAD * (TRANSFORM_QUADS_MAX + 1))
 #define FAR 1e30f /* of a state where no path may begin */
@@ -42,67 +43,24 @@ static void set_steps(struct walk *walk, size_t first) {
     if (rest) walk->step[walk->steps++] = (struct step){rest, 0, 0, place};
 }
 
-/* ---- A step */
-
-/* errors[window][64] += what a plane's level by each window costs, but for what all windows have in common. */
-static void add_errors(const struct walk *walk, const struct transform_plane *plane, size_t i, float errors[][PAGE_TOKENS]) {
-    const int8_t *table = transform_levels[transform_table_of(plane)];
+/* What a plane's level by each window costs, but for what all windows have in common. */
+static void set_term(const struct walk *walk, const struct transform_plane *plane, size_t i, struct transform_path_term *term) {
     size_t c = plane->quad * TRANSFORM_QUAD + i;
-    float unit = walk->size[c] * plane->scale, twice[PAGE_TOKENS];
-    float limit = 4 * (float)plane->largest, inverse = 1 / plane->scale;
+    float unit = walk->size[c] * plane->scale, limit = 4 * (float)plane->largest, inverse = 1 / plane->scale;
+    term->levels = transform_levels[transform_table_of(plane)];
+    term->square = unit * unit;
     for (size_t t = 0; t < PAGE_TOKENS; t++) {
         float x = walk->wanted[c][t] * inverse;
         x = x > -limit ? x : -limit; /* and what is not a number */
         x = x < limit ? x : limit;
-        twice[t] = -2 * unit * unit * x;
-    }
-    for (size_t w = 0; w < WINDOWS; w++) {
-        float level = table[w], square = unit * level * unit * level;
-        for (size_t t = 0; t < PAGE_TOKENS; t++) errors[w][t] += twice[t] * level + square;
+        term->twice[t] = -2 * unit * unit * x;
     }
 }
 
-/* Best ways to each beginning of a window: its 4 - bits oldest bits, the last ones of the state before. */
-static void find_beginnings(const struct walk *walk, unsigned bits, float cost[][PAGE_TOKENS], int32_t state[][PAGE_TOKENS]) {
-    const unsigned beginnings = WINDOWS >> bits;
-    for (unsigned b = 0; b < beginnings; b++) {
-        memcpy(cost[b], walk->cost[b], sizeof cost[b]);
-        for (size_t t = 0; t < PAGE_TOKENS; t++) state[b][t] = (int32_t)b;
-        for (unsigned s = b + beginnings; s < STATES; s += beginnings) {
-            const float *restrict own = walk->cost[s];
-            float *restrict best = cost[b];
-            int32_t *restrict from = state[b];
-            for (size_t t = 0; t < PAGE_TOKENS; t++) {
-                float x = own[t], y = best[t];
-                int32_t before = from[t];
-                from[t] = x < y ? (int32_t)s : before;
-                best[t] = x < y ? x : y;
-            }
-        }
-    }
-}
-
-static void take_step(struct walk *walk, const struct step *step, size_t i, uint8_t from[STATES][PAGE_TOKENS]) {
-    float errors[WINDOWS][PAGE_TOKENS], cost[STATES][PAGE_TOKENS];
-    int32_t state[STATES][PAGE_TOKENS];
-    memset(errors, 0, sizeof errors);
-    for (size_t p = 0; p < step->planes; p++) add_errors(walk, &walk->layout->plane[step->plane + p], i, errors);
-    find_beginnings(walk, step->bits, cost, state);
-    for (size_t s = 0; s < STATES; s++) {
-        const size_t first = s >> step->bits, second = (s + STATES) >> step->bits;
-        const float *restrict cost_1 = cost[first], *restrict cost_2 = cost[second], *restrict error_1 = errors[s],
-                              *restrict error_2 = errors[s + STATES];
-        const int32_t *restrict state_1 = state[first], *restrict state_2 = state[second];
-        float *restrict best = walk->cost[s];
-        int32_t chosen[PAGE_TOKENS];
-        for (size_t t = 0; t < PAGE_TOKENS; t++) {
-            float x = cost_1[t] + error_1[t], y = cost_2[t] + error_2[t];
-            int32_t a = state_1[t], b = state_2[t] | STATES;
-            chosen[t] = y < x ? b : a;
-            best[t] = y < x ? y : x;
-        }
-        for (size_t t = 0; t < PAGE_TOKENS; t++) from[s][t] = (uint8_t)chosen[t];
-    }
+static void take_step(struct walk *walk, const struct step *step, size_t i, uint8_t from[TRANSFORM_PATH_STATES][PAGE_TOKENS]) {
+    struct transform_path_term terms[2];
+    for (size_t p = 0; p < step->planes; p++) set_term(walk, &walk->layout->plane[step->plane + p], i, &terms[p]);
+    transform_ops()->path_step(step->bits, terms, step->planes, walk->cost, from);
 }
 
 /* ---- The ring */

@@ -23,7 +23,21 @@ struct transform_query {
     const int8_t *weights; /* [planes][4], 4-byte aligned, at most 127 in magnitude */
 };
 
+#define TRANSFORM_PATH_STATES 8 /* of a stream: its last three bits */
+#define TRANSFORM_WINDOWS 16
+
+/* A level of a stream by the window w costs levels[w] * (twice[t] + square * levels[w]), of token t. */
+struct transform_path_term {
+    const int8_t *levels; /* [TRANSFORM_WINDOWS] */
+    float square, twice[64];
+};
+
 struct transform_ops {
+    /* A step of Viterbi's algorithm for 64 tokens, which writes 1 to 3 bits: a window is the last 4 - bits bits of the state before and
+     * those written, and its lower three bits are the state after. cost[state]: the least of all ways there, plus what the window costs in
+     * terms[n], n at most 2. from[state]: the state before, and in bit 3 the window's highest; where ways cost the same, the lower ones. */
+    void (*path_step)(unsigned bits, const struct transform_path_term *terms, size_t n, float cost[TRANSFORM_PATH_STATES][64],
+                      uint8_t from[TRANSFORM_PATH_STATES][64]);
     /* gains[t] = least + step * codes[t], the gains of a page; the product may be rounded before the sum or not. */
     void (*gains)(const uint8_t codes[64], float least, float step, float gains[64]);
     /* A query as integers, of its products with components of variance 1 (products[4 quads]): of each 8 planes the largest weight, which

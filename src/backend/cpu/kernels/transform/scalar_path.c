@@ -1,0 +1,6 @@
+/* The search of the codec transform's paths, the reference. */
+#define ISA scalar
+
+#include "backend/cpu/kernels/transform/path_template.h"
+
+void transform_init_scalar_path(struct transform_ops *ops) { ops->path_step = path_step_scalar; }
