@@ -193,11 +193,12 @@ void sampler_logprobs(struct sampler *sampler, const float *logits, int32_t toke
                       size_t n) {
     struct candidate *c = sampler->candidates;
     uint32_t all = sampler->vocabulary;
-    double sum = 0, largest = -INFINITY;
+    double sum = 0;
+    float most = -INFINITY;
     for (uint32_t i = 0; i < all; i++) c[i] = (struct candidate){isnan(logits[i]) ? -INFINITY : logits[i], (int32_t)i, 0};
-    for (uint32_t i = 0; i < all; i++) largest = fmax(largest, (double)c[i].logit);
-    for (uint32_t i = 0; i < all; i++) sum += exp((double)c[i].logit - largest);
-    double whole = largest + log(sum);
+    for (uint32_t i = 0; i < all; i++) most = c[i].logit > most ? c[i].logit : most;
+    for (uint32_t i = 0; i < all; i++) sum += exp((double)c[i].logit - (double)most);
+    double whole = (double)most + log(sum);
     if (logprob) *logprob = (float)((double)c[token].logit - whole);
     if (!n) return;
     select_best(c, all, (uint32_t)n);
