@@ -98,7 +98,7 @@ profile() {
     local b folder=$2/codebooks
     mkdir -p "$folder"
     [ -e "$folder/terse.gguf" ] || "$build/bin/terse" calibrate -m "$1" -f "$learn" --kv terse-2 -o "$folder/terse.gguf"
-    for b in $rates; do ln -sf terse.gguf "$folder/terse-$b.gguf"; done
+    for b in $rates 1.5; do ln -sf terse.gguf "$folder/terse-$b.gguf"; done
 }
 
 # METHODS PARTS [OPTION ...]
@@ -209,7 +209,7 @@ step_domains() {
 # Of the model with sinks only terse has a profile of its own: the other learned methods would need an hour.
 step_terse() {
     local b methods=() others='q8_0 q4_0 kivi-4 kivi-2' learned='antkv-4 antkv-2 antkv-1 million-4 commvq-2 commvq-1'
-    for b in $rates; do methods+=("terse-$b"); done
+    for b in $rates 1.5; do methods+=("terse-$b"); done
     for b in $rates; do methods+=("terse-$b:codebook=none"); done
     profile "$model" "$work"
     # shellcheck disable=SC2086
