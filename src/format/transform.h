@@ -90,12 +90,12 @@ static inline unsigned transform_place(const struct transform_layout *layout, un
     return layout->stream + (n + 1) % (layout->nibbles - layout->stream);
 }
 
-/* The nibble that the stream writes before `nibble`. *turned: that is its last, written for the component before, as if the stream of
+/* The nibble that the stream writes before `nibble`. *wraps: that is its last, written for the component before, as if the stream of
  * all four were a ring. It lies in front, so that who reads the first planes alone needs no more than the front of a page. */
-static inline unsigned transform_before(const struct transform_layout *layout, unsigned nibble, bool *turned) {
+static inline unsigned transform_before(const struct transform_layout *layout, unsigned nibble, bool *wraps) {
     unsigned stream = layout->stream, nibbles = layout->nibbles;
-    *turned = nibble == (nibbles - stream > 1 ? stream + 1 : stream); /* transform_place(layout, 0) */
-    return *turned ? stream : nibble == stream ? nibbles - 1 : nibble - 1;
+    *wraps = nibble == (nibbles - stream > 1 ? stream + 1 : stream); /* transform_place(layout, 0) */
+    return *wraps ? stream : nibble == stream ? nibbles - 1 : nibble - 1;
 }
 
 /* The layout of quad_bits[head_dim / 4], which do not rise. Where their sum is no multiple of 4, the rest of the last nibble is unused. */

@@ -35,9 +35,9 @@ static inline int transform_level(const struct transform_layout *layout, const s
     unsigned written = transform_written(plane), old = 15u >> written;
     unsigned nibble = transform_get(codes, plane->nibble, side, t, i);
     if (old) {
-        bool turned;
-        size_t last = transform_before(layout, plane->nibble, &turned);
-        unsigned before = transform_get(codes, last, side, t, turned ? (i + 3) % 4 : i);
+        bool wraps;
+        size_t last = transform_before(layout, plane->nibble, &wraps);
+        unsigned before = transform_get(codes, last, side, t, wraps ? (i + 3) % 4 : i);
         nibble = (nibble & ~old) | (before & old);
     }
     return transform_levels[transform_table_of(plane)][transform_window(nibble, written)];

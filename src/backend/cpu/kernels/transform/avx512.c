@@ -29,14 +29,14 @@ INLINE __m512i look_up(uint8_t (*tables)[16], const struct transform_plane *plan
 INLINE void read_windows(bool keys, const struct transform_layout *layout, const struct transform_plane *plane,
                          const uint8_t *codes, __m512i *x) {
     const uint8_t *at = codes + (size_t)plane->nibble * PAGE_TRANSFORM_NIBBLE;
-    bool turned;
+    bool wraps;
     UNROLL for (size_t half = 0; half < 2; half++) x[2 * half] = _mm512_loadu_si512(at + half * 64);
     if (transform_written(plane) < 4) {
         const __m512i own = _mm512_set1_epi8((char)own_bits(plane));
-        const uint8_t *before = nibble_before(layout, plane, codes, &turned);
+        const uint8_t *before = nibble_before(layout, plane, codes, &wraps);
         UNROLL for (size_t half = 0; half < 2; half++) {
             __m512i old = _mm512_loadu_si512(before + half * 64);
-            if (turned) old = keys ? _mm512_rol_epi32(old, 8) : _mm512_shuffle_epi32(old, 0x93);
+            if (wraps) old = keys ? _mm512_rol_epi32(old, 8) : _mm512_shuffle_epi32(old, 0x93);
             x[2 * half] = _mm512_ternarylogic_epi64(own, x[2 * half], old, 0xca);
         }
     }

@@ -20,7 +20,7 @@
 typedef uint8x16_t plane_levels[OCTETS][2];
 
 /* Component i's place has what component i - 1's had. */
-INLINE uint8x16_t turn(bool keys, uint8x16_t x) {
+INLINE uint8x16_t previous_component(bool keys, uint8x16_t x) {
     static const uint8_t by_one[16] = {3, 0, 1, 2, 7, 4, 5, 6, 11, 8, 9, 10, 15, 12, 13, 14};
     return keys ? vqtbl1q_u8(x, vld1q_u8(by_one)) : vextq_u8(x, x, 12);
 }
@@ -30,15 +30,15 @@ INLINE void read_windows(bool keys, const struct transform_layout *layout, const
                          const uint8_t *codes, plane_levels x) {
     const uint8_t *at = codes + (size_t)plane->nibble * PAGE_TRANSFORM_NIBBLE, *before = NULL;
     const uint8x16_t own = vdupq_n_u8(own_bits(plane));
-    bool turned = false;
-    if (transform_written(plane) < 4) before = nibble_before(layout, plane, codes, &turned);
+    bool wraps = false;
+    if (transform_written(plane) < 4) before = nibble_before(layout, plane, codes, &wraps);
     UNROLL for (size_t half = 0; half < 2; half++) {
         UNROLL for (size_t i = 0; i < 4; i++) {
             size_t v = i / 2 * 4 + i % 2, place = i * OCTET + 16 * half;
             uint8x16_t both = vld1q_u8(at + place);
             if (before) {
                 uint8x16_t old = vld1q_u8(before + place);
-                both = vbslq_u8(own, both, turned ? turn(keys, old) : old);
+                both = vbslq_u8(own, both, wraps ? previous_component(keys, old) : old);
             }
             x[v][half] = vandq_u8(both, vdupq_n_u8(15));
             x[v + 2][half] = vshrq_n_u8(both, 4);

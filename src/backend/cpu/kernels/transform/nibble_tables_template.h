@@ -20,10 +20,10 @@ static void fill_tables(void) {
 /* Whether a plane is looked up by a window of its own; if not, by that of the plane before. */
 INLINE bool has_window(const struct transform_plane *plane) { return transform_table_of(plane) != TRANSFORM_PAIR_SECOND; }
 
-/* The nibble before a plane's, whose lower bits are the window's oldest; *turned: of the component before. */
+/* The nibble before a plane's, whose lower bits are the window's oldest; *wraps: of the component before. */
 INLINE const uint8_t *nibble_before(const struct transform_layout *layout, const struct transform_plane *plane,
-                                    const uint8_t *codes, bool *turned) {
-    return codes + (size_t)transform_before(layout, plane->nibble, turned) * PAGE_TRANSFORM_NIBBLE;
+                                    const uint8_t *codes, bool *wraps) {
+    return codes + (size_t)transform_before(layout, plane->nibble, wraps) * PAGE_TRANSFORM_NIBBLE;
 }
 
 /* Both nibbles' bits of a byte that are the plane's own nibble's. */

@@ -28,21 +28,21 @@ INLINE __m256i low_nibbles(__m256i x) { return _mm256_and_si256(x, _mm256_set1_e
 INLINE __m256i high_nibbles(__m256i x) { return low_nibbles(_mm256_srli_epi16(x, 4)); }
 
 /* Component i's place has what component i - 1's had. */
-INLINE __m256i turn(bool keys, __m256i x) {
+INLINE __m256i previous_component(bool keys, __m256i x) {
     const __m256i by_one = _mm256_broadcastsi128_si256(_mm_setr_epi8(3, 0, 1, 2, 7, 4, 5, 6, 11, 8, 9, 10, 15, 12, 13, 14));
     return keys ? _mm256_shuffle_epi8(x, by_one) : _mm256_shuffle_epi32(x, 0x93);
 }
 
 /* Levels of a plane, octet by octet. `old`: the nibble before, NULL where no bits of it are in the window. What they were looked up by goes
  * to `kept`, if that is given. */
-INLINE void look_up(bool keys, __m256i table, const uint8_t *at, const uint8_t *old, bool turned, uint8_t own, __m256i *kept,
+INLINE void look_up(bool keys, __m256i table, const uint8_t *at, const uint8_t *old, bool wraps, uint8_t own, __m256i *kept,
                     __m256i *x) {
     UNROLL for (size_t i = 0; i < 4; i++) {
         const size_t v = i / 2 * 4 + i % 2;
         __m256i both = load(at + i * OCTET);
         if (old) {
             const __m256i mask = _mm256_set1_epi8((char)own);
-            __m256i before = turned ? turn(keys, load(old + i * OCTET)) : load(old + i * OCTET);
+            __m256i before = wraps ? previous_component(keys, load(old + i * OCTET)) : load(old + i * OCTET);
             both = _mm256_or_si256(_mm256_and_si256(mask, both), _mm256_andnot_si256(mask, before));
         }
         __m256i low = low_nibbles(both), high = high_nibbles(both);
@@ -71,13 +71,13 @@ INLINE void read_stream(bool keys, uint8_t (*tables)[16], const struct transform
     const __m256i table = table_of(tables, plane);
     const uint8_t *at = nibble_of(plane, codes), own = own_bits(plane);
     const bool pair = transform_table_of(plane) == TRANSFORM_PAIR_FIRST;
-    bool turned;
-    const uint8_t *old = nibble_before(layout, plane, codes, &turned);
+    bool wraps;
+    const uint8_t *old = nibble_before(layout, plane, codes, &wraps);
     if (transform_table_of(plane) == TRANSFORM_PAIR_SECOND)
         UNROLL for (size_t v = 0; v < OCTETS; v++) x[v] = _mm256_shuffle_epi8(table, kept[v]);
     else if (transform_written(plane) == 4)
         look_up(keys, table, at, NULL, false, own, pair ? kept : NULL, x);
-    else if (turned)
+    else if (wraps)
         look_up(keys, table, at, old, true, own, kept, x);
     else
         look_up(keys, table, at, old, false, own, kept, x);
