@@ -50,16 +50,6 @@ static int hex_digit(unsigned char c) {
     return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
 }
 
-static bool begin_character(struct json_state *s, unsigned char c) {
-    if (c < 0x20) return false;
-    if (c < 0x80) return true;
-    if (c < 0xc2 || c > 0xf4) return false;
-    s->utf8_left = c < 0xe0 ? 1 : c < 0xf0 ? 2 : 3;
-    s->utf8_low = c == 0xe0 ? 0xa0 : c == 0xf0 ? 0x90 : 0x80;
-    s->utf8_high = c == 0xed ? 0x9f : c == 0xf4 ? 0x8f : 0xbf;
-    return true;
-}
-
 static bool end_unit(struct json_state *s) {
     bool low = s->unit >= 0xdc00 && s->unit <= 0xdfff;
     if (low != s->low_surrogate) return false;
@@ -70,13 +60,7 @@ static bool end_unit(struct json_state *s) {
 /* A byte of a string; *ended: it was the quote that ends it. */
 static bool string_byte(struct json_state *s, unsigned char c, bool *ended) {
     *ended = false;
-    if (s->utf8_left) {
-        if (c < s->utf8_low || c > s->utf8_high) return false;
-        s->utf8_left--;
-        s->utf8_low = 0x80;
-        s->utf8_high = 0xbf;
-        return true;
-    }
+    if (s->rest.left) return utf8_go_on(c, &s->rest);
     if (s->step == PLAIN) {
         if (c == '\\') {
             s->step = ESCAPE;
@@ -84,7 +68,7 @@ static bool string_byte(struct json_state *s, unsigned char c, bool *ended) {
         }
         if (s->low_surrogate) return false;
         *ended = c == '"';
-        return begin_character(s, c);
+        return c >= 0x20 && utf8_begin(c, &s->rest);
     }
     if (s->step == ESCAPE) {
         s->step = c == 'u' ? 4 : PLAIN;

@@ -11,6 +11,7 @@
 #define TERSE_TEXT_JSON_FILTER_H
 
 #include "base/status.h"
+#include "text/utf8.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -64,11 +65,12 @@ struct json_frame {
 
 /* Where a text is; plain data, to be copied. */
 struct json_state {
-    uint8_t where, step, spaces, utf8_left, utf8_low, utf8_high, word;
-    bool low_surrogate; /* must come next */
-    uint16_t unit;      /* of an escape \u so far */
-    uint32_t node, at;  /* of the value that is next or being written; bytes of it so far */
-    uint64_t possible;  /* names or choices that begin with these bytes */
+    uint8_t where, step, spaces, word;
+    struct utf8_rest rest; /* of a character of a string */
+    bool low_surrogate;    /* must come next */
+    uint16_t unit;         /* of an escape \u so far */
+    uint32_t node, at;     /* of the value that is next or being written; bytes of it so far */
+    uint64_t possible;     /* names or choices that begin with these bytes */
     uint32_t depth;
     struct json_frame frame[JSON_DEPTH];
 };

@@ -2,6 +2,7 @@
 #ifndef TERSE_TEXT_UTF8_H
 #define TERSE_TEXT_UTF8_H
 
+#include <stdbool.h>
 #include <stddef.h>
 
 enum utf8_state {
@@ -10,21 +11,41 @@ enum utf8_state {
     UTF8_BAD    /* bytes that begin no character: one U+FFFD stands for them (Unicode's "maximal subpart" practice) */
 };
 
-/* What begins at data[0 < size], and in *length how many bytes it takes. Well-formed: no overlong form, no surrogate, nothing past
- * U+10FFFF (Unicode 15, table 3-7). */
+/* The bytes that follow the first one of a character: how many, and between which the next of them lies; those after it are 0x80 to 0xbf. */
+struct utf8_rest {
+    unsigned char left, low, high;
+};
+
+/* What follows `first`; false where it begins no character. Well-formed: no overlong form, no surrogate, nothing past U+10FFFF (Unicode 15,
+ * table 3-7). */
+static inline bool utf8_begin(unsigned char first, struct utf8_rest *rest) {
+    *rest = (struct utf8_rest){0, 0x80, 0xbf};
+    if (first < 0x80) return true;
+    if (first < 0xc2 || first > 0xf4) return false;
+    rest->left = first < 0xe0 ? 1 : first < 0xf0 ? 2 : 3;
+    if (first == 0xe0) rest->low = 0xa0;
+    if (first == 0xf0) rest->low = 0x90;
+    if (first == 0xed) rest->high = 0x9f;
+    if (first == 0xf4) rest->high = 0x8f;
+    return true;
+}
+
+/* Takes a byte that follows; false where it does not belong. */
+static inline bool utf8_go_on(unsigned char byte, struct utf8_rest *rest) {
+    if (byte < rest->low || byte > rest->high) return false;
+    *rest = (struct utf8_rest){(unsigned char)(rest->left - 1), 0x80, 0xbf};
+    return true;
+}
+
+/* What begins at data[0 < size], and in *length how many bytes it takes. */
 static inline enum utf8_state utf8_next(const char *data, size_t size, size_t *length) {
     const unsigned char *c = (const unsigned char *)data;
+    struct utf8_rest rest;
     *length = 1;
-    if (c[0] < 0x80) return UTF8_WHOLE;
-    if (c[0] < 0xc2 || c[0] > 0xf4) return UTF8_BAD;
-    size_t whole = c[0] < 0xe0 ? 2 : c[0] < 0xf0 ? 3 : 4;
-    unsigned low = c[0] == 0xe0 ? 0xa0 : c[0] == 0xf0 ? 0x90 : 0x80;
-    unsigned high = c[0] == 0xed ? 0x9f : c[0] == 0xf4 ? 0x8f : 0xbf;
-    for (; *length < whole; ++*length) {
+    if (!utf8_begin(c[0], &rest)) return UTF8_BAD;
+    for (; rest.left; ++*length) {
         if (*length == size) return UTF8_CUT;
-        if (c[*length] < low || c[*length] > high) return UTF8_BAD;
-        low = 0x80;
-        high = 0xbf;
+        if (!utf8_go_on(c[*length], &rest)) return UTF8_BAD;
     }
     return UTF8_WHOLE;
 }
