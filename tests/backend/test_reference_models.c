@@ -1,5 +1,6 @@
 /* The logits of tiny random models against those of Hugging Face transformers, at every position, in every way a session can read a
  * text. The models and the logits are made by fixtures/make_models.py, a model for each thing that a file may ask of the loader. */
+#include "support/fixture_model.h"
 #include "terse.h"
 
 #include <math.h>
@@ -67,15 +68,6 @@ static struct expected read_expected(const char *name) {
     return e;
 }
 
-static struct terse_model *load_model(const char *name) {
-    struct terse_model *model;
-    struct terse_error error;
-    char path[512];
-    snprintf(path, sizeof path, TESTS_DIR "/fixtures/models/%s.gguf", name);
-    if (terse_model_load(path, &model, &error)) fail_msg("%s", error.message);
-    return model;
-}
-
 /* How a text is read: a prompt of `first` tokens, then steps of `rest`, as further prompts or as decoding. */
 struct way {
     const char *name;
@@ -141,7 +133,7 @@ static void test_logits(void **state) {
     };
     const struct reference *reference = *state;
     struct expected expected = read_expected(reference->name);
-    struct terse_model *model = load_model(reference->name);
+    struct terse_model *model = fixture_model(reference->name);
     struct terse_engine_options engine_options = terse_engine_options_defaults();
     struct terse_engine *engine;
     engine_options.threads = 1; /* so small a model is no work to share */
@@ -165,7 +157,7 @@ static void test_logits(void **state) {
 static void test_shape(void **state) {
     const struct reference *reference = *state;
     struct expected expected = read_expected(reference->name);
-    struct terse_model *model = load_model(reference->name);
+    struct terse_model *model = fixture_model(reference->name);
     struct terse_model_info info;
     terse_model_describe(model, &info);
     assert_string_equal(info.name, reference->name);

@@ -5,6 +5,7 @@
 #include "backend/cpu/weight_profile.h"
 #include "base/team.h"
 #include "format/transform.h"
+#include "support/fixture_model.h"
 #include "terse.h"
 
 #include <math.h>
@@ -19,15 +20,6 @@
 #include <cmocka.h>
 
 enum { MOST_HD = 64 };
-
-static struct terse_model *load_model(const char *name) {
-    struct terse_model *model;
-    struct terse_error error;
-    char path[512];
-    snprintf(path, sizeof path, TESTS_DIR "/fixtures/models/%s.gguf", name);
-    if (terse_model_load(path, &model, &error)) fail_msg("%s", error.message);
-    return model;
-}
 
 struct making {
     const struct terse_model *model;
@@ -219,7 +211,7 @@ static void profiles_are_what_weights_imply(void **state) {
     static const char *const names[] = {"llama", "qwen2", "qwen3", "gpt2", "mpt", "llama-yarn"};
     (void)state;
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
-        struct terse_model *model = load_model(names[i]);
+        struct terse_model *model = fixture_model(names[i]);
         struct making one = make_with(model, 1), three = make_with(model, 3);
         if (model->head_dim % 32) {
             assert_int_equal(one.status, TERSE_E_UNSUPPORTED);

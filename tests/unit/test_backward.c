@@ -8,6 +8,7 @@
 #include "backend/cpu/rows.h"
 #include "base/half.h"
 #include "base/memory.h"
+#include "support/fixture_model.h"
 #include "support/model_oracle.h"
 #include "train/backward.h"
 #include "train/backward_ops.h"
@@ -68,15 +69,6 @@ static const char *const names[] = {"llama", "llama-untied", "llama-linear", "ll
                                     "qwen2", "qwen3",        "gpt2",         "mpt"};
 enum { N_NAMES = sizeof names / sizeof names[0] };
 
-static struct terse_model *load_model(const char *name) {
-    struct terse_model *model;
-    struct terse_error error;
-    char path[512];
-    snprintf(path, sizeof path, TESTS_DIR "/fixtures/models/%s.gguf", name);
-    if (terse_model_load(path, &model, &error)) fail_msg("%s", error.message);
-    return model;
-}
-
 static int32_t *random_tokens(const struct terse_model *model, size_t n) {
     int32_t *tokens = malloc(n * sizeof *tokens);
     assert_non_null(tokens);
@@ -136,7 +128,7 @@ static struct backward *new_backward(const struct terse_model *model, size_t tok
 /* NAME.logits: i32 n, i32 vocabulary, i32 tokens[n], f32 logits[n][vocabulary]. */
 static void test_oracle_equals_transformers(void **state) {
     const char *name = *state;
-    struct terse_model *model = load_model(name);
+    struct terse_model *model = fixture_model(name);
     char path[512];
     int32_t n, vocabulary, tokens[256];
     snprintf(path, sizeof path, TESTS_DIR "/fixtures/models/%s.logits", name);
@@ -228,7 +220,7 @@ static double check_direction(const char *name, const struct kept *kept, struct 
 }
 
 static void check_window(const char *name, size_t n, size_t samples) {
-    struct terse_model *model = load_model(name);
+    struct terse_model *model = fixture_model(name);
     int32_t *tokens = random_tokens(model, n);
     struct backward *backward = new_backward(model, n + 3);
     struct kept kept = run(backward, model, tokens, n);
@@ -274,7 +266,7 @@ static void test_past_a_panel(void **state) {
 static void test_shortest_window(void **state) {
     (void)state;
     check_window("qwen3", 3, 6);
-    struct terse_model *model = load_model("qwen2");
+    struct terse_model *model = fixture_model("qwen2");
     struct backward *backward = new_backward(model, 2);
     struct kept kept = run(backward, model, (const int32_t[]){3, 5}, 2);
     assert_true(isfinite(kept.loss) && kept.loss > 0);
@@ -303,7 +295,7 @@ static void test_threads(void **state) {
     int before = omp_get_max_threads();
     for (int i = 0; i < 2; i++) {
         enum { N = 300 };
-        struct terse_model *model = load_model(of[i]);
+        struct terse_model *model = fixture_model(of[i]);
         int32_t *tokens = random_tokens(model, N);
         struct kept first = {0};
         for (int threads = 1; threads <= 5; threads += threads == 3 ? 2 : 1) {
@@ -326,7 +318,7 @@ static void test_threads(void **state) {
 
 static void test_windows_leave_no_trace(void **state) {
     (void)state;
-    struct terse_model *model = load_model("qwen3");
+    struct terse_model *model = fixture_model("qwen3");
     int32_t *tokens = random_tokens(model, 90);
     struct backward *backward = new_backward(model, 90), *fresh = new_backward(model, 30);
     struct kept other = run(backward, model, tokens, 90), again = run(backward, model, tokens + 40, 30);
@@ -353,7 +345,7 @@ static void test_staying_rows_change_nothing(void **state) {
     const char *of[] = {"llama", "qwen3", "mpt"}; /* norms of heads; a clamp and no gate */
     for (int i = 0; i < 3; i++) {
         enum { N = 130 };
-        struct terse_model *model = load_model(of[i]);
+        struct terse_model *model = fixture_model(of[i]);
         int32_t *tokens = random_tokens(model, N);
         size_t q = (size_t)model->query_heads * model->head_dim, kv = (size_t)model->kv_heads * model->head_dim;
         size_t raw = model->layer[0].q_norm.gain || model->clamp > 0 ? q + kv : 0, gate = model->layer[0].gate.data ? 2 : 1;
@@ -381,7 +373,7 @@ static void test_staying_rows_change_nothing(void **state) {
 /* Where they find no memory, it goes without them. */
 static void test_no_memory_for_staying_rows(void **state) {
     (void)state;
-    struct terse_model *model = load_model("qwen3");
+    struct terse_model *model = fixture_model("qwen3");
     int32_t *tokens = random_tokens(model, 30);
     struct backward *backward = new_backward(model, 30);
     struct kept whole = run(backward, model, tokens, 30);
@@ -420,7 +412,7 @@ static bool watch_report(void *user, const char *what, uint64_t done, uint64_t t
 
 static void test_interruption(void **state) {
     (void)state;
-    struct terse_model *model = load_model("llama");
+    struct terse_model *model = fixture_model("llama");
     int32_t *tokens = random_tokens(model, 50);
     struct backward *backward = new_backward(model, 50);
     struct kept whole = run(backward, model, tokens, 50);
@@ -450,7 +442,7 @@ static void test_interruption(void **state) {
 
 static void test_wrong_windows(void **state) {
     (void)state;
-    struct terse_model *model = load_model("llama");
+    struct terse_model *model = fixture_model("llama");
     struct terse_error error;
     struct backward *backward = new_backward(model, 4), *none = backward;
     struct kept kept = new_kept(model, 4);
@@ -464,7 +456,7 @@ static void test_wrong_windows(void **state) {
     tokens[2] = -1;
     assert_int_equal(backward_run(backward, tokens, 4, &sink, NULL, &kept.loss, &error), TERSE_E_ARGUMENT);
     assert_int_equal(kept.next, model->layers);
-    struct terse_model *learned = load_model("gpt2"); /* as many positions as its context has */
+    struct terse_model *learned = fixture_model("gpt2"); /* as many positions as its context has */
     assert_int_equal(backward_new(learned, learned->context + (size_t)1, true, &none, &error), TERSE_E_CONTEXT);
     assert_null(none);
     terse_model_free(learned);
@@ -480,7 +472,7 @@ static void test_wrong_windows(void **state) {
 
 static void test_refused_memory(void **state) {
     (void)state;
-    struct terse_model *model = load_model("qwen3");
+    struct terse_model *model = fixture_model("qwen3");
     enum terse_status status = TERSE_E_MEMORY;
     size_t before = live;
     for (size_t allowed = 0; status; allowed++) {

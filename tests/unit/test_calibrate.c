@@ -5,6 +5,7 @@
 #include "base/half.h"
 #include "base/memory.h"
 #include "method/method.h"
+#include "support/fixture_model.h"
 #include "support/prepared.h"
 #include "train/backward.h"
 #include "train/calibrate.h"
@@ -59,15 +60,6 @@ void memory_free(void *memory) {
 }
 
 /* ---- Models and texts */
-
-static struct terse_model *load_model(const char *name) {
-    struct terse_model *model;
-    struct terse_error error;
-    char path[512];
-    snprintf(path, sizeof path, TESTS_DIR "/fixtures/models/%s.gguf", name);
-    if (terse_model_load(path, &model, &error)) fail_msg("%s", error.message);
-    return model;
-}
 
 static int32_t *random_tokens(const struct terse_model *model, size_t n) {
     uint32_t state = 1;
@@ -177,7 +169,7 @@ enum norms { NO_NORMS, PARTS, ROWS };
 /* Windows of 40 tokens of a text that has 7, all tokens of which stay, or as many as `kept` says. */
 static void check_capture(const char *name, enum codec_rope rope, enum norms norms_of, uint32_t windows, size_t kept) {
     enum { WINDOW = 40, AVAILABLE = 7 };
-    struct terse_model *m = load_model(name);
+    struct terse_model *m = fixture_model(name);
     int32_t *tokens = random_tokens(m, WINDOW * AVAILABLE + 5);
     size_t heads = (size_t)m->layers * m->kv_heads, total = windows * WINDOW, sample = 0;
     uint32_t key_norm = norms_of == PARTS  ? 8
@@ -244,7 +236,7 @@ static void a_small_budget_keeps_tokens_evenly(void **state) {
 /* Every step-th sample is the same as all of them read one by one. */
 static void samples_can_be_read_in_steps(void **state) {
     (void)state;
-    struct terse_model *m = load_model("llama");
+    struct terse_model *m = fixture_model("llama");
     int32_t *tokens = random_tokens(m, 100);
     struct capture_options o = {.side = {[CODEC_VALUES] = {true, false, m->head_dim}}, .window = 50, .budget = ALL};
     struct capture *capture;
@@ -365,7 +357,7 @@ static void threads_change_no_bit(void **state) {
     const char *names[] = {"llama-untied", "qwen3"};
     const char *methods[] = {"antkv-1", "million-4"};
     for (int i = 0; i < 2; i++) {
-        struct terse_model *m = load_model(names[i]);
+        struct terse_model *m = fixture_model(names[i]);
         struct terse_calibration o = small(methods[i]);
         int before = omp_get_max_threads();
         for (uint32_t threads = 2; threads <= 12; threads += threads == 3 ? 9 : 1) {
@@ -380,7 +372,7 @@ static void threads_change_no_bit(void **state) {
 
 static void options_change_the_codebook(void **state) {
     (void)state;
-    struct terse_model *m = load_model("llama");
+    struct terse_model *m = fixture_model("llama");
     struct terse_calibration o = small("antkv-1"), other = o;
     check_same("again", calibrate(m, &o, ALL), calibrate(m, &other, ALL), true);
     other.seed = 2;
@@ -399,7 +391,7 @@ static void options_change_the_codebook(void **state) {
 
 static void the_codebook_names_its_model_and_text(void **state) {
     (void)state;
-    struct terse_model *m = load_model("llama");
+    struct terse_model *m = fixture_model("llama");
     struct terse_calibration o = small("antkv-1");
     struct terse_codebook_info info;
     o.seed = 77;
@@ -457,7 +449,7 @@ static double error_with(const struct terse_codebook *codebook, enum codec_side 
  * than what all share. */
 static void centroids_are_those_of_their_own_head(void **state) {
     const char *method = *state;
-    struct terse_model *m = load_model("llama");
+    struct terse_model *m = fixture_model("llama");
     struct terse_calibration o = small(method);
     struct terse_codebook *own, *shared;
     int32_t *tokens = random_tokens(m, 600);
@@ -502,7 +494,7 @@ static void centroids_are_those_of_their_own_head(void **state) {
 static void methods_can_learn_together(void **state) {
     (void)state;
     enum { N = 5 };
-    struct terse_model *m = load_model("llama");
+    struct terse_model *m = fixture_model("llama");
     struct terse_calibration o[N] = {small("antkv-2"), small("antkv-2"), small("cq-2"), small("antkv-2"), small("cq-2")};
     struct terse_codebook *together[N] = {NULL};
     struct calibrate_sink sink = {put, together};
@@ -528,7 +520,7 @@ static void methods_can_learn_together(void **state) {
 /* A profile is the same whatever rate it is learned for, and knows its model whatever its weights' quantization. */
 static void a_profile_serves_every_rate(void **state) {
     (void)state;
-    struct terse_model *m = load_model("llama");
+    struct terse_model *m = fixture_model("llama");
     struct terse_calibration o = small("terse-2"), other = small("terse-0.5"), both[2] = {small("antkv-1"), small("terse-2")};
     struct terse_codebook *together[2] = {NULL};
     struct calibrate_sink sink = {put, together};
@@ -552,7 +544,7 @@ static void a_profile_serves_every_rate(void **state) {
 static void tables_learn_together(void **state) {
     (void)state;
     enum { N = 3 };
-    struct terse_model *m = load_model("llama");
+    struct terse_model *m = fixture_model("llama");
     struct terse_calibration o[N] = {small("commvq-1"), small("commvq-2"), small("commvq-1")};
     struct terse_codebook *together[N] = {NULL};
     struct terse_error error;
@@ -607,7 +599,7 @@ static enum terse_status calibrate_watched(const struct terse_model *m, const ch
 
 static void every_report_may_stop_it(void **state) {
     (void)state;
-    struct terse_model *m = load_model("llama");
+    struct terse_model *m = fixture_model("llama");
     for (uint32_t threads = 1; threads <= 2; threads++) {
         for (int weighted = 0; weighted < 2; weighted++) {
             const char *method = weighted ? "antkv-1" : "cq-1";
@@ -644,7 +636,7 @@ static void refuse(const struct terse_model *m, const struct terse_calibration *
 
 static void wrong_options_are_refused(void **state) {
     (void)state;
-    struct terse_model *m = load_model("llama");
+    struct terse_model *m = fixture_model("llama");
     struct terse_calibration o = small("f16");
     refuse(m, &o, 200, TERSE_E_ARGUMENT, "f16 learns nothing");
     o.method = "streaming-100";
@@ -677,7 +669,7 @@ static void wrong_options_are_refused(void **state) {
 
 static void tokens_outside_the_vocabulary_are_refused(void **state) {
     (void)state;
-    struct terse_model *m = load_model("llama");
+    struct terse_model *m = fixture_model("llama");
     struct terse_calibration o = small("antkv-1");
     struct terse_codebook *codebook;
     int32_t *tokens = random_tokens(m, 200);
@@ -691,7 +683,7 @@ static void tokens_outside_the_vocabulary_are_refused(void **state) {
 }
 
 static void refused_memory_leaves_nothing(void **state) {
-    struct terse_model *m = load_model("llama-untied");
+    struct terse_model *m = fixture_model("llama-untied");
     struct terse_calibration o = small(*state);
     int32_t *tokens = random_tokens(m, 200);
     enum terse_status status = TERSE_E_MEMORY;

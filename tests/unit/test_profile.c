@@ -5,6 +5,7 @@
 #include "base/team.h"
 #include "format/transform.h"
 #include "method/policy.h"
+#include "support/fixture_model.h"
 #include "train/backward.h"
 #include "train/profile.h"
 
@@ -18,15 +19,6 @@
 #include <cmocka.h>
 
 enum { WINDOW = 300, WINDOWS = 2, TOKENS = WINDOW * WINDOWS + 7, SEED = 5, MOST_HD = 128 };
-
-static struct terse_model *load_model(const char *name) {
-    struct terse_model *model;
-    struct terse_error error;
-    char path[512];
-    snprintf(path, sizeof path, TESTS_DIR "/fixtures/models/%s.gguf", name);
-    if (terse_model_load(path, &model, &error)) fail_msg("%s", error.message);
-    return model;
-}
 
 static int32_t *random_tokens(const struct terse_model *model) {
     int32_t *tokens = malloc(TOKENS * sizeof *tokens);
@@ -257,7 +249,7 @@ static void check_set(const struct delivered *d, const struct learned *l, enum c
 /* RoPE of neighbours, with a magnitude, of halves; none; several queries to a head; norms of heads. */
 static void profiles_are_what_they_are_defined_to_be(void **state) {
     const char *name = *state;
-    struct terse_model *m = load_model(name);
+    struct terse_model *m = fixture_model(name);
     int32_t *tokens = random_tokens(m);
     struct learned l = learn_with(m, tokens, 2, (struct terse_progress){0});
     struct delivered d = deliver(m, tokens);
@@ -274,7 +266,7 @@ static void profiles_are_what_they_are_defined_to_be(void **state) {
 
 static void threads_change_no_bit(void **state) {
     (void)state;
-    struct terse_model *m = load_model("llama");
+    struct terse_model *m = fixture_model("llama");
     int32_t *tokens = random_tokens(m);
     struct learned one = learn_with(m, tokens, 1, (struct terse_progress){0});
     for (uint32_t threads = 2; threads < 5; threads++) {
@@ -304,7 +296,7 @@ static bool watch_report(void *user, const char *what, uint64_t done, uint64_t t
 
 static void every_report_may_stop_it(void **state) {
     (void)state;
-    struct terse_model *m = load_model("llama");
+    struct terse_model *m = fixture_model("llama");
     int32_t *tokens = random_tokens(m);
     struct watch whole = {.allowed = UINT64_MAX};
     struct learned l = learn_with(m, tokens, 1, (struct terse_progress){watch_report, &whole});
