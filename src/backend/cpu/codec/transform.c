@@ -174,7 +174,7 @@ static void prefetch_tokens(struct codec_shape shape, enum codec_side side, cons
     for (size_t b = 0; b < PAGE_BYTES_TRANSFORM(shape.layout->nibbles); b += 64) __builtin_prefetch((const char *)from + b, 0, 2);
 }
 
-/* ---- Keys: tables of G queries are offsets[G], then for each query steps[groups], bias[groups], weights[planes][4]. */
+/* ---- Keys: tables of G queries are offsets[G], then for each query steps[groups], bias[groups], weights[8 groups][4]. */
 
 static size_t step_groups(const struct transform_layout *layout) {
     return ((size_t)layout->planes + TRANSFORM_STEP_PLANES - 1) / TRANSFORM_STEP_PLANES;
