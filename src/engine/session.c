@@ -1,30 +1,14 @@
 /* A session: one sequence with its cache and its sampler. Owns the limits of a sequence (context, token ids) and the choice of step
  * kinds; the engine's backend computes, on the engine's threads. */
+#include "engine/session.h"
 #include "base/clock.h"
 #include "base/memory.h"
 #include "base/options.h"
-#include "engine/engine.h"
-#include "engine/json_constraint.h"
-#include "engine/sampler.h"
 #include "terse_calibrate.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
-
-struct terse_session {
-    struct terse_engine *engine;
-    struct terse_session_options options; /* names in options.cache are not kept: see method */
-    struct method method;
-    struct cache *cache;
-    struct sampler sampler;
-    struct json_constraint json;
-    struct terse_counters counters;
-    float *logits; /* [vocabulary] */
-    bool has_logits;
-};
-
-static const struct terse_model *model_of(const struct terse_session *s) { return s->engine->model; }
-static const struct kv_ops *kv_of(const struct terse_session *s) { return s->engine->backend.kv; }
+#include <string.h>
 
 struct terse_session_options terse_session_options_defaults(void) {
     return (struct terse_session_options){.size = sizeof(struct terse_session_options),
@@ -147,6 +131,7 @@ void terse_session_free(struct terse_session *session) {
     sampler_destroy(&session->sampler);
     json_constraint_end(&session->json);
     memory_free(session->logits);
+    memory_free(session->tokens);
     free(session);
 }
 
@@ -154,9 +139,37 @@ void terse_session_reset(struct terse_session *session) {
     kv_of(session)->reset(session->cache);
     sampler_forget(&session->sampler);
     session->has_logits = false;
+    session->n_tokens = 0;
 }
 
 uint64_t terse_session_length(const struct terse_session *session) { return kv_of(session)->length(session->cache); }
+
+/* ---- Tokens */
+
+enum terse_status session_reserve_tokens(struct terse_session *s, size_t n, struct terse_error *error) {
+    if (n <= s->token_capacity - s->n_tokens) return TERSE_OK;
+    size_t capacity = memory_round_up(s->n_tokens + n + s->n_tokens / 2, 1024);
+    int32_t *tokens = memory_array(capacity, sizeof *tokens);
+    if (!tokens) return status_no_memory(error, capacity * sizeof *tokens, "the session's tokens");
+    if (s->n_tokens) memcpy(tokens, s->tokens, s->n_tokens * sizeof *tokens);
+    memory_free(s->tokens);
+    s->tokens = tokens;
+    s->token_capacity = capacity;
+    return TERSE_OK;
+}
+
+void session_add_tokens(struct terse_session *s, const int32_t *tokens, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        s->tokens[s->n_tokens++] = tokens ? tokens[i] : SESSION_NO_TOKEN;
+        if (tokens) sampler_add(&s->sampler, tokens[i]);
+    }
+}
+
+void session_remember_tokens(struct terse_session *s) {
+    sampler_forget(&s->sampler);
+    for (size_t i = s->n_tokens > SAMPLE_HISTORY ? s->n_tokens - SAMPLE_HISTORY : 0; i < s->n_tokens; i++)
+        if (s->tokens[i] != SESSION_NO_TOKEN) sampler_add(&s->sampler, s->tokens[i]);
+}
 
 /* ---- Steps */
 
@@ -237,7 +250,7 @@ static enum terse_status run_step(struct reading *r, enum cache_step_kind kind, 
     enum terse_status status = s->engine->backend.executor->step(s->engine->executor, &step, error);
     if (status) return status;
     s->has_logits = true;
-    for (size_t i = 0; i < count; i++) sampler_add(&s->sampler, step.tokens[i]);
+    session_add_tokens(s, step.tokens, count);
     return TERSE_OK;
 }
 
@@ -273,6 +286,7 @@ enum terse_status terse_session_prefill(struct terse_session *session, const int
     size_t together = o->prefill == TERSE_PREFILL_COMPRESSED && n > o->batch ? o->batch : n;
     enum terse_status status = check_tokens(session, tokens, n, error);
     if (!status) status = check_room(session, n, together, error);
+    if (!status) status = session_reserve_tokens(session, n, error);
     if (status) return status;
     double start = clock_now();
     struct reading r = {session, tokens, n, sink, team_progress(&o->progress), 0};
@@ -287,6 +301,7 @@ enum terse_status terse_session_decode(struct terse_session *session, const int3
                                        const struct terse_logits_sink *sink, struct terse_error *error) {
     enum terse_status status = check_tokens(session, tokens, n, error);
     if (!status) status = check_room(session, n, n, error);
+    if (!status) status = session_reserve_tokens(session, n, error);
     if (status) return status;
     double start = clock_now();
     struct reading r = {.session = session, .tokens = tokens, .n = n, .sink = sink};
@@ -314,8 +329,10 @@ static enum terse_status fill(void *user, struct terse_error *error) {
 
 enum terse_status terse_session_fill_random(struct terse_session *session, size_t n, uint64_t seed, struct terse_error *error) {
     enum terse_status status = check_room(session, n, 1, error);
+    if (!status) status = session_reserve_tokens(session, n, error);
     if (status) return status;
     status = engine_run(session->engine, fill, &(struct filling){session, n, seed}, error);
+    session_add_tokens(session, NULL, (size_t)kv_of(session)->length(session->cache) - session->n_tokens);
     session->has_logits = false;
     return status;
 }

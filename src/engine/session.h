@@ -1,0 +1,36 @@
+/* The inside of struct terse_session: one sequence with its cache, its tokens and its sampler. session.c reads and samples;
+ * session_state.c truncates, forks, saves and loads. */
+#ifndef TERSE_ENGINE_SESSION_H
+#define TERSE_ENGINE_SESSION_H
+
+#include "engine/engine.h"
+#include "engine/json_constraint.h"
+#include "engine/sampler.h"
+
+#define SESSION_NO_TOKEN (-1) /* of random keys and values: terse_session_fill_random */
+
+struct terse_session {
+    struct terse_engine *engine;
+    struct terse_session_options options; /* names in options.cache are not kept: see method */
+    struct method method;
+    struct cache *cache;
+    struct sampler sampler;
+    struct json_constraint json;
+    struct terse_counters counters;
+    float *logits; /* [vocabulary] */
+    bool has_logits;
+    int32_t *tokens; /* [n_tokens] of the sequence; n_tokens is the cache's length */
+    size_t n_tokens, token_capacity;
+};
+
+static inline const struct terse_model *model_of(const struct terse_session *s) { return s->engine->model; }
+static inline const struct kv_ops *kv_of(const struct terse_session *s) { return s->engine->backend.kv; }
+
+/* Memory for n tokens more; session_add_tokens, which fails not, then takes them. */
+enum terse_status session_reserve_tokens(struct terse_session *session, size_t n, struct terse_error *error);
+/* tokens[n], which the cache has taken; NULL: SESSION_NO_TOKEN each. */
+void session_add_tokens(struct terse_session *session, const int32_t *tokens, size_t n);
+/* The sampler sees the first n_tokens tokens and no others. */
+void session_remember_tokens(struct terse_session *session);
+
+#endif
