@@ -331,6 +331,25 @@ TERSE_API enum terse_status terse_session_prefill(struct terse_session *session,
 TERSE_API enum terse_status terse_session_decode(struct terse_session *session, const int32_t *tokens, size_t n,
                                                  const struct terse_logits_sink *sink, struct terse_error *error);
 
+/* What one of many sessions reads in a step. */
+struct terse_step_item {
+    struct terse_session *session; /* of the step's engine; in no other item of the step */
+    const int32_t *tokens;         /* [n], n >= 1 */
+    size_t n;
+    const struct terse_logits_sink *sink; /* or NULL */
+    enum terse_status status;             /* written: what the call returns if it fails for this item, else TERSE_OK */
+};
+/* One decoding step of n >= 1 sessions together: appends to each what terse_session_decode would, which is the case n = 1, and reads the
+ * model's weights once for all of them. Sessions of any methods and lengths; none sees another's tokens, and logits and cache are bit for
+ * bit those of a step alone, whoever else is in it.
+ *
+ * All items are checked and all memory is reserved before anything is computed: a failure leaves every session as it was, the others' too,
+ * and the step can be taken again without the item at fault, whose number `error` says, from 1 on (TERSE_E_ARGUMENT: a token outside the
+ * vocabulary, no tokens, no session, a second item of a session, another engine's session; TERSE_E_CONTEXT, TERSE_E_MEMORY). No item is
+ * at fault where memory for the batch itself is refused. */
+TERSE_API enum terse_status terse_engine_step(struct terse_engine *engine, struct terse_step_item *items, size_t n,
+                                              struct terse_error *error);
+
 /* logits[vocabulary] after the last token, or NULL before the first; valid until the next call on the session. */
 TERSE_API const float *terse_session_logits(const struct terse_session *session);
 

@@ -39,6 +39,17 @@ static int ascending(const void *a, const void *b) {
     return x < y ? -1 : x > y;
 }
 
+static void decode(struct executor *executor, const struct step_part *part) {
+    const struct executor_ops *ops = backend_cpu.executor;
+    struct terse_error error;
+    struct pass *pass;
+    size_t failed;
+    must(!ops->begin(executor, &(struct step){part, 1}, &pass, &failed, &error), "decoding", &error);
+    for (struct step_progress at = {0, 1}; at.done < at.total; at = ops->progress(pass))
+        must(!ops->advance(pass, &error), "decoding", &error);
+    ops->end(pass);
+}
+
 /* Milliseconds of each of n decoding steps, sorted; their mean. */
 static double time_tokens(const struct terse_model *m, const struct method *method, bool ahead, size_t depth, size_t n,
                           double *ms) {
@@ -56,8 +67,8 @@ static double time_tokens(const struct terse_model *m, const struct method *meth
     for (size_t i = 0; i < n + 8; i++) {
         int32_t token = (int32_t)(i * 7919 % m->vocabulary);
         double start = clock_now();
-        struct step step = {.cache = cache, .kind = CACHE_STEP_DECODE, .tokens = &token, .n = 1, .last_logits = logits};
-        must(!backend_cpu.executor->step(executor, &step, &error), "decoding", &error);
+        struct step_part part = {.cache = cache, .kind = CACHE_STEP_DECODE, .tokens = &token, .n = 1, .last_logits = logits};
+        decode(executor, &part);
         if (i >= 8) sum += ms[i - 8] = 1e3 * (clock_now() - start); /* the first steps warm up */
     }
     qsort(ms, n, sizeof *ms, ascending);

@@ -5,8 +5,9 @@
  * by layer. Nothing outside a backend's folder knows its kernels, its memory or its threads. The CPU backend with scalar kernels is
  * the reference for the others.
  *
- * A step goes: the executor calls kv_ops.begin, then for each layer append, observe, attend and end_layer, and commit at last. It
- * reaches them through the table alone, so that a table of one's own can stand between (bench/experiments observes caches so).
+ * A step goes: for each of its caches the executor calls kv_ops.begin, then for each layer append, observe, attend and end_layer, and commit
+ * at last; calls for different caches may run at once, on threads of the executor's own. It reaches them through the table alone, so that
+ * a table of one's own can stand between (bench/experiments observes caches so).
  */
 #ifndef TERSE_BACKEND_BACKEND_H
 #define TERSE_BACKEND_BACKEND_H
@@ -16,26 +17,32 @@
 #include "model/model.h"
 
 struct executor; /* a model on a backend: weights in its form, activations, threads; made by executor_ops.load */
+struct pass;     /* a step on its way through the model; made by executor_ops.begin */
 struct cache;    /* of one sequence; made by kv_ops.create */
 
-/* Calls of the owner, which an executor makes on the thread that called it, in the order of the tokens. */
-struct step_observer {
-    /* logits[count][vocabulary] of the step's tokens from `first` on; NULL: nobody wants them. Valid during the call. */
-    void (*rows)(void *user, size_t first, size_t count, const float *logits);
-    size_t first_row; /* rows before this one are not computed, but for the last token's */
-    /* layers * tokens done of `total`; false stops the step with TERSE_E_INTERRUPTED. NULL: no reports. */
-    bool (*progress)(void *user, uint64_t done, uint64_t total);
-    void *user;
-};
-
-/* Tokens that one sequence reads together. */
-struct step {
+/* The tokens of one sequence in a step. */
+struct step_part {
     struct cache *cache; /* of this backend, for this model */
     enum cache_step_kind kind;
     const int32_t *tokens; /* [n], in the vocabulary */
     size_t n;              /* at least 1 */
-    struct step_observer observer;
-    float *last_logits; /* [vocabulary] of the last token, written when the step succeeds */
+    float *last_logits;    /* [vocabulary] of the last token, written when the step succeeds */
+    /* Called on the thread that advances the pass, in the order of the tokens: logits[count][vocabulary] of the part's tokens from `first`
+     * on, valid during the call. NULL: nobody wants them. */
+    void (*rows)(void *user, size_t first, size_t count, const float *logits);
+    size_t first_row; /* rows before this one are not computed, but for the last token's */
+    void *user;
+};
+
+/* Tokens of several sequences that pass through the model together, so that its weights are read once. What a part becomes does not depend
+ * on the others, bit for bit. */
+struct step {
+    const struct step_part *parts; /* [n], their caches all different */
+    size_t n;                      /* at least 1 */
+};
+
+struct step_progress {
+    uint64_t done, total;
 };
 
 struct kv_ops {
@@ -86,9 +93,18 @@ struct executor_ops {
      * by terse_codebook_free. */
     enum terse_status (*weight_profile)(const struct terse_model *model, struct terse_codebook **profile,
                                         struct terse_error *error);
-    /* When it fails before a layer is finished the cache is as before; TERSE_E_INTERRUPTED may come later, and then the cache must be
-     * reset. */
-    enum terse_status (*step)(struct executor *executor, const struct step *step, struct terse_error *error);
+    /* Begins a step: reserves all that it needs, in the executor and in the caches. What `step` points to outlives the pass. Several may be on
+     * their way at once, of caches all different. A failure leaves every cache as it was; *failed is the part at fault, step->n where it is none
+     * of them. */
+    enum terse_status (*begin)(struct executor *executor, const struct step *step, struct pass **pass, size_t *failed,
+                               struct terse_error *error);
+    /* Does the next piece of the work, of bounded length: a few hundred tokens in one layer at most. */
+    enum terse_status (*advance)(struct pass *pass, struct terse_error *error);
+    /* How much of the work is done, in layers times tokens. The step has succeeded when all of it is. */
+    struct step_progress (*progress)(const struct pass *pass);
+    /* Ends a pass, finished or not; accepts NULL. Unfinished, it leaves its caches within the step: as they were before if no layer was
+     * finished, and otherwise to be rewound or reset. */
+    void (*end)(struct pass *pass);
 };
 
 struct backend {

@@ -3,6 +3,7 @@
 #include "engine/engine.h"
 
 #include "base/mapped_file.h"
+#include "base/memory.h"
 #include "base/options.h"
 
 #include <math.h>
@@ -81,6 +82,8 @@ void terse_engine_free(struct terse_engine *engine) {
     engine->backend.executor->unload(engine->executor);
     terse_codebook_free(engine->weight_profile);
     team_free(engine->team);
+    memory_free(engine->batch.readings);
+    memory_free(engine->batch.parts);
     free(engine);
 }
 

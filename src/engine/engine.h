@@ -5,12 +5,20 @@
 #include "backend/backend.h"
 #include "base/team.h"
 
+/* Memory of a step of many sessions: step.c. */
+struct engine_batch {
+    struct reading *readings; /* [capacity] */
+    struct step_part *parts;  /* [capacity] */
+    size_t capacity;
+};
+
 struct terse_engine {
     const struct terse_model *model;
     struct backend backend;
     struct team *team; /* everything that computes runs on its driver thread */
     struct executor *executor;
     struct terse_codebook *weight_profile; /* NULL until a session needs it */
+    struct engine_batch batch;
 };
 
 /* terse_engine_new on a backend of the caller's choice, of which a copy is kept: another backend's tables, or a backend's with some

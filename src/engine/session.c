@@ -1,12 +1,9 @@
-/* A session: one sequence with its cache and its sampler. Owns the limits of a sequence (context, token ids) and the choice of step
- * kinds; the engine's backend computes, on the engine's threads. */
+/* A session's life: how it is made, its tokens, and what can be asked of it. */
 #include "engine/session.h"
-#include "base/clock.h"
 #include "base/memory.h"
 #include "base/options.h"
 #include "terse_calibrate.h"
 
-#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -171,150 +168,7 @@ void session_remember_tokens(struct terse_session *s) {
         if (s->tokens[i] != SESSION_NO_TOKEN) sampler_add(&s->sampler, s->tokens[i]);
 }
 
-/* ---- Steps */
-
-static enum terse_status check_tokens(const struct terse_session *s, const int32_t *tokens, size_t n, struct terse_error *error) {
-    if (!n) return status_fail(error, TERSE_E_ARGUMENT, "no tokens: a step needs at least one");
-    for (size_t i = 0; i < n; i++)
-        if (tokens[i] < 0 || (uint32_t)tokens[i] >= model_of(s)->vocabulary)
-            return status_fail(error, TERSE_E_ARGUMENT, "token %" PRId32 " at %zu is outside the vocabulary of %u", tokens[i], i,
-                               model_of(s)->vocabulary);
-    return TERSE_OK;
-}
-
-/* `n` tokens more, of which `together` meet in one step. Methods that evict read at positions by index, so for them it is what they
- * keep that must fit beside a step, not the whole sequence. */
-static enum terse_status check_room(const struct terse_session *s, size_t n, size_t together, struct terse_error *error) {
-    uint64_t length = kv_of(s)->length(s->cache), budget = s->method.parameters.budget, context = s->options.context;
-    if (!s->method.policy->positions_by_index) {
-        if (n <= context && length <= context - n) return TERSE_OK;
-        const struct matrix *positions = &model_of(s)->positions;
-        const char *or_else = ", raise -c, or use --kv streaming-N to go on without end";
-        if (positions->data) or_else = context < positions->rows ? " or raise -c" : ", the model has learned no more positions";
-        return status_fail(error, TERSE_E_CONTEXT, "%" PRIu64 " tokens do not fit the context of %" PRIu64 ": shorten the text%s",
-                           length + n, context, or_else);
-    }
-    uint64_t kept = length < budget ? length : budget;
-    if (together <= context && kept <= context - together) return TERSE_OK;
-    return status_fail(error, TERSE_E_CONTEXT,
-                       "%zu tokens at once do not fit the context of %" PRIu64 " beside the %" PRIu64
-                       " that %s keeps: read them in "
-                       "smaller chunks (--prefill compressed -b N), or raise -c",
-                       together, context, kept, s->method.name);
-}
-
-/* ---- A call into the engine: it runs on the engine's driver thread, and reports on the caller's. */
-
-struct reading {
-    struct terse_session *session;
-    const int32_t *tokens;
-    size_t n;
-    const struct terse_logits_sink *sink; /* or NULL */
-    struct terse_progress progress;
-    size_t first; /* of the step in progress: the call's token that is its first */
-};
-
-struct rows {
-    const struct reading *reading;
-    size_t first, count;
-    const float *logits;
-};
-
-static void hand_over_rows(void *user) {
-    const struct rows *r = user;
-    const struct terse_logits_sink *sink = r->reading->sink;
-    uint32_t vocabulary = model_of(r->reading->session)->vocabulary;
-    for (size_t i = 0; i < r->count; i++) sink->row(sink->user, r->reading->first + r->first + i, r->logits + i * vocabulary);
-}
-
-static void put_rows(void *user, size_t first, size_t count, const float *logits) {
-    team_call(hand_over_rows, &(struct rows){user, first, count, logits});
-}
-
-static bool put_progress(void *user, uint64_t done, uint64_t total) {
-    const struct reading *r = user;
-    return r->progress.report(r->progress.user, "prompt", done, total);
-}
-
-/* The call's tokens from r->first on, `count` of them; each layer of the step is reported if it is `reported`. */
-static enum terse_status run_step(struct reading *r, enum cache_step_kind kind, size_t count, bool reported,
-                                  struct terse_error *error) {
-    struct terse_session *s = r->session;
-    const struct terse_logits_sink *sink = r->sink;
-    bool wanted = sink && sink->first < r->first + count;
-    struct step step = {.cache = s->cache, .kind = kind, .tokens = r->tokens + r->first, .n = count, .last_logits = s->logits};
-    step.observer = (struct step_observer){.rows = wanted ? put_rows : NULL,
-                                           .first_row = wanted && sink->first > r->first ? sink->first - r->first : 0,
-                                           .progress = reported && r->progress.report ? put_progress : NULL,
-                                           .user = r};
-    enum terse_status status = s->engine->backend.executor->step(s->engine->executor, &step, error);
-    if (status) return status;
-    s->has_logits = true;
-    session_add_tokens(s, step.tokens, count);
-    return TERSE_OK;
-}
-
-static enum terse_status prefill_in_chunks(struct reading *r, struct terse_error *error) {
-    size_t batch = r->session->options.batch;
-    enum terse_status status = TERSE_OK;
-    for (r->first = 0; r->first < r->n && !status; r->first += batch) {
-        size_t count = r->n - r->first < batch ? r->n - r->first : batch;
-        status = run_step(r, CACHE_STEP_CHUNK, count, false, error);
-        if (!status && r->progress.report && !r->progress.report(r->progress.user, "prompt", r->first + count, r->n))
-            status = status_fail(error, TERSE_E_INTERRUPTED, "interrupted after %zu of %zu tokens", r->first + count, r->n);
-    }
-    return status;
-}
-
-static enum terse_status prefill(void *user, struct terse_error *error) {
-    struct reading *r = user;
-    enum terse_prefill mode = r->session->options.prefill;
-    if (mode == TERSE_PREFILL_COMPRESSED) return prefill_in_chunks(r, error);
-    enum terse_status status = run_step(r, mode == TERSE_PREFILL_PAPER ? CACHE_STEP_PAPER : CACHE_STEP_PREFILL, r->n, true, error);
-    if (status == TERSE_E_INTERRUPTED) terse_session_reset(r->session);
-    return status;
-}
-
-static enum terse_status decode(void *user, struct terse_error *error) {
-    struct reading *r = user;
-    return run_step(r, CACHE_STEP_DECODE, r->n, false, error);
-}
-
-enum terse_status terse_session_prefill(struct terse_session *session, const int32_t *tokens, size_t n,
-                                        const struct terse_logits_sink *sink, struct terse_error *error) {
-    const struct terse_session_options *o = &session->options;
-    size_t together = o->prefill == TERSE_PREFILL_COMPRESSED && n > o->batch ? o->batch : n;
-    enum terse_status status = check_tokens(session, tokens, n, error);
-    if (!status) status = check_room(session, n, together, error);
-    if (!status) status = session_reserve_tokens(session, n, error);
-    if (status) return status;
-    double start = clock_now();
-    struct reading r = {session, tokens, n, sink, team_progress(&o->progress), 0};
-    status = engine_run(session->engine, prefill, &r, error);
-    session->counters.prefill_seconds += clock_now() - start;
-    if (!status) session->counters.prefill_tokens += n;
-    kv_of(session)->counters(session->cache, &(struct cache_counters){0}, true);
-    return status;
-}
-
-enum terse_status terse_session_decode(struct terse_session *session, const int32_t *tokens, size_t n,
-                                       const struct terse_logits_sink *sink, struct terse_error *error) {
-    enum terse_status status = check_tokens(session, tokens, n, error);
-    if (!status) status = check_room(session, n, n, error);
-    if (!status) status = session_reserve_tokens(session, n, error);
-    if (status) return status;
-    double start = clock_now();
-    struct reading r = {.session = session, .tokens = tokens, .n = n, .sink = sink};
-    status = engine_run(session->engine, decode, &r, error);
-    struct cache_counters attention;
-    kv_of(session)->counters(session->cache, &attention, true);
-    session->counters.decode_seconds += clock_now() - start;
-    session->counters.attention_seconds += attention.seconds;
-    session->counters.attention_bytes += attention.bytes;
-    if (!status) session->counters.decode_tokens += n;
-    for (size_t i = 0; i < n && !status && session->json.schema; i++) json_constraint_take(&session->json, tokens[i]);
-    return status;
-}
+/* ---- Random contents */
 
 struct filling {
     struct terse_session *session;
@@ -328,7 +182,7 @@ static enum terse_status fill(void *user, struct terse_error *error) {
 }
 
 enum terse_status terse_session_fill_random(struct terse_session *session, size_t n, uint64_t seed, struct terse_error *error) {
-    enum terse_status status = check_room(session, n, 1, error);
+    enum terse_status status = session_check_room(session, n, 1, error);
     if (!status) status = session_reserve_tokens(session, n, error);
     if (status) return status;
     status = engine_run(session->engine, fill, &(struct filling){session, n, seed}, error);

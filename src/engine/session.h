@@ -1,4 +1,4 @@
-/* The inside of struct terse_session: one sequence with its cache, its tokens and its sampler. session.c reads and samples;
+/* The inside of struct terse_session: one sequence with its cache, its tokens and its sampler. step.c reads, session.c samples;
  * session_state.c truncates, forks, saves and loads. */
 #ifndef TERSE_ENGINE_SESSION_H
 #define TERSE_ENGINE_SESSION_H
@@ -21,6 +21,7 @@ struct terse_session {
     bool has_logits;
     int32_t *tokens; /* [n_tokens] of the sequence; n_tokens is the cache's length */
     size_t n_tokens, token_capacity;
+    bool in_batch; /* while a step's items are checked: this one was seen */
 };
 
 static inline const struct terse_model *model_of(const struct terse_session *s) { return s->engine->model; }
@@ -32,5 +33,8 @@ enum terse_status session_reserve_tokens(struct terse_session *session, size_t n
 void session_add_tokens(struct terse_session *session, const int32_t *tokens, size_t n);
 /* The sampler sees the first n_tokens tokens and no others. */
 void session_remember_tokens(struct terse_session *session);
+/* Whether n tokens more fit the context, of which `together` meet in one step. Methods that evict read at positions by index, so for them it is
+ * what they keep that must fit beside a step, not the whole sequence. */
+enum terse_status session_check_room(const struct terse_session *session, size_t n, size_t together, struct terse_error *error);
 
 #endif

@@ -1,8 +1,10 @@
 /* The forward pass. Owns the order of the work and the activations; leaves ops to linear.c, rows to rows.c and everything about
- * keys and values to the cache.
+ * keys and values to the caches.
  *
  * All tokens of a step pass one layer before the next begins, in panels, so that beside the hidden states only one layer's keys and
- * values exist in full precision (design: "Prefill"). A decode step is the same with one token.
+ * values exist in full precision (design: "Prefill"). Decoding is the same with a token of each sequence. The work goes in pieces, of a
+ * panel in one layer at most, between which other passes may advance: hidden states, keys and values are a pass's own, all else is scratch
+ * that holds nothing from piece to piece.
  */
 #include "backend/cpu/executor.h"
 
@@ -21,14 +23,11 @@
 #define PANEL_BYTES ((size_t)128 << 20) /* of activations: large enough that dequantizing a weight once per panel costs little */
 #define PANEL_LEAST 256
 #define LOGIT_BYTES ((size_t)8 << 20)
-#define KEEP_TOKENS 256 /* a workspace for more tokens than this is given back after the step */
+#define KEEP_TOKENS 256 /* memory for more tokens than this is given back after the step */
 
-/* Activations. Grown to a step's size, shrunk again after a long one, so that a long prompt's memory does not stay. */
-struct workspace {
-    size_t tokens;  /* capacity of hidden, k, v */
-    size_t panel;   /* tokens that pass through a layer at a time */
-    float *hidden;  /* [tokens][width] */
-    float *k, *v;   /* [tokens][Hk][hd] */
+/* Memory of one piece of work. */
+struct scratch {
+    size_t panel;   /* tokens that pass through a layer at a time, at most */
     float *normed;  /* [panel][width] */
     float *q, *out; /* [panel][Hq][hd] */
     float *inner;   /* [panel][feed_forward] */
@@ -41,23 +40,79 @@ struct executor {
     const struct terse_model *model;
     const struct kv_ops *kv;
     uint32_t threads;
-    struct workspace workspace;
+    size_t few; /* tokens of a part up to which each of its rows is multiplied by itself */
+    struct scratch scratch;
+    size_t passes;      /* on their way */
+    struct pass *spare; /* one that has ended, for the sake of its memory */
 };
 
-/* A step on its way. */
+/* A part of the step, and where its rows lie among those of the pass. */
+struct sequence {
+    struct step_part part;
+    size_t first;
+    size_t needed;   /* its tokens from here on have logits computed */
+    size_t attended; /* and its tokens from here on go past the keys and values of the last layer */
+    size_t kept;     /* the row of token `needed` once the layers are done */
+    uint64_t length; /* of the cache before the step */
+};
+
+/* Rows that are multiplied together: those of all parts of few tokens, each row by itself (linear.h), or those of one longer part. Groups go
+ * through the model one after another. */
+struct group {
+    struct sequence *sequences;
+    size_t n_sequences;
+    size_t first, count;
+    bool each;
+};
+
+enum stage {
+    STAGE_KEYS,    /* keys and values of all rows go to the caches */
+    STAGE_OBSERVE, /* queries are shown to the caches */
+    STAGE_ATTEND,  /* attention and feed-forward */
+    STAGE_SEAL,    /* the caches seal the layer */
+    STAGE_OUTPUT   /* after the last layer: logits */
+};
+
 struct pass {
-    const struct terse_model *model;
-    const struct kv_ops *kv;
-    struct workspace *workspace;
-    const struct step *step;
+    struct executor *executor;
+    size_t capacity;  /* tokens of hidden, k, v */
+    float *hidden;    /* [tokens][width] */
+    float *k, *v;     /* [tokens][Hk][hd] */
+    size_t sequences; /* capacity of the two */
+    struct sequence *sequence;
+    struct group *group;
+
+    size_t n, n_sequences, n_groups;
+    /* What comes next: rows of a group from `row` on. */
+    size_t at;
+    uint32_t layer;
+    enum stage stage;
+    size_t row;
 };
 
-/* ---- Workspace */
+/* Rows of a group that are computed in one piece. */
+struct panel {
+    const struct group *group;
+    size_t first, count;
+    size_t first_query; /* of which row the scratch's q begins with the queries */
+};
 
-static void workspace_free(struct workspace *w) {
-    float *all[] = {w->hidden, w->k, w->v, w->normed, w->q, w->out, w->inner, w->factor, w->logits, w->tile};
+/* ---- Memory */
+
+static void scratch_free(struct scratch *s) {
+    float *all[] = {s->normed, s->q, s->out, s->inner, s->factor, s->logits, s->tile};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) memory_free(all[i]);
-    *w = (struct workspace){0};
+    *s = (struct scratch){0};
+}
+
+static void pass_free(struct pass *p) {
+    if (!p) return;
+    memory_free(p->hidden);
+    memory_free(p->k);
+    memory_free(p->v);
+    memory_free(p->sequence);
+    memory_free(p->group);
+    free(p);
 }
 
 /* Width of the factor beside the inner activations: SwiGLU's. */
@@ -65,6 +120,11 @@ static size_t factor_width(const struct terse_model *m) { return m->layer[0].gat
 
 static size_t panel_floats(const struct terse_model *m) {
     return m->width + 2 * (size_t)m->query_heads * m->head_dim + m->feed_forward + factor_width(m);
+}
+
+static size_t panel_tokens(const struct terse_model *m) {
+    size_t panel = PANEL_BYTES / (panel_floats(m) * sizeof(float));
+    return panel < PANEL_LEAST ? PANEL_LEAST : panel;
 }
 
 static size_t logit_rows(const struct terse_model *m, size_t n) {
@@ -84,172 +144,486 @@ static size_t tile_floats(const struct terse_model *m, uint32_t threads) {
     return most;
 }
 
-static enum terse_status workspace_reserve(struct executor *e, size_t n, struct terse_error *error) {
-    const struct terse_model *m = e->model;
-    struct workspace *w = &e->workspace;
-    if (w->tokens >= n) return TERSE_OK;
-    workspace_free(w);
-    size_t panel = PANEL_BYTES / (panel_floats(m) * sizeof(float));
-    if (panel < PANEL_LEAST) panel = PANEL_LEAST;
-    if (panel > n) panel = n;
-    size_t kv_width = (size_t)m->kv_heads * m->head_dim, q_width = (size_t)m->query_heads * m->head_dim;
-    const struct {
-        float **buffer;
-        size_t count, each;
-    } wanted[] = {
-        {&w->hidden, n, m->width},
-        {&w->k, n, kv_width},
-        {&w->v, n, kv_width},
-        {&w->normed, panel, m->width},
-        {&w->q, panel, q_width},
-        {&w->out, panel, q_width},
-        {&w->inner, panel, m->feed_forward},
-        {&w->factor, panel, factor_width(m)},
-        {&w->logits, logit_rows(m, n), m->vocabulary},
-        {&w->tile, tile_floats(m, e->threads), 1},
-    };
-    for (size_t i = 0; i < sizeof wanted / sizeof wanted[0]; i++) {
+struct wanted {
+    float **buffer;
+    size_t count, each;
+};
+
+/* All of them or none; sizes in floats. */
+static enum terse_status allocate(const struct wanted *wanted, size_t n, struct terse_error *error) {
+    for (size_t i = 0; i < n; i++) {
         size_t row_bytes = wanted[i].each * sizeof(float);
-        if (!(*wanted[i].buffer = memory_array(wanted[i].count, row_bytes))) {
-            workspace_free(w);
-            return status_no_memory(error, wanted[i].count * row_bytes, "activations");
+        if ((*wanted[i].buffer = memory_array(wanted[i].count, row_bytes))) continue;
+        for (size_t j = 0; j < i; j++) {
+            memory_free(*wanted[j].buffer);
+            *wanted[j].buffer = NULL;
         }
+        return status_no_memory(error, wanted[i].count * row_bytes, "activations");
     }
-    w->tokens = n;
-    w->panel = panel;
     return TERSE_OK;
 }
 
-/* ---- A layer */
+/* For panels of n tokens. */
+static enum terse_status scratch_reserve(struct executor *e, size_t n, struct terse_error *error) {
+    const struct terse_model *m = e->model;
+    size_t panel = panel_tokens(m), q_width = (size_t)m->query_heads * m->head_dim;
+    if (panel > n) panel = n;
+    if (e->scratch.panel >= panel) return TERSE_OK;
+    struct scratch s = {.panel = panel};
+    const struct wanted wanted[] = {{&s.normed, panel, m->width},
+                                    {&s.q, panel, q_width},
+                                    {&s.out, panel, q_width},
+                                    {&s.inner, panel, m->feed_forward},
+                                    {&s.factor, panel, factor_width(m)},
+                                    {&s.logits, logit_rows(m, panel), m->vocabulary},
+                                    {&s.tile, tile_floats(m, e->threads), 1}};
+    enum terse_status status = allocate(wanted, sizeof wanted / sizeof wanted[0], error);
+    if (status) return status;
+    scratch_free(&e->scratch);
+    e->scratch = s;
+    return TERSE_OK;
+}
 
-/* Queries of `count` tokens into w->q, and keys and values of the same tokens to k and v unless they are NULL. */
-static void project(const struct pass *f, const struct layer *layer, size_t first, size_t count, bool queries, float *k, float *v) {
-    const struct terse_model *m = f->model;
-    struct workspace *w = f->workspace;
+static enum terse_status pass_reserve(struct pass *p, size_t sequences, size_t n, struct terse_error *error) {
+    const struct terse_model *m = p->executor->model;
+    size_t kv_width = (size_t)m->kv_heads * m->head_dim;
+    if (p->sequences < sequences) {
+        memory_free(p->sequence);
+        memory_free(p->group);
+        p->sequences = 0;
+        p->sequence = memory_array(sequences, sizeof *p->sequence);
+        p->group = memory_array(sequences, sizeof *p->group);
+        if (!p->sequence || !p->group)
+            return status_no_memory(error, sequences * (sizeof *p->sequence + sizeof *p->group), "a batch");
+        p->sequences = sequences;
+    }
+    if (p->capacity >= n) return TERSE_OK;
+    memory_free(p->hidden);
+    memory_free(p->k);
+    memory_free(p->v);
+    p->hidden = p->k = p->v = NULL;
+    p->capacity = 0;
+    const struct wanted wanted[] = {{&p->hidden, n, m->width}, {&p->k, n, kv_width}, {&p->v, n, kv_width}};
+    enum terse_status status = allocate(wanted, sizeof wanted / sizeof wanted[0], error);
+    if (!status) p->capacity = n;
+    return status;
+}
+
+/* ---- A panel through a layer */
+
+static const struct layer *layer_of(const struct pass *p) { return &p->executor->model->layer[p->layer]; }
+static bool last_layer(const struct pass *p) { return p->layer + 1 == p->executor->model->layers; }
+
+static void multiply(const struct pass *p, const struct group *group, const struct linear_op *ops, size_t n_ops, const float *x,
+                     size_t n) {
+    if (group->each)
+        linear_each(ops, n_ops, x, n);
+    else
+        linear(ops, n_ops, x, n, p->executor->scratch.tile);
+}
+
+/* Queries of a panel's tokens into the scratch's q, and their keys and values to those of the pass, as far as they are wanted. */
+static void project(const struct pass *p, struct panel panel, bool queries, bool keys) {
+    const struct terse_model *m = p->executor->model;
+    const struct scratch *s = &p->executor->scratch;
+    const struct layer *layer = layer_of(p);
+    size_t kv_width = (size_t)m->kv_heads * m->head_dim, count = panel.count;
+    float *k = p->k + panel.first * kv_width, *v = p->v + panel.first * kv_width;
     struct linear_op ops[3];
     size_t n = 0;
-    if (queries) ops[n++] = (struct linear_op){&layer->q, w->q};
-    if (k) {
+    if (queries) ops[n++] = (struct linear_op){&layer->q, s->q};
+    if (keys) {
         ops[n++] = (struct linear_op){&layer->k, k};
         ops[n++] = (struct linear_op){&layer->v, v};
     }
-    norm_rows(&layer->attention_norm, w->hidden + first * m->width, w->normed, count, m->width);
-    linear(ops, n, w->normed, count, w->tile);
+    norm_rows(&layer->attention_norm, p->hidden + panel.first * m->width, s->normed, count, m->width);
+    multiply(p, panel.group, ops, n, s->normed, count);
     for (size_t i = 0; i < n && m->clamp > 0; i++) clamp_rows(ops[i].out, m->clamp, count, ops[i].w->rows);
-    if (queries && layer->q_norm.gain) norm_rows(&layer->q_norm, w->q, w->q, count * m->query_heads, m->head_dim);
-    if (k && layer->k_norm.gain) norm_rows(&layer->k_norm, k, k, count * m->kv_heads, m->head_dim);
+    if (queries && layer->q_norm.gain) norm_rows(&layer->q_norm, s->q, s->q, count * m->query_heads, m->head_dim);
+    if (keys && layer->k_norm.gain) norm_rows(&layer->k_norm, k, k, count * m->kv_heads, m->head_dim);
 }
 
 /* Everything after the attention of a panel: output projection and feed-forward, both added to the hidden states. */
-static void finish_panel(const struct pass *f, const struct layer *layer, size_t first, size_t count) {
-    const struct terse_model *m = f->model;
-    struct workspace *w = f->workspace;
-    float *hidden = w->hidden + first * m->width;
+static void finish_panel(const struct pass *p, struct panel panel) {
+    const struct terse_model *m = p->executor->model;
+    const struct scratch *s = &p->executor->scratch;
+    const struct layer *layer = layer_of(p);
+    float *hidden = p->hidden + panel.first * m->width;
+    size_t count = panel.count;
     struct linear_op feed[2];
-    size_t n_feed = feed_forward_ops(layer, w->inner, w->factor, feed);
-    linear(&(struct linear_op){&layer->o, w->normed}, 1, w->out, count, w->tile);
-    add_rows(hidden, w->normed, count, m->width);
-    norm_rows(&layer->feed_forward_norm, hidden, w->normed, count, m->width);
-    linear(feed, n_feed, w->normed, count, w->tile);
-    activate_rows(m->architecture->activation, w->inner, w->factor, count, m->feed_forward);
-    linear(&(struct linear_op){&layer->down, w->normed}, 1, w->inner, count, w->tile);
-    add_rows(hidden, w->normed, count, m->width);
+    size_t n_feed = feed_forward_ops(layer, s->inner, s->factor, feed);
+    multiply(p, panel.group, &(struct linear_op){&layer->o, s->normed}, 1, s->out, count);
+    add_rows(hidden, s->normed, count, m->width);
+    norm_rows(&layer->feed_forward_norm, hidden, s->normed, count, m->width);
+    multiply(p, panel.group, feed, n_feed, s->normed, count);
+    activate_rows(m->architecture->activation, s->inner, s->factor, count, m->feed_forward);
+    multiply(p, panel.group, &(struct linear_op){&layer->down, s->normed}, 1, s->inner, count);
+    add_rows(hidden, s->normed, count, m->width);
 }
 
-static enum terse_status report(const struct pass *f, uint64_t done, struct terse_error *error) {
-    const struct step *step = f->step;
-    const struct step_observer *o = &step->observer;
-    if (!o->progress || o->progress(o->user, done, (uint64_t)f->model->layers * step->n)) return TERSE_OK;
-    return status_fail(error, TERSE_E_INTERRUPTED, "interrupted while reading %zu tokens", step->n);
+/* ---- The caches of a panel's sequences */
+
+/* The rows of a panel that are a sequence's: the sequence's token of the first, and their number. */
+static size_t rows_of(const struct sequence *s, struct panel panel, size_t *token) {
+    size_t first = panel.first > s->first ? panel.first : s->first, end = s->first + s->part.n;
+    if (end > panel.first + panel.count) end = panel.first + panel.count;
+    *token = first - s->first;
+    return first < end ? end - first : 0;
 }
 
-/* Queries that are shown to the cache before any attends. */
-static enum terse_status observe(const struct pass *f, const struct layer *layer, size_t observed, bool projected,
-                                 struct terse_error *error) {
-    struct workspace *w = f->workspace;
+static enum terse_status append(const struct pass *p, const struct sequence *s, struct panel panel, struct terse_error *error) {
+    (void)panel;
+    const struct terse_model *m = p->executor->model;
+    size_t at = s->first * m->kv_heads * m->head_dim;
+    return p->executor->kv->append(s->part.cache, p->layer, p->k + at, p->v + at, error);
+}
+
+/* How many queries of a sequence are shown to the cache before any attends. */
+static size_t observed(const struct pass *p, const struct sequence *s) {
+    return p->executor->kv->queries_to_observe(s->part.cache, last_layer(p) ? s->attended : 0);
+}
+
+/* A sequence's queries among those of the panel, in the scratch's q. */
+static enum terse_status observe(const struct pass *p, const struct sequence *s, struct panel panel, struct terse_error *error) {
+    const struct executor *e = p->executor;
+    size_t token, width = (size_t)e->model->query_heads * e->model->head_dim, count = rows_of(s, panel, &token),
+                  wanted = observed(p, s);
+    if (token >= wanted) return TERSE_OK;
+    if (count > wanted - token) count = wanted - token;
+    const float *q = e->scratch.q + (s->first + token - panel.first_query) * width;
+    return count ? e->kv->observe(s->part.cache, q, token, count, error) : TERSE_OK;
+}
+
+static enum terse_status attend(const struct pass *p, const struct sequence *s, struct panel panel, struct terse_error *error) {
+    const struct executor *e = p->executor;
+    size_t token, width = (size_t)e->model->query_heads * e->model->head_dim, count = rows_of(s, panel, &token);
+    const float *q = e->scratch.q + (s->first + token - panel.first_query) * width;
+    float *out = e->scratch.out + (s->first + token - panel.first) * width;
+    return count ? e->kv->attend(s->part.cache, q, token, count, out, error) : TERSE_OK;
+}
+
+/* Rows of a one-panel pass, all of them, that attend. */
+static struct panel attended(const struct pass *p, struct panel panel) {
+    size_t skipped = last_layer(p) ? panel.group->sequences->attended : 0;
+    return (struct panel){panel.group, panel.first + skipped, panel.count - skipped, panel.first_query};
+}
+
+/* All of a sequence between the products of a pass of one panel. */
+static enum terse_status read_cache(const struct pass *p, const struct sequence *s, struct panel panel, struct terse_error *error) {
+    enum terse_status status = append(p, s, panel, error);
+    if (!status) status = observe(p, s, panel, error);
+    return status ? status : attend(p, s, attended(p, panel), error);
+}
+
+static enum terse_status seal(const struct pass *p, const struct sequence *s, struct panel panel, struct terse_error *error) {
+    (void)panel;
+    return p->executor->kv->end_layer(s->part.cache, error);
+}
+
+typedef enum terse_status visit(const struct pass *p, const struct sequence *s, struct panel panel, struct terse_error *error);
+
+/* The sequences [first, n) of a group, the longest first, each by one thread. */
+static enum terse_status visit_side_by_side(const struct pass *p, visit *call, struct panel panel, size_t first,
+                                            struct terse_error *error) {
+    enum terse_status failed = TERSE_OK;
+#pragma omp parallel for schedule(dynamic, 1)
+    for (size_t i = first; i < panel.group->n_sequences; i++) {
+        struct terse_error own;
+        enum terse_status status = call(p, &panel.group->sequences[i], panel, &own);
+        if (!status) continue;
+#pragma omp critical(terse_executor_failed)
+        {
+            failed = status;
+            if (error) *error = own;
+        }
+    }
+    return failed;
+}
+
+/* Calls for every sequence of the panel's group. A sequence that alone is the share of a thread is worked on by all threads; the others, for
+ * which waking the threads would not pay or would pay less, by one thread each. */
+static enum terse_status visit_caches(const struct pass *p, visit *call, struct panel panel, struct terse_error *error) {
+    const struct group *group = panel.group;
     enum terse_status status = TERSE_OK;
-    for (size_t first = 0; first < observed && !status; first += w->panel) {
-        size_t count = observed - first < w->panel ? observed - first : w->panel;
-        if (!projected) project(f, layer, first, count, true, NULL, NULL);
-        status = f->kv->observe(f->step->cache, w->q, first, count, error);
+    uint64_t left = 0;
+    for (size_t i = 0; i < group->n_sequences; i++) left += group->sequences[i].length;
+    size_t i = 0;
+    for (; i < group->n_sequences && !status; i++) {
+        uint64_t length = group->sequences[i].length;
+        if (i + 1 < group->n_sequences && length * p->executor->threads <= left) break;
+        status = call(p, &group->sequences[i], panel, error);
+        left -= length;
     }
-    return status;
+    return status || i == group->n_sequences ? status : visit_side_by_side(p, call, panel, i, error);
 }
 
-/* One layer for all tokens; only those from `needed` on go past the keys and values. */
-static enum terse_status run_layer(const struct pass *f, uint32_t index, size_t needed, struct terse_error *error) {
-    const struct terse_model *m = f->model;
-    const struct layer *layer = &m->layer[index];
-    struct workspace *w = f->workspace;
-    struct cache *cache = f->step->cache;
-    size_t n = f->step->n, kv_width = (size_t)m->kv_heads * m->head_dim, q_width = (size_t)m->query_heads * m->head_dim;
-    bool one_panel = n <= w->panel; /* then queries, keys and values are one product, and w->q holds those of all tokens */
-    enum terse_status status;
-    for (size_t first = 0; first < n; first += w->panel) {
-        size_t count = n - first < w->panel ? n - first : w->panel;
-        project(f, layer, first, count, one_panel, w->k + first * kv_width, w->v + first * kv_width);
-    }
-    if ((status = f->kv->append(cache, index, w->k, w->v, error))) return status;
-    if ((status = observe(f, layer, f->kv->queries_to_observe(cache, needed), one_panel, error))) return status;
-    for (size_t first = needed; first < n; first += w->panel) {
-        size_t count = n - first < w->panel ? n - first : w->panel;
-        if ((status = report(f, index * n + first, error))) return status;
-        if (!one_panel) project(f, layer, first, count, true, NULL, NULL);
-        status = f->kv->attend(cache, one_panel ? w->q + first * q_width : w->q, first, count, w->out, error);
-        if (status) return status;
-        finish_panel(f, layer, first, count);
-    }
-    if ((status = f->kv->end_layer(cache, error))) return status;
-    return report(f, (index + 1) * n, error);
+/* ---- The pieces */
+
+static const struct group *group_of(const struct pass *p) { return &p->group[p->at]; }
+
+/* Tokens that pass through a layer at a time. */
+static size_t panel_of(const struct pass *p) {
+    size_t most = panel_tokens(p->executor->model), count = group_of(p)->count;
+    return count < most ? count : most;
 }
 
-/* ---- Logits */
-
-static void run_output(const struct pass *f, size_t needed) {
-    const struct terse_model *m = f->model;
-    const struct step *step = f->step;
-    struct workspace *w = f->workspace;
-    size_t n = step->n, rows = logit_rows(m, n);
-    for (size_t first = needed; first < n; first += rows) {
-        size_t count = n - first < rows ? n - first : rows;
-        float *hidden = w->hidden + first * m->width;
-        norm_rows(&m->output_norm, hidden, hidden, count, m->width);
-        linear(&(struct linear_op){&m->output, w->logits}, 1, hidden, count, w->tile);
-        if (step->observer.rows) step->observer.rows(step->observer.user, first, count, w->logits);
-        if (first + count == n) memcpy(step->last_logits, w->logits + (count - 1) * m->vocabulary, m->vocabulary * sizeof(float));
-    }
+/* Rows of the group that the stage looks at. */
+static size_t stage_first(const struct pass *p) {
+    const struct group *group = group_of(p);
+    if (p->stage == STAGE_OUTPUT) return group->sequences->kept;
+    return group->first + (p->stage == STAGE_ATTEND && last_layer(p) ? group->sequences->attended : 0);
 }
 
-static enum terse_status run_step(const struct pass *f, struct terse_error *error) {
-    const struct terse_model *m = f->model;
-    const struct step *step = f->step;
-    size_t n = step->n, needed = step->observer.rows && step->observer.first_row < n ? step->observer.first_row : n - 1;
-    uint64_t position = f->kv->length(step->cache);
-    enum terse_status status = f->kv->begin(step->cache, step->kind, n, error);
+static size_t stage_end(const struct pass *p) {
+    const struct group *group = group_of(p);
+    const struct sequence *s = group->sequences, *last = s + group->n_sequences - 1;
+    if (p->stage == STAGE_OUTPUT) return last->kept + last->part.n - last->needed;
+    if (p->stage != STAGE_OBSERVE) return group->first + group->count;
+    size_t end = group->first;
+    for (; s <= last; s++)
+        if (observed(p, s)) end = s->first + observed(p, s);
+    return end;
+}
+
+/* The next rows of the stage, `most` of them at most. */
+static struct panel next_panel(const struct pass *p, size_t most) {
+    size_t count = stage_end(p) - p->row;
+    return (struct panel){group_of(p), p->row, count < most ? count : most, p->row};
+}
+
+static bool rows_are_left(const struct pass *p) { return p->row < stage_end(p); }
+
+static void begin_stage(struct pass *p, enum stage stage) {
+    p->stage = stage;
+    p->row = stage_first(p);
+}
+
+static void begin_group(struct pass *p, size_t at) {
+    p->at = at;
+    p->layer = 0;
+    if (at < p->n_groups) begin_stage(p, STAGE_KEYS);
+}
+
+/* A whole layer up to the sealing: queries, keys and values are one product. */
+static enum terse_status run_one_panel(struct pass *p, struct terse_error *error) {
+    struct panel panel = next_panel(p, p->n);
+    project(p, panel, true, true);
+    enum terse_status status = visit_caches(p, read_cache, panel, error);
     if (status) return status;
-    embed_rows(m, step->tokens, n, position, f->workspace->hidden);
-    for (uint32_t i = 0; i < m->layers; i++)
-        if ((status = run_layer(f, i, i + 1 == m->layers ? needed : 0, error))) return status;
-    if ((status = f->kv->commit(step->cache, error))) return status;
-    run_output(f, needed);
+    finish_panel(p, attended(p, panel));
+    p->stage = STAGE_SEAL;
     return TERSE_OK;
 }
 
-static enum terse_status run(struct executor *executor, const struct step *step, struct terse_error *error) {
-    const struct pass f = {executor->model, executor->kv, &executor->workspace, step};
-    enum terse_status status = workspace_reserve(executor, step->n, error);
-    if (!status) status = run_step(&f, error);
-    if (step->n > KEEP_TOKENS) workspace_free(&executor->workspace);
+static enum terse_status run_keys(struct pass *p, struct terse_error *error) {
+    struct panel panel = next_panel(p, panel_of(p));
+    project(p, panel, false, true);
+    p->row += panel.count;
+    if (rows_are_left(p)) return TERSE_OK;
+    enum terse_status status = visit_caches(p, append, panel, error);
+    begin_stage(p, STAGE_OBSERVE);
+    if (!rows_are_left(p)) begin_stage(p, STAGE_ATTEND);
     return status;
+}
+
+static enum terse_status run_observe(struct pass *p, struct terse_error *error) {
+    struct panel panel = next_panel(p, panel_of(p));
+    project(p, panel, true, false);
+    enum terse_status status = visit_caches(p, observe, panel, error);
+    p->row += panel.count;
+    if (!rows_are_left(p)) begin_stage(p, STAGE_ATTEND);
+    return status;
+}
+
+static enum terse_status run_attend(struct pass *p, struct terse_error *error) {
+    struct panel panel = next_panel(p, panel_of(p));
+    project(p, panel, true, false);
+    enum terse_status status = visit_caches(p, attend, panel, error);
+    if (status) return status;
+    finish_panel(p, panel);
+    p->row += panel.count;
+    if (!rows_are_left(p)) p->stage = STAGE_SEAL;
+    return TERSE_OK;
+}
+
+/* Moves the rows whose logits are wanted to the beginning of their group where rows of several sequences lie between them. */
+static void keep_rows(struct pass *p) {
+    const struct group *g = group_of(p);
+    size_t width = p->executor->model->width, at = g->first;
+    for (struct sequence *s = g->sequences; s < g->sequences + g->n_sequences; s++) {
+        size_t from = s->first + s->needed, count = s->part.n - s->needed;
+        s->kept = g->each ? at : from;
+        if (s->kept < from) memmove(p->hidden + s->kept * width, p->hidden + from * width, count * width * sizeof(float));
+        at += count;
+    }
+}
+
+static enum terse_status run_seal(struct pass *p, struct terse_error *error) {
+    const struct group *group = group_of(p);
+    enum terse_status status = visit_caches(p, seal, (struct panel){group, group->first, group->count, group->first}, error);
+    if (status) return status;
+    if (!last_layer(p)) {
+        p->layer++;
+        begin_stage(p, STAGE_KEYS);
+        return TERSE_OK;
+    }
+    keep_rows(p);
+    begin_stage(p, STAGE_OUTPUT);
+    return TERSE_OK;
+}
+
+static void hand_over(const struct pass *p, struct panel panel, const float *logits) {
+    size_t vocabulary = p->executor->model->vocabulary, end = panel.first + panel.count;
+    for (const struct sequence *s = panel.group->sequences; s < panel.group->sequences + panel.group->n_sequences; s++) {
+        size_t kept_end = s->kept + s->part.n - s->needed, first = s->kept > panel.first ? s->kept : panel.first;
+        size_t last = kept_end < end ? kept_end : end;
+        if (first >= last) continue;
+        const float *own = logits + (first - panel.first) * vocabulary;
+        if (s->part.rows) s->part.rows(s->part.user, s->needed + first - s->kept, last - first, own);
+        if (last == kept_end) memcpy(s->part.last_logits, own + (last - first - 1) * vocabulary, vocabulary * sizeof *own);
+    }
+}
+
+static enum terse_status commit(const struct pass *p, struct terse_error *error) {
+    enum terse_status status = TERSE_OK;
+    for (size_t i = 0; i < p->n_sequences && !status; i++) status = p->executor->kv->commit(p->sequence[i].part.cache, error);
+    return status;
+}
+
+static enum terse_status run_output(struct pass *p, struct terse_error *error) {
+    const struct terse_model *m = p->executor->model;
+    float *logits = p->executor->scratch.logits;
+    struct panel panel = next_panel(p, logit_rows(m, panel_of(p)));
+    float *hidden = p->hidden + panel.first * m->width;
+    norm_rows(&m->output_norm, hidden, hidden, panel.count, m->width);
+    multiply(p, panel.group, &(struct linear_op){&m->output, logits}, 1, hidden, panel.count);
+    hand_over(p, panel, logits);
+    p->row += panel.count;
+    if (rows_are_left(p)) return TERSE_OK;
+    if (p->at + 1 == p->n_groups) {
+        enum terse_status status = commit(p, error);
+        if (status) return status;
+    }
+    begin_group(p, p->at + 1);
+    return TERSE_OK;
+}
+
+static bool done(const struct pass *p) { return p->at == p->n_groups; }
+
+static enum terse_status advance(struct pass *p, struct terse_error *error) {
+    if (done(p)) return TERSE_OK;
+    switch (p->stage) {
+    case STAGE_KEYS: return panel_of(p) == group_of(p)->count ? run_one_panel(p, error) : run_keys(p, error);
+    case STAGE_OBSERVE: return run_observe(p, error);
+    case STAGE_ATTEND: return run_attend(p, error);
+    case STAGE_SEAL: return run_seal(p, error);
+    default: return run_output(p, error);
+    }
+}
+
+static struct step_progress progress(const struct pass *p) {
+    uint64_t layers = p->executor->model->layers, total = layers * p->n;
+    if (done(p)) return (struct step_progress){total, total};
+    const struct group *g = group_of(p);
+    uint64_t rows = p->stage == STAGE_ATTEND ? p->row - g->first : p->stage >= STAGE_SEAL ? g->count : 0;
+    uint64_t at = g->first * layers + p->layer * g->count + rows;
+    return (struct step_progress){at < total ? at : total - 1, total};
+}
+
+/* ---- A pass's life */
+
+static void end(struct pass *p) {
+    if (!p) return;
+    struct executor *e = p->executor;
+    if (--e->passes == 0 && e->scratch.panel > KEEP_TOKENS) scratch_free(&e->scratch);
+    if (e->spare || p->capacity > KEEP_TOKENS)
+        pass_free(p);
+    else
+        e->spare = p;
+}
+
+/* The part's place among the sequences: those of few tokens come first, the longest caches before the others (visit_caches). */
+static void insert(struct pass *p, const struct step_part *part, size_t *n_few) {
+    const struct executor *e = p->executor;
+    bool each = part->n <= e->few, wanted = part->rows && part->first_row < part->n;
+    struct sequence s = {.part = *part, .needed = wanted ? part->first_row : part->n - 1, .length = e->kv->length(part->cache)};
+    size_t at = p->n_sequences++;
+    if (each) {
+        for (at = *n_few; at > 0 && p->sequence[at - 1].length < s.length; at--) continue;
+        memmove(p->sequence + at + 1, p->sequence + at, (p->n_sequences - 1 - at) * sizeof s);
+        ++*n_few;
+    } else {
+        s.attended = s.needed;
+    }
+    p->sequence[at] = s;
+}
+
+static void arrange(struct pass *p, const struct step *step) {
+    size_t few = 0;
+    p->n = p->n_sequences = p->n_groups = 0;
+    for (size_t i = 0; i < step->n; i++) insert(p, &step->parts[i], &few);
+    for (size_t i = 0; i < p->n_sequences; i++) {
+        if (i == 0 || i >= few) p->group[p->n_groups++] = (struct group){&p->sequence[i], 0, p->n, 0, i < few};
+        struct group *group = &p->group[p->n_groups - 1];
+        p->sequence[i].first = p->n;
+        p->n += p->sequence[i].part.n;
+        group->n_sequences++;
+        group->count += p->sequence[i].part.n;
+    }
+}
+
+static enum terse_status reserve(struct pass *p, const struct step *step, struct terse_error *error) {
+    size_t n = 0;
+    for (size_t i = 0; i < step->n; i++) n += step->parts[i].n;
+    enum terse_status status = pass_reserve(p, step->n, n, error);
+    return status ? status : scratch_reserve(p->executor, n, error);
+}
+
+static enum terse_status begin(struct executor *e, const struct step *step, struct pass **pass, size_t *failed,
+                               struct terse_error *error) {
+    struct pass *p = e->spare ? e->spare : calloc(1, sizeof *p);
+    *pass = NULL;
+    *failed = step->n;
+    if (!p) return status_no_memory(error, sizeof *p, "a step");
+    e->spare = NULL;
+    e->passes++;
+    p->executor = e;
+    enum terse_status status = reserve(p, step, error);
+    for (size_t i = 0; i < step->n && !status; i++) {
+        const struct step_part *part = &step->parts[i];
+        if ((status = e->kv->begin(part->cache, part->kind, part->n, error))) *failed = i;
+    }
+    if (status) {
+        end(p);
+        return status;
+    }
+    arrange(p, step);
+    begin_group(p, 0);
+    for (const struct sequence *s = p->sequence; s < p->sequence + p->n_sequences; s++)
+        embed_rows(e->model, s->part.tokens, s->part.n, s->length, p->hidden + s->first * e->model->width);
+    *pass = p;
+    return TERSE_OK;
 }
 
 /* ---- Life */
 
 static bool supports_weights(enum tensor_type type) { return weights_ops()->matvec[type] != NULL; }
 
+/* Few enough tokens for all of the model's matrices. */
+static size_t few_tokens(const struct terse_model *m) {
+    size_t few = linear_few(&m->output);
+    for (const struct layer *l = m->layer; l < m->layer + m->layers; l++) {
+        const struct matrix *all[] = {&l->q, &l->k, &l->v, &l->o, &l->gate, &l->up, &l->down};
+        for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+            if (all[i]->data && linear_few(all[i]) < few) few = linear_few(all[i]);
+    }
+    return few;
+}
+
 static void unload(struct executor *executor) {
     if (!executor) return;
-    workspace_free(&executor->workspace);
+    pass_free(executor->spare);
+    scratch_free(&executor->scratch);
     free(executor);
 }
 
@@ -263,6 +637,7 @@ static enum terse_status load(const struct terse_model *model, const struct kv_o
     e->model = model;
     e->kv = kv;
     e->threads = threads;
+    e->few = few_tokens(model);
     *executor = e;
     return TERSE_OK;
 }
@@ -272,4 +647,7 @@ const struct executor_ops cpu_executor_ops = {.available = cpu_check,
                                               .load = load,
                                               .unload = unload,
                                               .weight_profile = weight_profile_new,
-                                              .step = run};
+                                              .begin = begin,
+                                              .advance = advance,
+                                              .progress = progress,
+                                              .end = end};

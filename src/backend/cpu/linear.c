@@ -72,25 +72,37 @@ static uint32_t matvec_rows(const struct linear_op *ops, size_t n_ops) {
     return rows < MATVEC_ROWS ? rows : MATVEC_ROWS;
 }
 
-/* Whether the GEMM library is the faster way for one of the products. */
-static bool many_rows(const struct linear_op *ops, size_t n_ops, size_t n) {
-    for (size_t i = 0; i < n_ops; i++)
-        if (n >= weights_ops()->gemm_rows[ops[i].w->type]) return true;
-    return false;
-}
+size_t linear_few(const struct matrix *w) { return weights_ops()->gemm_rows[w->type] - 1; }
 
-void linear(const struct linear_op *ops, size_t n_ops, const float *x, size_t n, float *scratch) {
-    bool many = many_rows(ops, n_ops, n);
-    uint32_t per_item = many ? TILE_ROWS : matvec_rows(ops, n_ops);
-    uint32_t items = count_items(ops, n_ops, per_item);
+void linear_each(const struct linear_op *ops, size_t n_ops, const float *x, size_t n) {
+    uint32_t per_item = matvec_rows(ops, n_ops), items = count_items(ops, n_ops, per_item);
 #pragma omp parallel for schedule(dynamic, 1)
     for (uint32_t item = 0; item < items; item++) {
         uint32_t first, count;
         const struct linear_op *p = find_item(ops, item, per_item, &first, &count);
-        if (many)
-            gemm_item(p, first, count, x, n, scratch + (size_t)omp_get_thread_num() * TILE_ROWS * linear_tile_stride(p->w));
-        else
-            matvec_item(p, first, count, x, n);
+        matvec_item(p, first, count, x, n);
+        add_bias(p, first, count, n);
+    }
+}
+
+/* Whether the GEMM library is the faster way for one of the products. */
+static bool many_rows(const struct linear_op *ops, size_t n_ops, size_t n) {
+    for (size_t i = 0; i < n_ops; i++)
+        if (n > linear_few(ops[i].w)) return true;
+    return false;
+}
+
+void linear(const struct linear_op *ops, size_t n_ops, const float *x, size_t n, float *scratch) {
+    if (!many_rows(ops, n_ops, n)) {
+        linear_each(ops, n_ops, x, n);
+        return;
+    }
+    uint32_t items = count_items(ops, n_ops, TILE_ROWS);
+#pragma omp parallel for schedule(dynamic, 1)
+    for (uint32_t item = 0; item < items; item++) {
+        uint32_t first, count;
+        const struct linear_op *p = find_item(ops, item, TILE_ROWS, &first, &count);
+        gemm_item(p, first, count, x, n, scratch + (size_t)omp_get_thread_num() * TILE_ROWS * linear_tile_stride(p->w));
         add_bias(p, first, count, n);
     }
 }

@@ -25,9 +25,14 @@ size_t linear_tile_stride(const struct matrix *w);
 /* Floats of scratch that linear() needs for this matrix and `threads` threads. */
 size_t linear_scratch(const struct matrix *w, uint32_t threads);
 
-/* out[n][rows] = x[n][columns] w^T + the matrix's bias for each product. Few rows of x: matrix-vector kernels that read the weights
- * as they are; many: tiles of weights are dequantized and multiplied by the GEMM library. Uses the calling thread's OpenMP threads;
+/* out[n][rows] = x[n][columns] w^T + the matrix's bias for each product. Few rows of x: as linear_each(); more than linear_few() for one of
+ * the products: tiles of weights are dequantized and multiplied by the GEMM library. Uses the calling thread's OpenMP threads;
  * scratch[linear_scratch] of the largest matrix. */
 void linear(const struct linear_op *ops, size_t n_ops, const float *x, size_t n, float *scratch);
+size_t linear_few(const struct matrix *w);
+
+/* The same by kernels that read the weights as they are, once for all rows of x: what becomes of a row does not depend on the others, bit for
+ * bit. */
+void linear_each(const struct linear_op *ops, size_t n_ops, const float *x, size_t n);
 
 #endif
