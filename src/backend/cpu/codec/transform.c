@@ -14,6 +14,7 @@
 #include "base/memory.h"
 #include "format/transform_codes.h"
 
+#include <float.h>
 #include <math.h>
 #include <string.h>
 
@@ -34,7 +35,8 @@ static void learned_free(void *opened) {
     memory_free(learned);
 }
 
-static size_t learned_floats(size_t hd) { return 2 * hd + 3 * hd * hd; }
+/* The basis' integers are half as large as its floats. */
+static size_t learned_floats(size_t hd) { return 3 * hd + 2 * hd * hd + hd * hd / 2; }
 
 static size_t learned_bytes(const void *opened) {
     const struct transform_learned *learned = opened;
@@ -77,6 +79,16 @@ static bool invert(const float *matrix, size_t n, double *work, float *inverse) 
     return true;
 }
 
+/* Of basis[component][channel]; a component's unit is a 32767th of its norm. */
+static void basis_to_i16(const float *basis, size_t hd, int16_t *integers, float *scale) {
+    for (size_t c = 0; c < hd; c++) {
+        const float *row = basis + c * hd;
+        scale[c] = sqrtf(vector_ops()->dot(row, row, hd)) / I16_NORM;
+        for (size_t ch = 0; ch < hd; ch++)
+            integers[(ch / 2 * hd + c) * 2 + ch % 2] = scale[c] >= FLT_MIN ? (int16_t)lrintf(row[ch] / scale[c]) : 0;
+    }
+}
+
 static enum terse_status fill(struct transform_learned *learned, const float *floats, struct terse_error *error) {
     size_t hd = learned->head_dim;
     struct transform_parameters own = transform_parameters_at(floats, learned->head_dim);
@@ -87,16 +99,16 @@ static enum terse_status fill(struct transform_learned *learned, const float *fl
         return status_no_memory(error, learned_floats(hd) * sizeof(float) + 2 * hd * hd * sizeof *work, "a profile");
     }
     learned->size = learned->mean + hd;
-    learned->basis = learned->size + hd;
-    learned->transpose = learned->basis + hd * hd;
-    learned->inverse = learned->transpose + hd * hd;
+    learned->query_scale = learned->size + hd;
+    learned->basis = learned->query_scale + hd;
+    learned->inverse = learned->basis + hd * hd;
+    learned->queries = (int16_t *)(void *)(learned->inverse + hd * hd);
     memcpy(learned->mean, own.mean, hd * sizeof(float));
     memcpy(learned->size, own.size, hd * sizeof(float));
     memcpy(learned->basis, own.basis, hd * hd * sizeof(float));
     learned->gain_least = own.gain_least;
     learned->gain_step = (own.gain_most - own.gain_least) / 255;
-    for (size_t c = 0; c < hd; c++)
-        for (size_t ch = 0; ch < hd; ch++) learned->transpose[ch * hd + c] = own.basis[c * hd + ch];
+    basis_to_i16(own.basis, hd, learned->queries, learned->query_scale);
     bool regular = invert(own.basis, hd, work, learned->inverse);
     memory_free(work);
     if (regular) return TERSE_OK;
@@ -203,7 +215,8 @@ static void prepare_queries(struct codec_shape shape, const float *q, float *tab
         size_t left = shape.group - g < MOST_TOGETHER ? shape.group - g : MOST_TOGETHER;
         float *own = tables + shape.group + g * floats_of_query(layout), *w = products + g % MOST_TOGETHER * columns;
         if (g % MOST_TOGETHER == 0)
-            vector_ops()->multiply(q + g * hd, left, hd, hd, learned->transpose, columns, hd, products, columns);
+            vector_ops()->multiply_i16(q + g * hd, left, hd, hd, learned->queries, columns, hd, learned->query_scale, products,
+                                       columns);
         for (size_t c = 0; c < columns; c++) w[c] *= scaling.size[c];
         tables[g] = vector_ops()->dot(q + g * hd, scaling.mean, hd);
         transform_ops()->quantize_query(layout, w, own, (int32_t *)(void *)(own + groups), (int8_t *)(void *)(own + 2 * groups));

@@ -10,11 +10,12 @@
 struct transform_learned {
     uint32_t head_dim;
     float gain_least, gain_step;
-    float *mean;      /* [head_dim] */
-    float *size;      /* [head_dim] */
-    float *basis;     /* [head_dim][head_dim]: row c, times the size, is what a component of 1 adds to a row */
-    float *transpose; /* of the basis: [channel][component] */
-    float *inverse;   /* [component][channel]: its rows' products with row - mean are the coefficients y size */
+    float *mean;        /* [head_dim] */
+    float *size;        /* [head_dim] */
+    float *basis;       /* [head_dim][head_dim]: row c, times the size, is what a component of 1 adds to a row */
+    float *inverse;     /* [component][channel]: its rows' products with row - mean are the coefficients y size */
+    int16_t *queries;   /* [channel / 2][component][2]: the basis in integers, as vector_ops.multiply_i16 takes columns */
+    float *query_scale; /* [component], their units */
 };
 
 /* Where rows lie and how large they are: as the profile has it, or as was fitted to a sequence. */

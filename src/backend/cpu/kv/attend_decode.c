@@ -20,7 +20,7 @@
 #define ITEMS 128        /* work items of a pass, at most */
 #define ITEM_ROWS 4096   /* rows of all their partial states: bounds the memory */
 #define ITEM_SEGMENTS 16 /* segments of an item, at least: among fewer weights too many are too large for accumulate_int8 */
-#define ITEM_RUNS 4      /* runs of an item, at least, where each is prepared for */
+#define ITEM_RUNS 8      /* runs of an item, at least, where each is prepared for and sums by code end with the item */
 #define PAGES_OF_RUN (RUN_TOKENS / PAGE_TOKENS)
 #define THREAD_CHUNKS 16 /* chunks of items that a thread takes, about */
 #define WAKE_SEGMENTS 16 /* segments times KV heads for which waking the threads pays */

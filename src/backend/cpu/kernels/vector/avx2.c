@@ -147,30 +147,27 @@ static float max_pages_avx2(const float *x, size_t n, size_t stride) {
     return max_avx2(lanes, 16);
 }
 
-/* exp of lanes that are not positive, in fewer steps: what would be subnormal is 0, and -inf with it. Added to 1.5 * 2^23, a number is
- * rounded to an integer, which is then in the sum's lowest bits. */
+/* exp of lanes that are not positive as a power of two. Added to 1.5 * 2^23, a number is rounded to an integer, which is then in the sum's
+ * lowest bits; they go to the exponent. NaN stays. */
 static inline __m256 exp_lanes_down(__m256 d) {
-    const __m256 rounder = _mm256_set1_ps(12582912), least = _mm256_set1_ps(-87);
-    __m256 seen = _mm256_cmp_ps(d, least, _CMP_NLT_UQ); /* NaN stays */
-    __m256 bits = _mm256_fmadd_ps(_mm256_max_ps(least, d), _mm256_set1_ps(EXP_LOG2_E), rounder), n = _mm256_sub_ps(bits, rounder);
-    __m256 r = _mm256_fnmadd_ps(n, _mm256_set1_ps(EXP_LN2_HIGH), _mm256_max_ps(least, d));
-    r = _mm256_fnmadd_ps(n, _mm256_set1_ps(EXP_LN2_LOW), r);
-    __m256 p = _mm256_fmadd_ps(_mm256_set1_ps(EXP_C6), r, _mm256_set1_ps(EXP_C5));
-    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(EXP_C4));
-    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(EXP_C3));
-    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(EXP_C2));
-    p = _mm256_add_ps(_mm256_fmadd_ps(p, _mm256_mul_ps(r, r), r), _mm256_set1_ps(1));
-    __m256i scaled = _mm256_add_epi32(_mm256_castps_si256(p), _mm256_slli_epi32(_mm256_castps_si256(bits), 23));
-    return _mm256_and_ps(_mm256_castsi256_ps(scaled), seen);
+    const __m256 rounder = _mm256_set1_ps(12582912), log2_e = _mm256_set1_ps(EXP_LOG2_E);
+    __m256 t = _mm256_max_ps(_mm256_set1_ps(EXP2_LOWEST), _mm256_mul_ps(d, log2_e)), bits = _mm256_add_ps(t, rounder);
+    __m256 r = _mm256_sub_ps(t, _mm256_sub_ps(bits, rounder));
+    __m256 p = _mm256_fmadd_ps(_mm256_set1_ps(EXP2_C5), r, _mm256_set1_ps(EXP2_C4));
+    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(EXP2_C3));
+    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(EXP2_C2));
+    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(EXP2_C1));
+    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(1));
+    return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(p), _mm256_slli_epi32(_mm256_castps_si256(bits), 23)));
 }
 
 static float exp_pages_avx2(float *x, float max, size_t n, size_t stride) {
-    __m256 m = _mm256_set1_ps(max == -INFINITY ? 0 : max);
+    const __m256 m = _mm256_set1_ps(max);
     __m256 sum[2] = {_mm256_setzero_ps(), _mm256_setzero_ps()};
     for (size_t i = 0; i < n; i++) {
         for (size_t j = 0; j < PAGE_TOKENS / 8; j++) {
             float *at = x + i * stride + 8 * j;
-            __m256 e = exp_lanes_down(_mm256_sub_ps(_mm256_loadu_ps(at), m));
+            __m256 e = max == -INFINITY ? _mm256_setzero_ps() : exp_lanes_down(_mm256_sub_ps(_mm256_loadu_ps(at), m));
             _mm256_storeu_ps(at, e);
             sum[j % 2] = _mm256_add_ps(sum[j % 2], e);
         }

@@ -135,13 +135,27 @@ static float max_pages_avx512(const float *x, size_t n, size_t stride) {
     return _mm512_reduce_max_ps(_mm512_max_ps(_mm512_max_ps(m[0], m[1]), _mm512_max_ps(m[2], m[3])));
 }
 
+/* exp of lanes that are not positive as a power of two. Added to 1.5 * 2^23, a number is rounded to an integer, which is then in the sum's
+ * lowest bits; they go to the exponent. NaN stays. */
+static inline __m512 exp_lanes_down(__m512 d) {
+    const __m512 rounder = _mm512_set1_ps(12582912), log2_e = _mm512_set1_ps(EXP_LOG2_E);
+    __m512 t = _mm512_max_ps(_mm512_set1_ps(EXP2_LOWEST), _mm512_mul_ps(d, log2_e)), bits = _mm512_add_ps(t, rounder);
+    __m512 r = _mm512_sub_ps(t, _mm512_sub_ps(bits, rounder));
+    __m512 p = _mm512_fmadd_ps(_mm512_set1_ps(EXP2_C5), r, _mm512_set1_ps(EXP2_C4));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(EXP2_C3));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(EXP2_C2));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(EXP2_C1));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1));
+    return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(p), _mm512_slli_epi32(_mm512_castps_si512(bits), 23)));
+}
+
 static float exp_pages_avx512(float *x, float max, size_t n, size_t stride) {
-    __m512 m = _mm512_set1_ps(max == -INFINITY ? 0 : max), sum[4];
-    for (size_t j = 0; j < 4; j++) sum[j] = _mm512_setzero_ps();
+    const __m512 m = _mm512_set1_ps(max);
+    __m512 sum[4] = {_mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps()};
     for (size_t i = 0; i < n; i++) {
         for (size_t j = 0; j < 4; j++) {
             float *at = x + i * stride + 16 * j;
-            __m512 e = exp_lanes(_mm512_sub_ps(_mm512_loadu_ps(at), m));
+            __m512 e = max == -INFINITY ? _mm512_setzero_ps() : exp_lanes_down(_mm512_sub_ps(_mm512_loadu_ps(at), m));
             _mm512_storeu_ps(at, e);
             sum[j] = _mm512_add_ps(sum[j], e);
         }

@@ -1,8 +1,22 @@
 /* Small matrix products and rotations with AVX-512. */
 #include "backend/cpu/kernels/lanes/avx512.h"
 
+#include <math.h>
+#include <string.h>
+
 #define MULTIPLY_VECS 4
 #include "backend/cpu/kernels/vector/multiply_template.h"
+
+typedef __m512i ints;
+static inline ints ints_zero(void) { return _mm512_setzero_si512(); }
+static inline vec ints_to_vec(ints x) { return _mm512_cvtepi32_ps(x); }
+static inline ints ints_add_pairs(ints sums, const int16_t *row, const int16_t *b) {
+    int32_t pair;
+    memcpy(&pair, row, sizeof pair);
+    return _mm512_dpwssd_epi32(sums, _mm512_set1_epi32(pair), _mm512_loadu_si512(b));
+}
+#define MULTIPLY_I16_VECS 4
+#include "backend/cpu/kernels/vector/multiply_i16_template.h"
 
 /* Even lanes take the difference, odd ones the sum. */
 INLINE vec rotate_adjacent(vec x, const float *cosine, const float *sine) {
@@ -16,5 +30,6 @@ INLINE vec rotate_adjacent(vec x, const float *cosine, const float *sine) {
 
 void vector_init_avx512_multiply(struct vector_ops *ops) {
     ops->multiply = multiply_avx512;
+    ops->multiply_i16 = multiply_i16_avx512;
     ops->rotate = rotate_avx512;
 }

@@ -13,6 +13,14 @@
 #define EXP_C5 0.00836878084f
 #define EXP_C6 0.00138144672f
 
+/* 2^r = 1 + r (c1 + ... + c5 r^4) on |r| <= 1/2, minimax in relative error: 9.2e-8 off at most. */
+#define EXP2_C1 0.693147f
+#define EXP2_C2 0.24022242f
+#define EXP2_C3 0.055507336f
+#define EXP2_C4 0.009671513f
+#define EXP2_C5 0.0013264727f
+#define EXP2_LOWEST -126.0f /* the least exponent of a normal number */
+
 /* Beyond these the result is 0 and infinity in fp32, and n stays small enough to be an exponent. */
 #define EXP_LOWEST -105.0f
 #define EXP_HIGHEST 89.0f

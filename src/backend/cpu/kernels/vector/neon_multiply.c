@@ -1,8 +1,21 @@
 /* Small matrix products and rotations with NEON. */
 #include "backend/cpu/kernels/lanes/neon.h"
 
+#include <math.h>
+#include <string.h>
+
 #define MULTIPLY_VECS 4
 #include "backend/cpu/kernels/vector/multiply_template.h"
+
+typedef int32x4_t ints;
+static inline ints ints_zero(void) { return vdupq_n_s32(0); }
+static inline vec ints_to_vec(ints x) { return vcvtq_f32_s32(x); }
+static inline ints ints_add_pairs(ints sums, const int16_t *row, const int16_t *b) {
+    int16x4x2_t columns = vld2_s16(b);
+    return vmlal_n_s16(vmlal_n_s16(sums, columns.val[0], row[0]), columns.val[1], row[1]);
+}
+#define MULTIPLY_I16_VECS 4
+#include "backend/cpu/kernels/vector/multiply_i16_template.h"
 
 /* Even lanes take the difference, odd ones the sum. */
 INLINE vec rotate_adjacent(vec x, const float *cosine, const float *sine) {
@@ -16,5 +29,6 @@ INLINE vec rotate_adjacent(vec x, const float *cosine, const float *sine) {
 
 void vector_init_neon_multiply(struct vector_ops *ops) {
     ops->multiply = multiply_neon;
+    ops->multiply_i16 = multiply_i16_neon;
     ops->rotate = rotate_neon;
 }

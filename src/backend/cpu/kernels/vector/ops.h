@@ -11,6 +11,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#define I16_DEPTH 256     /* longest rows of multiply_i16 */
+#define I16_NORM 32767.0f /* so a product of a row and a column fits 32 bits, with what rounding adds */
+
 struct vector_ops {
     /* n half floats. Both directions give the same bits in every tier: round to nearest even, subnormals kept, overflow to
      * infinity, NaN kept and made quiet. */
@@ -24,6 +27,11 @@ struct vector_ops {
     /* out[m][n] = a[m][k] b[k][n], rows lda, ldb and ldo floats apart; n a multiple of 16. For products too small for a library: a few
      * queries or the rows of a page. */
     void (*multiply)(const float *a, size_t m, size_t k, size_t lda, const float *b, size_t n, size_t ldb, float *out, size_t ldo);
+    /* out[m][n] = a[m][k] columns[k][n], of which the columns are 16-bit integers times scales[n] and so are the rows, rounded, of a unit of
+     * their own: about 1e-5 of a row's norm times a column's off. b[k / 2][ldb][2] has two neighbours of a column side by side, of norm
+     * I16_NORM at most; k even, at most I16_DEPTH; n a multiple of 16. For what is rounded to fewer bits next. */
+    void (*multiply_i16)(const float *a, size_t m, size_t k, size_t lda, const int16_t *b, size_t n, size_t ldb,
+                         const float *scales, float *out, size_t ldo);
     /* Rotates rows[n][stride] in place by the same angles: pairs of channels (2 i, 2 i + 1) where `adjacent`, else (i, i + pairs), as complex
      * numbers times cosine[pairs] + j sine[pairs]. */
     void (*rotate)(float *rows, size_t n, size_t stride, const float *cosine, const float *sine, size_t pairs, bool adjacent);
@@ -38,8 +46,8 @@ struct vector_ops {
     float (*exp_sum)(float *x, float max, size_t n);
     /* The largest, passing over NaN; -INFINITY when n = 0. */
     float (*max)(const float *x, size_t n);
-    /* exp_sum and max over the logits of n pages: 64 floats each, `stride` floats apart. Of exp_pages no logit may exceed max, and results
-     * below 2^-125 may be 0. */
+    /* exp_sum and max over the logits of n pages: 64 floats each, `stride` floats apart. Of exp_pages no logit may exceed max; the relative
+     * error of exp is at most 2e-7 + 8e-8 |x - max|, and what is less than 2^-125 may be anything up to that, but 0 if max = -inf. */
     float (*exp_pages)(float *x, float max, size_t n, size_t stride);
     float (*max_pages)(const float *x, size_t n, size_t stride);
 

@@ -90,6 +90,22 @@ static void multiply_scalar(const float *a, size_t m, size_t k, size_t lda, cons
     }
 }
 
+static void multiply_i16_scalar(const float *a, size_t m, size_t k, size_t lda, const int16_t *b, size_t n, size_t ldb,
+                                const float *scales, float *out, size_t ldo) {
+    for (size_t r = 0; r < m; r++) {
+        const float *row = a + r * lda, norm = sqrtf(dot_scalar(row, row, k));
+        const float inverse = norm > 0 && I16_NORM / norm < INFINITY ? I16_NORM / norm : 0,
+                    unit = inverse > 0 ? norm / I16_NORM : norm;
+        int32_t integers[I16_DEPTH];
+        for (size_t i = 0; i < k; i++) integers[i] = inverse > 0 ? (int32_t)rintf(row[i] * inverse) : 0;
+        for (size_t c = 0; c < n; c++) {
+            int32_t sum = 0;
+            for (size_t i = 0; i < k; i++) sum += integers[i] * b[(i / 2 * ldb + c) * 2 + i % 2];
+            out[r * ldo + c] = (float)sum * (unit * scales[c]);
+        }
+    }
+}
+
 static void rotate_scalar(float *rows, size_t n, size_t stride, const float *cosine, const float *sine, size_t pairs,
                           bool adjacent) {
     size_t step = adjacent ? 2 : 1, apart = adjacent ? 1 : pairs;
@@ -104,6 +120,7 @@ static void rotate_scalar(float *rows, size_t n, size_t stride, const float *cos
 
 void vector_init_scalar(struct vector_ops *ops) {
     ops->multiply = multiply_scalar;
+    ops->multiply_i16 = multiply_i16_scalar;
     ops->rotate = rotate_scalar;
     ops->scale_weights = scale_weights_scalar;
     ops->half_to_float = half_to_float_scalar;
