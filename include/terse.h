@@ -215,12 +215,15 @@ TERSE_API bool terse_method_describe(size_t i, struct terse_method_info *info);
 TERSE_API enum terse_status terse_cache_codebook(const struct terse_cache_options *options, char *name, size_t capacity,
                                                  struct terse_error *error);
 
-/* Bytes of one sequence's cache. resident = codes + exact + window + tables. */
+/* Bytes of one sequence's cache. resident = codes + exact + window + tables. Pages that sessions share (terse_session_fork) are counted in
+ * full by each of them, once, and lie in memory once: that of several sessions together is the sum of their `resident` less what is
+ * counted again of the `shared` bytes. */
 struct terse_cache_report {
     uint64_t tokens;       /* tokens seen by the sequence */
     uint64_t kept;         /* tokens still readable, per layer and KV head (the largest) */
     uint64_t resident;     /* bytes allocated for keys and values, all layers */
     uint64_t codes;        /* sealed pages */
+    uint64_t shared;       /* of codes: pages that other sessions hold too */
     uint64_t exact;        /* exact rows */
     uint64_t window;       /* recent window */
     uint64_t tables;       /* page sets, positions, the policy's state */
@@ -308,6 +311,17 @@ TERSE_API void terse_session_free(struct terse_session *session);
 TERSE_API void terse_session_reset(struct terse_session *session);
 /* Tokens seen so far. */
 TERSE_API uint64_t terse_session_length(const struct terse_session *session);
+
+/* Forgets the tokens from the n-th on, n at most the length. Those before stay as they are stored: sealed, exact, or in the window, with
+ * what methods learned of the whole sequence. There are no logits until the next step, unless n is the length; random numbers go on.
+ * TERSE_E_UNSUPPORTED, and the session stays as it is, where that cannot be: tokens were evicted, anchors would be left in some heads and
+ * not in others, or a JSON text (terse_session_require_json) would be cut. */
+TERSE_API enum terse_status terse_session_truncate(struct terse_session *session, uint64_t n, struct terse_error *error);
+
+/* A second session of the same sequence, options and sampler, on the same engine; from here on each goes its own way. They share the sealed
+ * pages; window, exact rows and what the method learned are copied. Counters begin at 0. */
+TERSE_API enum terse_status terse_session_fork(const struct terse_session *session, struct terse_session **copy,
+                                               struct terse_error *error);
 
 /* Receives logits[vocabulary] (natural-log units, not normalised) of the i-th token of the call; valid during the call. The same call
  * on the same machine gives the same bits; calls that cut a text otherwise, or ask for other rows of it, agree to within rounding: the

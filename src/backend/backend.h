@@ -58,6 +58,10 @@ struct kv_ops {
     void (*destroy)(struct cache *cache);          /* accepts NULL */
     void (*reset)(struct cache *cache);            /* forgets all tokens, keeps the memory */
     uint64_t (*length)(const struct cache *cache); /* tokens seen */
+    /* Between steps. Forgets the tokens from the n-th on, n at most the length; TERSE_E_UNSUPPORTED where that cannot be. */
+    enum terse_status (*truncate)(struct cache *cache, uint64_t n, struct terse_error *error);
+    /* Between steps. A second cache of the same sequence, which shares what does not change. */
+    enum terse_status (*fork)(const struct cache *cache, struct cache **copy, struct terse_error *error);
 
     /* Reserves all that a step of n tokens needs. */
     enum terse_status (*begin)(struct cache *cache, enum cache_step_kind kind, size_t n, struct terse_error *error);

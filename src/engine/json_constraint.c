@@ -18,6 +18,11 @@ void json_constraint_end(struct json_constraint *constraint) {
     constraint->schema = NULL;
 }
 
+struct json_constraint json_constraint_fork(const struct json_constraint *from) {
+    if (from->schema) json_schema_share(from->schema);
+    return *from;
+}
+
 void json_constraint_take(struct json_constraint *constraint, int32_t token) {
     size_t n;
     const char *bytes = tokenizer_bytes(constraint->tokenizer, token, false, &n);

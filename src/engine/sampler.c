@@ -66,6 +66,18 @@ enum terse_status sampler_set(struct sampler *sampler, const struct terse_sampli
     return TERSE_OK;
 }
 
+enum terse_status sampler_fork(const struct sampler *from, struct sampler *sampler, struct terse_error *error) {
+    struct terse_sampling settings = from->settings;
+    settings.biases = from->biases;
+    enum terse_status status = sampler_init(sampler, from->vocabulary, error);
+    if (!status) status = sampler_set(sampler, &settings, error);
+    if (status) return status;
+    sampler->random = from->random;
+    memcpy(sampler->history, from->history, sizeof sampler->history);
+    sampler->seen = from->seen;
+    return TERSE_OK;
+}
+
 void sampler_forget(struct sampler *sampler) { sampler->seen = 0; }
 
 void sampler_add(struct sampler *sampler, int32_t token) { sampler->history[sampler->seen++ % SAMPLE_HISTORY] = token; }

@@ -24,6 +24,8 @@ enum terse_status sampler_init(struct sampler *sampler, uint32_t vocabulary, str
 void sampler_destroy(struct sampler *sampler);
 /* TERSE_E_ARGUMENT naming the setting that is out of range. */
 enum terse_status sampler_set(struct sampler *sampler, const struct terse_sampling *settings, struct terse_error *error);
+/* One more in the same state, without a JSON text. */
+enum terse_status sampler_fork(const struct sampler *from, struct sampler *sampler, struct terse_error *error);
 void sampler_forget(struct sampler *sampler);
 /* A token of the sequence, for the penalty. */
 void sampler_add(struct sampler *sampler, int32_t token);

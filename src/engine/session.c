@@ -92,6 +92,12 @@ static enum terse_status make_cache(void *user, struct terse_error *error) {
     return kv_of(s)->create(&shape, &s->method, team_threads(s->engine->team), &s->cache, error);
 }
 
+enum terse_status session_make_logits(struct terse_session *s, struct terse_error *error) {
+    uint32_t vocabulary = model_of(s)->vocabulary;
+    s->logits = memory_array(vocabulary, sizeof *s->logits);
+    return s->logits ? TERSE_OK : status_no_memory(error, vocabulary * sizeof *s->logits, "logits");
+}
+
 enum terse_status terse_session_new(struct terse_engine *engine, const struct terse_session_options *options,
                                     struct terse_session **session, struct terse_error *error) {
     *session = NULL;
@@ -111,10 +117,7 @@ enum terse_status terse_session_new(struct terse_engine *engine, const struct te
     if ((status = check_options(s, error))) goto fail;
     if ((status = engine_run(engine, make_cache, s, error))) goto fail;
     if ((status = sampler_init(&s->sampler, model->vocabulary, error))) goto fail;
-    if (!(s->logits = memory_array(model->vocabulary, sizeof *s->logits))) {
-        status = status_no_memory(error, model->vocabulary * sizeof *s->logits, "logits");
-        goto fail;
-    }
+    if ((status = session_make_logits(s, error))) goto fail;
     *session = s;
     return TERSE_OK;
 fail:

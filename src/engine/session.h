@@ -27,6 +27,8 @@ struct terse_session {
 static inline const struct terse_model *model_of(const struct terse_session *s) { return s->engine->model; }
 static inline const struct kv_ops *kv_of(const struct terse_session *s) { return s->engine->backend.kv; }
 
+/* Memory for a new session's logits. */
+enum terse_status session_make_logits(struct terse_session *session, struct terse_error *error);
 /* Memory for n tokens more; session_add_tokens, which fails not, then takes them. */
 enum terse_status session_reserve_tokens(struct terse_session *session, size_t n, struct terse_error *error);
 /* tokens[n], which the cache has taken; NULL: SESSION_NO_TOKEN each. */

@@ -51,10 +51,13 @@ struct json_schema {
     uint32_t *property_node;
     char **choice;
     uint32_t nodes, properties, choices;
+    uint32_t others; /* owners beside the first: json_schema_share */
 };
 
 /* Of a schema's text; NULL: any object. */
 enum terse_status json_schema_new(const char *text, struct json_schema **schema, struct terse_error *error);
+/* One owner more, who frees it too; not thread-safe. */
+void json_schema_share(struct json_schema *schema);
 void json_schema_free(struct json_schema *schema);
 
 struct json_frame {

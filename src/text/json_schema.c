@@ -235,8 +235,10 @@ enum terse_status json_schema_new(const char *text, struct json_schema **schema,
     return status;
 }
 
+void json_schema_share(struct json_schema *s) { s->others++; }
+
 void json_schema_free(struct json_schema *s) {
-    if (!s) return;
+    if (!s || s->others--) return;
     for (uint32_t i = 0; i < s->properties; i++) memory_free(s->property[i]);
     for (uint32_t i = 0; i < s->choices; i++) memory_free(s->choice[i]);
     memory_free(s->node);

@@ -3,6 +3,7 @@
 
 #include "backend/cpu/executor.h"
 #include "backend/cpu/kv/fill.h"
+#include "backend/cpu/kv/fork.h"
 
 static enum terse_status supports(const struct cache_shape *shape, const struct method *method, struct terse_error *error) {
     return method_check(method, shape->head_dim, shape->query_heads / shape->kv_heads, error);
@@ -14,6 +15,8 @@ static const struct kv_ops kv_ops = {.supports = supports,
                                      .destroy = cache_destroy,
                                      .reset = cache_reset,
                                      .length = cache_length,
+                                     .truncate = cache_truncate,
+                                     .fork = cache_fork,
                                      .begin = cache_begin,
                                      .append = cache_append,
                                      .queries_to_observe = cache_queries_to_observe,

@@ -15,20 +15,29 @@ static size_t side_index(const struct cache *cache, enum codec_side side, uint32
     return layer_head(cache, cache->layer, head) * 2 + (side == CODEC_VALUES);
 }
 
+static size_t count_sides(const struct cache *cache) { return (size_t)cache->shape.layers * cache->shape.kv_heads * 2; }
+
+/* To memory for `capacity` anchors. */
+static void copy_anchors(const struct cache *from, uint8_t *memory, size_t capacity) {
+    const struct anchors *anchors = &from->anchors;
+    uint32_t hd = from->shape.head_dim;
+    for (size_t i = 0; anchors->count && i < count_sides(from); i++) {
+        const uint8_t *tokens = side_memory(anchors->memory, anchors->capacity, hd, i);
+        uint8_t *to = side_memory(memory, capacity, hd, i);
+        memcpy(to, tokens, anchors->count * sizeof(uint32_t));
+        memcpy(to + capacity * sizeof(uint32_t), tokens + anchors->capacity * sizeof(uint32_t),
+               anchors->count * hd * sizeof(uint16_t));
+    }
+}
+
 enum terse_status anchors_reserve(struct cache *cache, size_t capacity, struct terse_error *error) {
     struct anchors *anchors = &cache->anchors;
     uint32_t hd = cache->shape.head_dim;
-    size_t sides = (size_t)cache->shape.layers * cache->shape.kv_heads * 2;
+    size_t sides = count_sides(cache);
     if (capacity <= anchors->capacity) return TERSE_OK;
     uint8_t *memory = memory_array(sides * capacity, (size_t)anchor_bytes(hd));
     if (!memory) return status_no_memory(error, (uint64_t)sides * capacity * anchor_bytes(hd), "the KV cache's anchors");
-    for (size_t i = 0; anchors->count && i < sides; i++) {
-        const uint8_t *from = side_memory(anchors->memory, anchors->capacity, hd, i);
-        uint8_t *to = side_memory(memory, capacity, hd, i);
-        memcpy(to, from, anchors->count * sizeof(uint32_t));
-        memcpy(to + capacity * sizeof(uint32_t), from + anchors->capacity * sizeof(uint32_t),
-               anchors->count * hd * sizeof(uint16_t));
-    }
+    copy_anchors(cache, memory, capacity);
     memory_free(anchors->memory);
     anchors->memory = memory;
     anchors->capacity = capacity;
@@ -36,6 +45,14 @@ enum terse_status anchors_reserve(struct cache *cache, size_t capacity, struct t
 }
 
 void anchors_free(struct cache *cache) { memory_free(cache->anchors.memory); }
+
+enum terse_status anchors_copy(struct cache *cache, const struct cache *from, struct terse_error *error) {
+    enum terse_status status = anchors_reserve(cache, from->anchors.count, error);
+    if (status) return status;
+    copy_anchors(from, cache->anchors.memory, cache->anchors.capacity);
+    cache->anchors.count = from->anchors.count;
+    return TERSE_OK;
+}
 
 /* A row in half precision of a token that the step seals, from the step's rows or from the window that it leaves. */
 static void copy_row(const struct cache *cache, enum codec_side side, uint32_t head, uint64_t token, uint16_t *row) {
@@ -71,6 +88,18 @@ static size_t lower_bound(const uint32_t *tokens, size_t n, uint64_t token) {
             high = middle;
     }
     return low;
+}
+
+bool anchors_before(const struct cache *cache, uint64_t end, size_t *n) {
+    const struct anchors *anchors = &cache->anchors;
+    for (size_t i = 0; anchors->count && i < count_sides(cache); i++) {
+        const uint8_t *memory = side_memory(anchors->memory, anchors->capacity, cache->shape.head_dim, i);
+        size_t before = lower_bound((const uint32_t *)(const void *)memory, anchors->count, end);
+        if (i && before != *n) return false;
+        *n = before;
+    }
+    if (!anchors->count) *n = 0;
+    return true;
 }
 
 struct anchor_range anchors_all(const struct cache *cache, enum codec_side side, uint32_t head) {

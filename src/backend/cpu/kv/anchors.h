@@ -11,6 +11,10 @@ static inline uint64_t anchor_bytes(uint32_t head_dim) { return sizeof(uint32_t)
 /* Memory for `capacity` anchors in all, per layer, KV head and side; those that are there stay. */
 enum terse_status anchors_reserve(struct cache *cache, size_t capacity, struct terse_error *error);
 void anchors_free(struct cache *cache);
+/* A cache without anchors gets those of another one. */
+enum terse_status anchors_copy(struct cache *cache, const struct cache *from, struct terse_error *error);
+/* How many of them are of tokens before `end`, where that is the same number in every layer, KV head and side; else false. */
+bool anchors_before(const struct cache *cache, uint64_t end, size_t *n);
 
 /* Stores the step's i-th anchor of one side of the current layer: a token that the step seals, whose row is still among the new ones
  * or in the window. */

@@ -45,14 +45,22 @@ static struct sizes sizes_of(const struct cache_shape *shape, const struct metho
     return sizes;
 }
 
-static void fill_report(const struct cache_shape *shape, const struct sizes *sizes, const struct extent *extent, uint64_t page_sets,
-                        uint64_t windows, uint64_t anchors, struct terse_cache_report *report) {
+/* What there is of each kind. */
+struct amounts {
+    uint64_t page_sets, shared, table; /* held, of them held by others too, entries of the table */
+    uint64_t windows, anchors;
+};
+
+static void fill_report(const struct cache_shape *shape, const struct sizes *sizes, const struct extent *extent,
+                        const struct amounts *amounts, struct terse_cache_report *report) {
     *report =
         (struct terse_cache_report){.tokens = extent->length, .kept = extent->length - extent_evicted(extent) - extent->dropped};
-    report->codes = page_sets * sizes->page_set;
-    report->window = windows * sizes->heads * 2 * sizes->window;
-    report->exact = sizes->exact + anchors * sizes->anchor;
-    report->tables = sizes->fitted + sizes->logits + page_sets * sizeof(struct page_set) + windows * sizeof(uint8_t *) +
+    report->codes = amounts->page_sets * sizes->page_set;
+    report->shared = amounts->shared * sizes->page_set;
+    report->window = amounts->windows * sizes->heads * 2 * sizes->window;
+    report->exact = sizes->exact + amounts->anchors * sizes->anchor;
+    report->tables = sizes->fitted + sizes->logits + amounts->table * sizeof(struct page_set) +
+                     amounts->page_sets * sizeof(uint32_t) + amounts->windows * sizeof(uint8_t *) +
                      sizes->heads * sizeof(struct page_place);
     report->resident = report->codes + report->exact + report->window + report->tables;
     double values = (double)extent->length * (double)sizes->heads * 2 * shape->head_dim;
@@ -61,7 +69,9 @@ static void fill_report(const struct cache_shape *shape, const struct sizes *siz
 
 void cache_report(const struct cache *cache, struct terse_cache_report *report) {
     struct sizes sizes = sizes_of(&cache->shape, &cache->method);
-    fill_report(&cache->shape, &sizes, &cache->extent, cache->n_page_sets, cache->n_window_sets, cache->anchors.capacity, report);
+    const struct amounts amounts = {cache->n_page_sets, pool_shared_page_sets(cache), cache->page_set_capacity,
+                                    cache->n_window_sets, cache->anchors.capacity};
+    fill_report(&cache->shape, &sizes, &cache->extent, &amounts, report);
     if (cache->method.learned) report->codebook = cpu_codebook_bytes(cache->method.learned);
 }
 
@@ -69,7 +79,8 @@ void cache_predict(const struct cache_shape *shape, const struct method *method,
                    struct terse_cache_report *report) {
     struct sizes sizes = sizes_of(shape, method);
     struct plan plan = plan_step(method, &(struct extent){0}, CACHE_STEP_PREFILL, tokens);
-    fill_report(shape, &sizes, &plan.after, plan.seal, extent_window_pages(&plan.after), plan.anchors, report);
+    const struct amounts amounts = {plan.seal, 0, plan.seal, extent_window_pages(&plan.after), plan.anchors};
+    fill_report(shape, &sizes, &plan.after, &amounts, report);
     if (method->learned) report->codebook = cpu_codebook_bytes(method->learned);
 }
 
@@ -102,7 +113,7 @@ static void set_sizes(struct cache *cache, const struct sizes *sizes) {
 /* What is allocated for the cache's whole life. */
 static enum terse_status allocate(struct cache *cache, const struct sizes *sizes, struct terse_error *error) {
     enum terse_status status = rotary_init(&cache->rotary, cache->shape.rope, error);
-    if (status) return status;
+    if (status || (status = pool_new(cache, error))) return status;
     if ((status = pool_set_places(cache, error))) return status;
     if (!(cache->exact = memory_array(sizes->exact, 1))) return status_no_memory(error, sizes->exact, "the KV cache's exact rows");
     if (sizes->fitted && !(cache->fitted = memory_zeros(sizes->fitted, 1)))
@@ -164,14 +175,14 @@ void cache_set_seal_ahead(struct cache *cache, bool ahead) {
 }
 
 void cache_reset(struct cache *cache) {
+    seal_ahead_forget(cache);
     cache->extent = (struct extent){0};
-    cache->n_sealed = 0;
+    pool_drop_page_sets(cache, 0, cache->n_sealed);
     cache->anchors.count = 0;
     cache->fitted_ready = false;
     cache->prompt_end = 0;
     cache->in_step = false;
     cache->layer = NO_LAYER;
-    seal_ahead_forget(cache);
 }
 
 uint64_t cache_length(const struct cache *cache) { return cache->extent.length; }

@@ -4,6 +4,7 @@
 #include "base/memory.h"
 #include "format/transform.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #define GROWTH 64      /* generation allocates in advance at most this part of the page sets that there are ... */
@@ -75,29 +76,148 @@ uint64_t page_bytes_of_layer(const struct cache *cache, uint32_t layer) {
     return bytes;
 }
 
-/* ---- Memory */
+/* ---- Chunks */
 
-enum terse_status pool_reserve_page_sets(struct cache *cache, size_t n, struct terse_error *error) {
-    if (n <= cache->n_page_sets) return TERSE_OK;
-    size_t more = n - cache->n_page_sets, ahead = cache->n_page_sets / GROWTH;
-    if (ahead > GROWTH_MOST) ahead = GROWTH_MOST;
-    if (more < ahead) more = ahead;
-    size_t bytes = cache->page_set_bytes, total = cache->n_page_sets + more;
-    struct page_set *page_sets = memory_array(total, sizeof *page_sets);
-    uint8_t *chunk = memory_array(more, bytes);
-    if (!page_sets || !chunk || more > UINT32_MAX) {
-        memory_free(page_sets);
-        memory_free(chunk);
-        return status_no_memory(error, (uint64_t)more * bytes, "the KV cache");
+static struct page_chunk *chunk_new(size_t sets, size_t page_set_bytes) {
+    struct page_chunk *chunk = calloc(1, sizeof *chunk);
+    if (!chunk) return NULL;
+    chunk->memory = memory_array(sets, page_set_bytes);
+    chunk->holders = memory_zeros(sets, sizeof *chunk->holders);
+    chunk->sets = (uint32_t)sets;
+    if (chunk->memory && chunk->holders && sets <= UINT32_MAX) return chunk;
+    memory_free(chunk->memory);
+    memory_free(chunk->holders);
+    free(chunk);
+    return NULL;
+}
+
+static void chunk_free(struct page_pool *pool, struct page_chunk *chunk) {
+    struct page_chunk **link = &pool->chunks;
+    while (*link != chunk) link = &(*link)->next;
+    *link = chunk->next;
+    memory_free(chunk->memory);
+    memory_free(chunk->holders);
+    free(chunk);
+}
+
+static struct page_set hold(struct page_chunk *chunk, uint32_t index) {
+    chunk->held += !chunk->holders[index]++;
+    return (struct page_set){.chunk = chunk->memory, .owner = chunk, .chunk_sets = chunk->sets, .index = index};
+}
+
+static void let_go(struct page_pool *pool, const struct page_set *set) {
+    struct page_chunk *chunk = set->owner;
+    chunk->held -= !--chunk->holders[set->index];
+    if (!chunk->held) chunk_free(pool, chunk);
+}
+
+static bool is_shared(const struct page_set *set) { return set->owner->holders[set->index] > 1; }
+
+/* Page sets of the pool that nobody holds. */
+static size_t count_unheld(const struct page_pool *pool) {
+    size_t n = 0;
+    for (const struct page_chunk *chunk = pool->chunks; chunk; chunk = chunk->next) n += chunk->sets - chunk->held;
+    return n;
+}
+
+/* Appends up to n of them to the cache's. */
+static void hold_unheld(struct cache *cache, struct page_chunk *chunk, size_t n) {
+    for (uint32_t i = 0; n && i < chunk->sets; i++) {
+        if (chunk->holders[i]) continue;
+        cache->page_sets[cache->n_page_sets++] = hold(chunk, i);
+        n--;
     }
+}
+
+/* ---- Page sets of a cache */
+
+/* Room for `n` in its table. */
+static enum terse_status reserve_table(struct cache *cache, size_t n, struct terse_error *error) {
+    if (n <= cache->page_set_capacity) return TERSE_OK;
+    struct page_set *page_sets = memory_array(n, sizeof *page_sets);
+    if (!page_sets) return status_no_memory(error, (uint64_t)n * sizeof *page_sets, "the KV cache's pages");
     if (cache->n_page_sets) memcpy(page_sets, cache->page_sets, cache->n_page_sets * sizeof *page_sets);
-    for (size_t i = 0; i < more; i++)
-        page_sets[cache->n_page_sets + i] = (struct page_set){.chunk = chunk, .chunk_sets = (uint32_t)more, .index = (uint32_t)i};
     memory_free(cache->page_sets);
     cache->page_sets = page_sets;
-    cache->n_page_sets = total;
+    cache->page_set_capacity = n;
     return TERSE_OK;
 }
+
+enum terse_status pool_reserve_page_sets(struct cache *cache, size_t n, struct terse_error *error) {
+    struct page_pool *pool = cache->pool;
+    if (n <= cache->n_page_sets) return TERSE_OK;
+    size_t wanted = n - cache->n_page_sets, found = smaller(wanted, count_unheld(pool)), more = wanted - found;
+    size_t ahead = smaller(cache->n_page_sets / GROWTH, GROWTH_MOST);
+    if (more && more < ahead) more = ahead;
+    struct page_chunk *made = more ? chunk_new(more, cache->page_set_bytes) : NULL;
+    if (more && !made) return status_no_memory(error, (uint64_t)more * cache->page_set_bytes, "the KV cache");
+    enum terse_status status = reserve_table(cache, cache->n_page_sets + found + more, error);
+    if (made) {
+        made->next = pool->chunks;
+        pool->chunks = made;
+    }
+    if (status) {
+        if (made) chunk_free(pool, made);
+        return status;
+    }
+    for (struct page_chunk *chunk = made ? made->next : pool->chunks; chunk; chunk = chunk->next) {
+        size_t before = cache->n_page_sets;
+        hold_unheld(cache, chunk, found);
+        found -= cache->n_page_sets - before;
+    }
+    if (made) hold_unheld(cache, made, more);
+    return TERSE_OK;
+}
+
+static void reverse(struct page_set *sets, size_t n) {
+    for (size_t i = 0; i < n / 2; i++) {
+        struct page_set set = sets[i];
+        sets[i] = sets[n - 1 - i];
+        sets[n - 1 - i] = set;
+    }
+}
+
+void pool_drop_page_sets(struct cache *cache, size_t first, size_t n) {
+    struct page_set *sets = cache->page_sets + first;
+    size_t others = cache->n_page_sets - first - n;
+    if (first + n < cache->n_sealed) { /* puts them behind those that stay and those that are free */
+        reverse(sets, n);
+        reverse(sets + n, others);
+        reverse(sets, n + others);
+        sets += others;
+    }
+    size_t at = (size_t)(sets - cache->page_sets), kept = at;
+    for (size_t i = at; i < cache->n_page_sets; i++) {
+        if (is_shared(&cache->page_sets[i]))
+            let_go(cache->pool, &cache->page_sets[i]);
+        else
+            cache->page_sets[kept++] = cache->page_sets[i];
+    }
+    cache->n_page_sets = kept;
+    cache->n_sealed -= n;
+}
+
+enum terse_status pool_share_page_sets(struct cache *cache, const struct cache *from, struct terse_error *error) {
+    enum terse_status status = reserve_table(cache, from->n_sealed, error);
+    if (status) return status;
+    free(cache->pool);
+    cache->pool = from->pool;
+    cache->pool->caches++;
+    for (size_t i = 0; i < from->n_sealed; i++) {
+        cache->page_sets[i] = from->page_sets[i];
+        hold(from->page_sets[i].owner, from->page_sets[i].index);
+    }
+    cache->n_page_sets = cache->n_sealed = from->n_sealed;
+    return TERSE_OK;
+}
+
+size_t pool_shared_page_sets(const struct cache *cache) {
+    size_t n = 0;
+    for (size_t i = 0; i < cache->n_sealed; i++) n += is_shared(&cache->page_sets[i]);
+    return n;
+}
+
+/* ---- The window */
 
 enum terse_status pool_reserve_window(struct cache *cache, size_t n, struct terse_error *error) {
     if (n <= cache->n_window_sets) return TERSE_OK;
@@ -117,10 +237,19 @@ refused:
     return status_no_memory(error, (uint64_t)(n - cache->n_window_sets) * heads(cache) * bytes, "the KV cache's recent window");
 }
 
+/* ---- Life */
+
+enum terse_status pool_new(struct cache *cache, struct terse_error *error) {
+    cache->pool = calloc(1, sizeof *cache->pool);
+    if (!cache->pool) return status_no_memory(error, sizeof *cache->pool, "the KV cache's pages");
+    cache->pool->caches = 1;
+    return TERSE_OK;
+}
+
 void pool_free(struct cache *cache) {
-    for (size_t i = 0; i < cache->n_page_sets; i++)
-        if (cache->page_sets[i].index == 0) memory_free(cache->page_sets[i].chunk);
+    for (size_t i = 0; i < cache->n_page_sets; i++) let_go(cache->pool, &cache->page_sets[i]);
     for (size_t i = 0; i < cache->n_window_sets; i++) memory_free(cache->window_sets[i]);
+    if (cache->pool && !--cache->pool->caches) free(cache->pool);
     memory_free(cache->page_sets);
     memory_free(cache->window_sets);
     memory_free(cache->places);

@@ -1,7 +1,8 @@
 /* The memory of pages: page sets of sealed tokens and of the recent window, and where a page lies in them.
  *
- * A prompt takes one chunk of as many page sets as it seals; generation adds chunks of at most a 64th of what there is. Window
- * pages are allocated one page set at a time and hold rows in the layout of codec f16, zeros where there are no tokens.
+ * A prompt takes one chunk of as many page sets as it seals; generation adds chunks of at most a 64th of what there is. Caches that
+ * were forked from one another share sealed page sets, which do not change, and count who holds them; one thread at a time works on
+ * all caches of a pool. Window pages are allocated one page set at a time and hold rows in the layout of codec f16, zeros where there are no tokens.
  */
 #ifndef TERSE_BACKEND_CPU_KV_PAGE_POOL_H
 #define TERSE_BACKEND_CPU_KV_PAGE_POOL_H
@@ -16,9 +17,19 @@ uint64_t page_set_bytes_of(const struct cache_shape *shape, const struct method 
 /* Fills in cache->places and what follows from them; index_page_bytes is set. */
 enum terse_status pool_set_places(struct cache *cache, struct terse_error *error);
 
-/* Memory for `n` page sets in all, sealed or of the window. On failure what was there stays as it was. */
+/* A pool for a new cache. */
+enum terse_status pool_new(struct cache *cache, struct terse_error *error);
+/* Memory for `n` page sets in all, sealed or of the window. On failure what was there stays as it was. Page sets that nobody holds any
+ * more are taken before new ones are made. */
 enum terse_status pool_reserve_page_sets(struct cache *cache, size_t n, struct terse_error *error);
+/* The sealed page sets [first, first + n) hold nothing of the sequence any more: they become free ones behind the others, or, where another
+ * cache holds them too, are let go. */
+void pool_drop_page_sets(struct cache *cache, size_t first, size_t n);
+/* A cache without page sets holds the sealed ones of `from` and belongs to its pool. */
+enum terse_status pool_share_page_sets(struct cache *cache, const struct cache *from, struct terse_error *error);
 enum terse_status pool_reserve_window(struct cache *cache, size_t n, struct terse_error *error);
+/* Of the page sets that the cache holds, those that others hold too. */
+size_t pool_shared_page_sets(const struct cache *cache);
 void pool_free(struct cache *cache);
 
 static inline size_t layer_head(const struct cache *cache, uint32_t layer, uint32_t head) {

@@ -5,6 +5,7 @@
 #include "backend/cpu/kv/anchor_scores.h"
 #include "backend/cpu/kv/exact.h"
 #include "backend/cpu/kv/fit.h"
+#include "backend/cpu/kv/page_pool.h"
 #include "backend/cpu/kv/scratch.h"
 #include "backend/cpu/kv/segment.h"
 #include "backend/cpu/kv/side.h"
@@ -126,15 +127,6 @@ void seal_layer(struct cache *cache) {
 
 /* ---- After the last layer */
 
-/* Moves the first `n` of page_sets[count] behind the others. */
-static void recycle_page_sets(struct page_set *page_sets, size_t count, size_t n) {
-    for (size_t i = 0; i < n; i++) {
-        struct page_set first = page_sets[0];
-        memmove(page_sets, page_sets + 1, (count - 1) * sizeof *page_sets);
-        page_sets[count - 1] = first;
-    }
-}
-
 static void recycle_window_sets(uint8_t **sets, size_t count, size_t n) {
     for (size_t i = 0; count && i < n % count; i++) {
         uint8_t *first = sets[0];
@@ -153,6 +145,5 @@ void seal_commit(struct cache *cache) {
     size_t evicted = 0;
     while (evicted < cache->n_sealed && cache->page_sets[evicted].first + cache->page_sets[evicted].count <= cache->extent.first)
         evicted++;
-    recycle_page_sets(cache->page_sets, cache->n_page_sets, evicted);
-    cache->n_sealed -= evicted;
+    if (evicted) pool_drop_page_sets(cache, 0, evicted);
 }

@@ -22,6 +22,7 @@
  *     seal_ahead          pages encoded by a worker before the step that seals them
  *     cache               the steps, and the accounting
  *     fill                a cache of random tokens, through the steps
+ *     fork                a cache cut short, and one more of the same sequence
  *
  * A page is 64 consecutive tokens of one layer, KV head and side (keys or values), in the layout of a codec. A page set is the pages
  * of the same 64 tokens for all layers, KV heads and sides, with those of an index where the method has one beside the keys.
@@ -43,12 +44,29 @@ struct page_place {
     size_t offset;   /* bytes of the pages of all layers and heads before it, per page set, those of an index included */
 };
 
-/* A page set of sealed tokens. They are allocated in chunks,
- *     [layers][Hk]{key pages [n], value pages [n], index pages [n]}   of n page sets
- * so that pages which are read one after another lie one after another (the kernels prefetch on that). */
+/* Memory of n page sets,
+ *     [layers][Hk]{key pages [n], value pages [n], index pages [n]}
+ * so that pages which are read one after another lie one after another (the kernels prefetch on that). Caches that were forked from
+ * one another hold the same page sets; a chunk is released when nobody holds any of its own. */
+struct page_chunk {
+    struct page_chunk *next; /* of the pool's */
+    uint8_t *memory;
+    uint32_t sets;     /* n */
+    uint32_t held;     /* page sets that at least one cache holds */
+    uint32_t *holders; /* [n] caches that hold them */
+};
+
+/* The chunks of a cache and of those that were forked from it, directly or not: their pages are alike in size and meaning. */
+struct page_pool {
+    size_t caches;
+    struct page_chunk *chunks;
+};
+
+/* A page set of sealed tokens, as one cache knows it. Nobody writes the pages of one that several caches hold. */
 struct page_set {
-    uint8_t *chunk;
-    uint32_t chunk_sets, index; /* page sets of the chunk, and which of them this is; the one with index 0 owns the chunk */
+    uint8_t *chunk; /* owner->memory */
+    struct page_chunk *owner;
+    uint32_t chunk_sets, index; /* page sets of the chunk, and which of them this is */
     uint64_t first;             /* token of slot 0 */
     uint32_t count;             /* slots that hold tokens, the first ones */
     bool generated;             /* tokens that were generated, not a prompt's */
@@ -111,9 +129,10 @@ struct cache {
     size_t fit_floats;
 
     struct extent extent;
-    uint64_t prompt_end;        /* the last prompt ended before this token; pages from here on are generated */
-    struct page_set *page_sets; /* [n_page_sets]: [0, n_sealed) in order of their tokens, the rest free */
-    size_t n_page_sets, n_sealed;
+    uint64_t prompt_end; /* the last prompt ended before this token; pages from here on are generated */
+    struct page_pool *pool;
+    struct page_set *page_sets; /* [n_page_sets]: [0, n_sealed) in order of their tokens, the rest free and nobody else's */
+    size_t n_page_sets, n_sealed, page_set_capacity;
     uint8_t **window_sets; /* [n_window_sets] of [layers][Hk]{key page, value page}, used from 0 on */
     size_t n_window_sets;
     uint16_t *exact;     /* exact rows, [layers][Hk][keys, values][parameters.exact][hd] */

@@ -1,0 +1,17 @@
+/* A cache cut short, and a second one of the same sequence. Sealed pages never change, so a cut drops whole pages and reads of one no more
+ * than its first tokens, and caches of one sequence hold the same pages. */
+#ifndef TERSE_BACKEND_CPU_KV_FORK_H
+#define TERSE_BACKEND_CPU_KV_FORK_H
+
+#include "backend/cpu/kv/cache.h"
+
+/* Forgets the tokens from the n-th on, between steps. What was learned of the sequence stays as long as a sealed page does.
+ * TERSE_E_ARGUMENT where n is above the length; TERSE_E_UNSUPPORTED where a token before n was evicted, or where anchors of tokens before n
+ * would be fewer in one head than in another. Both leave the cache as it is. */
+enum terse_status cache_truncate(struct cache *cache, uint64_t n, struct terse_error *error);
+
+/* A second cache of the same sequence, between steps: it holds the same sealed pages, and copies of what else there is. One thread at a
+ * time works on caches that were forked from one another. */
+enum terse_status cache_fork(const struct cache *cache, struct cache **copy, struct terse_error *error);
+
+#endif

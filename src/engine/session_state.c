@@ -1,0 +1,68 @@
+/* A session as a whole: cut short, and made into two. Owns what that means for tokens, sampler and logits; the backend knows what it means for
+ * the cache. */
+#include "engine/session.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- Truncating */
+
+struct truncation {
+    struct terse_session *session;
+    uint64_t n;
+};
+
+static enum terse_status truncate_cache(void *user, struct terse_error *error) {
+    const struct truncation *t = user;
+    return kv_of(t->session)->truncate(t->session->cache, t->n, error);
+}
+
+enum terse_status terse_session_truncate(struct terse_session *s, uint64_t n, struct terse_error *error) {
+    if (n < s->n_tokens && s->json.schema)
+        return status_fail(error, TERSE_E_UNSUPPORTED,
+                           "a session that requires JSON cannot be cut: call terse_session_allow_any_text before");
+    enum terse_status status = engine_run(s->engine, truncate_cache, &(struct truncation){s, n}, error);
+    if (status || n == s->n_tokens) return status;
+    s->n_tokens = (size_t)n;
+    s->has_logits = false;
+    session_remember_tokens(s);
+    return TERSE_OK;
+}
+
+/* ---- Forking */
+
+struct forking {
+    const struct terse_session *from;
+    struct terse_session *to;
+};
+
+static enum terse_status fork_cache(void *user, struct terse_error *error) {
+    const struct forking *f = user;
+    return kv_of(f->from)->fork(f->from->cache, &f->to->cache, error);
+}
+
+enum terse_status terse_session_fork(const struct terse_session *session, struct terse_session **copy, struct terse_error *error) {
+    *copy = NULL;
+    struct terse_session *s = calloc(1, sizeof *s);
+    if (!s) return status_no_memory(error, sizeof *s, "a session");
+    s->engine = session->engine;
+    s->options = session->options;
+    s->method = session->method;
+    enum terse_status status = engine_run(s->engine, fork_cache, &(struct forking){session, s}, error);
+    if (!status) status = sampler_fork(&session->sampler, &s->sampler, error);
+    if (!status) status = session_make_logits(s, error);
+    if (!status) status = session_reserve_tokens(s, session->n_tokens, error);
+    if (status) {
+        terse_session_free(s);
+        return status;
+    }
+    if (session->has_logits) memcpy(s->logits, session->logits, model_of(s)->vocabulary * sizeof *s->logits);
+    s->has_logits = session->has_logits;
+    if (session->n_tokens) memcpy(s->tokens, session->tokens, session->n_tokens * sizeof *s->tokens);
+    s->n_tokens = session->n_tokens;
+    s->json = json_constraint_fork(&session->json);
+    if (s->json.schema) s->sampler.json = &s->json;
+    *copy = s;
+    return TERSE_OK;
+}
