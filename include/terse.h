@@ -323,6 +323,19 @@ TERSE_API enum terse_status terse_session_truncate(struct terse_session *session
 TERSE_API enum terse_status terse_session_fork(const struct terse_session *session, struct terse_session **copy,
                                                struct terse_error *error);
 
+/* Writes the session to a file (docs/state-format.md): its tokens, cache, sampler and logits, beside its place and then there, so that
+ * whatever happens the old file or the new one is there, whole; PATH.part, which a process that is killed leaves behind, is used again. A
+ * session that requires JSON is TERSE_E_UNSUPPORTED. */
+TERSE_API enum terse_status terse_session_save(const struct terse_session *session, const char *path, struct terse_error *error);
+
+/* A new session that goes on where the saved one was: same tokens, same logits, same random numbers. Nothing is computed again. Sealed pages
+ * are read where they lie in the file, which is mapped and must not change while the session or a fork of it lives; to save over it is no
+ * change, since that makes another file. `options` as of terse_session_new: method, options of the cache and codebook must be those of the
+ * saved session, context and prefill may differ. TERSE_E_ARGUMENT where the file is of another model, method or codebook, TERSE_E_FORMAT where
+ * it is damaged, TERSE_E_UNSUPPORTED where it is of another version, TERSE_E_CONTEXT where it holds more tokens than the context. */
+TERSE_API enum terse_status terse_session_load(struct terse_engine *engine, const struct terse_session_options *options,
+                                               const char *path, struct terse_session **session, struct terse_error *error);
+
 /* Receives logits[vocabulary] (natural-log units, not normalised) of the i-th token of the call; valid during the call. The same call
  * on the same machine gives the same bits; calls that cut a text otherwise, or ask for other rows of it, agree to within rounding: the
  * GEMM library sums in an order that depends on the number of rows. */

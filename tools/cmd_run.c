@@ -15,8 +15,9 @@
 
 struct run {
     struct setup setup;
-    const char *file, *prompt, *chat_template;
-    char *text; /* of the file, or NULL */
+    const char *file, *prompt, *chat_template, *state, *save_state;
+    bool sampling_given; /* by any option: else a saved session goes on sampling as it did */
+    char *text;          /* of the file, or NULL */
     size_t n_text;
     bool chat, conversation;
     int64_t n_predict, top_k, repeat_last, seed;
@@ -133,8 +134,10 @@ static void print_summary(const struct run *run) {
 
 static int run_completion(struct run *run) {
     char *input;
+    unsigned begins = terse_session_length(run->session) ? 0 : TERSE_TOKENIZE_ADD_SPECIAL;
     int status = join_input(run, run->prompt, &input);
-    if (status == EXIT_OK) status = read_text(run, input, strlen(input), TERSE_TOKENIZE_ADD_SPECIAL | TERSE_TOKENIZE_PARSE_SPECIAL);
+    if (status == EXIT_OK && (run->file || run->prompt))
+        status = read_text(run, input, strlen(input), begins | TERSE_TOKENIZE_PARSE_SPECIAL);
     if (status == EXIT_OK) status = generate(run);
     free(input);
     return status;
@@ -219,8 +222,10 @@ static int run_conversation(struct run *run) {
 static int check_options(const struct run *run) {
     if (run->chat && run->conversation) return complain("--chat (one question) and -cnv (a conversation) exclude each other");
     if (run->chat_template && !run->chat && !run->conversation) return complain("--chat-template is for --chat and -cnv");
-    if (!run->conversation && !run->file && !run->prompt)
+    if (!run->conversation && !run->file && !run->prompt && (!run->state || run->chat))
         return complain("nothing to read: give -p TEXT, -f FILE or both, or -cnv to chat");
+    if (run->state && run->file && (run->chat || run->conversation))
+        return complain("-f goes before the first message of a chat, which --state has read already: give the text with -p");
     int status = setup_check_codebook(&run->setup);
     return status == EXIT_OK && run->prompt ? text_check("the text of -p", run->prompt, strlen(run->prompt)) : status;
 }
@@ -233,6 +238,9 @@ static enum options_result parse(struct run *run, int argc, char **argv) {
         {"-cnv, --conversation", NULL, OPTION_FLAG, &run->conversation, 0, 0,
          "chat, one line a message; -f goes before the first; /exit leaves"},
         {"--chat-template", "NAME", OPTION_TEXT, &run->chat_template, 0, 0, "the chat format, when the model's own is not known"},
+        {"--state", "FILE", OPTION_TEXT, &run->state, 0, 0,
+         "go on where a saved session was; -f and -p are read behind it, and may be missing"},
+        {"--save-state", "FILE", OPTION_TEXT, &run->save_state, 0, 0, "save the session at the end, to go on with --state"},
         {"-n, --predict", "N", OPTION_INTEGER, &run->n_predict, -1, INT32_MAX, "tokens to write at most; -1: until the end"},
         {"-c, --ctx-size", "N", OPTION_INTEGER, &run->setup.context, 0, UINT32_MAX, "context in tokens; 0: the model's"},
         {"--kv", "METHOD", OPTION_TEXT, &run->setup.method, 0, 0, run->setup.method_help},
@@ -263,6 +271,16 @@ static enum options_result parse(struct run *run, int argc, char **argv) {
     return options_parse(&set, argc, argv);
 }
 
+/* A session of these options: a new one, or the saved one. */
+static enum terse_status open_session(struct run *run, const struct terse_session_options *options,
+                                      const struct terse_sampling *sampling, struct terse_error *error) {
+    enum terse_status status = run->state ? terse_session_load(run->setup.engine, options, run->state, &run->session, error)
+                                          : terse_session_new(run->setup.engine, options, &run->session, error);
+    if (!status && (!run->state || run->sampling_given)) status = terse_session_set_sampling(run->session, sampling, error);
+    run->replied = run->state && run->session && terse_session_length(run->session);
+    return status;
+}
+
 static int start(struct run *run) {
     struct terse_error error;
     struct terse_session_options options;
@@ -286,11 +304,27 @@ static int start(struct run *run) {
     if (status != EXIT_OK) return status;
     options = setup_session_options(&run->setup);
     if ((status = codebooks_provide(&run->setup, &options)) != EXIT_OK) return status;
-    if (terse_session_new(run->setup.engine, &options, &run->session, &error) != TERSE_OK ||
-        terse_session_set_sampling(run->session, &sampling, &error) != TERSE_OK ||
+    if (open_session(run, &options, &sampling, &error) != TERSE_OK ||
         terse_detokenizer_new(run->setup.model, false, &run->detokenizer, &error) != TERSE_OK)
         return complain_error(&error);
     return EXIT_OK;
+}
+
+static bool names_sampling(const char *argument) {
+    static const char *const names[] = {"--temp",
+                                        "--top-k",
+                                        "--typical",
+                                        "--top-p",
+                                        "--min-p",
+                                        "--repeat-penalty",
+                                        "--presence-penalty",
+                                        "--frequency-penalty",
+                                        "--repeat-last-n",
+                                        "-s",
+                                        "--seed"};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
+        if (strcmp(argument, names[i]) == 0) return true;
+    return false;
 }
 
 int cmd_run(int argc, char **argv) {
@@ -306,13 +340,17 @@ int cmd_run(int argc, char **argv) {
                       .seed = (int64_t)sampling.seed};
     setup_init(&run.setup);
     run.setup.method = DEFAULT_METHOD;
+    for (int i = 1; i < argc; i++) run.sampling_given |= names_sampling(argv[i]);
     enum options_result parsed = parse(&run, argc, argv);
     if (parsed != OPTIONS_GO) return parsed == OPTIONS_HELP ? EXIT_OK : EXIT_FAILED;
     int status = check_options(&run);
     if (status == EXIT_OK) status = start(&run);
     if (status == EXIT_OK) {
-        status = run.conversation ? run_conversation(&run) : run.chat ? first_turn(&run, run.prompt) : run_completion(&run);
+        status = run.conversation ? run_conversation(&run) : run.chat ? one_turn(&run, run.prompt) : run_completion(&run);
         if (status != EXIT_FAILED) print_summary(&run);
+        struct terse_error error;
+        if (status != EXIT_FAILED && run.save_state && terse_session_save(run.session, run.save_state, &error) != TERSE_OK)
+            status = complain_error(&error);
     }
     terse_detokenizer_free(run.detokenizer);
     terse_session_free(run.session);

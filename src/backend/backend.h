@@ -14,6 +14,7 @@
 
 #include "kv/plan.h"
 #include "kv/shape.h"
+#include "kv/state_file.h"
 #include "model/model.h"
 
 struct executor; /* a model on a backend: weights in its form, activations, threads; made by executor_ops.load */
@@ -76,6 +77,12 @@ struct kv_ops {
                                 struct terse_error *error);
     enum terse_status (*end_layer)(struct cache *cache, struct terse_error *error);
     enum terse_status (*commit)(struct cache *cache, struct terse_error *error);
+
+    /* Between steps: the sections of a saved state from STATE_CACHE on, the same bytes on all backends; failures are the writer's. And from
+     * them into a new cache of the same shape, method and codebook, which becomes an owner of the file where it leaves pages in it; after a
+     * failure the cache is to be destroyed. */
+    void (*save)(const struct cache *cache, struct state_writer *writer);
+    enum terse_status (*load)(struct cache *cache, struct state_file *file, struct terse_error *error);
 
     void (*report)(const struct cache *cache, struct terse_cache_report *report); /* what is allocated now */
     void (*counters)(struct cache *cache, struct cache_counters *counters, bool clear);

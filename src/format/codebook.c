@@ -1,6 +1,7 @@
 /* What the codecs of a method have learned about a model: checks parameters, keeps them and the backends' forms of them. The file is
  * codebook_file.c's business. */
 #include "base/half.h"
+#include "base/hash.h"
 #include "base/memory.h"
 #include "base/text.h"
 #include "format/codebook_private.h"
@@ -220,6 +221,24 @@ void codebook_parameters(const struct terse_codebook *codebook, enum codec_side 
         for (size_t i = 0; i < n; i++) floats[i] = half_to_float(halves[i]);
         floats += n;
     }
+}
+
+uint64_t codebook_hash(const struct terse_codebook *codebook) {
+    const struct codebook_info *info = &codebook->info;
+    XXH64_state_t hash;
+    XXH64_reset(&hash, 0);
+    XXH64_update(&hash, info->method, strlen(info->method));
+    for (int side = CODEC_KEYS; side <= CODEC_VALUES; side++) {
+        struct coding coding = codebook_coding(info, (enum codec_side)side);
+        const uint32_t shape[] = {coding.width, coding.bits, info->shared, info->layers, info->kv_heads, info->head_dim};
+        XXH64_update(&hash, shape, sizeof shape);
+        if (coding.codec) XXH64_update(&hash, coding.codec->name, strlen(coding.codec->name));
+        for (int part = CODEBOOK_CENTROIDS; part <= CODEBOOK_NORMALIZATION; part++) {
+            size_t n = codebook_part_floats(info, (enum codec_side)side, (enum codebook_part)part);
+            if (n) XXH64_update(&hash, codebook->halves[side][part], codebook->sets * n * sizeof(uint16_t));
+        }
+    }
+    return XXH64_digest(&hash);
 }
 
 /* ---- Backends' forms: what changes of a codebook that is else immutable. It was never made const. */

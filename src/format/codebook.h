@@ -75,6 +75,9 @@ const uint16_t *codebook_halves(const struct terse_codebook *codebook, enum code
 /* Both parts of a set as floats[codec_parameters]. */
 void codebook_parameters(const struct terse_codebook *codebook, enum codec_side side, size_t set, float *floats);
 
+/* Tells codebooks apart: of the method, the shape and every parameter. */
+uint64_t codebook_hash(const struct terse_codebook *codebook);
+
 /* What a backend makes of a codebook's parameters: tables in the order that its kernels read. It is made when the backend first uses the
  * codebook, shared by all that use it, kept with the codebook and freed with it. */
 struct codebook_form_ops {

@@ -4,6 +4,7 @@
 #include "backend/cpu/executor.h"
 #include "backend/cpu/kv/fill.h"
 #include "backend/cpu/kv/fork.h"
+#include "backend/cpu/kv/saved.h"
 
 static enum terse_status supports(const struct cache_shape *shape, const struct method *method, struct terse_error *error) {
     return method_check(method, shape->head_dim, shape->query_heads / shape->kv_heads, error);
@@ -17,6 +18,8 @@ static const struct kv_ops kv_ops = {.supports = supports,
                                      .length = cache_length,
                                      .truncate = cache_truncate,
                                      .fork = cache_fork,
+                                     .save = cache_save,
+                                     .load = cache_load,
                                      .begin = cache_begin,
                                      .append = cache_append,
                                      .queries_to_observe = cache_queries_to_observe,

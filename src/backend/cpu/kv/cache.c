@@ -115,10 +115,10 @@ static enum terse_status allocate(struct cache *cache, const struct sizes *sizes
     enum terse_status status = rotary_init(&cache->rotary, cache->shape.rope, error);
     if (status || (status = pool_new(cache, error))) return status;
     if ((status = pool_set_places(cache, error))) return status;
-    if (!(cache->exact = memory_array(sizes->exact, 1))) return status_no_memory(error, sizes->exact, "the KV cache's exact rows");
+    if (!(cache->exact = memory_zeros(sizes->exact, 1))) return status_no_memory(error, sizes->exact, "the KV cache's exact rows");
     if (sizes->fitted && !(cache->fitted = memory_zeros(sizes->fitted, 1)))
         return status_no_memory(error, sizes->fitted, "what the KV cache learns");
-    if (sizes->logits && !(cache->exact_logits = memory_array(sizes->logits, 1)))
+    if (sizes->logits && !(cache->exact_logits = memory_zeros(sizes->logits, 1)))
         return status_no_memory(error, sizes->logits, "the KV cache's logits");
     return TERSE_OK;
 }

@@ -78,16 +78,26 @@ uint64_t page_bytes_of_layer(const struct cache *cache, uint32_t layer) {
 
 /* ---- Chunks */
 
-static struct page_chunk *chunk_new(size_t sets, size_t page_set_bytes) {
+static void release(struct page_chunk *chunk) {
+    if (chunk->file)
+        state_file_close(chunk->file);
+    else
+        memory_free(chunk->memory);
+    memory_free(chunk->holders);
+    free(chunk);
+}
+
+/* `file`: in which the pages lie already, at `memory`; or NULL. */
+static struct page_chunk *chunk_new(size_t sets, size_t page_set_bytes, struct state_file *file, const uint8_t *memory) {
     struct page_chunk *chunk = calloc(1, sizeof *chunk);
     if (!chunk) return NULL;
-    chunk->memory = memory_array(sets, page_set_bytes);
+    if (file) state_file_share(file);
+    chunk->file = file;
+    chunk->memory = file ? (uint8_t *)memory : memory_array(sets, page_set_bytes); /* of a file nobody writes them: is_writable */
     chunk->holders = memory_zeros(sets, sizeof *chunk->holders);
     chunk->sets = (uint32_t)sets;
     if (chunk->memory && chunk->holders && sets <= UINT32_MAX) return chunk;
-    memory_free(chunk->memory);
-    memory_free(chunk->holders);
-    free(chunk);
+    release(chunk);
     return NULL;
 }
 
@@ -95,9 +105,7 @@ static void chunk_free(struct page_pool *pool, struct page_chunk *chunk) {
     struct page_chunk **link = &pool->chunks;
     while (*link != chunk) link = &(*link)->next;
     *link = chunk->next;
-    memory_free(chunk->memory);
-    memory_free(chunk->holders);
-    free(chunk);
+    release(chunk);
 }
 
 static struct page_set hold(struct page_chunk *chunk, uint32_t index) {
@@ -113,16 +121,24 @@ static void let_go(struct page_pool *pool, const struct page_set *set) {
 
 static bool is_shared(const struct page_set *set) { return set->owner->holders[set->index] > 1; }
 
-/* Page sets of the pool that nobody holds. */
+static bool is_writable(const struct page_set *set) { return !is_shared(set) && !set->owner->file; }
+
+static void add_chunk(struct page_pool *pool, struct page_chunk *chunk) {
+    chunk->next = pool->chunks;
+    pool->chunks = chunk;
+}
+
+/* Page sets of the pool that nobody holds and that can be written. */
 static size_t count_unheld(const struct page_pool *pool) {
     size_t n = 0;
-    for (const struct page_chunk *chunk = pool->chunks; chunk; chunk = chunk->next) n += chunk->sets - chunk->held;
+    for (const struct page_chunk *chunk = pool->chunks; chunk; chunk = chunk->next)
+        n += chunk->file ? 0 : chunk->sets - chunk->held;
     return n;
 }
 
 /* Appends up to n of them to the cache's. */
 static void hold_unheld(struct cache *cache, struct page_chunk *chunk, size_t n) {
-    for (uint32_t i = 0; n && i < chunk->sets; i++) {
+    for (uint32_t i = 0; n && !chunk->file && i < chunk->sets; i++) {
         if (chunk->holders[i]) continue;
         cache->page_sets[cache->n_page_sets++] = hold(chunk, i);
         n--;
@@ -149,17 +165,14 @@ enum terse_status pool_reserve_page_sets(struct cache *cache, size_t n, struct t
     size_t wanted = n - cache->n_page_sets, found = smaller(wanted, count_unheld(pool)), more = wanted - found;
     size_t ahead = smaller(cache->n_page_sets / GROWTH, GROWTH_MOST);
     if (more && more < ahead) more = ahead;
-    struct page_chunk *made = more ? chunk_new(more, cache->page_set_bytes) : NULL;
+    struct page_chunk *made = more ? chunk_new(more, cache->page_set_bytes, NULL, NULL) : NULL;
     if (more && !made) return status_no_memory(error, (uint64_t)more * cache->page_set_bytes, "the KV cache");
     enum terse_status status = reserve_table(cache, cache->n_page_sets + found + more, error);
-    if (made) {
-        made->next = pool->chunks;
-        pool->chunks = made;
-    }
     if (status) {
-        if (made) chunk_free(pool, made);
+        if (made) release(made);
         return status;
     }
+    if (made) add_chunk(pool, made);
     for (struct page_chunk *chunk = made ? made->next : pool->chunks; chunk; chunk = chunk->next) {
         size_t before = cache->n_page_sets;
         hold_unheld(cache, chunk, found);
@@ -188,10 +201,10 @@ void pool_drop_page_sets(struct cache *cache, size_t first, size_t n) {
     }
     size_t at = (size_t)(sets - cache->page_sets), kept = at;
     for (size_t i = at; i < cache->n_page_sets; i++) {
-        if (is_shared(&cache->page_sets[i]))
-            let_go(cache->pool, &cache->page_sets[i]);
-        else
+        if (is_writable(&cache->page_sets[i]))
             cache->page_sets[kept++] = cache->page_sets[i];
+        else
+            let_go(cache->pool, &cache->page_sets[i]);
     }
     cache->n_page_sets = kept;
     cache->n_sealed -= n;
@@ -208,6 +221,18 @@ enum terse_status pool_share_page_sets(struct cache *cache, const struct cache *
         hold(from->page_sets[i].owner, from->page_sets[i].index);
     }
     cache->n_page_sets = cache->n_sealed = from->n_sealed;
+    return TERSE_OK;
+}
+
+enum terse_status pool_map_page_sets(struct cache *cache, struct state_file *file, const uint8_t *memory, size_t n,
+                                     struct terse_error *error) {
+    enum terse_status status = n ? reserve_table(cache, n, error) : TERSE_OK;
+    if (status || !n) return status;
+    struct page_chunk *chunk = chunk_new(n, cache->page_set_bytes, file, memory);
+    if (!chunk) return status_no_memory(error, n * sizeof *chunk->holders, "the KV cache's pages");
+    add_chunk(cache->pool, chunk);
+    for (uint32_t i = 0; i < n; i++) cache->page_sets[i] = hold(chunk, i);
+    cache->n_page_sets = cache->n_sealed = n;
     return TERSE_OK;
 }
 

@@ -27,6 +27,9 @@ enum terse_status pool_reserve_page_sets(struct cache *cache, size_t n, struct t
 void pool_drop_page_sets(struct cache *cache, size_t first, size_t n);
 /* A cache without page sets holds the sealed ones of `from` and belongs to its pool. */
 enum terse_status pool_share_page_sets(struct cache *cache, const struct cache *from, struct terse_error *error);
+/* A cache without page sets holds `n` whose pages lie in a file, `memory` being laid out as a chunk is. Their pages stay there. */
+enum terse_status pool_map_page_sets(struct cache *cache, struct state_file *file, const uint8_t *memory, size_t n,
+                                     struct terse_error *error);
 enum terse_status pool_reserve_window(struct cache *cache, size_t n, struct terse_error *error);
 /* Of the page sets that the cache holds, those that others hold too. */
 size_t pool_shared_page_sets(const struct cache *cache);

@@ -23,6 +23,7 @@
  *     cache               the steps, and the accounting
  *     fill                a cache of random tokens, through the steps
  *     fork                a cache cut short, and one more of the same sequence
+ *     saved               a cache written to a file and read from it
  *
  * A page is 64 consecutive tokens of one layer, KV head and side (keys or values), in the layout of a codec. A page set is the pages
  * of the same 64 tokens for all layers, KV heads and sides, with those of an index where the method has one beside the keys.
@@ -35,6 +36,7 @@
 #include "backend/cpu/kv/rotary.h"
 #include "kv/plan.h"
 #include "kv/shape.h"
+#include "kv/state_file.h"
 
 #define NO_LAYER UINT32_MAX
 
@@ -51,9 +53,10 @@ struct page_place {
 struct page_chunk {
     struct page_chunk *next; /* of the pool's */
     uint8_t *memory;
-    uint32_t sets;     /* n */
-    uint32_t held;     /* page sets that at least one cache holds */
-    uint32_t *holders; /* [n] caches that hold them */
+    uint32_t sets;           /* n */
+    uint32_t held;           /* page sets that at least one cache holds */
+    uint32_t *holders;       /* [n] caches that hold them */
+    struct state_file *file; /* a part of which `memory` is, never to be written; NULL: it is memory of its own */
 };
 
 /* The chunks of a cache and of those that were forked from it, directly or not: their pages are alike in size and meaning. */

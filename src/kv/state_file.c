@@ -1,0 +1,372 @@
+/* Header, sections and checksums of a saved state; writing it beside its place. */
+#include "kv/state_file.h"
+
+#include "base/hash.h"
+#include "base/mapped_file.h"
+#include "base/memory.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static const char magic[8] = "TERSEKV\n";
+
+/* As they lie in the file, little-endian. */
+struct header {
+    char magic[8];
+    uint32_t version, sections;
+    uint64_t size; /* of the file */
+    uint64_t model, codebook;
+    uint64_t zeros[2];
+    uint64_t checksum; /* of header and table, with zeros here */
+};
+
+struct entry {
+    uint32_t section, zero;
+    uint64_t offset, bytes;
+    uint64_t checksum; /* of all from `offset` to the next section's, or to the file's end */
+};
+
+struct head {
+    struct header header;
+    struct entry table[STATE_SECTIONS];
+};
+_Static_assert(sizeof(struct header) == 64 && sizeof(struct entry) == 32 && sizeof(struct head) == 64 + 32 * STATE_SECTIONS,
+               "as docs/state-format.md has it");
+#define FIRST_OFFSET ((sizeof(struct head) + STATE_ALIGN - 1) / STATE_ALIGN * STATE_ALIGN)
+
+static const char *const names[STATE_SECTIONS] = {[STATE_METHOD] = "method",         [STATE_SAMPLER] = "sampler",
+                                                  [STATE_TOKENS] = "tokens",         [STATE_LOGITS] = "logits",
+                                                  [STATE_CACHE] = "cache",           [STATE_PAGE_SETS] = "page sets",
+                                                  [STATE_EXACT] = "exact rows",      [STATE_EXACT_LOGITS] = "logits of exact rows",
+                                                  [STATE_FITTED] = "fitted numbers", [STATE_ANCHORS] = "anchors",
+                                                  [STATE_WINDOW] = "window",         [STATE_PAGES] = "pages"};
+
+/* ---- Writing ------------------------------------------------------------------------------------------------------------ */
+
+#define BUFFER ((size_t)1 << 20)
+
+struct state_writer {
+    const char *path;
+    char *part; /* the path's neighbour */
+    int descriptor;
+    int failed; /* errno of the first failure, or 0 */
+    uint64_t size;
+    enum state_section section;
+    bool begun;
+    struct entry table[STATE_SECTIONS];
+    XXH3_state_t hash; /* of the section */
+    size_t buffered;
+    uint8_t *buffer; /* [BUFFER] */
+};
+
+static enum terse_status refuse_write(const char *path, int reason, struct terse_error *error) {
+    const char *advice = reason == EWOULDBLOCK ? ": another process is writing it" : ": free some space or choose another folder";
+    return status_fail(error, TERSE_E_IO, "%s: cannot be written: %s%s", path,
+                       reason == EWOULDBLOCK ? "it is locked" : strerror(reason), advice);
+}
+
+/* The part file, ours alone. One that a process which was killed has left is used again. */
+static int open_part(const char *part) {
+    for (;;) {
+        struct stat own, there;
+        int descriptor = open(part, O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
+        if (descriptor < 0) return -1;
+        if (!flock(descriptor, LOCK_EX | LOCK_NB) && !fstat(descriptor, &own)) {
+            bool same = !stat(part, &there) && own.st_ino == there.st_ino && own.st_dev == there.st_dev;
+            if (same && !ftruncate(descriptor, 0)) return descriptor;
+            if (!same) { /* it was put in its place since */
+                close(descriptor);
+                continue;
+            }
+        }
+        int reason = errno;
+        close(descriptor);
+        errno = reason;
+        return -1;
+    }
+}
+
+static void writer_free(struct state_writer *writer) {
+    if (!writer) return;
+    if (writer->descriptor >= 0) close(writer->descriptor);
+    memory_free(writer->part);
+    memory_free(writer->buffer);
+    memory_free(writer);
+}
+
+enum terse_status state_writer_new(const char *path, struct state_writer **writer, struct terse_error *error) {
+    size_t part_bytes = strlen(path) + sizeof ".part";
+    *writer = NULL;
+    struct state_writer *w = memory_zeros(1, sizeof *w);
+    if (!w) return status_no_memory(error, sizeof *w, "saving the session");
+    w->descriptor = -1;
+    w->path = path;
+    w->part = memory_array(part_bytes, 1);
+    w->buffer = memory_array(BUFFER, 1);
+    if (!w->part || !w->buffer) {
+        writer_free(w);
+        return status_no_memory(error, BUFFER, "saving the session");
+    }
+    snprintf(w->part, part_bytes, "%s.part", path);
+    if ((w->descriptor = open_part(w->part)) < 0) {
+        int reason = errno;
+        writer_free(w);
+        return refuse_write(path, reason, error);
+    }
+    *writer = w;
+    w->size = FIRST_OFFSET; /* the head comes last: before, this is no state */
+    if (lseek(w->descriptor, (off_t)FIRST_OFFSET, SEEK_SET) < 0) w->failed = errno;
+    return TERSE_OK;
+}
+
+static void write_all(struct state_writer *w, const uint8_t *data, size_t bytes) {
+    while (bytes && !w->failed) {
+        ssize_t n = write(w->descriptor, data, bytes);
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0) {
+            w->failed = n < 0 ? errno : EIO;
+            return;
+        }
+        data += n;
+        bytes -= (size_t)n;
+    }
+}
+
+static void flush(struct state_writer *w) {
+    XXH3_64bits_update(&w->hash, w->buffer, w->buffered);
+    write_all(w, w->buffer, w->buffered);
+    w->buffered = 0;
+}
+
+static void put_bytes(struct state_writer *w, const void *data, size_t bytes) {
+    const uint8_t *from = data;
+    w->size += bytes;
+    while (bytes) {
+        size_t n = bytes < BUFFER - w->buffered ? bytes : BUFFER - w->buffered;
+        if (from) {
+            memcpy(w->buffer + w->buffered, from, n);
+            from += n;
+        } else {
+            memset(w->buffer + w->buffered, 0, n);
+        }
+        w->buffered += n;
+        bytes -= n;
+        if (w->buffered == BUFFER) flush(w);
+    }
+}
+
+/* Pads to where the next section, or the file's end, is. */
+static void end_section(struct state_writer *w, size_t align) {
+    put_bytes(w, NULL, memory_round_up(w->size, align) - w->size);
+    flush(w);
+    if (w->begun) w->table[w->section].checksum = XXH3_64bits_digest(&w->hash);
+}
+
+void state_writer_begin(struct state_writer *w, enum state_section section) {
+    end_section(w, section == STATE_PAGES ? STATE_PAGES_ALIGN : STATE_ALIGN);
+    XXH3_64bits_reset(&w->hash);
+    w->begun = true;
+    w->section = section;
+    w->table[section] = (struct entry){.section = (uint32_t)section, .offset = w->size};
+}
+
+void state_writer_put(struct state_writer *w, const void *data, size_t bytes) {
+    w->table[w->section].bytes += bytes;
+    if (bytes) put_bytes(w, data, bytes);
+}
+
+static void write_head(struct state_writer *w, const struct state_identity *identity) {
+    struct head head = {.header = {.version = STATE_VERSION,
+                                   .sections = STATE_SECTIONS,
+                                   .size = w->size,
+                                   .model = identity->model,
+                                   .codebook = identity->codebook}};
+    memcpy(head.header.magic, magic, sizeof magic);
+    memcpy(head.table, w->table, sizeof head.table);
+    head.header.checksum = XXH3_64bits(&head, sizeof head);
+    if (!w->failed && pwrite(w->descriptor, &head, sizeof head, 0) != (ssize_t)sizeof head) w->failed = errno ? errno : EIO;
+}
+
+/* So that the new name is on the disk too. */
+static int sync_folder(const char *path, char *scratch) {
+    const char *slash = strrchr(path, '/');
+    size_t n = slash ? (size_t)(slash - path) + 1 : 0;
+    memcpy(scratch, path, n);
+    memcpy(scratch + n, ".", 2);
+    int folder = open(scratch, O_RDONLY | O_DIRECTORY | O_CLOEXEC), failed = 0;
+    if (folder < 0) return errno;
+    if (fsync(folder) && errno != EINVAL) failed = errno; /* not every file system can */
+    close(folder);
+    return failed;
+}
+
+enum terse_status state_writer_finish(struct state_writer *w, const struct state_identity *identity, struct terse_error *error) {
+    enum terse_status status = TERSE_OK;
+    errno = 0;
+    end_section(w, STATE_ALIGN);
+    write_head(w, identity);
+    if (!w->failed && fsync(w->descriptor)) w->failed = errno;
+    if (!w->failed && rename(w->part, w->path)) w->failed = errno;
+    if (w->failed) {
+        status = refuse_write(w->path, w->failed, error);
+        unlink(w->part);
+    } else {
+        sync_folder(w->path, w->part); /* the file is in its place whatever this says */
+    }
+    writer_free(w);
+    return status;
+}
+
+/* ---- Reading ------------------------------------------------------------------------------------------------------------ */
+
+struct state_file {
+    struct mapped_file mapped; /* empty where the bytes are somebody else's */
+    const uint8_t *data;
+    size_t size;
+    char *name;
+    uint32_t others; /* owners beside the first */
+    struct head head;
+};
+
+static enum terse_status refuse_header(const char *what, struct terse_error *error) {
+    return status_fail_at(error, TERSE_E_FORMAT, 0, "damaged: %s: save the session again", what);
+}
+
+static enum terse_status check_header(const struct state_file *f, struct terse_error *error) {
+    const struct header *header = &f->head.header;
+    struct head head = f->head;
+    head.header.checksum = 0;
+    if (header->version != STATE_VERSION)
+        return status_fail(error, TERSE_E_UNSUPPORTED,
+                           "a saved state of version %" PRIu32 ", terse %s reads version %d: save the session again",
+                           header->version, terse_version(), STATE_VERSION);
+    if (XXH3_64bits(&head, sizeof head) != header->checksum) return refuse_header("the checksum of its header is wrong", error);
+    if (header->sections != STATE_SECTIONS) return refuse_header("it has another number of sections", error);
+    if (header->size != f->size)
+        return status_fail(error, TERSE_E_FORMAT,
+                           "incomplete: it has %zu bytes of %" PRIu64 ": copy it again, or save the session again", f->size,
+                           header->size);
+    return TERSE_OK;
+}
+
+/* One section behind another, without gaps but for padding. */
+static enum terse_status check_table(const struct state_file *f, struct terse_error *error) {
+    uint64_t end = sizeof(struct head);
+    for (uint32_t i = 0; i < STATE_SECTIONS; i++) {
+        const struct entry *entry = &f->head.table[i];
+        uint64_t begin = memory_round_up(end, i == STATE_PAGES ? STATE_PAGES_ALIGN : STATE_ALIGN);
+        if (entry->section != i || entry->zero || entry->offset != begin || begin > f->size || entry->bytes > f->size - begin)
+            return refuse_header("its sections do not follow one another", error);
+        end = begin + entry->bytes;
+    }
+    return memory_round_up(end, STATE_ALIGN) == f->size ? TERSE_OK : refuse_header("its sections do not fill it", error);
+}
+
+static uint64_t section_checksum(const struct head *head, const uint8_t *data, size_t size, uint32_t i) {
+    uint64_t end = i + 1 < STATE_SECTIONS ? head->table[i + 1].offset : size;
+    return XXH3_64bits(data + head->table[i].offset, (size_t)(end - head->table[i].offset));
+}
+
+static enum terse_status check_file(struct state_file *f, struct terse_error *error) {
+    if (f->size < sizeof magic || memcmp(f->data, magic, sizeof magic) != 0)
+        return status_fail_at(error, TERSE_E_FORMAT, 0,
+                              "not a saved state (it does not begin with \"TERSEKV\"): give a file that terse_session_save or "
+                              "terse run --save-state wrote");
+    if (f->size < FIRST_OFFSET)
+        return status_fail(error, TERSE_E_FORMAT, "incomplete: it ends after %zu bytes: copy it again, or save the session again",
+                           f->size);
+    memcpy(&f->head, f->data, sizeof f->head);
+    enum terse_status status = check_header(f, error);
+    if (!status) status = check_table(f, error);
+    for (size_t i = sizeof(struct head); !status && i < FIRST_OFFSET; i++)
+        if (f->data[i]) status = refuse_header("bytes behind its header are not zeros", error);
+    for (uint32_t i = 0; !status && i < STATE_SECTIONS; i++)
+        if (section_checksum(&f->head, f->data, f->size, i) != f->head.table[i].checksum)
+            status = status_fail_at(error, TERSE_E_FORMAT, f->head.table[i].offset,
+                                    "damaged: the checksum of its %s is wrong: save the session again", names[i]);
+    return status;
+}
+
+static enum terse_status open_file(struct mapped_file mapped, const void *data, size_t size, const char *name,
+                                   struct state_file **file, struct terse_error *error) {
+    struct state_file *f = memory_zeros(1, sizeof *f);
+    size_t name_bytes = strlen(name) + 1;
+    if (f) f->name = memory_array(name_bytes, 1);
+    if (!f || !f->name) {
+        memory_free(f);
+        mapped_file_close(&mapped);
+        return status_no_memory(error, sizeof *f + name_bytes, "loading a saved state");
+    }
+    memcpy(f->name, name, name_bytes);
+    f->mapped = mapped;
+    f->data = data;
+    f->size = size;
+    enum terse_status status = check_file(f, error);
+    if (status) {
+        status_name_file(error, name);
+        state_file_close(f);
+        return status;
+    }
+    *file = f;
+    return TERSE_OK;
+}
+
+enum terse_status state_file_open(const char *path, struct state_file **file, struct terse_error *error) {
+    struct mapped_file mapped;
+    *file = NULL;
+    enum terse_status status = mapped_file_open(path, &mapped, error);
+    if (status) return status;
+    if (mapped.size) mapped_file_fetch(mapped.data, mapped.size);
+    return open_file(mapped, mapped.data, mapped.size, path, file, error);
+}
+
+enum terse_status state_file_open_memory(const void *data, size_t size, const char *name, struct state_file **file,
+                                         struct terse_error *error) {
+    *file = NULL;
+    return open_file((struct mapped_file){0}, data, size, name, file, error);
+}
+
+void state_file_share(struct state_file *file) { file->others++; }
+
+void state_file_close(struct state_file *file) {
+    if (!file || file->others--) return;
+    mapped_file_close(&file->mapped);
+    memory_free(file->name);
+    memory_free(file);
+}
+
+struct state_identity state_file_identity(const struct state_file *file) {
+    return (struct state_identity){file->head.header.model, file->head.header.codebook};
+}
+
+const void *state_file_section(const struct state_file *file, enum state_section section, size_t *bytes) {
+    *bytes = (size_t)file->head.table[section].bytes;
+    return file->data + file->head.table[section].offset;
+}
+
+enum terse_status state_file_refuse(const struct state_file *file, enum state_section section, const char *what,
+                                    struct terse_error *error) {
+    return status_fail_at(error, TERSE_E_FORMAT, file->head.table[section].offset,
+                          "%s: its %s cannot be: %s: save the session again", file->name, names[section], what);
+}
+
+const char *state_file_name(const struct state_file *file) { return file->name; }
+
+bool state_file_reseal(void *file, size_t size) {
+    struct state_file f = {.data = file, .size = size};
+    if (size < FIRST_OFFSET) return false;
+    memcpy(&f.head, file, sizeof f.head);
+    f.head.header.size = size;
+    if (check_table(&f, NULL)) return false;
+    for (uint32_t i = 0; i < STATE_SECTIONS; i++) f.head.table[i].checksum = section_checksum(&f.head, file, size, i);
+    f.head.header.checksum = 0;
+    f.head.header.checksum = XXH3_64bits(&f.head, sizeof f.head);
+    memcpy(file, &f.head, sizeof f.head);
+    return true;
+}

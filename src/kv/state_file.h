@@ -1,0 +1,79 @@
+/* The file of a saved session: docs/state-format.md. Owns the container: header, sections, checksums, and that a file is whole or not there.
+ * What lies in the sections is the business of sessions (engine/session_file.c) and of caches (kv_ops.save and load), of which all
+ * backends write the same bytes.
+ *
+ * A file is written beside its place and put there when it is on the disk, so that whatever happens the old file or the new one is there. It
+ * is mapped when it is read, and pages of a cache may stay in the mapping. */
+#ifndef TERSE_KV_STATE_FILE_H
+#define TERSE_KV_STATE_FILE_H
+
+#include "base/status.h"
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define STATE_VERSION 1
+#define STATE_ALIGN 64         /* of sections */
+#define STATE_PAGES_ALIGN 4096 /* of the last one */
+
+/* In the order of the file, which has all of them. */
+enum state_section {
+    STATE_METHOD,
+    STATE_SAMPLER,
+    STATE_TOKENS,
+    STATE_LOGITS,
+    STATE_CACHE,
+    STATE_PAGE_SETS,
+    STATE_EXACT,
+    STATE_EXACT_LOGITS,
+    STATE_FITTED,
+    STATE_ANCHORS,
+    STATE_WINDOW,
+    STATE_PAGES,
+    STATE_SECTIONS
+};
+
+/* Whose state it is. */
+struct state_identity {
+    uint64_t model;    /* the model's fingerprint, of its weights */
+    uint64_t codebook; /* codebook_hash; 0: the method needs none */
+};
+
+/* ---- Writing. Failures are kept until the end. */
+
+struct state_writer;
+
+/* `path` outlives the writer. */
+enum terse_status state_writer_new(const char *path, struct state_writer **writer, struct terse_error *error);
+/* Sections come in their order, each once. */
+void state_writer_begin(struct state_writer *writer, enum state_section section);
+void state_writer_put(struct state_writer *writer, const void *data, size_t bytes);
+/* Puts the file in its place and releases the writer. After a failure, of this or of an earlier call, there is what there was before. */
+enum terse_status state_writer_finish(struct state_writer *writer, const struct state_identity *identity,
+                                      struct terse_error *error);
+
+/* ---- Reading */
+
+struct state_file;
+
+/* A whole file of this version, whose checksums agree: then every bit is as it was written. */
+enum terse_status state_file_open(const char *path, struct state_file **file, struct terse_error *error);
+/* The same of size bytes in memory, aligned to STATE_PAGES_ALIGN, which outlive the file and stay as they are. */
+enum terse_status state_file_open_memory(const void *data, size_t size, const char *name, struct state_file **file,
+                                         struct terse_error *error);
+/* One owner more, who closes it too; not thread-safe. */
+void state_file_share(struct state_file *file);
+void state_file_close(struct state_file *file); /* accepts NULL */
+
+struct state_identity state_file_identity(const struct state_file *file);
+/* A section's bytes, aligned to STATE_ALIGN, of which there are *bytes. */
+const void *state_file_section(const struct state_file *file, enum state_section section, size_t *bytes);
+/* TERSE_E_FORMAT for a section that holds what cannot be. */
+enum terse_status state_file_refuse(const struct state_file *file, enum state_section section, const char *what,
+                                    struct terse_error *error);
+/* Its name, for messages. */
+const char *state_file_name(const struct state_file *file);
+/* Makes the checksums of file[size] right, if its header and table can be read: for tests of what lies behind them. */
+bool state_file_reseal(void *file, size_t size);
+
+#endif

@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# terse run --save-state and --state: the text goes on as if it had never stopped; a file that does not fit is refused in a line.
+. "$(dirname "$0")/../support/cli.sh"
+
+works run -p 'The old man went to the' -n 30 -s 7 --kv q4_0
+cp "$work/out" "$work/whole"
+works run -p 'The old man went to the' -n 12 -s 7 --kv q4_0 --save-state "$work/state"
+head -c -1 "$work/out" >"$work/first"
+works run --state "$work/state" -n 18 --kv q4_0
+cat "$work/first" "$work/out" | cmp - "$work/whole" || fail "the text went on differently: $(cat "$work/out")"
+works run --state "$work/state" -n 18 --kv q4_0 --temp 0
+cat "$work/first" "$work/out" | cmp -s - "$work/whole" && fail "--temp 0 has no effect beside --state"
+
+# Text behind it, and saved over itself.
+works run --state "$work/state" -p ' and then' -n 4 --kv q4_0 --save-state "$work/state"
+grep -q '^prompt [1-9]' "$work/err" || fail "-p was not read: $(cat "$work/err")"
+works run --state "$work/state" -n 1 --kv q4_0
+[ ! -e "$work/state.part" ] || fail "a part was left behind"
+
+# A conversation.
+printf 'Hello\n' | "$terse" run -cnv --chat-template chatml -n 5 --temp 0 --kv f16 --save-state "$work/chat" >/dev/null 2>&1 || fail "-cnv cannot be saved"
+works run --chat --chat-template chatml --state "$work/chat" -p 'Who?' -n 5 --temp 0 --kv f16
+
+refuses 'was saved with another cache (q4_0) than this session.s (terse-2)' run --state "$work/state" -n 1
+refuses 'was saved with another model' run -m tests/fixtures/models/llama.gguf --kv q4_0 --state "$work/state" -n 1
+refuses 'cannot be read: No such file' run --state "$work/missing" -n 1
+refuses 'not a saved state' run --state README.md -n 1
+refuses 'do not fit the context' run --state "$work/state" --kv q4_0 -n 1 -c 8
+refuses 'nothing to read' run --state "$work/state" --kv q4_0 --chat -n 1
+head -c 1000 "$work/state" >"$work/cut"
+refuses 'incomplete' run --state "$work/cut" --kv q4_0 -n 1
+run run -p x -n 1 --kv q4_0 --save-state /nowhere/state
+[ "$status" -eq 1 ] && grep -q '/nowhere/state: cannot be written' "$work/err" || fail "a state nowhere: $(cat "$work/err")"
