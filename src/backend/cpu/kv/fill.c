@@ -128,7 +128,8 @@ enum terse_status cache_fill_random(struct cache *cache, size_t n, uint64_t seed
     if (!normals) return status_no_memory(error, (floats + 2 * chunk * width) * sizeof *normals, "random keys and values");
     fill_normals(normals, floats, &seed);
     /* One chunk of the pool, as a prompt takes. */
-    enum terse_status status = fresh ? pool_reserve_page_sets(cache, n / PAGE_TOKENS, error) : TERSE_OK;
+    size_t sealed = plan_step(&cache->method, &cache->extent, CACHE_STEP_PREFILL, n).seal;
+    enum terse_status status = fresh ? pool_reserve_page_sets(cache, sealed, error) : TERSE_OK;
     if (!status)
         status = fill_chunks(cache, n, chunk, fresh, alike ? 1 : cache->shape.layers, normals, normals + floats, seed, error);
     if (alike && cache->extent.length) copy_layers(cache);
