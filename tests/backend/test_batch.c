@@ -11,7 +11,7 @@
 
 #include <cmocka.h>
 
-enum { SESSIONS = 8, PROMPT = 400, STEPS = 150, VOCABULARY_MOST = 8192, LONG = 40 };
+enum { SESSIONS = 8, PROMPT = 400, STEPS = 150, VOCABULARY_MOST = 8192, LONG = 56 };
 
 static struct terse_model *model;
 static struct terse_model_info info;

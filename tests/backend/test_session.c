@@ -125,8 +125,8 @@ static void test_steps_equal_prefill(void **state) {
     free(whole);
 }
 
-/* Rows that are not computed leave the others as they are but for rounding: the GEMM library sums in an order that depends on how many
- * rows it is given, and promises no more (include/terse.h). */
+/* Rows that are not computed leave the others as they are but for rounding: how many rows there are decides how they are multiplied, many in
+ * floats and few as fixed point (include/terse.h). */
 static void test_sink_first(void **state) {
     (void)state;
     struct terse_session *session = open_session("f16", TERSE_PREFILL_COMPRESSED);
@@ -137,7 +137,7 @@ static void test_sink_first(void **state) {
     assert_int_equal(terse_session_prefill(session, tokens, TOKENS, &sink, &error), TERSE_OK);
     assert_int_equal(rows.count, TOKENS - 150);
     memcpy(rows.logits, whole, 150 * (size_t)info.vocabulary * sizeof(float)); /* not asked for */
-    check_same("the last 50 rows alone", rows.logits, whole, 1e-5);
+    check_same("the last 50 rows alone", rows.logits, whole, 2e-4);
     free(whole);
     terse_session_free(session);
 }

@@ -599,7 +599,7 @@ static void test_every_tier_fills_every_slot(void **state) {
         assert_true(k->transform->gains && k->transform->score && k->transform->quantize_weights && k->transform->accumulate);
         for (uint32_t type = 0; type < TENSOR_TYPES; type++) {
             assert_true((tensor_type_info(type) != NULL) == (k->weights->dequantize[type] != NULL));
-            assert_true((tensor_type_info(type) != NULL) == (k->weights->matvec[type] != NULL));
+            assert_true((tensor_type_info(type) != NULL) == (k->weights->matmul[type] != NULL));
             assert_true((tensor_type_info(type) != NULL) == (k->weights->gemm_rows[type] > 1));
         }
     }

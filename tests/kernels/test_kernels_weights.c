@@ -1,7 +1,8 @@
-/* dequantize[] and matvec[] of every tier: against blocks and floats made by other software (fixtures/make_quant_blocks.py),
+/* dequantize[] and matmul[] of every tier: against blocks and floats made by other software (fixtures/make_quant_blocks.py),
  * against the scalar reference bit for bit, against sums in double precision, and at the ends of accessible memory.
  * bench/micro/bench_weights.c measures their speed.
  */
+#include "base/memory.h"
 #include "support/kernel_check.h"
 
 #include <math.h>
@@ -173,7 +174,32 @@ static void test_every_half_of_every_tier(void **state) {
     }
 }
 
-/* ---- matvec ------------------------------------------------------------------------------------------------------------- */
+/* ---- matmul ------------------------------------------------------------------------------------------------------------- */
+
+/* y[t * stride + r] of `count` vectors x, x[t] being `apart` floats after x[t - 1], in the form in which the tier reads them. */
+static void multiply(const struct tier *k, enum tensor_type type, const void *w, size_t row_bytes, size_t rows, size_t n,
+                     const float *x, size_t apart, size_t count, float *y, size_t stride) {
+    const void *vectors[16];
+    void *fixed[16] = {0};
+    assert_true(count <= 16);
+    for (size_t t = 0; t < count; t++) {
+        vectors[t] = x + t * apart;
+        if (!k->weights->fix[type]) continue;
+        size_t bytes = k->weights->fixed_bytes[type](n);
+        assert_int_equal(bytes % 32, 0);
+        vectors[t] = fixed[t] = memory_array(bytes, 1);
+        memset(fixed[t], 0xff, bytes);
+        k->weights->fix[type](x + t * apart, n, fixed[t]);
+    }
+    k->weights->matmul[type](w, row_bytes, rows, n, vectors, count, y, stride);
+    for (size_t t = 0; t < count; t++) memory_free(fixed[t]);
+}
+
+/* Of one vector. */
+static void matvec(const struct tier *k, enum tensor_type type, const void *w, size_t row_bytes, size_t rows, size_t n,
+                   const float *x, float *y) {
+    multiply(k, type, w, row_bytes, rows, n, x, 0, 1, y, rows);
+}
 
 /* How far from exact a sum of products w x may be, relative to the sum of |w x|: unit roundoff times the number of roundings that a
  * term can go through. The scalar one rounds the product, adds it to a run of `step` products and adds up the runs: 1 + step + n /
@@ -245,7 +271,7 @@ static void product_check(const struct product *p, const char *what, enum guard_
     const struct tier *k;
     for (size_t tier = 0; (k = tier_at(tier)); tier++) {
         float *y = guard_floats(p->rows, side);
-        k->weights->matvec[p->type->type](p->w, p->row_bytes, p->rows, p->n, p->x, y);
+        matvec(k, p->type->type, p->w, p->row_bytes, p->rows, p->n, p->x, y);
         double allowed = allowed_error(k, info_of(p->type)->block, p->n);
         for (size_t r = 0; r < p->rows; r++)
             check_close((double)y[r], p->exact[r], p->magnitude[r], allowed,
@@ -338,7 +364,7 @@ static void test_matvec_picks_each_weight(void **state) {
         for (size_t tier = 0; (k = tier_at(tier)); tier++) {
             for (size_t i = 0; i < N; i++) {
                 x[i] = 1;
-                k->weights->matvec[type->type](w, row_bytes, ROWS, N, x, y);
+                matvec(k, type->type, w, row_bytes, ROWS, N, x, y);
                 x[i] = 0;
                 for (size_t r = 0; r < ROWS; r++) {
                     if (y[r] != want[r][i]) fail_msg("%s %s: row %zu, weight %zu", k->name, info_of(type)->name, r, i);
@@ -366,7 +392,7 @@ static void test_matvec_of_infinities(void **state) {
             for (size_t i = 0; i < 3 * N; i += 37) {
                 float before = x[i % N];
                 x[i % N] = wrong[i / N];
-                k->weights->matvec[type->type](w, row_bytes, ROWS, N, x, y);
+                matvec(k, type->type, w, row_bytes, ROWS, N, x, y);
                 x[i % N] = before;
                 for (size_t r = 0; r < ROWS; r++)
                     if (isfinite(y[r]))
@@ -388,10 +414,10 @@ static void test_a_row_does_not_depend_on_its_neighbours(void **state) {
         const struct tier *k;
         for (size_t tier = 0; (k = tier_at(tier)); tier++) {
             float together[11], apart[11];
-            k->weights->matvec[type->type](p.w, p.row_bytes, 11, n, p.x, together);
+            matvec(k, type->type, p.w, p.row_bytes, 11, n, p.x, together);
             for (size_t r = 0, count = 1; r < 11; r += count, count = count % 3 + 1) {
                 if (count > 11 - r) count = 11 - r;
-                k->weights->matvec[type->type](p.w + r * p.row_bytes, p.row_bytes, count, n, p.x, apart + r);
+                matvec(k, type->type, p.w + r * p.row_bytes, p.row_bytes, count, n, p.x, apart + r);
             }
             check_same_bits(apart, together, 11, k->name, info_of(type)->name, "rows split");
         }
@@ -399,13 +425,55 @@ static void test_a_row_does_not_depend_on_its_neighbours(void **state) {
     }
 }
 
+/* However many vectors a row meets at once, and whatever is beside it, each product is what the vector alone gives. */
+static void test_vectors_do_not_depend_on_each_other(void **state) {
+    (void)state;
+    struct random random = {10};
+    enum { MOST = 16, ROWS = 7, GAP = 3 };
+    static const size_t in_blocks[] = {1, 3, 8, 9, 300}, in_k_blocks[] = {1, 2, 5, 33};
+    for (const struct weight_type *type = types; type < types + N_TYPES; type++) {
+        size_t block = info_of(type)->block, lengths = block == 256 ? 4 : 5;
+        for (size_t l = 0; l < lengths; l++) {
+            size_t n = block == 256 ? in_k_blocks[l] * 256 : in_blocks[l] * 32 + (block == 1 ? 5 : 0);
+            struct product p = {.type = type, .rows = ROWS, .n = n, .row_bytes = row_size(type, n)};
+            product_make(&p, &random, WEIGHTS_NORMAL, FILL_NORMAL, GUARD_END);
+            float *x = guard_floats(MOST * n, GUARD_END);
+            fill_floats(&random, FILL_SPREAD, x, MOST * n);
+            if (l == 1) x[2 * n + 1] = NAN; /* the others do not notice */
+            const struct tier *k;
+            for (size_t tier = 0; (k = tier_at(tier)); tier++) {
+                static float alone[MOST][ROWS];
+                for (size_t t = 0; t < MOST; t++) matvec(k, type->type, p.w, p.row_bytes, ROWS, n, x + t * n, alone[t]);
+                for (size_t first = 0, count = 2; count <= MOST; count += count < 6 ? 1 : 5, first = MOST - count) {
+                    float *y = guard_floats((count - 1) * (ROWS + GAP) + ROWS, GUARD_END);
+                    for (size_t i = 0; i < (count - 1) * (ROWS + GAP) + ROWS; i++) y[i] = 77;
+                    multiply(k, type->type, p.w, p.row_bytes, ROWS, n, x + first * n, n, count, y, ROWS + GAP);
+                    for (size_t t = 0; t < count; t++) {
+                        if (!(l == 1 && first + t == 2))
+                            check_same_bits(y + t * (ROWS + GAP), alone[first + t], ROWS, k->name, info_of(type)->name, "vectors");
+                        for (size_t i = ROWS; i < ROWS + GAP && t + 1 < count; i++)
+                            assert_true(y[t * (ROWS + GAP) + i] >= 77 && y[t * (ROWS + GAP) + i] <= 77);
+                    }
+                }
+            }
+            guard_release();
+        }
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_blocks_of_other_software),          cmocka_unit_test(test_every_tier_dequantizes_alike),
-        cmocka_unit_test(test_every_half_of_every_tier),          cmocka_unit_test(test_matvec_at_all_shapes),
-        cmocka_unit_test(test_matvec_of_extreme_numbers),         cmocka_unit_test(test_matvec_of_long_rows),
-        cmocka_unit_test(test_matvec_at_the_ends_of_fixed_point), cmocka_unit_test(test_matvec_of_infinities),
-        cmocka_unit_test(test_matvec_picks_each_weight),          cmocka_unit_test(test_a_row_does_not_depend_on_its_neighbours),
+        cmocka_unit_test(test_blocks_of_other_software),
+        cmocka_unit_test(test_every_tier_dequantizes_alike),
+        cmocka_unit_test(test_every_half_of_every_tier),
+        cmocka_unit_test(test_matvec_at_all_shapes),
+        cmocka_unit_test(test_matvec_of_extreme_numbers),
+        cmocka_unit_test(test_matvec_of_long_rows),
+        cmocka_unit_test(test_matvec_at_the_ends_of_fixed_point),
+        cmocka_unit_test(test_matvec_of_infinities),
+        cmocka_unit_test(test_matvec_picks_each_weight),
+        cmocka_unit_test(test_a_row_does_not_depend_on_its_neighbours),
+        cmocka_unit_test(test_vectors_do_not_depend_on_each_other),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -217,7 +217,7 @@ static bool last_layer(const struct pass *p) { return p->layer + 1 == p->executo
 static void multiply(const struct pass *p, const struct group *group, const struct linear_op *ops, size_t n_ops, const float *x,
                      size_t n) {
     if (group->each)
-        linear_each(ops, n_ops, x, n);
+        linear_each(ops, n_ops, x, n, p->executor->scratch.tile);
     else
         linear(ops, n_ops, x, n, p->executor->scratch.tile);
 }
@@ -607,7 +607,7 @@ static enum terse_status begin(struct executor *e, const struct step *step, stru
 
 /* ---- Life */
 
-static bool supports_weights(enum tensor_type type) { return weights_ops()->matvec[type] != NULL; }
+static bool supports_weights(enum tensor_type type) { return weights_ops()->matmul[type] != NULL; }
 
 /* Few enough tokens for all of the model's matrices. */
 static size_t few_tokens(const struct terse_model *m) {

@@ -3,20 +3,34 @@
 
 #include "backend/cpu/gemm.h"
 #include "backend/cpu/kernels/weights/ops.h"
+#include "base/memory.h"
 
 #include <omp.h>
 
-/* Work items of a matrix-vector product: a few per thread to balance, of at most these many rows of weights, as long runs are what
- * the memory reads fastest; a multiple of the 4 rows that the kernels read together. */
-#define MATVEC_ITEMS 4
-#define MATVEC_ROWS 512
+/* Work items of a product with few rows of x: some per thread to balance, of at most these many rows of weights, as long runs are what
+ * the memory reads fastest; a multiple of the 4 rows that the kernels may read together. Several rows of x come to an item one after
+ * another, so it shall stay in the second-level cache. */
+#define EACH_ITEMS 4
+#define EACH_ITEM_ROWS 512
+#define EACH_ITEM_BYTES ((size_t)128 << 10)
+#define EACH_ROWS 16 /* rows of x that come to an item, at most */
 /* Rows of weights dequantized at a time: a tile of them and the result stay in the second-level cache, and they are a multiple of
  * the 48 rows that the GEMM library takes together with AVX-512. */
 #define TILE_ROWS 96
 
 size_t linear_tile_stride(const struct matrix *w) { return (size_t)w->columns + 16; }
 
-size_t linear_scratch(const struct matrix *w, uint32_t threads) { return threads * TILE_ROWS * linear_tile_stride(w); }
+/* Floats of a row of x as fixed point, where the type takes it so. */
+static size_t fixed_floats(const struct matrix *w) {
+    return weights_ops()->fix[w->type]
+               ? memory_round_up(weights_ops()->fixed_bytes[w->type](w->columns), MEMORY_ALIGN) / sizeof(float)
+               : 0;
+}
+
+size_t linear_scratch(const struct matrix *w, uint32_t threads) {
+    size_t tiles = threads * TILE_ROWS * linear_tile_stride(w), fixed = LINEAR_OPS_MOST * EACH_ROWS * fixed_floats(w);
+    return tiles > fixed ? tiles : fixed;
+}
 
 static uint32_t tiles(const struct matrix *w, uint32_t rows) { return (w->rows + rows - 1) / rows; }
 
@@ -38,12 +52,87 @@ static uint32_t count_items(const struct linear_op *ops, size_t n_ops, uint32_t 
     return items;
 }
 
-static void matvec_item(const struct linear_op *p, uint32_t first, uint32_t count, const float *x, size_t n) {
-    const struct matrix *w = p->w;
-    for (size_t t = 0; t < n; t++)
-        weights_ops()->matvec[w->type](weight_row(w, first), w->row_bytes, count, w->columns, x + t * w->columns,
-                                       p->out + t * w->rows + first);
+static void add_bias(const struct linear_op *p, uint32_t first, uint32_t count, size_t n) {
+    const float *bias = p->w->bias;
+    for (size_t t = 0; bias && t < n; t++)
+        for (uint32_t r = first; r < first + count; r++) p->out[t * p->w->rows + r] += bias[r];
 }
+
+/* ---- Each row of x by itself */
+
+/* Up to EACH_ROWS rows of x, in the form in which each operation reads them. */
+struct vectors {
+    const struct linear_op *ops;
+    size_t n_ops, n;
+    const void *of[LINEAR_OPS_MOST][EACH_ROWS];
+};
+
+/* The operation whose form of x is the i-th operation's too: the first of its type. */
+static size_t form_of(const struct vectors *v, size_t i) {
+    size_t first = 0;
+    while (v->ops[first].w->type != v->ops[i].w->type) first++;
+    return first;
+}
+
+static struct vectors vectors_at(const struct linear_op *ops, size_t n_ops, const float *x, size_t n, float *scratch) {
+    struct vectors v = {.ops = ops, .n_ops = n_ops, .n = n};
+    for (size_t i = 0; i < n_ops; i++) {
+        size_t floats = fixed_floats(ops[i].w);
+        for (size_t t = 0; t < n; t++)
+            v.of[i][t] = floats ? scratch + (form_of(&v, i) * EACH_ROWS + t) * floats : x + t * ops[i].w->columns;
+    }
+    return v;
+}
+
+/* Fixed point of row t for the i-th operation, unless another operation sees to it. */
+static void fix_row(const struct vectors *v, size_t i, const float *x, size_t t) {
+    const struct matrix *w = v->ops[i].w;
+    if (weights_ops()->fix[w->type] && form_of(v, i) == i)
+        weights_ops()->fix[w->type](x + t * w->columns, w->columns, (void *)(uintptr_t)v->of[i][t]);
+}
+
+static uint32_t each_item_rows(const struct linear_op *ops, size_t n_ops, size_t n) {
+    uint32_t rows = 0, items = EACH_ITEMS * (uint32_t)omp_get_max_threads(), most = EACH_ITEM_ROWS;
+    for (size_t i = 0; i < n_ops; i++) {
+        rows += ops[i].w->rows;
+        while (n > 1 && most > 4 && most * ops[i].w->row_bytes > EACH_ITEM_BYTES) most = (most / 2 + 3) / 4 * 4;
+    }
+    rows = (rows / items + 4) / 4 * 4;
+    return rows < most ? rows : most;
+}
+
+/* Rows [first, first + n) of x, n <= EACH_ROWS. */
+static void multiply_each(const struct linear_op *ops, size_t n_ops, const float *x, size_t first_x, size_t n, float *scratch) {
+    const struct vectors v = vectors_at(ops, n_ops, x + first_x * ops->w->columns, n, scratch);
+    uint32_t per_item = each_item_rows(ops, n_ops, n), items = count_items(ops, n_ops, per_item);
+    x += first_x * ops->w->columns;
+    for (size_t i = 0; i < n_ops && n == 1; i++) fix_row(&v, i, x, 0);
+#pragma omp parallel
+    {
+        if (n > 1) {
+#pragma omp for schedule(static)
+            for (size_t i = 0; i < n_ops * n; i++) fix_row(&v, i / n, x, i % n);
+        }
+#pragma omp for schedule(dynamic, 1)
+        for (uint32_t item = 0; item < items; item++) {
+            uint32_t first, count;
+            const struct linear_op *p = find_item(ops, item, per_item, &first, &count);
+            struct linear_op own = {p->w, p->out + first_x * p->w->rows};
+            weights_ops()->matmul[p->w->type](weight_row(p->w, first), p->w->row_bytes, count, p->w->columns, v.of[p - ops], n,
+                                              own.out + first, p->w->rows);
+            add_bias(&own, first, count, n);
+        }
+    }
+}
+
+void linear_each(const struct linear_op *ops, size_t n_ops, const float *x, size_t n, float *scratch) {
+    for (size_t first = 0; first < n; first += EACH_ROWS)
+        multiply_each(ops, n_ops, x, first, n - first < EACH_ROWS ? n - first : EACH_ROWS, scratch);
+}
+
+/* ---- Rows of x together */
+
+size_t linear_few(const struct matrix *w) { return weights_ops()->gemm_rows[w->type] - 1; }
 
 static void gemm_item(const struct linear_op *p, uint32_t first, uint32_t count, const float *x, size_t n, float *tile) {
     const struct matrix *w = p->w;
@@ -59,32 +148,6 @@ static void gemm_item(const struct linear_op *p, uint32_t first, uint32_t count,
     gemm(true, n, count, w->columns, x, w->columns, weights, stride, false, p->out + first, w->rows);
 }
 
-static void add_bias(const struct linear_op *p, uint32_t first, uint32_t count, size_t n) {
-    const float *bias = p->w->bias;
-    for (size_t t = 0; bias && t < n; t++)
-        for (uint32_t r = first; r < first + count; r++) p->out[t * p->w->rows + r] += bias[r];
-}
-
-static uint32_t matvec_rows(const struct linear_op *ops, size_t n_ops) {
-    uint32_t rows = 0, items = MATVEC_ITEMS * (uint32_t)omp_get_max_threads();
-    for (size_t i = 0; i < n_ops; i++) rows += ops[i].w->rows;
-    rows = (rows / items + 4) / 4 * 4;
-    return rows < MATVEC_ROWS ? rows : MATVEC_ROWS;
-}
-
-size_t linear_few(const struct matrix *w) { return weights_ops()->gemm_rows[w->type] - 1; }
-
-void linear_each(const struct linear_op *ops, size_t n_ops, const float *x, size_t n) {
-    uint32_t per_item = matvec_rows(ops, n_ops), items = count_items(ops, n_ops, per_item);
-#pragma omp parallel for schedule(dynamic, 1)
-    for (uint32_t item = 0; item < items; item++) {
-        uint32_t first, count;
-        const struct linear_op *p = find_item(ops, item, per_item, &first, &count);
-        matvec_item(p, first, count, x, n);
-        add_bias(p, first, count, n);
-    }
-}
-
 /* Whether the GEMM library is the faster way for one of the products. */
 static bool many_rows(const struct linear_op *ops, size_t n_ops, size_t n) {
     for (size_t i = 0; i < n_ops; i++)
@@ -94,7 +157,7 @@ static bool many_rows(const struct linear_op *ops, size_t n_ops, size_t n) {
 
 void linear(const struct linear_op *ops, size_t n_ops, const float *x, size_t n, float *scratch) {
     if (!many_rows(ops, n_ops, n)) {
-        linear_each(ops, n_ops, x, n);
+        linear_each(ops, n_ops, x, n, scratch);
         return;
     }
     uint32_t items = count_items(ops, n_ops, TILE_ROWS);

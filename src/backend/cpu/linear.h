@@ -4,6 +4,8 @@
 
 #include "model/model.h"
 
+#define LINEAR_OPS_MOST 3 /* products that share their input */
+
 /* One product of several that share their input. */
 struct linear_op {
     const struct matrix *w;
@@ -31,8 +33,8 @@ size_t linear_scratch(const struct matrix *w, uint32_t threads);
 void linear(const struct linear_op *ops, size_t n_ops, const float *x, size_t n, float *scratch);
 size_t linear_few(const struct matrix *w);
 
-/* The same by kernels that read the weights as they are, once for all rows of x: what becomes of a row does not depend on the others, bit for
+/* The same by kernels that read the weights as they are, once for 16 rows of x: what becomes of a row does not depend on the others, bit for
  * bit. */
-void linear_each(const struct linear_op *ops, size_t n_ops, const float *x, size_t n);
+void linear_each(const struct linear_op *ops, size_t n_ops, const float *x, size_t n, float *scratch);
 
 #endif

@@ -1,5 +1,5 @@
 /* Weights as stored, 256 bits at a time: AVX2, FMA, F16C. One function per format turns 32 weights into four registers holding the
- * very floats of the scalar reference; weights/template.h makes dequantize[] and matvec[] of them. format/weight_blocks.h has the
+ * very floats of the scalar reference; weights/template.h makes dequantize[] and matmul[] of them. format/weight_blocks.h has the
  * formats. */
 #include "backend/cpu/kernels/compiler.h"
 #include "backend/cpu/kernels/weights/avx2_scales.h"

@@ -1,4 +1,4 @@
-/* matvec of weights of four, six and eight bits with AVX2: weights/fixed_template.h by products and sums of words. */
+/* matmul of weights of four, six and eight bits with AVX2: weights/fixed_template.h by products and sums of words. */
 #include "backend/cpu/kernels/weights/init.h"
 
 #include "backend/cpu/kernels/compiler.h"

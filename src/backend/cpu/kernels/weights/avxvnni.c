@@ -1,4 +1,4 @@
-/* matvec of weights of four, six and eight bits with AVX-VNNI: weights/fixed_template.h with products of words that add themselves
+/* matmul of weights of four, six and eight bits with AVX-VNNI: weights/fixed_template.h with products of words that add themselves
  * to a sum. */
 #include "backend/cpu/kernels/weights/init.h"
 

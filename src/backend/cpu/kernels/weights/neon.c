@@ -1,5 +1,5 @@
 /* Weights as stored, 128 bits at a time: the SIMD that every 64-bit ARM processor has. One function per format turns 32 weights
- * into eight registers holding the very floats of the scalar reference; weights/template.h makes dequantize[] and matvec[] of them.
+ * into eight registers holding the very floats of the scalar reference; weights/template.h makes dequantize[] and matmul[] of them.
  * format/weight_blocks.h has the formats. */
 #include "backend/cpu/kernels/compiler.h"
 #include "backend/cpu/kernels/weights/init.h"

@@ -11,10 +11,17 @@
 struct weights_ops {
     /* out[n] of a row of n elements, n a multiple of the type's block. The same bits in every tier. */
     void (*dequantize[TENSOR_TYPES])(const void *row, float *out, size_t n);
-    /* y[r] = <row r of w, x[n]> for `rows` rows of n elements, n as above. x is taken in full precision, but for Q4_0, Q8_0, Q4_K
-     * and Q6_K, where vector tiers may take it as fixed point: each number is then off by at most 2^-15 of the largest of its 32, and
-     * counts as 0 where that is less than 1e-25. y[r] is not finite where x is not. */
-    void (*matvec[TENSOR_TYPES])(const void *w, size_t row_bytes, size_t rows, size_t n, const float *x, float *y);
+    /* y[t * stride + r] = <row r of w, x[t]> for `rows` rows of n elements, n as above, and t < count. x[t] is a vector of n floats, or where
+     * fix[] is not NULL what that makes of them. A product is the same bits whatever other rows and vectors it is computed with; weights
+     * are read once for each four vectors.
+     *
+     * x is taken in full precision, but for Q4_0, Q8_0, Q4_K and Q6_K, where vector tiers may take it as fixed point: each number is then
+     * off by at most 2^-15 of the largest of its 32, and counts as 0 where that is less than 1e-25. y is not finite where x is not. */
+    void (*matmul[TENSOR_TYPES])(const void *w, size_t row_bytes, size_t rows, size_t n, const void *const *x, size_t count,
+                                 float *y, size_t stride);
+    /* x[n] as fixed point, fixed_bytes(n) of them, 64-byte aligned. */
+    void (*fix[TENSOR_TYPES])(const float *x, size_t n, void *fixed);
+    size_t (*fixed_bytes[TENSOR_TYPES])(size_t n);
     /* As many x from which on dequantizing a weight once costs less than reading it again for each x: measured. */
     size_t gemm_rows[TENSOR_TYPES];
 };

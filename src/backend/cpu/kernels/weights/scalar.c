@@ -1,5 +1,5 @@
-/* The reference for reading weights as stored: dequantize[] and matvec[], in plain C. format/weight_blocks.h has the formats.
- * The instruction sets' versions must give the same dequantized floats; their matvec may differ in the order of summation alone. */
+/* The reference for reading weights as stored: dequantize[] and matmul[], in plain C. format/weight_blocks.h has the formats.
+ * The instruction sets' versions must give the same dequantized floats; their matmul may differ in the order of summation alone. */
 #include "backend/cpu/kernels/weights/init.h"
 #include "base/half.h"
 #include "format/weight_blocks.h"
@@ -114,42 +114,46 @@ static void dequantize_q6_k_scalar(const void *row, float *out, size_t n) {
 }
 
 /* Sums a run of `step` weights at a time and adds up those sums: the error grows with step + n / step, not with n. */
-static void matvec_in_steps(void (*dequantize)(const void *row, float *out, size_t n), size_t step, size_t step_bytes,
-                            const void *w, size_t row_bytes, size_t rows, size_t n, const float *x, float *y) {
+static void matmul_in_steps(void (*dequantize)(const void *row, float *out, size_t n), size_t step, size_t step_bytes,
+                            const void *w, size_t row_bytes, size_t rows, size_t n, const void *const *x, size_t count, float *y,
+                            size_t stride) {
     float weights[WEIGHT_BLOCK_K];
     for (size_t r = 0; r < rows; r++) {
         const unsigned char *row = (const unsigned char *)w + r * row_bytes;
-        float sum = 0;
+        for (size_t t = 0; t < count; t++) y[t * stride + r] = 0;
         for (size_t i = 0; i < n; i += step, row += step_bytes) {
-            size_t count = n - i < step ? n - i : step;
-            float part = 0;
-            dequantize(row, weights, count);
-            for (size_t j = 0; j < count; j++) part += weights[j] * x[i + j];
-            sum += part;
+            size_t some = n - i < step ? n - i : step;
+            dequantize(row, weights, some);
+            for (size_t t = 0; t < count; t++) {
+                const float *own = (const float *)x[t] + i;
+                float part = 0;
+                for (size_t j = 0; j < some; j++) part += weights[j] * own[j];
+                y[t * stride + r] += part;
+            }
         }
-        y[r] = sum;
     }
 }
 
-#define MATVEC(type, step, step_bytes) \
-    static void matvec_##type##_scalar(const void *w, size_t row_bytes, size_t rows, size_t n, const float *x, float *y) { \
-        matvec_in_steps(dequantize_##type##_scalar, step, step_bytes, w, row_bytes, rows, n, x, y); \
+#define MATMUL(type, step, step_bytes) \
+    static void matmul_##type##_scalar(const void *w, size_t row_bytes, size_t rows, size_t n, const void *const *x, size_t count, \
+                                       float *y, size_t stride) { \
+        matmul_in_steps(dequantize_##type##_scalar, step, step_bytes, w, row_bytes, rows, n, x, count, y, stride); \
     }
-MATVEC(f32, 32, 32 * sizeof(float))
-MATVEC(f16, 32, 32 * sizeof(uint16_t))
-MATVEC(bf16, 32, 32 * sizeof(uint16_t))
-MATVEC(q8_0, WEIGHT_BLOCK, sizeof(struct weight_q8_0))
-MATVEC(q4_0, WEIGHT_BLOCK, sizeof(struct weight_q4_0))
-MATVEC(q4_1, WEIGHT_BLOCK, sizeof(struct weight_q4_1))
-MATVEC(q5_0, WEIGHT_BLOCK, sizeof(struct weight_q5_0))
-MATVEC(q5_1, WEIGHT_BLOCK, sizeof(struct weight_q5_1))
-MATVEC(q4_k, WEIGHT_BLOCK_K, sizeof(struct weight_q4_k))
-MATVEC(q5_k, WEIGHT_BLOCK_K, sizeof(struct weight_q5_k))
-MATVEC(q6_k, WEIGHT_BLOCK_K, sizeof(struct weight_q6_k))
+MATMUL(f32, 32, 32 * sizeof(float))
+MATMUL(f16, 32, 32 * sizeof(uint16_t))
+MATMUL(bf16, 32, 32 * sizeof(uint16_t))
+MATMUL(q8_0, WEIGHT_BLOCK, sizeof(struct weight_q8_0))
+MATMUL(q4_0, WEIGHT_BLOCK, sizeof(struct weight_q4_0))
+MATMUL(q4_1, WEIGHT_BLOCK, sizeof(struct weight_q4_1))
+MATMUL(q5_0, WEIGHT_BLOCK, sizeof(struct weight_q5_0))
+MATMUL(q5_1, WEIGHT_BLOCK, sizeof(struct weight_q5_1))
+MATMUL(q4_k, WEIGHT_BLOCK_K, sizeof(struct weight_q4_k))
+MATMUL(q5_k, WEIGHT_BLOCK_K, sizeof(struct weight_q5_k))
+MATMUL(q6_k, WEIGHT_BLOCK_K, sizeof(struct weight_q6_k))
 
 #define FILL(TYPE, type) \
     ops->dequantize[TENSOR_##TYPE] = dequantize_##type##_scalar; \
-    ops->matvec[TENSOR_##TYPE] = matvec_##type##_scalar; \
+    ops->matmul[TENSOR_##TYPE] = matmul_##type##_scalar; \
     ops->gemm_rows[TENSOR_##TYPE] = 6
 
 void weights_init_scalar(struct weights_ops *ops) {

@@ -1,16 +1,16 @@
-/* Template: dequantize[] and matvec[] of one function per format, unpack_TYPE, which makes of a group of 32 stored weights
+/* Template: dequantize[] and matmul[] of one function per format, unpack_TYPE, which makes of a group of 32 stored weights
  * registers that hold the very floats of the scalar reference. Included at the end of avx2.c, avx512.c and neon.c;
  * FILL_ALL_WEIGHTS(ops, ISA) fills the tables. Parameters:
  *
  *     VECTOR, LANES                                       a register of LANES floats
  *     vector_zero(), vector_load(p), vector_store(p, v), vector_fma(a, b, c) = a b + c
- *     store_sums(sums[ROWS][2], y, rows)                  y[j] = all lanes of sums[j] together, for the first `rows` of ROWS
+ *     store_sums(sums[ROWS][2], y, n)                     y[j] = all lanes of sums[j] together, for the first n of ROWS
  *     scales_TYPE(block, scales[16])                      for the K types: what unpack_TYPE needs to know of a whole block
  *     unpack_TYPE(block, scales, g, w[32 / LANES])        group g counting from `block`; K types have eight in a block, others one
  *
- * matvec reads four rows together, so that one load of x serves four, and fetches the next four meanwhile: processors see the ends
- * of rows, a few KiB each, as the ends of streams, and do not look beyond them by themselves. A row gives the same sum whatever
- * rows it is read with, so results do not depend on how rows are split among threads.
+ * A vector alone meets four rows together, so that one load of x serves four, and fetches the next four meanwhile: processors see the ends
+ * of rows, a few KiB each, as the ends of streams, and do not look beyond them by themselves. Of several vectors four meet a row together,
+ * which is unpacked once for them. A product is the same sum either way, whatever it is computed with.
  */
 #ifndef TERSE_BACKEND_CPU_KERNELS_WEIGHTS_TEMPLATE_H
 #define TERSE_BACKEND_CPU_KERNELS_WEIGHTS_TEMPLATE_H
@@ -20,6 +20,7 @@
 #define ROWS 4
 #define PARTS (32 / LANES)
 #define CACHE_LINE 64
+#define AHEAD 4096 /* bytes: the processor's own prefetching of one stream stops at the ends of the system's pages */
 
 #define ROLL
 
@@ -73,10 +74,54 @@
         } \
     }
 
+/* Rows past the last vector: that vector again, its sum unused. */
+#define WEIGHT_VECTORS(type, name, blocks, GROUPS, GROUP_LOOP) \
+    static void name(const void *w, size_t row_bytes, size_t rows, size_t n, const float *const x[ROWS], size_t count, float *y, \
+                     size_t stride) { \
+        for (size_t r = 0; r < rows; r++) { \
+            const struct weight_##type *block = (const void *)((const char *)w + r * row_bytes); \
+            VECTOR sums[ROWS][2]; \
+            float y_of[ROWS]; \
+            for (size_t j = 0; j < ROWS; j++) sums[j][0] = sums[j][1] = vector_zero(); \
+            for (size_t i = 0; i < n; i += 256, block += blocks) { \
+                float scales[16]; \
+                for (size_t at = 0; at < blocks * sizeof *block; at += CACHE_LINE) \
+                    __builtin_prefetch((const void *)((uintptr_t)block + AHEAD + at)); \
+                scales_##type(block, scales); \
+                const int groups = GROUPS(n - i); \
+                GROUP_LOOP for (int g = 0; g < groups; g++) { \
+                    VECTOR weights[PARTS]; \
+                    unpack_##type(block, scales, g, weights); \
+                    UNROLL for (int j = 0; j < ROWS; j++) { \
+                        UNROLL for (int p = 0; p < PARTS; p++) sums[j][p % 2] = \
+                            vector_fma(weights[p], vector_load(x[j] + i + 32 * g + LANES * p), sums[j][p % 2]); \
+                    } \
+                } \
+            } \
+            store_sums(sums, y_of, ROWS); \
+            for (size_t j = 0; j < count; j++) y[j * stride + r] = y_of[j]; \
+        } \
+    }
+
+/* Of kernels for one vector and for four: any number of them. */
+#define WEIGHT_MATMUL(name, one, four) \
+    static void name(const void *w, size_t row_bytes, size_t rows, size_t n, const void *const *x, size_t count, float *y, \
+                     size_t stride) { \
+        size_t t = 0; \
+        for (; t + 1 < count; t += ROWS) { \
+            const float *together[ROWS]; \
+            for (size_t j = 0; j < ROWS; j++) together[j] = x[SMALLER(t + j, count - 1)]; \
+            four(w, row_bytes, rows, n, together, SMALLER(ROWS, count - t), y + t * stride, stride); \
+        } \
+        if (t < count) one(w, row_bytes, rows, n, x[t], y + t * stride); \
+    }
+
 /* Types without blocks may have any n: what is left of a row goes through a group of its own, filled up with zeros. */
 #define PLAIN_KERNELS(type, isa) \
     WEIGHT_DEQUANTIZER(type, dequantize_groups_##type, 8, UP_TO_EIGHT_GROUPS) \
     WEIGHT_MATVEC(type, matvec_groups_##type, 8, UP_TO_EIGHT_GROUPS, ROLL) \
+    WEIGHT_VECTORS(type, vectors_groups_##type, 8, UP_TO_EIGHT_GROUPS, ROLL) \
+    WEIGHT_MATMUL(matmul_groups_##type, matvec_groups_##type, vectors_groups_##type) \
 \
     static void dequantize_##type##_##isa(const void *row, float *out, size_t n) { \
         size_t rest = n % 32, whole = n - rest; \
@@ -90,29 +135,36 @@
         } \
     } \
 \
-    static void matvec_##type##_##isa(const void *w, size_t row_bytes, size_t rows, size_t n, const float *x, float *y) { \
+    static void matmul_##type##_##isa(const void *w, size_t row_bytes, size_t rows, size_t n, const void *const *x, size_t count, \
+                                      float *y, size_t stride) { \
         size_t rest = n % 32, whole = n - rest; \
-        matvec_groups_##type(w, row_bytes, rows, whole, x, y); \
-        if (rest) { \
+        matmul_groups_##type(w, row_bytes, rows, whole, x, count, y, stride); \
+        for (size_t t = 0; t < count && rest; t++) { \
             float last_x[32] = {0}; \
-            memcpy(last_x, x + whole, rest * sizeof *x); \
+            memcpy(last_x, (const float *)x[t] + whole, rest * sizeof *last_x); \
             for (size_t r = 0; r < rows; r++) { \
                 struct weight_##type last = {0}; \
                 float sum; \
                 memcpy(&last, (const struct weight_##type *)(const void *)((const char *)w + r * row_bytes) + whole / 32, \
                        rest * sizeof last.values[0]); \
                 matvec_groups_##type(&last, sizeof last, 1, 32, last_x, &sum); \
-                y[r] += sum; \
+                y[t * stride + r] += sum; \
             } \
         } \
     }
 
 #define BLOCK_DEQUANTIZER(type, isa) WEIGHT_DEQUANTIZER(type, dequantize_##type##_##isa, 8, UP_TO_EIGHT_GROUPS)
-#define BLOCK_MATVEC(type, isa) WEIGHT_MATVEC(type, matvec_##type##_##isa, 8, UP_TO_EIGHT_GROUPS, ROLL)
-#define BLOCK_KERNELS(type, isa) BLOCK_DEQUANTIZER(type, isa) BLOCK_MATVEC(type, isa)
+#define BLOCK_MATMUL(type, isa) \
+    WEIGHT_MATVEC(type, matvec_##type, 8, UP_TO_EIGHT_GROUPS, ROLL) \
+    WEIGHT_VECTORS(type, vectors_##type, 8, UP_TO_EIGHT_GROUPS, ROLL) \
+    WEIGHT_MATMUL(matmul_##type##_##isa, matvec_##type, vectors_##type)
+#define BLOCK_KERNELS(type, isa) BLOCK_DEQUANTIZER(type, isa) BLOCK_MATMUL(type, isa)
 #define K_DEQUANTIZER(type, isa) WEIGHT_DEQUANTIZER(type, dequantize_##type##_##isa, 1, EIGHT_GROUPS)
-#define K_MATVEC(type, isa) WEIGHT_MATVEC(type, matvec_##type##_##isa, 1, EIGHT_GROUPS, UNROLL)
-#define K_KERNELS(type, isa) K_DEQUANTIZER(type, isa) K_MATVEC(type, isa)
+#define K_MATMUL(type, isa) \
+    WEIGHT_MATVEC(type, matvec_##type, 1, EIGHT_GROUPS, UNROLL) \
+    WEIGHT_VECTORS(type, vectors_##type, 1, EIGHT_GROUPS, UNROLL) \
+    WEIGHT_MATMUL(matmul_##type##_##isa, matvec_##type, vectors_##type)
+#define K_KERNELS(type, isa) K_DEQUANTIZER(type, isa) K_MATMUL(type, isa)
 
 #define FLOAT_WEIGHT_KERNELS(isa) \
     PLAIN_KERNELS(f32, isa) \
@@ -129,19 +181,21 @@
     BLOCK_DEQUANTIZER(q4_0, isa) \
     K_DEQUANTIZER(q4_k, isa) \
     K_DEQUANTIZER(q6_k, isa)
-#define BYTE_MATVECS(isa) \
-    BLOCK_MATVEC(q8_0, isa) \
-    BLOCK_MATVEC(q4_0, isa) \
-    K_MATVEC(q4_k, isa) \
-    K_MATVEC(q6_k, isa)
+#define BYTE_MATMULS(isa) \
+    BLOCK_MATMUL(q8_0, isa) \
+    BLOCK_MATMUL(q4_0, isa) \
+    K_MATMUL(q4_k, isa) \
+    K_MATMUL(q6_k, isa)
 
-#define ALL_WEIGHT_KERNELS(isa) FLOAT_WEIGHT_KERNELS(isa) BYTE_DEQUANTIZERS(isa) BYTE_MATVECS(isa)
+#define ALL_WEIGHT_KERNELS(isa) FLOAT_WEIGHT_KERNELS(isa) BYTE_DEQUANTIZERS(isa) BYTE_MATMULS(isa)
 
 #define FILL_DEQUANTIZER(ops, TYPE, type, isa) (ops)->dequantize[TENSOR_##TYPE] = dequantize_##type##_##isa
-#define FILL_MATVEC(ops, TYPE, type, isa) (ops)->matvec[TENSOR_##TYPE] = matvec_##type##_##isa
+#define FILL_MATMUL(ops, TYPE, type, isa) \
+    (ops)->matmul[TENSOR_##TYPE] = matmul_##type##_##isa; \
+    (ops)->gemm_rows[TENSOR_##TYPE] = 32
 #define FILL_WEIGHT(ops, TYPE, type, isa) \
     FILL_DEQUANTIZER(ops, TYPE, type, isa); \
-    FILL_MATVEC(ops, TYPE, type, isa)
+    FILL_MATMUL(ops, TYPE, type, isa)
 
 #define FILL_FLOAT_WEIGHTS(ops, isa) \
     FILL_WEIGHT(ops, F32, f32, isa); \
@@ -161,9 +215,9 @@
 #define FILL_ALL_WEIGHTS(ops, isa) \
     FILL_FLOAT_WEIGHTS(ops, isa); \
     FILL_BYTE_DEQUANTIZERS(ops, isa); \
-    FILL_MATVEC(ops, Q8_0, q8_0, isa); \
-    FILL_MATVEC(ops, Q4_0, q4_0, isa); \
-    FILL_MATVEC(ops, Q4_K, q4_k, isa); \
-    FILL_MATVEC(ops, Q6_K, q6_k, isa)
+    FILL_MATMUL(ops, Q8_0, q8_0, isa); \
+    FILL_MATMUL(ops, Q4_0, q4_0, isa); \
+    FILL_MATMUL(ops, Q4_K, q4_k, isa); \
+    FILL_MATMUL(ops, Q6_K, q6_k, isa)
 
 #endif
