@@ -97,7 +97,7 @@ static void make_queries(struct random *random, enum numbers how, const struct t
     for (size_t m = 0; m < rows; m++) {
         float *step = guard_floats(steps, side);
         int32_t *bias = guard_bytes(steps * sizeof *bias, side);
-        int8_t *weights = guard_bytes(planes * 4, side);
+        int8_t *weights = guard_bytes(steps * TRANSFORM_STEP_PLANES * 4, side);
         for (size_t i = 0; i < steps; i++) {
             step[i] = how == PLAIN ? fabsf(random_normal(random)) : 1;
             bias[i] = 0;

@@ -28,5 +28,6 @@
 #define PASTE(name, suffix) PASTE_(name, suffix)
 
 #define SMALLER(a, b) ((a) < (b) ? (a) : (b))
+#define LARGER(a, b) ((a) > (b) ? (a) : (b))
 
 #endif

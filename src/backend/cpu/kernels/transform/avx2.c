@@ -7,7 +7,10 @@
 #include "backend/cpu/kernels/lanes/avx2_products.h"
 
 #define SUM_RANGE 129 /* 2 * 127 * 129 < 2^15 */
-#define SUM_OCTETS 3  /* 2 * 255 * 3 * 20 < 2^15, and 2 * 255 * 8 * 8 */
+#define MIDDLE_LEVEL 16
+#define SMALL_OCTETS 8  /* 2 * 255 * 8 * 8 < 2^15 */
+#define MIDDLE_OCTETS 4 /* 2 * 255 * 4 * 16 */
+#define LARGE_OCTETS 3  /* 2 * 255 * 3 * 20 */
 
 #include "backend/cpu/kernels/transform/octets_template.h"
 

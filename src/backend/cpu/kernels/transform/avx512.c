@@ -16,36 +16,35 @@
 
 #define TOGETHER 4 /* rows of a pass */
 #define VECTORS 4  /* of a plane: 16 tokens each */
+#define HALF 64    /* bytes of a nibble: two vectors' */
 
 /* ---- Levels -------------------------------------------------------------------------------------------------------------- */
 
-/* A permutation looks at the lowest six bits of a byte, of which two may be anything. */
-INLINE __m512i look_up(uint8_t (*tables)[16], const struct transform_plane *plane, __m512i nibbles) {
-    const __m128i *table = (const __m128i *)tables[plane->table];
-    return _mm512_permutexvar_epi8(nibbles, _mm512_broadcast_i32x4(_mm_load_si128(table)));
+INLINE __m512i levels_table(uint8_t (*tables)[16], const struct transform_plane *plane) {
+    return _mm512_broadcast_i32x4(_mm_load_si128((const __m128i *)tables[plane->table]));
 }
 
-/* The nibbles by which a plane's levels are looked up: those of tokens 16 m to 16 m + 15 are the lower bits of x[m]. */
-INLINE void read_windows(bool keys, const struct transform_layout *layout, const struct transform_plane *plane,
-                         const uint8_t *codes, __m512i *x) {
-    const uint8_t *at = codes + (size_t)plane->nibble * PAGE_TRANSFORM_NIBBLE;
-    bool wraps;
-    UNROLL for (size_t half = 0; half < 2; half++) x[2 * half] = _mm512_loadu_si512(at + half * 64);
-    if (transform_written(plane) < 4) {
-        const __m512i own = _mm512_set1_epi8((char)own_bits(plane));
-        const uint8_t *before = nibble_before(layout, plane, codes, &wraps);
-        UNROLL for (size_t half = 0; half < 2; half++) {
-            __m512i old = _mm512_loadu_si512(before + half * 64);
-            if (wraps) old = keys ? _mm512_rol_epi32(old, 8) : _mm512_shuffle_epi32(old, 0x93);
-            x[2 * half] = _mm512_ternarylogic_epi64(own, x[2 * half], old, 0xca);
-        }
-    }
-    UNROLL for (size_t half = 0; half < 2; half++) x[2 * half + 1] = _mm512_srli_epi64(x[2 * half], 4);
+/* The levels of 16 tokens and of the 16 after them. */
+INLINE void look_up(__m512i table, __m512i both, __m512i *x) {
+    x[0] = _mm512_permutexvar_epi8(both, table);
+    x[1] = _mm512_permutexvar_epi8(_mm512_srli_epi64(both, 4), table);
 }
 
-INLINE void prefetch_plane(const struct transform_plane *plane, size_t p, const uint8_t *codes) {
-    if (p == 0 || plane[p].nibble != plane[p - 1].nibble)
-        prefetch_step(codes + (size_t)plane[p].nibble * PAGE_TRANSFORM_NIBBLE, 0, PAGE_TRANSFORM_NIBBLE);
+INLINE __m512i read_half(const uint8_t *at, size_t half) { return _mm512_loadu_si512(at + half * HALF); }
+
+/* The windows of a plane of the stream. `old`: the nibble before. */
+INLINE __m512i window_of(const struct transform_plane *plane, __m512i at, __m512i old) {
+    return _mm512_ternarylogic_epi64(_mm512_set1_epi32((int)own_bits(plane)), at, old, 0xca);
+}
+
+/* The nibble before the stream's first: component i's place has what component i - 1's had. */
+INLINE __m512i wrapped(bool keys, const struct transform_layout *layout, const uint8_t *codes, size_t half) {
+    __m512i last = read_half(codes + (size_t)layout->stream * PAGE_TRANSFORM_NIBBLE, half);
+    return keys ? _mm512_rol_epi32(last, 8) : _mm512_shuffle_epi32(last, 0x93);
+}
+
+INLINE void prefetch_codes(const struct transform_layout *layout, const uint8_t *codes) {
+    for (size_t n = 0; n < layout->nibbles; n++) prefetch_step(codes, n, PAGE_TRANSFORM_NIBBLE);
 }
 
 /* ---- Gains --------------------------------------------------------------------------------------------------------------- */
@@ -109,36 +108,59 @@ INLINE __m512i four_weights(const int8_t *weights) {
     return _mm512_set1_epi32(four);
 }
 
-INLINE void score_rows(size_t R, const struct transform_layout *layout, const uint8_t *codes, const float *gains,
-                       const struct transform_query *queries, bool ahead, float *logits) {
+INLINE void add_to_rows(size_t R, const __m512i *x, const struct transform_query *queries, size_t p, __m512i (*sum)[2]) {
+    UNROLL for (size_t m = 0; m < R; m++) {
+        __m512i weights = four_weights(queries[m].weights + p * TRANSFORM_QUAD);
+        UNROLL for (size_t v = 0; v < 2; v++) sum[m][v] = add_products(sum[m][v], x[v], weights);
+    }
+}
+
+/* Half of the tokens, so that all sums stay in registers from the first plane to the last. */
+INLINE void score_half(size_t R, const struct transform_layout *layout, size_t wrapping, const uint8_t *codes, size_t half,
+                       const float *gains, const struct transform_query *queries, float *logits) {
     const struct transform_plane *plane = layout->plane;
-    __m512i window[VECTORS] = {0};
-    for (size_t first = 0, group = 0; first < layout->planes; first += TRANSFORM_STEP_PLANES, group++) {
-        const size_t end = SMALLER(first + TRANSFORM_STEP_PLANES, layout->planes);
-        __m512i sum[TOGETHER][VECTORS];
-        UNROLL for (size_t m = 0; m < R; m++) {
-            UNROLL for (size_t v = 0; v < VECTORS; v++) sum[m][v] = _mm512_set1_epi32(queries[m].bias[group]);
+    const size_t planes = layout->planes, alone = planes_alone(layout);
+    vec all[TOGETHER][2];
+    __m512i before_first = _mm512_setzero_si512();
+    if (alone < planes) before_first = wrapped(true, layout, codes, half);
+    UNROLL for (size_t m = 0; m < R; m++) all[m][0] = all[m][1] = vec_zero();
+    for (size_t p = 0, group = 0; p < planes; group++) {
+        const size_t end = SMALLER(p + TRANSFORM_STEP_PLANES, planes);
+        __m512i sum[TOGETHER][2], x[2];
+        UNROLL for (size_t m = 0; m < R; m++) sum[m][0] = sum[m][1] = _mm512_set1_epi32(queries[m].bias[group]);
+        for (const size_t stop = SMALLER(end, alone); p < stop; p++) {
+            look_up(levels_table(levels_from_zero, &plane[p]), read_half(codes + p * PAGE_TRANSFORM_NIBBLE, half), x);
+            add_to_rows(R, x, queries, p, sum);
         }
-        for (size_t p = first; p < end; p++) {
-            __m512i x[VECTORS];
-            if (ahead) prefetch_plane(plane, p, codes);
-            if (has_window(&plane[p])) read_windows(true, layout, &plane[p], codes, window);
-            UNROLL for (size_t v = 0; v < VECTORS; v++) x[v] = look_up(levels_from_zero, &plane[p], window[v]);
-            UNROLL for (size_t m = 0; m < R; m++) {
-                __m512i weights = four_weights(queries[m].weights + p * TRANSFORM_QUAD);
-                UNROLL for (size_t v = 0; v < VECTORS; v++) sum[m][v] = add_products(sum[m][v], x[v], weights);
-            }
+        for (const size_t stop = SMALLER(end, wrapping); p < stop; p++) {
+            __m512i at = read_half(nibble_of(&plane[p], codes), half);
+            look_up(levels_table(levels_from_zero, &plane[p]), window_of(&plane[p], at, before_first), x);
+            add_to_rows(R, x, queries, p, sum);
+        }
+        for (; p < end; p++) {
+            __m512i at = read_half(nibble_of(&plane[p], codes), half);
+            __m512i old = read_half(nibble_before(layout, &plane[p], codes), half);
+            look_up(levels_table(levels_from_zero, &plane[p]), window_of(&plane[p], at, old), x);
+            add_to_rows(R, x, queries, p, sum);
         }
         UNROLL for (size_t m = 0; m < R; m++) {
-            vec step = vec_set(queries[m].steps[group]), offset = vec_set(queries[m].offset);
-            UNROLL for (size_t v = 0; v < VECTORS; v++) {
-                float *to = logits + m * PAGE_TOKENS + v * LANES;
-                vec x = vec_fma(step, _mm512_cvtepi32_ps(sum[m][v]), first ? vec_load(to) : vec_zero());
-                vec_store(to, end == layout->planes ? vec_fma(vec_load(gains + v * LANES), x, offset) : x);
-            }
+            vec step = vec_set(queries[m].steps[group]);
+            UNROLL for (size_t v = 0; v < 2; v++) all[m][v] = vec_fma(step, _mm512_cvtepi32_ps(sum[m][v]), all[m][v]);
         }
     }
-    for (size_t i = 0; i < R * PAGE_TOKENS && !layout->planes; i++) logits[i] = queries[i / PAGE_TOKENS].offset;
+    UNROLL for (size_t v = 0; v < 2; v++) {
+        const size_t t = (2 * half + v) * LANES;
+        vec gain = vec_load(gains + t);
+        UNROLL for (size_t m = 0; m < R; m++)
+            vec_store(logits + m * PAGE_TOKENS + t, vec_fma(gain, all[m][v], vec_set(queries[m].offset)));
+    }
+}
+
+INLINE void score_rows(size_t R, const struct transform_layout *layout, const uint8_t *codes, const float *gains,
+                       const struct transform_query *queries, bool ahead, float *logits) {
+    const size_t wrapping = planes_wrapping(layout);
+    if (ahead) prefetch_codes(layout, codes);
+    for (size_t half = 0; half < 2; half++) score_half(R, layout, wrapping, codes, half, gains, queries, logits);
 }
 
 static uint16_t rank_avx512(const struct transform_layout *layout, const void *page, float least, float step,
@@ -202,22 +224,46 @@ INLINE void spread_weights(const uint8_t *weights, __m512i *to) {
         _mm512_permutexvar_epi32(_mm512_add_epi32(part, _mm512_set1_epi32(4 * (int)v)), all);
 }
 
+/* A plane's sums for R rows. The rows take turns: each waits for its own sum. */
+INLINE void add_plane(size_t R, const __m512i (*spread)[VECTORS], __m512i table, const __m512i *both, const float *scales,
+                      size_t row, float *out) {
+    __m512i x[VECTORS], sum[TOGETHER];
+    UNROLL for (size_t half = 0; half < 2; half++) look_up(table, both[half], x + 2 * half);
+    UNROLL for (size_t m = 0; m < R; m++) sum[m] = _mm512_setzero_si512();
+    UNROLL for (size_t v = 0; v < VECTORS; v++) {
+        UNROLL for (size_t m = 0; m < R; m++) sum[m] = add_products(sum[m], spread[m][v], x[v]);
+    }
+    UNROLL for (size_t m = 0; m < R; m++) {
+        float *to = out + m * row;
+        vec_store(to, vec_fma(vec_set(scales[m]), _mm512_cvtepi32_ps(sum[m]), vec_load(to)));
+    }
+}
+
 INLINE void accumulate_rows(size_t R, const struct transform_layout *layout, const uint8_t *codes, const uint8_t *weights,
                             const float *scales, float *out) {
-    const size_t planes = layout->planes;
-    __m512i spread[TOGETHER][VECTORS], window[VECTORS] = {0};
-    UNROLL for (size_t m = 0; m < R; m++) spread_weights(weights + m * PAGE_TOKENS, spread[m]);
-    for (size_t p = 0; p < planes; p++) {
-        __m512i x[VECTORS];
-        prefetch_plane(layout->plane, p, codes);
-        if (has_window(&layout->plane[p])) read_windows(false, layout, &layout->plane[p], codes, window);
-        UNROLL for (size_t v = 0; v < VECTORS; v++) x[v] = look_up(signed_levels, &layout->plane[p], window[v]);
-        UNROLL for (size_t m = 0; m < R; m++) {
-            float *to = out + (m * planes + p) * TRANSFORM_SUM_LANES;
-            __m512i sum = _mm512_setzero_si512();
-            UNROLL for (size_t v = 0; v < VECTORS; v++) sum = add_products(sum, spread[m][v], x[v]);
-            vec_store(to, vec_fma(vec_set(scales[m]), _mm512_cvtepi32_ps(sum), vec_load(to)));
-        }
+    const struct transform_plane *plane = layout->plane;
+    const size_t planes = layout->planes, alone = planes_alone(layout), row = planes * TRANSFORM_SUM_LANES;
+    const size_t wrapping = planes_wrapping(layout);
+    __m512i own[TOGETHER][VECTORS], both[2];
+    const __m512i(*spread)[VECTORS] = (const __m512i(*)[VECTORS])own;
+    UNROLL for (size_t m = 0; m < R; m++) spread_weights(weights + m * PAGE_TOKENS, own[m]);
+    prefetch_codes(layout, codes);
+    size_t p = 0;
+    for (; p < alone; p++, out += TRANSFORM_SUM_LANES) {
+        const uint8_t *at = codes + p * PAGE_TRANSFORM_NIBBLE;
+        UNROLL for (size_t half = 0; half < 2; half++) both[half] = read_half(at, half);
+        add_plane(R, spread, levels_table(signed_levels, &plane[p]), both, scales, row, out);
+    }
+    for (; p < wrapping; p++, out += TRANSFORM_SUM_LANES) {
+        const uint8_t *at = nibble_of(&plane[p], codes);
+        UNROLL for (size_t half = 0; half < 2; half++) both[half] =
+            window_of(&plane[p], read_half(at, half), wrapped(false, layout, codes, half));
+        add_plane(R, spread, levels_table(signed_levels, &plane[p]), both, scales, row, out);
+    }
+    for (; p < planes; p++, out += TRANSFORM_SUM_LANES) {
+        const uint8_t *at = nibble_of(&plane[p], codes), *old = nibble_before(layout, &plane[p], codes);
+        UNROLL for (size_t half = 0; half < 2; half++) both[half] = window_of(&plane[p], read_half(at, half), read_half(old, half));
+        add_plane(R, spread, levels_table(signed_levels, &plane[p]), both, scales, row, out);
     }
 }
 

@@ -9,7 +9,10 @@
 #include "backend/cpu/kernels/lanes/avxvnni_products.h"
 
 #define SUM_RANGE 1000 /* no group of planes has more */
-#define SUM_OCTETS 8
+#define MIDDLE_LEVEL TRANSFORM_LEVEL_MAX
+#define SMALL_OCTETS 4 /* what is added to a sum waits for it: two take turns */
+#define MIDDLE_OCTETS 4
+#define LARGE_OCTETS 4
 
 #include "backend/cpu/kernels/transform/octets_template.h"
 

@@ -25,13 +25,17 @@ INLINE uint8x16_t previous_component(bool keys, uint8x16_t x) {
     return keys ? vqtbl1q_u8(x, vld1q_u8(by_one)) : vextq_u8(x, x, 12);
 }
 
+/* Whether a plane is looked up by a window of its own; if not, by that of the plane before. */
+INLINE bool has_window(const struct transform_plane *plane) { return transform_table_of(plane) != TRANSFORM_PAIR_SECOND; }
+
 /* The nibbles by which a plane's levels are looked up. */
 INLINE void read_windows(bool keys, const struct transform_layout *layout, const struct transform_plane *plane,
                          const uint8_t *codes, plane_levels x) {
     const uint8_t *at = codes + (size_t)plane->nibble * PAGE_TRANSFORM_NIBBLE, *before = NULL;
-    const uint8x16_t own = vdupq_n_u8(own_bits(plane));
+    const uint8x16_t own = vdupq_n_u8((uint8_t)own_bits(plane));
     bool wraps = false;
-    if (transform_written(plane) < 4) before = nibble_before(layout, plane, codes, &wraps);
+    if (transform_written(plane) < 4)
+        before = codes + (size_t)transform_before(layout, plane->nibble, &wraps) * PAGE_TRANSFORM_NIBBLE;
     UNROLL for (size_t half = 0; half < 2; half++) {
         UNROLL for (size_t i = 0; i < 4; i++) {
             size_t v = i / 2 * 4 + i % 2, place = i * OCTET + 16 * half;

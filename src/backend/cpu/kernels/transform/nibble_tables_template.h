@@ -17,14 +17,30 @@ static void fill_tables(void) {
     }
 }
 
-/* Whether a plane is looked up by a window of its own; if not, by that of the plane before. */
-INLINE bool has_window(const struct transform_plane *plane) { return transform_table_of(plane) != TRANSFORM_PAIR_SECOND; }
+/* Planes before the stream have a nibble each, in their order. */
+INLINE size_t planes_alone(const struct transform_layout *layout) { return SMALLER(layout->stream, layout->planes); }
 
-/* The nibble before a plane's, whose lower bits are the window's oldest; *wraps: of the component before. */
-INLINE const uint8_t *nibble_before(const struct transform_layout *layout, const struct transform_plane *plane,
-                                    const uint8_t *codes, bool *wraps) {
-    return codes + (size_t)transform_before(layout, plane->nibble, wraps) * PAGE_TRANSFORM_NIBBLE;
+/* The end of the planes whose older bits, if they have any, wrap around to the component before: those of the stream's first nibble. */
+INLINE size_t planes_wrapping(const struct transform_layout *layout) {
+    const unsigned first = layout->nibbles > layout->stream ? transform_place(layout, 0) : 0;
+    size_t p = planes_alone(layout);
+    while (p < layout->planes && layout->plane[p].nibble == first) p++;
+    return p;
 }
 
-/* Both nibbles' bits of a byte that are the plane's own nibble's. */
-INLINE uint8_t own_bits(const struct transform_plane *plane) { return (uint8_t)(17u * (15u & ~(15u >> transform_written(plane)))); }
+/* The nibble that the stream writes before that of a plane which does not wrap. Without branches: the processor has better to guess. */
+INLINE const uint8_t *nibble_before(const struct transform_layout *layout, const struct transform_plane *plane,
+                                    const uint8_t *codes) {
+    const size_t nibble = plane->nibble == layout->stream ? layout->nibbles : plane->nibble;
+    return codes + (nibble - 1) * PAGE_TRANSFORM_NIBBLE;
+}
+
+INLINE const uint8_t *nibble_of(const struct transform_plane *plane, const uint8_t *codes) {
+    return codes + (size_t)plane->nibble * PAGE_TRANSFORM_NIBBLE;
+}
+
+/* Bits of a byte's two nibbles that are the plane's own nibble's, in four bytes. */
+INLINE uint32_t own_bits(const struct transform_plane *plane) {
+    static const uint32_t own[4] = {0x88888888, 0xcccccccc, 0xeeeeeeee, 0xffffffff};
+    return own[plane->table % 4];
+}

@@ -5,9 +5,12 @@
  *     first_products(a, b)      products of bytes, of `a` without sign and of `b` with one, of four in a dword in some form
  *     more_products(sum, a, b)  the same added to a sum
  *     whole_sums(sum)           the dwords' sums
- *     SUM_RANGE                 keys' products are added up in that form as long as their planes' largest levels, from 0 on, are no
- *                               more together
- *     SUM_OCTETS                of values' products, where a level may have any size; all 8 octets where none exceeds SMALL_LEVEL
+ *     SUM_RANGE                 keys' products are added up in that form as long as their planes' largest levels are no more together
+ *     LARGE_OCTETS              octets of which values' products are, where a level may have any size
+ *     MIDDLE_OCTETS             the same where none exceeds MIDDLE_LEVEL
+ *     SMALL_OCTETS              the same of the stream, whose levels do not exceed 8
+ *
+ * An octet is 8 tokens of a plane, 32 bytes of levels.
  *
  * score_ISA, accumulate_ISA and what else fill_octets() fills come out. */
 #include "backend/cpu/kernels/transform/init.h"
@@ -16,7 +19,6 @@
 #include <math.h>
 #include <string.h>
 
-#define SMALL_LEVEL 8
 #define TOGETHER 4 /* rows of a pass */
 #define OCTETS 8   /* of a plane: 8 tokens each */
 #define OCTET 32   /* bytes */
@@ -27,65 +29,49 @@ INLINE __m256i load(const uint8_t *at) { return _mm256_loadu_si256((const __m256
 INLINE __m256i low_nibbles(__m256i x) { return _mm256_and_si256(x, _mm256_set1_epi8(15)); }
 INLINE __m256i high_nibbles(__m256i x) { return low_nibbles(_mm256_srli_epi16(x, 4)); }
 
+/* The i-th 32 bytes of a nibble are octet octet_of(i) and, in their upper bits, the second after it. */
+INLINE size_t octet_of(size_t i) { return i / 2 * 4 + i % 2; }
+
 /* Component i's place has what component i - 1's had. */
 INLINE __m256i previous_component(bool keys, __m256i x) {
     const __m256i by_one = _mm256_broadcastsi128_si256(_mm_setr_epi8(3, 0, 1, 2, 7, 4, 5, 6, 11, 8, 9, 10, 15, 12, 13, 14));
     return keys ? _mm256_shuffle_epi8(x, by_one) : _mm256_shuffle_epi32(x, 0x93);
 }
 
-/* Levels of a plane, octet by octet. `old`: the nibble before, NULL where no bits of it are in the window. What they were looked up by goes
- * to `kept`, if that is given. */
-INLINE void look_up(bool keys, __m256i table, const uint8_t *at, const uint8_t *old, bool wraps, uint8_t own, __m256i *kept,
-                    __m256i *x) {
-    UNROLL for (size_t i = 0; i < 4; i++) {
-        const size_t v = i / 2 * 4 + i % 2;
-        __m256i both = load(at + i * OCTET);
-        if (old) {
-            const __m256i mask = _mm256_set1_epi8((char)own);
-            __m256i before = wraps ? previous_component(keys, load(old + i * OCTET)) : load(old + i * OCTET);
-            both = _mm256_or_si256(_mm256_and_si256(mask, both), _mm256_andnot_si256(mask, before));
-        }
-        __m256i low = low_nibbles(both), high = high_nibbles(both);
-        if (kept) kept[v] = low, kept[v + 2] = high;
-        x[v] = _mm256_shuffle_epi8(table, low);
-        x[v + 2] = _mm256_shuffle_epi8(table, high);
+/* Of a plane: a nibble whole; of it and of the component's before, that of the stream's last nibble; of it and of the nibble before. */
+enum windows { WHOLE, WRAPPING, RUNNING };
+
+struct place {
+    const uint8_t *at, *old; /* the plane's nibble and the one before, where any of its bits count */
+    __m256i own;             /* bits of `at` that do */
+    __m256i table;           /* levels */
+};
+
+INLINE struct place place_of(enum windows windows, uint8_t (*tables)[16], const struct transform_layout *layout, size_t p,
+                             const uint8_t *codes) {
+    const struct transform_plane *plane = &layout->plane[p];
+    struct place place = {.at = nibble_of(plane, codes)};
+    place.table = _mm256_broadcastsi128_si256(_mm_load_si128((const __m128i *)tables[plane->table]));
+    if (windows != WHOLE) place.own = _mm256_set1_epi32((int)own_bits(plane));
+    if (windows == WRAPPING) place.old = codes + (size_t)layout->stream * PAGE_TRANSFORM_NIBBLE;
+    if (windows == RUNNING) place.old = nibble_before(layout, plane, codes);
+    return place;
+}
+
+/* The levels of octet octet_of(i) and of the second after it. */
+INLINE void look_up(enum windows windows, bool keys, const struct place *place, size_t i, __m256i *x) {
+    __m256i both = load(place->at + i * OCTET);
+    if (windows != WHOLE) {
+        __m256i old = load(place->old + i * OCTET);
+        if (windows == WRAPPING) old = previous_component(keys, old);
+        both = _mm256_or_si256(_mm256_and_si256(place->own, both), _mm256_andnot_si256(place->own, old));
     }
+    x[0] = _mm256_shuffle_epi8(place->table, low_nibbles(both));
+    x[1] = _mm256_shuffle_epi8(place->table, high_nibbles(both));
 }
 
-INLINE __m256i table_of(uint8_t (*tables)[16], const struct transform_plane *plane) {
-    return _mm256_broadcastsi128_si256(_mm_load_si128((const __m128i *)tables[plane->table]));
-}
-
-INLINE const uint8_t *nibble_of(const struct transform_plane *plane, const uint8_t *codes) {
-    return codes + (size_t)plane->nibble * PAGE_TRANSFORM_NIBBLE;
-}
-
-/* Of a plane that has a nibble of its own. */
-INLINE void read_alone(uint8_t (*tables)[16], const struct transform_plane *plane, const uint8_t *codes, __m256i *x) {
-    look_up(false, table_of(tables, plane), nibble_of(plane, codes), NULL, false, 0, NULL, x);
-}
-
-/* Of a plane of the stream. kept[OCTETS]: between the planes of a pair, what both are looked up by. */
-INLINE void read_stream(bool keys, uint8_t (*tables)[16], const struct transform_layout *layout,
-                        const struct transform_plane *plane, const uint8_t *codes, __m256i *kept, __m256i *x) {
-    const __m256i table = table_of(tables, plane);
-    const uint8_t *at = nibble_of(plane, codes), own = own_bits(plane);
-    const bool pair = transform_table_of(plane) == TRANSFORM_PAIR_FIRST;
-    bool wraps;
-    const uint8_t *old = nibble_before(layout, plane, codes, &wraps);
-    if (transform_table_of(plane) == TRANSFORM_PAIR_SECOND)
-        UNROLL for (size_t v = 0; v < OCTETS; v++) x[v] = _mm256_shuffle_epi8(table, kept[v]);
-    else if (transform_written(plane) == 4)
-        look_up(keys, table, at, NULL, false, own, pair ? kept : NULL, x);
-    else if (wraps)
-        look_up(keys, table, at, old, true, own, kept, x);
-    else
-        look_up(keys, table, at, old, false, own, kept, x);
-}
-
-INLINE void prefetch_plane(const struct transform_plane *plane, size_t p, const uint8_t *codes) {
-    if (p == 0 || plane[p].nibble != plane[p - 1].nibble)
-        prefetch_step(codes + (size_t)plane[p].nibble * PAGE_TRANSFORM_NIBBLE, 0, PAGE_TRANSFORM_NIBBLE);
+INLINE void prefetch_codes(const struct transform_layout *layout, const uint8_t *codes) {
+    for (size_t n = 0; n < layout->nibbles; n++) prefetch_step(codes, n, PAGE_TRANSFORM_NIBBLE);
 }
 
 /* ---- Gains --------------------------------------------------------------------------------------------------------------- */
@@ -150,65 +136,106 @@ INLINE __m256i four_weights(const int8_t *weights) {
 
 #define BESIDE 2 /* octets that are multiplied together: with four rows their sums are half the registers */
 
-/* What all sums have too much because levels are read from 0 on. */
-static float bias_of(const struct transform_query *query, size_t planes) {
-    float sum = 0;
-    for (size_t group = 0; group * TRANSFORM_STEP_PLANES < planes; group++) sum += query->steps[group] * (float)query->bias[group];
-    return sum;
+/* Some planes of a group: those from `first` on to `end`. */
+struct chunk {
+    size_t first, end;
+};
+
+/* What the sums of a chunk begin with: levels are read from 0 on. largest: as bytes_of_largest. */
+INLINE __m256i begin_sums(__m256i largest, const int8_t *weights_of_group) {
+    __m256i sum = first_products(largest, load((const uint8_t *)weights_of_group));
+    sum = add_sums(sum, _mm256_permute2x128_si256(sum, sum, 1));
+    sum = add_sums(sum, _mm256_shuffle_epi32(sum, 0x4e));
+    return minus_sums(add_sums(sum, _mm256_shuffle_epi32(sum, 0xb1)));
 }
 
-/* logits += the products of some planes of a group from `first` on, of which levels[planes][OCTETS]; the first of all begin with the bias,
- * the last end with gains and offset. */
-INLINE void score_planes(size_t R, size_t planes, size_t first, size_t all, const __m256i (*levels)[OCTETS], const float *gains,
-                         const struct transform_query *queries, float *logits) {
-    const bool last = first + planes == all;
-    vec bias[TOGETHER] = {0};
-    UNROLL for (size_t m = 0; m < R; m++) bias[m] = first ? vec_zero() : vec_set(bias_of(&queries[m], all));
-    for (size_t v = 0; v < OCTETS; v += BESIDE) {
-        __m256i sum[TOGETHER][BESIDE];
-        UNROLL for (size_t m = 0; m < R; m++) {
-            __m256i weights = four_weights(queries[m].weights + first * TRANSFORM_QUAD);
-            UNROLL for (size_t i = 0; i < BESIDE; i++) sum[m][i] = first_products(levels[0][v + i], weights);
+/* The largest level of each plane of a group in four bytes, 0 where the plane is not of the chunk. */
+INLINE __m256i bytes_of_largest(const struct transform_plane *group, size_t first, size_t n) {
+    const char no = -128;
+    const __m256i lower = _mm256_broadcastsi128_si256(_mm_setr_epi8(3, 3, 3, 3, 11, 11, 11, 11, no, no, no, no, no, no, no, no));
+    const __m256i upper = _mm256_broadcastsi128_si256(_mm_setr_epi8(no, no, no, no, no, no, no, no, 3, 3, 3, 3, 11, 11, 11, 11));
+    const __m256i number = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    __m256i all = _mm256_or_si256(_mm256_shuffle_epi8(load((const uint8_t *)group), lower),
+                                  _mm256_shuffle_epi8(load((const uint8_t *)(group + 4)), upper));
+    __m256i in = _mm256_andnot_si256(_mm256_cmpgt_epi32(_mm256_set1_epi32((int)first), number),
+                                     _mm256_cmpgt_epi32(_mm256_set1_epi32((int)(first + n)), number));
+    return _mm256_and_si256(in, _mm256_permute4x64_epi64(all, 0xd8));
+}
+
+/* sum[m][] += weights times x[BESIDE] */
+INLINE void add_to_rows(size_t R, const __m256i *x, const struct transform_query *queries, size_t p, __m256i (*sum)[BESIDE]) {
+    UNROLL for (size_t m = 0; m < R; m++) {
+        __m256i weights = four_weights(queries[m].weights + p * TRANSFORM_QUAD);
+        UNROLL for (size_t j = 0; j < BESIDE; j++) sum[m][j] = more_products(sum[m][j], x[j], weights);
+    }
+}
+
+/* The levels of a chunk's planes of the stream, octets as they are read. */
+INLINE void read_chunk(const struct transform_layout *layout, size_t wrapping, struct chunk chunk, const uint8_t *codes,
+                       __m256i (*levels)[4][BESIDE]) {
+    size_t p = LARGER(chunk.first, planes_alone(layout));
+    for (; p < SMALLER(chunk.end, wrapping); p++) {
+        const struct place place = place_of(WRAPPING, levels_from_zero, layout, p, codes);
+        UNROLL for (size_t i = 0; i < 4; i++) look_up(WRAPPING, true, &place, i, levels[p - chunk.first][i]);
+    }
+    for (; p < chunk.end; p++) {
+        const struct place place = place_of(RUNNING, levels_from_zero, layout, p, codes);
+        UNROLL for (size_t i = 0; i < 4; i++) look_up(RUNNING, true, &place, i, levels[p - chunk.first][i]);
+    }
+}
+
+/* logits (+)= the products of a chunk's planes; the last end with gains and offset. */
+INLINE void score_chunk(size_t R, const struct transform_layout *layout, struct chunk chunk, const uint8_t *codes,
+                        const __m256i (*levels)[4][BESIDE], const float *gains, const struct transform_query *queries,
+                        float *logits) {
+    const size_t group = chunk.first / TRANSFORM_STEP_PLANES, begin = group * TRANSFORM_STEP_PLANES;
+    const size_t end_alone = SMALLER(chunk.end, planes_alone(layout));
+    const struct transform_plane *plane = layout->plane;
+    const __m256i largest = bytes_of_largest(plane + begin, chunk.first - begin, chunk.end - chunk.first);
+    __m256i bias[TOGETHER];
+    UNROLL for (size_t m = 0; m < R; m++) bias[m] = begin_sums(largest, queries[m].weights + begin * TRANSFORM_QUAD);
+    for (size_t i = 0; i < 4; i++) {
+        __m256i sum[TOGETHER][BESIDE], x[BESIDE];
+        size_t p = chunk.first;
+        UNROLL for (size_t m = 0; m < R; m++) { UNROLL for (size_t j = 0; j < BESIDE; j++) sum[m][j] = bias[m]; }
+        for (; p < end_alone; p++) {
+            const struct place place = place_of(WHOLE, levels_from_zero, layout, p, codes);
+            look_up(WHOLE, true, &place, i, x);
+            add_to_rows(R, x, queries, p, sum);
         }
-        for (size_t p = 1; p < planes; p++) {
-            __m256i x[BESIDE];
-            UNROLL for (size_t i = 0; i < BESIDE; i++) x[i] = levels[p][v + i];
-            UNROLL for (size_t m = 0; m < R; m++) {
-                __m256i weights = four_weights(queries[m].weights + (first + p) * TRANSFORM_QUAD);
-                UNROLL for (size_t i = 0; i < BESIDE; i++) sum[m][i] = more_products(sum[m][i], x[i], weights);
-            }
-        }
+        for (; p < chunk.end; p++) add_to_rows(R, levels[p - chunk.first][i], queries, p, sum);
         UNROLL for (size_t m = 0; m < R; m++) {
-            vec step = vec_set(queries[m].steps[first / TRANSFORM_STEP_PLANES]);
-            UNROLL for (size_t i = 0; i < BESIDE; i++) {
-                float *to = logits + m * PAGE_TOKENS + (v + i) * LANES;
-                vec x = vec_fma(step, _mm256_cvtepi32_ps(whole_sums(sum[m][i])), first ? vec_load(to) : bias[m]);
-                vec_store(to, last ? vec_fma(vec_load(gains + (v + i) * LANES), x, vec_set(queries[m].offset)) : x);
+            vec step = vec_set(queries[m].steps[group]);
+            UNROLL for (size_t j = 0; j < BESIDE; j++) {
+                const size_t t = (octet_of(i) + 2 * j) * LANES;
+                float *to = logits + m * PAGE_TOKENS + t;
+                vec y = _mm256_cvtepi32_ps(whole_sums(sum[m][j]));
+                y = chunk.first ? vec_fma(step, y, vec_load(to)) : vec_mul(step, y);
+                vec_store(to, chunk.end == layout->planes ? vec_fma(vec_load(gains + t), y, vec_set(queries[m].offset)) : y);
             }
         }
     }
 }
 
-static int range_of(const struct transform_plane *plane) { return 2 * plane->largest; }
+/* The planes from `first` on that are summed up together. */
+INLINE struct chunk chunk_at(const struct transform_layout *layout, size_t first) {
+    const size_t end = SMALLER((first / TRANSFORM_STEP_PLANES + 1) * TRANSFORM_STEP_PLANES, layout->planes);
+    struct chunk chunk = {first, first};
+    for (int range = 0; chunk.end < end && (range += layout->plane[chunk.end].largest) <= SUM_RANGE;) chunk.end++;
+    return chunk;
+}
 
 INLINE void score_rows(size_t R, const struct transform_layout *layout, const uint8_t *codes, const float *gains,
                        const struct transform_query *queries, bool ahead, float *logits) {
-    const struct transform_plane *plane = layout->plane;
-    __m256i kept[OCTETS] = {0};
-    for (size_t first = 0, n; first < layout->planes; first += n) {
-        __m256i levels[TRANSFORM_STEP_PLANES][OCTETS];
-        const size_t most = SMALLER(TRANSFORM_STEP_PLANES - first % TRANSFORM_STEP_PLANES, layout->planes - first);
-        int range = 0;
-        for (n = 0; n < most && (range += range_of(&plane[first + n])) <= SUM_RANGE; n++) {
-            if (ahead) prefetch_plane(plane, first + n, codes);
-            if (plane[first + n].nibble < layout->stream)
-                read_alone(levels_from_zero, &plane[first + n], codes, levels[n]);
-            else
-                read_stream(true, levels_from_zero, layout, &plane[first + n], codes, kept, levels[n]);
-        }
-        score_planes(R, n, first, layout->planes, (const __m256i(*)[OCTETS])levels, gains, queries, logits);
+    const size_t planes = layout->planes, wrapping = planes_wrapping(layout);
+    if (ahead) prefetch_codes(layout, codes);
+    for (struct chunk chunk = {0, 0}; chunk.end < planes;) {
+        __m256i levels[TRANSFORM_STEP_PLANES][4][BESIDE];
+        chunk = chunk_at(layout, chunk.end);
+        read_chunk(layout, wrapping, chunk, codes, levels);
+        score_chunk(R, layout, chunk, codes, (const __m256i(*)[4][BESIDE])levels, gains, queries, logits);
     }
-    for (size_t i = 0; i < R * PAGE_TOKENS && !layout->planes; i++) logits[i] = queries[i / PAGE_TOKENS].offset;
+    for (size_t i = 0; i < R * PAGE_TOKENS && !planes; i++) logits[i] = queries[i / PAGE_TOKENS].offset;
 }
 
 static uint16_t PASTE(rank, ISA)(const struct transform_layout *layout, const void *page, float least, float step,
@@ -290,41 +317,46 @@ INLINE void spread_weights(const uint8_t *weights, __m256i *to) {
     }
 }
 
-/* A plane's sums for R rows, `octets` of which are added up before they are whole. */
-INLINE void add_plane(size_t R, size_t octets, const __m256i (*spread)[OCTETS], const __m256i *x, const float *scales, size_t row,
-                      float *out) {
-    UNROLL for (size_t m = 0; m < R; m++) {
-        __m256i all = _mm256_setzero_si256();
-        UNROLL for (size_t first = 0; first < OCTETS; first += octets) {
-            __m256i sum = first_products(spread[m][first], x[first]);
-            UNROLL for (size_t v = first + 1; v < SMALLER(first + octets, OCTETS); v++) sum =
-                more_products(sum, spread[m][v], x[v]);
-            all = first ? _mm256_add_epi32(all, whole_sums(sum)) : whole_sums(sum);
+/* A plane's sums for R rows, `octets` of which are added up before they are whole. The rows take turns: each waits for its own sum. */
+INLINE void add_plane(size_t R, enum windows windows, size_t octets, const __m256i (*spread)[OCTETS], struct place place,
+                      const float *scales, size_t row, float *out) {
+    __m256i sum[TOGETHER], all[TOGETHER];
+    UNROLL for (size_t n = 0; n < OCTETS; n += 2) {
+        __m256i x[2];
+        look_up(windows, false, &place, n / 2, x);
+        UNROLL for (size_t j = 0; j < 2; j++) {
+            const size_t v = octet_of(n / 2) + 2 * j, last = n + j + 1;
+            UNROLL for (size_t m = 0; m < R; m++) {
+                sum[m] = (n + j) % octets ? more_products(sum[m], spread[m][v], x[j]) : first_products(spread[m][v], x[j]);
+                if (last % octets && last < OCTETS) continue;
+                all[m] = last > octets ? _mm256_add_epi32(all[m], whole_sums(sum[m])) : whole_sums(sum[m]);
+            }
         }
-        vec_store(out + m * row, vec_fma(vec_set(scales[m]), _mm256_cvtepi32_ps(all), vec_load(out + m * row)));
+    }
+    UNROLL for (size_t m = 0; m < R; m++) {
+        float *to = out + m * row;
+        vec_store(to, vec_fma(vec_set(scales[m]), _mm256_cvtepi32_ps(all[m]), vec_load(to)));
     }
 }
 
 INLINE void accumulate_rows(size_t R, const struct transform_layout *layout, const uint8_t *codes, const uint8_t *weights,
                             const float *scales, float *out) {
-    const size_t row = (size_t)layout->planes * TRANSFORM_SUM_LANES;
-    const struct transform_plane *plane = layout->plane;
-    __m256i spread[TOGETHER][OCTETS], kept[OCTETS] = {0};
+    const size_t planes = layout->planes, alone = planes_alone(layout), wrapping = planes_wrapping(layout);
+    const size_t row = planes * TRANSFORM_SUM_LANES;
+    __m256i own[TOGETHER][OCTETS];
+    const __m256i(*spread)[OCTETS] = (const __m256i(*)[OCTETS])own;
+    UNROLL for (size_t m = 0; m < R; m++) spread_weights(weights + m * PAGE_TOKENS, own[m]);
+    __asm__("" : "+r"(spread) : : "memory"); /* or gcc 12 copies them from one place of the stack to another */
+    prefetch_codes(layout, codes);
     size_t p = 0;
-    UNROLL for (size_t m = 0; m < R; m++) spread_weights(weights + m * PAGE_TOKENS, spread[m]);
-    /* Levels of the stream are small, those of whole nibbles are not. */
-    for (; p < layout->planes && plane[p].nibble < layout->stream; p++, out += TRANSFORM_SUM_LANES) {
-        __m256i x[OCTETS];
-        prefetch_plane(plane, p, codes);
-        read_alone(signed_levels, &plane[p], codes, x);
-        add_plane(R, SUM_OCTETS, (const __m256i(*)[OCTETS])spread, x, scales, row, out);
-    }
-    for (; p < layout->planes; p++, out += TRANSFORM_SUM_LANES) {
-        __m256i x[OCTETS];
-        prefetch_plane(plane, p, codes);
-        read_stream(false, signed_levels, layout, &plane[p], codes, kept, x);
-        add_plane(R, OCTETS, (const __m256i(*)[OCTETS])spread, x, scales, row, out);
-    }
+    for (; p < alone && layout->plane[p].largest <= MIDDLE_LEVEL; p++, out += TRANSFORM_SUM_LANES)
+        add_plane(R, WHOLE, MIDDLE_OCTETS, spread, place_of(WHOLE, signed_levels, layout, p, codes), scales, row, out);
+    for (; p < alone; p++, out += TRANSFORM_SUM_LANES)
+        add_plane(R, WHOLE, LARGE_OCTETS, spread, place_of(WHOLE, signed_levels, layout, p, codes), scales, row, out);
+    for (; p < wrapping; p++, out += TRANSFORM_SUM_LANES)
+        add_plane(R, WRAPPING, SMALL_OCTETS, spread, place_of(WRAPPING, signed_levels, layout, p, codes), scales, row, out);
+    for (; p < planes; p++, out += TRANSFORM_SUM_LANES)
+        add_plane(R, RUNNING, SMALL_OCTETS, spread, place_of(RUNNING, signed_levels, layout, p, codes), scales, row, out);
 }
 
 #include "backend/cpu/kernels/transform/rows_template.h"

@@ -20,7 +20,7 @@ struct transform_query {
     float offset;          /* the product with the rows' mean, added to every logit */
     const float *steps;    /* [planes / 8 rounded up], of the levels' integers: the planes' scales are in the weights */
     const int32_t *bias;   /* [planes / 8 rounded up] */
-    const int8_t *weights; /* [planes][4], 4-byte aligned, at most 127 in magnitude */
+    const int8_t *weights; /* [planes rounded up to 8][4], 4-byte aligned, at most 127 in magnitude */
 };
 
 #define TRANSFORM_PATH_STATES 8 /* of a stream: its last three bits */
