@@ -180,41 +180,81 @@ static uint16_t rank_avx512(const struct transform_layout *layout, const void *p
 
 /* ---- Values: the lanes of each 128 bits are components, the bytes of a dword four tokens -------------------------------------- */
 
-/* One row; `upper` is NULL where its integers have 8 bits. */
-INLINE float quantize_row(const float *weights, const vec *gains, float whole, uint8_t *upper, uint8_t *lower, float *scale) {
-    vec x[VECTORS], sum = vec_zero(), most = vec_zero();
+INLINE __m256 upper_half(vec x) { return _mm512_extractf32x8_ps(x, 1); }
+
+/* The sums of four registers, and the largest of each. */
+INLINE __m128 four_sums(const vec *x) {
+    __m256 half[TOGETHER];
+    UNROLL for (size_t m = 0; m < TOGETHER; m++) half[m] = _mm256_add_ps(_mm512_castps512_ps256(x[m]), upper_half(x[m]));
+    __m256 all = _mm256_hadd_ps(_mm256_hadd_ps(half[0], half[1]), _mm256_hadd_ps(half[2], half[3]));
+    return _mm_add_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps(all, 1));
+}
+
+INLINE __m128 four_largest(const vec *x) {
+    __m256 half[TOGETHER];
+    UNROLL for (size_t m = 0; m < TOGETHER; m++) half[m] = _mm256_max_ps(_mm512_castps512_ps256(x[m]), upper_half(x[m]));
+    __m256 a = _mm256_max_ps(_mm256_unpacklo_ps(half[0], half[1]), _mm256_unpackhi_ps(half[0], half[1]));
+    __m256 b = _mm256_max_ps(_mm256_unpacklo_ps(half[2], half[3]), _mm256_unpackhi_ps(half[2], half[3]));
+    __m256 all = _mm256_max_ps(_mm256_shuffle_ps(a, b, 0x44), _mm256_shuffle_ps(a, b, 0xee));
+    return _mm_max_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps(all, 1));
+}
+
+/* Whole numbers up to 255, in their order. */
+INLINE void write_bytes(const __m512i *x, uint8_t *to) {
+    const __m512i in_order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    __m512i bytes = _mm512_packus_epi16(_mm512_packus_epi32(x[0], x[1]), _mm512_packus_epi32(x[2], x[3]));
+    _mm512_storeu_si512(to, _mm512_permutexvar_epi32(in_order, bytes));
+}
+
+/* R rows: what they wait for, sums and largest of a row, they wait for together. */
+INLINE void quantize_rows(size_t R, const float *weights, const float *gains, size_t rows, size_t planes, uint8_t *bytes,
+                          float *scales, float *sums_of_rows) {
+    const __m128 whole = _mm_set1_ps(planes == 1 ? 255 : 65535);
+    vec x[TOGETHER][VECTORS], sum[TOGETHER], most[TOGETHER];
+    float scale[TOGETHER], inverse[TOGETHER], total[TOGETHER];
+    UNROLL for (size_t m = 0; m < TOGETHER; m++) sum[m] = most[m] = vec_zero();
     UNROLL for (size_t v = 0; v < VECTORS; v++) {
-        vec w = vec_load(weights + v * LANES);
-        sum = vec_add(sum, w);
-        x[v] = vec_mul(w, gains[v]);
-        most = _mm512_max_ps(most, x[v]);
+        vec gain = vec_load(gains + v * LANES);
+        UNROLL for (size_t m = 0; m < R; m++) {
+            vec w = vec_load(weights + m * PAGE_TOKENS + v * LANES);
+            __asm__("" : "+v"(w)); /* or gcc 12 loads it twice */
+            sum[m] = vec_add(sum[m], w);
+            x[m][v] = vec_mul(w, gain);
+            most[m] = _mm512_max_ps(most[m], x[m][v]);
+        }
     }
-    float largest = _mm512_reduce_max_ps(most);
-    *scale = largest > TRANSFORM_LEAST_WEIGHT ? largest / whole : 0;
-    vec inverse = vec_set(largest > TRANSFORM_LEAST_WEIGHT ? whole / largest : 0);
-    UNROLL for (size_t v = 0; v < VECTORS; v++) {
-        __m512i integers = _mm512_cvtps_epi32(vec_mul(x[v], inverse));
-        _mm_storeu_si128((__m128i *)(lower + v * LANES), _mm512_cvtepi32_epi8(integers));
-        if (upper) _mm_storeu_si128((__m128i *)(upper + v * LANES), _mm512_cvtepi32_epi8(_mm512_srli_epi32(integers, 8)));
+    __m128 largest = four_largest(most), any = _mm_cmp_ps(largest, _mm_set1_ps(TRANSFORM_LEAST_WEIGHT), _CMP_GT_OQ);
+    _mm_storeu_ps(scale, _mm_and_ps(any, _mm_div_ps(largest, whole)));
+    _mm_storeu_ps(inverse, _mm_and_ps(any, _mm_div_ps(whole, largest)));
+    _mm_storeu_ps(total, four_sums(sum));
+    UNROLL for (size_t m = 0; m < R; m++) {
+        uint8_t *first = bytes + m * PAGE_TOKENS;
+        __m512i integers[VECTORS];
+        UNROLL for (size_t v = 0; v < VECTORS; v++) integers[v] = _mm512_cvtps_epi32(vec_mul(x[m][v], vec_set(inverse[m])));
+        sums_of_rows[m] += total[m];
+        scales[m] = planes == 1 ? scale[m] : 256 * scale[m];
+        if (planes == 2) {
+            __m512i lower[VECTORS];
+            UNROLL for (size_t v = 0; v < VECTORS; v++) {
+                lower[v] = _mm512_and_si512(integers[v], _mm512_set1_epi32(255));
+                integers[v] = _mm512_srli_epi32(integers[v], 8);
+            }
+            scales[rows + m] = scale[m];
+            write_bytes(lower, first + rows * PAGE_TOKENS);
+        }
+        write_bytes(integers, first);
     }
-    return _mm512_reduce_add_ps(sum);
 }
 
 static void quantize_weights_avx512(const float *weights, const float *gains, size_t rows, size_t planes, uint8_t *bytes,
                                     float *scales, float *sums_of_rows) {
-    vec gain[VECTORS];
-    UNROLL for (size_t v = 0; v < VECTORS; v++) gain[v] = vec_load(gains + v * LANES);
-    if (planes == 1) {
-        for (size_t m = 0; m < rows; m++)
-            sums_of_rows[m] += quantize_row(weights + m * PAGE_TOKENS, gain, 255, NULL, bytes + m * PAGE_TOKENS, &scales[m]);
-        return;
-    }
-    for (size_t m = 0; m < rows; m++) {
-        uint8_t *upper = bytes + m * PAGE_TOKENS;
-        float *scale = &scales[rows + m];
-        sums_of_rows[m] += quantize_row(weights + m * PAGE_TOKENS, gain, 65535, upper, upper + rows * PAGE_TOKENS, scale);
-        scales[m] = 256 * *scale;
-    }
+    size_t m = 0;
+    for (; planes == 1 && m + 4 <= rows; m += 4)
+        quantize_rows(4, weights + m * PAGE_TOKENS, gains, rows, 1, bytes + m * PAGE_TOKENS, scales + m, sums_of_rows + m);
+    for (; planes == 1 && m < rows; m++)
+        quantize_rows(1, weights + m * PAGE_TOKENS, gains, rows, 1, bytes + m * PAGE_TOKENS, scales + m, sums_of_rows + m);
+    for (; m < rows; m++)
+        quantize_rows(1, weights + m * PAGE_TOKENS, gains, rows, 2, bytes + m * PAGE_TOKENS, scales + m, sums_of_rows + m);
 }
 
 /* Four tokens' weights in each dword of 128 bits. */

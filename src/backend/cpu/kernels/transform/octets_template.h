@@ -259,29 +259,28 @@ static uint16_t PASTE(rank, ISA)(const struct transform_layout *layout, const vo
 
 /* ---- Values: the lanes of each 128 bits are components, the bytes of a dword four tokens ------------------------------------- */
 
-/* One row; `upper` is NULL where its integers have 8 bits. */
-INLINE float quantize_row(const float *weights, const float *gains, float whole, uint8_t *upper, uint8_t *lower, float *scale) {
+INLINE __m128 add_halves(vec x) { return _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1)); }
+INLINE __m128 most_of_halves(vec x) { return _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1)); }
+
+/* The sums of four registers, and the largest of each. */
+INLINE __m128 four_sums(const vec *x) { return add_halves(_mm256_hadd_ps(_mm256_hadd_ps(x[0], x[1]), _mm256_hadd_ps(x[2], x[3]))); }
+
+INLINE __m128 four_largest(const vec *x) {
+    vec a = _mm256_max_ps(_mm256_unpacklo_ps(x[0], x[1]), _mm256_unpackhi_ps(x[0], x[1]));
+    vec b = _mm256_max_ps(_mm256_unpacklo_ps(x[2], x[3]), _mm256_unpackhi_ps(x[2], x[3]));
+    return most_of_halves(_mm256_max_ps(_mm256_shuffle_ps(a, b, 0x44), _mm256_shuffle_ps(a, b, 0xee)));
+}
+
+/* One row's integers of 8 bits, or their lower 8 bits and, unless that is NULL, the upper ones. */
+INLINE void write_integers(const float *weights, const float *gains, float inverse, uint8_t *upper, uint8_t *lower) {
     const __m256i byte = _mm256_set1_epi32(255), in_order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
-    vec x[OCTETS], sum = vec_zero(), most = vec_zero();
-    UNROLL for (size_t v = 0; v < OCTETS; v++) {
-        vec w = vec_load(weights + v * LANES);
-        sum = vec_add(sum, w);
-        x[v] = vec_mul(w, vec_load(gains + v * LANES));
-        most = _mm256_max_ps(most, x[v]);
-    }
-    __m128 a = _mm_max_ps(_mm256_castps256_ps128(most), _mm256_extractf128_ps(most, 1));
-    __m128 b = _mm_add_ps(_mm256_castps256_ps128(sum), _mm256_extractf128_ps(sum, 1));
-    a = _mm_max_ps(a, _mm_movehl_ps(a, a));
-    b = _mm_add_ps(b, _mm_movehl_ps(b, b));
-    float largest = _mm_cvtss_f32(_mm_max_ss(a, _mm_movehdup_ps(a)));
-    *scale = largest > TRANSFORM_LEAST_WEIGHT ? largest / whole : 0;
-    vec inverse = vec_set(largest > TRANSFORM_LEAST_WEIGHT ? whole / largest : 0);
     UNROLL for (size_t v = 0; v < OCTETS; v += 4) {
         __m256i i[4], high[4];
         UNROLL for (size_t j = 0; j < 4; j++) {
-            i[j] = _mm256_cvtps_epi32(vec_mul(x[v + j], inverse));
+            vec x = vec_mul(vec_load(weights + (v + j) * LANES), vec_load(gains + (v + j) * LANES));
+            i[j] = _mm256_cvtps_epi32(vec_mul(x, vec_set(inverse)));
             high[j] = _mm256_srli_epi32(i[j], 8);
-            i[j] = _mm256_and_si256(i[j], byte);
+            if (upper) i[j] = _mm256_and_si256(i[j], byte);
         }
         __m256i bytes = _mm256_packus_epi16(_mm256_packus_epi32(i[0], i[1]), _mm256_packus_epi32(i[2], i[3]));
         _mm256_storeu_si256((__m256i *)(lower + v * LANES), _mm256_permutevar8x32_epi32(bytes, in_order));
@@ -289,22 +288,48 @@ INLINE float quantize_row(const float *weights, const float *gains, float whole,
         bytes = _mm256_packus_epi16(_mm256_packus_epi32(high[0], high[1]), _mm256_packus_epi32(high[2], high[3]));
         _mm256_storeu_si256((__m256i *)(upper + v * LANES), _mm256_permutevar8x32_epi32(bytes, in_order));
     }
-    return _mm_cvtss_f32(_mm_add_ss(b, _mm_movehdup_ps(b)));
+}
+
+/* R rows: what they wait for, sums and largest of a row, they wait for together. */
+INLINE void quantize_rows(size_t R, const float *weights, const float *gains, size_t rows, size_t planes, uint8_t *bytes,
+                          float *scales, float *sums_of_rows) {
+    const __m128 whole = _mm_set1_ps(planes == 1 ? 255 : 65535);
+    vec sum[TOGETHER], most[TOGETHER];
+    float scale[TOGETHER], inverse[TOGETHER], total[TOGETHER];
+    UNROLL for (size_t m = 0; m < TOGETHER; m++) sum[m] = most[m] = vec_zero();
+    UNROLL for (size_t v = 0; v < OCTETS; v++) {
+        vec gain = vec_load(gains + v * LANES);
+        UNROLL for (size_t m = 0; m < R; m++) {
+            vec w = vec_load(weights + m * PAGE_TOKENS + v * LANES);
+            sum[m] = vec_add(sum[m], w);
+            most[m] = _mm256_max_ps(most[m], vec_mul(w, gain));
+        }
+    }
+    __m128 largest = four_largest(most), any = _mm_cmp_ps(largest, _mm_set1_ps(TRANSFORM_LEAST_WEIGHT), _CMP_GT_OQ);
+    _mm_storeu_ps(scale, _mm_and_ps(any, _mm_div_ps(largest, whole)));
+    _mm_storeu_ps(inverse, _mm_and_ps(any, _mm_div_ps(whole, largest)));
+    _mm_storeu_ps(total, four_sums(sum));
+    UNROLL for (size_t m = 0; m < R; m++) {
+        uint8_t *first = bytes + m * PAGE_TOKENS, *second = first + rows * PAGE_TOKENS;
+        sums_of_rows[m] += total[m];
+        scales[m] = planes == 1 ? scale[m] : 256 * scale[m];
+        if (planes == 2) scales[rows + m] = scale[m];
+        if (planes == 1)
+            write_integers(weights + m * PAGE_TOKENS, gains, inverse[m], NULL, first);
+        else
+            write_integers(weights + m * PAGE_TOKENS, gains, inverse[m], first, second);
+    }
 }
 
 static void PASTE(quantize_weights, ISA)(const float *weights, const float *gains, size_t rows, size_t planes, uint8_t *bytes,
                                          float *scales, float *sums_of_rows) {
-    if (planes == 1) {
-        for (size_t m = 0; m < rows; m++)
-            sums_of_rows[m] += quantize_row(weights + m * PAGE_TOKENS, gains, 255, NULL, bytes + m * PAGE_TOKENS, &scales[m]);
-        return;
-    }
-    for (size_t m = 0; m < rows; m++) {
-        uint8_t *upper = bytes + m * PAGE_TOKENS;
-        float *scale = &scales[rows + m];
-        sums_of_rows[m] += quantize_row(weights + m * PAGE_TOKENS, gains, 65535, upper, upper + rows * PAGE_TOKENS, scale);
-        scales[m] = 256 * *scale;
-    }
+    size_t m = 0;
+    for (; planes == 1 && m + 4 <= rows; m += 4)
+        quantize_rows(4, weights + m * PAGE_TOKENS, gains, rows, 1, bytes + m * PAGE_TOKENS, scales + m, sums_of_rows + m);
+    for (; planes == 1 && m < rows; m++)
+        quantize_rows(1, weights + m * PAGE_TOKENS, gains, rows, 1, bytes + m * PAGE_TOKENS, scales + m, sums_of_rows + m);
+    for (; m < rows; m++)
+        quantize_rows(1, weights + m * PAGE_TOKENS, gains, rows, 2, bytes + m * PAGE_TOKENS, scales + m, sums_of_rows + m);
 }
 
 /* Four tokens' weights in each dword of 128 bits. */
