@@ -108,51 +108,61 @@ INLINE __m512i four_weights(const int8_t *weights) {
     return _mm512_set1_epi32(four);
 }
 
-INLINE void add_to_rows(size_t R, const __m512i *x, const struct transform_query *queries, size_t p, __m512i (*sum)[2]) {
+/* Halves of a page whose sums stay in registers together. */
+INLINE size_t halves_together(size_t R) { return R > 2 ? 1 : 2; }
+
+/* The sums of R rows and halves_together(R) halves. */
+typedef __m512i sums_of_halves[TOGETHER][VECTORS];
+
+INLINE void add_to_rows(size_t R, const __m512i *x, const struct transform_query *queries, size_t p, sums_of_halves sum) {
     UNROLL for (size_t m = 0; m < R; m++) {
         __m512i weights = four_weights(queries[m].weights + p * TRANSFORM_QUAD);
-        UNROLL for (size_t v = 0; v < 2; v++) sum[m][v] = add_products(sum[m][v], x[v], weights);
+        UNROLL for (size_t v = 0; v < 2 * halves_together(R); v++) sum[m][v] = add_products(sum[m][v], x[v], weights);
     }
 }
 
-/* Half of the tokens, so that all sums stay in registers from the first plane to the last. */
-INLINE void score_half(size_t R, const struct transform_layout *layout, size_t wrapping, const uint8_t *codes, size_t half,
-                       const float *gains, const struct transform_query *queries, float *logits) {
+/* From the first plane to the last all sums stay in registers. codes, gains and logits: those of the halves. */
+INLINE void score_halves(size_t R, const struct transform_layout *layout, size_t wrapping, const uint8_t *codes, const float *gains,
+                         const struct transform_query *queries, float *logits) {
     const struct transform_plane *plane = layout->plane;
-    const size_t planes = layout->planes, alone = planes_alone(layout);
-    vec all[TOGETHER][2];
-    __m512i before_first = _mm512_setzero_si512();
-    if (alone < planes) before_first = wrapped(true, layout, codes, half);
-    UNROLL for (size_t m = 0; m < R; m++) all[m][0] = all[m][1] = vec_zero();
-    for (size_t p = 0, group = 0; p < planes; group++) {
+    const size_t planes = layout->planes, alone = planes_alone(layout), H = halves_together(R);
+    vec all[TOGETHER][VECTORS];
+    UNROLL for (size_t m = 0; m < R; m++) { UNROLL for (size_t v = 0; v < 2 * H; v++) all[m][v] = vec_zero(); }
+    for (size_t p = 0, step = 0; p < planes; step++) {
         const size_t end = SMALLER(p + TRANSFORM_STEP_PLANES, planes);
-        __m512i sum[TOGETHER][2], x[2];
-        UNROLL for (size_t m = 0; m < R; m++) sum[m][0] = sum[m][1] = _mm512_set1_epi32(queries[m].bias[group]);
+        __m512i x[VECTORS];
+        sums_of_halves sum;
+        UNROLL for (size_t m = 0; m < R; m++) {
+            UNROLL for (size_t v = 0; v < 2 * H; v++) sum[m][v] = _mm512_set1_epi32(queries[m].bias[step]);
+        }
         for (const size_t stop = SMALLER(end, alone); p < stop; p++) {
-            look_up(levels_table(levels_from_zero, &plane[p]), read_half(codes + p * PAGE_TRANSFORM_NIBBLE, half), x);
+            const __m512i table = levels_table(levels_from_zero, &plane[p]);
+            UNROLL for (size_t h = 0; h < H; h++) look_up(table, read_half(codes + p * PAGE_TRANSFORM_NIBBLE, h), x + 2 * h);
             add_to_rows(R, x, queries, p, sum);
         }
         for (const size_t stop = SMALLER(end, wrapping); p < stop; p++) {
-            __m512i at = read_half(nibble_of(&plane[p], codes), half);
-            look_up(levels_table(levels_from_zero, &plane[p]), window_of(&plane[p], at, before_first), x);
+            const __m512i table = levels_table(levels_from_zero, &plane[p]);
+            const uint8_t *at = nibble_of(&plane[p], codes);
+            UNROLL for (size_t h = 0; h < H; h++)
+                look_up(table, window_of(&plane[p], read_half(at, h), wrapped(true, layout, codes, h)), x + 2 * h);
             add_to_rows(R, x, queries, p, sum);
         }
         for (; p < end; p++) {
-            __m512i at = read_half(nibble_of(&plane[p], codes), half);
-            __m512i old = read_half(nibble_before(layout, &plane[p], codes), half);
-            look_up(levels_table(levels_from_zero, &plane[p]), window_of(&plane[p], at, old), x);
+            const __m512i table = levels_table(levels_from_zero, &plane[p]);
+            const uint8_t *at = nibble_of(&plane[p], codes), *old = nibble_before(layout, &plane[p], codes);
+            UNROLL for (size_t h = 0; h < H; h++)
+                look_up(table, window_of(&plane[p], read_half(at, h), read_half(old, h)), x + 2 * h);
             add_to_rows(R, x, queries, p, sum);
         }
         UNROLL for (size_t m = 0; m < R; m++) {
-            vec step = vec_set(queries[m].steps[group]);
-            UNROLL for (size_t v = 0; v < 2; v++) all[m][v] = vec_fma(step, _mm512_cvtepi32_ps(sum[m][v]), all[m][v]);
+            vec by = vec_set(queries[m].steps[step]);
+            UNROLL for (size_t v = 0; v < 2 * H; v++) all[m][v] = vec_fma(by, _mm512_cvtepi32_ps(sum[m][v]), all[m][v]);
         }
     }
-    UNROLL for (size_t v = 0; v < 2; v++) {
-        const size_t t = (2 * half + v) * LANES;
-        vec gain = vec_load(gains + t);
+    UNROLL for (size_t v = 0; v < 2 * H; v++) {
+        vec gain = vec_load(gains + v * LANES);
         UNROLL for (size_t m = 0; m < R; m++)
-            vec_store(logits + m * PAGE_TOKENS + t, vec_fma(gain, all[m][v], vec_set(queries[m].offset)));
+            vec_store(logits + m * PAGE_TOKENS + v * LANES, vec_fma(gain, all[m][v], vec_set(queries[m].offset)));
     }
 }
 
@@ -160,7 +170,8 @@ INLINE void score_rows(size_t R, const struct transform_layout *layout, const ui
                        const struct transform_query *queries, bool ahead, float *logits) {
     const size_t wrapping = planes_wrapping(layout);
     if (ahead) prefetch_codes(layout, codes);
-    for (size_t half = 0; half < 2; half++) score_half(R, layout, wrapping, codes, half, gains, queries, logits);
+    for (size_t h = 0, t = 0; h < 2; h += halves_together(R), t += 2 * LANES * halves_together(R))
+        score_halves(R, layout, wrapping, codes + h * HALF, gains + t, queries, logits + t);
 }
 
 static uint16_t rank_avx512(const struct transform_layout *layout, const void *page, float least, float step,
@@ -248,13 +259,19 @@ INLINE void quantize_rows(size_t R, const float *weights, const float *gains, si
 
 static void quantize_weights_avx512(const float *weights, const float *gains, size_t rows, size_t planes, uint8_t *bytes,
                                     float *scales, float *sums_of_rows) {
-    size_t m = 0;
-    for (; planes == 1 && m + 4 <= rows; m += 4)
-        quantize_rows(4, weights + m * PAGE_TOKENS, gains, rows, 1, bytes + m * PAGE_TOKENS, scales + m, sums_of_rows + m);
-    for (; planes == 1 && m < rows; m++)
-        quantize_rows(1, weights + m * PAGE_TOKENS, gains, rows, 1, bytes + m * PAGE_TOKENS, scales + m, sums_of_rows + m);
-    for (; m < rows; m++)
-        quantize_rows(1, weights + m * PAGE_TOKENS, gains, rows, 2, bytes + m * PAGE_TOKENS, scales + m, sums_of_rows + m);
+    for (size_t m = 0, n; m < rows; m += n, weights += n * PAGE_TOKENS, bytes += n * PAGE_TOKENS, scales += n, sums_of_rows += n) {
+        n = planes == 1 ? SMALLER(rows - m, TOGETHER) : 1;
+        if (planes == 2)
+            quantize_rows(1, weights, gains, rows, 2, bytes, scales, sums_of_rows);
+        else if (n == 4)
+            quantize_rows(4, weights, gains, rows, 1, bytes, scales, sums_of_rows);
+        else if (n == 3)
+            quantize_rows(3, weights, gains, rows, 1, bytes, scales, sums_of_rows);
+        else if (n == 2)
+            quantize_rows(2, weights, gains, rows, 1, bytes, scales, sums_of_rows);
+        else
+            quantize_rows(1, weights, gains, rows, 1, bytes, scales, sums_of_rows);
+    }
 }
 
 /* Four tokens' weights in each dword of 128 bits. */

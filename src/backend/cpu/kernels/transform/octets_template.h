@@ -136,30 +136,43 @@ INLINE __m256i four_weights(const int8_t *weights) {
 
 #define BESIDE 2 /* octets that are multiplied together: with four rows their sums are half the registers */
 
-/* Some planes of a group: those from `first` on to `end`. */
+/* Planes of a step whose products are added up without a pause: those from `first` on to `end`. */
 struct chunk {
     size_t first, end;
+    __m256i largest; /* levels, in four bytes for each plane of the step; 0 of planes that are not of the chunk */
 };
 
-/* What the sums of a chunk begin with: levels are read from 0 on. largest: as bytes_of_largest. */
-INLINE __m256i begin_sums(__m256i largest, const int8_t *weights_of_group) {
-    __m256i sum = first_products(largest, load((const uint8_t *)weights_of_group));
-    sum = add_sums(sum, _mm256_permute2x128_si256(sum, sum, 1));
-    sum = add_sums(sum, _mm256_shuffle_epi32(sum, 0x4e));
-    return minus_sums(add_sums(sum, _mm256_shuffle_epi32(sum, 0xb1)));
-}
-
-/* The largest level of each plane of a group in four bytes, 0 where the plane is not of the chunk. */
-INLINE __m256i bytes_of_largest(const struct transform_plane *group, size_t first, size_t n) {
+INLINE __m256i largest_of_step(const struct transform_plane *plane) {
     const char no = -128;
     const __m256i lower = _mm256_broadcastsi128_si256(_mm_setr_epi8(3, 3, 3, 3, 11, 11, 11, 11, no, no, no, no, no, no, no, no));
     const __m256i upper = _mm256_broadcastsi128_si256(_mm_setr_epi8(no, no, no, no, no, no, no, no, 3, 3, 3, 3, 11, 11, 11, 11));
-    const __m256i number = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
-    __m256i all = _mm256_or_si256(_mm256_shuffle_epi8(load((const uint8_t *)group), lower),
-                                  _mm256_shuffle_epi8(load((const uint8_t *)(group + 4)), upper));
-    __m256i in = _mm256_andnot_si256(_mm256_cmpgt_epi32(_mm256_set1_epi32((int)first), number),
-                                     _mm256_cmpgt_epi32(_mm256_set1_epi32((int)(first + n)), number));
-    return _mm256_and_si256(in, _mm256_permute4x64_epi64(all, 0xd8));
+    __m256i all = _mm256_or_si256(_mm256_shuffle_epi8(load((const uint8_t *)plane), lower),
+                                  _mm256_shuffle_epi8(load((const uint8_t *)(plane + 4)), upper));
+    return _mm256_permute4x64_epi64(all, 0xd8);
+}
+
+/* Whether the planes of a step are too many for one chunk; half of them are not. */
+INLINE bool exceeds_range(__m256i largest) {
+    __m256i four = _mm256_sad_epu8(largest, _mm256_setzero_si256());
+    __m128i sum = _mm_add_epi64(_mm256_castsi256_si128(four), _mm256_extracti128_si256(four, 1));
+    return _mm_cvtsi128_si32(_mm_add_epi64(sum, _mm_unpackhi_epi64(sum, sum))) > TRANSFORM_QUAD * SUM_RANGE;
+}
+
+/* What the sums of R rows begin with, as levels are read from 0 on: minus the weights times the largest levels. */
+INLINE void begin_sums(size_t R, __m256i largest, const struct transform_query *queries, size_t step, __m256i *bias) {
+    __m256i x[TOGETHER];
+    UNROLL for (size_t m = 0; m < TOGETHER; m++) {
+        const int8_t *weights = queries[m < R ? m : 0].weights + step * TRANSFORM_STEP_PLANES * TRANSFORM_QUAD;
+        x[m] = first_products(largest, load((const uint8_t *)weights));
+    }
+    x[0] = add_sums(_mm256_unpacklo_epi32(x[0], x[1]), _mm256_unpackhi_epi32(x[0], x[1]));
+    x[1] = add_sums(_mm256_unpacklo_epi32(x[2], x[3]), _mm256_unpackhi_epi32(x[2], x[3]));
+    x[0] = add_sums(_mm256_unpacklo_epi64(x[0], x[1]), _mm256_unpackhi_epi64(x[0], x[1]));
+    x[0] = minus_sums(add_sums(x[0], _mm256_permute2x128_si256(x[0], x[0], 1)));
+    bias[0] = _mm256_shuffle_epi32(x[0], 0x00);
+    if (R > 1) bias[1] = _mm256_shuffle_epi32(x[0], 0x55);
+    if (R > 2) bias[2] = _mm256_shuffle_epi32(x[0], 0xaa);
+    if (R > 3) bias[3] = _mm256_shuffle_epi32(x[0], 0xff);
 }
 
 /* sum[m][] += weights times x[BESIDE] */
@@ -171,69 +184,81 @@ INLINE void add_to_rows(size_t R, const __m256i *x, const struct transform_query
 }
 
 /* The levels of a chunk's planes of the stream, octets as they are read. */
-INLINE void read_chunk(const struct transform_layout *layout, size_t wrapping, struct chunk chunk, const uint8_t *codes,
+INLINE void read_chunk(const struct transform_layout *layout, size_t wrapping, const struct chunk *chunk, const uint8_t *codes,
                        __m256i (*levels)[4][BESIDE]) {
-    size_t p = LARGER(chunk.first, planes_alone(layout));
-    for (; p < SMALLER(chunk.end, wrapping); p++) {
+    size_t p = LARGER(chunk->first, planes_alone(layout));
+    for (; p < SMALLER(chunk->end, wrapping); p++) {
         const struct place place = place_of(WRAPPING, levels_from_zero, layout, p, codes);
-        UNROLL for (size_t i = 0; i < 4; i++) look_up(WRAPPING, true, &place, i, levels[p - chunk.first][i]);
+        UNROLL for (size_t i = 0; i < 4; i++) look_up(WRAPPING, true, &place, i, levels[p - chunk->first][i]);
     }
-    for (; p < chunk.end; p++) {
+    for (; p < chunk->end; p++) {
         const struct place place = place_of(RUNNING, levels_from_zero, layout, p, codes);
-        UNROLL for (size_t i = 0; i < 4; i++) look_up(RUNNING, true, &place, i, levels[p - chunk.first][i]);
+        UNROLL for (size_t i = 0; i < 4; i++) look_up(RUNNING, true, &place, i, levels[p - chunk->first][i]);
     }
 }
 
-/* logits (+)= the products of a chunk's planes; the last end with gains and offset. */
-INLINE void score_chunk(size_t R, const struct transform_layout *layout, struct chunk chunk, const uint8_t *codes,
+/* What a chunk's sums of BESIDE octets come to: in logits, unless it is the first, is what the planes before came to; the last ends with
+ * gains and offsets. */
+INLINE void finish_chunk(size_t R, bool first, bool last, size_t step, const __m256i (*sum)[BESIDE], const float *gains,
+                         const struct transform_query *queries, float *logits) {
+    UNROLL for (size_t m = 0; m < R; m++) {
+        const vec by = vec_set(queries[m].steps[step]);
+        UNROLL for (size_t j = 0; j < BESIDE; j++) {
+            float *to = logits + m * PAGE_TOKENS + 2 * j * LANES;
+            vec y = _mm256_cvtepi32_ps(whole_sums(sum[m][j]));
+            y = first ? vec_mul(by, y) : vec_fma(by, y, vec_load(to));
+            vec_store(to, last ? vec_fma(vec_load(gains + 2 * j * LANES), y, vec_set(queries[m].offset)) : y);
+        }
+    }
+}
+
+INLINE void score_chunk(size_t R, const struct transform_layout *layout, const struct chunk *chunk, const uint8_t *codes,
                         const __m256i (*levels)[4][BESIDE], const float *gains, const struct transform_query *queries,
                         float *logits) {
-    const size_t group = chunk.first / TRANSFORM_STEP_PLANES, begin = group * TRANSFORM_STEP_PLANES;
-    const size_t end_alone = SMALLER(chunk.end, planes_alone(layout));
-    const struct transform_plane *plane = layout->plane;
-    const __m256i largest = bytes_of_largest(plane + begin, chunk.first - begin, chunk.end - chunk.first);
+    const size_t step = chunk->first / TRANSFORM_STEP_PLANES, end_alone = SMALLER(chunk->end, planes_alone(layout));
+    const bool first = chunk->first == 0, last = chunk->end == layout->planes;
     __m256i bias[TOGETHER];
-    UNROLL for (size_t m = 0; m < R; m++) bias[m] = begin_sums(largest, queries[m].weights + begin * TRANSFORM_QUAD);
+    begin_sums(R, chunk->largest, queries, step, bias);
     for (size_t i = 0; i < 4; i++) {
+        const size_t t = octet_of(i) * LANES;
         __m256i sum[TOGETHER][BESIDE], x[BESIDE];
-        size_t p = chunk.first;
+        const __m256i(*whole)[BESIDE] = (const __m256i(*)[BESIDE])sum;
+        size_t p = chunk->first;
         UNROLL for (size_t m = 0; m < R; m++) { UNROLL for (size_t j = 0; j < BESIDE; j++) sum[m][j] = bias[m]; }
         for (; p < end_alone; p++) {
             const struct place place = place_of(WHOLE, levels_from_zero, layout, p, codes);
             look_up(WHOLE, true, &place, i, x);
             add_to_rows(R, x, queries, p, sum);
         }
-        for (; p < chunk.end; p++) add_to_rows(R, levels[p - chunk.first][i], queries, p, sum);
-        UNROLL for (size_t m = 0; m < R; m++) {
-            vec step = vec_set(queries[m].steps[group]);
-            UNROLL for (size_t j = 0; j < BESIDE; j++) {
-                const size_t t = (octet_of(i) + 2 * j) * LANES;
-                float *to = logits + m * PAGE_TOKENS + t;
-                vec y = _mm256_cvtepi32_ps(whole_sums(sum[m][j]));
-                y = chunk.first ? vec_fma(step, y, vec_load(to)) : vec_mul(step, y);
-                vec_store(to, chunk.end == layout->planes ? vec_fma(vec_load(gains + t), y, vec_set(queries[m].offset)) : y);
-            }
-        }
+        for (; p < chunk->end; p++) add_to_rows(R, levels[p - chunk->first][i], queries, p, sum);
+        if (first && last)
+            finish_chunk(R, true, true, step, whole, gains + t, queries, logits + t);
+        else if (first)
+            finish_chunk(R, true, false, step, whole, gains + t, queries, logits + t);
+        else if (last)
+            finish_chunk(R, false, true, step, whole, gains + t, queries, logits + t);
+        else
+            finish_chunk(R, false, false, step, whole, gains + t, queries, logits + t);
     }
-}
-
-/* The planes from `first` on that are summed up together. */
-INLINE struct chunk chunk_at(const struct transform_layout *layout, size_t first) {
-    const size_t end = SMALLER((first / TRANSFORM_STEP_PLANES + 1) * TRANSFORM_STEP_PLANES, layout->planes);
-    struct chunk chunk = {first, first};
-    for (int range = 0; chunk.end < end && (range += layout->plane[chunk.end].largest) <= SUM_RANGE;) chunk.end++;
-    return chunk;
 }
 
 INLINE void score_rows(size_t R, const struct transform_layout *layout, const uint8_t *codes, const float *gains,
                        const struct transform_query *queries, bool ahead, float *logits) {
     const size_t planes = layout->planes, wrapping = planes_wrapping(layout);
     if (ahead) prefetch_codes(layout, codes);
-    for (struct chunk chunk = {0, 0}; chunk.end < planes;) {
+    for (size_t p = 0, n; p < planes; p += n) {
+        const size_t begin = p - p % TRANSFORM_STEP_PLANES;
+        struct chunk chunk = {.first = p, .largest = largest_of_step(layout->plane + begin)};
         __m256i levels[TRANSFORM_STEP_PLANES][4][BESIDE];
-        chunk = chunk_at(layout, chunk.end);
-        read_chunk(layout, wrapping, chunk, codes, levels);
-        score_chunk(R, layout, chunk, codes, (const __m256i(*)[4][BESIDE])levels, gains, queries, logits);
+        n = TRANSFORM_STEP_PLANES;
+        if (exceeds_range(chunk.largest)) {
+            const __m256i lower = _mm256_setr_epi32(-1, -1, -1, -1, 0, 0, 0, 0);
+            n = TRANSFORM_STEP_PLANES / 2;
+            chunk.largest = p > begin ? _mm256_andnot_si256(lower, chunk.largest) : _mm256_and_si256(lower, chunk.largest);
+        }
+        chunk.end = SMALLER(p + n, planes);
+        read_chunk(layout, wrapping, &chunk, codes, levels);
+        score_chunk(R, layout, &chunk, codes, (const __m256i(*)[4][BESIDE])levels, gains, queries, logits);
     }
     for (size_t i = 0; i < R * PAGE_TOKENS && !planes; i++) logits[i] = queries[i / PAGE_TOKENS].offset;
 }
@@ -323,13 +348,19 @@ INLINE void quantize_rows(size_t R, const float *weights, const float *gains, si
 
 static void PASTE(quantize_weights, ISA)(const float *weights, const float *gains, size_t rows, size_t planes, uint8_t *bytes,
                                          float *scales, float *sums_of_rows) {
-    size_t m = 0;
-    for (; planes == 1 && m + 4 <= rows; m += 4)
-        quantize_rows(4, weights + m * PAGE_TOKENS, gains, rows, 1, bytes + m * PAGE_TOKENS, scales + m, sums_of_rows + m);
-    for (; planes == 1 && m < rows; m++)
-        quantize_rows(1, weights + m * PAGE_TOKENS, gains, rows, 1, bytes + m * PAGE_TOKENS, scales + m, sums_of_rows + m);
-    for (; m < rows; m++)
-        quantize_rows(1, weights + m * PAGE_TOKENS, gains, rows, 2, bytes + m * PAGE_TOKENS, scales + m, sums_of_rows + m);
+    for (size_t m = 0, n; m < rows; m += n, weights += n * PAGE_TOKENS, bytes += n * PAGE_TOKENS, scales += n, sums_of_rows += n) {
+        n = planes == 1 ? SMALLER(rows - m, TOGETHER) : 1;
+        if (planes == 2)
+            quantize_rows(1, weights, gains, rows, 2, bytes, scales, sums_of_rows);
+        else if (n == 4)
+            quantize_rows(4, weights, gains, rows, 1, bytes, scales, sums_of_rows);
+        else if (n == 3)
+            quantize_rows(3, weights, gains, rows, 1, bytes, scales, sums_of_rows);
+        else if (n == 2)
+            quantize_rows(2, weights, gains, rows, 1, bytes, scales, sums_of_rows);
+        else
+            quantize_rows(1, weights, gains, rows, 1, bytes, scales, sums_of_rows);
+    }
 }
 
 /* Four tokens' weights in each dword of 128 bits. */
