@@ -270,8 +270,9 @@ TERSE_API void terse_codebook_describe(const struct terse_codebook *codebook, st
 struct terse_engine;
 
 struct terse_engine_options {
-    size_t size;      /* of this struct: set by terse_engine_options_defaults */
-    uint32_t threads; /* 0: one per processor; at most 1024 */
+    size_t size;       /* of this struct: set by terse_engine_options_defaults */
+    uint32_t threads;  /* 0: one per processor; at most 1024 */
+    uint32_t prefixes; /* sequences that terse_engine_keep_prefix keeps at most: 16 */
 };
 TERSE_API struct terse_engine_options terse_engine_options_defaults(void);
 
@@ -322,6 +323,25 @@ TERSE_API enum terse_status terse_session_truncate(struct terse_session *session
  * pages; window, exact rows and what the method learned are copied. Counters begin at 0. */
 TERSE_API enum terse_status terse_session_fork(const struct terse_session *session, struct terse_session **copy,
                                                struct terse_error *error);
+
+/* Prefixes: what sessions have read, kept by their engine for others that begin alike. */
+
+/* Keeps what the session holds, as a fork of it, until `prefixes` of the engine's options others were used more recently; the same
+ * sequence only once. An empty session is nothing to keep. */
+TERSE_API enum terse_status terse_engine_keep_prefix(struct terse_engine *engine, const struct terse_session *session,
+                                                     struct terse_error *error);
+TERSE_API void terse_engine_drop_prefixes(struct terse_engine *engine);
+
+/* A new session for a prompt tokens[n]: as terse_session_new, but it holds the first *held of them already where the engine has kept
+ * a sequence of the same method, options of the cache and codebook that begins with them; *held < n, or 0. Read the others next.
+ *
+ * A sequence that was kept whole is held whole, by any method, as if it had gone on. Where the prompt leaves it, the session holds what a
+ * prefill of the prompt itself would have sealed: whole pages of the sequence's first exact prefill, but for the recent window's number of
+ * tokens before the difference, which are read again. That cannot be, and *held is 0, where pages depend on what comes later: with anchors,
+ * with eviction, with codecs or indexes that learn from the prompt (sign codes; terse-N without a profile). */
+TERSE_API enum terse_status terse_session_new_with_prefix(struct terse_engine *engine, const struct terse_session_options *options,
+                                                          const int32_t *tokens, size_t n, struct terse_session **session,
+                                                          size_t *held, struct terse_error *error);
 
 /* Writes the session to a file (docs/state-format.md): its tokens, cache, sampler and logits, beside its place and then there, so that
  * whatever happens the old file or the new one is there, whole; PATH.part, which a process that is killed leaves behind, is used again. A

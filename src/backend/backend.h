@@ -61,6 +61,9 @@ struct kv_ops {
     uint64_t (*length)(const struct cache *cache); /* tokens seen */
     /* Between steps. Forgets the tokens from the n-th on, n at most the length; TERSE_E_UNSUPPORTED where that cannot be. */
     enum terse_status (*truncate)(struct cache *cache, uint64_t n, struct terse_error *error);
+    /* How many of the first n tokens lie in pages that are the same whatever came after them, and before the next ones' window: what
+     * another sequence that begins alike may hold too, truncated to them. n if that is the length. */
+    uint64_t (*common_prefix)(const struct cache *cache, uint64_t n);
     /* Between steps. A second cache of the same sequence, which shares what does not change. */
     enum terse_status (*fork)(const struct cache *cache, struct cache **copy, struct terse_error *error);
 

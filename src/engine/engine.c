@@ -10,7 +10,7 @@
 #include <stdlib.h>
 
 struct terse_engine_options terse_engine_options_defaults(void) {
-    return (struct terse_engine_options){.size = sizeof(struct terse_engine_options)};
+    return (struct terse_engine_options){.size = sizeof(struct terse_engine_options), .prefixes = 16};
 }
 
 struct cache_shape engine_cache_shape(const struct terse_model *m) {
@@ -63,6 +63,7 @@ enum terse_status engine_new(const struct backend *backend, const struct terse_m
     if (!e) return status_no_memory(error, sizeof *e, "an engine");
     e->model = model;
     e->backend = *backend;
+    e->most_prefixes = options->prefixes;
     status = team_new(options->threads, &e->team, error);
     if (!status) status = engine_run(e, load_executor, e, error);
     if (status)
@@ -79,6 +80,7 @@ enum terse_status terse_engine_new(const struct terse_model *model, const struct
 
 void terse_engine_free(struct terse_engine *engine) {
     if (!engine) return;
+    prefix_index_clear(&engine->prefixes, engine->backend.kv);
     engine->backend.executor->unload(engine->executor);
     terse_codebook_free(engine->weight_profile);
     team_free(engine->team);

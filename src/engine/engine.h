@@ -4,6 +4,7 @@
 
 #include "backend/backend.h"
 #include "base/team.h"
+#include "engine/prefix_index.h"
 
 /* Memory of a step of many sessions: step.c. */
 struct engine_batch {
@@ -19,6 +20,8 @@ struct terse_engine {
     struct executor *executor;
     struct terse_codebook *weight_profile; /* NULL until a session needs it */
     struct engine_batch batch;
+    struct prefix_index prefixes;
+    uint32_t most_prefixes;
 };
 
 /* terse_engine_new on a backend of the caller's choice, of which a copy is kept: another backend's tables, or a backend's with some

@@ -139,7 +139,7 @@ void terse_session_reset(struct terse_session *session) {
     kv_of(session)->reset(session->cache);
     sampler_forget(&session->sampler);
     session->has_logits = false;
-    session->n_tokens = 0;
+    session->n_tokens = session->first_prompt = 0;
 }
 
 uint64_t terse_session_length(const struct terse_session *session) { return kv_of(session)->length(session->cache); }

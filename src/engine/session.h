@@ -1,5 +1,5 @@
 /* The inside of struct terse_session: one sequence with its cache, its tokens and its sampler. step.c reads, session.c samples;
- * session_state.c truncates, forks, saves and loads. */
+ * session_state.c truncates and forks, session_prefix.c begins where others have been, session_file.c saves and loads. */
 #ifndef TERSE_ENGINE_SESSION_H
 #define TERSE_ENGINE_SESSION_H
 
@@ -21,7 +21,8 @@ struct terse_session {
     bool has_logits;
     int32_t *tokens; /* [n_tokens] of the sequence; n_tokens is the cache's length */
     size_t n_tokens, token_capacity;
-    bool in_batch; /* while a step's items are checked: this one was seen */
+    size_t first_prompt; /* of them read by one exact prefill of an empty session */
+    bool in_batch;       /* while a step's items are checked: this one was seen */
 };
 
 static inline const struct terse_model *model_of(const struct terse_session *s) { return s->engine->model; }

@@ -25,6 +25,7 @@ enum terse_status terse_session_truncate(struct terse_session *s, uint64_t n, st
     enum terse_status status = engine_run(s->engine, truncate_cache, &(struct truncation){s, n}, error);
     if (status || n == s->n_tokens) return status;
     s->n_tokens = (size_t)n;
+    if (s->first_prompt > n) s->first_prompt = (size_t)n;
     s->has_logits = false;
     session_remember_tokens(s);
     return TERSE_OK;
@@ -61,6 +62,7 @@ enum terse_status terse_session_fork(const struct terse_session *session, struct
     s->has_logits = session->has_logits;
     if (session->n_tokens) memcpy(s->tokens, session->tokens, session->n_tokens * sizeof *s->tokens);
     s->n_tokens = session->n_tokens;
+    s->first_prompt = session->first_prompt;
     s->json = json_constraint_fork(&session->json);
     if (s->json.schema) s->sampler.json = &s->json;
     *copy = s;

@@ -134,6 +134,7 @@ static enum terse_status prefill(void *user, struct terse_error *error) {
     enum cache_step_kind kind = mode == TERSE_PREFILL_PAPER ? CACHE_STEP_PAPER : CACHE_STEP_PREFILL;
     enum terse_status status = prefill_step(r, kind, r->n, &r->progress, error);
     if (status == TERSE_E_INTERRUPTED) terse_session_reset(r->session);
+    if (!status && mode == TERSE_PREFILL_EXACT && r->session->n_tokens == r->n) r->session->first_prompt = r->n;
     return status;
 }
 

@@ -1,7 +1,9 @@
-/* Sessions cut short and forked: they go on as one that never read the rest, or never was one of two. */
+/* Sessions cut short, forked, and begun where others have been: they go on as one that never read the rest, never was one of two, or read
+ * all by itself. */
 #include "support/fixture_model.h"
 #include "terse.h"
 
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -37,14 +39,19 @@ static int free_engine(void **state) {
     return 0;
 }
 
-static struct terse_session *new_session(const char *method) {
+static struct terse_session_options options_of(const char *method) {
     struct terse_session_options options = terse_session_options_defaults();
-    struct terse_session *session;
-    struct terse_error error;
     options.cache.method = method;
     options.cache.tail_tokens = 32;
     options.context = 1000;
     options.allow_longer_context = true;
+    return options;
+}
+
+static struct terse_session *new_session(const char *method) {
+    struct terse_session_options options = options_of(method);
+    struct terse_session *session;
+    struct terse_error error;
     if (terse_session_new(engine, &options, &session, &error)) fail_msg("%s: %s", method, error.message);
     return session;
 }
@@ -175,9 +182,117 @@ static void json_texts_fork_and_are_not_cut(void **state) {
     terse_session_free(copy);
 }
 
+/* ---- Prefixes ---- */
+
+static struct terse_session *with_prefix(const char *method, const int32_t *text, size_t n, size_t *held) {
+    struct terse_session_options options = options_of(method);
+    struct terse_session *session;
+    struct terse_error error;
+    if (terse_session_new_with_prefix(engine, &options, text, n, &session, held, &error)) fail_msg("%s: %s", method, error.message);
+    assert_int_equal(terse_session_length(session), *held);
+    return session;
+}
+
+static void keep(const struct terse_session *session) {
+    struct terse_error error;
+    if (terse_engine_keep_prefix(engine, session, &error)) fail_msg("%s", error.message);
+}
+
+/* A prompt that begins as a kept one holds what reading it would have sealed; where that depends on what comes later it holds nothing. */
+static void a_prompt_that_begins_as_another_shares_its_pages(void **state) {
+    (void)state;
+    enum { ALIKE = 170 };
+    int32_t other[TOKENS];
+    for (int i = 0; i < TOKENS; i++) other[i] = i < ALIKE ? tokens[i] : (tokens[i] + 5) % (int32_t)info.vocabulary;
+    for (size_t m = 0; m < METHODS; m++) {
+        struct terse_session *first = new_session(methods[m]), *second, *fresh = new_session(methods[m]);
+        struct terse_cache_report report;
+        bool exact = m == 0 || strcmp(methods[m], "quest-64") == 0, shares = m < 4 || exact; /* f16, q8_0, q4_0, kivi-2 */
+        size_t held;
+        prefill(first, tokens, PROMPT);
+        keep(first);
+        second = with_prefix(methods[m], other, TOKENS, &held);
+        if (!shares) assert_int_equal(held, 0);
+        /* Pages end at 64 and, behind 4 exact tokens, at 132; 32 tokens before the difference are read again. */
+        if (shares) assert_int_equal(held, exact ? 128 : 132);
+        terse_session_cache(second, &report);
+        assert_true((report.shared > 0) == shares);
+        prefill(second, other + held, TOKENS - held);
+        prefill(fresh, other, TOKENS);
+        if (held) {
+            assert_int_equal(terse_session_truncate(fresh, held, NULL), TERSE_OK);
+            prefill(fresh, other + held, TOKENS - held);
+        }
+        const float *a = terse_session_logits(second), *b = terse_session_logits(fresh);
+        float largest = 0;
+        for (uint32_t i = 0; i < info.vocabulary; i++) largest = fabsf(b[i]) > largest ? fabsf(b[i]) : largest;
+        for (uint32_t i = 0; i < info.vocabulary; i++)
+            if (!(fabsf(a[i] - b[i]) <= 1e-4f * largest)) fail_msg("%s: logit %u is %g, %g", methods[m], i, a[i], b[i]);
+        terse_session_free(first);
+        terse_session_free(second);
+        terse_session_free(fresh);
+        terse_engine_drop_prefixes(engine);
+    }
+}
+
+/* A sequence that a prompt begins with goes on as if it had never been left, by any method. */
+static void a_kept_sequence_goes_on(void **state) {
+    (void)state;
+    for (size_t m = 0; m < METHODS; m++) {
+        struct terse_session *first = new_session(methods[m]), *second;
+        int32_t text[TOKENS];
+        size_t held;
+        memcpy(text, tokens, sizeof text);
+        prefill(first, tokens, PROMPT);
+        generate(first, 10, text + PROMPT);
+        keep(first);
+        keep(first); /* once is enough */
+        second = with_prefix(methods[m], text, TOKENS, &held);
+        assert_int_equal(held, PROMPT + 10);
+        prefill(first, text + held, TOKENS - held);
+        prefill(second, text + held, TOKENS - held);
+        assert_memory_equal(terse_session_logits(first), terse_session_logits(second), info.vocabulary * sizeof(float));
+        terse_session_free(second);
+        /* At least one token is left to read, another method knows nothing of it, nor does who reads prompts otherwise. */
+        terse_session_free(with_prefix(methods[m], text, PROMPT + 10, &held));
+        assert_true(held < PROMPT + 10);
+        terse_session_free(with_prefix(methods[(m + 1) % METHODS], text, TOKENS, &held));
+        assert_int_equal(held, 0);
+        terse_session_free(with_prefix(methods[m], text + 1, TOKENS - 1, &held));
+        assert_int_equal(held, 0);
+        terse_engine_drop_prefixes(engine);
+        terse_session_free(first);
+    }
+}
+
+static void the_least_recently_used_prefix_leaves(void **state) {
+    (void)state;
+    enum { MOST = 16 };
+    struct terse_session *session = new_session("q8_0");
+    size_t held;
+    for (int i = 0; i < MOST; i++) {
+        terse_session_reset(session);
+        prefill(session, tokens + i, 20);
+        keep(session);
+    }
+    terse_session_free(with_prefix("q8_0", tokens, 21, &held)); /* the first becomes the newest */
+    assert_int_equal(held, 20);
+    terse_session_reset(session);
+    keep(session); /* nothing */
+    prefill(session, tokens + MOST, 20);
+    keep(session);
+    terse_session_free(session);
+    for (int i = 0; i <= MOST; i++) {
+        terse_session_free(with_prefix("q8_0", tokens + i, 21, &held));
+        assert_int_equal(held, i == 1 ? 0 : 20);
+    }
+    terse_engine_drop_prefixes(engine);
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(a_fork_goes_on_as_its_origin),
-                                       cmocka_unit_test(a_cut_in_the_window_takes_tokens_back),
-                                       cmocka_unit_test(json_texts_fork_and_are_not_cut)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_fork_goes_on_as_its_origin),    cmocka_unit_test(a_cut_in_the_window_takes_tokens_back),
+        cmocka_unit_test(json_texts_fork_and_are_not_cut), cmocka_unit_test(a_prompt_that_begins_as_another_shares_its_pages),
+        cmocka_unit_test(a_kept_sequence_goes_on),         cmocka_unit_test(the_least_recently_used_prefix_leaves)};
     return cmocka_run_group_tests(tests, make_engine, free_engine);
 }

@@ -74,6 +74,21 @@ enum terse_status cache_truncate(struct cache *cache, uint64_t n, struct terse_e
     return TERSE_OK;
 }
 
+/* ---- What sequences that begin alike have in common */
+
+uint64_t cache_common_prefix(const struct cache *cache, uint64_t n) {
+    const struct method *method = &cache->method;
+    uint64_t end = 0, tail = method->tail_tokens;
+    if (n >= cache->extent.length) return cache->extent.length;
+    if (!method->policy->keeps_all || cache->fitted_bytes || n < tail) return 0;
+    for (size_t i = 0; i < cache->n_sealed; i++) {
+        const struct page_set *set = &cache->page_sets[i];
+        if (set->generated || set->count < PAGE_TOKENS || set->first + set->count > n - tail) break;
+        end = set->first + set->count;
+    }
+    return end;
+}
+
 /* ---- Forking */
 
 static void copy_bytes(void *to, const void *from, uint64_t bytes) {

@@ -1,0 +1,86 @@
+/* The prefixes of an engine. They are few, each as large as a cache, so they are looked through one after another: to compare 32,768 tokens
+ * takes microseconds, where reading them takes seconds. */
+#include "engine/prefix_index.h"
+
+#include "base/memory.h"
+
+#include <string.h>
+
+void prefix_free(struct prefix *prefix, const struct kv_ops *kv) {
+    kv->destroy(prefix->cache);
+    memory_free(prefix->tokens);
+}
+
+/* ---- Keeping */
+
+enum terse_status prefix_index_reserve(struct prefix_index *index, size_t most, struct terse_error *error) {
+    if (index->prefixes) return TERSE_OK;
+    if (!(index->prefixes = memory_array(most, sizeof *index->prefixes)))
+        return status_no_memory(error, most * sizeof *index->prefixes, "prefixes");
+    index->capacity = most;
+    return TERSE_OK;
+}
+
+static bool same_kind(const struct prefix_kind *a, const struct prefix_kind *b) {
+    return a->codebook == b->codebook && a->prefill == b->prefill && strcmp(a->method, b->method) == 0;
+}
+
+static bool same_sequence(const struct prefix *a, const struct prefix *b) {
+    return a->n == b->n && same_kind(&a->kind, &b->kind) && memcmp(a->tokens, b->tokens, a->n * sizeof *a->tokens) == 0;
+}
+
+static size_t place_for(const struct prefix_index *index, const struct prefix *prefix) {
+    size_t oldest = 0;
+    for (size_t i = 0; i < index->n; i++) {
+        if (same_sequence(&index->prefixes[i], prefix)) return i;
+        if (index->prefixes[i].used < index->prefixes[oldest].used) oldest = i;
+    }
+    return index->n < index->capacity ? index->n : oldest;
+}
+
+void prefix_index_keep(struct prefix_index *index, const struct kv_ops *kv, struct prefix *prefix) {
+    size_t at = place_for(index, prefix);
+    if (at < index->n)
+        prefix_free(&index->prefixes[at], kv);
+    else
+        index->n++;
+    prefix->used = ++index->clock;
+    index->prefixes[at] = *prefix;
+}
+
+/* ---- Finding */
+
+static size_t common(const int32_t *a, size_t n_a, const int32_t *b, size_t n_b) {
+    size_t n = 0;
+    while (n < n_a && n < n_b && a[n] == b[n]) n++;
+    return n;
+}
+
+/* How many of tokens[n] the prefix serves. A whole sequence goes on whatever its method. Of a part only what one exact prefill has
+ * read is what another prompt's would be: later tokens have read the cache, not the rows. */
+static size_t serves(const struct prefix *p, const struct kv_ops *kv, const int32_t *tokens, size_t n) {
+    size_t alike = common(p->tokens, p->n, tokens, n);
+    if (alike == p->n) return alike;
+    return (size_t)kv->common_prefix(p->cache, alike < p->first_prompt ? alike : p->first_prompt);
+}
+
+const struct prefix *prefix_index_find(struct prefix_index *index, const struct kv_ops *kv, const struct prefix_kind *kind,
+                                       const int32_t *tokens, size_t n, size_t *held) {
+    struct prefix *best = NULL;
+    *held = 0;
+    for (size_t i = 0; i < index->n; i++) {
+        struct prefix *p = &index->prefixes[i];
+        size_t served = same_kind(&p->kind, kind) ? serves(p, kv, tokens, n) : 0;
+        if (served <= *held) continue;
+        *held = served;
+        best = p;
+    }
+    if (best) best->used = ++index->clock;
+    return best;
+}
+
+void prefix_index_clear(struct prefix_index *index, const struct kv_ops *kv) {
+    for (size_t i = 0; i < index->n; i++) prefix_free(&index->prefixes[i], kv);
+    memory_free(index->prefixes);
+    *index = (struct prefix_index){0};
+}

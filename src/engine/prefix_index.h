@@ -1,0 +1,45 @@
+/* What an engine keeps of sequences for sessions that begin alike: forks of their caches, found by their tokens. Leaves to
+ * session_prefix.c where they come from and what becomes of them. */
+#ifndef TERSE_ENGINE_PREFIX_INDEX_H
+#define TERSE_ENGINE_PREFIX_INDEX_H
+
+#include "backend/backend.h"
+
+/* What caches must have in common. */
+struct prefix_kind {
+    char method[METHOD_IDENTITY];
+    uint64_t codebook; /* its hash; 0: none */
+    enum terse_prefill prefill;
+};
+
+struct prefix {
+    struct prefix_kind kind;
+    struct cache *cache; /* of `tokens`, which the prefix owns as it owns them */
+    int32_t *tokens;     /* [n] */
+    size_t n;
+    size_t first_prompt; /* tokens that one exact prefill has read */
+    uint64_t used;       /* the index's clock when it was last */
+};
+
+struct prefix_index {
+    struct prefix *prefixes; /* [n], of `capacity` */
+    size_t n, capacity;
+    uint64_t clock; /* counts uses */
+};
+
+/* Memory for `most` prefixes, where there is none yet. */
+enum terse_status prefix_index_reserve(struct prefix_index *index, size_t most, struct terse_error *error);
+
+/* `prefix` becomes the one most recently used: in place of one of the same tokens and kind, or of the least recently used where there is no room
+ * for more. */
+void prefix_index_keep(struct prefix_index *index, const struct kv_ops *kv, struct prefix *prefix);
+
+/* The prefix of this kind that serves most of tokens[n], *held of them; NULL: none serves any. Stays the index's own. */
+const struct prefix *prefix_index_find(struct prefix_index *index, const struct kv_ops *kv, const struct prefix_kind *kind,
+                                       const int32_t *tokens, size_t n, size_t *held);
+
+void prefix_free(struct prefix *prefix, const struct kv_ops *kv);
+/* Forgets all, and gives the index's memory back. */
+void prefix_index_clear(struct prefix_index *index, const struct kv_ops *kv);
+
+#endif
