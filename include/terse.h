@@ -45,7 +45,7 @@ enum terse_status {
     TERSE_E_IO,          /* a file could not be opened, read or written */
     TERSE_E_FORMAT,      /* a file is not what it claims to be: truncated, inconsistent, hostile */
     TERSE_E_UNSUPPORTED, /* a well-formed file asks for what terse cannot do */
-    TERSE_E_MEMORY,      /* the system refused memory */
+    TERSE_E_MEMORY,      /* the system refused memory, or an engine's budget is spent */
     TERSE_E_CONTEXT,     /* more tokens than the session's context holds */
     TERSE_E_INTERRUPTED  /* a progress callback asked to stop */
 };
@@ -273,6 +273,10 @@ struct terse_engine_options {
     size_t size;       /* of this struct: set by terse_engine_options_defaults */
     uint32_t threads;  /* 0: one per processor; at most 1024 */
     uint32_t prefixes; /* sequences that terse_engine_keep_prefix keeps at most: 16 */
+    /* Bytes that the KV caches of all sessions and prefixes may take together, as terse_cache_bytes counts them, shared pages once; 0: no
+     * limit. A session, a prompt, a fork or a loaded state that does not fit is refused with TERSE_E_MEMORY before it begins, and so is the
+     * decoding step that needs a page more than is left; the session stays as it was. To put a session aside, save and free it. */
+    uint64_t kv_budget;
 };
 TERSE_API struct terse_engine_options terse_engine_options_defaults(void);
 
@@ -281,6 +285,8 @@ TERSE_API struct terse_engine_options terse_engine_options_defaults(void);
 TERSE_API enum terse_status terse_engine_new(const struct terse_model *model, const struct terse_engine_options *options,
                                              struct terse_engine **engine, struct terse_error *error);
 TERSE_API void terse_engine_free(struct terse_engine *engine);
+/* Bytes that KV caches take now, as kv_budget counts them. */
+TERSE_API uint64_t terse_engine_kv_bytes(const struct terse_engine *engine);
 TERSE_API uint32_t terse_engine_threads(const struct terse_engine *engine);
 TERSE_API const struct terse_model *terse_engine_model(const struct terse_engine *engine);
 

@@ -58,6 +58,7 @@ void setup_init(struct setup *setup) {
         {"--prefill", "exact|compressed", OPTION_CHOICE, &setup->prefill, 0, 0,
          "read a prompt exactly, or by chunks through the cache"},
         {"-b, --batch-size", "N", OPTION_INTEGER, &setup->batch, 1, INT32_MAX, "tokens per chunk of a compressed prefill"},
+        {"--kv-budget", "SIZE", OPTION_SIZE, &setup->kv_budget, 0, 0, "refuse a KV cache above this size, as 512M or 4G; 0: any"},
         {"--allow-longer-context", NULL, OPTION_FLAG, &setup->allow_longer, 0, 0, "permit more than the model was trained for"},
     };
     memcpy(setup->common, common, sizeof common);
@@ -87,6 +88,7 @@ int setup_engine(struct setup *setup) {
     struct terse_error error;
     if (setup->engine) return EXIT_OK;
     options.threads = (uint32_t)setup->threads;
+    options.kv_budget = setup->kv_budget;
     return terse_engine_new(setup->model, &options, &setup->engine, &error) == TERSE_OK ? EXIT_OK : complain_error(&error);
 }
 

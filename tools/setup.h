@@ -9,7 +9,7 @@
 
 enum {
     SETUP_MODEL = 2, /* the first of the common rows: all that a command without a session needs */
-    SETUP_COMMON = 15
+    SETUP_COMMON = 16
 };
 
 struct codebook_entry; /* codebooks.h */
@@ -19,6 +19,7 @@ struct setup {
     const char *method, *key_type, *value_type;
     int64_t tail_tokens; /* -1: the method's own number */
     int64_t context, threads, batch;
+    uint64_t kv_budget;
     int prefill; /* as enum terse_prefill */
     bool allow_longer;
     struct amount anchors, read;      /* read {0, 0}: the method's own */

@@ -12,6 +12,7 @@
 #ifndef TERSE_BACKEND_BACKEND_H
 #define TERSE_BACKEND_BACKEND_H
 
+#include "kv/budget.h"
 #include "kv/plan.h"
 #include "kv/shape.h"
 #include "kv/state_file.h"
@@ -56,6 +57,9 @@ struct kv_ops {
     /* A cache that `threads` threads work on. `shape` and `method` are copied, what they point to outlives the cache. */
     enum terse_status (*create)(const struct cache_shape *shape, const struct method *method, uint32_t threads,
                                 struct cache **cache, struct terse_error *error);
+    /* From here on a new cache, and its forks, take of a budget, which outlives them, what reports call resident; calls that would take more
+     * than is left fail with TERSE_E_MEMORY. */
+    enum terse_status (*limit)(struct cache *cache, struct kv_budget *budget, struct terse_error *error);
     void (*destroy)(struct cache *cache);          /* accepts NULL */
     void (*reset)(struct cache *cache);            /* forgets all tokens, keeps the memory */
     uint64_t (*length)(const struct cache *cache); /* tokens seen */

@@ -64,6 +64,7 @@ enum terse_status engine_new(const struct backend *backend, const struct terse_m
     e->model = model;
     e->backend = *backend;
     e->most_prefixes = options->prefixes;
+    e->budget.most = options->kv_budget ? options->kv_budget : UINT64_MAX;
     status = team_new(options->threads, &e->team, error);
     if (!status) status = engine_run(e, load_executor, e, error);
     if (status)
@@ -100,6 +101,8 @@ enum terse_status engine_weight_profile(struct terse_engine *engine, const struc
     *profile = engine->weight_profile;
     return status;
 }
+
+uint64_t terse_engine_kv_bytes(const struct terse_engine *engine) { return engine->budget.used; }
 
 uint32_t terse_engine_threads(const struct terse_engine *engine) { return team_threads(engine->team); }
 

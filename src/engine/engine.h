@@ -22,6 +22,7 @@ struct terse_engine {
     struct engine_batch batch;
     struct prefix_index prefixes;
     uint32_t most_prefixes;
+    struct kv_budget budget; /* of all its sessions' caches */
 };
 
 /* terse_engine_new on a backend of the caller's choice, of which a copy is kept: another backend's tables, or a backend's with some

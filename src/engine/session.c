@@ -89,7 +89,8 @@ static enum terse_status check_options(struct terse_session *s, struct terse_err
 static enum terse_status make_cache(void *user, struct terse_error *error) {
     struct terse_session *s = user;
     struct cache_shape shape = engine_cache_shape(model_of(s));
-    return kv_of(s)->create(&shape, &s->method, team_threads(s->engine->team), &s->cache, error);
+    enum terse_status status = kv_of(s)->create(&shape, &s->method, team_threads(s->engine->team), &s->cache, error);
+    return status ? status : kv_of(s)->limit(s->cache, &s->engine->budget, error);
 }
 
 enum terse_status session_make_logits(struct terse_session *s, struct terse_error *error) {

@@ -28,6 +28,9 @@ struct terse_session {
 static inline const struct terse_model *model_of(const struct terse_session *s) { return s->engine->model; }
 static inline const struct kv_ops *kv_of(const struct terse_session *s) { return s->engine->backend.kv; }
 
+/* Whether a prompt of n tokens more fits the engine's budget, by what kv_ops.predict says of a cache of that length: asked before a long prompt is
+ * read. Steps take what they need themselves, and fail where it is not left. */
+enum terse_status session_admit(const struct terse_session *session, size_t n, struct terse_error *error);
 /* Memory for a new session's logits. */
 enum terse_status session_make_logits(struct terse_session *session, struct terse_error *error);
 /* Memory for n tokens more; session_add_tokens, which fails not, then takes them. */

@@ -6,6 +6,24 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* ---- The budget */
+
+enum terse_status session_admit(const struct terse_session *s, size_t n, struct terse_error *error) {
+    const struct kv_budget *budget = &s->engine->budget;
+    struct cache_shape shape = engine_cache_shape(model_of(s));
+    struct terse_cache_report now, then;
+    if (budget->most == UINT64_MAX) return TERSE_OK;
+    kv_of(s)->report(s->cache, &now);
+    kv_of(s)->predict(&shape, &s->method, s->n_tokens + n, &then);
+    uint64_t more = then.resident > now.resident ? then.resident - now.resident : 0;
+    if (more <= budget->most - budget->used) return TERSE_OK;
+    return status_fail(error, TERSE_E_MEMORY,
+                       "a KV cache of %" PRIu64 " tokens takes %.2f MiB more than the %.2f MiB that are left of the budget of %.2f "
+                       "MiB: raise it (--kv-budget), use a smaller --kv, or free another session or prefix",
+                       (uint64_t)s->n_tokens + n, (double)(more - (budget->most - budget->used)) / 0x1p20,
+                       (double)(budget->most - budget->used) / 0x1p20, (double)budget->most / 0x1p20);
+}
+
 /* ---- Truncating */
 
 struct truncation {

@@ -144,6 +144,7 @@ enum terse_status terse_session_prefill(struct terse_session *session, const int
     size_t together = o->prefill == TERSE_PREFILL_COMPRESSED && n > o->batch ? o->batch : n;
     enum terse_status status = check_tokens(session, tokens, n, error);
     if (!status) status = session_check_room(session, n, together, error);
+    if (!status) status = session_admit(session, n, error);
     if (!status) status = session_reserve_tokens(session, n, error);
     if (status) return status;
     double start = clock_now();

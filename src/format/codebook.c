@@ -170,7 +170,7 @@ static void fill_side(struct terse_codebook *codebook, enum codec_side side, con
     for (size_t set = 0; set < codebook->sets; set++) {
         for (int part = CODEBOOK_CENTROIDS; part <= CODEBOOK_NORMALIZATION; part++) {
             size_t n = codebook_part_floats(&codebook->info, side, (enum codebook_part)part);
-            uint16_t *halves = codebook->halves[side][part] + set * n;
+            uint16_t *halves = n ? codebook->halves[side][part] + set * n : NULL;
             for (size_t i = 0; i < n; i++) halves[i] = half_from_float(parameters[i]);
             parameters += n;
         }

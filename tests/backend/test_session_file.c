@@ -198,6 +198,50 @@ static void an_empty_session_and_one_without_logits(void **state) {
     terse_session_free(session);
 }
 
+/* A session is put aside for another, and goes on after that one has ended. */
+static void sessions_take_turns_in_a_budget(void **state) {
+    (void)state;
+    struct terse_engine_options limits = terse_engine_options_defaults();
+    struct terse_session_options options = options_of("q8_0");
+    struct terse_cache_report report;
+    struct terse_engine *small;
+    struct terse_session *one, *two;
+    struct terse_error error;
+    int32_t first[STEPS], again[STEPS];
+    limits.threads = 1;
+    assert_int_equal(terse_cache_bytes(model, &options.cache, PROMPT + 64, &report, &error), TERSE_OK);
+    limits.kv_budget = report.resident + report.resident / 4;
+    assert_int_equal(terse_engine_new(model, &limits, &small, &error), TERSE_OK);
+    assert_int_equal(terse_session_new(small, &options, &one, &error), TERSE_OK);
+    assert_int_equal(terse_session_prefill(one, tokens, PROMPT, NULL, &error), TERSE_OK);
+    terse_session_cache(one, &report);
+    assert_int_equal(terse_engine_kv_bytes(small), report.resident);
+    assert_int_equal(terse_session_new(small, &options, &two, &error), TERSE_OK);
+    uint64_t used = terse_engine_kv_bytes(small);
+    assert_int_equal(terse_session_prefill(two, tokens, PROMPT, NULL, &error), TERSE_E_MEMORY);
+    assert_non_null(strstr(error.message, "210 tokens takes"));
+    assert_non_null(strstr(error.message, "left of the budget"));
+    assert_int_equal(terse_engine_kv_bytes(small), used);
+    assert_int_equal(terse_session_length(two), 0);
+    save(one);
+    generate(one, STEPS, first);
+    terse_session_free(one);
+    assert_int_equal(terse_session_prefill(two, tokens, PROMPT, NULL, &error), TERSE_OK);
+    assert_int_equal(terse_session_load(small, &options, path, &one, &error), TERSE_E_MEMORY);
+    assert_non_null(strstr(error.message, "budget"));
+    terse_session_free(two);
+    assert_int_equal(terse_engine_kv_bytes(small), 0);
+    assert_int_equal(terse_session_load(small, &options, path, &one, &error), TERSE_OK);
+    generate(one, STEPS, again);
+    assert_memory_equal(first, again, sizeof first);
+    for (size_t i = 0; i < 700 && !terse_session_decode(one, tokens, 1, NULL, &error); i++)
+        assert_true(terse_engine_kv_bytes(small) <= limits.kv_budget);
+    assert_int_equal(error.code, TERSE_E_MEMORY);
+    assert_true(terse_session_length(one) > PROMPT + 60);
+    terse_session_free(one);
+    terse_engine_free(small);
+}
+
 /* ---- What does not fit */
 
 static void save_one(const char *method) {
@@ -468,6 +512,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(what_is_loaded_goes_on_as_if_it_had_never_stopped),
                                        cmocka_unit_test(pages_in_the_file_stay_as_they_are),
                                        cmocka_unit_test(an_empty_session_and_one_without_logits),
+                                       cmocka_unit_test(sessions_take_turns_in_a_budget),
                                        cmocka_unit_test(what_was_saved_with_something_else_is_refused),
                                        cmocka_unit_test(every_truncation_and_flipped_bit_is_refused),
                                        cmocka_unit_test(contradictions_are_refused),

@@ -2,6 +2,7 @@
 #include "base/memory.h"
 #include "support/codebook_sample.h"
 #include "support/gguf_sample.h"
+#include "support/state_sample.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -279,6 +280,41 @@ static void codebook_seeds(const char *folder) {
     write_codebook(folder, "seed-frame", &info);
 }
 
+/* ---- Saved states ------------------------------------------------------------------------------------------------------- */
+
+/* A prompt with and without a page of generated tokens behind it. */
+static void state_seeds(const char *folder) {
+    for (size_t i = 0; i < 2 * STATE_SAMPLES; i++) {
+        char path[1024];
+        struct terse_error error;
+        struct cache *cache = state_sample_cache(i / 2);
+        snprintf(path, sizeof path, "%s/seed-%zu", folder, i);
+        bool good = state_sample_step(cache, CACHE_STEP_PREFILL, i % 2 ? 75 : 150) == TERSE_OK &&
+                    (i % 2 == 0 || state_sample_step(cache, CACHE_STEP_DECODE, 40) == TERSE_OK) &&
+                    state_sample_save(cache, i / 2, path, &error) == TERSE_OK;
+        failures += !good;
+        cache_destroy(cache);
+    }
+}
+
+/* Of the session that fuzz_state loads. */
+static void session_seed(const char *folder) {
+    struct terse_model *model = NULL;
+    struct terse_engine *engine = NULL;
+    struct terse_session *session = NULL;
+    struct terse_session_options options = terse_session_options_defaults();
+    const int32_t tokens[] = {5, 4, 3, 2, 1};
+    char path[1024];
+    options.cache.tail_tokens = 0;
+    snprintf(path, sizeof path, "%s/seed-session", folder);
+    failures += terse_model_load(TESTS_DIR "/fixtures/models/qwen3.gguf", &model, NULL) ||
+                terse_engine_new(model, NULL, &engine, NULL) || terse_session_new(engine, &options, &session, NULL) ||
+                terse_session_prefill(session, tokens, 5, NULL, NULL) || terse_session_save(session, path, NULL);
+    terse_session_free(session);
+    terse_engine_free(engine);
+    terse_model_free(model);
+}
+
 int main(int argc, char **argv) {
     char folder[1000];
     if (argc != 2) {
@@ -296,5 +332,9 @@ int main(int argc, char **argv) {
     snprintf(folder, sizeof folder, "%s/codebook", argv[1]);
     mkdir(folder, 0777);
     codebook_seeds(folder);
+    snprintf(folder, sizeof folder, "%s/state", argv[1]);
+    mkdir(folder, 0777);
+    state_seeds(folder);
+    session_seed(folder);
     return failures != 0;
 }

@@ -292,6 +292,79 @@ static void refused_memory_leaves_both_as_they_were(void **state) {
     }
 }
 
+/* ---- The budget */
+
+/* Of what a cache allocates, that which holds no keys and values. */
+static size_t workspace_bytes(const struct cache *cache) {
+    size_t angles = 2 * cache->rotary.pairs * sizeof(float);
+    size_t bytes = (cache->scratch.floats + cache->observed_floats + cache->fit_floats) * sizeof(float) + cache->selection.bytes +
+                   cache->selection.capacity * sizeof(uint32_t);
+    if (cache->gathered) bytes += (size_t)cache->threads * (cache->largest_page[CODEC_KEYS] + cache->largest_page[CODEC_VALUES]);
+    return bytes + 5 * PAGE_TOKENS / 2 * angles + cache->rotary.capacity * (angles + sizeof(int64_t));
+}
+
+/* Steps, cuts, forks and ends of many caches in any order: what the budget counts is what lies in memory, never more than it has, and what
+ * does not fit leaves a cache as it was. */
+static void nothing_grows_past_the_budget(void **state) {
+    (void)state;
+    enum { CACHES = 5 };
+    uint64_t random = 1;
+    for (size_t m = 0; m < METHODS; m++) {
+        struct oracle_setup setup = setup_of(methods[m], m % 2 ? 0 : 64, m);
+        struct oracle *o = oracle_new(&setup, 1);
+        size_t outside = live_bytes, refused = 0, done = 0;
+        struct terse_cache_report report;
+        cache_predict(&o->shape, &o->method, 400, &report);
+        struct kv_budget budget = {.most = 2 * report.resident};
+        struct cache *caches[CACHES] = {NULL};
+        for (int i = 0; i < 400; i++) {
+            random = random * 6364136223846793005u + 1442695040888963407u;
+            size_t c = (size_t)(random >> 40) % CACHES, what = (size_t)(random >> 50) % 8, n = 1 + (size_t)(random >> 33) % 120;
+            uint64_t length = caches[c] ? cache_length(caches[c]) : 0, used = budget.used;
+            struct terse_error error;
+            enum terse_status status = TERSE_OK;
+            if (!caches[c]) {
+                struct cache *from = caches[(c + 1) % CACHES], *made = NULL;
+                if (from && what < 5) {
+                    status = cache_fork(from, &made, &error);
+                } else if (!cache_create(&o->shape, &o->method, 1, &made, &error) &&
+                           (status = cache_limit(made, &budget, &error))) {
+                    cache_destroy(made);
+                    made = NULL;
+                }
+                assert_true((status == TERSE_OK) == (made != NULL));
+                if (status) assert_int_equal(budget.used, used);
+                caches[c] = made;
+            } else if (what == 0) {
+                cache_destroy(caches[c]);
+                caches[c] = NULL;
+            } else if (what == 1) {
+                (void)cache_truncate(caches[c], length / 2, NULL);
+            } else if (!(status = cache_begin(caches[c], what < 4 ? P : D, n, &error))) {
+                struct cache *kept = o->cache;
+                o->cache = caches[c];
+                run_step(o, what < 4 ? P : D, n);
+                o->cache = kept;
+            } else {
+                assert_int_equal(cache_length(caches[c]), length);
+            }
+            if (status) assert_true(status == TERSE_E_MEMORY && strstr(error.message, "budget") && !strchr(error.message, '\n'));
+            refused += status != TERSE_OK;
+            done += status == TERSE_OK;
+            size_t workspaces = 0;
+            for (size_t j = 0; j < CACHES; j++)
+                if (caches[j]) workspaces += workspace_bytes(caches[j]);
+            assert_int_equal(budget.used, live_bytes - outside - workspaces);
+            assert_true(budget.used <= budget.most);
+        }
+        assert_true(refused > 5 && done > 100);
+        for (size_t c = 0; c < CACHES; c++) cache_destroy(caches[c]);
+        assert_int_equal(budget.used, 0);
+        oracle_free(o);
+        assert_int_equal(live_bytes, 0);
+    }
+}
+
 int main(void) {
     omp_set_num_threads(1); /* small work: waiting for each other would be most of it */
     const struct CMUnitTest tests[] = {cmocka_unit_test(what_is_left_equals_dense_attention),
@@ -299,6 +372,7 @@ int main(void) {
                                        cmocka_unit_test(forks_go_their_own_ways),
                                        cmocka_unit_test(pages_lie_in_memory_once),
                                        cmocka_unit_test(what_cannot_be_cut_is_refused),
-                                       cmocka_unit_test(refused_memory_leaves_both_as_they_were)};
+                                       cmocka_unit_test(refused_memory_leaves_both_as_they_were),
+                                       cmocka_unit_test(nothing_grows_past_the_budget)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

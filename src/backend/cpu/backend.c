@@ -13,6 +13,7 @@ static enum terse_status supports(const struct cache_shape *shape, const struct 
 static const struct kv_ops kv_ops = {.supports = supports,
                                      .predict = cache_predict,
                                      .create = cache_create,
+                                     .limit = cache_limit,
                                      .destroy = cache_destroy,
                                      .reset = cache_reset,
                                      .length = cache_length,

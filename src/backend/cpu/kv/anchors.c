@@ -3,7 +3,6 @@
 
 #include "backend/cpu/kernels/vector/ops.h"
 #include "backend/cpu/kv/page_pool.h"
-#include "base/memory.h"
 
 #include <string.h>
 
@@ -16,6 +15,11 @@ static size_t side_index(const struct cache *cache, enum codec_side side, uint32
 }
 
 static size_t count_sides(const struct cache *cache) { return (size_t)cache->shape.layers * cache->shape.kv_heads * 2; }
+
+void anchors_free(struct cache *cache) {
+    size_t bytes = count_sides(cache) * cache->anchors.capacity * (size_t)anchor_bytes(cache->shape.head_dim);
+    budget_free(cache->budget, cache->anchors.memory, bytes);
+}
 
 /* To memory for `capacity` anchors. */
 static void copy_anchors(const struct cache *from, uint8_t *memory, size_t capacity) {
@@ -35,16 +39,14 @@ enum terse_status anchors_reserve(struct cache *cache, size_t capacity, struct t
     uint32_t hd = cache->shape.head_dim;
     size_t sides = count_sides(cache);
     if (capacity <= anchors->capacity) return TERSE_OK;
-    uint8_t *memory = memory_array(sides * capacity, (size_t)anchor_bytes(hd));
-    if (!memory) return status_no_memory(error, (uint64_t)sides * capacity * anchor_bytes(hd), "the KV cache's anchors");
+    uint8_t *memory = budget_array(cache->budget, sides * capacity, (size_t)anchor_bytes(hd), "the KV cache's anchors", error);
+    if (!memory) return TERSE_E_MEMORY;
     copy_anchors(cache, memory, capacity);
-    memory_free(anchors->memory);
+    anchors_free(cache);
     anchors->memory = memory;
     anchors->capacity = capacity;
     return TERSE_OK;
 }
-
-void anchors_free(struct cache *cache) { memory_free(cache->anchors.memory); }
 
 enum terse_status anchors_copy(struct cache *cache, const struct cache *from, struct terse_error *error) {
     enum terse_status status = anchors_reserve(cache, from->anchors.count, error);

@@ -113,8 +113,8 @@ static void set_sizes(struct cache *cache, const struct sizes *sizes) {
 /* What is allocated for the cache's whole life. */
 static enum terse_status allocate(struct cache *cache, const struct sizes *sizes, struct terse_error *error) {
     enum terse_status status = rotary_init(&cache->rotary, cache->shape.rope, error);
-    if (status || (status = pool_new(cache, error))) return status;
-    if ((status = pool_set_places(cache, error))) return status;
+    if (status || (status = pool_set_places(cache, error))) return status;
+    if ((status = pool_new(cache, error))) return status;
     if (!(cache->exact = memory_zeros(sizes->exact, 1))) return status_no_memory(error, sizes->exact, "the KV cache's exact rows");
     if (sizes->fitted && !(cache->fitted = memory_zeros(sizes->fitted, 1)))
         return status_no_memory(error, sizes->fitted, "what the KV cache learns");
@@ -161,12 +161,20 @@ void cache_destroy(struct cache *cache) {
     gather_free(cache);
     fit_release(cache);
     scratch_free(cache);
-    memory_free(cache->exact);
-    memory_free(cache->exact_logits);
-    memory_free(cache->fitted);
+    budget_free(cache->budget, cache->exact, exact_bytes(&cache->shape, &cache->method));
+    budget_free(cache->budget, cache->exact_logits, exact_logit_bytes(&cache->shape, &cache->method));
+    budget_free(cache->budget, cache->fitted, (size_t)cache->shape.layers * cache->shape.kv_heads * cache->fitted_bytes);
     memory_free(cache->observed);
     rotary_destroy(&cache->rotary);
     free(cache);
+}
+
+enum terse_status cache_limit(struct cache *cache, struct kv_budget *budget, struct terse_error *error) {
+    struct terse_cache_report report;
+    cache_report(cache, &report);
+    enum terse_status status = budget_take(budget, (size_t)report.resident, "the KV cache", error);
+    if (!status) cache->budget = cache->pool->budget = budget;
+    return status;
 }
 
 void cache_set_seal_ahead(struct cache *cache, bool ahead) {

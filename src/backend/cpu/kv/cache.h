@@ -39,6 +39,7 @@
 #define TERSE_BACKEND_CPU_KV_CACHE_H
 
 #include "base/status.h"
+#include "kv/budget.h"
 #include "kv/plan.h"
 #include "kv/shape.h"
 
@@ -47,6 +48,9 @@ struct cache;
 /* `threads` >= 1, for the cache's life. TERSE_E_UNSUPPORTED where the method cannot serve the shape. */
 enum terse_status cache_create(const struct cache_shape *shape, const struct method *method, uint32_t threads, struct cache **cache,
                                struct terse_error *error);
+/* A new cache takes what reports call resident, now and later, of the budget, which outlives it and its forks. TERSE_E_MEMORY where it does not
+ * fit. */
+enum terse_status cache_limit(struct cache *cache, struct kv_budget *budget, struct terse_error *error);
 void cache_destroy(struct cache *cache);
 /* Forgets all tokens; keeps the memory of the pool for the next sequence. */
 void cache_reset(struct cache *cache);

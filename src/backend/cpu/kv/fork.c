@@ -111,6 +111,7 @@ enum terse_status cache_fork(const struct cache *cache, struct cache **copy, str
         return status_fail(error, TERSE_E_ARGUMENT, "a cache in the middle of a step cannot be forked");
     enum terse_status status = cache_create(&cache->shape, &cache->method, (uint32_t)cache->threads, &c, error);
     if (status) return status;
+    if (cache->budget && (status = cache_limit(c, cache->budget, error))) goto fail;
     if ((status = copy_window(c, cache, error))) goto fail;
     if ((status = anchors_copy(c, cache, error))) goto fail;
     if ((status = pool_share_page_sets(c, cache, error))) goto fail;

@@ -78,34 +78,53 @@ uint64_t page_bytes_of_layer(const struct cache *cache, uint32_t layer) {
 
 /* ---- Chunks */
 
-static void release(struct page_chunk *chunk) {
-    if (chunk->file)
+static void release(struct page_pool *pool, struct page_chunk *chunk) {
+    size_t bytes = chunk->sets * pool->page_set_bytes;
+    if (chunk->file && chunk->memory) {
+        budget_give(pool->budget, bytes);
         state_file_close(chunk->file);
-    else
-        memory_free(chunk->memory);
-    memory_free(chunk->holders);
+    } else {
+        budget_free(pool->budget, chunk->memory, bytes);
+    }
+    budget_free(pool->budget, chunk->holders, chunk->sets * sizeof *chunk->holders);
     free(chunk);
 }
 
+/* Memory of pages of its own, or those in the file. */
+static uint8_t *chunk_memory(struct page_pool *pool, size_t sets, struct state_file *file, const uint8_t *memory,
+                             struct terse_error *error) {
+    if (!file) return budget_array(pool->budget, sets, pool->page_set_bytes, "the KV cache", error);
+    if (budget_take(pool->budget, sets * pool->page_set_bytes, "the KV cache", error)) return NULL;
+    state_file_share(file);
+    return (uint8_t *)memory; /* nobody writes them: is_writable */
+}
+
 /* `file`: in which the pages lie already, at `memory`; or NULL. */
-static struct page_chunk *chunk_new(size_t sets, size_t page_set_bytes, struct state_file *file, const uint8_t *memory) {
+static enum terse_status chunk_new(struct page_pool *pool, size_t sets, struct state_file *file, const uint8_t *memory,
+                                   struct page_chunk **result, struct terse_error *error) {
     struct page_chunk *chunk = calloc(1, sizeof *chunk);
-    if (!chunk) return NULL;
-    if (file) state_file_share(file);
+    if (!chunk || sets > UINT32_MAX) {
+        free(chunk);
+        return status_no_memory(error, (uint64_t)sets * pool->page_set_bytes, "the KV cache");
+    }
     chunk->file = file;
-    chunk->memory = file ? (uint8_t *)memory : memory_array(sets, page_set_bytes); /* of a file nobody writes them: is_writable */
-    chunk->holders = memory_zeros(sets, sizeof *chunk->holders);
     chunk->sets = (uint32_t)sets;
-    if (chunk->memory && chunk->holders && sets <= UINT32_MAX) return chunk;
-    release(chunk);
-    return NULL;
+    chunk->memory = chunk_memory(pool, sets, file, memory, error);
+    if (chunk->memory) chunk->holders = budget_array(pool->budget, sets, sizeof *chunk->holders, "the KV cache", error);
+    if (!chunk->holders) {
+        release(pool, chunk);
+        return TERSE_E_MEMORY;
+    }
+    memset(chunk->holders, 0, sets * sizeof *chunk->holders);
+    *result = chunk;
+    return TERSE_OK;
 }
 
 static void chunk_free(struct page_pool *pool, struct page_chunk *chunk) {
     struct page_chunk **link = &pool->chunks;
     while (*link != chunk) link = &(*link)->next;
     *link = chunk->next;
-    release(chunk);
+    release(pool, chunk);
 }
 
 static struct page_set hold(struct page_chunk *chunk, uint32_t index) {
@@ -150,10 +169,10 @@ static void hold_unheld(struct cache *cache, struct page_chunk *chunk, size_t n)
 /* Room for `n` in its table. */
 static enum terse_status reserve_table(struct cache *cache, size_t n, struct terse_error *error) {
     if (n <= cache->page_set_capacity) return TERSE_OK;
-    struct page_set *page_sets = memory_array(n, sizeof *page_sets);
-    if (!page_sets) return status_no_memory(error, (uint64_t)n * sizeof *page_sets, "the KV cache's pages");
+    struct page_set *page_sets = budget_array(cache->budget, n, sizeof *page_sets, "the KV cache's pages", error);
+    if (!page_sets) return TERSE_E_MEMORY;
     if (cache->n_page_sets) memcpy(page_sets, cache->page_sets, cache->n_page_sets * sizeof *page_sets);
-    memory_free(cache->page_sets);
+    budget_free(cache->budget, cache->page_sets, cache->page_set_capacity * sizeof *page_sets);
     cache->page_sets = page_sets;
     cache->page_set_capacity = n;
     return TERSE_OK;
@@ -164,12 +183,13 @@ enum terse_status pool_reserve_page_sets(struct cache *cache, size_t n, struct t
     if (n <= cache->n_page_sets) return TERSE_OK;
     size_t wanted = n - cache->n_page_sets, found = smaller(wanted, count_unheld(pool)), more = wanted - found;
     size_t ahead = smaller(cache->n_page_sets / GROWTH, GROWTH_MOST);
-    if (more && more < ahead) more = ahead;
-    struct page_chunk *made = more ? chunk_new(more, cache->page_set_bytes, NULL, NULL) : NULL;
-    if (more && !made) return status_no_memory(error, (uint64_t)more * cache->page_set_bytes, "the KV cache");
-    enum terse_status status = reserve_table(cache, cache->n_page_sets + found + more, error);
+    struct page_chunk *made = NULL;
+    enum terse_status status = TERSE_OK;
+    if (more && more < ahead && !chunk_new(pool, ahead, NULL, NULL, &made, NULL)) more = ahead;
+    if (more && !made) status = chunk_new(pool, more, NULL, NULL, &made, error);
+    if (!status) status = reserve_table(cache, cache->n_page_sets + found + more, error);
     if (status) {
-        if (made) release(made);
+        if (made) release(pool, made);
         return status;
     }
     if (made) add_chunk(pool, made);
@@ -191,6 +211,7 @@ static void reverse(struct page_set *sets, size_t n) {
 }
 
 void pool_drop_page_sets(struct cache *cache, size_t first, size_t n) {
+    if (!n) return;
     struct page_set *sets = cache->page_sets + first;
     size_t others = cache->n_page_sets - first - n;
     if (first + n < cache->n_sealed) { /* puts them behind those that stay and those that are free */
@@ -228,8 +249,8 @@ enum terse_status pool_map_page_sets(struct cache *cache, struct state_file *fil
                                      struct terse_error *error) {
     enum terse_status status = n ? reserve_table(cache, n, error) : TERSE_OK;
     if (status || !n) return status;
-    struct page_chunk *chunk = chunk_new(n, cache->page_set_bytes, file, memory);
-    if (!chunk) return status_no_memory(error, n * sizeof *chunk->holders, "the KV cache's pages");
+    struct page_chunk *chunk;
+    if ((status = chunk_new(cache->pool, n, file, memory, &chunk, error))) return status;
     add_chunk(cache->pool, chunk);
     for (uint32_t i = 0; i < n; i++) cache->page_sets[i] = hold(chunk, i);
     cache->n_page_sets = cache->n_sealed = n;
@@ -247,19 +268,20 @@ size_t pool_shared_page_sets(const struct cache *cache) {
 enum terse_status pool_reserve_window(struct cache *cache, size_t n, struct terse_error *error) {
     if (n <= cache->n_window_sets) return TERSE_OK;
     size_t bytes = 2 * cache->window_page_bytes, done = cache->n_window_sets;
-    uint8_t **window_sets = memory_array(n, sizeof *window_sets);
-    if (!window_sets) goto refused;
+    static const char what[] = "the KV cache's recent window";
+    uint8_t **window_sets = budget_array(cache->budget, n, sizeof *window_sets, what, error);
+    if (!window_sets) return TERSE_E_MEMORY;
     if (done) memcpy(window_sets, cache->window_sets, done * sizeof *window_sets);
     for (; done < n; done++)
-        if (!(window_sets[done] = memory_array(heads(cache), bytes))) goto refused;
-    memory_free(cache->window_sets);
+        if (!(window_sets[done] = budget_array(cache->budget, heads(cache), bytes, what, error))) goto refused;
+    budget_free(cache->budget, cache->window_sets, cache->n_window_sets * sizeof *window_sets);
     cache->window_sets = window_sets;
     cache->n_window_sets = n;
     return TERSE_OK;
 refused:
-    for (size_t i = cache->n_window_sets; window_sets && i < done; i++) memory_free(window_sets[i]);
-    memory_free(window_sets);
-    return status_no_memory(error, (uint64_t)(n - cache->n_window_sets) * heads(cache) * bytes, "the KV cache's recent window");
+    for (size_t i = cache->n_window_sets; i < done; i++) budget_free(cache->budget, window_sets[i], heads(cache) * bytes);
+    budget_free(cache->budget, window_sets, n * sizeof *window_sets);
+    return TERSE_E_MEMORY;
 }
 
 /* ---- Life */
@@ -268,14 +290,16 @@ enum terse_status pool_new(struct cache *cache, struct terse_error *error) {
     cache->pool = calloc(1, sizeof *cache->pool);
     if (!cache->pool) return status_no_memory(error, sizeof *cache->pool, "the KV cache's pages");
     cache->pool->caches = 1;
+    cache->pool->page_set_bytes = cache->page_set_bytes;
     return TERSE_OK;
 }
 
 void pool_free(struct cache *cache) {
     for (size_t i = 0; i < cache->n_page_sets; i++) let_go(cache->pool, &cache->page_sets[i]);
-    for (size_t i = 0; i < cache->n_window_sets; i++) memory_free(cache->window_sets[i]);
+    size_t window = heads(cache) * 2 * cache->window_page_bytes;
+    for (size_t i = 0; i < cache->n_window_sets; i++) budget_free(cache->budget, cache->window_sets[i], window);
     if (cache->pool && !--cache->pool->caches) free(cache->pool);
-    memory_free(cache->page_sets);
-    memory_free(cache->window_sets);
-    memory_free(cache->places);
+    budget_free(cache->budget, cache->page_sets, cache->page_set_capacity * sizeof *cache->page_sets);
+    budget_free(cache->budget, cache->window_sets, cache->n_window_sets * sizeof *cache->window_sets);
+    budget_free(cache->budget, cache->places, heads(cache) * sizeof *cache->places);
 }

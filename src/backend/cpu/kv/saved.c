@@ -104,12 +104,12 @@ static bool follow(const struct cache *cache) {
     bool selects = cache->method.policy->keep_selected_only;
     uint64_t missing = 0, wanted = selects ? e->dropped + cache->anchors.count : 0, end = e->exact;
     for (size_t i = 0; i <= cache->n_sealed; i++) {
-        const struct page_set *set = &cache->page_sets[i];
-        uint64_t first = i < cache->n_sealed ? set->first : e->window_first;
+        const struct page_set *set = i < cache->n_sealed ? &cache->page_sets[i] : NULL;
+        uint64_t first = set ? set->first : e->window_first;
         if (first < end || first > e->length) return false;
         if (i == 0 && cache->method.policy->positions_by_index) end = first; /* what is older was evicted */
         missing += first - end;
-        end = i < cache->n_sealed ? first + set->count : end;
+        end = set ? first + set->count : end;
         if (i == 0 && cache->method.policy->positions_by_index && first > e->first) return false;
     }
     return missing == wanted;

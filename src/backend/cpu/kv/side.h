@@ -9,7 +9,7 @@ static inline const struct cpu_codec *side_codec(const struct cache *cache, enum
 
 /* What was learned of this sequence: the codecs' parts by side, which the index's follows. */
 static inline uint8_t *fitted_data(const struct cache *cache, uint32_t layer, uint32_t head) {
-    return cache->fitted + layer_head(cache, layer, head) * cache->fitted_bytes;
+    return cache->fitted ? cache->fitted + layer_head(cache, layer, head) * cache->fitted_bytes : NULL;
 }
 
 /* What the codec is told about one side of a layer and head, read by `rows` queries together. */
@@ -30,7 +30,8 @@ static inline struct codec_shape window_shape(const struct cache *cache, size_t 
 /* What the index has learned. */
 static inline uint8_t *index_learned(const struct cache *cache, uint32_t layer, uint32_t head) {
     size_t codecs = cache->fitted_side_bytes[CODEC_KEYS] + cache->fitted_side_bytes[CODEC_VALUES];
-    return fitted_data(cache, layer, head) + (cache->index_in_keys ? 0 : codecs);
+    uint8_t *fitted = fitted_data(cache, layer, head);
+    return fitted && !cache->index_in_keys ? fitted + codecs : fitted;
 }
 
 /* The index's page of 64 tokens. */

@@ -34,6 +34,7 @@
 #include "backend/cpu/codec/index.h"
 #include "backend/cpu/codec/prepared.h"
 #include "backend/cpu/kv/rotary.h"
+#include "kv/budget.h"
 #include "kv/plan.h"
 #include "kv/shape.h"
 #include "kv/state_file.h"
@@ -61,6 +62,8 @@ struct page_chunk {
 
 /* The chunks of a cache and of those that were forked from it, directly or not: their pages are alike in size and meaning. */
 struct page_pool {
+    struct kv_budget *budget; /* of which the chunks take; or NULL */
+    size_t page_set_bytes;
     size_t caches;
     struct page_chunk *chunks;
 };
@@ -132,7 +135,8 @@ struct cache {
     size_t fit_floats;
 
     struct extent extent;
-    uint64_t prompt_end; /* the last prompt ended before this token; pages from here on are generated */
+    uint64_t prompt_end;      /* the last prompt ended before this token; pages from here on are generated */
+    struct kv_budget *budget; /* of all that reports call resident; NULL: there is none */
     struct page_pool *pool;
     struct page_set *page_sets; /* [n_page_sets]: [0, n_sealed) in order of their tokens, the rest free and nobody else's */
     size_t n_page_sets, n_sealed, page_set_capacity;

@@ -1,0 +1,39 @@
+/* Counting bytes. */
+#include "kv/budget.h"
+
+#include "base/memory.h"
+
+enum terse_status budget_take(struct kv_budget *budget, size_t bytes, const char *what, struct terse_error *error) {
+    if (!budget) return TERSE_OK;
+    if (bytes > budget->most - budget->used)
+        return status_fail(error, TERSE_E_MEMORY,
+                           "%.2f MiB for %s do not fit the budget for KV caches: %.2f of its %.2f MiB are taken; raise it "
+                           "(--kv-budget), use a smaller --kv, or free another session or prefix",
+                           (double)bytes / 0x1p20, what, (double)budget->used / 0x1p20, (double)budget->most / 0x1p20);
+    budget->used += bytes;
+    return TERSE_OK;
+}
+
+void budget_give(struct kv_budget *budget, size_t bytes) {
+    if (budget) budget->used -= bytes;
+}
+
+void *budget_array(struct kv_budget *budget, size_t count, size_t size, const char *what, struct terse_error *error) {
+    size_t bytes;
+    if (__builtin_mul_overflow(count, size, &bytes)) {
+        status_no_memory(error, UINT64_MAX, what);
+        return NULL;
+    }
+    if (budget_take(budget, bytes, what, error)) return NULL;
+    void *memory = memory_array(count, size);
+    if (memory) return memory;
+    budget_give(budget, bytes);
+    status_no_memory(error, bytes, what);
+    return NULL;
+}
+
+void budget_free(struct kv_budget *budget, void *memory, size_t bytes) {
+    if (!memory) return;
+    budget_give(budget, bytes);
+    memory_free(memory);
+}
