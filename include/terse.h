@@ -10,7 +10,7 @@
  *           free accepts NULL. Pointers returned as `const` belong to the object they came from.
  * Options.  Structs of options begin with their size and are made by their `..._defaults()`; then set what shall differ.
  * Threads.  A model is immutable and may be shared by any number of threads and engines. An engine owns the threads that compute; it
- *           and all of its sessions may be used by one thread at a time. So may a detokenizer and a gguf.
+ *           and all of its sessions may be used by one thread at a time, but for terse_session_cancel. So may a detokenizer and a gguf.
  * Strings.  UTF-8, zero-terminated unless a length is given.
  */
 #ifndef TERSE_H
@@ -47,7 +47,7 @@ enum terse_status {
     TERSE_E_UNSUPPORTED, /* a well-formed file asks for what terse cannot do */
     TERSE_E_MEMORY,      /* the system refused memory, or an engine's budget is spent */
     TERSE_E_CONTEXT,     /* more tokens than the session's context holds */
-    TERSE_E_INTERRUPTED  /* a progress callback asked to stop */
+    TERSE_E_INTERRUPTED  /* a progress callback or terse_session_cancel asked to stop */
 };
 
 #define TERSE_NO_OFFSET UINT64_MAX
@@ -373,12 +373,16 @@ struct terse_logits_sink {
 };
 
 /* Reads a prompt (or a later turn): tokens[n] are exact among themselves and reach earlier ones through the cache; afterwards
- * the policy chooses and full pages are sealed. `sink` may be NULL. A failure leaves the sequence as it was before the call.
- *
- * But TERSE_E_INTERRUPTED: an exact prefill that was stopped leaves an EMPTY session (as terse_session_reset), earlier turns included; a
- * compressed one keeps the chunks that it has read. */
+ * the policy chooses and full pages are sealed. `sink` may be NULL. A failure leaves the session as it was before the call, a
+ * TERSE_E_INTERRUPTED of any prefill mode included; rows that the sink has got by then count for nothing. */
 TERSE_API enum terse_status terse_session_prefill(struct terse_session *session, const int32_t *tokens, size_t n,
                                                   const struct terse_logits_sink *sink, struct terse_error *error);
+
+/* Ends the call in progress that reads tokens into the session, or the next one where there is none: it returns TERSE_E_INTERRUPTED after
+ * the piece of work that is being done, of at most 512 tokens in one layer, and leaves the session as it was before. A decoding step of
+ * at most 64 tokens more than it has sessions is carried to its end; the cancellation then meets the next call. Any thread may call this
+ * at any time while the session lives. */
+TERSE_API void terse_session_cancel(struct terse_session *session);
 
 /* Appends tokens[n] in one decoding step (n = 1 while generating; more for given continuations). `sink` may be NULL. A failure leaves
  * the sequence as it was. Reports no progress. */
@@ -399,8 +403,8 @@ struct terse_step_item {
  *
  * All items are checked and all memory is reserved before anything is computed: a failure leaves every session as it was, the others' too,
  * and the step can be taken again without the item at fault, whose number `error` says, from 1 on (TERSE_E_ARGUMENT: a token outside the
- * vocabulary, no tokens, no session, a second item of a session, another engine's session; TERSE_E_CONTEXT, TERSE_E_MEMORY). No item is
- * at fault where memory for the batch itself is refused. */
+ * vocabulary, no tokens, no session, a second item of a session, another engine's session; TERSE_E_CONTEXT; TERSE_E_MEMORY;
+ * TERSE_E_INTERRUPTED: terse_session_cancel). No item is at fault where memory for the batch itself is refused. */
 TERSE_API enum terse_status terse_engine_step(struct terse_engine *engine, struct terse_step_item *items, size_t n,
                                               struct terse_error *error);
 

@@ -28,7 +28,7 @@ struct step_part {
     enum cache_step_kind kind;
     const int32_t *tokens; /* [n], in the vocabulary */
     size_t n;              /* at least 1 */
-    float *last_logits;    /* [vocabulary] of the last token, written when the step succeeds */
+    float *last_logits;    /* [vocabulary] of the last token, written when it is through the model; NULL: not wanted */
     /* Called on the thread that advances the pass, in the order of the tokens: logits[count][vocabulary] of the part's tokens from `first`
      * on, valid during the call. NULL: nobody wants them. */
     void (*rows)(void *user, size_t first, size_t count, const float *logits);
@@ -82,6 +82,8 @@ struct kv_ops {
     /* The same queries' outputs, out[count][Hq][hd], which may be q. */
     enum terse_status (*attend)(struct cache *cache, const float *q, size_t first, size_t count, float *out,
                                 struct terse_error *error);
+    /* Does a part of what end_layer has to do, a few thousand rows at most: true, or false where no such part is left. */
+    bool (*seal_some)(struct cache *cache);
     enum terse_status (*end_layer)(struct cache *cache, struct terse_error *error);
     enum terse_status (*commit)(struct cache *cache, struct terse_error *error);
 

@@ -96,7 +96,8 @@ static enum terse_status make_cache(void *user, struct terse_error *error) {
 enum terse_status session_make_logits(struct terse_session *s, struct terse_error *error) {
     uint32_t vocabulary = model_of(s)->vocabulary;
     s->logits = memory_array(vocabulary, sizeof *s->logits);
-    return s->logits ? TERSE_OK : status_no_memory(error, vocabulary * sizeof *s->logits, "logits");
+    s->next_logits = memory_array(vocabulary, sizeof *s->logits);
+    return s->logits && s->next_logits ? TERSE_OK : status_no_memory(error, 2 * vocabulary * sizeof *s->logits, "logits");
 }
 
 enum terse_status terse_session_new(struct terse_engine *engine, const struct terse_session_options *options,
@@ -132,6 +133,7 @@ void terse_session_free(struct terse_session *session) {
     sampler_destroy(&session->sampler);
     json_constraint_end(&session->json);
     memory_free(session->logits);
+    memory_free(session->next_logits);
     memory_free(session->tokens);
     free(session);
 }
@@ -142,6 +144,8 @@ void terse_session_reset(struct terse_session *session) {
     session->has_logits = false;
     session->n_tokens = session->first_prompt = 0;
 }
+
+void terse_session_cancel(struct terse_session *session) { atomic_store(&session->cancelled, true); }
 
 uint64_t terse_session_length(const struct terse_session *session) { return kv_of(session)->length(session->cache); }
 

@@ -7,6 +7,8 @@
 #include "engine/json_constraint.h"
 #include "engine/sampler.h"
 
+#include <stdatomic.h>
+
 #define SESSION_NO_TOKEN (-1) /* of random keys and values: terse_session_fill_random */
 
 struct terse_session {
@@ -17,12 +19,16 @@ struct terse_session {
     struct sampler sampler;
     struct json_constraint json;
     struct terse_counters counters;
-    float *logits; /* [vocabulary] */
+    float *logits;      /* [vocabulary] */
+    float *next_logits; /* [vocabulary] of the step in progress: the two change places when it has succeeded */
     bool has_logits;
     int32_t *tokens; /* [n_tokens] of the sequence; n_tokens is the cache's length */
     size_t n_tokens, token_capacity;
     size_t first_prompt; /* of them read by one exact prefill of an empty session */
     bool in_batch;       /* while a step's items are checked: this one was seen */
+    /* The cache as it was, for a call that may be broken off; NULL outside of one, or where there were no tokens. */
+    struct cache *before;
+    atomic_bool cancelled;
 };
 
 static inline const struct terse_model *model_of(const struct terse_session *s) { return s->engine->model; }

@@ -48,6 +48,7 @@ struct reading {
     const struct terse_logits_sink *sink; /* or NULL */
     struct terse_progress progress;
     size_t first; /* of the step in progress: the call's token that is its first */
+    bool ends;    /* with it the call ends */
 };
 
 struct rows {
@@ -75,33 +76,90 @@ static struct step_part part_of(struct reading *r, enum cache_step_kind kind, si
                               .kind = kind,
                               .tokens = r->tokens + r->first,
                               .n = count,
-                              .last_logits = r->session->logits,
+                              .last_logits = r->ends ? r->session->next_logits : NULL,
                               .rows = wanted ? put_rows : NULL,
                               .first_row = wanted && sink->first > r->first ? sink->first - r->first : 0,
                               .user = r};
 }
 
-/* *failed: the part at fault, parts->n where it is none of them. */
-static enum terse_status run_parts(struct terse_engine *engine, const struct step *step, const struct terse_progress *progress,
+/* ---- Calls that may be broken off: they leave the sessions as they were */
+
+/* The caches as they are, for give_back(). */
+static enum terse_status keep_caches(struct reading *readings, size_t n, struct terse_error *error) {
+    enum terse_status status = TERSE_OK;
+    for (size_t i = 0; i < n; i++) readings[i].session->before = NULL;
+    for (size_t i = 0; i < n && !status; i++) {
+        struct terse_session *s = readings[i].session;
+        if (kv_of(s)->length(s->cache)) status = kv_of(s)->fork(s->cache, &s->before, error);
+    }
+    return status;
+}
+
+/* Puts the caches back when the call has failed, and releases what is not needed any more. */
+static void give_back(struct reading *readings, size_t n, bool failed) {
+    for (size_t i = 0; i < n; i++) {
+        struct terse_session *s = readings[i].session;
+        struct cache *unwanted = failed && s->before ? s->cache : s->before;
+        if (failed && s->before) s->cache = s->before;
+        if (failed && !s->before && !s->n_tokens) kv_of(s)->reset(s->cache);
+        kv_of(s)->destroy(unwanted);
+        s->before = NULL;
+    }
+}
+
+/* The first session that was cancelled, which is forgotten by that; n: none. */
+static size_t find_cancelled(struct reading *readings, size_t n) {
+    size_t i = 0;
+    while (i < n && !atomic_exchange(&readings[i].session->cancelled, false)) i++;
+    return i;
+}
+
+static enum terse_status check_cancelled(struct reading *readings, size_t n, size_t *failed, struct terse_error *error) {
+    size_t i = find_cancelled(readings, n);
+    if (i == n) return TERSE_OK;
+    *failed = i;
+    return status_fail(error, TERSE_E_INTERRUPTED, "cancelled");
+}
+
+/* What it is that a step reads, and whether it may be broken off. */
+struct course {
+    struct reading *readings;
+    size_t n;
+    bool may_stop;
+    const struct terse_progress *progress;
+};
+
+/* Readings are in the order of the step's parts. *failed: the part at fault, step->n where it is none of them. */
+static enum terse_status run_parts(struct terse_engine *engine, const struct step *step, const struct course *course,
                                    size_t *failed, struct terse_error *error) {
     const struct executor_ops *ops = engine->backend.executor;
-    struct pass *pass;
-    enum terse_status status = ops->begin(engine->executor, step, &pass, failed, error);
+    const struct terse_progress *progress = course->progress;
+    struct pass *pass = NULL;
+    *failed = step->n;
+    enum terse_status status = check_cancelled(course->readings, course->n, failed, error);
+    if (!status) status = ops->begin(engine->executor, step, &pass, failed, error);
     struct step_progress at = {0, 1};
     while (!status && at.done < at.total) {
         if ((status = ops->advance(pass, error))) break;
         at = ops->progress(pass);
-        bool goes_on = !progress->report || progress->report(progress->user, "prompt", at.done, at.total);
-        if (!goes_on && at.done < at.total)
+        if (at.done == at.total || !course->may_stop) continue;
+        if ((status = check_cancelled(course->readings, course->n, failed, error))) break;
+        if (progress && progress->report && !progress->report(progress->user, "prompt", at.done, at.total))
             status = status_fail(error, TERSE_E_INTERRUPTED, "interrupted while reading %zu tokens", step->parts->n);
     }
+    if (!status && progress && progress->report) progress->report(progress->user, "prompt", at.done, at.total);
     ops->end(pass);
     return status;
 }
 
-static void take_tokens(struct terse_session *s, const int32_t *tokens, size_t n) {
+/* What a session reads has become part of it. */
+static void take_tokens(struct reading *r) {
+    struct terse_session *s = r->session;
+    float *logits = s->next_logits;
+    s->next_logits = s->logits;
+    s->logits = logits;
     s->has_logits = true;
-    session_add_tokens(s, tokens, n);
+    session_add_tokens(s, r->tokens, r->n);
 }
 
 /* ---- Prompts */
@@ -110,9 +168,7 @@ static enum terse_status prefill_step(struct reading *r, enum cache_step_kind ki
                                       const struct terse_progress *progress, struct terse_error *error) {
     struct step_part part = part_of(r, kind, count);
     size_t failed;
-    enum terse_status status = run_parts(r->session->engine, &(struct step){&part, 1}, progress, &failed, error);
-    if (!status) take_tokens(r->session, part.tokens, count);
-    return status;
+    return run_parts(r->session->engine, &(struct step){&part, 1}, &(struct course){r, 1, true, progress}, &failed, error);
 }
 
 static enum terse_status prefill_in_chunks(struct reading *r, struct terse_error *error) {
@@ -120,8 +176,10 @@ static enum terse_status prefill_in_chunks(struct reading *r, struct terse_error
     enum terse_status status = TERSE_OK;
     for (r->first = 0; r->first < r->n && !status; r->first += batch) {
         size_t count = r->n - r->first < batch ? r->n - r->first : batch;
-        status = prefill_step(r, CACHE_STEP_CHUNK, count, &(struct terse_progress){0}, error);
-        if (!status && r->progress.report && !r->progress.report(r->progress.user, "prompt", r->first + count, r->n))
+        r->ends = r->first + count == r->n;
+        status = prefill_step(r, CACHE_STEP_CHUNK, count, NULL, error);
+        bool goes_on = status || !r->progress.report || r->progress.report(r->progress.user, "prompt", r->first + count, r->n);
+        if (!goes_on && !r->ends)
             status = status_fail(error, TERSE_E_INTERRUPTED, "interrupted after %zu of %zu tokens", r->first + count, r->n);
     }
     return status;
@@ -130,10 +188,12 @@ static enum terse_status prefill_in_chunks(struct reading *r, struct terse_error
 static enum terse_status prefill(void *user, struct terse_error *error) {
     struct reading *r = user;
     enum terse_prefill mode = r->session->options.prefill;
-    if (mode == TERSE_PREFILL_COMPRESSED) return prefill_in_chunks(r, error);
     enum cache_step_kind kind = mode == TERSE_PREFILL_PAPER ? CACHE_STEP_PAPER : CACHE_STEP_PREFILL;
-    enum terse_status status = prefill_step(r, kind, r->n, &r->progress, error);
-    if (status == TERSE_E_INTERRUPTED) terse_session_reset(r->session);
+    enum terse_status status = keep_caches(r, 1, error);
+    if (!status)
+        status = mode == TERSE_PREFILL_COMPRESSED ? prefill_in_chunks(r, error) : prefill_step(r, kind, r->n, &r->progress, error);
+    give_back(r, 1, status != TERSE_OK);
+    if (!status) take_tokens(r);
     if (!status && mode == TERSE_PREFILL_EXACT && r->session->n_tokens == r->n) r->session->first_prompt = r->n;
     return status;
 }
@@ -148,7 +208,7 @@ enum terse_status terse_session_prefill(struct terse_session *session, const int
     if (!status) status = session_reserve_tokens(session, n, error);
     if (status) return status;
     double start = clock_now();
-    struct reading r = {session, tokens, n, sink, team_progress(&o->progress), 0};
+    struct reading r = {session, tokens, n, sink, team_progress(&o->progress), 0, true};
     status = engine_run(session->engine, prefill, &r, error);
     session->counters.prefill_seconds += clock_now() - start;
     if (!status) session->counters.prefill_tokens += n;
@@ -157,6 +217,8 @@ enum terse_status terse_session_prefill(struct terse_session *session, const int
 }
 
 /* ---- Decoding */
+
+#define LONG_STEP 64 /* tokens beside one of each session, above which a step looks whether to stop: a shorter one is soon over */
 
 struct batch {
     struct terse_engine *engine;
@@ -209,12 +271,22 @@ static enum terse_status decode(void *user, struct terse_error *error) {
     enum terse_status status = reserve_batch(memory, b->n, error);
     if (status) return status;
     struct reading *readings = memory->readings;
+    size_t tokens = 0;
     for (size_t i = 0; i < b->n; i++) {
         const struct terse_step_item *item = &b->items[i];
-        readings[i] = (struct reading){.session = item->session, .tokens = item->tokens, .n = item->n, .sink = item->sink};
+        readings[i] =
+            (struct reading){.session = item->session, .tokens = item->tokens, .n = item->n, .sink = item->sink, .ends = true};
         memory->parts[i] = part_of(&readings[i], CACHE_STEP_DECODE, item->n);
+        tokens += item->n;
     }
-    return run_parts(b->engine, &(struct step){memory->parts, b->n}, &(struct terse_progress){0}, &b->failed, error);
+    bool may_stop = tokens > LONG_STEP + b->n;
+    if (may_stop) status = keep_caches(readings, b->n, error);
+    if (!status)
+        status = run_parts(b->engine, &(struct step){memory->parts, b->n}, &(struct course){readings, b->n, may_stop, NULL},
+                           &b->failed, error);
+    if (may_stop) give_back(readings, b->n, status != TERSE_OK);
+    for (size_t i = 0; i < b->n && !status; i++) take_tokens(&readings[i]);
+    return status;
 }
 
 /* What a step of `seconds` leaves in the counters, and, if it has succeeded, in the sessions. */
@@ -227,7 +299,6 @@ static void finish_item(const struct terse_step_item *item, double seconds, bool
     s->counters.attention_bytes += attention.bytes;
     if (!good) return;
     s->counters.decode_tokens += item->n;
-    take_tokens(s, item->tokens, item->n);
     for (size_t i = 0; i < item->n && s->json.schema; i++) json_constraint_take(&s->json, item->tokens[i]);
 }
 

@@ -204,6 +204,43 @@ static void one_bad_item_leaves_all_as_they_were(void **state) {
     free_sessions(alone);
 }
 
+static void cancel(void *user, size_t row, const float *logits) {
+    (void)row, (void)logits;
+    terse_session_cancel(user);
+}
+
+/* Rows of the first long part come when others still wait for their turn. */
+static void a_cancelled_item_leaves_all_as_they_were(void **state) {
+    (void)state;
+    static struct before before;
+    struct terse_session *sessions[SESSIONS], *alone[SESSIONS];
+    struct terse_step_item items[SESSIONS];
+    struct terse_error error;
+    new_sessions(sessions);
+    new_sessions(alone);
+    remember(sessions, &before);
+    fill_items(sessions, items, 0);
+    struct terse_logits_sink sink = {cancel, sessions[5], 0};
+    items[1].n = items[4].n = items[5].n = LONG;
+    items[1].sink = &sink;
+    fails(items, 5, TERSE_E_INTERRUPTED, "cancelled");
+    unchanged(sessions, &before);
+    terse_session_cancel(sessions[2]);
+    fill_items(sessions, items, 0);
+    fails(items, 2, TERSE_E_INTERRUPTED, "cancelled");
+    unchanged(sessions, &before);
+    for (size_t step = 0; step < 3; step++) {
+        fill_items(sessions, items, step);
+        assert_int_equal(terse_engine_step(engine, items, SESSIONS, &error), TERSE_OK);
+        for (size_t i = 0; i < SESSIONS; i++) {
+            assert_int_equal(terse_session_decode(alone[i], tokens_at(step, i), 1, NULL, &error), TERSE_OK);
+            same_logits(sessions[i], alone[i], step, i);
+        }
+    }
+    free_sessions(sessions);
+    free_sessions(alone);
+}
+
 static void every_refused_allocation_leaves_all_as_they_were(void **state) {
     (void)state;
     static struct before before;
@@ -239,6 +276,7 @@ static void every_refused_allocation_leaves_all_as_they_were(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(a_batch_gives_what_each_gives_alone),
                                        cmocka_unit_test(one_bad_item_leaves_all_as_they_were),
+                                       cmocka_unit_test(a_cancelled_item_leaves_all_as_they_were),
                                        cmocka_unit_test(every_refused_allocation_leaves_all_as_they_were)};
     return cmocka_run_group_tests(tests, load_model, free_model);
 }

@@ -318,32 +318,91 @@ static void test_random_codebook(void **state) {
     }
 }
 
-static bool stop_in_the_middle(void *user, const char *what, uint64_t done, uint64_t total) {
-    uint64_t *last = user;
-    assert_non_null(what);
-    assert_true(done <= total);
-    assert_true(done >= *last);
-    *last = done;
-    return done < total / 2;
+/* Stops a prompt half way, by its progress or by terse_session_cancel. */
+struct stopping {
+    struct terse_session *session; /* NULL until it is to be stopped */
+    bool cancels;
+};
+
+static bool stop_half_way(void *user, const char *what, uint64_t done, uint64_t total) {
+    struct stopping *stopping = user;
+    (void)what;
+    if (!stopping->session || done < total / 2) return true;
+    if (!stopping->cancels) return false;
+    terse_session_cancel(stopping->session);
+    return true;
 }
 
-static void test_interruption(void **state) {
+static struct terse_session *stopped_session(const char *method, enum terse_prefill prefill, struct stopping *stopping) {
+    struct terse_session_options options = terse_session_options_defaults();
+    struct terse_session *session;
+    struct terse_error error;
+    options.cache.method = method;
+    options.prefill = prefill;
+    options.batch = 48;
+    options.progress = (struct terse_progress){stop_half_way, stopping};
+    if (terse_session_new(engine, &options, &session, &error)) fail_msg("%s", error.message);
+    return session;
+}
+
+static void same_logits(const struct terse_session *a, const struct terse_session *b, const char *method) {
+    if (memcmp(terse_session_logits(a), terse_session_logits(b), info.vocabulary * sizeof(float)) != 0)
+        fail_msg("%s: logits differ from those of a session that was not interrupted", method);
+}
+
+/* A later turn that is stopped leaves the session as it was, bit for bit, logits included; and so goes on. */
+static void test_an_interrupted_turn_leaves_the_session_as_it_was(void **state) {
     (void)state;
-    for (int compressed = 0; compressed < 2; compressed++) {
-        struct terse_session_options options = terse_session_options_defaults();
-        struct terse_session *session;
+    static const char *const methods[] = {"f16", "terse-2", "kivi-2", "streaming-64", "mat-64", "snapkv-128", "quest-32"};
+    for (size_t i = 0; i < 3 * sizeof methods / sizeof methods[0]; i++) {
+        const char *method = methods[i / 3];
+        struct stopping stopping = {.cancels = i % 2}, none = {0};
         struct terse_error error;
-        uint64_t last = 0;
-        options.prefill = compressed ? TERSE_PREFILL_COMPRESSED : TERSE_PREFILL_EXACT;
-        options.batch = 50;
-        options.progress = (struct terse_progress){stop_in_the_middle, &last};
-        assert_int_equal(terse_session_new(engine, &options, &session, &error), TERSE_OK);
-        expect(terse_session_prefill(session, tokens, TOKENS, NULL, &error), TERSE_E_INTERRUPTED, &error, "interrupted");
-        assert_int_equal(terse_session_length(session), compressed ? TOKENS / 2 : 0);
-        int32_t token = tokens[0];
-        assert_int_equal(terse_session_decode(session, &token, 1, NULL, &error), TERSE_OK);
+        enum terse_prefill mode = i % 3 == 2 ? TERSE_PREFILL_COMPRESSED : TERSE_PREFILL_EXACT;
+        size_t first = i % 3 ? 150 : 90;
+        struct terse_session *session = stopped_session(method, mode, &stopping), *other = stopped_session(method, mode, &none);
+        stopping.session = session;
+        expect(terse_session_prefill(session, tokens, first, NULL, &error), TERSE_E_INTERRUPTED, &error,
+               stopping.cancels ? "cancelled" : "interrupted");
+        assert_int_equal(terse_session_length(session), 0);
+        assert_null(terse_session_logits(session));
+        stopping.session = NULL;
+        for (size_t turn = 0; turn < 3; turn++) {
+            size_t n = turn ? 50 : first;
+            stopping.session = turn ? session : NULL;
+            if (turn) {
+                uint64_t length = terse_session_length(session);
+                assert_int_equal(terse_session_prefill(session, tokens + 7, 190, NULL, &error), TERSE_E_INTERRUPTED);
+                assert_int_equal(terse_session_length(session), length);
+                same_logits(session, other, method);
+            }
+            stopping.session = NULL;
+            assert_int_equal(terse_session_prefill(session, tokens + turn, n, NULL, &error), TERSE_OK);
+            assert_int_equal(terse_session_prefill(other, tokens + turn, n, NULL, &error), TERSE_OK);
+            for (size_t k = 0; k < 20; k++) {
+                same_logits(session, other, method);
+                assert_int_equal(terse_session_decode(session, tokens + k, 1, NULL, &error), TERSE_OK);
+                assert_int_equal(terse_session_decode(other, tokens + k, 1, NULL, &error), TERSE_OK);
+            }
+        }
         terse_session_free(session);
+        terse_session_free(other);
     }
+}
+
+/* Where nothing is in progress, the next call ends. */
+static void test_cancelled_beforehand(void **state) {
+    (void)state;
+    struct terse_session *session = open_session("f16", TERSE_PREFILL_EXACT);
+    struct terse_error error;
+    terse_session_cancel(session);
+    expect(terse_session_prefill(session, tokens, 20, NULL, &error), TERSE_E_INTERRUPTED, &error, "cancelled");
+    assert_int_equal(terse_session_prefill(session, tokens, 20, NULL, &error), TERSE_OK);
+    terse_session_cancel(session);
+    expect(terse_session_decode(session, tokens, 1, NULL, &error), TERSE_E_INTERRUPTED, &error, "cancelled");
+    assert_int_equal(terse_session_length(session), 20);
+    assert_int_equal(terse_session_decode(session, tokens, 1, NULL, &error), TERSE_OK);
+    terse_session_free(session);
 }
 
 static void test_same_seed_same_tokens(void **state) {
@@ -417,12 +476,19 @@ static void test_json_text(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_steps_equal_prefill),   cmocka_unit_test(test_sink_first),
-        cmocka_unit_test(test_reset_forgets),         cmocka_unit_test(test_memory_is_as_predicted),
-        cmocka_unit_test(test_streaming_is_endless),  cmocka_unit_test(test_limits),
-        cmocka_unit_test(test_limits_of_streaming),   cmocka_unit_test(test_fill_random),
-        cmocka_unit_test(test_random_codebook),       cmocka_unit_test(test_interruption),
-        cmocka_unit_test(test_same_seed_same_tokens), cmocka_unit_test(test_json_text),
+        cmocka_unit_test(test_steps_equal_prefill),
+        cmocka_unit_test(test_sink_first),
+        cmocka_unit_test(test_reset_forgets),
+        cmocka_unit_test(test_memory_is_as_predicted),
+        cmocka_unit_test(test_streaming_is_endless),
+        cmocka_unit_test(test_limits),
+        cmocka_unit_test(test_limits_of_streaming),
+        cmocka_unit_test(test_fill_random),
+        cmocka_unit_test(test_random_codebook),
+        cmocka_unit_test(test_an_interrupted_turn_leaves_the_session_as_it_was),
+        cmocka_unit_test(test_cancelled_beforehand),
+        cmocka_unit_test(test_same_seed_same_tokens),
+        cmocka_unit_test(test_json_text),
     };
     return cmocka_run_group_tests(tests, load_model, free_model);
 }

@@ -20,8 +20,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define PANEL_BYTES ((size_t)128 << 20) /* of activations: large enough that dequantizing a weight once per panel costs little */
-#define PANEL_LEAST 256
+/* Tokens that pass through a layer at a time: many enough that dequantizing a weight once for them costs little, and few enough for pieces
+ * of work of about this many multiplications, some hundredths of a second on one thread. */
+#define PANEL_MULTIPLICATIONS 1e9
+#define PANEL_LEAST 192
+#define PANEL_MOST 512
 #define LOGIT_BYTES ((size_t)8 << 20)
 #define KEEP_TOKENS 256 /* memory for more tokens than this is given back after the step */
 
@@ -118,15 +121,6 @@ static void pass_free(struct pass *p) {
 /* Width of the factor beside the inner activations: SwiGLU's. */
 static size_t factor_width(const struct terse_model *m) { return m->layer[0].gate.data ? m->feed_forward : 0; }
 
-static size_t panel_floats(const struct terse_model *m) {
-    return m->width + 2 * (size_t)m->query_heads * m->head_dim + m->feed_forward + factor_width(m);
-}
-
-static size_t panel_tokens(const struct terse_model *m) {
-    size_t panel = PANEL_BYTES / (panel_floats(m) * sizeof(float));
-    return panel < PANEL_LEAST ? PANEL_LEAST : panel;
-}
-
 static size_t logit_rows(const struct terse_model *m, size_t n) {
     size_t rows = LOGIT_BYTES / (m->vocabulary * sizeof(float));
     if (rows < 1) rows = 1;
@@ -166,8 +160,7 @@ static enum terse_status allocate(const struct wanted *wanted, size_t n, struct 
 /* For panels of n tokens. */
 static enum terse_status scratch_reserve(struct executor *e, size_t n, struct terse_error *error) {
     const struct terse_model *m = e->model;
-    size_t panel = panel_tokens(m), q_width = (size_t)m->query_heads * m->head_dim;
-    if (panel > n) panel = n;
+    size_t panel = n < PANEL_MOST ? n : PANEL_MOST, q_width = (size_t)m->query_heads * m->head_dim;
     if (e->scratch.panel >= panel) return TERSE_OK;
     struct scratch s = {.panel = panel};
     const struct wanted wanted[] = {{&s.normed, panel, m->width},
@@ -361,10 +354,23 @@ static enum terse_status visit_caches(const struct pass *p, visit *call, struct 
 
 static const struct group *group_of(const struct pass *p) { return &p->group[p->at]; }
 
-/* Tokens that pass through a layer at a time. */
+/* Multiplications of a token in a layer when it reads `tokens` others. */
+static double multiplications(const struct terse_model *m, uint64_t tokens) {
+    const struct layer *l = &m->layer[0];
+    const struct matrix *all[] = {&l->q, &l->k, &l->v, &l->o, &l->gate, &l->up, &l->down};
+    double sum = 2.0 * (double)tokens * m->query_heads * m->head_dim;
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+        if (all[i]->data) sum += (double)all[i]->rows * all[i]->columns;
+    return sum;
+}
+
+/* Tokens of the group that pass through a layer at a time: a matter of the sequence alone, so that its results are. */
 static size_t panel_of(const struct pass *p) {
-    size_t most = panel_tokens(p->executor->model), count = group_of(p)->count;
-    return count < most ? count : most;
+    const struct group *g = group_of(p);
+    double most = PANEL_MOST;
+    if (!g->each) most = PANEL_MULTIPLICATIONS / multiplications(p->executor->model, g->sequences->length + g->count);
+    size_t panel = most > PANEL_MOST ? PANEL_MOST : most < PANEL_LEAST ? PANEL_LEAST : (size_t)most;
+    return panel < g->count ? panel : g->count;
 }
 
 /* Rows of the group that the stage looks at. */
@@ -460,6 +466,7 @@ static void keep_rows(struct pass *p) {
 
 static enum terse_status run_seal(struct pass *p, struct terse_error *error) {
     const struct group *group = group_of(p);
+    if (!group->each && p->executor->kv->seal_some(group->sequences->part.cache)) return TERSE_OK;
     enum terse_status status = visit_caches(p, seal, (struct panel){group, group->first, group->count, group->first}, error);
     if (status) return status;
     if (!last_layer(p)) {
@@ -480,7 +487,8 @@ static void hand_over(const struct pass *p, struct panel panel, const float *log
         if (first >= last) continue;
         const float *own = logits + (first - panel.first) * vocabulary;
         if (s->part.rows) s->part.rows(s->part.user, s->needed + first - s->kept, last - first, own);
-        if (last == kept_end) memcpy(s->part.last_logits, own + (last - first - 1) * vocabulary, vocabulary * sizeof *own);
+        if (last == kept_end && s->part.last_logits)
+            memcpy(s->part.last_logits, own + (last - first - 1) * vocabulary, vocabulary * sizeof *own);
     }
 }
 
@@ -546,8 +554,9 @@ static void end(struct pass *p) {
 static void insert(struct pass *p, const struct step_part *part, size_t *n_few) {
     const struct executor *e = p->executor;
     bool each = part->n <= e->few, wanted = part->rows && part->first_row < part->n;
-    struct sequence s = {.part = *part, .needed = wanted ? part->first_row : part->n - 1, .length = e->kv->length(part->cache)};
+    struct sequence s = {.part = *part, .length = e->kv->length(part->cache)};
     size_t at = p->n_sequences++;
+    s.needed = wanted ? part->first_row : part->last_logits ? part->n - 1 : part->n;
     if (each) {
         for (at = *n_few; at > 0 && p->sequence[at - 1].length < s.length; at--) continue;
         memmove(p->sequence + at + 1, p->sequence + at, (p->n_sequences - 1 - at) * sizeof s);

@@ -264,6 +264,7 @@ enum terse_status cache_append(struct cache *cache, uint32_t layer, float *k, co
     if (!cache->in_step || layer < cache->layers_ended || layer >= cache->shape.layers)
         return status_fail(error, TERSE_E_ARGUMENT, "layer %" PRIu32 " of %" PRIu32 " out of order", layer, cache->shape.layers);
     cache->layer = layer;
+    cache->layer_sealed = 0;
     cache->k = k;
     cache->v = v;
     exact_store_first(cache);
@@ -314,6 +315,8 @@ enum terse_status cache_attend(struct cache *cache, const float *q, size_t first
     cache->counters.bytes += select_active(cache) ? count * gather_bytes(cache) : segment_bytes(cache);
     return TERSE_OK;
 }
+
+bool cache_seal_some(struct cache *cache) { return cache->layer != NO_LAYER && !cache->sealed_first && seal_some(cache); }
 
 enum terse_status cache_end_layer(struct cache *cache, struct terse_error *error) {
     if (cache->layer == NO_LAYER) return status_fail(error, TERSE_E_ARGUMENT, "the end of a layer without its keys and values");

@@ -72,6 +72,8 @@ enum terse_status cache_attend(struct cache *cache, const float *q, size_t first
 size_t cache_queries_to_observe(const struct cache *cache, size_t needed);
 /* q as in cache_attend, in order from first 0 on, each new token once. */
 enum terse_status cache_observe(struct cache *cache, const float *q, size_t first, size_t count, struct terse_error *error);
+/* Encodes some of the pages that cache_end_layer would, false where none are left: for those who must not be away for long. */
+bool cache_seal_some(struct cache *cache);
 enum terse_status cache_end_layer(struct cache *cache, struct terse_error *error);
 enum terse_status cache_commit(struct cache *cache, struct terse_error *error);
 

@@ -12,6 +12,8 @@
 
 #include <string.h>
 
+#define SEAL_ROWS 8192 /* that seal_some encodes, about */
+
 size_t seal_thread_floats(const struct cache *cache) { return 2 * PAGE_TOKENS * (size_t)cache->shape.head_dim; }
 
 /* ---- Writing a layer */
@@ -92,33 +94,50 @@ static void append_to_window(struct cache *cache, uint32_t head) {
     }
 }
 
-void seal_layer(struct cache *cache) {
-    const struct plan *plan = &cache->plan;
+/* What the pages of a layer go by, where it is learned of the sequence. */
+static void fit_layer(struct cache *cache) {
     uint32_t kv_heads = cache->shape.kv_heads;
-    bool fits = fit_pending(cache) && plan->seal;
-    bool much = plan->n >= PAGE_TOKENS || plan->seal > plan->ready; /* one token's rows are not worth waking the threads for */
-#pragma omp parallel num_threads(cache->threads) if (much)
+#pragma omp parallel num_threads(cache->threads)
     {
         float *rows = scratch_of_thread(cache);
-        if (fits) {
 #pragma omp for schedule(static)
-            for (uint32_t head = 0; head < kv_heads; head++) {
-                load_page(cache, 0, head, CODEC_KEYS, rows);
-                fit_head(cache, head, rows);
-            }
-#pragma omp for schedule(static)
-            for (uint32_t item = 0; item < 2 * kv_heads; item++) {
-                enum codec_side side = item % 2 ? CODEC_VALUES : CODEC_KEYS;
-                if (fit_transforms(cache, side)) fit_to_rows(cache, item / 2, side);
-            }
+        for (uint32_t head = 0; head < kv_heads; head++) {
+            load_page(cache, 0, head, CODEC_KEYS, rows);
+            fit_head(cache, head, rows);
         }
 #pragma omp for schedule(static)
-        for (size_t i = 2 * plan->ready * kv_heads; i < 2 * plan->seal * kv_heads; i++)
-            seal_side(cache, i / 2 / kv_heads, (uint32_t)(i / 2 % kv_heads), i % 2 ? CODEC_VALUES : CODEC_KEYS, rows);
+        for (uint32_t item = 0; item < 2 * kv_heads; item++) {
+            enum codec_side side = item % 2 ? CODEC_VALUES : CODEC_KEYS;
+            if (fit_transforms(cache, side)) fit_to_rows(cache, item / 2, side);
+        }
+    }
+}
+
+bool seal_some(struct cache *cache) {
+    const struct plan *plan = &cache->plan;
+    uint32_t kv_heads = cache->shape.kv_heads;
+    size_t first = larger(cache->layer_sealed, plan->ready), more = larger(SEAL_ROWS / (2 * PAGE_TOKENS * kv_heads), 1);
+    if (first >= plan->seal) return false;
+    size_t end = smaller(first + more, plan->seal);
+    if (!cache->layer_sealed && fit_pending(cache)) fit_layer(cache);
+#pragma omp parallel for schedule(static) num_threads(cache->threads)
+    for (size_t i = 2 * first * kv_heads; i < 2 * end * kv_heads; i++)
+        seal_side(cache, i / 2 / kv_heads, (uint32_t)(i / 2 % kv_heads), i % 2 ? CODEC_VALUES : CODEC_KEYS,
+                  scratch_of_thread(cache));
+    cache->layer_sealed = end;
+    return true;
+}
+
+void seal_layer(struct cache *cache) {
+    while (seal_some(cache)) continue;
+        /* One token's rows are not worth waking the threads for. */
+#pragma omp parallel num_threads(cache->threads) if (cache->plan.n >= PAGE_TOKENS)
+    {
+        float *rows = scratch_of_thread(cache);
         anchors_choose(cache);
         /* From here on, pages of the window that were sealed are no longer read and may be written again. */
 #pragma omp for schedule(static)
-        for (uint32_t head = 0; head < kv_heads; head++) {
+        for (uint32_t head = 0; head < cache->shape.kv_heads; head++) {
             exact_replace(cache, head, rows);
             append_to_window(cache, head);
         }

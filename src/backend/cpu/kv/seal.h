@@ -13,7 +13,9 @@ size_t seal_thread_floats(const struct cache *cache);
  * those that the codec was given. */
 void seal_page(const struct cache *cache, const struct page_set *set, uint32_t layer, uint32_t head, enum codec_side side,
                float *rows);
-/* Writes the step's tokens of the current layer. */
+/* Encodes some of the pages that the step seals in the current layer, those of a few thousand rows; false where none are left. */
+bool seal_some(struct cache *cache);
+/* Writes the step's tokens of the current layer: the pages that are left, the window and the exact rows. */
 void seal_layer(struct cache *cache);
 /* After the last layer: makes the plan's end the state of the cache, and drops pages that were evicted. */
 void seal_commit(struct cache *cache);
