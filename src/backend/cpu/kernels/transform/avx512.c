@@ -43,10 +43,6 @@ INLINE __m512i wrapped(bool keys, const struct transform_layout *layout, const u
     return keys ? _mm512_rol_epi32(last, 8) : _mm512_shuffle_epi32(last, 0x93);
 }
 
-INLINE void prefetch_codes(const struct transform_layout *layout, const uint8_t *codes) {
-    for (size_t n = 0; n < layout->nibbles; n++) prefetch_step(codes, n, PAGE_TRANSFORM_NIBBLE);
-}
-
 /* ---- Gains --------------------------------------------------------------------------------------------------------------- */
 
 INLINE void read_gains(const uint8_t *codes, float least, float step, float *gains) {
@@ -123,7 +119,7 @@ INLINE void add_to_rows(size_t R, const __m512i *x, const struct transform_query
 
 /* From the first plane to the last all sums stay in registers. codes, gains and logits: those of the halves. */
 INLINE void score_halves(size_t R, const struct transform_layout *layout, size_t wrapping, const uint8_t *codes, const float *gains,
-                         const struct transform_query *queries, float *logits) {
+                         const struct transform_query *queries, bool ahead, float *logits) {
     const struct transform_plane *plane = layout->plane;
     const size_t planes = layout->planes, alone = planes_alone(layout), H = halves_together(R);
     vec all[TOGETHER][VECTORS];
@@ -135,6 +131,8 @@ INLINE void score_halves(size_t R, const struct transform_layout *layout, size_t
         UNROLL for (size_t m = 0; m < R; m++) {
             UNROLL for (size_t v = 0; v < 2 * H; v++) sum[m][v] = _mm512_set1_epi32(queries[m].bias[step]);
         }
+        for (size_t n = p; n < SMALLER(end, layout->nibbles) && ahead; n++)
+            prefetch_step(codes + n * PAGE_TRANSFORM_NIBBLE, 0, H * HALF);
         for (const size_t stop = SMALLER(end, alone); p < stop; p++) {
             const __m512i table = levels_table(levels_from_zero, &plane[p]);
             UNROLL for (size_t h = 0; h < H; h++) look_up(table, read_half(codes + p * PAGE_TRANSFORM_NIBBLE, h), x + 2 * h);
@@ -169,9 +167,8 @@ INLINE void score_halves(size_t R, const struct transform_layout *layout, size_t
 INLINE void score_rows(size_t R, const struct transform_layout *layout, const uint8_t *codes, const float *gains,
                        const struct transform_query *queries, bool ahead, float *logits) {
     const size_t wrapping = planes_wrapping(layout);
-    if (ahead) prefetch_codes(layout, codes);
     for (size_t h = 0, t = 0; h < 2; h += halves_together(R), t += 2 * LANES * halves_together(R))
-        score_halves(R, layout, wrapping, codes + h * HALF, gains + t, queries, logits + t);
+        score_halves(R, layout, wrapping, codes + h * HALF, gains + t, queries, ahead, logits + t);
 }
 
 static uint16_t rank_avx512(const struct transform_layout *layout, const void *page, float least, float step,
@@ -304,21 +301,23 @@ INLINE void accumulate_rows(size_t R, const struct transform_layout *layout, con
     __m512i own[TOGETHER][VECTORS], both[2];
     const __m512i(*spread)[VECTORS] = (const __m512i(*)[VECTORS])own;
     UNROLL for (size_t m = 0; m < R; m++) spread_weights(weights + m * PAGE_TOKENS, own[m]);
-    prefetch_codes(layout, codes);
     size_t p = 0;
     for (; p < alone; p++, out += TRANSFORM_SUM_LANES) {
         const uint8_t *at = codes + p * PAGE_TRANSFORM_NIBBLE;
+        prefetch_plane(layout, p, codes);
         UNROLL for (size_t half = 0; half < 2; half++) both[half] = read_half(at, half);
         add_plane(R, spread, levels_table(signed_levels, &plane[p]), both, scales, row, out);
     }
     for (; p < wrapping; p++, out += TRANSFORM_SUM_LANES) {
         const uint8_t *at = nibble_of(&plane[p], codes);
+        prefetch_plane(layout, p, codes);
         UNROLL for (size_t half = 0; half < 2; half++) both[half] =
             window_of(&plane[p], read_half(at, half), wrapped(false, layout, codes, half));
         add_plane(R, spread, levels_table(signed_levels, &plane[p]), both, scales, row, out);
     }
     for (; p < planes; p++, out += TRANSFORM_SUM_LANES) {
         const uint8_t *at = nibble_of(&plane[p], codes), *old = nibble_before(layout, &plane[p], codes);
+        prefetch_plane(layout, p, codes);
         UNROLL for (size_t half = 0; half < 2; half++) both[half] = window_of(&plane[p], read_half(at, half), read_half(old, half));
         add_plane(R, spread, levels_table(signed_levels, &plane[p]), both, scales, row, out);
     }

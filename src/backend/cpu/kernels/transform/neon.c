@@ -57,11 +57,6 @@ INLINE void read_levels(uint8_t (*tables)[16], const struct transform_plane *pla
     }
 }
 
-INLINE void prefetch_plane(const struct transform_plane *plane, size_t p, const uint8_t *codes) {
-    if (p == 0 || plane[p].nibble != plane[p - 1].nibble)
-        prefetch_step(codes + (size_t)plane[p].nibble * PAGE_TRANSFORM_NIBBLE, 0, PAGE_TRANSFORM_NIBBLE);
-}
-
 /* ---- Gains --------------------------------------------------------------------------------------------------------------- */
 
 INLINE void read_gains(const uint8_t *codes, float least, float step, float *gains) {
@@ -114,7 +109,7 @@ INLINE void score_rows(size_t R, const struct transform_layout *layout, const ui
         const size_t planes = SMALLER(TRANSFORM_STEP_PLANES, layout->planes - first);
         for (size_t p = 0; p < planes; p++) {
             const struct transform_plane *plane = &layout->plane[first + p];
-            if (ahead) prefetch_plane(layout->plane, first + p, codes);
+            if (ahead) prefetch_plane(layout, first + p, codes);
             if (has_window(plane)) read_windows(true, layout, plane, codes, window);
             read_levels(signed_levels, plane, window, levels[p]);
         }
@@ -220,7 +215,7 @@ INLINE void accumulate_rows(size_t R, const struct transform_layout *layout, con
         const struct transform_plane *plane = &layout->plane[p];
         const int32_t zero = plane->largest;
         plane_levels x;
-        prefetch_plane(layout->plane, p, codes);
+        prefetch_plane(layout, p, codes);
         if (has_window(plane)) read_windows(false, layout, plane, codes, window);
         read_levels(levels_from_zero, plane, window, x);
         if (zero <= SMALL_LEVEL)

@@ -44,3 +44,9 @@ INLINE uint32_t own_bits(const struct transform_plane *plane) {
     static const uint32_t own[4] = {0x88888888, 0xcccccccc, 0xeeeeeeee, 0xffffffff};
     return own[plane->table % 4];
 }
+
+/* Called for each plane of a page in turn, it covers every nibble, of which there are no more than planes. All at once they would be more
+ * lines than the first cache can wait for. */
+INLINE void prefetch_plane(const struct transform_layout *layout, size_t p, const uint8_t *codes) {
+    if (p < layout->nibbles) prefetch_step(codes, p, PAGE_TRANSFORM_NIBBLE);
+}

@@ -70,10 +70,6 @@ INLINE void look_up(enum windows windows, bool keys, const struct place *place, 
     x[1] = _mm256_shuffle_epi8(place->table, high_nibbles(both));
 }
 
-INLINE void prefetch_codes(const struct transform_layout *layout, const uint8_t *codes) {
-    for (size_t n = 0; n < layout->nibbles; n++) prefetch_step(codes, n, PAGE_TRANSFORM_NIBBLE);
-}
-
 /* ---- Gains --------------------------------------------------------------------------------------------------------------- */
 
 INLINE void read_gains(const uint8_t *codes, float least, float step, float *gains) {
@@ -245,7 +241,6 @@ INLINE void score_chunk(size_t R, const struct transform_layout *layout, const s
 INLINE void score_rows(size_t R, const struct transform_layout *layout, const uint8_t *codes, const float *gains,
                        const struct transform_query *queries, bool ahead, float *logits) {
     const size_t planes = layout->planes, wrapping = planes_wrapping(layout);
-    if (ahead) prefetch_codes(layout, codes);
     for (size_t p = 0, n; p < planes; p += n) {
         const size_t begin = p - p % TRANSFORM_STEP_PLANES;
         struct chunk chunk = {.first = p, .largest = largest_of_step(layout->plane + begin)};
@@ -257,6 +252,7 @@ INLINE void score_rows(size_t R, const struct transform_layout *layout, const ui
             chunk.largest = p > begin ? _mm256_andnot_si256(lower, chunk.largest) : _mm256_and_si256(lower, chunk.largest);
         }
         chunk.end = SMALLER(p + n, planes);
+        for (size_t each = p; each < chunk.end && ahead; each++) prefetch_plane(layout, each, codes);
         read_chunk(layout, wrapping, &chunk, codes, levels);
         score_chunk(R, layout, &chunk, codes, (const __m256i(*)[4][BESIDE])levels, gains, queries, logits);
     }
@@ -403,16 +399,23 @@ INLINE void accumulate_rows(size_t R, const struct transform_layout *layout, con
     const __m256i(*spread)[OCTETS] = (const __m256i(*)[OCTETS])own;
     UNROLL for (size_t m = 0; m < R; m++) spread_weights(weights + m * PAGE_TOKENS, own[m]);
     __asm__("" : "+r"(spread) : : "memory"); /* or gcc 12 copies them from one place of the stack to another */
-    prefetch_codes(layout, codes);
     size_t p = 0;
-    for (; p < alone && layout->plane[p].largest <= MIDDLE_LEVEL; p++, out += TRANSFORM_SUM_LANES)
+    for (; p < alone && layout->plane[p].largest <= MIDDLE_LEVEL; p++, out += TRANSFORM_SUM_LANES) {
+        prefetch_plane(layout, p, codes);
         add_plane(R, WHOLE, MIDDLE_OCTETS, spread, place_of(WHOLE, signed_levels, layout, p, codes), scales, row, out);
-    for (; p < alone; p++, out += TRANSFORM_SUM_LANES)
+    }
+    for (; p < alone; p++, out += TRANSFORM_SUM_LANES) {
+        prefetch_plane(layout, p, codes);
         add_plane(R, WHOLE, LARGE_OCTETS, spread, place_of(WHOLE, signed_levels, layout, p, codes), scales, row, out);
-    for (; p < wrapping; p++, out += TRANSFORM_SUM_LANES)
+    }
+    for (; p < wrapping; p++, out += TRANSFORM_SUM_LANES) {
+        prefetch_plane(layout, p, codes);
         add_plane(R, WRAPPING, SMALL_OCTETS, spread, place_of(WRAPPING, signed_levels, layout, p, codes), scales, row, out);
-    for (; p < planes; p++, out += TRANSFORM_SUM_LANES)
+    }
+    for (; p < planes; p++, out += TRANSFORM_SUM_LANES) {
+        prefetch_plane(layout, p, codes);
         add_plane(R, RUNNING, SMALL_OCTETS, spread, place_of(RUNNING, signed_levels, layout, p, codes), scales, row, out);
+    }
 }
 
 #include "backend/cpu/kernels/transform/rows_template.h"
