@@ -176,6 +176,75 @@ static void options_of_another_size_are_refused(void **state) {
     assert_non_null(strstr(error.message, "1025 threads"));
 }
 
+/* ---- Two engines on two threads */
+
+static const char *const two_methods[] = {"f16", "q4_0"};
+
+/* What one thread does: a prompt and some steps of two sessions together, on an engine of its own. */
+struct worker {
+    float *logits[2]; /* [vocabulary] after the last step */
+};
+
+static void *work_alone(void *user) {
+    struct worker *w = user;
+    struct terse_engine *own = new_engine(&backend_cpu, 2);
+    struct terse_session *sessions[2];
+    struct terse_error error;
+    for (size_t i = 0; i < 2; i++) {
+        sessions[i] = new_session(own, two_methods[i]);
+        read_one(sessions[i], 0);
+    }
+    for (size_t step = 1; step < STEPS; step++) {
+        struct terse_step_item items[2];
+        for (size_t i = 0; i < 2; i++) items[i] = (struct terse_step_item){.session = sessions[i], .tokens = tokens + step, .n = 1};
+        assert_int_equal(terse_engine_step(own, items, 2, &error), TERSE_OK);
+    }
+    for (size_t i = 0; i < 2; i++) {
+        memcpy(w->logits[i], terse_session_logits(sessions[i]), info.vocabulary * sizeof(float));
+        terse_session_free(sessions[i]);
+    }
+    terse_engine_free(own);
+    return NULL;
+}
+
+static void *cancel_it(void *user) {
+    terse_session_cancel(user);
+    return NULL;
+}
+
+static void two_engines_on_two_threads(void **state) {
+    (void)state;
+    struct worker workers[2];
+    struct terse_error error;
+    pthread_t threads[2], canceller;
+    for (size_t i = 0; i < 4; i++) workers[i / 2].logits[i % 2] = calloc(info.vocabulary, sizeof(float));
+    struct terse_engine *third = new_engine(&backend_cpu, 2);
+    struct terse_session *stopped = new_session(third, "f16");
+    for (size_t i = 0; i < 2; i++) assert_int_equal(pthread_create(&threads[i], NULL, work_alone, &workers[i]), 0);
+    assert_int_equal(pthread_create(&canceller, NULL, cancel_it, stopped), 0);
+    enum terse_status status = TERSE_OK;
+    while (!status) { /* the cancellation comes in one of these, or between them */
+        status = terse_session_prefill(stopped, tokens, TOKENS, NULL, &error);
+        uint64_t length = terse_session_length(stopped);
+        assert_int_equal(length, status ? 0 : TOKENS);
+        terse_session_reset(stopped);
+    }
+    assert_int_equal(status, TERSE_E_INTERRUPTED);
+    assert_int_equal(terse_session_prefill(stopped, tokens, TOKENS, NULL, &error), TERSE_OK);
+    pthread_join(canceller, NULL);
+    for (size_t i = 0; i < 2; i++) pthread_join(threads[i], NULL);
+    for (size_t i = 0; i < 2; i++) {
+        struct terse_session *session = new_session(third, two_methods[i]);
+        for (size_t step = 0; step < STEPS; step++) read_one(session, step);
+        for (size_t k = 0; k < 2; k++)
+            assert_memory_equal(workers[k].logits[i], terse_session_logits(session), info.vocabulary * sizeof(float));
+        terse_session_free(session);
+    }
+    for (size_t i = 0; i < 4; i++) free(workers[i / 2].logits[i % 2]);
+    terse_session_free(stopped);
+    terse_engine_free(third);
+}
+
 /* ---- The seam: another kv_ops in front of the CPU's */
 
 static char calls[256];
@@ -242,6 +311,7 @@ static void executors_reach_caches_through_the_table(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(sessions_of_an_engine_do_not_disturb_each_other), cmocka_unit_test(callbacks_come_to_the_callers_thread),
-        cmocka_unit_test(options_of_another_size_are_refused), cmocka_unit_test(executors_reach_caches_through_the_table)};
+        cmocka_unit_test(options_of_another_size_are_refused), cmocka_unit_test(two_engines_on_two_threads),
+        cmocka_unit_test(executors_reach_caches_through_the_table)};
     return cmocka_run_group_tests(tests, load_model, free_model);
 }
