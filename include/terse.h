@@ -374,7 +374,8 @@ struct terse_logits_sink {
 
 /* Reads a prompt (or a later turn): tokens[n] are exact among themselves and reach earlier ones through the cache; afterwards
  * the policy chooses and full pages are sealed. `sink` may be NULL. A failure leaves the session as it was before the call, a
- * TERSE_E_INTERRUPTED of any prefill mode included; rows that the sink has got by then count for nothing. */
+ * TERSE_E_INTERRUPTED of any prefill mode included; rows that the sink has got by then count for nothing. For that a later turn keeps a
+ * fork of the cache while it runs: a copy of window and exact rows. */
 TERSE_API enum terse_status terse_session_prefill(struct terse_session *session, const int32_t *tokens, size_t n,
                                                   const struct terse_logits_sink *sink, struct terse_error *error);
 
