@@ -1,0 +1,171 @@
+/* Every allocation of forking, saving and loading a session is refused once: nothing is lost, nothing leaks. The linker puts the functions
+ * below in the place of the system's (tests/CMakeLists.txt), for the library as well. */
+#include "support/fixture_model.h"
+#include "terse.h"
+
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+void *__real_malloc(size_t size);
+void *__real_calloc(size_t n, size_t size);
+int __real_posix_memalign(void **memory, size_t alignment, size_t size);
+void __real_free(void *memory);
+void *__wrap_malloc(size_t size);
+void *__wrap_calloc(size_t n, size_t size);
+int __wrap_posix_memalign(void **memory, size_t alignment, size_t size);
+void __wrap_free(void *memory);
+
+static _Atomic long live, asked,
+    allowed = -1; /* of allocations: the next one is refused when so many were asked for; -1: none is */
+
+static int refused(void) { return allowed >= 0 && asked++ >= allowed; }
+
+void *__wrap_malloc(size_t size) {
+    void *memory = refused() ? NULL : __real_malloc(size);
+    live += memory != NULL;
+    return memory;
+}
+
+void *__wrap_calloc(size_t n, size_t size) {
+    void *memory = refused() ? NULL : __real_calloc(n, size);
+    live += memory != NULL;
+    return memory;
+}
+
+int __wrap_posix_memalign(void **memory, size_t alignment, size_t size) {
+    int status = refused() ? ENOMEM : __real_posix_memalign(memory, alignment, size);
+    live += !status;
+    return status;
+}
+
+void __wrap_free(void *memory) {
+    live -= memory != NULL;
+    __real_free(memory);
+}
+
+/* ---- */
+
+enum { PROMPT = 230 };
+
+static struct terse_model *model;
+static struct terse_engine *engine;
+static char folder[] = "/tmp/terse_memory_XXXXXX", path[64], part[72];
+
+static struct terse_session_options options_of(const char *method) {
+    struct terse_session_options options = terse_session_options_defaults();
+    options.cache.method = method;
+    options.cache.tail_tokens = 0;
+    options.context = 1000;
+    options.allow_longer_context = true;
+    return options;
+}
+
+struct trial {
+    struct terse_session_options options;
+    struct terse_session *session, *made;
+};
+
+static enum terse_status fork_it(struct trial *t, struct terse_error *error) {
+    return terse_session_fork(t->session, &t->made, error);
+}
+
+static enum terse_status save_it(struct trial *t, struct terse_error *error) { return terse_session_save(t->session, path, error); }
+
+static enum terse_status load_it(struct trial *t, struct terse_error *error) {
+    return terse_session_load(engine, &t->options, path, &t->made, error);
+}
+
+/* Refuses one allocation after another until the call succeeds; returns how many it makes. */
+static long refuse_each(enum terse_status (*call)(struct trial *t, struct terse_error *error), struct trial *t) {
+    for (long i = 0;; i++) {
+        struct terse_error error = {0};
+        long before = live;
+        asked = 0;
+        allowed = i;
+        enum terse_status status = call(t, &error);
+        allowed = -1;
+        if (!status) return i;
+        assert_int_equal(status, TERSE_E_MEMORY);
+        assert_int_equal(error.code, TERSE_E_MEMORY);
+        assert_null(t->made);
+        assert_int_equal(live, before);
+        assert_int_equal(terse_session_length(t->session), PROMPT);
+        assert_int_equal(access(part, F_OK), -1);
+    }
+}
+
+static void check_goes_on(struct terse_session *session, const float *logits, uint32_t vocabulary) {
+    int32_t token;
+    assert_int_equal(terse_session_length(session), PROMPT);
+    assert_memory_equal(terse_session_logits(session), logits, vocabulary * sizeof *logits);
+    assert_int_equal(terse_session_sample(session, &token, NULL), TERSE_OK);
+    assert_int_equal(terse_session_decode(session, &token, 1, NULL, NULL), TERSE_OK);
+}
+
+static void every_refused_allocation_is_survived(void **state) {
+    (void)state;
+    static const char *const methods[] = {"q4_0", "terse-2", "mat-128", "snapkv-128", "quest-64"};
+    struct terse_model_info info;
+    terse_model_describe(model, &info);
+    for (size_t m = 0; m < sizeof methods / sizeof methods[0]; m++) {
+        struct trial t = {.options = options_of(methods[m])};
+        const struct terse_sampling defaults = terse_sampling_defaults();
+        struct terse_sampling sampling = defaults;
+        int32_t tokens[PROMPT];
+        for (int i = 0; i < PROMPT; i++) tokens[i] = (i * 37 + i * i % 11) % (int32_t)info.vocabulary;
+        sampling.biases = &(struct terse_logit_bias){3, 1};
+        sampling.n_biases = 1;
+        assert_int_equal(terse_session_new(engine, &t.options, &t.session, NULL), TERSE_OK);
+        assert_int_equal(terse_session_set_sampling(t.session, &sampling, NULL), TERSE_OK);
+        assert_int_equal(terse_session_prefill(t.session, tokens, PROMPT, NULL, NULL), TERSE_OK);
+        const float *logits = terse_session_logits(t.session);
+
+        long forks = refuse_each(fork_it, &t);
+        check_goes_on(t.made, logits, info.vocabulary);
+        terse_session_free(t.made);
+        t.made = NULL;
+
+        assert_int_equal(terse_session_save(t.session, path, NULL), TERSE_OK);
+        long saves = refuse_each(save_it, &t); /* over the old file */
+        long loads = refuse_each(load_it, &t);
+        check_goes_on(t.made, logits, info.vocabulary);
+        terse_session_free(t.made);
+        print_message("%s: %ld allocations of a fork, %ld of saving, %ld of loading\n", methods[m], forks, saves, loads);
+        assert_true(forks > 8 && saves >= 3 && loads > 10);
+        check_goes_on(t.session, logits, info.vocabulary);
+        terse_session_free(t.session);
+    }
+}
+
+static int make_engine(void **state) {
+    (void)state;
+    struct terse_engine_options options = terse_engine_options_defaults();
+    options.threads = 1;
+    model = fixture_model("qwen3");
+    if (!mkdtemp(folder)) return -1;
+    snprintf(path, sizeof path, "%s/state", folder);
+    snprintf(part, sizeof part, "%s.part", path);
+    return terse_engine_new(model, &options, &engine, NULL) ? -1 : 0;
+}
+
+static int free_engine(void **state) {
+    (void)state;
+    terse_engine_free(engine);
+    terse_model_free(model);
+    unlink(path);
+    return rmdir(folder);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {cmocka_unit_test(every_refused_allocation_is_survived)};
+    return cmocka_run_group_tests(tests, make_engine, free_engine);
+}
