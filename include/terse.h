@@ -344,7 +344,8 @@ TERSE_API void terse_engine_drop_prefixes(struct terse_engine *engine);
  * A sequence that was kept whole is held whole, by any method, as if it had gone on. Where the prompt leaves it, the session holds what a
  * prefill of the prompt itself would have sealed: whole pages of the sequence's first exact prefill, but for the recent window's number of
  * tokens before the difference, which are read again. That cannot be, and *held is 0, where pages depend on what comes later: with anchors,
- * with eviction, with codecs or indexes that learn from the prompt (sign codes; terse-N without a profile). */
+ * with eviction, with codes or an index that learn from the whole prompt (sign codes), or, of terse-N without a profile, which learns from the
+ * first 2,052 tokens, where prompts differ there. */
 TERSE_API enum terse_status terse_session_new_with_prefix(struct terse_engine *engine, const struct terse_session_options *options,
                                                           const int32_t *tokens, size_t n, struct terse_session **session,
                                                           size_t *held, struct terse_error *error);

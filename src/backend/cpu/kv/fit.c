@@ -104,13 +104,18 @@ void fit_head(struct cache *cache, uint32_t head, const float *page) {
     fit_rows(cache, head, some, count, hd);
 }
 
-size_t fit_pages(const struct cache *cache, size_t pages[FIT_PAGES], float **rows) {
+size_t fit_pages(const struct cache *cache, float **rows) {
     uint64_t end = cache->plan.before.length + cache->plan.n;
-    size_t all = (size_t)((end - plan_first_sealed(&cache->plan) + PAGE_TOKENS - 1) / PAGE_TOKENS);
-    size_t n = smaller(all, FIT_PAGES);
-    for (size_t i = 0; i < n; i++) pages[i] = i * all / n;
     *rows = cache->fit_rows + (size_t)omp_get_thread_num() * page_floats(cache);
-    return n;
+    return smaller((size_t)((end - plan_first_sealed(&cache->plan) + PAGE_TOKENS - 1) / PAGE_TOKENS), FIT_PAGES);
+}
+
+uint64_t fit_tokens(const struct cache *cache) {
+    const struct method *method = &cache->method;
+    bool all =
+        cache->codec[CODEC_KEYS]->format->fitted || (method->index && index_learned_bytes(method->index, cache->shape.head_dim));
+    if (!cache->fitted_bytes || !cache->n_sealed) return 0;
+    return all ? UINT64_MAX : cache->page_sets[0].first + FIT_PAGES * PAGE_TOKENS;
 }
 
 void fit_side(struct cache *cache, uint32_t head, enum codec_side side, const float *rows, size_t n) {

@@ -34,10 +34,14 @@ static inline bool fit_transforms(const struct cache *cache, enum codec_side sid
 }
 /* Such a side's fit for the current layer and a KV head, to rows[n][hd] as its pages hold them: those of fit_pages(). */
 void fit_side(struct cache *cache, uint32_t head, enum codec_side side, const float *rows, size_t n);
-/* The rows' memory, of the calling thread; numbers of the pages, counted from the first that the step seals, whose rows it is filled with: at most
- * FIT_PAGES, evenly from all tokens at hand, the window's included. Returns how many. */
+/* The rows' memory, of the calling thread, and how many pages' rows it is filled with: the first that the step seals, at most FIT_PAGES, with the
+ * window's tokens where those are few. */
 #define FIT_PAGES 32
-size_t fit_pages(const struct cache *cache, size_t pages[FIT_PAGES], float **rows);
+size_t fit_pages(const struct cache *cache, float **rows);
+
+/* Tokens on which what the cache has learned depends, if its first prompt has as many: transforms are fitted to the first pages alone, so that
+ * prompts that begin alike learn alike; codecs with signs and indexes to a prompt's every row. 0: it learns nothing. */
+uint64_t fit_tokens(const struct cache *cache);
 
 /* Encodes the index of a page from its keys rows[n][hd] as the codec takes them, where it has a page of its own; scratch[64][hd]. */
 void fit_encode_index(const struct cache *cache, const struct page_set *set, uint32_t layer, uint32_t head, const float *rows,

@@ -3,6 +3,7 @@
 
 #include "backend/cpu/kv/anchors.h"
 #include "backend/cpu/kv/exact.h"
+#include "backend/cpu/kv/fit.h"
 #include "backend/cpu/kv/page_pool.h"
 #include "backend/cpu/kv/seal_ahead.h"
 
@@ -80,7 +81,7 @@ uint64_t cache_common_prefix(const struct cache *cache, uint64_t n) {
     const struct method *method = &cache->method;
     uint64_t end = 0, tail = method->tail_tokens;
     if (n >= cache->extent.length) return cache->extent.length;
-    if (!method->policy->keeps_all || cache->fitted_bytes || n < tail) return 0;
+    if (!method->policy->keeps_all || n < fit_tokens(cache) || n < tail) return 0;
     for (size_t i = 0; i < cache->n_sealed; i++) {
         const struct page_set *set = &cache->page_sets[i];
         if (set->generated || set->count < PAGE_TOKENS || set->first + set->count > n - tail) break;

@@ -10,9 +10,9 @@
  * would be fewer in one head than in another. Both leave the cache as it is. */
 enum terse_status cache_truncate(struct cache *cache, uint64_t n, struct terse_error *error);
 
-/* kv_ops.common_prefix. 0 but for the whole length where the method evicts tokens, keeps anchors, or fits codecs or an index to a prompt: all that
- * depends on what follows. Whole pages of a prompt, the last of which leaves `tail_tokens` tokens to be read anew: so the text that differs finds
- * the same exact neighbours as behind a prompt of its own. */
+/* kv_ops.common_prefix. 0 but for the whole length where the method evicts tokens, keeps anchors, or has learned from more than the first n
+ * tokens (fit_tokens): all that depends on what follows. Whole pages of a prompt, the last of which leaves `tail_tokens` tokens to be read
+ * anew: so the text that differs finds the same exact neighbours as behind a prompt of its own. */
 uint64_t cache_common_prefix(const struct cache *cache, uint64_t n);
 
 /* A second cache of the same sequence, between steps: it holds the same sealed pages, and copies of what else there is. One thread at a

@@ -42,13 +42,13 @@ static size_t load_page(const struct cache *cache, size_t i, uint32_t head, enum
 
 /* Fits what a sealed page of a side goes by to the rows at hand. */
 static void fit_to_rows(struct cache *cache, uint32_t head, enum codec_side side) {
-    size_t pages[FIT_PAGES], n = 0, hd = cache->shape.head_dim;
+    size_t n = 0, hd = cache->shape.head_dim;
     float *rows;
-    size_t count = fit_pages(cache, pages, &rows);
+    size_t count = fit_pages(cache, &rows);
     for (size_t i = 0; i < count; i++) {
-        size_t own = load_page(cache, pages[i], head, side, rows + n * hd);
+        size_t own = load_page(cache, i, head, side, rows + n * hd);
         if (side == CODEC_KEYS && cache->keys_in_runs)
-            segment_rotate_to_run(cache, plan_first_sealed(&cache->plan) + pages[i] * PAGE_TOKENS, own, rows + n * hd);
+            segment_rotate_to_run(cache, plan_first_sealed(&cache->plan) + i * PAGE_TOKENS, own, rows + n * hd);
         n += own;
     }
     fit_side(cache, head, side, rows, n);
