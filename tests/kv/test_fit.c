@@ -109,7 +109,7 @@ static void row_of(enum codec_side side, uint32_t layer, uint32_t head, size_t f
 static size_t rows_at_hand(enum codec_side side, uint32_t layer, uint32_t head, size_t length, double *rows) {
     size_t pages = (length - SINKS + 63) / 64, some = pages < FIT_PAGES ? pages : FIT_PAGES, n = 0;
     for (size_t i = 0; i < some; i++) {
-        size_t first = SINKS + i * pages / some * 64;
+        size_t first = SINKS + i * 64;
         for (size_t t = first; t < first + 64 && t < length; t++) row_of(side, layer, head, first, t, rows + n++ * HEAD_DIM);
     }
     return n;

@@ -43,6 +43,7 @@ static void make_uneven(struct cache *cache) {
         }
         cache->page_set_bytes += place->bytes[CODEC_KEYS] + place->bytes[CODEC_VALUES] + cache->index_page_bytes;
     }
+    cache->pool->page_set_bytes = cache->page_set_bytes;
 }
 
 static void pages_lie_apart_and_fill_their_chunk(void **state) {

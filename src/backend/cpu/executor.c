@@ -324,7 +324,7 @@ static enum terse_status visit_side_by_side(const struct pass *p, visit *call, s
         struct terse_error own;
         enum terse_status status = call(p, &panel.group->sequences[i], panel, &own);
         if (!status) continue;
-#pragma omp critical(terse_executor_failed)
+#pragma omp critical /* without a name, which the library would export */
         {
             failed = status;
             if (error) *error = own;
