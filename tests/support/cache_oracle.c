@@ -417,8 +417,9 @@ static void compare(struct oracle *o, uint32_t layer, const float *q, const floa
     if (cpu_codec_of(o->method.value.codec)->accumulate_values_int8 && (o->method.value.codec == &codec_q4_0 ? some : all))
         allowed = 4e-3;
     if (queries_are_bytes(o->method.key.codec) && (o->method.key.codec == &codec_q4_0 ? some : all)) allowed = 3e-2;
-    /* Transform's weights and queries are bytes in every tier: a logit of these random keys, about 5 in size, is off by up to 0.07. */
-    if (o->method.value.codec == &codec_transform) allowed = fmax(allowed, 4e-3);
+    /* Transform's weights and queries are bytes in every tier, weights of any size: 63 of a page are off by up to a 510th of the largest each.
+     * A logit of these random keys, about 5 in size, is off by up to 0.07. */
+    if (o->method.value.codec == &codec_transform) allowed = fmax(allowed, 2e-2);
     if (o->method.key.codec == &codec_transform) allowed = 8e-2;
     for (size_t i = 0; i < n; i++) {
         for (uint32_t h = 0; h < heads; h++) {

@@ -89,6 +89,8 @@ struct cpu_codec {
      * by code in so many floats, zeros to begin with, over any number of pages, and finish_code_sums adds to acc[G][hd] what they come
      * to. accumulate_by_code_int8 is to it as accumulate_values_int8 to accumulate_values; NULL: there is no faster way. */
     size_t (*code_sum_floats)(struct codec_shape shape);
+    /* Whether the int8 way serves weights of any size: codes so short that their own error is larger. NULL: never. */
+    bool (*int8_suffices)(struct codec_shape shape);
     void (*accumulate_by_code)(struct codec_shape shape, const float *weights, const void *page, float *code_sums);
     void (*accumulate_by_code_int8)(struct codec_shape shape, const float *weights, const void *page, float *code_sums);
     void (*finish_code_sums)(struct codec_shape shape, const float *code_sums, float *acc);

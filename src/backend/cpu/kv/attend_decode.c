@@ -186,6 +186,7 @@ static void accumulate_run(const struct head_reader *reader, struct segment *seg
     const struct cpu_codec *codec = reader->cache->codec[CODEC_VALUES];
     size_t rows = reader->rows;
     bool summed = false, int8_values = codec->accumulate_values_int8 && scaled_ops()->int8_is_faster;
+    bool suffices = codec->int8_suffices && codec->int8_suffices(reader->values);
     for (size_t r = 0; r < n; r++) {
         float *own = weights + r * rows * PAGE_TOKENS;
         bool gathered = segments[r].kind == SEGMENT_GATHERED, coded = gathered || segments[r].kind == SEGMENT_SEALED;
@@ -193,7 +194,7 @@ static void accumulate_run(const struct head_reader *reader, struct segment *seg
         if (by_code && !summed) memset(code_sums, 0, floats * sizeof *code_sums);
         summed |= by_code;
         bool int8 = by_code ? codec->accumulate_by_code_int8 != NULL : int8_values;
-        segments[r].int8_weights = coded && int8 && (small || fits_int8(partial, own, rows));
+        segments[r].int8_weights = coded && int8 && (small || suffices || fits_int8(partial, own, rows));
         float *sums = by_code ? code_sums : NULL;
         if (gathered)
             gather_accumulate(reader, &segments[r], own, sums, partial->acc);
