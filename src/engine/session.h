@@ -37,6 +37,11 @@ static inline const struct kv_ops *kv_of(const struct terse_session *s) { return
 /* Whether a prompt of n tokens more fits the engine's budget, by what kv_ops.predict says of a cache of that length: asked before a long prompt is
  * read. Steps take what they need themselves, and fail where it is not left. */
 enum terse_status session_admit(const struct terse_session *session, size_t n, struct terse_error *error);
+/* Of its codebook, or of the profile in its place; 0: the method needs none. */
+static inline uint64_t session_codebook_hash(const struct terse_session *s) {
+    return s->method.learned ? codebook_hash(s->method.learned) : 0;
+}
+
 /* Memory for a new session's logits. */
 enum terse_status session_make_logits(struct terse_session *session, struct terse_error *error);
 /* Memory for n tokens more; session_add_tokens, which fails not, then takes them. */

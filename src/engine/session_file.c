@@ -24,8 +24,7 @@ struct saved_bias {
 _Static_assert(sizeof(struct saved_sampler) == 56 && sizeof(struct saved_bias) == 8, "as docs/state-format.md has it");
 
 static struct state_identity identity_of(const struct terse_session *s) {
-    return (struct state_identity){.model = model_of(s)->fingerprint,
-                                   .codebook = s->method.learned ? codebook_hash(s->method.learned) : 0};
+    return (struct state_identity){.model = model_of(s)->fingerprint, .codebook = session_codebook_hash(s)};
 }
 
 /* ---- Saving */

@@ -5,7 +5,7 @@
 #include <string.h>
 
 static struct prefix_kind kind_of(const struct terse_session *s) {
-    struct prefix_kind kind = {.codebook = s->method.learned ? codebook_hash(s->method.learned) : 0, .prefill = s->options.prefill};
+    struct prefix_kind kind = {.codebook = session_codebook_hash(s), .prefill = s->options.prefill};
     method_identity(&s->method, kind.method);
     return kind;
 }
