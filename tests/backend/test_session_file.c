@@ -4,6 +4,7 @@
 #include "engine/session_file.h"
 #include "format/codebook_private.h"
 #include "support/fixture_model.h"
+#include "support/session_steps.h"
 #include "terse_calibrate.h"
 
 #include <setjmp.h>
@@ -57,46 +58,14 @@ static int free_engine(void **state) {
 }
 
 static struct terse_session_options options_of(const char *method) {
-    struct terse_session_options options = terse_session_options_defaults();
-    options.cache.method = method;
-    options.cache.tail_tokens = 64;
+    struct terse_session_options options = short_session_options(method, 64);
     options.cache.codebook = codebook;
-    options.context = 1000;
-    options.allow_longer_context = true;
     return options;
 }
 
 static struct terse_session *new_session(const char *method) {
     struct terse_session_options options = options_of(method);
-    struct terse_session *session;
-    struct terse_error error;
-    if (terse_session_new(engine, &options, &session, &error)) fail_msg("%s: %s", method, error.message);
-    return session;
-}
-
-static void prefill(struct terse_session *session, const int32_t *text, size_t n) {
-    struct terse_error error;
-    if (terse_session_prefill(session, text, n, NULL, &error)) fail_msg("%s", error.message);
-}
-
-static void generate(struct terse_session *session, size_t n, int32_t *out) {
-    struct terse_error error;
-    for (size_t i = 0; i < n; i++) {
-        if (terse_session_sample(session, &out[i], &error)) fail_msg("%s", error.message);
-        if (terse_session_decode(session, &out[i], 1, NULL, &error)) fail_msg("%s", error.message);
-    }
-}
-
-static void sample_by(struct terse_session *session, uint64_t seed, float temperature) {
-    struct terse_sampling sampling = terse_sampling_defaults();
-    sampling.seed = seed;
-    sampling.temperature = temperature;
-    sampling.top_k = 100;
-    sampling.repeat_penalty = 1.3f;
-    sampling.repeat_last = 300;
-    sampling.biases = &(struct terse_logit_bias){7, -2};
-    sampling.n_biases = 1;
-    assert_int_equal(terse_session_set_sampling(session, &sampling, NULL), TERSE_OK);
+    return must_open(engine, &options);
 }
 
 static void save(const struct terse_session *session) {
@@ -126,8 +95,8 @@ static void what_is_loaded_goes_on_as_if_it_had_never_stopped(void **state) {
         struct terse_cache_report before, after;
         struct terse_session *session = new_session(methods[m]), *again;
         sample_by(session, 5, m % 2 ? 0 : 3);
-        prefill(session, tokens, PROMPT);
-        generate(session, 20, (int32_t[20]){0}); /* the worker has pages under way */
+        must_prefill(session, tokens, PROMPT);
+        must_generate(session, 20, (int32_t[20]){0}); /* the worker has pages under way */
         save(session);
         again = load(methods[m]);
         terse_session_cache(session, &before);
@@ -136,15 +105,15 @@ static void what_is_loaded_goes_on_as_if_it_had_never_stopped(void **state) {
         assert_int_equal(after.kept, before.kept);
         assert_true(after.resident <= before.resident);
         assert_memory_equal(terse_session_logits(again), terse_session_logits(session), info.vocabulary * sizeof(float));
-        generate(session, STEPS, going_on);
-        generate(again, STEPS, loaded);
+        must_generate(session, STEPS, going_on);
+        must_generate(again, STEPS, loaded);
         save(again); /* over the file that its pages are in */
         terse_session_free(again);
         again = load(methods[m]);
-        prefill(session, tokens + PROMPT, TOKENS - PROMPT);
-        prefill(again, tokens + PROMPT, TOKENS - PROMPT);
-        generate(session, 2 * STEPS, going_on + STEPS);
-        generate(again, 2 * STEPS, loaded + STEPS);
+        must_prefill(session, tokens + PROMPT, TOKENS - PROMPT);
+        must_prefill(again, tokens + PROMPT, TOKENS - PROMPT);
+        must_generate(session, 2 * STEPS, going_on + STEPS);
+        must_generate(again, 2 * STEPS, loaded + STEPS);
         assert_memory_equal(loaded, going_on, sizeof loaded);
         assert_memory_equal(terse_session_logits(again), terse_session_logits(session), info.vocabulary * sizeof(float));
         terse_session_free(session);
@@ -159,22 +128,22 @@ static void pages_in_the_file_stay_as_they_are(void **state) {
     (void)state;
     struct terse_session *session = new_session("q4_0"), *copy;
     int32_t first[STEPS], again[STEPS];
-    prefill(session, tokens, PROMPT);
+    must_prefill(session, tokens, PROMPT);
     save(session);
-    generate(session, STEPS, first);
+    must_generate(session, STEPS, first);
     terse_session_free(session);
     session = load("q4_0");
     assert_int_equal(terse_session_fork(session, &copy, NULL), TERSE_OK);
     assert_int_equal(terse_session_truncate(session, 100, NULL), TERSE_OK);
-    prefill(session, tokens, TOKENS);
+    must_prefill(session, tokens, TOKENS);
     terse_session_reset(session);
-    prefill(session, tokens + 1, TOKENS - 1);
+    must_prefill(session, tokens + 1, TOKENS - 1);
     terse_session_free(session);
-    generate(copy, STEPS, again);
+    must_generate(copy, STEPS, again);
     assert_memory_equal(first, again, sizeof first);
     terse_session_free(copy);
     copy = load("q4_0");
-    generate(copy, STEPS, again);
+    must_generate(copy, STEPS, again);
     assert_memory_equal(first, again, sizeof first);
     terse_session_free(copy);
 }
@@ -187,14 +156,14 @@ static void an_empty_session_and_one_without_logits(void **state) {
     session = load("terse-2");
     assert_int_equal(terse_session_length(session), 0);
     assert_null(terse_session_logits(session));
-    prefill(session, tokens, PROMPT);
+    must_prefill(session, tokens, PROMPT);
     assert_int_equal(terse_session_truncate(session, 100, NULL), TERSE_OK);
     save(session);
     terse_session_free(session);
     session = load("terse-2");
     assert_int_equal(terse_session_length(session), 100);
     assert_null(terse_session_logits(session));
-    prefill(session, tokens + 100, 100);
+    must_prefill(session, tokens + 100, 100);
     terse_session_free(session);
 }
 
@@ -224,7 +193,7 @@ static void sessions_take_turns_in_a_budget(void **state) {
     assert_int_equal(terse_engine_kv_bytes(small), used);
     assert_int_equal(terse_session_length(two), 0);
     save(one);
-    generate(one, STEPS, first);
+    must_generate(one, STEPS, first);
     terse_session_free(one);
     assert_int_equal(terse_session_prefill(two, tokens, PROMPT, NULL, &error), TERSE_OK);
     assert_int_equal(terse_session_load(small, &options, path, &one, &error), TERSE_E_MEMORY);
@@ -232,7 +201,7 @@ static void sessions_take_turns_in_a_budget(void **state) {
     terse_session_free(two);
     assert_int_equal(terse_engine_kv_bytes(small), 0);
     assert_int_equal(terse_session_load(small, &options, path, &one, &error), TERSE_OK);
-    generate(one, STEPS, again);
+    must_generate(one, STEPS, again);
     assert_memory_equal(first, again, sizeof first);
     for (size_t i = 0; i < 700 && !terse_session_decode(one, tokens, 1, NULL, &error); i++)
         assert_true(terse_engine_kv_bytes(small) <= limits.kv_budget);
@@ -246,7 +215,7 @@ static void sessions_take_turns_in_a_budget(void **state) {
 
 static void save_one(const char *method) {
     struct terse_session *session = new_session(method);
-    prefill(session, tokens, PROMPT);
+    must_prefill(session, tokens, PROMPT);
     save(session);
     terse_session_free(session);
 }
@@ -264,7 +233,7 @@ static void expect_refused(struct terse_engine *by, const struct terse_session_o
 static void what_was_saved_with_something_else_is_refused(void **state) {
     (void)state;
     struct terse_session *session = new_session("q8_0");
-    prefill(session, tokens, PROMPT);
+    must_prefill(session, tokens, PROMPT);
     save(session);
     terse_session_free(session);
     struct terse_session_options options = options_of("q4_0");
@@ -285,7 +254,7 @@ static void what_was_saved_with_something_else_is_refused(void **state) {
 
     assert_int_equal(terse_codebook_random(model, "cq-1", &codebook, NULL), TERSE_OK);
     session = new_session("cq-1");
-    prefill(session, tokens, PROMPT);
+    must_prefill(session, tokens, PROMPT);
     save(session);
     terse_session_free(session);
     codebook->halves[CODEC_KEYS][CODEBOOK_CENTROIDS][5] ^= 1;
@@ -296,7 +265,7 @@ static void what_was_saved_with_something_else_is_refused(void **state) {
 
     /* The profile that the weights imply is the same whoever makes it. */
     session = new_session("terse-2");
-    prefill(session, tokens, PROMPT);
+    must_prefill(session, tokens, PROMPT);
     save(session);
     others = new_engine(model, 1);
     options = options_of("terse-2");
@@ -444,7 +413,7 @@ static void what_cannot_be_written_leaves_the_old_file(void **state) {
     struct terse_session *session = new_session("q4_0");
     struct terse_error error;
     struct stat before, after;
-    prefill(session, tokens, PROMPT);
+    must_prefill(session, tokens, PROMPT);
     save(session);
     assert_int_equal(stat(path, &before), 0);
     assert_int_equal(terse_session_save(session, "/nowhere/state", &error), TERSE_E_IO);
@@ -472,8 +441,8 @@ static void a_killed_process_leaves_a_whole_file(void **state) {
     struct terse_session_options options = options_of("q4_0");
     size_t old = 0, new = 0;
     uint64_t random = (uint64_t)getpid();
-    prefill(one, tokens, 100);
-    prefill(two, tokens, TOKENS);
+    must_prefill(one, tokens, 100);
+    must_prefill(two, tokens, TOKENS);
     save(two);
     double start = clock_now();
     save(one);

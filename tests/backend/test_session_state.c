@@ -1,6 +1,7 @@
 /* Sessions cut short, forked, and begun where others have been: they go on as one that never read the rest, never was one of two, or read
  * all by itself. */
 #include "support/fixture_model.h"
+#include "support/session_steps.h"
 #include "terse.h"
 
 #include <math.h>
@@ -39,47 +40,11 @@ static int free_engine(void **state) {
     return 0;
 }
 
-static struct terse_session_options options_of(const char *method) {
-    struct terse_session_options options = terse_session_options_defaults();
-    options.cache.method = method;
-    options.cache.tail_tokens = 32;
-    options.context = 1000;
-    options.allow_longer_context = true;
-    return options;
-}
+static struct terse_session_options options_of(const char *method) { return short_session_options(method, 32); }
 
 static struct terse_session *new_session(const char *method) {
     struct terse_session_options options = options_of(method);
-    struct terse_session *session;
-    struct terse_error error;
-    if (terse_session_new(engine, &options, &session, &error)) fail_msg("%s: %s", method, error.message);
-    return session;
-}
-
-static void prefill(struct terse_session *session, const int32_t *text, size_t n) {
-    struct terse_error error;
-    if (terse_session_prefill(session, text, n, NULL, &error)) fail_msg("%s", error.message);
-}
-
-/* Appends `n` tokens as they are sampled, to out[n]. */
-static void generate(struct terse_session *session, size_t n, int32_t *out) {
-    struct terse_error error;
-    for (size_t i = 0; i < n; i++) {
-        if (terse_session_sample(session, &out[i], &error)) fail_msg("%s", error.message);
-        if (terse_session_decode(session, &out[i], 1, NULL, &error)) fail_msg("%s", error.message);
-    }
-}
-
-static void sample_by(struct terse_session *session, uint64_t seed) {
-    struct terse_sampling sampling = terse_sampling_defaults();
-    sampling.seed = seed;
-    sampling.temperature = 3;
-    sampling.top_k = 100;
-    sampling.repeat_penalty = 1.3f;
-    sampling.repeat_last = 300;
-    sampling.biases = &(struct terse_logit_bias){7, -2};
-    sampling.n_biases = 1;
-    assert_int_equal(terse_session_set_sampling(session, &sampling, NULL), TERSE_OK);
+    return must_open(engine, &options);
 }
 
 static const char *const methods[] = {"f16",     "q8_0",       "q4_0",     "kivi-2",      "terse-2",     "streaming-64",
@@ -91,33 +56,33 @@ static void a_fork_goes_on_as_its_origin(void **state) {
     for (size_t m = 0; m < METHODS; m++) {
         int32_t alone[STEPS], one[STEPS], two[STEPS], other[STEPS];
         struct terse_session *session = new_session(methods[m]), *copy;
-        sample_by(session, 5);
-        prefill(session, tokens, PROMPT);
-        generate(session, 10, alone);
+        sample_by(session, 5, 3);
+        must_prefill(session, tokens, PROMPT);
+        must_generate(session, 10, alone);
         assert_int_equal(terse_session_fork(session, &copy, NULL), TERSE_OK);
         assert_int_equal(terse_session_length(copy), PROMPT + 10);
         assert_memory_equal(terse_session_logits(copy), terse_session_logits(session), info.vocabulary * sizeof(float));
         for (size_t i = 0; i < STEPS; i++) { /* by turns */
-            generate(session, 1, one + i);
-            generate(copy, 1, two + i);
+            must_generate(session, 1, one + i);
+            must_generate(copy, 1, two + i);
         }
         assert_memory_equal(one, two, sizeof one);
         assert_memory_equal(terse_session_logits(copy), terse_session_logits(session), info.vocabulary * sizeof(float));
-        sample_by(copy, 6);
-        generate(session, STEPS, one);
-        generate(copy, STEPS, other);
+        sample_by(copy, 6, 3);
+        must_generate(session, STEPS, one);
+        must_generate(copy, STEPS, other);
         assert_true(memcmp(one, other, sizeof one) != 0);
-        prefill(copy, tokens + PROMPT, TOKENS - PROMPT);
+        must_prefill(copy, tokens + PROMPT, TOKENS - PROMPT);
         terse_session_free(session);
-        generate(copy, STEPS, other);
+        must_generate(copy, STEPS, other);
         terse_session_free(copy);
         /* And as a session that was never forked. */
         session = new_session(methods[m]);
-        sample_by(session, 5);
-        prefill(session, tokens, PROMPT);
-        generate(session, 10, other);
+        sample_by(session, 5, 3);
+        must_prefill(session, tokens, PROMPT);
+        must_generate(session, 10, other);
         assert_memory_equal(other, alone, 10 * sizeof *other);
-        generate(session, STEPS, other);
+        must_generate(session, STEPS, other);
         assert_memory_equal(other, two, sizeof other);
         terse_session_free(session);
     }
@@ -131,8 +96,8 @@ static void a_cut_in_the_window_takes_tokens_back(void **state) {
         struct terse_error error;
         int32_t first[STEPS], again[STEPS];
         bool evicts = strncmp(methods[m], "streaming", 9) == 0 || strncmp(methods[m], "mat", 3) == 0;
-        sample_by(session, 5);
-        prefill(session, tokens, PROMPT);
+        sample_by(session, 5, 3);
+        must_prefill(session, tokens, PROMPT);
         if (terse_session_truncate(session, PROMPT - 1, &error)) {
             assert_true(evicts);
             assert_int_equal(error.code, TERSE_E_UNSUPPORTED);
@@ -146,14 +111,14 @@ static void a_cut_in_the_window_takes_tokens_back(void **state) {
         struct terse_session *copy;
         assert_int_equal(terse_session_decode(session, tokens + PROMPT - 1, 1, NULL, &error), TERSE_OK);
         assert_int_equal(terse_session_fork(session, &copy, NULL), TERSE_OK);
-        generate(session, 8, first);
+        must_generate(session, 8, first);
         assert_int_equal(terse_session_truncate(session, PROMPT + 8, &error), TERSE_OK);
         assert_non_null(terse_session_logits(session)); /* nothing was cut */
         assert_int_equal(terse_session_truncate(session, PROMPT - 1, &error), TERSE_OK);
         assert_int_equal(terse_session_decode(session, tokens + PROMPT - 1, 1, NULL, &error), TERSE_OK);
         assert_memory_equal(terse_session_logits(copy), terse_session_logits(session), info.vocabulary * sizeof(float));
-        sample_by(session, 5); /* penalties look at the tokens that are left */
-        generate(session, 8, again);
+        sample_by(session, 5, 3); /* penalties look at the tokens that are left */
+        must_generate(session, 8, again);
         assert_memory_equal(first, again, 8 * sizeof *first);
         terse_session_free(copy);
         terse_session_free(session);
@@ -164,7 +129,7 @@ static void json_texts_fork_and_are_not_cut(void **state) {
     (void)state;
     struct terse_session *session = new_session("q8_0"), *copy;
     struct terse_error error;
-    prefill(session, tokens, 50);
+    must_prefill(session, tokens, 50);
     assert_int_equal(terse_session_require_json(session, NULL, &error), TERSE_OK);
     assert_int_equal(terse_session_fork(session, &copy, &error), TERSE_OK);
     assert_int_equal(terse_session_truncate(session, 50, &error), TERSE_OK);
@@ -209,7 +174,7 @@ static void a_prompt_that_begins_as_another_shares_its_pages(void **state) {
         struct terse_cache_report report;
         bool exact = m == 0 || strcmp(methods[m], "quest-64") == 0, shares = m < 4 || exact; /* f16, q8_0, q4_0, kivi-2 */
         size_t held;
-        prefill(first, tokens, PROMPT);
+        must_prefill(first, tokens, PROMPT);
         keep(first);
         second = with_prefix(methods[m], other, TOKENS, &held);
         if (!shares) assert_int_equal(held, 0);
@@ -217,11 +182,11 @@ static void a_prompt_that_begins_as_another_shares_its_pages(void **state) {
         if (shares) assert_int_equal(held, exact ? 128 : 132);
         terse_session_cache(second, &report);
         assert_true((report.shared > 0) == shares);
-        prefill(second, other + held, TOKENS - held);
-        prefill(fresh, other, TOKENS);
+        must_prefill(second, other + held, TOKENS - held);
+        must_prefill(fresh, other, TOKENS);
         if (held) {
             assert_int_equal(terse_session_truncate(fresh, held, NULL), TERSE_OK);
-            prefill(fresh, other + held, TOKENS - held);
+            must_prefill(fresh, other + held, TOKENS - held);
         }
         const float *a = terse_session_logits(second), *b = terse_session_logits(fresh);
         float largest = 0;
@@ -243,14 +208,14 @@ static void a_kept_sequence_goes_on(void **state) {
         int32_t text[TOKENS];
         size_t held;
         memcpy(text, tokens, sizeof text);
-        prefill(first, tokens, PROMPT);
-        generate(first, 10, text + PROMPT);
+        must_prefill(first, tokens, PROMPT);
+        must_generate(first, 10, text + PROMPT);
         keep(first);
         keep(first); /* once is enough */
         second = with_prefix(methods[m], text, TOKENS, &held);
         assert_int_equal(held, PROMPT + 10);
-        prefill(first, text + held, TOKENS - held);
-        prefill(second, text + held, TOKENS - held);
+        must_prefill(first, text + held, TOKENS - held);
+        must_prefill(second, text + held, TOKENS - held);
         assert_memory_equal(terse_session_logits(first), terse_session_logits(second), info.vocabulary * sizeof(float));
         terse_session_free(second);
         /* At least one token is left to read, another method knows nothing of it, nor does who reads prompts otherwise. */
@@ -272,14 +237,14 @@ static void the_least_recently_used_prefix_leaves(void **state) {
     size_t held;
     for (int i = 0; i < MOST; i++) {
         terse_session_reset(session);
-        prefill(session, tokens + i, 20);
+        must_prefill(session, tokens + i, 20);
         keep(session);
     }
     terse_session_free(with_prefix("q8_0", tokens, 21, &held)); /* the first becomes the newest */
     assert_int_equal(held, 20);
     terse_session_reset(session);
     keep(session); /* nothing */
-    prefill(session, tokens + MOST, 20);
+    must_prefill(session, tokens + MOST, 20);
     keep(session);
     terse_session_free(session);
     for (int i = 0; i <= MOST; i++) {

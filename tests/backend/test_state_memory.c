@@ -1,6 +1,7 @@
 /* Every allocation of forking, saving and loading a session is refused once: nothing is lost, nothing leaks. The linker puts the functions
  * below in the place of the system's (tests/CMakeLists.txt), for the library as well. */
 #include "support/fixture_model.h"
+#include "support/session_steps.h"
 #include "terse.h"
 
 #include <errno.h>
@@ -60,15 +61,6 @@ static struct terse_model *model;
 static struct terse_engine *engine;
 static char folder[] = "/tmp/terse_memory_XXXXXX", path[64], part[72];
 
-static struct terse_session_options options_of(const char *method) {
-    struct terse_session_options options = terse_session_options_defaults();
-    options.cache.method = method;
-    options.cache.tail_tokens = 0;
-    options.context = 1000;
-    options.allow_longer_context = true;
-    return options;
-}
-
 struct trial {
     struct terse_session_options options;
     struct terse_session *session, *made;
@@ -117,7 +109,7 @@ static void every_refused_allocation_is_survived(void **state) {
     struct terse_model_info info;
     terse_model_describe(model, &info);
     for (size_t m = 0; m < sizeof methods / sizeof methods[0]; m++) {
-        struct trial t = {.options = options_of(methods[m])};
+        struct trial t = {.options = short_session_options(methods[m], 0)};
         const struct terse_sampling defaults = terse_sampling_defaults();
         struct terse_sampling sampling = defaults;
         int32_t tokens[PROMPT];

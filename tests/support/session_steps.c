@@ -1,0 +1,50 @@
+/* Steps of sessions. */
+#include "support/session_steps.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+struct terse_session_options short_session_options(const char *method, uint32_t tail_tokens) {
+    struct terse_session_options options = terse_session_options_defaults();
+    options.cache.method = method;
+    options.cache.tail_tokens = tail_tokens;
+    options.context = 1000;
+    options.allow_longer_context = true;
+    return options;
+}
+
+struct terse_session *must_open(struct terse_engine *engine, const struct terse_session_options *options) {
+    struct terse_session *session;
+    struct terse_error error;
+    if (terse_session_new(engine, options, &session, &error)) fail_msg("%s: %s", options->cache.method, error.message);
+    return session;
+}
+
+void must_prefill(struct terse_session *session, const int32_t *tokens, size_t n) {
+    struct terse_error error;
+    if (terse_session_prefill(session, tokens, n, NULL, &error)) fail_msg("%s", error.message);
+}
+
+void must_generate(struct terse_session *session, size_t n, int32_t *out) {
+    struct terse_error error;
+    for (size_t i = 0; i < n; i++) {
+        if (terse_session_sample(session, &out[i], &error)) fail_msg("%s", error.message);
+        if (terse_session_decode(session, &out[i], 1, NULL, &error)) fail_msg("%s", error.message);
+    }
+}
+
+void sample_by(struct terse_session *session, uint64_t seed, float temperature) {
+    struct terse_sampling sampling = terse_sampling_defaults();
+    sampling.seed = seed;
+    sampling.temperature = temperature;
+    sampling.top_k = 100;
+    sampling.repeat_penalty = 1.3f;
+    sampling.repeat_last = 300;
+    sampling.biases = &(struct terse_logit_bias){7, -2};
+    sampling.n_biases = 1;
+    assert_int_equal(terse_session_set_sampling(session, &sampling, NULL), TERSE_OK);
+}

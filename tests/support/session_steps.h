@@ -1,0 +1,16 @@
+/* Steps that tests take with sessions; where one fails, the running cmocka test fails with its message. */
+#ifndef TESTS_SUPPORT_SESSION_STEPS_H
+#define TESTS_SUPPORT_SESSION_STEPS_H
+
+#include "terse.h"
+
+/* Of a cache of `method` with a recent window of so many tokens, for sequences of up to 1,000 tokens whatever the model's context. */
+struct terse_session_options short_session_options(const char *method, uint32_t tail_tokens);
+struct terse_session *must_open(struct terse_engine *engine, const struct terse_session_options *options);
+void must_prefill(struct terse_session *session, const int32_t *tokens, size_t n);
+/* Appends n tokens as they are sampled, to out[n]. */
+void must_generate(struct terse_session *session, size_t n, int32_t *out);
+/* Sampling that looks at the tokens so far: a repetition penalty and a bias. */
+void sample_by(struct terse_session *session, uint64_t seed, float temperature);
+
+#endif
