@@ -3,6 +3,7 @@
 #include "support/fixture_model.h"
 #include "support/session_steps.h"
 #include "terse.h"
+#include "terse_calibrate.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -149,13 +150,18 @@ static void json_texts_fork_and_are_not_cut(void **state) {
 
 /* ---- Prefixes ---- */
 
-static struct terse_session *with_prefix(const char *method, const int32_t *text, size_t n, size_t *held) {
-    struct terse_session_options options = options_of(method);
+static struct terse_session *begin(const struct terse_session_options *options, const int32_t *text, size_t n, size_t *held) {
     struct terse_session *session;
     struct terse_error error;
-    if (terse_session_new_with_prefix(engine, &options, text, n, &session, held, &error)) fail_msg("%s: %s", method, error.message);
+    if (terse_session_new_with_prefix(engine, options, text, n, &session, held, &error))
+        fail_msg("%s: %s", options->cache.method, error.message);
     assert_int_equal(terse_session_length(session), *held);
     return session;
+}
+
+static struct terse_session *with_prefix(const char *method, const int32_t *text, size_t n, size_t *held) {
+    struct terse_session_options options = options_of(method);
+    return begin(&options, text, n, held);
 }
 
 static void keep(const struct terse_session *session) {
@@ -163,41 +169,65 @@ static void keep(const struct terse_session *session) {
     if (terse_engine_keep_prefix(engine, session, &error)) fail_msg("%s", error.message);
 }
 
-/* A prompt that begins as a kept one holds what reading it would have sealed; where that depends on what comes later it holds nothing. */
+/* Reads text[n], which leaves the kept sequence somewhere, and compares with a session that has read all of it and takes the same cut. */
+static void compare_with_fresh(const struct terse_session_options *options, const int32_t *text, size_t n, size_t held_right) {
+    struct terse_session *fresh = must_open(engine, options);
+    struct terse_cache_report report;
+    size_t held;
+    struct terse_session *session = begin(options, text, n, &held);
+    if (held != held_right) fail_msg("%s: %zu tokens are held, not %zu", options->cache.method, held, held_right);
+    terse_session_cache(session, &report);
+    assert_true((report.shared > 0) == (held > 0));
+    must_prefill(session, text + held, n - held);
+    must_prefill(fresh, text, n);
+    if (held) {
+        assert_int_equal(terse_session_truncate(fresh, held, NULL), TERSE_OK);
+        must_prefill(fresh, text + held, n - held);
+    }
+    const float *a = terse_session_logits(session), *b = terse_session_logits(fresh);
+    float largest = 0;
+    for (uint32_t i = 0; i < info.vocabulary; i++) largest = fabsf(b[i]) > largest ? fabsf(b[i]) : largest;
+    for (uint32_t i = 0; i < info.vocabulary; i++)
+        if (!(fabsf(a[i] - b[i]) <= 1e-4f * largest)) fail_msg("%s: logit %u is %g, %g", options->cache.method, i, a[i], b[i]);
+    terse_session_free(session);
+    terse_session_free(fresh);
+}
+
+/* A prompt that begins as a kept one holds what reading it would have sealed; where that depends on what comes later it holds nothing. Pages
+ * end at 64, 128, or behind 4 exact tokens at 68, 132, and 32 tokens before the difference are read again. terse-2 without a profile learns
+ * from its first 2,052 tokens. */
 static void a_prompt_that_begins_as_another_shares_its_pages(void **state) {
     (void)state;
-    enum { ALIKE = 170 };
-    int32_t other[TOKENS];
-    for (int i = 0; i < TOKENS; i++) other[i] = i < ALIKE ? tokens[i] : (tokens[i] + 5) % (int32_t)info.vocabulary;
-    for (size_t m = 0; m < METHODS; m++) {
-        struct terse_session *first = new_session(methods[m]), *second, *fresh = new_session(methods[m]);
-        struct terse_cache_report report;
-        bool exact = m == 0 || strcmp(methods[m], "quest-64") == 0, shares = m < 4 || exact; /* f16, q8_0, q4_0, kivi-2 */
-        size_t held;
-        must_prefill(first, tokens, PROMPT);
+    static const struct {
+        const char *method;
+        int alike, held;
+    } cases[] = {{"f16", 170, 128},       {"q8_0", 170, 132},       {"q4_0", 170, 132},      {"kivi-2", 170, 132},
+                 {"million-4", 170, 132}, {"cq-1", 170, 132},       {"commvq-2", 170, 132},  {"quest-64", 170, 128},
+                 {"terse-2", 170, 0},     {"terse-2", 2050, 0},     {"terse-2", 2200, 2116}, {"antkv-1", 170, 0},
+                 {"mat-128", 170, 0},     {"streaming-64", 170, 0}, {"snapkv-128", 170, 0},  {"selfindex-2", 170, 0},
+                 {"selfindex-16", 170, 0}};
+    enum { MOST = 2300, BEYOND = 130 };
+    int32_t *text = malloc(MOST * sizeof *text), *other = malloc(MOST * sizeof *other);
+    assert_true(text && other);
+    for (int i = 0; i < MOST; i++) text[i] = (i * 37 + i * i % 11) % (int32_t)info.vocabulary;
+    for (size_t c = 0; c < sizeof cases / sizeof cases[0]; c++) {
+        struct terse_session_options options = options_of(cases[c].method);
+        struct terse_codebook *codebook = NULL;
+        size_t alike = (size_t)cases[c].alike;
+        options.context = MOST + BEYOND;
+        if (strncmp(cases[c].method, "terse", 5) != 0) (void)terse_codebook_random(model, cases[c].method, &codebook, NULL);
+        options.cache.codebook = codebook;
+        for (size_t i = 0; i < MOST; i++) other[i] = i < alike ? text[i] : (text[i] + 5) % (int32_t)info.vocabulary;
+        struct terse_session *first = must_open(engine, &options);
+        must_prefill(first, text, alike + 30);
         keep(first);
-        second = with_prefix(methods[m], other, TOKENS, &held);
-        if (!shares) assert_int_equal(held, 0);
-        /* Pages end at 64 and, behind 4 exact tokens, at 132; 32 tokens before the difference are read again. */
-        if (shares) assert_int_equal(held, exact ? 128 : 132);
-        terse_session_cache(second, &report);
-        assert_true((report.shared > 0) == shares);
-        must_prefill(second, other + held, TOKENS - held);
-        must_prefill(fresh, other, TOKENS);
-        if (held) {
-            assert_int_equal(terse_session_truncate(fresh, held, NULL), TERSE_OK);
-            must_prefill(fresh, other + held, TOKENS - held);
-        }
-        const float *a = terse_session_logits(second), *b = terse_session_logits(fresh);
-        float largest = 0;
-        for (uint32_t i = 0; i < info.vocabulary; i++) largest = fabsf(b[i]) > largest ? fabsf(b[i]) : largest;
-        for (uint32_t i = 0; i < info.vocabulary; i++)
-            if (!(fabsf(a[i] - b[i]) <= 1e-4f * largest)) fail_msg("%s: logit %u is %g, %g", methods[m], i, a[i], b[i]);
+        compare_with_fresh(&options, other, alike + 100, (size_t)cases[c].held);
         terse_session_free(first);
-        terse_session_free(second);
-        terse_session_free(fresh);
         terse_engine_drop_prefixes(engine);
+        terse_codebook_free(codebook);
     }
+    free(text);
+    free(other);
 }
 
 /* A sequence that a prompt begins with goes on as if it had never been left, by any method. */
