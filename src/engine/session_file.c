@@ -1,4 +1,4 @@
-/* Saving and loading sessions: docs/state-format.md. Owns the sections of tokens, logits and sampler, and whether a file fits; leaves the
+/* Saving and loading sessions: docs/state-format.md. Owns the sections of session, tokens and logits, and whether a file fits; leaves the
  * container to kv/state_file.c and the cache's sections to the backend. */
 #include "engine/session_file.h"
 
@@ -10,10 +10,11 @@
 #include <string.h>
 
 /* As it lies in the file, little-endian; the biases follow. */
-struct saved_sampler {
+struct saved_session {
     float temperature, typical_p, top_p, min_p, repeat_penalty, presence_penalty, frequency_penalty;
     uint32_t top_k, repeat_last, n_biases;
     uint64_t seed, random;
+    uint64_t first_prompt; /* of struct terse_session */
 };
 
 struct saved_bias {
@@ -21,7 +22,7 @@ struct saved_bias {
     float bias;
 };
 
-_Static_assert(sizeof(struct saved_sampler) == 56 && sizeof(struct saved_bias) == 8, "as docs/state-format.md has it");
+_Static_assert(sizeof(struct saved_session) == 64 && sizeof(struct saved_bias) == 8, "as docs/state-format.md has it");
 
 static struct state_identity identity_of(const struct terse_session *s) {
     return (struct state_identity){.model = model_of(s)->fingerprint, .codebook = session_codebook_hash(s)};
@@ -29,9 +30,10 @@ static struct state_identity identity_of(const struct terse_session *s) {
 
 /* ---- Saving */
 
-static void save_sampler(const struct sampler *sampler, struct state_writer *writer) {
+static void save_session(const struct terse_session *session, struct state_writer *writer) {
+    const struct sampler *sampler = &session->sampler;
     const struct terse_sampling *s = &sampler->settings;
-    const struct saved_sampler saved = {.temperature = s->temperature,
+    const struct saved_session saved = {.temperature = s->temperature,
                                         .typical_p = s->typical_p,
                                         .top_p = s->top_p,
                                         .min_p = s->min_p,
@@ -42,8 +44,9 @@ static void save_sampler(const struct sampler *sampler, struct state_writer *wri
                                         .repeat_last = s->repeat_last,
                                         .n_biases = (uint32_t)s->n_biases,
                                         .seed = s->seed,
-                                        .random = sampler->random};
-    state_writer_begin(writer, STATE_SAMPLER);
+                                        .random = sampler->random,
+                                        .first_prompt = session->first_prompt};
+    state_writer_begin(writer, STATE_SESSION);
     state_writer_put(writer, &saved, sizeof saved);
     for (size_t i = 0; i < s->n_biases; i++)
         state_writer_put(writer, &(struct saved_bias){sampler->biases[i].token, sampler->biases[i].bias},
@@ -64,7 +67,7 @@ enum terse_status terse_session_save(const struct terse_session *s, const char *
     method_identity(&s->method, method);
     state_writer_begin(writer, STATE_METHOD);
     state_writer_put(writer, method, strlen(method));
-    save_sampler(&s->sampler, writer);
+    save_session(s, writer);
     state_writer_begin(writer, STATE_TOKENS);
     state_writer_put(writer, s->tokens, s->n_tokens * sizeof *s->tokens);
     state_writer_begin(writer, STATE_LOGITS);
@@ -121,14 +124,14 @@ static enum terse_status check_identity(const struct terse_session *s, const str
 
 /* ---- Loading */
 
-static enum terse_status load_sampler(struct terse_session *s, const struct state_file *file, struct terse_error *error) {
-    struct saved_sampler saved;
+static enum terse_status load_settings(struct terse_session *s, const struct state_file *file, struct terse_error *error) {
+    struct saved_session saved;
     size_t bytes;
-    const uint8_t *data = state_file_section(file, STATE_SAMPLER, &bytes);
-    if (bytes < sizeof saved) return state_file_refuse(file, STATE_SAMPLER, "it is too short", error);
+    const uint8_t *data = state_file_section(file, STATE_SESSION, &bytes);
+    if (bytes < sizeof saved) return state_file_refuse(file, STATE_SESSION, "it is too short", error);
     memcpy(&saved, data, sizeof saved);
     if ((bytes - sizeof saved) / sizeof(struct saved_bias) != saved.n_biases || (bytes - sizeof saved) % sizeof(struct saved_bias))
-        return state_file_refuse(file, STATE_SAMPLER, "it is of another size", error);
+        return state_file_refuse(file, STATE_SESSION, "it is of another size", error);
     struct terse_logit_bias *biases = memory_array(saved.n_biases, sizeof *biases);
     if (!biases) return status_no_memory(error, saved.n_biases * sizeof *biases, "logit biases");
     for (uint32_t i = 0; i < saved.n_biases; i++) {
@@ -151,8 +154,9 @@ static enum terse_status load_sampler(struct terse_session *s, const struct stat
     sampling.n_biases = saved.n_biases;
     enum terse_status status = sampler_set(&s->sampler, &sampling, error);
     memory_free(biases);
-    if (status == TERSE_E_ARGUMENT) return state_file_refuse(file, STATE_SAMPLER, "a setting is out of range", error);
+    if (status == TERSE_E_ARGUMENT) return state_file_refuse(file, STATE_SESSION, "a setting is out of range", error);
     s->sampler.random = saved.random;
+    s->first_prompt = saved.first_prompt;
     return status;
 }
 
@@ -168,6 +172,7 @@ static enum terse_status load_tokens(struct terse_session *s, const struct state
             return state_file_refuse(file, STATE_TOKENS, "one is outside the vocabulary", error);
     if (logit_bytes && (logit_bytes != vocabulary * sizeof *logits || !n))
         return state_file_refuse(file, STATE_LOGITS, "they are of another vocabulary", error);
+    if (s->first_prompt > n) return state_file_refuse(file, STATE_SESSION, "its first prompt is longer than its tokens", error);
     enum terse_status status = session_check_room(s, 0, 0, error);
     if (!status) status = session_reserve_tokens(s, n, error);
     if (status) return status;
@@ -196,7 +201,7 @@ enum terse_status session_load(struct terse_engine *engine, const struct terse_s
     enum terse_status status = terse_session_new(engine, options, &s, error);
     if (status) return status;
     status = check_identity(s, file, error);
-    if (!status) status = load_sampler(s, file, error);
+    if (!status) status = load_settings(s, file, error);
     if (!status) status = engine_run(engine, load_cache, &(struct loading){s, file}, error);
     if (!status) status = load_tokens(s, file, error);
     if (status)

@@ -40,7 +40,7 @@ _Static_assert(sizeof(struct header) == 64 && sizeof(struct entry) == 32 && size
                "as docs/state-format.md has it");
 #define FIRST_OFFSET ((sizeof(struct head) + STATE_ALIGN - 1) / STATE_ALIGN * STATE_ALIGN)
 
-static const char *const names[STATE_SECTIONS] = {[STATE_METHOD] = "method",         [STATE_SAMPLER] = "sampler",
+static const char *const names[STATE_SECTIONS] = {[STATE_METHOD] = "method",         [STATE_SESSION] = "session",
                                                   [STATE_TOKENS] = "tokens",         [STATE_LOGITS] = "logits",
                                                   [STATE_CACHE] = "cache",           [STATE_PAGE_SETS] = "page sets",
                                                   [STATE_EXACT] = "exact rows",      [STATE_EXACT_LOGITS] = "logits of exact rows",

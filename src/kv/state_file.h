@@ -12,14 +12,14 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define STATE_VERSION 1
+#define STATE_VERSION 2
 #define STATE_ALIGN 64         /* of sections */
 #define STATE_PAGES_ALIGN 4096 /* of the last one */
 
 /* In the order of the file, which has all of them. */
 enum state_section {
     STATE_METHOD,
-    STATE_SAMPLER,
+    STATE_SESSION,
     STATE_TOKENS,
     STATE_LOGITS,
     STATE_CACHE,

@@ -148,6 +148,27 @@ static void pages_in_the_file_stay_as_they_are(void **state) {
     terse_session_free(copy);
 }
 
+/* A prompt that begins as the saved one does shares its pages, as if it had never been away. */
+static void what_is_loaded_serves_as_a_prefix(void **state) {
+    (void)state;
+    struct terse_session_options options = options_of("q8_0");
+    struct terse_session *session = new_session("q8_0"), *second;
+    int32_t other[TOKENS];
+    size_t held;
+    for (size_t i = 0; i < TOKENS; i++) other[i] = i < 170 ? tokens[i] : (tokens[i] + 5) % (int32_t)info.vocabulary;
+    must_prefill(session, tokens, PROMPT);
+    save(session);
+    terse_session_free(session);
+    session = load("q8_0");
+    assert_int_equal(terse_engine_keep_prefix(engine, session, NULL), TERSE_OK);
+    terse_session_free(session);
+    assert_int_equal(terse_session_new_with_prefix(engine, &options, other, TOKENS, &second, &held, NULL), TERSE_OK);
+    assert_int_equal(held, 68); /* a page, 4 exact tokens, and the window's 64 before the difference */
+    must_prefill(second, other + held, TOKENS - held);
+    terse_session_free(second);
+    terse_engine_drop_prefixes(engine);
+}
+
 static void an_empty_session_and_one_without_logits(void **state) {
     (void)state;
     struct terse_session *session = new_session("terse-2");
@@ -343,7 +364,9 @@ static void every_truncation_and_flipped_bit_is_refused(void **state) {
     data[size - 1000] ^= 4;
     data[8]++;
     write_state(data, size);
-    expect_refused(engine, &options, TERSE_E_UNSUPPORTED, "version 2");
+    char version[32];
+    snprintf(version, sizeof version, "version %d", STATE_VERSION + 1);
+    expect_refused(engine, &options, TERSE_E_UNSUPPORTED, version);
     data[8]--;
     write_state(data, size);
     terse_session_free(load("q4_0"));
@@ -373,8 +396,9 @@ static void contradictions_are_refused(void **state) {
                  {STATE_PAGE_SETS, 8, 0},
                  {STATE_PAGE_SETS, 16, 0},
                  {STATE_TOKENS, 0, 1 << 30},
-                 {STATE_SAMPLER, 0, 0x7fc00000},
-                 {STATE_SAMPLER, 36, 1}};
+                 {STATE_SESSION, 0, 0x7fc00000},
+                 {STATE_SESSION, 36, 1},
+                 {STATE_SESSION, 56, 1000}};
     struct terse_session_options options = options_of("q4_0");
     size_t size;
     save_one("q4_0");
@@ -480,6 +504,7 @@ static void a_killed_process_leaves_a_whole_file(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(what_is_loaded_goes_on_as_if_it_had_never_stopped),
                                        cmocka_unit_test(pages_in_the_file_stay_as_they_are),
+                                       cmocka_unit_test(what_is_loaded_serves_as_a_prefix),
                                        cmocka_unit_test(an_empty_session_and_one_without_logits),
                                        cmocka_unit_test(sessions_take_turns_in_a_budget),
                                        cmocka_unit_test(what_was_saved_with_something_else_is_refused),

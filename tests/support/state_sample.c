@@ -62,14 +62,14 @@ enum terse_status state_sample_step(struct cache *cache, enum cache_step_kind ki
 }
 
 enum terse_status state_sample_save(const struct cache *cache, size_t i, const char *path, struct terse_error *error) {
-    static const uint32_t sampler[14];
+    static const uint32_t session[16];
     struct state_writer *writer;
     enum terse_status status = state_writer_new(path, &writer, error);
     if (status) return status;
     state_writer_begin(writer, STATE_METHOD);
     state_writer_put(writer, names[i], strlen(names[i]));
-    state_writer_begin(writer, STATE_SAMPLER);
-    state_writer_put(writer, sampler, sizeof sampler);
+    state_writer_begin(writer, STATE_SESSION);
+    state_writer_put(writer, session, sizeof session);
     state_writer_begin(writer, STATE_TOKENS);
     state_writer_begin(writer, STATE_LOGITS);
     cache_save(cache, writer);
