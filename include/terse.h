@@ -274,8 +274,9 @@ struct terse_engine_options {
     uint32_t threads;  /* 0: one per processor; at most 1024 */
     uint32_t prefixes; /* sequences that terse_engine_keep_prefix keeps at most: 16 */
     /* Bytes that the KV caches of all sessions and prefixes may take together, as terse_cache_bytes counts them, shared pages once; 0: no
-     * limit. A session, a prompt, a fork or a loaded state that does not fit is refused with TERSE_E_MEMORY before it begins, and so is the
-     * decoding step that needs a page more than is left; the session stays as it was. To put a session aside, save and free it. */
+     * limit. Prefixes make room, the least recently used first. Beyond that a session, a prompt, a fork or a loaded state that does not fit is
+     * refused with TERSE_E_MEMORY before it begins, and so is the decoding step that needs a page more than is left; the session stays as it
+     * was. To put a session aside, save and free it. */
     uint64_t kv_budget;
 };
 TERSE_API struct terse_engine_options terse_engine_options_defaults(void);
@@ -332,8 +333,8 @@ TERSE_API enum terse_status terse_session_fork(const struct terse_session *sessi
 
 /* Prefixes: what sessions have read, kept by their engine for others that begin alike. */
 
-/* Keeps what the session holds, as a fork of it, until `prefixes` of the engine's options others were used more recently; the same
- * sequence only once. An empty session is nothing to keep. */
+/* Keeps what the session holds, as a fork of it, until `prefixes` of the engine's options others were used more recently, or the budget is
+ * needed for something else; the same sequence only once. An empty session is nothing to keep. */
 TERSE_API enum terse_status terse_engine_keep_prefix(struct terse_engine *engine, const struct terse_session *session,
                                                      struct terse_error *error);
 TERSE_API void terse_engine_drop_prefixes(struct terse_engine *engine);

@@ -44,6 +44,19 @@ enum terse_status engine_run(struct terse_engine *engine, enum terse_status (*fu
     return call.status;
 }
 
+bool engine_makes_room(struct terse_engine *engine, enum terse_status status) {
+    return status == TERSE_E_MEMORY && prefix_index_drop_oldest(&engine->prefixes, engine->backend.kv);
+}
+
+enum terse_status engine_run_in_budget(struct terse_engine *engine,
+                                       enum terse_status (*call)(void *user, struct terse_error *error), void *user,
+                                       struct terse_error *error) {
+    enum terse_status status;
+    do status = engine_run(engine, call, user, error);
+    while (engine_makes_room(engine, status));
+    return status;
+}
+
 /* ---- Life */
 
 static enum terse_status load_executor(void *user, struct terse_error *error) {

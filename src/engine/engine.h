@@ -41,4 +41,12 @@ enum terse_status engine_weight_profile(struct terse_engine *engine, const struc
 enum terse_status engine_run(struct terse_engine *engine, enum terse_status (*call)(void *user, struct terse_error *error),
                              void *user, struct terse_error *error);
 
+/* The same of a call that changes nothing when it fails: where memory was refused, the budget's or the system's, kept prefixes make room, the
+ * least recently used first, and the call is made again, until none is left. */
+enum terse_status engine_run_in_budget(struct terse_engine *engine,
+                                       enum terse_status (*call)(void *user, struct terse_error *error), void *user,
+                                       struct terse_error *error);
+/* Whether a kept prefix has made room: what failed with `status` may be tried again. */
+bool engine_makes_room(struct terse_engine *engine, enum terse_status status);
+
 #endif

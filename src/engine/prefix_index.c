@@ -29,13 +29,17 @@ static bool same_sequence(const struct prefix *a, const struct prefix *b) {
     return a->n == b->n && same_kind(&a->kind, &b->kind) && memcmp(a->tokens, b->tokens, a->n * sizeof *a->tokens) == 0;
 }
 
+static size_t oldest(const struct prefix_index *index) {
+    size_t at = 0;
+    for (size_t i = 1; i < index->n; i++)
+        if (index->prefixes[i].used < index->prefixes[at].used) at = i;
+    return at;
+}
+
 static size_t place_for(const struct prefix_index *index, const struct prefix *prefix) {
-    size_t oldest = 0;
-    for (size_t i = 0; i < index->n; i++) {
+    for (size_t i = 0; i < index->n; i++)
         if (same_sequence(&index->prefixes[i], prefix)) return i;
-        if (index->prefixes[i].used < index->prefixes[oldest].used) oldest = i;
-    }
-    return index->n < index->capacity ? index->n : oldest;
+    return index->n < index->capacity ? index->n : oldest(index);
 }
 
 void prefix_index_keep(struct prefix_index *index, const struct kv_ops *kv, struct prefix *prefix) {
@@ -77,6 +81,14 @@ const struct prefix *prefix_index_find(struct prefix_index *index, const struct 
     }
     if (best) best->used = ++index->clock;
     return best;
+}
+
+bool prefix_index_drop_oldest(struct prefix_index *index, const struct kv_ops *kv) {
+    if (!index->n) return false;
+    struct prefix *gone = &index->prefixes[oldest(index)];
+    prefix_free(gone, kv);
+    *gone = index->prefixes[--index->n];
+    return true;
 }
 
 void prefix_index_clear(struct prefix_index *index, const struct kv_ops *kv) {

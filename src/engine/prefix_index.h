@@ -38,6 +38,8 @@ void prefix_index_keep(struct prefix_index *index, const struct kv_ops *kv, stru
 const struct prefix *prefix_index_find(struct prefix_index *index, const struct kv_ops *kv, const struct prefix_kind *kind,
                                        const int32_t *tokens, size_t n, size_t *held);
 
+/* Forgets the least recently used; false: there is none. */
+bool prefix_index_drop_oldest(struct prefix_index *index, const struct kv_ops *kv);
 void prefix_free(struct prefix *prefix, const struct kv_ops *kv);
 /* Forgets all, and gives the index's memory back. */
 void prefix_index_clear(struct prefix_index *index, const struct kv_ops *kv);

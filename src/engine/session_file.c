@@ -217,7 +217,8 @@ enum terse_status terse_session_load(struct terse_engine *engine, const struct t
     *session = NULL;
     enum terse_status status = state_file_open(path, &file, error);
     if (status) return status;
-    status = session_load(engine, options, file, session, error);
+    do status = session_load(engine, options, file, session, error);
+    while (engine_makes_room(engine, status));
     state_file_close(file); /* the cache owns it too, if it has pages in it */
     return status;
 }

@@ -27,7 +27,7 @@ static enum terse_status make_prefix(const struct terse_session *s, struct prefi
     if (!(prefix->tokens = memory_array(s->n_tokens, sizeof *prefix->tokens)))
         return status_no_memory(error, s->n_tokens * sizeof *prefix->tokens, "the tokens of a prefix");
     memcpy(prefix->tokens, s->tokens, s->n_tokens * sizeof *prefix->tokens);
-    return engine_run(s->engine, fork_to_prefix, &(struct keeping){s, prefix}, error);
+    return engine_run_in_budget(s->engine, fork_to_prefix, &(struct keeping){s, prefix}, error);
 }
 
 enum terse_status terse_engine_keep_prefix(struct terse_engine *engine, const struct terse_session *session,
@@ -79,9 +79,9 @@ static enum terse_status begin_with(struct terse_session *s, const struct prefix
     return TERSE_OK;
 }
 
-enum terse_status terse_session_new_with_prefix(struct terse_engine *engine, const struct terse_session_options *options,
-                                                const int32_t *tokens, size_t n, struct terse_session **session, size_t *held,
-                                                struct terse_error *error) {
+static enum terse_status new_with_prefix(struct terse_engine *engine, const struct terse_session_options *options,
+                                         const int32_t *tokens, size_t n, struct terse_session **session, size_t *held,
+                                         struct terse_error *error) {
     const struct prefix *prefix = NULL;
     struct terse_session *s;
     *held = 0;
@@ -97,5 +97,14 @@ enum terse_status terse_session_new_with_prefix(struct terse_engine *engine, con
     terse_session_free(s);
     *session = NULL;
     *held = 0;
+    return status;
+}
+
+enum terse_status terse_session_new_with_prefix(struct terse_engine *engine, const struct terse_session_options *options,
+                                                const int32_t *tokens, size_t n, struct terse_session **session, size_t *held,
+                                                struct terse_error *error) {
+    enum terse_status status;
+    do status = new_with_prefix(engine, options, tokens, n, session, held, error);
+    while (engine_makes_room(engine, status));
     return status;
 }

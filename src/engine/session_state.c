@@ -16,10 +16,12 @@ enum terse_status session_admit(const struct terse_session *s, size_t n, struct 
     kv_of(s)->report(s->cache, &now);
     kv_of(s)->predict(&shape, &s->method, s->n_tokens + n, &then);
     uint64_t more = then.resident > now.resident ? then.resident - now.resident : 0;
-    if (more <= budget->most - budget->used) return TERSE_OK;
+    do
+        if (more <= budget->most - budget->used) return TERSE_OK;
+    while (engine_makes_room(s->engine, TERSE_E_MEMORY));
     return status_fail(error, TERSE_E_MEMORY,
                        "a KV cache of %" PRIu64 " tokens takes %.2f MiB more than the %.2f MiB that are left of the budget of %.2f "
-                       "MiB: raise it (--kv-budget), use a smaller --kv, or free another session or prefix",
+                       "MiB: raise it (--kv-budget), use a smaller --kv, or free another session",
                        (uint64_t)s->n_tokens + n, (double)(more - (budget->most - budget->used)) / 0x1p20,
                        (double)(budget->most - budget->used) / 0x1p20, (double)budget->most / 0x1p20);
 }
@@ -68,7 +70,7 @@ enum terse_status terse_session_fork(const struct terse_session *session, struct
     s->engine = session->engine;
     s->options = session->options;
     s->method = session->method;
-    enum terse_status status = engine_run(s->engine, fork_cache, &(struct forking){session, s}, error);
+    enum terse_status status = engine_run_in_budget(s->engine, fork_cache, &(struct forking){session, s}, error);
     if (!status) status = sampler_fork(&session->sampler, &s->sampler, error);
     if (!status) status = session_make_logits(s, error);
     if (!status) status = session_reserve_tokens(s, session->n_tokens, error);

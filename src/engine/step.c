@@ -209,7 +209,7 @@ enum terse_status terse_session_prefill(struct terse_session *session, const int
     if (status) return status;
     double start = clock_now();
     struct reading r = {session, tokens, n, sink, team_progress(&o->progress), 0, true};
-    status = engine_run(session->engine, prefill, &r, error);
+    status = engine_run_in_budget(session->engine, prefill, &r, error);
     session->counters.prefill_seconds += clock_now() - start;
     if (!status) session->counters.prefill_tokens += n;
     kv_of(session)->counters(session->cache, &(struct cache_counters){0}, true);
@@ -320,7 +320,7 @@ enum terse_status terse_engine_step(struct terse_engine *engine, struct terse_st
     enum terse_status status = check_items(&b, error);
     if (status) return blame(&b, status, error);
     double start = clock_now();
-    status = engine_run(engine, decode, &b, error);
+    status = engine_run_in_budget(engine, decode, &b, error);
     double seconds = clock_now() - start;
     for (size_t i = 0; i < n; i++) finish_item(&items[i], seconds, !status);
     return status ? blame(&b, status, error) : TERSE_OK;

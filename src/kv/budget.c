@@ -8,7 +8,7 @@ enum terse_status budget_take(struct kv_budget *budget, size_t bytes, const char
     if (bytes > budget->most - budget->used)
         return status_fail(error, TERSE_E_MEMORY,
                            "%.2f MiB for %s do not fit the budget for KV caches: %.2f of its %.2f MiB are taken; raise it "
-                           "(--kv-budget), use a smaller --kv, or free another session or prefix",
+                           "(--kv-budget), use a smaller --kv, or free another session",
                            (double)bytes / 0x1p20, what, (double)budget->used / 0x1p20, (double)budget->most / 0x1p20);
     budget->used += bytes;
     return TERSE_OK;

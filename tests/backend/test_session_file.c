@@ -219,8 +219,15 @@ static void sessions_take_turns_in_a_budget(void **state) {
     assert_int_equal(terse_session_prefill(two, tokens, PROMPT, NULL, &error), TERSE_OK);
     assert_int_equal(terse_session_load(small, &options, path, &one, &error), TERSE_E_MEMORY);
     assert_non_null(strstr(error.message, "budget"));
+    for (size_t i = 0; i < 8; i++) { /* more prefixes than fit: they make room for one another, and all for the session */
+        terse_session_free(two);
+        assert_int_equal(terse_session_new(small, &options, &two, &error), TERSE_OK);
+        assert_int_equal(terse_session_prefill(two, tokens + i, 50, NULL, &error), TERSE_OK);
+        assert_int_equal(terse_engine_keep_prefix(small, two, &error), TERSE_OK);
+        assert_true(terse_engine_kv_bytes(small) <= limits.kv_budget);
+    }
     terse_session_free(two);
-    assert_int_equal(terse_engine_kv_bytes(small), 0);
+    assert_true(terse_engine_kv_bytes(small) > limits.kv_budget / 2);
     assert_int_equal(terse_session_load(small, &options, path, &one, &error), TERSE_OK);
     must_generate(one, STEPS, again);
     assert_memory_equal(first, again, sizeof first);
