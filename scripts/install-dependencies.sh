@@ -17,6 +17,8 @@ present() {
     libpcre2-dev) pkg-config --exists libpcre2-8 ;;
     libxxhash-dev) pkg-config --exists libxxhash ;;
     libcjson-dev) pkg-config --exists libcjson ;;
+    libmicrohttpd-dev) pkg-config --exists libmicrohttpd ;;
+    python3) command -v python3 ;;
     libcmocka-dev) pkg-config --exists cmocka ;;
     clang-format-14) command -v clang-format-14 ;;
     gcc-aarch64-linux-gnu) command -v aarch64-linux-gnu-gcc ;;
@@ -25,7 +27,7 @@ present() {
     esac >/dev/null 2>&1
 }
 
-[ $# -gt 0 ] || set -- gcc libc6-dev cmake pkg-config libdnnl-dev ocl-icd-opencl-dev libpcre2-dev libxxhash-dev libcjson-dev libcmocka-dev
+[ $# -gt 0 ] || set -- gcc libc6-dev cmake pkg-config libdnnl-dev ocl-icd-opencl-dev libpcre2-dev libxxhash-dev libcjson-dev libmicrohttpd-dev libcmocka-dev python3
 missing=()
 for package in "$@"; do
     present $package || missing+=("$package")

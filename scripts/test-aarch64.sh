@@ -36,7 +36,7 @@ unpack_libraries() {
             -o "Dir::State::lists=$apt/lists" -o Dir::State::status=/dev/null -o "Dir::Cache=$apt" "$@") >>"$build/apt.log" 2>&1
     }
     apt update || true # the download decides
-    apt download libdnnl2 libdnnl-dev libpcre2-8-0 libpcre2-dev libxxhash0 libxxhash-dev libcjson1 libcjson-dev libcmocka0 libcmocka-dev || fail
+    apt download libdnnl2 libdnnl-dev libpcre2-8-0 libpcre2-dev libxxhash0 libxxhash-dev libcjson1 libcjson-dev libmicrohttpd12 libmicrohttpd-dev libcmocka0 libcmocka-dev || fail
     for package in "$apt"/*.deb; do dpkg-deb -x "$package" "$root"; done
     rm -rf "$apt"
     touch "$root/complete"

@@ -10,6 +10,7 @@ static const struct {
     int (*main)(int argc, char **argv);
 } commands[] = {
     {"run", "terse run", "continue a text, answer a question, or chat", cmd_run},
+    {"serve", "terse serve", "the OpenAI API over one engine, for many clients at once", cmd_serve},
     {"perplexity", "terse perplexity", "perplexity and KL divergence over a text, through the real cache", cmd_perplexity},
     {"bench", "terse bench", "tokens per second at depth, beside the machine's memory bandwidth", cmd_bench},
     {"inspect", "terse inspect", "what is in a GGUF file, and what its KV cache costs", cmd_inspect},

@@ -20,13 +20,20 @@ static size_t utf8_length(const unsigned char *s, size_t n) {
     return overlong || surrogate || beyond ? 0 : length;
 }
 
-int text_check(const char *name, const char *text, size_t n_bytes) {
-    for (size_t at = 0, length; at < n_bytes; at += length) {
+size_t text_valid(const char *text, size_t n_bytes) {
+    size_t at = 0;
+    for (size_t length; at < n_bytes && text[at]; at += length) {
         length = utf8_length((const unsigned char *)text + at, n_bytes - at);
-        if (text[at] == 0) return complain("%s is not text: a NUL byte at offset %zu; give UTF-8 text", name, at);
-        if (!length) return complain("%s is not text: bytes that are not UTF-8 at offset %zu; give UTF-8 text", name, at);
+        if (!length) break;
     }
-    return EXIT_OK;
+    return at;
+}
+
+int text_check(const char *name, const char *text, size_t n_bytes) {
+    size_t at = text_valid(text, n_bytes);
+    if (at == n_bytes) return EXIT_OK;
+    return complain("%s is not text: %s at offset %zu; give UTF-8 text", name, text[at] ? "bytes that are not UTF-8" : "a NUL byte",
+                    at);
 }
 
 int text_read(const char *path, char **text, size_t *n_bytes) {

@@ -1,0 +1,11 @@
+/* A conversation of a request as tokens. */
+#ifndef TERSE_SERVE_CHAT_PROMPT_H
+#define TERSE_SERVE_CHAT_PROMPT_H
+
+#include "request.h"
+
+/* Reads "messages" of the body and writes their tokens, in the model's chat format and with a reply opened, to *prompt. What looks like a
+ * special token in a message stays letters. */
+bool chat_prompt_read(const struct request_limits *limits, const cJSON *body, struct prompt *prompt, struct api_error *error);
+
+#endif

@@ -1,0 +1,41 @@
+/* The seam between HTTP's threads and the scheduler's: one request that waits for its reply, and the reply's bytes as they come. While it waits
+ * its connection is suspended, so that it takes no thread. Owned by both sides; each gives up its own share. */
+#ifndef TERSE_SERVE_EXCHANGE_H
+#define TERSE_SERVE_EXCHANGE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+struct MHD_Connection;
+struct exchange;
+
+/* With two owners; NULL: no memory. */
+struct exchange *exchange_new(void);
+void exchange_release(struct exchange *exchange);
+
+/* ---- The scheduler's side */
+
+/* From here on HTTP may answer: with `status`, with events where the reply is a stream, else with JSON. What was added before is a part of the
+ * reply; a reply that has ended by now has its length in its header. */
+void exchange_begin(struct exchange *exchange, int status, bool stream);
+bool exchange_begun(struct exchange *exchange);
+void exchange_add(struct exchange *exchange, const void *bytes, size_t n);
+/* Nothing more comes. */
+void exchange_end(struct exchange *exchange);
+/* Whether nobody waits for the reply any more: asks the socket itself, which HTTP does not look at while the connection is suspended. */
+bool exchange_gone(struct exchange *exchange);
+
+/* ---- HTTP's side */
+
+/* Suspends the connection unless the scheduler has begun; it is resumed then. False: it has begun, and nothing was suspended. */
+bool exchange_wait(struct exchange *exchange, struct MHD_Connection *connection, int socket);
+/* HTTP's status; *size: of the whole reply, MHD_SIZE_UNKNOWN where it has not ended. */
+int exchange_status(struct exchange *exchange, bool *stream, uint64_t *size);
+/* A content reader of libmicrohttpd: bytes of the reply, 0 with the connection suspended where there are none yet. */
+ssize_t exchange_read(void *exchange, uint64_t position, char *bytes, size_t most);
+/* The client went away, or has the whole reply. */
+void exchange_leave(struct exchange *exchange);
+
+#endif

@@ -1,0 +1,174 @@
+#include "generation.h"
+
+#include "console.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+static enum terse_status no_memory(struct terse_error *error) {
+    *error = (struct terse_error){.code = TERSE_E_MEMORY, .offset = TERSE_NO_OFFSET, .message = "no memory for a reply"};
+    return TERSE_E_MEMORY;
+}
+
+/* ---- Log probabilities */
+
+bool generation_logs_prompt(const struct generation *g) { return g->task->request.echo && g->task->request.logprobs >= 0; }
+
+static struct token_log *add_log(struct generation *g, int32_t token) {
+    if (g->n_logs == g->logs_capacity) {
+        size_t capacity = g->logs_capacity ? 2 * g->logs_capacity : 64;
+        struct token_log *larger = realloc(g->logs, capacity * sizeof *larger);
+        if (!larger) return NULL;
+        g->logs = larger;
+        g->logs_capacity = capacity;
+    }
+    struct token_log *log = &g->logs[g->n_logs++];
+    *log = (struct token_log){.token = token};
+    return log;
+}
+
+/* Keeps the `most` largest logits in order; equal ones by their numbers. */
+static void insert_top(struct token_log *log, uint32_t most, int32_t token, float logit) {
+    uint32_t at = log->n_top;
+    if (at == most && (!most || !(logit > log->top[most - 1].logprob))) return;
+    if (at == most)
+        at--;
+    else
+        log->n_top++;
+    for (; at > 0 && logit > log->top[at - 1].logprob; at--) log->top[at] = log->top[at - 1];
+    log->top[at] = (struct terse_logprob){token, logit};
+}
+
+/* Row i are the logits after the prompt's i-th token: of the one behind it. */
+void generation_log_prompt(void *user, size_t row, const float *logits) {
+    struct generation *g = user;
+    uint32_t vocabulary = g->task->limits->vocabulary, most = (uint32_t)g->task->request.logprobs;
+    if (row == 0) (void)add_log(g, g->prompt->tokens[0]);
+    if (row + 1 >= g->prompt->n || g->n_logs != row + 1) return;
+    struct token_log *log = add_log(g, g->prompt->tokens[row + 1]);
+    if (!log) return;
+    float largest = logits[0];
+    double sum = 0;
+    for (uint32_t i = 0; i < vocabulary; i++) {
+        largest = fmaxf(largest, logits[i]);
+        insert_top(log, most, (int32_t)i, logits[i]);
+    }
+    for (uint32_t i = 0; i < vocabulary; i++) sum += exp((double)(logits[i] - largest));
+    double shift = (double)largest + log1p(sum - 1);
+    log->known = true;
+    log->logprob = (float)((double)logits[log->token] - shift);
+    for (uint32_t i = 0; i < log->n_top; i++) log->top[i].logprob = (float)((double)log->top[i].logprob - shift);
+}
+
+static enum terse_status log_token(struct generation *g, int32_t token, struct terse_error *error) {
+    if (g->task->request.logprobs < 0) return TERSE_OK;
+    struct token_log *log = add_log(g, token);
+    if (!log) return no_memory(error);
+    uint32_t most = (uint32_t)g->task->request.logprobs, vocabulary = g->task->limits->vocabulary;
+    log->known = true;
+    log->n_top = most < vocabulary ? most : vocabulary;
+    return terse_session_logprobs(g->session, token, &log->logprob, log->top, log->n_top, error);
+}
+
+/* ---- Text */
+
+/* Adds text that the model wrote, up to a stop string. */
+static enum terse_status add_text(struct generation *g, const char *text, size_t n, struct terse_error *error) {
+    bool stopped = false;
+    if (g->stop && n) {
+        enum terse_status status = terse_stop_push(g->stop, text, n, &text, &n, &stopped, error);
+        if (status) return status;
+    }
+    if (n) buffer_add(&g->text, text, n);
+    if (stopped) g->finish = FINISH_STOP_STRING;
+    return g->text.failed ? no_memory(error) : TERSE_OK;
+}
+
+/* What the detokenizer and the stop strings held back. */
+void generation_finish(struct generation *g, enum finish finish) {
+    struct terse_error error;
+    size_t n;
+    const char *text = terse_detokenizer_finish(g->detokenizer, &n);
+    g->finish = FINISH_NONE;
+    (void)add_text(g, text, n, &error);
+    if (g->finish == FINISH_STOP_STRING) return;
+    if (g->stop) {
+        text = terse_stop_finish(g->stop, &n);
+        if (n) buffer_add(&g->text, text, n);
+    }
+    g->finish = finish;
+}
+
+/* The prompt's text, as its tokens have it. */
+static enum terse_status echo_prompt(struct generation *g, struct terse_error *error) {
+    struct terse_detokenizer *detokenizer;
+    size_t n;
+    enum terse_status status = terse_detokenizer_new(g->task->limits->model, true, &detokenizer, error);
+    if (status) return status;
+    for (size_t i = g->prompt->added; i < g->prompt->n; i++) {
+        const char *text = terse_detokenizer_push(detokenizer, g->prompt->tokens[i], &n);
+        if (n) buffer_add(&g->text, text, n);
+    }
+    const char *text = terse_detokenizer_finish(detokenizer, &n);
+    if (n) buffer_add(&g->text, text, n);
+    terse_detokenizer_free(detokenizer);
+    return g->text.failed ? no_memory(error) : TERSE_OK;
+}
+
+/* ---- Tokens */
+
+enum terse_status generation_start(struct generation *g, struct terse_error *error) {
+    const struct request *r = &g->task->request;
+    struct terse_sampling sampling = r->sampling;
+    enum terse_status status;
+    sampling.seed += g->choice;
+    buffer_add(&g->text, "", 0);
+    if ((status = terse_session_set_sampling(g->session, &sampling, error))) return status;
+    if (r->require_json && (status = terse_session_require_json(g->session, r->schema, error))) return status;
+    if ((status = terse_detokenizer_new(g->task->limits->model, false, &g->detokenizer, error))) return status;
+    if (r->n_stops && (status = terse_stop_new((const char *const *)r->stops, r->n_stops, &g->stop, error))) return status;
+    if (r->echo && (status = echo_prompt(g, error))) return status;
+    g->state = GENERATION_WRITING;
+    if (r->max_tokens == 0) generation_finish(g, FINISH_LENGTH);
+    return TERSE_OK;
+}
+
+enum terse_status generation_next(struct generation *g, struct terse_error *error) {
+    int32_t token;
+    size_t n;
+    g->piece = g->text.n;
+    g->logs_piece = g->n_logs;
+    enum terse_status status = terse_session_sample(g->session, &token, error);
+    if (status) return status;
+    g->newest_token = console_seconds();
+    if (!g->first_token) g->first_token = g->newest_token;
+    if (terse_token_ends(g->task->limits->model, token)) {
+        generation_finish(g, FINISH_END);
+        return TERSE_OK;
+    }
+    if ((status = log_token(g, token, error))) return status;
+    const char *text = terse_detokenizer_push(g->detokenizer, token, &n);
+    if ((status = add_text(g, text, n, error))) return status;
+    g->tokens++;
+    g->next = token;
+    if (!g->finish && g->task->request.max_tokens >= 0 && g->tokens >= g->task->request.max_tokens)
+        generation_finish(g, FINISH_LENGTH);
+    return TERSE_OK;
+}
+
+void generation_stop(struct generation *g) {
+    terse_session_free(g->session);
+    terse_detokenizer_free(g->detokenizer);
+    terse_stop_free(g->stop);
+    g->session = NULL;
+    g->detokenizer = NULL;
+    g->stop = NULL;
+    g->state = GENERATION_DONE;
+}
+
+void generation_free(struct generation *g) {
+    generation_stop(g);
+    buffer_free(&g->text);
+    free(g->logs);
+}

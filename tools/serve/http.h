@@ -1,0 +1,20 @@
+/* HTTP by libmicrohttpd: connections, limits, who may ask. What is asked goes to routes.h. */
+#ifndef TERSE_SERVE_HTTP_H
+#define TERSE_SERVE_HTTP_H
+
+#include "server.h"
+
+struct http;
+
+/* Listens at host:port, port 0: any that is free. Returns an exit status. `server` must outlive it. */
+int http_start(struct server *server, const char *host, uint16_t port, struct http **http);
+/* "http://127.0.0.1:8080" */
+const char *http_address(const struct http *http);
+/* Cuts off clients that take too long to send a request; to be called about once a second. */
+void http_cut_slow(struct http *http);
+/* Requests that are not answered in full. */
+size_t http_open_requests(const struct http *http);
+/* The scheduler has ended: nothing is suspended. */
+void http_stop(struct http *http);
+
+#endif

@@ -1,0 +1,21 @@
+/* What clients are sent: a task's progress as events or as one JSON object, in the form of the API that it came by. */
+#ifndef TERSE_SERVE_REPLY_H
+#define TERSE_SERVE_REPLY_H
+
+#include "generation.h"
+
+/* Sends what the newest token added, or with `finish` set the reply's end, to a client that asked for a stream. */
+void reply_piece(struct generation *g);
+/* All replies of the task are there. */
+void reply_end(struct task *task);
+/* Nothing more comes, because of *error. */
+void reply_fail(struct task *task, const struct api_error *error);
+
+/* An error as a body. NULL: no memory; released by free. */
+char *reply_error_text(const struct api_error *error);
+
+/* One token as text: [*n], zero-terminated, released by free; NULL: no memory. Bytes that are no whole character are U+FFFD; *whole then
+ * is false. Special tokens have their names. */
+char *reply_token_text(const struct terse_model *model, int32_t token, size_t *n, bool *whole);
+
+#endif

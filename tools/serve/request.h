@@ -1,0 +1,56 @@
+/* What a request asks to be generated: its JSON, checked, as prompts of tokens and settings. All forms of the API meet here. */
+#ifndef TERSE_SERVE_REQUEST_H
+#define TERSE_SERVE_REQUEST_H
+
+#include "json.h"
+
+#include <terse.h>
+
+enum api {
+    API_CHAT,       /* OpenAI's /v1/chat/completions */
+    API_COMPLETION, /* OpenAI's /v1/completions */
+    API_LLAMA       /* llama.cpp's /completion */
+};
+
+enum { REQUEST_LOGPROBS = 20, REQUEST_PROMPTS = 1024, REQUEST_STOPS = 64 }; /* at most */
+
+struct prompt {
+    int32_t *tokens;
+    size_t n;
+    size_t added; /* the first of them that the text itself did not have: BOS */
+};
+
+struct request {
+    enum api api;
+    bool stream, include_usage, echo, use_prefix, require_json;
+    int64_t n;          /* replies to each prompt */
+    int64_t max_tokens; /* of a reply; -1: until the context is full */
+    int64_t logprobs;   /* likeliest tokens beside each token; -1: no log probabilities at all */
+    struct terse_sampling sampling;
+    struct prompt *prompts;
+    size_t n_prompts;
+    char **stops;
+    size_t n_stops;
+    char *schema;                    /* of a reply that is JSON; NULL: any object */
+    struct terse_logit_bias *biases; /* sampling's */
+};
+
+/* What requests are checked against. Used by many threads at once, so it does not change. */
+struct request_limits {
+    const struct terse_model *model;
+    uint32_t vocabulary;
+    uint32_t context;        /* tokens of a prompt and its reply */
+    uint32_t slots;          /* replies at the same time */
+    const char *chat_format; /* terse_chat_render's, or NULL */
+};
+
+/* Reads a body. False, with *error, where something in it is wrong; nothing is left to free then. Fields that are not known are ignored. */
+bool request_read(const struct request_limits *limits, enum api api, const char *body, size_t n, struct request *request,
+                  struct api_error *error);
+void request_free(struct request *request);
+
+/* text[n] as tokens, which are released by free. `special`: as TERSE_TOKENIZE_PARSE_SPECIAL. */
+bool request_tokenize(const struct terse_model *model, const char *text, size_t n, bool add_special, bool special, int32_t **tokens,
+                      size_t *n_tokens, struct api_error *error);
+
+#endif

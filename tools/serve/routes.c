@@ -1,0 +1,306 @@
+#include "routes.h"
+
+#include "text.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- Answers */
+
+static void answer_json(struct call *call, int status, cJSON *json) {
+    char *text = cJSON_PrintUnformatted(json);
+    cJSON_Delete(json);
+    call->status = text ? status : 500;
+    call->type = "application/json; charset=utf-8";
+    if (text) buffer_add_text(&call->text, text);
+    cJSON_free(text);
+}
+
+void routes_refuse(struct call *call, const struct api_error *error) { answer_json(call, error->status, api_error_json(error)); }
+
+/* ---- Replies */
+
+static void refuse_task(const struct server *server, struct call *call, enum scheduler_answer answer) {
+    struct api_error error = {0};
+    if (answer == SCHEDULER_FULL)
+        api_fail(&error, 429, "queue_full", NULL, "%u requests are waiting already: try again later", server->queue);
+    else
+        api_fail(&error, 503, NULL, NULL, answer == SCHEDULER_STOPPING ? "the server is stopping" : "no memory");
+    routes_refuse(call, &error);
+}
+
+static void generate(struct server *server, struct call *call, enum api api) {
+    struct api_error error = {0};
+    struct request request;
+    if (!request_read(&server->limits, api, call->body, call->n, &request, &error)) {
+        routes_refuse(call, &error);
+        return;
+    }
+    struct exchange *exchange = exchange_new();
+    struct task *task = exchange ? task_new(&request, exchange, &server->limits, server->model_name, call->client) : NULL;
+    if (!task) {
+        if (exchange) exchange_release(exchange);
+        if (exchange) exchange_release(exchange);
+        request_free(&request);
+        api_fail(&error, 503, NULL, NULL, "no memory");
+        routes_refuse(call, &error);
+        return;
+    }
+    enum scheduler_answer answer = scheduler_submit(server->scheduler, task);
+    if (answer == SCHEDULER_TAKEN) {
+        call->exchange = exchange;
+        return;
+    }
+    task_free(task);
+    exchange_release(exchange);
+    refuse_task(server, call, answer);
+}
+
+static void chat(struct server *server, struct call *call) { generate(server, call, API_CHAT); }
+static void completion(struct server *server, struct call *call) { generate(server, call, API_COMPLETION); }
+static void llama_completion(struct server *server, struct call *call) { generate(server, call, API_LLAMA); }
+
+/* ---- Text and tokens */
+
+static cJSON *read_object(struct call *call, struct api_error *error) {
+    cJSON *body = json_read(call->body, call->n, error);
+    if (!body || cJSON_IsObject(body)) return body;
+    api_fail(error, 400, NULL, NULL, "the body must be an object, not %s", json_kind(body));
+    cJSON_Delete(body);
+    return NULL;
+}
+
+static cJSON *tokens_of(struct server *server, const cJSON *body, struct api_error *error) {
+    const char *content = NULL;
+    bool add_special = false, parse_special = true;
+    int32_t *tokens;
+    size_t n;
+    if (!json_text(body, "content", &content, error) || !json_flag(body, "add_special", &add_special, error) ||
+        !json_flag(body, "parse_special", &parse_special, error))
+        return NULL;
+    if (!content) {
+        api_fail(error, 400, NULL, "content", "\"content\" is missing");
+        return NULL;
+    }
+    if (!request_tokenize(server->limits.model, content, strlen(content), add_special, parse_special, &tokens, &n, error))
+        return NULL;
+    cJSON *json = cJSON_CreateObject();
+    cJSON_AddItemToObject(json, "tokens", cJSON_CreateIntArray(tokens, (int)n));
+    free(tokens);
+    return json;
+}
+
+static cJSON *text_of(struct server *server, const cJSON *body, struct api_error *error) {
+    const cJSON *tokens = json_field(body, "tokens"), *entry;
+    struct terse_detokenizer *detokenizer;
+    struct terse_error why;
+    struct buffer text = {0};
+    size_t n;
+    if (!cJSON_IsArray(tokens)) {
+        api_fail(error, 400, NULL, "tokens", "\"tokens\" must be an array of whole numbers");
+        return NULL;
+    }
+    cJSON_ArrayForEach(entry, tokens) {
+        if (cJSON_IsNumber(entry) && entry->valuedouble >= 0 && entry->valuedouble < server->limits.vocabulary &&
+            entry->valuedouble == (double)entry->valueint)
+            continue;
+        api_fail(error, 400, NULL, "tokens", "\"tokens\" must have whole numbers below %u, the vocabulary's size",
+                 server->limits.vocabulary);
+        return NULL;
+    }
+    if (terse_detokenizer_new(server->limits.model, true, &detokenizer, &why) != TERSE_OK) {
+        api_fail(error, 500, NULL, NULL, "%s", why.message);
+        return NULL;
+    }
+    buffer_add(&text, "", 0);
+    cJSON_ArrayForEach(entry, tokens) {
+        const char *piece = terse_detokenizer_push(detokenizer, entry->valueint, &n);
+        if (n) buffer_add(&text, piece, n);
+    }
+    const char *piece = terse_detokenizer_finish(detokenizer, &n);
+    if (n) buffer_add(&text, piece, n);
+    terse_detokenizer_free(detokenizer);
+    cJSON *json = cJSON_CreateObject();
+    cJSON_AddStringToObject(json, "content", text.failed ? "" : text.bytes);
+    buffer_free(&text);
+    return json;
+}
+
+static void convert(struct server *server, struct call *call,
+                    cJSON *(*converted)(struct server *, const cJSON *, struct api_error *)) {
+    struct api_error error = {0};
+    cJSON *body = read_object(call, &error), *json = body ? converted(server, body, &error) : NULL;
+    cJSON_Delete(body);
+    if (json)
+        answer_json(call, 200, json);
+    else
+        routes_refuse(call, &error);
+}
+
+static void tokenize(struct server *server, struct call *call) { convert(server, call, tokens_of); }
+static void detokenize(struct server *server, struct call *call) { convert(server, call, text_of); }
+
+/* ---- The server */
+
+static void health(struct server *server, struct call *call) {
+    bool stopping = atomic_load(&server->stopping);
+    cJSON *json = cJSON_CreateObject();
+    cJSON_AddStringToObject(json, "status", stopping ? "stopping" : "ok");
+    answer_json(call, stopping ? 503 : 200, json);
+}
+
+static void models(struct server *server, struct call *call) {
+    cJSON *json = cJSON_CreateObject(), *model = cJSON_CreateObject();
+    cJSON_AddStringToObject(json, "object", "list");
+    cJSON_AddItemToArray(cJSON_AddArrayToObject(json, "data"), model);
+    cJSON_AddStringToObject(model, "id", server->model_name);
+    cJSON_AddStringToObject(model, "object", "model");
+    cJSON_AddNumberToObject(model, "created", 0);
+    cJSON_AddStringToObject(model, "owned_by", "terse");
+    cJSON *meta = cJSON_AddObjectToObject(model, "meta");
+    cJSON_AddNumberToObject(meta, "n_vocab", server->model.vocabulary);
+    cJSON_AddNumberToObject(meta, "n_ctx_train", server->model.context);
+    cJSON_AddNumberToObject(meta, "n_embd", server->model.width);
+    cJSON_AddNumberToObject(meta, "n_params", (double)server->model.parameters);
+    cJSON_AddNumberToObject(meta, "size", (double)server->model.bytes);
+    answer_json(call, 200, json);
+}
+
+static void props(struct server *server, struct call *call) {
+    const struct terse_sampling s = terse_sampling_defaults();
+    cJSON *json = cJSON_CreateObject(), *defaults = cJSON_AddObjectToObject(json, "default_generation_settings");
+    cJSON_AddNumberToObject(defaults, "n_ctx", server->limits.context);
+    cJSON *params = cJSON_AddObjectToObject(defaults, "params");
+    cJSON_AddNumberToObject(params, "temperature", (double)s.temperature);
+    cJSON_AddNumberToObject(params, "top_k", s.top_k);
+    cJSON_AddNumberToObject(params, "top_p", (double)s.top_p);
+    cJSON_AddNumberToObject(params, "min_p", (double)s.min_p);
+    cJSON_AddNumberToObject(params, "typical_p", (double)s.typical_p);
+    cJSON_AddNumberToObject(params, "repeat_penalty", (double)s.repeat_penalty);
+    cJSON_AddNumberToObject(params, "repeat_last_n", s.repeat_last);
+    cJSON_AddNumberToObject(json, "total_slots", server->slots);
+    cJSON_AddStringToObject(json, "model_path", server->model_name);
+    cJSON_AddStringToObject(json, "build_info", terse_version());
+    cJSON *model = cJSON_AddObjectToObject(json, "model");
+    cJSON_AddStringToObject(model, "name", server->model_name);
+    cJSON_AddStringToObject(model, "architecture", server->model.architecture);
+    cJSON_AddStringToObject(model, "weights", server->model.weights);
+    cJSON_AddNumberToObject(model, "layers", server->model.layers);
+    cJSON_AddNumberToObject(model, "kv_heads", server->model.kv_heads);
+    cJSON_AddNumberToObject(model, "head_dim", server->model.head_dim);
+    cJSON *kv = cJSON_AddObjectToObject(json, "kv_cache");
+    cJSON_AddStringToObject(kv, "method", server->method);
+    cJSON_AddNumberToObject(kv, "budget", (double)server->kv_budget);
+    answer_json(call, 200, json);
+}
+
+/* Bytes that keys and values of so many tokens take in 16 bits each. */
+static double f16_bytes(const struct server *server, uint64_t tokens) {
+    const struct terse_model_info *m = &server->model;
+    return 2.0 * 2.0 * (double)m->layers * (double)m->kv_heads * (double)m->head_dim * (double)tokens;
+}
+
+static cJSON *slot_json(const struct server *server, size_t id, const struct slot_view *view) {
+    static const char *const states[] = {"idle", "prompt", "writing", "idle"};
+    const struct terse_cache_report *c = &view->cache;
+    cJSON *json = cJSON_CreateObject(), *prompt, *cache;
+    cJSON_AddNumberToObject(json, "id", (double)id);
+    cJSON_AddStringToObject(json, "request", view->task);
+    cJSON_AddStringToObject(json, "state", states[view->state]);
+    cJSON_AddBoolToObject(json, "is_processing", view->state == GENERATION_READING || view->state == GENERATION_WRITING);
+    cJSON_AddNumberToObject(json, "n_ctx", server->limits.context);
+    prompt = cJSON_AddObjectToObject(json, "prompt");
+    cJSON_AddNumberToObject(prompt, "tokens", (double)view->prompt);
+    cJSON_AddNumberToObject(prompt, "read", (double)view->read);
+    cJSON_AddNumberToObject(prompt, "cached", (double)view->cached);
+    cJSON_AddNumberToObject(json, "tokens", (double)view->tokens);
+    cache = cJSON_AddObjectToObject(json, "cache");
+    cJSON_AddNumberToObject(cache, "tokens", (double)c->tokens);
+    cJSON_AddNumberToObject(cache, "kept", (double)c->kept);
+    cJSON_AddNumberToObject(cache, "resident", (double)c->resident);
+    cJSON_AddNumberToObject(cache, "codes", (double)c->codes);
+    cJSON_AddNumberToObject(cache, "shared", (double)c->shared);
+    cJSON_AddNumberToObject(cache, "exact", (double)c->exact);
+    cJSON_AddNumberToObject(cache, "window", (double)c->window);
+    cJSON_AddNumberToObject(cache, "tables", (double)c->tables);
+    cJSON_AddNumberToObject(cache, "codebook", (double)c->codebook);
+    cJSON_AddNumberToObject(cache, "bits_per_value", c->bits_per_value);
+    cJSON_AddNumberToObject(cache, "f16", f16_bytes(server, c->tokens));
+    return json;
+}
+
+static void slots(struct server *server, struct call *call) {
+    uint32_t waiting;
+    struct slot_view *views = calloc(server->slots, sizeof *views);
+    cJSON *json = cJSON_CreateArray();
+    if (views) scheduler_look(server->scheduler, views, &waiting);
+    for (size_t i = 0; views && i < server->slots; i++) cJSON_AddItemToArray(json, slot_json(server, i, &views[i]));
+    free(views);
+    answer_json(call, 200, json);
+}
+
+/* ---- Addresses */
+
+static const struct route {
+    const char *method, *path;
+    void (*answer)(struct server *server, struct call *call);
+    bool open; /* to clients without a key */
+} routes[] = {
+    {"GET", "/health", health, true},
+    {"GET", "/v1/health", health, true},
+    {"GET", "/v1/models", models, false},
+    {"GET", "/models", models, false},
+    {"GET", "/props", props, false},
+    {"GET", "/slots", slots, false},
+    {"POST", "/v1/chat/completions", chat, false},
+    {"POST", "/chat/completions", chat, false},
+    {"POST", "/v1/completions", completion, false},
+    {"POST", "/completions", llama_completion, false},
+    {"POST", "/completion", llama_completion, false},
+    {"POST", "/tokenize", tokenize, false},
+    {"POST", "/detokenize", detokenize, false},
+};
+
+/* NULL, and *path_known where the address is there by another method. */
+static const struct route *find(const char *method, const char *path, bool *path_known) {
+    *path_known = false;
+    for (size_t i = 0; i < sizeof routes / sizeof *routes; i++) {
+        if (strcmp(routes[i].path, path) != 0) continue;
+        *path_known = true;
+        if (strcmp(routes[i].method, method) == 0 || (strcmp(method, "HEAD") == 0 && strcmp(routes[i].method, "GET") == 0))
+            return &routes[i];
+    }
+    return NULL;
+}
+
+bool routes_takes_body(const char *method, const char *path) {
+    bool known;
+    const struct route *route = find(method, path, &known);
+    return route && strcmp(route->method, "POST") == 0;
+}
+
+/* An address as it may be shown: printable ASCII, cut short. */
+static const char *shown(const char *path, char *buffer, size_t capacity) {
+    snprintf(buffer, capacity, "%s", path);
+    for (char *c = buffer; *c; c++)
+        if (*c < 0x20 || *c > 0x7e) *c = '?';
+    return buffer;
+}
+
+void routes_answer(struct server *server, struct call *call) {
+    struct api_error error = {0};
+    char path[80];
+    bool path_known;
+    const struct route *route = find(call->method, call->path, &path_known);
+    if (!call->known && !(route && route->open))
+        api_fail(&error, 401, "invalid_api_key", NULL, "this server wants an API key: Authorization: Bearer KEY");
+    else if (!route && path_known)
+        api_fail(&error, 405, NULL, NULL, "%s does not take this method", shown(call->path, path, sizeof path));
+    else if (!route)
+        api_fail(&error, 404, NULL, NULL, "there is nothing at %s", shown(call->path, path, sizeof path));
+    if (error.status)
+        routes_refuse(call, &error);
+    else
+        route->answer(server, call);
+}

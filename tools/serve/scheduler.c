@@ -1,0 +1,471 @@
+#include "scheduler.h"
+
+#include "console.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct scheduler {
+    struct scheduler_options options;
+    pthread_t thread;
+
+    pthread_mutex_t lock; /* of what stands below until the next empty line */
+    pthread_cond_t changed;
+    struct task *arrived, *newest; /* a list: submitted, not yet seen by the thread */
+    uint32_t waiting;              /* tasks that have not begun, there and in `queue` */
+    bool stopping, idle;
+    struct slot_view *views; /* [slots] */
+
+    /* The thread's own */
+    struct task *queue;        /* in the order of arrival */
+    struct generation **slots; /* [slots], NULL: free */
+    struct terse_step_item *items;
+    double looked;    /* when views were last written */
+    bool views_stale; /* a slot was taken or left since */
+    bool blocked;     /* the queue's next task had no room in the budget; until a reply ends */
+};
+
+/* ---- The queue */
+
+enum scheduler_answer scheduler_submit(struct scheduler *s, struct task *task) {
+    enum scheduler_answer answer = SCHEDULER_TAKEN;
+    pthread_mutex_lock(&s->lock);
+    if (s->stopping) {
+        answer = SCHEDULER_STOPPING;
+    } else if (s->waiting >= s->options.queue) {
+        answer = SCHEDULER_FULL;
+    } else {
+        s->waiting++;
+        s->idle = false;
+        if (s->arrived)
+            s->newest->next = task;
+        else
+            s->arrived = task;
+        s->newest = task;
+        pthread_cond_signal(&s->changed);
+    }
+    pthread_mutex_unlock(&s->lock);
+    return answer;
+}
+
+static uint32_t active(const struct scheduler *s) {
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < s->options.slots; i++) n += s->slots[i] != NULL;
+    return n;
+}
+
+/* Sleeps while there is nothing to do. False: it is over. */
+static bool wait_for_work(struct scheduler *s) {
+    bool busy = s->queue || active(s);
+    pthread_mutex_lock(&s->lock);
+    while (!busy && !s->arrived && !s->stopping) {
+        s->idle = true;
+        pthread_cond_wait(&s->changed, &s->lock);
+    }
+    struct task **end = &s->queue;
+    while (*end) end = &(*end)->next;
+    *end = s->arrived;
+    s->arrived = s->newest = NULL;
+    bool over = s->stopping && !s->queue && !busy;
+    s->idle = over;
+    pthread_mutex_unlock(&s->lock);
+    return !over;
+}
+
+static void leave_queue(struct scheduler *s, struct task *task) {
+    struct task **at = &s->queue;
+    while (*at != task) at = &(*at)->next;
+    *at = task->next;
+    task->next = NULL;
+}
+
+static void no_longer_waits(struct scheduler *s) {
+    pthread_mutex_lock(&s->lock);
+    s->waiting--;
+    pthread_mutex_unlock(&s->lock);
+}
+
+/* ---- Ends */
+
+static void write_view(struct slot_view *view, const struct generation *g, const struct terse_cache_report *cache) {
+    view->state = g->state;
+    memcpy(view->task, g->task->id, sizeof view->task);
+    view->prompt = g->prompt->n;
+    view->read = g->read;
+    view->cached = g->cached;
+    view->tokens = g->tokens;
+    view->cache = *cache;
+}
+
+static void leave_slot(struct scheduler *s, struct generation *g) {
+    struct terse_cache_report cache = {0};
+    if (g->session) terse_session_cache(g->session, &cache);
+    pthread_mutex_lock(&s->lock);
+    for (uint32_t i = 0; i < s->options.slots; i++) {
+        if (s->slots[i] != g) continue;
+        write_view(&s->views[i], g, &cache);
+        s->slots[i] = NULL;
+    }
+    pthread_mutex_unlock(&s->lock);
+    s->views_stale = true;
+    s->blocked = false;
+    g->task->running--;
+}
+
+static bool in_queue(const struct scheduler *s, const struct task *task) {
+    for (const struct task *t = s->queue; t; t = t->next)
+        if (t == task) return true;
+    return false;
+}
+
+/* Ends all of a task, whatever it is doing. */
+static void drop_task(struct scheduler *s, struct task *task) {
+    if (in_queue(s, task)) leave_queue(s, task);
+    if (!task->next_prompt) no_longer_waits(s);
+    for (uint32_t i = 0; i < s->options.slots; i++)
+        if (s->slots[i] && s->slots[i]->task == task) leave_slot(s, s->slots[i]);
+    task_free(task);
+}
+
+static void fail_task(struct scheduler *s, struct task *task, int status, const char *message) {
+    struct api_error error = {0};
+    api_fail(&error, status, NULL, NULL, "%s", message);
+    reply_fail(task, &error);
+    drop_task(s, task);
+}
+
+static int http_status(enum terse_status status) {
+    switch (status) {
+    case TERSE_E_ARGUMENT:
+    case TERSE_E_CONTEXT:
+    case TERSE_E_UNSUPPORTED: return 400;
+    case TERSE_E_MEMORY: return 503;
+    default: return 500;
+    }
+}
+
+static void fail_with(struct scheduler *s, struct task *task, const struct terse_error *error) {
+    fail_task(s, task, http_status(error->code), error->message);
+}
+
+static void end_generation(struct scheduler *s, struct generation *g) {
+    struct task *task = g->task;
+    struct terse_error error;
+    reply_piece(g);
+    g->ended = console_seconds();
+    /* A chat's next turn begins with this one. Where there is no memory to keep it, it is read again. */
+    if (task->request.use_prefix && g->choice == 0) (void)terse_engine_keep_prefix(s->options.engine, g->session, &error);
+    leave_slot(s, g);
+    generation_stop(g);
+    if (++task->done < task->n_generations) return;
+    reply_end(task);
+    drop_task(s, task);
+}
+
+static void drop_gone(struct scheduler *s) {
+    for (struct task *task = s->queue, *next; task; task = next) {
+        next = task->next;
+        if (exchange_gone(task->exchange)) drop_task(s, task);
+    }
+    for (uint32_t i = 0; i < s->options.slots; i++)
+        if (s->slots[i] && exchange_gone(s->slots[i]->task->exchange)) drop_task(s, s->slots[i]->task);
+}
+
+/* ---- Beginnings */
+
+static size_t running_of(const struct scheduler *s, uint64_t client) {
+    size_t n = 0;
+    for (uint32_t i = 0; i < s->options.slots; i++) n += s->slots[i] && s->slots[i]->task->client == client;
+    return n;
+}
+
+/* The task whose client has the fewest replies running; of those the one with the fewest itself; of those the oldest. */
+static struct task *next_in_turn(const struct scheduler *s) {
+    struct task *best = NULL;
+    size_t best_client = 0;
+    for (struct task *task = s->queue; task; task = task->next) {
+        size_t of_client = running_of(s, task->client);
+        if (best && (of_client > best_client || (of_client == best_client && task->running >= best->running))) continue;
+        best = task;
+        best_client = of_client;
+    }
+    return best;
+}
+
+static enum terse_status open_session(struct scheduler *s, struct generation *g, struct terse_error *error) {
+    const struct request *r = &g->task->request;
+    struct terse_engine *engine = s->options.engine;
+    if (!r->use_prefix || generation_logs_prompt(g)) return terse_session_new(engine, &s->options.session, &g->session, error);
+    return terse_session_new_with_prefix(engine, &s->options.session, g->prompt->tokens, g->prompt->n, &g->session, &g->cached,
+                                         error);
+}
+
+/* Reads the rest of the prompt. */
+static enum terse_status read_prompt(struct generation *g, struct terse_error *error) {
+    const struct terse_logits_sink log = {.row = generation_log_prompt, .user = g};
+    const struct terse_logits_sink *sink = generation_logs_prompt(g) ? &log : NULL;
+    enum terse_status status =
+        terse_session_prefill(g->session, g->prompt->tokens + g->cached, g->prompt->n - g->cached, sink, error);
+    if (!status) g->read = g->prompt->n;
+    return status;
+}
+
+static enum terse_status open_and_read(struct scheduler *s, struct generation *g, struct terse_error *error) {
+    enum terse_status status = open_session(s, g, error);
+    return status ? status : read_prompt(g, error);
+}
+
+/* The first generation of a prompt has read it: the others go on from there. */
+static enum terse_status share_prompt(struct generation *first, size_t n, struct terse_error *error) {
+    enum terse_status status = TERSE_OK;
+    for (size_t i = 1; !status && i < n; i++) {
+        first[i].cached = first->cached;
+        first[i].read = first->read;
+        status = terse_session_fork(first->session, &first[i].session, error);
+    }
+    for (size_t i = 0; !status && i < n; i++) status = generation_start(&first[i], error);
+    return status;
+}
+
+static void take_slots(struct scheduler *s, struct generation *first, size_t n) {
+    for (uint32_t i = 0; n && i < s->options.slots; i++) {
+        if (s->slots[i]) continue;
+        s->slots[i] = first;
+        first->state = GENERATION_READING;
+        first->began = console_seconds();
+        first->task->running++;
+        first++;
+        n--;
+    }
+    s->views_stale = true;
+}
+
+/* Back into the queue: the budget has no room while others run. */
+static void put_back(struct scheduler *s, struct generation *first, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        leave_slot(s, &first[i]);
+        terse_session_free(first[i].session);
+        first[i].session = NULL;
+        first[i].cached = first[i].read = 0;
+        first[i].state = GENERATION_QUEUED;
+    }
+    s->blocked = true;
+}
+
+static void start_writing(struct scheduler *s, struct generation *first, size_t n) {
+    struct task *task = first->task;
+    struct terse_error error;
+    if (share_prompt(first, n, &error)) {
+        fail_with(s, task, &error);
+        return;
+    }
+    for (size_t i = 0; i < n; i++) {
+        if (first[i].finish || first[i].text.n) {
+            bool last = first[i].finish && task->done + 1 == task->n_generations;
+            if (first[i].finish)
+                end_generation(s, &first[i]);
+            else
+                reply_piece(&first[i]);
+            if (last) return;
+        }
+    }
+}
+
+/* Begins the next prompt of the task. False: nothing more can begin now. */
+static bool begin(struct scheduler *s, struct task *task) {
+    size_t n = (size_t)task->request.n, free_slots = s->options.slots - active(s);
+    struct generation *first = &task->generations[task->next_prompt * n];
+    struct terse_error error;
+    if (free_slots < n) return false;
+    take_slots(s, first, n);
+    enum terse_status status = open_and_read(s, first, &error);
+    if (status == TERSE_E_MEMORY && active(s) > n) {
+        put_back(s, first, n);
+        return false;
+    }
+    if (task->next_prompt + 1 == task->request.n_prompts) leave_queue(s, task);
+    if (task->next_prompt++ == 0) no_longer_waits(s);
+    if (status)
+        fail_with(s, task, &error);
+    else
+        start_writing(s, first, n);
+    return true;
+}
+
+static void refuse_queued(struct scheduler *s) {
+    for (struct task *task = s->queue, *next; task; task = next) {
+        next = task->next;
+        if (!task->next_prompt) fail_task(s, task, 503, "the server is stopping");
+    }
+}
+
+static void admit(struct scheduler *s) {
+    pthread_mutex_lock(&s->lock);
+    bool stopping = s->stopping;
+    pthread_mutex_unlock(&s->lock);
+    if (stopping) refuse_queued(s);
+    while (!s->blocked) {
+        struct task *task = next_in_turn(s);
+        if (!task || !begin(s, task)) return;
+    }
+}
+
+/* ---- Steps */
+
+/* Chooses a token for every reply that is being written; those that go on become the step's items. */
+static size_t choose_tokens(struct scheduler *s) {
+    size_t n = 0;
+    for (uint32_t i = 0; i < s->options.slots; i++) {
+        struct generation *g = s->slots[i];
+        struct terse_error error;
+        if (!g || g->state != GENERATION_WRITING) continue;
+        if (generation_next(g, &error)) {
+            fail_with(s, g->task, &error);
+            continue;
+        }
+        if (g->finish) {
+            end_generation(s, g);
+            continue;
+        }
+        reply_piece(g);
+    }
+    for (uint32_t i = 0; i < s->options.slots; i++) {
+        struct generation *g = s->slots[i];
+        if (g && g->state == GENERATION_WRITING)
+            s->items[n++] = (struct terse_step_item){.session = g->session, .tokens = &g->next, .n = 1};
+    }
+    return n;
+}
+
+static struct generation *generation_of(const struct scheduler *s, const struct terse_session *session) {
+    for (uint32_t i = 0; i < s->options.slots; i++)
+        if (s->slots[i] && s->slots[i]->session == session) return s->slots[i];
+    return NULL;
+}
+
+/* The reply that a step failed for ends: full context and full memory cut it short. */
+static void end_at_fault(struct scheduler *s, struct generation *g, enum terse_status status, const struct terse_error *error) {
+    if (status != TERSE_E_CONTEXT && status != TERSE_E_MEMORY) {
+        fail_with(s, g->task, error);
+        return;
+    }
+    g->piece = g->text.n; /* its newest token was sent */
+    g->logs_piece = g->n_logs;
+    generation_finish(g, FINISH_LENGTH);
+    end_generation(s, g);
+}
+
+/* Takes items[at] out of the step, and with it those of its task where that ended. */
+static size_t without_ended(struct scheduler *s, size_t n) {
+    size_t kept = 0;
+    for (size_t i = 0; i < n; i++)
+        if (generation_of(s, s->items[i].session)) s->items[kept++] = s->items[i];
+    return kept;
+}
+
+static void step(struct scheduler *s, size_t n) {
+    struct terse_error error;
+    while (n && terse_engine_step(s->options.engine, s->items, n, &error)) {
+        size_t at = 0;
+        while (at < n && !s->items[at].status) at++;
+        if (at == n) at = n - 1; /* nobody's fault: the newest makes room for the others */
+        end_at_fault(s, generation_of(s, s->items[at].session), error.code, &error);
+        n = without_ended(s, n);
+    }
+}
+
+/* ---- Looking */
+
+static void show(struct scheduler *s) {
+    double now = console_seconds();
+    if (!s->views_stale && now - s->looked < 0.05) return;
+    pthread_mutex_lock(&s->lock);
+    for (uint32_t i = 0; i < s->options.slots; i++) {
+        struct terse_cache_report cache = {0};
+        if (s->slots[i] && s->slots[i]->session) terse_session_cache(s->slots[i]->session, &cache);
+        if (s->slots[i])
+            write_view(&s->views[i], s->slots[i], &cache);
+        else
+            s->views[i].state = s->views[i].task[0] ? GENERATION_DONE : GENERATION_QUEUED;
+    }
+    pthread_mutex_unlock(&s->lock);
+    s->looked = now;
+    s->views_stale = false;
+}
+
+void scheduler_look(struct scheduler *s, struct slot_view *views, uint32_t *waiting) {
+    pthread_mutex_lock(&s->lock);
+    memcpy(views, s->views, s->options.slots * sizeof *views);
+    *waiting = s->waiting;
+    pthread_mutex_unlock(&s->lock);
+}
+
+/* ---- The thread */
+
+static void *run(void *scheduler) {
+    struct scheduler *s = scheduler;
+    while (wait_for_work(s)) {
+        drop_gone(s);
+        admit(s);
+        size_t n = choose_tokens(s);
+        show(s);
+        step(s, n);
+    }
+    return NULL;
+}
+
+static void free_memory(struct scheduler *s) {
+    pthread_mutex_destroy(&s->lock);
+    pthread_cond_destroy(&s->changed);
+    free(s->views);
+    free(s->slots);
+    free(s->items);
+    free(s);
+}
+
+enum terse_status scheduler_start(const struct scheduler_options *options, struct scheduler **scheduler,
+                                  struct terse_error *error) {
+    struct terse_session *session;
+    *scheduler = NULL;
+    /* What no session can be made with is known before anyone asks. */
+    enum terse_status status = terse_session_new(options->engine, &options->session, &session, error);
+    if (status) return status;
+    terse_session_free(session);
+    struct scheduler *s = calloc(1, sizeof *s);
+    if (s) {
+        s->options = *options;
+        pthread_mutex_init(&s->lock, NULL);
+        pthread_cond_init(&s->changed, NULL);
+        s->views = calloc(options->slots, sizeof *s->views);
+        s->slots = calloc(options->slots, sizeof *s->slots);
+        s->items = calloc(options->slots, sizeof *s->items);
+    }
+    if (s && s->views && s->slots && s->items && pthread_create(&s->thread, NULL, run, s) == 0) {
+        *scheduler = s;
+        return TERSE_OK;
+    }
+    if (s) free_memory(s);
+    *error = (struct terse_error){.code = TERSE_E_MEMORY, .offset = TERSE_NO_OFFSET, .message = "no memory for the scheduler"};
+    return TERSE_E_MEMORY;
+}
+
+void scheduler_stop(struct scheduler *s) {
+    pthread_mutex_lock(&s->lock);
+    s->stopping = true;
+    pthread_cond_signal(&s->changed);
+    pthread_mutex_unlock(&s->lock);
+}
+
+bool scheduler_idle(struct scheduler *s) {
+    pthread_mutex_lock(&s->lock);
+    bool idle = s->idle;
+    pthread_mutex_unlock(&s->lock);
+    return idle;
+}
+
+void scheduler_free(struct scheduler *s) {
+    if (!s) return;
+    pthread_join(s->thread, NULL);
+    free_memory(s);
+}

@@ -1,0 +1,42 @@
+/* The one thread that computes: it owns the engine and all sessions. Tasks wait in a queue; as many replies as there are slots are written at
+ * the same time, each step of the engine a token of each. */
+#ifndef TERSE_SERVE_SCHEDULER_H
+#define TERSE_SERVE_SCHEDULER_H
+
+#include "reply.h"
+
+struct scheduler;
+
+struct scheduler_options {
+    struct terse_engine *engine;
+    struct terse_session_options session; /* of every session */
+    uint32_t slots;
+    uint32_t queue; /* tasks that may wait */
+};
+
+/* The options' engine and codebook must outlive it. */
+enum terse_status scheduler_start(const struct scheduler_options *options, struct scheduler **scheduler, struct terse_error *error);
+
+enum scheduler_answer { SCHEDULER_TAKEN, SCHEDULER_FULL, SCHEDULER_STOPPING };
+/* Any thread. Only what is taken belongs to the scheduler from then on. */
+enum scheduler_answer scheduler_submit(struct scheduler *scheduler, struct task *task);
+
+/* From here on nothing is taken, and what has not begun is refused; replies that are being written go on. */
+void scheduler_stop(struct scheduler *scheduler);
+bool scheduler_idle(struct scheduler *scheduler);
+/* After scheduler_stop: waits for the last reply. */
+void scheduler_free(struct scheduler *scheduler);
+
+/* What a slot does; after a reply, what it left. */
+struct slot_view {
+    enum generation_state state;
+    char task[48];                 /* the reply's id, "" before the first */
+    uint64_t prompt, read, cached; /* tokens of the prompt */
+    int64_t tokens;                /* written */
+    struct terse_cache_report cache;
+};
+
+/* views[options.slots]. Any thread. */
+void scheduler_look(struct scheduler *scheduler, struct slot_view *views, uint32_t *waiting);
+
+#endif

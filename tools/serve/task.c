@@ -1,0 +1,52 @@
+#include "task.h"
+
+#include "console.h"
+#include "generation.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/random.h>
+#include <time.h>
+
+static void name_task(struct task *task) {
+    static const char *const kinds[] = {"chatcmpl", "cmpl", "completion"};
+    unsigned char random[12] = {0};
+    if (getrandom(random, sizeof random, 0) != sizeof random) random[0] = 1;
+    int n = snprintf(task->id, sizeof task->id, "%s-", kinds[task->request.api]);
+    for (size_t i = 0; i < sizeof random; i++) n += snprintf(task->id + n, sizeof task->id - (size_t)n, "%02x", random[i]);
+}
+
+struct task *task_new(struct request *request, struct exchange *exchange, const struct request_limits *limits, const char *model,
+                      uint64_t client) {
+    size_t n = request->n_prompts * (size_t)request->n;
+    struct task *task = calloc(1, sizeof *task);
+    if (!task || !(task->generations = calloc(n, sizeof *task->generations))) {
+        free(task);
+        return NULL;
+    }
+    task->request = *request;
+    *request = (struct request){0};
+    task->exchange = exchange;
+    task->limits = limits;
+    task->model = model;
+    task->client = client;
+    task->created = (int64_t)time(NULL);
+    task->arrived = console_seconds();
+    task->n_generations = n;
+    for (size_t i = 0; i < n; i++) {
+        size_t choice = i % (size_t)task->request.n;
+        task->generations[i] = (struct generation){.task = task, .index = i, .choice = choice};
+        task->generations[i].prompt = &task->request.prompts[i / (size_t)task->request.n];
+    }
+    name_task(task);
+    return task;
+}
+
+void task_free(struct task *task) {
+    if (!task) return;
+    for (size_t i = 0; i < task->n_generations; i++) generation_free(&task->generations[i]);
+    free(task->generations);
+    request_free(&task->request);
+    exchange_release(task->exchange);
+    free(task);
+}

@@ -1,0 +1,68 @@
+/* A request in the scheduler's hands, and the replies it is made of. All of it belongs to the scheduler's thread, the exchange apart. */
+#ifndef TERSE_SERVE_TASK_H
+#define TERSE_SERVE_TASK_H
+
+#include "buffer.h"
+#include "exchange.h"
+#include "request.h"
+
+/* One token of a text with log probabilities. */
+struct token_log {
+    int32_t token;
+    bool known; /* false of a prompt's first token: nothing comes before it */
+    float logprob;
+    uint32_t n_top;
+    struct terse_logprob top[REQUEST_LOGPROBS];
+};
+
+enum generation_state {
+    GENERATION_QUEUED,
+    GENERATION_READING, /* its prompt; of several replies to one prompt, the first one reads it for all */
+    GENERATION_WRITING,
+    GENERATION_DONE
+};
+
+enum finish { FINISH_NONE, FINISH_END, FINISH_STOP_STRING, FINISH_LENGTH };
+
+/* One reply: the session, the text so far, and why it ended. */
+struct generation {
+    struct task *task;
+    const struct prompt *prompt;
+    size_t index, choice; /* of the task's generations; of the replies to its prompt, the first one 0 */
+    enum generation_state state;
+    struct terse_session *session; /* NULL unless reading or writing */
+    struct terse_detokenizer *detokenizer;
+    struct terse_stop *stop; /* NULL: no stop strings */
+    size_t cached, read;     /* tokens of the prompt that a prefix brought; that are read, those included */
+    int64_t tokens;          /* written */
+    int32_t next;            /* token to be read in the next step */
+    struct buffer text;
+    size_t piece; /* where what the newest token added begins, in text */
+    struct token_log *logs;
+    size_t n_logs, logs_capacity, logs_piece; /* as piece */
+    enum finish finish;
+    bool announced;                                 /* a stream of a chat has said who speaks */
+    double began, first_token, newest_token, ended; /* console_seconds */
+};
+
+struct task {
+    struct request request;
+    struct exchange *exchange;
+    char id[48];
+    const struct request_limits *limits;
+    const char *model; /* its name */
+    int64_t created;   /* seconds since 1970 */
+    double arrived;    /* console_seconds */
+    uint64_t client;   /* tells clients apart, for fairness */
+    struct generation *generations;
+    size_t n_generations, done, running;
+    size_t next_prompt; /* the first whose generations are queued */
+    struct task *next;
+};
+
+/* Takes over *request, which is empty then, and one owner's share of the exchange. NULL: no memory; both are as before. */
+struct task *task_new(struct request *request, struct exchange *exchange, const struct request_limits *limits, const char *model,
+                      uint64_t client);
+void task_free(struct task *task);
+
+#endif
