@@ -278,6 +278,8 @@ struct terse_engine_options {
      * refused with TERSE_E_MEMORY before it begins, and so is the decoding step that needs a page more than is left; the session stays as it
      * was. To put a session aside, save and free it. */
     uint64_t kv_budget;
+    /* How long a step goes on with prompts under way (terse_engine_step), in milliseconds: 50. 0: for one piece of the work. */
+    uint32_t prompt_ms;
 };
 TERSE_API struct terse_engine_options terse_engine_options_defaults(void);
 
@@ -381,8 +383,23 @@ struct terse_logits_sink {
 TERSE_API enum terse_status terse_session_prefill(struct terse_session *session, const int32_t *tokens, size_t n,
                                                   const struct terse_logits_sink *sink, struct terse_error *error);
 
+/* A prompt under way: one that terse_engine_step reads piece by piece, so that other sessions' next tokens need not wait for it. Begins to
+ * read what terse_session_prefill would read at once, of any prefill mode; tokens[n] are checked and copied, and what they need is reserved,
+ * but nothing is computed yet. When it is finished, the session is bit for bit what terse_session_prefill would have made of it, whoever else
+ * was in the steps.
+ *
+ * Until then terse_session_length and the logits are those from before, and calls that read, change or copy the sequence are refused
+ * (TERSE_E_ARGUMENT): prefill, decode, truncate, fork, save, keep_prefix. terse_session_free and terse_session_reset drop the prompt;
+ * terse_session_cancel lets the next step do so. Beside the cache, which counts against the budget, and a fork of it where the session has
+ * earlier tokens, a prompt under way holds n * (width + 2 * kv_heads * head_dim) * 4 bytes (compressed: of n = batch). */
+TERSE_API enum terse_status terse_session_begin_prompt(struct terse_session *session, const int32_t *tokens, size_t n,
+                                                       struct terse_error *error);
+/* How far the prompt under way is, in tokens times layers, done < total; both 0 where none is under way. */
+TERSE_API void terse_session_prompt(const struct terse_session *session, uint64_t *done, uint64_t *total);
+
 /* Ends the call in progress that reads tokens into the session, or the next one where there is none: it returns TERSE_E_INTERRUPTED after
- * the piece of work that is being done, of at most 512 tokens in one layer, and leaves the session as it was before. A decoding step of
+ * the piece of work that is being done, of at most 512 tokens in one layer, and leaves the session as it was before. So ends a prompt under
+ * way, in its next step, whose item gets the status. A decoding step of
  * at most 64 tokens more than it has sessions is carried to its end; the cancellation then meets the next call. Any thread may call this
  * at any time while the session lives. */
 TERSE_API void terse_session_cancel(struct terse_session *session);
@@ -394,20 +411,27 @@ TERSE_API enum terse_status terse_session_decode(struct terse_session *session, 
 
 /* What one of many sessions reads in a step. */
 struct terse_step_item {
-    struct terse_session *session; /* of the step's engine; in no other item of the step */
-    const int32_t *tokens;         /* [n], n >= 1 */
-    size_t n;
-    const struct terse_logits_sink *sink; /* or NULL */
-    enum terse_status status;             /* written: what the call returns if it fails for this item, else TERSE_OK */
+    struct terse_session *session;        /* of the step's engine; in no other item of the step */
+    const int32_t *tokens;                /* [n] */
+    size_t n;                             /* 0: goes on with the session's prompt under way */
+    const struct terse_logits_sink *sink; /* or NULL; not of a prompt */
+    enum terse_status status;             /* written: the failure of this item, else TERSE_OK */
 };
-/* One decoding step of n >= 1 sessions together: appends to each what terse_session_decode would, which is the case n = 1, and reads the
- * model's weights once for all of them. Sessions of any methods and lengths; none sees another's tokens, and logits and cache are bit for
- * bit those of a step alone, whoever else is in it.
+/* One step of n >= 1 sessions together. First decoding, of all items with tokens: appends to each what terse_session_decode would, which is
+ * the case n = 1, and reads the model's weights once for all of them. Sessions of any methods and lengths; none sees another's tokens, and
+ * logits and cache are bit for bit those of a step alone, whoever else is in it. Then the prompts under way of the items without tokens,
+ * by turns of a piece of the work each, until the engine's prompt_ms have passed since the decoding ended or all are finished; one piece at
+ * least, so that steps always get on. A prompt is finished when terse_session_prompt says that none is under way.
  *
- * All items are checked and all memory is reserved before anything is computed: a failure leaves every session as it was, the others' too,
- * and the step can be taken again without the item at fault, whose number `error` says, from 1 on (TERSE_E_ARGUMENT: a token outside the
- * vocabulary, no tokens, no session, a second item of a session, another engine's session; TERSE_E_CONTEXT; TERSE_E_MEMORY;
- * TERSE_E_INTERRUPTED: terse_session_cancel). No item is at fault where memory for the batch itself is refused. */
+ * All items are checked and all memory of the decoding is reserved before anything is computed. A failure leaves every session as it was, the
+ * others' too, and the step can be taken again without the item at fault, whose number `error` says, from 1 on (TERSE_E_ARGUMENT: a token
+ * outside the vocabulary, no tokens and no prompt under way, no session, a second item of a session, another engine's session;
+ * TERSE_E_CONTEXT; TERSE_E_MEMORY; TERSE_E_INTERRUPTED: terse_session_cancel). No item is at fault where memory for the batch itself is
+ * refused.
+ *
+ * A prompt that fails as it goes on (TERSE_E_INTERRUPTED; TERSE_E_MEMORY, of a compressed prefill alone) fails by itself: its session is as it
+ * was before terse_session_begin_prompt, the others have taken the step, and the call returns TERSE_OK. So look at the `status` of items
+ * without tokens; `error` tells of the first that failed. */
 TERSE_API enum terse_status terse_engine_step(struct terse_engine *engine, struct terse_step_item *items, size_t n,
                                               struct terse_error *error);
 
@@ -464,9 +488,9 @@ TERSE_API void terse_session_cache(const struct terse_session *session, struct t
 /* What the session has done since it was made or the counters were last cleared. */
 struct terse_counters {
     uint64_t prefill_tokens, decode_tokens;
-    double prefill_seconds, decode_seconds;
-    double attention_seconds; /* of decode steps */
-    uint64_t attention_bytes; /* keys and values read by decode steps, as stored */
+    double prefill_seconds, decode_seconds; /* of a step with others: an equal share of its time */
+    double attention_seconds;               /* of decode steps */
+    uint64_t attention_bytes;               /* keys and values read by decode steps, as stored */
 };
 TERSE_API void terse_session_counters(struct terse_session *session, struct terse_counters *counters, bool clear);
 

@@ -10,7 +10,7 @@
 #include <stdlib.h>
 
 struct terse_engine_options terse_engine_options_defaults(void) {
-    return (struct terse_engine_options){.size = sizeof(struct terse_engine_options), .prefixes = 16};
+    return (struct terse_engine_options){.size = sizeof(struct terse_engine_options), .prefixes = 16, .prompt_ms = 50};
 }
 
 struct cache_shape engine_cache_shape(const struct terse_model *m) {
@@ -77,6 +77,7 @@ enum terse_status engine_new(const struct backend *backend, const struct terse_m
     e->model = model;
     e->backend = *backend;
     e->most_prefixes = options->prefixes;
+    e->prompt_seconds = 1e-3 * options->prompt_ms;
     e->budget.most = options->kv_budget ? options->kv_budget : UINT64_MAX;
     status = team_new(options->threads, &e->team, error);
     if (!status) status = engine_run(e, load_executor, e, error);

@@ -20,6 +20,8 @@ struct terse_engine {
     struct executor *executor;
     struct terse_codebook *weight_profile; /* NULL until a session needs it */
     struct engine_batch batch;
+    double prompt_seconds; /* that a step goes on with prompts */
+    uint64_t turns;        /* that prompts have had */
     struct prefix_index prefixes;
     uint32_t most_prefixes;
     struct kv_budget budget; /* of all its sessions' caches */

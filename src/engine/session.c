@@ -129,6 +129,7 @@ fail:
 
 void terse_session_free(struct terse_session *session) {
     if (!session) return;
+    session_drop_prompt(session);
     kv_of(session)->destroy(session->cache);
     sampler_destroy(&session->sampler);
     json_constraint_end(&session->json);
@@ -139,6 +140,7 @@ void terse_session_free(struct terse_session *session) {
 }
 
 void terse_session_reset(struct terse_session *session) {
+    session_drop_prompt(session);
     kv_of(session)->reset(session->cache);
     sampler_forget(&session->sampler);
     session->has_logits = false;
@@ -147,7 +149,7 @@ void terse_session_reset(struct terse_session *session) {
 
 void terse_session_cancel(struct terse_session *session) { atomic_store(&session->cancelled, true); }
 
-uint64_t terse_session_length(const struct terse_session *session) { return kv_of(session)->length(session->cache); }
+uint64_t terse_session_length(const struct terse_session *session) { return session->n_tokens; }
 
 /* ---- Tokens */
 
@@ -190,7 +192,8 @@ static enum terse_status fill(void *user, struct terse_error *error) {
 }
 
 enum terse_status terse_session_fill_random(struct terse_session *session, size_t n, uint64_t seed, struct terse_error *error) {
-    enum terse_status status = session_check_room(session, n, 1, error);
+    enum terse_status status = session_check_idle(session, error);
+    if (!status) status = session_check_room(session, n, 1, error);
     if (!status) status = session_reserve_tokens(session, n, error);
     if (status) return status;
     status = engine_run(session->engine, fill, &(struct filling){session, n, seed}, error);

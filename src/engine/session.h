@@ -1,5 +1,5 @@
-/* The inside of struct terse_session: one sequence with its cache, its tokens and its sampler. step.c reads, session.c samples;
- * session_state.c truncates and forks, session_prefix.c begins where others have been, session_file.c saves and loads. */
+/* The inside of struct terse_session: one sequence with its cache, its tokens and its sampler. prompt.c and step.c read, session.c
+ * samples; session_state.c truncates and forks, session_prefix.c begins where others have been, session_file.c saves and loads. */
 #ifndef TERSE_ENGINE_SESSION_H
 #define TERSE_ENGINE_SESSION_H
 
@@ -24,9 +24,10 @@ struct terse_session {
     bool has_logits;
     int32_t *tokens; /* [n_tokens] of the sequence; n_tokens is the cache's length */
     size_t n_tokens, token_capacity;
-    size_t first_prompt; /* of them read by one exact prefill of an empty session */
-    bool in_batch;       /* while a step's items are checked: this one was seen */
-    /* The cache as it was, for a call that may be broken off; NULL outside of one, or where there were no tokens. */
+    size_t first_prompt;   /* of them read by one exact prefill of an empty session */
+    bool in_batch;         /* while a step's items are checked: this one was seen */
+    struct prompt *prompt; /* under way; NULL: none is */
+    /* The cache as it was, for a reading that may be broken off; NULL outside of one, or where there were no tokens. */
     struct cache *before;
     atomic_bool cancelled;
 };
@@ -42,11 +43,16 @@ static inline uint64_t session_codebook_hash(const struct terse_session *s) {
     return s->method.learned ? codebook_hash(s->method.learned) : 0;
 }
 
+/* Whether no prompt is under way, beside which most calls are refused. */
+enum terse_status session_check_idle(const struct terse_session *session, struct terse_error *error);
+/* Breaks off the prompt that may be under way, which leaves the session as it was before; not on the driver thread. */
+void session_drop_prompt(struct terse_session *session);
+
 /* Memory for a new session's logits. */
 enum terse_status session_make_logits(struct terse_session *session, struct terse_error *error);
 /* Memory for n tokens more; session_add_tokens, which fails not, then takes them. */
 enum terse_status session_reserve_tokens(struct terse_session *session, size_t n, struct terse_error *error);
-/* tokens[n], which the cache has taken; NULL: SESSION_NO_TOKEN each. */
+/* tokens[n], which the cache has taken and which may lie behind the session's own; NULL: SESSION_NO_TOKEN each. */
 void session_add_tokens(struct terse_session *session, const int32_t *tokens, size_t n);
 /* The sampler sees the first n_tokens tokens and no others. */
 void session_remember_tokens(struct terse_session *session);

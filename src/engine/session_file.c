@@ -56,13 +56,15 @@ static void save_session(const struct terse_session *session, struct state_write
 enum terse_status terse_session_save(const struct terse_session *s, const char *path, struct terse_error *error) {
     struct state_writer *writer;
     char method[METHOD_IDENTITY];
+    enum terse_status status = session_check_idle(s, error);
+    if (status) return status;
     if (s->json.schema)
         return status_fail(error, TERSE_E_UNSUPPORTED,
                            "a session that requires JSON cannot be saved: call terse_session_allow_any_text before");
     if (s->sampler.settings.n_biases > UINT32_MAX)
         return status_fail(error, TERSE_E_UNSUPPORTED, "a session with %zu logit biases cannot be saved",
                            s->sampler.settings.n_biases);
-    enum terse_status status = state_writer_new(path, &writer, error);
+    status = state_writer_new(path, &writer, error);
     if (status) return status;
     method_identity(&s->method, method);
     state_writer_begin(writer, STATE_METHOD);

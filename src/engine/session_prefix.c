@@ -36,8 +36,9 @@ enum terse_status terse_engine_keep_prefix(struct terse_engine *engine, const st
     if (session->engine != engine)
         return status_fail(error, TERSE_E_ARGUMENT,
                            "the session is another engine's: give it to terse_engine_keep_prefix of its own");
-    if (!session->n_tokens || !engine->most_prefixes) return TERSE_OK;
-    enum terse_status status = prefix_index_reserve(&engine->prefixes, engine->most_prefixes, error);
+    enum terse_status status = session_check_idle(session, error);
+    if (status || !session->n_tokens || !engine->most_prefixes) return status;
+    status = prefix_index_reserve(&engine->prefixes, engine->most_prefixes, error);
     if (status) return status;
     status = make_prefix(session, &prefix, error);
     if (status)

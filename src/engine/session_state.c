@@ -42,7 +42,9 @@ enum terse_status terse_session_truncate(struct terse_session *s, uint64_t n, st
     if (n < s->n_tokens && s->json.schema)
         return status_fail(error, TERSE_E_UNSUPPORTED,
                            "a session that requires JSON cannot be cut: call terse_session_allow_any_text before");
-    enum terse_status status = engine_run(s->engine, truncate_cache, &(struct truncation){s, n}, error);
+    enum terse_status status = session_check_idle(s, error);
+    if (status) return status;
+    status = engine_run(s->engine, truncate_cache, &(struct truncation){s, n}, error);
     if (status || n == s->n_tokens) return status;
     s->n_tokens = (size_t)n;
     if (s->first_prompt > n) s->first_prompt = (size_t)n;
@@ -65,12 +67,14 @@ static enum terse_status fork_cache(void *user, struct terse_error *error) {
 
 enum terse_status terse_session_fork(const struct terse_session *session, struct terse_session **copy, struct terse_error *error) {
     *copy = NULL;
+    enum terse_status status = session_check_idle(session, error);
+    if (status) return status;
     struct terse_session *s = calloc(1, sizeof *s);
     if (!s) return status_no_memory(error, sizeof *s, "a session");
     s->engine = session->engine;
     s->options = session->options;
     s->method = session->method;
-    enum terse_status status = engine_run_in_budget(s->engine, fork_cache, &(struct forking){session, s}, error);
+    status = engine_run_in_budget(s->engine, fork_cache, &(struct forking){session, s}, error);
     if (!status) status = sampler_fork(&session->sampler, &s->sampler, error);
     if (!status) status = session_make_logits(s, error);
     if (!status) status = session_reserve_tokens(s, session->n_tokens, error);

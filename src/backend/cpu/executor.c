@@ -215,6 +215,22 @@ static void multiply(const struct pass *p, const struct group *group, const stru
         linear(ops, n_ops, x, n, p->executor->scratch.tile);
 }
 
+/* The rows of a panel that are a sequence's: the sequence's token of the first, and their number. */
+static size_t rows_of(const struct sequence *s, struct panel panel, size_t *token) {
+    size_t first = panel.first > s->first ? panel.first : s->first, end = s->first + s->part.n;
+    if (end > panel.first + panel.count) end = panel.first + panel.count;
+    *token = first - s->first;
+    return first < end ? end - first : 0;
+}
+
+static void embed(const struct pass *p, struct panel panel) {
+    const struct terse_model *m = p->executor->model;
+    for (const struct sequence *s = panel.group->sequences; s < panel.group->sequences + panel.group->n_sequences; s++) {
+        size_t token, count = rows_of(s, panel, &token);
+        if (count) embed_rows(m, s->part.tokens + token, count, s->length + token, p->hidden + (s->first + token) * m->width);
+    }
+}
+
 /* Queries of a panel's tokens into the scratch's q, and their keys and values to those of the pass, as far as they are wanted. */
 static void project(const struct pass *p, struct panel panel, bool queries, bool keys) {
     const struct terse_model *m = p->executor->model;
@@ -225,6 +241,7 @@ static void project(const struct pass *p, struct panel panel, bool queries, bool
     struct linear_op ops[3];
     size_t n = 0;
     if (queries) ops[n++] = (struct linear_op){&layer->q, s->q};
+    if (keys && p->layer == 0) embed(p, panel);
     if (keys) {
         ops[n++] = (struct linear_op){&layer->k, k};
         ops[n++] = (struct linear_op){&layer->v, v};
@@ -255,14 +272,6 @@ static void finish_panel(const struct pass *p, struct panel panel) {
 }
 
 /* ---- The caches of a panel's sequences */
-
-/* The rows of a panel that are a sequence's: the sequence's token of the first, and their number. */
-static size_t rows_of(const struct sequence *s, struct panel panel, size_t *token) {
-    size_t first = panel.first > s->first ? panel.first : s->first, end = s->first + s->part.n;
-    if (end > panel.first + panel.count) end = panel.first + panel.count;
-    *token = first - s->first;
-    return first < end ? end - first : 0;
-}
 
 static enum terse_status append(const struct pass *p, const struct sequence *s, struct panel panel, struct terse_error *error) {
     (void)panel;
@@ -608,8 +617,6 @@ static enum terse_status begin(struct executor *e, const struct step *step, stru
     }
     arrange(p, step);
     begin_group(p, 0);
-    for (const struct sequence *s = p->sequence; s < p->sequence + p->n_sequences; s++)
-        embed_rows(e->model, s->part.tokens, s->part.n, s->length, p->hidden + s->first * e->model->width);
     *pass = p;
     return TERSE_OK;
 }

@@ -1,0 +1,171 @@
+/* Prompts: the steps of a prefill mode, one after another, each by pieces. The engine's backend computes, on the engine's driver thread. */
+#include "engine/prompt.h"
+
+#include "base/clock.h"
+#include "base/memory.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+static const struct executor_ops *executor_of(const struct terse_session *s) { return s->engine->backend.executor; }
+
+/* ---- Beginning */
+
+static enum terse_status check_prompt(const struct terse_session *s, const int32_t *tokens, size_t n, struct terse_error *error) {
+    const struct terse_session_options *o = &s->options;
+    size_t together = o->prefill == TERSE_PREFILL_COMPRESSED && n > o->batch ? o->batch : n;
+    enum terse_status status = reading_check(s, tokens, n, error);
+    if (!status) status = session_check_room(s, n, together, error);
+    return status ? status : session_admit(s, n, error);
+}
+
+/* The tokens lie where session_add_tokens will have them. */
+static enum terse_status new_prompt(struct terse_session *s, const int32_t *tokens, size_t n, const struct terse_logits_sink *sink,
+                                    struct terse_error *error) {
+    enum terse_status status = session_reserve_tokens(s, n, error);
+    if (status) return status;
+    struct prompt *p = memory_zeros(1, sizeof *p);
+    if (!p) return status_no_memory(error, sizeof *p, "a prompt");
+    memcpy(s->tokens + s->n_tokens, tokens, n * sizeof *tokens);
+    p->reading = (struct reading){.session = s, .tokens = s->tokens + s->n_tokens, .n = n, .sink = sink};
+    s->prompt = p;
+    return TERSE_OK;
+}
+
+static enum cache_step_kind step_kind(enum terse_prefill mode) {
+    switch (mode) {
+    case TERSE_PREFILL_COMPRESSED: return CACHE_STEP_CHUNK;
+    case TERSE_PREFILL_PAPER: return CACHE_STEP_PAPER;
+    default: return CACHE_STEP_PREFILL;
+    }
+}
+
+static enum terse_status begin_step(struct prompt *p, struct terse_error *error) {
+    struct reading *r = &p->reading;
+    const struct terse_session_options *o = &r->session->options;
+    size_t left = r->n - r->first, failed;
+    p->count = o->prefill == TERSE_PREFILL_COMPRESSED && left > o->batch ? o->batch : left;
+    r->ends = p->count == left;
+    p->part = reading_part(r, step_kind(o->prefill), p->count);
+    struct terse_engine *engine = r->session->engine;
+    enum terse_status status;
+    do status = engine->backend.executor->begin(engine->executor, &(struct step){&p->part, 1}, &p->pass, &failed, error);
+    while (engine_makes_room(engine, status));
+    return status;
+}
+
+/* ---- Ending */
+
+static void end_prompt(struct terse_session *s, bool failed) {
+    struct prompt *p = s->prompt;
+    executor_of(s)->end(p->pass);
+    reading_end(&p->reading, failed);
+    if (!failed) {
+        bool first = !s->n_tokens && s->options.prefill == TERSE_PREFILL_EXACT;
+        reading_take(&p->reading);
+        if (first) s->first_prompt = p->reading.n;
+        s->counters.prefill_tokens += p->reading.n;
+    }
+    kv_of(s)->counters(s->cache, &(struct cache_counters){0}, true);
+    memory_free(p);
+    s->prompt = NULL;
+}
+
+static enum terse_status drop(void *user, struct terse_error *error) {
+    (void)error;
+    end_prompt(user, true);
+    return TERSE_OK;
+}
+
+void session_drop_prompt(struct terse_session *s) {
+    if (!s->prompt) return;
+    engine_run(s->engine, drop, s, NULL);
+    atomic_store(&s->cancelled, false); /* whoever cancelled it meant this prompt */
+}
+
+/* ---- Going on */
+
+static enum terse_status begin(void *user, struct terse_error *error) {
+    struct terse_session *s = user;
+    double start = clock_now();
+    enum terse_status status;
+    do status = reading_keep_cache(&s->prompt->reading, error);
+    while (engine_makes_room(s->engine, status));
+    if (!status) status = begin_step(s->prompt, error);
+    if (status) end_prompt(s, true);
+    s->counters.prefill_seconds += clock_now() - start;
+    return status;
+}
+
+static enum terse_status advance(struct prompt *p, struct terse_error *error) {
+    const struct executor_ops *ops = executor_of(p->reading.session);
+    enum terse_status status = reading_check_cancelled(&p->reading, error);
+    if (!status && !p->pass) status = begin_step(p, error);
+    if (!status) status = ops->advance(p->pass, error);
+    if (status) return status;
+    struct step_progress at = ops->progress(p->pass);
+    if (at.done < at.total) return TERSE_OK;
+    ops->end(p->pass);
+    p->pass = NULL;
+    p->reading.first += p->count;
+    return TERSE_OK;
+}
+
+enum terse_status prompt_advance(struct terse_session *s, struct terse_error *error) {
+    double start = clock_now();
+    enum terse_status status = advance(s->prompt, error);
+    if (status || s->prompt->reading.first == s->prompt->reading.n) end_prompt(s, status != TERSE_OK);
+    s->counters.prefill_seconds += clock_now() - start;
+    return status;
+}
+
+void terse_session_prompt(const struct terse_session *s, uint64_t *done, uint64_t *total) {
+    const struct prompt *p = s->prompt;
+    *done = *total = 0;
+    if (!p) return;
+    uint64_t layers = model_of(s)->layers;
+    *total = p->reading.n * layers;
+    *done = p->reading.first * layers + (p->pass ? executor_of(s)->progress(p->pass).done : 0);
+}
+
+enum terse_status session_check_idle(const struct terse_session *s, struct terse_error *error) {
+    uint64_t done, total;
+    if (!s->prompt) return TERSE_OK;
+    terse_session_prompt(s, &done, &total);
+    return status_fail(error, TERSE_E_ARGUMENT,
+                       "a prompt is under way in this session (%" PRIu64
+                       " %% of it): go on with it by terse_engine_step, or reset the session",
+                       100 * done / total);
+}
+
+enum terse_status terse_session_begin_prompt(struct terse_session *session, const int32_t *tokens, size_t n,
+                                             struct terse_error *error) {
+    enum terse_status status = check_prompt(session, tokens, n, error);
+    if (!status) status = new_prompt(session, tokens, n, NULL, error);
+    return status ? status : engine_run(session->engine, begin, session, error);
+}
+
+/* ---- To the end at once */
+
+static enum terse_status prefill(void *user, struct terse_error *error) {
+    struct terse_session *s = user;
+    const struct terse_progress progress = team_progress(&s->options.progress);
+    uint64_t n = s->prompt->reading.n, total = n * model_of(s)->layers, done = 0, all;
+    enum terse_status status = begin(s, error);
+    while (!status && s->prompt) {
+        status = prompt_advance(s, error);
+        terse_session_prompt(s, &done, &all);
+        bool goes_on = status || !progress.report || progress.report(progress.user, "prompt", s->prompt ? done : total, total);
+        if (goes_on || !s->prompt) continue;
+        end_prompt(s, true);
+        status = status_fail(error, TERSE_E_INTERRUPTED, "interrupted while reading %zu tokens", (size_t)n);
+    }
+    return status;
+}
+
+enum terse_status terse_session_prefill(struct terse_session *session, const int32_t *tokens, size_t n,
+                                        const struct terse_logits_sink *sink, struct terse_error *error) {
+    enum terse_status status = check_prompt(session, tokens, n, error);
+    if (!status) status = new_prompt(session, tokens, n, sink, error);
+    return status ? status : engine_run(session->engine, prefill, session, error);
+}

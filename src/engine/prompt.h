@@ -1,0 +1,20 @@
+/* A prompt under way: tokens of one session that go through the model piece by piece, between which others may decode.
+ * terse_session_prefill is one that goes to its end at once. */
+#ifndef TERSE_ENGINE_PROMPT_H
+#define TERSE_ENGINE_PROMPT_H
+
+#include "engine/reading.h"
+
+struct prompt {
+    struct reading reading; /* of the tokens that lie behind the session's own */
+    size_t count;           /* of them in the step in progress */
+    struct step_part part;
+    struct pass *pass; /* NULL between steps */
+    uint64_t turn;     /* of the engine's turns the last that was this prompt's: step.c */
+};
+
+/* Does the next piece of the work, of the length of executor_ops.advance; on the engine's driver thread. With the last piece, and with a failure,
+ * which leaves the session as it was before the prompt, session->prompt becomes NULL. */
+enum terse_status prompt_advance(struct terse_session *session, struct terse_error *error);
+
+#endif

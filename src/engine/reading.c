@@ -1,0 +1,77 @@
+/* Readings: their tokens as parts of steps, rows of logits handed to the caller's thread, and the way back. */
+#include "engine/reading.h"
+
+#include <inttypes.h>
+
+enum terse_status reading_check(const struct terse_session *s, const int32_t *tokens, size_t n, struct terse_error *error) {
+    enum terse_status status = session_check_idle(s, error);
+    if (status) return status;
+    if (!n) return status_fail(error, TERSE_E_ARGUMENT, "no tokens: a step needs at least one");
+    for (size_t i = 0; i < n; i++)
+        if (tokens[i] < 0 || (uint32_t)tokens[i] >= model_of(s)->vocabulary)
+            return status_fail(error, TERSE_E_ARGUMENT, "token %" PRId32 " at %zu is outside the vocabulary of %u", tokens[i], i,
+                               model_of(s)->vocabulary);
+    return TERSE_OK;
+}
+
+/* ---- Steps */
+
+struct rows {
+    const struct reading *reading;
+    size_t first, count;
+    const float *logits;
+};
+
+static void hand_over_rows(void *user) {
+    const struct rows *r = user;
+    const struct terse_logits_sink *sink = r->reading->sink;
+    uint32_t vocabulary = model_of(r->reading->session)->vocabulary;
+    for (size_t i = 0; i < r->count; i++) sink->row(sink->user, r->reading->first + r->first + i, r->logits + i * vocabulary);
+}
+
+static void put_rows(void *user, size_t first, size_t count, const float *logits) {
+    team_call(hand_over_rows, &(struct rows){user, first, count, logits});
+}
+
+struct step_part reading_part(struct reading *r, enum cache_step_kind kind, size_t count) {
+    const struct terse_logits_sink *sink = r->sink;
+    bool wanted = sink && sink->first < r->first + count;
+    return (struct step_part){.cache = r->session->cache,
+                              .kind = kind,
+                              .tokens = r->tokens + r->first,
+                              .n = count,
+                              .last_logits = r->ends ? r->session->next_logits : NULL,
+                              .rows = wanted ? put_rows : NULL,
+                              .first_row = wanted && sink->first > r->first ? sink->first - r->first : 0,
+                              .user = r};
+}
+
+void reading_take(const struct reading *r) {
+    struct terse_session *s = r->session;
+    float *logits = s->next_logits;
+    s->next_logits = s->logits;
+    s->logits = logits;
+    s->has_logits = true;
+    session_add_tokens(s, r->tokens, r->n);
+}
+
+/* ---- Readings that may be broken off */
+
+enum terse_status reading_keep_cache(const struct reading *r, struct terse_error *error) {
+    struct terse_session *s = r->session;
+    return s->n_tokens ? kv_of(s)->fork(s->cache, &s->before, error) : TERSE_OK;
+}
+
+void reading_end(const struct reading *r, bool failed) {
+    struct terse_session *s = r->session;
+    struct cache *unwanted = failed && s->before ? s->cache : s->before;
+    if (failed && s->before) s->cache = s->before;
+    if (failed && !s->before && !s->n_tokens) kv_of(s)->reset(s->cache);
+    kv_of(s)->destroy(unwanted);
+    s->before = NULL;
+}
+
+enum terse_status reading_check_cancelled(const struct reading *r, struct terse_error *error) {
+    if (!atomic_exchange(&r->session->cancelled, false)) return TERSE_OK;
+    return status_fail(error, TERSE_E_INTERRUPTED, "cancelled");
+}
