@@ -110,11 +110,24 @@ static void describe(struct serve *serve) {
                                              .chat_format = serve->chat_template};
 }
 
+/* A format by name is there or not, whatever is asked. */
+static int check_chat_format(const struct serve *serve) {
+    const struct terse_message message = {"user", "-"};
+    struct terse_error error;
+    char *text;
+    if (!serve->chat_template) return EXIT_OK;
+    if (terse_chat_render(serve->setup.model, serve->chat_template, &message, 1, true, &text, &error) != TERSE_OK)
+        return complain_error(&error);
+    terse_string_free(text);
+    return EXIT_OK;
+}
+
 static int start(struct serve *serve) {
     struct terse_error error;
     int status = read_keys(serve);
     if (status == EXIT_OK) status = setup_check_codebook(&serve->setup);
     if (status == EXIT_OK) status = setup_load(&serve->setup);
+    if (status == EXIT_OK) status = check_chat_format(serve);
     if (status == EXIT_OK) status = setup_engine(&serve->setup);
     if (status != EXIT_OK) return status;
     struct scheduler_options options = {.engine = serve->setup.engine,

@@ -30,7 +30,6 @@ class Server:
     """A server on a free port, with two threads; the startup line says which port."""
 
     def __init__(self, *options):
-        self.log = tempfile.TemporaryFile()
         self.process = subprocess.Popen([COMMAND, "serve", "--port", "0", "-t", "2", *options], stdout=subprocess.DEVNULL,
                                         stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, env=environment())
         self.first_line = self.process.stderr.readline().decode()
@@ -51,7 +50,7 @@ class Server:
             response = connection.getresponse()
             text = response.read()
             is_json = response.headers.get("Content-Type", "").startswith("application/json")
-            return response.status, response.headers, json.loads(text) if is_json else text
+            return response.status, response.headers, json.loads(text) if is_json and text else text
         finally:
             connection.close()
 

@@ -82,6 +82,14 @@ void exchange_end(struct exchange *x) {
     pthread_mutex_unlock(&x->lock);
 }
 
+void exchange_close(struct exchange *x) {
+    pthread_mutex_lock(&x->lock);
+    if (!x->status) x->status = MHD_HTTP_SERVICE_UNAVAILABLE;
+    x->ended = true;
+    resume(x);
+    pthread_mutex_unlock(&x->lock);
+}
+
 bool exchange_gone(struct exchange *x) {
     pthread_mutex_lock(&x->lock);
     bool gone = x->left || x->bytes.failed;

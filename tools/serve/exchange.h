@@ -24,6 +24,8 @@ bool exchange_begun(struct exchange *exchange);
 void exchange_add(struct exchange *exchange, const void *bytes, size_t n);
 /* Nothing more comes. */
 void exchange_end(struct exchange *exchange);
+/* Ends the reply wherever it is, so that nothing waits for it; nothing happens to one that has ended. */
+void exchange_close(struct exchange *exchange);
 /* Whether nobody waits for the reply any more: asks the socket itself, which HTTP does not look at while the connection is suspended. */
 bool exchange_gone(struct exchange *exchange);
 

@@ -6,6 +6,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* When a client last began a reply, so that clients take turns; the oldest is forgotten first. */
+enum { TURNS = 64 };
+struct turn {
+    uint64_t client, number; /* number 0: none */
+};
+
 struct scheduler {
     struct scheduler_options options;
     pthread_t thread;
@@ -21,6 +27,8 @@ struct scheduler {
     struct task *queue;        /* in the order of arrival */
     struct generation **slots; /* [slots], NULL: free */
     struct terse_step_item *items;
+    struct turn turns[TURNS];
+    uint64_t newest_turn;
     double looked;    /* when views were last written */
     bool views_stale; /* a slot was taken or left since */
     bool blocked;     /* the queue's next task had no room in the budget; until a reply ends */
@@ -180,16 +188,36 @@ static size_t running_of(const struct scheduler *s, uint64_t client) {
     return n;
 }
 
-/* The task whose client has the fewest replies running; of those the one with the fewest itself; of those the oldest. */
-static struct task *next_in_turn(const struct scheduler *s) {
-    struct task *best = NULL;
-    size_t best_client = 0;
-    for (struct task *task = s->queue; task; task = task->next) {
-        size_t of_client = running_of(s, task->client);
-        if (best && (of_client > best_client || (of_client == best_client && task->running >= best->running))) continue;
-        best = task;
-        best_client = of_client;
+static uint64_t turn_of(const struct scheduler *s, uint64_t client) {
+    for (size_t i = 0; i < TURNS; i++)
+        if (s->turns[i].number && s->turns[i].client == client) return s->turns[i].number;
+    return 0;
+}
+
+static void take_turn(struct scheduler *s, uint64_t client) {
+    size_t at = 0;
+    for (size_t i = 0; i < TURNS; i++) {
+        if (s->turns[i].number < s->turns[at].number) at = i;
+        if (!s->turns[i].number || s->turns[i].client != client) continue;
+        at = i;
+        break;
     }
+    s->turns[at] = (struct turn){client, ++s->newest_turn};
+}
+
+/* Whether task `a` goes before the older task `b`: clients with fewer replies running first, then those who have not begun one for longer; of one
+ * client's tasks, those with fewer replies running. */
+static bool goes_before(const struct scheduler *s, const struct task *a, const struct task *b) {
+    if (a->client == b->client) return a->running < b->running;
+    size_t running_a = running_of(s, a->client), running_b = running_of(s, b->client);
+    if (running_a != running_b) return running_a < running_b;
+    return turn_of(s, a->client) < turn_of(s, b->client);
+}
+
+static struct task *next_in_turn(const struct scheduler *s) {
+    struct task *best = s->queue;
+    for (struct task *task = best ? best->next : NULL; task; task = task->next)
+        if (goes_before(s, task, best)) best = task;
     return best;
 }
 
@@ -278,6 +306,7 @@ static bool begin(struct scheduler *s, struct task *task) {
     struct generation *first = &task->generations[task->next_prompt * n];
     struct terse_error error;
     if (free_slots < n) return false;
+    take_turn(s, task->client);
     take_slots(s, first, n);
     enum terse_status status = open_and_read(s, first, &error);
     if (status == TERSE_E_MEMORY && active(s) > n) {

@@ -47,6 +47,7 @@ void task_free(struct task *task) {
     for (size_t i = 0; i < task->n_generations; i++) generation_free(&task->generations[i]);
     free(task->generations);
     request_free(&task->request);
+    exchange_close(task->exchange);
     exchange_release(task->exchange);
     free(task);
 }

@@ -1,0 +1,208 @@
+"""Starting, waiting, going away, and stopping."""
+import json
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+import unittest
+
+from served import COMMAND, PATIENCE, Server, ServedTest, answer, ask_about, document, environment, main
+
+CHAT = "/v1/chat/completions"
+
+
+def until(condition):
+    """Waits until the condition holds; its value."""
+    for _ in range(PATIENCE * 20):
+        value = condition()
+        if value:
+            return value
+        time.sleep(0.05)
+    raise AssertionError("it never happened")
+
+
+def endless(server, **fields):
+    """A request whose reply does not end by itself."""
+    end, = server.post("/tokenize", {"content": "<|eot_id|>"})[2]["tokens"]
+    ends = {str(token): -100 for token in (end, end - 1)}
+    for name in ("<|end_of_text|>", "<|begin_of_text|>"):
+        tokens = server.post("/tokenize", {"content": name})[2]["tokens"]
+        if len(tokens) == 1:
+            ends[str(tokens[0])] = -100
+    return {"messages": [{"role": "user", "content": "Tell me"}], "max_tokens": 20000, "logit_bias": ends, **fields}
+
+
+def busy(server):
+    return [slot for slot in server.get("/slots")[2] if slot["is_processing"]]
+
+
+class OneSlot(ServedTest):
+    options = ("--parallel", "1", "--queue", "1")
+
+    def send(self, **fields):
+        """A request that is sent, and whose reply nobody has read."""
+        connection = self.server.connect()
+        connection.request("POST", CHAT, json.dumps(endless(self.server, **fields)))
+        return connection
+
+    def test_a_client_that_goes_away_is_forgotten(self):
+        for stream in (False, True):
+            connection = self.send(stream=stream)
+            slot, = until(lambda: [slot for slot in busy(self.server) if slot["tokens"] > 3])
+            if stream:
+                self.assertTrue(connection.getresponse().readline().startswith(b"data: "))
+            connection.close()
+            until(lambda: not busy(self.server))
+            slot, = [slot for slot in self.server.get("/slots")[2] if slot["request"] == slot["request"]]
+            self.assertLess(slot["tokens"], 19000)
+
+    def test_queue(self):
+        running = self.send()
+        until(lambda: busy(self.server))
+        waiting = self.send(max_tokens=2)
+        full = until(lambda: [refused for refused in [self.server.post(CHAT, endless(self.server, max_tokens=2))] if refused[0] == 429])[0]
+        self.assertEqual(full[1]["Retry-After"], "1")
+        self.assertEqual(full[2]["error"]["type"], "rate_limit_error")
+        running.close()
+        response = waiting.getresponse()
+        self.assertEqual(response.status, 200)
+        response.read()
+        waiting.close()
+
+    def test_one_that_leaves_the_queue(self):
+        running = self.send()
+        until(lambda: busy(self.server))
+        waiting = self.send()
+        until(lambda: self.server.post(CHAT, endless(self.server, max_tokens=2))[0] == 429)
+        waiting.close()
+        third = []
+        thread = threading.Thread(target=lambda: third.append(until(
+            lambda: [got for got in [self.server.post(CHAT, endless(self.server, max_tokens=2))] if got[0] != 429])[0][0]))
+        thread.start()
+        time.sleep(0.2)
+        running.close()
+        thread.join()
+        self.assertEqual(third, [200])
+
+    def test_n_is_at_most_the_slots(self):
+        self.refused(400, "n", CHAT, {"messages": [{"role": "user", "content": "x"}], "n": 2})
+
+
+class Turns(ServedTest):
+    options = ("--parallel", "1")
+
+    @classmethod
+    def setUpClass(cls):
+        cls.file = tempfile.NamedTemporaryFile("w")
+        cls.file.write("a\nb\n")
+        cls.file.flush()
+        cls.options += ("--api-key-file", cls.file.name)
+        super().setUpClass()
+
+    def test_clients_take_turns(self):
+        """A client that asks much does not keep another waiting; clients are told apart by their keys."""
+        order = []
+
+        def ask(key, n):
+            fields = {"prompt": [[5, 6, 7 + i] for i in range(n)], "max_tokens": 40}
+            status, _, _ = self.server.post("/v1/completions", fields, {"Authorization": "Bearer " + key})
+            order.append((key, status))
+
+        threads = [threading.Thread(target=ask, args=("a", 30)), threading.Thread(target=ask, args=("b", 1))]
+        threads[0].start()
+        until(lambda: self.server.get("/slots", Authorization="Bearer a")[2][0]["request"])
+        threads[1].start()
+        for thread in threads:
+            thread.join()
+        self.assertEqual(order, [("b", 200), ("a", 200)])
+
+
+class Budget(ServedTest):
+    """Room for one document's cache, not for two: the second one waits for the first. One larger than the room is refused."""
+    options = ("--parallel", "2", "--kv", "f16", "--kv-budget", "24M", "-c", "4096")
+
+    def test_budget(self):
+        replies = {}
+
+        def ask(code):
+            fields = {"messages": ask_about(document(code)), "max_tokens": 30, "temperature": 0}
+            replies[code] = self.server.post(CHAT, fields)[2]["choices"][0]["message"]["content"]
+
+        threads = [threading.Thread(target=ask, args=(1000003 * i,)) for i in (3, 4, 5)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.assertEqual(replies, {code: answer(code) for code in (3000009, 4000012, 5000015)})
+        status, _, refused = self.server.post(CHAT, {"messages": ask_about(document(1, size=9000)), "max_tokens": 2})
+        self.assertEqual(status, 503, refused)
+        self.assertIn("--kv-budget", refused["error"]["message"])
+
+
+class Stopping(unittest.TestCase):
+    def test_running_replies_end(self):
+        for number in (signal.SIGTERM, signal.SIGINT):
+            server = Server("--parallel", "1")
+            events = server.stream(CHAT, endless(server, max_tokens=300))
+            next(events)
+            next(events)
+            server.signal(number)
+            until(lambda: server.get("/health")[0] == 503)
+            self.assertEqual(server.post(CHAT, {"messages": [{"role": "user", "content": "x"}]})[0], 503)
+            rest = list(events)
+            self.assertEqual(rest[-1], "[DONE]")
+            self.assertEqual(rest[-2]["choices"][0]["finish_reason"], "length")
+            self.assertEqual(server.wait(), 0)
+
+    def test_a_second_signal_ends_it_at_once(self):
+        server = Server()
+        events = server.stream(CHAT, endless(server))
+        next(events)
+        server.signal()
+        until(lambda: server.get("/health")[0] == 503)
+        server.signal()
+        self.assertEqual(server.wait(), -signal.SIGTERM)
+        events.close()
+
+    def test_idle(self):
+        server = Server()
+        self.assertEqual(server.stop(), 0)
+        self.assertIn("stopping", server.rest)
+
+
+class Starting(unittest.TestCase):
+    def refused(self, contains, *options):
+        done = subprocess.run([COMMAND, "serve", "--port", "0", *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(),
+                              timeout=PATIENCE)
+        lines = done.stderr.decode().splitlines()
+        self.assertEqual((done.returncode, len(lines), done.stdout), (1, 1, b""), lines)
+        self.assertIn(contains, lines[0])
+        self.assertTrue(lines[0].startswith("terse serve: "))
+
+    def test_refusals(self):
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            self.refused("choose another --port", "--port", str(taken.getsockname()[1]))
+        self.refused("no-such-host.invalid", "--host", "no-such-host.invalid")
+        self.refused("cannot listen at 192.0.2.1", "--host", "192.0.2.1")
+        self.refused("--kv-budget takes a size", "--kv-budget", "much")
+        self.refused("budget", "--kv-budget", "1K")
+        self.refused("/no/such/file", "--api-key-file", "/no/such/file")
+        with tempfile.NamedTemporaryFile() as empty:
+            self.refused("has no API key", "--api-key-file", empty.name)
+        self.refused("--api-key is empty", "--api-key", "")
+        self.refused("--parallel takes a whole number from 1", "--parallel", "0")
+        self.refused("no such chat format", "--chat-template", "no-such-format")
+        self.refused("model", "-m", "/no/such/model.gguf")
+        self.refused("context", "-c", "1000000")
+
+    def test_startup_line(self):
+        server = Server("--kv", "f16", "--kv-budget", "256M", "--parallel", "3", "-c", "4096", "--api-key", "k")
+        for part in ("lab-27m", "f16", "3 slots", "4096", "256 MiB", "API key"):
+            self.assertIn(part, server.first_line)
+        self.assertEqual(server.stop(), 0)
+        self.assertIn("try: curl " + server.address, server.rest)
+
+
+main()
