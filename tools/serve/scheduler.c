@@ -229,19 +229,20 @@ static enum terse_status open_session(struct scheduler *s, struct generation *g,
                                          error);
 }
 
-/* Reads the rest of the prompt. */
-static enum terse_status read_prompt(struct generation *g, struct terse_error *error) {
+/* Begins to read the rest of the prompt; steps go on with it. Where its tokens' log probabilities are asked for it is read at once: prompts
+ * under way give no logits of their tokens. */
+static enum terse_status begin_prompt(struct generation *g, struct terse_error *error) {
     const struct terse_logits_sink log = {.row = generation_log_prompt, .user = g};
-    const struct terse_logits_sink *sink = generation_logs_prompt(g) ? &log : NULL;
-    enum terse_status status =
-        terse_session_prefill(g->session, g->prompt->tokens + g->cached, g->prompt->n - g->cached, sink, error);
-    if (!status) g->read = g->prompt->n;
-    return status;
+    const int32_t *tokens = g->prompt->tokens + g->cached;
+    size_t n = g->prompt->n - g->cached;
+    if (generation_logs_prompt(g)) return terse_session_prefill(g->session, tokens, n, &log, error);
+    return terse_session_begin_prompt(g->session, tokens, n, error);
 }
 
-static enum terse_status open_and_read(struct scheduler *s, struct generation *g, struct terse_error *error) {
+static enum terse_status open_and_begin(struct scheduler *s, struct generation *g, struct terse_error *error) {
     enum terse_status status = open_session(s, g, error);
-    return status ? status : read_prompt(g, error);
+    g->read = g->cached;
+    return status ? status : begin_prompt(g, error);
 }
 
 /* The first generation of a prompt has read it: the others go on from there. */
@@ -281,23 +282,19 @@ static void put_back(struct scheduler *s, struct generation *first, size_t n) {
     s->blocked = true;
 }
 
-static void start_writing(struct scheduler *s, struct generation *first, size_t n) {
+/* The prompt was read: its replies begin. One without tokens has ended by then, and an echoed prompt is sent. */
+static void start_writing(struct scheduler *s, struct generation *first) {
     struct task *task = first->task;
     struct terse_error error;
+    size_t n = (size_t)task->request.n;
     if (share_prompt(first, n, &error)) {
         fail_with(s, task, &error);
         return;
     }
-    for (size_t i = 0; i < n; i++) {
-        if (first[i].finish || first[i].text.n) {
-            bool last = first[i].finish && task->done + 1 == task->n_generations;
-            if (first[i].finish)
-                end_generation(s, &first[i]);
-            else
-                reply_piece(&first[i]);
-            if (last) return;
-        }
-    }
+    bool none = first->finish; /* then all of them are */
+    for (size_t i = 0; i < n && !none; i++)
+        if (first[i].text.n) reply_piece(&first[i]);
+    for (size_t i = 0; i < n && none; i++) end_generation(s, &first[i]);
 }
 
 /* Begins the next prompt of the task. False: nothing more can begin now. */
@@ -308,7 +305,7 @@ static bool begin(struct scheduler *s, struct task *task) {
     if (free_slots < n) return false;
     take_turn(s, task->client);
     take_slots(s, first, n);
-    enum terse_status status = open_and_read(s, first, &error);
+    enum terse_status status = open_and_begin(s, first, &error);
     if (status == TERSE_E_MEMORY && active(s) > n) {
         put_back(s, first, n);
         return false;
@@ -317,8 +314,8 @@ static bool begin(struct scheduler *s, struct task *task) {
     if (task->next_prompt++ == 0) no_longer_waits(s);
     if (status)
         fail_with(s, task, &error);
-    else
-        start_writing(s, first, n);
+    else if (generation_logs_prompt(first))
+        start_writing(s, first);
     return true;
 }
 
@@ -342,7 +339,7 @@ static void admit(struct scheduler *s) {
 
 /* ---- Steps */
 
-/* Chooses a token for every reply that is being written; those that go on become the step's items. */
+/* Chooses a token for every reply that is being written; those that go on become the step's items, and so do prompts that are being read. */
 static size_t choose_tokens(struct scheduler *s) {
     size_t n = 0;
     for (uint32_t i = 0; i < s->options.slots; i++) {
@@ -363,6 +360,7 @@ static size_t choose_tokens(struct scheduler *s) {
         struct generation *g = s->slots[i];
         if (g && g->state == GENERATION_WRITING)
             s->items[n++] = (struct terse_step_item){.session = g->session, .tokens = &g->next, .n = 1};
+        if (g && g->state == GENERATION_READING && g->session) s->items[n++] = (struct terse_step_item){.session = g->session};
     }
     return n;
 }
@@ -375,7 +373,7 @@ static struct generation *generation_of(const struct scheduler *s, const struct 
 
 /* The reply that a step failed for ends: full context and full memory cut it short. */
 static void end_at_fault(struct scheduler *s, struct generation *g, enum terse_status status, const struct terse_error *error) {
-    if (status != TERSE_E_CONTEXT && status != TERSE_E_MEMORY) {
+    if ((status != TERSE_E_CONTEXT && status != TERSE_E_MEMORY) || g->state != GENERATION_WRITING) {
         fail_with(s, g->task, error);
         return;
     }
@@ -393,6 +391,21 @@ static size_t without_ended(struct scheduler *s, size_t n) {
     return kept;
 }
 
+/* What a step made of a prompt; one that was read to its end begins to be answered. */
+static void look_at_prompt(struct scheduler *s, const struct terse_step_item *item, const struct terse_error *error) {
+    struct generation *g = generation_of(s, item->session); /* NULL: its task ended with another's prompt */
+    uint64_t done, total;
+    if (!g || g->state != GENERATION_READING) return;
+    if (item->status) {
+        fail_with(s, g->task, error);
+        return;
+    }
+    terse_session_prompt(g->session, &done, &total);
+    g->read = g->prompt->n;
+    if (total) g->read = g->cached + (size_t)((double)(g->prompt->n - g->cached) * (double)done / (double)total);
+    if (!total) start_writing(s, g);
+}
+
 static void step(struct scheduler *s, size_t n) {
     struct terse_error error;
     while (n && terse_engine_step(s->options.engine, s->items, n, &error)) {
@@ -402,6 +415,7 @@ static void step(struct scheduler *s, size_t n) {
         end_at_fault(s, generation_of(s, s->items[at].session), error.code, &error);
         n = without_ended(s, n);
     }
+    for (size_t i = 0; i < n; i++) look_at_prompt(s, &s->items[i], &error);
 }
 
 /* ---- Looking */
