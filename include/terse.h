@@ -156,10 +156,15 @@ struct terse_message {
     const char *content;
 };
 
-/* Writes a conversation in the model's chat format, ready for terse_tokenize with TERSE_TOKENIZE_PARSE_SPECIAL and without
- * TERSE_TOKENIZE_ADD_SPECIAL (the format brings its own BOS). `format`: one of terse_chat_format_name, or NULL to recognise the
- * model's own template; an unknown template is TERSE_E_UNSUPPORTED. `open_reply` ends the text where the assistant speaks next.
- * *text is released by terse_string_free. */
+/* A conversation as tokens in the model's chat format, BOS included where the format has it. Special tokens are the format's own alone: what
+ * messages say is text, "<|eot_id|>" too. `format`: one of terse_chat_format_name, or NULL to recognise the model's own template; an
+ * unknown template is TERSE_E_UNSUPPORTED. `after`: only what follows the content of the after-th message, which a session has read
+ * already; 0: all. `open_reply` ends where the assistant speaks next. *tokens is released by terse_tokens_free. */
+TERSE_API enum terse_status terse_chat_tokenize(const struct terse_model *model, const char *format,
+                                                const struct terse_message *messages, size_t n_messages, size_t after,
+                                                bool open_reply, int32_t **tokens, size_t *n_tokens, struct terse_error *error);
+TERSE_API void terse_tokens_free(int32_t *tokens);
+/* The same conversation, all of it, as text to be read by people: *text is released by terse_string_free. */
 TERSE_API enum terse_status terse_chat_render(const struct terse_model *model, const char *format,
                                               const struct terse_message *messages, size_t n_messages, bool open_reply, char **text,
                                               struct terse_error *error);

@@ -44,9 +44,19 @@ static int join_input(const struct run *run, const char *prompt, char **input) {
     return EXIT_OK;
 }
 
-/* Reads text[n_bytes] into the session, unless that is full now. `flags` as terse_tokenize. */
-static int read_text(struct run *run, const char *text, size_t n_bytes, unsigned flags) {
+/* Reads tokens[n] into the session, unless that is full now. */
+static int read_tokens(struct run *run, const int32_t *tokens, size_t n) {
     struct terse_error error;
+    if (!n) return complain("the prompt is empty; give some text with -p or -f");
+    if (terse_session_prefill(run->session, tokens, n, NULL, &error) == TERSE_OK) return EXIT_OK;
+    run->full = run->replied && error.code == TERSE_E_CONTEXT;
+    if (!run->full) return complain_error(&error);
+    remark("stopped: the conversation no longer fits: %s", error.message);
+    return EXIT_OK;
+}
+
+/* The same of text[n_bytes]. `flags` as terse_tokenize. */
+static int read_text(struct run *run, const char *text, size_t n_bytes, unsigned flags) {
     int32_t *tokens;
     size_t n_tokens;
     int status = text_tokenize(run->setup.model, text, n_bytes, flags, &tokens, &n_tokens);
@@ -54,16 +64,20 @@ static int read_text(struct run *run, const char *text, size_t n_bytes, unsigned
     /* A text that brings its own BOS does not need a second one. */
     int32_t bos = terse_token_bos(run->setup.model, NULL);
     size_t first = n_tokens > 1 && tokens[0] == bos && tokens[1] == bos;
-    if (n_tokens == first) {
-        status = complain("the prompt is empty; give some text with -p or -f");
-    } else if (terse_session_prefill(run->session, tokens + first, n_tokens - first, NULL, &error) != TERSE_OK) {
-        run->full = run->replied && error.code == TERSE_E_CONTEXT;
-        if (!run->full)
-            status = complain_error(&error);
-        else
-            remark("stopped: the conversation no longer fits: %s", error.message);
-    }
+    status = read_tokens(run, tokens + first, n_tokens - first);
     free(tokens);
+    return status;
+}
+
+/* The same of what follows the after-th message of messages[n] in the model's chat format. */
+static int read_messages(struct run *run, const struct terse_message *messages, size_t n, size_t after) {
+    struct terse_error error;
+    int32_t *tokens;
+    size_t n_tokens;
+    if (terse_chat_tokenize(run->setup.model, run->chat_template, messages, n, after, true, &tokens, &n_tokens, &error) != TERSE_OK)
+        return complain_error(&error);
+    int status = read_tokens(run, tokens, n_tokens);
+    terse_tokens_free(tokens);
     return status;
 }
 
@@ -143,42 +157,22 @@ static int run_completion(struct run *run) {
     return status;
 }
 
-/* Reads the first user message in the model's chat format and writes the reply. */
+/* Reads the first user message and writes the reply. */
 static int first_turn(struct run *run, const char *prompt) {
-    struct terse_error error;
-    char *input = NULL, *text = NULL;
+    char *input = NULL;
     int status = join_input(run, prompt, &input);
-    if (status != EXIT_OK) return status;
-    const struct terse_message message = {"user", input};
-    if (terse_chat_render(run->setup.model, run->chat_template, &message, 1, true, &text, &error) != TERSE_OK)
-        status = complain_error(&error);
-    else
-        status = read_text(run, text, strlen(text), TERSE_TOKENIZE_PARSE_SPECIAL);
+    if (status == EXIT_OK) status = read_messages(run, &(struct terse_message){"user", input}, 1, 0);
     if (status == EXIT_OK) status = generate(run);
-    terse_string_free(text);
     free(input);
     return status;
 }
 
-/* Reads a later user message. The session ends with the reply as it was generated, without its end token. What follows a reply in the chat
- * format is found by rendering a conversation around a mark, so that neither earlier turns nor the way a format trims a reply matter. */
+/* Reads a later user message. The session ends with the reply as it was generated, without its end token; what follows a reply is the same
+ * whatever it says. */
 static int later_turn(struct run *run, const char *prompt) {
-    static const char mark[] = "\x02reply\x03";
-    const struct terse_message messages[] = {{"user", "-"}, {"assistant", mark}, {"user", prompt}};
-    struct terse_error error;
-    char *text;
-    if (terse_chat_render(run->setup.model, run->chat_template, messages, 3, true, &text, &error) != TERSE_OK)
-        return complain_error(&error);
-    const char *after = strstr(text, mark);
-    int status = EXIT_OK;
-    if (!after) {
-        status = complain("this chat format does not keep replies as they are; choose another with --chat-template");
-    } else {
-        after += sizeof mark - 1;
-        status = read_text(run, after, strlen(after), TERSE_TOKENIZE_PARSE_SPECIAL);
-    }
+    const struct terse_message messages[] = {{"user", "-"}, {"assistant", "-"}, {"user", prompt}};
+    int status = read_messages(run, messages, 3, 2);
     if (status == EXIT_OK && !run->full) status = generate(run);
-    terse_string_free(text);
     return status;
 }
 

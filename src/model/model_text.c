@@ -21,3 +21,9 @@ enum terse_status terse_chat_render(const struct terse_model *model, const char 
                                     size_t n_messages, bool open_reply, char **text, struct terse_error *error) {
     return chat_render(model->tokenizer, format, messages, n_messages, open_reply, text, error);
 }
+
+enum terse_status terse_chat_tokenize(const struct terse_model *model, const char *format, const struct terse_message *messages,
+                                      size_t n_messages, size_t after, bool open_reply, int32_t **tokens, size_t *n_tokens,
+                                      struct terse_error *error) {
+    return chat_tokenize(model->tokenizer, format, messages, n_messages, after, open_reply, tokens, n_tokens, error);
+}

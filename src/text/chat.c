@@ -123,6 +123,9 @@ struct render {
     struct gguf_string bos, eos;
     char *text;
     size_t size, capacity;
+    struct text_span *contents;            /* [n_contents] where the text has what messages say, in its order */
+    const struct terse_message **speakers; /* [n_contents] their messages */
+    size_t n_contents;
     bool refused; /* memory */
 };
 
@@ -145,7 +148,20 @@ static void add_bytes(struct render *r, const char *data, size_t n) {
 
 static void add(struct render *r, const char *text) { add_bytes(r, text, strlen(text)); }
 
+static void add_content(struct render *r, const struct terse_message *message) {
+    size_t begin = r->size;
+    add(r, message->content);
+    r->contents[r->n_contents] = (struct text_span){begin, r->size};
+    r->speakers[r->n_contents++] = message;
+}
+
 static bool is_white(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
+
+/* Where what stood at `at` is, once [begin, end) has moved to `first`. */
+static size_t trimmed(size_t at, size_t first, size_t begin, size_t end) {
+    at = at < begin ? begin : at > end ? end : at;
+    return at - (begin - first);
+}
 
 /* Takes white space off both ends of what was written since `first`. */
 static void trim(struct render *r, size_t first) {
@@ -154,6 +170,12 @@ static void trim(struct render *r, size_t first) {
     while (r->size > first && is_white(r->text[r->size - 1])) r->size--;
     while (begin < r->size && is_white(r->text[begin])) begin++;
     memmove(r->text + first, r->text + begin, r->size - begin);
+    for (size_t i = 0; i < r->n_contents; i++) {
+        struct text_span *content = &r->contents[i];
+        if (content->begin < first) continue;
+        content->begin = trimmed(content->begin, first, begin, r->size);
+        content->end = trimmed(content->end, first, begin, r->size);
+    }
     r->size -= begin - first;
     r->text[r->size] = '\0';
 }
@@ -168,7 +190,7 @@ static void write_with_headers(struct render *r, const struct terse_message *mes
         add(r, messages[i].role);
         add(r, f->role_close);
         size_t first = r->size;
-        add(r, messages[i].content);
+        add_content(r, &messages[i]);
         if (f->trim) trim(r, first);
         add(r, f->message_close);
     }
@@ -181,7 +203,7 @@ static void write_with_headers(struct render *r, const struct terse_message *mes
 /* Messages in the order that check_turns wants. A reply is open behind every user message. */
 static void write_turns(struct render *r, const struct terse_message *messages, size_t n) {
     const struct format *f = &r->format;
-    const char *system = is_role(&messages[0], "system") ? messages[0].content : NULL;
+    const struct terse_message *system = is_role(&messages[0], "system") ? &messages[0] : NULL;
     size_t begin = system ? 1 : 0, last_user = n - 1 - (is_role(&messages[n - 1], "assistant") ? 1 : 0);
     size_t system_turn = f->system_last ? last_user : begin;
     for (size_t i = begin; i < n; i++) {
@@ -191,16 +213,16 @@ static void write_turns(struct render *r, const struct terse_message *messages, 
             size_t first = r->size;
             if (system && i == system_turn) {
                 add(r, f->system_open);
-                add(r, system);
+                add_content(r, system);
                 add(r, f->system_close);
             }
-            add(r, messages[i].content);
+            add_content(r, &messages[i]);
             if (f->trim & TRIM_USER) trim(r, first);
             add(r, f->user_close);
         } else {
             add(r, f->reply_open);
             size_t first = r->size;
-            add(r, messages[i].content);
+            add_content(r, &messages[i]);
             if (f->trim & TRIM_REPLY) trim(r, first);
             add(r, f->reply_close);
             add_bytes(r, r->eos.data, r->eos.size);
@@ -260,24 +282,57 @@ static enum terse_status choose_format(struct render *r, const struct tokenizer 
     return TERSE_OK;
 }
 
+static void render_free(struct render *r) {
+    free(r->text);
+    free(r->contents);
+    free(r->speakers);
+}
+
+/* Released by render_free, also after a failure. */
+static enum terse_status render(struct render *r, const struct tokenizer *tokenizer, const char *format,
+                                const struct terse_message *messages, size_t n_messages, bool open_reply,
+                                struct terse_error *error) {
+    *r = (struct render){0};
+    enum terse_status status = choose_format(r, tokenizer, format, error);
+    if (!status) status = check_roles(messages, n_messages, error);
+    if (!status && !r->format.role_open) status = check_turns(&r->format, messages, n_messages, error);
+    if (status) return status;
+    r->contents = calloc(n_messages, sizeof *r->contents);
+    r->speakers = calloc(n_messages, sizeof *r->speakers);
+    r->refused = !r->contents || !r->speakers;
+    if (!r->refused && r->format.role_open) write_with_headers(r, messages, n_messages, open_reply);
+    if (!r->refused && !r->format.role_open) write_turns(r, messages, n_messages);
+    return r->refused ? status_no_memory(error, r->size + n_messages * sizeof *r->contents, "a conversation's text") : TERSE_OK;
+}
+
 enum terse_status chat_render(const struct tokenizer *tokenizer, const char *format, const struct terse_message *messages,
                               size_t n_messages, bool open_reply, char **text, struct terse_error *error) {
-    struct render r = {0};
-    *text = NULL;
-    enum terse_status status = choose_format(&r, tokenizer, format, error);
-    if (status || (status = check_roles(messages, n_messages, error))) return status;
-    if (r.format.role_open) {
-        write_with_headers(&r, messages, n_messages, open_reply);
-    } else {
-        if ((status = check_turns(&r.format, messages, n_messages, error))) return status;
-        write_turns(&r, messages, n_messages);
-    }
-    if (r.refused) {
-        free(r.text);
-        return status_no_memory(error, r.size, "a conversation's text");
-    }
-    *text = r.text;
-    return TERSE_OK;
+    struct render r;
+    enum terse_status status = render(&r, tokenizer, format, messages, n_messages, open_reply, error);
+    *text = status ? NULL : r.text;
+    if (!status) r.text = NULL;
+    render_free(&r);
+    return status;
+}
+
+enum terse_status chat_tokenize(const struct tokenizer *tokenizer, const char *format, const struct terse_message *messages,
+                                size_t n_messages, size_t after, bool open_reply, int32_t **tokens, size_t *n_tokens,
+                                struct terse_error *error) {
+    struct render r;
+    *tokens = NULL;
+    *n_tokens = 0;
+    if (after > n_messages)
+        return status_fail(error, TERSE_E_ARGUMENT, "what follows message %zu of %zu: there is no such message", after, n_messages);
+    enum terse_status status = render(&r, tokenizer, format, messages, n_messages, open_reply, error);
+    size_t first = 0;
+    for (size_t i = 0; !status && after && i < r.n_contents; i++)
+        if (r.speakers[i] == &messages[after - 1]) first = r.contents[i].end;
+    if (!status)
+        status = tokenizer_encode_around(tokenizer, r.text, r.size, first, r.contents, r.n_contents, tokens, n_tokens, error);
+    render_free(&r);
+    return status;
 }
 
 void terse_string_free(char *string) { free(string); }
+
+void terse_tokens_free(int32_t *tokens) { free(tokens); }

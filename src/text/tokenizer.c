@@ -41,21 +41,32 @@ static size_t first_not_below(const struct special *specials, size_t low, size_t
     return low;
 }
 
+/* Which special tokens are looked for. */
+struct wanted {
+    bool control;       /* those that are found only where special tokens are parsed, too */
+    const bool *banned; /* [n_specials], or NULL */
+};
+
+static bool is_wanted(const struct tokenizer *t, const struct special *special, const struct wanted *wanted) {
+    return (special->always || wanted->control) && !(wanted->banned && wanted->banned[special - t->specials]);
+}
+
 /* The longest special token that text[n > 0] begins with, or NULL. Narrows the sorted list byte by byte. */
-static const struct special *find_special(const struct tokenizer *t, const char *text, size_t n, bool control) {
+static const struct special *find_special(const struct tokenizer *t, const char *text, size_t n, const struct wanted *wanted) {
     const struct special *best = NULL;
     size_t low = 0, high = t->n_specials;
+    if (!n || !t->begins_special[(unsigned char)text[0]]) return NULL;
     for (size_t depth = 0; low < high; depth++) {
         /* All of low..high agree with the text in `depth` bytes. One that has no more comes first, and no other is like it. */
         const struct special *shortest = &t->specials[low];
         if (shortest->text.size == depth) {
-            if (shortest->always || control) best = shortest;
+            if (is_wanted(t, shortest, wanted)) best = shortest;
             low++;
         }
         if (depth == n) break;
-        unsigned wanted = (unsigned char)text[depth];
-        high = first_not_below(t->specials, low, high, depth, wanted + 1);
-        low = first_not_below(t->specials, low, high, depth, wanted);
+        unsigned byte = (unsigned char)text[depth];
+        high = first_not_below(t->specials, low, high, depth, byte + 1);
+        low = first_not_below(t->specials, low, high, depth, byte);
     }
     return best;
 }
@@ -65,46 +76,108 @@ static enum terse_status encode_text(struct encoder *e, const char *text, size_t
     return e->tokenizer->kind == TOKENIZER_BPE ? bpe_encode(e, text, n) : spm_encode(e, text, n);
 }
 
-static enum terse_status encode(struct encoder *e, const char *text, size_t n_bytes, unsigned flags) {
+/* A text, and the parts of it that are taken as they are written. */
+struct source {
+    const char *text;
+    size_t n_bytes;
+    const struct text_span *literal; /* [n_literal] in order */
+    size_t n_literal;
+    struct wanted outside, inside; /* of the literal parts */
+};
+
+/* The special token at text[at], or NULL. *part counts the literal parts that end at `at` or before. None reaches over a part's border. */
+static const struct special *special_at(const struct tokenizer *t, const struct source *s, size_t at, size_t *part) {
+    while (*part < s->n_literal && s->literal[*part].end <= at) ++*part;
+    const struct text_span *next = *part < s->n_literal ? &s->literal[*part] : NULL;
+    bool inside = next && next->begin <= at;
+    size_t end = inside ? next->end : next ? next->begin : s->n_bytes;
+    return find_special(t, s->text + at, end - at, inside ? &s->inside : &s->outside);
+}
+
+static enum terse_status encode(struct encoder *e, const struct source *source, size_t first) {
     const struct tokenizer *t = e->tokenizer;
-    const bool add = flags & TERSE_TOKENIZE_ADD_SPECIAL, control = flags & TERSE_TOKENIZE_PARSE_SPECIAL;
     enum terse_status status = TERSE_OK;
-    size_t begin = 0; /* of the text that is not encoded yet */
-    if (add && t->add_bos) status = encoder_emit(e, t->bos);
-    for (size_t at = 0; at < n_bytes && !status;) {
-        const struct special *special = NULL;
-        if (t->begins_special[(unsigned char)text[at]]) special = find_special(t, text + at, n_bytes - at, control);
+    size_t begin = first, part = 0; /* of the text that is not encoded yet */
+    for (size_t at = first; at < source->n_bytes && !status;) {
+        const struct special *special = special_at(t, source, at, &part);
         if (!special) {
             at++;
             continue;
         }
-        if (at > begin) status = encode_text(e, text + begin, at - begin);
+        if (at > begin) status = encode_text(e, source->text + begin, at - begin);
         if (!status) status = encoder_emit(e, special->token);
         begin = at += special->text.size;
     }
-    if (!status && n_bytes > begin) status = encode_text(e, text + begin, n_bytes - begin);
-    if (!status && add && t->add_eos) status = encoder_emit(e, t->eos);
+    if (!status && source->n_bytes > begin) status = encode_text(e, source->text + begin, source->n_bytes - begin);
     return status;
+}
+
+static void encoder_destroy(struct encoder *e) {
+    merger_destroy(&e->merger);
+    free(e->scratch);
+    free(e->tokens);
+}
+
+static enum terse_status check_length(size_t n_bytes, struct terse_error *error) {
+    if (n_bytes <= MAX_TEXT) return TERSE_OK;
+    return status_fail(error, TERSE_E_ARGUMENT, "a text of %zu bytes: tokenize it in parts of at most %" PRIu64, n_bytes, MAX_TEXT);
 }
 
 enum terse_status tokenizer_encode(const struct tokenizer *t, const char *text, size_t n_bytes, unsigned flags, int32_t *tokens,
                                    size_t capacity, size_t *n_tokens, struct terse_error *error) {
     struct encoder e = {.tokenizer = t, .error = error};
+    const bool add = flags & TERSE_TOKENIZE_ADD_SPECIAL;
+    const struct source source = {.text = text, .n_bytes = n_bytes, .outside = {.control = flags & TERSE_TOKENIZE_PARSE_SPECIAL}};
     *n_tokens = 0;
     if (flags & ~(unsigned)(TERSE_TOKENIZE_ADD_SPECIAL | TERSE_TOKENIZE_PARSE_SPECIAL))
         return status_fail(error, TERSE_E_ARGUMENT, "unknown flags %#x: pass a sum of enum terse_tokenize_flags", flags);
-    if (n_bytes > MAX_TEXT)
-        return status_fail(error, TERSE_E_ARGUMENT, "a text of %zu bytes: tokenize it in parts of at most %" PRIu64, n_bytes,
-                           MAX_TEXT);
-    if (t->kind == TOKENIZER_NONE) return TERSE_OK;
-    enum terse_status status = encode(&e, text, n_bytes, flags);
+    enum terse_status status = check_length(n_bytes, error);
+    if (status || t->kind == TOKENIZER_NONE) return status;
+    if (add && t->add_bos) status = encoder_emit(&e, t->bos);
+    if (!status) status = encode(&e, &source, 0);
+    if (!status && add && t->add_eos) status = encoder_emit(&e, t->eos);
     if (!status) *n_tokens = e.n_tokens;
     if (!status && e.n_tokens > capacity)
         status = status_fail(error, TERSE_E_ARGUMENT, "%zu tokens do not fit in %zu: pass a larger array", e.n_tokens, capacity);
     if (!status && e.n_tokens) memcpy(tokens, e.tokens, e.n_tokens * sizeof *tokens);
-    merger_destroy(&e.merger);
-    free(e.scratch);
-    free(e.tokens);
+    encoder_destroy(&e);
+    return status;
+}
+
+/* banned[n_specials]: the special tokens that a text has outside of its literal parts. */
+static void find_outside(const struct tokenizer *t, const struct source *source, bool *banned) {
+    size_t part = 0;
+    for (size_t at = 0; at < source->n_bytes; at++) {
+        const struct special *special = special_at(t, source, at, &part);
+        if (part < source->n_literal && source->literal[part].begin <= at) continue;
+        if (!special) continue;
+        banned[special - t->specials] = true;
+        at += special->text.size - 1;
+    }
+}
+
+enum terse_status tokenizer_encode_around(const struct tokenizer *t, const char *text, size_t n_bytes, size_t first,
+                                          const struct text_span *literal, size_t n_literal, int32_t **tokens, size_t *n_tokens,
+                                          struct terse_error *error) {
+    struct encoder e = {.tokenizer = t, .error = error};
+    struct source source = {
+        .text = text, .n_bytes = n_bytes, .literal = literal, .n_literal = n_literal, .outside = {.control = true}};
+    *tokens = NULL;
+    *n_tokens = 0;
+    enum terse_status status = check_length(n_bytes, error);
+    if (status || t->kind == TOKENIZER_NONE) return status;
+    bool *banned = calloc(t->n_specials + 1, sizeof *banned);
+    if (!banned) return status_no_memory(error, t->n_specials + 1, "tokenizing a conversation");
+    find_outside(t, &source, banned);
+    source.inside.banned = banned;
+    status = encode(&e, &source, first);
+    free(banned);
+    if (!status) {
+        *tokens = e.tokens;
+        *n_tokens = e.n_tokens;
+        e.tokens = NULL;
+    }
+    encoder_destroy(&e);
     return status;
 }
 

@@ -25,6 +25,18 @@ uint32_t tokenizer_size(const struct tokenizer *tokenizer);
 enum terse_status tokenizer_encode(const struct tokenizer *tokenizer, const char *text, size_t n_bytes, unsigned flags,
                                    int32_t *tokens, size_t capacity, size_t *n_tokens, struct terse_error *error);
 
+/* Bytes [begin, end) of a text. */
+struct text_span {
+    size_t begin, end;
+};
+
+/* The same with TERSE_TOKENIZE_PARSE_SPECIAL for a text of which some parts, literal[n_literal], in order and apart, are what somebody says:
+ * no special token is found in them that only TERSE_TOKENIZE_PARSE_SPECIAL would find or that the text has outside of them. Only
+ * text[first ..] is tokenized. *tokens is released by free. */
+enum terse_status tokenizer_encode_around(const struct tokenizer *tokenizer, const char *text, size_t n_bytes, size_t first,
+                                          const struct text_span *literal, size_t n_literal, int32_t **tokens, size_t *n_tokens,
+                                          struct terse_error *error);
+
 /* The bytes of one token (a byte-level token's letters mapped back, SentencePiece's U+2581 as a space), not zero-terminated, valid
  * as long as the tokenizer; 0 bytes for ids that are no tokens, and unless show_special for control, unknown and unused ones. */
 const char *tokenizer_bytes(const struct tokenizer *tokenizer, int32_t token, bool show_special, size_t *n_bytes);
