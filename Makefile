@@ -22,7 +22,7 @@ sanitize_fast = fuzz_gguf fuzz_model fuzz_codebook test_base test_gguf test_gguf
   test_tokenizer test_tokenizer_damage test_special_tokens test_chat test_sample test_method test_codec test_gain_shape test_sign test_index \
   test_linear test_transform test_transform_format test_transform_codec test_reference_models test_partial test_gather_tokens test_top_k test_sealing test_cache_memory
 
-.PHONY: all demo test sanitize sanitize-fast test-aarch64 check-format check-includes bench install clean format help dependencies
+.PHONY: all demo test sanitize sanitize-fast sanitize-threads test-aarch64 check-format check-includes bench install clean format help dependencies
 
 all: dependencies
 	@$(call configure,$(BUILD),)
@@ -47,6 +47,17 @@ sanitize-fast: dependencies
 	@cmake --build $(BUILD)-sanitize -j $(JOBS) --target $(sanitize_fast)
 	$(call ctest,$(BUILD)-sanitize) -R '^($(subst $(space),|,$(sanitize_fast)))$$'
 
+# What several threads or sessions share. clang's OpenMP runtime says how it orders threads (libarcher); that runtime and oneDNN, which are
+# not compiled with the sanitizer, are not watched.
+sanitize_threads = test_base test_engine test_batch test_session_state test_session_file test_fork test_sealing
+sanitize-threads: export OMP_WAIT_POLICY = passive
+sanitize-threads: export TSAN_OPTIONS = ignore_noninstrumented_modules=1
+sanitize-threads: dependencies
+	@scripts/install-dependencies.sh clang-14 libclang-rt-14-dev libomp-14-dev
+	@CC=clang-14 $(call configure,$(BUILD)-threads,-DTERSE_SANITIZE_THREADS=ON)
+	@cmake --build $(BUILD)-threads -j $(JOBS) --target $(sanitize_threads)
+	$(call ctest,$(BUILD)-threads) -R '^($(subst $(space),|,$(sanitize_threads)))$$'
+
 test-aarch64:
 	@BUILD=$(BUILD)-aarch64 JOBS=$(JOBS) scripts/test-aarch64.sh
 
@@ -59,7 +70,7 @@ install: all
 	cmake --install $(BUILD)
 
 clean:
-	rm -rf $(BUILD) $(BUILD)-sanitize $(BUILD)-aarch64
+	rm -rf $(BUILD) $(BUILD)-sanitize $(BUILD)-threads $(BUILD)-aarch64
 
 # Other versions of clang-format lay out the same style differently.
 format:
@@ -82,12 +93,13 @@ help:
 	@echo 'make test            build and run all tests'
 	@echo 'make sanitize        build and run all tests with AddressSanitizer and UBSan (build-sanitize/)'
 	@echo 'make sanitize-fast   the same for suites that take seconds'
+	@echo 'make sanitize-threads  the suites of threads and sessions with ThreadSanitizer (clang, build-threads/)'
 	@echo 'make test-aarch64    build for 64-bit ARM and test kernels, codecs and models under qemu (build-aarch64/)'
 	@echo 'make bench           build and run the benchmarks'
 	@echo 'make install         install below PREFIX ($(PREFIX)); DESTDIR is honoured'
 	@echo 'make format          run clang-format (version 14) over the sources'
 	@echo 'make check-format    name the lines that it would change'
 	@echo 'make check-includes  name the files that include what their folder must not (a part of make test, too)'
-	@echo 'make clean           remove build/, build-sanitize/ and build-aarch64/'
+	@echo 'make clean           remove build/ and its like'
 	@echo 'Every building target first installs the Debian packages it lacks; with none lacking, that does nothing.'
 	@echo 'Variables: BUILD, PREFIX, JOBS, CMAKE_FLAGS (say CMAKE_FLAGS=-DBUILD_SHARED_LIBS=OFF).'

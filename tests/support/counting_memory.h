@@ -4,11 +4,14 @@
 
 #include "base/memory.h"
 
+#include <stdatomic.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-static size_t live_bytes, allocations, allowed = SIZE_MAX; /* of allocations: the next one is refused when so many were made */
+/* Threads that compute allocate, too. */
+static atomic_size_t live_bytes, allocations;
+static size_t allowed = SIZE_MAX; /* of allocations: the next one is refused when so many were made */
 
 /* The size lies before the memory. */
 void *memory_array(size_t count, size_t size) {
