@@ -14,11 +14,13 @@
 
 struct serve {
     struct setup setup;
-    const char *host, *chat_template, *api_key, *api_key_file;
+    const char *host, *chat_template, *api_key, *api_key_file, *state_dir;
     int64_t port, parallel, queue;
     char *key_text; /* of the file: server.keys point into it */
     char model_name[128];
     struct server server;
+    struct store *store;
+    size_t kept; /* prefixes of the store */
     struct http *http;
 };
 
@@ -32,6 +34,8 @@ static enum options_result parse(struct serve *serve, int argc, char **argv) {
          "context of each slot in tokens; 0: the model's"},
         {"--kv", "METHOD", OPTION_TEXT, &serve->setup.method, 0, 0, serve->setup.method_help},
         {"--chat-template", "NAME", OPTION_TEXT, &serve->chat_template, 0, 0, "the chat format, when the model's own is not known"},
+        {"--state-dir", "DIR", OPTION_TEXT, &serve->state_dir, 0, 0,
+         "keep what replies have read there, so that it need not be read again after a restart"},
         {"--api-key", "KEY", OPTION_TEXT, &serve->api_key, 0, 0, "clients must say Authorization: Bearer KEY"},
         {"--api-key-file", "FILE", OPTION_TEXT, &serve->api_key_file, 0, 0, "the same with several keys, one a line"},
         {"--cors", "ORIGIN", OPTION_TEXT, &serve->server.cors, 0, 0,
@@ -136,6 +140,11 @@ static int start(struct serve *serve) {
                                         .queue = (uint32_t)serve->queue};
     if ((status = codebooks_provide(&serve->setup, &options.session)) != EXIT_OK) return status;
     options.session.progress.report = NULL; /* it draws a bar */
+    if (serve->state_dir &&
+        (status = store_open(serve->state_dir, serve->setup.engine, &options.session, &serve->store, &serve->kept)) != EXIT_OK)
+        return status;
+    options.store = serve->store;
+    options.metrics = &serve->server.metrics;
     describe(serve);
     if (scheduler_start(&options, &serve->server.scheduler, &error) != TERSE_OK) return complain_error(&error);
     return http_start(&serve->server, serve->host, (uint16_t)serve->port, &serve->http);
@@ -144,12 +153,13 @@ static int start(struct serve *serve) {
 static void say_where(const struct serve *serve) {
     const struct server *server = &serve->server;
     const char *address = http_address(serve->http);
-    char budget[64] = "no limit to KV caches";
+    char budget[64] = "no limit to KV caches", kept[64] = "";
+    if (serve->kept) snprintf(kept, sizeof kept, ", %zu saved prefixes", serve->kept);
     if (server->kv_budget) snprintf(budget, sizeof budget, "KV caches up to %.0f MiB", (double)server->kv_budget / 0x1p20);
-    remark("%s: model %s, KV cache %s, %u slots of %u tokens, %s%s\n"
+    remark("%s: model %s, KV cache %s, %u slots of %u tokens, %s%s%s\n"
            "try: curl %s/v1/chat/completions%s -d '{\"messages\": [{\"role\": \"user\", \"content\": \"Hello\"}], \"max_tokens\": "
            "32}'",
-           address, server->model_name, server->method, server->slots, server->limits.context, budget,
+           address, server->model_name, server->method, server->slots, server->limits.context, budget, kept,
            server->keys.n ? ", with API keys" : "", address, server->keys.n ? " -H \"Authorization: Bearer KEY\"" : "");
 }
 
@@ -177,6 +187,7 @@ int cmd_serve(int argc, char **argv) {
     struct serve serve = {.host = "127.0.0.1", .port = 8080, .parallel = 4, .queue = 64};
     serve.server.most_body = UINT64_C(16) << 20;
     serve.server.timeout = 60;
+    metrics_begin(&serve.server.metrics);
     setup_init(&serve.setup);
     serve.setup.method = DEFAULT_METHOD;
     enum options_result parsed = parse(&serve, argc, argv);
@@ -189,6 +200,8 @@ int cmd_serve(int argc, char **argv) {
     if (serve.server.scheduler) scheduler_stop(serve.server.scheduler);
     scheduler_free(serve.server.scheduler);
     http_stop(serve.http);
+    metrics_end(&serve.server.metrics);
+    store_close(serve.store);
     setup_free(&serve.setup);
     free(serve.server.keys.key);
     free(serve.key_text);

@@ -32,10 +32,13 @@ class Server:
     def __init__(self, *options):
         self.process = subprocess.Popen([COMMAND, "serve", "--port", "0", "-t", "2", *options], stdout=subprocess.DEVNULL,
                                         stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, env=environment())
-        self.first_line = self.process.stderr.readline().decode()
-        if not self.first_line.startswith("http://"):
-            raise RuntimeError("terse serve did not start: " + self.first_line + self.process.stderr.read().decode())
-        self.address = self.first_line.split(": ")[0]
+        self.start = ""  # what it says until it serves
+        while not self.start.startswith("http://") and "\nhttp://" not in self.start:
+            line = self.process.stderr.readline().decode()
+            if not line:
+                raise RuntimeError("terse serve did not start: " + self.start)
+            self.start += line
+        self.address = line.split(": ")[0]
         self.port = int(self.address.rsplit(":", 1)[1])
 
     def connect(self):

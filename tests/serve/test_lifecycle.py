@@ -200,7 +200,7 @@ class Starting(unittest.TestCase):
     def test_startup_line(self):
         server = Server("--kv", "f16", "--kv-budget", "256M", "--parallel", "3", "-c", "4096", "--api-key", "k")
         for part in ("lab-27m", "f16", "3 slots", "4096", "256 MiB", "API key"):
-            self.assertIn(part, server.first_line)
+            self.assertIn(part, server.start)
         self.assertEqual(server.stop(), 0)
         self.assertIn("try: curl " + server.address, server.rest)
 

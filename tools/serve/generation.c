@@ -141,8 +141,10 @@ enum terse_status generation_next(struct generation *g, struct terse_error *erro
     g->logs_piece = g->n_logs;
     enum terse_status status = terse_session_sample(g->session, &token, error);
     if (status) return status;
-    g->newest_token = console_seconds();
-    if (!g->first_token) g->first_token = g->newest_token;
+    double now = console_seconds(), before = g->newest_token;
+    g->newest_token = now;
+    if (!g->first_token) g->first_token = now;
+    g->waited = before > 0 ? now - before : 0;
     if (terse_token_ends(g->task->limits->model, token)) {
         generation_finish(g, FINISH_END);
         return TERSE_OK;
@@ -152,6 +154,7 @@ enum terse_status generation_next(struct generation *g, struct terse_error *erro
     if ((status = add_text(g, text, n, error))) return status;
     g->tokens++;
     g->next = token;
+    buffer_add(&g->written, &token, sizeof token);
     if (!g->finish && g->task->request.max_tokens >= 0 && g->tokens >= g->task->request.max_tokens)
         generation_finish(g, FINISH_LENGTH);
     return TERSE_OK;
@@ -169,6 +172,7 @@ void generation_stop(struct generation *g) {
 
 void generation_free(struct generation *g) {
     generation_stop(g);
+    buffer_free(&g->written);
     buffer_free(&g->text);
     free(g->logs);
 }

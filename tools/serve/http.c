@@ -151,30 +151,31 @@ static void add_headers(struct MHD_Response *response, const struct incoming *in
     MHD_add_response_header(response, "Vary", "Origin");
 }
 
-static enum MHD_Result queue(struct MHD_Connection *mhd, int status, struct MHD_Response *response) {
+static enum MHD_Result queue(struct http *http, struct MHD_Connection *mhd, int status, struct MHD_Response *response) {
+    metrics_add(&http->server->metrics, &http->server->metrics.answers[status], 1);
     enum MHD_Result result = MHD_queue_response(mhd, (unsigned)status, response);
     MHD_destroy_response(response);
     return result;
 }
 
-static enum MHD_Result send_text(struct MHD_Connection *mhd, struct incoming *in) {
+static enum MHD_Result send_text(struct http *http, struct MHD_Connection *mhd, struct incoming *in) {
     struct call *call = &in->call;
     struct MHD_Response *response =
         MHD_create_response_from_buffer(call->text.n, call->text.bytes ? call->text.bytes : "", MHD_RESPMEM_MUST_COPY);
     if (!response) return MHD_NO;
     add_headers(response, in, call->type, call->status);
-    return queue(mhd, call->status, response);
+    return queue(http, mhd, call->status, response);
 }
 
-static enum MHD_Result send_error(struct MHD_Connection *mhd, struct incoming *in, int status, const char *code,
+static enum MHD_Result send_error(struct http *http, struct MHD_Connection *mhd, struct incoming *in, int status, const char *code,
                                   const char *message) {
     struct api_error error = {0};
     api_fail(&error, status, code, NULL, "%s", message);
     routes_refuse(&in->call, &error);
-    return send_text(mhd, in);
+    return send_text(http, mhd, in);
 }
 
-static enum MHD_Result send_exchange(struct MHD_Connection *mhd, struct incoming *in) {
+static enum MHD_Result send_exchange(struct http *http, struct MHD_Connection *mhd, struct incoming *in) {
     bool stream;
     uint64_t size;
     int status = exchange_status(in->call.exchange, &stream, &size);
@@ -183,17 +184,17 @@ static enum MHD_Result send_exchange(struct MHD_Connection *mhd, struct incoming
     if (!response) return MHD_NO;
     add_headers(response, in, stream ? "text/event-stream; charset=utf-8" : "application/json; charset=utf-8", status);
     if (stream) MHD_add_response_header(response, "X-Accel-Buffering", "no");
-    return queue(mhd, status, response);
+    return queue(http, mhd, status, response);
 }
 
 /* What a browser asks before it lets another origin's page ask. */
-static enum MHD_Result send_preflight(struct MHD_Connection *mhd, struct incoming *in) {
+static enum MHD_Result send_preflight(struct http *http, struct MHD_Connection *mhd, struct incoming *in) {
     struct MHD_Response *response = MHD_create_response_from_buffer(0, "", MHD_RESPMEM_PERSISTENT);
     if (!response) return MHD_NO;
     add_headers(response, in, NULL, 204);
     MHD_add_response_header(response, "Access-Control-Allow-Methods", "GET, POST, OPTIONS");
     MHD_add_response_header(response, "Access-Control-Allow-Headers", "Authorization, Content-Type");
-    return queue(mhd, 204, response);
+    return queue(http, mhd, 204, response);
 }
 
 /* ---- Requests */
@@ -212,7 +213,7 @@ static uint64_t announced_body(struct MHD_Connection *mhd) {
 static enum MHD_Result send_too_large(struct http *http, struct MHD_Connection *mhd, struct incoming *in) {
     char message[96];
     snprintf(message, sizeof message, "the body is larger than %llu bytes", (unsigned long long)http->server->most_body);
-    return send_error(mhd, in, 413, NULL, message);
+    return send_error(http, mhd, in, 413, NULL, message);
 }
 
 static enum MHD_Result begin_request(struct http *http, struct MHD_Connection *mhd, const char *path, const char *method,
@@ -249,17 +250,17 @@ static enum MHD_Result answer(struct http *http, struct MHD_Connection *mhd, str
     set_waiting(http, mhd, 0);
     if (in->received > http->server->most_body) return send_too_large(http, mhd, in);
     if (!origin_allowed(http->server, mhd, in))
-        return send_error(mhd, in, 403, NULL, "pages of this origin may not ask: see --cors");
-    if (in->origin[0] && strcmp(method, "OPTIONS") == 0) return send_preflight(mhd, in);
+        return send_error(http, mhd, in, 403, NULL, "pages of this origin may not ask: see --cors");
+    if (in->origin[0] && strcmp(method, "OPTIONS") == 0) return send_preflight(http, mhd, in);
     call->method = method;
     call->path = path;
     call->body = in->body.bytes ? in->body.bytes : "";
     call->n = in->body.n;
     routes_answer(http->server, call);
     drop_body(http, in);
-    if (!call->exchange) return send_text(mhd, in);
+    if (!call->exchange) return send_text(http, mhd, in);
     int socket = MHD_get_connection_info(mhd, MHD_CONNECTION_INFO_CONNECTION_FD)->connect_fd;
-    return exchange_wait(call->exchange, mhd, socket) ? MHD_YES : send_exchange(mhd, in);
+    return exchange_wait(call->exchange, mhd, socket) ? MHD_YES : send_exchange(http, mhd, in);
 }
 
 static enum MHD_Result on_request(void *cls, struct MHD_Connection *mhd, const char *path, const char *method, const char *version,
@@ -273,7 +274,7 @@ static enum MHD_Result on_request(void *cls, struct MHD_Connection *mhd, const c
         *n_data = 0;
         return result;
     }
-    return in->call.exchange ? send_exchange(mhd, in) : answer(http, mhd, in, path, method);
+    return in->call.exchange ? send_exchange(http, mhd, in) : answer(http, mhd, in, path, method);
 }
 
 static void on_completed(void *cls, struct MHD_Connection *mhd, void **context, enum MHD_RequestTerminationCode code) {

@@ -167,17 +167,24 @@ static void models(struct server *server, struct call *call) {
     answer_json(call, 200, json);
 }
 
+/* A setting as it was written: 0.8, not the float nearest to it. */
+static double as_written(float value) {
+    char text[32];
+    snprintf(text, sizeof text, "%.7g", (double)value);
+    return strtod(text, NULL);
+}
+
 static void props(struct server *server, struct call *call) {
     const struct terse_sampling s = terse_sampling_defaults();
     cJSON *json = cJSON_CreateObject(), *defaults = cJSON_AddObjectToObject(json, "default_generation_settings");
     cJSON_AddNumberToObject(defaults, "n_ctx", server->limits.context);
     cJSON *params = cJSON_AddObjectToObject(defaults, "params");
-    cJSON_AddNumberToObject(params, "temperature", (double)s.temperature);
+    cJSON_AddNumberToObject(params, "temperature", as_written(s.temperature));
     cJSON_AddNumberToObject(params, "top_k", s.top_k);
-    cJSON_AddNumberToObject(params, "top_p", (double)s.top_p);
-    cJSON_AddNumberToObject(params, "min_p", (double)s.min_p);
-    cJSON_AddNumberToObject(params, "typical_p", (double)s.typical_p);
-    cJSON_AddNumberToObject(params, "repeat_penalty", (double)s.repeat_penalty);
+    cJSON_AddNumberToObject(params, "top_p", as_written(s.top_p));
+    cJSON_AddNumberToObject(params, "min_p", as_written(s.min_p));
+    cJSON_AddNumberToObject(params, "typical_p", as_written(s.typical_p));
+    cJSON_AddNumberToObject(params, "repeat_penalty", as_written(s.repeat_penalty));
     cJSON_AddNumberToObject(params, "repeat_last_n", s.repeat_last);
     cJSON_AddNumberToObject(json, "total_slots", server->slots);
     cJSON_AddStringToObject(json, "model_path", server->model_name);
@@ -201,6 +208,8 @@ static double f16_bytes(const struct server *server, uint64_t tokens) {
     return 2.0 * 2.0 * (double)m->layers * (double)m->kv_heads * (double)m->head_dim * (double)tokens;
 }
 
+static bool is_busy(const struct slot_view *view) { return view->state == GENERATION_READING || view->state == GENERATION_WRITING; }
+
 static cJSON *slot_json(const struct server *server, size_t id, const struct slot_view *view) {
     static const char *const states[] = {"idle", "prompt", "writing", "idle"};
     const struct terse_cache_report *c = &view->cache;
@@ -208,7 +217,7 @@ static cJSON *slot_json(const struct server *server, size_t id, const struct slo
     cJSON_AddNumberToObject(json, "id", (double)id);
     cJSON_AddStringToObject(json, "request", view->task);
     cJSON_AddStringToObject(json, "state", states[view->state]);
-    cJSON_AddBoolToObject(json, "is_processing", view->state == GENERATION_READING || view->state == GENERATION_WRITING);
+    cJSON_AddBoolToObject(json, "is_processing", is_busy(view));
     cJSON_AddNumberToObject(json, "n_ctx", server->limits.context);
     prompt = cJSON_AddObjectToObject(json, "prompt");
     cJSON_AddNumberToObject(prompt, "tokens", (double)view->prompt);
@@ -231,13 +240,40 @@ static cJSON *slot_json(const struct server *server, size_t id, const struct slo
 }
 
 static void slots(struct server *server, struct call *call) {
-    uint32_t waiting;
+    struct metrics_state state;
     struct slot_view *views = calloc(server->slots, sizeof *views);
     cJSON *json = cJSON_CreateArray();
-    if (views) scheduler_look(server->scheduler, views, &waiting);
+    if (views) scheduler_look(server->scheduler, views, &state);
     for (size_t i = 0; views && i < server->slots; i++) cJSON_AddItemToArray(json, slot_json(server, i, &views[i]));
     free(views);
     answer_json(call, 200, json);
+}
+
+static void add_cache(struct terse_cache_report *sum, const struct terse_cache_report *c) {
+    sum->tokens += c->tokens;
+    sum->resident += c->resident;
+    sum->codes += c->codes;
+    sum->exact += c->exact;
+    sum->window += c->window;
+    sum->tables += c->tables;
+}
+
+static void metrics(struct server *server, struct call *call) {
+    struct slot_view *views = calloc(server->slots, sizeof *views);
+    struct metrics_state state = {0};
+    if (views) scheduler_look(server->scheduler, views, &state);
+    for (size_t i = 0; views && i < server->slots; i++) {
+        if (!is_busy(&views[i])) continue;
+        state.busy++;
+        add_cache(&state.cache, &views[i].cache);
+    }
+    free(views);
+    state.kv_budget = server->kv_budget;
+    double f16 = f16_bytes(server, state.cache.tokens);
+    state.bits_per_value = f16 > 0 ? 16 * (double)state.cache.resident / f16 : 0;
+    metrics_write(&server->metrics, &state, &call->text);
+    call->status = call->text.failed ? 500 : 200;
+    call->type = "text/plain; version=0.0.4; charset=utf-8";
 }
 
 /* ---- Addresses */
@@ -253,6 +289,7 @@ static const struct route {
     {"GET", "/models", models, false},
     {"GET", "/props", props, false},
     {"GET", "/slots", slots, false},
+    {"GET", "/metrics", metrics, false},
     {"POST", "/v1/chat/completions", chat, false},
     {"POST", "/chat/completions", chat, false},
     {"POST", "/v1/completions", completion, false},

@@ -22,6 +22,7 @@ struct scheduler {
     uint32_t waiting;              /* tasks that have not begun, there and in `queue` */
     bool stopping, idle;
     struct slot_view *views; /* [slots] */
+    uint64_t kv_bytes;       /* terse_engine_kv_bytes */
 
     /* The thread's own */
     struct task *queue;        /* in the order of arrival */
@@ -157,27 +158,46 @@ static void fail_with(struct scheduler *s, struct task *task, const struct terse
     fail_task(s, task, http_status(error->code), error->message);
 }
 
+/* A chat's next turn begins with this one. Where there is no memory to keep it, it is read again. */
+static void keep(struct scheduler *s, struct generation *g) {
+    struct terse_error error;
+    size_t n = terse_session_length(g->session), n_prompt = g->prompt->n;
+    (void)terse_engine_keep_prefix(s->options.engine, g->session, &error);
+    if (!s->options.store || n < n_prompt) return;
+    int32_t *tokens = malloc(n * sizeof *tokens);
+    if (tokens && g->written.n >= (n - n_prompt) * sizeof *tokens) {
+        memcpy(tokens, g->prompt->tokens, n_prompt * sizeof *tokens);
+        if (n > n_prompt) memcpy(tokens + n_prompt, g->written.bytes, (n - n_prompt) * sizeof *tokens);
+        terse_session_allow_any_text(g->session); /* what it was bound to is over, and cannot be saved */
+        store_save(s->options.store, g->session, tokens, n);
+    }
+    free(tokens);
+}
+
 static void end_generation(struct scheduler *s, struct generation *g) {
     struct task *task = g->task;
-    struct terse_error error;
     reply_piece(g);
-    g->ended = console_seconds();
-    /* A chat's next turn begins with this one. Where there is no memory to keep it, it is read again. */
-    if (task->request.use_prefix && g->choice == 0) (void)terse_engine_keep_prefix(s->options.engine, g->session, &error);
+    if (task->request.use_prefix && g->choice == 0) keep(s, g);
     leave_slot(s, g);
     generation_stop(g);
     if (++task->done < task->n_generations) return;
     reply_end(task);
+    metrics_observe(s->options.metrics, METRICS_REQUEST, console_seconds() - task->arrived);
+    drop_task(s, task);
+}
+
+static void cancel(struct scheduler *s, struct task *task) {
+    metrics_add(s->options.metrics, &s->options.metrics->cancelled, 1);
     drop_task(s, task);
 }
 
 static void drop_gone(struct scheduler *s) {
     for (struct task *task = s->queue, *next; task; task = next) {
         next = task->next;
-        if (exchange_gone(task->exchange)) drop_task(s, task);
+        if (exchange_gone(task->exchange)) cancel(s, task);
     }
     for (uint32_t i = 0; i < s->options.slots; i++)
-        if (s->slots[i] && exchange_gone(s->slots[i]->task->exchange)) drop_task(s, s->slots[i]->task);
+        if (s->slots[i] && exchange_gone(s->slots[i]->task->exchange)) cancel(s, s->slots[i]->task);
 }
 
 /* ---- Beginnings */
@@ -297,6 +317,23 @@ static void start_writing(struct scheduler *s, struct generation *first) {
     for (size_t i = 0; i < n && none; i++) end_generation(s, &first[i]);
 }
 
+static void count_prompt(struct scheduler *s, const struct generation *g) {
+    struct metrics *m = s->options.metrics;
+    metrics_add(m, &m->prompts, 1);
+    metrics_add(m, &m->prefix_hits, g->cached > 0);
+    metrics_add(m, &m->prompt_tokens, g->prompt->n);
+    metrics_add(m, &m->cached_tokens, g->cached);
+}
+
+static void count_token(struct scheduler *s, const struct generation *g) {
+    struct metrics *m = s->options.metrics;
+    metrics_add(m, &m->written_tokens, 1);
+    if (g->waited > 0)
+        metrics_observe(m, METRICS_NEXT_TOKEN, g->waited);
+    else
+        metrics_observe(m, METRICS_FIRST_TOKEN, g->first_token - g->task->arrived);
+}
+
 /* Begins the next prompt of the task. False: nothing more can begin now. */
 static bool begin(struct scheduler *s, struct task *task) {
     size_t n = (size_t)task->request.n, free_slots = s->options.slots - active(s);
@@ -311,7 +348,11 @@ static bool begin(struct scheduler *s, struct task *task) {
         return false;
     }
     if (task->next_prompt + 1 == task->request.n_prompts) leave_queue(s, task);
-    if (task->next_prompt++ == 0) no_longer_waits(s);
+    if (task->next_prompt++ == 0) {
+        no_longer_waits(s);
+        metrics_observe(s->options.metrics, METRICS_QUEUE, first->began - task->arrived);
+    }
+    if (!status) count_prompt(s, first);
     if (status)
         fail_with(s, task, &error);
     else if (generation_logs_prompt(first))
@@ -350,11 +391,11 @@ static size_t choose_tokens(struct scheduler *s) {
             fail_with(s, g->task, &error);
             continue;
         }
-        if (g->finish) {
+        count_token(s, g);
+        if (g->finish)
             end_generation(s, g);
-            continue;
-        }
-        reply_piece(g);
+        else
+            reply_piece(g);
     }
     for (uint32_t i = 0; i < s->options.slots; i++) {
         struct generation *g = s->slots[i];
@@ -424,6 +465,7 @@ static void show(struct scheduler *s) {
     double now = console_seconds();
     if (!s->views_stale && now - s->looked < 0.05) return;
     pthread_mutex_lock(&s->lock);
+    s->kv_bytes = terse_engine_kv_bytes(s->options.engine);
     for (uint32_t i = 0; i < s->options.slots; i++) {
         struct terse_cache_report cache = {0};
         if (s->slots[i] && s->slots[i]->session) terse_session_cache(s->slots[i]->session, &cache);
@@ -437,10 +479,10 @@ static void show(struct scheduler *s) {
     s->views_stale = false;
 }
 
-void scheduler_look(struct scheduler *s, struct slot_view *views, uint32_t *waiting) {
+void scheduler_look(struct scheduler *s, struct slot_view *views, struct metrics_state *state) {
     pthread_mutex_lock(&s->lock);
     memcpy(views, s->views, s->options.slots * sizeof *views);
-    *waiting = s->waiting;
+    *state = (struct metrics_state){.slots = s->options.slots, .waiting = s->waiting, .kv_bytes = s->kv_bytes};
     pthread_mutex_unlock(&s->lock);
 }
 

@@ -3,7 +3,9 @@
 #ifndef TERSE_SERVE_SCHEDULER_H
 #define TERSE_SERVE_SCHEDULER_H
 
+#include "metrics.h"
 #include "reply.h"
+#include "store.h"
 
 struct scheduler;
 
@@ -11,10 +13,12 @@ struct scheduler_options {
     struct terse_engine *engine;
     struct terse_session_options session; /* of every session */
     uint32_t slots;
-    uint32_t queue; /* tasks that may wait */
+    uint32_t queue;          /* tasks that may wait */
+    struct store *store;     /* where what is kept is saved; NULL: nowhere */
+    struct metrics *metrics; /* to add to */
 };
 
-/* The options' engine and codebook must outlive it. */
+/* What the options point to must outlive it. */
 enum terse_status scheduler_start(const struct scheduler_options *options, struct scheduler **scheduler, struct terse_error *error);
 
 enum scheduler_answer { SCHEDULER_TAKEN, SCHEDULER_FULL, SCHEDULER_STOPPING };
@@ -36,7 +40,7 @@ struct slot_view {
     struct terse_cache_report cache;
 };
 
-/* views[options.slots]. Any thread. */
-void scheduler_look(struct scheduler *scheduler, struct slot_view *views, uint32_t *waiting);
+/* views[options.slots], and of *state the slots, what waits and the engine's bytes. Any thread. */
+void scheduler_look(struct scheduler *scheduler, struct slot_view *views, struct metrics_state *state);
 
 #endif

@@ -20,12 +20,13 @@ struct server {
     uint32_t slots, queue;
     uint64_t kv_budget;
     struct scheduler *scheduler;
-    struct keys keys;     /* none: everybody may ask */
-    const char *cors;     /* origin that may ask from a browser, "*": any; NULL: none but the server's own page */
-    uint64_t most_body;   /* bytes of a request's body */
-    int64_t timeout;      /* seconds that a client has to send a request, or to take what it is sent */
-    atomic_bool stopping; /* changes: no new replies */
-    atomic_size_t bodies; /* changes: bytes of bodies that are being read */
+    struct metrics metrics; /* changes */
+    struct keys keys;       /* none: everybody may ask */
+    const char *cors;       /* origin that may ask from a browser, "*": any; NULL: none but the server's own page */
+    uint64_t most_body;     /* bytes of a request's body */
+    int64_t timeout;        /* seconds that a client has to send a request, or to take what it is sent */
+    atomic_bool stopping;   /* changes: no new replies */
+    atomic_size_t bodies;   /* changes: bytes of bodies that are being read */
 };
 
 #endif

@@ -36,13 +36,15 @@ struct generation {
     size_t cached, read;     /* tokens of the prompt that a prefix brought; that are read, those included */
     int64_t tokens;          /* written */
     int32_t next;            /* token to be read in the next step */
+    struct buffer written;   /* the tokens, int32_t each, as they were chosen */
     struct buffer text;
     size_t piece; /* where what the newest token added begins, in text */
     struct token_log *logs;
     size_t n_logs, logs_capacity, logs_piece; /* as piece */
     enum finish finish;
-    bool announced;                                 /* a stream of a chat has said who speaks */
-    double began, first_token, newest_token, ended; /* console_seconds */
+    bool announced;                          /* a stream of a chat has said who speaks */
+    double began, first_token, newest_token; /* console_seconds */
+    double waited;                           /* seconds between the newest two tokens; 0: there is one */
 };
 
 struct task {

@@ -1,0 +1,19 @@
+/* Kept prefixes on disk: the sessions of --state-dir, which are there again after a restart. The scheduler's thread uses it. */
+#ifndef TERSE_SERVE_STORE_H
+#define TERSE_SERVE_STORE_H
+
+#include <terse.h>
+
+struct store;
+
+/* Makes the folder where it is missing. Its sessions, where they fit the model and the options, become prefixes of the engine; others are left
+ * alone. *kept: how many. Returns an exit status. */
+int store_open(const char *folder, struct terse_engine *engine, const struct terse_session_options *options, struct store **store,
+               size_t *kept);
+void store_close(struct store *store);
+
+/* Saves a session of tokens[n], in place of those that it goes on from or, if there are many, of the oldest. Short ones are not worth it. A
+ * failure is remarked once. */
+void store_save(struct store *store, const struct terse_session *session, const int32_t *tokens, size_t n);
+
+#endif
