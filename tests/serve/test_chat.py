@@ -39,7 +39,7 @@ class Chat(ServedTest):
             fields = {"messages": ask_about(document(code, begin=code % 7 * 400)), "max_tokens": 30, "temperature": 0}
             replies[code] = self.server.post("/v1/chat/completions", fields)[2]["choices"][0]["message"]["content"]
 
-        threads = [threading.Thread(target=ask, args=(4071826 + 111 * i,)) for i in range(6)]
+        threads = [threading.Thread(target=ask, args=(4071826 + 111 * i,)) for i in range(4)]
         for thread in threads:
             thread.start()
         for thread in threads:

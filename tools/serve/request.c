@@ -102,7 +102,7 @@ static bool read_biases(const cJSON *body, uint32_t vocabulary, struct request *
     if (!cJSON_IsObject(field) && !cJSON_IsArray(field)) return bad_bias(error);
     size_t n = (size_t)cJSON_GetArraySize(field);
     if (!n) return true;
-    if (!(r->biases = calloc(n, sizeof *r->biases))) return api_fail(error, 500, NULL, NULL, "no memory");
+    if (!(r->biases = calloc(n, sizeof *r->biases))) return api_fail(error, 503, NULL, NULL, "no memory");
     cJSON_ArrayForEach(entry, field) if (!read_bias(entry, vocabulary, &r->biases[r->sampling.n_biases++], error)) return false;
     r->sampling.biases = r->biases;
     return true;
@@ -111,7 +111,7 @@ static bool read_biases(const cJSON *body, uint32_t vocabulary, struct request *
 static bool add_stop(struct request *r, const cJSON *value, struct api_error *error) {
     if (!cJSON_IsString(value) || !value->valuestring[0])
         return api_fail(error, 400, NULL, "stop", "\"stop\" must be a string that is not empty, or an array of them");
-    if (!(r->stops[r->n_stops] = strdup(value->valuestring))) return api_fail(error, 500, NULL, NULL, "no memory");
+    if (!(r->stops[r->n_stops] = strdup(value->valuestring))) return api_fail(error, 503, NULL, NULL, "no memory");
     r->n_stops++;
     return true;
 }
@@ -122,7 +122,7 @@ static bool read_stops(const cJSON *body, struct request *r, struct api_error *e
     size_t n = cJSON_IsArray(field) ? (size_t)cJSON_GetArraySize(field) : 1;
     if (!n) return true;
     if (n > REQUEST_STOPS) return api_fail(error, 400, NULL, "stop", "\"stop\" has more than %d strings", REQUEST_STOPS);
-    if (!(r->stops = calloc(n, sizeof *r->stops))) return api_fail(error, 500, NULL, NULL, "no memory");
+    if (!(r->stops = calloc(n, sizeof *r->stops))) return api_fail(error, 503, NULL, NULL, "no memory");
     if (!cJSON_IsArray(field)) return add_stop(r, field, error);
     cJSON_ArrayForEach(entry, field) if (!add_stop(r, entry, error)) return false;
     return true;
@@ -134,7 +134,7 @@ static bool set_schema(struct request *r, const cJSON *schema, const char *param
     if (!cJSON_IsObject(schema))
         return api_fail(error, 400, NULL, param, "the JSON schema must be an object, not %s", json_kind(schema));
     r->schema = cJSON_PrintUnformatted(schema);
-    return r->schema || api_fail(error, 500, NULL, NULL, "no memory");
+    return r->schema || api_fail(error, 503, NULL, NULL, "no memory");
 }
 
 static bool read_format(const cJSON *body, struct request *r, struct api_error *error) {
@@ -224,7 +224,7 @@ bool request_tokenize(const struct terse_model *model, const char *text, size_t 
                       size_t *n_tokens, struct api_error *error) {
     unsigned flags = (add_special ? TERSE_TOKENIZE_ADD_SPECIAL : 0u) | (special ? TERSE_TOKENIZE_PARSE_SPECIAL : 0u);
     if (text_tokenize(model, text, n, flags, tokens, n_tokens) == EXIT_OK) return true;
-    return api_fail(error, 500, NULL, NULL, "no memory for the tokens of %zu bytes of text", n);
+    return api_fail(error, 503, NULL, NULL, "no memory for the tokens of %zu bytes of text", n);
 }
 
 static bool take_text(const struct request_limits *limits, const char *text, struct prompt *prompt, struct api_error *error) {
@@ -244,7 +244,7 @@ static bool take_tokens(const struct request_limits *limits, const cJSON *array,
     const cJSON *entry;
     size_t n = (size_t)cJSON_GetArraySize(array);
     if (!n) return api_fail(error, 400, NULL, "prompt", "a prompt of no tokens");
-    if (!(prompt->tokens = malloc(n * sizeof *prompt->tokens))) return api_fail(error, 500, NULL, NULL, "no memory");
+    if (!(prompt->tokens = malloc(n * sizeof *prompt->tokens))) return api_fail(error, 503, NULL, NULL, "no memory");
     cJSON_ArrayForEach(entry, array) {
         double token = cJSON_IsNumber(entry) ? entry->valuedouble : -1;
         if (!(token >= 0 && token < limits->vocabulary) || token != floor(token))
@@ -265,7 +265,7 @@ static bool take_prompt(const struct request_limits *limits, const cJSON *value,
 static bool reserve_prompts(struct request *r, size_t n, struct api_error *error) {
     if (n > REQUEST_PROMPTS) return api_fail(error, 400, NULL, "prompt", "more than %d prompts in a request", REQUEST_PROMPTS);
     r->prompts = calloc(n, sizeof *r->prompts);
-    return r->prompts || api_fail(error, 500, NULL, NULL, "no memory");
+    return r->prompts || api_fail(error, 503, NULL, NULL, "no memory");
 }
 
 /* A string, an array of tokens, or an array of either. */
