@@ -490,6 +490,18 @@ TERSE_API enum terse_status terse_session_logprobs(struct terse_session *session
 
 TERSE_API void terse_session_cache(const struct terse_session *session, struct terse_cache_report *report);
 
+/* Of a part of the sequence: how much of its keys and values, over layers and KV heads, is kept in which way. exact + compressed + evicted
+ * are 1, or 0 in a part without tokens; so are all during a prompt. */
+struct terse_token_share {
+    float exact;      /* in 16 bits: exact rows, anchors, the window, pages of f16 */
+    float compressed; /* in codes */
+    float evicted;
+    float read; /* by the last decoding step, which an index may have guided; what is not evicted where none has */
+};
+/* shares[n] of n parts, all of one length but for rounding, in order. What mat-N keeps beside the window counts as the first tokens: it does not
+ * remember which they are. */
+TERSE_API void terse_session_map(const struct terse_session *session, struct terse_token_share *shares, size_t n);
+
 /* What the session has done since it was made or the counters were last cleared. */
 struct terse_counters {
     uint64_t prefill_tokens, decode_tokens;

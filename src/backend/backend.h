@@ -93,7 +93,8 @@ struct kv_ops {
     void (*save)(const struct cache *cache, struct state_writer *writer);
     enum terse_status (*load)(struct cache *cache, struct state_file *file, struct terse_error *error);
 
-    void (*report)(const struct cache *cache, struct terse_cache_report *report); /* what is allocated now */
+    void (*report)(const struct cache *cache, struct terse_cache_report *report);       /* what is allocated now */
+    void (*map)(const struct cache *cache, struct terse_token_share *shares, size_t n); /* as terse_session_map */
     void (*counters)(struct cache *cache, struct cache_counters *counters, bool clear);
     /* Appends n tokens of normally distributed keys and values, for benchmarks at depth. */
     enum terse_status (*fill_random)(struct cache *cache, size_t n, uint64_t seed, struct terse_error *error);

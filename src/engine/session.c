@@ -249,6 +249,10 @@ enum terse_status terse_session_logprobs(struct terse_session *session, int32_t 
     return TERSE_OK;
 }
 
+void terse_session_map(const struct terse_session *session, struct terse_token_share *shares, size_t n) {
+    kv_of(session)->map(session->cache, shares, n);
+}
+
 void terse_session_cache(const struct terse_session *session, struct terse_cache_report *report) {
     kv_of(session)->report(session->cache, report);
 }

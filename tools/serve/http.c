@@ -142,6 +142,7 @@ static bool origin_allowed(const struct server *server, struct MHD_Connection *m
 static void add_headers(struct MHD_Response *response, const struct incoming *in, const char *type, int status) {
     if (type) MHD_add_response_header(response, "Content-Type", type);
     MHD_add_response_header(response, "X-Content-Type-Options", "nosniff");
+    MHD_add_response_header(response, "X-Frame-Options", "DENY");
     MHD_add_response_header(response, "Cache-Control", "no-store");
     if (status == 429) MHD_add_response_header(response, "Retry-After", "1");
     if (status == 503) MHD_add_response_header(response, "Retry-After", "5");

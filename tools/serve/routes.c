@@ -210,6 +210,18 @@ static double f16_bytes(const struct server *server, uint64_t tokens) {
 
 static bool is_busy(const struct slot_view *view) { return view->state == GENERATION_READING || view->state == GENERATION_WRITING; }
 
+/* For each part of the tokens, in percent: exact, compressed, evicted, read by the last step. */
+static cJSON *parts_json(const struct terse_token_share *parts) {
+    cJSON *json = cJSON_CreateArray();
+    for (size_t i = 0; i < SLOT_PARTS; i++) {
+        const float shares[4] = {parts[i].exact, parts[i].compressed, parts[i].evicted, parts[i].read};
+        int percent[4];
+        for (size_t j = 0; j < 4; j++) percent[j] = (int)(100 * shares[j] + 0.5f);
+        cJSON_AddItemToArray(json, cJSON_CreateIntArray(percent, 4));
+    }
+    return json;
+}
+
 static cJSON *slot_json(const struct server *server, size_t id, const struct slot_view *view) {
     static const char *const states[] = {"idle", "prompt", "writing", "idle"};
     const struct terse_cache_report *c = &view->cache;
@@ -236,6 +248,7 @@ static cJSON *slot_json(const struct server *server, size_t id, const struct slo
     cJSON_AddNumberToObject(cache, "codebook", (double)c->codebook);
     cJSON_AddNumberToObject(cache, "bits_per_value", c->bits_per_value);
     cJSON_AddNumberToObject(cache, "f16", f16_bytes(server, c->tokens));
+    if (c->tokens) cJSON_AddItemToObject(cache, "parts", parts_json(view->parts));
     return json;
 }
 
@@ -276,6 +289,16 @@ static void metrics(struct server *server, struct call *call) {
     call->type = "text/plain; version=0.0.4; charset=utf-8";
 }
 
+/* page.html */
+extern const char page_begin[], page_end[];
+
+static void page(struct server *server, struct call *call) {
+    (void)server;
+    call->status = 200;
+    call->type = "text/html; charset=utf-8";
+    buffer_add(&call->text, page_begin, (size_t)(page_end - page_begin));
+}
+
 /* ---- Addresses */
 
 static const struct route {
@@ -283,6 +306,7 @@ static const struct route {
     void (*answer)(struct server *server, struct call *call);
     bool open; /* to clients without a key */
 } routes[] = {
+    {"GET", "/", page, true},
     {"GET", "/health", health, true},
     {"GET", "/v1/health", health, true},
     {"GET", "/v1/models", models, false},

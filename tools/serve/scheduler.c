@@ -97,23 +97,24 @@ static void no_longer_waits(struct scheduler *s) {
 
 /* ---- Ends */
 
-static void write_view(struct slot_view *view, const struct generation *g, const struct terse_cache_report *cache) {
+static void write_view(struct slot_view *view, const struct generation *g) {
     view->state = g->state;
     memcpy(view->task, g->task->id, sizeof view->task);
     view->prompt = g->prompt->n;
     view->read = g->read;
     view->cached = g->cached;
     view->tokens = g->tokens;
-    view->cache = *cache;
+    view->cache = (struct terse_cache_report){0};
+    if (!g->session) return;
+    terse_session_cache(g->session, &view->cache);
+    terse_session_map(g->session, view->parts, SLOT_PARTS);
 }
 
 static void leave_slot(struct scheduler *s, struct generation *g) {
-    struct terse_cache_report cache = {0};
-    if (g->session) terse_session_cache(g->session, &cache);
     pthread_mutex_lock(&s->lock);
     for (uint32_t i = 0; i < s->options.slots; i++) {
         if (s->slots[i] != g) continue;
-        write_view(&s->views[i], g, &cache);
+        write_view(&s->views[i], g);
         s->slots[i] = NULL;
     }
     pthread_mutex_unlock(&s->lock);
@@ -467,10 +468,8 @@ static void show(struct scheduler *s) {
     pthread_mutex_lock(&s->lock);
     s->kv_bytes = terse_engine_kv_bytes(s->options.engine);
     for (uint32_t i = 0; i < s->options.slots; i++) {
-        struct terse_cache_report cache = {0};
-        if (s->slots[i] && s->slots[i]->session) terse_session_cache(s->slots[i]->session, &cache);
         if (s->slots[i])
-            write_view(&s->views[i], s->slots[i], &cache);
+            write_view(&s->views[i], s->slots[i]);
         else
             s->views[i].state = s->views[i].task[0] ? GENERATION_DONE : GENERATION_QUEUED;
     }

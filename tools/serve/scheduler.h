@@ -31,6 +31,8 @@ bool scheduler_idle(struct scheduler *scheduler);
 /* After scheduler_stop: waits for the last reply. */
 void scheduler_free(struct scheduler *scheduler);
 
+enum { SLOT_PARTS = 96 }; /* in which a slot's tokens are shown */
+
 /* What a slot does; after a reply, what it left. */
 struct slot_view {
     enum generation_state state;
@@ -38,6 +40,7 @@ struct slot_view {
     uint64_t prompt, read, cached; /* tokens of the prompt */
     int64_t tokens;                /* written */
     struct terse_cache_report cache;
+    struct terse_token_share parts[SLOT_PARTS];
 };
 
 /* views[options.slots], and of *state the slots, what waits and the engine's bytes. Any thread. */

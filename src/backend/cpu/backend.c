@@ -5,6 +5,7 @@
 #include "backend/cpu/kv/fill.h"
 #include "backend/cpu/kv/fork.h"
 #include "backend/cpu/kv/saved.h"
+#include "backend/cpu/kv/token_map.h"
 
 static enum terse_status supports(const struct cache_shape *shape, const struct method *method, struct terse_error *error) {
     return method_check(method, shape->head_dim, shape->query_heads / shape->kv_heads, error);
@@ -31,6 +32,7 @@ static const struct kv_ops kv_ops = {.supports = supports,
                                      .end_layer = cache_end_layer,
                                      .commit = cache_commit,
                                      .report = cache_report,
+                                     .map = cache_map,
                                      .counters = cache_counters,
                                      .fill_random = cache_fill_random};
 

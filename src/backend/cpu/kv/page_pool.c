@@ -229,6 +229,7 @@ void pool_drop_page_sets(struct cache *cache, size_t first, size_t n) {
     }
     cache->n_page_sets = kept;
     cache->n_sealed -= n;
+    cache->selection.candidates = cache->selection.dense = 0; /* they are numbers of page sets */
 }
 
 enum terse_status pool_share_page_sets(struct cache *cache, const struct cache *from, struct terse_error *error) {

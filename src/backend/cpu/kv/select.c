@@ -29,6 +29,7 @@ struct workspace {
     uint8_t *tables;  /* [Hk][table_bytes]; where the codec ranks, float mean query[hd] */
     uint16_t *best;   /* [Hk][candidates], the largest score of a page, where the codec ranks; then of a run */
     uint32_t *runs;   /* [Hk][candidates], the best runs */
+    uint32_t *read;   /* [Hk][candidates], tokens of the page that the step has read so far */
 };
 
 /* Whether there is no index but the key codec's own ranks. */
@@ -57,11 +58,13 @@ static size_t lay_out(const struct cache *cache, const struct selection *selecti
     size_t tables = part(&size, heads, table_bytes(cache));
     size_t best = part(&size, heads * pages, sizeof *workspace->best);
     size_t runs = part(&size, heads * pages, sizeof *workspace->runs);
+    size_t read = part(&size, heads * selection->candidates, sizeof *workspace->read);
     uint8_t *memory = selection->memory;
     if (workspace)
         *workspace = (struct workspace){(uint16_t *)(void *)(memory + scores), (uint32_t *)(void *)(memory + chosen),
                                         (size_t *)(void *)(memory + count),    memory + tables,
-                                        (uint16_t *)(void *)(memory + best),   (uint32_t *)(void *)(memory + runs)};
+                                        (uint16_t *)(void *)(memory + best),   (uint32_t *)(void *)(memory + runs),
+                                        (uint32_t *)(void *)(memory + read)};
     return size;
 }
 
@@ -98,6 +101,20 @@ static enum terse_status reserve_list(struct cache *cache, struct terse_error *e
     return TERSE_OK;
 }
 
+static enum terse_status reserve_memory(struct cache *cache, struct terse_error *error) {
+    struct selection *selection = &cache->selection;
+    size_t bytes = lay_out(cache, selection, NULL);
+    if (bytes <= selection->bytes) return TERSE_OK;
+    memory_free(selection->memory);
+    selection->bytes = 0;
+    if (!(selection->memory = memory_array(bytes, 1))) {
+        selection->candidates = selection->dense = 0;
+        return status_no_memory(error, bytes, "chosen tokens");
+    }
+    selection->bytes = bytes;
+    return TERSE_OK;
+}
+
 enum terse_status select_reserve(struct cache *cache, const struct plan *plan, struct terse_error *error) {
     struct selection *selection = &cache->selection;
     bool decodes = plan->kind == CACHE_STEP_DECODE || plan->kind == CACHE_STEP_CHUNK;
@@ -111,12 +128,9 @@ enum terse_status select_reserve(struct cache *cache, const struct plan *plan, s
         selection->candidates = selection->dense = 0; /* all are read: there is nothing to choose */
         return TERSE_OK;
     }
-    size_t bytes = lay_out(cache, selection, NULL);
-    if (bytes <= selection->bytes) return TERSE_OK;
-    memory_free(selection->memory);
-    selection->bytes = 0;
-    if (!(selection->memory = memory_array(bytes, 1))) return status_no_memory(error, bytes, "chosen tokens");
-    selection->bytes = bytes;
+    if ((status = reserve_memory(cache, error))) return status;
+    memset(workspace_of(cache).read, 0, cache->shape.kv_heads * selection->candidates * sizeof(uint32_t));
+    selection->tokens = plan->n;
     return TERSE_OK;
 }
 
@@ -280,6 +294,15 @@ void select_top_k(const struct cache *cache, uint32_t head) {
     for (size_t i = 0; !filled && i < n; i++)
         if (chosen[i] % PAGE_TOKENS < select_candidate(cache, chosen[i] / PAGE_TOKENS)->count) chosen[kept++] = chosen[i];
     workspace.count[head] = kept;
+    for (size_t i = 0; i < kept; i++) workspace.read[head * pages + chosen[i] / PAGE_TOKENS]++;
+}
+
+double select_share_read(const struct cache *cache, size_t i) {
+    const uint32_t *read = workspace_of(cache).read;
+    const struct selection *selection = &cache->selection;
+    double tokens = 0, heads = cache->shape.kv_heads, count = select_candidate(cache, i)->count;
+    for (uint32_t head = 0; head < cache->shape.kv_heads; head++) tokens += read[head * selection->candidates + i];
+    return tokens / (count * heads * cache->shape.layers * (double)selection->tokens);
 }
 
 struct selected select_result(const struct cache *cache, uint32_t head) {

@@ -38,4 +38,7 @@ struct selected {
 struct selected select_result(const struct cache *cache, uint32_t head);
 const struct page_set *select_candidate(const struct cache *cache, size_t i);
 
+/* Between steps: of the i-th candidate's tokens, the part that the last step has read, over its tokens, layers and KV heads. */
+double select_share_read(const struct cache *cache, size_t i);
+
 #endif

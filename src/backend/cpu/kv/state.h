@@ -22,6 +22,7 @@
  *     seal_ahead          pages encoded by a worker before the step that seals them
  *     cache               the steps, and the accounting
  *     fill                a cache of random tokens, through the steps
+ *     token_map           what became of each part of the sequence
  *     fork                a cache cut short, and one more of the same sequence
  *     saved               a cache written to a file and read from it
  *
@@ -93,6 +94,7 @@ struct selection {
     size_t capacity;
     size_t candidates, dense; /* page sets of the first and of the second kind */
     size_t max_tokens;        /* that a KV head reads of the candidates */
+    size_t tokens;            /* of the step, which choose each for itself */
     uint8_t *memory;          /* scores, chosen tokens and tables, laid out by select.c */
     size_t bytes;
 };
