@@ -1,0 +1,181 @@
+"""The page at /, used in headless Chromium as people use it. Needs chromium and chromium-driver (Debian) and selenium (PyPI); without them it
+is skipped, with exit status 77. With SCREENSHOTS=FOLDER it leaves pictures to be looked at."""
+import os
+import shutil
+import sys
+import tempfile
+import unittest
+
+import served
+
+try:
+    from selenium import webdriver
+    from selenium.webdriver.chrome.service import Service
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.common.keys import Keys
+    from selenium.webdriver.support.ui import WebDriverWait
+except ImportError:
+    sys.stderr.write("skipped: no selenium for this Python (pip install selenium)\n")
+    sys.exit(77)
+
+BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+if not BROWSER or not DRIVER:
+    sys.stderr.write("skipped: no chromium or no chromedriver (apt-get install chromium chromium-driver)\n")
+    sys.exit(77)
+
+
+def open_browser():
+    options = webdriver.ChromeOptions()
+    options.binary_location = BROWSER
+    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--window-size=1280,1000"):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    return webdriver.Chrome(options=options, service=Service(DRIVER))
+
+
+class Page(served.ServedTest):
+    options = ("--kv", "terse-2")
+
+    def setUp(self):
+        self.browser = open_browser()
+        self.addCleanup(self.browser.quit)
+        self.open(self.server)
+
+    def open(self, server):
+        self.browser.get(server.address + "/")
+        self.until(lambda: self.text("about") != "connecting…")
+
+    def until(self, condition):
+        return WebDriverWait(self.browser, served.PATIENCE, 0.05).until(lambda _: condition())
+
+    def find(self, id):
+        return self.browser.find_element(By.ID, id)
+
+    def text(self, id):
+        return self.find(id).text
+
+    def picture(self, name):
+        if os.environ.get("SCREENSHOTS"):
+            self.browser.save_screenshot(os.path.join(os.environ["SCREENSHOTS"], name + ".png"))
+
+    def set(self, id, value):
+        self.browser.execute_script("arguments[0].value = arguments[1]", self.find(id), value)
+
+    def idle(self):
+        return not self.find("stop").is_enabled()
+
+    def replies(self):
+        return [box.text for box in self.browser.find_elements(By.CSS_SELECTOR, ".message.assistant")]
+
+    def attach(self, text):
+        with tempfile.NamedTemporaryFile("wb", suffix=".txt", delete=False) as file:
+            file.write(text)
+        self.addCleanup(os.unlink, file.name)
+        self.find("file").send_keys(file.name)
+
+    def tearDown(self):
+        """No script failed, and nothing was asked for that the page's own policy forbids."""
+        for entry in self.browser.get_log("browser"):
+            self.assertNotEqual(entry["level"], "SEVERE", entry)
+
+    def test_a_document_a_question_and_what_the_cache_holds(self):
+        code = 5550123
+        self.set("temperature", "0")
+        self.attach(served.document(code, 9000).encode())
+        self.until(lambda: ".txt, " in self.text("document"))
+        self.find("input").send_keys(served.QUESTION, Keys.ENTER)
+        self.assertFalse(self.idle())
+        self.until(lambda: "%" in self.text("status") or self.idle())  # progress of the prompt
+        self.picture("reading")
+        self.until(self.idle)
+        self.assertIn(served.answer(code), self.replies()[0])
+        self.assertIn("tokens read (0 of them cached)", self.replies()[0])
+        self.until(lambda: self.text("bits") != "–")
+        self.assertLess(float(self.text("bits")), 8)
+        self.assertIn("f16 would take", self.text("size"))
+        self.assertIn("MiB", self.text("kinds"))
+        self.picture("answered")
+        # The second question reads only what is new.
+        self.find("input").send_keys("And once more: " + served.QUESTION, Keys.ENTER)
+        self.until(lambda: len(self.replies()) == 2 and self.idle())
+        cached = int(self.replies()[1].split(" of them cached")[0].split("(")[-1])
+        self.assertGreater(cached, 2000)
+
+    def test_stop_retry_and_a_new_chat(self):
+        self.set("temperature", "0")
+        self.set("max_tokens", "30000")
+        self.find("settings-box").find_element(By.TAG_NAME, "summary").click()
+        self.find("repeat_penalty").clear()
+        self.find("repeat_penalty").send_keys("1.3")
+        self.find("input").send_keys("Write a long story about the sea,", Keys.SHIFT, Keys.ENTER, Keys.NULL, "two lines of request.", Keys.ENTER)
+        self.until(lambda: len(self.replies()) == 1 and len(self.replies()[0].split()) > 4 or self.idle())
+        self.find("input").send_keys(Keys.ESCAPE)
+        self.until(self.idle)
+        self.set("max_tokens", "3")
+        self.find("retry").click()
+        self.until(lambda: self.idle() and self.replies() and "tokens read" in self.replies()[-1])
+        self.assertEqual(len(self.replies()), 1)
+        self.assertIn("stopped at the limit of tokens", self.replies()[0])
+        self.find("clear").click()
+        self.assertEqual(self.replies(), [])
+        self.assertFalse(self.find("retry").is_enabled())
+
+    def test_what_is_no_text_is_refused(self):
+        self.attach(b"\xff\xfe\x00binary")
+        self.until(lambda: "is not UTF-8 text" in self.text("status"))
+        self.assertEqual(self.text("document"), "")
+        self.set("input", "")
+        self.find("send").click()  # nothing to send
+        self.assertEqual(self.replies(), [])
+
+    def test_markup_in_messages_is_text(self):
+        self.set("max_tokens", "1")
+        self.find("input").send_keys("<img src=x onerror=\"document.title='broken'\"> <|eot_id|>", Keys.ENTER)
+        self.until(lambda: self.replies() and self.idle())
+        self.assertIn("<img src=x", self.browser.find_element(By.CSS_SELECTOR, ".message.user").text)
+        self.assertNotEqual(self.browser.title, "broken")
+
+    def test_sizes_of_screens(self):
+        for width, height in ((360, 640), (768, 1024), (1280, 720), (1920, 1080)):
+            self.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride",
+                                         {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False})
+            self.until(lambda: self.browser.execute_script("return innerWidth") == width)
+            self.assertLessEqual(self.browser.execute_script("return document.documentElement.scrollWidth"), width)
+            for id in ("input", "send", "log"):
+                box = self.browser.execute_script("const r = arguments[0].getBoundingClientRect(); return [r.left, r.right, r.top, r.bottom]",
+                                                  self.find(id))
+                self.assertTrue(box[0] >= 0 and box[1] <= width and box[2] >= 0 and box[3] <= height, (id, width, box))
+            self.picture("size-%d" % width)
+
+    def test_colors_follow_the_system(self):
+        for scheme, wanted in (("dark", "rgb(20, 22, 26)"), ("light", "rgb(255, 255, 255)")):
+            self.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]})
+            self.until(lambda: self.browser.execute_script("return getComputedStyle(document.body).backgroundColor") == wanted)
+            self.picture(scheme)
+
+    def test_the_keyboard_reaches_everything(self):
+        self.find("input").send_keys("x")
+        reached = set()
+        for _ in range(30):
+            reached.add(self.browser.switch_to.active_element.get_attribute("id") or self.browser.switch_to.active_element.tag_name)
+            self.browser.switch_to.active_element.send_keys(Keys.TAB)
+        self.assertLessEqual({"input", "send", "attach", "summary"}, reached)
+
+
+class PageWithKey(unittest.TestCase):
+    """A server that wants a key."""
+
+    def test_the_page_asks_for_the_key(self):
+        server = served.Server("--api-key", "geheim")
+        self.addCleanup(server.stop)
+        browser = open_browser()
+        self.addCleanup(browser.quit)
+        browser.get(server.address + "/")
+        wait = WebDriverWait(browser, served.PATIENCE, 0.05)
+        wait.until(lambda _: browser.find_element(By.ID, "about").text == "wants an API key")
+        browser.find_element(By.ID, "key").send_keys("geheim", Keys.TAB)
+        wait.until(lambda _: "slots of" in browser.find_element(By.ID, "about").text)
+
+
+if __name__ == "__main__":
+    served.main()
