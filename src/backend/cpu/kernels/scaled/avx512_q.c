@@ -164,7 +164,8 @@ INLINE void accumulate_group(size_t G, bool nibbles, size_t planes, const struct
     __m512i sum[TOGETHER][2][2];
     UNROLL for (size_t g = 0; g < G; g++) {
         sum[g][0][0] = sum[g][0][1] = sum[g][1][0] = sum[g][1][1] = _mm512_setzero_si512();
-        sum[g][0][last] = _mm512_set1_epi32((nibbles ? -ZERO_Q4_0 : -ZERO_Q8_0) * w->sum[g]);
+        /* Without a sign, which may wrap: weights that are not finite, of a damaged page, make sums of any size. */
+        sum[g][0][last] = _mm512_set1_epi32((int)((nibbles ? -(uint32_t)ZERO_Q4_0 : -(uint32_t)ZERO_Q8_0) * (uint32_t)w->sum[g]));
         sum[g][1][last] = nibbles ? _mm512_slli_epi32(sum[g][0][last], 4) : sum[g][0][last];
     }
     for (size_t t = 0; t < PAGE_TOKENS; t += 4, rows += 4 * length) {
