@@ -396,17 +396,17 @@ TERSE_API enum terse_status terse_session_prefill(struct terse_session *session,
  * Until then terse_session_length and the logits are those from before, and calls that read, change or copy the sequence are refused
  * (TERSE_E_ARGUMENT): prefill, decode, truncate, fork, save, keep_prefix. terse_session_free and terse_session_reset drop the prompt;
  * terse_session_cancel lets the next step do so. Beside the cache, which counts against the budget, and a fork of it where the session has
- * earlier tokens, a prompt under way holds n * (width + 2 * kv_heads * head_dim) * 4 bytes (compressed: of n = batch). */
+ * earlier tokens, a prompt under way holds n * (width + 2 * kv_heads * head_dim) * 4 bytes (commvq: 3 instead of 2; compressed: n = batch), and
+ * activations of a few hundred tokens. */
 TERSE_API enum terse_status terse_session_begin_prompt(struct terse_session *session, const int32_t *tokens, size_t n,
                                                        struct terse_error *error);
 /* How far the prompt under way is, in tokens times layers, done < total; both 0 where none is under way. */
 TERSE_API void terse_session_prompt(const struct terse_session *session, uint64_t *done, uint64_t *total);
 
 /* Ends the call in progress that reads tokens into the session, or the next one where there is none: it returns TERSE_E_INTERRUPTED after
- * the piece of work that is being done, of at most 512 tokens in one layer, and leaves the session as it was before. So ends a prompt under
- * way, in its next step, whose item gets the status. A decoding step of
- * at most 64 tokens more than it has sessions is carried to its end; the cancellation then meets the next call. Any thread may call this
- * at any time while the session lives. */
+ * the piece of work that is being done, some hundredths of a second where work is long, and leaves the session as it was before. So ends a
+ * prompt under way, in its next step, whose item gets the status. A decoding step of at most 64 tokens more than it has sessions is carried
+ * to its end; the cancellation then meets the next call. Any thread may call this at any time while the session lives. */
 TERSE_API void terse_session_cancel(struct terse_session *session);
 
 /* Appends tokens[n] in one decoding step (n = 1 while generating; more for given continuations). `sink` may be NULL. A failure leaves

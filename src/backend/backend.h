@@ -82,7 +82,10 @@ struct kv_ops {
     /* The same queries' outputs, out[count][Hq][hd], which may be q. */
     enum terse_status (*attend)(struct cache *cache, const float *q, size_t first, size_t count, float *out,
                                 struct terse_error *error);
-    /* Does a part of what end_layer has to do, a few thousand rows at most: true, or false where no such part is left. */
+    /* Does a part of what attend has to do for the same queries, which come to attend next, of bounded length: true, or false where no such part
+     * is left. */
+    bool (*attend_some)(struct cache *cache, const float *q, size_t first, size_t count, float *out);
+    /* Does a part of what end_layer has to do, of bounded length: true, or false where no such part is left. */
     bool (*seal_some)(struct cache *cache);
     enum terse_status (*end_layer)(struct cache *cache, struct terse_error *error);
     enum terse_status (*commit)(struct cache *cache, struct terse_error *error);
@@ -119,7 +122,7 @@ struct executor_ops {
      * of them. */
     enum terse_status (*begin)(struct executor *executor, const struct step *step, struct pass **pass, size_t *failed,
                                struct terse_error *error);
-    /* Does the next piece of the work, of bounded length: a few hundred tokens in one layer at most. */
+    /* Does the next piece of the work, of bounded length: some hundredths of a second where work is long. */
     enum terse_status (*advance)(struct pass *pass, struct terse_error *error);
     /* How much of the work is done, in layers times tokens. The step has succeeded when all of it is. */
     struct step_progress (*progress)(const struct pass *pass);

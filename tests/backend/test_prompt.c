@@ -207,7 +207,7 @@ static void prompts_take_turns(void **state) {
         sessions[m] = open(methods[m], TERSE_PREFILL_EXACT);
         must_begin(sessions[m], tokens + m, PROMPT - 60 * m);
     }
-    for (size_t step = 0; left; step++) {
+    while (left) {
         size_t n = 0, moved = 0;
         for (size_t m = 0; m < METHODS; m++)
             if (under_way(sessions[m])) items[n++] = going_on(sessions[m]);
@@ -220,11 +220,6 @@ static void prompts_take_turns(void **state) {
             done[m] = now;
         }
         assert_true(moved <= 1); /* one piece a step */
-        for (size_t m = 0; m < METHODS && step == METHODS - 1; m++) {
-            struct terse_step_item item = going_on(sessions[m]);
-            assert_true(under_way(sessions[m]));
-            if (terse_engine_step(engine, &item, 1, &error)) fail_msg("%s", error.message);
-        }
     }
     for (size_t m = 0; m < METHODS; m++) {
         struct terse_session *alone = open(methods[m], TERSE_PREFILL_EXACT);
@@ -234,6 +229,54 @@ static void prompts_take_turns(void **state) {
     }
     for (size_t m = 0; m < METHODS; m++) terse_session_free(sessions[m]);
     assert_true(live_bytes < before + (16 << 20)); /* the executor may keep some */
+}
+
+/* A larger model, of which a layer takes several pieces; others, and not as many, with two threads. */
+static void pieces_of_layers_mix(void **state) {
+    (void)state;
+    static const char *const kinds[] = {"f16", "terse-2", "mat-64", "snapkv-128"};
+    enum { KINDS = sizeof kinds / sizeof *kinds };
+    struct terse_engine_options options = terse_engine_options_defaults();
+    struct terse_session *sessions[KINDS];
+    struct terse_step_item items[KINDS];
+    struct terse_model *lab;
+    struct terse_engine *other, *two_threads;
+    struct terse_model_info about;
+    struct terse_error error;
+    size_t steps = 0;
+    if (terse_model_load(PROJECT_DIR "/models/lab-27m-q8_0.gguf", &lab, &error)) fail_msg("%s", error.message);
+    options.threads = 1;
+    options.prompt_ms = 0;
+    assert_int_equal(terse_engine_new(lab, &options, &other, NULL), TERSE_OK);
+    options.threads = 2;
+    assert_int_equal(terse_engine_new(lab, &options, &two_threads, NULL), TERSE_OK);
+    terse_model_describe(lab, &about);
+    for (size_t i = 0; i < KINDS; i++) {
+        sessions[i] = open_in(other, kinds[i], TERSE_PREFILL_EXACT);
+        must_begin(sessions[i], tokens + i, PROMPT - 150 * i);
+    }
+    for (size_t n = 1; n; steps++) {
+        n = 0;
+        for (size_t i = 0; i < KINDS; i++)
+            if (under_way(sessions[i])) items[n++] = going_on(sessions[i]);
+        if (n && terse_engine_step(other, items, n, &error)) fail_msg("%s", error.message);
+    }
+    assert_true(steps > 2 * KINDS * about.layers);
+    for (size_t i = 0; i < KINDS; i++) {
+        struct terse_session *alone = open_in(two_threads, kinds[i], TERSE_PREFILL_EXACT);
+        must_prefill(alone, tokens + i, PROMPT - 150 * i);
+        assert_memory_equal(terse_session_logits(sessions[i]), terse_session_logits(alone), about.vocabulary * sizeof(float));
+        for (size_t k = 0; k < STEPS; k++) {
+            must_decode(sessions[i], tokens + k, 1);
+            must_decode(alone, tokens + k, 1);
+            assert_memory_equal(terse_session_logits(sessions[i]), terse_session_logits(alone), about.vocabulary * sizeof(float));
+        }
+        terse_session_free(alone);
+    }
+    for (size_t i = 0; i < KINDS; i++) terse_session_free(sessions[i]);
+    terse_engine_free(other);
+    terse_engine_free(two_threads);
+    terse_model_free(lab);
 }
 
 /* By default a step goes on for some time: this short prompt is finished in one, or in a few on a slow machine. */
@@ -354,10 +397,10 @@ static void other_calls_are_refused(void **state) {
 
 /* ---- Prompts that end before their time */
 
-/* Two steps of a prompt beside one who decodes. */
+/* Steps of a prompt beside one who decodes. */
 static void begin_some(struct terse_session *session, struct terse_session *other, struct terse_session *other_alone) {
     must_begin(session, tokens + 3, PROMPT);
-    for (size_t i = 0; i < 7; i++) {
+    for (size_t i = 0; i < 2; i++) {
         struct terse_step_item items[] = {going_on(session), {other, tokens + i, 1, NULL, TERSE_E_IO}};
         assert_int_equal(terse_engine_step(engine, items, 2, NULL), TERSE_OK);
         must_decode(other_alone, tokens + i, 1);
@@ -529,6 +572,7 @@ static void every_refused_allocation_is_survived(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(a_prompt_beside_decoding_equals_prefill),
                                        cmocka_unit_test(prompts_take_turns),
+                                       cmocka_unit_test(pieces_of_layers_mix),
                                        cmocka_unit_test(steps_go_on_for_a_while),
                                        cmocka_unit_test(a_session_of_a_prefix_goes_on),
                                        cmocka_unit_test(other_calls_are_refused),

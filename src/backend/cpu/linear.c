@@ -5,6 +5,7 @@
 #include "backend/cpu/kernels/weights/ops.h"
 #include "base/memory.h"
 
+#include <math.h>
 #include <omp.h>
 
 /* Work items of a product with few rows of x: some per thread to balance, of at most these many rows of weights, as long runs are what
@@ -155,17 +156,34 @@ static bool many_rows(const struct linear_op *ops, size_t n_ops, size_t n) {
     return false;
 }
 
-void linear(const struct linear_op *ops, size_t n_ops, const float *x, size_t n, float *scratch) {
-    if (!many_rows(ops, n_ops, n)) {
+/* Behind the items from `first` on that have about so many multiplications: as many for each thread. */
+static uint32_t items_end(const struct linear_op *ops, uint32_t first, uint32_t items, size_t n, double multiplications) {
+    double each = (double)n * TILE_ROWS * ops->w->columns, threads = omp_get_max_threads();
+    double rounds = ceil(multiplications / (each * threads));
+    return rounds * threads < items - first ? first + (uint32_t)(rounds * threads) : items;
+}
+
+bool linear_some(const struct linear_op *ops, size_t n_ops, const float *x, size_t n, float *scratch, uint32_t *item,
+                 double *left) {
+    uint32_t begin = *item, items = count_items(ops, n_ops, TILE_ROWS), end = items;
+    bool many = many_rows(ops, n_ops, n);
+    if (many)
+        end = items_end(ops, begin, items, n, *left);
+    else
         linear_each(ops, n_ops, x, n, scratch);
-        return;
-    }
-    uint32_t items = count_items(ops, n_ops, TILE_ROWS);
+    *item = end;
+    *left -= (double)n * TILE_ROWS * ops->w->columns * (end - begin);
+    if (!many) return true;
 #pragma omp parallel for schedule(dynamic, 1)
-    for (uint32_t item = 0; item < items; item++) {
+    for (uint32_t i = begin; i < end; i++) {
         uint32_t first, count;
-        const struct linear_op *p = find_item(ops, item, TILE_ROWS, &first, &count);
+        const struct linear_op *p = find_item(ops, i, TILE_ROWS, &first, &count);
         gemm_item(p, first, count, x, n, scratch + (size_t)omp_get_thread_num() * TILE_ROWS * linear_tile_stride(p->w));
         add_bias(p, first, count, n);
     }
+    return end == items;
+}
+
+void linear(const struct linear_op *ops, size_t n_ops, const float *x, size_t n, float *scratch) {
+    linear_some(ops, n_ops, x, n, scratch, &(uint32_t){0}, &(double){INFINITY});
 }

@@ -7,6 +7,7 @@
 #include "backend/cpu/kv/query_rows.h"
 #include "backend/cpu/kv/scratch.h"
 #include "backend/cpu/kv/segment_read.h"
+#include "backend/cpu/piece.h"
 #include "kv/partial.h"
 
 #include <math.h>
@@ -109,12 +110,19 @@ static struct anchor_weights attend_queries(const struct cache *cache, const flo
     return kept;
 }
 
-void attend_prefill(struct cache *cache, const float *q, size_t first, size_t count, float *out) {
+/* Work items: tiles of queries, each for all KV heads. */
+static size_t prefill_items(const struct cache *cache, size_t count) {
+    size_t tokens = prefill_tokens(cache);
+    return (count + tokens - 1) / tokens * cache->shape.kv_heads;
+}
+
+/* Items up to `end`, from the first that is not done. */
+static void attend_items(struct cache *cache, const float *q, size_t first, size_t count, float *out, size_t end) {
     size_t heads = cache->shape.kv_heads, width = cache->shape.query_heads * cache->shape.head_dim;
     size_t tokens = prefill_tokens(cache), parts = (count + tokens - 1) / tokens;
     /* The last queries see most: they go first. */
 #pragma omp parallel for ordered schedule(dynamic, 1) num_threads(cache->threads)
-    for (size_t item = 0; item < parts * heads; item++) {
+    for (size_t item = cache->attended; item < end; item++) {
         size_t part = (parts - 1 - item / heads) * tokens;
         uint32_t head = (uint32_t)(item % heads);
         struct anchor_weights kept = attend_queries(cache, q + part * width, head, first + part, smaller(tokens, count - part),
@@ -122,4 +130,20 @@ void attend_prefill(struct cache *cache, const float *q, size_t first, size_t co
 #pragma omp ordered
         anchor_scores_add(cache, head, &kept);
     }
+    cache->attended = end;
+}
+
+bool attend_prefill_some(struct cache *cache, const float *q, size_t first, size_t count, float *out) {
+    double rows = (double)(prefill_tokens(cache) * cache->group),
+           keys = (double)(segment_count_seen(cache, first + count - 1) * PAGE_TOKENS);
+    double rounds = PIECE_MULTIPLICATIONS / (2 * rows * keys * cache->shape.head_dim);
+    size_t some = (rounds > 1 ? (size_t)rounds : 1) * (size_t)cache->threads;
+    if (prefill_items(cache, count) - cache->attended <= some) return false;
+    attend_items(cache, q, first, count, out, cache->attended + some);
+    return true;
+}
+
+void attend_prefill(struct cache *cache, const float *q, size_t first, size_t count, float *out) {
+    attend_items(cache, q, first, count, out, prefill_items(cache, count));
+    cache->attended = 0;
 }

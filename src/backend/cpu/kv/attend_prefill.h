@@ -14,5 +14,8 @@ size_t attend_prefill_thread_floats(const struct cache *cache);
 /* The outputs out[count][Hq][hd], unless `out` is NULL, of the step's new tokens [first, first + count), whose queries are
  * q[count][Hq][hd] before rotation; out may be q. Adds to the Anchor Scores what these queries contribute (anchor_scores.h). */
 void attend_prefill(struct cache *cache, const float *q, size_t first, size_t count, float *out);
+/* A piece of that work (piece.h), after which the same call, or attend_prefill, is to follow; false, and nothing is done, where no more than
+ * one is left. */
+bool attend_prefill_some(struct cache *cache, const float *q, size_t first, size_t count, float *out);
 
 #endif

@@ -264,7 +264,7 @@ enum terse_status cache_append(struct cache *cache, uint32_t layer, float *k, co
     if (!cache->in_step || layer < cache->layers_ended || layer >= cache->shape.layers)
         return status_fail(error, TERSE_E_ARGUMENT, "layer %" PRIu32 " of %" PRIu32 " out of order", layer, cache->shape.layers);
     cache->layer = layer;
-    cache->layer_sealed = 0;
+    cache->attended = cache->layer_sealed = 0;
     cache->k = k;
     cache->v = v;
     exact_store_first(cache);
@@ -300,14 +300,26 @@ enum terse_status cache_observe(struct cache *cache, const float *q, size_t firs
     return TERSE_OK;
 }
 
+/* Whether queries go one by one, or few of them together, through the codes. */
+static bool attends_as_decoding(const struct cache *cache, size_t first, size_t count) {
+    return select_active(cache) || (count <= attend_decode_tokens(cache) && !anchor_scores_wanted(cache, first, count));
+}
+
+bool cache_attend_some(struct cache *cache, const float *q, size_t first, size_t count, float *out) {
+    if (check_queries(cache, first, count, NULL) || attends_as_decoding(cache, first, count)) return false;
+    double start = clock_now();
+    bool more = attend_prefill_some(cache, q, first, count, out);
+    cache->counters.seconds += clock_now() - start;
+    return more;
+}
+
 enum terse_status cache_attend(struct cache *cache, const float *q, size_t first, size_t count, float *out,
                                struct terse_error *error) {
     enum terse_status status = check_queries(cache, first, count, error);
     if (status) return status;
     double start = clock_now();
     exact_observe(cache, q, first, count);
-    bool few = count <= attend_decode_tokens(cache) && !anchor_scores_wanted(cache, first, count);
-    if (select_active(cache) || few)
+    if (attends_as_decoding(cache, first, count))
         attend_decode(cache, q, first, count, out);
     else
         attend_prefill(cache, q, first, count, out);

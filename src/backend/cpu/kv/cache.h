@@ -67,12 +67,14 @@ enum terse_status cache_append(struct cache *cache, uint32_t layer, float *k, co
 /* q[count][Hq][hd] of the new tokens first..first+count-1, before rotation; out[count][Hq][hd], which may be q. */
 enum terse_status cache_attend(struct cache *cache, const float *q, size_t first, size_t count, float *out,
                                struct terse_error *error);
+/* Does some of what cache_attend is to do for the same queries, false where little is left: for those who must not be away for long. */
+bool cache_attend_some(struct cache *cache, const float *q, size_t first, size_t count, float *out);
 /* How many of a layer's queries, from the first on, must be shown to cache_observe before others attend, when the first `needed` of
  * them will not attend since nobody wants their outputs: where the policy chooses exact tokens by their attention all queries count. */
 size_t cache_queries_to_observe(const struct cache *cache, size_t needed);
 /* q as in cache_attend, in order from first 0 on, each new token once. */
 enum terse_status cache_observe(struct cache *cache, const float *q, size_t first, size_t count, struct terse_error *error);
-/* Encodes some of the pages that cache_end_layer would, false where none are left: for those who must not be away for long. */
+/* Encodes some of the pages that cache_end_layer would, false where none are left. */
 bool cache_seal_some(struct cache *cache);
 enum terse_status cache_end_layer(struct cache *cache, struct terse_error *error);
 enum terse_status cache_commit(struct cache *cache, struct terse_error *error);

@@ -12,7 +12,7 @@
 
 #include <string.h>
 
-#define SEAL_ROWS 8192 /* that seal_some encodes, about */
+#define SEAL_ROWS 1024 /* that seal_some encodes on each thread, about: of the codec that takes longest, a piece (piece.h) */
 
 size_t seal_thread_floats(const struct cache *cache) { return 2 * PAGE_TOKENS * (size_t)cache->shape.head_dim; }
 
@@ -116,7 +116,8 @@ static void fit_layer(struct cache *cache) {
 bool seal_some(struct cache *cache) {
     const struct plan *plan = &cache->plan;
     uint32_t kv_heads = cache->shape.kv_heads;
-    size_t first = larger(cache->layer_sealed, plan->ready), more = larger(SEAL_ROWS / (2 * PAGE_TOKENS * kv_heads), 1);
+    size_t first = larger(cache->layer_sealed, plan->ready),
+           more = larger(SEAL_ROWS * (size_t)cache->threads / (2 * PAGE_TOKENS * kv_heads), 1);
     if (first >= plan->seal) return false;
     size_t end = smaller(first + more, plan->seal);
     if (!cache->layer_sealed && fit_pending(cache)) fit_layer(cache);

@@ -156,6 +156,7 @@ struct cache {
     bool in_step;          /* between cache_begin and cache_commit */
     uint32_t layer;        /* whose keys and values were appended; NO_LAYER: none */
     uint32_t layers_ended; /* of this step */
+    size_t attended;       /* work items of attend_prefill that are done */
     size_t layer_sealed;   /* pages of the layer that seal_some has come past */
     bool sealed_first;     /* its new tokens are read from their pages: CACHE_STEP_PAPER, once they lie there */
     float *k;              /* [n][Hk][hd], rotated where keys_rotated */

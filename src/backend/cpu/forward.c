@@ -1,0 +1,452 @@
+/* The forward pass. Owns the order of the work; leaves products to linear.c, rows to rows.c and everything about keys and values to the
+ * caches.
+ *
+ * All tokens of a group pass one layer before the next begins, in panels, so that beside the hidden states only one layer's keys and values
+ * exist in full precision (design: "Prefill"). Decoding is the same with a few tokens of each sequence. A piece of the work is as many
+ * products as have some number of multiplications, a weight matrix being cut where that is reached, or a part of a panel's attention, or of
+ * sealing a layer; of rows that go each by itself, a layer. */
+#include "backend/cpu/forward.h"
+
+#include "backend/cpu/linear.h"
+#include "backend/cpu/piece.h"
+#include "backend/cpu/rows.h"
+#include "model/architecture.h"
+
+#include <math.h>
+#include <string.h>
+
+/* Rows of a panel: many enough that dequantizing a weight once for them costs little; beyond that as many as have so many
+ * multiplications. */
+#define PANEL_MULTIPLICATIONS 1e9
+#define PANEL_LEAST 192
+#define LOGIT_BYTES ((size_t)8 << 20) /* of logits that are computed together */
+
+static const struct group *group_of(const struct pass *p) { return &p->group[p->at]; }
+static const struct layer *layer_of(const struct pass *p) { return &p->executor->model->layer[p->layer]; }
+static bool last_layer(const struct pass *p) { return p->layer + 1 == p->executor->model->layers; }
+static bool done(const struct pass *p) { return p->at == p->n_groups; }
+
+/* ---- Sizes */
+
+static double attention_multiplications(const struct terse_model *m, uint64_t tokens) {
+    return 2.0 * (double)tokens * m->query_heads * m->head_dim;
+}
+
+/* Of a token in a layer when it reads `tokens` others. */
+static double multiplications(const struct terse_model *m, uint64_t tokens) {
+    const struct layer *l = &m->layer[0];
+    const struct matrix *all[] = {&l->q, &l->k, &l->v, &l->o, &l->gate, &l->up, &l->down};
+    double sum = attention_multiplications(m, tokens);
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+        if (all[i]->data) sum += (double)all[i]->rows * all[i]->columns;
+    return sum;
+}
+
+size_t forward_panel(const struct terse_model *model, uint64_t length, size_t n) {
+    double most = PANEL_MULTIPLICATIONS / multiplications(model, length + n);
+    size_t panel = most > PANEL_MOST ? PANEL_MOST : most < PANEL_LEAST ? PANEL_LEAST : (size_t)most;
+    return panel < n ? panel : n;
+}
+
+/* The rows of a panel that are a sequence's: the sequence's token of the first, and their number. */
+static size_t rows_of(const struct sequence *s, struct panel panel, size_t *token) {
+    size_t first = panel.first > s->first ? panel.first : s->first, end = s->first + s->part.n;
+    if (end > panel.first + panel.count) end = panel.first + panel.count;
+    *token = first - s->first;
+    return first < end ? end - first : 0;
+}
+
+/* ---- Products of a panel: what comes before them, their operands, what comes after */
+
+static float *hidden_at(const struct pass *p, size_t row) { return p->hidden + row * p->executor->model->width; }
+
+static size_t kv_width(const struct pass *p) { return (size_t)p->executor->model->kv_heads * p->executor->model->head_dim; }
+
+static void embed(const struct pass *p, struct panel panel) {
+    for (const struct sequence *s = panel.group->sequences; s < panel.group->sequences + panel.group->n_sequences; s++) {
+        size_t token, count = rows_of(s, panel, &token);
+        if (count) embed_rows(p->executor->model, s->part.tokens + token, count, s->length + token, hidden_at(p, s->first + token));
+    }
+}
+
+static void before_product(const struct pass *p, enum stage stage, struct panel panel) {
+    const struct terse_model *m = p->executor->model;
+    const struct activations *a = &p->activations;
+    float *hidden = hidden_at(p, panel.first);
+    switch (stage) {
+    case STAGE_KEYS:
+        if (p->layer == 0) embed(p, panel);
+        norm_rows(&layer_of(p)->attention_norm, hidden, a->normed, panel.count, m->width);
+        break;
+    case STAGE_OBSERVE:
+    case STAGE_QUERIES: norm_rows(&layer_of(p)->attention_norm, hidden, a->normed, panel.count, m->width); break;
+    case STAGE_WIDEN: norm_rows(&layer_of(p)->feed_forward_norm, hidden, a->normed, panel.count, m->width); break;
+    case STAGE_NARROW: activate_rows(m->architecture->activation, a->inner, a->factor, panel.count, m->feed_forward); break;
+    case STAGE_OUTPUT: norm_rows(&m->output_norm, hidden, hidden, panel.count, m->width); break;
+    default: break;
+    }
+}
+
+/* The stage's matrices, which share the input x. */
+static size_t product_ops(const struct pass *p, enum stage stage, struct panel panel, struct linear_op ops[LINEAR_OPS_MOST],
+                          const float **x) {
+    const struct activations *a = &p->activations;
+    const struct layer *l = layer_of(p);
+    size_t n = 0;
+    *x = a->normed;
+    switch (stage) {
+    case STAGE_KEYS:
+        if (panel.group->each) ops[n++] = (struct linear_op){&l->q, a->q};
+        ops[n++] = (struct linear_op){&l->k, p->k + panel.first * kv_width(p)};
+        ops[n++] = (struct linear_op){&l->v, p->v + panel.first * kv_width(p)};
+        return n;
+    case STAGE_OBSERVE:
+    case STAGE_QUERIES: ops[n++] = (struct linear_op){&l->q, a->q}; return n;
+    case STAGE_MERGE: *x = a->out; break;
+    case STAGE_WIDEN: return feed_forward_ops(l, a->inner, a->factor, ops);
+    case STAGE_NARROW:
+        *x = a->inner;
+        ops[n++] = (struct linear_op){&l->down, a->normed};
+        return n;
+    case STAGE_OUTPUT:
+        *x = hidden_at(p, panel.first);
+        ops[n++] = (struct linear_op){&p->executor->model->output, p->executor->scratch.logits};
+        return n;
+    default: break;
+    }
+    ops[n++] = (struct linear_op){&l->o, a->normed};
+    return n;
+}
+
+static void after_product(const struct pass *p, enum stage stage, struct panel panel, const struct linear_op *ops, size_t n_ops) {
+    const struct terse_model *m = p->executor->model;
+    const struct activations *a = &p->activations;
+    const struct layer *l = layer_of(p);
+    size_t count = panel.count;
+    if (stage == STAGE_MERGE || stage == STAGE_NARROW) add_rows(hidden_at(p, panel.first), a->normed, count, m->width);
+    if (stage > STAGE_QUERIES) return;
+    for (size_t i = 0; i < n_ops && m->clamp > 0; i++) clamp_rows(ops[i].out, m->clamp, count, ops[i].w->rows);
+    bool queries = stage != STAGE_KEYS || panel.group->each, keys = stage == STAGE_KEYS;
+    float *k = p->k + panel.first * kv_width(p);
+    if (queries && l->q_norm.gain) norm_rows(&l->q_norm, a->q, a->q, count * m->query_heads, m->head_dim);
+    if (keys && l->k_norm.gain) norm_rows(&l->k_norm, k, k, count * m->kv_heads, m->head_dim);
+}
+
+/* A stage's product, a part of it at a time for about *left multiplications, which it takes off; true when it is done. */
+static bool multiply_some(struct pass *p, enum stage stage, struct panel panel, double *left) {
+    struct linear_op ops[LINEAR_OPS_MOST];
+    const float *x;
+    size_t n_ops = product_ops(p, stage, panel, ops, &x);
+    if (p->item == 0) before_product(p, stage, panel);
+    if (!linear_some(ops, n_ops, x, panel.count, p->executor->scratch.tile, &p->item, left)) return false;
+    p->item = 0;
+    after_product(p, stage, panel, ops, n_ops);
+    return true;
+}
+
+static void multiply_each(const struct pass *p, enum stage stage, struct panel panel) {
+    struct linear_op ops[LINEAR_OPS_MOST];
+    const float *x;
+    size_t n_ops = product_ops(p, stage, panel, ops, &x);
+    before_product(p, stage, panel);
+    linear_each(ops, n_ops, x, panel.count, p->executor->scratch.tile);
+    after_product(p, stage, panel, ops, n_ops);
+}
+
+/* ---- The caches of a panel's sequences */
+
+static enum terse_status append(const struct pass *p, const struct sequence *s, struct terse_error *error) {
+    size_t at = s->first * kv_width(p);
+    return p->executor->kv->append(s->part.cache, p->layer, p->k + at, p->v + at, error);
+}
+
+/* How many queries of a sequence are shown to the cache before any attends. */
+static size_t observed(const struct pass *p, const struct sequence *s) {
+    return p->executor->kv->queries_to_observe(s->part.cache, last_layer(p) ? s->attended : 0);
+}
+
+/* A sequence's queries among those of a panel, and room for their outputs. */
+struct queries {
+    size_t token, count; /* the first one's token, and their number */
+    const float *q;
+    float *out;
+};
+
+static struct queries queries_of(const struct pass *p, const struct sequence *s, struct panel panel) {
+    size_t width = (size_t)p->executor->model->query_heads * p->executor->model->head_dim;
+    struct queries queries;
+    queries.count = rows_of(s, panel, &queries.token);
+    queries.q = p->activations.q + (s->first + queries.token - panel.first_query) * width;
+    queries.out = p->activations.out + (s->first + queries.token - panel.first) * width;
+    return queries;
+}
+
+static enum terse_status observe(const struct pass *p, const struct sequence *s, struct panel panel, struct terse_error *error) {
+    struct queries queries = queries_of(p, s, panel);
+    size_t wanted = observed(p, s);
+    if (queries.token >= wanted) return TERSE_OK;
+    if (queries.count > wanted - queries.token) queries.count = wanted - queries.token;
+    if (!queries.count) return TERSE_OK;
+    return p->executor->kv->observe(s->part.cache, queries.q, queries.token, queries.count, error);
+}
+
+static enum terse_status attend(const struct pass *p, const struct sequence *s, struct panel panel, struct terse_error *error) {
+    struct queries queries = queries_of(p, s, panel);
+    return p->executor->kv->attend(s->part.cache, queries.q, queries.token, queries.count, queries.out, error);
+}
+
+static bool attend_some(const struct pass *p, const struct sequence *s, struct panel panel) {
+    struct queries queries = queries_of(p, s, panel);
+    return p->executor->kv->attend_some(s->part.cache, queries.q, queries.token, queries.count, queries.out);
+}
+
+typedef enum terse_status visit(const struct pass *p, const struct sequence *s, struct panel panel, struct terse_error *error);
+
+/* All of a sequence between the products. */
+static enum terse_status read_cache(const struct pass *p, const struct sequence *s, struct panel panel, struct terse_error *error) {
+    enum terse_status status = append(p, s, error);
+    if (!status) status = observe(p, s, panel, error);
+    return status ? status : attend(p, s, panel, error);
+}
+
+static enum terse_status seal(const struct pass *p, const struct sequence *s, struct panel panel, struct terse_error *error) {
+    (void)panel;
+    return p->executor->kv->end_layer(s->part.cache, error);
+}
+
+/* The sequences [first, n) of a group, the longest first, each by one thread. */
+static enum terse_status visit_side_by_side(const struct pass *p, visit *call, struct panel panel, size_t first,
+                                            struct terse_error *error) {
+    enum terse_status failed = TERSE_OK;
+#pragma omp parallel for schedule(dynamic, 1)
+    for (size_t i = first; i < panel.group->n_sequences; i++) {
+        struct terse_error own;
+        enum terse_status status = call(p, &panel.group->sequences[i], panel, &own);
+        if (!status) continue;
+#pragma omp critical /* without a name, which the library would export */
+        {
+            failed = status;
+            if (error) *error = own;
+        }
+    }
+    return failed;
+}
+
+/* Calls for every sequence of the panel's group. A sequence that alone is the share of a thread is worked on by all threads; the others, for
+ * which waking the threads would not pay or would pay less, by one thread each. */
+static enum terse_status visit_caches(const struct pass *p, visit *call, struct panel panel, struct terse_error *error) {
+    const struct group *group = panel.group;
+    enum terse_status status = TERSE_OK;
+    uint64_t left = 0;
+    for (size_t i = 0; i < group->n_sequences; i++) left += group->sequences[i].length;
+    size_t i = 0;
+    for (; i < group->n_sequences && !status; i++) {
+        uint64_t length = group->sequences[i].length;
+        if (i + 1 < group->n_sequences && length * p->executor->threads <= left) break;
+        status = call(p, &group->sequences[i], panel, error);
+        left -= length;
+    }
+    return status || i == group->n_sequences ? status : visit_side_by_side(p, call, panel, i, error);
+}
+
+/* ---- Rows each by itself */
+
+static enum terse_status run_layer_by_rows(struct pass *p, struct terse_error *error) {
+    const struct group *group = group_of(p);
+    struct panel panel = {group, group->first, group->count, group->first};
+    multiply_each(p, STAGE_KEYS, panel);
+    enum terse_status status = visit_caches(p, read_cache, panel, error);
+    if (status) return status;
+    multiply_each(p, STAGE_MERGE, panel);
+    multiply_each(p, STAGE_WIDEN, panel);
+    multiply_each(p, STAGE_NARROW, panel);
+    return visit_caches(p, seal, panel, error);
+}
+
+/* ---- A longer part */
+
+/* Behind the stage's rows. */
+static size_t stage_end(const struct pass *p) {
+    const struct group *g = group_of(p);
+    return g->first + (p->stage == STAGE_OBSERVE ? observed(p, g->sequences) : g->count);
+}
+
+/* The stage's panel from this row on; false: there are no rows. */
+static bool begin_panel(struct pass *p, size_t row) {
+    const struct group *g = group_of(p);
+    size_t left = stage_end(p) - row, most = forward_panel(p->executor->model, g->sequences->length, g->count);
+    p->panel = (struct panel){g, row, left < most ? left : most, row};
+    return left > 0;
+}
+
+static bool next_panel(struct pass *p) { return begin_panel(p, p->panel.first + p->panel.count); }
+
+/* The first row that goes past the keys and values of the layer. */
+static size_t attended(const struct pass *p) { return group_of(p)->first + (last_layer(p) ? group_of(p)->sequences->attended : 0); }
+
+static void begin_queries(struct pass *p) {
+    p->stage = STAGE_QUERIES;
+    if (!begin_panel(p, attended(p))) p->stage = STAGE_SEAL;
+}
+
+static enum terse_status end_keys(struct pass *p, struct terse_error *error) {
+    if (next_panel(p)) return TERSE_OK;
+    p->stage = STAGE_OBSERVE;
+    if (!begin_panel(p, group_of(p)->first)) begin_queries(p);
+    return append(p, group_of(p)->sequences, error);
+}
+
+static enum terse_status end_observing(struct pass *p, struct terse_error *error) {
+    bool whole = p->panel.count == group_of(p)->count;
+    enum terse_status status = observe(p, group_of(p)->sequences, p->panel, error);
+    if (whole) { /* these queries are those that attend */
+        size_t skipped = attended(p) - p->panel.first;
+        p->panel.first += skipped;
+        p->panel.count -= skipped;
+        p->stage = p->panel.count ? STAGE_ATTEND : STAGE_SEAL;
+    } else if (!next_panel(p)) {
+        begin_queries(p);
+    }
+    return status;
+}
+
+static enum terse_status end_product(struct pass *p, struct terse_error *error) {
+    switch (p->stage) {
+    case STAGE_KEYS: return end_keys(p, error);
+    case STAGE_OBSERVE: return end_observing(p, error);
+    case STAGE_NARROW:
+        p->stage = STAGE_QUERIES;
+        if (!next_panel(p)) p->stage = STAGE_SEAL;
+        return TERSE_OK;
+    default: p->stage++; return TERSE_OK;
+    }
+}
+
+static enum terse_status run_attend(struct pass *p, double *left, struct terse_error *error) {
+    const struct sequence *s = group_of(p)->sequences;
+    *left -= attention_multiplications(p->executor->model, s->length + p->panel.first + p->panel.count - s->first) *
+             (double)p->panel.count;
+    if (attend_some(p, s, p->panel)) return TERSE_OK;
+    p->stage = STAGE_MERGE;
+    return attend(p, s, p->panel, error);
+}
+
+/* ---- After the layers */
+
+size_t forward_logit_rows(const struct terse_model *m, size_t n) {
+    size_t rows = LOGIT_BYTES / (m->vocabulary * sizeof(float));
+    if (rows < 1) rows = 1;
+    return rows < n ? rows : n;
+}
+
+/* Moves the rows whose logits are wanted to the beginning of their group where rows of several sequences lie between them. */
+static void keep_rows(struct pass *p) {
+    const struct group *g = group_of(p);
+    size_t width = p->executor->model->width, at = g->first;
+    for (struct sequence *s = g->sequences; s < g->sequences + g->n_sequences; s++) {
+        size_t from = s->first + s->needed, count = s->part.n - s->needed;
+        s->kept = g->each ? at : from;
+        if (s->kept < from) memmove(hidden_at(p, s->kept), hidden_at(p, from), count * width * sizeof(float));
+        at += count;
+    }
+}
+
+static void begin_group(struct pass *p, size_t at) {
+    p->at = at;
+    p->layer = 0;
+    p->item = 0;
+    p->stage = STAGE_KEYS;
+    if (!done(p) && !group_of(p)->each) begin_panel(p, group_of(p)->first);
+}
+
+static void end_layer(struct pass *p) {
+    const struct group *g = group_of(p);
+    if (!last_layer(p)) {
+        p->layer++;
+        p->stage = STAGE_KEYS;
+        if (!g->each) begin_panel(p, g->first);
+        return;
+    }
+    keep_rows(p);
+    p->stage = STAGE_OUTPUT;
+    p->panel = (struct panel){.group = g, .first = g->sequences->kept};
+}
+
+static enum terse_status run_seal(struct pass *p, struct terse_error *error) {
+    const struct sequence *s = group_of(p)->sequences;
+    if (p->executor->kv->seal_some(s->part.cache)) return TERSE_OK;
+    enum terse_status status = seal(p, s, p->panel, error);
+    if (!status) end_layer(p);
+    return status;
+}
+
+static void hand_over(const struct pass *p, struct panel panel, const float *logits) {
+    size_t vocabulary = p->executor->model->vocabulary, end = panel.first + panel.count;
+    for (const struct sequence *s = panel.group->sequences; s < panel.group->sequences + panel.group->n_sequences; s++) {
+        size_t kept_end = s->kept + s->part.n - s->needed, first = s->kept > panel.first ? s->kept : panel.first;
+        size_t last = kept_end < end ? kept_end : end;
+        if (first >= last) continue;
+        const float *own = logits + (first - panel.first) * vocabulary;
+        if (s->part.rows) s->part.rows(s->part.user, s->needed + first - s->kept, last - first, own);
+        if (last == kept_end && s->part.last_logits)
+            memcpy(s->part.last_logits, own + (last - first - 1) * vocabulary, vocabulary * sizeof *own);
+    }
+}
+
+static enum terse_status commit(const struct pass *p, struct terse_error *error) {
+    enum terse_status status = TERSE_OK;
+    for (size_t i = 0; i < p->n_sequences && !status; i++) status = p->executor->kv->commit(p->sequence[i].part.cache, error);
+    return status;
+}
+
+static enum terse_status run_output(struct pass *p, struct terse_error *error) {
+    const struct group *g = group_of(p);
+    const struct sequence *s = g->sequences, *last = s + g->n_sequences - 1;
+    const struct terse_model *m = p->executor->model;
+    size_t row = p->panel.first + p->panel.count, left = last->kept + last->part.n - last->needed - row;
+    size_t most = forward_logit_rows(m, g->each ? g->count : forward_panel(m, s->length, g->count));
+    p->panel = (struct panel){g, row, left < most ? left : most, row};
+    if (left && g->each)
+        multiply_each(p, STAGE_OUTPUT, p->panel);
+    else if (left)
+        multiply_some(p, STAGE_OUTPUT, p->panel, &(double){INFINITY});
+    if (left) hand_over(p, p->panel, p->executor->scratch.logits);
+    if (left > most) return TERSE_OK;
+    enum terse_status status = p->at + 1 == p->n_groups ? commit(p, error) : TERSE_OK;
+    if (!status) begin_group(p, p->at + 1);
+    return status;
+}
+
+/* ---- Pieces */
+
+void forward_begin(struct pass *p) { begin_group(p, 0); }
+
+/* A part of a piece, of *left multiplications at most. */
+static enum terse_status run_some(struct pass *p, double *left, struct terse_error *error) {
+    if (p->stage < STAGE_SEAL && !group_of(p)->each) {
+        if (p->stage == STAGE_ATTEND) return run_attend(p, left, error);
+        return multiply_some(p, p->stage, p->panel, left) ? end_product(p, error) : TERSE_OK;
+    }
+    *left = 0;
+    if (p->stage == STAGE_OUTPUT) return run_output(p, error);
+    if (p->stage == STAGE_SEAL) return run_seal(p, error);
+    enum terse_status status = run_layer_by_rows(p, error);
+    if (!status) end_layer(p);
+    return status;
+}
+
+enum terse_status forward_advance(struct pass *p, struct terse_error *error) {
+    double left = PIECE_MULTIPLICATIONS * p->executor->threads;
+    enum terse_status status = TERSE_OK;
+    while (!done(p) && left > 0 && !status) status = run_some(p, &left, error);
+    return status;
+}
+
+struct step_progress forward_progress(const struct pass *p) {
+    uint64_t layers = p->executor->model->layers, total = layers * p->n;
+    if (done(p)) return (struct step_progress){total, total};
+    const struct group *g = group_of(p);
+    uint64_t rows = p->stage >= STAGE_SEAL ? g->count : p->stage >= STAGE_QUERIES ? p->panel.first - g->first : 0;
+    uint64_t at = g->first * layers + p->layer * g->count + rows;
+    return (struct step_progress){at < total ? at : total - 1, total};
+}

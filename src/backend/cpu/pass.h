@@ -1,0 +1,95 @@
+/* A step on its way through the model: the data. executor.c begins and ends passes, forward.c advances them.
+ *
+ * The parts of a step are computed in groups: those of few tokens together, each row by itself (linear.h), every longer one alone, in panels
+ * of rows. */
+#ifndef TERSE_BACKEND_CPU_PASS_H
+#define TERSE_BACKEND_CPU_PASS_H
+
+#include "backend/backend.h"
+
+#define PANEL_MOST 512 /* rows of a panel */
+
+/* Memory that holds nothing from piece to piece. */
+struct scratch {
+    size_t rows;   /* of logits */
+    float *logits; /* [rows][vocabulary] */
+    float *tile;   /* linear()'s scratch */
+};
+
+struct executor {
+    const struct terse_model *model;
+    const struct kv_ops *kv;
+    uint32_t threads;
+    size_t few; /* tokens of a part up to which each of its rows is multiplied by itself */
+    struct scratch scratch;
+    size_t passes;      /* on their way */
+    struct pass *spare; /* one that has ended, for the sake of its memory */
+};
+
+/* A part of the step, and where its rows lie among those of the pass. */
+struct sequence {
+    struct step_part part;
+    size_t first;
+    size_t needed;   /* its tokens from here on have logits computed */
+    size_t attended; /* and its tokens from here on go past the keys and values of the last layer */
+    size_t kept;     /* the row of token `needed` once the layers are done */
+    uint64_t length; /* of the cache before the step */
+};
+
+/* Groups go through the model one after another. */
+struct group {
+    struct sequence *sequences;
+    size_t n_sequences;
+    size_t first, count; /* rows; at most PANEL_MOST if they go each by itself */
+    bool each;
+};
+
+/* Rows of a group that are computed together. */
+struct panel {
+    const struct group *group;
+    size_t first, count;
+    size_t first_query; /* of which row the activations' q begin with the queries */
+};
+
+/* Of a panel. */
+struct activations {
+    size_t rows;
+    float *normed;  /* [rows][width] */
+    float *q, *out; /* [rows][Hq][hd] */
+    float *inner;   /* [rows][feed_forward] */
+    float *factor;  /* the same; empty without a gate */
+};
+
+/* How rows pass through a layer, and how logits are made of them. */
+enum stage {
+    STAGE_KEYS,    /* product: keys and values of a panel (of rows each by itself, queries too); all of them go to the cache */
+    STAGE_OBSERVE, /* product: queries of a panel, which are shown to the cache */
+    STAGE_QUERIES, /* product: queries of a panel */
+    STAGE_ATTEND,  /* they attend */
+    STAGE_MERGE,   /* product: the heads' outputs become one row */
+    STAGE_WIDEN,   /* product: the feed-forward layer's first half */
+    STAGE_NARROW,  /* product: its second; the next panel's queries follow */
+    STAGE_SEAL,    /* the cache seals the layer */
+    STAGE_OUTPUT   /* after the last layer: logits */
+};
+
+struct pass {
+    struct executor *executor;
+    size_t capacity;  /* tokens of hidden, k, v */
+    float *hidden;    /* [tokens][width] */
+    float *k, *v;     /* [tokens][Hk][hd] */
+    size_t sequences; /* capacity of the two */
+    struct sequence *sequence;
+    struct group *group;
+    struct activations activations;
+
+    size_t n, n_sequences, n_groups;
+    /* What comes next: a group's layer, and where it does not go row by row, a stage of it. */
+    size_t at;
+    uint32_t layer;
+    enum stage stage;
+    struct panel panel; /* the stage's */
+    uint32_t item;      /* of the stage's product the ones before are done: linear_some() */
+};
+
+#endif
