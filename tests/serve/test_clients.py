@@ -1,0 +1,132 @@
+"""Clients that others wrote: the openai package, curl, and lm_eval on a task made of files of a folder. Those that are not there are
+skipped, each with a line that says so; with none of them the test is, with exit status 77."""
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+import served
+
+HAS_OPENAI = importlib.util.find_spec("openai") is not None
+HAS_LM_EVAL = importlib.util.find_spec("lm_eval") is not None
+HAS_CURL = shutil.which("curl") is not None
+if not (HAS_OPENAI or HAS_LM_EVAL or HAS_CURL):
+    sys.stderr.write("skipped: neither curl nor, for this Python, openai or lm_eval (pip install openai 'lm_eval[api]')\n")
+    sys.exit(77)
+
+CODE = 5550123
+
+
+@unittest.skipUnless(HAS_OPENAI, "no openai for this Python (pip install openai)")
+class OpenAI(served.ServedTest):
+    options = ("--api-key", "geheim")
+
+    @classmethod
+    def setUpClass(cls):
+        import openai
+        super().setUpClass()
+        cls.openai = openai
+        cls.client = openai.OpenAI(base_url=cls.server.address + "/v1", api_key="geheim", max_retries=0, timeout=served.PATIENCE)
+        cls.model = cls.client.models.list().data[0].id
+
+    def ask(self, **fields):
+        return self.client.chat.completions.create(model=self.model, messages=served.ask_about(served.document(CODE)), temperature=0, **fields)
+
+    def test_a_chat(self):
+        reply = self.ask()
+        self.assertEqual(reply.choices[0].message.content, served.answer(CODE))
+        self.assertEqual(reply.choices[0].finish_reason, "stop")
+        self.assertEqual(reply.usage.total_tokens, reply.usage.prompt_tokens + reply.usage.completion_tokens)
+
+    def test_a_stream(self):
+        text, usage = "", None
+        for chunk in self.ask(stream=True, stream_options={"include_usage": True}):
+            text += chunk.choices[0].delta.content or "" if chunk.choices else ""
+            usage = chunk.usage or usage
+        self.assertEqual(text, served.answer(CODE))
+        self.assertGreater(usage.completion_tokens, 5)
+
+    def test_log_probabilities_and_several_replies(self):
+        reply = self.ask(logprobs=True, top_logprobs=3, n=2, max_tokens=4)
+        self.assertEqual([choice.index for choice in reply.choices], [0, 1])
+        for choice in reply.choices:
+            self.assertEqual(len(choice.logprobs.content), 4)
+            for token in choice.logprobs.content:
+                self.assertEqual(len(token.top_logprobs), 3)
+                self.assertEqual(token.token, token.top_logprobs[0].token)  # the likeliest: temperature 0
+                self.assertLessEqual(token.logprob, 0)
+
+    def test_json_by_a_schema(self):
+        schema = {"type": "object", "properties": {"code": {"type": "integer"}}, "required": ["code"], "additionalProperties": False}
+        reply = self.ask(response_format={"type": "json_schema", "json_schema": {"name": "code", "schema": schema}}, max_tokens=40)
+        if reply.choices[0].finish_reason == "stop":
+            self.assertIsInstance(json.loads(reply.choices[0].message.content)["code"], int)
+
+    def test_a_completion_with_its_prompt(self):
+        reply = self.client.completions.create(model=self.model, prompt="The sea is", max_tokens=2, echo=True, logprobs=1, temperature=0)
+        self.assertTrue(reply.choices[0].text.startswith("The sea is"))
+        tokens = reply.choices[0].logprobs.tokens
+        self.assertEqual("".join(tokens[1:]), reply.choices[0].text)  # the first begins every text
+
+    def test_what_is_not_there_is_refused(self):
+        tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+        with self.assertRaises(self.openai.BadRequestError) as refused:
+            self.ask(tools=[tool])
+        self.assertIn("tools", str(refused.exception))
+        with self.assertRaises(self.openai.AuthenticationError):
+            self.client.with_options(api_key="falsch").models.list()
+
+
+@unittest.skipUnless(HAS_CURL, "no curl")
+class Curl(served.ServedTest):
+    def test_a_stream(self):
+        body = {"messages": served.ask_about(served.document(CODE)), "temperature": 0, "stream": True}
+        got = subprocess.run(["curl", "-sSN", self.server.address + "/v1/chat/completions", "-d", "@-"], input=json.dumps(body).encode(),
+                             stdout=subprocess.PIPE, timeout=served.PATIENCE, check=True).stdout.decode()
+        events = [line[6:] for line in got.split("\n") if line]
+        self.assertEqual(events.pop(), "[DONE]")
+        self.assertEqual("".join(json.loads(event)["choices"][0]["delta"].get("content", "") for event in events), served.answer(CODE))
+
+
+TASK = """task: planted_codes
+dataset_path: json
+dataset_kwargs: {data_files: {test: %s}}
+test_split: test
+output_type: generate_until
+doc_to_text: "<|start_header_id|>user<|end_header_id|>\\n\\n{{text}}<|eot_id|><|start_header_id|>assistant<|end_header_id|>\\n\\n"
+doc_to_target: "{{code}}"
+generation_kwargs: {until: ["\\n"], max_gen_toks: 24, temperature: 0}
+filter_list:
+  - {name: digits, filter: [{function: regex, regex_pattern: "([0-9]+)"}, {function: take_first}]}
+metric_list: [{metric: exact_match, aggregation: mean, higher_is_better: true}]
+"""
+
+
+@unittest.skipUnless(HAS_LM_EVAL, "no lm_eval for this Python (pip install 'lm_eval[api]')")
+class LmEval(served.ServedTest):
+    def test_local_completions(self):
+        with tempfile.TemporaryDirectory() as folder:
+            questions = os.path.join(folder, "test.jsonl")
+            with open(questions, "w", encoding="utf-8") as file:
+                for i in range(4):
+                    code = 5550123 + 1017 * i
+                    file.write(json.dumps({"text": served.ask_about(served.document(code, begin=3000 * i))[0]["content"], "code": str(code)}) + "\n")
+            with open(os.path.join(folder, "planted_codes.yaml"), "w", encoding="utf-8") as file:
+                file.write(TASK % questions)
+            settings = "model=terse,base_url=%s/v1/completions,tokenizer_backend=none,num_concurrent=2,max_retries=1" % self.server.address
+            offline = dict(os.environ, HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", HF_HOME=os.path.join(folder, "cache"), OPENAI_API_KEY="-")
+            subprocess.run([sys.executable, "-m", "lm_eval", "--model", "local-completions", "--model_args", settings, "--tasks", "planted_codes",
+                            "--include_path", folder, "--output_path", folder], env=offline, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                           timeout=4 * served.PATIENCE, check=True)
+            found = [os.path.join(at, name) for at, _, names in os.walk(folder) for name in names if name.startswith("results")]
+            with open(found[0], encoding="utf-8") as file:
+                scores = json.load(file)["results"]["planted_codes"]
+            self.assertEqual(scores["exact_match,digits"], 1.0)
+
+
+if __name__ == "__main__":
+    served.main()
