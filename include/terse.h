@@ -374,7 +374,8 @@ TERSE_API enum terse_status terse_session_load(struct terse_engine *engine, cons
 /* Receives logits[vocabulary] (natural-log units, not normalised) of the i-th token of the call; valid during the call. The same call
  * on the same machine gives the same bits; calls that cut a text otherwise, or ask for other rows of it, agree to within rounding: up to
  * 47 rows of Q4_0, Q8_0, Q4_K and Q6_K weights' products (31 of other types', 5 on the scalar tier) are computed one by one, with
- * activations as 16-bit fixed point; more by the GEMM library, which sums in an order that depends on their number. */
+ * activations in fixed point, of 8 bits for Q4_0 and Q4_K (each off by at most 1/253 of the largest of its 32), of 16 for the others; more by
+ * the GEMM library, in full precision and in an order of sums that depends on their number. */
 struct terse_logits_sink {
     void (*row)(void *user, size_t i, const float *logits);
     void *user;

@@ -9,11 +9,10 @@
 #include <omp.h>
 
 /* Work items of a product with few rows of x: some per thread to balance, of at most these many rows of weights, as long runs are what
- * the memory reads fastest; a multiple of the 4 rows that the kernels may read together. Several rows of x come to an item one after
- * another, so it shall stay in the second-level cache. */
+ * the memory reads fastest; a multiple of the rows that the kernels read together. */
 #define EACH_ITEMS 4
 #define EACH_ITEM_ROWS 512
-#define EACH_ITEM_BYTES ((size_t)128 << 10)
+#define EACH_TOGETHER 16
 #define EACH_ROWS 16 /* rows of x that come to an item, at most */
 /* Rows of weights dequantized at a time: a tile of them and the result stay in the second-level cache, and they are a multiple of
  * the 48 rows that the GEMM library takes together with AVX-512. */
@@ -92,20 +91,17 @@ static void fix_row(const struct vectors *v, size_t i, const float *x, size_t t)
         weights_ops()->fix[w->type](x + t * w->columns, w->columns, (void *)(uintptr_t)v->of[i][t]);
 }
 
-static uint32_t each_item_rows(const struct linear_op *ops, size_t n_ops, size_t n) {
-    uint32_t rows = 0, items = EACH_ITEMS * (uint32_t)omp_get_max_threads(), most = EACH_ITEM_ROWS;
-    for (size_t i = 0; i < n_ops; i++) {
-        rows += ops[i].w->rows;
-        while (n > 1 && most > 4 && most * ops[i].w->row_bytes > EACH_ITEM_BYTES) most = (most / 2 + 3) / 4 * 4;
-    }
-    rows = (rows / items + 4) / 4 * 4;
-    return rows < most ? rows : most;
+static uint32_t each_item_rows(const struct linear_op *ops, size_t n_ops) {
+    uint32_t rows = 0, items = EACH_ITEMS * (uint32_t)omp_get_max_threads();
+    for (size_t i = 0; i < n_ops; i++) rows += ops[i].w->rows;
+    rows = (rows / items + EACH_TOGETHER) / EACH_TOGETHER * EACH_TOGETHER;
+    return rows < EACH_ITEM_ROWS ? rows : EACH_ITEM_ROWS;
 }
 
 /* Rows [first, first + n) of x, n <= EACH_ROWS. */
 static void multiply_each(const struct linear_op *ops, size_t n_ops, const float *x, size_t first_x, size_t n, float *scratch) {
     const struct vectors v = vectors_at(ops, n_ops, x + first_x * ops->w->columns, n, scratch);
-    uint32_t per_item = each_item_rows(ops, n_ops, n), items = count_items(ops, n_ops, per_item);
+    uint32_t per_item = each_item_rows(ops, n_ops), items = count_items(ops, n_ops, per_item);
     x += first_x * ops->w->columns;
     for (size_t i = 0; i < n_ops && n == 1; i++) fix_row(&v, i, x, 0);
 #pragma omp parallel

@@ -6,10 +6,10 @@
 
 void weights_init_scalar(struct weights_ops *ops);
 void weights_init_avx2(struct weights_ops *ops);
-void weights_init_avx2_i16(struct weights_ops *ops);
+void weights_init_avx2_tiles(struct weights_ops *ops);
 void weights_init_avxvnni(struct weights_ops *ops);
 void weights_init_avx512(struct weights_ops *ops);
-void weights_init_avx512_i8(struct weights_ops *ops);
+void weights_init_avx512_tiles(struct weights_ops *ops);
 void weights_init_neon(struct weights_ops *ops);
 
 #endif

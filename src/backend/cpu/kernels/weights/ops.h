@@ -13,16 +13,18 @@ struct weights_ops {
     void (*dequantize[TENSOR_TYPES])(const void *row, float *out, size_t n);
     /* y[t * stride + r] = <row r of w, x[t]> for `rows` rows of n elements, n as above, and t < count. x[t] is a vector of n floats, or where
      * fix[] is not NULL what that makes of them. A product is the same bits whatever other rows and vectors it is computed with; weights
-     * are read once for each four vectors.
+     * are read once for each four vectors, and where fix[] is not NULL once for each sixteen.
      *
-     * x is taken in full precision, but for Q4_0, Q8_0, Q4_K and Q6_K, where vector tiers may take it as fixed point: each number is then
-     * off by at most 2^-15 of the largest of its 32, and counts as 0 where that is less than 1e-25. y is not finite where x is not. */
+     * x is taken in full precision, but where vector tiers take it as fixed point: with Q4_0 and Q4_K as bytes, each number then being off by
+     * at most 1/253 of the largest of its 32, with Q8_0 and Q6_K as words, by at most 2^-15 of the largest of its 32; a number counts as 0
+     * where that is less than 1e-25. y is not finite where x is not. */
     void (*matmul[TENSOR_TYPES])(const void *w, size_t row_bytes, size_t rows, size_t n, const void *const *x, size_t count,
                                  float *y, size_t stride);
     /* x[n] as fixed point, fixed_bytes(n) of them, 64-byte aligned. */
     void (*fix[TENSOR_TYPES])(const float *x, size_t n, void *fixed);
     size_t (*fixed_bytes[TENSOR_TYPES])(size_t n);
-    /* As many x from which on dequantizing a weight once costs less than reading it again for each x: measured. */
+    /* As many x from which on a product is left to the GEMM library, which takes weights dequantized once and x in full precision: where fix[]
+     * is NULL because that costs less (measured), else because there is a prompt to be read, and as exactly as can be. */
     size_t gemm_rows[TENSOR_TYPES];
 };
 

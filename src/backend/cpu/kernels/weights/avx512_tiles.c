@@ -1,0 +1,44 @@
+/* matmul of weights of four, six and eight bits with AVX-512 (VNNI): weights/tiles_template.h with sixteen rows to a tile. A number of a
+ * vector is an operand in memory, which the instruction itself spreads to all lanes. */
+#include "backend/cpu/kernels/weights/init.h"
+
+#include "backend/cpu/kernels/lanes/avx512_fixed.h"
+
+#define ISA avx512
+#define LANES 16
+#define PARTS 1
+#define VECTORS_MOST 8
+typedef __m512i ints;
+typedef __m512 floats;
+#define MM(operation) _mm512_##operation
+#define REGISTER(x) "+v"(x)
+INLINE ints ints_and(ints a, ints b) { return _mm512_and_si512(a, b); }
+INLINE ints ints_or(ints a, ints b) { return _mm512_or_si512(a, b); }
+INLINE ints ints_andnot(ints a, ints b) { return _mm512_andnot_si512(a, b); }
+INLINE floats halves_of_dwords(ints x) { return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(x)); }
+
+INLINE void load_pieces(const uint8_t *at, size_t apart, ints to[4]) {
+    __m512i pieces[4];
+    UNROLL for (size_t i = 0; i < 4; i++) pieces[i] = four_pieces(at + i * apart, 4 * apart);
+    transpose_fours(pieces, to);
+}
+
+#include "backend/cpu/kernels/weights/tiles_fixed.h"
+
+INLINE ints start_bytes(const struct fixed_group *f) { return _mm512_set1_epi32(f->zero); }
+INLINE ints add_bytes(ints sum, ints codes, const int32_t *number) {
+    __asm__("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(codes), "m"(*number));
+    return sum;
+}
+INLINE ints end_bytes(ints sum, const struct fixed_group *f) { return (void)f, sum; }
+
+INLINE ints start_words(const struct fixed_group *f) { return (void)f, _mm512_setzero_si512(); }
+INLINE ints add_words(ints sum, ints codes, const int32_t *number) {
+    __asm__("vpdpwssd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(codes), "m"(*number));
+    return sum;
+}
+INLINE ints end_words(ints sum, const struct fixed_group *f) { return (void)f, sum; }
+
+#include "backend/cpu/kernels/weights/tiles_template.h"
+
+void weights_init_avx512_tiles(struct weights_ops *ops) { FILL_TILES(ops); }

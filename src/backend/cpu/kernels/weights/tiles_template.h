@@ -1,0 +1,328 @@
+/* Template: matmul[] and fix[] of the formats with codes of four, six and eight bits, by products of integers. Included by one file of each
+ * instruction set; FILL_TILES(ops) fills the slots. Parameters:
+ *
+ *     ISA                             suffix of the functions
+ *     LANES                           rows to a register: 8 or 16
+ *     PARTS                           registers of rows to a tile
+ *     VECTORS_MOST                    vectors that are multiplied together, a power of two up to 8
+ *     ints, floats, MM(operation)     registers of LANES dwords and floats, and the intrinsics on them
+ *     ints_and, ints_or, ints_andnot(a, b)      the last: b where a has no bits
+ *     REGISTER(x)                     constraint of an operand of asm that is read and written in a register
+ *     halves_of_dwords(x)             halves, the lower words of dwords whose upper ones are 0, as floats
+ *     load_pieces(at, apart, to[4])   sixteen bytes at at, at + apart, ...: dword d of them in to[d], a lane for each address
+ *     start_bytes(group), add_bytes(sum, codes, number), end_bytes(sum, group)
+ *                                     together, over eight registers of codes up to 15 and the group's eight numbers: in each dword the sum of
+ *                                     the products of its four bytes and the number's, and the group's `zero`
+ *     start_words, add_words, end_words         the same of two signed words, without `zero`
+ *
+ * The lanes of a register are rows of weights. So a product needs no sum across lanes, one load of a vector serves all of them, and the
+ * scales of a group are one register. ROWS rows of 256 weights at a time are brought into that order: a tile, which stays in the first-level
+ * cache and meets all vectors. A vector alone takes the same way, so a product is the same bits whatever it is computed with: a batch
+ * changes nobody's tokens. ROWS streams of memory, of each a few lines at a time, are more than the processor's own prefetching follows: the
+ * tile below is fetched meanwhile.
+ *
+ * Measured on a Zen 4: eight vectors of Q4_0 take half the time that sums across lanes took; tiles of 64 columns instead of 256 take a
+ * sixth more. docs/reports/batches.md has figures. */
+#ifndef TERSE_BACKEND_CPU_KERNELS_WEIGHTS_TILES_TEMPLATE_H
+#define TERSE_BACKEND_CPU_KERNELS_WEIGHTS_TILES_TEMPLATE_H
+
+#include "backend/cpu/kernels/weights/tiles_fixed.h"
+#include "format/weight_blocks.h"
+
+#include <stdbool.h>
+
+#define STRIP 256 /* weights of a row in a tile: a block of a K type */
+#define GROUPS_MOST (STRIP / WORDS_OF_GROUP)
+#define MATMUL_MOST 16 /* vectors, for which there are sums */
+#define STRIP_BYTES_MOST (STRIP / WEIGHT_BLOCK * sizeof(struct weight_q8_0))
+
+/* LANES rows: groups of codes, eight registers each or, of Q4_0, nibbles in four, and their scales; minima where codes of bytes have some. */
+struct part {
+    ints codes[GROUPS_MOST][8];
+    floats scale[GROUPS_MOST];
+    floats min[STRIP / BYTES_OF_GROUP];
+};
+
+#define ROWS (PARTS * LANES)
+typedef float sums[MATMUL_MOST][ROWS];
+
+struct format {
+    size_t block, block_bytes; /* weights, bytes */
+    size_t group;              /* weights */
+    size_t rotated;            /* each so many numbers of blocks 0, 2, ... come with the last two first; 0: no */
+    int zero;                  /* the code that means zero, of bytes */
+    void (*pack)(const uint8_t *at, size_t apart, struct part *tile); /* the LANES rows at at, at + apart, ... */
+    void (*multiply[4])(const struct part *tile, size_t groups, const struct fixed_group *const *x, size_t first,
+                        float (*sum)[ROWS]);
+};
+
+/* ---- Vectors -------------------------------------------------------------------------------------------------------------- */
+
+static void fix(const struct format *format, const float *x, size_t n, struct fixed_group *f) {
+    const size_t group = format->group;
+    for (size_t i = 0; i < n; i += WEIGHT_BLOCK) {
+        float block[WEIGHT_BLOCK];
+        const float *own = x + i;
+        if (format->rotated && i / WEIGHT_BLOCK % 2 == 0) {
+            const size_t r = format->rotated;
+            for (size_t j = 0; j < WEIGHT_BLOCK; j += r) {
+                memcpy(block + j, own + j + r - 2, 2 * sizeof *block);
+                memcpy(block + j + 2, own + j, (r - 2) * sizeof *block);
+            }
+            own = block;
+        }
+        for (size_t j = 0; j < WEIGHT_BLOCK; j += group, f++) {
+            if (group == BYTES_OF_GROUP)
+                group_of_bytes(own, format->zero, f);
+            else
+                group_of_words(own + j, f);
+        }
+    }
+}
+
+/* ---- Tiles ---------------------------------------------------------------------------------------------------------------- */
+
+INLINE ints low_nibbles(ints x) { return ints_and(x, MM(set1_epi8)(15)); }
+INLINE ints high_nibbles(ints x) { return low_nibbles(MM(srli_epi16)(x, 4)); }
+
+/* Of a pair of blocks of Q4_0 or Q8_0, `dwords` and a half dwords each, the first lies two bytes off the dwords: its codes come
+ * with the last two first, which a vector's numbers do too (tiles_fixed.h). d[0] has its scale in front of the first two codes, d[dwords] the
+ * second block's behind the last two. */
+INLINE ints first_codes(const ints *d, int dwords) {
+    const ints high = MM(set1_epi32)((int)0xffff0000);
+    return ints_or(ints_and(d[0], high), ints_andnot(high, d[dwords]));
+}
+INLINE floats low_half(ints x) { return halves_of_dwords(ints_and(x, MM(set1_epi32)(0xffff))); }
+INLINE floats high_half(ints x) { return halves_of_dwords(MM(srli_epi32)(x, 16)); }
+
+INLINE void store_nibbles(ints both, ints *low, ints *high) {
+    *low = low_nibbles(both);
+    *high = high_nibbles(both);
+}
+
+static void pack_q4_0(const uint8_t *at, size_t apart, struct part *tile) {
+    ints d[4 * 9]; /* four pairs of nine dwords */
+    UNROLL for (int k = 0; k < 4; k++) {
+        UNROLL for (int p = k ? 2 * k + 1 : 0; p <= 2 * k + 2; p++) load_pieces(at + 16 * p, apart, d + 4 * p);
+        const ints *pair = d + 9 * k;
+        ints(*codes)[8] = tile->codes + 2 * k;
+        tile->scale[2 * k] = low_half(pair[0]);
+        tile->scale[2 * k + 1] = high_half(pair[4]);
+        UNROLL for (int i = 0; i < 4; i++) {
+            codes[0][i] = i ? pair[i] : first_codes(pair, 4);
+            codes[1][i] = pair[5 + i];
+        }
+    }
+}
+
+/* Signed bytes as words: of a dword the even ones, then the odd ones. */
+INLINE void store_words(ints bytes, ints words[2]) {
+    words[0] = MM(srai_epi16)(MM(slli_epi16)(bytes, 8), 8);
+    words[1] = MM(srai_epi16)(bytes, 8);
+}
+
+static void pack_q8_0(const uint8_t *at, size_t apart, struct part *tile) {
+    ints d[4 * 17]; /* four pairs of seventeen dwords */
+    UNROLL for (int k = 0; k < 4; k++) {
+        UNROLL for (int p = k ? 4 * k + 1 : 0; p <= 4 * k + 4; p++) load_pieces(at + 16 * p, apart, d + 4 * p);
+        const ints *pair = d + 17 * k;
+        ints(*words)[8] = tile->codes + 4 * k;
+        tile->scale[4 * k] = tile->scale[4 * k + 1] = low_half(pair[0]);
+        tile->scale[4 * k + 2] = tile->scale[4 * k + 3] = high_half(pair[8]);
+        UNROLL for (int i = 0; i < 8; i++) {
+            store_words(i ? pair[i] : first_codes(pair, 8), &words[i / 4][i % 4 * 2]);
+            store_words(pair[9 + i], &words[2 + i / 4][i % 4 * 2]);
+        }
+    }
+}
+
+/* One block: of 32 bytes the low four bits are a group, the high ones the next. The lanes' own scales and minima are unpacked as
+ * weight_group_scales does it. */
+static void pack_q4_k(const uint8_t *at, size_t apart, struct part *tile) {
+    ints head[4];
+    load_pieces(at, apart, head);
+    const floats scale = low_half(head[0]), min = high_half(head[0]);
+    const ints six = MM(set1_epi32)(0x3f3f3f3f), four = MM(set1_epi32)(0x0f0f0f0f), two = MM(set1_epi32)(0x30303030);
+    const ints s[2] = {ints_and(head[1], six), ints_or(ints_and(head[3], four), ints_and(MM(srli_epi32)(head[1], 2), two))};
+    const ints m[2] = {ints_and(head[2], six),
+                       ints_or(ints_and(MM(srli_epi32)(head[3], 4), four), ints_and(MM(srli_epi32)(head[2], 2), two))};
+    const ints byte = MM(set1_epi32)(255);
+    UNROLL for (int g = 0; g < 8; g++) {
+        tile->scale[g] = MM(mul_ps)(scale, MM(cvtepi32_ps)(ints_and(MM(srli_epi32)(s[g / 4], 8 * (g % 4)), byte)));
+        tile->min[g] = MM(mul_ps)(min, MM(cvtepi32_ps)(ints_and(MM(srli_epi32)(m[g / 4], 8 * (g % 4)), byte)));
+    }
+    at += offsetof(struct weight_q4_k, codes);
+    for (size_t i = 0; i < 8; i++, at += 16) {
+        ints both[4], *low = tile->codes[i / 2 * 2] + 4 * (i % 2), *high = tile->codes[i / 2 * 2 + 1] + 4 * (i % 2);
+        load_pieces(at, apart, both);
+        UNROLL for (int d = 0; d < 4; d++) store_nibbles(both[d], &low[d], &high[d]);
+    }
+}
+
+/* Unsigned bytes less 32 as words. */
+INLINE void store_q6_k(const ints bytes[4], ints words[8]) {
+    UNROLL for (int d = 0; d < 4; d++) {
+        words[2 * d] = MM(sub_epi16)(ints_and(bytes[d], MM(set1_epi16)(255)), MM(set1_epi16)(32));
+        words[2 * d + 1] = MM(sub_epi16)(MM(srli_epi16)(bytes[d], 8), MM(set1_epi16)(32));
+    }
+}
+
+/* One block: two halves, each of two pieces of 16 columns of four runs. */
+static void pack_q6_k(const uint8_t *at, size_t apart, struct part *tile) {
+    const ints two = MM(set1_epi8)(48);
+    ints of[4], end[4];
+    load_pieces(at + offsetof(struct weight_q6_k, scales), apart, of);
+    load_pieces(at + sizeof(struct weight_q6_k) - 16, apart, end);
+    const floats scale = high_half(end[3]);
+    UNROLL for (int g = 0; g < 16; g++) tile->scale[g] =
+        MM(mul_ps)(scale, MM(cvtepi32_ps)(MM(srai_epi32)(MM(slli_epi32)(of[g / 4], 24 - 8 * (g % 4)), 24)));
+    for (size_t i = 0; i < 4; i++) {
+        const size_t half = i / 2, piece = i % 2;
+        ints top[4], even[4], odd[4], run[4];
+        load_pieces(at + offsetof(struct weight_q6_k, high) + 32 * half + 16 * piece, apart, top);
+        load_pieces(at + 64 * half + 16 * piece, apart, even); /* runs 0 and 2 */
+        load_pieces(at + 64 * half + 32 + 16 * piece, apart, odd);
+        UNROLL for (int r = 0; r < 4; r++) {
+            UNROLL for (int d = 0; d < 4; d++) {
+                ints low = r % 2 ? odd[d] : even[d], high = top[d];
+                high = r == 0   ? MM(slli_epi16)(high, 4)
+                       : r == 1 ? MM(slli_epi16)(high, 2)
+                       : r == 2 ? high
+                                : MM(srli_epi16)(high, 2);
+                run[d] = ints_or(r < 2 ? low_nibbles(low) : high_nibbles(low), ints_and(high, two));
+            }
+            store_q6_k(run, tile->codes[8 * half + 2 * (size_t)r + piece]);
+        }
+    }
+}
+
+/* ---- Products ------------------------------------------------------------------------------------------------------------- */
+
+/* sum[X] += the first `groups` groups of a tile times those of X vectors from `first` on. */
+#define MULTIPLY(name, of, NIBBLES, MINS, X) \
+    static void name(const struct part *tile, size_t groups, const struct fixed_group *const *x, size_t first, \
+                     float(*sum)[ROWS]) { \
+        const struct fixed_group *own[X]; \
+        floats total[X][PARTS]; \
+        UNROLL for (size_t t = 0; t < X; t++) { \
+            own[t] = x[t] + first; \
+            UNROLL for (size_t p = 0; p < PARTS; p++) total[t][p] = MM(load_ps)(sum[t] + LANES * p); \
+        } \
+        for (size_t g = 0; g < groups; g++) { \
+            ints products[X][PARTS]; \
+            UNROLL for (size_t t = 0; t < X; t++) { \
+                UNROLL for (size_t p = 0; p < PARTS; p++) products[t][p] = start_##of(own[t] + g); \
+            } \
+            UNROLL for (int d = 0; d < (NIBBLES ? 4 : 8); d++) { \
+                ints codes[PARTS], high[PARTS]; \
+                UNROLL for (size_t p = 0; p < PARTS; p++) { \
+                    codes[p] = tile[p].codes[g][d]; \
+                    __asm__("" : REGISTER(codes[p])); /* gcc 12 would load it again for each vector */ \
+                    high[p] = high_nibbles(codes[p]); \
+                    if (NIBBLES) codes[p] = low_nibbles(codes[p]); \
+                } \
+                UNROLL for (size_t t = 0; t < X; t++) { \
+                    UNROLL for (size_t p = 0; p < PARTS; p++) products[t][p] = \
+                        add_##of(products[t][p], codes[p], &own[t][g].numbers[d]); \
+                } \
+                UNROLL for (size_t t = 0; t < X && NIBBLES; t++) { \
+                    UNROLL for (size_t p = 0; p < PARTS; p++) products[t][p] = \
+                        add_##of(products[t][p], high[p], &own[t][g].numbers[4 + d]); \
+                } \
+            } \
+            UNROLL for (size_t t = 0; t < X; t++) { \
+                const struct fixed_group *f = own[t] + g; \
+                UNROLL for (size_t p = 0; p < PARTS; p++) { \
+                    const floats whole = MM(cvtepi32_ps)(end_##of(products[t][p], f)); \
+                    total[t][p] = MM(fmadd_ps)(whole, MM(mul_ps)(tile[p].scale[g], MM(set1_ps)(f->step)), total[t][p]); \
+                    if (MINS) total[t][p] = MM(fnmadd_ps)(tile[p].min[g], MM(set1_ps)(f->sum), total[t][p]); \
+                } \
+            } \
+        } \
+        UNROLL for (size_t t = 0; t < X; t++) { \
+            UNROLL for (size_t p = 0; p < PARTS; p++) MM(store_ps)(sum[t] + LANES * p, total[t][p]); \
+        } \
+    }
+
+#define MULTIPLY_ALL(kind, of, nibbles, mins) \
+    MULTIPLY(multiply_1_##kind, of, nibbles, mins, 1) \
+    MULTIPLY(multiply_2_##kind, of, nibbles, mins, 2) \
+    MULTIPLY(multiply_4_##kind, of, nibbles, mins, 4) \
+    MULTIPLY(multiply_8_##kind, of, nibbles, mins, 8)
+#define MULTIPLIERS(kind) \
+    { multiply_1_##kind, multiply_2_##kind, multiply_4_##kind, multiply_8_##kind }
+
+MULTIPLY_ALL(nibbles, bytes, true, false)
+MULTIPLY_ALL(bytes, bytes, false, true)
+MULTIPLY_ALL(words, words, false, false)
+
+static void multiply_tile(const struct format *format, const struct part *tile, size_t n, size_t first, const void *const *x,
+                          size_t count, sums sum) {
+    const struct fixed_group *vector[MATMUL_MOST];
+    for (size_t t = 0; t < count; t++) vector[t] = x[t];
+    for (size_t t = 0, some = VECTORS_MOST; t < count; t += some) {
+        while (some > count - t) some /= 2;
+        format->multiply[some == 8 ? 3 : some / 2](tile, n / format->group, vector + t, first / format->group, sum + t);
+    }
+}
+
+/* ---- Matrices ------------------------------------------------------------------------------------------------------------- */
+
+/* The lines that the same part of the tile below has to itself. */
+INLINE void fetch_below(const uint8_t *rows, size_t row_bytes, size_t first, size_t bytes) {
+    const uintptr_t from = (uintptr_t)rows + ROWS * (row_bytes + first);
+    for (size_t at = 0; at < ROWS * bytes; at += 64) __builtin_prefetch((const void *)(from + at), 0, 2);
+}
+
+static void matmul(const struct format *format, const uint8_t *w, size_t row_bytes, size_t rows, size_t n, const void *const *x,
+                   size_t count, float *y, size_t stride) {
+    for (size_t r = 0; r < rows; r += ROWS, w += ROWS * row_bytes) {
+        const size_t some_rows = SMALLER(rows - r, ROWS);
+        _Alignas(64) sums sum;
+        memset(sum, 0, count * sizeof sum[0]);
+        for (size_t i = 0; i < n; i += STRIP) {
+            const size_t some = SMALLER(n - i, STRIP);
+            const size_t first = i / format->block * format->block_bytes, bytes = some / format->block * format->block_bytes;
+            struct part tile[PARTS];
+            fetch_below(w, row_bytes, first, bytes);
+            if (some < STRIP || some_rows < ROWS) {
+                uint8_t whole[ROWS][STRIP_BYTES_MOST] = {0};
+                for (size_t j = 0; j < some_rows; j++) memcpy(whole[j], w + j * row_bytes + first, bytes);
+                for (size_t p = 0; p < PARTS; p++) format->pack(whole[p * LANES], sizeof whole[0], tile + p);
+            } else {
+                for (size_t p = 0; p < PARTS; p++) format->pack(w + first + p * LANES * row_bytes, row_bytes, tile + p);
+            }
+            multiply_tile(format, tile, some, i, x, count, sum);
+        }
+        for (size_t t = 0; t < count; t++) memcpy(y + t * stride + r, sum[t], some_rows * sizeof *y);
+    }
+}
+
+#define TILE_MATMUL(type, columns, of_group, rotated, zero, kind) \
+    static const struct format format_##type = { \
+        columns, sizeof(struct weight_##type), of_group, rotated, zero, pack_##type, MULTIPLIERS(kind)}; \
+    static void PASTE(matmul_##type, ISA)(const void *w, size_t row_bytes, size_t rows, size_t n, const void *const *x, \
+                                          size_t count, float *y, size_t stride) { \
+        for (size_t t = 0; t < count; t += MATMUL_MOST) \
+            matmul(&format_##type, w, row_bytes, rows, n, x + t, SMALLER(count - t, MATMUL_MOST), y + t * stride, stride); \
+    } \
+    static void PASTE(fix_##type, ISA)(const float *x, size_t n, void *fixed) { fix(&format_##type, x, n, fixed); } \
+    static size_t fixed_bytes_##type(size_t n) { return (n / of_group * sizeof(struct fixed_group) + 63) / 64 * 64; }
+
+TILE_MATMUL(q4_0, WEIGHT_BLOCK, BYTES_OF_GROUP, 16, 8, nibbles)
+TILE_MATMUL(q8_0, WEIGHT_BLOCK, WORDS_OF_GROUP, 32, 0, words)
+TILE_MATMUL(q4_k, WEIGHT_BLOCK_K, BYTES_OF_GROUP, 0, 0, bytes)
+TILE_MATMUL(q6_k, WEIGHT_BLOCK_K, WORDS_OF_GROUP, 0, 0, words)
+
+#define FILL_TILES(ops) \
+    FILL_ONE(ops, Q4_0, q4_0); \
+    FILL_ONE(ops, Q8_0, q8_0); \
+    FILL_ONE(ops, Q4_K, q4_k); \
+    FILL_ONE(ops, Q6_K, q6_k)
+#define FILL_ONE(ops, TYPE, type) \
+    (ops)->fixed_bytes[TENSOR_##TYPE] = fixed_bytes_##type; \
+    (ops)->fix[TENSOR_##TYPE] = PASTE(fix_##type, ISA); \
+    (ops)->matmul[TENSOR_##TYPE] = PASTE(matmul_##type, ISA); \
+    (ops)->gemm_rows[TENSOR_##TYPE] = 48
+
+#endif
