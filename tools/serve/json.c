@@ -18,6 +18,7 @@ bool api_fail(struct api_error *error, int status, const char *code, const char 
     va_start(arguments, format);
     vsnprintf(error->message, sizeof error->message, format, arguments);
     va_end(arguments);
+    text_make_printable(error->message); /* it may quote the client, and be cut within a character */
     return false;
 }
 

@@ -1,0 +1,228 @@
+#!/usr/bin/env python3
+"""Load on `terse serve`: clients that ask for facts of their own, how long they wait, and what the server's memory does meanwhile.
+
+    serve_load.py build/bin/terse [--clients 1,8,32,64] [--seconds 600] [--prefix TOKENS] [--gap TOKENS] [--options "--kv terse-2 ..."]
+
+For each number of clients a server is started; each client asks one question after another about a text of its own, of a length between 0.5
+and 16 KB, in which a code is planted, reads the reply as a stream, and checks that the code is its own. Written: replies, tokens per second,
+p50, p95 and p99 of the time to the first token and between two tokens, and the server's resident memory after the first tenth of the time
+and at the end.
+
+--prefix: two questions about one document of so many tokens: the time to the first token of the second against that of the first.
+--gap: the longest time between two tokens of running replies while a prompt of so many tokens is read, beside the usual one.
+
+Python's standard library alone."""
+import argparse
+import asyncio
+import json
+import os
+import random
+import re
+import statistics
+import subprocess
+import sys
+import time
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+TEXT = os.path.join(HERE, "..", "..", "data", "wiki.valid.raw")
+QUESTION = "What is the access code for the merry lantern?"
+
+
+class Server:
+    def __init__(self, command, options):
+        self.process = subprocess.Popen([command, "serve", "--port", "0", *options], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+                                        text=True)
+        line = ""
+        while not line.startswith("http://"):
+            line = self.process.stderr.readline()
+            if not line:
+                sys.exit("the server did not start")
+        self.port = int(line.split(": ")[0].rsplit(":", 1)[1])
+
+    def resident(self):
+        with open("/proc/%d/status" % self.process.pid) as file:
+            return int(re.search(r"VmRSS:\s+(\d+) kB", file.read()).group(1)) / 1024
+
+    def stop(self):
+        self.process.terminate()
+        self.process.stderr.read()
+        return self.process.wait()
+
+
+async def ask(port, path, body):
+    """Sends a request and yields (seconds since it was sent, event) of its stream. HTTP/1.0: the stream comes without chunks."""
+    began = time.perf_counter()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    data = json.dumps(dict(body, stream=True)).encode()
+    writer.write(b"POST %s HTTP/1.0\r\nContent-Length: %d\r\n\r\n" % (path.encode(), len(data)) + data)
+    try:
+        status = (await reader.readline()).split()[1]
+        while (await reader.readline()).strip():
+            pass
+        if status != b"200":
+            raise RuntimeError("status %s: %s" % (status.decode(), (await reader.read()).decode()[:300]))
+        while True:
+            line = await reader.readline()
+            if not line:
+                return
+            if line.startswith(b"data: "):
+                yield time.perf_counter() - began, line[6:].strip()
+    finally:
+        writer.close()
+
+
+class Reply:
+    """What came, and when: times of pieces with text, in seconds since the request."""
+
+    def __init__(self):
+        self.text, self.times, self.usage = "", [], None
+
+    async def read(self, port, messages, **fields):
+        body = {"messages": messages, "stream_options": {"include_usage": True}, "temperature": 0, **fields}
+        async for at, event in ask(port, "/v1/chat/completions", body):
+            if event == b"[DONE]":
+                continue
+            event = json.loads(event)
+            self.usage = event.get("usage") or self.usage
+            for choice in event["choices"]:
+                piece = choice["delta"].get("content")
+                if piece:
+                    self.text += piece
+                    self.times.append(at)
+        return self
+
+
+def document(rng, text, size, code):
+    at = rng.randrange(len(text) - size)
+    lines = text[at:at + size].split("\n")
+    lines.insert(rng.randrange(len(lines) + 1), "The access code for the merry lantern is %d." % code)
+    return "\n".join(lines)
+
+
+def question(text):
+    return [{"role": "user", "content": text + "\n\n" + QUESTION}]
+
+
+def percentiles(values):
+    if not values:
+        return "none"
+    ordered = sorted(values)
+    return " ".join("%.0f" % (1000 * ordered[min(len(ordered) - 1, int(len(ordered) * p / 100))]) for p in (50, 95, 99))
+
+
+class Load:
+    def __init__(self, server, text, seconds):
+        self.server, self.text = server, text
+        self.end = time.perf_counter() + seconds
+        self.replies = self.right = self.mixed = self.written = self.read = 0
+        self.first, self.gaps, self.codes = [], [], set()
+
+    async def client(self, number):
+        rng = random.Random(number)
+        while time.perf_counter() < self.end:
+            code = rng.randrange(1000000, 10000000)
+            self.codes.add(str(code))
+            size = int(512 * 32 ** rng.random())
+            reply = await Reply().read(self.server.port, question(document(rng, self.text, size, code)), max_tokens=40)
+            found = set(re.findall(r"\d{7}", reply.text))
+            self.replies += 1
+            self.right += found == {str(code)}
+            self.mixed += bool((found - {str(code)}) & self.codes)  # another client's code: this must not be
+            self.written += reply.usage["completion_tokens"]
+            self.read += reply.usage["prompt_tokens"] - reply.usage["prompt_tokens_details"]["cached_tokens"]
+            self.first += reply.times[:1]
+            self.gaps += [b - a for a, b in zip(reply.times, reply.times[1:])]
+
+
+async def run_load(command, options, clients, seconds, text):
+    server = Server(command, ["--queue", str(clients + 1), *options])
+    load = Load(server, text, seconds)
+    began, early = time.perf_counter(), None
+    tasks = [asyncio.create_task(load.client(i)) for i in range(clients)]
+    while not all(task.done() for task in tasks):
+        await asyncio.sleep(0.2)
+        if early is None and time.perf_counter() - began > seconds / 10:
+            early = server.resident()
+    for task in tasks:
+        task.result()
+    took, late = time.perf_counter() - began, server.resident()
+    status = server.stop()
+    print("%7d %7d %6.1f%% %5d %9.1f %9.1f   %-20s %-16s %7.1f %7.1f" %
+          (clients, load.replies, 100 * load.right / max(load.replies, 1), load.mixed, load.written / took, load.read / took,
+           percentiles(load.first), percentiles(load.gaps), early or late, late), flush=True)
+    return status == 0 and load.mixed == 0
+
+
+async def run_prefix(command, options, tokens, text):
+    server = Server(command, options)
+    body = document(random.Random(1), text, int(tokens * 3.2), 4071826)
+    first = await Reply().read(server.port, question(body), max_tokens=8)
+    seconds = []
+    for i in range(5):
+        asked = [{"role": "user", "content": body + "\n\nQuestion %d: what is it about?" % i}]
+        second = await Reply().read(server.port, asked, max_tokens=8)
+        seconds.append(second.times[0])
+    usage = second.usage
+    print("first question, %d tokens: first token after %.0f ms; another question about it (median of 5; %d of %d tokens held): %.0f ms, "
+          "%.1f times sooner" % (first.usage["prompt_tokens"], 1000 * first.times[0], usage["prompt_tokens_details"]["cached_tokens"],
+                                 usage["prompt_tokens"], 1000 * statistics.median(seconds), first.times[0] / statistics.median(seconds)))
+    return server.stop() == 0
+
+
+async def run_gap(command, options, tokens, text):
+    server = Server(command, options)
+    ban = {}
+    for name in ("<|eot_id|>", "<|end_of_text|>", "<|begin_of_text|>"):
+        ban.update(await special_token(server.port, name))
+    running = Reply()
+    task = asyncio.create_task(running.read(server.port, [{"role": "user", "content": "Tell me"}], max_tokens=1500, logit_bias=ban))
+    while len(running.times) < 50:
+        await asyncio.sleep(0.01)
+    before = time.perf_counter()
+    began = running.times[-1]
+    long = await Reply().read(server.port, question(document(random.Random(2), text, int(tokens * 3.2), 4071826)), max_tokens=1)
+    took = time.perf_counter() - before
+    gaps = [(a, b - a) for a, b in zip(running.times, running.times[1:])]
+    during = [gap for at, gap in gaps if began <= at <= began + took]
+    usual = [gap for at, gap in gaps if at < began]
+    print("a prompt of %d tokens beside one reply: read in %.1f s; between two tokens of the reply meanwhile: median %.0f ms, longest %.0f ms "
+          "(%d tokens); before: median %.0f ms" % (long.usage["prompt_tokens"], took, 1000 * statistics.median(during), 1000 * max(during),
+                                                   len(during), 1000 * statistics.median(usual)))
+    task.cancel()
+    return server.stop() == 0
+
+
+async def special_token(port, name):
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    data = json.dumps({"content": name}).encode()
+    writer.write(b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(data) + data)
+    tokens = json.loads((await reader.read()).split(b"\r\n\r\n", 1)[1])["tokens"]
+    writer.close()
+    return {str(tokens[0]): -100} if len(tokens) == 1 else {}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("command")
+    parser.add_argument("--clients", default="1,8,32,64")
+    parser.add_argument("--seconds", type=float, default=600)
+    parser.add_argument("--prefix", type=int, help="tokens of the document")
+    parser.add_argument("--gap", type=int, help="tokens of the prompt")
+    parser.add_argument("--options", default="--parallel 8", help="of the server")
+    arguments = parser.parse_args()
+    with open(TEXT, encoding="utf-8") as file:
+        text = file.read()
+    options, good = arguments.options.split(), True
+    if arguments.prefix:
+        good = asyncio.run(run_prefix(arguments.command, options, arguments.prefix, text))
+    elif arguments.gap:
+        good = asyncio.run(run_gap(arguments.command, options, arguments.gap, text))
+    else:
+        print("clients replies  right mixed written/s    read/s   first token, ms      next token, ms   RSS, MiB  at end\n"
+              "                                                   p50 p95 p99          p50 p95 p99")
+        for clients in arguments.clients.split(","):
+            good &= asyncio.run(run_load(arguments.command, options, int(clients), arguments.seconds, text))
+    sys.exit(not good)
+
+
+main()
