@@ -84,7 +84,7 @@ cJSON *json_read(const char *text, size_t n, struct api_error *error) {
     }
     const char *end = text;
     cJSON *value = cJSON_ParseWithLengthOpts(text, n, &end, false);
-    if (value) end += strspn(end, " \t\r\n");
+    while (value && end < text + n && strchr(" \t\r\n", *end)) end++;
     if (value && end == text + n) return value;
     cJSON_Delete(value);
     api_fail(error, 400, NULL, NULL, "the body is not JSON, or deeper than %d: byte %zu", CJSON_NESTING_LIMIT,
