@@ -475,11 +475,14 @@ static void test_silu_mul_over_the_whole_range(void **state) {
 
 /* ---- multiply_i16 ---------------------------------------------------------------------------------------------------------- */
 
+/* Where column c of k numbers has the i-th. */
+static size_t at_column(size_t k, size_t c, size_t i) { return c / 16 * 16 * k + i / 2 * 32 + c % 16 * 2 + i % 2; }
+
 /* Columns and rows whose products are the largest there are: what sums in 32 bits must bear. Guards stand behind every array. */
 static void check_multiply_i16(const struct tier *t, struct random *random, size_t m, size_t k, size_t n, enum fill fill,
                                bool alike) {
-    size_t ldb = n + 16 * (m % 2), lda = k + m % 3, ldo = n + 1;
-    int16_t *b = guard_bytes((k / 2 - 1) * ldb * 4 + n * 4, GUARD_END);
+    size_t lda = k + m % 3, ldo = n + 1;
+    int16_t *b = guard_bytes(k * n * sizeof *b, GUARD_END);
     float *a = guard_floats((m - 1) * lda + k, GUARD_END), *scales = guard_floats(n, GUARD_END),
           *out = guard_floats(m * ldo - 1, GUARD_END);
     fill_floats(random, fill, a, (m - 1) * lda + k);
@@ -489,15 +492,15 @@ static void check_multiply_i16(const struct tier *t, struct random *random, size
         for (size_t i = 0; i < k; i++) norm += column[i] * column[i];
         scales[c] = (float)(1 + c) / 64;
         for (size_t i = 0; i < k; i++)
-            b[(i / 2 * ldb + c) * 2 + i % 2] = norm > 0 ? (int16_t)lrint(column[i] * (double)I16_NORM / sqrt(norm)) : 0;
+            b[at_column(k, c, i)] = norm > 0 ? (int16_t)lrint(column[i] * (double)I16_NORM / sqrt(norm)) : 0;
     }
-    t->vector->multiply_i16(a, m, k, lda, b, n, ldb, scales, out, ldo);
+    t->vector->multiply_i16(a, m, k, lda, b, n, scales, out, ldo);
     for (size_t r = 0; r < m; r++) {
         double norm = 0;
         for (size_t i = 0; i < k; i++) norm += (double)a[r * lda + i] * a[r * lda + i];
         for (size_t c = 0; c < n; c++) {
             double want = 0;
-            for (size_t i = 0; i < k; i++) want += (double)a[r * lda + i] * b[(i / 2 * ldb + c) * 2 + i % 2] * scales[c];
+            for (size_t i = 0; i < k; i++) want += (double)a[r * lda + i] * b[at_column(k, c, i)] * scales[c];
             double scale = sqrt(norm) * (double)I16_NORM * scales[c];
             check_close(out[r * ldo + c], want, scale, 0.6 * sqrt((double)k) / (double)I16_NORM, TINIEST, "%s row %zu of %zu x %zu",
                         t->name, r, k, n);
@@ -518,7 +521,7 @@ static void products_in_16_bits(void **state) {
         check_multiply_i16(k, &random, 5, 64, 16, FILL_LARGE, true);
         float row[2] = {NAN, 1}, scale[16] = {1}, out[16];
         int16_t b[32] = {1, 1};
-        k->vector->multiply_i16(row, 1, 2, 2, b, 16, 16, scale, out, 16);
+        k->vector->multiply_i16(row, 1, 2, 2, b, 16, scale, out, 16);
         assert_true(isnan(out[0]));
     }
 }

@@ -85,7 +85,8 @@ static void basis_to_i16(const float *basis, size_t hd, int16_t *integers, float
         const float *row = basis + c * hd;
         scale[c] = sqrtf(vector_ops()->dot(row, row, hd)) / I16_NORM;
         for (size_t ch = 0; ch < hd; ch++)
-            integers[(ch / 2 * hd + c) * 2 + ch % 2] = scale[c] >= FLT_MIN ? (int16_t)lrintf(row[ch] / scale[c]) : 0;
+            integers[c / I16_STRIP * I16_STRIP * hd + (ch / 2 * I16_STRIP + c % I16_STRIP) * 2 + ch % 2] =
+                scale[c] >= FLT_MIN ? (int16_t)lrintf(row[ch] / scale[c]) : 0;
     }
 }
 
@@ -215,7 +216,7 @@ static void prepare_queries(struct codec_shape shape, const float *q, float *tab
         size_t left = shape.group - g < MOST_TOGETHER ? shape.group - g : MOST_TOGETHER;
         float *own = tables + shape.group + g * floats_of_query(layout), *w = products + g % MOST_TOGETHER * columns;
         if (g % MOST_TOGETHER == 0)
-            vector_ops()->multiply_i16(q + g * hd, left, hd, hd, learned->queries, columns, hd, learned->query_scale, products,
+            vector_ops()->multiply_i16(q + g * hd, left, hd, hd, learned->queries, columns, learned->query_scale, products,
                                        columns);
         for (size_t c = 0; c < columns; c++) w[c] *= scaling.size[c];
         tables[g] = vector_ops()->dot(q + g * hd, scaling.mean, hd);
@@ -298,6 +299,8 @@ static void accumulate_by_code_int8(struct codec_shape shape, const float *weigh
     accumulate(shape, weights, page, true, code_sums);
 }
 
+_Static_assert(TRANSFORM_QUAD == 4 && TRANSFORM_SUM_LANES == 16, "lanes of a component");
+
 /* y[columns] size of one query's sums. */
 static void sum_components(struct codec_shape shape, const float *sums, float *y) {
     const struct transform_layout *layout = shape.layout;
@@ -305,8 +308,10 @@ static void sum_components(struct codec_shape shape, const float *sums, float *y
     memset(y, 0, columns_of(layout) * sizeof *y);
     for (size_t p = 0; p < layout->planes; p++) {
         const struct transform_plane *plane = &layout->plane[p];
-        for (size_t lane = 0; lane < TRANSFORM_SUM_LANES; lane++)
-            y[plane->quad * TRANSFORM_QUAD + lane % TRANSFORM_QUAD] += plane->scale * sums[p * TRANSFORM_SUM_LANES + lane];
+        const float *lanes = sums + p * TRANSFORM_SUM_LANES;
+        float *to = y + plane->quad * TRANSFORM_QUAD;
+        for (size_t i = 0; i < TRANSFORM_QUAD; i++) /* compilers take all four together */
+            to[i] += plane->scale * (lanes[i] + lanes[i + 4] + (lanes[i + 8] + lanes[i + 12]));
     }
     for (size_t c = 0; c < (size_t)layout->quads * TRANSFORM_QUAD; c++) y[c] *= size[c];
 }

@@ -14,7 +14,7 @@ struct transform_learned {
     float *size;        /* [head_dim] */
     float *basis;       /* [head_dim][head_dim]: row c, times the size, is what a component of 1 adds to a row */
     float *inverse;     /* [component][channel]: its rows' products with row - mean are the coefficients y size */
-    int16_t *queries;   /* [channel / 2][component][2]: the basis in integers, as vector_ops.multiply_i16 takes columns */
+    int16_t *queries;   /* [component / 16][channel / 2][16][2]: the basis in integers, as vector_ops.multiply_i16 takes columns */
     float *query_scale; /* [component], their units */
 };
 

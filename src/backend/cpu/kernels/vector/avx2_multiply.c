@@ -13,7 +13,9 @@ static inline vec ints_to_vec(ints x) { return _mm256_cvtepi32_ps(x); }
 static inline ints ints_add_pairs(ints sums, const int16_t *row, const int16_t *b) {
     int32_t pair;
     memcpy(&pair, row, sizeof pair);
-    return _mm256_add_epi32(sums, _mm256_madd_epi16(_mm256_set1_epi32(pair), _mm256_loadu_si256((const __m256i *)b)));
+    __m256i products = _mm256_madd_epi16(_mm256_set1_epi32(pair), _mm256_loadu_si256((const __m256i *)b));
+    __asm__("vpaddd %1, %0, %0" : "+x"(sums) : "x"(products)); /* from an intrinsic, gcc 12 copies every sum once more */
+    return sums;
 }
 #define MULTIPLY_I16_VECS 2
 #include "backend/cpu/kernels/vector/multiply_i16_template.h"

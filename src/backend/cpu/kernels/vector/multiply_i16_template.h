@@ -5,7 +5,7 @@
  *     ints_zero()
  *     ints_add_pairs(sums, row, b)   sums[c] += row[0] b[2 c] + row[1] b[2 c + 1], of 16-bit integers at `row` and `b`
  *     ints_to_vec(sums)
- *     MULTIPLY_I16_VECS              registers of columns summed together: products need a register more than those of floats
+ *     MULTIPLY_I16_VECS              registers of columns summed together, whole strips: products need a register more than those of floats
  *
  * The loops are plain C where compilers vectorize them. */
 
@@ -29,13 +29,16 @@ static float row_to_i16(const float *row, size_t k, int16_t *to) {
     return inverse > 0 ? norm / I16_NORM : norm;
 }
 
-/* As multiply_tile, of rows in integers. */
+/* As multiply_tile, of rows in integers. b: the first column's strip. */
 INLINE void multiply_i16_tile(const int16_t (*a)[I16_DEPTH], const float *units, size_t rows, size_t k, const int16_t *b,
-                              size_t ldb, size_t vecs, const float *scales, float *out, size_t ldo) {
+                              size_t vecs, const float *scales, float *out, size_t ldo) {
     ints sums[MULTIPLY_ROWS][MULTIPLY_I16_VECS];
     UNROLL for (size_t r = 0; r < rows; r++) { UNROLL for (size_t v = 0; v < vecs; v++) sums[r][v] = ints_zero(); }
-    for (size_t i = 0; i < k; i += 2, b += 2 * ldb) UNROLL for (size_t r = 0; r < rows; r++) {
-            UNROLL for (size_t v = 0; v < vecs; v++) sums[r][v] = ints_add_pairs(sums[r][v], a[r] + i, b + 2 * v * LANES);
+    for (size_t i = 0; i < k; i += 2, b += 2 * I16_STRIP) UNROLL for (size_t r = 0; r < rows; r++) {
+            UNROLL for (size_t v = 0; v < vecs; v++) {
+                const size_t c = v * LANES, strip = c / I16_STRIP;
+                sums[r][v] = ints_add_pairs(sums[r][v], a[r] + i, b + strip * I16_STRIP * k + 2 * (c % I16_STRIP));
+            }
         }
     UNROLL for (size_t r = 0; r < rows; r++) {
         const vec unit = vec_set(units[r]);
@@ -45,17 +48,17 @@ INLINE void multiply_i16_tile(const int16_t (*a)[I16_DEPTH], const float *units,
 }
 
 INLINE void multiply_i16_rows(const int16_t (*a)[I16_DEPTH], const float *units, size_t rows, size_t k, const int16_t *b, size_t n,
-                              size_t ldb, const float *scales, float *out, size_t ldo) {
+                              const float *scales, float *out, size_t ldo) {
     size_t c = 0;
     for (; c + MULTIPLY_I16_VECS * LANES <= n; c += MULTIPLY_I16_VECS * LANES)
-        multiply_i16_tile(a, units, rows, k, b + 2 * c, ldb, MULTIPLY_I16_VECS, scales + c, out + c, ldo);
+        multiply_i16_tile(a, units, rows, k, b + c * k, MULTIPLY_I16_VECS, scales + c, out + c, ldo);
     const size_t left = (n - c) / LANES;
-    if (MULTIPLY_I16_VECS > 3 && left == 3) multiply_i16_tile(a, units, rows, k, b + 2 * c, ldb, 3, scales + c, out + c, ldo);
-    if (MULTIPLY_I16_VECS > 2 && left == 2) multiply_i16_tile(a, units, rows, k, b + 2 * c, ldb, 2, scales + c, out + c, ldo);
-    if (left == 1) multiply_i16_tile(a, units, rows, k, b + 2 * c, ldb, 1, scales + c, out + c, ldo);
+    if (MULTIPLY_I16_VECS > 3 && left == 3) multiply_i16_tile(a, units, rows, k, b + c * k, 3, scales + c, out + c, ldo);
+    if (MULTIPLY_I16_VECS > 2 && left == 2) multiply_i16_tile(a, units, rows, k, b + c * k, 2, scales + c, out + c, ldo);
+    if (left == 1) multiply_i16_tile(a, units, rows, k, b + c * k, 1, scales + c, out + c, ldo);
 }
 
-static void PASTE(multiply_i16, ISA)(const float *a, size_t m, size_t k, size_t lda, const int16_t *b, size_t n, size_t ldb,
+static void PASTE(multiply_i16, ISA)(const float *a, size_t m, size_t k, size_t lda, const int16_t *b, size_t n,
                                      const float *scales, float *out, size_t ldo) {
     _Alignas(64) int16_t rows[MULTIPLY_ROWS][I16_DEPTH];
     float units[MULTIPLY_ROWS];
@@ -63,10 +66,10 @@ static void PASTE(multiply_i16, ISA)(const float *a, size_t m, size_t k, size_t 
         const size_t together = m - r < MULTIPLY_ROWS ? m - r : MULTIPLY_ROWS;
         for (size_t i = 0; i < together; i++) units[i] = row_to_i16(a + (r + i) * lda, k, rows[i]);
         if (together == MULTIPLY_ROWS)
-            multiply_i16_rows((const int16_t(*)[I16_DEPTH])rows, units, MULTIPLY_ROWS, k, b, n, ldb, scales, out + r * ldo, ldo);
+            multiply_i16_rows((const int16_t(*)[I16_DEPTH])rows, units, MULTIPLY_ROWS, k, b, n, scales, out + r * ldo, ldo);
         else
             for (size_t i = 0; i < together; i++)
-                multiply_i16_rows((const int16_t(*)[I16_DEPTH])rows + i, units + i, 1, k, b, n, ldb, scales, out + (r + i) * ldo,
+                multiply_i16_rows((const int16_t(*)[I16_DEPTH])rows + i, units + i, 1, k, b, n, scales, out + (r + i) * ldo,
                                   ldo);
     }
 }

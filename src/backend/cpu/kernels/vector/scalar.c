@@ -90,7 +90,7 @@ static void multiply_scalar(const float *a, size_t m, size_t k, size_t lda, cons
     }
 }
 
-static void multiply_i16_scalar(const float *a, size_t m, size_t k, size_t lda, const int16_t *b, size_t n, size_t ldb,
+static void multiply_i16_scalar(const float *a, size_t m, size_t k, size_t lda, const int16_t *b, size_t n,
                                 const float *scales, float *out, size_t ldo) {
     for (size_t r = 0; r < m; r++) {
         const float *row = a + r * lda, norm = sqrtf(dot_scalar(row, row, k));
@@ -99,8 +99,9 @@ static void multiply_i16_scalar(const float *a, size_t m, size_t k, size_t lda, 
         int32_t integers[I16_DEPTH];
         for (size_t i = 0; i < k; i++) integers[i] = inverse > 0 ? (int32_t)rintf(row[i] * inverse) : 0;
         for (size_t c = 0; c < n; c++) {
+            const int16_t *strip = b + c / I16_STRIP * I16_STRIP * k;
             int32_t sum = 0;
-            for (size_t i = 0; i < k; i++) sum += integers[i] * b[(i / 2 * ldb + c) * 2 + i % 2];
+            for (size_t i = 0; i < k; i++) sum += integers[i] * strip[(i / 2 * I16_STRIP + c % I16_STRIP) * 2 + i % 2];
             out[r * ldo + c] = (float)sum * (unit * scales[c]);
         }
     }
