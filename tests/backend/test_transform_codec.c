@@ -250,6 +250,37 @@ static void sums_are_of_decoded_values(void **state) {
     }
 }
 
+/* What a page adds that is given logits is what it adds that is given their weights. */
+static void logits_count_as_their_weights(void **state) {
+    (void)state;
+    struct sample *s = new_sample(128, 0.96, 2, CODEC_VALUES);
+    size_t hd = s->hd, floats = cpu_codec_transform.code_sum_floats(s->shape);
+    float logits[G * 64], largest[G], weights[G * 64], seen[G], *sums = calloc(2 * floats, sizeof *sums), acc[2][G * 128] = {{0}};
+    cpu_codec_transform.encode(s->shape, CODEC_VALUES, s->rows, 64, s->page);
+    assert_true(cpu_codec_transform.int8_suffices(s->shape));
+    for (size_t g = 0; g < G; g++) {
+        largest[g] = 3 + (float)g;
+        seen[g] = 0.5f;
+        for (size_t t = 0; t < 64; t++) {
+            logits[g * 64 + t] = largest[g] - 6 * (float)random_unit();
+            weights[g * 64 + t] = expf(logits[g * 64 + t] - largest[g]);
+        }
+    }
+    cpu_codec_transform.accumulate_by_code_int8(s->shape, weights, s->page, sums);
+    cpu_codec_transform.finish_code_sums(s->shape, sums, acc[0]);
+    cpu_codec_transform.accumulate_logits(s->shape, logits, largest, s->page, sums + floats, seen);
+    cpu_codec_transform.finish_code_sums(s->shape, sums + floats, acc[1]);
+    for (size_t g = 0; g < G; g++) {
+        double sum = 0.5, most = 0;
+        for (size_t t = 0; t < 64; t++) sum += (double)weights[g * 64 + t];
+        assert_true(fabs((double)seen[g] - sum) <= 1e-4 * sum);
+        for (size_t c = 0; c < hd; c++) most = fmax(most, fabs((double)acc[0][g * hd + c]));
+        for (size_t c = 0; c < hd; c++) assert_true(fabs((double)acc[1][g * hd + c] - (double)acc[0][g * hd + c]) <= 5e-3 * most);
+    }
+    free(sums);
+    free_sample(s);
+}
+
 static void gathered_tokens_decode_to_the_same_bits(void **state) {
     (void)state;
     for (enum codec_side side = CODEC_KEYS; side <= CODEC_VALUES; side++) {
@@ -345,6 +376,7 @@ int main(void) {
         cmocka_unit_test(scores_are_products_with_decoded_keys),
         cmocka_unit_test(ranks_are_scores_of_the_largest_components),
         cmocka_unit_test(sums_are_of_decoded_values),
+        cmocka_unit_test(logits_count_as_their_weights),
         cmocka_unit_test(gathered_tokens_decode_to_the_same_bits),
         cmocka_unit_test(odd_rows_do_no_harm),
         cmocka_unit_test(odd_rows_can_be_fitted_to),

@@ -599,7 +599,8 @@ static void test_every_tier_fills_every_slot(void **state) {
         const struct select_ops *select = k->select;
         assert_true(select->scores_sign && select->scores_quest && select->count_scores && select->list_scores &&
                     select->gather_codes && k->scaled->prepare_sign && k->scaled->score_sign);
-        assert_true(k->transform->gains && k->transform->score && k->transform->quantize_weights && k->transform->accumulate);
+        assert_true(k->transform->gains && k->transform->score && k->transform->quantize_weights && k->transform->weigh &&
+                    k->transform->accumulate);
         for (uint32_t type = 0; type < TENSOR_TYPES; type++) {
             assert_true((tensor_type_info(type) != NULL) == (k->weights->dequantize[type] != NULL));
             assert_true((tensor_type_info(type) != NULL) == (k->weights->matmul[type] != NULL));

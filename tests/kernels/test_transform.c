@@ -502,6 +502,50 @@ static void weights_are_rounded_to_integers(void **state) {
     }
 }
 
+/* Logits near the largest, a common distance below it, so far below that nothing is left of them, and a row that has seen none. */
+static void logits_become_integers(void **state) {
+    (void)state;
+    struct random random = {8};
+    for (size_t rows = 0; rows <= MOST_ROWS; rows++) {
+        enum guard_side side = rows % 2 ? GUARD_START : GUARD_END;
+        float *logits = guard_floats(rows * 64, side), *gains = guard_floats(64, side), *sums = guard_floats(rows, side),
+              *scales = guard_floats(rows, side), *largest = guard_floats(rows, side);
+        unsigned char *bytes = guard_bytes(rows * 64, side);
+        for (size_t m = 0; m < rows; m++) {
+            largest[m] = m % 4 == 3 ? -INFINITY : (float)((m == 4 ? 4e5 : 40) * (random_unit(&random) - 0.5));
+            for (size_t t = 0; t < 64; t++)
+                logits[m * 64 + t] = largest[m] - (float)((m % 4 == 0   ? 0
+                                                           : m % 4 == 1 ? 9
+                                                                        : 200) +
+                                                          (t == 5 ? 0 : 12 * random_unit(&random)));
+        }
+        for (size_t t = 0; t < 64; t++) gains[t] = (float)random_unit(&random) + 0.1f;
+        const struct tier *k;
+        for (size_t tier = 0; (k = tier_at(tier)); tier++) {
+            for (size_t m = 0; m < rows; m++) sums[m] = 1;
+            k->transform->weigh(logits, largest, gains, rows, bytes, scales, sums);
+            for (size_t m = 0; m < rows; m++) {
+                double sum = 1, most = 0, weights[64];
+                for (size_t t = 0; t < 64; t++) {
+                    weights[t] = m % 4 == 3 ? 0 : exp((double)logits[m * 64 + t] - (double)largest[m]);
+                    sum += weights[t];
+                    most = fmax(most, weights[t] * (double)gains[t]);
+                }
+                if (m % 4 > 1) most = 0;
+                check_close(sums[m], sum, sum, 1e-4, 0, "%s sum of row %zu of %zu", k->name, m, rows);
+                check_close(scales[m], most / 255, most / 255, 1e-4, 0, "%s scale of row %zu of %zu", k->name, m, rows);
+                for (size_t t = 0; t < 64; t++) {
+                    double want = most > 0 ? weights[t] * (double)gains[t] : 0, got = bytes[m * 64 + t] * (double)scales[m];
+                    check_close(got, want, want, 2e-4, 0.501 * (double)scales[m], "%s weight %zu of row %zu of %zu", k->name, t, m,
+                                rows);
+                    if (most == 0) assert_true(bytes[m * 64 + t] == 0);
+                }
+            }
+        }
+        guard_release();
+    }
+}
+
 /* ---- Gathering ----------------------------------------------------------------------------------------------------------- */
 
 /* `n` slots of a page to the slots from `at` on of another, by code. */
@@ -611,6 +655,7 @@ int main(void) {
         cmocka_unit_test(steps_of_paths),
         cmocka_unit_test(gains_of_all_bytes),
         cmocka_unit_test(weights_are_rounded_to_integers),
+        cmocka_unit_test(logits_become_integers),
         cmocka_unit_test(gathered_codes_are_those_of_their_slots),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -93,6 +93,10 @@ struct cpu_codec {
     bool (*int8_suffices)(struct codec_shape shape);
     void (*accumulate_by_code)(struct codec_shape shape, const float *weights, const void *page, float *code_sums);
     void (*accumulate_by_code_int8)(struct codec_shape shape, const float *weights, const void *page, float *code_sums);
+    /* accumulate_by_code_int8 of the weights exp(logits[G][64] - largest[G]), whose sums it adds to sums[G]: for pages of which all slots
+     * are live, where int8_suffices. No logit is larger than its query's largest. NULL: there is no faster way. */
+    void (*accumulate_logits)(struct codec_shape shape, const float *logits, const float *largest, const void *page,
+                              float *code_sums, float *sums);
     void (*finish_code_sums)(struct codec_shape shape, const float *code_sums, float *acc);
 };
 

@@ -301,6 +301,23 @@ static void accumulate_by_code_int8(struct codec_shape shape, const float *weigh
 
 _Static_assert(TRANSFORM_QUAD == 4 && TRANSFORM_SUM_LANES == 16, "lanes of a component");
 
+static void accumulate_logits(struct codec_shape shape, const float *logits, const float *largest, const void *page,
+                              float *code_sums, float *sums) {
+    float gains[PAGE_TOKENS], *of_mean = code_sums + shape.group * sums_of_query(shape);
+    gains_of(shape, page, gains);
+    for (size_t first = 0, n; first < shape.group; first += n) {
+        uint8_t bytes[MOST_TOGETHER * PAGE_TOKENS];
+        float scales[MOST_TOGETHER], own[MOST_TOGETHER] = {0};
+        n = shape.group - first < MOST_TOGETHER ? shape.group - first : MOST_TOGETHER;
+        transform_ops()->weigh(logits + first * PAGE_TOKENS, largest + first, gains, n, bytes, scales, own);
+        transform_ops()->accumulate(shape.layout, codes_of(page), bytes, scales, n, code_sums + first * sums_of_query(shape));
+        for (size_t m = 0; m < n; m++) {
+            of_mean[first + m] += own[m];
+            sums[first + m] += own[m];
+        }
+    }
+}
+
 /* y[columns] size of one query's sums. */
 static void sum_components(struct codec_shape shape, const float *sums, float *y) {
     const struct transform_layout *layout = shape.layout;
@@ -373,4 +390,5 @@ const struct cpu_codec cpu_codec_transform = {.format = &codec_transform,
                                               .int8_suffices = int8_suffices,
                                               .accumulate_by_code = accumulate_by_code,
                                               .accumulate_by_code_int8 = accumulate_by_code_int8,
+                                              .accumulate_logits = accumulate_logits,
                                               .finish_code_sums = finish_code_sums};

@@ -103,9 +103,10 @@ static struct partial decode_partial(const struct pass *pass, size_t split, uint
 
 /* ---- Logits and weights */
 
-/* The end of the full segments from the r-th on. */
+/* The end of the full segments from the r-th on, which are read as logits or as weights like it. */
 static size_t full_segments(const struct segment *segments, size_t r, size_t n, const uint32_t *end) {
-    while (r < n && !segments[r].begin && end[r] == PAGE_TOKENS) r++;
+    const bool as_logits = r < n && segments[r].as_logits;
+    while (r < n && !segments[r].begin && end[r] == PAGE_TOKENS && segments[r].as_logits == as_logits) r++;
     return r;
 }
 
@@ -126,7 +127,8 @@ static float largest_logit(const struct pass *pass, const struct segment *segmen
     return max;
 }
 
-/* Turns that row's logits into weights exp(logit - max), 0 outside these slots; returns their sum. */
+/* Turns that row's logits into weights exp(logit - max), 0 outside these slots; returns their sum. Segments that are read as logits stay
+ * and have no part in it. */
 static float weigh_row(const struct pass *pass, const struct segment *segments, size_t n, const uint32_t *end, float max,
                        float *row) {
     const struct vector_ops *kernel = vector_ops();
@@ -135,7 +137,7 @@ static float weigh_row(const struct pass *pass, const struct segment *segments, 
     for (size_t r = 0, next; r < n; r = next) {
         next = full_segments(segments, r, n, end);
         if (next > r) {
-            sum += kernel->exp_pages(row + r * step, max, next - r, step);
+            if (!segments[r].as_logits) sum += kernel->exp_pages(row + r * step, max, next - r, step);
             continue;
         }
         float *weights = row + r * step;
@@ -148,7 +150,8 @@ static float weigh_row(const struct pass *pass, const struct segment *segments, 
     return sum;
 }
 
-/* Turns logits[n][rows][64] of a run of segments into weights, row by row under one running maximum. Returns whether each weight is at most
+/* Turns logits[n][rows][64] of a run of segments into weights, row by row under one running maximum, but where they are read as they are.
+ * Returns whether each weight is at most
  * a small part of what its query has seen so far, more of which is yet to come. */
 static bool weigh_run(const struct pass *pass, uint32_t head, const struct segment *segments, size_t n, float *logits,
                       struct partial *partial) {
@@ -179,8 +182,8 @@ static bool fits_int8(const struct partial *partial, const float *weights, size_
     return true;
 }
 
-/* partial->acc += weights times the values of a run of segments, whose weights partial->sum has. `small`: weigh_run. `floats`: of
- * code_sums, which code_sum_floats says. */
+/* partial->acc += weights times the values of a run of segments, whose weights partial->sum has, or gets of those that are read as logits.
+ * `small`: weigh_run. `floats`: of code_sums, which code_sum_floats says. */
 static void accumulate_run(const struct head_reader *reader, struct segment *segments, size_t n, bool small, float *weights,
                            size_t floats, float *code_sums, struct partial *partial) {
     const struct cpu_codec *codec = reader->cache->codec[CODEC_VALUES];
@@ -193,6 +196,10 @@ static void accumulate_run(const struct head_reader *reader, struct segment *seg
         bool by_code = floats && coded;
         if (by_code && !summed) memset(code_sums, 0, floats * sizeof *code_sums);
         summed |= by_code;
+        if (segments[r].as_logits) {
+            segment_accumulate_logits(reader, &segments[r], own, partial->max, code_sums, partial->sum);
+            continue;
+        }
         bool int8 = by_code ? codec->accumulate_by_code_int8 != NULL : int8_values;
         segments[r].int8_weights = coded && int8 && (small || suffices || fits_int8(partial, own, rows));
         float *sums = by_code ? code_sums : NULL;
@@ -252,6 +259,8 @@ static void read_segments(const struct pass *pass, size_t split, uint32_t head, 
                 gather_score(&reader, &segments[r], own);
             else
                 segment_score(&reader, &segments[r], own);
+            bool full = segments[r].begin == 0 && segment_visible(cache, &segments[r], pass->first) == PAGE_TOKENS;
+            segments[r].as_logits = full && segments[r].kind == SEGMENT_SEALED && segment_takes_logits(&reader, &segments[r]);
         }
         bool small = weigh_run(pass, head, segments, n, logits, &partial);
         accumulate_run(&reader, segments, n, small, logits, sums, code_sums, &partial);

@@ -50,7 +50,7 @@ void segment_find(const struct cache *cache, size_t i, struct segment *segment) 
     size_t exact = segments_for(exact_tokens(cache)), rows = segment_count_rows(cache), sealed = sealed_segments(cache);
     size_t stored = rows + sealed + window_segments(cache);
     segment->places = NULL;
-    segment->int8_weights = false;
+    segment->as_logits = segment->int8_weights = false;
     segment->base = i < stored ? segments_for(cache->plan.n) + i : i - stored;
     if (i < exact) {
         segment->kind = SEGMENT_EXACT;

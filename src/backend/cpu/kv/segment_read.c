@@ -245,6 +245,20 @@ static void accumulate_sealed(const struct head_reader *reader, const struct seg
     segment_accumulate_page(reader, page, segment->int8_weights, weights, code_sums, acc);
 }
 
+bool segment_takes_logits(const struct head_reader *reader, const struct segment *segment) {
+    const struct cpu_codec *codec = reader->cache->codec[CODEC_VALUES];
+    if (!codec->accumulate_logits || !codec->int8_suffices(reader->values)) return false;
+    struct anchor_range anchors = segment_anchors(reader->cache, segment, CODEC_VALUES, reader->head);
+    return anchors.from == anchors.to;
+}
+
+void segment_accumulate_logits(const struct head_reader *reader, const struct segment *segment, const float *logits,
+                               const float *largest, float *code_sums, float *sums) {
+    const struct cache *cache = reader->cache;
+    const uint8_t *page = page_at(cache, segment->set, CODEC_VALUES, cache->layer, reader->head);
+    cache->codec[CODEC_VALUES]->accumulate_logits(reader->values, logits, largest, page, code_sums, sums);
+}
+
 void segment_accumulate(const struct head_reader *reader, const struct segment *segment, float *weights, float *code_sums,
                         float *acc) {
     const struct cache *cache = reader->cache;

@@ -35,6 +35,11 @@ void segment_score_in_run(struct head_reader *reader, const void *page, size_t b
  * where a sealed page's weights are to be summed by code instead (codec.h), or NULL. */
 void segment_accumulate(const struct head_reader *reader, const struct segment *segment, float *weights, float *code_sums,
                         float *acc);
+/* The same of the weights exp(logits[rows][64] - largest[rows]), whose sums are added to sums[rows], where segment.as_logits says so. */
+void segment_accumulate_logits(const struct head_reader *reader, const struct segment *segment, const float *logits,
+                               const float *largest, float *code_sums, float *sums);
+/* Whether it may be said of a sealed page whose slots are all live: its values take logits, and none of them is an anchor. */
+bool segment_takes_logits(const struct head_reader *reader, const struct segment *segment);
 /* The same of a page on its codes, as segment.int8_weights says. */
 void segment_accumulate_page(const struct head_reader *reader, const void *page, bool int8_weights, const float *weights,
                              float *code_sums, float *acc);

@@ -10,6 +10,7 @@
 
 #include "backend/cpu/kernels/transform/init.h"
 #include "backend/cpu/kernels/transform/nibble_tables_template.h"
+#include "backend/cpu/kernels/vector/exp_constants.h"
 
 #include <math.h>
 #include <string.h>
@@ -214,18 +215,32 @@ INLINE void write_bytes(const __m512i *x, uint8_t *to) {
     _mm512_storeu_si512(to, _mm512_permutexvar_epi32(in_order, bytes));
 }
 
-/* R rows: what they wait for, sums and largest of a row, they wait for together. */
-INLINE void quantize_rows(size_t R, const float *weights, const float *gains, size_t rows, size_t planes, uint8_t *bytes,
-                          float *scales, float *sums_of_rows) {
+/* What a row's logits are less. */
+INLINE vec base_of(float largest) { return vec_set(largest == -INFINITY ? INFINITY : largest); }
+
+INLINE vec weights_of(vec logits, vec base) {
+    vec t = _mm512_max_ps(vec_set(EXP2_LOWEST), vec_mul(vec_set(EXP_LOG2_E), _mm512_sub_ps(logits, base))); /* NaN stays */
+    vec whole = _mm512_roundscale_ps(t, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC), r = _mm512_sub_ps(t, whole);
+    vec p = vec_fma(vec_set(EXP2_SHORT_C3), r, vec_set(EXP2_SHORT_C2));
+    p = vec_fma(vec_fma(p, r, vec_set(EXP2_SHORT_C1)), r, vec_set(EXP2_SHORT_C0));
+    return _mm512_scalef_ps(p, whole);
+}
+
+/* R rows: what they wait for, sums and largest of a row, they wait for together. `largest_logit`: of the logits that
+ * `weights` are then, or NULL. */
+INLINE void quantize_rows(size_t R, const float *weights, const float *largest_logit, const float *gains, size_t rows,
+                          size_t planes, uint8_t *bytes, float *scales, float *sums_of_rows) {
     const __m128 whole = _mm_set1_ps(planes == 1 ? 255 : 65535);
-    vec x[TOGETHER][VECTORS], sum[TOGETHER], most[TOGETHER];
+    vec x[TOGETHER][VECTORS], sum[TOGETHER], most[TOGETHER], base[TOGETHER];
     float scale[TOGETHER], inverse[TOGETHER], total[TOGETHER];
     UNROLL for (size_t m = 0; m < TOGETHER; m++) sum[m] = most[m] = vec_zero();
+    UNROLL for (size_t m = 0; m < R && largest_logit; m++) base[m] = base_of(largest_logit[m]);
     UNROLL for (size_t v = 0; v < VECTORS; v++) {
         vec gain = vec_load(gains + v * LANES);
         UNROLL for (size_t m = 0; m < R; m++) {
             vec w = vec_load(weights + m * PAGE_TOKENS + v * LANES);
             __asm__("" : "+v"(w)); /* or gcc 12 loads it twice */
+            if (largest_logit) w = weights_of(w, base[m]);
             sum[m] = vec_add(sum[m], w);
             x[m][v] = vec_mul(w, gain);
             most[m] = _mm512_max_ps(most[m], x[m][v]);
@@ -239,7 +254,7 @@ INLINE void quantize_rows(size_t R, const float *weights, const float *gains, si
         uint8_t *first = bytes + m * PAGE_TOKENS;
         __m512i integers[VECTORS];
         UNROLL for (size_t v = 0; v < VECTORS; v++) integers[v] = _mm512_cvtps_epi32(vec_mul(x[m][v], vec_set(inverse[m])));
-        sums_of_rows[m] += total[m];
+        sums_of_rows[m] += largest_logit && largest_logit[m] == -INFINITY ? 0 : total[m];
         scales[m] = planes == 1 ? scale[m] : 256 * scale[m];
         if (planes == 2) {
             __m512i lower[VECTORS];
@@ -259,16 +274,25 @@ static void quantize_weights_avx512(const float *weights, const float *gains, si
     for (size_t m = 0, n; m < rows; m += n, weights += n * PAGE_TOKENS, bytes += n * PAGE_TOKENS, scales += n, sums_of_rows += n) {
         n = planes == 1 ? SMALLER(rows - m, TOGETHER) : 1;
         if (planes == 2)
-            quantize_rows(1, weights, gains, rows, 2, bytes, scales, sums_of_rows);
+            quantize_rows(1, weights, NULL, gains, rows, 2, bytes, scales, sums_of_rows);
         else if (n == 4)
-            quantize_rows(4, weights, gains, rows, 1, bytes, scales, sums_of_rows);
+            quantize_rows(4, weights, NULL, gains, rows, 1, bytes, scales, sums_of_rows);
         else if (n == 3)
-            quantize_rows(3, weights, gains, rows, 1, bytes, scales, sums_of_rows);
+            quantize_rows(3, weights, NULL, gains, rows, 1, bytes, scales, sums_of_rows);
         else if (n == 2)
-            quantize_rows(2, weights, gains, rows, 1, bytes, scales, sums_of_rows);
+            quantize_rows(2, weights, NULL, gains, rows, 1, bytes, scales, sums_of_rows);
         else
-            quantize_rows(1, weights, gains, rows, 1, bytes, scales, sums_of_rows);
+            quantize_rows(1, weights, NULL, gains, rows, 1, bytes, scales, sums_of_rows);
     }
+}
+
+static void weigh_avx512(const float *logits, const float *largest, const float *gains, size_t rows, uint8_t *bytes, float *scales,
+                         float *sums_of_rows) {
+    for (; rows >= 4; rows -= 4, logits += 4 * PAGE_TOKENS, largest += 4, bytes += 4 * PAGE_TOKENS, scales += 4, sums_of_rows += 4)
+        quantize_rows(4, logits, largest, gains, 4, 1, bytes, scales, sums_of_rows);
+    if (rows == 3) quantize_rows(3, logits, largest, gains, 3, 1, bytes, scales, sums_of_rows);
+    if (rows == 2) quantize_rows(2, logits, largest, gains, 2, 1, bytes, scales, sums_of_rows);
+    if (rows == 1) quantize_rows(1, logits, largest, gains, 1, 1, bytes, scales, sums_of_rows);
 }
 
 /* Four tokens' weights in each dword of 128 bits. */
@@ -396,6 +420,7 @@ void transform_init_avx512(struct transform_ops *ops) {
     ops->score = score_avx512;
     ops->rank = rank_avx512;
     ops->quantize_weights = quantize_weights_avx512;
+    ops->weigh = weigh_avx512;
     ops->accumulate = accumulate_avx512;
     ops->gather = gather_avx512;
 }

@@ -7,7 +7,9 @@
 
 #include "backend/cpu/kernels/transform/init.h"
 #include "backend/cpu/kernels/transform/nibble_tables_template.h"
+#include "backend/cpu/kernels/vector/exp_constants.h"
 
+#include <math.h>
 #include <string.h>
 
 #define TOGETHER 4 /* rows of a pass */
@@ -144,11 +146,24 @@ static uint16_t rank_neon(const struct transform_layout *layout, const void *pag
 #define SMALL_LEVEL 8
 #define FEW 4
 
-/* One row; `upper` is NULL where its integers have 8 bits. */
-INLINE float quantize_row(const float *weights, const float *gains, float whole, uint8_t *upper, uint8_t *lower, float *scale) {
+/* exp(logits - base) */
+INLINE vec weights_of(vec logits, vec base) {
+    vec t = vmaxq_f32(vec_set(EXP2_LOWEST), vec_mul(vec_set(EXP_LOG2_E), vsubq_f32(logits, base))), whole = vrndnq_f32(t),
+        r = vsubq_f32(t, whole);
+    vec p = vec_fma(vec_set(EXP2_SHORT_C3), r, vec_set(EXP2_SHORT_C2));
+    p = vec_fma(vec_fma(p, r, vec_set(EXP2_SHORT_C1)), r, vec_set(EXP2_SHORT_C0));
+    return vreinterpretq_f32_s32(vaddq_s32(vreinterpretq_s32_f32(p), vshlq_n_s32(vcvtq_s32_f32(whole), 23)));
+}
+
+/* One row; `upper` is NULL where its integers have 8 bits. `largest_logit`: of the logits that `weights` are then, or NULL. */
+INLINE float quantize_row(const float *weights, const float *largest_logit, const float *gains, float whole, uint8_t *upper,
+                          uint8_t *lower, float *scale) {
+    const bool none = largest_logit && *largest_logit == -INFINITY;
+    const vec base = vec_set(none || !largest_logit ? INFINITY : *largest_logit);
     vec x[PAGE_TOKENS / LANES], sum = vec_zero(), most = vec_zero();
     UNROLL_16 for (size_t v = 0; v < PAGE_TOKENS / LANES; v++) {
         vec w = vec_load(weights + v * LANES);
+        if (largest_logit) w = weights_of(w, base);
         sum = vec_add(sum, w);
         x[v] = vec_mul(w, vec_load(gains + v * LANES));
         most = vmaxq_f32(most, x[v]);
@@ -163,7 +178,14 @@ INLINE float quantize_row(const float *weights, const float *gains, float whole,
         vst1_u8(lower + v * LANES, vmovn_u16(integers));
         if (upper) vst1_u8(upper + v * LANES, vshrn_n_u16(integers, 8));
     }
-    return vaddvq_f32(sum);
+    return none ? 0 : vaddvq_f32(sum);
+}
+
+static void weigh_neon(const float *logits, const float *largest, const float *gains, size_t rows, uint8_t *bytes, float *scales,
+                       float *sums_of_rows) {
+    for (size_t m = 0; m < rows; m++)
+        sums_of_rows[m] +=
+            quantize_row(logits + m * PAGE_TOKENS, &largest[m], gains, 255, NULL, bytes + m * PAGE_TOKENS, &scales[m]);
 }
 
 static void quantize_weights_neon(const float *weights, const float *gains, size_t rows, size_t planes, uint8_t *bytes,
@@ -171,11 +193,11 @@ static void quantize_weights_neon(const float *weights, const float *gains, size
     for (size_t m = 0; m < rows; m++) {
         uint8_t *upper = bytes + m * PAGE_TOKENS;
         if (planes == 1) {
-            sums_of_rows[m] += quantize_row(weights + m * PAGE_TOKENS, gains, 255, NULL, upper, &scales[m]);
+            sums_of_rows[m] += quantize_row(weights + m * PAGE_TOKENS, NULL, gains, 255, NULL, upper, &scales[m]);
             continue;
         }
         float *scale = &scales[rows + m];
-        sums_of_rows[m] += quantize_row(weights + m * PAGE_TOKENS, gains, 65535, upper, upper + rows * PAGE_TOKENS, scale);
+        sums_of_rows[m] += quantize_row(weights + m * PAGE_TOKENS, NULL, gains, 65535, upper, upper + rows * PAGE_TOKENS, scale);
         scales[m] = 256 * *scale;
     }
 }
@@ -293,6 +315,7 @@ void transform_init_neon(struct transform_ops *ops) {
     ops->score = score_neon;
     ops->rank = rank_neon;
     ops->quantize_weights = quantize_weights_neon;
+    ops->weigh = weigh_neon;
     ops->accumulate = accumulate_neon;
     ops->gather = gather_neon;
 }

@@ -15,6 +15,7 @@
  * score_ISA, accumulate_ISA and what else fill_octets() fills come out. */
 #include "backend/cpu/kernels/transform/init.h"
 #include "backend/cpu/kernels/transform/nibble_tables_template.h"
+#include "backend/cpu/kernels/vector/exp_constants.h"
 
 #include <math.h>
 #include <string.h>
@@ -293,13 +294,12 @@ INLINE __m128 four_largest(const vec *x) {
 }
 
 /* One row's integers of 8 bits, or their lower 8 bits and, unless that is NULL, the upper ones. */
-INLINE void write_integers(const float *weights, const float *gains, float inverse, uint8_t *upper, uint8_t *lower) {
+INLINE void write_integers(const float *products, float inverse, uint8_t *upper, uint8_t *lower) {
     const __m256i byte = _mm256_set1_epi32(255), in_order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
     UNROLL for (size_t v = 0; v < OCTETS; v += 4) {
         __m256i i[4], high[4];
         UNROLL for (size_t j = 0; j < 4; j++) {
-            vec x = vec_mul(vec_load(weights + (v + j) * LANES), vec_load(gains + (v + j) * LANES));
-            i[j] = _mm256_cvtps_epi32(vec_mul(x, vec_set(inverse)));
+            i[j] = _mm256_cvtps_epi32(vec_mul(vec_load(products + (v + j) * LANES), vec_set(inverse)));
             high[j] = _mm256_srli_epi32(i[j], 8);
             if (upper) i[j] = _mm256_and_si256(i[j], byte);
         }
@@ -311,19 +311,37 @@ INLINE void write_integers(const float *weights, const float *gains, float inver
     }
 }
 
-/* R rows: what they wait for, sums and largest of a row, they wait for together. */
-INLINE void quantize_rows(size_t R, const float *weights, const float *gains, size_t rows, size_t planes, uint8_t *bytes,
-                          float *scales, float *sums_of_rows) {
+/* What a row's logits are less. */
+INLINE vec base_of(float largest) { return vec_set(largest == -INFINITY ? INFINITY : largest); }
+
+/* As exp_lanes_down of vector/avx2.c, of fewer bits. */
+INLINE vec weights_of(vec logits, vec base) {
+    const vec rounder = vec_set(12582912);
+    vec t = _mm256_max_ps(vec_set(EXP2_LOWEST), vec_mul(vec_set(EXP_LOG2_E), _mm256_sub_ps(logits, base))),
+        bits = vec_add(t, rounder);
+    vec r = _mm256_sub_ps(t, _mm256_sub_ps(bits, rounder));
+    vec p = vec_fma(vec_set(EXP2_SHORT_C3), r, vec_set(EXP2_SHORT_C2));
+    p = vec_fma(vec_fma(p, r, vec_set(EXP2_SHORT_C1)), r, vec_set(EXP2_SHORT_C0));
+    return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(p), _mm256_slli_epi32(_mm256_castps_si256(bits), 23)));
+}
+
+/* R rows: what they wait for, sums and largest of a row, they wait for together. `largest_logit`: of the logits that `weights` are then,
+ * or NULL. */
+INLINE void quantize_rows(size_t R, const float *weights, const float *largest_logit, const float *gains, size_t rows,
+                          size_t planes, uint8_t *bytes, float *scales, float *sums_of_rows) {
     const __m128 whole = _mm_set1_ps(planes == 1 ? 255 : 65535);
     vec sum[TOGETHER], most[TOGETHER];
-    float scale[TOGETHER], inverse[TOGETHER], total[TOGETHER];
+    float scale[TOGETHER], inverse[TOGETHER], total[TOGETHER], products[TOGETHER][PAGE_TOKENS];
     UNROLL for (size_t m = 0; m < TOGETHER; m++) sum[m] = most[m] = vec_zero();
-    UNROLL for (size_t v = 0; v < OCTETS; v++) {
-        vec gain = vec_load(gains + v * LANES);
-        UNROLL for (size_t m = 0; m < R; m++) {
+    UNROLL for (size_t m = 0; m < R; m++) {
+        const vec base = base_of(largest_logit ? largest_logit[m] : 0);
+        UNROLL for (size_t v = 0; v < OCTETS; v++) {
             vec w = vec_load(weights + m * PAGE_TOKENS + v * LANES);
+            if (largest_logit) w = weights_of(w, base);
+            vec x = vec_mul(w, vec_load(gains + v * LANES));
             sum[m] = vec_add(sum[m], w);
-            most[m] = _mm256_max_ps(most[m], vec_mul(w, gain));
+            most[m] = _mm256_max_ps(most[m], x);
+            vec_store(products[m] + v * LANES, x);
         }
     }
     __m128 largest = four_largest(most), any = _mm_cmp_ps(largest, _mm_set1_ps(TRANSFORM_LEAST_WEIGHT), _CMP_GT_OQ);
@@ -332,13 +350,13 @@ INLINE void quantize_rows(size_t R, const float *weights, const float *gains, si
     _mm_storeu_ps(total, four_sums(sum));
     UNROLL for (size_t m = 0; m < R; m++) {
         uint8_t *first = bytes + m * PAGE_TOKENS, *second = first + rows * PAGE_TOKENS;
-        sums_of_rows[m] += total[m];
+        sums_of_rows[m] += largest_logit && largest_logit[m] == -INFINITY ? 0 : total[m];
         scales[m] = planes == 1 ? scale[m] : 256 * scale[m];
         if (planes == 2) scales[rows + m] = scale[m];
         if (planes == 1)
-            write_integers(weights + m * PAGE_TOKENS, gains, inverse[m], NULL, first);
+            write_integers(products[m], inverse[m], NULL, first);
         else
-            write_integers(weights + m * PAGE_TOKENS, gains, inverse[m], first, second);
+            write_integers(products[m], inverse[m], first, second);
     }
 }
 
@@ -347,16 +365,25 @@ static void PASTE(quantize_weights, ISA)(const float *weights, const float *gain
     for (size_t m = 0, n; m < rows; m += n, weights += n * PAGE_TOKENS, bytes += n * PAGE_TOKENS, scales += n, sums_of_rows += n) {
         n = planes == 1 ? SMALLER(rows - m, TOGETHER) : 1;
         if (planes == 2)
-            quantize_rows(1, weights, gains, rows, 2, bytes, scales, sums_of_rows);
+            quantize_rows(1, weights, NULL, gains, rows, 2, bytes, scales, sums_of_rows);
         else if (n == 4)
-            quantize_rows(4, weights, gains, rows, 1, bytes, scales, sums_of_rows);
+            quantize_rows(4, weights, NULL, gains, rows, 1, bytes, scales, sums_of_rows);
         else if (n == 3)
-            quantize_rows(3, weights, gains, rows, 1, bytes, scales, sums_of_rows);
+            quantize_rows(3, weights, NULL, gains, rows, 1, bytes, scales, sums_of_rows);
         else if (n == 2)
-            quantize_rows(2, weights, gains, rows, 1, bytes, scales, sums_of_rows);
+            quantize_rows(2, weights, NULL, gains, rows, 1, bytes, scales, sums_of_rows);
         else
-            quantize_rows(1, weights, gains, rows, 1, bytes, scales, sums_of_rows);
+            quantize_rows(1, weights, NULL, gains, rows, 1, bytes, scales, sums_of_rows);
     }
+}
+
+static void PASTE(weigh, ISA)(const float *logits, const float *largest, const float *gains, size_t rows, uint8_t *bytes,
+                              float *scales, float *sums_of_rows) {
+    for (; rows >= 4; rows -= 4, logits += 4 * PAGE_TOKENS, largest += 4, bytes += 4 * PAGE_TOKENS, scales += 4, sums_of_rows += 4)
+        quantize_rows(4, logits, largest, gains, 4, 1, bytes, scales, sums_of_rows);
+    if (rows == 3) quantize_rows(3, logits, largest, gains, 3, 1, bytes, scales, sums_of_rows);
+    if (rows == 2) quantize_rows(2, logits, largest, gains, 2, 1, bytes, scales, sums_of_rows);
+    if (rows == 1) quantize_rows(1, logits, largest, gains, 1, 1, bytes, scales, sums_of_rows);
 }
 
 /* Four tokens' weights in each dword of 128 bits. */
@@ -429,6 +456,7 @@ static void fill_octets(struct transform_ops *ops) {
     ops->score = PASTE(score, ISA);
     ops->rank = PASTE(rank, ISA);
     ops->quantize_weights = PASTE(quantize_weights, ISA);
+    ops->weigh = PASTE(weigh, ISA);
     ops->accumulate = PASTE(accumulate, ISA);
     ops->gather = PASTE(gather, ISA);
 }

@@ -95,6 +95,16 @@ static void quantize_weights_scalar(const float *weights, const float *gains, si
     }
 }
 
+static void weigh_scalar(const float *logits, const float *largest, const float *gains, size_t rows, uint8_t *bytes, float *scales,
+                         float *sums) {
+    for (size_t m = 0; m < rows; m++) {
+        float weights[PAGE_TOKENS];
+        for (size_t t = 0; t < PAGE_TOKENS; t++)
+            weights[t] = largest[m] == -INFINITY ? 0 : expf(logits[m * PAGE_TOKENS + t] - largest[m]);
+        quantize_weights_scalar(weights, gains, 1, 1, bytes + m * PAGE_TOKENS, &scales[m], &sums[m]);
+    }
+}
+
 static void accumulate_scalar(const struct transform_layout *layout, const void *codes, const uint8_t *weights, const float *scales,
                               size_t rows, float *sums) {
     for (size_t p = 0; p < layout->planes; p++) {
@@ -124,6 +134,7 @@ void transform_init_scalar(struct transform_ops *ops) {
     ops->score = score_scalar;
     ops->rank = rank_scalar;
     ops->quantize_weights = quantize_weights_scalar;
+    ops->weigh = weigh_scalar;
     ops->accumulate = accumulate_scalar;
     ops->gather = gather_scalar;
 }

@@ -19,6 +19,11 @@
 #define EXP2_C3 0.055507336f
 #define EXP2_C4 0.009671513f
 #define EXP2_C5 0.0013264727f
+/* 2^r = c0 + ... + c3 r^3 there, for what becomes a byte: 7.5e-5 off at most, and 5e-6 in the mean. */
+#define EXP2_SHORT_C0 0.99992807f
+#define EXP2_SHORT_C1 0.693261f
+#define EXP2_SHORT_C2 0.24261112f
+#define EXP2_SHORT_C3 0.05517167f
 #define EXP2_LOWEST -126.0f /* the least exponent of a normal number */
 
 /* Beyond these the result is 0 and infinity in fp32, and n stays small enough to be an exponent. */

@@ -69,7 +69,6 @@ static void PASTE(multiply_i16, ISA)(const float *a, size_t m, size_t k, size_t 
             multiply_i16_rows((const int16_t(*)[I16_DEPTH])rows, units, MULTIPLY_ROWS, k, b, n, scales, out + r * ldo, ldo);
         else
             for (size_t i = 0; i < together; i++)
-                multiply_i16_rows((const int16_t(*)[I16_DEPTH])rows + i, units + i, 1, k, b, n, scales, out + (r + i) * ldo,
-                                  ldo);
+                multiply_i16_rows((const int16_t(*)[I16_DEPTH])rows + i, units + i, 1, k, b, n, scales, out + (r + i) * ldo, ldo);
     }
 }

@@ -32,8 +32,8 @@ struct vector_ops {
      * their own: about 1e-5 of a row's norm times a column's off. Columns are of norm I16_NORM at most and lie in strips of 16, which are
      * read from their beginning to their end, two neighbours of a column side by side: b[n / 16][k / 2][16][2]. k even, at most
      * I16_DEPTH; n a multiple of 16. For what is rounded to fewer bits next. */
-    void (*multiply_i16)(const float *a, size_t m, size_t k, size_t lda, const int16_t *b, size_t n, const float *scales, float *out,
-                         size_t ldo);
+    void (*multiply_i16)(const float *a, size_t m, size_t k, size_t lda, const int16_t *b, size_t n, const float *scales,
+                         float *out, size_t ldo);
     /* Rotates rows[n][stride] in place by the same angles: pairs of channels (2 i, 2 i + 1) where `adjacent`, else (i, i + pairs), as complex
      * numbers times cosine[pairs] + j sine[pairs]. */
     void (*rotate)(float *rows, size_t n, size_t stride, const float *cosine, const float *sine, size_t pairs, bool adjacent);

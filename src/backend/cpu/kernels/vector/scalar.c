@@ -90,8 +90,8 @@ static void multiply_scalar(const float *a, size_t m, size_t k, size_t lda, cons
     }
 }
 
-static void multiply_i16_scalar(const float *a, size_t m, size_t k, size_t lda, const int16_t *b, size_t n,
-                                const float *scales, float *out, size_t ldo) {
+static void multiply_i16_scalar(const float *a, size_t m, size_t k, size_t lda, const int16_t *b, size_t n, const float *scales,
+                                float *out, size_t ldo) {
     for (size_t r = 0; r < m; r++) {
         const float *row = a + r * lda, norm = sqrtf(dot_scalar(row, row, k));
         const float inverse = norm > 0 && I16_NORM / norm < INFINITY ? I16_NORM / norm : 0,
