@@ -3,6 +3,6 @@
 #define TERSE_BACKEND_CPU_PIECE_H
 
 /* Multiplications of a piece on each thread, about: some hundredths of a second. */
-#define PIECE_MULTIPLICATIONS 0.75e9
+#define PIECE_MULTIPLICATIONS 0.5e9
 
 #endif
