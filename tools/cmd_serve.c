@@ -197,9 +197,12 @@ int cmd_serve(int argc, char **argv) {
         say_where(&serve);
         run(&serve);
     }
-    if (serve.server.scheduler) scheduler_stop(serve.server.scheduler);
-    scheduler_free(serve.server.scheduler);
+    if (serve.server.scheduler) {
+        scheduler_stop(serve.server.scheduler);
+        scheduler_wait(serve.server.scheduler); /* HTTP's threads ask it until they end, and must not be suspended by then */
+    }
     http_stop(serve.http);
+    scheduler_free(serve.server.scheduler);
     metrics_end(&serve.server.metrics);
     store_close(serve.store);
     setup_free(&serve.setup);

@@ -134,6 +134,12 @@ class Bodies(ServedTest):
             self.assertEqual((origin, got), (origin, status))
             self.assertNotIn("Access-Control-Allow-Origin", headers)
 
+    def test_names_that_lead_here(self):
+        """A site whose name was made to lead to this machine is another origin all the same."""
+        for name, status in (("example.org", 403), ("127.example.org", 403), ("localhost.example.org", 403), ("localhost", 200)):
+            host = "%s:%d" % (name, self.server.port)
+            self.assertEqual((host, self.server.post(CHAT, BODY, {"Host": host, "Origin": "http://" + host})[0]), (host, status))
+
 
 class Cors(ServedTest):
     options = ("--cors", "https://example.org")

@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -33,6 +34,7 @@ struct http {
     struct server *server;
     struct MHD_Daemon *daemon;
     char address[128];
+    bool local; /* only this machine reaches it */
     pthread_mutex_t lock;
     struct connection *connections; /* under lock */
     atomic_size_t open_requests;
@@ -124,8 +126,18 @@ static uint64_t address_number(struct MHD_Connection *mhd) {
     return number;
 }
 
+/* A name that a page of another site cannot have made its own. */
+static bool names_this_machine(const char *host) {
+    size_t n = strncmp(host, "127.", 4) == 0            ? strspn(host, "0123456789.")
+               : strncmp(host, "[::1]", 5) == 0         ? 5
+               : strncasecmp(host, "localhost", 9) == 0 ? 9
+                                                        : 0;
+    return n && (!host[n] || host[n] == ':');
+}
+
 /* Whether a page of this origin may ask: the server's own, or --cors. A request without an origin does not come from a page. */
-static bool origin_allowed(const struct server *server, struct MHD_Connection *mhd, struct incoming *in) {
+static bool origin_allowed(const struct http *http, struct MHD_Connection *mhd, struct incoming *in) {
+    const struct server *server = http->server;
     const char *origin = MHD_lookup_connection_value(mhd, MHD_HEADER_KIND, "Origin");
     const char *host = MHD_lookup_connection_value(mhd, MHD_HEADER_KIND, "Host");
     if (!origin) return true;
@@ -134,7 +146,8 @@ static bool origin_allowed(const struct server *server, struct MHD_Connection *m
         return true;
     }
     const char *name = strstr(origin, "://");
-    return name && host && strcmp(name + 3, host) == 0;
+    /* A site's name may be made to lead here (DNS rebinding): then its pages' origin is the host that they ask. */
+    return name && host && strcmp(name + 3, host) == 0 && (!http->local || names_this_machine(host));
 }
 
 /* ---- Answers */
@@ -250,8 +263,7 @@ static enum MHD_Result answer(struct http *http, struct MHD_Connection *mhd, str
     struct call *call = &in->call;
     set_waiting(http, mhd, 0);
     if (in->received > http->server->most_body) return send_too_large(http, mhd, in);
-    if (!origin_allowed(http->server, mhd, in))
-        return send_error(http, mhd, in, 403, NULL, "pages of this origin may not ask: see --cors");
+    if (!origin_allowed(http, mhd, in)) return send_error(http, mhd, in, 403, NULL, "pages of this origin may not ask: see --cors");
     if (in->origin[0] && strcmp(method, "OPTIONS") == 0) return send_preflight(http, mhd, in);
     call->method = method;
     call->path = path;
@@ -336,6 +348,7 @@ static void name_address(struct http *http, int socket_fd) {
     if (getsockname(socket_fd, (struct sockaddr *)&bound, &size) == 0)
         (void)getnameinfo((struct sockaddr *)&bound, size, host, sizeof host, service, sizeof service,
                           NI_NUMERICHOST | NI_NUMERICSERV);
+    http->local = strncmp(host, "127.", 4) == 0 || strcmp(host, "::1") == 0;
     snprintf(http->address, sizeof http->address, bound.ss_family == AF_INET6 ? "http://[%s]:%s" : "http://%s:%s", host, service);
 }
 

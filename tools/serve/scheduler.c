@@ -548,8 +548,8 @@ bool scheduler_idle(struct scheduler *s) {
     return idle;
 }
 
+void scheduler_wait(struct scheduler *s) { pthread_join(s->thread, NULL); }
+
 void scheduler_free(struct scheduler *s) {
-    if (!s) return;
-    pthread_join(s->thread, NULL);
-    free_memory(s);
+    if (s) free_memory(s);
 }

@@ -28,7 +28,9 @@ enum scheduler_answer scheduler_submit(struct scheduler *scheduler, struct task 
 /* From here on nothing is taken, and what has not begun is refused; replies that are being written go on. */
 void scheduler_stop(struct scheduler *scheduler);
 bool scheduler_idle(struct scheduler *scheduler);
-/* After scheduler_stop: waits for the last reply. */
+/* After scheduler_stop: waits for the last reply. What other threads submit later is refused. */
+void scheduler_wait(struct scheduler *scheduler);
+/* After that, when no other thread asks any more. Accepts NULL. */
 void scheduler_free(struct scheduler *scheduler);
 
 enum { SLOT_PARTS = 96 }; /* in which a slot's tokens are shown */
