@@ -115,6 +115,7 @@ static void leave_slot(struct scheduler *s, struct generation *g) {
     for (uint32_t i = 0; i < s->options.slots; i++) {
         if (s->slots[i] != g) continue;
         write_view(&s->views[i], g);
+        s->views[i].state = GENERATION_DONE; /* before the client has the end of its reply */
         s->slots[i] = NULL;
     }
     pthread_mutex_unlock(&s->lock);
