@@ -183,8 +183,8 @@ static void end_generation(struct scheduler *s, struct generation *g) {
     leave_slot(s, g);
     generation_stop(g);
     if (++task->done < task->n_generations) return;
-    reply_end(task);
     metrics_observe(s->options.metrics, METRICS_REQUEST, console_seconds() - task->arrived);
+    reply_end(task);
     drop_task(s, task);
 }
 
