@@ -46,6 +46,12 @@ struct part {
 #define ROWS (PARTS * LANES)
 typedef float sums[MATMUL_MOST][ROWS];
 
+/* What a product fetches meanwhile, some with each group, as bursts would wait for each other: the same part of the tile below. */
+struct below {
+    const uint8_t *at;
+    size_t bytes_of_group; /* 0: nothing */
+};
+
 struct format {
     size_t block, block_bytes; /* weights, bytes */
     size_t group;              /* weights */
@@ -53,7 +59,7 @@ struct format {
     int zero;                  /* the code that means zero, of bytes */
     void (*pack)(const uint8_t *at, size_t apart, struct part *tile); /* the LANES rows at at, at + apart, ... */
     void (*multiply[4])(const struct part *tile, size_t groups, const struct fixed_group *const *x, size_t first,
-                        float (*sum)[ROWS]);
+                        float (*sum)[ROWS], struct below below);
 };
 
 /* ---- Vectors -------------------------------------------------------------------------------------------------------------- */
@@ -200,8 +206,8 @@ static void pack_q6_k(const uint8_t *at, size_t apart, struct part *tile) {
 
 /* sum[X] += the first `groups` groups of a tile times those of X vectors from `first` on. */
 #define MULTIPLY(name, of, NIBBLES, MINS, X) \
-    static void name(const struct part *tile, size_t groups, const struct fixed_group *const *x, size_t first, \
-                     float(*sum)[ROWS]) { \
+    static void name(const struct part *tile, size_t groups, const struct fixed_group *const *x, size_t first, float(*sum)[ROWS], \
+                     struct below below) { \
         const struct fixed_group *own[X]; \
         floats total[X][PARTS]; \
         UNROLL for (size_t t = 0; t < X; t++) { \
@@ -210,6 +216,8 @@ static void pack_q6_k(const uint8_t *at, size_t apart, struct part *tile) {
         } \
         for (size_t g = 0; g < groups; g++) { \
             ints products[X][PARTS]; \
+            for (size_t at = 0; at < below.bytes_of_group; at += 64) \
+                __builtin_prefetch((const void *)((uintptr_t)below.at + g * below.bytes_of_group + at), 0, 2); \
             UNROLL for (size_t t = 0; t < X; t++) { \
                 UNROLL for (size_t p = 0; p < PARTS; p++) products[t][p] = start_##of(own[t] + g); \
             } \
@@ -257,22 +265,17 @@ MULTIPLY_ALL(bytes, bytes, false, true)
 MULTIPLY_ALL(words, words, false, false)
 
 static void multiply_tile(const struct format *format, const struct part *tile, size_t n, size_t first, const void *const *x,
-                          size_t count, sums sum) {
+                          size_t count, sums sum, struct below below) {
     const struct fixed_group *vector[MATMUL_MOST];
     for (size_t t = 0; t < count; t++) vector[t] = x[t];
     for (size_t t = 0, some = VECTORS_MOST; t < count; t += some) {
         while (some > count - t) some /= 2;
-        format->multiply[some == 8 ? 3 : some / 2](tile, n / format->group, vector + t, first / format->group, sum + t);
+        format->multiply[some == 8 ? 3 : some / 2](tile, n / format->group, vector + t, first / format->group, sum + t, below);
+        below.bytes_of_group = 0;
     }
 }
 
 /* ---- Matrices ------------------------------------------------------------------------------------------------------------- */
-
-/* The lines that the same part of the tile below has to itself. */
-INLINE void fetch_below(const uint8_t *rows, size_t row_bytes, size_t first, size_t bytes) {
-    const uintptr_t from = (uintptr_t)rows + ROWS * (row_bytes + first);
-    for (size_t at = 0; at < ROWS * bytes; at += 64) __builtin_prefetch((const void *)(from + at), 0, 2);
-}
 
 static void matmul(const struct format *format, const uint8_t *w, size_t row_bytes, size_t rows, size_t n, const void *const *x,
                    size_t count, float *y, size_t stride) {
@@ -284,7 +287,6 @@ static void matmul(const struct format *format, const uint8_t *w, size_t row_byt
             const size_t some = SMALLER(n - i, STRIP);
             const size_t first = i / format->block * format->block_bytes, bytes = some / format->block * format->block_bytes;
             struct part tile[PARTS];
-            fetch_below(w, row_bytes, first, bytes);
             if (some < STRIP || some_rows < ROWS) {
                 uint8_t whole[ROWS][STRIP_BYTES_MOST] = {0};
                 for (size_t j = 0; j < some_rows; j++) memcpy(whole[j], w + j * row_bytes + first, bytes);
@@ -292,7 +294,9 @@ static void matmul(const struct format *format, const uint8_t *w, size_t row_byt
             } else {
                 for (size_t p = 0; p < PARTS; p++) format->pack(w + first + p * LANES * row_bytes, row_bytes, tile + p);
             }
-            multiply_tile(format, tile, some, i, x, count, sum);
+            const struct below below = {(const uint8_t *)((uintptr_t)w + ROWS * (row_bytes + first)),
+                                        ROWS * bytes / (some / format->group)};
+            multiply_tile(format, tile, some, i, x, count, sum, below);
         }
         for (size_t t = 0; t < count; t++) memcpy(y + t * stride + r, sum[t], some_rows * sizeof *y);
     }
