@@ -387,8 +387,8 @@ static void check_type(enum tensor_type type) {
             apart = fmax(apart, fabs((double)logits[0][i] - (double)logits[1][i]));
             size = fmax(size, fabs((double)logits[1][i]));
         }
-        /* A few tokens' activations are rounded to bytes for weights of 4 bits (kernels/weights/ops.h). */
-        bool bytes = n == 4 && (type == TENSOR_Q4_0 || type == TENSOR_Q4_K);
+        /* Weights of 4 bits meet activations that are rounded to bytes (kernels/weights/ops.h). */
+        bool bytes = type == TENSOR_Q4_0 || type == TENSOR_Q4_K;
         if (!(apart <= (bytes ? 2e-2 : 5e-4) * size))
             fail_msg("%s, %zu tokens: %g of the largest logit apart", tensor_type_name(type), n, apart / size);
     }
