@@ -59,19 +59,25 @@ void gemm_outer(size_t m, size_t n, size_t k, const float *a, size_t lda, const 
     if (status != dnnl_success) gemm_outer_plain(m, n, k, a, lda, b, ldb, accumulate, c, ldc);
 }
 
-#define PREPARE_BYTES \
-    ((size_t)64 << 20) /* more than it was seen to take: 24 MiB, and room for what the step itself asks for first */
+/* Of addresses, more than the first products were seen to take: 24 MiB for the library's code, and 128 that the C library reserves for the heap of
+ * a thread. With 64 they were refused some in between, now and then. */
+#define PREPARE_BYTES ((size_t)160 << 20)
 
+static void small_products(void) {
+    float a[4] = {1, 2, 3, 4}, c[4];
+    gemm(true, 2, 2, 2, a, 2, a, 2, false, c, 2);
+    gemm(false, 2, 2, 2, a, 2, a, 2, true, c, 2);
+    gemm_outer(2, 2, 2, a, 2, a, 2, false, c, 2);
+}
+
+/* The library makes its code with the first products and does not survive it where memory is refused then, so one thread does it while no other
+ * takes of the room that was found. */
 enum terse_status gemm_prepare(struct terse_error *error) {
     void *room = memory_array(PREPARE_BYTES, 1);
     if (!room) return status_no_memory(error, PREPARE_BYTES, "the matrix library");
     memory_free(room);
+    small_products();
 #pragma omp parallel
-    {
-        float a[4] = {1, 2, 3, 4}, c[4];
-        gemm(true, 2, 2, 2, a, 2, a, 2, false, c, 2);
-        gemm(false, 2, 2, 2, a, 2, a, 2, true, c, 2);
-        gemm_outer(2, 2, 2, a, 2, a, 2, false, c, 2);
-    }
+    small_products();
     return TERSE_OK;
 }
