@@ -55,7 +55,6 @@ static bool is_wanted(const struct tokenizer *t, const struct special *special, 
 static const struct special *find_special(const struct tokenizer *t, const char *text, size_t n, const struct wanted *wanted) {
     const struct special *best = NULL;
     size_t low = 0, high = t->n_specials;
-    if (!n || !t->begins_special[(unsigned char)text[0]]) return NULL;
     for (size_t depth = 0; low < high; depth++) {
         /* All of low..high agree with the text in `depth` bytes. One that has no more comes first, and no other is like it. */
         const struct special *shortest = &t->specials[low];
@@ -85,8 +84,10 @@ struct source {
     struct wanted outside, inside; /* of the literal parts */
 };
 
-/* The special token at text[at], or NULL. *part counts the literal parts that end at `at` or before. None reaches over a part's border. */
+/* The special token at text[at], or NULL. *part counts the literal parts that end at `at` or before, where there is one. None reaches over a
+ * part's border. */
 static const struct special *special_at(const struct tokenizer *t, const struct source *s, size_t at, size_t *part) {
+    if (!t->begins_special[(unsigned char)s->text[at]]) return NULL; /* nearly always */
     while (*part < s->n_literal && s->literal[*part].end <= at) ++*part;
     const struct text_span *next = *part < s->n_literal ? &s->literal[*part] : NULL;
     bool inside = next && next->begin <= at;
@@ -149,8 +150,7 @@ static void find_outside(const struct tokenizer *t, const struct source *source,
     size_t part = 0;
     for (size_t at = 0; at < source->n_bytes; at++) {
         const struct special *special = special_at(t, source, at, &part);
-        if (part < source->n_literal && source->literal[part].begin <= at) continue;
-        if (!special) continue;
+        if (!special || (part < source->n_literal && source->literal[part].begin <= at)) continue;
         banned[special - t->specials] = true;
         at += special->text.size - 1;
     }

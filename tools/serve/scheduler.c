@@ -30,9 +30,10 @@ struct scheduler {
     struct terse_step_item *items;
     struct turn turns[TURNS];
     uint64_t newest_turn;
-    double looked;    /* when views were last written */
-    bool views_stale; /* a slot was taken or left since */
-    bool blocked;     /* the queue's next task had no room in the budget; until a reply ends */
+    double looked;          /* when views were last written */
+    double looked_at_parts; /* and with the parts of the tokens */
+    bool views_stale;       /* a slot was taken or left since */
+    bool blocked;           /* the queue's next task had no room in the budget; until a reply ends */
 };
 
 /* ---- The queue */
@@ -97,7 +98,8 @@ static void no_longer_waits(struct scheduler *s) {
 
 /* ---- Ends */
 
-static void write_view(struct slot_view *view, const struct generation *g) {
+/* `parts`: those of the tokens, too, which takes longer than all the rest. */
+static void write_view(struct slot_view *view, const struct generation *g, bool parts) {
     view->state = g->state;
     memcpy(view->task, g->task->id, sizeof view->task);
     view->prompt = g->prompt->n;
@@ -107,14 +109,14 @@ static void write_view(struct slot_view *view, const struct generation *g) {
     view->cache = (struct terse_cache_report){0};
     if (!g->session) return;
     terse_session_cache(g->session, &view->cache);
-    terse_session_map(g->session, view->parts, SLOT_PARTS);
+    if (parts) terse_session_map(g->session, view->parts, SLOT_PARTS);
 }
 
 static void leave_slot(struct scheduler *s, struct generation *g) {
     pthread_mutex_lock(&s->lock);
     for (uint32_t i = 0; i < s->options.slots; i++) {
         if (s->slots[i] != g) continue;
-        write_view(&s->views[i], g);
+        write_view(&s->views[i], g, true);
         s->views[i].state = GENERATION_DONE; /* before the client has the end of its reply */
         s->slots[i] = NULL;
     }
@@ -466,16 +468,18 @@ static void step(struct scheduler *s, size_t n) {
 static void show(struct scheduler *s) {
     double now = console_seconds();
     if (!s->views_stale && now - s->looked < 0.05) return;
+    bool parts = s->views_stale || now - s->looked_at_parts >= 0.25;
     pthread_mutex_lock(&s->lock);
     s->kv_bytes = terse_engine_kv_bytes(s->options.engine);
     for (uint32_t i = 0; i < s->options.slots; i++) {
         if (s->slots[i])
-            write_view(&s->views[i], s->slots[i]);
+            write_view(&s->views[i], s->slots[i], parts);
         else
             s->views[i].state = s->views[i].task[0] ? GENERATION_DONE : GENERATION_QUEUED;
     }
     pthread_mutex_unlock(&s->lock);
     s->looked = now;
+    if (parts) s->looked_at_parts = now;
     s->views_stale = false;
 }
 
