@@ -11,7 +11,7 @@ QUESTION = What is the access code for the merry lantern?
 
 configure = cmake -S . -B $(1) -DCMAKE_INSTALL_PREFIX=$(PREFIX) $(2) $(CMAKE_FLAGS) >/dev/null
 ctest = ctest --test-dir $(1) --output-on-failure -j $(JOBS)
-c_files = find include src tools tests bench examples -name '*.[ch]'
+c_files = find include src tools tests bench examples -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh'
 # Threads that wait sleep instead of polling: tests run side by side, and a demonstration may run on a busy machine.
 demo test sanitize sanitize-fast: export OMP_WAIT_POLICY = passive
 MAKEFLAGS += --no-print-directory

@@ -11,6 +11,10 @@
 
 #include <stdint.h>
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 enum rope_pairing {
     ROPE_ADJACENT,  /* (0,1), (2,3), ... */
     ROPE_HALF_SPLIT /* (i, i + n_rot/2) */
@@ -31,5 +35,9 @@ void rope_angles(const struct rope *rope, int64_t position, float *cosine, float
 /* Rotates rows[n][stride], a head each, in place; all by the same angles. Multiplies by the magnitude for either direction: to
  * rotate rotated rows further or back, pass a rope whose magnitude is 1. */
 void rope_rotate(const struct rope *rope, const float *cosine, const float *sine, float *rows, uint32_t n, uint32_t stride);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

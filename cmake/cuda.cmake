@@ -1,0 +1,25 @@
+# The backend cuda, a plug-in that libterse opens at run time. Built with -DTERSE_CUDA=ON where the CUDA toolkit is; needs of it cudart, linked
+# statically, and cuBLASLt.
+if(NOT CMAKE_CUDA_ARCHITECTURES)
+  set(CMAKE_CUDA_ARCHITECTURES 80-real 90-real 90-virtual)
+endif()
+enable_language(CUDA)
+find_package(CUDAToolkit REQUIRED)
+set(CMAKE_CUDA_STANDARD 17)
+set(CMAKE_CUDA_STANDARD_REQUIRED ON)
+
+file(GLOB_RECURSE TERSE_CUDA_HOST_SOURCES CONFIGURE_DEPENDS src/backend/cuda/*.c)
+file(GLOB_RECURSE TERSE_CUDA_KERNEL_SOURCES CONFIGURE_DEPENDS src/backend/cuda/*.cu)
+
+add_library(terse_cuda_objects OBJECT ${TERSE_CUDA_HOST_SOURCES} ${TERSE_CUDA_KERNEL_SOURCES})
+set_target_properties(terse_cuda_objects PROPERTIES POSITION_INDEPENDENT_CODE ON C_VISIBILITY_PRESET hidden CUDA_VISIBILITY_PRESET hidden)
+target_include_directories(terse_cuda_objects PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include> PRIVATE src ${CUDAToolkit_INCLUDE_DIRS})
+target_compile_options(terse_cuda_objects PRIVATE
+                       $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Wextra $<$<BOOL:${TERSE_WERROR}>:-Werror=all-warnings>>
+                       $<$<COMPILE_LANGUAGE:C>:-Wall -Wextra -Wpedantic -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wno-unknown-pragmas $<$<BOOL:${TERSE_WERROR}>:-Werror>>)
+
+# Tests and benchmarks link the backend itself.
+add_library(terse_cuda INTERFACE)
+target_sources(terse_cuda INTERFACE $<TARGET_OBJECTS:terse_cuda_objects>)
+target_link_libraries(terse_cuda INTERFACE CUDA::cudart_static CUDA::cublasLt)
+target_include_directories(terse_cuda INTERFACE ${CUDAToolkit_INCLUDE_DIRS})

@@ -1,0 +1,59 @@
+/* The runtime's calls in terse's words. */
+#include "backend/cuda/device.h"
+
+#include "base/memory.h"
+
+#define LEAST_MAJOR 8 /* compute capability 8.0: asynchronous copies to shared memory, matrix products of bytes and of bf16 */
+
+enum terse_status device_check(cudaError_t result, const char *doing, struct terse_error *error) {
+    if (result == cudaSuccess) return TERSE_OK;
+    enum terse_status status = result == cudaErrorMemoryAllocation ? TERSE_E_MEMORY : TERSE_E_UNSUPPORTED;
+    return status_fail(error, status, "the GPU failed at %s: %s", doing, cudaGetErrorString(result));
+}
+
+void *device_alloc(struct kv_budget *budget, size_t bytes, const char *what, struct terse_error *error) {
+    void *memory = NULL;
+    if (budget && budget_take(budget, bytes, what, error)) return NULL;
+    if (cudaMalloc(&memory, bytes ? bytes : 1) == cudaSuccess) return memory;
+    cudaGetLastError(); /* or the next call's check would find it */
+    if (budget) budget_give(budget, bytes);
+    size_t left = 0, total = 0;
+    cudaMemGetInfo(&left, &total);
+    status_fail(error, TERSE_E_MEMORY, "no room on the GPU for %s: %.1f MiB wanted, %.1f of %.1f MiB free", what,
+                (double)bytes / 1048576, (double)left / 1048576, (double)total / 1048576);
+    return NULL;
+}
+
+void device_free(struct kv_budget *budget, void *memory, size_t bytes) {
+    if (!memory) return;
+    cudaFree(memory);
+    if (budget) budget_give(budget, bytes);
+}
+
+enum terse_status device_available(struct terse_error *error) {
+    int n = 0, driver = 0, major = 0, minor = 0;
+    cudaError_t result = cudaGetDeviceCount(&n);
+    cudaDriverGetVersion(&driver);
+    if (!driver) return status_fail(error, TERSE_E_UNSUPPORTED, "no NVIDIA driver: install one, or use --device cpu");
+    if (result == cudaErrorInsufficientDriver)
+        return status_fail(error, TERSE_E_UNSUPPORTED,
+                           "the NVIDIA driver is for CUDA %d.%d, and terse was built with %d.%d: install a newer driver, or use "
+                           "--device cpu",
+                           driver / 1000, driver % 1000 / 10, CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10);
+    if (result != cudaSuccess || n == 0)
+        return status_fail(error, TERSE_E_UNSUPPORTED, "no GPU that CUDA can use (%s): use --device cpu",
+                           cudaGetErrorString(result));
+    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0);
+    cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, 0);
+    if (major < LEAST_MAJOR)
+        return status_fail(error, TERSE_E_UNSUPPORTED,
+                           "the GPU has compute capability %d.%d, and terse needs %d.0 or later: use --device cpu", major, minor,
+                           LEAST_MAJOR);
+    return device_check(cudaSetDevice(0), "choosing the GPU", error);
+}
+
+int device_multiprocessors(void) {
+    int n = 1;
+    cudaDeviceGetAttribute(&n, cudaDevAttrMultiProcessorCount, 0);
+    return n;
+}

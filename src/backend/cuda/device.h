@@ -1,0 +1,26 @@
+/* The device: its memory, its streams, its errors. Plain C. */
+#ifndef TERSE_BACKEND_CUDA_DEVICE_H
+#define TERSE_BACKEND_CUDA_DEVICE_H
+
+#include "base/status.h"
+#include "kv/budget.h"
+
+#include <cuda_runtime_api.h>
+
+/* TERSE_OK, or what the runtime says failed while `doing` ("encoding a page"): out of memory is TERSE_E_MEMORY, all else
+ * TERSE_E_UNSUPPORTED. */
+enum terse_status device_check(cudaError_t result, const char *doing, struct terse_error *error);
+
+/* Memory of the device for `bytes` bytes of `what`, aligned to 256; NULL, with *error of TERSE_E_MEMORY, where the budget (NULL: there is
+ * none) or the device refuses it. Given back by device_free with as many bytes. */
+void *device_alloc(struct kv_budget *budget, size_t bytes, const char *what, struct terse_error *error);
+void device_free(struct kv_budget *budget, void *memory, size_t bytes); /* accepts NULL */
+
+/* Whether there is a device that the backend can use; TERSE_E_UNSUPPORTED says in one line what is missing. Chooses it for the calling
+ * process. */
+enum terse_status device_available(struct terse_error *error);
+
+/* Multiprocessors of the device. */
+int device_multiprocessors(void);
+
+#endif

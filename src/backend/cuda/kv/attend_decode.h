@@ -1,0 +1,55 @@
+/* Attention of a decoding step: a few query tokens, each of one sequence, over that sequence's sealed pages, exact rows and window. One
+ * launch for a layer: part p < splits of a query row and KV head reads its share of the pages, part `splits` the exact rows and the window;
+ * each leaves a partial state (kv/partial.h) in fp32, and the last to arrive merges them.
+ *
+ * attend_common.cuh has what all families share: the exact rows and the window, and merging. A family of codecs has a file of its own:
+ * attend_scaled*.cu (f16, q8_0, q4_0, kivi), attend_transform.cu. Keys and values may be of different codecs.
+ */
+#ifndef TERSE_BACKEND_CUDA_KV_ATTEND_DECODE_H
+#define TERSE_BACKEND_CUDA_KV_ATTEND_DECODE_H
+
+#include "backend/cuda/kv/view.h"
+#include "format/codec.h"
+
+#include <cuda_runtime_api.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* All pointers are the device's. */
+struct attend_decode {
+    struct head_view heads;
+    uint32_t layer;
+    enum codec_id codec[2];                  /* by side */
+    const struct place_view *places;         /* [layers][Hk] */
+    const struct transform_view *transforms; /* [layers][Hk][2]; NULL where neither side is of codec transform */
+    const float
+        *run_angles; /* [runs][n_rot / 2][cosine, sine] of the positions of runs, 0, RUN_TOKENS, ...; without the magnitude */
+    const struct sequence_view *sequences;
+    const struct query_row_view *rows; /* [n_rows] */
+    uint32_t n_rows, splits;           /* `splits`: the most of any row, when the kernels were launched or captured */
+    const float *q;                    /* [n_rows][Hq][hd], rotated by their own positions, magnitude included */
+    const float *q_exact;              /* the same by position - evicted, for exact rows; may be q */
+    float *out;                        /* [n_rows][Hq][hd], may be q */
+    float *parts;                      /* attend_decode_part_floats(...) */
+    uint32_t *arrived;                 /* [n_rows][Hk], zeros; left so */
+};
+
+/* Floats of the partial states of a launch. */
+size_t attend_decode_part_floats(const struct head_view *heads, uint32_t n_rows, uint32_t splits);
+
+/* How many splits serve a row of so many sealed pages well when so many rows are read together. */
+uint32_t attend_decode_splits(const struct head_view *heads, uint32_t multiprocessors, uint32_t n_rows, uint32_t pages);
+
+/* Whether there are kernels for these codecs and heads. */
+bool attend_decode_supports(const struct head_view *heads, const enum codec_id codec[2]);
+
+/* Launches; what must be allocated is the caller's. */
+cudaError_t attend_decode(const struct attend_decode *attend, cudaStream_t stream);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

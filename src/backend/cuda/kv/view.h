@@ -1,0 +1,116 @@
+/* What kernels see of the caches in a step, and the few shapes that go with it. Plain C, for C and CUDA C++ alike: the host fills these
+ * in, kernels read them from device memory, so that a graph of a step's kernels may be replayed while sequences grow.
+ *
+ * Shapes: Hq query heads, Hk KV heads, G = Hq/Hk, hd head_dim. A page is 64 tokens of one layer, KV head and side, its bytes those of the
+ * CPU (format/page_layout.h), multiples of 64 and aligned so.
+ *
+ * Where keys lie: sealed pages as their codec wants them (rotated by their own position, or in runs of RUN_TOKENS by their offset from the
+ * run's first position: format/codec.h); everywhere else, as halves rotated by their own position, rope's magnitude included, as
+ * queries are.
+ */
+#ifndef TERSE_BACKEND_CUDA_KV_VIEW_H
+#define TERSE_BACKEND_CUDA_KV_VIEW_H
+
+#include "format/page_layout.h"
+#include "format/shape.h"
+#include "format/transform.h"
+#include "model/rope.h"
+
+#ifdef __CUDACC__
+#include <cuda_fp16.h>
+typedef __half device_half;
+#else
+typedef uint16_t device_half; /* IEEE half precision; C only passes pointers to it on */
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* The heads of all caches of a model, passed to kernels by value. */
+struct head_view {
+    uint32_t layers, query_heads, kv_heads, head_dim; /* Hq a multiple of Hk */
+    float scale;                                      /* logits = scale <q, k> */
+    uint32_t n_rot;                                   /* rotated channels, 0: none */
+    enum rope_pairing pairing;
+    const float *slopes; /* device [Hq], ALiBi: slope (key's position - query's) is added to a logit; NULL: none */
+};
+
+/* The sealed pages of a layer and KV head: bytes of a page by side, and of all pages of a page set before it. Device [layers][Hk]. */
+struct place_view {
+    uint64_t offset;
+    uint32_t bytes[2];
+};
+
+/* 64 tokens in all layers and heads, in a chunk of `sets` page sets: [layers][Hk]{key pages [sets], value pages [sets]}. */
+struct page_set_view {
+    uint8_t *chunk;
+    uint32_t sets, index; /* of the chunk, and which of them this is */
+    uint32_t first;       /* token of slot 0 */
+    uint16_t begin, end;  /* slots [begin, end) are to be read; the others are evicted, or were never filled */
+};
+
+#ifdef __CUDACC__
+#define TERSE_DEVICE static __host__ __device__ inline
+#else
+#define TERSE_DEVICE static inline
+#endif
+
+TERSE_DEVICE uint8_t *page_address(const struct page_set_view *set, const struct place_view *place, int side) {
+    return set->chunk + set->sets * (place->offset + (side ? place->bytes[0] : 0)) + (uint64_t)set->index * place->bytes[side];
+}
+
+/* The position of the run that a page's keys are rotated from. */
+TERSE_DEVICE uint32_t run_of(uint32_t first) { return first - first % RUN_TOKENS; }
+
+/* One sequence as it is read in a step; device [sequences]. */
+struct sequence_view {
+    const struct page_set_view *page_sets; /* [n_sealed] in order of their tokens */
+    uint32_t n_sealed;
+    uint32_t n_exact;         /* exact rows: attention sinks, tokens 0 .. n_exact - 1 */
+    uint32_t exact_capacity;  /* rows for them */
+    uint32_t window_capacity; /* rows of the window's ring, a multiple of 64 */
+    uint32_t window_first; /* the window's first token to be read; token t >= n_exact lies in row (t - n_exact) % window_capacity */
+    uint32_t evicted;      /* tokens between the exact rows and the first that is read: exact rows stand so many positions later */
+    device_half *exact;    /* [layers][Hk][keys, values][exact_capacity][hd], keys rotated by their token */
+    device_half *window;   /* [layers][Hk][keys, values][window_capacity][hd] */
+    const float *fitted;   /* [layers][Hk][keys, values][transform_fitted_floats(hd)]: NULL: the profile's own */
+};
+
+TERSE_DEVICE const device_half *exact_rows_at(const struct sequence_view *s, const struct head_view *h, uint32_t layer,
+                                              uint32_t head, int side) {
+    return s->exact + (((uint64_t)layer * h->kv_heads + head) * 2 + side) * s->exact_capacity * h->head_dim;
+}
+
+TERSE_DEVICE device_half *window_rows_at(const struct sequence_view *s, const struct head_view *h, uint32_t layer, uint32_t head,
+                                         int side) {
+    return s->window + (((uint64_t)layer * h->kv_heads + head) * 2 + side) * s->window_capacity * h->head_dim;
+}
+
+TERSE_DEVICE uint32_t window_row(const struct sequence_view *s, uint32_t token) {
+    return (token - s->n_exact) % s->window_capacity;
+}
+
+/* A query token of a decoding step; device [rows]. Its own key and value lie in the window already; it reads tokens up to its own. */
+struct query_row_view {
+    uint32_t sequence; /* of the step */
+    uint32_t position; /* its token's number, which is its position */
+    uint32_t splits;   /* parts that the sealed pages are read in, at least 1; at most the launch's */
+};
+
+/* Codec transform, of a layer, KV head and side, as kernels read it; device [layers][Hk][keys, values]. */
+struct transform_view {
+    struct transform_layout layout;
+    float gain_least,
+        gain_step; /* gain = least + code * step; where a sequence has `fitted` numbers those serve instead, and as mean and size */
+    const float *mean, *size;      /* [hd] */
+    const float *basis;            /* [component][channel]: row c, times size_c, is what a component of 1 adds */
+    const float *inverse;          /* [component][channel]: its products with row - mean are the coefficients y size */
+    const device_half *basis_half; /* `basis` in half precision */
+};
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
