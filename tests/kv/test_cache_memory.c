@@ -61,8 +61,8 @@ static size_t kv_bytes(const struct cache *cache) {
 
 /* Every page holds a token that is still read. */
 static void check_no_evicted_page_is_held(const struct cache *cache) {
-    for (size_t i = 0; i < cache->n_sealed; i++)
-        assert_true(cache->page_sets[i].first + cache->page_sets[i].count > cache->extent.first);
+    for (size_t i = 0; i < cache->pages.n_sealed; i++)
+        assert_true(cache->pages.sets[i].first + cache->pages.sets[i].count > cache->extent.first);
     assert_true(cache->extent.window_first + PAGE_TOKENS > cache->extent.first);
 }
 

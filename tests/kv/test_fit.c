@@ -200,8 +200,8 @@ static void pages_go_by_the_fit(void **state) {
     for (enum codec_side side = CODEC_KEYS; side <= CODEC_VALUES; side++) {
         struct codec_shape seen = side_shape(cache, side, 1, 1, 1);
         double error = 0, power = 0, row[HEAD_DIM];
-        for (size_t i = 0; i < cache->n_sealed; i++) {
-            const struct page_set *set = &cache->page_sets[i];
+        for (size_t i = 0; i < cache->pages.n_sealed; i++) {
+            const struct page_set *set = &cache->pages.sets[i];
             float decoded[64 * HEAD_DIM];
             cpu_codec_transform.decode(seen, side, page_at(cache, set, side, 1, 1), decoded);
             for (size_t t = 0; t < 64; t++) {
@@ -224,12 +224,12 @@ static void threads_change_no_bit(void **state) {
     step(one, CACHE_STEP_PREFILL, 3000);
     step(three, CACHE_STEP_PREFILL, 3000);
     assert_memory_equal(one->fitted, three->fitted, SETS * one->fitted_bytes);
-    assert_int_equal(one->n_sealed, three->n_sealed);
-    for (size_t i = 0; i < one->n_sealed; i++)
+    assert_int_equal(one->pages.n_sealed, three->pages.n_sealed);
+    for (size_t i = 0; i < one->pages.n_sealed; i++)
         for (uint32_t set = 0; set < SETS; set++)
             for (enum codec_side side = CODEC_KEYS; side <= CODEC_VALUES; side++)
-                assert_memory_equal(page_at(one, &one->page_sets[i], side, set / HEADS, set % HEADS),
-                                    page_at(three, &three->page_sets[i], side, set / HEADS, set % HEADS),
+                assert_memory_equal(page_at(one, &one->pages.sets[i], side, set / HEADS, set % HEADS),
+                                    page_at(three, &three->pages.sets[i], side, set / HEADS, set % HEADS),
                                     page_place(one, set / HEADS, set % HEADS)->bytes[side]);
     cache_destroy(three);
     release(&method, one);

@@ -127,13 +127,13 @@ static void forks_go_their_own_ways(void **state) {
 /* Page sets held by somebody, each counted once, and those in memory. */
 static void count_pool(struct cache *const *caches, size_t n, size_t *held, size_t *sets) {
     *held = *sets = 0;
-    for (const struct page_chunk *chunk = caches[0]->pool->chunks; chunk; chunk = chunk->next) {
+    for (const struct page_chunk *chunk = caches[0]->pages.pool->chunks; chunk; chunk = chunk->next) {
         size_t chunk_held = 0;
         for (uint32_t i = 0; i < chunk->sets; i++) {
             uint32_t holders = 0;
             for (size_t c = 0; c < n; c++)
-                for (size_t s = 0; s < caches[c]->n_page_sets; s++)
-                    holders += caches[c]->page_sets[s].owner == chunk && caches[c]->page_sets[s].index == i;
+                for (size_t s = 0; s < caches[c]->pages.n; s++)
+                    holders += caches[c]->pages.sets[s].owner == chunk && caches[c]->pages.sets[s].index == i;
             assert_int_equal(holders, chunk->holders[i]);
             chunk_held += holders > 0;
         }

@@ -43,7 +43,7 @@ static void make_uneven(struct cache *cache) {
         }
         cache->page_set_bytes += place->bytes[CODEC_KEYS] + place->bytes[CODEC_VALUES] + cache->index_page_bytes;
     }
-    cache->pool->page_set_bytes = cache->page_set_bytes;
+    cache->pages.pool->page_set_bytes = cache->page_set_bytes;
 }
 
 static void pages_lie_apart_and_fill_their_chunk(void **state) {
@@ -51,16 +51,16 @@ static void pages_lie_apart_and_fill_their_chunk(void **state) {
     struct cache *cache = make_cache("q4_0", 20);
     make_uneven(cache);
     assert_true(cache->index_page_bytes > 0);
-    assert_int_equal(pool_reserve_page_sets(cache, 5, NULL), TERSE_OK);
-    assert_int_equal(pool_reserve_page_sets(cache, 8, NULL), TERSE_OK);
+    assert_int_equal(page_table_reserve(&cache->pages, 5, NULL), TERSE_OK);
+    assert_int_equal(page_table_reserve(&cache->pages, 8, NULL), TERSE_OK);
     const size_t sets[] = {5, 3};
     for (size_t chunk = 0, first = 0; chunk < 2; first += sets[chunk++]) {
         size_t bytes = sets[chunk] * cache->page_set_bytes;
-        uint8_t *held = calloc(bytes, 1), *memory = cache->page_sets[first].chunk;
+        uint8_t *held = calloc(bytes, 1), *memory = cache->pages.sets[first].chunk;
         for (size_t s = first; s < first + sets[chunk]; s++) {
             for (uint32_t i = 0; i < LAYERS * HEADS; i++) {
                 const struct page_place *place = &cache->places[i];
-                const struct page_set *set = &cache->page_sets[s];
+                const struct page_set *set = &cache->pages.sets[s];
                 const uint8_t *pages[] = {page_at(cache, set, CODEC_KEYS, i / HEADS, i % HEADS),
                                           page_at(cache, set, CODEC_VALUES, i / HEADS, i % HEADS),
                                           own_index_page(cache, set, i / HEADS, i % HEADS)};

@@ -120,8 +120,8 @@ static void read_stored(const struct run *r, uint32_t layer, uint32_t head, stru
             e->v[t][c] = half_to_float(half_from_float(r->v[layer][t][head * HD + c]));
         }
     }
-    for (size_t s = 0; s < cache->n_sealed; s++) {
-        const struct page_set *set = &cache->page_sets[s];
+    for (size_t s = 0; s < cache->pages.n_sealed; s++) {
+        const struct page_set *set = &cache->pages.sets[s];
         float rows[2][64 * HD];
         for (int side = 0; side < 2; side++) {
             enum codec_side of = side ? CODEC_VALUES : CODEC_KEYS;
@@ -185,8 +185,8 @@ static void choose(const struct run *r, uint32_t layer, uint32_t head, const flo
     mean_query(r, head, q, mean);
     for (size_t t = 0; t < r->length; t++) score[t] = -1;
     for (size_t i = 0; i <= MOST / RUN_TOKENS; i++) best_of_run[i] = -1, open[i] = !by_runs;
-    for (size_t s = 0; s < cache->n_sealed; s++) {
-        const struct page_set *set = &cache->page_sets[s];
+    for (size_t s = 0; s < cache->pages.n_sealed; s++) {
+        const struct page_set *set = &cache->pages.sets[s];
         uint16_t scores[64];
         page_scores(cache, layer, head, set, mean, scores);
         for (size_t t = 0; t < set->count; t++) {
@@ -305,7 +305,7 @@ static void only_the_chosen_tokens_are_read(void **state) {
         check_token(r, allowed);
         run_step(r, CACHE_STEP_CHUNK, 700); /* more runs than are read */
         for (int i = 0; i < 3; i++) check_token(r, allowed);
-        assert_true(r->cache->n_sealed > 20);
+        assert_true(r->cache->pages.n_sealed > 20);
         cache_reset(r->cache);
         r->length = 0;
         run_step(r, CACHE_STEP_DECODE, 30); /* fitted to the first page, which was in the window */

@@ -69,8 +69,8 @@ static void fill_report(const struct cache_shape *shape, const struct sizes *siz
 
 void cache_report(const struct cache *cache, struct terse_cache_report *report) {
     struct sizes sizes = sizes_of(&cache->shape, &cache->method);
-    const struct amounts amounts = {cache->n_page_sets, pool_shared_page_sets(cache), cache->page_set_capacity,
-                                    cache->n_window_sets, cache->anchors.capacity};
+    const struct amounts amounts = {cache->pages.n, page_table_shared(&cache->pages), cache->pages.capacity, cache->n_window_sets,
+                                    cache->anchors.capacity};
     fill_report(&cache->shape, &sizes, &cache->extent, &amounts, report);
     if (cache->method.learned) report->codebook = cpu_codebook_bytes(cache->method.learned);
 }
@@ -114,7 +114,7 @@ static void set_sizes(struct cache *cache, const struct sizes *sizes) {
 static enum terse_status allocate(struct cache *cache, const struct sizes *sizes, struct terse_error *error) {
     enum terse_status status = rotary_init(&cache->rotary, cache->shape.rope, error);
     if (status || (status = pool_set_places(cache, error))) return status;
-    if ((status = pool_new(cache, error))) return status;
+    if ((status = page_table_new(&cache->pages, &page_memory_host, cache->page_set_bytes, error))) return status;
     if (!(cache->exact = memory_zeros(sizes->exact, 1))) return status_no_memory(error, sizes->exact, "the KV cache's exact rows");
     if (sizes->fitted && !(cache->fitted = memory_zeros(sizes->fitted, 1)))
         return status_no_memory(error, sizes->fitted, "what the KV cache learns");
@@ -173,7 +173,7 @@ enum terse_status cache_limit(struct cache *cache, struct kv_budget *budget, str
     struct terse_cache_report report;
     cache_report(cache, &report);
     enum terse_status status = budget_take(budget, (size_t)report.resident, "the KV cache", error);
-    if (!status) cache->budget = cache->pool->budget = budget;
+    if (!status) cache->budget = cache->pages.pool->budget = budget;
     return status;
 }
 
@@ -185,7 +185,7 @@ void cache_set_seal_ahead(struct cache *cache, bool ahead) {
 void cache_reset(struct cache *cache) {
     seal_ahead_forget(cache);
     cache->extent = (struct extent){0};
-    pool_drop_page_sets(cache, 0, cache->n_sealed);
+    pool_drop_page_sets(cache, 0, cache->pages.n_sealed);
     cache->anchors.count = 0;
     cache->fitted_ready = false;
     cache->prompt_end = 0;
@@ -210,8 +210,8 @@ static enum terse_status reserve_scratch(struct cache *cache, struct terse_error
 
 /* Memory for the tokens that the plan's step stores. */
 static enum terse_status reserve_pages(struct cache *cache, const struct plan *plan, struct terse_error *error) {
-    size_t page_sets = cache->n_sealed + plan->seal + seal_ahead_pages(cache, plan);
-    enum terse_status status = pool_reserve_page_sets(cache, page_sets, error);
+    size_t page_sets = cache->pages.n_sealed + plan->seal + seal_ahead_pages(cache, plan);
+    enum terse_status status = page_table_reserve(&cache->pages, page_sets, error);
     if (!status) status = pool_reserve_window(cache, extent_window_pages(&plan->after), error);
     if (!status) status = anchors_reserve(cache, cache->anchors.count + plan->anchors, error);
     return status;
@@ -220,7 +220,7 @@ static enum terse_status reserve_pages(struct cache *cache, const struct plan *p
 /* Says of the page sets that the step seals which tokens they hold. */
 static void assign_page_sets(struct cache *cache, const struct plan *plan) {
     for (size_t i = 0; i < plan->seal; i++) {
-        struct page_set *set = &cache->page_sets[cache->n_sealed + i];
+        struct page_set *set = &cache->pages.sets[cache->pages.n_sealed + i];
         set->first = plan_first_sealed(plan) + i * PAGE_TOKENS;
         uint64_t left = plan->after.length - set->first;
         set->count = left < PAGE_TOKENS ? (uint32_t)left : PAGE_TOKENS;

@@ -48,9 +48,9 @@ static void copy_pages(const struct cache *cache, const struct page_set *from, u
 /* What the step seals, of the first `layers` layers, from pages before it. */
 static void repeat_pages(const struct cache *cache, uint32_t layers) {
 #pragma omp parallel for schedule(static) num_threads(cache->threads)
-    for (size_t i = cache->n_sealed; i < cache->n_sealed + cache->plan.seal; i++)
+    for (size_t i = cache->pages.n_sealed; i < cache->pages.n_sealed + cache->plan.seal; i++)
         for (uint32_t layer = 0; layer < layers; layer++)
-            copy_pages(cache, &cache->page_sets[i % DISTINCT], layer, &cache->page_sets[i], layer);
+            copy_pages(cache, &cache->pages.sets[i % DISTINCT], layer, &cache->pages.sets[i], layer);
 }
 
 /* Whether the pages of all layers are of the same sizes, head by head. */
@@ -75,7 +75,8 @@ static void copy_layers(const struct cache *cache) {
            anchors = cache->anchors.capacity * (size_t)anchor_bytes(cache->shape.head_dim);
 #pragma omp parallel for schedule(static) num_threads(cache->threads)
     for (uint32_t layer = 1; layer < cache->shape.layers; layer++) {
-        for (size_t i = 0; i < cache->n_sealed; i++) copy_pages(cache, &cache->page_sets[i], 0, &cache->page_sets[i], layer);
+        for (size_t i = 0; i < cache->pages.n_sealed; i++)
+            copy_pages(cache, &cache->pages.sets[i], 0, &cache->pages.sets[i], layer);
         for (size_t i = 0; i < cache->n_window_sets; i++)
             copy_layer(cache->window_sets[i], heads * 2 * cache->window_page_bytes, layer);
         copy_layer((uint8_t *)cache->exact, heads * exact, layer);
@@ -87,7 +88,7 @@ static void copy_layers(const struct cache *cache) {
 /* Whether the step's pages may be copies: nothing is chosen by what the tokens are, and none of them stays in the window, `left`
  * being those that come after it. */
 static bool may_repeat(const struct cache *cache, size_t left) {
-    return cache->method.policy->keeps_all && cache->n_sealed >= DISTINCT &&
+    return cache->method.policy->keeps_all && cache->pages.n_sealed >= DISTINCT &&
            left >= (size_t)cache->method.tail_tokens + PAGE_TOKENS;
 }
 
@@ -129,7 +130,7 @@ enum terse_status cache_fill_random(struct cache *cache, size_t n, uint64_t seed
     fill_normals(normals, floats, &seed);
     /* One chunk of the pool, as a prompt takes. */
     size_t sealed = plan_step(&cache->method, &cache->extent, CACHE_STEP_PREFILL, n).seal;
-    enum terse_status status = fresh ? pool_reserve_page_sets(cache, sealed, error) : TERSE_OK;
+    enum terse_status status = fresh ? page_table_reserve(&cache->pages, sealed, error) : TERSE_OK;
     if (!status)
         status = fill_chunks(cache, n, chunk, fresh, alike ? 1 : cache->shape.layers, normals, normals + floats, seed, error);
     if (alike && cache->extent.length) copy_layers(cache);

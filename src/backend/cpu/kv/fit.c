@@ -114,8 +114,8 @@ uint64_t fit_tokens(const struct cache *cache) {
     const struct method *method = &cache->method;
     bool all =
         cache->codec[CODEC_KEYS]->format->fitted || (method->index && index_learned_bytes(method->index, cache->shape.head_dim));
-    if (!cache->fitted_bytes || !cache->n_sealed) return 0;
-    return all ? UINT64_MAX : cache->page_sets[0].first + FIT_PAGES * PAGE_TOKENS;
+    if (!cache->fitted_bytes || !cache->pages.n_sealed) return 0;
+    return all ? UINT64_MAX : cache->pages.sets[0].first + FIT_PAGES * PAGE_TOKENS;
 }
 
 void fit_side(struct cache *cache, uint32_t head, enum codec_side side, const float *rows, size_t n) {

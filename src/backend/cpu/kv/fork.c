@@ -18,8 +18,8 @@ static uint64_t first_complete(const struct cache *cache) {
     uint64_t first = extent->window_first;
     if (!extent->dropped && !extent_evicted(extent)) return 0;
     if (extent_evicted(extent)) return extent->length; /* and the policy counts on what has left */
-    for (size_t i = cache->n_sealed; i-- > 0 && cache->page_sets[i].first + cache->page_sets[i].count == first;)
-        first = cache->page_sets[i].first;
+    for (size_t i = cache->pages.n_sealed; i-- > 0 && cache->pages.sets[i].first + cache->pages.sets[i].count == first;)
+        first = cache->pages.sets[i].first;
     return first;
 }
 
@@ -42,14 +42,14 @@ static enum terse_status check_truncate(const struct cache *cache, uint64_t n, s
 
 /* Drops the sealed pages from token n on; of one in which n lies the first tokens are read. */
 static void cut_pages(struct cache *cache, uint64_t n) {
-    size_t kept = cache->n_sealed;
-    while (kept && cache->page_sets[kept - 1].first >= n) kept--;
-    pool_drop_page_sets(cache, kept, cache->n_sealed - kept);
+    size_t kept = cache->pages.n_sealed;
+    while (kept && cache->pages.sets[kept - 1].first >= n) kept--;
+    pool_drop_page_sets(cache, kept, cache->pages.n_sealed - kept);
     if (!kept) {
         cache->fitted_ready = false;
         return;
     }
-    struct page_set *last = &cache->page_sets[kept - 1];
+    struct page_set *last = &cache->pages.sets[kept - 1];
     if (last->first + last->count > n) last->count = (uint32_t)(n - last->first);
 }
 
@@ -82,8 +82,8 @@ uint64_t cache_common_prefix(const struct cache *cache, uint64_t n) {
     uint64_t end = 0, tail = method->tail_tokens;
     if (n >= cache->extent.length) return cache->extent.length;
     if (!method->policy->keeps_all || n < fit_tokens(cache) || n < tail) return 0;
-    for (size_t i = 0; i < cache->n_sealed; i++) {
-        const struct page_set *set = &cache->page_sets[i];
+    for (size_t i = 0; i < cache->pages.n_sealed; i++) {
+        const struct page_set *set = &cache->pages.sets[i];
         if (set->generated || set->count < PAGE_TOKENS || set->first + set->count > n - tail) break;
         end = set->first + set->count;
     }
@@ -115,7 +115,7 @@ enum terse_status cache_fork(const struct cache *cache, struct cache **copy, str
     if (cache->budget && (status = cache_limit(c, cache->budget, error))) goto fail;
     if ((status = copy_window(c, cache, error))) goto fail;
     if ((status = anchors_copy(c, cache, error))) goto fail;
-    if ((status = pool_share_page_sets(c, cache, error))) goto fail;
+    if ((status = page_table_share(&c->pages, &cache->pages, error))) goto fail;
     copy_bytes(c->exact, cache->exact, exact_bytes(&cache->shape, &cache->method));
     copy_bytes(c->exact_logits, cache->exact_logits, exact_logit_bytes(&cache->shape, &cache->method));
     copy_bytes(c->fitted, cache->fitted, heads * cache->fitted_bytes);

@@ -47,7 +47,7 @@ struct segment gather_segment_at(const struct cache *cache, uint32_t head, size_
     if (i < rows) return segment_at(cache, i);
     i -= rows;
     if (i < dense) return segment_at(cache, rows + cache->selection.listed[cache->selection.candidates + i]);
-    return segment_at(cache, rows + cache->n_sealed + (i - dense));
+    return segment_at(cache, rows + cache->pages.n_sealed + (i - dense));
 }
 
 uint64_t gather_bytes(const struct cache *cache) {

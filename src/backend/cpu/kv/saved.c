@@ -31,8 +31,8 @@ static size_t window_set_bytes(const struct cache *cache) { return heads(cache) 
 /* ---- Writing */
 
 static void save_page_sets(const struct cache *cache, struct state_writer *writer) {
-    for (size_t i = 0; i < cache->n_sealed; i++) {
-        const struct page_set *set = &cache->page_sets[i];
+    for (size_t i = 0; i < cache->pages.n_sealed; i++) {
+        const struct page_set *set = &cache->pages.sets[i];
         state_writer_put(writer, &(struct saved_page_set){set->first, set->count, set->generated}, sizeof(struct saved_page_set));
     }
 }
@@ -44,10 +44,10 @@ static void save_pages(const struct cache *cache, struct state_writer *writer) {
         for (uint32_t head = 0; head < cache->shape.kv_heads; head++) {
             const size_t *bytes = page_place(cache, layer, head)->bytes;
             for (size_t s = 0; s < 2; s++)
-                for (size_t i = 0; i < cache->n_sealed; i++)
-                    state_writer_put(writer, page_at(cache, &cache->page_sets[i], sides[s], layer, head), bytes[sides[s]]);
-            for (size_t i = 0; cache->index_page_bytes && i < cache->n_sealed; i++)
-                state_writer_put(writer, own_index_page(cache, &cache->page_sets[i], layer, head), cache->index_page_bytes);
+                for (size_t i = 0; i < cache->pages.n_sealed; i++)
+                    state_writer_put(writer, page_at(cache, &cache->pages.sets[i], sides[s], layer, head), bytes[sides[s]]);
+            for (size_t i = 0; cache->index_page_bytes && i < cache->pages.n_sealed; i++)
+                state_writer_put(writer, own_index_page(cache, &cache->pages.sets[i], layer, head), cache->index_page_bytes);
         }
     }
 }
@@ -103,8 +103,8 @@ static bool follow(const struct cache *cache) {
     const struct extent *e = &cache->extent;
     bool selects = cache->method.policy->keep_selected_only;
     uint64_t missing = 0, wanted = selects ? e->dropped + cache->anchors.count : 0, end = e->exact;
-    for (size_t i = 0; i <= cache->n_sealed; i++) {
-        const struct page_set *set = i < cache->n_sealed ? &cache->page_sets[i] : NULL;
+    for (size_t i = 0; i <= cache->pages.n_sealed; i++) {
+        const struct page_set *set = i < cache->pages.n_sealed ? &cache->pages.sets[i] : NULL;
         uint64_t first = set ? set->first : e->window_first;
         if (first < end || first > e->length) return false;
         if (i == 0 && cache->method.policy->positions_by_index) end = first; /* what is older was evicted */
@@ -123,16 +123,16 @@ static enum terse_status load_page_sets(struct cache *cache, struct state_file *
     if (bytes % sizeof(struct saved_page_set) || n > UINT32_MAX || page_bytes / cache->page_set_bytes != n ||
         page_bytes % cache->page_set_bytes)
         return state_file_refuse(file, STATE_PAGE_SETS, "there are not as many pages", error);
-    enum terse_status status = pool_map_page_sets(cache, file, pages, n, error);
+    enum terse_status status = page_table_map(&cache->pages, file, pages, n, error);
     if (status) return status;
     for (size_t i = 0; i < n; i++) {
         struct saved_page_set saved;
         memcpy(&saved, sets + i * sizeof saved, sizeof saved);
         if (!saved.count || saved.count > PAGE_TOKENS || saved.generated > 1)
             return state_file_refuse(file, STATE_PAGE_SETS, "a page of so many tokens", error);
-        cache->page_sets[i].first = saved.first;
-        cache->page_sets[i].count = saved.count;
-        cache->page_sets[i].generated = saved.generated;
+        cache->pages.sets[i].first = saved.first;
+        cache->pages.sets[i].count = saved.count;
+        cache->pages.sets[i].generated = saved.generated;
     }
     if (!follow(cache)) return state_file_refuse(file, STATE_PAGE_SETS, "pages do not follow one another", error);
     if (n && fit_pending(cache)) return state_file_refuse(file, STATE_CACHE, "pages without what was fitted to them", error);

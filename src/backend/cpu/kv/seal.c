@@ -65,7 +65,7 @@ void seal_page(const struct cache *cache, const struct page_set *set, uint32_t l
 
 /* One side of the i-th page that the step seals; rows[2][64][hd] is scratch. */
 static void seal_side(struct cache *cache, size_t i, uint32_t head, enum codec_side side, float *rows) {
-    const struct page_set *set = &cache->page_sets[cache->n_sealed + i];
+    const struct page_set *set = &cache->pages.sets[cache->pages.n_sealed + i];
     const struct cpu_codec *codec = side_codec(cache, side);
     load_page(cache, i, head, side, rows);
     seal_page(cache, set, cache->layer, head, side, rows);
@@ -158,12 +158,13 @@ static void recycle_window_sets(uint8_t **sets, size_t count, size_t n) {
 void seal_commit(struct cache *cache) {
     cache->fitted_ready |= cache->plan.seal > 0;
     if (cache->fitted_ready) fit_release(cache);
-    cache->n_sealed += cache->plan.seal;
+    cache->pages.n_sealed += cache->plan.seal;
     cache->anchors.count += cache->plan.anchors;
     recycle_window_sets(cache->window_sets, cache->n_window_sets, cache->plan.shift);
     cache->extent = cache->plan.after;
     size_t evicted = 0;
-    while (evicted < cache->n_sealed && cache->page_sets[evicted].first + cache->page_sets[evicted].count <= cache->extent.first)
+    while (evicted < cache->pages.n_sealed &&
+           cache->pages.sets[evicted].first + cache->pages.sets[evicted].count <= cache->extent.first)
         evicted++;
     if (evicted) pool_drop_page_sets(cache, 0, evicted);
 }

@@ -147,7 +147,7 @@ enum terse_status seal_ahead_begin(struct cache *cache, struct plan *plan, struc
 void seal_ahead_post(struct cache *cache) {
     cache->n_ahead -= cache->plan.ready;
     for (size_t pages = seal_ahead_pages(cache, &cache->plan); cache->n_ahead < pages; cache->n_ahead++) {
-        struct page_set *set = &cache->page_sets[cache->n_sealed + cache->n_ahead];
+        struct page_set *set = &cache->pages.sets[cache->pages.n_sealed + cache->n_ahead];
         set->first = cache->extent.window_first + cache->n_ahead * PAGE_TOKENS;
         set->count = PAGE_TOKENS;
         set->generated = set->first >= cache->prompt_end;

@@ -16,7 +16,9 @@ static size_t anchor_tokens(const struct cache *cache) {
     return cache->method.policy->keep_selected_only ? cache->anchors.count : 0;
 }
 
-static size_t sealed_segments(const struct cache *cache) { return cache->n_sealed + (cache->sealed_first ? cache->plan.seal : 0); }
+static size_t sealed_segments(const struct cache *cache) {
+    return cache->pages.n_sealed + (cache->sealed_first ? cache->plan.seal : 0);
+}
 
 static size_t window_segments(const struct cache *cache) {
     return cache->sealed_first ? 0 : extent_window_pages(&cache->plan.before);
@@ -59,7 +61,7 @@ void segment_find(const struct cache *cache, size_t i, struct segment *segment) 
         segment->kind = SEGMENT_ANCHORS;
         set_tokens(cache, (i - exact) * PAGE_TOKENS, anchor_tokens(cache), segment);
     } else if (i < rows + sealed) {
-        const struct page_set *set = &cache->page_sets[i - rows];
+        const struct page_set *set = &cache->pages.sets[i - rows];
         segment->kind = SEGMENT_SEALED;
         segment->set = set;
         set_tokens(cache, set->first, set->first + set->count, segment);

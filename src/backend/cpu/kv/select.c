@@ -78,8 +78,8 @@ static struct workspace workspace_of(const struct cache *cache) {
 static void list_page_sets(const struct cache *cache, struct selection *selection) {
     size_t n = 0;
     for (int generated = 0; generated < 2; generated++) {
-        for (size_t i = 0; i < cache->n_sealed; i++)
-            if (cache->page_sets[i].generated == (generated == 1)) selection->listed[n++] = (uint32_t)i;
+        for (size_t i = 0; i < cache->pages.n_sealed; i++)
+            if (cache->pages.sets[i].generated == (generated == 1)) selection->listed[n++] = (uint32_t)i;
         if (!generated) selection->candidates = n;
     }
     selection->dense = n - selection->candidates;
@@ -92,12 +92,12 @@ static size_t selected_tokens(const struct cache *cache, size_t slots) {
 
 static enum terse_status reserve_list(struct cache *cache, struct terse_error *error) {
     struct selection *selection = &cache->selection;
-    if (cache->n_sealed <= selection->capacity) return TERSE_OK;
+    if (cache->pages.n_sealed <= selection->capacity) return TERSE_OK;
     memory_free(selection->listed);
     selection->capacity = 0;
-    selection->listed = memory_array(cache->n_page_sets, sizeof *selection->listed);
-    if (!selection->listed) return status_no_memory(error, cache->n_page_sets * sizeof *selection->listed, "chosen tokens");
-    selection->capacity = cache->n_page_sets;
+    selection->listed = memory_array(cache->pages.n, sizeof *selection->listed);
+    if (!selection->listed) return status_no_memory(error, cache->pages.n * sizeof *selection->listed, "chosen tokens");
+    selection->capacity = cache->pages.n;
     return TERSE_OK;
 }
 
@@ -119,7 +119,7 @@ enum terse_status select_reserve(struct cache *cache, const struct plan *plan, s
     struct selection *selection = &cache->selection;
     bool decodes = plan->kind == CACHE_STEP_DECODE || plan->kind == CACHE_STEP_CHUNK;
     selection->candidates = selection->dense = 0;
-    if (!cache->method.index || !decodes || !cache->n_sealed) return TERSE_OK;
+    if (!cache->method.index || !decodes || !cache->pages.n_sealed) return TERSE_OK;
     enum terse_status status = reserve_list(cache, error);
     if (status) return status;
     list_page_sets(cache, selection);
@@ -159,7 +159,7 @@ void select_prepare(const struct cache *cache, uint32_t head, const float *q) {
 size_t select_ranges(const struct cache *cache) { return (cache->selection.candidates + RANGE_PAGE_SETS - 1) / RANGE_PAGE_SETS; }
 
 const struct page_set *select_candidate(const struct cache *cache, size_t i) {
-    return &cache->page_sets[cache->selection.listed[i]];
+    return &cache->pages.sets[cache->selection.listed[i]];
 }
 
 static void prefetch_page(const uint8_t *page, size_t bytes) {

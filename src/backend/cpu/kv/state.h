@@ -4,7 +4,7 @@
  *
  *     rotary              angles of the step's positions
  *     state               the data (this header)
- *     page_pool           memory of page sets and of the window; where a page lies in it
+ *     page_pool           where a page lies; memory of the window
  *     scratch             memory of a step's attention
  *     side                which codec, parameters and index serve a layer and KV head
  *     anchors             rows of sealed tokens that stay exact
@@ -25,9 +25,6 @@
  *     token_map           what became of each part of the sequence
  *     fork                a cache cut short, and one more of the same sequence
  *     saved               a cache written to a file and read from it
- *
- * A page is 64 consecutive tokens of one layer, KV head and side (keys or values), in the layout of a codec. A page set is the pages
- * of the same 64 tokens for all layers, KV heads and sides, with those of an index where the method has one beside the keys.
  */
 #ifndef TERSE_BACKEND_CPU_KV_STATE_H
 #define TERSE_BACKEND_CPU_KV_STATE_H
@@ -35,49 +32,10 @@
 #include "backend/cpu/codec/index.h"
 #include "backend/cpu/codec/prepared.h"
 #include "backend/cpu/kv/rotary.h"
-#include "kv/budget.h"
+#include "kv/page_table.h"
 #include "kv/plan.h"
-#include "kv/shape.h"
-#include "kv/state_file.h"
 
 #define NO_LAYER UINT32_MAX
-
-/* The sealed pages of a layer and KV head: a page's size, which may differ from head to head, and where they lie in a chunk. */
-struct page_place {
-    size_t bytes[2]; /* of a page of keys, of values */
-    size_t offset;   /* bytes of the pages of all layers and heads before it, per page set, those of an index included */
-};
-
-/* Memory of n page sets,
- *     [layers][Hk]{key pages [n], value pages [n], index pages [n]}
- * so that pages which are read one after another lie one after another (the kernels prefetch on that). Caches that were forked from
- * one another hold the same page sets; a chunk is released when nobody holds any of its own. */
-struct page_chunk {
-    struct page_chunk *next; /* of the pool's */
-    uint8_t *memory;
-    uint32_t sets;           /* n */
-    uint32_t held;           /* page sets that at least one cache holds */
-    uint32_t *holders;       /* [n] caches that hold them */
-    struct state_file *file; /* a part of which `memory` is, never to be written; NULL: it is memory of its own */
-};
-
-/* The chunks of a cache and of those that were forked from it, directly or not: their pages are alike in size and meaning. */
-struct page_pool {
-    struct kv_budget *budget; /* of which the chunks take; or NULL */
-    size_t page_set_bytes;
-    size_t caches;
-    struct page_chunk *chunks;
-};
-
-/* A page set of sealed tokens, as one cache knows it. Nobody writes the pages of one that several caches hold. */
-struct page_set {
-    uint8_t *chunk; /* owner->memory */
-    struct page_chunk *owner;
-    uint32_t chunk_sets, index; /* page sets of the chunk, and which of them this is */
-    uint64_t first;             /* token of slot 0 */
-    uint32_t count;             /* slots that hold tokens, the first ones */
-    bool generated;             /* tokens that were generated, not a prompt's */
-};
 
 /* Tokens of sealed pages that a policy wants exact: their rows in half precision, which readers put in place of what the codes say.
  * For every layer, KV head and side the same number of them, in order of their tokens,
@@ -139,9 +97,7 @@ struct cache {
     struct extent extent;
     uint64_t prompt_end;      /* the last prompt ended before this token; pages from here on are generated */
     struct kv_budget *budget; /* of all that reports call resident; NULL: there is none */
-    struct page_pool *pool;
-    struct page_set *page_sets; /* [n_page_sets]: [0, n_sealed) in order of their tokens, the rest free and nobody else's */
-    size_t n_page_sets, n_sealed, page_set_capacity;
+    struct page_table pages;
     uint8_t **window_sets; /* [n_window_sets] of [layers][Hk]{key page, value page}, used from 0 on */
     size_t n_window_sets;
     uint16_t *exact;     /* exact rows, [layers][Hk][keys, values][parameters.exact][hd] */

@@ -40,8 +40,8 @@ static double exact_sides(const struct method *method) { return 0.5 * method->ke
 
 static void add_sealed(const struct cache *cache, const struct map *map) {
     double exact = exact_sides(&cache->method);
-    for (size_t i = 0; i < cache->n_sealed; i++) {
-        const struct page_set *set = &cache->page_sets[i];
+    for (size_t i = 0; i < cache->pages.n_sealed; i++) {
+        const struct page_set *set = &cache->pages.sets[i];
         uint64_t end = set->first + set->count, begin = set->first < cache->extent.first ? cache->extent.first : set->first;
         ADD(map, exact, begin, end, exact);
         ADD(map, compressed, begin, end, 1 - exact);

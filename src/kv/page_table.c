@@ -1,0 +1,272 @@
+/* Growing tables of page sets, sharing them, and giving them back. */
+#include "kv/page_table.h"
+
+#include "base/memory.h"
+#include "format/transform.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define GROWTH 64      /* generation allocates in advance at most this part of the page sets that there are ... */
+#define GROWTH_MOST 16 /* ... and never more than these */
+
+const struct page_memory page_memory_host = {budget_array, budget_free};
+
+static size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
+
+/* ---- Sizes */
+
+struct page_place page_place_of(const struct cache_shape *shape, const struct method *method, uint32_t layer, uint32_t head) {
+    static const enum codec_side sides[] = {CODEC_KEYS, CODEC_VALUES};
+    struct page_place place = {0};
+    for (size_t i = 0; i < 2; i++) {
+        const struct codec *codec = sides[i] == CODEC_KEYS ? method->key.codec : method->value.codec;
+        struct codec_shape seen = method_shape(method, sides[i], layer, head, shape->head_dim, 1);
+        place.bytes[sides[i]] = codec_page_bytes(codec, seen, sides[i]);
+    }
+    return place;
+}
+
+/* Whether bits of this side are shared over the model and nobody has looked yet who gets them. */
+static bool unshared(const struct method *method, enum codec_side side) {
+    return (side == CODEC_KEYS ? method->key.rate : method->value.rate) > 0 && !method->layouts;
+}
+
+/* The pages of such sides, which their sum is known of. */
+static uint64_t unshared_bytes(const struct cache_shape *shape, const struct method *method) {
+    size_t sets = (size_t)shape->layers * shape->kv_heads;
+    bool keys = unshared(method, CODEC_KEYS), values = unshared(method, CODEC_VALUES);
+    double key = method->key.rate, value = method->value.rate;
+    if (keys && values && !(key < value) && !(key > value)) return transform_shared_page_bytes(2 * sets, shape->head_dim, key);
+    return (keys ? transform_shared_page_bytes(sets, shape->head_dim, key) : 0) +
+           (values ? transform_shared_page_bytes(sets, shape->head_dim, value) : 0);
+}
+
+uint64_t page_set_bytes_of(const struct cache_shape *shape, const struct method *method, size_t index_page_bytes) {
+    uint64_t bytes = unshared_bytes(shape, method);
+    for (uint32_t layer = 0; layer < shape->layers; layer++) {
+        for (uint32_t head = 0; head < shape->kv_heads; head++) {
+            struct page_place place = page_place_of(shape, method, layer, head);
+            if (!unshared(method, CODEC_KEYS)) bytes += place.bytes[CODEC_KEYS];
+            if (!unshared(method, CODEC_VALUES)) bytes += place.bytes[CODEC_VALUES];
+            bytes += index_page_bytes;
+        }
+    }
+    return bytes;
+}
+
+size_t page_places_set(const struct cache_shape *shape, const struct method *method, size_t index_page_bytes,
+                       struct page_place *places) {
+    size_t page_set_bytes = 0;
+    for (size_t i = 0; i < (size_t)shape->layers * shape->kv_heads; i++) {
+        places[i] = page_place_of(shape, method, (uint32_t)(i / shape->kv_heads), (uint32_t)(i % shape->kv_heads));
+        places[i].offset = page_set_bytes;
+        page_set_bytes += places[i].bytes[CODEC_KEYS] + places[i].bytes[CODEC_VALUES] + index_page_bytes;
+    }
+    return page_set_bytes;
+}
+
+/* ---- Chunks */
+
+static void release(struct page_pool *pool, struct page_chunk *chunk) {
+    size_t bytes = chunk->sets * pool->page_set_bytes;
+    if (chunk->file && chunk->memory) {
+        budget_give(pool->budget, bytes);
+        state_file_close(chunk->file);
+    } else if (chunk->memory) {
+        pool->memory->give(pool->budget, chunk->memory, bytes);
+    }
+    budget_free(pool->budget, chunk->holders, chunk->sets * sizeof *chunk->holders);
+    free(chunk);
+}
+
+/* Memory of pages of its own, or those in the file. */
+static uint8_t *chunk_memory(struct page_pool *pool, size_t sets, struct state_file *file, const uint8_t *memory,
+                             struct terse_error *error) {
+    if (!file) return pool->memory->take(pool->budget, sets, pool->page_set_bytes, "the KV cache", error);
+    if (budget_take(pool->budget, sets * pool->page_set_bytes, "the KV cache", error)) return NULL;
+    state_file_share(file);
+    return (uint8_t *)memory; /* nobody writes them: is_writable */
+}
+
+/* `file`: in which the pages lie already, at `memory`; or NULL. */
+static enum terse_status chunk_new(struct page_pool *pool, size_t sets, struct state_file *file, const uint8_t *memory,
+                                   struct page_chunk **result, struct terse_error *error) {
+    struct page_chunk *chunk = calloc(1, sizeof *chunk);
+    if (!chunk || sets > UINT32_MAX) {
+        free(chunk);
+        return status_no_memory(error, (uint64_t)sets * pool->page_set_bytes, "the KV cache");
+    }
+    chunk->file = file;
+    chunk->sets = (uint32_t)sets;
+    chunk->memory = chunk_memory(pool, sets, file, memory, error);
+    if (chunk->memory) chunk->holders = budget_array(pool->budget, sets, sizeof *chunk->holders, "the KV cache", error);
+    if (!chunk->holders) {
+        release(pool, chunk);
+        return TERSE_E_MEMORY;
+    }
+    memset(chunk->holders, 0, sets * sizeof *chunk->holders);
+    *result = chunk;
+    return TERSE_OK;
+}
+
+static void chunk_free(struct page_pool *pool, struct page_chunk *chunk) {
+    struct page_chunk **link = &pool->chunks;
+    while (*link != chunk) link = &(*link)->next;
+    *link = chunk->next;
+    release(pool, chunk);
+}
+
+static struct page_set hold(struct page_chunk *chunk, uint32_t index) {
+    chunk->held += !chunk->holders[index]++;
+    return (struct page_set){.chunk = chunk->memory, .owner = chunk, .chunk_sets = chunk->sets, .index = index};
+}
+
+static void let_go(struct page_pool *pool, const struct page_set *set) {
+    struct page_chunk *chunk = set->owner;
+    chunk->held -= !--chunk->holders[set->index];
+    if (!chunk->held) chunk_free(pool, chunk);
+}
+
+static bool is_shared(const struct page_set *set) { return set->owner->holders[set->index] > 1; }
+
+static bool is_writable(const struct page_set *set) { return !is_shared(set) && !set->owner->file; }
+
+static void add_chunk(struct page_pool *pool, struct page_chunk *chunk) {
+    chunk->next = pool->chunks;
+    pool->chunks = chunk;
+}
+
+/* Page sets of the pool that nobody holds and that can be written. */
+static size_t count_unheld(const struct page_pool *pool) {
+    size_t n = 0;
+    for (const struct page_chunk *chunk = pool->chunks; chunk; chunk = chunk->next)
+        n += chunk->file ? 0 : chunk->sets - chunk->held;
+    return n;
+}
+
+/* Appends up to n of them to the table's. */
+static void hold_unheld(struct page_table *table, struct page_chunk *chunk, size_t n) {
+    for (uint32_t i = 0; n && !chunk->file && i < chunk->sets; i++) {
+        if (chunk->holders[i]) continue;
+        table->sets[table->n++] = hold(chunk, i);
+        n--;
+    }
+}
+
+/* ---- Tables */
+
+/* Room for `n` page sets. */
+static enum terse_status reserve_table(struct page_table *table, size_t n, struct terse_error *error) {
+    if (n <= table->capacity) return TERSE_OK;
+    struct page_set *page_sets = budget_array(table->pool->budget, n, sizeof *page_sets, "the KV cache's pages", error);
+    if (!page_sets) return TERSE_E_MEMORY;
+    if (table->n) memcpy(page_sets, table->sets, table->n * sizeof *page_sets);
+    budget_free(table->pool->budget, table->sets, table->capacity * sizeof *page_sets);
+    table->sets = page_sets;
+    table->capacity = n;
+    return TERSE_OK;
+}
+
+enum terse_status page_table_reserve(struct page_table *table, size_t n, struct terse_error *error) {
+    struct page_pool *pool = table->pool;
+    if (n <= table->n) return TERSE_OK;
+    size_t wanted = n - table->n, found = smaller(wanted, count_unheld(pool)), more = wanted - found;
+    size_t ahead = smaller(table->n / GROWTH, GROWTH_MOST);
+    struct page_chunk *made = NULL;
+    enum terse_status status = TERSE_OK;
+    if (more && more < ahead && !chunk_new(pool, ahead, NULL, NULL, &made, NULL)) more = ahead;
+    if (more && !made) status = chunk_new(pool, more, NULL, NULL, &made, error);
+    if (!status) status = reserve_table(table, table->n + found + more, error);
+    if (status) {
+        if (made) release(pool, made);
+        return status;
+    }
+    if (made) add_chunk(pool, made);
+    for (struct page_chunk *chunk = made ? made->next : pool->chunks; chunk; chunk = chunk->next) {
+        size_t before = table->n;
+        hold_unheld(table, chunk, found);
+        found -= table->n - before;
+    }
+    if (made) hold_unheld(table, made, more);
+    return TERSE_OK;
+}
+
+static void reverse(struct page_set *sets, size_t n) {
+    for (size_t i = 0; i < n / 2; i++) {
+        struct page_set set = sets[i];
+        sets[i] = sets[n - 1 - i];
+        sets[n - 1 - i] = set;
+    }
+}
+
+void page_table_drop(struct page_table *table, size_t first, size_t n) {
+    if (!n) return;
+    struct page_set *sets = table->sets + first;
+    size_t others = table->n - first - n;
+    if (first + n < table->n_sealed) { /* puts them behind those that stay and those that are free */
+        reverse(sets, n);
+        reverse(sets + n, others);
+        reverse(sets, n + others);
+        sets += others;
+    }
+    size_t at = (size_t)(sets - table->sets), kept = at;
+    for (size_t i = at; i < table->n; i++) {
+        if (is_writable(&table->sets[i]))
+            table->sets[kept++] = table->sets[i];
+        else
+            let_go(table->pool, &table->sets[i]);
+    }
+    table->n = kept;
+    table->n_sealed -= n;
+}
+
+enum terse_status page_table_share(struct page_table *table, const struct page_table *from, struct terse_error *error) {
+    enum terse_status status = reserve_table(table, from->n_sealed, error);
+    if (status) return status;
+    free(table->pool);
+    table->pool = from->pool;
+    table->pool->caches++;
+    for (size_t i = 0; i < from->n_sealed; i++) {
+        table->sets[i] = from->sets[i];
+        hold(from->sets[i].owner, from->sets[i].index);
+    }
+    table->n = table->n_sealed = from->n_sealed;
+    return TERSE_OK;
+}
+
+enum terse_status page_table_map(struct page_table *table, struct state_file *file, const uint8_t *memory, size_t n,
+                                 struct terse_error *error) {
+    enum terse_status status = n ? reserve_table(table, n, error) : TERSE_OK;
+    if (status || !n) return status;
+    struct page_chunk *chunk;
+    if ((status = chunk_new(table->pool, n, file, memory, &chunk, error))) return status;
+    add_chunk(table->pool, chunk);
+    for (uint32_t i = 0; i < n; i++) table->sets[i] = hold(chunk, i);
+    table->n = table->n_sealed = n;
+    return TERSE_OK;
+}
+
+size_t page_table_shared(const struct page_table *table) {
+    size_t n = 0;
+    for (size_t i = 0; i < table->n_sealed; i++) n += is_shared(&table->sets[i]);
+    return n;
+}
+
+/* ---- Life */
+
+enum terse_status page_table_new(struct page_table *table, const struct page_memory *memory, size_t page_set_bytes,
+                                 struct terse_error *error) {
+    *table = (struct page_table){.pool = calloc(1, sizeof *table->pool)};
+    if (!table->pool) return status_no_memory(error, sizeof *table->pool, "the KV cache's pages");
+    *table->pool = (struct page_pool){.memory = memory, .page_set_bytes = page_set_bytes, .caches = 1};
+    return TERSE_OK;
+}
+
+void page_table_free(struct page_table *table) {
+    if (!table->pool) return;
+    for (size_t i = 0; i < table->n; i++) let_go(table->pool, &table->sets[i]);
+    budget_free(table->pool->budget, table->sets, table->capacity * sizeof *table->sets);
+    if (!--table->pool->caches) free(table->pool);
+    *table = (struct page_table){0};
+}

@@ -1,0 +1,103 @@
+/* Page sets: which pages a cache holds, and the memory they lie in. Shared by backends, which differ in where that memory is.
+ *
+ * A page is 64 consecutive tokens of one layer, KV head and side (keys or values), in the layout of a codec. A page set is the pages
+ * of the same 64 tokens for all layers, KV heads and sides, with those of an index where the method has one beside the keys.
+ *
+ * A prompt takes one chunk of as many page sets as it seals; generation adds chunks of at most a 64th of what there is. Caches that
+ * were forked from one another share sealed page sets, which do not change, and count who holds them; one thread at a time works on
+ * all caches of a pool.
+ */
+#ifndef TERSE_KV_PAGE_TABLE_H
+#define TERSE_KV_PAGE_TABLE_H
+
+#include "kv/budget.h"
+#include "kv/shape.h"
+#include "kv/state_file.h"
+#include "method/method.h"
+
+/* The sealed pages of a layer and KV head: a page's size, which may differ from head to head, and where they lie in a chunk. */
+struct page_place {
+    size_t bytes[2]; /* of a page of keys, of values */
+    size_t offset;   /* bytes of the pages of all layers and heads before it, per page set, those of an index included */
+};
+
+/* What the pages of a layer and KV head take, but for the offset: every size of a page in a cache comes from here. */
+struct page_place page_place_of(const struct cache_shape *shape, const struct method *method, uint32_t layer, uint32_t head);
+/* places[layers][Hk], with index pages of so many bytes; the bytes of all pages of a page set. */
+size_t page_places_set(const struct cache_shape *shape, const struct method *method, size_t index_page_bytes,
+                       struct page_place *places);
+/* Bytes of all pages of a page set, with index pages of so many bytes, whether bits are shared over the model already or not. */
+uint64_t page_set_bytes_of(const struct cache_shape *shape, const struct method *method, size_t index_page_bytes);
+
+/* Where chunks lie: `take` gives memory for count * size bytes of the budget (or NULL: no limit), or NULL with *error of TERSE_E_MEMORY. */
+struct page_memory {
+    void *(*take)(struct kv_budget *budget, size_t count, size_t size, const char *what, struct terse_error *error);
+    void (*give)(struct kv_budget *budget, void *memory, size_t bytes);
+};
+extern const struct page_memory page_memory_host;
+
+/* Memory of n page sets,
+ *     [layers][Hk]{key pages [n], value pages [n], index pages [n]}
+ * so that pages which are read one after another lie one after another (the kernels prefetch on that). Caches that were forked from
+ * one another hold the same page sets; a chunk is released when nobody holds any of its own. */
+struct page_chunk {
+    struct page_chunk *next; /* of the pool's */
+    uint8_t *memory;
+    uint32_t sets;           /* n */
+    uint32_t held;           /* page sets that at least one cache holds */
+    uint32_t *holders;       /* [n] caches that hold them */
+    struct state_file *file; /* a part of which `memory` is, never to be written; NULL: it is memory of its own */
+};
+
+/* The chunks of a cache and of those that were forked from it, directly or not: their pages are alike in size and meaning. */
+struct page_pool {
+    const struct page_memory *memory;
+    struct kv_budget *budget; /* of which the chunks take; or NULL */
+    size_t page_set_bytes;
+    size_t caches;
+    struct page_chunk *chunks;
+};
+
+/* A page set of sealed tokens, as one cache knows it. Nobody writes the pages of one that several caches hold. */
+struct page_set {
+    uint8_t *chunk; /* owner->memory */
+    struct page_chunk *owner;
+    uint32_t chunk_sets, index; /* page sets of the chunk, and which of them this is */
+    uint64_t first;             /* token of slot 0 */
+    uint32_t count;             /* slots that hold tokens, the first ones */
+    bool generated;             /* tokens that were generated, not a prompt's */
+};
+
+/* The page sets of one cache. */
+struct page_table {
+    struct page_pool *pool;
+    struct page_set *sets;        /* [n]: [0, n_sealed) in order of their tokens, the rest free and nobody else's */
+    size_t n, n_sealed, capacity; /* capacity: of sets[] */
+};
+
+/* An empty table, with a pool of its own. */
+enum terse_status page_table_new(struct page_table *table, const struct page_memory *memory, size_t page_set_bytes,
+                                 struct terse_error *error);
+void page_table_free(struct page_table *table);
+
+/* Page sets for `n` in all, sealed or free. On failure what was there stays as it was. Page sets that nobody holds any
+ * more are taken before new ones are made. */
+enum terse_status page_table_reserve(struct page_table *table, size_t n, struct terse_error *error);
+/* The sealed page sets [first, first + n) hold nothing of the sequence any more: they become free ones behind the others, or, where another
+ * cache holds them too, are let go. */
+void page_table_drop(struct page_table *table, size_t first, size_t n);
+/* A table without page sets holds the sealed ones of `from` and belongs to its pool. */
+enum terse_status page_table_share(struct page_table *table, const struct page_table *from, struct terse_error *error);
+/* A table without page sets holds `n` whose pages lie in a file, `memory` being laid out as a chunk is. Their pages stay there. */
+enum terse_status page_table_map(struct page_table *table, struct state_file *file, const uint8_t *memory, size_t n,
+                                 struct terse_error *error);
+/* Of the sealed page sets, those that other tables hold too. */
+size_t page_table_shared(const struct page_table *table);
+
+/* The page of one side, layer and head. */
+static inline uint8_t *page_set_page(const struct page_set *set, const struct page_place *place, enum codec_side side) {
+    uint8_t *pages = set->chunk + set->chunk_sets * (place->offset + (side == CODEC_KEYS ? 0 : place->bytes[CODEC_KEYS]));
+    return pages + set->index * place->bytes[side];
+}
+
+#endif
