@@ -1,7 +1,7 @@
 /* The runtime's calls in terse's words. */
 #include "backend/cuda/device.h"
 
-#include "base/memory.h"
+#include <stdbool.h>
 
 #define LEAST_MAJOR 8 /* compute capability 8.0: asynchronous copies to shared memory, matrix products of bytes and of bf16 */
 
@@ -50,6 +50,25 @@ enum terse_status device_available(struct terse_error *error) {
                            "the GPU has compute capability %d.%d, and terse needs %d.0 or later: use --device cpu", major, minor,
                            LEAST_MAJOR);
     return device_check(cudaSetDevice(0), "choosing the GPU", error);
+}
+
+/* A later failure of its use tells what was wrong with making it. */
+static cudaStream_t stream_once(cudaStream_t *stream, bool background) {
+    int least = 0, greatest = 0;
+    if (*stream) return *stream;
+    cudaDeviceGetStreamPriorityRange(&least, &greatest);
+    cudaStreamCreateWithPriority(stream, cudaStreamNonBlocking, background ? least : greatest);
+    return *stream;
+}
+
+cudaStream_t device_stream(void) {
+    static cudaStream_t stream;
+    return stream_once(&stream, false);
+}
+
+cudaStream_t device_background(void) {
+    static cudaStream_t stream;
+    return stream_once(&stream, true);
 }
 
 int device_multiprocessors(void) {

@@ -20,6 +20,11 @@ void device_free(struct kv_budget *budget, void *memory, size_t bytes); /* accep
  * process. */
 enum terse_status device_available(struct terse_error *error);
 
+/* The streams that all work is queued on: one for steps, and one of lower priority for what may be done beside them. Made when they are first
+ * asked for. */
+cudaStream_t device_stream(void);
+cudaStream_t device_background(void);
+
 /* Multiprocessors of the device. */
 int device_multiprocessors(void);
 

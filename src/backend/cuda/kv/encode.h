@@ -38,7 +38,8 @@ bool encode_supports(const struct head_view *heads, const enum codec_id codec[2]
 /* Encodes both sides of all pages. Keys in runs are rotated back by their run's position first. */
 cudaError_t encode_pages(const struct encode *encode, cudaStream_t stream);
 
-/* The rows that pages stand for, keys rotated by their own positions again: what a prompt's attention reads, and the tests' oracle. */
+/* The rows that pages stand for, keys rotated by their own positions again: what a prompt's attention reads, and the tests' oracle. Slots
+ * from `set.end` on are not written. */
 cudaError_t decode_pages(const struct encode *encode, cudaStream_t stream);
 
 /* Codec transform without a profile of the model: what each layer, KV head and side of the launch takes as mean, sizes and gains, from the

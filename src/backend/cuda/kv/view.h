@@ -67,7 +67,8 @@ TERSE_DEVICE uint32_t run_of(uint32_t first) { return first - first % RUN_TOKENS
 struct sequence_view {
     const struct page_set_view *page_sets; /* [n_sealed] in order of their tokens */
     uint32_t n_sealed;
-    uint32_t n_exact;         /* exact rows: attention sinks, tokens 0 .. n_exact - 1 */
+    uint32_t n_exact; /* exact rows: attention sinks, tokens 0 .. n_exact - 1, those of the step among them: a query reads none
+                               * of them that comes after it */
     uint32_t exact_capacity;  /* rows for them */
     uint32_t window_capacity; /* rows of the window's ring, a multiple of 64 */
     uint32_t window_first; /* the window's first token to be read; token t >= n_exact lies in row (t - n_exact) % window_capacity */
@@ -88,7 +89,7 @@ TERSE_DEVICE device_half *window_rows_at(const struct sequence_view *s, const st
 }
 
 TERSE_DEVICE uint32_t window_row(const struct sequence_view *s, uint32_t token) {
-    return (token - s->n_exact) % s->window_capacity;
+    return (token - s->window_origin) % s->window_capacity;
 }
 
 /* A query token of a decoding step; device [rows]. Its own key and value lie in the window already; it reads tokens up to its own. */
