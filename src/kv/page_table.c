@@ -192,6 +192,22 @@ enum terse_status page_table_reserve(struct page_table *table, size_t n, struct 
     return TERSE_OK;
 }
 
+void page_table_assign(struct page_table *table, const struct plan *plan, uint64_t prompt_end) {
+    for (size_t i = 0; i < plan->seal; i++) {
+        struct page_set *set = &table->sets[table->n_sealed + i];
+        set->first = plan_first_sealed(plan) + i * PAGE_TOKENS;
+        uint64_t left = plan->after.length - set->first;
+        set->count = left < PAGE_TOKENS ? (uint32_t)left : PAGE_TOKENS;
+        set->generated = plan->kind == CACHE_STEP_DECODE && set->first >= prompt_end;
+    }
+}
+
+size_t page_table_evicted(const struct page_table *table, uint64_t first) {
+    size_t n = 0;
+    while (n < table->n_sealed && table->sets[n].first + table->sets[n].count <= first) n++;
+    return n;
+}
+
 static void reverse(struct page_set *sets, size_t n) {
     for (size_t i = 0; i < n / 2; i++) {
         struct page_set set = sets[i];

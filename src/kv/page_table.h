@@ -11,6 +11,7 @@
 #define TERSE_KV_PAGE_TABLE_H
 
 #include "kv/budget.h"
+#include "kv/plan.h"
 #include "kv/shape.h"
 #include "kv/state_file.h"
 #include "method/method.h"
@@ -83,6 +84,10 @@ void page_table_free(struct page_table *table);
 /* Page sets for `n` in all, sealed or free. On failure what was there stays as it was. Page sets that nobody holds any
  * more are taken before new ones are made. */
 enum terse_status page_table_reserve(struct page_table *table, size_t n, struct terse_error *error);
+/* Says of the free page sets that the plan's step seals which tokens they hold; `prompt_end`: the last prompt ended before this token. */
+void page_table_assign(struct page_table *table, const struct plan *plan, uint64_t prompt_end);
+/* Sealed page sets, the first ones, that hold no token from `first` on. */
+size_t page_table_evicted(const struct page_table *table, uint64_t first);
 /* The sealed page sets [first, first + n) hold nothing of the sequence any more: they become free ones behind the others, or, where another
  * cache holds them too, are let go. */
 void page_table_drop(struct page_table *table, size_t first, size_t n);

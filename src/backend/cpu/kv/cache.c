@@ -217,17 +217,6 @@ static enum terse_status reserve_pages(struct cache *cache, const struct plan *p
     return status;
 }
 
-/* Says of the page sets that the step seals which tokens they hold. */
-static void assign_page_sets(struct cache *cache, const struct plan *plan) {
-    for (size_t i = 0; i < plan->seal; i++) {
-        struct page_set *set = &cache->pages.sets[cache->pages.n_sealed + i];
-        set->first = plan_first_sealed(plan) + i * PAGE_TOKENS;
-        uint64_t left = plan->after.length - set->first;
-        set->count = left < PAGE_TOKENS ? (uint32_t)left : PAGE_TOKENS;
-        set->generated = plan->kind == CACHE_STEP_DECODE && set->first >= cache->prompt_end;
-    }
-}
-
 enum terse_status cache_begin(struct cache *cache, enum cache_step_kind kind, size_t n, struct terse_error *error) {
     if (!n) return status_fail(error, TERSE_E_ARGUMENT, "no tokens: a step needs at least one");
     struct plan plan = plan_step(&cache->method, &cache->extent, kind, n);
@@ -235,7 +224,7 @@ enum terse_status cache_begin(struct cache *cache, enum cache_step_kind kind, si
     cache->in_step = false;
     if ((status = seal_ahead_begin(cache, &plan, error))) return status;
     if ((status = reserve_pages(cache, &plan, error))) return status;
-    assign_page_sets(cache, &plan);
+    page_table_assign(&cache->pages, &plan, cache->prompt_end);
     if ((status = fit_reserve(cache, &plan, error))) return status;
     if ((status = select_reserve(cache, &plan, error))) return status;
     if ((status = gather_reserve(cache, error))) return status;

@@ -162,9 +162,6 @@ void seal_commit(struct cache *cache) {
     cache->anchors.count += cache->plan.anchors;
     recycle_window_sets(cache->window_sets, cache->n_window_sets, cache->plan.shift);
     cache->extent = cache->plan.after;
-    size_t evicted = 0;
-    while (evicted < cache->pages.n_sealed &&
-           cache->pages.sets[evicted].first + cache->pages.sets[evicted].count <= cache->extent.first)
-        evicted++;
+    size_t evicted = page_table_evicted(&cache->pages, cache->extent.first);
     if (evicted) pool_drop_page_sets(cache, 0, evicted);
 }

@@ -1,0 +1,206 @@
+/* Rows on their way. A block takes a token and a warp of it a head; none of this is a thousandth of a step. */
+#include "backend/cuda/kv/append.h"
+
+#define WARP 32
+#define HEADS_OF_BLOCK 4 /* warps */
+
+/* Cosine and sine of pair i at a position: the sum of two angles. */
+static __device__ float2 angle_at(const struct rotary_view &r, uint32_t position, uint32_t i) {
+    uint32_t pairs = r.n_rot / 2;
+    float2 run = ((const float2 *)r.runs)[(position / RUN_TOKENS) * pairs + i];
+    float2 slot = ((const float2 *)r.slots)[(position % RUN_TOKENS) * pairs + i];
+    return make_float2(run.x * slot.x - run.y * slot.y, run.y * slot.x + run.x * slot.y);
+}
+
+/* The channels of pair i. */
+static __device__ uint2 pair_at(const struct rotary_view &r, uint32_t i) {
+    return r.pairing == ROPE_ADJACENT ? make_uint2(2 * i, 2 * i + 1) : make_uint2(i, i + r.n_rot / 2);
+}
+
+static __device__ float2 rotate(float2 x, float2 angle) {
+    return make_float2(x.x * angle.x - x.y * angle.y, x.y * angle.x + x.x * angle.y);
+}
+
+/* Calls put(channel, value) for all channels of row[hd] rotated by `position`, times the magnitude; a warp's work. */
+template <class Put>
+static __device__ void rotate_row(const struct rotary_view &r, uint32_t hd, uint32_t position, const float *row, Put put) {
+    for (uint32_t i = threadIdx.x; i < r.n_rot / 2; i += WARP) {
+        uint2 at = pair_at(r, i);
+        float2 x = rotate(make_float2(row[at.x], row[at.y]), angle_at(r, position, i));
+        put(at.x, x.x * r.magnitude);
+        put(at.y, x.y * r.magnitude);
+    }
+    for (uint32_t c = r.n_rot + threadIdx.x; c < hd; c += WARP) put(c, row[c]);
+}
+
+/* ---- Decoding */
+
+/* Where token `position` of a sequence is kept. */
+static __device__ __half *place_of(const struct sequence_view &s, const struct head_view &h, uint32_t layer, uint32_t head,
+                                   int side, uint32_t position) {
+    if (position < s.exact_capacity) return (__half *)exact_rows_at(&s, &h, layer, head, side) + (size_t)position * h.head_dim;
+    return window_rows_at(&s, &h, layer, head, side) + (size_t)window_row(&s, position) * h.head_dim;
+}
+
+static __global__ void append_decode_kernel(struct append_decode a) {
+    uint32_t row = blockIdx.x, head = blockIdx.y * HEADS_OF_BLOCK + threadIdx.y, hd = a.heads.head_dim;
+    uint32_t query_heads = a.q ? a.heads.query_heads : 0, kv_heads = a.k ? a.heads.kv_heads : 0;
+    struct query_row_view query = a.rows[row];
+    const struct sequence_view &s = a.sequences[query.sequence];
+    if (head < query_heads) {
+        float *q = a.q + ((size_t)row * query_heads + head) * hd;
+        if (a.q_exact) {
+            float *exact = a.q_exact + ((size_t)row * query_heads + head) * hd;
+            rotate_row(a.rotary, hd, query.position - s.evicted, q, [&](uint32_t c, float x) { exact[c] = x; });
+        }
+        rotate_row(a.rotary, hd, query.position, q, [&](uint32_t c, float x) { q[c] = x; });
+    } else if (head < query_heads + kv_heads) {
+        head -= query_heads;
+        __half *to = place_of(s, a.heads, a.layer, head, 0, query.position);
+        rotate_row(a.rotary, hd, query.position, a.k + ((size_t)row * kv_heads + head) * hd,
+                   [&](uint32_t c, float x) { to[c] = __float2half_rn(x); });
+    } else if (head < query_heads + 2 * kv_heads) {
+        head -= query_heads + kv_heads;
+        __half *to = place_of(s, a.heads, a.layer, head, 1, query.position);
+        const float *v = a.v + ((size_t)row * kv_heads + head) * hd;
+        for (uint32_t c = threadIdx.x; c < hd; c += WARP) to[c] = __float2half_rn(v[c]);
+    }
+}
+
+static dim3 block_of_heads(void) { return dim3(WARP, HEADS_OF_BLOCK); }
+static dim3 grid_of(size_t tokens, uint32_t heads) { return dim3((unsigned)tokens, (heads + HEADS_OF_BLOCK - 1) / HEADS_OF_BLOCK); }
+
+cudaError_t append_decode(const struct append_decode *append, cudaStream_t stream) {
+    uint32_t heads = (append->q ? append->heads.query_heads : 0) + (append->k ? 2 * append->heads.kv_heads : 0);
+    append_decode_kernel<<<grid_of(append->n_rows, heads), block_of_heads(), 0, stream>>>(*append);
+    return cudaGetLastError();
+}
+
+/* ---- Prompts */
+
+static __global__ void rotate_rows_kernel(struct rotary_view rotary, uint32_t hd, uint32_t heads, float *q, uint32_t position) {
+    uint32_t head = blockIdx.y * HEADS_OF_BLOCK + threadIdx.y;
+    if (head >= heads) return;
+    float *row = q + ((size_t)blockIdx.x * heads + head) * hd;
+    rotate_row(rotary, hd, position + blockIdx.x, row, [&](uint32_t c, float x) { row[c] = x; });
+}
+
+cudaError_t rotate_rows(const struct head_view *heads, const struct rotary_view *rotary, uint32_t n_heads, float *q, size_t count,
+                        uint64_t position, cudaStream_t stream) {
+    if (!rotary->n_rot || !count) return cudaSuccess;
+    rotate_rows_kernel<<<grid_of(count, n_heads), block_of_heads(), 0, stream>>>(*rotary, heads->head_dim, n_heads, q,
+                                                                                 (uint32_t)position);
+    return cudaGetLastError();
+}
+
+static __global__ void append_rows_kernel(struct layer_rows r, const float *k, const float *v, uint32_t position, size_t row) {
+    uint32_t head = blockIdx.y * HEADS_OF_BLOCK + threadIdx.y, hd = r.heads.head_dim, kv_heads = r.heads.kv_heads;
+    if (head >= 2 * kv_heads) return;
+    int side = head >= kv_heads;
+    head -= side ? kv_heads : 0;
+    const float *from = (side ? v : k) + ((size_t)blockIdx.x * kv_heads + head) * hd;
+    __half *to = (side ? r.v : r.k) + ((row + blockIdx.x) * kv_heads + head) * hd;
+    uint32_t token = position + blockIdx.x;
+    if (side)
+        for (uint32_t c = threadIdx.x; c < hd; c += WARP) to[c] = __float2half_rn(from[c]);
+    else
+        rotate_row(r.rotary, hd, token, from, [&](uint32_t c, float x) { to[c] = __float2half_rn(x); });
+    if (token >= r.sequence->exact_capacity) return;
+    __syncwarp();
+    __half *exact = place_of(*r.sequence, r.heads, r.layer, head, side, token);
+    for (uint32_t c = threadIdx.x; c < hd; c += WARP) exact[c] = to[c];
+}
+
+cudaError_t append_rows(const struct layer_rows *rows, const float *k, const float *v, size_t count, uint64_t position, size_t row,
+                        cudaStream_t stream) {
+    if (!count) return cudaSuccess;
+    append_rows_kernel<<<grid_of(count, 2 * rows->heads.kv_heads), block_of_heads(), 0, stream>>>(*rows, k, v, (uint32_t)position,
+                                                                                                  row);
+    return cudaGetLastError();
+}
+
+/* ---- Rows that are halves already */
+
+/* Rotates row[hd] further, or back, in place; without the magnitude, which it has. */
+static __device__ void advance_row(const struct rotary_view &r, uint32_t position, bool back, const __half *from, __half *to,
+                                   uint32_t hd) {
+    for (uint32_t i = threadIdx.x; i < r.n_rot / 2; i += WARP) {
+        uint2 at = pair_at(r, i);
+        float2 angle = angle_at(r, position, i);
+        float2 x = rotate(make_float2(__half2float(from[at.x]), __half2float(from[at.y])),
+                          make_float2(angle.x, back ? -angle.y : angle.y));
+        to[at.x] = __float2half_rn(x.x);
+        to[at.y] = __float2half_rn(x.y);
+    }
+    for (uint32_t c = r.n_rot + threadIdx.x; c < hd; c += WARP) to[c] = from[c];
+}
+
+static __global__ void rows_from_exact_kernel(struct layer_rows r, uint32_t evicted) {
+    uint32_t head = blockIdx.y * HEADS_OF_BLOCK + threadIdx.y, hd = r.heads.head_dim, kv_heads = r.heads.kv_heads;
+    if (head >= 2 * kv_heads) return;
+    int side = head >= kv_heads;
+    head -= side ? kv_heads : 0;
+    const __half *from = exact_rows_at(r.sequence, &r.heads, r.layer, head, side) + (size_t)blockIdx.x * hd;
+    __half *to = (side ? r.v : r.k) + ((size_t)blockIdx.x * kv_heads + head) * hd;
+    if (!side && evicted)
+        advance_row(r.rotary, evicted, false, from, to, hd);
+    else
+        for (uint32_t c = threadIdx.x; c < hd; c += WARP) to[c] = from[c];
+}
+
+cudaError_t rows_from_exact(const struct layer_rows *rows, size_t n, uint64_t evicted, cudaStream_t stream) {
+    if (!n) return cudaSuccess;
+    rows_from_exact_kernel<<<grid_of(n, 2 * rows->heads.kv_heads), block_of_heads(), 0, stream>>>(*rows, (uint32_t)evicted);
+    return cudaGetLastError();
+}
+
+static __global__ void window_kernel(struct layer_rows r, uint32_t first, size_t row, bool back) {
+    uint32_t head = blockIdx.y * HEADS_OF_BLOCK + threadIdx.y, hd = r.heads.head_dim, kv_heads = r.heads.kv_heads;
+    if (head >= 2 * kv_heads) return;
+    int side = head >= kv_heads;
+    head -= side ? kv_heads : 0;
+    uint32_t slot = window_row(r.sequence, first + blockIdx.x);
+    __half *window = window_rows_at(r.sequence, &r.heads, r.layer, head, side) + (size_t)slot * hd;
+    __half *rows = (side ? r.v : r.k) + ((row + blockIdx.x) * kv_heads + head) * hd;
+    for (uint32_t c = threadIdx.x; c < hd; c += WARP)
+        if (back)
+            window[c] = rows[c];
+        else
+            rows[c] = window[c];
+}
+
+static cudaError_t move_window(const struct layer_rows *rows, uint64_t first, size_t count, size_t row, bool back,
+                               cudaStream_t stream) {
+    if (!count) return cudaSuccess;
+    window_kernel<<<grid_of(count, 2 * rows->heads.kv_heads), block_of_heads(), 0, stream>>>(*rows, (uint32_t)first, row, back);
+    return cudaGetLastError();
+}
+
+cudaError_t rows_from_window(const struct layer_rows *rows, uint64_t first, size_t count, size_t row, cudaStream_t stream) {
+    return move_window(rows, first, count, row, false, stream);
+}
+
+cudaError_t rows_to_window(const struct layer_rows *rows, uint64_t first, size_t count, size_t row, cudaStream_t stream) {
+    return move_window(rows, first, count, row, true, stream);
+}
+
+static __global__ void rotate_exact_kernel(struct head_view h, struct rotary_view rotary, const struct sequence_view *s,
+                                           bool back) {
+    uint32_t head = blockIdx.y * HEADS_OF_BLOCK + threadIdx.y, layer = blockIdx.z, hd = h.head_dim;
+    if (head >= h.kv_heads) return;
+    __half *row = place_of(*s, h, layer, head, 0, blockIdx.x);
+    float scale = back ? 1 / rotary.magnitude : rotary.magnitude;
+    advance_row(rotary, blockIdx.x, back, row, row, hd);
+    __syncwarp();
+    for (uint32_t c = threadIdx.x; scale != 1 && c < rotary.n_rot; c += WARP)
+        row[c] = __float2half_rn(__half2float(row[c]) * scale);
+}
+
+cudaError_t rotate_exact(const struct head_view *heads, const struct rotary_view *rotary, const struct sequence_view *sequence,
+                         uint32_t n, bool back, cudaStream_t stream) {
+    if (!rotary->n_rot || !n) return cudaSuccess;
+    dim3 grid = grid_of(n, heads->kv_heads);
+    grid.z = heads->layers;
+    rotate_exact_kernel<<<grid, block_of_heads(), 0, stream>>>(*heads, *rotary, sequence, back);
+    return cudaGetLastError();
+}

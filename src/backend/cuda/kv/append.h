@@ -1,0 +1,66 @@
+/* Moving keys, values and queries of a step: rotated (RoPE) and rounded to halves on their way into a cache, from the window and the exact
+ * rows to the rows that a prompt attends to, and back. */
+#ifndef TERSE_BACKEND_CUDA_KV_APPEND_H
+#define TERSE_BACKEND_CUDA_KV_APPEND_H
+
+#include "backend/cuda/kv/view.h"
+
+#include <cuda_runtime_api.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Angles of any position: those of its run and of its place in it. Device memory, without the magnitude. */
+struct rotary_view {
+    uint32_t n_rot; /* 0: nothing is rotated */
+    enum rope_pairing pairing;
+    float magnitude;
+    const float *runs;  /* [runs][n_rot / 2][cosine, sine] of 0, RUN_TOKENS, ... */
+    const float *slots; /* [RUN_TOKENS][n_rot / 2][cosine, sine] of 0, 1, ... */
+};
+
+/* A decoding step's rows of one layer, as struct attend_decode has them. */
+struct append_decode {
+    struct head_view heads;
+    struct rotary_view rotary;
+    uint32_t layer;
+    const struct sequence_view *sequences;
+    const struct query_row_view *rows; /* [n_rows] */
+    uint32_t n_rows;
+    float *q,
+        *q_exact; /* [n_rows][Hq][hd]: rotated in place; by position - evicted to q_exact, where that is not NULL. q NULL: there are none */
+    const float *k, *v; /* [n_rows][Hk][hd], to the exact rows or the window. NULL: there are none */
+};
+cudaError_t append_decode(const struct append_decode *append, cudaStream_t stream);
+
+/* q[count][heads][hd] of consecutive positions, in place. */
+cudaError_t rotate_rows(const struct head_view *heads, const struct rotary_view *rotary, uint32_t n_heads, float *q, size_t count,
+                        uint64_t position, cudaStream_t stream);
+
+/* One layer of one sequence: where its rows are for a prompt, and where they stay. Rows are [row][Hk][hd]. */
+struct layer_rows {
+    struct head_view heads;
+    struct rotary_view rotary;
+    uint32_t layer;
+    device_half *k, *v;                   /* rows of all tokens that the prompt's queries may read, the exact ones first */
+    const struct sequence_view *sequence; /* on the device */
+};
+/* k, v[count][Hk][hd] of tokens from `position` on to rows from `row` on, keys rotated; those that belong there also to the exact rows. */
+cudaError_t append_rows(const struct layer_rows *rows, const float *k, const float *v, size_t count, uint64_t position, size_t row,
+                        cudaStream_t stream);
+/* The first `n` exact rows to rows 0 .. n - 1, their keys rotated further by `evicted`: to the positions in front of the others. */
+cudaError_t rows_from_exact(const struct layer_rows *rows, size_t n, uint64_t evicted, cudaStream_t stream);
+/* Tokens [first, first + count) of the window to rows from `row` on, or back. */
+cudaError_t rows_from_window(const struct layer_rows *rows, uint64_t first, size_t count, size_t row, cudaStream_t stream);
+cudaError_t rows_to_window(const struct layer_rows *rows, uint64_t first, size_t count, size_t row, cudaStream_t stream);
+
+/* Of all layers, keys of exact rows: rotated by their token back to what they were before rotation, or forth; state files have the former. */
+cudaError_t rotate_exact(const struct head_view *heads, const struct rotary_view *rotary, const struct sequence_view *sequence,
+                         uint32_t n, bool back, cudaStream_t stream);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,19 @@
+/* What became of each part of a sequence: sums over the tokens of parts of like length (terse_session_map). */
+#ifndef TERSE_KV_TOKEN_SHARES_H
+#define TERSE_KV_TOKEN_SHARES_H
+
+#include "terse.h"
+
+/* The sequence in n parts, of `length` tokens together. */
+struct token_map {
+    struct terse_token_share *shares;
+    size_t n;
+    uint64_t length;
+};
+
+/* Adds `share` of each token of [begin, end) to a member of its part's shares, `offset` bytes into them. */
+void token_map_add(const struct token_map *map, size_t offset, uint64_t begin, uint64_t end, double share);
+/* What is neither exact nor compressed was evicted. */
+void token_map_end(const struct token_map *map);
+
+#endif
