@@ -71,11 +71,12 @@ struct sequence_view {
                                * of them that comes after it */
     uint32_t exact_capacity;  /* rows for them */
     uint32_t window_capacity; /* rows of the window's ring, a multiple of 64 */
-    uint32_t window_first; /* the window's first token to be read; token t >= n_exact lies in row (t - n_exact) % window_capacity */
-    uint32_t evicted;      /* tokens between the exact rows and the first that is read: exact rows stand so many positions later */
-    device_half *exact;    /* [layers][Hk][keys, values][exact_capacity][hd], keys rotated by their token */
-    device_half *window;   /* [layers][Hk][keys, values][window_capacity][hd] */
-    const float *fitted;   /* [layers][Hk][keys, values][transform_fitted_floats(hd)]: NULL: the profile's own */
+    uint32_t window_first;    /* the window's first token to be read */
+    uint32_t window_origin;   /* token t lies in row (t - window_origin) % window_capacity */
+    uint32_t evicted;    /* tokens between the exact rows and the first that is read: exact rows stand so many positions later */
+    device_half *exact;  /* [layers][Hk][keys, values][exact_capacity][hd], keys rotated by their token */
+    device_half *window; /* [layers][Hk][keys, values][window_capacity][hd] */
+    const float *fitted; /* [layers][Hk][keys, values][transform_fitted_floats(hd)]: NULL: the profile's own */
 };
 
 TERSE_DEVICE const device_half *exact_rows_at(const struct sequence_view *s, const struct head_view *h, uint32_t layer,
