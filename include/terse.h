@@ -349,11 +349,12 @@ TERSE_API void terse_engine_drop_prefixes(struct terse_engine *engine);
 /* A new session for a prompt tokens[n]: as terse_session_new, but it holds the first *held of them already where the engine has kept
  * a sequence of the same method, options of the cache and codebook that begins with them; *held < n, or 0. Read the others next.
  *
- * A sequence that was kept whole is held whole, by any method, as if it had gone on. Where the prompt leaves it, the session holds what a
- * prefill of the prompt itself would have sealed: whole pages of the sequence's first exact prefill, but for the recent window's number of
- * tokens before the difference, which are read again. That cannot be, and *held is 0, where pages depend on what comes later: with anchors,
- * with eviction, with codes or an index that learn from the whole prompt (sign codes), or, of terse-N without a profile, which learns from the
- * first 2,052 tokens, where prompts differ there. */
+ * A sequence that was kept whole is held whole, by any method, as if it had gone on. Where the prompt leaves it, the session holds of its
+ * first exact prefill what one of the prompt itself would have left: all before the difference, a page at least, if that lies in the recent
+ * window and the prompt's own would begin no earlier (the window's tokens are sealed later, from half precision); else whole pages, but for
+ * the window's number of tokens before the difference, which are read again. *held is 0 where pages depend on what comes later: with anchors,
+ * with eviction, with codes or an index that learn from the whole prompt (sign codes), or, of terse-N without a profile, which learns from
+ * the first 2,052 tokens, where prompts differ there. A session kept before it writes serves other questions best: its window is the prompt's. */
 TERSE_API enum terse_status terse_session_new_with_prefix(struct terse_engine *engine, const struct terse_session_options *options,
                                                           const int32_t *tokens, size_t n, struct terse_session **session,
                                                           size_t *held, struct terse_error *error);

@@ -11,6 +11,7 @@
 #include <time.h>
 
 #define DEFAULT_METHOD "terse-2" /* as terse run */
+#define PREFIXES 32              /* ends of prompts and of replies: 16 of each */
 
 struct serve {
     struct setup setup;
@@ -190,6 +191,7 @@ int cmd_serve(int argc, char **argv) {
     metrics_begin(&serve.server.metrics);
     setup_init(&serve.setup);
     serve.setup.method = DEFAULT_METHOD;
+    serve.setup.prefixes = PREFIXES;
     enum options_result parsed = parse(&serve, argc, argv);
     if (parsed != OPTIONS_GO) return parsed == OPTIONS_HELP ? EXIT_OK : EXIT_FAILED;
     int status = start(&serve);

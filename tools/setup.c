@@ -89,6 +89,7 @@ int setup_engine(struct setup *setup) {
     if (setup->engine) return EXIT_OK;
     options.threads = (uint32_t)setup->threads;
     options.kv_budget = setup->kv_budget;
+    if (setup->prefixes) options.prefixes = setup->prefixes;
     return terse_engine_new(setup->model, &options, &setup->engine, &error) == TERSE_OK ? EXIT_OK : complain_error(&error);
 }
 

@@ -20,7 +20,8 @@ struct setup {
     int64_t tail_tokens; /* -1: the method's own number */
     int64_t context, threads, batch;
     uint64_t kv_budget;
-    int prefill; /* as enum terse_prefill */
+    uint32_t prefixes; /* that the engine keeps; 0: the library's number */
+    int prefill;       /* as enum terse_prefill */
     bool allow_longer;
     struct amount anchors, read;      /* read {0, 0}: the method's own */
     const char *evict;                /* NULL: the method's own choice of tokens */

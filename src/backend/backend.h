@@ -65,9 +65,10 @@ struct kv_ops {
     uint64_t (*length)(const struct cache *cache); /* tokens seen */
     /* Between steps. Forgets the tokens from the n-th on, n at most the length; TERSE_E_UNSUPPORTED where that cannot be. */
     enum terse_status (*truncate)(struct cache *cache, uint64_t n, struct terse_error *error);
-    /* How many of the first n tokens lie in pages that are the same whatever came after them, and before the next ones' window: what
-     * another sequence that begins alike may hold too, truncated to them. n if that is the length. */
-    uint64_t (*common_prefix)(const struct cache *cache, uint64_t n);
+    /* How many of the first n tokens another sequence that begins alike, with a prompt of `prompt` > n tokens, may hold too, truncated to
+     * them: those in pages that are the same whatever came after them, and before the next ones' window; all n where they end in this one's
+     * window, and such a prompt would have left no more in its own. n if that is the length; else at least a page, or 0. */
+    uint64_t (*common_prefix)(const struct cache *cache, uint64_t n, uint64_t prompt);
     /* Between steps. A second cache of the same sequence, which shares what does not change. */
     enum terse_status (*fork)(const struct cache *cache, struct cache **copy, struct terse_error *error);
 

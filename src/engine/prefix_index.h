@@ -34,7 +34,7 @@ enum terse_status prefix_index_reserve(struct prefix_index *index, size_t most, 
  * for more. */
 void prefix_index_keep(struct prefix_index *index, const struct kv_ops *kv, struct prefix *prefix);
 
-/* The prefix of this kind that serves most of tokens[n], *held of them; NULL: none serves any. Stays the index's own. */
+/* The prefix of this kind that serves most of the prompt tokens[n], *held < n of them; NULL: none serves any. Stays the index's own. */
 const struct prefix *prefix_index_find(struct prefix_index *index, const struct kv_ops *kv, const struct prefix_kind *kind,
                                        const int32_t *tokens, size_t n, size_t *held);
 

@@ -91,7 +91,7 @@ static enum terse_status new_with_prefix(struct terse_engine *engine, const stru
     s = *session;
     if (n && engine->prefixes.n) {
         const struct prefix_kind kind = kind_of(s);
-        prefix = prefix_index_find(&engine->prefixes, engine->backend.kv, &kind, tokens, n - 1, held);
+        prefix = prefix_index_find(&engine->prefixes, engine->backend.kv, &kind, tokens, n, held);
     }
     if (prefix) status = begin_with(s, prefix, tokens, *held, error);
     if (!status) return TERSE_OK;

@@ -260,10 +260,21 @@ class Fields(ServedTest):
         self.assertEqual(alone["usage"]["prompt_tokens_details"]["cached_tokens"], 0)
 
     def test_another_question_reads_only_what_is_new(self):
+        """Whatever the first reply's length: the prompt is kept as it was before. One that is much shorter may read the window again."""
         text = document(7331902, size=6000, begin=3000)
-        usage = [self.server.post(CHAT, {"messages": [{"role": "user", "content": text + "\n\n" + asked}], "max_tokens": 1})[2]["usage"]
-                 for asked in ("What is the access code?", "Who wrote it?")]
-        self.assertGreater(usage[1]["prompt_tokens_details"]["cached_tokens"], usage[1]["prompt_tokens"] * 0.75)
+        asked = ("Tell me all that you have read there, in many words, and leave out nothing, please, for I want to know every detail of it "
+                 "before I go to bed tonight, and I shall not have any time to read it all by myself.",
+                 "Who wrote this text, for whom, and when? Say it in a few words, and explain how you know, with some words of the text "
+                 "itself, and name the places of it where you found them, in their order.", "Why?")
+        endless = {"logit_bias": {str(token): -100 for token in self.server.post("/tokenize", {"content": "<|eot_id|>"})[2]["tokens"]}}
+        left = []
+        for question in asked:
+            fields = {"messages": [{"role": "user", "content": text + "\n\n" + question}], "max_tokens": 260, **endless}
+            usage = self.server.post(CHAT, fields)[2]["usage"]
+            left.append(usage["prompt_tokens"] - usage["prompt_tokens_details"]["cached_tokens"])
+        self.assertGreater(left[0], 1000)
+        self.assertLess(left[1], 70)
+        self.assertLess(left[2], 128 + 64 + 20)
 
 
 main()

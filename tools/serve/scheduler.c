@@ -306,11 +306,13 @@ static void put_back(struct scheduler *s, struct generation *first, size_t n) {
     s->blocked = true;
 }
 
-/* The prompt was read: its replies begin. One without tokens has ended by then, and an echoed prompt is sent. */
+/* The prompt was read: its replies begin. One without tokens has ended by then, and an echoed prompt is sent. Another question about the same
+ * text begins with the prompt as it is now: when a reply is there, what came before it may have left the window. */
 static void start_writing(struct scheduler *s, struct generation *first) {
     struct task *task = first->task;
     struct terse_error error;
     size_t n = (size_t)task->request.n;
+    if (task->request.use_prefix) (void)terse_engine_keep_prefix(s->options.engine, first->session, &error);
     if (share_prompt(first, n, &error)) {
         fail_with(s, task, &error);
         return;

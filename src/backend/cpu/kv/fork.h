@@ -11,9 +11,11 @@
 enum terse_status cache_truncate(struct cache *cache, uint64_t n, struct terse_error *error);
 
 /* kv_ops.common_prefix. 0 but for the whole length where the method evicts tokens, keeps anchors, or has learned from more than the first n
- * tokens (fit_tokens): all that depends on what follows. Whole pages of a prompt, the last of which leaves `tail_tokens` tokens to be read
- * anew: so the text that differs finds the same exact neighbours as behind a prompt of its own. */
-uint64_t cache_common_prefix(const struct cache *cache, uint64_t n);
+ * tokens (fit_tokens): all that depends on what follows. Where a prompt of `prompt` tokens would have sealed at least what this cache has, n
+ * tokens that end in the window; else whole pages of a prompt, the last of which leaves `tail_tokens` tokens to be read anew: so the text that
+ * differs finds as many exact neighbours as behind a prompt of its own, or those that this one has left. 0 where no page was sealed yet: so few
+ * tokens are soon read. */
+uint64_t cache_common_prefix(const struct cache *cache, uint64_t n, uint64_t prompt);
 
 /* A second cache of the same sequence, between steps: it holds the same sealed pages, and copies of what else there is. One thread at a
  * time works on caches that were forked from one another. */
