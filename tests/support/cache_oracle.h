@@ -1,12 +1,15 @@
-/* A cache of tests: drives a struct cache with random tokens and knows, in double precision and by other means, what its attention
+/* A cache of tests: drives a backend's cache with random tokens and knows, in double precision and by other means, what its attention
  * must give. The oracle keeps every token's keys and values as they are stored (whole, rounded to half, or quantized row by row)
  * and attends over them densely. Codebooks are of random centroids; Anchor Scores come from explicit softmax rows. */
 #ifndef TESTS_CACHE_ORACLE_H
 #define TESTS_CACHE_ORACLE_H
 
+#include "backend/backend.h"
 #include "backend/cpu/kv/cache.h"
 
 struct oracle_setup {
+    const struct kv_ops *kv; /* NULL: the CPU's */
+    double allowed;          /* of a difference; 0: what the CPU's kernels are allowed */
     const char *method, *key, *value;
     uint32_t tail;
     uint32_t layers, query_heads, kv_heads, head_dim;
@@ -30,6 +33,7 @@ struct oracle {
     float frequency[128], slopes[64];
     float *centroids[2]; /* of keys and values, [layers][Hk][parameters], when the method learns */
     struct terse_codebook *codebook;
+    const struct kv_ops *kv;
     struct cache *cache;
     uint64_t random;
     size_t length, capacity;
