@@ -1,5 +1,7 @@
 /* The dense double-precision attention that tests hold the cache to. */
 #include "support/cache_oracle.h"
+
+#include "backend/backend.h"
 #include "backend/cpu/codec/codec.h"
 #include "format/codebook_layouts.h"
 #include "support/prepared.h"

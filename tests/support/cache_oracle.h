@@ -4,8 +4,9 @@
 #ifndef TESTS_CACHE_ORACLE_H
 #define TESTS_CACHE_ORACLE_H
 
-#include "backend/backend.h"
 #include "backend/cpu/kv/cache.h"
+
+struct kv_ops; /* backend/backend.h */
 
 struct oracle_setup {
     const struct kv_ops *kv; /* NULL: the CPU's */
