@@ -97,7 +97,7 @@ TERSE_DEVICE uint32_t window_row(const struct sequence_view *s, uint32_t token) 
 struct query_row_view {
     uint32_t sequence; /* of the step */
     uint32_t position; /* its token's number, which is its position */
-    uint32_t splits;   /* parts that the sealed pages are read in, at least 1; at most the launch's */
+    uint32_t splits;   /* parts that it is read in, at least 1; at most the launch's */
 };
 
 /* Codec transform, of a layer, KV head and side, as kernels read it; device [layers][Hk][keys, values]. */

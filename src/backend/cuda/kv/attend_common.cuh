@@ -1,0 +1,585 @@
+/* What all kernels of attend_decode.h share: fragments of tensor cores, copies to shared memory, softmax of a page's logits, the rows of
+ * halves (exact rows and window), and merging.
+ *
+ * A CTA reads a part of a query row's keys and values for one KV head. Its warps never wait for one another while they read: a warp takes
+ * 64 tokens at a time for all G queries and keeps a running state of its own. Tokens are the rows of mma.m16n8k16's products, queries its
+ * columns: logits are [tokens][queries] = keys [tokens][channels] times queries [channels][queries], sums [channels][queries] = values
+ * [channels][tokens] times weights [tokens][queries]. Both products give a lane columns 2 t and 2 t + 1 of rows g and g + 8 (g = lane / 4,
+ * t = lane % 4), so that a query's maximum, sum and sums lie in the same lanes.
+ *
+ * G up to 8 takes one tile of 8 columns, NT = 1; up to 16 two. Columns from G on are queries of zeros, which nobody reads.
+ *
+ * Logits are in units of log2(e): weights are exp2 of them, as are maxima in partial states.
+ */
+#ifndef TERSE_BACKEND_CUDA_KV_ATTEND_COMMON_CUH
+#define TERSE_BACKEND_CUDA_KV_ATTEND_COMMON_CUH
+
+#include "backend/cuda/kv/attend_decode.h"
+
+#include <cuda_fp16.h>
+
+#define ATTEND_INLINE __device__ __forceinline__
+#define ALL_LANES 0xffffffffu
+#define LOG2_E 1.4426950408889634f
+
+/* A maximum is raised only where a logit exceeds it by more: rescaling is rare, weights stay at most 2^3, and times the largest scale of
+ * a group that halves can have (65504 / 8, of q4_0) still are halves. */
+#define LAZY_MAXIMUM 3.0f
+
+/* ---- Lanes, fragments */
+
+ATTEND_INLINE unsigned lane_id() { return threadIdx.x % 32; }
+ATTEND_INLINE uint32_t half2_bits(__half2 h) { return *reinterpret_cast<uint32_t *>(&h); }
+ATTEND_INLINE __half2 bits_half2(uint32_t u) { return *reinterpret_cast<__half2 *>(&u); }
+ATTEND_INLINE uint32_t pack_halves(float low, float high) { return half2_bits(__floats2half2_rn(low, high)); }
+ATTEND_INLINE float low_half(uint32_t u) { return __low2float(bits_half2(u)); }
+ATTEND_INLINE float high_half(uint32_t u) { return __high2float(bits_half2(u)); }
+ATTEND_INLINE uint32_t multiply_halves(uint32_t a, uint32_t b) { return half2_bits(__hmul2(bits_half2(a), bits_half2(b))); }
+
+ATTEND_INLINE float exp2_fast(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+/* d[16][8] += a[16][16] b[16][8]. a: {row g, columns 2t 2t+1}, {row g+8}, {row g, columns 2t+8 2t+9}, {row g+8}; b: {rows 2t 2t+1, column g},
+ * {rows 2t+8 2t+9}; d: {row g, columns 2t, 2t+1}, {row g+8}. */
+ATTEND_INLINE void mma(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+/* Four matrices of 8 rows of 16 bytes each; lane l gives the address of row l % 8 of matrix l / 8. */
+ATTEND_INLINE void load_matrices(uint32_t (&r)[4], uint32_t address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(address)
+                 : "memory");
+}
+
+/* The same, transposed: a lane gets 16-bit column g of rows 2t and 2t + 1 of each. */
+ATTEND_INLINE void load_matrices_transposed(uint32_t (&r)[4], uint32_t address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(address)
+                 : "memory");
+}
+
+ATTEND_INLINE uint32_t transpose_matrix(uint32_t x) {
+    uint32_t y;
+    asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
+    return y;
+}
+
+/* ---- Shared memory. Addresses are those of the shared window, 32 bits. */
+
+ATTEND_INLINE uint32_t shared_address(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
+
+ATTEND_INLINE uint32_t load_shared(uint32_t address) {
+    uint32_t r;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(r) : "r"(address) : "memory");
+    return r;
+}
+
+ATTEND_INLINE uint2 load_shared_pair(uint32_t address) {
+    uint2 r;
+    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(r.x), "=r"(r.y) : "r"(address) : "memory");
+    return r;
+}
+
+/* UNIT bytes of global memory to shared memory, while the lane goes on; zeros where they are not valid. */
+template <int UNIT> ATTEND_INLINE void copy_async(uint32_t to, const void *from, bool valid = true) {
+    if (UNIT == 16)
+        asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0) : "memory");
+    else
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(UNIT), "r"(valid ? UNIT : 0)
+                     : "memory");
+}
+ATTEND_INLINE void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+/* Waits until all but the newest N groups of this lane's copies are there; a __syncwarp makes the other lanes' visible. */
+template <int N> ATTEND_INLINE void wait_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
+
+/* ROWS rows of BYTES bytes each, in units of 16 bytes that eight rows at the same column find in eight different groups of banks: rows of a
+ * power of two of units have them permuted, others are padded to an odd number. SPREAD: consecutive rows of a matrix are 2^SPREAD apart. */
+template <int ROWS, int BYTES, int SPREAD = 0> struct shared_rows {
+    static constexpr int units_ = (BYTES + 15) / 16;
+    static constexpr bool permuted = BYTES % 16 == 0 && (units_ & (units_ - 1)) == 0 && units_ > 1;
+    static constexpr int units = permuted ? units_ : units_ | 1; /* of a row */
+    static constexpr int bytes = ROWS * units * 16;
+    static constexpr int log_units = units_ == 2 ? 1 : units_ == 4 ? 2 : units_ == 8 ? 3 : units_ == 16 ? 4 : 5;
+    static constexpr int shift = log_units + SPREAD < 3 ? 3 : log_units + SPREAD;
+    static constexpr int piece = BYTES % 16 == 0 ? 16 : BYTES % 8 == 0 ? 8 : 4; /* of a copy */
+
+    static ATTEND_INLINE uint32_t place(uint32_t unit) { return permuted ? unit ^ (unit >> shift & 7) : unit; }
+    /* Of column `unit` of a row. */
+    static ATTEND_INLINE uint32_t at(uint32_t row, uint32_t unit) { return 16 * place(row * units + unit); }
+
+    /* A warp copies rows that follow one another. */
+    static ATTEND_INLINE void copy(uint32_t to, const uint8_t *from) {
+        constexpr int pieces = BYTES / piece, n = ROWS * pieces;
+        const unsigned lane = lane_id();
+#pragma unroll
+        for (int i = 0; i < (n + 31) / 32; i++) {
+            unsigned p = i * 32 + lane;
+            if (n % 32 == 0 || p < n) {
+                if (permuted && shift <= 5) { /* what i and what the lane contribute to the permutation does not overlap */
+                    unsigned own = lane ^ (lane >> shift & 7), step = i * 32;
+                    copy_async<piece>(to + 16 * ((own ^ (step >> shift & 7)) + step), from + p * piece);
+                } else {
+                    unsigned row = p / pieces, column = p % pieces;
+                    copy_async<piece>(to + (piece == 16 ? at(row, column) : row * units * 16 + column * piece), from + p * piece);
+                }
+            }
+        }
+    }
+};
+
+/* ---- Queries: as fragments b of their products with keys, in shared memory, channels in order */
+
+template <int HD, int NT> struct query_fragments {
+    uint2 b[HD / 16][NT][32]; /* [step of 16 channels][tile][lane] */
+    float factor[NT * 8];     /* product times factor = logit */
+};
+
+/* All warps of a CTA write the fragments of q[group][HD]; a __syncthreads makes them readable. Queries are scaled by powers of two so that
+ * their largest channel lies in [1, 2): products with scales of a channel stay halves. */
+template <int HD, int NT, int WARPS>
+ATTEND_INLINE void prepare_queries(const float *q, uint32_t group, float scale, query_fragments<HD, NT> &to) {
+    const unsigned lane = lane_id();
+    for (unsigned n = threadIdx.x / 32; n < NT * 8; n += WARPS) {
+        float2 x[(HD + 63) / 64];
+        float largest = 0;
+#pragma unroll
+        for (int i = 0; i < (HD + 63) / 64; i++) {
+            unsigned c = 2 * (lane + 32 * i);
+            x[i] = n < group && c < HD ? *reinterpret_cast<const float2 *>(q + n * HD + c) : make_float2(0, 0);
+            largest = fmaxf(largest, fmaxf(fabsf(x[i].x), fabsf(x[i].y)));
+        }
+        for (int o = 16; o; o /= 2) largest = fmaxf(largest, __shfl_xor_sync(ALL_LANES, largest, o));
+        unsigned exponent = max(__float_as_uint(largest) >> 23, 64u);
+        float up = __uint_as_float((254 - min(exponent, 253u)) << 23), down = __uint_as_float(min(exponent, 253u) << 23);
+#pragma unroll
+        for (int i = 0; i < (HD + 63) / 64; i++) {
+            unsigned c = 2 * (lane + 32 * i);
+            if (c >= HD) continue;
+            uint32_t *word = reinterpret_cast<uint32_t *>(&to.b[c / 16][n / 8][n % 8 * 4 + c % 8 / 2]);
+            word[c % 16 / 8] = pack_halves(x[i].x * up, x[i].y * up);
+        }
+        if (lane == 0) to.factor[n] = n < group ? down * scale * LOG2_E : 0;
+    }
+}
+
+/* ---- Softmax */
+
+/* A lane's running maximum and sum of weights of the queries of its columns; sums are of its own rows until finish_running. */
+template <int NT> struct running { float max[NT][2], sum[NT][2]; };
+
+template <int NT> ATTEND_INLINE void clear_running(running<NT> &r) {
+#pragma unroll
+    for (int n = 0; n < NT; n++) r.max[n][0] = r.max[n][1] = -INFINITY, r.sum[n][0] = r.sum[n][1] = 0;
+}
+
+/* Turns the logits of 16 TILES tokens into weights, as fragments b of the product with their values: row r of tile i of x is row r of step i.
+ * Tokens that are not to be read have -INFINITY. Returns whether maxima rose (for all lanes alike); what was summed up so far is then to be
+ * multiplied by `factor`, column by column (scale_sums). */
+template <int TILES, int NT>
+ATTEND_INLINE bool weigh(const float (&x)[TILES][NT][4], running<NT> &r, float (&factor)[NT][2], uint32_t (&w)[TILES][NT][2]) {
+    float most[NT][2];
+    bool rises = false;
+#pragma unroll
+    for (int n = 0; n < NT; n++) {
+#pragma unroll
+        for (int c = 0; c < 2; c++) {
+            most[n][c] = fmaxf(x[0][n][c], x[0][n][c + 2]);
+#pragma unroll
+            for (int i = 1; i < TILES; i++) most[n][c] = fmaxf(most[n][c], fmaxf(x[i][n][c], x[i][n][c + 2]));
+            rises = rises || most[n][c] > r.max[n][c] + LAZY_MAXIMUM;
+        }
+    }
+    rises = __any_sync(ALL_LANES, rises);
+    if (rises) {
+#pragma unroll
+        for (int n = 0; n < NT; n++) {
+#pragma unroll
+            for (int c = 0; c < 2; c++) {
+                float m = most[n][c];
+                for (int o = 4; o < 32; o *= 2) m = fmaxf(m, __shfl_xor_sync(ALL_LANES, m, o));
+                m = fmaxf(m, r.max[n][c]);
+                factor[n][c] = m == -INFINITY ? 1 : exp2_fast(r.max[n][c] - m);
+                r.max[n][c] = m;
+                r.sum[n][c] *= factor[n][c];
+            }
+        }
+    }
+#pragma unroll
+    for (int n = 0; n < NT; n++) {
+        float m0 = r.max[n][0] == -INFINITY ? 0 : r.max[n][0], m1 = r.max[n][1] == -INFINITY ? 0 : r.max[n][1];
+#pragma unroll
+        for (int i = 0; i < TILES; i++) {
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                uint32_t pair = pack_halves(exp2_fast(x[i][n][2 * h] - m0), exp2_fast(x[i][n][2 * h + 1] - m1));
+                r.sum[n][0] += low_half(pair); /* of what is summed up, so that rounding does not shift the mean */
+                r.sum[n][1] += high_half(pair);
+                w[i][n][h] = transpose_matrix(pair);
+            }
+        }
+    }
+    return rises;
+}
+
+template <int TILES, int NT> ATTEND_INLINE void scale_sums(float (&acc)[TILES][NT][4], const float (&factor)[NT][2]) {
+#pragma unroll
+    for (int j = 0; j < TILES; j++)
+#pragma unroll
+        for (int n = 0; n < NT; n++)
+#pragma unroll
+            for (int c = 0; c < 4; c++) acc[j][n][c] *= factor[n][c % 2];
+}
+
+/* Sums of all rows, in all lanes. */
+template <int NT> ATTEND_INLINE void finish_running(running<NT> &r) {
+#pragma unroll
+    for (int n = 0; n < NT; n++)
+#pragma unroll
+        for (int c = 0; c < 2; c++)
+            for (int o = 4; o < 32; o *= 2) r.sum[n][c] += __shfl_xor_sync(ALL_LANES, r.sum[n][c], o);
+}
+
+/* ---- What a CTA reads */
+
+struct share {
+    uint32_t row, head, part, parts; /* of the launch; `parts` of the row */
+    uint32_t position, group;
+    uint32_t layer;
+    const struct sequence_view *sequence;
+};
+
+/* False: this CTA has nothing to do. */
+ATTEND_INLINE bool share_of(const struct attend_decode &a, uint32_t part, uint32_t head, uint32_t row, struct share &s) {
+    const struct query_row_view query = a.rows[row];
+    s.row = row, s.head = head, s.part = part, s.parts = query.splits;
+    s.position = query.position, s.group = a.heads.query_heads / a.heads.kv_heads, s.layer = a.layer;
+    s.sequence = a.sequences + query.sequence;
+    return part < query.splits;
+}
+
+/* Pages [first, end) of the sequence. */
+ATTEND_INLINE void share_pages(const struct share &s, uint32_t &first, uint32_t &end) {
+    uint64_t n = s.sequence->n_sealed;
+    first = (uint32_t)(n * s.part / s.parts);
+    end = (uint32_t)(n * (s.part + 1) / s.parts);
+}
+
+/* ALiBi's slopes of a lane's columns, in units of log2(e). */
+template <int NT> struct column_slopes {
+    bool any;
+    float of[NT][2];
+};
+
+template <int NT> ATTEND_INLINE column_slopes<NT> slopes_of(const struct attend_decode &a, const struct share &s) {
+    column_slopes<NT> slopes;
+    slopes.any = a.heads.slopes != nullptr;
+#pragma unroll
+    for (int n = 0; n < NT; n++) {
+#pragma unroll
+        for (int c = 0; c < 2; c++) {
+            unsigned g = 8 * n + 2 * (lane_id() % 4) + c;
+            slopes.of[n][c] = a.heads.slopes && g < s.group ? LOG2_E * a.heads.slopes[s.head * s.group + g] : 0;
+        }
+    }
+    return slopes;
+}
+
+/* Products of 16 TILES tokens become logits. Row g of tile i is token 16 i + g, row g + 8 token 16 i + g + 8; where PAIRED, tokens 16 i + 2 g and
+ * 16 i + 2 g + 1. Tokens outside of [begin, end) get -INFINITY. `from`: token 0's position less the query's. */
+template <bool PAIRED, int TILES, int NT>
+ATTEND_INLINE void finish_logits(float (&x)[TILES][NT][4], const float (&factor)[NT][2], const column_slopes<NT> &slopes,
+                                 int32_t from, uint32_t begin, uint32_t end) {
+    const unsigned g = lane_id() / 4;
+#pragma unroll
+    for (int i = 0; i < TILES; i++)
+#pragma unroll
+        for (int n = 0; n < NT; n++)
+#pragma unroll
+            for (int c = 0; c < 4; c++) x[i][n][c] *= factor[n][c % 2];
+    if (slopes.any) {
+#pragma unroll
+        for (int i = 0; i < TILES; i++)
+#pragma unroll
+            for (int n = 0; n < NT; n++)
+#pragma unroll
+                for (int c = 0; c < 4; c++) {
+                    int32_t token = 16 * i + (PAIRED ? 2 * g + c / 2 : g + c / 2 * 8);
+                    x[i][n][c] += slopes.of[n][c % 2] * (float)(from + token);
+                }
+    }
+    if (begin || end < 16 * TILES) {
+#pragma unroll
+        for (int i = 0; i < TILES; i++)
+#pragma unroll
+            for (int n = 0; n < NT; n++)
+#pragma unroll
+                for (int c = 0; c < 4; c++) {
+                    uint32_t token = 16 * i + (PAIRED ? 2 * g + c / 2 : g + c / 2 * 8);
+                    if (token < begin || token >= end) x[i][n][c] = -INFINITY;
+                }
+    }
+}
+
+template <int HD, int NT> ATTEND_INLINE void load_factors(const query_fragments<HD, NT> &q, float (&factor)[NT][2]) {
+#pragma unroll
+    for (int n = 0; n < NT; n++)
+#pragma unroll
+        for (int c = 0; c < 2; c++) factor[n][c] = q.factor[8 * n + 2 * (lane_id() % 4) + c];
+}
+
+/* ---- Rows of halves: the exact rows, the window. Each row is [hd] channels; 16 rows at a time. */
+
+template <int HD> using half_rows = shared_rows<16, 2 * HD>;
+
+/* x[16 tokens][queries] = keys times queries. */
+template <int HD, int NT> ATTEND_INLINE void score_rows(uint32_t keys, const query_fragments<HD, NT> &q, float (&x)[1][NT][4]) {
+    const unsigned lane = lane_id(), row = lane % 16;
+#pragma unroll
+    for (int n = 0; n < NT; n++)
+#pragma unroll
+        for (int c = 0; c < 4; c++) x[0][n][c] = 0;
+#pragma unroll
+    for (int s = 0; s < HD / 16; s++) {
+        uint32_t a[4];
+        load_matrices(a, keys + half_rows<HD>::at(row, 2 * s + lane / 16));
+#pragma unroll
+        for (int n = 0; n < NT; n++) {
+            uint2 b = q.b[s][n][lane];
+            mma(x[0][n], a[0], a[1], a[2], a[3], b.x, b.y);
+        }
+    }
+}
+
+/* acc[tile of 16 channels][..] += values of 16 tokens times weights. `values` has rows of HD halves, shared_rows ROWS; the first token's row is
+ * `first`. Row g of acc's tile j is channel 16 j + g, row g + 8 channel 16 j + 8 + g. Where `paired`, rows r and r + 8 of the weights are tokens
+ * 2 r and 2 r + 1. */
+template <int HD, class ROWS, int TILES, int NT>
+ATTEND_INLINE void accumulate_rows(uint32_t values, unsigned first, bool paired, const uint32_t (&w)[NT][2],
+                                   float (&acc)[TILES][NT][4]) {
+    const unsigned lane = lane_id(), k = lane % 8 + lane / 16 * 8, row = first + (paired ? lane % 8 * 2 + lane / 16 : k);
+#pragma unroll
+    for (int j = 0; j < HD / 16; j++) {
+        uint32_t a[4];
+        load_matrices_transposed(a, values + ROWS::at(row, 2 * j + lane / 8 % 2));
+#pragma unroll
+        for (int n = 0; n < NT; n++) mma(acc[j][n], a[0], a[1], a[2], a[3], w[n][0], w[n][1]);
+    }
+}
+
+/* The exact rows and the window that the row reads: in units of 16 rows, those of number `rank`, `rank` + `ranks`, ... `scratch`: shared memory of
+ * this warp's, 2 half_rows<HD>::bytes. Adds to r and acc, of which the first HD / 16 tiles are laid out as accumulate_rows says; returns
+ * whether there was any. `exact` serves exact rows, `window` the window. */
+template <int HD, int TILES, int NT>
+ATTEND_INLINE bool attend_rows(const struct attend_decode &a, const struct share &s, unsigned rank, unsigned ranks,
+                               const query_fragments<HD, NT> &exact, const query_fragments<HD, NT> &window,
+                               const column_slopes<NT> &slopes, uint32_t scratch, running<NT> &r, float (&acc)[TILES][NT][4]) {
+    using rows = half_rows<HD>;
+    const struct sequence_view &seq = *s.sequence;
+    const unsigned lane = lane_id();
+    const uint32_t n_exact = min(seq.n_exact, s.position + 1), first = seq.window_first;
+    const uint32_t n_window = s.position >= first ? s.position + 1 - first : 0;
+    const uint32_t exact_units = (n_exact + 15) / 16, units = exact_units + (n_window + 15) / 16;
+    for (uint32_t unit = rank; unit < units; unit += ranks) {
+        const bool of_exact = unit < exact_units;
+        const uint32_t token = 16 * (of_exact ? unit : unit - exact_units),
+                       count = min((of_exact ? n_exact : n_window) - token, 16u);
+        const uint32_t begin = of_exact ? token : window_row(&seq, first + token);
+        const uint32_t capacity = of_exact ? seq.exact_capacity : seq.window_capacity;
+        const device_half *keys, *values;
+        if (of_exact) {
+            keys = exact_rows_at(&seq, &a.heads, s.layer, s.head, 0);
+            values = exact_rows_at(&seq, &a.heads, s.layer, s.head, 1);
+        } else {
+            keys = window_rows_at(&seq, &a.heads, s.layer, s.head, 0);
+            values = window_rows_at(&seq, &a.heads, s.layer, s.head, 1);
+        }
+        __syncwarp();
+#pragma unroll
+        for (int i = 0; i < 16 * HD / 8 / 32; i++) {
+            unsigned p = i * 32 + lane, row = p / (HD / 8), column = p % (HD / 8);
+            uint32_t from = begin + row;
+            if (from >= capacity) from -= capacity;
+            if (row >= count) from = begin;
+            copy_async<16>(scratch + rows::at(row, column), keys + (size_t)from * HD + column * 8, row < count);
+            copy_async<16>(scratch + rows::bytes + rows::at(row, column), values + (size_t)from * HD + column * 8, row < count);
+        }
+        commit_copies();
+        wait_copies<0>();
+        __syncwarp();
+        float x[1][NT][4], factor[NT][2], rise[NT][2];
+        uint32_t w[1][NT][2];
+        const query_fragments<HD, NT> &q = of_exact ? exact : window;
+        score_rows<HD, NT>(scratch, q, x);
+        load_factors(q, factor);
+        /* exact rows stand where nothing is missing behind them */
+        int32_t from = (int32_t)((of_exact ? token + seq.evicted : first + token) - s.position);
+        finish_logits<false>(x, factor, slopes, from, 0, count);
+        if (weigh(x, r, rise, w)) scale_sums(acc, rise);
+        accumulate_rows<HD, rows>(scratch + rows::bytes, 0, false, w[0], acc);
+    }
+    return rank < units;
+}
+
+/* ---- Partial states: of a warp or a CTA, for G queries, in shared memory */
+
+/* n states; sums are of the channels of rows, [n][G][HD], 16-byte aligned. */
+template <int HD> struct partials {
+    float *sums;
+    float2 *max_sum; /* [n][G] */
+};
+
+template <int HD> ATTEND_INLINE partials<HD> partials_at(void *memory, uint32_t n, uint32_t group) {
+    float *floats = (float *)memory;
+    return {floats, reinterpret_cast<float2 *>(floats + (size_t)n * group * HD)};
+}
+
+template <int HD> constexpr size_t partials_bytes(uint32_t n, uint32_t group) {
+    return (size_t)n * group * (HD + 2) * sizeof(float);
+}
+
+/* After finish_running: the maxima and sums of state i. */
+template <int HD, int NT>
+ATTEND_INLINE void store_running(const partials<HD> &to, unsigned i, uint32_t group, const running<NT> &r) {
+    if (lane_id() >= 4) return;
+#pragma unroll
+    for (int n = 0; n < NT; n++) {
+#pragma unroll
+        for (int c = 0; c < 2; c++) {
+            unsigned g = 8 * n + 2 * lane_id() + c;
+            if (g < group) to.max_sum[i * group + g] = make_float2(r.max[n][c], r.sum[n][c]);
+        }
+    }
+}
+
+/* Sums laid out as accumulate_rows says, to state i. */
+template <int HD, int TILES, int NT>
+ATTEND_INLINE void store_sums(const partials<HD> &to, unsigned i, uint32_t group, const float (&acc)[TILES][NT][4]) {
+    const unsigned g = lane_id() / 4, t = lane_id() % 4;
+#pragma unroll
+    for (int j = 0; j < HD / 16; j++)
+#pragma unroll
+        for (int n = 0; n < NT; n++)
+#pragma unroll
+            for (int c = 0; c < 4; c++) {
+                unsigned query = 8 * n + 2 * t + c % 2;
+                if (query < group) to.sums[(i * group + query) * HD + 16 * j + c / 2 * 8 + g] = acc[j][n][c];
+            }
+}
+
+/* Two states of 4 channels become one. */
+ATTEND_INLINE void merge_state(float4 &sums, float2 &into, const float4 &more, float2 from) {
+    float m = fmaxf(into.x, from.x);
+    if (m == -INFINITY) return;
+    float a = exp2_fast(into.x - m), b = exp2_fast(from.x - m);
+    sums = make_float4(sums.x * a + more.x * b, sums.y * a + more.y * b, sums.z * a + more.z * b, sums.w * a + more.w * b);
+    into = make_float2(m, into.y * a + from.y * b);
+}
+
+ATTEND_INLINE float4 divide(const float4 &sums, float sum) {
+    float one = sum > 0 ? 1 / sum : 0; /* nothing was read: zeros, as partial_finish says */
+    return make_float4(sums.x * one, sums.y * one, sums.z * one, sums.w * one);
+}
+
+/* Where the launch's partial states lie: sums [row][Hk][splits][G][HD], then maxima and sums of weights [row][Hk][splits][G]. */
+template <int HD> struct part_memory {
+    float4 *sums;
+    float2 *max_sum;
+};
+
+template <int HD> ATTEND_INLINE part_memory<HD> part_memory_of(const struct attend_decode &a, const struct share &s) {
+    size_t parts = (size_t)a.n_rows * a.heads.kv_heads * a.splits, first = ((size_t)s.row * a.heads.kv_heads + s.head) * a.splits;
+    return {reinterpret_cast<float4 *>(a.parts + first * s.group * HD),
+            reinterpret_cast<float2 *>(a.parts + parts * s.group * HD) + first * s.group};
+}
+
+/* The last CTA of a query row and KV head to arrive merges what all of them wrote. `memory`: shared, THREADS * 24 bytes. */
+template <int HD, int THREADS>
+ATTEND_INLINE void merge_parts(const struct attend_decode &a, const struct share &s, const part_memory<HD> &parts,
+                               uint8_t *memory) {
+    constexpr unsigned AT_ONCE = 8; /* parts that a thread asks for before it waits */
+    const unsigned groups = s.group * (HD / 4), width = min(groups, (unsigned)THREADS), ranks = THREADS / width;
+    const unsigned rank = threadIdx.x / width;
+    float4 *const their_sums = reinterpret_cast<float4 *>(memory);
+    float2 *const their_states = reinterpret_cast<float2 *>(memory + THREADS * sizeof(float4));
+    for (unsigned base = 0; base < groups; base += width) {
+        const unsigned i = base + threadIdx.x % width;
+        float4 sums = make_float4(0, 0, 0, 0);
+        float2 state = make_float2(-INFINITY, 0);
+        if (rank < ranks && i < groups) {
+            const unsigned query = i / (HD / 4);
+            for (unsigned first = rank; first < s.parts; first += ranks * AT_ONCE) {
+                float4 more[AT_ONCE];
+                float2 from[AT_ONCE];
+#pragma unroll
+                for (unsigned j = 0; j < AT_ONCE; j++) {
+                    unsigned part = first + j * ranks;
+                    bool there = part < s.parts;
+                    more[j] = there ? __ldcg(parts.sums + (size_t)part * groups + i) : make_float4(0, 0, 0, 0);
+                    from[j] = there ? __ldcg(parts.max_sum + (size_t)part * s.group + query) : make_float2(-INFINITY, 0);
+                }
+#pragma unroll
+                for (unsigned j = 0; j < AT_ONCE; j++) merge_state(sums, state, more[j], from[j]);
+            }
+        }
+        if (ranks > 1) {
+            __syncthreads();
+            their_sums[threadIdx.x] = sums, their_states[threadIdx.x] = state;
+            __syncthreads();
+            if (rank == 0)
+                for (unsigned j = 1; j < ranks; j++)
+                    merge_state(sums, state, their_sums[threadIdx.x + j * width], their_states[threadIdx.x + j * width]);
+        }
+        if (rank == 0 && i < groups) {
+            float4 *out = reinterpret_cast<float4 *>(a.out + ((size_t)s.row * a.heads.kv_heads + s.head) * s.group * HD);
+            out[i] = divide(sums, state.y);
+        }
+    }
+}
+
+/* All threads of a CTA, after a __syncthreads: its n partial states become one and go to memory; the last CTA of the query row and KV head
+ * writes out. `memory`: shared, THREADS * 24 bytes, not the partials'. */
+template <int HD, int THREADS>
+ATTEND_INLINE void finish_share(const struct attend_decode &a, const struct share &s, const partials<HD> &states, unsigned n,
+                                uint8_t *memory) {
+    const part_memory<HD> parts = part_memory_of<HD>(a, s);
+    const unsigned groups = s.group * (HD / 4);
+    float4 *out = reinterpret_cast<float4 *>(a.out + ((size_t)s.row * a.heads.kv_heads + s.head) * s.group * HD);
+    for (unsigned i = threadIdx.x; i < groups; i += THREADS) {
+        const unsigned query = i / (HD / 4);
+        float4 sums = make_float4(0, 0, 0, 0);
+        float2 state = make_float2(-INFINITY, 0);
+        for (unsigned j = 0; j < n; j++)
+            merge_state(sums, state, reinterpret_cast<const float4 *>(states.sums)[j * groups + i],
+                        states.max_sum[j * s.group + query]);
+        if (s.parts == 1) {
+            out[i] = divide(sums, state.y);
+        } else {
+            __stcg(parts.sums + (size_t)s.part * groups + i, sums);
+            if (i % (HD / 4) == 0) __stcg(parts.max_sum + (size_t)s.part * s.group + query, state);
+        }
+    }
+    if (s.parts == 1) return;
+    __threadfence();
+    __syncthreads();
+    unsigned *last = reinterpret_cast<unsigned *>(memory);
+    if (threadIdx.x == 0) {
+        uint32_t *arrived = a.arrived + s.row * a.heads.kv_heads + s.head;
+        *last = atomicAdd(arrived, 1) == s.parts - 1;
+        if (*last) *arrived = 0;
+    }
+    __syncthreads();
+    if (!*last) return;
+    __threadfence();
+    __syncthreads(); /* `last` is read */
+    merge_parts<HD, THREADS>(a, s, parts, memory);
+}
+
+#endif

@@ -1,0 +1,44 @@
+/* Which kernels serve, and in how many parts. */
+#include "backend/cuda/kv/attend_decode.h"
+
+#include "backend/cuda/kv/attend_scaled.h"
+
+constexpr uint32_t WARPS = 8;    /* of a CTA: each takes pages of its own */
+constexpr uint32_t RESIDENT = 2; /* CTAs that a multiprocessor holds */
+
+size_t attend_decode_part_floats(const struct head_view *heads, uint32_t n_rows, uint32_t splits) {
+    return (size_t)n_rows * heads->query_heads * splits * (heads->head_dim + 2);
+}
+
+uint32_t attend_decode_splits(const struct head_view *heads, uint32_t multiprocessors, uint32_t n_rows, uint32_t pages) {
+    const uint64_t shares = (uint64_t)n_rows * heads->kv_heads;
+    const uint32_t most = (pages + WARPS - 1) / WARPS; /* as many as keep every warp busy */
+    uint64_t splits = shares ? (uint64_t)RESIDENT * multiprocessors / shares : 1;
+    splits = splits < most ? splits : most;
+    return splits ? (uint32_t)splits : 1;
+}
+
+static bool is_scaled(enum codec_id codec) { return codec <= CODEC_KIVI_2; }
+
+bool attend_decode_supports(const struct head_view *heads, const enum codec_id codec[2]) {
+    const uint32_t hd = heads->head_dim, group = heads->kv_heads ? heads->query_heads / heads->kv_heads : 0;
+    if (hd != 64 && hd != 96 && hd != 128 && hd != 256) return false;
+    if (group < 1 || group > 16 || heads->query_heads % heads->kv_heads) return false;
+    if (hd == 96 && codec[CODEC_VALUES] == CODEC_KIVI_2)
+        return false; /* 24 bytes of codes: groups of 32 channels end within 16 bytes */
+    return is_scaled(codec[CODEC_KEYS]) && is_scaled(codec[CODEC_VALUES]);
+}
+
+cudaError_t attend_decode(const struct attend_decode *attend, cudaStream_t stream) {
+    if (!attend_decode_supports(&attend->heads, attend->codec)) return cudaErrorInvalidValue;
+    if (!attend->n_rows) return cudaSuccess;
+    if (attend->codec[CODEC_KEYS] != attend->codec[CODEC_VALUES]) return cudaErrorInvalidValue;
+    switch (attend->codec[CODEC_KEYS]) {
+    case CODEC_F16: return attend_scaled_f16(attend, stream);
+    case CODEC_Q8_0: return attend_scaled_q8_0(attend, stream);
+    case CODEC_Q4_0: return attend_scaled_q4_0(attend, stream);
+    case CODEC_KIVI_4: return attend_scaled_kivi_4(attend, stream);
+    case CODEC_KIVI_2: return attend_scaled_kivi_2(attend, stream);
+    default: return cudaErrorInvalidValue;
+    }
+}

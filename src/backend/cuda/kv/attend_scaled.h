@@ -1,0 +1,16 @@
+/* Kernels of attend_decode.h by codec, for heads that attend_decode_supports; attend_decode chooses among them. */
+#ifndef TERSE_BACKEND_CUDA_KV_ATTEND_SCALED_H
+#define TERSE_BACKEND_CUDA_KV_ATTEND_SCALED_H
+
+#include "backend/cuda/kv/attend_decode.h"
+
+/* Keys and values alike. */
+cudaError_t attend_scaled_f16(const struct attend_decode *attend, cudaStream_t stream);
+cudaError_t attend_scaled_q8_0(const struct attend_decode *attend, cudaStream_t stream);
+cudaError_t attend_scaled_q4_0(const struct attend_decode *attend, cudaStream_t stream);
+cudaError_t attend_scaled_kivi_4(const struct attend_decode *attend, cudaStream_t stream);
+cudaError_t attend_scaled_kivi_2(const struct attend_decode *attend, cudaStream_t stream);
+/* Keys and values of any two of these codecs: chosen by the codec at each page. */
+cudaError_t attend_scaled_mixed(const struct attend_decode *attend, cudaStream_t stream);
+
+#endif

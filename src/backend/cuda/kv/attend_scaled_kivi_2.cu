@@ -1,0 +1,10 @@
+/* Decoding over pages of 2-bit codes, keys by channel, values by token. */
+#include "backend/cuda/kv/attend_scaled.cuh"
+#include "backend/cuda/kv/attend_scaled.h"
+
+template <int HD, int NT> using keys = keys_kivi<HD, NT, 2>;
+template <int HD, int NT> using values = values_kivi<HD, NT, 2>;
+
+cudaError_t attend_scaled_kivi_2(const struct attend_decode *attend, cudaStream_t stream) {
+    return launch_scaled_any<keys, values>(attend, stream);
+}
