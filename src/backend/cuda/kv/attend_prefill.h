@@ -1,4 +1,11 @@
-/* Exact attention of many queries: tiled, on tensor cores, never an L x L matrix (Dao 2023, FlashAttention-2). */
+/* Exact attention of many queries: tiled, on tensor cores, never an L x L matrix (Dao 2023, FlashAttention-2).
+ *
+ * A tile holds some queries' heads that share a KV head: row r of all of them is query r / G, head r % G of the group. So keys and values are
+ * read once for a group, and few queries fill a tile. Queries are rounded to halves (scale and log2 e included), weights too; sums and
+ * the softmax are fp32.
+ *
+ * attend_prefill_mma.cu runs on compute capability 8.0 and later. Where there are fewer tiles than multiprocessors the rows of keys are read in several parts, whose states a second kernel merges.
+ */
 #ifndef TERSE_BACKEND_CUDA_KV_ATTEND_PREFILL_H
 #define TERSE_BACKEND_CUDA_KV_ATTEND_PREFILL_H
 
@@ -11,20 +18,27 @@
 extern "C" {
 #endif
 
-/* Rows of keys and values in order of their tokens: first what the queries' sequence has behind it, then the new tokens. */
+/* Rows of keys and values in order of their tokens: first what the queries' sequence has behind it, then the new tokens. Rows follow one
+ * another, so that two of them are as many positions apart as rows. All pointers are the device's, aligned to 16 bytes. */
 struct attend_prefill {
     struct head_view heads;
     const float *q; /* [n][Hq][hd], rotated by their own positions */
     size_t n;       /* queries: of rows first_query .. first_query + n - 1 */
     size_t first_query;
     const device_half *k, *v; /* [rows][Hk][hd], keys rotated by their own positions; row r is read by queries of rows >= r */
-    size_t begin;             /* rows before this one are read by nobody */
-    uint32_t first_position;  /* of row 0, for ALiBi; rows follow one another */
+    size_t begin;             /* rows before this one are read by nobody; at most first_query */
     float *out;               /* [n][Hq][hd], may be q */
+    float
+        *parts; /* attend_prefill_part_floats(...); NULL: rows are never read in parts, which is slow where there are few queries */
 };
+
+/* Floats of the partial states of any launch with these heads. */
+size_t attend_prefill_part_floats(const struct head_view *heads);
 
 bool attend_prefill_supports(const struct head_view *heads);
 cudaError_t attend_prefill(const struct attend_prefill *attend, cudaStream_t stream);
+/* The same by what compute capability 8.0 has, on any device: for tests. */
+cudaError_t attend_prefill_mma(const struct attend_prefill *attend, cudaStream_t stream);
 
 #ifdef __cplusplus
 }

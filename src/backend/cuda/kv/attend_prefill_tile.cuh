@@ -1,0 +1,95 @@
+/* What the kernels of a prompt's attention share: what a block is given, where its rows lie, the softmax's steps. */
+#ifndef TERSE_BACKEND_CUDA_KV_ATTEND_PREFILL_TILE_CUH
+#define TERSE_BACKEND_CUDA_KV_ATTEND_PREFILL_TILE_CUH
+
+#include "backend/cuda/kv/attend_prefill.h"
+
+#define LOG2_E 1.4426950408889634f
+/* Weights are held 2^BIAS times too large, so that those of 2^-14 of the largest are still halves of full precision. */
+#define BIAS 8.f
+
+/* By value to kernels. Rows of a tile are those of struct attend_prefill's comment, `rows` = n G of a KV head. */
+struct prefill_launch {
+    const float *q;
+    float *out;
+    const __half *k, *v;
+    const float *slopes;
+    float *part_sums;    /* [Hk][rows][splits][hd], or NULL where splits is 1 */
+    float2 *part_scales; /* [Hk][rows][splits]: of a part, its largest logit and its sum of weights */
+    uint32_t rows, group, kv_heads, first_query, begin, tiles, splits;
+    float scale; /* of logits, times log2 e */
+};
+
+/* What block b of a launch does: blocks of keys [first, end) of `keys` rows each, counted from `begin`, for one tile. Tiles that read most
+ * come first, so that short ones fill the end. */
+struct prefill_share {
+    uint32_t head, first_row, split, first, end;
+};
+
+template <uint32_t ROWS, uint32_t KEYS>
+static __device__ __forceinline__ struct prefill_share share_of(const struct prefill_launch &a, uint32_t b) {
+    struct prefill_share s;
+    s.head = b % a.kv_heads;
+    b /= a.kv_heads;
+    s.split = b % a.splits;
+    s.first_row = (a.tiles - 1 - b / a.splits) * ROWS;
+    uint32_t last = min(s.first_row + ROWS, a.rows) - 1;
+    uint32_t blocks = (a.first_query + last / a.group + 1 - a.begin + KEYS - 1) / KEYS;
+    s.first = (uint32_t)((uint64_t)blocks * s.split / a.splits);
+    s.end = (uint32_t)((uint64_t)blocks * (s.split + 1) / a.splits);
+    return s;
+}
+
+/* Where row r's query begins, and its result. Rows past the last read the last one's. */
+static __device__ __forceinline__ size_t query_offset(const struct prefill_launch &a, uint32_t head, uint32_t row, uint32_t hd) {
+    return ((size_t)(row / a.group) * a.kv_heads * a.group + head * a.group + row % a.group) * hd;
+}
+
+/* Two channels as the kernels take them. Larger logits than halves can make are as good as the largest ones. */
+static __device__ __forceinline__ __half2 query_halves(float x, float y, float scale) {
+    return __floats2half2_rn(fminf(fmaxf(x * scale, -65504.f), 65504.f), fminf(fmaxf(y * scale, -65504.f), 65504.f));
+}
+
+static __device__ __forceinline__ float exp2_fast(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+static __device__ __forceinline__ uint32_t pack_halves(float x, float y) {
+    __half2 h = __floats2half2_rn(x, y);
+    return *(uint32_t *)&h;
+}
+
+/* Over the four lanes that hold a row. */
+static __device__ __forceinline__ float largest_of_row(float x) {
+    x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
+    return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
+}
+
+static __device__ __forceinline__ float sum_of_row(float x) {
+    x += __shfl_xor_sync(~0u, x, 1);
+    return x + __shfl_xor_sync(~0u, x, 2);
+}
+
+/* One row's running softmax; a thread has its own part of `sum`. */
+struct row_state {
+    float largest, sum;
+};
+
+/* Takes in a block's largest logit. Returns what earlier sums are to be multiplied with; *shift is to be subtracted from logits. */
+static __device__ __forceinline__ float renew(struct row_state &s, float largest, float *shift) {
+    float before = s.largest;
+    s.largest = fmaxf(before, largest);
+    *shift = s.largest == -INFINITY ? 0 : s.largest - BIAS;
+    float factor = s.largest == -INFINITY ? 1 : exp2_fast(before - s.largest);
+    s.sum *= factor;
+    return factor;
+}
+
+static __host__ __device__ __forceinline__ uint32_t ceil_div(uint32_t a, uint32_t b) { return (a + b - 1) / b; }
+
+uint32_t prefill_mma_rows(uint32_t head_dim); /* of a tile */
+cudaError_t prefill_mma(const struct prefill_launch &launch, uint32_t head_dim, cudaStream_t stream);
+
+#endif

@@ -1,0 +1,255 @@
+/* A prompt's attention on the GPU against the same in double precision from the same floats and halves: all head sizes, groups and ragged
+ * shapes; rows read in parts and not; in place; ALiBi. Buffers end where the last row does and everything that must not be read is NaN. */
+#include "backend/cuda/device.h"
+#include "backend/cuda/kv/attend_prefill.h"
+#include "base/half.h"
+#include "support/kernel_check.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+/* Of a head's result as a whole: length of the difference by length of the result. Queries and weights are rounded to halves, 2^-12 of
+ * themselves on average; a logit is the sum of hd such products. */
+#define BOUND 1e-3
+
+#define CHECKED_MOST 120 /* heads of queries that are compared; evenly spread, the last among them */
+
+struct shape {
+    uint32_t head_dim, kv_heads, group;
+    size_t n, first_query, begin;
+    bool parts, slopes, in_place, mma; /* mma: the way of older devices */
+};
+
+static void *on_device(const void *data, size_t bytes) {
+    void *memory = NULL;
+    assert_int_equal(cudaMalloc(&memory, bytes), cudaSuccess);
+    assert_int_equal(cudaMemcpy(memory, data, bytes, cudaMemcpyHostToDevice), cudaSuccess);
+    return memory;
+}
+
+static void *allocated(size_t bytes) {
+    void *memory = malloc(bytes);
+    assert_non_null(memory);
+    return memory;
+}
+
+/* out[hd] of query i, head h. */
+static void expected(const struct shape *s, const float *slopes, double scale, const float *q, const float *k, const float *v,
+                     size_t i, uint32_t h, double *out) {
+    uint32_t hd = s->head_dim, heads = s->kv_heads * s->group, kv_head = h / s->group;
+    size_t last = s->first_query + i;
+    double *weights = allocated((last + 1) * sizeof *weights), largest = -INFINITY, sum = 0;
+    for (size_t r = s->begin; r <= last; r++) {
+        double logit = 0;
+        for (uint32_t c = 0; c < hd; c++) logit += (double)q[(i * heads + h) * hd + c] * k[(r * s->kv_heads + kv_head) * hd + c];
+        weights[r] = scale * logit + (slopes ? slopes[h] * ((double)r - (double)last) : 0);
+        largest = fmax(largest, weights[r]);
+    }
+    memset(out, 0, hd * sizeof *out);
+    for (size_t r = s->begin; r <= last; r++) {
+        double weight = exp(weights[r] - largest);
+        sum += weight;
+        for (uint32_t c = 0; c < hd; c++) out[c] += weight * v[(r * s->kv_heads + kv_head) * hd + c];
+    }
+    for (uint32_t c = 0; c < hd; c++) out[c] /= sum;
+    free(weights);
+}
+
+struct run {
+    struct shape shape;
+    float *q, *slopes, *k, *v; /* keys and values as the halves that the device has */
+    float *out;                /* the device's result */
+    float scale;
+};
+
+/* Inputs of logits of `spread`, and what the device makes of them. */
+static struct run attended(const struct shape *s, double spread, uint64_t seed) {
+    struct random random = {seed};
+    uint32_t hd = s->head_dim, heads = s->kv_heads * s->group;
+    size_t queries = s->n * heads * hd, rows = (s->first_query + s->n) * s->kv_heads * hd;
+    struct run run = {.shape = *s, .scale = 1 / sqrtf((float)hd)};
+    run.q = allocated(queries * sizeof *run.q);
+    run.out = allocated(queries * sizeof *run.out);
+    run.k = allocated(rows * sizeof *run.k);
+    run.v = allocated(rows * sizeof *run.v);
+    uint16_t *halves[2] = {allocated(rows * sizeof **halves), allocated(rows * sizeof **halves)};
+    run.slopes = allocated(heads * sizeof *run.slopes);
+    for (size_t i = 0; i < queries; i++) run.q[i] = random_normal(&random) * (float)spread, run.out[i] = NAN;
+    for (int side = 0; side < 2; side++)
+        for (size_t i = 0; i < rows; i++) {
+            halves[side][i] = i < s->begin * s->kv_heads * hd ? 0x7e00 : half_from_float(random_normal(&random));
+            (side ? run.v : run.k)[i] = half_to_float(halves[side][i]);
+        }
+    for (uint32_t h = 0; h < heads; h++) run.slopes[h] = exp2f(-8.0f * (float)(h + 1) / (float)heads);
+
+    struct head_view view = {.layers = 1, .query_heads = heads, .kv_heads = s->kv_heads, .head_dim = hd, .scale = run.scale};
+    assert_true(attend_prefill_supports(&view));
+    float *slopes = s->slopes ? on_device(run.slopes, heads * sizeof *run.slopes) : NULL;
+    view.slopes = slopes;
+    float *q = on_device(run.q, queries * sizeof *run.q), *out = s->in_place ? q : on_device(run.out, queries * sizeof *run.out);
+    uint16_t *k = on_device(halves[0], rows * sizeof *k), *v = on_device(halves[1], rows * sizeof *v);
+    float *parts = NULL;
+    if (s->parts) assert_int_equal(cudaMalloc((void **)&parts, attend_prefill_part_floats(&view) * sizeof *parts), cudaSuccess);
+    struct attend_prefill attend = {.heads = view,
+                                    .q = q,
+                                    .n = s->n,
+                                    .first_query = s->first_query,
+                                    .k = k,
+                                    .v = v,
+                                    .begin = s->begin,
+                                    .out = out,
+                                    .parts = parts};
+    assert_int_equal((s->mma ? attend_prefill_mma : attend_prefill)(&attend, device_stream()), cudaSuccess);
+    assert_int_equal(cudaStreamSynchronize(device_stream()), cudaSuccess);
+    assert_int_equal(cudaMemcpy(run.out, out, queries * sizeof *run.out, cudaMemcpyDeviceToHost), cudaSuccess);
+    cudaFree(slopes), cudaFree(q), cudaFree(k), cudaFree(v), cudaFree(parts);
+    if (out != q) cudaFree(out);
+    free(halves[0]), free(halves[1]);
+    return run;
+}
+
+static void run_free(struct run *run) { free(run->q), free(run->slopes), free(run->k), free(run->v), free(run->out); }
+
+static void check_way(const struct shape *s) {
+    struct run run = attended(s, 1.0, s->n * 31 + s->head_dim);
+    uint32_t hd = s->head_dim, heads = s->kv_heads * s->group;
+    size_t total = s->n * heads, step = total > CHECKED_MOST ? total / CHECKED_MOST : 1;
+    double worst = 0, want[CODEC_HEAD_DIM_MAX];
+    for (size_t i = 0; i < total * hd; i++) assert_true(isfinite(run.out[i]));
+    for (size_t back = 0; back < total; back += step) {
+        size_t at = total - 1 - back;
+        double difference = 0, length = 0;
+        expected(s, s->slopes ? run.slopes : NULL, run.scale, run.q, run.k, run.v, at / heads, (uint32_t)(at % heads), want);
+        for (uint32_t c = 0; c < hd; c++) {
+            double d = run.out[at * hd + c] - want[c];
+            difference += d * d;
+            length += want[c] * want[c];
+        }
+        worst = fmax(worst, sqrt(difference / length));
+        if (!(difference <= BOUND * BOUND * length))
+            fail_msg("query %zu, head %zu: off by %g of its length", at / heads, at % heads, sqrt(difference / length));
+    }
+    print_message("hd %3u, %u x %u heads, %4zu queries from row %5zu, rows from %4zu%s%s%s%s: off by at most %.1e\n", hd,
+                  s->kv_heads, s->group, s->n, s->first_query, s->begin, s->parts ? ", parts" : "", s->slopes ? ", ALiBi" : "",
+                  s->in_place ? ", in place" : "", s->mma ? ", mma" : "", worst);
+    run_free(&run);
+}
+
+static void check(const struct shape *shape) {
+    struct shape s = *shape;
+    check_way(&s);
+    s.mma = true;
+    check_way(&s);
+}
+
+static const uint32_t head_dims[] = {64, 96, 128, 256};
+#define HEAD_DIMS (sizeof head_dims / sizeof *head_dims)
+
+static void prompts_from_nothing(void **state) {
+    (void)state;
+    static const size_t lengths[] = {1, 2, 31, 63, 64, 65, 127, 128, 129, 257, 700};
+    for (size_t d = 0; d < HEAD_DIMS; d++)
+        for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++)
+            check(&(struct shape){.head_dim = head_dims[d], .kv_heads = 2, .group = 4, .n = lengths[i], .in_place = i % 2});
+}
+
+static void every_group(void **state) {
+    (void)state;
+    for (size_t d = 0; d < HEAD_DIMS; d++)
+        for (uint32_t group = 1; group <= 8; group++)
+            check(&(struct shape){.head_dim = head_dims[d], .kv_heads = 3, .group = group, .n = 77 + group, .first_query = 50});
+}
+
+static void rows_before_begin_are_not_read(void **state) {
+    (void)state;
+    for (size_t d = 0; d < HEAD_DIMS; d++)
+        for (size_t begin = 1; begin < 500; begin = begin * 3 + 1)
+            check(&(struct shape){
+                .head_dim = head_dims[d], .kv_heads = 2, .group = 2, .n = 150, .first_query = begin + d, .begin = begin});
+}
+
+static void slopes_are_added(void **state) {
+    (void)state;
+    for (size_t d = 0; d < HEAD_DIMS; d++)
+        for (int parts = 0; parts < 2; parts++)
+            check(&(struct shape){.head_dim = head_dims[d],
+                                  .kv_heads = 4,
+                                  .group = 2,
+                                  .n = 190,
+                                  .first_query = 2100,
+                                  .begin = 100,
+                                  .slopes = true,
+                                  .parts = parts});
+}
+
+static void few_queries_over_many_rows(void **state) {
+    (void)state;
+    static const size_t n[] = {1, 17, 100, 300};
+    for (size_t d = 0; d < HEAD_DIMS; d++)
+        for (size_t i = 0; i < sizeof n / sizeof *n; i++)
+            check(&(struct shape){.head_dim = head_dims[d],
+                                  .kv_heads = 2,
+                                  .group = 4,
+                                  .n = n[i],
+                                  .first_query = 6000 + 7 * d,
+                                  .begin = 13,
+                                  .parts = true,
+                                  .in_place = i % 2});
+    /* More parts than blocks that early queries of the panel read. */
+    check(&(struct shape){.head_dim = 128, .kv_heads = 1, .group = 1, .n = 3000, .parts = true});
+}
+
+static void many_queries(void **state) {
+    (void)state;
+    check(&(struct shape){
+        .head_dim = 128, .kv_heads = 8, .group = 4, .n = 2500, .first_query = 1111, .parts = true, .in_place = true});
+    check(&(struct shape){
+        .head_dim = 64, .kv_heads = 8, .group = 4, .n = 2500, .first_query = 1111, .parts = true, .in_place = true});
+}
+
+/* Logits beyond what halves hold: results stay means of values. */
+static void huge_queries_stay_finite(void **state) {
+    (void)state;
+    for (size_t d = 0; d < HEAD_DIMS; d++) {
+        struct shape s = {.head_dim = head_dims[d], .kv_heads = 2, .group = 2, .n = 100, .first_query = 30};
+        struct run run = attended(&s, 1e7, d + 1);
+        size_t all = s.n * s.kv_heads * s.group * s.head_dim, rows = (s.first_query + s.n) * s.kv_heads * s.head_dim;
+        float most = 0;
+        for (size_t i = 0; i < rows; i++) most = fmaxf(most, fabsf(run.v[i]));
+        for (size_t i = 0; i < all; i++) assert_true(fabsf(run.out[i]) <= most * 1.001f);
+        run_free(&run);
+    }
+}
+
+static void what_is_not_served_is_refused(void **state) {
+    (void)state;
+    struct head_view heads = {.query_heads = 8, .kv_heads = 2, .head_dim = 80, .scale = 1};
+    assert_false(attend_prefill_supports(&heads));
+    assert_int_equal(attend_prefill(&(struct attend_prefill){.heads = heads, .n = 1}, device_stream()), cudaErrorInvalidValue);
+    heads.head_dim = 128;
+    assert_int_equal(attend_prefill(&(struct attend_prefill){.heads = heads, .n = 1, .begin = 1}, device_stream()),
+                     cudaErrorInvalidValue);
+    assert_int_equal(attend_prefill(&(struct attend_prefill){.heads = heads}, device_stream()), cudaSuccess);
+}
+
+int main(void) {
+    struct terse_error error;
+    if (device_available(&error)) {
+        fprintf(stderr, "skipped: %s\n", error.message);
+        return 77;
+    }
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(prompts_from_nothing),           cmocka_unit_test(every_group),
+        cmocka_unit_test(rows_before_begin_are_not_read), cmocka_unit_test(slopes_are_added),
+        cmocka_unit_test(few_queries_over_many_rows),     cmocka_unit_test(many_queries),
+        cmocka_unit_test(huge_queries_stay_finite),       cmocka_unit_test(what_is_not_served_is_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
