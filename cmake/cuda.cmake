@@ -1,7 +1,7 @@
 # The backend cuda, a plug-in that libterse opens at run time. Built with -DTERSE_CUDA=ON where the CUDA toolkit is; needs of it cudart, linked
 # statically, and cuBLASLt.
 if(NOT CMAKE_CUDA_ARCHITECTURES)
-  set(CMAKE_CUDA_ARCHITECTURES 80-real 90-real 90-virtual)
+  set(CMAKE_CUDA_ARCHITECTURES 80-real 90a-real 90-virtual)
 endif()
 enable_language(CUDA)
 find_package(CUDAToolkit REQUIRED)
@@ -17,6 +17,11 @@ target_include_directories(terse_cuda_objects PUBLIC $<BUILD_INTERFACE:${PROJECT
 target_compile_options(terse_cuda_objects PRIVATE
                        $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Wextra $<$<BOOL:${TERSE_WERROR}>:-Werror=all-warnings>>
                        $<$<COMPILE_LANGUAGE:C>:-Wall -Wextra -Wpedantic -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wno-unknown-pragmas $<$<BOOL:${TERSE_WERROR}>:-Werror>>)
+
+# Products of warpgroups are instructions of 90a alone.
+if("${CMAKE_CUDA_ARCHITECTURES}" MATCHES "90a")
+  target_compile_definitions(terse_cuda_objects PRIVATE TERSE_CUDA_WGMMA)
+endif()
 
 # Tests and benchmarks link the backend itself.
 add_library(terse_cuda INTERFACE)
