@@ -342,10 +342,8 @@ template <int HD, bool SLOPES> static cudaError_t launch_shape(const struct pref
     if (result == cudaSuccess)
         result = cudaFuncSetAttribute(prefill_wgmma_kernel<HD, SLOPES>, cudaFuncAttributeMaxDynamicSharedMemorySize, shape::BYTES);
     if (result != cudaSuccess) return result;
-    uint32_t works = a.tiles * a.splits * a.kv_heads;
-    prefill_wgmma_kernel<
-        HD, SLOPES> < <<works<(uint32_t)multiprocessors ? works : multiprocessors, shape::THREADS, shape::BYTES, stream>>>(a, keys,
-                                                                                                                           values);
+    uint32_t works = a.tiles * a.splits * a.kv_heads, most = (uint32_t)multiprocessors, blocks = most < works ? most : works;
+    prefill_wgmma_kernel<HD, SLOPES><<<blocks, shape::THREADS, shape::BYTES, stream>>>(a, keys, values);
     return cudaGetLastError();
 }
 
