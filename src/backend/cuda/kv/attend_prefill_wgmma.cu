@@ -31,6 +31,8 @@ struct prefill_barriers {
     uint64_t queries_full[2], queries_empty[2], keys_full[STAGES], keys_empty[STAGES], values_full[STAGES], values_empty[STAGES];
 };
 
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
 /* Number `round` of the tiles of a block of threads: there and back again, so that all have long and short ones. */
 static __device__ __forceinline__ uint32_t work_of(uint32_t round) {
     return round * gridDim.x + (round % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
@@ -43,8 +45,6 @@ template <int N> struct ring {
         if (++place == N) place = 0, parity ^= 1;
     }
 };
-
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
 template <int HD>
 static __device__ __forceinline__ void feed_rows(const struct prefill_launch &a, uint32_t works, const CUtensorMap *keys,
