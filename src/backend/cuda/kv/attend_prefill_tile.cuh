@@ -3,6 +3,7 @@
 #define TERSE_BACKEND_CUDA_KV_ATTEND_PREFILL_TILE_CUH
 
 #include "backend/cuda/kv/attend_prefill.h"
+#include "backend/cuda/ptx.cuh"
 
 #define LOG2_E 1.4426950408889634f
 /* Weights are held 2^BIAS times too large, so that those of 2^-14 of the largest are still halves of full precision. */
@@ -48,12 +49,6 @@ static __device__ __forceinline__ size_t query_offset(const struct prefill_launc
 /* Two channels as the kernels take them. Larger logits than halves can make are as good as the largest ones. */
 static __device__ __forceinline__ __half2 query_halves(float x, float y, float scale) {
     return __floats2half2_rn(fminf(fmaxf(x * scale, -65504.f), 65504.f), fminf(fmaxf(y * scale, -65504.f), 65504.f));
-}
-
-static __device__ __forceinline__ float exp2_fast(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
 }
 
 static __device__ __forceinline__ uint32_t pack_halves(float x, float y) {
