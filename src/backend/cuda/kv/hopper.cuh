@@ -7,7 +7,6 @@
 #include <cudaTypedefs.h>
 #include <stdint.h>
 
-static __device__ __forceinline__ uint32_t shared_address(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
 
 /* ---- Barriers in shared memory. A phase ends when `count` threads have arrived and all bytes it expects have come; waiting for the
  * phase of a parity, 0 first, returns once it has ended. */
