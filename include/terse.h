@@ -1,7 +1,6 @@
 /* terse: long-context language-model inference with a compressed KV cache.
  *
- * What an application needs: models, text, engines, sessions. Beside it lie terse_calibrate.h (learning codebooks, random stand-ins
- * for benchmarks) and terse_gguf.h (looking into GGUF files).
+ * What an application needs. Beside it lie terse_calibrate.h (learning codebooks) and terse_gguf.h (looking into GGUF files).
  *
  * Errors.   Every call that can fail returns `enum terse_status` and describes the failure in the caller's `struct terse_error`
  *           (which may be NULL, and is written by failures only). Output pointers are NULL after a failure. The library never prints,
@@ -36,8 +35,7 @@ extern "C" {
 #define TERSE_VERSION_MINOR 1
 #define TERSE_VERSION_PATCH 0
 
-/* "0.1.0" */
-TERSE_API const char *terse_version(void);
+TERSE_API const char *terse_version(void); /* "0.1.0" */
 
 enum terse_status {
     TERSE_OK = 0,
@@ -58,19 +56,17 @@ struct terse_error {
     char message[512]; /* one line: what is wrong, where, and what to do about it */
 };
 
-/* "TERSE_E_FORMAT" and so on; never NULL. */
-TERSE_API const char *terse_status_name(enum terse_status status);
+TERSE_API const char *terse_status_name(enum terse_status status); /* "TERSE_E_FORMAT" and so on; never NULL */
 
-/* Called during long work, up to thousands of times a second, so it shall be quick. `what` names the stage; done <= total, in units of
- * the stage's own (a prompt's: tokens times layers). Return false to stop the work cleanly with TERSE_E_INTERRUPTED. Called on the
- * thread that made the call into the library. */
+/* Called during long work, up to thousands of times a second, on the caller's thread. `what` names the stage; done <= total, in units of its
+ * own (a prompt's: tokens times layers). Return false to stop the work cleanly with TERSE_E_INTERRUPTED. */
 struct terse_progress {
     bool (*report)(void *user, const char *what, uint64_t done, uint64_t total); /* NULL: no reports */
     void *user;
 };
 
-/* The instruction set the kernels run with: "scalar", "avx2", "avx512" or "neon". The environment variable TERSE_CPU may lower
- * it (read once, at first use); loading a model fails when it names one that is not there. */
+/* The instruction set the kernels run with: "scalar", "avx2", "avx512" or "neon". TERSE_CPU in the environment, read once, may lower it;
+ * loading a model fails where it names another. */
 TERSE_API const char *terse_cpu_name(void);
 
 /* ---- Model ------------------------------------------------------------------------------------------------------------- */
@@ -98,8 +94,7 @@ struct terse_model_info {
 /* Loads a GGUF model. The file is memory-mapped and must not change while the model lives. */
 TERSE_API enum terse_status terse_model_load(const char *path, struct terse_model **model, struct terse_error *error);
 
-/* The same from `size` bytes in memory, which must be 32-byte aligned, stay unchanged and outlive the model. `name` stands for
- * the path in messages. */
+/* The same from `size` bytes in memory, which must be 32-byte aligned, stay unchanged and outlive the model. `name`: the path in messages. */
 TERSE_API enum terse_status terse_model_load_memory(const void *data, size_t size, const char *name, struct terse_model **model,
                                                     struct terse_error *error);
 TERSE_API void terse_model_free(struct terse_model *model);
@@ -113,10 +108,9 @@ enum terse_tokenize_flags {
     TERSE_TOKENIZE_PARSE_SPECIAL = 2 /* "<|eot_id|>" in the text is the special token, not its letters */
 };
 
-/* Writes the tokens of text[n_bytes] to tokens[capacity] and their number to *n_tokens. `n_bytes + 4` suffices unless the
- * vocabulary has special tokens of a single byte, `2 * n_bytes + 4` always. Texts of more than 2^30 bytes are refused. When
- * `capacity` is too small, fails with TERSE_E_ARGUMENT, writes nothing to `tokens`, and *n_tokens is the number needed.
- * Bytes that are not UTF-8 are tokenized as bytes. `flags`: a sum of enum terse_tokenize_flags. */
+/* Writes the tokens of text[n_bytes] to tokens[capacity] and their number to *n_tokens. `n_bytes + 4` suffices unless the vocabulary has
+ * special tokens of a single byte, `2 * n_bytes + 4` always. Where `capacity` is too small: TERSE_E_ARGUMENT, nothing written, *n_tokens is the
+ * number needed. Texts of more than 2^30 bytes are refused; bytes that are not UTF-8 are tokenized as bytes. `flags`: a sum. */
 TERSE_API enum terse_status terse_tokenize(const struct terse_model *model, const char *text, size_t n_bytes, unsigned flags,
                                            int32_t *tokens, size_t capacity, size_t *n_tokens, struct terse_error *error);
 
@@ -132,8 +126,7 @@ struct terse_detokenizer;
 TERSE_API enum terse_status terse_detokenizer_new(const struct terse_model *model, bool show_special,
                                                   struct terse_detokenizer **detokenizer, struct terse_error *error);
 TERSE_API void terse_detokenizer_free(struct terse_detokenizer *detokenizer);
-/* Whole characters completed by `token`, zero-terminated, *n_bytes long (which may be 0; the pointer may be NULL); valid until the next
- * call. */
+/* Whole characters completed by `token`, zero-terminated, *n_bytes long (0: it may be NULL); valid until the next call. */
 TERSE_API const char *terse_detokenizer_push(struct terse_detokenizer *detokenizer, int32_t token, size_t *n_bytes);
 /* What is left at the end of the stream, an unfinished character as U+FFFD; the detokenizer may then begin a new stream. */
 TERSE_API const char *terse_detokenizer_finish(struct terse_detokenizer *detokenizer, size_t *n_bytes);
@@ -157,9 +150,9 @@ struct terse_message {
 };
 
 /* A conversation as tokens in the model's chat format, BOS included where the format has it. Special tokens are the format's own alone: what
- * messages say is text, "<|eot_id|>" too. `format`: one of terse_chat_format_name, or NULL to recognise the model's own template; an
- * unknown template is TERSE_E_UNSUPPORTED. `after`: only what follows the content of the after-th message, which a session has read
- * already; 0: all. `open_reply` ends where the assistant speaks next. *tokens is released by terse_tokens_free. */
+ * messages say is text, "<|eot_id|>" too. `format`: one of terse_chat_format_name, or NULL to recognise the model's own template; an unknown
+ * template is TERSE_E_UNSUPPORTED. `after`: only what follows the content of the after-th message, which a session has read already; 0: all.
+ * `open_reply` ends where the assistant speaks next. *tokens is released by terse_tokens_free. */
 TERSE_API enum terse_status terse_chat_tokenize(const struct terse_model *model, const char *format,
                                                 const struct terse_message *messages, size_t n_messages, size_t after,
                                                 bool open_reply, int32_t **tokens, size_t *n_tokens, struct terse_error *error);
@@ -184,20 +177,17 @@ struct terse_cache_options {
     const char *method;
     /* Codecs of keys and of values instead of the method's: "f16", "q8_0", "q4_0", "kivi-4" or "kivi-2"; NULL: the method's. */
     const char *key_type, *value_type;
-    /* Newest tokens kept exact beside the sealed pages, at least: up to 63 more wait until they fill a page. TERSE_TAIL_DEFAULT: the
-     * method's own number (0 for f16, 128 for quantized codecs). Where pages hold codes, the first 4 tokens of a sequence are exact
-     * too. */
+    /* Newest tokens kept exact beside the sealed pages, at least: up to 63 more wait until they fill a page. TERSE_TAIL_DEFAULT: the method's
+     * own number (0 for f16, 128 for quantized codecs). Where pages hold codes, the first 4 are exact too. */
     uint32_t tail_tokens;
-    /* Part of a prompt's tokens that stay exact; negative: the method's own (antkv: 1). So many tokens instead, when the count is not
-     * 0. */
+    /* Part of a prompt's tokens that stay exact; negative: the method's own (antkv: 1). With a count so many tokens instead. */
     double anchor_percent;
     uint32_t anchor_count;
-    /* Part of a prompt's tokens that a step reads, found by an index beside the codes, with any method that keeps all tokens; not above
-     * 0: the method's own (selfindex: 7.5; quest: its K; others read all). So many tokens instead, when the count is not 0. */
+    /* Part of a prompt's tokens that a step reads, found by an index beside the codes, with any method that keeps all tokens; not above 0: the
+     * method's own (selfindex: 7.5; quest: its K; others read all). So many tokens instead, when the count is not 0. */
     double read_percent;
     uint32_t read_count;
-    /* A method that evicts, "mat-1024" or "streaming-512", whose choice of tokens goes with this method's codecs; NULL: this method's
-     * own. */
+    /* A method that evicts, "mat-1024" or "streaming-512", whose choice of tokens goes with this method's codecs; NULL: its own. */
     const char *evict;
     uint32_t mat_anchors; /* mat: tokens that are kept beside the newest, token 0 among them; 0: 64, at most a quarter of all */
     uint32_t mat_shallow; /* mat: first layers that keep sinks instead; TERSE_SHALLOW_DEFAULT: 2 */
@@ -215,14 +205,13 @@ struct terse_method_info {
 };
 TERSE_API bool terse_method_describe(size_t i, struct terse_method_info *info);
 
-/* The name that a codebook for caches of these options bears, to name[capacity]: "antkv-1", and "terse" for the profile that serves every
- * terse-N; "" where they take none. TERSE_E_ARGUMENT for unknown names. */
+/* The name of codebooks for such caches, to name[capacity]: "antkv-1", or "terse", the profile of every terse-N; "": none.
+ * TERSE_E_ARGUMENT: unknown names. */
 TERSE_API enum terse_status terse_cache_codebook(const struct terse_cache_options *options, char *name, size_t capacity,
                                                  struct terse_error *error);
 
-/* Bytes of one sequence's cache. resident = codes + exact + window + tables. Pages that sessions share (terse_session_fork) are counted in
- * full by each of them, once, and lie in memory once: that of several sessions together is the sum of their `resident` less what is
- * counted again of the `shared` bytes. */
+/* Bytes of one sequence's cache. resident = codes + exact + window + tables. Pages that sessions share (terse_session_fork) count in each of
+ * them, and lie in memory once: several sessions take the sum of their `resident` less what counts again of their `shared` bytes. */
 struct terse_cache_report {
     uint64_t tokens;       /* tokens seen by the sequence */
     uint64_t kept;         /* tokens still readable, per layer and KV head (the largest) */
@@ -236,9 +225,9 @@ struct terse_cache_report {
     double bits_per_value; /* resident * 8 / (values of all tokens seen) */
 };
 
-/* What a cache of `tokens` tokens will allocate, before anything is allocated: equal to terse_session_cache's report after a
- * prefill of that many tokens. A session that generates holds more than a prefill of as many tokens: pages for tokens that still wait
- * in the window, and pages ahead, a 32nd of the cache's but 16 of each layer, KV head and side at most. */
+/* What a cache of `tokens` tokens will allocate, before anything is allocated: equal to terse_session_cache's report after a prefill of that
+ * many tokens. A session that generates holds more than a prefill of as many tokens: pages for tokens that still wait in the window, and pages
+ * ahead, a 32nd of the cache's but 16 of each layer, KV head and side at most. */
 TERSE_API enum terse_status terse_cache_bytes(const struct terse_model *model, const struct terse_cache_options *options,
                                               uint64_t tokens, struct terse_cache_report *report, struct terse_error *error);
 
@@ -261,7 +250,7 @@ struct terse_codebook_info {
 
 /* Loads a codebook file (docs/codebook-format.md). That it fits the model and the method is checked when a session is made. */
 TERSE_API enum terse_status terse_codebook_load(const char *path, struct terse_codebook **codebook, struct terse_error *error);
-/* The same from memory, which need not be aligned or stay. `name` stands for the path in messages. */
+/* The same from memory, which need not be aligned or stay. `name`: the path in messages. */
 TERSE_API enum terse_status terse_codebook_load_memory(const void *data, size_t size, const char *name,
                                                        struct terse_codebook **codebook, struct terse_error *error);
 /* Writes PATH.part and renames it when it is whole. */
@@ -279,27 +268,21 @@ struct terse_engine_options {
     uint32_t threads;  /* 0: one per processor; at most 1024 */
     uint32_t prefixes; /* sequences that terse_engine_keep_prefix keeps at most: 16 */
     /* Bytes that the KV caches of all sessions and prefixes may take together, as terse_cache_bytes counts them, shared pages once; 0: no
-     * limit. Prefixes make room, the least recently used first. Beyond that a session, a prompt, a fork or a loaded state that does not fit is
-     * refused with TERSE_E_MEMORY before it begins, and so is the decoding step that needs a page more than is left; the session stays as it
-     * was. To put a session aside, save and free it. */
+     * limit. Prefixes make room, the least recently used first. Beyond that a session, prompt, fork, loaded state or decoding step that does
+     * not fit is refused with TERSE_E_MEMORY, and all stays as it was. To put a session aside, save and free it, or truncate it to 0. */
     uint64_t kv_budget;
     /* How long a step goes on with prompts under way (terse_engine_step), in milliseconds: 50. 0: for one piece of the work. */
     uint32_t prompt_ms;
-    /* "cpu" (also NULL); "cuda": a GPU, by libterse-cuda.so; "auto": a GPU where one serves the model, else the processor. */
-    const char *device;
 };
 TERSE_API struct terse_engine_options terse_engine_options_defaults(void);
 
-/* The model must outlive the engine, the engine its sessions. `options` may be NULL: the defaults. Callbacks of sessions run on the
- * thread that made the call. */
+/* The model must outlive the engine, the engine its sessions. `options` NULL: the defaults. Callbacks run on the caller's thread. */
 TERSE_API enum terse_status terse_engine_new(const struct terse_model *model, const struct terse_engine_options *options,
                                              struct terse_engine **engine, struct terse_error *error);
 TERSE_API void terse_engine_free(struct terse_engine *engine);
 /* Bytes that KV caches take now, as kv_budget counts them. */
 TERSE_API uint64_t terse_engine_kv_bytes(const struct terse_engine *engine);
 TERSE_API uint32_t terse_engine_threads(const struct terse_engine *engine);
-/* "cpu" or "cuda". */
-TERSE_API const char *terse_engine_device(const struct terse_engine *engine);
 TERSE_API const struct terse_model *terse_engine_model(const struct terse_engine *engine);
 
 /* ---- Session ----------------------------------------------------------------------------------------------------------- */
@@ -326,15 +309,14 @@ TERSE_API struct terse_session_options terse_session_options_defaults(void);
 TERSE_API enum terse_status terse_session_new(struct terse_engine *engine, const struct terse_session_options *options,
                                               struct terse_session **session, struct terse_error *error);
 TERSE_API void terse_session_free(struct terse_session *session);
-/* Forgets the sequence; the memory stays for the next one. */
-TERSE_API void terse_session_reset(struct terse_session *session);
-/* Tokens seen so far. */
-TERSE_API uint64_t terse_session_length(const struct terse_session *session);
+TERSE_API void terse_session_reset(struct terse_session *session); /* forgets the sequence; the memory stays for the next one */
+TERSE_API uint64_t terse_session_length(const struct terse_session *session); /* tokens seen so far */
 
-/* Forgets the tokens from the n-th on, n at most the length. Those before stay as they are stored: sealed, exact, or in the window, with
- * what methods learned of the whole sequence. There are no logits until the next step, unless n is the length; random numbers go on.
- * TERSE_E_UNSUPPORTED, and the session stays as it is, where that cannot be: tokens were evicted, anchors would be left in some heads and
- * not in others, or a JSON text (terse_session_require_json) would be cut. */
+/* Forgets the tokens from the n-th on, n at most the length. Those before stay as they are stored, with what methods learned of the whole
+ * sequence. There are no logits until the next step, unless n is the length; random numbers go on. n = 0 gives the cache's memory back, and a
+ * JSON text goes on behind what is read next: so a session makes room, and reads its tokens again. TERSE_E_UNSUPPORTED, and the session stays
+ * as it is, where tokens were evicted, anchors would be left in some heads and not in others, or a JSON text (terse_session_require_json) would
+ * be cut. */
 TERSE_API enum terse_status terse_session_truncate(struct terse_session *session, uint64_t n, struct terse_error *error);
 
 /* A second session of the same sequence, options and sampler, on the same engine; from here on each goes its own way. They share the sealed
@@ -342,81 +324,75 @@ TERSE_API enum terse_status terse_session_truncate(struct terse_session *session
 TERSE_API enum terse_status terse_session_fork(const struct terse_session *session, struct terse_session **copy,
                                                struct terse_error *error);
 
-/* Prefixes: what sessions have read, kept by their engine for others that begin alike. */
-
-/* Keeps what the session holds, as a fork of it, until `prefixes` of the engine's options others were used more recently, or the budget is
- * needed for something else; the same sequence only once. An empty session is nothing to keep. */
+/* Prefixes, for sessions that begin alike. Keeps a fork of the session until `prefixes` others were used more recently or the budget is needed;
+ * the same sequence once. Nothing is kept of an empty one. */
 TERSE_API enum terse_status terse_engine_keep_prefix(struct terse_engine *engine, const struct terse_session *session,
                                                      struct terse_error *error);
 TERSE_API void terse_engine_drop_prefixes(struct terse_engine *engine);
 
-/* A new session for a prompt tokens[n]: as terse_session_new, but it holds the first *held of them already where the engine has kept
- * a sequence of the same method, options of the cache and codebook that begins with them; *held < n, or 0. Read the others next.
+/* A new session for a prompt tokens[n]: as terse_session_new, but it holds the first *held of them already where the engine has kept a sequence
+ * of the same method, options of the cache and codebook that begins with them; *held < n, or 0. Read the others next.
  *
- * A sequence that was kept whole is held whole, by any method, as if it had gone on. Where the prompt leaves it, the session holds of its
- * first exact prefill what one of the prompt itself would have left: all before the difference, a page at least, if that lies in the recent
- * window and the prompt's own would begin no earlier (the window's tokens are sealed later, from half precision); else whole pages, but for
- * the window's number of tokens before the difference, which are read again. *held is 0 where pages depend on what comes later: with anchors,
- * with eviction, with codes or an index that learn from the whole prompt (sign codes), or, of terse-N without a profile, which learns from
- * the first 2,052 tokens, where prompts differ there. A session kept before it writes serves other questions best: its window is the prompt's. */
+ * A sequence that was kept whole is held whole, by any method, as if it had gone on. Where the prompt leaves it, the session holds of its first
+ * exact prefill what one of the prompt itself would have left: all before the difference, a page at least, if that lies in the recent window
+ * and the prompt's own would begin no earlier (the window's tokens are sealed later, from half precision); else whole pages, but for the
+ * window's number of tokens before the difference, which are read again. *held is 0 where pages depend on what comes later: with anchors, with
+ * eviction, with codes or an index that learn from the whole prompt (sign codes), or, of terse-N without a profile, which learns from the first
+ * 2,052 tokens, where prompts differ there. Keep sessions before they write, too. */
 TERSE_API enum terse_status terse_session_new_with_prefix(struct terse_engine *engine, const struct terse_session_options *options,
                                                           const int32_t *tokens, size_t n, struct terse_session **session,
                                                           size_t *held, struct terse_error *error);
 
-/* Writes the session to a file (docs/state-format.md): its tokens, cache, sampler and logits, beside its place and then there, so that
- * whatever happens the old file or the new one is there, whole; PATH.part, which a process that is killed leaves behind, is used again. A
- * session that requires JSON is TERSE_E_UNSUPPORTED. */
+/* Writes the session to a file (docs/state-format.md): tokens, cache, sampler and logits, first to PATH.part, so that whatever happens the old
+ * file or the new one is there, whole. TERSE_E_UNSUPPORTED of one that requires JSON. */
 TERSE_API enum terse_status terse_session_save(const struct terse_session *session, const char *path, struct terse_error *error);
 
-/* A new session that goes on where the saved one was: same tokens, same logits, same random numbers. Nothing is computed again. Sealed pages
- * are read where they lie in the file, which is mapped and must not change while the session or a fork of it lives; to save over it is no
- * change, since that makes another file. `options` as of terse_session_new: method, options of the cache and codebook must be those of the
- * saved session, context and prefill may differ. TERSE_E_ARGUMENT where the file is of another model, method or codebook, TERSE_E_FORMAT where
- * it is damaged, TERSE_E_UNSUPPORTED where it is of another version, TERSE_E_CONTEXT where it holds more tokens than the context. */
+/* A new session that goes on where the saved one was: same tokens, same logits, same random numbers; nothing is computed. Sealed pages are read
+ * where they lie in the file, which is mapped and must not change while the session or a fork of it lives; to save over it makes another file.
+ * Of `options`, method, the cache's and codebook must be those of the saved session. TERSE_E_ARGUMENT: the file is of another model, method or
+ * codebook; TERSE_E_FORMAT: it is damaged; TERSE_E_UNSUPPORTED: of another version; TERSE_E_CONTEXT: of more tokens than the context. */
 TERSE_API enum terse_status terse_session_load(struct terse_engine *engine, const struct terse_session_options *options,
                                                const char *path, struct terse_session **session, struct terse_error *error);
 
-/* Receives logits[vocabulary] (natural-log units, not normalised) of the i-th token of the call; valid during the call. The same call
- * on the same machine gives the same bits; calls that cut a text otherwise, or ask for other rows of it, agree to within rounding: up to
- * 47 rows of Q4_0, Q8_0, Q4_K and Q6_K weights' products (31 of other types', 5 on the scalar tier) are computed one by one, with
- * activations in fixed point, of 8 bits for Q4_0 and Q4_K (each off by at most 1/253 of the largest of its 32), of 16 for the others; more by
- * the GEMM library, in full precision and in an order of sums that depends on their number. */
+/* Receives logits[vocabulary] (natural-log units, not normalised) of the i-th token of the call; valid during the call. The same call on the
+ * same machine gives the same bits; calls that cut a text otherwise, or ask for other rows of it, agree to within rounding: up to 47 rows of
+ * Q4_0, Q8_0, Q4_K and Q6_K weights' products (31 of other types', 5 on the scalar tier) are computed one by one, with activations in fixed
+ * point, of 8 bits for Q4_0 and Q4_K (each off by at most 1/253 of the largest of its 32), else of 16; more by the GEMM library, in an order of
+ * sums that depends on their number. */
 struct terse_logits_sink {
     void (*row)(void *user, size_t i, const float *logits);
     void *user;
     size_t first; /* rows before this one are not computed */
 };
 
-/* Reads a prompt (or a later turn): tokens[n] are exact among themselves and reach earlier ones through the cache; afterwards
- * the policy chooses and full pages are sealed. `sink` may be NULL. A failure leaves the session as it was before the call, a
- * TERSE_E_INTERRUPTED of any prefill mode included; rows that the sink has got by then count for nothing. For that a later turn keeps a
- * fork of the cache while it runs: a copy of window and exact rows. */
+/* Reads a prompt (or a later turn): tokens[n] are exact among themselves and reach earlier ones through the cache; afterwards the policy
+ * chooses and full pages are sealed. `sink` may be NULL. Any failure leaves the session as it was before the call, for which a later turn keeps
+ * a fork of the cache while it runs, a copy of window and exact rows; what the sink has got by then counts for nothing. */
 TERSE_API enum terse_status terse_session_prefill(struct terse_session *session, const int32_t *tokens, size_t n,
                                                   const struct terse_logits_sink *sink, struct terse_error *error);
 
-/* A prompt under way: one that terse_engine_step reads piece by piece, so that other sessions' next tokens need not wait for it. Begins to
- * read what terse_session_prefill would read at once, of any prefill mode; tokens[n] are checked and copied, and what they need is reserved,
- * but nothing is computed yet. When it is finished, the session is bit for bit what terse_session_prefill would have made of it, whoever else
- * was in the steps.
+/* A prompt under way: one that terse_engine_step reads piece by piece, so that other sessions' next tokens need not wait for it. Begins to read
+ * what terse_session_prefill would read at once, of any prefill mode; tokens[n] are checked and, as `sink`, copied, and what they need is
+ * reserved, but nothing is computed yet. When it is finished, the session is bit for bit what terse_session_prefill would have made of it,
+ * whoever else was in the steps, and the sink, called in them, has had the same rows.
  *
  * Until then terse_session_length and the logits are those from before, and calls that read, change or copy the sequence are refused
  * (TERSE_E_ARGUMENT): prefill, decode, truncate, fork, save, keep_prefix. terse_session_free and terse_session_reset drop the prompt;
  * terse_session_cancel lets the next step do so. Beside the cache, which counts against the budget, and a fork of it where the session has
  * earlier tokens, a prompt under way holds n * (width + 2 * kv_heads * head_dim) * 4 bytes (commvq: 3 instead of 2; compressed: n = batch), and
- * activations of a few hundred tokens. */
+ * some activations. */
 TERSE_API enum terse_status terse_session_begin_prompt(struct terse_session *session, const int32_t *tokens, size_t n,
-                                                       struct terse_error *error);
+                                                       const struct terse_logits_sink *sink, struct terse_error *error);
 /* How far the prompt under way is, in tokens times layers, done < total; both 0 where none is under way. */
 TERSE_API void terse_session_prompt(const struct terse_session *session, uint64_t *done, uint64_t *total);
 
-/* Ends the call in progress that reads tokens into the session, or the next one where there is none: it returns TERSE_E_INTERRUPTED after
- * the piece of work that is being done, some hundredths of a second where work is long, and leaves the session as it was before. So ends a
- * prompt under way, in its next step, whose item gets the status. A decoding step of at most 64 tokens more than it has sessions is carried
- * to its end; the cancellation then meets the next call. Any thread may call this at any time while the session lives. */
+/* Ends the call in progress that reads tokens into the session, or the next one where there is none: it returns TERSE_E_INTERRUPTED after the
+ * piece of work in hand, some hundredths of a second, and leaves the session as it was. So ends a prompt under way, in its next step, whose
+ * item gets the status. A decoding step of at most 64 tokens more than it has sessions is carried to its end; the cancellation then meets the
+ * next call. Any thread may call it at any time. */
 TERSE_API void terse_session_cancel(struct terse_session *session);
 
-/* Appends tokens[n] in one decoding step (n = 1 while generating; more for given continuations). `sink` may be NULL. A failure leaves
- * the sequence as it was. Reports no progress. */
+/* Appends tokens[n] in one decoding step (n = 1 while generating). `sink` may be NULL. A failure leaves the sequence as it was. */
 TERSE_API enum terse_status terse_session_decode(struct terse_session *session, const int32_t *tokens, size_t n,
                                                  const struct terse_logits_sink *sink, struct terse_error *error);
 
@@ -425,24 +401,23 @@ struct terse_step_item {
     struct terse_session *session;        /* of the step's engine; in no other item of the step */
     const int32_t *tokens;                /* [n] */
     size_t n;                             /* 0: goes on with the session's prompt under way */
-    const struct terse_logits_sink *sink; /* or NULL; not of a prompt */
+    const struct terse_logits_sink *sink; /* or NULL; not of a prompt under way, which has its own */
     enum terse_status status;             /* written: the failure of this item, else TERSE_OK */
 };
-/* One step of n >= 1 sessions together. First decoding, of all items with tokens: appends to each what terse_session_decode would, which is
- * the case n = 1, and reads the model's weights once for all of them. Sessions of any methods and lengths; none sees another's tokens, and
- * logits and cache are bit for bit those of a step alone, whoever else is in it. Then the prompts under way of the items without tokens,
- * by turns of a piece of the work each, until the engine's prompt_ms have passed since the decoding ended or all are finished; one piece at
- * least, so that steps always get on. A prompt is finished when terse_session_prompt says that none is under way.
+/* One step of n >= 1 sessions together. First decoding, of all items with tokens: appends to each what terse_session_decode would, which is the
+ * case n = 1, and reads the model's weights once for all of them. Sessions of any methods and lengths; none sees another's tokens, and logits
+ * and cache are bit for bit those of a step alone, whoever else is in it. Then the prompts under way of the items without tokens, by turns of a
+ * piece of the work each, until the engine's prompt_ms have passed since the decoding ended or all are finished; one piece at least, so that
+ * steps always get on. A prompt is finished when terse_session_prompt says that none is under way.
  *
  * All items are checked and all memory of the decoding is reserved before anything is computed. A failure leaves every session as it was, the
- * others' too, and the step can be taken again without the item at fault, whose number `error` says, from 1 on (TERSE_E_ARGUMENT: a token
- * outside the vocabulary, no tokens and no prompt under way, no session, a second item of a session, another engine's session;
- * TERSE_E_CONTEXT; TERSE_E_MEMORY; TERSE_E_INTERRUPTED: terse_session_cancel). No item is at fault where memory for the batch itself is
- * refused.
+ * others' too, and the step can be taken again without the item at fault, whose number `error` says, from 1 on, unless memory for the batch
+ * itself is refused (TERSE_E_ARGUMENT: a token outside the vocabulary, no tokens and no prompt under way, no session, a second item of a
+ * session, another engine's session; TERSE_E_CONTEXT; TERSE_E_MEMORY; TERSE_E_INTERRUPTED: terse_session_cancel).
  *
  * A prompt that fails as it goes on (TERSE_E_INTERRUPTED; TERSE_E_MEMORY, of a compressed prefill alone) fails by itself: its session is as it
- * was before terse_session_begin_prompt, the others have taken the step, and the call returns TERSE_OK. So look at the `status` of items
- * without tokens; `error` tells of the first that failed. */
+ * was before terse_session_begin_prompt, the others have taken the step, and the call returns TERSE_OK. So look at the `status` of such items;
+ * `error` tells of the first. */
 TERSE_API enum terse_status terse_engine_step(struct terse_engine *engine, struct terse_step_item *items, size_t n,
                                               struct terse_error *error);
 
@@ -477,10 +452,9 @@ TERSE_API enum terse_status terse_session_set_sampling(struct terse_session *ses
 /* Chooses the next token from the current logits, by the defaults unless terse_session_set_sampling was called; does not append it. */
 TERSE_API enum terse_status terse_session_sample(struct terse_session *session, int32_t *token, struct terse_error *error);
 
-/* From here on terse_session_sample chooses only tokens that continue a JSON text, and what terse_session_decode appends is taken as that
- * text; a text that is whole is followed by a token that ends (terse_token_ends). `schema` is a JSON schema, or NULL: any object. What of
- * JSON Schema is understood: type, properties, required, additionalProperties, items, minItems, maxItems, enum and const; TERSE_E_ARGUMENT
- * names any other keyword, and leaves the session as it was. */
+/* From here on terse_session_sample chooses only tokens that continue a JSON text, and what terse_session_decode appends is taken as that text;
+ * a text that is whole is followed by a token that ends (terse_token_ends). `schema` is a JSON schema, or NULL: any object. What of JSON Schema
+ * is understood: type, properties, required, additionalProperties, items, minItems, maxItems, enum and const; TERSE_E_ARGUMENT names any other. */
 TERSE_API enum terse_status terse_session_require_json(struct terse_session *session, const char *schema,
                                                        struct terse_error *error);
 TERSE_API void terse_session_allow_any_text(struct terse_session *session);
@@ -489,23 +463,22 @@ struct terse_logprob {
     int32_t token;
     float logprob; /* natural log of its probability by the model: no setting of sampling counts */
 };
-/* Of the current logits: *logprob (may be NULL) of `token`, and the n likeliest tokens in top[n], the likeliest first; equal ones by
- * their numbers. n is at most the vocabulary. */
+/* Of the current logits: *logprob (may be NULL) of `token`, and in top[n], n <= vocabulary, the likeliest, in order; equal ones by their
+ * numbers. */
 TERSE_API enum terse_status terse_session_logprobs(struct terse_session *session, int32_t token, float *logprob,
                                                    struct terse_logprob *top, size_t n, struct terse_error *error);
 
 TERSE_API void terse_session_cache(const struct terse_session *session, struct terse_cache_report *report);
 
-/* Of a part of the sequence: how much of its keys and values, over layers and KV heads, is kept in which way. exact + compressed + evicted
- * are 1, or 0 in a part without tokens; so are all during a prompt. */
+/* How much of a part of the sequence, over layers and KV heads, is kept in which way: the first three are 1 together,
+ * or 0 in a part without tokens and during a prompt. */
 struct terse_token_share {
     float exact;      /* in 16 bits: exact rows, anchors, the window, pages of f16 */
     float compressed; /* in codes */
     float evicted;
     float read; /* by the last decoding step, which an index may have guided; what is not evicted where none has */
 };
-/* shares[n] of n parts, all of one length but for rounding, in order. What mat-N keeps beside the window counts as the first tokens: it does not
- * remember which they are. */
+/* shares[n] of n parts, all of one length but for rounding, in order. What mat-N keeps beside the window counts as the first tokens. */
 TERSE_API void terse_session_map(const struct terse_session *session, struct terse_token_share *shares, size_t n);
 
 /* What the session has done since it was made or the counters were last cleared. */

@@ -5,8 +5,8 @@
 
 For each number of clients a server is started; each client asks one question after another about a text of its own, of a length between 0.5
 and 16 KB, in which a code is planted, reads the reply as a stream, and checks that the code is its own. Written: replies, tokens per second,
-p50, p95 and p99 of the time to the first token and between two tokens, and the server's resident memory after the first tenth of the time
-and at the end.
+p50, p95 and p99 of the time to the first token and between two tokens, and the server's resident memory after the first tenth of the time,
+at the end, and at the end of each minute.
 
 --prefix: six questions about one document of so many tokens: the time to the first token of the others against that of the first.
 --gap: the longest time between two tokens of running replies while a prompt of so many tokens is read, beside the usual one.
@@ -143,12 +143,17 @@ class Load:
 async def run_load(command, options, clients, seconds, text):
     server = Server(command, ["--queue", str(clients + 1), *options])
     load = Load(server, text, seconds)
-    began, early = time.perf_counter(), None
+    began, early, minutes = time.perf_counter(), None, []
     tasks = [asyncio.create_task(load.client(i)) for i in range(clients)]
     while not all(task.done() for task in tasks):
         await asyncio.sleep(0.2)
-        if early is None and time.perf_counter() - began > seconds / 10:
+        passed = time.perf_counter() - began
+        if early is None and passed > seconds / 10:
             early = server.resident()
+        if passed > 60 * (len(minutes) + 1):
+            minutes.append(server.resident())
+            print("minute %d: %.0f MiB, %d replies, %d mixed" % (len(minutes), minutes[-1], load.replies, load.mixed), file=sys.stderr,
+                  flush=True)
     for task in tasks:
         task.result()
     took, late = time.perf_counter() - began, server.resident()
@@ -156,6 +161,8 @@ async def run_load(command, options, clients, seconds, text):
     print("%7d %7d %6.1f%% %5d %9.1f %9.1f   %-20s %-16s %7.1f %7.1f" %
           (clients, load.replies, 100 * load.right / max(load.replies, 1), load.mixed, load.written / took, load.read / took,
            percentiles(load.first), percentiles(load.gaps), early or late, late), flush=True)
+    if minutes:
+        print("        RSS at the end of each minute, MiB: " + " ".join("%.0f" % size for size in minutes), flush=True)
     return status == 0 and load.mixed == 0
 
 

@@ -135,7 +135,7 @@ static void prompt_beside_decoding(struct bench *b, const char *way, uint32_t pr
         print(b, "none", &quiet, 0, 0);
     } else {
         double start = clock_now();
-        must(terse_session_begin_prompt(prompt, b->prompt, b->n, &error), &error);
+        must(terse_session_begin_prompt(prompt, b->prompt, b->n, NULL, &error), &error);
         for (bool first = true; under_way(prompt); first = false) {
             double from = first ? start : clock_now(); /* with the first token waits what begins the prompt */
             gap(engine, sessions, b->sessions, prompt, (uint64_t)chunk * b->info.layers);
@@ -167,7 +167,7 @@ static void pieces(const struct bench *b) {
     struct terse_session *prompt = new_session(b, engine, b->method, 0);
     struct times times = {0};
     struct terse_error error;
-    must(terse_session_begin_prompt(prompt, b->prompt, b->n, &error), &error);
+    must(terse_session_begin_prompt(prompt, b->prompt, b->n, NULL, &error), &error);
     while (under_way(prompt)) {
         double start = clock_now();
         step(engine, &(struct terse_step_item){.session = prompt}, 1);

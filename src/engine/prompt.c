@@ -27,7 +27,8 @@ static enum terse_status new_prompt(struct terse_session *s, const int32_t *toke
     struct prompt *p = memory_zeros(1, sizeof *p);
     if (!p) return status_no_memory(error, sizeof *p, "a prompt");
     memcpy(s->tokens + s->n_tokens, tokens, n * sizeof *tokens);
-    p->reading = (struct reading){.session = s, .tokens = s->tokens + s->n_tokens, .n = n, .sink = sink};
+    if (sink) p->sink = *sink;
+    p->reading = (struct reading){.session = s, .tokens = s->tokens + s->n_tokens, .n = n, .sink = sink ? &p->sink : NULL};
     s->prompt = p;
     return TERSE_OK;
 }
@@ -139,9 +140,9 @@ enum terse_status session_check_idle(const struct terse_session *s, struct terse
 }
 
 enum terse_status terse_session_begin_prompt(struct terse_session *session, const int32_t *tokens, size_t n,
-                                             struct terse_error *error) {
+                                             const struct terse_logits_sink *sink, struct terse_error *error) {
     enum terse_status status = check_prompt(session, tokens, n, error);
-    if (!status) status = new_prompt(session, tokens, n, NULL, error);
+    if (!status) status = new_prompt(session, tokens, n, sink, error);
     return status ? status : engine_run(session->engine, begin, session, error);
 }
 

@@ -6,8 +6,9 @@
 #include "engine/reading.h"
 
 struct prompt {
-    struct reading reading; /* of the tokens that lie behind the session's own */
-    size_t count;           /* of them in the step in progress */
+    struct reading reading;        /* of the tokens that lie behind the session's own */
+    struct terse_logits_sink sink; /* which the reading's points to, where rows are wanted */
+    size_t count;                  /* of them in the step in progress */
     struct step_part part;
     struct pass *pass; /* NULL between steps */
     uint64_t turn;     /* of the engine's turns the last that was this prompt's: step.c */

@@ -38,13 +38,29 @@ static enum terse_status truncate_cache(void *user, struct terse_error *error) {
     return kv_of(t->session)->truncate(t->session->cache, t->n, error);
 }
 
+/* An empty cache in the place of the one that there is, whose memory is given back before the other's counts: so the budget cannot refuse it. */
+static enum terse_status empty_cache(void *user, struct terse_error *error) {
+    struct terse_session *s = user;
+    const struct kv_ops *kv = kv_of(s);
+    struct cache_shape shape = engine_cache_shape(model_of(s));
+    struct cache *cache;
+    enum terse_status status = kv->create(&shape, &s->method, team_threads(s->engine->team), &cache, error);
+    if (status) return status;
+    kv->destroy(s->cache);
+    s->cache = cache;
+    return kv->limit(cache, &s->engine->budget, error);
+}
+
 enum terse_status terse_session_truncate(struct terse_session *s, uint64_t n, struct terse_error *error) {
-    if (n < s->n_tokens && s->json.schema)
+    if (n && n < s->n_tokens && s->json.schema)
         return status_fail(error, TERSE_E_UNSUPPORTED,
                            "a session that requires JSON cannot be cut: call terse_session_allow_any_text before");
     enum terse_status status = session_check_idle(s, error);
     if (status) return status;
-    status = engine_run(s->engine, truncate_cache, &(struct truncation){s, n}, error);
+    if (n)
+        status = engine_run(s->engine, truncate_cache, &(struct truncation){s, n}, error);
+    else
+        status = engine_run(s->engine, empty_cache, s, error);
     if (status || n == s->n_tokens) return status;
     s->n_tokens = (size_t)n;
     if (s->first_prompt > n) s->first_prompt = (size_t)n;

@@ -67,7 +67,7 @@ static struct terse_session *open(const char *method, enum terse_prefill prefill
 
 static void must_begin(struct terse_session *session, const int32_t *text, size_t n) {
     struct terse_error error;
-    if (terse_session_begin_prompt(session, text, n, &error)) fail_msg("%s", error.message);
+    if (terse_session_begin_prompt(session, text, n, NULL, &error)) fail_msg("%s", error.message);
 }
 
 static bool under_way(const struct terse_session *session) {
@@ -193,6 +193,45 @@ static void a_prompt_beside_decoding_equals_prefill(void **state) {
     prompts_beside_decoding("terse-2", TERSE_PREFILL_COMPRESSED);
     prompts_beside_decoding("mat-64", TERSE_PREFILL_COMPRESSED);
     prompts_beside_decoding("q4_0", TERSE_PREFILL_PAPER);
+}
+
+struct logged {
+    float *rows; /* [PROMPT][vocabulary] */
+    size_t next; /* row */
+};
+
+static void log_row(void *user, size_t i, const float *logits) {
+    struct logged *log = user;
+    assert_int_equal(i, log->next++);
+    memcpy(log->rows + i * info.vocabulary, logits, info.vocabulary * sizeof *logits);
+}
+
+/* A prompt under way hands over the rows that a prefill does, though the sink that it was given is gone by then. */
+static void a_prompt_under_way_gives_its_rows(void **state) {
+    (void)state;
+    const enum terse_prefill modes[] = {TERSE_PREFILL_EXACT, TERSE_PREFILL_COMPRESSED, TERSE_PREFILL_PAPER};
+    for (size_t mode = 0; mode < 3; mode++) {
+        struct terse_session *session = open("q4_0", modes[mode]), *alone = open("q4_0", modes[mode]);
+        size_t first = mode * 7, bytes = PROMPT * info.vocabulary * sizeof(float);
+        struct logged one = {calloc(1, bytes), first}, two = {calloc(1, bytes), first};
+        struct terse_logits_sink sink = {log_row, &one, first};
+        assert_true(one.rows && two.rows);
+        assert_int_equal(terse_session_begin_prompt(session, tokens, PROMPT, &sink, NULL), TERSE_OK);
+        sink = (struct terse_logits_sink){log_row, &two, first};
+        size_t steps = 0;
+        for (; under_way(session); steps++)
+            assert_int_equal(terse_engine_step(engine, &(struct terse_step_item){.session = session}, 1, NULL), TERSE_OK);
+        assert_true(steps > info.layers);
+        assert_int_equal(terse_session_prefill(alone, tokens, PROMPT, &sink, NULL), TERSE_OK);
+        assert_int_equal(one.next, PROMPT);
+        assert_int_equal(two.next, PROMPT);
+        assert_memory_equal(one.rows, two.rows, bytes);
+        same_logits(session, alone);
+        terse_session_free(session);
+        terse_session_free(alone);
+        free(one.rows);
+        free(two.rows);
+    }
 }
 
 /* Prompts of all methods go on by turns: pieces of their layers mix in any order. */
@@ -356,10 +395,10 @@ static void other_calls_are_refused(void **state) {
     struct terse_step_item item = going_on(session);
     struct terse_error error;
     const int32_t wrong[] = {1, -1};
-    expect(terse_session_begin_prompt(session, wrong, 2, &error), TERSE_E_ARGUMENT, &error, "vocabulary");
-    expect(terse_session_begin_prompt(session, tokens, 0, &error), TERSE_E_ARGUMENT, &error, "no tokens");
+    expect(terse_session_begin_prompt(session, wrong, 2, NULL, &error), TERSE_E_ARGUMENT, &error, "vocabulary");
+    expect(terse_session_begin_prompt(session, tokens, 0, NULL, &error), TERSE_E_ARGUMENT, &error, "no tokens");
     int32_t *many = calloc(CONTEXT + 1, sizeof *many);
-    expect(terse_session_begin_prompt(session, many, CONTEXT + 1, &error), TERSE_E_CONTEXT, &error, "-c");
+    expect(terse_session_begin_prompt(session, many, CONTEXT + 1, NULL, &error), TERSE_E_CONTEXT, &error, "-c");
     free(many);
     assert_false(under_way(session));
     expect(terse_engine_step(engine, &item, 1, &error), TERSE_E_ARGUMENT, &error, "begin_prompt");
@@ -368,7 +407,7 @@ static void other_calls_are_refused(void **state) {
     must_prefill(alone, tokens, FIRST);
     must_begin(session, tokens, PROMPT);
     for (size_t i = 0; i < 5; i++) {
-        expect(terse_session_begin_prompt(session, tokens, 9, &error), TERSE_E_ARGUMENT, &error, "under way");
+        expect(terse_session_begin_prompt(session, tokens, 9, NULL, &error), TERSE_E_ARGUMENT, &error, "under way");
         expect(terse_session_prefill(session, tokens, 9, NULL, &error), TERSE_E_ARGUMENT, &error, "under way");
         expect(terse_session_decode(session, tokens, 1, NULL, &error), TERSE_E_ARGUMENT, &error, "under way");
         expect(terse_session_decode(session, tokens, 0, NULL, &error), TERSE_E_ARGUMENT, &error, "under way");
@@ -490,7 +529,7 @@ static void a_prompt_that_does_not_fit_the_budget_is_refused(void **state) {
     assert_int_equal(terse_engine_new(model, &options, &other, NULL), TERSE_OK);
     struct terse_session *one = open_in(other, "q4_0", TERSE_PREFILL_EXACT), *two = open_in(other, "q4_0", TERSE_PREFILL_EXACT);
     must_begin(one, tokens, PROMPT);
-    expect(terse_session_begin_prompt(two, tokens, PROMPT, &error), TERSE_E_MEMORY, &error, "--kv-budget");
+    expect(terse_session_begin_prompt(two, tokens, PROMPT, NULL, &error), TERSE_E_MEMORY, &error, "--kv-budget");
     assert_false(under_way(two));
     assert_true(terse_engine_kv_bytes(other) <= options.kv_budget);
     terse_session_reset(one);
@@ -520,7 +559,7 @@ static void every_refused_allocation_is_survived(void **state) {
         for (size_t more = 0;; more++, refused[0]++) {
             allocations = 0;
             allowed = more;
-            enum terse_status status = terse_session_begin_prompt(session, tokens, PROMPT, &error);
+            enum terse_status status = terse_session_begin_prompt(session, tokens, PROMPT, NULL, &error);
             allowed = SIZE_MAX;
             if (!status) break;
             assert_int_equal(status, TERSE_E_MEMORY);
@@ -571,6 +610,7 @@ static void every_refused_allocation_is_survived(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(a_prompt_beside_decoding_equals_prefill),
+                                       cmocka_unit_test(a_prompt_under_way_gives_its_rows),
                                        cmocka_unit_test(prompts_take_turns),
                                        cmocka_unit_test(pieces_of_layers_mix),
                                        cmocka_unit_test(steps_go_on_for_a_while),

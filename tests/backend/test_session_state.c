@@ -148,6 +148,66 @@ static void json_texts_fork_and_are_not_cut(void **state) {
     terse_session_free(copy);
 }
 
+/* What was read is forgotten and its memory given back; random numbers and a JSON text go on behind the same tokens, read again. */
+static void an_emptied_session_goes_on(void **state) {
+    (void)state;
+    uint64_t before = terse_engine_kv_bytes(engine);
+    for (size_t m = 0; m < METHODS; m++) {
+        struct terse_session *session = new_session(methods[m]), *other = new_session(methods[m]);
+        int32_t text[PROMPT + STEPS], one[STEPS], two[STEPS], none;
+        uint64_t empty = terse_engine_kv_bytes(engine);
+        memcpy(text, tokens, PROMPT * sizeof *text);
+        sample_by(session, 5, 3);
+        sample_by(other, 5, 3);
+        must_prefill(session, tokens, PROMPT);
+        must_generate(session, STEPS, text + PROMPT);
+        assert_true(terse_engine_kv_bytes(engine) > empty);
+        assert_int_equal(terse_session_truncate(session, 0, NULL), TERSE_OK);
+        assert_int_equal(terse_engine_kv_bytes(engine), empty);
+        assert_int_equal(terse_session_length(session), 0);
+        assert_null(terse_session_logits(session));
+        must_prefill(session, text, PROMPT + STEPS);
+        must_prefill(other, text, PROMPT + STEPS);
+        assert_memory_equal(terse_session_logits(session), terse_session_logits(other), info.vocabulary * sizeof(float));
+        for (size_t i = 0; i < STEPS; i++)
+            assert_int_equal(terse_session_sample(other, &none, NULL), TERSE_OK); /* as were drawn before */
+        must_generate(session, STEPS, one);
+        must_generate(other, STEPS, two);
+        assert_memory_equal(one, two, sizeof one);
+        terse_session_free(session);
+        terse_session_free(other);
+    }
+    assert_int_equal(terse_engine_kv_bytes(engine), before);
+}
+
+static void an_emptied_session_goes_on_with_its_json(void **state) {
+    (void)state;
+    struct terse_session *session = new_session("q8_0"), *other = new_session("q8_0");
+    struct terse_error error;
+    int32_t text[PROMPT + STEPS], of_session, of_other;
+    memcpy(text, tokens, PROMPT * sizeof *text);
+    must_prefill(session, tokens, PROMPT);
+    must_prefill(other, tokens, PROMPT);
+    assert_int_equal(terse_session_require_json(session, NULL, &error), TERSE_OK);
+    assert_int_equal(terse_session_require_json(other, NULL, &error), TERSE_OK);
+    size_t n = 0;
+    for (; n < STEPS; n++) {
+        enum terse_status status = terse_session_sample(session, &text[PROMPT + n], &error);
+        if (status || terse_token_ends(model, text[PROMPT + n])) break;
+        assert_int_equal(terse_session_decode(session, text + PROMPT + n, 1, NULL, NULL), TERSE_OK);
+        assert_int_equal(terse_session_decode(other, text + PROMPT + n, 1, NULL, NULL), TERSE_OK);
+    }
+    assert_true(n > 0);
+    assert_int_equal(terse_session_truncate(session, 0, &error), TERSE_OK);
+    must_prefill(session, text, PROMPT + n);
+    /* Not begun anew: greedily both choose alike, or know of no token. */
+    enum terse_status status = terse_session_sample(session, &of_session, &error);
+    assert_int_equal(terse_session_sample(other, &of_other, &error), status);
+    assert_int_equal(of_session, of_other);
+    terse_session_free(session);
+    terse_session_free(other);
+}
+
 /* ---- Prefixes ---- */
 
 static struct terse_session *begin(const struct terse_session_options *options, const int32_t *text, size_t n, size_t *held) {
@@ -293,6 +353,7 @@ static void the_least_recently_used_prefix_leaves(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_fork_goes_on_as_its_origin),    cmocka_unit_test(a_cut_in_the_window_takes_tokens_back),
+        cmocka_unit_test(an_emptied_session_goes_on),      cmocka_unit_test(an_emptied_session_goes_on_with_its_json),
         cmocka_unit_test(json_texts_fork_and_are_not_cut), cmocka_unit_test(a_prompt_that_begins_as_another_shares_its_pages),
         cmocka_unit_test(a_kept_sequence_goes_on),         cmocka_unit_test(the_least_recently_used_prefix_leaves)};
     return cmocka_run_group_tests(tests, make_engine, free_engine);

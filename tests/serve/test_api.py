@@ -171,6 +171,14 @@ class Fields(ServedTest):
         self.assertEqual(self.complete(max_tokens=2, temperature=0, echo=True)["choices"][0]["text"], echoed["text"][:len("Once upon a time")] +
                          self.text(max_tokens=2, temperature=0))
 
+    def test_echo_of_several(self):
+        """Each reply to a prompt has its tokens' log probabilities before its own."""
+        choices = self.complete(max_tokens=2, temperature=0, logprobs=1, echo=True, n=3)["choices"]
+        self.assertEqual(len(choices), 3)
+        for choice in choices:
+            self.assertEqual("".join(choice["logprobs"]["tokens"][1:]), choice["text"])
+            self.assertEqual(choice["logprobs"], choices[0]["logprobs"])
+
     def test_chat_logprobs(self):
         choice = self.server.chat("Hello", max_tokens=3, temperature=0, logprobs=True, top_logprobs=3)["choices"][0]
         content = choice["logprobs"]["content"]

@@ -57,6 +57,33 @@ class Chat(ServedTest):
         self.assertEqual([choice["message"]["content"] for choice in again["choices"]], texts)
         self.assertEqual(self.server.chat("Tell me", max_tokens=6, seed=9)["choices"][0]["message"]["content"], texts[0])
 
+    def test_the_first_event_comes_with_the_slot(self):
+        """While the prompt is read a stream has said who speaks already, and by its id the slot is found."""
+        events = self.server.stream("/v1/chat/completions", {"messages": ask_about(document(4711, size=20000)), "max_tokens": 1})
+        first = next(events)
+        self.assertEqual(first["choices"][0]["delta"], {"role": "assistant", "content": ""})
+        slot, = [slot for slot in self.server.get("/slots")[2] if slot["request"] == first["id"]]
+        self.assertEqual(slot["state"], "prompt")
+        self.assertLess(slot["prompt"]["read"], slot["prompt"]["tokens"])
+        self.assertEqual(list(events)[-1], "[DONE]")
+
+    def test_a_prompt_with_echo_is_read_beside_replies(self):
+        """Its log probabilities come by pieces: a running reply goes on meanwhile."""
+        bias = {str(token): -100 for token in range(5)}
+        running = self.server.stream("/v1/chat/completions", {"messages": [{"role": "user", "content": "Tell me"}], "logit_bias": bias})
+        request = [next(running) for _ in range(3)][0]["id"]
+
+        def tokens():
+            slot, = [slot for slot in self.server.get("/slots")[2] if slot["request"] == request]
+            return slot["tokens"]
+
+        before = tokens()
+        status, _, json = self.server.post("/v1/completions", {"prompt": document(4712, size=6000), "max_tokens": 0, "echo": True, "logprobs": 0})
+        self.assertEqual(status, 200, json)
+        self.assertGreater(len(json["choices"][0]["logprobs"]["token_logprobs"]), 1500)
+        self.assertGreater(tokens() - before, 5)
+        running.close()
+
     def test_slots(self):
         json = self.server.chat("Hello there", max_tokens=4)
         status, _, slots = self.server.get("/slots")

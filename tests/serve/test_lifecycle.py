@@ -141,6 +141,84 @@ class Budget(ServedTest):
         self.assertIn("--kv-budget", refused["error"]["message"])
 
 
+class Parking(ServedTest):
+    """Room for some 650 tokens, and replies that need more together: those for which there is none wait, and come whole all the same."""
+    options = ("--parallel", "4", "--kv", "f16", "--kv-budget", "8M", "-c", "8192")
+
+    def parked(self):
+        text = self.server.get("/metrics")[2].decode()
+        return next(float(line.split()[1]) for line in text.split("\n") if line.startswith("terse_parked_total "))
+
+    def ask_all(self, bodies):
+        """Their replies, asked for at the same time; some were parked, and in the end nothing is held that is not a prefix."""
+        replies, before = {}, self.parked()
+
+        def ask(i):
+            if bodies[i].pop("stream", False):
+                events = list(self.server.stream(CHAT, bodies[i]))
+                text = "".join(choice["delta"].get("content", "") for event in events[:-1] for choice in event["choices"])
+                finish = [choice["finish_reason"] for event in events[:-1] for choice in event["choices"] if choice["finish_reason"]]
+                replies[i] = [(text, reason) for reason in finish], len(events) - 3
+            else:
+                status, _, reply = self.server.post(CHAT, bodies[i])
+                self.assertEqual(status, 200, reply)
+                replies[i] = ([(choice["message"]["content"], choice["finish_reason"]) for choice in reply["choices"]],
+                              reply["usage"]["completion_tokens"])
+
+        threads = [threading.Thread(target=ask, args=(i,)) for i in range(len(bodies))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.assertGreater(self.parked(), before)
+        self.assertEqual(busy(self.server), [])
+        return [replies[i] for i in range(len(bodies))]
+
+    def test_replies_come_whole(self):
+        bodies = [endless(self.server, max_tokens=260, seed=i, stream=i % 2 == 1) for i in range(6)]
+        for choices, tokens in self.ask_all(bodies):
+            self.assertEqual([finish for _, finish in choices], ["length"])
+            self.assertGreater(len(choices[0][0]), 260)
+            self.assertGreaterEqual(tokens, 245)  # of a stream events are counted: some tokens end no character
+
+    def test_replies_to_one_prompt(self):
+        choices, tokens = self.ask_all([endless(self.server, max_tokens=260, n=4, seed=5)])[0]
+        self.assertEqual(([finish for _, finish in choices], tokens), (["length"] * 4, 1040))
+        self.assertEqual(len({text for text, _ in choices}), 4)
+
+    def test_prompts(self):
+        """A document that is read beside long replies."""
+        asked = {"messages": ask_about(document(5550123, size=900)), "max_tokens": 30, "temperature": 0}
+        replies = self.ask_all([endless(self.server, max_tokens=300), endless(self.server, max_tokens=300), endless(self.server, max_tokens=300),
+                                asked])
+        self.assertEqual([tokens for _, tokens in replies[:3]], [300] * 3)
+        self.assertEqual(replies[3][0], [(answer(5550123), "stop")])
+
+    def test_json(self):
+        """A text that must be JSON goes on where it was, to its end."""
+        before, replies = self.parked(), []
+        constant = "the sun rises over the old harbour"
+        schema = {"type": "object", "required": ["list"], "additionalProperties": False,
+                  "properties": {"list": {"type": "array", "minItems": 16, "maxItems": 16, "items": {"enum": [constant]}}}}
+        fields = {"messages": [{"role": "user", "content": "Numbers"}], "seed": 1,
+                  "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}
+        thread = threading.Thread(target=lambda: replies.append(self.server.post(CHAT, endless(self.server, max_tokens=550))[2]))
+        thread.start()
+        until(lambda: [slot for slot in busy(self.server) if slot["tokens"] > 250])
+        as_json = self.server.post(CHAT, fields)[2]  # the newer of the two, which waits for the end of the other
+        self.assertEqual(as_json["choices"][0]["finish_reason"], "stop")
+        self.assertEqual(json.loads(as_json["choices"][0]["message"]["content"]), {"list": [constant] * 16})
+        self.assertGreater(self.parked(), before)
+        thread.join()
+        self.assertEqual(replies[0]["usage"]["completion_tokens"], 550)
+
+    def test_one_that_never_fits(self):
+        """Alone it has all the room there is, and then it ends."""
+        reply = self.server.post(CHAT, endless(self.server, max_tokens=2000))[2]
+        self.assertEqual(reply["choices"][0]["finish_reason"], "length")
+        self.assertTrue(400 < reply["usage"]["completion_tokens"] < 750, reply["usage"])
+
+
 class Stopping(unittest.TestCase):
     def test_running_replies_end(self):
         for number in (signal.SIGTERM, signal.SIGINT):

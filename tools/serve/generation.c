@@ -40,14 +40,17 @@ static void insert_top(struct token_log *log, uint32_t most, int32_t token, floa
     log->top[at] = (struct terse_logprob){token, logit};
 }
 
-/* Row i are the logits after the prompt's i-th token: of the one behind it. */
-void generation_log_prompt(void *user, size_t row, const float *logits) {
+/* A sink for the prompt's logits: row i are those after its i-th token, of the one behind it. */
+static void log_prompt(void *user, size_t row, const float *logits) {
     struct generation *g = user;
     uint32_t vocabulary = g->task->limits->vocabulary, most = (uint32_t)g->task->request.logprobs;
-    if (row == 0) (void)add_log(g, g->prompt->tokens[0]);
-    if (row + 1 >= g->prompt->n || g->n_logs != row + 1) return;
+    if (row == 0 && !add_log(g, g->prompt->tokens[0])) g->text.failed = true;
+    if (row + 1 >= g->prompt->n || g->text.failed) return;
     struct token_log *log = add_log(g, g->prompt->tokens[row + 1]);
-    if (!log) return;
+    if (!log) {
+        g->text.failed = true; /* generation_start says so */
+        return;
+    }
     float largest = logits[0];
     double sum = 0;
     for (uint32_t i = 0; i < vocabulary; i++) {
@@ -69,6 +72,15 @@ static enum terse_status log_token(struct generation *g, int32_t token, struct t
     log->known = true;
     log->n_top = most < vocabulary ? most : vocabulary;
     return terse_session_logprobs(g->session, token, &log->logprob, log->top, log->n_top, error);
+}
+
+enum terse_status generation_copy_logs(struct generation *g, const struct generation *from, struct terse_error *error) {
+    for (size_t i = 0; i < from->n_logs; i++) {
+        struct token_log *log = add_log(g, from->logs[i].token);
+        if (!log) return no_memory(error);
+        *log = from->logs[i];
+    }
+    return TERSE_OK;
 }
 
 /* ---- Text */
@@ -117,6 +129,45 @@ static enum terse_status echo_prompt(struct generation *g, struct terse_error *e
 }
 
 /* ---- Tokens */
+
+bool generation_started(const struct generation *g) { return g->detokenizer != NULL; }
+
+/* The prompt's tokens and those that were written, but for the last: that is a step's to read, and a JSON text's to take. */
+static enum terse_status read_again(struct generation *g, struct terse_error *error) {
+    size_t n_prompt = g->prompt->n, n_written = g->written.n / sizeof(int32_t) - 1, n = n_prompt + n_written;
+    int32_t *tokens = malloc(n * sizeof *tokens);
+    if (!tokens) return no_memory(error);
+    memcpy(tokens, g->prompt->tokens, n_prompt * sizeof *tokens);
+    memcpy(tokens + n_prompt, g->written.bytes, n_written * sizeof *tokens);
+    g->chosen = true;
+    enum terse_status status = terse_session_begin_prompt(g->session, tokens, n, NULL, error);
+    free(tokens);
+    return status;
+}
+
+enum terse_status generation_begin_prompt(struct generation *g, struct terse_error *error) {
+    const struct terse_logits_sink log = {.row = log_prompt, .user = g};
+    g->read = g->cached;
+    if (generation_started(g)) return read_again(g, error);
+    g->n_logs = 0;
+    return terse_session_begin_prompt(g->session, g->prompt->tokens + g->cached, g->prompt->n - g->cached,
+                                      generation_logs_prompt(g) ? &log : NULL, error);
+}
+
+enum terse_status generation_park(struct generation *g, struct terse_error *error) {
+    if (generation_started(g)) {
+        if (g->state == GENERATION_READING) terse_session_reset(g->session); /* which drops the prompt */
+        enum terse_status status = terse_session_truncate(g->session, 0, error);
+        if (status) return status;
+    } else {
+        terse_session_free(g->session);
+        g->session = NULL;
+        g->cached = 0;
+    }
+    g->read = 0;
+    g->state = GENERATION_PARKED;
+    return TERSE_OK;
+}
 
 enum terse_status generation_start(struct generation *g, struct terse_error *error) {
     const struct request *r = &g->task->request;

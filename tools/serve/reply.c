@@ -190,8 +190,6 @@ static void send_chat_delta(const struct generation *g, const char *role, const 
 }
 
 static void send_chat_piece(struct generation *g) {
-    if (!g->announced) send_chat_delta(g, "assistant", "", g->n_logs);
-    g->announced = true;
     if (g->text.n > g->piece || g->n_logs > g->logs_piece) send_chat_delta(g, NULL, g->text.bytes + g->piece, g->logs_piece);
     if (g->finish) send_chat_delta(g, NULL, NULL, g->n_logs);
 }
@@ -261,6 +259,12 @@ static cJSON *llama_piece(const struct generation *g, size_t from, size_t first_
 }
 
 /* ---- */
+
+void reply_begin(struct generation *g) {
+    if (!g->task->request.stream || g->task->request.api != API_CHAT || g->announced) return;
+    send_chat_delta(g, "assistant", "", g->n_logs);
+    g->announced = true;
+}
 
 void reply_piece(struct generation *g) {
     if (!g->task->request.stream) return;

@@ -4,6 +4,8 @@
 
 #include "generation.h"
 
+/* Says that the reply to come has a slot, to a chat's client that asked for a stream: from here on failures are events. */
+void reply_begin(struct generation *g);
 /* Sends what the newest token added, or with `finish` set the reply's end, to a client that asked for a stream. */
 void reply_piece(struct generation *g);
 /* All replies of the task are there. */

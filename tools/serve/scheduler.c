@@ -65,6 +65,17 @@ static uint32_t active(const struct scheduler *s) {
     return n;
 }
 
+/* Whether a slot's generation takes part in steps. */
+static bool runs(const struct generation *g) {
+    return g && g->session && (g->state == GENERATION_READING || g->state == GENERATION_WRITING);
+}
+
+static uint32_t running(const struct scheduler *s) {
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < s->options.slots; i++) n += runs(s->slots[i]);
+    return n;
+}
+
 /* Sleeps while there is nothing to do. False: it is over. */
 static bool wait_for_work(struct scheduler *s) {
     bool busy = s->queue || active(s);
@@ -204,6 +215,50 @@ static void drop_gone(struct scheduler *s) {
         if (s->slots[i] && exchange_gone(s->slots[i]->task->exchange)) cancel(s, s->slots[i]->task);
 }
 
+/* ---- Parking: where the budget has no room for the next pages of all, the newest give theirs back, and read again when another has ended */
+
+static enum terse_status park(struct scheduler *s, struct generation *g, struct terse_error *error) {
+    enum terse_status status = generation_park(g, error);
+    if (status) return status;
+    s->blocked = true;
+    s->views_stale = true;
+    metrics_add(s->options.metrics, &s->options.metrics->parked, 1);
+    return TERSE_OK;
+}
+
+/* Of two replies, and of two to one prompt. */
+static bool is_newer(const struct generation *a, const struct generation *b) {
+    return a->began > b->began || (a->began == b->began && a->index > b->index);
+}
+
+/* NULL: none does. */
+static struct generation *newest_running(const struct scheduler *s) {
+    struct generation *newest = NULL;
+    for (uint32_t i = 0; i < s->options.slots; i++) {
+        struct generation *g = s->slots[i];
+        if (runs(g) && (!newest || is_newer(g, newest))) newest = g;
+    }
+    return newest;
+}
+
+static struct generation *oldest_parked(const struct scheduler *s) {
+    struct generation *oldest = NULL;
+    for (uint32_t i = 0; i < s->options.slots; i++) {
+        struct generation *g = s->slots[i];
+        if (g && g->state == GENERATION_PARKED && (!oldest || is_newer(oldest, g))) oldest = g;
+    }
+    return oldest;
+}
+
+/* Makes room for the older ones. False: there is but one, to which all the room belongs already. */
+static bool park_newest(struct scheduler *s) {
+    struct terse_error error;
+    if (running(s) < 2) return false;
+    struct generation *g = newest_running(s);
+    if (park(s, g, &error)) fail_with(s, g->task, &error);
+    return true;
+}
+
 /* ---- Beginnings */
 
 static size_t running_of(const struct scheduler *s, uint64_t client) {
@@ -253,32 +308,33 @@ static enum terse_status open_session(struct scheduler *s, struct generation *g,
                                          error);
 }
 
-/* Begins to read the rest of the prompt; steps go on with it. Where its tokens' log probabilities are asked for it is read at once: prompts
- * under way give no logits of their tokens. */
-static enum terse_status begin_prompt(struct generation *g, struct terse_error *error) {
-    const struct terse_logits_sink log = {.row = generation_log_prompt, .user = g};
-    const int32_t *tokens = g->prompt->tokens + g->cached;
-    size_t n = g->prompt->n - g->cached;
-    if (generation_logs_prompt(g)) return terse_session_prefill(g->session, tokens, n, &log, error);
-    return terse_session_begin_prompt(g->session, tokens, n, error);
-}
-
 static enum terse_status open_and_begin(struct scheduler *s, struct generation *g, struct terse_error *error) {
-    enum terse_status status = open_session(s, g, error);
-    g->read = g->cached;
-    return status ? status : begin_prompt(g, error);
+    enum terse_status status = g->session ? TERSE_OK : open_session(s, g, error);
+    return status ? status : generation_begin_prompt(g, error);
 }
 
-/* The first generation of a prompt has read it: the others go on from there. */
-static enum terse_status share_prompt(struct generation *first, size_t n, struct terse_error *error) {
-    enum terse_status status = TERSE_OK;
-    for (size_t i = 1; !status && i < n; i++) {
-        first[i].cached = first->cached;
-        first[i].read = first->read;
-        status = terse_session_fork(first->session, &first[i].session, error);
+static bool waits_for(const struct generation *g, const struct generation *reader) {
+    return g != reader && g->prompt == reader->prompt && g->state == GENERATION_READING && !g->session;
+}
+
+/* A generation of the prompt has read it: others that wait for that go on from there, or are parked where there is no room for them yet. */
+static enum terse_status share_prompt(struct scheduler *s, struct generation *reader, struct terse_error *error) {
+    struct task *task = reader->task;
+    for (size_t i = 0; i < task->n_generations; i++) {
+        struct generation *g = &task->generations[i];
+        if (!waits_for(g, reader)) continue;
+        enum terse_status status = terse_session_fork(reader->session, &g->session, error);
+        if (!status) status = generation_copy_logs(g, reader, error);
+        if (status && status != TERSE_E_MEMORY) return status;
+        if (status) {
+            if ((status = park(s, g, error))) return status;
+            continue;
+        }
+        g->cached = reader->cached;
+        g->read = reader->read;
+        if ((status = generation_start(g, error))) return status;
     }
-    for (size_t i = 0; !status && i < n; i++) status = generation_start(&first[i], error);
-    return status;
+    return generation_start(reader, error);
 }
 
 static void take_slots(struct scheduler *s, struct generation *first, size_t n) {
@@ -308,19 +364,26 @@ static void put_back(struct scheduler *s, struct generation *first, size_t n) {
 
 /* The prompt was read: its replies begin. One without tokens has ended by then, and an echoed prompt is sent. Another question about the same
  * text begins with the prompt as it is now: when a reply is there, what came before it may have left the window. */
-static void start_writing(struct scheduler *s, struct generation *first) {
-    struct task *task = first->task;
+static void start_writing(struct scheduler *s, struct generation *reader) {
+    struct task *task = reader->task;
+    struct generation *first = reader - reader->choice;
     struct terse_error error;
-    size_t n = (size_t)task->request.n;
-    if (task->request.use_prefix) (void)terse_engine_keep_prefix(s->options.engine, first->session, &error);
-    if (share_prompt(first, n, &error)) {
+    size_t n = (size_t)task->request.n, left = task->n_generations - task->done;
+    if (task->request.use_prefix) (void)terse_engine_keep_prefix(s->options.engine, reader->session, &error);
+    if (share_prompt(s, reader, &error)) {
         fail_with(s, task, &error);
         return;
     }
-    bool none = first->finish; /* then all of them are */
-    for (size_t i = 0; i < n && !none; i++)
-        if (first[i].text.n) reply_piece(&first[i]);
-    for (size_t i = 0; i < n && none; i++) end_generation(s, &first[i]);
+    for (size_t i = 0; i < n && left; i++) { /* the task ends with the last one */
+        struct generation *g = &first[i];
+        if (g->state != GENERATION_WRITING || g->tokens) continue;
+        if (g->finish) {
+            left--;
+            end_generation(s, g);
+        } else if (g->text.n) {
+            reply_piece(g);
+        }
+    }
 }
 
 static void count_prompt(struct scheduler *s, const struct generation *g) {
@@ -358,11 +421,12 @@ static bool begin(struct scheduler *s, struct task *task) {
         no_longer_waits(s);
         metrics_observe(s->options.metrics, METRICS_QUEUE, first->began - task->arrived);
     }
-    if (!status) count_prompt(s, first);
-    if (status)
+    if (status) {
         fail_with(s, task, &error);
-    else if (generation_logs_prompt(first))
-        start_writing(s, first);
+        return true;
+    }
+    count_prompt(s, first);
+    for (size_t i = 0; i < n; i++) reply_begin(&first[i]);
     return true;
 }
 
@@ -373,11 +437,43 @@ static void refuse_queued(struct scheduler *s) {
     }
 }
 
+/* The reply that a call failed for ends: full context, and memory that is full of it alone, cut it short. */
+static void end_at_fault(struct scheduler *s, struct generation *g, enum terse_status status, const struct terse_error *error) {
+    if ((status != TERSE_E_CONTEXT && status != TERSE_E_MEMORY) || !generation_started(g)) {
+        fail_with(s, g->task, error);
+        return;
+    }
+    g->piece = g->text.n; /* its newest token was sent */
+    g->logs_piece = g->n_logs;
+    generation_finish(g, FINISH_LENGTH);
+    end_generation(s, g);
+}
+
+/* Those that were parked come before all that wait: they have waited longer. One that does not fit though nobody else runs never will. */
+static void resume_parked(struct scheduler *s) {
+    struct generation *g;
+    if (!running(s)) s->blocked = false;
+    while (!s->blocked && (g = oldest_parked(s))) {
+        struct terse_error error;
+        enum terse_status status = open_and_begin(s, g, &error);
+        if (!status) {
+            g->state = GENERATION_READING;
+            s->views_stale = true;
+        } else if (status == TERSE_E_MEMORY && running(s)) {
+            if (!generation_started(g)) (void)generation_park(g, &error); /* the session that was opened */
+            s->blocked = true;
+        } else {
+            end_at_fault(s, g, status, &error);
+        }
+    }
+}
+
 static void admit(struct scheduler *s) {
     pthread_mutex_lock(&s->lock);
     bool stopping = s->stopping;
     pthread_mutex_unlock(&s->lock);
     if (stopping) refuse_queued(s);
+    resume_parked(s);
     while (!s->blocked) {
         struct task *task = next_in_turn(s);
         if (!task || !begin(s, task)) return;
@@ -392,7 +488,7 @@ static size_t choose_tokens(struct scheduler *s) {
     for (uint32_t i = 0; i < s->options.slots; i++) {
         struct generation *g = s->slots[i];
         struct terse_error error;
-        if (!g || g->state != GENERATION_WRITING) continue;
+        if (!g || g->state != GENERATION_WRITING || g->chosen) continue;
         if (generation_next(g, &error)) {
             fail_with(s, g->task, &error);
             continue;
@@ -405,9 +501,14 @@ static size_t choose_tokens(struct scheduler *s) {
     }
     for (uint32_t i = 0; i < s->options.slots; i++) {
         struct generation *g = s->slots[i];
-        if (g && g->state == GENERATION_WRITING)
-            s->items[n++] = (struct terse_step_item){.session = g->session, .tokens = &g->next, .n = 1};
-        if (g && g->state == GENERATION_READING && g->session) s->items[n++] = (struct terse_step_item){.session = g->session};
+        if (!runs(g)) continue;
+        s->items[n] = (struct terse_step_item){.session = g->session};
+        if (g->state == GENERATION_WRITING) {
+            s->items[n].tokens = &g->next;
+            s->items[n].n = 1;
+            g->chosen = false;
+        }
+        n++;
     }
     return n;
 }
@@ -418,39 +519,32 @@ static struct generation *generation_of(const struct scheduler *s, const struct 
     return NULL;
 }
 
-/* The reply that a step failed for ends: full context and full memory cut it short. */
-static void end_at_fault(struct scheduler *s, struct generation *g, enum terse_status status, const struct terse_error *error) {
-    if ((status != TERSE_E_CONTEXT && status != TERSE_E_MEMORY) || g->state != GENERATION_WRITING) {
-        fail_with(s, g->task, error);
-        return;
-    }
-    g->piece = g->text.n; /* its newest token was sent */
-    g->logs_piece = g->n_logs;
-    generation_finish(g, FINISH_LENGTH);
-    end_generation(s, g);
-}
-
-/* Takes items[at] out of the step, and with it those of its task where that ended. */
+/* Takes those out of the step that have ended, or were parked. */
 static size_t without_ended(struct scheduler *s, size_t n) {
     size_t kept = 0;
     for (size_t i = 0; i < n; i++)
-        if (generation_of(s, s->items[i].session)) s->items[kept++] = s->items[i];
+        if (runs(generation_of(s, s->items[i].session))) s->items[kept++] = s->items[i];
     return kept;
 }
 
 /* What a step made of a prompt; one that was read to its end begins to be answered. */
 static void look_at_prompt(struct scheduler *s, const struct terse_step_item *item, const struct terse_error *error) {
     struct generation *g = generation_of(s, item->session); /* NULL: its task ended with another's prompt */
+    struct terse_error own;
     uint64_t done, total;
     if (!g || g->state != GENERATION_READING) return;
     if (item->status) {
-        fail_with(s, g->task, error);
+        if (item->status != TERSE_E_MEMORY || running(s) < 2 || park(s, g, &own)) end_at_fault(s, g, item->status, error);
         return;
     }
     terse_session_prompt(g->session, &done, &total);
     g->read = g->prompt->n;
     if (total) g->read = g->cached + (size_t)((double)(g->prompt->n - g->cached) * (double)done / (double)total);
-    if (!total) start_writing(s, g);
+    if (total) return;
+    if (generation_started(g))
+        g->state = GENERATION_WRITING;
+    else
+        start_writing(s, g);
 }
 
 static void step(struct scheduler *s, size_t n) {
@@ -458,8 +552,8 @@ static void step(struct scheduler *s, size_t n) {
     while (n && terse_engine_step(s->options.engine, s->items, n, &error)) {
         size_t at = 0;
         while (at < n && !s->items[at].status) at++;
-        if (at == n) at = n - 1; /* nobody's fault: the newest makes room for the others */
-        end_at_fault(s, generation_of(s, s->items[at].session), error.code, &error);
+        struct generation *at_fault = at < n ? generation_of(s, s->items[at].session) : newest_running(s);
+        if (error.code != TERSE_E_MEMORY || !park_newest(s)) end_at_fault(s, at_fault, error.code, &error);
         n = without_ended(s, n);
     }
     for (size_t i = 0; i < n; i++) look_at_prompt(s, &s->items[i], &error);
