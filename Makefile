@@ -9,7 +9,7 @@ empty =
 space = $(empty) $(empty)
 QUESTION = What is the access code for the merry lantern?
 
-configure = cmake -S . -B $(1) -DCMAKE_INSTALL_PREFIX=$(PREFIX) $(2) $(CMAKE_FLAGS) >/dev/null
+configure = cmake -S . -B $(1) -DCMAKE_INSTALL_PREFIX=$(PREFIX) $(2) $(if $(CUDA),-DTERSE_CUDA=ON) $(CMAKE_FLAGS) >/dev/null
 ctest = ctest --test-dir $(1) --output-on-failure -j $(JOBS)
 c_files = find include src tools tests bench examples -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh'
 # Threads that wait sleep instead of polling: tests run side by side, and a demonstration may run on a busy machine.
@@ -26,7 +26,7 @@ sanitize_fast = fuzz_gguf fuzz_model fuzz_codebook test_base test_gguf test_gguf
 
 all: dependencies
 	@$(call configure,$(BUILD),)
-	@cmake --build $(BUILD) -j $(JOBS) --target terse terse_command
+	@cmake --build $(BUILD) -j $(JOBS) --target terse terse_command $(if $(CUDA),terse-cuda)
 
 demo: all
 	$(BUILD)/bin/terse run --chat -f data/demo.txt -p '$(QUESTION)' --temp 0 --kv f16
@@ -89,6 +89,7 @@ dependencies:
 
 help:
 	@echo 'make                 build build/bin/terse and libterse (release)'
+	@echo 'make CUDA=1          the same, and libterse-cuda for NVIDIA GPUs (needs the CUDA toolkit)'
 	@echo 'make demo            build, then let the shipped model find a fact in a long text'
 	@echo 'make test            build and run all tests'
 	@echo 'make sanitize        build and run all tests with AddressSanitizer and UBSan (build-sanitize/)'

@@ -1,7 +1,7 @@
-# The backend cuda, a plug-in that libterse opens at run time. Built with -DTERSE_CUDA=ON where the CUDA toolkit is; needs of it cudart, linked
+# The backend cuda, libterse-cuda, a plug-in that libterse opens at run time. Built with -DTERSE_CUDA=ON where the CUDA toolkit is; needs of it cudart, linked
 # statically, and cuBLASLt.
 if(NOT CMAKE_CUDA_ARCHITECTURES)
-  set(CMAKE_CUDA_ARCHITECTURES 80-real 90-real 90-virtual)
+  set(CMAKE_CUDA_ARCHITECTURES 80-real 90a-real 90-virtual)
 endif()
 enable_language(CUDA)
 find_package(CUDAToolkit REQUIRED)
@@ -17,6 +17,19 @@ target_include_directories(terse_cuda_objects PUBLIC $<BUILD_INTERFACE:${PROJECT
 target_compile_options(terse_cuda_objects PRIVATE
                        $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Wextra $<$<BOOL:${TERSE_WERROR}>:-Werror=all-warnings>>
                        $<$<COMPILE_LANGUAGE:C>:-Wall -Wextra -Wpedantic -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wno-unknown-pragmas $<$<BOOL:${TERSE_WERROR}>:-Werror>>)
+
+# Products of warpgroups are instructions of 90a alone.
+if("${CMAKE_CUDA_ARCHITECTURES}" MATCHES "90a")
+  target_compile_definitions(terse_cuda_objects PRIVATE TERSE_CUDA_WGMMA)
+endif()
+
+# It brings its own copies of what backends share, none of which it exports.
+set(shared "$<FILTER:$<TARGET_OBJECTS:terse_objects>,INCLUDE,/src/(base|format|method|kv)/|/src/gguf/tensor_type|/src/model/rope\\.>")
+add_library(terse-cuda MODULE $<TARGET_OBJECTS:terse_cuda_objects> ${shared})
+set_target_properties(terse-cuda PROPERTIES LINKER_LANGUAGE C LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR})
+target_link_options(terse-cuda PRIVATE -Wl,-Bsymbolic -Wl,--exclude-libs,ALL -Wl,--no-undefined)
+target_link_libraries(terse-cuda PRIVATE CUDA::cudart_static CUDA::cublasLt PkgConfig::XXHASH OpenMP::OpenMP_C stdc++ m)
+install(TARGETS terse-cuda LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}/terse)
 
 # Tests and benchmarks link the backend itself.
 add_library(terse_cuda INTERFACE)

@@ -3,6 +3,7 @@
 
 #include "codebooks.h"
 
+#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -29,6 +30,7 @@ void setup_init(struct setup *setup) {
     *setup = (struct setup){.method = defaults.cache.method,
                             .tail_tokens = -1,
                             .mat_shallow = -1,
+                            .gpu_layers = -1,
                             .batch = defaults.batch,
                             .prefill = (int)defaults.prefill,
                             .anchors = {defaults.cache.anchor_percent, defaults.cache.anchor_count}};
@@ -36,6 +38,10 @@ void setup_init(struct setup *setup) {
     const struct option common[SETUP_COMMON] = {
         {"-m, --model", "FILE", OPTION_TEXT, &setup->model_path, 0, 0, "GGUF model; without one the built-in lab-27m"},
         {"-t, --threads", "N", OPTION_INTEGER, &setup->threads, 0, 1024, "threads; 0: one per processor"},
+        {"--device", "cpu|cuda|auto", OPTION_CHOICE, &setup->device, 0, 0,
+         "where the model is computed; auto: a GPU, if there is one"},
+        {"-ngl, --n-gpu-layers", "N", OPTION_INTEGER, &setup->gpu_layers, -1, INT32_MAX,
+         "0: --device cpu, all of the model's layers or more: --device cuda; -1: as --device says"},
         {"-ctk, --cache-type-k", "TYPE", OPTION_TEXT, &setup->key_type, 0, 0,
          "keys as f16, q8_0, q4_0, kivi-4 or kivi-2 instead of the method's"},
         {"-ctv, --cache-type-v", "TYPE", OPTION_TEXT, &setup->value_type, 0, 0, "the same for values"},
@@ -83,10 +89,25 @@ int setup_load(struct setup *setup) {
     return setup_try_load(setup, &error) == TERSE_OK ? EXIT_OK : complain_error(&error);
 }
 
+/* llama.cpp's way to say it. */
+static int choose_device(const struct setup *setup, const char **device) {
+    static const char *const devices[] = {"cpu", "cuda", "auto"};
+    *device = devices[setup->device];
+    if (setup->gpu_layers < 0) return EXIT_OK;
+    bool all = setup->gpu_layers >= setup->info.layers;
+    if (setup->gpu_layers && !all)
+        return complain("-ngl %" PRId64 ": a model is computed on one device; 0 is the processor, %u or more a GPU",
+                        setup->gpu_layers, setup->info.layers);
+    *device = all ? "cuda" : "cpu";
+    return EXIT_OK;
+}
+
 int setup_engine(struct setup *setup) {
     struct terse_engine_options options = terse_engine_options_defaults();
     struct terse_error error;
     if (setup->engine) return EXIT_OK;
+    int status = choose_device(setup, &options.device);
+    if (status != EXIT_OK) return status;
     options.threads = (uint32_t)setup->threads;
     options.kv_budget = setup->kv_budget;
     if (setup->prefixes) options.prefixes = setup->prefixes;

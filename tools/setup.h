@@ -9,7 +9,7 @@
 
 enum {
     SETUP_MODEL = 2, /* the first of the common rows: all that a command without a session needs */
-    SETUP_COMMON = 16
+    SETUP_COMMON = 18
 };
 
 struct codebook_entry; /* codebooks.h */
@@ -19,6 +19,8 @@ struct setup {
     const char *method, *key_type, *value_type;
     int64_t tail_tokens; /* -1: the method's own number */
     int64_t context, threads, batch;
+    int device;         /* 0 cpu, 1 cuda, 2 auto */
+    int64_t gpu_layers; /* -1: as `device` says */
     uint64_t kv_budget;
     uint32_t prefixes; /* that the engine keeps; 0: the library's number */
     int prefill;       /* as enum terse_prefill */

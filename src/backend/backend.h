@@ -115,7 +115,7 @@ struct executor_ops {
                               struct executor **executor, struct terse_error *error);
     void (*unload)(struct executor *executor); /* accepts NULL */
     /* What the model's weights alone imply, as a profile of codec transform (format/transform.h), for caches that are given none; released
-     * by terse_codebook_free. */
+     * by terse_codebook_free. NULL: the CPU's serves. */
     enum terse_status (*weight_profile)(const struct terse_model *model, struct terse_codebook **profile,
                                         struct terse_error *error);
     /* Begins a step: reserves all that it needs, in the executor and in the caches. What `step` points to outlives the pass. Several may be on

@@ -2,12 +2,15 @@
  * session.c. */
 #include "engine/engine.h"
 
+#include "backend/plugin.h"
+
 #include "base/mapped_file.h"
 #include "base/memory.h"
 #include "base/options.h"
 
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 struct terse_engine_options terse_engine_options_defaults(void) {
     return (struct terse_engine_options){.size = sizeof(struct terse_engine_options), .prefixes = 16, .prompt_ms = 50};
@@ -90,8 +93,18 @@ enum terse_status engine_new(const struct backend *backend, const struct terse_m
 
 enum terse_status terse_engine_new(const struct terse_model *model, const struct terse_engine_options *options,
                                    struct terse_engine **engine, struct terse_error *error) {
-    return engine_new(&backend_cpu, model, options, engine, error);
+    const char *device = options && options->size >= sizeof *options && options->device ? options->device : "cpu";
+    bool try = strcmp(device, "auto") == 0, cuda = try || strcmp(device, "cuda") == 0;
+    const struct backend *backend = &backend_cpu;
+    *engine = NULL;
+    if (!cuda && strcmp(device, "cpu") != 0)
+        return status_fail(error, TERSE_E_ARGUMENT, "no device %s: there are cpu, cuda and auto", device);
+    enum terse_status status = cuda ? plugin_open("cuda", &backend, error) : TERSE_OK;
+    if (!status) status = engine_new(backend, model, options, engine, error);
+    return status && try ? engine_new(&backend_cpu, model, options, engine, error) : status;
 }
+
+const char *terse_engine_device(const struct terse_engine *engine) { return engine->backend.name; }
 
 void terse_engine_free(struct terse_engine *engine) {
     if (!engine) return;
@@ -106,7 +119,8 @@ void terse_engine_free(struct terse_engine *engine) {
 
 static enum terse_status make_weight_profile(void *user, struct terse_error *error) {
     struct terse_engine *e = user;
-    return e->backend.executor->weight_profile(e->model, &e->weight_profile, error);
+    const struct executor_ops *own = e->backend.executor;
+    return (own->weight_profile ? own : backend_cpu.executor)->weight_profile(e->model, &e->weight_profile, error);
 }
 
 enum terse_status engine_weight_profile(struct terse_engine *engine, const struct terse_codebook **profile,

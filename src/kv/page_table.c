@@ -269,6 +269,28 @@ size_t page_table_shared(const struct page_table *table) {
     return n;
 }
 
+/* ---- What sequences that begin alike have in common */
+
+/* Where the window begins that a prompt of so many tokens leaves. */
+static uint64_t window_after(const struct method *method, uint64_t prompt) {
+    return plan_step(method, &(struct extent){0}, CACHE_STEP_PREFILL, (size_t)prompt).after.window_first;
+}
+
+uint64_t page_table_common_prefix(const struct page_table *table, const struct method *method, const struct extent *extent,
+                                  uint64_t fitted, uint64_t n, uint64_t prompt) {
+    uint64_t end = 0, tail = method->tail_tokens, window = extent->window_first;
+    if (n >= extent->length) return extent->length;
+    if (!method->policy->keeps_all || n < fitted) return 0;
+    if (table->n_sealed && n >= window && window <= window_after(method, prompt)) return n;
+    if (n < tail) return 0;
+    for (size_t i = 0; i < table->n_sealed; i++) {
+        const struct page_set *set = &table->sets[i];
+        if (set->generated || set->count < PAGE_TOKENS || set->first + set->count > n - tail) break;
+        end = set->first + set->count;
+    }
+    return end;
+}
+
 /* ---- Life */
 
 enum terse_status page_table_new(struct page_table *table, const struct page_memory *memory, size_t page_set_bytes,

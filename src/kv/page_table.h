@@ -76,6 +76,9 @@ struct page_table {
     size_t n, n_sealed, capacity; /* capacity: of sets[] */
 };
 
+/* Pages whose rows a codec is fitted to where it learns transforms of a sequence: the first that are sealed. */
+#define FIT_PAGES 32
+
 /* An empty table, with a pool of its own. */
 enum terse_status page_table_new(struct page_table *table, const struct page_memory *memory, size_t page_set_bytes,
                                  struct terse_error *error);
@@ -98,6 +101,10 @@ enum terse_status page_table_map(struct page_table *table, struct state_file *fi
                                  struct terse_error *error);
 /* Of the sealed page sets, those that other tables hold too. */
 size_t page_table_shared(const struct page_table *table);
+
+/* kv_ops.common_prefix of a cache: `fitted` tokens decide what it has learned of its sequence. */
+uint64_t page_table_common_prefix(const struct page_table *table, const struct method *method, const struct extent *extent,
+                                  uint64_t fitted, uint64_t n, uint64_t prompt);
 
 /* The page of one side, layer and head. */
 static inline uint8_t *page_set_page(const struct page_set *set, const struct page_place *place, enum codec_side side) {

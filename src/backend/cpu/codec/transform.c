@@ -11,6 +11,7 @@
 
 #include "backend/cpu/kernels/transform/ops.h"
 #include "backend/cpu/kernels/vector/ops.h"
+#include "base/inverse.h"
 #include "base/memory.h"
 #include "format/transform_codes.h"
 
@@ -48,37 +49,6 @@ static size_t predict_learned_bytes(struct codec_shape shape, enum codec_side si
     return sizeof(struct transform_learned) + learned_floats(shape.head_dim) * sizeof(float);
 }
 
-/* The transpose inverse[n][n] of the inverse of matrix[n][n] by elimination with pivots, in double precision; work[n][2 n]. false: it is singular. */
-static bool invert(const float *matrix, size_t n, double *work, float *inverse) {
-    size_t width = 2 * n;
-    for (size_t r = 0; r < n; r++) {
-        for (size_t c = 0; c < n; c++) work[r * width + c] = (double)matrix[r * n + c];
-        memset(work + r * width + n, 0, n * sizeof *work);
-        work[r * width + n + r] = 1;
-    }
-    for (size_t k = 0; k < n; k++) {
-        size_t pivot = k;
-        for (size_t r = k + 1; r < n; r++)
-            if (fabs(work[r * width + k]) > fabs(work[pivot * width + k])) pivot = r;
-        if (!(fabs(work[pivot * width + k]) > 0)) return false;
-        for (size_t c = k; pivot != k && c < width; c++) {
-            double kept = work[k * width + c];
-            work[k * width + c] = work[pivot * width + c];
-            work[pivot * width + c] = kept;
-        }
-        double scale = 1 / work[k * width + k];
-        for (size_t c = k; c < width; c++) work[k * width + c] *= scale;
-        for (size_t r = 0; r < n; r++) {
-            double factor = work[r * width + k];
-            if (r == k || factor == 0) continue;
-            for (size_t c = k; c < width; c++) work[r * width + c] -= factor * work[k * width + c];
-        }
-    }
-    for (size_t r = 0; r < n; r++)
-        for (size_t c = 0; c < n; c++) inverse[c * n + r] = (float)work[r * width + n + c];
-    return true;
-}
-
 /* Of basis[component][channel]; a component's unit is a 32767th of its norm. */
 static void basis_to_i16(const float *basis, size_t hd, int16_t *integers, float *scale) {
     for (size_t c = 0; c < hd; c++) {
@@ -110,7 +80,7 @@ static enum terse_status fill(struct transform_learned *learned, const float *fl
     learned->gain_least = own.gain_least;
     learned->gain_step = (own.gain_most - own.gain_least) / 255;
     basis_to_i16(own.basis, hd, learned->queries, learned->query_scale);
-    bool regular = invert(own.basis, hd, work, learned->inverse);
+    bool regular = invert_transposed(own.basis, hd, work, learned->inverse);
     memory_free(work);
     if (regular) return TERSE_OK;
     return status_fail(error, TERSE_E_FORMAT,

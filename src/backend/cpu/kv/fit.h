@@ -36,7 +36,6 @@ static inline bool fit_transforms(const struct cache *cache, enum codec_side sid
 void fit_side(struct cache *cache, uint32_t head, enum codec_side side, const float *rows, size_t n);
 /* The rows' memory, of the calling thread, and how many pages' rows it is filled with: the first that the step seals, at most FIT_PAGES, with the
  * window's tokens where those are few. */
-#define FIT_PAGES 32
 size_t fit_pages(const struct cache *cache, float **rows);
 
 /* Tokens on which what the cache has learned depends, if its first prompt has as many: transforms are fitted to the first pages alone, so that

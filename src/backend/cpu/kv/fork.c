@@ -75,26 +75,8 @@ enum terse_status cache_truncate(struct cache *cache, uint64_t n, struct terse_e
     return TERSE_OK;
 }
 
-/* ---- What sequences that begin alike have in common */
-
-/* Where the window begins that a prompt of so many tokens leaves. */
-static uint64_t window_after(const struct method *method, uint64_t prompt) {
-    return plan_step(method, &(struct extent){0}, CACHE_STEP_PREFILL, (size_t)prompt).after.window_first;
-}
-
 uint64_t cache_common_prefix(const struct cache *cache, uint64_t n, uint64_t prompt) {
-    const struct method *method = &cache->method;
-    uint64_t end = 0, tail = method->tail_tokens, window = cache->extent.window_first;
-    if (n >= cache->extent.length) return cache->extent.length;
-    if (!method->policy->keeps_all || n < fit_tokens(cache)) return 0;
-    if (cache->pages.n_sealed && n >= window && window <= window_after(method, prompt)) return n;
-    if (n < tail) return 0;
-    for (size_t i = 0; i < cache->pages.n_sealed; i++) {
-        const struct page_set *set = &cache->pages.sets[i];
-        if (set->generated || set->count < PAGE_TOKENS || set->first + set->count > n - tail) break;
-        end = set->first + set->count;
-    }
-    return end;
+    return page_table_common_prefix(&cache->pages, &cache->method, &cache->extent, fit_tokens(cache), n, prompt);
 }
 
 /* ---- Forking */

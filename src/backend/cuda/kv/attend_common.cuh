@@ -15,8 +15,7 @@
 #define TERSE_BACKEND_CUDA_KV_ATTEND_COMMON_CUH
 
 #include "backend/cuda/kv/attend_decode.h"
-
-#include <cuda_fp16.h>
+#include "backend/cuda/ptx.cuh"
 
 #define ATTEND_INLINE __device__ __forceinline__
 #define ALL_LANES 0xffffffffu
@@ -35,70 +34,6 @@ ATTEND_INLINE uint32_t pack_halves(float low, float high) { return half2_bits(__
 ATTEND_INLINE float low_half(uint32_t u) { return __low2float(bits_half2(u)); }
 ATTEND_INLINE float high_half(uint32_t u) { return __high2float(bits_half2(u)); }
 ATTEND_INLINE uint32_t multiply_halves(uint32_t a, uint32_t b) { return half2_bits(__hmul2(bits_half2(a), bits_half2(b))); }
-
-ATTEND_INLINE float exp2_fast(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
-/* d[16][8] += a[16][16] b[16][8]. a: {row g, columns 2t 2t+1}, {row g+8}, {row g, columns 2t+8 2t+9}, {row g+8}; b: {rows 2t 2t+1, column g},
- * {rows 2t+8 2t+9}; d: {row g, columns 2t, 2t+1}, {row g+8}. */
-ATTEND_INLINE void mma(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
-
-/* Four matrices of 8 rows of 16 bytes each; lane l gives the address of row l % 8 of matrix l / 8. */
-ATTEND_INLINE void load_matrices(uint32_t (&r)[4], uint32_t address) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(address)
-                 : "memory");
-}
-
-/* The same, transposed: a lane gets 16-bit column g of rows 2t and 2t + 1 of each. */
-ATTEND_INLINE void load_matrices_transposed(uint32_t (&r)[4], uint32_t address) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(address)
-                 : "memory");
-}
-
-ATTEND_INLINE uint32_t transpose_matrix(uint32_t x) {
-    uint32_t y;
-    asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
-    return y;
-}
-
-/* ---- Shared memory. Addresses are those of the shared window, 32 bits. */
-
-ATTEND_INLINE uint32_t shared_address(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
-
-ATTEND_INLINE uint32_t load_shared(uint32_t address) {
-    uint32_t r;
-    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(r) : "r"(address) : "memory");
-    return r;
-}
-
-ATTEND_INLINE uint2 load_shared_pair(uint32_t address) {
-    uint2 r;
-    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(r.x), "=r"(r.y) : "r"(address) : "memory");
-    return r;
-}
-
-/* UNIT bytes of global memory to shared memory, while the lane goes on; zeros where they are not valid. */
-template <int UNIT> ATTEND_INLINE void copy_async(uint32_t to, const void *from, bool valid = true) {
-    if (UNIT == 16)
-        asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0) : "memory");
-    else
-        asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(UNIT), "r"(valid ? UNIT : 0)
-                     : "memory");
-}
-ATTEND_INLINE void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-/* Waits until all but the newest N groups of this lane's copies are there; a __syncwarp makes the other lanes' visible. */
-template <int N> ATTEND_INLINE void wait_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
 
 /* ROWS rows of BYTES bytes each, in units of 16 bytes that eight rows at the same column find in eight different groups of banks: rows of a
  * power of two of units have them permuted, others are padded to an odd number. SPREAD: consecutive rows of a matrix are 2^SPREAD apart. */

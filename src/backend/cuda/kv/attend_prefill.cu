@@ -57,14 +57,14 @@ bool attend_prefill_supports(const struct head_view *heads) {
     return (hd == 64 || hd == 96 || hd == 128 || hd == 256) && heads->kv_heads && heads->query_heads % heads->kv_heads == 0;
 }
 
-cudaError_t attend_prefill(const struct attend_prefill *attend, cudaStream_t stream) {
+static cudaError_t attend_by(const struct attend_prefill *attend, bool wgmma, cudaStream_t stream) {
     const struct head_view *heads = &attend->heads;
     uint32_t hd = heads->head_dim, group = heads->query_heads / heads->kv_heads;
     if (!attend_prefill_supports(heads) || attend->begin > attend->first_query ||
         attend->first_query + attend->n > UINT32_MAX / 2 || attend->n * group > UINT32_MAX / 2)
         return cudaErrorInvalidValue;
     if (!attend->n) return cudaSuccess;
-    uint32_t rows = (uint32_t)attend->n * group, tiles = ceil_div(rows, prefill_mma_rows(hd));
+    uint32_t rows = (uint32_t)attend->n * group, tiles = ceil_div(rows, wgmma ? prefill_wgmma_rows(hd) : prefill_mma_rows(hd));
     uint32_t keys = (uint32_t)(attend->first_query + attend->n / 2 - attend->begin); /* of a query, on average */
     uint32_t splits = attend->parts ? splits_for(tiles * heads->kv_heads, keys) : 1;
     size_t states = (size_t)rows * heads->kv_heads * splits;
@@ -83,10 +83,16 @@ cudaError_t attend_prefill(const struct attend_prefill *attend, cudaStream_t str
                                     .tiles = tiles,
                                     .splits = splits,
                                     .scale = heads->scale * LOG2_E};
-    cudaError_t result = prefill_mma(launch, hd, stream);
+    cudaError_t result = wgmma ? prefill_wgmma(launch, hd, stream) : prefill_mma(launch, hd, stream);
     if (result != cudaSuccess || splits == 1) return result;
     merge_kernel<<<ceil_div(rows * heads->kv_heads, MERGE_THREADS * 4 / hd), MERGE_THREADS, 0, stream>>>(launch, hd);
     return cudaGetLastError();
 }
 
-cudaError_t attend_prefill_mma(const struct attend_prefill *attend, cudaStream_t stream) { return attend_prefill(attend, stream); }
+cudaError_t attend_prefill(const struct attend_prefill *attend, cudaStream_t stream) {
+    return attend_by(attend, prefill_wgmma_serves(), stream);
+}
+
+cudaError_t attend_prefill_mma(const struct attend_prefill *attend, cudaStream_t stream) {
+    return attend_by(attend, false, stream);
+}

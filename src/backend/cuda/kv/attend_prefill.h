@@ -1,10 +1,12 @@
-/* Exact attention of many queries: tiled, on tensor cores, never an L x L matrix (Dao 2023, FlashAttention-2).
+/* Exact attention of many queries: tiled, on tensor cores, never an L x L matrix (Dao 2023, FlashAttention-2; Shah et al. 2024,
+ * FlashAttention-3).
  *
  * A tile holds some queries' heads that share a KV head: row r of all of them is query r / G, head r % G of the group. So keys and values are
  * read once for a group, and few queries fill a tile. Queries are rounded to halves (scale and log2 e included), weights too; sums and
  * the softmax are fp32.
  *
- * attend_prefill_mma.cu runs on compute capability 8.0 and later. Where there are fewer tiles than multiprocessors the rows of keys are read in several parts, whose states a second kernel merges.
+ * attend_prefill.cu chooses: attend_prefill_mma.cu runs on compute capability 8.0 and later, attend_prefill_wgmma.cu on 9.0. Where there are
+ * fewer tiles than multiprocessors the rows of keys are read in several parts, whose states a second kernel merges.
  */
 #ifndef TERSE_BACKEND_CUDA_KV_ATTEND_PREFILL_H
 #define TERSE_BACKEND_CUDA_KV_ATTEND_PREFILL_H

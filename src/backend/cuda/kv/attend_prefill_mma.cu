@@ -5,6 +5,7 @@
  * the values are summed. Logits and weights stay in registers: the layout of a product's result is that of the next one's left side.
  */
 #include "backend/cuda/kv/attend_prefill_tile.cuh"
+#include "backend/cuda/ptx.cuh"
 
 #define WARPS 4
 #define THREADS (32 * WARPS)
@@ -17,28 +18,8 @@ template <int HD> struct mma_shape {
     static constexpr int BYTES = (ROWS + 2 * KEYS) * PITCH * 2;
 };
 
-static __device__ __forceinline__ uint32_t shared_address(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
-
-static __device__ __forceinline__ void copy_async(uint32_t to, const void *from, bool there) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0) : "memory");
-}
-static __device__ __forceinline__ void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-static __device__ __forceinline__ void copies_wait() { asm volatile("cp.async.wait_group 0;" ::: "memory"); }
-
-static __device__ __forceinline__ void load_matrices(uint32_t (&r)[4], uint32_t from) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(from));
-}
-static __device__ __forceinline__ void load_matrices_transposed(uint32_t (&r)[4], uint32_t from) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(from));
-}
 static __device__ __forceinline__ void multiply(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    mma(d, a[0], a[1], a[2], a[3], b0, b1);
 }
 
 /* A block's rows from `first` of a KV head on, zeros from row `end` on. */
@@ -51,10 +32,10 @@ static __device__ __forceinline__ void load_rows(uint32_t to, const __half *rows
     for (int i = 0; i < shape::KEYS * CHUNKS / THREADS; i++) {
         int at = (int)threadIdx.x + i * THREADS, r = at / CHUNKS, c = at % CHUNKS;
         bool there = first + r < end;
-        copy_async(to + (r * shape::PITCH + c * 8) * 2, rows + ((size_t)(there ? first + r : first) * kv_heads + head) * HD + c * 8,
-                   there);
+        copy_async<16>(to + (r * shape::PITCH + c * 8) * 2,
+                       rows + ((size_t)(there ? first + r : first) * kv_heads + head) * HD + c * 8, there);
     }
-    copies_commit();
+    commit_copies();
 }
 
 template <int HD>
@@ -163,11 +144,11 @@ static __global__ void __launch_bounds__(THREADS, HD <= 64 ? 2 : 1) prefill_mma_
     for (uint32_t block = share.first; block < share.end; block++) {
         uint32_t first = a.begin + block * KEYS;
         float s[TILES][KEYS / 8][4];
-        copies_wait();
+        wait_copies<0>();
         __syncthreads(); /* keys are there; the values before are done with */
         load_rows<HD>(v, a.v, a.kv_heads, share.head, first, end);
         logits<HD>(s, q, k);
-        copies_wait();
+        wait_copies<0>();
         __syncthreads(); /* values are there; the keys are done with */
         if (block + 1 < share.end) load_rows<HD>(k, a.k, a.kv_heads, share.head, first + KEYS, end);
         bool masked = first + KEYS > open;

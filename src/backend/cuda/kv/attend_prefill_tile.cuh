@@ -3,6 +3,7 @@
 #define TERSE_BACKEND_CUDA_KV_ATTEND_PREFILL_TILE_CUH
 
 #include "backend/cuda/kv/attend_prefill.h"
+#include "backend/cuda/ptx.cuh"
 
 #define LOG2_E 1.4426950408889634f
 /* Weights are held 2^BIAS times too large, so that those of 2^-14 of the largest are still halves of full precision. */
@@ -50,12 +51,6 @@ static __device__ __forceinline__ __half2 query_halves(float x, float y, float s
     return __floats2half2_rn(fminf(fmaxf(x * scale, -65504.f), 65504.f), fminf(fmaxf(y * scale, -65504.f), 65504.f));
 }
 
-static __device__ __forceinline__ float exp2_fast(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
 static __device__ __forceinline__ uint32_t pack_halves(float x, float y) {
     __half2 h = __floats2half2_rn(x, y);
     return *(uint32_t *)&h;
@@ -89,7 +84,11 @@ static __device__ __forceinline__ float renew(struct row_state &s, float largest
 
 static __host__ __device__ __forceinline__ uint32_t ceil_div(uint32_t a, uint32_t b) { return (a + b - 1) / b; }
 
+/* The two ways. The second serves where it was built for and the device has it. */
 uint32_t prefill_mma_rows(uint32_t head_dim); /* of a tile */
 cudaError_t prefill_mma(const struct prefill_launch &launch, uint32_t head_dim, cudaStream_t stream);
+bool prefill_wgmma_serves();
+uint32_t prefill_wgmma_rows(uint32_t head_dim);
+cudaError_t prefill_wgmma(const struct prefill_launch &launch, uint32_t head_dim, cudaStream_t stream);
 
 #endif

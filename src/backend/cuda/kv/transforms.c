@@ -1,0 +1,98 @@
+/* Sending a profile to the device: a side of a layer and KV head at a time, so that the host needs little memory for it. */
+#include "backend/cuda/kv/transforms.h"
+
+#include "backend/cuda/device.h"
+#include "base/half.h"
+#include "base/inverse.h"
+#include "base/memory.h"
+#include "format/codebook_layouts.h"
+
+#include <string.h>
+
+/* Floats of a view's numbers: mean, size, basis, inverse, and the basis in halves. */
+static size_t view_floats(size_t hd) { return 2 * hd + 2 * hd * hd + hd * hd / 2; }
+
+/* What a view is made in, on the host. */
+struct work {
+    float *parameters; /* [transform_parameter_floats(hd)] */
+    float *floats;     /* [view_floats(hd)] */
+    double *inversion; /* [hd][2 hd] */
+};
+
+static enum terse_status set_floats(struct transform_parameters own, size_t hd, struct work *work, struct terse_error *error) {
+    float *mean = work->floats, *size = mean + hd, *basis = size + hd, *inverse = basis + hd * hd;
+    uint16_t *half = (uint16_t *)(void *)(inverse + hd * hd);
+    memcpy(mean, own.mean, hd * sizeof *mean);
+    memcpy(size, own.size, hd * sizeof *size);
+    memcpy(basis, own.basis, hd * hd * sizeof *basis);
+    for (size_t i = 0; i < hd * hd; i++) half[i] = half_from_float(basis[i]);
+    if (invert_transposed(basis, hd, work->inversion, inverse)) return TERSE_OK;
+    return status_fail(error, TERSE_E_FORMAT,
+                       "the basis of a transform is singular: the profile is damaged, make it again with terse calibrate");
+}
+
+/* The view of a set, whose numbers are sent to device[view_floats(hd)]. */
+static enum terse_status make_view(const struct method *method, enum codec_side side, size_t set, size_t hd, struct work *work,
+                                   float *device, struct transform_view *view, struct terse_error *error) {
+    codebook_parameters(method->learned, side, set, work->parameters);
+    struct transform_parameters own = transform_parameters_at(work->parameters, (uint32_t)hd);
+    enum terse_status status = set_floats(own, hd, work, error);
+    if (status) return status;
+    const float *size = device + hd, *basis = size + hd, *inverse = basis + hd * hd;
+    *view = (struct transform_view){.layout = method->layouts->layout[side][set],
+                                    .gain_least = own.gain_least,
+                                    .gain_step = (own.gain_most - own.gain_least) / 255,
+                                    .mean = device,
+                                    .size = size,
+                                    .basis = basis,
+                                    .inverse = inverse,
+                                    .basis_half = (const device_half *)(const void *)(inverse + hd * hd)};
+    return device_check(cudaMemcpy(device, work->floats, view_floats(hd) * sizeof *device, cudaMemcpyHostToDevice),
+                        "sending a profile", error);
+}
+
+static enum terse_status make_views(const struct cache_shape *shape, const struct method *method, struct work *work, float *device,
+                                    struct transform_view *views, struct terse_error *error) {
+    size_t hd = shape->head_dim, heads = (size_t)shape->layers * shape->kv_heads;
+    const bool shared = codebook_info(method->learned)->shared;
+    for (size_t i = 0; i < 2 * heads; i++) {
+        enum codec_side side = i % 2 ? CODEC_VALUES : CODEC_KEYS;
+        if (!method->layouts->layout[side]) continue;
+        enum terse_status status = make_view(method, side, shared ? 0 : i / 2, hd, work, device, &views[i], error);
+        if (status) return status;
+        device += view_floats(hd);
+    }
+    return TERSE_OK;
+}
+
+enum terse_status transforms_new(const struct cache_shape *shape, const struct method *method, struct transform_view **views,
+                                 struct terse_error *error) {
+    size_t hd = shape->head_dim, n = 2 * (size_t)shape->layers * shape->kv_heads, coded = 0;
+    *views = NULL;
+    for (int side = CODEC_KEYS; method->layouts && side <= CODEC_VALUES; side++)
+        if (method->layouts->layout[side]) coded += n / 2;
+    if (!coded) return TERSE_OK;
+    size_t head = memory_round_up(n * sizeof **views, 256), bytes = head + coded * view_floats(hd) * sizeof(float);
+    struct work work = {.parameters = memory_array(transform_parameter_floats(shape->head_dim), sizeof(float)),
+                        .floats = memory_array(view_floats(hd), sizeof(float)),
+                        .inversion = memory_array(2 * hd * hd, sizeof(double))};
+    struct transform_view *host = memory_zeros(n, sizeof *host);
+    enum terse_status status = TERSE_OK;
+    uint8_t *device = NULL;
+    if (!work.parameters || !work.floats || !work.inversion || !host)
+        status = status_no_memory(error, n * sizeof *host, "a profile");
+    else if (!(device = device_alloc(NULL, bytes, "a profile", error)))
+        status = TERSE_E_MEMORY;
+    if (!status) status = make_views(shape, method, &work, (float *)(void *)(device + head), host, error);
+    if (!status)
+        status = device_check(cudaMemcpy(device, host, n * sizeof *host, cudaMemcpyHostToDevice), "sending a profile", error);
+    memory_free(work.parameters);
+    memory_free(work.floats);
+    memory_free(work.inversion);
+    memory_free(host);
+    if (status) device_free(NULL, device, bytes);
+    if (!status) *views = (struct transform_view *)(void *)device;
+    return status;
+}
+
+void transforms_free(struct transform_view *views) { device_free(NULL, views, 0); }

@@ -1,0 +1,88 @@
+/* Instructions that C++ has no name for, for compute capability 8.0 and later, one each. Nothing else here, and no such instruction elsewhere but
+ * in kv/hopper.cuh: tests run kernels on the host with another file of this name (tests/cuda/emulation). */
+#ifndef TERSE_BACKEND_CUDA_PTX_CUH
+#define TERSE_BACKEND_CUDA_PTX_CUH
+
+#include <cuda_fp16.h>
+#include <stdint.h>
+
+#define PTX_INLINE static __device__ __forceinline__
+
+/* 2^x, within 2^-22 of it; denormal numbers count as 0. */
+PTX_INLINE float exp2_fast(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+/* ---- Products of a warp */
+
+/* d[16][8] += a[16][16] b[16][8]. g = lane / 4, t = lane % 4; a: {row g, columns 2t 2t+1}, {row g+8}, {row g, columns 2t+8 2t+9}, {row g+8}; b: {rows
+ * 2t 2t+1, column g}, {rows 2t+8 2t+9}; d: {row g, columns 2t, 2t+1}, {row g+8}. */
+PTX_INLINE void mma(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+/* The same of bytes: d[16][8] += a[16][32] b[32][8], where a and b have columns, rows, 4t .. 4t+3 and 16 more. */
+PTX_INLINE void mma_s8(int (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+/* Four matrices of 8 rows of 16 bytes each; lane l gives the address of row l % 8 of matrix l / 8, and gets columns 2t, 2t + 1 of row g of each. */
+PTX_INLINE void load_matrices(uint32_t (&r)[4], uint32_t address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(address)
+                 : "memory");
+}
+
+/* The same, transposed: a lane gets 16-bit column g of rows 2t and 2t + 1 of each. */
+PTX_INLINE void load_matrices_transposed(uint32_t (&r)[4], uint32_t address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(address)
+                 : "memory");
+}
+
+/* A matrix of 8 by 8 halves, a lane having columns 2t, 2t + 1 of row g. */
+PTX_INLINE uint32_t transpose_matrix(uint32_t x) {
+    uint32_t y;
+    asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
+    return y;
+}
+
+/* ---- Shared memory. Addresses are those of the shared window, 32 bits. */
+
+PTX_INLINE uint32_t shared_address(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
+
+PTX_INLINE uint32_t load_shared(uint32_t address) {
+    uint32_t r;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(r) : "r"(address) : "memory");
+    return r;
+}
+
+PTX_INLINE uint2 load_shared_pair(uint32_t address) {
+    uint2 r;
+    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(r.x), "=r"(r.y) : "r"(address) : "memory");
+    return r;
+}
+
+/* ---- Copies from global to shared memory, while the lane goes on */
+
+/* UNIT bytes, 4, 8 or 16; zeros where they are not valid. */
+template <int UNIT> PTX_INLINE void copy_async(uint32_t to, const void *from, bool valid = true) {
+    if (UNIT == 16)
+        asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0) : "memory");
+    else
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(UNIT), "r"(valid ? UNIT : 0)
+                     : "memory");
+}
+PTX_INLINE void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+/* Waits until all but the newest N groups of this lane's copies are there; a __syncwarp makes the other lanes' visible. */
+template <int N> PTX_INLINE void wait_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
+
+#endif

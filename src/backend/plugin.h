@@ -1,0 +1,30 @@
+/* A backend that is a shared object of its own, opened at run time: what it exports. It brings its own copies of what backends share (src/base,
+ * format, method, kv), so that nothing but this one symbol goes between; so it is of the library's very version. */
+#ifndef TERSE_BACKEND_PLUGIN_H
+#define TERSE_BACKEND_PLUGIN_H
+
+#include "backend/backend.h"
+
+#define PLUGIN_TEXT_OF(x) #x
+#define PLUGIN_TEXT(x) PLUGIN_TEXT_OF(x)
+#define PLUGIN_VERSION PLUGIN_TEXT(TERSE_VERSION_MAJOR) "." PLUGIN_TEXT(TERSE_VERSION_MINOR) "." PLUGIN_TEXT(TERSE_VERSION_PATCH)
+#define PLUGIN_SYMBOL "terse_backend_plugin"
+
+struct backend_plugin {
+    /* Differ where the two were not built together. */
+    const char *version; /* PLUGIN_VERSION */
+    size_t backend_bytes, executor_bytes, kv_bytes, cache_shape_bytes, method_bytes, model_bytes;
+    const struct backend *backend;
+};
+
+#define BACKEND_PLUGIN(table) \
+    { \
+        PLUGIN_VERSION, sizeof(struct backend), sizeof(struct executor_ops), sizeof(struct kv_ops), sizeof(struct cache_shape), \
+            sizeof(struct method), sizeof(struct terse_model), table \
+    }
+
+/* The backend of that name, "cuda"; opened when it is first asked for, and never closed. TERSE_E_UNSUPPORTED says in one line what is missing.
+ * Thread-safe. */
+enum terse_status plugin_open(const char *name, const struct backend **backend, struct terse_error *error);
+
+#endif

@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# terse run on a device: what is asked for and not there is refused in one line, never replaced in silence.
+. "$(dirname "$0")/../support/cli.sh"
+export TERSE_PLUGIN_PATH=$work # no plug-ins there
+
+refuses 'make CUDA=1' run -p hello -n 2 --device cuda
+refuses 'make CUDA=1' run -p hello -n 2 -ngl 99
+refuses 'computed on one device' run -p hello -n 2 -ngl 5
+refuses '--device' run -p hello -n 2 --device tpu
+refuses '-ngl' run -p hello -n 2 -ngl all
+
+echo 'no object' >"$work/libterse-cuda.so"
+refuses 'cannot be opened' run -p hello -n 2 --device cuda
+rm "$work/libterse-cuda.so"
+
+for options in '--device cpu' '-ngl 0' '--device auto'; do
+    works run -p hello -n 2 --temp 0 $options
+    [ -s "$work/out" ] || fail "run $options wrote nothing"
+done
