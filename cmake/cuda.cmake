@@ -13,7 +13,8 @@ file(GLOB_RECURSE TERSE_CUDA_KERNEL_SOURCES CONFIGURE_DEPENDS src/backend/cuda/*
 
 add_library(terse_cuda_objects OBJECT ${TERSE_CUDA_HOST_SOURCES} ${TERSE_CUDA_KERNEL_SOURCES})
 set_target_properties(terse_cuda_objects PROPERTIES POSITION_INDEPENDENT_CODE ON C_VISIBILITY_PRESET hidden CUDA_VISIBILITY_PRESET hidden)
-target_include_directories(terse_cuda_objects PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include> PRIVATE src ${CUDAToolkit_INCLUDE_DIRS})
+target_include_directories(terse_cuda_objects PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include> PRIVATE src)
+target_include_directories(terse_cuda_objects SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS}) # no warnings of theirs
 target_compile_options(terse_cuda_objects PRIVATE
                        $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Wextra $<$<BOOL:${TERSE_WERROR}>:-Werror=all-warnings>>
                        $<$<COMPILE_LANGUAGE:C>:-Wall -Wextra -Wpedantic -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wno-unknown-pragmas $<$<BOOL:${TERSE_WERROR}>:-Werror>>)
