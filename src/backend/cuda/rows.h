@@ -1,0 +1,40 @@
+/* Rows of activations on the device, a token or a head each: norms, activation functions and the like, and their forms for products
+ * (weights.h). Plain C. What each computes is the CPU's (backend/cpu/rows.h), within rounding. */
+#ifndef TERSE_BACKEND_CUDA_ROWS_H
+#define TERSE_BACKEND_CUDA_ROWS_H
+
+#include "backend/cuda/weights.h"
+#include "model/model.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* What becomes of rows on their way into a product. gain, bias: device memory. */
+enum row_kind { ROW_PLAIN, ROW_NORM, ROW_ACTIVATION };
+struct row_form {
+    enum row_kind kind;
+    struct norm norm;           /* ROW_NORM; gain and bias on the device */
+    enum activation activation; /* ROW_ACTIVATION: of x, and SwiGLU multiplies by `factor` */
+};
+
+/* Rows x[n][width], after `form`, in all the forms that `to` has room for; at most EACH_ROWS of them where `high` is one. */
+cudaError_t rows_prepare(struct row_form form, const float *x, const float *factor, uint32_t n, uint32_t width,
+                         const struct device_vectors *to, cudaStream_t stream);
+
+/* x[n][width] becomes its norm, and with most > 0 is first kept within [-most, most]. */
+cudaError_t rows_norm(struct norm norm, float *x, uint32_t n, uint32_t width, float most, cudaStream_t stream);
+cudaError_t rows_clamp(float *x, float most, size_t count, cudaStream_t stream);
+
+/* After a product of halves: out[n][width] = y[n][stride] size + bias, or with `add` += that. bias NULL: none. out may be y. */
+cudaError_t rows_finish(const float *y, uint32_t n, uint32_t width, uint32_t stride, const float *sizes, const float *bias,
+                        float *out, uint32_t out_stride, bool add, cudaStream_t stream);
+
+/* Rows from[ids[i]][width], i < n, one after the other; ids on the device. */
+cudaError_t rows_pick(const float *from, const uint32_t *ids, uint32_t n, uint32_t width, float *out, cudaStream_t stream);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

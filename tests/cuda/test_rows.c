@@ -1,0 +1,152 @@
+/* Norms, activation functions and the like against the CPU's. */
+#include "backend/cpu/rows.h"
+#include "backend/cuda/device.h"
+#include "backend/cuda/rows.h"
+#include "base/memory.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { ROWS = 9, WIDTH = 1000, HEAD = 96 };
+
+static uint32_t random_state = 1;
+static float uniform(void) {
+    random_state = random_state * 1664525u + 1013904223u;
+    return (float)(random_state >> 8) / (1 << 23) - 1;
+}
+
+static float x[ROWS * WIDTH], factor[ROWS * WIDTH], gain[WIDTH], bias[WIDTH], want[ROWS * WIDTH], got[ROWS * WIDTH];
+
+static float *on_device(const float *from, size_t n) {
+    float *memory;
+    assert_int_equal(cudaMalloc((void **)&memory, n * sizeof *memory), cudaSuccess);
+    assert_int_equal(cudaMemcpy(memory, from, n * sizeof *memory, cudaMemcpyHostToDevice), cudaSuccess);
+    return memory;
+}
+
+static void read_back(const float *from, size_t n) {
+    assert_int_equal(cudaMemcpy(got, from, n * sizeof *got, cudaMemcpyDeviceToHost), cudaSuccess);
+}
+
+static int fill(void **state) {
+    (void)state;
+    for (int i = 0; i < ROWS * WIDTH; i++) {
+        x[i] = uniform() * (i % 7 ? 3 : 12);
+        factor[i] = uniform();
+    }
+    for (int i = 0; i < WIDTH; i++) {
+        gain[i] = 1 + uniform();
+        bias[i] = uniform();
+    }
+    return 0;
+}
+
+static void compare(const char *what, size_t n, double bound) {
+    for (size_t i = 0; i < n; i++)
+        if (!(fabs((double)got[i] - (double)want[i]) <= bound * (1 + fabs((double)want[i]))))
+            fail_msg("%s: number %zu is %g, not %g", what, i, (double)got[i], (double)want[i]);
+}
+
+/* What the form makes of x, as plain numbers. */
+static void prepare(struct row_form form) {
+    float *from = on_device(x, ROWS * WIDTH), *with = on_device(factor, ROWS * WIDTH), *out = on_device(x, ROWS * WIDTH);
+    struct device_vectors to = {.plain = out};
+    assert_int_equal(rows_prepare(form, from, with, ROWS, WIDTH, &to, NULL), cudaSuccess);
+    read_back(out, ROWS * WIDTH);
+    cudaFree(from);
+    cudaFree(with);
+    cudaFree(out);
+}
+
+static void norms(void **state) {
+    (void)state;
+    float *device_gain = on_device(gain, WIDTH), *device_bias = on_device(bias, WIDTH);
+    for (int kind = 0; kind < 2; kind++)
+        for (int with_bias = 0; with_bias < 2; with_bias++) {
+            struct norm norm = {kind ? NORM_LAYER : NORM_RMS, 1e-5f, gain, with_bias ? bias : NULL};
+            norm_rows(&norm, x, want, ROWS, WIDTH);
+            norm.gain = device_gain;
+            norm.bias = with_bias ? device_bias : NULL;
+            prepare((struct row_form){.kind = ROW_NORM, .norm = norm});
+            compare("a norm", ROWS * WIDTH, 2e-6);
+        }
+    cudaFree(device_gain);
+    cudaFree(device_bias);
+}
+
+static void activations(void **state) {
+    (void)state;
+    static const enum activation all[] = {ACTIVATION_SWIGLU, ACTIVATION_GELU_TANH, ACTIVATION_GELU};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
+        memcpy(want, x, sizeof want);
+        activate_rows(all[i], want, factor, ROWS, WIDTH);
+        prepare((struct row_form){.kind = ROW_ACTIVATION, .activation = all[i]});
+        compare("an activation function", ROWS * WIDTH, 2e-6);
+    }
+}
+
+static void heads(void **state) {
+    (void)state;
+    enum { N = 37 };
+    float *device_gain = on_device(gain, HEAD);
+    for (int clamped = 0; clamped < 2; clamped++) {
+        struct norm norm = {NORM_RMS, 1e-6f, gain, NULL};
+        float *rows = on_device(x, N * HEAD);
+        memcpy(want, x, N * HEAD * sizeof *x);
+        if (clamped) clamp_rows(want, 2, N, HEAD);
+        norm_rows(&norm, want, want, N, HEAD);
+        norm.gain = device_gain;
+        assert_int_equal(rows_norm(norm, rows, N, HEAD, clamped ? 2 : 0, NULL), cudaSuccess);
+        read_back(rows, N * HEAD);
+        compare("a head's norm", N * HEAD, 2e-6);
+        cudaFree(rows);
+    }
+    cudaFree(device_gain);
+}
+
+static void clamps(void **state) {
+    (void)state;
+    float *rows = on_device(x, ROWS * WIDTH);
+    memcpy(want, x, sizeof want);
+    clamp_rows(want, 1.5f, ROWS, WIDTH);
+    assert_int_equal(rows_clamp(rows, 1.5f, ROWS * WIDTH, NULL), cudaSuccess);
+    read_back(rows, ROWS * WIDTH);
+    compare("a clamp", ROWS * WIDTH, 0);
+    cudaFree(rows);
+}
+
+static void finishing_and_picking(void **state) {
+    (void)state;
+    static const uint32_t ids[] = {8, 0, 3, 3};
+    const float sizes[ROWS] = {1, 2, 0.5f, 4, 1, 1, 8, 0.25f, 1};
+    float *y = on_device(x, ROWS * WIDTH), *to = on_device(factor, ROWS * WIDTH), *device_sizes = on_device(sizes, ROWS),
+          *device_bias = on_device(bias, WIDTH), *device_ids = on_device((const float *)(const void *)ids, 4);
+    assert_int_equal(rows_finish(y, ROWS, WIDTH, WIDTH, device_sizes, device_bias, to, WIDTH, true, NULL), cudaSuccess);
+    for (int i = 0; i < ROWS * WIDTH; i++) want[i] = factor[i] + (x[i] * sizes[i / WIDTH] + bias[i % WIDTH]);
+    read_back(to, ROWS * WIDTH);
+    compare("a product's end", ROWS * WIDTH, 1e-6);
+    assert_int_equal(rows_pick(y, (const uint32_t *)(const void *)device_ids, 4, WIDTH, to, NULL), cudaSuccess);
+    for (int i = 0; i < 4; i++) memcpy(want + i * WIDTH, x + ids[i] * WIDTH, WIDTH * sizeof *x);
+    read_back(to, 4 * WIDTH);
+    compare("picked rows", 4 * WIDTH, 0);
+    float *all[] = {y, to, device_sizes, device_bias, device_ids};
+    for (int i = 0; i < 5; i++) cudaFree(all[i]);
+}
+
+int main(void) {
+    struct terse_error error;
+    if (device_available(&error)) {
+        fprintf(stderr, "skipped: %s\n", error.message);
+        return 77;
+    }
+    const struct CMUnitTest tests[] = {cmocka_unit_test(norms), cmocka_unit_test(activations), cmocka_unit_test(heads),
+                                       cmocka_unit_test(clamps), cmocka_unit_test(finishing_and_picking)};
+    return cmocka_run_group_tests(tests, fill, NULL);
+}
