@@ -202,6 +202,8 @@ static void few_queries_over_many_rows(void **state) {
                                   .begin = 13,
                                   .parts = true,
                                   .in_place = i % 2});
+    /* As many parts of full tiles as 132 multiprocessors have room for. */
+    check(&(struct shape){.head_dim = 64, .kv_heads = 8, .group = 4, .n = 624, .first_query = 10000, .parts = true});
     /* More parts than blocks that early queries of the panel read. */
     check(&(struct shape){.head_dim = 128, .kv_heads = 1, .group = 1, .n = 3000, .parts = true});
 }
@@ -234,6 +236,9 @@ static void what_is_not_served_is_refused(void **state) {
     assert_false(attend_prefill_supports(&heads));
     assert_int_equal(attend_prefill(&(struct attend_prefill){.heads = heads, .n = 1}, device_stream()), cudaErrorInvalidValue);
     heads.head_dim = 128;
+    heads.query_heads = 0;
+    assert_false(attend_prefill_supports(&heads));
+    heads.query_heads = 8;
     assert_int_equal(attend_prefill(&(struct attend_prefill){.heads = heads, .n = 1, .begin = 1}, device_stream()),
                      cudaErrorInvalidValue);
     assert_int_equal(attend_prefill(&(struct attend_prefill){.heads = heads}, device_stream()), cudaSuccess);

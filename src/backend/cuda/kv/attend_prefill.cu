@@ -1,7 +1,6 @@
 /* Which kernel serves, in how many parts, and merging of parts. */
 #include "backend/cuda/kv/attend_prefill_tile.cuh"
 
-#define ROWS_MOST 128    /* of a tile */
 #define WAVES_MOST 4     /* tiles that are read in parts fill the device so often at most, all parts together */
 #define PART_KEYS 512    /* a part has at least so many rows of keys */
 #define PART_COST 256    /* what a part costs besides its rows, in rows */
@@ -49,12 +48,14 @@ static uint32_t splits_for(uint32_t blocks, uint32_t keys) {
 }
 
 size_t attend_prefill_part_floats(const struct head_view *heads) {
-    return (size_t)multiprocessors() * WAVES_MOST * ROWS_MOST * (heads->head_dim + 2);
+    uint32_t mma = prefill_mma_rows(heads->head_dim), wgmma = prefill_wgmma_rows(heads->head_dim);
+    return (size_t)multiprocessors() * WAVES_MOST * (mma > wgmma ? mma : wgmma) * (heads->head_dim + 2);
 }
 
 bool attend_prefill_supports(const struct head_view *heads) {
     uint32_t hd = heads->head_dim;
-    return (hd == 64 || hd == 96 || hd == 128 || hd == 256) && heads->kv_heads && heads->query_heads % heads->kv_heads == 0;
+    return (hd == 64 || hd == 96 || hd == 128 || hd == 256) && heads->kv_heads && heads->query_heads &&
+           heads->query_heads % heads->kv_heads == 0;
 }
 
 static cudaError_t attend_by(const struct attend_prefill *attend, bool wgmma, cudaStream_t stream) {

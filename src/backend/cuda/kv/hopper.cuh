@@ -3,10 +3,11 @@
 #ifndef TERSE_BACKEND_CUDA_KV_HOPPER_CUH
 #define TERSE_BACKEND_CUDA_KV_HOPPER_CUH
 
+#include "backend/cuda/ptx.cuh"
+
 #include <cuda.h>
 #include <cudaTypedefs.h>
 #include <stdint.h>
-
 
 /* ---- Barriers in shared memory. A phase ends when `count` threads have arrived and all bytes it expects have come; waiting for the
  * phase of a parity, 0 first, returns once it has ended. */
