@@ -12,7 +12,7 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 tools=${TOOLS-memcheck racecheck initcheck}
 limit=${LIMIT:-600}
 skipped=77
-whole='^test_(backend|device|executor|model|engine)' # not tests of kernels
+whole='^test_(device|cuda_|backend|executor|forward|engine)' # not tests of kernels
 export OMP_WAIT_POLICY=passive
 PATH=$PATH:/usr/local/cuda/bin
 
