@@ -163,9 +163,12 @@ __global__ void clamp_numbers(float *x, float most, size_t count) {
         x[i] = x[i] > most ? most : x[i] < -most ? -most : x[i];
 }
 
+#define CLAMP_BLOCKS 4096
+
 extern "C" cudaError_t rows_clamp(float *x, float most, size_t count, cudaStream_t stream) {
-    size_t blocks = (count + 1023) / 1024;
-    if (count) clamp_numbers < <<blocks<4096 ? (unsigned)blocks : 4096, 256, 0, stream>>>(x, most, count);
+    size_t wanted = (count + 1023) / 1024;
+    unsigned blocks = wanted > CLAMP_BLOCKS ? CLAMP_BLOCKS : (unsigned)wanted;
+    if (count) clamp_numbers<<<blocks, 256, 0, stream>>>(x, most, count);
     return cudaGetLastError();
 }
 
