@@ -1,0 +1,1 @@
+/* Nothing: what is emulated is of compute capability 8.0. */

@@ -1,0 +1,267 @@
+/* CUDA kernels on the host, for tests where there is no GPU: what translate.py leaves of a .cu file is C++, and this, included before it, gives the words
+ * their meaning. A block's threads are fibers, which take turns where they wait for one another; blocks run one after another. Instructions
+ * that a warp executes together are in ptx.cuh beside this. It says nothing of speed, nor of races between the threads of a warp.
+ *
+ * Shared memory is filled with what is no number before each block. Memory of the device is the host's: AddressSanitizer watches it.
+ */
+#ifndef TESTS_CUDA_EMULATION_H
+#define TESTS_CUDA_EMULATION_H
+
+#include <cuda_runtime_api.h>
+#include <vector_functions.h>
+
+#include <cuda_fp16.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+
+/* The headers have been read as by a host's compiler; from here on sources may take this for CUDA. */
+#define __CUDACC__ 1
+#define __CUDA_ARCH__ 800
+#undef __global__
+#undef __device__
+#undef __host__
+#undef __constant__
+#undef __forceinline__
+#undef __noinline__
+#undef __launch_bounds__
+#undef __grid_constant__
+#define __global__
+#define __device__
+#define __host__
+#define __constant__
+#define __forceinline__ inline
+#define __noinline__
+#define __grid_constant__
+#define __launch_bounds__(...)
+
+/* ---- Threads */
+
+struct emulated_thread {
+    uint3 thread, block;
+};
+extern emulated_thread *emulated_now;
+extern dim3 emulated_grid, emulated_block;
+#define threadIdx (emulated_now->thread)
+#define blockIdx (emulated_now->block)
+#define blockDim emulated_block
+#define gridDim emulated_grid
+#define warpSize 32
+
+#define EMULATED_SHARED_BYTES (232 << 10)
+extern char emulated_shared_memory[EMULATED_SHARED_BYTES];
+
+/* Runs body() on all threads of all blocks, or, while a stream captures, keeps it. */
+void emulated_run(dim3 grid, dim3 block, size_t shared, cudaStream_t stream, std::function<void()> body);
+
+void emulated_barrier();                              /* of the block */
+bool emulated_vote(bool all, bool value);             /* of the block */
+void emulated_warp_barrier(uint32_t mask);            /* of the lanes in the mask */
+uint32_t emulated_ballot(uint32_t mask, bool value);
+/* Every lane of the mask gives `bytes` bytes and gets those of all 32, [32][bytes]; valid until the next two such calls. */
+const char *emulated_exchange(uint32_t mask, const void *own, size_t bytes);
+inline unsigned emulated_lane() {
+    return (threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z)) % 32;
+}
+
+struct emulated_launch {
+    dim3 grid, block;
+    size_t shared;
+    cudaStream_t stream;
+    emulated_launch(dim3 grid, dim3 block, size_t shared = 0, cudaStream_t stream = 0)
+        : grid(grid), block(block), shared(shared), stream(stream) {}
+    template <class... P, class... A> void run(void (*kernel)(P...), A... arguments) {
+        emulated_run(grid, block, shared, stream, [=]() { kernel(arguments...); });
+    }
+};
+#define EMULATED_KERNEL(kernel) kernel
+
+#define __syncthreads emulated_barrier
+inline int __syncthreads_or(int value) { return emulated_vote(false, value != 0); }
+inline int __syncthreads_and(int value) { return emulated_vote(true, value != 0); }
+inline void __syncwarp(uint32_t mask = 0xffffffffu) { emulated_warp_barrier(mask); }
+inline uint32_t __ballot_sync(uint32_t mask, int value) { return emulated_ballot(mask, value != 0); }
+inline int __any_sync(uint32_t mask, int value) { return emulated_ballot(mask, value != 0) != 0; }
+inline int __all_sync(uint32_t mask, int value) { return emulated_ballot(mask, value != 0) == mask; }
+inline uint32_t __activemask() { return 0xffffffffu; }
+
+template <class T> T emulated_from_lane(uint32_t mask, T value, unsigned lane) {
+    T result;
+    memcpy(&result, emulated_exchange(mask, &value, sizeof value) + (lane % 32) * sizeof value, sizeof value);
+    return result;
+}
+template <class T> T __shfl_sync(uint32_t mask, T value, int lane, int width = 32) {
+    unsigned own = emulated_lane();
+    return emulated_from_lane(mask, value, (own & ~(unsigned)(width - 1)) | ((unsigned)lane & (unsigned)(width - 1)));
+}
+template <class T> T __shfl_xor_sync(uint32_t mask, T value, int lanes, int width = 32) {
+    unsigned own = emulated_lane(), from = own ^ (unsigned)lanes;
+    return emulated_from_lane(mask, value, from / (unsigned)width > own / (unsigned)width ? own : from);
+}
+template <class T> T __shfl_down_sync(uint32_t mask, T value, unsigned by, int width = 32) {
+    unsigned own = emulated_lane();
+    return emulated_from_lane(mask, value, own % (unsigned)width + by < (unsigned)width ? own + by : own);
+}
+template <class T> T __shfl_up_sync(uint32_t mask, T value, unsigned by, int width = 32) {
+    unsigned own = emulated_lane();
+    return emulated_from_lane(mask, value, own % (unsigned)width >= by ? own - by : own);
+}
+#define EMULATED_REDUCE(name, type, expression)                                                                                \
+    inline type name(uint32_t mask, type value) {                                                                              \
+        const char *all = emulated_exchange(mask, &value, sizeof value);                                                       \
+        bool first = true;                                                                                                     \
+        type a = 0, b;                                                                                                         \
+        for (unsigned i = 0; i < 32; i++) {                                                                                    \
+            if (!(mask >> i & 1)) continue;                                                                                    \
+            memcpy(&b, all + i * sizeof b, sizeof b);                                                                          \
+            a = first ? b : (expression);                                                                                      \
+            first = false;                                                                                                     \
+        }                                                                                                                      \
+        return a;                                                                                                              \
+    }
+EMULATED_REDUCE(__reduce_add_sync, int, a + b)
+EMULATED_REDUCE(__reduce_add_sync, unsigned, a + b)
+EMULATED_REDUCE(__reduce_max_sync, int, a > b ? a : b)
+EMULATED_REDUCE(__reduce_max_sync, unsigned, a > b ? a : b)
+EMULATED_REDUCE(__reduce_min_sync, int, a < b ? a : b)
+EMULATED_REDUCE(__reduce_min_sync, unsigned, a < b ? a : b)
+
+template <class T> cudaError_t cudaFuncSetAttribute(T *, cudaFuncAttribute, int) { return cudaSuccess; }
+
+/* ---- Memory */
+
+inline void __threadfence() {}
+inline void __threadfence_block() {}
+template <class T> T __ldg(const T *p) { return *p; }
+template <class T> T __ldcg(const T *p) { return *p; }
+template <class T> T __ldcs(const T *p) { return *p; }
+template <class T> T __ldca(const T *p) { return *p; }
+template <class T> void __stcg(T *p, T x) { *p = x; }
+template <class T> void __stcs(T *p, T x) { *p = x; }
+template <class T, class U> T atomicAdd(T *p, U x) {
+    T old = *p;
+    *p += x;
+    return old;
+}
+template <class T, class U> T atomicMax(T *p, U x) {
+    T old = *p;
+    if ((T)x > old) *p = (T)x;
+    return old;
+}
+template <class T, class U> T atomicMin(T *p, U x) {
+    T old = *p;
+    if ((T)x < old) *p = (T)x;
+    return old;
+}
+template <class T, class U> T atomicOr(T *p, U x) {
+    T old = *p;
+    *p |= x;
+    return old;
+}
+inline unsigned atomicInc(unsigned *p, unsigned most) {
+    unsigned old = *p;
+    *p = old >= most ? 0 : old + 1;
+    return old;
+}
+template <class T, class U> T atomicExch(T *p, U x) {
+    T old = *p;
+    *p = x;
+    return old;
+}
+
+/* ---- Numbers */
+
+using std::isfinite;
+using std::isinf;
+using std::isnan;
+inline unsigned __float_as_uint(float x) {
+    unsigned u;
+    memcpy(&u, &x, 4);
+    return u;
+}
+inline int __float_as_int(float x) { return (int)__float_as_uint(x); }
+inline float __uint_as_float(unsigned u) {
+    float x;
+    memcpy(&x, &u, 4);
+    return x;
+}
+inline float __int_as_float(int u) { return __uint_as_float((unsigned)u); }
+/* The compiler is told not to fuse (-ffp-contract=off). */
+inline float __fmul_rn(float a, float b) { return a * b; }
+inline float __fadd_rn(float a, float b) { return a + b; }
+inline float __fsub_rn(float a, float b) { return a - b; }
+inline float __fdiv_rn(float a, float b) { return a / b; }
+inline float __fsqrt_rn(float a) { return sqrtf(a); }
+inline float __frcp_rn(float a) { return 1 / a; }
+inline float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
+inline float __fdividef(float a, float b) { return a / b; }
+inline float __expf(float a) { return expf(a); }
+inline float __logf(float a) { return logf(a); }
+inline float __log2f(float a) { return log2f(a); }
+inline int __float2int_rn(float a) { return (int)rintf(a); }
+inline int __float2int_rz(float a) { return (int)a; }
+inline int __float2int_rd(float a) { return (int)floorf(a); }
+inline unsigned __float2uint_rn(float a) { return (unsigned)rintf(a); }
+inline float __int2float_rn(int a) { return (float)a; }
+inline float __uint2float_rn(unsigned a) { return (float)a; }
+inline float __saturatef(float a) { return a < 0 || a != a ? 0 : a > 1 ? 1 : a; }
+inline float rsqrtf(float a) { return (float)(1 / sqrt((double)a)); }
+inline void sincospif(float a, float *s, float *c) {
+    *s = (float)sin(M_PI * (double)a);
+    *c = (float)cos(M_PI * (double)a);
+}
+inline void sincospi(double a, double *s, double *c) {
+    *s = sin(M_PI * a);
+    *c = cos(M_PI * a);
+}
+inline int __popc(unsigned a) { return __builtin_popcount(a); }
+inline int __ffs(int a) { return __builtin_ffs(a); }
+inline int __clz(int a) { return a ? __builtin_clz((unsigned)a) : 32; }
+inline unsigned __brev(unsigned a) {
+    unsigned b = 0;
+    for (int i = 0; i < 32; i++) b |= (a >> i & 1) << (31 - i);
+    return b;
+}
+inline int __mul24(int a, int b) { return a * b; }
+inline unsigned __umulhi(unsigned a, unsigned b) { return (unsigned)((uint64_t)a * b >> 32); }
+inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
+    uint64_t bytes = (uint64_t)b << 32 | a;
+    unsigned r = 0;
+    for (int i = 0; i < 4; i++) {
+        unsigned n = selector >> 4 * i & 15, byte = (unsigned)(bytes >> 8 * (n & 7)) & 255;
+        if (n & 8) byte = byte & 128 ? 255 : 0;
+        r |= byte << 8 * i;
+    }
+    return r;
+}
+inline int __dp4a(int a, int b, int c) {
+    for (int i = 0; i < 4; i++) c += (int)(int8_t)((unsigned)a >> 8 * i) * (int)(int8_t)((unsigned)b >> 8 * i);
+    return c;
+}
+inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned by) {
+    return (unsigned)((((uint64_t)high << 32) | low) >> (by & 31));
+}
+inline unsigned __funnelshift_l(unsigned low, unsigned high, unsigned by) {
+    return (unsigned)((((uint64_t)high << 32) | low) << (by & 31) >> 32);
+}
+inline unsigned __vabsdiffu4(unsigned a, unsigned b) {
+    unsigned r = 0;
+    for (int i = 0; i < 4; i++) {
+        int x = (int)(a >> 8 * i & 255) - (int)(b >> 8 * i & 255);
+        r |= (unsigned)(x < 0 ? -x : x) << 8 * i;
+    }
+    return r;
+}
+template <class A, class B> constexpr auto emulated_min(A a, B b) -> typename std::common_type<A, B>::type {
+    return a < b ? a : b;
+}
+template <class A, class B> constexpr auto emulated_max(A a, B b) -> typename std::common_type<A, B>::type {
+    return a > b ? a : b;
+}
+#define min emulated_min
+#define max emulated_max
+
+#endif

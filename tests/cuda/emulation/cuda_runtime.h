@@ -1,0 +1,1 @@
+/* Nothing: cuda_emulation.h, which is included before all else, has what kernels need of it. */
