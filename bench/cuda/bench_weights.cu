@@ -95,13 +95,13 @@ int main(int argc, char **argv) {
     CHECK(cudaMalloc(&out, (size_t)EACH_ROWS * 32768 * sizeof *out));
     CHECK(cudaMalloc(&x.high, (size_t)EACH_ROWS * 14336 * 2));
     CHECK(cudaMalloc(&x.low, (size_t)EACH_ROWS * 14336 * 2));
-    CHECK(cudaMalloc((void **)&x.sums, (size_t)EACH_ROWS * 14336 / 32 * 3 * sizeof(float)));
+    CHECK(cudaMalloc((void **)&x.sums, (size_t)EACH_ROWS * 14336 / 32 * GROUP_SUMS * sizeof(float)));
     CHECK(cudaMalloc((void **)&x.plain, (size_t)EACH_ROWS * 14336 * sizeof(float)));
     CHECK(cudaMalloc((void **)&x.sizes, EACH_ROWS * sizeof(float)));
     fill<<<1024, 256, 0, stream>>>((uint32_t *)memory, MEMORY / 4);
     fill<<<64, 256, 0, stream>>>((uint32_t *)x.high, (size_t)EACH_ROWS * 14336 / 2);
     fill<<<64, 256, 0, stream>>>((uint32_t *)x.low, (size_t)EACH_ROWS * 14336 / 2);
-    CHECK(cudaMemsetAsync(x.sums, 0, (size_t)EACH_ROWS * 14336 / 32 * 3 * sizeof(float), stream));
+    CHECK(cudaMemsetAsync(x.sums, 0, (size_t)EACH_ROWS * 14336 / 32 * GROUP_SUMS * sizeof(float), stream));
     CHECK(cudaMemsetAsync(x.plain, 0, (size_t)EACH_ROWS * 14336 * sizeof(float), stream));
     CHECK(cudaMemsetAsync(x.sizes, 0, EACH_ROWS * sizeof(float), stream));
     CHECK(cudaStreamSynchronize(stream));

@@ -114,7 +114,7 @@ static struct device_vectors vectors_new(const float *x, uint32_t n, uint32_t co
     if (each) {
         v.high = on_device(NULL, padded * EACH_ROWS * 2);
         v.low = on_device(NULL, padded * EACH_ROWS * 2);
-        v.sums = on_device(NULL, padded / 32 * 3 * EACH_ROWS * sizeof(float));
+        v.sums = on_device(NULL, padded / 32 * GROUP_SUMS * EACH_ROWS * sizeof(float));
         v.plain = on_device(NULL, (size_t)n * columns * sizeof(float));
     }
     float *plain = on_device(x, (size_t)n * columns * sizeof *x);
@@ -134,7 +134,8 @@ static void check_product(const struct sample *s, const float *x, uint32_t n, co
                           const char *what) {
     for (uint32_t t = 0; t < n; t++)
         for (uint32_t r = 0; r < s->host.rows; r++) {
-            double sum = before + (s->host.bias ? (double)s->host.bias[r] : 0), size = fabs(sum), offset = 0;
+            double bias = s->host.bias ? (double)s->host.bias[r] : 0, sum = before + bias, size = fabs((double)before) + fabs(bias),
+                   offset = 0;
             for (uint32_t i = 0; i < s->host.columns; i++) {
                 double w = (double)s->numbers[(size_t)r * s->host.columns + i], number = (double)x[(size_t)t * s->host.columns + i];
                 sum += w * number;

@@ -68,8 +68,12 @@ __device__ static inline void multiply_group(const TILE &tile, int b, uint32_t g
             const float own_s[2] = {s[0][i], s[1][i]}, own_m[2] = {m[0][i], m[1][i]};
             float2 of_x = make_float2(0, 0);
             if (TILE::CODES)
-                of_x =
-                    *(const float2 *)(a.sums + (group * 3 + (TILE::HALVES == 2 ? i : 2)) * EACH_ROWS + 8 * part + 2 * (lane % 4));
+                of_x = *(const float2 *)(a.sums +
+                                         (group * GROUP_SUMS + (TILE::HALVES == 2 ? i
+                                                                : TILE::LOW       ? 2
+                                                                                  : 3)) *
+                                             EACH_ROWS +
+                                         8 * part + 2 * (lane % 4));
             add_scaled(total[part], sum[i], own_s, own_m, of_x);
         }
     }

@@ -91,7 +91,7 @@ __device__ static inline void emit_group(const struct device_vectors &to, uint32
     uint32_t lane = threadIdx.x % 32;
     size_t at = ((size_t)group * EACH_ROWS + row) * 32 + place_of(lane);
     __half high = __float2half(x);
-    float rest = x - __half2float(high), sum = __half2float(high);
+    float rest = x - __half2float(high), of_high = warp_sum(__half2float(high)), sum = __half2float(high);
     ((__half *)to.high)[at] = high;
     if (to.low) {
         __half low = __float2half(rest);
@@ -99,9 +99,10 @@ __device__ static inline void emit_group(const struct device_vectors &to, uint32
         sum += __half2float(low);
     }
     for (int apart = 8; apart; apart /= 2) sum += __shfl_xor_sync(~0u, sum, apart);
-    float all = sum + __shfl_xor_sync(~0u, sum, 16), *sums = to.sums + (size_t)group * 3 * EACH_ROWS + row;
+    float all = sum + __shfl_xor_sync(~0u, sum, 16), *sums = to.sums + (size_t)group * GROUP_SUMS * EACH_ROWS + row;
     if (lane % 16 == 0) sums[lane / 16 * EACH_ROWS] = sum / CODE_UNIT;
     if (lane == 0) sums[2 * EACH_ROWS] = all / CODE_UNIT;
+    if (lane == 0) sums[3 * EACH_ROWS] = of_high / CODE_UNIT;
 }
 
 __global__ void __launch_bounds__(THREADS)

@@ -46,6 +46,7 @@ __global__ void pack_tiles(const uint8_t *source, size_t row_bytes, uint32_t row
 
 extern "C" cudaError_t weights_pack(const struct device_matrix *w, const void *source, size_t row_bytes, uint32_t first,
                                     uint32_t count, cudaStream_t stream) {
+    if (!count) return cudaSuccess;
     if (in_rows(w->type))
         return cudaMemcpyAsync(w->data + first * row_bytes, source, count * row_bytes, cudaMemcpyDeviceToDevice, stream);
 #define CALL(TILE) \

@@ -16,7 +16,8 @@
 extern "C" {
 #endif
 
-#define EACH_ROWS 16   /* rows of x in one pass */
+#define EACH_ROWS 16 /* rows of x in one pass */
+#define GROUP_SUMS 4
 #define WIDTH_STEP 256 /* columns are rounded up to this many where x is laid out for weights_each */
 
 /* Device memory but for the numbers. */
@@ -33,10 +34,11 @@ struct device_matrix {
  * columns is 0. A row times `sizes` of it, a power of two, is what x was. */
 struct device_vectors {
     void *high, *low; /* halves [padded / 32][EACH_ROWS][32], a group's in the order of weight_tiles.cuh; low: what high leaves */
-    float *sums;      /* [padded / 32][3][EACH_ROWS]: of a group's first and second half and of all of it, times 2^-24 */
-    float *plain;     /* [n][columns] */
-    void *halves;     /* [n][columns rounded up to 32] */
-    float *sizes;     /* [n] */
+    float *
+        sums; /* [padded / 32][GROUP_SUMS][EACH_ROWS], times 2^-24: of a group's first half, its second, all of it, and all of `high` alone */
+    float *plain; /* [n][columns] */
+    void *halves; /* [n][columns rounded up to 32] */
+    float *sizes; /* [n] */
 };
 
 /* One product of several that share their input. */
