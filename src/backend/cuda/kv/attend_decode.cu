@@ -32,7 +32,7 @@ bool attend_decode_supports(const struct head_view *heads, const enum codec_id c
 cudaError_t attend_decode(const struct attend_decode *attend, cudaStream_t stream) {
     if (!attend_decode_supports(&attend->heads, attend->codec)) return cudaErrorInvalidValue;
     if (!attend->n_rows) return cudaSuccess;
-    if (attend->codec[CODEC_KEYS] != attend->codec[CODEC_VALUES]) return cudaErrorInvalidValue;
+    if (attend->codec[CODEC_KEYS] != attend->codec[CODEC_VALUES]) return attend_scaled_mixed(attend, stream);
     switch (attend->codec[CODEC_KEYS]) {
     case CODEC_F16: return attend_scaled_f16(attend, stream);
     case CODEC_Q8_0: return attend_scaled_q8_0(attend, stream);
