@@ -17,10 +17,12 @@
 
 #include <cmocka.h>
 
-/* Of a head's result as a whole: length of the difference by length of the result. Of all codecs alike: what is rounded to halves is queries,
- * by at most 2^-11 of a channel, of which one times a key's largest makes up most of a logit of some units; then weights and their products
- * with scales. Codes and sums are exact but for fp32. */
+/* Of a head's result as a whole: length of the difference by length of the result. What is rounded to halves is queries, by at most 2^-12 of a
+ * channel, of which one times a key's largest makes up most of a logit of some units; then weights and their products with scales. Of keys of
+ * kivi it is queries times scales, whose products with codes are larger than the key: a zero takes much of them back. Codes and sums are
+ * exact but for fp32. */
 #define BOUND 2e-3
+#define BOUND_KIVI_KEYS 6e-3
 
 #define LAYERS 2
 #define LAYER 1
@@ -30,6 +32,8 @@
 #define WINDOW_CAPACITY 128
 
 static const char *const names[] = {"f16", "q8_0", "q4_0", "kivi-4", "kivi-2"};
+
+static double bound_of(enum codec_id keys) { return keys < CODEC_KIVI_4 ? BOUND : BOUND_KIVI_KEYS; }
 
 /* A sequence: exact rows, evicted tokens, pages, a window. */
 struct sequence {
@@ -307,7 +311,7 @@ static const struct sequence SOME[SEQUENCES] = {
 
 static void report(const struct setup *setup) {
     double error = check(setup);
-    if (!(error <= BOUND))
+    if (!(error <= bound_of(setup->codec[0])))
         fail_msg("keys %s, values %s, head_dim %u, group %u: %g", names[setup->codec[0]], names[setup->codec[1]], setup->head_dim,
                  setup->group, error);
 }
@@ -335,13 +339,13 @@ static void codecs_heads_and_groups(void **unused) {
                 struct setup setup = setup_of(codec, codec, head_dims[d], groups[g]);
                 setup.in_place = g % 2;
                 double error = check(&setup);
-                if (!(error <= BOUND))
+                if (!(error <= bound_of(codec)))
                     print_message("%s, head_dim %u, group %u: %g\n", names[codec], head_dims[d], groups[g], error);
                 if (!(error <= worst)) worst = error;
             }
         }
         print_message("%s: %.2g\n", names[codec], worst);
-        assert_true(worst <= BOUND);
+        assert_true(worst <= bound_of(codec));
     }
 }
 
