@@ -11,6 +11,10 @@ set(CMAKE_CUDA_STANDARD_REQUIRED ON)
 file(GLOB_RECURSE TERSE_CUDA_HOST_SOURCES CONFIGURE_DEPENDS src/backend/cuda/*.c)
 file(GLOB_RECURSE TERSE_CUDA_KERNEL_SOURCES CONFIGURE_DEPENDS src/backend/cuda/*.cu)
 
+# What the codecs write must be the same on every device: a product and a sum are fused only where the source says so.
+set_source_files_properties(src/backend/cuda/kv/encode_transform.cu src/backend/cuda/kv/decode_transform.cu src/backend/cuda/kv/fit_transforms.cu
+                            src/backend/cuda/kv/encode_scaled.cu PROPERTIES COMPILE_OPTIONS -fmad=false)
+
 add_library(terse_cuda_objects OBJECT ${TERSE_CUDA_HOST_SOURCES} ${TERSE_CUDA_KERNEL_SOURCES})
 set_target_properties(terse_cuda_objects PROPERTIES POSITION_INDEPENDENT_CODE ON C_VISIBILITY_PRESET hidden CUDA_VISIBILITY_PRESET hidden)
 target_include_directories(terse_cuda_objects PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include> PRIVATE src)

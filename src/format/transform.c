@@ -2,26 +2,14 @@
 #include "format/transform.h"
 
 #include "format/page_layout.h"
+#include "format/transform_levels.h"
 
 #include <math.h>
 #include <string.h>
 
 /* ---- Levels */
 
-/* GAUSSIAN_4: Max 1960's levels in such units that whole numbers come close, 2 % more distortion than his. TRELLIS and PAIR: found by
- * alternating between best paths and means of what took each window, from random beginnings, then by trying whole numbers. */
-const int8_t transform_levels[TRANSFORM_TABLES][16] = {
-    [TRANSFORM_GAUSSIAN_4] = {-20, -15, -12, -9, -7, -5, -3, -1, 1, 3, 5, 7, 9, 12, 15, 20},
-    [TRANSFORM_UNIFORM_4] = {-15, -13, -11, -9, -7, -5, -3, -1, 1, 3, 5, 7, 9, 11, 13, 15},
-    [TRANSFORM_UNIFORM_1] = {-1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1},
-    [TRANSFORM_UNIFORM_2] = {-3, -1, 1, 3, -3, -1, 1, 3, -3, -1, 1, 3, -3, -1, 1, 3},
-    [TRANSFORM_UNIFORM_3] = {-7, -5, -3, -1, 1, 3, 5, 7, -7, -5, -3, -1, 1, 3, 5, 7},
-    [TRANSFORM_TRELLIS_1] = {3, -3, 7, -1, -3, 3, 1, -7, -3, 3, -1, 5, 2, -3, -5, 2},
-    [TRANSFORM_TRELLIS_2] = {1, 4, -2, -8, -2, 1, -5, 8, 5, -4, 3, 0, -5, -1, 1, 4},
-    [TRANSFORM_TRELLIS_3] = {2, -1, 0, 4, -5, 1, -3, 7, -7, 0, 5, -2, -1, -4, 3, 2},
-    [TRANSFORM_PAIR_FIRST] = {2, -6, 6, -1, 8, -3, 1, 1, 0, 5, -8, -3, -5, 3, -3, 4},
-    [TRANSFORM_PAIR_SECOND] = {7, -5, -3, 0, -1, 1, 3, -8, -3, 3, 1, 8, 3, -4, -4, 3},
-};
+const int8_t transform_levels[TRANSFORM_TABLES][16] = TRANSFORM_LEVELS;
 const uint8_t transform_largest[TRANSFORM_TABLES] = {20, 15, 1, 3, 7, 7, 8, 7, 8, 8};
 const uint8_t transform_new_bits[TRANSFORM_TABLES] = {4, 4, 1, 2, 3, 1, 2, 3, 2, 0};
 

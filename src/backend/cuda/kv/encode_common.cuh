@@ -1,0 +1,56 @@
+/* What encoding and decoding have in common: which page a block works on. A launch has a block for each page: blockIdx.x = item * Hk + head,
+ * y the layer, z the side. */
+#ifndef TERSE_BACKEND_CUDA_KV_ENCODE_COMMON_CUH
+#define TERSE_BACKEND_CUDA_KV_ENCODE_COMMON_CUH
+
+#include "backend/cuda/kv/encode.h"
+
+#include <stdint.h>
+
+/* The sides that a launch takes, one or both. */
+struct encode_sides {
+    int first, n;
+};
+
+struct page_job {
+    const struct encode_item *item;
+    uint32_t head;
+    int side;
+    size_t place; /* of the layer and head in [layers][Hk] */
+    uint8_t *page;
+    __half *rows;
+    uint32_t count; /* slots that hold tokens */
+};
+
+static __device__ inline struct page_job job_of_block(const struct encode &e, struct encode_sides sides) {
+    struct page_job job;
+    const uint32_t kv_heads = e.heads.kv_heads;
+    job.item = &e.items[blockIdx.x / kv_heads];
+    job.head = blockIdx.x % kv_heads;
+    job.side = sides.first + (int)blockIdx.z;
+    job.place = (size_t)(e.layer + blockIdx.y) * kv_heads + job.head;
+    job.rows = job.item->rows[job.side] + blockIdx.y * e.layer_stride + job.head * e.head_stride;
+    job.count = job.item->set.end;
+    job.page = NULL; /* of a launch that only fits */
+    if (e.places && job.item->set.chunk) job.page = page_address(&job.item->set, &e.places[job.place], job.side);
+    return job;
+}
+
+static inline dim3 encode_grid(const struct encode *e, struct encode_sides sides) {
+    return dim3(e->n * e->heads.kv_heads, e->n_layers, (unsigned)sides.n);
+}
+
+/* Launches of the families of codecs. */
+cudaError_t encode_scaled(const struct encode *encode, struct encode_sides sides, cudaStream_t stream);
+cudaError_t decode_scaled(const struct encode *encode, struct encode_sides sides, cudaStream_t stream);
+cudaError_t encode_transform(const struct encode *encode, struct encode_sides sides, cudaStream_t stream);
+cudaError_t decode_transform(const struct encode *encode, struct encode_sides sides, cudaStream_t stream);
+bool encode_transform_supports(const struct head_view *heads);
+
+/* Lets a kernel have so much shared memory. */
+template <class Kernel> static inline cudaError_t allow_shared(Kernel *kernel, size_t bytes) {
+    if (bytes <= 48 * 1024) return cudaSuccess;
+    return cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+}
+
+#endif

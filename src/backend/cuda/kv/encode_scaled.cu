@@ -1,0 +1,430 @@
+/* Pages of halves and of integers with scales: f16, q8_0, q4_0, kivi. Bit for bit what the CPU's codecs write and read: each operation on
+ * floats stands here in their order, rounded by itself.
+ *
+ * A block has its 64 rows in shared memory, as words of two halves with an odd number of words from row to row, so that threads that read
+ * a channel of 32 tokens do not wait for one another. */
+#include "backend/cuda/kv/encode_common.cuh"
+
+#define THREADS 128
+#define CHUNK 8 /* halves that are moved together */
+
+/* ---- Halves */
+
+static __device__ float to_float(uint32_t half) { return __half2float(__ushort_as_half((unsigned short)half)); }
+
+/* What is not a number is what infinity less infinity is on x86. */
+static __device__ uint32_t to_half(float x) { return x != x ? 0xfe00u : __half_as_ushort(__float2half_rn(x)); }
+
+static __device__ uint32_t rows_stride(uint32_t hd) { return hd / 2 + 1; }
+
+/* The half of token t's channel c. */
+static __device__ uint32_t half_at(const uint32_t *rows, uint32_t stride, uint32_t t, uint32_t c) {
+    return rows[t * stride + c / 2] >> (c % 2 * 16) & 0xffff;
+}
+
+/* Calls at(t, j) for all tokens before `count` and chunks of a row. */
+template <class At> static __device__ void each_chunk(uint32_t hd, uint32_t count, At at) {
+    const uint32_t chunks = hd / CHUNK;
+    for (uint32_t i = threadIdx.x; i < count * chunks; i += THREADS) at(i / chunks, i % chunks);
+}
+
+/* rows[64] of a job; zeros where there is no token. */
+static __device__ void load_rows(const struct encode &e, const struct page_job &job, uint32_t *rows) {
+    const uint32_t hd = e.heads.head_dim, stride = rows_stride(hd);
+    each_chunk(hd, PAGE_TOKENS, [&](uint32_t t, uint32_t j) {
+        uint4 x = make_uint4(0, 0, 0, 0);
+        if (t < job.count) x = *(const uint4 *)(job.rows + t * e.token_stride + CHUNK * j);
+        uint32_t *to = rows + t * stride + CHUNK / 2 * j;
+        to[0] = x.x, to[1] = x.y, to[2] = x.z, to[3] = x.w;
+    });
+    __syncthreads();
+}
+
+static __device__ void store_rows(const struct encode &e, const struct page_job &job, const uint32_t *rows) {
+    const uint32_t hd = e.heads.head_dim, stride = rows_stride(hd);
+    __syncthreads();
+    each_chunk(hd, job.count, [&](uint32_t t, uint32_t j) {
+        const uint32_t *from = rows + t * stride + CHUNK / 2 * j;
+        *(uint4 *)(job.rows + t * e.token_stride + CHUNK * j) = make_uint4(from[0], from[1], from[2], from[3]);
+    });
+}
+
+/* Channel c of tokens 8 octet to 8 octet + 7 to rows. */
+static __device__ void put_channel(uint32_t *rows, uint32_t stride, uint32_t c, uint32_t octet, const uint32_t halves[8]) {
+    unsigned short *to = (unsigned short *)(rows + 8 * octet * stride) + c;
+    for (uint32_t k = 0; k < 8; k++) to[2 * stride * k] = (unsigned short)halves[k];
+}
+
+/* Calls at(c, octet) for all channels and octets of tokens. */
+template <class At> static __device__ void each_octet(uint32_t hd, At at) {
+    for (uint32_t i = threadIdx.x; i < hd * (PAGE_TOKENS / 8); i += THREADS) at(i / 8, i % 8);
+}
+
+/* ---- f16 */
+
+static __device__ void encode_f16(const struct encode &e, const struct page_job &job, uint32_t *rows) {
+    const uint32_t hd = e.heads.head_dim, stride = rows_stride(hd);
+    uint4 *page = (uint4 *)job.page;
+    if (job.side == CODEC_VALUES) {
+        each_chunk(hd, PAGE_TOKENS, [&](uint32_t t, uint32_t j) {
+            uint4 x = make_uint4(0, 0, 0, 0);
+            if (t < job.count) x = *(const uint4 *)(job.rows + t * e.token_stride + CHUNK * j);
+            page[t * (hd / CHUNK) + j] = x;
+        });
+        return;
+    }
+    load_rows(e, job, rows);
+    each_octet(hd, [&](uint32_t c, uint32_t octet) {
+        uint32_t words[4];
+        for (uint32_t k = 0; k < 4; k++)
+            words[k] = half_at(rows, stride, 8 * octet + 2 * k, c) | half_at(rows, stride, 8 * octet + 2 * k + 1, c) << 16;
+        page[c * 8 + octet] = make_uint4(words[0], words[1], words[2], words[3]);
+    });
+}
+
+static __device__ void decode_f16(const struct encode &e, const struct page_job &job, uint32_t *rows) {
+    const uint32_t hd = e.heads.head_dim, stride = rows_stride(hd);
+    const uint4 *page = (const uint4 *)job.page;
+    if (job.side == CODEC_VALUES) {
+        each_chunk(hd, job.count, [&](uint32_t t, uint32_t j) {
+            *(uint4 *)(job.rows + t * e.token_stride + CHUNK * j) = page[t * (hd / CHUNK) + j];
+        });
+        return;
+    }
+    each_octet(hd, [&](uint32_t c, uint32_t octet) {
+        const uint4 x = page[c * 8 + octet];
+        const uint32_t words[4] = {x.x, x.y, x.z, x.w};
+        uint32_t halves[8];
+        for (uint32_t k = 0; k < 8; k++) halves[k] = words[k / 2] >> (k % 2 * 16) & 0xffff;
+        put_channel(rows, stride, c, octet, halves);
+    });
+    store_rows(e, job, rows);
+}
+
+/* ---- q8_0 and q4_0: 32 channels of a token share a scale */
+
+/* Calls at(t, group) in such an order that neighbouring threads write to neighbouring bytes. */
+template <class At> static __device__ void each_group(uint32_t groups, int side, At at) {
+    for (uint32_t i = threadIdx.x; i < PAGE_TOKENS * groups; i += THREADS)
+        if (side == CODEC_KEYS)
+            at(i % PAGE_TOKENS, i / PAGE_TOKENS);
+        else
+            at(i / groups, i % groups);
+}
+
+static __device__ void load_group(const uint32_t *rows, uint32_t stride, uint32_t t, uint32_t group, uint32_t words[16]) {
+#pragma unroll
+    for (uint32_t j = 0; j < 16; j++) words[j] = rows[t * stride + group * 16 + j];
+}
+
+static __device__ float group_number(const uint32_t words[16], uint32_t j) {
+    return to_float(words[j / 2] >> (j % 2 * 16) & 0xffff);
+}
+
+/* The first number of largest magnitude. */
+static __device__ float group_extreme(const uint32_t words[16]) {
+    uint32_t most = 0, extreme = words[0] & 0xffff;
+#pragma unroll
+    for (uint32_t j = 0; j < 32; j++) {
+        const uint32_t half = words[j / 2] >> (j % 2 * 16) & 0xffff, magnitude = half & 0x7fff;
+        if (magnitude > most) most = magnitude, extreme = half;
+    }
+    return to_float(extreme);
+}
+
+static __device__ uint32_t round_q8_0(float x) {
+    const float magnitude = fabsf(x) <= 127.0f ? fabsf(x) : 127.0f;
+    int whole = (int)magnitude;
+    whole += __fsub_rn(magnitude, (float)whole) >= 0.5f;
+    return (uint32_t)(x < 0 ? -whole : whole) & 0xff;
+}
+
+static __device__ void encode_q8_0(const struct encode &e, const struct page_job &job, uint32_t *rows) {
+    const uint32_t hd = e.heads.head_dim, groups = hd / SCALE_GROUP, stride = rows_stride(hd);
+    unsigned short *scale = (unsigned short *)job.page;
+    uint8_t *codes = (uint8_t *)(scale + groups * PAGE_TOKENS);
+    load_rows(e, job, rows);
+    each_group(groups, job.side, [&](uint32_t t, uint32_t b) {
+        uint32_t words[16], packed[8] = {0};
+        load_group(rows, stride, t, b, words);
+        const float d = __fdiv_rn(fabsf(group_extreme(words)), 127), inverse = d != 0 ? __fdiv_rn(1, d) : 0;
+        scale[b * PAGE_TOKENS + t] = (unsigned short)to_half(d);
+#pragma unroll
+        for (uint32_t j = 0; j < 32; j++) packed[j / 4] |= round_q8_0(__fmul_rn(group_number(words, j), inverse)) << (j % 4 * 8);
+        if (job.side == CODEC_VALUES) {
+            uint4 *to = (uint4 *)(codes + t * hd + b * SCALE_GROUP);
+            to[0] = make_uint4(packed[0], packed[1], packed[2], packed[3]);
+            to[1] = make_uint4(packed[4], packed[5], packed[6], packed[7]);
+        } else {
+#pragma unroll
+            for (uint32_t j = 0; j < 32; j++)
+                codes[(b * SCALE_GROUP + j) * PAGE_TOKENS + t] = (uint8_t)(packed[j / 4] >> (j % 4 * 8));
+        }
+    });
+}
+
+static __device__ uint32_t byte_of(uint2 bytes, uint32_t k) { return (k < 4 ? bytes.x : bytes.y) >> (k % 4 * 8) & 0xff; }
+
+static __device__ uint32_t number_q8_0(uint32_t code, float d) { return to_half(__fmul_rn((float)(int8_t)code, d)); }
+
+/* Writes a chunk of a row. */
+static __device__ void store_chunk(const struct encode &e, const struct page_job &job, uint32_t t, uint32_t j,
+                                   const uint32_t halves[8]) {
+    uint4 *to = (uint4 *)(job.rows + t * e.token_stride + CHUNK * j);
+    *to = make_uint4(halves[0] | halves[1] << 16, halves[2] | halves[3] << 16, halves[4] | halves[5] << 16,
+                     halves[6] | halves[7] << 16);
+}
+
+static __device__ void decode_q8_0(const struct encode &e, const struct page_job &job, uint32_t *rows) {
+    const uint32_t hd = e.heads.head_dim, groups = hd / SCALE_GROUP, stride = rows_stride(hd);
+    const unsigned short *scale = (const unsigned short *)job.page;
+    const uint2 *codes = (const uint2 *)(scale + groups * PAGE_TOKENS);
+    if (job.side == CODEC_VALUES) {
+        each_chunk(hd, job.count, [&](uint32_t t, uint32_t j) {
+            const uint2 bytes = codes[t * (hd / 8) + j];
+            const float d = to_float(scale[j / 4 * PAGE_TOKENS + t]);
+            uint32_t halves[8];
+            for (uint32_t k = 0; k < 8; k++) halves[k] = number_q8_0(byte_of(bytes, k), d);
+            store_chunk(e, job, t, j, halves);
+        });
+        return;
+    }
+    each_octet(hd, [&](uint32_t c, uint32_t octet) {
+        const uint2 bytes = codes[c * 8 + octet];
+        const unsigned short *d = scale + c / SCALE_GROUP * PAGE_TOKENS + 8 * octet;
+        uint32_t halves[8];
+        for (uint32_t k = 0; k < 8; k++) halves[k] = number_q8_0(byte_of(bytes, k), to_float(d[k]));
+        put_channel(rows, stride, c, octet, halves);
+    });
+    store_rows(e, job, rows);
+}
+
+static __device__ uint32_t round_q4_0(float x, float inverse) {
+    const float code = (float)__fma_rn((double)x, (double)inverse, 8.5); /* the product of two floats is exact */
+    return code < 15.0f ? (uint32_t)(int)(code > 0 ? code : 0) : 15;
+}
+
+static __device__ void encode_q4_0(const struct encode &e, const struct page_job &job, uint32_t *rows) {
+    const uint32_t hd = e.heads.head_dim, groups = hd / SCALE_GROUP, stride = rows_stride(hd);
+    unsigned short *scale = (unsigned short *)job.page;
+    uint8_t *codes = (uint8_t *)(scale + groups * PAGE_TOKENS);
+    load_rows(e, job, rows);
+    each_group(groups, job.side, [&](uint32_t t, uint32_t b) {
+        uint32_t words[16], packed[4] = {0};
+        load_group(rows, stride, t, b, words);
+        const float d = group_extreme(words) * -0.125f, inverse = d != 0 ? __fdiv_rn(1, d) : 0;
+        const bool holds = t < job.count; /* else all is 0, the codes too */
+        scale[b * PAGE_TOKENS + t] = (unsigned short)(holds ? to_half(d) : 0);
+#pragma unroll
+        for (uint32_t j = 0; j < 16; j++) {
+            const uint32_t byte = round_q4_0(group_number(words, j), inverse) | round_q4_0(group_number(words, j + 16), inverse)
+                                                                                    << 4;
+            packed[j / 4] |= (holds ? byte : 0) << (j % 4 * 8);
+        }
+        if (job.side == CODEC_VALUES) {
+            *(uint4 *)(codes + (t * groups + b) * 16) = make_uint4(packed[0], packed[1], packed[2], packed[3]);
+        } else {
+#pragma unroll
+            for (uint32_t j = 0; j < 16; j++) codes[(b * 16 + j) * PAGE_TOKENS + t] = (uint8_t)(packed[j / 4] >> (j % 4 * 8));
+        }
+    });
+}
+
+/* Of a byte's low four bits, or of the next. */
+static __device__ uint32_t number_q4_0(uint32_t byte, bool high, float d) {
+    return to_half(__fmul_rn((float)((int)(byte >> (high ? 4 : 0) & 15) - 8), d));
+}
+
+static __device__ void decode_q4_0(const struct encode &e, const struct page_job &job, uint32_t *rows) {
+    const uint32_t hd = e.heads.head_dim, groups = hd / SCALE_GROUP, stride = rows_stride(hd);
+    const unsigned short *scale = (const unsigned short *)job.page;
+    const uint2 *codes = (const uint2 *)(scale + groups * PAGE_TOKENS);
+    if (job.side == CODEC_VALUES) {
+        each_chunk(hd, job.count, [&](uint32_t t, uint32_t j) {
+            const uint32_t b = j / 4;
+            const uint2 bytes = codes[(t * groups + b) * 2 + j % 2];
+            const float d = to_float(scale[b * PAGE_TOKENS + t]);
+            uint32_t halves[8];
+            for (uint32_t k = 0; k < 8; k++) halves[k] = number_q4_0(byte_of(bytes, k), j % 4 >= 2, d);
+            store_chunk(e, job, t, j, halves);
+        });
+        return;
+    }
+    each_octet(hd / 2, [&](uint32_t row, uint32_t octet) { /* two channels each */
+                                                           const uint32_t b = row / 16, c = b * SCALE_GROUP + row % 16;
+                                                           const uint2 bytes = codes[row * 8 + octet];
+                                                           const unsigned short *d = scale + b * PAGE_TOKENS + 8 * octet;
+                                                           uint32_t halves[8];
+                                                           for (uint32_t k = 0; k < 8; k++)
+                                                               halves[k] = number_q4_0(byte_of(bytes, k), false, to_float(d[k]));
+                                                           put_channel(rows, stride, c, octet, halves);
+                                                           for (uint32_t k = 0; k < 8; k++)
+                                                               halves[k] = number_q4_0(byte_of(bytes, k), true, to_float(d[k]));
+                                                           put_channel(rows, stride, c + 16, octet, halves);
+    });
+    store_rows(e, job, rows);
+}
+
+/* ---- kivi: keys by channel and 32 tokens, values by token and 32 channels */
+
+struct kivi_group {
+    uint32_t scale, zero; /* halves */
+    float z, inverse;
+};
+
+/* Of the numbers x(0) to x(n - 1); all 0 where there are none. */
+template <int BITS, class Number> static __device__ struct kivi_group kivi_fit(uint32_t n, Number x) {
+    struct kivi_group group = {0, 0, 0, 0};
+    if (!n) return group;
+    float least = x(0), most = least;
+    for (uint32_t i = 1; i < n; i++) {
+        least = fminf(least, x(i));
+        most = fmaxf(most, x(i));
+    }
+    group.zero = to_half(least);
+    group.scale = to_half(__fdiv_rn(__fsub_rn(most, least), (float)((1 << BITS) - 1)));
+    const float s = to_float(group.scale);
+    group.z = to_float(group.zero);
+    group.inverse = s > 0 ? __fdiv_rn(1, s) : 0;
+    return group;
+}
+
+template <int BITS> static __device__ uint32_t kivi_code(const struct kivi_group &group, float x) {
+    const float levels = (float)((1 << BITS) - 1), code = __fadd_rn(__fmul_rn(__fsub_rn(x, group.z), group.inverse), 0.5f);
+    return (uint32_t)(code > 0 ? (code < levels ? code : levels) : 0);
+}
+
+template <int BITS> static __device__ void encode_kivi_keys(const struct encode &e, const struct page_job &job, uint32_t *rows) {
+    constexpr uint32_t BYTES = PAGE_TOKENS * BITS / 8; /* of a channel: byte j holds tokens j, j + BYTES, ... */
+    const uint32_t hd = e.heads.head_dim, stride = rows_stride(hd);
+    unsigned short *scale = (unsigned short *)job.page, *zero = scale + 2 * hd;
+    uint4 *codes = (uint4 *)(zero + 2 * hd);
+    load_rows(e, job, rows);
+    for (uint32_t c = threadIdx.x; c < hd; c += THREADS) {
+        uint32_t packed[BYTES / 4] = {0};
+#pragma unroll
+        for (uint32_t g = 0; g < 2; g++) {
+            const uint32_t first = g * SCALE_GROUP, n = job.count > first ? min(job.count - first, (uint32_t)SCALE_GROUP) : 0;
+            const auto x = [&](uint32_t i) { return to_float(half_at(rows, stride, first + i, c)); };
+            const struct kivi_group group = kivi_fit<BITS>(n, x);
+            scale[g * hd + c] = (unsigned short)group.scale;
+            zero[g * hd + c] = (unsigned short)group.zero;
+#pragma unroll
+            for (uint32_t i = 0; i < SCALE_GROUP; i++) {
+                const uint32_t t = first + i, at = t % BYTES, code = i < n ? kivi_code<BITS>(group, x(i)) : 0;
+                packed[at / 4] |= code << (at % 4 * 8 + t / BYTES * BITS);
+            }
+        }
+#pragma unroll
+        for (uint32_t k = 0; k < BYTES / 16; k++)
+            codes[c * (BYTES / 16) + k] = make_uint4(packed[4 * k], packed[4 * k + 1], packed[4 * k + 2], packed[4 * k + 3]);
+    }
+}
+
+template <int BITS> static __device__ void encode_kivi_values(const struct encode &e, const struct page_job &job, uint32_t *rows) {
+    const uint32_t hd = e.heads.head_dim, groups = hd / SCALE_GROUP, stride = rows_stride(hd);
+    const uint32_t words_of_row = hd * BITS / 32, page_words = words_of_row + groups; /* of a token: codes, {scale, zero}[groups] */
+    uint32_t *page = (uint32_t *)job.page;
+    load_rows(e, job, rows);
+    each_group(groups, CODEC_VALUES,
+               [&](uint32_t t, uint32_t b) { /* codes as bytes where the group's numbers were */
+                                             uint32_t words[16], bytes[8] = {0};
+                                             load_group(rows, stride, t, b, words);
+                                             const struct kivi_group group =
+                                                 kivi_fit<BITS>(SCALE_GROUP, [&](uint32_t i) { return group_number(words, i); });
+#pragma unroll
+                                             for (uint32_t j = 0; j < 32; j++)
+                                                 bytes[j / 4] |= kivi_code<BITS>(group, group_number(words, j)) << (j % 4 * 8);
+#pragma unroll
+                                             for (uint32_t k = 0; k < 8; k++) rows[t * stride + b * 16 + k] = bytes[k];
+                                             page[t * page_words + words_of_row + b] = group.scale | group.zero << 16;
+               });
+    __syncthreads();
+    for (uint32_t i = threadIdx.x; i < PAGE_TOKENS * words_of_row; i += THREADS) {
+        const uint32_t t = i / words_of_row, w = i % words_of_row;
+        uint32_t packed = 0;
+#pragma unroll
+        for (uint32_t k = 0; k < 8 / BITS; k++) {
+            const uint32_t word = w + k * words_of_row; /* of the token's bytes */
+            packed |= rows[t * stride + word / 8 * 16 + word % 8] << (k * BITS);
+        }
+        page[t * page_words + w] = packed;
+    }
+}
+
+static __device__ uint32_t number_kivi(uint32_t code, float scale, float zero) {
+    return to_half(__fadd_rn(zero, __fmul_rn(scale, (float)code)));
+}
+
+template <int BITS> static __device__ void decode_kivi_keys(const struct encode &e, const struct page_job &job, uint32_t *rows) {
+    constexpr uint32_t BYTES = PAGE_TOKENS * BITS / 8, MASK = (1 << BITS) - 1;
+    const uint32_t hd = e.heads.head_dim, stride = rows_stride(hd);
+    const unsigned short *scale = (const unsigned short *)job.page, *zero = scale + 2 * hd;
+    const uint2 *codes = (const uint2 *)(zero + 2 * hd);
+    each_octet(hd, [&](uint32_t c, uint32_t octet) {
+        const uint2 bytes = codes[(c * BYTES + 8 * octet % BYTES) / 8];
+        const uint32_t shift = 8 * octet / BYTES * BITS, at = octet / 4 * hd + c;
+        const float s = to_float(scale[at]), z = to_float(zero[at]);
+        uint32_t halves[8];
+        for (uint32_t k = 0; k < 8; k++) halves[k] = number_kivi(byte_of(bytes, k) >> shift & MASK, s, z);
+        put_channel(rows, stride, c, octet, halves);
+    });
+    store_rows(e, job, rows);
+}
+
+template <int BITS> static __device__ void decode_kivi_values(const struct encode &e, const struct page_job &job) {
+    const uint32_t hd = e.heads.head_dim, groups = hd / SCALE_GROUP, words_of_row = hd * BITS / 32, mask = (1 << BITS) - 1;
+    const uint32_t *page = (const uint32_t *)job.page;
+    each_chunk(hd, job.count, [&](uint32_t t, uint32_t j) {
+        const uint32_t *token = page + t * (words_of_row + groups), word = 2 * j % words_of_row,
+                       shift = 2 * j / words_of_row * BITS;
+        const uint2 bytes = make_uint2(token[word], token[word + 1]);
+        const uint32_t pair = token[words_of_row + j / 4];
+        const float s = to_float(pair & 0xffff), z = to_float(pair >> 16);
+        uint32_t halves[8];
+        for (uint32_t k = 0; k < 8; k++) halves[k] = number_kivi(byte_of(bytes, k) >> shift & mask, s, z);
+        store_chunk(e, job, t, j, halves);
+    });
+}
+
+/* ---- Launches */
+
+static __global__ void __launch_bounds__(THREADS)
+    encode_scaled_kernel(const __grid_constant__ struct encode e, struct encode_sides sides) {
+    extern __shared__ uint32_t rows[];
+    const struct page_job job = job_of_block(e, sides);
+    switch (e.codec[job.side]) {
+    case CODEC_F16: encode_f16(e, job, rows); break;
+    case CODEC_Q8_0: encode_q8_0(e, job, rows); break;
+    case CODEC_Q4_0: encode_q4_0(e, job, rows); break;
+    case CODEC_KIVI_4: job.side == CODEC_KEYS ? encode_kivi_keys<4>(e, job, rows) : encode_kivi_values<4>(e, job, rows); break;
+    case CODEC_KIVI_2: job.side == CODEC_KEYS ? encode_kivi_keys<2>(e, job, rows) : encode_kivi_values<2>(e, job, rows); break;
+    default: break;
+    }
+}
+
+static __global__ void __launch_bounds__(THREADS)
+    decode_scaled_kernel(const __grid_constant__ struct encode e, struct encode_sides sides) {
+    extern __shared__ uint32_t rows[];
+    const struct page_job job = job_of_block(e, sides);
+    switch (e.codec[job.side]) {
+    case CODEC_F16: decode_f16(e, job, rows); break;
+    case CODEC_Q8_0: decode_q8_0(e, job, rows); break;
+    case CODEC_Q4_0: decode_q4_0(e, job, rows); break;
+    case CODEC_KIVI_4: job.side == CODEC_KEYS ? decode_kivi_keys<4>(e, job, rows) : decode_kivi_values<4>(e, job); break;
+    case CODEC_KIVI_2: job.side == CODEC_KEYS ? decode_kivi_keys<2>(e, job, rows) : decode_kivi_values<2>(e, job); break;
+    default: break;
+    }
+}
+
+static size_t shared_bytes(const struct encode *e) { return PAGE_TOKENS * (e->heads.head_dim / 2 + 1) * sizeof(uint32_t); }
+
+cudaError_t encode_scaled(const struct encode *encode, struct encode_sides sides, cudaStream_t stream) {
+    encode_scaled_kernel<<<encode_grid(encode, sides), THREADS, shared_bytes(encode), stream>>>(*encode, sides);
+    return cudaGetLastError();
+}
+
+cudaError_t decode_scaled(const struct encode *encode, struct encode_sides sides, cudaStream_t stream) {
+    decode_scaled_kernel<<<encode_grid(encode, sides), THREADS, shared_bytes(encode), stream>>>(*encode, sides);
+    return cudaGetLastError();
+}

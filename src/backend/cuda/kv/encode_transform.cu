@@ -1,0 +1,210 @@
+/* Writing pages of the codec transform, as the CPU's transform_encode.c does, a block for each page. What takes long is the product that gives
+ * the coefficients, and the path through the stream, a thread for each of the 64 tokens. */
+#include "backend/cuda/kv/transform_path.cuh"
+
+#define MOST_STEPS(hd) ((hd) / TRANSFORM_QUAD + 1)
+
+template <int HD> struct encode_memory {
+    float z[HD][PAGE_TOKENS]; /* coefficients */
+    union {
+        float tile[TILE_DEPTH][HD];                                  /* while they are found */
+        uint32_t from[TRANSFORM_QUAD * MOST_STEPS(HD)][PAGE_TOKENS]; /* while paths are */
+        float own[HD][PAGE_TOKENS];                                  /* what the levels say, times sizes */
+    };
+    uint16_t nibbles[HD / 2][PAGE_TOKENS];
+    float size[HD], inverse_size[HD];
+    float square[PAGE_TOKENS], unit[PAGE_TOKENS]; /* |z|^2; what makes the coefficients those of a row of size 1 */
+    float inverse_scale[TRANSFORM_PLANES_MAX];
+    struct page_layout l;
+    struct path_step step[MOST_STEPS(HD)];
+    uint32_t steps;
+};
+
+static_assert(TRANSFORM_QUAD * MOST_STEPS(64) >= 2 * PATH_WARM_UP, "steps across a seam");
+
+template <int HD> static __device__ void set_sizes(const struct page_scaling &scaling, struct encode_memory<HD> &m) {
+    for (uint32_t c = threadIdx.x; c < HD; c += TRANSFORM_THREADS) {
+        const float size = scaling.size[c];
+        m.size[c] = size;
+        m.inverse_size[c] = size > 0 ? 1 / size : 0;
+    }
+    for (uint32_t p = threadIdx.x; p < m.l.layout.planes; p += TRANSFORM_THREADS)
+        m.inverse_scale[p] = 1 / m.l.layout.plane[p].scale;
+    if (threadIdx.x == TRANSFORM_THREADS - 1) m.steps = set_path_steps(m.l.layout, m.step);
+}
+
+template <int HD> static __device__ void set_units(struct encode_memory<HD> &m) {
+    const uint32_t t = threadIdx.x;
+    if (t < PAGE_TOKENS) {
+        float square = 0;
+#pragma unroll 8
+        for (uint32_t c = 0; c < HD; c++) square = square + m.z[c][t] * m.z[c][t];
+        const float unit = square > 0 ? sqrtf((float)HD / square) : 0;
+        m.square[t] = square;
+        m.unit[t] = isfinite(unit) ? unit : 0;
+    }
+    __syncthreads();
+}
+
+/* ---- Components with nibbles of their own: x in units of the component's size, less the level that is chosen */
+
+static __device__ uint32_t quantize_gaussian(const struct page_layout &l, float scale, float *x) {
+    const int8_t *levels = l.levels[TRANSFORM_GAUSSIAN_4];
+    uint32_t code = 0;
+#pragma unroll
+    for (uint32_t i = 0; i < 15; i++) code += *x > 0.5f * scale * (float)(levels[i] + levels[i + 1]);
+    *x = *x - scale * (float)levels[code];
+    return code;
+}
+
+/* The code of 4 bits whose level, step (code - 7.5), is nearest. */
+static __device__ uint32_t quantize_uniform(float scale, float *x) {
+    const float step = 2 * scale, inverse = 1 / step;
+    float place = *x * inverse + 8;
+    place = place > 0 ? place : 0; /* and what is not a number */
+    place = place < 15 ? place : 15;
+    const uint32_t code = (uint32_t)place;
+    *x = *x - step * ((float)code - 7.5f);
+    return code;
+}
+
+static __device__ bool is_alone(const struct page_layout &l, uint32_t p) {
+    return p != NO_PLANE && l.layout.plane[p].nibble < l.layout.stream;
+}
+
+template <int HD> static __device__ float wanted_at(const struct encode_memory<HD> &m, uint32_t c, uint32_t t) {
+    return m.z[c][t] * m.unit[t] * m.inverse_size[c];
+}
+
+template <int HD> static __device__ void write_alone(struct encode_memory<HD> &m) {
+    const uint32_t t = threadIdx.x % PAGE_TOKENS;
+    for (uint32_t quad = threadIdx.x / PAGE_TOKENS; quad < m.l.layout.quads; quad += TRANSFORM_THREADS / PAGE_TOKENS) {
+        const uint32_t planes[2] = {m.l.first[quad], m.l.second[quad]};
+        uint32_t nibbles[2] = {0, 0};
+        if (!is_alone(m.l, planes[0])) continue;
+        for (uint32_t i = 0; i < TRANSFORM_QUAD; i++) {
+            float x = wanted_at(m, quad * TRANSFORM_QUAD + i, t);
+            for (uint32_t k = 0; k < 2 && is_alone(m.l, planes[k]); k++) {
+                const struct transform_plane plane = m.l.layout.plane[planes[k]];
+                const bool gaussian = plane.table / 4u == TRANSFORM_GAUSSIAN_4;
+                const uint32_t code = gaussian ? quantize_gaussian(m.l, plane.scale, &x) : quantize_uniform(plane.scale, &x);
+                nibbles[k] |= code << (4 * i);
+            }
+        }
+        for (uint32_t k = 0; k < 2 && is_alone(m.l, planes[k]); k++)
+            m.nibbles[m.l.layout.plane[planes[k]].nibble][t] = (uint16_t)nibbles[k];
+    }
+    __syncthreads();
+}
+
+/* ---- The stream */
+
+template <int HD>
+static __device__ struct path_term term_of(const struct encode_memory<HD> &m, uint32_t t, uint32_t p, uint32_t i) {
+    const struct transform_plane plane = m.l.layout.plane[p];
+    const uint32_t c = plane.quad * TRANSFORM_QUAD + i, upper = m.l.first[plane.quad];
+    const float unit = m.size[c] * plane.scale, limit = 4 * (float)plane.largest;
+    float wanted = wanted_at(m, c, t);
+    if (upper != p) wanted = wanted - plane_level(m.l, upper, i, [&](uint32_t n) { return (uint32_t)m.nibbles[n][t]; });
+    float x = wanted * m.inverse_scale[p];
+    x = x > -limit ? x : -limit; /* and what is not a number */
+    x = x < limit ? x : limit;
+    return {-2 * unit * unit * x, unit * unit};
+}
+
+template <int HD> static __device__ void write_stream(struct encode_memory<HD> &m) {
+    const uint32_t t = threadIdx.x;
+    if (t < PAGE_TOKENS && m.steps)
+        find_path(
+            m.l.layout, m.step, m.steps, t, [&](uint32_t p, uint32_t i) { return term_of(m, t, p, i); }, m.from, m.nibbles);
+    __syncthreads();
+}
+
+/* ---- Gains */
+
+/* own[c][t]: what the page's levels come to, of a row of size 1. */
+template <int HD> static __device__ void add_up_levels(struct encode_memory<HD> &m) {
+    const uint32_t t = threadIdx.x % PAGE_TOKENS;
+    for (uint32_t quad = threadIdx.x / PAGE_TOKENS; quad < m.l.layout.quads; quad += TRANSFORM_THREADS / PAGE_TOKENS)
+        for (uint32_t i = 0; i < TRANSFORM_QUAD; i++) {
+            const uint32_t c = quad * TRANSFORM_QUAD + i;
+            m.own[c][t] = quad_level(m.l, quad, i, [&](uint32_t n) { return (uint32_t)m.nibbles[n][t]; }) * m.size[c];
+        }
+    __syncthreads();
+}
+
+static __device__ uint8_t gain_code(const struct page_scaling &scaling, float gain) {
+    if (!(scaling.gain_step > 0)) return 0;
+    const float code = roundf((gain - scaling.gain_least) / scaling.gain_step);
+    return code > 0 ? (uint8_t)(code < 255 ? code : 255) : 0;
+}
+
+template <int HD>
+static __device__ void write_gains(const struct page_job &job, const struct page_scaling &scaling,
+                                   const struct encode_memory<HD> &m) {
+    const uint32_t t = threadIdx.x;
+    if (t >= PAGE_TOKENS) return;
+    float cross = 0, own = 0, gain = 0;
+#pragma unroll 8
+    for (uint32_t c = 0; c < m.l.layout.quads * (uint32_t)TRANSFORM_QUAD; c++) {
+        const float level = m.own[c][t];
+        cross = cross + m.z[c][t] * level;
+        own = own + level * level;
+    }
+    if (own > 0) gain = job.side == CODEC_KEYS ? sqrtf(m.square[t] / own) : cross / own;
+    job.page[t] = t < job.count ? gain_code(scaling, gain) : 0;
+}
+
+/* ---- Pages */
+
+template <int HD> static __device__ void write_nibbles(const struct page_job &job, const struct encode_memory<HD> &m) {
+    uint32_t *codes = (uint32_t *)(job.page + PAGE_TOKENS);
+    for (uint32_t i = threadIdx.x; i < m.l.layout.nibbles * 32u; i += TRANSFORM_THREADS)
+        codes[i] = pack_word(job.side, i % 32, m.nibbles[i / 32]);
+}
+
+template <int HD>
+static __global__ void __launch_bounds__(TRANSFORM_THREADS, HD > 128 ? 1 : 2)
+    encode_transform_kernel(const __grid_constant__ struct encode e, struct encode_sides sides) {
+    extern __shared__ __align__(16) uint8_t memory[];
+    struct encode_memory<HD> &m = *(struct encode_memory<HD> *)memory;
+    const struct page_job job = job_of_block(e, sides);
+    const struct transform_view &view = e.transforms[job.place * 2 + (size_t)job.side];
+    const struct page_scaling scaling = scaling_of(view, job.item->fitted, job.place, job.side, HD);
+    if (!job.count) {
+        const uint32_t words = e.places[job.place].bytes[job.side] / 4;
+        for (uint32_t i = threadIdx.x; i < words; i += TRANSFORM_THREADS) ((uint32_t *)job.page)[i] = 0;
+        return;
+    }
+    load_layout(view.layout, &m.l);
+    set_sizes(scaling, m);
+    load_centred<HD>(e, job, scaling.mean, m.z);
+    struct product<HD> z;
+    multiply<HD, true>(view.inverse, HD, m.z, m.tile, z);
+    store_product(z, m.z);
+    set_units(m);
+    write_alone(m);
+    write_stream(m);
+    write_nibbles(job, m);
+    add_up_levels(m);
+    write_gains(job, scaling, m);
+}
+
+template <int HD> static cudaError_t launch(const struct encode *encode, struct encode_sides sides, cudaStream_t stream) {
+    const size_t bytes = sizeof(struct encode_memory<HD>);
+    const cudaError_t result = allow_shared(encode_transform_kernel<HD>, bytes);
+    if (result != cudaSuccess) return result;
+    encode_transform_kernel<HD><<<encode_grid(encode, sides), TRANSFORM_THREADS, bytes, stream>>>(*encode, sides);
+    return cudaGetLastError();
+}
+
+bool encode_transform_supports(const struct head_view *heads) {
+    const uint32_t hd = heads->head_dim;
+    return hd == 64 || hd == 96 || hd == 128 || hd == 256;
+}
+
+cudaError_t encode_transform(const struct encode *encode, struct encode_sides sides, cudaStream_t stream) {
+#define LAUNCH(hd) launch<hd>(encode, sides, stream)
+    TRANSFORM_HEAD_DIMS(encode->heads, LAUNCH)
+#undef LAUNCH
+}

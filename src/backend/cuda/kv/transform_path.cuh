@@ -1,0 +1,151 @@
+/* The best path through the stream of a token of the codec transform: Viterbi's algorithm as the CPU's transform_path.c has it, a thread for each
+ * token. The costs of the eight states stay in registers; of each step a word in shared memory keeps where each state came from. */
+#ifndef TERSE_BACKEND_CUDA_KV_TRANSFORM_PATH_CUH
+#define TERSE_BACKEND_CUDA_KV_TRANSFORM_PATH_CUH
+
+#include "backend/cuda/kv/transform_page.cuh"
+
+#define PATH_STATES 8   /* of a stream: its last three bits */
+#define PATH_WARM_UP 20 /* steps before the ring's seam and behind it: most paths have met by then */
+#define PATH_FAR 1e30f  /* the cost of a state where no path may begin */
+
+/* What writes bits: a plane, a pair of planes, or, at the end of a round, the rest of a nibble, which may be anything. */
+struct alignas(4) path_step {
+    uint8_t bits, table, plane, planes; /* `table`: the first plane's */
+};
+
+/* What a plane's level x by a window costs, but for what all windows have in common: x (twice + square x). */
+struct path_term {
+    float twice, square;
+};
+
+/* The cost of window w by the tables of up to two planes; FIRST of TRANSFORM_TABLES: there is none. */
+template <int FIRST> static __device__ __forceinline__ float path_error(const struct path_term terms[2], int w) {
+    constexpr int8_t levels[TRANSFORM_TABLES][16] = TRANSFORM_LEVELS;
+    if (FIRST == TRANSFORM_TABLES) return 0;
+    const float x = (float)levels[FIRST][w];
+    const float error = x * (terms[0].twice + terms[0].square * x);
+    if (FIRST != TRANSFORM_PAIR_FIRST) return error;
+    const float y = (float)levels[TRANSFORM_PAIR_SECOND][w];
+    return fmaf(y, terms[1].twice + terms[1].square * y, error);
+}
+
+/* A step that writes BITS bits: a window is the last 4 - BITS bits of the state before and those written, its lower three bits the state after.
+ * cost[state]: the least of all ways there. Returns for each state after, in four bits, the state before and above it the window's highest
+ * bit; where ways cost the same, the lower ones. */
+template <int BITS, int FIRST>
+static __device__ __forceinline__ uint32_t take_step(const struct path_term terms[2], float (&cost)[PATH_STATES]) {
+    constexpr int BEGINNINGS = 16 >> BITS;
+    float best[BEGINNINGS], after[PATH_STATES];
+    uint32_t state[BEGINNINGS], from = 0;
+#pragma unroll
+    for (int b = 0; b < BEGINNINGS && b < PATH_STATES; b++) {
+        best[b] = cost[b];
+        state[b] = (uint32_t)b;
+#pragma unroll
+        for (int s = b + BEGINNINGS; s < PATH_STATES; s += BEGINNINGS) {
+            const bool less = cost[s] < best[b];
+            state[b] = less ? (uint32_t)s : state[b];
+            best[b] = less ? cost[s] : best[b];
+        }
+    }
+#pragma unroll
+    for (int s = 0; s < PATH_STATES; s++) {
+        const int first = s >> BITS, second = (s + PATH_STATES) >> BITS;
+        const float x = best[first] + path_error<FIRST>(terms, s), y = best[second] + path_error<FIRST>(terms, s + PATH_STATES);
+        const bool less = y < x;
+        from |= (less ? state[second] | PATH_STATES : state[first]) << (4 * s);
+        after[s] = less ? y : x;
+    }
+#pragma unroll
+    for (int s = 0; s < PATH_STATES; s++) cost[s] = after[s];
+    return from;
+}
+
+static __device__ __forceinline__ uint32_t take_step_of(const struct path_step &step, const struct path_term terms[2],
+                                                        float (&cost)[PATH_STATES]) {
+    switch (step.table) {
+    case TRANSFORM_TRELLIS_1: return take_step<1, TRANSFORM_TRELLIS_1>(terms, cost);
+    case TRANSFORM_TRELLIS_2: return take_step<2, TRANSFORM_TRELLIS_2>(terms, cost);
+    case TRANSFORM_TRELLIS_3: return take_step<3, TRANSFORM_TRELLIS_3>(terms, cost);
+    case TRANSFORM_PAIR_FIRST: return take_step<2, TRANSFORM_PAIR_FIRST>(terms, cost);
+    case TRANSFORM_UNIFORM_1: return take_step<1, TRANSFORM_UNIFORM_1>(terms, cost);
+    case TRANSFORM_UNIFORM_2: return take_step<2, TRANSFORM_UNIFORM_2>(terms, cost);
+    case TRANSFORM_UNIFORM_3: return take_step<3, TRANSFORM_UNIFORM_3>(terms, cost);
+    default: break;
+    }
+    if (step.bits == 1) return take_step<1, TRANSFORM_TABLES>(terms, cost);
+    if (step.bits == 2) return take_step<2, TRANSFORM_TABLES>(terms, cost);
+    return take_step<3, TRANSFORM_TABLES>(terms, cost);
+}
+
+/* The steps of a round, of which it returns the number; one thread's work. */
+static __device__ inline uint32_t set_path_steps(const struct transform_layout &layout, struct path_step *steps) {
+    constexpr uint8_t new_bits[TRANSFORM_TABLES] = {4, 4, 1, 2, 3, 1, 2, 3, 2, 0};
+    uint32_t n = 0, written = 0, p = 0;
+    while (p < layout.planes && layout.plane[p].nibble < layout.stream) p++;
+    if (p == layout.planes) return 0;
+    while (p < layout.planes) {
+        const uint32_t table = layout.plane[p].table / 4u, planes = table == TRANSFORM_PAIR_FIRST ? 2 : 1;
+        steps[n++] = {new_bits[table], (uint8_t)table, (uint8_t)p, (uint8_t)planes};
+        written += new_bits[table];
+        p += planes;
+    }
+    const uint32_t rest = TRANSFORM_NIBBLE_BITS * (uint32_t)(layout.nibbles - layout.stream) - written;
+    if (rest) steps[n++] = {(uint8_t)rest, TRANSFORM_TABLES, 0, 0};
+    return n;
+}
+
+/* The n-th nibble of the stream. */
+static __device__ inline uint32_t stream_place(const struct transform_layout &layout, uint32_t n) {
+    return layout.stream + (n + 1) % (uint32_t)(layout.nibbles - layout.stream);
+}
+
+/* Finds the path of token t and writes its nibbles[nibble][64], those of the stream. term(step, plane, i): of a plane of a step, component i of
+ * its quad. from[4 steps or 2 PATH_WARM_UP][64]. A stream is a ring: of each component i of quads one round, from the first plane to the
+ * last, then of the next component. */
+template <class Term>
+static __device__ void find_path(const struct transform_layout &layout, const struct path_step *step, uint32_t steps, uint32_t t,
+                                 Term term, uint32_t (*from)[PAGE_TOKENS], uint16_t (*nibbles)[PAGE_TOKENS]) {
+    const uint32_t all = TRANSFORM_QUAD * steps;
+    uint32_t seam = 0;
+    for (int pass = 0; pass < 2; pass++) { /* over the seam, to find the state there; then all around from it */
+        const uint32_t n = pass ? all : 2 * PATH_WARM_UP, begin = pass ? 0 : (all - PATH_WARM_UP % all) % all;
+        uint32_t at = begin % steps, i = begin / steps;
+        float cost[PATH_STATES];
+#pragma unroll
+        for (uint32_t s = 0; s < PATH_STATES; s++) cost[s] = !pass || s == seam ? 0 : PATH_FAR;
+        for (uint32_t k = 0; k < n; k++) {
+            const struct path_step own = step[at];
+            struct path_term terms[2] = {};
+            if (own.planes) terms[0] = term(own.plane, i);
+            if (own.planes > 1) terms[1] = term(own.plane + 1u, i);
+            from[k][t] = take_step_of(own, terms, cost);
+            if (++at == steps) at = 0, i = (i + 1) % TRANSFORM_QUAD;
+        }
+        if (pass) break;
+        float least = cost[0];
+#pragma unroll
+        for (uint32_t s = 1; s < PATH_STATES; s++)
+            if (cost[s] < least) seam = s, least = cost[s];
+        for (uint32_t k = 2 * PATH_WARM_UP; k-- > PATH_WARM_UP;) seam = from[k][t] >> 4 * seam & (PATH_STATES - 1);
+    }
+    /* Back along the path. Of each component, bits gather from the last written to the first. */
+    uint32_t state = seam;
+    for (uint32_t i = TRANSFORM_QUAD; i-- > 0;) {
+        uint32_t bits = 0, written = 0, n = layout.nibbles - layout.stream;
+        for (uint32_t at = steps; at-- > 0;) {
+            const uint32_t own = from[i * steps + at][t] >> 4 * state & 15, window = state | (own & PATH_STATES);
+            bits |= (window & ((1u << step[at].bits) - 1)) << written;
+            written += step[at].bits;
+            state = own & (PATH_STATES - 1);
+            if (written < TRANSFORM_NIBBLE_BITS) continue;
+            uint16_t *to = &nibbles[stream_place(layout, --n)][t];
+            *to = (uint16_t)((i == TRANSFORM_QUAD - 1 ? 0 : *to) | (bits & 15) << (4 * i));
+            bits >>= TRANSFORM_NIBBLE_BITS;
+            written -= TRANSFORM_NIBBLE_BITS;
+        }
+    }
+}
+
+#endif

@@ -1,0 +1,23 @@
+/* The levels of the codec transform as an initializer, for transform.c and for kernels that compile them in. */
+#ifndef TERSE_FORMAT_TRANSFORM_LEVELS_H
+#define TERSE_FORMAT_TRANSFORM_LEVELS_H
+
+/* transform_levels[TRANSFORM_TABLES][16], by enum transform_table. GAUSSIAN_4: Max 1960's levels in such units that whole numbers come close, 2 %
+ * more distortion than his. TRELLIS and PAIR: found by alternating between best paths and means of what took each window, from random
+ * beginnings, then by trying whole numbers. */
+/* clang-format off */
+#define TRANSFORM_LEVELS { \
+    /* GAUSSIAN_4 */ {-20, -15, -12, -9, -7, -5, -3, -1, 1, 3, 5, 7, 9, 12, 15, 20}, \
+    /* UNIFORM_4 */ {-15, -13, -11, -9, -7, -5, -3, -1, 1, 3, 5, 7, 9, 11, 13, 15}, \
+    /* UNIFORM_1 */ {-1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1}, \
+    /* UNIFORM_2 */ {-3, -1, 1, 3, -3, -1, 1, 3, -3, -1, 1, 3, -3, -1, 1, 3}, \
+    /* UNIFORM_3 */ {-7, -5, -3, -1, 1, 3, 5, 7, -7, -5, -3, -1, 1, 3, 5, 7}, \
+    /* TRELLIS_1 */ {3, -3, 7, -1, -3, 3, 1, -7, -3, 3, -1, 5, 2, -3, -5, 2}, \
+    /* TRELLIS_2 */ {1, 4, -2, -8, -2, 1, -5, 8, 5, -4, 3, 0, -5, -1, 1, 4}, \
+    /* TRELLIS_3 */ {2, -1, 0, 4, -5, 1, -3, 7, -7, 0, 5, -2, -1, -4, 3, 2}, \
+    /* PAIR_FIRST */ {2, -6, 6, -1, 8, -3, 1, 1, 0, 5, -8, -3, -5, 3, -3, 4}, \
+    /* PAIR_SECOND */ {7, -5, -3, 0, -1, 1, 3, -8, -3, 3, 1, 8, 3, -4, -4, 3}, \
+}
+/* clang-format on */
+
+#endif

@@ -1,0 +1,387 @@
+/* Pages of codec transform on the GPU: the codes that the CPU finds, but for a few where two ways cost nearly the same, the rows that it reads,
+ * and what it fits to a sequence. Profiles come to the device as caches bring them there. */
+#include "backend/cpu/codec/transform.h"
+#include "backend/cpu/kernels/vector/ops.h"
+#include "backend/cuda/kv/transforms.h"
+#include "encode_sample.h"
+#include "method/method.h"
+#include "support/prepared.h"
+
+#include <stdio.h>
+#include <terse.h>
+
+#define FINGERPRINT 5
+#define RUNS 254 /* of positions that pages have */
+
+static const uint32_t head_dims[] = {64, 96, 128, 256};
+
+/* ---- A profile: orthogonal bases, sizes that fall */
+
+static void make_parameters(size_t hd, size_t set, float *floats) {
+    float *mean = floats, *size = mean + hd, *basis = size + hd, *rest = basis + hd * hd;
+    double square = 0, own = 1, fall = 1 - (3 + (double)(set % 4)) / (double)hd;
+    for (size_t c = 0; c < hd; c++, own *= fall) {
+        mean[c] = (float)sample_normal();
+        size[c] = (float)own;
+        square += own * own;
+        for (size_t ch = 0; ch < hd; ch++) basis[c * hd + ch] = c == ch;
+    }
+    for (size_t c = 0; c < hd; c++) size[c] *= (float)sqrt((double)hd / square);
+    for (int reflection = 0; reflection < 5; reflection++) {
+        double v[CODEC_HEAD_DIM_MAX], norm = 0;
+        for (size_t ch = 0; ch < hd; ch++) {
+            v[ch] = sample_normal();
+            norm += v[ch] * v[ch];
+        }
+        for (size_t c = 0; c < hd; c++) {
+            double dot = 0;
+            for (size_t ch = 0; ch < hd; ch++) dot += v[ch] * (double)basis[c * hd + ch];
+            for (size_t ch = 0; ch < hd; ch++) basis[c * hd + ch] -= (float)(2 * dot / norm * v[ch]);
+        }
+    }
+    rest[0] = 0.1f, rest[1] = 4, rest[2] = (float)(set % 3) * 0.5f;
+}
+
+struct transform_sample {
+    struct encode_sample s;
+    struct method method;
+    struct terse_codebook *codebook;
+    struct rope rope;
+    float frequency[CODEC_HEAD_DIM_MAX / 2];
+    float *angles_device;
+    struct transform_view *views;
+    float *fitted, *fitted_device; /* [layers][Hk][2][...]; NULL */
+};
+
+static void make_codebook(struct transform_sample *x, uint32_t hd) {
+    struct codebook_info info = {.key = x->method.key,
+                                 .value = x->method.value,
+                                 .layers = SAMPLE_LAYERS,
+                                 .kv_heads = SAMPLE_HEADS,
+                                 .head_dim = hd,
+                                 .fingerprint = FINGERPRINT};
+    size_t own = transform_parameter_floats(hd);
+    float *floats = malloc(2 * SAMPLE_HEADS_ALL * own * sizeof *floats);
+    struct terse_error error;
+    assert_non_null(floats);
+    info.key.codec = info.value.codec = &codec_transform;
+    info.key.rate = info.value.rate = 0;
+    snprintf(info.method, sizeof info.method, "%s", x->method.codebook);
+    for (size_t set = 0; set < 2 * SAMPLE_HEADS_ALL; set++) make_parameters(hd, set, floats + set * own);
+    if (codebook_new(&info, floats, floats + SAMPLE_HEADS_ALL * own, &x->codebook, &error)) fail_msg("%s", error.message);
+    free(floats);
+}
+
+static void make_method(struct transform_sample *x, const char *name, const char *value, uint32_t hd) {
+    static const uint64_t fingerprints[CODEBOOK_FINGERPRINTS] = {FINGERPRINT, FINGERPRINT};
+    struct terse_cache_options options = terse_cache_options_defaults();
+    struct terse_error error;
+    options.method = name;
+    options.value_type = value;
+    if (method_resolve(&options, hd, &x->method, &error)) fail_msg("%s", error.message);
+    make_codebook(x, hd);
+    x->method.learned = x->codebook;
+    if (method_check_codebook(&x->method, fingerprints, SAMPLE_LAYERS, SAMPLE_HEADS, hd, &error)) fail_msg("%s", error.message);
+}
+
+static void make_angles(struct transform_sample *x) {
+    size_t pairs = x->rope.n_rot / 2;
+    float *host = malloc(RUNS * 2 * pairs * sizeof *host), cosine[CODEC_HEAD_DIM_MAX / 2], sine[CODEC_HEAD_DIM_MAX / 2];
+    assert_non_null(host);
+    for (size_t run = 0; run < RUNS; run++) {
+        rope_angles(&x->rope, (int64_t)run * RUN_TOKENS, cosine, sine);
+        for (size_t i = 0; i < pairs; i++) {
+            host[(run * pairs + i) * 2] = cosine[i];
+            host[(run * pairs + i) * 2 + 1] = sine[i];
+        }
+    }
+    x->angles_device = sample_send(host, RUNS * 2 * pairs * sizeof *host);
+    free(host);
+}
+
+/* ---- Rows */
+
+/* Rotates by the position of the page's run, or back. */
+static void rotate(const struct transform_sample *x, size_t item, int side, bool back, float *rows, size_t n) {
+    float cosine[CODEC_HEAD_DIM_MAX / 2], sine[CODEC_HEAD_DIM_MAX / 2];
+    int64_t position = (int64_t)run_of(x->s.items[item].set.first);
+    if (side == CODEC_VALUES || x->s.codec[side] != &codec_transform) return;
+    rope_angles(&x->rope, back ? -position : position, cosine, sine);
+    vector_ops()->rotate(rows, n, x->s.hd, cosine, sine, x->rope.n_rot / 2, x->rope.pairing == ROPE_ADJACENT);
+}
+
+/* As the profile has them, `stretch` times as far from the mean. */
+static void make_page(struct transform_sample *x, size_t place, int side, size_t item, float stretch) {
+    size_t hd = x->s.hd;
+    float *floats = malloc(transform_parameter_floats((uint32_t)hd) * sizeof *floats), row[CODEC_HEAD_DIM_MAX];
+    codebook_parameters(x->codebook, (enum codec_side)side, place, floats);
+    struct transform_parameters own = transform_parameters_at(floats, (uint32_t)hd);
+    for (size_t t = 0; t < PAGE_TOKENS; t++) {
+        double gain = (double)stretch * exp(sample_unit() - 0.5);
+        memcpy(row, own.mean, hd * sizeof *row);
+        for (size_t c = 0; c < hd; c++) {
+            float y = (float)(gain * sample_normal()) * own.size[c];
+            for (size_t ch = 0; ch < hd; ch++) row[ch] += y * own.basis[c * hd + ch];
+        }
+        rotate(x, item, side, false, row, 1);
+        for (size_t c = 0; c < hd; c++) sample_row(&x->s, place, side, item, t)[c] = half_from_float(row[c]);
+    }
+    free(floats);
+}
+
+static void make_odd_rows(struct transform_sample *x, size_t place, int side, size_t item) {
+    for (size_t c = 0; c < x->s.hd; c++) {
+        sample_row(&x->s, place, side, item, 0)[c] = 0;
+        sample_row(&x->s, place, side, item, 3)[c] = half_from_float(3);
+        sample_row(&x->s, place, side, item, 5)[c] = half_from_float(c % 2 ? 65504 : -65504);
+        sample_row(&x->s, place, side, item, 7)[c] = half_from_float(c == 5 ? -INFINITY : 6e-8f);
+        sample_row(&x->s, place, side, item, 16)[c] = half_from_float(c == 6 ? NAN : c == 9 ? INFINITY : 1);
+    }
+}
+
+static float zero(size_t t, size_t c) { return (void)t, (void)c, 0; }
+
+static void send_rows(struct transform_sample *x) {
+    assert_cuda(cudaMemcpy(x->s.rows_device, x->s.rows, x->s.row_bytes, cudaMemcpyHostToDevice));
+}
+
+static struct transform_sample *make(const char *method, const char *value, uint32_t hd, enum rope_pairing pairing, uint32_t n_rot,
+                                     float stretch, bool odd) {
+    struct transform_sample *x = calloc(1, sizeof *x);
+    struct terse_error error;
+    assert_non_null(x);
+    make_method(x, method, value, hd);
+    for (uint32_t i = 0; i < n_rot / 2; i++) x->frequency[i] = (float)pow(10000, -2.0 * i / n_rot);
+    x->rope = (struct rope){.pairing = pairing, .head_dim = hd, .n_rot = n_rot, .frequency = x->frequency, .magnitude = 1};
+    x->s = (struct encode_sample){.hd = hd, .codec = {x->method.key.codec, x->method.value.codec}};
+    for (uint32_t place = 0; place < SAMPLE_HEADS_ALL; place++)
+        for (int side = 0; side < 2; side++) {
+            struct codec_shape *shape = &x->s.shape[place][side];
+            *shape = method_shape(&x->method, (enum codec_side)side, place / SAMPLE_HEADS, place % SAMPLE_HEADS, hd, 1);
+            if (x->s.codec[side] == &codec_transform)
+                shape->learned = prepared_learned(x->codebook, (enum codec_side)side, place / SAMPLE_HEADS, place % SAMPLE_HEADS);
+        }
+    sample_fill(&x->s, zero);
+    for (size_t i = 0; i < SAMPLE_HEADS_ALL * 2 * SAMPLE_ITEMS; i++) {
+        size_t place = i / (2 * SAMPLE_ITEMS), item = i % SAMPLE_ITEMS;
+        int side = (int)(i / SAMPLE_ITEMS % 2);
+        make_page(x, place, side, item, stretch);
+        if (odd) make_odd_rows(x, place, side, item);
+    }
+    send_rows(x);
+    make_angles(x);
+    struct cache_shape shape = {
+        .layers = SAMPLE_LAYERS, .query_heads = SAMPLE_HEADS, .kv_heads = SAMPLE_HEADS, .head_dim = hd, .rope = &x->rope};
+    if (transforms_new(&shape, &x->method, &x->views, &error)) fail_msg("%s", error.message);
+    assert_non_null(x->views);
+    x->s.encode.heads.n_rot = n_rot;
+    x->s.encode.heads.pairing = pairing;
+    x->s.encode.transforms = x->views;
+    x->s.encode.run_angles = x->angles_device;
+    return x;
+}
+
+static void discard(struct transform_sample *x) {
+    sample_free(&x->s);
+    transforms_free(x->views);
+    device_free(NULL, x->angles_device, 0);
+    device_free(NULL, x->fitted_device, 0);
+    free(x->fitted);
+    terse_codebook_free(x->codebook);
+    free(x);
+}
+
+/* ---- Pages */
+
+/* A side of a page as the codec takes it. */
+static size_t load(const struct transform_sample *x, size_t place, int side, size_t item, float *rows) {
+    size_t n = sample_floats(&x->s, place, side, item, rows);
+    rotate(x, item, side, true, rows, n);
+    return n;
+}
+
+struct difference {
+    size_t bytes, differing;
+    double device, host; /* squared errors of pages as the GPU has written them, and the CPU */
+};
+
+static void compare_page(const struct transform_sample *x, const uint8_t *chunk, size_t place, int side, size_t item,
+                         struct difference *difference) {
+    const struct encode_sample *s = &x->s;
+    const struct cpu_codec *codec = cpu_codec_of(s->codec[side]);
+    float rows[PAGE_TOKENS * CODEC_HEAD_DIM_MAX], decoded[2][PAGE_TOKENS * CODEC_HEAD_DIM_MAX];
+    uint8_t *own = sample_page(s, place, side, item);
+    const uint8_t *page = chunk + (own - s->chunk);
+    size_t n = load(x, place, side, item, rows);
+    codec->encode(s->shape[place][side], (enum codec_side)side, rows, n, own);
+    codec->decode(s->shape[place][side], (enum codec_side)side, page, decoded[0]);
+    codec->decode(s->shape[place][side], (enum codec_side)side, own, decoded[1]);
+    for (size_t i = 0; i < s->places[place].bytes[side]; i++) difference->differing += page[i] != own[i];
+    difference->bytes += s->places[place].bytes[side];
+    for (size_t i = 0; i < n * s->hd; i++) {
+        if (!(fabsf(rows[i]) < 1000)) continue; /* an error of what is huge would hide all others */
+        difference->device += pow((double)(decoded[0][i] - rows[i]), 2);
+        difference->host += pow((double)(decoded[1][i] - rows[i]), 2);
+    }
+}
+
+/* Where two paths cost nearly the same, fused products may decide between them: the CPU's kernels do not all fuse alike. */
+static void check_pages(struct transform_sample *x) {
+    struct encode_sample *s = &x->s;
+    struct difference all = {0};
+    assert_cuda(encode_pages(&s->encode, device_stream()));
+    uint8_t *chunk = sample_fetch(s->chunk_device, s->chunk_bytes);
+    for (size_t i = 0; i < SAMPLE_HEADS_ALL * 2 * SAMPLE_ITEMS; i++)
+        compare_page(x, chunk, i / (2 * SAMPLE_ITEMS), (int)(i / SAMPLE_ITEMS % 2), i % SAMPLE_ITEMS, &all);
+    size_t outside = 0, changed = 0;
+    for (size_t i = 0; i < s->chunk_bytes; i++) {
+        outside += s->chunk[i] == UNTOUCHED;
+        changed += s->chunk[i] == UNTOUCHED && chunk[i] != UNTOUCHED;
+    }
+    if (changed > all.differing) fail_msg("%zu bytes outside of the pages were written", changed);
+    if (all.differing > all.bytes / 1000)
+        fail_msg("%s, head_dim %zu: %zu of %zu bytes are not the CPU's", x->method.name, s->hd, all.differing, all.bytes);
+    if (!(fabs(all.device - all.host) <= 1e-4 * all.host))
+        fail_msg("%s, head_dim %zu: squared error %g, the CPU's %g", x->method.name, s->hd, all.device, all.host);
+    printf("%s, head_dim %zu: %zu of %zu bytes differ, squared error %.6g instead of %.6g\n", x->method.name, s->hd, all.differing,
+           all.bytes, all.device, all.host);
+    memcpy(s->chunk, chunk, s->chunk_bytes); /* for check_rows */
+    free(chunk);
+}
+
+/* Of the pages that check_pages left. */
+static void check_rows(struct transform_sample *x) {
+    struct encode_sample *s = &x->s;
+    uint16_t *rows = sample_decode(s);
+    float decoded[PAGE_TOKENS * CODEC_HEAD_DIM_MAX];
+    for (size_t i = 0; i < SAMPLE_HEADS_ALL * 2 * SAMPLE_ITEMS; i++) {
+        size_t place = i / (2 * SAMPLE_ITEMS), item = i % SAMPLE_ITEMS, hd = s->hd;
+        int side = (int)(i / SAMPLE_ITEMS % 2);
+        const uint16_t *own = rows + (sample_row(s, place, side, item, 0) - s->rows);
+        cpu_codec_of(s->codec[side])
+            ->decode(s->shape[place][side], (enum codec_side)side, sample_page(s, place, side, item), decoded);
+        rotate(x, item, side, false, decoded, PAGE_TOKENS);
+        for (size_t t = 0; t < PAGE_TOKENS; t++) {
+            double most = 0;
+            for (size_t c = 0; c < hd; c++) most = fmax(most, fabs((double)decoded[t * hd + c]));
+            for (size_t c = 0; c < hd; c++) {
+                uint16_t half = own[t * hd + c];
+                double expected = (double)decoded[t * hd + c];
+                if (t >= s->items[item].set.end)
+                    assert_int_equal(half, UNTOUCHED << 8 | UNTOUCHED);
+                else if (fabs(expected) < 65504 &&
+                         !(fabs((double)half_to_float(half) - expected) <= 5e-4 * fabs(expected) + 1e-5 * most))
+                    fail_msg("%s, side %d, head_dim %zu, slot %zu, channel %zu: %g, the CPU's %g", x->method.name, side, hd, t, c,
+                             (double)half_to_float(half), expected);
+            }
+        }
+    }
+    free(rows);
+}
+
+static void check(const char *method, const char *value, uint32_t hd, enum rope_pairing pairing, uint32_t n_rot, bool odd) {
+    struct transform_sample *x = make(method, value, hd, pairing, n_rot, 1, odd);
+    check_pages(x);
+    check_rows(x);
+    discard(x);
+}
+
+/* ---- Fits */
+
+static float *fitted_at(const struct transform_sample *x, size_t place, int side) {
+    return x->fitted + (place * 2 + (size_t)side) * transform_fitted_floats((uint32_t)x->s.hd);
+}
+
+/* What the CPU fits to the same rows. */
+static void fit_here(const struct transform_sample *x, size_t place, int side, float *fitted) {
+    size_t hd = x->s.hd, n = 0;
+    float *rows = malloc(SAMPLE_ITEMS * PAGE_TOKENS * hd * sizeof *rows);
+    assert_non_null(rows);
+    for (size_t item = 0; item < SAMPLE_ITEMS; item++) n += load(x, place, side, item, rows + n * hd);
+    struct codec_shape shape = x->s.shape[place][side];
+    shape.fitted = NULL;
+    transform_fit_rows(shape, (enum codec_side)side, rows, n, hd, NULL, fitted);
+    free(rows);
+}
+
+static void fit(struct transform_sample *x) {
+    size_t floats = transform_fitted_floats((uint32_t)x->s.hd), bytes = 2 * SAMPLE_HEADS_ALL * floats * sizeof(float);
+    assert_non_null(x->fitted = calloc(1, bytes));
+    x->fitted_device = sample_send(x->fitted, bytes);
+    free(x->fitted);
+    assert_cuda(fit_transforms(&x->s.encode, x->fitted_device, device_stream()));
+    x->fitted = sample_fetch(x->fitted_device, bytes);
+}
+
+static void check_fit(struct transform_sample *x) {
+    size_t floats = transform_fitted_floats((uint32_t)x->s.hd);
+    float *expected = malloc(floats * sizeof *expected);
+    fit(x);
+    for (size_t i = 0; i < 2 * SAMPLE_HEADS_ALL; i++) {
+        const float *own = fitted_at(x, i / 2, (int)(i % 2));
+        fit_here(x, i / 2, (int)(i % 2), expected);
+        for (size_t k = 0; k < floats; k++)
+            if (!(fabsf(own[k] - expected[k]) <= 1e-5f * fabsf(expected[k]) + 1e-7f))
+                fail_msg("head_dim %zu, number %zu: %g, the CPU's %g", x->s.hd, k, (double)own[k], (double)expected[k]);
+    }
+    free(expected);
+}
+
+/* From here on pages go by what was fitted. */
+static void use_fit(struct transform_sample *x) {
+    for (size_t i = 0; i < SAMPLE_ITEMS; i++) x->s.items[i].fitted = x->fitted_device;
+    assert_cuda(cudaMemcpy((void *)x->s.encode.items, x->s.items, sizeof x->s.items, cudaMemcpyHostToDevice));
+    for (size_t place = 0; place < SAMPLE_HEADS_ALL; place++)
+        for (int side = 0; side < 2; side++) x->s.shape[place][side].fitted = fitted_at(x, place, side);
+}
+
+/* ---- Tests */
+
+static void pages_and_rows_are_nearly_those_of_the_cpu(void **state) {
+    (void)state;
+    static const char *const methods[] = {"terse-1", "terse-2", "terse-3", "terse-4"};
+    for (size_t h = 0; h < sizeof head_dims / sizeof *head_dims; h++)
+        for (size_t m = 0; m < 4; m++)
+            check(methods[m], NULL, head_dims[h], h % 2 ? ROPE_ADJACENT : ROPE_HALF_SPLIT, head_dims[h] / (m % 2 + 1), false);
+    check("terse-7", NULL, 128, ROPE_HALF_SPLIT, 128, false);
+    check("terse-2", NULL, 128, ROPE_HALF_SPLIT, 0, false);
+}
+
+static void one_side_may_be_of_another_codec(void **state) {
+    (void)state;
+    check("q8_0", "terse-2", 128, ROPE_HALF_SPLIT, 128, false);
+    check("terse-3", "kivi-4", 64, ROPE_HALF_SPLIT, 64, false);
+}
+
+static void odd_rows_come_out_alike(void **state) {
+    (void)state;
+    for (size_t h = 0; h < sizeof head_dims / sizeof *head_dims; h++)
+        check("terse-2", NULL, head_dims[h], ROPE_HALF_SPLIT, head_dims[h], true);
+}
+
+static void fits_are_those_of_the_cpu(void **state) {
+    (void)state;
+    for (size_t h = 0; h < sizeof head_dims / sizeof *head_dims; h++) {
+        for (int odd = 0; odd < 2; odd++) {
+            struct transform_sample *x =
+                make("terse-2", NULL, head_dims[h], h % 2 ? ROPE_ADJACENT : ROPE_HALF_SPLIT, head_dims[h], 3, odd);
+            check_fit(x);
+            use_fit(x);
+            check_pages(x);
+            check_rows(x);
+            discard(x);
+        }
+    }
+}
+
+int main(void) {
+    struct terse_error error;
+    if (device_available(&error)) {
+        fprintf(stderr, "skipped: %s\n", error.message);
+        return 77;
+    }
+    const struct CMUnitTest tests[] = {cmocka_unit_test(pages_and_rows_are_nearly_those_of_the_cpu),
+                                       cmocka_unit_test(one_side_may_be_of_another_codec),
+                                       cmocka_unit_test(odd_rows_come_out_alike), cmocka_unit_test(fits_are_those_of_the_cpu)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
