@@ -33,7 +33,9 @@ static inline double sample_unit(void) {
 }
 static inline double sample_normal(void) { return sqrt(-2 * log(sample_unit())) * cos(2 * M_PI * sample_unit()); }
 
-#define assert_cuda(call) assert_string_equal(cudaGetErrorString(call), "no error")
+static inline void assert_cuda(cudaError_t result) {
+    if (result != cudaSuccess) fail_msg("%s", cudaGetErrorString(result));
+}
 
 /* A copy on the device. */
 static inline void *sample_send(const void *from, size_t bytes) {

@@ -197,6 +197,7 @@ inline float __fdiv_rn(float a, float b) { return a / b; }
 inline float __fsqrt_rn(float a) { return sqrtf(a); }
 inline float __frcp_rn(float a) { return 1 / a; }
 inline float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
+inline double __fma_rn(double a, double b, double c) { return fma(a, b, c); }
 inline float __fdividef(float a, float b) { return a / b; }
 inline float __expf(float a) { return expf(a); }
 inline float __logf(float a) { return logf(a); }
