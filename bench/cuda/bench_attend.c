@@ -140,7 +140,7 @@ static void measure(const enum codec_id codec[2], const struct shape *shape) {
     check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capturing");
     for (size_t i = 0; i < launches; i++) {
         attend.sequences = sequences_there + i % copies * n;
-        check(attend_decode(&attend, stream), "attention");
+        check(attend_decode_launch(&attend, stream), "attention");
     }
     check(cudaStreamEndCapture(stream, &graph), "capturing");
     check(cudaGraphInstantiate(&replayed, graph, 0), "a graph");

@@ -67,7 +67,7 @@ static void measure(uint32_t head_dim, size_t n, size_t first_query) {
     auto launches = [&](int count) {
         float ms;
         check(cudaEventRecord(begin, 0), "timing");
-        for (int i = 0; i < count; i++) check(attend_prefill(&attend, 0), "attention");
+        for (int i = 0; i < count; i++) check(attend_prefill_launch(&attend, 0), "attention");
         check(cudaEventRecord(end, 0), "timing");
         check(cudaEventSynchronize(end), "attention");
         check(cudaEventElapsedTime(&ms, begin, end), "timing");

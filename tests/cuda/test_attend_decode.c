@@ -282,7 +282,7 @@ static double check(const struct setup *setup) {
         attend.q = take(&made, q, n * sizeof *q);
         attend.out = setup->in_place ? (float *)attend.q : take(&made, nan, n * sizeof *nan);
         assert_true(attend_decode_supports(&attend.heads, attend.codec));
-        assert_int_equal(attend_decode(&attend, 0), cudaSuccess);
+        assert_int_equal(attend_decode_launch(&attend, 0), cudaSuccess);
         assert_int_equal(cudaDeviceSynchronize(), cudaSuccess);
         assert_int_equal(cudaMemcpy(out, attend.out, n * sizeof *out, cudaMemcpyDeviceToHost), cudaSuccess);
         uint32_t *left = allocated((size_t)SEQUENCES * setup->kv_heads * sizeof *left);

@@ -234,14 +234,14 @@ static void what_is_not_served_is_refused(void **state) {
     (void)state;
     struct head_view heads = {.query_heads = 8, .kv_heads = 2, .head_dim = 80, .scale = 1};
     assert_false(attend_prefill_supports(&heads));
-    assert_int_equal(attend_prefill(&(struct attend_prefill){.heads = heads, .n = 1}, device_stream()), cudaErrorInvalidValue);
+    assert_int_equal(attend_prefill_launch(&(struct attend_prefill){.heads = heads, .n = 1}, device_stream()), cudaErrorInvalidValue);
     heads.head_dim = 128;
     heads.query_heads = 0;
     assert_false(attend_prefill_supports(&heads));
     heads.query_heads = 8;
-    assert_int_equal(attend_prefill(&(struct attend_prefill){.heads = heads, .n = 1, .begin = 1}, device_stream()),
+    assert_int_equal(attend_prefill_launch(&(struct attend_prefill){.heads = heads, .n = 1, .begin = 1}, device_stream()),
                      cudaErrorInvalidValue);
-    assert_int_equal(attend_prefill(&(struct attend_prefill){.heads = heads}, device_stream()), cudaSuccess);
+    assert_int_equal(attend_prefill_launch(&(struct attend_prefill){.heads = heads}, device_stream()), cudaSuccess);
 }
 
 int main(void) {

@@ -51,4 +51,4 @@ text = re.sub(
     text,
 )
 text = re.sub(r"\b__shared__\s+(?:__align__\((\d+)\)\s+)?", r"static ", text)
-open(target, "w").write(f'#line 1 "{source}"\n{text}')
+open(target, "w").write(text)

@@ -29,7 +29,7 @@ bool attend_decode_supports(const struct head_view *heads, const enum codec_id c
     return is_scaled(codec[CODEC_KEYS]) && is_scaled(codec[CODEC_VALUES]);
 }
 
-cudaError_t attend_decode(const struct attend_decode *attend, cudaStream_t stream) {
+cudaError_t attend_decode_launch(const struct attend_decode *attend, cudaStream_t stream) {
     if (!attend_decode_supports(&attend->heads, attend->codec)) return cudaErrorInvalidValue;
     if (!attend->n_rows) return cudaSuccess;
     if (attend->codec[CODEC_KEYS] != attend->codec[CODEC_VALUES]) return attend_scaled_mixed(attend, stream);

@@ -46,7 +46,7 @@ uint32_t attend_decode_splits(const struct head_view *heads, uint32_t multiproce
 bool attend_decode_supports(const struct head_view *heads, const enum codec_id codec[2]);
 
 /* Launches; what must be allocated is the caller's. */
-cudaError_t attend_decode(const struct attend_decode *attend, cudaStream_t stream);
+cudaError_t attend_decode_launch(const struct attend_decode *attend, cudaStream_t stream);
 
 #ifdef __cplusplus
 }

@@ -90,7 +90,7 @@ static cudaError_t attend_by(const struct attend_prefill *attend, bool wgmma, cu
     return cudaGetLastError();
 }
 
-cudaError_t attend_prefill(const struct attend_prefill *attend, cudaStream_t stream) {
+cudaError_t attend_prefill_launch(const struct attend_prefill *attend, cudaStream_t stream) {
     return attend_by(attend, prefill_wgmma_serves(), stream);
 }
 

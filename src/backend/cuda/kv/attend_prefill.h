@@ -38,7 +38,7 @@ struct attend_prefill {
 size_t attend_prefill_part_floats(const struct head_view *heads);
 
 bool attend_prefill_supports(const struct head_view *heads);
-cudaError_t attend_prefill(const struct attend_prefill *attend, cudaStream_t stream);
+cudaError_t attend_prefill_launch(const struct attend_prefill *attend, cudaStream_t stream);
 /* The same by what compute capability 8.0 has, on any device: for tests. */
 cudaError_t attend_prefill_mma(const struct attend_prefill *attend, cudaStream_t stream);
 
