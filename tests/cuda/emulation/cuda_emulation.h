@@ -57,15 +57,13 @@ extern char emulated_shared_memory[EMULATED_SHARED_BYTES];
 /* Runs body() on all threads of all blocks, or, while a stream captures, keeps it. */
 void emulated_run(dim3 grid, dim3 block, size_t shared, cudaStream_t stream, std::function<void()> body);
 
-void emulated_barrier();                              /* of the block */
-bool emulated_vote(bool all, bool value);             /* of the block */
-void emulated_warp_barrier(uint32_t mask);            /* of the lanes in the mask */
+void emulated_barrier();                   /* of the block */
+bool emulated_vote(bool all, bool value);  /* of the block */
+void emulated_warp_barrier(uint32_t mask); /* of the lanes in the mask */
 uint32_t emulated_ballot(uint32_t mask, bool value);
 /* Every lane of the mask gives `bytes` bytes and gets those of all 32, [32][bytes]; valid until the next two such calls. */
 const char *emulated_exchange(uint32_t mask, const void *own, size_t bytes);
-inline unsigned emulated_lane() {
-    return (threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z)) % 32;
-}
+inline unsigned emulated_lane() { return (threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z)) % 32; }
 
 struct emulated_launch {
     dim3 grid, block;
@@ -109,18 +107,18 @@ template <class T> T __shfl_up_sync(uint32_t mask, T value, unsigned by, int wid
     unsigned own = emulated_lane();
     return emulated_from_lane(mask, value, own % (unsigned)width >= by ? own - by : own);
 }
-#define EMULATED_REDUCE(name, type, expression)                                                                                \
-    inline type name(uint32_t mask, type value) {                                                                              \
-        const char *all = emulated_exchange(mask, &value, sizeof value);                                                       \
-        bool first = true;                                                                                                     \
-        type a = 0, b;                                                                                                         \
-        for (unsigned i = 0; i < 32; i++) {                                                                                    \
-            if (!(mask >> i & 1)) continue;                                                                                    \
-            memcpy(&b, all + i * sizeof b, sizeof b);                                                                          \
-            a = first ? b : (expression);                                                                                      \
-            first = false;                                                                                                     \
-        }                                                                                                                      \
-        return a;                                                                                                              \
+#define EMULATED_REDUCE(name, type, expression) \
+    inline type name(uint32_t mask, type value) { \
+        const char *all = emulated_exchange(mask, &value, sizeof value); \
+        bool first = true; \
+        type a = 0, b; \
+        for (unsigned i = 0; i < 32; i++) { \
+            if (!(mask >> i & 1)) continue; \
+            memcpy(&b, all + i * sizeof b, sizeof b); \
+            a = first ? b : (expression); \
+            first = false; \
+        } \
+        return a; \
     }
 EMULATED_REDUCE(__reduce_add_sync, int, a + b)
 EMULATED_REDUCE(__reduce_add_sync, unsigned, a + b)
@@ -200,7 +198,6 @@ inline double __dmul_rn(double a, double b) { return a * b; }
 inline double __dadd_rn(double a, double b) { return a + b; }
 inline float __frcp_rn(float a) { return 1 / a; }
 inline float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
-inline double __fma_rn(double a, double b, double c) { return fma(a, b, c); }
 inline float __fdividef(float a, float b) { return a / b; }
 inline float __expf(float a) { return expf(a); }
 inline float __logf(float a) { return logf(a); }
@@ -259,12 +256,8 @@ inline unsigned __vabsdiffu4(unsigned a, unsigned b) {
     }
     return r;
 }
-template <class A, class B> constexpr auto emulated_min(A a, B b) -> typename std::common_type<A, B>::type {
-    return a < b ? a : b;
-}
-template <class A, class B> constexpr auto emulated_max(A a, B b) -> typename std::common_type<A, B>::type {
-    return a > b ? a : b;
-}
+template <class A, class B> constexpr auto emulated_min(A a, B b) -> typename std::common_type<A, B>::type { return a < b ? a : b; }
+template <class A, class B> constexpr auto emulated_max(A a, B b) -> typename std::common_type<A, B>::type { return a > b ? a : b; }
 #define min emulated_min
 #define max emulated_max
 
