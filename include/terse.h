@@ -9,7 +9,7 @@
  *           free accepts NULL. Pointers returned as `const` belong to the object they came from.
  * Options.  Structs of options begin with their size and are made by their `..._defaults()`; then set what shall differ.
  * Threads.  A model is immutable and may be shared by any number of threads and engines. An engine owns the threads that compute; it
- *           and all of its sessions may be used by one thread at a time, but for terse_session_cancel. So may a detokenizer and a gguf.
+ *           and all of its sessions may be used by one thread at a time, but for terse_session_cancel (and save). So may a detokenizer and a gguf.
  * Strings.  UTF-8, zero-terminated unless a length is given.
  */
 #ifndef TERSE_H
@@ -65,8 +65,7 @@ struct terse_progress {
     void *user;
 };
 
-/* The instruction set the kernels run with: "scalar", "avx2", "avx512" or "neon". TERSE_CPU in the environment, read once, may lower it;
- * loading a model fails where it names another. */
+/* The kernels' instruction set: "scalar", "avx2", "avx512" or "neon". TERSE_CPU, read once, may lower it; others it names fail model loads. */
 TERSE_API const char *terse_cpu_name(void);
 
 /* ---- Model ------------------------------------------------------------------------------------------------------------- */
@@ -348,7 +347,7 @@ TERSE_API enum terse_status terse_session_new_with_prefix(struct terse_engine *e
                                                           size_t *held, struct terse_error *error);
 
 /* Writes the session to a file (docs/state-format.md): tokens, cache, sampler and logits, first to PATH.part, so that whatever happens the old
- * file or the new one is there, whole. TERSE_E_UNSUPPORTED of one that requires JSON. */
+ * file or the new one is there, whole. TERSE_E_UNSUPPORTED of one that requires JSON. Another thread may call it beside work on others. */
 TERSE_API enum terse_status terse_session_save(const struct terse_session *session, const char *path, struct terse_error *error);
 
 /* A new session that goes on where the saved one was: same tokens, same logits, same random numbers; nothing is computed. Sealed pages are read

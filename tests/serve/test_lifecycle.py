@@ -142,8 +142,20 @@ class Budget(ServedTest):
 
 
 class Parking(ServedTest):
-    """Room for some 650 tokens, and replies that need more together: those for which there is none wait, and come whole all the same."""
+    """Room for some 650 tokens, and replies that need more together: those for which there is none wait, and come whole all the same. Some
+    room is given back later than a reply is written, when it is saved."""
     options = ("--parallel", "4", "--kv", "f16", "--kv-budget", "8M", "-c", "8192")
+
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = tempfile.TemporaryDirectory()
+        cls.options += ("--state-dir", cls.folder.name)
+        super().setUpClass()
+
+    @classmethod
+    def tearDownClass(cls):
+        super().tearDownClass()
+        cls.folder.cleanup()
 
     def parked(self):
         text = self.server.get("/metrics")[2].decode()

@@ -208,9 +208,7 @@ static double f16_bytes(const struct server *server, uint64_t tokens) {
     return 2.0 * 2.0 * (double)m->layers * (double)m->kv_heads * (double)m->head_dim * (double)tokens;
 }
 
-static bool is_busy(const struct slot_view *view) {
-    return view->state == GENERATION_READING || view->state == GENERATION_WRITING || view->state == GENERATION_PARKED;
-}
+static bool is_busy(const struct slot_view *view) { return view->state != GENERATION_QUEUED && view->state != GENERATION_DONE; }
 
 /* For each part of the tokens, in percent: exact, compressed, evicted, read by the last step. */
 static cJSON *parts_json(const struct terse_token_share *parts) {
@@ -225,7 +223,7 @@ static cJSON *parts_json(const struct terse_token_share *parts) {
 }
 
 static cJSON *slot_json(const struct server *server, size_t id, const struct slot_view *view) {
-    static const char *const states[] = {"idle", "prompt", "writing", "parked", "idle"};
+    static const char *const states[] = {"idle", "prompt", "writing", "parked", "writing", "idle"};
     const struct terse_cache_report *c = &view->cache;
     cJSON *json = cJSON_CreateObject(), *prompt, *cache;
     cJSON_AddNumberToObject(json, "id", (double)id);

@@ -21,6 +21,7 @@ struct scheduler {
     struct task *arrived, *newest; /* a list: submitted, not yet seen by the thread */
     uint32_t waiting;              /* tasks that have not begun, there and in `queue` */
     bool stopping, idle;
+    bool saved;              /* a session has come back from the saver */
     struct slot_view *views; /* [slots] */
     uint64_t kv_bytes;       /* terse_engine_kv_bytes */
 
@@ -33,6 +34,8 @@ struct scheduler {
     double looked;          /* when views were last written */
     double looked_at_parts; /* and with the parts of the tokens */
     bool views_stale;       /* a slot was taken or left since */
+    struct saver *saver;    /* NULL: there is no store */
+    uint32_t saving;        /* sessions that are with it */
     bool blocked;           /* the queue's next task had no room in the budget; until a reply ends */
 };
 
@@ -78,17 +81,18 @@ static uint32_t running(const struct scheduler *s) {
 
 /* Sleeps while there is nothing to do. False: it is over. */
 static bool wait_for_work(struct scheduler *s) {
-    bool busy = s->queue || active(s);
+    bool busy = s->queue || active(s), only_saves = s->saving && !running(s); /* for the rest there was no room */
     pthread_mutex_lock(&s->lock);
-    while (!busy && !s->arrived && !s->stopping) {
-        s->idle = true;
+    while (only_saves ? !s->saved && !s->arrived : !busy && !s->arrived && !s->stopping) {
+        s->idle = !busy;
         pthread_cond_wait(&s->changed, &s->lock);
     }
+    s->saved = false;
     struct task **end = &s->queue;
     while (*end) end = &(*end)->next;
     *end = s->arrived;
     s->arrived = s->newest = NULL;
-    bool over = s->stopping && !s->queue && !busy;
+    bool over = s->stopping && !s->queue && !busy && !s->saving;
     s->idle = over;
     pthread_mutex_unlock(&s->lock);
     return !over;
@@ -123,15 +127,22 @@ static void write_view(struct slot_view *view, const struct generation *g, bool 
     if (parts) terse_session_map(g->session, view->parts, SLOT_PARTS);
 }
 
+/* The generation has one. */
+static uint32_t slot_of(const struct scheduler *s, const struct generation *g) {
+    uint32_t i = 0;
+    while (s->slots[i] != g) i++;
+    return i;
+}
+
 static void leave_slot(struct scheduler *s, struct generation *g) {
+    uint32_t slot = slot_of(s, g);
     pthread_mutex_lock(&s->lock);
-    for (uint32_t i = 0; i < s->options.slots; i++) {
-        if (s->slots[i] != g) continue;
-        write_view(&s->views[i], g, true);
-        s->views[i].state = GENERATION_DONE; /* before the client has the end of its reply */
-        s->slots[i] = NULL;
-    }
+    if (g->state != GENERATION_SAVING) write_view(&s->views[slot], g, true); /* else that was done */
+    s->views[slot].state = GENERATION_DONE;                                  /* before the client has the end of its reply */
+    s->slots[slot] = NULL;
     pthread_mutex_unlock(&s->lock);
+    if (g->saving) g->saving->owner = NULL;
+    g->saving = NULL;
     s->views_stale = true;
     s->blocked = false;
     g->task->running--;
@@ -143,7 +154,7 @@ static bool in_queue(const struct scheduler *s, const struct task *task) {
     return false;
 }
 
-/* Ends all of a task, whatever it is doing. */
+/* Ends all of a task, whatever it is doing. What is being saved comes back to nobody. */
 static void drop_task(struct scheduler *s, struct task *task) {
     if (in_queue(s, task)) leave_queue(s, task);
     if (!task->next_prompt) no_longer_waits(s);
@@ -173,32 +184,65 @@ static void fail_with(struct scheduler *s, struct task *task, const struct terse
     fail_task(s, task, http_status(error->code), error->message);
 }
 
-/* A chat's next turn begins with this one. Where there is no memory to keep it, it is read again. */
-static void keep(struct scheduler *s, struct generation *g) {
-    struct terse_error error;
-    size_t n = terse_session_length(g->session), n_prompt = g->prompt->n;
-    (void)terse_engine_keep_prefix(s->options.engine, g->session, &error);
-    if (!s->options.store || n < n_prompt) return;
-    int32_t *tokens = malloc(n * sizeof *tokens);
-    if (tokens && g->written.n >= (n - n_prompt) * sizeof *tokens) {
-        memcpy(tokens, g->prompt->tokens, n_prompt * sizeof *tokens);
-        if (n > n_prompt) memcpy(tokens + n_prompt, g->written.bytes, (n - n_prompt) * sizeof *tokens);
-        terse_session_allow_any_text(g->session); /* what it was bound to is over, and cannot be saved */
-        store_save(s->options.store, g->session, tokens, n);
-    }
-    free(tokens);
-}
-
-static void end_generation(struct scheduler *s, struct generation *g) {
+/* All has been written, and kept. */
+static void finish_generation(struct scheduler *s, struct generation *g) {
     struct task *task = g->task;
-    reply_piece(g);
-    if (task->request.use_prefix && g->choice == 0) keep(s, g);
     leave_slot(s, g);
     generation_stop(g);
     if (++task->done < task->n_generations) return;
     metrics_observe(s->options.metrics, METRICS_REQUEST, console_seconds() - task->arrived);
     reply_end(task);
     drop_task(s, task);
+}
+
+/* Gives the session away to be saved; its end is told when it has come back, so that what a client has heard the end of is there after a kill. */
+static bool save(struct scheduler *s, struct generation *g) {
+    size_t n = terse_session_length(g->session), n_prompt = g->prompt->n;
+    if (!s->saver || n < n_prompt || g->written.n < (n - n_prompt) * sizeof(int32_t)) return false;
+    struct saving *saving = malloc(sizeof *saving);
+    int32_t *tokens = malloc(n * sizeof *tokens);
+    if (!saving || !tokens) {
+        free(saving);
+        free(tokens);
+        return false;
+    }
+    memcpy(tokens, g->prompt->tokens, n_prompt * sizeof *tokens);
+    if (n > n_prompt) memcpy(tokens + n_prompt, g->written.bytes, (n - n_prompt) * sizeof *tokens);
+    terse_session_allow_any_text(g->session); /* what it was bound to is over, and cannot be saved */
+    *saving = (struct saving){.session = g->session, .tokens = tokens, .n = n, .owner = g};
+    pthread_mutex_lock(&s->lock);
+    write_view(&s->views[slot_of(s, g)], g, true);
+    pthread_mutex_unlock(&s->lock);
+    g->session = NULL;
+    g->saving = saving;
+    g->state = GENERATION_SAVING;
+    s->saving++;
+    saver_give(s->saver, saving);
+    return true;
+}
+
+static void take_saved(struct scheduler *s) {
+    struct saving *saving;
+    while (s->saving && (saving = saver_take(s->saver))) {
+        struct generation *g = saving->owner;
+        s->saving--;
+        s->blocked = false; /* its pages are free */
+        terse_session_free(saving->session);
+        free(saving->tokens);
+        free(saving);
+        if (g) finish_generation(s, g);
+    }
+}
+
+/* A chat's next turn begins with this one. Where there is no memory to keep it, it is read again. */
+static void end_generation(struct scheduler *s, struct generation *g) {
+    struct terse_error error;
+    reply_piece(g);
+    if (g->task->request.use_prefix && g->choice == 0) {
+        (void)terse_engine_keep_prefix(s->options.engine, g->session, &error);
+        if (save(s, g)) return;
+    }
+    finish_generation(s, g);
 }
 
 static void cancel(struct scheduler *s, struct task *task) {
@@ -250,10 +294,10 @@ static struct generation *oldest_parked(const struct scheduler *s) {
     return oldest;
 }
 
-/* Makes room for the older ones. False: there is but one, to which all the room belongs already. */
+/* Makes room for the older ones, or waits until one that is being saved does. False: there is but one, to which all the room belongs already. */
 static bool park_newest(struct scheduler *s) {
     struct terse_error error;
-    if (running(s) < 2) return false;
+    if (running(s) < 2 && !s->saving) return false;
     struct generation *g = newest_running(s);
     if (park(s, g, &error)) fail_with(s, g->task, &error);
     return true;
@@ -452,14 +496,14 @@ static void end_at_fault(struct scheduler *s, struct generation *g, enum terse_s
 /* Those that were parked come before all that wait: they have waited longer. One that does not fit though nobody else runs never will. */
 static void resume_parked(struct scheduler *s) {
     struct generation *g;
-    if (!running(s)) s->blocked = false;
+    if (!running(s) && !s->saving) s->blocked = false;
     while (!s->blocked && (g = oldest_parked(s))) {
         struct terse_error error;
         enum terse_status status = open_and_begin(s, g, &error);
         if (!status) {
             g->state = GENERATION_READING;
             s->views_stale = true;
-        } else if (status == TERSE_E_MEMORY && running(s)) {
+        } else if (status == TERSE_E_MEMORY && (running(s) || s->saving)) {
             if (!generation_started(g)) (void)generation_park(g, &error); /* the session that was opened */
             s->blocked = true;
         } else {
@@ -534,7 +578,8 @@ static void look_at_prompt(struct scheduler *s, const struct terse_step_item *it
     uint64_t done, total;
     if (!g || g->state != GENERATION_READING) return;
     if (item->status) {
-        if (item->status != TERSE_E_MEMORY || running(s) < 2 || park(s, g, &own)) end_at_fault(s, g, item->status, error);
+        if (item->status != TERSE_E_MEMORY || (running(s) < 2 && !s->saving) || park(s, g, &own))
+            end_at_fault(s, g, item->status, error);
         return;
     }
     terse_session_prompt(g->session, &done, &total);
@@ -568,6 +613,7 @@ static void show(struct scheduler *s) {
     pthread_mutex_lock(&s->lock);
     s->kv_bytes = terse_engine_kv_bytes(s->options.engine);
     for (uint32_t i = 0; i < s->options.slots; i++) {
+        if (s->slots[i] && s->slots[i]->state == GENERATION_SAVING) continue; /* its session is away */
         if (s->slots[i])
             write_view(&s->views[i], s->slots[i], parts);
         else
@@ -588,9 +634,18 @@ void scheduler_look(struct scheduler *s, struct slot_view *views, struct metrics
 
 /* ---- The thread */
 
+static void wake(void *scheduler) {
+    struct scheduler *s = scheduler;
+    pthread_mutex_lock(&s->lock);
+    s->saved = true;
+    pthread_cond_signal(&s->changed);
+    pthread_mutex_unlock(&s->lock);
+}
+
 static void *run(void *scheduler) {
     struct scheduler *s = scheduler;
     while (wait_for_work(s)) {
+        take_saved(s);
         drop_gone(s);
         admit(s);
         size_t n = choose_tokens(s);
@@ -601,6 +656,7 @@ static void *run(void *scheduler) {
 }
 
 static void free_memory(struct scheduler *s) {
+    saver_stop(s->saver);
     pthread_mutex_destroy(&s->lock);
     pthread_cond_destroy(&s->changed);
     free(s->views);
@@ -626,7 +682,9 @@ enum terse_status scheduler_start(const struct scheduler_options *options, struc
         s->slots = calloc(options->slots, sizeof *s->slots);
         s->items = calloc(options->slots, sizeof *s->items);
     }
-    if (s && s->views && s->slots && s->items && pthread_create(&s->thread, NULL, run, s) == 0) {
+    if (s && options->store) s->saver = saver_start(options->store, wake, s);
+    bool ready = s && s->views && s->slots && s->items && (s->saver || !options->store);
+    if (ready && pthread_create(&s->thread, NULL, run, s) == 0) {
         *scheduler = s;
         return TERSE_OK;
     }

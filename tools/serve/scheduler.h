@@ -5,7 +5,7 @@
 
 #include "metrics.h"
 #include "reply.h"
-#include "store.h"
+#include "saver.h"
 
 struct scheduler;
 

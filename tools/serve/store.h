@@ -1,4 +1,4 @@
-/* Kept prefixes on disk: the sessions of --state-dir, which are there again after a restart. The scheduler's thread uses it. */
+/* Kept prefixes on disk: the sessions of --state-dir, which are there again after a restart. One thread at a time uses it. */
 #ifndef TERSE_SERVE_STORE_H
 #define TERSE_SERVE_STORE_H
 

@@ -20,6 +20,7 @@ enum generation_state {
     GENERATION_READING, /* its prompt; of several replies to one prompt, the first one reads it for all */
     GENERATION_WRITING,
     GENERATION_PARKED, /* in its slot, without a cache: the budget was needed by older ones, and what it has read is to be read again */
+    GENERATION_SAVING, /* all is written; what it has read is being saved, and its end is told when it is */
     GENERATION_DONE
 };
 
@@ -32,6 +33,7 @@ struct generation {
     size_t index, choice; /* of the task's generations; of the replies to its prompt, the first one 0 */
     enum generation_state state;
     struct terse_session *session; /* NULL unless reading or writing */
+    struct saving *saving;         /* the session is away to be saved; NULL: it is not */
     struct terse_detokenizer *detokenizer;
     struct terse_stop *stop; /* NULL: no stop strings */
     size_t cached, read;     /* tokens of the prompt that a prefix brought; that are read, those included */

@@ -1,0 +1,26 @@
+/* A thread that saves sessions to the store, so that replies go on meanwhile: what is written and brought to the disk is tens of megabytes. */
+#ifndef TERSE_SERVE_SAVER_H
+#define TERSE_SERVE_SAVER_H
+
+#include "store.h"
+
+struct saver;
+
+/* A session of tokens[n] on its way to the store. Nobody else uses it until it has come back. */
+struct saving {
+    struct terse_session *session;
+    int32_t *tokens;
+    size_t n;
+    void *owner; /* whose it is, for the one who gave it */
+    struct saving *next;
+};
+
+/* `done(user)` is called on the saver's thread when something has come back. NULL: no memory. */
+struct saver *saver_start(struct store *store, void (*done)(void *user), void *user);
+void saver_give(struct saver *saver, struct saving *saving);
+/* One that has been saved, or could not be; NULL: none has come back. */
+struct saving *saver_take(struct saver *saver);
+/* When all have come back. Accepts NULL. */
+void saver_stop(struct saver *saver);
+
+#endif
