@@ -113,7 +113,7 @@ static struct run attended(const struct shape *s, double spread, uint64_t seed) 
                                     .begin = s->begin,
                                     .out = out,
                                     .parts = parts};
-    assert_int_equal((s->mma ? attend_prefill_mma : attend_prefill)(&attend, device_stream()), cudaSuccess);
+    assert_int_equal((s->mma ? attend_prefill_mma : attend_prefill_launch)(&attend, device_stream()), cudaSuccess);
     assert_int_equal(cudaStreamSynchronize(device_stream()), cudaSuccess);
     assert_int_equal(cudaMemcpy(run.out, out, queries * sizeof *run.out, cudaMemcpyDeviceToHost), cudaSuccess);
     cudaFree(slopes), cudaFree(q), cudaFree(k), cudaFree(v), cudaFree(parts);
@@ -244,7 +244,8 @@ static void what_is_not_served_is_refused(void **state) {
     (void)state;
     struct head_view heads = {.query_heads = 8, .kv_heads = 2, .head_dim = 80, .scale = 1};
     assert_false(attend_prefill_supports(&heads));
-    assert_int_equal(attend_prefill_launch(&(struct attend_prefill){.heads = heads, .n = 1}, device_stream()), cudaErrorInvalidValue);
+    assert_int_equal(attend_prefill_launch(&(struct attend_prefill){.heads = heads, .n = 1}, device_stream()),
+                     cudaErrorInvalidValue);
     heads.head_dim = 128;
     heads.query_heads = 0;
     assert_false(attend_prefill_supports(&heads));
