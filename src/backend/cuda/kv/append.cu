@@ -204,3 +204,29 @@ cudaError_t rotate_exact(const struct head_view *heads, const struct rotary_view
     rotate_exact_kernel<<<grid, block_of_heads(), 0, stream>>>(*heads, *rotary, sequence, back);
     return cudaGetLastError();
 }
+
+/* ---- Random rows */
+
+/* splitmix64 of the place. */
+static __device__ uint64_t random_bits(uint64_t x) {
+    x += 0x9E3779B97F4A7C15ull;
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
+    return x ^ (x >> 31);
+}
+
+/* Box-Muller. */
+static __global__ void random_rows_kernel(float2 *numbers, size_t pairs, uint64_t seed) {
+    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= pairs) return;
+    uint64_t bits = random_bits(seed * 0xD1342543DE82EF95ull + i);
+    float u = ((uint32_t)(bits >> 40) + 1) * 0x1p-24f, turn = (uint32_t)(bits & 0xFFFFFF) * 0x1p-23f, s, c;
+    float radius = sqrtf(-2 * logf(u));
+    sincospif(turn, &s, &c);
+    numbers[i] = make_float2(radius * c, radius * s);
+}
+
+cudaError_t random_rows(float *numbers, size_t n, uint64_t seed, cudaStream_t stream) {
+    random_rows_kernel<<<(unsigned)((n / 2 + 255) / 256), 256, 0, stream>>>((float2 *)numbers, n / 2, seed);
+    return cudaGetLastError();
+}

@@ -59,6 +59,9 @@ cudaError_t rows_to_window(const struct layer_rows *rows, uint64_t first, size_t
 cudaError_t rotate_exact(const struct head_view *heads, const struct rotary_view *rotary, const struct sequence_view *sequence,
                          uint32_t n, bool back, cudaStream_t stream);
 
+/* n normally distributed numbers, n even. */
+cudaError_t random_rows(float *numbers, size_t n, uint64_t seed, cudaStream_t stream);
+
 #ifdef __cplusplus
 }
 #endif

@@ -644,7 +644,7 @@ __global__ void __launch_bounds__(SCALED_WARPS * 32, scaled_memory<K, V, HD, NT>
     finish_share<HD, SCALED_WARPS * 32>(a, s, states, SCALED_WARPS, shared + memory::merging - SCALED_WARPS * 32 * 24);
 }
 
-template <class K, class V, int HD, int NT> cudaError_t launch_scaled(const struct attend_decode *a, cudaStream_t stream) {
+template <class K, class V, int HD, int NT> static cudaError_t launch_scaled(const struct attend_decode *a, cudaStream_t stream) {
     constexpr int bytes = scaled_memory<K, V, HD, NT>::bytes;
     static_assert(bytes <= 227 * 1024, "more shared memory than a CTA can have");
     const auto kernel = attend_scaled_kernel<K, V, HD, NT>;
@@ -656,7 +656,7 @@ template <class K, class V, int HD, int NT> cudaError_t launch_scaled(const stru
 
 /* By head_dim and number of query heads; cudaErrorInvalidValue for others. */
 template <template <int, int> class K, template <int, int> class V>
-cudaError_t launch_scaled_any(const struct attend_decode *a, cudaStream_t stream) {
+static cudaError_t launch_scaled_any(const struct attend_decode *a, cudaStream_t stream) {
     const bool many = a->heads.query_heads / a->heads.kv_heads > 8;
     switch (a->heads.head_dim) {
     case 64:

@@ -1,0 +1,311 @@
+/* Decoding steps of several caches, and the pages that they seal.
+ *
+ * Caches of one method follow one another in a step as a group, which is one launch for each layer. What the kernels read lies in memory of the
+ * batch that stays where it is, so that a graph of the launches may be replayed: the host rewrites it before each step. */
+#include "backend/cuda/kv/cache.h"
+#include "backend/cuda/kv/state.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* Rows of caches that share their tables. */
+struct group {
+    const struct cache *cache; /* the first of them */
+    uint32_t first_row, n_rows, splits;
+    bool evicts; /* exact rows stand at other positions */
+};
+
+struct cache_batch {
+    struct cache_shape shape;
+    size_t row_capacity, sequence_capacity, part_floats;
+    uint8_t *uploaded, *staged; /* on the device, and the host's copy: sequences[capacity], then rows[capacity] */
+    cudaEvent_t sent;           /* `staged` may be written again */
+    float *q_exact, *parts;
+    uint32_t *arrived;
+    struct group *groups;
+    size_t n_groups;
+};
+
+static size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
+
+/* ---- Memory */
+
+static size_t staged_bytes(const struct cache_batch *b) {
+    return b->sequence_capacity * sizeof(struct sequence_view) + b->row_capacity * sizeof(struct query_row_view);
+}
+static struct sequence_view *sequences_in(const struct cache_batch *b, uint8_t *memory) {
+    (void)b;
+    return (struct sequence_view *)(void *)memory;
+}
+static struct query_row_view *rows_in(const struct cache_batch *b, uint8_t *memory) {
+    return (struct query_row_view *)(void *)(memory + b->sequence_capacity * sizeof(struct sequence_view));
+}
+
+static size_t q_bytes(const struct cache_batch *b) {
+    return b->row_capacity * b->shape.query_heads * b->shape.head_dim * sizeof(float);
+}
+
+static void release(struct cache_batch *b) {
+    device_free(NULL, b->uploaded, staged_bytes(b));
+    device_free(NULL, b->q_exact, q_bytes(b));
+    device_free(NULL, b->parts, b->part_floats * sizeof(float));
+    device_free(NULL, b->arrived, b->row_capacity * b->shape.kv_heads * sizeof *b->arrived);
+    if (b->staged) cudaFreeHost(b->staged);
+    free(b->groups);
+    b->uploaded = b->staged = NULL;
+    b->q_exact = b->parts = NULL;
+    b->arrived = NULL;
+    b->groups = NULL;
+    b->row_capacity = b->sequence_capacity = b->part_floats = 0;
+}
+
+void batch_free(struct cache_batch *batch) {
+    if (!batch) return;
+    cudaStreamSynchronize(device_stream());
+    release(batch);
+    if (batch->sent) cudaEventDestroy(batch->sent);
+    free(batch);
+}
+
+enum terse_status batch_new(const struct cache_shape *shape, struct cache_batch **batch, struct terse_error *error) {
+    struct cache_batch *b = *batch = calloc(1, sizeof *b);
+    if (!b) return status_no_memory(error, sizeof *b, "decoding steps");
+    b->shape = *shape;
+    enum terse_status status = device_check(cudaEventCreateWithFlags(&b->sent, cudaEventDisableTiming), "making an event", error);
+    if (!status) return TERSE_OK;
+    batch_free(b);
+    *batch = NULL;
+    return status;
+}
+
+/* For so many caches and rows; what was there is given up, as is its place in memory. */
+static enum terse_status reserve(struct cache_batch *b, size_t sequences, size_t rows, struct terse_error *error) {
+    if (sequences <= b->sequence_capacity && rows <= b->row_capacity) return TERSE_OK;
+    cudaStreamSynchronize(device_stream());
+    release(b);
+    b->sequence_capacity = sequences;
+    b->row_capacity = rows;
+    size_t arrived = rows * b->shape.kv_heads * sizeof *b->arrived;
+    b->uploaded = device_alloc(NULL, staged_bytes(b), "decoding steps", error);
+    b->q_exact = b->uploaded ? device_alloc(NULL, q_bytes(b), "decoding steps", error) : NULL;
+    b->arrived = b->q_exact ? device_alloc(NULL, arrived, "decoding steps", error) : NULL;
+    b->groups = calloc(sequences, sizeof *b->groups);
+    if (b->arrived && b->groups && cudaMallocHost((void **)&b->staged, staged_bytes(b)) == cudaSuccess)
+        return device_check(cudaMemsetAsync(b->arrived, 0, arrived, device_stream()), "clearing memory", error);
+    if (b->arrived) status_no_memory(error, staged_bytes(b), "decoding steps");
+    release(b);
+    return TERSE_E_MEMORY;
+}
+
+static enum terse_status reserve_parts(struct cache_batch *b, size_t floats, struct terse_error *error) {
+    if (floats <= b->part_floats) return TERSE_OK;
+    cudaStreamSynchronize(device_stream());
+    device_free(NULL, b->parts, b->part_floats * sizeof(float));
+    b->part_floats = 0;
+    if (!(b->parts = device_alloc(NULL, floats * sizeof(float), "partial states", error))) return TERSE_E_MEMORY;
+    b->part_floats = floats;
+    return TERSE_OK;
+}
+
+/* ---- A step */
+
+/* The least power of two that is not below n, so that graphs serve many steps. */
+static uint32_t bucket(uint32_t n) {
+    uint32_t to = 1;
+    while (to < n) to *= 2;
+    return to;
+}
+
+static bool alike(const struct cache *a, const struct cache *b) { return a->tables == b->tables; }
+
+static void add_to_group(struct cache_batch *b, const struct cache *cache, uint32_t row, uint32_t splits) {
+    struct group *group = b->n_groups ? &b->groups[b->n_groups - 1] : NULL;
+    if (!group || !alike(group->cache, cache)) {
+        group = &b->groups[b->n_groups++];
+        *group = (struct group){.cache = cache, .first_row = row};
+    }
+    group->n_rows += (uint32_t)cache->plan.n;
+    if (splits > group->splits) group->splits = splits;
+    group->evicts |= cache->method.policy->positions_by_index;
+}
+
+/* Says where everything lies; the number of rows. */
+static void stage(struct cache_batch *b, struct cache *const *caches, size_t n, uint32_t n_rows) {
+    uint32_t multiprocessors = (uint32_t)device_multiprocessors(), row = 0;
+    b->n_groups = 0;
+    for (size_t i = 0; i < n; i++) {
+        const struct cache *cache = caches[i];
+        uint32_t splits = attend_decode_splits(&cache->heads, multiprocessors, n_rows, (uint32_t)cache->pages.n_sealed);
+        sequences_in(b, b->staged)[i] = cache_view(cache);
+        add_to_group(b, cache, row, splits);
+        for (size_t t = 0; t < cache->plan.n; t++, row++)
+            rows_in(b, b->staged)[row] = (struct query_row_view){
+                .sequence = (uint32_t)i, .position = (uint32_t)(cache->extent.length + t), .splits = splits};
+    }
+    for (struct group *g = b->groups; g < b->groups + b->n_groups; g++) g->splits = bucket(g->splits);
+}
+
+enum terse_status batch_begin(struct cache_batch *b, struct cache *const *caches, size_t n, struct terse_error *error) {
+    size_t rows = 0, floats = 0;
+    for (size_t i = 0; i < n; i++) rows += caches[i]->plan.n;
+    enum terse_status status = reserve(b, bucket((uint32_t)n), bucket((uint32_t)rows), error);
+    if (status) return status;
+    cudaEventSynchronize(b->sent);
+    stage(b, caches, n, (uint32_t)rows);
+    for (const struct group *g = b->groups; g < b->groups + b->n_groups; g++) {
+        size_t own = attend_decode_part_floats(&g->cache->heads, g->n_rows, g->splits);
+        if (own > floats) floats = own;
+    }
+    if ((status = reserve_parts(b, floats, error))) return status;
+    cudaError_t result = cudaMemcpyAsync(b->uploaded, b->staged, staged_bytes(b), cudaMemcpyHostToDevice, device_stream());
+    if (result == cudaSuccess) result = cudaEventRecord(b->sent, device_stream());
+    return device_check(result, "sending a decoding step", error);
+}
+
+static uint64_t mixed(uint64_t hash, uint64_t value) { return (hash ^ value) * UINT64_C(0x9E3779B97F4A7C15) ^ (hash >> 29); }
+
+uint64_t batch_key(const struct cache_batch *b) {
+    uint64_t key = mixed(0, (uint64_t)(uintptr_t)b->uploaded);
+    key = mixed(mixed(key, (uint64_t)(uintptr_t)b->parts), b->n_groups);
+    for (const struct group *g = b->groups; g < b->groups + b->n_groups; g++) {
+        key = mixed(mixed(key, (uint64_t)(uintptr_t)g->cache->tables), (uint64_t)(uintptr_t)g->cache->tables->rotary.runs);
+        key = mixed(mixed(mixed(key, g->first_row), g->n_rows), g->splits);
+    }
+    return key;
+}
+
+/* ---- A layer */
+
+static size_t query_width(const struct cache_batch *b) { return (size_t)b->shape.query_heads * b->shape.head_dim; }
+static size_t kv_width(const struct cache_batch *b) { return (size_t)b->shape.kv_heads * b->shape.head_dim; }
+
+enum terse_status batch_append(struct cache_batch *b, uint32_t layer, float *q, const float *k, const float *v,
+                               struct terse_error *error) {
+    cudaError_t result = cudaSuccess;
+    for (const struct group *g = b->groups; g < b->groups + b->n_groups && result == cudaSuccess; g++) {
+        struct append_decode append = {.heads = g->cache->heads,
+                                       .rotary = g->cache->tables->rotary,
+                                       .layer = layer,
+                                       .sequences = sequences_in(b, b->uploaded),
+                                       .rows = rows_in(b, b->uploaded) + g->first_row,
+                                       .n_rows = g->n_rows,
+                                       .q = q ? q + g->first_row * query_width(b) : NULL,
+                                       .q_exact = g->evicts ? b->q_exact + g->first_row * query_width(b) : NULL,
+                                       .k = k ? k + g->first_row * kv_width(b) : NULL,
+                                       .v = v ? v + g->first_row * kv_width(b) : NULL};
+        result = append_decode(&append, device_stream());
+    }
+    return device_check(result, "storing a step's keys and values", error);
+}
+
+enum terse_status batch_attend(struct cache_batch *b, uint32_t layer, const float *q, float *out, struct terse_error *error) {
+    cudaError_t result = cudaSuccess;
+    for (const struct group *g = b->groups; g < b->groups + b->n_groups && result == cudaSuccess; g++) {
+        size_t at = g->first_row * query_width(b);
+        struct attend_decode attend = {.heads = g->cache->heads,
+                                       .layer = layer,
+                                       .codec = {g->cache->codec[CODEC_KEYS], g->cache->codec[CODEC_VALUES]},
+                                       .places = g->cache->tables->place_views,
+                                       .transforms = g->cache->tables->transforms,
+                                       .run_angles = g->cache->tables->rotary.runs,
+                                       .sequences = sequences_in(b, b->uploaded),
+                                       .rows = rows_in(b, b->uploaded) + g->first_row,
+                                       .n_rows = g->n_rows,
+                                       .splits = g->splits,
+                                       .q = q + at,
+                                       .q_exact = g->evicts ? b->q_exact + at : q + at,
+                                       .out = out + at,
+                                       .parts = b->parts,
+                                       .arrived = b->arrived + g->first_row * b->shape.kv_heads};
+        result = attend_decode_launch(&attend, device_stream());
+    }
+    return device_check(result, "attention", error);
+}
+
+/* ---- Pages of the window */
+
+/* Item of the window's page whose first token is `set->first`, its slots [0, set->count). */
+static struct encode_item window_item(const struct cache *cache, const struct page_set *set) {
+    size_t slot = (size_t)((set->first - cache->window_origin) % cache->window_capacity);
+    device_half *keys = cache->window + slot * cache->shape.head_dim;
+    struct page_set_view view = cache_page_view(cache, set);
+    view.begin = 0;
+    return (struct encode_item){.set = view, .rows = {keys, keys + window_side_halves(cache)}, .fitted = cache->fitted};
+}
+
+static struct encode window_encode(const struct cache *cache, const struct item_list *list) {
+    struct encode encode = cache_encode(cache, list, 0, cache->shape.layers);
+    encode.token_stride = cache->shape.head_dim;
+    encode.head_stride = 2 * window_side_halves(cache);
+    encode.layer_stride = cache->shape.kv_heads * encode.head_stride;
+    return encode;
+}
+
+/* Fits transforms to all that the window holds from the first page on that the step seals. */
+static enum terse_status fit_window(struct cache *cache, struct terse_error *error) {
+    const struct plan *plan = &cache->plan;
+    uint64_t first = plan_first_sealed(plan), end = plan->after.length;
+    size_t n = smaller((size_t)((end - first + PAGE_TOKENS - 1) / PAGE_TOKENS), FIT_PAGES);
+    enum terse_status status = item_list_reserve(&cache->sealed, n > plan->seal ? n : plan->seal, error);
+    if (status) return status;
+    for (size_t i = 0; i < n; i++) {
+        uint64_t from = first + i * PAGE_TOKENS;
+        struct page_set set = {.first = from, .count = (uint32_t)smaller((size_t)(end - from), PAGE_TOKENS)};
+        cache->sealed.host[i] = window_item(cache, &set);
+    }
+    if ((status = item_list_upload(&cache->sealed, n, error))) return status;
+    struct encode encode = window_encode(cache, &cache->sealed);
+    return device_check(fit_transforms(&encode, cache->fitted, device_stream()), "fitting a sequence's transforms", error);
+}
+
+/* Queues on a stream the encoding of page sets [first, first + n). */
+static enum terse_status encode_window(struct cache *cache, size_t first, size_t n, cudaStream_t stream,
+                                       struct terse_error *error) {
+    enum terse_status status = item_list_reserve(&cache->sealed, n, error);
+    if (status) return status;
+    for (size_t i = 0; i < n; i++) cache->sealed.host[i] = window_item(cache, &cache->pages.sets[first + i]);
+    if ((status = item_list_upload(&cache->sealed, n, error))) return status;
+    cudaError_t result = cudaEventRecord(cache->step_done, device_stream());
+    if (result == cudaSuccess && stream != device_stream()) result = cudaStreamWaitEvent(stream, cache->step_done, 0);
+    struct encode encode = window_encode(cache, &cache->sealed);
+    if (result == cudaSuccess) result = encode_pages(&encode, stream);
+    return device_check(result, "encoding pages", error);
+}
+
+enum terse_status window_seal(struct cache *cache, struct terse_error *error) {
+    const struct plan *plan = &cache->plan;
+    cudaError_t result = cudaSuccess;
+    if (!plan->seal) return TERSE_OK;
+    if (plan->ready) result = cudaStreamWaitEvent(device_stream(), cache->encoded_ahead, 0);
+    enum terse_status status = device_check(result, "waiting for encoded pages", error);
+    if (!status && cache_fit_pending(cache)) status = fit_window(cache, error);
+    if (status || plan->ready == plan->seal) return status;
+    return encode_window(cache, cache->pages.n_sealed + plan->ready, plan->seal - plan->ready, device_stream(), error);
+}
+
+size_t window_pages_ahead(const struct cache *cache, const struct plan *plan) {
+    bool unfitted = cache_fit_pending(cache) && !plan->seal;
+    bool wanted = plan->kind == CACHE_STEP_DECODE && cache->method.tail_tokens >= PAGE_TOKENS;
+    if (!wanted || cache->method.policy->positions_by_index || unfitted || plan->n > DECODE_TOKENS_MOST) return 0;
+    return (size_t)((plan->after.length - plan->after.window_first) / PAGE_TOKENS);
+}
+
+/* After the step: pages of the window that have become full. */
+enum terse_status window_seal_ahead(struct cache *cache, struct terse_error *error) {
+    size_t pages = window_pages_ahead(cache, &cache->plan), first = cache->pages.n_sealed + cache->n_ahead;
+    if (pages <= cache->n_ahead) return TERSE_OK;
+    size_t n = pages - cache->n_ahead;
+    for (size_t i = 0; i < n; i++) {
+        struct page_set *set = &cache->pages.sets[first + i];
+        set->first = cache->extent.window_first + (cache->n_ahead + i) * PAGE_TOKENS;
+        set->count = PAGE_TOKENS;
+        set->generated = set->first >= cache->prompt_end;
+    }
+    /* The items are one list, which the background reads: it has done with those before. */
+    if (cache->n_ahead) cudaEventSynchronize(cache->encoded_ahead);
+    enum terse_status status = encode_window(cache, first, n, device_background(), error);
+    if (status) return status;
+    status = device_check(cudaEventRecord(cache->encoded_ahead, device_background()), "encoding pages", error);
+    if (!status) cache->n_ahead = pages;
+    return status;
+}

@@ -1,0 +1,191 @@
+/* Steps of many tokens: a layer's keys and values as rows of halves, in order of their tokens, of the sealed pages decoded, of the window and of
+ * the new tokens; exact attention over them; and the new ones' pages.
+ *
+ * Row of token t: t itself while none was evicted. Else what was evicted has no row, so that rows follow one another as positions do. */
+#include "backend/cuda/kv/cache.h"
+#include "backend/cuda/kv/state.h"
+
+#include "backend/cuda/kv/attend_prefill.h"
+
+static size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
+
+static size_t kv_width(const struct cache *cache) { return (size_t)cache->shape.kv_heads * cache->shape.head_dim; }
+/* Rows of the tokens before the step. */
+static size_t rows_before(const struct cache *cache) {
+    return (size_t)(cache->plan.before.length - extent_evicted(&cache->plan.before));
+}
+static size_t row_of(const struct cache *cache, uint64_t token) { return (size_t)(token - extent_evicted(&cache->plan.before)); }
+
+/* ---- Memory */
+
+static size_t rows_bytes(const struct cache *cache, size_t rows) {
+    return (rows + ROWS_IN_FRONT) * kv_width(cache) * sizeof(device_half);
+}
+
+void prompt_release(struct cache *cache) {
+    if (!cache->rows[CODEC_KEYS] && !cache->rows[CODEC_VALUES]) return;
+    for (int side = 0; side < 2; side++) {
+        device_free(NULL, cache->rows[side], rows_bytes(cache, cache->row_capacity));
+        cache->rows[side] = NULL;
+    }
+    cache->row_capacity = 0;
+}
+
+static enum terse_status reserve_rows(struct cache *cache, struct terse_error *error) {
+    size_t rows = rows_before(cache) + cache->plan.n;
+    prompt_release(cache);
+    cache->row_capacity = rows;
+    for (int side = 0; side < 2; side++)
+        if (!(cache->rows[side] = device_alloc(NULL, rows_bytes(cache, rows), "a layer's keys and values", error))) {
+            prompt_release(cache);
+            return TERSE_E_MEMORY;
+        }
+    return TERSE_OK;
+}
+
+static device_half *row_at(const struct cache *cache, int side, size_t row) {
+    return cache->rows[side] + (ROWS_IN_FRONT + row) * kv_width(cache);
+}
+
+/* ---- Pages as items */
+
+/* Where a page's rows are. The first page may have evicted tokens, whose rows lie in front. */
+static struct encode_item item_of(const struct cache *cache, const struct page_set *set) {
+    struct encode_item item = {.set = cache_page_view(cache, set), .fitted = cache->fitted};
+    size_t evicted = (size_t)extent_evicted(&cache->plan.before);
+    for (int side = 0; side < 2; side++)
+        item.rows[side] = cache->rows[side] + (ROWS_IN_FRONT + (size_t)set->first - evicted) * kv_width(cache);
+    item.set.begin = 0;
+    return item;
+}
+
+static struct encode encode_of(const struct cache *cache, const struct item_list *list, uint32_t layer) {
+    struct encode encode = cache_encode(cache, list, layer, 1);
+    encode.token_stride = kv_width(cache);
+    encode.head_stride = cache->shape.head_dim;
+    return encode;
+}
+
+static size_t fit_pages(const struct cache *cache) {
+    uint64_t first = plan_first_sealed(&cache->plan), end = cache->plan.after.length;
+    return smaller((size_t)((end - first + PAGE_TOKENS - 1) / PAGE_TOKENS), FIT_PAGES);
+}
+
+static enum terse_status make_items(struct cache *cache, struct terse_error *error) {
+    const struct plan *plan = &cache->plan;
+    size_t sealed = cache->pages.n_sealed, fit = cache_fit_pending(cache) && plan->seal ? fit_pages(cache) : 0;
+    enum terse_status status = item_list_reserve(&cache->stored, sealed, error);
+    if (!status) status = item_list_reserve(&cache->sealed, plan->seal + fit, error);
+    if (status) return status;
+    for (size_t i = 0; i < sealed; i++) cache->stored.host[i] = item_of(cache, &cache->pages.sets[i]);
+    for (size_t i = 0; i < plan->seal; i++) cache->sealed.host[i] = item_of(cache, &cache->pages.sets[sealed + i]);
+    for (size_t i = 0; i < fit; i++) { /* behind those that are sealed; no pages of theirs are written */
+        uint64_t first = plan_first_sealed(plan) + i * PAGE_TOKENS;
+        struct page_set set = {.first = first, .count = (uint32_t)smaller((size_t)(plan->after.length - first), PAGE_TOKENS)};
+        cache->sealed.host[plan->seal + i] = item_of(cache, &set);
+    }
+    if ((status = item_list_upload(&cache->stored, sealed, error))) return status;
+    status = item_list_upload(&cache->sealed, plan->seal + fit, error);
+    cache->sealed.n = plan->seal;
+    return status;
+}
+
+enum terse_status prompt_reserve(struct cache *cache, struct terse_error *error) {
+    struct sequence_view view = cache_view(cache);
+    enum terse_status status = reserve_rows(cache, error);
+    if (!status) status = make_items(cache, error);
+    if (status) return status;
+    return device_check(cudaMemcpyAsync(cache->view, &view, sizeof view, cudaMemcpyHostToDevice, device_stream()),
+                        "sending a prompt's step", error);
+}
+
+/* ---- A layer */
+
+static struct layer_rows layer_rows(const struct cache *cache, uint32_t layer) {
+    return (struct layer_rows){.heads = cache->heads,
+                               .rotary = cache->tables->rotary,
+                               .layer = layer,
+                               .k = row_at(cache, CODEC_KEYS, 0),
+                               .v = row_at(cache, CODEC_VALUES, 0),
+                               .sequence = cache->view};
+}
+
+/* What the sequence has behind it. The exact rows come last: evicted tokens of the first page lie where they belong. */
+static cudaError_t read_stored(const struct cache *cache, uint32_t layer) {
+    const struct extent *before = &cache->plan.before;
+    struct layer_rows rows = layer_rows(cache, layer);
+    uint64_t window = before->window_first > before->first ? before->window_first : before->first;
+    struct encode encode = encode_of(cache, &cache->stored, layer);
+    cudaError_t result = encode.n ? decode_pages(&encode, device_stream()) : cudaSuccess;
+    if (result == cudaSuccess)
+        result = rows_from_window(&rows, window, (size_t)(before->length - window), row_of(cache, window), device_stream());
+    if (result == cudaSuccess) result = rows_from_exact(&rows, (size_t)before->exact, extent_evicted(before), device_stream());
+    return result;
+}
+
+static cudaError_t seal_layer(struct cache *cache, uint32_t layer) {
+    struct encode encode = encode_of(cache, &cache->sealed, layer);
+    if (!cache->plan.seal) return cudaSuccess;
+    if (cache_fit_pending(cache)) {
+        struct encode fit = encode;
+        size_t floats = (size_t)cache->shape.kv_heads * 2 * transform_fitted_floats(cache->shape.head_dim);
+        fit.items += cache->plan.seal;
+        fit.n = (uint32_t)fit_pages(cache);
+        cudaError_t result = fit_transforms(&fit, cache->fitted + layer * floats, device_stream());
+        if (result != cudaSuccess) return result;
+    }
+    return encode_pages(&encode, device_stream());
+}
+
+enum terse_status cache_append_rows(struct cache *cache, uint32_t layer, size_t first, size_t count, const float *k, const float *v,
+                                    struct terse_error *error) {
+    struct layer_rows rows = layer_rows(cache, layer);
+    bool last = first + count == cache->plan.n, paper = cache->plan.kind == CACHE_STEP_PAPER;
+    if (!cache->in_step || first + count > cache->plan.n)
+        return status_fail(error, TERSE_E_ARGUMENT, "tokens %zu to %zu of a step of %zu", first, first + count, cache->plan.n);
+    cudaError_t result = first ? cudaSuccess : read_stored(cache, layer);
+    if (result == cudaSuccess)
+        result = append_rows(&rows, k, v, count, cache->plan.before.length + first, rows_before(cache) + first, device_stream());
+    if (result == cudaSuccess && last && paper && cache->plan.seal) { /* every token reads codes, its own included */
+        struct encode encode = encode_of(cache, &cache->sealed, layer);
+        result = seal_layer(cache, layer);
+        if (result == cudaSuccess) result = decode_pages(&encode, device_stream());
+    }
+    return device_check(result, "storing a prompt's keys and values", error);
+}
+
+enum terse_status cache_attend_rows(struct cache *cache, uint32_t layer, size_t first, size_t count, float *q, float *out,
+                                    struct terse_error *error) {
+    uint64_t position = cache->plan.before.length + first;
+    struct attend_prefill attend = {.heads = cache->heads,
+                                    .q = q,
+                                    .n = count,
+                                    .first_query = rows_before(cache) + first,
+                                    .k = row_at(cache, CODEC_KEYS, 0),
+                                    .v = row_at(cache, CODEC_VALUES, 0),
+                                    .out = out};
+    (void)layer;
+    if (!count) return TERSE_OK;
+    cudaError_t result =
+        rotate_rows(&cache->heads, &cache->tables->rotary, cache->shape.query_heads, q, count, position, device_stream());
+    if (result == cudaSuccess) result = attend_prefill_launch(&attend, device_stream());
+    return device_check(result, "a prompt's attention", error);
+}
+
+/* New tokens that stay in the window. */
+static cudaError_t keep_window(const struct cache *cache, uint32_t layer) {
+    const struct extent *before = &cache->plan.before, *after = &cache->plan.after;
+    struct layer_rows rows = layer_rows(cache, layer);
+    uint64_t first = after->window_first > before->length ? after->window_first : before->length;
+    if (first < after->exact) first = after->exact;
+    return first < after->length
+               ? rows_to_window(&rows, first, (size_t)(after->length - first), row_of(cache, first), device_stream())
+               : cudaSuccess;
+}
+
+enum terse_status cache_end_layer_rows(struct cache *cache, uint32_t layer, struct terse_error *error) {
+    cudaError_t result = cache->plan.kind == CACHE_STEP_PAPER ? cudaSuccess : seal_layer(cache, layer);
+    if (result == cudaSuccess) result = keep_window(cache, layer);
+    cache->layers_ended = layer + 1;
+    return device_check(result, "sealing a prompt's layer", error);
+}

@@ -1,0 +1,179 @@
+/* Tables that caches share, in one list for the process: engines may run on threads of their own. */
+#include "backend/cuda/kv/tables.h"
+
+#include "backend/cuda/device.h"
+#include "backend/cuda/kv/transforms.h"
+#include "base/thread.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct entry {
+    struct kv_tables tables; /* what callers point to; first */
+    struct entry *next;
+    size_t holders;
+    struct cache_shape shape; /* whose, */
+    char identity[METHOD_IDENTITY];
+    const struct terse_codebook *learned; /* and with which codebook */
+    float *slopes, *slots, *runs;
+    size_t n_runs;
+};
+
+static struct entry *entries;
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+
+static size_t heads(const struct cache_shape *shape) { return (size_t)shape->layers * shape->kv_heads; }
+static size_t pairs(const struct entry *e) { return e->tables.rotary.n_rot / 2; }
+
+static enum terse_status send(void *to, const void *from, size_t bytes, struct terse_error *error) {
+    return device_check(cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice), "sending a KV cache's tables", error);
+}
+
+/* ---- Angles */
+
+/* Of positions 0, step, ..., [n][pairs][cosine, sine]. */
+static enum terse_status angles_new(const struct rope *rope, size_t n, int64_t step, float **angles, struct terse_error *error) {
+    size_t pairs = rope->n_rot / 2, bytes = n * 2 * pairs * sizeof(float);
+    float *host = malloc(bytes + 2 * pairs * sizeof(float)), *cosine = host ? host + n * 2 * pairs : NULL;
+    if (!host) return status_no_memory(error, bytes, "rotation tables");
+    for (size_t t = 0; t < n; t++) {
+        rope_angles(rope, (int64_t)t * step, cosine, cosine + pairs);
+        for (size_t i = 0; i < 2 * pairs; i++) host[(t * pairs + i % pairs) * 2 + i / pairs] = cosine[i];
+    }
+    *angles = device_alloc(NULL, bytes, "rotation tables", error);
+    enum terse_status status = *angles ? send(*angles, host, bytes, error) : TERSE_E_MEMORY;
+    free(host);
+    return status;
+}
+
+static void free_angles(float *angles, size_t n, size_t pairs) { device_free(NULL, angles, n * 2 * pairs * sizeof(float)); }
+
+enum terse_status kv_tables_reserve(const struct kv_tables *tables, uint64_t tokens, struct terse_error *error) {
+    struct entry *e = (struct entry *)(void *)tables;
+    size_t wanted = (size_t)(tokens / RUN_TOKENS) + 1, n = 2 * e->n_runs;
+    float *runs = NULL;
+    if (!pairs(e) || wanted <= e->n_runs) return TERSE_OK;
+    if (n < wanted) n = wanted;
+    enum terse_status status = angles_new(e->shape.rope, n, RUN_TOKENS, &runs, error);
+    if (status) {
+        free_angles(runs, n, pairs(e));
+        return status;
+    }
+    cudaDeviceSynchronize(); /* nobody reads the old ones any more */
+    free_angles(e->runs, e->n_runs, pairs(e));
+    e->tables.rotary.runs = e->runs = runs;
+    e->n_runs = n;
+    return TERSE_OK;
+}
+
+static enum terse_status set_rotary(struct entry *e, struct terse_error *error) {
+    const struct rope *rope = e->shape.rope;
+    if (!rope || !rope->n_rot) return TERSE_OK;
+    e->tables.rotary = (struct rotary_view){.n_rot = rope->n_rot, .pairing = rope->pairing, .magnitude = rope->magnitude};
+    enum terse_status status = angles_new(rope, RUN_TOKENS, 1, &e->slots, error);
+    e->tables.rotary.slots = e->slots;
+    e->n_runs = 64;
+    if (!status) status = angles_new(rope, e->n_runs, RUN_TOKENS, &e->runs, error);
+    e->tables.rotary.runs = e->runs;
+    return status;
+}
+
+/* ---- Places */
+
+static enum terse_status set_places(struct entry *e, const struct method *method, struct terse_error *error) {
+    size_t n = heads(&e->shape), bytes = n * sizeof *e->tables.place_views;
+    struct place_view *views = malloc(bytes);
+    e->tables.places = malloc(n * sizeof *e->tables.places);
+    if (!views || !e->tables.places) {
+        free(views);
+        return status_no_memory(error, bytes, "the KV cache's page sizes");
+    }
+    e->tables.page_set_bytes = page_places_set(&e->shape, method, 0, e->tables.places);
+    for (size_t i = 0; i < n; i++) {
+        const struct page_place *place = &e->tables.places[i];
+        views[i] = (struct place_view){place->offset, {(uint32_t)place->bytes[CODEC_KEYS], (uint32_t)place->bytes[CODEC_VALUES]}};
+    }
+    e->tables.place_views = device_alloc(NULL, bytes, "the KV cache's page sizes", error);
+    enum terse_status status = e->tables.place_views ? send(e->tables.place_views, views, bytes, error) : TERSE_E_MEMORY;
+    free(views);
+    return status;
+}
+
+static enum terse_status set_slopes(struct entry *e, struct terse_error *error) {
+    size_t bytes = e->shape.query_heads * sizeof *e->slopes;
+    if (!e->shape.slopes) return TERSE_OK;
+    if (!(e->slopes = device_alloc(NULL, bytes, "ALiBi's slopes", error))) return TERSE_E_MEMORY;
+    e->tables.slopes = e->slopes;
+    return send(e->slopes, e->shape.slopes, bytes, error);
+}
+
+/* ---- Life */
+
+static void entry_free(struct entry *e) {
+    cudaDeviceSynchronize();
+    transforms_free(e->tables.transforms);
+    device_free(NULL, e->tables.place_views, heads(&e->shape) * sizeof *e->tables.place_views);
+    device_free(NULL, e->slopes, e->shape.query_heads * sizeof *e->slopes);
+    free_angles(e->slots, RUN_TOKENS, pairs(e));
+    free_angles(e->runs, e->n_runs, pairs(e));
+    free(e->tables.places);
+    free(e);
+}
+
+static enum terse_status entry_new(const struct cache_shape *shape, const struct method *method, struct entry **entry,
+                                   struct terse_error *error) {
+    struct entry *e = *entry = calloc(1, sizeof *e);
+    if (!e) return status_no_memory(error, sizeof *e, "a KV cache's tables");
+    e->shape = *shape;
+    e->learned = method->learned;
+    method_identity(method, e->identity);
+    enum terse_status status = set_places(e, method, error);
+    if (!status) status = set_slopes(e, error);
+    if (!status) status = set_rotary(e, error);
+    if (!status) status = transforms_new(shape, method, &e->tables.transforms, error);
+    if (!status) return TERSE_OK;
+    entry_free(e);
+    *entry = NULL;
+    return status;
+}
+
+static bool serves(const struct entry *e, const struct cache_shape *shape, const struct method *method, const char *identity) {
+    const struct cache_shape *own = &e->shape;
+    return own->layers == shape->layers && own->query_heads == shape->query_heads && own->kv_heads == shape->kv_heads &&
+           own->head_dim == shape->head_dim && own->rope == shape->rope && own->slopes == shape->slopes &&
+           e->learned == method->learned && strcmp(e->identity, identity) == 0;
+}
+
+enum terse_status kv_tables_get(const struct cache_shape *shape, const struct method *method, const struct kv_tables **tables,
+                                struct terse_error *error) {
+    char identity[METHOD_IDENTITY];
+    enum terse_status status = TERSE_OK;
+    *tables = NULL;
+    method_identity(method, identity);
+    pthread_mutex_lock(&mutex);
+    struct entry *e = entries;
+    while (e && !serves(e, shape, method, identity)) e = e->next;
+    if (!e && !(status = entry_new(shape, method, &e, error))) {
+        e->next = entries;
+        entries = e;
+    }
+    if (e) {
+        e->holders++;
+        *tables = &e->tables;
+    }
+    pthread_mutex_unlock(&mutex);
+    return status;
+}
+
+void kv_tables_release(const struct kv_tables *tables) {
+    struct entry *e = (struct entry *)(void *)tables;
+    if (!e) return;
+    pthread_mutex_lock(&mutex);
+    if (!--e->holders) {
+        struct entry **link = &entries;
+        while (*link != e) link = &(*link)->next;
+        *link = e->next;
+        entry_free(e);
+    }
+    pthread_mutex_unlock(&mutex);
+}

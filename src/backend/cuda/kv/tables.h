@@ -1,0 +1,24 @@
+/* What the caches of one model and method share on the device: where pages lie, the transforms of a profile, the angles of RoPE. Made when the
+ * first of them is created, released with the last. Thread-safe. */
+#ifndef TERSE_BACKEND_CUDA_KV_TABLES_H
+#define TERSE_BACKEND_CUDA_KV_TABLES_H
+
+#include "backend/cuda/kv/append.h"
+#include "kv/page_table.h"
+
+struct kv_tables {
+    struct page_place *places; /* the host's, [layers][Hk] */
+    size_t page_set_bytes;
+    struct place_view *place_views;    /* the device's */
+    const float *slopes;               /* the device's, ALiBi; or NULL */
+    struct transform_view *transforms; /* the device's, [layers][Hk][2]; NULL: no side is of codec transform */
+    struct rotary_view rotary;
+};
+
+enum terse_status kv_tables_get(const struct cache_shape *shape, const struct method *method, const struct kv_tables **tables,
+                                struct terse_error *error);
+void kv_tables_release(const struct kv_tables *tables); /* accepts NULL */
+/* Queued on device_stream(): angles of positions below `tokens`. Others see the rotary_view's new address from their next step on. */
+enum terse_status kv_tables_reserve(const struct kv_tables *tables, uint64_t tokens, struct terse_error *error);
+
+#endif

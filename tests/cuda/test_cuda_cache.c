@@ -1,0 +1,362 @@
+/* Attention over the GPU's caches equals dense attention in double precision over the stored numbers, for every method, shape and way to
+ * cut a sequence into steps, as tests/kv holds the CPU's to; a state saved on one of both goes on on the other. */
+#include "backend/cuda/device.h"
+#include "backend/cuda/kv/cache.h"
+#include "support/cache_oracle.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+struct test_step {
+    enum cache_step_kind kind;
+    size_t n, piece;
+};
+
+#define D CACHE_STEP_DECODE
+#define P CACHE_STEP_PREFILL
+#define C CACHE_STEP_CHUNK
+#define Q CACHE_STEP_PAPER
+
+/* Keys, values and queries are halves: outputs of random values of about 1. What a page holds may be a code away from the oracle's, which
+ * encodes from floats. */
+#define HALVES 6e-3
+#define CODES 4e-2
+#define COARSE_CODES 4e-1 /* two bits and less: a code away is much */
+
+static double allowed_of(const char *key, const char *value) {
+    const char *names[] = {key, value};
+    double allowed = HALVES;
+    for (size_t i = 0; i < 2; i++) {
+        bool coarse = strcmp(names[i], "kivi-2") == 0 || strncmp(names[i], "terse", 5) == 0;
+        if (coarse)
+            allowed = COARSE_CODES;
+        else if (strcmp(names[i], "f16") != 0 && strncmp(names[i], "streaming", 9) != 0)
+            allowed = fmax(allowed, CODES);
+    }
+    return allowed;
+}
+
+static struct oracle_setup setup_of(const char *method, const char *key, const char *value, uint32_t tail, uint64_t seed) {
+    return (struct oracle_setup){.kv = &cuda_kv_ops,
+                                 .allowed = allowed_of(key ? key : method, value ? value : method),
+                                 .method = method,
+                                 .key = key,
+                                 .value = value,
+                                 .tail = tail,
+                                 .layers = 2,
+                                 .query_heads = 4,
+                                 .kv_heads = 2,
+                                 .head_dim = 64,
+                                 .seed = seed};
+}
+
+static void run_steps(const struct oracle_setup *setup, const struct test_step *steps, size_t n_steps) {
+    size_t tokens = 0;
+    for (size_t i = 0; i < n_steps; i++) tokens += steps[i].n;
+    struct oracle *o = oracle_new(setup, tokens);
+    for (size_t i = 0; i < n_steps; i++) oracle_step(o, steps[i].kind, steps[i].n, steps[i].piece);
+    assert_true(o->compared > 0);
+    printf("%-16s tail %3u, heads of %3u, G %u: %.2g\n", o->method.name, setup->tail, setup->head_dim,
+           setup->query_heads / setup->kv_heads, o->worst);
+    oracle_free(o);
+}
+
+#define RUN(setup, ...) \
+    run_steps(setup, (const struct test_step[]){__VA_ARGS__}, \
+              sizeof((const struct test_step[]){__VA_ARGS__}) / sizeof(struct test_step))
+
+static const char *const methods[][3] = {{"f16", NULL, NULL},     {"q8_0", NULL, NULL},        {"q4_0", NULL, NULL},
+                                         {"kivi-4", NULL, NULL},  {"kivi-2", NULL, NULL},      {"f16", "q8_0", "q4_0"},
+                                         {"q4_0", "f16", "q8_0"}, {"q8_0", "kivi-4", "kivi-2"}};
+#define METHODS (sizeof methods / sizeof methods[0])
+
+static void every_method_equals_dense_attention(void **state) {
+    (void)state;
+    static const uint32_t tails[] = {0, 32, 128};
+    for (size_t m = 0; m < METHODS; m++)
+        for (size_t t = 0; t < 3; t++) {
+            struct oracle_setup setup = setup_of(methods[m][0], methods[m][1], methods[m][2], tails[t], m * 3 + t);
+            RUN(&setup, {P, 130, 0}, {D, 1, 0}, {D, 1, 0}, {D, 5, 0}, {D, 17, 0}, {P, 70, 0}, {D, 62, 0}, {D, 1, 0});
+        }
+}
+
+static void many_single_steps(void **state) {
+    (void)state;
+    for (size_t m = 0; m < METHODS; m++) {
+        struct oracle_setup setup = setup_of(methods[m][0], methods[m][1], methods[m][2], 128, m + 40);
+        struct oracle *o = oracle_new(&setup, 700);
+        oracle_step(o, D, 1, 0);
+        for (size_t i = 0; i < 400; i++) oracle_skip(o, D, 1);
+        for (size_t i = 0; i < 70; i++) oracle_step(o, D, 1 + i % 3, 0);
+        oracle_free(o);
+    }
+}
+
+static void every_shape_equals_dense_attention(void **state) {
+    (void)state;
+    static const uint32_t groups[] = {1, 3, 4, 8}, head_dims[] = {64, 96, 128, 256};
+    static const char *const some[] = {"f16", "q8_0", "q4_0", "kivi-4"};
+    for (size_t g = 0; g < 4; g++)
+        for (size_t h = 0; h < 4; h++)
+            for (int pairing = ROPE_ADJACENT; pairing <= ROPE_HALF_SPLIT; pairing++) {
+                struct oracle_setup setup = setup_of(some[(g + h) % 4], NULL, NULL, 32, 100 + g * 10 + h);
+                setup.query_heads = 2 * groups[g];
+                setup.head_dim = head_dims[h];
+                setup.pairing = (enum rope_pairing)pairing;
+                RUN(&setup, {P, 297, 0}, {D, 1, 0}, {D, 3, 0}, {D, 20, 0}, {D, 1, 0});
+            }
+}
+
+static void partial_rotation_and_magnitude(void **state) {
+    (void)state;
+    for (int pairing = ROPE_ADJACENT; pairing <= ROPE_HALF_SPLIT; pairing++) {
+        struct oracle_setup setup = setup_of("f16", NULL, NULL, 0, 7);
+        setup.n_rot = 48;
+        setup.magnitude = 1.25f;
+        setup.pairing = (enum rope_pairing)pairing;
+        RUN(&setup, {P, 70, 0}, {D, 1, 0}, {D, 30, 0}, {D, 2, 0});
+        setup.method = "streaming-40";
+        RUN(&setup, {P, 30, 0}, {D, 1, 0}, {D, 30, 0}, {D, 2, 0}, {D, 1, 0});
+    }
+}
+
+static void alibi_instead_of_rotation(void **state) {
+    (void)state;
+    static const char *const some[] = {"f16", "q8_0", "q4_0", "streaming-40"};
+    for (size_t m = 0; m < 4; m++) {
+        struct oracle_setup setup = setup_of(some[m], NULL, NULL, 0, 60 + m);
+        setup.alibi = true;
+        setup.query_heads = 6;
+        RUN(&setup, {P, 30, 0}, {D, 1, 0}, {P, 130, 0}, {D, 3, 0}, {D, 1, 0}, {P, 70, 11});
+    }
+}
+
+static void streaming_goes_on_without_end(void **state) {
+    (void)state;
+    static const char *const some[] = {"streaming-40", "streaming-100", "streaming-260"};
+    for (size_t m = 0; m < 3; m++) {
+        struct oracle_setup setup = setup_of(some[m], NULL, NULL, 0, 80 + m);
+        struct oracle *o = oracle_new(&setup, 1500);
+        oracle_step(o, P, 300, 0);
+        for (size_t i = 0; i < 300; i++) (i % 10 ? oracle_skip(o, D, 1) : oracle_step(o, D, 1, 0));
+        oracle_step(o, P, 90, 0);
+        oracle_step(o, D, 1, 0);
+        oracle_step(o, D, 40, 0);
+        oracle_step(o, D, 1, 0);
+        oracle_free(o);
+    }
+}
+
+static void chunks_and_the_papers_protocol(void **state) {
+    (void)state;
+    for (size_t m = 0; m < METHODS; m++) {
+        struct oracle_setup setup = setup_of(methods[m][0], methods[m][1], methods[m][2], 32, 200 + m);
+        RUN(&setup, {C, 100, 0}, {C, 100, 0}, {C, 100, 7}, {D, 1, 0});
+        RUN(&setup, {Q, 130, 0}, {Q, 70, 0}, {D, 1, 0}, {Q, 5, 0});
+    }
+}
+
+/* ---- Cut, forked, saved */
+
+static void cut(struct oracle *o, size_t n) {
+    struct terse_error error;
+    if (o->kv->truncate(o->cache, n, &error)) fail_msg("%s", error.message);
+    assert_int_equal(o->kv->length(o->cache), n);
+    o->length = n;
+    if (o->window > n) o->window = n;
+}
+
+static void what_is_left_equals_dense_attention(void **state) {
+    (void)state;
+    static const size_t cuts[] = {299, 196, 132, 100, 5, 3};
+    for (size_t m = 0; m < METHODS; m++)
+        for (size_t c = 0; c < 6; c++) {
+            struct oracle_setup setup = setup_of(methods[m][0], methods[m][1], methods[m][2], c % 2 ? 0 : 64, m * 10 + c);
+            struct oracle *o = oracle_new(&setup, 700);
+            oracle_skip(o, P, 290);
+            for (size_t i = 0; i < 10; i++) oracle_skip(o, D, 1);
+            cut(o, cuts[c]);
+            oracle_step(o, D, 1, 0);
+            oracle_step(o, D, 90, 0);
+            cut(o, cuts[c] + 50);
+            oracle_step(o, P, 150, 0);
+            for (size_t i = 0; i < 5; i++) oracle_step(o, D, 1, 0);
+            oracle_free(o);
+        }
+}
+
+/* A second oracle of the same sequence with another cache. */
+static struct oracle *copy_oracle(const struct oracle *from, struct cache *cache, const struct kv_ops *kv, uint64_t seed) {
+    struct oracle *o = malloc(sizeof *o);
+    size_t bytes = from->setup.layers * from->capacity * from->setup.kv_heads * from->setup.head_dim * sizeof *o->k;
+    *o = *from;
+    o->kv = kv;
+    o->cache = cache;
+    o->random = seed;
+    o->k = memcpy(malloc(bytes), from->k, bytes);
+    o->v = memcpy(malloc(bytes), from->v, bytes);
+    return o;
+}
+
+static void free_copy(struct oracle *o) {
+    o->kv->destroy(o->cache);
+    free(o->k);
+    free(o->v);
+    free(o);
+}
+
+static void forks_go_their_own_ways(void **state) {
+    (void)state;
+    for (size_t m = 0; m < METHODS; m++) {
+        struct oracle_setup setup = setup_of(methods[m][0], methods[m][1], methods[m][2], m % 2 ? 0 : 64, m);
+        struct oracle *a = oracle_new(&setup, 700);
+        struct terse_error error;
+        struct cache *fork;
+        oracle_skip(a, P, 230);
+        for (size_t i = 0; i < 40; i++) oracle_skip(a, D, 1);
+        if (a->kv->fork(a->cache, &fork, &error)) fail_msg("%s", error.message);
+        struct oracle *b = copy_oracle(a, fork, a->kv, 171);
+        for (size_t i = 0; i < 70; i++) {
+            oracle_step(a, D, 1, 0);
+            oracle_step(b, D, 1, 0);
+        }
+        cut(b, 150); /* pages that the other holds go on to be its */
+        oracle_step(b, P, 200, 0);
+        oracle_step(a, D, 1, 0);
+        cut(a, 0);
+        oracle_step(a, P, 300, 0);
+        oracle_step(b, D, 1, 0);
+        free_copy(b);
+        oracle_step(a, D, 1, 0);
+        oracle_free(a);
+    }
+}
+
+/* The cache's sections, with nothing before them. */
+static void save(const struct oracle *o, const char *path) {
+    struct state_writer *writer;
+    struct terse_error error;
+    if (state_writer_new(path, &writer, &error)) fail_msg("%s", error.message);
+    for (int section = STATE_METHOD; section < STATE_CACHE; section++) state_writer_begin(writer, (enum state_section)section);
+    o->kv->save(o->cache, writer);
+    if (state_writer_finish(writer, &(struct state_identity){0}, &error)) fail_msg("%s", error.message);
+}
+
+static struct oracle *load(const struct oracle *from, const struct kv_ops *kv, const char *path) {
+    struct state_file *file;
+    struct terse_error error;
+    struct cache *cache;
+    if (kv->create(&from->shape, &from->method, 2, &cache, &error)) fail_msg("%s", error.message);
+    if (state_file_open(path, &file, &error)) fail_msg("%s", error.message);
+    if (kv->load(cache, file, &error)) fail_msg("%s", error.message);
+    state_file_close(file);
+    return copy_oracle(from, cache, kv, 181);
+}
+
+static void states_go_on_on_the_other_backend(void **state) {
+    (void)state;
+    char path[] = "/tmp/terse-test-cache-XXXXXX";
+    int file = mkstemp(path);
+    assert_true(file >= 0);
+    close(file);
+    for (size_t m = 0; m < METHODS; m++) {
+        for (int from_cpu = 0; from_cpu < 2; from_cpu++) {
+            struct oracle_setup setup = setup_of(methods[m][0], methods[m][1], methods[m][2], 64, 300 + m);
+            if (from_cpu) setup.kv = NULL;
+            setup.allowed = fmax(setup.allowed, 8e-2); /* of the CPU's kernels, too */
+            struct oracle *a = oracle_new(&setup, 900);
+            oracle_skip(a, P, 230);
+            for (size_t i = 0; i < 40; i++) oracle_skip(a, D, 1);
+            save(a, path);
+            struct oracle *b = load(a, from_cpu ? &cuda_kv_ops : backend_cpu.kv, path);
+            for (size_t i = 0; i < 70; i++) oracle_step(b, D, 1, 0);
+            oracle_step(b, P, 100, 0);
+            oracle_step(b, D, 1, 0);
+            save(b, path);
+            struct oracle *c = load(b, b->kv, path);
+            oracle_step(c, D, 1, 0);
+            free_copy(c);
+            free_copy(b);
+            oracle_free(a);
+        }
+    }
+    unlink(path);
+}
+
+/* ---- Memory */
+
+static void what_is_foretold_is_allocated(void **state) {
+    (void)state;
+    for (size_t m = 0; m < METHODS; m++) {
+        struct oracle_setup setup = setup_of(methods[m][0], methods[m][1], methods[m][2], 128, 400 + m);
+        struct terse_cache_report foretold, report;
+        struct terse_error error;
+        struct kv_budget budget = {.most = UINT64_MAX};
+        struct oracle *o = oracle_new(&setup, 1000);
+        if (o->kv->limit(o->cache, &budget, &error)) fail_msg("%s", error.message);
+        o->kv->predict(&o->shape, &o->method, 1000, &foretold);
+        oracle_skip(o, P, 1000);
+        o->kv->report(o->cache, &report);
+        assert_int_equal(report.resident, foretold.resident);
+        assert_int_equal(report.resident, budget.used);
+        oracle_free(o);
+        assert_int_equal(budget.used, 0);
+    }
+}
+
+static void a_budget_that_is_spent_refuses(void **state) {
+    (void)state;
+    struct oracle_setup setup = setup_of("q4_0", NULL, NULL, 128, 1);
+    struct kv_budget budget = {.most = 400000};
+    struct terse_error error;
+    struct oracle *o = oracle_new(&setup, 5000);
+    if (o->kv->limit(o->cache, &budget, &error)) fail_msg("%s", error.message);
+    oracle_skip(o, P, 300);
+    assert_int_equal(o->kv->begin(o->cache, P, 4000, &error), TERSE_E_MEMORY);
+    oracle_step(o, D, 1, 0); /* nothing is lost */
+    oracle_free(o);
+}
+
+static void what_cannot_be_computed_is_refused(void **state) {
+    (void)state;
+    static const char *const some[] = {"antkv-1", "million-4", "commvq-2", "mat-256", "quest-16", "selfindex-2"};
+    const struct cache_shape shape = {.layers = 1, .query_heads = 4, .kv_heads = 2, .head_dim = 64, .scale = 1};
+    for (size_t i = 0; i < sizeof some / sizeof some[0]; i++) {
+        struct terse_cache_options options = {.method = some[i]};
+        struct method method;
+        struct terse_error error;
+        if (method_resolve(&options, 64, &method, &error)) fail_msg("%s", error.message);
+        assert_int_equal(cuda_kv_ops.supports(&shape, &method, &error), TERSE_E_UNSUPPORTED);
+        assert_non_null(strstr(error.message, "--device cpu"));
+    }
+}
+
+int main(void) {
+    struct terse_error error;
+    if (device_available(&error)) {
+        fprintf(stderr, "skipped: %s\n", error.message);
+        return 77;
+    }
+    const struct CMUnitTest tests[] = {cmocka_unit_test(every_method_equals_dense_attention),
+                                       cmocka_unit_test(many_single_steps),
+                                       cmocka_unit_test(every_shape_equals_dense_attention),
+                                       cmocka_unit_test(partial_rotation_and_magnitude),
+                                       cmocka_unit_test(alibi_instead_of_rotation),
+                                       cmocka_unit_test(streaming_goes_on_without_end),
+                                       cmocka_unit_test(chunks_and_the_papers_protocol),
+                                       cmocka_unit_test(what_is_left_equals_dense_attention),
+                                       cmocka_unit_test(forks_go_their_own_ways),
+                                       cmocka_unit_test(states_go_on_on_the_other_backend),
+                                       cmocka_unit_test(what_is_foretold_is_allocated),
+                                       cmocka_unit_test(a_budget_that_is_spent_refuses),
+                                       cmocka_unit_test(what_cannot_be_computed_is_refused)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
