@@ -1,0 +1,307 @@
+/* The executor: begins and ends steps. Owns the memory of activations and how the parts of a step are grouped; forward.c computes. */
+#include "backend/cuda/executor.h"
+
+#include "backend/cuda/device.h"
+#include "backend/cuda/forward.h"
+#include "base/memory.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+#define LOGIT_BYTES ((size_t)64 << 20) /* of logits that are computed together, but of one row at least */
+#define LEAST_ROWS EACH_ROWS           /* of activations, at first */
+#define BESIDES ((size_t)512 << 20)    /* bytes that are kept free beside the weights: a prompt's activations, some pages */
+
+/* ---- Memory */
+
+struct wanted {
+    void **buffer;
+    size_t count, each; /* each: bytes */
+};
+
+static void release(const struct wanted *wanted, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        device_free(NULL, *wanted[i].buffer, wanted[i].count * wanted[i].each);
+        *wanted[i].buffer = NULL;
+    }
+}
+
+/* All of them or none. */
+static enum terse_status allocate(const struct wanted *wanted, size_t n, struct terse_error *error) {
+    for (size_t i = 0; i < n; i++) {
+        if (!wanted[i].each) continue;
+        if ((*wanted[i].buffer = device_alloc(NULL, wanted[i].count * wanted[i].each, "activations", error))) continue;
+        release(wanted, i);
+        return TERSE_E_MEMORY;
+    }
+    return TERSE_OK;
+}
+
+static size_t query_width(const struct terse_model *m) { return (size_t)m->query_heads * m->head_dim; }
+static size_t kv_width(const struct terse_model *m) { return (size_t)m->kv_heads * m->head_dim; }
+
+/* Of rows that come to a product. */
+static size_t widest_input(const struct terse_model *m) {
+    size_t widest = m->width > m->feed_forward ? m->width : m->feed_forward;
+    return widest > query_width(m) ? widest : query_width(m);
+}
+
+#define ACTIVATIONS 10
+#define LOGITS 2
+
+static void activations_wanted(struct activations *a, const struct terse_model *m, struct wanted wanted[ACTIVATIONS]) {
+    const size_t number = sizeof(float), factor = m->layer[0].gate.data ? m->feed_forward * number : 0;
+    const struct wanted all[ACTIVATIONS] = {{(void **)&a->hidden, a->rows, m->width * number},
+                                            {(void **)&a->q, a->rows, query_width(m) * number},
+                                            {(void **)&a->k, a->rows, kv_width(m) * number},
+                                            {(void **)&a->v, a->rows, kv_width(m) * number},
+                                            {(void **)&a->out, a->rows, query_width(m) * number},
+                                            {(void **)&a->inner, a->rows, m->feed_forward * number},
+                                            {(void **)&a->factor, a->rows, factor},
+                                            {(void **)&a->product, a->rows, m->width * number},
+                                            {&a->halves, a->rows, memory_round_up(widest_input(m), 32) * 2},
+                                            {(void **)&a->sizes, a->rows, number}};
+    for (size_t i = 0; i < ACTIVATIONS; i++) wanted[i] = all[i];
+}
+
+static void activations_free(struct executor *e) {
+    struct wanted wanted[ACTIVATIONS];
+    activations_wanted(&e->activations, e->model, wanted);
+    release(wanted, ACTIVATIONS);
+    e->activations = (struct activations){0};
+}
+
+/* For panels and groups of so many rows. What is queued with the memory that is given up is waited for, as freeing does. */
+static enum terse_status activations_reserve(struct executor *e, size_t rows, struct terse_error *error) {
+    struct wanted wanted[ACTIVATIONS];
+    if (e->activations.rows >= rows) return TERSE_OK;
+    cudaStreamSynchronize(device_stream());
+    pass_drop_graphs(e);
+    activations_free(e);
+    e->activations.rows = rows < LEAST_ROWS ? LEAST_ROWS : rows;
+    activations_wanted(&e->activations, e->model, wanted);
+    enum terse_status status = allocate(wanted, ACTIVATIONS, error);
+    if (status) e->activations = (struct activations){0};
+    return status;
+}
+
+static void logits_wanted(struct logits *l, const struct terse_model *m, struct wanted wanted[LOGITS]) {
+    wanted[0] = (struct wanted){(void **)&l->device, l->rows, m->vocabulary * sizeof(float)};
+    wanted[1] = (struct wanted){(void **)&l->hidden, l->rows, m->width * sizeof(float)};
+}
+
+static void logits_free(struct executor *e) {
+    struct wanted wanted[LOGITS];
+    logits_wanted(&e->logits, e->model, wanted);
+    release(wanted, LOGITS);
+    if (e->logits.host) cudaFreeHost(e->logits.host);
+    e->logits = (struct logits){0};
+}
+
+/* `must` rows are computed together whatever they take, others while they take no more than LOGIT_BYTES. */
+static enum terse_status logits_reserve(struct executor *e, size_t must, size_t rows, struct terse_error *error) {
+    size_t row_bytes = e->model->vocabulary * sizeof(float), most = LOGIT_BYTES / row_bytes;
+    struct wanted wanted[LOGITS];
+    if (rows > most) rows = most ? most : 1;
+    if (rows < must) rows = must;
+    if (e->logits.rows >= rows) return TERSE_OK;
+    cudaStreamSynchronize(device_stream());
+    pass_drop_graphs(e);
+    logits_free(e);
+    e->logits.rows = rows;
+    logits_wanted(&e->logits, e->model, wanted);
+    enum terse_status status = allocate(wanted, LOGITS, error);
+    if (status) {
+        e->logits = (struct logits){0};
+        return status;
+    }
+    if (cudaMallocHost((void **)&e->logits.host, rows * row_bytes) == cudaSuccess) return TERSE_OK;
+    cudaGetLastError();
+    e->logits.host = NULL;
+    logits_free(e);
+    return status_no_memory(error, rows * row_bytes, "logits");
+}
+
+/* ---- A pass's life */
+
+static void pass_wanted(struct pass *p, struct wanted wanted[3]) {
+    bool positions = p->executor->weights.positions.data;
+    wanted[0] = (struct wanted){(void **)&p->hidden, p->capacity, p->executor->model->width * sizeof(float)};
+    wanted[1] = (struct wanted){(void **)&p->tokens, p->capacity, sizeof(int32_t)};
+    wanted[2] = (struct wanted){(void **)&p->positions, p->capacity, positions ? sizeof(int32_t) : 0};
+}
+
+static void end(struct pass *p) {
+    if (!p) return;
+    struct wanted wanted[3];
+    if (p->hidden) cudaStreamSynchronize(device_stream()); /* an unfinished pass may still be computed on */
+    pass_wanted(p, wanted);
+    release(wanted, 3);
+    memory_free(p->sequence);
+    memory_free(p->group);
+    memory_free(p->cache);
+    free(p);
+}
+
+static enum terse_status pass_new(struct executor *e, size_t parts, struct pass **pass, struct terse_error *error) {
+    struct pass *p = *pass = calloc(1, sizeof *p);
+    if (!p) return status_no_memory(error, sizeof *p, "a step");
+    p->executor = e;
+    p->sequence = memory_array(parts, sizeof *p->sequence);
+    p->group = memory_array(parts, sizeof *p->group);
+    p->cache = memory_array(parts, sizeof(struct cache *));
+    if (p->sequence && p->group && p->cache) return TERSE_OK;
+    return status_no_memory(error, parts * (sizeof *p->sequence + sizeof *p->group + sizeof(struct cache *)), "a batch");
+}
+
+/* The part's place among the sequences: those that decode come first. */
+static void insert(struct pass *p, const struct step_part *part, bool decodes, size_t *n_decoding) {
+    bool wanted = part->rows && part->first_row < part->n;
+    struct sequence s = {.part = *part, .length = p->executor->kv->length(part->cache)};
+    size_t at = p->n_sequences++;
+    s.needed = wanted ? part->first_row : part->last_logits ? part->n - 1 : part->n;
+    if (decodes) {
+        p->sequence[at] = p->sequence[*n_decoding];
+        at = (*n_decoding)++;
+    }
+    p->sequence[at] = s;
+}
+
+/* Groups of caches that decode hold at most GROUP_ROWS rows. */
+static void arrange(struct pass *p, const struct step *step) {
+    size_t decoding = 0;
+    for (size_t i = 0; i < step->n; i++) insert(p, &step->parts[i], cache_decodes(step->parts[i].cache), &decoding);
+    for (size_t i = 0; i < p->n_sequences; i++) {
+        struct sequence *s = &p->sequence[i];
+        struct group *group = p->n_groups ? &p->group[p->n_groups - 1] : NULL;
+        if (!group || i >= decoding || group->rows + s->part.n > GROUP_ROWS) {
+            group = &p->group[p->n_groups++];
+            *group = (struct group){.sequences = s, .decodes = i < decoding};
+        }
+        s->first = group->rows;
+        s->kept = group->kept;
+        group->n_sequences++;
+        group->rows += s->part.n;
+        group->kept += s->part.n - s->needed;
+        p->n += s->part.n;
+    }
+}
+
+static enum terse_status reserve(struct pass *p, struct terse_error *error) {
+    struct executor *e = p->executor;
+    size_t rows = 0, must = 0, kept = 0;
+    struct wanted wanted[3];
+    for (const struct group *g = p->group; g < p->group + p->n_groups; g++) {
+        size_t panel = g->decodes ? g->rows : pass_panel(e->model, g->sequences->length, g->rows);
+        if (panel > rows) rows = panel;
+        if (g->kept > kept) kept = g->kept;
+        if (g->decodes && g->kept > must) must = g->kept;
+        if (!g->decodes && g->rows > p->capacity) p->capacity = g->rows;
+    }
+    enum terse_status status = activations_reserve(e, rows, error);
+    if (!status && kept) status = logits_reserve(e, must, kept < rows ? kept : rows, error);
+    pass_wanted(p, wanted);
+    return status || !p->capacity ? status : allocate(wanted, 3, error);
+}
+
+static enum terse_status begin(struct executor *e, const struct step *step, struct pass **pass, size_t *failed,
+                               struct terse_error *error) {
+    struct pass *p;
+    *failed = step->n;
+    enum terse_status status = pass_new(e, step->n, &p, error);
+    for (size_t i = 0; i < step->n && !status; i++) {
+        const struct step_part *part = &step->parts[i];
+        if ((status = e->kv->begin(part->cache, part->kind, part->n, error))) *failed = i;
+    }
+    if (!status) arrange(p, step);
+    if (!status) status = reserve(p, error);
+    if (status) {
+        end(p);
+        p = NULL;
+    } else {
+        pass_begin(p);
+    }
+    *pass = p;
+    return status;
+}
+
+/* ---- Life */
+
+static void vectors_wanted(struct device_vectors *v, const struct terse_model *m, struct wanted wanted[5]) {
+    size_t columns = memory_round_up(widest_input(m), WIDTH_STEP);
+    const struct wanted all[5] = {{&v->high, EACH_ROWS, columns * 2},
+                                  {&v->low, EACH_ROWS, columns * 2},
+                                  {(void **)&v->sums, GROUP_SUMS * EACH_ROWS, columns / 32 * sizeof(float)},
+                                  {(void **)&v->plain, EACH_ROWS, columns * sizeof(float)},
+                                  {(void **)&v->sizes, EACH_ROWS, sizeof(float)}};
+    for (size_t i = 0; i < 5; i++) wanted[i] = all[i];
+}
+
+static void unload(struct executor *e) {
+    if (!e) return;
+    struct wanted wanted[5];
+    cudaStreamSynchronize(device_stream());
+    pass_drop_graphs(e);
+    for (int i = 0; i < PIECES_AHEAD; i++)
+        if (e->piece[i]) cudaEventDestroy(e->piece[i]);
+    if (e->sent) cudaEventDestroy(e->sent);
+    if (e->staged) cudaFreeHost(e->staged);
+    device_free(NULL, e->input, sizeof *e->input);
+    vectors_wanted(&e->each, e->model, wanted);
+    release(wanted, 5);
+    activations_free(e);
+    logits_free(e);
+    batch_free(e->batch);
+    gemm_free(e->gemm);
+    device_model_free(&e->weights);
+    free(e);
+}
+
+static struct cache_shape cache_shape(const struct terse_model *m) {
+    return (struct cache_shape){.layers = m->layers,
+                                .query_heads = m->query_heads,
+                                .kv_heads = m->kv_heads,
+                                .head_dim = m->head_dim,
+                                .scale = 1 / sqrtf((float)m->head_dim),
+                                .rope = &m->rope,
+                                .slopes = m->slopes};
+}
+
+static enum terse_status load_parts(struct executor *e, struct terse_error *error) {
+    const struct cache_shape shape = cache_shape(e->model);
+    struct wanted wanted[5];
+    enum terse_status status = device_model_load(e->model, gemm_bytes() + BESIDES, &e->weights, error);
+    if (!status) status = gemm_new(&e->gemm, error);
+    if (!status) status = batch_new(&shape, &e->batch, error);
+    vectors_wanted(&e->each, e->model, wanted);
+    if (!status) status = allocate(wanted, 5, error);
+    if (!status && !(e->input = device_alloc(NULL, sizeof *e->input, "steps", error))) status = TERSE_E_MEMORY;
+    if (!status) status = device_check(cudaMallocHost((void **)&e->staged, sizeof *e->staged), "reserving memory", error);
+    if (!status) status = device_check(cudaEventCreateWithFlags(&e->sent, cudaEventDisableTiming), "making an event", error);
+    for (int i = 0; i < PIECES_AHEAD && !status; i++)
+        status = device_check(cudaEventCreateWithFlags(&e->piece[i], cudaEventDisableTiming), "making an event", error);
+    return status;
+}
+
+static enum terse_status load(const struct terse_model *model, const struct kv_ops *kv, uint32_t threads,
+                              struct executor **executor, struct terse_error *error) {
+    (void)threads;
+    struct executor *e = *executor = calloc(1, sizeof *e);
+    if (!e) return status_no_memory(error, sizeof *e, "the executor");
+    e->model = model;
+    e->kv = kv;
+    enum terse_status status = load_parts(e, error);
+    if (!status) return TERSE_OK;
+    unload(e);
+    *executor = NULL;
+    return status;
+}
+
+const struct executor_ops cuda_executor_ops = {.available = device_available,
+                                               .supports_weights = weights_supported,
+                                               .load = load,
+                                               .unload = unload,
+                                               .begin = begin,
+                                               .advance = pass_advance,
+                                               .progress = pass_progress,
+                                               .end = end};

@@ -1,0 +1,440 @@
+/* The forward pass. Owns the order of the work; leaves products to weights.h and gemm.h, rows to rows.h and everything about keys and values
+ * to the caches.
+ *
+ * As on the CPU, all tokens of a prompt pass one layer before the next begins, in panels, so that beside the hidden states only one layer's
+ * keys and values exist in full. A piece of the work is as many panels as have some number of multiplications; at most PIECES_AHEAD pieces are
+ * queued on the device, so that whoever advances the pass may stop between them. */
+#include "backend/cuda/forward.h"
+
+#include "backend/cuda/device.h"
+#include "backend/cuda/rows.h"
+#include "model/architecture.h"
+
+#include <string.h>
+
+#define PIECE_MULTIPLICATIONS 5e12 /* some hundredths of a second */
+#define PANEL_LEAST 256
+
+static bool done(const struct pass *p) { return p->at == p->n_groups; }
+static const struct group *group_of(const struct pass *p) { return &p->group[p->at]; }
+static const struct device_layer *layer_of(const struct pass *p) { return &p->executor->weights.layer[p->layer]; }
+static bool last_layer(const struct pass *p) { return p->layer + 1 == p->executor->model->layers; }
+static size_t query_width(const struct terse_model *m) { return (size_t)m->query_heads * m->head_dim; }
+static size_t kv_width(const struct terse_model *m) { return (size_t)m->kv_heads * m->head_dim; }
+
+/* ---- Sizes */
+
+/* Of a token in a layer when it reads `tokens` others. */
+static double multiplications(const struct terse_model *m, uint64_t tokens) {
+    const struct layer *l = &m->layer[0];
+    const struct matrix *all[] = {&l->q, &l->k, &l->v, &l->o, &l->gate, &l->up, &l->down};
+    double sum = 2.0 * (double)tokens * (double)query_width(m);
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+        if (all[i]->data) sum += (double)all[i]->rows * all[i]->columns;
+    return sum;
+}
+
+size_t pass_panel(const struct terse_model *model, uint64_t length, size_t n) {
+    double most = PIECE_MULTIPLICATIONS / multiplications(model, length + n);
+    size_t panel = most > PANEL_MOST ? PANEL_MOST : most < PANEL_LEAST ? PANEL_LEAST : (size_t)most;
+    return panel < n ? panel : n;
+}
+
+/* ---- Products */
+
+/* What comes before products that share their input: rows of x in some form. */
+struct operand {
+    struct row_form form;
+    const float *x, *factor; /* [n][width], factor of an activation alone */
+    uint32_t width;
+};
+
+static struct row_form norm_form(const struct norm *norm) { return (struct row_form){.kind = ROW_NORM, .norm = *norm}; }
+
+/* The executor's room for EACH_ROWS rows, in the forms that these products read. */
+static struct device_vectors forms_of(const struct executor *e, const struct device_product *products, size_t n) {
+    struct device_vectors forms = e->each;
+    bool plain = false, halves = false, low = false;
+    for (size_t i = 0; i < n; i++) {
+        enum tensor_type type = products[i].w->type;
+        plain |= weights_plain(type);
+        halves |= !weights_plain(type);
+        low |= !weights_plain(type) && !weights_high_only(type);
+    }
+    if (!plain) forms.plain = NULL;
+    if (!low) forms.low = NULL;
+    if (!halves) forms.high = NULL;
+    if (!halves) forms.sizes = NULL;
+    return forms;
+}
+
+/* Each row by itself. */
+static enum terse_status multiply_each(const struct executor *e, const struct device_product *products, size_t n_products,
+                                       const struct operand *of, size_t n, bool add, struct terse_error *error) {
+    const struct device_vectors forms = forms_of(e, products, n_products);
+    cudaError_t result = cudaSuccess;
+    for (size_t first = 0; first < n && result == cudaSuccess; first += EACH_ROWS) {
+        uint32_t count = (uint32_t)(n - first < EACH_ROWS ? n - first : EACH_ROWS);
+        struct device_product own[PRODUCTS_MOST];
+        for (size_t i = 0; i < n_products; i++)
+            own[i] = (struct device_product){products[i].w, products[i].out + first * products[i].w->rows};
+        result = rows_prepare(of->form, of->x + first * of->width, of->factor ? of->factor + first * of->width : NULL, count,
+                              of->width, &forms, device_stream());
+        if (result == cudaSuccess) result = weights_each(own, n_products, &forms, count, add, device_stream());
+    }
+    return device_check(result, "a product", error);
+}
+
+/* Few rows each by itself, many together. With `add`, products are added to what is in `out`. */
+static enum terse_status multiply(const struct executor *e, const struct device_product *products, size_t n_products,
+                                  const struct operand *of, size_t n, bool add, struct terse_error *error) {
+    const struct activations *a = &e->activations;
+    const struct device_vectors forms = {.halves = a->halves, .sizes = a->sizes};
+    if (n < GEMM_ROWS) return multiply_each(e, products, n_products, of, n, add, error);
+    enum terse_status status = device_check(
+        rows_prepare(of->form, of->x, of->factor, (uint32_t)n, of->width, &forms, device_stream()), "preparing a product", error);
+    for (size_t i = 0; i < n_products && !status; i++)
+        status =
+            gemm_multiply(e->gemm, products[i].w, &forms, (uint32_t)n, products[i].out, add, a->product, device_stream(), error);
+    return status;
+}
+
+/* How rows are multiplied: all alike in a step that decodes, where none may depend on how many others there are. */
+typedef enum terse_status multiplier(const struct executor *e, const struct device_product *products, size_t n_products,
+                                     const struct operand *of, size_t n, bool add, struct terse_error *error);
+
+/* ---- Parts of a layer, of n rows */
+
+enum { QUERIES = 1, KEYS_AND_VALUES = 2 };
+
+/* q, k and v as they leave their matrices, or some of them, as caches take them. */
+static enum terse_status project(const struct executor *e, const struct device_layer *l, multiplier *by, const float *hidden,
+                                 size_t n, int wanted, struct terse_error *error) {
+    const struct terse_model *m = e->model;
+    const struct activations *a = &e->activations;
+    const struct operand normed = {norm_form(&l->attention_norm), hidden, NULL, m->width};
+    struct device_product products[PRODUCTS_MOST] = {{NULL, NULL}};
+    size_t n_products = 0;
+    if (wanted & QUERIES) products[n_products++] = (struct device_product){&l->q, a->q};
+    if (wanted & KEYS_AND_VALUES) products[n_products++] = (struct device_product){&l->k, a->k};
+    if (wanted & KEYS_AND_VALUES) products[n_products++] = (struct device_product){&l->v, a->v};
+    enum terse_status status = by(e, products, n_products, &normed, n, false, error);
+    cudaError_t result = cudaSuccess;
+    for (size_t i = 0; i < n_products && m->clamp > 0 && !status && result == cudaSuccess; i++)
+        result = rows_clamp(products[i].out, m->clamp, n * products[i].w->rows, device_stream());
+    if (!status && result == cudaSuccess && (wanted & QUERIES) && l->q_norm.gain)
+        result = rows_norm(l->q_norm, a->q, (uint32_t)(n * m->query_heads), m->head_dim, 0, device_stream());
+    if (!status && result == cudaSuccess && (wanted & KEYS_AND_VALUES) && l->k_norm.gain)
+        result = rows_norm(l->k_norm, a->k, (uint32_t)(n * m->kv_heads), m->head_dim, 0, device_stream());
+    return status ? status : device_check(result, "queries and keys", error);
+}
+
+/* From the heads' outputs on. */
+static enum terse_status finish_layer(const struct executor *e, const struct device_layer *l, multiplier *by, float *hidden,
+                                      size_t n, struct terse_error *error) {
+    const struct terse_model *m = e->model;
+    const struct activations *a = &e->activations;
+    const struct operand heads = {{.kind = ROW_PLAIN}, a->out, NULL, (uint32_t)query_width(m)};
+    const struct operand normed = {norm_form(&l->feed_forward_norm), hidden, NULL, m->width};
+    const struct operand inner = {
+        {.kind = ROW_ACTIVATION, .activation = m->architecture->activation}, a->inner, a->factor, m->feed_forward};
+    const struct device_product merge = {&l->o, hidden}, narrow = {&l->down, hidden};
+    struct device_product widen[2] = {{l->gate.data ? &l->gate : &l->up, a->inner}, {&l->up, a->factor}};
+    enum terse_status status = by(e, &merge, 1, &heads, n, true, error);
+    if (!status) status = by(e, widen, l->gate.data ? 2 : 1, &normed, n, false, error);
+    return status ? status : by(e, &narrow, 1, &inner, n, true, error);
+}
+
+static enum terse_status embed(const struct executor *e, const int32_t *tokens, const int32_t *positions, size_t n, float *hidden,
+                               struct terse_error *error) {
+    const struct device_model *w = &e->weights;
+    cudaError_t result = weights_gather(&w->embedding, tokens, (uint32_t)n, hidden, false, device_stream());
+    if (result == cudaSuccess && w->positions.data)
+        result = weights_gather(&w->positions, positions, (uint32_t)n, hidden, true, device_stream());
+    return device_check(result, "embedding tokens", error);
+}
+
+/* Logits of n rows, n <= logits.rows, to the host's memory. */
+static enum terse_status output(const struct executor *e, multiplier *by, const float *hidden, size_t n,
+                                struct terse_error *error) {
+    const struct terse_model *m = e->model;
+    const struct operand normed = {norm_form(&e->weights.output_norm), hidden, NULL, m->width};
+    const struct device_product product = {&e->weights.output, e->logits.device};
+    enum terse_status status = by(e, &product, 1, &normed, n, false, error);
+    size_t bytes = n * m->vocabulary * sizeof(float);
+    if (status) return status;
+    return device_check(cudaMemcpyAsync(e->logits.host, e->logits.device, bytes, cudaMemcpyDeviceToHost, device_stream()),
+                        "fetching logits", error);
+}
+
+/* The sequence's logits among rows [first, first + count) of those of its group whose logits are computed. */
+static void hand_over(const struct pass *p, const struct sequence *s, size_t first, size_t count) {
+    size_t vocabulary = p->executor->model->vocabulary, n = s->part.n - s->needed;
+    size_t begin = s->kept > first ? s->kept : first, end = s->kept + n < first + count ? s->kept + n : first + count;
+    if (begin >= end) return;
+    const float *own = p->executor->logits.host + (begin - first) * vocabulary;
+    if (s->part.rows) s->part.rows(s->part.user, s->needed + begin - s->kept, end - begin, own);
+    if (end == s->kept + n && s->part.last_logits)
+        memcpy(s->part.last_logits, own + (end - begin - 1) * vocabulary, vocabulary * sizeof *own);
+}
+
+/* ---- A group that decodes: one piece */
+
+static enum terse_status run_group(const struct pass *p, struct terse_error *error) {
+    const struct executor *e = p->executor;
+    const struct group *g = group_of(p);
+    const struct activations *a = &e->activations;
+    enum terse_status status = embed(e, e->input->tokens, e->input->positions, g->rows, a->hidden, error);
+    for (uint32_t i = 0; i < e->model->layers && !status; i++) {
+        const struct device_layer *l = &e->weights.layer[i];
+        status = project(e, l, multiply_each, a->hidden, g->rows, QUERIES | KEYS_AND_VALUES, error);
+        if (!status) status = batch_append(e->batch, i, a->q, a->k, a->v, error);
+        if (!status) status = batch_attend(e->batch, i, a->q, a->out, error);
+        if (!status) status = finish_layer(e, l, multiply_each, a->hidden, g->rows, error);
+    }
+    if (status || !g->kept) return status;
+    status =
+        device_check(rows_pick(a->hidden, e->input->kept, (uint32_t)g->kept, e->model->width, e->logits.hidden, device_stream()),
+                     "logits", error);
+    return status ? status : output(e, multiply_each, e->logits.hidden, g->kept, error);
+}
+
+/* What the group's kernels read, to the device. */
+static enum terse_status send_group(struct pass *p, struct terse_error *error) {
+    struct executor *e = p->executor;
+    const struct group *g = group_of(p);
+    size_t row = 0, kept = 0;
+    cudaError_t result = cudaEventSynchronize(e->sent);
+    for (size_t i = 0; i < g->n_sequences; i++) {
+        const struct sequence *s = &g->sequences[i];
+        p->cache[i] = s->part.cache;
+        for (size_t t = 0; t < s->part.n; t++, row++) {
+            e->staged->tokens[row] = s->part.tokens[t];
+            e->staged->positions[row] = (int32_t)(s->length + t);
+            if (t >= s->needed) e->staged->kept[kept++] = (uint32_t)row;
+        }
+    }
+    if (result == cudaSuccess)
+        result = cudaMemcpyAsync(e->input, e->staged, sizeof *e->input, cudaMemcpyHostToDevice, device_stream());
+    if (result == cudaSuccess) result = cudaEventRecord(e->sent, device_stream());
+    enum terse_status status = device_check(result, "sending a step", error);
+    return status ? status : batch_begin(e->batch, p->cache, g->n_sequences, error);
+}
+
+static void drop_graph(struct step_graph *graph) {
+    if (graph->launch) cudaGraphExecDestroy(graph->launch);
+    *graph = (struct step_graph){0};
+}
+
+void pass_drop_graphs(struct executor *e) {
+    for (int i = 0; i < GRAPHS; i++) drop_graph(&e->graph[i]);
+}
+
+/* The step's graph; one that came longest ago makes room for a new one, which has no launch yet. */
+static struct step_graph *find_graph(struct executor *e, uint64_t key, bool *known) {
+    struct step_graph *oldest = &e->graph[0];
+    *known = false;
+    for (struct step_graph *graph = e->graph; graph < e->graph + GRAPHS; graph++) {
+        if (graph->used && graph->key == key) *known = true;
+        if (graph->used && graph->key == key) return graph;
+        if (graph->used < oldest->used) oldest = graph;
+    }
+    drop_graph(oldest);
+    oldest->key = key;
+    return oldest;
+}
+
+static enum terse_status capture(const struct pass *p, struct step_graph *graph, struct terse_error *error) {
+    cudaGraph_t captured = NULL;
+    enum terse_status status =
+        device_check(cudaStreamBeginCapture(device_stream(), cudaStreamCaptureModeThreadLocal), "capturing a step", error);
+    if (status) return status;
+    status = run_group(p, error);
+    cudaError_t result =
+        cudaStreamEndCapture(device_stream(), &captured); /* also after a failure, or the stream could not be used again */
+    if (!status) status = device_check(result, "capturing a step", error);
+    if (!status) status = device_check(cudaGraphInstantiate(&graph->launch, captured, 0), "making a graph of a step", error);
+    if (captured) cudaGraphDestroy(captured);
+    if (status) graph->launch = NULL;
+    return status;
+}
+
+/* A step that comes for the first time is launched kernel by kernel, which loads them. */
+static enum terse_status launch_group(struct pass *p, struct terse_error *error) {
+    struct executor *e = p->executor;
+    const struct group *g = group_of(p);
+    bool known;
+    uint64_t key = (batch_key(e->batch) * 31 + g->rows) * 131 + g->kept;
+    struct step_graph *graph = find_graph(e, key, &known);
+    graph->used = ++e->steps;
+    enum terse_status status = known && !graph->launch ? capture(p, graph, error) : TERSE_OK;
+    if (status) return status;
+    return known ? device_check(cudaGraphLaunch(graph->launch, device_stream()), "launching a step", error) : run_group(p, error);
+}
+
+static void begin_group(struct pass *p) {
+    p->layer = 0;
+    p->stage = STAGE_KEYS;
+    p->row = 0;
+}
+
+/* Nothing is committed before all of the step is computed. */
+static enum terse_status end_group(struct pass *p, struct terse_error *error) {
+    bool last = p->at + 1 == p->n_groups;
+    enum terse_status status = last ? device_check(cudaStreamSynchronize(device_stream()), "a step", error) : TERSE_OK;
+    if (status) return status;
+    p->before += group_of(p)->rows;
+    p->at++;
+    begin_group(p);
+    for (size_t i = 0; i < p->n_sequences && last && !status; i++)
+        status = p->executor->kv->commit(p->sequence[i].part.cache, error);
+    return status;
+}
+
+static enum terse_status run_decoding(struct pass *p, struct terse_error *error) {
+    const struct group *g = group_of(p);
+    enum terse_status status = send_group(p, error);
+    if (!status) status = launch_group(p, error);
+    if (!status && g->kept) status = device_check(cudaStreamSynchronize(device_stream()), "a decoding step", error);
+    for (size_t i = 0; i < g->n_sequences && g->kept && !status; i++) hand_over(p, &g->sequences[i], 0, g->kept);
+    return status ? status : end_group(p, error);
+}
+
+/* ---- A group that does not: one part, a panel at a time */
+
+/* The first row that goes past the keys and values of the layer. */
+static size_t attended(const struct pass *p) { return last_layer(p) ? group_of(p)->sequences->needed : 0; }
+
+static size_t panel_rows(const struct pass *p) {
+    const struct group *g = group_of(p);
+    size_t most = pass_panel(p->executor->model, g->sequences->length, g->rows), left = g->rows - p->row;
+    return left < most ? left : most;
+}
+
+static float *hidden_at(const struct pass *p, size_t row) { return p->hidden + row * p->executor->model->width; }
+
+static enum terse_status send_part(const struct pass *p, struct terse_error *error) {
+    const struct sequence *s = group_of(p)->sequences;
+    cudaError_t result =
+        cudaMemcpyAsync(p->tokens, s->part.tokens, s->part.n * sizeof *p->tokens, cudaMemcpyHostToDevice, device_stream());
+    for (size_t t = 0; t < s->part.n && p->executor->weights.positions.data;
+         t += GROUP_ROWS) { /* such models have short contexts */
+        int32_t positions[GROUP_ROWS];
+        size_t count = s->part.n - t < GROUP_ROWS ? s->part.n - t : GROUP_ROWS;
+        for (size_t i = 0; i < count; i++) positions[i] = (int32_t)(s->length + t + i);
+        if (result == cudaSuccess)
+            result =
+                cudaMemcpyAsync(p->positions + t, positions, count * sizeof *positions, cudaMemcpyHostToDevice, device_stream());
+    }
+    if (result == cudaSuccess) result = cudaStreamSynchronize(device_stream()); /* what was copied may go */
+    return device_check(result, "sending a prompt", error);
+}
+
+static enum terse_status run_keys(struct pass *p, size_t count, struct terse_error *error) {
+    const struct executor *e = p->executor;
+    const struct activations *a = &e->activations;
+    struct cache *cache = group_of(p)->sequences->part.cache;
+    enum terse_status status = TERSE_OK;
+    if (p->layer == 0 && p->row == 0) status = send_part(p, error);
+    if (p->layer == 0 && !status) status = embed(e, p->tokens + p->row, p->positions + p->row, count, hidden_at(p, p->row), error);
+    if (!status) status = project(e, layer_of(p), multiply, hidden_at(p, p->row), count, KEYS_AND_VALUES, error);
+    if (!status) status = cache_append_rows(cache, p->layer, p->row, count, a->k, a->v, error);
+    return status;
+}
+
+static enum terse_status run_queries(struct pass *p, size_t count, struct terse_error *error) {
+    const struct executor *e = p->executor;
+    const struct activations *a = &e->activations;
+    struct cache *cache = group_of(p)->sequences->part.cache;
+    enum terse_status status = project(e, layer_of(p), multiply, hidden_at(p, p->row), count, QUERIES, error);
+    if (!status) status = cache_attend_rows(cache, p->layer, p->row, count, a->q, a->out, error);
+    return status ? status : finish_layer(e, layer_of(p), multiply, hidden_at(p, p->row), count, error);
+}
+
+/* The panel after one of so many rows; false: there are no more rows. */
+static bool next_panel(struct pass *p, size_t count) {
+    p->row += count;
+    return p->row < group_of(p)->rows;
+}
+
+static void begin_queries(struct pass *p) {
+    p->row = attended(p);
+    p->stage = p->row < group_of(p)->rows ? STAGE_QUERIES : STAGE_SEAL;
+}
+
+static void end_layer(struct pass *p) {
+    bool last = last_layer(p);
+    p->stage = last ? STAGE_OUTPUT : STAGE_KEYS;
+    p->row = last ? group_of(p)->sequences->needed : 0;
+    if (!last) p->layer++;
+}
+
+static enum terse_status run_output(struct pass *p, struct terse_error *error) {
+    const struct executor *e = p->executor;
+    const struct group *g = group_of(p);
+    size_t left = g->rows - p->row, count = left < e->logits.rows ? left : e->logits.rows;
+    if (!left) return end_group(p, error);
+    enum terse_status status = output(e, multiply, hidden_at(p, p->row), count, error);
+    if (!status) status = device_check(cudaStreamSynchronize(device_stream()), "a prompt", error);
+    if (status) return status;
+    hand_over(p, g->sequences, p->row - g->sequences->needed, count);
+    return next_panel(p, count) ? TERSE_OK : end_group(p, error);
+}
+
+/* A panel of a stage; takes what it multiplies off *left. */
+static enum terse_status run_panel(struct pass *p, double *left, struct terse_error *error) {
+    const struct group *g = group_of(p);
+    const struct terse_model *m = p->executor->model;
+    size_t count = panel_rows(p);
+    enum terse_status status;
+    switch (p->stage) {
+    case STAGE_KEYS:
+        *left -= (double)count * 2 * (double)kv_width(m) * m->width;
+        status = run_keys(p, count, error);
+        if (!next_panel(p, count)) begin_queries(p);
+        return status;
+    case STAGE_QUERIES:
+        *left -= (double)count * multiplications(m, g->sequences->length + p->row + count);
+        status = run_queries(p, count, error);
+        if (!next_panel(p, count)) p->stage = STAGE_SEAL;
+        return status;
+    case STAGE_SEAL:
+        *left -= (double)g->rows * (double)kv_width(m) * m->width; /* about as much as making what is sealed */
+        status = cache_end_layer_rows(g->sequences->part.cache, p->layer, error);
+        end_layer(p);
+        return status;
+    default: *left = 0; return run_output(p, error);
+    }
+}
+
+/* ---- Pieces */
+
+void pass_begin(struct pass *p) {
+    p->at = p->before = 0;
+    begin_group(p);
+}
+
+/* Waits until few enough pieces are queued for another. */
+static enum terse_status end_piece(struct executor *e, struct terse_error *error) {
+    cudaEvent_t oldest = e->piece[e->pieces++ % PIECES_AHEAD];
+    cudaError_t result = cudaEventRecord(oldest, device_stream());
+    if (result == cudaSuccess) result = cudaEventSynchronize(e->piece[e->pieces % PIECES_AHEAD]);
+    return device_check(result, "a prompt", error);
+}
+
+enum terse_status pass_advance(struct pass *p, struct terse_error *error) {
+    double left = PIECE_MULTIPLICATIONS;
+    enum terse_status status = TERSE_OK;
+    if (done(p)) return TERSE_OK;
+    if (group_of(p)->decodes) return run_decoding(p, error);
+    for (size_t at = p->at; p->at == at && left > 0 && !status;) status = run_panel(p, &left, error);
+    return status ? status : end_piece(p->executor, error);
+}
+
+struct step_progress pass_progress(const struct pass *p) {
+    uint64_t layers = p->executor->model->layers, total = layers * p->n;
+    if (done(p)) return (struct step_progress){total, total};
+    uint64_t rows = p->stage >= STAGE_SEAL ? group_of(p)->rows : p->stage == STAGE_QUERIES ? p->row : 0;
+    uint64_t at = p->before * layers + p->layer * group_of(p)->rows + rows;
+    return (struct step_progress){at < total ? at : total - 1, total};
+}

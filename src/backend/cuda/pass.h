@@ -1,0 +1,111 @@
+/* A step on its way through the model: the data. executor.c begins and ends passes, forward.c advances them.
+ *
+ * Parts whose caches decode (kv/cache.h) go through the model together, each row by itself, in one piece, as a graph where such a step came
+ * before; every other part goes alone, in panels of rows, layer by layer. All is queued on device_stream(), so that activations are the
+ * executor's: they hold nothing from piece to piece. */
+#ifndef TERSE_BACKEND_CUDA_PASS_H
+#define TERSE_BACKEND_CUDA_PASS_H
+
+#include "backend/backend.h"
+#include "backend/cuda/gemm.h"
+#include "backend/cuda/kv/cache.h"
+#include "backend/cuda/model.h"
+
+#define GROUP_ROWS 64   /* of decoding parts that go together */
+#define PANEL_MOST 2048 /* rows of a panel */
+#define GEMM_ROWS 65    /* as many rows of a panel from which on weights are turned to halves for a product */
+#define GRAPHS 16       /* that are kept */
+#define PIECES_AHEAD 2  /* pieces of work that may be queued */
+
+/* Device memory for rows of a panel or a group. */
+struct activations {
+    size_t rows;
+    float *hidden;         /* [rows][width], of a group */
+    float *q, *k, *v;      /* [rows][Hq][hd], [rows][Hk][hd] */
+    float *out;            /* [rows][Hq][hd] */
+    float *inner, *factor; /* [rows][feed_forward]; factor: without a gate NULL */
+    float *product;        /* [rows][width], before it is added to hidden */
+    void *halves;          /* [rows][the widest input] */
+    float *sizes;          /* [rows] */
+};
+
+/* Rows whose logits are computed together. */
+struct logits {
+    size_t rows;
+    float *device, *host; /* [rows][vocabulary]; host: page-locked */
+    float *hidden;        /* [rows][width] */
+};
+
+/* What a group's kernels read of it. */
+struct group_input {
+    int32_t tokens[GROUP_ROWS], positions[GROUP_ROWS];
+    uint32_t kept[GROUP_ROWS]; /* rows whose logits are wanted */
+};
+
+/* A decoding step's kernels, for steps that launch the same. */
+struct step_graph {
+    uint64_t key;           /* of batch_key and the numbers of rows */
+    cudaGraphExec_t launch; /* NULL: such a step came once, and is captured when it comes again */
+    uint64_t used;          /* when: executor.steps */
+};
+
+struct executor {
+    const struct terse_model *model;
+    const struct kv_ops *kv;
+    struct device_model weights;
+    struct gemm *gemm;
+    struct cache_batch *batch;
+    struct device_vectors each; /* EACH_ROWS rows */
+    struct activations activations;
+    struct logits logits;
+    struct group_input *input, *staged; /* on the device, and the host's copy */
+    cudaEvent_t sent;                   /* `staged` may be written again */
+    cudaEvent_t piece[PIECES_AHEAD];    /* the ends of pieces */
+    uint64_t pieces, steps;
+    struct step_graph graph[GRAPHS];
+};
+
+/* A part of the step. */
+struct sequence {
+    struct step_part part;
+    size_t first;    /* row of its group */
+    size_t needed;   /* its tokens from here on have logits computed */
+    size_t kept;     /* their first row among those of its group whose logits are computed */
+    uint64_t length; /* of the cache before the step */
+};
+
+/* Groups go through the model one after another. */
+struct group {
+    struct sequence *sequences;
+    size_t n_sequences;
+    size_t rows, kept;
+    bool decodes;
+};
+
+/* How a group that does not decode passes through a layer. */
+enum stage {
+    STAGE_KEYS,    /* keys and values of a panel go to the cache */
+    STAGE_QUERIES, /* a panel passes through the rest of the layer */
+    STAGE_SEAL,    /* the cache seals the layer */
+    STAGE_OUTPUT   /* after the last layer: logits */
+};
+
+struct pass {
+    struct executor *executor;
+    struct sequence *sequence; /* [n_sequences] */
+    struct group *group;       /* [n_groups] */
+    struct cache **cache;      /* [n_sequences] of a group */
+    size_t n_sequences, n_groups, n;
+    /* Of the group that does not decode with the most rows: device memory, NULL where all decode. */
+    size_t capacity;
+    float *hidden;               /* [capacity][width] */
+    int32_t *tokens, *positions; /* [capacity] */
+
+    /* What comes next. */
+    size_t at, before; /* a group, and rows of those before it */
+    uint32_t layer;
+    enum stage stage;
+    size_t row; /* the panel's first */
+};
+
+#endif

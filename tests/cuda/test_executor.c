@@ -1,0 +1,286 @@
+/* Models on the GPU: logits near the CPU's for every architecture and way to cut a text into steps, the same greedy tokens, and of a step of
+ * several sessions each what it gets alone, bit for bit. */
+#include "backend/cuda/device.h"
+#include "backend/cuda/executor.h"
+#include "backend/cuda/kv/cache.h"
+#include "base/memory.h"
+#include "engine/engine.h"
+#include "support/random_model.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+/* Of the largest logit of a row. Products of a prompt take both operands as halves, attention queries, keys and values: 2^-11 each, over the
+ * layers of a model. */
+#define BOUND 1e-2
+
+#define TOKENS_MOST 700
+#define GREEDY 40
+#ifdef TERSE_EMULATED_CUDA
+#define LOGITS 75 /* tokens; enough of them for a product of many rows, and single ones */
+#else
+#define LOGITS 150
+#endif
+
+static const struct backend backend = {"cuda", &cuda_executor_ops, &cuda_kv_ops};
+static int32_t tokens[TOKENS_MOST];
+
+static struct terse_engine *new_engine(const struct backend *on, const struct terse_model *model) {
+    struct terse_engine_options options = terse_engine_options_defaults();
+    struct terse_engine *engine;
+    struct terse_error error;
+    options.threads = 2;
+    if (engine_new(on, model, &options, &engine, &error)) fail_msg("%s", error.message);
+    return engine;
+}
+
+static struct terse_session *new_session(struct terse_engine *engine, const char *method) {
+    struct terse_session_options options = terse_session_options_defaults();
+    struct terse_session *session;
+    struct terse_error error;
+    options.cache.method = method;
+    if (terse_session_new(engine, &options, &session, &error)) fail_msg("%s", error.message);
+    return session;
+}
+
+static struct terse_model *load_model(void) {
+    struct terse_model *model;
+    struct terse_error error;
+    if (terse_model_load(PROJECT_DIR "/models/lab-27m-q8_0.gguf", &model, &error)) fail_msg("%s", error.message);
+    return model;
+}
+
+/* ---- Logits */
+
+struct rows {
+    float *logits; /* [n][vocabulary] */
+    size_t vocabulary, shift, n;
+};
+
+static void keep_row(void *user, size_t i, const float *logits) {
+    struct rows *rows = user;
+    assert_int_equal(rows->shift + i, rows->n);
+    memcpy(rows->logits + rows->n++ * rows->vocabulary, logits, rows->vocabulary * sizeof *logits);
+}
+
+/* How a text is read: a prompt of `first` tokens, then steps of `rest`, as further prompts or as decoding. */
+struct way {
+    const char *name;
+    size_t first, rest;
+    bool decode;
+};
+
+/* All logits of a text. */
+static void read_text(struct terse_engine *engine, const struct way *way, size_t n, struct rows *rows) {
+    struct terse_session *session = new_session(engine, "f16");
+    struct terse_logits_sink sink = {keep_row, rows, 0};
+    struct terse_error error;
+    rows->n = 0;
+    for (size_t i = 0, count; i < n; i += count) {
+        count = i == 0 ? way->first : way->rest;
+        if (count > n - i) count = n - i;
+        rows->shift = i;
+        enum terse_status status = i && way->decode ? terse_session_decode(session, tokens + i, count, &sink, &error)
+                                                    : terse_session_prefill(session, tokens + i, count, &sink, &error);
+        if (status) fail_msg("%s, token %zu: %s", way->name, i, error.message);
+    }
+    terse_session_free(session);
+}
+
+static void compare(const char *name, const char *way, const struct rows *got, const struct rows *want) {
+    double worst = 0;
+    assert_int_equal(got->n, want->n);
+    for (size_t row = 0; row < got->n; row++) {
+        double apart = 0, size = 0;
+        for (size_t i = row * got->vocabulary; i < (row + 1) * got->vocabulary; i++) {
+            assert_true(isfinite(got->logits[i]));
+            apart = fmax(apart, fabs((double)got->logits[i] - (double)want->logits[i]));
+            size = fmax(size, fabs((double)want->logits[i]));
+        }
+        if (!(apart <= BOUND * size))
+            fail_msg("%s, %s: logits of token %zu are %g of the largest apart", name, way, row, apart / size);
+        worst = fmax(worst, apart / size);
+    }
+    print_message("%s, %s: %.1e\n", name, way, worst);
+}
+
+static void check_logits(const char *name, struct terse_model *model, size_t n) {
+    static const struct way ways[] = {
+        {"one prompt", SIZE_MAX, 1, false},       {"a prompt and single tokens", 70, 1, true}, {"prompts of 37", 37, 37, false},
+        {"a prompt and steps of 3", 70, 3, true}, {"a prompt and steps of 23", 64, 23, true},
+    };
+    struct terse_engine *engines[2] = {new_engine(&backend_cpu, model), new_engine(&backend, model)};
+    struct terse_model_info info;
+    struct rows rows[2];
+    terse_model_describe(model, &info);
+    for (int i = 0; i < 2; i++) {
+        rows[i] = (struct rows){.vocabulary = info.vocabulary};
+        assert_non_null(rows[i].logits = malloc(n * info.vocabulary * sizeof(float)));
+    }
+    for (size_t i = 0; i < n; i++) tokens[i] = (int32_t)((7 + i * 37) % info.vocabulary);
+    for (size_t i = 0; i < sizeof ways / sizeof ways[0]; i++) {
+        for (int k = 0; k < 2; k++) read_text(engines[k], &ways[i], n, &rows[k]);
+        compare(name, ways[i].name, &rows[1], &rows[0]);
+    }
+    for (int i = 0; i < 2; i++) {
+        terse_engine_free(engines[i]);
+        free(rows[i].logits);
+    }
+}
+
+static void logits_are_near_the_cpus(void **state) {
+    const struct random_model_spec *spec = *state;
+    void *file;
+    struct terse_model *model = random_model_new(spec, &file);
+    check_logits(spec->architecture, model, LOGITS);
+    terse_model_free(model);
+    memory_free(file);
+}
+
+static void logits_of_the_default_model_are_near_the_cpus(void **state) {
+    (void)state;
+    struct terse_model *model = load_model();
+    check_logits("lab-27m", model, 150);
+    terse_model_free(model);
+}
+
+/* ---- Tokens */
+
+static int32_t likeliest(const struct terse_session *session, uint32_t vocabulary) {
+    const float *logits = terse_session_logits(session);
+    uint32_t best = 0;
+    for (uint32_t i = 1; i < vocabulary; i++)
+        if (logits[i] > logits[best]) best = i;
+    return (int32_t)best;
+}
+
+static void greedy(struct terse_engine *engine, const char *text, uint32_t vocabulary, int32_t out[GREEDY]) {
+    struct terse_session *session = new_session(engine, "f16");
+    struct terse_error error;
+    size_t n;
+    assert_non_null(session);
+    if (terse_tokenize(terse_engine_model(engine), text, strlen(text), 0, tokens, TOKENS_MOST, &n, &error))
+        fail_msg("%s", error.message);
+    assert_in_range(n, 1, TOKENS_MOST);
+    if (terse_session_prefill(session, tokens, n, NULL, &error)) fail_msg("%s", error.message);
+    for (int i = 0; i < GREEDY; i++) {
+        out[i] = likeliest(session, vocabulary);
+        if (terse_session_decode(session, &out[i], 1, NULL, &error)) fail_msg("%s", error.message);
+    }
+    terse_session_free(session);
+}
+
+static void greedy_tokens_are_the_cpus(void **state) {
+    (void)state;
+    static const char text[] = "The river rises in the hills to the north of the town, and it was first crossed by a bridge in";
+    struct terse_model *model = load_model();
+    struct terse_engine *engines[2] = {new_engine(&backend_cpu, model), new_engine(&backend, model)};
+    struct terse_model_info info;
+    int32_t out[2][GREEDY];
+    terse_model_describe(model, &info);
+    for (int i = 0; i < 2; i++) greedy(engines[i], text, info.vocabulary, out[i]);
+    assert_memory_equal(out[0], out[1], sizeof out[0]);
+    for (int i = 0; i < 2; i++) terse_engine_free(engines[i]);
+    terse_model_free(model);
+}
+
+/* ---- Several sessions */
+
+#ifdef TERSE_EMULATED_CUDA
+enum { SESSIONS = 4, STEPS = 3 };
+#else
+enum { SESSIONS = 20, STEPS = 20 };
+#endif
+
+static size_t prompt_of(size_t i) { return 20 + i * 67 % 300; }
+static size_t count_at(size_t step, size_t i) { return (step + i) % 5 == 2 ? 3 : 1; }
+
+static void a_step_gives_each_what_it_gets_alone(void **state) {
+    (void)state;
+    static const char *const methods[] = {"f16", "q8_0", "q4_0"};
+    void *file;
+    struct terse_model *model = random_model_new(&random_models[0], &file);
+    struct terse_engine *engine = new_engine(&backend, model);
+    struct terse_session *together[SESSIONS], *alone[SESSIONS];
+    struct terse_model_info info;
+    struct terse_error error;
+    terse_model_describe(model, &info);
+    for (int i = 0; i < TOKENS_MOST; i++) tokens[i] = (i * 37) % (int)info.vocabulary;
+    for (size_t i = 0; i < SESSIONS; i++) {
+        struct terse_session **both[] = {&together[i], &alone[i]};
+        for (int side = 0; side < 2; side++) {
+            assert_non_null(*both[side] = new_session(engine, methods[i % 3]));
+            if (terse_session_prefill(*both[side], tokens, prompt_of(i), NULL, &error)) fail_msg("%s", error.message);
+        }
+    }
+    for (size_t step = 0; step < STEPS; step++) {
+        struct terse_step_item items[SESSIONS];
+        for (size_t i = 0; i < SESSIONS; i++)
+            items[i] = (struct terse_step_item){together[i], tokens + step * 7 + i, count_at(step, i), NULL, TERSE_OK};
+        if (terse_engine_step(engine, items, SESSIONS, &error)) fail_msg("%s", error.message);
+        for (size_t i = 0; i < SESSIONS; i++) {
+            if (terse_session_decode(alone[i], tokens + step * 7 + i, count_at(step, i), NULL, &error))
+                fail_msg("%s", error.message);
+            if (memcmp(terse_session_logits(together[i]), terse_session_logits(alone[i]), info.vocabulary * sizeof(float)) != 0)
+                fail_msg("step %zu: logits of session %zu are not those of it alone", step, i);
+        }
+    }
+    for (size_t i = 0; i < SESSIONS; i++) {
+        terse_session_free(together[i]);
+        terse_session_free(alone[i]);
+    }
+    terse_engine_free(engine);
+    terse_model_free(model);
+    memory_free(file);
+}
+
+/* ---- What goes wrong */
+
+static void a_model_that_does_not_fit_is_refused(void **state) {
+    (void)state;
+    struct terse_model *model = load_model();
+    struct terse_engine *engine;
+    struct terse_error error;
+    size_t left = 0, total = 0;
+    assert_int_equal(cudaMemGetInfo(&left, &total), cudaSuccess);
+    void *most = device_alloc(NULL, left - ((size_t)256 << 20), "most of it", &error);
+    assert_non_null(most);
+    assert_int_equal(engine_new(&backend, model, NULL, &engine, &error), TERSE_E_MEMORY);
+    assert_null(engine);
+    assert_non_null(strstr(error.message, "--device cpu"));
+    device_free(NULL, most, left - ((size_t)256 << 20));
+    engine = new_engine(&backend, model);
+    terse_engine_free(engine);
+    terse_model_free(model);
+}
+
+#define TESTS_MOST 16
+
+int main(void) {
+    struct terse_error error;
+    if (device_available(&error)) {
+        fprintf(stderr, "skipped: %s\n", error.message);
+        return 77;
+    }
+    setenv("TERSE_CPU", "scalar", 1); /* the others take vectors of some products to 8 bits only */
+    struct CMUnitTest tests[TESTS_MOST] = {
+        cmocka_unit_test(a_step_gives_each_what_it_gets_alone), cmocka_unit_test(greedy_tokens_are_the_cpus),
+        cmocka_unit_test(a_model_that_does_not_fit_is_refused), cmocka_unit_test(logits_of_the_default_model_are_near_the_cpus)};
+#ifdef TERSE_EMULATED_CUDA
+    size_t n = 1; /* the others take an hour there */
+#else
+    size_t n = 4;
+#endif
+    for (size_t i = 0; i < n_random_models && n < TESTS_MOST; i++)
+        tests[n++] = (struct CMUnitTest){random_models[i].architecture, logits_are_near_the_cpus, NULL, NULL,
+                                         (void *)(uintptr_t)&random_models[i]};
+    return _cmocka_run_group_tests("models on the GPU", tests, n, NULL, NULL);
+}

@@ -1,0 +1,193 @@
+/* Writing models. */
+#include "support/random_model.h"
+
+#include "base/half.h"
+#include "base/memory.h"
+#include "gguf/gguf_writer.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { LAYERS = 2, WIDTH = 256, HEADS = 4, HEAD_DIM = 64, INNER = 512, VOCABULARY = 300, CONTEXT = 512, TENSORS_MOST = 64 };
+
+const struct random_model_spec random_models[] = {
+    {"llama", {TENSOR_Q4_K, TENSOR_Q6_K, TENSOR_Q8_0}, 2, .untied = false},
+    {"qwen2", {TENSOR_Q4_0, TENSOR_Q5_0, TENSOR_F16}, 2, .qkv_bias = true, .untied = true},
+    {"qwen3", {TENSOR_Q5_K, TENSOR_Q4_1, TENSOR_BF16}, 1, .qk_norm = true, .untied = true},
+    {"gpt2", {TENSOR_Q8_0, TENSOR_F16, TENSOR_F32}, 4, .qkv_bias = true, .bias = true, .positions = true},
+    {"mpt", {TENSOR_F32, TENSOR_Q5_1, TENSOR_Q4_0}, 4, .clamp = 1.5f, .alibi = 8},
+};
+const size_t n_random_models = sizeof random_models / sizeof random_models[0];
+
+struct making {
+    const struct random_model_spec *spec;
+    struct gguf_writer writer;
+    void *data[TENSORS_MOST];
+    size_t tensors, matrices;
+    uint32_t random;
+};
+
+static uint32_t next_random(struct making *m) { return m->random = m->random * 1664525u + 1013904223u; }
+/* In (-1, 1). */
+static float uniform(struct making *m) { return (float)(next_random(m) >> 8) / (1 << 23) - 1; }
+
+static void *new_data(struct making *m, size_t bytes) {
+    void *data = memory_array(bytes, 1);
+    assert_non_null(data);
+    assert_true(m->tensors < TENSORS_MOST);
+    return m->data[m->tensors++] = data;
+}
+
+static void put_half(uint8_t *at, float x) {
+    uint16_t half = half_from_float(x);
+    memcpy(at, &half, sizeof half);
+}
+
+/* A block of weights of a size of about 0.06, as many as there are columns of that making rows of about 1. */
+static void fill_block(struct making *m, enum tensor_type type, uint8_t *block) {
+    float near = 1 + uniform(m) / 4, single = uniform(m) / 10;
+    uint32_t bits;
+    for (uint32_t i = 0; i < tensor_type_info(type)->bytes; i++) block[i] = (uint8_t)(next_random(m) >> 24);
+    memcpy(&bits, &single, sizeof bits);
+    switch (type) {
+    case TENSOR_F32: memcpy(block, &single, sizeof single); break;
+    case TENSOR_F16: put_half(block, single); break;
+    case TENSOR_BF16: memcpy(block, (uint8_t *)&bits + 2, 2); break;
+    case TENSOR_Q8_0: put_half(block, 8e-4f * near); break;
+    case TENSOR_Q4_0: put_half(block, 0.0136f * near); break;
+    case TENSOR_Q5_0: put_half(block, 0.0068f * near); break;
+    case TENSOR_Q4_1:
+        put_half(block, 0.0136f * near);
+        put_half(block + 2, -0.1f * near);
+        break;
+    case TENSOR_Q5_1:
+        put_half(block, 0.0068f * near);
+        put_half(block + 2, -0.1f * near);
+        break;
+    case TENSOR_Q4_K:
+        put_half(block, 4e-4f * near);
+        put_half(block + 2, 3e-3f * near);
+        break;
+    case TENSOR_Q5_K:
+        put_half(block, 2e-4f * near);
+        put_half(block + 2, 3e-3f * near);
+        break;
+    default: put_half(block + 208, 4.5e-5f * near); break; /* Q6_K */
+    }
+}
+
+static void add_matrix(struct making *m, const char *name, uint32_t columns, uint32_t rows) {
+    enum tensor_type type = m->spec->types[m->matrices++ % RANDOM_MODEL_TYPES];
+    const struct tensor_type_info *info = tensor_type_info(type);
+    size_t blocks = (size_t)columns * rows / info->block;
+    uint8_t *data = new_data(m, blocks * info->bytes);
+    for (size_t i = 0; i < blocks; i++) fill_block(m, type, data + i * info->bytes);
+    gguf_writer_tensor(&m->writer, name, type, 2, (const uint64_t[]){columns, rows}, data);
+}
+
+static void add_vector(struct making *m, const char *name, uint32_t n, float about) {
+    float *data = new_data(m, n * sizeof *data);
+    for (uint32_t i = 0; i < n; i++) data[i] = about + uniform(m) / 4;
+    gguf_writer_tensor(&m->writer, name, TENSOR_F32, 1, (const uint64_t[]){n}, data);
+}
+
+static const char *name_of(char name[64], int layer, const char *what, const char *kind) {
+    if (layer < 0)
+        snprintf(name, 64, "%s.%s", what, kind);
+    else
+        snprintf(name, 64, "blk.%d.%s.%s", layer, what, kind);
+    return name;
+}
+
+static void add_linear(struct making *m, int layer, const char *what, uint32_t columns, uint32_t rows, bool bias) {
+    char name[64];
+    add_matrix(m, name_of(name, layer, what, "weight"), columns, rows);
+    if (bias) add_vector(m, name_of(name, layer, what, "bias"), rows, 0);
+}
+
+static void add_norm(struct making *m, int layer, const char *what, uint32_t n, bool bias) {
+    char name[64];
+    add_vector(m, name_of(name, layer, what, "weight"), n, 1);
+    if (bias) add_vector(m, name_of(name, layer, what, "bias"), n, 0);
+}
+
+static void add_layer(struct making *m, int layer) {
+    const struct random_model_spec *s = m->spec;
+    bool layer_norm = !strcmp(s->architecture, "gpt2") || !strcmp(s->architecture, "mpt");
+    uint32_t kv_width = s->kv_heads * HEAD_DIM;
+    add_norm(m, layer, "attn_norm", WIDTH, s->bias);
+    add_norm(m, layer, "ffn_norm", WIDTH, s->bias);
+    if (s->qk_norm) add_norm(m, layer, "attn_q_norm", HEAD_DIM, false);
+    if (s->qk_norm) add_norm(m, layer, "attn_k_norm", HEAD_DIM, false);
+    if (layer_norm) {
+        add_linear(m, layer, "attn_qkv", WIDTH, HEADS * HEAD_DIM + 2 * kv_width, s->qkv_bias);
+    } else {
+        add_linear(m, layer, "attn_q", WIDTH, HEADS * HEAD_DIM, s->qkv_bias);
+        add_linear(m, layer, "attn_k", WIDTH, kv_width, s->qkv_bias);
+        add_linear(m, layer, "attn_v", WIDTH, kv_width, s->qkv_bias);
+        add_linear(m, layer, "ffn_gate", WIDTH, INNER, s->bias);
+    }
+    add_linear(m, layer, "attn_output", HEADS * HEAD_DIM, WIDTH, s->bias);
+    add_linear(m, layer, "ffn_up", WIDTH, INNER, s->bias);
+    add_linear(m, layer, "ffn_down", INNER, WIDTH, s->bias);
+}
+
+static void add_keys(struct making *m) {
+    const struct random_model_spec *s = m->spec;
+    const struct {
+        const char *name;
+        uint32_t value;
+    } numbers[] = {{"block_count", LAYERS},
+                   {"embedding_length", WIDTH},
+                   {"feed_forward_length", INNER},
+                   {"attention.head_count", HEADS},
+                   {"context_length", CONTEXT},
+                   {"attention.head_count_kv", s->kv_heads},
+                   {"attention.key_length", HEAD_DIM},
+                   {"attention.value_length", HEAD_DIM}};
+    const struct {
+        const char *name;
+        float value;
+    } reals[] = {{"attention.layer_norm_rms_epsilon", 1e-5f},
+                 {"attention.layer_norm_epsilon", 1e-5f},
+                 {"attention.clamp_kqv", s->clamp},
+                 {"attention.max_alibi_bias", s->alibi}};
+    char key[96];
+    gguf_writer_string(&m->writer, "general.architecture", s->architecture);
+    gguf_writer_string(&m->writer, "general.name", s->architecture);
+    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
+        snprintf(key, sizeof key, "%s.%s", s->architecture, numbers[i].name);
+        gguf_writer_u32(&m->writer, key, numbers[i].value);
+    }
+    for (size_t i = 0; i < sizeof reals / sizeof reals[0]; i++) {
+        snprintf(key, sizeof key, "%s.%s", s->architecture, reals[i].name);
+        gguf_writer_f32(&m->writer, key, reals[i].value);
+    }
+}
+
+struct terse_model *random_model_new(const struct random_model_spec *spec, void **file) {
+    struct making m = {.spec = spec, .random = 1};
+    struct terse_model *model;
+    struct terse_error error;
+    size_t size;
+    add_keys(&m);
+    add_matrix(&m, "token_embd.weight", WIDTH, VOCABULARY);
+    if (spec->untied) add_matrix(&m, "output.weight", WIDTH, VOCABULARY);
+    if (spec->positions) add_matrix(&m, "position_embd.weight", WIDTH, CONTEXT);
+    add_norm(&m, -1, "output_norm", WIDTH, spec->bias);
+    for (int i = 0; i < LAYERS; i++) add_layer(&m, i);
+    *file = gguf_writer_build(&m.writer, &size);
+    gguf_writer_free(&m.writer);
+    for (size_t i = 0; i < m.tensors; i++) memory_free(m.data[i]);
+    assert_non_null(*file);
+    if (terse_model_load_memory(*file, size, spec->architecture, &model, &error))
+        fail_msg("%s: %s", spec->architecture, error.message);
+    return model;
+}

@@ -1,0 +1,24 @@
+/* Small models of random weights, of heads as long as those of models that are used: a row for each architecture, with weights of several types in
+ * each layer. */
+#ifndef TESTS_SUPPORT_RANDOM_MODEL_H
+#define TESTS_SUPPORT_RANDOM_MODEL_H
+
+#include "gguf/gguf.h"
+#include "terse.h"
+
+#define RANDOM_MODEL_TYPES 3
+
+struct random_model_spec {
+    const char *architecture;
+    enum tensor_type types[RANDOM_MODEL_TYPES]; /* of matrices, by turns */
+    uint32_t kv_heads;                          /* of 4 query heads of 64 */
+    bool qkv_bias, qk_norm, bias, positions, untied;
+    float clamp, alibi;
+};
+extern const struct random_model_spec random_models[];
+extern const size_t n_random_models;
+
+/* Fails the test where there is no memory. *file is what the model reads: memory_free after terse_model_free. */
+struct terse_model *random_model_new(const struct random_model_spec *spec, void **file);
+
+#endif
