@@ -15,6 +15,14 @@ PTX_INLINE float exp2_fast(float x) {
     return y;
 }
 
+/* Bytes of the two words, low then high, that the selector's four lowest digits of four bits number: 0 to 7, or 8 more for eight times a byte's
+ * highest bit. (__byte_perm takes three bits.) */
+PTX_INLINE uint32_t permute(uint32_t low, uint32_t high, uint32_t selector) {
+    uint32_t r;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(r) : "r"(low), "r"(high), "r"(selector));
+    return r;
+}
+
 /* ---- Products of a warp */
 
 /* d[16][8] += a[16][16] b[16][8]. g = lane / 4, t = lane % 4; a: {row g, columns 2t 2t+1}, {row g+8}, {row g, columns 2t+8 2t+9}, {row g+8}; b: {rows
@@ -68,6 +76,12 @@ PTX_INLINE uint32_t load_shared(uint32_t address) {
 PTX_INLINE uint2 load_shared_pair(uint32_t address) {
     uint2 r;
     asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(r.x), "=r"(r.y) : "r"(address) : "memory");
+    return r;
+}
+
+PTX_INLINE uint4 load_shared_quad(uint32_t address) {
+    uint4 r;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w) : "r"(address) : "memory");
     return r;
 }
 

@@ -6,6 +6,8 @@
 
 inline float exp2_fast(float x) { return exp2f(x); }
 
+inline uint32_t permute(uint32_t low, uint32_t high, uint32_t selector) { return __byte_perm(low, high, selector); }
+
 /* ---- Products of a warp */
 
 inline float emulated_half(uint32_t pair, int high) {
@@ -86,6 +88,9 @@ inline uint32_t load_shared(uint32_t address) {
     return r;
 }
 inline uint2 load_shared_pair(uint32_t address) { return make_uint2(load_shared(address), load_shared(address + 4)); }
+inline uint4 load_shared_quad(uint32_t address) {
+    return make_uint4(load_shared(address), load_shared(address + 4), load_shared(address + 8), load_shared(address + 12));
+}
 
 /* ---- Copies: made when they are waited for, so that who does not wait finds what was there before */
 
