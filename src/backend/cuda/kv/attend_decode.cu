@@ -2,6 +2,7 @@
 #include "backend/cuda/kv/attend_decode.h"
 
 #include "backend/cuda/kv/attend_scaled.h"
+#include "backend/cuda/kv/attend_transform.h"
 
 constexpr uint32_t WARPS = 8;    /* of a CTA: each takes pages of its own */
 constexpr uint32_t RESIDENT = 2; /* CTAs that a multiprocessor holds */
@@ -26,7 +27,18 @@ bool attend_decode_supports(const struct head_view *heads, const enum codec_id c
     if (group < 1 || group > 16 || heads->query_heads % heads->kv_heads) return false;
     if (hd == 96 && codec[CODEC_VALUES] == CODEC_KIVI_2)
         return false; /* 24 bytes of codes: groups of 32 channels end within 16 bytes */
+    if (codec[CODEC_KEYS] == CODEC_TRANSFORM && codec[CODEC_VALUES] == CODEC_TRANSFORM) return true;
     return is_scaled(codec[CODEC_KEYS]) && is_scaled(codec[CODEC_VALUES]);
+}
+
+static cudaError_t attend_transform(const struct attend_decode *attend, cudaStream_t stream) {
+    switch (attend->heads.head_dim) {
+    case 64: return attend_transform_64(attend, stream);
+    case 96: return attend_transform_96(attend, stream);
+    case 128: return attend_transform_128(attend, stream);
+    case 256: return attend_transform_256(attend, stream);
+    default: return cudaErrorInvalidValue;
+    }
 }
 
 cudaError_t attend_decode_launch(const struct attend_decode *attend, cudaStream_t stream) {
@@ -39,6 +51,7 @@ cudaError_t attend_decode_launch(const struct attend_decode *attend, cudaStream_
     case CODEC_Q4_0: return attend_scaled_q4_0(attend, stream);
     case CODEC_KIVI_4: return attend_scaled_kivi_4(attend, stream);
     case CODEC_KIVI_2: return attend_scaled_kivi_2(attend, stream);
+    case CODEC_TRANSFORM: return attend_transform(attend, stream);
     default: return cudaErrorInvalidValue;
     }
 }

@@ -1,0 +1,17 @@
+/* Kernels of attend_decode.h where keys and values both are of codec transform; attend_decode calls them. By head_dim. */
+#ifndef TERSE_BACKEND_CUDA_KV_ATTEND_TRANSFORM_H
+#define TERSE_BACKEND_CUDA_KV_ATTEND_TRANSFORM_H
+
+#include "backend/cuda/kv/attend_decode.h"
+
+/* transform_levels, as kernels get them. */
+struct transform_levels_view {
+    uint32_t words[TRANSFORM_TABLES * 4];
+};
+
+cudaError_t attend_transform_64(const struct attend_decode *attend, cudaStream_t stream);
+cudaError_t attend_transform_96(const struct attend_decode *attend, cudaStream_t stream);
+cudaError_t attend_transform_128(const struct attend_decode *attend, cudaStream_t stream);
+cudaError_t attend_transform_256(const struct attend_decode *attend, cudaStream_t stream);
+
+#endif
