@@ -1,0 +1,206 @@
+/* bench_attend_transform_cuda [RATE...]: as bench_attend_cuda, of codec transform: the time of a decoding step's attention over one layer of 32 query
+ * and 8 KV heads of 128, one query token a sequence, launches replayed as a graph over copies of the cache that together are larger than the L2;
+ * medians. Prints lines "terse-RATE SEQUENCESxTOKENS MICROSECONDS TB/s (PARTS parts)", which f16_attention.py sets beside PyTorch's. A sequence's
+ * tokens all lie in pages but the last 64, its window. Pages are random bytes: all codes are. Sizes of components fall by 3 % each. */
+#include "backend/cuda/device.h"
+#include "backend/cuda/kv/attend_decode.h"
+#include "base/random.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define QUERY_HEADS 32
+#define HEADS 8
+#define HD 128
+#define WINDOW 64
+#define SETS 64       /* page sets of a chunk */
+#define RUNS 512      /* at most */
+#define FALL 0.97     /* of components' sizes */
+#define ROTATED 300e6 /* bytes of all copies together, at least */
+#define LAUNCHES 24   /* of a graph, at least */
+#define REPLAYS 11
+
+static const struct shape {
+    uint32_t sequences, tokens;
+} shapes[] = {{1, 1024}, {1, 8192}, {1, 32768}, {1, 131072}, {8, 8192}, {8, 32768}, {8, 131072}};
+
+static void check(cudaError_t result, const char *doing) {
+    if (result == cudaSuccess) return;
+    fprintf(stderr, "bench_attend_transform_cuda: %s: %s\n", doing, cudaGetErrorString(result));
+    exit(1);
+}
+
+static void *device(size_t bytes, const void *from) {
+    void *memory;
+    check(cudaMalloc(&memory, bytes), "memory");
+    if (from) check(cudaMemcpy(memory, from, bytes, cudaMemcpyHostToDevice), "copying");
+    return memory;
+}
+
+static uint64_t state = 1;
+static float random_number(void) {
+    float sum = 0;
+    for (int i = 0; i < 4; i++) sum += (float)random_uniform(random_next(&state));
+    return (sum - 2) * 1.732f;
+}
+
+static int by_size(const void *a, const void *b) {
+    float x = *(const float *)a, y = *(const float *)b;
+    return (x > y) - (x < y);
+}
+
+/* Of a rate: everything but the pages. */
+struct model {
+    struct place_view places[HEADS];
+    size_t set_bytes;
+    struct transform_view *transforms; /* device */
+};
+
+static void make_model(double rate, struct model *model) {
+    static struct transform_share shares[2 * HEADS];
+    static float sizes[2 * HEADS][HD], mean[HD], basis[HD * HD];
+    static uint16_t halves[HD * HD];
+    static uint8_t bits[2 * HEADS][HD / 4];
+    static struct transform_view views[HEADS][2];
+    memset(model, 0, sizeof *model);
+    for (int i = 0; i < 2 * HEADS; i++) {
+        for (int c = 0; c < HD; c++) sizes[i][c] = (float)(pow(FALL, c) * sqrt(HD * (1 - FALL * FALL)));
+        shares[i] = (struct transform_share){.importance = 0.2f * random_number(), .size = sizes[i], .quad_bits = bits[i]};
+    }
+    transform_share_bits(shares, 2 * HEADS, HD, rate);
+    for (int i = 0; i < HD * HD; i++)
+        basis[i] = random_number() / 11.3f, halves[i] = (uint16_t)(0x2c00 | (random_next(&state) & 0x83ff));
+    for (uint32_t h = 0; h < HEADS; h++) {
+        model->places[h].offset = model->set_bytes;
+        for (int side = 0; side < 2; side++) {
+            struct transform_view *view = &views[h][side];
+            transform_layout_set(bits[2 * h + (uint32_t)side], HD, &view->layout);
+            view->gain_least = 0.1f, view->gain_step = 4.0f / 255;
+            view->mean = device(sizeof mean, mean), view->size = device(sizeof sizes[0], sizes[0]);
+            view->basis = device(sizeof basis, basis), view->basis_half = device(sizeof halves, halves);
+            model->set_bytes += model->places[h].bytes[side] = (uint32_t)PAGE_BYTES_TRANSFORM(view->layout.nibbles);
+        }
+    }
+    model->transforms = device(sizeof views, views);
+}
+
+static float *make_angles(void) {
+    float *angles = malloc(sizeof *angles * RUNS * HD), *there;
+    if (!angles) exit(1);
+    for (int run = 0; run < RUNS; run++) {
+        for (int i = 0; i < HD / 2; i++) {
+            double angle = run * RUN_TOKENS * pow(500000, -2.0 * i / HD);
+            angles[run * HD + 2 * i] = (float)cos(angle), angles[run * HD + 2 * i + 1] = (float)sin(angle);
+        }
+    }
+    there = device(sizeof *angles * RUNS * HD, angles);
+    free(angles);
+    return there;
+}
+
+static void measure(double rate, const struct model *model, const float *angles, const struct shape *shape) {
+    const size_t set_bytes = model->set_bytes;
+    uint32_t n = shape->sequences, pages = (shape->tokens - WINDOW) / PAGE_TOKENS;
+    double bytes = (double)n * pages * set_bytes;
+    size_t copies = bytes > ROTATED / 2 ? 2 : (size_t)(ROTATED / bytes) + 1, chunks = (copies * n * pages + SETS - 1) / SETS;
+    uint64_t *chunk = malloc(set_bytes * SETS);
+    uint8_t *pool = device(chunks * set_bytes * SETS, NULL);
+    struct page_set_view *sets = calloc(copies * n * pages, sizeof *sets);
+    struct sequence_view *sequences = calloc(copies * n, sizeof *sequences);
+    struct query_row_view *rows = calloc(n, sizeof *rows);
+    float *q = malloc((size_t)n * QUERY_HEADS * HD * sizeof *q);
+    uint16_t *window = malloc((size_t)2 * HEADS * WINDOW * HD * sizeof *window);
+    if (!chunk || !sets || !sequences || !rows || !q || !window) exit(1);
+    for (size_t i = 0; i < set_bytes * SETS / 8; i++) chunk[i] = random_next(&state);
+    for (size_t c = 0; c < chunks; c++)
+        check(cudaMemcpy(pool + c * set_bytes * SETS, chunk, set_bytes * SETS, cudaMemcpyHostToDevice), "copying pages");
+    for (size_t i = 0; i < (size_t)n * QUERY_HEADS * HD; i++) q[i] = random_number();
+    for (size_t i = 0; i < (size_t)2 * HEADS * WINDOW * HD; i++) window[i] = (uint16_t)(0x3000 | (random_next(&state) & 0x8fff));
+    for (size_t i = 0; i < copies * n * pages; i++)
+        sets[i] = (struct page_set_view){.chunk = pool + i / SETS * set_bytes * SETS,
+                                         .sets = SETS,
+                                         .index = (uint32_t)(i % SETS),
+                                         .first = (uint32_t)(i % pages * PAGE_TOKENS),
+                                         .end = PAGE_TOKENS};
+    struct page_set_view *sets_there = device(copies * n * pages * sizeof *sets, sets);
+    for (size_t i = 0; i < copies * n; i++)
+        sequences[i] = (struct sequence_view){.page_sets = sets_there + i * pages,
+                                              .n_sealed = pages,
+                                              .window_capacity = WINDOW,
+                                              .window_first = pages * PAGE_TOKENS,
+                                              .window_origin = pages * PAGE_TOKENS};
+    for (size_t i = 0; i < copies * n; i++) sequences[i].window = device((size_t)2 * HEADS * WINDOW * HD * 2, window);
+    struct head_view heads = {
+        .layers = 1, .query_heads = QUERY_HEADS, .kv_heads = HEADS, .head_dim = HD, .scale = 1 / sqrtf(HD), .n_rot = HD};
+    uint32_t splits = attend_decode_splits(&heads, (uint32_t)device_multiprocessors(), n, pages);
+    const char *asked = getenv("SPLITS");
+    if (asked) splits = (uint32_t)atoi(asked);
+    for (uint32_t i = 0; i < n; i++)
+        rows[i] = (struct query_row_view){.sequence = i, .position = pages * PAGE_TOKENS + WINDOW - 1, .splits = splits};
+    struct attend_decode attend = {.heads = heads, .codec = {CODEC_TRANSFORM, CODEC_TRANSFORM}, .n_rows = n, .splits = splits};
+    attend.places = device(sizeof model->places, model->places);
+    attend.transforms = model->transforms;
+    attend.run_angles = angles;
+    struct sequence_view *sequences_there = device(copies * n * sizeof *sequences, sequences);
+    attend.rows = device(n * sizeof *rows, rows);
+    attend.q = attend.q_exact = device((size_t)n * QUERY_HEADS * HD * sizeof *q, q);
+    attend.out = device((size_t)n * QUERY_HEADS * HD * sizeof *q, NULL);
+    attend.parts = device(attend_decode_part_floats(&heads, n, splits) * sizeof(float), NULL);
+    attend.arrived = device((size_t)n * HEADS * sizeof(uint32_t), NULL);
+    check(cudaMemset(attend.arrived, 0, (size_t)n * HEADS * sizeof(uint32_t)), "clearing");
+
+    cudaStream_t stream;
+    cudaGraph_t graph;
+    cudaGraphExec_t replayed;
+    cudaEvent_t begin, end;
+    check(cudaStreamCreate(&stream), "a stream");
+    check(cudaEventCreate(&begin), "an event");
+    check(cudaEventCreate(&end), "an event");
+    size_t launches = (LAUNCHES + copies - 1) / copies * copies;
+    check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capturing");
+    for (size_t i = 0; i < launches; i++) {
+        attend.sequences = sequences_there + i % copies * n;
+        check(attend_decode_launch(&attend, stream), "attention");
+    }
+    check(cudaStreamEndCapture(stream, &graph), "capturing");
+    check(cudaGraphInstantiate(&replayed, graph, 0), "a graph");
+    float took[REPLAYS];
+    for (int i = -2; i < REPLAYS; i++) {
+        check(cudaEventRecord(begin, stream), "an event");
+        check(cudaGraphLaunch(replayed, stream), "replaying");
+        check(cudaEventRecord(end, stream), "an event");
+        check(cudaEventSynchronize(end), "attention");
+        if (i >= 0) check(cudaEventElapsedTime(&took[i], begin, end), "an event");
+    }
+    qsort(took, REPLAYS, sizeof *took, by_size);
+    double us = took[REPLAYS / 2] * 1000 / (double)launches;
+    printf("terse-%g %ux%u %.2f %.2f (%u parts)\n", rate, n, shape->tokens, us, bytes / us / 1e6, splits);
+    fflush(stdout);
+    check(cudaGraphExecDestroy(replayed), "a graph");
+    check(cudaGraphDestroy(graph), "a graph");
+    check(cudaStreamDestroy(stream), "a stream");
+    for (size_t i = 0; i < copies * n; i++) check(cudaFree(sequences[i].window), "memory");
+    void *memory[] = {pool,       sets_there,   (void *)attend.places, sequences_there, (void *)attend.rows, (void *)attend.q,
+                      attend.out, attend.parts, attend.arrived};
+    for (size_t i = 0; i < sizeof memory / sizeof *memory; i++) check(cudaFree(memory[i]), "memory");
+    free(chunk), free(sets), free(sequences), free(rows), free(q), free(window);
+}
+
+int main(int argc, char **argv) {
+    static const double all[] = {4, 3, 2, 1};
+    struct terse_error error;
+    if (device_available(&error)) {
+        fprintf(stderr, "bench_attend_transform_cuda: %s\n", error.message);
+        return 1;
+    }
+    const float *angles = make_angles();
+    for (int r = 0; r < (argc > 1 ? argc - 1 : 4); r++) {
+        struct model model;
+        double rate = argc > 1 ? atof(argv[r + 1]) : all[r];
+        make_model(rate, &model);
+        for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) measure(rate, &model, angles, &shapes[i]);
+    }
+    return 0;
+}
