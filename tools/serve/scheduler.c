@@ -230,7 +230,9 @@ static void take_saved(struct scheduler *s) {
         terse_session_free(saving->session);
         free(saving->tokens);
         free(saving);
-        if (g) finish_generation(s, g);
+        if (!g) continue;
+        g->saving = NULL;
+        finish_generation(s, g);
     }
 }
 
