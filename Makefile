@@ -22,7 +22,7 @@ sanitize_fast = fuzz_gguf fuzz_model fuzz_codebook test_base test_gguf test_gguf
   test_tokenizer test_tokenizer_damage test_special_tokens test_chat test_sample test_method test_codec test_gain_shape test_sign test_index \
   test_linear test_transform test_transform_format test_transform_codec test_reference_models test_partial test_gather_tokens test_top_k test_sealing test_cache_memory
 
-.PHONY: all demo test sanitize sanitize-fast sanitize-threads test-aarch64 check-format check-includes bench install clean format help dependencies
+.PHONY: all demo test sanitize sanitize-fast sanitize-threads sanitize-serve test-aarch64 check-format check-includes bench install clean format help dependencies
 
 all: dependencies
 	@$(call configure,$(BUILD),)
@@ -58,6 +58,19 @@ sanitize-threads: dependencies
 	@cmake --build $(BUILD)-threads -j $(JOBS) --target $(sanitize_threads)
 	$(call ctest,$(BUILD)-threads) -R '^($(subst $(space),|,$(sanitize_threads)))$$'
 
+# The server's tests, but for the page's and other clients', over commands that are built wholly with the sanitizers: memory, then threads.
+sanitize_serve = serve_api serve_chat serve_lifecycle serve_limits serve_state
+sanitize-serve: export OMP_WAIT_POLICY = passive
+sanitize-serve: export TSAN_OPTIONS = ignore_noninstrumented_modules=1
+sanitize-serve: dependencies
+	@scripts/install-dependencies.sh clang-14 libclang-rt-14-dev libomp-14-dev
+	@CC=clang-14 $(call configure,$(BUILD)-sanitize-clang,-DTERSE_SANITIZE=ON)
+	@CC=clang-14 $(call configure,$(BUILD)-threads,-DTERSE_SANITIZE_THREADS=ON)
+	@cmake --build $(BUILD)-sanitize-clang -j $(JOBS) --target terse_command
+	@cmake --build $(BUILD)-threads -j $(JOBS) --target terse_command
+	$(call ctest,$(BUILD)-sanitize-clang) -R '^($(subst $(space),|,$(sanitize_serve)))$$'
+	$(call ctest,$(BUILD)-threads) -R '^($(subst $(space),|,$(sanitize_serve)))$$'
+
 test-aarch64:
 	@BUILD=$(BUILD)-aarch64 JOBS=$(JOBS) scripts/test-aarch64.sh
 
@@ -70,7 +83,7 @@ install: all
 	cmake --install $(BUILD)
 
 clean:
-	rm -rf $(BUILD) $(BUILD)-sanitize $(BUILD)-threads $(BUILD)-aarch64
+	rm -rf $(BUILD) $(BUILD)-sanitize $(BUILD)-sanitize-clang $(BUILD)-threads $(BUILD)-aarch64
 
 # Other versions of clang-format lay out the same style differently.
 format:
@@ -95,6 +108,7 @@ help:
 	@echo 'make sanitize        build and run all tests with AddressSanitizer and UBSan (build-sanitize/)'
 	@echo 'make sanitize-fast   the same for suites that take seconds'
 	@echo 'make sanitize-threads  the suites of threads and sessions with ThreadSanitizer (clang, build-threads/)'
+	@echo 'make sanitize-serve  the server'"'"'s tests over commands built wholly with the sanitizers (clang)'
 	@echo 'make test-aarch64    build for 64-bit ARM and test kernels, codecs and models under qemu (build-aarch64/)'
 	@echo 'make bench           build and run the benchmarks'
 	@echo 'make install         install below PREFIX ($(PREFIX)); DESTDIR is honoured'
