@@ -29,10 +29,10 @@ if("${CMAKE_CUDA_ARCHITECTURES}" MATCHES "90a")
 endif()
 
 # It brings its own copies of what backends share, none of which it exports.
-set(shared "$<FILTER:$<TARGET_OBJECTS:terse_objects>,INCLUDE,/src/(base|format|method|kv)/|/src/gguf/tensor_type|/src/model/rope\\.>")
+set(shared "$<FILTER:$<TARGET_OBJECTS:terse_objects>,INCLUDE,/src/(base|format|gguf|method|kv)/|/src/model/rope\\.>")
 add_library(terse-cuda MODULE $<TARGET_OBJECTS:terse_cuda_objects> ${shared})
 set_target_properties(terse-cuda PROPERTIES LINKER_LANGUAGE C LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR})
-target_link_options(terse-cuda PRIVATE -Wl,-Bsymbolic -Wl,--exclude-libs,ALL -Wl,--no-undefined)
+target_link_options(terse-cuda PRIVATE -Wl,-Bsymbolic -Wl,--no-undefined -Wl,--version-script=${PROJECT_SOURCE_DIR}/cmake/cuda-plugin.map)
 target_link_libraries(terse-cuda PRIVATE CUDA::cudart_static CUDA::cublasLt PkgConfig::XXHASH OpenMP::OpenMP_C stdc++ m)
 install(TARGETS terse-cuda LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}/terse)
 

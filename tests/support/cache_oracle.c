@@ -527,6 +527,10 @@ static void run_layer(struct oracle *o, uint32_t layer, const struct move *move,
         else
             rotate_keys(o, raw + i * k_width, k + i * k_width, move->before + i);
     }
+    if (o->kv != backend_cpu.kv) { /* a GPU's pages are encoded from halves */
+        round_row(k, n * k_width);
+        round_row(v, n * k_width);
+    }
     memcpy(stored(o, o->k, layer, move->before), k, n * k_width * sizeof *k);
     /* Of a prefill in pieces nobody wants the first half's outputs, as in a model's last layer; where anchors are chosen it counts
      * all the same. */

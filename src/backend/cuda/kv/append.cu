@@ -154,14 +154,14 @@ cudaError_t rows_from_exact(const struct layer_rows *rows, size_t n, uint64_t ev
     return cudaGetLastError();
 }
 
-static __global__ void window_kernel(struct layer_rows r, uint32_t first, size_t row, bool back) {
+static __global__ void window_kernel(struct layer_rows r, uint32_t first, int64_t row, bool back) {
     uint32_t head = blockIdx.y * HEADS_OF_BLOCK + threadIdx.y, hd = r.heads.head_dim, kv_heads = r.heads.kv_heads;
     if (head >= 2 * kv_heads) return;
     int side = head >= kv_heads;
     head -= side ? kv_heads : 0;
     uint32_t slot = window_row(r.sequence, first + blockIdx.x);
     __half *window = window_rows_at(r.sequence, &r.heads, r.layer, head, side) + (size_t)slot * hd;
-    __half *rows = (side ? r.v : r.k) + ((row + blockIdx.x) * kv_heads + head) * hd;
+    __half *rows = (side ? r.v : r.k) + ((row + (int64_t)blockIdx.x) * (int64_t)kv_heads + (int64_t)head) * (int64_t)hd;
     for (uint32_t c = threadIdx.x; c < hd; c += WARP)
         if (back)
             window[c] = rows[c];
@@ -169,18 +169,18 @@ static __global__ void window_kernel(struct layer_rows r, uint32_t first, size_t
             rows[c] = window[c];
 }
 
-static cudaError_t move_window(const struct layer_rows *rows, uint64_t first, size_t count, size_t row, bool back,
+static cudaError_t move_window(const struct layer_rows *rows, uint64_t first, size_t count, int64_t row, bool back,
                                cudaStream_t stream) {
     if (!count) return cudaSuccess;
     window_kernel<<<grid_of(count, 2 * rows->heads.kv_heads), block_of_heads(), 0, stream>>>(*rows, (uint32_t)first, row, back);
     return cudaGetLastError();
 }
 
-cudaError_t rows_from_window(const struct layer_rows *rows, uint64_t first, size_t count, size_t row, cudaStream_t stream) {
+cudaError_t rows_from_window(const struct layer_rows *rows, uint64_t first, size_t count, int64_t row, cudaStream_t stream) {
     return move_window(rows, first, count, row, false, stream);
 }
 
-cudaError_t rows_to_window(const struct layer_rows *rows, uint64_t first, size_t count, size_t row, cudaStream_t stream) {
+cudaError_t rows_to_window(const struct layer_rows *rows, uint64_t first, size_t count, int64_t row, cudaStream_t stream) {
     return move_window(rows, first, count, row, true, stream);
 }
 

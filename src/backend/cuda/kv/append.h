@@ -52,8 +52,8 @@ cudaError_t append_rows(const struct layer_rows *rows, const float *k, const flo
 /* The first `n` exact rows to rows 0 .. n - 1, their keys rotated further by `evicted`: to the positions in front of the others. */
 cudaError_t rows_from_exact(const struct layer_rows *rows, size_t n, uint64_t evicted, cudaStream_t stream);
 /* Tokens [first, first + count) of the window to rows from `row` on, or back. */
-cudaError_t rows_from_window(const struct layer_rows *rows, uint64_t first, size_t count, size_t row, cudaStream_t stream);
-cudaError_t rows_to_window(const struct layer_rows *rows, uint64_t first, size_t count, size_t row, cudaStream_t stream);
+cudaError_t rows_from_window(const struct layer_rows *rows, uint64_t first, size_t count, int64_t row, cudaStream_t stream);
+cudaError_t rows_to_window(const struct layer_rows *rows, uint64_t first, size_t count, int64_t row, cudaStream_t stream);
 
 /* Of all layers, keys of exact rows: rotated by their token back to what they were before rotation, or forth; state files have the former. */
 cudaError_t rotate_exact(const struct head_view *heads, const struct rotary_view *rotary, const struct sequence_view *sequence,

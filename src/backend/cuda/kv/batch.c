@@ -129,13 +129,13 @@ static void add_to_group(struct cache_batch *b, const struct cache *cache, uint3
     group->evicts |= cache->method.policy->positions_by_index;
 }
 
-/* Says where everything lies; the number of rows. */
-static void stage(struct cache_batch *b, struct cache *const *caches, size_t n, uint32_t n_rows) {
+/* Says where everything lies. A row is read in as many parts as if it were alone, so that its result does not depend on the others. */
+static void stage(struct cache_batch *b, struct cache *const *caches, size_t n) {
     uint32_t multiprocessors = (uint32_t)device_multiprocessors(), row = 0;
     b->n_groups = 0;
     for (size_t i = 0; i < n; i++) {
         const struct cache *cache = caches[i];
-        uint32_t splits = attend_decode_splits(&cache->heads, multiprocessors, n_rows, (uint32_t)cache->pages.n_sealed);
+        uint32_t splits = attend_decode_splits(&cache->heads, multiprocessors, 1, (uint32_t)cache->pages.n_sealed);
         sequences_in(b, b->staged)[i] = cache_view(cache);
         add_to_group(b, cache, row, splits);
         for (size_t t = 0; t < cache->plan.n; t++, row++)
@@ -151,7 +151,7 @@ enum terse_status batch_begin(struct cache_batch *b, struct cache *const *caches
     enum terse_status status = reserve(b, bucket((uint32_t)n), bucket((uint32_t)rows), error);
     if (status) return status;
     cudaEventSynchronize(b->sent);
-    stage(b, caches, n, (uint32_t)rows);
+    stage(b, caches, n);
     for (const struct group *g = b->groups; g < b->groups + b->n_groups; g++) {
         size_t own = attend_decode_part_floats(&g->cache->heads, g->n_rows, g->splits);
         if (own > floats) floats = own;

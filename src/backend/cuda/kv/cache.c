@@ -72,18 +72,8 @@ static enum terse_status refuse(const struct method *method, const char *why, st
     return status_fail(error, TERSE_E_UNSUPPORTED, "%s %s on the GPU: use --device cpu, or another --kv", method->name, why);
 }
 
-static struct head_view heads_of(const struct cache_shape *shape) {
-    return (struct head_view){.layers = shape->layers,
-                              .query_heads = shape->query_heads,
-                              .kv_heads = shape->kv_heads,
-                              .head_dim = shape->head_dim,
-                              .scale = shape->scale,
-                              .n_rot = shape->rope ? shape->rope->n_rot : 0,
-                              .pairing = shape->rope ? shape->rope->pairing : ROPE_ADJACENT};
-}
-
 static enum terse_status supports(const struct cache_shape *shape, const struct method *method, struct terse_error *error) {
-    const struct head_view heads = heads_of(shape);
+    const struct head_view heads = kv_tables_heads(shape);
     const enum codec_id codec[2] = {method->key.codec->id, method->value.codec->id};
     const struct policy *policy = method->policy;
     enum terse_status status = method_check(method, shape->head_dim, shape->query_heads / shape->kv_heads, error);
@@ -222,12 +212,11 @@ enum terse_status kv_create(const struct cache_shape *shape, const struct method
     if (!c) return status_no_memory(error, sizeof *c, "the KV cache");
     c->shape = *shape;
     c->method = *method;
-    c->heads = heads_of(shape);
     c->codec[CODEC_KEYS] = method->key.codec->id;
     c->codec[CODEC_VALUES] = method->value.codec->id;
     c->window_capacity = window_rows(method);
     status = kv_tables_get(shape, method, &c->tables, error);
-    if (!status) c->heads.slopes = c->tables->slopes;
+    if (!status) c->heads = c->tables->heads;
     if (!status) status = allocate(c, error);
     if (status) {
         kv_destroy(c);

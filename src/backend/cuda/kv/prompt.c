@@ -14,7 +14,8 @@ static size_t kv_width(const struct cache *cache) { return (size_t)cache->shape.
 static size_t rows_before(const struct cache *cache) {
     return (size_t)(cache->plan.before.length - extent_evicted(&cache->plan.before));
 }
-static size_t row_of(const struct cache *cache, uint64_t token) { return (size_t)(token - extent_evicted(&cache->plan.before)); }
+/* Negative, but not below -ROWS_IN_FRONT, of evicted ones of a page that is not. */
+static int64_t row_of(const struct cache *cache, uint64_t token) { return (int64_t)(token - extent_evicted(&cache->plan.before)); }
 
 /* ---- Memory */
 
@@ -110,11 +111,12 @@ static struct layer_rows layer_rows(const struct cache *cache, uint32_t layer) {
                                .sequence = cache->view};
 }
 
-/* What the sequence has behind it. The exact rows come last: evicted tokens of the first page lie where they belong. */
+/* What the sequence has behind it, and of the first page and the window evicted tokens, too: who seals them reads numbers. The exact rows
+ * come last, since those may lie where they belong. */
 static cudaError_t read_stored(const struct cache *cache, uint32_t layer) {
     const struct extent *before = &cache->plan.before;
     struct layer_rows rows = layer_rows(cache, layer);
-    uint64_t window = before->window_first > before->first ? before->window_first : before->first;
+    uint64_t window = before->window_first > before->exact ? before->window_first : before->exact;
     struct encode encode = encode_of(cache, &cache->stored, layer);
     cudaError_t result = encode.n ? decode_pages(&encode, device_stream()) : cudaSuccess;
     if (result == cudaSuccess)
@@ -163,7 +165,8 @@ enum terse_status cache_attend_rows(struct cache *cache, uint32_t layer, size_t 
                                     .first_query = rows_before(cache) + first,
                                     .k = row_at(cache, CODEC_KEYS, 0),
                                     .v = row_at(cache, CODEC_VALUES, 0),
-                                    .out = out};
+                                    .out = out,
+                                    .parts = cache->tables->prefill_parts};
     (void)layer;
     if (!count) return TERSE_OK;
     cudaError_t result =

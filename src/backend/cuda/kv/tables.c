@@ -2,6 +2,7 @@
 #include "backend/cuda/kv/tables.h"
 
 #include "backend/cuda/device.h"
+#include "backend/cuda/kv/attend_prefill.h"
 #include "backend/cuda/kv/transforms.h"
 #include "base/thread.h"
 
@@ -27,6 +28,16 @@ static size_t pairs(const struct entry *e) { return e->tables.rotary.n_rot / 2; 
 
 static enum terse_status send(void *to, const void *from, size_t bytes, struct terse_error *error) {
     return device_check(cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice), "sending a KV cache's tables", error);
+}
+
+struct head_view kv_tables_heads(const struct cache_shape *shape) {
+    return (struct head_view){.layers = shape->layers,
+                              .query_heads = shape->query_heads,
+                              .kv_heads = shape->kv_heads,
+                              .head_dim = shape->head_dim,
+                              .scale = shape->scale,
+                              .n_rot = shape->rope ? shape->rope->n_rot : 0,
+                              .pairing = shape->rope ? shape->rope->pairing : ROPE_ADJACENT};
 }
 
 /* ---- Angles */
@@ -103,9 +114,11 @@ static enum terse_status set_slopes(struct entry *e, struct terse_error *error) 
     size_t bytes = e->shape.query_heads * sizeof *e->slopes;
     if (!e->shape.slopes) return TERSE_OK;
     if (!(e->slopes = device_alloc(NULL, bytes, "ALiBi's slopes", error))) return TERSE_E_MEMORY;
-    e->tables.slopes = e->slopes;
+    e->tables.heads.slopes = e->slopes;
     return send(e->slopes, e->shape.slopes, bytes, error);
 }
+
+static size_t part_bytes(const struct entry *e) { return attend_prefill_part_floats(&e->tables.heads) * sizeof(float); }
 
 /* ---- Life */
 
@@ -113,6 +126,7 @@ static void entry_free(struct entry *e) {
     cudaDeviceSynchronize();
     transforms_free(e->tables.transforms);
     device_free(NULL, e->tables.place_views, heads(&e->shape) * sizeof *e->tables.place_views);
+    device_free(NULL, e->tables.prefill_parts, part_bytes(e));
     device_free(NULL, e->slopes, e->shape.query_heads * sizeof *e->slopes);
     free_angles(e->slots, RUN_TOKENS, pairs(e));
     free_angles(e->runs, e->n_runs, pairs(e));
@@ -125,11 +139,14 @@ static enum terse_status entry_new(const struct cache_shape *shape, const struct
     struct entry *e = *entry = calloc(1, sizeof *e);
     if (!e) return status_no_memory(error, sizeof *e, "a KV cache's tables");
     e->shape = *shape;
+    e->tables.heads = kv_tables_heads(shape);
     e->learned = method->learned;
     method_identity(method, e->identity);
     enum terse_status status = set_places(e, method, error);
     if (!status) status = set_slopes(e, error);
     if (!status) status = set_rotary(e, error);
+    if (!status && !(e->tables.prefill_parts = device_alloc(NULL, part_bytes(e), "a prompt's attention", error)))
+        status = TERSE_E_MEMORY;
     if (!status) status = transforms_new(shape, method, &e->tables.transforms, error);
     if (!status) return TERSE_OK;
     entry_free(e);

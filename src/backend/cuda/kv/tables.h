@@ -7,13 +7,17 @@
 #include "kv/page_table.h"
 
 struct kv_tables {
+    struct head_view heads;
     struct page_place *places; /* the host's, [layers][Hk] */
     size_t page_set_bytes;
     struct place_view *place_views;    /* the device's */
-    const float *slopes;               /* the device's, ALiBi; or NULL */
     struct transform_view *transforms; /* the device's, [layers][Hk][2]; NULL: no side is of codec transform */
     struct rotary_view rotary;
+    float *prefill_parts; /* the device's: partial states of a prompt's attention, one after another's */
 };
+
+/* What kernels see of the heads, but for ALiBi's slopes. */
+struct head_view kv_tables_heads(const struct cache_shape *shape);
 
 enum terse_status kv_tables_get(const struct cache_shape *shape, const struct method *method, const struct kv_tables **tables,
                                 struct terse_error *error);
