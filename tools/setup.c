@@ -58,7 +58,7 @@ void setup_init(struct setup *setup) {
         {"--mat-shallow", "N", OPTION_INTEGER, &setup->mat_shallow, -1, INT32_MAX,
          "mat: first layers that keep the first tokens instead; -1: 2"},
         {"--codebook", "FILE", OPTION_TEXT, &setup->codebook_path, 0, 0,
-         "what the method has learned about the model (terse calibrate); none: terse-N without; else it is found or learned"},
+         "what the method has learned about the model; none: terse-N without; else it is found or learned"},
         {"--no-auto-calibrate", NULL, OPTION_FLAG, &setup->no_auto_calibrate, 0, 0,
          "refuse, or with terse-N do without, rather than learn a codebook now"},
         {"--prefill", "exact|compressed", OPTION_CHOICE, &setup->prefill, 0, 0,

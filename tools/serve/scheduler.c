@@ -449,6 +449,8 @@ static void count_token(struct scheduler *s, const struct generation *g) {
         metrics_observe(m, METRICS_FIRST_TOKEN, g->first_token - g->task->arrived);
 }
 
+static void show(struct scheduler *s);
+
 /* Begins the next prompt of the task. False: nothing more can begin now. */
 static bool begin(struct scheduler *s, struct task *task) {
     size_t n = (size_t)task->request.n, free_slots = s->options.slots - active(s);
@@ -472,6 +474,7 @@ static bool begin(struct scheduler *s, struct task *task) {
         return true;
     }
     count_prompt(s, first);
+    show(s); /* who has read that the reply begins may look for its slot */
     for (size_t i = 0; i < n; i++) reply_begin(&first[i]);
     return true;
 }
