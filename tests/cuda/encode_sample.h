@@ -42,7 +42,7 @@ static inline void *sample_send(const void *from, size_t bytes) {
     struct terse_error error;
     void *to = device_alloc(NULL, bytes, "a sample", &error);
     assert_non_null(to);
-    assert_cuda(cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice));
+    assert_cuda(device_send(to, from, bytes));
     return to;
 }
 
@@ -143,13 +143,13 @@ static inline void *sample_fetch(const void *from, size_t bytes) {
     void *to = malloc(bytes);
     assert_non_null(to);
     assert_cuda(cudaStreamSynchronize(device_stream()));
-    assert_cuda(cudaMemcpy(to, from, bytes, cudaMemcpyDeviceToHost));
+    assert_cuda(device_fetch(to, from, bytes));
     return to;
 }
 
 /* Rows that decode_pages writes over rows of UNTOUCHED bytes, on the host. */
 static inline uint16_t *sample_decode(struct encode_sample *s) {
-    assert_cuda(cudaMemset(s->rows_device, UNTOUCHED, s->row_bytes));
+    assert_cuda(cudaMemsetAsync(s->rows_device, UNTOUCHED, s->row_bytes, device_stream()));
     assert_cuda(decode_pages(&s->encode, device_stream()));
     return sample_fetch(s->rows_device, s->row_bytes);
 }

@@ -65,7 +65,7 @@ static void *allocated(size_t bytes) {
 static void *on_device(const void *data, size_t bytes) {
     void *memory = NULL;
     assert_int_equal(cudaMalloc(&memory, bytes ? bytes : 1), cudaSuccess);
-    assert_int_equal(cudaMemcpy(memory, data, bytes, cudaMemcpyHostToDevice), cudaSuccess);
+    assert_int_equal(device_send(memory, data, bytes), cudaSuccess);
     return memory;
 }
 
@@ -284,11 +284,9 @@ static double check(const struct setup *setup) {
         assert_true(attend_decode_supports(&attend.heads, attend.codec));
         assert_int_equal(attend_decode_launch(&attend, 0), cudaSuccess);
         assert_int_equal(cudaDeviceSynchronize(), cudaSuccess);
-        assert_int_equal(cudaMemcpy(out, attend.out, n * sizeof *out, cudaMemcpyDeviceToHost), cudaSuccess);
+        assert_int_equal(device_fetch(out, attend.out, n * sizeof *out), cudaSuccess);
         uint32_t *left = allocated((size_t)SEQUENCES * setup->kv_heads * sizeof *left);
-        assert_int_equal(
-            cudaMemcpy(left, attend.arrived, (size_t)SEQUENCES * setup->kv_heads * sizeof *left, cudaMemcpyDeviceToHost),
-            cudaSuccess);
+        assert_int_equal(device_fetch(left, attend.arrived, (size_t)SEQUENCES * setup->kv_heads * sizeof *left), cudaSuccess);
         assert_memory_equal(left, arrived, (size_t)SEQUENCES * setup->kv_heads * sizeof *left);
         free(left);
         double error = worst_of(&made, q, q_exact, view.scale, setup->slopes ? slopes : NULL, out);

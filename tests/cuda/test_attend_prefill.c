@@ -37,7 +37,7 @@ struct shape {
 static void *on_device(const void *data, size_t bytes) {
     void *memory = NULL;
     assert_int_equal(cudaMalloc(&memory, bytes), cudaSuccess);
-    assert_int_equal(cudaMemcpy(memory, data, bytes, cudaMemcpyHostToDevice), cudaSuccess);
+    assert_int_equal(device_send(memory, data, bytes), cudaSuccess);
     return memory;
 }
 
@@ -115,7 +115,7 @@ static struct run attended(const struct shape *s, double spread, uint64_t seed) 
                                     .parts = parts};
     assert_int_equal((s->mma ? attend_prefill_mma : attend_prefill_launch)(&attend, device_stream()), cudaSuccess);
     assert_int_equal(cudaStreamSynchronize(device_stream()), cudaSuccess);
-    assert_int_equal(cudaMemcpy(run.out, out, queries * sizeof *run.out, cudaMemcpyDeviceToHost), cudaSuccess);
+    assert_int_equal(device_fetch(run.out, out, queries * sizeof *run.out), cudaSuccess);
     cudaFree(slopes), cudaFree(q), cudaFree(k), cudaFree(v), cudaFree(parts);
     if (out != q) cudaFree(out);
     free(halves[0]), free(halves[1]);

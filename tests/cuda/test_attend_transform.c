@@ -81,7 +81,7 @@ static void *take(struct made *made, const void *data, size_t bytes) {
     void *memory = NULL;
     assert_true(made->n_memory < 128);
     assert_int_equal(cudaMalloc(&memory, bytes ? bytes : 1), cudaSuccess);
-    assert_int_equal(cudaMemcpy(memory, data, bytes, cudaMemcpyHostToDevice), cudaSuccess);
+    assert_int_equal(device_send(memory, data, bytes), cudaSuccess);
     return made->memory[made->n_memory++] = memory;
 }
 
@@ -392,8 +392,8 @@ static double check(const struct setup *setup) {
         assert_true(attend_decode_supports(&attend.heads, attend.codec));
         assert_int_equal(attend_decode_launch(&attend, 0), cudaSuccess);
         assert_int_equal(cudaDeviceSynchronize(), cudaSuccess);
-        assert_int_equal(cudaMemcpy(out, attend.out, n * sizeof *out, cudaMemcpyDeviceToHost), cudaSuccess);
-        assert_int_equal(cudaMemcpy(left, attend.arrived, sizeof left, cudaMemcpyDeviceToHost), cudaSuccess);
+        assert_int_equal(device_fetch(out, attend.out, n * sizeof *out), cudaSuccess);
+        assert_int_equal(device_fetch(left, attend.arrived, sizeof left), cudaSuccess);
         assert_memory_equal(left, arrived, sizeof left);
         double error = worst_of(&made, q, q_exact, (double)view.scale, setup->slopes ? slopes : NULL, out);
         if (!(error <= worst)) worst = error;

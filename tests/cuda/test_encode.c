@@ -88,7 +88,7 @@ static void check(const struct codec *key, const struct codec *value, size_t hd,
         items[i] = s.items[i];
         for (int side = 0; side < 2; side++) items[i].rows[side] += first_layer * s.encode.layer_stride;
     }
-    assert_cuda(cudaMemcpy((void *)s.encode.items, items, sizeof items, cudaMemcpyHostToDevice));
+    assert_cuda(device_send((void *)s.encode.items, items, sizeof items));
     assert_cuda(encode_pages(&s.encode, device_stream()));
     uint8_t *chunk = sample_fetch(s.chunk_device, s.chunk_bytes);
     encode_here(&s, first_layer);

@@ -141,9 +141,7 @@ static void make_odd_rows(struct transform_sample *x, size_t place, int side, si
 
 static float zero(size_t t, size_t c) { return (void)t, (void)c, 0; }
 
-static void send_rows(struct transform_sample *x) {
-    assert_cuda(cudaMemcpy(x->s.rows_device, x->s.rows, x->s.row_bytes, cudaMemcpyHostToDevice));
-}
+static void send_rows(struct transform_sample *x) { assert_cuda(device_send(x->s.rows_device, x->s.rows, x->s.row_bytes)); }
 
 static struct transform_sample *make(const char *method, const char *value, uint32_t hd, enum rope_pairing pairing, uint32_t n_rot,
                                      float stretch, bool odd) {
@@ -330,7 +328,7 @@ static void check_fit(struct transform_sample *x) {
 /* From here on pages go by what was fitted. */
 static void use_fit(struct transform_sample *x) {
     for (size_t i = 0; i < SAMPLE_ITEMS; i++) x->s.items[i].fitted = x->fitted_device;
-    assert_cuda(cudaMemcpy((void *)x->s.encode.items, x->s.items, sizeof x->s.items, cudaMemcpyHostToDevice));
+    assert_cuda(device_send((void *)x->s.encode.items, x->s.items, sizeof x->s.items));
     for (size_t place = 0; place < SAMPLE_HEADS_ALL; place++)
         for (int side = 0; side < 2; side++) x->s.shape[place][side].fitted = fitted_at(x, place, side);
 }

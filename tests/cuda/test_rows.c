@@ -27,13 +27,11 @@ static float x[ROWS * WIDTH], factor[ROWS * WIDTH], gain[WIDTH], bias[WIDTH], wa
 static float *on_device(const float *from, size_t n) {
     float *memory;
     assert_int_equal(cudaMalloc((void **)&memory, n * sizeof *memory), cudaSuccess);
-    assert_int_equal(cudaMemcpy(memory, from, n * sizeof *memory, cudaMemcpyHostToDevice), cudaSuccess);
+    assert_int_equal(device_send(memory, from, n * sizeof *memory), cudaSuccess);
     return memory;
 }
 
-static void read_back(const float *from, size_t n) {
-    assert_int_equal(cudaMemcpy(got, from, n * sizeof *got, cudaMemcpyDeviceToHost), cudaSuccess);
-}
+static void read_back(const float *from, size_t n) { assert_int_equal(device_fetch(got, from, n * sizeof *got), cudaSuccess); }
 
 static int fill(void **state) {
     (void)state;

@@ -27,13 +27,11 @@ static float uniform(void) { return (float)(next_random() >> 8) / (1 << 23) - 1;
 static void *on_device(const void *from, size_t bytes) {
     void *memory;
     assert_int_equal(cudaMalloc(&memory, bytes ? bytes : 1), cudaSuccess);
-    if (from) assert_int_equal(cudaMemcpy(memory, from, bytes, cudaMemcpyHostToDevice), cudaSuccess);
+    if (from) assert_int_equal(device_send(memory, from, bytes), cudaSuccess);
     return memory;
 }
 
-static void from_device(void *to, const void *from, size_t bytes) {
-    assert_int_equal(cudaMemcpy(to, from, bytes, cudaMemcpyDeviceToHost), cudaSuccess);
-}
+static void from_device(void *to, const void *from, size_t bytes) { assert_int_equal(device_fetch(to, from, bytes), cudaSuccess); }
 
 /* A matrix of random codes, on the host and on the device. */
 struct sample {
@@ -86,7 +84,7 @@ static struct sample sample_new(enum tensor_type type, uint32_t rows, uint32_t c
     struct sample s = {{data, type, rows, columns, row_bytes, biases}, {.type = type, .rows = rows, .columns = columns}, numbers};
     s.device.bytes = weights_bytes(type, rows, columns);
     s.device.data = on_device(NULL, s.device.bytes);
-    assert_int_equal(cudaMemset(s.device.data, 0xff, s.device.bytes), cudaSuccess);
+    assert_int_equal(cudaMemsetAsync(s.device.data, 0xff, s.device.bytes, device_stream()), cudaSuccess);
     if (bias) s.device.bias = on_device(biases, rows * sizeof *biases);
     void *staged = on_device(data, bytes);
     uint32_t first = rows > 32 ? 32 : rows; /* in two parts */

@@ -71,6 +71,15 @@ cudaStream_t device_background(void) {
     return stream_once(&stream, true);
 }
 
+cudaError_t device_send(void *to, const void *from, size_t bytes) {
+    return cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, device_stream());
+}
+
+cudaError_t device_fetch(void *to, const void *from, size_t bytes) {
+    cudaError_t result = cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, device_stream());
+    return result == cudaSuccess ? cudaStreamSynchronize(device_stream()) : result;
+}
+
 int device_multiprocessors(void) {
     int n = 1;
     cudaDeviceGetAttribute(&n, cudaDevAttrMultiProcessorCount, 0);

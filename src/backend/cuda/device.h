@@ -25,6 +25,12 @@ enum terse_status device_available(struct terse_error *error);
 cudaStream_t device_stream(void);
 cudaStream_t device_background(void);
 
+/* Copies to and from the device's memory in the order of device_stream(). The default stream has no part in that order: cudaMemcpy may return
+ * before its bytes have come, and what is queued on device_stream() would not wait for them. `from` of device_send is memory that is not
+ * pinned, and may be changed once it returns; device_fetch waits for all that was queued before. */
+cudaError_t device_send(void *to, const void *from, size_t bytes);
+cudaError_t device_fetch(void *to, const void *from, size_t bytes);
+
 /* Multiprocessors of the device. */
 int device_multiprocessors(void);
 

@@ -73,7 +73,7 @@ static enum terse_status upload_vector(struct visitor *v, const float *const *fr
     void *memory = device_alloc(NULL, n * sizeof(float), what, v->error);
     if (!memory) return TERSE_E_MEMORY;
     *to = memory;
-    return device_check(cudaMemcpy(memory, *from, n * sizeof(float), cudaMemcpyHostToDevice), "uploading weights", v->error);
+    return device_check(device_send(memory, *from, n * sizeof(float)), "uploading weights", v->error);
 }
 
 static enum terse_status stage(struct visitor *v, size_t bytes) {

@@ -84,7 +84,7 @@ static void copy_fitted(const struct cache *cache, float *floats, uint8_t *file,
 /* A copy of device memory; NULL: there is no memory, or nothing to copy. */
 static void *fetched(const void *from, size_t bytes) {
     void *to = bytes ? malloc(bytes) : NULL;
-    if (to && cudaMemcpy(to, from, bytes, cudaMemcpyDeviceToHost) == cudaSuccess) return to;
+    if (to && device_fetch(to, from, bytes) == cudaSuccess) return to;
     free(to);
     return NULL;
 }
@@ -249,13 +249,12 @@ static enum terse_status load_page_sets(struct cache *cache, struct state_file *
     if (n && cache_fit_pending(cache)) return state_file_refuse(file, STATE_CACHE, "pages without what was fitted to them", error);
     if (!n) return TERSE_OK;
     /* A new cache's page sets are one chunk, laid out as the file's. */
-    return device_check(cudaMemcpy(cache->pages.sets[0].chunk, pages, n * each, cudaMemcpyHostToDevice), "reading saved pages",
-                        error);
+    return device_check(device_send(cache->pages.sets[0].chunk, pages, n * each), "reading saved pages", error);
 }
 
 static enum terse_status put(void *to, const void *from, size_t bytes, struct terse_error *error) {
     if (!bytes) return TERSE_OK;
-    return device_check(cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice), "reading a saved KV cache", error);
+    return device_check(device_send(to, from, bytes), "reading a saved KV cache", error);
 }
 
 static enum terse_status load_exact(struct cache *cache, const struct state_file *file, struct terse_error *error) {

@@ -27,7 +27,7 @@ static size_t heads(const struct cache_shape *shape) { return (size_t)shape->lay
 static size_t pairs(const struct entry *e) { return e->tables.rotary.n_rot / 2; }
 
 static enum terse_status send(void *to, const void *from, size_t bytes, struct terse_error *error) {
-    return device_check(cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice), "sending a KV cache's tables", error);
+    return device_check(device_send(to, from, bytes), "sending a KV cache's tables", error);
 }
 
 struct head_view kv_tables_heads(const struct cache_shape *shape) {

@@ -47,8 +47,7 @@ static enum terse_status make_view(const struct method *method, enum codec_side 
                                     .basis = basis,
                                     .inverse = inverse,
                                     .basis_half = (const device_half *)(const void *)(inverse + hd * hd)};
-    return device_check(cudaMemcpy(device, work->floats, view_floats(hd) * sizeof *device, cudaMemcpyHostToDevice),
-                        "sending a profile", error);
+    return device_check(device_send(device, work->floats, view_floats(hd) * sizeof *device), "sending a profile", error);
 }
 
 static enum terse_status make_views(const struct cache_shape *shape, const struct method *method, struct work *work, float *device,
@@ -84,8 +83,7 @@ enum terse_status transforms_new(const struct cache_shape *shape, const struct m
     else if (!(device = device_alloc(NULL, bytes, "a profile", error)))
         status = TERSE_E_MEMORY;
     if (!status) status = make_views(shape, method, &work, (float *)(void *)(device + head), host, error);
-    if (!status)
-        status = device_check(cudaMemcpy(device, host, n * sizeof *host, cudaMemcpyHostToDevice), "sending a profile", error);
+    if (!status) status = device_check(device_send(device, host, n * sizeof *host), "sending a profile", error);
     memory_free(work.parameters);
     memory_free(work.floats);
     memory_free(work.inversion);
