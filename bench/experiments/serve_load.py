@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Load on `terse serve`: clients that ask for facts of their own, how long they wait, and what the server's memory does meanwhile.
 
-    serve_load.py build/bin/terse [--clients 1,8,32,64] [--seconds 600] [--prefix TOKENS] [--gap TOKENS] [--options "--kv terse-2 ..."]
+    serve_load.py build/bin/terse [--clients 1,8,32,64] [--seconds 600] [--prefix TOKENS] [--gap TOKENS] [--save TOKENS]
+                  [--options "--kv terse-2 ..."]
 
 For each number of clients a server is started; each client asks one question after another about a text of its own, of a length between 0.5
 and 16 KB, in which a code is planted, reads the reply as a stream, and checks that the code is its own. Written: replies, tokens per second,
@@ -10,6 +11,7 @@ at the end, and at the end of each minute.
 
 --prefix: six questions about one document of so many tokens: the time to the first token of the others against that of the first.
 --gap: the longest time between two tokens of running replies while a prompt of so many tokens is read, beside the usual one.
+--save: the same while the state of a session of so many tokens is saved (--state-dir).
 
 Python's standard library alone."""
 import argparse
@@ -21,6 +23,7 @@ import re
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -184,27 +187,65 @@ async def run_prefix(command, options, tokens, text):
     return server.stop() == 0
 
 
-async def run_gap(command, options, tokens, text):
-    server = Server(command, options)
+async def endless_reply(port):
+    """A reply that is being written, and the task that reads it: no token that could end it."""
     ban = {}
     for name in ("<|eot_id|>", "<|end_of_text|>", "<|begin_of_text|>"):
-        ban.update(await special_token(server.port, name))
+        ban.update(await special_token(port, name))
     running = Reply()
-    task = asyncio.create_task(running.read(server.port, [{"role": "user", "content": "Tell me"}], max_tokens=1500, logit_bias=ban))
+    task = asyncio.create_task(running.read(port, [{"role": "user", "content": "Tell me"}], max_tokens=3000, logit_bias=ban))
     while len(running.times) < 50:
         await asyncio.sleep(0.01)
-    before = time.perf_counter()
-    began = running.times[-1]
+    return running, task
+
+
+def gaps_between(reply, began, ended):
+    """Between two tokens of the reply, in seconds, of those written between two times of its clock."""
+    return [b - a for a, b in zip(reply.times, reply.times[1:]) if began <= a <= ended] or [0]
+
+
+async def run_gap(command, options, tokens, text):
+    server = Server(command, options)
+    running, task = await endless_reply(server.port)
+    before, began = time.perf_counter(), running.times[-1]
     long = await Reply().read(server.port, question(document(random.Random(2), text, int(tokens * 3.2), 4071826)), max_tokens=1)
     took = time.perf_counter() - before
-    gaps = [(a, b - a) for a, b in zip(running.times, running.times[1:])]
-    during = [gap for at, gap in gaps if began <= at <= began + took]
-    usual = [gap for at, gap in gaps if at < began]
+    during, usual = gaps_between(running, began, began + took), gaps_between(running, 0, began)
     print("a prompt of %d tokens beside one reply: read in %.1f s; between two tokens of the reply meanwhile: median %.0f ms, longest %.0f ms "
           "(%d tokens); before: median %.0f ms" % (long.usage["prompt_tokens"], took, 1000 * statistics.median(during), 1000 * max(during),
                                                    len(during), 1000 * statistics.median(usual)))
     task.cancel()
     return server.stop() == 0
+
+
+async def watch_file(folder):
+    """When a state file that is written to the folder began to be there, when it was whole, and its bytes."""
+    began = None
+    while True:
+        for entry in os.scandir(folder):
+            began = began or time.perf_counter()
+            if entry.name.endswith(".state"):
+                return began, time.perf_counter(), entry.stat().st_size
+        await asyncio.sleep(0.001)
+
+
+async def run_save(command, options, tokens, text):
+    with tempfile.TemporaryDirectory() as folder:
+        server = Server(command, [*options, "--state-dir", folder])
+        running, task = await endless_reply(server.port)
+        offset = time.perf_counter() - running.times[-1]  # of the reply's clock, to within a token
+        watch = asyncio.create_task(watch_file(folder))
+        long = await Reply().read(server.port, question(document(random.Random(2), text, int(tokens * 3.2), 4071826)), max_tokens=16)
+        began, whole, size = await watch
+        await asyncio.sleep(1)
+        during = gaps_between(running, began - offset - 0.1, whole - offset + 0.1)
+        after = gaps_between(running, whole - offset + 0.1, running.times[-1])
+        print("the state of %d tokens, %.1f MiB, was written in %.3f s; between two tokens of another reply meanwhile: median %.0f ms, longest "
+              "%.0f ms (%d tokens); afterwards: median %.0f ms, longest %.0f ms" %
+              (long.usage["prompt_tokens"], size / 2**20, whole - began, 1000 * statistics.median(during), 1000 * max(during), len(during),
+               1000 * statistics.median(after), 1000 * max(after)))
+        task.cancel()
+        return server.stop() == 0
 
 
 async def special_token(port, name):
@@ -223,6 +264,7 @@ def main():
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--prefix", type=int, help="tokens of the document")
     parser.add_argument("--gap", type=int, help="tokens of the prompt")
+    parser.add_argument("--save", type=int, help="tokens of the session")
     parser.add_argument("--options", default="--parallel 8", help="of the server")
     arguments = parser.parse_args()
     with open(TEXT, encoding="utf-8") as file:
@@ -230,6 +272,8 @@ def main():
     options, good = arguments.options.split(), True
     if arguments.prefix:
         good = asyncio.run(run_prefix(arguments.command, options, arguments.prefix, text))
+    elif arguments.save:
+        good = asyncio.run(run_save(arguments.command, options, arguments.save, text))
     elif arguments.gap:
         good = asyncio.run(run_gap(arguments.command, options, arguments.gap, text))
     else:
