@@ -14,7 +14,7 @@
 
 #include <cmocka.h>
 
-enum { ROWS = 9, WIDTH = 1000, HEAD = 96 };
+enum { ROWS = 9, WIDTH = 1000, PADDED = 1024, HEAD = 96 };
 
 static uint32_t random_state = 1;
 static float uniform(void) {
@@ -52,15 +52,30 @@ static void compare(const char *what, size_t n, double bound) {
             fail_msg("%s: number %zu is %g, not %g", what, i, (double)got[i], (double)want[i]);
 }
 
-/* What the form makes of x, as plain numbers. */
+/* What the form makes of x: the sum of its thirds, in `got`. */
 static void prepare(struct row_form form) {
-    float *from = on_device(x, ROWS * WIDTH), *with = on_device(factor, ROWS * WIDTH), *out = on_device(x, ROWS * WIDTH);
-    struct device_vectors to = {.plain = out};
-    assert_int_equal(rows_prepare(form, from, with, ROWS, WIDTH, &to, NULL), cudaSuccess);
-    read_back(out, ROWS * WIDTH);
+    static uint16_t thirds[3][PADDED / 32][EACH_ROWS][32];
+    static const int place[8] = {0, 2, 1, 3, 8, 10, 9, 11}; /* of the numbers 0 to 7 of a group; 16 numbers further on, 4 places */
+    float *from = on_device(x, ROWS * WIDTH), *with = on_device(factor, ROWS * WIDTH);
+    struct device_vectors to = {0};
+    assert_int_equal(cudaMalloc(&to.thirds, sizeof thirds), cudaSuccess);
+    assert_int_equal(rows_prepare(form, from, with, ROWS, WIDTH, &to, device_stream()), cudaSuccess);
+    assert_int_equal(device_fetch(thirds, to.thirds, sizeof thirds), cudaSuccess);
+    for (int row = 0; row < ROWS; row++)
+        for (int i = 0; i < PADDED; i++) {
+            float sum = 0;
+            for (int third = 3; third-- > 0;) {
+                uint32_t bits = (uint32_t)thirds[third][i / 32][row][place[i % 8] + i % 16 / 8 * 16 + i % 32 / 16 * 4] << 16;
+                float number;
+                memcpy(&number, &bits, sizeof number);
+                sum += number;
+            }
+            if (i < WIDTH) got[row * WIDTH + i] = sum;
+            if (i >= WIDTH) assert_float_equal(sum, 0, 0);
+        }
     cudaFree(from);
     cudaFree(with);
-    cudaFree(out);
+    cudaFree(to.thirds);
 }
 
 static void norms(void **state) {
@@ -101,7 +116,7 @@ static void heads(void **state) {
         if (clamped) clamp_rows(want, 2, N, HEAD);
         norm_rows(&norm, want, want, N, HEAD);
         norm.gain = device_gain;
-        assert_int_equal(rows_norm(norm, rows, N, HEAD, clamped ? 2 : 0, NULL), cudaSuccess);
+        assert_int_equal(rows_norm(norm, rows, N, HEAD, clamped ? 2 : 0, device_stream()), cudaSuccess);
         read_back(rows, N * HEAD);
         compare("a head's norm", N * HEAD, 2e-6);
         cudaFree(rows);
@@ -114,7 +129,7 @@ static void clamps(void **state) {
     float *rows = on_device(x, ROWS * WIDTH);
     memcpy(want, x, sizeof want);
     clamp_rows(want, 1.5f, ROWS, WIDTH);
-    assert_int_equal(rows_clamp(rows, 1.5f, ROWS * WIDTH, NULL), cudaSuccess);
+    assert_int_equal(rows_clamp(rows, 1.5f, ROWS * WIDTH, device_stream()), cudaSuccess);
     read_back(rows, ROWS * WIDTH);
     compare("a clamp", ROWS * WIDTH, 0);
     cudaFree(rows);
@@ -126,11 +141,11 @@ static void finishing_and_picking(void **state) {
     const float sizes[ROWS] = {1, 2, 0.5f, 4, 1, 1, 8, 0.25f, 1};
     float *y = on_device(x, ROWS * WIDTH), *to = on_device(factor, ROWS * WIDTH), *device_sizes = on_device(sizes, ROWS),
           *device_bias = on_device(bias, WIDTH), *device_ids = on_device((const float *)(const void *)ids, 4);
-    assert_int_equal(rows_finish(y, ROWS, WIDTH, WIDTH, device_sizes, device_bias, to, WIDTH, true, NULL), cudaSuccess);
+    assert_int_equal(rows_finish(y, ROWS, WIDTH, WIDTH, device_sizes, device_bias, to, WIDTH, true, device_stream()), cudaSuccess);
     for (int i = 0; i < ROWS * WIDTH; i++) want[i] = factor[i] + (x[i] * sizes[i / WIDTH] + bias[i % WIDTH]);
     read_back(to, ROWS * WIDTH);
     compare("a product's end", ROWS * WIDTH, 1e-6);
-    assert_int_equal(rows_pick(y, (const uint32_t *)(const void *)device_ids, 4, WIDTH, to, NULL), cudaSuccess);
+    assert_int_equal(rows_pick(y, (const uint32_t *)(const void *)device_ids, 4, WIDTH, to, device_stream()), cudaSuccess);
     for (int i = 0; i < 4; i++) memcpy(want + i * WIDTH, x + ids[i] * WIDTH, WIDTH * sizeof *x);
     read_back(to, 4 * WIDTH);
     compare("picked rows", 4 * WIDTH, 0);

@@ -88,9 +88,10 @@ static struct sample sample_new(enum tensor_type type, uint32_t rows, uint32_t c
     if (bias) s.device.bias = on_device(biases, rows * sizeof *biases);
     void *staged = on_device(data, bytes);
     uint32_t first = rows > 32 ? 32 : rows; /* in two parts */
-    assert_int_equal(weights_pack(&s.device, staged, row_bytes, 0, first, NULL), cudaSuccess);
-    assert_int_equal(weights_pack(&s.device, (uint8_t *)staged + first * row_bytes, row_bytes, first, rows - first, NULL),
-                     cudaSuccess);
+    assert_int_equal(weights_pack(&s.device, staged, row_bytes, 0, first, device_stream()), cudaSuccess);
+    assert_int_equal(
+        weights_pack(&s.device, (uint8_t *)staged + first * row_bytes, row_bytes, first, rows - first, device_stream()),
+        cudaSuccess);
     assert_int_equal(cudaDeviceSynchronize(), cudaSuccess);
     cudaFree(staged);
     return s;
@@ -113,17 +114,17 @@ static struct device_vectors vectors_new(const float *x, uint32_t n, uint32_t co
         v.high = on_device(NULL, padded * EACH_ROWS * 2);
         v.low = on_device(NULL, padded * EACH_ROWS * 2);
         v.sums = on_device(NULL, padded / 32 * GROUP_SUMS * EACH_ROWS * sizeof(float));
-        v.plain = on_device(NULL, (size_t)n * columns * sizeof(float));
+        v.thirds = on_device(NULL, padded * EACH_ROWS * 3 * 2);
     }
     float *plain = on_device(x, (size_t)n * columns * sizeof *x);
-    assert_int_equal(rows_prepare((struct row_form){.kind = ROW_PLAIN}, plain, NULL, n, columns, &v, NULL), cudaSuccess);
+    assert_int_equal(rows_prepare((struct row_form){.kind = ROW_PLAIN}, plain, NULL, n, columns, &v, device_stream()), cudaSuccess);
     assert_int_equal(cudaDeviceSynchronize(), cudaSuccess);
     cudaFree(plain);
     return v;
 }
 
 static void vectors_free(struct device_vectors *v) {
-    void *all[] = {v->high, v->low, v->sums, v->plain, v->halves, v->sizes};
+    void *all[] = {v->high, v->low, v->sums, v->thirds, v->halves, v->sizes};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) cudaFree(all[i]);
 }
 
@@ -191,8 +192,9 @@ static void few_rows(void **state) {
                     products[k] = (struct device_product){&s[k].device, on_device(y, sizeof y)};
                 }
                 bool add = n % 2 == 0;
-                assert_int_equal(weights_each(products, 3, &v, n, add, NULL), cudaSuccess);
-                double of_x = weights_plain(types[i]) ? 0 : weights_high_only(types[i]) ? 0x1p-11 : 0x1p-20;
+                assert_int_equal(weights_each(products, 3, &v, n, add, device_stream()), cudaSuccess);
+                const double parts[] = {[ONE_HALF] = 0x1p-11, [TWO_HALVES] = 0x1p-20, [THIRDS] = 0};
+                double of_x = parts[weights_form(types[i])];
                 for (int k = 0; k < 3; k++) {
                     from_device(y, products[k].out, sizeof y);
                     check_product(&s[k], x, n, y, add ? 0.5f : 0, k == 2 ? 0x1p-20 : of_x, "few rows");
@@ -206,6 +208,27 @@ static void few_rows(void **state) {
             memory_free(x);
             for (int k = 0; k < 3; k++) sample_free(&s[k]);
         }
+}
+
+/* Rows so long that not even the sums of 16 vectors fit a multiprocessor. */
+static void long_rows(void **state) {
+    (void)state;
+    enum { COLUMNS = 40960, ROWS = 17 };
+    struct sample s = sample_new(TENSOR_Q6_K, ROWS, COLUMNS, true);
+    float *x = vectors_of(EACH_ROWS, COLUMNS), y[EACH_ROWS * ROWS], first[ROWS];
+    void *out = on_device(NULL, sizeof y);
+    for (uint32_t n = 1; n <= EACH_ROWS; n += EACH_ROWS - 1) {
+        struct device_vectors v = vectors_new(x, n, COLUMNS, true);
+        assert_int_equal(weights_each(&(struct device_product){&s.device, out}, 1, &v, n, false, device_stream()), cudaSuccess);
+        from_device(y, out, (size_t)n * ROWS * sizeof *y);
+        check_product(&s, x, n, y, 0, 0x1p-20, "long rows");
+        if (n == 1) memcpy(first, y, sizeof first);
+        assert_memory_equal(first, y, sizeof first);
+        vectors_free(&v);
+    }
+    cudaFree(out);
+    memory_free(x);
+    sample_free(&s);
 }
 
 static void many_rows(void **state) {
@@ -225,7 +248,8 @@ static void many_rows(void **state) {
                 struct device_vectors v = vectors_new(x, n, columns, false);
                 float *out = on_device(y, (size_t)n * rows * sizeof *y), *scratch = on_device(NULL, (size_t)n * rows * sizeof *y);
                 for (int twice = 0; twice < 2; twice++)
-                    if (gemm_multiply(gemm, &s.device, &v, n, out, k == 1, scratch, NULL, &error)) fail_msg("%s", error.message);
+                    if (gemm_multiply(gemm, &s.device, &v, n, out, k == 1, scratch, device_stream(), &error))
+                        fail_msg("%s", error.message);
                 from_device(y, out, (size_t)n * rows * sizeof *y);
                 for (size_t j = 0; k == 1 && j < (size_t)n * rows; j++) y[j] /= 2; /* added twice */
                 check_product(&s, x, n, y, 0, 0x1p-10, "many rows");
@@ -252,7 +276,7 @@ static void embeddings(void **state) {
             struct sample s = sample_new(types[i], 40, columns, false);
             float *out = on_device(NULL, (size_t)N * columns * sizeof *out), *y = memory_array((size_t)N * columns, sizeof *y);
             for (int add = 0; add < 2; add++) {
-                assert_int_equal(weights_gather(&s.device, device_ids, N, out, add, NULL), cudaSuccess);
+                assert_int_equal(weights_gather(&s.device, device_ids, N, out, add, device_stream()), cudaSuccess);
                 from_device(y, out, (size_t)N * columns * sizeof *y);
                 for (size_t j = 0; j < (size_t)N * columns; j++) {
                     float want = s.numbers[(size_t)ids[j / columns] * columns + j % columns];
@@ -273,7 +297,7 @@ static void what_is_not_finite_shows(void **state) {
     float *x = vectors_of(2, 512), *out = on_device(NULL, 2 * 16 * sizeof *out), y[2 * 16];
     x[512 + 300] = INFINITY;
     struct device_vectors v = vectors_new(x, 2, 512, true);
-    assert_int_equal(weights_each(&(struct device_product){&s.device, out}, 1, &v, 2, false, NULL), cudaSuccess);
+    assert_int_equal(weights_each(&(struct device_product){&s.device, out}, 1, &v, 2, false, device_stream()), cudaSuccess);
     from_device(y, out, sizeof y);
     for (int r = 0; r < 16; r++) assert_true(isfinite(y[r]) && !isfinite(y[16 + r]));
     cudaFree(out);
@@ -288,7 +312,7 @@ int main(void) {
         fprintf(stderr, "skipped: %s\n", error.message);
         return 77;
     }
-    const struct CMUnitTest tests[] = {cmocka_unit_test(few_rows), cmocka_unit_test(many_rows), cmocka_unit_test(embeddings),
-                                       cmocka_unit_test(what_is_not_finite_shows)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(few_rows), cmocka_unit_test(long_rows), cmocka_unit_test(many_rows),
+                                       cmocka_unit_test(embeddings), cmocka_unit_test(what_is_not_finite_shows)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

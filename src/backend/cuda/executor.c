@@ -232,7 +232,7 @@ static void vectors_wanted(struct device_vectors *v, const struct terse_model *m
     const struct wanted all[5] = {{&v->high, EACH_ROWS, columns * 2},
                                   {&v->low, EACH_ROWS, columns * 2},
                                   {(void **)&v->sums, GROUP_SUMS * EACH_ROWS, columns / 32 * sizeof(float)},
-                                  {(void **)&v->plain, EACH_ROWS, columns * sizeof(float)},
+                                  {&v->thirds, EACH_ROWS, columns * 3 * 2},
                                   {(void **)&v->sizes, EACH_ROWS, sizeof(float)}};
     for (size_t i = 0; i < 5; i++) wanted[i] = all[i];
 }

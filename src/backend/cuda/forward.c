@@ -54,17 +54,11 @@ static struct row_form norm_form(const struct norm *norm) { return (struct row_f
 /* The executor's room for EACH_ROWS rows, in the forms that these products read. */
 static struct device_vectors forms_of(const struct executor *e, const struct device_product *products, size_t n) {
     struct device_vectors forms = e->each;
-    bool plain = false, halves = false, low = false;
-    for (size_t i = 0; i < n; i++) {
-        enum tensor_type type = products[i].w->type;
-        plain |= weights_plain(type);
-        halves |= !weights_plain(type);
-        low |= !weights_plain(type) && !weights_high_only(type);
-    }
-    if (!plain) forms.plain = NULL;
-    if (!low) forms.low = NULL;
-    if (!halves) forms.high = NULL;
-    if (!halves) forms.sizes = NULL;
+    bool wanted[] = {[ONE_HALF] = false, [TWO_HALVES] = false, [THIRDS] = false};
+    for (size_t i = 0; i < n; i++) wanted[weights_form(products[i].w->type)] = true;
+    if (!wanted[THIRDS]) forms.thirds = NULL;
+    if (!wanted[TWO_HALVES]) forms.low = NULL;
+    if (!wanted[TWO_HALVES] && !wanted[ONE_HALF]) forms.high = forms.sizes = NULL;
     return forms;
 }
 

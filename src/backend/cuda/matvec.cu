@@ -1,12 +1,22 @@
-/* Products of weights as they are stored with up to 16 vectors. A block of threads takes 16 rows, its warps their tiles by turns; sums of a group
- * of 32 are the tensor cores', scaled and summed in fp32, and those of the warps are added in order at last. */
+/* Products of weights as they are stored with up to 16 vectors, by tensor cores.
+ *
+ * Warps take 16 rows, a unit, at a time. A row's tiles fall to SLOTS slots by turns, or to half as many where there are few, and sums of the slots
+ * are added in order, so that what a row comes to depends on its length alone. With the vectors in shared memory a block of threads takes one
+ * unit, a warp a slot; where they do not fit, it takes four, so that vectors which have come from global memory are used four times, and a
+ * warp has some slots one after another.
+ *
+ * Each warp copies the tiles that come next into a ring of its own in shared memory. As weights never change it begins to before the vectors are
+ * there: while the kernels before this one run (launch.cuh). */
 #include "backend/cuda/weights.h"
 
-#include "backend/cuda/ptx.cuh"
-#include "backend/cuda/weight_tiles.cuh"
+#include "backend/cuda/launch.cuh"
+#include "backend/cuda/weight_products.cuh"
 
-#define WARPS 8
-#define CODE_UNIT 16777216.f /* 2^24: codes enter as multiples of its inverse */
+#define WARPS 16
+#define SLOTS 16
+#define FAR_STREAMS 4         /* units at a time where vectors stay in global memory */
+#define CODE_UNIT 16777216.f  /* 2^24: codes enter as multiples of its inverse */
+#define RING_BYTES (80 << 10) /* of all warps, but for two tiles each at least */
 
 __host__ __device__ static inline uint32_t divide_up(uint32_t n, uint32_t by) { return (n + by - 1) / by; }
 
@@ -14,157 +24,303 @@ struct matvec_product {
     const uint8_t *data;
     const float *bias;
     float *out;
-    uint32_t rows, blocks; /* blocks of threads of this product and those before it */
+    uint32_t rows, end; /* end: units, of 16 rows, of this product and those before it */
 };
 
 struct matvec_args {
     struct matvec_product products[PRODUCTS_MOST];
-    const uint4 *high, *low;
-    const float *sums, *plain, *sizes;
-    uint32_t columns, n;
-    bool add;
+    const uint4 *forms[3]; /* of the vectors, as many as the type has */
+    const float *sums, *sizes;
+    uint32_t columns, n, units;
+    uint32_t slots, streams; /* of a row; units at a time */
+    bool shared, deep, add;  /* vectors are copied to shared memory; rings hold more than a tile */
 };
 
-__device__ static inline const struct matvec_product *product_of(const struct matvec_args &a, uint32_t *block) {
+/* The product that a unit is of; *unit becomes its number there. */
+__device__ static inline const struct matvec_product *product_of(const struct matvec_args &a, uint32_t *unit) {
     uint32_t i = 0;
-    while (*block >= a.products[i].blocks) i++;
-    *block -= i ? a.products[i - 1].blocks : 0;
+    while (*unit >= a.products[i].end) i++;
+    *unit -= i ? a.products[i - 1].end : 0;
     return &a.products[i];
 }
 
-/* total[rows g and g + 8][vectors 2t, 2t + 1] += this of a group's products. */
-__device__ static inline void add_scaled(float total[4], const float sum[4], const float s[2], const float m[2], float2 of_x) {
-    total[0] = fmaf(s[0], sum[0], fmaf(m[0], of_x.x, total[0]));
-    total[1] = fmaf(s[0], sum[1], fmaf(m[0], of_x.y, total[1]));
-    total[2] = fmaf(s[1], sum[2], fmaf(m[1], of_x.x, total[2]));
-    total[3] = fmaf(s[1], sum[3], fmaf(m[1], of_x.y, total[3]));
+/* ---- Shared memory */
+
+template <class TILE> __host__ __device__ static constexpr uint32_t ring_depth() {
+    return 2 * TILE::BYTES * WARPS > RING_BYTES ? 2 : RING_BYTES / (TILE::BYTES * WARPS);
 }
 
-/* Vectors 8 part + 0 .. 7 of a group, for the lane. */
-__device__ static inline uint4 vector_words(const uint4 *x, uint32_t group, int part, int lane, uint32_t n) {
-    return 8 * part + lane / 4 < n ? x[(group * EACH_ROWS + 8 * part) * 4 + lane] : make_uint4(0, 0, 0, 0);
+/* Blocks of threads that shall fit a multiprocessor: this kernel's and the next one's, where their rings do. */
+template <class TILE> __host__ __device__ static constexpr int blocks_together(int parts) {
+    return parts == 1 && WARPS * ring_depth<TILE>() * TILE::BYTES <= 96 << 10 ? 2 : 1;
 }
 
-template <class TILE, int PARTS>
-__device__ static inline void multiply_group(const TILE &tile, int b, uint32_t group, const struct matvec_args &a, int lane,
-                                             float total[PARTS][4]) {
-    uint32_t pair[2][4];
-    float s[2][2], m[2][2]; /* [row][half] */
-    for (int h = 0; h < 2; h++) {
-        tile.pairs(b, h, lane % 4, pair[h]);
-        tile.scale(b, h, s[h], m[h]);
+/* Where its parts begin, in bytes. */
+struct matvec_room {
+    uint32_t vectors, sums, parts, bytes; /* parts: [stream][slot][vector][16 rows] */
+};
+
+template <class TILE> __host__ __device__ static inline matvec_room room_of(const struct matvec_args &a) {
+    uint32_t across = divide_up(a.columns, TILE::WIDTH), vector_bytes = across * TILE::GROUPS * a.n * 64 * forms_of(TILE::FORM);
+    matvec_room room;
+    room.vectors = WARPS * (a.deep ? ring_depth<TILE>() : 1) * TILE::BYTES;
+    room.sums = room.vectors + (a.shared ? vector_bytes : 0);
+    room.parts = room.sums + across * a.n * sum_bytes(TILE::OFFSETS);
+    room.bytes = room.parts + a.streams * a.slots * a.n * TILE_ROWS * (uint32_t)sizeof(float);
+    return room;
+}
+
+/* ---- Tiles of a warp, one after another, into its ring */
+
+template <class TILE> struct tile_stream {
+    const struct matvec_args &a;
+    const uint32_t ring, depth, across, warps; /* warps: of a unit */
+    uint32_t unit, k, place;
+    const uint8_t *at; /* NULL: there are no more */
+
+    __device__ tile_stream(const struct matvec_args &a, const uint8_t *memory, uint32_t warp)
+        : a(a), ring(shared_address(memory) + warp * (a.deep ? ring_depth<TILE>() : 1) * TILE::BYTES),
+          depth(a.deep ? ring_depth<TILE>() : 1), across(divide_up(a.columns, TILE::WIDTH)), warps(WARPS / a.streams),
+          unit(blockIdx.x * a.streams + warp / warps), k(warp & (warps - 1)), place(0) {
+        enter();
     }
-    for (int part = 0; part < PARTS; part++) {
-        uint4 high = vector_words(a.high, group, part, lane, a.n), low = make_uint4(0, 0, 0, 0);
-        if (TILE::LOW) low = vector_words(a.low, group, part, lane, a.n);
-        float sum[2][4] = {};
-        for (int i = 0; i < 2; i++) {
-            const uint32_t *w = pair[0] + 2 * i, *below = pair[1] + 2 * i;
-            float(&to)[4] = sum[TILE::HALVES == 2 ? i : 0];
-            mma(to, w[0], below[0], w[1], below[1], word_of(high, 2 * i), word_of(high, 2 * i + 1));
-            if (TILE::LOW) mma(to, w[0], below[0], w[1], below[1], word_of(low, 2 * i), word_of(low, 2 * i + 1));
+    /* To tile k, the first of its slot, or to that of the unit's next slot where there is none. */
+    __device__ void enter() {
+        while (unit < a.units && (k >= a.slots || k >= across)) {
+            k &= warps - 1;
+            unit = k < across ? unit + gridDim.x * a.streams : a.units;
         }
-        for (int i = 0; i < TILE::HALVES; i++) {
-            const float own_s[2] = {s[0][i], s[1][i]}, own_m[2] = {m[0][i], m[1][i]};
-            float2 of_x = make_float2(0, 0);
-            if (TILE::CODES)
-                of_x = *(const float2 *)(a.sums +
-                                         (group * GROUP_SUMS + (TILE::HALVES == 2 ? i
-                                                                : TILE::LOW       ? 2
-                                                                                  : 3)) *
-                                             EACH_ROWS +
-                                         8 * part + 2 * (lane % 4));
-            add_scaled(total[part], sum[i], own_s, own_m, of_x);
-        }
+        uint32_t of = unit;
+        at = NULL;
+        if (unit >= a.units) return;
+        const struct matvec_product *p = product_of(a, &of);
+        at = p->data + ((size_t)of * across + k) * TILE::BYTES;
     }
-}
-
-template <class TILE, int PARTS> __global__ void __launch_bounds__(32 * WARPS) matvec_tiles(const struct matvec_args a) {
-    __shared__ float sums[WARPS][TILE_ROWS][8 * PARTS];
-    uint32_t block = blockIdx.x, across = divide_up(a.columns, TILE::WIDTH), lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const struct matvec_product *p = product_of(a, &block);
-    const uint8_t *row = p->data + (size_t)block * across * TILE::BYTES;
-    float total[PARTS][4] = {};
-    TILE tile;
-    if (warp < across) tile.load(row + (size_t)warp * TILE::BYTES, lane);
-    for (uint32_t k = warp; k < across; k += WARPS) {
-        TILE next = tile;
-        if (k + WARPS < across) next.load(row + (size_t)(k + WARPS) * TILE::BYTES, lane);
+    __device__ void fetch(int lane) {
+        uint32_t to = ring + place * TILE::BYTES;
+        place = place + 1 == depth ? 0 : place + 1;
+        if (at) {
 #pragma unroll
-        for (int b = 0; b < TILE::GROUPS; b++) multiply_group<TILE, PARTS>(tile, b, k * TILE::GROUPS + b, a, lane, total);
-        tile = next;
+            for (int i = 0; i < TILE::BYTES; i += 512)
+                if (i + 512 <= TILE::BYTES || i + 16 * lane < TILE::BYTES) copy_async<16>(to + i + 16 * lane, at + i + 16 * lane);
+            k += a.slots, at += (size_t)a.slots * TILE::BYTES;
+            if (k >= across) {
+                k = (k & (a.slots - 1)) + warps; /* the next slot */
+                enter();
+            }
+        }
+        commit_copies();
     }
-    for (int part = 0; part < PARTS; part++)
-        for (int i = 0; i < 4; i++) sums[warp][lane / 4 + i / 2 * 8][8 * part + 2 * (lane % 4) + i % 2] = total[part][i];
-    __syncthreads();
-    uint32_t r = threadIdx.x % TILE_ROWS, vector = threadIdx.x / TILE_ROWS, at = block * TILE_ROWS + r;
-    if (vector >= a.n || at >= p->rows) return;
-    float y = 0;
-    for (int w = 0; w < WARPS; w++) y += sums[w][r][vector];
-    y *= (TILE::CODES ? CODE_UNIT : 1) * a.sizes[vector];
-    if (p->bias) y += p->bias[at];
-    float *out = p->out + (size_t)vector * p->rows + at;
-    *out = a.add ? *out + y : y;
+    /* Until the oldest tile that was fetched is there. */
+    __device__ void wait() const {
+        if (a.deep)
+            wait_copies<ring_depth<TILE>() - 1>();
+        else
+            wait_copies<0>();
+        __syncwarp();
+    }
+};
+
+/* ---- Vectors into shared memory, by all threads */
+
+template <class TILE>
+__device__ static inline void stage_vectors(const struct matvec_args &a, uint8_t *memory, const matvec_room &room) {
+    uint32_t groups = divide_up(a.columns, TILE::WIDTH) * TILE::GROUPS, quads = groups * a.n * 4;
+    uint4 *to = (uint4 *)(memory + room.vectors);
+    for (uint32_t i = threadIdx.x; a.shared && i < quads; i += 32 * WARPS) {
+        uint32_t group = i / (4 * a.n), from = group * EACH_ROWS * 4 + i % (4 * a.n);
+        for (int form = 0; form < forms_of(TILE::FORM); form++) to[form * quads + i] = a.forms[form][from];
+    }
+    const int each = TILE::OFFSETS ? TILE::OFFSETS : 1, of_group = each / TILE::GROUPS ? each / TILE::GROUPS : 1;
+    const uint32_t which = TILE::HALVES == 2 ? 0 : TILE::FORM == TWO_HALVES ? 2 : 3; /* of GROUP_SUMS */
+    for (uint32_t i = threadIdx.x; TILE::OFFSETS && i < groups * of_group * a.n; i += 32 * WARPS) {
+        uint32_t number = i / a.n, v = i % a.n, group = number / of_group;
+        float sum = a.sums[(group * GROUP_SUMS + which + number % of_group) * EACH_ROWS + v] * power_of_two(24 - SUM_SCALE);
+        __half high = __float2half(sum), low = __float2half(sum - __half2float(high));
+        __half *of_tile = (__half *)(memory + room.sums) + (number / each * a.n + v) * (2 * each);
+        of_tile[place_of_sum<TILE::OFFSETS>(number % each, false)] = high;
+        of_tile[place_of_sum<TILE::OFFSETS>(number % each, true)] = low;
+    }
 }
 
-/* ---- F32 and BF16: a warp a row, in fp32 */
+/* ---- A unit's end */
 
-template <bool WIDE, int VECTORS> __global__ void matvec_rows(const struct matvec_args a) {
-    uint32_t block = blockIdx.x, lane = threadIdx.x % 32;
-    const struct matvec_product *p = product_of(a, &block);
-    uint32_t at = block * WARPS + threadIdx.x / 32;
-    if (at >= p->rows) return;
-    const uint8_t *row = p->data + (size_t)at * a.columns * (WIDE ? 4 : 2);
-    float total[VECTORS] = {};
-#pragma unroll 2
-    for (uint32_t i = lane; i < a.columns; i += 32) {
-        float w = WIDE ? ((const float *)row)[i] : __uint_as_float((uint32_t)((const uint16_t *)row)[i] << 16);
-        for (int v = 0; v < VECTORS; v++)
-            if (v < a.n) total[v] = fmaf(w, a.plain[(size_t)v * a.columns + i], total[v]);
+/* The number that a thread adds up: row, vector and stream, and what is there already. */
+struct matvec_result {
+    float *out; /* NULL: none */
+    float factor, bias, before;
+};
+
+__device__ static inline matvec_result result_of(const struct matvec_args &a, uint32_t unit, uint32_t row, uint32_t vector,
+                                                 float scale) {
+    matvec_result r = {NULL, 0, 0, 0};
+    if (unit >= a.units || vector >= a.n) return r;
+    const struct matvec_product *p = product_of(a, &unit);
+    uint32_t at = unit * TILE_ROWS + row;
+    if (at >= p->rows) return r;
+    r.out = p->out + (size_t)vector * p->rows + at;
+    r.factor = a.sizes ? scale * a.sizes[vector] : scale;
+    if (p->bias) r.bias = p->bias[at];
+    if (a.add) r.before = *r.out;
+    return r;
+}
+
+template <int PARTS> __device__ static inline void put_sums(float *parts, const row_sums<PARTS> &sums, uint32_t n, int lane) {
+    for (int part = 0; part < PARTS; part++)
+        for (int i = 0; i < 4; i++) {
+            uint32_t v = PART * part + 2 * (lane % 4) + i % 2;
+            if (v < n) parts[v * TILE_ROWS + lane / 4 + i / 2 * 8] = sums.of[part][i];
+        }
+}
+
+/* Adds up a stream's slots and stores what they come to. */
+__device__ static inline float sum_of_slots(const struct matvec_args &a, const float *parts, uint32_t stream, uint32_t place) {
+    float y = 0;
+    for (uint32_t slot = 0; slot < a.slots; slot++) y += parts[(stream * a.slots + slot) * a.n * TILE_ROWS + place];
+    return y;
+}
+__device__ static inline void store(const matvec_result &r, float y) {
+    if (r.out) *r.out = r.before + fmaf(y, r.factor, r.bias);
+}
+
+template <class TILE, int PARTS, class VECTORS>
+__device__ static inline void matvec_rounds(const struct matvec_args &a, uint8_t *memory, const matvec_room &room,
+                                            tile_stream<TILE> &tiles, const VECTORS &x) {
+    const int lane = threadIdx.x % 32;
+    const uint32_t warp = threadIdx.x / 32, stream = warp / tiles.warps, sums_stride = a.n * sum_bytes(TILE::OFFSETS);
+    const uint32_t row = threadIdx.x % TILE_ROWS, vector = threadIdx.x / TILE_ROWS % EACH_ROWS,
+                   own_stream = threadIdx.x / (TILE_ROWS * EACH_ROWS); /* of what the thread adds up */
+    const float scale = TILE::CODES ? CODE_UNIT : 1;
+    float *parts = (float *)(memory + room.parts);
+    uint32_t sums_at[PARTS], place = 0;
+    for (int part = 0; part < PARTS; part++) {
+        uint32_t v = PART * part + lane / 4;
+        sums_at[part] =
+            shared_address(memory + room.sums) + (v < a.n ? v : 0) * sum_bytes(TILE::OFFSETS) + lane % 4 * TILE::OFFSETS;
     }
-    for (int v = 0; v < VECTORS; v++) {
-        for (int apart = 16; apart; apart /= 2) total[v] += __shfl_xor_sync(~0u, total[v], apart);
-        if (lane || v >= a.n) continue;
-        float y = total[v] + (p->bias ? p->bias[at] : 0), *out = p->out + (size_t)v * p->rows + at;
-        *out = a.add ? *out + y : y;
+    for (uint32_t first = blockIdx.x * a.streams; first < a.units; first += gridDim.x * a.streams) {
+        for (uint32_t slot = warp % tiles.warps; slot < a.slots; slot += tiles.warps) {
+            tile_sums<TILE, PARTS> sums;
+            sums.clear();
+            for (uint32_t k = first + stream < a.units ? slot : tiles.across; k < tiles.across; k += a.slots) {
+                tiles.wait();
+                sums.add(shared_tile{tiles.ring + place * TILE::BYTES}, k, x, sums_at, sums_stride, lane);
+                __syncwarp();
+                place = place + 1 == tiles.depth ? 0 : place + 1;
+                tiles.fetch(lane);
+            }
+            sums.finish();
+            put_sums(parts + (stream * a.slots + slot) * a.n * TILE_ROWS, sums.codes, a.n, lane);
+        }
+        const matvec_result result = result_of(a, own_stream < a.streams ? first + own_stream : a.units, row, vector, scale);
+        __syncthreads();
+        float y = result.out ? sum_of_slots(a, parts, own_stream, vector * TILE_ROWS + row) : 0;
+        for (uint32_t s = own_stream + 2; s < a.streams; s += 2) {
+            const matvec_result another = result_of(a, first + s, row, vector, scale);
+            if (another.out) store(another, sum_of_slots(a, parts, s, vector * TILE_ROWS + row));
+        }
+        __syncthreads(); /* the parts are read */
+        store(result, y);
     }
+}
+
+template <class TILE, int PARTS, bool SHARED>
+__global__ void __launch_bounds__(32 * WARPS, blocks_together<TILE>(PARTS))
+    matvec_tiles(const __grid_constant__ struct matvec_args a) {
+    extern __shared__ __align__(16) uint8_t memory[];
+    const int lane = threadIdx.x % 32;
+    const matvec_room room = room_of<TILE>(a);
+    tile_stream<TILE> tiles(a, memory, threadIdx.x / 32);
+    for (uint32_t i = 0; i < tiles.depth; i++) tiles.fetch(lane);
+    let_next_kernel_begin();
+    wait_for_kernels();
+    stage_vectors<TILE>(a, memory, room);
+    __syncthreads();
+    if (SHARED)
+        matvec_rounds<TILE, PARTS>(
+            a, memory, room, tiles,
+            shared_vectors<PARTS>(shared_address(memory + room.vectors), a.n, tiles.across * TILE::GROUPS, lane));
+    else
+        matvec_rounds<TILE, PARTS>(a, memory, room, tiles, stored_vectors<PARTS>(a.forms, a.n, lane));
+}
+
+/* Whether the vectors fit, in the way that is best of those that do. */
+template <class TILE> static bool choose_way(struct matvec_args *a, uint32_t shared_bytes) {
+    a->slots = divide_up(a->columns, TILE::WIDTH) > SLOTS / 2 ? SLOTS : SLOTS / 2;
+    for (int way = 0; way < 3; way++) {
+        a->shared = way == 0, a->deep = way < 2;
+        a->streams = a->shared ? WARPS / a->slots : FAR_STREAMS;
+        if (room_of<TILE>(*a).bytes <= shared_bytes) return true;
+    }
+    return false;
+}
+
+/* As many blocks of threads as there are multiprocessors, where there is work for them. */
+template <class TILE> static cudaError_t launch_tiles(const struct matvec_args &a, cudaStream_t stream) {
+    uint32_t bytes = room_of<TILE>(a).bytes, blocks = divide_up(a.units, a.streams),
+             most = device_attribute(cudaDevAttrMultiProcessorCount);
+    void (*kernel)(const struct matvec_args) = a.n <= PART ? a.shared ? matvec_tiles<TILE, 1, true> : matvec_tiles<TILE, 1, false>
+                                               : a.shared ? matvec_tiles<TILE, 2, true>
+                                                           : matvec_tiles<TILE, 2, false>;
+    cudaError_t result = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+    if (result != cudaSuccess) return result;
+    return launch_early(kernel, dim3(blocks < most ? blocks : most), dim3(32 * WARPS), bytes, stream, a);
+}
+
+/* The product with `count` vectors from `first` on. */
+static struct matvec_args vectors_from(const struct matvec_args &a, uint32_t first, uint32_t count) {
+    struct matvec_args own = a;
+    own.n = count, own.sums += first;
+    if (a.sizes) own.sizes += first;
+    for (const uint4 *&form : own.forms)
+        if (form) form += first * 4;
+    for (struct matvec_product &p : own.products) p.out += (size_t)first * p.rows;
+    return own;
+}
+
+/* All vectors at once, but for rows so long that fewer fit. */
+template <class TILE> static cudaError_t multiply_tiles(const struct matvec_args &a, cudaStream_t stream) {
+    const uint32_t shared_bytes = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+    cudaError_t result = cudaSuccess;
+    for (uint32_t first = 0, count = a.n; first < a.n && result == cudaSuccess; first += count) {
+        struct matvec_args own = vectors_from(a, first, a.n - first < count ? a.n - first : count);
+        while (!choose_way<TILE>(&own, shared_bytes)) {
+            if ((count = own.n / 2) == 0) return cudaErrorInvalidValue;
+            own = vectors_from(a, first, count);
+        }
+        result = launch_tiles<TILE>(own, stream);
+    }
+    return result;
 }
 
 /* Products of one type. */
-static void launch(enum tensor_type type, const struct matvec_args *a, uint32_t blocks, cudaStream_t stream) {
-    if (type == TENSOR_F32 || type == TENSOR_BF16) {
-        bool wide = type == TENSOR_F32;
-        void (*kernel)(const struct matvec_args) = a->n == 1   ? wide ? matvec_rows<true, 1> : matvec_rows<false, 1>
-                                                     : a->n <= 4 ? wide ? matvec_rows<true, 4> : matvec_rows<false, 4>
-                                                     : wide ? matvec_rows<true, 16>
-                                                               : matvec_rows<false, 16>;
-        kernel<<<blocks, 32 * WARPS, 0, stream>>>(*a);
-    }
-#define CALL(TILE) \
-    if (a->n <= 8) \
-        matvec_tiles<TILE, 1><<<blocks, 32 * WARPS, 0, stream>>>(*a); \
-    else \
-        matvec_tiles<TILE, 2><<<blocks, 32 * WARPS, 0, stream>>>(*a)
+static cudaError_t launch(enum tensor_type type, const struct matvec_args *a, cudaStream_t stream) {
+#define CALL(TILE) return multiply_tiles<TILE>(*a, stream)
     FOR_TILE_TYPE(type, CALL)
 #undef CALL
+    return cudaErrorInvalidValue;
 }
 
 extern "C" cudaError_t weights_each(const struct device_product *products, size_t n_products, const struct device_vectors *x,
                                     uint32_t n, bool add, cudaStream_t stream) {
     struct matvec_args a = {};
-    a.high = (const uint4 *)x->high, a.low = (const uint4 *)x->low;
-    a.sums = x->sums, a.plain = x->plain, a.sizes = x->sizes;
-    a.n = n, a.add = add;
-    for (size_t i = 0; i < n_products;) {
+    a.sums = x->sums, a.n = n, a.add = add;
+    cudaError_t result = cudaSuccess;
+    for (size_t i = 0; i < n_products && result == cudaSuccess;) {
         enum tensor_type type = products[i].w->type;
-        uint32_t per_block = type == TENSOR_F32 || type == TENSOR_BF16 ? WARPS : TILE_ROWS, blocks = 0;
+        const bool thirds = weights_form(type) == THIRDS;
+        const size_t form_quads = (size_t)divide_up(products[i].w->columns, WIDTH_STEP) * WIDTH_STEP * EACH_ROWS / 8;
+        for (int form = 0; form < 3; form++)
+            a.forms[form] = thirds ? (const uint4 *)x->thirds + form * form_quads : (const uint4 *)(form ? x->low : x->high);
+        a.sizes = thirds ? NULL : x->sizes;
+        a.units = 0;
         for (uint32_t k = 0; i < n_products && products[i].w->type == type; i++, k++) {
             const struct device_matrix *w = products[i].w;
-            blocks += divide_up(w->rows, per_block);
-            a.products[k] = (struct matvec_product){w->data, w->bias, products[i].out, w->rows, blocks};
+            a.units += divide_up(w->rows, TILE_ROWS);
+            a.products[k] = (struct matvec_product){w->data, w->bias, products[i].out, w->rows, a.units};
             a.columns = w->columns;
         }
-        launch(type, &a, blocks, stream);
+        result = launch(type, &a, stream);
     }
-    return cudaGetLastError();
+    return result;
 }

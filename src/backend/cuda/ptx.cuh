@@ -33,6 +33,13 @@ PTX_INLINE void mma(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
+/* The same of bfloat16. */
+PTX_INLINE void mma_bf16(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
 /* The same of bytes: d[16][8] += a[16][32] b[32][8], where a and b have columns, rows, 4t .. 4t+3 and 16 more. */
 PTX_INLINE void mma_s8(int (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
     asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
@@ -73,6 +80,12 @@ PTX_INLINE uint32_t load_shared(uint32_t address) {
     return r;
 }
 
+PTX_INLINE uint32_t load_shared_half(uint32_t address) {
+    uint16_t r;
+    asm volatile("ld.shared.u16 %0, [%1];" : "=h"(r) : "r"(address) : "memory");
+    return r;
+}
+
 PTX_INLINE uint2 load_shared_pair(uint32_t address) {
     uint2 r;
     asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(r.x), "=r"(r.y) : "r"(address) : "memory");
@@ -83,6 +96,21 @@ PTX_INLINE uint4 load_shared_quad(uint32_t address) {
     uint4 r;
     asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w) : "r"(address) : "memory");
     return r;
+}
+
+/* ---- Kernels that begin before the one that was launched before them has ended (launch.cuh). Before compute capability 9.0 none does. */
+
+/* Whoever has run this may see what kernels launched before wrote, and write what they read. */
+PTX_INLINE void wait_for_kernels() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+/* From here on the next kernel's blocks of threads may begin, once all of this one's have come here. */
+PTX_INLINE void let_next_kernel_begin() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
 }
 
 /* ---- Copies from global to shared memory, while the lane goes on */

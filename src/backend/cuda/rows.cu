@@ -1,6 +1,9 @@
 /* Rows of activations: a block of threads a row where it is long, a warp where it is a head. */
 #include "backend/cuda/rows.h"
 
+#include "backend/cuda/launch.cuh"
+#include "backend/cuda/ptx.cuh"
+
 #include <cuda_fp16.h>
 #include <math.h>
 
@@ -105,8 +108,20 @@ __device__ static inline void emit_group(const struct device_vectors &to, uint32
     if (lane == 0) sums[3 * EACH_ROWS] = of_high / CODE_UNIT;
 }
 
+/* The three times eight bits of a number's significand. */
+__device__ static inline void emit_thirds(const struct device_vectors &to, uint32_t row, uint32_t i, uint32_t padded, float x) {
+    uint16_t *at = (uint16_t *)to.thirds + ((size_t)(i / 32) * EACH_ROWS + row) * 32 + place_of(i % 32);
+    for (int third = 0; third < 3; third++, at += (size_t)padded * EACH_ROWS) {
+        uint32_t bits = __float_as_uint(x) & 0xffff0000;
+        *at = (uint16_t)(bits >> 16);
+        x -= __uint_as_float(bits);
+    }
+}
+
 __global__ void __launch_bounds__(THREADS)
     prepare_rows(struct row_form form, const float *x, const float *factor, uint32_t width, struct device_vectors to) {
+    let_next_kernel_begin();
+    wait_for_kernels();
     size_t row = blockIdx.x;
     struct row_source s = {form, x + row * width, factor ? factor + row * width : NULL, 0, 0};
     if (form.kind == ROW_NORM) norm_numbers(form.norm, s.x, width, &s.mean, &s.inverse);
@@ -116,19 +131,19 @@ __global__ void __launch_bounds__(THREADS)
         size = size_of(block_most(most));
         if (threadIdx.x == 0) to.sizes[row] = size;
     }
-    uint32_t halves_width = divide_up(width, 32) * 32, padded = to.high ? divide_up(width, WIDTH_STEP) * WIDTH_STEP : halves_width;
+    uint32_t halves_width = divide_up(width, 32) * 32,
+             padded = to.high || to.thirds ? divide_up(width, WIDTH_STEP) * WIDTH_STEP : halves_width;
     for (uint32_t i = threadIdx.x; i < padded; i += blockDim.x) { /* a warp's numbers are a group */
         float value = i < width ? row_value(s, i) : 0;
-        if (to.plain && i < width) to.plain[row * width + i] = value;
         if (to.high) emit_group(to, row, i / 32, value / size);
+        if (to.thirds) emit_thirds(to, row, i, padded, value);
         if (to.halves && i < halves_width) ((__half *)to.halves)[row * halves_width + i] = __float2half(value / size);
     }
 }
 
 extern "C" cudaError_t rows_prepare(struct row_form form, const float *x, const float *factor, uint32_t n, uint32_t width,
                                     const struct device_vectors *to, cudaStream_t stream) {
-    if (n) prepare_rows<<<n, THREADS, 0, stream>>>(form, x, factor, width, *to);
-    return cudaGetLastError();
+    return n ? launch_early(prepare_rows, dim3(n), dim3(THREADS), 0, stream, form, x, factor, width, *to) : cudaSuccess;
 }
 
 /* ---- By themselves */

@@ -6,17 +6,48 @@
  * weights 4 t .. 4 t + 3 and 16 + 4 t .. 16 + 4 t + 3, in pairs:
  *     pair 0  4t, 4t + 2      pair 1  4t + 1, 4t + 3      pair 2, 3  the same, 16 further on
  * so that pairs 0 and 1 are one product's operand and pairs 2 and 3 the next one's. Vectors are laid out to match (rows.cu). A code
- * is the bits of a half, so as a number q 2^-24, exactly, which the product takes as it is: no conversion. Weight = scale q + min, one scale and
- * min for a group, or for each half of it (HALVES).
+ * is the bits of a half, so as a number q 2^-24, exactly, which the product takes as it is: no conversion. Where codes of four bits are a byte's
+ * upper ones they stay there, as 16 q.
+ *
+ * A tile is loaded CHUNK groups at a time: these types hold a chunk. Weight = unit size q + least. size is a group's, or that of half a group
+ * (HALVES); unit, of types that have one (UNIT), a row's of the tile. `least` times the sum of x is a product of tensor cores too: of OFFSETS numbers of a row and a tile (offsets) with sums of x, whose unit
+ * (offset_unit) is chosen so that the product counts in 2^-24 as the codes do: sums come times 2^-SUM_SCALE as two halves.
  */
 #ifndef TERSE_BACKEND_CUDA_WEIGHT_TILES_CUH
 #define TERSE_BACKEND_CUDA_WEIGHT_TILES_CUH
 
+#include "backend/cuda/ptx.cuh"
+#include "backend/cuda/weights.h"
 #include "gguf/gguf.h"
 
 #include <cuda_fp16.h>
 
 #define TILE_ROWS 16
+
+#define SUM_SCALE 5 /* 32 numbers below 2^15 times 2^-5 are a half */
+
+__device__ static constexpr float power_of_two(int n) {
+    return n < 0 ? power_of_two(n + 1) / 2 : n > 0 ? power_of_two(n - 1) * 2 : 1;
+}
+
+/* A tile's bytes: in global memory, read once, or in shared memory. */
+struct stored_tile {
+    const uint8_t *at;
+    __device__ uint4 quad(int byte) const { return __ldcs((const uint4 *)(at + byte)); }
+    __device__ uint2 pair(int byte) const { return *(const uint2 *)(at + byte); }
+    __device__ uint32_t word(int byte) const { return *(const uint32_t *)(at + byte); }
+    __device__ uint32_t half_word(int byte) const { return *(const uint16_t *)(at + byte); }
+    __device__ uint32_t constant(uint32_t x) const { return x; }
+};
+struct shared_tile {
+    uint32_t at;
+    __device__ uint4 quad(int byte) const { return load_shared_quad(at + byte); }
+    __device__ uint2 pair(int byte) const { return load_shared_pair(at + byte); }
+    __device__ uint32_t word(int byte) const { return load_shared(at + byte); }
+    __device__ uint32_t half_word(int byte) const { return load_shared_half(at + byte); }
+    /* In a register: the compiler does not know that `at` is below 2^24. */
+    __device__ uint32_t constant(uint32_t x) const { return x + (at >> 24); }
+};
 
 /* The parts of a matrix that a lane reads of one row, and where from: `source` is the row's first block of the tile. */
 __device__ static inline uint32_t word_at(const void *source, int byte) {
@@ -24,15 +55,21 @@ __device__ static inline uint32_t word_at(const void *source, int byte) {
     return at[0] | (uint32_t)at[1] << 16;
 }
 
-__device__ static inline uint32_t *words_of(uint4 *v) { return &v->x; }
 __device__ static inline uint32_t word_of(const uint4 &v, int i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
 __device__ static inline float half_value(uint32_t bits) { return __half2float(__ushort_as_half((unsigned short)bits)); }
-__device__ static inline uint4 read_once(const void *at) { return __ldcs((const uint4 *)at); }
 
-/* Codes of 4 bits in words: pairs of the bytes' low (shift 0) or high four bits (shift 4). */
-__device__ static inline void nibble_pairs(uint32_t word, int shift, uint32_t pair[2]) {
-    pair[0] = word >> shift & 0x000f000f;
-    pair[1] = word >> (shift + 8) & 0x000f000f;
+/* The first, second or third eight bits of a number, as a number; their sum is the number. */
+__device__ static inline float third_of(float x, int third) {
+#pragma unroll
+    for (int i = 0; i < third; i++) x -= __uint_as_float(__float_as_uint(x) & 0xffff0000);
+    return __uint_as_float(__float_as_uint(x) & 0xffff0000);
+}
+
+/* Byte i of a word as a number, or a 16th of it, which goes with codes that are 16 times as large: below the implied bit of 2^23 or 2^19. */
+#define EXPONENTS 0x4b490000
+__device__ static inline float byte_value(uint32_t word, int i, bool upper, uint32_t exponents, float offset = 0) {
+    return __uint_as_float(permute(word, exponents, (upper ? 0x6440 : 0x7440) | i)) -
+           (upper ? 524288 + offset / 16 : 8388608 + offset);
 }
 
 /* ---- Types of 32 weights a block: four blocks to a tile */
@@ -41,24 +78,33 @@ __device__ static inline void nibble_pairs(uint32_t word, int shift, uint32_t pa
 template <bool MIN> struct block_scales {
     uint32_t words[MIN ? 4 : 2];
     static constexpr int BYTES = MIN ? 16 : 8;
-    __device__ void load(const uint8_t *at) {
+    template <class SOURCE> __device__ void load(SOURCE from, int byte) {
         if (MIN) {
-            uint4 v = *(const uint4 *)at;
+            uint4 v = from.quad(byte);
             for (int i = 0; i < 4; i++) words[i % (MIN ? 4 : 2)] = word_of(v, i);
         } else {
-            uint2 v = *(const uint2 *)at;
+            uint2 v = from.pair(byte);
             words[0] = v.x, words[1] = v.y;
         }
     }
     __device__ float scale(int b) const { return half_value(MIN ? words[b % (MIN ? 4 : 2)] : words[b / 2] >> 16 * (b % 2)); }
     __device__ float min(int b) const { return half_value(words[b % (MIN ? 4 : 2)] >> 16); }
+
+    /* Mins, or scales, of blocks 2i and 2i + 1 of a row, i = t mod 2: halves. */
+    template <class SOURCE> __device__ static uint32_t offsets(SOURCE from, int byte, int t) {
+        if (!MIN) return from.word(byte + t % 2 * 4);
+        uint2 two = from.pair(byte + t % 2 * 8);
+        return permute(two.x, two.y, 0x7632);
+    }
 };
 
 /* Q4_0, Q4_1, Q5_0, Q5_1: BYTES a block, whose codes are the last 16 of them and whose fifth bits, where FIVE, the four before. */
 template <bool MIN, bool FIVE> struct tile_nibbles {
     static constexpr int WIDTH = 128, GROUPS = 4, HALVES = 1, BLOCK_BYTES = 18 + 2 * MIN + 4 * FIVE;
     static constexpr int HIGH = 1024, SCALES = HIGH + 256 * FIVE, BYTES = SCALES + 16 * block_scales<MIN>::BYTES;
-    static constexpr bool LOW = MIN || FIVE, CODES = true; /* vectors to 22 bits; to 11 where the CPU takes 8 */
+    static constexpr int CHUNK = 4, OFFSETS = 4;
+    static constexpr bool CODES = true, UNIT = false;
+    static constexpr enum vector_form FORM = MIN || FIVE ? TWO_HALVES : ONE_HALF; /* one where the CPU takes 8 bits */
     uint4 codes[2], high[2];
     block_scales<MIN> scales[2];
 
@@ -77,31 +123,41 @@ template <bool MIN, bool FIVE> struct tile_nibbles {
                 ((uint16_t *)(tile + SCALES))[(row * 4 + b) * (1 + MIN) + i] =
                     b < blocks ? *(const uint16_t *)(source + b * BLOCK_BYTES + 2 * i) : 0;
     }
-    __device__ void load(const uint8_t *tile, int lane) {
+    template <class SOURCE> __device__ void load(SOURCE from, int lane, int) {
         for (int h = 0; h < 2; h++) {
-            codes[h] = read_once(tile + (h * 32 + lane) * 16);
-            if (FIVE) high[h] = read_once(tile + HIGH + (lane / 4 + 8 * h) * 16);
-            scales[h].load(tile + SCALES + (lane / 4 + 8 * h) * block_scales<MIN>::BYTES);
+            codes[h] = from.quad((h * 32 + lane) * 16);
+            if (FIVE) high[h] = from.quad(HIGH + (lane / 4 + 8 * h) * 16);
+            scales[h].load(from, SCALES + (lane / 4 + 8 * h) * block_scales<MIN>::BYTES);
         }
     }
-    __device__ void pairs(int b, int h, int t, uint32_t pair[4]) const {
-        nibble_pairs(word_of(codes[h], b), 0, pair);
-        nibble_pairs(word_of(codes[h], b), 4, pair + 2);
-        for (int i = 0; FIVE && i < 2; i++) {
-            uint32_t bits = word_of(high[h], b) >> (16 * i + 4 * t);
-            pair[2 * i] |= (bits << 4 & 0x10) | (bits << 18 & 0x100000);
-            pair[2 * i + 1] |= (bits << 3 & 0x10) | (bits << 17 & 0x100000);
+    __device__ void pairs(int b, int h, int t, uint32_t pair[4], int = 0) const {
+        uint32_t word = word_of(codes[h], b);
+        for (int i = 0; i < 4; i++) pair[i] = word >> (i / 2 * 4 + i % 2 * 8) & 0x000f000f;
+        for (int i = 0; FIVE && i < 2; i++) { /* four bits, of which each product puts two where they belong */
+            uint32_t bits = word_of(high[h], b) >> (16 * i + 4 * t) & 15;
+            pair[2 * i] |= bits * 0x00040010 & 0x00100010;
+            pair[2 * i + 1] |= bits * 0x00020008 & 0x00100010;
         }
     }
-    __device__ void scale(int b, int h, float *s, float *m) const {
-        *s = scales[h].scale(b);
-        *m = MIN ? scales[h].min(b) : *s * (FIVE ? -16 : -8);
+    __device__ float size(int b, int h, int) const { return scales[h].scale(b); }
+    template <class SOURCE> __device__ static float unit(SOURCE, int) { return 1; }
+    template <class SOURCE> __device__ static float least(SOURCE from, int row, int b, int) {
+        float first = half_value(from.half_word(SCALES + row * block_scales<MIN>::BYTES + (1 + MIN) * 2 * b + 2 * MIN));
+        return MIN ? first : first * (FIVE ? -16 : -8);
+    }
+    template <class SOURCE> __device__ static uint32_t offsets(SOURCE from, int row, int t) {
+        return block_scales<MIN>::offsets(from, SCALES + row * block_scales<MIN>::BYTES, t);
+    }
+    template <class SOURCE> __device__ static float offset_unit(SOURCE, int) {
+        return (MIN ? 1 : FIVE ? -16 : -8) * power_of_two(SUM_SCALE - 24);
     }
 };
 
 struct tile_q8_0 {
     static constexpr int WIDTH = 128, GROUPS = 4, HALVES = 1, BLOCK_BYTES = 34, SCALES = 2048, BYTES = SCALES + 128;
-    static constexpr bool LOW = true, CODES = true;
+    static constexpr int CHUNK = 4, OFFSETS = 4;
+    static constexpr bool CODES = true, UNIT = false;
+    static constexpr enum vector_form FORM = TWO_HALVES;
     uint4 codes[2][2];
     block_scales<false> scales[2];
 
@@ -116,54 +172,101 @@ struct tile_q8_0 {
         for (int b = 0; t == 0 && b < 4; b++)
             ((uint16_t *)(tile + SCALES))[row * 4 + b] = b < blocks ? *(const uint16_t *)(source + b * BLOCK_BYTES) : 0;
     }
-    __device__ void load(const uint8_t *tile, int lane) {
+    template <class SOURCE> __device__ void load(SOURCE from, int lane, int) {
         for (int h = 0; h < 2; h++) {
-            for (int j = 0; j < 2; j++) codes[h][j] = read_once(tile + ((j * 2 + h) * 32 + lane) * 16);
-            scales[h].load(tile + SCALES + (lane / 4 + 8 * h) * 8);
+            for (int j = 0; j < 2; j++) codes[h][j] = from.quad(((j * 2 + h) * 32 + lane) * 16);
+            scales[h].load(from, SCALES + (lane / 4 + 8 * h) * 8);
         }
     }
-    __device__ void pairs(int b, int h, int t, uint32_t pair[4]) const {
+    __device__ void pairs(int b, int h, int, uint32_t pair[4], int = 0) const {
         for (int i = 0; i < 2; i++) {
-            uint32_t w = word_of(codes[h][b / 2], 2 * (b % 2) + i) ^ 0x80808080; /* q + 128 */
-            pair[2 * i] = w & 0x00ff00ff;
-            pair[2 * i + 1] = w >> 8 & 0x00ff00ff;
+            uint32_t w = word_of(codes[h][b / 2], 2 * (b % 2) + i); /* q + 128 */
+            pair[2 * i] = (w ^ 0x00800080) & 0x00ff00ff;
+            pair[2 * i + 1] = (w >> 8 ^ 0x00800080) & 0x00ff00ff;
         }
     }
-    __device__ void scale(int b, int h, float *s, float *m) const {
-        *s = scales[h].scale(b);
-        *m = -128 * *s;
+    __device__ float size(int b, int h, int) const { return scales[h].scale(b); }
+    template <class SOURCE> __device__ static float unit(SOURCE, int) { return 1; }
+    template <class SOURCE> __device__ static float least(SOURCE from, int row, int b, int) {
+        return -128 * half_value(from.half_word(SCALES + row * 8 + b * 2));
     }
+    template <class SOURCE> __device__ static uint32_t offsets(SOURCE from, int row, int t) {
+        return block_scales<false>::offsets(from, SCALES + row * 8, t);
+    }
+    template <class SOURCE> __device__ static float offset_unit(SOURCE, int) { return -128 * power_of_two(SUM_SCALE - 24); }
 };
 
-struct tile_f16 {
-    static constexpr int WIDTH = 128, GROUPS = 4, HALVES = 1, BLOCK_BYTES = 64, BYTES = 4096;
-    static constexpr bool LOW = true, CODES = false;
-    uint4 values[2][4];
+/* ---- Types of single weights: no sizes, no offsets */
 
-    /* `blocks` counts single weights here. */
+struct plain_weights {
+    static constexpr int HALVES = 1, OFFSETS = 0;
+    static constexpr bool CODES = false, UNIT = false;
+    __device__ float size(int, int, int) const { return 1; }
+    template <class SOURCE> __device__ static float unit(SOURCE, int) { return 1; }
+    template <class SOURCE> __device__ static float least(SOURCE, int, int, int) { return 0; }
+    template <class SOURCE> __device__ static uint32_t offsets(SOURCE, int, int) { return 0; }
+    template <class SOURCE> __device__ static float offset_unit(SOURCE, int) { return 0; }
+};
+
+/* F16 and BF16, which lie in pairs. */
+template <enum vector_form X> struct tile_short : plain_weights {
+    static constexpr int WIDTH = 64, GROUPS = 2, CHUNK = 2, BLOCK_BYTES = 2, BYTES = 2048;
+    static constexpr enum vector_form FORM = X;
+    uint4 values[2][2];
+
+    /* `weights`: single ones. */
     __device__ static void pack(const uint8_t *source, int weights, uint8_t *tile, int lane, int h) {
         int t = lane % 4;
-        for (int b = 0; b < 4; b++) {
+        for (int b = 0; b < GROUPS; b++) {
             uint32_t w[4] = {0};
             for (int i = 0; i < 8; i++) {
                 int at = 32 * b + 16 * (i / 4) + 4 * t + i % 4;
-                if (at < weights) w[i / 2] |= (uint32_t)((const uint16_t *)source)[at] << 16 * (i % 2);
+                if (at < weights) w[i / 4 * 2 + i % 2] |= (uint32_t)((const uint16_t *)source)[at] << 16 * (i % 4 / 2);
             }
             ((uint4 *)tile)[(b * 2 + h) * 32 + lane] = make_uint4(w[0], w[1], w[2], w[3]);
         }
     }
-    __device__ void load(const uint8_t *tile, int lane) {
+    template <class SOURCE> __device__ void load(SOURCE from, int lane, int) {
         for (int h = 0; h < 2; h++)
-            for (int b = 0; b < 4; b++) values[h][b] = read_once(tile + ((b * 2 + h) * 32 + lane) * 16);
+            for (int b = 0; b < GROUPS; b++) values[h][b] = from.quad(((b * 2 + h) * 32 + lane) * 16);
     }
-    __device__ void pairs(int b, int h, int t, uint32_t pair[4]) const {
+    __device__ void pairs(int b, int h, int, uint32_t pair[4], int = 0) const {
+        for (int i = 0; i < 4; i++) pair[i] = word_of(values[h][b], i);
+    }
+    /* Of the lane's eight, in the file's order. */
+    __device__ float number(int b, int h, int i) const {
+        uint32_t bits = word_of(values[h][b], i / 4 * 2 + i % 2) >> 16 * (i % 4 / 2);
+        return FORM == THIRDS ? __uint_as_float(bits << 16) : half_value(bits);
+    }
+};
+
+/* F32, multiplied as three numbers of eight bits, whose sum it is. */
+struct tile_f32 : plain_weights {
+    static constexpr int WIDTH = 32, GROUPS = 1, CHUNK = 1, BLOCK_BYTES = 4, BYTES = 2048;
+    static constexpr enum vector_form FORM = THIRDS;
+    uint4 values[2][2];
+
+    __device__ static void pack(const uint8_t *source, int weights, uint8_t *tile, int lane, int h) {
         for (int i = 0; i < 2; i++) {
-            uint32_t x = word_of(values[h][b], 2 * i), y = word_of(values[h][b], 2 * i + 1);
-            pair[2 * i] = __byte_perm(x, y, 0x5410);
-            pair[2 * i + 1] = __byte_perm(x, y, 0x7632);
+            uint32_t w[4];
+            for (int j = 0; j < 4; j++) {
+                int at = 16 * i + lane % 4 * 4 + j;
+                w[j] = at < weights ? word_at(source, 4 * at) : 0;
+            }
+            ((uint4 *)tile)[(i * 2 + h) * 32 + lane] = make_uint4(w[0], w[1], w[2], w[3]);
         }
     }
-    __device__ void scale(int b, int h, float *s, float *m) const { *s = 1, *m = 0; }
+    template <class SOURCE> __device__ void load(SOURCE from, int lane, int) {
+        for (int h = 0; h < 2; h++)
+            for (int i = 0; i < 2; i++) values[h][i] = from.quad(((i * 2 + h) * 32 + lane) * 16);
+    }
+    __device__ void pairs(int, int h, int, uint32_t pair[4], int third = 0) const {
+        for (int i = 0; i < 4; i++) {
+            float x = third_of(number(0, h, i / 2 * 4 + i % 2), third), y = third_of(number(0, h, i / 2 * 4 + i % 2 + 2), third);
+            pair[i] = permute(__float_as_uint(x), __float_as_uint(y), 0x7632);
+        }
+    }
+    __device__ float number(int, int h, int i) const { return __uint_as_float(word_of(values[h][i / 4], i % 4)); }
 };
 
 /* ---- Types of 256 weights a block: one to a tile */
@@ -172,9 +275,13 @@ struct tile_f16 {
 template <bool FIVE> struct tile_groups {
     static constexpr int WIDTH = 256, GROUPS = 8, HALVES = 1, BLOCK_BYTES = FIVE ? 176 : 144;
     static constexpr int HIGH = 2048, SCALES = HIGH + 512 * FIVE, BYTES = SCALES + 256;
-    static constexpr bool LOW = FIVE, CODES = true;
-    uint4 codes[2][2], high; /* words of runs 0, 1; 2, 3: a run's t-th and (t + 4)-th; high: the same of both rows */
-    uint4 scales[2];         /* scale, min and the packed bytes */
+    static constexpr int CHUNK = 4, OFFSETS = 8;
+    static constexpr bool CODES = true, UNIT = true;
+    static constexpr enum vector_form FORM = FIVE ? TWO_HALVES : ONE_HALF;
+    uint4 codes[2], high; /* words of two runs, of each its t-th and (t + 4)-th; high: the same of both rows */
+    uint32_t sizes[2];    /* bytes of the four groups */
+    uint32_t exponents;
+    int chunk;
 
     __device__ static void pack(const uint8_t *source, int blocks, uint8_t *tile, int lane, int h) {
         int t = lane % 4, row = lane / 4 + 8 * h;
@@ -188,38 +295,60 @@ template <bool FIVE> struct tile_groups {
             ((uint32_t *)(tile + HIGH))[lane * 4 + 2 * h + i] = blocks ? word_at(source, 16 + 16 * i + 4 * t) : 0;
         ((uint32_t *)(tile + SCALES))[row * 4 + t] = blocks ? word_at(source, 4 * t) : 0;
     }
-    __device__ void load(const uint8_t *tile, int lane) {
+    template <class SOURCE> __device__ void load(SOURCE from, int lane, int number) {
+        chunk = number;
+        exponents = from.constant(EXPONENTS);
         for (int h = 0; h < 2; h++) {
-            for (int j = 0; j < 2; j++) codes[h][j] = read_once(tile + ((j * 2 + h) * 32 + lane) * 16);
-            scales[h] = read_once(tile + SCALES + (lane / 4 + 8 * h) * 16);
+            codes[h] = from.quad(((chunk * 2 + h) * 32 + lane) * 16);
+            sizes[h] = four_sizes(from, lane / 4 + 8 * h, chunk);
         }
-        if (FIVE) high = read_once(tile + HIGH + lane * 16);
+        if (FIVE) high = from.quad(HIGH + lane * 16);
     }
-    __device__ void pairs(int b, int h, int t, uint32_t pair[4]) const {
-        for (int i = 0; i < 2; i++) {
-            nibble_pairs(word_of(codes[h][b / 4], 2 * (b / 2 % 2) + i), 4 * (b % 2), pair + 2 * i);
+    __device__ void pairs(int b, int h, int, uint32_t pair[4], int = 0) const {
+        for (int i = 0; i < 4; i++) {
+            uint32_t word = word_of(codes[h], 2 * (b / 2) + i / 2) >> i % 2 * 8;
+            pair[i] = word & (b % 2 ? 0x00f000f0 : 0x000f000f);
             if (!FIVE) continue;
-            uint32_t bits = word_of(high, 2 * h + i) >> b;
-            pair[2 * i] |= (bits & 0x00010001) << 4;
-            pair[2 * i + 1] |= (bits >> 8 & 0x00010001) << 4;
+            int up = (b % 2 ? 8 : 4) - (4 * chunk + b) - i % 2 * 8; /* from the group's bit to above the code */
+            uint32_t bits = word_of(high, 2 * h + i / 2);
+            pair[i] |= (up < 0 ? bits >> -up : bits << up) & (b % 2 ? 0x01000100 : 0x00100010);
         }
     }
-    __device__ void scale(int b, int h, float *s, float *m) const {
-        const uint4 &v = scales[h]; /* weight_group_scales() */
-        uint32_t sizes = b < 4 ? v.y & 0x3f3f3f3f : (v.w & 0x0f0f0f0f) | (v.y >> 2 & 0x30303030);
-        uint32_t mins = b < 4 ? v.z & 0x3f3f3f3f : (v.w >> 4 & 0x0f0f0f0f) | (v.z >> 2 & 0x30303030);
-        *s = half_value(v.x) * (float)(sizes >> 8 * (b % 4) & 0xff);
-        *m = -half_value(v.x >> 16) * (float)(mins >> 8 * (b % 4) & 0xff);
+    /* Bytes of a chunk's groups, as weight_group_scales() has them. */
+    template <class SOURCE> __device__ static uint32_t four_sizes(SOURCE from, int row, int chunk) {
+        uint32_t low = from.word(SCALES + row * 16 + 4);
+        return chunk ? (from.word(SCALES + row * 16 + 12) & 0x0f0f0f0f) | (low >> 2 & 0x30303030) : low & 0x3f3f3f3f;
+    }
+    template <class SOURCE> __device__ static uint32_t four_mins(SOURCE from, int row, int chunk) {
+        uint2 v = from.pair(SCALES + row * 16 + 8);
+        return chunk ? (v.y >> 4 & 0x0f0f0f0f) | (v.x >> 2 & 0x30303030) : v.x & 0x3f3f3f3f;
+    }
+    __device__ float size(int b, int h, int) const { return byte_value(sizes[h], b, b % 2, exponents); }
+    template <class SOURCE> __device__ static float unit(SOURCE from, int row) {
+        return half_value(from.half_word(SCALES + row * 16));
+    }
+    template <class SOURCE> __device__ static float least(SOURCE from, int row, int b, int) {
+        return -half_value(from.half_word(SCALES + row * 16 + 2)) *
+               byte_value(four_mins(from, row, b / 4), b % 4, false, EXPONENTS);
+    }
+    /* Mins of groups 2t and 2t + 1: again the bits of halves. */
+    template <class SOURCE> __device__ static uint32_t offsets(SOURCE from, int row, int t) {
+        return permute(four_mins(from, row, t / 2), 0, t % 2 ? 0x4342 : 0x4140);
+    }
+    template <class SOURCE> __device__ static float offset_unit(SOURCE from, int row) {
+        return half_value(from.half_word(SCALES + row * 16 + 2)) * -power_of_two(SUM_SCALE);
     }
 };
 
 struct tile_q6_k {
     static constexpr int WIDTH = 256, GROUPS = 8, HALVES = 2, BLOCK_BYTES = 210;
     static constexpr int HIGH = 2048, SIZES = 3072, SCALES = 3328, BYTES = 3360;
-    static constexpr bool LOW = true, CODES = true;
-    uint4 codes[2][2], high[2]; /* as tile_groups; high: of both halves of the block */
-    uint4 sizes[2];
-    uint32_t scales[2];
+    static constexpr int CHUNK = 4, OFFSETS = 16;
+    static constexpr bool CODES = true, UNIT = true;
+    static constexpr enum vector_form FORM = TWO_HALVES;
+    uint4 codes[2];          /* as tile_groups */
+    uint2 high[2], sizes[2]; /* sizes: bytes, of half groups */
+    uint32_t exponents;
 
     __device__ static void pack(const uint8_t *source, int blocks, uint8_t *tile, int lane, int h) {
         int t = lane % 4, row = lane / 4 + 8 * h;
@@ -231,32 +360,45 @@ struct tile_q6_k {
         ((uint32_t *)(tile + SIZES))[row * 4 + t] = blocks ? word_at(source, 192 + 4 * t) : 0;
         if (t == 0) ((uint16_t *)(tile + SCALES))[row] = blocks ? *(const uint16_t *)(source + 208) : 0;
     }
-    __device__ void load(const uint8_t *tile, int lane) {
+    template <class SOURCE> __device__ void load(SOURCE from, int lane, int chunk) {
+        exponents = from.constant(EXPONENTS);
         for (int h = 0; h < 2; h++) {
-            for (int j = 0; j < 2; j++) codes[h][j] = read_once(tile + ((j * 2 + h) * 32 + lane) * 16);
-            high[h] = read_once(tile + HIGH + (h * 32 + lane) * 16);
-            sizes[h] = read_once(tile + SIZES + (lane / 4 + 8 * h) * 16);
-            scales[h] = ((const uint16_t *)(tile + SCALES))[lane / 4 + 8 * h];
+            codes[h] = from.quad(((chunk * 2 + h) * 32 + lane) * 16);
+            high[h] = from.pair(HIGH + (h * 32 + lane) * 16 + chunk * 8);
+            sizes[h] = from.pair(SIZES + (lane / 4 + 8 * h) * 16 + chunk * 8);
         }
     }
-    __device__ void pairs(int b, int h, int t, uint32_t pair[4]) const {
-        int half = b / 4, run = b % 4;
-        for (int i = 0; i < 2; i++) {
-            uint32_t bits = word_of(high[h], 2 * half + i) >> 2 * run;
-            nibble_pairs(word_of(codes[h][half], 2 * (run % 2) + i), 4 * (run / 2), pair + 2 * i);
-            pair[2 * i] |= (bits & 0x00030003) << 4;
-            pair[2 * i + 1] |= (bits >> 8 & 0x00030003) << 4;
+    __device__ void pairs(int b, int h, int, uint32_t pair[4], int = 0) const {
+        for (int i = 0; i < 4; i++) {
+            uint32_t word = word_of(codes[h], 2 * (b % 2) + i / 2) >> i % 2 * 8;
+            uint32_t bits = i / 2 ? high[h].y : high[h].x; /* 2b and 2b + 1 of a byte: above the code */
+            bits = i % 2 ? bits >> (4 + b % 2 * 2) : bits << (4 - b % 2 * 2);
+            pair[i] = b / 2 ? (word & 0x00f000f0) | (bits & 0x03000300) : (word & 0x000f000f) | (bits & 0x00300030);
         }
     }
-    __device__ void scale(int b, int h, float *s, float *m) const {
-        uint32_t word = word_of(sizes[h], b / 2) >> 16 * (b % 2);
-        for (int i = 0; i < 2; i++) {
-            s[i] = half_value(scales[h]) * (float)(int8_t)(word >> 8 * i);
-            m[i] = -32 * s[i];
-        }
+    __device__ float size(int b, int h, int half) const {
+        uint32_t word = (b / 2 ? sizes[h].y : sizes[h].x) ^ 0x80808080; /* s + 128 */
+        return byte_value(word, b % 2 * 2 + half, b / 2, exponents, 128);
+    }
+    template <class SOURCE> __device__ static float unit(SOURCE from, int row) {
+        return half_value(from.half_word(SCALES + row * 2));
+    }
+    template <class SOURCE> __device__ static float least(SOURCE from, int row, int b, int half) {
+        return unit(from, row) * -32 * (float)(int8_t)(from.half_word(SIZES + row * 16 + 2 * b) >> 8 * half);
+    }
+    /* Sizes 2t and 2t + 1, t < 8: halves, from between 1024 and 1279. */
+    template <class SOURCE> __device__ static uint32_t offsets(SOURCE from, int row, int t) {
+        uint32_t two = permute(from.half_word(SIZES + row * 16 + 2 * t) ^ 0x8080, 0x6464, 0x4140);
+        __half2 sizes = __hsub2(*(const __half2 *)&two, __half2half2(__ushort_as_half(0x6480)));
+        return *(const uint32_t *)&sizes;
+    }
+    template <class SOURCE> __device__ static float offset_unit(SOURCE from, int row) {
+        return unit(from, row) * -power_of_two(SUM_SCALE + 5 - 24);
     }
 };
 
+typedef tile_short<TWO_HALVES> tile_f16;
+typedef tile_short<THIRDS> tile_bf16;
 typedef tile_nibbles<false, false> tile_q4_0;
 typedef tile_nibbles<true, false> tile_q4_1;
 typedef tile_nibbles<false, true> tile_q5_0;
@@ -264,9 +406,11 @@ typedef tile_nibbles<true, true> tile_q5_1;
 typedef tile_groups<false> tile_q4_k;
 typedef tile_groups<true> tile_q5_k;
 
-/* Calls CALL(tile type) for a tensor type that lies in tiles; F32 and BF16 lie in rows, as in the file. */
+/* Calls CALL(tile type) for a tensor type. */
 #define FOR_TILE_TYPE(type, CALL) \
     switch (type) { \
+    case TENSOR_F32: CALL(tile_f32); break; \
+    case TENSOR_BF16: CALL(tile_bf16); break; \
     case TENSOR_F16: CALL(tile_f16); break; \
     case TENSOR_Q8_0: CALL(tile_q8_0); break; \
     case TENSOR_Q4_0: CALL(tile_q4_0); break; \

@@ -7,21 +7,16 @@
 
 __host__ __device__ static inline uint32_t divide_up(uint32_t n, uint32_t by) { return (n + by - 1) / by; }
 
-static bool in_rows(enum tensor_type type) { return type == TENSOR_F32 || type == TENSOR_BF16; }
-
 extern "C" bool weights_supported(enum tensor_type type) { return weights_bytes(type, 1, 1) != 0; }
 
-extern "C" bool weights_plain(enum tensor_type type) { return in_rows(type); }
-
-extern "C" bool weights_high_only(enum tensor_type type) {
-#define CALL(TILE) return !TILE::LOW
+extern "C" enum vector_form weights_form(enum tensor_type type) {
+#define CALL(TILE) return TILE::FORM
     FOR_TILE_TYPE(type, CALL)
 #undef CALL
-    return false;
+    return TWO_HALVES;
 }
 
 extern "C" size_t weights_bytes(enum tensor_type type, uint32_t rows, uint32_t columns) {
-    if (in_rows(type)) return (size_t)rows * columns * (type == TENSOR_F32 ? 4 : 2);
 #define CALL(TILE) return (size_t)divide_up(rows, TILE_ROWS) * divide_up(columns, TILE::WIDTH) * TILE::BYTES
     FOR_TILE_TYPE(type, CALL)
 #undef CALL
@@ -39,7 +34,7 @@ __global__ void pack_tiles(const uint8_t *source, size_t row_bytes, uint32_t row
     uint32_t left = (columns - k * TILE::WIDTH) / units, whole = TILE::WIDTH / units;
     for (int h = 0; h < 2; h++) {
         uint32_t row = tile / across * TILE_ROWS + lane / 4 + 8 * h;
-        size_t at = (size_t)row * row_bytes + (size_t)k * whole * (TILE::CODES ? TILE::BLOCK_BYTES : 2);
+        size_t at = (size_t)row * row_bytes + (size_t)k * whole * TILE::BLOCK_BYTES;
         TILE::pack(source + at, row >= rows ? 0 : left < whole ? left : whole, tiles + (size_t)tile * TILE::BYTES, lane, h);
     }
 }
@@ -47,8 +42,6 @@ __global__ void pack_tiles(const uint8_t *source, size_t row_bytes, uint32_t row
 extern "C" cudaError_t weights_pack(const struct device_matrix *w, const void *source, size_t row_bytes, uint32_t first,
                                     uint32_t count, cudaStream_t stream) {
     if (!count) return cudaSuccess;
-    if (in_rows(w->type))
-        return cudaMemcpyAsync(w->data + first * row_bytes, source, count * row_bytes, cudaMemcpyDeviceToDevice, stream);
 #define CALL(TILE) \
     { \
         uint32_t across = divide_up(w->columns, TILE::WIDTH), tiles = divide_up(count, TILE_ROWS) * across; \
@@ -62,18 +55,22 @@ extern "C" cudaError_t weights_pack(const struct device_matrix *w, const void *s
 
 /* ---- To numbers */
 
-/* The lane's 8 weights of group b of row g + 8 h. */
-template <class TILE> __device__ static inline void numbers_of(const TILE &tile, int b, int h, int t, float out[8]) {
+/* The lane's 8 weights of group b of the chunk, of row g + 8 h. */
+template <class TILE>
+__device__ static inline void numbers_of(const TILE &tile, stored_tile from, int chunk, int b, int h, int lane, float out[8]) {
+    if constexpr (!TILE::CODES) {
+        for (int i = 0; i < 8; i++) out[i] = tile.number(b, h, i);
+        return;
+    }
+    const int row = lane / 4 + 8 * h;
     uint32_t pair[4];
-    float s[2], m[2];
-    tile.pairs(b, h, t, pair);
-    tile.scale(b, h, s, m);
+    tile.pairs(b, h, lane % 4, pair);
     for (int i = 0; i < 8; i++) {
         /* weights 4t, 4t + 1, 4t + 2, 4t + 3 lie in pairs 0, 1, 0, 1 */
         uint32_t bits = (i % 4 < 2 ? pair[i / 4 * 2 + i % 2] : pair[i / 4 * 2 + i % 2] >> 16) & 0xffff;
-        float q = TILE::CODES ? (float)bits : half_value(bits);
         int half = TILE::HALVES == 2 ? i / 4 : 0;
-        out[i] = fmaf(s[half], q, m[half]);
+        out[i] =
+            fmaf(TILE::unit(from, row) * tile.size(b, h, half), (float)bits, TILE::least(from, row, chunk * TILE::CHUNK + b, half));
     }
 }
 
@@ -83,40 +80,27 @@ template <class TILE> __global__ void tiles_to_halves(const uint8_t *tiles, uint
     uint32_t across = divide_up(columns, TILE::WIDTH), stride = divide_up(columns, 32) * 32, lane = threadIdx.x % 32, t = lane % 4;
     uint32_t at = blockIdx.x * WARPS + threadIdx.x / 32, k = at % across * TILE::WIDTH;
     if (at / across >= divide_up(rows, TILE_ROWS)) return;
-    TILE tile;
-    tile.load(tiles + (size_t)at * TILE::BYTES, lane);
+    const stored_tile from = {tiles + (size_t)at * TILE::BYTES};
 #pragma unroll
-    for (int h = 0; h < 2; h++) {
-        uint32_t row = at / across * TILE_ROWS + lane / 4 + 8 * h;
+    for (int chunk = 0; chunk < TILE::GROUPS / TILE::CHUNK; chunk++) {
+        TILE tile;
+        tile.load(from, lane, chunk);
 #pragma unroll
-        for (int b = 0; b < TILE::GROUPS; b++) {
-            if (row >= rows || k + 32 * b >= stride) continue;
+        for (int i = 0; i < 2 * TILE::CHUNK; i++) {
+            int h = i % 2, b = i / 2;
+            uint32_t row = at / across * TILE_ROWS + lane / 4 + 8 * h, column = k + 32 * (chunk * TILE::CHUNK + b);
+            if (row >= rows || column >= stride) continue;
             float w[8];
-            numbers_of(tile, b, h, t, w);
-            __half *to = out + (size_t)row * stride + k + 32 * b + 4 * t;
-            for (int i = 0; i < 8; i += 2)
-                *(__half2 *)(to + i / 4 * 16 + i % 4) = __halves2half2(nearest_half(w[i]), nearest_half(w[i + 1]));
+            numbers_of(tile, from, chunk, b, h, lane, w);
+            __half *to = out + (size_t)row * stride + column + 4 * t;
+            for (int j = 0; j < 8; j += 2)
+                *(__half2 *)(to + j / 4 * 16 + j % 4) = __halves2half2(nearest_half(w[j]), nearest_half(w[j + 1]));
         }
     }
 }
 
-__device__ static inline float row_number(const uint8_t *rows, bool wide, size_t i) {
-    return wide ? ((const float *)rows)[i] : __uint_as_float((uint32_t)((const uint16_t *)rows)[i] << 16);
-}
-
-__global__ void rows_to_halves(const uint8_t *w, bool wide, uint32_t columns, __half *out) {
-    uint32_t stride = divide_up(columns, 32) * 32;
-    for (uint32_t i = threadIdx.x; i < stride; i += blockDim.x)
-        out[(size_t)blockIdx.x * stride + i] =
-            nearest_half(i < columns ? row_number(w, wide, (size_t)blockIdx.x * columns + i) : 0);
-}
-
 extern "C" cudaError_t weights_halves(const struct device_matrix *w, uint32_t first, uint32_t count, void *halves,
                                       cudaStream_t stream) {
-    if (in_rows(w->type)) {
-        size_t bytes = w->type == TENSOR_F32 ? 4 : 2;
-        rows_to_halves<<<count, 256, 0, stream>>>(w->data + first * bytes * w->columns, bytes == 4, w->columns, (__half *)halves);
-    }
 #define CALL(TILE) \
     { \
         uint32_t across = divide_up(w->columns, TILE::WIDTH), tiles = divide_up(count, TILE_ROWS) * across; \
@@ -135,27 +119,23 @@ __global__ void gather_tiles(const uint8_t *tiles, const int32_t *ids, uint32_t 
     uint32_t across = divide_up(columns, TILE::WIDTH), lane = threadIdx.x % 32, id = ids[blockIdx.y];
     uint32_t k = blockIdx.x * WARPS + threadIdx.x / 32;
     if (k >= across) return;
-    TILE tile;
-    tile.load(tiles + ((size_t)(id / TILE_ROWS) * across + k) * TILE::BYTES, lane);
+    const stored_tile from = {tiles + ((size_t)(id / TILE_ROWS) * across + k) * TILE::BYTES};
 #pragma unroll
-    for (int h = 0; h < 2; h++)
+    for (int chunk = 0; chunk < TILE::GROUPS / TILE::CHUNK; chunk++) {
+        TILE tile;
+        tile.load(from, lane, chunk);
 #pragma unroll
-        for (int b = 0; b < TILE::GROUPS; b++) {
+        for (int i = 0; i < 2 * TILE::CHUNK; i++) {
+            int h = i % 2, b = i / 2;
             if (id % TILE_ROWS != lane / 4 + 8 * h) continue;
             float w[8];
-            numbers_of(tile, b, h, lane % 4, w);
-            for (int i = 0; i < 8; i++) {
-                uint32_t column = k * TILE::WIDTH + 32 * b + i / 4 * 16 + 4 * (lane % 4) + i % 4;
+            numbers_of(tile, from, chunk, b, h, lane, w);
+            for (int j = 0; j < 8; j++) {
+                uint32_t column = k * TILE::WIDTH + 32 * (chunk * TILE::CHUNK + b) + j / 4 * 16 + 4 * (lane % 4) + j % 4;
                 float *to = out + (size_t)blockIdx.y * columns + column;
-                if (column < columns) *to = add ? *to + w[i] : w[i];
+                if (column < columns) *to = add ? *to + w[j] : w[j];
             }
         }
-}
-
-__global__ void gather_rows(const uint8_t *w, bool wide, const int32_t *ids, uint32_t columns, float *out, bool add) {
-    for (uint32_t i = threadIdx.x; i < columns; i += blockDim.x) {
-        float x = row_number(w, wide, (size_t)ids[blockIdx.x] * columns + i), *to = out + (size_t)blockIdx.x * columns + i;
-        *to = add ? *to + x : x;
     }
 }
 
@@ -165,7 +145,6 @@ extern "C" cudaError_t weights_gather(const struct device_matrix *w, const int32
                                       cudaStream_t stream) {
     for (uint32_t first = 0; first < n; first += GATHER_MOST, ids += GATHER_MOST, out += (size_t)GATHER_MOST * w->columns) {
         uint32_t count = n - first < GATHER_MOST ? n - first : GATHER_MOST;
-        if (in_rows(w->type)) gather_rows<<<count, 256, 0, stream>>>(w->data, w->type == TENSOR_F32, ids, w->columns, out, add);
 #define CALL(TILE) \
     gather_tiles<TILE><<<dim3(divide_up(divide_up(w->columns, TILE::WIDTH), WARPS), count), 32 * WARPS, 0, stream>>>( \
         w->data, ids, w->columns, out, add)

@@ -4,7 +4,7 @@
  *
  * x comes in a form that rows.h makes of it. To the kernels it is what the CPU takes it for or better (backend/cpu/kernels/weights/ops.h): with Q4_0
  * and Q4_K a half of each number times a power of two of the row's, off by 2^-12 of the number at most; with the others two halves, 2^-22;
- * with F32 and BF16 as it is. */
+ * with F32 and BF16 all of it, as three numbers of eight bits. */
 #ifndef TERSE_BACKEND_CUDA_WEIGHTS_H
 #define TERSE_BACKEND_CUDA_WEIGHTS_H
 
@@ -24,7 +24,7 @@ extern "C" {
 struct device_matrix {
     enum tensor_type type;
     uint32_t rows, columns;
-    uint8_t *data; /* tiles (weight_tiles.cuh), or rows where the type has none */
+    uint8_t *data; /* tiles: weight_tiles.cuh */
     size_t bytes;
     float *bias; /* [rows], or NULL */
     bool shared; /* data is another matrix's */
@@ -36,9 +36,9 @@ struct device_vectors {
     void *high, *low; /* halves [padded / 32][EACH_ROWS][32], a group's in the order of weight_tiles.cuh; low: what high leaves */
     float *
         sums; /* [padded / 32][GROUP_SUMS][EACH_ROWS], times 2^-24: of a group's first half, its second, all of it, and all of `high` alone */
-    float *plain; /* [n][columns] */
+    void *thirds; /* bfloat16 [3][padded / 32][EACH_ROWS][32], whose sum is x; a group's in the order of `high` */
     void *halves; /* [n][columns rounded up to 32] */
-    float *sizes; /* [n] */
+    float *sizes; /* [n]; of the halves */
 };
 
 /* One product of several that share their input. */
@@ -51,9 +51,9 @@ struct device_product {
 /* Bytes of a matrix on the device. */
 size_t weights_bytes(enum tensor_type type, uint32_t rows, uint32_t columns);
 bool weights_supported(enum tensor_type type);
-/* Whether weights_each reads x->plain for this type; otherwise `high` and `sums`, and `low` unless weights_high_only. */
-bool weights_plain(enum tensor_type type);
-bool weights_high_only(enum tensor_type type);
+/* What weights_each reads of vectors for a type: `high`, `high` and `low`, with either `sums` and `sizes`; or `thirds`. */
+enum vector_form { ONE_HALF, TWO_HALVES, THIRDS };
+enum vector_form weights_form(enum tensor_type type);
 
 /* Puts rows [first, first + count) where they belong, from the file's bytes on the device; first is a multiple of 16, and count too but at the end. */
 cudaError_t weights_pack(const struct device_matrix *w, const void *source, size_t row_bytes, uint32_t first, uint32_t count,

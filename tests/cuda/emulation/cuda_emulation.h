@@ -40,6 +40,9 @@
 
 /* ---- Threads */
 
+inline dim3 emulated_grid_of(const cudaLaunchConfig_t *c) { return c->gridDim; }
+inline dim3 emulated_block_of(const cudaLaunchConfig_t *c) { return c->blockDim; }
+
 struct emulated_thread {
     uint3 thread, block;
 };
@@ -76,6 +79,11 @@ struct emulated_launch {
     }
 };
 #define EMULATED_KERNEL(kernel) kernel
+template <class... P, class... A>
+cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t *c, void (*kernel)(P...), A... arguments) {
+    emulated_launch(emulated_grid_of(c), emulated_block_of(c), c->dynamicSmemBytes, c->stream).run(kernel, arguments...);
+    return cudaSuccess;
+}
 
 #define __syncthreads emulated_barrier
 inline int __syncthreads_or(int value) { return emulated_vote(false, value != 0); }

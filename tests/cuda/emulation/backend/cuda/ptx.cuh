@@ -15,12 +15,14 @@ inline float emulated_half(uint32_t pair, int high) {
     h.x = (unsigned short)(pair >> 16 * high);
     return __half2float(__half(h));
 }
+inline float emulated_bf16(uint32_t pair, int high) { return __uint_as_float(pair >> 16 * high << 16); }
 
 struct emulated_operands {
     uint32_t a[4], b[2];
 };
 
-inline void mma(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
+template <class NUMBER>
+void emulated_mma(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1, NUMBER number) {
     const emulated_operands own = {{a0, a1, a2, a3}, {b0, b1}};
     const emulated_operands *all = (const emulated_operands *)emulated_exchange(0xffffffffu, &own, sizeof own);
     unsigned g = emulated_lane() / 4, t = emulated_lane() % 4;
@@ -29,12 +31,19 @@ inline void mma(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a
         double sum = 0; /* order and roundings are the hardware's own */
         for (unsigned k = 0; k < 16; k++) {
             unsigned lane = k % 8 / 2;
-            float a = emulated_half(all[4 * g + lane].a[low_row + 2 * (k / 8)], k % 2);
-            float b = emulated_half(all[4 * column + lane].b[k / 8], k % 2);
+            float a = number(all[4 * g + lane].a[low_row + 2 * (k / 8)], k % 2);
+            float b = number(all[4 * column + lane].b[k / 8], k % 2);
             sum += (double)a * (double)b;
         }
         d[i] = (float)((double)d[i] + sum);
     }
+}
+
+inline void mma(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
+    emulated_mma(d, a0, a1, a2, a3, b0, b1, emulated_half);
+}
+inline void mma_bf16(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
+    emulated_mma(d, a0, a1, a2, a3, b0, b1, emulated_bf16);
 }
 
 inline int emulated_byte(uint32_t word, unsigned i) { return (int8_t)(word >> 8 * i); }
@@ -87,10 +96,20 @@ inline uint32_t load_shared(uint32_t address) {
     memcpy(&r, emulated_shared_at(address), sizeof r);
     return r;
 }
+inline uint32_t load_shared_half(uint32_t address) {
+    uint16_t r;
+    memcpy(&r, emulated_shared_at(address), sizeof r);
+    return r;
+}
 inline uint2 load_shared_pair(uint32_t address) { return make_uint2(load_shared(address), load_shared(address + 4)); }
 inline uint4 load_shared_quad(uint32_t address) {
     return make_uint4(load_shared(address), load_shared(address + 4), load_shared(address + 8), load_shared(address + 12));
 }
+
+/* ---- One kernel after another */
+
+inline void wait_for_kernels() {}
+inline void let_next_kernel_begin() {}
 
 /* ---- Copies: made when they are waited for, so that who does not wait finds what was there before */
 
