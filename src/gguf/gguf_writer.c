@@ -2,10 +2,9 @@
 #include "gguf/gguf_writer.h"
 #include "base/hash.h"
 #include "base/memory.h"
+#include "base/new_file.h"
 #include "gguf/gguf_private.h"
 
-#include <errno.h>
-#include <stdio.h>
 #include <string.h>
 
 struct gguf_writer_tensor {
@@ -212,12 +211,10 @@ void *gguf_writer_build(const struct gguf_writer *writer, size_t *size) {
     return file;
 }
 
-static bool put(FILE *file, const void *data, size_t size) { return size == 0 || fwrite(data, 1, size, file) == size; }
-
-/* One tensor and its padding. `piece` holds `piece_bytes`. */
-static enum terse_status write_tensor(const struct gguf_writer *writer, uint64_t i, FILE *file,
+/* One tensor and its padding. `piece` holds `piece_bytes`. TERSE_E_INTERRUPTED, or TERSE_OK and *failed an errno or 0. */
+static enum terse_status write_tensor(const struct gguf_writer *writer, uint64_t i, struct new_file *file,
                                       const struct gguf_writer_source *source, uint8_t *piece, size_t piece_bytes,
-                                      const struct terse_progress *progress) {
+                                      const struct terse_progress *progress, int *failed) {
     const struct gguf_writer_tensor *tensor = &writer->tensors[i];
     size_t whole = piece_bytes / tensor->unit * tensor->unit;
     for (uint64_t at = 0; at < tensor->bytes; at += whole) {
@@ -231,49 +228,36 @@ static enum terse_status write_tensor(const struct gguf_writer *writer, uint64_t
             source->fill(source->user, i, at, piece, n);
         else
             memset(piece, 0, n);
-        if (!put(file, from, n)) return TERSE_E_IO;
+        if ((*failed = new_file_write(file, from, n))) return TERSE_OK;
     }
     size_t padding = padding_after(writer, i);
     memset(piece, 0, padding);
-    return put(file, piece, padding) ? TERSE_OK : TERSE_E_IO;
+    *failed = new_file_write(file, piece, padding);
+    return TERSE_OK;
 }
 
 enum terse_status gguf_writer_save(const struct gguf_writer *writer, const char *path, const struct gguf_writer_source *source,
                                    const struct terse_progress *progress, struct terse_error *error) {
-    enum terse_status status = TERSE_E_MEMORY;
     size_t piece_bytes = (size_t)4 << 20;
     if (alignment_of(writer) > piece_bytes) piece_bytes = alignment_of(writer); /* padding is written from the piece */
-    FILE *file = NULL;
-    bool created = false;
+    struct new_file file;
     struct gguf_bytes head = head_of(writer);
     uint8_t *piece = memory_array(piece_bytes, 1);
-    size_t part_bytes = strlen(path) + sizeof ".part";
-    char *part = memory_array(part_bytes, 1);
-    if (head.failed || !piece || !part) goto done;
-    snprintf(part, part_bytes, "%s.part", path);
-
-    status = TERSE_E_IO;
-    errno = 0;
-    file = fopen(part, "wb");
-    created = file != NULL;
-    if (!file || !put(file, head.data, head.size)) goto done;
-    for (uint64_t i = 0; i < writer->n_tensors; i++)
-        if ((status = write_tensor(writer, i, file, source, piece, piece_bytes, progress)) != TERSE_OK) goto done;
-    status = fclose(file) ? TERSE_E_IO : TERSE_OK;
-    file = NULL;
-    if (status == TERSE_OK && rename(part, path)) status = TERSE_E_IO;
-    if (status == TERSE_OK && progress && progress->report)
+    enum terse_status status =
+        head.failed || !piece ? status_no_memory(error, piece_bytes, "writing the file") : new_file_open(&file, path, error);
+    if (status) goto done;
+    int failed = new_file_write(&file, head.data, head.size);
+    for (uint64_t i = 0; i < writer->n_tensors && !failed && !status; i++)
+        status = write_tensor(writer, i, &file, source, piece, piece_bytes, progress, &failed);
+    if (status)
+        status_fail(error, status, "%s: not written: interrupted", path);
+    else
+        status = failed ? new_file_refuse(path, failed, error) : new_file_publish(&file, error);
+    if (status)
+        new_file_drop(&file);
+    else if (progress && progress->report)
         progress->report(progress->user, "writing", writer->data_bytes, writer->data_bytes);
 done:
-    if (status == TERSE_E_IO)
-        status_fail(error, status, "%s: cannot be written: %s: free some space or choose another folder", path, strerror(errno));
-    else if (status == TERSE_E_INTERRUPTED)
-        status_fail(error, status, "%s: not written: interrupted", path);
-    else if (status == TERSE_E_MEMORY)
-        status_no_memory(error, piece_bytes, "writing the file");
-    if (file) fclose(file);
-    if (status != TERSE_OK && created) remove(part);
-    memory_free(part);
     memory_free(piece);
     memory_free(head.data);
     return status;

@@ -69,8 +69,8 @@ struct gguf_writer_source {
     void (*fill)(void *user, uint64_t tensor, uint64_t offset, void *bytes, size_t size);
     void *user;
 };
-/* Writes the file in pieces of some MiB under PATH.part and renames it when it is whole; removes it on failure. `source` and
- * `progress` may be NULL. */
+/* Writes the file in pieces of some MiB; it is in its place when it is whole, and on failure what was there stays (base/new_file.h). `source`
+ * and `progress` may be NULL. */
 enum terse_status gguf_writer_save(const struct gguf_writer *writer, const char *path, const struct gguf_writer_source *source,
                                    const struct terse_progress *progress, struct terse_error *error);
 void gguf_writer_free(struct gguf_writer *writer);

@@ -4,14 +4,12 @@
 #include "base/hash.h"
 #include "base/mapped_file.h"
 #include "base/memory.h"
+#include "base/new_file.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/file.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 static const char magic[8] = "TERSEKV\n";
@@ -52,9 +50,7 @@ static const char *const names[STATE_SECTIONS] = {[STATE_METHOD] = "method",    
 #define BUFFER ((size_t)1 << 20)
 
 struct state_writer {
-    const char *path;
-    char *part; /* the path's neighbour */
-    int descriptor;
+    struct new_file file;
     int failed; /* errno of the first failure, or 0 */
     uint64_t size;
     enum state_section section;
@@ -65,82 +61,33 @@ struct state_writer {
     uint8_t *buffer; /* [BUFFER] */
 };
 
-static enum terse_status refuse_write(const char *path, int reason, struct terse_error *error) {
-    const char *advice = reason == EWOULDBLOCK ? ": another process is writing it" : ": free some space or choose another folder";
-    return status_fail(error, TERSE_E_IO, "%s: cannot be written: %s%s", path,
-                       reason == EWOULDBLOCK ? "it is locked" : strerror(reason), advice);
-}
-
-/* The part file, ours alone. One that a process which was killed has left is used again. */
-static int open_part(const char *part) {
-    for (;;) {
-        struct stat own, there;
-        int descriptor = open(part, O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
-        if (descriptor < 0) return -1;
-        if (!flock(descriptor, LOCK_EX | LOCK_NB) && !fstat(descriptor, &own)) {
-            bool same = !stat(part, &there) && own.st_ino == there.st_ino && own.st_dev == there.st_dev;
-            if (same && !ftruncate(descriptor, 0)) return descriptor;
-            if (!same) { /* it was put in its place since */
-                close(descriptor);
-                continue;
-            }
-        }
-        int reason = errno;
-        close(descriptor);
-        errno = reason;
-        return -1;
-    }
-}
-
 static void writer_free(struct state_writer *writer) {
     if (!writer) return;
-    if (writer->descriptor >= 0) close(writer->descriptor);
-    memory_free(writer->part);
+    new_file_drop(&writer->file);
     memory_free(writer->buffer);
     memory_free(writer);
 }
 
 enum terse_status state_writer_new(const char *path, struct state_writer **writer, struct terse_error *error) {
-    size_t part_bytes = strlen(path) + sizeof ".part";
     *writer = NULL;
     struct state_writer *w = memory_zeros(1, sizeof *w);
     if (!w) return status_no_memory(error, sizeof *w, "saving the session");
-    w->descriptor = -1;
-    w->path = path;
-    w->part = memory_array(part_bytes, 1);
     w->buffer = memory_array(BUFFER, 1);
-    if (!w->part || !w->buffer) {
+    enum terse_status status =
+        w->buffer ? new_file_open(&w->file, path, error) : status_no_memory(error, BUFFER, "saving the session");
+    if (status) {
         writer_free(w);
-        return status_no_memory(error, BUFFER, "saving the session");
-    }
-    snprintf(w->part, part_bytes, "%s.part", path);
-    if ((w->descriptor = open_part(w->part)) < 0) {
-        int reason = errno;
-        writer_free(w);
-        return refuse_write(path, reason, error);
+        return status;
     }
     *writer = w;
     w->size = FIRST_OFFSET; /* the head comes last: before, this is no state */
-    if (lseek(w->descriptor, (off_t)FIRST_OFFSET, SEEK_SET) < 0) w->failed = errno;
+    if (lseek(w->file.descriptor, (off_t)FIRST_OFFSET, SEEK_SET) < 0) w->failed = errno;
     return TERSE_OK;
-}
-
-static void write_all(struct state_writer *w, const uint8_t *data, size_t bytes) {
-    while (bytes && !w->failed) {
-        ssize_t n = write(w->descriptor, data, bytes);
-        if (n < 0 && errno == EINTR) continue;
-        if (n <= 0) {
-            w->failed = n < 0 ? errno : EIO;
-            return;
-        }
-        data += n;
-        bytes -= (size_t)n;
-    }
 }
 
 static void flush(struct state_writer *w) {
     XXH3_64bits_update(&w->hash, w->buffer, w->buffered);
-    write_all(w, w->buffer, w->buffered);
+    if (!w->failed) w->failed = new_file_write(&w->file, w->buffer, w->buffered);
     w->buffered = 0;
 }
 
@@ -190,35 +137,14 @@ static void write_head(struct state_writer *w, const struct state_identity *iden
     memcpy(head.header.magic, magic, sizeof magic);
     memcpy(head.table, w->table, sizeof head.table);
     head.header.checksum = XXH3_64bits(&head, sizeof head);
-    if (!w->failed && pwrite(w->descriptor, &head, sizeof head, 0) != (ssize_t)sizeof head) w->failed = errno ? errno : EIO;
-}
-
-/* So that the new name is on the disk too. */
-static int sync_folder(const char *path, char *scratch) {
-    const char *slash = strrchr(path, '/');
-    size_t n = slash ? (size_t)(slash - path) + 1 : 0;
-    memcpy(scratch, path, n);
-    memcpy(scratch + n, ".", 2);
-    int folder = open(scratch, O_RDONLY | O_DIRECTORY | O_CLOEXEC), failed = 0;
-    if (folder < 0) return errno;
-    if (fsync(folder) && errno != EINVAL) failed = errno; /* not every file system can */
-    close(folder);
-    return failed;
+    if (!w->failed && pwrite(w->file.descriptor, &head, sizeof head, 0) != (ssize_t)sizeof head) w->failed = errno ? errno : EIO;
 }
 
 enum terse_status state_writer_finish(struct state_writer *w, const struct state_identity *identity, struct terse_error *error) {
-    enum terse_status status = TERSE_OK;
     errno = 0;
     end_section(w, STATE_ALIGN);
     write_head(w, identity);
-    if (!w->failed && fsync(w->descriptor)) w->failed = errno;
-    if (!w->failed && rename(w->part, w->path)) w->failed = errno;
-    if (w->failed) {
-        status = refuse_write(w->path, w->failed, error);
-        unlink(w->part);
-    } else {
-        sync_folder(w->path, w->part); /* the file is in its place whatever this says */
-    }
+    enum terse_status status = w->failed ? new_file_refuse(w->file.path, w->failed, error) : new_file_publish(&w->file, error);
     writer_free(w);
     return status;
 }

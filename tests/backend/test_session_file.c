@@ -29,7 +29,7 @@ static struct terse_engine *engine;
 static struct terse_model_info info;
 static struct terse_codebook *codebook; /* of the method in turn, NULL where it learns nothing */
 static int32_t tokens[TOKENS];
-static char folder[] = "/tmp/terse_state_XXXXXX", path[64], part[72];
+static char folder[] = "/tmp/terse_state_XXXXXX", path[64];
 
 static struct terse_engine *new_engine(const struct terse_model *of, uint32_t threads) {
     struct terse_engine_options options = terse_engine_options_defaults();
@@ -45,7 +45,6 @@ static int make_engine(void **state) {
     for (int i = 0; i < TOKENS; i++) tokens[i] = (i * 37 + i * i % 11) % (int32_t)info.vocabulary;
     if (!mkdtemp(folder)) return -1;
     snprintf(path, sizeof path, "%s/state", folder);
-    snprintf(part, sizeof part, "%s.part", path);
     return (engine = new_engine(model, 2)) ? 0 : -1;
 }
 
@@ -71,7 +70,6 @@ static struct terse_session *new_session(const char *method) {
 static void save(const struct terse_session *session) {
     struct terse_error error;
     if (terse_session_save(session, path, &error)) fail_msg("%s", error.message);
-    assert_int_equal(access(part, F_OK), -1);
 }
 
 static struct terse_session *load(const char *method) {
@@ -449,18 +447,18 @@ static void what_cannot_be_written_leaves_the_old_file(void **state) {
     assert_int_equal(stat(path, &before), 0);
     assert_int_equal(terse_session_save(session, "/nowhere/state", &error), TERSE_E_IO);
     assert_non_null(strstr(error.message, "/nowhere/state: cannot be written"));
-    assert_int_equal(mkdir(part, 0700), 0); /* in the way */
-    assert_int_equal(terse_session_save(session, path, &error), TERSE_E_IO);
-    assert_int_equal(rmdir(part), 0);
     assert_int_equal(terse_session_save(session, folder, &error), TERSE_E_IO);
     assert_int_equal(stat(path, &after), 0);
     assert_int_equal(before.st_ino, after.st_ino);
     assert_int_equal(terse_session_require_json(session, NULL, &error), TERSE_OK);
     assert_int_equal(terse_session_save(session, path, &error), TERSE_E_UNSUPPORTED);
     terse_session_free(session);
-    char beside[sizeof folder + 8];
-    snprintf(beside, sizeof beside, "%s.part", folder);
-    assert_int_equal(access(beside, F_OK), -1);
+}
+
+static void remove_parts(void) {
+    char command[128];
+    snprintf(command, sizeof command, "rm -f %s/state.*.part", folder);
+    assert_int_equal(system(command), 0);
 }
 
 /* A child saves two sessions by turns until it is killed, at a random moment; then the file is one of them. */
@@ -503,7 +501,7 @@ static void a_killed_process_leaves_a_whole_file(void **state) {
         terse_session_free(loaded);
     }
     print_message("%ld kills: %zu times one file, %zu times the other\n", kills, old, new);
-    save(one); /* what the killed ones left is used */
+    remove_parts(); /* of those that were killed between naming a file and putting it in its place */
     terse_session_free(one);
     terse_session_free(two);
 }
