@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <signal.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,7 +12,7 @@
 #include <unistd.h>
 
 static const char *command_name = "terse";
-static volatile sig_atomic_t stop_signal;
+static atomic_int stop_signal; /* whichever thread the signal came to */
 static int output_errno; /* of the first failed write to stdout */
 
 static void on_signal(int number) { stop_signal = number; }
