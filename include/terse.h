@@ -252,7 +252,7 @@ TERSE_API enum terse_status terse_codebook_load(const char *path, struct terse_c
 /* The same from memory, which need not be aligned or stay. `name`: the path in messages. */
 TERSE_API enum terse_status terse_codebook_load_memory(const void *data, size_t size, const char *name,
                                                        struct terse_codebook **codebook, struct terse_error *error);
-/* Writes PATH.part and renames it when it is whole. */
+/* The file is in its place when it is whole; on failure what was there stays. */
 TERSE_API enum terse_status terse_codebook_save(const struct terse_codebook *codebook, const char *path, struct terse_error *error);
 TERSE_API void terse_codebook_free(struct terse_codebook *codebook);
 TERSE_API void terse_codebook_describe(const struct terse_codebook *codebook, struct terse_codebook_info *info);
@@ -346,8 +346,8 @@ TERSE_API enum terse_status terse_session_new_with_prefix(struct terse_engine *e
                                                           const int32_t *tokens, size_t n, struct terse_session **session,
                                                           size_t *held, struct terse_error *error);
 
-/* Writes the session to a file (docs/state-format.md): tokens, cache, sampler and logits, first to PATH.part, so that whatever happens the old
- * file or the new one is there, whole. TERSE_E_UNSUPPORTED of one that requires JSON. Another thread may call it beside work on others. */
+/* Writes the session to a file (docs/state-format.md): tokens, cache, sampler and logits. Whatever happens, the old file or the new
+ * one is there, whole. TERSE_E_UNSUPPORTED of one that requires JSON. Another thread may call it beside work on others. */
 TERSE_API enum terse_status terse_session_save(const struct terse_session *session, const char *path, struct terse_error *error);
 
 /* A new session that goes on where the saved one was: same tokens, same logits, same random numbers; nothing is computed. Sealed pages are read

@@ -216,8 +216,8 @@ static int run_conversation(struct run *run) {
 static int check_options(const struct run *run) {
     if (run->chat && run->conversation) return complain("--chat (one question) and -cnv (a conversation) exclude each other");
     if (run->chat_template && !run->chat && !run->conversation) return complain("--chat-template is for --chat and -cnv");
-    if (!run->conversation && !run->file && !run->prompt && (!run->state || run->chat))
-        return complain("nothing to read: give -p TEXT, -f FILE or both, or -cnv to chat");
+    if (run->conversation && run->file && strcmp(run->file, "-") == 0)
+        return complain("-f - and -cnv both read standard input: give the text as a file");
     if (run->state && run->file && (run->chat || run->conversation))
         return complain("-f goes before the first message of a chat, which --state has read already: give the text with -p");
     int status = setup_check_codebook(&run->setup);
@@ -226,7 +226,7 @@ static int check_options(const struct run *run) {
 
 static enum options_result parse(struct run *run, int argc, char **argv) {
     const struct option options[] = {
-        {"-f, --file", "FILE", OPTION_TEXT, &run->file, 0, 0, "text to read"},
+        {"-f, --file", "FILE", OPTION_TEXT, &run->file, 0, 0, "text to read; -: standard input, as where nothing is given"},
         {"-p, --prompt", "TEXT", OPTION_TEXT, &run->prompt, 0, 0, "text to read; after -f and an empty line when both are given"},
         {"--chat", NULL, OPTION_FLAG, &run->chat, 0, 0, "put what is read as one user message and print the reply"},
         {"-cnv, --conversation", NULL, OPTION_FLAG, &run->conversation, 0, 0,
@@ -275,6 +275,17 @@ static enum terse_status open_session(struct run *run, const struct terse_sessio
     return status;
 }
 
+/* The text of -f; of standard input where nothing else is given to read, and nobody sits before it. */
+static int read_file(struct run *run) {
+    bool nothing = !run->conversation && !run->file && !run->prompt && (!run->state || run->chat);
+    if (nothing && !isatty(STDIN_FILENO)) run->file = "-";
+    int status = run->file ? text_read(run->file, &run->text, &run->n_text) : EXIT_OK;
+    if (status == EXIT_OK && nothing && !run->n_text)
+        return complain("nothing to read: give -p TEXT, -f FILE or both, a text at standard input, or -cnv to chat");
+    if (status == EXIT_OK && run->file && !run->n_text) return complain("%s is empty: nothing to read", run->file);
+    return status;
+}
+
 static int start(struct run *run) {
     struct terse_error error;
     struct terse_session_options options;
@@ -292,7 +303,7 @@ static int start(struct run *run) {
         .seed = run->seed >= 0 ? (uint64_t)run->seed : (uint64_t)(console_seconds() * 1e9),
     };
     /* Before a model is loaded or a codebook learned for it. */
-    int status = run->file ? text_read(run->file, &run->text, &run->n_text) : EXIT_OK;
+    int status = read_file(run);
     if (status == EXIT_OK) status = setup_load(&run->setup);
     if (status == EXIT_OK) status = setup_engine(&run->setup);
     if (status != EXIT_OK) return status;

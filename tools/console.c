@@ -13,7 +13,7 @@
 
 static const char *command_name = "terse";
 static atomic_int stop_signal; /* whichever thread the signal came to */
-static int output_errno; /* of the first failed write to stdout */
+static int output_errno;       /* of the first failed write to stdout */
 
 static void on_signal(int number) { stop_signal = number; }
 
@@ -77,7 +77,9 @@ int console_end(int status) {
     bool failed_before = ferror(stdout) != 0;
     if (fclose(stdout) != 0 && !output_errno) output_errno = errno;
     if (failed_before && !output_errno) output_errno = EIO;
-    if (!output_errno || status == EXIT_INTERRUPTED) return status;
+    if (status == EXIT_INTERRUPTED) return stop_signal == SIGTERM ? EXIT_TERMINATED : status;
+    if (!output_errno) return status;
+    if (output_errno == EPIPE) return EXIT_CLOSED_PIPE; /* whoever reads has enough: `terse ... | head` */
     return complain("cannot write to standard output: %s", strerror(output_errno));
 }
 

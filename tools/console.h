@@ -5,7 +5,7 @@
 
 #include "terse.h"
 
-enum { EXIT_OK = 0, EXIT_FAILED = 1, EXIT_INTERRUPTED = 130 };
+enum { EXIT_OK = 0, EXIT_FAILED = 1, EXIT_INTERRUPTED = 130, EXIT_TERMINATED = 143, EXIT_CLOSED_PIPE = 141 };
 
 /* Names the command in messages ("terse run"); SIGINT and SIGTERM only set a flag from here on (a second one kills), and a closed
  * pipe is an error of the write. */

@@ -32,6 +32,46 @@ static const struct option *find_option(const struct option_set *set, const char
     return NULL;
 }
 
+/* Letters to be put in, taken out, replaced or swapped with their neighbour to make a[n] of b[m]; at most `most`, else more than that. */
+static size_t edits(const char *a, size_t n, const char *b, size_t m, size_t most) {
+    enum { LONGEST = 40 };
+    size_t rows[3][LONGEST + 1], *before = rows[0], *above = rows[1], *row = rows[2];
+    if (n > LONGEST || m > LONGEST || (n > m ? n - m : m - n) > most) return most + 1;
+    for (size_t j = 0; j <= m; j++) above[j] = j;
+    for (size_t i = 1; i <= n; i++) {
+        row[0] = i;
+        for (size_t j = 1; j <= m; j++) {
+            size_t least = above[j - 1] + (a[i - 1] != b[j - 1]);
+            if (above[j] + 1 < least) least = above[j] + 1;
+            if (row[j - 1] + 1 < least) least = row[j - 1] + 1;
+            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] && before[j - 2] + 1 < least)
+                least = before[j - 2] + 1;
+            row[j] = least;
+        }
+        size_t *last = before;
+        before = above, above = row, row = last;
+    }
+    return above[m];
+}
+
+/* The name that is least unlike argument, if it is like it at all. */
+static bool find_nearest(const struct option_set *set, const char *argument, char *nearest, size_t capacity) {
+    size_t n = strlen(argument), least = n / 3 + 1; /* fewer edits than this */
+    *nearest = 0;
+    for (size_t i = 0; i < set->n_options + set->n_common; i++) {
+        const char *name = (i < set->n_options ? &set->options[i] : &set->common[i - set->n_options])->names;
+        size_t length;
+        for (; next_word(&name, &length, ", "); name += length) {
+            size_t same = length < n ? length : n; /* one begins as the other: --temperature, --n-pred */
+            size_t found = same > 4 && memcmp(argument, name, same) == 0 ? 1 : edits(argument, n, name, length, least);
+            if (found >= least) continue;
+            least = found;
+            snprintf(nearest, capacity, "%.*s", (int)length, name);
+        }
+    }
+    return *nearest;
+}
+
 /* ---- Values */
 
 static bool parse_integer(const struct option *option, const char *name, const char *text) {
@@ -65,6 +105,7 @@ static bool parse_size(const struct option *option, const char *name, const char
     if (unit) {
         value *= ldexp(1, 10 * (int)(unit - units + 1));
         end++;
+        if (strcmp(end, "B") == 0 || strcmp(end, "iB") == 0) end += strlen(end);
     }
     if (end == text || *end || !(value >= 1 && value <= 0x1p60)) {
         complain("%s takes a size such as 512M or 4G (K, M, G, T: powers of 1024), not \"%s\"", name, text);
@@ -178,7 +219,11 @@ static int parse_argument(const struct option_set *set, int argc, char **argv, i
         return 0;
     }
     if (!option) {
-        complain("unknown option %s; see --help", name);
+        char nearest[64];
+        if (find_nearest(set, name, nearest, sizeof nearest))
+            complain("unknown option %s; did you mean %s? See --help", name, nearest);
+        else
+            complain("unknown option %s; see --help", name);
         return 0;
     }
     if (option->kind == OPTION_FLAG) {

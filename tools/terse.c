@@ -2,6 +2,7 @@
 #include "commands.h"
 #include "console.h"
 
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -19,7 +20,8 @@ static const struct {
 enum { N_COMMANDS = sizeof commands / sizeof commands[0] };
 
 static void print_help(void) {
-    printf("terse %s: long-context language models with a compressed KV cache\n\nusage: terse COMMAND [options]\n\n",
+    printf("terse %s: long-context language models with a compressed KV cache\n\nusage: terse COMMAND [options]   (without "
+           "COMMAND: run)\n\n",
            terse_version());
     for (size_t i = 0; i < N_COMMANDS; i++) printf("  %-12s %s\n", commands[i].name, commands[i].summary);
     printf("\n  terse COMMAND --help   the options of a command\n  terse --version\n\n"
@@ -28,6 +30,12 @@ static void print_help(void) {
 
 int main(int argc, char **argv) {
     const char *name = argc > 1 ? argv[1] : "";
+    bool help = strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0 || strcmp(name, "help") == 0,
+         version = strcmp(name, "--version") == 0 || strcmp(name, "version") == 0;
+    if (name[0] == '-' && !help && !version) { /* terse -m MODEL -p TEXT */
+        console_begin(commands[0].console);
+        return console_end(commands[0].main(argc - 1, argv + 1));
+    }
     for (size_t i = 0; i < N_COMMANDS; i++) {
         if (strcmp(name, commands[i].name) != 0) continue;
         console_begin(commands[i].console);
@@ -35,9 +43,9 @@ int main(int argc, char **argv) {
     }
     console_begin("terse");
     int status = EXIT_OK;
-    if (strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0)
+    if (help)
         print_help();
-    else if (strcmp(name, "--version") == 0)
+    else if (version)
         printf("terse %s (%s)\n", terse_version(), terse_cpu_name());
     else if (argc < 2)
         status = complain("no command given; try: terse run -p \"Once upon a time\", or terse --help");

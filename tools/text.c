@@ -36,13 +36,17 @@ int text_check(const char *name, const char *text, size_t n_bytes) {
                     at);
 }
 
+#define MOST_TEXT ((size_t)256 << 20)
+
 int text_read(const char *path, char **text, size_t *n_bytes) {
     int status = EXIT_FAILED;
+    bool standard = strcmp(path, "-") == 0;
     size_t size = 0, capacity = 1 << 16, got;
     char *buffer = NULL;
     *text = NULL;
     *n_bytes = 0;
-    FILE *file = fopen(path, "rb");
+    FILE *file = standard ? stdin : fopen(path, "rb");
+    if (standard) path = "standard input";
     if (!file) return complain("cannot open %s: %s", path, strerror(errno));
     do {
         capacity *= 2;
@@ -54,6 +58,11 @@ int text_read(const char *path, char **text, size_t *n_bytes) {
         buffer = larger;
         got = fread(buffer + size, 1, capacity - 1 - size, file);
         size += got;
+        if (got && memchr(buffer + size - got, 0, got)) break; /* no text, and perhaps without end */
+        if (size > MOST_TEXT) {
+            complain("%s is longer than %zu MiB: give a part of it", path, MOST_TEXT >> 20);
+            goto done;
+        }
     } while (got && size == capacity - 1);
     if (ferror(file)) {
         status = console_interrupted() ? EXIT_INTERRUPTED : complain("cannot read %s: %s", path, strerror(errno));
@@ -67,7 +76,7 @@ int text_read(const char *path, char **text, size_t *n_bytes) {
     buffer = NULL;
 done:
     free(buffer);
-    fclose(file);
+    if (!standard) fclose(file);
     return status;
 }
 

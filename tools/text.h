@@ -11,7 +11,7 @@ size_t text_valid(const char *text, size_t n_bytes);
  * Returns an exit status; a complaint was made when it is not EXIT_OK. */
 int text_check(const char *name, const char *text, size_t n_bytes);
 
-/* Reads a whole file, zero-terminated, and checks it; *text is released by free. Returns as text_check. */
+/* Reads a whole file, "-": standard input, zero-terminated, and checks it; *text is released by free. Returns as text_check. */
 int text_read(const char *path, char **text, size_t *n_bytes);
 
 /* Tokenizes all of text[n_bytes]; *tokens is released by free. Returns as text_check. */

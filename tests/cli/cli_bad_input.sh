@@ -70,5 +70,21 @@ done
     "$terse" run -p x -n 200 --kv streaming-64 2>"$work/err" || status=$?
     echo $status >"$work/status"
 } | head -c 1 >/dev/null
-[ "$(cat "$work/status")" -eq 1 ] || fail "closed pipe: exit $(cat "$work/status")"
-grep -q 'cannot write to standard output: Broken pipe' "$work/err" || fail "closed pipe: $(cat "$work/err")"
+[ "$(cat "$work/status")" -eq 141 ] || fail "closed pipe: exit $(cat "$work/status")"
+[ ! -s "$work/err" ] || fail "closed pipe: not quiet: $(cat "$work/err")"
+
+# Text without end, or too much of it, is refused before it fills the memory.
+refuses '/dev/zero is not text: a NUL byte at offset 0' run -f /dev/zero -n 1
+refuses '/dev/urandom is not text' run -f /dev/urandom -n 1
+status=0
+{ yes 'without end' || true; } | "$terse" run -n 1 >"$work/out" 2>"$work/err" || status=$?
+[ "$status" -eq 1 ] && grep -q 'standard input is longer than 256 MiB: give a part of it' "$work/err" || fail "a pipe without end: $(cat "$work/err")"
+refuses '/dev/null is empty: nothing to read' run -f /dev/null
+
+# SIGTERM ends a command as it ends others.
+"$terse" run >"$work/out" 2>"$work/err" < <(sleep 20) & # it waits for its text
+sleep 1
+kill $! 2>/dev/null || fail "the command ended before it was to be ended: $(cat "$work/err")"
+status=0
+wait $! || status=$?
+[ "$status" -eq 143 ] || fail "SIGTERM: exit $status"

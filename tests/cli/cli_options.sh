@@ -12,9 +12,19 @@ for command in run serve perplexity bench inspect calibrate; do
     awk 'length > 132 { exit 1 }' "$work/out" || fail "$command --help has a line that does not fit a screen"
     refuses "^terse $command: unknown option --no-such-option; see --help" "$command" --no-such-option
 done
-works --version
-grep -q '^terse [0-9]*\.[0-9]*\.[0-9]* (' "$work/out" || fail "--version: $(cat "$work/out")"
+for version in --version version; do
+    works $version
+    grep -q '^terse [0-9]*\.[0-9]*\.[0-9]* (' "$work/out" || fail "$version: $(cat "$work/out")"
+done
 works --help
+cp "$work/out" "$work/help"
+works help
+cmp "$work/out" "$work/help" || fail "help is not --help"
+works -p x -n 1 --kv f16 # without a command: run
+refuses 'terse run: unknown option --temperature; did you mean --temp? See --help' run -p x --temperature 0
+refuses 'unknown option --n-prdict; did you mean --predict?' run -p x --n-prdict 4
+for size in 4G 4GB 4GiB; do works run -p x -n 1 --kv f16 --kv-budget $size; done
+refuses '--kv-budget takes a size such as 512M or 4G' run -p x --kv-budget 4Gb
 
 refuses '-p needs a value: -p TEXT' run -p
 refuses '-p needs a value' run -p -n 4

@@ -27,6 +27,13 @@ cmp "$work/out" "$work/greedy" || fail "--top-k 1 is not greedy"
 works run -m models/lab-27m-q8_0.gguf -p 'The old man went to the' -n 16 --temp 0 -t 1
 cmp "$work/out" "$work/greedy" || fail "the built-in model is not models/lab-27m-q8_0.gguf"
 
+# Standard input, asked for and as what is left where nothing is given.
+for arguments in '' '-f -'; do
+    # shellcheck disable=SC2086
+    echo 'The old man went to the' | "$terse" run $arguments -n 16 --temp 0 >"$work/out" 2>"$work/err" || fail "standard input: $(cat "$work/err")"
+    cmp "$work/out" "$work/greedy" || fail "standard input is another text than -p"
+done
+
 # -f and -p: the file, an empty line, the prompt.
 printf 'The old man\n' >"$work/file"
 printf 'The old man\n\nwent to the' >"$work/joined"
