@@ -1,9 +1,10 @@
 /* Products of weights as they are stored with up to 16 vectors, by tensor cores.
  *
- * Warps take 16 rows, a unit, at a time. A row's tiles fall to SLOTS slots by turns, or to half as many where there are few, and sums of the slots
- * are added in order, so that what a row comes to depends on its length alone. With the vectors in shared memory a block of threads takes one
- * unit, a warp a slot; where they do not fit, it takes four, so that vectors which have come from global memory are used four times, and a
- * warp has some slots one after another.
+ * A block of threads for each multiprocessor takes its share of the units, which are 16 rows each. A row's tiles fall to SLOTS slots by turns, or
+ * to half as many where there are few, and sums of the slots are added in order, so that what a row comes to depends on its length alone. With
+ * the vectors in shared memory a warp is a slot, or two units are taken at once; where they do not fit, four units are taken at once, so that
+ * vectors which have come from global memory are used four times, and a warp has some slots one after another. Slots are added up once in a
+ * round of four units.
  *
  * Each warp copies the tiles that come next into a ring of its own in shared memory. As weights never change it begins to before the vectors are
  * there: while the kernels before this one run (launch.cuh). */
@@ -14,9 +15,10 @@
 
 #define WARPS 16
 #define SLOTS 16
-#define FAR_STREAMS 4         /* units at a time where vectors stay in global memory */
-#define CODE_UNIT 16777216.f  /* 2^24: codes enter as multiples of its inverse */
-#define RING_BYTES (80 << 10) /* of all warps, but for two tiles each at least */
+#define ROUND 4              /* units whose slots are added up together */
+#define DEPTH_MOST 4         /* stages of a ring */
+#define STAGE_BYTES 3072     /* tiles are copied by stages, of as many as come to no more, or of one */
+#define CODE_UNIT 16777216.f /* 2^24: codes enter as multiples of its inverse */
 
 __host__ __device__ static inline uint32_t divide_up(uint32_t n, uint32_t by) { return (n + by - 1) / by; }
 
@@ -32,8 +34,8 @@ struct matvec_args {
     const uint4 *forms[3]; /* of the vectors, as many as the type has */
     const float *sums, *sizes;
     uint32_t columns, n, units;
-    uint32_t slots, streams; /* of a row; units at a time */
-    bool shared, deep, add;  /* vectors are copied to shared memory; rings hold more than a tile */
+    uint32_t slots, streams, depth; /* slots of a row, units at a time, stages of a ring */
+    bool shared, add;               /* vectors are copied to shared memory */
 };
 
 /* The product that a unit is of; *unit becomes its number there. */
@@ -44,47 +46,45 @@ __device__ static inline const struct matvec_product *product_of(const struct ma
     return &a.products[i];
 }
 
+template <class TILE> struct stage_of {
+    static constexpr uint32_t TILES = TILE::BYTES > STAGE_BYTES ? 1 : STAGE_BYTES / TILE::BYTES, BYTES = TILES * TILE::BYTES;
+};
+template <class TILE> __host__ __device__ static inline uint32_t stages_across(const struct matvec_args &a) {
+    return divide_up(a.columns, TILE::WIDTH * stage_of<TILE>::TILES);
+}
+
 /* ---- Shared memory */
-
-template <class TILE> __host__ __device__ static constexpr uint32_t ring_depth() {
-    return 2 * TILE::BYTES * WARPS > RING_BYTES ? 2 : RING_BYTES / (TILE::BYTES * WARPS);
-}
-
-/* Blocks of threads that shall fit a multiprocessor: this kernel's and the next one's, where their rings do. */
-template <class TILE> __host__ __device__ static constexpr int blocks_together(int parts) {
-    return parts == 1 && WARPS * ring_depth<TILE>() * TILE::BYTES <= 96 << 10 ? 2 : 1;
-}
 
 /* Where its parts begin, in bytes. */
 struct matvec_room {
-    uint32_t vectors, sums, parts, bytes; /* parts: [stream][slot][vector][16 rows] */
+    uint32_t vectors, sums, parts, bytes; /* parts: [unit of the round][slot][vector][16 rows] */
 };
 
 template <class TILE> __host__ __device__ static inline matvec_room room_of(const struct matvec_args &a) {
     uint32_t across = divide_up(a.columns, TILE::WIDTH), vector_bytes = across * TILE::GROUPS * a.n * 64 * forms_of(TILE::FORM);
     matvec_room room;
-    room.vectors = WARPS * (a.deep ? ring_depth<TILE>() : 1) * TILE::BYTES;
+    room.vectors = WARPS * a.depth * stage_of<TILE>::BYTES;
     room.sums = room.vectors + (a.shared ? vector_bytes : 0);
     room.parts = room.sums + across * a.n * sum_bytes(TILE::OFFSETS);
-    room.bytes = room.parts + a.streams * a.slots * a.n * TILE_ROWS * (uint32_t)sizeof(float);
+    room.bytes = room.parts + ROUND * a.slots * a.n * TILE_ROWS * (uint32_t)sizeof(float);
     return room;
 }
 
-/* ---- Tiles of a warp, one after another, into its ring */
+/* ---- Tiles of a warp, one stage after another, into its ring */
 
 template <class TILE> struct tile_stream {
+    static constexpr uint32_t TILES = stage_of<TILE>::TILES, BYTES = stage_of<TILE>::BYTES;
     const struct matvec_args &a;
-    const uint32_t ring, depth, across, warps; /* warps: of a unit */
-    uint32_t unit, k, place;
-    const uint8_t *at; /* NULL: there are no more */
+    const uint32_t ring, across, warps; /* in stages; of a unit */
+    uint32_t unit, end, k, to;          /* end: of the product's units; to: where the next stage goes */
+    const uint8_t *at;                  /* NULL: there are no more */
 
     __device__ tile_stream(const struct matvec_args &a, const uint8_t *memory, uint32_t warp)
-        : a(a), ring(shared_address(memory) + warp * (a.deep ? ring_depth<TILE>() : 1) * TILE::BYTES),
-          depth(a.deep ? ring_depth<TILE>() : 1), across(divide_up(a.columns, TILE::WIDTH)), warps(WARPS / a.streams),
-          unit(blockIdx.x * a.streams + warp / warps), k(warp & (warps - 1)), place(0) {
+        : a(a), ring(shared_address(memory) + warp * a.depth * BYTES), across(stages_across<TILE>(a)), warps(WARPS / a.streams),
+          unit(blockIdx.x + warp / warps * gridDim.x), end(0), k(warp & (warps - 1)), to(ring) {
         enter();
     }
-    /* To tile k, the first of its slot, or to that of the unit's next slot where there is none. */
+    /* To stage k, the first of its slot, or to that of the warp's next slot where there is none. */
     __device__ void enter() {
         while (unit < a.units && (k >= a.slots || k >= across)) {
             k &= warps - 1;
@@ -94,29 +94,43 @@ template <class TILE> struct tile_stream {
         at = NULL;
         if (unit >= a.units) return;
         const struct matvec_product *p = product_of(a, &of);
-        at = p->data + ((size_t)of * across + k) * TILE::BYTES;
+        end = p->end;
+        at = p->data + ((size_t)of * divide_up(a.columns, TILE::WIDTH) + k * TILES) * TILE::BYTES;
+    }
+    /* The stage after stage k of the same slot, which was the last. */
+    __device__ void leave() {
+        const uint32_t slot = k & (a.slots - 1), stride = gridDim.x * a.streams;
+        if (warps == a.slots && unit + stride < end) { /* as in most cases */
+            at += ((int64_t)stride * divide_up(a.columns, TILE::WIDTH) - (int64_t)(k - slot) * TILES) * TILE::BYTES;
+            unit += stride;
+            k = slot;
+        } else {
+            k = slot + warps;
+            enter();
+        }
     }
     __device__ void fetch(int lane) {
-        uint32_t to = ring + place * TILE::BYTES;
-        place = place + 1 == depth ? 0 : place + 1;
         if (at) {
+            const uint32_t left = TILES == 1 ? BYTES : (divide_up(a.columns, TILE::WIDTH) - k * TILES) * TILE::BYTES;
 #pragma unroll
-            for (int i = 0; i < TILE::BYTES; i += 512)
-                if (i + 512 <= TILE::BYTES || i + 16 * lane < TILE::BYTES) copy_async<16>(to + i + 16 * lane, at + i + 16 * lane);
-            k += a.slots, at += (size_t)a.slots * TILE::BYTES;
-            if (k >= across) {
-                k = (k & (a.slots - 1)) + warps; /* the next slot */
-                enter();
-            }
+            for (uint32_t i = 0; i < BYTES; i += 512)
+                if ((i + 512 <= BYTES || i + 16 * lane < BYTES) && (i + 512 <= TILE::BYTES || i + 16 * lane < left))
+                    copy_async<16>(to + i + 16 * lane, at + i + 16 * lane);
+            k += a.slots, at += (size_t)a.slots * BYTES;
+            if (k >= across) leave();
         }
         commit_copies();
+        to = next(to);
     }
-    /* Until the oldest tile that was fetched is there. */
+    __device__ uint32_t next(uint32_t stage) const { return stage + BYTES == ring + a.depth * BYTES ? ring : stage + BYTES; }
+    /* Until the oldest stage that was fetched is there. */
     __device__ void wait() const {
-        if (a.deep)
-            wait_copies<ring_depth<TILE>() - 1>();
-        else
-            wait_copies<0>();
+        switch (a.depth) {
+        case 1: wait_copies<0>(); break;
+        case 2: wait_copies<1>(); break;
+        case 3: wait_copies<2>(); break;
+        default: wait_copies<DEPTH_MOST - 1>();
+        }
         __syncwarp();
     }
 };
@@ -143,11 +157,11 @@ __device__ static inline void stage_vectors(const struct matvec_args &a, uint8_t
     }
 }
 
-/* ---- A unit's end */
+/* ---- A round's end */
 
-/* The number that a thread adds up: row, vector and stream, and what is there already. */
+/* Where a number goes that a thread adds up, and what is there already. */
 struct matvec_result {
-    float *out; /* NULL: none */
+    float *out; /* NULL: nowhere */
     float factor, bias, before;
 };
 
@@ -173,98 +187,97 @@ template <int PARTS> __device__ static inline void put_sums(float *parts, const 
         }
 }
 
-/* Adds up a stream's slots and stores what they come to. */
-__device__ static inline float sum_of_slots(const struct matvec_args &a, const float *parts, uint32_t stream, uint32_t place) {
-    float y = 0;
-    for (uint32_t slot = 0; slot < a.slots; slot++) y += parts[(stream * a.slots + slot) * a.n * TILE_ROWS + place];
-    return y;
-}
-__device__ static inline void store(const matvec_result &r, float y) {
-    if (r.out) *r.out = r.before + fmaf(y, r.factor, r.bias);
+/* Adds up what the slots came to, of units first, first + gridDim.x .. of this round. */
+template <int PARTS>
+__device__ static inline void finish_round(const struct matvec_args &a, const float *parts, uint32_t first, float scale) {
+    const uint32_t row = threadIdx.x % TILE_ROWS, vector = threadIdx.x / TILE_ROWS % (PARTS * PART);
+    for (uint32_t i = threadIdx.x / (TILE_ROWS * PARTS * PART); i < ROUND && vector < a.n;
+         i += WARPS * 32 / (TILE_ROWS * PARTS * PART)) {
+        const matvec_result r = result_of(a, first + i * gridDim.x, row, vector, scale);
+        const float *part = parts + (i * a.slots * a.n + vector) * TILE_ROWS + row;
+        float y = 0;
+        for (uint32_t slot = 0; slot < a.slots; slot++, part += a.n * TILE_ROWS) y += r.out ? *part : 0;
+        if (r.out) *r.out = r.before + fmaf(y, r.factor, r.bias);
+    }
 }
 
 template <class TILE, int PARTS, class VECTORS>
 __device__ static inline void matvec_rounds(const struct matvec_args &a, uint8_t *memory, const matvec_room &room,
                                             tile_stream<TILE> &tiles, const VECTORS &x) {
+    constexpr uint32_t TILES = stage_of<TILE>::TILES;
     const int lane = threadIdx.x % 32;
-    const uint32_t warp = threadIdx.x / 32, stream = warp / tiles.warps, sums_stride = a.n * sum_bytes(TILE::OFFSETS);
-    const uint32_t row = threadIdx.x % TILE_ROWS, vector = threadIdx.x / TILE_ROWS % EACH_ROWS,
-                   own_stream = threadIdx.x / (TILE_ROWS * EACH_ROWS); /* of what the thread adds up */
-    const float scale = TILE::CODES ? CODE_UNIT : 1;
+    const uint32_t warp = threadIdx.x / 32, across = divide_up(a.columns, TILE::WIDTH),
+                   sums_stride = a.n * sum_bytes(TILE::OFFSETS);
     float *parts = (float *)(memory + room.parts);
-    uint32_t sums_at[PARTS], place = 0;
+    uint32_t sums_at[PARTS], stage = tiles.ring;
     for (int part = 0; part < PARTS; part++) {
         uint32_t v = PART * part + lane / 4;
         sums_at[part] =
             shared_address(memory + room.sums) + (v < a.n ? v : 0) * sum_bytes(TILE::OFFSETS) + lane % 4 * TILE::OFFSETS;
     }
-    for (uint32_t first = blockIdx.x * a.streams; first < a.units; first += gridDim.x * a.streams) {
-        for (uint32_t slot = warp % tiles.warps; slot < a.slots; slot += tiles.warps) {
-            tile_sums<TILE, PARTS> sums;
-            sums.clear();
-            for (uint32_t k = first + stream < a.units ? slot : tiles.across; k < tiles.across; k += a.slots) {
-                tiles.wait();
-                sums.add(shared_tile{tiles.ring + place * TILE::BYTES}, k, x, sums_at, sums_stride, lane);
-                __syncwarp();
-                place = place + 1 == tiles.depth ? 0 : place + 1;
-                tiles.fetch(lane);
+    for (uint32_t first = blockIdx.x; first < a.units; first += ROUND * gridDim.x) {
+        for (uint32_t i = warp / tiles.warps; i < ROUND && first + i * gridDim.x < a.units; i += a.streams)
+            for (uint32_t slot = warp & (tiles.warps - 1); slot < a.slots; slot += tiles.warps) {
+                tile_sums<TILE, PARTS> sums;
+                sums.clear();
+                for (uint32_t k = slot; k < tiles.across; k += a.slots) {
+                    tiles.wait();
+#pragma unroll
+                    for (uint32_t tile = 0; tile < TILES; tile++)
+                        if (tile == 0 || k * TILES + tile < across)
+                            sums.add(shared_tile{stage + tile * TILE::BYTES}, k * TILES + tile, x, sums_at, sums_stride, lane);
+                    __syncwarp();
+                    stage = tiles.next(stage);
+                    tiles.fetch(lane);
+                }
+                sums.finish();
+                put_sums(parts + (i * a.slots + slot) * a.n * TILE_ROWS, sums.codes, a.n, lane);
             }
-            sums.finish();
-            put_sums(parts + (stream * a.slots + slot) * a.n * TILE_ROWS, sums.codes, a.n, lane);
-        }
-        const matvec_result result = result_of(a, own_stream < a.streams ? first + own_stream : a.units, row, vector, scale);
         __syncthreads();
-        float y = result.out ? sum_of_slots(a, parts, own_stream, vector * TILE_ROWS + row) : 0;
-        for (uint32_t s = own_stream + 2; s < a.streams; s += 2) {
-            const matvec_result another = result_of(a, first + s, row, vector, scale);
-            if (another.out) store(another, sum_of_slots(a, parts, s, vector * TILE_ROWS + row));
-        }
+        finish_round<PARTS>(a, parts, first, TILE::CODES ? CODE_UNIT : 1);
         __syncthreads(); /* the parts are read */
-        store(result, y);
     }
 }
 
 template <class TILE, int PARTS, bool SHARED>
-__global__ void __launch_bounds__(32 * WARPS, blocks_together<TILE>(PARTS))
-    matvec_tiles(const __grid_constant__ struct matvec_args a) {
+__global__ void __launch_bounds__(32 * WARPS, 1) matvec_tiles(const __grid_constant__ struct matvec_args a) {
     extern __shared__ __align__(16) uint8_t memory[];
     const int lane = threadIdx.x % 32;
     const matvec_room room = room_of<TILE>(a);
     tile_stream<TILE> tiles(a, memory, threadIdx.x / 32);
-    for (uint32_t i = 0; i < tiles.depth; i++) tiles.fetch(lane);
+    for (uint32_t i = 0; i < a.depth; i++) tiles.fetch(lane);
     let_next_kernel_begin();
     wait_for_kernels();
     stage_vectors<TILE>(a, memory, room);
     __syncthreads();
+    const uint32_t groups = divide_up(a.columns, TILE::WIDTH) * TILE::GROUPS;
     if (SHARED)
-        matvec_rounds<TILE, PARTS>(
-            a, memory, room, tiles,
-            shared_vectors<PARTS>(shared_address(memory + room.vectors), a.n, tiles.across * TILE::GROUPS, lane));
+        matvec_rounds<TILE, PARTS>(a, memory, room, tiles,
+                                   shared_vectors<PARTS>(shared_address(memory + room.vectors), a.n, groups, lane));
     else
         matvec_rounds<TILE, PARTS>(a, memory, room, tiles, stored_vectors<PARTS>(a.forms, a.n, lane));
 }
 
-/* Whether the vectors fit, in the way that is best of those that do. */
+/* Whether the vectors fit: in shared memory beside rings of two stages, else outside of it; and then with the deepest rings. */
 template <class TILE> static bool choose_way(struct matvec_args *a, uint32_t shared_bytes) {
-    a->slots = divide_up(a->columns, TILE::WIDTH) > SLOTS / 2 ? SLOTS : SLOTS / 2;
-    for (int way = 0; way < 3; way++) {
-        a->shared = way == 0, a->deep = way < 2;
-        a->streams = a->shared ? WARPS / a->slots : FAR_STREAMS;
+    a->slots = stages_across<TILE>(*a) > SLOTS / 2 ? SLOTS : SLOTS / 2;
+    a->shared = true, a->depth = 2;
+    a->shared = room_of<TILE>(*a).bytes <= shared_bytes;
+    a->streams = a->shared ? WARPS / a->slots : ROUND;
+    for (a->depth = DEPTH_MOST; a->depth; a->depth--)
         if (room_of<TILE>(*a).bytes <= shared_bytes) return true;
-    }
     return false;
 }
 
 /* As many blocks of threads as there are multiprocessors, where there is work for them. */
 template <class TILE> static cudaError_t launch_tiles(const struct matvec_args &a, cudaStream_t stream) {
-    uint32_t bytes = room_of<TILE>(a).bytes, blocks = divide_up(a.units, a.streams),
-             most = device_attribute(cudaDevAttrMultiProcessorCount);
+    uint32_t bytes = room_of<TILE>(a).bytes, most = device_attribute(cudaDevAttrMultiProcessorCount);
     void (*kernel)(const struct matvec_args) = a.n <= PART ? a.shared ? matvec_tiles<TILE, 1, true> : matvec_tiles<TILE, 1, false>
                                                : a.shared ? matvec_tiles<TILE, 2, true>
                                                            : matvec_tiles<TILE, 2, false>;
     cudaError_t result = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
     if (result != cudaSuccess) return result;
-    return launch_early(kernel, dim3(blocks < most ? blocks : most), dim3(32 * WARPS), bytes, stream, a);
+    return launch_early(kernel, dim3(a.units < most ? a.units : most), dim3(32 * WARPS), bytes, stream, a);
 }
 
 /* The product with `count` vectors from `first` on. */

@@ -7,7 +7,7 @@
 #include <cuda_fp16.h>
 #include <math.h>
 
-#define THREADS 512
+#define THREADS 1024
 #define HALF_LARGEST 15 /* rows are scaled to below two to this; a half is at most 2^16 - 2^5 */
 #define CODE_UNIT 16777216.f
 
@@ -50,30 +50,70 @@ __device__ static inline float gelu_tanh(float x) { return x / (1 + expf(-2 * 0.
 struct row_source {
     struct row_form form;
     const float *x, *factor; /* the row's */
-    float mean, inverse;     /* of ROW_NORM */
+    uint32_t width;
+    float mean, inverse; /* of ROW_NORM */
 };
 
-__device__ static inline float row_value(const struct row_source &s, uint32_t i) {
-    float x = s.x[i];
-    if (s.form.kind == ROW_PLAIN) return x;
-    if (s.form.kind == ROW_NORM) {
-        float y = (x - s.mean) * s.inverse * s.form.norm.gain[i];
-        return s.form.norm.bias ? y + s.form.norm.bias[i] : y;
+/* Four numbers, a thread's at a time: loads of many threads are under way together. */
+struct quad {
+    float of[4];
+};
+
+/* Numbers 4q .. 4q + 3 of a row, 0 beyond its end. */
+__device__ static inline quad load_quad(const float *row, uint32_t q, uint32_t width) {
+    quad r = {};
+    if (width % 4 == 0) {
+        if (4 * q < width) *(float4 *)r.of = ((const float4 *)row)[q];
+    } else {
+        for (uint32_t i = 0; i < 4; i++)
+            if (4 * q + i < width) r.of[i] = row[4 * q + i];
     }
-    if (s.form.activation == ACTIVATION_SWIGLU) return x / (1 + expf(-x)) * s.factor[i];
-    return s.form.activation == ACTIVATION_GELU ? 0.5f * x * erfcf(-x * 0.70710678f) : gelu_tanh(x);
+    return r;
+}
+
+__device__ static inline float activation_of(enum activation activation, float x, float factor) {
+    if (activation == ACTIVATION_SWIGLU) return x / (1 + expf(-x)) * factor;
+    return activation == ACTIVATION_GELU ? 0.5f * x * erfcf(-x * 0.70710678f) : gelu_tanh(x);
+}
+
+/* What the form makes of a row's q-th four numbers. */
+__device__ static inline quad row_values(const struct row_source &s, uint32_t q) {
+    const struct norm &norm = s.form.norm;
+    quad x = load_quad(s.x, q, s.width);
+    if (s.form.kind == ROW_NORM) {
+        const quad gain = load_quad(norm.gain, q, s.width);
+        for (int i = 0; i < 4; i++) x.of[i] = (x.of[i] - s.mean) * s.inverse * gain.of[i];
+        if (!norm.bias) return x;
+        const quad bias = load_quad(norm.bias, q, s.width);
+        for (int i = 0; i < 4; i++) x.of[i] += bias.of[i];
+    } else if (s.form.kind == ROW_ACTIVATION) {
+        quad factor = {};
+        if (s.factor) factor = load_quad(s.factor, q, s.width);
+        for (int i = 0; i < 4; i++) x.of[i] = activation_of(s.form.activation, x.of[i], factor.of[i]);
+    }
+    return x;
 }
 
 /* Mean and 1/sqrt(variance + epsilon) of a row; the mean of RMSNorm is 0. */
-__device__ static inline void norm_numbers(const struct norm &norm, const float *x, uint32_t width, float *mean, float *inverse) {
+__device__ static inline void norm_numbers(struct row_source *s) {
+    const uint32_t quads = divide_up(s->width, 4);
     float sum = 0, squares = 0;
-    *mean = 0;
-    if (norm.kind == NORM_LAYER) {
-        for (uint32_t i = threadIdx.x; i < width; i += blockDim.x) sum += x[i];
-        *mean = block_sum(sum) / (float)width;
+    s->mean = 0;
+    if (s->form.norm.kind == NORM_LAYER) {
+#pragma unroll 4
+        for (uint32_t q = threadIdx.x; q < quads; q += blockDim.x) {
+            const quad x = load_quad(s->x, q, s->width);
+            sum += x.of[0] + x.of[1] + (x.of[2] + x.of[3]);
+        }
+        s->mean = block_sum(sum) / (float)s->width;
     }
-    for (uint32_t i = threadIdx.x; i < width; i += blockDim.x) squares += (x[i] - *mean) * (x[i] - *mean);
-    *inverse = 1 / sqrtf(block_sum(squares) / (float)width + norm.epsilon);
+#pragma unroll 4
+    for (uint32_t q = threadIdx.x; q < quads; q += blockDim.x) {
+        const quad x = load_quad(s->x, q, s->width);
+        for (uint32_t i = 0; i < 4; i++)
+            if (4 * q + i < s->width) squares += (x.of[i] - s->mean) * (x.of[i] - s->mean);
+    }
+    s->inverse = 1 / sqrtf(block_sum(squares) / (float)s->width + s->form.norm.epsilon);
 }
 
 /* The power of two that brings numbers below `most` into range, and its inverse; 1 for a row of zeros or one that is not finite, which a
@@ -83,38 +123,44 @@ __device__ static inline float size_of(float most) {
     return exp2f((float)(ilogbf(most) + 1 - HALF_LARGEST));
 }
 
-/* Where number i of a group lies in it: weight_tiles.cuh. */
-__device__ static inline uint32_t place_of(uint32_t i) {
-    uint32_t j = i % 4;
-    return i % 16 / 4 * 8 + i / 16 * 4 + (j == 1 ? 2 : j == 2 ? 1 : j);
+/* Four numbers of 16 bits of a row, its q-th, in the order of a group: weight_tiles.cuh. */
+__device__ static inline void put_in_group(void *to, uint32_t row, uint32_t q, const uint32_t bits[4]) {
+    size_t at = ((size_t)(q / 8) * EACH_ROWS + row) * 32 + q % 4 * 8 + q % 8 / 4 * 4;
+    *(uint2 *)((uint16_t *)to + at) = make_uint2(bits[0] | bits[2] << 16, bits[1] | bits[3] << 16);
 }
 
-/* A number of a group, as the group's warp has it. */
-__device__ static inline void emit_group(const struct device_vectors &to, uint32_t row, uint32_t group, float x) {
-    uint32_t lane = threadIdx.x % 32;
-    size_t at = ((size_t)group * EACH_ROWS + row) * 32 + place_of(lane);
-    __half high = __float2half(x);
-    float rest = x - __half2float(high), of_high = warp_sum(__half2float(high)), sum = __half2float(high);
-    ((__half *)to.high)[at] = high;
-    if (to.low) {
-        __half low = __float2half(rest);
-        ((__half *)to.low)[at] = low;
-        sum += __half2float(low);
+__device__ static inline uint32_t half_bits(float x) { return __half_as_ushort(__float2half(x)); }
+__device__ static inline float half_number(uint32_t bits) { return __half2float(__ushort_as_half((unsigned short)bits)); }
+
+/* As halves, with the group's sums: of the warp's threads eight each have a group. */
+__device__ static inline void emit_halves(const struct device_vectors &to, uint32_t row, uint32_t q, const quad &x) {
+    uint32_t high[4], low[4];
+    float of_high = 0, sum = 0;
+    for (int i = 0; i < 4; i++) {
+        high[i] = half_bits(x.of[i]);
+        low[i] = to.low ? half_bits(x.of[i] - half_number(high[i])) : 0;
+        of_high += half_number(high[i]);
+        sum += half_number(high[i]) + half_number(low[i]);
     }
-    for (int apart = 8; apart; apart /= 2) sum += __shfl_xor_sync(~0u, sum, apart);
-    float all = sum + __shfl_xor_sync(~0u, sum, 16), *sums = to.sums + (size_t)group * GROUP_SUMS * EACH_ROWS + row;
-    if (lane % 16 == 0) sums[lane / 16 * EACH_ROWS] = sum / CODE_UNIT;
-    if (lane == 0) sums[2 * EACH_ROWS] = all / CODE_UNIT;
-    if (lane == 0) sums[3 * EACH_ROWS] = of_high / CODE_UNIT;
+    put_in_group(to.high, row, q, high);
+    if (to.low) put_in_group(to.low, row, q, low);
+    for (int apart = 1; apart < 8; apart *= 2) of_high += __shfl_xor_sync(~0u, of_high, apart);
+    for (int apart = 1; apart < 4; apart *= 2) sum += __shfl_xor_sync(~0u, sum, apart);
+    float all = sum + __shfl_xor_sync(~0u, sum, 4), *sums = to.sums + (size_t)(q / 8) * GROUP_SUMS * EACH_ROWS + row;
+    if (q % 4 == 0) sums[q % 8 / 4 * EACH_ROWS] = sum / CODE_UNIT;
+    if (q % 8 == 0) sums[2 * EACH_ROWS] = all / CODE_UNIT;
+    if (q % 8 == 0) sums[3 * EACH_ROWS] = of_high / CODE_UNIT;
 }
 
-/* The three times eight bits of a number's significand. */
-__device__ static inline void emit_thirds(const struct device_vectors &to, uint32_t row, uint32_t i, uint32_t padded, float x) {
-    uint16_t *at = (uint16_t *)to.thirds + ((size_t)(i / 32) * EACH_ROWS + row) * 32 + place_of(i % 32);
-    for (int third = 0; third < 3; third++, at += (size_t)padded * EACH_ROWS) {
-        uint32_t bits = __float_as_uint(x) & 0xffff0000;
-        *at = (uint16_t)(bits >> 16);
-        x -= __uint_as_float(bits);
+/* The three times eight bits of numbers' significands. */
+__device__ static inline void emit_thirds(const struct device_vectors &to, uint32_t row, uint32_t q, uint32_t padded, quad x) {
+    for (int third = 0; third < 3; third++) {
+        uint32_t bits[4];
+        for (int i = 0; i < 4; i++) {
+            bits[i] = __float_as_uint(x.of[i]) >> 16;
+            x.of[i] -= __uint_as_float(bits[i] << 16);
+        }
+        put_in_group((uint16_t *)to.thirds + (size_t)third * padded * EACH_ROWS, row, q, bits);
     }
 }
 
@@ -123,27 +169,37 @@ __global__ void __launch_bounds__(THREADS)
     let_next_kernel_begin();
     wait_for_kernels();
     size_t row = blockIdx.x;
-    struct row_source s = {form, x + row * width, factor ? factor + row * width : NULL, 0, 0};
-    if (form.kind == ROW_NORM) norm_numbers(form.norm, s.x, width, &s.mean, &s.inverse);
+    struct row_source s = {form, x + row * width, factor ? factor + row * width : NULL, width, 0, 0};
+    if (form.kind == ROW_NORM) norm_numbers(&s);
     float most = 0, size = 1;
     if (to.sizes) {
-        for (uint32_t i = threadIdx.x; i < width; i += blockDim.x) most = fmaxf(most, fabsf(row_value(s, i)));
+#pragma unroll 4
+        for (uint32_t q = threadIdx.x; q < divide_up(width, 4); q += blockDim.x) {
+            const quad value = row_values(s, q);
+            for (int i = 0; i < 4; i++) most = fmaxf(most, fabsf(value.of[i]));
+        }
         size = size_of(block_most(most));
         if (threadIdx.x == 0) to.sizes[row] = size;
     }
     uint32_t halves_width = divide_up(width, 32) * 32,
              padded = to.high || to.thirds ? divide_up(width, WIDTH_STEP) * WIDTH_STEP : halves_width;
-    for (uint32_t i = threadIdx.x; i < padded; i += blockDim.x) { /* a warp's numbers are a group */
-        float value = i < width ? row_value(s, i) : 0;
-        if (to.high) emit_group(to, row, i / 32, value / size);
-        if (to.thirds) emit_thirds(to, row, i, padded, value);
-        if (to.halves && i < halves_width) ((__half *)to.halves)[row * halves_width + i] = __float2half(value / size);
+    for (uint32_t q = threadIdx.x; q < padded / 4; q += blockDim.x) { /* in whole warps where they exchange sums */
+        quad value = {};
+        if (4 * q < width) value = row_values(s, q);
+        if (to.thirds) emit_thirds(to, row, q, padded, value);
+        for (int i = 0; i < 4; i++) value.of[i] /= size;
+        if (to.high) emit_halves(to, row, q, value);
+        if (!to.halves || 4 * q >= halves_width) continue;
+        *(uint2 *)((uint16_t *)to.halves + row * halves_width + 4 * q) = make_uint2(
+            half_bits(value.of[0]) | half_bits(value.of[1]) << 16, half_bits(value.of[2]) | half_bits(value.of[3]) << 16);
     }
 }
 
 extern "C" cudaError_t rows_prepare(struct row_form form, const float *x, const float *factor, uint32_t n, uint32_t width,
                                     const struct device_vectors *to, cudaStream_t stream) {
-    return n ? launch_early(prepare_rows, dim3(n), dim3(THREADS), 0, stream, form, x, factor, width, *to) : cudaSuccess;
+    uint32_t threads = divide_up(width, 128) * 32;
+    if (threads > THREADS) threads = THREADS;
+    return n ? launch_early(prepare_rows, dim3(n), dim3(threads), 0, stream, form, x, factor, width, *to) : cudaSuccess;
 }
 
 /* ---- By themselves */
