@@ -5,6 +5,8 @@
 #include "text.h"
 
 #include <errno.h>
+#include <math.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,6 +14,7 @@
 
 /* The smallest terse-N whose mean KL divergence stays under 0.005 on both lab models: docs/reports/fidelity.md. */
 #define DEFAULT_METHOD "terse-2"
+#define REPEAT_LAST_MOST 4096 /* that the library looks at */
 
 struct run {
     struct setup setup;
@@ -19,14 +22,17 @@ struct run {
     bool sampling_given; /* by any option: else a saved session goes on sampling as it did */
     char *text;          /* of the file, or NULL */
     size_t n_text;
-    bool chat, conversation;
+    bool chat, conversation, no_conversation, escape, ignore_end, color, display_nothing;
+    const char *system;
+    struct texts reverse; /* a reply ends before any of them */
     int64_t n_predict, top_k, repeat_last, seed;
     double temperature, typical_p, top_p, min_p, repeat_penalty, presence_penalty, frequency_penalty;
 
     struct terse_session *session;
     struct terse_detokenizer *detokenizer;
-    bool replied; /* in a conversation: from here on a message that does not fit only ends it */
-    bool full;    /* the context: nothing more is read or written */
+    struct terse_stop *stop; /* NULL: nothing but the model ends a reply */
+    bool replied;            /* in a conversation: from here on a message that does not fit only ends it */
+    bool full;               /* the context: nothing more is read or written */
 };
 
 /* ---- Text in */
@@ -83,6 +89,19 @@ static int read_messages(struct run *run, const struct terse_message *messages, 
 
 /* ---- Text out */
 
+/* Writes text, but for what may be the beginning of a string that ends the reply. False where the reply ends, as write_token. */
+static bool write_text(struct run *run, const char *text, size_t n_bytes, int *status, char *last) {
+    struct terse_error error;
+    bool stopped = false;
+    if (run->stop && terse_stop_push(run->stop, text, n_bytes, &text, &n_bytes, &stopped, &error) != TERSE_OK) {
+        *status = complain_error(&error);
+        return false;
+    }
+    if (n_bytes) *last = text[n_bytes - 1];
+    if (!output_write(text, n_bytes)) *status = EXIT_FAILED;
+    return !stopped && *status == EXIT_OK;
+}
+
 /* Writes one token more. False when the text ends here: at its own end with *status EXIT_OK, or for the reason that *status is.
  * *last is the last byte written. */
 static bool write_token(struct run *run, int *status, char *last) {
@@ -99,15 +118,12 @@ static bool write_token(struct run *run, int *status, char *last) {
     }
     if (terse_token_ends(run->setup.model, token)) return false;
     const char *text = terse_detokenizer_push(run->detokenizer, token, &n_bytes);
-    if (n_bytes) *last = text[n_bytes - 1];
-    if (!output_write(text, n_bytes)) {
-        *status = EXIT_FAILED;
-        return false;
-    }
+    bool goes_on = write_text(run, text, n_bytes, status, last);
+    if (*status != EXIT_OK) return false;
     enum terse_status decoded = terse_session_decode(run->session, &token, 1, NULL, &error);
     if (decoded != TERSE_OK && decoded != TERSE_E_CONTEXT) *status = complain_error(&error);
     run->full = decoded == TERSE_E_CONTEXT;
-    return decoded == TERSE_OK;
+    return goes_on && decoded == TERSE_OK;
 }
 
 /* Writes tokens until the text ends, -n is reached, or the context is full. */
@@ -118,8 +134,12 @@ static int generate(struct run *run) {
     for (int64_t i = 0; run->n_predict < 0 || i < run->n_predict; i++)
         if (!write_token(run, &status, &last)) break;
     const char *text = terse_detokenizer_finish(run->detokenizer, &n_bytes);
-    if (n_bytes) last = text[n_bytes - 1];
-    output_write(text, n_bytes);
+    if (status == EXIT_OK && n_bytes) write_text(run, text, n_bytes, &status, &last);
+    if (run->stop) {
+        text = terse_stop_finish(run->stop, &n_bytes);
+        if (n_bytes) last = text[n_bytes - 1];
+        output_write(text, n_bytes);
+    }
     if (last != '\n') output_write("\n", 1);
     if (run->full) remark("stopped: the context is full; raise -c, or generate without end with --kv streaming-N");
     return status;
@@ -161,7 +181,8 @@ static int run_completion(struct run *run) {
 static int first_turn(struct run *run, const char *prompt) {
     char *input = NULL;
     int status = join_input(run, prompt, &input);
-    if (status == EXIT_OK) status = read_messages(run, &(struct terse_message){"user", input}, 1, 0);
+    const struct terse_message messages[] = {{"system", run->system}, {"user", input}};
+    if (status == EXIT_OK) status = read_messages(run, messages + !run->system, 1 + (run->system != NULL), 0);
     if (status == EXIT_OK) status = generate(run);
     free(input);
     return status;
@@ -190,9 +211,10 @@ static int run_conversation(struct run *run) {
     if (terminal) remark("(/exit or the end of input leaves)");
     if (run->prompt) status = one_turn(run, run->prompt);
     for (size_t number = 1; status == EXIT_OK && !run->full; number++) {
-        if (terminal) fputs("> ", stderr);
+        if (terminal) fputs(run->color ? "> \033[32m" : "> ", stderr);
         errno = 0;
         ssize_t length = getline(&line, &capacity, stdin);
+        if (terminal && run->color) fputs("\033[0m", stderr);
         if (length < 0) {
             if (terminal) fputc('\n', stderr);
             if (console_interrupted())
@@ -213,9 +235,32 @@ static int run_conversation(struct run *run) {
 
 /* ---- Options */
 
+/* In place, in the argument vector: what it stands for is never longer. Other letters stay as they are. */
+static void resolve(const char *argument) {
+    static const char letters[] = "ntr\"'\\", stand_for[] = "\n\t\r\"'\\";
+    char *to = (char *)(uintptr_t)argument;
+    for (const char *from = argument; from && *from; from++) {
+        const char *letter = *from == '\\' && from[1] ? strchr(letters, from[1]) : NULL;
+        if (letter) from++;
+        *to++ = letter ? stand_for[letter - letters] : *from;
+    }
+    if (to) *to = 0;
+}
+
+static void resolve_escapes(struct run *run) {
+    resolve(run->prompt);
+    resolve(run->system);
+    for (size_t i = 0; i < run->reverse.n; i++) resolve(run->reverse.text[i]);
+}
+
 static int check_options(const struct run *run) {
     if (run->chat && run->conversation) return complain("--chat (one question) and -cnv (a conversation) exclude each other");
+    if (run->conversation && run->no_conversation) return complain("-cnv and -no-cnv exclude each other");
     if (run->chat_template && !run->chat && !run->conversation) return complain("--chat-template is for --chat and -cnv");
+    if (run->system && !run->chat && !run->conversation) return complain("-sys is for --chat and -cnv");
+    if (run->system && run->state) return complain("-sys goes before the first message of a chat, which --state has read already");
+    for (size_t i = 0; i < run->reverse.n; i++)
+        if (!*run->reverse.text[i]) return complain("-r takes some text");
     if (run->conversation && run->file && strcmp(run->file, "-") == 0)
         return complain("-f - and -cnv both read standard input: give the text as a file");
     if (run->state && run->file && (run->chat || run->conversation))
@@ -231,14 +276,20 @@ static enum options_result parse(struct run *run, int argc, char **argv) {
         {"--chat", NULL, OPTION_FLAG, &run->chat, 0, 0, "put what is read as one user message and print the reply"},
         {"-cnv, --conversation", NULL, OPTION_FLAG, &run->conversation, 0, 0,
          "chat, one line a message; -f goes before the first; /exit leaves"},
+        {"-sys, --system-prompt", "TEXT", OPTION_TEXT, &run->system, 0, 0, "the system message before the first one of a chat"},
+        {"-e, --escape", NULL, OPTION_FLAG, &run->escape, 0, 0,
+         "\\n, \\t, \\\" and the like in -p, -sys and -r are what they stand for"},
+        {"-r, --reverse-prompt", "TEXT", OPTION_TEXTS, &run->reverse, 0, 0, "end a reply before this text; may come several times"},
+        {"--ignore-eos", NULL, OPTION_FLAG, &run->ignore_end, 0, 0, "never let the model end its text"},
         {"--chat-template", "NAME", OPTION_TEXT, &run->chat_template, 0, 0, "the chat format, when the model's own is not known"},
         {"--state", "FILE", OPTION_TEXT, &run->state, 0, 0,
          "go on where a saved session was; -f and -p are read behind it, and may be missing"},
         {"--save-state", "FILE", OPTION_TEXT, &run->save_state, 0, 0, "save the session at the end, to go on with --state"},
-        {"-n, --predict", "N", OPTION_INTEGER, &run->n_predict, -1, INT32_MAX, "tokens to write at most; -1: until the end"},
+        {"-n, --predict|--n-predict", "N", OPTION_INTEGER, &run->n_predict, -2, INT32_MAX,
+         "tokens to write at most; -1 or -2: until the end"},
         {"-c, --ctx-size", "N", OPTION_INTEGER, &run->setup.context, 0, UINT32_MAX, "context in tokens; 0: the model's"},
         {"--kv", "METHOD", OPTION_TEXT, &run->setup.method, 0, 0, run->setup.method_help},
-        {"--temp", "X", OPTION_NUMBER, &run->temperature, 0, 100, "temperature; 0: always the likeliest token"},
+        {"--temp|--temperature", "X", OPTION_NUMBER, &run->temperature, 0, 100, "temperature; 0: always the likeliest token"},
         {"--top-k", "N", OPTION_INTEGER, &run->top_k, 0, INT32_MAX, "choose among the N likeliest; 0: all"},
         {"--typical", "X", OPTION_NUMBER, &run->typical_p, 0, 1, "choose among the least surprising that make up X; 1: all"},
         {"--top-p", "X", OPTION_NUMBER, &run->top_p, 0, 1, "choose among the likeliest that make up X; 1: all"},
@@ -248,8 +299,12 @@ static enum options_result parse(struct run *run, int argc, char **argv) {
          "take X off the logit of recent tokens; 0: off"},
         {"--frequency-penalty", "X", OPTION_NUMBER, &run->frequency_penalty, -100, 100,
          "the same for each time that they were there"},
-        {"--repeat-last-n", "N", OPTION_INTEGER, &run->repeat_last, 0, INT32_MAX, "how many tokens are recent"},
+        {"--repeat-last-n", "N", OPTION_INTEGER, &run->repeat_last, -1, INT32_MAX,
+         "how many tokens are recent; -1: as many as can be"},
         {"-s, --seed", "N", OPTION_INTEGER, &run->seed, -1, INT32_MAX, "the same seed gives the same text; -1: from the clock"},
+        {"-no-cnv, --no-conversation", NULL, OPTION_FLAG, &run->no_conversation, 0, 0, NULL},
+        {"--no-display-prompt", NULL, OPTION_FLAG, &run->display_nothing, 0, 0, NULL},
+        {"--color", NULL, OPTION_FLAG, &run->color, 0, 0, NULL},
     };
     const struct option_set set = {
         .usage = "terse run -p TEXT | -f FILE [-p TEXT] | -cnv [options]",
@@ -286,10 +341,23 @@ static int read_file(struct run *run) {
     return status;
 }
 
+/* Tokens that end a text are never chosen; *never is the caller's to free. */
+static int never_end(const struct terse_model *model, uint32_t vocabulary, struct terse_logit_bias **never,
+                     struct terse_sampling *sampling) {
+    size_t n = 0;
+    for (uint32_t token = 0; token < vocabulary; token++) n += terse_token_ends(model, (int32_t)token);
+    if (!(*never = malloc((n + 1) * sizeof **never))) return complain("no memory for --ignore-eos");
+    sampling->biases = *never;
+    for (uint32_t token = 0; token < vocabulary; token++)
+        if (terse_token_ends(model, (int32_t)token))
+            (*never)[sampling->n_biases++] = (struct terse_logit_bias){.token = (int32_t)token, .bias = -INFINITY};
+    return EXIT_OK;
+}
+
 static int start(struct run *run) {
     struct terse_error error;
     struct terse_session_options options;
-    const struct terse_sampling sampling = {
+    struct terse_sampling sampling = {
         .size = sizeof sampling,
         .temperature = (float)run->temperature,
         .top_k = (uint32_t)run->top_k,
@@ -299,7 +367,7 @@ static int start(struct run *run) {
         .repeat_penalty = (float)run->repeat_penalty,
         .presence_penalty = (float)run->presence_penalty,
         .frequency_penalty = (float)run->frequency_penalty,
-        .repeat_last = (uint32_t)run->repeat_last,
+        .repeat_last = run->repeat_last < 0 ? REPEAT_LAST_MOST : (uint32_t)run->repeat_last,
         .seed = run->seed >= 0 ? (uint64_t)run->seed : (uint64_t)(console_seconds() * 1e9),
     };
     /* Before a model is loaded or a codebook learned for it. */
@@ -309,23 +377,21 @@ static int start(struct run *run) {
     if (status != EXIT_OK) return status;
     options = setup_session_options(&run->setup);
     if ((status = codebooks_provide(&run->setup, &options)) != EXIT_OK) return status;
-    if (open_session(run, &options, &sampling, &error) != TERSE_OK ||
-        terse_detokenizer_new(run->setup.model, false, &run->detokenizer, &error) != TERSE_OK)
+    struct terse_logit_bias *never = NULL;
+    if (run->ignore_end && (status = never_end(run->setup.model, run->setup.info.vocabulary, &never, &sampling)) != EXIT_OK)
+        return status;
+    enum terse_status opened = open_session(run, &options, &sampling, &error);
+    free(never);
+    if (opened != TERSE_OK || terse_detokenizer_new(run->setup.model, false, &run->detokenizer, &error) != TERSE_OK ||
+        (run->reverse.n && terse_stop_new(run->reverse.text, run->reverse.n, &run->stop, &error) != TERSE_OK))
         return complain_error(&error);
     return EXIT_OK;
 }
 
 static bool names_sampling(const char *argument) {
-    static const char *const names[] = {"--temp",
-                                        "--top-k",
-                                        "--typical",
-                                        "--top-p",
-                                        "--min-p",
-                                        "--repeat-penalty",
-                                        "--presence-penalty",
-                                        "--frequency-penalty",
-                                        "--repeat-last-n",
-                                        "-s",
+    static const char *const names[] = {"--temp",          "--top-k",          "--typical",          "--top-p",
+                                        "--min-p",         "--repeat-penalty", "--presence-penalty", "--frequency-penalty",
+                                        "--repeat-last-n", "--temperature",    "--ignore-eos",       "-s",
                                         "--seed"};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
         if (strcmp(argument, names[i]) == 0) return true;
@@ -345,9 +411,10 @@ int cmd_run(int argc, char **argv) {
                       .seed = (int64_t)sampling.seed};
     setup_init(&run.setup);
     run.setup.method = DEFAULT_METHOD;
-    for (int i = 1; i < argc; i++) run.sampling_given |= names_sampling(argv[i]);
+    for (int i = 0; i < argc; i++) run.sampling_given |= names_sampling(argv[i]);
     enum options_result parsed = parse(&run, argc, argv);
     if (parsed != OPTIONS_GO) return parsed == OPTIONS_HELP ? EXIT_OK : EXIT_FAILED;
+    if (run.escape) resolve_escapes(&run);
     int status = check_options(&run);
     if (status == EXIT_OK) status = start(&run);
     if (status == EXIT_OK) {
@@ -357,6 +424,7 @@ int cmd_run(int argc, char **argv) {
         if (status != EXIT_FAILED && run.save_state && terse_session_save(run.session, run.save_state, &error) != TERSE_OK)
             status = complain_error(&error);
     }
+    terse_stop_free(run.stop);
     terse_detokenizer_free(run.detokenizer);
     terse_session_free(run.session);
     setup_free(&run.setup);

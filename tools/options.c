@@ -25,10 +25,10 @@ static bool has_word(const char *words, const char *separators, const char *word
 
 static const struct option *find_option(const struct option_set *set, const char *argument) {
     int index;
-    for (size_t i = 0; i < set->n_options; i++)
-        if (has_word(set->options[i].names, ", ", argument, &index)) return &set->options[i];
-    for (size_t i = 0; i < set->n_common; i++)
-        if (has_word(set->common[i].names, ", ", argument, &index)) return &set->common[i];
+    for (size_t i = 0; i < set->n_options + set->n_common; i++) {
+        const struct option *option = i < set->n_options ? &set->options[i] : &set->common[i - set->n_options];
+        if (has_word(option->names, ", |", argument, &index)) return option;
+    }
     return NULL;
 }
 
@@ -61,7 +61,7 @@ static bool find_nearest(const struct option_set *set, const char *argument, cha
     for (size_t i = 0; i < set->n_options + set->n_common; i++) {
         const char *name = (i < set->n_options ? &set->options[i] : &set->common[i - set->n_options])->names;
         size_t length;
-        for (; next_word(&name, &length, ", "); name += length) {
+        for (; next_word(&name, &length, ", |"); name += length) {
             size_t same = length < n ? length : n; /* one begins as the other: --temperature, --n-pred */
             size_t found = same > 4 && memcmp(argument, name, same) == 0 ? 1 : edits(argument, n, name, length, least);
             if (found >= least) continue;
@@ -137,6 +137,15 @@ static bool parse_value(const struct option *option, const char *name, const cha
     switch (option->kind) {
     case OPTION_FLAG: break;
     case OPTION_TEXT: *(const char **)option->target = text; return true;
+    case OPTION_TEXTS: {
+        struct texts *texts = option->target;
+        size_t most = sizeof texts->text / sizeof texts->text[0];
+        if (texts->n < most)
+            texts->text[texts->n++] = text;
+        else
+            complain("%s may come %zu times", name, most);
+        return texts->text[texts->n - 1] == text;
+    }
     case OPTION_CHOICE:
         if (has_word(option->value, "|", text, option->target)) return true;
         complain("%s takes one of %s, not \"%s\"", name, option->value, text);
@@ -190,7 +199,9 @@ static void print_wrapped(const char *text) {
 static void print_options(const struct option *options, size_t n) {
     for (const struct option *option = options; option < options + n; option++) {
         char left[64], preset[64], help[640];
-        snprintf(left, sizeof left, "%s%s%s", option->names, option->value ? " " : "", option->value ? option->value : "");
+        if (!option->help) continue;
+        snprintf(left, sizeof left, "%.*s%s%s", (int)strcspn(option->names, "|"), option->names, option->value ? " " : "",
+                 option->value ? option->value : "");
         write_default(option, preset, sizeof preset);
         snprintf(help, sizeof help, "%s%s", option->help, preset);
         printf("  %-*s ", HELP_COLUMN - 3, left);
@@ -227,8 +238,9 @@ static int parse_argument(const struct option_set *set, int argc, char **argv, i
         return 0;
     }
     if (option->kind == OPTION_FLAG) {
+        int index;
         *(bool *)option->target = true;
-        return 1;
+        return 1 + (option->value && i + 1 < argc && has_word(option->value, "|", argv[i + 1], &index));
     }
     if (i + 1 == argc || find_option(set, argv[i + 1])) {
         complain("%s needs a value: %s %s", name, name, option->value);

@@ -8,8 +8,9 @@
 
 /* What `target` points to, and what the value looks like. */
 enum option_kind {
-    OPTION_FLAG,    /* bool; takes no value */
+    OPTION_FLAG,    /* bool; a value, if the row names words, may be there and is not looked at */
     OPTION_TEXT,    /* const char * */
+    OPTION_TEXTS,   /* struct texts: may come several times */
     OPTION_CHOICE,  /* int: the index of the word in `value`, "exact|compressed" */
     OPTION_INTEGER, /* int64_t in minimum..maximum */
     OPTION_NUMBER,  /* double in minimum..maximum */
@@ -23,13 +24,18 @@ struct amount {
     uint32_t number; /* instead, when not 0 */
 };
 
+struct texts {
+    const char *text[8];
+    size_t n;
+};
+
 struct option {
-    const char *names; /* "-c, --ctx-size" */
+    const char *names; /* "-n, --predict|--n-predict": those after the bar are not shown */
     const char *value; /* how --help shows the value: "N" */
     enum option_kind kind;
     void *target; /* holds the default before parsing; --help shows it */
     double minimum, maximum;
-    const char *help;
+    const char *help; /* NULL: the row is not shown */
 };
 
 struct option_set {

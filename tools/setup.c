@@ -3,9 +3,13 @@
 
 #include "codebooks.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
 
 /* "f16, streaming-N, antkv-4|2|1": methods of a family share their first part. */
 static void list_methods(char *text, size_t capacity) {
@@ -37,7 +41,7 @@ void setup_init(struct setup *setup) {
     list_methods(setup->method_help, sizeof setup->method_help);
     const struct option common[SETUP_COMMON] = {
         {"-m, --model", "FILE", OPTION_TEXT, &setup->model_path, 0, 0, "GGUF model; without one the built-in lab-27m"},
-        {"-t, --threads", "N", OPTION_INTEGER, &setup->threads, 0, 1024, "threads; 0: one per processor"},
+        {"-t, --threads", "N", OPTION_INTEGER, &setup->threads, -1, 1024, "threads; 0 or -1: one per processor"},
         {"--device", "cpu|cuda|auto", OPTION_CHOICE, &setup->device, 0, 0,
          "where the model is computed; auto: a GPU, if there is one"},
         {"-ngl, --n-gpu-layers", "N", OPTION_INTEGER, &setup->gpu_layers, -1, INT32_MAX,
@@ -66,6 +70,10 @@ void setup_init(struct setup *setup) {
         {"-b, --batch-size", "N", OPTION_INTEGER, &setup->batch, 1, INT32_MAX, "tokens per chunk of a compressed prefill"},
         {"--kv-budget", "SIZE", OPTION_SIZE, &setup->kv_budget, 0, 0, "refuse a KV cache above this size, as 512M or 4G; 0: any"},
         {"--allow-longer-context", NULL, OPTION_FLAG, &setup->allow_longer, 0, 0, "permit more than the model was trained for"},
+        {"--mlock", NULL, OPTION_FLAG, &setup->lock, 0, 0, NULL},
+        {"--no-mmap", NULL, OPTION_FLAG, &setup->no_mapping, 0, 0, NULL},
+        {"-fa, --flash-attn", "on|off|auto", OPTION_FLAG, &setup->flash, 0, 0, NULL},
+        {"-hf, -hfr, --hf-repo", "REPO", OPTION_TEXT, &setup->repository, 0, 0, NULL},
     };
     memcpy(setup->common, common, sizeof common);
 }
@@ -76,17 +84,46 @@ static const char default_name[] = "the built-in model";
 
 static size_t default_size(void) { return (size_t)(default_model_end - default_model_begin); }
 
+/* The file in memory; NULL where that cannot be, so that loading says why. */
+static void *read_model(const char *path, size_t *size) {
+    struct stat file;
+    FILE *in = fopen(path, "rb");
+    char *bytes = NULL;
+    if (in && !fstat(fileno(in), &file) && S_ISREG(file.st_mode) &&
+        (bytes = aligned_alloc(64, ((size_t)file.st_size + 64) / 64 * 64))) {
+        *size = fread(bytes, 1, (size_t)file.st_size, in);
+        if (*size != (size_t)file.st_size) {
+            free(bytes);
+            bytes = NULL;
+        }
+    }
+    if (in) fclose(in);
+    return bytes;
+}
+
 enum terse_status setup_try_load(struct setup *setup, struct terse_error *error) {
-    enum terse_status status =
-        setup->model_path ? terse_model_load(setup->model_path, &setup->model, error)
-                          : terse_model_load_memory(default_model_begin, default_size(), default_name, &setup->model, error);
+    enum terse_status status;
+    size_t size = 0;
+    if (setup->no_mapping && setup->model_path && !setup->model_bytes) setup->model_bytes = read_model(setup->model_path, &size);
+    if (setup->model_bytes)
+        status = terse_model_load_memory(setup->model_bytes, size, setup->model_path, &setup->model, error);
+    else if (setup->model_path)
+        status = terse_model_load(setup->model_path, &setup->model, error);
+    else
+        status = terse_model_load_memory(default_model_begin, default_size(), default_name, &setup->model, error);
     if (status == TERSE_OK) terse_model_describe(setup->model, &setup->info);
     return status;
 }
 
 int setup_load(struct setup *setup) {
     struct terse_error error;
-    return setup_try_load(setup, &error) == TERSE_OK ? EXIT_OK : complain_error(&error);
+    if (setup->repository)
+        return complain("-hf %s: terse downloads nothing: fetch a GGUF file of it yourself, and give it with -m FILE",
+                        setup->repository);
+    if (setup_try_load(setup, &error) != TERSE_OK) return complain_error(&error);
+    if (setup->lock && mlockall(MCL_CURRENT))
+        remark("--mlock: memory cannot be locked: %s: raise the limit (ulimit -l)", strerror(errno));
+    return EXIT_OK;
 }
 
 /* llama.cpp's way to say it. */
@@ -108,7 +145,7 @@ int setup_engine(struct setup *setup) {
     if (setup->engine) return EXIT_OK;
     int status = choose_device(setup, &options.device);
     if (status != EXIT_OK) return status;
-    options.threads = (uint32_t)setup->threads;
+    options.threads = setup->threads > 0 ? (uint32_t)setup->threads : 0;
     options.kv_budget = setup->kv_budget;
     if (setup->prefixes) options.prefixes = setup->prefixes;
     return terse_engine_new(setup->model, &options, &setup->engine, &error) == TERSE_OK ? EXIT_OK : complain_error(&error);
@@ -123,6 +160,8 @@ void setup_free(struct setup *setup) {
     codebooks_free(setup->codebooks);
     terse_engine_free(setup->engine);
     terse_model_free(setup->model);
+    free(setup->model_bytes);
+    setup->model_bytes = NULL;
     setup->codebooks = NULL;
     setup->engine = NULL;
     setup->model = NULL;

@@ -8,7 +8,7 @@ for command in run serve perplexity bench inspect calibrate; do
     works "$command" --help
     grep -q "^usage: terse $command" "$work/out" || fail "$command --help does not say its usage"
     [ ! -s "$work/err" ] || fail "$command --help writes to stderr"
-    [ "$(wc -l <"$work/out")" -le 44 ] || fail "$command --help does not fit a screen"
+    [ "$(wc -l <"$work/out")" -le 48 ] || fail "$command --help does not fit a screen"
     awk 'length > 132 { exit 1 }' "$work/out" || fail "$command --help has a line that does not fit a screen"
     refuses "^terse $command: unknown option --no-such-option; see --help" "$command" --no-such-option
 done
@@ -21,19 +21,19 @@ cp "$work/out" "$work/help"
 works help
 cmp "$work/out" "$work/help" || fail "help is not --help"
 works -p x -n 1 --kv f16 # without a command: run
-refuses 'terse run: unknown option --temperature; did you mean --temp? See --help' run -p x --temperature 0
-refuses 'unknown option --n-prdict; did you mean --predict?' run -p x --n-prdict 4
+refuses 'terse run: unknown option --temperatures; did you mean --temp? See --help' run -p x --temperatures 0
+refuses 'unknown option --n-prdict; did you mean --n-predict?' run -p x --n-prdict 4
 for size in 4G 4GB 4GiB; do works run -p x -n 1 --kv f16 --kv-budget $size; done
 refuses '--kv-budget takes a size such as 512M or 4G' run -p x --kv-budget 4Gb
 
 refuses '-p needs a value: -p TEXT' run -p
 refuses '-p needs a value' run -p -n 4
-refuses '-n takes a whole number from -1 to 2147483647, not "four"' run -p x -n four
+refuses '-n takes a whole number from -2 to 2147483647, not "four"' run -p x -n four
 refuses '-n takes a whole number' run -p x -n 4x
-refuses '-n takes a whole number' run -p x -n -2
+refuses '-n takes a whole number' run -p x -n -3
 refuses '-n takes a whole number' run -p x -n 99999999999999999999
 refuses '-n takes a whole number' run -p x -n ''
-refuses '-t takes a whole number from 0 to 1024' run -p x -t 100000
+refuses '-t takes a whole number from -1 to 1024' run -p x -t 100000
 refuses '--temp takes a number from 0 to 100, not "nan"' run -p x --temp nan
 refuses '--top-p takes a number from 0 to 1, not "1.5"' run -p x --top-p 1.5
 refuses '--min-p takes a number' run -p x --min-p -0.1
