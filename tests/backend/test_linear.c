@@ -15,13 +15,13 @@
 
 #include <cmocka.h>
 
-enum { COLUMNS = 96 };
+enum { COLUMNS = 512 };
 
 static uint32_t random_state = 1;
 static uint32_t next_random(void) { return random_state = random_state * 1664525u + 1013904223u; }
 static float uniform(void) { return (float)(next_random() >> 8) / (1 << 23) - 1; }
 
-/* A matrix of random codes; Q8_0 blocks get a modest scale. */
+/* A matrix of random codes, whose blocks get modest scales. */
 static struct matrix new_matrix(enum tensor_type type, uint32_t rows) {
     size_t row_bytes = (size_t)COLUMNS / tensor_type_info(type)->block * tensor_type_info(type)->bytes;
     uint8_t *data = memory_array(rows, row_bytes);
@@ -29,10 +29,11 @@ static struct matrix new_matrix(enum tensor_type type, uint32_t rows) {
     if (type == TENSOR_F32)
         for (size_t i = 0; i < (size_t)rows * COLUMNS; i++) ((float *)(void *)data)[i] = uniform();
     else
-        for (size_t i = 0; i < rows * row_bytes; i += 34) {
+        for (size_t i = 0; i < rows * row_bytes; i += tensor_type_info(type)->bytes) {
             uint16_t scale = half_from_float(uniform() / 64);
-            memcpy(data + i, &scale, 2);
-            for (size_t j = 2; j < 34; j++) data[i + j] = (uint8_t)(next_random() >> 24);
+            for (size_t j = 0; j < tensor_type_info(type)->bytes; j++) data[i + j] = (uint8_t)(next_random() >> 24);
+            memcpy(data + i + (type == TENSOR_Q6_K ? 208 : 0), &scale, 2);
+            if (type == TENSOR_Q4_K) memcpy(data + i + 2, &scale, 2);
         }
     return (struct matrix){data, type, rows, COLUMNS, row_bytes, NULL};
 }
@@ -49,14 +50,15 @@ static void check_product(const struct linear_op *p, const float *x, size_t n) {
                 weights += fabs((double)row[i]); /* x is at most 1, and fixed point for few tokens */
             }
             double error = fabs((double)p->out[t * p->w->rows + r] - sum);
-            if (!(error <= 1e-5 * size + 0x1p-15 * weights + 1e-30)) fail_msg("row %u of token %zu is off by %g", r, t, error);
+            double fixed = p->w->type == TENSOR_Q4_K ? 1.0 / 253 : 0x1p-15;
+            if (!(error <= 1e-5 * size + fixed * weights + 1e-30)) fail_msg("row %u of token %zu is off by %g", r, t, error);
         }
     }
 }
 
 /* `types`: of three products that share their input. */
 static void check_products(const enum tensor_type types[3]) {
-    static const size_t counts[] = {1, 2, 5, 6, 7, 11, 12, 33};
+    static const size_t counts[] = {1, 2, 5, 6, 7, 11, 12, 16, 33};
     const uint32_t rows[3] = {1, 257, 64};
     struct matrix w[3];
     float bias[257];
@@ -96,6 +98,9 @@ static void test_products(void **state) {
 static void test_products_of_several_types(void **state) {
     (void)state;
     check_products((const enum tensor_type[]){TENSOR_Q8_0, TENSOR_F32, TENSOR_Q8_0});
+    check_products((const enum tensor_type[]){TENSOR_Q4_K, TENSOR_Q6_K, TENSOR_Q8_0}); /* inputs in forms of different lengths */
+    check_products((const enum tensor_type[]){TENSOR_Q6_K, TENSOR_Q8_0, TENSOR_Q4_K});
+    check_products((const enum tensor_type[]){TENSOR_Q8_0, TENSOR_Q4_K, TENSOR_Q6_K});
 }
 
 int main(void) {

@@ -20,15 +20,21 @@
 
 size_t linear_tile_stride(const struct matrix *w) { return (size_t)w->columns + 16; }
 
-/* Floats of a row of x as fixed point, where the type takes it so. */
-static size_t fixed_floats(const struct matrix *w) {
-    return weights_ops()->fix[w->type]
-               ? memory_round_up(weights_ops()->fixed_bytes[w->type](w->columns), MEMORY_ALIGN) / sizeof(float)
-               : 0;
+static bool takes_fixed(const struct matrix *w) { return weights_ops()->fix[w->type] != NULL; }
+
+/* Floats from a row of x as fixed point to the next, the same for all types, as products of several of them share an input: what the type
+ * takes whose form is the largest. */
+static size_t fixed_floats(uint32_t columns) {
+    size_t most = 0;
+    for (int type = 0; type < TENSOR_TYPES; type++) {
+        size_t bytes = weights_ops()->fix[type] ? weights_ops()->fixed_bytes[type](columns) : 0;
+        if (bytes > most) most = bytes;
+    }
+    return memory_round_up(most, MEMORY_ALIGN) / sizeof(float);
 }
 
 size_t linear_scratch(const struct matrix *w, uint32_t threads) {
-    size_t tiles = threads * TILE_ROWS * linear_tile_stride(w), fixed = LINEAR_OPS_MOST * EACH_ROWS * fixed_floats(w);
+    size_t tiles = threads * TILE_ROWS * linear_tile_stride(w), fixed = LINEAR_OPS_MOST * EACH_ROWS * fixed_floats(w->columns);
     return tiles > fixed ? tiles : fixed;
 }
 
@@ -76,10 +82,11 @@ static size_t form_of(const struct vectors *v, size_t i) {
 
 static struct vectors vectors_at(const struct linear_op *ops, size_t n_ops, const float *x, size_t n, float *scratch) {
     struct vectors v = {.ops = ops, .n_ops = n_ops, .n = n};
+    size_t floats = fixed_floats(ops->w->columns);
     for (size_t i = 0; i < n_ops; i++) {
-        size_t floats = fixed_floats(ops[i].w);
+        bool fixed = takes_fixed(ops[i].w);
         for (size_t t = 0; t < n; t++)
-            v.of[i][t] = floats ? scratch + (form_of(&v, i) * EACH_ROWS + t) * floats : x + t * ops[i].w->columns;
+            v.of[i][t] = fixed ? scratch + (form_of(&v, i) * EACH_ROWS + t) * floats : x + t * ops[i].w->columns;
     }
     return v;
 }
@@ -87,7 +94,7 @@ static struct vectors vectors_at(const struct linear_op *ops, size_t n_ops, cons
 /* Fixed point of row t for the i-th operation, unless another operation sees to it. */
 static void fix_row(const struct vectors *v, size_t i, const float *x, size_t t) {
     const struct matrix *w = v->ops[i].w;
-    if (weights_ops()->fix[w->type] && form_of(v, i) == i)
+    if (takes_fixed(w) && form_of(v, i) == i)
         weights_ops()->fix[w->type](x + t * w->columns, w->columns, (void *)(uintptr_t)v->of[i][t]);
 }
 
