@@ -128,6 +128,10 @@ void state_writer_put(struct state_writer *w, const void *data, size_t bytes) {
     if (bytes) put_bytes(w, data, bytes);
 }
 
+void state_writer_fail(struct state_writer *w, int number) {
+    if (!w->failed) w->failed = number;
+}
+
 static void write_head(struct state_writer *w, const struct state_identity *identity) {
     struct head head = {.header = {.version = STATE_VERSION,
                                    .sections = STATE_SECTIONS,

@@ -48,6 +48,8 @@ enum terse_status state_writer_new(const char *path, struct state_writer **write
 /* Sections come in their order, each once. */
 void state_writer_begin(struct state_writer *writer, enum state_section section);
 void state_writer_put(struct state_writer *writer, const void *data, size_t bytes);
+/* What is to be written could not be had: `number` is an errno. */
+void state_writer_fail(struct state_writer *writer, int number);
 /* Puts the file in its place and releases the writer. After a failure, of this or of an earlier call, there is what there was before. */
 enum terse_status state_writer_finish(struct state_writer *writer, const struct state_identity *identity,
                                       struct terse_error *error);

@@ -333,6 +333,46 @@ static void states_go_on_on_the_other_backend(void **state) {
     unlink(path);
 }
 
+/* A whole file, to be freed. */
+static char *contents(const char *path, size_t *n) {
+    FILE *file = fopen(path, "rb");
+    assert_non_null(file);
+    fseek(file, 0, SEEK_END);
+    *n = (size_t)ftell(file);
+    rewind(file);
+    char *data = malloc(*n);
+    assert_int_equal(fread(data, 1, *n, file), *n);
+    fclose(file);
+    return data;
+}
+
+static void saving_leaves_all_as_it_was(void **state) {
+    (void)state;
+    char path[] = "/tmp/terse-test-cache-XXXXXX";
+    int file = mkstemp(path);
+    assert_true(file >= 0);
+    close(file);
+    for (size_t m = 0; m < METHODS; m++) {
+        struct oracle_setup setup = setup_of(methods[m][0], methods[m][1], methods[m][2], 64, 600 + m);
+        setup.magnitude = 1.25f;
+        struct oracle *o = oracle_new(&setup, 400);
+        char *saved[2];
+        size_t n[2];
+        oracle_skip(o, P, 230);
+        for (size_t i = 0; i < 40; i++) oracle_skip(o, D, 1);
+        for (int i = 0; i < 2; i++) {
+            save(o, path);
+            saved[i] = contents(path, &n[i]);
+        }
+        assert_int_equal(n[0], n[1]);
+        assert_memory_equal(saved[0], saved[1], n[0]);
+        for (int i = 0; i < 2; i++) free(saved[i]);
+        oracle_step(o, D, 1, 0);
+        oracle_free(o);
+    }
+    unlink(path);
+}
+
 /* ---- Memory */
 
 static void what_is_foretold_is_allocated(void **state) {
@@ -398,6 +438,7 @@ int main(void) {
                                        cmocka_unit_test(forks_go_their_own_ways),
                                        cmocka_unit_test(steps_seal_the_pages_of_the_cpu),
                                        cmocka_unit_test(states_go_on_on_the_other_backend),
+                                       cmocka_unit_test(saving_leaves_all_as_it_was),
                                        cmocka_unit_test(what_is_foretold_is_allocated),
                                        cmocka_unit_test(a_budget_that_is_spent_refuses),
                                        cmocka_unit_test(what_cannot_be_computed_is_refused)};

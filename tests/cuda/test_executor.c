@@ -8,13 +8,16 @@
 #include "support/random_model.h"
 
 #include <math.h>
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -242,6 +245,75 @@ static void a_step_gives_each_what_it_gets_alone(void **state) {
     memory_free(file);
 }
 
+/* ---- Saving on another thread */
+
+#define SAVES_LEAST 5
+
+struct saver {
+    const struct terse_session *session;
+    const char *path[2]; /* of what is expected, and of what is saved again and again */
+    atomic_bool done;
+    atomic_int saves, failures;
+};
+
+static bool same_files(const char *const path[2]) {
+    FILE *files[2] = {fopen(path[0], "rb"), fopen(path[1], "rb")};
+    int a = 0, b = 0;
+    while (files[0] && files[1] && a == b && a != EOF) {
+        a = fgetc(files[0]);
+        b = fgetc(files[1]);
+    }
+    for (int i = 0; i < 2; i++)
+        if (files[i]) fclose(files[i]);
+    return a == EOF && b == EOF;
+}
+
+static void *save_again_and_again(void *user) {
+    struct saver *saver = user;
+    while (!saver->done) {
+        if (terse_session_save(saver->session, saver->path[1], NULL) || !same_files(saver->path)) saver->failures++;
+        saver->saves++;
+    }
+    return NULL;
+}
+
+/* Steps that come for the first time, are captured and are replayed. */
+static void a_session_is_saved_beside_steps_of_another(void **state) {
+    (void)state;
+    char paths[2][32] = {"/tmp/terse-test-saves-XXXXXX", "/tmp/terse-test-saves-XXXXXX"};
+    struct saver saver = {.path = {paths[0], paths[1]}};
+    void *file;
+    struct terse_model *model = random_model_new(&random_models[0], &file);
+    struct terse_engine *engine = new_engine(&backend, model);
+    struct terse_session *saved = new_session(engine, "q4_0"), *other = new_session(engine, "q4_0");
+    struct terse_model_info info;
+    struct terse_error error;
+    pthread_t thread;
+    for (int i = 0; i < 2; i++) {
+        int descriptor = mkstemp(paths[i]);
+        assert_true(descriptor >= 0);
+        close(descriptor);
+    }
+    terse_model_describe(model, &info);
+    for (int i = 0; i < TOKENS_MOST; i++) tokens[i] = (i * 37) % (int)info.vocabulary;
+    if (terse_session_prefill(saved, tokens, 150, NULL, &error) || terse_session_prefill(other, tokens, 20, NULL, &error) ||
+        terse_session_save(saved, paths[0], &error))
+        fail_msg("%s", error.message);
+    saver.session = saved;
+    assert_int_equal(pthread_create(&thread, NULL, save_again_and_again, &saver), 0);
+    for (size_t step = 0; step < 9 || saver.saves < SAVES_LEAST; step++)
+        if (terse_session_decode(other, tokens + step, 1 + step / 3 % 3, NULL, &error)) fail_msg("%s", error.message);
+    saver.done = true;
+    pthread_join(thread, NULL);
+    assert_int_equal(saver.failures, 0);
+    for (int i = 0; i < 2; i++) unlink(paths[i]);
+    terse_session_free(saved);
+    terse_session_free(other);
+    terse_engine_free(engine);
+    terse_model_free(model);
+    memory_free(file);
+}
+
 /* ---- What goes wrong */
 
 static void a_model_that_does_not_fit_is_refused(void **state) {
@@ -272,12 +344,13 @@ int main(void) {
     }
     setenv("TERSE_CPU", "scalar", 1); /* the others take vectors of some products to 8 bits only */
     struct CMUnitTest tests[TESTS_MOST] = {
-        cmocka_unit_test(a_step_gives_each_what_it_gets_alone), cmocka_unit_test(greedy_tokens_are_the_cpus),
-        cmocka_unit_test(a_model_that_does_not_fit_is_refused), cmocka_unit_test(logits_of_the_default_model_are_near_the_cpus)};
+        cmocka_unit_test(a_step_gives_each_what_it_gets_alone), cmocka_unit_test(a_session_is_saved_beside_steps_of_another),
+        cmocka_unit_test(greedy_tokens_are_the_cpus), cmocka_unit_test(a_model_that_does_not_fit_is_refused),
+        cmocka_unit_test(logits_of_the_default_model_are_near_the_cpus)};
 #ifdef TERSE_EMULATED_CUDA
-    size_t n = 1; /* the others take an hour there */
+    size_t n = 2; /* the others take an hour there */
 #else
-    size_t n = 4;
+    size_t n = 5;
 #endif
     for (size_t i = 0; i < n_random_models && n < TESTS_MOST; i++)
         tests[n++] = (struct CMUnitTest){random_models[i].architecture, logits_are_near_the_cpus, NULL, NULL,

@@ -184,27 +184,6 @@ cudaError_t rows_to_window(const struct layer_rows *rows, uint64_t first, size_t
     return move_window(rows, first, count, row, true, stream);
 }
 
-static __global__ void rotate_exact_kernel(struct head_view h, struct rotary_view rotary, const struct sequence_view *s,
-                                           bool back) {
-    uint32_t head = blockIdx.y * HEADS_OF_BLOCK + threadIdx.y, layer = blockIdx.z, hd = h.head_dim;
-    if (head >= h.kv_heads) return;
-    __half *row = place_of(*s, h, layer, head, 0, blockIdx.x);
-    float scale = back ? 1 / rotary.magnitude : rotary.magnitude;
-    advance_row(rotary, blockIdx.x, back, row, row, hd);
-    __syncwarp();
-    for (uint32_t c = threadIdx.x; scale != 1 && c < rotary.n_rot; c += WARP)
-        row[c] = __float2half_rn(__half2float(row[c]) * scale);
-}
-
-cudaError_t rotate_exact(const struct head_view *heads, const struct rotary_view *rotary, const struct sequence_view *sequence,
-                         uint32_t n, bool back, cudaStream_t stream) {
-    if (!rotary->n_rot || !n) return cudaSuccess;
-    dim3 grid = grid_of(n, heads->kv_heads);
-    grid.z = heads->layers;
-    rotate_exact_kernel<<<grid, block_of_heads(), 0, stream>>>(*heads, *rotary, sequence, back);
-    return cudaGetLastError();
-}
-
 /* ---- Random rows */
 
 /* splitmix64 of the place. */

@@ -55,10 +55,6 @@ cudaError_t rows_from_exact(const struct layer_rows *rows, size_t n, uint64_t ev
 cudaError_t rows_from_window(const struct layer_rows *rows, uint64_t first, size_t count, int64_t row, cudaStream_t stream);
 cudaError_t rows_to_window(const struct layer_rows *rows, uint64_t first, size_t count, int64_t row, cudaStream_t stream);
 
-/* Of all layers, keys of exact rows: rotated by their token back to what they were before rotation, or forth; state files have the former. */
-cudaError_t rotate_exact(const struct head_view *heads, const struct rotary_view *rotary, const struct sequence_view *sequence,
-                         uint32_t n, bool back, cudaStream_t stream);
-
 /* n normally distributed numbers, n even. */
 cudaError_t random_rows(float *numbers, size_t n, uint64_t seed, cudaStream_t stream);
 

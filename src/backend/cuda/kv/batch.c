@@ -265,8 +265,9 @@ static enum terse_status encode_window(struct cache *cache, size_t first, size_t
     if (status) return status;
     for (size_t i = 0; i < n; i++) cache->sealed.host[i] = window_item(cache, &cache->pages.sets[first + i]);
     if ((status = item_list_upload(&cache->sealed, n, error))) return status;
-    cudaError_t result = cudaEventRecord(cache->step_done, device_stream());
-    if (result == cudaSuccess && stream != device_stream()) result = cudaStreamWaitEvent(stream, cache->step_done, 0);
+    if (stream != device_stream()) status = cache_written(cache, error);
+    if (status) return status;
+    cudaError_t result = stream != device_stream() ? cudaStreamWaitEvent(stream, cache->written, 0) : cudaSuccess;
     struct encode encode = window_encode(cache, &cache->sealed);
     if (result == cudaSuccess) result = encode_pages(&encode, stream);
     return device_check(result, "encoding pages", error);

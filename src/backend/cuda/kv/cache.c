@@ -184,6 +184,14 @@ static void *chunk_take(struct kv_budget *budget, size_t count, size_t size, con
 
 static const struct page_memory device_memory = {chunk_take, device_free};
 
+static enum terse_status new_event(cudaEvent_t *event, struct terse_error *error) {
+    return device_check(cudaEventCreateWithFlags(event, cudaEventDisableTiming), "making an event", error);
+}
+
+enum terse_status cache_written(struct cache *cache, struct terse_error *error) {
+    return device_check(cudaEventRecord(cache->written, device_stream()), "recording an event", error);
+}
+
 static enum terse_status allocate(struct cache *cache, struct terse_error *error) {
     struct sizes sizes = sizes_of(&cache->shape, &cache->method);
     enum terse_status status = page_table_new(&cache->pages, &device_memory, cache->tables->page_set_bytes, error);
@@ -191,15 +199,9 @@ static enum terse_status allocate(struct cache *cache, struct terse_error *error
     if (!status) status = take(cache, &cache->window, sizes.window, "the KV cache's recent window", error);
     if (!status) status = take(cache, &cache->fitted, sizes.fitted, "what the KV cache learns", error);
     if (!status) status = take(cache, &cache->view, sizeof *cache->view, "the KV cache", error);
-    if (!status)
-        status = device_check(cudaEventCreateWithFlags(&cache->step_done, cudaEventDisableTiming), "making an event", error);
-    if (!status) { /* where the exact rows are */
-        struct sequence_view view = cache_view(cache);
-        status = device_check(cudaMemcpyAsync(cache->view, &view, sizeof view, cudaMemcpyHostToDevice, device_stream()),
-                              "sending what a KV cache is", error);
-    }
-    if (status) return status;
-    return device_check(cudaEventCreateWithFlags(&cache->encoded_ahead, cudaEventDisableTiming), "making an event", error);
+    if (!status) status = new_event(&cache->written, error);
+    if (!status) status = new_event(&cache->encoded_ahead, error);
+    return status ? status : cache_written(cache, error);
 }
 
 enum terse_status kv_create(const struct cache_shape *shape, const struct method *method, uint32_t threads, struct cache **cache,
@@ -241,7 +243,7 @@ void kv_destroy(struct cache *cache) {
     item_list_free(&cache->stored);
     item_list_free(&cache->sealed);
     host_step_free(cache->host);
-    if (cache->step_done) cudaEventDestroy(cache->step_done);
+    if (cache->written) cudaEventDestroy(cache->written);
     if (cache->encoded_ahead) cudaEventDestroy(cache->encoded_ahead);
     kv_tables_release(cache->tables);
     free(cache);
@@ -341,6 +343,7 @@ enum terse_status kv_commit(struct cache *cache, struct terse_error *error) {
     cache->n_ahead -= cache->plan.ready;
     size_t evicted = page_table_evicted(&cache->pages, cache->extent.first);
     if (evicted) drop_pages(cache, 0, evicted);
+    if ((status = cache_written(cache, error))) return status;
     return decodes ? window_seal_ahead(cache, error) : TERSE_OK;
 }
 

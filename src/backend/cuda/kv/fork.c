@@ -81,6 +81,7 @@ enum terse_status kv_fork(const struct cache *cache, struct cache **result, stru
     if (copied == cudaSuccess) copied = copy(c->exact, cache->exact, heads * 2 * cache_exact_capacity(cache) * row);
     if (copied == cudaSuccess) copied = copy(c->fitted, cache->fitted, heads * 2 * floats * sizeof(float));
     if (!status) status = device_check(copied, "copying a KV cache", error);
+    if (!status) status = cache_written(c, error);
     if (status) {
         kv_destroy(c);
         return status;

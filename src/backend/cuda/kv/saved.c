@@ -1,9 +1,15 @@
 /* Writing a cache's sections and reading them, by way of the host's memory: the bytes are those of the CPU (backend/cpu/kv/saved.c), where no number
- * that is used as an address or a count is believed. */
+ * that is used as an address or a count is believed.
+ *
+ * A cache is written on any thread while steps of other caches go on. So nothing is queued on device_stream(), which may be capturing a graph, and
+ * nothing that caches share is allocated, changed or computed with: there are only copies to the host, on a stream of their own, of what was there
+ * when the event `written` of the cache was recorded. */
 #include "backend/cuda/kv/state.h"
 
+#include "base/half.h"
 #include "base/memory.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -79,46 +85,80 @@ static void copy_fitted(const struct cache *cache, float *floats, uint8_t *file,
         }
 }
 
-/* ---- Writing. Where the host has no memory the file is not put in its place: a section is missing. */
+/* Keys of exact rows [layers][Hk][2][capacity][hd], which the file has as they were before rotation: rotated back, or forth by their token. */
+static void rotate_exact(const struct cache *cache, uint16_t *rows, bool back) {
+    struct rope rope = *cache->shape.rope;
+    size_t hd = cache->shape.head_dim, stride = 2 * cache_exact_capacity(cache) * hd;
+    float cosine[CODEC_HEAD_DIM_MAX / 2], sine[CODEC_HEAD_DIM_MAX / 2], key[CODEC_HEAD_DIM_MAX];
+    if (back) rope.magnitude = 1 / rope.magnitude;
+    for (uint64_t t = 0; rope.n_rot && t < cache->extent.exact; t++) {
+        rope_angles(&rope, back ? -(int64_t)t : (int64_t)t, cosine, sine);
+        for (size_t head = 0; head < cache_heads(cache); head++) {
+            uint16_t *row = rows + head * stride + t * hd;
+            for (size_t c = 0; c < hd; c++) key[c] = half_to_float(row[c]);
+            rope_rotate(&rope, cosine, sine, key, 1, (uint32_t)hd);
+            for (size_t c = 0; c < hd; c++) row[c] = half_from_float(key[c]);
+        }
+    }
+}
 
-/* A copy of device memory; NULL: there is no memory, or nothing to copy. */
-static void *fetched(const void *from, size_t bytes) {
-    void *to = bytes ? malloc(bytes) : NULL;
-    if (to && device_fetch(to, from, bytes) == cudaSuccess) return to;
+/* ---- Writing */
+
+struct saving {
+    const struct cache *cache;
+    struct state_writer *writer;
+    cudaStream_t stream; /* of its own */
+};
+
+/* A copy of device memory, to be freed; NULL: the writer has failed. */
+static void *fetched(const struct saving *s, const void *from, size_t bytes) {
+    void *to = malloc(bytes);
+    cudaError_t result = to ? cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, s->stream) : cudaSuccess;
+    if (to && result == cudaSuccess) result = cudaStreamSynchronize(s->stream);
+    if (to && result == cudaSuccess) return to;
+    state_writer_fail(s->writer, to ? EIO : ENOMEM);
     free(to);
     return NULL;
 }
 
-static void save_exact(const struct cache *cache, struct state_writer *writer) {
-    uint32_t n = (uint32_t)cache->extent.exact;
-    rotate_exact(&cache->heads, &cache->tables->rotary, cache->view, n, true, device_stream());
-    cudaStreamSynchronize(device_stream());
-    void *rows = fetched(cache->exact, exact_bytes(cache));
-    rotate_exact(&cache->heads, &cache->tables->rotary, cache->view, n, false, device_stream());
-    if (rows) state_writer_put(writer, rows, exact_bytes(cache));
+/* Memory for a section, zeros; NULL: the writer has failed. */
+static void *section(const struct saving *s, size_t bytes) {
+    void *memory = calloc(1, bytes);
+    if (!memory) state_writer_fail(s->writer, ENOMEM);
+    return memory;
+}
+
+static void save_exact(const struct saving *s) {
+    size_t bytes = exact_bytes(s->cache);
+    uint16_t *rows = bytes ? fetched(s, s->cache->exact, bytes) : NULL;
+    if (!rows) return;
+    rotate_exact(s->cache, rows, true);
+    state_writer_put(s->writer, rows, bytes);
     free(rows);
 }
 
-static void save_fitted(const struct cache *cache, struct state_writer *writer) {
-    size_t bytes = cache_heads(cache) * fitted_bytes(cache),
-           floats = cache_heads(cache) * 2 * transform_fitted_floats(cache->shape.head_dim);
-    float *own = bytes ? fetched(cache->fitted, floats * sizeof *own) : NULL;
-    uint8_t *file = bytes ? calloc(1, bytes) : NULL;
+static void save_fitted(const struct saving *s) {
+    size_t heads = cache_heads(s->cache), bytes = heads * fitted_bytes(s->cache),
+           floats = heads * 2 * transform_fitted_floats(s->cache->shape.head_dim);
+    if (!bytes) return;
+    float *own = fetched(s, s->cache->fitted, floats * sizeof *own);
+    uint8_t *file = section(s, bytes);
     if (own && file) {
-        copy_fitted(cache, own, file, true);
-        state_writer_put(writer, file, bytes);
+        copy_fitted(s->cache, own, file, true);
+        state_writer_put(s->writer, file, bytes);
     }
     free(own);
     free(file);
 }
 
-static void save_window(const struct cache *cache, struct state_writer *writer) {
-    size_t bytes = extent_window_pages(&cache->extent) * window_set_bytes(cache);
-    uint16_t *ring = bytes ? fetched(cache->window, window_bytes(cache)) : NULL;
-    uint8_t *pages = bytes ? calloc(1, bytes) : NULL;
+static void save_window(const struct saving *s) {
+    size_t bytes = extent_window_pages(&s->cache->extent) * window_set_bytes(s->cache);
+    if (!bytes) return;
+    uint16_t *ring = fetched(s, s->cache->window, window_bytes(s->cache));
+    uint8_t *pages = section(s, bytes);
     if (ring && pages) {
-        copy_window(cache, ring, pages, true);
-        state_writer_put(writer, pages, bytes);
+        copy_window(s->cache, ring, pages, true);
+        state_writer_put(s->writer, pages, bytes);
     }
     free(ring);
     free(pages);
@@ -130,15 +170,16 @@ struct chunk_copy {
     uint8_t *memory;
 };
 
-static struct chunk_copy *fetch_chunks(const struct cache *cache, size_t *n) {
-    struct chunk_copy *copies = calloc(cache->pages.n_sealed + 1, sizeof *copies);
+static struct chunk_copy *fetch_chunks(const struct saving *s, size_t *n) {
+    const struct page_table *pages = &s->cache->pages;
+    struct chunk_copy *copies = section(s, (pages->n_sealed + 1) * sizeof *copies);
     *n = 0;
-    for (size_t i = 0; copies && i < cache->pages.n_sealed; i++) {
-        const struct page_chunk *chunk = cache->pages.sets[i].owner;
+    for (size_t i = 0; copies && i < pages->n_sealed; i++) {
+        const struct page_chunk *chunk = pages->sets[i].owner;
         size_t at = 0;
         while (at < *n && copies[at].chunk != chunk) at++;
         if (at < *n) continue;
-        copies[(*n)++] = (struct chunk_copy){chunk, fetched(chunk->memory, chunk->sets * cache->tables->page_set_bytes)};
+        copies[(*n)++] = (struct chunk_copy){chunk, fetched(s, chunk->memory, chunk->sets * s->cache->tables->page_set_bytes)};
         if (!copies[at].memory) break;
     }
     return copies;
@@ -150,9 +191,10 @@ static const uint8_t *copy_of(const struct chunk_copy *copies, const struct page
 }
 
 /* One chunk of all sealed page sets. */
-static void save_pages(const struct cache *cache, struct state_writer *writer) {
+static void save_pages(const struct saving *s) {
+    const struct cache *cache = s->cache;
     size_t n;
-    struct chunk_copy *copies = fetch_chunks(cache, &n);
+    struct chunk_copy *copies = fetch_chunks(s, &n);
     bool whole = copies && (!n || copies[n - 1].memory);
     for (size_t head = 0; whole && head < cache_heads(cache); head++)
         for (int side = 0; side < 2; side++)
@@ -160,34 +202,46 @@ static void save_pages(const struct cache *cache, struct state_writer *writer) {
                 const struct page_place *place = &cache->tables->places[head];
                 struct page_set set = cache->pages.sets[i];
                 set.chunk = (uint8_t *)copy_of(copies, &set);
-                state_writer_put(writer, page_set_page(&set, place, side ? CODEC_VALUES : CODEC_KEYS), place->bytes[side]);
+                state_writer_put(s->writer, page_set_page(&set, place, side ? CODEC_VALUES : CODEC_KEYS), place->bytes[side]);
             }
     for (size_t i = 0; copies && i < n; i++) free(copies[i].memory);
     free(copies);
+}
+
+static void save_page_sets(const struct saving *s) {
+    for (size_t i = 0; i < s->cache->pages.n_sealed; i++) {
+        const struct page_set *set = &s->cache->pages.sets[i];
+        state_writer_put(s->writer, &(struct saved_page_set){set->first, set->count, set->generated},
+                         sizeof(struct saved_page_set));
+    }
 }
 
 void kv_save(const struct cache *cache, struct state_writer *writer) {
     const struct extent *e = &cache->extent;
     const struct saved_cache saved = {e->exact,          e->first, e->window_first,    e->length, e->dropped,
                                       cache->prompt_end, 0,        cache->fitted_ready};
-    cudaStreamSynchronize(device_stream());
+    struct saving s = {.cache = cache, .writer = writer};
+    cudaError_t result = cudaStreamCreateWithFlags(&s.stream, cudaStreamNonBlocking);
+    if (result != cudaSuccess) {
+        state_writer_fail(writer, EIO);
+        return;
+    }
+    if (cudaStreamWaitEvent(s.stream, cache->written, 0) != cudaSuccess) state_writer_fail(writer, EIO);
     state_writer_begin(writer, STATE_CACHE);
     state_writer_put(writer, &saved, sizeof saved);
     state_writer_begin(writer, STATE_PAGE_SETS);
-    for (size_t i = 0; i < cache->pages.n_sealed; i++) {
-        const struct page_set *set = &cache->pages.sets[i];
-        state_writer_put(writer, &(struct saved_page_set){set->first, set->count, set->generated}, sizeof(struct saved_page_set));
-    }
+    save_page_sets(&s);
     state_writer_begin(writer, STATE_EXACT);
-    save_exact(cache, writer);
+    save_exact(&s);
     state_writer_begin(writer, STATE_EXACT_LOGITS);
     state_writer_begin(writer, STATE_FITTED);
-    save_fitted(cache, writer);
+    save_fitted(&s);
     state_writer_begin(writer, STATE_ANCHORS);
     state_writer_begin(writer, STATE_WINDOW);
-    save_window(cache, writer);
+    save_window(&s);
     state_writer_begin(writer, STATE_PAGES);
-    save_pages(cache, writer);
+    save_pages(&s);
+    cudaStreamDestroy(s.stream);
 }
 
 /* ---- Reading */
@@ -261,13 +315,14 @@ static enum terse_status load_exact(struct cache *cache, const struct state_file
     size_t bytes;
     const void *data = state_file_section(file, STATE_EXACT, &bytes);
     if (bytes != exact_bytes(cache)) return state_file_refuse(file, STATE_EXACT, "it is of another size", error);
-    struct sequence_view view = cache_view(cache);
-    enum terse_status status = put(cache->exact, data, bytes, error);
-    if (!status) status = put(cache->view, &view, sizeof view, error);
-    if (status) return status;
-    return device_check(
-        rotate_exact(&cache->heads, &cache->tables->rotary, cache->view, (uint32_t)cache->extent.exact, false, device_stream()),
-        "rotating exact rows", error);
+    if (!bytes) return TERSE_OK;
+    uint16_t *rows = malloc(bytes);
+    if (!rows) return status_no_memory(error, bytes, "a saved KV cache");
+    memcpy(rows, data, bytes);
+    rotate_exact(cache, rows, false);
+    enum terse_status status = put(cache->exact, rows, bytes, error);
+    free(rows);
+    return status;
 }
 
 static enum terse_status load_window(struct cache *cache, const struct state_file *file, struct terse_error *error) {
@@ -304,5 +359,5 @@ enum terse_status kv_load(struct cache *cache, struct state_file *file, struct t
     if (!status) status = load_window(cache, file, error);
     if (!status) status = load_exact(cache, file, error);
     if (!status) status = load_fitted(cache, file, error);
-    return status;
+    return status ? status : cache_written(cache, error);
 }

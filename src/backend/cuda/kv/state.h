@@ -61,7 +61,7 @@ struct cache {
     device_half *rows[2];    /* of a step of many tokens: [row_capacity][Hk][hd], behind ROWS_IN_FRONT more */
     size_t row_capacity;
     size_t n_ahead;            /* the first so many pages of the window are being or were encoded into the free page sets */
-    cudaEvent_t step_done;     /* what the background must wait for */
+    cudaEvent_t written;       /* what is to be read of the cache on other streams than device_stream() must wait for */
     cudaEvent_t encoded_ahead; /* what a step that seals must wait for */
 
     struct host_step *host; /* host.c; NULL until it is needed */
@@ -92,6 +92,8 @@ enum terse_status item_list_upload(struct item_list *list, size_t n, struct ters
 struct encode cache_encode(const struct cache *cache, const struct item_list *list, uint32_t layer, uint32_t n_layers);
 /* Whether the cache still has to learn from the first pages that are sealed. */
 static inline bool cache_fit_pending(const struct cache *cache) { return cache->fitted && !cache->fitted_ready; }
+/* What is queued on device_stream() has written the cache: its event is recorded. */
+enum terse_status cache_written(struct cache *cache, struct terse_error *error);
 /* Forgets what was encoded ahead, when that is over. */
 void cache_forget_ahead(struct cache *cache);
 
