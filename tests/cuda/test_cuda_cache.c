@@ -5,6 +5,7 @@
 #include "support/cache_oracle.h"
 
 #include <math.h>
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -373,6 +374,50 @@ static void saving_leaves_all_as_it_was(void **state) {
     unlink(path);
 }
 
+struct saving {
+    const struct oracle *oracle;
+    const char *path;
+};
+
+static void *save_there(void *user) {
+    const struct saving *saving = user;
+    save(saving->oracle, saving->path);
+    return NULL;
+}
+
+/* Steps of other caches may be captured meanwhile: nothing of the saving is to become a part of them. */
+static void saving_on_another_thread_is_no_part_of_a_step(void **state) {
+    (void)state;
+    char path[] = "/tmp/terse-test-cache-XXXXXX";
+    int file = mkstemp(path);
+    assert_true(file >= 0);
+    close(file);
+    for (size_t m = 0; m < METHODS; m++) {
+        struct oracle_setup setup = setup_of(methods[m][0], methods[m][1], methods[m][2], 64, 700 + m);
+        struct oracle *o = oracle_new(&setup, 400);
+        struct saving saving = {o, path};
+        char *saved[2];
+        size_t n[2];
+        cudaGraph_t graph;
+        pthread_t thread;
+        oracle_skip(o, P, 230);
+        save(o, path);
+        saved[0] = contents(path, &n[0]);
+        assert_int_equal(unlink(path), 0);
+        assert_int_equal(cudaStreamBeginCapture(device_stream(), cudaStreamCaptureModeThreadLocal), cudaSuccess);
+        assert_int_equal(pthread_create(&thread, NULL, save_there, &saving), 0);
+        pthread_join(thread, NULL);
+        assert_int_equal(cudaStreamEndCapture(device_stream(), &graph), cudaSuccess);
+        assert_int_equal(cudaGraphDestroy(graph), cudaSuccess);
+        saved[1] = contents(path, &n[1]);
+        assert_int_equal(n[0], n[1]);
+        assert_memory_equal(saved[0], saved[1], n[0]);
+        for (int i = 0; i < 2; i++) free(saved[i]);
+        oracle_free(o);
+    }
+    unlink(path);
+}
+
 /* ---- Memory */
 
 static void what_is_foretold_is_allocated(void **state) {
@@ -439,6 +484,7 @@ int main(void) {
                                        cmocka_unit_test(steps_seal_the_pages_of_the_cpu),
                                        cmocka_unit_test(states_go_on_on_the_other_backend),
                                        cmocka_unit_test(saving_leaves_all_as_it_was),
+                                       cmocka_unit_test(saving_on_another_thread_is_no_part_of_a_step),
                                        cmocka_unit_test(what_is_foretold_is_allocated),
                                        cmocka_unit_test(a_budget_that_is_spent_refuses),
                                        cmocka_unit_test(what_cannot_be_computed_is_refused)};
