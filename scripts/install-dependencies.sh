@@ -18,6 +18,7 @@ present() {
     libxxhash-dev) pkg-config --exists libxxhash ;;
     libcjson-dev) pkg-config --exists libcjson ;;
     libmicrohttpd-dev) pkg-config --exists libmicrohttpd ;;
+    libedit-dev) pkg-config --exists libedit ;;
     python3) command -v python3 ;;
     libcmocka-dev) pkg-config --exists cmocka ;;
     clang-format-14) command -v clang-format-14 ;;
@@ -27,7 +28,7 @@ present() {
     esac >/dev/null 2>&1
 }
 
-[ $# -gt 0 ] || set -- gcc libc6-dev cmake pkg-config libdnnl-dev ocl-icd-opencl-dev libpcre2-dev libxxhash-dev libcjson-dev libmicrohttpd-dev libcmocka-dev python3
+[ $# -gt 0 ] || set -- gcc libc6-dev cmake pkg-config libdnnl-dev ocl-icd-opencl-dev libpcre2-dev libxxhash-dev libcjson-dev libmicrohttpd-dev libedit-dev libcmocka-dev python3
 missing=()
 for package in "$@"; do
     present $package || missing+=("$package")

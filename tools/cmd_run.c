@@ -1,7 +1,8 @@
 /* `terse run`: reads a text, streams what the model writes, and sums up what it cost. Completion, one question, or a chat. */
+#include "chat.h"
 #include "codebooks.h"
 #include "commands.h"
-#include "setup.h"
+#include "run.h"
 #include "text.h"
 
 #include <errno.h>
@@ -16,221 +17,22 @@
 #define DEFAULT_METHOD "terse-2"
 #define REPEAT_LAST_MOST 4096 /* that the library looks at */
 
-struct run {
-    struct setup setup;
-    const char *file, *prompt, *chat_template, *state, *save_state;
-    bool sampling_given; /* by any option: else a saved session goes on sampling as it did */
-    char *text;          /* of the file, or NULL */
-    size_t n_text;
-    bool chat, conversation, no_conversation, escape, ignore_end, color, display_nothing;
-    const char *system;
-    struct texts reverse; /* a reply ends before any of them */
-    int64_t n_predict, top_k, repeat_last, seed;
-    double temperature, typical_p, top_p, min_p, repeat_penalty, presence_penalty, frequency_penalty;
-
-    struct terse_session *session;
-    struct terse_detokenizer *detokenizer;
-    struct terse_stop *stop; /* NULL: nothing but the model ends a reply */
-    bool replied;            /* in a conversation: from here on a message that does not fit only ends it */
-    bool full;               /* the context: nothing more is read or written */
-};
-
-/* ---- Text in */
-
-/* The text of the file, an empty line, the prompt; either may be missing. One newline at the end of the file is not part of it. */
-static int join_input(const struct run *run, const char *prompt, char **input) {
-    size_t n_text = run->n_text, n_prompt = prompt ? strlen(prompt) : 0;
-    if (n_text && run->text[n_text - 1] == '\n') n_text--;
-    *input = malloc(n_text + 2 + n_prompt + 1);
-    if (!*input) return complain("no memory for the input");
-    if (n_text) memcpy(*input, run->text, n_text);
-    (*input)[n_text] = 0;
-    if (run->text && prompt) strcat(*input + n_text, "\n\n");
-    if (prompt) strcat(*input + n_text, prompt);
-    return EXIT_OK;
-}
-
-/* Reads tokens[n] into the session, unless that is full now. */
-static int read_tokens(struct run *run, const int32_t *tokens, size_t n) {
-    struct terse_error error;
-    if (!n) return complain("the prompt is empty; give some text with -p or -f");
-    if (terse_session_prefill(run->session, tokens, n, NULL, &error) == TERSE_OK) return EXIT_OK;
-    run->full = run->replied && error.code == TERSE_E_CONTEXT;
-    if (!run->full) return complain_error(&error);
-    remark("stopped: the conversation no longer fits: %s", error.message);
-    return EXIT_OK;
-}
-
-/* The same of text[n_bytes]. `flags` as terse_tokenize. */
-static int read_text(struct run *run, const char *text, size_t n_bytes, unsigned flags) {
-    int32_t *tokens;
-    size_t n_tokens;
-    int status = text_tokenize(run->setup.model, text, n_bytes, flags, &tokens, &n_tokens);
-    if (status != EXIT_OK) return status;
-    /* A text that brings its own BOS does not need a second one. */
-    int32_t bos = terse_token_bos(run->setup.model, NULL);
-    size_t first = n_tokens > 1 && tokens[0] == bos && tokens[1] == bos;
-    status = read_tokens(run, tokens + first, n_tokens - first);
-    free(tokens);
-    return status;
-}
-
-/* The same of what follows the after-th message of messages[n] in the model's chat format. */
-static int read_messages(struct run *run, const struct terse_message *messages, size_t n, size_t after) {
-    struct terse_error error;
-    int32_t *tokens;
-    size_t n_tokens;
-    if (terse_chat_tokenize(run->setup.model, run->chat_template, messages, n, after, true, &tokens, &n_tokens, &error) != TERSE_OK)
-        return complain_error(&error);
-    int status = read_tokens(run, tokens, n_tokens);
-    terse_tokens_free(tokens);
-    return status;
-}
-
-/* ---- Text out */
-
-/* Writes text, but for what may be the beginning of a string that ends the reply. False where the reply ends, as write_token. */
-static bool write_text(struct run *run, const char *text, size_t n_bytes, int *status, char *last) {
-    struct terse_error error;
-    bool stopped = false;
-    if (run->stop && terse_stop_push(run->stop, text, n_bytes, &text, &n_bytes, &stopped, &error) != TERSE_OK) {
-        *status = complain_error(&error);
-        return false;
-    }
-    if (n_bytes) *last = text[n_bytes - 1];
-    if (!output_write(text, n_bytes)) *status = EXIT_FAILED;
-    return !stopped && *status == EXIT_OK;
-}
-
-/* Writes one token more. False when the text ends here: at its own end with *status EXIT_OK, or for the reason that *status is.
- * *last is the last byte written. */
-static bool write_token(struct run *run, int *status, char *last) {
-    struct terse_error error;
-    int32_t token;
-    size_t n_bytes;
-    if (console_interrupted()) {
-        *status = EXIT_INTERRUPTED;
-        return false;
-    }
-    if (terse_session_sample(run->session, &token, &error) != TERSE_OK) {
-        *status = complain_error(&error);
-        return false;
-    }
-    if (terse_token_ends(run->setup.model, token)) return false;
-    const char *text = terse_detokenizer_push(run->detokenizer, token, &n_bytes);
-    bool goes_on = write_text(run, text, n_bytes, status, last);
-    if (*status != EXIT_OK) return false;
-    enum terse_status decoded = terse_session_decode(run->session, &token, 1, NULL, &error);
-    if (decoded != TERSE_OK && decoded != TERSE_E_CONTEXT) *status = complain_error(&error);
-    run->full = decoded == TERSE_E_CONTEXT;
-    return goes_on && decoded == TERSE_OK;
-}
-
-/* Writes tokens until the text ends, -n is reached, or the context is full. */
-static int generate(struct run *run) {
-    int status = EXIT_OK;
-    char last = '\n';
-    size_t n_bytes;
-    for (int64_t i = 0; run->n_predict < 0 || i < run->n_predict; i++)
-        if (!write_token(run, &status, &last)) break;
-    const char *text = terse_detokenizer_finish(run->detokenizer, &n_bytes);
-    if (status == EXIT_OK && n_bytes) write_text(run, text, n_bytes, &status, &last);
-    if (run->stop) {
-        text = terse_stop_finish(run->stop, &n_bytes);
-        if (n_bytes) last = text[n_bytes - 1];
-        output_write(text, n_bytes);
-    }
-    if (last != '\n') output_write("\n", 1);
-    if (run->full) remark("stopped: the context is full; raise -c, or generate without end with --kv streaming-N");
-    return status;
-}
-
-static void print_rate(char *buffer, size_t capacity, uint64_t tokens, double seconds) {
-    if (tokens && seconds > 0)
-        snprintf(buffer, capacity, "%llu tokens, %.1f tokens/s", (unsigned long long)tokens, (double)tokens / seconds);
-    else
-        snprintf(buffer, capacity, "%llu tokens", (unsigned long long)tokens);
-}
-
-static void print_summary(const struct run *run) {
-    struct terse_counters counters;
-    struct terse_cache_report cache;
-    char prompt[64], reply[64], method[128];
-    terse_session_counters(run->session, &counters, false);
-    terse_session_cache(run->session, &cache);
-    print_rate(prompt, sizeof prompt, counters.prefill_tokens, counters.prefill_seconds);
-    print_rate(reply, sizeof reply, counters.decode_tokens, counters.decode_seconds);
-    remark("prompt %s | generated %s | KV cache %.2f MiB, %.2f bits per value (%s)", prompt, reply, (double)cache.resident / 0x1p20,
-           cache.bits_per_value, setup_method_text(&run->setup, method, sizeof method));
-}
-
-/* ---- The three ways to run */
+/* ---- The ways to run: these, and a chat */
 
 static int run_completion(struct run *run) {
     char *input;
     unsigned begins = terse_session_length(run->session) ? 0 : TERSE_TOKENIZE_ADD_SPECIAL;
-    int status = join_input(run, run->prompt, &input);
+    int status = run_join_input(run, run->prompt, &input);
     if (status == EXIT_OK && (run->file || run->prompt))
-        status = read_text(run, input, strlen(input), begins | TERSE_TOKENIZE_PARSE_SPECIAL);
-    if (status == EXIT_OK) status = generate(run);
+        status = run_read_text(run, input, strlen(input), begins | TERSE_TOKENIZE_PARSE_SPECIAL);
+    if (status == EXIT_OK) status = run_generate(run);
     free(input);
     return status;
 }
 
-/* Reads the first user message and writes the reply. */
-static int first_turn(struct run *run, const char *prompt) {
-    char *input = NULL;
-    int status = join_input(run, prompt, &input);
-    const struct terse_message messages[] = {{"system", run->system}, {"user", input}};
-    if (status == EXIT_OK) status = read_messages(run, messages + !run->system, 1 + (run->system != NULL), 0);
-    if (status == EXIT_OK) status = generate(run);
-    free(input);
-    return status;
-}
-
-/* Reads a later user message. The session ends with the reply as it was generated, without its end token; what follows a reply is the same
- * whatever it says. */
-static int later_turn(struct run *run, const char *prompt) {
-    const struct terse_message messages[] = {{"user", "-"}, {"assistant", "-"}, {"user", prompt}};
-    int status = read_messages(run, messages, 3, 2);
-    if (status == EXIT_OK && !run->full) status = generate(run);
-    return status;
-}
-
-static int one_turn(struct run *run, const char *prompt) {
-    int status = run->replied ? later_turn(run, prompt) : first_turn(run, prompt);
-    run->replied = true;
-    return status;
-}
-
-static int run_conversation(struct run *run) {
-    bool terminal = isatty(STDIN_FILENO);
-    char *line = NULL, name[48];
-    size_t capacity = 0;
-    int status = EXIT_OK;
-    if (terminal) remark("(/exit or the end of input leaves)");
-    if (run->prompt) status = one_turn(run, run->prompt);
-    for (size_t number = 1; status == EXIT_OK && !run->full; number++) {
-        if (terminal) fputs(run->color ? "> \033[32m" : "> ", stderr);
-        errno = 0;
-        ssize_t length = getline(&line, &capacity, stdin);
-        if (terminal && run->color) fputs("\033[0m", stderr);
-        if (length < 0) {
-            if (terminal) fputc('\n', stderr);
-            if (console_interrupted())
-                status = EXIT_INTERRUPTED;
-            else if (ferror(stdin))
-                status = complain("cannot read standard input: %s", strerror(errno));
-            break;
-        }
-        if (line[length - 1] == '\n') line[--length] = 0;
-        if (length == 0) continue;
-        snprintf(name, sizeof name, "line %zu of standard input", number);
-        if ((status = text_check(name, line, (size_t)length)) != EXIT_OK || strcmp(line, "/exit") == 0) break;
-        status = one_turn(run, line);
-    }
-    free(line);
-    return status;
+static int run_question(struct run *run) {
+    int status = run_read_turn(run, run->prompt);
+    return status == EXIT_OK && !run->full ? run_generate(run) : status;
 }
 
 /* ---- Options */
@@ -275,7 +77,7 @@ static enum options_result parse(struct run *run, int argc, char **argv) {
         {"-p, --prompt", "TEXT", OPTION_TEXT, &run->prompt, 0, 0, "text to read; after -f and an empty line when both are given"},
         {"--chat", NULL, OPTION_FLAG, &run->chat, 0, 0, "put what is read as one user message and print the reply"},
         {"-cnv, --conversation", NULL, OPTION_FLAG, &run->conversation, 0, 0,
-         "chat, one line a message; -f goes before the first; /exit leaves"},
+         "chat, one line a message, goes on after a \\ at its end; -f goes before the first; /help"},
         {"-sys, --system-prompt", "TEXT", OPTION_TEXT, &run->system, 0, 0, "the system message before the first one of a chat"},
         {"-e, --escape", NULL, OPTION_FLAG, &run->escape, 0, 0,
          "\\n, \\t, \\\" and the like in -p, -sys and -r are what they stand for"},
@@ -320,16 +122,6 @@ static enum options_result parse(struct run *run, int argc, char **argv) {
     return options_parse(&set, argc, argv);
 }
 
-/* A session of these options: a new one, or the saved one. */
-static enum terse_status open_session(struct run *run, const struct terse_session_options *options,
-                                      const struct terse_sampling *sampling, struct terse_error *error) {
-    enum terse_status status = run->state ? terse_session_load(run->setup.engine, options, run->state, &run->session, error)
-                                          : terse_session_new(run->setup.engine, options, &run->session, error);
-    if (!status && (!run->state || run->sampling_given)) status = terse_session_set_sampling(run->session, sampling, error);
-    run->replied = run->state && run->session && terse_session_length(run->session);
-    return status;
-}
-
 /* The text of -f; of standard input where nothing else is given to read, and nobody sits before it. */
 static int read_file(struct run *run) {
     bool nothing = !run->conversation && !run->file && !run->prompt && (!run->state || run->chat);
@@ -341,24 +133,23 @@ static int read_file(struct run *run) {
     return status;
 }
 
-/* Tokens that end a text are never chosen; *never is the caller's to free. */
-static int never_end(const struct terse_model *model, uint32_t vocabulary, struct terse_logit_bias **never,
-                     struct terse_sampling *sampling) {
+/* Tokens that end a text are never chosen. */
+static int never_end(struct run *run) {
+    uint32_t vocabulary = run->setup.info.vocabulary;
     size_t n = 0;
-    for (uint32_t token = 0; token < vocabulary; token++) n += terse_token_ends(model, (int32_t)token);
-    if (!(*never = malloc((n + 1) * sizeof **never))) return complain("no memory for --ignore-eos");
-    sampling->biases = *never;
+    for (uint32_t token = 0; token < vocabulary; token++) n += terse_token_ends(run->setup.model, (int32_t)token);
+    if (!(run->never = malloc((n + 1) * sizeof *run->never))) return complain("no memory for --ignore-eos");
+    run->sampling.biases = run->never;
     for (uint32_t token = 0; token < vocabulary; token++)
-        if (terse_token_ends(model, (int32_t)token))
-            (*never)[sampling->n_biases++] = (struct terse_logit_bias){.token = (int32_t)token, .bias = -INFINITY};
+        if (terse_token_ends(run->setup.model, (int32_t)token))
+            run->never[run->sampling.n_biases++] = (struct terse_logit_bias){.token = (int32_t)token, .bias = -INFINITY};
     return EXIT_OK;
 }
 
 static int start(struct run *run) {
     struct terse_error error;
-    struct terse_session_options options;
-    struct terse_sampling sampling = {
-        .size = sizeof sampling,
+    run->sampling = (struct terse_sampling){
+        .size = sizeof run->sampling,
         .temperature = (float)run->temperature,
         .top_k = (uint32_t)run->top_k,
         .typical_p = (float)run->typical_p,
@@ -375,16 +166,14 @@ static int start(struct run *run) {
     if (status == EXIT_OK) status = setup_load(&run->setup);
     if (status == EXIT_OK) status = setup_engine(&run->setup);
     if (status != EXIT_OK) return status;
-    options = setup_session_options(&run->setup);
-    if ((status = codebooks_provide(&run->setup, &options)) != EXIT_OK) return status;
-    struct terse_logit_bias *never = NULL;
-    if (run->ignore_end && (status = never_end(run->setup.model, run->setup.info.vocabulary, &never, &sampling)) != EXIT_OK)
-        return status;
-    enum terse_status opened = open_session(run, &options, &sampling, &error);
-    free(never);
-    if (opened != TERSE_OK || terse_detokenizer_new(run->setup.model, false, &run->detokenizer, &error) != TERSE_OK ||
+    run->options = setup_session_options(&run->setup);
+    if ((status = codebooks_provide(&run->setup, &run->options)) != EXIT_OK) return status;
+    if (run->ignore_end && (status = never_end(run)) != EXIT_OK) return status;
+    if (run_open_session(run, run->state, &run->session, &error) != TERSE_OK ||
+        terse_detokenizer_new(run->setup.model, false, &run->detokenizer, &error) != TERSE_OK ||
         (run->reverse.n && terse_stop_new(run->reverse.text, run->reverse.n, &run->stop, &error) != TERSE_OK))
         return complain_error(&error);
+    run->replied = terse_session_length(run->session) > 0;
     return EXIT_OK;
 }
 
@@ -418,16 +207,19 @@ int cmd_run(int argc, char **argv) {
     int status = check_options(&run);
     if (status == EXIT_OK) status = start(&run);
     if (status == EXIT_OK) {
-        status = run.conversation ? run_conversation(&run) : run.chat ? one_turn(&run, run.prompt) : run_completion(&run);
-        if (status != EXIT_FAILED) print_summary(&run);
+        bool refused = false;
+        status = run.conversation ? chat(&run, &refused) : run.chat ? run_question(&run) : run_completion(&run);
+        if (status != EXIT_FAILED) run_print_summary(&run);
         struct terse_error error;
         if (status != EXIT_FAILED && run.save_state && terse_session_save(run.session, run.save_state, &error) != TERSE_OK)
             status = complain_error(&error);
+        if (status == EXIT_OK && refused) status = EXIT_FAILED;
     }
     terse_stop_free(run.stop);
     terse_detokenizer_free(run.detokenizer);
     terse_session_free(run.session);
     setup_free(&run.setup);
     free(run.text);
+    free(run.never);
     return status;
 }

@@ -15,18 +15,43 @@ static const char *command_name = "terse";
 static atomic_int stop_signal; /* whichever thread the signal came to */
 static int output_errno;       /* of the first failed write to stdout */
 
-static void on_signal(int number) { stop_signal = number; }
+static void on_signal(int number) {
+    if (stop_signal != SIGTERM) stop_signal = number;
+}
+
+static void catch_signal(int number, void (*handler)(int), unsigned flags) {
+    struct sigaction action = {.sa_handler = handler, .sa_flags = (int)flags};
+    sigemptyset(&action.sa_mask);
+    sigaction(number, &action, NULL);
+}
 
 void console_begin(const char *command) {
     command_name = command;
-    struct sigaction action = {.sa_handler = on_signal, .sa_flags = (int)SA_RESETHAND};
-    sigemptyset(&action.sa_mask);
-    sigaction(SIGINT, &action, NULL);
-    sigaction(SIGTERM, &action, NULL);
+    catch_signal(SIGINT, on_signal, SA_RESETHAND);
+    catch_signal(SIGTERM, on_signal, SA_RESETHAND);
     signal(SIGPIPE, SIG_IGN);
 }
 
 bool console_interrupted(void) { return stop_signal != 0; }
+
+/* Who presses Ctrl-C twice to stop a reply does not mean the conversation. */
+static void on_interrupt(int number) {
+    static atomic_int unanswered;
+    if (stop_signal) {
+        if (++unanswered >= 2) signal(number, SIG_DFL);
+    } else
+        unanswered = 0;
+    on_signal(number);
+}
+
+void console_expect_interrupts(void) { catch_signal(SIGINT, on_interrupt, 0); }
+
+bool console_take_interrupt(void) {
+    int expected = SIGINT;
+    if (!atomic_compare_exchange_strong(&stop_signal, &expected, 0)) return false;
+    console_expect_interrupts();
+    return true;
+}
 
 double console_seconds(void) {
     struct timespec now;

@@ -14,6 +14,10 @@ void console_begin(const char *command);
 int console_end(int status);
 
 bool console_interrupted(void);
+/* For a conversation, in which SIGINT ends a reply: from here on a second and a third one do not kill while the first is unanswered. */
+void console_expect_interrupts(void);
+/* Answers SIGINT: true if there was one, and no SIGTERM; console_interrupted is false until the next. */
+bool console_take_interrupt(void);
 double console_seconds(void); /* of a clock that only goes forward */
 
 /* One line on stderr after the command's name; the bar is cleared first. Returns EXIT_FAILED. */

@@ -38,10 +38,29 @@ printf '%s' "$question" | "$terse" run -cnv -f "$work/planted" --temp 0 >"$work/
 long=$(printf 'and then %.0s' $(seq 60))
 printf 'Hello\n%s\nnever read\n' "$long" | "$terse" run -cnv -c 96 -n 4 >"$work/out" 2>"$work/err" || fail "-cnv, full: $(cat "$work/err")"
 drop_progress
-[ "$(wc -l <"$work/err")" -eq 2 ] || fail "-cnv, full: $(cat "$work/err")"
+[ "$(wc -l <"$work/err")" -eq 3 ] || fail "-cnv, full: $(cat "$work/err")" # the first says what the built-in model is for
 grep -q '^stopped: the conversation no longer fits: .*raise -c' "$work/err" || fail "-cnv, full: $(cat "$work/err")"
 grep -q '^prompt [0-9]* tokens' "$work/err" || fail "-cnv, full: no summary: $(cat "$work/err")"
-refuses 'raise -c' run -cnv -c 96 -p "$long"
+printf '' | "$terse" run -cnv -c 96 -p "$long" >"$work/out" 2>"$work/err" && fail "-cnv, full at once: exit 0"
+grep -q 'raise -c' "$work/err" || fail "-cnv, full at once: $(cat "$work/err")"
+
+# Messages of several lines; ends of lines from elsewhere.
+works run --chat -p $'Who is there?\nWhat is that?' -n 12 --temp 0 --kv f16
+cp "$work/out" "$work/together"
+printf 'Who is there?\\\r\nWhat is that?\r\n \n/exit \t\r\nnever read\n' |
+    "$terse" run -cnv -n 12 --temp 0 --kv f16 >"$work/out" 2>"$work/err" || fail "-cnv, two lines: $(cat "$work/err")"
+cmp "$work/out" "$work/together" || fail "-cnv, two lines: $(cat "$work/out")"
+
+# What is no message and no command is refused in a line, the next one is answered, and the exit status tells.
+for bad in 'a\xff' 'a\xff\\\nb' '/foo' '/kv 1' '/save' '/load /nowhere/state' '/regen'; do
+    status=0
+    printf "$bad\nWho is there?\\\nWhat is that?\n/quit\n" |
+        "$terse" run -cnv -n 12 --temp 0 --kv f16 >"$work/out" 2>"$work/err" || status=$?
+    drop_progress
+    [ "$status" -eq 1 ] && cmp "$work/out" "$work/together" || fail "-cnv reads $bad: exit $status, $(cat "$work/out" "$work/err")"
+    [ "$(grep -c '^terse run: ' "$work/err")" -eq 1 ] && grep -q '^prompt ' "$work/err" || fail "-cnv reads $bad: $(cat "$work/err")"
+done
+printf '/usr/bin is a folder\n' | "$terse" run -cnv -n 1 >"$work/out" 2>"$work/err" || fail "a message that begins with a path: $(cat "$work/err")"
 
 # Other formats by name; the lab model does not know them, but they are read.
 works run --chat -p Hello --chat-template chatml -n 2

@@ -1,0 +1,27 @@
+/* Messages from standard input, one line each or several. */
+#ifndef TERSE_TOOLS_MESSAGE_READER_H
+#define TERSE_TOOLS_MESSAGE_READER_H
+
+#include <stdbool.h>
+
+struct message_reader;
+
+enum message_read {
+    MESSAGE_READ,        /* it may be empty */
+    MESSAGE_REFUSED,     /* not text, as one line has said */
+    MESSAGE_END,         /* of the input */
+    MESSAGE_INTERRUPTED, /* by a signal: what was typed is dropped */
+    MESSAGE_FAILED       /* the input cannot be read, as one line has said */
+};
+
+/* Lines are edited where that and standard output are terminals (line_editor.h). `color`: what is typed at a terminal is green. NULL: no
+ * memory, as one line has said. */
+struct message_reader *message_reader_new(bool color);
+void message_reader_free(struct message_reader *reader);
+/* Whether somebody sits before standard input. */
+bool message_reader_terminal(const struct message_reader *reader);
+/* The next message to *message, valid until the next call: a line without its end (LF or CR LF); where it ends with a backslash, the next line
+ * behind it, after a newline in place of that. */
+enum message_read message_reader_next(struct message_reader *reader, char **message);
+
+#endif

@@ -1,0 +1,180 @@
+/* Reading text into a session, and writing what the model makes of it. */
+#include "run.h"
+
+#include "text.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- The session */
+
+enum terse_status run_open_session(struct run *run, const char *state, struct terse_session **session, struct terse_error *error) {
+    enum terse_status status = state ? terse_session_load(run->setup.engine, &run->options, state, session, error)
+                                     : terse_session_new(run->setup.engine, &run->options, session, error);
+    if (status || (state && !run->sampling_given)) return status;
+    if (!(status = terse_session_set_sampling(*session, &run->sampling, error))) return TERSE_OK;
+    terse_session_free(*session);
+    *session = NULL;
+    return status;
+}
+
+/* To *sum; the session begins to count anew. */
+static void add_counters(struct terse_counters *sum, struct terse_session *session) {
+    struct terse_counters counters;
+    terse_session_counters(session, &counters, true);
+    sum->prefill_tokens += counters.prefill_tokens;
+    sum->prefill_seconds += counters.prefill_seconds;
+    sum->decode_tokens += counters.decode_tokens;
+    sum->decode_seconds += counters.decode_seconds;
+}
+
+void run_replace_session(struct run *run, struct terse_session *session) {
+    add_counters(&run->earlier, run->session);
+    terse_session_free(run->session);
+    run->session = session;
+    run->full = false;
+}
+
+/* ---- Text in */
+
+/* One newline at the end of the file is not part of it. */
+int run_join_input(const struct run *run, const char *prompt, char **input) {
+    size_t n_text = run->n_text, n_prompt = prompt ? strlen(prompt) : 0;
+    if (n_text && run->text[n_text - 1] == '\n') n_text--;
+    *input = malloc(n_text + 2 + n_prompt + 1);
+    if (!*input) return complain("no memory for the input");
+    if (n_text) memcpy(*input, run->text, n_text);
+    (*input)[n_text] = 0;
+    if (run->text && prompt) strcat(*input + n_text, "\n\n");
+    if (prompt) strcat(*input + n_text, prompt);
+    return EXIT_OK;
+}
+
+/* Reads tokens[n] into the session, unless that is full now. */
+static int read_tokens(struct run *run, const int32_t *tokens, size_t n) {
+    struct terse_error error;
+    if (!n) return complain("the prompt is empty; give some text with -p or -f");
+    if (terse_session_prefill(run->session, tokens, n, NULL, &error) == TERSE_OK) return EXIT_OK;
+    run->full = run->replied && error.code == TERSE_E_CONTEXT;
+    if (!run->full) return complain_error(&error);
+    remark("stopped: the conversation no longer fits: %s", error.message);
+    return EXIT_OK;
+}
+
+int run_read_text(struct run *run, const char *text, size_t n_bytes, unsigned flags) {
+    int32_t *tokens;
+    size_t n_tokens;
+    int status = text_tokenize(run->setup.model, text, n_bytes, flags, &tokens, &n_tokens);
+    if (status != EXIT_OK) return status;
+    /* A text that brings its own BOS does not need a second one. */
+    int32_t bos = terse_token_bos(run->setup.model, NULL);
+    size_t first = n_tokens > 1 && tokens[0] == bos && tokens[1] == bos;
+    status = read_tokens(run, tokens + first, n_tokens - first);
+    free(tokens);
+    return status;
+}
+
+/* Reads what follows the after-th message of messages[n] in the model's chat format. */
+static int read_messages(struct run *run, const struct terse_message *messages, size_t n, size_t after) {
+    struct terse_error error;
+    int32_t *tokens;
+    size_t n_tokens;
+    if (terse_chat_tokenize(run->setup.model, run->chat_template, messages, n, after, true, &tokens, &n_tokens, &error) != TERSE_OK)
+        return complain_error(&error);
+    int status = read_tokens(run, tokens, n_tokens);
+    terse_tokens_free(tokens);
+    return status;
+}
+
+int run_read_turn(struct run *run, const char *message) {
+    char *input = NULL;
+    int status;
+    if (run->replied) {
+        /* The session ends with the reply as it was generated, without its end token; what follows a reply is the same whatever it says. */
+        const struct terse_message messages[] = {{"user", "-"}, {"assistant", "-"}, {"user", message}};
+        return read_messages(run, messages, 3, 2);
+    }
+    if ((status = run_join_input(run, message, &input)) != EXIT_OK) return status;
+    const struct terse_message messages[] = {{"system", run->system}, {"user", input}};
+    status = read_messages(run, messages + !run->system, 1 + (run->system != NULL), 0);
+    run->replied = status == EXIT_OK;
+    free(input);
+    return status;
+}
+
+/* ---- Text out */
+
+/* Writes text, but for what may be the beginning of a string that ends the reply. False where the reply ends, as write_token. */
+static bool write_text(struct run *run, const char *text, size_t n_bytes, int *status, char *last) {
+    struct terse_error error;
+    bool stopped = false;
+    if (run->stop && terse_stop_push(run->stop, text, n_bytes, &text, &n_bytes, &stopped, &error) != TERSE_OK) {
+        *status = complain_error(&error);
+        return false;
+    }
+    if (n_bytes) *last = text[n_bytes - 1];
+    if (!output_write(text, n_bytes)) *status = EXIT_FAILED;
+    return !stopped && *status == EXIT_OK;
+}
+
+/* Writes one token more. False when the text ends here: at its own end with *status EXIT_OK, or for the reason that *status is.
+ * *last is the last byte written. */
+static bool write_token(struct run *run, int *status, char *last) {
+    struct terse_error error;
+    int32_t token;
+    size_t n_bytes;
+    if (console_interrupted()) {
+        *status = EXIT_INTERRUPTED;
+        return false;
+    }
+    if (terse_session_sample(run->session, &token, &error) != TERSE_OK) {
+        *status = complain_error(&error);
+        return false;
+    }
+    if (terse_token_ends(run->setup.model, token)) return false;
+    const char *text = terse_detokenizer_push(run->detokenizer, token, &n_bytes);
+    bool goes_on = write_text(run, text, n_bytes, status, last);
+    if (*status != EXIT_OK) return false;
+    enum terse_status decoded = terse_session_decode(run->session, &token, 1, NULL, &error);
+    if (decoded != TERSE_OK && decoded != TERSE_E_CONTEXT) *status = complain_error(&error);
+    run->full = decoded == TERSE_E_CONTEXT;
+    return goes_on && decoded == TERSE_OK;
+}
+
+int run_generate(struct run *run) {
+    int status = EXIT_OK;
+    char last = '\n';
+    size_t n_bytes;
+    for (int64_t i = 0; run->n_predict < 0 || i < run->n_predict; i++)
+        if (!write_token(run, &status, &last)) break;
+    const char *text = terse_detokenizer_finish(run->detokenizer, &n_bytes);
+    if (status == EXIT_OK && n_bytes) write_text(run, text, n_bytes, &status, &last);
+    if (run->stop) {
+        text = terse_stop_finish(run->stop, &n_bytes);
+        if (n_bytes) last = text[n_bytes - 1];
+        output_write(text, n_bytes);
+    }
+    if (last != '\n') output_write("\n", 1);
+    if (run->full) remark("stopped: the context is full; raise -c, or generate without end with --kv streaming-N");
+    return status;
+}
+
+static void print_rate(char *buffer, size_t capacity, uint64_t tokens, double seconds) {
+    if (tokens && seconds > 0)
+        snprintf(buffer, capacity, "%llu tokens, %.1f tokens/s", (unsigned long long)tokens, (double)tokens / seconds);
+    else
+        snprintf(buffer, capacity, "%llu tokens", (unsigned long long)tokens);
+}
+
+void run_print_summary(struct run *run) {
+    struct terse_counters *all = &run->earlier;
+    struct terse_cache_report cache;
+    char prompt[64], reply[64], method[128];
+    add_counters(all, run->session);
+    terse_session_cache(run->session, &cache);
+    print_rate(prompt, sizeof prompt, all->prefill_tokens, all->prefill_seconds);
+    print_rate(reply, sizeof reply, all->decode_tokens, all->decode_seconds);
+    remark("prompt %s | generated %s | KV cache %.2f MiB, %.2f bits per value (%s)", prompt, reply, (double)cache.resident / 0x1p20,
+           cache.bits_per_value, setup_method_text(&run->setup, method, sizeof method));
+}

@@ -1,0 +1,47 @@
+/* One run of a model: what its options ask for, its session, and what a completion and a chat share: reading and writing text. */
+#ifndef TERSE_TOOLS_RUN_H
+#define TERSE_TOOLS_RUN_H
+
+#include "setup.h"
+
+struct run {
+    struct setup setup;
+    const char *file, *prompt, *chat_template, *state, *save_state;
+    bool sampling_given; /* by any option: else a saved session goes on sampling as it did */
+    char *text;          /* of the file, or NULL */
+    size_t n_text;
+    bool chat, conversation, no_conversation, escape, ignore_end, color, display_nothing;
+    const char *system;
+    struct texts reverse; /* a reply ends before any of them */
+    int64_t n_predict, top_k, repeat_last, seed;
+    double temperature, typical_p, top_p, min_p, repeat_penalty, presence_penalty, frequency_penalty;
+
+    struct terse_session_options options;
+    struct terse_sampling sampling;
+    struct terse_logit_bias *never; /* tokens that end a text, of --ignore-eos */
+    struct terse_session *session;
+    struct terse_counters earlier; /* of sessions that another one took the place of */
+    struct terse_detokenizer *detokenizer;
+    struct terse_stop *stop; /* NULL: nothing but the model ends a reply */
+    bool replied;            /* the session holds messages: the next one goes behind them */
+    bool full;               /* the context: nothing more is read or written */
+};
+
+/* A session of run->options, to *session: the one saved at `state`, or a new one where that is NULL. */
+enum terse_status run_open_session(struct run *run, const char *state, struct terse_session **session, struct terse_error *error);
+/* Puts another session in the place of the run's, which is freed and counted. */
+void run_replace_session(struct run *run, struct terse_session *session);
+
+/* The text of -f, an empty line, the prompt, to *input, which is released by free; either may be missing. Returns an exit status, as all that
+ * follow. */
+int run_join_input(const struct run *run, const char *prompt, char **input);
+/* Reads text[n_bytes] into the session. `flags` as terse_tokenize. */
+int run_read_text(struct run *run, const char *text, size_t n_bytes, unsigned flags);
+/* The same of a user message in the model's chat format: the first one of a chat, behind -sys and joined with -f, or a later one. A later one
+ * that does not fit the context is no failure: a remark, and run->full. */
+int run_read_turn(struct run *run, const char *message);
+/* Writes tokens to stdout until the text ends, -n is reached, or the context is full. */
+int run_generate(struct run *run);
+void run_print_summary(struct run *run);
+
+#endif
