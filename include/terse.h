@@ -395,7 +395,9 @@ TERSE_API void terse_session_prompt(const struct terse_session *session, uint64_
  * next call. Any thread may call it at any time. */
 TERSE_API void terse_session_cancel(struct terse_session *session);
 
-/* Appends tokens[n] in one decoding step (n = 1 while generating). `sink` may be NULL. A failure leaves the sequence as it was. */
+/* Appends tokens[n] in one decoding step (n = 1 while generating). `sink` may be NULL. A failure leaves the sequence as it was, but for
+ * TERSE_E_FORMAT, the model's numbers not being finite: then of the step's sessions there is left what terse_session_reset takes, and other
+ * calls that read, change, copy or sample them say the same again. */
 TERSE_API enum terse_status terse_session_decode(struct terse_session *session, const int32_t *tokens, size_t n,
                                                  const struct terse_logits_sink *sink, struct terse_error *error);
 

@@ -131,6 +131,7 @@ void terse_session_prompt(const struct terse_session *s, uint64_t *done, uint64_
 
 enum terse_status session_check_idle(const struct terse_session *s, struct terse_error *error) {
     uint64_t done, total;
+    if (s->damaged.code) return status_fail(error, s->damaged.code, "%s", s->damaged.message);
     if (!s->prompt) return TERSE_OK;
     terse_session_prompt(s, &done, &total);
     return status_fail(error, TERSE_E_ARGUMENT,

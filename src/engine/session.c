@@ -144,6 +144,7 @@ void terse_session_reset(struct terse_session *session) {
     kv_of(session)->reset(session->cache);
     sampler_forget(&session->sampler);
     session->has_logits = false;
+    session->damaged.code = TERSE_OK;
     session->n_tokens = session->first_prompt = 0;
 }
 
@@ -214,6 +215,7 @@ enum terse_status terse_session_set_sampling(struct terse_session *session, cons
 
 enum terse_status terse_session_sample(struct terse_session *session, int32_t *token, struct terse_error *error) {
     *token = -1;
+    if (session->damaged.code) return status_fail(error, session->damaged.code, "%s", session->damaged.message);
     if (!session->has_logits)
         return status_fail(error, TERSE_E_ARGUMENT,
                            "nothing to sample from: no tokens have been read since the session was made, reset or filled");

@@ -29,6 +29,9 @@ struct terse_session {
     struct prompt *prompt; /* under way; NULL: none is */
     /* The cache as it was, for a reading that may be broken off; NULL outside of one, or where there were no tokens. */
     struct cache *before;
+    /* Of a decoding step over numbers that were not finite, which left some layers' caches within it: all is refused so until a reset.
+     * TERSE_OK: there was none. */
+    struct terse_error damaged;
     atomic_bool cancelled;
 };
 
@@ -43,7 +46,7 @@ static inline uint64_t session_codebook_hash(const struct terse_session *s) {
     return s->method.learned ? codebook_hash(s->method.learned) : 0;
 }
 
-/* Whether no prompt is under way, beside which most calls are refused. */
+/* Whether no prompt is under way and the session is not damaged, or most calls are refused. */
 enum terse_status session_check_idle(const struct terse_session *session, struct terse_error *error);
 /* Breaks off the prompt that may be under way, which leaves the session as it was before; not on the driver thread. */
 void session_drop_prompt(struct terse_session *session);

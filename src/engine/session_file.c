@@ -2,6 +2,7 @@
  * container to kv/state_file.c and the cache's sections to the backend. */
 #include "engine/session_file.h"
 
+#include "base/finite.h"
 #include "base/memory.h"
 #include "base/text.h"
 #include "engine/session.h"
@@ -174,6 +175,8 @@ static enum terse_status load_tokens(struct terse_session *s, const struct state
             return state_file_refuse(file, STATE_TOKENS, "one is outside the vocabulary", error);
     if (logit_bytes && (logit_bytes != vocabulary * sizeof *logits || !n))
         return state_file_refuse(file, STATE_LOGITS, "they are of another vocabulary", error);
+    if (!all_finite(logits, logit_bytes / sizeof *logits))
+        return state_file_refuse(file, STATE_LOGITS, "they are not finite", error);
     if (s->first_prompt > n) return state_file_refuse(file, STATE_SESSION, "its first prompt is longer than its tokens", error);
     enum terse_status status = session_check_room(s, 0, 0, error);
     if (!status) status = session_reserve_tokens(s, n, error);

@@ -138,6 +138,14 @@ static size_t item_of(const struct batch *b, size_t part) {
     return i;
 }
 
+/* Sessions whose caches a step over numbers that are none has left within it. Which of them brought such numbers is not known. */
+static void mark_damaged(const struct reading *readings, size_t n, const struct terse_error *error) {
+    for (size_t i = 0; i < n; i++) {
+        readings[i].session->damaged = *error;
+        readings[i].session->has_logits = false;
+    }
+}
+
 static enum terse_status decode(struct batch *b, struct terse_error *error) {
     struct engine_batch *memory = &b->engine->batch;
     b->failed = b->n;
@@ -145,6 +153,8 @@ static enum terse_status decode(struct batch *b, struct terse_error *error) {
     if (status) return status;
     struct reading *readings = memory->readings;
     size_t tokens = 0, n = 0, failed;
+    struct terse_error own;
+    if (!error) error = &own;
     for (const struct terse_step_item *item = b->items; item < b->items + b->n; item++) {
         if (!decodes(item)) continue;
         readings[n] =
@@ -160,6 +170,7 @@ static enum terse_status decode(struct batch *b, struct terse_error *error) {
         if (status) b->failed = item_of(b, failed);
     }
     for (size_t i = 0; i < n && may_stop; i++) reading_end(&readings[i], status != TERSE_OK);
+    if (status == TERSE_E_FORMAT && !may_stop) mark_damaged(readings, n, error);
     for (size_t i = 0; i < n && !status; i++) reading_take(&readings[i]);
     return status;
 }

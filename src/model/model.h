@@ -59,6 +59,14 @@ struct terse_model {
     void *vectors;       /* the memory of all converted vectors, of rotation frequencies and of slopes */
 };
 
+/* Where numbers are on their way through the model: what enters layer 0, what leaves a layer, the logits. */
+#define MODEL_EMBEDDINGS 0
+#define MODEL_BEHIND(layer) ((layer) + 1)
+#define MODEL_OUTPUT(model) ((model)->layers + 1)
+
+/* TERSE_E_FORMAT: NaN or infinite numbers, of which those at `place` were seen first. */
+enum terse_status model_not_finite(const struct terse_model *model, uint32_t place, struct terse_error *error);
+
 /* Loads a model from the contents of a GGUF file, data[size], which are `file`'s or, where that is empty, the caller's; the model takes
  * the mapping over, and closes it when loading fails. `supports`: whether the backend multiplies matrices of that type; a model with
  * others is TERSE_E_UNSUPPORTED. terse_model_load and terse_model_load_memory are engine/engine.c's. */

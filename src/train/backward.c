@@ -295,6 +295,13 @@ static void feed(struct backward *b, const struct layer *layer, const struct row
     linear(ops, n, b->normed, count, b->scratch);
 }
 
+static enum terse_status check_keys(const struct backward *b, uint32_t layer, size_t n, struct terse_error *error) {
+    const struct terse_model *m = b->model;
+    const struct rows rows = rows_of(b, layer, 0);
+    enum terse_status status = rows_check_finite(m, MODEL_BEHIND(layer), rows.k, n, kv_width(m), error);
+    return status ? status : rows_check_finite(m, MODEL_BEHIND(layer), rows.v, n, kv_width(m), error);
+}
+
 /* From the layer's queries, keys and values on. */
 static void layer_forward(struct backward *b, uint32_t index, size_t n) {
     const struct terse_model *m = b->model;
@@ -320,7 +327,8 @@ static void layer_forward(struct backward *b, uint32_t index, size_t n) {
 /* ---- Backward. d_hidden is the gradient of what leaves the layer at hand, and becomes that of what enters it. */
 
 /* The loss, and its gradient with respect to what leaves the last layer. */
-static double output_backward(struct backward *b, const int32_t *tokens, size_t n) {
+static enum terse_status output_backward(struct backward *b, const int32_t *tokens, size_t n, double *loss,
+                                         struct terse_error *error) {
     const struct terse_model *m = b->model;
     const float *hidden = hidden_of(b, m->layers);
     double sum = 0;
@@ -328,6 +336,8 @@ static double output_backward(struct backward *b, const int32_t *tokens, size_t 
         size_t count = smaller(b->logit_rows, n - 1 - first), at = first * m->width;
         norm_rows(&m->output_norm, hidden + at, b->normed, count, m->width);
         linear(&(struct linear_op){&m->output, b->logits}, 1, b->normed, count, b->scratch);
+        enum terse_status status = rows_check_finite(m, MODEL_OUTPUT(m), b->logits, count, m->vocabulary, error);
+        if (status) return status;
         struct targets targets = {b->draw ? NULL : tokens + first + 1, b->seed + (first + 1) * RANDOM_STEP};
         cross_entropy_backward(b->logits, &targets, count, m->vocabulary, 1 / (float)(n - 1), b->losses);
         linear_backward(&m->output, b->logits, count, false, b->d_hidden + at, b->scratch);
@@ -335,7 +345,8 @@ static double output_backward(struct backward *b, const int32_t *tokens, size_t 
         for (size_t i = 0; i < count; i++) sum += b->losses[i];
     }
     memset(b->d_hidden + (n - 1) * m->width, 0, m->width * sizeof *b->d_hidden); /* nothing is predicted from the last token */
-    return sum / (double)(n - 1);
+    *loss = sum / (double)(n - 1);
+    return TERSE_OK;
 }
 
 /* Through the feed-forward part, as far as the output of attention. */
@@ -424,21 +435,33 @@ void backward_draw_labels(struct backward *backward, uint64_t seed) {
     backward->seed = random_mix(seed);
 }
 
+/* The forward sweep as far as the last layer's keys and values or, with gradients, its end. */
+static enum terse_status sweep_forward(struct backward *b, const int32_t *tokens, size_t n, const struct backward_sink *sink,
+                                       const struct terse_progress *progress, bool *go_on, struct terse_error *error) {
+    const struct terse_model *m = b->model;
+    embed_rows(m, tokens, n, 0, b->hidden);
+    enum terse_status status = rows_check_finite(m, MODEL_EMBEDDINGS, b->hidden, n, m->width, error);
+    for (uint32_t i = 0; i < m->layers && *go_on && !status; i++) {
+        bool whole = b->gradients || i + 1 < m->layers;
+        struct rows rows = rows_of(b, i, 0);
+        project(b, i, n);
+        if ((status = check_keys(b, i, n, error))) break;
+        if (!b->gradients) sink->layer(sink->user, i, &(struct captured){n, rows.q, rows.k, rows.k_rotated, rows.v, NULL, NULL});
+        if (whole) layer_forward(b, i, n);
+        if (whole) status = rows_check_finite(m, MODEL_BEHIND(i), hidden_of(b, i + 1), n, m->width, error);
+        *go_on = report(b, progress, i + 1);
+    }
+    return status;
+}
+
 enum terse_status backward_run(struct backward *b, const int32_t *tokens, size_t n, const struct backward_sink *sink,
                                const struct terse_progress *progress, double *loss, struct terse_error *error) {
     uint32_t layers = b->model->layers;
-    enum terse_status status = check(b, tokens, n, error);
-    if (status) return status;
     bool go_on = true;
-    embed_rows(b->model, tokens, n, 0, b->hidden);
-    for (uint32_t i = 0; i < layers && go_on; i++) {
-        struct rows rows = rows_of(b, i, 0);
-        project(b, i, n);
-        if (!b->gradients) sink->layer(sink->user, i, &(struct captured){n, rows.q, rows.k, rows.k_rotated, rows.v, NULL, NULL});
-        if (b->gradients || i + 1 < layers) layer_forward(b, i, n);
-        go_on = report(b, progress, i + 1);
-    }
-    if (go_on && b->gradients) *loss = output_backward(b, tokens, n);
+    enum terse_status status = check(b, tokens, n, error);
+    if (!status) status = sweep_forward(b, tokens, n, sink, progress, &go_on, error);
+    if (!status && go_on && b->gradients) status = output_backward(b, tokens, n, loss, error);
+    if (status) return status;
     for (uint32_t i = b->gradients ? layers : 0; i > 0 && go_on; i--) {
         layer_backward(b, i - 1, n, sink);
         go_on = report(b, progress, layers + 2 * (uint64_t)(layers - i + 1));

@@ -33,6 +33,17 @@ refuses 'is not text' perplexity -f models/lab-27m-q8_0.gguf
 printf 'na\xc3\xafve \xe2\x82\xac \xf0\x9f\x98\x80' >"$work/utf8"
 works run -f "$work/utf8" -n 1
 
+# A weight that is no number: the scale of some block. No command prints what comes of it.
+cp models/lab-27m-q8_0.gguf "$work/damaged.gguf"
+chmod u+w "$work/damaged.gguf"
+printf '\377%.0s' {1..40} | dd of="$work/damaged.gguf" bs=1 seek=$(($(stat -c %s "$work/damaged.gguf") - 4096)) conv=notrunc status=none
+for arguments in "run -p x -n 2" "perplexity -f $text -c 64 --chunks 1" 'bench -p 8 -n 4 -r 1 --kv f16' \
+    "calibrate -f $text --kv cq-1 -c 64 --chunks 2 -o $work/damaged.codebook"; do
+    # Word splitting is meant.
+    refuses 'not finite.*fetch it again' ${arguments%% *} -m "$work/damaged.gguf" ${arguments#* }
+done
+[ ! -e "$work/damaged.codebook" ] || fail "a codebook of a damaged model was written"
+
 # Too long: refused, with the way out.
 refuses '--allow-longer-context' run -p x -c 40000
 refuses 'raise -c' run -f "$text" -c 1000

@@ -249,18 +249,36 @@ static enum terse_status visit_caches(const struct pass *p, visit *call, struct 
     return status || i == group->n_sequences ? status : visit_side_by_side(p, call, panel, i, error);
 }
 
+/* ---- Numbers that are none. They are looked for before a cache stores what comes of them. */
+
+static enum terse_status check_rows(const struct pass *p, struct panel panel, uint32_t place, struct terse_error *error) {
+    const struct terse_model *m = p->executor->model;
+    return rows_check_finite(m, place, hidden_at(p, panel.first), panel.count, m->width, error);
+}
+
+/* Keys and values of a panel, of which codecs might hide it, with what entered the first layer. */
+static enum terse_status check_keys(const struct pass *p, struct panel panel, struct terse_error *error) {
+    const struct terse_model *m = p->executor->model;
+    size_t at = panel.first * kv_width(p);
+    enum terse_status status = p->layer ? TERSE_OK : check_rows(p, panel, MODEL_EMBEDDINGS, error);
+    if (!status) status = rows_check_finite(m, MODEL_BEHIND(p->layer), p->k + at, panel.count, kv_width(p), error);
+    return status ? status : rows_check_finite(m, MODEL_BEHIND(p->layer), p->v + at, panel.count, kv_width(p), error);
+}
+
 /* ---- Rows each by itself */
 
 static enum terse_status run_layer_by_rows(struct pass *p, struct terse_error *error) {
     const struct group *group = group_of(p);
     struct panel panel = {group, group->first, group->count, group->first};
     multiply_each(p, STAGE_KEYS, panel);
-    enum terse_status status = visit_caches(p, read_cache, panel, error);
+    enum terse_status status = check_keys(p, panel, error);
+    if (!status) status = visit_caches(p, read_cache, panel, error);
     if (status) return status;
     multiply_each(p, STAGE_MERGE, panel);
     multiply_each(p, STAGE_WIDEN, panel);
     multiply_each(p, STAGE_NARROW, panel);
-    return visit_caches(p, seal, panel, error);
+    status = check_rows(p, panel, MODEL_BEHIND(p->layer), error);
+    return status ? status : visit_caches(p, seal, panel, error);
 }
 
 /* ---- A longer part */
@@ -290,7 +308,8 @@ static void begin_queries(struct pass *p) {
 }
 
 static enum terse_status end_keys(struct pass *p, struct terse_error *error) {
-    if (next_panel(p)) return TERSE_OK;
+    enum terse_status status = check_keys(p, p->panel, error);
+    if (status || next_panel(p)) return status;
     p->stage = STAGE_OBSERVE;
     if (!begin_panel(p, group_of(p)->first)) begin_queries(p);
     return append(p, group_of(p)->sequences, error);
@@ -310,14 +329,18 @@ static enum terse_status end_observing(struct pass *p, struct terse_error *error
     return status;
 }
 
+static enum terse_status end_narrowing(struct pass *p, struct terse_error *error) {
+    enum terse_status status = check_rows(p, p->panel, MODEL_BEHIND(p->layer), error);
+    p->stage = STAGE_QUERIES;
+    if (!next_panel(p)) p->stage = STAGE_SEAL;
+    return status;
+}
+
 static enum terse_status end_product(struct pass *p, struct terse_error *error) {
     switch (p->stage) {
     case STAGE_KEYS: return end_keys(p, error);
     case STAGE_OBSERVE: return end_observing(p, error);
-    case STAGE_NARROW:
-        p->stage = STAGE_QUERIES;
-        if (!next_panel(p)) p->stage = STAGE_SEAL;
-        return TERSE_OK;
+    case STAGE_NARROW: return end_narrowing(p, error);
     default: p->stage++; return TERSE_OK;
     }
 }
@@ -410,9 +433,13 @@ static enum terse_status run_output(struct pass *p, struct terse_error *error) {
         multiply_each(p, STAGE_OUTPUT, p->panel);
     else if (left)
         multiply_some(p, STAGE_OUTPUT, p->panel, &(double){INFINITY});
-    if (left) hand_over(p, p->panel, p->executor->scratch.logits);
+    const float *logits = p->executor->scratch.logits;
+    enum terse_status status =
+        left ? rows_check_finite(m, MODEL_OUTPUT(m), logits, p->panel.count, m->vocabulary, error) : TERSE_OK;
+    if (status) return status;
+    if (left) hand_over(p, p->panel, logits);
     if (left > most) return TERSE_OK;
-    enum terse_status status = p->at + 1 == p->n_groups ? commit(p, error) : TERSE_OK;
+    if (p->at + 1 == p->n_groups) status = commit(p, error);
     if (!status) begin_group(p, p->at + 1);
     return status;
 }

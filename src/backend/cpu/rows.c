@@ -4,6 +4,7 @@
 #include "backend/cpu/gelu.h"
 #include "backend/cpu/kernels/vector/ops.h"
 #include "backend/cpu/kernels/weights/ops.h"
+#include "base/finite.h"
 
 #define LANES 16
 #define PIECE 256 /* numbers on the stack: whole blocks of any type */
@@ -75,4 +76,12 @@ void activate_rows(enum activation activation, float *x, const float *up, size_t
         else
             gelu_row(activation, x + t * width, width);
     }
+}
+
+enum terse_status rows_check_finite(const struct terse_model *model, uint32_t place, const float *x, size_t n, size_t width,
+                                    struct terse_error *error) {
+    bool finite = true;
+#pragma omp parallel for reduction(&& : finite) if (n >= PARALLEL_ROWS)
+    for (size_t t = 0; t < n; t++) finite = all_finite(x + t * width, width) && finite;
+    return finite ? TERSE_OK : model_not_finite(model, place, error);
 }

@@ -23,4 +23,9 @@ void clamp_rows(float *x, float most, size_t n, size_t width);
  * for that alone. */
 void activate_rows(enum activation activation, float *x, const float *up, size_t n, size_t width);
 
+/* Whether all of x[n][width], which is what the model has at `place` (model.h), are finite numbers: model_not_finite() where not. One
+ * pass over them. */
+enum terse_status rows_check_finite(const struct terse_model *model, uint32_t place, const float *x, size_t n, size_t width,
+                                    struct terse_error *error);
+
 #endif

@@ -1,0 +1,22 @@
+/* Numbers that are not finite, sought in one pass that compilers turn into vectors. */
+#ifndef TERSE_BASE_FINITE_H
+#define TERSE_BASE_FINITE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+/* Whether none of x[n] is NaN or infinite: those have all bits of their exponent set, to the lowest of which 1 is added here, so that it
+ * carries into the sign's place. */
+static inline bool all_finite(const float *x, size_t n) {
+    uint32_t any = 0;
+    for (size_t i = 0; i < n; i++) {
+        uint32_t bits;
+        memcpy(&bits, x + i, sizeof bits);
+        any |= (bits & 0x7fffffff) + 0x00800000;
+    }
+    return !(any >> 31);
+}
+
+#endif
