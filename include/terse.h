@@ -90,7 +90,8 @@ struct terse_model_info {
     uint64_t norms_fingerprint; /* of the shape and of norms and biases: the same whatever the other weights' quantization */
 };
 
-/* Loads a GGUF model. The file is memory-mapped and must not change while the model lives. */
+/* Loads a GGUF model; of one that was split into parts (NAME-00001-of-00003.gguf), give the first, the others lie beside it. Files are
+ * memory-mapped and must not change while the model lives. */
 TERSE_API enum terse_status terse_model_load(const char *path, struct terse_model **model, struct terse_error *error);
 
 /* The same from `size` bytes in memory, which must be 32-byte aligned, stay unchanged and outlive the model. `name`: the path in messages. */

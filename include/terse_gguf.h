@@ -17,11 +17,19 @@ struct terse_gguf_tensor {
     uint64_t dims[4];
     uint64_t bytes;
 };
+struct terse_gguf_part {
+    const char *name; /* the file's, printable */
+    uint64_t tensors, bytes;
+};
+/* Of the first part of a file that was split (NAME-00001-of-00003.gguf) with all parts that lie beside it, as one file. Where one of them is
+ * missing or is another file's, and of a later part, what this part holds alone: terse_model_load says why. */
 TERSE_API enum terse_status terse_gguf_open(const char *path, struct terse_gguf **gguf, struct terse_error *error);
 /* As terse_model_load_memory. */
 TERSE_API enum terse_status terse_gguf_open_memory(const void *data, size_t size, const char *name, struct terse_gguf **gguf,
                                                    struct terse_error *error);
 TERSE_API void terse_gguf_free(struct terse_gguf *gguf);
+TERSE_API uint32_t terse_gguf_part_count(const struct terse_gguf *gguf); /* 1 where the file was not split */
+TERSE_API void terse_gguf_part(const struct terse_gguf *gguf, uint32_t i, struct terse_gguf_part *part);
 TERSE_API uint32_t terse_gguf_version(const struct terse_gguf *gguf);
 TERSE_API uint64_t terse_gguf_metadata_count(const struct terse_gguf *gguf);
 TERSE_API uint64_t terse_gguf_tensor_count(const struct terse_gguf *gguf);

@@ -18,12 +18,15 @@ struct inspect {
     int format;
 
     struct terse_gguf *gguf;
-    bool is_codebook;                            /* then no model is looked for */
-    struct terse_codebook *codebook;             /* NULL when terse cannot use it */
-    struct terse_error refusal;                  /* why the model or codebook did not load; code TERSE_OK when it did */
-    cJSON *metadata, *types, *tensors, *methods; /* arrays of objects */
+    bool is_codebook;                                    /* then no model is looked for */
+    struct terse_codebook *codebook;                     /* NULL when terse cannot use it */
+    struct terse_error refusal;                          /* why the model or codebook did not load; code TERSE_OK when it did */
+    cJSON *parts, *metadata, *types, *tensors, *methods; /* arrays of objects; no parts of a file that was not split */
 };
 
+enum { EXIT_CANNOT_RUN = 2 };
+
+static const struct table_column part_columns[] = {{"name", "part", 0}, {"tensors", "tensors", 0}, {"bytes", "bytes", 0}};
 static const struct table_column metadata_columns[] = {{"key", "key", 0}, {"type", "type", 0}, {"value", "value", 0}};
 static const struct table_column type_columns[] = {
     {"type", "type", 0}, {"tensors", "tensors", 0}, {"bytes", "bytes", 0}, {"supported", "supported", 0}};
@@ -45,6 +48,21 @@ static void add_text(cJSON *object, const char *key, const char *text) {
     char *copy = strdup(text);
     cJSON_AddStringToObject(object, key, copy ? text_make_printable(copy) : "");
     free(copy);
+}
+
+static cJSON *collect_parts(const struct inspect *f) {
+    uint32_t n = terse_gguf_part_count(f->gguf);
+    cJSON *rows = cJSON_CreateArray();
+    for (uint32_t i = 0; i < n && n > 1; i++) {
+        struct terse_gguf_part part;
+        cJSON *row = cJSON_CreateObject();
+        terse_gguf_part(f->gguf, i, &part);
+        cJSON_AddStringToObject(row, "name", part.name);
+        cJSON_AddNumberToObject(row, "tensors", (double)part.tensors);
+        cJSON_AddNumberToObject(row, "bytes", (double)part.bytes);
+        cJSON_AddItemToArray(rows, row);
+    }
+    return rows;
 }
 
 static cJSON *collect_metadata(const struct inspect *f) {
@@ -241,6 +259,10 @@ static int print_sections(const struct inspect *f) {
     printf("%s: GGUF version %u, %llu metadata entries, %llu tensors\n", path, terse_gguf_version(f->gguf),
            (unsigned long long)terse_gguf_metadata_count(f->gguf), (unsigned long long)terse_gguf_tensor_count(f->gguf));
     print_support(f);
+    if (cJSON_GetArraySize(f->parts)) {
+        printf("\n## Parts\n\n");
+        status |= table_print(f->parts, COLUMNS(part_columns), TABLE_MARKDOWN);
+    }
     if (terse_gguf_metadata_count(f->gguf)) {
         printf("\n## Metadata\n\n");
         status |= table_print(f->metadata, COLUMNS(metadata_columns), TABLE_MARKDOWN);
@@ -311,6 +333,7 @@ static int print_json(const struct inspect *f) {
         add_codebook(all, f->codebook);
     else
         add_text(all, "refusal", f->refusal.message);
+    if (cJSON_GetArraySize(f->parts)) cJSON_AddItemReferenceToObject(all, "parts", f->parts);
     cJSON_AddItemReferenceToObject(all, "metadata", f->metadata);
     cJSON_AddItemReferenceToObject(all, "types", f->types);
     if (f->list_tensors) cJSON_AddItemReferenceToObject(all, "tensors", f->tensors);
@@ -342,7 +365,8 @@ static enum options_result parse(struct inspect *f, int argc, char **argv) {
         .usage = "terse inspect [FILE] [options]",
         .about = "Shows what a GGUF file (the built-in model without one) holds, whether terse can run it, and what its\n"
                  "KV cache costs by each method; of a codebook, what it is for and where it comes from. Works on files\n"
-                 "that terse cannot run, too.\n",
+                 "that terse cannot run, too. Exit status: 0, terse can run the file (or use the codebook); 2, it is a GGUF\n"
+                 "file, but terse cannot; 1, it is none, is damaged, or cannot be read.\n",
         .options = options,
         .n_options = sizeof options / sizeof options[0],
         .positional = &f->file,
@@ -371,6 +395,7 @@ static int load(struct inspect *f) {
         terse_codebook_load(f->file, &f->codebook, &f->refusal);
     else
         setup_try_load(&f->setup, &f->refusal);
+    f->parts = collect_parts(f);
     f->metadata = collect_metadata(f);
     f->types = collect_types(f);
     f->tensors = collect_tensors(f);
@@ -385,6 +410,8 @@ int cmd_inspect(int argc, char **argv) {
     if (parsed != OPTIONS_GO) return parsed == OPTIONS_HELP ? EXIT_OK : EXIT_FAILED;
     int status = load(&f);
     if (status == EXIT_OK) status = print_file(&f);
+    if (status == EXIT_OK && !f.setup.model && !f.codebook) status = EXIT_CANNOT_RUN;
+    cJSON_Delete(f.parts);
     cJSON_Delete(f.metadata);
     cJSON_Delete(f.types);
     cJSON_Delete(f.tensors);

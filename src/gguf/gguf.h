@@ -76,6 +76,18 @@ struct gguf; /* struct terse_gguf owns one, and the mapping of its file */
 enum terse_status gguf_open(const void *data, size_t size, const char *name, struct gguf **gguf, struct terse_error *error);
 void gguf_free(struct gguf *gguf);
 
+/* Of a file that was split, opened from `path` as its first part (split.no 0 of split.count), maps the parts beside it and adds their tensors;
+ * of any other nothing. Fails, and leaves it as it was, where a part is missing, parts contradict each other or share a tensor's name, or the
+ * file is a later part; also with a path of NULL, which is memory's. */
+enum terse_status gguf_add_parts(struct gguf *gguf, const char *path, struct terse_error *error);
+
+struct gguf_part_info {
+    const char *name; /* as gguf_name */
+    uint64_t tensors, bytes;
+};
+uint32_t gguf_part_count(const struct gguf *gguf); /* 1 where nothing was added */
+struct gguf_part_info gguf_part_at(const struct gguf *gguf, uint32_t i);
+
 uint32_t gguf_version(const struct gguf *gguf);
 uint64_t gguf_metadata_count(const struct gguf *gguf);
 uint64_t gguf_tensor_count(const struct gguf *gguf);

@@ -406,6 +406,7 @@ enum terse_status gguf_open(const void *data, size_t size, const char *name, str
 
 void gguf_free(struct gguf *gguf) {
     if (!gguf) return;
+    gguf_parts_free(gguf->parts, gguf->n_parts);
     memory_free(gguf->entries);
     memory_free(gguf->tensors);
     memory_free((void *)gguf->entry_index);

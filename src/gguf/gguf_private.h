@@ -2,6 +2,7 @@
 #ifndef TERSE_GGUF_GGUF_PRIVATE_H
 #define TERSE_GGUF_GGUF_PRIVATE_H
 
+#include "base/mapped_file.h"
 #include "gguf/gguf.h"
 
 /* One key. `value` is the value's first byte in the file; of a string its first character, of an array its first element. */
@@ -12,6 +13,12 @@ struct gguf_entry {
     uint64_t count;         /* elements of an array, bytes of a string, else 1 */
     const uint8_t *value;
     uint64_t bytes; /* of the value in the file, from its first byte on */
+};
+
+/* A further part of a file that was split; its keys say no more than which part it is. */
+struct gguf_part {
+    struct mapped_file file;
+    struct gguf *gguf;
 };
 
 struct gguf {
@@ -25,7 +32,13 @@ struct gguf {
     /* Names in order of gguf_string_compare: each points at the first member of an entry or a tensor. Sorted rather than hashed, so
      * that no choice of names makes it slow. */
     const struct gguf_string **entry_index, **tensor_index;
+    /* With parts, `tensors` are those of all, of which the first own_tensors are this file's; the others' lie in the parts. */
+    struct gguf_part *parts; /* [n_parts], without the first, which this is */
+    uint32_t n_parts;
+    uint64_t own_tensors;
 };
+
+void gguf_parts_free(struct gguf_part *parts, uint32_t n);
 
 /* Bytes of a number or bool; 0 for strings, arrays and unknown types. */
 size_t gguf_type_bytes(uint32_t type);

@@ -63,6 +63,7 @@ static enum terse_status open_data(struct mapped_file *file, const void *data, s
     }
     gguf->file = *file;
     if ((status = gguf_open(data, size, name, &gguf->gguf, error)) != TERSE_OK) goto done;
+    if (file->data) (void)gguf_add_parts(gguf->gguf, name, NULL); /* where it cannot be, this part is shown alone */
     if ((status = copy_names(gguf, error)) != TERSE_OK) goto done;
     *result = gguf;
     gguf = NULL;
@@ -95,6 +96,13 @@ void terse_gguf_free(struct terse_gguf *gguf) {
     memory_free((void *)gguf->tensors);
     memory_free(gguf->unnamed_types);
     memory_free(gguf);
+}
+
+uint32_t terse_gguf_part_count(const struct terse_gguf *gguf) { return gguf_part_count(gguf->gguf); }
+
+void terse_gguf_part(const struct terse_gguf *gguf, uint32_t i, struct terse_gguf_part *part) {
+    struct gguf_part_info info = gguf_part_at(gguf->gguf, i);
+    *part = (struct terse_gguf_part){info.name, info.tensors, info.bytes};
 }
 
 uint32_t terse_gguf_version(const struct terse_gguf *gguf) { return gguf->gguf->version; }

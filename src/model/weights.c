@@ -367,6 +367,7 @@ static enum terse_status load(struct terse_model *model, const void *data, size_
     struct loader l = {.model = model, .error = error, .supports = supports};
     enum terse_status status;
     if ((status = gguf_open(data, size, name, &model->gguf, error))) return status;
+    if ((status = gguf_add_parts(model->gguf, model->file.data ? name : NULL, error))) return status;
     if ((status = architecture_find(model->gguf, &model->architecture, error))) return status;
     if ((status = load_name(&l))) return status;
     if ((status = load_shape(&l))) return status;

@@ -36,17 +36,21 @@ works inspect $model -o csv --tensors
 # A well-formed file that terse cannot run: the same with another architecture's name of the same length.
 sed '0,/general.architecture\(.\{12\}\)llama/s//general.architecture\1mamba/' $model >"$work/mamba.gguf"
 [ "$(cmp -l $model "$work/mamba.gguf" | wc -l)" -ge 3 ] || fail "the file was not changed"
-works inspect "$work/mamba.gguf"
+cannot_run() {
+    run inspect "$@"
+    [ "$status" -eq 2 ] && [ ! -s "$work/err" ] || fail "terse inspect $*: exit $status instead of 2: $(cat "$work/err")"
+}
+cannot_run "$work/mamba.gguf"
 grep -q '^terse cannot run this file: .*mamba' "$work/out" || fail "mamba: $(head -n 3 "$work/out")"
 grep -q '| general.architecture *| string *| mamba' "$work/out" || fail "mamba: no metadata"
 [ "$(grep -c mamba.gguf "$work/out")" -eq 1 ] || fail "mamba: the file is not named once: $(cat "$work/out")"
-works inspect "$work/mamba.gguf" -o json
+cannot_run "$work/mamba.gguf" -o json
 json "$work/out" refusal | grep -q mamba || fail "mamba: json"
 refuses mamba run -m "$work/mamba.gguf" -p x
 
 # A file of nothing: no tables without rows.
 printf 'GGUF\3\0\0\0%16s' '' | tr ' ' '\0' >"$work/nothing.gguf"
-works inspect "$work/nothing.gguf" --tensors
+cannot_run "$work/nothing.gguf" --tensors
 grep -q '^terse cannot run this file: ' "$work/out" || fail "nothing: $(cat "$work/out")"
 ! grep -q '^##\|^|' "$work/out" || fail "nothing: an empty table: $(cat "$work/out")"
 
@@ -74,6 +78,24 @@ works inspect tests/fixtures/models/llama.gguf
 grep -q "^fingerprint $fingerprint\$" "$work/out" || fail "fingerprint: $(head -n 6 "$work/out")"
 # Damaged, it is shown and refused.
 sed 's/fixture/FIXTURE/' $fixture >"$work/damaged.codebook"
-works inspect "$work/damaged.codebook"
+cannot_run "$work/damaged.codebook"
 grep -q '^This is a codebook that terse cannot use: its checksum does not match' "$work/out" || fail "damaged: $(head -n 3 "$work/out")"
 refuses 'it is a codebook, not a model' run -m $fixture -p x
+
+# A model in parts runs by the first of them, and says which are missing.
+"$(dirname "$terse")/split_gguf" tests/fixtures/models/llama.gguf "$work/split" 3
+works inspect "$work/split-00001-of-00003.gguf"
+grep -q "^fingerprint $fingerprint\$" "$work/out" || fail "parts: $(head -n 6 "$work/out")"
+[ "$(grep -c '^| .*split-0000[1-3]-of-00003.gguf *| *[0-9]* *| *[0-9]* *|$' "$work/out")" -eq 3 ] || fail "parts: $(grep -A 6 Parts "$work/out")"
+works inspect "$work/split-00001-of-00003.gguf" -o json
+[ "$(json "$work/out" parts 0 tensors)" = 0 ] || fail "parts: json: $(json "$work/out" parts)"
+works run -m "$work/split-00001-of-00003.gguf" -p x -n 2 --kv f16
+cp "$work/out" "$work/parts"
+works run -m tests/fixtures/models/llama.gguf -p x -n 2 --kv f16
+cmp -s "$work/out" "$work/parts" || fail "a model in parts says something else"
+refuses 'without --no-mmap' run -m "$work/split-00001-of-00003.gguf" -p x --no-mmap
+refuses 'give the first, whose name ends in -00001-of-00003.gguf' run -m "$work/split-00002-of-00003.gguf" -p x
+rm "$work/split-00002-of-00003.gguf"
+refuses 'part 2 of 3: .*split-00002-of-00003.gguf: cannot be read' run -m "$work/split-00001-of-00003.gguf" -p x
+cannot_run "$work/split-00001-of-00003.gguf"
+grep -q '^terse cannot run this file: part 2 of 3: ' "$work/out" || fail "a missing part: $(head -n 3 "$work/out")"

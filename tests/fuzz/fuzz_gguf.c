@@ -100,6 +100,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
             look_at_key(gguf, key, file, size);
         }
         look_at_tensors(gguf, file, size);
+        status = gguf_add_parts(gguf, NULL, &error); /* memory has none */
+        require(status == TERSE_OK || (error.code == status && strlen(error.message) > 10));
+        require(gguf_part_count(gguf) == 1);
     }
     terse_gguf_free(shown);
     gguf_free(gguf);
