@@ -372,7 +372,9 @@ static void drop_codebooks(struct bench *b) {
 /* Finds what is wrong with one method before a codebook is learned for another. */
 static int check_method(struct bench *b) {
     struct terse_error error;
-    return setup_try_cache(&b->setup, &error) == TERSE_OK ? EXIT_OK : complain_error(&error);
+    if (setup_try_cache(&b->setup, &error) != TERSE_OK) return complain_error(&error);
+    setup_remark_eviction(&b->setup);
+    return EXIT_OK;
 }
 
 static void count_runs(struct bench *b) {

@@ -220,6 +220,7 @@ static int start(struct perplexity *p) {
     struct terse_error error;
     int status = setup_load(&p->setup);
     if (status == EXIT_OK) status = setup_engine(&p->setup);
+    if (status == EXIT_OK) setup_remark_eviction(&p->setup);
     if (status != EXIT_OK) return status;
     if ((status = choose_windows(p)) != EXIT_OK) return status;
 

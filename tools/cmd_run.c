@@ -165,6 +165,7 @@ static int start(struct run *run) {
     int status = read_file(run);
     if (status == EXIT_OK) status = setup_load(&run->setup);
     if (status == EXIT_OK) status = setup_engine(&run->setup);
+    if (status == EXIT_OK) setup_remark_eviction(&run->setup);
     if (status != EXIT_OK) return status;
     run->options = setup_session_options(&run->setup);
     if ((status = codebooks_provide(&run->setup, &run->options)) != EXIT_OK) return status;

@@ -134,6 +134,7 @@ static int start(struct serve *serve) {
     if (status == EXIT_OK) status = setup_load(&serve->setup);
     if (status == EXIT_OK) status = check_chat_format(serve);
     if (status == EXIT_OK) status = setup_engine(&serve->setup);
+    if (status == EXIT_OK) setup_remark_eviction(&serve->setup);
     if (status != EXIT_OK) return status;
     struct scheduler_options options = {.engine = serve->setup.engine,
                                         .session = setup_session_options(&serve->setup),

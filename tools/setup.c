@@ -139,6 +139,11 @@ static int choose_device(const struct setup *setup, const char **device) {
     return EXIT_OK;
 }
 
+/* -ngl asks for what there is, as llama.cpp has it, where --device cuda asks for a GPU. */
+static bool may_do_without_gpu(const struct setup *setup, const char *device) {
+    return setup->gpu_layers > 0 && strcmp(device, "cuda") == 0;
+}
+
 int setup_engine(struct setup *setup) {
     struct terse_engine_options options = terse_engine_options_defaults();
     struct terse_error error;
@@ -148,7 +153,13 @@ int setup_engine(struct setup *setup) {
     options.threads = setup->threads > 0 ? (uint32_t)setup->threads : 0;
     options.kv_budget = setup->kv_budget;
     if (setup->prefixes) options.prefixes = setup->prefixes;
-    return terse_engine_new(setup->model, &options, &setup->engine, &error) == TERSE_OK ? EXIT_OK : complain_error(&error);
+    enum terse_status failed = terse_engine_new(setup->model, &options, &setup->engine, &error);
+    if (failed == TERSE_E_UNSUPPORTED && may_do_without_gpu(setup, options.device)) {
+        remark("-ngl %" PRId64 ": the processor computes, as there is no GPU for it: %s", setup->gpu_layers, error.message);
+        options.device = "cpu";
+        failed = terse_engine_new(setup->model, &options, &setup->engine, &error);
+    }
+    return failed ? complain_error(&error) : EXIT_OK;
 }
 
 enum terse_status setup_open_gguf(const char *path, struct terse_gguf **gguf, struct terse_error *error) {
@@ -192,6 +203,23 @@ enum terse_status setup_try_cache(const struct setup *setup, struct terse_error 
     struct terse_session_options options = setup_session_options(setup);
     struct terse_cache_report report;
     return terse_cache_bytes(setup->model, &options.cache, 1, &report, error);
+}
+
+void setup_remark_eviction(const struct setup *setup) {
+    enum { LONG = 1 << 20 }; /* tokens: more than any eviction keeps */
+    struct terse_session_options options = setup_session_options(setup);
+    struct terse_cache_options without_tail = options.cache, without_eviction = options.cache;
+    struct terse_cache_report kept, shorter, all;
+    char method[256];
+    without_tail.tail_tokens = 0;
+    without_eviction.evict = NULL;
+    if (!setup->evict || terse_cache_bytes(setup->model, &options.cache, LONG, &kept, NULL) || kept.codes) return;
+    if (terse_cache_bytes(setup->model, &without_eviction, LONG, &all, NULL) || all.bits_per_value > 15) return;
+    bool tail = !terse_cache_bytes(setup->model, &without_tail, LONG, &shorter, NULL) && shorter.codes;
+    remark("--kv %s: nothing is compressed, as all of the %" PRIu64
+           " tokens that are kept are new enough to stay exact: keep more of "
+           "them%s",
+           setup_method_text(setup, method, sizeof method), kept.kept, tail ? ", or lower --kv-tail-tokens" : "");
 }
 
 int setup_check_codebook(const struct setup *setup) {

@@ -59,6 +59,9 @@ struct terse_session_options setup_session_options(const struct setup *setup);
 /* TERSE_OK when a cache as the options have it can serve the model, with whatever codebook. */
 enum terse_status setup_try_cache(const struct setup *setup, struct terse_error *error);
 
+/* A remark where --evict keeps so few tokens of a sequence that all of them are exact, so that the method compresses nothing. */
+void setup_remark_eviction(const struct setup *setup);
+
 /* Refuses options without effect: --codebook with a method that learns nothing. Returns an exit status. */
 int setup_check_codebook(const struct setup *setup);
 

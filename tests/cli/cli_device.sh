@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# terse run on a device: what is asked for and not there is refused in one line, never replaced in silence.
+# terse run on a device: what is asked for and not there is refused in one line, or replaced with one, never in silence.
 . "$(dirname "$0")/../support/cli.sh"
 export TERSE_PLUGIN_PATH=$work # no plug-ins there
 
 refuses 'make CUDA=1' run -p hello -n 2 --device cuda
-refuses 'make CUDA=1' run -p hello -n 2 -ngl 99
+works run -p hello -n 2 -ngl 99
+grep -q '^-ngl 99: the processor computes, as there is no GPU for it: .*make CUDA=1' "$work/err" || fail "-ngl 99: $(cat "$work/err")"
 refuses 'computed on one device' run -p hello -n 2 -ngl 5
 refuses '--device' run -p hello -n 2 --device tpu
 refuses '-ngl' run -p hello -n 2 -ngl all

@@ -51,6 +51,17 @@ refuses 'quest-0 cannot read 0 %' run -p x --kv quest-0
 refuses 'reads every token that it keeps: omit --top-k-tokens' run -p x --kv mat-64 --top-k-tokens 5%
 refuses "'q4_0' is no way to evict tokens: use mat-N" run -p x --kv f16 --evict q4_0
 refuses 'evicts tokens itself: omit --evict' run -p x --kv mat-64 --evict mat-32
+# Fewer tokens than stay exact: codes that never come are worth a line.
+for kv in 'q4_0 --evict streaming-64:1' 'q4_0 --evict streaming-512:0' 'q4_0 --evict streaming-160:1' \
+    'q4_0 --evict streaming-160 --kv-tail-tokens 0:0' 'f16 --evict streaming-64:0' 'q4_0:0'; do
+    # Word splitting is meant.
+    works run -p x -n 1 --kv ${kv%:*}
+    [ "$(grep -c 'nothing is compressed, as all of the [0-9]* tokens' "$work/err")" -eq "${kv#*:}" ] || fail "--kv $kv: $(cat "$work/err")"
+done
+for arguments in "perplexity -f $text -c 256 --chunks 1" 'bench -p 4 -n 0 -r 1 -d 256'; do
+    works $arguments --kv q4_0 --evict streaming-64
+    grep -q 'nothing is compressed' "$work/err" || fail "$arguments: $(cat "$work/err")"
+done
 refuses '--top-k-tokens takes a part such as 1%' run -p x --top-k-tokens 120%
 refuses 'keeps no anchors: omit --anchors' run -p x --kv mat-64 --anchors 3
 refuses "unknown key type 'f17'" run -p x -ctk f17
