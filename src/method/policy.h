@@ -21,6 +21,11 @@ struct policy_parameters {
     uint32_t read_count;   /* so many instead, when not 0 */
 };
 
+/* Where attention ranks tokens: the newest queries of a prompt that count (SnapKV's window), and how many tokens on either side a token's score
+ * is averaged with (its pooling of 5). */
+#define RANKING_QUERIES 32
+#define RANKING_NEIGHBOURS 2
+
 /* What a policy decides after a step. As many tokens as [0, exact) are kept in exact rows, and those from `first` on. */
 struct policy_decision {
     uint64_t exact; /* these tokens themselves, unless the policy has `pick_victim`: then what took their place */

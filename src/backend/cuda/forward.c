@@ -297,7 +297,10 @@ static enum terse_status run_decoding(struct pass *p, struct terse_error *error)
 /* ---- A group that does not: one part, a panel at a time */
 
 /* The first row that goes past the keys and values of the layer. */
-static size_t attended(const struct pass *p) { return last_layer(p) ? group_of(p)->sequences->needed : 0; }
+static size_t attended(const struct pass *p) {
+    const struct sequence *s = group_of(p)->sequences;
+    return last_layer(p) ? cache_first_query(s->part.cache, s->needed) : 0;
+}
 
 static size_t panel_rows(const struct pass *p) {
     const struct group *g = group_of(p);

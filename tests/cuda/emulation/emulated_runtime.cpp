@@ -72,6 +72,11 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpy
     if (!emulated_captures(stream, [=]() { cudaMemcpy(to, from, bytes, kind); })) cudaMemcpy(to, from, bytes, kind);
     return cudaSuccess;
 }
+cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t bytes, size_t rows, cudaMemcpyKind kind, cudaStream_t stream) {
+    if (bytes > to_pitch || bytes > from_pitch) return result_of(cudaErrorInvalidPitchValue);
+    for (size_t i = 0; i < rows; i++) cudaMemcpyAsync((char *)to + i * to_pitch, (const char *)from + i * from_pitch, bytes, kind, stream);
+    return cudaSuccess;
+}
 cudaError_t cudaMemset(void *to, int value, size_t bytes) {
     if (bytes) memset(to, value, bytes);
     return cudaSuccess;

@@ -13,8 +13,6 @@
 #include <string.h>
 
 #define KEPT_FLOATS ((size_t)8 << 20) /* of weights that a thread keeps, but for one query token at least */
-#define RANKING_QUERIES 32            /* SnapKV's window */
-#define NEIGHBOURS 2                  /* on either side: its pooling of 5 */
 
 /* ---- Memory */
 
@@ -223,10 +221,10 @@ static void choose(const float *scores, size_t n, uint64_t *best, size_t k) {
     qsort(best, k, sizeof *best, by_token);
 }
 
-/* Scores averaged with those of their neighbours: to[n] = means of from[n] over what there is of NEIGHBOURS on either side. */
+/* Scores averaged with those of their neighbours: to[n] = means of from[n] over what there is of RANKING_NEIGHBOURS on either side. */
 static void pool(const float *from, size_t n, float *to) {
     for (size_t i = 0; i < n; i++) {
-        size_t first = i > NEIGHBOURS ? i - NEIGHBOURS : 0, last = smaller(i + NEIGHBOURS, n - 1);
+        size_t first = i > RANKING_NEIGHBOURS ? i - RANKING_NEIGHBOURS : 0, last = smaller(i + RANKING_NEIGHBOURS, n - 1);
         float sum = 0;
         for (size_t j = first; j <= last; j++) sum += from[j];
         to[i] = sum / (float)(last - first + 1);

@@ -121,14 +121,12 @@ cudaError_t append_rows(const struct layer_rows *rows, const float *k, const flo
 
 /* ---- Rows that are halves already */
 
-/* Rotates row[hd] further, or back, in place; without the magnitude, which it has. */
-static __device__ void advance_row(const struct rotary_view &r, uint32_t position, bool back, const __half *from, __half *to,
-                                   uint32_t hd) {
+/* Rotates row[hd] further; without the magnitude, which it has. */
+static __device__ void advance_row(const struct rotary_view &r, uint32_t position, const __half *from, __half *to, uint32_t hd) {
     for (uint32_t i = threadIdx.x; i < r.n_rot / 2; i += WARP) {
         uint2 at = pair_at(r, i);
         float2 angle = angle_at(r, position, i);
-        float2 x = rotate(make_float2(__half2float(from[at.x]), __half2float(from[at.y])),
-                          make_float2(angle.x, back ? -angle.y : angle.y));
+        float2 x = rotate(make_float2(__half2float(from[at.x]), __half2float(from[at.y])), angle);
         to[at.x] = __float2half_rn(x.x);
         to[at.y] = __float2half_rn(x.y);
     }
@@ -143,7 +141,7 @@ static __global__ void rows_from_exact_kernel(struct layer_rows r, uint32_t evic
     const __half *from = exact_rows_at(r.sequence, &r.heads, r.layer, head, side) + (size_t)blockIdx.x * hd;
     __half *to = (side ? r.v : r.k) + ((size_t)blockIdx.x * kv_heads + head) * hd;
     if (!side && evicted)
-        advance_row(r.rotary, evicted, false, from, to, hd);
+        advance_row(r.rotary, evicted, from, to, hd);
     else
         for (uint32_t c = threadIdx.x; c < hd; c += WARP) to[c] = from[c];
 }

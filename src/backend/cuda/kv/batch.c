@@ -135,7 +135,8 @@ static void stage(struct cache_batch *b, struct cache *const *caches, size_t n) 
     b->n_groups = 0;
     for (size_t i = 0; i < n; i++) {
         const struct cache *cache = caches[i];
-        uint32_t splits = attend_decode_splits(&cache->heads, multiprocessors, 1, (uint32_t)cache->pages.n_sealed);
+        uint32_t splits = attend_decode_splits(&cache->heads, multiprocessors, 1,
+                                               (uint32_t)(cache->pages.n_sealed + cache->n_anchors / PAGE_TOKENS));
         sequences_in(b, b->staged)[i] = cache_view(cache);
         add_to_group(b, cache, row, splits);
         for (size_t t = 0; t < cache->plan.n; t++, row++)

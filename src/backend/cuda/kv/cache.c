@@ -26,7 +26,7 @@ static bool fits_transforms(const struct method *method) {
 
 /* What the tokens of a shape and method cost; the same arithmetic for a cache that exists and one that is only asked about. */
 struct sizes {
-    uint64_t heads, page_set, exact, window, fitted;
+    uint64_t heads, page_set, exact, anchor, window, fitted;
 };
 
 static struct sizes sizes_of(const struct cache_shape *shape, const struct method *method) {
@@ -34,20 +34,28 @@ static struct sizes sizes_of(const struct cache_shape *shape, const struct metho
     return (struct sizes){.heads = heads,
                           .page_set = page_set_bytes_of(shape, method, 0),
                           .exact = heads * 2 * method->parameters.exact * row,
+                          .anchor = anchor_bytes(shape),
                           .window = heads * 2 * window_rows(method) * row,
                           .fitted =
                               fits_transforms(method) ? heads * 2 * transform_fitted_floats(shape->head_dim) * sizeof(float) : 0};
 }
 
-static void fill_report(const struct cache_shape *shape, const struct sizes *sizes, const struct extent *extent, uint64_t page_sets,
-                        uint64_t shared, uint64_t table, uint64_t views, struct terse_cache_report *report) {
-    *report = (struct terse_cache_report){.tokens = extent->length, .kept = extent->length - extent_evicted(extent)};
-    report->codes = page_sets * sizes->page_set;
-    report->shared = shared * sizes->page_set;
+/* What there is of each kind. */
+struct amounts {
+    uint64_t page_sets, shared, table, views; /* held, of them held by others too, entries of the tables */
+    uint64_t exact_bytes;
+};
+
+static void fill_report(const struct cache_shape *shape, const struct sizes *sizes, const struct extent *extent,
+                        const struct amounts *amounts, struct terse_cache_report *report) {
+    *report =
+        (struct terse_cache_report){.tokens = extent->length, .kept = extent->length - extent_evicted(extent) - extent->dropped};
+    report->codes = amounts->page_sets * sizes->page_set;
+    report->shared = amounts->shared * sizes->page_set;
     report->window = sizes->window;
-    report->exact = sizes->exact;
-    report->tables = sizes->fitted + table * sizeof(struct page_set) + page_sets * sizeof(uint32_t) +
-                     views * sizeof(struct page_set_view) + sizeof(struct sequence_view);
+    report->exact = amounts->exact_bytes;
+    report->tables = sizes->fitted + amounts->table * sizeof(struct page_set) + amounts->page_sets * sizeof(uint32_t) +
+                     amounts->views * sizeof(struct page_set_view) + sizeof(struct sequence_view);
     report->resident = report->codes + report->exact + report->window + report->tables;
     double values = (double)extent->length * (double)sizes->heads * 2 * shape->head_dim;
     report->bits_per_value = values > 0 ? (double)report->resident * 8 / values : 0;
@@ -55,15 +63,17 @@ static void fill_report(const struct cache_shape *shape, const struct sizes *siz
 
 static void cache_report(const struct cache *cache, struct terse_cache_report *report) {
     struct sizes sizes = sizes_of(&cache->shape, &cache->method);
-    fill_report(&cache->shape, &sizes, &cache->extent, cache->pages.n, page_table_shared(&cache->pages), cache->pages.capacity,
-                cache->view_capacity, report);
+    const struct amounts amounts = {cache->pages.n, page_table_shared(&cache->pages), cache->pages.capacity, cache->view_capacity,
+                                    cache->exact.bytes + cache->chosen.bytes};
+    fill_report(&cache->shape, &sizes, &cache->extent, &amounts, report);
 }
 
 static void predict(const struct cache_shape *shape, const struct method *method, uint64_t tokens,
                     struct terse_cache_report *report) {
     struct sizes sizes = sizes_of(shape, method);
     struct plan plan = plan_step(method, &(struct extent){0}, CACHE_STEP_PREFILL, tokens);
-    fill_report(shape, &sizes, &plan.after, plan.seal, 0, plan.seal, plan.seal, report);
+    const struct amounts amounts = {plan.seal, 0, plan.seal, plan.seal, sizes.exact + plan.anchors * sizes.anchor};
+    fill_report(shape, &sizes, &plan.after, &amounts, report);
 }
 
 /* ---- What can be computed here */
@@ -79,8 +89,13 @@ static enum terse_status supports(const struct cache_shape *shape, const struct 
     enum terse_status status = method_check(method, shape->head_dim, shape->query_heads / shape->kv_heads, error);
     if (status) return status;
     if (method->index) return refuse(method, "cannot choose the tokens that a step reads", error);
-    if (policy->anchors || policy->pick_victim || policy->keep_selected_only)
+    if ((policy->anchors && !policy->keep_selected_only) || policy->pick_victim)
         return refuse(method, "cannot choose tokens by their attention", error);
+    if (policy->keep_selected_only && shape->slopes)
+        return status_fail(
+            error, TERSE_E_UNSUPPORTED,
+            "%s reads tokens that lie apart, whose distances this model's ALiBi would have to know: use another --kv",
+            method->name);
     if (!attend_decode_supports(&heads, codec) || !encode_supports(&heads, codec) || !attend_prefill_supports(&heads))
         return refuse(method, "has no kernels for this model's heads", error);
     return TERSE_OK;
@@ -155,16 +170,16 @@ enum terse_status cache_upload_views(struct cache *cache, struct terse_error *er
 struct sequence_view cache_view(const struct cache *cache) {
     const struct plan *plan = &cache->plan;
     uint64_t window = plan->grid > plan->before.first ? plan->grid : plan->before.first;
-    uint64_t exact = plan->after.length < cache_exact_capacity(cache) ? plan->after.length : cache_exact_capacity(cache);
+    uint64_t first = plan->after.length < cache_first_exact(cache) ? plan->after.length : cache_first_exact(cache);
     return (struct sequence_view){.page_sets = cache->views,
                                   .n_sealed = (uint32_t)cache->pages.n_sealed,
-                                  .n_exact = (uint32_t)exact,
-                                  .exact_capacity = cache_exact_capacity(cache),
+                                  .n_exact = (uint32_t)(first + cache->n_anchors),
+                                  .exact_capacity = cache->exact.capacity,
                                   .window_capacity = cache->window_capacity,
                                   .window_first = (uint32_t)window,
                                   .window_origin = (uint32_t)cache->window_origin,
                                   .evicted = (uint32_t)extent_evicted(&plan->before),
-                                  .exact = cache->exact,
+                                  .exact = cache->exact.rows,
                                   .window = cache->window,
                                   .fitted = cache->fitted};
 }
@@ -195,7 +210,7 @@ enum terse_status cache_written(struct cache *cache, struct terse_error *error) 
 static enum terse_status allocate(struct cache *cache, struct terse_error *error) {
     struct sizes sizes = sizes_of(&cache->shape, &cache->method);
     enum terse_status status = page_table_new(&cache->pages, &device_memory, cache->tables->page_set_bytes, error);
-    if (!status) status = take(cache, &cache->exact, sizes.exact, "the KV cache's exact rows", error);
+    if (!status) status = kept_resize(cache, 0, error);
     if (!status) status = take(cache, &cache->window, sizes.window, "the KV cache's recent window", error);
     if (!status) status = take(cache, &cache->fitted, sizes.fitted, "what the KV cache learns", error);
     if (!status) status = take(cache, &cache->view, sizeof *cache->view, "the KV cache", error);
@@ -235,11 +250,12 @@ void kv_destroy(struct cache *cache) {
     cudaStreamSynchronize(device_stream());
     page_table_free(&cache->pages);
     device_free(cache->budget, cache->views, cache->view_capacity * sizeof *cache->views);
-    device_free(cache->budget, cache->exact, (size_t)sizes.exact);
+    kept_free(cache);
     device_free(cache->budget, cache->window, (size_t)sizes.window);
     device_free(cache->budget, cache->fitted, (size_t)sizes.fitted);
     device_free(cache->budget, cache->view, sizeof *cache->view);
     prompt_release(cache);
+    kept_release(cache);
     item_list_free(&cache->stored);
     item_list_free(&cache->sealed);
     host_step_free(cache->host);
@@ -272,6 +288,8 @@ void kv_reset(struct cache *cache) {
     cudaStreamSynchronize(device_stream()); /* pages may be another cache's next */
     cache->extent = (struct extent){0};
     drop_pages(cache, 0, cache->pages.n_sealed);
+    kept_release(cache);
+    kept_reset(cache);
     cache->fitted_ready = false;
     cache->prompt_end = 0;
     cache->in_step = false;
@@ -316,6 +334,8 @@ enum terse_status kv_begin(struct cache *cache, enum cache_step_kind kind, size_
         return status_fail(error, TERSE_E_CONTEXT, "more tokens than the GPU's caches count");
     cache->in_step = false;
     cache->plan = plan_step(&cache->method, &cache->extent, kind, n);
+    if (kind == CACHE_STEP_PAPER && cache->plan.anchors)
+        return refuse(&cache->method, "cannot be read by the papers' protocol", error);
     if (!cache_decodes(cache)) cache_forget_ahead(cache);
     cache->plan.ready = smaller(cache->n_ahead, cache->plan.seal);
     if (cache->extent.length <= cache->plan.grid) cache->window_origin = cache->plan.grid; /* nothing lies in it */
@@ -332,7 +352,7 @@ enum terse_status kv_commit(struct cache *cache, struct terse_error *error) {
     if (!cache->in_step || (!decodes && cache->layers_ended < cache->shape.layers))
         return status_fail(error, TERSE_E_ARGUMENT, "the end of a step after %" PRIu32 " of %" PRIu32 " layers",
                            cache->layers_ended, cache->shape.layers);
-    enum terse_status status = decodes ? window_seal(cache, error) : TERSE_OK;
+    enum terse_status status = decodes ? window_seal(cache, error) : kept_commit(cache, error);
     if (status) return status;
     cache->in_step = false;
     cache->fitted_ready |= cache->plan.seal > 0;
@@ -340,21 +360,12 @@ enum terse_status kv_commit(struct cache *cache, struct terse_error *error) {
     cache->extent = cache->plan.after;
     if (cache->plan.kind != CACHE_STEP_DECODE) cache->prompt_end = cache->extent.length;
     if (!decodes) prompt_release(cache);
+    kept_release(cache);
     cache->n_ahead -= cache->plan.ready;
     size_t evicted = page_table_evicted(&cache->pages, cache->extent.first);
     if (evicted) drop_pages(cache, 0, evicted);
     if ((status = cache_written(cache, error))) return status;
     return decodes ? window_seal_ahead(cache, error) : TERSE_OK;
-}
-
-static size_t queries_to_observe(const struct cache *cache, size_t needed) {
-    (void)cache, (void)needed;
-    return 0;
-}
-
-static enum terse_status observe(struct cache *cache, const float *q, size_t first, size_t count, struct terse_error *error) {
-    (void)cache, (void)q, (void)first, (void)count, (void)error;
-    return TERSE_OK;
 }
 
 static bool attend_some(struct cache *cache, const float *q, size_t first, size_t count, float *out) {
@@ -376,6 +387,14 @@ static void counters(struct cache *cache, struct cache_counters *counters, bool 
 
 #define ADD(map, member, begin, end, share) token_map_add(map, offsetof(struct terse_token_share, member), begin, end, share)
 
+static void add_anchors(const struct cache *cache, const struct token_map *map) {
+    size_t n = cache_heads(cache) * cache->n_anchors;
+    uint32_t *tokens = n ? malloc(n * sizeof *tokens) : NULL;
+    if (tokens && device_fetch(tokens, cache->exact.tokens, n * sizeof *tokens) == cudaSuccess)
+        for (size_t i = 0; i < n; i++) ADD(map, exact, tokens[i], tokens[i] + 1, 1 / (double)cache_heads(cache));
+    free(tokens);
+}
+
 void kv_map(const struct cache *cache, struct terse_token_share *shares, size_t n) {
     const struct extent *extent = &cache->extent;
     const struct token_map map = {shares, n, extent->length};
@@ -389,6 +408,7 @@ void kv_map(const struct cache *cache, struct terse_token_share *shares, size_t 
         ADD(&map, exact, begin, end, exact);
         ADD(&map, compressed, begin, end, 1 - exact);
     }
+    add_anchors(cache, &map);
     ADD(&map, exact, extent->window_first > extent->first ? extent->window_first : extent->first, extent->length, 1);
     for (size_t i = 0; i < n; i++) shares[i].read = shares[i].exact + shares[i].compressed;
     token_map_end(&map);
@@ -408,8 +428,8 @@ const struct kv_ops cuda_kv_ops = {.supports = supports,
                                    .load = kv_load,
                                    .begin = kv_begin,
                                    .append = kv_append,
-                                   .queries_to_observe = queries_to_observe,
-                                   .observe = observe,
+                                   .queries_to_observe = kv_queries_to_observe,
+                                   .observe = kv_observe,
                                    .attend = kv_attend,
                                    .attend_some = attend_some,
                                    .seal_some = seal_some,

@@ -54,6 +54,10 @@ enum terse_status cache_append_rows(struct cache *cache, uint32_t layer, size_t 
 /* Queries of the same, rotated in place; out[count][Hq][hd], which may be q. */
 enum terse_status cache_attend_rows(struct cache *cache, uint32_t layer, size_t first, size_t count, float *q, float *out,
                                     struct terse_error *error);
+/* The first of the step's queries that must be attended with, when outputs are wanted from token `needed` on. */
+size_t cache_first_query(const struct cache *cache, size_t needed);
+/* Of queries whose outputs nobody wants: rotates them in place. */
+enum terse_status cache_observe_rows(struct cache *cache, size_t first, size_t count, float *q, struct terse_error *error);
 enum terse_status cache_end_layer_rows(struct cache *cache, uint32_t layer, struct terse_error *error);
 
 #endif

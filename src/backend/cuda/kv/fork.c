@@ -6,11 +6,22 @@
 
 /* ---- Truncating */
 
+/* The first token from which on none was evicted. */
+static uint64_t first_complete(const struct cache *cache) {
+    const struct extent *extent = &cache->extent;
+    uint64_t first = extent->window_first;
+    if (!extent->dropped && !extent_evicted(extent)) return 0;
+    if (extent_evicted(extent)) return extent->length; /* and the policy counts on what has left */
+    for (size_t i = cache->pages.n_sealed; i-- > 0 && cache->pages.sets[i].first + cache->pages.sets[i].count == first;)
+        first = cache->pages.sets[i].first;
+    return first;
+}
+
 static enum terse_status check_truncate(const struct cache *cache, uint64_t n, struct terse_error *error) {
     if (n > cache->extent.length)
         return status_fail(error, TERSE_E_ARGUMENT, "a sequence of %" PRIu64 " tokens cannot be cut at %" PRIu64,
                            cache->extent.length, n);
-    if (!extent_evicted(&cache->extent) || n == cache->extent.length) return TERSE_OK;
+    if (n >= first_complete(cache)) return TERSE_OK;
     return status_fail(error, TERSE_E_UNSUPPORTED,
                        "%s has evicted tokens, so the sequence cannot go back from %" PRIu64 " tokens to %" PRIu64
                        ": reset the session and read the text again",
@@ -77,8 +88,8 @@ enum terse_status kv_fork(const struct cache *cache, struct cache **result, stru
     if (status) return status;
     if (cache->budget) status = kv_limit(c, cache->budget, error);
     if (!status) status = page_table_share(&c->pages, &cache->pages, error);
+    if (!status) status = kept_copy(c, cache, error);
     cudaError_t copied = copy(c->window, cache->window, heads * 2 * cache->window_capacity * row);
-    if (copied == cudaSuccess) copied = copy(c->exact, cache->exact, heads * 2 * cache_exact_capacity(cache) * row);
     if (copied == cudaSuccess) copied = copy(c->fitted, cache->fitted, heads * 2 * floats * sizeof(float));
     if (!status) status = device_check(copied, "copying a KV cache", error);
     if (!status) status = cache_written(c, error);

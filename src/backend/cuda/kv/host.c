@@ -62,6 +62,19 @@ enum terse_status kv_append(struct cache *cache, uint32_t layer, float *k, const
     return status ? status : batch_append(cache->host->batch, layer, NULL, keys_of(cache), values_of(cache), error);
 }
 
+/* As they attend, prompts show their queries; the others have to be shown. */
+size_t kv_queries_to_observe(const struct cache *cache, size_t needed) { return cache->plan.anchors ? needed : 0; }
+
+enum terse_status kv_observe(struct cache *cache, const float *q, size_t first, size_t count, struct terse_error *error) {
+    if (!cache->in_step || cache->layer == NO_LAYER || first > cache->plan.n || count > cache->plan.n - first)
+        return status_fail(error, TERSE_E_ARGUMENT, "queries %zu to %zu of a step of %zu tokens", first, first + count,
+                           cache->plan.n);
+    if (cache_decodes(cache)) return TERSE_OK;
+    float *own = queries_of(cache) + first * query_width(cache);
+    enum terse_status status = send(own, q, count * query_width(cache), error);
+    return status ? status : cache_observe_rows(cache, first, count, own, error);
+}
+
 enum terse_status kv_attend(struct cache *cache, const float *q, size_t first, size_t count, float *out,
                             struct terse_error *error) {
     size_t width = query_width(cache);

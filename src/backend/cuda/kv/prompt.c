@@ -1,7 +1,8 @@
 /* Steps of many tokens: a layer's keys and values as rows of halves, in order of their tokens, of the sealed pages decoded, of the window and of
  * the new tokens; exact attention over them; and the new ones' pages.
  *
- * Row of token t: t itself while none was evicted. Else what was evicted has no row, so that rows follow one another as positions do. */
+ * Row of token t: t itself while none was evicted. Else what was evicted has no row, so that rows follow one another as positions do, but that
+ * anchors stand in front of all pages, wherever they came from: who reads them need not know their positions. */
 #include "backend/cuda/kv/cache.h"
 #include "backend/cuda/kv/state.h"
 
@@ -12,10 +13,12 @@ static size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
 static size_t kv_width(const struct cache *cache) { return (size_t)cache->shape.kv_heads * cache->shape.head_dim; }
 /* Rows of the tokens before the step. */
 static size_t rows_before(const struct cache *cache) {
-    return (size_t)(cache->plan.before.length - extent_evicted(&cache->plan.before));
+    return (size_t)(cache->plan.before.length - extent_evicted(&cache->plan.before) - cache->plan.before.dropped);
 }
-/* Negative, but not below -ROWS_IN_FRONT, of evicted ones of a page that is not. */
-static int64_t row_of(const struct cache *cache, uint64_t token) { return (int64_t)(token - extent_evicted(&cache->plan.before)); }
+/* Of a token of the window or of the step. */
+static int64_t row_of(const struct cache *cache, uint64_t token) {
+    return (int64_t)rows_before(cache) - (int64_t)(cache->plan.before.length - token);
+}
 
 /* ---- Memory */
 
@@ -50,12 +53,10 @@ static device_half *row_at(const struct cache *cache, int side, size_t row) {
 
 /* ---- Pages as items */
 
-/* Where a page's rows are. The first page may have evicted tokens, whose rows lie in front. */
-static struct encode_item item_of(const struct cache *cache, const struct page_set *set) {
+/* A page whose first token has this row: negative, but not below -ROWS_IN_FRONT, where the page's first tokens are evicted. */
+static struct encode_item item_of(const struct cache *cache, const struct page_set *set, int64_t row) {
     struct encode_item item = {.set = cache_page_view(cache, set), .fitted = cache->fitted};
-    size_t evicted = (size_t)extent_evicted(&cache->plan.before);
-    for (int side = 0; side < 2; side++)
-        item.rows[side] = cache->rows[side] + (ROWS_IN_FRONT + (size_t)set->first - evicted) * kv_width(cache);
+    for (int side = 0; side < 2; side++) item.rows[side] = cache->rows[side] + (size_t)(ROWS_IN_FRONT + row) * kv_width(cache);
     item.set.begin = 0;
     return item;
 }
@@ -78,12 +79,19 @@ static enum terse_status make_items(struct cache *cache, struct terse_error *err
     enum terse_status status = item_list_reserve(&cache->stored, sealed, error);
     if (!status) status = item_list_reserve(&cache->sealed, plan->seal + fit, error);
     if (status) return status;
-    for (size_t i = 0; i < sealed; i++) cache->stored.host[i] = item_of(cache, &cache->pages.sets[i]);
-    for (size_t i = 0; i < plan->seal; i++) cache->sealed.host[i] = item_of(cache, &cache->pages.sets[sealed + i]);
+    int64_t row = row_of(cache, plan->before.window_first); /* which follows the last page */
+    for (size_t i = sealed; i-- > 0;) {
+        row -= (int64_t)cache->pages.sets[i].count;
+        cache->stored.host[i] = item_of(cache, &cache->pages.sets[i], row);
+    }
+    for (size_t i = 0; i < plan->seal; i++) {
+        const struct page_set *set = &cache->pages.sets[sealed + i];
+        cache->sealed.host[i] = item_of(cache, set, row_of(cache, set->first));
+    }
     for (size_t i = 0; i < fit; i++) { /* behind those that are sealed; no pages of theirs are written */
         uint64_t first = plan_first_sealed(plan) + i * PAGE_TOKENS;
         struct page_set set = {.first = first, .count = (uint32_t)smaller((size_t)(plan->after.length - first), PAGE_TOKENS)};
-        cache->sealed.host[plan->seal + i] = item_of(cache, &set);
+        cache->sealed.host[plan->seal + i] = item_of(cache, &set, row_of(cache, first));
     }
     if ((status = item_list_upload(&cache->stored, sealed, error))) return status;
     status = item_list_upload(&cache->sealed, plan->seal + fit, error);
@@ -94,8 +102,12 @@ static enum terse_status make_items(struct cache *cache, struct terse_error *err
 enum terse_status prompt_reserve(struct cache *cache, struct terse_error *error) {
     struct sequence_view view = cache_view(cache);
     enum terse_status status = reserve_rows(cache, error);
+    if (!status) status = kept_reserve(cache, cache->row_capacity, error);
     if (!status) status = make_items(cache, error);
-    if (status) return status;
+    if (status) {
+        kept_release(cache);
+        return status;
+    }
     return device_check(cudaMemcpyAsync(cache->view, &view, sizeof view, cudaMemcpyHostToDevice, device_stream()),
                         "sending a prompt's step", error);
 }
@@ -121,7 +133,8 @@ static cudaError_t read_stored(const struct cache *cache, uint32_t layer) {
     cudaError_t result = encode.n ? decode_pages(&encode, device_stream()) : cudaSuccess;
     if (result == cudaSuccess)
         result = rows_from_window(&rows, window, (size_t)(before->length - window), row_of(cache, window), device_stream());
-    if (result == cudaSuccess) result = rows_from_exact(&rows, (size_t)before->exact, extent_evicted(before), device_stream());
+    if (result == cudaSuccess)
+        result = rows_from_exact(&rows, (size_t)before->exact + cache->n_anchors, extent_evicted(before), device_stream());
     return result;
 }
 
@@ -156,9 +169,15 @@ enum terse_status cache_append_rows(struct cache *cache, uint32_t layer, size_t 
     return device_check(result, "storing a prompt's keys and values", error);
 }
 
+enum terse_status cache_observe_rows(struct cache *cache, size_t first, size_t count, float *q, struct terse_error *error) {
+    cudaError_t result = rotate_rows(&cache->heads, &cache->tables->rotary, cache->shape.query_heads, q, count,
+                                     cache->plan.before.length + first, device_stream());
+    if (result == cudaSuccess) result = kept_observe(cache, q, first, count);
+    return device_check(result, "a prompt's queries", error);
+}
+
 enum terse_status cache_attend_rows(struct cache *cache, uint32_t layer, size_t first, size_t count, float *q, float *out,
                                     struct terse_error *error) {
-    uint64_t position = cache->plan.before.length + first;
     struct attend_prefill attend = {.heads = cache->heads,
                                     .q = q,
                                     .n = count,
@@ -169,10 +188,8 @@ enum terse_status cache_attend_rows(struct cache *cache, uint32_t layer, size_t 
                                     .parts = cache->tables->prefill_parts};
     (void)layer;
     if (!count) return TERSE_OK;
-    cudaError_t result =
-        rotate_rows(&cache->heads, &cache->tables->rotary, cache->shape.query_heads, q, count, position, device_stream());
-    if (result == cudaSuccess) result = attend_prefill_launch(&attend, device_stream());
-    return device_check(result, "a prompt's attention", error);
+    enum terse_status status = cache_observe_rows(cache, first, count, q, error);
+    return status ? status : device_check(attend_prefill_launch(&attend, device_stream()), "a prompt's attention", error);
 }
 
 /* New tokens that stay in the window. */
@@ -188,6 +205,9 @@ static cudaError_t keep_window(const struct cache *cache, uint32_t layer) {
 
 enum terse_status cache_end_layer_rows(struct cache *cache, uint32_t layer, struct terse_error *error) {
     cudaError_t result = cache->plan.kind == CACHE_STEP_PAPER ? cudaSuccess : seal_layer(cache, layer);
+    if (result == cudaSuccess)
+        result = kept_choose(cache, layer, row_at(cache, CODEC_KEYS, 0), row_at(cache, CODEC_VALUES, 0), rows_before(cache),
+                             (size_t)row_of(cache, plan_first_sealed(&cache->plan)));
     if (result == cudaSuccess) result = keep_window(cache, layer);
     cache->layers_ended = layer + 1;
     return device_check(result, "sealing a prompt's layer", error);

@@ -19,7 +19,7 @@
 struct saved_cache {
     uint64_t exact, first, window_first, length, dropped; /* struct extent */
     uint64_t prompt_end;
-    uint64_t anchors; /* per layer, KV head and side: none */
+    uint64_t anchors; /* per layer, KV head and side */
     uint64_t fitted;  /* 1 or 0 */
 };
 
@@ -31,7 +31,10 @@ struct saved_page_set {
 _Static_assert(sizeof(struct saved_cache) == 64 && sizeof(struct saved_page_set) == 16, "as docs/state-format.md has it");
 
 static size_t exact_bytes(const struct cache *cache) {
-    return cache_heads(cache) * 2 * cache_exact_capacity(cache) * cache->shape.head_dim * sizeof(uint16_t);
+    return cache_heads(cache) * 2 * cache_first_exact(cache) * cache->shape.head_dim * sizeof(uint16_t);
+}
+static size_t anchors_bytes(const struct cache *cache, size_t n) {
+    return cache_heads(cache) * 2 * n * (sizeof(uint32_t) + cache->shape.head_dim * sizeof(uint16_t));
 }
 static size_t window_bytes(const struct cache *cache) {
     return cache_heads(cache) * 2 * window_side_halves(cache) * sizeof(uint16_t);
@@ -88,7 +91,7 @@ static void copy_fitted(const struct cache *cache, float *floats, uint8_t *file,
 /* Keys of exact rows [layers][Hk][2][capacity][hd], which the file has as they were before rotation: rotated back, or forth by their token. */
 static void rotate_exact(const struct cache *cache, uint16_t *rows, bool back) {
     struct rope rope = *cache->shape.rope;
-    size_t hd = cache->shape.head_dim, stride = 2 * cache_exact_capacity(cache) * hd;
+    size_t hd = cache->shape.head_dim, stride = 2 * cache_first_exact(cache) * hd;
     float cosine[CODEC_HEAD_DIM_MAX / 2], sine[CODEC_HEAD_DIM_MAX / 2], key[CODEC_HEAD_DIM_MAX];
     if (back) rope.magnitude = 1 / rope.magnitude;
     for (uint64_t t = 0; rope.n_rot && t < cache->extent.exact; t++) {
@@ -99,6 +102,27 @@ static void rotate_exact(const struct cache *cache, uint16_t *rows, bool back) {
             rope_rotate(&rope, cosine, sine, key, 1, (uint32_t)hd);
             for (size_t c = 0; c < hd; c++) row[c] = half_from_float(key[c]);
         }
+    }
+}
+
+/* Exact rows as they lie on the device, and what the file has of them: first[layers][Hk][2][first exact][hd]; anchors[layers][Hk][2]{tokens[n],
+ * rows[n][hd]}, the same tokens of both sides. Any may be NULL. */
+static void copy_exact(const struct cache *cache, uint16_t *rows, uint16_t *first, uint8_t *anchors, bool save) {
+    size_t hd = cache->shape.head_dim, n = cache->n_anchors, own = cache_first_exact(cache), capacity = cache->exact.capacity;
+    uint32_t *tokens = (uint32_t *)(void *)(rows + cache_heads(cache) * 2 * capacity * hd);
+    for (size_t side = 0; side < 2 * cache_heads(cache); side++) {
+        uint16_t *from = rows + side * capacity * hd;
+        struct run {
+            void *device, *file;
+            size_t bytes;
+        } runs[3] = {{from, first ? first + side * own * hd : NULL, own * hd * sizeof *from}};
+        if (anchors) {
+            uint8_t *at = anchors + side * n * (sizeof *tokens + hd * sizeof *from);
+            runs[1] = (struct run){tokens + side / 2 * n, at, n * sizeof *tokens};
+            runs[2] = (struct run){from + own * hd, at + n * sizeof *tokens, n * hd * sizeof *from};
+        }
+        for (int i = 0; i < 3; i++)
+            if (runs[i].file) memcpy(save ? runs[i].file : runs[i].device, save ? runs[i].device : runs[i].file, runs[i].bytes);
     }
 }
 
@@ -128,13 +152,36 @@ static void *section(const struct saving *s, size_t bytes) {
     return memory;
 }
 
+/* Bytes of the exact rows and the anchors' tokens on the device that are in use. */
+static size_t device_exact_bytes(const struct cache *cache) {
+    return cache_heads(cache) *
+           (2 * cache->exact.capacity * cache->shape.head_dim * sizeof(uint16_t) + cache->n_anchors * sizeof(uint32_t));
+}
+
 static void save_exact(const struct saving *s) {
     size_t bytes = exact_bytes(s->cache);
-    uint16_t *rows = bytes ? fetched(s, s->cache->exact, bytes) : NULL;
-    if (!rows) return;
-    rotate_exact(s->cache, rows, true);
-    state_writer_put(s->writer, rows, bytes);
+    if (!bytes) return;
+    uint16_t *rows = fetched(s, s->cache->exact.rows, device_exact_bytes(s->cache)), *file = section(s, bytes);
+    if (rows && file) {
+        copy_exact(s->cache, rows, file, NULL, true);
+        rotate_exact(s->cache, file, true);
+        state_writer_put(s->writer, file, bytes);
+    }
     free(rows);
+    free(file);
+}
+
+static void save_anchors(const struct saving *s) {
+    size_t bytes = anchors_bytes(s->cache, s->cache->n_anchors);
+    if (!bytes) return;
+    uint16_t *rows = fetched(s, s->cache->exact.rows, device_exact_bytes(s->cache));
+    uint8_t *file = section(s, bytes);
+    if (rows && file) {
+        copy_exact(s->cache, rows, NULL, file, true);
+        state_writer_put(s->writer, file, bytes);
+    }
+    free(rows);
+    free(file);
 }
 
 static void save_fitted(const struct saving *s) {
@@ -218,8 +265,8 @@ static void save_page_sets(const struct saving *s) {
 
 void kv_save(const struct cache *cache, struct state_writer *writer) {
     const struct extent *e = &cache->extent;
-    const struct saved_cache saved = {e->exact,          e->first, e->window_first,    e->length, e->dropped,
-                                      cache->prompt_end, 0,        cache->fitted_ready};
+    const struct saved_cache saved = {e->exact,   e->first,          e->window_first,  e->length,
+                                      e->dropped, cache->prompt_end, cache->n_anchors, cache->fitted_ready};
     struct saving s = {.cache = cache, .writer = writer};
     cudaError_t result = cudaStreamCreateWithFlags(&s.stream, cudaStreamNonBlocking);
     if (result != cudaSuccess) {
@@ -237,6 +284,7 @@ void kv_save(const struct cache *cache, struct state_writer *writer) {
     state_writer_begin(writer, STATE_FITTED);
     save_fitted(&s);
     state_writer_begin(writer, STATE_ANCHORS);
+    save_anchors(&s);
     state_writer_begin(writer, STATE_WINDOW);
     save_window(&s);
     state_writer_begin(writer, STATE_PAGES);
@@ -255,29 +303,38 @@ static enum terse_status load_extent(struct cache *cache, const struct state_fil
     cache->extent = (struct extent){saved.exact, saved.first, saved.window_first, saved.length, saved.dropped};
     const struct extent *e = &cache->extent;
     struct policy_decision kept = cache->method.policy->retain(&cache->method.parameters, e->length);
-    bool ordered = e->exact <= e->window_first && e->window_first <= e->length;
-    if (e->length > MOST_TOKENS || e->exact != kept.exact || e->first != kept.first || !ordered || e->dropped ||
-        saved.prompt_end > e->length || saved.anchors || saved.fitted > 1 || e->length - e->window_first > cache->window_capacity)
+    bool ordered = e->exact <= e->window_first && e->window_first <= e->length && e->dropped <= e->length;
+    bool chosen = (!e->dropped && !saved.anchors) || cache->method.policy->keep_selected_only;
+    if (e->length > MOST_TOKENS || e->exact != kept.exact || e->first != kept.first || !ordered || !chosen ||
+        saved.prompt_end > e->length || saved.anchors > e->length || saved.fitted > 1 ||
+        e->length - e->window_first > cache->window_capacity)
         return state_file_refuse(file, STATE_CACHE, "its counts of tokens contradict one another", error);
     cache->prompt_end = saved.prompt_end;
     cache->fitted_ready = saved.fitted;
     cache->window_origin = e->window_first;
-    return TERSE_OK;
+    state_file_section(file, STATE_ANCHORS, &bytes);
+    if (bytes != anchors_bytes(cache, (size_t)saved.anchors))
+        return state_file_refuse(file, STATE_ANCHORS, "it is of another size", error);
+    return saved.anchors ? kept_resize(cache, (size_t)saved.anchors, error) : TERSE_OK;
 }
 
-/* Pages follow one another up to the window; what is older than the first was evicted. */
+/* Pages follow one another up to the window; what is older than the first was evicted, or as many are missing as tokens of prompts were dropped or
+ * became anchors. */
 static bool follow(const struct cache *cache) {
     const struct extent *e = &cache->extent;
     bool evicts = cache->method.policy->positions_by_index;
-    uint64_t end = e->exact;
+    uint64_t end = e->exact, missing = e->dropped + cache->n_anchors;
     for (size_t i = 0; i <= cache->pages.n_sealed; i++) {
         const struct page_set *set = i < cache->pages.n_sealed ? &cache->pages.sets[i] : NULL;
         uint64_t first = set ? set->first : e->window_first;
         if (i == 0 && evicts && first >= end && first <= e->first) end = first;
-        if (first != end) return i == 0 && evicts && !set && first >= end && first <= e->length;
+        if (first < end || first > e->length) return false;
+        if (first != end && i == 0 && evicts && !set) return true;
+        if (first - end > missing) return false;
+        missing -= first - end;
         end = set ? first + set->count : end;
     }
-    return true;
+    return !missing;
 }
 
 static enum terse_status load_page_sets(struct cache *cache, struct state_file *file, struct terse_error *error) {
@@ -311,17 +368,36 @@ static enum terse_status put(void *to, const void *from, size_t bytes, struct te
     return device_check(device_send(to, from, bytes), "reading a saved KV cache", error);
 }
 
+/* Tokens in order, of those that were sealed, and the same of keys and values: rows as they will lie on the device, and the file's. */
+static bool anchors_can_be(const struct cache *cache, const uint16_t *rows, const uint8_t *file) {
+    size_t n = cache->n_anchors, hd = cache->shape.head_dim, side = n * (sizeof(uint32_t) + hd * sizeof(uint16_t));
+    const uint32_t *tokens = (const uint32_t *)(const void *)(rows + cache_heads(cache) * 2 * cache->exact.capacity * hd);
+    for (size_t head = 0; n && head < cache_heads(cache); head++, tokens += n) {
+        if (memcmp(file + 2 * head * side, file + (2 * head + 1) * side, n * sizeof *tokens) != 0) return false;
+        for (size_t i = 0; i < n; i++)
+            if (tokens[i] < cache->extent.exact || tokens[i] >= cache->extent.window_first || (i && tokens[i] <= tokens[i - 1]))
+                return false;
+    }
+    return true;
+}
+
 static enum terse_status load_exact(struct cache *cache, const struct state_file *file, struct terse_error *error) {
     size_t bytes;
     const void *data = state_file_section(file, STATE_EXACT, &bytes);
     if (bytes != exact_bytes(cache)) return state_file_refuse(file, STATE_EXACT, "it is of another size", error);
-    if (!bytes) return TERSE_OK;
-    uint16_t *rows = malloc(bytes);
-    if (!rows) return status_no_memory(error, bytes, "a saved KV cache");
-    memcpy(rows, data, bytes);
-    rotate_exact(cache, rows, false);
-    enum terse_status status = put(cache->exact, rows, bytes, error);
+    size_t anchors, all = device_exact_bytes(cache);
+    const uint8_t *chosen = state_file_section(file, STATE_ANCHORS, &anchors);
+    if (!all) return TERSE_OK;
+    uint16_t *rows = malloc(all), *first = malloc(bytes ? bytes : 1);
+    enum terse_status status = rows && first ? TERSE_OK : status_no_memory(error, all + bytes, "a saved KV cache");
+    if (!status && bytes) memcpy(first, data, bytes);
+    if (!status) rotate_exact(cache, first, false);
+    if (!status) copy_exact(cache, rows, first, cache->n_anchors ? (uint8_t *)chosen : NULL, false);
+    if (!status && !anchors_can_be(cache, rows, chosen))
+        status = state_file_refuse(file, STATE_ANCHORS, "tokens out of order", error);
+    if (!status) status = put(cache->exact.rows, rows, all, error);
     free(rows);
+    free(first);
     return status;
 }
 

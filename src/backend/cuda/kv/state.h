@@ -5,6 +5,7 @@
  *     state                            the data (this header)
  *     cache                            the life of a cache, its steps, the accounting
  *     batch                            decoding steps of several caches
+ *     rank, kept                       exact rows, and which tokens of a prompt are kept as such
  *     prompt                           steps of many tokens
  *     fork                             a cache cut short, and one more of the same sequence
  *     saved                            a cache written to a file and read from it, by way of the host
@@ -21,6 +22,14 @@
 #include "kv/plan.h"
 
 #define NO_LAYER UINT32_MAX
+
+/* Tokens that are kept as halves outside the window: the first ones, then anchors. Device memory in one piece. */
+struct exact_rows {
+    device_half *rows; /* [layers][Hk][2][capacity][hd], keys rotated by their token; NULL: none */
+    uint32_t *tokens;  /* of the anchors, [layers][Hk][capacity - cache_first_exact()], ascending */
+    uint32_t capacity;
+    size_t bytes; /* allocated; capacity may have become less */
+};
 
 /* Items of encoding or decoding pages, on the device and as they were made. */
 struct item_list {
@@ -41,8 +50,9 @@ struct cache {
     struct page_table pages;
     struct page_set_view *views; /* on the device, of the sealed page sets */
     size_t view_capacity;
-    size_t views_good;   /* the first so many are as they should be */
-    device_half *exact;  /* [layers][Hk][2][parameters.exact][hd], keys rotated by their token; NULL: none */
+    size_t views_good; /* the first so many are as they should be */
+    struct exact_rows exact;
+    size_t n_anchors;
     device_half *window; /* [layers][Hk][2][window_capacity][hd] */
     uint32_t window_capacity;
     uint64_t window_origin; /* token t lies in row (t - origin) % capacity */
@@ -60,6 +70,9 @@ struct cache {
     struct item_list sealed; /* pages that the step seals */
     device_half *rows[2];    /* of a step of many tokens: [row_capacity][Hk][hd], behind ROWS_IN_FRONT more */
     size_t row_capacity;
+    struct exact_rows chosen; /* of a step that chooses anchors: what is to take the place of `exact` */
+    float *choice;            /* what it works in */
+    size_t choice_bytes;
     size_t n_ahead;            /* the first so many pages of the window are being or were encoded into the free page sets */
     cudaEvent_t written;       /* what is to be read of the cache on other streams than device_stream() must wait for */
     cudaEvent_t encoded_ahead; /* what a step that seals must wait for */
@@ -72,7 +85,8 @@ struct cache {
 #define ROWS_IN_FRONT PAGE_TOKENS
 
 static inline size_t cache_heads(const struct cache *cache) { return (size_t)cache->shape.layers * cache->shape.kv_heads; }
-static inline uint32_t cache_exact_capacity(const struct cache *cache) { return cache->method.parameters.exact; }
+/* Exact rows of the first tokens, when there are as many. */
+static inline uint32_t cache_first_exact(const struct cache *cache) { return cache->method.parameters.exact; }
 
 /* Halves from one layer, head or side of the window to the next. */
 static inline size_t window_side_halves(const struct cache *cache) {
@@ -97,6 +111,25 @@ enum terse_status cache_written(struct cache *cache, struct terse_error *error);
 /* Forgets what was encoded ahead, when that is over. */
 void cache_forget_ahead(struct cache *cache);
 
+/* kept.c. Bytes of one anchor in all layers, heads and sides. */
+size_t anchor_bytes(const struct cache_shape *shape);
+/* Exact rows for n anchors in place of those that are there, whose numbers are lost. */
+enum terse_status kept_resize(struct cache *cache, size_t n, struct terse_error *error);
+/* Queued: the exact rows of another cache. */
+enum terse_status kept_copy(struct cache *cache, const struct cache *from, struct terse_error *error);
+void kept_reset(struct cache *cache); /* keeps the memory */
+void kept_free(struct cache *cache);
+/* What the plan's step needs to choose, if it does, with so many rows that its queries may read; and gives back. */
+enum terse_status kept_reserve(struct cache *cache, size_t rows, struct terse_error *error);
+void kept_release(struct cache *cache);
+/* Queued: queries q[count][Hq][hd] of the step's tokens from `first` on, rotated; those that rank tokens are remembered. */
+cudaError_t kept_observe(const struct cache *cache, const float *q, size_t first, size_t count);
+/* Queued: the layer's anchors, of the tokens that the step seals, which are rows from `first` on of k, v[rows_before + plan.n][Hk][hd]. */
+cudaError_t kept_choose(const struct cache *cache, uint32_t layer, const device_half *k, const device_half *v, size_t rows_before,
+                        size_t first);
+/* Those that were chosen are the cache's. */
+enum terse_status kept_commit(struct cache *cache, struct terse_error *error);
+
 /* prompt.c: what a step of many tokens needs, and gives back. */
 enum terse_status prompt_reserve(struct cache *cache, struct terse_error *error);
 void prompt_release(struct cache *cache);
@@ -115,6 +148,8 @@ void kv_save(const struct cache *cache, struct state_writer *writer);
 enum terse_status kv_load(struct cache *cache, struct state_file *file, struct terse_error *error);
 void kv_map(const struct cache *cache, struct terse_token_share *shares, size_t n);
 enum terse_status kv_append(struct cache *cache, uint32_t layer, float *k, const float *v, struct terse_error *error);
+size_t kv_queries_to_observe(const struct cache *cache, size_t needed);
+enum terse_status kv_observe(struct cache *cache, const float *q, size_t first, size_t count, struct terse_error *error);
 enum terse_status kv_attend(struct cache *cache, const float *q, size_t first, size_t count, float *out, struct terse_error *error);
 enum terse_status kv_end_layer(struct cache *cache, struct terse_error *error);
 enum terse_status kv_fill_random(struct cache *cache, size_t n, uint64_t seed, struct terse_error *error);
