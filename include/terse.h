@@ -427,7 +427,8 @@ struct terse_step_item {
 TERSE_API enum terse_status terse_engine_step(struct terse_engine *engine, struct terse_step_item *items, size_t n,
                                               struct terse_error *error);
 
-/* logits[vocabulary] after the last token, or NULL before the first; valid until the next call on the session. */
+/* logits[vocabulary] after the last token, or NULL before the first; valid until the next call on the session. On a GPU they may still lie there and
+ * are fetched now: NULL where that fails. */
 TERSE_API const float *terse_session_logits(const struct terse_session *session);
 
 struct terse_logit_bias {

@@ -35,12 +35,15 @@ static void put_rows(void *user, size_t first, size_t count, const float *logits
 
 struct step_part reading_part(struct reading *r, enum cache_step_kind kind, size_t count) {
     const struct terse_logits_sink *sink = r->sink;
-    bool wanted = sink && sink->first < r->first + count;
-    return (struct step_part){.cache = r->session->cache,
+    struct terse_session *s = r->session;
+    bool wanted = sink && sink->first < r->first + count, few = r->ends && !s->logits_asked && sampler_needs_few(&s->sampler);
+    if (r->ends) s->next_held.n = 0;
+    return (struct step_part){.cache = s->cache,
                               .kind = kind,
                               .tokens = r->tokens + r->first,
                               .n = count,
-                              .last_logits = r->ends ? r->session->next_logits : NULL,
+                              .last_logits = r->ends ? s->next_logits : NULL,
+                              .held = few && s->next_held.row ? &s->next_held : NULL,
                               .rows = wanted ? put_rows : NULL,
                               .first_row = wanted && sink->first > r->first ? sink->first - r->first : 0,
                               .user = r};
@@ -48,10 +51,18 @@ struct step_part reading_part(struct reading *r, enum cache_step_kind kind, size
 
 void reading_take(const struct reading *r) {
     struct terse_session *s = r->session;
-    float *logits = s->next_logits;
-    s->next_logits = s->logits;
-    s->logits = logits;
+    s->logits_held = s->next_held.n > 0;
+    if (s->logits_held) {
+        struct held_logits held = s->next_held;
+        s->next_held = s->held;
+        s->held = held;
+    } else {
+        float *logits = s->next_logits;
+        s->next_logits = s->logits;
+        s->logits = logits;
+    }
     s->has_logits = true;
+    s->logits_asked = false;
     session_add_tokens(s, r->tokens, r->n);
 }
 

@@ -108,15 +108,29 @@ static void select_best(struct candidate *c, uint32_t n, uint32_t k) {
     }
 }
 
+/* The token's candidate among c[n], in order of their tokens, which are all where n is the vocabulary; NULL: it is not one. */
+static struct candidate *find(const struct sampler *sampler, struct candidate *c, uint32_t n, int32_t token) {
+    uint32_t low = 0, high = n;
+    if (n == sampler->vocabulary) return &c[token];
+    while (low < high) {
+        uint32_t middle = (low + high) / 2;
+        if (c[middle].token < token)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low < n && c[low].token == token ? &c[low] : NULL;
+}
+
 /* For each distinct token among the newest, at its last occurrence: the repeat penalty of Keskar et al. 2019 (CTRL), then presence and
  * frequency. */
-static void penalise(const struct sampler *sampler, struct candidate *candidates) {
+static void penalise(const struct sampler *sampler, struct candidate *candidates, uint32_t n) {
     const struct terse_sampling *s = &sampler->settings;
     uint64_t count = sampler->seen < s->repeat_last ? sampler->seen : s->repeat_last;
     for (uint64_t i = sampler->seen - count; i < sampler->seen; i++) {
-        struct candidate *c = &candidates[sampler->history[i % SAMPLE_HISTORY]];
+        struct candidate *c = find(sampler, candidates, n, sampler->history[i % SAMPLE_HISTORY]);
         float times = 1;
-        bool repeated = false;
+        bool repeated = !c;
         for (uint64_t j = i + 1; j < sampler->seen && !repeated; j++) repeated = sampler->history[j % SAMPLE_HISTORY] == c->token;
         if (repeated) continue;
         for (uint64_t j = sampler->seen - count; j < i; j++) times += sampler->history[j % SAMPLE_HISTORY] == c->token;
@@ -153,11 +167,11 @@ static uint32_t keep_typical(struct candidate *sorted, uint32_t n, double typica
     return kept;
 }
 
-static int32_t greedy(const struct candidate *candidates, uint32_t n) {
+static const struct candidate *greedy(const struct candidate *candidates, uint32_t n) {
     const struct candidate *best = candidates;
     for (uint32_t i = 1; i < n; i++)
         if (candidates[i].logit > best->logit) best = &candidates[i];
-    return best->token;
+    return best;
 }
 
 /* Number of sorted candidates that reach a probability of top_p together, at temperature 1. */
@@ -175,30 +189,92 @@ static uint32_t count_min_p(const struct candidate *sorted, uint32_t n, double m
     return kept;
 }
 
-int32_t sampler_choose(struct sampler *sampler, const float *logits) {
+/* Chooses among c[n], in order of their tokens, which are all of the vocabulary or those with the highest logits, their logits having come down
+ * from what they were: then no other token's is above `floor`. false: the others may matter. */
+static bool choose(struct sampler *sampler, uint32_t n, float floor, int32_t *token) {
     const struct terse_sampling *s = &sampler->settings;
     struct candidate *c = sampler->candidates;
-    uint32_t n = sampler->vocabulary;
-    for (uint32_t i = 0; i < n; i++) c[i] = (struct candidate){isnan(logits[i]) ? -INFINITY : logits[i], (int32_t)i, 0};
-    for (size_t i = 0; i < s->n_biases; i++) c[sampler->biases[i].token].logit += sampler->biases[i].bias;
-    if (penalises(s)) penalise(sampler, c);
-    if (sampler->json && !json_constraint_filter(sampler->json, c, n)) return -1;
-    if (s->temperature == 0) return greedy(c, n);
-
-    if (s->top_k && s->top_k < n) {
+    bool all = n == sampler->vocabulary, filters_k = s->top_k && s->top_k < sampler->vocabulary;
+    if (s->temperature == 0) {
+        const struct candidate *best = greedy(c, n);
+        *token = best->token;
+        return all || best->logit > floor;
+    }
+    if (filters_k && s->top_k < n) {
         select_best(c, n, s->top_k);
         n = s->top_k;
+    } else if (filters_k && !all) {
+        return false;
     }
     qsort(c, n, sizeof *c, by_logit);
+    if (filters_k && !all && !(c[n - 1].logit > floor)) return false;
+    /* without top-k the first filter must be the one that drops all the others */
+    if (!filters_k && !all && !(exp((double)floor - (double)c[0].logit) < (double)s->min_p)) return false;
     if (s->typical_p < 1) n = keep_typical(c, n, (double)s->typical_p);
     if (s->top_p < 1) n = count_top_p(c, n, (double)s->top_p);
     if (s->min_p > 0) n = count_min_p(c, n, (double)s->min_p);
     double sum = 0, temperature = (double)s->temperature;
     for (uint32_t i = 0; i < n; i++) sum += exp(((double)c[i].logit - (double)c[0].logit) / temperature);
     double left = random_uniform(random_next(&sampler->random)) * sum;
-    for (uint32_t i = 0; i < n; i++)
-        if ((left -= exp(((double)c[i].logit - (double)c[0].logit) / temperature)) < 0) return c[i].token;
-    return c[n - 1].token;
+    *token = c[n - 1].token;
+    for (uint32_t i = 0; i < n; i++) {
+        if ((left -= exp(((double)c[i].logit - (double)c[0].logit) / temperature)) >= 0) continue;
+        *token = c[i].token;
+        break;
+    }
+    return true;
+}
+
+/* Biases and penalties of c[n], in order of their tokens. */
+static void adjust(const struct sampler *sampler, struct candidate *candidates, uint32_t n) {
+    const struct terse_sampling *s = &sampler->settings;
+    for (size_t i = 0; i < s->n_biases; i++) {
+        struct candidate *c = find(sampler, candidates, n, sampler->biases[i].token);
+        if (c) c->logit += sampler->biases[i].bias;
+    }
+    if (penalises(s)) penalise(sampler, candidates, n);
+}
+
+int32_t sampler_choose(struct sampler *sampler, const float *logits) {
+    struct candidate *c = sampler->candidates;
+    uint32_t n = sampler->vocabulary;
+    int32_t token = -1;
+    for (uint32_t i = 0; i < n; i++) c[i] = (struct candidate){isnan(logits[i]) ? -INFINITY : logits[i], (int32_t)i, 0};
+    adjust(sampler, c, n);
+    if (sampler->json && !json_constraint_filter(sampler->json, c, n)) return -1;
+    choose(sampler, n, -INFINITY, &token);
+    return token;
+}
+
+/* Biases and penalties bring no token up: those that are not among the likeliest stay below. */
+static bool only_lowers(const struct sampler *sampler) {
+    const struct terse_sampling *s = &sampler->settings;
+    for (size_t i = 0; i < s->n_biases; i++)
+        if (sampler->biases[i].bias > 0) return false;
+    return s->repeat_penalty >= 1 && s->presence_penalty >= 0 && s->frequency_penalty >= 0;
+}
+
+bool sampler_needs_few(const struct sampler *sampler) {
+    const struct terse_sampling *s = &sampler->settings;
+    bool by_min_p = !s->top_k && s->typical_p >= 1 && s->top_p >= 1 && s->min_p > 0;
+    if (sampler->json || !only_lowers(sampler)) return false;
+    return s->temperature == 0 || (s->top_k && s->top_k <= LIKELIEST / 2) || by_min_p;
+}
+
+bool sampler_choose_likeliest(struct sampler *sampler, const struct token_logit *likeliest, size_t n, int32_t *token) {
+    const struct terse_sampling *s = &sampler->settings;
+    struct candidate *c = sampler->candidates;
+    bool all = n == sampler->vocabulary, filters_k = s->top_k && s->top_k < sampler->vocabulary;
+    bool whole = s->temperature != 0 && !filters_k && (s->typical_p < 1 || s->top_p < 1); /* sums over all tokens */
+    float floor = INFINITY;
+    if (sampler->json || (!all && (whole || !only_lowers(sampler)))) return false;
+    for (size_t i = 0; i < n; i++) {
+        float logit = isnan(likeliest[i].logit) ? -INFINITY : likeliest[i].logit;
+        c[i] = (struct candidate){logit, likeliest[i].token, 0};
+        floor = logit < floor ? logit : floor;
+    }
+    adjust(sampler, c, (uint32_t)n);
+    return choose(sampler, (uint32_t)n, floor, token);
 }
 
 void sampler_logprobs(struct sampler *sampler, const float *logits, int32_t token, float *logprob, struct terse_logprob *top,

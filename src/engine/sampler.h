@@ -2,7 +2,7 @@
 #ifndef TERSE_ENGINE_SAMPLER_H
 #define TERSE_ENGINE_SAMPLER_H
 
-#include "base/status.h"
+#include "backend/backend.h"
 #include "engine/candidate.h"
 
 #define SAMPLE_HISTORY 4096 /* most tokens that a repeat penalty can look at */
@@ -32,6 +32,11 @@ void sampler_add(struct sampler *sampler, int32_t token);
 /* By the filters of struct terse_sampling, in their order, then a draw. Equal logits rank by token id, so the result is determined by
  * logits, settings and seed. -1 where no token fits the JSON text. */
 int32_t sampler_choose(struct sampler *sampler, const float *logits);
+/* The same from the likeliest tokens of a row of logits alone, as struct held_logits has them, where those decide it; false: sampler_choose must be
+ * asked, with all logits. */
+bool sampler_choose_likeliest(struct sampler *sampler, const struct token_logit *likeliest, size_t n, int32_t *token);
+/* Whether the settings are such that they mostly do. */
+bool sampler_needs_few(const struct sampler *sampler);
 /* What terse_session_logprobs says; the token and n are within the vocabulary. */
 void sampler_logprobs(struct sampler *sampler, const float *logits, int32_t token, float *logprob, struct terse_logprob *top,
                       size_t n);

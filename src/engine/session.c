@@ -97,7 +97,28 @@ enum terse_status session_make_logits(struct terse_session *s, struct terse_erro
     uint32_t vocabulary = model_of(s)->vocabulary;
     s->logits = memory_array(vocabulary, sizeof *s->logits);
     s->next_logits = memory_array(vocabulary, sizeof *s->logits);
-    return s->logits && s->next_logits ? TERSE_OK : status_no_memory(error, 2 * vocabulary * sizeof *s->logits, "logits");
+    if (!s->logits || !s->next_logits) return status_no_memory(error, 2 * vocabulary * sizeof *s->logits, "logits");
+    const struct executor_ops *ops = s->engine->backend.executor;
+    enum terse_status status = ops->hold ? ops->hold(s->engine->executor, &s->held, error) : TERSE_OK;
+    return status || !ops->hold ? status : ops->hold(s->engine->executor, &s->next_held, error);
+}
+
+static void free_logits(struct terse_session *s) {
+    const struct executor_ops *ops = s->engine->backend.executor;
+    memory_free(s->logits);
+    memory_free(s->next_logits);
+    if (!ops->release) return;
+    ops->release(s->engine->executor, &s->held);
+    ops->release(s->engine->executor, &s->next_held);
+}
+
+enum terse_status session_fetch_logits(const struct terse_session *session, struct terse_error *error) {
+    struct terse_session *s = (struct terse_session *)session;
+    const struct terse_engine *engine = s->engine;
+    if (!s->has_logits || !s->logits_held) return TERSE_OK;
+    enum terse_status status = engine->backend.executor->fetch(engine->executor, &s->held, s->logits, error);
+    s->logits_held = status != TERSE_OK;
+    return status;
 }
 
 enum terse_status terse_session_new(struct terse_engine *engine, const struct terse_session_options *options,
@@ -133,8 +154,7 @@ void terse_session_free(struct terse_session *session) {
     kv_of(session)->destroy(session->cache);
     sampler_destroy(&session->sampler);
     json_constraint_end(&session->json);
-    memory_free(session->logits);
-    memory_free(session->next_logits);
+    free_logits(session);
     memory_free(session->tokens);
     free(session);
 }
@@ -205,7 +225,14 @@ enum terse_status terse_session_fill_random(struct terse_session *session, size_
 
 /* ---- Reading the session */
 
-const float *terse_session_logits(const struct terse_session *session) { return session->has_logits ? session->logits : NULL; }
+static enum terse_status ask_for_logits(const struct terse_session *session, struct terse_error *error) {
+    ((struct terse_session *)session)->logits_asked = true;
+    return session_fetch_logits(session, error);
+}
+
+const float *terse_session_logits(const struct terse_session *session) {
+    return session->has_logits && !ask_for_logits(session, NULL) ? session->logits : NULL;
+}
 
 enum terse_status terse_session_set_sampling(struct terse_session *session, const struct terse_sampling *sampling,
                                              struct terse_error *error) {
@@ -221,6 +248,12 @@ enum terse_status terse_session_sample(struct terse_session *session, int32_t *t
                            "nothing to sample from: no tokens have been read since the session was made, reset or filled");
     if (session->json.schema && session->json.left)
         return status_fail(error, TERSE_E_ARGUMENT, "the tokens that were appended are not JSON text that the schema allows");
+    if (session->logits_held) {
+        if (sampler_choose_likeliest(&session->sampler, session->held.likeliest, session->held.n, token)) return TERSE_OK;
+        *token = -1;
+        enum terse_status status = ask_for_logits(session, error);
+        if (status) return status;
+    }
     *token = sampler_choose(&session->sampler, session->logits);
     return *token >= 0
                ? TERSE_OK
@@ -247,6 +280,8 @@ enum terse_status terse_session_logprobs(struct terse_session *session, int32_t 
     if (token < 0 || (uint32_t)token >= vocabulary || n > vocabulary)
         return status_fail(error, TERSE_E_ARGUMENT, "token %d or %zu likeliest tokens are asked for, the vocabulary has %u", token,
                            n, vocabulary);
+    enum terse_status status = ask_for_logits(session, error);
+    if (status) return status;
     sampler_logprobs(&session->sampler, session->logits, token, logprob, top, n);
     return TERSE_OK;
 }

@@ -22,7 +22,11 @@ struct terse_session {
     float *logits;      /* [vocabulary] */
     float *next_logits; /* [vocabulary] of the step in progress: the two change places when it has succeeded */
     bool has_logits;
-    int32_t *tokens; /* [n_tokens] of the sequence; n_tokens is the cache's length */
+    /* Where the backend holds logits instead; they change places as well. */
+    struct held_logits held, next_held;
+    bool logits_held;  /* the logits are those of `held`, and not in `logits` yet */
+    bool logits_asked; /* since the last step all of them were wanted here: the next step brings them */
+    int32_t *tokens;   /* [n_tokens] of the sequence; n_tokens is the cache's length */
     size_t n_tokens, token_capacity;
     size_t first_prompt;   /* of them read by one exact prefill of an empty session */
     bool in_batch;         /* while a step's items are checked: this one was seen */
@@ -53,6 +57,8 @@ void session_drop_prompt(struct terse_session *session);
 
 /* Memory for a new session's logits. */
 enum terse_status session_make_logits(struct terse_session *session, struct terse_error *error);
+/* The logits, if there are any, are in session->logits: those that are held come when they are first asked for. On any thread that has the session. */
+enum terse_status session_fetch_logits(const struct terse_session *session, struct terse_error *error);
 /* Memory for n tokens more; session_add_tokens, which fails not, then takes them. */
 enum terse_status session_reserve_tokens(struct terse_session *session, size_t n, struct terse_error *error);
 /* tokens[n], which the cache has taken and which may lie behind the session's own; NULL: SESSION_NO_TOKEN each. */

@@ -65,7 +65,8 @@ enum terse_status terse_session_save(const struct terse_session *s, const char *
     if (s->sampler.settings.n_biases > UINT32_MAX)
         return status_fail(error, TERSE_E_UNSUPPORTED, "a session with %zu logit biases cannot be saved",
                            s->sampler.settings.n_biases);
-    status = state_writer_new(path, &writer, error);
+    status = session_fetch_logits(s, error);
+    if (!status) status = state_writer_new(path, &writer, error);
     if (status) return status;
     method_identity(&s->method, method);
     state_writer_begin(writer, STATE_METHOD);

@@ -94,6 +94,7 @@ enum terse_status terse_session_fork(const struct terse_session *session, struct
     if (!status) status = sampler_fork(&session->sampler, &s->sampler, error);
     if (!status) status = session_make_logits(s, error);
     if (!status) status = session_reserve_tokens(s, session->n_tokens, error);
+    if (!status) status = session_fetch_logits(session, error);
     if (status) {
         terse_session_free(s);
         return status;

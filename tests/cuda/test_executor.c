@@ -4,7 +4,7 @@
 #include "backend/cuda/executor.h"
 #include "backend/cuda/kv/cache.h"
 #include "base/memory.h"
-#include "engine/engine.h"
+#include "engine/session.h"
 #include "support/random_model.h"
 
 #include <math.h>
@@ -278,6 +278,66 @@ static void logits_of_what_is_kept_are_near_the_cpus(void **state) {
     memory_free(file);
 }
 
+/* ---- Sampling from what stays on the device */
+
+enum { SAMPLERS = 4, DRAWS = 8 };
+
+/* Four sessions that draw from the likeliest tokens, and four of the same that ask for all logits before; steps of all of them, and of one
+ * side. Settings: the defaults, greedy, one that needs all logits, one that mostly does not find enough among the likeliest. */
+static void samples_are_those_of_all_logits(void **state) {
+    (void)state;
+    void *file;
+    struct terse_model *model = random_model_new(&random_models[0], &file);
+    struct terse_engine *engine = new_engine(&backend, model);
+    struct terse_session *sessions[2][SAMPLERS];
+    struct terse_model_info info;
+    struct terse_error error;
+    size_t held = 0;
+    terse_model_describe(model, &info);
+    for (int i = 0; i < TOKENS_MOST; i++) tokens[i] = (i * 37) % (int)info.vocabulary;
+    for (int asks = 0; asks < 2; asks++)
+        for (size_t i = 0; i < SAMPLERS; i++) {
+            struct terse_sampling sampling = terse_sampling_defaults();
+            sampling.temperature = i == 1 ? 0 : 1.5f;
+            if (i == 2) sampling.top_k = 0;
+            if (i == 3) sampling.repeat_penalty = 1e6f, sampling.repeat_last = 4096;
+            sampling.seed = i;
+            sessions[asks][i] = new_session(engine, "q4_0");
+            if (terse_session_set_sampling(sessions[asks][i], &sampling, &error) ||
+                terse_session_prefill(sessions[asks][i], tokens, 30 + 10 * i, NULL, &error))
+                fail_msg("%s", error.message);
+        }
+    for (size_t draw = 0; draw < DRAWS; draw++) {
+        struct terse_step_item items[2 * SAMPLERS];
+        int32_t token[2][SAMPLERS];
+        for (int asks = 0; asks < 2; asks++)
+            for (size_t i = 0; i < SAMPLERS; i++) {
+                struct terse_session *s = sessions[asks][i];
+                if (asks) assert_non_null(terse_session_logits(s));
+                held += !asks && s->logits_held;
+                if (terse_session_sample(s, &token[asks][i], &error)) fail_msg("%s", error.message);
+                items[asks * SAMPLERS + i] = (struct terse_step_item){s, &token[asks][i], 1, NULL, TERSE_OK};
+            }
+        assert_memory_equal(token[0], token[1], sizeof token[0]);
+        size_t together = draw % 2 ? 2 * SAMPLERS : SAMPLERS;
+        for (size_t first = 0; first < 2 * SAMPLERS; first += together)
+            if (terse_engine_step(engine, items + first, together, &error)) fail_msg("%s", error.message);
+    }
+    assert_true(held >= 2 * (DRAWS - 1));
+    for (size_t i = 0; i < SAMPLERS; i++) { /* what is held is fetched when it is wanted, also by a fork */
+        struct terse_session *fork;
+        const float *wanted = terse_session_logits(sessions[1][i]);
+        if (terse_session_fork(sessions[0][i], &fork, &error)) fail_msg("%s", error.message);
+        assert_memory_equal(terse_session_logits(sessions[0][i]), wanted, info.vocabulary * sizeof *wanted);
+        assert_memory_equal(terse_session_logits(fork), wanted, info.vocabulary * sizeof *wanted);
+        terse_session_free(fork);
+        for (int asks = 0; asks < 2; asks++) terse_session_free(sessions[asks][i]);
+    }
+    terse_engine_free(engine);
+    terse_model_free(model);
+    memory_free(file);
+}
+
 /* ---- Saving on another thread */
 
 #define SAVES_LEAST 5
@@ -330,7 +390,7 @@ static void a_session_is_saved_beside_steps_of_another(void **state) {
     terse_model_describe(model, &info);
     for (int i = 0; i < TOKENS_MOST; i++) tokens[i] = (i * 37) % (int)info.vocabulary;
     if (terse_session_prefill(saved, tokens, 150, NULL, &error) || terse_session_prefill(other, tokens, 20, NULL, &error) ||
-        terse_session_save(saved, paths[0], &error))
+        terse_session_decode(saved, tokens, 1, NULL, &error) || terse_session_save(saved, paths[0], &error))
         fail_msg("%s", error.message);
     saver.session = saved;
     assert_int_equal(pthread_create(&thread, NULL, save_again_and_again, &saver), 0);
@@ -379,13 +439,14 @@ int main(void) {
     struct CMUnitTest tests[TESTS_MOST] = {cmocka_unit_test(a_step_gives_each_what_it_gets_alone),
                                            cmocka_unit_test(a_session_is_saved_beside_steps_of_another),
                                            cmocka_unit_test(logits_of_what_is_kept_are_near_the_cpus),
+                                           cmocka_unit_test(samples_are_those_of_all_logits),
                                            cmocka_unit_test(greedy_tokens_are_the_cpus),
                                            cmocka_unit_test(a_model_that_does_not_fit_is_refused),
                                            cmocka_unit_test(logits_of_the_default_model_are_near_the_cpus)};
 #ifdef TERSE_EMULATED_CUDA
-    size_t n = 3; /* the others take an hour there */
+    size_t n = 4; /* the others take an hour there */
 #else
-    size_t n = 6;
+    size_t n = 7;
 #endif
     for (size_t i = 0; i < n_random_models && n < TESTS_MOST; i++)
         tests[n++] = (struct CMUnitTest){random_models[i].architecture, logits_are_near_the_cpus, NULL, NULL,

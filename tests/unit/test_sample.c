@@ -1,4 +1,5 @@
 /* Sampling: each filter against its definition, and the random numbers against the distribution they should follow. */
+#include "base/random.h"
 #include "engine/sampler.h"
 
 #include <math.h>
@@ -261,6 +262,105 @@ static void test_settings_out_of_range(void **state) {
     sampler_destroy(&s);
 }
 
+/* ---- The likeliest tokens alone */
+
+enum { WIDE = 1000, TRIALS = 4000 };
+
+/* By the definition of struct held_logits. */
+static size_t likeliest_of(const float *logits, size_t n, struct token_logit *likeliest) {
+    size_t kept = 0, wanted = n < LIKELIEST ? n : LIKELIEST;
+    for (size_t i = 0; i < n; i++) {
+        float own = isnan(logits[i]) ? -INFINITY : logits[i];
+        size_t above = 0;
+        for (size_t j = 0; j < n; j++) {
+            float other = isnan(logits[j]) ? -INFINITY : logits[j];
+            above += other > own || (!(other < own) && j < i);
+        }
+        if (above < wanted) likeliest[kept++] = (struct token_logit){logits[i], (int32_t)i};
+    }
+    return kept;
+}
+
+static float one_of(uint64_t *random, const float *values, size_t n) { return values[random_next(random) % n]; }
+
+static struct terse_sampling random_settings(uint64_t *random, struct terse_logit_bias *biases) {
+    static const float temperatures[] = {0, 0.5f, 0.8f, 1.5f}, zeros[] = {0, 0, 0.5f}, ones[] = {1, 1, 0.9f, 0.3f},
+                       repeats[] = {1, 1, 1.1f, 3, 0.9f}, offsets[] = {-1, -0.5f, 2, -INFINITY}, presences[] = {0, 0, 0.7f, -0.5f};
+    static const uint32_t ks[] = {0, 1, 5, 40, 128, 250, 400};
+    struct terse_sampling s = {.temperature = one_of(random, temperatures, 4),
+                               .top_k = ks[random_next(random) % 7],
+                               .typical_p = one_of(random, ones, 4),
+                               .top_p = one_of(random, ones, 4),
+                               .min_p = one_of(random, (const float[]){0, 0.001f, 0.05f, 0.5f}, 4),
+                               .repeat_penalty = one_of(random, repeats, 5),
+                               .presence_penalty = one_of(random, presences, 4),
+                               .frequency_penalty = one_of(random, zeros, 3),
+                               .repeat_last = 64,
+                               .seed = random_next(random)};
+    for (size_t i = 0; i < 3; i++)
+        biases[i] = (struct terse_logit_bias){(int32_t)(random_next(random) % 100), one_of(random, offsets, 4)};
+    s.biases = biases;
+    s.n_biases = random_next(random) % 4;
+    return s;
+}
+
+/* Some rows have many equal logits, some are narrow, so that filters keep many. */
+static void random_row(uint64_t *random, float *logits, size_t n) {
+    uint64_t kind = random_next(random) % 4;
+    for (size_t i = 0; i < n; i++) {
+        float x = (float)(random_uniform(random_next(random)) * (kind == 1 ? 0.2 : 20));
+        if (kind == 2) x = floorf(x / 4);
+        if (kind == 3) x = powf(x / 20, 16) * 30;
+        if (random_next(random) % 97 == 0) x = NAN;
+        if (random_next(random) % 97 == 0) x = -INFINITY;
+        logits[i] = x;
+    }
+}
+
+static void the_likeliest_decide_as_all_do(void **state) {
+    (void)state;
+    uint64_t random = 5;
+    size_t decided = 0, refused = 0, defaults = 0;
+    for (size_t trial = 0; trial < TRIALS; trial++) {
+        static float logits[WIDE];
+        struct token_logit likeliest[LIKELIEST];
+        struct terse_logit_bias biases[3];
+        struct sampler all, few;
+        struct terse_error error;
+        uint32_t n = trial % 10 == 9 ? 100 : WIDE;
+        struct terse_sampling settings = random_settings(&random, biases);
+        if (trial % 10 == 0)
+            settings = (struct terse_sampling){.temperature = 0.8f,
+                                               .top_k = 40,
+                                               .typical_p = 1,
+                                               .top_p = 0.95f,
+                                               .min_p = 0.05f,
+                                               .repeat_penalty = 1,
+                                               .seed = trial};
+        random_row(&random, logits, n);
+        size_t kept = likeliest_of(logits, n, likeliest);
+        assert_int_equal(sampler_init(&all, n, &error) || sampler_set(&all, &settings, &error), 0);
+        for (int i = 0; i < 80; i++) sampler_add(&all, (int32_t)(random_next(&random) % 100));
+        assert_int_equal(sampler_fork(&all, &few, &error), TERSE_OK);
+        int32_t token = sampler_choose(&all, logits), chosen;
+        if (sampler_choose_likeliest(&few, likeliest, kept, &chosen)) {
+            if (chosen != token) fail_msg("trial %zu: token %d instead of %d", trial, chosen, token);
+            assert_true(few.random == all.random);
+            decided++;
+            defaults += trial % 10 == 0;
+        } else {
+            assert_int_equal(sampler_choose(&few, logits), token); /* nothing was lost by asking */
+            assert_true(few.random == all.random);
+            refused++;
+        }
+        sampler_destroy(&all);
+        sampler_destroy(&few);
+    }
+    printf("%zu decided by the likeliest, %zu not\n", decided, refused);
+    assert_true(decided > TRIALS / 4 && refused > TRIALS / 10);
+    assert_true(defaults > TRIALS / 20);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_plain_follows_the_softmax),
@@ -277,6 +377,7 @@ int main(void) {
         cmocka_unit_test(test_seed_decides),
         cmocka_unit_test(test_top_k_of_many),
         cmocka_unit_test(test_settings_out_of_range),
+        cmocka_unit_test(the_likeliest_decide_as_all_do),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -3,6 +3,7 @@
 
 #include "backend/cuda/device.h"
 #include "backend/cuda/forward.h"
+#include "backend/cuda/likeliest.h"
 #include "base/memory.h"
 
 #include <math.h>
@@ -160,6 +161,8 @@ static void insert(struct pass *p, const struct step_part *part, bool decodes, s
     struct sequence s = {.part = *part, .length = p->executor->kv->length(part->cache)};
     size_t at = p->n_sequences++;
     s.needed = wanted ? part->first_row : part->last_logits ? part->n - 1 : part->n;
+    s.holds = decodes && part->held && part->held->row && part->last_logits && !wanted;
+    if (part->held) part->held->n = 0;
     if (decodes) {
         p->sequence[at] = p->sequence[*n_decoding];
         at = (*n_decoding)++;
@@ -183,6 +186,8 @@ static void arrange(struct pass *p, const struct step *step) {
         group->n_sequences++;
         group->rows += s->part.n;
         group->kept += s->part.n - s->needed;
+        group->holds |= s->holds;
+        group->fetches |= s->needed < s->part.n && !s->holds;
         p->n += s->part.n;
     }
 }
@@ -237,6 +242,12 @@ static void vectors_wanted(struct device_vectors *v, const struct terse_model *m
     for (size_t i = 0; i < 5; i++) wanted[i] = all[i];
 }
 
+static void likeliest_wanted(struct likeliest *l, const struct terse_model *m, struct wanted wanted[2]) {
+    const size_t row = LIKELIEST * sizeof(struct token_logit);
+    wanted[0] = (struct wanted){(void **)&l->parts, (size_t)GROUP_ROWS * likeliest_parts(m->vocabulary), row};
+    wanted[1] = (struct wanted){(void **)&l->device, GROUP_ROWS, row};
+}
+
 static void unload(struct executor *e) {
     if (!e) return;
     struct wanted wanted[5];
@@ -246,6 +257,9 @@ static void unload(struct executor *e) {
         if (e->piece[i]) cudaEventDestroy(e->piece[i]);
     if (e->sent) cudaEventDestroy(e->sent);
     if (e->staged) cudaFreeHost(e->staged);
+    if (e->likeliest.host) cudaFreeHost(e->likeliest.host);
+    likeliest_wanted(&e->likeliest, e->model, wanted);
+    release(wanted, 2);
     device_free(NULL, e->input, sizeof *e->input);
     vectors_wanted(&e->each, e->model, wanted);
     release(wanted, 5);
@@ -275,6 +289,13 @@ static enum terse_status load_parts(struct executor *e, struct terse_error *erro
     if (!status) status = batch_new(&shape, &e->batch, error);
     vectors_wanted(&e->each, e->model, wanted);
     if (!status) status = allocate(wanted, 5, error);
+    if (!status) {
+        likeliest_wanted(&e->likeliest, e->model, wanted);
+        status = allocate(wanted, 2, error);
+    }
+    if (!status)
+        status = device_check(cudaMallocHost((void **)&e->likeliest.host, GROUP_ROWS * LIKELIEST * sizeof *e->likeliest.host),
+                              "reserving memory", error);
     if (!status && !(e->input = device_alloc(NULL, sizeof *e->input, "steps", error))) status = TERSE_E_MEMORY;
     if (!status) status = device_check(cudaMallocHost((void **)&e->staged, sizeof *e->staged), "reserving memory", error);
     if (!status) status = device_check(cudaEventCreateWithFlags(&e->sent, cudaEventDisableTiming), "making an event", error);
@@ -301,6 +322,9 @@ const struct executor_ops cuda_executor_ops = {.available = device_available,
                                                .supports_weights = weights_supported,
                                                .load = load,
                                                .unload = unload,
+                                               .hold = held_new,
+                                               .release = held_free,
+                                               .fetch = held_fetch,
                                                .begin = begin,
                                                .advance = pass_advance,
                                                .progress = pass_progress,

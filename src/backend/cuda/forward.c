@@ -7,6 +7,7 @@
 #include "backend/cuda/forward.h"
 
 #include "backend/cuda/device.h"
+#include "backend/cuda/likeliest.h"
 #include "backend/cuda/rows.h"
 #include "model/architecture.h"
 
@@ -148,17 +149,35 @@ static enum terse_status embed(const struct executor *e, const int32_t *tokens, 
     return device_check(result, "embedding tokens", error);
 }
 
-/* Logits of n rows, n <= logits.rows, to the host's memory. */
+/* Logits of n rows, n <= logits.rows. */
 static enum terse_status output(const struct executor *e, multiplier *by, const float *hidden, size_t n,
                                 struct terse_error *error) {
     const struct terse_model *m = e->model;
     const struct operand normed = {norm_form(&e->weights.output_norm), hidden, NULL, m->width};
     const struct device_product product = {&e->weights.output, e->logits.device};
-    enum terse_status status = by(e, &product, 1, &normed, n, false, error);
-    size_t bytes = n * m->vocabulary * sizeof(float);
-    if (status) return status;
+    return by(e, &product, 1, &normed, n, false, error);
+}
+
+/* Queued: n rows of logits to the host's memory. */
+static enum terse_status fetch_logits(const struct executor *e, size_t n, struct terse_error *error) {
+    size_t bytes = n * e->model->vocabulary * sizeof(float);
     return device_check(cudaMemcpyAsync(e->logits.host, e->logits.device, bytes, cudaMemcpyDeviceToHost, device_stream()),
                         "fetching logits", error);
+}
+
+/* Queued: rows of logits to where they are held, and the likeliest tokens of all n rows to the host's memory. */
+static enum terse_status hold_logits(const struct executor *e, size_t n, struct terse_error *error) {
+    const struct likeliest *l = &e->likeliest;
+    const struct find_likeliest find = {.logits = e->logits.device,
+                                        .n = (uint32_t)n,
+                                        .vocabulary = e->model->vocabulary,
+                                        .held = e->input->held,
+                                        .parts = l->parts,
+                                        .likeliest = l->device};
+    cudaError_t result = find_likeliest(&find, device_stream());
+    if (result == cudaSuccess)
+        result = cudaMemcpyAsync(l->host, l->device, n * LIKELIEST * sizeof *l->host, cudaMemcpyDeviceToHost, device_stream());
+    return device_check(result, "finding the likeliest tokens", error);
 }
 
 /* The sequence's logits among rows [first, first + count) of those of its group whose logits are computed. */
@@ -166,6 +185,12 @@ static void hand_over(const struct pass *p, const struct sequence *s, size_t fir
     size_t vocabulary = p->executor->model->vocabulary, n = s->part.n - s->needed;
     size_t begin = s->kept > first ? s->kept : first, end = s->kept + n < first + count ? s->kept + n : first + count;
     if (begin >= end) return;
+    if (s->holds) {
+        struct held_logits *held = s->part.held;
+        held->n = vocabulary < LIKELIEST ? vocabulary : LIKELIEST;
+        memcpy(held->likeliest, p->executor->likeliest.host + begin * LIKELIEST, held->n * sizeof *held->likeliest);
+        return;
+    }
     const float *own = p->executor->logits.host + (begin - first) * vocabulary;
     if (s->part.rows) s->part.rows(s->part.user, s->needed + begin - s->kept, end - begin, own);
     if (end == s->kept + n && s->part.last_logits)
@@ -190,7 +215,9 @@ static enum terse_status run_group(const struct pass *p, struct terse_error *err
     status =
         device_check(rows_pick(a->hidden, e->input->kept, (uint32_t)g->kept, e->model->width, e->logits.hidden, device_stream()),
                      "logits", error);
-    return status ? status : output(e, multiply_each, e->logits.hidden, g->kept, error);
+    if (!status) status = output(e, multiply_each, e->logits.hidden, g->kept, error);
+    if (!status && g->holds) status = hold_logits(e, g->kept, error);
+    return status || !g->fetches ? status : fetch_logits(e, g->kept, error);
 }
 
 /* What the group's kernels read, to the device. */
@@ -205,7 +232,9 @@ static enum terse_status send_group(struct pass *p, struct terse_error *error) {
         for (size_t t = 0; t < s->part.n; t++, row++) {
             e->staged->tokens[row] = s->part.tokens[t];
             e->staged->positions[row] = (int32_t)(s->length + t);
-            if (t >= s->needed) e->staged->kept[kept++] = (uint32_t)row;
+            if (t < s->needed) continue;
+            e->staged->held[kept] = s->holds ? s->part.held->row : NULL;
+            e->staged->kept[kept++] = (uint32_t)row;
         }
     }
     if (result == cudaSuccess)
@@ -258,7 +287,7 @@ static enum terse_status launch_group(struct pass *p, struct terse_error *error)
     struct executor *e = p->executor;
     const struct group *g = group_of(p);
     bool known;
-    uint64_t key = (batch_key(e->batch) * 31 + g->rows) * 131 + g->kept;
+    uint64_t key = ((batch_key(e->batch) * 31 + g->rows) * 131 + g->kept) * 4 + g->holds * 2 + g->fetches;
     struct step_graph *graph = find_graph(e, key, &known);
     graph->used = ++e->steps;
     enum terse_status status = known && !graph->launch ? capture(p, graph, error) : TERSE_OK;
@@ -372,6 +401,7 @@ static enum terse_status run_output(struct pass *p, struct terse_error *error) {
     size_t left = g->rows - p->row, count = left < e->logits.rows ? left : e->logits.rows;
     if (!left) return end_group(p, error);
     enum terse_status status = output(e, multiply, hidden_at(p, p->row), count, error);
+    if (!status) status = fetch_logits(e, count, error);
     if (!status) status = device_check(cudaStreamSynchronize(device_stream()), "a prompt", error);
     if (status) return status;
     hand_over(p, g->sequences, p->row - g->sequences->needed, count);

@@ -36,10 +36,17 @@ struct logits {
     float *hidden;        /* [rows][width] */
 };
 
+/* The likeliest tokens of a group's rows. */
+struct likeliest {
+    struct token_logit *parts, *device; /* as struct find_likeliest has them, of GROUP_ROWS rows */
+    struct token_logit *host;           /* [GROUP_ROWS][LIKELIEST], page-locked */
+};
+
 /* What a group's kernels read of it. */
 struct group_input {
     int32_t tokens[GROUP_ROWS], positions[GROUP_ROWS];
     uint32_t kept[GROUP_ROWS]; /* rows whose logits are wanted */
+    float *held[GROUP_ROWS];   /* of these: where they stay on the device, or NULL */
 };
 
 /* A decoding step's kernels, for steps that launch the same. */
@@ -58,6 +65,7 @@ struct executor {
     struct device_vectors each; /* EACH_ROWS rows */
     struct activations activations;
     struct logits logits;
+    struct likeliest likeliest;
     struct group_input *input, *staged; /* on the device, and the host's copy */
     cudaEvent_t sent;                   /* `staged` may be written again */
     cudaEvent_t piece[PIECES_AHEAD];    /* the ends of pieces */
@@ -70,6 +78,7 @@ struct sequence {
     struct step_part part;
     size_t first;    /* row of its group */
     size_t needed;   /* its tokens from here on have logits computed */
+    bool holds;      /* its last token's logits stay on the device, and others are not wanted */
     size_t kept;     /* their first row among those of its group whose logits are computed */
     uint64_t length; /* of the cache before the step */
 };
@@ -80,6 +89,7 @@ struct group {
     size_t n_sequences;
     size_t rows, kept;
     bool decodes;
+    bool holds, fetches; /* some of its logits stay on the device; some do not */
 };
 
 /* How a group that does not decode passes through a layer. */

@@ -1,5 +1,6 @@
 /* Ranking tokens by attention: products in tiles of 64 query rows and 64 keys, a block of 256 threads each, four times four products a thread. */
 #include "backend/cuda/kv/rank.h"
+#include "backend/cuda/select_largest.cuh"
 
 #include <math.h>
 
@@ -132,65 +133,16 @@ static __global__ void pool_kernel(struct rank_tokens r) {
     pooled_of(r, head)[i] = sum / (float)(last - first + 1);
 }
 
-/* ---- The choice: the keep-th largest score digit by digit, then all that are larger, and of its equals the first */
+/* ---- The choice */
 
 /* Scores are not negative, so their bits order as they do; what is no number counts as 0. */
 static __device__ uint32_t rank_bits(float score) { return score > 0 ? __float_as_uint(score) : 0; }
 
-/* The bits of the keep-th largest, and how many of those that are equal to it are kept. */
-static __device__ uint2 least_kept(const float *scores, uint32_t n, uint32_t keep) {
-    __shared__ uint32_t counts[256], found[2];
-    uint32_t prefix = 0, left = keep;
-    for (int shift = 24; shift >= 0; shift -= 8) {
-        for (uint32_t i = threadIdx.x; i < 256; i += CHOOSERS) counts[i] = 0;
-        __syncthreads();
-        for (uint32_t i = threadIdx.x; i < n; i += CHOOSERS) {
-            uint32_t bits = rank_bits(scores[i]);
-            if (shift == 24 || bits >> (shift + 8) == prefix >> (shift + 8)) atomicAdd(&counts[bits >> shift & 255], 1u);
-        }
-        __syncthreads();
-        if (threadIdx.x == 0) {
-            uint32_t digit = 255;
-            while (digit && counts[digit] < left) left -= counts[digit--];
-            found[0] = prefix | digit << shift;
-            found[1] = left;
-        }
-        __syncthreads();
-        prefix = found[0];
-        left = found[1];
-        __syncthreads();
-    }
-    return make_uint2(prefix, left);
-}
-
-/* How many threads of the block before this one say yes, and all of them. */
-static __device__ uint2 count_before(bool yes) {
-    __shared__ uint32_t of_warp[CHOOSERS / 32];
-    uint32_t ballot = __ballot_sync(0xffffffffu, yes), warp = threadIdx.x / 32, before = 0, all = 0;
-    __syncthreads();
-    if (threadIdx.x % 32 == 0) of_warp[warp] = __popc(ballot);
-    __syncthreads();
-    for (uint32_t i = 0; i < CHOOSERS / 32; i++) {
-        before += i < warp ? of_warp[i] : 0;
-        all += of_warp[i];
-    }
-    return make_uint2(before + __popc(ballot & ((1u << threadIdx.x % 32) - 1)), all);
-}
-
 static __global__ void __launch_bounds__(CHOOSERS) choose_kernel(struct rank_tokens r) {
     const float *scores = pooled_of(r, blockIdx.x);
-    const uint2 least = least_kept(scores, r.n, r.keep);
-    uint32_t equals = 0, kept = 0;
-    for (uint32_t first = 0; first < r.n; first += CHOOSERS) {
-        uint32_t i = first + threadIdx.x, bits = i < r.n ? rank_bits(scores[i]) : 0;
-        bool equal = i < r.n && bits == least.x;
-        uint2 before = count_before(equal);
-        bool wanted = i < r.n && (bits > least.x || (equal && equals + before.x < least.y));
-        uint2 place = count_before(wanted);
-        if (wanted) r.kept[(size_t)blockIdx.x * r.keep + kept + place.x] = i;
-        equals += before.y;
-        kept += place.y;
-    }
+    uint32_t *kept = r.kept + (size_t)blockIdx.x * r.keep;
+    select_largest<CHOOSERS>([&](uint32_t i) { return rank_bits(scores[i]); }, r.n, r.keep,
+                             [&](uint32_t place, uint32_t i) { kept[place] = i; });
 }
 
 cudaError_t rank_tokens(const struct rank_tokens *rank, cudaStream_t stream) {
