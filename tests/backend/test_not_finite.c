@@ -1,6 +1,5 @@
 /* Models with a weight that is NaN or infinite: whatever tensor it is of, every way to read tokens and to calibrate says where numbers were first
  * seen not to be finite, and nothing is sampled from them. */
-#include "base/half.h"
 #include "base/memory.h"
 #include "model/model.h"
 #include "support/random_model.h"
@@ -20,37 +19,6 @@
 enum { PROMPT = 70, FEW = 5 };
 
 static int32_t tokens[PROMPT]; /* token 0 first: a damaged first weight of the embeddings is its */
-
-/* A model whose tensor `name` has `number` as its first weight, or as the scale of its first block; NULL: it has no such tensor. */
-static struct terse_model *damaged_model(const struct random_model_spec *spec, const char *name, float number, void **file) {
-    struct terse_model *model = random_model_new(spec, file);
-    const struct gguf_tensor *damaged = gguf_find_tensor(model->gguf, name);
-    struct terse_error error;
-    uint16_t half = half_from_float(number);
-    uint32_t bits;
-    size_t size = 0;
-    for (uint64_t i = 0; i < gguf_tensor_count(model->gguf); i++) {
-        const struct gguf_tensor *t = gguf_tensor_at(model->gguf, i);
-        size_t end = (size_t)((const char *)t->data + t->bytes - (const char *)*file);
-        if (end > size) size = end;
-    }
-    char *at = damaged ? (char *)*file + ((const char *)damaged->data - (const char *)*file) : NULL;
-    enum tensor_type type = damaged ? (enum tensor_type)damaged->type : TENSOR_F32;
-    terse_model_free(model);
-    if (!at) {
-        memory_free(*file);
-        return NULL;
-    }
-    memcpy(&bits, &number, sizeof bits);
-    if (type == TENSOR_F32)
-        memcpy(at, &number, sizeof number);
-    else if (type == TENSOR_BF16)
-        memcpy(at, (const char *)&bits + 2, 2);
-    else
-        memcpy(type == TENSOR_Q6_K ? at + 208 : at, &half, sizeof half);
-    if (terse_model_load_memory(*file, size, name, &model, &error)) fail_msg("%s", error.message);
-    return model;
-}
 
 static struct terse_engine *new_engine(const struct terse_model *model) {
     struct terse_engine_options options = terse_engine_options_defaults();
@@ -142,7 +110,7 @@ static const char *where_of(const char *name) {
 static void check_tensor(const struct random_model_spec *spec, const char *name, float number, bool all) {
     char what[160];
     void *file;
-    struct terse_model *model = damaged_model(spec, name, number, &file);
+    struct terse_model *model = random_model_damaged(spec, name, number, &file);
     if (!model) return;
     snprintf(what, sizeof what, "%s, %s of %s", spec->architecture, name, isnan(number) ? "NaN" : "infinity");
     struct terse_engine *engine = new_engine(model);
@@ -199,7 +167,7 @@ static void every_way_notices(void **state) {
 static void steps_of_several_sessions_notice(void **state) {
     const struct random_model_spec *spec = *state;
     void *file;
-    struct terse_model *model = damaged_model(spec, "token_embd.weight", NAN, &file);
+    struct terse_model *model = random_model_damaged(spec, "token_embd.weight", NAN, &file);
     struct terse_engine *engine = new_engine(model);
     struct terse_error error;
     struct terse_step_item items[3];

@@ -4,6 +4,7 @@
 #include "base/half.h"
 #include "base/memory.h"
 #include "gguf/gguf_writer.h"
+#include "model/model.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -189,5 +190,38 @@ struct terse_model *random_model_new(const struct random_model_spec *spec, void 
     assert_non_null(*file);
     if (terse_model_load_memory(*file, size, spec->architecture, &model, &error))
         fail_msg("%s: %s", spec->architecture, error.message);
+    return model;
+}
+
+static void damage(enum tensor_type type, float number, uint8_t *at) {
+    uint32_t bits;
+    memcpy(&bits, &number, sizeof bits);
+    if (type == TENSOR_F32)
+        memcpy(at, &number, sizeof number);
+    else if (type == TENSOR_BF16)
+        memcpy(at, (uint8_t *)&bits + 2, 2);
+    else
+        put_half(type == TENSOR_Q6_K ? at + 208 : at, number);
+}
+
+struct terse_model *random_model_damaged(const struct random_model_spec *spec, const char *name, float number, void **file) {
+    struct terse_model *model = random_model_new(spec, file);
+    const struct gguf_tensor *tensor = gguf_find_tensor(model->gguf, name);
+    struct terse_error error;
+    size_t size = 0;
+    bool found = tensor != NULL;
+    for (uint64_t i = 0; i < gguf_tensor_count(model->gguf); i++) {
+        const struct gguf_tensor *t = gguf_tensor_at(model->gguf, i);
+        size_t end = (size_t)((const uint8_t *)t->data + t->bytes - (const uint8_t *)*file);
+        if (end > size) size = end;
+    }
+    if (found)
+        damage((enum tensor_type)tensor->type, number, (uint8_t *)*file + ((const uint8_t *)tensor->data - (const uint8_t *)*file));
+    terse_model_free(model);
+    if (!found) {
+        memory_free(*file);
+        return NULL;
+    }
+    if (terse_model_load_memory(*file, size, name, &model, &error)) fail_msg("%s", error.message);
     return model;
 }

@@ -20,5 +20,7 @@ extern const size_t n_random_models;
 
 /* Fails the test where there is no memory. *file is what the model reads: memory_free after terse_model_free. */
 struct terse_model *random_model_new(const struct random_model_spec *spec, void **file);
+/* The same, whose tensor `name` has `number` as its first weight, or as the scale of its first block; NULL: it has no such tensor. */
+struct terse_model *random_model_damaged(const struct random_model_spec *spec, const char *name, float number, void **file);
 
 #endif

@@ -260,6 +260,8 @@ static void unload(struct executor *e) {
     if (e->likeliest.host) cudaFreeHost(e->likeliest.host);
     likeliest_wanted(&e->likeliest, e->model, wanted);
     release(wanted, 2);
+    if (e->seen) cudaFreeHost(e->seen);
+    device_free(NULL, e->not_finite, sizeof *e->not_finite);
     device_free(NULL, e->input, sizeof *e->input);
     vectors_wanted(&e->each, e->model, wanted);
     release(wanted, 5);
@@ -298,6 +300,10 @@ static enum terse_status load_parts(struct executor *e, struct terse_error *erro
                               "reserving memory", error);
     if (!status && !(e->input = device_alloc(NULL, sizeof *e->input, "steps", error))) status = TERSE_E_MEMORY;
     if (!status) status = device_check(cudaMallocHost((void **)&e->staged, sizeof *e->staged), "reserving memory", error);
+    if (!status && !(e->not_finite = device_alloc(NULL, sizeof *e->not_finite, "steps", error))) status = TERSE_E_MEMORY;
+    if (!status) status = device_check(cudaMallocHost((void **)&e->seen, sizeof *e->seen), "reserving memory", error);
+    if (!status) status = device_check(pass_forget_not_finite(e), "starting", error);
+    if (!status) batch_watch(e->batch, e->not_finite);
     if (!status) status = device_check(cudaEventCreateWithFlags(&e->sent, cudaEventDisableTiming), "making an event", error);
     for (int i = 0; i < PIECES_AHEAD && !status; i++)
         status = device_check(cudaEventCreateWithFlags(&e->piece[i], cudaEventDisableTiming), "making an event", error);

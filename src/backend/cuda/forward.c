@@ -50,7 +50,10 @@ struct operand {
     uint32_t width;
 };
 
-static struct row_form norm_form(const struct norm *norm) { return (struct row_form){.kind = ROW_NORM, .norm = *norm}; }
+/* Rows on their way into a product are those that the model has at `place`: this is where numbers that are not finite are seen. */
+static struct row_form norm_form(const struct executor *e, const struct norm *norm, uint32_t place) {
+    return (struct row_form){.kind = ROW_NORM, .norm = *norm, .not_finite = e->not_finite, .place = place};
+}
 
 /* The executor's room for EACH_ROWS rows, in the forms that these products read. */
 static struct device_vectors forms_of(const struct executor *e, const struct device_product *products, size_t n) {
@@ -107,7 +110,8 @@ static enum terse_status project(const struct executor *e, const struct device_l
                                  size_t n, int wanted, struct terse_error *error) {
     const struct terse_model *m = e->model;
     const struct activations *a = &e->activations;
-    const struct operand normed = {norm_form(&l->attention_norm), hidden, NULL, m->width};
+    const uint32_t before = (uint32_t)(l - e->weights.layer); /* behind the layer before, or the embeddings */
+    const struct operand normed = {norm_form(e, &l->attention_norm, before), hidden, NULL, m->width};
     struct device_product products[PRODUCTS_MOST] = {{NULL, NULL}};
     size_t n_products = 0;
     if (wanted & QUERIES) products[n_products++] = (struct device_product){&l->q, a->q};
@@ -130,7 +134,8 @@ static enum terse_status finish_layer(const struct executor *e, const struct dev
     const struct terse_model *m = e->model;
     const struct activations *a = &e->activations;
     const struct operand heads = {{.kind = ROW_PLAIN}, a->out, NULL, (uint32_t)query_width(m)};
-    const struct operand normed = {norm_form(&l->feed_forward_norm), hidden, NULL, m->width};
+    const uint32_t layer = (uint32_t)(l - e->weights.layer);
+    const struct operand normed = {norm_form(e, &l->feed_forward_norm, MODEL_BEHIND(layer)), hidden, NULL, m->width};
     const struct operand inner = {
         {.kind = ROW_ACTIVATION, .activation = m->architecture->activation}, a->inner, a->factor, m->feed_forward};
     const struct device_product merge = {&l->o, hidden}, narrow = {&l->down, hidden};
@@ -149,13 +154,40 @@ static enum terse_status embed(const struct executor *e, const int32_t *tokens, 
     return device_check(result, "embedding tokens", error);
 }
 
-/* Logits of n rows, n <= logits.rows. */
+/* ---- Numbers that are not finite: kernels note where, a step's end looks */
+
+cudaError_t pass_forget_not_finite(struct executor *e) {
+    *e->seen = UINT32_MAX;
+    return device_send(e->not_finite, e->seen, sizeof *e->seen);
+}
+
+static enum terse_status fetch_not_finite(const struct executor *e, struct terse_error *error) {
+    return device_check(cudaMemcpyAsync(e->seen, e->not_finite, sizeof *e->seen, cudaMemcpyDeviceToHost, device_stream()),
+                        "ending a step", error);
+}
+
+/* Once the stream has come to what was fetched. */
+static enum terse_status check_finite(struct executor *e, struct terse_error *error) {
+    uint32_t place = *e->seen;
+    if (place == UINT32_MAX) return TERSE_OK;
+    enum terse_status status = device_check(pass_forget_not_finite(e), "ending a step", error);
+    return status ? status : model_not_finite(e->model, place, error);
+}
+
+static enum terse_status seek_not_finite(const struct executor *e, uint32_t place, const float *x, size_t count,
+                                         struct terse_error *error) {
+    return device_check(rows_seek_not_finite(x, count, e->not_finite, place, device_stream()), "a step", error);
+}
+
+/* Logits of n rows, n <= logits.rows, and to the host's memory whether all was finite as far as there. */
 static enum terse_status output(const struct executor *e, multiplier *by, const float *hidden, size_t n,
                                 struct terse_error *error) {
     const struct terse_model *m = e->model;
-    const struct operand normed = {norm_form(&e->weights.output_norm), hidden, NULL, m->width};
+    const struct operand normed = {norm_form(e, &e->weights.output_norm, MODEL_BEHIND(m->layers - 1)), hidden, NULL, m->width};
     const struct device_product product = {&e->weights.output, e->logits.device};
-    return by(e, &product, 1, &normed, n, false, error);
+    enum terse_status status = by(e, &product, 1, &normed, n, false, error);
+    if (!status) status = seek_not_finite(e, MODEL_OUTPUT(m), e->logits.device, n * m->vocabulary, error);
+    return status ? status : fetch_not_finite(e, error);
 }
 
 /* Queued: n rows of logits to the host's memory. */
@@ -303,8 +335,11 @@ static void begin_group(struct pass *p) {
 
 /* Nothing is committed before all of the step is computed. */
 static enum terse_status end_group(struct pass *p, struct terse_error *error) {
-    bool last = p->at + 1 == p->n_groups;
-    enum terse_status status = last ? device_check(cudaStreamSynchronize(device_stream()), "a step", error) : TERSE_OK;
+    bool last = p->at + 1 == p->n_groups, fetched = group_of(p)->kept > 0;
+    enum terse_status status = TERSE_OK;
+    if (last && !fetched) status = fetch_not_finite(p->executor, error);
+    if (last && !status) status = device_check(cudaStreamSynchronize(device_stream()), "a step", error);
+    if (last && !fetched && !status) status = check_finite(p->executor, error);
     if (status) return status;
     p->before += group_of(p)->rows;
     p->at++;
@@ -319,6 +354,7 @@ static enum terse_status run_decoding(struct pass *p, struct terse_error *error)
     enum terse_status status = send_group(p, error);
     if (!status) status = launch_group(p, error);
     if (!status && g->kept) status = device_check(cudaStreamSynchronize(device_stream()), "a decoding step", error);
+    if (!status && g->kept) status = check_finite(p->executor, error);
     for (size_t i = 0; i < g->n_sequences && g->kept && !status; i++) hand_over(p, &g->sequences[i], 0, g->kept);
     return status ? status : end_group(p, error);
 }
@@ -364,6 +400,8 @@ static enum terse_status run_keys(struct pass *p, size_t count, struct terse_err
     if (p->layer == 0 && p->row == 0) status = send_part(p, error);
     if (p->layer == 0 && !status) status = embed(e, p->tokens + p->row, p->positions + p->row, count, hidden_at(p, p->row), error);
     if (!status) status = project(e, layer_of(p), multiply, hidden_at(p, p->row), count, KEYS_AND_VALUES, error);
+    if (!status) status = seek_not_finite(e, MODEL_BEHIND(p->layer), a->k, count * kv_width(e->model), error);
+    if (!status) status = seek_not_finite(e, MODEL_BEHIND(p->layer), a->v, count * kv_width(e->model), error);
     if (!status) status = cache_append_rows(cache, p->layer, p->row, count, a->k, a->v, error);
     return status;
 }
@@ -373,6 +411,7 @@ static enum terse_status run_queries(struct pass *p, size_t count, struct terse_
     const struct activations *a = &e->activations;
     struct cache *cache = group_of(p)->sequences->part.cache;
     enum terse_status status = project(e, layer_of(p), multiply, hidden_at(p, p->row), count, QUERIES, error);
+    if (!status) status = seek_not_finite(e, MODEL_BEHIND(p->layer), a->q, count * query_width(e->model), error);
     if (!status) status = cache_attend_rows(cache, p->layer, p->row, count, a->q, a->out, error);
     return status ? status : finish_layer(e, layer_of(p), multiply, hidden_at(p, p->row), count, error);
 }
@@ -396,13 +435,14 @@ static void end_layer(struct pass *p) {
 }
 
 static enum terse_status run_output(struct pass *p, struct terse_error *error) {
-    const struct executor *e = p->executor;
+    struct executor *e = p->executor;
     const struct group *g = group_of(p);
     size_t left = g->rows - p->row, count = left < e->logits.rows ? left : e->logits.rows;
     if (!left) return end_group(p, error);
     enum terse_status status = output(e, multiply, hidden_at(p, p->row), count, error);
     if (!status) status = fetch_logits(e, count, error);
     if (!status) status = device_check(cudaStreamSynchronize(device_stream()), "a prompt", error);
+    if (!status) status = check_finite(p->executor, error);
     if (status) return status;
     hand_over(p, g->sequences, p->row - g->sequences->needed, count);
     return next_panel(p, count) ? TERSE_OK : end_group(p, error);

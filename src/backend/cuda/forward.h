@@ -13,6 +13,9 @@ void pass_begin(struct pass *pass);
 enum terse_status pass_advance(struct pass *pass, struct terse_error *error);
 struct step_progress pass_progress(const struct pass *pass);
 
+/* Before the first pass: numbers were not finite nowhere yet. */
+cudaError_t pass_forget_not_finite(struct executor *executor);
+
 /* After activations have moved. */
 void pass_drop_graphs(struct executor *executor);
 

@@ -67,8 +67,10 @@ struct executor {
     struct logits logits;
     struct likeliest likeliest;
     struct group_input *input, *staged; /* on the device, and the host's copy */
-    cudaEvent_t sent;                   /* `staged` may be written again */
-    cudaEvent_t piece[PIECES_AHEAD];    /* the ends of pieces */
+    uint32_t *not_finite,
+        *seen;        /* on the device, and the host's copy: where numbers were not finite (rows.h), UINT32_MAX: nowhere */
+    cudaEvent_t sent; /* `staged` may be written again */
+    cudaEvent_t piece[PIECES_AHEAD]; /* the ends of pieces */
     uint64_t pieces, steps;
     struct step_graph graph[GRAPHS];
 };

@@ -5,6 +5,7 @@
 #include "backend/cuda/ptx.cuh"
 
 #include <cuda_fp16.h>
+#include <float.h>
 #include <math.h>
 
 #define THREADS 1024
@@ -94,6 +95,13 @@ __device__ static inline quad row_values(const struct row_source &s, uint32_t q)
     return x;
 }
 
+/* Of a row whose sum of squares is not finite: numbers may be all the same. */
+__device__ static __noinline__ void seek_not_finite(const struct row_source *s) {
+    bool finite = true;
+    for (uint32_t i = threadIdx.x; i < s->width; i += blockDim.x) finite = finite && fabsf(s->x[i]) <= FLT_MAX;
+    if (!finite) atomicMin(s->form.not_finite, s->form.place);
+}
+
 /* Mean and 1/sqrt(variance + epsilon) of a row; the mean of RMSNorm is 0. */
 __device__ static inline void norm_numbers(struct row_source *s) {
     const uint32_t quads = divide_up(s->width, 4);
@@ -113,7 +121,9 @@ __device__ static inline void norm_numbers(struct row_source *s) {
         for (uint32_t i = 0; i < 4; i++)
             if (4 * q + i < s->width) squares += (x.of[i] - s->mean) * (x.of[i] - s->mean);
     }
-    s->inverse = 1 / sqrtf(block_sum(squares) / (float)s->width + s->form.norm.epsilon);
+    squares = block_sum(squares);
+    if (s->form.not_finite && !(squares <= FLT_MAX)) seek_not_finite(s);
+    s->inverse = 1 / sqrtf(squares / (float)s->width + s->form.norm.epsilon);
 }
 
 /* The power of two that brings numbers below `most` into range, and its inverse; 1 for a row of zeros or one that is not finite, which a
@@ -235,12 +245,27 @@ __global__ void clamp_numbers(float *x, float most, size_t count) {
         x[i] = x[i] > most ? most : x[i] < -most ? -most : x[i];
 }
 
-#define CLAMP_BLOCKS 4096
+#define MOST_BLOCKS 4096 /* of kernels whose blocks take any numbers */
 
 extern "C" cudaError_t rows_clamp(float *x, float most, size_t count, cudaStream_t stream) {
     size_t wanted = (count + 1023) / 1024;
-    unsigned blocks = wanted > CLAMP_BLOCKS ? CLAMP_BLOCKS : (unsigned)wanted;
+    unsigned blocks = wanted > MOST_BLOCKS ? MOST_BLOCKS : (unsigned)wanted;
     if (count) clamp_numbers<<<blocks, 256, 0, stream>>>(x, most, count);
+    return cudaGetLastError();
+}
+
+__global__ void seek_numbers(const float *x, size_t count, uint32_t *not_finite, uint32_t place) {
+    float zeros = 0; /* NaN once a number is not finite */
+    for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < count; i += (size_t)gridDim.x * blockDim.x)
+        zeros += x[i] * 0;
+    if (zeros != 0) atomicMin(not_finite, place);
+}
+
+extern "C" cudaError_t rows_seek_not_finite(const float *x, size_t count, uint32_t *not_finite, uint32_t place,
+                                            cudaStream_t stream) {
+    size_t wanted = (count + 1023) / 1024;
+    unsigned blocks = wanted > MOST_BLOCKS ? MOST_BLOCKS : (unsigned)wanted;
+    if (count) seek_numbers<<<blocks, 256, 0, stream>>>(x, count, not_finite, place);
     return cudaGetLastError();
 }
 

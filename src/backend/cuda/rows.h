@@ -16,6 +16,9 @@ struct row_form {
     enum row_kind kind;
     struct norm norm;           /* ROW_NORM; gain and bias on the device */
     enum activation activation; /* ROW_ACTIVATION: of x, and SwiGLU multiplies by `factor` */
+    /* ROW_NORM of rows that have a number which is not finite: *not_finite, on the device, becomes `place` (model/model.h) if it is more. NULL:
+     * nobody wants to know. */
+    uint32_t *not_finite, place;
 };
 
 /* Rows x[n][width], after `form`, in all the forms that `to` has room for; at most EACH_ROWS of them where `high` is one. */
@@ -25,6 +28,9 @@ cudaError_t rows_prepare(struct row_form form, const float *x, const float *fact
 /* x[n][width] becomes its norm, and with most > 0 is first kept within [-most, most]. */
 cudaError_t rows_norm(struct norm norm, float *x, uint32_t n, uint32_t width, float most, cudaStream_t stream);
 cudaError_t rows_clamp(float *x, float most, size_t count, cudaStream_t stream);
+
+/* *not_finite, on the device, becomes `place` if it is more, where one of x[count] is not finite. */
+cudaError_t rows_seek_not_finite(const float *x, size_t count, uint32_t *not_finite, uint32_t place, cudaStream_t stream);
 
 /* After a product of halves: out[n][width] = y[n][stride] size + bias, or with `add` += that. bias NULL: none. out may be y. */
 cudaError_t rows_finish(const float *y, uint32_t n, uint32_t width, uint32_t stride, const float *sizes, const float *bias,

@@ -1,6 +1,8 @@
 /* Rows on their way. A block takes a token and a warp of it a head; none of this is a thousandth of a step. */
 #include "backend/cuda/kv/append.h"
 
+#include "model/model.h"
+
 #define WARP 32
 #define HEADS_OF_BLOCK 4 /* warps */
 
@@ -42,29 +44,44 @@ static __device__ __half *place_of(const struct sequence_view &s, const struct h
     return window_rows_at(&s, &h, layer, head, side) + (size_t)window_row(&s, position) * h.head_dim;
 }
 
+/* `zeros`: the sum of a thread's numbers, each times 0. */
+static __device__ void note(const struct append_decode &a, float zeros) {
+    if (a.not_finite && zeros != 0) atomicMin(a.not_finite, MODEL_BEHIND(a.layer));
+}
+
 static __global__ void append_decode_kernel(struct append_decode a) {
     uint32_t row = blockIdx.x, head = blockIdx.y * HEADS_OF_BLOCK + threadIdx.y, hd = a.heads.head_dim;
     uint32_t query_heads = a.q ? a.heads.query_heads : 0, kv_heads = a.k ? a.heads.kv_heads : 0;
     struct query_row_view query = a.rows[row];
     const struct sequence_view &s = a.sequences[query.sequence];
+    float zeros = 0; /* NaN once a number is not finite */
     if (head < query_heads) {
         float *q = a.q + ((size_t)row * query_heads + head) * hd;
         if (a.q_exact) {
             float *exact = a.q_exact + ((size_t)row * query_heads + head) * hd;
             rotate_row(a.rotary, hd, query.position - s.evicted, q, [&](uint32_t c, float x) { exact[c] = x; });
         }
-        rotate_row(a.rotary, hd, query.position, q, [&](uint32_t c, float x) { q[c] = x; });
+        rotate_row(a.rotary, hd, query.position, q, [&](uint32_t c, float x) {
+            q[c] = x;
+            zeros += x * 0;
+        });
     } else if (head < query_heads + kv_heads) {
         head -= query_heads;
         __half *to = place_of(s, a.heads, a.layer, head, 0, query.position);
-        rotate_row(a.rotary, hd, query.position, a.k + ((size_t)row * kv_heads + head) * hd,
-                   [&](uint32_t c, float x) { to[c] = __float2half_rn(x); });
+        rotate_row(a.rotary, hd, query.position, a.k + ((size_t)row * kv_heads + head) * hd, [&](uint32_t c, float x) {
+            to[c] = __float2half_rn(x);
+            zeros += x * 0;
+        });
     } else if (head < query_heads + 2 * kv_heads) {
         head -= query_heads + kv_heads;
         __half *to = place_of(s, a.heads, a.layer, head, 1, query.position);
         const float *v = a.v + ((size_t)row * kv_heads + head) * hd;
-        for (uint32_t c = threadIdx.x; c < hd; c += WARP) to[c] = __float2half_rn(v[c]);
+        for (uint32_t c = threadIdx.x; c < hd; c += WARP) {
+            to[c] = __float2half_rn(v[c]);
+            zeros += v[c] * 0;
+        }
     }
+    note(a, zeros);
 }
 
 static dim3 block_of_heads(void) { return dim3(WARP, HEADS_OF_BLOCK); }

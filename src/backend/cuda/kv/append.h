@@ -30,7 +30,8 @@ struct append_decode {
     uint32_t n_rows;
     float *q,
         *q_exact; /* [n_rows][Hq][hd]: rotated in place; by position - evicted to q_exact, where that is not NULL. q NULL: there are none */
-    const float *k, *v; /* [n_rows][Hk][hd], to the exact rows or the window. NULL: there are none */
+    const float *k, *v;   /* [n_rows][Hk][hd], to the exact rows or the window. NULL: there are none */
+    uint32_t *not_finite; /* batch_watch */
 };
 cudaError_t append_decode(const struct append_decode *append, cudaStream_t stream);
 

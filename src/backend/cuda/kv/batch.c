@@ -22,11 +22,14 @@ struct cache_batch {
     cudaEvent_t sent;           /* `staged` may be written again */
     float *q_exact, *parts;
     uint32_t *arrived;
+    uint32_t *not_finite; /* batch_watch; NULL: nobody wants to know */
     struct group *groups;
     size_t n_groups;
 };
 
 static size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
+
+void batch_watch(struct cache_batch *batch, uint32_t *not_finite) { batch->not_finite = not_finite; }
 
 /* ---- Memory */
 
@@ -193,7 +196,8 @@ enum terse_status batch_append(struct cache_batch *b, uint32_t layer, float *q, 
                                        .q = q ? q + g->first_row * query_width(b) : NULL,
                                        .q_exact = g->evicts ? b->q_exact + g->first_row * query_width(b) : NULL,
                                        .k = k ? k + g->first_row * kv_width(b) : NULL,
-                                       .v = v ? v + g->first_row * kv_width(b) : NULL};
+                                       .v = v ? v + g->first_row * kv_width(b) : NULL,
+                                       .not_finite = b->not_finite};
         result = append_decode(&append, device_stream());
     }
     return device_check(result, "storing a step's keys and values", error);
