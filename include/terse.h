@@ -239,8 +239,9 @@ struct terse_codebook_info {
     const char *model;     /* general.name of the model it was learned from */
     const char *corpus;    /* the name of the text */
     const char *weighting; /* of the samples: "none", ... */
-    uint64_t fingerprint;  /* of the model: its norms_fingerprint where the codebook is a profile */
-    bool profile;          /* of terse-N: serves every N, and the model whatever its weights' quantization */
+    uint64_t fingerprint;  /* of the model: its norms_fingerprint where of_norms, else its fingerprint */
+    bool of_norms;         /* serves the model whatever its weights' quantization, as all do that terse_calibrate makes */
+    bool profile;          /* of terse-N: serves every N */
     uint64_t tokens;       /* of the text that were looked at */
     uint64_t seed;
     bool shared;              /* one set of centroids for all layers and KV heads */

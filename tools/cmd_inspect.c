@@ -222,10 +222,10 @@ static void print_codebook(const struct inspect *f) {
         return;
     }
     printf("This is a codebook: what a KV method has learned about a model.\n\n"
-           "method %s, for the model \"%s\" of fingerprint %016" PRIx64 "\n"
+           "method %s, for the model \"%s\" of %sfingerprint %016" PRIx64 "\n"
            "learned from %" PRIu64 " tokens of \"%s\", weights of samples: %s, seed %" PRIu64 "\n"
            "centroids for %s, %.1f MiB of memory\n",
-           c.method, c.model, c.fingerprint, c.tokens, c.corpus, c.weighting, c.seed,
+           c.method, c.model, c.of_norms ? "norms' " : "", c.fingerprint, c.tokens, c.corpus, c.weighting, c.seed,
            c.shared ? "the whole model" : "each layer and KV head", (double)c.bytes / 0x1p20);
 }
 
@@ -294,7 +294,7 @@ static void add_codebook(cJSON *object, const struct terse_codebook *codebook) {
     cJSON_AddStringToObject(item, "method", c.method);
     cJSON_AddStringToObject(item, "model", c.model);
     cJSON_AddBoolToObject(item, "profile", c.profile);
-    add_fingerprint(item, c.profile ? "norms_fingerprint" : "fingerprint", c.fingerprint);
+    add_fingerprint(item, c.of_norms ? "norms_fingerprint" : "fingerprint", c.fingerprint);
     cJSON_AddStringToObject(item, "corpus", c.corpus);
     cJSON_AddNumberToObject(item, "tokens", (double)c.tokens);
     cJSON_AddStringToObject(item, "weighting", c.weighting);

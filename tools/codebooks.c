@@ -47,10 +47,6 @@ static const char *learned_method(const struct setup *setup) { return codebooks_
 
 /* ---- Where they are kept */
 
-static uint64_t fingerprint_of(const struct setup *setup, const char *codebook) {
-    return strcmp(codebook, profile_name) == 0 ? setup->info.norms_fingerprint : setup->info.fingerprint;
-}
-
 bool codebooks_path(const struct setup *setup, char *path, size_t capacity) {
     const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
     bool own = cache && cache[0] == '/'; /* others are to be ignored, says the XDG Base Directory Specification */
@@ -58,7 +54,7 @@ bool codebooks_path(const struct setup *setup, char *path, size_t capacity) {
     if (!own && (!home || home[0] != '/')) return false;
     name_codebook(setup, name);
     int length = snprintf(path, capacity, "%s%s/terse/%s-%016" PRIx64 ".gguf", own ? cache : home, own ? "" : "/.cache", name,
-                          fingerprint_of(setup, name));
+                          setup->info.norms_fingerprint);
     return length > 0 && (size_t)length < capacity;
 }
 
@@ -201,13 +197,13 @@ int codebooks_learn(const struct setup *setup, const struct codebooks_calibratio
 
 /* ---- Finding one */
 
-/* Whether the codebook is for the method and model that its file's name says. */
+/* Whether the codebook is for the method and model that its file's name says: all that are kept serve the model whatever its weights' types. */
 static bool is_for(const struct terse_codebook *codebook, const struct setup *setup) {
     struct terse_codebook_info info;
     char name[64];
     terse_codebook_describe(codebook, &info);
     name_codebook(setup, name);
-    return strcmp(info.method, name) == 0 && info.fingerprint == fingerprint_of(setup, name);
+    return strcmp(info.method, name) == 0 && info.of_norms && info.fingerprint == setup->info.norms_fingerprint;
 }
 
 /* The codebook at `path`; NULL where there is none or, after a remark, where it is of no use. Lack of memory is a failure: another

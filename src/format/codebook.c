@@ -332,6 +332,7 @@ void terse_codebook_describe(const struct terse_codebook *codebook, struct terse
                                          .corpus = from->corpus,
                                          .weighting = from->weighting,
                                          .fingerprint = from->fingerprint,
+                                         .of_norms = from->fingerprint_of == CODEBOOK_OF_NORMS,
                                          .profile = codebook_is_profile(from),
                                          .tokens = from->tokens,
                                          .seed = from->seed,

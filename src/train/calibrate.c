@@ -142,8 +142,9 @@ static enum terse_status make_plan(const struct terse_model *m, const struct ter
                                         .layers = m->layers,
                                         .kv_heads = m->kv_heads,
                                         .head_dim = m->head_dim,
-                                        .fingerprint = profile ? m->norms_fingerprint : m->fingerprint,
-                                        .fingerprint_of = profile ? CODEBOOK_OF_NORMS : CODEBOOK_OF_WEIGHTS,
+                                        .fingerprint =
+                                            m->norms_fingerprint, /* that they carry over is measured: docs/choosing-a-method.md */
+                                        .fingerprint_of = CODEBOOK_OF_NORMS,
                                         .seed = o->seed};
     snprintf(plan->info.method, sizeof plan->info.method, "%s", method.codebook);
     snprintf(plan->info.model, sizeof plan->info.model, "%s", m->name);

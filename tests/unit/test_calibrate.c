@@ -401,7 +401,8 @@ static void the_codebook_names_its_model_and_text(void **state) {
     assert_string_equal(info.model, m->name);
     assert_string_equal(info.corpus, "random");
     assert_non_null(strstr(info.weighting, "per sub-vector"));
-    assert_int_equal(info.fingerprint, m->fingerprint);
+    assert_true(info.of_norms);
+    assert_int_equal(info.fingerprint, m->norms_fingerprint);
     assert_int_equal(info.tokens, 400);
     assert_int_equal(info.seed, 77);
     assert_false(info.shared);
