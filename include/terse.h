@@ -306,7 +306,7 @@ struct terse_session_options {
     bool allow_longer_context; /* permit more than the model was trained for */
     enum terse_prefill prefill;
     uint32_t batch;                 /* tokens per chunk of a compressed prefill: 512, at least 1 */
-    struct terse_progress progress; /* of prefills */
+    struct terse_progress progress; /* of prefills, and of what an engine's first session of terse-N finds out about the weights */
     struct terse_cache_options cache;
 };
 TERSE_API struct terse_session_options terse_session_options_defaults(void);
