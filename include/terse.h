@@ -305,7 +305,7 @@ struct terse_session_options {
     uint32_t context;          /* most tokens the sequence may hold; 0: the model's. Reserves nothing */
     bool allow_longer_context; /* permit more than the model was trained for */
     enum terse_prefill prefill;
-    uint32_t batch;                 /* tokens per chunk of a compressed prefill: 512, at least 1 */
+    uint32_t batch; /* tokens per chunk of a compressed prefill: 512, at least 1 */
     /* Of prefills, of decoding steps of one session and more than 16 tokens, and of what an engine's first session of terse-N finds out about
      * the weights. */
     struct terse_progress progress;
