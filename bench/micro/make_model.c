@@ -33,7 +33,7 @@ static const struct {
     const char *name;
     enum tensor_type type;
     uint32_t file_type; /* general.file_type */
-} types[] = {{"q8_0", TENSOR_Q8_0, 7}, {"q4_0", TENSOR_Q4_0, 2}};
+} types[] = {{"q8_0", TENSOR_Q8_0, 7}, {"q4_0", TENSOR_Q4_0, 2}, {"q4_k", TENSOR_Q4_K, 14}};
 enum { N_TYPES = sizeof types / sizeof *types };
 
 /* ---- Vocabulary --------------------------------------------------------------------------------------------------------- */
@@ -111,20 +111,29 @@ static uint64_t mix_bits(uint64_t x) { /* the finalizer of SplitMix64 */
     return x ^ x >> 31;
 }
 
-/* One block of 32 weights of standard deviation `deviation`: random codes, and a scale that is off by a quarter at most. */
+/* Of a block of Q4_K: eight scales and eight offsets of six bits, each 32 (scales[j] and scales[4 + j] hold the upper two of those from the fourth on). */
+static const uint8_t q4_k_scales[12] = {0xa0, 0xa0, 0xa0, 0xa0, 0xa0, 0xa0, 0xa0, 0xa0};
+
+/* One block of weights of standard deviation `deviation`: random codes, and a scale that is off by a quarter at most. */
 static void fill_block(enum tensor_type type, float deviation, uint64_t seed, uint8_t *block) {
-    size_t codes = tensor_type_info(type)->bytes - sizeof(uint16_t);
     /* Uniform codes -127 ... 127 have standard deviation 73.3, 0 ... 15 have 4.6. */
-    float unit = deviation / (type == TENSOR_Q8_0 ? 73.3f : 4.6f);
-    uint16_t scale = half_from_float(unit * (0.75f + (float)(seed & 255) / 512));
+    float unit = deviation / (type == TENSOR_Q8_0 ? 73.3f : 4.6f) * (0.75f + (float)(seed & 255) / 512);
+    uint8_t *codes = block + sizeof(uint16_t), *end = block + tensor_type_info(type)->bytes;
+    if (type == TENSOR_Q4_K) {
+        unit /= 32;
+        uint16_t offset = half_from_float(7.5f * unit);
+        memcpy(codes, &offset, sizeof offset);
+        memcpy(codes + sizeof offset, q4_k_scales, sizeof q4_k_scales);
+        codes += sizeof offset + sizeof q4_k_scales;
+    }
+    uint16_t scale = half_from_float(unit);
     memcpy(block, &scale, sizeof scale);
-    for (size_t i = 0; i < codes; i += sizeof seed) {
+    for (uint8_t *at = codes; at < end; at += sizeof seed) {
         seed = mix_bits(seed + UINT64_C(0x9e3779b97f4a7c15));
-        memcpy(block + sizeof scale + i, &seed, sizeof seed);
+        memcpy(at, &seed, sizeof seed);
     }
     if (type != TENSOR_Q8_0) return;
-    for (size_t i = sizeof scale; i < sizeof scale + codes; i++)
-        block[i] = block[i] == 0x80 ? 0x81 : block[i]; /* no quantizer writes -128 */
+    for (uint8_t *at = codes; at < end; at++) *at = *at == 0x80 ? 0x81 : *at; /* no quantizer writes -128 */
 }
 
 static void fill(void *user, uint64_t tensor, uint64_t offset, void *bytes, size_t size) {
@@ -210,7 +219,7 @@ static bool report(void *user, const char *what, uint64_t done, uint64_t total) 
 static int usage(void) {
     fprintf(stderr, "usage: make_model SHAPE TYPE FILE [LAYERS]\n  SHAPE:");
     for (size_t i = 0; i < N_SHAPES; i++) fprintf(stderr, "%s %s (%s)", i ? "," : "", shapes[i].name, shapes[i].summary);
-    fprintf(stderr, "\n  TYPE: q8_0, q4_0\n");
+    fprintf(stderr, "\n  TYPE: q8_0, q4_0, q4_k\n");
     return 1;
 }
 
