@@ -59,6 +59,7 @@ static void prepare(struct row_form form) {
     float *from = on_device(x, ROWS * WIDTH), *with = on_device(factor, ROWS * WIDTH);
     struct device_vectors to = {0};
     assert_int_equal(cudaMalloc(&to.thirds, sizeof thirds), cudaSuccess);
+    assert_int_equal(cudaMemsetAsync(to.thirds, 0, sizeof thirds, device_stream()), cudaSuccess); /* rows from ROWS on stay so */
     assert_int_equal(rows_prepare(form, from, with, ROWS, WIDTH, &to, device_stream()), cudaSuccess);
     assert_int_equal(device_fetch(thirds, to.thirds, sizeof thirds), cudaSuccess);
     for (int row = 0; row < ROWS; row++)
