@@ -305,10 +305,8 @@ struct terse_session_options {
     uint32_t context;          /* most tokens the sequence may hold; 0: the model's. Reserves nothing */
     bool allow_longer_context; /* permit more than the model was trained for */
     enum terse_prefill prefill;
-    uint32_t batch; /* tokens per chunk of a compressed prefill: 512, at least 1 */
-    /* Of prefills, of decoding steps of one session and more than 16 tokens, and of what an engine's first session of terse-N finds out about
-     * the weights. */
-    struct terse_progress progress;
+    uint32_t batch;                 /* tokens per chunk of a compressed prefill: 512, at least 1 */
+    struct terse_progress progress; /* of prefills */
     struct terse_cache_options cache;
 };
 TERSE_API struct terse_session_options terse_session_options_defaults(void);
@@ -395,8 +393,8 @@ TERSE_API void terse_session_prompt(const struct terse_session *session, uint64_
 
 /* Ends the call in progress that reads tokens into the session, or the next one where there is none: it returns TERSE_E_INTERRUPTED after the
  * piece of work in hand, some hundredths of a second, and leaves the session as it was. So ends a prompt under way, in its next step, whose
- * item gets the status. A decoding step of at most 64 tokens more than it has sessions, 16 where it reports progress, is carried to its end; the cancellation
- * then meets the next call. Any thread may call it at any time. */
+ * item gets the status. A decoding step of at most 64 tokens more than it has sessions is carried to its end; the cancellation then meets the
+ * next call. Any thread may call it at any time. */
 TERSE_API void terse_session_cancel(struct terse_session *session);
 
 /* Appends tokens[n] in one decoding step (n = 1 while generating). `sink` may be NULL. A failure leaves the sequence as it was, but for

@@ -18,7 +18,6 @@ struct perplexity {
     const char *file, *base_path;
     bool compare, paper;
     int64_t chunks, ubatch;
-    uint64_t read, reading; /* tokens of the window: before the call in progress, and by it */
 
     uint32_t context; /* of a window */
     uint32_t windows; /* to score */
@@ -94,11 +93,12 @@ static bool show_progress(const struct perplexity *p, uint64_t read) {
     return progress_show(NULL, "scoring", (uint64_t)p->window * p->context + read, (uint64_t)p->windows * p->context);
 }
 
-/* The session's progress within a prefill or a step, as a part of the whole. */
-static bool report_reading(void *user, const char *what, uint64_t done, uint64_t total) {
+/* The session's progress within a prefill, as a part of the whole. */
+static bool report_prefill(void *user, const char *what, uint64_t done, uint64_t total) {
     const struct perplexity *p = user;
     (void)what;
-    return show_progress(p, p->read + (uint64_t)((double)p->reading * (double)done / (double)total));
+    double tokens = p->paper ? p->context : p->context / 2;
+    return show_progress(p, (uint64_t)(tokens * (double)done / (double)total));
 }
 
 /* Reads window[context]; the scorer sees the rows of its second half. */
@@ -108,16 +108,12 @@ static int read_window(struct perplexity *p, const int32_t *window) {
     size_t prefilled = p->paper ? p->context : p->context / 2;
     terse_session_reset(p->session);
     scorer_expect(p->scorer, window, 0);
-    p->read = 0;
-    p->reading = prefilled;
     if (terse_session_prefill(p->session, window, prefilled, p->paper ? &sink : NULL, &error) != TERSE_OK)
         return complain_error(&error);
     sink.first = 0;
     for (size_t at = prefilled, n; at < p->context; at += n) {
         n = p->context - at < (size_t)p->ubatch ? p->context - at : (size_t)p->ubatch;
         scorer_expect(p->scorer, window, at);
-        p->read = at;
-        p->reading = n;
         if (terse_session_decode(p->session, window + at, n, &sink, &error) != TERSE_OK) return complain_error(&error);
         if (!show_progress(p, at + n)) return EXIT_INTERRUPTED;
     }
@@ -230,7 +226,7 @@ static int start(struct perplexity *p) {
 
     struct terse_session_options options = setup_session_options(&p->setup);
     options.context = p->context;
-    options.progress = (struct terse_progress){report_reading, p};
+    options.progress = (struct terse_progress){report_prefill, p};
     if (p->paper) options.prefill = TERSE_PREFILL_PAPER;
     if ((status = codebooks_provide(&p->setup, &options)) != EXIT_OK) return status;
     if (terse_session_new(p->setup.engine, &options, &p->session, &error) != TERSE_OK) return complain_error(&error);

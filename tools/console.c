@@ -8,7 +8,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/ioctl.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -128,32 +127,12 @@ void progress_clear(void) {
     bar.drawn = false;
 }
 
-/* Asked before each bar: the terminal may have changed. */
-static size_t terminal_columns(void) {
-    struct winsize size;
-    return ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
-}
-
-/* A line that leaves the last column free, beyond which a terminal would begin another: the stage, 4 to 30 cells, the percentage and the time
- * left; where there is no room, without the cells, then without the time, and then of the stage what there is room for. */
 static void draw_bar(double fraction, double seconds_left) {
-    enum { LEAST = 4, MOST = 30 };
-    char cells[MOST + 5] = "", left[32], percent[8];
-    size_t room = terminal_columns() - 1, what = strlen(bar.what);
-    snprintf(percent, sizeof percent, " %3.0f%%", 100 * fraction);
-    snprintf(left, sizeof left, "  %.0f s left", seconds_left);
-    if (what + strlen(percent) + strlen(left) > room) left[0] = 0;
-    size_t text = what + strlen(percent) + strlen(left);
-    if (text + LEAST + strlen(" []") <= room) {
-        size_t n = room - text - strlen(" []"), full;
-        n = n < MOST ? n : MOST;
-        full = (size_t)(fraction * (double)n);
-        memcpy(cells, " [", 2);
-        for (size_t i = 0; i < n; i++) cells[2 + i] = i < full ? '#' : '-';
-        memcpy(cells + 2 + n, "]", 2);
-    }
-    if (text > room) what = room > strlen(percent) ? room - strlen(percent) : 0;
-    fprintf(stderr, "\r\033[K%.*s%s%.*s%s", (int)what, bar.what, cells, (int)room, percent, left);
+    char cells[31];
+    int full = (int)(fraction * 30);
+    for (int i = 0; i < 30; i++) cells[i] = i < full ? '#' : '-';
+    cells[30] = 0;
+    fprintf(stderr, "\r\033[K%s [%s] %3.0f%%  %.0f s left", bar.what, cells, 100 * fraction, seconds_left);
     bar.drawn = true;
 }
 

@@ -114,7 +114,7 @@ static void measure(const enum codec_id codec[2], const struct shape *shape) {
                                               .window_origin = pages * PAGE_TOKENS};
     for (size_t i = 0; i < copies * n; i++) sequences[i].window = device((size_t)2 * HEADS * WINDOW * HD * 2, window);
     struct head_view heads = {.layers = 1, .query_heads = QUERY_HEADS, .kv_heads = HEADS, .head_dim = HD, .scale = 1 / sqrtf(HD)};
-    uint32_t splits = attend_decode_splits(&heads, (uint32_t)device_multiprocessors(), n, pages);
+    uint32_t splits = attend_decode_splits(&heads, codec[0], (uint32_t)device_multiprocessors(), n, pages);
     const char *asked = getenv("SPLITS");
     if (asked) splits = (uint32_t)atoi(asked);
     for (uint32_t i = 0; i < n; i++)

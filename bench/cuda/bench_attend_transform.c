@@ -1,11 +1,13 @@
-/* bench_attend_transform_cuda [RATE...]: as bench_attend_cuda, of codec transform: the time of a decoding step's attention over one layer of 32 query
+/* bench_attend_transform_cuda [RATE...|SEQUENCESxTOKENS...]: as bench_attend_cuda, of codec transform: the time of a decoding step's attention over one layer of 32 query
  * and 8 KV heads of 128, one query token a sequence, launches replayed as a graph over copies of the cache that together are larger than the L2;
  * medians. Prints lines "terse-RATE SEQUENCESxTOKENS MICROSECONDS TB/s (PARTS parts)", which f16_attention.py sets beside PyTorch's. A sequence's
  * tokens all lie in pages but the last 64, its window. Pages are random bytes: all codes are. Sizes of components fall by 3 % each. */
 #include "backend/cuda/device.h"
 #include "backend/cuda/kv/attend_decode.h"
+#include "backend/cuda/kv/transforms.h"
 #include "base/random.h"
 
+#include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -62,6 +64,7 @@ static void make_model(double rate, struct model *model) {
     static struct transform_share shares[2 * HEADS];
     static float sizes[2 * HEADS][HD], mean[HD], basis[HD * HD];
     static uint16_t halves[HD * HD];
+    static uint32_t readers[6 * TRANSFORM_PLANES_MAX];
     static uint8_t bits[2 * HEADS][HD / 4];
     static struct transform_view views[HEADS][2];
     memset(model, 0, sizeof *model);
@@ -80,6 +83,9 @@ static void make_model(double rate, struct model *model) {
             view->gain_least = 0.1f, view->gain_step = 4.0f / 255;
             view->mean = device(sizeof mean, mean), view->size = device(sizeof sizes[0], sizes[0]);
             view->basis = device(sizeof basis, basis), view->basis_half = device(sizeof halves, halves);
+            transform_readers(&view->layout, (enum codec_side)side, readers);
+            view->readers = device(transform_reader_words(&view->layout) * sizeof *readers, readers);
+            view->wraps = transform_wraps(&view->layout, (enum codec_side)side);
             model->set_bytes += model->places[h].bytes[side] = (uint32_t)PAGE_BYTES_TRANSFORM(view->layout.nibbles);
         }
     }
@@ -134,7 +140,7 @@ static void measure(double rate, const struct model *model, const float *angles,
     for (size_t i = 0; i < copies * n; i++) sequences[i].window = device((size_t)2 * HEADS * WINDOW * HD * 2, window);
     struct head_view heads = {
         .layers = 1, .query_heads = QUERY_HEADS, .kv_heads = HEADS, .head_dim = HD, .scale = 1 / sqrtf(HD), .n_rot = HD};
-    uint32_t splits = attend_decode_splits(&heads, (uint32_t)device_multiprocessors(), n, pages);
+    uint32_t splits = attend_decode_splits(&heads, CODEC_TRANSFORM, (uint32_t)device_multiprocessors(), n, pages);
     const char *asked = getenv("SPLITS");
     if (asked) splits = (uint32_t)atoi(asked);
     for (uint32_t i = 0; i < n; i++)
@@ -148,6 +154,11 @@ static void measure(double rate, const struct model *model, const float *angles,
     attend.q = attend.q_exact = device((size_t)n * QUERY_HEADS * HD * sizeof *q, q);
     attend.out = device((size_t)n * QUERY_HEADS * HD * sizeof *q, NULL);
     attend.parts = device(attend_decode_part_floats(&heads, n, splits) * sizeof(float), NULL);
+    attend.runs = (pages * PAGE_TOKENS + RUN_TOKENS - 1) / RUN_TOKENS;
+    for (uint32_t i = 0; i < 2 * HEADS; i++)
+        if (model->places[i / 2].bytes[i % 2] > attend.page_bytes[i % 2])
+            attend.page_bytes[i % 2] = model->places[i / 2].bytes[i % 2];
+    attend.run_queries = device(attend_decode_run_words(&heads, CODEC_TRANSFORM, n, attend.runs) * sizeof(uint32_t), NULL);
     attend.arrived = device((size_t)n * HEADS * sizeof(uint32_t), NULL);
     check(cudaMemset(attend.arrived, 0, (size_t)n * HEADS * sizeof(uint32_t)), "clearing");
 
@@ -182,25 +193,41 @@ static void measure(double rate, const struct model *model, const float *angles,
     check(cudaGraphDestroy(graph), "a graph");
     check(cudaStreamDestroy(stream), "a stream");
     for (size_t i = 0; i < copies * n; i++) check(cudaFree(sequences[i].window), "memory");
-    void *memory[] = {pool,       sets_there,   (void *)attend.places, sequences_there, (void *)attend.rows, (void *)attend.q,
-                      attend.out, attend.parts, attend.arrived};
+    void *memory[] = {pool,       sets_there,   (void *)attend.places, sequences_there,   (void *)attend.rows, (void *)attend.q,
+                      attend.out, attend.parts, attend.arrived,        attend.run_queries};
     for (size_t i = 0; i < sizeof memory / sizeof *memory; i++) check(cudaFree(memory[i]), "memory");
     free(chunk), free(sets), free(sequences), free(rows), free(q), free(window);
 }
 
+/* Whether `name` is among the arguments of its kind (those with an x are shapes), or none of that kind is. */
+static bool wanted(int argc, char **argv, const char *name) {
+    bool shape = strchr(name, 'x') != NULL, any = false;
+    for (int i = 1; i < argc; i++) {
+        if ((strchr(argv[i], 'x') != NULL) != shape) continue;
+        if (!strcmp(argv[i], name)) return true;
+        any = true;
+    }
+    return !any;
+}
+
 int main(int argc, char **argv) {
-    static const double all[] = {4, 3, 2, 1};
+    static const char *const rates[] = {"4", "3", "2", "1"};
     struct terse_error error;
     if (device_available(&error)) {
         fprintf(stderr, "bench_attend_transform_cuda: %s\n", error.message);
         return 1;
     }
     const float *angles = make_angles();
-    for (int r = 0; r < (argc > 1 ? argc - 1 : 4); r++) {
+    for (size_t r = 0; r < sizeof rates / sizeof *rates; r++) {
         struct model model;
-        double rate = argc > 1 ? atof(argv[r + 1]) : all[r];
+        double rate = atof(rates[r]);
+        if (!wanted(argc, argv, rates[r])) continue;
         make_model(rate, &model);
-        for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) measure(rate, &model, angles, &shapes[i]);
+        for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+            char name[32];
+            snprintf(name, sizeof name, "%" PRIu32 "x%" PRIu32, shapes[i].sequences, shapes[i].tokens);
+            if (wanted(argc, argv, name)) measure(rate, &model, angles, &shapes[i]);
+        }
     }
     return 0;
 }

@@ -132,9 +132,9 @@ struct executor_ops {
                               struct executor **executor, struct terse_error *error);
     void (*unload)(struct executor *executor); /* accepts NULL */
     /* What the model's weights alone imply, as a profile of codec transform (format/transform.h), for caches that are given none; released
-     * by terse_codebook_free; `progress` may be NULL. NULL: the CPU's serves. */
-    enum terse_status (*weight_profile)(const struct terse_model *model, const struct terse_progress *progress,
-                                        struct terse_codebook **profile, struct terse_error *error);
+     * by terse_codebook_free. NULL: the CPU's serves. */
+    enum terse_status (*weight_profile)(const struct terse_model *model, struct terse_codebook **profile,
+                                        struct terse_error *error);
     /* Makes held->row, for any number of steps, and releases it. NULL, all three: logits are never held. */
     enum terse_status (*hold)(struct executor *executor, struct held_logits *held, struct terse_error *error);
     void (*release)(struct executor *executor, struct held_logits *held); /* accepts one without a row */

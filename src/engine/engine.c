@@ -117,23 +117,15 @@ void terse_engine_free(struct terse_engine *engine) {
     free(engine);
 }
 
-struct weighing {
-    struct terse_engine *engine;
-    const struct terse_progress *progress;
-};
-
 static enum terse_status make_weight_profile(void *user, struct terse_error *error) {
-    const struct weighing *w = user;
-    struct terse_engine *e = w->engine;
-    const struct terse_progress progress = team_progress(w->progress);
+    struct terse_engine *e = user;
     const struct executor_ops *own = e->backend.executor;
-    return (own->weight_profile ? own : backend_cpu.executor)->weight_profile(e->model, &progress, &e->weight_profile, error);
+    return (own->weight_profile ? own : backend_cpu.executor)->weight_profile(e->model, &e->weight_profile, error);
 }
 
-enum terse_status engine_weight_profile(struct terse_engine *engine, const struct terse_progress *progress,
-                                        const struct terse_codebook **profile, struct terse_error *error) {
-    enum terse_status status = TERSE_OK;
-    if (!engine->weight_profile) status = engine_run(engine, make_weight_profile, &(struct weighing){engine, progress}, error);
+enum terse_status engine_weight_profile(struct terse_engine *engine, const struct terse_codebook **profile,
+                                        struct terse_error *error) {
+    enum terse_status status = engine->weight_profile ? TERSE_OK : engine_run(engine, make_weight_profile, engine, error);
     *profile = engine->weight_profile;
     return status;
 }

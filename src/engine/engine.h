@@ -35,9 +35,9 @@ enum terse_status engine_new(const struct backend *backend, const struct terse_m
 /* How the model's caches are shaped. */
 struct cache_shape engine_cache_shape(const struct terse_model *model);
 
-/* What the model's weights alone imply, made when it is first asked for; lives as long as the engine. Reports are made on the caller's thread. */
-enum terse_status engine_weight_profile(struct terse_engine *engine, const struct terse_progress *progress,
-                                        const struct terse_codebook **profile, struct terse_error *error);
+/* What the model's weights alone imply, made when it is first asked for; lives as long as the engine. */
+enum terse_status engine_weight_profile(struct terse_engine *engine, const struct terse_codebook **profile,
+                                        struct terse_error *error);
 
 /* Runs a call that may fail on the engine's driver thread. */
 enum terse_status engine_run(struct terse_engine *engine, enum terse_status (*call)(void *user, struct terse_error *error),

@@ -134,8 +134,7 @@ enum terse_status terse_session_new(struct terse_engine *engine, const struct te
     s->options = *options;
     if ((status = method_resolve(&options->cache, model->head_dim, &s->method, error))) goto fail;
     s->method.of_weights = method_needs_weights(&s->method);
-    if (s->method.of_weights && (status = engine_weight_profile(engine, &s->options.progress, &s->method.learned, error)))
-        goto fail;
+    if (s->method.of_weights && (status = engine_weight_profile(engine, &s->method.learned, error))) goto fail;
     status = check_codebook(model, &s->method, error);
     if (status) goto fail;
     if ((status = check_options(s, error))) goto fail;

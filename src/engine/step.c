@@ -32,9 +32,6 @@ enum terse_status session_check_room(const struct terse_session *s, size_t n, si
 /* ---- Items */
 
 #define LONG_STEP 64 /* tokens beside one of each session, above which a step looks whether to stop: a shorter one is soon over */
-/* The same of one session with progress reports: of a model of 8 billion numbers this many take a second of a few processors, beside which the
- * fork that such a step keeps is nothing. */
-#define TOLD_STEP 16
 
 struct batch {
     struct terse_engine *engine;
@@ -116,8 +113,8 @@ static enum terse_status check_cancelled(const struct reading *readings, size_t 
 }
 
 /* A step of n parts, of as many readings. *failed: the part at fault, n where it is none of them. */
-static enum terse_status run_parts(struct terse_engine *engine, size_t n, bool may_stop, const struct terse_progress *progress,
-                                   size_t *failed, struct terse_error *error) {
+static enum terse_status run_parts(struct terse_engine *engine, size_t n, bool may_stop, size_t *failed,
+                                   struct terse_error *error) {
     const struct executor_ops *ops = engine->backend.executor;
     const struct engine_batch *memory = &engine->batch;
     struct pass *pass = NULL;
@@ -128,10 +125,7 @@ static enum terse_status run_parts(struct terse_engine *engine, size_t n, bool m
     while (!status && at.done < at.total) {
         if ((status = ops->advance(pass, error))) break;
         at = ops->progress(pass);
-        bool goes_on = !progress->report || progress->report(progress->user, "tokens", at.done, at.total);
-        if (!may_stop || at.done == at.total) continue;
-        status = check_cancelled(memory->readings, n, failed, error);
-        if (!status && !goes_on) status = status_fail(error, TERSE_E_INTERRUPTED, "interrupted in a step of many tokens");
+        if (may_stop && at.done < at.total) status = check_cancelled(memory->readings, n, failed, error);
     }
     ops->end(pass);
     return status;
@@ -169,12 +163,10 @@ static enum terse_status decode(struct batch *b, struct terse_error *error) {
         tokens += item->n;
         n++;
     }
-    struct terse_progress progress = {0};
-    if (n == 1 && tokens > TOLD_STEP) progress = team_progress(&readings->session->options.progress);
-    bool may_stop = tokens > LONG_STEP + n || progress.report;
+    bool may_stop = tokens > LONG_STEP + n;
     for (size_t i = 0; i < n && may_stop && !status; i++) status = reading_keep_cache(&readings[i], error);
     if (!status) {
-        status = run_parts(b->engine, n, may_stop, &progress, &failed, error);
+        status = run_parts(b->engine, n, may_stop, &failed, error);
         if (status) b->failed = item_of(b, failed);
     }
     for (size_t i = 0; i < n && may_stop; i++) reading_end(&readings[i], status != TERSE_OK);

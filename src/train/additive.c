@@ -285,8 +285,8 @@ static enum terse_status alternate(struct fit *f, const struct additive_options 
             *least = now;
             memcpy(f->best, f->C, f->codes * f->d * sizeof *f->C);
         }
+        if (i < o->iterations) update(f);
         status = goes_on(o, i, error);
-        if (i < o->iterations && !status) update(f);
     }
     return status;
 }

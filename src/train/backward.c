@@ -9,7 +9,6 @@
 
 #include "backend/cpu/gemm.h"
 #include "backend/cpu/linear.h"
-#include "backend/cpu/piece.h"
 #include "backend/cpu/rows.h"
 #include "base/memory.h"
 #include "base/random.h"
@@ -65,7 +64,6 @@ struct backward {
     double *losses; /* [logit_rows] */
     bool draw;      /* backward_draw_labels */
     uint64_t seed;
-    struct pace pace; /* of the window that runs */
     float *scratch;
 };
 
@@ -228,43 +226,6 @@ void backward_free(struct backward *b) {
     free(b);
 }
 
-/* ---- Work */
-
-static uint64_t weights_of(const struct matrix *w) { return w->data ? (uint64_t)w->rows * w->columns : 0; }
-
-static uint64_t projection_weights(const struct layer *l) { return weights_of(&l->q) + weights_of(&l->k) + weights_of(&l->v); }
-static uint64_t feeding_weights(const struct layer *l) { return weights_of(&l->o) + weights_of(&l->gate) + weights_of(&l->up); }
-
-/* Multiplications of a window, about. */
-static uint64_t count_work(const struct backward *b, size_t n) {
-    const struct terse_model *m = b->model;
-    struct attention attention = attention_of(b, &b->rows, n);
-    uint64_t sum = b->gradients ? 2 * n * weights_of(&m->output) : 0;
-    for (uint32_t i = 0; i < m->layers; i++) {
-        const struct layer *l = &m->layer[i];
-        uint64_t projection = n * projection_weights(l), feeding = n * feeding_weights(l), down = n * weights_of(&l->down);
-        sum += projection;
-        if (b->gradients || i + 1 < m->layers) sum += feeding + down + attention_forward_work(&attention);
-        if (b->gradients) sum += feeding + down + attention_backward_work(&attention, i > 0) + (i > 0 ? projection : 0);
-        if (b->gradients && !stays(b, i)) sum += projection + feeding;
-    }
-    return sum;
-}
-
-/* Products of the same rows, piece by piece. */
-static void multiply(struct backward *b, const struct linear_op *ops, size_t n_ops, const float *x, size_t n) {
-    uint32_t item = 0;
-    double all = 0, counted = 0;
-    for (size_t i = 0; i < n_ops; i++) all += (double)n * (double)weights_of(ops[i].w);
-    for (bool done = false; !done && pace_go_on(&b->pace, 0);) {
-        double left = PIECE_MULTIPLICATIONS, piece;
-        done = linear_some(ops, n_ops, x, n, b->scratch, &item, &left);
-        piece = done ? all - counted : fmin(PIECE_MULTIPLICATIONS - left, all - counted);
-        pace_go_on(&b->pace, (uint64_t)piece);
-        counted += piece;
-    }
-}
-
 /* ---- A layer, forward */
 
 /* Where a layer's rows lie among those that stay. */
@@ -308,7 +269,7 @@ static void project(struct backward *b, uint32_t index, size_t n) {
         const struct linear_op ops[] = {
             {&layer->q, q + first * q_width(m)}, {&layer->k, k + first * kv_width(m)}, {&layer->v, rows.v + first * kv_width(m)}};
         norm_rows(&layer->attention_norm, hidden + first * m->width, b->normed, count, m->width);
-        multiply(b, ops, 3, b->normed, count);
+        linear(ops, 3, b->normed, count, b->scratch);
         for (size_t i = 0; i < 3 && m->clamp > 0; i++) clamp_rows(ops[i].out, m->clamp, count, ops[i].w->rows);
     }
     after_projection(&layer->q_norm, q, rows.q, n * m->query_heads, m->head_dim);
@@ -322,7 +283,7 @@ static void project(struct backward *b, uint32_t index, size_t n) {
 static void add_attention(struct backward *b, uint32_t index, size_t first, size_t count, float *state) {
     const struct terse_model *m = b->model;
     copy_rows(state, hidden_of(b, index) + first * m->width, count, m->width);
-    multiply(b, &(struct linear_op){&m->layer[index].o, b->normed}, 1, attended_of(b, index) + first * q_width(m), count);
+    linear(&(struct linear_op){&m->layer[index].o, b->normed}, 1, attended_of(b, index) + first * q_width(m), count, b->scratch);
     add_rows(state, b->normed, count, m->width);
 }
 
@@ -331,7 +292,7 @@ static void feed(struct backward *b, const struct layer *layer, const struct row
     struct linear_op ops[2];
     size_t n = feed_forward_ops(layer, rows->inner, rows->factor, ops);
     norm_rows(&layer->feed_forward_norm, state, b->normed, count, b->model->width);
-    multiply(b, ops, n, b->normed, count);
+    linear(ops, n, b->normed, count, b->scratch);
 }
 
 static enum terse_status check_keys(const struct backward *b, uint32_t layer, size_t n, struct terse_error *error) {
@@ -347,7 +308,7 @@ static void layer_forward(struct backward *b, uint32_t index, size_t n) {
     const struct layer *layer = &m->layer[index];
     struct rows rows = rows_of(b, index, 0);
     struct attention attention = attention_of(b, &rows, n);
-    attention_forward(&attention, attended_of(b, index), log_sum_of(b, index), b->threads, &b->pace, b->scratch);
+    attention_forward(&attention, attended_of(b, index), log_sum_of(b, index), b->threads, b->scratch);
     for (size_t first = 0; first < n; first += PANEL_TOKENS) {
         size_t count = smaller(PANEL_TOKENS, n - first);
         rows = rows_of(b, index, first);
@@ -358,7 +319,7 @@ static void layer_forward(struct backward *b, uint32_t index, size_t n) {
         copy_rows(leaving, state, count, m->width);
         copy_rows(active, rows.inner, count, m->feed_forward);
         activate_rows(m->architecture->activation, active, rows.factor, count, m->feed_forward);
-        multiply(b, &(struct linear_op){&layer->down, b->normed}, 1, active, count);
+        linear(&(struct linear_op){&layer->down, b->normed}, 1, active, count, b->scratch);
         add_rows(leaving, b->normed, count, m->width);
     }
 }
@@ -374,13 +335,12 @@ static enum terse_status output_backward(struct backward *b, const int32_t *toke
     for (size_t first = 0; first < n - 1; first += b->logit_rows) {
         size_t count = smaller(b->logit_rows, n - 1 - first), at = first * m->width;
         norm_rows(&m->output_norm, hidden + at, b->normed, count, m->width);
-        multiply(b, &(struct linear_op){&m->output, b->logits}, 1, b->normed, count);
-        if (!pace_go_on(&b->pace, 0)) break;
+        linear(&(struct linear_op){&m->output, b->logits}, 1, b->normed, count, b->scratch);
         enum terse_status status = rows_check_finite(m, MODEL_OUTPUT(m), b->logits, count, m->vocabulary, error);
         if (status) return status;
         struct targets targets = {b->draw ? NULL : tokens + first + 1, b->seed + (first + 1) * RANDOM_STEP};
         cross_entropy_backward(b->logits, &targets, count, m->vocabulary, 1 / (float)(n - 1), b->losses);
-        linear_backward(&m->output, b->logits, count, false, b->d_hidden + at, &b->pace, b->scratch);
+        linear_backward(&m->output, b->logits, count, false, b->d_hidden + at, b->scratch);
         norm_backward(&m->output_norm, hidden + at, b->d_hidden + at, count, m->width);
         for (size_t i = 0; i < count; i++) sum += b->losses[i];
     }
@@ -401,14 +361,14 @@ static void feed_backward(struct backward *b, uint32_t index, size_t n) {
             add_attention(b, index, first, count, rows.state);
             feed(b, layer, &rows, rows.state, count);
         }
-        linear_backward(&layer->down, d, count, false, b->d_inner, &b->pace, b->scratch);
+        linear_backward(&layer->down, d, count, false, b->d_inner, b->scratch);
         activation_backward(m->architecture->activation, rows.inner, rows.factor, b->d_inner, count, m->feed_forward);
         struct linear_op ops[2];
         size_t n_ops = feed_forward_ops(layer, rows.inner, rows.factor, ops);
-        for (size_t i = 0; i < n_ops; i++) linear_backward(ops[i].w, ops[i].out, count, i > 0, b->normed, &b->pace, b->scratch);
+        for (size_t i = 0; i < n_ops; i++) linear_backward(ops[i].w, ops[i].out, count, i > 0, b->normed, b->scratch);
         norm_backward(&layer->feed_forward_norm, rows.state, b->normed, count, m->width);
         add_rows(d, b->normed, count, m->width);
-        linear_backward(&layer->o, d, count, false, b->d_attended + first * q_width(m), &b->pace, b->scratch);
+        linear_backward(&layer->o, d, count, false, b->d_attended + first * q_width(m), b->scratch);
     }
 }
 
@@ -428,9 +388,9 @@ static void project_backward(struct backward *b, uint32_t index, size_t n) {
     }
     for (size_t first = 0; first < n; first += PANEL_TOKENS) {
         size_t count = smaller(PANEL_TOKENS, n - first);
-        linear_backward(&layer->q, rows.q + first * q_width(m), count, false, b->normed, &b->pace, b->scratch);
-        linear_backward(&layer->k, b->dk + first * kv_width(m), count, true, b->normed, &b->pace, b->scratch);
-        linear_backward(&layer->v, b->dv + first * kv_width(m), count, true, b->normed, &b->pace, b->scratch);
+        linear_backward(&layer->q, rows.q + first * q_width(m), count, false, b->normed, b->scratch);
+        linear_backward(&layer->k, b->dk + first * kv_width(m), count, true, b->normed, b->scratch);
+        linear_backward(&layer->v, b->dv + first * kv_width(m), count, true, b->normed, b->scratch);
         norm_backward(&layer->attention_norm, hidden + first * m->width, b->normed, count, m->width);
         add_rows(b->d_hidden + first * m->width, b->normed, count, m->width);
     }
@@ -442,9 +402,8 @@ static void layer_backward(struct backward *b, uint32_t index, size_t n, const s
     struct rows rows = rows_of(b, index, 0);
     struct attention attention = attention_of(b, &rows, n);
     attention_backward(&attention, attended_of(b, index), log_sum_of(b, index), b->d_attended, b->dk, b->dv, index > 0, b->threads,
-                       &b->pace, b->scratch);
+                       b->scratch);
     rotate(b, b->back, b->dk, n, b->model->kv_heads);
-    if (!pace_tell(&b->pace)) return;
     sink->layer(sink->user, index, &(struct captured){n, NULL, rows.k, rows.k_rotated, rows.v, b->dk, b->dv});
     if (index > 0) project_backward(b, index, n);
 }
@@ -464,28 +423,33 @@ static enum terse_status check(const struct backward *b, const int32_t *tokens, 
     return TERSE_OK;
 }
 
+/* `done` in passes over a layer; a layer's backward pass is two. */
+static bool report(const struct backward *b, const struct terse_progress *progress, uint64_t done) {
+    const char *what = b->gradients ? "gradients" : "keys and values";
+    uint64_t total = (b->gradients ? 3 : 1) * (uint64_t)b->model->layers;
+    return !progress || !progress->report || progress->report(progress->user, what, done, total);
+}
+
 void backward_draw_labels(struct backward *backward, uint64_t seed) {
     backward->draw = true;
     backward->seed = random_mix(seed);
 }
 
-/* The forward sweep as far as the last layer's keys and values or, with gradients, its end, or until it is stopped. */
+/* The forward sweep as far as the last layer's keys and values or, with gradients, its end. */
 static enum terse_status sweep_forward(struct backward *b, const int32_t *tokens, size_t n, const struct backward_sink *sink,
-                                       struct terse_error *error) {
+                                       const struct terse_progress *progress, bool *go_on, struct terse_error *error) {
     const struct terse_model *m = b->model;
     embed_rows(m, tokens, n, 0, b->hidden);
     enum terse_status status = rows_check_finite(m, MODEL_EMBEDDINGS, b->hidden, n, m->width, error);
-    for (uint32_t i = 0; i < m->layers && !status; i++) {
+    for (uint32_t i = 0; i < m->layers && *go_on && !status; i++) {
         bool whole = b->gradients || i + 1 < m->layers;
         struct rows rows = rows_of(b, i, 0);
         project(b, i, n);
-        if (!pace_tell(&b->pace)) break;
         if ((status = check_keys(b, i, n, error))) break;
         if (!b->gradients) sink->layer(sink->user, i, &(struct captured){n, rows.q, rows.k, rows.k_rotated, rows.v, NULL, NULL});
-        if (!whole) break;
-        layer_forward(b, i, n);
-        if (!pace_go_on(&b->pace, 0)) break;
-        status = rows_check_finite(m, MODEL_BEHIND(i), hidden_of(b, i + 1), n, m->width, error);
+        if (whole) layer_forward(b, i, n);
+        if (whole) status = rows_check_finite(m, MODEL_BEHIND(i), hidden_of(b, i + 1), n, m->width, error);
+        *go_on = report(b, progress, i + 1);
     }
     return status;
 }
@@ -493,14 +457,16 @@ static enum terse_status sweep_forward(struct backward *b, const int32_t *tokens
 enum terse_status backward_run(struct backward *b, const int32_t *tokens, size_t n, const struct backward_sink *sink,
                                const struct terse_progress *progress, double *loss, struct terse_error *error) {
     uint32_t layers = b->model->layers;
+    bool go_on = true;
     enum terse_status status = check(b, tokens, n, error);
+    if (!status) status = sweep_forward(b, tokens, n, sink, progress, &go_on, error);
+    if (!status && go_on && b->gradients) status = output_backward(b, tokens, n, loss, error);
     if (status) return status;
-    b->pace = (struct pace){progress, b->gradients ? "gradients" : "keys and values", 0, count_work(b, n), 0, false};
-    status = sweep_forward(b, tokens, n, sink, error);
-    if (!status && b->gradients && pace_go_on(&b->pace, 0)) status = output_backward(b, tokens, n, loss, error);
-    if (status) return status;
-    for (uint32_t i = b->gradients ? layers : 0; i > 0 && pace_go_on(&b->pace, 0); i--) layer_backward(b, i - 1, n, sink);
-    if (pace_end(&b->pace)) return TERSE_OK;
+    for (uint32_t i = b->gradients ? layers : 0; i > 0 && go_on; i--) {
+        layer_backward(b, i - 1, n, sink);
+        go_on = report(b, progress, layers + 2 * (uint64_t)(layers - i + 1));
+    }
+    if (go_on) return TERSE_OK;
     return status_fail(error, TERSE_E_INTERRUPTED, "interrupted in the %s of %zu tokens",
                        b->gradients ? "gradients" : "keys and values", n);
 }

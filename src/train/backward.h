@@ -43,7 +43,7 @@ void backward_free(struct backward *backward);
 void backward_draw_labels(struct backward *backward, uint64_t seed);
 
 /* One window of n >= 2 tokens: every layer to the sink, and its loss (without gradients not written, and may be NULL). `progress`
- * may be NULL and tells multiplications, every some hundredths of a second; after an interrupt (TERSE_E_INTERRUPTED, some layers may have been delivered) or another failure the object can
+ * may be NULL; after an interrupt (TERSE_E_INTERRUPTED, some layers may have been delivered) or another failure the object can
  * run another window. One window at a time. The number of threads changes no bit of the rows. */
 enum terse_status backward_run(struct backward *backward, const int32_t *tokens, size_t n, const struct backward_sink *sink,
                                const struct terse_progress *progress, double *loss, struct terse_error *error);

@@ -81,28 +81,6 @@ size_t attention_scratch(const struct attention *a, uint32_t threads) {
     return threads * thread_floats(a) + 2 * (part_count(a) - 1) * side_floats(a);
 }
 
-/* ---- Work */
-
-/* Of a tile: so many products of its rows with the keys that it sees. */
-static uint64_t tile_work(const struct attention *a, const struct tile *tile, uint64_t products) {
-    return products * tile->rows * (tile->first + tile->count) * a->head_dim;
-}
-
-static uint64_t all_work(const struct attention *a, uint64_t products) {
-    uint64_t sum = 0;
-    for (size_t i = 0; i < tile_count(a); i++) {
-        struct tile tile = tile_at(a, i, 0);
-        sum += a->kv_heads * tile_work(a, &tile, products);
-    }
-    return sum;
-}
-
-#define FORWARD_PRODUCTS 2
-static uint64_t backward_products(bool queries) { return 4 + queries; }
-
-uint64_t attention_forward_work(const struct attention *a) { return all_work(a, FORWARD_PRODUCTS); }
-uint64_t attention_backward_work(const struct attention *a, bool queries) { return all_work(a, backward_products(queries)); }
-
 /* ---- Forward */
 
 static void forward_tile(const struct attention *a, const struct tile *tile, float *out, float *log_sum, float *scratch) {
@@ -130,13 +108,12 @@ static void forward_tile(const struct attention *a, const struct tile *tile, flo
     }
 }
 
-void attention_forward(const struct attention *a, float *out, float *log_sum, uint32_t threads, struct pace *pace, float *scratch) {
+void attention_forward(const struct attention *a, float *out, float *log_sum, uint32_t threads, float *scratch) {
     size_t tiles = tile_count(a), heads = a->kv_heads;
     /* The last queries attend to the most keys, so they are scheduled first. */
 #pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
     for (size_t item = 0; item < tiles * heads; item++) {
         struct tile tile = tile_at(a, tiles - 1 - item / heads, (uint32_t)(item % heads));
-        if (!pace_go_on(pace, tile_work(a, &tile, FORWARD_PRODUCTS))) continue;
         forward_tile(a, &tile, out, log_sum, scratch + (size_t)omp_get_thread_num() * thread_floats(a));
     }
 }
@@ -189,16 +166,15 @@ static void backward_tile(const struct attention *a, const struct tile *tile, co
 }
 
 static void backward_part(const struct attention *a, const float *out, const float *log_sum, const float *d_out,
-                          const struct part *part, bool queries, struct pace *pace, float *scratch) {
+                          const struct part *part, bool queries, float *scratch) {
     for (size_t tiles = tile_count(a), i = part->index; i < tiles; i += part->parts) {
         struct tile tile = tile_at(a, tiles - 1 - i, part->head);
-        if (!pace_go_on(pace, tile_work(a, &tile, backward_products(queries)))) return;
         backward_tile(a, &tile, out, log_sum, d_out, part, i == part->index, queries, scratch);
     }
 }
 
 void attention_backward(const struct attention *a, const float *out, const float *log_sum, const float *d_out, float *dk, float *dv,
-                        bool queries, uint32_t threads, struct pace *pace, float *scratch) {
+                        bool queries, uint32_t threads, float *scratch) {
     size_t parts = part_count(a), heads = a->kv_heads, floats = side_floats(a), width = heads * a->head_dim;
     float *rest = scratch + threads * thread_floats(a); /* [parts - 1][2][n][Hk][hd] */
 #pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
@@ -206,9 +182,8 @@ void attention_backward(const struct attention *a, const float *out, const float
         size_t index = item / heads;
         float *own = rest + 2 * (index - (index > 0)) * floats;
         struct part part = {index, parts, (uint32_t)(item % heads), index ? own : dk, index ? own + floats : dv};
-        backward_part(a, out, log_sum, d_out, &part, queries, pace, scratch + (size_t)omp_get_thread_num() * thread_floats(a));
+        backward_part(a, out, log_sum, d_out, &part, queries, scratch + (size_t)omp_get_thread_num() * thread_floats(a));
     }
-    if (!pace_go_on(pace, 0)) return;
 #pragma omp parallel for num_threads(threads)
     for (size_t t = 0; t < a->n; t++) {
         for (size_t part = 1; part < parts && t < seen_by(a, part); part++) {

@@ -8,9 +8,9 @@
 #ifndef TERSE_TRAIN_BACKWARD_ATTENTION_H
 #define TERSE_TRAIN_BACKWARD_ATTENTION_H
 
-#include "train/pace.h"
-
+#include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 struct attention {
     uint32_t query_heads, kv_heads, head_dim;
@@ -24,15 +24,11 @@ struct attention {
 /* Floats of scratch that both need with `threads` threads. */
 size_t attention_scratch(const struct attention *a, uint32_t threads);
 
-/* Multiplications of both, about: for a struct pace. */
-uint64_t attention_forward_work(const struct attention *a);
-uint64_t attention_backward_work(const struct attention *a, bool queries);
-
 /* out[n][Hq][hd] and log_sum[n][Hq]. Uses the calling thread's OpenMP threads, at most `threads`. */
-void attention_forward(const struct attention *a, float *out, float *log_sum, uint32_t threads, struct pace *pace, float *scratch);
+void attention_forward(const struct attention *a, float *out, float *log_sum, uint32_t threads, float *scratch);
 
 /* From both of these and d_out[n][Hq][hd]: dk and dv [n][Hk][hd]; with `queries` dL/dq takes the place of q. */
 void attention_backward(const struct attention *a, const float *out, const float *log_sum, const float *d_out, float *dk, float *dv,
-                        bool queries, uint32_t threads, struct pace *pace, float *scratch);
+                        bool queries, uint32_t threads, float *scratch);
 
 #endif

@@ -21,8 +21,7 @@ static size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
 
 size_t linear_backward_scratch(const struct matrix *w) { return smaller(w->rows, TILE_ROWS) * linear_tile_stride(w); }
 
-void linear_backward(const struct matrix *w, const float *dy, size_t n, bool accumulate, float *dx, struct pace *pace,
-                     float *scratch) {
+void linear_backward(const struct matrix *w, const float *dy, size_t n, bool accumulate, float *dx, float *scratch) {
     size_t across = (w->columns + SHARE_COLUMNS - 1) / SHARE_COLUMNS, down = (n + SHARE_TOKENS - 1) / SHARE_TOKENS;
     bool plain = w->type == TENSOR_F32;
     size_t stride = plain ? w->columns : linear_tile_stride(w);
@@ -34,15 +33,13 @@ void linear_backward(const struct matrix *w, const float *dy, size_t n, bool acc
         if (!plain) {
 #pragma omp for
             for (size_t r = 0; r < rows; r++)
-                if (pace_go_on(pace, 0)) vector_dequantize(w->type, stored + r * w->row_bytes, scratch + r * stride, w->columns);
+                vector_dequantize(w->type, stored + r * w->row_bytes, scratch + r * stride, w->columns);
         }
 #pragma omp for schedule(dynamic, 1)
         for (size_t item = 0; item < across * down; item++) {
             size_t t = item / across * SHARE_TOKENS, c = item % across * SHARE_COLUMNS;
-            size_t tokens = smaller(SHARE_TOKENS, n - t), columns = smaller(SHARE_COLUMNS, w->columns - c);
-            if (!pace_go_on(pace, tokens * columns * rows)) continue;
-            gemm(false, tokens, columns, rows, dy + t * w->rows + first, w->rows, weights + c, stride, accumulate || first > 0,
-                 dx + t * w->columns + c, w->columns);
+            gemm(false, smaller(SHARE_TOKENS, n - t), smaller(SHARE_COLUMNS, w->columns - c), rows, dy + t * w->rows + first,
+                 w->rows, weights + c, stride, accumulate || first > 0, dx + t * w->columns + c, w->columns);
         }
     }
 }

@@ -4,13 +4,11 @@
 #define TERSE_TRAIN_BACKWARD_OPS_H
 
 #include "model/model.h"
-#include "train/pace.h"
 
 /* Floats of scratch that linear_backward() needs for this matrix. */
 size_t linear_backward_scratch(const struct matrix *w);
-/* dx[n][columns] = dy[n][rows] w (+ dx if `accumulate`). `pace` may be NULL. */
-void linear_backward(const struct matrix *w, const float *dy, size_t n, bool accumulate, float *dx, struct pace *pace,
-                     float *scratch);
+/* dx[n][columns] = dy[n][rows] w (+ dx if `accumulate`). */
+void linear_backward(const struct matrix *w, const float *dy, size_t n, bool accumulate, float *dx, float *scratch);
 
 /* d[n][width] enters as the gradient of the outputs and leaves as that of the inputs x: of a norm, */
 void norm_backward(const struct norm *norm, const float *x, float *d, size_t n, size_t width);

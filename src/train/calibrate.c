@@ -25,7 +25,6 @@
 #include <omp.h>
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
 #define WINDOWS 128              /* where nothing else is asked for */
 #define BUDGET ((size_t)4 << 30) /* of samples: all of the lab model's 128 windows of 2048 tokens, and no more for larger models */
@@ -428,25 +427,11 @@ static void fit_or_stop(struct fits *f, size_t index) {
     f->done++;
 }
 
-/* The thread that reports does so while others finish the last fits, which may take seconds. */
-static void wait_for_others(struct fits *f, size_t fits) {
-    uint64_t done = 0;
-    while (omp_get_thread_num() == 0 && done < fits && report_fit(f, "", 0, 0)) {
-        nanosleep(&(struct timespec){0, 20000000}, NULL);
-#pragma omp atomic read
-        done = f->done;
-    }
-}
-
 static enum terse_status run_fits(struct fits *f, struct terse_error *error) {
     size_t fits = count_all(f);
     if (fits >= (size_t)FITS_PER_THREAD * (size_t)omp_get_max_threads()) {
-#pragma omp parallel
-        {
-#pragma omp for schedule(dynamic, 1) nowait
-            for (size_t i = 0; i < fits; i++) fit_or_stop(f, i);
-            wait_for_others(f, fits);
-        }
+#pragma omp parallel for schedule(dynamic, 1)
+        for (size_t i = 0; i < fits; i++) fit_or_stop(f, i);
     } else {
         for (size_t i = 0; i < fits; i++) fit_or_stop(f, i);
     }

@@ -30,7 +30,7 @@ struct capture_options {
     bool drawn;    /* gradients of labels drawn from the model's predictions (backward_draw_labels), not the text's */
     uint64_t seed; /* of the draws */
     size_t budget; /* bytes of rows, norms and factors */
-    struct terse_progress progress; /* "gradients" or "keys and values", in multiplications */
+    struct terse_progress progress; /* "gradients" or "keys and values", in passes over a layer */
 };
 
 struct capture;

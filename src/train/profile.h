@@ -17,7 +17,7 @@ struct profile_options {
     bool text_labels;               /* gradients of the loss against the text, not of drawn labels */
     uint64_t seed;                  /* of the draws */
     size_t budget;                  /* bytes of samples */
-    struct terse_progress progress; /* "keys and values" and "gradients", in multiplications, and "transforms" between them */
+    struct terse_progress progress; /* "keys and values" and "gradients", in passes over a layer, and "transforms" between them */
 };
 
 /* parameters[side]: floats [layers][kv_heads][transform_parameter_floats]. *seen are the tokens of the text that were looked at. Keys are in

@@ -375,16 +375,10 @@ static void test_an_interrupted_turn_leaves_the_session_as_it_was(void **state) 
                 assert_int_equal(terse_session_prefill(session, tokens + 7, 190, NULL, &error), TERSE_E_INTERRUPTED);
                 assert_int_equal(terse_session_length(session), length);
                 same_logits(session, other, method);
-                expect(terse_session_decode(session, tokens + 3, 40, NULL, &error), TERSE_E_INTERRUPTED, &error,
-                       stopping.cancels ? "cancelled" : "interrupted");
-                assert_int_equal(terse_session_length(session), length);
-                same_logits(session, other, method);
             }
             stopping.session = NULL;
             assert_int_equal(terse_session_prefill(session, tokens + turn, n, NULL, &error), TERSE_OK);
             assert_int_equal(terse_session_prefill(other, tokens + turn, n, NULL, &error), TERSE_OK);
-            assert_int_equal(terse_session_decode(session, tokens, 17, NULL, &error), TERSE_OK);
-            assert_int_equal(terse_session_decode(other, tokens, 17, NULL, &error), TERSE_OK);
             for (size_t k = 0; k < 20; k++) {
                 same_logits(session, other, method);
                 assert_int_equal(terse_session_decode(session, tokens + k, 1, NULL, &error), TERSE_OK);

@@ -23,7 +23,6 @@ enum { MOST_HD = 64 };
 
 struct making {
     const struct terse_model *model;
-    const struct terse_progress *progress;
     struct terse_codebook *profile;
     enum terse_status status;
     struct terse_error error;
@@ -31,11 +30,11 @@ struct making {
 
 static void make(void *user) {
     struct making *m = user;
-    m->status = weight_profile_new(m->model, m->progress, &m->profile, &m->error);
+    m->status = weight_profile_new(m->model, &m->profile, &m->error);
 }
 
-static struct making make_with(const struct terse_model *model, uint32_t threads, const struct terse_progress *progress) {
-    struct making m = {.model = model, .progress = progress};
+static struct making make_with(const struct terse_model *model, uint32_t threads) {
+    struct making m = {.model = model};
     struct team *team;
     assert_int_equal(team_new(threads, &team, NULL), TERSE_OK);
     team_run(team, make, &m);
@@ -213,7 +212,7 @@ static void profiles_are_what_weights_imply(void **state) {
     (void)state;
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         struct terse_model *model = fixture_model(names[i]);
-        struct making one = make_with(model, 1, NULL), three = make_with(model, 3, NULL);
+        struct making one = make_with(model, 1), three = make_with(model, 3);
         if (model->head_dim % 32) {
             assert_int_equal(one.status, TERSE_E_UNSUPPORTED);
             assert_null(one.profile);
@@ -241,43 +240,7 @@ static void profiles_are_what_weights_imply(void **state) {
     }
 }
 
-struct watch {
-    uint64_t calls, allowed, done, total;
-};
-
-static bool watch_report(void *user, const char *what, uint64_t done, uint64_t total) {
-    struct watch *watch = user;
-    assert_string_equal(what, "weights");
-    assert_true(done <= total && (!watch->calls || done > watch->done));
-    watch->done = done;
-    watch->total = total;
-    return ++watch->calls <= watch->allowed;
-}
-
-static void every_report_may_stop_it(void **state) {
-    (void)state;
-    struct terse_model *model = fixture_model("llama-yarn");
-    struct making making = {.status = TERSE_E_INTERRUPTED};
-    assert_int_equal(model->head_dim % 32, 0);
-    for (uint64_t allowed = 0; making.status; allowed++) {
-        struct watch watch = {.allowed = allowed};
-        const struct terse_progress progress = {watch_report, &watch};
-        making = make_with(model, 1, &progress);
-        if (!making.status) {
-            assert_int_equal(watch.done, watch.total);
-            assert_true(watch.calls > (uint64_t)model->layers * model->kv_heads); /* each head of each layer asks */
-            break;
-        }
-        assert_int_equal(making.status, TERSE_E_INTERRUPTED);
-        assert_int_equal(watch.calls, allowed + 1);
-        assert_null(making.profile);
-    }
-    terse_codebook_free(making.profile);
-    terse_model_free(model);
-}
-
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(profiles_are_what_weights_imply),
-                                       cmocka_unit_test(every_report_may_stop_it)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(profiles_are_what_weights_imply)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -193,33 +193,5 @@ class Chat(AtTerminal, unittest.TestCase):
         self.leave(t)
 
 
-class Bar(unittest.TestCase):
-    def test_width(self):
-        with tempfile.TemporaryDirectory() as folder:
-            environment = {"OMP_WAIT_POLICY": "passive", "XDG_CACHE_HOME": folder}
-            path = os.path.join(folder, "text")
-            with open(TEXT, encoding="utf-8") as text, open(path, "w", encoding="utf-8") as long:
-                long.write(text.read() * 5)  # seconds to read on any machine
-            t = Terminal([COMMAND, "run", "-f", path, "-n", "0", "-t", "1", "--kv", "f16"], columns=24, environment=environment)
-            self.addCleanup(t.kill)
-            t.expect("prompt ")
-            for columns, shown in (
-                (40, r"prompt \[[#-]{4,}\] +\d+%  \d+ s left"),
-                (24, r"prompt( \[[#-]{4,}\])? +\d+%(  \d+ s left)?"),
-                (12, r"prompt +\d+%"),
-                (8, r"pr +\d+%"),
-                (2, r""),
-                (200, r"prompt \[[#-]{30}\] +\d+%  \d+ s left"),
-            ):
-                t.resize(columns)
-                t.idle(0.3)  # bars of the old width
-                t.expect("\x1b[K")
-                bar = t.expect("\r")[:-1]
-                self.assertRegex(bar, "^%s *$" % shown)
-                self.assertLess(len(bar), columns)
-            t.interrupt()
-            self.assertEqual(t.end(), 130)
-
-
 if __name__ == "__main__":
     unittest.main(argv=sys.argv[:1] + sys.argv[2:])

@@ -282,7 +282,7 @@ static double check(const struct setup *setup) {
         attend.q = take(&made, q, n * sizeof *q);
         attend.out = setup->in_place ? (float *)attend.q : take(&made, nan, n * sizeof *nan);
         assert_true(attend_decode_supports(&attend.heads, attend.codec));
-        assert_int_equal(attend_decode_launch(&attend, 0), cudaSuccess);
+        assert_int_equal(attend_decode_launch(&attend, device_stream()), cudaSuccess);
         assert_int_equal(cudaDeviceSynchronize(), cudaSuccess);
         assert_int_equal(device_fetch(out, attend.out, n * sizeof *out), cudaSuccess);
         uint32_t *left = allocated((size_t)SEQUENCES * setup->kv_heads * sizeof *left);
@@ -393,9 +393,9 @@ static void parts(void **unused) {
 static void splits_are_chosen(void **unused) {
     (void)unused;
     struct head_view view = {.query_heads = 32, .kv_heads = 8, .head_dim = 128};
-    assert_int_equal(attend_decode_splits(&view, 132, 1, 0), 1);
-    assert_true(attend_decode_splits(&view, 132, 1, 512) > attend_decode_splits(&view, 132, 8, 512));
-    assert_int_equal(attend_decode_splits(&view, 132, 1000, 512), 1);
+    assert_int_equal(attend_decode_splits(&view, CODEC_F16, 132, 1, 0), 1);
+    assert_true(attend_decode_splits(&view, CODEC_F16, 132, 1, 512) > attend_decode_splits(&view, CODEC_F16, 132, 8, 512));
+    assert_int_equal(attend_decode_splits(&view, CODEC_F16, 132, 1000, 512), 1);
 }
 
 int main(void) {

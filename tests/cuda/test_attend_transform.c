@@ -5,6 +5,7 @@
 #include "backend/cpu/codec/codec.h"
 #include "backend/cuda/device.h"
 #include "backend/cuda/kv/attend_decode.h"
+#include "backend/cuda/kv/transforms.h"
 #include "base/half.h"
 #include "base/random.h"
 
@@ -117,6 +118,7 @@ static struct codec_shape shape_of(const struct made *made, uint32_t head, enum 
 static void make_sides(struct made *made, struct transform_view views[LAYERS][HEADS][2]) {
     const uint32_t hd = made->setup->head_dim;
     uint16_t *halves = allocated((size_t)hd * hd * 2);
+    uint32_t readers[6 * TRANSFORM_PLANES_MAX];
     for (uint32_t head = 0; head < HEADS; head++) {
         for (enum codec_side side = CODEC_KEYS; side <= CODEC_VALUES; side++) {
             struct side *own = &made->sides[head][side];
@@ -130,6 +132,7 @@ static void make_sides(struct made *made, struct transform_view views[LAYERS][HE
             assert_int_equal(
                 cpu_codec_transform.learned_new(shape_of(made, head, side), side, own->parameters, &own->learned, NULL), TERSE_OK);
             for (size_t i = 0; i < (size_t)hd * hd; i++) halves[i] = half_from_float(parameters.basis[i]);
+            transform_readers(&own->layout, side, readers);
             views[LAYER][head][side] =
                 (struct transform_view){.layout = own->layout,
                                         .gain_least = parameters.gain_least,
@@ -137,7 +140,9 @@ static void make_sides(struct made *made, struct transform_view views[LAYERS][HE
                                         .mean = take(made, parameters.mean, hd * sizeof(float)),
                                         .size = take(made, parameters.size, hd * sizeof(float)),
                                         .basis = take(made, parameters.basis, (size_t)hd * hd * sizeof(float)),
-                                        .basis_half = take(made, halves, (size_t)hd * hd * 2)};
+                                        .basis_half = take(made, halves, (size_t)hd * hd * 2),
+                                        .readers = take(made, readers, transform_reader_words(&own->layout) * sizeof *readers),
+                                        .wraps = transform_wraps(&own->layout, side)};
         }
     }
     free(halves);
@@ -371,9 +376,11 @@ static double check(const struct setup *setup) {
     struct head_view view = {.layers = LAYERS, .query_heads = heads, .kv_heads = HEADS, .head_dim = hd};
     view.scale = 1 / sqrtf((float)hd), view.n_rot = setup->n_rot, view.pairing = setup->pairing;
     if (setup->slopes) view.slopes = take(&made, slopes, sizeof slopes);
+    uint32_t runs = positions / RUN_TOKENS + 1;
     size_t part_floats = attend_decode_part_floats(&view, SEQUENCES, splits);
-    float *nan = allocated((part_floats + n) * sizeof *nan);
-    memset(nan, 0xff, (part_floats + n) * sizeof *nan);
+    size_t run_words = attend_decode_run_words(&view, CODEC_TRANSFORM, SEQUENCES, runs);
+    float *nan = allocated((part_floats + n + run_words) * sizeof *nan);
+    memset(nan, 0xff, (part_floats + n + run_words) * sizeof *nan);
     uint32_t arrived[SEQUENCES * HEADS] = {0}, left[SEQUENCES * HEADS];
     struct attend_decode attend = {
         .heads = view, .layer = LAYER, .codec = {CODEC_TRANSFORM, CODEC_TRANSFORM}, .n_rows = SEQUENCES, .splits = splits};
@@ -384,13 +391,17 @@ static double check(const struct setup *setup) {
     attend.rows = take(&made, rows, sizeof rows);
     attend.q_exact = take(&made, q_exact, n * sizeof *q);
     attend.parts = take(&made, nan, part_floats * sizeof *nan);
+    for (uint32_t i = 0; i < 2 * LAYERS * HEADS; i++)
+        if (made.places[i / 2].bytes[i % 2] > attend.page_bytes[i % 2]) attend.page_bytes[i % 2] = made.places[i / 2].bytes[i % 2];
+    attend.run_queries = take(&made, nan, run_words * sizeof *nan);
+    attend.runs = runs;
     attend.arrived = take(&made, arrived, sizeof arrived);
     double worst = 0;
     for (int run = 0; run < 2; run++) {
         attend.q = take(&made, q, n * sizeof *q);
         attend.out = setup->in_place ? (float *)attend.q : take(&made, nan, n * sizeof *nan);
         assert_true(attend_decode_supports(&attend.heads, attend.codec));
-        assert_int_equal(attend_decode_launch(&attend, 0), cudaSuccess);
+        assert_int_equal(attend_decode_launch(&attend, device_stream()), cudaSuccess);
         assert_int_equal(cudaDeviceSynchronize(), cudaSuccess);
         assert_int_equal(device_fetch(out, attend.out, n * sizeof *out), cudaSuccess);
         assert_int_equal(device_fetch(left, attend.arrived, sizeof left), cudaSuccess);

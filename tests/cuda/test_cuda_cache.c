@@ -418,6 +418,36 @@ static void saving_on_another_thread_is_no_part_of_a_step(void **state) {
     unlink(path);
 }
 
+/* ---- Keys of steps, by which graphs are found */
+
+/* Of a decoding step of a cache that comes and goes: the tables of the next may lie where its own did. */
+static uint64_t key_of_a_step(struct cache_batch *batch, const char *method) {
+    struct oracle_setup setup = setup_of(method, NULL, NULL, 64, 900);
+    struct oracle *o = oracle_new(&setup, 400);
+    oracle_skip(o, P, 230);
+    assert_int_equal(cuda_kv_ops.begin(o->cache, D, 1, NULL), TERSE_OK);
+    assert_int_equal(batch_begin(batch, &o->cache, 1, NULL), TERSE_OK);
+    uint64_t key = batch_key(batch);
+    oracle_free(o);
+    return key;
+}
+
+static void keys_of_steps_differ_with_what_they_read(void **state) {
+    (void)state;
+    struct oracle_setup setup = setup_of("f16", NULL, NULL, 64, 900);
+    struct oracle *o = oracle_new(&setup, 400);
+    struct cache_batch *batch;
+    uint64_t key[8];
+    assert_int_equal(batch_new(&o->shape, &batch, NULL), TERSE_OK);
+    oracle_free(o);
+    key_of_a_step(batch, "terse-2"); /* which needs the most memory */
+    for (size_t n = 0; n < 8; n++) {
+        key[n] = key_of_a_step(batch, n % 4 == 3 ? "terse-2" : "f16");
+        for (size_t i = 0; i < n; i++) assert_true(key[i] != key[n]);
+    }
+    batch_free(batch);
+}
+
 /* ---- Memory */
 
 static void what_is_foretold_is_allocated(void **state) {
@@ -485,6 +515,7 @@ int main(void) {
                                        cmocka_unit_test(states_go_on_on_the_other_backend),
                                        cmocka_unit_test(saving_leaves_all_as_it_was),
                                        cmocka_unit_test(saving_on_another_thread_is_no_part_of_a_step),
+                                       cmocka_unit_test(keys_of_steps_differ_with_what_they_read),
                                        cmocka_unit_test(what_is_foretold_is_allocated),
                                        cmocka_unit_test(a_budget_that_is_spent_refuses),
                                        cmocka_unit_test(what_cannot_be_computed_is_refused)};

@@ -28,51 +28,9 @@ struct weight_profile {
     double *cosine, *sine; /* [2][pairs][pairs] means over a run of the angles' differences, then of their sums */
     float *scratch;        /* [threads][weight_moments_scratch] */
     double *matrices;      /* [threads][matrix_doubles] */
-    const struct terse_progress *progress;
-    uint64_t done; /* KV heads, and layers of the residual stream */
-    bool stop;     /* after a failure */
     enum terse_status status;
     struct terse_error error;
 };
-
-/* ---- Progress and failures */
-
-static void fail(struct weight_profile *w, enum terse_status status, const struct terse_error *error) {
-#pragma omp critical
-    if (!w->status) { /* the first failure is the one reported */
-        w->error = *error;
-        w->status = status;
-    }
-#pragma omp atomic write
-    w->stop = true;
-}
-
-static bool failed(const struct weight_profile *w) {
-    bool stop;
-#pragma omp atomic read
-    stop = w->stop;
-    return stop;
-}
-
-static uint64_t total_of(const struct terse_model *m) { return (uint64_t)m->layers * (m->kv_heads + 1); }
-
-/* On the calling thread of the work. */
-static bool tell(struct weight_profile *w, uint64_t done) {
-    struct terse_error error;
-    if (!w->progress || !w->progress->report || w->progress->report(w->progress->user, "weights", done, total_of(w->model)))
-        return true;
-    fail(w, status_fail(&error, TERSE_E_INTERRUPTED, "interrupted while looking at the model's weights"), &error);
-    return false;
-}
-
-/* Before a KV head, or behind a layer of the residual stream; false where no more shall be done. */
-static bool go_on(struct weight_profile *w) {
-    uint64_t done;
-#pragma omp atomic capture
-    done = w->done++;
-    if (failed(w)) return false;
-    return omp_get_thread_num() != 0 || tell(w, done);
-}
 
 /* Channels in pairs, those that RoPE rotates first. */
 static size_t pairs_of(const struct terse_model *m) { return m->head_dim / 2; }
@@ -144,10 +102,9 @@ static enum terse_status find_residual(struct weight_profile *w, struct terse_er
     for (uint32_t l = 0; l < m->layers; l++) {
         w->residual[l] = sum;
         if (l + 1 < m->layers) sum += feed_forward_square(m, &m->layer[l], &p, &state);
-        if (!go_on(w)) break;
     }
     memory_free(memory);
-    return w->status ? status_fail(error, w->status, "%s", w->error.message) : TERSE_OK;
+    return TERSE_OK;
 }
 
 /* ---- Keys in a run */
@@ -315,12 +272,14 @@ static void fit_layer(struct weight_profile *w, uint32_t layer) {
     struct matrices own = matrices_at(m, w->matrices + thread * matrix_doubles(m));
     struct terse_error error;
     enum terse_status status = TERSE_OK;
-    for (uint32_t head = 0; head < m->kv_heads && !status; head++) {
-        if (!go_on(w)) return;
-        if (head == 0) weight_value_metrics(m, layer, 0, m->kv_heads, scratch, own.metrics);
-        status = fit_head(w, layer, head, scratch, &own, &error);
+    weight_value_metrics(m, layer, 0, m->kv_heads, scratch, own.metrics);
+    for (uint32_t head = 0; head < m->kv_heads && !status; head++) status = fit_head(w, layer, head, scratch, &own, &error);
+    if (!status) return;
+#pragma omp critical
+    if (!w->status) {
+        w->status = status;
+        w->error = error;
     }
-    if (status) fail(w, status, &error);
 }
 
 static enum terse_status fit_all(struct weight_profile *w, struct terse_error *error) {
@@ -329,7 +288,6 @@ static enum terse_status fit_all(struct weight_profile *w, struct terse_error *e
     find_rotations(w);
 #pragma omp parallel for schedule(dynamic, 1)
     for (uint32_t layer = 0; layer < w->model->layers; layer++) fit_layer(w, layer);
-    if (!failed(w)) tell(w, total_of(w->model));
     if (w->status) return status_fail(error, w->status, "%s", w->error.message);
     divide_by_residual(w);
     return TERSE_OK;
@@ -351,8 +309,7 @@ static enum terse_status allocate(struct weight_profile *w, struct terse_error *
     return TERSE_OK;
 }
 
-enum terse_status weight_profile_new(const struct terse_model *model, const struct terse_progress *progress,
-                                     struct terse_codebook **profile, struct terse_error *error) {
+enum terse_status weight_profile_new(const struct terse_model *model, struct terse_codebook **profile, struct terse_error *error) {
     struct codebook_info info = {.method = METHOD_PROFILE,
                                  .key = {.codec = &codec_transform},
                                  .value = {.codec = &codec_transform},
@@ -361,7 +318,7 @@ enum terse_status weight_profile_new(const struct terse_model *model, const stru
                                  .head_dim = model->head_dim,
                                  .fingerprint = model->norms_fingerprint,
                                  .fingerprint_of = CODEBOOK_OF_NORMS};
-    struct weight_profile w = {.model = model, .progress = progress};
+    struct weight_profile w = {.model = model};
     *profile = NULL;
     snprintf(info.model, sizeof info.model, "%s", model->name);
     enum terse_status status = codec_check_head_dim(model->head_dim, error);

@@ -16,9 +16,8 @@
 #include "format/codebook.h"
 #include "model/model.h"
 
-/* Released by terse_codebook_free. Uses the calling thread's OpenMP threads; reports, on that thread, come with every KV head; `progress` may be
- * NULL. TERSE_E_UNSUPPORTED where the codec does not serve the model's heads. */
-enum terse_status weight_profile_new(const struct terse_model *model, const struct terse_progress *progress,
-                                     struct terse_codebook **profile, struct terse_error *error);
+/* Released by terse_codebook_free. Uses the calling thread's OpenMP threads. TERSE_E_UNSUPPORTED where the codec does not serve the model's
+ * heads. */
+enum terse_status weight_profile_new(const struct terse_model *model, struct terse_codebook **profile, struct terse_error *error);
 
 #endif

@@ -8,13 +8,23 @@ constexpr uint32_t WARPS = 8;    /* of a CTA: each takes pages of its own */
 constexpr uint32_t RESIDENT = 2; /* CTAs that a multiprocessor holds */
 
 size_t attend_decode_part_floats(const struct head_view *heads, uint32_t n_rows, uint32_t splits) {
-    return (size_t)n_rows * heads->query_heads * splits * (heads->head_dim + 2);
+    const size_t scaled = (size_t)splits * (heads->head_dim + 2);
+    const size_t transform = (size_t)(splits + 1) * (2 * heads->head_dim + 2); /* by plane, and one more of the rows of halves */
+    return (size_t)n_rows * heads->query_heads * (scaled > transform ? scaled : transform);
 }
 
-uint32_t attend_decode_splits(const struct head_view *heads, uint32_t multiprocessors, uint32_t n_rows, uint32_t pages) {
+size_t attend_decode_run_words(const struct head_view *heads, enum codec_id keys, uint32_t n_rows, uint32_t runs) {
+    const size_t tiles = heads->query_heads / heads->kv_heads > 4 ? 2 : 1; /* of four queries */
+    if (keys != CODEC_TRANSFORM) return 0;
+    return (size_t)n_rows * heads->kv_heads * runs * tiles * (12 + 4 * (size_t)heads->head_dim); /* run_words */
+}
+
+uint32_t attend_decode_splits(const struct head_view *heads, enum codec_id keys, uint32_t multiprocessors, uint32_t n_rows,
+                              uint32_t pages) {
     const uint64_t shares = (uint64_t)n_rows * heads->kv_heads;
     const uint32_t most = (pages + WARPS - 1) / WARPS; /* as many as keep every warp busy */
     uint64_t splits = shares ? (uint64_t)RESIDENT * multiprocessors / shares : 1;
+    if (keys == CODEC_TRANSFORM && splits > 8) splits--; /* the rows of halves have a CTA of their own, a small one */
     splits = splits < most ? splits : most;
     return splits ? (uint32_t)splits : 1;
 }

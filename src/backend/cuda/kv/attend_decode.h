@@ -33,14 +33,21 @@ struct attend_decode {
     const float *q_exact;              /* the same by position - evicted, for exact rows; may be q */
     float *out;                        /* [n_rows][Hq][hd], may be q */
     float *parts;                      /* attend_decode_part_floats(...) */
+    uint32_t page_bytes[2];            /* of the largest page, by side; read where a side is of codec transform */
+    uint32_t *run_queries;             /* attend_decode_run_words(...) */
+    uint32_t runs;                     /* the most that pages of any row lie in, from that of the first page to that of the last */
     uint32_t *arrived;                 /* [n_rows][Hk], zeros; left so */
 };
 
 /* Floats of the partial states of a launch. */
 size_t attend_decode_part_floats(const struct head_view *heads, uint32_t n_rows, uint32_t splits);
 
+/* Words of the queries of runs: 0 where keys are not of codec transform. */
+size_t attend_decode_run_words(const struct head_view *heads, enum codec_id keys, uint32_t n_rows, uint32_t runs);
+
 /* How many splits serve a row of so many sealed pages well when so many rows are read together. */
-uint32_t attend_decode_splits(const struct head_view *heads, uint32_t multiprocessors, uint32_t n_rows, uint32_t pages);
+uint32_t attend_decode_splits(const struct head_view *heads, enum codec_id keys, uint32_t multiprocessors, uint32_t n_rows,
+                              uint32_t pages);
 
 /* Whether there are kernels for these codecs and heads. */
 bool attend_decode_supports(const struct head_view *heads, const enum codec_id codec[2]);

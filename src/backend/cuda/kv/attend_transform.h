@@ -4,11 +4,6 @@
 
 #include "backend/cuda/kv/attend_decode.h"
 
-/* transform_levels, as kernels get them. */
-struct transform_levels_view {
-    uint32_t words[TRANSFORM_TABLES * 4];
-};
-
 cudaError_t attend_transform_64(const struct attend_decode *attend, cudaStream_t stream);
 cudaError_t attend_transform_96(const struct attend_decode *attend, cudaStream_t stream);
 cudaError_t attend_transform_128(const struct attend_decode *attend, cudaStream_t stream);

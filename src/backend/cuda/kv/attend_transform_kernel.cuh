@@ -1,120 +1,357 @@
-/* The kernel of attend_transform.cuh: rings of pages, what warps do with them, and putting their states together. */
+/* The kernel of attend_transform.cuh: rings of pages, what warps do with them, and putting their states together.
+ *
+ * Of a query row and KV head, CTA 0 reads the rows of halves and each of the others a part of the pages; a warp reads pages by itself, through a
+ * ring of its own. The last CTA to arrive merges what all of them wrote.
+ */
 #ifndef TERSE_BACKEND_CUDA_KV_ATTEND_TRANSFORM_KERNEL_CUH
 #define TERSE_BACKEND_CUDA_KV_ATTEND_TRANSFORM_KERNEL_CUH
 
 #include "backend/cuda/kv/attend_transform.cuh"
 #include "backend/cuda/kv/attend_transform.h"
 
-#include <cstring>
-
 /* ---- The ring */
 
-constexpr uint32_t RING_MOST = 12; /* slots */
+/* Bytes of a slot, of keys with the record of their run behind: nibbles, then gains in a unit of their own. */
+__host__ __device__ constexpr uint32_t page_slot_bytes(uint32_t nibbles) { return (nibbles + 1) * PAGE_TRANSFORM_NIBBLE; }
 
-/* Bytes of a slot: nibbles, then gains. */
-ATTEND_INLINE uint32_t slot_bytes(uint32_t nibbles) { return (nibbles + 1) * PAGE_TRANSFORM_NIBBLE; }
-
-ATTEND_INLINE void wait_for_copies(uint32_t pending) {
-    switch (pending) {
-    case 0: wait_copies<0>(); break;
-    case 1: wait_copies<1>(); break;
-    case 2: wait_copies<2>(); break;
-    case 3: wait_copies<3>(); break;
-    case 4: wait_copies<4>(); break;
-    case 5: wait_copies<5>(); break;
-    case 6: wait_copies<6>(); break;
-    case 7: wait_copies<7>(); break;
-    case 8: wait_copies<8>(); break;
-    case 9: wait_copies<9>(); break;
-    case 10: wait_copies<10>(); break;
-    default: wait_copies<11>(); break;
-    }
-    __syncwarp();
+/* A warp copies `count` units of 16 bytes, of which a lane has every 32nd. */
+ATTEND_INLINE void copy_units(uint32_t to, const uint8_t *from, uint32_t count) {
+    uint32_t c = 0;
+#pragma unroll 1
+    for (; c + 128 <= count; c += 128, to += 128 * 16, from += 128 * 16)
+#pragma unroll
+        for (uint32_t i = 0; i < 128; i += 32) copy_async<16>(to + 16 * i, from + 16 * i);
+#pragma unroll
+    for (uint32_t i = 0; i < 128; i += 32)
+        if (c + i + lane_id() < count) copy_async<16>(to + 16 * i, from + 16 * i);
 }
 
-/* The sides of a warp's pages, one after another: keys, values, keys, ... */
-struct transform_ring {
+/* A warp's pages, one or two of them in shared memory: a slot of keys and one of values each. As soon as a slot has been read, it is filled with
+ * the page after the other's. */
+template <int HD, int NQ> struct transform_ring {
     const struct page_set_view *sets;
     const struct place_view *place;
-    uint32_t n;                  /* pages */
-    uint32_t nibbles[2], own[2]; /* by side; own: where the lane's 16 bytes of four nibbles lie in a slot */
-    uint32_t base, bytes, slots; /* of a slot */
-    uint32_t read, next;         /* slots: of the side that is read next, and how many sides were asked for */
-    const uint8_t *of_lane[2];   /* page 32 i + lane's */
+    const uint32_t *records;                       /* of runs, from that of the sequence's first page on */
+    uint32_t first_run;                            /* position */
+    uint32_t n;                                    /* pages */
+    uint32_t key_units, value_units, record_units; /* of 16 bytes */
+    uint32_t base, key_bytes, bytes;               /* of a slot of keys, and of both */
+    uint32_t depth;                                /* 1 or 2 */
+    const uint8_t *keys_of_lane, *values_of_lane;  /* page 32 i + lane's */
+    uint32_t run_of_lane;                          /* offset of its run's record, in words */
 
-    ATTEND_INLINE void start(const struct page_set_view *first, uint32_t count, const struct place_view *at, uint32_t memory,
-                             uint32_t room, uint32_t key_nibbles, uint32_t value_nibbles) {
-        const unsigned lane = lane_id(), n4 = lane / 8, j = lane % 8;
-        sets = first, n = count, place = at, base = memory;
-        nibbles[0] = key_nibbles, nibbles[1] = value_nibbles;
-        own[0] = n4 * 128 + 16 * (j ^ 2 * n4), own[1] = n4 * 128 + 16 * (j ^ n4 % 2 * 4);
-        bytes = slot_bytes(max(key_nibbles, value_nibbles));
-        slots = min(room / bytes, RING_MOST);
-        read = next = 0;
-        for (uint32_t i = 0; i < slots; i++) issue(i);
+    ATTEND_INLINE void set_room(uint32_t memory, uint32_t room, uint32_t key_nibbles, uint32_t value_nibbles, uint32_t key_planes) {
+        key_units = key_nibbles * (PAGE_TRANSFORM_NIBBLE / 16), value_units = value_nibbles * (PAGE_TRANSFORM_NIBBLE / 16);
+        record_units = run_words<NQ>(key_planes) / 4;
+        key_bytes = page_slot_bytes(key_nibbles) + 16 * record_units;
+        bytes = key_bytes + page_slot_bytes(value_nibbles);
+        base = memory, depth = room >= 2 * bytes ? 2 : 1;
     }
 
-    ATTEND_INLINE void issue(uint32_t slot) {
-        const uint32_t page = next / 2, side = next % 2, lane = lane_id();
+    ATTEND_INLINE uint32_t slot(uint32_t page) const { return base + (page & (depth - 1)) * bytes; }
+
+    /* Where the lane's 16 bytes of four nibbles lie in a slot: as nibble_place of transforms.c says. */
+    static ATTEND_INLINE uint32_t key_place() { return lane_id() / 8 * 128 + 16 * (lane_id() % 8 ^ 2 * (lane_id() / 8)); }
+    static ATTEND_INLINE uint32_t value_place() { return lane_id() / 8 * 128 + 16 * (lane_id() % 8 ^ lane_id() / 8 % 2 * 4); }
+
+    static ATTEND_INLINE const uint8_t *of(const uint8_t *of_lane, uint32_t page) {
+        return reinterpret_cast<const uint8_t *>(__shfl_sync(ALL_LANES, (unsigned long long)of_lane, page % 32)) + 16 * lane_id();
+    }
+
+    ATTEND_INLINE void ask_for_keys(uint32_t page) {
         if (page < n) {
-            if (side == 0 && page % 32 == 0) {
-                const struct page_set_view set = sets[min(page + lane, n - 1)];
-                of_lane[0] = page_address(&set, place, 0), of_lane[1] = page_address(&set, place, 1);
+            if (page % 32 == 0) {
+                const struct page_set_view set = sets[min(page + lane_id(), n - 1)];
+                keys_of_lane = page_address(&set, place, 0), values_of_lane = page_address(&set, place, 1);
+                run_of_lane = (run_of(set.first) - first_run) / RUN_TOKENS * run_words<NQ>(HD / 2);
             }
-            const uint8_t *from = reinterpret_cast<const uint8_t *>(
-                __shfl_sync(ALL_LANES, (unsigned long long)(side ? of_lane[1] : of_lane[0]), page % 32));
-            const uint32_t to = base + slot * bytes, count = nibbles[side] * 8;
-            if (lane < 4) copy_async<16>(to + count * 16 + 16 * lane, from + 16 * lane);
-            from += PAGE_TOKENS + 16 * lane;
-            const uint32_t place_of_lane = to + (side ? own[1] : own[0]);
-            for (uint32_t c = 0; c < count; c += 32)
-                if (c + lane < count) copy_async<16>(place_of_lane + 16 * c, from + 16 * c);
+            const uint8_t *const from = of(keys_of_lane, page);
+            const uint32_t to = slot(page), gains = to + 16 * (key_units + lane_id());
+            if (lane_id() < 4) copy_async<16>(gains, from);
+            copy_units(to + key_place(), from + PAGE_TOKENS, key_units);
+            const uint32_t *record = records + __shfl_sync(ALL_LANES, run_of_lane, page % 32) + 4 * lane_id();
+            copy_units(gains + PAGE_TRANSFORM_NIBBLE, reinterpret_cast<const uint8_t *>(record), record_units);
         }
-        next++;
         commit_copies();
     }
 
-    ATTEND_INLINE uint32_t wait() {
-        wait_for_copies(slots - 1);
-        return base + read * bytes;
+    ATTEND_INLINE void ask_for_values(uint32_t page) {
+        if (page < n) {
+            const uint8_t *const from = of(values_of_lane, page);
+            const uint32_t to = slot(page) + key_bytes;
+            if (lane_id() < 4) copy_async<16>(to + 16 * (value_units + lane_id()), from);
+            copy_units(to + value_place(), from + PAGE_TOKENS, value_units);
+        }
+        commit_copies();
     }
 
-    ATTEND_INLINE void release() {
+    ATTEND_INLINE void start() {
+        for (uint32_t page = 0; page < depth; page++) ask_for_keys(page), ask_for_values(page);
+    }
+
+    /* Until the oldest copies that were asked for are there. */
+    ATTEND_INLINE void wait() const {
+        if (depth == 2)
+            wait_copies<3>();
+        else
+            wait_copies<1>();
         __syncwarp();
-        issue(read);
-        read = read + 1 == slots ? 0 : read + 1;
     }
 };
 
 /* ---- Shared memory */
 
 template <int HD, int NQ, int WARPS> struct transform_shared {
-    static constexpr bool basis = HD <= 128; /* of keys; larger ones are read from global memory */
-    struct fixed {
-        query_fragments<HD, 1> window, exact;
-        side_program<HD> program[2];
-        transform_queries<HD, NQ> queries;
-        int8_t levels[TRANSFORM_TABLES * 16];
-    };
-    struct warp {
-        query_scratch<HD, NQ> scratch;
-        uint32_t bytes[NQ * side_program<HD>::most * 8];
-    };
-    static constexpr int basis_bytes = basis ? (int)sizeof(basis_fragments<HD>) : 0;
-    static constexpr int fixed_bytes = ((int)sizeof(fixed) + 127) / 128 * 128;
-    static constexpr int warp_bytes = ((int)sizeof(warp) + 127) / 128 * 128;
-    static constexpr int rings = basis_bytes + fixed_bytes + WARPS * warp_bytes; /* where they begin */
-    static constexpr int parts = WARPS * 32 / HD > 0 ? WARPS * 32 / HD : 1;      /* that channels are summed up in */
-    static constexpr int states = WARPS + parts;
-    /* When pages are read, where warps' own memory was: partial states, sums by component of each warp and of all, what merging needs. */
-    static constexpr int sums_at = (int)partials_bytes<HD>(states, 4 * NQ);
-    static constexpr int merging = (sums_at + (WARPS + 1) * 4 * NQ * (HD + 2) * 4 + 15) / 16 * 16;
-    static constexpr int after = merging + WARPS * 32 * 24;
-    static constexpr int least_ring = 2 * half_rows<HD>::bytes > (HD / 2 + 1) * PAGE_TRANSFORM_NIBBLE
-                                          ? 2 * half_rows<HD>::bytes
-                                          : (HD / 2 + 1) * PAGE_TRANSFORM_NIBBLE;
-    static constexpr int least =
-        basis_bytes + fixed_bytes + (WARPS * (warp_bytes + least_ring) > after ? WARPS * (warp_bytes + least_ring) : after);
+    static constexpr int threads = WARPS * 32;
+    static constexpr int reader_bytes = HD / 2 * 24;                   /* of a side */
+    static constexpr int rings = (2 * reader_bytes + 127) / 128 * 128; /* where they begin */
+    /* When pages are read: sums by plane of each warp, float4 [WARPS][4 NQ][plane_stride], and their states, float4 [WARPS][4 NQ]. */
+    static constexpr int plane_stride = HD / 2 + 2;
+    static constexpr int sums = WARPS * 4 * NQ * plane_stride * 16, states = WARPS * 4 * NQ * 16;
+    /* What merging needs: factors of parts, sums of threads, components [HD][4 NQ], sums of sections of channels [sections][4 NQ][HD]. */
+    static constexpr int sections = threads / (HD / 2) > 0 ? threads / (HD / 2) : 1;
+    static constexpr int merging = threads * 16 + HD * 4 * NQ * 4 + sections * 4 * NQ * HD * 4 + 4 * NQ * 16;
+    /* Of the CTA that reads rows: queries for the window and for exact rows; then each warp's rows, or their states. */
+    static constexpr int row_queries = 2 * ((int)sizeof(query_fragments<HD, 1>) + 127) / 128 * 128;
+    static constexpr int rows = row_queries + WARPS * 2 * half_rows<HD>::bytes;
+    static constexpr int row_states = row_queries + (int)partials_bytes<HD>(WARPS, 4 * NQ);
+    static constexpr int largest(int a, int b) { return a > b ? a : b; }
+    static constexpr int after = largest(sums + states, merging); /* but for factors of parts */
+    /* page: of a ring of one page. */
+    static int least(int page, int factors) {
+        return largest(largest(rings + WARPS * page, after + factors), largest(rows, row_states));
+    }
+};
+
+/* ---- What CTAs leave */
+
+/* Where parts of a row and KV head lie; number 0 is that of the rows of halves, by channel: float4 [G][HD / 4]. The others are by plane:
+ * float4 [G][planes]. */
+template <int HD> struct transform_parts {
+    float4 *sums;
+    float2 *states; /* [part][G]: maximum, sum of weights */
+    uint32_t group;
+    ATTEND_INLINE float4 *of(uint32_t part) const { return sums + (size_t)part * group * (HD / 2); }
+};
+
+template <int HD>
+ATTEND_INLINE transform_parts<HD> transform_parts_of(const struct attend_decode &a, const struct share &s, uint32_t group) {
+    const size_t each = a.splits + 1, all = (size_t)a.n_rows * a.heads.kv_heads * each,
+                 first = ((size_t)s.row * a.heads.kv_heads + s.head) * each;
+    return {reinterpret_cast<float4 *>(a.parts) + first * group * (HD / 2),
+            reinterpret_cast<float2 *>(a.parts + all * group * 2 * HD) + first * group, group};
+}
+
+ATTEND_INLINE void add_scaled(float4 &to, float factor, const float4 &x) {
+    to.x += factor * x.x, to.y += factor * x.y, to.z += factor * x.z, to.w += factor * x.w;
+}
+
+/* A warp's sums by plane and states go to shared memory. */
+template <int HD, int NQ, int WARPS>
+ATTEND_INLINE void store_planes(uint32_t planes, transform_running<NQ> &r, const transform_sums<HD, NQ> &acc, uint8_t *memory) {
+    using layout = transform_shared<HD, NQ, WARPS>;
+    const unsigned warp = threadIdx.x / 32, g = lane_id() / 4, t = lane_id() % 4;
+    float4 *const sums = reinterpret_cast<float4 *>(memory), *const states = reinterpret_cast<float4 *>(memory + layout::sums);
+#pragma unroll
+    for (int n = 0; n < NQ; n++) {
+        const unsigned row = warp * 4 * NQ + 4 * n + t;
+        for (int o = 4; o < 32; o *= 2) {
+            r.sum[n] += __shfl_xor_sync(ALL_LANES, r.sum[n], o);
+            r.gained[n] += __shfl_xor_sync(ALL_LANES, r.gained[n], o);
+        }
+        if (g == 0) states[row] = make_float4(r.max[n], r.sum[n], 0, 0);
+        const float zero = LEVEL_ZERO * r.gained[n];
+#pragma unroll
+        for (int p = 0; p < HD / 16; p++)
+            if (8 * p < planes)
+                sums[row * layout::plane_stride + 8 * p + g] =
+                    make_float4(acc[p][n][0] - zero, acc[p][n][1] - zero, acc[p][n][2] - zero, acc[p][n][3] - zero);
+    }
+}
+
+/* All threads, after a __syncthreads: the warps' sums become a part. */
+template <int HD, int NQ, int WARPS>
+ATTEND_INLINE void leave_planes(uint32_t planes, const uint8_t *memory, const transform_parts<HD> &parts, uint32_t part) {
+    using layout = transform_shared<HD, NQ, WARPS>;
+    const float4 *const sums = reinterpret_cast<const float4 *>(memory), *const states = reinterpret_cast<const float4 *>(
+                                                                             memory + layout::sums);
+    for (unsigned i = threadIdx.x; i < parts.group * (planes + 1); i += WARPS * 32) { /* one more: the state */
+        const unsigned query = i / (planes + 1), plane = i % (planes + 1);
+        float m = -INFINITY, weights = 0;
+        float4 sum = make_float4(0, 0, 0, 0);
+#pragma unroll
+        for (int w = 0; w < WARPS; w++) m = fmaxf(m, states[w * 4 * NQ + query].x);
+#pragma unroll
+        for (int w = 0; w < WARPS; w++) {
+            const unsigned row = w * 4 * NQ + query;
+            const float factor = m == -INFINITY ? 0 : exp2_fast(states[row].x - m);
+            weights += factor * states[row].y;
+            if (plane < planes) add_scaled(sum, factor, sums[row * layout::plane_stride + plane]);
+        }
+        if (plane < planes)
+            __stcg(parts.of(part) + query * planes + plane, sum);
+        else
+            __stcg(parts.states + part * parts.group + query, make_float2(m, weights));
+    }
+}
+
+/* All threads of the CTA that reads rows. */
+template <int HD, int NQ, int WARPS>
+ATTEND_INLINE void leave_rows(const struct attend_decode &whole, struct share s, uint32_t first_query, uint8_t *memory,
+                              const transform_parts<HD> &parts) {
+    using layout = transform_shared<HD, NQ, WARPS>;
+    auto *const queries = reinterpret_cast<query_fragments<HD, 1> *>(memory); /* for the window, for exact rows */
+    const uint32_t all = s.group, warp = threadIdx.x / 32;
+    const size_t at = (((size_t)s.row * whole.heads.kv_heads + s.head) * all + first_query) * HD;
+    struct attend_decode a = whole;
+    s.group = parts.group;
+    if (a.heads.slopes) a.heads.slopes += s.head * (all - s.group) + first_query;
+    prepare_queries<HD, 1, WARPS>(a.q + at, s.group, a.heads.scale, queries[0]);
+    prepare_queries<HD, 1, WARPS>(a.q_exact + at, s.group, a.heads.scale, queries[1]);
+    __syncthreads();
+    running<1> r;
+    float acc[HD / 16][1][4] = {};
+    clear_running(r);
+    attend_rows<HD>(whole, s, warp, WARPS, queries[1], queries[0], slopes_of<1>(a, s),
+                    shared_address(memory) + layout::row_queries + warp * 2 * half_rows<HD>::bytes, r, acc);
+    finish_running(r);
+    __syncthreads(); /* nobody reads rows any more */
+    const partials<HD> states = partials_at<HD>(memory + layout::row_queries, WARPS, s.group);
+    store_running(states, warp, s.group, r);
+    store_sums<HD>(states, warp, s.group, acc);
+    __syncthreads();
+    for (unsigned i = threadIdx.x; i < s.group * (HD / 4); i += WARPS * 32) {
+        const unsigned query = i / (HD / 4);
+        float4 sums = make_float4(0, 0, 0, 0);
+        float2 state = make_float2(-INFINITY, 0);
+        for (unsigned w = 0; w < WARPS; w++)
+            merge_state(sums, state, reinterpret_cast<const float4 *>(states.sums)[w * s.group * (HD / 4) + i],
+                        states.max_sum[w * s.group + query]);
+        __stcg(parts.of(0) + i, sums);
+        if (i % (HD / 4) == 0) __stcg(parts.states + query, state);
+    }
+}
+
+/* All threads: whether this CTA is the last of `n` to come here; what the others wrote before may then be read. */
+ATTEND_INLINE bool is_last(const struct attend_decode &a, const struct share &s, uint32_t n) {
+    __threadfence();
+    __syncthreads();
+    bool last = false;
+    if (threadIdx.x == 0) {
+        uint32_t *arrived = a.arrived + s.row * a.heads.kv_heads + s.head;
+        last = atomicAdd(arrived, 1) == n - 1;
+        if (last) *arrived = 0;
+    }
+    last = __syncthreads_or(last);
+    __threadfence();
+    return last;
+}
+
+/* All threads: merges parts 0 to `parts.n` and writes out[G][HD]. A thread of a plane loads what it is scaled with before it is waited for. */
+template <int HD, int NQ, int WARPS> struct transform_merge {
+    using layout = transform_shared<HD, NQ, WARPS>;
+    static constexpr unsigned threads = WARPS * 32;
+    float4 *sums;   /* [threads] */
+    float *z;       /* by component [HD][4 NQ] */
+    float *by_part; /* [sections][4 NQ][HD] */
+    float4 *totals; /* of a query: the rows' factor, weights of pages, 1 / all weights */
+    float *factors; /* [parts][G] */
+
+    ATTEND_INLINE explicit transform_merge(uint8_t *memory) {
+        sums = reinterpret_cast<float4 *>(memory);
+        z = reinterpret_cast<float *>(sums + threads);
+        by_part = z + HD * 4 * NQ;
+        totals = reinterpret_cast<float4 *>(by_part + layout::sections * 4 * NQ * HD);
+        factors = reinterpret_cast<float *>(totals + 4 * NQ);
+    }
+
+    /* A warp for each query: what parts are multiplied with. */
+    ATTEND_INLINE void weigh_parts(const transform_parts<HD> &parts, uint32_t n) {
+        for (unsigned query = threadIdx.x / 32; query < parts.group; query += WARPS) {
+            float m = -INFINITY, weights = 0, of_rows = 0, rows_factor = 0;
+            for (unsigned part = lane_id(); part < n; part += 32) m = fmaxf(m, __ldcg(parts.states + part * parts.group + query).x);
+            for (int o = 16; o; o /= 2) m = fmaxf(m, __shfl_xor_sync(ALL_LANES, m, o));
+            for (unsigned part = lane_id(); part < n; part += 32) {
+                const float2 state = __ldcg(parts.states + part * parts.group + query);
+                const float factor = m == -INFINITY ? 0 : exp2_fast(state.x - m);
+                factors[part * parts.group + query] = factor;
+                if (part)
+                    weights += factor * state.y;
+                else
+                    of_rows = factor * state.y, rows_factor = factor;
+            }
+            for (int o = 16; o; o /= 2) weights += __shfl_xor_sync(ALL_LANES, weights, o);
+            const float all = weights + of_rows; /* of lane 0 alone */
+            if (lane_id() == 0) totals[query] = make_float4(rows_factor, weights, all > 0 ? 1 / all : 0, 0);
+        }
+    }
+
+    /* Sums by component. */
+    ATTEND_INLINE void add_planes(const transform_side<HD> &values, const transform_parts<HD> &parts, uint32_t n) {
+        const unsigned planes = values.view->layout.planes, items = parts.group * planes, width = min(items, threads);
+        const unsigned ranks = width ? threads / width : 0, rank = width ? threadIdx.x / width : 0;
+        for (unsigned base = 0; base < items; base += width) {
+            const unsigned i = base + threadIdx.x % width, query = i / planes, p = i % planes;
+            const bool mine = rank < ranks && i < items;
+            float4 sum = make_float4(0, 0, 0, 0), scale = sum;
+            unsigned quad = 0;
+            if (mine && rank == 0) {
+                const struct transform_plane plane = values.view->layout.plane[p];
+                const float *size = values.size + 4 * plane.quad; /* aligned as floats only, if it is fitted */
+                quad = plane.quad;
+                scale = make_float4(plane.scale * size[0], plane.scale * size[1], plane.scale * size[2], plane.scale * size[3]);
+            }
+            if (mine)
+#pragma unroll 8
+                for (unsigned part = 1 + rank; part < n; part += ranks)
+                    add_scaled(sum, factors[part * parts.group + query], __ldcg(parts.of(part) + i));
+            __syncthreads();
+            sums[threadIdx.x] = sum;
+            __syncthreads();
+            if (!mine || rank) continue;
+            for (unsigned r = 1; r < ranks; r++) add_scaled(sum, 1, sums[threadIdx.x + r * width]);
+            float *const to = z + 4 * quad * (4 * NQ) + query;
+            atomicAdd(to, sum.x * scale.x); /* a quad has at most two planes: the order does not matter */
+            atomicAdd(to + 4 * NQ, sum.y * scale.y);
+            atomicAdd(to + 2 * (4 * NQ), sum.z * scale.z);
+            atomicAdd(to + 3 * (4 * NQ), sum.w * scale.w);
+        }
+    }
+
+    /* Sums by channel: a thread has two channels, of a section of the components. */
+    ATTEND_INLINE void to_channels(const transform_side<HD> &values) {
+        const unsigned components = 4 * values.view->layout.quads, pair = threadIdx.x % (HD / 2), section = threadIdx.x / (HD / 2);
+        if (section >= layout::sections) return;
+        float2 x[4 * NQ] = {};
+        const unsigned end = components * (section + 1) / layout::sections;
+        const __half2 *const basis = reinterpret_cast<const __half2 *>(values.view->basis_half) + pair;
+#pragma unroll 8
+        for (unsigned c = components * section / layout::sections; c < end; c++) {
+            const float2 b = __half22float2(basis[c * (HD / 2)]);
+#pragma unroll
+            for (int n = 0; n < 4 * NQ; n++) x[n].x += z[c * 4 * NQ + n] * b.x, x[n].y += z[c * 4 * NQ + n] * b.y;
+        }
+#pragma unroll
+        for (int n = 0; n < 4 * NQ; n++) *reinterpret_cast<float2 *>(by_part + (section * 4 * NQ + n) * HD + 2 * pair) = x[n];
+    }
+
+    ATTEND_INLINE void run(const transform_side<HD> &values, const transform_parts<HD> &parts, uint32_t n, float *out) {
+        for (unsigned i = threadIdx.x; i < HD * 4 * NQ; i += threads) z[i] = 0;
+        weigh_parts(parts, n);
+        __syncthreads();
+        add_planes(values, parts, n);
+        __syncthreads();
+        to_channels(values);
+        __syncthreads();
+        for (unsigned i = threadIdx.x; i < parts.group * HD; i += threads) {
+            const unsigned query = i / HD, channel = i % HD;
+            const float4 total = totals[query];
+            float sum = values.mean[channel] * total.y + total.x * __ldcg(reinterpret_cast<const float *>(parts.of(0)) + i);
+#pragma unroll
+            for (int section = 0; section < layout::sections; section++) sum += by_part[(section * 4 * NQ + query) * HD + channel];
+            out[i] = sum * total.z;
+        }
+    }
 };
 
 /* ---- The kernel */
@@ -144,212 +381,124 @@ ATTEND_INLINE void finish_page_logits(float (&x)[NQ][8], const float *slopes, ui
     }
 }
 
-/* A warp's sums by component to z[query][HD], zeros before; state[query]: maximum, sum. */
-template <int HD, int NQ>
-ATTEND_INLINE void store_components(const side_program<HD> &program, transform_running<NQ> &r, const transform_sums<HD, NQ> &acc,
-                                    float *z, float2 *state) {
-    const unsigned lane = lane_id(), g = lane / 4, t = lane % 4;
-#pragma unroll
-    for (int n = 0; n < NQ; n++) {
-        for (int o = 4; o < 32; o *= 2) {
-            r.sum[n] += __shfl_xor_sync(ALL_LANES, r.sum[n], o);
-            r.gained[n] += __shfl_xor_sync(ALL_LANES, r.gained[n], o);
-        }
-        if (g == 0) state[4 * n + t] = make_float2(r.max[n], r.sum[n]);
-    }
-    for (unsigned c = lane; c < 4 * NQ * HD; c += 32) z[c] = 0;
-    __syncwarp();
-#pragma unroll
-    for (int p = 0; p < HD / 16; p++) {
-        if (8 * p + g < program.planes) {
-            const float4 scale = program.scale[8 * p + g];
-            const unsigned quad = program.quad[8 * p + g];
-#pragma unroll
-            for (int n = 0; n < NQ; n++) {
-                float *to = z + (4 * n + t) * HD + 4 * quad;
-                const float zero = LEVEL_ZERO * r.gained[n];
-                atomicAdd(to, (acc[p][n][0] - zero) * scale.x); /* a quad has at most two planes: the order does not matter */
-                atomicAdd(to + 1, (acc[p][n][1] - zero) * scale.y);
-                atomicAdd(to + 2, (acc[p][n][2] - zero) * scale.z);
-                atomicAdd(to + 3, (acc[p][n][3] - zero) * scale.w);
-            }
-        }
-    }
+/* A side's readers, into shared memory, and what goes with them. */
+template <int HD, int THREADS> ATTEND_INLINE plane_readers load_readers(const struct transform_view *view, uint8_t *memory) {
+    const uint32_t to = shared_address(memory), planes = view->layout.planes,
+                   padded = (planes + TRANSFORM_READERS_STEP - 1) / TRANSFORM_READERS_STEP * TRANSFORM_READERS_STEP;
+    for (unsigned i = threadIdx.x; i < padded * 24 / 16; i += THREADS) copy_async<16>(to + 16 * i, view->readers + 4 * i);
+    return {to, to + padded * 16, planes, view->wraps, view->layout.nibbles * (uint32_t)PAGE_TRANSFORM_NIBBLE, 0, 0};
 }
 
-/* All threads, after a __syncthreads: sums by component of WARPS states become `parts` partial states of channels, from number WARPS on. */
-template <int HD, int NQ, int WARPS>
-ATTEND_INLINE void components_to_channels(const transform_side<HD> &values, uint32_t group, float *z, float2 *states,
-                                          const partials<HD> &to) {
-    using memory = transform_shared<HD, NQ, WARPS>;
-    float *const all = z + WARPS * 4 * NQ * HD;
-    float2 *const state = states + WARPS * 4 * NQ;
-    for (unsigned i = threadIdx.x; i < 4 * NQ * HD; i += WARPS * 32) {
-        const unsigned query = i / HD;
-        float m = -INFINITY, sum = 0, weights = 0;
-        for (int w = 0; w < WARPS; w++) m = fmaxf(m, states[w * 4 * NQ + query].x);
-        for (int w = 0; w < WARPS && m > -INFINITY; w++) {
-            const float2 own = states[w * 4 * NQ + query];
-            const float factor = exp2_fast(own.x - m);
-            weights += factor * own.y, sum += factor * z[w * 4 * NQ * HD + i];
-        }
-        all[i] = sum;
-        if (i % HD == 0) state[query] = make_float2(m, weights);
-    }
-    __syncthreads();
-    const unsigned components = 4 * values.view->layout.quads;
-    for (unsigned i = threadIdx.x; i < memory::parts * HD; i += WARPS * 32) {
-        const unsigned channel = i % HD, part = i / HD;
-        const unsigned first = components * part / memory::parts, end = components * (part + 1) / memory::parts;
-        float sum[4 * NQ] = {};
-        for (unsigned c = first; c < end; c++) {
-            const float basis = __half2float(values.view->basis_half[c * HD + channel]);
-#pragma unroll
-            for (int n = 0; n < 4 * NQ; n++) sum[n] += all[n * HD + c] * basis;
-        }
-        const float mean = part ? 0 : values.mean[channel];
-#pragma unroll
-        for (int n = 0; n < 4 * NQ; n++) {
-            if (n >= group) continue;
-            to.sums[((WARPS + part) * group + n) * HD + channel] = sum[n] + mean * state[n].y;
-            if (channel == 0) to.max_sum[(WARPS + part) * group + n] = make_float2(state[n].x, part ? 0 : state[n].y);
-        }
-    }
-}
-
-/* attend_decode_splits counts on two CTAs to a multiprocessor; here it holds one, which reads what two would. */
-__host__ __device__ constexpr uint32_t transform_parts(uint32_t splits) { return splits > 1 ? splits / 2 : 1; }
-
-/* Query heads first_query .. of each group, at most 4 NQ. `ring`: bytes of a warp's. */
-template <int HD, int NQ, int WARPS>
-__global__ void __launch_bounds__(WARPS * 32, 1)
-    attend_transform_kernel(const __grid_constant__ struct attend_decode whole, uint32_t first_query, uint32_t ring_bytes,
-                            const __grid_constant__ struct transform_levels_view levels, struct complement complement) {
-    using memory = transform_shared<HD, NQ, WARPS>;
+/* Query heads first_query .. of each group, at most 4 NQ. `ring_bytes`: of a warp's. Launched early, behind transform_runs_kernel alone, which lets it
+ * begin when all kernels before have ended: what they wrote may be read at once, what that kernel wrote after waiting for it. */
+template <int HD, int NQ, int WARPS, int RESIDENT>
+__global__ void __launch_bounds__(WARPS * 32, RESIDENT)
+    attend_transform_kernel(const __grid_constant__ struct attend_decode a, uint32_t first_query, uint32_t ring_bytes,
+                            struct complement complement) {
+    using layout = transform_shared<HD, NQ, WARPS>;
     extern __shared__ __align__(128) uint8_t shared[];
-    auto *const basis = reinterpret_cast<basis_fragments<HD> *>(shared);
-    auto &fixed = *reinterpret_cast<typename memory::fixed *>(shared + memory::basis_bytes);
     const unsigned warp = threadIdx.x / 32, lane = lane_id();
-    auto &own =
-        *reinterpret_cast<typename memory::warp *>(shared + memory::basis_bytes + memory::fixed_bytes + warp * memory::warp_bytes);
-    const uint32_t ring_at = shared_address(shared) + memory::rings + warp * ring_bytes;
-    struct attend_decode a = whole;
     struct share s;
-    share_of(a, blockIdx.x, blockIdx.y, blockIdx.z, s);
-    s.parts = transform_parts(s.parts);
-    if (s.part >= s.parts) return;
-    { /* from here on, a group is the query heads that this launch serves */
-        const uint32_t all = s.group;
-        s.group = min(all - first_query, 4u * NQ);
-        const size_t skipped = (size_t)s.head * (all - s.group) + first_query,
-                     row = (size_t)s.row * a.heads.kv_heads * (all - s.group);
-        a.q += (row + skipped) * HD, a.q_exact += (row + skipped) * HD, a.out += (row + skipped) * HD;
-        if (a.heads.slopes) a.heads.slopes += skipped;
-    }
-
-    /* What pages are the warp's, and asking for them. */
-    uint32_t first, end;
-    share_pages(s, first, end);
-    const uint32_t n = end - first, begin = first + n * warp / WARPS, pages = first + n * (warp + 1) / WARPS - begin;
-    const struct page_set_view *const sets = s.sequence->page_sets + begin;
-    const struct place_view *const place = a.places + (size_t)a.layer * a.heads.kv_heads + s.head;
+    if (!share_of(a, blockIdx.x ? blockIdx.x - 1 : 0, blockIdx.y, blockIdx.z, s)) return;
+    const uint32_t group = min(s.group - first_query, 4u * NQ);
+    const size_t rows_at = (((size_t)s.row * a.heads.kv_heads + s.head) * s.group + first_query) * HD;
+    const transform_parts<HD> parts = transform_parts_of<HD>(a, s, group);
     const transform_side<HD> keys = side_of<HD>(a, s, 0), values = side_of<HD>(a, s, 1);
-    transform_ring ring;
-    ring.start(sets, pages, place, ring_at, ring_bytes, keys.view->layout.nibbles, values.view->layout.nibbles);
 
-    const size_t queries = ((size_t)s.row * a.heads.kv_heads + s.head) * s.group * HD;
-    if (threadIdx.x < 2) fixed.program[threadIdx.x].wraps = 0;
-    for (unsigned i = threadIdx.x; i < TRANSFORM_TABLES * 4; i += WARPS * 32)
-        reinterpret_cast<uint32_t *>(fixed.levels)[i] = levels.words[i];
-    if (memory::basis)
-        for (unsigned i = warp; i < HD / 16 * (HD / 32) * 2; i += WARPS)
-            (&basis->of[0][0][0][lane])[i * 32] = *basis_at<HD>(keys.view->basis_half, i / (HD / 32 * 2), i / 2 % (HD / 32), i % 2);
-    prepare_queries<HD, 1, WARPS>(a.q + queries, s.group, a.heads.scale, fixed.window);
-    prepare_queries<HD, 1, WARPS>(a.q_exact + queries, s.group, a.heads.scale, fixed.exact);
-    stage_queries<HD, NQ, WARPS * 32>(a.q + queries, s.group, a.heads.scale, keys.mean, fixed.queries);
-    __syncthreads();
-    make_program<HD, 0, WARPS * 32>(keys, fixed.levels, fixed.program[0]);
-    make_program<HD, 1, WARPS * 32>(values, fixed.levels, fixed.program[1]);
-    __syncthreads();
+    if (blockIdx.x == 0) {
+        wait_for_kernels();
+        let_next_kernel_begin();
+        leave_rows<HD, NQ, WARPS>(a, s, first_query, shared, parts);
+    } else {
+        plane_readers of_keys = load_readers<HD, layout::threads>(keys.view, shared);
+        plane_readers of_values = load_readers<HD, layout::threads>(values.view, shared + layout::reader_bytes);
+        of_keys.gain_least = keys.gain_least, of_keys.gain_step = keys.gain_step;
+        of_values.gain_least = values.gain_least, of_values.gain_step = values.gain_step;
+        commit_copies();
+        uint32_t first, end;
+        share_pages(s, first, end);
+        const uint32_t n = end - first, begin = first + n * warp / WARPS, pages = first + n * (warp + 1) / WARPS - begin;
+        const struct page_set_view *const sets = s.sequence->page_sets + begin;
+        transform_ring<HD, NQ> ring;
+        ring.sets = sets, ring.n = pages;
+        ring.place = a.places + (size_t)a.layer * a.heads.kv_heads + s.head;
+        ring.first_run = s.sequence->n_sealed ? run_of(s.sequence->page_sets[0].first) : 0;
+        ring.records = run_record<HD, NQ>(a, s, 0);
+        ring.set_room(shared_address(shared) + layout::rings + warp * ring_bytes, ring_bytes, keys.view->layout.nibbles,
+                      values.view->layout.nibbles, of_keys.planes);
+        wait_copies<0>();
+        __syncthreads(); /* readers are there */
+        wait_for_kernels();
+        let_next_kernel_begin();
+        ring.start();
 
-    transform_sums<HD, NQ> acc = {};
-    transform_running<NQ> r;
+        transform_sums<HD, NQ> acc = {};
+        transform_running<NQ> r;
 #pragma unroll
-    for (int i = 0; i < NQ; i++) r.max[i] = -INFINITY, r.sum[i] = r.gained[i] = 0;
-    run_queries<NQ> of_run;
-    uint32_t run = ALL_LANES;     /* no position of a run */
-    struct page_set_view of_lane; /* page 32 i + lane's */
-    const float *const slopes = a.heads.slopes ? a.heads.slopes + s.head * s.group : nullptr;
+        for (int i = 0; i < NQ; i++) r.max[i] = -INFINITY, r.sum[i] = r.gained[i] = 0;
+        struct page_set_view of_lane; /* page 32 i + lane's */
+        const float *const slopes = a.heads.slopes ? a.heads.slopes + s.head * s.group + first_query : nullptr;
 #pragma unroll 1
-    for (uint32_t page = 0; page < pages; page++) {
-        if (page % 32 == 0) of_lane = sets[min(page + lane, pages - 1)];
-        const uint32_t from = __shfl_sync(ALL_LANES, of_lane.first, page % 32);
-        const uint32_t slots = __shfl_sync(ALL_LANES, of_lane.begin | (uint32_t)of_lane.end << 16, page % 32);
-        const uint32_t stop = from > s.position ? 0 : min(slots >> 16, s.position + 1 - from);
-        if (run_of(from) != run) {
-            run = run_of(from);
-            of_run = prepare_run<HD, NQ, memory::basis>(whole.heads, a.run_angles + (size_t)(run / RUN_TOKENS) * a.heads.n_rot,
-                                                        keys.view->basis_half, basis, fixed.queries, fixed.program[0], own.scratch,
-                                                        own.bytes);
+        for (uint32_t page = 0; page < pages; page++) {
+            if (page % 32 == 0) of_lane = sets[min(page + lane, pages - 1)];
+            const uint32_t from = __shfl_sync(ALL_LANES, of_lane.first, page % 32);
+            const uint32_t slots = __shfl_sync(ALL_LANES, of_lane.begin | (uint32_t)of_lane.end << 16, page % 32);
+            const uint32_t stop = from > s.position ? 0 : min(slots >> 16, s.position + 1 - from);
+            float x[NQ][8];
+            page_weights<NQ> weights;
+            const uint32_t slot = ring.slot(page);
+            ring.wait();
+            score_page<HD, NQ>(slot, slot + of_keys.gains + PAGE_TRANSFORM_NIBBLE, of_keys, complement, x);
+            __syncwarp();
+            ring.ask_for_keys(page + ring.depth);
+            finish_page_logits(x, slopes, group, (int32_t)(from - s.position), slots & 0xffff, stop);
+            ring.wait();
+            weigh_page<HD, NQ>(slot + ring.key_bytes, of_values, x, r, acc, weights);
+            accumulate_page<HD, NQ>(slot + ring.key_bytes, of_values, weights, complement, acc);
+            __syncwarp();
+            ring.ask_for_values(page + ring.depth);
         }
-        float x[NQ][8];
-        page_weights<NQ> weights;
-        score_page<HD, NQ>(ring.wait(), fixed.program[0], own.bytes, of_run, complement, x);
-        ring.release();
-        finish_page_logits(x, slopes, s.group, (int32_t)(from - s.position), slots & 0xffff, stop);
-        const uint32_t slot = ring.wait();
-        weigh_page<HD, NQ>(slot, fixed.program[1], x, r, acc, weights);
-        accumulate_page<HD, NQ>(slot, fixed.program[1], weights, complement, acc);
-        ring.release();
+        wait_copies<0>();
+        __syncthreads(); /* nobody reads a ring any more */
+        store_planes<HD, NQ, WARPS>(of_values.planes, r, acc, shared);
+        __syncthreads();
+        leave_planes<HD, NQ, WARPS>(of_values.planes, shared, parts, blockIdx.x);
     }
-    wait_copies<0>();
-    __syncwarp();
-
-    running<1> of_rows;
-    float rows[HD / 16][1][4] = {};
-    clear_running(of_rows);
-    attend_rows<HD>(whole, s, warp * s.parts + s.part, WARPS * s.parts, fixed.exact, fixed.window, slopes_of<1>(a, s), ring_at,
-                    of_rows, rows);
-    finish_running(of_rows);
-    __syncthreads(); /* nobody reads a ring any more */
-
-    uint8_t *const after = shared + memory::basis_bytes + memory::fixed_bytes;
-    const partials<HD> states = partials_at<HD>(after, memory::states, s.group);
-    float *const z = reinterpret_cast<float *>(after + memory::sums_at);
-    float2 *const z_states = reinterpret_cast<float2 *>(z + (WARPS + 1) * 4 * NQ * HD);
-    store_running(states, warp, s.group, of_rows);
-    store_sums<HD>(states, warp, s.group, rows);
-    store_components<HD, NQ>(fixed.program[1], r, acc, z + warp * 4 * NQ * HD, z_states + warp * 4 * NQ);
-    __syncthreads();
-    components_to_channels<HD, NQ, WARPS>(values, s.group, z, z_states, states);
-    __syncthreads();
-    finish_share<HD, WARPS * 32>(a, s, states, memory::states, after + memory::merging);
+    if (!is_last(a, s, s.parts + 1)) return;
+    transform_merge<HD, NQ, WARPS>(shared).run(values, parts, s.parts + 1, a.out + rows_at);
 }
 
-template <int HD, int NQ, int WARPS>
+template <int HD, int NQ, int WARPS, int RESIDENT>
 cudaError_t launch_transform_warps(const struct attend_decode *a, uint32_t first_query, int room, cudaStream_t stream) {
-    using memory = transform_shared<HD, NQ, WARPS>;
-    const auto kernel = attend_transform_kernel<HD, NQ, WARPS>;
-    const int ring = (room - memory::rings) / WARPS / 128 * 128, bytes = memory::rings + WARPS * ring;
-    const cudaError_t result = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    using layout = transform_shared<HD, NQ, WARPS>;
+    const auto kernel = attend_transform_kernel<HD, NQ, WARPS, RESIDENT>;
+    const int ring = (room - layout::rings) / WARPS / 128 * 128, bytes = layout::rings + WARPS * ring;
+    cudaError_t result = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    if (result == cudaSuccess) result = launch_runs<HD, NQ>(a, first_query, stream);
     if (result != cudaSuccess) return result;
-    struct transform_levels_view levels;
-    memcpy(levels.words, transform_levels, sizeof levels.words);
-    kernel<<<dim3(transform_parts(a->splits), a->heads.kv_heads, a->n_rows), WARPS * 32, bytes, stream>>>(
-        *a, first_query, (uint32_t)ring, levels, complement{ALL_LANES});
-    return cudaGetLastError();
+    return launch_early(kernel, dim3(a->splits + 1, a->heads.kv_heads, a->n_rows), dim3(WARPS * 32), bytes, stream, *a, first_query,
+                        (uint32_t)ring, complement{ALL_LANES});
 }
 
-/* As many warps as fit: those of a GPU with 227 KiB for a CTA, half as many, or two. */
+/* Two CTAs to a multiprocessor if they fit, else one, of as many warps as fit. */
 template <int HD, int NQ> cudaError_t launch_transform(const struct attend_decode *a, uint32_t first_query, cudaStream_t stream) {
-    constexpr int warps = HD <= 128 ? (NQ == 1 ? 12 : 8) : (NQ == 1 ? 8 : 4), half = warps / 2;
-    int device, room;
-    cudaError_t result = cudaGetDevice(&device);
-    if (result == cudaSuccess) result = cudaDeviceGetAttribute(&room, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-    if (result != cudaSuccess) return result;
-    if (room >= transform_shared<HD, NQ, warps>::least) return launch_transform_warps<HD, NQ, warps>(a, first_query, room, stream);
-    if (room >= transform_shared<HD, NQ, half>::least) return launch_transform_warps<HD, NQ, half>(a, first_query, room, stream);
-    if (room >= transform_shared<HD, NQ, 2>::least) return launch_transform_warps<HD, NQ, 2>(a, first_query, room, stream);
+    constexpr int reserved = 1024; /* of each CTA */
+    constexpr int bound = HD * NQ <= 128 ? 2 : 1;
+    const uint32_t nibbles[2] = {(a->page_bytes[0] - PAGE_TOKENS) / PAGE_TRANSFORM_NIBBLE,
+                                 (a->page_bytes[1] - PAGE_TOKENS) / PAGE_TRANSFORM_NIBBLE};
+    const uint32_t planes = nibbles[0] * 4 < HD / 2 ? nibbles[0] * 4 : HD / 2; /* at most: a nibble has four bits */
+    const int page = (int)(page_slot_bytes(nibbles[0]) + run_words<NQ>(planes) * 4 + page_slot_bytes(nibbles[1]));
+    const int room = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin),
+              half = device_attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor) / 2 - reserved;
+    const int padded = (page + 127) / 128 * 128, factors = (int)((a->splits + 1) * 4 * NQ * sizeof(float));
+    if (bound == 2 && transform_shared<HD, NQ, 8>::least(padded, factors) <= half)
+        return launch_transform_warps<HD, NQ, 8, bound>(a, first_query, half, stream);
+    if (transform_shared<HD, NQ, 8>::least(padded, factors) <= room)
+        return launch_transform_warps<HD, NQ, 8, 1>(a, first_query, room, stream);
+    if (transform_shared<HD, NQ, 4>::least(padded, factors) <= room)
+        return launch_transform_warps<HD, NQ, 4, 1>(a, first_query, room, stream);
+    if (transform_shared<HD, NQ, 2>::least(padded, factors) <= room)
+        return launch_transform_warps<HD, NQ, 2, 1>(a, first_query, room, stream);
     return cudaErrorInvalidConfiguration;
 }
 

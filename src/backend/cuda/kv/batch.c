@@ -11,17 +11,18 @@
 /* Rows of caches that share their tables. */
 struct group {
     const struct cache *cache; /* the first of them */
-    uint32_t first_row, n_rows, splits;
+    uint32_t first_row, n_rows, splits, runs;
     bool evicts; /* exact rows stand at other positions */
 };
 
 struct cache_batch {
     struct cache_shape shape;
-    size_t row_capacity, sequence_capacity, part_floats;
+    uint64_t places; /* how often memory has changed its place: an address may come back */
+    size_t row_capacity, sequence_capacity, part_floats, run_words;
     uint8_t *uploaded, *staged; /* on the device, and the host's copy: sequences[capacity], then rows[capacity] */
     cudaEvent_t sent;           /* `staged` may be written again */
     float *q_exact, *parts;
-    uint32_t *arrived;
+    uint32_t *arrived, *run_queries;
     uint32_t *not_finite; /* batch_watch; NULL: nobody wants to know */
     struct group *groups;
     size_t n_groups;
@@ -49,17 +50,19 @@ static size_t q_bytes(const struct cache_batch *b) {
 }
 
 static void release(struct cache_batch *b) {
+    b->places++;
     device_free(NULL, b->uploaded, staged_bytes(b));
     device_free(NULL, b->q_exact, q_bytes(b));
     device_free(NULL, b->parts, b->part_floats * sizeof(float));
+    device_free(NULL, b->run_queries, b->run_words * sizeof *b->run_queries);
     device_free(NULL, b->arrived, b->row_capacity * b->shape.kv_heads * sizeof *b->arrived);
     if (b->staged) cudaFreeHost(b->staged);
     free(b->groups);
     b->uploaded = b->staged = NULL;
     b->q_exact = b->parts = NULL;
-    b->arrived = NULL;
+    b->arrived = b->run_queries = NULL;
     b->groups = NULL;
-    b->row_capacity = b->sequence_capacity = b->part_floats = 0;
+    b->row_capacity = b->sequence_capacity = b->part_floats = b->run_words = 0;
 }
 
 void batch_free(struct cache_batch *batch) {
@@ -105,8 +108,20 @@ static enum terse_status reserve_parts(struct cache_batch *b, size_t floats, str
     cudaStreamSynchronize(device_stream());
     device_free(NULL, b->parts, b->part_floats * sizeof(float));
     b->part_floats = 0;
+    b->places++;
     if (!(b->parts = device_alloc(NULL, floats * sizeof(float), "partial states", error))) return TERSE_E_MEMORY;
     b->part_floats = floats;
+    return TERSE_OK;
+}
+
+static enum terse_status reserve_runs(struct cache_batch *b, size_t words, struct terse_error *error) {
+    if (words <= b->run_words) return TERSE_OK;
+    cudaStreamSynchronize(device_stream());
+    device_free(NULL, b->run_queries, b->run_words * sizeof *b->run_queries);
+    b->run_words = 0;
+    b->places++;
+    if (!(b->run_queries = device_alloc(NULL, words * sizeof *b->run_queries, "queries of runs", error))) return TERSE_E_MEMORY;
+    b->run_words = words;
     return TERSE_OK;
 }
 
@@ -121,6 +136,13 @@ static uint32_t bucket(uint32_t n) {
 
 static bool alike(const struct cache *a, const struct cache *b) { return a->tables == b->tables; }
 
+/* From that of the first sealed page to that of the last. */
+static uint32_t runs_of(const struct cache *cache) {
+    const struct page_set *sets = cache->pages.sets;
+    size_t n = cache->pages.n_sealed;
+    return n ? (uint32_t)(sets[n - 1].first / RUN_TOKENS - sets[0].first / RUN_TOKENS) + 1 : 0;
+}
+
 static void add_to_group(struct cache_batch *b, const struct cache *cache, uint32_t row, uint32_t splits) {
     struct group *group = b->n_groups ? &b->groups[b->n_groups - 1] : NULL;
     if (!group || !alike(group->cache, cache)) {
@@ -129,6 +151,7 @@ static void add_to_group(struct cache_batch *b, const struct cache *cache, uint3
     }
     group->n_rows += (uint32_t)cache->plan.n;
     if (splits > group->splits) group->splits = splits;
+    if (runs_of(cache) > group->runs) group->runs = runs_of(cache);
     group->evicts |= cache->method.policy->positions_by_index;
 }
 
@@ -138,19 +161,22 @@ static void stage(struct cache_batch *b, struct cache *const *caches, size_t n) 
     b->n_groups = 0;
     for (size_t i = 0; i < n; i++) {
         const struct cache *cache = caches[i];
-        uint32_t splits = attend_decode_splits(&cache->heads, multiprocessors, 1,
-                                               (uint32_t)(cache->pages.n_sealed + cache->n_anchors / PAGE_TOKENS));
+        const uint32_t pages = (uint32_t)(cache->pages.n_sealed + cache->n_anchors / PAGE_TOKENS);
+        uint32_t splits = attend_decode_splits(&cache->heads, cache->codec[CODEC_KEYS], multiprocessors, 1, pages);
         sequences_in(b, b->staged)[i] = cache_view(cache);
         add_to_group(b, cache, row, splits);
         for (size_t t = 0; t < cache->plan.n; t++, row++)
             rows_in(b, b->staged)[row] = (struct query_row_view){
                 .sequence = (uint32_t)i, .position = (uint32_t)(cache->extent.length + t), .splits = splits};
     }
-    for (struct group *g = b->groups; g < b->groups + b->n_groups; g++) g->splits = bucket(g->splits);
+    for (struct group *g = b->groups; g < b->groups + b->n_groups; g++) {
+        g->splits = bucket(g->splits);
+        g->runs = bucket(g->runs);
+    }
 }
 
 enum terse_status batch_begin(struct cache_batch *b, struct cache *const *caches, size_t n, struct terse_error *error) {
-    size_t rows = 0, floats = 0;
+    size_t rows = 0, floats = 0, words = 0;
     for (size_t i = 0; i < n; i++) rows += caches[i]->plan.n;
     enum terse_status status = reserve(b, bucket((uint32_t)n), bucket((uint32_t)rows), error);
     if (status) return status;
@@ -158,9 +184,13 @@ enum terse_status batch_begin(struct cache_batch *b, struct cache *const *caches
     stage(b, caches, n);
     for (const struct group *g = b->groups; g < b->groups + b->n_groups; g++) {
         size_t own = attend_decode_part_floats(&g->cache->heads, g->n_rows, g->splits);
+        size_t own_words = attend_decode_run_words(&g->cache->heads, g->cache->codec[CODEC_KEYS], g->n_rows, g->runs);
         if (own > floats) floats = own;
+        if (own_words > words) words = own_words;
     }
-    if ((status = reserve_parts(b, floats, error))) return status;
+    status = reserve_parts(b, floats, error);
+    if (!status) status = reserve_runs(b, words, error);
+    if (status) return status;
     cudaError_t result = cudaMemcpyAsync(b->uploaded, b->staged, staged_bytes(b), cudaMemcpyHostToDevice, device_stream());
     if (result == cudaSuccess) result = cudaEventRecord(b->sent, device_stream());
     return device_check(result, "sending a decoding step", error);
@@ -169,11 +199,10 @@ enum terse_status batch_begin(struct cache_batch *b, struct cache *const *caches
 static uint64_t mixed(uint64_t hash, uint64_t value) { return (hash ^ value) * UINT64_C(0x9E3779B97F4A7C15) ^ (hash >> 29); }
 
 uint64_t batch_key(const struct cache_batch *b) {
-    uint64_t key = mixed(0, (uint64_t)(uintptr_t)b->uploaded);
-    key = mixed(mixed(key, (uint64_t)(uintptr_t)b->parts), b->n_groups);
+    uint64_t key = mixed(mixed(0, b->places), b->n_groups);
     for (const struct group *g = b->groups; g < b->groups + b->n_groups; g++) {
-        key = mixed(mixed(key, (uint64_t)(uintptr_t)g->cache->tables), (uint64_t)(uintptr_t)g->cache->tables->rotary.runs);
-        key = mixed(mixed(mixed(key, g->first_row), g->n_rows), g->splits);
+        key = mixed(mixed(key, g->cache->tables->number), (uint64_t)(uintptr_t)g->cache->tables->rotary.runs);
+        key = mixed(mixed(mixed(key, g->first_row), g->n_rows), (uint64_t)g->runs << 32 | g->splits);
     }
     return key;
 }
@@ -221,6 +250,9 @@ enum terse_status batch_attend(struct cache_batch *b, uint32_t layer, const floa
                                        .q_exact = g->evicts ? b->q_exact + at : q + at,
                                        .out = out + at,
                                        .parts = b->parts,
+                                       .page_bytes = {g->cache->tables->page_bytes[0], g->cache->tables->page_bytes[1]},
+                                       .run_queries = b->run_queries,
+                                       .runs = g->runs,
                                        .arrived = b->arrived + g->first_row * b->shape.kv_heads};
         result = attend_decode_launch(&attend, device_stream());
     }

@@ -103,6 +103,8 @@ static enum terse_status set_places(struct entry *e, const struct method *method
     for (size_t i = 0; i < n; i++) {
         const struct page_place *place = &e->tables.places[i];
         views[i] = (struct place_view){place->offset, {(uint32_t)place->bytes[CODEC_KEYS], (uint32_t)place->bytes[CODEC_VALUES]}};
+        for (int side = 0; side < 2; side++)
+            if (views[i].bytes[side] > e->tables.page_bytes[side]) e->tables.page_bytes[side] = views[i].bytes[side];
     }
     e->tables.place_views = device_alloc(NULL, bytes, "the KV cache's page sizes", error);
     enum terse_status status = e->tables.place_views ? send(e->tables.place_views, views, bytes, error) : TERSE_E_MEMORY;
@@ -171,6 +173,8 @@ enum terse_status kv_tables_get(const struct cache_shape *shape, const struct me
     struct entry *e = entries;
     while (e && !serves(e, shape, method, identity)) e = e->next;
     if (!e && !(status = entry_new(shape, method, &e, error))) {
+        static uint64_t made;
+        e->tables.number = ++made;
         e->next = entries;
         entries = e;
     }

@@ -7,9 +7,11 @@
 #include "kv/page_table.h"
 
 struct kv_tables {
+    uint64_t number; /* of no other tables in this process, though they may come to lie at the same address */
     struct head_view heads;
     struct page_place *places; /* the host's, [layers][Hk] */
     size_t page_set_bytes;
+    uint32_t page_bytes[2];            /* of the largest page, by side */
     struct place_view *place_views;    /* the device's */
     struct transform_view *transforms; /* the device's, [layers][Hk][2]; NULL: no side is of codec transform */
     struct rotary_view rotary;

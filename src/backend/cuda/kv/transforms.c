@@ -6,11 +6,68 @@
 #include "base/inverse.h"
 #include "base/memory.h"
 #include "format/codebook_layouts.h"
+#include "format/transform_codes.h"
 
 #include <string.h>
 
-/* Floats of a view's numbers: mean, size, basis, inverse, and the basis in halves. */
-static size_t view_floats(size_t hd) { return 2 * hd + 2 * hd * hd + hd * hd / 2; }
+/* Floats of a view's numbers: mean, size, basis, inverse, and the basis in halves; then room for the readers' words, of which a layout has at
+ * most 6 for each of hd / 2 planes. */
+static size_t number_floats(size_t hd) { return 2 * hd + 2 * hd * hd + hd * hd / 2; }
+static size_t view_floats(size_t hd) { return number_floats(hd) + 3 * hd; }
+
+/* ---- Readers of planes */
+
+static unsigned padded_planes(const struct transform_layout *layout) {
+    return (layout->planes + TRANSFORM_READERS_STEP - 1u) / TRANSFORM_READERS_STEP * TRANSFORM_READERS_STEP;
+}
+
+size_t transform_reader_words(const struct transform_layout *layout) { return (size_t)padded_planes(layout) * 6; }
+
+/* Which bytes of a page in shared memory a nibble's 16 bytes from 0 on are: those of nibbles that lanes read together lie in different banks. */
+static uint32_t nibble_place(unsigned nibble, enum codec_side side) {
+    return nibble * PAGE_TRANSFORM_NIBBLE + (side == CODEC_VALUES ? nibble % 2 * 64 : nibble % 4 * 32);
+}
+
+static void set_table(const struct transform_plane *plane, uint32_t *words) {
+    const unsigned table = transform_table_of(plane), written = transform_written(plane);
+    for (unsigned v = 0; v < 16; v++) {
+        const unsigned place = v < 8 ? v : 23 - v;
+        const unsigned level = (unsigned)(transform_levels[table][transform_window(v, written)] + TRANSFORM_LEVEL_MAX);
+        words[place / 4] |= (uint32_t)level << place % 4 * 8;
+    }
+}
+
+void transform_readers(const struct transform_layout *layout, enum codec_side side, uint32_t *words) {
+    const unsigned padded = padded_planes(layout);
+    memset(words, 0, transform_reader_words(layout) * sizeof *words);
+    for (unsigned p = 0; p < padded; p++) {
+        uint32_t *table = words + 4 * p, *entry = words + 4 * padded + 2 * p;
+        if (p >= layout->planes) {
+            for (int i = 0; i < 4; i++) table[i] = TRANSFORM_LEVEL_MAX * UINT32_C(0x01010101);
+            entry[1] = UINT32_MAX;
+            continue;
+        }
+        const struct transform_plane *plane = &layout->plane[p];
+        const unsigned written = transform_written(plane);
+        bool wraps = false;
+        const unsigned before = written == 4 ? plane->nibble : transform_before(layout, plane->nibble, &wraps);
+        set_table(plane, table);
+        entry[0] = nibble_place(plane->nibble, side) | nibble_place(before, side) << 16 | (uint32_t)wraps << 31;
+        entry[1] = (16 - (16u >> written)) * UINT32_C(0x11111111);
+    }
+}
+
+uint32_t transform_wraps(const struct transform_layout *layout, enum codec_side side) {
+    uint32_t groups = 0;
+    for (unsigned p = 0; p < layout->planes; p++) {
+        bool wraps = false;
+        if (transform_written(&layout->plane[p]) < 4) transform_before(layout, layout->plane[p].nibble, &wraps);
+        if (wraps) groups |= UINT32_C(1) << p / (side == CODEC_VALUES ? 8 : 4);
+    }
+    return groups;
+}
+
+/* ---- Views */
 
 /* What a view is made in, on the host. */
 struct work {
@@ -39,14 +96,18 @@ static enum terse_status make_view(const struct method *method, enum codec_side 
     enum terse_status status = set_floats(own, hd, work, error);
     if (status) return status;
     const float *size = device + hd, *basis = size + hd, *inverse = basis + hd * hd;
-    *view = (struct transform_view){.layout = method->layouts->layout[side][set],
+    const struct transform_layout *layout = &method->layouts->layout[side][set];
+    transform_readers(layout, side, (uint32_t *)(void *)(work->floats + number_floats(hd)));
+    *view = (struct transform_view){.layout = *layout,
                                     .gain_least = own.gain_least,
                                     .gain_step = (own.gain_most - own.gain_least) / 255,
                                     .mean = device,
                                     .size = size,
                                     .basis = basis,
                                     .inverse = inverse,
-                                    .basis_half = (const device_half *)(const void *)(inverse + hd * hd)};
+                                    .basis_half = (const device_half *)(const void *)(inverse + hd * hd),
+                                    .readers = (const uint32_t *)(const void *)(device + number_floats(hd)),
+                                    .wraps = transform_wraps(layout, side)};
     return device_check(device_send(device, work->floats, view_floats(hd) * sizeof *device), "sending a profile", error);
 }
 

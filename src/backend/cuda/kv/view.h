@@ -109,7 +109,10 @@ struct transform_view {
     const float *basis;            /* [component][channel]: row c, times size_c, is what a component of 1 adds */
     const float *inverse;          /* [component][channel]: its products with row - mean are the coefficients y size */
     const device_half *basis_half; /* `basis` in half precision */
+    const uint32_t *readers;       /* transform_readers: what attention knows of the planes */
+    uint32_t wraps;                /* transform_wraps */
 };
+#define TRANSFORM_READERS_STEP 8 /* planes, of which readers are a multiple */
 
 #ifdef __cplusplus
 }

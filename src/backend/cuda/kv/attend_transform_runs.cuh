@@ -1,0 +1,266 @@
+/* Queries of runs: keys of pages of transform are rotated by their offset from the first position of a run of 256 tokens, so queries are turned
+ * back to it, once for each run, before any page is read.
+ *
+ * A query turned to a run, times the basis, times the sizes and the scales of planes, becomes integers of 16 bits with a unit of its own: upper
+ * and lower bytes are columns 2 j and 2 j + 1 of the products of query j with levels. What keys' mean adds to a logit is a number of the run, too.
+ *
+ * A CTA has a tile of 16 components of the basis in registers of each warp and takes several runs at a time, each of which a warp turns queries
+ * for and makes bytes for.
+ */
+#ifndef TERSE_BACKEND_CUDA_KV_ATTEND_TRANSFORM_RUNS_CUH
+#define TERSE_BACKEND_CUDA_KV_ATTEND_TRANSFORM_RUNS_CUH
+
+#include "backend/cuda/kv/attend_common.cuh"
+#include "backend/cuda/launch.cuh"
+
+constexpr int LEVEL_ZERO = TRANSFORM_LEVEL_MAX;
+constexpr float BYTES_MOST = 32512; /* of an integer whose upper and lower part are bytes with signs */
+
+template <int HD> struct transform_side {
+    const struct transform_view *view;
+    const float *mean, *size;
+    float gain_least, gain_step;
+};
+
+template <int HD> ATTEND_INLINE transform_side<HD> side_of(const struct attend_decode &a, const struct share &s, int side) {
+    const size_t at = ((size_t)a.layer * a.heads.kv_heads + s.head) * 2 + side;
+    const struct transform_view *view = a.transforms + at;
+    if (!s.sequence->fitted) return {view, view->mean, view->size, view->gain_least, view->gain_step};
+    const float *own = s.sequence->fitted + at * (2 * HD + 2); /* as transform_fitted_at */
+    return {view, own, own + HD, own[2 * HD], (own[2 * HD + 1] - own[2 * HD]) / 255};
+}
+
+/* What pages of a run are read with, in words: for each of 4 NQ queries (zeros from G on) unit, mean and zero, a logit being
+ * gain * unit * (sum of products - zero) + mean; then bytes [tile][plane][column] of 4 components each, planes up to a multiple of 4. */
+template <int NQ> __host__ __device__ constexpr uint32_t run_words(uint32_t planes) {
+    return 12 * NQ + (planes + 3) / 4 * 4 * 8 * NQ;
+}
+
+/* Of a launch of 4 NQ queries: run 0 is that of the sequence's first page. */
+template <int HD, int NQ> ATTEND_INLINE uint32_t *run_record(const struct attend_decode &a, const struct share &s, uint32_t run) {
+    const size_t at = ((size_t)s.row * a.heads.kv_heads + s.head) * a.runs + run;
+    return a.run_queries + at * run_words<NQ>(HD / 2);
+}
+
+template <int HD, int NQ> struct runs_memory {
+    static constexpr int runs = HD == 256 ? 4 : 8; /* at a time, one for a warp */
+    static constexpr int columns = runs * 4 * NQ;
+    float q[4 * NQ][HD]; /* largest channel in [1, 2); zeros from G on */
+    float factor[4 * NQ];
+    float mean[HD]; /* of keys */
+    __half turned[columns][HD + 8];
+    float products[columns][HD + 4];
+};
+constexpr int RUNS_WARPS = 8;
+
+template <int HD, int NQ>
+ATTEND_INLINE void stage_queries(const float *q, uint32_t group, float scale, const float *mean, runs_memory<HD, NQ> &to) {
+    const unsigned lane = lane_id();
+    for (unsigned n = threadIdx.x / 32; n < 4 * NQ; n += RUNS_WARPS) {
+        float x[HD / 32], largest = 0;
+#pragma unroll
+        for (int i = 0; i < HD / 32; i++) {
+            x[i] = n < group ? q[n * HD + lane + 32 * i] : 0;
+            largest = fmaxf(largest, fabsf(x[i]));
+        }
+        for (int o = 16; o; o /= 2) largest = fmaxf(largest, __shfl_xor_sync(ALL_LANES, largest, o));
+        const unsigned exponent = min(max(__float_as_uint(largest) >> 23, 64u), 253u);
+        const float up = __uint_as_float((254 - exponent) << 23), down = __uint_as_float(exponent << 23);
+#pragma unroll
+        for (int i = 0; i < HD / 32; i++) to.q[n][lane + 32 * i] = x[i] * up;
+        if (lane == 0) to.factor[n] = n < group ? down * scale * LOG2_E : 0;
+    }
+    for (unsigned c = threadIdx.x; c < HD; c += RUNS_WARPS * 32) to.mean[c] = mean[c];
+}
+
+/* A warp turns all queries back by a run's position, to rows first_column .. of `turned`, and returns their products with the mean. */
+template <int HD, int NQ>
+ATTEND_INLINE void turn_queries(const struct head_view &heads, const float *angles, unsigned first_column, runs_memory<HD, NQ> &m,
+                                float (&with_mean)[4 * NQ]) {
+#pragma unroll
+    for (int n = 0; n < 4 * NQ; n++) with_mean[n] = 0;
+#pragma unroll
+    for (int i = 0; i < HD / 32; i++) {
+        const unsigned c = lane_id() + 32 * i;
+        float cosine = 1, sine = 0;
+        unsigned partner = c;
+        if (c < heads.n_rot) {
+            const unsigned half = heads.n_rot / 2, pair = heads.pairing == ROPE_ADJACENT ? c / 2 : c < half ? c : c - half;
+            const bool first = heads.pairing == ROPE_ADJACENT ? c % 2 == 0 : c < half;
+            const float2 angle = *reinterpret_cast<const float2 *>(angles + 2 * pair);
+            partner = heads.pairing == ROPE_ADJACENT ? c ^ 1 : first ? c + half : c - half;
+            cosine = angle.x, sine = first ? angle.y : -angle.y;
+        }
+#pragma unroll
+        for (int n = 0; n < 4 * NQ; n++) {
+            const float x = m.q[n][c] * cosine + m.q[n][partner] * sine;
+            with_mean[n] += x * m.mean[c];
+            m.turned[first_column + n][c] = __float2half_rn(x);
+        }
+    }
+#pragma unroll
+    for (int n = 0; n < 4 * NQ; n++)
+        for (int o = 16; o; o /= 2) with_mean[n] += __shfl_xor_sync(ALL_LANES, with_mean[n], o);
+}
+
+/* The basis as fragments a of its products with queries: of tile i of 16 components and channels 32 k to 32 k + 31, lane (g, t) has 8 channels
+ * from 32 k + 8 t on of components g and g + 8; k of the products is permuted. */
+template <int HD> struct basis_tile { uint4 of[HD / 32][2]; };
+
+template <int HD> ATTEND_INLINE void load_basis(const device_half *basis, unsigned tile, basis_tile<HD> &to) {
+    const unsigned g = lane_id() / 4, t = lane_id() % 4;
+#pragma unroll
+    for (int k = 0; k < HD / 32; k++)
+#pragma unroll
+        for (int upper = 0; upper < 2; upper++)
+            to.of[k][upper] = *reinterpret_cast<const uint4 *>(basis + (16 * tile + 8 * upper + g) * HD + 32 * k + 8 * t);
+}
+
+/* A warp's products of a tile of the basis with all columns. */
+template <int HD, int NQ> ATTEND_INLINE void multiply_tile(const basis_tile<HD> &a, unsigned tile, runs_memory<HD, NQ> &m) {
+    const unsigned g = lane_id() / 4, t = lane_id() % 4;
+#pragma unroll
+    for (int j = 0; j < runs_memory<HD, NQ>::columns / 8; j++) {
+        float d[4] = {};
+#pragma unroll
+        for (int k = 0; k < HD / 32; k++) {
+            const uint4 b = *reinterpret_cast<const uint4 *>(&m.turned[8 * j + g][32 * k + 8 * t]), &low = a.of[k][0],
+                        &high = a.of[k][1];
+            mma(d, low.x, high.x, low.y, high.y, b.x, b.y);
+            mma(d, low.z, high.z, low.w, high.w, b.z, b.w);
+        }
+        m.products[8 * j + 2 * t][16 * tile + g] = d[0], m.products[8 * j + 2 * t + 1][16 * tile + g] = d[1];
+        m.products[8 * j + 2 * t][16 * tile + g + 8] = d[2], m.products[8 * j + 2 * t + 1][16 * tile + g + 8] = d[3];
+    }
+}
+
+/* A lane's planes are g, g + 8, ...: what their components' products are multiplied with. */
+template <int HD> struct lane_scales {
+    float4 scale[HD / 16];
+    uint8_t quad[HD / 16];
+};
+
+template <int HD> ATTEND_INLINE void load_scales(const transform_side<HD> &keys, unsigned planes, lane_scales<HD> &to) {
+#pragma unroll
+    for (int i = 0; i < HD / 16; i++) {
+        const unsigned p = 8 * i + lane_id() / 4;
+        to.scale[i] = make_float4(0, 0, 0, 0), to.quad[i] = 0;
+        if (p >= planes) continue;
+        const struct transform_plane plane = keys.view->layout.plane[p];
+        const float *size = keys.size + 4 * plane.quad; /* aligned as floats only, if it is fitted */
+        to.scale[i] = make_float4(plane.scale * size[0], plane.scale * size[1], plane.scale * size[2], plane.scale * size[3]);
+        to.quad[i] = plane.quad;
+    }
+}
+
+/* Bytes `byte` of four integers. */
+ATTEND_INLINE uint32_t bytes_of(const int32_t (&x)[4], uint32_t byte) {
+    const uint32_t pick = byte * 0x11 + 0x40;
+    return permute(permute((uint32_t)x[0], (uint32_t)x[1], pick), permute((uint32_t)x[2], (uint32_t)x[3], pick), 0x5410);
+}
+
+/* A warp writes a run's record. */
+template <int HD, int NQ>
+ATTEND_INLINE void write_record(const lane_scales<HD> &scales, unsigned planes, unsigned first_column, const runs_memory<HD, NQ> &m,
+                                const float (&with_mean)[4 * NQ], uint32_t *record) {
+    const unsigned g = lane_id() / 4, t = lane_id() % 4, padded = (planes + 3) / 4 * 4;
+#pragma unroll
+    for (int n = 0; n < NQ; n++) {
+        const float *const products = m.products[first_column + 4 * n + t];
+        float4 y[HD / 16];
+        float largest = 1e-30f;
+        int32_t sum = 0;
+#pragma unroll
+        for (int i = 0; i < HD / 16; i++) {
+            if (8 * i >= padded) continue;
+            const float4 s = scales.scale[i];
+            y[i] = *reinterpret_cast<const float4 *>(products + 4 * scales.quad[i]);
+            y[i] = make_float4(y[i].x * s.x, y[i].y * s.y, y[i].z * s.z, y[i].w * s.w);
+            largest = fmaxf(largest, fmaxf(fmaxf(fabsf(y[i].x), fabsf(y[i].y)), fmaxf(fabsf(y[i].z), fabsf(y[i].w))));
+        }
+        for (int o = 4; o < 32; o *= 2) largest = fmaxf(largest, __shfl_xor_sync(ALL_LANES, largest, o));
+        const float steps = BYTES_MOST / largest;
+#pragma unroll
+        for (int i = 0; i < HD / 16; i++) {
+            const unsigned p = 8 * i + g;
+            if (p >= padded) continue;
+            int32_t x[4] = {__float2int_rn(y[i].x * steps), __float2int_rn(y[i].y * steps), __float2int_rn(y[i].z * steps),
+                            __float2int_rn(y[i].w * steps)};
+            const uint32_t low = bytes_of(x, 0);
+#pragma unroll
+            for (int c = 0; c < 4; c++) sum += x[c], x[c] += 128; /* the lower byte has a sign */
+            *reinterpret_cast<uint2 *>(record + 12 * NQ + (n * padded + p) * 8 + 2 * t) = make_uint2(bytes_of(x, 1), low);
+        }
+        for (int o = 4; o < 32; o *= 2) sum += __shfl_xor_sync(ALL_LANES, sum, o);
+        float own = with_mean[4 * n];
+#pragma unroll
+        for (int i = 1; i < 4; i++) own = t == (unsigned)i ? with_mean[4 * n + i] : own;
+        const float factor = m.factor[4 * n + t];
+        if (g == 0) {
+            record[4 * n + t] = __float_as_uint(largest / BYTES_MOST * factor);
+            record[4 * NQ + 4 * n + t] = __float_as_uint(own * factor);
+            record[8 * NQ + 4 * n + t] = (uint32_t)(sum * LEVEL_ZERO);
+        }
+    }
+}
+
+/* Query heads first_query .. of each group, at most 4 NQ, of every row: the records of all runs from that of the first page to that of the last.
+ * Each CTA of a row and KV head takes some of them. */
+template <int HD, int NQ>
+__global__ void __launch_bounds__(RUNS_WARPS * 32, HD <= 128 ? 2 : 1)
+    transform_runs_kernel(const __grid_constant__ struct attend_decode a, uint32_t first_query) {
+    extern __shared__ __align__(16) uint8_t shared_bytes[];
+    auto &m = *reinterpret_cast<runs_memory<HD, NQ> *>(shared_bytes);
+    constexpr unsigned at_once = runs_memory<HD, NQ>::runs;
+    const unsigned warp = threadIdx.x / 32;
+    basis_tile<HD> basis;
+    const size_t keys_at = ((size_t)a.layer * a.heads.kv_heads + blockIdx.y) * 2;
+    if (warp < HD / 16) load_basis<HD>(a.transforms[keys_at].basis_half, warp, basis);
+    wait_for_kernels();
+    let_next_kernel_begin();
+    struct share s;
+    share_of(a, 0, blockIdx.y, blockIdx.z, s);
+    if (!s.sequence->n_sealed) return;
+    const uint32_t first = run_of(s.sequence->page_sets[0].first) / RUN_TOKENS;
+    const uint32_t n = run_of(s.sequence->page_sets[s.sequence->n_sealed - 1].first) / RUN_TOKENS - first + 1;
+    if (blockIdx.x * at_once >= n) return;
+    const transform_side<HD> keys = side_of<HD>(a, s, 0);
+    const unsigned planes = keys.view->layout.planes;
+    const float *const q = a.q + (((size_t)s.row * a.heads.kv_heads + s.head) * s.group + first_query) * HD;
+    stage_queries<HD, NQ>(q, s.group - first_query, a.heads.scale, keys.mean, m);
+    lane_scales<HD> scales;
+    load_scales(keys, planes, scales);
+    __syncthreads();
+    for (uint32_t from = blockIdx.x * at_once; from < n; from += gridDim.x * at_once) {
+        const uint32_t run = from + warp;
+        float with_mean[4 * NQ];
+        if (warp < at_once) /* runs that are not there are turned to the last's position, for no reader */
+            turn_queries(a.heads, a.run_angles + (size_t)(first + min(run, n - 1)) * a.heads.n_rot, warp * 4 * NQ, m, with_mean);
+        __syncthreads();
+        for (unsigned tile = warp; tile < HD / 16; tile += RUNS_WARPS) {
+            if (HD / 16 > RUNS_WARPS) load_basis<HD>(keys.view->basis_half, tile, basis);
+            multiply_tile(basis, tile, m);
+        }
+        __syncthreads();
+        if (warp < at_once && run < n) write_record(scales, planes, warp * 4 * NQ, m, with_mean, run_record<HD, NQ>(a, s, run));
+    }
+}
+
+template <int HD, int NQ> cudaError_t launch_runs(const struct attend_decode *a, uint32_t first_query, cudaStream_t stream) {
+    const auto kernel = transform_runs_kernel<HD, NQ>;
+    constexpr int bytes = (int)sizeof(runs_memory<HD, NQ>), at_once = runs_memory<HD, NQ>::runs;
+    const cudaError_t result = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    if (result != cudaSuccess) return result;
+    /* Two CTAs to a multiprocessor, so that what they begin with serves many runs. */
+    const unsigned shares = a->heads.kv_heads * a->n_rows,
+                   resident = 2 * (unsigned)device_attribute(cudaDevAttrMultiProcessorCount),
+                   most = resident > shares ? resident / shares : 1, all = (a->runs + at_once - 1) / at_once;
+    return launch_early(kernel,
+                        dim3(all < 1      ? 1
+                             : all < most ? all
+                                          : most,
+                             a->heads.kv_heads, a->n_rows),
+                        dim3(RUNS_WARPS * 32), bytes, stream, *a, first_query);
+}
+
+#endif
