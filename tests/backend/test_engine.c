@@ -1,6 +1,7 @@
 /* Engines: sessions that share one do not disturb each other, callbacks come back on the caller's thread, options are checked, and the
  * executor reaches caches through kv_ops alone, in the order that backend.h states. */
 #include "engine/engine.h"
+#include "support/session_steps.h"
 
 #include <math.h>
 #include <pthread.h>
@@ -32,23 +33,11 @@ static int free_model(void **state) {
     return 0;
 }
 
-static struct terse_engine *new_engine(const struct backend *backend, uint32_t threads) {
-    struct terse_engine_options options = terse_engine_options_defaults();
-    struct terse_engine *engine;
-    struct terse_error error;
-    options.threads = threads;
-    if (engine_new(backend, model, &options, &engine, &error)) fail_msg("%s", error.message);
-    return engine;
-}
-
 static struct terse_session *new_session(struct terse_engine *engine, const char *method) {
     struct terse_session_options options = terse_session_options_defaults();
-    struct terse_session *session;
-    struct terse_error error;
     options.cache.method = method;
     options.cache.tail_tokens = 0;
-    if (terse_session_new(engine, &options, &session, &error)) fail_msg("%s", error.message);
-    return session;
+    return must_open(engine, &options);
 }
 
 static void read_one(struct terse_session *session, size_t i) {
@@ -60,7 +49,7 @@ static void read_one(struct terse_session *session, size_t i) {
 
 /* logits[STEPS][vocabulary] of a session that is alone on its engine. */
 static float *read_alone(const char *method) {
-    struct terse_engine *engine = new_engine(&backend_cpu, 2);
+    struct terse_engine *engine = must_start(&backend_cpu, model, 2);
     struct terse_session *session = new_session(engine, method);
     float *logits = malloc(STEPS * (size_t)info.vocabulary * sizeof *logits);
     assert_non_null(logits);
@@ -77,7 +66,7 @@ static void sessions_of_an_engine_do_not_disturb_each_other(void **state) {
     (void)state;
     static const char *const methods[] = {"f16", "q4_0", "selfindex-2", "streaming-64"};
     enum { N = sizeof methods / sizeof methods[0] };
-    struct terse_engine *engine = new_engine(&backend_cpu, 2);
+    struct terse_engine *engine = must_start(&backend_cpu, model, 2);
     struct terse_session *sessions[N];
     float *alone[N];
     for (size_t s = 0; s < N; s++) {
@@ -124,7 +113,7 @@ static bool hear_progress(void *user, const char *what, uint64_t done, uint64_t 
 static void callbacks_come_to_the_callers_thread(void **state) {
     (void)state;
     static const enum terse_prefill modes[] = {TERSE_PREFILL_EXACT, TERSE_PREFILL_COMPRESSED};
-    struct terse_engine *engine = new_engine(&backend_cpu, 2);
+    struct terse_engine *engine = must_start(&backend_cpu, model, 2);
     for (int i = 0; i < 2; i++) {
         struct heard heard = {.thread = pthread_self()};
         struct terse_session_options options = terse_session_options_defaults();
@@ -156,7 +145,7 @@ static void options_of_another_size_are_refused(void **state) {
     assert_int_equal(terse_engine_new(model, &engine_options, &engine, &error), TERSE_E_ARGUMENT);
     assert_null(engine);
     assert_non_null(strstr(error.message, "terse_engine_options_defaults()"));
-    engine = new_engine(&backend_cpu, 1);
+    engine = must_start(&backend_cpu, model, 1);
     struct terse_session_options options = terse_session_options_defaults();
     options.size = 0;
     assert_int_equal(terse_session_new(engine, &options, &session, &error), TERSE_E_ARGUMENT);
@@ -187,7 +176,7 @@ struct worker {
 
 static void *work_alone(void *user) {
     struct worker *w = user;
-    struct terse_engine *own = new_engine(&backend_cpu, 2);
+    struct terse_engine *own = must_start(&backend_cpu, model, 2);
     struct terse_session *sessions[2];
     struct terse_error error;
     for (size_t i = 0; i < 2; i++) {
@@ -218,7 +207,7 @@ static void two_engines_on_two_threads(void **state) {
     struct terse_error error;
     pthread_t threads[2], canceller;
     for (size_t i = 0; i < 4; i++) workers[i / 2].logits[i % 2] = calloc(info.vocabulary, sizeof(float));
-    struct terse_engine *third = new_engine(&backend_cpu, 2);
+    struct terse_engine *third = must_start(&backend_cpu, model, 2);
     struct terse_session *stopped = new_session(third, "f16");
     for (size_t i = 0; i < 2; i++) assert_int_equal(pthread_create(&threads[i], NULL, work_alone, &workers[i]), 0);
     assert_int_equal(pthread_create(&canceller, NULL, cancel_it, stopped), 0);
@@ -289,7 +278,7 @@ static void executors_reach_caches_through_the_table(void **state) {
     noted.end_layer = noted_end_layer;
     noted.commit = noted_commit;
     const struct backend backend = {"noted", backend_cpu.executor, &noted};
-    struct terse_engine *engine = new_engine(&backend, 1);
+    struct terse_engine *engine = must_start(&backend, model, 1);
     struct terse_session *session = new_session(engine, "q8_0");
     struct terse_error error;
     assert_int_equal(info.layers, 2);

@@ -3,6 +3,7 @@
 #include "base/memory.h"
 #include "model/model.h"
 #include "support/random_model.h"
+#include "support/session_steps.h"
 #include "terse_calibrate.h"
 
 #include <math.h>
@@ -20,23 +21,11 @@ enum { PROMPT = 70, FEW = 5 };
 
 static int32_t tokens[PROMPT]; /* token 0 first: a damaged first weight of the embeddings is its */
 
-static struct terse_engine *new_engine(const struct terse_model *model) {
-    struct terse_engine_options options = terse_engine_options_defaults();
-    struct terse_engine *engine;
-    struct terse_error error;
-    options.threads = 2;
-    if (terse_engine_new(model, &options, &engine, &error)) fail_msg("%s", error.message);
-    return engine;
-}
-
 static struct terse_session *new_session(struct terse_engine *engine, const char *method, enum terse_prefill prefill) {
     struct terse_session_options options = terse_session_options_defaults();
-    struct terse_session *session;
-    struct terse_error error;
     options.cache.method = method;
     options.prefill = prefill;
-    if (terse_session_new(engine, &options, &session, &error)) fail_msg("%s", error.message);
-    return session;
+    return must_open(engine, &options);
 }
 
 static void check_message(const char *what, enum terse_status status, const struct terse_error *error, const char *where) {
@@ -113,7 +102,7 @@ static void check_tensor(const struct random_model_spec *spec, const char *name,
     struct terse_model *model = random_model_damaged(spec, name, number, &file);
     if (!model) return;
     snprintf(what, sizeof what, "%s, %s of %s", spec->architecture, name, isnan(number) ? "NaN" : "infinity");
-    struct terse_engine *engine = new_engine(model);
+    struct terse_engine *engine = must_start(&backend_cpu, model, 2);
     check_session(what, engine, "f16", where_of(name));
     if (all) check_session(what, engine, "q4_0", where_of(name));
     if (all) check_session(what, engine, "terse-2", where_of(name));
@@ -124,7 +113,7 @@ static void check_tensor(const struct random_model_spec *spec, const char *name,
 }
 
 static void check_sound(const struct terse_model *model) {
-    struct terse_engine *engine = new_engine(model);
+    struct terse_engine *engine = must_start(&backend_cpu, model, 2);
     struct terse_session *session = new_session(engine, "f16", TERSE_PREFILL_EXACT);
     struct terse_error error;
     if (terse_session_prefill(session, tokens, PROMPT, NULL, &error)) fail_msg("the sound model's prompt: %s", error.message);
@@ -168,7 +157,7 @@ static void steps_of_several_sessions_notice(void **state) {
     const struct random_model_spec *spec = *state;
     void *file;
     struct terse_model *model = random_model_damaged(spec, "token_embd.weight", NAN, &file);
-    struct terse_engine *engine = new_engine(model);
+    struct terse_engine *engine = must_start(&backend_cpu, model, 2);
     struct terse_error error;
     struct terse_step_item items[3];
     int32_t sound = 7;

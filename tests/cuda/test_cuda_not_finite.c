@@ -6,6 +6,7 @@
 #include "base/memory.h"
 #include "engine/engine.h"
 #include "support/random_model.h"
+#include "support/session_steps.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -22,24 +23,6 @@ enum { PROMPT = 70, FEW = 5 };
 static const struct backend backend = {"cuda", &cuda_executor_ops, &cuda_kv_ops};
 static int32_t tokens[PROMPT]; /* token 0 first: a damaged first weight of the embeddings is its */
 
-static struct terse_engine *new_engine(const struct terse_model *model) {
-    struct terse_engine_options options = terse_engine_options_defaults();
-    struct terse_engine *engine;
-    struct terse_error error;
-    options.threads = 2;
-    if (engine_new(&backend, model, &options, &engine, &error)) fail_msg("%s", error.message);
-    return engine;
-}
-
-static struct terse_session *new_session(struct terse_engine *engine, const char *method) {
-    struct terse_session_options options = terse_session_options_defaults();
-    struct terse_session *session;
-    struct terse_error error;
-    options.cache.method = method;
-    if (terse_session_new(engine, &options, &session, &error)) fail_msg("%s", error.message);
-    return session;
-}
-
 static void check_message(const char *what, enum terse_status status, const struct terse_error *error, const char *where) {
     char wanted[128];
     if (status != TERSE_E_FORMAT) fail_msg("%s: status %d where numbers are not finite %s", what, (int)status, where);
@@ -48,7 +31,7 @@ static void check_message(const char *what, enum terse_status status, const stru
 }
 
 static void check_session(const char *what, struct terse_engine *engine, const char *method, const char *where) {
-    struct terse_session *session = new_session(engine, method);
+    struct terse_session *session = must_open_method(engine, method);
     struct terse_error error;
     int32_t token;
     check_message(what, terse_session_prefill(session, tokens, PROMPT, NULL, &error), &error, where);
@@ -80,7 +63,7 @@ static void damage_is_noticed(void **state) {
         struct terse_model *model = random_model_damaged(spec, rows[i].tensor, rows[i].number, &file);
         if (!model) continue;
         snprintf(what, sizeof what, "%s, %s", spec->architecture, rows[i].tensor);
-        struct terse_engine *engine = new_engine(model);
+        struct terse_engine *engine = must_start(&backend, model, 2);
         check_session(what, engine, strstr(rows[i].tensor, "attn_k") ? "q4_0" : "f16", rows[i].where);
         terse_engine_free(engine);
         terse_model_free(model);
@@ -93,8 +76,8 @@ static void it_is_forgotten_once_said(void **state) {
     const struct random_model_spec *spec = *state;
     void *file;
     struct terse_model *model = random_model_damaged(spec, "token_embd.weight", NAN, &file);
-    struct terse_engine *engine = new_engine(model);
-    struct terse_session *sound = new_session(engine, "f16"), *damaged = new_session(engine, "f16");
+    struct terse_engine *engine = must_start(&backend, model, 2);
+    struct terse_session *sound = must_open_method(engine, "f16"), *damaged = must_open_method(engine, "f16");
     struct terse_error error;
     assert_true(spec->untied);
     if (terse_session_prefill(sound, tokens + 1, PROMPT - 1, NULL, &error)) fail_msg("%s", error.message);

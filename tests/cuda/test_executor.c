@@ -6,6 +6,7 @@
 #include "base/memory.h"
 #include "engine/session.h"
 #include "support/random_model.h"
+#include "support/session_steps.h"
 
 #include <math.h>
 #include <pthread.h>
@@ -36,24 +37,6 @@
 static const struct backend backend = {"cuda", &cuda_executor_ops, &cuda_kv_ops};
 static int32_t tokens[TOKENS_MOST];
 
-static struct terse_engine *new_engine(const struct backend *on, const struct terse_model *model) {
-    struct terse_engine_options options = terse_engine_options_defaults();
-    struct terse_engine *engine;
-    struct terse_error error;
-    options.threads = 2;
-    if (engine_new(on, model, &options, &engine, &error)) fail_msg("%s", error.message);
-    return engine;
-}
-
-static struct terse_session *new_session(struct terse_engine *engine, const char *method) {
-    struct terse_session_options options = terse_session_options_defaults();
-    struct terse_session *session;
-    struct terse_error error;
-    options.cache.method = method;
-    if (terse_session_new(engine, &options, &session, &error)) fail_msg("%s", error.message);
-    return session;
-}
-
 static struct terse_model *load_model(void) {
     struct terse_model *model;
     struct terse_error error;
@@ -83,7 +66,7 @@ struct way {
 
 /* All logits of a text. */
 static void read_text(struct terse_engine *engine, const struct way *way, size_t n, struct rows *rows) {
-    struct terse_session *session = new_session(engine, "f16");
+    struct terse_session *session = must_open_method(engine, "f16");
     struct terse_logits_sink sink = {keep_row, rows, 0};
     struct terse_error error;
     rows->n = 0;
@@ -120,7 +103,7 @@ static void check_logits(const char *name, struct terse_model *model, size_t n) 
         {"one prompt", SIZE_MAX, 1, false},       {"a prompt and single tokens", 70, 1, true}, {"prompts of 37", 37, 37, false},
         {"a prompt and steps of 3", 70, 3, true}, {"a prompt and steps of 23", 64, 23, true},
     };
-    struct terse_engine *engines[2] = {new_engine(&backend_cpu, model), new_engine(&backend, model)};
+    struct terse_engine *engines[2] = {must_start(&backend_cpu, model, 2), must_start(&backend, model, 2)};
     struct terse_model_info info;
     struct rows rows[2];
     terse_model_describe(model, &info);
@@ -166,7 +149,7 @@ static int32_t likeliest(const struct terse_session *session, uint32_t vocabular
 }
 
 static void greedy(struct terse_engine *engine, const char *text, uint32_t vocabulary, int32_t out[GREEDY]) {
-    struct terse_session *session = new_session(engine, "f16");
+    struct terse_session *session = must_open_method(engine, "f16");
     struct terse_error error;
     size_t n;
     assert_non_null(session);
@@ -185,7 +168,7 @@ static void greedy_tokens_are_the_cpus(void **state) {
     (void)state;
     static const char text[] = "The river rises in the hills to the north of the town, and it was first crossed by a bridge in";
     struct terse_model *model = load_model();
-    struct terse_engine *engines[2] = {new_engine(&backend_cpu, model), new_engine(&backend, model)};
+    struct terse_engine *engines[2] = {must_start(&backend_cpu, model, 2), must_start(&backend, model, 2)};
     struct terse_model_info info;
     int32_t out[2][GREEDY];
     terse_model_describe(model, &info);
@@ -211,7 +194,7 @@ static void a_step_gives_each_what_it_gets_alone(void **state) {
     static const char *const methods[] = {"f16", "q8_0", "q4_0", "snapkv-128"};
     void *file;
     struct terse_model *model = random_model_new(&random_models[0], &file);
-    struct terse_engine *engine = new_engine(&backend, model);
+    struct terse_engine *engine = must_start(&backend, model, 2);
     struct terse_session *together[SESSIONS], *alone[SESSIONS];
     struct terse_model_info info;
     struct terse_error error;
@@ -220,7 +203,7 @@ static void a_step_gives_each_what_it_gets_alone(void **state) {
     for (size_t i = 0; i < SESSIONS; i++) {
         struct terse_session **both[] = {&together[i], &alone[i]};
         for (int side = 0; side < 2; side++) {
-            assert_non_null(*both[side] = new_session(engine, methods[i % 4]));
+            assert_non_null(*both[side] = must_open_method(engine, methods[i % 4]));
             if (terse_session_prefill(*both[side], tokens, prompt_of(i), NULL, &error)) fail_msg("%s", error.message);
         }
     }
@@ -260,8 +243,8 @@ static void logits_of_what_is_kept_are_near_the_cpus(void **state) {
     terse_model_describe(model, &info);
     for (size_t i = 0; i < PROMPT + AFTER; i++) tokens[i] = (int32_t)((7 + i * i * 37) % info.vocabulary);
     for (int on = 0; on < 2; on++) {
-        struct terse_engine *engine = new_engine(on ? &backend : &backend_cpu, model);
-        struct terse_session *session = new_session(engine, "snapkv-128");
+        struct terse_engine *engine = must_start(on ? &backend : &backend_cpu, model, 2);
+        struct terse_session *session = must_open_method(engine, "snapkv-128");
         assert_non_null(logits[on] = malloc(AFTER * info.vocabulary * sizeof(float)));
         if (terse_session_prefill(session, tokens, PROMPT, NULL, &error)) fail_msg("%s", error.message);
         for (size_t i = 0; i < AFTER; i++) {
@@ -288,7 +271,7 @@ static void samples_are_those_of_all_logits(void **state) {
     (void)state;
     void *file;
     struct terse_model *model = random_model_new(&random_models[0], &file);
-    struct terse_engine *engine = new_engine(&backend, model);
+    struct terse_engine *engine = must_start(&backend, model, 2);
     struct terse_session *sessions[2][SAMPLERS];
     struct terse_model_info info;
     struct terse_error error;
@@ -302,7 +285,7 @@ static void samples_are_those_of_all_logits(void **state) {
             if (i == 2) sampling.top_k = 0;
             if (i == 3) sampling.repeat_penalty = 1e6f, sampling.repeat_last = 4096;
             sampling.seed = i;
-            sessions[asks][i] = new_session(engine, "q4_0");
+            sessions[asks][i] = must_open_method(engine, "q4_0");
             if (terse_session_set_sampling(sessions[asks][i], &sampling, &error) ||
                 terse_session_prefill(sessions[asks][i], tokens, 30 + 10 * i, NULL, &error))
                 fail_msg("%s", error.message);
@@ -377,8 +360,8 @@ static void a_session_is_saved_beside_steps_of_another(void **state) {
     struct saver saver = {.path = {paths[0], paths[1]}};
     void *file;
     struct terse_model *model = random_model_new(&random_models[0], &file);
-    struct terse_engine *engine = new_engine(&backend, model);
-    struct terse_session *saved = new_session(engine, "q4_0"), *other = new_session(engine, "q4_0");
+    struct terse_engine *engine = must_start(&backend, model, 2);
+    struct terse_session *saved = must_open_method(engine, "q4_0"), *other = must_open_method(engine, "q4_0");
     struct terse_model_info info;
     struct terse_error error;
     pthread_t thread;
@@ -422,7 +405,7 @@ static void a_model_that_does_not_fit_is_refused(void **state) {
     assert_null(engine);
     assert_non_null(strstr(error.message, "--device cpu"));
     device_free(NULL, most, left - ((size_t)256 << 20));
-    engine = new_engine(&backend, model);
+    engine = must_start(&backend, model, 2);
     terse_engine_free(engine);
     terse_model_free(model);
 }

@@ -17,11 +17,26 @@ struct terse_session_options short_session_options(const char *method, uint32_t 
     return options;
 }
 
+struct terse_engine *must_start(const struct backend *backend, const struct terse_model *model, uint32_t threads) {
+    struct terse_engine_options options = terse_engine_options_defaults();
+    struct terse_engine *engine;
+    struct terse_error error;
+    options.threads = threads;
+    if (engine_new(backend, model, &options, &engine, &error)) fail_msg("%s", error.message);
+    return engine;
+}
+
 struct terse_session *must_open(struct terse_engine *engine, const struct terse_session_options *options) {
     struct terse_session *session;
     struct terse_error error;
     if (terse_session_new(engine, options, &session, &error)) fail_msg("%s: %s", options->cache.method, error.message);
     return session;
+}
+
+struct terse_session *must_open_method(struct terse_engine *engine, const char *method) {
+    struct terse_session_options options = terse_session_options_defaults();
+    options.cache.method = method;
+    return must_open(engine, &options);
 }
 
 void must_prefill(struct terse_session *session, const int32_t *tokens, size_t n) {

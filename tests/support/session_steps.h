@@ -2,11 +2,16 @@
 #ifndef TESTS_SUPPORT_SESSION_STEPS_H
 #define TESTS_SUPPORT_SESSION_STEPS_H
 
+#include "engine/engine.h"
 #include "terse.h"
 
 /* Of a cache of `method` with a recent window of so many tokens, for sequences of up to 1,000 tokens whatever the model's context. */
 struct terse_session_options short_session_options(const char *method, uint32_t tail_tokens);
+/* On a backend and with so many threads. */
+struct terse_engine *must_start(const struct backend *backend, const struct terse_model *model, uint32_t threads);
 struct terse_session *must_open(struct terse_engine *engine, const struct terse_session_options *options);
+/* Whatever else is usual. */
+struct terse_session *must_open_method(struct terse_engine *engine, const char *method);
 void must_prefill(struct terse_session *session, const int32_t *tokens, size_t n);
 /* Appends n tokens as they are sampled, to out[n]. */
 void must_generate(struct terse_session *session, size_t n, int32_t *out);
