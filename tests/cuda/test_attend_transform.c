@@ -516,6 +516,18 @@ static void parts(void **unused) {
     finish("parts", worst);
 }
 
+/* More than 32 for a warp: what lanes hold of pages is loaded again. */
+static void many_pages(void **unused) {
+    double worst = 0;
+    (void)unused;
+    for (int rate = 2; rate <= 8; rate += 6) { /* rings of two pages, and of one */
+        struct setup setup = setup_of(rate, 64, 2);
+        setup.sequences[2].pages = 300, setup.sequences[2].splits = 1;
+        report(&setup, &worst);
+    }
+    finish("many pages", worst);
+}
+
 int main(void) {
     struct terse_error error;
     if (device_available(&error)) {
@@ -524,7 +536,7 @@ int main(void) {
     }
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(rates),  cmocka_unit_test(groups), cmocka_unit_test(ropes),
-        cmocka_unit_test(fitted), cmocka_unit_test(parts),
+        cmocka_unit_test(fitted), cmocka_unit_test(parts),  cmocka_unit_test(many_pages),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
