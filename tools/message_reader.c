@@ -6,6 +6,7 @@
 #include "text.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -54,11 +55,18 @@ static enum message_read read_edited(struct message_reader *r, const char *promp
     }
 }
 
+/* Waits until a terminal, which gives whole lines, has one; not for ever, since a signal may come just before the call. */
+static void await_line(void) {
+    struct pollfd input = {.fd = STDIN_FILENO, .events = POLLIN};
+    while (!console_interrupted() && poll(&input, 1, 500) <= 0) {}
+}
+
 static enum message_read read_plain(struct message_reader *r, const char *prompt, const char **line, size_t *n_bytes) {
     char name[48];
     if (r->terminal) fprintf(stderr, r->color ? "%s\033[32m" : "%s", prompt);
+    if (r->terminal) await_line();
     errno = 0;
-    ssize_t length = getline(&r->plain, &r->plain_capacity, stdin);
+    ssize_t length = console_interrupted() ? -1 : getline(&r->plain, &r->plain_capacity, stdin);
     if (r->color) fputs("\033[0m", stderr);
     *line = r->plain;
     *n_bytes = length < 0 ? 0 : (size_t)length;

@@ -47,6 +47,12 @@ class OneSlot(ServedTest):
         connection.request("POST", CHAT, json.dumps(endless(self.server, **fields)))
         return connection
 
+    def send_to_queue(self, **fields):
+        """A request that waits: only then is the queue full for whoever comes next."""
+        connection = self.send(**fields)
+        until(lambda: b"terse_requests_waiting 1\n" in self.server.get("/metrics")[2])
+        return connection
+
     def test_a_client_that_goes_away_is_forgotten(self):
         for stream in (False, True):
             connection = self.send(stream=stream)
@@ -61,8 +67,9 @@ class OneSlot(ServedTest):
     def test_queue(self):
         running = self.send()
         until(lambda: busy(self.server))
-        waiting = self.send(max_tokens=2)
-        full = until(lambda: [refused for refused in [self.server.post(CHAT, endless(self.server, max_tokens=2))] if refused[0] == 429])[0]
+        waiting = self.send_to_queue(max_tokens=2)
+        full = self.server.post(CHAT, endless(self.server, max_tokens=2))
+        self.assertEqual(full[0], 429)
         self.assertEqual(full[1]["Retry-After"], "1")
         self.assertEqual(full[2]["error"]["type"], "rate_limit_error")
         running.close()
@@ -74,8 +81,8 @@ class OneSlot(ServedTest):
     def test_one_that_leaves_the_queue(self):
         running = self.send()
         until(lambda: busy(self.server))
-        waiting = self.send()
-        until(lambda: self.server.post(CHAT, endless(self.server, max_tokens=2))[0] == 429)
+        waiting = self.send_to_queue()
+        self.assertEqual(self.server.post(CHAT, endless(self.server, max_tokens=2))[0], 429)
         waiting.close()
         third = []
         thread = threading.Thread(target=lambda: third.append(until(
