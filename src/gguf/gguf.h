@@ -35,12 +35,17 @@ enum tensor_type {
     TENSOR_Q5_0 = 6,
     TENSOR_Q5_1 = 7,
     TENSOR_Q8_0 = 8,
+    TENSOR_Q2_K = 10,
+    TENSOR_Q3_K = 11,
     TENSOR_Q4_K = 12,
     TENSOR_Q5_K = 13,
     TENSOR_Q6_K = 14,
-    TENSOR_BF16 = 30
+    TENSOR_IQ4_NL = 20,
+    TENSOR_IQ4_XS = 23,
+    TENSOR_BF16 = 30,
+    TENSOR_MXFP4 = 39
 };
-#define TENSOR_TYPES 31 /* one past the largest above */
+#define TENSOR_TYPES 40 /* one past the largest above */
 
 /* Storage of a tensor type; every row is whole blocks. */
 struct tensor_type_info {
@@ -50,7 +55,7 @@ struct tensor_type_info {
 };
 /* NULL for a type that terse cannot compute with. */
 const struct tensor_type_info *tensor_type_info(uint32_t type);
-/* "IQ4_XS": the name also of such a type, for messages; NULL for a number without a meaning. */
+/* "IQ2_XS": the name also of such a type, for messages; NULL for a number without a meaning. */
 const char *tensor_type_name(uint32_t type);
 
 struct gguf_string {

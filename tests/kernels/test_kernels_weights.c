@@ -21,10 +21,12 @@ static const struct weight_type {
     int n_halves;
     size_t halves[2];
 } types[] = {
-    {TENSOR_F32, NULL, 0, {0}},       {TENSOR_F16, "f16", 0, {0}},      {TENSOR_BF16, "bf16", 0, {0}},
-    {TENSOR_Q8_0, "q8_0", 1, {0}},    {TENSOR_Q4_0, "q4_0", 1, {0}},    {TENSOR_Q4_1, "q4_1", 2, {0, 2}},
-    {TENSOR_Q5_0, "q5_0", 1, {0}},    {TENSOR_Q5_1, "q5_1", 2, {0, 2}}, {TENSOR_Q4_K, "q4_k", 2, {0, 2}},
-    {TENSOR_Q5_K, "q5_k", 2, {0, 2}}, {TENSOR_Q6_K, "q6_k", 1, {208}},
+    {TENSOR_F32, NULL, 0, {0}},        {TENSOR_F16, "f16", 0, {0}},        {TENSOR_BF16, "bf16", 0, {0}},
+    {TENSOR_Q8_0, "q8_0", 1, {0}},     {TENSOR_Q4_0, "q4_0", 1, {0}},      {TENSOR_Q4_1, "q4_1", 2, {0, 2}},
+    {TENSOR_Q5_0, "q5_0", 1, {0}},     {TENSOR_Q5_1, "q5_1", 2, {0, 2}},   {TENSOR_Q4_K, "q4_k", 2, {0, 2}},
+    {TENSOR_Q5_K, "q5_k", 2, {0, 2}},  {TENSOR_Q6_K, "q6_k", 1, {208}},    {TENSOR_IQ4_NL, "iq4_nl", 1, {0}},
+    {TENSOR_IQ4_XS, "iq4_xs", 1, {0}}, {TENSOR_Q2_K, "q2_k", 2, {80, 82}}, {TENSOR_Q3_K, "q3_k", 1, {108}},
+    {TENSOR_MXFP4, "mxfp4", 0, {0}},
 };
 #define N_TYPES (sizeof types / sizeof *types)
 
@@ -36,7 +38,7 @@ static const struct tier *scalar(void) { return tier_at(0); }
 
 enum weights {
     WEIGHTS_NORMAL,    /* random codes, scales such as models have */
-    WEIGHTS_ZERO,      /* random codes, scales of zero and of negative zero */
+    WEIGHTS_ZERO,      /* random codes, scales of zero and of negative zero, or the smallest that the type has */
     WEIGHTS_SUBNORMAL, /* random codes, scales below the smallest normal half */
     WEIGHTS_LARGEST,   /* the largest scales, codes at the ends of their range */
     WEIGHTS_COUNTING,  /* code bytes 0, 1, 2, ...: every code */
@@ -53,6 +55,16 @@ static uint16_t random_half(struct random *random, enum weights kind) {
     }
 }
 
+/* Of MXFP4. The largest is that of the other types' largest weights, about, so that bounds for sums serve. */
+static uint8_t random_exponent(struct random *random, enum weights kind) {
+    switch (kind) {
+    case WEIGHTS_ZERO: return 0;
+    case WEIGHTS_SUBNORMAL: return (uint8_t)(random_bits(random) % 3);
+    case WEIGHTS_LARGEST: return 128 + 16;
+    default: return (uint8_t)(119 + random_bits(random) % 4); /* 2^-9 to 2^-6 */
+    }
+}
+
 static void make_plain_row(struct random *random, enum tensor_type type, enum weights kind, unsigned char *row, size_t n) {
     for (size_t i = 0; i < n; i++) {
         uint16_t half = random_half(random, kind);
@@ -65,7 +77,7 @@ static void make_plain_row(struct random *random, enum tensor_type type, enum we
 }
 
 static void make_row(struct random *random, const struct weight_type *type, enum weights kind, unsigned char *row, size_t n) {
-    if (type->n_halves == 0) {
+    if (info_of(type)->block == 1) {
         make_plain_row(random, type->type, kind, row, n);
         return;
     }
@@ -78,6 +90,7 @@ static void make_row(struct random *random, const struct weight_type *type, enum
             uint16_t half = random_half(random, kind);
             memcpy(row + type->halves[h], &half, sizeof half);
         }
+        if (type->type == TENSOR_MXFP4) row[0] = random_exponent(random, kind);
     }
 }
 

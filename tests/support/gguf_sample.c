@@ -51,7 +51,7 @@ void gguf_sample_write(struct gguf_writer *writer, uint32_t version) {
     gguf_writer_tensor(writer, "floats", TENSOR_F32, 2, (uint64_t[]){32, 2}, gguf_sample_floats);
     gguf_writer_tensor(writer, "scalar", TENSOR_F32, 0, NULL, gguf_sample_floats);
     gguf_writer_tensor(writer, "blocks", TENSOR_Q8_0, 4, (uint64_t[]){64, 1, 2, 1}, gguf_sample_blocks);
-    gguf_writer_tensor(writer, "named", 23, 1, (uint64_t[]){256}, NULL);
+    gguf_writer_tensor(writer, "named", 17, 1, (uint64_t[]){256}, NULL);
     gguf_writer_tensor(writer, "nameless", 4000000000u, 1, (uint64_t[]){7}, NULL);
 }
 

@@ -80,6 +80,14 @@ static void fill_block(struct making *m, enum tensor_type type, uint8_t *block) 
         put_half(block, 2e-4f * near);
         put_half(block + 2, 3e-3f * near);
         break;
+    case TENSOR_Q2_K:
+        put_half(block + 80, 4e-3f * near);
+        put_half(block + 82, 6e-3f * near);
+        break;
+    case TENSOR_Q3_K: put_half(block + 108, 1.4e-3f * near); break;
+    case TENSOR_IQ4_NL: put_half(block, 9e-4f * near); break;
+    case TENSOR_IQ4_XS: put_half(block, 5e-5f * near); break;
+    case TENSOR_MXFP4: block[0] = (uint8_t)(128 - 7); break;
     default: put_half(block + 208, 4.5e-5f * near); break; /* Q6_K */
     }
 }

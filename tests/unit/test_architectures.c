@@ -84,6 +84,11 @@ static const struct quantized {
     {TENSOR_Q4_K, 2, {{0, 6e-4f}, {2, 4.5e-3f}}},
     {TENSOR_Q5_K, 2, {{0, 3e-4f}, {2, 4.5e-3f}}},
     {TENSOR_Q6_K, 1, {{208, 7e-5f}}},
+    {TENSOR_Q2_K, 2, {{80, 6e-3f}, {82, 9e-3f}}},
+    {TENSOR_Q3_K, 1, {{108, 2e-3f}}},
+    {TENSOR_IQ4_NL, 1, {{0, 1.4e-3f}}},
+    {TENSOR_IQ4_XS, 1, {{0, 8e-5f}}},
+    {TENSOR_MXFP4, 0, {{0, 0}}},
 };
 enum { N_QUANTIZED = sizeof quantized / sizeof quantized[0] };
 
@@ -105,6 +110,7 @@ static void fill_row(struct builder *b, enum tensor_type type, size_t columns, u
             uint16_t half = half_from_float(q->halves[h].value);
             memcpy(row + q->halves[h].at, &half, sizeof half);
         }
+        if (type == TENSOR_MXFP4) row[0] = 128 - 6; /* its exponent */
     }
 }
 

@@ -86,7 +86,7 @@ static void check_sample(const struct terse_gguf *gguf, uint32_t version) {
         {"floats", "F32", true, 2, {32, 2, 1, 1}, 256},
         {"scalar", "F32", true, 0, {1, 1, 1, 1}, 4},
         {"blocks", "Q8_0", true, 4, {64, 1, 2, 1}, 136},
-        {"named", "IQ4_XS", false, 1, {256, 1, 1, 1}, 0},
+        {"named", "IQ2_XS", false, 1, {256, 1, 1, 1}, 0},
         {"nameless", "type 4000000000", false, 1, {7, 1, 1, 1}, 0},
     };
     assert_int_equal(terse_gguf_tensor_count(gguf), 5);

@@ -57,7 +57,12 @@ static bool is_embedding(const struct visitor *v, const struct matrix *w, const 
 }
 
 static enum terse_status count_matrix(struct visitor *v, const struct matrix *from, struct device_matrix *to) {
-    if (from->data && !is_embedding(v, from, to)) v->model->bytes += weights_bytes(from->type, from->rows, from->columns);
+    if (!from->data) return TERSE_OK;
+    if (!weights_supported(from->type))
+        return status_fail(v->error, TERSE_E_UNSUPPORTED,
+                           "weights of type %s are not computed on a GPU: take --device cpu, or a file of Q4_K_M, Q4_0 or Q8_0",
+                           tensor_type_name(from->type));
+    if (!is_embedding(v, from, to)) v->model->bytes += weights_bytes(from->type, from->rows, from->columns);
     return TERSE_OK;
 }
 
@@ -157,8 +162,9 @@ enum terse_status device_model_load(const struct terse_model *model, size_t besi
                                     struct terse_error *error) {
     *device = (struct device_model){.model = model, .layer = calloc(model->layers, sizeof *device->layer)};
     if (!device->layer) return status_no_memory(error, model->layers * sizeof *device->layer, "a model");
-    visit(&(struct visitor){.matrix = count_matrix, .vector = count_vector, .model = device});
-    enum terse_status status = check_room(device, besides, error);
+    enum terse_status status =
+        visit(&(struct visitor){.matrix = count_matrix, .vector = count_vector, .model = device, .error = error});
+    if (!status) status = check_room(device, besides, error);
     struct visitor upload = {.matrix = upload_matrix, .vector = upload_vector, .model = device, .error = error};
     if (!status) status = visit(&upload);
     device_free(NULL, upload.staged, upload.staged_bytes);

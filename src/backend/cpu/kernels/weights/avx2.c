@@ -45,7 +45,7 @@ INLINE void scale_and_subtract_all(__m256 w[4], __m256 scale, __m256 min) {
 }
 
 #define NO_SCALES(type) \
-    INLINE void scales_##type(const struct weight_##type *block, float scales[16]) { (void)block, (void)scales; }
+    INLINE void scales_##type(const struct weight_##type *block, float *scales) { (void)block, (void)scales; }
 
 NO_SCALES(f32)
 INLINE void unpack_f32(const struct weight_f32 *block, const float *scales, int g, __m256 w[4]) {
@@ -118,16 +118,14 @@ INLINE void unpack_q5_1(const struct weight_q5_1 *block, const float *scales, in
 }
 
 /* scale s of the eight groups, then min m. */
-INLINE void group_scales(const void *block, const uint16_t *scale, const uint16_t *min, float scales[16]) {
+INLINE void group_scales(const void *block, const uint16_t *scale, const uint16_t *min, float *scales) {
     __m128i bytes = group_scale_bytes(block);
     __m256i s = _mm256_cvtepu8_epi32(bytes), m = _mm256_cvtepu8_epi32(_mm_unpackhi_epi64(bytes, bytes));
     _mm256_storeu_ps(scales, _mm256_mul_ps(spread_half(scale), _mm256_cvtepi32_ps(s)));
     _mm256_storeu_ps(scales + 8, _mm256_mul_ps(spread_half(min), _mm256_cvtepi32_ps(m)));
 }
 
-INLINE void scales_q4_k(const struct weight_q4_k *block, float scales[16]) {
-    group_scales(block, &block->scale, &block->min, scales);
-}
+INLINE void scales_q4_k(const struct weight_q4_k *block, float *scales) { group_scales(block, &block->scale, &block->min, scales); }
 INLINE void unpack_q4_k(const struct weight_q4_k *block, const float *scales, int g, __m256 w[4]) {
     for (int i = 0; i < 4; i++) {
         __m256i both = _mm256_cvtepu8_epi32(load_64(block->codes + 32 * (g / 2) + 8 * i));
@@ -136,9 +134,7 @@ INLINE void unpack_q4_k(const struct weight_q4_k *block, const float *scales, in
     scale_and_subtract_all(w, _mm256_set1_ps(scales[g]), _mm256_set1_ps(scales[8 + g]));
 }
 
-INLINE void scales_q5_k(const struct weight_q5_k *block, float scales[16]) {
-    group_scales(block, &block->scale, &block->min, scales);
-}
+INLINE void scales_q5_k(const struct weight_q5_k *block, float *scales) { group_scales(block, &block->scale, &block->min, scales); }
 INLINE void unpack_q5_k(const struct weight_q5_k *block, const float *scales, int g, __m256 w[4]) {
     __m256i low = load_256(block->codes + 32 * (g / 2)), high = load_256(block->high);
     low = _mm256_and_si256(_mm256_srli_epi16(low, 4 * (g % 2)), _mm256_set1_epi8(15));
@@ -147,7 +143,7 @@ INLINE void unpack_q5_k(const struct weight_q5_k *block, const float *scales, in
     scale_and_subtract_all(w, _mm256_set1_ps(scales[g]), _mm256_set1_ps(scales[8 + g]));
 }
 
-INLINE void scales_q6_k(const struct weight_q6_k *block, float scales[16]) {
+INLINE void scales_q6_k(const struct weight_q6_k *block, float *scales) {
     __m256 scale = _mm256_cvtph_ps(_mm_set1_epi16((short)block->scale));
     for (int i = 0; i < 16; i += 8) {
         __m256i s = _mm256_cvtepi8_epi32(load_64(block->scales + i));
@@ -161,6 +157,66 @@ INLINE void unpack_q6_k(const struct weight_q6_k *block, const float *scales, in
     high = run < 2 ? _mm256_slli_epi16(high, 4 - 2 * run) : _mm256_srli_epi16(high, 2 * run - 4);
     __m256i codes = _mm256_or_si256(low, _mm256_and_si256(high, _mm256_set1_epi8(48)));
     floats_of_bytes(_mm256_sub_epi8(codes, _mm256_set1_epi8(32)), w);
+    for (int i = 0; i < 4; i++) w[i] = _mm256_mul_ps(_mm256_set1_ps(scales[2 * g + i / 2]), w[i]);
+}
+
+/* Four-bit codes in order as the signed bytes that a table has for them. */
+INLINE __m256i look_up_codes(const uint8_t codes[16], const int8_t values[16]) {
+    return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(load_128(values)), low_bits(codes));
+}
+
+NO_SCALES(iq4_nl)
+INLINE void unpack_iq4_nl(const struct weight_iq4_nl *block, const float *scales, int g, __m256 w[4]) {
+    (void)scales;
+    floats_of_bytes(look_up_codes(block[g].codes, weight_iq4_values), w);
+    scale_all(w, spread_half(&block[g].scale));
+}
+
+NO_SCALES(mxfp4)
+INLINE void unpack_mxfp4(const struct weight_mxfp4 *block, const float *scales, int g, __m256 w[4]) {
+    (void)scales;
+    floats_of_bytes(look_up_codes(block[g].codes, weight_fp4_values), w);
+    scale_all(w, _mm256_set1_ps(weight_mxfp4_unit(block[g].exponent)));
+}
+
+INLINE void scales_iq4_xs(const struct weight_iq4_xs *block, float *scales) {
+    _mm256_storeu_ps(scales, _mm256_mul_ps(spread_half(&block->scale), iq4_xs_scales(block)));
+}
+INLINE void unpack_iq4_xs(const struct weight_iq4_xs *block, const float *scales, int g, __m256 w[4]) {
+    floats_of_bytes(look_up_codes(block->codes + 16 * g, weight_iq4_values), w);
+    scale_all(w, _mm256_set1_ps(scales[g]));
+}
+
+/* The two bits of the 32 weights of group g of Q2_K or Q3_K. */
+INLINE __m256i two_bits(const uint8_t codes[64], int g) {
+    return _mm256_and_si256(_mm256_srli_epi16(load_256(codes + g / 4 * 32), g % 4 * 2), _mm256_set1_epi8(3));
+}
+
+INLINE void scales_q2_k(const struct weight_q2_k *block, float *scales) {
+    __m256 scale = _mm256_cvtph_ps(_mm_set1_epi16((short)block->scale)), min = _mm256_cvtph_ps(_mm_set1_epi16((short)block->min));
+    for (int i = 0; i < 16; i += 8) {
+        __m256i both = _mm256_cvtepu8_epi32(load_64(block->scales + i));
+        __m256i s = _mm256_and_si256(both, _mm256_set1_epi32(15)), m = _mm256_srli_epi32(both, 4);
+        _mm256_storeu_ps(scales + i, _mm256_mul_ps(scale, _mm256_cvtepi32_ps(s)));
+        _mm256_storeu_ps(scales + 16 + i, _mm256_mul_ps(min, _mm256_cvtepi32_ps(m)));
+    }
+}
+INLINE void unpack_q2_k(const struct weight_q2_k *block, const float *scales, int g, __m256 w[4]) {
+    floats_of_bytes(two_bits(block->codes, g), w);
+    for (int i = 0; i < 4; i++)
+        w[i] = _mm256_fmsub_ps(_mm256_set1_ps(scales[2 * g + i / 2]), w[i], _mm256_set1_ps(scales[16 + 2 * g + i / 2]));
+}
+
+INLINE void scales_q3_k(const struct weight_q3_k *block, float *scales) {
+    __m256 scale = _mm256_cvtph_ps(_mm_set1_epi16((short)block->scale));
+    __m128i s = q3_k_scale_bytes(block->scales);
+    for (int i = 0; i < 2; i++, s = _mm_srli_si128(s, 8))
+        _mm256_storeu_ps(scales + 8 * i, _mm256_mul_ps(scale, _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(s))));
+}
+INLINE void unpack_q3_k(const struct weight_q3_k *block, const float *scales, int g, __m256 w[4]) {
+    __m256i bit = _mm256_set1_epi8((char)(1 << g));
+    __m256i unset = _mm256_cmpeq_epi8(_mm256_and_si256(load_256(block->high), bit), _mm256_setzero_si256());
+    floats_of_bytes(_mm256_sub_epi8(two_bits(block->codes, g), _mm256_and_si256(unset, _mm256_set1_epi8(4))), w);
     for (int i = 0; i < 4; i++) w[i] = _mm256_mul_ps(_mm256_set1_ps(scales[2 * g + i / 2]), w[i]);
 }
 

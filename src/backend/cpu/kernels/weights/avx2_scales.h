@@ -17,4 +17,22 @@ INLINE __m128i group_scale_bytes(const void *block) {
     return _mm_or_si128(_mm_and_si128(first, first_bits), _mm_and_si128(second, second_bits));
 }
 
+/* s - 32 of the eight groups of a block of IQ4_XS. */
+INLINE __m256 iq4_xs_scales(const struct weight_iq4_xs *block) {
+    uint32_t low;
+    memcpy(&low, block->low, sizeof low);
+    __m256i four = _mm256_srlv_epi32(_mm256_set1_epi32((int)low), _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28));
+    __m256i two = _mm256_srlv_epi32(_mm256_set1_epi32(block->high), _mm256_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14));
+    four = _mm256_and_si256(four, _mm256_set1_epi32(15));
+    two = _mm256_slli_epi32(_mm256_and_si256(two, _mm256_set1_epi32(3)), 4);
+    return _mm256_cvtepi32_ps(_mm256_sub_epi32(_mm256_or_si256(four, two), _mm256_set1_epi32(32)));
+}
+
+/* s - 32 of the sixteen runs of 16 weights of a block of Q3_K, a byte each. */
+INLINE __m128i q3_k_scale_bytes(const uint8_t scales[12]) {
+    uint32_t words[4];
+    weight_q3_k_scales(scales, words);
+    return _mm_sub_epi8(_mm_loadu_si128((const void *)words), _mm_set1_epi8(32));
+}
+
 #endif

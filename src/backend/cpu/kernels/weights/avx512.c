@@ -29,7 +29,7 @@ INLINE void look_up_nibbles(const uint8_t codes[16], __m512 table, __m512 w[2]) 
 }
 
 #define NO_SCALES(type) \
-    INLINE void scales_##type(const struct weight_##type *block, float scales[16]) { (void)block, (void)scales; }
+    INLINE void scales_##type(const struct weight_##type *block, float *scales) { (void)block, (void)scales; }
 
 NO_SCALES(f32)
 INLINE void unpack_f32(const struct weight_f32 *block, const float *scales, int g, __m512 w[2]) {
@@ -100,7 +100,7 @@ INLINE void unpack_q5_1(const struct weight_q5_1 *block, const float *scales, in
     for (int i = 0; i < 2; i++) w[i] = _mm512_fmadd_ps(scale, w[i], min);
 }
 
-INLINE void scales_q4_k(const struct weight_q4_k *block, float scales[16]) { _mm512_storeu_ps(scales, group_scales(block)); }
+INLINE void scales_q4_k(const struct weight_q4_k *block, float *scales) { _mm512_storeu_ps(scales, group_scales(block)); }
 INLINE void unpack_q4_k(const struct weight_q4_k *block, const float *scales, int g, __m512 w[2]) {
     __m512 table = _mm512_fmsub_ps(_mm512_set1_ps(scales[g]), counting_from(0), _mm512_set1_ps(scales[8 + g]));
     for (int i = 0; i < 2; i++) {
@@ -109,7 +109,7 @@ INLINE void unpack_q4_k(const struct weight_q4_k *block, const float *scales, in
     }
 }
 
-INLINE void scales_q5_k(const struct weight_q5_k *block, float scales[16]) { _mm512_storeu_ps(scales, group_scales(block)); }
+INLINE void scales_q5_k(const struct weight_q5_k *block, float *scales) { _mm512_storeu_ps(scales, group_scales(block)); }
 INLINE void unpack_q5_k(const struct weight_q5_k *block, const float *scales, int g, __m512 w[2]) {
     __m256i low = load_256(block->codes + 32 * (g / 2)), high = load_256(block->high);
     low = _mm256_and_si256(_mm256_srli_epi16(low, 4 * (g % 2)), _mm256_set1_epi8(15));
@@ -119,7 +119,7 @@ INLINE void unpack_q5_k(const struct weight_q5_k *block, const float *scales, in
     for (int i = 0; i < 2; i++) w[i] = _mm512_fmsub_ps(scale, w[i], min);
 }
 
-INLINE void scales_q6_k(const struct weight_q6_k *block, float scales[16]) {
+INLINE void scales_q6_k(const struct weight_q6_k *block, float *scales) {
     __m512i s = _mm512_cvtepi8_epi32(load_128(block->scales));
     __m512 scale = _mm512_cvtph_ps(_mm256_set1_epi16((short)block->scale));
     _mm512_storeu_ps(scales, _mm512_mul_ps(scale, _mm512_cvtepi32_ps(s)));
@@ -131,6 +131,60 @@ INLINE void unpack_q6_k(const struct weight_q6_k *block, const float *scales, in
     high = run < 2 ? _mm256_slli_epi16(high, 4 - 2 * run) : _mm256_srli_epi16(high, 2 * run - 4);
     __m256i codes = _mm256_or_si256(low, _mm256_and_si256(high, _mm256_set1_epi8(48)));
     floats_of_bytes(_mm256_sub_epi8(codes, _mm256_set1_epi8(32)), w);
+    for (int i = 0; i < 2; i++) w[i] = _mm512_mul_ps(_mm512_set1_ps(scales[2 * g + i]), w[i]);
+}
+
+/* A table of sixteen signed bytes times a unit. */
+INLINE __m512 table_of(const int8_t values[16], __m512 unit) {
+    return _mm512_mul_ps(unit, _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load_128(values))));
+}
+
+NO_SCALES(iq4_nl)
+INLINE void unpack_iq4_nl(const struct weight_iq4_nl *block, const float *scales, int g, __m512 w[2]) {
+    (void)scales;
+    look_up_nibbles(block[g].codes, table_of(weight_iq4_values, spread_half(&block[g].scale)), w);
+}
+
+NO_SCALES(mxfp4)
+INLINE void unpack_mxfp4(const struct weight_mxfp4 *block, const float *scales, int g, __m512 w[2]) {
+    (void)scales;
+    look_up_nibbles(block[g].codes, table_of(weight_fp4_values, _mm512_set1_ps(weight_mxfp4_unit(block[g].exponent))), w);
+}
+
+INLINE void scales_iq4_xs(const struct weight_iq4_xs *block, float *scales) {
+    _mm256_storeu_ps(scales, _mm256_mul_ps(_mm512_castps512_ps256(spread_half(&block->scale)), iq4_xs_scales(block)));
+}
+INLINE void unpack_iq4_xs(const struct weight_iq4_xs *block, const float *scales, int g, __m512 w[2]) {
+    look_up_nibbles(block->codes + 16 * g, table_of(weight_iq4_values, _mm512_set1_ps(scales[g])), w);
+}
+
+/* The two bits of the 32 weights of group g of Q2_K or Q3_K. */
+INLINE __m256i two_bits(const uint8_t codes[64], int g) {
+    return _mm256_and_si256(_mm256_srli_epi16(load_256(codes + g / 4 * 32), g % 4 * 2), _mm256_set1_epi8(3));
+}
+
+INLINE void scales_q2_k(const struct weight_q2_k *block, float *scales) {
+    __m512i both = _mm512_cvtepu8_epi32(load_128(block->scales));
+    __m512i s = _mm512_and_si512(both, _mm512_set1_epi32(15)), m = _mm512_srli_epi32(both, 4);
+    __m512 scale = _mm512_cvtph_ps(_mm256_set1_epi16((short)block->scale)),
+           min = _mm512_cvtph_ps(_mm256_set1_epi16((short)block->min));
+    _mm512_storeu_ps(scales, _mm512_mul_ps(scale, _mm512_cvtepi32_ps(s)));
+    _mm512_storeu_ps(scales + 16, _mm512_mul_ps(min, _mm512_cvtepi32_ps(m)));
+}
+INLINE void unpack_q2_k(const struct weight_q2_k *block, const float *scales, int g, __m512 w[2]) {
+    floats_of_bytes(two_bits(block->codes, g), w);
+    for (int i = 0; i < 2; i++)
+        w[i] = _mm512_fmsub_ps(_mm512_set1_ps(scales[2 * g + i]), w[i], _mm512_set1_ps(scales[16 + 2 * g + i]));
+}
+
+INLINE void scales_q3_k(const struct weight_q3_k *block, float *scales) {
+    __m512 s = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(q3_k_scale_bytes(block->scales)));
+    _mm512_storeu_ps(scales, _mm512_mul_ps(_mm512_cvtph_ps(_mm256_set1_epi16((short)block->scale)), s));
+}
+INLINE void unpack_q3_k(const struct weight_q3_k *block, const float *scales, int g, __m512 w[2]) {
+    __mmask32 unset = _mm256_testn_epi8_mask(load_256(block->high), _mm256_set1_epi8((char)(1 << g)));
+    __m256i codes = two_bits(block->codes, g);
+    floats_of_bytes(_mm256_mask_sub_epi8(codes, unset, codes, _mm256_set1_epi8(4)), w);
     for (int i = 0; i < 2; i++) w[i] = _mm512_mul_ps(_mm512_set1_ps(scales[2 * g + i]), w[i]);
 }
 

@@ -32,7 +32,7 @@ INLINE void scale_and_add_all(float32x4_t w[8], float32x4_t scale, float32x4_t m
 }
 
 #define NO_SCALES(type) \
-    INLINE void scales_##type(const struct weight_##type *block, float scales[16]) { (void)block, (void)scales; }
+    INLINE void scales_##type(const struct weight_##type *block, float *scales) { (void)block, (void)scales; }
 
 NO_SCALES(f32)
 INLINE void unpack_f32(const struct weight_f32 *block, const float *scales, int g, float32x4_t w[8]) {
@@ -104,7 +104,7 @@ INLINE void unpack_q5_1(const struct weight_q5_1 *block, const float *scales, in
 }
 
 /* scale s of the eight groups, then -min m. */
-INLINE void group_scales(uint16_t scale, uint16_t min, const uint8_t packed[12], float scales[16]) {
+INLINE void group_scales(uint16_t scale, uint16_t min, const uint8_t packed[12], float *scales) {
     uint32_t words[4];
     float32x4_t bytes[4];
     weight_group_scales(packed, words);
@@ -113,7 +113,7 @@ INLINE void group_scales(uint16_t scale, uint16_t min, const uint8_t packed[12],
     for (int i = 2; i < 4; i++) vst1q_f32(scales + 4 * i, vnegq_f32(vmulq_f32(spread_half(min), bytes[i])));
 }
 
-INLINE void scales_q4_k(const struct weight_q4_k *block, float scales[16]) {
+INLINE void scales_q4_k(const struct weight_q4_k *block, float *scales) {
     group_scales(block->scale, block->min, block->scales, scales);
 }
 INLINE void unpack_q4_k(const struct weight_q4_k *block, const float *scales, int g, float32x4_t w[8]) {
@@ -124,7 +124,7 @@ INLINE void unpack_q4_k(const struct weight_q4_k *block, const float *scales, in
     scale_and_add_all(w, vdupq_n_f32(scales[g]), vdupq_n_f32(scales[8 + g]));
 }
 
-INLINE void scales_q5_k(const struct weight_q5_k *block, float scales[16]) {
+INLINE void scales_q5_k(const struct weight_q5_k *block, float *scales) {
     group_scales(block->scale, block->min, block->scales, scales);
 }
 INLINE void unpack_q5_k(const struct weight_q5_k *block, const float *scales, int g, float32x4_t w[8]) {
@@ -136,7 +136,7 @@ INLINE void unpack_q5_k(const struct weight_q5_k *block, const float *scales, in
     scale_and_add_all(w, vdupq_n_f32(scales[g]), vdupq_n_f32(scales[8 + g]));
 }
 
-INLINE void scales_q6_k(const struct weight_q6_k *block, float scales[16]) {
+INLINE void scales_q6_k(const struct weight_q6_k *block, float *scales) {
     float32x4_t s[4];
     floats_of_bytes(vld1q_s8(block->scales), s);
     for (int i = 0; i < 4; i++) vst1q_f32(scales + 4 * i, vmulq_f32(spread_half(block->scale), s[i]));
@@ -148,6 +148,75 @@ INLINE void unpack_q6_k(const struct weight_q6_k *block, const float *scales, in
         uint8x16_t high = vld1q_u8(block->high + 32 * half + 16 * i);
         high = vandq_u8(vshlq_u8(high, vdupq_n_s8((int8_t)(4 - 2 * run))), vdupq_n_u8(48));
         floats_of_codes(vorrq_u8(run < 2 ? low_bits(both) : high_bits(both), high), 32, w + 4 * i);
+        for (int j = 4 * i; j < 4 * i + 4; j++) w[j] = vmulq_f32(vdupq_n_f32(scales[2 * g + i]), w[j]);
+    }
+}
+
+/* Four-bit codes as the signed bytes that a table has for them, times a unit. */
+INLINE void look_up_codes(const uint8_t codes[16], const int8_t values[16], float32x4_t unit, float32x4_t w[8]) {
+    uint8x16_t both = vld1q_u8(codes);
+    int8x16_t table = vld1q_s8(values);
+    floats_of_bytes(vqtbl1q_s8(table, low_bits(both)), w);
+    floats_of_bytes(vqtbl1q_s8(table, high_bits(both)), w + 4);
+    scale_all(w, unit);
+}
+
+NO_SCALES(iq4_nl)
+INLINE void unpack_iq4_nl(const struct weight_iq4_nl *block, const float *scales, int g, float32x4_t w[8]) {
+    (void)scales;
+    look_up_codes(block[g].codes, weight_iq4_values, spread_half(block[g].scale), w);
+}
+
+NO_SCALES(mxfp4)
+INLINE void unpack_mxfp4(const struct weight_mxfp4 *block, const float *scales, int g, float32x4_t w[8]) {
+    (void)scales;
+    look_up_codes(block[g].codes, weight_fp4_values, vdupq_n_f32(weight_mxfp4_unit(block[g].exponent)), w);
+}
+
+INLINE void scales_iq4_xs(const struct weight_iq4_xs *block, float *scales) {
+    float scale = vgetq_lane_f32(spread_half(block->scale), 0);
+    for (int g = 0; g < 8; g++) scales[g] = scale * (float)(weight_iq4_xs_scale(block, g) - 32);
+}
+INLINE void unpack_iq4_xs(const struct weight_iq4_xs *block, const float *scales, int g, float32x4_t w[8]) {
+    look_up_codes(block->codes + 16 * g, weight_iq4_values, vdupq_n_f32(scales[g]), w);
+}
+
+/* The two bits of weights 16 i .. 16 i + 15 of group g of Q2_K or Q3_K. */
+INLINE uint8x16_t two_bits(const uint8_t codes[64], int g, int i) {
+    uint8x16_t four = vld1q_u8(codes + g / 4 * 32 + 16 * i);
+    return vandq_u8(vshlq_u8(four, vdupq_n_s8((int8_t)(-2 * (g % 4)))), vdupq_n_u8(3));
+}
+
+/* scale s of the 16 runs, then -min m. */
+INLINE void scales_q2_k(const struct weight_q2_k *block, float *scales) {
+    uint8x16_t both = vld1q_u8(block->scales);
+    float32x4_t s[4], m[4];
+    floats_of_codes(low_bits(both), 0, s);
+    floats_of_codes(high_bits(both), 0, m);
+    for (int i = 0; i < 4; i++) {
+        vst1q_f32(scales + 4 * i, vmulq_f32(spread_half(block->scale), s[i]));
+        vst1q_f32(scales + 16 + 4 * i, vnegq_f32(vmulq_f32(spread_half(block->min), m[i])));
+    }
+}
+INLINE void unpack_q2_k(const struct weight_q2_k *block, const float *scales, int g, float32x4_t w[8]) {
+    for (int i = 0; i < 2; i++) {
+        floats_of_codes(two_bits(block->codes, g, i), 0, w + 4 * i);
+        for (int j = 4 * i; j < 4 * i + 4; j++)
+            w[j] = vfmaq_f32(vdupq_n_f32(scales[16 + 2 * g + i]), vdupq_n_f32(scales[2 * g + i]), w[j]);
+    }
+}
+
+INLINE void scales_q3_k(const struct weight_q3_k *block, float *scales) {
+    uint32_t words[4];
+    float32x4_t s[4];
+    weight_q3_k_scales(block->scales, words);
+    floats_of_codes(vreinterpretq_u8_u32(vld1q_u32(words)), 32, s);
+    for (int i = 0; i < 4; i++) vst1q_f32(scales + 4 * i, vmulq_f32(spread_half(block->scale), s[i]));
+}
+INLINE void unpack_q3_k(const struct weight_q3_k *block, const float *scales, int g, float32x4_t w[8]) {
+    for (int i = 0; i < 2; i++) {
+        uint8x16_t set = vtstq_u8(vld1q_u8(block->high + 16 * i), vdupq_n_u8((uint8_t)(1 << g)));
+        floats_of_codes(vorrq_u8(two_bits(block->codes, g, i), vandq_u8(set, vdupq_n_u8(4))), 4, w + 4 * i);
         for (int j = 4 * i; j < 4 * i + 4; j++) w[j] = vmulq_f32(vdupq_n_f32(scales[2 * g + i]), w[j]);
     }
 }

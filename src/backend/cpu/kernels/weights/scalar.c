@@ -113,6 +113,62 @@ static void dequantize_q6_k_scalar(const void *row, float *out, size_t n) {
     }
 }
 
+/* Four-bit codes that look their weight up in a table, times `unit`. */
+static void look_up_codes(const uint8_t codes[16], const int8_t values[16], float unit, float out[32]) {
+    for (int i = 0; i < WEIGHT_BLOCK; i++) out[i] = unit * (float)values[low_code(codes, i)];
+}
+
+static void dequantize_iq4_nl_scalar(const void *row, float *out, size_t n) {
+    const struct weight_iq4_nl *block = row;
+    for (const float *end = out + n; out < end; out += WEIGHT_BLOCK, block++)
+        look_up_codes(block->codes, weight_iq4_values, half_to_float(block->scale), out);
+}
+
+static void dequantize_mxfp4_scalar(const void *row, float *out, size_t n) {
+    const struct weight_mxfp4 *block = row;
+    for (const float *end = out + n; out < end; out += WEIGHT_BLOCK, block++)
+        look_up_codes(block->codes, weight_fp4_values, weight_mxfp4_unit(block->exponent), out);
+}
+
+static void dequantize_iq4_xs_scalar(const void *row, float *out, size_t n) {
+    const struct weight_iq4_xs *block = row;
+    for (const float *end = out + n; out < end; out += WEIGHT_BLOCK_K, block++) {
+        for (int g = 0; g < 8; g++) {
+            float unit = half_to_float(block->scale) * (float)(weight_iq4_xs_scale(block, g) - 32);
+            look_up_codes(block->codes + 16 * g, weight_iq4_values, unit, out + 32 * g);
+        }
+    }
+}
+
+/* The low two bits of weight i of a block of Q2_K or Q3_K. */
+static int two_bits(const uint8_t codes[64], int i) { return codes[i / 128 * 32 + i % 32] >> 2 * (i / 32 % 4) & 3; }
+
+static void dequantize_q2_k_scalar(const void *row, float *out, size_t n) {
+    const struct weight_q2_k *block = row;
+    for (const float *end = out + n; out < end; out += WEIGHT_BLOCK_K, block++) {
+        float scale = half_to_float(block->scale), min = half_to_float(block->min);
+        for (int i = 0; i < WEIGHT_BLOCK_K; i++) {
+            int s = block->scales[i / 16] & 15, m = block->scales[i / 16] >> 4;
+            out[i] = scale * (float)s * (float)two_bits(block->codes, i) - min * (float)m;
+        }
+    }
+}
+
+static void dequantize_q3_k_scalar(const void *row, float *out, size_t n) {
+    const struct weight_q3_k *block = row;
+    for (const float *end = out + n; out < end; out += WEIGHT_BLOCK_K, block++) {
+        float scale = half_to_float(block->scale);
+        uint32_t words[4];
+        uint8_t s[16];
+        weight_q3_k_scales(block->scales, words);
+        memcpy(s, words, sizeof s);
+        for (int i = 0; i < WEIGHT_BLOCK_K; i++) {
+            int code = two_bits(block->codes, i) | (block->high[i % 32] >> i / 32 & 1) << 2;
+            out[i] = scale * (float)(s[i / 16] - 32) * (float)(code - 4);
+        }
+    }
+}
+
 /* Sums a run of `step` weights at a time and adds up those sums: the error grows with step + n / step, not with n. */
 static void matmul_in_steps(void (*dequantize)(const void *row, float *out, size_t n), size_t step, size_t step_bytes,
                             const void *w, size_t row_bytes, size_t rows, size_t n, const void *const *x, size_t count, float *y,
@@ -151,6 +207,12 @@ MATMUL(q4_k, WEIGHT_BLOCK_K, sizeof(struct weight_q4_k))
 MATMUL(q5_k, WEIGHT_BLOCK_K, sizeof(struct weight_q5_k))
 MATMUL(q6_k, WEIGHT_BLOCK_K, sizeof(struct weight_q6_k))
 
+MATMUL(iq4_nl, WEIGHT_BLOCK, sizeof(struct weight_iq4_nl))
+MATMUL(mxfp4, WEIGHT_BLOCK, sizeof(struct weight_mxfp4))
+MATMUL(iq4_xs, WEIGHT_BLOCK_K, sizeof(struct weight_iq4_xs))
+MATMUL(q2_k, WEIGHT_BLOCK_K, sizeof(struct weight_q2_k))
+MATMUL(q3_k, WEIGHT_BLOCK_K, sizeof(struct weight_q3_k))
+
 #define FILL(TYPE, type) \
     ops->dequantize[TENSOR_##TYPE] = dequantize_##type##_scalar; \
     ops->matmul[TENSOR_##TYPE] = matmul_##type##_scalar; \
@@ -168,4 +230,9 @@ void weights_init_scalar(struct weights_ops *ops) {
     FILL(Q4_K, q4_k);
     FILL(Q5_K, q5_k);
     FILL(Q6_K, q6_k);
+    FILL(IQ4_NL, iq4_nl);
+    FILL(MXFP4, mxfp4);
+    FILL(IQ4_XS, iq4_xs);
+    FILL(Q2_K, q2_k);
+    FILL(Q3_K, q3_k);
 }

@@ -5,7 +5,7 @@
  *     VECTOR, LANES                                       a register of LANES floats
  *     vector_zero(), vector_load(p), vector_store(p, v), vector_fma(a, b, c) = a b + c
  *     store_sums(sums[ROWS][2], y, n)                     y[j] = all lanes of sums[j] together, for the first n of ROWS
- *     scales_TYPE(block, scales[16])                      for the K types: what unpack_TYPE needs to know of a whole block
+ *     scales_TYPE(block, scales[SCALES_MOST])             for the K types: what unpack_TYPE needs to know of a whole block
  *     unpack_TYPE(block, scales, g, w[32 / LANES])        group g counting from `block`; K types have eight in a block, others one
  *
  * A vector alone meets four rows together, so that one load of x serves four, and fetches the next four meanwhile: processors see the ends
@@ -20,7 +20,8 @@
 #define ROWS 4
 #define PARTS (32 / LANES)
 #define CACHE_LINE 64
-#define AHEAD 4096 /* bytes: the processor's own prefetching of one stream stops at the ends of the system's pages */
+#define SCALES_MOST 32 /* of a block: a scale and a minimum for each 16 weights */
+#define AHEAD 4096     /* bytes: the processor's own prefetching of one stream stops at the ends of the system's pages */
 
 #define ROLL
 
@@ -32,7 +33,7 @@
     static void name(const void *row, float *out, size_t n) { \
         for (size_t i = 0; i < n; i += 256) { \
             const struct weight_##type *block = (const struct weight_##type *)row + i / 256 * blocks; \
-            float scales[16]; \
+            float scales[SCALES_MOST]; \
             scales_##type(block, scales); \
             for (int g = 0, groups = GROUPS(n - i); g < groups; g++) { \
                 VECTOR w[PARTS]; \
@@ -53,7 +54,7 @@
             } \
             for (size_t i = 0, b = 0; i < n; i += 256, b += blocks) { \
                 const struct weight_##type *block[ROWS]; \
-                float scales[ROWS][16]; \
+                float scales[ROWS][SCALES_MOST]; \
                 UNROLL for (int j = 0; j < ROWS; j++) { \
                     block[j] = row[j] + b; \
                     for (size_t at = 0; at < blocks * sizeof *block[j]; at += CACHE_LINE) \
@@ -84,7 +85,7 @@
             float y_of[ROWS]; \
             for (size_t j = 0; j < ROWS; j++) sums[j][0] = sums[j][1] = vector_zero(); \
             for (size_t i = 0; i < n; i += 256, block += blocks) { \
-                float scales[16]; \
+                float scales[SCALES_MOST]; \
                 for (size_t at = 0; at < blocks * sizeof *block; at += CACHE_LINE) \
                     __builtin_prefetch((const void *)((uintptr_t)block + AHEAD + at)); \
                 scales_##type(block, scales); \
@@ -173,6 +174,11 @@
     BLOCK_KERNELS(q4_1, isa) \
     BLOCK_KERNELS(q5_0, isa) \
     BLOCK_KERNELS(q5_1, isa) \
+    BLOCK_KERNELS(iq4_nl, isa) \
+    BLOCK_KERNELS(mxfp4, isa) \
+    K_KERNELS(iq4_xs, isa) \
+    K_KERNELS(q2_k, isa) \
+    K_KERNELS(q3_k, isa) \
     K_KERNELS(q5_k, isa)
 
 /* The formats that an instruction set may multiply by products of bytes instead. */
@@ -204,6 +210,11 @@
     FILL_WEIGHT(ops, Q4_1, q4_1, isa); \
     FILL_WEIGHT(ops, Q5_0, q5_0, isa); \
     FILL_WEIGHT(ops, Q5_1, q5_1, isa); \
+    FILL_WEIGHT(ops, IQ4_NL, iq4_nl, isa); \
+    FILL_WEIGHT(ops, MXFP4, mxfp4, isa); \
+    FILL_WEIGHT(ops, IQ4_XS, iq4_xs, isa); \
+    FILL_WEIGHT(ops, Q2_K, q2_k, isa); \
+    FILL_WEIGHT(ops, Q3_K, q3_k, isa); \
     FILL_WEIGHT(ops, Q5_K, q5_k, isa)
 
 #define FILL_BYTE_DEQUANTIZERS(ops, isa) \
