@@ -16,13 +16,13 @@ struct terse_engine_options terse_engine_options_defaults(void) {
     return (struct terse_engine_options){.size = sizeof(struct terse_engine_options), .prefixes = 16, .prompt_ms = 50};
 }
 
-struct cache_shape engine_cache_shape(const struct terse_model *m) {
+struct cache_shape engine_cache_shape(const struct terse_model *m, uint32_t context) {
     return (struct cache_shape){.layers = m->layers,
                                 .query_heads = m->query_heads,
                                 .kv_heads = m->kv_heads,
                                 .head_dim = m->head_dim,
                                 .scale = 1 / sqrtf((float)m->head_dim),
-                                .rope = &m->rope,
+                                .rope = model_rope(m, context),
                                 .slopes = m->slopes};
 }
 

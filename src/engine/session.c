@@ -4,6 +4,7 @@
 #include "base/options.h"
 #include "terse_calibrate.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -43,7 +44,7 @@ static enum terse_status check_positions(const struct terse_model *m, const stru
 enum terse_status terse_cache_bytes(const struct terse_model *model, const struct terse_cache_options *options, uint64_t tokens,
                                     struct terse_cache_report *report, struct terse_error *error) {
     struct method method;
-    struct cache_shape shape = engine_cache_shape(model);
+    struct cache_shape shape = engine_cache_shape(model, model->context);
     enum terse_status status = OPTIONS_CHECK(options, terse_cache_options, error);
     if (!status) status = method_resolve(options, model->head_dim, &method, error);
     if (!status) method.of_weights = method_needs_weights(&method);
@@ -88,9 +89,17 @@ static enum terse_status check_options(struct terse_session *s, struct terse_err
 
 static enum terse_status make_cache(void *user, struct terse_error *error) {
     struct terse_session *s = user;
-    struct cache_shape shape = engine_cache_shape(model_of(s));
+    struct cache_shape shape = engine_cache_shape(model_of(s), s->options.context);
     enum terse_status status = kv_of(s)->create(&shape, &s->method, team_threads(s->engine->team), &s->cache, error);
     return status ? status : kv_of(s)->limit(s->cache, &s->engine->budget, error);
+}
+
+void session_identity(const struct terse_session *s, char text[METHOD_IDENTITY]) {
+    const struct terse_model *m = model_of(s);
+    method_identity(&s->method, text);
+    size_t used = strlen(text);
+    if (model_rope(m, s->options.context) != &m->rope)
+        snprintf(text + used, METHOD_IDENTITY - used, ", rotated for contexts beyond %u", m->rope_context);
 }
 
 enum terse_status session_make_logits(struct terse_session *s, struct terse_error *error) {

@@ -50,6 +50,9 @@ static inline uint64_t session_codebook_hash(const struct terse_session *s) {
     return s->method.learned ? codebook_hash(s->method.learned) : 0;
 }
 
+/* What the numbers in its cache depend on beside the model and the codebook: the method's identity, and which of the model's rotations. */
+void session_identity(const struct terse_session *session, char text[METHOD_IDENTITY]);
+
 /* Whether no prompt is under way and the session is not damaged, or most calls are refused. */
 enum terse_status session_check_idle(const struct terse_session *session, struct terse_error *error);
 /* Breaks off the prompt that may be under way, which leaves the session as it was before; not on the driver thread. */

@@ -68,7 +68,7 @@ enum terse_status terse_session_save(const struct terse_session *s, const char *
     status = session_fetch_logits(s, error);
     if (!status) status = state_writer_new(path, &writer, error);
     if (status) return status;
-    method_identity(&s->method, method);
+    session_identity(s, method);
     state_writer_begin(writer, STATE_METHOD);
     state_writer_put(writer, method, strlen(method));
     save_session(s, writer);
@@ -98,7 +98,7 @@ static enum terse_status check_method(const struct terse_session *s, const struc
     char method[METHOD_IDENTITY], own[128], saved[128];
     size_t n;
     const char *text = state_file_section(file, STATE_METHOD, &n);
-    method_identity(&s->method, method);
+    session_identity(s, method);
     if (n >= METHOD_IDENTITY) return state_file_refuse(file, STATE_METHOD, "it is too long", error);
     if (n == strlen(method) && memcmp(text, method, n) == 0) return TERSE_OK;
     first_difference(text, n, method, saved, sizeof saved);

@@ -6,7 +6,7 @@
 
 static struct prefix_kind kind_of(const struct terse_session *s) {
     struct prefix_kind kind = {.codebook = session_codebook_hash(s), .prefill = s->options.prefill};
-    method_identity(&s->method, kind.method);
+    session_identity(s, kind.method);
     return kind;
 }
 

@@ -15,6 +15,11 @@ static const struct architecture architectures[] = {
      .bias = PRESENCE_REQUIRED},
     {"mpt", NORM_LAYER, ACTIVATION_GELU, .alibi = true, .positions = PRESENCE_OPTIONAL, .fused_qkv = true,
      .qkv_bias = PRESENCE_OPTIONAL, .bias = PRESENCE_OPTIONAL},
+    {"phi3", .rotary = true, .pairing = ROPE_HALF_SPLIT, .fused_qkv = true, .fused_gate = true},
+    {"starcoder2", NORM_LAYER, ACTIVATION_GELU_TANH, .rotary = true, .pairing = ROPE_HALF_SPLIT, .qkv_bias = PRESENCE_OPTIONAL,
+     .bias = PRESENCE_OPTIONAL},
+    {"command-r", NORM_LAYER, .rotary = true, .pairing = ROPE_ADJACENT, .parallel = true, .qk_norm = PRESENCE_OPTIONAL,
+     .norm_by_head = true},
 };
 enum { N_ARCHITECTURES = sizeof architectures / sizeof architectures[0] };
 

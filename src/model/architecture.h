@@ -18,10 +18,13 @@ struct architecture {
     bool alibi;                /* attention.max_alibi_bias, 0 for a model without */
     enum presence positions;   /* position_embd.weight, a learned vector for each */
 
-    bool fused_qkv;         /* attn_qkv instead of attn_q, attn_k, attn_v: their rows one after the other */
+    bool fused_qkv;  /* attn_qkv instead of attn_q, attn_k, attn_v: their rows one after the other */
+    bool fused_gate; /* ffn_up holds the rows of ffn_gate, then its own */
+    bool parallel;   /* attention and feed-forward layer read the same norm of what enters a layer, and are added to it together */
     enum presence qkv_bias; /* of those */
     enum presence bias;     /* of norms and of the other linear layers */
-    enum presence qk_norm;  /* attn_{q,k}_norm.weight: a norm of each head of q and k before rotation */
+    enum presence qk_norm;  /* attn_{q,k}_norm.weight: a norm of each head of q and k before rotation, */
+    bool norm_by_head;      /* with a gain for each head of its own */
 };
 
 /* Reads general.architecture. An unknown one is TERSE_E_UNSUPPORTED, and the message names those that are supported. */

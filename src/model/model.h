@@ -23,6 +23,7 @@ struct norm {
     enum norm_kind kind;
     float epsilon;
     const float *gain, *bias; /* [width]; gain NULL: the model has no such norm; bias NULL: 0 */
+    uint32_t heads;           /* gain[heads][width], a head's for every heads-th row; 0: the same for all rows */
 };
 
 /* What a feed-forward layer does with its inner activations. SwiGLU has two matrices before it and multiplies: silu(gate) up
@@ -32,7 +33,7 @@ enum activation { ACTIVATION_SWIGLU, ACTIVATION_GELU_TANH, ACTIVATION_GELU };
 
 /* Vectors are F32, converted at load where the file has them otherwise. What an architecture does not have is NULL. */
 struct layer {
-    struct norm attention_norm, feed_forward_norm; /* [width] */
+    struct norm attention_norm, feed_forward_norm; /* [width]; one and the same where the architecture is parallel */
     struct matrix q, k, v, o;                      /* q, k and v may be rows of one tensor */
     struct norm q_norm, k_norm;                    /* [head_dim] */
     struct matrix gate, up, down;
@@ -51,18 +52,25 @@ struct terse_model {
     uint64_t norms_fingerprint;      /* model_norms_fingerprint(), at load */
     float clamp;                     /* q, k and v are kept within [-clamp, clamp] as they leave their matrices; 0: they are not */
     struct rope rope;                /* n_rot 0: none */
+    struct rope long_rope;           /* of sequences that may grow longer than `rope_context`: model_rope() */
+    uint32_t rope_context;           /* 0: `rope` serves all */
     const float *slopes;             /* [query_heads]: ALiBi adds slope * (key's position - query's) to the logits; NULL: none */
     struct matrix embedding, output; /* output is the embedding when tied */
     struct matrix positions;         /* added to the embeddings, a row for each position: no token can have one past the last */
-    struct norm output_norm;
-    struct layer *layer; /* [layers] */
-    void *vectors;       /* the memory of all converted vectors, of rotation frequencies and of slopes */
+    struct norm output_norm;         /* its gain times what the file scales logits by */
+    struct layer *layer;             /* [layers] */
+    void *vectors;                   /* the memory of all converted vectors, of rotation frequencies and of slopes */
 };
 
 /* Where numbers are on their way through the model: what enters layer 0, what leaves a layer, the logits. */
 #define MODEL_EMBEDDINGS 0
 #define MODEL_BEHIND(layer) ((layer) + 1)
 #define MODEL_OUTPUT(model) ((model)->layers + 1)
+
+/* The rotation of a sequence of up to `context` tokens. */
+static inline const struct rope *model_rope(const struct terse_model *model, uint32_t context) {
+    return model->rope_context && context > model->rope_context ? &model->long_rope : &model->rope;
+}
 
 /* TERSE_E_FORMAT: NaN or infinite numbers, of which those at `place` were seen first. */
 enum terse_status model_not_finite(const struct terse_model *model, uint32_t place, struct terse_error *error);

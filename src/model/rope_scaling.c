@@ -1,5 +1,6 @@
 /* Rotation frequencies from metadata. Linear: Chen et al. 2023; yarn: Peng et al. 2023, eq. 19 to 23, with the defaults that GGUF
- * files leave out (beta_fast 32, beta_slow 1); llama-3: a factor per pair, computed by the converter. */
+ * files leave out (beta_fast 32, beta_slow 1); llama-3: a factor per pair, computed by the converter; longrope: Ding et al. 2024, two
+ * searched ones per pair. */
 #include "model/rope_scaling.h"
 #include "base/text.h"
 
@@ -49,18 +50,20 @@ static enum terse_status read_scaling(const struct gguf *gguf, const char *prefi
     s->yarn = found && is(type, "yarn");
     if (found && is(type, "none")) {
         s->factor = 1;
-    } else if (found && !s->yarn && !is(type, "linear")) {
+    } else if (found && !s->yarn && !is(type, "linear") && !is(type, "longrope")) {
         char shown[48];
         struct text_line line = text_line_begin(shown, sizeof shown);
         text_line_string(&line, type.data, type.size, true);
         text_line_end(&line);
-        return status_fail(error, TERSE_E_UNSUPPORTED,
-                           "RoPE scaling %s is not supported; supported are none, linear, yarn and llama-3's rope_freqs tensor",
-                           shown);
+        return status_fail(
+            error, TERSE_E_UNSUPPORTED,
+            "RoPE scaling %s is not supported; supported are none, linear, yarn, longrope and llama-3's rope_freqs tensor", shown);
     }
-    if (!(s->base > 1) || !isfinite(s->base) || !(s->factor > 0) || !isfinite(s->factor) || !isfinite(s->attention_factor) ||
-        !isfinite(s->magnitude) || !(s->beta_fast > 0) || !(s->beta_slow > 0) || !isfinite(s->extrapolation) ||
-        (s->yarn && !s->original_context))
+    if (found && is(type, "longrope") && !gguf_find_tensor(gguf, ROPE_FACTORS_LONG))
+        return status_fail(error, TERSE_E_FORMAT, "tensor " ROPE_FACTORS_LONG " of longrope is missing: convert the model again");
+    if (!(s->base > 1) || !isfinite(s->base) || !(s->factor > 0) || !isfinite(s->factor) || !(s->attention_factor > 0) ||
+        !isfinite(s->attention_factor) || !isfinite(s->magnitude) || !(s->beta_fast > 0) || !(s->beta_slow > 0) ||
+        !isfinite(s->extrapolation) || (s->yarn && !s->original_context))
         return status_fail(error, TERSE_E_FORMAT,
                            "the %s.rope.* metadata is out of range (freq_base %g, scaling factor %g): the file is damaged", prefix,
                            (double)s->base, (double)s->factor);
@@ -80,25 +83,26 @@ static double yarn_keep(const struct scaling *s, uint32_t n_rot, uint32_t pair) 
     return (1 - fmin(1, fmax(0, ramp))) * s->extrapolation;
 }
 
-static enum terse_status apply_factors(const struct gguf *gguf, uint32_t n_rot, float *frequency, struct terse_error *error) {
-    const struct gguf_tensor *factors = gguf_find_tensor(gguf, "rope_freqs.weight");
+static enum terse_status apply_factors(const struct gguf *gguf, const char *name, uint32_t n_rot, float *frequency,
+                                       struct terse_error *error) {
+    const struct gguf_tensor *factors = gguf_find_tensor(gguf, name);
     if (!factors) return TERSE_OK;
     if (factors->type != TENSOR_F32 || factors->n_dims != 1 || factors->dims[0] != n_rot / 2)
-        return status_fail_at(error, TERSE_E_FORMAT, factors->offset,
-                              "tensor rope_freqs.weight is not %u F32 factors: convert the model again", n_rot / 2);
+        return status_fail_at(error, TERSE_E_FORMAT, factors->offset, "tensor %s is not %u F32 factors: convert the model again",
+                              name, n_rot / 2);
     for (uint32_t i = 0; i < n_rot / 2; i++) {
         float factor;
         memcpy(&factor, (const char *)factors->data + i * sizeof factor, sizeof factor);
         if (!(factor > 0) || !isfinite(factor))
-            return status_fail_at(error, TERSE_E_FORMAT, factors->offset,
-                                  "tensor rope_freqs.weight holds %g at %u: the file is damaged", (double)factor, i);
+            return status_fail_at(error, TERSE_E_FORMAT, factors->offset, "tensor %s holds %g at %u: the file is damaged", name,
+                                  (double)factor, i);
         frequency[i] /= factor;
     }
     return TERSE_OK;
 }
 
-enum terse_status rope_scaling_load(const struct gguf *gguf, const char *prefix, uint32_t n_rot, uint32_t context, float *frequency,
-                                    float *magnitude, struct terse_error *error) {
+enum terse_status rope_scaling_load(const struct gguf *gguf, const char *prefix, const char *factors, uint32_t n_rot,
+                                    uint32_t context, float *frequency, float *magnitude, struct terse_error *error) {
     struct scaling s = {.base = 10000,
                         .factor = 1,
                         .original_context = context,
@@ -114,6 +118,6 @@ enum terse_status rope_scaling_load(const struct gguf *gguf, const char *prefix,
         frequency[i] = (float)(own * keep + own / (double)s.factor * (1 - keep));
     }
     float default_magnitude = 1 + 0.1f * logf(fmaxf(s.factor, 1)); /* eq. 22 */
-    *magnitude = s.yarn ? s.attention_factor * (s.magnitude > 0 ? s.magnitude : default_magnitude) : 1;
-    return apply_factors(gguf, n_rot, frequency, error);
+    *magnitude = s.attention_factor * (!s.yarn ? 1 : s.magnitude > 0 ? s.magnitude : default_magnitude);
+    return apply_factors(gguf, factors, n_rot, frequency, error);
 }

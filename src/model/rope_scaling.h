@@ -5,9 +5,15 @@
 #include "gguf/gguf.h"
 #include "model/rope.h"
 
-/* Fills frequency[n_rot/2] and *magnitude from metadata `prefix`.rope.* (freq_base; scaling none, linear, yarn) and the tensor
- * rope_freqs.weight (the factors of llama-3 scaling). `context` is the model's, used where yarn's original context is missing. */
-enum terse_status rope_scaling_load(const struct gguf *gguf, const char *prefix, uint32_t n_rot, uint32_t context, float *frequency,
-                                    float *magnitude, struct terse_error *error);
+/* The tensors of factors by which frequencies are divided: llama-3's; longrope's two, of sequences no longer than the original context, and of
+ * others. */
+#define ROPE_FACTORS "rope_freqs.weight"
+#define ROPE_FACTORS_SHORT "rope_factors_short.weight"
+#define ROPE_FACTORS_LONG "rope_factors_long.weight"
+
+/* Fills frequency[n_rot/2] and *magnitude from metadata `prefix`.rope.* (freq_base; scaling none, linear, yarn, longrope) and the tensor
+ * `factors`, if the file has it. `context` is the model's, used where yarn's original context is missing. */
+enum terse_status rope_scaling_load(const struct gguf *gguf, const char *prefix, const char *factors, uint32_t n_rot,
+                                    uint32_t context, float *frequency, float *magnitude, struct terse_error *error);
 
 #endif

@@ -24,7 +24,7 @@ struct loader {
     struct terse_model *model;
     struct terse_error *error;
     bool (*supports)(enum tensor_type type); /* of matrices */
-    float norm_epsilon;
+    float norm_epsilon, logit_scale;
     float *next_vector, *last_vector; /* what is left of model->vectors */
     bool *used;                       /* by tensor */
 };
@@ -79,19 +79,25 @@ static void read_vector(const struct gguf_tensor *tensor, float *x, uint32_t n) 
     }
 }
 
-/* Vectors are small and read all the time: always F32. */
-static enum terse_status load_vector(struct loader *l, const char *name, uint32_t n, enum presence presence, const float **vector) {
+/* [rows][n]. Vectors are small and read all the time: always F32. */
+static enum terse_status load_vectors(struct loader *l, const char *name, uint32_t n, uint32_t rows, enum presence presence,
+                                      const float **vector) {
     const struct gguf_tensor *tensor = presence == PRESENCE_NONE ? NULL : use_tensor(l, name);
     if (!tensor) return presence == PRESENCE_REQUIRED ? missing(l, name) : TERSE_OK;
     if (tensor->type != TENSOR_F32 && tensor->type != TENSOR_F16 && tensor->type != TENSOR_BF16)
         return status_fail_at(l->error, TERSE_E_UNSUPPORTED, tensor->offset, "tensor %s is not F32, F16 or BF16 as vectors must be",
                               name);
-    if (tensor->n_dims != 1 || tensor->dims[0] != n) return shape_mismatch(l, tensor, name, n, 1);
-    assert((size_t)(l->last_vector - l->next_vector) >= n);
-    read_vector(tensor, l->next_vector, n);
+    if (tensor->n_dims > (rows == 1 ? 1 : 2) || tensor->dims[0] != n || tensor->dims[1] != rows)
+        return shape_mismatch(l, tensor, name, n, rows);
+    assert((size_t)(l->last_vector - l->next_vector) >= (size_t)n * rows);
+    read_vector(tensor, l->next_vector, n * rows);
     *vector = l->next_vector;
-    l->next_vector += n;
+    l->next_vector += (size_t)n * rows;
     return TERSE_OK;
+}
+
+static enum terse_status load_vector(struct loader *l, const char *name, uint32_t n, enum presence presence, const float **vector) {
+    return load_vectors(l, name, n, 1, presence, vector);
 }
 
 /* NAME.weight and NAME.bias */
@@ -105,13 +111,15 @@ static enum terse_status load_linear(struct loader *l, const char *name, uint32_
     return load_vector(l, full, rows, bias, &matrix->bias);
 }
 
-static enum terse_status load_norm(struct loader *l, const char *name, uint32_t n, enum presence gain, enum presence bias,
-                                   struct norm *norm) {
+/* heads: struct norm's. */
+static enum terse_status load_norm(struct loader *l, const char *name, uint32_t n, uint32_t heads, enum presence gain,
+                                   enum presence bias, struct norm *norm) {
     char full[80];
     norm->kind = l->model->architecture->norm;
     norm->epsilon = l->norm_epsilon;
+    norm->heads = heads;
     snprintf(full, sizeof full, "%s.weight", name);
-    enum terse_status status = load_vector(l, full, n, gain, &norm->gain);
+    enum terse_status status = load_vectors(l, full, n, heads ? heads : 1, gain, &norm->gain);
     if (status || !norm->gain) return status;
     snprintf(full, sizeof full, "%s.bias", name);
     return load_vector(l, full, n, bias, &norm->bias);
@@ -134,6 +142,7 @@ static enum terse_status load_layer(struct loader *l, uint32_t index) {
     uint32_t q_width = m->query_heads * m->head_dim, kv_width = m->kv_heads * m->head_dim;
     enum presence fused = a->fused_qkv ? PRESENCE_REQUIRED : PRESENCE_NONE,
                   apart = a->fused_qkv ? PRESENCE_NONE : PRESENCE_REQUIRED;
+    bool gated = a->activation == ACTIVATION_SWIGLU;
     const struct {
         const char *name;
         uint32_t columns, rows;
@@ -145,21 +154,20 @@ static enum terse_status load_layer(struct loader *l, uint32_t index) {
         {"attn_k", m->width, kv_width, apart, a->qkv_bias, &layer->k},
         {"attn_v", m->width, kv_width, apart, a->qkv_bias, &layer->v},
         {"attn_output", q_width, m->width, PRESENCE_REQUIRED, a->bias, &layer->o},
-        {"ffn_gate", m->width, m->feed_forward, a->activation == ACTIVATION_SWIGLU ? PRESENCE_REQUIRED : PRESENCE_NONE, a->bias,
-         &layer->gate},
-        {"ffn_up", m->width, m->feed_forward, PRESENCE_REQUIRED, a->bias, &layer->up},
+        {"ffn_gate", m->width, m->feed_forward, gated && !a->fused_gate ? PRESENCE_REQUIRED : PRESENCE_NONE, a->bias, &layer->gate},
+        {"ffn_up", m->width, a->fused_gate ? 2 * m->feed_forward : m->feed_forward, PRESENCE_REQUIRED, a->bias, &layer->up},
         {"ffn_down", m->feed_forward, m->width, PRESENCE_REQUIRED, a->bias, &layer->down},
     };
     const struct {
         const char *name;
-        uint32_t n;
+        uint32_t n, heads;
         enum presence gain, bias;
         struct norm *norm;
     } norms[] = {
-        {"attn_norm", m->width, PRESENCE_REQUIRED, a->bias, &layer->attention_norm},
-        {"ffn_norm", m->width, PRESENCE_REQUIRED, a->bias, &layer->feed_forward_norm},
-        {"attn_q_norm", m->head_dim, a->qk_norm, PRESENCE_NONE, &layer->q_norm},
-        {"attn_k_norm", m->head_dim, a->qk_norm, PRESENCE_NONE, &layer->k_norm},
+        {"attn_norm", m->width, 0, PRESENCE_REQUIRED, a->bias, &layer->attention_norm},
+        {"ffn_norm", m->width, 0, a->parallel ? PRESENCE_NONE : PRESENCE_REQUIRED, a->bias, &layer->feed_forward_norm},
+        {"attn_q_norm", m->head_dim, a->norm_by_head ? m->query_heads : 0, a->qk_norm, PRESENCE_NONE, &layer->q_norm},
+        {"attn_k_norm", m->head_dim, a->norm_by_head ? m->kv_heads : 0, a->qk_norm, PRESENCE_NONE, &layer->k_norm},
     };
     char name[64];
     enum terse_status status = TERSE_OK;
@@ -170,13 +178,18 @@ static enum terse_status load_layer(struct loader *l, uint32_t index) {
     }
     for (size_t i = 0; !status && i < sizeof norms / sizeof norms[0]; i++) {
         snprintf(name, sizeof name, "blk.%u.%s", index, norms[i].name);
-        status = load_norm(l, name, norms[i].n, norms[i].gain, norms[i].bias, norms[i].norm);
+        status = load_norm(l, name, norms[i].n, norms[i].heads, norms[i].gain, norms[i].bias, norms[i].norm);
     }
     if (!status && qkv.data) {
         layer->q = rows_of(&qkv, 0, q_width);
         layer->k = rows_of(&qkv, q_width, kv_width);
         layer->v = rows_of(&qkv, q_width + kv_width, kv_width);
     }
+    if (!status && a->fused_gate) {
+        layer->gate = rows_of(&layer->up, 0, m->feed_forward);
+        layer->up = rows_of(&layer->up, m->feed_forward, m->feed_forward);
+    }
+    if (a->parallel) layer->feed_forward_norm = layer->attention_norm;
     return status;
 }
 
@@ -204,6 +217,17 @@ static enum terse_status read_number(struct loader *l, const char *name, float f
     if (!status && !(*value >= 0 && *value <= most))
         return status_fail(l->error, TERSE_E_FORMAT, "metadata %s is missing or out of range: convert the model again", key);
     return status;
+}
+
+/* Attention over no more than so many tokens back is the same as any where the context is no longer. */
+static enum terse_status check_window(struct loader *l) {
+    char key[128];
+    uint32_t window = 0;
+    bool found;
+    snprintf(key, sizeof key, "%s.attention.sliding_window", l->model->architecture->name);
+    enum terse_status status = gguf_get_u32(l->model->gguf, key, &window, &found, l->error);
+    if (status || !window || window >= l->model->context) return status;
+    return status_fail(l->error, TERSE_E_UNSUPPORTED, "sliding windows (%s = %u) are not supported", key, window);
 }
 
 static enum terse_status load_shape(struct loader *l) {
@@ -241,6 +265,8 @@ static enum terse_status load_shape(struct loader *l) {
     if (experts)
         return status_fail(l->error, TERSE_E_UNSUPPORTED, "mixture-of-experts models (%s = %u) are not supported", key, experts);
 
+    if ((status = check_window(l))) return status;
+    if ((status = read_number(l, "logit_scale", 1, FLT_MAX, &l->logit_scale))) return status;
     if ((status = read_number(l, "attention.clamp_kqv", 0, FLT_MAX, &m->clamp))) return status;
     return read_number(l, m->architecture->norm == NORM_RMS ? "attention.layer_norm_rms_epsilon" : "attention.layer_norm_epsilon",
                        -1, 1, &l->norm_epsilon);
@@ -263,10 +289,29 @@ static enum terse_status load_ends(struct loader *l) {
     if ((status = load_matrix(l, "token_embd.weight", m->width, m->vocabulary, PRESENCE_REQUIRED, &m->embedding))) return status;
     if ((status = load_matrix(l, "output.weight", m->width, m->vocabulary, PRESENCE_OPTIONAL, &m->output))) return status;
     if (!m->output.data) m->output = m->embedding;
-    return load_norm(l, "output_norm", m->width, PRESENCE_REQUIRED, m->architecture->bias, &m->output_norm);
+    float *gain = l->next_vector; /* what comes of the norm is multiplied by the output matrix alone */
+    status = load_norm(l, "output_norm", m->width, 0, PRESENCE_REQUIRED, m->architecture->bias, &m->output_norm);
+    for (uint32_t i = 0; i < m->width && !status && l->logit_scale != 1; i++) gain[i] *= l->logit_scale;
+    return status;
 }
 
 /* ---- Positions */
+
+static enum terse_status load_frequencies(struct loader *l, const char *factors, struct rope *rope, float *frequency) {
+    const struct terse_model *m = l->model;
+    rope->frequency = frequency;
+    return rope_scaling_load(m->gguf, m->architecture->name, factors, rope->n_rot, m->context, frequency, &rope->magnitude,
+                             l->error);
+}
+
+static enum terse_status load_longrope(struct loader *l, float *frequency) {
+    struct terse_model *m = l->model;
+    enum terse_status status = read_size(l, "rope.scaling.original_context_length", 0, UINT32_MAX, &m->rope_context);
+    if (!status) status = load_frequencies(l, ROPE_FACTORS_SHORT, &m->rope, frequency);
+    m->long_rope = m->rope;
+    l->next_vector += m->rope.n_rot / 2;
+    return status ? status : load_frequencies(l, ROPE_FACTORS_LONG, &m->long_rope, frequency + m->rope.n_rot / 2);
+}
 
 static enum terse_status load_rope(struct loader *l) {
     struct terse_model *m = l->model;
@@ -277,7 +322,8 @@ static enum terse_status load_rope(struct loader *l) {
     m->rope.frequency = frequency;
     m->rope.magnitude = 1;
     if (!m->architecture->rotary) return TERSE_OK;
-    return rope_scaling_load(m->gguf, m->architecture->name, m->rope.n_rot, m->context, frequency, &m->rope.magnitude, l->error);
+    if (gguf_find_tensor(m->gguf, ROPE_FACTORS_LONG)) return load_longrope(l, frequency);
+    return load_frequencies(l, ROPE_FACTORS, &m->rope, frequency);
 }
 
 /* Slopes 2^(-largest i / N), i = 1..N, for N heads when that is a power of two; for fewer heads than N, first those of even i. */
@@ -311,10 +357,11 @@ static enum terse_status load_positions(struct loader *l) {
 /* Counts every vector of the file once, which bounds the memory by the file's size, whatever its metadata claims. */
 static enum terse_status allocate(struct loader *l) {
     struct terse_model *m = l->model;
-    size_t floats = m->rope.n_rot / 2 + m->query_heads;
+    size_t floats = m->rope.n_rot + m->query_heads;
     for (uint64_t i = 0; i < gguf_tensor_count(m->gguf); i++) {
         const struct gguf_tensor *tensor = gguf_tensor_at(m->gguf, i);
-        if (tensor->n_dims == 1 && tensor->data) floats += tensor->dims[0];
+        bool of_heads = m->architecture->norm_by_head && tensor->n_dims == 2 && tensor->dims[1] <= m->query_heads;
+        if ((tensor->n_dims == 1 || of_heads) && tensor->data) floats += tensor->dims[0] * tensor->dims[1];
     }
     l->used = memory_zeros(gguf_tensor_count(m->gguf), sizeof *l->used);
     m->layer = memory_zeros(m->layers, sizeof *m->layer);
@@ -336,14 +383,14 @@ static enum terse_status load_name(struct loader *l) {
 }
 
 /* Refuses a file with a tensor that no layer uses, since terse would silently leave out a part of the model. The tables of rotation are
- * the exception: rope_scaling.c reads one, and attn_rot_embd only repeats the metadata. */
+ * the exception: rope_scaling.c reads some, and attn_rot_embd only repeats the metadata. */
 static enum terse_status check_all_used(struct loader *l) {
     const struct gguf *gguf = l->model->gguf;
     for (uint64_t i = 0; i < gguf_tensor_count(gguf); i++) {
         const struct gguf_tensor *tensor = gguf_tensor_at(gguf, i);
         char name[80];
         snprintf(name, sizeof name, "%.*s", (int)tensor->name.size, tensor->name.data);
-        bool of_rotation = !strcmp(name, "rope_freqs.weight") || strstr(name, "rot_embd");
+        bool of_rotation = !strncmp(name, "rope_f", 6) || strstr(name, "rot_embd");
         if (l->used[i] || (of_rotation && l->model->architecture->rotary)) continue;
         return status_fail_at(l->error, TERSE_E_UNSUPPORTED, tensor->offset,
                               "tensor %s is not one that terse knows of architecture %s: this variant of it is not supported", name,

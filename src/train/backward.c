@@ -192,6 +192,10 @@ enum terse_status backward_new(const struct terse_model *model, size_t tokens, b
                            "windows of %zu tokens are longer than the %" PRIu32
                            " positions that the model has learned: make them shorter",
                            tokens, model->positions.rows);
+    if (model->architecture->parallel)
+        return status_fail(error, TERSE_E_UNSUPPORTED,
+                           "gradients of %s models are not supported: use a --kv that needs no calibration (terse-2, kivi-2, q4_0)",
+                           model->architecture->name);
     struct backward *b = calloc(1, sizeof *b);
     if (!b) return status_no_memory(error, sizeof *b, "the gradients of a window");
     b->model = model;

@@ -23,20 +23,28 @@
 struct reference {
     const char *name;
     uint32_t width, query_heads, kv_heads, head_dim;
+    uint32_t layers;
+    uint32_t context; /* of sessions; 0: the model's */
 };
 
 static struct reference references[] = {
-    {"llama", 48, 4, 2, 32},            /* GQA, tied output, head_dim not width / heads, a vocabulary */
-    {"llama-untied", 48, 4, 1, 32},     /* output of its own, no vocabulary */
-    {"llama-linear", 64, 2, 2, 32},     /* linear RoPE scaling; defaults for all that old files leave out */
-    {"llama-yarn", 48, 4, 2, 32},       /* yarn with its defaults, to three times the original context */
-    {"llama-yarn-given", 48, 2, 1, 64}, /* yarn with every parameter given */
-    {"llama-3", 48, 2, 1, 64},          /* frequency factors */
-    {"mistral", 48, 4, 2, 32},
-    {"qwen2", 64, 2, 1, 32}, /* biases of q, k, v; half-split RoPE */
-    {"qwen3", 48, 4, 2, 32}, /* norms of q and k */
-    {"gpt2", 64, 2, 2, 32},  /* learned positions, all of them; LayerNorm, GELU by tanh, biases, fused q, k, v */
-    {"mpt", 96, 3, 3, 32},   /* ALiBi of a number of heads that is no power of two; clipped q, k, v; GELU */
+    {"llama", 48, 4, 2, 32, 2, 0},            /* GQA, tied output, head_dim not width / heads, a vocabulary */
+    {"llama-untied", 48, 4, 1, 32, 2, 0},     /* output of its own, no vocabulary */
+    {"llama-linear", 64, 2, 2, 32, 2, 0},     /* linear RoPE scaling; defaults for all that old files leave out */
+    {"llama-yarn", 48, 4, 2, 32, 2, 0},       /* yarn with its defaults, to three times the original context */
+    {"llama-yarn-given", 48, 2, 1, 64, 2, 0}, /* yarn with every parameter given */
+    {"llama-3", 48, 2, 1, 64, 2, 0},          /* frequency factors */
+    {"mistral", 48, 4, 2, 32, 2, 0},
+    {"qwen2", 64, 2, 1, 32, 2, 0},           /* biases of q, k, v; half-split RoPE */
+    {"qwen3", 48, 4, 2, 32, 2, 0},           /* norms of q and k */
+    {"gpt2", 64, 2, 2, 32, 2, 0},            /* learned positions, all of them; LayerNorm, GELU by tanh, biases, fused q, k, v */
+    {"mpt", 96, 3, 3, 32, 2, 0},             /* ALiBi of a number of heads that is no power of two; clipped q, k, v; GELU */
+    {"phi3", 64, 2, 1, 32, 2, 0},            /* fused q, k, v and gate, up; RoPE of three quarters of a head */
+    {"phi3-short", 64, 2, 1, 32, 2, 128},    /* longrope, in a context that is no longer than the original one */
+    {"phi3-long", 64, 2, 1, 32, 2, 0},       /* and in a longer one */
+    {"starcoder2", 48, 4, 2, 32, 2, 0},      /* LayerNorm, GELU by tanh, biases, RoPE */
+    {"command-r", 64, 2, 1, 32, 2, 0},       /* attention and feed-forward layer beside each other, scaled logits */
+    {"command-r-norms", 64, 4, 2, 32, 2, 0}, /* norms of q and k with a gain for each head */
 };
 enum { N_REFERENCES = sizeof references / sizeof references[0] };
 
@@ -144,6 +152,7 @@ static void test_logits(void **state) {
         struct terse_error error;
         options.cache.method = "f16";
         options.cache.tail_tokens = ways[i].tail;
+        options.context = reference->context;
         if (terse_session_new(engine, &options, &session, &error)) fail_msg("%s", error.message);
         check_way(reference->name, session, &expected, &ways[i]);
         terse_session_free(session);
@@ -162,7 +171,7 @@ static void test_shape(void **state) {
     terse_model_describe(model, &info);
     assert_string_equal(info.name, reference->name);
     assert_string_equal(info.weights, "F32");
-    assert_int_equal(info.layers, 2);
+    assert_int_equal(info.layers, reference->layers);
     assert_int_equal(info.width, reference->width);
     assert_int_equal(info.query_heads, reference->query_heads);
     assert_int_equal(info.kv_heads, reference->kv_heads);

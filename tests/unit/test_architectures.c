@@ -4,6 +4,7 @@
 #include "base/half.h"
 #include "base/memory.h"
 #include "gguf/gguf_writer.h"
+#include "support/fixture_model.h"
 #include "support/model_oracle.h"
 #include "train/backward.h"
 
@@ -422,6 +423,18 @@ static void refuses(struct sample sample, enum terse_status status, const char *
     memory_free(file);
 }
 
+/* What command-r's gradients would be is not computed, so that no codebook is learned from it. */
+static void test_without_gradients(void **state) {
+    (void)state;
+    struct terse_model *model = fixture_model("command-r");
+    struct backward *backward;
+    struct terse_error error = {0};
+    assert_int_equal(backward_new(model, 16, true, &backward, &error), TERSE_E_UNSUPPORTED);
+    assert_null(backward);
+    assert_non_null(strstr(error.message, "command-r"));
+    terse_model_free(model);
+}
+
 static void test_missing(void **state) {
     (void)state;
     static const char *const tensors[] = {
@@ -504,9 +517,10 @@ static void test_moved_positions(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_optional_tensors), cmocka_unit_test(test_slopes),  cmocka_unit_test(test_fused_types),
-        cmocka_unit_test(test_missing),          cmocka_unit_test(test_refused), cmocka_unit_test(test_learned_positions_end),
-        cmocka_unit_test(test_moved_positions),
+        cmocka_unit_test(test_optional_tensors), cmocka_unit_test(test_slopes),
+        cmocka_unit_test(test_fused_types),      cmocka_unit_test(test_missing),
+        cmocka_unit_test(test_refused),          cmocka_unit_test(test_learned_positions_end),
+        cmocka_unit_test(test_moved_positions),  cmocka_unit_test(test_without_gradients),
     };
     return cmocka_run_group_tests_name("architectures", tests, NULL, NULL);
 }

@@ -267,6 +267,12 @@ static enum terse_status check_keys(const struct pass *p, struct panel panel, st
 
 /* ---- Rows each by itself */
 
+/* A parallel layer is widened before attention is added to what has entered it. */
+static enum stage stage_after(const struct pass *p, enum stage stage) {
+    if (!p->executor->model->architecture->parallel || stage < STAGE_ATTEND) return stage + 1;
+    return stage == STAGE_ATTEND ? STAGE_WIDEN : stage == STAGE_WIDEN ? STAGE_MERGE : STAGE_NARROW;
+}
+
 static enum terse_status run_layer_by_rows(struct pass *p, struct terse_error *error) {
     const struct group *group = group_of(p);
     struct panel panel = {group, group->first, group->count, group->first};
@@ -274,9 +280,7 @@ static enum terse_status run_layer_by_rows(struct pass *p, struct terse_error *e
     enum terse_status status = check_keys(p, panel, error);
     if (!status) status = visit_caches(p, read_cache, panel, error);
     if (status) return status;
-    multiply_each(p, STAGE_MERGE, panel);
-    multiply_each(p, STAGE_WIDEN, panel);
-    multiply_each(p, STAGE_NARROW, panel);
+    for (enum stage stage = STAGE_ATTEND; stage != STAGE_NARROW; multiply_each(p, stage, panel)) stage = stage_after(p, stage);
     status = check_rows(p, panel, MODEL_BEHIND(p->layer), error);
     return status ? status : visit_caches(p, seal, panel, error);
 }
@@ -341,7 +345,7 @@ static enum terse_status end_product(struct pass *p, struct terse_error *error) 
     case STAGE_KEYS: return end_keys(p, error);
     case STAGE_OBSERVE: return end_observing(p, error);
     case STAGE_NARROW: return end_narrowing(p, error);
-    default: p->stage++; return TERSE_OK;
+    default: p->stage = stage_after(p, p->stage); return TERSE_OK;
     }
 }
 
@@ -350,7 +354,7 @@ static enum terse_status run_attend(struct pass *p, double *left, struct terse_e
     *left -= attention_multiplications(p->executor->model, s->length + p->panel.first + p->panel.count - s->first) *
              (double)p->panel.count;
     if (attend_some(p, s, p->panel)) return TERSE_OK;
-    p->stage = STAGE_MERGE;
+    p->stage = stage_after(p, STAGE_ATTEND);
     return attend(p, s, p->panel, error);
 }
 

@@ -42,19 +42,22 @@ void embed_rows(const struct terse_model *model, const int32_t *tokens, size_t n
 }
 
 /* LayerNorm is RMSNorm of what is left without the mean. */
-static void norm_row(const struct norm *norm, const float *x, float *out, size_t width) {
+static void norm_row(const struct norm *norm, const float *gain, const float *x, float *out, size_t width) {
     if (norm->kind == NORM_LAYER) {
         float mean = sum_row(x, width) / (float)width;
         for (size_t i = 0; i < width; i++) out[i] = x[i] - mean;
         x = out;
     }
-    vector_ops()->rms_norm(x, norm->gain, norm->epsilon, out, width);
+    vector_ops()->rms_norm(x, gain, norm->epsilon, out, width);
     if (norm->bias) vector_ops()->axpy(1, norm->bias, out, width);
 }
 
 void norm_rows(const struct norm *norm, const float *x, float *out, size_t n, size_t width) {
 #pragma omp parallel for if (n >= PARALLEL_ROWS)
-    for (size_t t = 0; t < n; t++) norm_row(norm, x + t * width, out + t * width, width);
+    for (size_t t = 0; t < n; t++) {
+        const float *gain = norm->heads ? norm->gain + t % norm->heads * width : norm->gain;
+        norm_row(norm, gain, x + t * width, out + t * width, width);
+    }
 }
 
 void add_rows(float *x, const float *y, size_t n, size_t width) {

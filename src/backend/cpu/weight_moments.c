@@ -49,6 +49,11 @@ void weight_value_metrics(const struct terse_model *model, uint32_t layer, uint3
     }
 }
 
+/* Of a norm of heads: a head's. */
+static const float *gain_of(const struct norm *norm, uint32_t head, size_t hd) {
+    return norm->heads ? norm->gain + head * hd : norm->gain;
+}
+
 /* weights[hd][columns] = a head's rows of a projection times the gain of the norm before it; mean[hd], unless NULL, what the biases of the
  * norm and of the projection come to. */
 static void load_head(const struct matrix *w, const struct norm *norm, uint32_t head, size_t hd, float *weights, double *mean) {
@@ -86,8 +91,9 @@ void weight_key_covariance(const struct terse_model *model, uint32_t layer, uint
     head_covariance(&l->k, &l->attention_norm, head, hd, scratch, covariance);
     if (!l->k_norm.gain) return;
     for (size_t c = 0; c < hd; c++) trace += covariance[c * hd + c];
+    const float *gain = gain_of(&l->k_norm, head, hd);
     for (size_t i = 0; i < hd * hd && trace > 0; i++)
-        covariance[i] *= (double)hd / trace * (double)l->k_norm.gain[i / hd] * (double)l->k_norm.gain[i % hd];
+        covariance[i] *= (double)hd / trace * (double)gain[i / hd] * (double)gain[i % hd];
 }
 
 /* ---- Queries */
@@ -103,7 +109,7 @@ static void add_query_head(const struct terse_model *model, const struct layer *
         sum += own[c];
     }
     for (size_t c = 0; c < hd; c++) {
-        double gain = l->q_norm.gain ? (double)l->q_norm.gain[c] : 1;
+        double gain = l->q_norm.gain ? (double)gain_of(&l->q_norm, head, hd)[c] : 1;
         power[c] += own[c] * (l->q_norm.gain && sum > 0 ? (double)hd / sum * gain * gain : 1);
     }
 }

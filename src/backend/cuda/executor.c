@@ -5,6 +5,7 @@
 #include "backend/cuda/forward.h"
 #include "backend/cuda/likeliest.h"
 #include "base/memory.h"
+#include "model/architecture.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -310,14 +311,24 @@ static enum terse_status load_parts(struct executor *e, struct terse_error *erro
     return status;
 }
 
+/* What the kernels do not compute. */
+static enum terse_status check_model(const struct terse_model *model, struct terse_error *error) {
+    if (!model->architecture->parallel && !model->rope_context) return TERSE_OK;
+    return status_fail(error, TERSE_E_UNSUPPORTED, "the GPU does not compute %s models%s yet: leave out --device cuda",
+                       model->architecture->name, model->rope_context ? " with longrope" : "");
+}
+
 static enum terse_status load(const struct terse_model *model, const struct kv_ops *kv, uint32_t threads,
                               struct executor **executor, struct terse_error *error) {
     (void)threads;
+    *executor = NULL;
+    enum terse_status status = check_model(model, error);
+    if (status) return status;
     struct executor *e = *executor = calloc(1, sizeof *e);
     if (!e) return status_no_memory(error, sizeof *e, "the executor");
     e->model = model;
     e->kv = kv;
-    enum terse_status status = load_parts(e, error);
+    status = load_parts(e, error);
     if (!status) return TERSE_OK;
     unload(e);
     *executor = NULL;
