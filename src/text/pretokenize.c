@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_STAGES = 4 };
+enum { MAX_STAGES = 6 };
 
 /* White space is spelled out, inside of brackets: PCRE2's \s would take U+180E in, which Unicode took out of it in version 6.3. */
 #define WHITE "\\t-\\r\\x{85}\\p{Z}"
@@ -24,6 +24,34 @@ enum { MAX_STAGES = 4 };
 #define GPT_2 "'(?:s|t|re|ve|m|ll|d)| ?\\p{L}+| ?\\p{N}+| ?[^" WHITE "\\p{L}\\p{N}]+|[" WHITE "]+(?![^" WHITE "])|[" WHITE "]+"
 #define LLAMA_3 CONTRACTION LETTERS_AND_ONE_BEFORE "\\p{N}{1,3}|" SYMBOLS_AND_LINE_ENDS SPACES
 #define QWEN_2 CONTRACTION LETTERS_AND_ONE_BEFORE "\\p{N}|" SYMBOLS_AND_LINE_ENDS SPACES
+
+/* DeepSeek's: letters that have case, as it lists them; Chinese, Japanese and Korean. */
+#define CASED \
+    "A-Za-z\\x{b5}\\x{c0}-\\x{d6}\\x{d8}-\\x{f6}\\x{f8}-\\x{1ba}\\x{1bc}-\\x{1bf}\\x{1c4}-\\x{293}\\x{295}-\\x{2af}" \
+    "\\x{370}-\\x{373}\\x{376}-\\x{377}\\x{37b}-\\x{37d}\\x{37f}\\x{386}\\x{388}-\\x{38a}\\x{38c}\\x{38e}-\\x{3a1}" \
+    "\\x{3a3}-\\x{3f5}\\x{3f7}-\\x{481}\\x{48a}-\\x{52f}\\x{531}-\\x{556}\\x{10a0}-\\x{10c5}\\x{13a0}-\\x{13f5}" \
+    "\\x{13f8}-\\x{13fd}\\x{1c90}-\\x{1cba}\\x{1cbd}-\\x{1cbf}\\x{1d00}-\\x{1d2b}\\x{1d6b}-\\x{1d77}\\x{1d79}-\\x{1d9a}" \
+    "\\x{1e00}-\\x{1f15}\\x{1f18}-\\x{1f1d}\\x{1f20}-\\x{1f45}\\x{1f48}-\\x{1f4d}\\x{1f50}-\\x{1f57}\\x{1f59}\\x{1f5b}" \
+    "\\x{1f5d}\\x{1f5f}-\\x{1f7d}\\x{1f80}-\\x{1fb4}\\x{1fb6}-\\x{1fbc}\\x{1fbe}\\x{1fc2}-\\x{1fc4}\\x{1fc6}-\\x{1fcc}" \
+    "\\x{1fd0}-\\x{1fd3}\\x{1fd6}-\\x{1fdb}\\x{1fe0}-\\x{1fec}\\x{1ff2}-\\x{1ff4}\\x{1ff6}-\\x{1ffc}\\x{2102}\\x{2107}" \
+    "\\x{210a}-\\x{2113}\\x{2115}\\x{2119}-\\x{211d}\\x{2124}\\x{2126}\\x{2128}\\x{212a}-\\x{212d}\\x{212f}-\\x{2134}" \
+    "\\x{2139}\\x{213c}-\\x{213f}\\x{2145}-\\x{2149}\\x{214e}\\x{2183}\\x{2184}\\x{2c00}-\\x{2c7b}\\x{2c7e}-\\x{2ce4}" \
+    "\\x{2ceb}-\\x{2cee}\\x{2cf2}\\x{2cf3}\\x{a640}-\\x{a66d}\\x{a680}-\\x{a69b}\\x{a722}-\\x{a76f}\\x{a771}-\\x{a787}" \
+    "\\x{a78b}-\\x{a78e}\\x{ab70}-\\x{abbf}\\x{fb00}-\\x{fb06}\\x{fb13}-\\x{fb17}\\x{ff21}-\\x{ff3a}\\x{ff41}-\\x{ff5a}" \
+    "\\x{10400}-\\x{1044f}\\x{104b0}-\\x{104d3}\\x{104d8}-\\x{104fb}\\x{10c80}-\\x{10cb2}\\x{10cc0}-\\x{10cf2}" \
+    "\\x{118a0}-\\x{118df}\\x{1e900}-\\x{1e943}"
+#define CJK "[\\x{4e00}-\\x{9fa5}\\x{800}-\\x{4e00}\\x{ac00}-\\x{d7ff}]+"
+#define DEEPSEEK_SYMBOLS "[!-/:-~\\x{ff01}-\\x{ff0f}\\x{ff1a}-\\x{ff5e}\\x{2018}-\\x{201f}\\x{3000}-\\x{3002}]+"
+#define DEEPSEEK_3 "[!-/:-@\\[-`{-~][A-Za-z]+|[^\\r\\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+| ?[\\p{P}\\p{S}]+[\\r\\n]*|" SPACES
+#define QWEN_35 CONTRACTION "[^\\r\\n\\p{L}\\p{N}]?[\\p{L}\\p{M}]+|\\p{N}| ?[^" WHITE "\\p{L}\\p{M}\\p{N}]+[\\r\\n]*|" SPACES
+/* A word of capitals and small letters in this order: GPT-4o's, which takes a contraction behind it in, and Mistral's Tekken, which does not. */
+#define UPPER "[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]"
+#define LOWER "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]"
+#define CASED_WORD(BEHIND) \
+    "[^\\r\\n\\p{L}\\p{N}]?" UPPER "*" LOWER "+" BEHIND "|[^\\r\\n\\p{L}\\p{N}]?" UPPER "+" LOWER "*" BEHIND "|"
+#define SYMBOLS_AND_SLASHES " ?[^" WHITE "\\p{L}\\p{N}]+[\\r\\n/]*|"
+#define GPT_4O CASED_WORD("(?i:'s|'t|'re|'ve|'m|'ll|'d)?") "\\p{N}{1,3}|" SYMBOLS_AND_SLASHES SPACES
+#define TEKKEN CASED_WORD("") "\\p{N}|" SYMBOLS_AND_SLASHES SPACES
 
 /* The expressions are those of the models' own tokenizer.json; which name means which, that llama-bpe ignores merges and adds BOS,
  * and the stages of "default" (which no model was trained with, but files without a name are read with) are llama.cpp's. */
@@ -37,6 +65,17 @@ static const struct kind {
     {" llama-bpe llama-v3 llama3 falcon3 pixtral midm-2.0 lfm2 ", true, true, {LLAMA_3}},
     {" smaug-bpe dbrx ", false, false, {LLAMA_3}},
     {" qwen2 deepseek-r1-qwen megrez stablelm2 hunyuan ", false, false, {QWEN_2}},
+    {" qwen35 ", false, false, {QWEN_35}},
+    {" gpt-4o llama4 ", false, false, {GPT_4O}},
+    {" tekken ", true, true, {TEKKEN}},
+    {" starcoder refact command-r smollm codeshell exaone minerva-7b ", false, false, {"\\p{N}", GPT_2}},
+    {" falcon ", false, false, {"[\\p{P}$+<=>^~|`]+", GPT_2, "[0-9]{3}"}},
+    {" deepseek-llm ",
+     false,
+     false,
+     {"[\\r\\n]", "[" WHITE "]?[" CASED "]+", "[" WHITE "]?" DEEPSEEK_SYMBOLS, "[" WHITE "]+$", CJK, "\\p{N}+"}},
+    {" deepseek-coder ", false, false, {"[\\r\\n]", "[" WHITE "]?\\p{L}+", "[" WHITE "]?\\p{P}+", CJK, "\\p{N}"}},
+    {" deepseek-v3 hunyuan-dense ", false, false, {"\\p{N}{1,3}", "[\\x{4e00}-\\x{9fa5}\\x{3040}-\\x{30ff}]+", DEEPSEEK_3}},
 };
 
 struct pretokenizer {
@@ -65,8 +104,10 @@ enum terse_status pretokenizer_new(struct gguf_string name, struct pretokenizer 
         char shown[64];
         return status_fail(
             error, TERSE_E_UNSUPPORTED,
-            "the tokenizer cuts words like %s; terse knows gpt-2, llama-bpe, qwen2, default (tokenizer.ggml.pre) and "
-            "their aliases: use a model with one of these",
+            "the tokenizer cuts words like %s; terse knows gpt-2, llama-bpe, qwen2, qwen35, gpt-4o, tekken, starcoder, "
+            "refact, command-r, falcon, "
+            "deepseek-llm, deepseek-coder, deepseek-v3, default (tokenizer.ggml.pre) and their aliases: use a model "
+            "with one of these",
             text_quote(shown, sizeof shown, name.data, name.size));
     }
     struct pretokenizer *p = calloc(1, sizeof *p);

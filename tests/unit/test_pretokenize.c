@@ -55,7 +55,8 @@ static void check_words(const struct pretokenizer *p, const char *text, size_t n
 
 static void test_words_of_another_engine(void **state) {
     (void)state;
-    static const char *const names[] = {"gpt-2", "llama-bpe", "qwen2", "default"};
+    static const char *const names[] = {"gpt-2",     "llama-bpe", "qwen2",        "default",        "qwen35",      "gpt-4o",
+                                        "starcoder", "falcon",    "deepseek-llm", "deepseek-coder", "deepseek-v3", "tekken"};
     struct mapped_file file;
     struct terse_error error = {0};
     if (mapped_file_open(TESTS_DIR "/fixtures/tokens/words.json", &file, &error)) fail_msg("%s", error.message);
@@ -82,6 +83,9 @@ static void test_words_of_another_engine(void **state) {
 /* What a name brings besides its expression, and its aliases. "12" tells qwen2 from the others, "'S" gpt-2 and default. */
 static void test_names(void **state) {
     (void)state;
+#define DIGITS \
+    "1\x1f" \
+    "2\x1f"
     static const struct {
         const char *name;
         bool ignores_merges, adds_bos;
@@ -93,13 +97,22 @@ static void test_names(void **state) {
         {"llama3", true, true, "12\x1f'S\x1f==\x1f"},
         {"llama-v3", true, true, "12\x1f'S\x1f==\x1f"},
         {"smaug-bpe", false, false, "12\x1f'S\x1f==\x1f"},
-        {"qwen2", false, false,
-         "1\x1f"
-         "2\x1f'S\x1f==\x1f"},
-        {"deepseek-r1-qwen", false, false,
-         "1\x1f"
-         "2\x1f'S\x1f==\x1f"},
+        {"qwen2", false, false, DIGITS "'S\x1f==\x1f"},
+        {"deepseek-r1-qwen", false, false, DIGITS "'S\x1f==\x1f"},
         {"default", false, false, "12\x1f'\x1fS\x1f==\x1f"},
+        {"qwen35", false, false, DIGITS "'S\x1f==\x1f"},
+        {"gpt-4o", false, false, "12\x1f'S\x1f==\x1f"},
+        {"llama4", false, false, "12\x1f'S\x1f==\x1f"},
+        {"tekken", true, true, DIGITS "'S\x1f==\x1f"},
+        {"starcoder", false, false, DIGITS "'\x1fS\x1f==\x1f"},
+        {"refact", false, false, DIGITS "'\x1fS\x1f==\x1f"},
+        {"command-r", false, false, DIGITS "'\x1fS\x1f==\x1f"},
+        {"smollm", false, false, DIGITS "'\x1fS\x1f==\x1f"},
+        {"falcon", false, false, "12\x1f'\x1fS\x1f==\x1f"},
+        {"deepseek-llm", false, false, "12\x1f'\x1fS\x1f==\x1f"},
+        {"deepseek-coder", false, false, DIGITS "'\x1fS\x1f==\x1f"},
+        {"deepseek-v3", false, false, "12\x1f'S\x1f==\x1f"},
+        {"hunyuan-dense", false, false, "12\x1f'S\x1f==\x1f"},
     };
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
         struct pretokenizer *p = make(kinds[i].name);
@@ -113,7 +126,7 @@ static void test_names(void **state) {
 static void test_unknown_names_are_named(void **state) {
     (void)state;
     static const struct gguf_string names[] = {
-        {"tekken", 6},       {"llama", 5},
+        {"poro-chat", 9},    {"llama", 5},
         {"qwen2 gpt-2", 11}, {" ", 1},
         {"gpt-2\0", 6},      {"gpt-2\n", 6},
         {"\xff\x00", 2},     {"default llama-bpe llama-v3 llama3 falcon3 pixtral midm-2.0 lfm2 default", 72}};
@@ -122,7 +135,7 @@ static void test_unknown_names_are_named(void **state) {
         struct pretokenizer *p;
         assert_int_equal(pretokenizer_new(names[i], &p, &error), TERSE_E_UNSUPPORTED);
         assert_null(p);
-        assert_non_null(strstr(error.message, "gpt-2, llama-bpe, qwen2, default"));
+        assert_non_null(strstr(error.message, "gpt-2, llama-bpe, qwen2, qwen35, gpt-4o, "));
         assert_null(strchr(error.message, '\n'));
     }
 }
@@ -153,7 +166,8 @@ static void test_bytes_that_are_not_text(void **state) {
 /* The words put together are the text, whatever the bytes. */
 static void test_nothing_is_lost(void **state) {
     (void)state;
-    static const char *const names[] = {"gpt-2", "llama-bpe", "qwen2", "default"};
+    static const char *const names[] = {"gpt-2",     "llama-bpe", "qwen2",        "default",        "qwen35",      "gpt-4o",
+                                        "starcoder", "falcon",    "deepseek-llm", "deepseek-coder", "deepseek-v3", "tekken"};
     static const char alphabet[] = "ab'sS \n\r\t1.\xc3\xa9\xe2\x80\xa8\xf0\x9f\x98";
     srand(1);
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
@@ -173,6 +187,17 @@ static void test_nothing_is_lost(void **state) {
     }
 }
 
+static void check_run(const struct pretokenizer *p, const char *unit, size_t n_bytes, size_t n_words) {
+    size_t n_unit = strlen(unit);
+    char *text = malloc(n_bytes);
+    assert_non_null(text);
+    for (size_t k = 0; k < n_bytes; k++) text[k] = unit[k % n_unit];
+    struct words words = cut(p, text, n_bytes);
+    assert_int_equal(words.count, n_words);
+    free(words.text);
+    free(text);
+}
+
 /* Ten million spaces are more than PCRE2 takes back by default; the others keep a naive matcher busy for ever. */
 static void test_long_runs(void **state) {
     (void)state;
@@ -181,17 +206,19 @@ static void test_long_runs(void **state) {
         size_t n_bytes, words;
     } runs[] = {{" ", 12000000, 1}, {"a", 3000000, 1},       {"\r\n", 3000000, 1},     {" \n", 3000000, 1},
                 {".", 3000000, 1},  {"9", 3000000, 1000000}, {"\xc2\xa0", 3000000, 1}, {" x", 3000000, 1500000}};
-    struct pretokenizer *p = make("llama-bpe");
-    for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
-        size_t unit = strlen(runs[i].unit);
-        char *text = malloc(runs[i].n_bytes);
-        assert_non_null(text);
-        for (size_t k = 0; k < runs[i].n_bytes; k++) text[k] = runs[i].unit[k % unit];
-        struct words words = cut(p, text, runs[i].n_bytes);
-        assert_int_equal(words.count, runs[i].words);
-        free(words.text);
-        free(text);
+    static const struct {
+        const char *name, *unit;
+        size_t words;
+    } more[] = {{"gpt-4o", "a", 1}, {"gpt-4o", "A", 1},         {"gpt-4o", "\xe6\x97\xa5", 1},       {"gpt-4o", "Aa", 1500000},
+                {"tekken", "A", 1}, {"deepseek-llm", " ", 1},   {"deepseek-llm", "\xe6\x97\xa5", 1}, {"deepseek-v3", "x", 1},
+                {"falcon", "`", 1}, {"starcoder", "9", 3000000}};
+    for (size_t i = 0; i < sizeof more / sizeof *more; i++) {
+        struct pretokenizer *p = make(more[i].name);
+        check_run(p, more[i].unit, 3000000, more[i].words);
+        pretokenizer_free(p);
     }
+    struct pretokenizer *p = make("llama-bpe");
+    for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) check_run(p, runs[i].unit, runs[i].n_bytes, runs[i].words);
     pretokenizer_free(p);
 }
 
