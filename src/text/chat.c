@@ -1,115 +1,24 @@
-/* Conversations in a model's chat format. The formats are rows of a table; a model's own Jinja template is not run but recognised by
- * what only its format has. Templates that put more than the conversation in (dates, default system texts, tools) lose that.
- *
- * Sources: the templates in the tokenizer_config.json of LLaMA 2 and 3, Mistral 7B Instruct v0.1 to v0.3 and Qwen 2, and
- * "tokenization/templates.md" of Mistral's cookbook for the spaces of its versions. */
+/* Conversations in a model's chat format (chat_format.h): as text, and as tokens of which only the format's own are special. */
 #include "text/chat.h"
 
 #include "base/status.h"
 #include "base/text.h"
+#include "text/chat_format.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-enum trim { TRIM_NONE = 0, TRIM_USER = 1, TRIM_REPLY = 2 };
-
-/* Either every message has a header with its role, or a turn is a message of the user and the assistant's reply. BOS stands before the
- * first message. */
-struct format {
-    const char *name;
-    unsigned trim; /* enum trim: white space at both ends of what is taken off */
-    /* <role_open>ROLE<role_close>CONTENT<message_close> */
-    const char *role_open, *role_close, *message_close;
-    /* <turn_open>[<system_open>SYSTEM<system_close>]USER<user_close>[<reply_open>ASSISTANT<reply_close>EOS] */
-    const char *turn_open, *system_open, *system_close, *user_close, *reply_open, *reply_close;
-    bool bos_each_turn;
-    bool system_last; /* the system's text stands in the last turn, not in the first */
-};
-
-static const struct format formats[] = {
-    {.name = "llama-3",
-     .trim = TRIM_USER | TRIM_REPLY,
-     .role_open = "<|start_header_id|>",
-     .role_close = "<|end_header_id|>\n\n",
-     .message_close = "<|eot_id|>"},
-    {.name = "chatml", .role_open = "<|im_start|>", .role_close = "\n", .message_close = "<|im_end|>\n"},
-    {.name = "llama-2",
-     .trim = TRIM_USER | TRIM_REPLY,
-     .turn_open = "[INST] ",
-     .system_open = "<<SYS>>\n",
-     .system_close = "\n<</SYS>>\n\n",
-     .user_close = " [/INST]",
-     .reply_open = " ",
-     .reply_close = " ",
-     .bos_each_turn = true},
-    /* What v0.1 and v0.2 of Mistral 7B Instruct were published with, before the template of mistral-v1. */
-    {.name = "mistral-v0",
-     .turn_open = "[INST] ",
-     .system_open = "",
-     .system_close = "\n\n",
-     .user_close = " [/INST]",
-     .reply_open = "",
-     .reply_close = ""},
-    {.name = "mistral-v1",
-     .turn_open = " [INST] ",
-     .system_open = "",
-     .system_close = "\n\n",
-     .user_close = " [/INST]",
-     .reply_open = " ",
-     .reply_close = ""},
-    {.name = "mistral-v3",
-     .trim = TRIM_REPLY,
-     .turn_open = "[INST] ",
-     .system_open = "",
-     .system_close = "\n\n",
-     .user_close = "[/INST]",
-     .reply_open = " ",
-     .reply_close = "",
-     .system_last = true},
-};
-enum { N_FORMATS = sizeof formats / sizeof *formats };
-
-const char *terse_chat_format_name(size_t i) { return i < N_FORMATS ? formats[i].name : NULL; }
-
-static const struct format *find_format(const char *name) {
-    for (size_t i = 0; i < N_FORMATS; i++)
-        if (strcmp(formats[i].name, name) == 0) return &formats[i];
-    return NULL;
-}
-
-/* ---- The model's own template -------------------------------------------------------------------------------------------- */
-
-static bool has(struct gguf_string template, const char *part) {
-    size_t n = strlen(part);
-    for (uint64_t at = 0; at + n <= template.size; at++)
-        if (memcmp(template.data + at, part, n) == 0) return true;
-    return false;
-}
-
-static const struct format *recognise(struct gguf_string template) {
-    if (has(template, "<|im_start|>")) {
-        /* Two other formats borrow that mark. */
-        bool other = has(template, "<|im_sep|>") || has(template, "<end_of_utterance>");
-        return other ? NULL : find_format("chatml");
-    }
-    if (has(template, "[INST]")) {
-        if (has(template, "<<SYS>>")) return find_format("llama-2");
-        /* Later Mistral formats: system texts with marks of their own, no space behind [INST]. */
-        if (has(template, "[SYSTEM_PROMPT]") || has(template, "[INST]'") || has(template, "[INST]\"")) return NULL;
-        bool space_before = has(template, "' [INST] ") || has(template, "\" [INST] "), space_after = has(template, " [/INST]");
-        if (space_before) return space_after ? find_format("mistral-v1") : NULL;
-        return find_format(space_after ? "mistral-v0" : "mistral-v3");
-    }
-    if (has(template, "<|start_header_id|>") && has(template, "<|end_header_id|>")) return find_format("llama-3");
-    return NULL;
+const char *terse_chat_format_name(size_t i) {
+    const struct chat_format *format = chat_format_at(i);
+    return format ? format->name : NULL;
 }
 
 static enum terse_status unknown_format(const char *what, enum terse_status code, struct terse_error *error) {
-    char names[128];
+    char names[384];
     struct text_line line = text_line_begin(names, sizeof names);
-    for (size_t i = 0; i < N_FORMATS; i++) {
+    for (size_t i = 0; chat_format_at(i); i++) {
         if (i) text_line_unit(&line, ", ", 2);
-        text_line_unit(&line, formats[i].name, strlen(formats[i].name));
+        text_line_unit(&line, chat_format_at(i)->name, strlen(chat_format_at(i)->name));
     }
     text_line_end(&line);
     return status_fail(error, code, "%s: pass --chat-template NAME (%s)", what, names);
@@ -119,7 +28,7 @@ static enum terse_status unknown_format(const char *what, enum terse_status code
 
 /* One conversation being written. */
 struct render {
-    struct format format; /* as the model's own template varies it */
+    struct chat_format format; /* as the model's own template varies it */
     struct gguf_string bos, eos;
     char *text;
     size_t size, capacity;
@@ -148,9 +57,18 @@ static void add_bytes(struct render *r, const char *data, size_t n) {
 
 static void add(struct render *r, const char *text) { add_bytes(r, text, strlen(text)); }
 
+/* What the assistant said behind its thoughts. */
+static const char *without_thoughts(const struct chat_format *f, const char *said) {
+    size_t n = f->thoughts ? strlen(f->thoughts) : 0;
+    const char *from = said;
+    for (const char *at = said; n && (at = strstr(at, f->thoughts)); at++) from = at + n;
+    if (from > said && f->thoughts_and_line) from += strspn(from, "\n");
+    return from;
+}
+
 static void add_content(struct render *r, const struct terse_message *message) {
     size_t begin = r->size;
-    add(r, message->content);
+    add(r, strcmp(message->role, "assistant") == 0 ? without_thoughts(&r->format, message->content) : message->content);
     r->contents[r->n_contents] = (struct text_span){begin, r->size};
     r->speakers[r->n_contents++] = message;
 }
@@ -180,54 +98,42 @@ static void trim(struct render *r, size_t first) {
     r->text[r->size] = '\0';
 }
 
-static bool is_role(const struct terse_message *message, const char *role) { return strcmp(message->role, role) == 0; }
-
-static void write_with_headers(struct render *r, const struct terse_message *messages, size_t n, bool open_reply) {
-    const struct format *f = &r->format;
-    add_bytes(r, r->bos.data, r->bos.size);
-    for (size_t i = 0; i < n; i++) {
-        add(r, f->role_open);
-        add(r, messages[i].role);
-        add(r, f->role_close);
-        size_t first = r->size;
-        add_content(r, &messages[i]);
-        if (f->trim) trim(r, first);
-        add(r, f->message_close);
-    }
-    if (!open_reply) return;
-    add(r, f->role_open);
-    add(r, "assistant");
-    add(r, f->role_close);
+/* The role of a message that check_roles has seen. */
+static enum chat_role role_of(const struct terse_message *message) {
+    return strcmp(message->role, "system") == 0 ? CHAT_SYSTEM : strcmp(message->role, "user") == 0 ? CHAT_USER : CHAT_ASSISTANT;
 }
 
-/* Messages in the order that check_turns wants. A reply is open behind every user message. */
-static void write_turns(struct render *r, const struct terse_message *messages, size_t n) {
-    const struct format *f = &r->format;
-    const struct terse_message *system = is_role(&messages[0], "system") ? &messages[0] : NULL;
-    size_t begin = system ? 1 : 0, last_user = n - 1 - (is_role(&messages[n - 1], "assistant") ? 1 : 0);
-    size_t system_turn = f->system_last ? last_user : begin;
+/* Messages in an order that check_order allows. */
+static void write_messages(struct render *r, const struct terse_message *messages, size_t n) {
+    static const unsigned trims[] = {CHAT_TRIM_SYSTEM, CHAT_TRIM_USER, CHAT_TRIM_REPLY};
+    const struct chat_format *f = &r->format;
+    const struct terse_message *within = f->system != CHAT_SYSTEM_OWN && role_of(&messages[0]) == CHAT_SYSTEM ? messages : NULL;
+    size_t begin = within ? 1 : 0, last_turn = n - 1 - (role_of(&messages[n - 1]) == CHAT_ASSISTANT ? 1 : 0);
+    size_t system_turn = f->system == CHAT_SYSTEM_LAST_TURN ? last_turn : begin;
     for (size_t i = begin; i < n; i++) {
-        if (is_role(&messages[i], "user")) {
-            if (i == begin || f->bos_each_turn) add_bytes(r, r->bos.data, r->bos.size);
-            add(r, f->turn_open);
-            size_t first = r->size;
-            if (system && i == system_turn) {
-                add(r, f->system_open);
-                add_content(r, system);
-                add(r, f->system_close);
-            }
-            add_content(r, &messages[i]);
-            if (f->trim & TRIM_USER) trim(r, first);
-            add(r, f->user_close);
-        } else {
-            add(r, f->reply_open);
-            size_t first = r->size;
-            add_content(r, &messages[i]);
-            if (f->trim & TRIM_REPLY) trim(r, first);
-            add(r, f->reply_close);
-            add_bytes(r, r->eos.data, r->eos.size);
+        enum chat_role role = role_of(&messages[i]);
+        if (role == CHAT_USER && i > begin && f->bos_each_turn) add_bytes(r, r->bos.data, r->bos.size);
+        add(r, f->open[role]);
+        size_t turn = r->size;
+        if (within && i == system_turn) {
+            add(r, f->open[CHAT_SYSTEM]);
+            add_content(r, within);
+            add(r, f->close[CHAT_SYSTEM]);
         }
+        size_t first = r->size;
+        add_content(r, &messages[i]);
+        if (f->trim & trims[role]) trim(r, first);
+        if (role == CHAT_USER && f->trim & CHAT_TRIM_TURN) trim(r, turn);
+        add(r, f->close[role]);
+        if (role == CHAT_ASSISTANT && f->eos_after_reply) add_bytes(r, r->eos.data, r->eos.size);
     }
+}
+
+static void write_conversation(struct render *r, const struct terse_message *messages, size_t n, bool open_reply) {
+    add_bytes(r, r->bos.data, r->bos.size);
+    if (r->format.preamble) add(r, r->format.preamble);
+    write_messages(r, messages, n);
+    if (open_reply) add(r, r->format.reply);
 }
 
 /* ---- Checking what is asked for ------------------------------------------------------------------------------------------ */
@@ -238,7 +144,7 @@ static enum terse_status check_roles(const struct terse_message *messages, size_
         const char *role = messages[i].role;
         if (!role || !messages[i].content)
             return status_fail(error, TERSE_E_ARGUMENT, "message %zu has no role or no content: give both", i + 1);
-        if (is_role(&messages[i], "system") || is_role(&messages[i], "user") || is_role(&messages[i], "assistant")) continue;
+        if (strcmp(role, "system") == 0 || strcmp(role, "user") == 0 || strcmp(role, "assistant") == 0) continue;
         char shown[64];
         return status_fail(error, TERSE_E_ARGUMENT, "message %zu has the role %s: the roles are system, user and assistant", i + 1,
                            text_quote(shown, sizeof shown, role, strlen(role)));
@@ -246,34 +152,36 @@ static enum terse_status check_roles(const struct terse_message *messages, size_
     return TERSE_OK;
 }
 
-/* The templates of these formats refuse any other order, too. */
-static enum terse_status check_turns(const struct format *f, const struct terse_message *messages, size_t n,
+/* The templates of formats that alternate refuse any other order, too. */
+static enum terse_status check_order(const struct chat_format *f, const struct terse_message *messages, size_t n,
                                      struct terse_error *error) {
-    size_t begin = is_role(&messages[0], "system") ? 1 : 0;
+    if (!f->alternates) return TERSE_OK;
+    size_t begin = role_of(&messages[0]) == CHAT_SYSTEM ? 1 : 0;
     for (size_t i = begin; i < n || i == begin; i++)
-        if (i == n || !is_role(&messages[i], (i - begin) % 2 ? "assistant" : "user"))
+        if (i == n || role_of(&messages[i]) != ((i - begin) % 2 ? CHAT_ASSISTANT : CHAT_USER))
             return status_fail(error, TERSE_E_ARGUMENT,
                                "message %zu: the format %s wants at most one system message, then user and assistant alternating",
                                i + 1, f->name);
     return TERSE_OK;
 }
 
-/* Chooses the format and what the model's own template, if it is of that format, varies in it. */
+/* Chooses the format: the model's own, as its template varies it, or another by its name. */
 static enum terse_status choose_format(struct render *r, const struct tokenizer *t, const char *name, struct terse_error *error) {
     struct gguf_string template = tokenizer_chat_template(t);
-    const struct format *own = template.size ? recognise(template) : NULL, *chosen = name ? find_format(name) : own;
-    if (!chosen && name) return unknown_format("there is no such chat format", TERSE_E_ARGUMENT, error);
-    if (!chosen)
+    const struct chat_format *named = name ? chat_format_find(name) : NULL;
+    bool own = chat_format_recognise(template, &r->format), added;
+    if (name && !named) return unknown_format("there is no such chat format", TERSE_E_ARGUMENT, error);
+    if (!name && !own)
         return unknown_format(template.size ? "the model's chat template is none that terse knows"
                                             : "the model has no chat template",
                               TERSE_E_UNSUPPORTED, error);
-    r->format = *chosen;
-    bool added, vary = chosen == own;
-    if (vary && !has(template, "|trim") && !has(template, "| trim") && !has(template, "strip()")) r->format.trim = TRIM_NONE;
-    if (vary) r->format.bos_each_turn = has(template, "bos_token + '[INST]") || has(template, "bos_token + \"[INST]");
+    if (named && !(own && strcmp(named->name, r->format.name) == 0)) {
+        r->format = *named;
+        own = false;
+    }
     int32_t bos = tokenizer_bos(t, &added);
     size_t n;
-    if (added || (vary && has(template, "bos_token"))) {
+    if (added || (own && chat_template_has_bos(template))) {
         r->bos.data = tokenizer_bytes(t, bos, true, &n);
         r->bos.size = n;
     }
@@ -295,13 +203,12 @@ static enum terse_status render(struct render *r, const struct tokenizer *tokeni
     *r = (struct render){0};
     enum terse_status status = choose_format(r, tokenizer, format, error);
     if (!status) status = check_roles(messages, n_messages, error);
-    if (!status && !r->format.role_open) status = check_turns(&r->format, messages, n_messages, error);
+    if (!status) status = check_order(&r->format, messages, n_messages, error);
     if (status) return status;
     r->contents = calloc(n_messages, sizeof *r->contents);
     r->speakers = calloc(n_messages, sizeof *r->speakers);
     r->refused = !r->contents || !r->speakers;
-    if (!r->refused && r->format.role_open) write_with_headers(r, messages, n_messages, open_reply);
-    if (!r->refused && !r->format.role_open) write_turns(r, messages, n_messages);
+    if (!r->refused) write_conversation(r, messages, n_messages, open_reply);
     return r->refused ? status_no_memory(error, r->size + n_messages * sizeof *r->contents, "a conversation's text") : TERSE_OK;
 }
 

@@ -145,13 +145,20 @@ enum terse_status tokenizer_encode(const struct tokenizer *t, const char *text, 
     return status;
 }
 
+/* Runs of spaces and line ends, which some vocabularies have as user-defined tokens, mark nothing. */
+static bool is_blank(struct gguf_string text) {
+    for (uint64_t i = 0; i < text.size; i++)
+        if (text.data[i] != ' ' && (text.data[i] < '\t' || text.data[i] > '\r')) return false;
+    return true;
+}
+
 /* banned[n_specials]: the special tokens that a text has outside of its literal parts. */
 static void find_outside(const struct tokenizer *t, const struct source *source, bool *banned) {
     size_t part = 0;
     for (size_t at = 0; at < source->n_bytes; at++) {
         const struct special *special = special_at(t, source, at, &part);
         if (!special || (part < source->n_literal && source->literal[part].begin <= at)) continue;
-        banned[special - t->specials] = true;
+        banned[special - t->specials] = !is_blank(special->text);
         at += special->text.size - 1;
     }
 }

@@ -67,10 +67,9 @@ enum terse_status encoder_emit(struct encoder *encoder, int32_t token);
 /* Makes encoder->scratch hold n bytes; what was in it is lost. */
 enum terse_status encoder_scratch(struct encoder *encoder, size_t n);
 
-/* Ordinary text may give this token. */
+/* What ordinary text merges to. A user-defined token is found before anything merges, or is not to be found. */
 static inline bool token_is_text(const struct vocabulary *v, int32_t token) {
-    uint8_t type = v->type[token];
-    return type == TOKEN_NORMAL || type == TOKEN_USER_DEFINED || type == TOKEN_UNUSED;
+    return v->type[token] == TOKEN_NORMAL || v->type[token] == TOKEN_UNUSED;
 }
 
 /* Each kind: reads what it needs besides the vocabulary (byte_token included); encodes text[n > 0] without special tokens; gives the

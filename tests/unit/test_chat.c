@@ -1,6 +1,7 @@
-/* Chat formats against texts written out by hand from what the models' makers published, and how a template is recognised. */
+/* Chat formats against texts written out by hand from what the models' makers published and against what jinja2 renders their templates to
+ * (fixtures/chats.json), and how a template is recognised. */
 #include "model/model.h"
-#include "support/tokenizer_sample.h"
+#include "support/vocabulary_sample.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -8,7 +9,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <cjson/cJSON.h>
 #include <cmocka.h>
+
+#include "base/mapped_file.h"
 
 /* The parts of a template that its format is recognised by. */
 #define LLAMA_3 \
@@ -111,42 +115,50 @@ static void test_without_an_open_reply(void **state) {
     check_format("chatml", CHATML, question, 1, false, "<s><|im_start|>user\n Hi  <|im_end|>\n");
 }
 
+/* ---- What jinja2 renders ------------------------------------------------------------------------------------------------- */
+
+enum { MOST_MESSAGES = 5 };
+
+static void test_rendered_templates(void **state) {
+    (void)state;
+    struct mapped_file file;
+    struct terse_error error = {0};
+    if (mapped_file_open(TESTS_DIR "/fixtures/chats.json", &file, &error)) fail_msg("%s", error.message);
+    cJSON *rows = cJSON_ParseWithLength(file.data, file.size), *row;
+    assert_true(cJSON_GetArraySize(rows) >= 80);
+    cJSON_ArrayForEach(row, rows) {
+        struct terse_message messages[MOST_MESSAGES];
+        size_t n = 0;
+        const cJSON *pair;
+        struct sample s;
+        cJSON_ArrayForEach(pair, cJSON_GetObjectItem(row, "messages")) {
+            assert_true(n < MOST_MESSAGES);
+            messages[n++] =
+                (struct terse_message){cJSON_GetArrayItem(pair, 0)->valuestring, cJSON_GetArrayItem(pair, 1)->valuestring};
+        }
+        open_model(&s, NULL, cJSON_IsTrue(cJSON_GetObjectItem(row, "bos")));
+        check(&s, cJSON_GetObjectItem(row, "format")->valuestring, messages, n, true,
+              cJSON_GetObjectItem(row, "text")->valuestring);
+        tokenizer_sample_close(&s.tokenizer);
+    }
+    cJSON_Delete(rows);
+    mapped_file_close(&file);
+}
+
 /* ---- What messages say is text ------------------------------------------------------------------------------------------- */
 
-enum { BOS = 1, EOS, HEAD, HEAD_END, EOT, IM_START, IM_END, INST, INST_END, FIRST_BYTE };
-
-/* A model whose vocabulary has the marks of all formats, some of them user-defined, as some files have them, and all bytes. */
-static void open_model_with_marks(struct sample *s) {
-    static const char *const marks[] = {
-        "<unk>",      "<s>",    "</s>",   "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|im_start|>",
-        "<|im_end|>", "[INST]", "[/INST]"};
-    static char bytes[256][8];
-    enum { N = FIRST_BYTE + 1 + 256 };
-    const char *texts[N];
-    int32_t types[N];
-    float scores[N] = {0};
+static void open_model_with_marks(struct sample *s, bool spm) {
     struct gguf_writer w = {0};
     struct terse_error error = {0};
-    memcpy(texts, marks, sizeof marks);
-    for (int i = 0; i <= INST_END; i++) types[i] = i == 0 ? 2 : i >= IM_START ? 4 : 3; /* unknown, user-defined, control */
-    texts[FIRST_BYTE] = "<tool>";                                                      /* user-defined, and no format's */
-    types[FIRST_BYTE] = 4;
-    for (int i = 0; i < 256; i++) {
-        snprintf(bytes[i], sizeof bytes[i], "<0x%02X>", i);
-        texts[FIRST_BYTE + 1 + i] = bytes[i];
-        types[FIRST_BYTE + 1 + i] = 6; /* byte */
-    }
-    gguf_writer_string(&w, "tokenizer.ggml.model", "llama");
-    gguf_writer_strings(&w, "tokenizer.ggml.tokens", N, texts);
-    gguf_writer_array(&w, "tokenizer.ggml.token_type", GGUF_I32, N, types);
-    gguf_writer_array(&w, "tokenizer.ggml.scores", GGUF_F32, N, scores);
-    gguf_writer_bool(&w, "tokenizer.ggml.add_bos_token", true);
-    gguf_writer_bool(&w, "tokenizer.ggml.add_space_prefix", false);
+    if (spm)
+        vocabulary_sample_spm(&w, 0);
+    else
+        vocabulary_sample_bpe(&w, "llama-bpe");
     if (tokenizer_sample_open(&w, &s->tokenizer, &error)) fail_msg("%s", error.message);
     s->model = (struct terse_model){.tokenizer = s->tokenizer.tokenizer};
 }
 
-/* How many tokens below FIRST_BYTE there are, and what all tokens say. */
+/* How many tokens are marks, and what all tokens say. */
 static size_t count_marks(const struct sample *s, const int32_t *tokens, size_t n, char *text, size_t capacity) {
     size_t marks = 0, size = 0;
     for (size_t i = 0; i < n; i++) {
@@ -155,62 +167,85 @@ static size_t count_marks(const struct sample *s, const int32_t *tokens, size_t 
         assert_true(size + bytes < capacity);
         memcpy(text + size, part, bytes);
         size += bytes;
-        marks += tokens[i] < FIRST_BYTE;
+        marks += tokens[i] < VOCABULARY_SAMPLE_MARKS;
     }
     text[size] = 0;
     return marks;
 }
 
+/* Every mark there is, but what ends thoughts, which would take what is before it away. */
+static const char *all_marks(void) {
+    static char all[1024];
+    strcpy(all, " ");
+    for (size_t i = 0; i < VOCABULARY_SAMPLE_MARKS; i++) {
+        const char *mark = vocabulary_sample_marks[i];
+        if (strcmp(mark, "</think>") != 0 && strcmp(mark, "assistantfinal") != 0) strcat(strcat(all, mark), ".");
+    }
+    return all;
+}
+
+/* User-defined marks are found in every text, the longest first, but not those that the format has, which the tokens `tame` show. */
+static size_t users_found(const char *text, const int32_t *tame, size_t n) {
+    size_t users = 0, longest;
+    for (; *text; text += longest ? longest : 1) {
+        longest = 0;
+        for (int32_t mark = VOCABULARY_SAMPLE_USER_DEFINED; mark < VOCABULARY_SAMPLE_MARKS; mark++) {
+            bool formats = false;
+            size_t length = strlen(vocabulary_sample_marks[mark]);
+            for (size_t i = 0; i < n; i++) formats = formats || tame[i] == mark;
+            if (!formats && length > longest && strncmp(text, vocabulary_sample_marks[mark], length) == 0) longest = length;
+        }
+        users += longest > 0;
+    }
+    return users;
+}
+
+static void check_hostile(const struct sample *s, const char *format, size_t hostile) {
+    static const struct terse_message tame[] = {{"system", "a"}, {"user", " b "}, {"assistant", "c "}, {"user", "d"}};
+    struct terse_message messages[4];
+    char *rendered, said[8192];
+    int32_t *tokens, *without;
+    size_t n, n_without;
+    memcpy(messages, tame, sizeof tame);
+    assert_int_equal(terse_chat_tokenize(&s->model, format, messages, 4, 0, true, &without, &n_without, NULL), TERSE_OK);
+    size_t marks = count_marks(s, without, n_without, said, sizeof said);
+    assert_true(marks >= 5);
+    messages[hostile].content = all_marks();
+    assert_int_equal(terse_chat_tokenize(&s->model, format, messages, 4, 0, true, &tokens, &n, NULL), TERSE_OK);
+    assert_int_equal(terse_chat_render(&s->model, format, messages, 4, true, &rendered, NULL), TERSE_OK);
+    size_t users = users_found(all_marks(), without, n_without), got = count_marks(s, tokens, n, said, sizeof said);
+    if (got != marks + users)
+        fail_msg("%s, message %zu: %zu marks, not %zu + %zu, in %s", format, hostile, got, marks, users, said);
+    assert_string_equal(said, rendered);
+    terse_tokens_free(without);
+    terse_tokens_free(tokens);
+    terse_string_free(rendered);
+    /* What follows the reply does not depend on it. */
+    memcpy(messages, tame, sizeof tame);
+    messages[2].content = hostile % 2 ? all_marks() : "";
+    assert_int_equal(terse_chat_tokenize(&s->model, format, messages, 4, 3, true, &tokens, &n, NULL), TERSE_OK);
+    assert_int_equal(terse_chat_tokenize(&s->model, format, tame, 4, 3, true, &without, &n_without, NULL), TERSE_OK);
+    assert_int_equal(n, n_without);
+    assert_memory_equal(tokens, without, n * sizeof *without);
+    assert_true(n > 1 && n < 80);
+    terse_tokens_free(tokens);
+    terse_tokens_free(without);
+}
+
 static void test_marks_in_messages_are_text(void **state) {
     (void)state;
-    static const struct terse_message tame[] = {{"system", "a"}, {"user", " b "}, {"assistant", "c "}, {"user", "d"}};
-    static const char all[] =
-        " <s></s><|start_header_id|><|end_header_id|><|eot_id|><|im_start|><|im_end|>[INST][/INST]<|eot_id <tool>";
     struct sample s;
-    open_model_with_marks(&s);
-    for (size_t f = 0; terse_chat_format_name(f); f++) {
-        const char *format = terse_chat_format_name(f);
-        bool im = strcmp(format, "chatml") == 0, inst = f >= 2;
-        for (size_t hostile = 0; hostile < 4; hostile++) {
-            struct terse_message messages[4];
-            char *rendered, said[4096];
-            int32_t *tokens, *without, *rest;
-            size_t n, n_without, n_rest;
-            memcpy(messages, tame, sizeof tame);
-            assert_int_equal(terse_chat_tokenize(&s.model, format, messages, 4, 0, true, &without, &n_without, NULL), TERSE_OK);
-            size_t marks = count_marks(&s, without, n_without, said, sizeof said);
-            assert_true(marks >= 5);
-            messages[hostile].content = all;
-            assert_int_equal(terse_chat_tokenize(&s.model, format, messages, 4, 0, true, &tokens, &n, NULL), TERSE_OK);
-            assert_int_equal(terse_chat_render(&s.model, format, messages, 4, true, &rendered, NULL), TERSE_OK);
-            /* User-defined tokens are found in every text, but not those of the format at hand. */
-            size_t users = (im ? 0 : 2) + (inst ? 0 : 2);
-            size_t got = count_marks(&s, tokens, n, said, sizeof said);
-            if (got != marks + users)
-                fail_msg("%s, message %zu: %zu marks, not %zu, in %s", format, hostile, got, marks + users, said);
-            assert_string_equal(said, rendered);
-            /* What follows the reply does not depend on it. */
-            terse_tokens_free(without);
-            terse_tokens_free(tokens);
-            terse_string_free(rendered);
-            messages[0] = tame[0]; /* which some formats put into the last turn */
-            messages[3] = tame[3];
-            messages[2].content = hostile % 2 ? all : "";
-            assert_int_equal(terse_chat_tokenize(&s.model, format, messages, 4, 3, true, &tokens, &n, NULL), TERSE_OK);
-            assert_int_equal(terse_chat_tokenize(&s.model, format, tame, 4, 3, true, &rest, &n_rest, NULL), TERSE_OK);
-            assert_int_equal(n, n_rest);
-            assert_memory_equal(tokens, rest, n * sizeof *rest);
-            assert_true(n > 2 && n < 80);
-            terse_tokens_free(tokens);
-            terse_tokens_free(rest);
-        }
+    for (int spm = 0; spm < 2; spm++) {
+        open_model_with_marks(&s, spm);
+        for (size_t f = 0; terse_chat_format_name(f); f++)
+            for (size_t hostile = 0; hostile < 4; hostile++) check_hostile(&s, terse_chat_format_name(f), hostile);
+        struct terse_error error;
+        int32_t *tokens = (int32_t *)&s;
+        size_t n;
+        assert_int_equal(terse_chat_tokenize(&s.model, "chatml", question, 1, 2, true, &tokens, &n, &error), TERSE_E_ARGUMENT);
+        assert_null(tokens);
+        tokenizer_sample_close(&s.tokenizer);
     }
-    struct terse_error error;
-    int32_t *tokens = (int32_t *)&s;
-    size_t n;
-    assert_int_equal(terse_chat_tokenize(&s.model, "chatml", tame, 4, 5, true, &tokens, &n, &error), TERSE_E_ARGUMENT);
-    assert_null(tokens);
-    tokenizer_sample_close(&s.tokenizer);
 }
 
 /* ---- The model's own template -------------------------------------------------------------------------------------------- */
@@ -261,19 +296,63 @@ static void test_variants_of_a_template(void **state) {
     tokenizer_sample_close(&s.tokenizer);
 }
 
+/* A template is told by what only its format has. */
+static void test_recognised_templates(void **state) {
+    (void)state;
+#define DEEPSEEK_MARKS \
+    "<\xef\xbd\x9cUser\xef\xbd\x9c>{{ '<\xef\xbd\x9c" \
+    "Assistant\xef\xbd\x9c>"
+    static const struct {
+        const char *format, *template;
+    } cases[] = {
+        {"phi-4", "<|im_start|>user<|im_sep|>{{ content }}<|im_end|>"},
+        {"qwen-3", "<|im_start|>assistant\\n</think>{% if enable_thinking is false %}<think>\\n\\n</think>"},
+        {"qwen-3-thinking", "'<|im_start|>assistant\\n<think>\\n' content.split('</think>')"},
+        {"mistral-v3-tekken", "{{ '[INST]' + c + '[/INST]' }}"},
+        {"mistral-v3-tekken", "{{- \"[INST]\" + content + \"[/INST]\" }}"},
+        {"mistral-v7", "'[SYSTEM_PROMPT] ' + system + '[/SYSTEM_PROMPT]' '[INST] ' + content + '[/INST]'"},
+        {"mistral-v7-tekken", "'[SYSTEM_PROMPT]' + system + '[/SYSTEM_PROMPT]' '[INST]' + content + '[/INST]'"},
+        {"gemma", "'<start_of_turn>' + role + content | trim + '<end_of_turn>'"},
+        {"phi-3", "'<|user|>\\n' + content + '<|end|>\\n<|assistant|>\\n'"},
+        {"phi-3", "'<|user|>' + '\\n' + content + '<|end|>' + '<|assistant|>' + '\\n'"},
+        {"phi-3", "'<|user|>\n' + content + '<|end|>\n<|assistant|>\n'"},
+        {"phi-4-mini", "'<|' + role + '|>' + content + '<|end|>' '<|assistant|>'"},
+        {"command-r", "'<|START_OF_TURN_TOKEN|><|USER_TOKEN|>' + content.strip() + '<|END_OF_TURN_TOKEN|>'"},
+        {"gpt-oss", "'<|start|>assistant<|channel|>final<|message|>' + content + '<|end|>' '<|assistant|>'"},
+        {"deepseek-coder", "'### Instruction:\\n' + content + '<|EOT|>'"},
+        {"deepseek-v2", "'User: ' + content + 'Assistant: ' + content"},
+        {"deepseek-v3", "'</think>' in content " DEEPSEEK_MARKS "' + content }}"},
+        {"deepseek-r1", "'</think>' in content " DEEPSEEK_MARKS "<think>\\n' }}"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct sample own, named;
+        char *text;
+        open_model(&own, cases[i].template, false);
+        open_model(&named, NULL, false);
+        assert_int_equal(terse_chat_render(&named.model, cases[i].format, talk, 4, true, &text, NULL), TERSE_OK);
+        check(&own, NULL, talk, 4, true, text);
+        terse_string_free(text);
+        tokenizer_sample_close(&own.tokenizer);
+        tokenizer_sample_close(&named.tokenizer);
+    }
+}
+
 static void test_unknown_templates(void **state) {
     (void)state;
-    static const char names[] = "--chat-template NAME (llama-3, chatml, llama-2, mistral-v0, mistral-v1, mistral-v3)";
+    static const char names[] = "--chat-template NAME (llama-3, chatml, llama-2, mistral-v0, mistral-v1, mistral-v3, ";
     static const char *const templates[] = {
         "",
         "{{ content }}",
         "<|start_header_id|>",
-        "<|im_start|>user<|im_sep|>",                       /* phi-4 */
-        "<|im_start|>{{ role }}<end_of_utterance>",         /* SmolVLM */
-        "[SYSTEM_PROMPT] x[/SYSTEM_PROMPT][INST] y[/INST]", /* Mistral v7 */
-        "{{- \"[INST]\" + content + \"[/INST]\" }}",
-        "{{ '[INST]' + c + '[/INST]' }}", /* Mistral v3 for Tekken */
+        "<|im_start|>{{ role }}<end_of_utterance>", /* SmolVLM */
+        "[SYSTEM_PROMPT] x[/SYSTEM_PROMPT] [INST] y [/INST]",
         "{{ ' [INST] ' + content + '[/INST]' }}",
+        "{{ '[INST]' + content + ' [/INST]' }}",
+        "<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|><|START_RESPONSE|>", /* Command R7B */
+        "<|start|>{{ role }}<|message|>",
+        "{% if thinking %}<\xef\xbd\x9cUser\xef\xbd\x9c><\xef\xbd\x9c"
+        "Assistant\xef\xbd\x9c>",             /* DeepSeek V3.1 */
+        "<|user|>{{ content }}<|assistant|>", /* GLM */
     };
     struct sample s;
     open_model(&s, NULL, true);
@@ -315,7 +394,7 @@ static void test_names(void **state) {
     (void)state;
     size_t n = 0;
     while (terse_chat_format_name(n)) n++;
-    assert_int_equal(n, 6);
+    assert_int_equal(n, 23);
     assert_string_equal(terse_chat_format_name(0), "llama-3");
     assert_null(terse_chat_format_name(SIZE_MAX));
     terse_string_free(NULL);
@@ -343,14 +422,11 @@ static void test_long_messages(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_published_formats),
-        cmocka_unit_test(test_without_an_open_reply),
-        cmocka_unit_test(test_marks_in_messages_are_text),
-        cmocka_unit_test(test_the_lab_model),
-        cmocka_unit_test(test_variants_of_a_template),
-        cmocka_unit_test(test_unknown_templates),
-        cmocka_unit_test(test_bad_conversations),
-        cmocka_unit_test(test_names),
+        cmocka_unit_test(test_published_formats),    cmocka_unit_test(test_without_an_open_reply),
+        cmocka_unit_test(test_rendered_templates),   cmocka_unit_test(test_marks_in_messages_are_text),
+        cmocka_unit_test(test_the_lab_model),        cmocka_unit_test(test_variants_of_a_template),
+        cmocka_unit_test(test_recognised_templates), cmocka_unit_test(test_unknown_templates),
+        cmocka_unit_test(test_bad_conversations),    cmocka_unit_test(test_names),
         cmocka_unit_test(test_long_messages),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

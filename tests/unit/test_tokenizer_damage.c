@@ -87,8 +87,8 @@ static void test_kinds(void **state) {
     gguf_writer_u32(&w, "tokenizer.ggml.model", 1);
     refused(&w, TERSE_E_FORMAT, "tokenizer.ggml.model");
     write_bpe(&w, "pre");
-    gguf_writer_string(&w, "tokenizer.ggml.pre", "tekken");
-    refused(&w, TERSE_E_UNSUPPORTED, "\"tekken\"");
+    gguf_writer_string(&w, "tokenizer.ggml.pre", "poro-chat");
+    refused(&w, TERSE_E_UNSUPPORTED, "\"poro-chat\"");
     write_bpe(&w, "pre");
     gguf_writer_u32(&w, "tokenizer.ggml.pre", 1);
     refused(&w, TERSE_E_FORMAT, "tokenizer.ggml.pre");

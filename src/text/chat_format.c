@@ -1,0 +1,260 @@
+/* The table of chat formats. A model's own Jinja template is not run but recognised by what only its format has. Templates that put more
+ * than the conversation in (dates, default system texts, tools) lose that; only gpt-oss keeps the system message that names its channels.
+ *
+ * Sources: the templates in the tokenizer_config.json (chat_template.jinja) of LLaMA 2 and 3, Mistral 7B Instruct v0.1 to v0.3, Mistral Nemo,
+ * Large 2411 and Small 2501, Qwen 2 and 3, QwQ, Gemma 1 to 3, Phi 3 and 4, Command R, gpt-oss, DeepSeek Coder, V2, V3 and R1, and
+ * "tokenization/templates.md" of Mistral's cookbook for the spaces of its versions. */
+#include "text/chat_format.h"
+
+#include <string.h>
+
+#define CHATML_OPEN \
+    { "<|im_start|>system\n", "<|im_start|>user\n", "<|im_start|>assistant\n" }
+#define CHATML_CLOSE \
+    { "<|im_end|>\n", "<|im_end|>\n", "<|im_end|>\n" }
+#define HARMONY_OPEN \
+    { \
+        "<|start|>developer<|message|># Instructions\n\n", "<|start|>user<|message|>", \
+            "<|start|>assistant<|channel|>final<|message|>" \
+    }
+#define HARMONY_CLOSE \
+    { "\n\n<|end|>", "<|end|>", "<|end|>" }
+/* Its template has a line with the date before "Reasoning". */
+#define HARMONY_PREAMBLE \
+    "<|start|>system<|message|>You are ChatGPT, a large language model trained by OpenAI.\nKnowledge cutoff: 2024-06\n\n" \
+    "Reasoning: medium\n\n# Valid channels: analysis, commentary, final. Channel must be included for every message.<|end|>"
+/* How a reply reads whose special tokens are not shown: "analysis...assistantfinal...". */
+#define HARMONY_THOUGHTS "assistantfinal"
+#define DEEPSEEK_OPEN \
+    { \
+        "", "<\xef\xbd\x9cUser\xef\xbd\x9c>", \
+            "<\xef\xbd\x9c" \
+            "Assistant\xef\xbd\x9c>" \
+    }
+#define DEEPSEEK_REPLY \
+    "<\xef\xbd\x9c" \
+    "Assistant\xef\xbd\x9c>"
+
+static const struct chat_format formats[] = {
+    {.name = "llama-3",
+     .open = {"<|start_header_id|>system<|end_header_id|>\n\n", "<|start_header_id|>user<|end_header_id|>\n\n",
+              "<|start_header_id|>assistant<|end_header_id|>\n\n"},
+     .close = {"<|eot_id|>", "<|eot_id|>", "<|eot_id|>"},
+     .reply = "<|start_header_id|>assistant<|end_header_id|>\n\n",
+     .trim = CHAT_TRIM_SYSTEM | CHAT_TRIM_USER | CHAT_TRIM_REPLY},
+    {.name = "chatml", .open = CHATML_OPEN, .close = CHATML_CLOSE, .reply = "<|im_start|>assistant\n"},
+    {.name = "llama-2",
+     .open = {"<<SYS>>\n", "[INST] ", " "},
+     .close = {"\n<</SYS>>\n\n", " [/INST]", " "},
+     .reply = "",
+     .system = CHAT_SYSTEM_FIRST_TURN,
+     .trim = CHAT_TRIM_TURN | CHAT_TRIM_REPLY,
+     .alternates = true,
+     .bos_each_turn = true,
+     .eos_after_reply = true},
+    /* What v0.1 and v0.2 of Mistral 7B Instruct were published with, before the template of mistral-v1. */
+    {.name = "mistral-v0",
+     .open = {"", "[INST] ", ""},
+     .close = {"\n\n", " [/INST]", ""},
+     .reply = "",
+     .system = CHAT_SYSTEM_FIRST_TURN,
+     .alternates = true,
+     .eos_after_reply = true},
+    {.name = "mistral-v1",
+     .open = {"", " [INST] ", " "},
+     .close = {"\n\n", " [/INST]", ""},
+     .reply = "",
+     .system = CHAT_SYSTEM_FIRST_TURN,
+     .alternates = true,
+     .eos_after_reply = true},
+    {.name = "mistral-v3",
+     .open = {"", "[INST] ", " "},
+     .close = {"\n\n", "[/INST]", ""},
+     .reply = "",
+     .system = CHAT_SYSTEM_LAST_TURN,
+     .trim = CHAT_TRIM_REPLY,
+     .alternates = true,
+     .eos_after_reply = true},
+    {.name = "mistral-v3-tekken",
+     .open = {"", "[INST]", ""},
+     .close = {"\n\n", "[/INST]", ""},
+     .reply = "",
+     .system = CHAT_SYSTEM_LAST_TURN,
+     .alternates = true,
+     .eos_after_reply = true},
+    {.name = "mistral-v7",
+     .open = {"[SYSTEM_PROMPT] ", "[INST] ", " "},
+     .close = {"[/SYSTEM_PROMPT]", "[/INST]", ""},
+     .reply = "",
+     .eos_after_reply = true},
+    {.name = "mistral-v7-tekken",
+     .open = {"[SYSTEM_PROMPT]", "[INST]", ""},
+     .close = {"[/SYSTEM_PROMPT]", "[/INST]", ""},
+     .reply = "",
+     .eos_after_reply = true},
+    /* Gemma 3's. The templates of 1 and 2 refuse a system message; it is put where Gemma 3 has it. */
+    {.name = "gemma",
+     .open = {"", "<start_of_turn>user\n", "<start_of_turn>model\n"},
+     .close = {"\n\n", "<end_of_turn>\n", "<end_of_turn>\n"},
+     .reply = "<start_of_turn>model\n",
+     .system = CHAT_SYSTEM_FIRST_TURN,
+     .trim = CHAT_TRIM_USER | CHAT_TRIM_REPLY,
+     .alternates = true},
+    {.name = "phi-3",
+     .open = {"<|system|>\n", "<|user|>\n", "<|assistant|>\n"},
+     .close = {"<|end|>\n", "<|end|>\n", "<|end|>\n"},
+     .reply = "<|assistant|>\n"},
+    {.name = "phi-4-mini",
+     .open = {"<|system|>", "<|user|>", "<|assistant|>"},
+     .close = {"<|end|>", "<|end|>", "<|end|>"},
+     .reply = "<|assistant|>"},
+    {.name = "phi-4",
+     .open = {"<|im_start|>system<|im_sep|>", "<|im_start|>user<|im_sep|>", "<|im_start|>assistant<|im_sep|>"},
+     .close = {"<|im_end|>", "<|im_end|>", "<|im_end|>"},
+     .reply = "<|im_start|>assistant<|im_sep|>"},
+    {.name = "command-r",
+     .open = {"<|START_OF_TURN_TOKEN|><|SYSTEM_TOKEN|>", "<|START_OF_TURN_TOKEN|><|USER_TOKEN|>",
+              "<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>"},
+     .close = {"<|END_OF_TURN_TOKEN|>", "<|END_OF_TURN_TOKEN|>", "<|END_OF_TURN_TOKEN|>"},
+     .reply = "<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>",
+     .trim = CHAT_TRIM_USER | CHAT_TRIM_REPLY,
+     .alternates = true},
+    /* The reply chooses its channels; it thinks first, on the channel analysis. */
+    {.name = "gpt-oss",
+     .preamble = HARMONY_PREAMBLE,
+     .open = HARMONY_OPEN,
+     .close = HARMONY_CLOSE,
+     .reply = "<|start|>assistant",
+     .thoughts = HARMONY_THOUGHTS},
+    /* The reply answers at once. */
+    {.name = "gpt-oss-no-think",
+     .preamble = HARMONY_PREAMBLE,
+     .open = HARMONY_OPEN,
+     .close = HARMONY_CLOSE,
+     .reply = "<|start|>assistant<|channel|>final<|message|>",
+     .thoughts = HARMONY_THOUGHTS},
+    {.name = "qwen-3",
+     .open = CHATML_OPEN,
+     .close = CHATML_CLOSE,
+     .reply = "<|im_start|>assistant\n",
+     .thoughts = "</think>",
+     .thoughts_and_line = true},
+    /* The same template with enable_thinking=false. */
+    {.name = "qwen-3-no-think",
+     .open = CHATML_OPEN,
+     .close = CHATML_CLOSE,
+     .reply = "<|im_start|>assistant\n<think>\n\n</think>\n\n",
+     .thoughts = "</think>",
+     .thoughts_and_line = true},
+    /* Models that always think: QwQ, Qwen 3 Thinking 2507. */
+    {.name = "qwen-3-thinking",
+     .open = CHATML_OPEN,
+     .close = CHATML_CLOSE,
+     .reply = "<|im_start|>assistant\n<think>\n",
+     .thoughts = "</think>",
+     .thoughts_and_line = true},
+    {.name = "deepseek-coder",
+     .open = {"", "### Instruction:\n", "### Response:\n"},
+     .close = {"", "\n", "\n<|EOT|>\n"},
+     .reply = "### Response:\n"},
+    {.name = "deepseek-v2",
+     .open = {"", "User: ", "Assistant: "},
+     .close = {"\n\n", "\n\n", ""},
+     .reply = "Assistant:",
+     .eos_after_reply = true},
+    {.name = "deepseek-v3",
+     .open = DEEPSEEK_OPEN,
+     .close = {"", "", ""},
+     .reply = DEEPSEEK_REPLY,
+     .eos_after_reply = true,
+     .thoughts = "</think>"},
+    {.name = "deepseek-r1",
+     .open = DEEPSEEK_OPEN,
+     .close = {"", "", ""},
+     .reply = DEEPSEEK_REPLY "<think>\n",
+     .eos_after_reply = true,
+     .thoughts = "</think>"},
+};
+enum { N_FORMATS = sizeof formats / sizeof *formats };
+
+const struct chat_format *chat_format_at(size_t i) { return i < N_FORMATS ? &formats[i] : NULL; }
+
+const struct chat_format *chat_format_find(const char *name) {
+    for (size_t i = 0; i < N_FORMATS; i++)
+        if (strcmp(formats[i].name, name) == 0) return &formats[i];
+    return NULL;
+}
+
+/* ---- The model's own template -------------------------------------------------------------------------------------------- */
+
+static bool has(struct gguf_string template, const char *part) {
+    size_t n = strlen(part);
+    const char *at = template.data, *end = at + template.size;
+    while ((size_t)(end - at) >= n && (at = memchr(at, part[0], (size_t)(end - at) - n + 1))) {
+        if (memcmp(at, part, n) == 0) return true;
+        at++;
+    }
+    return false;
+}
+
+bool chat_template_has_bos(struct gguf_string template) { return has(template, "bos_token"); }
+
+/* A line's end behind `mark`, inside of a Jinja string: written as it is, as an escape, or as a string of its own. */
+static bool has_line_after(struct gguf_string t, const char *mark) {
+    static const char *const ends[] = {"\\n", "\n", "' + '\\n'", "' + '\n'"};
+    char both[64];
+    for (size_t i = 0; i < sizeof ends / sizeof *ends; i++) {
+        strcpy(both, mark);
+        if (has(t, strcat(both, ends[i]))) return true;
+    }
+    return false;
+}
+
+static const char *recognise_chatml(struct gguf_string t) {
+    if (has(t, "<end_of_utterance>")) return NULL; /* another format that borrows that mark */
+    if (has(t, "<|im_sep|>")) return "phi-4";
+    if (!has(t, "</think>")) return "chatml";
+    if (has(t, "enable_thinking")) return "qwen-3";
+    return has(t, "assistant\\n<think>\\n'") || has(t, "assistant\n<think>\n'") ? "qwen-3-thinking" : "qwen-3";
+}
+
+static const char *recognise_inst(struct gguf_string t) {
+    if (has(t, "<<SYS>>")) return "llama-2";
+    bool space_before = has(t, "' [INST] ") || has(t, "\" [INST] "), space_after = has(t, " [/INST]");
+    bool tight = has(t, "[INST]'") || has(t, "[INST]\"");
+    if (has(t, "[SYSTEM_PROMPT]")) {
+        if (space_before || space_after) return NULL;
+        return tight ? "mistral-v7-tekken" : "mistral-v7";
+    }
+    if (space_before) return space_after ? "mistral-v1" : NULL;
+    if (tight) return space_after ? NULL : "mistral-v3-tekken";
+    return space_after ? "mistral-v0" : "mistral-v3";
+}
+
+static const char *recognise_deepseek(struct gguf_string t) {
+    if (has(t, "thinking")) return NULL; /* V3.1 and later */
+    return has_line_after(t, DEEPSEEK_REPLY "<think>") ? "deepseek-r1" : "deepseek-v3";
+}
+
+static const char *recognise(struct gguf_string t) {
+    if (has(t, "<|im_start|>")) return recognise_chatml(t);
+    if (has(t, "[INST]")) return recognise_inst(t);
+    if (has(t, "<|start_header_id|>") && has(t, "<|end_header_id|>")) return "llama-3";
+    if (has(t, "<start_of_turn>")) return "gemma";
+    if (has(t, "<|START_OF_TURN_TOKEN|>")) return has(t, "<|START_RESPONSE|>") ? NULL : "command-r"; /* Command R7B */
+    if (has(t, "<|start|>")) return has(t, "<|channel|>final<|message|>") ? "gpt-oss" : NULL;
+    if (has(t, DEEPSEEK_REPLY)) return recognise_deepseek(t);
+    if (has(t, "<|assistant|>") && has(t, "<|end|>")) return has_line_after(t, "<|assistant|>") ? "phi-3" : "phi-4-mini";
+    if (has(t, "### Instruction:") && has(t, "<|EOT|>")) return "deepseek-coder";
+    if (has(t, "'User: '") && has(t, "'Assistant: '")) return "deepseek-v2";
+    return NULL;
+}
+
+bool chat_format_recognise(struct gguf_string template, struct chat_format *format) {
+    const char *name = template.size ? recognise(template) : NULL;
+    if (!name) return false;
+    *format = *chat_format_find(name);
+    if (!has(template, "|trim") && !has(template, "| trim") && !has(template, "strip()")) format->trim = 0;
+    format->bos_each_turn = has(template, "bos_token + '[INST]") || has(template, "bos_token + \"[INST]");
+    return true;
+}

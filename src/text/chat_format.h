@@ -1,0 +1,48 @@
+/* The chat formats that terse knows, as rows of a table, and which of them a model's own Jinja template is. */
+#ifndef TERSE_TEXT_CHAT_FORMAT_H
+#define TERSE_TEXT_CHAT_FORMAT_H
+
+#include "text/tokenizer.h"
+
+enum chat_role { CHAT_SYSTEM, CHAT_USER, CHAT_ASSISTANT, CHAT_ROLES };
+
+/* White space is taken off both ends of what these say. */
+enum chat_trim {
+    CHAT_TRIM_SYSTEM = 1,
+    CHAT_TRIM_USER = 2,
+    CHAT_TRIM_REPLY = 4,
+    CHAT_TRIM_TURN = 8 /* the user's turn, with the system's text in it */
+};
+
+enum chat_system {
+    CHAT_SYSTEM_OWN,        /* a message of its own, anywhere */
+    CHAT_SYSTEM_FIRST_TURN, /* one at most, first; written within the user's first turn */
+    CHAT_SYSTEM_LAST_TURN   /* the same, within the user's last turn */
+};
+
+/* A conversation: [BOS] [preamble] messages [reply]. A message: open[role] content close[role]. */
+struct chat_format {
+    const char *name;
+    const char *preamble; /* or NULL */
+    const char *open[CHAT_ROLES], *close[CHAT_ROLES];
+    const char *reply; /* what the assistant's reply begins behind; "": the user's turn has opened it */
+    enum chat_system system;
+    unsigned trim;          /* enum chat_trim */
+    bool alternates;        /* behind the system's message the user and the assistant alternate, the user first */
+    bool bos_each_turn;     /* BOS stands before every message of the user, else before the first */
+    bool eos_after_reply;   /* EOS stands behind what the assistant said */
+    const char *thoughts;   /* of what the assistant said, what ends with the last such text is left out; or NULL */
+    bool thoughts_and_line; /* with the line ends behind it */
+};
+
+/* The i-th, or NULL past the last. */
+const struct chat_format *chat_format_at(size_t i);
+/* NULL where there is none of that name. */
+const struct chat_format *chat_format_find(const char *name);
+
+/* The format of a model's own template, with what such templates vary in it; false where it is none that terse knows. */
+bool chat_format_recognise(struct gguf_string template, struct chat_format *format);
+/* Whether a template puts BOS before a conversation. */
+bool chat_template_has_bos(struct gguf_string template);
+
+#endif
