@@ -81,7 +81,8 @@ struct terse_model_info {
     uint32_t query_heads; /* per layer */
     uint32_t kv_heads;    /* per layer */
     uint32_t head_dim;
-    uint32_t feed_forward;
+    uint32_t feed_forward;          /* of an expert, where there are any: the widest */
+    uint32_t experts, experts_used; /* of a layer, and of them those that a token goes through; 0: a layer has none */
     uint32_t vocabulary;
     uint32_t context;           /* tokens the model was trained for */
     uint64_t parameters;        /* elements of all tensors */

@@ -6,11 +6,14 @@
 #include <stdio.h>
 #include <string.h>
 
-/* "llama" is what GGUF files of LLaMA 2 and 3, Mistral and their like say; its converters permute q and k to adjacent pairs. */
+/* "llama" is what GGUF files of LLaMA 2 and 3, Mistral, Mixtral and their like say; its converters permute q and k to adjacent pairs. */
 static const struct architecture architectures[] = {
-    {"llama", .rotary = true, .pairing = ROPE_ADJACENT, .qkv_bias = PRESENCE_OPTIONAL},
+    {"llama", .rotary = true, .pairing = ROPE_ADJACENT, .qkv_bias = PRESENCE_OPTIONAL, .experts = PRESENCE_OPTIONAL},
     {"qwen2", .rotary = true, .pairing = ROPE_HALF_SPLIT, .qkv_bias = PRESENCE_REQUIRED},
     {"qwen3", .rotary = true, .pairing = ROPE_HALF_SPLIT, .qk_norm = PRESENCE_REQUIRED},
+    {"qwen2moe", .rotary = true, .pairing = ROPE_HALF_SPLIT, .qkv_bias = PRESENCE_REQUIRED, .experts = PRESENCE_REQUIRED,
+     .shared_expert = true, .shares_of_all = true},
+    {"qwen3moe", .rotary = true, .pairing = ROPE_HALF_SPLIT, .qk_norm = PRESENCE_REQUIRED, .experts = PRESENCE_REQUIRED},
     {"gpt2", NORM_LAYER, ACTIVATION_GELU_TANH, .positions = PRESENCE_REQUIRED, .fused_qkv = true, .qkv_bias = PRESENCE_REQUIRED,
      .bias = PRESENCE_REQUIRED},
     {"mpt", NORM_LAYER, ACTIVATION_GELU, .alibi = true, .positions = PRESENCE_OPTIONAL, .fused_qkv = true,

@@ -23,6 +23,9 @@ struct architecture {
     bool parallel;   /* attention and feed-forward layer read the same norm of what enters a layer, and are added to it together */
     enum presence qkv_bias; /* of those */
     enum presence bias;     /* of norms and of the other linear layers */
+    enum presence experts;  /* feed-forward layers of experts, where metadata expert_count says how many */
+    bool shared_expert;     /* and one for all tokens beside them */
+    bool shares_of_all;     /* experts' shares are their probabilities among all, not among those chosen */
     enum presence qk_norm;  /* attn_{q,k}_norm.weight: a norm of each head of q and k before rotation, */
     bool norm_by_head;      /* with a gain for each head of its own */
 };

@@ -16,6 +16,15 @@ struct matrix {
     const float *bias; /* [rows], or NULL */
 };
 
+/* Some rows of a matrix, where they lie. */
+static inline struct matrix matrix_rows(const struct matrix *matrix, uint32_t first, uint32_t rows) {
+    struct matrix part = *matrix;
+    part.data = (const char *)matrix->data + (size_t)first * matrix->row_bytes;
+    part.rows = rows;
+    if (part.bias) part.bias += first;
+    return part;
+}
+
 /* Of a row x: gain (x - mean) / sqrt(variance + epsilon) + bias. RMSNorm takes the mean for 0 (Zhang and Sennrich 2019), LayerNorm
  * does not (Ba et al. 2016). */
 enum norm_kind { NORM_RMS, NORM_LAYER };
@@ -31,13 +40,27 @@ struct norm {
  * (2016): backend/cpu/gelu.h. */
 enum activation { ACTIVATION_SWIGLU, ACTIVATION_GELU_TANH, ACTIVATION_GELU };
 
+/* A feed-forward layer of experts, which are SwiGLU layers: a token goes through those for which its product with the router is the largest, and
+ * the sum of what they make of it, each times its share, a softmax of these products, is the layer's (Shazeer et al. 2017). */
+struct experts {
+    struct matrix router;                              /* [experts] rows; without data the layer has no experts */
+    struct matrix gate, up, down;                      /* of all experts, one's rows after the other's */
+    struct matrix shared_gate, shared_up, shared_down; /* an expert of all tokens, */
+    const float *shared_router; /* [width], whose share is the sigmoid of this product; NULL: there is none */
+};
+
 /* Vectors are F32, converted at load where the file has them otherwise. What an architecture does not have is NULL. */
 struct layer {
     struct norm attention_norm, feed_forward_norm; /* [width]; one and the same where the architecture is parallel */
     struct matrix q, k, v, o;                      /* q, k and v may be rows of one tensor */
     struct norm q_norm, k_norm;                    /* [head_dim] */
-    struct matrix gate, up, down;
+    struct matrix gate, up, down;                  /* of a layer without experts */
+    struct experts experts;
 };
+
+#define LAYER_MATRICES 14
+/* Those that a layer has, and their number. */
+size_t layer_matrices(const struct layer *layer, const struct matrix *matrices[LAYER_MATRICES]);
 
 struct architecture; /* a row of the table in architecture.c */
 
@@ -48,13 +71,14 @@ struct terse_model {
     const struct architecture *architecture;
     char name[128]; /* general.name, cut to fit; "" when the file has none */
     uint32_t layers, width, query_heads, kv_heads, head_dim, feed_forward, vocabulary, context;
-    uint64_t fingerprint;            /* model_fingerprint(), at load */
-    uint64_t norms_fingerprint;      /* model_norms_fingerprint(), at load */
-    float clamp;                     /* q, k and v are kept within [-clamp, clamp] as they leave their matrices; 0: they are not */
-    struct rope rope;                /* n_rot 0: none */
-    struct rope long_rope;           /* of sequences that may grow longer than `rope_context`: model_rope() */
-    uint32_t rope_context;           /* 0: `rope` serves all */
-    const float *slopes;             /* [query_heads]: ALiBi adds slope * (key's position - query's) to the logits; NULL: none */
+    uint32_t experts, experts_used; /* of a layer, and of them those that a token goes through; feed_forward is the widest's then */
+    uint64_t fingerprint;           /* model_fingerprint(), at load */
+    uint64_t norms_fingerprint;     /* model_norms_fingerprint(), at load */
+    float clamp;                    /* q, k and v are kept within [-clamp, clamp] as they leave their matrices; 0: they are not */
+    struct rope rope;               /* n_rot 0: none */
+    struct rope long_rope;          /* of sequences that may grow longer than `rope_context`: model_rope() */
+    uint32_t rope_context;          /* 0: `rope` serves all */
+    const float *slopes;            /* [query_heads]: ALiBi adds slope * (key's position - query's) to the logits; NULL: none */
     struct matrix embedding, output; /* output is the embedding when tied */
     struct matrix positions;         /* added to the embeddings, a row for each position: no token can have one past the last */
     struct norm output_norm;         /* its gain times what the file scales logits by */

@@ -19,12 +19,14 @@
 #define MAX_LAYERS 1024
 #define MAX_WIDTH (1u << 20) /* channels, heads, tokens of a vocabulary: bounds that keep sizes far from overflow */
 #define MAX_VOCABULARY (1u << 24)
+#define MAX_EXPERTS 1024
 
 struct loader {
     struct terse_model *model;
     struct terse_error *error;
     bool (*supports)(enum tensor_type type); /* of matrices */
     float norm_epsilon, logit_scale;
+    uint32_t expert_width, shared_width;
     float *next_vector, *last_vector; /* what is left of model->vectors */
     bool *used;                       /* by tensor */
 };
@@ -49,8 +51,9 @@ static const struct gguf_tensor *use_tensor(struct loader *l, const char *name) 
     return tensor;
 }
 
-static enum terse_status load_matrix(struct loader *l, const char *name, uint32_t columns, uint32_t rows, enum presence presence,
-                                     struct matrix *matrix) {
+/* `count` matrices in one tensor, if not 0: their rows one after the other. */
+static enum terse_status load_matrices(struct loader *l, const char *name, uint32_t columns, uint32_t rows, uint32_t count,
+                                       enum presence presence, struct matrix *matrix) {
     const struct gguf_tensor *tensor = presence == PRESENCE_NONE ? NULL : use_tensor(l, name);
     if (!tensor) return presence == PRESENCE_REQUIRED ? missing(l, name) : TERSE_OK;
     const struct tensor_type_info *info = tensor_type_info(tensor->type);
@@ -58,14 +61,23 @@ static enum terse_status load_matrix(struct loader *l, const char *name, uint32_
         return status_fail_at(l->error, TERSE_E_UNSUPPORTED, tensor->offset,
                               "tensor %s has type %u, which terse cannot read; quantize the model to Q8_0, Q4_0 or Q4_K_M", name,
                               tensor->type);
-    if (tensor->n_dims != 2 || tensor->dims[0] != columns || tensor->dims[1] != rows)
+    if (tensor->n_dims != (count ? 3 : 2) || tensor->dims[0] != columns || tensor->dims[1] != rows)
         return shape_mismatch(l, tensor, name, columns, rows);
+    if (count && tensor->dims[2] != count)
+        return status_fail_at(l->error, TERSE_E_FORMAT, tensor->offset,
+                              "tensor %s has %" PRIu64 " experts where the metadata has %u: the file is damaged", name,
+                              tensor->dims[2], count);
     *matrix = (struct matrix){.data = tensor->data,
                               .type = (enum tensor_type)tensor->type,
-                              .rows = rows,
+                              .rows = rows * (count ? count : 1),
                               .columns = columns,
                               .row_bytes = (size_t)(columns / info->block) * info->bytes};
     return TERSE_OK;
+}
+
+static enum terse_status load_matrix(struct loader *l, const char *name, uint32_t columns, uint32_t rows, enum presence presence,
+                                     struct matrix *matrix) {
+    return load_matrices(l, name, columns, rows, 0, presence, matrix);
 }
 
 /* x[n] of a tensor's data, which is F32, F16 or BF16. */
@@ -87,8 +99,7 @@ static enum terse_status load_vectors(struct loader *l, const char *name, uint32
     if (tensor->type != TENSOR_F32 && tensor->type != TENSOR_F16 && tensor->type != TENSOR_BF16)
         return status_fail_at(l->error, TERSE_E_UNSUPPORTED, tensor->offset, "tensor %s is not F32, F16 or BF16 as vectors must be",
                               name);
-    if (tensor->n_dims > (rows == 1 ? 1 : 2) || tensor->dims[0] != n || tensor->dims[1] != rows)
-        return shape_mismatch(l, tensor, name, n, rows);
+    if (tensor->n_dims > 2 || tensor->dims[0] != n || tensor->dims[1] != rows) return shape_mismatch(l, tensor, name, n, rows);
     assert((size_t)(l->last_vector - l->next_vector) >= (size_t)n * rows);
     read_vector(tensor, l->next_vector, n * rows);
     *vector = l->next_vector;
@@ -125,13 +136,33 @@ static enum terse_status load_norm(struct loader *l, const char *name, uint32_t 
     return load_vector(l, full, n, bias, &norm->bias);
 }
 
-/* Some rows of a matrix, where they lie. */
-static struct matrix rows_of(const struct matrix *matrix, uint32_t first, uint32_t rows) {
-    struct matrix part = *matrix;
-    part.data = (const char *)matrix->data + (size_t)first * matrix->row_bytes;
-    part.rows = rows;
-    if (part.bias) part.bias += first;
-    return part;
+static enum terse_status load_experts(struct loader *l, uint32_t index) {
+    const struct terse_model *m = l->model;
+    struct experts *e = &l->model->layer[index].experts;
+    enum presence shared = m->architecture->shared_expert ? PRESENCE_REQUIRED : PRESENCE_NONE;
+    const struct {
+        const char *name;
+        uint32_t columns, rows, count;
+        enum presence presence;
+        struct matrix *matrix;
+    } matrices[] = {
+        {"ffn_gate_inp", m->width, m->experts, 0, PRESENCE_REQUIRED, &e->router},
+        {"ffn_gate_exps", m->width, l->expert_width, m->experts, PRESENCE_REQUIRED, &e->gate},
+        {"ffn_up_exps", m->width, l->expert_width, m->experts, PRESENCE_REQUIRED, &e->up},
+        {"ffn_down_exps", l->expert_width, m->width, m->experts, PRESENCE_REQUIRED, &e->down},
+        {"ffn_gate_shexp", m->width, l->shared_width, 0, shared, &e->shared_gate},
+        {"ffn_up_shexp", m->width, l->shared_width, 0, shared, &e->shared_up},
+        {"ffn_down_shexp", l->shared_width, m->width, 0, shared, &e->shared_down},
+    };
+    char name[64];
+    enum terse_status status = TERSE_OK;
+    for (size_t i = 0; i < sizeof matrices / sizeof matrices[0] && !status; i++) {
+        snprintf(name, sizeof name, "blk.%u.%s.weight", index, matrices[i].name);
+        status = load_matrices(l, name, matrices[i].columns, matrices[i].rows, matrices[i].count, matrices[i].presence,
+                               matrices[i].matrix);
+    }
+    snprintf(name, sizeof name, "blk.%u.ffn_gate_inp_shexp.weight", index);
+    return status ? status : load_vector(l, name, m->width, shared, &e->shared_router);
 }
 
 static enum terse_status load_layer(struct loader *l, uint32_t index) {
@@ -140,6 +171,7 @@ static enum terse_status load_layer(struct loader *l, uint32_t index) {
     struct layer *layer = &m->layer[index];
     struct matrix qkv = {0};
     uint32_t q_width = m->query_heads * m->head_dim, kv_width = m->kv_heads * m->head_dim;
+    enum presence dense = m->experts ? PRESENCE_NONE : PRESENCE_REQUIRED;
     enum presence fused = a->fused_qkv ? PRESENCE_REQUIRED : PRESENCE_NONE,
                   apart = a->fused_qkv ? PRESENCE_NONE : PRESENCE_REQUIRED;
     bool gated = a->activation == ACTIVATION_SWIGLU;
@@ -154,9 +186,9 @@ static enum terse_status load_layer(struct loader *l, uint32_t index) {
         {"attn_k", m->width, kv_width, apart, a->qkv_bias, &layer->k},
         {"attn_v", m->width, kv_width, apart, a->qkv_bias, &layer->v},
         {"attn_output", q_width, m->width, PRESENCE_REQUIRED, a->bias, &layer->o},
-        {"ffn_gate", m->width, m->feed_forward, gated && !a->fused_gate ? PRESENCE_REQUIRED : PRESENCE_NONE, a->bias, &layer->gate},
-        {"ffn_up", m->width, a->fused_gate ? 2 * m->feed_forward : m->feed_forward, PRESENCE_REQUIRED, a->bias, &layer->up},
-        {"ffn_down", m->feed_forward, m->width, PRESENCE_REQUIRED, a->bias, &layer->down},
+        {"ffn_gate", m->width, m->feed_forward, gated && !a->fused_gate ? dense : PRESENCE_NONE, a->bias, &layer->gate},
+        {"ffn_up", m->width, a->fused_gate ? 2 * m->feed_forward : m->feed_forward, dense, a->bias, &layer->up},
+        {"ffn_down", m->feed_forward, m->width, dense, a->bias, &layer->down},
     };
     const struct {
         const char *name;
@@ -181,16 +213,16 @@ static enum terse_status load_layer(struct loader *l, uint32_t index) {
         status = load_norm(l, name, norms[i].n, norms[i].heads, norms[i].gain, norms[i].bias, norms[i].norm);
     }
     if (!status && qkv.data) {
-        layer->q = rows_of(&qkv, 0, q_width);
-        layer->k = rows_of(&qkv, q_width, kv_width);
-        layer->v = rows_of(&qkv, q_width + kv_width, kv_width);
+        layer->q = matrix_rows(&qkv, 0, q_width);
+        layer->k = matrix_rows(&qkv, q_width, kv_width);
+        layer->v = matrix_rows(&qkv, q_width + kv_width, kv_width);
     }
     if (!status && a->fused_gate) {
-        layer->gate = rows_of(&layer->up, 0, m->feed_forward);
-        layer->up = rows_of(&layer->up, m->feed_forward, m->feed_forward);
+        layer->gate = matrix_rows(&layer->up, 0, m->feed_forward);
+        layer->up = matrix_rows(&layer->up, m->feed_forward, m->feed_forward);
     }
     if (a->parallel) layer->feed_forward_norm = layer->attention_norm;
-    return status;
+    return status || !m->experts ? status : load_experts(l, index);
 }
 
 /* One u32 of the architecture's metadata, 1..most; `fallback` when missing, which 0 makes an error. */
@@ -230,6 +262,26 @@ static enum terse_status check_window(struct loader *l) {
     return status_fail(l->error, TERSE_E_UNSUPPORTED, "sliding windows (%s = %u) are not supported", key, window);
 }
 
+/* Experts are as wide as a layer without them where the file does not say. */
+static enum terse_status load_experts_shape(struct loader *l) {
+    struct terse_model *m = l->model;
+    const struct architecture *a = m->architecture;
+    char key[128];
+    bool found = false;
+    snprintf(key, sizeof key, "%s.expert_count", a->name);
+    enum terse_status status = gguf_get_u32(m->gguf, key, &m->experts, &found, l->error);
+    if (status || (!m->experts && a->experts != PRESENCE_REQUIRED)) return status;
+    if (a->experts == PRESENCE_NONE)
+        return status_fail(l->error, TERSE_E_UNSUPPORTED, "%s models with experts (%s = %u) are not supported", a->name, key,
+                           m->experts);
+    if ((status = read_size(l, "expert_count", 0, MAX_EXPERTS, &m->experts))) return status;
+    if ((status = read_size(l, "expert_used_count", 0, m->experts, &m->experts_used))) return status;
+    if ((status = read_size(l, "expert_feed_forward_length", m->feed_forward, MAX_WIDTH, &l->expert_width))) return status;
+    if (a->shared_expert) status = read_size(l, "expert_shared_feed_forward_length", m->feed_forward, MAX_WIDTH, &l->shared_width);
+    m->feed_forward = l->expert_width > l->shared_width ? l->expert_width : l->shared_width;
+    return status;
+}
+
 static enum terse_status load_shape(struct loader *l) {
     struct terse_model *m = l->model;
     enum terse_status status;
@@ -257,14 +309,7 @@ static enum terse_status load_shape(struct loader *l) {
         return status_fail(l->error, TERSE_E_FORMAT, "%u heads of %u channels are more than a model has: the file is damaged",
                            m->query_heads, m->head_dim);
 
-    char key[128];
-    bool found = false;
-    uint32_t experts = 0;
-    snprintf(key, sizeof key, "%s.expert_count", m->architecture->name);
-    if ((status = gguf_get_u32(m->gguf, key, &experts, &found, l->error))) return status;
-    if (experts)
-        return status_fail(l->error, TERSE_E_UNSUPPORTED, "mixture-of-experts models (%s = %u) are not supported", key, experts);
-
+    if ((status = load_experts_shape(l))) return status;
     if ((status = check_window(l))) return status;
     if ((status = read_number(l, "logit_scale", 1, FLT_MAX, &l->logit_scale))) return status;
     if ((status = read_number(l, "attention.clamp_kqv", 0, FLT_MAX, &m->clamp))) return status;
@@ -361,7 +406,8 @@ static enum terse_status allocate(struct loader *l) {
     for (uint64_t i = 0; i < gguf_tensor_count(m->gguf); i++) {
         const struct gguf_tensor *tensor = gguf_tensor_at(m->gguf, i);
         bool of_heads = m->architecture->norm_by_head && tensor->n_dims == 2 && tensor->dims[1] <= m->query_heads;
-        if ((tensor->n_dims == 1 || of_heads) && tensor->data) floats += tensor->dims[0] * tensor->dims[1];
+        bool vector = tensor->n_dims <= 2 && tensor->dims[1] == 1; /* converters leave some with a second dimension */
+        if ((vector || of_heads) && tensor->data) floats += tensor->dims[0] * tensor->dims[1];
     }
     l->used = memory_zeros(gguf_tensor_count(m->gguf), sizeof *l->used);
     m->layer = memory_zeros(m->layers, sizeof *m->layer);
@@ -445,6 +491,17 @@ enum terse_status model_load(struct mapped_file file, const void *data, size_t s
     return TERSE_OK;
 }
 
+size_t layer_matrices(const struct layer *l, const struct matrix *matrices[LAYER_MATRICES]) {
+    const struct experts *e = &l->experts;
+    const struct matrix *all[LAYER_MATRICES] = {&l->q,      &l->k,           &l->v,         &l->o,          &l->gate,
+                                                &l->up,     &l->down,        &e->gate,      &e->up,         &e->down,
+                                                &e->router, &e->shared_gate, &e->shared_up, &e->shared_down};
+    size_t n = 0;
+    for (size_t i = 0; i < LAYER_MATRICES; i++)
+        if (all[i]->data) matrices[n++] = all[i];
+    return n;
+}
+
 void terse_model_describe(const struct terse_model *model, struct terse_model_info *info) {
     uint64_t parameters = 0, bytes = 0, by_type[TENSOR_TYPES] = {0};
     for (uint64_t i = 0; i < gguf_tensor_count(model->gguf); i++) {
@@ -466,6 +523,8 @@ void terse_model_describe(const struct terse_model *model, struct terse_model_in
         .kv_heads = model->kv_heads,
         .head_dim = model->head_dim,
         .feed_forward = model->feed_forward,
+        .experts = model->experts,
+        .experts_used = model->experts_used,
         .vocabulary = model->vocabulary,
         .context = model->context,
         .parameters = parameters,

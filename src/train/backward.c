@@ -14,6 +14,7 @@
 #include "base/random.h"
 #include "model/architecture.h"
 #include "train/backward_attention.h"
+#include "train/backward_experts.h"
 #include "train/backward_ops.h"
 
 #include <inttypes.h>
@@ -65,6 +66,7 @@ struct backward {
     bool draw;      /* backward_draw_labels */
     uint64_t seed;
     float *scratch;
+    struct backward_experts experts; /* of a panel; empty where layers have none */
 };
 
 /* ---- Memory */
@@ -82,6 +84,8 @@ static bool raw_keys(const struct terse_model *m) { return m->layer[0].k_norm.ga
 
 static size_t raw_q_width(const struct terse_model *m) { return raw_queries(m) ? q_width(m) : 0; }
 static size_t raw_k_width(const struct terse_model *m) { return raw_keys(m) ? kv_width(m) : 0; }
+/* Layers of experts keep their inner activations to themselves. */
+static size_t inner_width(const struct terse_model *m) { return m->experts ? 0 : m->feed_forward; }
 static size_t factor_width(const struct terse_model *m) { return m->layer[0].gate.data ? m->feed_forward : 0; }
 
 static bool stays(const struct backward *b, uint32_t layer) { return b->model->layers - layer <= b->staying; }
@@ -91,19 +95,13 @@ static struct rows rows_of(const struct backward *b, uint32_t layer, size_t firs
     const struct terse_model *m = b->model;
     const struct rows *all = &b->rows;
     size_t at = (stays(b, layer) ? m->layers - 1 - layer : b->staying) * b->tokens, panel = at + (stays(b, layer) ? first : 0);
-    return (struct rows){all->q + at * q_width(m),
-                         all->k + at * kv_width(m),
-                         all->k_rotated + at * kv_width(m),
-                         all->v + at * kv_width(m),
-                         all->raw_q + at * raw_q_width(m),
-                         all->raw_k + at * raw_k_width(m),
-                         all->state + panel * m->width,
-                         all->inner + panel * m->feed_forward,
-                         all->factor + panel * factor_width(m)};
+    return (struct rows){all->q + at * q_width(m),      all->k + at * kv_width(m),           all->k_rotated + at * kv_width(m),
+                         all->v + at * kv_width(m),     all->raw_q + at * raw_q_width(m),    all->raw_k + at * raw_k_width(m),
+                         all->state + panel * m->width, all->inner + panel * inner_width(m), all->factor + panel * factor_width(m)};
 }
 
 static uint32_t count_staying(const struct terse_model *m, size_t tokens) {
-    size_t width = q_width(m) + 3 * kv_width(m) + raw_q_width(m) + raw_k_width(m) + m->width + m->feed_forward + factor_width(m);
+    size_t width = q_width(m) + 3 * kv_width(m) + raw_q_width(m) + raw_k_width(m) + m->width + inner_width(m) + factor_width(m);
     return (uint32_t)smaller(STAYING_BYTES / sizeof(float) / width / tokens, m->layers);
 }
 
@@ -116,11 +114,11 @@ static struct attention attention_of(const struct backward *b, const struct rows
 static size_t scratch_floats(const struct backward *b) {
     const struct terse_model *m = b->model;
     const struct layer *layer = &m->layer[0]; /* the others have the same shapes */
-    const struct matrix *of[] = {&layer->q, &layer->k, &layer->v, &layer->o, &layer->gate, &layer->up, &layer->down, &m->output};
+    const struct matrix *of[LAYER_MATRICES + 1];
     struct attention attention = attention_of(b, &b->rows, b->tokens);
-    size_t most = attention_scratch(&attention, b->threads);
-    for (size_t i = 0; i < sizeof of / sizeof of[0]; i++)
-        if (of[i]->data) most = larger(most, larger(linear_scratch(of[i], b->threads), linear_backward_scratch(of[i])));
+    size_t most = attention_scratch(&attention, b->threads), n = layer_matrices(layer, of);
+    of[n++] = &m->output;
+    for (size_t i = 0; i < n; i++) most = larger(most, larger(linear_scratch(of[i], b->threads), linear_backward_scratch(of[i])));
     return most;
 }
 
@@ -133,6 +131,7 @@ static void release(struct backward *b) {
         memory_free(*all[i]);
         *all[i] = NULL;
     }
+    backward_experts_free(&b->experts);
     memory_free(b->losses);
     b->losses = NULL;
 }
@@ -162,13 +161,13 @@ static enum terse_status allocate(struct backward *b, struct terse_error *error)
         {&b->rows.raw_q, rows, raw_q_width(m)},
         {&b->rows.raw_k, rows, raw_k_width(m)},
         {&b->rows.state, b->gradients ? panel_rows : 0, m->width},
-        {&b->rows.inner, panel_rows, m->feed_forward},
+        {&b->rows.inner, panel_rows, inner_width(m)},
         {&b->rows.factor, panel_rows, factor_width(m)},
         {&b->d_attended, back, q_width(m)},
         {&b->dk, back, kv_width(m)},
         {&b->dv, back, kv_width(m)},
         {&b->normed, panel, m->width},
-        {&b->d_inner, back_panel, m->feed_forward},
+        {&b->d_inner, back_panel, inner_width(m)},
         {&b->logits, b->logit_rows, m->vocabulary},
         {&b->scratch, scratch_floats(b), 1},
     };
@@ -179,7 +178,7 @@ static enum terse_status allocate(struct backward *b, struct terse_error *error)
     }
     if (!(b->losses = memory_array(b->logit_rows, sizeof *b->losses)))
         return status_no_memory(error, b->logit_rows * sizeof *b->losses, "the gradients of a window");
-    return TERSE_OK;
+    return m->experts ? backward_experts_reserve(&b->experts, m, panel, error) : TERSE_OK;
 }
 
 enum terse_status backward_new(const struct terse_model *model, size_t tokens, bool gradients, struct backward **backward,
@@ -319,6 +318,12 @@ static void layer_forward(struct backward *b, uint32_t index, size_t n) {
         float *leaving = hidden_of(b, index + 1) + first * m->width;
         float *state = stays(b, index) ? rows.state : leaving, *active = stays(b, index) ? b->d_inner : rows.inner;
         add_attention(b, index, first, count, state);
+        if (m->experts) {
+            copy_rows(leaving, state, count, m->width);
+            norm_rows(&layer->feed_forward_norm, state, b->normed, count, m->width);
+            backward_experts_forward(&b->experts, layer, b->normed, count, leaving, b->scratch);
+            continue;
+        }
         feed(b, layer, &rows, state, count);
         copy_rows(leaving, state, count, m->width);
         copy_rows(active, rows.inner, count, m->feed_forward);
@@ -353,6 +358,16 @@ static enum terse_status output_backward(struct backward *b, const int32_t *toke
     return TERSE_OK;
 }
 
+/* Gradients with respect to what enters the matrices of a panel's feed-forward layer, in `normed`, of those of what leaves them. */
+static void dense_backward(struct backward *b, const struct layer *layer, const struct rows *rows, const float *d, size_t count) {
+    const struct terse_model *m = b->model;
+    struct linear_op ops[2];
+    size_t n_ops = feed_forward_ops(layer, rows->inner, rows->factor, ops);
+    linear_backward(&layer->down, d, count, false, b->d_inner, b->scratch);
+    activation_backward(m->architecture->activation, rows->inner, rows->factor, b->d_inner, count, m->feed_forward);
+    for (size_t i = 0; i < n_ops; i++) linear_backward(ops[i].w, ops[i].out, count, i > 0, b->normed, b->scratch);
+}
+
 /* Through the feed-forward part, as far as the output of attention. */
 static void feed_backward(struct backward *b, uint32_t index, size_t n) {
     const struct terse_model *m = b->model;
@@ -361,15 +376,14 @@ static void feed_backward(struct backward *b, uint32_t index, size_t n) {
         size_t count = smaller(PANEL_TOKENS, n - first);
         float *d = b->d_hidden + first * m->width;
         struct rows rows = rows_of(b, index, first);
-        if (!stays(b, index)) {
-            add_attention(b, index, first, count, rows.state);
-            feed(b, layer, &rows, rows.state, count);
+        if (!stays(b, index)) add_attention(b, index, first, count, rows.state);
+        if (m->experts) {
+            norm_rows(&layer->feed_forward_norm, rows.state, b->normed, count, m->width);
+            backward_experts_run(&b->experts, layer, b->normed, d, count, b->scratch);
+        } else {
+            if (!stays(b, index)) feed(b, layer, &rows, rows.state, count);
+            dense_backward(b, layer, &rows, d, count);
         }
-        linear_backward(&layer->down, d, count, false, b->d_inner, b->scratch);
-        activation_backward(m->architecture->activation, rows.inner, rows.factor, b->d_inner, count, m->feed_forward);
-        struct linear_op ops[2];
-        size_t n_ops = feed_forward_ops(layer, rows.inner, rows.factor, ops);
-        for (size_t i = 0; i < n_ops; i++) linear_backward(ops[i].w, ops[i].out, count, i > 0, b->normed, b->scratch);
         norm_backward(&layer->feed_forward_norm, rows.state, b->normed, count, m->width);
         add_rows(d, b->normed, count, m->width);
         linear_backward(&layer->o, d, count, false, b->d_attended + first * q_width(m), b->scratch);

@@ -45,6 +45,9 @@ static struct reference references[] = {
     {"starcoder2", 48, 4, 2, 32, 2, 0},      /* LayerNorm, GELU by tanh, biases, RoPE */
     {"command-r", 64, 2, 1, 32, 2, 0},       /* attention and feed-forward layer beside each other, scaled logits */
     {"command-r-norms", 64, 4, 2, 32, 2, 0}, /* norms of q and k with a gain for each head */
+    {"mixtral", 48, 4, 2, 32, 2, 0},         /* two of four experts */
+    {"qwen2moe", 64, 2, 1, 32, 2, 0},        /* three of five, with shares among all, and a shared one */
+    {"qwen3moe", 48, 4, 2, 32, 2, 0},        /* three of eight */
 };
 enum { N_REFERENCES = sizeof references / sizeof references[0] };
 

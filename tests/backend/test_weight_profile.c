@@ -208,7 +208,7 @@ static double embedding_square(const struct terse_model *m) {
 }
 
 static void profiles_are_what_weights_imply(void **state) {
-    static const char *const names[] = {"llama", "qwen2", "qwen3", "gpt2", "mpt", "llama-yarn"};
+    static const char *const names[] = {"llama", "qwen2", "qwen3", "gpt2", "mpt", "llama-yarn", "mixtral", "qwen2moe", "qwen3moe"};
     (void)state;
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         struct terse_model *model = fixture_model(names[i]);

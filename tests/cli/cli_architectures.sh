@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# The commands on models without rotation: gpt2, whose learned positions end, and mpt, whose ALiBi goes on.
+# The commands on models without rotation, gpt2, whose learned positions end, and mpt, whose ALiBi goes on; and on a model with experts.
 . "$(dirname "$0")/../support/cli.sh"
 models=tests/fixtures/models
 
-for name in gpt2 mpt; do
+for name in gpt2 mpt qwen3moe; do
     works inspect $models/$name.gguf
     grep -q "^$name: architecture $name, 0.1 M parameters, F32" "$work/out" || fail "$name: $(head -n 4 "$work/out")"
     works run -m $models/$name.gguf -p 'the cat' -n 6 --temp 0
@@ -31,3 +31,12 @@ works run -m $model -p the -n 4 -c 600 --allow-longer-context
 works run -m $model -p the -n 200 --kv streaming-64 -c 128
 works inspect $model
 grep -q '^| streaming-512' "$work/out" || fail "mpt: no streaming among the methods"
+
+# Experts: a profile is learned, and what they are is said.
+model=$models/qwen3moe.gguf
+works inspect $model
+grep -q 'feed-forward 16 in 8 experts, 3 for a token,' "$work/out" || fail "qwen3moe: $(head -n 6 "$work/out")"
+works inspect $model -o json
+[ "$(json "$work/out" shape experts) $(json "$work/out" shape experts_used)" = "8 3" ] || fail "qwen3moe: json: $(json "$work/out" shape)"
+works calibrate -m $model -f $text --kv terse-2 -c 128 --chunks 4 -o "$work/experts.codebook"
+works run -m $model -p 'the cat' -n 6 --kv terse-2 --codebook "$work/experts.codebook"

@@ -228,6 +228,29 @@ static void a_step_gives_each_what_it_gets_alone(void **state) {
     memory_free(file);
 }
 
+/* ---- What kernels do not compute */
+
+static void refuses(const struct random_model_spec *spec, const char *says) {
+    struct terse_engine_options options = terse_engine_options_defaults();
+    struct terse_engine *engine;
+    struct terse_error error;
+    void *file;
+    struct terse_model *model = random_model_new(spec, &file);
+    assert_int_equal(engine_new(&backend, model, &options, &engine, &error), TERSE_E_UNSUPPORTED);
+    assert_null(engine);
+    if (!strstr(error.message, says) || strchr(error.message, '\n')) fail_msg("'%s' does not say '%s'", error.message, says);
+    terse_model_free(model);
+    memory_free(file);
+}
+
+static void what_kernels_do_not_compute_is_refused(void **state) {
+    (void)state;
+    struct random_model_spec spec = random_models[0];
+    spec.types[1] = TENSOR_IQ4_XS;
+    refuses(&spec, "IQ4_XS");
+    refuses(&random_expert_models[1], "qwen2moe models with experts");
+}
+
 /* ---- Tokens chosen by attention */
 
 /* Logits of every token after a prompt, of which a part is kept; the weights are random, so that scores are near one another, and a token or
@@ -423,13 +446,14 @@ int main(void) {
                                            cmocka_unit_test(a_session_is_saved_beside_steps_of_another),
                                            cmocka_unit_test(logits_of_what_is_kept_are_near_the_cpus),
                                            cmocka_unit_test(samples_are_those_of_all_logits),
+                                           cmocka_unit_test(what_kernels_do_not_compute_is_refused),
                                            cmocka_unit_test(greedy_tokens_are_the_cpus),
                                            cmocka_unit_test(a_model_that_does_not_fit_is_refused),
                                            cmocka_unit_test(logits_of_the_default_model_are_near_the_cpus)};
 #ifdef TERSE_EMULATED_CUDA
-    size_t n = 4; /* the others take an hour there */
+    size_t n = 5; /* the others take an hour there */
 #else
-    size_t n = 7;
+    size_t n = 8;
 #endif
     for (size_t i = 0; i < n_random_models && n < TESTS_MOST; i++)
         tests[n++] = (struct CMUnitTest){random_models[i].architecture, logits_are_near_the_cpus, NULL, NULL,

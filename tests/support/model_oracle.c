@@ -70,14 +70,42 @@ static double gelu(enum activation activation, double x) {
     return x * (1 + tanh(sqrt(2 / M_PI) * (x + 0.044715 * x * x * x))) / 2;
 }
 
-/* inner[feed_forward] of a token, what the last matrix of the layer gets. */
-static void feed_forward(const struct terse_model *m, const struct layer *layer, const double *x, double *inner) {
-    double *gate = new_doubles(m->feed_forward);
-    product(&layer->up, x, inner);
-    if (layer->gate.data) product(&layer->gate, x, gate);
-    for (size_t i = 0; i < m->feed_forward; i++)
-        inner[i] = layer->gate.data ? inner[i] * gate[i] / (1 + exp(-gate[i])) : gelu(m->architecture->activation, inner[i]);
-    free(gate);
+/* added[width] += share times what a feed-forward layer of these matrices, gate without data if there is none, makes of a token. */
+static void feed_forward(const struct terse_model *m, const struct matrix *gate, const struct matrix *up, const struct matrix *down,
+                         double share, const double *x, double *added) {
+    double *factor = new_doubles(up->rows), *inner = new_doubles(up->rows), *made = new_doubles(m->width);
+    product(up, x, inner);
+    if (gate->data) product(gate, x, factor);
+    for (size_t i = 0; i < up->rows; i++)
+        inner[i] = gate->data ? inner[i] * factor[i] / (1 + exp(-factor[i])) : gelu(m->architecture->activation, inner[i]);
+    product(down, inner, made);
+    for (size_t i = 0; i < m->width; i++) added[i] += share * made[i];
+    free(factor);
+    free(inner);
+    free(made);
+}
+
+/* An expert is chosen where fewer than experts_used have a larger logit. */
+static void feed_experts(const struct terse_model *m, const struct experts *e, const double *x, double *added) {
+    double *logits = new_doubles(m->experts), all = 0, chosen = 0, shared = 0;
+    uint32_t inner = e->down.columns;
+    product(&e->router, x, logits);
+    for (int sum = 1; sum >= 0; sum--) {
+        for (uint32_t i = 0; i < m->experts; i++) {
+            uint32_t larger = 0;
+            for (uint32_t j = 0; j < m->experts; j++) larger += logits[j] > logits[i];
+            if (sum) all += exp(logits[i]);
+            if (larger >= m->experts_used) continue;
+            if (sum) chosen += exp(logits[i]);
+            struct matrix gate = matrix_rows(&e->gate, i * inner, inner), up = matrix_rows(&e->up, i * inner, inner);
+            struct matrix down = matrix_rows(&e->down, i * m->width, m->width);
+            double share = exp(logits[i]) / (m->architecture->shares_of_all ? all : chosen);
+            if (!sum) feed_forward(m, &gate, &up, &down, share, x, added);
+        }
+    }
+    for (size_t i = 0; i < m->width && e->shared_router; i++) shared += (double)e->shared_router[i] * x[i];
+    if (e->shared_router) feed_forward(m, &e->shared_gate, &e->shared_up, &e->shared_down, 1 / (1 + exp(-shared)), x, added);
+    free(logits);
 }
 
 /* Queries, keys or values of a token: projected, clamped, their heads normed. */
@@ -141,7 +169,6 @@ static void run_layer(struct model_oracle *o, uint32_t index) {
     const double *k = o->rotated + index * side_of(o), *v = o->sides[MODEL_ORACLE_VALUES] + index * side_of(o);
     double *normed = new_doubles(m->width), *added = new_doubles(m->width), *weights = new_doubles(o->n);
     double *q = new_doubles(m->query_heads * hd), *out = new_doubles(m->query_heads * hd);
-    double *inner = new_doubles(m->feed_forward);
     for (size_t t = 0; t < o->n; t++) {
         const double *in = o->hidden + (index * o->n + t) * m->width;
         double *state = o->hidden + ((index + 1) * o->n + t) * m->width;
@@ -156,11 +183,12 @@ static void run_layer(struct model_oracle *o, uint32_t index) {
         product(&layer->o, out, added);
         for (size_t i = 0; i < m->width; i++) state[i] = in[i] + added[i];
         apply_norm(&layer->feed_forward_norm, state, m->width, normed);
-        feed_forward(m, layer, normed, inner);
-        product(&layer->down, inner, added);
-        for (size_t i = 0; i < m->width; i++) state[i] += added[i];
+        if (m->experts)
+            feed_experts(m, &layer->experts, normed, state);
+        else
+            feed_forward(m, &layer->gate, &layer->up, &layer->down, 1, normed, state);
     }
-    double *all[] = {normed, added, weights, q, out, inner};
+    double *all[] = {normed, added, weights, q, out};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) free(all[i]);
 }
 

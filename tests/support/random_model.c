@@ -27,6 +27,12 @@ const struct random_model_spec random_models[] = {
 };
 const size_t n_random_models = sizeof random_models / sizeof random_models[0];
 
+const struct random_model_spec random_expert_models[RANDOM_EXPERT_MODELS] = {
+    {"llama", {TENSOR_MXFP4, TENSOR_Q3_K, TENSOR_IQ4_XS}, 2, .untied = true, .experts = 4, .experts_used = 2},
+    {"qwen2moe", {TENSOR_IQ4_NL, TENSOR_F16, TENSOR_Q2_K}, 2, .qkv_bias = true, .experts = 5, .experts_used = 3, .shared = 768},
+    {"qwen3moe", {TENSOR_Q4_K, TENSOR_Q6_K, TENSOR_Q8_0}, 1, .qk_norm = true, .untied = true, .experts = 16, .experts_used = 4},
+};
+
 struct making {
     const struct random_model_spec *spec;
     struct gguf_writer writer;
@@ -92,13 +98,19 @@ static void fill_block(struct making *m, enum tensor_type type, uint8_t *block) 
     }
 }
 
-static void add_matrix(struct making *m, const char *name, uint32_t columns, uint32_t rows) {
-    enum tensor_type type = m->spec->types[m->matrices++ % RANDOM_MODEL_TYPES];
+static void add_matrices(struct making *m, const char *name, enum tensor_type type, uint32_t columns, uint32_t rows,
+                         uint32_t count) {
     const struct tensor_type_info *info = tensor_type_info(type);
-    size_t blocks = (size_t)columns * rows / info->block;
+    size_t blocks = (size_t)columns * rows * count / info->block;
     uint8_t *data = new_data(m, blocks * info->bytes);
     for (size_t i = 0; i < blocks; i++) fill_block(m, type, data + i * info->bytes);
-    gguf_writer_tensor(&m->writer, name, type, 2, (const uint64_t[]){columns, rows}, data);
+    gguf_writer_tensor(&m->writer, name, type, count > 1 ? 3 : 2, (const uint64_t[]){columns, rows, count}, data);
+}
+
+static enum tensor_type next_type(struct making *m) { return m->spec->types[m->matrices++ % RANDOM_MODEL_TYPES]; }
+
+static void add_matrix(struct making *m, const char *name, uint32_t columns, uint32_t rows) {
+    add_matrices(m, name, next_type(m), columns, rows, 1);
 }
 
 static void add_vector(struct making *m, const char *name, uint32_t n, float about) {
@@ -127,6 +139,20 @@ static void add_norm(struct making *m, int layer, const char *what, uint32_t n, 
     if (bias) add_vector(m, name_of(name, layer, what, "bias"), n, 0);
 }
 
+static void add_experts(struct making *m, int layer) {
+    const struct random_model_spec *s = m->spec;
+    char name[64];
+    add_matrices(m, name_of(name, layer, "ffn_gate_inp", "weight"), TENSOR_F32, WIDTH, s->experts, 1);
+    add_matrices(m, name_of(name, layer, "ffn_gate_exps", "weight"), next_type(m), WIDTH, INNER, s->experts);
+    add_matrices(m, name_of(name, layer, "ffn_up_exps", "weight"), next_type(m), WIDTH, INNER, s->experts);
+    add_matrices(m, name_of(name, layer, "ffn_down_exps", "weight"), next_type(m), INNER, WIDTH, s->experts);
+    if (!s->shared) return;
+    add_vector(m, name_of(name, layer, "ffn_gate_inp_shexp", "weight"), WIDTH, 0);
+    add_linear(m, layer, "ffn_gate_shexp", WIDTH, s->shared, false);
+    add_linear(m, layer, "ffn_up_shexp", WIDTH, s->shared, false);
+    add_linear(m, layer, "ffn_down_shexp", s->shared, WIDTH, false);
+}
+
 static void add_layer(struct making *m, int layer) {
     const struct random_model_spec *s = m->spec;
     bool layer_norm = !strcmp(s->architecture, "gpt2") || !strcmp(s->architecture, "mpt");
@@ -141,9 +167,13 @@ static void add_layer(struct making *m, int layer) {
         add_linear(m, layer, "attn_q", WIDTH, HEADS * HEAD_DIM, s->qkv_bias);
         add_linear(m, layer, "attn_k", WIDTH, kv_width, s->qkv_bias);
         add_linear(m, layer, "attn_v", WIDTH, kv_width, s->qkv_bias);
-        add_linear(m, layer, "ffn_gate", WIDTH, INNER, s->bias);
+        if (!s->experts) add_linear(m, layer, "ffn_gate", WIDTH, INNER, s->bias);
     }
     add_linear(m, layer, "attn_output", HEADS * HEAD_DIM, WIDTH, s->bias);
+    if (s->experts) {
+        add_experts(m, layer);
+        return;
+    }
     add_linear(m, layer, "ffn_up", WIDTH, INNER, s->bias);
     add_linear(m, layer, "ffn_down", INNER, WIDTH, s->bias);
 }
@@ -160,7 +190,11 @@ static void add_keys(struct making *m) {
                    {"context_length", CONTEXT},
                    {"attention.head_count_kv", s->kv_heads},
                    {"attention.key_length", HEAD_DIM},
-                   {"attention.value_length", HEAD_DIM}};
+                   {"attention.value_length", HEAD_DIM},
+                   {"expert_count", s->experts},
+                   {"expert_used_count", s->experts_used},
+                   {"expert_feed_forward_length", INNER},
+                   {"expert_shared_feed_forward_length", s->shared}};
     const struct {
         const char *name;
         float value;

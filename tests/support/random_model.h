@@ -14,9 +14,13 @@ struct random_model_spec {
     uint32_t kv_heads;                          /* of 4 query heads of 64 */
     bool qkv_bias, qk_norm, bias, positions, untied;
     float clamp, alibi;
+    uint32_t experts, experts_used, shared; /* shared: the inner width of an expert for all tokens */
 };
 extern const struct random_model_spec random_models[];
 extern const size_t n_random_models;
+/* Of each architecture with experts. */
+#define RANDOM_EXPERT_MODELS 3
+extern const struct random_model_spec random_expert_models[RANDOM_EXPERT_MODELS];
 
 /* Fails the test where there is no memory. *file is what the model reads: memory_free after terse_model_free. */
 struct terse_model *random_model_new(const struct random_model_spec *spec, void **file);

@@ -65,8 +65,9 @@ static uint32_t random_state = 1;
 static uint32_t next_random(void) { return (random_state = random_state * 1664525u + 1013904223u) >> 8; }
 static float uniform(void) { return (float)next_random() / (1 << 23) - 1; }
 
-static const char *const names[] = {"llama", "llama-untied", "llama-linear", "llama-yarn", "llama-yarn-given", "llama-3", "mistral",
-                                    "qwen2", "qwen3",        "gpt2",         "mpt"};
+static const char *const names[] = {"llama",   "llama-untied", "llama-linear", "llama-yarn", "llama-yarn-given",
+                                    "llama-3", "mistral",      "qwen2",        "qwen3",      "gpt2",
+                                    "mpt",     "mixtral",      "qwen2moe",     "qwen3moe"};
 enum { N_NAMES = sizeof names / sizeof names[0] };
 
 static int32_t *random_tokens(const struct terse_model *model, size_t n) {
@@ -342,13 +343,16 @@ static void check_equal(const struct kept *a, const struct kept *b) {
 /* What stays for announced windows of so many tokens: everything, one layer, nothing. The same window gives the same bits. */
 static void test_staying_rows_change_nothing(void **state) {
     (void)state;
-    const char *of[] = {"llama", "qwen3", "mpt"}; /* norms of heads; a clamp and no gate */
-    for (int i = 0; i < 3; i++) {
+    const char *of[] = {"llama", "qwen3", "mpt",
+                        "mixtral"}; /* norms of heads; a clamp and no gate; experts, whose inner rows never stay */
+    for (int i = 0; i < 4; i++) {
         enum { N = 130 };
         struct terse_model *model = fixture_model(of[i]);
         int32_t *tokens = random_tokens(model, N);
         size_t q = (size_t)model->query_heads * model->head_dim, kv = (size_t)model->kv_heads * model->head_dim;
-        size_t raw = model->layer[0].q_norm.gain || model->clamp > 0 ? q + kv : 0, gate = model->layer[0].gate.data ? 2 : 1;
+        size_t raw = model->layer[0].q_norm.gain || model->clamp > 0 ? q + kv : 0, gate = model->experts              ? 0
+                                                                                          : model->layer[0].gate.data ? 2
+                                                                                                                      : 1;
         size_t row_bytes = (q + 3 * kv + raw + model->width + gate * model->feed_forward) * sizeof(float);
         size_t fitting = ((size_t)512 << 20) / row_bytes, announced[3] = {10000, fitting - fitting / 10, fitting + 1};
         struct kept kept[3];
@@ -612,7 +616,7 @@ static void test_norm_backward(void **state) {
     float gain[WIDTH], bias[WIDTH], x[ROWS * WIDTH], dy[ROWS * WIDTH], dx[ROWS * WIDTH];
     double moved[WIDTH];
     for (int layer = 0; layer < 2; layer++) {
-        struct norm norm = {layer ? NORM_LAYER : NORM_RMS, 1e-5f, gain, bias};
+        struct norm norm = {layer ? NORM_LAYER : NORM_RMS, 1e-5f, gain, bias, 0};
         for (size_t i = 0; i < WIDTH; i++) {
             gain[i] = 1 + uniform();
             bias[i] = uniform();

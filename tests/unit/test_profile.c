@@ -321,6 +321,7 @@ int main(void) {
         cmocka_unit_test_prestate(profiles_are_what_they_are_defined_to_be, "qwen2"),
         cmocka_unit_test_prestate(profiles_are_what_they_are_defined_to_be, "qwen3"),
         cmocka_unit_test_prestate(profiles_are_what_they_are_defined_to_be, "mpt"),
+        cmocka_unit_test_prestate(profiles_are_what_they_are_defined_to_be, "qwen2moe"),
         cmocka_unit_test(threads_change_no_bit),
         cmocka_unit_test(every_report_may_stop_it),
     };

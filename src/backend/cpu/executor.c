@@ -25,6 +25,7 @@ static void scratch_free(struct scratch *s) {
 static void activations_free(struct activations *a) {
     float *all[] = {a->normed, a->q, a->out, a->inner, a->factor};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) memory_free(all[i]);
+    routes_free(&a->routes);
     *a = (struct activations){0};
 }
 
@@ -40,14 +41,15 @@ static void pass_free(struct pass *p) {
 }
 
 /* Width of the factor beside the inner activations: SwiGLU's. */
-static size_t factor_width(const struct terse_model *m) { return m->layer[0].gate.data ? m->feed_forward : 0; }
+static size_t factor_width(const struct terse_model *m) { return m->layer[0].gate.data || m->experts ? m->feed_forward : 0; }
 
-/* The largest of what linear() needs for any matrix: they all have one of four widths. */
+/* The largest of what linear() needs for any matrix: those of all layers have the same widths. */
 static size_t tile_floats(const struct terse_model *m, uint32_t threads) {
-    const struct matrix *widest[] = {&m->layer[0].o, &m->layer[0].down, &m->output};
-    size_t most = 0;
-    for (size_t i = 0; i < sizeof widest / sizeof widest[0]; i++) {
-        size_t floats = linear_scratch(widest[i], threads);
+    const struct matrix *all[LAYER_MATRICES + 1];
+    size_t n = layer_matrices(&m->layer[0], all), most = 0;
+    all[n++] = &m->output;
+    for (size_t i = 0; i < n; i++) {
+        size_t floats = linear_scratch(all[i], threads);
         if (floats > most) most = floats;
     }
     return most;
@@ -96,7 +98,11 @@ static enum terse_status activations_reserve(struct activations *a, const struct
                                     {&a->inner, panel, m->feed_forward},
                                     {&a->factor, panel, factor_width(m)}};
     enum terse_status status = allocate(wanted, sizeof wanted / sizeof wanted[0], error);
-    if (!status) a->rows = panel;
+    if (!status && m->experts) status = routes_reserve(&a->routes, m, panel, error);
+    if (status)
+        activations_free(a);
+    else
+        a->rows = panel;
     return status;
 }
 
@@ -224,9 +230,10 @@ static bool supports_weights(enum tensor_type type) { return weights_ops()->matm
 static size_t few_tokens(const struct terse_model *m) {
     size_t few = linear_few(&m->output);
     for (const struct layer *l = m->layer; l < m->layer + m->layers; l++) {
-        const struct matrix *all[] = {&l->q, &l->k, &l->v, &l->o, &l->gate, &l->up, &l->down};
-        for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
-            if (all[i]->data && linear_few(all[i]) < few) few = linear_few(all[i]);
+        const struct matrix *all[LAYER_MATRICES];
+        size_t n = layer_matrices(l, all);
+        for (size_t i = 0; i < n; i++)
+            if (linear_few(all[i]) < few) few = linear_few(all[i]);
     }
     return few;
 }

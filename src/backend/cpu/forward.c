@@ -7,6 +7,7 @@
  * sealing a layer; of rows that go each by itself, a layer. */
 #include "backend/cpu/forward.h"
 
+#include "backend/cpu/experts.h"
 #include "backend/cpu/linear.h"
 #include "backend/cpu/piece.h"
 #include "backend/cpu/rows.h"
@@ -35,10 +36,13 @@ static double attention_multiplications(const struct terse_model *m, uint64_t to
 /* Of a token in a layer when it reads `tokens` others. */
 static double multiplications(const struct terse_model *m, uint64_t tokens) {
     const struct layer *l = &m->layer[0];
-    const struct matrix *all[] = {&l->q, &l->k, &l->v, &l->o, &l->gate, &l->up, &l->down};
+    const struct matrix *all[LAYER_MATRICES];
+    size_t n = layer_matrices(l, all);
     double sum = attention_multiplications(m, tokens);
-    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
-        if (all[i]->data) sum += (double)all[i]->rows * all[i]->columns;
+    for (size_t i = 0; i < n; i++) {
+        bool of_experts = all[i] == &l->experts.gate || all[i] == &l->experts.up || all[i] == &l->experts.down;
+        sum += (double)all[i]->rows * all[i]->columns * (of_experts ? (double)m->experts_used / m->experts : 1);
+    }
     return sum;
 }
 
@@ -151,6 +155,25 @@ static void multiply_each(const struct pass *p, enum stage stage, struct panel p
     before_product(p, stage, panel);
     linear_each(ops, n_ops, x, panel.count, p->executor->scratch.tile);
     after_product(p, stage, panel, ops, n_ops);
+}
+
+/* A feed-forward layer of experts, as multiply_some(); or each row by itself. */
+static bool apply_experts(struct pass *p, struct panel panel, bool each, double *left) {
+    const struct activations *a = &p->activations;
+    struct experts_job job = {.model = p->executor->model,
+                              .layer = layer_of(p),
+                              .x = a->normed,
+                              .n = panel.count,
+                              .each = each,
+                              .out = hidden_at(p, panel.first),
+                              .inner = a->inner,
+                              .factor = a->factor,
+                              .tile = p->executor->scratch.tile,
+                              .routes = &p->activations.routes};
+    if (p->item == 0) before_product(p, STAGE_WIDEN, panel);
+    if (!experts_some(&job, &p->item, left)) return false;
+    p->item = 0;
+    return true;
 }
 
 /* ---- The caches of a panel's sequences */
@@ -269,6 +292,7 @@ static enum terse_status check_keys(const struct pass *p, struct panel panel, st
 
 /* A parallel layer is widened before attention is added to what has entered it. */
 static enum stage stage_after(const struct pass *p, enum stage stage) {
+    if (stage == STAGE_MERGE && p->executor->model->experts) return STAGE_EXPERTS;
     if (!p->executor->model->architecture->parallel || stage < STAGE_ATTEND) return stage + 1;
     return stage == STAGE_ATTEND ? STAGE_WIDEN : stage == STAGE_WIDEN ? STAGE_MERGE : STAGE_NARROW;
 }
@@ -280,7 +304,13 @@ static enum terse_status run_layer_by_rows(struct pass *p, struct terse_error *e
     enum terse_status status = check_keys(p, panel, error);
     if (!status) status = visit_caches(p, read_cache, panel, error);
     if (status) return status;
-    for (enum stage stage = STAGE_ATTEND; stage != STAGE_NARROW; multiply_each(p, stage, panel)) stage = stage_after(p, stage);
+    for (enum stage stage = STAGE_ATTEND; stage != STAGE_NARROW && stage != STAGE_EXPERTS;) {
+        stage = stage_after(p, stage);
+        if (stage == STAGE_EXPERTS)
+            apply_experts(p, panel, true, &(double){INFINITY});
+        else
+            multiply_each(p, stage, panel);
+    }
     status = check_rows(p, panel, MODEL_BEHIND(p->layer), error);
     return status ? status : visit_caches(p, seal, panel, error);
 }
@@ -344,6 +374,7 @@ static enum terse_status end_product(struct pass *p, struct terse_error *error) 
     switch (p->stage) {
     case STAGE_KEYS: return end_keys(p, error);
     case STAGE_OBSERVE: return end_observing(p, error);
+    case STAGE_EXPERTS:
     case STAGE_NARROW: return end_narrowing(p, error);
     default: p->stage = stage_after(p, p->stage); return TERSE_OK;
     }
@@ -456,7 +487,9 @@ void forward_begin(struct pass *p) { begin_group(p, 0); }
 static enum terse_status run_some(struct pass *p, double *left, struct terse_error *error) {
     if (p->stage < STAGE_SEAL && !group_of(p)->each) {
         if (p->stage == STAGE_ATTEND) return run_attend(p, left, error);
-        return multiply_some(p, p->stage, p->panel, left) ? end_product(p, error) : TERSE_OK;
+        bool finished =
+            p->stage == STAGE_EXPERTS ? apply_experts(p, p->panel, false, left) : multiply_some(p, p->stage, p->panel, left);
+        return finished ? end_product(p, error) : TERSE_OK;
     }
     *left = 0;
     if (p->stage == STAGE_OUTPUT) return run_output(p, error);

@@ -6,6 +6,7 @@
 #define TERSE_BACKEND_CPU_PASS_H
 
 #include "backend/backend.h"
+#include "backend/cpu/experts.h"
 
 #define PANEL_MOST 512 /* rows of a panel */
 
@@ -58,6 +59,7 @@ struct activations {
     float *q, *out; /* [rows][Hq][hd] */
     float *inner;   /* [rows][feed_forward] */
     float *factor;  /* the same; empty without a gate */
+    struct routes routes;
 };
 
 /* How rows pass through a layer, and how logits are made of them. */
@@ -69,6 +71,7 @@ enum stage {
     STAGE_MERGE,   /* product: the heads' outputs become one row */
     STAGE_WIDEN,   /* product: the feed-forward layer's first half */
     STAGE_NARROW,  /* product: its second; the next panel's queries follow */
+    STAGE_EXPERTS, /* products: in place of the last two, where a layer has experts */
     STAGE_SEAL,    /* the cache seals the layer */
     STAGE_OUTPUT   /* after the last layer: logits */
 };

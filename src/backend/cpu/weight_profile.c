@@ -1,6 +1,7 @@
 /* Moments of weights to a profile's parameters, and the residual stream for random hidden states. */
 #include "backend/cpu/weight_profile.h"
 
+#include "backend/cpu/experts.h"
 #include "backend/cpu/linear.h"
 #include "backend/cpu/rows.h"
 #include "backend/cpu/weight_moments.h"
@@ -32,6 +33,8 @@ struct weight_profile {
     struct terse_error error;
 };
 
+static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
+
 /* Channels in pairs, those that RoPE rotates first. */
 static size_t pairs_of(const struct terse_model *m) { return m->head_dim / 2; }
 
@@ -46,6 +49,7 @@ static void pair_channels(const struct rope *rope, size_t pair, size_t channels[
 
 struct probes {
     float *hidden, *normed, *inner, *factor, *out, *tile;
+    struct routes routes;
 };
 
 static double mean_square(const float *rows, size_t n, size_t width) {
@@ -76,9 +80,15 @@ static double feed_forward_square(const struct terse_model *m, const struct laye
     struct linear_op ops[2];
     fill_normals(p->hidden, PROBES * (size_t)m->width, state);
     norm_rows(&layer->feed_forward_norm, p->hidden, p->normed, PROBES, m->width);
-    linear(ops, feed_forward_ops(layer, p->inner, p->factor, ops), p->normed, PROBES, p->tile);
-    activate_rows(m->architecture->activation, p->inner, p->factor, PROBES, m->feed_forward);
-    linear(&(struct linear_op){&layer->down, p->out}, 1, p->inner, PROBES, p->tile);
+    if (m->experts) {
+        struct experts_job job = {m, layer, p->normed, PROBES, false, p->out, p->inner, p->factor, p->tile, &p->routes};
+        memset(p->out, 0, PROBES * m->width * sizeof *p->out);
+        experts_some(&job, &(uint32_t){0}, &(double){INFINITY});
+    } else {
+        linear(ops, feed_forward_ops(layer, p->inner, p->factor, ops), p->normed, PROBES, p->tile);
+        activate_rows(m->architecture->activation, p->inner, p->factor, PROBES, m->feed_forward);
+        linear(&(struct linear_op){&layer->down, p->out}, 1, p->inner, PROBES, p->tile);
+    }
     return mean_square(p->out, PROBES, m->width);
 }
 
@@ -86,9 +96,11 @@ static double feed_forward_square(const struct terse_model *m, const struct laye
 static enum terse_status find_residual(struct weight_profile *w, struct terse_error *error) {
     const struct terse_model *m = w->model;
     uint32_t threads = (uint32_t)omp_get_max_threads();
-    size_t tile = linear_scratch(&m->layer[0].down, threads), up = linear_scratch(&m->layer[0].up, threads);
-    size_t inner = m->layer[0].gate.data ? 2 * (size_t)m->feed_forward : m->feed_forward;
-    size_t floats = PROBES * (3 * (size_t)m->width + inner) + (tile > up ? tile : up);
+    const struct matrix *matrices[LAYER_MATRICES];
+    size_t n = layer_matrices(&m->layer[0], matrices), tile = 0;
+    for (size_t i = 0; i < n; i++) tile = larger(tile, linear_scratch(matrices[i], threads));
+    size_t inner = m->layer[0].gate.data || m->experts ? 2 * (size_t)m->feed_forward : m->feed_forward;
+    size_t floats = PROBES * (3 * (size_t)m->width + inner) + tile;
     float *memory = memory_array(floats, sizeof *memory);
     uint64_t state = 1;
     if (!memory) return status_no_memory(error, floats * sizeof *memory, "random hidden states");
@@ -98,13 +110,15 @@ static enum terse_status find_residual(struct weight_profile *w, struct terse_er
     p.inner = p.out + PROBES * (size_t)m->width;
     p.factor = p.inner + PROBES * (size_t)m->feed_forward;
     p.tile = p.inner + PROBES * inner;
+    enum terse_status status = m->experts ? routes_reserve(&p.routes, m, PROBES, error) : TERSE_OK;
     double sum = embedding_square(m, &p, &state);
-    for (uint32_t l = 0; l < m->layers; l++) {
+    for (uint32_t l = 0; l < m->layers && !status; l++) {
         w->residual[l] = sum;
         if (l + 1 < m->layers) sum += feed_forward_square(m, &m->layer[l], &p, &state);
     }
+    routes_free(&p.routes);
     memory_free(memory);
-    return TERSE_OK;
+    return status;
 }
 
 /* ---- Keys in a run */

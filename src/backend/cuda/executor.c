@@ -313,9 +313,12 @@ static enum terse_status load_parts(struct executor *e, struct terse_error *erro
 
 /* What the kernels do not compute. */
 static enum terse_status check_model(const struct terse_model *model, struct terse_error *error) {
-    if (!model->architecture->parallel && !model->rope_context) return TERSE_OK;
+    if (!model->architecture->parallel && !model->rope_context && !model->experts) return TERSE_OK;
     return status_fail(error, TERSE_E_UNSUPPORTED, "the GPU does not compute %s models%s yet: leave out --device cuda",
-                       model->architecture->name, model->rope_context ? " with longrope" : "");
+                       model->architecture->name,
+                       model->rope_context ? " with longrope"
+                       : model->experts    ? " with experts"
+                                           : "");
 }
 
 static enum terse_status load(const struct terse_model *model, const struct kv_ops *kv, uint32_t threads,
