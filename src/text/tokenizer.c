@@ -70,6 +70,8 @@ static const struct special *find_special(const struct tokenizer *t, const char 
     return best;
 }
 
+static bool is_white(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
+
 /* Encodes text[n > 0] that has no special tokens. It stands at the beginning or behind one. */
 static enum terse_status encode_text(struct encoder *e, const char *text, size_t n) {
     return e->tokenizer->kind == TOKENIZER_BPE ? bpe_encode(e, text, n) : spm_encode(e, text, n);
@@ -107,7 +109,9 @@ static enum terse_status encode(struct encoder *e, const struct source *source, 
         }
         if (at > begin) status = encode_text(e, source->text + begin, at - begin);
         if (!status) status = encoder_emit(e, special->token);
-        begin = at += special->text.size;
+        at += special->text.size;
+        while (special->takes_space && at < source->n_bytes && is_white(source->text[at])) at++;
+        begin = at;
     }
     if (!status && source->n_bytes > begin) status = encode_text(e, source->text + begin, source->n_bytes - begin);
     return status;
@@ -148,7 +152,7 @@ enum terse_status tokenizer_encode(const struct tokenizer *t, const char *text, 
 /* Runs of spaces and line ends, which some vocabularies have as user-defined tokens, mark nothing. */
 static bool is_blank(struct gguf_string text) {
     for (uint64_t i = 0; i < text.size; i++)
-        if (text.data[i] != ' ' && (text.data[i] < '\t' || text.data[i] > '\r')) return false;
+        if (!is_white(text.data[i])) return false;
     return true;
 }
 

@@ -14,8 +14,20 @@ static bool is(struct gguf_string string, const char *text) {
 /* ---- Special tokens ------------------------------------------------------------------------------------------------------ */
 
 /* Texts of control tokens that end a reply, whatever ids the file names: models are trained to end with one that the file forgets. */
-static const char *const known_ends[] = {"<|eot_id|>",      "<|eom_id|>",    "<|im_end|>",    "<|end|>",
-                                         "<|end_of_text|>", "<|endoftext|>", "<end_of_turn>", "</s>"};
+static const char *const known_ends[] = {"<|eot_id|>",
+                                         "<|eom_id|>",
+                                         "<|im_end|>",
+                                         "<|end|>",
+                                         "<|end_of_text|>",
+                                         "<|endoftext|>",
+                                         "<end_of_turn>",
+                                         "</s>",
+                                         "<|return|>",
+                                         "<|call|>",
+                                         "<|END_OF_TURN_TOKEN|>",
+                                         "<|EOT|>",
+                                         "<\xef\xbd\x9c"
+                                         "end\xe2\x96\x81of\xe2\x96\x81sentence\xef\xbd\x9c>"};
 
 /* Reads the id of a special token. `usual`: the id when the file names none, or -1. */
 static enum terse_status load_id(const struct tokenizer *t, const struct gguf *gguf, const char *key, int32_t usual, int32_t *id,
@@ -42,6 +54,12 @@ static enum terse_status load_added(const struct gguf *gguf, const char *key, in
     return status;
 }
 
+/* The control or user-defined token of that text, or -1. */
+static int32_t find_mark(const struct vocabulary *v, const char *text) {
+    int32_t token = vocabulary_find(v, text, strlen(text));
+    return token >= 0 && (v->type[token] == TOKEN_CONTROL || v->type[token] == TOKEN_USER_DEFINED) ? token : -1;
+}
+
 /* The ids and defaults of llama.cpp: LLaMA 2's for SentencePiece, none for byte-level BPE. */
 static enum terse_status load_special_ids(struct tokenizer *t, const struct gguf *gguf, struct terse_error *error) {
     bool spm = t->kind == TOKENIZER_SPM;
@@ -62,11 +80,13 @@ static enum terse_status load_special_ids(struct tokenizer *t, const struct gguf
     if (eot >= 0) t->ends[eot] = true;
     if (eom >= 0) t->ends[eom] = true;
     for (size_t i = 0; i < sizeof known_ends / sizeof *known_ends; i++) {
-        int32_t token = vocabulary_find(&t->vocabulary, known_ends[i], strlen(known_ends[i]));
-        if (token < 0) continue;
-        uint8_t type = t->vocabulary.type[token];
-        if (type == TOKEN_CONTROL || type == TOKEN_USER_DEFINED) t->ends[token] = true;
+        int32_t token = find_mark(&t->vocabulary, known_ends[i]);
+        if (token >= 0) t->ends[token] = true;
     }
+    /* gpt-oss ends a message so; the reply goes on with the next, up to "<|return|>". */
+    int32_t end = find_mark(&t->vocabulary, "<|end|>");
+    if (end >= 0 && find_mark(&t->vocabulary, "<|channel|>") >= 0 && find_mark(&t->vocabulary, "<|return|>") >= 0)
+        t->ends[end] = false;
     return TERSE_OK;
 }
 
@@ -76,15 +96,26 @@ static int compare_specials(const void *a, const void *b) {
     return order ? order : (x->size > y->size) - (x->size < y->size);
 }
 
-static enum terse_status collect_specials(struct tokenizer *t, struct terse_error *error) {
+/* Phi 3's special tokens take the white space behind them, but for these. Source: its tokenizer.json (rstrip), which GGUF has no key for. */
+static bool takes_space(const struct gguf_string *text) {
+    return !is(*text, "<unk>") && !is(*text, "<s>") && !is(*text, "<|endoftext|>");
+}
+
+static enum terse_status collect_specials(struct tokenizer *t, const struct gguf *gguf, struct terse_error *error) {
     const struct vocabulary *v = &t->vocabulary;
+    struct gguf_string architecture = {"", 0};
+    bool found;
+    enum terse_status status = gguf_get_string(gguf, "general.architecture", &architecture, &found, error);
+    if (status) return status;
+    bool phi_3 = t->kind == TOKENIZER_SPM && is(architecture, "phi3");
     size_t n = 0;
     for (uint32_t i = 0; i < v->n; i++) n += v->type[i] >= TOKEN_UNKNOWN && v->type[i] <= TOKEN_USER_DEFINED;
     t->specials = memory_array(n, sizeof *t->specials);
     if (!t->specials) return status_no_memory(error, n * sizeof *t->specials, "the vocabulary");
     for (uint32_t i = 0; i < v->n; i++) {
         if (v->type[i] < TOKEN_UNKNOWN || v->type[i] > TOKEN_USER_DEFINED || v->text[i].size == 0) continue;
-        t->specials[t->n_specials++] = (struct special){v->text[i], (int32_t)i, v->type[i] == TOKEN_USER_DEFINED};
+        t->specials[t->n_specials++] =
+            (struct special){v->text[i], (int32_t)i, v->type[i] == TOKEN_USER_DEFINED, phi_3 && takes_space(&v->text[i])};
         t->begins_special[(unsigned char)v->text[i].data[0]] = true;
     }
     qsort(t->specials, t->n_specials, sizeof *t->specials, compare_specials);
@@ -170,7 +201,7 @@ static enum terse_status load(struct tokenizer *t, const struct gguf *gguf, stru
     status = t->kind == TOKENIZER_BPE ? bpe_load(t, gguf, error) : spm_load(t, gguf, error);
     if (status) return status;
     if ((status = load_special_ids(t, gguf, error))) return status;
-    if ((status = collect_specials(t, error))) return status;
+    if ((status = collect_specials(t, gguf, error))) return status;
     if ((status = collect_bytes(t, error))) return status;
     bool found;
     return gguf_get_string(gguf, "tokenizer.chat_template", &t->chat_template, &found, error);

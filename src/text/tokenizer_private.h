@@ -12,7 +12,8 @@
 struct special {
     struct gguf_string text;
     int32_t token;
-    bool always; /* user-defined */
+    bool always;      /* user-defined */
+    bool takes_space; /* white space behind it belongs to it */
 };
 
 /* What two tokens of a byte-level BPE vocabulary merge to. */

@@ -259,6 +259,27 @@ static void test_no_vocabulary(void **state) {
     }
 }
 
+/* "<|end|>" ends a reply, but not where "<|return|>" does. */
+static void test_ends_of_messages(void **state) {
+    (void)state;
+    static const char *const tokens[] = {"<s>", "<|end|>", "<|channel|>", "<|return|>"};
+    for (int harmony = 0; harmony < 2; harmony++) {
+        struct gguf_writer w = {0};
+        struct tokenizer_sample s;
+        gguf_writer_string(&w, "tokenizer.ggml.model", "llama");
+        gguf_writer_strings(&w, "tokenizer.ggml.tokens", 4, tokens);
+        gguf_writer_array(&w, "tokenizer.ggml.token_type", GGUF_I32, 4,
+                          (int32_t[]){CONTROL, CONTROL, CONTROL, harmony ? CONTROL : NORMAL});
+        gguf_writer_array(&w, "tokenizer.ggml.scores", GGUF_F32, 4, (float[4]){0});
+        gguf_writer_u32(&w, "tokenizer.ggml.eos_token_id", 0);
+        struct terse_model m = open_model(&w, &s);
+        assert_int_equal(terse_token_ends(&m, 1), !harmony);
+        assert_int_equal(terse_token_ends(&m, 3), harmony);
+        assert_true(terse_token_ends(&m, 0));
+        tokenizer_sample_close(&s);
+    }
+}
+
 /* ---- Bytes and streams --------------------------------------------------------------------------------------------------- */
 
 static void check_bytes(const struct tokenizer_sample *s, int32_t token, const char *shown, const char *hidden) {
@@ -432,6 +453,7 @@ int main(void) {
         cmocka_unit_test(test_capacity),
         cmocka_unit_test(test_most_tokens),
         cmocka_unit_test(test_no_vocabulary),
+        cmocka_unit_test(test_ends_of_messages),
         cmocka_unit_test(test_bytes),
         cmocka_unit_test(test_stream_of_random_bytes),
         cmocka_unit_test(test_stream),

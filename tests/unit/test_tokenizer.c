@@ -51,27 +51,38 @@ static void check_bytes(const struct tokenizer_sample *s, const char *lead, cons
 
 /* ---- Ids of other software ----------------------------------------------------------------------------------------------- */
 
+static size_t read_ids(const cJSON *row, int32_t *ids) {
+    size_t n = 0;
+    const cJSON *id;
+    cJSON_ArrayForEach(id, cJSON_GetObjectItem(row, "ids")) ids[n++] = id->valueint;
+    return n;
+}
+
+static cJSON *read_json(const char *path) {
+    struct mapped_file file;
+    struct terse_error error = {0};
+    if (mapped_file_open(path, &file, &error)) fail_msg("%s", error.message);
+    cJSON *json = cJSON_ParseWithLength(file.data, file.size);
+    assert_non_null(json);
+    mapped_file_close(&file);
+    return json;
+}
+
 static void test_lab_model(void **state) {
     (void)state;
     struct tokenizer_sample s;
-    struct mapped_file file;
-    struct terse_error error = {0};
     tokenizer_sample_load(LAB, &s);
     assert_int_equal(tokenizer_size(s.tokenizer), 8192);
-    if (mapped_file_open(TOKENS "lab-27m.json", &file, &error)) fail_msg("%s", error.message);
-    cJSON *rows = cJSON_ParseWithLength(file.data, file.size), *row;
+    cJSON *rows = read_json(TOKENS "lab-27m.json"), *row;
     assert_int_equal(cJSON_GetArraySize(rows), 40);
     cJSON_ArrayForEach(row, rows) {
         const char *text = cJSON_GetObjectItem(row, "text")->valuestring;
         int32_t wanted[1024];
-        size_t n = 0;
-        const cJSON *id;
-        cJSON_ArrayForEach(id, cJSON_GetObjectItem(row, "ids")) wanted[n++] = id->valueint;
+        size_t n = read_ids(row, wanted);
         check_tokens(&s, text, strlen(text), TERSE_TOKENIZE_PARSE_SPECIAL, wanted, n);
         check_bytes(&s, "", text, strlen(text), wanted, n);
     }
     cJSON_Delete(rows);
-    mapped_file_close(&file);
     tokenizer_sample_close(&s);
 }
 
@@ -121,6 +132,67 @@ static void test_gpt_2(void **state) {
 static void test_phi_3(void **state) {
     (void)state;
     check_vectors(TOKENS "ggml-vocab-phi-3.gguf", " ");
+}
+
+/* Most of Phi 3's special tokens take the white space behind them. */
+static void test_phi_3_special_tokens(void **state) {
+    (void)state;
+    struct tokenizer_sample s;
+    cJSON *rows = read_json(TOKENS "phi-3-special.json"), *row;
+    tokenizer_sample_load(TOKENS "ggml-vocab-phi-3.gguf", &s);
+    assert_int_equal(cJSON_GetArraySize(rows), 11);
+    cJSON_ArrayForEach(row, rows) {
+        const char *text = cJSON_GetObjectItem(row, "text")->valuestring;
+        int32_t wanted[64];
+        check_tokens(&s, text, strlen(text), TERSE_TOKENIZE_PARSE_SPECIAL, wanted, read_ids(row, wanted));
+    }
+    cJSON_Delete(rows);
+    tokenizer_sample_close(&s);
+}
+
+/* No space before a text, tokens of bytes, runs of spaces and line ends as tokens: a SentencePiece vocabulary as Gemma's. */
+static void test_gemma(void **state) {
+    (void)state;
+    enum { N = 700 };
+    static const char *tokens[N];
+    static float scores[N];
+    static int32_t types[N];
+    cJSON *json = read_json(TOKENS "gemma.json"), *row;
+    assert_int_equal(cJSON_GetArraySize(cJSON_GetObjectItem(json, "tokens")), N);
+    const cJSON *token = cJSON_GetObjectItem(json, "tokens")->child, *score = cJSON_GetObjectItem(json, "scores")->child;
+    const cJSON *type = cJSON_GetObjectItem(json, "types")->child;
+    for (int i = 0; i < N; i++, token = token->next, score = score->next, type = type->next) {
+        tokens[i] = token->valuestring;
+        scores[i] = (float)score->valuedouble;
+        types[i] = type->valueint;
+    }
+    struct gguf_writer writer = {0};
+    struct tokenizer_sample s;
+    struct terse_error error = {0};
+    gguf_writer_string(&writer, "tokenizer.ggml.model", "llama");
+    gguf_writer_strings(&writer, "tokenizer.ggml.tokens", N, tokens);
+    gguf_writer_array(&writer, "tokenizer.ggml.scores", GGUF_F32, N, scores);
+    gguf_writer_array(&writer, "tokenizer.ggml.token_type", GGUF_I32, N, types);
+    gguf_writer_bool(&writer, "tokenizer.ggml.add_space_prefix", false);
+    if (tokenizer_sample_open(&writer, &s, &error)) fail_msg("%s", error.message);
+    cJSON_ArrayForEach(row, cJSON_GetObjectItem(json, "rows")) {
+        const char *text = cJSON_GetObjectItem(row, "text")->valuestring;
+        int32_t wanted[256];
+        check_tokens(&s, text, strlen(text), TERSE_TOKENIZE_PLAIN, wanted, read_ids(row, wanted));
+    }
+    /* In a chat, too, runs of line ends are those tokens, although the format has them itself. */
+    static const char chat[] = "<start_of_turn>user\n\na\n\nb<end_of_turn>\n";
+    const struct text_span content = {21, 25};
+    int32_t *around;
+    size_t n_around, n_plain;
+    int32_t *plain = tokenizer_sample_encode(&s, chat, strlen(chat), TERSE_TOKENIZE_PLAIN, &n_plain);
+    assert_int_equal(tokenizer_encode_around(s.tokenizer, chat, strlen(chat), 0, &content, 1, &around, &n_around, NULL), TERSE_OK);
+    assert_int_equal(n_around, n_plain);
+    assert_memory_equal(around, plain, n_plain * sizeof *plain);
+    free(plain);
+    free(around);
+    cJSON_Delete(json);
+    tokenizer_sample_close(&s);
 }
 
 /* ---- The definitions, written out ---------------------------------------------------------------------------------------- */
@@ -382,6 +454,8 @@ int main(void) {
         cmocka_unit_test(test_lab_model),
         cmocka_unit_test(test_gpt_2),
         cmocka_unit_test(test_phi_3),
+        cmocka_unit_test(test_phi_3_special_tokens),
+        cmocka_unit_test(test_gemma),
         cmocka_unit_test(test_byte_level_against_its_definition),
         cmocka_unit_test(test_sentencepiece_against_its_definition),
         cmocka_unit_test(test_spaces_inside_of_tokens),
