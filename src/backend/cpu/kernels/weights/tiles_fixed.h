@@ -56,7 +56,7 @@ INLINE void group_of_bytes(const float *x, int zero, struct fixed_group *f) {
     _mm256_storeu_si256((__m256i *)f->numbers, _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)));
     const int32_t sum = sum_of_dwords(_mm256_add_epi32(_mm256_add_epi32(whole[0], whole[1]), _mm256_add_epi32(whole[2], whole[3])));
     f->step = bits >= 0x7f800000 ? largest - largest : largest > LEAST_NUMBER ? largest / 127 : 0; /* infinity less itself is NaN */
-    f->zero = -zero * sum;
+    f->zero = (int32_t)(-(uint32_t)zero * (uint32_t)sum); /* a number that is not finite makes any sum */
     f->sum = f->step * (float)sum;
 }
 
