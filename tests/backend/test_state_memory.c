@@ -1,10 +1,9 @@
-/* Every allocation of forking, saving and loading a session is refused once: nothing is lost, nothing leaks. The linker puts the functions
- * below in the place of the system's (tests/CMakeLists.txt), for the library as well. */
+/* Every allocation of forking, saving and loading a session is refused once: nothing is lost, nothing leaks. */
 #include "support/fixture_model.h"
+#include "support/refusing_memory.h"
 #include "support/session_steps.h"
 #include "terse.h"
 
-#include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -15,45 +14,6 @@
 #include <unistd.h>
 
 #include <cmocka.h>
-
-void *__real_malloc(size_t size);
-void *__real_calloc(size_t n, size_t size);
-int __real_posix_memalign(void **memory, size_t alignment, size_t size);
-void __real_free(void *memory);
-void *__wrap_malloc(size_t size);
-void *__wrap_calloc(size_t n, size_t size);
-int __wrap_posix_memalign(void **memory, size_t alignment, size_t size);
-void __wrap_free(void *memory);
-
-static _Atomic long live, asked,
-    allowed = -1; /* of allocations: the next one is refused when so many were asked for; -1: none is */
-
-static int refused(void) { return allowed >= 0 && asked++ >= allowed; }
-
-void *__wrap_malloc(size_t size) {
-    void *memory = refused() ? NULL : __real_malloc(size);
-    live += memory != NULL;
-    return memory;
-}
-
-void *__wrap_calloc(size_t n, size_t size) {
-    void *memory = refused() ? NULL : __real_calloc(n, size);
-    live += memory != NULL;
-    return memory;
-}
-
-int __wrap_posix_memalign(void **memory, size_t alignment, size_t size) {
-    int status = refused() ? ENOMEM : __real_posix_memalign(memory, alignment, size);
-    live += !status;
-    return status;
-}
-
-void __wrap_free(void *memory) {
-    live -= memory != NULL;
-    __real_free(memory);
-}
-
-/* ---- */
 
 enum { PROMPT = 230 };
 
