@@ -16,9 +16,10 @@ c_files = find include src tools tests bench examples -name '*.[ch]' -o -name '*
 demo test sanitize sanitize-fast: export OMP_WAIT_POLICY = passive
 MAKEFLAGS += --no-print-directory
 
+sanitize_fuzz = fuzz_gguf fuzz_model fuzz_codebook fuzz_state fuzz_request fuzz_chat fuzz_tokenizer
 # What `make sanitize-fast` runs: the suites of what reads files from elsewhere, of codecs and of the cache's memory, where an overrun is most
 # likely. Each takes seconds with the sanitizers.
-sanitize_fast = fuzz_gguf fuzz_model fuzz_codebook test_base test_gguf test_gguf_damage test_codebook test_codebook_damage test_codebook_memory \
+sanitize_fast = $(sanitize_fuzz) test_base test_gguf test_gguf_damage test_codebook test_codebook_damage test_codebook_memory \
   test_tokenizer test_tokenizer_damage test_special_tokens test_chat test_sample test_method test_codec test_gain_shape test_sign test_index \
   test_linear test_transform test_transform_format test_transform_codec test_reference_models test_partial test_gather_tokens test_top_k test_sealing test_cache_memory
 
@@ -45,7 +46,7 @@ sanitize: dependencies
 sanitize-fast: dependencies
 	@$(call configure,$(BUILD)-sanitize,-DTERSE_SANITIZE=ON)
 	@cmake --build $(BUILD)-sanitize -j $(JOBS) --target $(sanitize_fast)
-	$(call ctest,$(BUILD)-sanitize) -R '^($(subst $(space),|,$(sanitize_fast)))$$'
+	$(call ctest,$(BUILD)-sanitize) -R '^($(subst $(space),|,$(sanitize_fast) $(sanitize_fuzz:=_by_chance)))$$'
 
 # What several threads or sessions share. clang's OpenMP runtime says how it orders threads (libarcher); that runtime and oneDNN, which are
 # not compiled with the sanitizer, are not watched.

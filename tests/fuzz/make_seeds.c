@@ -315,6 +315,40 @@ static void session_seed(const char *folder) {
     terse_model_free(model);
 }
 
+/* ---- Texts --------------------------------------------------------------------------------------------------------------- */
+
+/* A conversation in each format, and a template with one. */
+static void chat_seeds(const char *folder) {
+    static const char talk[] = "\002be brief\x1f"
+                               "\004hello<|eot_id|> [INST]\x1f"
+                               "\001<think>so</think>\n\nyes\x1f"
+                               "\004why?\n";
+    static const char template[] =
+        "{{ bos_token }}{% for m in messages %}{{ '<|im_start|>' + m['role'] }}<|im_end|>{% endfor %}\x1f";
+    char seed[512], name[32];
+    size_t formats = 0;
+    while (terse_chat_format_name(formats)) formats++;
+    for (size_t i = 0; i <= formats; i++) {
+        size_t n = (size_t)snprintf(seed, sizeof seed, "%c%c%s%s", (char)(i % 4), (char)i, i == formats ? template : "", talk);
+        snprintf(name, sizeof name, "seed-%zu", i);
+        write_file(folder, name, seed, n);
+    }
+}
+
+/* A text for each tokenizer. */
+static void tokenizer_seeds(const char *folder) {
+    static const char text[] =
+        "..The caf\xc3\xa9's 1234 \xe6\x97\xa5\xe6\x9c\xac\xe8\xaa\x9e\n\n  <|eot_id|>[INST] and\xff\tTHE `x`";
+    char seed[sizeof text], name[32];
+    for (int i = 0; i < 17; i++) {
+        memcpy(seed, text, sizeof text);
+        seed[0] = (char)i;
+        seed[1] = (char)(i % 4);
+        snprintf(name, sizeof name, "seed-%d", i);
+        write_file(folder, name, seed, sizeof seed - 1);
+    }
+}
+
 int main(int argc, char **argv) {
     char folder[1000];
     if (argc != 2) {
@@ -336,5 +370,11 @@ int main(int argc, char **argv) {
     mkdir(folder, 0777);
     state_seeds(folder);
     session_seed(folder);
+    snprintf(folder, sizeof folder, "%s/chat", argv[1]);
+    mkdir(folder, 0777);
+    chat_seeds(folder);
+    snprintf(folder, sizeof folder, "%s/tokenizer", argv[1]);
+    mkdir(folder, 0777);
+    tokenizer_seeds(folder);
     return failures != 0;
 }
