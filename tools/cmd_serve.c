@@ -115,14 +115,16 @@ static void describe(struct serve *serve) {
                                              .chat_format = serve->chat_template};
 }
 
-/* A format by name is there or not, whatever is asked. */
+/* Whether there is a format does not depend on what is asked. Without one the server still completes texts, and says what it does about chats. */
 static int check_chat_format(const struct serve *serve) {
     const struct terse_message message = {"user", "-"};
     struct terse_error error;
     char *text;
-    if (!serve->chat_template) return EXIT_OK;
-    if (terse_chat_render(serve->setup.model, serve->chat_template, &message, 1, true, &text, &error) != TERSE_OK)
-        return complain_error(&error);
+    if (terse_chat_render(serve->setup.model, serve->chat_template, &message, 1, true, &text, &error) != TERSE_OK) {
+        if (serve->chat_template) return complain_error(&error);
+        remark("chats are refused: %s", error.message);
+        return EXIT_OK;
+    }
     terse_string_free(text);
     return EXIT_OK;
 }

@@ -1,5 +1,6 @@
 """Starting, waiting, going away, and stopping."""
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -300,6 +301,19 @@ class Starting(unittest.TestCase):
             self.assertIn(part, server.start)
         self.assertEqual(server.stop(), 0)
         self.assertIn("try: curl " + server.address, server.rest)
+
+    def test_a_model_without_a_chat_format(self):
+        model = os.path.join(os.path.dirname(__file__), "../fixtures/models/qwen3.gguf")
+        server = Server("-m", model, "--kv", "f16")
+        self.assertIn("chats are refused: the model has no chat template: pass --chat-template", server.start)
+        status, _, refused = server.post(CHAT, {"messages": [{"role": "user", "content": "x"}]})
+        self.assertEqual((status, "no chat template" in refused["error"]["message"]), (400, True), refused)
+        self.assertEqual(server.post("/v1/completions", {"prompt": "x", "max_tokens": 1})[0], 200)
+        self.assertEqual(server.stop(), 0)
+        server = Server("-m", model, "--kv", "f16", "--chat-template", "gemma")
+        self.assertNotIn("chats are refused", server.start)
+        self.assertEqual(server.post(CHAT, {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1})[0], 200)
+        self.assertEqual(server.stop(), 0)
 
 
 main()
