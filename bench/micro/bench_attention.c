@@ -224,8 +224,9 @@ int main(int argc, char **argv) {
     static float frequency[64];
     for (int i = 0; i < 64; i++) frequency[i] = powf(500000, -(float)i / 64);
     struct rope rope64 = {ROPE_ADJACENT, 64, 64, frequency, 1}, rope128 = {ROPE_ADJACENT, 128, 128, frequency, 1};
-    struct cache_shape b1 = {1, 32, 8, 64, 0.125f, &rope64, NULL}, b8 = {1, 32, 8, 128, 0.0884f, &rope128, NULL},
-                       lab = {1, 6, 2, 128, 0.0884f, &rope128, NULL};
+    struct cache_shape b1 = {1, 32, 8, 64, 0.125f, &rope64, .slopes = NULL},
+                       b8 = {1, 32, 8, 128, 0.0884f, &rope128, .slopes = NULL},
+                       lab = {1, 6, 2, 128, 0.0884f, &rope128, .slopes = NULL};
     printf("decode attention, %d threads, %s kernels; one token\n", threads, cpu_isa_name(cpu_isa()));
     bench_decode("1B: 32 x 8 x 64", b1, depths, n_depths, names, n_names);
     bench_decode("8B: 32 x 8 x 128", b8, depths, n_depths, names, n_names);

@@ -370,9 +370,9 @@ int main(int argc, char **argv) {
     const struct {
         const char *title;
         struct cache_shape shape;
-    } shapes[] = {{"1B: 32 x 8 x 64", {1, 32, 8, 64, 0.125f, &rope64, NULL}},
-                  {"8B: 32 x 8 x 128", {1, 32, 8, 128, 0.0884f, &rope128, NULL}},
-                  {"lab: 6 x 2 x 128", {1, 6, 2, 128, 0.0884f, &rope128, NULL}}};
+    } shapes[] = {{"1B: 32 x 8 x 64", {1, 32, 8, 64, 0.125f, &rope64, .slopes = NULL}},
+                  {"8B: 32 x 8 x 128", {1, 32, 8, 128, 0.0884f, &rope128, .slopes = NULL}},
+                  {"lab: 6 x 2 x 128", {1, 6, 2, 128, 0.0884f, &rope128, .slopes = NULL}}};
     printf("attention of one layer, one token, processor time of %d threads, %s kernels\n%-18s %-9s %7s %48s   %s\n", threads,
            cpu_isa_name(cpu_isa()), "", "", "", "milliseconds", "times as long as shipped");
     printf("%-18s %-9s %7s %9s %9s %9s %9s %9s %8s %8s %8s %8s\n", "shape", "method", "tokens", "shipped", "tables", "decoded",

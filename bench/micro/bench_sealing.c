@@ -56,7 +56,8 @@ static double time_tokens(const struct terse_model *m, const struct method *meth
     struct terse_error error;
     struct cache *cache;
     struct executor *executor;
-    struct cache_shape shape = {m->layers, m->query_heads, m->kv_heads, m->head_dim, 1 / sqrtf((float)m->head_dim), &m->rope, NULL};
+    struct cache_shape shape = {m->layers, m->query_heads, m->kv_heads, m->head_dim, 1 / sqrtf((float)m->head_dim),
+                                &m->rope,  .slopes = NULL};
     float *logits = malloc(m->vocabulary * sizeof *logits);
     double sum = 0;
     must(logits, "no memory", NULL);
@@ -124,7 +125,8 @@ static int bench_pages(void) {
     static float frequency[64];
     for (int i = 0; i < 64; i++) frequency[i] = powf(500000, -(float)i / 64);
     struct rope rope64 = {ROPE_ADJACENT, 64, 64, frequency, 1}, rope128 = {ROPE_ADJACENT, 128, 128, frequency, 1};
-    struct cache_shape shapes[] = {{8, 32, 8, 64, 0.125f, &rope64, NULL}, {8, 32, 8, 128, 0.0884f, &rope128, NULL}};
+    struct cache_shape shapes[] = {{8, 32, 8, 64, 0.125f, &rope64, .slopes = NULL},
+                                   {8, 32, 8, 128, 0.0884f, &rope128, .slopes = NULL}};
     printf("sealing, %d threads; a page of 64 tokens of every KV head of a layer\n%-18s %-14s %10s\n", omp_get_max_threads(),
            "shape", "method", "us/layer");
     for (size_t s = 0; s < 2; s++) {

@@ -93,7 +93,7 @@ struct kv_ops {
     enum terse_status (*begin)(struct cache *cache, enum cache_step_kind kind, size_t n, struct terse_error *error);
     /* k, v [n][Hk][hd], keys before rotation, which may be rotated in place; both stay until end_layer. */
     enum terse_status (*append)(struct cache *cache, uint32_t layer, float *k, const float *v, struct terse_error *error);
-    /* How many of a layer's queries must be shown to `observe` before others attend, if the first `needed` of them will not attend. */
+    /* After append: how many of the layer's queries must be shown to `observe` before others attend, if the first `needed` of them will not attend. */
     size_t (*queries_to_observe)(const struct cache *cache, size_t needed);
     /* q[count][Hq][hd] of the new tokens from `first` on, before rotation, in order and each token once. */
     enum terse_status (*observe)(struct cache *cache, const float *q, size_t first, size_t count, struct terse_error *error);

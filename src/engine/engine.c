@@ -21,9 +21,14 @@ struct cache_shape engine_cache_shape(const struct terse_model *m, uint32_t cont
                                 .query_heads = m->query_heads,
                                 .kv_heads = m->kv_heads,
                                 .head_dim = m->head_dim,
-                                .scale = 1 / sqrtf((float)m->head_dim),
+                                .scale = m->attention_scale,
                                 .rope = model_rope(m, context),
-                                .slopes = m->slopes};
+                                .slopes = m->slopes,
+                                .cap = m->attention_cap,
+                                .window = m->window,
+                                .sliding = m->sliding,
+                                .sliding_rope = m->sliding_rope.n_rot ? &m->sliding_rope : model_rope(m, context),
+                                .order = m->layer_order};
 }
 
 /* ---- Work on the driver thread */

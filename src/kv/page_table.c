@@ -21,7 +21,7 @@ struct page_place page_place_of(const struct cache_shape *shape, const struct me
     struct page_place place = {0};
     for (size_t i = 0; i < 2; i++) {
         const struct codec *codec = sides[i] == CODEC_KEYS ? method->key.codec : method->value.codec;
-        struct codec_shape seen = method_shape(method, sides[i], layer, head, shape->head_dim, 1);
+        struct codec_shape seen = method_shape(method, sides[i], cache_shape_number(shape, layer), head, shape->head_dim, 1);
         place.bytes[sides[i]] = codec_page_bytes(codec, seen, sides[i]);
     }
     return place;
@@ -208,6 +208,11 @@ size_t page_table_evicted(const struct page_table *table, uint64_t first) {
     return n;
 }
 
+uint64_t page_table_first(const struct page_table *table, const struct extent *extent) {
+    uint64_t first = table->n_sealed ? table->sets[0].first : extent->window_first;
+    return first > extent->exact ? first : 0;
+}
+
 static void reverse(struct page_set *sets, size_t n) {
     for (size_t i = 0; i < n / 2; i++) {
         struct page_set set = sets[i];
@@ -276,19 +281,26 @@ static uint64_t window_after(const struct method *method, uint64_t prompt) {
     return plan_step(method, &(struct extent){0}, CACHE_STEP_PREFILL, (size_t)prompt).after.window_first;
 }
 
+/* n, or 0 where what follows n tokens would see some that have left. */
+static uint64_t held_before(const struct page_table *table, const struct method *method, const struct extent *extent, uint64_t n) {
+    bool slides = method->parameters.window > 0;
+    return slides && method->policy->retain(&method->parameters, n).first < page_table_first(table, extent) ? 0 : n;
+}
+
 uint64_t page_table_common_prefix(const struct page_table *table, const struct method *method, const struct extent *extent,
                                   uint64_t fitted, uint64_t n, uint64_t prompt) {
     uint64_t end = 0, tail = method->tail_tokens, window = extent->window_first;
     if (n >= extent->length) return extent->length;
-    if (!method->policy->keeps_all || n < fitted) return 0;
-    if (table->n_sealed && n >= window && window <= window_after(method, prompt)) return n;
+    bool slides = method->parameters.window > 0, whole = !slides || !page_table_first(table, extent);
+    if (!(method->policy->keeps_all || slides) || n < fitted || (fitted && !whole)) return 0;
+    if (table->n_sealed && n >= window && window <= window_after(method, prompt)) return held_before(table, method, extent, n);
     if (n < tail) return 0;
     for (size_t i = 0; i < table->n_sealed; i++) {
         const struct page_set *set = &table->sets[i];
         if (set->generated || set->count < PAGE_TOKENS || set->first + set->count > n - tail) break;
         end = set->first + set->count;
     }
-    return end;
+    return held_before(table, method, extent, end);
 }
 
 /* ---- Life */

@@ -91,6 +91,8 @@ enum terse_status page_table_reserve(struct page_table *table, size_t n, struct 
 void page_table_assign(struct page_table *table, const struct plan *plan, uint64_t prompt_end);
 /* Sealed page sets, the first ones, that hold no token from `first` on. */
 size_t page_table_evicted(const struct page_table *table, uint64_t first);
+/* The first token that is in a page, sealed or of the window; 0 where all from the exact rows on are. */
+uint64_t page_table_first(const struct page_table *table, const struct extent *extent);
 /* The sealed page sets [first, first + n) hold nothing of the sequence any more: they become free ones behind the others, or, where another
  * cache holds them too, are let go. */
 void page_table_drop(struct page_table *table, size_t first, size_t n);

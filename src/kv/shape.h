@@ -4,6 +4,7 @@
 
 #include "model/rope.h"
 
+#include <stdbool.h>
 #include <stdint.h>
 
 struct cache_shape {
@@ -16,7 +17,29 @@ struct cache_shape {
     /* ALiBi (Press et al. 2021): slopes[query_heads], outlive the cache; slope * (key's position - query's) is added to the logits
      * after the scale. NULL: nothing is added. */
     const float *slopes;
+    float cap; /* logits become cap tanh(logits / cap) after the scale; 0: they do not */
+    /* Of the layers, the last `sliding` in `order` slide: a query sees the newest `window` keys alone, its own included. */
+    uint32_t window, sliding;
+    const struct rope *sliding_rope; /* theirs */
+    const uint32_t *order;           /* [layers] their numbers in the model, outlives the cache; NULL: 0, 1, ... */
 };
+
+/* A layer's number in the model. */
+static inline uint32_t cache_shape_number(const struct cache_shape *shape, uint32_t layer) {
+    return shape->order ? shape->order[layer] : layer;
+}
+
+/* The layers that slide, or the others, by themselves; without any, `layers` is 0. */
+static inline struct cache_shape cache_shape_part(const struct cache_shape *shape, bool sliding) {
+    struct cache_shape part = *shape;
+    uint32_t others = shape->layers - shape->sliding;
+    part.layers = sliding ? shape->sliding : others;
+    part.sliding = sliding ? part.layers : 0;
+    part.window = sliding ? shape->window : 0;
+    part.rope = sliding ? shape->sliding_rope : shape->rope;
+    if (sliding && shape->order) part.order += others;
+    return part;
+}
 
 /* Of attention since the counters were last cleared. */
 struct cache_counters {

@@ -38,12 +38,23 @@ _Static_assert(sizeof(struct header) == 64 && sizeof(struct entry) == 32 && size
                "as docs/state-format.md has it");
 #define FIRST_OFFSET ((sizeof(struct head) + STATE_ALIGN - 1) / STATE_ALIGN * STATE_ALIGN)
 
-static const char *const names[STATE_SECTIONS] = {[STATE_METHOD] = "method",         [STATE_SESSION] = "session",
-                                                  [STATE_TOKENS] = "tokens",         [STATE_LOGITS] = "logits",
-                                                  [STATE_CACHE] = "cache",           [STATE_PAGE_SETS] = "page sets",
-                                                  [STATE_EXACT] = "exact rows",      [STATE_EXACT_LOGITS] = "logits of exact rows",
-                                                  [STATE_FITTED] = "fitted numbers", [STATE_ANCHORS] = "anchors",
-                                                  [STATE_WINDOW] = "window",         [STATE_PAGES] = "pages"};
+static const char *const names[STATE_SECOND] = {[STATE_METHOD] = "method",         [STATE_SESSION] = "session",
+                                                [STATE_TOKENS] = "tokens",         [STATE_LOGITS] = "logits",
+                                                [STATE_CACHE] = "cache",           [STATE_PAGE_SETS] = "page sets",
+                                                [STATE_EXACT] = "exact rows",      [STATE_EXACT_LOGITS] = "logits of exact rows",
+                                                [STATE_FITTED] = "fitted numbers", [STATE_ANCHORS] = "anchors",
+                                                [STATE_WINDOW] = "window",         [STATE_PAGES] = "pages"};
+
+/* Of the second part's sections, those of the first. */
+static enum state_section like(uint32_t section) {
+    return (enum state_section)(section < STATE_SECOND ? section : section - STATE_SECOND + STATE_CACHE);
+}
+
+static enum state_section of_part(enum state_section section, bool second) {
+    return second && section >= STATE_CACHE && section < STATE_SECOND ? section - STATE_CACHE + STATE_SECOND : section;
+}
+
+static size_t align_of(uint32_t section) { return like(section) == STATE_PAGES ? STATE_PAGES_ALIGN : STATE_ALIGN; }
 
 /* ---- Writing ------------------------------------------------------------------------------------------------------------ */
 
@@ -54,7 +65,7 @@ struct state_writer {
     int failed; /* errno of the first failure, or 0 */
     uint64_t size;
     enum state_section section;
-    bool begun;
+    bool begun, second;
     struct entry table[STATE_SECTIONS];
     XXH3_state_t hash; /* of the section */
     size_t buffered;
@@ -116,12 +127,15 @@ static void end_section(struct state_writer *w, size_t align) {
 }
 
 void state_writer_begin(struct state_writer *w, enum state_section section) {
-    end_section(w, section == STATE_PAGES ? STATE_PAGES_ALIGN : STATE_ALIGN);
+    section = of_part(section, w->second);
+    end_section(w, align_of(section));
     XXH3_64bits_reset(&w->hash);
     w->begun = true;
     w->section = section;
     w->table[section] = (struct entry){.section = (uint32_t)section, .offset = w->size};
 }
+
+void state_writer_second(struct state_writer *w) { w->second = true; }
 
 void state_writer_put(struct state_writer *w, const void *data, size_t bytes) {
     w->table[w->section].bytes += bytes;
@@ -145,6 +159,8 @@ static void write_head(struct state_writer *w, const struct state_identity *iden
 }
 
 enum terse_status state_writer_finish(struct state_writer *w, const struct state_identity *identity, struct terse_error *error) {
+    for (uint32_t next = w->begun ? w->section + 1 : 0; next < STATE_SECTIONS; next++)
+        state_writer_begin(w, (enum state_section)next);
     errno = 0;
     end_section(w, STATE_ALIGN);
     write_head(w, identity);
@@ -161,6 +177,7 @@ struct state_file {
     size_t size;
     char *name;
     uint32_t others; /* owners beside the first */
+    bool second;     /* state_file_second */
     struct head head;
 };
 
@@ -190,7 +207,7 @@ static enum terse_status check_table(const struct state_file *f, struct terse_er
     uint64_t end = sizeof(struct head);
     for (uint32_t i = 0; i < STATE_SECTIONS; i++) {
         const struct entry *entry = &f->head.table[i];
-        uint64_t begin = memory_round_up(end, i == STATE_PAGES ? STATE_PAGES_ALIGN : STATE_ALIGN);
+        uint64_t begin = memory_round_up(end, align_of(i));
         if (entry->section != i || entry->zero || entry->offset != begin || begin > f->size || entry->bytes > f->size - begin)
             return refuse_header("its sections do not follow one another", error);
         end = begin + entry->bytes;
@@ -219,7 +236,7 @@ static enum terse_status check_file(struct state_file *f, struct terse_error *er
     for (uint32_t i = 0; !status && i < STATE_SECTIONS; i++)
         if (section_checksum(&f->head, f->data, f->size, i) != f->head.table[i].checksum)
             status = status_fail_at(error, TERSE_E_FORMAT, f->head.table[i].offset,
-                                    "damaged: the checksum of its %s is wrong: save the session again", names[i]);
+                                    "damaged: the checksum of its %s is wrong: save the session again", names[like(i)]);
     return status;
 }
 
@@ -275,14 +292,17 @@ struct state_identity state_file_identity(const struct state_file *file) {
     return (struct state_identity){file->head.header.model, file->head.header.codebook};
 }
 
+void state_file_second(struct state_file *file, bool second) { file->second = second; }
+
 const void *state_file_section(const struct state_file *file, enum state_section section, size_t *bytes) {
+    section = of_part(section, file->second);
     *bytes = (size_t)file->head.table[section].bytes;
     return file->data + file->head.table[section].offset;
 }
 
 enum terse_status state_file_refuse(const struct state_file *file, enum state_section section, const char *what,
                                     struct terse_error *error) {
-    return status_fail_at(error, TERSE_E_FORMAT, file->head.table[section].offset,
+    return status_fail_at(error, TERSE_E_FORMAT, file->head.table[of_part(section, file->second)].offset,
                           "%s: its %s cannot be: %s: save the session again", file->name, names[section], what);
 }
 

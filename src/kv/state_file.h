@@ -9,12 +9,13 @@
 
 #include "base/status.h"
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
-#define STATE_VERSION 2
+#define STATE_VERSION 3
 #define STATE_ALIGN 64         /* of sections */
-#define STATE_PAGES_ALIGN 4096 /* of the last one */
+#define STATE_PAGES_ALIGN 4096 /* of those with pages */
 
 /* In the order of the file, which has all of them. */
 enum state_section {
@@ -30,7 +31,8 @@ enum state_section {
     STATE_ANCHORS,
     STATE_WINDOW,
     STATE_PAGES,
-    STATE_SECTIONS
+    STATE_SECOND, /* from STATE_CACHE to STATE_PAGES once more, of layers that slide beside others that do not; else all empty */
+    STATE_SECTIONS = STATE_SECOND + STATE_PAGES - STATE_CACHE + 1
 };
 
 /* Whose state it is. */
@@ -45,8 +47,10 @@ struct state_writer;
 
 /* `path` outlives the writer. */
 enum terse_status state_writer_new(const char *path, struct state_writer **writer, struct terse_error *error);
-/* Sections come in their order, each once. */
+/* Sections come in their order, each once; those after the last that is written are empty. */
 void state_writer_begin(struct state_writer *writer, enum state_section section);
+/* From here on, sections from STATE_CACHE on stand for those of STATE_SECOND. */
+void state_writer_second(struct state_writer *writer);
 void state_writer_put(struct state_writer *writer, const void *data, size_t bytes);
 /* What is to be written could not be had: `number` is an errno. */
 void state_writer_fail(struct state_writer *writer, int number);
@@ -70,6 +74,8 @@ void state_file_close(struct state_file *file); /* accepts NULL */
 struct state_identity state_file_identity(const struct state_file *file);
 /* A section's bytes, aligned to STATE_ALIGN, of which there are *bytes. */
 const void *state_file_section(const struct state_file *file, enum state_section section, size_t *bytes);
+/* Whether sections from STATE_CACHE on stand for those of STATE_SECOND; at first they do not. */
+void state_file_second(struct state_file *file, bool second);
 /* TERSE_E_FORMAT for a section that holds what cannot be. */
 enum terse_status state_file_refuse(const struct state_file *file, enum state_section section, const char *what,
                                     struct terse_error *error);

@@ -412,6 +412,16 @@ struct codec_shape method_shape(const struct method *method, enum codec_side sid
     return shape;
 }
 
+struct method method_of_window(const struct method *method, uint32_t window) {
+    struct method own = *method;
+    own.policy = &policy_window;
+    own.parameters =
+        (struct policy_parameters){.exact = own.key.codec->exact && own.value.codec->exact ? 0 : SINKS, .window = window};
+    own.index = NULL;
+    if (method->policy->keep_selected_only) own.tail_tokens = own.parameters.exact ? QUANTIZED_TAIL : 0;
+    return own;
+}
+
 enum terse_status method_check(const struct method *method, uint32_t head_dim, uint32_t group, struct terse_error *error) {
     struct codec_shape half = {.head_dim = head_dim, .group = group};
     enum terse_status status =

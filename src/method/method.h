@@ -44,6 +44,9 @@ enum terse_status method_check_codebook(struct method *method, const uint64_t fi
 struct codec_shape method_shape(const struct method *method, enum codec_side side, uint32_t layer, uint32_t head, uint32_t head_dim,
                                 uint32_t group);
 
+/* The method as layers use it whose queries see the newest `window` keys alone: its codecs, and of its policy nothing. */
+struct method method_of_window(const struct method *method, uint32_t window);
+
 /* All that decides what the bytes of a cache mean and which tokens it holds, but for the codebook, as one line of items with ", " between
  * them, the first the name: "q8_0, keys q8_0, values q8_0, ..., tail 128". */
 #define METHOD_IDENTITY 512

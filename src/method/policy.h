@@ -17,6 +17,7 @@ struct policy_parameters {
     uint32_t shallow;      /* MAT: the first layers, whose exact rows are the oldest sinks and the youngest others */
     double anchor_percent; /* of a prefill's tokens that stay exact, per layer, KV head and side */
     uint32_t anchor_count; /* so many instead, when not 0 */
+    uint32_t window;       /* policy_window: tokens that a query sees, its own included */
     double read_percent;   /* of a prompt's tokens that a step reads, where the method has an index */
     uint32_t read_count;   /* so many instead, when not 0 */
 };
@@ -38,6 +39,7 @@ struct policy {
     /* Keys are read at positions by index in the cache instead of their own: position of a kept token = number of kept tokens
      * before it. Then generation is not bounded by the model's context. */
     bool positions_by_index;
+    bool oldest_leave; /* a step may evict tokens that are in pages, the oldest first, or before they come there */
     enum terse_status (*check)(const struct policy_parameters *parameters, struct terse_error *error);
     /* `tokens`: tokens seen so far, the newest step included. */
     struct policy_decision (*retain)(const struct policy_parameters *parameters, uint64_t tokens);
@@ -75,6 +77,8 @@ extern const struct policy policy_mat;
 extern const struct policy policy_attention_rank;
 /* Keeps only those, at their own positions, the newest tokens of a prompt, `budget` in all, and everything after it (SnapKV). */
 extern const struct policy policy_snapkv;
+/* Of layers whose queries see the newest `window` keys alone: what no further query will see has left, as pages go. */
+extern const struct policy policy_window;
 /* The first tokens of a sequence, on which models of a few billion parameters and more spend about half of their attention whatever the
  * text (StreamingLLM, section 3.1), and whose keys and values look like no others: exact rows of every method whose codecs are not
  * exact, and of those that evict. */

@@ -24,5 +24,9 @@ static size_t pick_victim(const struct policy_parameters *parameters, uint32_t l
     return most;
 }
 
-const struct policy policy_mat = {
-    .name = "mat", .positions_by_index = true, .check = check, .retain = policy_retain_newest, .pick_victim = pick_victim};
+const struct policy policy_mat = {.name = "mat",
+                                  .positions_by_index = true,
+                                  .oldest_leave = true,
+                                  .check = check,
+                                  .retain = policy_retain_newest,
+                                  .pick_victim = pick_victim};

@@ -17,4 +17,4 @@ struct policy_decision policy_retain_newest(const struct policy_parameters *para
 }
 
 const struct policy policy_streaming = {
-    .name = "streaming", .positions_by_index = true, .check = check, .retain = policy_retain_newest};
+    .name = "streaming", .positions_by_index = true, .oldest_leave = true, .check = check, .retain = policy_retain_newest};

@@ -23,6 +23,10 @@ static const struct architecture architectures[] = {
      .bias = PRESENCE_OPTIONAL},
     {"command-r", NORM_LAYER, .rotary = true, .pairing = ROPE_ADJACENT, .parallel = true, .qk_norm = PRESENCE_OPTIONAL,
      .norm_by_head = true},
+    {"gemma2", .activation = ACTIVATION_GEGLU, .rotary = true, .pairing = ROPE_HALF_SPLIT, .post_norms = true,
+     .scaled_embedding = true, .window = 4096, .window_pattern = 2, .attention_cap = 50, .logit_cap = 30, .scaled_by_width = 46},
+    {"gemma3", .activation = ACTIVATION_GEGLU, .rotary = true, .pairing = ROPE_HALF_SPLIT, .qk_norm = PRESENCE_REQUIRED,
+     .post_norms = true, .scaled_embedding = true, .window_pattern = 6, .sliding_base = 10000, .scaled_by_width = 62},
 };
 enum { N_ARCHITECTURES = sizeof architectures / sizeof architectures[0] };
 
@@ -34,7 +38,7 @@ enum terse_status architecture_find(const struct gguf *gguf, const struct archit
     if (!found)
         return status_fail(error, TERSE_E_FORMAT,
                            "the file has no general.architecture: it is not a model; convert it again with a current converter");
-    char known[128] = "";
+    char known[256] = "";
     for (size_t i = 0; i < N_ARCHITECTURES; i++) {
         if (name.size == strlen(architectures[i].name) && !memcmp(name.data, architectures[i].name, name.size)) {
             *architecture = &architectures[i];

@@ -28,6 +28,16 @@ struct architecture {
     bool shares_of_all;     /* experts' shares are their probabilities among all, not among those chosen */
     enum presence qk_norm;  /* attn_{q,k}_norm.weight: a norm of each head of q and k before rotation, */
     bool norm_by_head;      /* with a gain for each head of its own */
+    bool post_norms;        /* post_attention_norm and post_ffw_norm: of what is added to the hidden state */
+    bool scaled_embedding;  /* embeddings are multiplied by sqrt(width) */
+
+    /* What files of some architectures leave out. */
+    uint32_t window;         /* attention.sliding_window; 0: there is none */
+    uint32_t window_pattern; /* all layers but every so many-th slide; 0: all do */
+    float sliding_base;      /* RoPE's base in sliding layers, which is not scaled; 0: they turn as the others */
+    float attention_cap, logit_cap;
+    uint32_t
+        scaled_by_width; /* with so many layers, attention scales by 1 / sqrt(width / query heads), not by 1 / sqrt(head_dim) */
 };
 
 /* Reads general.architecture. An unknown one is TERSE_E_UNSUPPORTED, and the message names those that are supported. */

@@ -35,10 +35,10 @@ struct norm {
     uint32_t heads;           /* gain[heads][width], a head's for every heads-th row; 0: the same for all rows */
 };
 
-/* What a feed-forward layer does with its inner activations. SwiGLU has two matrices before it and multiplies: silu(gate) up
- * (Shazeer 2020); the others have only `up`. GELU(x) = x P(N(0, 1) <= x), exactly or as approximated by Hendrycks and Gimpel
+/* What a feed-forward layer does with its inner activations. SwiGLU and GeGLU have two matrices before it and multiply: silu(gate) up, or
+ * GELU(gate) up by tanh (Shazeer 2020); the others have only `up`. GELU(x) = x P(N(0, 1) <= x), exactly or as approximated by Hendrycks and Gimpel
  * (2016): backend/cpu/gelu.h. */
-enum activation { ACTIVATION_SWIGLU, ACTIVATION_GELU_TANH, ACTIVATION_GELU };
+enum activation { ACTIVATION_SWIGLU, ACTIVATION_GELU_TANH, ACTIVATION_GELU, ACTIVATION_GEGLU };
 
 /* A feed-forward layer of experts, which are SwiGLU layers: a token goes through those for which its product with the router is the largest, and
  * the sum of what they make of it, each times its share, a softmax of these products, is the layer's (Shazeer et al. 2017). */
@@ -51,10 +51,11 @@ struct experts {
 
 /* Vectors are F32, converted at load where the file has them otherwise. What an architecture does not have is NULL. */
 struct layer {
-    struct norm attention_norm, feed_forward_norm; /* [width]; one and the same where the architecture is parallel */
-    struct matrix q, k, v, o;                      /* q, k and v may be rows of one tensor */
-    struct norm q_norm, k_norm;                    /* [head_dim] */
-    struct matrix gate, up, down;                  /* of a layer without experts */
+    struct norm attention_norm, feed_forward_norm;           /* [width]; one and the same where the architecture is parallel */
+    struct matrix q, k, v, o;                                /* q, k and v may be rows of one tensor */
+    struct norm q_norm, k_norm;                              /* [head_dim] */
+    struct norm attention_post_norm, feed_forward_post_norm; /* [width], of what is added to the hidden state */
+    struct matrix gate, up, down;                            /* of a layer without experts */
     struct experts experts;
 };
 
@@ -78,12 +79,18 @@ struct terse_model {
     struct rope rope;               /* n_rot 0: none */
     struct rope long_rope;          /* of sequences that may grow longer than `rope_context`: model_rope() */
     uint32_t rope_context;          /* 0: `rope` serves all */
+    float embedding_scale;          /* of embeddings */
+    float attention_scale;          /* logits of attention = attention_scale <q, k> */
+    float attention_cap, logit_cap; /* logits of attention, or of tokens, become cap tanh(logits / cap); 0: they do not */
+    uint32_t window, sliding;       /* of how many layers a query sees the newest `window` keys alone, its own included */
+    struct rope sliding_rope;       /* of these layers; n_rot 0: they turn as the others */
+    const uint32_t *layer_order;    /* [layers] the others' numbers, then theirs; NULL: all slide, or none */
     const float *slopes;            /* [query_heads]: ALiBi adds slope * (key's position - query's) to the logits; NULL: none */
     struct matrix embedding, output; /* output is the embedding when tied */
     struct matrix positions;         /* added to the embeddings, a row for each position: no token can have one past the last */
     struct norm output_norm;         /* its gain times what the file scales logits by */
     struct layer *layer;             /* [layers] */
-    void *vectors;                   /* the memory of all converted vectors, of rotation frequencies and of slopes */
+    void *vectors; /* the memory of all converted vectors, of rotation frequencies, of slopes and of layer_order */
 };
 
 /* Where numbers are on their way through the model: what enters layer 0, what leaves a layer, the logits. */
@@ -94,6 +101,13 @@ struct terse_model {
 /* The rotation of a sequence of up to `context` tokens. */
 static inline const struct rope *model_rope(const struct terse_model *model, uint32_t context) {
     return model->rope_context && context > model->rope_context ? &model->long_rope : &model->rope;
+}
+
+/* Whether a layer slides. */
+static inline bool model_slides(const struct terse_model *model, uint32_t layer) {
+    for (uint32_t i = model->layers - model->sliding; model->layer_order && i < model->layers; i++)
+        if (model->layer_order[i] == layer) return true;
+    return !model->layer_order && model->sliding;
 }
 
 /* TERSE_E_FORMAT: NaN or infinite numbers, of which those at `place` were seen first. */

@@ -27,6 +27,7 @@ struct loader {
     bool (*supports)(enum tensor_type type); /* of matrices */
     float norm_epsilon, logit_scale;
     uint32_t expert_width, shared_width;
+    uint32_t window_pattern;          /* struct architecture's */
     float *next_vector, *last_vector; /* what is left of model->vectors */
     bool *used;                       /* by tensor */
 };
@@ -174,7 +175,8 @@ static enum terse_status load_layer(struct loader *l, uint32_t index) {
     enum presence dense = m->experts ? PRESENCE_NONE : PRESENCE_REQUIRED;
     enum presence fused = a->fused_qkv ? PRESENCE_REQUIRED : PRESENCE_NONE,
                   apart = a->fused_qkv ? PRESENCE_NONE : PRESENCE_REQUIRED;
-    bool gated = a->activation == ACTIVATION_SWIGLU;
+    bool gated = a->activation == ACTIVATION_SWIGLU || a->activation == ACTIVATION_GEGLU;
+    enum presence post = a->post_norms ? PRESENCE_REQUIRED : PRESENCE_NONE;
     const struct {
         const char *name;
         uint32_t columns, rows;
@@ -198,6 +200,8 @@ static enum terse_status load_layer(struct loader *l, uint32_t index) {
     } norms[] = {
         {"attn_norm", m->width, 0, PRESENCE_REQUIRED, a->bias, &layer->attention_norm},
         {"ffn_norm", m->width, 0, a->parallel ? PRESENCE_NONE : PRESENCE_REQUIRED, a->bias, &layer->feed_forward_norm},
+        {"post_attention_norm", m->width, 0, post, a->bias, &layer->attention_post_norm},
+        {"post_ffw_norm", m->width, 0, post, a->bias, &layer->feed_forward_post_norm},
         {"attn_q_norm", m->head_dim, a->norm_by_head ? m->query_heads : 0, a->qk_norm, PRESENCE_NONE, &layer->q_norm},
         {"attn_k_norm", m->head_dim, a->norm_by_head ? m->kv_heads : 0, a->qk_norm, PRESENCE_NONE, &layer->k_norm},
     };
@@ -223,6 +227,15 @@ static enum terse_status load_layer(struct loader *l, uint32_t index) {
     }
     if (a->parallel) layer->feed_forward_norm = layer->attention_norm;
     return status || !m->experts ? status : load_experts(l, index);
+}
+
+/* One u32 of the architecture's metadata; `fallback` when missing. */
+static enum terse_status read_u32(struct loader *l, const char *name, uint32_t fallback, uint32_t *value) {
+    char key[128];
+    bool found;
+    snprintf(key, sizeof key, "%s.%s", l->model->architecture->name, name);
+    *value = fallback;
+    return gguf_get_u32(l->model->gguf, key, value, &found, l->error);
 }
 
 /* One u32 of the architecture's metadata, 1..most; `fallback` when missing, which 0 makes an error. */
@@ -251,15 +264,28 @@ static enum terse_status read_number(struct loader *l, const char *name, float f
     return status;
 }
 
-/* Attention over no more than so many tokens back is the same as any where the context is no longer. */
-static enum terse_status check_window(struct loader *l) {
-    char key[128];
-    uint32_t window = 0;
-    bool found;
-    snprintf(key, sizeof key, "%s.attention.sliding_window", l->model->architecture->name);
-    enum terse_status status = gguf_get_u32(l->model->gguf, key, &window, &found, l->error);
-    if (status || !window || window >= l->model->context) return status;
-    return status_fail(l->error, TERSE_E_UNSUPPORTED, "sliding windows (%s = %u) are not supported", key, window);
+/* Which layers slide, their number and window. A window that no sequence outgrows is none. */
+static enum terse_status load_window(struct loader *l) {
+    struct terse_model *m = l->model;
+    uint32_t pattern = m->architecture->window_pattern;
+    enum terse_status status = read_u32(l, "attention.sliding_window", m->architecture->window, &m->window);
+    if (!status && pattern) status = read_size(l, "attention.sliding_window_pattern", pattern, MAX_LAYERS, &pattern);
+    if (!m->window || m->window >= m->context) m->window = 0;
+    m->sliding = !m->window ? 0 : pattern ? m->layers - m->layers / pattern : m->layers;
+    l->window_pattern = pattern;
+    return status;
+}
+
+static enum terse_status load_scales(struct loader *l) {
+    struct terse_model *m = l->model;
+    const struct architecture *a = m->architecture;
+    uint32_t shared = m->layers == a->scaled_by_width ? m->width / m->query_heads : m->head_dim;
+    m->embedding_scale = a->scaled_embedding ? sqrtf((float)m->width) : 1;
+    m->attention_scale = 1 / sqrtf((float)shared);
+    enum terse_status status = read_number(l, "logit_scale", 1, FLT_MAX, &l->logit_scale);
+    if (!status) status = read_number(l, "attn_logit_softcapping", a->attention_cap, FLT_MAX, &m->attention_cap);
+    if (!status) status = read_number(l, "final_logit_softcapping", a->logit_cap, FLT_MAX, &m->logit_cap);
+    return status ? status : read_number(l, "attention.clamp_kqv", 0, FLT_MAX, &m->clamp);
 }
 
 /* Experts are as wide as a layer without them where the file does not say. */
@@ -310,9 +336,8 @@ static enum terse_status load_shape(struct loader *l) {
                            m->query_heads, m->head_dim);
 
     if ((status = load_experts_shape(l))) return status;
-    if ((status = check_window(l))) return status;
-    if ((status = read_number(l, "logit_scale", 1, FLT_MAX, &l->logit_scale))) return status;
-    if ((status = read_number(l, "attention.clamp_kqv", 0, FLT_MAX, &m->clamp))) return status;
+    if ((status = load_window(l))) return status;
+    if ((status = load_scales(l))) return status;
     return read_number(l, m->architecture->norm == NORM_RMS ? "attention.layer_norm_rms_epsilon" : "attention.layer_norm_epsilon",
                        -1, 1, &l->norm_epsilon);
 }
@@ -371,6 +396,29 @@ static enum terse_status load_rope(struct loader *l) {
     return load_frequencies(l, ROPE_FACTORS, &m->rope, frequency);
 }
 
+/* Frequencies of sliding layers that turn in their own way, and the order of layers. */
+static enum terse_status load_sliding(struct loader *l) {
+    struct terse_model *m = l->model;
+    uint32_t *order = (uint32_t *)(void *)l->next_vector, n_full = m->layers - m->sliding, full = 0, slide = n_full;
+    float base = 0, *frequency = l->next_vector + m->layers;
+    if (!m->sliding) return TERSE_OK;
+    if (n_full) {
+        for (uint32_t i = 0; i < m->layers; i++) *((i + 1) % l->window_pattern ? &order[slide++] : &order[full++]) = i;
+        m->layer_order = order;
+    }
+    l->next_vector += m->layers;
+    if (m->architecture->sliding_base == 0) return TERSE_OK;
+    enum terse_status status = read_number(l, "rope.freq_base_swa", m->architecture->sliding_base, FLT_MAX, &base);
+    if (!status && !(base > 1))
+        status = status_fail(l->error, TERSE_E_FORMAT, "rope.freq_base_swa is %g: the file is damaged", (double)base);
+    m->sliding_rope = m->rope;
+    m->sliding_rope.frequency = frequency;
+    m->sliding_rope.magnitude = 1;
+    for (uint32_t i = 0; i < m->rope.n_rot / 2; i++) frequency[i] = (float)pow((double)base, -2.0 * i / m->rope.n_rot);
+    l->next_vector += m->rope.n_rot / 2;
+    return status;
+}
+
 /* Slopes 2^(-largest i / N), i = 1..N, for N heads when that is a power of two; for fewer heads than N, first those of even i. */
 static enum terse_status load_alibi(struct loader *l) {
     struct terse_model *m = l->model;
@@ -392,6 +440,7 @@ static enum terse_status load_alibi(struct loader *l) {
 static enum terse_status load_positions(struct loader *l) {
     struct terse_model *m = l->model;
     enum terse_status status = load_rope(l);
+    if (!status) status = load_sliding(l);
     if (!status) status = load_alibi(l);
     if (status) return status;
     return load_matrix(l, "position_embd.weight", m->width, m->context, m->architecture->positions, &m->positions);
@@ -402,7 +451,7 @@ static enum terse_status load_positions(struct loader *l) {
 /* Counts every vector of the file once, which bounds the memory by the file's size, whatever its metadata claims. */
 static enum terse_status allocate(struct loader *l) {
     struct terse_model *m = l->model;
-    size_t floats = m->rope.n_rot + m->query_heads;
+    size_t floats = 2 * (size_t)m->rope.n_rot + m->query_heads + m->layers;
     for (uint64_t i = 0; i < gguf_tensor_count(m->gguf); i++) {
         const struct gguf_tensor *tensor = gguf_tensor_at(m->gguf, i);
         bool of_heads = m->architecture->norm_by_head && tensor->n_dims == 2 && tensor->dims[1] <= m->query_heads;

@@ -181,8 +181,22 @@ static enum terse_status allocate(struct backward *b, struct terse_error *error)
     return m->experts ? backward_experts_reserve(&b->experts, m, panel, error) : TERSE_OK;
 }
 
+/* What the sweeps do not compute. */
+static enum terse_status check_model(const struct terse_model *model, size_t tokens, struct terse_error *error) {
+    const struct architecture *a = model->architecture;
+    if (a->parallel || a->post_norms || a->scaled_embedding || model->attention_cap > 0 || model->logit_cap > 0)
+        return status_fail(error, TERSE_E_UNSUPPORTED,
+                           "%s models are not calibrated: use a --kv that needs no codebook (terse-2, kivi-2, q4_0)", a->name);
+    if (!model->sliding || tokens <= model->window) return TERSE_OK;
+    return status_fail(error, TERSE_E_UNSUPPORTED,
+                       "windows of %zu tokens are longer than the %" PRIu32
+                       " that sliding layers of this model see: make them shorter",
+                       tokens, model->window);
+}
+
 enum terse_status backward_new(const struct terse_model *model, size_t tokens, bool gradients, struct backward **backward,
                                struct terse_error *error) {
+    enum terse_status status;
     *backward = NULL;
     if (tokens < 2)
         return status_fail(error, TERSE_E_ARGUMENT, "windows of %zu tokens predict nothing: make them at least 2", tokens);
@@ -191,10 +205,7 @@ enum terse_status backward_new(const struct terse_model *model, size_t tokens, b
                            "windows of %zu tokens are longer than the %" PRIu32
                            " positions that the model has learned: make them shorter",
                            tokens, model->positions.rows);
-    if (model->architecture->parallel)
-        return status_fail(error, TERSE_E_UNSUPPORTED,
-                           "gradients of %s models are not supported: use a --kv that needs no calibration (terse-2, kivi-2, q4_0)",
-                           model->architecture->name);
+    if ((status = check_model(model, tokens, error))) return status;
     struct backward *b = calloc(1, sizeof *b);
     if (!b) return status_no_memory(error, sizeof *b, "the gradients of a window");
     b->model = model;
@@ -204,7 +215,7 @@ enum terse_status backward_new(const struct terse_model *model, size_t tokens, b
     b->logit_rows = larger(LOGIT_BYTES / (model->vocabulary * sizeof(float)), LOGIT_TOKENS);
     b->logit_rows = gradients ? smaller(b->logit_rows, smaller(PANEL_TOKENS, tokens)) : 0;
     b->staying = gradients ? count_staying(model, tokens) : 0;
-    enum terse_status status = gemm_prepare(error);
+    status = gemm_prepare(error);
     if (!status) status = allocate(b, error);
     if (status && b->staying) { /* without the rows that stay it is slower, but works */
         release(b);

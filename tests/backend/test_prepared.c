@@ -19,7 +19,7 @@ enum { LAYERS = 2, HEADS = 2, HEAD_DIM = 32 };
 
 static float frequency[HEAD_DIM / 2];
 static const struct rope rope = {ROPE_ADJACENT, HEAD_DIM, HEAD_DIM, frequency, 1};
-static const struct cache_shape shape = {LAYERS, 2 * HEADS, HEADS, HEAD_DIM, 0.2f, &rope, NULL};
+static const struct cache_shape shape = {LAYERS, 2 * HEADS, HEADS, HEAD_DIM, 0.2f, &rope, .slopes = NULL};
 
 static const char *const methods[] = {"million-4x8", "antkv-1", "cq-0.75", "commvq-1"};
 #define METHODS (sizeof methods / sizeof methods[0])

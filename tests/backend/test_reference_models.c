@@ -35,19 +35,23 @@ static struct reference references[] = {
     {"llama-yarn-given", 48, 2, 1, 64, 2, 0}, /* yarn with every parameter given */
     {"llama-3", 48, 2, 1, 64, 2, 0},          /* frequency factors */
     {"mistral", 48, 4, 2, 32, 2, 0},
-    {"qwen2", 64, 2, 1, 32, 2, 0},           /* biases of q, k, v; half-split RoPE */
-    {"qwen3", 48, 4, 2, 32, 2, 0},           /* norms of q and k */
-    {"gpt2", 64, 2, 2, 32, 2, 0},            /* learned positions, all of them; LayerNorm, GELU by tanh, biases, fused q, k, v */
-    {"mpt", 96, 3, 3, 32, 2, 0},             /* ALiBi of a number of heads that is no power of two; clipped q, k, v; GELU */
-    {"phi3", 64, 2, 1, 32, 2, 0},            /* fused q, k, v and gate, up; RoPE of three quarters of a head */
-    {"phi3-short", 64, 2, 1, 32, 2, 128},    /* longrope, in a context that is no longer than the original one */
-    {"phi3-long", 64, 2, 1, 32, 2, 0},       /* and in a longer one */
-    {"starcoder2", 48, 4, 2, 32, 2, 0},      /* LayerNorm, GELU by tanh, biases, RoPE */
-    {"command-r", 64, 2, 1, 32, 2, 0},       /* attention and feed-forward layer beside each other, scaled logits */
-    {"command-r-norms", 64, 4, 2, 32, 2, 0}, /* norms of q and k with a gain for each head */
-    {"mixtral", 48, 4, 2, 32, 2, 0},         /* two of four experts */
-    {"qwen2moe", 64, 2, 1, 32, 2, 0},        /* three of five, with shares among all, and a shared one */
-    {"qwen3moe", 48, 4, 2, 32, 2, 0},        /* three of eight */
+    {"qwen2", 64, 2, 1, 32, 2, 0},             /* biases of q, k, v; half-split RoPE */
+    {"qwen3", 48, 4, 2, 32, 2, 0},             /* norms of q and k */
+    {"gpt2", 64, 2, 2, 32, 2, 0},              /* learned positions, all of them; LayerNorm, GELU by tanh, biases, fused q, k, v */
+    {"mpt", 96, 3, 3, 32, 2, 0},               /* ALiBi of a number of heads that is no power of two; clipped q, k, v; GELU */
+    {"phi3", 64, 2, 1, 32, 2, 0},              /* fused q, k, v and gate, up; RoPE of three quarters of a head */
+    {"phi3-short", 64, 2, 1, 32, 2, 128},      /* longrope, in a context that is no longer than the original one */
+    {"phi3-long", 64, 2, 1, 32, 2, 0},         /* and in a longer one */
+    {"starcoder2", 48, 4, 2, 32, 2, 0},        /* LayerNorm, GELU by tanh, biases, RoPE */
+    {"command-r", 64, 2, 1, 32, 2, 0},         /* attention and feed-forward layer beside each other, scaled logits */
+    {"command-r-norms", 64, 4, 2, 32, 2, 0},   /* norms of q and k with a gain for each head */
+    {"gemma2", 32, 2, 1, 32, 4, 0},            /* sliding layers beside full ones, caps, norms after, GeGLU */
+    {"gemma3", 32, 2, 1, 32, 7, 0},            /* one full layer of seven, of another RoPE base, norms of q and k */
+    {"starcoder2-window", 48, 4, 2, 32, 2, 0}, /* all layers slide */
+    {"phi3-window", 64, 2, 1, 32, 2, 0},
+    {"mixtral", 48, 4, 2, 32, 2, 0},  /* two of four experts */
+    {"qwen2moe", 64, 2, 1, 32, 2, 0}, /* three of five, with shares among all, and a shared one */
+    {"qwen3moe", 48, 4, 2, 32, 2, 0}, /* three of eight */
 };
 enum { N_REFERENCES = sizeof references / sizeof references[0] };
 

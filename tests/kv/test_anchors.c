@@ -123,7 +123,7 @@ static struct bare *bare_new(size_t n, uint32_t anchors, int threads, bool zero_
             all[i][j] = i == 1 && zero_values ? 0 : 4 * ((float)(random >> 8) / (1 << 24) - 0.5f);
         }
     b->rope = (struct rope){ROPE_ADJACENT, HD, 0, b->frequency, 1};
-    b->shape = (struct cache_shape){1, G, 1, HD, 1 / sqrtf(HD), &b->rope, NULL};
+    b->shape = (struct cache_shape){1, G, 1, HD, 1 / sqrtf(HD), &b->rope, .slopes = NULL};
     set_attention(b, n);
     struct terse_cache_options options = {.method = "q4_0", .tail_tokens = 0, .anchor_count = anchors};
     struct terse_error error;

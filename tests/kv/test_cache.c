@@ -172,6 +172,28 @@ static void one_token_at_a_time(void **state) {
     }
 }
 
+/* Windows shorter than a page, of pages, and that end within one; what lies before them has left, in steps of any size. Every policy leaves
+ * such layers alone. */
+static void sliding_windows_equal_dense_attention_within_them(void **state) {
+    (void)state;
+    static const char *const methods[] = {"f16",       "q8_0",    "q4_0",    "kivi-4",       "kivi-2", "cq-1",       "million-4",
+                                          "million-2", "antkv-1", "terse-2", "streaming-64", "mat-64", "snapkv-128", "quest-64"};
+    static const uint32_t windows[] = {1, 40, 64, 129, 200};
+    for (size_t m = 0; m < sizeof methods / sizeof methods[0]; m++) {
+        for (size_t w = 0; w < sizeof windows / sizeof windows[0]; w++) {
+            struct oracle_setup setup = small;
+            setup.method = methods[m];
+            setup.window = windows[w];
+            setup.cap = w % 2 ? 3 : 0;
+            setup.tail = w % 3 ? TERSE_TAIL_DEFAULT : 0;
+            setup.seed = m * 5 + w;
+            RUN(&setup, {P, 330, 100}, {D, 1, 0}, {D, 1, 0}, {D, 5, 0}, {D, 70, 0}, {P, 170, 0}, {C, 40, 0}, {D, 1, 0}, {D, 62, 0},
+                {D, 3, 0});
+            RUN(&setup, {D, 3, 0}, {D, 90, 0}, {P, 300, 0}, {Q, 100, 0}, {D, 1, 0}, {D, 30, 0});
+        }
+    }
+}
+
 /* Long enough that reading is split into parts that meet again. */
 static void deep_caches_equal_dense_attention(void **state) {
     (void)state;
@@ -511,6 +533,7 @@ int main(void) {
         cmocka_unit_test(lengths_around_pages),
         cmocka_unit_test(queries_may_be_asked_in_any_pieces),
         cmocka_unit_test(one_token_at_a_time),
+        cmocka_unit_test(sliding_windows_equal_dense_attention_within_them),
         cmocka_unit_test(deep_caches_equal_dense_attention),
         cmocka_unit_test(the_papers_protocol_reads_quantized_tokens),
         cmocka_unit_test(streaming_equals_a_fresh_sequence_of_the_kept_tokens),

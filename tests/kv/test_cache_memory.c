@@ -20,7 +20,7 @@ enum { HEADS = 2, HEAD_DIM = 32, LAYERS = 2, WIDTH = HEADS * HEAD_DIM };
 
 static float frequency[HEAD_DIM / 2];
 static const struct rope rope = {ROPE_ADJACENT, HEAD_DIM, HEAD_DIM, frequency, 1};
-static const struct cache_shape shape = {LAYERS, 3 * HEADS, HEADS, HEAD_DIM, 0.2f, &rope, NULL};
+static const struct cache_shape shape = {LAYERS, 3 * HEADS, HEADS, HEAD_DIM, 0.2f, &rope, .slopes = NULL};
 
 static struct method resolve(const char *name, uint32_t tail) {
     struct terse_cache_options options = {.method = name, .tail_tokens = tail};

@@ -22,7 +22,7 @@ enum { HEADS = 2, HEAD_DIM = 32, LAYERS = 2, GROUP = 3, WIDTH = HEADS * HEAD_DIM
 
 static float frequency[HEAD_DIM / 2];
 static const struct rope rope = {ROPE_HALF_SPLIT, HEAD_DIM, HEAD_DIM, frequency, 1};
-static const struct cache_shape shape = {LAYERS, GROUP *HEADS, HEADS, HEAD_DIM, 0.2f, &rope, NULL};
+static const struct cache_shape shape = {LAYERS, GROUP *HEADS, HEADS, HEAD_DIM, 0.2f, &rope, .slopes = NULL};
 
 /* The keys, before rotation, and values of a sequence, [LAYERS][MOST][WIDTH]. */
 static float *keys, *values;

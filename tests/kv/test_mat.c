@@ -21,7 +21,7 @@ enum { LAYERS = 3, Q_HEADS = 4, HEADS = 2, G = Q_HEADS / HEADS, HD = 32, MOST = 
 
 static float frequency[HD / 2];
 static struct rope rope = {ROPE_HALF_SPLIT, HD, HD, frequency, 1};
-static const struct cache_shape shape = {LAYERS, Q_HEADS, HEADS, HD, 0.25f, &rope, NULL};
+static const struct cache_shape shape = {LAYERS, Q_HEADS, HEADS, HD, 0.25f, &rope, .slopes = NULL};
 
 /* Keys, values and queries of a sequence; all channels of a value are the token's number. */
 struct sequence {

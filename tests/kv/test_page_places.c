@@ -18,7 +18,7 @@ enum { HEADS = 2, HEAD_DIM = 32, LAYERS = 3, GROUP = 3, WIDTH = HEADS * HEAD_DIM
 
 static float frequency[HEAD_DIM / 2];
 static const struct rope rope = {ROPE_ADJACENT, HEAD_DIM, HEAD_DIM, frequency, 1};
-static const struct cache_shape shape = {LAYERS, GROUP *HEADS, HEADS, HEAD_DIM, 0.2f, &rope, NULL};
+static const struct cache_shape shape = {LAYERS, GROUP *HEADS, HEADS, HEAD_DIM, 0.2f, &rope, .slopes = NULL};
 
 static struct cache *make_cache(const char *name, double read_percent) {
     struct terse_cache_options options = terse_cache_options_defaults();

@@ -34,7 +34,7 @@ enum { HEADS = 2, HD = 32, LAYERS = 2, WIDTH = HEADS * HD, MOST = 400 };
 static struct cache *new_cache(struct method *method, uint32_t tail, bool ahead) {
     static float frequency[HD / 2];
     static const struct rope rope = {ROPE_ADJACENT, HD, HD, frequency, 1};
-    static const struct cache_shape shape = {LAYERS, HEADS, HEADS, HD, 0.3f, &rope, NULL};
+    static const struct cache_shape shape = {LAYERS, HEADS, HEADS, HD, 0.3f, &rope, .slopes = NULL};
     struct terse_cache_options options = {.method = "q4_0", .tail_tokens = tail, .anchor_count = 3};
     struct cache *cache;
     struct terse_error error;

@@ -26,7 +26,7 @@ enum { LAYERS = 2, HEADS = 2, G = 3, Q_HEADS = HEADS * G, HD = 64, KV = HEADS * 
 
 static float frequency[HD / 2];
 static const struct rope rope = {ROPE_HALF_SPLIT, HD, HD, frequency, 1};
-static const struct cache_shape shape = {LAYERS, Q_HEADS, HEADS, HD, 0.3f, &rope, NULL};
+static const struct cache_shape shape = {LAYERS, Q_HEADS, HEADS, HD, 0.3f, &rope, .slopes = NULL};
 
 static uint64_t random_state = 1;
 static float random_float(void) {

@@ -83,7 +83,11 @@ struct oracle *oracle_new(const struct oracle_setup *setup, size_t capacity) {
                                     .head_dim = hd,
                                     .scale = 1 / sqrtf((float)hd),
                                     .rope = &o->rope,
-                                    .slopes = setup->alibi ? o->slopes : NULL};
+                                    .slopes = setup->alibi ? o->slopes : NULL,
+                                    .cap = setup->cap,
+                                    .window = setup->window,
+                                    .sliding = setup->window ? setup->layers : 0,
+                                    .sliding_rope = &o->rope};
     struct terse_cache_options options = {.method = setup->method,
                                           .key_type = setup->key,
                                           .value_type = setup->value,
@@ -92,6 +96,7 @@ struct oracle *oracle_new(const struct oracle_setup *setup, size_t capacity) {
                                           .read_percent = setup->read_percent,
                                           .anchor_count = setup->anchor_count};
     if (method_resolve(&options, hd, &o->method, &error)) fail_msg("%s", error.message);
+    if (setup->window) o->method = method_of_window(&o->method, setup->window);
     if (o->method.codebook[0]) make_codebook(o);
     if (o->kv->create(&o->shape, &o->method, (uint32_t)omp_get_max_threads(), &o->cache, &error)) fail_msg("%s", error.message);
     size_t floats = setup->layers * capacity * setup->kv_heads * hd;
@@ -122,6 +127,7 @@ size_t oracle_sinks(const struct oracle *o) {
 
 size_t oracle_first(const struct oracle *o) {
     size_t recent = o->method.parameters.budget - 4, sinks = oracle_sinks(o);
+    if (o->setup.window && o->length + 1 > sinks + o->setup.window) return o->length + 1 - o->setup.window;
     return streaming(o) && o->length > sinks + recent ? o->length - recent : sinks;
 }
 
@@ -335,7 +341,7 @@ static size_t see(const struct oracle *o, uint32_t layer, const float *q, size_t
     size_t sinks = oracle_sinks(o), first = oracle_first(o), n = 0; /* of the tokens before the step */
     double rotated_q[256], rotated_k[256];
     for (size_t t = 0; t <= at; t++)
-        if (t < sinks || t >= first) tokens[n++] = t;
+        if ((t < sinks || t >= first) && (!o->setup.window || at - t < o->setup.window)) tokens[n++] = t;
     rotate(o, q, (double)at, rotated_q);
     for (size_t i = 0; i < n; i++) {
         const float *k = stored(o, o->k, layer, tokens[i]) + head * hd;
@@ -346,6 +352,7 @@ static size_t see(const struct oracle *o, uint32_t layer, const float *q, size_t
         logits[i] = 0;
         for (uint32_t c = 0; c < hd; c++) logits[i] += rotated_q[c] * rotated_k[c];
         logits[i] *= (double)o->shape.scale;
+        if (o->setup.cap > 0) logits[i] = (double)o->setup.cap * tanh(logits[i] / (double)o->setup.cap);
         if (o->setup.alibi) logits[i] += (double)o->slopes[h] * ((double)i - (double)(n - 1));
     }
     return n;

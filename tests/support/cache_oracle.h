@@ -19,6 +19,8 @@ struct oracle_setup {
     float magnitude; /* 0: 1 */
     uint64_t seed;
     bool alibi;            /* slopes, and no rotation */
+    uint32_t window;       /* all layers slide, with this window; 0: none does */
+    float cap;             /* of logits; 0: none */
     uint32_t anchor_count; /* tokens of a prefill that stay exact */
     double anchor_percent;
     double read_percent; /* of a prompt's tokens that a step reads; the oracle reads all */

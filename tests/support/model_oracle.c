@@ -129,19 +129,19 @@ static void rotate(const struct rope *rope, size_t position, double *row) {
     }
 }
 
-/* out[hd] of one query head at `position`; weights[n] is scratch. */
-static void attend(const double *q, const double *k, const double *v, size_t stride, size_t position, size_t hd, double slope,
-                   double *weights, double *out) {
+/* out[hd] of one query head at `position`, which sees the tokens from `first` on; weights[n] is scratch. */
+static void attend(const double *q, const double *k, const double *v, size_t stride, size_t first, size_t position, size_t hd,
+                   double slope, double *weights, double *out) {
     double max = -INFINITY, sum = 0;
-    for (size_t t = 0; t <= position; t++) {
+    for (size_t t = first; t <= position; t++) {
         weights[t] = 0;
         for (size_t c = 0; c < hd; c++) weights[t] += q[c] * k[t * stride + c];
         weights[t] = weights[t] / sqrt((double)hd) + slope * ((double)t - (double)position);
         max = fmax(max, weights[t]);
     }
-    for (size_t t = 0; t <= position; t++) sum += weights[t] = exp(weights[t] - max);
+    for (size_t t = first; t <= position; t++) sum += weights[t] = exp(weights[t] - max);
     memset(out, 0, hd * sizeof *out);
-    for (size_t t = 0; t <= position; t++)
+    for (size_t t = first; t <= position; t++)
         for (size_t c = 0; c < hd; c++) out[c] += weights[t] / sum * v[t * stride + c];
 }
 
@@ -171,6 +171,7 @@ static void run_layer(struct model_oracle *o, uint32_t index) {
     double *q = new_doubles(m->query_heads * hd), *out = new_doubles(m->query_heads * hd);
     for (size_t t = 0; t < o->n; t++) {
         const double *in = o->hidden + (index * o->n + t) * m->width;
+        size_t first = model_slides(m, index) && t >= m->window ? t + 1 - m->window : 0;
         double *state = o->hidden + ((index + 1) * o->n + t) * m->width;
         apply_norm(&layer->attention_norm, in, m->width, normed);
         run_sides(o, index, t, normed);
@@ -178,7 +179,7 @@ static void run_layer(struct model_oracle *o, uint32_t index) {
         for (size_t h = 0; h < m->query_heads; h++) {
             double *head = q + h * hd, slope = m->slopes ? (double)m->slopes[h] : 0;
             rotate(&m->rope, t, head);
-            attend(head, k + h / group * hd, v + h / group * hd, stride, t, hd, slope, weights, out + h * hd);
+            attend(head, k + h / group * hd, v + h / group * hd, stride, first, t, hd, slope, weights, out + h * hd);
         }
         product(&layer->o, out, added);
         for (size_t i = 0; i < m->width; i++) state[i] = in[i] + added[i];

@@ -42,7 +42,7 @@ static struct method method_of(size_t i) {
 struct cache *state_sample_cache(size_t i) {
     static const float frequency[] = {1, 0.1f};
     static const struct rope rope = {ROPE_ADJACENT, HD, 4, frequency, 1}; /* few pairs: tables are made for each cache */
-    static const struct cache_shape shape = {1, QUERY_HEADS, 1, HD, 0.2f, &rope, NULL};
+    static const struct cache_shape shape = {1, QUERY_HEADS, 1, HD, 0.2f, &rope, .slopes = NULL};
     struct method method = method_of(i);
     struct cache *cache;
     require(cache_create(&shape, &method, 1, &cache, NULL) == TERSE_OK);

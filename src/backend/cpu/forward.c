@@ -127,6 +127,9 @@ static void after_product(const struct pass *p, enum stage stage, struct panel p
     const struct activations *a = &p->activations;
     const struct layer *l = layer_of(p);
     size_t count = panel.count;
+    const struct norm *post = stage == STAGE_MERGE ? &l->attention_post_norm : &l->feed_forward_post_norm;
+    if (stage == STAGE_OUTPUT && m->logit_cap > 0) cap_rows(ops[0].out, m->logit_cap, count, m->vocabulary);
+    if ((stage == STAGE_MERGE || stage == STAGE_NARROW) && post->gain) norm_rows(post, a->normed, a->normed, count, m->width);
     if (stage == STAGE_MERGE || stage == STAGE_NARROW) add_rows(hidden_at(p, panel.first), a->normed, count, m->width);
     if (stage > STAGE_QUERIES) return;
     for (size_t i = 0; i < n_ops && m->clamp > 0; i++) clamp_rows(ops[i].out, m->clamp, count, ops[i].w->rows);
@@ -344,9 +347,10 @@ static void begin_queries(struct pass *p) {
 static enum terse_status end_keys(struct pass *p, struct terse_error *error) {
     enum terse_status status = check_keys(p, p->panel, error);
     if (status || next_panel(p)) return status;
+    if ((status = append(p, group_of(p)->sequences, error))) return status;
     p->stage = STAGE_OBSERVE;
     if (!begin_panel(p, group_of(p)->first)) begin_queries(p);
-    return append(p, group_of(p)->sequences, error);
+    return TERSE_OK;
 }
 
 static enum terse_status end_observing(struct pass *p, struct terse_error *error) {

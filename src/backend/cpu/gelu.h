@@ -5,7 +5,7 @@
 
 #include "model/model.h"
 
-/* x[n] becomes its GELU, within 3e-7 |x|. `activation` is one of the two. */
+/* x[n] becomes its GELU, within 3e-7 |x|. `activation` is one of the two, or ACTIVATION_GEGLU for that of GPT-2. */
 void gelu_row(enum activation activation, float *x, size_t n);
 /* d[n] is the gradient of what gelu_row makes of x; x becomes that of itself. */
 void gelu_backward_row(enum activation activation, float *x, const float *d, size_t n);

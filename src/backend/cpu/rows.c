@@ -1,6 +1,7 @@
 /* Rows of activations. Owns no memory; the arithmetic of one row is the kernels' or made of theirs. */
 #include "backend/cpu/rows.h"
 
+#include "backend/cpu/cap.h"
 #include "backend/cpu/gelu.h"
 #include "backend/cpu/kernels/vector/ops.h"
 #include "backend/cpu/kernels/weights/ops.h"
@@ -38,6 +39,7 @@ void embed_rows(const struct terse_model *model, const int32_t *tokens, size_t n
         float *row = hidden + t * width;
         weights_ops()->dequantize[e->type]((const char *)e->data + (size_t)tokens[t] * e->row_bytes, row, width);
         if (model->positions.data) add_position(&model->positions, position + t, row);
+        for (size_t i = 0; i < width && model->embedding_scale != 1; i++) row[i] *= model->embedding_scale;
     }
 }
 
@@ -71,13 +73,22 @@ void clamp_rows(float *x, float most, size_t n, size_t width) {
         for (float *at = x + t * width; at < x + (t + 1) * width; at++) *at = *at > most ? most : *at < -most ? -most : *at;
 }
 
+void cap_rows(float *x, float cap, size_t n, size_t width) {
+#pragma omp parallel for if (n >= PARALLEL_ROWS)
+    for (size_t t = 0; t < n; t++) cap_row(x + t * width, cap, width);
+}
+
 void activate_rows(enum activation activation, float *x, const float *up, size_t n, size_t width) {
 #pragma omp parallel for if (n >= PARALLEL_ROWS)
     for (size_t t = 0; t < n; t++) {
-        if (activation == ACTIVATION_SWIGLU)
-            vector_ops()->silu_mul(x + t * width, up + t * width, width);
-        else
-            gelu_row(activation, x + t * width, width);
+        float *row = x + t * width;
+        const float *factor = up + t * width;
+        if (activation == ACTIVATION_SWIGLU) {
+            vector_ops()->silu_mul(row, factor, width);
+        } else {
+            gelu_row(activation, row, width);
+            for (size_t i = 0; i < width && activation == ACTIVATION_GEGLU; i++) row[i] *= factor[i];
+        }
     }
 }
 

@@ -313,11 +313,13 @@ static enum terse_status load_parts(struct executor *e, struct terse_error *erro
 
 /* What the kernels do not compute. */
 static enum terse_status check_model(const struct terse_model *model, struct terse_error *error) {
-    if (!model->architecture->parallel && !model->rope_context && !model->experts) return TERSE_OK;
-    return status_fail(error, TERSE_E_UNSUPPORTED, "the GPU does not compute %s models%s yet: leave out --device cuda",
-                       model->architecture->name,
+    const struct architecture *a = model->architecture;
+    if (!a->parallel && !a->post_norms && !a->scaled_embedding && !model->rope_context && !model->sliding && !model->experts &&
+        !(model->logit_cap > 0) && !(model->attention_cap > 0))
+        return TERSE_OK;
+    return status_fail(error, TERSE_E_UNSUPPORTED, "the GPU does not compute %s models%s yet: leave out --device cuda", a->name,
                        model->rope_context ? " with longrope"
-                       : model->experts    ? " with experts"
+                       : model->sliding    ? " with sliding windows"
                                            : "");
 }
 

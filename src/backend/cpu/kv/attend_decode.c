@@ -1,6 +1,7 @@
 /* Passes over segments, split into work items. */
 #include "backend/cpu/kv/attend_decode.h"
 
+#include "backend/cpu/cap.h"
 #include "backend/cpu/kernels/scaled/ops.h"
 #include "backend/cpu/kernels/vector/ops.h"
 #include "backend/cpu/kv/gather.h"
@@ -103,24 +104,29 @@ static struct partial decode_partial(const struct pass *pass, size_t split, uint
 
 /* ---- Logits and weights */
 
+/* Of a segment, those that a query sees. */
+struct slots {
+    uint32_t begin, end;
+};
+
 /* The end of the full segments from the r-th on, which are read as logits or as weights like it. */
-static size_t full_segments(const struct segment *segments, size_t r, size_t n, const uint32_t *end) {
+static size_t full_segments(const struct segment *segments, size_t r, size_t n, const struct slots *seen) {
     const bool as_logits = r < n && segments[r].as_logits;
-    while (r < n && !segments[r].begin && end[r] == PAGE_TOKENS && segments[r].as_logits == as_logits) r++;
+    while (r < n && !seen[r].begin && seen[r].end == PAGE_TOKENS && segments[r].as_logits == as_logits) r++;
     return r;
 }
 
-/* The largest logit of one row of logits[n][rows][64], of each segment in its slots [begin, end[n]). Full segments are looked at
+/* The largest logit of one row of logits[n][rows][64], of each segment in the slots seen[n]. Full segments are looked at
  * together. */
-static float largest_logit(const struct pass *pass, const struct segment *segments, size_t n, const uint32_t *end,
+static float largest_logit(const struct pass *pass, const struct segment *segments, size_t n, const struct slots *seen,
                            const float *row) {
     const struct vector_ops *kernel = vector_ops();
     size_t step = pass->rows * PAGE_TOKENS;
     float max = -INFINITY;
     for (size_t r = 0, next; r < n; r = next) {
-        next = full_segments(segments, r, n, end);
+        next = full_segments(segments, r, n, seen);
         float most = next > r ? kernel->max_pages(row + r * step, next - r, step)
-                              : kernel->max(row + r * step + segments[r].begin, end[r] - segments[r].begin);
+                              : kernel->max(row + r * step + seen[r].begin, seen[r].end - seen[r].begin);
         if (next == r) next++;
         max = most > max ? most : max;
     }
@@ -129,25 +135,31 @@ static float largest_logit(const struct pass *pass, const struct segment *segmen
 
 /* Turns that row's logits into weights exp(logit - max), 0 outside these slots; returns their sum. Segments that are read as logits stay
  * and have no part in it. */
-static float weigh_row(const struct pass *pass, const struct segment *segments, size_t n, const uint32_t *end, float max,
+static float weigh_row(const struct pass *pass, const struct segment *segments, size_t n, const struct slots *seen, float max,
                        float *row) {
     const struct vector_ops *kernel = vector_ops();
     size_t step = pass->rows * PAGE_TOKENS;
     float sum = 0;
     for (size_t r = 0, next; r < n; r = next) {
-        next = full_segments(segments, r, n, end);
+        next = full_segments(segments, r, n, seen);
         if (next > r) {
             if (!segments[r].as_logits) sum += kernel->exp_pages(row + r * step, max, next - r, step);
             continue;
         }
         float *weights = row + r * step;
-        uint32_t begin = segments[r].begin;
+        uint32_t begin = seen[r].begin, end = seen[r].end;
         memset(weights, 0, begin * sizeof *weights);
-        sum += kernel->exp_sum(weights + begin, max, end[r] - begin);
-        memset(weights + end[r], 0, (PAGE_TOKENS - end[r]) * sizeof *weights);
+        sum += kernel->exp_sum(weights + begin, max, end - begin);
+        memset(weights + end, 0, (PAGE_TOKENS - end) * sizeof *weights);
         next++;
     }
     return sum;
+}
+
+static struct slots slots_seen(const struct cache *cache, const struct segment *segment, size_t i) {
+    struct slots slots = {segment_hidden(cache, segment, i), segment_visible(cache, segment, i)};
+    if (slots.begin > slots.end) slots.begin = slots.end;
+    return slots;
 }
 
 /* Turns logits[n][rows][64] of a run of segments into weights, row by row under one running maximum, but where they are read as they are.
@@ -157,19 +169,21 @@ static bool weigh_run(const struct pass *pass, uint32_t head, const struct segme
                       struct partial *partial) {
     const float *slopes = pass->cache->shape.slopes ? pass->cache->shape.slopes + head * pass->cache->group : NULL;
     size_t step = pass->rows * PAGE_TOKENS, group = pass->cache->group;
-    uint32_t end[RUN_LOGITS];
+    struct slots seen[RUN_LOGITS];
     bool small = true;
     for (size_t m = 0; m < pass->rows; m++) {
         size_t token = pass->first + m / group;
         float *row = logits + m * PAGE_TOKENS;
-        for (size_t r = 0; r < n && m % group == 0; r++) end[r] = segment_visible(pass->cache, &segments[r], token);
+        for (size_t r = 0; r < n && m % group == 0; r++) seen[r] = slots_seen(pass->cache, &segments[r], token);
+        for (size_t r = 0; pass->cache->shape.cap > 0 && r < n; r++)
+            cap_row(row + r * step + seen[r].begin, pass->cache->shape.cap, seen[r].end - seen[r].begin);
         for (size_t r = 0; slopes && r < n; r++) { /* no method that chooses tokens is offered with ALiBi */
-            uint32_t begin = segments[r].begin;
+            uint32_t begin = seen[r].begin;
             add_alibi(slopes[m % group], segment_position(pass->cache, &segments[r]) + begin - (int64_t)token,
-                      row + r * step + begin, end[r] - begin);
+                      row + r * step + begin, seen[r].end - begin);
         }
-        float largest = largest_logit(pass, segments, n, end, row), max = partial_raise(partial, m, largest);
-        partial->sum[m] += weigh_row(pass, segments, n, end, max, row);
+        float largest = largest_logit(pass, segments, n, seen, row), max = partial_raise(partial, m, largest);
+        partial->sum[m] += weigh_row(pass, segments, n, seen, max, row);
         small = small && expf(largest - max) <= INT8_WEIGHT_LIMIT * partial->sum[m];
     }
     return small;
@@ -259,7 +273,9 @@ static void read_segments(const struct pass *pass, size_t split, uint32_t head, 
                 gather_score(&reader, &segments[r], own);
             else
                 segment_score(&reader, &segments[r], own);
-            bool full = segments[r].begin == 0 && segment_visible(cache, &segments[r], pass->first) == PAGE_TOKENS;
+            size_t last = pass->first + rows / cache->group - 1;
+            bool full =
+                segment_hidden(cache, &segments[r], last) == 0 && segment_visible(cache, &segments[r], pass->first) == PAGE_TOKENS;
             segments[r].as_logits = full && segments[r].kind == SEGMENT_SEALED && segment_takes_logits(&reader, &segments[r]);
         }
         bool small = weigh_run(pass, head, segments, n, logits, &partial);

@@ -1,6 +1,7 @@
 /* Tiles of queries against groups of keys. */
 #include "backend/cpu/kv/attend_prefill.h"
 
+#include "backend/cpu/cap.h"
 #include "backend/cpu/gemm.h"
 #include "backend/cpu/kernels/vector/ops.h"
 #include "backend/cpu/kv/anchor_scores.h"
@@ -40,6 +41,12 @@ static size_t group_visible(const struct group *group, size_t i) {
     return seen < group->count ? seen : group->count;
 }
 
+/* Tokens of the group, its first ones, that are too old for the step's i-th new token. */
+static size_t group_hidden(const struct cache *cache, const struct group *group, size_t i) {
+    int64_t hidden = (int64_t)i + 1 - (int64_t)cache->shape.window - group->position;
+    return !cache->shape.window || hidden < 0 ? 0 : hidden < (int64_t)group->count ? (size_t)hidden : group->count;
+}
+
 /* The group that begins with segment *i < end, which is advanced past it; decoded into workspace[2][KEY_ROWS][hd] unless it is read in
  * place. */
 static struct group group_at(const struct cache *cache, uint32_t head, size_t *i, size_t end, float *workspace) {
@@ -70,9 +77,18 @@ static void group_logits(const struct cache *cache, const struct group *group, u
                          size_t rows, float *logits, size_t stride) {
     size_t hd = cache->shape.head_dim, G = cache->group, n = group_visible(group, i + (rows - 1) / G);
     gemm(true, rows, n, hd, queries, hd, group->keys, group->stride, false, logits, stride);
+    for (size_t m = 0; cache->shape.cap > 0 && m < rows; m++) cap_row(logits + m * stride, cache->shape.cap, n);
     if (!cache->shape.slopes) return;
     for (size_t m = 0; m < rows; m++)
         add_alibi(cache->shape.slopes[head * G + m % G], group->position - (int64_t)(i + m / G), logits + m * stride, n);
+}
+
+/* The first segment that the step's i-th new token sees anything of. */
+static size_t first_segment(const struct cache *cache, size_t i, size_t segments) {
+    uint64_t seen = segment_first_seen(cache, i);
+    size_t n = 0;
+    while (n < segments && segment_at(cache, n).first + segment_at(cache, n).end <= seen) n++;
+    return n;
 }
 
 /* One work item: queries [first, first + count) of a KV head. Returns the weights that the choice of anchors needs. */
@@ -86,7 +102,7 @@ static struct anchor_weights attend_queries(const struct cache *cache, const flo
     struct anchor_weights kept = anchor_weights_of(cache, first, count, segments, queries, &partial, workspace + 2 * KEY_ROWS * hd);
     partial_clear(&partial);
     query_rows_load(cache, q, head, first, count, queries);
-    for (size_t i = 0; i < segments;) {
+    for (size_t i = first_segment(cache, first, segments); i < segments;) {
         float *weights = anchor_weights_at(cache, &kept, i);
         size_t stride = weights ? kept.stride : KEY_ROWS, from = i,
                end = i < kept.start ? kept.start
@@ -98,9 +114,11 @@ static struct anchor_weights attend_queries(const struct cache *cache, const flo
         group_logits(cache, &group, head, queries, first, rows, weights, stride);
         for (size_t m = 0; m < rows; m++) {
             float *row = weights + m * stride;
-            size_t visible = group_visible(&group, first + m / G);
-            float max = partial_raise(&partial, m, kernel->max(row, visible));
-            partial.sum[m] += kernel->exp_sum(row, max, visible);
+            size_t visible = group_visible(&group, first + m / G),
+                   hidden = smaller(group_hidden(cache, &group, first + m / G), visible);
+            float max = partial_raise(&partial, m, kernel->max(row + hidden, visible - hidden));
+            memset(row, 0, hidden * sizeof *row);
+            partial.sum[m] += kernel->exp_sum(row + hidden, max, visible - hidden);
             memset(row + visible, 0, (n - visible) * sizeof *row);
         }
         anchor_weights_raise(&kept, from, i);

@@ -61,8 +61,9 @@ static void fit_rows(struct cache *cache, uint32_t head, const float *rows, size
     uint32_t hd = cache->shape.head_dim;
     struct index_options options = index_options_defaults();
     if (cache->codec[CODEC_KEYS]->format->fitted)
-        cache->codec[CODEC_KEYS]->fit(method_shape(method, CODEC_KEYS, cache->layer, head, hd, cache->group), CODEC_KEYS, rows, n,
-                                      stride, &options, fitted_data(cache, cache->layer, head));
+        cache->codec[CODEC_KEYS]->fit(
+            method_shape(method, CODEC_KEYS, cache_shape_number(&cache->shape, cache->layer), head, hd, cache->group), CODEC_KEYS,
+            rows, n, stride, &options, fitted_data(cache, cache->layer, head));
     if (method->index && !cache->index_in_keys && index_learned_bytes(method->index, hd))
         cache->index->fit(hd, rows, n, stride, &options, index_learned(cache, cache->layer, head));
 }

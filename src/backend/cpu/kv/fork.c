@@ -23,10 +23,23 @@ static uint64_t first_complete(const struct cache *cache) {
     return first;
 }
 
+/* Whether the next query after n tokens would find all that it sees. */
+static bool window_held(const struct cache *cache, uint64_t n) {
+    return cache->method.policy->retain(&cache->method.parameters, n).first >= page_table_first(&cache->pages, &cache->extent);
+}
+
 static enum terse_status check_truncate(const struct cache *cache, uint64_t n, size_t *anchors, struct terse_error *error) {
     if (n > cache->extent.length)
         return status_fail(error, TERSE_E_ARGUMENT, "a sequence of %" PRIu64 " tokens cannot be cut at %" PRIu64,
                            cache->extent.length, n);
+    *anchors = 0;
+    if (cache->shape.window && window_held(cache, n)) return TERSE_OK;
+    if (cache->shape.window && n < cache->extent.length)
+        return status_fail(error, TERSE_E_UNSUPPORTED,
+                           "layers of this model hold only what their sliding window of %" PRIu32
+                           " tokens still sees, so the sequence cannot go back from %" PRIu64 " tokens to %" PRIu64
+                           ": reset the session and read the text again",
+                           cache->shape.window, cache->extent.length, n);
     if (n < first_complete(cache))
         return status_fail(error, TERSE_E_UNSUPPORTED,
                            "%s has evicted tokens, so the sequence cannot go back from %" PRIu64 " tokens to %" PRIu64
@@ -53,6 +66,11 @@ static void cut_pages(struct cache *cache, uint64_t n) {
     if (last->first + last->count > n) last->count = (uint32_t)(n - last->first);
 }
 
+enum terse_status cache_check_truncate(const struct cache *cache, uint64_t n, struct terse_error *error) {
+    size_t anchors;
+    return n ? check_truncate(cache, n, &anchors, error) : TERSE_OK;
+}
+
 enum terse_status cache_truncate(struct cache *cache, uint64_t n, struct terse_error *error) {
     struct extent *extent = &cache->extent;
     size_t anchors;
@@ -69,6 +87,7 @@ enum terse_status cache_truncate(struct cache *cache, uint64_t n, struct terse_e
         extent->window_first = n;
     }
     if (n < extent->exact) extent->exact = extent->first = n;
+    if (cache->shape.window) extent->first = cache->method.policy->retain(&cache->method.parameters, n).first;
     extent->length = n;
     cache->anchors.count = anchors;
     if (cache->prompt_end > n) cache->prompt_end = n;

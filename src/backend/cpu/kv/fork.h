@@ -9,6 +9,8 @@
  * TERSE_E_ARGUMENT where n is above the length; TERSE_E_UNSUPPORTED where a token before n was evicted, or where anchors of tokens before n
  * would be fewer in one head than in another. Both leave the cache as it is. */
 enum terse_status cache_truncate(struct cache *cache, uint64_t n, struct terse_error *error);
+/* Whether it would succeed. */
+enum terse_status cache_check_truncate(const struct cache *cache, uint64_t n, struct terse_error *error);
 
 /* kv_ops.common_prefix. 0 but for the whole length where the method evicts tokens, keeps anchors, or has learned from more than the first n
  * tokens (fit_tokens): all that depends on what follows. Where a prompt of `prompt` tokens would have sealed at least what this cache has, n

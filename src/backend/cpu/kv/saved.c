@@ -107,10 +107,10 @@ static bool follow(const struct cache *cache) {
         const struct page_set *set = i < cache->pages.n_sealed ? &cache->pages.sets[i] : NULL;
         uint64_t first = set ? set->first : e->window_first;
         if (first < end || first > e->length) return false;
-        if (i == 0 && cache->method.policy->positions_by_index) end = first; /* what is older was evicted */
+        if (i == 0 && cache->method.policy->oldest_leave) end = first; /* what is older was evicted */
         missing += first - end;
         end = set ? first + set->count : end;
-        if (i == 0 && cache->method.policy->positions_by_index && first > e->first) return false;
+        if (i == 0 && cache->method.policy->oldest_leave && first > e->first) return false;
     }
     return missing == wanted;
 }

@@ -125,7 +125,7 @@ static void worker_wait(struct seal_worker *worker, size_t left) {
 size_t seal_ahead_pages(const struct cache *cache, const struct plan *plan) {
     bool wanted = plan->kind == CACHE_STEP_DECODE && !cache->seal_in_step && cache->method.tail_tokens >= PAGE_TOKENS;
     bool unfitted = fit_pending(cache) && !plan->seal; /* even after this step */
-    if (!wanted || cache->method.policy->positions_by_index || unfitted) return 0;
+    if (!wanted || cache->method.policy->oldest_leave || unfitted) return 0;
     return (size_t)((plan->after.length - plan->after.window_first) / PAGE_TOKENS);
 }
 

@@ -39,7 +39,8 @@ size_t segment_count(const struct cache *cache) {
 /* The tokens [first, end_token), 64 of them at most. */
 static void set_tokens(const struct cache *cache, uint64_t first, uint64_t end_token, struct segment *segment) {
     bool evicts = segment->kind == SEGMENT_SEALED || segment->kind == SEGMENT_WINDOW;
-    uint64_t live = evicts ? cache->plan.before.first : 0, count = end_token - first;
+    uint64_t live = evicts ? cache->plan.before.first : 0, count = end_token - first, seen = segment_first_seen(cache, 0);
+    if (seen > live) live = seen;
     if (count > PAGE_TOKENS) count = PAGE_TOKENS;
     uint64_t begin = live > first ? live - first : 0;
     segment->first = first;

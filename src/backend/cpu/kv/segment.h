@@ -48,7 +48,20 @@ size_t segment_of_token(const struct cache *cache, uint64_t token);
 /* Stored bytes that one reading of all the step's segments visits in a layer, over all KV heads. */
 uint64_t segment_bytes(const struct cache *cache);
 
-/* Slots [begin, this) are seen by the step's i-th new token. */
+/* The first token that the step's i-th new token sees, where its layer slides; 0 where not. */
+static inline uint64_t segment_first_seen(const struct cache *cache, size_t i) {
+    uint64_t end = cache->plan.before.length + i + 1, window = cache->shape.window;
+    return window && end > window ? end - window : 0;
+}
+
+/* Slots [this, visible) are seen by the step's i-th new token. */
+static inline uint32_t segment_hidden(const struct cache *cache, const struct segment *segment, size_t i) {
+    uint64_t seen = segment_first_seen(cache, i);
+    if (seen <= segment->first + segment->begin) return segment->begin;
+    return seen < segment->first + segment->end ? (uint32_t)(seen - segment->first) : segment->end;
+}
+
+/* Slots [begin, this) are seen by the step's i-th new token, but for those before segment_hidden(). */
 static inline uint32_t segment_visible(const struct cache *cache, const struct segment *segment, size_t i) {
     uint64_t seen = cache->plan.before.length + i + 1;
     if (seen >= segment->first + segment->end) return segment->end;

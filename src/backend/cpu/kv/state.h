@@ -25,6 +25,7 @@
  *     token_map           what became of each part of the sequence
  *     fork                a cache cut short, and one more of the same sequence
  *     saved               a cache written to a file and read from it
+ *     parts               the caches of the layers that slide and of the others, as one
  */
 #ifndef TERSE_BACKEND_CPU_KV_STATE_H
 #define TERSE_BACKEND_CPU_KV_STATE_H
@@ -125,6 +126,9 @@ struct cache {
     size_t observed_floats;
 
     struct cache_counters counters;
+
+    /* parts.h: of the first part of a model's cache, the second one; and the part whose layer the step is in. */
+    struct cache *next, *at;
 };
 
 static inline size_t smaller(size_t a, size_t b) { return a < b ? a : b; }

@@ -13,19 +13,19 @@
 /* Of a token in a sealed page, the part that is exact. */
 static double exact_sides(const struct method *method) { return 0.5 * method->key.codec->exact + 0.5 * method->value.codec->exact; }
 
-static void add_sealed(const struct cache *cache, const struct token_map *map) {
+static void add_sealed(const struct cache *cache, double weight, const struct token_map *map) {
     double exact = exact_sides(&cache->method);
     for (size_t i = 0; i < cache->pages.n_sealed; i++) {
         const struct page_set *set = &cache->pages.sets[i];
         uint64_t end = set->first + set->count, begin = set->first < cache->extent.first ? cache->extent.first : set->first;
-        ADD(map, exact, begin, end, exact);
-        ADD(map, compressed, begin, end, 1 - exact);
+        ADD(map, exact, begin, end, weight * exact);
+        ADD(map, compressed, begin, end, weight * (1 - exact));
     }
 }
 
 /* Anchors are exact in place of their codes, or are all that is left of a prompt. */
-static void add_anchors(const struct cache *cache, const struct token_map *map) {
-    const double share = 0.5 / ((double)cache->shape.layers * cache->shape.kv_heads);
+static void add_anchors(const struct cache *cache, double weight, const struct token_map *map) {
+    const double share = 0.5 * weight / ((double)cache->shape.layers * cache->shape.kv_heads);
     const bool alone = cache->method.policy->keep_selected_only;
     struct cache at = *cache;
     for (at.layer = 0; at.layer < cache->shape.layers; at.layer++)
@@ -42,24 +42,31 @@ static void add_anchors(const struct cache *cache, const struct token_map *map) 
 }
 
 /* All that is there was read, but for what an index passed over. */
-static void add_read(const struct cache *cache, const struct token_map *map) {
+static void add_read(const struct cache *cache, double weight, const struct token_map *map) {
     const struct selection *selection = &cache->selection;
     for (size_t i = 0; i < map->n; i++) map->shares[i].read = map->shares[i].exact + map->shares[i].compressed;
     for (size_t i = 0; i < selection->candidates; i++) {
         const struct page_set *set = select_candidate(cache, i);
-        ADD(map, read, set->first, set->first + set->count, select_share_read(cache, i) - 1);
+        ADD(map, read, set->first, set->first + set->count, weight * (select_share_read(cache, i) - 1));
     }
 }
 
-void cache_map(const struct cache *cache, struct terse_token_share *shares, size_t n) {
+/* `weight`: the part's share of the layers. */
+static void add_part(const struct cache *cache, double weight, const struct token_map *map) {
     const struct extent *extent = &cache->extent;
-    const struct token_map map = {shares, n, extent->length};
+    ADD(map, exact, 0, extent->exact, weight);
+    add_sealed(cache, weight, map);
+    ADD(map, exact, extent->window_first > extent->first ? extent->window_first : extent->first, extent->length, weight);
+    add_anchors(cache, weight, map);
+}
+
+void cache_map(const struct cache *cache, struct terse_token_share *shares, size_t n) {
+    const struct token_map map = {shares, n, cache->extent.length};
+    double own = (double)cache->shape.layers / (cache->shape.layers + (cache->next ? cache->next->shape.layers : 0));
     memset(shares, 0, n * sizeof *shares);
-    if (!extent->length || !n || cache->in_step) return;
-    ADD(&map, exact, 0, extent->exact, 1);
-    add_sealed(cache, &map);
-    ADD(&map, exact, extent->window_first > extent->first ? extent->window_first : extent->first, extent->length, 1);
-    add_anchors(cache, &map);
-    add_read(cache, &map);
+    if (!map.length || !n || cache->in_step) return;
+    add_part(cache, own, &map);
+    if (cache->next) add_part(cache->next, 1 - own, &map);
+    add_read(cache, own, &map);
     token_map_end(&map);
 }

@@ -4,7 +4,7 @@
 
 #include "backend/cpu/kv/state.h"
 
-/* As terse_session_map. */
+/* As terse_session_map, of all layers of the model: of the next part's too. */
 void cache_map(const struct cache *cache, struct terse_token_share *shares, size_t n);
 
 #endif
