@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 enum { PASSES = 12 };
+#define PART ((size_t)64 << 20) /* bytes between two looks for an interrupt */
 
 /* Four times the last-level cache, or 256 MiB where the system does not say, but no more than an eighth of the memory. */
 static size_t buffer_bytes(void) {
@@ -22,6 +23,20 @@ static size_t buffer_bytes(void) {
     long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGE_SIZE);
     if (pages > 0 && page > 0 && bytes > (uint64_t)pages * (uint64_t)page / 8) bytes = (uint64_t)pages * (uint64_t)page / 8;
     return (size_t)bytes;
+}
+
+/* Gives the buffer its memory. False after an interrupt. */
+static bool fill_zeros(char *buffer, size_t n, int threads) {
+    for (size_t at = 0; at < n; at += PART) {
+        size_t bytes = n - at < PART ? n - at : PART;
+        if (console_interrupted()) return false;
+#pragma omp parallel for schedule(static, 1) num_threads(threads)
+        for (int i = 0; i < threads; i++) {
+            size_t first = bytes * (size_t)i / (size_t)threads, end = bytes * ((size_t)i + 1) / (size_t)threads;
+            memset(buffer + at + first, 0, end - first);
+        }
+    }
+    return true;
 }
 
 /* Bytes of value 1 in a buffer of zeros: none. */
@@ -46,9 +61,8 @@ static void measure(void *user) {
     size_t n = buffer_bytes();
     char *buffer = malloc(n);
     if (!buffer) return;
-#pragma omp parallel for schedule(static, 1) num_threads(threads)
-    for (int i = 0; i < threads; i++) memset(buffer + n / (size_t)threads * (size_t)i, 0, n / (size_t)threads);
-    for (int pass = 0; pass < PASSES && !console_interrupted(); pass++) {
+    bool filled = fill_zeros(buffer, n, threads);
+    for (int pass = 0; filled && pass < PASSES && !console_interrupted(); pass++) {
         double start = console_seconds();
         size_t found = count_ones(buffer, n, threads);
         double rate = (double)n / (console_seconds() - start);
