@@ -3,6 +3,7 @@
 #include "backend/cpu/codec/nearest.h"
 #include "backend/cpu/kernels/pq/ops.h"
 #include "base/memory.h"
+#include "format/pq.h"
 
 #include <math.h>
 #include <string.h>
@@ -44,25 +45,10 @@ size_t nearest_bytes_of(size_t k, size_t d) {
     return nearest_bytes(&(struct nearest){.d = d, .columns = memory_round_up(k, NEAREST_WIDTH)});
 }
 
-static void set_origin(struct nearest *nearest, const float *centroids) {
-    float largest = 0;
-    for (size_t i = 0; i < nearest->d; i++) {
-        double sum = 0;
-        for (size_t j = 0; j < nearest->k; j++) sum += (double)centroids[j * nearest->d + i];
-        nearest->origin[i] = (float)(sum / (double)nearest->k);
-        for (size_t j = 0; j < nearest->k; j++) {
-            largest = fmaxf(largest, fabsf(centroids[j * nearest->d + i] - nearest->origin[i]));
-        }
-    }
-    /* Squares then neither overflow nor vanish. The exponent stays where the scale itself is a normal float. */
-    int exponent = 0;
-    if (largest > 0) (void)frexpf(largest, &exponent);
-    nearest->scale = ldexpf(1, exponent < -126 ? 126 : exponent > 126 ? -126 : -exponent);
-}
-
 void nearest_set(struct nearest *nearest, const float *centroids) {
     const size_t d = nearest->d;
-    set_origin(nearest, centroids);
+    float z[NEAREST_MOST_CHANNELS];
+    nearest->scale = pq_search_origin(centroids, nearest->k, d, nearest->origin);
     for (size_t first = 0; first < nearest->columns; first += nearest->width) {
         size_t width = nearest->columns - first < nearest->width ? nearest->columns - first : nearest->width;
         float *panel = nearest->panels + first * d;
@@ -71,13 +57,8 @@ void nearest_set(struct nearest *nearest, const float *centroids) {
                 nearest->half[first + j] = INFINITY;
                 continue;
             }
-            double norm = 0;
-            for (size_t i = 0; i < d; i++) {
-                float x = (centroids[(first + j) * d + i] - nearest->origin[i]) * nearest->scale;
-                panel[i * width + j] = x;
-                norm += (double)x * (double)x;
-            }
-            nearest->half[first + j] = (float)(norm / 2);
+            nearest->half[first + j] = pq_search_centroid(centroids + (first + j) * d, d, nearest->origin, nearest->scale, z);
+            for (size_t i = 0; i < d; i++) panel[i * width + j] = z[i];
         }
     }
 }
