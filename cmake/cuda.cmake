@@ -13,7 +13,7 @@ file(GLOB_RECURSE TERSE_CUDA_KERNEL_SOURCES CONFIGURE_DEPENDS src/backend/cuda/*
 
 # What the codecs write must be the same on every device: a product and a sum are fused only where the source says so.
 set_source_files_properties(src/backend/cuda/kv/encode_transform.cu src/backend/cuda/kv/decode_transform.cu src/backend/cuda/kv/fit_transforms.cu
-                            src/backend/cuda/kv/encode_scaled.cu PROPERTIES COMPILE_OPTIONS -fmad=false)
+                            src/backend/cuda/kv/encode_scaled.cu src/backend/cuda/kv/encode_centroids.cu PROPERTIES COMPILE_OPTIONS -fmad=false)
 
 add_library(terse_cuda_objects OBJECT ${TERSE_CUDA_HOST_SOURCES} ${TERSE_CUDA_KERNEL_SOURCES})
 set_target_properties(terse_cuda_objects PROPERTIES POSITION_INDEPENDENT_CODE ON C_VISIBILITY_PRESET hidden CUDA_VISIBILITY_PRESET hidden)

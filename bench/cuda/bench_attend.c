@@ -1,12 +1,16 @@
-/* bench_attend_cuda [CODEC...]: the time of a decoding step's attention over one layer of 32 query and 8 KV heads of 128, one query token a sequence.
- * Launches are replayed as a graph over copies of the cache that together are larger than the L2; medians. Prints lines
- * "CODEC SEQUENCESxTOKENS MICROSECONDS TB/s", which f16_attention.py sets beside PyTorch's. A sequence's tokens all lie in pages but the last 64,
- * its window. */
+/* bench_attend_cuda [METHOD...|SEQUENCESxTOKENS...]: the time of a decoding step's attention over one layer of 32 query and 8 KV heads of 128, one
+ * query token a sequence. Launches are replayed as a graph over copies of the cache that together are larger than the L2; medians. Prints lines
+ * "METHOD SEQUENCESxTOKENS MICROSECONDS TB/s (PARTS parts)", which f16_attention.py sets beside PyTorch's. A sequence's tokens all lie in pages but
+ * the last 64, its window. Codes are random; antkv's have no anchors. */
 #include "backend/cpu/codec/codec.h"
 #include "backend/cuda/device.h"
 #include "backend/cuda/kv/attend_decode.h"
+#include "backend/cuda/kv/centroids.h"
+#include "backend/cuda/kv/transforms.h"
+#include "base/half.h"
 #include "base/random.h"
 
+#include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,7 +21,8 @@
 #define HD 128
 #define WINDOW 64
 #define SETS 64       /* page sets of a chunk */
-#define DIFFERENT 4   /* page sets of random numbers; the others are copies */
+#define RUNS 512      /* at most */
+#define FALL 0.97     /* of components' sizes */
 #define ROTATED 300e6 /* bytes of all copies together, at least */
 #define LAUNCHES 24   /* of a graph, at least */
 #define REPLAYS 11
@@ -25,6 +30,28 @@
 static const struct shape {
     uint32_t sequences, tokens;
 } shapes[] = {{1, 1024}, {1, 8192}, {1, 32768}, {1, 131072}, {8, 8192}, {8, 32768}, {8, 131072}};
+
+static const struct bench_method {
+    const char *name;
+    enum codec_id codec;
+    double rate;          /* of transform */
+    uint32_t width, bits; /* of codecs with centroids */
+} methods[] = {{"f16", CODEC_F16, 0, 0, 0},
+               {"q8_0", CODEC_Q8_0, 0, 0, 0},
+               {"q4_0", CODEC_Q4_0, 0, 0, 0},
+               {"kivi-4", CODEC_KIVI_4, 0, 0, 0},
+               {"kivi-2", CODEC_KIVI_2, 0, 0, 0},
+               {"terse-4", CODEC_TRANSFORM, 4, 0, 0},
+               {"terse-3", CODEC_TRANSFORM, 3, 0, 0},
+               {"terse-2", CODEC_TRANSFORM, 2, 0, 0},
+               {"terse-1", CODEC_TRANSFORM, 1, 0, 0},
+               {"million-4", CODEC_PQ, 0, 2, 8},
+               {"million-3", CODEC_PQ, 0, 4, 12},
+               {"million-2", CODEC_PQ, 0, 4, 8},
+               {"antkv-4", CODEC_GAIN_SHAPE, 0, 2, 8},
+               {"antkv-2", CODEC_GAIN_SHAPE, 0, 4, 8},
+               {"antkv-1", CODEC_GAIN_SHAPE, 0, 8, 8},
+               {"antkv-0.375", CODEC_VQ, 0, 32, 12}};
 
 static void check(cudaError_t result, const char *doing) {
     if (result == cudaSuccess) return;
@@ -46,57 +73,146 @@ static float random_number(void) {
     return (sum - 2) * 1.732f;
 }
 
-/* A chunk whose page sets are DIFFERENT ones, one after another. */
-static uint8_t *make_chunk(const enum codec_id codec[2], const struct place_view *places, size_t set_bytes) {
-    struct codec_shape shape = {.head_dim = HD, .group = QUERY_HEADS / HEADS};
-    uint8_t *chunk = malloc(set_bytes * SETS);
+static int by_size(const void *a, const void *b) {
+    float x = *(const float *)a, y = *(const float *)b;
+    return (x > y) - (x < y);
+}
+
+/* Of a method: everything but the pages. */
+struct model {
+    const char *name;
+    enum codec_id codec[2];
+    struct place_view places[HEADS];
+    size_t set_bytes;
+    struct transform_view *transforms; /* device */
+    struct centroid_view *centroids;   /* device */
+    struct centroid_shape centroid;
+};
+
+/* Sizes of components fall by 3 % each. */
+static void make_transforms(double rate, struct model *model) {
+    static struct transform_share shares[2 * HEADS];
+    static float sizes[2 * HEADS][HD], mean[HD], basis[HD * HD];
+    static uint16_t halves[HD * HD];
+    static uint32_t readers[6 * TRANSFORM_PLANES_MAX];
+    static uint8_t bits[2 * HEADS][HD / 4];
+    static struct transform_view views[HEADS][2];
+    for (int i = 0; i < 2 * HEADS; i++) {
+        for (int c = 0; c < HD; c++) sizes[i][c] = (float)(pow(FALL, c) * sqrt(HD * (1 - FALL * FALL)));
+        shares[i] = (struct transform_share){.importance = 0.2f * random_number(), .size = sizes[i], .quad_bits = bits[i]};
+    }
+    transform_share_bits(shares, 2 * HEADS, HD, rate);
+    for (int i = 0; i < HD * HD; i++)
+        basis[i] = random_number() / 11.3f, halves[i] = (uint16_t)(0x2c00 | (random_next(&state) & 0x83ff));
+    for (uint32_t h = 0; h < HEADS; h++) {
+        for (int side = 0; side < 2; side++) {
+            struct transform_view *view = &views[h][side];
+            transform_layout_set(bits[2 * h + (uint32_t)side], HD, &view->layout);
+            view->gain_least = 0.1f, view->gain_step = 4.0f / 255;
+            view->mean = device(sizeof mean, mean), view->size = device(sizeof sizes[0], sizes[0]);
+            view->basis = device(sizeof basis, basis), view->basis_half = device(sizeof halves, halves);
+            transform_readers(&view->layout, (enum codec_side)side, readers);
+            view->readers = device(transform_reader_words(&view->layout) * sizeof *readers, readers);
+            view->wraps = transform_wraps(&view->layout, (enum codec_side)side);
+            model->places[h].bytes[side] = (uint32_t)PAGE_BYTES_TRANSFORM(view->layout.nibbles);
+        }
+    }
+    model->transforms = device(sizeof views, views);
+}
+
+static void make_centroids(const struct bench_method *method, struct model *model) {
+    static struct centroid_view views[HEADS][2];
+    const struct coding coding = {codec_at(method->codec), method->width, method->bits, 0};
+    const struct codec_shape shape = {.head_dim = HD, .group = 1, .width = method->width, .bits = method->bits};
+    size_t n = codec_parameters(coding.codec, shape);
+    float *parameters = malloc(n * sizeof *parameters);
+    if (!parameters) exit(1);
+    for (size_t i = 0; i < n; i++) parameters[i] = half_to_float(half_from_float(random_number()));
+    if (codec_normalization_floats(coding.codec, shape)) parameters[n - 1] = 1;
+    for (uint32_t h = 0; h < HEADS; h++) {
+        for (enum codec_side side = CODEC_KEYS; side <= CODEC_VALUES; side++) {
+            struct terse_error error;
+            void *there = device(centroid_bytes(&coding, HD), NULL);
+            if (centroid_send(&coding, HD, parameters, there, &views[h][side], &error)) {
+                fprintf(stderr, "bench_attend_cuda: %s\n", error.message);
+                exit(1);
+            }
+            model->places[h].bytes[side] = (uint32_t)codec_page_bytes(coding.codec, shape, side);
+        }
+    }
+    model->centroid = centroid_shape_of(&coding);
+    model->centroids = device(sizeof views, views);
+    free(parameters);
+}
+
+static void make_model(const struct bench_method *method, struct model *model) {
+    *model = (struct model){.name = method->name, .codec = {method->codec, method->codec}};
+    if (method->rate > 0) {
+        make_transforms(method->rate, model);
+    } else if (method->width) {
+        make_centroids(method, model);
+    } else {
+        const struct codec_shape shape = {.head_dim = HD, .group = QUERY_HEADS / HEADS};
+        for (uint32_t i = 0; i < 2 * HEADS; i++)
+            model->places[i / 2].bytes[i % 2] =
+                (uint32_t)codec_page_bytes(codec_at(method->codec), shape, i % 2 ? CODEC_VALUES : CODEC_KEYS);
+    }
+    for (uint32_t h = 0; h < HEADS; h++) {
+        model->places[h].offset = model->set_bytes;
+        model->set_bytes += model->places[h].bytes[0] + model->places[h].bytes[1];
+    }
+}
+
+/* A chunk of random pages: any bytes, where all are codes; else a page of random numbers for all of a head and side. */
+static uint8_t *make_chunk(const struct model *model) {
+    const struct codec_shape shape = {.head_dim = HD, .group = QUERY_HEADS / HEADS};
+    uint8_t *chunk = malloc(model->set_bytes * SETS);
     float *rows = malloc(sizeof *rows * PAGE_TOKENS * HD);
     if (!chunk || !rows) exit(1);
-    for (uint32_t i = 0; i < SETS; i++) {
-        struct page_set_view set = {.chunk = chunk, .sets = SETS, .index = i},
-                             from = {.chunk = chunk, .sets = SETS, .index = i % DIFFERENT};
-        for (uint32_t h = 0; h < HEADS; h++) {
-            for (enum codec_side side = CODEC_KEYS; side <= CODEC_VALUES; side++) {
-                if (i >= DIFFERENT) {
-                    memcpy(page_address(&set, &places[h], side), page_address(&from, &places[h], side), places[h].bytes[side]);
-                    continue;
-                }
-                for (size_t j = 0; j < PAGE_TOKENS * HD; j++) rows[j] = random_number();
-                cpu_codec_of(codec_at(codec[side]))->encode(shape, side, rows, PAGE_TOKENS, page_address(&set, &places[h], side));
-            }
+    for (size_t i = 0; i < model->set_bytes * SETS; i++) chunk[i] = (uint8_t)(random_next(&state) >> 32);
+    for (uint32_t i = 0; !model->transforms && !model->centroids && i < 2 * HEADS; i++) {
+        const enum codec_side side = i % 2 ? CODEC_VALUES : CODEC_KEYS;
+        const struct page_set_view first = {.chunk = chunk, .sets = SETS};
+        uint8_t *from = page_address(&first, &model->places[i / 2], side);
+        for (size_t j = 0; j < PAGE_TOKENS * HD; j++) rows[j] = random_number();
+        cpu_codec_of(codec_at(model->codec[side]))->encode(shape, side, rows, PAGE_TOKENS, from);
+        for (uint32_t index = 1; index < SETS; index++) {
+            const struct page_set_view set = {.chunk = chunk, .sets = SETS, .index = index};
+            memcpy(page_address(&set, &model->places[i / 2], side), from, model->places[i / 2].bytes[side]);
         }
     }
     free(rows);
     return chunk;
 }
 
-static int by_size(const void *a, const void *b) {
-    float x = *(const float *)a, y = *(const float *)b;
-    return (x > y) - (x < y);
-}
-
-static void measure(const enum codec_id codec[2], const struct shape *shape) {
-    struct place_view places[HEADS];
-    size_t set_bytes = 0;
-    for (uint32_t h = 0; h < HEADS; h++) {
-        places[h].offset = set_bytes;
-        for (enum codec_side side = CODEC_KEYS; side <= CODEC_VALUES; side++) {
-            struct codec_shape of = {.head_dim = HD, .group = QUERY_HEADS / HEADS};
-            set_bytes += places[h].bytes[side] = (uint32_t)codec_page_bytes(codec_at(codec[side]), of, side);
+static float *make_angles(void) {
+    float *angles = malloc(sizeof *angles * RUNS * HD), *there;
+    if (!angles) exit(1);
+    for (int run = 0; run < RUNS; run++) {
+        for (int i = 0; i < HD / 2; i++) {
+            double angle = run * RUN_TOKENS * pow(500000, -2.0 * i / HD);
+            angles[run * HD + 2 * i] = (float)cos(angle), angles[run * HD + 2 * i + 1] = (float)sin(angle);
         }
     }
+    there = device(sizeof *angles * RUNS * HD, angles);
+    free(angles);
+    return there;
+}
+
+static void measure(const struct model *model, const float *angles, const struct shape *shape) {
+    const size_t set_bytes = model->set_bytes;
     uint32_t n = shape->sequences, pages = (shape->tokens - WINDOW) / PAGE_TOKENS;
     double bytes = (double)n * pages * set_bytes;
     size_t copies = bytes > ROTATED / 2 ? 2 : (size_t)(ROTATED / bytes) + 1, chunks = (copies * n * pages + SETS - 1) / SETS;
-    uint8_t *chunk = make_chunk(codec, places, set_bytes), *pool = device(chunks * set_bytes * SETS, NULL);
-    for (size_t c = 0; c < chunks; c++)
-        check(cudaMemcpy(pool + c * set_bytes * SETS, chunk, set_bytes * SETS, cudaMemcpyHostToDevice), "copying pages");
+    uint8_t *chunk = make_chunk(model), *pool = device(chunks * set_bytes * SETS, NULL);
     struct page_set_view *sets = calloc(copies * n * pages, sizeof *sets);
     struct sequence_view *sequences = calloc(copies * n, sizeof *sequences);
     struct query_row_view *rows = calloc(n, sizeof *rows);
     float *q = malloc((size_t)n * QUERY_HEADS * HD * sizeof *q);
     uint16_t *window = malloc((size_t)2 * HEADS * WINDOW * HD * sizeof *window);
     if (!sets || !sequences || !rows || !q || !window) exit(1);
+    for (size_t c = 0; c < chunks; c++)
+        check(cudaMemcpy(pool + c * set_bytes * SETS, chunk, set_bytes * SETS, cudaMemcpyHostToDevice), "copying pages");
     for (size_t i = 0; i < (size_t)n * QUERY_HEADS * HD; i++) q[i] = random_number();
     for (size_t i = 0; i < (size_t)2 * HEADS * WINDOW * HD; i++) window[i] = (uint16_t)(0x3000 | (random_next(&state) & 0x8fff));
     for (size_t i = 0; i < copies * n * pages; i++)
@@ -113,19 +229,30 @@ static void measure(const enum codec_id codec[2], const struct shape *shape) {
                                               .window_first = pages * PAGE_TOKENS,
                                               .window_origin = pages * PAGE_TOKENS};
     for (size_t i = 0; i < copies * n; i++) sequences[i].window = device((size_t)2 * HEADS * WINDOW * HD * 2, window);
-    struct head_view heads = {.layers = 1, .query_heads = QUERY_HEADS, .kv_heads = HEADS, .head_dim = HD, .scale = 1 / sqrtf(HD)};
-    uint32_t splits = attend_decode_splits(&heads, codec[0], (uint32_t)device_multiprocessors(), n, pages);
+    struct head_view heads = {
+        .layers = 1, .query_heads = QUERY_HEADS, .kv_heads = HEADS, .head_dim = HD, .scale = 1 / sqrtf(HD), .n_rot = HD};
+    uint32_t splits = attend_decode_splits(&heads, model->codec[0], (uint32_t)device_multiprocessors(), n, pages);
     const char *asked = getenv("SPLITS");
     if (asked) splits = (uint32_t)atoi(asked);
     for (uint32_t i = 0; i < n; i++)
         rows[i] = (struct query_row_view){.sequence = i, .position = pages * PAGE_TOKENS + WINDOW - 1, .splits = splits};
-    struct attend_decode attend = {.heads = heads, .codec = {codec[0], codec[1]}, .n_rows = n, .splits = splits};
-    attend.places = device(sizeof places, places);
+    struct attend_decode attend = {.heads = heads, .codec = {model->codec[0], model->codec[1]}, .n_rows = n, .splits = splits};
+    attend.places = device(sizeof model->places, model->places);
+    attend.transforms = model->transforms;
+    attend.centroids = model->centroids;
+    for (int side = 0; side < 2; side++) attend.centroid[side] = model->centroid;
+    attend.run_angles = angles;
     struct sequence_view *sequences_there = device(copies * n * sizeof *sequences, sequences);
     attend.rows = device(n * sizeof *rows, rows);
     attend.q = attend.q_exact = device((size_t)n * QUERY_HEADS * HD * sizeof *q, q);
     attend.out = device((size_t)n * QUERY_HEADS * HD * sizeof *q, NULL);
     attend.parts = device(attend_decode_part_floats(&heads, n, splits) * sizeof(float), NULL);
+    attend.runs = (pages * PAGE_TOKENS + RUN_TOKENS - 1) / RUN_TOKENS;
+    for (uint32_t i = 0; i < 2 * HEADS; i++)
+        if (model->places[i / 2].bytes[i % 2] > attend.page_bytes[i % 2])
+            attend.page_bytes[i % 2] = model->places[i / 2].bytes[i % 2];
+    size_t run_words = attend_decode_run_words(&heads, model->codec[0], n, attend.runs);
+    attend.run_queries = device((run_words + 1) * sizeof(uint32_t), NULL);
     attend.arrived = device((size_t)n * HEADS * sizeof(uint32_t), NULL);
     check(cudaMemset(attend.arrived, 0, (size_t)n * HEADS * sizeof(uint32_t)), "clearing");
 
@@ -154,16 +281,27 @@ static void measure(const enum codec_id codec[2], const struct shape *shape) {
     }
     qsort(took, REPLAYS, sizeof *took, by_size);
     double us = took[REPLAYS / 2] * 1000 / (double)launches;
-    printf("%s %ux%u %.2f %.2f (%u parts)\n", codec_at(codec[0])->name, n, shape->tokens, us, bytes / us / 1e6, splits);
+    printf("%s %ux%u %.2f %.2f (%u parts)\n", model->name, n, shape->tokens, us, bytes / us / 1e6, splits);
     fflush(stdout);
     check(cudaGraphExecDestroy(replayed), "a graph");
     check(cudaGraphDestroy(graph), "a graph");
     check(cudaStreamDestroy(stream), "a stream");
     for (size_t i = 0; i < copies * n; i++) check(cudaFree(sequences[i].window), "memory");
-    void *memory[] = {pool,       sets_there,   (void *)attend.places, sequences_there, (void *)attend.rows, (void *)attend.q,
-                      attend.out, attend.parts, attend.arrived};
+    void *memory[] = {pool,       sets_there,   (void *)attend.places, sequences_there,   (void *)attend.rows, (void *)attend.q,
+                      attend.out, attend.parts, attend.arrived,        attend.run_queries};
     for (size_t i = 0; i < sizeof memory / sizeof *memory; i++) check(cudaFree(memory[i]), "memory");
     free(chunk), free(sets), free(sequences), free(rows), free(q), free(window);
+}
+
+/* Whether `name` is among the arguments of its kind (those with an x are shapes), or none of that kind is. */
+static bool wanted(int argc, char **argv, const char *name) {
+    bool shape = strchr(name, 'x') != NULL, any = false;
+    for (int i = 1; i < argc; i++) {
+        if ((strchr(argv[i], 'x') != NULL) != shape) continue;
+        if (!strcmp(argv[i], name)) return true;
+        any = true;
+    }
+    return !any;
 }
 
 int main(int argc, char **argv) {
@@ -172,10 +310,16 @@ int main(int argc, char **argv) {
         fprintf(stderr, "bench_attend_cuda: %s\n", error.message);
         return 1;
     }
-    for (enum codec_id codec = CODEC_F16; codec <= CODEC_KIVI_2; codec++) {
-        bool asked = argc == 1;
-        for (int i = 1; i < argc; i++) asked |= !strcmp(argv[i], codec_at(codec)->name);
-        for (size_t i = 0; asked && i < sizeof shapes / sizeof *shapes; i++) measure((enum codec_id[2]){codec, codec}, &shapes[i]);
+    const float *angles = make_angles();
+    for (size_t m = 0; m < sizeof methods / sizeof *methods; m++) {
+        struct model model;
+        if (!wanted(argc, argv, methods[m].name)) continue;
+        make_model(&methods[m], &model);
+        for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+            char name[32];
+            snprintf(name, sizeof name, "%" PRIu32 "x%" PRIu32, shapes[i].sequences, shapes[i].tokens);
+            if (wanted(argc, argv, name)) measure(&model, angles, &shapes[i]);
+        }
     }
     return 0;
 }

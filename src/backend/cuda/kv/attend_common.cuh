@@ -186,18 +186,30 @@ template <int NT> ATTEND_INLINE void finish_running(running<NT> &r) {
 
 struct share {
     uint32_t row, head, part, parts; /* of the launch; `parts` of the row */
-    uint32_t position, group;
+    uint32_t position;
+    uint32_t first_head, group; /* query heads that the CTA serves: all of the KV head's, or some */
     uint32_t layer;
     const struct sequence_view *sequence;
 };
+
+/* Where the row's queries and outputs of the CTA's heads begin. */
+template <int HD> ATTEND_INLINE size_t queries_at(const struct attend_decode &a, const struct share &s) {
+    return ((size_t)s.row * a.heads.query_heads + s.first_head) * HD;
+}
 
 /* False: this CTA has nothing to do. */
 ATTEND_INLINE bool share_of(const struct attend_decode &a, uint32_t part, uint32_t head, uint32_t row, struct share &s) {
     const struct query_row_view query = a.rows[row];
     s.row = row, s.head = head, s.part = part, s.parts = query.splits;
     s.position = query.position, s.group = a.heads.query_heads / a.heads.kv_heads, s.layer = a.layer;
+    s.first_head = head * s.group;
     s.sequence = a.sequences + query.sequence;
     return part < query.splits;
+}
+
+/* The CTA serves query heads first, first + 1, ... of the KV head's alone, at most so many. */
+ATTEND_INLINE void take_heads(struct share &s, uint32_t first, uint32_t most) {
+    s.first_head += first, s.group = min(s.group - first, most);
 }
 
 /* Pages [first, end) of the sequence. */
@@ -221,15 +233,21 @@ template <int NT> ATTEND_INLINE column_slopes<NT> slopes_of(const struct attend_
 #pragma unroll
         for (int c = 0; c < 2; c++) {
             unsigned g = 8 * n + 2 * (lane_id() % 4) + c;
-            slopes.of[n][c] = a.heads.slopes && g < s.group ? LOG2_E * a.heads.slopes[s.head * s.group + g] : 0;
+            slopes.of[n][c] = a.heads.slopes && g < s.group ? LOG2_E * a.heads.slopes[s.first_head + g] : 0;
         }
     }
     return slopes;
 }
 
-/* Products of 16 TILES tokens become logits. Row g of tile i is token 16 i + g, row g + 8 token 16 i + g + 8; where PAIRED, tokens 16 i + 2 g and
- * 16 i + 2 g + 1. Tokens outside of [begin, end) get -INFINITY. `from`: token 0's position less the query's. */
-template <bool PAIRED, int TILES, int NT>
+/* Which token row g of tile i is, and row g + 8: 16 i + g and 8 more; 16 i + 2 g and the next; or 8 g + 2 i and the next. */
+enum token_order { TOKENS_BY_ROW, TOKENS_BY_PAIR, TOKENS_BY_OCTET };
+
+template <token_order ORDER> ATTEND_INLINE int32_t token_of_row(int i, int g, int upper) {
+    return ORDER == TOKENS_BY_OCTET ? 8 * g + 2 * i + upper : 16 * i + (ORDER == TOKENS_BY_PAIR ? 2 * g + upper : g + 8 * upper);
+}
+
+/* Products of 16 TILES tokens become logits. Tokens outside of [begin, end) get -INFINITY. `from`: token 0's position less the query's. */
+template <token_order ORDER, int TILES, int NT>
 ATTEND_INLINE void finish_logits(float (&x)[TILES][NT][4], const float (&factor)[NT][2], const column_slopes<NT> &slopes,
                                  int32_t from, uint32_t begin, uint32_t end) {
     const unsigned g = lane_id() / 4;
@@ -246,8 +264,7 @@ ATTEND_INLINE void finish_logits(float (&x)[TILES][NT][4], const float (&factor)
             for (int n = 0; n < NT; n++)
 #pragma unroll
                 for (int c = 0; c < 4; c++) {
-                    int32_t token = 16 * i + (PAIRED ? 2 * g + c / 2 : g + c / 2 * 8);
-                    x[i][n][c] += slopes.of[n][c % 2] * (float)(from + token);
+                    x[i][n][c] += slopes.of[n][c % 2] * (float)(from + token_of_row<ORDER>(i, g, c / 2));
                 }
     }
     if (begin || end < 16 * TILES) {
@@ -257,7 +274,7 @@ ATTEND_INLINE void finish_logits(float (&x)[TILES][NT][4], const float (&factor)
             for (int n = 0; n < NT; n++)
 #pragma unroll
                 for (int c = 0; c < 4; c++) {
-                    uint32_t token = 16 * i + (PAIRED ? 2 * g + c / 2 : g + c / 2 * 8);
+                    const uint32_t token = token_of_row<ORDER>(i, g, c / 2);
                     if (token < begin || token >= end) x[i][n][c] = -INFINITY;
                 }
     }
@@ -309,10 +326,18 @@ ATTEND_INLINE void accumulate_rows(uint32_t values, unsigned first, bool paired,
     }
 }
 
+/* Sums of attend_rows that are laid out as accumulate_rows says. */
+template <int HD> struct sums_by_row {
+    template <int TILES, int NT>
+    static ATTEND_INLINE void add(uint32_t values, const uint32_t (&w)[NT][2], float (&acc)[TILES][NT][4]) {
+        accumulate_rows<HD, half_rows<HD>>(values, 0, false, w, acc);
+    }
+};
+
 /* The exact rows and the window that the row reads: in units of 16 rows, those of number `rank`, `rank` + `ranks`, ... `scratch`: shared memory of
- * this warp's, 2 half_rows<HD>::bytes. Adds to r and acc, of which the first HD / 16 tiles are laid out as accumulate_rows says; returns
- * whether there was any. `exact` serves exact rows, `window` the window. */
-template <int HD, int TILES, int NT>
+ * this warp's, 2 half_rows<HD>::bytes. Adds to r and, as SUMS does, to acc; returns whether there was any. `exact` serves exact rows, `window`
+ * the window. */
+template <int HD, class SUMS = sums_by_row<HD>, int TILES, int NT>
 ATTEND_INLINE bool attend_rows(const struct attend_decode &a, const struct share &s, unsigned rank, unsigned ranks,
                                const query_fragments<HD, NT> &exact, const query_fragments<HD, NT> &window,
                                const column_slopes<NT> &slopes, uint32_t scratch, running<NT> &r, float (&acc)[TILES][NT][4]) {
@@ -356,9 +381,9 @@ ATTEND_INLINE bool attend_rows(const struct attend_decode &a, const struct share
         load_factors(q, factor);
         /* exact rows stand where nothing is missing behind them */
         int32_t from = (int32_t)((of_exact ? token + seq.evicted : first + token) - s.position);
-        finish_logits<false>(x, factor, slopes, from, 0, count);
+        finish_logits<TOKENS_BY_ROW>(x, factor, slopes, from, 0, count);
         if (weigh(x, r, rise, w)) scale_sums(acc, rise);
-        accumulate_rows<HD, rows>(scratch + rows::bytes, 0, false, w[0], acc);
+        SUMS::add(scratch + rows::bytes, w[0], acc);
     }
     return rank < units;
 }
@@ -473,7 +498,7 @@ ATTEND_INLINE void merge_parts(const struct attend_decode &a, const struct share
                     merge_state(sums, state, their_sums[threadIdx.x + j * width], their_states[threadIdx.x + j * width]);
         }
         if (rank == 0 && i < groups) {
-            float4 *out = reinterpret_cast<float4 *>(a.out + ((size_t)s.row * a.heads.kv_heads + s.head) * s.group * HD);
+            float4 *out = reinterpret_cast<float4 *>(a.out + queries_at<HD>(a, s));
             out[i] = divide(sums, state.y);
         }
     }
@@ -486,7 +511,7 @@ ATTEND_INLINE void finish_share(const struct attend_decode &a, const struct shar
                                 uint8_t *memory) {
     const part_memory<HD> parts = part_memory_of<HD>(a, s);
     const unsigned groups = s.group * (HD / 4);
-    float4 *out = reinterpret_cast<float4 *>(a.out + ((size_t)s.row * a.heads.kv_heads + s.head) * s.group * HD);
+    float4 *out = reinterpret_cast<float4 *>(a.out + queries_at<HD>(a, s));
     for (unsigned i = threadIdx.x; i < groups; i += THREADS) {
         const unsigned query = i / (HD / 4);
         float4 sums = make_float4(0, 0, 0, 0);

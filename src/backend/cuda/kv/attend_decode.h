@@ -3,7 +3,7 @@
  * partial state (kv/partial.h) in fp32; the last to arrive merges them.
  *
  * attend_common.cuh has what all families share: the exact rows and the window, and merging. A family of codecs has a file of its own:
- * attend_scaled*.cu (f16, q8_0, q4_0, kivi), attend_transform.cu. Keys and values may be of different codecs.
+ * attend_scaled*.cu (f16, q8_0, q4_0, kivi), attend_transform*.cu, attend_centroids*.cu (pq, vq, gain-shape). Keys and values may be of different codecs.
  */
 #ifndef TERSE_BACKEND_CUDA_KV_ATTEND_DECODE_H
 #define TERSE_BACKEND_CUDA_KV_ATTEND_DECODE_H
@@ -22,8 +22,10 @@ struct attend_decode {
     struct head_view heads;
     uint32_t layer;
     enum codec_id codec[2];                  /* by side */
+    struct centroid_shape centroid[2];       /* by side */
     const struct place_view *places;         /* [layers][Hk] */
     const struct transform_view *transforms; /* [layers][Hk][2]; NULL where neither side is of codec transform */
+    const struct centroid_view *centroids;   /* the same of codecs with centroids */
     const float
         *run_angles; /* [runs][n_rot / 2][cosine, sine] of the positions of runs, 0, RUN_TOKENS, ...; without the magnitude */
     const struct sequence_view *sequences;
@@ -33,7 +35,7 @@ struct attend_decode {
     const float *q_exact;              /* the same by position - evicted, for exact rows; may be q */
     float *out;                        /* [n_rows][Hq][hd], may be q */
     float *parts;                      /* attend_decode_part_floats(...) */
-    uint32_t page_bytes[2];            /* of the largest page, by side; read where a side is of codec transform */
+    uint32_t page_bytes[2];            /* of the largest page, by side; read but where codecs are scaled */
     uint32_t *run_queries;             /* attend_decode_run_words(...) */
     uint32_t runs;                     /* the most that pages of any row lie in, from that of the first page to that of the last */
     uint32_t *arrived;                 /* [n_rows][Hk], zeros; left so */
@@ -49,8 +51,8 @@ size_t attend_decode_run_words(const struct head_view *heads, enum codec_id keys
 uint32_t attend_decode_splits(const struct head_view *heads, enum codec_id keys, uint32_t multiprocessors, uint32_t n_rows,
                               uint32_t pages);
 
-/* Whether there are kernels for these codecs and heads. */
-bool attend_decode_supports(const struct head_view *heads, const enum codec_id codec[2]);
+/* Whether there are kernels for these codecs and heads. `centroid`: by side, of codecs with centroids; else NULL will do. */
+bool attend_decode_supports(const struct head_view *heads, const enum codec_id codec[2], const struct centroid_shape centroid[2]);
 
 /* Launches; what must be allocated is the caller's. */
 cudaError_t attend_decode_launch(const struct attend_decode *attend, cudaStream_t stream);

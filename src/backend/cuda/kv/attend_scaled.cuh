@@ -587,7 +587,7 @@ __global__ void __launch_bounds__(SCALED_WARPS * 32, scaled_memory<K, V, HD, NT>
     const struct page_set_view *sets = s.sequence->page_sets + first;
     const struct place_view *place = a.places + (size_t)a.layer * a.heads.kv_heads + s.head;
 
-    const size_t queries = ((size_t)s.row * a.heads.kv_heads + s.head) * s.group * HD;
+    const size_t queries = queries_at<HD>(a, s);
     prepare_queries<HD, NT, SCALED_WARPS>(a.q + queries, s.group, a.heads.scale, window);
     prepare_queries<HD, NT, SCALED_WARPS>(a.q_exact + queries, s.group, a.heads.scale, exact);
     __syncthreads();
@@ -628,9 +628,9 @@ __global__ void __launch_bounds__(SCALED_WARPS * 32, scaled_memory<K, V, HD, NT>
         const uint32_t stop = from > s.position ? 0 : min(slots >> 16, s.position + 1 - from);
         K::score(a.codec[0], ring, window, sums, x);
         if (paired)
-            finish_logits<true>(x, factor, slopes, (int32_t)(from - s.position), slots & 0xffff, stop);
+            finish_logits<TOKENS_BY_PAIR>(x, factor, slopes, (int32_t)(from - s.position), slots & 0xffff, stop);
         else
-            finish_logits<false>(x, factor, slopes, (int32_t)(from - s.position), slots & 0xffff, stop);
+            finish_logits<TOKENS_BY_ROW>(x, factor, slopes, (int32_t)(from - s.position), slots & 0xffff, stop);
         if (weigh(x, running, rise, w)) scale_sums(acc, rise);
         V::accumulate(a.codec[1], ring, paired, w, acc);
     }

@@ -134,12 +134,11 @@ template <int HD> struct transform_parts {
     ATTEND_INLINE float4 *of(uint32_t part) const { return sums + (size_t)part * group * (HD / 2); }
 };
 
-template <int HD>
-ATTEND_INLINE transform_parts<HD> transform_parts_of(const struct attend_decode &a, const struct share &s, uint32_t group) {
+template <int HD> ATTEND_INLINE transform_parts<HD> transform_parts_of(const struct attend_decode &a, const struct share &s) {
     const size_t each = a.splits + 1, all = (size_t)a.n_rows * a.heads.kv_heads * each,
                  first = ((size_t)s.row * a.heads.kv_heads + s.head) * each;
-    return {reinterpret_cast<float4 *>(a.parts) + first * group * (HD / 2),
-            reinterpret_cast<float2 *>(a.parts + all * group * 2 * HD) + first * group, group};
+    return {reinterpret_cast<float4 *>(a.parts) + first * s.group * (HD / 2),
+            reinterpret_cast<float2 *>(a.parts + all * s.group * 2 * HD) + first * s.group, s.group};
 }
 
 ATTEND_INLINE void add_scaled(float4 &to, float factor, const float4 &x) {
@@ -197,22 +196,18 @@ ATTEND_INLINE void leave_planes(uint32_t planes, const uint8_t *memory, const tr
 
 /* All threads of the CTA that reads rows. */
 template <int HD, int NQ, int WARPS>
-ATTEND_INLINE void leave_rows(const struct attend_decode &whole, struct share s, uint32_t first_query, uint8_t *memory,
+ATTEND_INLINE void leave_rows(const struct attend_decode &a, const struct share &s, uint8_t *memory,
                               const transform_parts<HD> &parts) {
     using layout = transform_shared<HD, NQ, WARPS>;
     auto *const queries = reinterpret_cast<query_fragments<HD, 1> *>(memory); /* for the window, for exact rows */
-    const uint32_t all = s.group, warp = threadIdx.x / 32;
-    const size_t at = (((size_t)s.row * whole.heads.kv_heads + s.head) * all + first_query) * HD;
-    struct attend_decode a = whole;
-    s.group = parts.group;
-    if (a.heads.slopes) a.heads.slopes += s.head * (all - s.group) + first_query;
-    prepare_queries<HD, 1, WARPS>(a.q + at, s.group, a.heads.scale, queries[0]);
-    prepare_queries<HD, 1, WARPS>(a.q_exact + at, s.group, a.heads.scale, queries[1]);
+    const uint32_t warp = threadIdx.x / 32;
+    prepare_queries<HD, 1, WARPS>(a.q + queries_at<HD>(a, s), s.group, a.heads.scale, queries[0]);
+    prepare_queries<HD, 1, WARPS>(a.q_exact + queries_at<HD>(a, s), s.group, a.heads.scale, queries[1]);
     __syncthreads();
     running<1> r;
     float acc[HD / 16][1][4] = {};
     clear_running(r);
-    attend_rows<HD>(whole, s, warp, WARPS, queries[1], queries[0], slopes_of<1>(a, s),
+    attend_rows<HD>(a, s, warp, WARPS, queries[1], queries[0], slopes_of<1>(a, s),
                     shared_address(memory) + layout::row_queries + warp * 2 * half_rows<HD>::bytes, r, acc);
     finish_running(r);
     __syncthreads(); /* nobody reads rows any more */
@@ -400,15 +395,14 @@ __global__ void __launch_bounds__(WARPS * 32, RESIDENT)
     const unsigned warp = threadIdx.x / 32, lane = lane_id();
     struct share s;
     if (!share_of(a, blockIdx.x ? blockIdx.x - 1 : 0, blockIdx.y, blockIdx.z, s)) return;
-    const uint32_t group = min(s.group - first_query, 4u * NQ);
-    const size_t rows_at = (((size_t)s.row * a.heads.kv_heads + s.head) * s.group + first_query) * HD;
-    const transform_parts<HD> parts = transform_parts_of<HD>(a, s, group);
+    take_heads(s, first_query, 4 * NQ);
+    const transform_parts<HD> parts = transform_parts_of<HD>(a, s);
     const transform_side<HD> keys = side_of<HD>(a, s, 0), values = side_of<HD>(a, s, 1);
 
     if (blockIdx.x == 0) {
         wait_for_kernels();
         let_next_kernel_begin();
-        leave_rows<HD, NQ, WARPS>(a, s, first_query, shared, parts);
+        leave_rows<HD, NQ, WARPS>(a, s, shared, parts);
     } else {
         plane_readers of_keys = load_readers<HD, layout::threads>(keys.view, shared);
         plane_readers of_values = load_readers<HD, layout::threads>(values.view, shared + layout::reader_bytes);
@@ -437,7 +431,7 @@ __global__ void __launch_bounds__(WARPS * 32, RESIDENT)
 #pragma unroll
         for (int i = 0; i < NQ; i++) r.max[i] = -INFINITY, r.sum[i] = r.gained[i] = 0;
         struct page_set_view of_lane; /* page 32 i + lane's */
-        const float *const slopes = a.heads.slopes ? a.heads.slopes + s.head * s.group + first_query : nullptr;
+        const float *const slopes = a.heads.slopes ? a.heads.slopes + s.first_head : nullptr;
 #pragma unroll 1
         for (uint32_t page = 0; page < pages; page++) {
             if (page % 32 == 0) of_lane = sets[min(page + lane, pages - 1)];
@@ -451,7 +445,7 @@ __global__ void __launch_bounds__(WARPS * 32, RESIDENT)
             score_page<HD, NQ>(slot, slot + of_keys.gains + PAGE_TRANSFORM_NIBBLE, of_keys, complement, x);
             __syncwarp();
             ring.ask_for_keys(page + ring.depth);
-            finish_page_logits(x, slopes, group, (int32_t)(from - s.position), slots & 0xffff, stop);
+            finish_page_logits(x, slopes, s.group, (int32_t)(from - s.position), slots & 0xffff, stop);
             ring.wait();
             weigh_page<HD, NQ>(slot + ring.key_bytes, of_values, x, r, acc, weights);
             accumulate_page<HD, NQ>(slot + ring.key_bytes, of_values, weights, complement, acc);
@@ -465,7 +459,7 @@ __global__ void __launch_bounds__(WARPS * 32, RESIDENT)
         leave_planes<HD, NQ, WARPS>(of_values.planes, shared, parts, blockIdx.x);
     }
     if (!is_last(a, s, s.parts + 1)) return;
-    transform_merge<HD, NQ, WARPS>(shared).run(values, parts, s.parts + 1, a.out + rows_at);
+    transform_merge<HD, NQ, WARPS>(shared).run(values, parts, s.parts + 1, a.out + queries_at<HD>(a, s));
 }
 
 template <int HD, int NQ, int WARPS, int RESIDENT>

@@ -226,8 +226,8 @@ __global__ void __launch_bounds__(RUNS_WARPS * 32, HD <= 128 ? 2 : 1)
     if (blockIdx.x * at_once >= n) return;
     const transform_side<HD> keys = side_of<HD>(a, s, 0);
     const unsigned planes = keys.view->layout.planes;
-    const float *const q = a.q + (((size_t)s.row * a.heads.kv_heads + s.head) * s.group + first_query) * HD;
-    stage_queries<HD, NQ>(q, s.group - first_query, a.heads.scale, keys.mean, m);
+    take_heads(s, first_query, 4 * NQ);
+    stage_queries<HD, NQ>(a.q + queries_at<HD>(a, s), s.group, a.heads.scale, keys.mean, m);
     lane_scales<HD> scales;
     load_scales(keys, planes, scales);
     __syncthreads();

@@ -3,6 +3,7 @@
  * Caches of one method follow one another in a step as a group, which is one launch for each layer. What the kernels read lies in memory of the
  * batch that stays where it is, so that a graph of the launches may be replayed: the host rewrites it before each step. */
 #include "backend/cuda/kv/cache.h"
+#include "backend/cuda/kv/centroids.h"
 #include "backend/cuda/kv/state.h"
 
 #include <stdlib.h>
@@ -236,24 +237,27 @@ enum terse_status batch_attend(struct cache_batch *b, uint32_t layer, const floa
     cudaError_t result = cudaSuccess;
     for (const struct group *g = b->groups; g < b->groups + b->n_groups && result == cudaSuccess; g++) {
         size_t at = g->first_row * query_width(b);
-        struct attend_decode attend = {.heads = g->cache->heads,
-                                       .layer = layer,
-                                       .codec = {g->cache->codec[CODEC_KEYS], g->cache->codec[CODEC_VALUES]},
-                                       .places = g->cache->tables->place_views,
-                                       .transforms = g->cache->tables->transforms,
-                                       .run_angles = g->cache->tables->rotary.runs,
-                                       .sequences = sequences_in(b, b->uploaded),
-                                       .rows = rows_in(b, b->uploaded) + g->first_row,
-                                       .n_rows = g->n_rows,
-                                       .splits = g->splits,
-                                       .q = q + at,
-                                       .q_exact = g->evicts ? b->q_exact + at : q + at,
-                                       .out = out + at,
-                                       .parts = b->parts,
-                                       .page_bytes = {g->cache->tables->page_bytes[0], g->cache->tables->page_bytes[1]},
-                                       .run_queries = b->run_queries,
-                                       .runs = g->runs,
-                                       .arrived = b->arrived + g->first_row * b->shape.kv_heads};
+        struct attend_decode attend = {
+            .heads = g->cache->heads,
+            .layer = layer,
+            .codec = {g->cache->codec[CODEC_KEYS], g->cache->codec[CODEC_VALUES]},
+            .places = g->cache->tables->place_views,
+            .centroid = {centroid_shape_of(&g->cache->method.key), centroid_shape_of(&g->cache->method.value)},
+            .transforms = g->cache->tables->transforms,
+            .centroids = g->cache->tables->centroids,
+            .run_angles = g->cache->tables->rotary.runs,
+            .sequences = sequences_in(b, b->uploaded),
+            .rows = rows_in(b, b->uploaded) + g->first_row,
+            .n_rows = g->n_rows,
+            .splits = g->splits,
+            .q = q + at,
+            .q_exact = g->evicts ? b->q_exact + at : q + at,
+            .out = out + at,
+            .parts = b->parts,
+            .page_bytes = {g->cache->tables->page_bytes[0], g->cache->tables->page_bytes[1]},
+            .run_queries = b->run_queries,
+            .runs = g->runs,
+            .arrived = b->arrived + g->first_row * b->shape.kv_heads};
         result = attend_decode_launch(&attend, device_stream());
     }
     return device_check(result, "attention", error);

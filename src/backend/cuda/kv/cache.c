@@ -3,6 +3,7 @@
 #include "backend/cuda/kv/state.h"
 
 #include "backend/cuda/kv/attend_prefill.h"
+#include "backend/cuda/kv/centroids.h"
 #include "kv/token_shares.h"
 
 #include <inttypes.h>
@@ -85,6 +86,7 @@ static enum terse_status refuse(const struct method *method, const char *why, st
 static enum terse_status supports(const struct cache_shape *shape, const struct method *method, struct terse_error *error) {
     const struct head_view heads = kv_tables_heads(shape);
     const enum codec_id codec[2] = {method->key.codec->id, method->value.codec->id};
+    const struct centroid_shape centroid[2] = {centroid_shape_of(&method->key), centroid_shape_of(&method->value)};
     const struct policy *policy = method->policy;
     enum terse_status status = method_check(method, shape->head_dim, shape->query_heads / shape->kv_heads, error);
     if (status) return status;
@@ -96,7 +98,7 @@ static enum terse_status supports(const struct cache_shape *shape, const struct 
             error, TERSE_E_UNSUPPORTED,
             "%s reads tokens that lie apart, whose distances this model's ALiBi would have to know: use another --kv",
             method->name);
-    if (!attend_decode_supports(&heads, codec) || !encode_supports(&heads, codec) || !attend_prefill_supports(&heads))
+    if (!attend_decode_supports(&heads, codec, centroid) || !encode_supports(&heads, codec) || !attend_prefill_supports(&heads))
         return refuse(method, "has no kernels for this model's heads", error);
     return TERSE_OK;
 }
@@ -136,6 +138,7 @@ struct encode cache_encode(const struct cache *cache, const struct item_list *li
                            .codec = {cache->codec[CODEC_KEYS], cache->codec[CODEC_VALUES]},
                            .places = cache->tables->place_views,
                            .transforms = cache->tables->transforms,
+                           .centroids = cache->tables->centroids,
                            .run_angles = cache->tables->rotary.runs,
                            .items = list->device,
                            .n = (uint32_t)list->n};

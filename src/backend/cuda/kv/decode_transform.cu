@@ -41,22 +41,6 @@ template <int HD> static __device__ void add_mean(const float *mean, float (*num
     __syncthreads();
 }
 
-static __device__ uint32_t two_halves(float low, float high) {
-    return __half_as_ushort(__float2half_rn(low)) | (uint32_t)__half_as_ushort(__float2half_rn(high)) << 16;
-}
-
-/* Neighbouring threads write a sector of 32 bytes. */
-template <int HD>
-static __device__ void store_numbers(const struct encode &e, const struct page_job &job, const float (*numbers)[PAGE_TOKENS]) {
-    for (uint32_t i = threadIdx.x; i < HD / 8 * PAGE_TOKENS; i += TRANSFORM_THREADS) {
-        const uint32_t t = i / 2 % PAGE_TOKENS, c = (i / (2 * PAGE_TOKENS) * 2 + i % 2) * 8;
-        if (t >= job.count) continue;
-        *(uint4 *)(job.rows + t * e.token_stride + c) =
-            make_uint4(two_halves(numbers[c][t], numbers[c + 1][t]), two_halves(numbers[c + 2][t], numbers[c + 3][t]),
-                       two_halves(numbers[c + 4][t], numbers[c + 5][t]), two_halves(numbers[c + 6][t], numbers[c + 7][t]));
-    }
-}
-
 template <int HD>
 static __global__ void __launch_bounds__(TRANSFORM_THREADS, HD > 128 ? 1 : 2)
     decode_transform_kernel(const __grid_constant__ struct encode e, struct encode_sides sides) {

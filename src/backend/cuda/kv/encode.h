@@ -28,6 +28,7 @@ struct encode {
     enum codec_id codec[2];
     const struct place_view *places;         /* [layers][Hk] */
     const struct transform_view *transforms; /* [layers][Hk][2], or NULL */
+    const struct centroid_view *centroids;   /* [layers][Hk][2], or NULL */
     const float *run_angles;                 /* as in struct attend_decode; for keys in runs */
     const struct encode_item *items;         /* [n] */
     uint32_t n;

@@ -45,6 +45,8 @@ cudaError_t encode_scaled(const struct encode *encode, struct encode_sides sides
 cudaError_t decode_scaled(const struct encode *encode, struct encode_sides sides, cudaStream_t stream);
 cudaError_t encode_transform(const struct encode *encode, struct encode_sides sides, cudaStream_t stream);
 cudaError_t decode_transform(const struct encode *encode, struct encode_sides sides, cudaStream_t stream);
+cudaError_t encode_centroids(const struct encode *encode, struct encode_sides sides, cudaStream_t stream);
+cudaError_t decode_centroids(const struct encode *encode, struct encode_sides sides, cudaStream_t stream);
 bool encode_transform_supports(const struct head_view *heads);
 
 /* Lets a kernel have so much shared memory. */

@@ -3,6 +3,7 @@
 
 #include "backend/cuda/device.h"
 #include "backend/cuda/kv/attend_prefill.h"
+#include "backend/cuda/kv/centroids.h"
 #include "backend/cuda/kv/transforms.h"
 #include "base/thread.h"
 
@@ -127,6 +128,7 @@ static size_t part_bytes(const struct entry *e) { return attend_prefill_part_flo
 static void entry_free(struct entry *e) {
     cudaDeviceSynchronize();
     transforms_free(e->tables.transforms);
+    centroids_free(e->tables.centroids);
     device_free(NULL, e->tables.place_views, heads(&e->shape) * sizeof *e->tables.place_views);
     device_free(NULL, e->tables.prefill_parts, part_bytes(e));
     device_free(NULL, e->slopes, e->shape.query_heads * sizeof *e->slopes);
@@ -150,6 +152,7 @@ static enum terse_status entry_new(const struct cache_shape *shape, const struct
     if (!status && !(e->tables.prefill_parts = device_alloc(NULL, part_bytes(e), "a prompt's attention", error)))
         status = TERSE_E_MEMORY;
     if (!status) status = transforms_new(shape, method, &e->tables.transforms, error);
+    if (!status) status = centroids_new(shape, method, &e->tables.centroids, error);
     if (!status) return TERSE_OK;
     entry_free(e);
     *entry = NULL;

@@ -14,6 +14,7 @@ struct kv_tables {
     uint32_t page_bytes[2];            /* of the largest page, by side */
     struct place_view *place_views;    /* the device's */
     struct transform_view *transforms; /* the device's, [layers][Hk][2]; NULL: no side is of codec transform */
+    struct centroid_view *centroids;   /* the device's, [layers][Hk][2]; NULL: no side's codec has centroids */
     struct rotary_view rotary;
     float *prefill_parts; /* the device's: partial states of a prompt's attention, one after another's */
 };

@@ -1,6 +1,7 @@
-/* Pages of the codec transform in a block of 256 threads, what writing, reading and fitting them have in common: rows of a page taken to where
- * the transform wants them, products with a matrix, and the levels of codes. Floats are multiplied and summed in the order of the CPU's vector
- * kernels; files that include this are compiled so that no product and sum are fused but where fmaf says so. */
+/* Pages in a block of 256 threads. What writing and reading them have in common with codecs that are taught: rows of a page taken to where these
+ * want them, and back; and of the codec transform, fitting included, products with a matrix and the levels of codes. Floats are multiplied and
+ * summed in the order of the CPU's vector kernels; files that include this are compiled so that no product and sum are fused but where fmaf
+ * says so. */
 #ifndef TERSE_BACKEND_CUDA_KV_TRANSFORM_PAGE_CUH
 #define TERSE_BACKEND_CUDA_KV_TRANSFORM_PAGE_CUH
 
@@ -84,6 +85,22 @@ static __device__ void load_centred(const struct encode &e, const struct page_jo
         numbers[c][t] = t < job.count ? numbers[c][t] - mean[c] : 0;
     }
     __syncthreads();
+}
+
+static __device__ inline uint32_t two_halves(float low, float high) {
+    return __half_as_ushort(__float2half_rn(low)) | (uint32_t)__half_as_ushort(__float2half_rn(high)) << 16;
+}
+
+/* Neighbouring threads write a sector of 32 bytes. */
+template <int HD>
+static __device__ void store_numbers(const struct encode &e, const struct page_job &job, const float (*numbers)[PAGE_TOKENS]) {
+    for (uint32_t i = threadIdx.x; i < HD / 8 * PAGE_TOKENS; i += TRANSFORM_THREADS) {
+        const uint32_t t = i / 2 % PAGE_TOKENS, c = (i / (2 * PAGE_TOKENS) * 2 + i % 2) * 8;
+        if (t >= job.count) continue;
+        *(uint4 *)(job.rows + t * e.token_stride + c) =
+            make_uint4(two_halves(numbers[c][t], numbers[c + 1][t]), two_halves(numbers[c + 2][t], numbers[c + 3][t]),
+                       two_halves(numbers[c + 4][t], numbers[c + 5][t]), two_halves(numbers[c + 6][t], numbers[c + 7][t]));
+    }
 }
 
 /* ---- Products: out[r][t] = sum over k of matrix(r, k) numbers[k][t], k from 0 up. A thread has 4 tokens and HD / 16 rows. */

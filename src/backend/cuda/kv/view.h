@@ -16,6 +16,8 @@
 #include "format/transform.h"
 #include "model/rope.h"
 
+#include <stdbool.h>
+
 #ifdef __CUDACC__
 #include <cuda_fp16.h>
 typedef __half device_half;
@@ -113,6 +115,23 @@ struct transform_view {
     uint32_t wraps;                /* transform_wraps */
 };
 #define TRANSFORM_READERS_STEP 8 /* planes, of which readers are a multiple */
+
+/* What a side's codes are where its codec has centroids: pq, vq, gain-shape. */
+struct centroid_shape {
+    uint32_t width, bits; /* channels of a sub-vector, bits of its code; 0: a codec without */
+};
+
+/* A codec with centroids, of a layer, KV head and side, as kernels read it; device [layers][Hk][keys, values]. */
+struct centroid_view {
+    struct centroid_shape shape;
+    const device_half *centroids; /* [hd / width][2^bits][width] */
+    const float *origin; /* [hd], and of each sub-vector scale[hd / width] and half[hd / width][2^bits]: format/pq.h's search */
+    const float *scale, *half;
+    bool
+        normalized; /* rows are mean + gain * centroids, gains the page's first bytes (format/normalization.h); else centroids as they are */
+    float gain_scale;  /* of normalized rows */
+    const float *mean; /* [hd], zeros where they are not normalized */
+};
 
 #ifdef __cplusplus
 }

@@ -1,0 +1,5 @@
+#include "backend/cuda/kv/attend_centroids.cuh"
+
+cudaError_t attend_centroids_64(const struct attend_decode *attend, cudaStream_t stream) {
+    return launch_widths<64>(attend, stream);
+}

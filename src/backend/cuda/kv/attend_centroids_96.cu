@@ -1,0 +1,5 @@
+#include "backend/cuda/kv/attend_centroids.cuh"
+
+cudaError_t attend_centroids_96(const struct attend_decode *attend, cudaStream_t stream) {
+    return launch_widths<96>(attend, stream);
+}

@@ -1,0 +1,117 @@
+/* Sending a codebook to the device: a set of parameters at a time, so that the host needs little memory for it. */
+#include "backend/cuda/kv/centroids.h"
+
+#include "backend/cuda/device.h"
+#include "base/half.h"
+#include "base/memory.h"
+#include "format/codebook.h"
+#include "format/pq.h"
+
+#include <string.h>
+
+static bool has_centroids(const struct codec *codec) {
+    return codec && (codec->id == CODEC_PQ || codec->id == CODEC_VQ || codec->id == CODEC_GAIN_SHAPE);
+}
+
+struct centroid_shape centroid_shape_of(const struct coding *coding) {
+    if (!has_centroids(coding->codec)) return (struct centroid_shape){0};
+    return (struct centroid_shape){coding->width, coding->bits};
+}
+
+/* Numbers of a set: centroids in halves, then floats: origin, scale, half, mean. */
+struct numbers {
+    size_t centroids, parts, k, halves, floats;
+};
+
+static struct numbers numbers_of(const struct coding *coding, uint32_t hd) {
+    struct numbers n = {.parts = hd / coding->width, .k = (size_t)1 << coding->bits};
+    n.centroids = n.k * hd;
+    n.halves = memory_round_up(n.centroids * sizeof(uint16_t), 16);
+    n.floats = (size_t)hd + n.parts + n.parts * n.k + hd;
+    return n;
+}
+
+size_t centroid_bytes(const struct coding *coding, uint32_t head_dim) {
+    struct numbers n = numbers_of(coding, head_dim);
+    return n.halves + memory_round_up(n.floats * sizeof(float), 16);
+}
+
+static void set_search(const struct numbers *n, const float *centroids, size_t d, float *origin, float *scale, float *half) {
+    float z[PQ_WIDTH_MAX];
+    for (size_t p = 0; p < n->parts; p++) {
+        const float *of_part = centroids + p * n->k * d;
+        scale[p] = pq_search_origin(of_part, n->k, d, origin + p * d);
+        for (size_t j = 0; j < n->k; j++) half[p * n->k + j] = pq_search_centroid(of_part + j * d, d, origin + p * d, scale[p], z);
+    }
+}
+
+enum terse_status centroid_send(const struct coding *coding, uint32_t head_dim, const float *parameters, void *device,
+                                struct centroid_view *view, struct terse_error *error) {
+    const struct numbers n = numbers_of(coding, head_dim);
+    const float *normalization = coding->codec->normalized ? parameters + n.centroids : NULL;
+    size_t bytes = centroid_bytes(coding, head_dim);
+    uint8_t *host = memory_zeros(bytes, 1), *to = device;
+    if (!host) return status_no_memory(error, bytes, "a codebook");
+    uint16_t *halves = (uint16_t *)(void *)host;
+    float *origin = (float *)(void *)(host + n.halves), *scale = origin + head_dim, *half = scale + n.parts;
+    float *mean = half + n.parts * n.k;
+    const float *there = (const float *)(const void *)(to + n.halves);
+    for (size_t i = 0; i < n.centroids; i++) halves[i] = half_from_float(parameters[i]);
+    set_search(&n, parameters, coding->width, origin, scale, half);
+    if (normalization) memcpy(mean, normalization, head_dim * sizeof *mean);
+    *view = (struct centroid_view){.shape = {coding->width, coding->bits},
+                                   .centroids = device,
+                                   .origin = there,
+                                   .scale = there + (scale - origin),
+                                   .half = there + (half - origin),
+                                   .normalized = normalization != NULL,
+                                   .gain_scale = normalization ? normalization[head_dim] : 1,
+                                   .mean = there + (mean - origin)};
+    enum terse_status status = device_check(device_send(device, host, bytes), "sending a codebook", error);
+    memory_free(host);
+    return status;
+}
+
+/* Sets that are shared by all layers and KV heads are sent once. */
+static enum terse_status send_side(const struct cache_shape *shape, const struct method *method, enum codec_side side,
+                                   uint8_t *device, struct centroid_view *views, struct terse_error *error) {
+    const struct coding *coding = side == CODEC_VALUES ? &method->value : &method->key;
+    const struct codebook_info *info = codebook_info(method->learned);
+    size_t heads = (size_t)shape->layers * shape->kv_heads, sets = codebook_sets(info);
+    float *parameters = memory_array(codec_parameters(coding->codec, codebook_shape(info, side)), sizeof *parameters);
+    enum terse_status status = parameters ? TERSE_OK : status_no_memory(error, 0, "a codebook");
+    for (size_t set = 0; set < sets && !status; set++) {
+        codebook_parameters(method->learned, side, set, parameters);
+        status = centroid_send(coding, shape->head_dim, parameters, device + set * centroid_bytes(coding, shape->head_dim),
+                               &views[2 * set + side], error);
+    }
+    for (size_t i = sets; i < heads && !status; i++) views[2 * i + side] = views[side];
+    memory_free(parameters);
+    return status;
+}
+
+enum terse_status centroids_new(const struct cache_shape *shape, const struct method *method, struct centroid_view **views,
+                                struct terse_error *error) {
+    const struct coding *coding[2] = {&method->key, &method->value};
+    size_t n = 2 * (size_t)shape->layers * shape->kv_heads, head = memory_round_up(n * sizeof **views, 256), of_side[2] = {0, 0};
+    *views = NULL;
+    for (int side = 0; side < 2; side++)
+        if (has_centroids(coding[side]->codec))
+            of_side[side] = codebook_sets(codebook_info(method->learned)) * centroid_bytes(coding[side], shape->head_dim);
+    if (!of_side[0] && !of_side[1]) return TERSE_OK;
+    struct centroid_view *host = memory_zeros(n, sizeof *host);
+    uint8_t *device = host ? device_alloc(NULL, head + of_side[0] + of_side[1], "a codebook", error) : NULL;
+    enum terse_status status = host ? device ? TERSE_OK : TERSE_E_MEMORY : status_no_memory(error, n * sizeof *host, "a codebook");
+    for (int side = 0; side < 2 && !status; side++)
+        if (of_side[side])
+            status = send_side(shape, method, (enum codec_side)side, device + head + (side ? of_side[0] : 0), host, error);
+    if (!status) status = device_check(device_send(device, host, n * sizeof *host), "sending a codebook", error);
+    memory_free(host);
+    if (status)
+        device_free(NULL, device, 0);
+    else
+        *views = (struct centroid_view *)(void *)device;
+    return status;
+}
+
+void centroids_free(struct centroid_view *views) { device_free(NULL, views, 0); }

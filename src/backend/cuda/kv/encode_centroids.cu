@@ -1,0 +1,230 @@
+/* Pages of codecs with centroids: pq, vq and gain-shape. Codes are the CPU's, bit for bit where rows are (format/pq.h); of gain-shape rows are
+ * normalized and gains fitted with sums in another order than the CPU's.
+ *
+ * A block of 256 threads has a page. A warp takes a sub-vector at a time, a lane two tokens of it, and goes through the centroids in order, 8 of
+ * them for each reading of its tokens. */
+#include "backend/cuda/kv/transform_page.cuh"
+#include "format/normalization.h"
+#include "format/pq.h"
+
+constexpr uint32_t WARPS = TRANSFORM_THREADS / 32;
+constexpr uint32_t STAGED = 1024;                              /* floats of centroids that a warp has in shared memory */
+constexpr uint32_t TOGETHER = 8;                               /* centroids that a row meets at a time */
+constexpr uint32_t QUARTERS = TRANSFORM_THREADS / PAGE_TOKENS; /* threads that share a token */
+
+template <int HD> struct centroids_memory {
+    float numbers[HD][PAGE_TOKENS];
+    union {
+        struct {
+            float z[STAGED], half[STAGED / 2];
+            uint16_t codes[PAGE_TOKENS];
+        } search[WARPS];
+        float sums[QUARTERS][2][PAGE_TOKENS]; /* while rows are normalized and gains fitted */
+    };
+    float inverse[PAGE_TOKENS];
+};
+
+/* The codes of a sub-vector's plane layout (format/page_layout.h): `bytes` are its first plane's. */
+static __device__ uint32_t code_at(const uint8_t *bytes, uint32_t bits, uint32_t t) {
+    uint32_t code = 0, shift = 0;
+    for (uint32_t p = 8; p; p /= 2) {
+        if (!(bits & p)) continue;
+        code |= (bytes[t * p / 8] >> (t * p % 8) & ((1u << p) - 1)) << shift;
+        bytes += 8 * p, shift += p;
+    }
+    return code;
+}
+
+/* A warp writes 64 codes. */
+static __device__ void write_codes(const uint16_t *codes, uint32_t bits, uint8_t *bytes) {
+    uint32_t shift = 0;
+    for (uint32_t p = 8; p; p /= 2) {
+        if (!(bits & p)) continue;
+        for (uint32_t b = threadIdx.x % 32; b < 8 * p; b += 32) {
+            uint32_t byte = 0;
+            for (uint32_t i = 0; i < 8 / p; i++) byte |= (codes[b * 8 / p + i] >> shift & ((1u << p) - 1)) << (i * p);
+            bytes[b] = (uint8_t)byte;
+        }
+        bytes += 8 * p, shift += p;
+    }
+}
+
+/* The sum of term(c) over the channels of token t = threadIdx.x % 64, for all of the token's threads; `which` of two places in memory. */
+template <int HD, class Term> static __device__ float sum_over_channels(centroids_memory<HD> &m, uint32_t which, Term term) {
+    const uint32_t t = threadIdx.x % PAGE_TOKENS, quarter = threadIdx.x / PAGE_TOKENS;
+    float sum = 0;
+    for (uint32_t c = quarter; c < HD; c += QUARTERS) sum = sum + term(c, t);
+    m.sums[quarter][which][t] = sum;
+    __syncthreads();
+    return (m.sums[0][which][t] + m.sums[1][which][t]) + (m.sums[2][which][t] + m.sums[3][which][t]);
+}
+
+template <int HD> static __device__ void normalize(centroids_memory<HD> &m) {
+    const uint32_t t = threadIdx.x % PAGE_TOKENS;
+    const float square = sum_over_channels(m, 0, [&](uint32_t c, uint32_t t) { return m.numbers[c][t] * m.numbers[c][t]; });
+    const float rms = sqrtf(square / (float)HD), inverse = rms > 0 ? 1 / rms : 0;
+    for (uint32_t c = threadIdx.x / PAGE_TOKENS; c < HD; c += QUARTERS) m.numbers[c][t] = m.numbers[c][t] * inverse;
+    __syncthreads();
+}
+
+/* What the search takes: about the origin, scaled. */
+template <int HD> static __device__ void move_to_origin(const struct centroid_view &view, centroids_memory<HD> &m) {
+    for (uint32_t i = threadIdx.x; i < HD * PAGE_TOKENS; i += TRANSFORM_THREADS) {
+        const uint32_t c = i / PAGE_TOKENS, t = i % PAGE_TOKENS;
+        m.numbers[c][t] = (m.numbers[c][t] - view.origin[c]) * view.scale[c / view.shape.width];
+    }
+    __syncthreads();
+}
+
+/* A warp's centroids [first, first + n) of a sub-vector, as the search has them: z[channel][n]. */
+template <int HD>
+static __device__ void stage_centroids(const struct centroid_view &view, uint32_t part, uint32_t first, uint32_t n,
+                                       centroids_memory<HD> &m) {
+    auto &own = m.search[threadIdx.x / 32];
+    const uint32_t width = view.shape.width, k = 1u << view.shape.bits;
+    const device_half *from = view.centroids + ((size_t)part * k + first) * width;
+    __syncwarp();
+    for (uint32_t i = threadIdx.x % 32; i < n * width; i += 32) {
+        const uint32_t j = i / width, c = i % width;
+        own.z[c * n + j] = (__half2float(from[i]) - view.origin[part * width + c]) * view.scale[part];
+    }
+    for (uint32_t j = threadIdx.x % 32; j < n; j += 32) own.half[j] = view.half[(size_t)part * k + first + j];
+    __syncwarp();
+}
+
+/* A warp finds the codes of a sub-vector and writes them; where there is no token they are 0. */
+template <int HD>
+static __device__ void search_part(const struct centroid_view &view, uint32_t part, uint32_t tokens, centroids_memory<HD> &m,
+                                   uint8_t *bytes) {
+    auto &own = m.search[threadIdx.x / 32];
+    const uint32_t lane = threadIdx.x % 32, width = view.shape.width, k = 1u << view.shape.bits;
+    const uint32_t n = min(k, STAGED / (width > 2 ? width : 2) / TOGETHER * TOGETHER);
+    float best[2] = {INFINITY, INFINITY};
+    uint32_t code[2] = {0, 0};
+    for (uint32_t first = 0; first < k; first += n) {
+        const uint32_t count = min(n, k - first);
+        stage_centroids(view, part, first, count, m);
+        for (uint32_t j = 0; j < count; j += TOGETHER) {
+            float value[2][TOGETHER];
+#pragma unroll
+            for (uint32_t i = 0; i < TOGETHER; i++) value[0][i] = value[1][i] = own.half[j + i];
+#pragma unroll 2
+            for (uint32_t c = 0; c < width; c++) {
+                const float y0 = m.numbers[part * width + c][lane], y1 = m.numbers[part * width + c][lane + 32];
+                const float4 low = *(const float4 *)&own.z[c * count + j], high = *(const float4 *)&own.z[c * count + j + 4];
+                const float z[TOGETHER] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+#pragma unroll
+                for (uint32_t i = 0; i < TOGETHER; i++)
+                    value[0][i] = fmaf(-y0, z[i], value[0][i]), value[1][i] = fmaf(-y1, z[i], value[1][i]);
+            }
+#pragma unroll
+            for (uint32_t i = 0; i < TOGETHER; i++)
+#pragma unroll
+                for (int r = 0; r < 2; r++)
+                    if (value[r][i] < best[r]) best[r] = value[r][i], code[r] = first + j + i;
+        }
+    }
+    own.codes[lane] = (uint16_t)(lane < tokens ? code[0] : 0);
+    own.codes[lane + 32] = (uint16_t)(lane + 32 < tokens ? code[1] : 0);
+    __syncwarp();
+    write_codes(own.codes, view.shape.bits, bytes);
+}
+
+static __device__ float centroid_at(const struct centroid_view &view, const uint8_t *codes, uint32_t c, uint32_t t) {
+    const uint32_t width = view.shape.width, bits = view.shape.bits, part = c / width;
+    const uint32_t code = code_at(codes + part * PAGE_PQ_PART(bits), bits, t);
+    return __half2float(view.centroids[(((size_t)part << bits) + code) * width + c % width]);
+}
+
+/* The gain that keeps a key's norm, or a value's that is best in least squares, when the codes are written and `numbers` are centred rows. */
+template <int HD>
+static __device__ void write_gains(const struct centroid_view &view, const struct page_job &job, centroids_memory<HD> &m) {
+    const uint8_t *codes = job.page + PAGE_TOKENS;
+    const float shape = sum_over_channels(m, 0, [&](uint32_t c, uint32_t t) {
+        const float s = centroid_at(view, codes, c, t);
+        return s * s;
+    });
+    const float other = sum_over_channels(m, 1, [&](uint32_t c, uint32_t t) {
+        const float x = m.numbers[c][t];
+        return x * (job.side == CODEC_KEYS ? x : centroid_at(view, codes, c, t));
+    });
+    const uint32_t t = threadIdx.x;
+    if (t >= PAGE_TOKENS) return;
+    const float ratio = other / shape, gain = shape > 0 ? job.side == CODEC_KEYS ? sqrtf(ratio) : ratio : 0;
+    uint32_t code = 0;
+    if (gain > 0 && view.gain_scale > 0) {
+        const float place = roundf(GAIN_MIDDLE + GAIN_STEPS * log2f(gain / view.gain_scale));
+        code = place < 1 ? 1 : place > 255 ? 255 : (uint32_t)place;
+    }
+    job.page[t] = t < job.count ? (uint8_t)code : 0;
+}
+
+template <int HD> static __device__ void clear_rest(const struct centroid_view &view, uint8_t *codes) {
+    const uint32_t parts = HD / view.shape.width, used = parts * (uint32_t)PAGE_PQ_PART(view.shape.bits);
+    const uint32_t bytes = (uint32_t)PAGE_BYTES_PQ(parts, view.shape.bits);
+    for (uint32_t i = used + threadIdx.x; i < bytes; i += TRANSFORM_THREADS) codes[i] = 0;
+}
+
+template <int HD>
+static __global__ void __launch_bounds__(TRANSFORM_THREADS)
+    encode_centroids_kernel(const __grid_constant__ struct encode e, struct encode_sides sides) {
+    extern __shared__ __align__(16) uint8_t memory[];
+    centroids_memory<HD> &m = *(centroids_memory<HD> *)memory;
+    const struct page_job job = job_of_block(e, sides);
+    const struct centroid_view &view = e.centroids[job.place * 2 + (size_t)job.side];
+    uint8_t *const codes = job.page + (view.normalized ? PAGE_TOKENS : 0);
+    load_centred<HD>(e, job, view.mean, m.numbers);
+    if (view.normalized) normalize(m);
+    move_to_origin(view, m);
+    for (uint32_t part = threadIdx.x / 32; part < HD / view.shape.width; part += WARPS)
+        search_part(view, part, job.count, m, codes + part * PAGE_PQ_PART(view.shape.bits));
+    clear_rest<HD>(view, codes);
+    if (!view.normalized) return;
+    __syncthreads(); /* codes are written, and numbers no more read */
+    load_centred<HD>(e, job, view.mean, m.numbers);
+    write_gains(view, job, m);
+}
+
+static __device__ float gain_at(const struct centroid_view &view, uint32_t code) {
+    return code ? view.gain_scale * exp2f((float)((int)code - GAIN_MIDDLE) / GAIN_STEPS) : 0;
+}
+
+template <int HD>
+static __global__ void __launch_bounds__(TRANSFORM_THREADS)
+    decode_centroids_kernel(const __grid_constant__ struct encode e, struct encode_sides sides) {
+    extern __shared__ __align__(16) uint8_t memory[];
+    float(*const numbers)[PAGE_TOKENS] = (float(*)[PAGE_TOKENS])memory;
+    const struct page_job job = job_of_block(e, sides);
+    const struct centroid_view &view = e.centroids[job.place * 2 + (size_t)job.side];
+    const uint8_t *const codes = job.page + (view.normalized ? PAGE_TOKENS : 0);
+    const uint32_t t = threadIdx.x % PAGE_TOKENS;
+    const float gain = view.normalized ? gain_at(view, job.page[t]) : 1;
+    for (uint32_t c = threadIdx.x / PAGE_TOKENS; c < HD; c += QUARTERS)
+        numbers[c][t] = view.mean[c] + gain * centroid_at(view, codes, c, t);
+    __syncthreads();
+    rotate_by_run<false>(e, job, numbers);
+    store_numbers<HD>(e, job, numbers);
+}
+
+template <int HD, class Kernel>
+static cudaError_t launch(Kernel *kernel, size_t bytes, const struct encode *encode, struct encode_sides sides,
+                          cudaStream_t stream) {
+    struct encode e = *encode;
+    if (e.codec[CODEC_KEYS] == CODEC_PQ) e.heads.n_rot = 0; /* keys stay as they are rotated */
+    const cudaError_t result = allow_shared(kernel, bytes);
+    if (result != cudaSuccess) return result;
+    kernel<<<encode_grid(&e, sides), TRANSFORM_THREADS, bytes, stream>>>(e, sides);
+    return cudaGetLastError();
+}
+
+cudaError_t encode_centroids(const struct encode *encode, struct encode_sides sides, cudaStream_t stream){
+#define LAUNCH(hd) launch<hd>(encode_centroids_kernel<hd>, sizeof(centroids_memory<hd>), encode, sides, stream)
+    TRANSFORM_HEAD_DIMS(encode->heads, LAUNCH)
+#undef LAUNCH
+}
+
+cudaError_t decode_centroids(const struct encode *encode, struct encode_sides sides, cudaStream_t stream) {
+#define LAUNCH(hd) launch<hd>(decode_centroids_kernel<hd>, hd * PAGE_TOKENS * sizeof(float), encode, sides, stream)
+    TRANSFORM_HEAD_DIMS(encode->heads, LAUNCH)
+#undef LAUNCH
+}

@@ -1,0 +1,322 @@
+/* A decoding step's attention and the same in double precision over what the CPU's codecs decode: rows of several sequences of different lengths in
+ * one launch, exact rows, pages, of which the first and the last may be in part, windows that wrap. What must not be read is NaN. A test
+ * fills in what its codecs take: shapes, what kernels see of parameters, and rows. */
+#ifndef TERSE_TESTS_CUDA_ATTEND_SAMPLE_H
+#define TERSE_TESTS_CUDA_ATTEND_SAMPLE_H
+
+#include "backend/cpu/codec/codec.h"
+#include "backend/cuda/device.h"
+#include "backend/cuda/kv/attend_decode.h"
+#include "base/half.h"
+#include "base/random.h"
+#include "model/rope.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#define LAYERS 2
+#define LAYER 1
+#define SEQUENCES 3
+#define HEADS_MOST 2
+#define SETS 5 /* page sets of a chunk */
+#define EXACT_CAPACITY 24
+#define WINDOW_CAPACITY 128
+
+/* A sequence: exact rows, evicted tokens, pages, a window. */
+struct sequence {
+    uint32_t exact, evicted, pages, begin, end; /* slots of the first page from `begin` on, of the last before `end` */
+    uint32_t window, origin;                    /* tokens of the window; its ring begins so many tokens before it */
+    uint32_t splits;
+};
+
+struct attend_sample {
+    const struct codec *codec[2];
+    uint32_t head_dim, kv_heads, group, n_rot;
+    enum rope_pairing pairing;
+    struct sequence sequences[SEQUENCES];
+    bool slopes, in_place;
+    struct codec_shape shape[HEADS_MOST][2]; /* as the CPU's codec sees them, group and head_dim included */
+    const float *fitted[SEQUENCES];          /* [LAYERS][Hk][2][fitted_floats], or NULL */
+    size_t fitted_floats;
+    /* rows[64][hd] of a page of a sequence's head, keys as they lie in a run. */
+    void (*random_rows)(const struct attend_sample *sample, uint32_t sequence, uint32_t head, enum codec_side side, float *rows);
+    const void *parameters;      /* the test's own */
+    struct attend_decode attend; /* codecs and what belongs to them; the rest is filled in */
+
+    struct place_view places[LAYERS * HEADS_MOST];
+    size_t set_bytes;
+    struct sequence_view views[SEQUENCES];
+    float *rows[SEQUENCES][HEADS_MOST][2]; /* exact rows, pages' decoded rows, the window's */
+    void *memory[160];                     /* of the device */
+    size_t n_memory;
+};
+
+static uint64_t attend_state = 1;
+
+static inline double random_normal(void) {
+    double u = random_uniform(random_next(&attend_state)) + 0x1p-54, v = random_uniform(random_next(&attend_state));
+    return sqrt(-2 * log(u)) * cos(2 * M_PI * v);
+}
+
+static inline void *allocated(size_t bytes) {
+    void *memory = calloc(bytes ? bytes : 1, 1);
+    assert_non_null(memory);
+    return memory;
+}
+
+/* A copy on the device, which the sample frees. */
+static inline void *take(struct attend_sample *sample, const void *data, size_t bytes) {
+    void *memory = NULL;
+    assert_true(sample->n_memory < sizeof sample->memory / sizeof *sample->memory);
+    assert_int_equal(cudaMalloc(&memory, bytes ? bytes : 1), cudaSuccess);
+    assert_int_equal(device_send(memory, data, bytes), cudaSuccess);
+    return sample->memory[sample->n_memory++] = memory;
+}
+
+static inline uint32_t first_token(const struct sequence *s) { return s->exact + s->evicted; } /* of the pages, or of the window */
+static inline uint32_t window_first(const struct sequence *s) { return first_token(s) + PAGE_TOKENS * s->pages; }
+static inline uint32_t position_of(const struct sequence *s) { return window_first(s) + s->window - 1; }
+static inline size_t rows_of(const struct sequence *s) { return s->exact + (size_t)PAGE_TOKENS * s->pages + s->window; }
+
+static inline void make_places(struct attend_sample *sample) {
+    for (uint32_t i = 0; i < LAYERS * sample->kv_heads; i++) {
+        sample->places[i].offset = sample->set_bytes;
+        for (enum codec_side side = CODEC_KEYS; side <= CODEC_VALUES; side++) {
+            size_t bytes = codec_page_bytes(sample->codec[side], sample->shape[i % sample->kv_heads][side], side);
+            sample->places[i].bytes[side] = (uint32_t)bytes;
+            sample->set_bytes += bytes;
+            if (bytes > sample->attend.page_bytes[side]) sample->attend.page_bytes[side] = (uint32_t)bytes;
+        }
+    }
+}
+
+static inline void rope_of(const struct attend_sample *sample, float *frequency, struct rope *rope) {
+    for (uint32_t i = 0; i < sample->n_rot / 2; i++) frequency[i] = (float)pow(10000, -2.0 * i / sample->n_rot);
+    *rope = (struct rope){sample->pairing, sample->head_dim, sample->n_rot, frequency, 1};
+}
+
+/* A page of random rows, and what they are decoded to, keys rotated by their own positions. */
+static inline void make_page(struct attend_sample *sample, uint32_t number, const struct page_set_view *set, uint32_t head,
+                             enum codec_side side, float *rows, float *decoded) {
+    const struct cpu_codec *codec = cpu_codec_of(sample->codec[side]);
+    struct codec_shape shape = sample->shape[head][side];
+    float frequency[CODEC_HEAD_DIM_MAX], cosine[CODEC_HEAD_DIM_MAX], sine[CODEC_HEAD_DIM_MAX];
+    struct rope rope;
+    if (sample->fitted[number])
+        shape.fitted = sample->fitted[number] + ((LAYER * sample->kv_heads + head) * 2 + side) * sample->fitted_floats;
+    void *to = page_address(set, &sample->places[LAYER * sample->kv_heads + head], side);
+    sample->random_rows(sample, number, head, side, rows);
+    codec->encode(shape, side, rows, set->end, to);
+    codec->decode(shape, side, to, decoded);
+    if (side == CODEC_VALUES || !sample->n_rot || codec->format->rope != CODEC_ROPE_IN_RUN) return;
+    rope_of(sample, frequency, &rope);
+    rope_angles(&rope, run_of(set->first), cosine, sine);
+    rope_rotate(&rope, cosine, sine, decoded, PAGE_TOKENS, sample->head_dim);
+}
+
+/* Pages of all heads in chunks. */
+static inline void make_pages(struct attend_sample *sample, uint32_t number) {
+    const struct sequence *s = &sample->sequences[number];
+    uint32_t hd = sample->head_dim, chunks = (s->pages + SETS - 1) / SETS;
+    struct page_set_view *sets = allocated(s->pages * sizeof *sets);
+    uint8_t *chunk = allocated(sample->set_bytes * SETS);
+    float *rows = allocated(sizeof *rows * PAGE_TOKENS * hd);
+    for (uint32_t c = 0; c < chunks; c++) {
+        memset(chunk, 0xff, sample->set_bytes * SETS);
+        for (uint32_t index = 0; index < SETS && c * SETS + index < s->pages; index++) {
+            uint32_t page = c * SETS + index;
+            sets[page] = (struct page_set_view){.chunk = chunk, .sets = SETS, .index = index, .end = PAGE_TOKENS};
+            sets[page].first = first_token(s) + PAGE_TOKENS * page;
+            if (page == 0) sets[page].begin = (uint16_t)s->begin;
+            if (page + 1 == s->pages) sets[page].end = (uint16_t)s->end;
+            for (uint32_t head = 0; head < sample->kv_heads; head++)
+                for (enum codec_side side = CODEC_KEYS; side <= CODEC_VALUES; side++)
+                    make_page(sample, number, &sets[page], head, side, rows,
+                              sample->rows[number][head][side] + (s->exact + (size_t)PAGE_TOKENS * page) * hd);
+        }
+        void *there = take(sample, chunk, sample->set_bytes * SETS);
+        for (uint32_t index = 0; index < SETS && c * SETS + index < s->pages; index++) sets[c * SETS + index].chunk = there;
+    }
+    sample->views[number].page_sets = take(sample, sets, s->pages * sizeof *sets);
+    sample->views[number].n_sealed = s->pages;
+    free(sets);
+    free(chunk);
+    free(rows);
+}
+
+static inline void random_halves(float *rows, size_t n) {
+    for (size_t i = 0; i < n; i++) rows[i] = half_to_float(half_from_float((float)random_normal()));
+}
+
+/* The exact rows and the window, in halves. */
+static inline void make_halves(struct attend_sample *sample, uint32_t number) {
+    const struct sequence *s = &sample->sequences[number];
+    struct sequence_view *view = &sample->views[number];
+    size_t hd = sample->head_dim, heads = (size_t)LAYERS * sample->kv_heads * 2;
+    size_t exact_bytes = heads * EXACT_CAPACITY * hd * 2, window_bytes = heads * WINDOW_CAPACITY * hd * 2;
+    uint16_t *exact = allocated(exact_bytes), *window = allocated(window_bytes);
+    memset(exact, 0xff, exact_bytes); /* NaN */
+    memset(window, 0xff, window_bytes);
+    view->n_exact = s->exact, view->exact_capacity = EXACT_CAPACITY, view->evicted = s->evicted;
+    view->window_capacity = WINDOW_CAPACITY, view->window_first = window_first(s),
+    view->window_origin = window_first(s) - s->origin;
+    for (uint32_t head = 0; head < sample->kv_heads; head++) {
+        for (size_t side = 0; side < 2; side++) {
+            float *rows = sample->rows[number][head][side], *last = rows + (s->exact + (size_t)PAGE_TOKENS * s->pages) * hd;
+            size_t at = ((size_t)LAYER * sample->kv_heads + head) * 2 + side;
+            random_halves(rows, s->exact * hd);
+            random_halves(last, s->window * hd);
+            for (size_t i = 0; i < s->exact * hd; i++) exact[at * EXACT_CAPACITY * hd + i] = half_from_float(rows[i]);
+            for (uint32_t t = 0; t < s->window; t++) {
+                uint16_t *to = window + (at * WINDOW_CAPACITY + window_row(view, view->window_first + t)) * hd;
+                for (size_t c = 0; c < hd; c++) to[c] = half_from_float(last[t * hd + c]);
+            }
+        }
+    }
+    view->exact = take(sample, exact, exact_bytes);
+    view->window = take(sample, window, window_bytes);
+    free(exact);
+    free(window);
+}
+
+/* out[hd] of a query. */
+static inline void expected_row(const struct attend_sample *sample, uint32_t number, uint32_t head, const float *q,
+                                const float *q_exact, double slope, double *out) {
+    const struct sequence *s = &sample->sequences[number];
+    uint32_t hd = sample->head_dim;
+    size_t n = rows_of(s);
+    double *logits = allocated(n * sizeof *logits), largest = -INFINITY, sum = 0;
+    for (size_t r = 0; r < n; r++) {
+        bool exact = r < s->exact, of_page = !exact && r < s->exact + (size_t)PAGE_TOKENS * s->pages;
+        uint32_t slot = (uint32_t)(r - s->exact);
+        logits[r] = -INFINITY;
+        if (of_page && slot < s->begin) continue;
+        if (of_page && slot >= PAGE_TOKENS * (s->pages - 1) + s->end) continue;
+        const float *key = sample->rows[number][head][0] + r * hd, *query = exact ? q_exact : q;
+        double position = (double)r + s->evicted, product = 0; /* exact rows stand before the first that is not evicted */
+        for (uint32_t c = 0; c < hd; c++) product += (double)query[c] * (double)key[c];
+        logits[r] = (double)sample->attend.heads.scale * product + slope * (position - position_of(s));
+        largest = fmax(largest, logits[r]);
+    }
+    memset(out, 0, hd * sizeof *out);
+    for (size_t r = 0; r < n; r++) {
+        double weight = exp(logits[r] - largest);
+        if (weight == 0) continue;
+        sum += weight;
+        for (uint32_t c = 0; c < hd; c++) out[c] += weight * (double)sample->rows[number][head][1][r * hd + c];
+    }
+    for (uint32_t c = 0; c < hd; c++) out[c] /= sum;
+    free(logits);
+}
+
+/* Of a head's result as a whole, length of the difference by length of the result: the worst. */
+static inline double worst_error(const struct attend_sample *sample, const float *q, const float *q_exact, const float *slopes,
+                                 const float *out) {
+    uint32_t hd = sample->head_dim, heads = sample->kv_heads * sample->group;
+    double worst = 0, *row = allocated(hd * sizeof *row);
+    for (uint32_t r = 0; r < SEQUENCES; r++) {
+        for (uint32_t h = 0; h < heads; h++) {
+            size_t at = ((size_t)r * heads + h) * hd;
+            double difference = 0, length = 0;
+            expected_row(sample, r, h / sample->group, q + at, q_exact + at, slopes ? (double)slopes[h] : 0, row);
+            for (uint32_t c = 0; c < hd; c++) {
+                difference += pow((double)out[at + c] - row[c], 2);
+                length += row[c] * row[c];
+            }
+            double error = sqrt(difference / length);
+            if (!(error <= worst)) worst = error; /* NaN, too */
+        }
+    }
+    free(row);
+    return worst;
+}
+
+static inline const float *make_angles(struct attend_sample *sample, uint32_t runs) {
+    float frequency[CODEC_HEAD_DIM_MAX], cosine[CODEC_HEAD_DIM_MAX], sine[CODEC_HEAD_DIM_MAX];
+    struct rope rope;
+    rope_of(sample, frequency, &rope);
+    const uint32_t half = sample->n_rot / 2;
+    float *angles = allocated((size_t)runs * sample->n_rot * sizeof *angles);
+    for (uint32_t run = 0; run < runs; run++) {
+        rope_angles(&rope, (int64_t)run * RUN_TOKENS, cosine, sine);
+        for (uint32_t i = 0; i < half; i++)
+            angles[((size_t)run * half + i) * 2] = cosine[i], angles[((size_t)run * half + i) * 2 + 1] = sine[i];
+    }
+    const float *there = take(sample, angles, (size_t)runs * sample->n_rot * sizeof *angles);
+    free(angles);
+    return there;
+}
+
+/* Runs it twice; returns the worst error, and frees what was made but for the test's own. */
+static inline double check_attention(struct attend_sample *sample) {
+    uint32_t hd = sample->head_dim, heads = sample->kv_heads * sample->group, positions = 0;
+    size_t n = (size_t)SEQUENCES * heads * hd;
+    float *q = allocated(n * sizeof *q), *q_exact = allocated(n * sizeof *q), *out = allocated(n * sizeof *q), slopes[64];
+    struct query_row_view rows[SEQUENCES];
+    struct attend_decode *attend = &sample->attend;
+    make_places(sample);
+    for (uint32_t i = 0; i < SEQUENCES; i++) {
+        const struct sequence *s = &sample->sequences[i];
+        for (uint32_t h = 0; h < sample->kv_heads; h++)
+            for (int side = 0; side < 2; side++) sample->rows[i][h][side] = allocated(rows_of(s) * hd * sizeof(float));
+        make_pages(sample, i);
+        make_halves(sample, i);
+        rows[i] = (struct query_row_view){.sequence = i, .position = position_of(s), .splits = s->splits};
+        attend->splits = s->splits > attend->splits ? s->splits : attend->splits;
+        positions = position_of(s) > positions ? position_of(s) : positions;
+    }
+    for (size_t i = 0; i < n; i++) q[i] = (float)random_normal(), q_exact[i] = (float)random_normal();
+    for (uint32_t h = 0; h < heads; h++) slopes[h] = exp2f(-8.0f * (float)(h + 1) / (float)heads);
+    attend->heads = (struct head_view){.layers = LAYERS,
+                                       .query_heads = heads,
+                                       .kv_heads = sample->kv_heads,
+                                       .head_dim = hd,
+                                       .scale = 1 / sqrtf((float)hd),
+                                       .n_rot = sample->n_rot,
+                                       .pairing = sample->pairing,
+                                       .slopes = sample->slopes ? take(sample, slopes, sizeof slopes) : NULL};
+    attend->layer = LAYER, attend->n_rows = SEQUENCES, attend->runs = positions / RUN_TOKENS + 1;
+    for (int side = 0; side < 2; side++) attend->codec[side] = sample->codec[side]->id;
+    size_t part_floats = attend_decode_part_floats(&attend->heads, SEQUENCES, attend->splits);
+    size_t run_words = attend_decode_run_words(&attend->heads, attend->codec[0], SEQUENCES, attend->runs);
+    float *nan = allocated((part_floats + n + run_words) * sizeof *nan);
+    memset(nan, 0xff, (part_floats + n + run_words) * sizeof *nan);
+    uint32_t arrived[SEQUENCES * HEADS_MOST] = {0}, left[SEQUENCES * HEADS_MOST];
+    attend->run_angles = make_angles(sample, attend->runs);
+    attend->places = take(sample, sample->places, sizeof sample->places);
+    attend->sequences = take(sample, sample->views, sizeof sample->views);
+    attend->rows = take(sample, rows, sizeof rows);
+    attend->q_exact = take(sample, q_exact, n * sizeof *q);
+    attend->parts = take(sample, nan, part_floats * sizeof *nan);
+    attend->run_queries = take(sample, nan, run_words * sizeof *nan);
+    attend->arrived = take(sample, arrived, sizeof arrived);
+    double worst = 0;
+    for (int run = 0; run < 2; run++) {
+        attend->q = take(sample, q, n * sizeof *q);
+        attend->out = sample->in_place ? (float *)attend->q : take(sample, nan, n * sizeof *nan);
+        assert_true(attend_decode_supports(&attend->heads, attend->codec, attend->centroid));
+        assert_int_equal(attend_decode_launch(attend, device_stream()), cudaSuccess);
+        assert_int_equal(cudaDeviceSynchronize(), cudaSuccess);
+        assert_int_equal(device_fetch(out, attend->out, n * sizeof *out), cudaSuccess);
+        assert_int_equal(device_fetch(left, attend->arrived, sizeof left), cudaSuccess);
+        assert_memory_equal(left, arrived, sizeof left);
+        double error = worst_error(sample, q, q_exact, sample->slopes ? slopes : NULL, out);
+        if (!(error <= worst)) worst = error;
+    }
+    while (sample->n_memory) assert_int_equal(cudaFree(sample->memory[--sample->n_memory]), cudaSuccess);
+    for (uint32_t i = 0; i < SEQUENCES; i++)
+        for (uint32_t h = 0; h < sample->kv_heads; h++)
+            for (int side = 0; side < 2; side++) free(sample->rows[i][h][side]);
+    free(q), free(q_exact), free(out), free(nan);
+    return worst;
+}
+
+#endif

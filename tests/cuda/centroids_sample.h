@@ -1,0 +1,57 @@
+/* Codebooks of random centroids, for the CPU's codecs and the GPU's. */
+#ifndef TERSE_TESTS_CUDA_CENTROIDS_SAMPLE_H
+#define TERSE_TESTS_CUDA_CENTROIDS_SAMPLE_H
+
+#include "backend/cpu/codec/codec.h"
+#include "backend/cuda/device.h"
+#include "backend/cuda/kv/centroids.h"
+#include "base/half.h"
+#include "base/random.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+
+#include <cmocka.h>
+
+struct centroids_sample {
+    struct coding coding;
+    float *parameters; /* [codec_parameters], as in a file: halves */
+    void *learned;     /* the CPU's */
+    void *device;
+    struct centroid_view view;
+};
+
+static inline double centroids_normal(uint64_t *state) {
+    double u = random_uniform(random_next(state)) + 0x1p-54, v = random_uniform(random_next(state));
+    return sqrt(-2 * log(u)) * cos(2 * M_PI * v);
+}
+
+/* `shape`: of head_dim and group; its width, bits and learned are set. */
+static inline void centroids_make(struct centroids_sample *sample, struct coding coding, enum codec_side side, uint64_t *state,
+                                  struct codec_shape *shape) {
+    struct terse_error error;
+    shape->width = coding.width, shape->bits = coding.bits;
+    size_t n = codec_parameters(coding.codec, *shape), normalization = codec_normalization_floats(coding.codec, *shape);
+    *sample = (struct centroids_sample){.coding = coding, .parameters = calloc(n, sizeof(float))};
+    assert_non_null(sample->parameters);
+    for (size_t i = 0; i < n; i++) sample->parameters[i] = half_to_float(half_from_float((float)centroids_normal(state)));
+    if (normalization) sample->parameters[n - 1] = 1.5f; /* the scale of gains */
+    const struct cpu_codec *codec = cpu_codec_of(coding.codec);
+    assert_int_equal(codec->learned_new(*shape, side, sample->parameters, &sample->learned, &error), TERSE_OK);
+    shape->learned = sample->learned;
+    sample->device = device_alloc(NULL, centroid_bytes(&coding, shape->head_dim), "a codebook", &error);
+    assert_non_null(sample->device);
+    assert_int_equal(centroid_send(&coding, shape->head_dim, sample->parameters, sample->device, &sample->view, &error), TERSE_OK);
+}
+
+static inline void centroids_free_sample(struct centroids_sample *sample) {
+    cpu_codec_of(sample->coding.codec)->learned_free(sample->learned);
+    device_free(NULL, sample->device, 0);
+    free(sample->parameters);
+}
+
+#endif

@@ -1,0 +1,171 @@
+/* Pages of codecs with centroids on the GPU: the bytes that the CPU's codecs write, and the rows that they read, rounded to halves. */
+#include "centroids_sample.h"
+#include "encode_sample.h"
+#include "model/rope.h"
+
+#include <stdio.h>
+
+#define POSITIONS (64 * 1002)
+
+struct made {
+    struct encode_sample s;
+    struct centroids_sample centroids[SAMPLE_HEADS_ALL][2];
+    float *angles; /* [runs][hd / 2][cosine, sine] */
+};
+
+static uint64_t state = 3;
+
+static float number(size_t t, size_t c) {
+    if (t % 16 == 3) return 0;
+    return (float)(sample_normal() * (t % 16 == 5 ? 8 : 1) + (c % 19 == 2 ? 3 : 0));
+}
+
+static void rope_of(uint32_t hd, float *frequency, struct rope *rope) {
+    for (uint32_t i = 0; i < hd / 2; i++) frequency[i] = (float)pow(10000, -2.0 * i / hd);
+    *rope = (struct rope){ROPE_HALF_SPLIT, hd, hd, frequency, 1};
+}
+
+static void make(struct made *made, struct coding key, struct coding value, size_t hd) {
+    float frequency[CODEC_HEAD_DIM_MAX], cosine[CODEC_HEAD_DIM_MAX], sine[CODEC_HEAD_DIM_MAX];
+    struct centroid_view views[SAMPLE_HEADS_ALL][2];
+    struct encode_sample *s = &made->s;
+    struct rope rope;
+    *s = (struct encode_sample){.hd = hd, .codec = {key.codec, value.codec}};
+    for (size_t place = 0; place < SAMPLE_HEADS_ALL; place++) {
+        for (int side = 0; side < 2; side++) {
+            s->shape[place][side] = (struct codec_shape){.head_dim = (uint32_t)hd, .group = 1};
+            centroids_make(&made->centroids[place][side], side ? value : key, (enum codec_side)side, &state,
+                           &s->shape[place][side]);
+            views[place][side] = made->centroids[place][side].view;
+        }
+    }
+    sample_fill(s, number);
+    s->encode.heads.n_rot = (uint32_t)hd, s->encode.heads.pairing = ROPE_HALF_SPLIT;
+    s->encode.centroids = sample_send(views, sizeof views);
+    size_t runs = POSITIONS / RUN_TOKENS + 2;
+    made->angles = malloc(runs * hd * sizeof *made->angles);
+    assert_non_null(made->angles);
+    rope_of((uint32_t)hd, frequency, &rope);
+    for (size_t run = 0; run < runs; run++) {
+        rope_angles(&rope, (int64_t)(run * RUN_TOKENS), cosine, sine);
+        for (size_t i = 0; i < hd / 2; i++)
+            made->angles[run * hd + 2 * i] = cosine[i], made->angles[run * hd + 2 * i + 1] = sine[i];
+    }
+    s->encode.run_angles = sample_send(made->angles, runs * hd * sizeof *made->angles);
+}
+
+static void unmake(struct made *made) {
+    for (size_t i = 0; i < 2 * SAMPLE_HEADS_ALL; i++) centroids_free_sample(&made->centroids[i / 2][i % 2]);
+    device_free(NULL, (void *)made->s.encode.centroids, 0);
+    device_free(NULL, (void *)made->s.encode.run_angles, 0);
+    free(made->angles);
+    sample_free(&made->s);
+}
+
+/* Keys of a page that lie in a run: rotated back by its position, or forth. */
+static void turn(const struct made *made, int side, size_t item, bool back, float *rows) {
+    float frequency[CODEC_HEAD_DIM_MAX], cosine[CODEC_HEAD_DIM_MAX], sine[CODEC_HEAD_DIM_MAX];
+    const size_t hd = made->s.hd;
+    struct rope rope;
+    if (side == CODEC_VALUES || made->s.codec[side]->rope != CODEC_ROPE_IN_RUN) return;
+    rope_of((uint32_t)hd, frequency, &rope);
+    rope_angles(&rope, run_of(made->s.items[item].set.first), cosine, sine);
+    for (size_t i = 0; back && i < hd / 2; i++) sine[i] = -sine[i];
+    rope_rotate(&rope, cosine, sine, rows, PAGE_TOKENS, hd);
+}
+
+/* Bytes that differ from the CPU's, of how many. */
+struct difference {
+    size_t bytes, of;
+};
+
+static struct difference check(struct coding key, struct coding value, size_t hd) {
+    static float rows[PAGE_TOKENS * CODEC_HEAD_DIM_MAX];
+    static uint8_t page[1 << 15];
+    struct difference d = {0, 0};
+    struct made made;
+    make(&made, key, value, hd);
+    struct encode_sample *s = &made.s;
+    assert_cuda(encode_pages(&s->encode, device_stream()));
+    uint8_t *chunk = sample_fetch(s->chunk_device, s->chunk_bytes);
+    for (size_t place = 0; place < SAMPLE_HEADS_ALL; place++)
+        for (int side = 0; side < 2; side++)
+            for (size_t item = 0; item < SAMPLE_ITEMS; item++) {
+                size_t n = sample_floats(s, place, side, item, rows), bytes = s->places[place].bytes[side];
+                turn(&made, side, item, true, rows);
+                cpu_codec_of(s->codec[side])->encode(s->shape[place][side], (enum codec_side)side, rows, n, page);
+                uint8_t *own = sample_page(s, place, side, item);
+                const uint8_t *written = chunk + (own - s->chunk);
+                for (size_t i = 0; i < bytes; i++) d.bytes += written[i] != page[i];
+                d.of += bytes;
+                memcpy(own, written, bytes);
+            }
+    assert_memory_equal(chunk, s->chunk, s->chunk_bytes); /* nothing else was written */
+    uint16_t *decoded = sample_decode(s);
+    for (size_t place = 0; place < SAMPLE_HEADS_ALL; place++)
+        for (int side = 0; side < 2; side++)
+            for (size_t item = 0; item < SAMPLE_ITEMS; item++) {
+                const uint16_t *own = decoded + (sample_row(s, place, side, item, 0) - s->rows);
+                cpu_codec_of(s->codec[side])
+                    ->decode(s->shape[place][side], (enum codec_side)side, sample_page(s, place, side, item), rows);
+                turn(&made, side, item, false, rows);
+                for (size_t i = 0; i < PAGE_TOKENS * hd; i++) {
+                    if (i / hd >= s->items[item].set.end) {
+                        assert_int_equal(own[i], UNTOUCHED << 8 | UNTOUCHED);
+                    } else { /* within a last place of a half, or of the channel that it is turned with */
+                        float x = half_to_float(own[i]);
+                        assert_true(fabsf(x - rows[i]) <= 0x1p-10f * (fabsf(rows[i]) + 1));
+                    }
+                }
+            }
+    free(decoded);
+    free(chunk);
+    unmake(&made);
+    return d;
+}
+
+static void report(struct coding coding, size_t hd, double bound) {
+    struct difference d = check(coding, coding, hd);
+    print_message("%s %u x %u, head_dim %zu: %zu of %zu bytes differ\n", coding.codec->name, coding.width, coding.bits, hd, d.bytes,
+                  d.of);
+    assert_true((double)d.bytes <= bound * (double)d.of);
+}
+
+static const size_t head_dims[] = {64, 96, 128, 256};
+
+/* Keys as they come, the same numbers in the same order: the same codes. */
+static void codes_are_those_of_the_cpu(void **unused) {
+    (void)unused;
+    static const uint32_t codes[][2] = {{2, 8}, {4, 8}, {8, 8}, {16, 8}, {4, 12}, {32, 12}, {2, 4}, {4, 5}, {8, 7}, {16, 11}};
+    for (size_t i = 0; i < sizeof codes / sizeof *codes; i++)
+        report((struct coding){&codec_pq, codes[i][0], codes[i][1], 0}, head_dims[i % 4], 0);
+    report((struct coding){&codec_pq, 3, 6, 0}, 96, 0);
+}
+
+/* Keys that are rotated back to a run, or rows that are normalized, may differ in a last place: now and then another centroid is nearest. */
+static void codes_of_runs_and_shapes_are_nearly(void **unused) {
+    (void)unused;
+    for (size_t i = 0; i < 4; i++) {
+        report((struct coding){&codec_vq, 2u << i, 8, 0}, head_dims[i], 1e-3);
+        report((struct coding){&codec_gain_shape, 2u << i, 8, 0}, head_dims[i], 1e-3);
+    }
+    report((struct coding){&codec_gain_shape, 16, 12, 0}, 128, 1e-3);
+}
+
+static void sides_may_be_of_two_codecs(void **unused) {
+    (void)unused;
+    struct difference d = check((struct coding){&codec_pq, 4, 8, 0}, (struct coding){&codec_gain_shape, 8, 8, 0}, 128);
+    assert_true((double)d.bytes <= 1e-3 * (double)d.of);
+}
+
+int main(void) {
+    struct terse_error error;
+    if (device_available(&error)) {
+        fprintf(stderr, "skipped: %s\n", error.message);
+        return 77;
+    }
+    const struct CMUnitTest tests[] = {cmocka_unit_test(codes_are_those_of_the_cpu),
+                                       cmocka_unit_test(codes_of_runs_and_shapes_are_nearly),
+                                       cmocka_unit_test(sides_may_be_of_two_codecs)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
