@@ -1,7 +1,7 @@
 /* Times decoding steps of many sessions together beside the same of one session, by turns: tokens per second, and the time of attention, which
  * is what a step takes longer than one of sessions of 64 tokens. Caches are filled with random keys and values (terse_session_fill_random).
  *
- *     bench_batch MODEL.gguf [SESSIONS [DEPTH [METHOD [THREADS [STEPS]]]]]       8, 512, f16, 2, 8 steps of each turn
+ *     bench_batch MODEL.gguf [SESSIONS [DEPTH [METHOD [THREADS [STEPS [DEVICE]]]]]]       8, 512, f16, 2, 8 steps of each turn, cpu
  *
  * Beside wall time stands processor time, of all threads, which says more where others work on the machine. The fastest of some turns counts.
  */
@@ -71,13 +71,14 @@ int main(int argc, char **argv) {
     struct terse_error error;
     struct best alone = {1e9, 1e9}, together = alone, shallow_alone = alone, shallow_together = alone;
     if (argc < 2 || n < 1 || n > SESSIONS_MOST || steps < 1) {
-        fprintf(stderr, "usage: bench_batch MODEL.gguf [SESSIONS [DEPTH [METHOD [THREADS [STEPS]]]]]\n");
+        fprintf(stderr, "usage: bench_batch MODEL.gguf [SESSIONS [DEPTH [METHOD [THREADS [STEPS [DEVICE]]]]]]\n");
         return 1;
     }
     options.cache.method = argc > 4 ? argv[4] : "f16";
     options.allow_longer_context = true;
     options.context = (uint32_t)(depth + 4 * TURNS * steps + 64);
     engine_options.threads = argc > 5 ? (uint32_t)atoi(argv[5]) : 2;
+    engine_options.device = argc > 7 ? argv[7] : "cpu";
     must(terse_model_load(argv[1], &model, &error), &error);
     must(terse_engine_new(model, &engine_options, &engine, &error), &error);
     for (size_t i = 0; i < n; i++) {
@@ -90,7 +91,8 @@ int main(int argc, char **argv) {
         run(engine, shallow + turn % n, 1, steps, &shallow_alone);
         run(engine, shallow, n, steps, &shallow_together);
     }
-    printf("%zu sessions at depth %zu, %s, %u threads\n", n, depth, options.cache.method, engine_options.threads);
+    printf("%zu sessions at depth %zu, %s, %s, %u threads\n", n, depth, options.cache.method, engine_options.device,
+           engine_options.threads);
     print("alone", 1, &alone, &shallow_alone);
     print("together", n, &together, &shallow_together);
     printf("together %.2f times the tokens/s of one, by processor time %.2f\n", (double)n * alone.wall / together.wall,

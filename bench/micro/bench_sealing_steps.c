@@ -1,0 +1,83 @@
+/* The time of each decoding step of a session, by where it falls among the 64 in which a page fills: once with pages encoded ahead, beside the steps
+ * that follow (the method's own window), once within the step that seals them (no window). What the second way's longest step takes longer than
+ * its median, and the first way's does not, is what overlaps. The cache is filled with random keys and values.
+ *
+ *     bench_sealing_steps MODEL.gguf [DEPTH [METHOD [DEVICE [PAGES]]]]       32768, terse-2, cuda, 8 pages of steps
+ */
+#include "base/clock.h"
+#include "terse.h"
+#include "terse_calibrate.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#define PAGE 64
+
+static void must(enum terse_status status, const struct terse_error *error) {
+    if (!status) return;
+    fprintf(stderr, "bench_sealing_steps: %s\n", error->message);
+    exit(1);
+}
+
+static int ascending(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static double median(double *ms, size_t n) {
+    qsort(ms, n, sizeof *ms, ascending);
+    return ms[n / 2];
+}
+
+static void run(struct terse_engine *engine, const char *method, uint32_t tail, size_t depth, size_t pages) {
+    struct terse_session_options options = terse_session_options_defaults();
+    struct terse_session *session;
+    struct terse_error error;
+    double *ms = malloc(pages * PAGE * sizeof *ms), of_place[PAGE], all = 0, longest = 0;
+    size_t place = 0;
+    if (!ms) exit(1);
+    options.cache.method = method;
+    options.cache.tail_tokens = tail;
+    options.allow_longer_context = true;
+    options.context = (uint32_t)(depth + (pages + 2) * PAGE);
+    must(terse_session_new(engine, &options, &session, &error), &error);
+    must(terse_session_fill_random(session, depth, 1, &error), &error);
+    for (size_t i = 0; i < (pages + 1) * PAGE; i++) { /* the first page's steps warm up */
+        int32_t token = 17;
+        double start = clock_now();
+        must(terse_session_decode(session, &token, 1, NULL, &error), &error);
+        if (i >= PAGE) ms[i % PAGE * pages + i / PAGE - 1] = 1e3 * (clock_now() - start);
+    }
+    for (size_t i = 0; i < PAGE; i++) {
+        of_place[i] = median(ms + i * pages, pages);
+        all += of_place[i];
+        if (of_place[i] > longest) longest = of_place[i], place = i;
+    }
+    qsort(of_place, PAGE, sizeof *of_place, ascending);
+    printf("%s, %s: mean %.3f ms, median %.3f, longest %.3f (step %zu of 64), before it %.3f %.3f %.3f\n", method,
+           tail ? "encoded ahead" : "encoded within the step", all / PAGE, of_place[PAGE / 2], longest, place, of_place[PAGE - 4],
+           of_place[PAGE - 3], of_place[PAGE - 2]);
+    terse_session_free(session);
+    free(ms);
+}
+
+int main(int argc, char **argv) {
+    size_t depth = argc > 2 ? (size_t)atoi(argv[2]) : 32768, pages = argc > 5 ? (size_t)atoi(argv[5]) : 8;
+    const char *method = argc > 3 ? argv[3] : "terse-2";
+    struct terse_engine_options engine_options = terse_engine_options_defaults();
+    struct terse_engine *engine;
+    struct terse_model *model;
+    struct terse_error error;
+    if (argc < 2 || pages < 1) {
+        fprintf(stderr, "usage: bench_sealing_steps MODEL.gguf [DEPTH [METHOD [DEVICE [PAGES]]]]\n");
+        return 1;
+    }
+    engine_options.device = argc > 4 ? argv[4] : "cuda";
+    must(terse_model_load(argv[1], &model, &error), &error);
+    must(terse_engine_new(model, &engine_options, &engine, &error), &error);
+    run(engine, method, 128, depth, pages);
+    run(engine, method, 0, depth, pages);
+    terse_engine_free(engine);
+    terse_model_free(model);
+    return 0;
+}
