@@ -15,8 +15,9 @@
 #include <stdio.h>
 #include <string.h>
 
-#define LARGEST 1e38f /* the difference of two such values is still a float */
-#define TILE 1024     /* points that a thread assigns at a time */
+#define LARGEST 1e38f      /* the difference of two such values is still a float */
+#define TILE 1024          /* points that a thread assigns at a time */
+#define TILES_TOGETHER 128 /* that are assigned between two reports */
 #define SLICE_LEAST 1024
 #define SLICES_MOST 32
 #define SLICES_BYTES ((size_t)64 << 20)
@@ -201,22 +202,31 @@ static double lloyd_sum(struct lloyd *l, const float *centroids) {
     return objective;
 }
 
-static void assign(const struct kmeans_points *points, const struct nearest *search, uint16_t *codes) {
+/* Asks `options` between pieces whether to go on; NULL: does not ask. */
+static enum terse_status assign(const struct kmeans_points *points, const struct nearest *search, uint16_t *codes,
+                                const struct kmeans_options *options, uint32_t round, struct terse_error *error) {
     const size_t tiles = (points->n + TILE - 1) / TILE;
+    enum terse_status status = TERSE_OK;
+    for (size_t first = 0; first < tiles && !status; first += TILES_TOGETHER) {
+        const size_t end = tiles - first < TILES_TOGETHER ? tiles : first + TILES_TOGETHER;
 #pragma omp parallel for schedule(dynamic)
-    for (size_t tile = 0; tile < tiles; tile++) {
-        size_t from = tile * TILE, count = points->n - from < TILE ? points->n - from : TILE;
-        nearest_search(search, points->rows + from * points->stride, count, points->stride, codes + from);
+        for (size_t tile = first; tile < end; tile++) {
+            size_t from = tile * TILE, count = points->n - from < TILE ? points->n - from : TILE;
+            nearest_search(search, points->rows + from * points->stride, count, points->stride, codes + from);
+        }
+        if (options) status = kmeans_report(&options->progress, "k-means", round, options->rounds, error);
     }
+    return status;
 }
 
-static enum terse_status lloyd_evaluate(struct lloyd *l, const float *centroids, double *objective, struct terse_error *error) {
+static enum terse_status lloyd_evaluate(struct lloyd *l, const struct kmeans_options *options, uint32_t round,
+                                        const float *centroids, double *objective, struct terse_error *error) {
     enum terse_status status = TERSE_OK;
     if (l->near) {
         status = near_assign(l->near, l->points, centroids, l->known, l->codes, error);
     } else {
         nearest_set(&l->search, centroids);
-        assign(l->points, &l->search, l->codes);
+        status = assign(l->points, &l->search, l->codes, options, round, error);
     }
     l->known = true;
     if (!status) *objective = lloyd_sum(l, centroids);
@@ -248,7 +258,7 @@ static enum terse_status lloyd_run(struct lloyd *l, const struct kmeans_options 
     result->objective = INFINITY;
     for (uint32_t round = 0;; round++) {
         double last = result->objective, objective;
-        enum terse_status status = lloyd_evaluate(l, centroids, &objective, error);
+        enum terse_status status = lloyd_evaluate(l, options, round, centroids, &objective, error);
         if (status) return status;
         if (!(objective < last)) break;
         result->objective = objective;
@@ -333,7 +343,7 @@ enum terse_status kmeans_assign(const struct kmeans_points *points, const float 
     if (!status) status = check_rows("centroid", centroids, k, points->d, points->d, error);
     if (!status) {
         nearest_set(&search, centroids);
-        assign(points, &search, codes);
+        status = assign(points, &search, codes, NULL, 0, error);
     }
     nearest_free(&search);
     return status;

@@ -551,6 +551,23 @@ static void progress_may_stop_it(void **state) {
     data_free(&data);
 }
 
+/* A round of many points asks between pieces of them, not only at its end. */
+static void a_long_round_reports(void **state) {
+    (void)state;
+    enum { D = 2, K = 16, N = 400000 };
+    struct data data = data_normal(N, D, D, 103);
+    float centroids[K * D], initial[K * D];
+    struct reports reports = {.stop_after = UINT64_MAX};
+    struct kmeans_options options = kmeans_options_defaults();
+    options.rounds = 1;
+    memcpy(initial, data.rows, sizeof initial);
+    options.initial = initial;
+    options.progress = (struct terse_progress){count_report, &reports};
+    fit(weighted(&data), K, &options, centroids);
+    assert_true(reports.calls >= 6); /* three or more for each evaluation, before and after the round */
+    data_free(&data);
+}
+
 /* ---- Refusals ------------------------------------------------------------------------------------------------------------ */
 
 static void refused(struct kmeans_points points, size_t k, const struct kmeans_options *options, const char *says) {
@@ -625,6 +642,7 @@ int main(void) {
         cmocka_unit_test(threads_change_no_bit),
         cmocka_unit_test(assignment_equals_brute_force),
         cmocka_unit_test(progress_may_stop_it),
+        cmocka_unit_test(a_long_round_reports),
         cmocka_unit_test(bad_input_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
