@@ -24,6 +24,7 @@ struct cache_shape engine_cache_shape(const struct terse_model *m, uint32_t cont
                                 .scale = m->attention_scale,
                                 .rope = model_rope(m, context),
                                 .slopes = m->slopes,
+                                .sinks = m->sinks,
                                 .cap = m->attention_cap,
                                 .window = m->window,
                                 .sliding = m->sliding,

@@ -17,6 +17,9 @@ struct cache_shape {
     /* ALiBi (Press et al. 2021): slopes[query_heads], outlive the cache; slope * (key's position - query's) is added to the logits
      * after the scale. NULL: nothing is added. */
     const float *slopes;
+    /* sinks[layers][query_heads] by the layers' numbers in the model, outlive the cache: the logit of a key without a value, which queries see
+     * besides. NULL: there is none. */
+    const float *sinks;
     float cap; /* logits become cap tanh(logits / cap) after the scale; 0: they do not */
     /* Of the layers, the last `sliding` in `order` slide: a query sees the newest `window` keys alone, its own included. */
     uint32_t window, sliding;

@@ -22,7 +22,11 @@ struct architecture {
     bool fused_gate; /* ffn_up holds the rows of ffn_gate, then its own */
     bool parallel;   /* attention and feed-forward layer read the same norm of what enters a layer, and are added to it together */
     enum presence qkv_bias; /* of those */
-    enum presence bias;     /* of norms and of the other linear layers */
+    enum presence bias;     /* of the other linear layers */
+    bool norm_bias;         /* and of norms */
+    bool learned_sinks;     /* attn_sinks.weight: a logit for each query head, of a key without a value */
+    bool late_norm_name;    /* ffn_norm is called post_attention_norm */
+    bool yarn_unrounded;    /* the ends of yarn's ramp lie between pairs */
     enum presence experts;  /* feed-forward layers of experts, where metadata expert_count says how many */
     bool shared_expert;     /* and one for all tokens beside them */
     bool shares_of_all;     /* experts' shares are their probabilities among all, not among those chosen */

@@ -37,8 +37,10 @@ struct norm {
 
 /* What a feed-forward layer does with its inner activations. SwiGLU and GeGLU have two matrices before it and multiply: silu(gate) up, or
  * GELU(gate) up by tanh (Shazeer 2020); the others have only `up`. GELU(x) = x P(N(0, 1) <= x), exactly or as approximated by Hendrycks and Gimpel
- * (2016): backend/cpu/gelu.h. */
-enum activation { ACTIVATION_SWIGLU, ACTIVATION_GELU_TANH, ACTIVATION_GELU, ACTIVATION_GEGLU };
+ * (2016): backend/cpu/gelu.h. Clamped, SwiGLU is gate sigmoid(a gate) (up + 1), the gate at most 7 and up within [-7, 7] (gpt-oss). */
+#define SWIGLU_GAIN 1.702f
+#define SWIGLU_CLAMP 7.0f
+enum activation { ACTIVATION_SWIGLU, ACTIVATION_GELU_TANH, ACTIVATION_GELU, ACTIVATION_GEGLU, ACTIVATION_SWIGLU_CLAMPED };
 
 /* A feed-forward layer of experts, which are SwiGLU layers: a token goes through those for which its product with the router is the largest, and
  * the sum of what they make of it, each times its share, a softmax of these products, is the layer's (Shazeer et al. 2017). */
@@ -86,6 +88,8 @@ struct terse_model {
     struct rope sliding_rope;       /* of these layers; n_rot 0: they turn as the others */
     const uint32_t *layer_order;    /* [layers] the others' numbers, then theirs; NULL: all slide, or none */
     const float *slopes;            /* [query_heads]: ALiBi adds slope * (key's position - query's) to the logits; NULL: none */
+    const float
+        *sinks; /* [layers][query_heads]: the logit of a key without a value, which queries of a head see besides; NULL: none */
     struct matrix embedding, output; /* output is the embedding when tied */
     struct matrix positions;         /* added to the embeddings, a row for each position: no token can have one past the last */
     struct norm output_norm;         /* its gain times what the file scales logits by */

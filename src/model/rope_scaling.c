@@ -9,8 +9,8 @@
 #include <string.h>
 
 struct scaling {
-    float base, factor; /* factor: how many times longer than trained */
-    bool yarn;
+    float base, factor;   /* factor: how many times longer than trained */
+    bool yarn, unrounded; /* unrounded: struct architecture's */
     uint32_t original_context;
     float extrapolation, attention_factor, magnitude, beta_fast, beta_slow; /* yarn; magnitude 0: not given */
 };
@@ -77,8 +77,8 @@ static double pair_of_cycles(const struct scaling *s, uint32_t n_rot, double cyc
 
 /* 1 for fast pairs, which keep their frequency; 0 for slow ones, which are interpolated. */
 static double yarn_keep(const struct scaling *s, uint32_t n_rot, uint32_t pair) {
-    double low = fmax(0, floor(pair_of_cycles(s, n_rot, s->beta_fast)));
-    double high = fmin(n_rot - 1, ceil(pair_of_cycles(s, n_rot, s->beta_slow)));
+    double first = pair_of_cycles(s, n_rot, s->beta_fast), last = pair_of_cycles(s, n_rot, s->beta_slow);
+    double low = fmax(0, s->unrounded ? first : floor(first)), high = fmin(n_rot - 1, s->unrounded ? last : ceil(last));
     double ramp = (pair - low) / fmax(0.001, high - low);
     return (1 - fmin(1, fmax(0, ramp))) * s->extrapolation;
 }
@@ -101,16 +101,18 @@ static enum terse_status apply_factors(const struct gguf *gguf, const char *name
     return TERSE_OK;
 }
 
-enum terse_status rope_scaling_load(const struct gguf *gguf, const char *prefix, const char *factors, uint32_t n_rot,
-                                    uint32_t context, float *frequency, float *magnitude, struct terse_error *error) {
+enum terse_status rope_scaling_load(const struct gguf *gguf, const struct architecture *architecture, const char *factors,
+                                    uint32_t n_rot, uint32_t context, float *frequency, float *magnitude,
+                                    struct terse_error *error) {
     struct scaling s = {.base = 10000,
                         .factor = 1,
                         .original_context = context,
                         .extrapolation = 1,
+                        .unrounded = architecture->yarn_unrounded,
                         .attention_factor = 1,
                         .beta_fast = 32,
                         .beta_slow = 1};
-    enum terse_status status = read_scaling(gguf, prefix, &s, error);
+    enum terse_status status = read_scaling(gguf, architecture->name, &s, error);
     if (status) return status;
     for (uint32_t i = 0; i < n_rot / 2; i++) {
         double own = pow((double)s.base, -2.0 * i / n_rot);

@@ -3,6 +3,7 @@
 #define TERSE_MODEL_ROPE_SCALING_H
 
 #include "gguf/gguf.h"
+#include "model/architecture.h"
 #include "model/rope.h"
 
 /* The tensors of factors by which frequencies are divided: llama-3's; longrope's two, of sequences no longer than the original context, and of
@@ -11,9 +12,10 @@
 #define ROPE_FACTORS_SHORT "rope_factors_short.weight"
 #define ROPE_FACTORS_LONG "rope_factors_long.weight"
 
-/* Fills frequency[n_rot/2] and *magnitude from metadata `prefix`.rope.* (freq_base; scaling none, linear, yarn, longrope) and the tensor
+/* Fills frequency[n_rot/2] and *magnitude from metadata ARCHITECTURE.rope.* (freq_base; scaling none, linear, yarn, longrope) and the tensor
  * `factors`, if the file has it. `context` is the model's, used where yarn's original context is missing. */
-enum terse_status rope_scaling_load(const struct gguf *gguf, const char *prefix, const char *factors, uint32_t n_rot,
-                                    uint32_t context, float *frequency, float *magnitude, struct terse_error *error);
+enum terse_status rope_scaling_load(const struct gguf *gguf, const struct architecture *architecture, const char *factors,
+                                    uint32_t n_rot, uint32_t context, float *frequency, float *magnitude,
+                                    struct terse_error *error);
 
 #endif

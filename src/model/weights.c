@@ -137,6 +137,20 @@ static enum terse_status load_norm(struct loader *l, const char *name, uint32_t 
     return load_vector(l, full, n, bias, &norm->bias);
 }
 
+/* Those of all layers lie one after the other. */
+static enum terse_status load_sinks(struct loader *l) {
+    struct terse_model *m = l->model;
+    enum terse_status status = TERSE_OK;
+    for (uint32_t i = 0; i < m->layers && m->architecture->learned_sinks && !status; i++) {
+        const float *own = NULL;
+        char name[64];
+        snprintf(name, sizeof name, "blk.%u.attn_sinks.weight", i);
+        status = load_vector(l, name, m->query_heads, PRESENCE_REQUIRED, &own);
+        if (!i) m->sinks = own;
+    }
+    return status;
+}
+
 static enum terse_status load_experts(struct loader *l, uint32_t index) {
     const struct terse_model *m = l->model;
     struct experts *e = &l->model->layer[index].experts;
@@ -162,6 +176,12 @@ static enum terse_status load_experts(struct loader *l, uint32_t index) {
         status = load_matrices(l, name, matrices[i].columns, matrices[i].rows, matrices[i].count, matrices[i].presence,
                                matrices[i].matrix);
     }
+    for (size_t i = 0; i < sizeof matrices / sizeof matrices[0] && !status; i++) {
+        if (!matrices[i].matrix->data) continue;
+        snprintf(name, sizeof name, "blk.%u.%s.bias", index, matrices[i].name);
+        status = load_vectors(l, name, matrices[i].rows, matrices[i].count ? matrices[i].count : 1, m->architecture->bias,
+                              &matrices[i].matrix->bias);
+    }
     snprintf(name, sizeof name, "blk.%u.ffn_gate_inp_shexp.weight", index);
     return status ? status : load_vector(l, name, m->width, shared, &e->shared_router);
 }
@@ -175,6 +195,7 @@ static enum terse_status load_layer(struct loader *l, uint32_t index) {
     enum presence dense = m->experts ? PRESENCE_NONE : PRESENCE_REQUIRED;
     enum presence fused = a->fused_qkv ? PRESENCE_REQUIRED : PRESENCE_NONE,
                   apart = a->fused_qkv ? PRESENCE_NONE : PRESENCE_REQUIRED;
+    enum presence norm_bias = a->norm_bias ? a->bias : PRESENCE_NONE;
     bool gated = a->activation == ACTIVATION_SWIGLU || a->activation == ACTIVATION_GEGLU;
     enum presence post = a->post_norms ? PRESENCE_REQUIRED : PRESENCE_NONE;
     const struct {
@@ -198,10 +219,11 @@ static enum terse_status load_layer(struct loader *l, uint32_t index) {
         enum presence gain, bias;
         struct norm *norm;
     } norms[] = {
-        {"attn_norm", m->width, 0, PRESENCE_REQUIRED, a->bias, &layer->attention_norm},
-        {"ffn_norm", m->width, 0, a->parallel ? PRESENCE_NONE : PRESENCE_REQUIRED, a->bias, &layer->feed_forward_norm},
-        {"post_attention_norm", m->width, 0, post, a->bias, &layer->attention_post_norm},
-        {"post_ffw_norm", m->width, 0, post, a->bias, &layer->feed_forward_post_norm},
+        {"attn_norm", m->width, 0, PRESENCE_REQUIRED, norm_bias, &layer->attention_norm},
+        {a->late_norm_name ? "post_attention_norm" : "ffn_norm", m->width, 0, a->parallel ? PRESENCE_NONE : PRESENCE_REQUIRED,
+         norm_bias, &layer->feed_forward_norm},
+        {"post_attention_norm", m->width, 0, post, norm_bias, &layer->attention_post_norm},
+        {"post_ffw_norm", m->width, 0, post, norm_bias, &layer->feed_forward_post_norm},
         {"attn_q_norm", m->head_dim, a->norm_by_head ? m->query_heads : 0, a->qk_norm, PRESENCE_NONE, &layer->q_norm},
         {"attn_k_norm", m->head_dim, a->norm_by_head ? m->kv_heads : 0, a->qk_norm, PRESENCE_NONE, &layer->k_norm},
     };
@@ -360,7 +382,8 @@ static enum terse_status load_ends(struct loader *l) {
     if ((status = load_matrix(l, "output.weight", m->width, m->vocabulary, PRESENCE_OPTIONAL, &m->output))) return status;
     if (!m->output.data) m->output = m->embedding;
     float *gain = l->next_vector; /* what comes of the norm is multiplied by the output matrix alone */
-    status = load_norm(l, "output_norm", m->width, 0, PRESENCE_REQUIRED, m->architecture->bias, &m->output_norm);
+    status = load_norm(l, "output_norm", m->width, 0, PRESENCE_REQUIRED,
+                       m->architecture->norm_bias ? m->architecture->bias : PRESENCE_NONE, &m->output_norm);
     for (uint32_t i = 0; i < m->width && !status && l->logit_scale != 1; i++) gain[i] *= l->logit_scale;
     return status;
 }
@@ -370,8 +393,7 @@ static enum terse_status load_ends(struct loader *l) {
 static enum terse_status load_frequencies(struct loader *l, const char *factors, struct rope *rope, float *frequency) {
     const struct terse_model *m = l->model;
     rope->frequency = frequency;
-    return rope_scaling_load(m->gguf, m->architecture->name, factors, rope->n_rot, m->context, frequency, &rope->magnitude,
-                             l->error);
+    return rope_scaling_load(m->gguf, m->architecture, factors, rope->n_rot, m->context, frequency, &rope->magnitude, l->error);
 }
 
 static enum terse_status load_longrope(struct loader *l, float *frequency) {
@@ -455,8 +477,9 @@ static enum terse_status allocate(struct loader *l) {
     for (uint64_t i = 0; i < gguf_tensor_count(m->gguf); i++) {
         const struct gguf_tensor *tensor = gguf_tensor_at(m->gguf, i);
         bool of_heads = m->architecture->norm_by_head && tensor->n_dims == 2 && tensor->dims[1] <= m->query_heads;
+        bool of_experts = m->experts && m->architecture->bias && tensor->n_dims == 2 && tensor->dims[1] == m->experts;
         bool vector = tensor->n_dims <= 2 && tensor->dims[1] == 1; /* converters leave some with a second dimension */
-        if ((vector || of_heads) && tensor->data) floats += tensor->dims[0] * tensor->dims[1];
+        if ((vector || of_heads || of_experts) && tensor->data) floats += tensor->dims[0] * tensor->dims[1];
     }
     l->used = memory_zeros(gguf_tensor_count(m->gguf), sizeof *l->used);
     m->layer = memory_zeros(m->layers, sizeof *m->layer);
@@ -499,6 +522,7 @@ static enum terse_status load_tensors(struct loader *l) {
     if ((status = allocate(l))) return status;
     if ((status = load_positions(l))) return status;
     if ((status = load_ends(l))) return status;
+    if ((status = load_sinks(l))) return status;
     for (uint32_t i = 0; i < l->model->layers && !status; i++) status = load_layer(l, i);
     return status ? status : check_all_used(l);
 }

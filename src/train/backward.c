@@ -105,17 +105,27 @@ static uint32_t count_staying(const struct terse_model *m, size_t tokens) {
     return (uint32_t)smaller(STAYING_BYTES / sizeof(float) / width / tokens, m->layers);
 }
 
-static struct attention attention_of(const struct backward *b, const struct rows *rows, size_t n) {
+static struct attention attention_of(const struct backward *b, uint32_t index, const struct rows *rows, size_t n) {
     const struct terse_model *m = b->model;
     float scale = 1 / sqrtf((float)m->head_dim);
-    return (struct attention){m->query_heads, m->kv_heads, m->head_dim, n, scale, m->slopes, rows->q, rows->k_rotated, rows->v};
+    return (struct attention){m->query_heads,
+                              m->kv_heads,
+                              m->head_dim,
+                              n,
+                              scale,
+                              m->slopes,
+                              m->sinks ? m->sinks + (size_t)index * m->query_heads : NULL,
+                              model_slides(m, index) ? m->window : 0,
+                              rows->q,
+                              rows->k_rotated,
+                              rows->v};
 }
 
 static size_t scratch_floats(const struct backward *b) {
     const struct terse_model *m = b->model;
     const struct layer *layer = &m->layer[0]; /* the others have the same shapes */
     const struct matrix *of[LAYER_MATRICES + 1];
-    struct attention attention = attention_of(b, &b->rows, b->tokens);
+    struct attention attention = attention_of(b, 0, &b->rows, b->tokens);
     size_t most = attention_scratch(&attention, b->threads), n = layer_matrices(layer, of);
     of[n++] = &m->output;
     for (size_t i = 0; i < n; i++) most = larger(most, larger(linear_scratch(of[i], b->threads), linear_backward_scratch(of[i])));
@@ -182,16 +192,12 @@ static enum terse_status allocate(struct backward *b, struct terse_error *error)
 }
 
 /* What the sweeps do not compute. */
-static enum terse_status check_model(const struct terse_model *model, size_t tokens, struct terse_error *error) {
+static enum terse_status check_model(const struct terse_model *model, struct terse_error *error) {
     const struct architecture *a = model->architecture;
     if (a->parallel || a->post_norms || a->scaled_embedding || model->attention_cap > 0 || model->logit_cap > 0)
         return status_fail(error, TERSE_E_UNSUPPORTED,
                            "%s models are not calibrated: use a --kv that needs no codebook (terse-2, kivi-2, q4_0)", a->name);
-    if (!model->sliding || tokens <= model->window) return TERSE_OK;
-    return status_fail(error, TERSE_E_UNSUPPORTED,
-                       "windows of %zu tokens are longer than the %" PRIu32
-                       " that sliding layers of this model see: make them shorter",
-                       tokens, model->window);
+    return TERSE_OK;
 }
 
 enum terse_status backward_new(const struct terse_model *model, size_t tokens, bool gradients, struct backward **backward,
@@ -205,7 +211,7 @@ enum terse_status backward_new(const struct terse_model *model, size_t tokens, b
                            "windows of %zu tokens are longer than the %" PRIu32
                            " positions that the model has learned: make them shorter",
                            tokens, model->positions.rows);
-    if ((status = check_model(model, tokens, error))) return status;
+    if ((status = check_model(model, error))) return status;
     struct backward *b = calloc(1, sizeof *b);
     if (!b) return status_no_memory(error, sizeof *b, "the gradients of a window");
     b->model = model;
@@ -321,7 +327,7 @@ static void layer_forward(struct backward *b, uint32_t index, size_t n) {
     const struct terse_model *m = b->model;
     const struct layer *layer = &m->layer[index];
     struct rows rows = rows_of(b, index, 0);
-    struct attention attention = attention_of(b, &rows, n);
+    struct attention attention = attention_of(b, index, &rows, n);
     attention_forward(&attention, attended_of(b, index), log_sum_of(b, index), b->threads, b->scratch);
     for (size_t first = 0; first < n; first += PANEL_TOKENS) {
         size_t count = smaller(PANEL_TOKENS, n - first);
@@ -429,7 +435,7 @@ static void layer_backward(struct backward *b, uint32_t index, size_t n, const s
     feed_backward(b, index, n);
     if (!stays(b, index)) project(b, index, n);
     struct rows rows = rows_of(b, index, 0);
-    struct attention attention = attention_of(b, &rows, n);
+    struct attention attention = attention_of(b, index, &rows, n);
     attention_backward(&attention, attended_of(b, index), log_sum_of(b, index), b->d_attended, b->dk, b->dv, index > 0, b->threads,
                        b->scratch);
     rotate(b, b->back, b->dk, n, b->model->kv_heads);

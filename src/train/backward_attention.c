@@ -55,6 +55,18 @@ static size_t visible_keys(const struct attention *a, const struct tile *tile, s
     return seen > key ? smaller(seen - key, n) : 0;
 }
 
+/* And does not see the first so many of them, which are too old. */
+static size_t hidden_keys(const struct attention *a, const struct tile *tile, size_t m, size_t key, size_t n) {
+    size_t end = tile->first + m / group_of(a) + 1, first = a->window && end > a->window ? end - a->window : 0;
+    return first > key ? smaller(first - key, n) : 0;
+}
+
+/* The first group of keys that a tile sees some of. */
+static size_t first_key(const struct attention *a, const struct tile *tile) {
+    size_t hidden = hidden_keys(a, tile, 0, 0, tile->first);
+    return hidden / KEY_ROWS * KEY_ROWS;
+}
+
 /* What depends on the positions of row m and of the n keys from `key` on. */
 static void add_alibi(const struct attention *a, const struct tile *tile, size_t m, size_t key, size_t n, float *logits) {
     size_t group = group_of(a), token = tile->first + m / group;
@@ -89,15 +101,20 @@ static void forward_tile(const struct attention *a, const struct tile *tile, flo
     struct partial partial = partial_at(logits + tile->rows * KEY_ROWS, tile->rows, hd);
     partial_clear(&partial);
     gather_queries(a, tile, queries);
-    for (size_t key = 0; key < end; key += KEY_ROWS) {
+    for (size_t m = 0; m < tile->rows && a->sinks; m++) {
+        float sink = a->sinks[tile->head * group_of(a) + m % group_of(a)];
+        partial.sum[m] = expf(sink - partial_raise(&partial, m, sink));
+    }
+    for (size_t key = first_key(a, tile); key < end; key += KEY_ROWS) {
         size_t n = smaller(KEY_ROWS, end - key), at = key * stride + tile->head * hd;
         gemm(true, tile->rows, n, hd, queries, hd, a->k + at, stride, false, logits, KEY_ROWS);
         for (size_t m = 0; m < tile->rows; m++) {
             float *row = logits + m * KEY_ROWS;
-            size_t visible = visible_keys(a, tile, m, key, n);
+            size_t visible = visible_keys(a, tile, m, key, n), hidden = smaller(hidden_keys(a, tile, m, key, n), visible);
             add_alibi(a, tile, m, key, visible, row);
-            float max = partial_raise(&partial, m, vector_max(row, visible));
-            partial.sum[m] += vector_exp_sum(row, max, visible);
+            float max = partial_raise(&partial, m, vector_max(row + hidden, visible - hidden));
+            partial.sum[m] += vector_exp_sum(row + hidden, max, visible - hidden);
+            memset(row, 0, hidden * sizeof *row);
             memset(row + visible, 0, (n - visible) * sizeof *row);
         }
         gemm(false, tile->rows, hd, n, logits, KEY_ROWS, a->v + at, stride, true, partial.acc, hd);
@@ -143,21 +160,23 @@ static void backward_tile(const struct attention *a, const struct tile *tile, co
     gather_queries(a, tile, q);
     gather(a, tile, d_out, d_o);
     for (size_t m = 0; m < rows; m++) mean[m] = vector_dot(d_o + m * hd, out + row_offset(a, tile, m, hd), hd);
-    for (size_t key = 0; key < end; key += KEY_ROWS) {
+    size_t begin = first ? 0 : first_key(a, tile); /* what comes first is for all keys */
+    for (size_t key = begin; key < end; key += KEY_ROWS) {
         size_t n = smaller(KEY_ROWS, end - key), at = key * stride + tile->head * hd;
         gemm(true, rows, n, hd, q, hd, a->k + at, stride, false, p, KEY_ROWS);
         gemm(true, rows, n, hd, d_o, hd, a->v + at, stride, false, ds, KEY_ROWS);
         for (size_t m = 0; m < rows; m++) {
             float *weights = p + m * KEY_ROWS, *d_logits = ds + m * KEY_ROWS;
-            size_t visible = visible_keys(a, tile, m, key, n);
+            size_t visible = visible_keys(a, tile, m, key, n), hidden = smaller(hidden_keys(a, tile, m, key, n), visible);
             add_alibi(a, tile, m, key, visible, weights);
-            vector_exp_sum(weights, log_sum[row_offset(a, tile, m, 1)], visible);
+            vector_exp_sum(weights + hidden, log_sum[row_offset(a, tile, m, 1)], visible - hidden);
+            memset(weights, 0, hidden * sizeof *weights);
             memset(weights + visible, 0, (n - visible) * sizeof *weights);
             for (size_t j = 0; j < n; j++) d_logits[j] = weights[j] * (d_logits[j] - mean[m]);
         }
         gemm_outer(n, hd, rows, p, KEY_ROWS, d_o, hd, !first, to->dv + at, stride);
         gemm_outer(n, hd, rows, ds, KEY_ROWS, q, hd, !first, to->dk + at, stride);
-        if (queries) gemm(false, rows, hd, n, ds, KEY_ROWS, a->k + at, stride, key > 0, dq, hd);
+        if (queries) gemm(false, rows, hd, n, ds, KEY_ROWS, a->k + at, stride, key > begin, dq, hd);
     }
     for (size_t m = 0; m < rows && queries; m++) {
         float *row = a->q + row_offset(a, tile, m, hd);

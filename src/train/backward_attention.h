@@ -17,6 +17,8 @@ struct attention {
     size_t n;
     float scale;         /* of the logits */
     const float *slopes; /* [Hq] of ALiBi, added after the scale as backend/cpu/kv/cache.h says; or NULL */
+    const float *sinks;  /* [Hq]: the logit of a key without a value, which queries see besides; or NULL */
+    size_t window;       /* queries see so many keys, their own the last; 0: all before them */
     float *q;            /* [n][Hq][hd], rotated */
     const float *k, *v;  /* [n][Hk][hd], rotated */
 };

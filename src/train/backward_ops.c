@@ -92,10 +92,23 @@ static void silu_backward_row(float *gate, float *up, const float *d, size_t wid
     }
 }
 
+/* Of g' = min(g, 7) and u' = u within [-7, 7], plus 1: with s the sigmoid of a g', d/dg = u' s (1 + a g' (1 - s)) below 7, d/du = g' s within. */
+static void clamped_backward_row(float *gate, float *up, const float *d, size_t width) {
+    const float most = SWIGLU_CLAMP, a = SWIGLU_GAIN;
+    for (size_t i = 0; i < width; i++) {
+        float g = fminf(gate[i], most), u = fmaxf(fminf(up[i], most), -most) + 1, s = 1 / (1 + expf(-a * g));
+        float d_gate = gate[i] < most ? d[i] * u * s * (1 + a * g * (1 - s)) : 0;
+        up[i] = fabsf(up[i]) < most ? d[i] * g * s : 0;
+        gate[i] = d_gate;
+    }
+}
+
 void activation_backward(enum activation activation, float *x, float *up, const float *d, size_t n, size_t width) {
 #pragma omp parallel for if (n >= PARALLEL_ROWS)
     for (size_t t = 0; t < n; t++) {
-        if (activation == ACTIVATION_SWIGLU)
+        if (activation == ACTIVATION_SWIGLU_CLAMPED)
+            clamped_backward_row(x + t * width, up + t * width, d + t * width, width);
+        else if (activation == ACTIVATION_SWIGLU)
             silu_backward_row(x + t * width, up + t * width, d + t * width, width);
         else
             gelu_backward_row(activation, x + t * width, d + t * width, width);

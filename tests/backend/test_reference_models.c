@@ -52,6 +52,7 @@ static struct reference references[] = {
     {"mixtral", 48, 4, 2, 32, 2, 0},  /* two of four experts */
     {"qwen2moe", 64, 2, 1, 32, 2, 0}, /* three of five, with shares among all, and a shared one */
     {"qwen3moe", 48, 4, 2, 32, 2, 0}, /* three of eight */
+    {"gpt-oss", 64, 4, 2, 32, 4, 0},  /* learned sinks, sliding layers, clamped SwiGLU, biases of experts */
 };
 enum { N_REFERENCES = sizeof references / sizeof references[0] };
 

@@ -185,12 +185,27 @@ static void sliding_windows_equal_dense_attention_within_them(void **state) {
             setup.method = methods[m];
             setup.window = windows[w];
             setup.cap = w % 2 ? 3 : 0;
+            setup.learned_sinks = w % 3 == 1;
             setup.tail = w % 3 ? TERSE_TAIL_DEFAULT : 0;
             setup.seed = m * 5 + w;
             RUN(&setup, {P, 330, 100}, {D, 1, 0}, {D, 1, 0}, {D, 5, 0}, {D, 70, 0}, {P, 170, 0}, {C, 40, 0}, {D, 1, 0}, {D, 62, 0},
                 {D, 3, 0});
             RUN(&setup, {D, 3, 0}, {D, 90, 0}, {P, 300, 0}, {Q, 100, 0}, {D, 1, 0}, {D, 30, 0});
         }
+    }
+}
+
+/* Queries of a head see a logit of their own besides, whatever is read and however. */
+static void learned_sinks_are_seen_once(void **state) {
+    (void)state;
+    static const char *const methods[] = {"f16",     "q8_0",      "q4_0",    "kivi-2",      "cq-1",
+                                          "antkv-1", "million-4", "terse-2", "streaming-64"};
+    for (size_t m = 0; m < sizeof methods / sizeof methods[0]; m++) {
+        struct oracle_setup setup = small;
+        setup.method = methods[m];
+        setup.learned_sinks = true;
+        setup.seed = m;
+        RUN(&setup, {P, 330, 100}, {D, 1, 0}, {D, 5, 0}, {D, 70, 0}, {P, 170, 0}, {C, 40, 0}, {D, 1, 0}, {Q, 100, 0}, {D, 3, 0});
     }
 }
 
@@ -202,6 +217,7 @@ static void deep_caches_equal_dense_attention(void **state) {
         struct oracle_setup setup = small;
         setup.method = methods[m];
         setup.query_heads = m % 2 ? 6 : 2;
+        setup.learned_sinks = m < 3;
         struct oracle *o = oracle_new(&setup, 2000);
         oracle_skip(o, P, 1700);
         oracle_step(o, D, 1, 0);
@@ -533,6 +549,7 @@ int main(void) {
         cmocka_unit_test(lengths_around_pages),
         cmocka_unit_test(queries_may_be_asked_in_any_pieces),
         cmocka_unit_test(one_token_at_a_time),
+        cmocka_unit_test(learned_sinks_are_seen_once),
         cmocka_unit_test(sliding_windows_equal_dense_attention_within_them),
         cmocka_unit_test(deep_caches_equal_dense_attention),
         cmocka_unit_test(the_papers_protocol_reads_quantized_tokens),

@@ -77,6 +77,8 @@ struct oracle *oracle_new(const struct oracle_setup *setup, size_t capacity) {
     for (uint32_t i = 0; i < o->rope.n_rot / 2; i++) o->frequency[i] = (float)pow(10000.0, -2.0 * i / o->rope.n_rot);
     if (setup->alibi) o->rope.n_rot = 0;
     for (uint32_t h = 0; h < setup->query_heads; h++) o->slopes[h] = (float)pow(2.0, -8.0 * (h + 1) / setup->query_heads);
+    assert_true(setup->layers * setup->query_heads <= sizeof o->sinks / sizeof o->sinks[0]);
+    for (uint32_t i = 0; i < setup->layers * setup->query_heads; i++) o->sinks[i] = (float)(i * 7 % 5) - 1; /* -1 to 3 */
     o->shape = (struct cache_shape){.layers = setup->layers,
                                     .query_heads = setup->query_heads,
                                     .kv_heads = setup->kv_heads,
@@ -84,6 +86,7 @@ struct oracle *oracle_new(const struct oracle_setup *setup, size_t capacity) {
                                     .scale = 1 / sqrtf((float)hd),
                                     .rope = &o->rope,
                                     .slopes = setup->alibi ? o->slopes : NULL,
+                                    .sinks = setup->learned_sinks ? o->sinks : NULL,
                                     .cap = setup->cap,
                                     .window = setup->window,
                                     .sliding = setup->window ? setup->layers : 0,
@@ -358,11 +361,12 @@ static size_t see(const struct oracle *o, uint32_t layer, const float *q, size_t
     return n;
 }
 
-/* logits[n] become a softmax. */
-static void normalise(double *logits, size_t n) {
-    double max = -INFINITY, sum = 0;
+/* logits[n] become a softmax, that of a query head which may see a learned sink besides. */
+static void normalise(const struct oracle *o, uint32_t layer, uint32_t h, double *logits, size_t n) {
+    double sink = o->shape.sinks ? (double)o->sinks[layer * o->setup.query_heads + h] : -INFINITY, max = sink, sum = 0;
     for (size_t i = 0; i < n; i++) max = fmax(max, logits[i]);
     for (size_t i = 0; i < n; i++) sum += logits[i] = exp(logits[i] - max);
+    sum += exp(sink - max);
     for (size_t i = 0; i < n; i++) logits[i] /= sum;
 }
 
@@ -371,7 +375,7 @@ static void attend_dense(const struct oracle *o, uint32_t layer, const float *q,
     uint32_t hd = o->setup.head_dim, head = h / (o->setup.query_heads / o->setup.kv_heads);
     double *weights = malloc((at + 1) * sizeof *weights);
     size_t *tokens = malloc((at + 1) * sizeof *tokens), n = see(o, layer, q, at, h, weights, tokens);
-    normalise(weights, n);
+    normalise(o, layer, h, weights, n);
     memset(out, 0, hd * sizeof *out);
     for (size_t i = 0; i < n; i++) {
         const float *v = stored(o, o->v, layer, tokens[i]) + head * hd;
@@ -393,7 +397,7 @@ static double *anchor_scores(const struct oracle *o, uint32_t layer, const float
             const float *query = q + (i * o->setup.query_heads + h) * hd;
             size_t seen = see(o, layer, query, before + i, h, weights, tokens);
             double norm = 0;
-            normalise(weights, seen);
+            normalise(o, layer, h, weights, seen);
             rotate(o, query, 0, rotated);
             for (uint32_t c = 0; c < hd; c++) norm += rotated[c] * rotated[c];
             for (size_t t = 0; t < seen; t++) {

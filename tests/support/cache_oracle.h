@@ -21,6 +21,7 @@ struct oracle_setup {
     bool alibi;            /* slopes, and no rotation */
     uint32_t window;       /* all layers slide, with this window; 0: none does */
     float cap;             /* of logits; 0: none */
+    bool learned_sinks;    /* a logit for each layer and query head besides */
     uint32_t anchor_count; /* tokens of a prefill that stay exact */
     double anchor_percent;
     double read_percent; /* of a prompt's tokens that a step reads; the oracle reads all */
@@ -33,7 +34,7 @@ struct oracle {
     struct cache_shape shape;
     struct method method;
     struct rope rope;
-    float frequency[128], slopes[64];
+    float frequency[128], slopes[64], sinks[64];
     float *centroids[2]; /* of keys and values, [layers][Hk][parameters], when the method learns */
     struct terse_codebook *codebook;
     const struct kv_ops *kv;

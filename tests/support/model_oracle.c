@@ -1,6 +1,7 @@
 /* The naive model. Owns its arrays; shares nothing with the library but the table of architectures and what was loaded: weights,
  * rotation frequencies, ALiBi's slopes. */
 #include "support/model_oracle.h"
+#include "backend/cpu/kernels/weights/ops.h"
 #include "model/architecture.h"
 
 #include <math.h>
@@ -47,12 +48,18 @@ static const float *f32_row(const struct matrix *w, size_t row) {
     return (const float *)w->data + row * w->columns;
 }
 
+/* Quantized weights by the scalar kernels, which have tests of their own. */
 static void product(const struct matrix *w, const double *x, double *y) {
+    float *numbers = calloc(w->columns, sizeof *numbers);
+    assert_non_null(numbers);
     for (uint32_t r = 0; r < w->rows; r++) {
-        const float *row = f32_row(w, r);
+        const float *row = w->type == TENSOR_F32 ? f32_row(w, r) : numbers;
+        if (row == numbers)
+            weights_ops_at(CPU_SCALAR)->dequantize[w->type]((const char *)w->data + r * w->row_bytes, numbers, w->columns);
         y[r] = w->bias ? (double)w->bias[r] : 0;
         for (uint32_t c = 0; c < w->columns; c++) y[r] += (double)row[c] * x[c];
     }
+    free(numbers);
 }
 
 /* out may be x. */
@@ -70,6 +77,11 @@ static double gelu(enum activation activation, double x) {
     return x * (1 + tanh(sqrt(2 / M_PI) * (x + 0.044715 * x * x * x))) / 2;
 }
 
+static double clamped(double gate, double up) {
+    gate = fmin(gate, 7);
+    return (fmax(fmin(up, 7), -7) + 1) * gate / (1 + exp(-(double)1.702f * gate));
+}
+
 /* added[width] += share times what a feed-forward layer of these matrices, gate without data if there is none, makes of a token. */
 static void feed_forward(const struct terse_model *m, const struct matrix *gate, const struct matrix *up, const struct matrix *down,
                          double share, const double *x, double *added) {
@@ -77,7 +89,9 @@ static void feed_forward(const struct terse_model *m, const struct matrix *gate,
     product(up, x, inner);
     if (gate->data) product(gate, x, factor);
     for (size_t i = 0; i < up->rows; i++)
-        inner[i] = gate->data ? inner[i] * factor[i] / (1 + exp(-factor[i])) : gelu(m->architecture->activation, inner[i]);
+        inner[i] = m->architecture->activation == ACTIVATION_SWIGLU_CLAMPED ? clamped(factor[i], inner[i])
+                   : gate->data                                             ? inner[i] * factor[i] / (1 + exp(-factor[i]))
+                                                                            : gelu(m->architecture->activation, inner[i]);
     product(down, inner, made);
     for (size_t i = 0; i < m->width; i++) added[i] += share * made[i];
     free(factor);
@@ -129,10 +143,10 @@ static void rotate(const struct rope *rope, size_t position, double *row) {
     }
 }
 
-/* out[hd] of one query head at `position`, which sees the tokens from `first` on; weights[n] is scratch. */
+/* out[hd] of one query head at `position`, which sees the tokens from `first` on and a logit `sink` besides; weights[n] is scratch. */
 static void attend(const double *q, const double *k, const double *v, size_t stride, size_t first, size_t position, size_t hd,
-                   double slope, double *weights, double *out) {
-    double max = -INFINITY, sum = 0;
+                   double slope, double sink, double *weights, double *out) {
+    double max = sink, sum = 0;
     for (size_t t = first; t <= position; t++) {
         weights[t] = 0;
         for (size_t c = 0; c < hd; c++) weights[t] += q[c] * k[t * stride + c];
@@ -140,6 +154,7 @@ static void attend(const double *q, const double *k, const double *v, size_t str
         max = fmax(max, weights[t]);
     }
     for (size_t t = first; t <= position; t++) sum += weights[t] = exp(weights[t] - max);
+    sum += exp(sink - max);
     memset(out, 0, hd * sizeof *out);
     for (size_t t = first; t <= position; t++)
         for (size_t c = 0; c < hd; c++) out[c] += weights[t] / sum * v[t * stride + c];
@@ -178,8 +193,9 @@ static void run_layer(struct model_oracle *o, uint32_t index) {
         project(m, &layer->q, &layer->q_norm, normed, q);
         for (size_t h = 0; h < m->query_heads; h++) {
             double *head = q + h * hd, slope = m->slopes ? (double)m->slopes[h] : 0;
+            double sink = m->sinks ? (double)m->sinks[index * m->query_heads + h] : -INFINITY;
             rotate(&m->rope, t, head);
-            attend(head, k + h / group * hd, v + h / group * hd, stride, first, t, hd, slope, weights, out + h * hd);
+            attend(head, k + h / group * hd, v + h / group * hd, stride, first, t, hd, slope, sink, weights, out + h * hd);
         }
         product(&layer->o, out, added);
         for (size_t i = 0; i < m->width; i++) state[i] = in[i] + added[i];

@@ -18,7 +18,7 @@ struct model_oracle {
     double *logits;   /* [n][vocabulary] */
 };
 
-/* Stops the test when the model's matrices are not F32 or memory lacks. */
+/* Stops the test when the model's embeddings are not F32 or memory lacks. */
 struct model_oracle model_oracle_new(const struct terse_model *model, const int32_t *tokens, size_t n);
 void model_oracle_free(struct model_oracle *oracle);
 

@@ -65,9 +65,9 @@ static uint32_t random_state = 1;
 static uint32_t next_random(void) { return (random_state = random_state * 1664525u + 1013904223u) >> 8; }
 static float uniform(void) { return (float)next_random() / (1 << 23) - 1; }
 
-static const char *const names[] = {"llama",   "llama-untied", "llama-linear", "llama-yarn", "llama-yarn-given",
-                                    "llama-3", "mistral",      "qwen2",        "qwen3",      "gpt2",
-                                    "mpt",     "mixtral",      "qwen2moe",     "qwen3moe"};
+static const char *const names[] = {
+    "llama", "llama-untied", "llama-linear", "llama-yarn", "llama-yarn-given", "llama-3",  "mistral", "qwen2",
+    "qwen3", "gpt2",         "mpt",          "mixtral",    "qwen2moe",         "qwen3moe", "gpt-oss", "starcoder2-window"};
 enum { N_NAMES = sizeof names / sizeof names[0] };
 
 static int32_t *random_tokens(const struct terse_model *model, size_t n) {
@@ -256,12 +256,14 @@ static void test_past_a_tile_of_queries(void **state) {
     (void)state;
     check_window("llama", 150, 3);
     check_window("qwen3", 150, 3);
+    check_window("gpt-oss", 150, 3);
 }
 
 /* Past a tile of keys (384) and a panel (512); four query heads to a KV head. */
 static void test_past_a_panel(void **state) {
     (void)state;
     check_window("llama-untied", 520, 1);
+    check_window("starcoder2-window", 520, 1);
 }
 
 static void test_shortest_window(void **state) {

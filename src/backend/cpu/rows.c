@@ -78,6 +78,20 @@ void cap_rows(float *x, float cap, size_t n, size_t width) {
     for (size_t t = 0; t < n; t++) cap_row(x + t * width, cap, width);
 }
 
+/* gate sigmoid(a gate) (up + 1) = silu(a gate) (up + 1) / a; what is no number stays so. */
+static void swiglu_clamped_row(float *gate, const float *up, size_t n) {
+    float factor[PIECE];
+    for (size_t first = 0; first < n; first += PIECE) {
+        size_t count = n - first < PIECE ? n - first : PIECE;
+        for (size_t i = 0; i < count; i++) {
+            float g = gate[first + i], u = up[first + i];
+            gate[first + i] = SWIGLU_GAIN * (g > SWIGLU_CLAMP ? SWIGLU_CLAMP : g);
+            factor[i] = ((u > SWIGLU_CLAMP ? SWIGLU_CLAMP : u < -SWIGLU_CLAMP ? -SWIGLU_CLAMP : u) + 1) / SWIGLU_GAIN;
+        }
+        vector_ops()->silu_mul(gate + first, factor, count);
+    }
+}
+
 void activate_rows(enum activation activation, float *x, const float *up, size_t n, size_t width) {
 #pragma omp parallel for if (n >= PARALLEL_ROWS)
     for (size_t t = 0; t < n; t++) {
@@ -85,6 +99,8 @@ void activate_rows(enum activation activation, float *x, const float *up, size_t
         const float *factor = up + t * width;
         if (activation == ACTIVATION_SWIGLU) {
             vector_ops()->silu_mul(row, factor, width);
+        } else if (activation == ACTIVATION_SWIGLU_CLAMPED) {
+            swiglu_clamped_row(row, factor, width);
         } else {
             gelu_row(activation, row, width);
             for (size_t i = 0; i < width && activation == ACTIVATION_GEGLU; i++) row[i] *= factor[i];

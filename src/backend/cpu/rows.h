@@ -21,8 +21,8 @@ void add_rows(float *x, const float *y, size_t n, size_t width);
 void clamp_rows(float *x, float most, size_t n, size_t width);
 /* x[n][width] becomes cap tanh(x / cap). */
 void cap_rows(float *x, float cap, size_t n, size_t width);
-/* The inner activations of a feed-forward layer: x[n][width] becomes its GELU, or, being the gate of SwiGLU or GeGLU, silu(x) up or GELU(x) up;
- * `up` is read for these alone. */
+/* The inner activations of a feed-forward layer: x[n][width] becomes its GELU, or, being the gate of SwiGLU or GeGLU, silu(x) up or GELU(x) up,
+ * or what clamped SwiGLU (model.h) makes of both; `up` is read for these alone. */
 void activate_rows(enum activation activation, float *x, const float *up, size_t n, size_t width);
 
 /* Whether all of x[n][width], which is what the model has at `place` (model.h), are finite numbers: model_not_finite() where not. One

@@ -305,6 +305,7 @@ static void merge_partials(const struct pass *pass, uint32_t head, size_t count,
         struct partial part = decode_partial(pass, split, head);
         partial_merge(&whole, &part);
     }
+    query_rows_add_sinks(pass->cache, &whole, head);
     query_rows_finish(pass->cache, &whole, head, count, out);
 }
 

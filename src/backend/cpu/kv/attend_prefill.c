@@ -101,6 +101,7 @@ static struct anchor_weights attend_queries(const struct cache *cache, const flo
     struct partial partial = partial_at(states, rows, hd);
     struct anchor_weights kept = anchor_weights_of(cache, first, count, segments, queries, &partial, workspace + 2 * KEY_ROWS * hd);
     partial_clear(&partial);
+    query_rows_add_sinks(cache, &partial, head);
     query_rows_load(cache, q, head, first, count, queries);
     for (size_t i = first_segment(cache, first, segments); i < segments;) {
         float *weights = anchor_weights_at(cache, &kept, i);
