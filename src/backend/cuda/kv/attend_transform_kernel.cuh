@@ -485,14 +485,18 @@ template <int HD, int NQ> cudaError_t launch_transform(const struct attend_decod
     const int room = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin),
               half = device_attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor) / 2 - reserved;
     const int padded = (page + 127) / 128 * 128, factors = (int)((a->splits + 1) * 4 * NQ * sizeof(float));
-    if (bound == 2 && transform_shared<HD, NQ, 8>::least(padded, factors) <= half)
-        return launch_transform_warps<HD, NQ, 8, bound>(a, first_query, half, stream);
+    if constexpr (bound == 2)
+        if (transform_shared<HD, NQ, 8>::least(padded, factors) <= half)
+            return launch_transform_warps<HD, NQ, 8, 2>(a, first_query, half, stream);
     if (transform_shared<HD, NQ, 8>::least(padded, factors) <= room)
         return launch_transform_warps<HD, NQ, 8, 1>(a, first_query, room, stream);
-    if (transform_shared<HD, NQ, 4>::least(padded, factors) <= room)
-        return launch_transform_warps<HD, NQ, 4, 1>(a, first_query, room, stream);
-    if (transform_shared<HD, NQ, 2>::least(padded, factors) <= room)
-        return launch_transform_warps<HD, NQ, 2, 1>(a, first_query, room, stream);
+    /* Pages of 8 bits to a component fit the 99 KiB of compute capability 8.6 with 8 warps of 64 channels, 4 of 128, 2 of 256. */
+    if constexpr (HD > 64)
+        if (transform_shared<HD, NQ, 4>::least(padded, factors) <= room)
+            return launch_transform_warps<HD, NQ, 4, 1>(a, first_query, room, stream);
+    if constexpr (HD > 128)
+        if (transform_shared<HD, NQ, 2>::least(padded, factors) <= room)
+            return launch_transform_warps<HD, NQ, 2, 1>(a, first_query, room, stream);
     return cudaErrorInvalidConfiguration;
 }
 
