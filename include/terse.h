@@ -84,7 +84,9 @@ struct terse_model_info {
     uint32_t feed_forward;          /* of an expert, where there are any: the widest */
     uint32_t experts, experts_used; /* of a layer, and of them those that a token goes through; 0: a layer has none */
     uint32_t vocabulary;
-    uint32_t context;           /* tokens the model was trained for */
+    uint32_t context; /* tokens the model was trained for */
+    uint32_t sliding_layers,
+        sliding_window;         /* of so many layers a query sees the newest tokens alone, its own included; 0: of none */
     uint64_t parameters;        /* elements of all tensors */
     uint64_t bytes;             /* of all tensors as stored */
     uint64_t fingerprint;       /* tells models apart that look alike: of the shape and of samples of every tensor */
@@ -321,7 +323,7 @@ TERSE_API uint64_t terse_session_length(const struct terse_session *session); /*
 /* Forgets the tokens from the n-th on, n at most the length. Those before stay as they are stored, with what methods learned of the whole
  * sequence. There are no logits until the next step, unless n is the length; random numbers go on. n = 0 gives the cache's memory back, and a
  * JSON text goes on behind what is read next: so a session makes room, and reads its tokens again. TERSE_E_UNSUPPORTED, and the session stays
- * as it is, where tokens were evicted, anchors would be left in some heads and not in others, or a JSON text (terse_session_require_json) would
+ * as it is, where tokens were evicted, what sliding layers would see has left, anchors would be left in some heads and not in others, or a JSON text (terse_session_require_json) would
  * be cut. */
 TERSE_API enum terse_status terse_session_truncate(struct terse_session *session, uint64_t n, struct terse_error *error);
 

@@ -600,6 +600,8 @@ void terse_model_describe(const struct terse_model *model, struct terse_model_in
         .experts_used = model->experts_used,
         .vocabulary = model->vocabulary,
         .context = model->context,
+        .sliding_layers = model->sliding,
+        .sliding_window = model->window,
         .parameters = parameters,
         .bytes = bytes,
         .fingerprint = model->fingerprint,

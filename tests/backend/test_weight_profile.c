@@ -116,16 +116,17 @@ static void covariance_of(const struct terse_model *m, const struct layer *l, en
 }
 
 /* The mean over a run's offsets of R C R^T, R by the library's own rotation of the unit vectors. */
-static void rotate_in_run(const struct terse_model *m, double *covariance) {
+static void rotate_in_run(const struct terse_model *m, uint32_t layer, double *covariance) {
+    const struct rope *rope = m->sliding_rope.n_rot && model_slides(m, layer) ? &m->sliding_rope : &m->rope;
     size_t hd = m->head_dim;
     static double mean[MOST_HD * MOST_HD], half[MOST_HD * MOST_HD];
     float rotation[MOST_HD * MOST_HD], cosine[MOST_HD], sine[MOST_HD];
-    if (!m->rope.n_rot) return;
+    if (!rope->n_rot) return;
     memset(mean, 0, sizeof mean);
     for (int64_t t = 0; t < RUN_TOKENS; t++) {
         for (size_t i = 0; i < hd * hd; i++) rotation[i] = i % (hd + 1) == 0; /* row i becomes column i of R */
-        rope_angles(&m->rope, t, cosine, sine);
-        rope_rotate(&m->rope, cosine, sine, rotation, (uint32_t)hd, (uint32_t)hd);
+        rope_angles(rope, t, cosine, sine);
+        rope_rotate(rope, cosine, sine, rotation, (uint32_t)hd, (uint32_t)hd);
         memset(half, 0, sizeof half); /* half = C R^T */
         for (size_t i = 0; i < hd; i++)
             for (size_t k = 0; k < hd; k++)
@@ -188,7 +189,7 @@ static void check_layer(const struct terse_model *m, const struct terse_codebook
         query_power(m, l, head, power);
         for (size_t i = 0; i < hd * hd; i++) metric[i] = i % (hd + 1) ? 0 : power[i / hd];
         covariance_of(m, l, CODEC_KEYS, head, covariance);
-        rotate_in_run(m, covariance);
+        rotate_in_run(m, layer, covariance);
         codebook_parameters(profile, CODEC_KEYS, set, floats);
         double logit = log2(cost(metric, covariance, hd)), of_keys = check_side(floats, hd, metric, covariance);
         assert_true(fabs(of_keys - importance - logit) < 0.05);
@@ -201,14 +202,15 @@ static void check_layer(const struct terse_model *m, const struct terse_codebook
 static double embedding_square(const struct terse_model *m) {
     double *all = projection(&m->embedding, NULL), *positions = m->positions.data ? projection(&m->positions, NULL) : NULL, sum = 0;
     for (size_t i = 0; i < (size_t)m->vocabulary * m->width; i++)
-        sum += pow(all[i] + (positions ? positions[i % m->width] : 0), 2) / m->vocabulary;
+        sum += pow((double)m->embedding_scale * all[i] + (positions ? positions[i % m->width] : 0), 2) / m->vocabulary;
     free(all);
     free(positions);
     return sum;
 }
 
 static void profiles_are_what_weights_imply(void **state) {
-    static const char *const names[] = {"llama", "qwen2", "qwen3", "gpt2", "mpt", "llama-yarn", "mixtral", "qwen2moe", "qwen3moe"};
+    static const char *const names[] = {"llama",      "qwen2",   "qwen3",    "gpt2",     "mpt",
+                                        "llama-yarn", "mixtral", "qwen2moe", "qwen3moe", "gemma3"};
     (void)state;
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         struct terse_model *model = fixture_model(names[i]);

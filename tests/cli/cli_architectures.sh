@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The commands on models without rotation, gpt2, whose learned positions end, and mpt, whose ALiBi goes on; and on a model with experts.
+# The commands on models without rotation, gpt2, whose learned positions end, and mpt, whose ALiBi goes on; on a model with experts, and on one with
+# sliding layers.
 . "$(dirname "$0")/../support/cli.sh"
 models=tests/fixtures/models
 
@@ -23,6 +24,18 @@ refuses '600 tokens.*160 positions.*-c 160' run -m $model -p the -n 4 -c 600 --a
 refuses 'streaming-64 moves tokens' run -m $model -p the -n 4 --kv streaming-64
 works inspect $model
 ! grep -q '^| streaming' "$work/out" || fail "gpt2: streaming among the methods"
+
+# Layers that slide are told of; what is not calibrated says so.
+model=$models/gemma2.gguf
+works inspect $model
+grep -q 'context 512, 2 layers sliding over 40' "$work/out" || fail "gemma2: $(head -n 5 "$work/out")"
+works perplexity -m $model -f $text -c 128
+exact=$(number_after '^PPL = ' "$work/out")
+works perplexity -m $model -f $text -c 128 --kv q8_0
+near "$(number_after '^PPL = ' "$work/out")" "$exact" 0.02 || fail "gemma2: PPL $exact with f16, with q8_0 $(tail -n 2 "$work/out")"
+works run -m $model -p the -n 200 --kv streaming-64 -c 128
+run run -m $model -p the -n 4 --kv cq-1
+[ "$status" -eq 1 ] && grep -q 'gemma2 models are not calibrated' "$work/err" || fail "gemma2 with cq-1: exit $status: $(cat "$work/err")"
 
 # ALiBi knows every distance.
 model=$models/mpt.gguf

@@ -423,16 +423,24 @@ static void refuses(struct sample sample, enum terse_status status, const char *
     memory_free(file);
 }
 
-/* What command-r's gradients would be is not computed, so that no codebook is learned from it. */
+/* What their gradients would be is not computed, so that no codebook is learned from them. */
 static void test_without_gradients(void **state) {
     (void)state;
-    struct terse_model *model = fixture_model("command-r");
-    struct backward *backward;
-    struct terse_error error = {0};
-    assert_int_equal(backward_new(model, 16, true, &backward, &error), TERSE_E_UNSUPPORTED);
-    assert_null(backward);
-    assert_non_null(strstr(error.message, "command-r"));
-    terse_model_free(model);
+    static const struct {
+        const char *name, *says;
+        size_t tokens;
+    } models[] = {{"command-r", "command-r models are not calibrated", 16},
+                  {"gemma2", "gemma2 models are not calibrated", 16},
+                  {"gemma3", "gemma3 models are not calibrated", 16}};
+    for (size_t i = 0; i < sizeof models / sizeof models[0]; i++) {
+        struct terse_model *model = fixture_model(models[i].name);
+        struct backward *backward;
+        struct terse_error error = {0};
+        assert_int_equal(backward_new(model, models[i].tokens, true, &backward, &error), TERSE_E_UNSUPPORTED);
+        assert_null(backward);
+        assert_non_null(strstr(error.message, models[i].says));
+        terse_model_free(model);
+    }
 }
 
 static void test_missing(void **state) {

@@ -24,11 +24,13 @@
 
 struct weight_profile {
     const struct terse_model *model;
-    float *parameters[2];  /* [side] */
-    double *residual;      /* [layers] squared length of the residual stream before each layer, without what values add */
-    double *cosine, *sine; /* [2][pairs][pairs] means over a run of the angles' differences, then of their sums */
-    float *scratch;        /* [threads][weight_moments_scratch] */
-    double *matrices;      /* [threads][matrix_doubles] */
+    float *parameters[2]; /* [side] */
+    double *residual;     /* [layers] squared length of the residual stream before each layer, without what values add */
+    /* [2][pairs][pairs] means over a run of the angles' differences, then of their sums; those of sliding layers follow where these turn in
+     * their own way. */
+    double *cosine, *sine;
+    float *scratch;   /* [threads][weight_moments_scratch] */
+    double *matrices; /* [threads][matrix_doubles] */
     enum terse_status status;
     struct terse_error error;
 };
@@ -134,24 +136,30 @@ static void mean_rotation(double angle, double *cosine, double *sine) {
     *sine = s / RUN_TOKENS;
 }
 
-static void find_rotations(struct weight_profile *w) {
-    const struct rope *rope = &w->model->rope;
+static bool turns_apart(const struct terse_model *m, uint32_t layer) { return m->sliding_rope.n_rot && model_slides(m, layer); }
+
+/* Numbers of one rotation. */
+static size_t rotation_doubles(const struct terse_model *m) { return 2 * pairs_of(m) * pairs_of(m); }
+
+static void find_rotations(struct weight_profile *w, const struct rope *rope, double *cosine, double *sine) {
     size_t pairs = pairs_of(w->model), rotated = rope->n_rot / 2;
 #pragma omp parallel for schedule(static)
     for (size_t a = 0; a < pairs; a++) {
         for (size_t b = 0; b < pairs; b++) {
             double x = a < rotated ? (double)rope->frequency[a] : 0, y = b < rotated ? (double)rope->frequency[b] : 0;
             size_t at = a * pairs + b, sums = pairs * pairs + at;
-            mean_rotation(x - y, &w->cosine[at], &w->sine[at]);
-            mean_rotation(x + y, &w->cosine[sums], &w->sine[sums]);
+            mean_rotation(x - y, &cosine[at], &sine[at]);
+            mean_rotation(x + y, &cosine[sums], &sine[sums]);
         }
     }
 }
 
-/* Takes covariance[hd][hd] of keys before rotation to that of keys in a run: the mean of R(t) C R(t)^T. A block of two pairs, as a map of
+/* Takes covariance[hd][hd] of a layer's keys before rotation to that of keys in a run: the mean of R(t) C R(t)^T. A block of two pairs, as a map of
  * complex numbers, is z -> a z + b conj(z), of which rotation turns a by the difference of the pairs' angles and b by their sum. */
-static void rotate_covariance(const struct weight_profile *w, double *covariance) {
-    const struct rope *rope = &w->model->rope;
+static void rotate_covariance(const struct weight_profile *w, uint32_t layer, double *covariance) {
+    bool apart = turns_apart(w->model, layer);
+    const struct rope *rope = apart ? &w->model->sliding_rope : &w->model->rope;
+    const double *cosine = w->cosine + apart * rotation_doubles(w->model), *sine = w->sine + apart * rotation_doubles(w->model);
     size_t hd = w->model->head_dim, pairs = pairs_of(w->model);
     double square = (double)rope->magnitude * (double)rope->magnitude;
     for (size_t p = 0; p < pairs; p++) {
@@ -166,8 +174,8 @@ static void rotate_covariance(const struct weight_profile *w, double *covariance
                                                                         : 1;
             double a = (*m00 + *m11) / 2 * scale, ai = (*m10 - *m01) / 2 * scale;
             double b = (*m00 - *m11) / 2 * scale, bi = (*m10 + *m01) / 2 * scale;
-            double c = a * w->cosine[at] - ai * w->sine[at], ci = a * w->sine[at] + ai * w->cosine[at];
-            double d = b * w->cosine[sums] - bi * w->sine[sums], di = b * w->sine[sums] + bi * w->cosine[sums];
+            double c = a * cosine[at] - ai * sine[at], ci = a * sine[at] + ai * cosine[at];
+            double d = b * cosine[sums] - bi * sine[sums], di = b * sine[sums] + bi * cosine[sums];
             *m00 = c + d;
             *m11 = c - d;
             *m10 = ci + di;
@@ -254,7 +262,7 @@ static enum terse_status fit_head(const struct weight_profile *w, uint32_t layer
     enum terse_status status = fit(w, m, metric, value, parameters_of(w, CODEC_VALUES, layer, head), error);
     if (status) return status;
     weight_key_covariance(model, layer, head, scratch, m->covariance);
-    rotate_covariance(w, m->covariance);
+    rotate_covariance(w, layer, m->covariance);
     weight_query_power(model, layer, head, scratch, m->power);
     for (size_t i = 0; i < n * n; i++) m->queries[i] = i % (n + 1) ? 0 : m->power[i / n];
     double logit = mean_cost(m->queries, m->covariance, n); /* logits are divided by the root of n */
@@ -299,7 +307,9 @@ static void fit_layer(struct weight_profile *w, uint32_t layer) {
 static enum terse_status fit_all(struct weight_profile *w, struct terse_error *error) {
     enum terse_status status = find_residual(w, error);
     if (status) return status;
-    find_rotations(w);
+    size_t doubles = rotation_doubles(w->model);
+    find_rotations(w, &w->model->rope, w->cosine, w->sine);
+    if (w->model->sliding_rope.n_rot) find_rotations(w, &w->model->sliding_rope, w->cosine + doubles, w->sine + doubles);
 #pragma omp parallel for schedule(dynamic, 1)
     for (uint32_t layer = 0; layer < w->model->layers; layer++) fit_layer(w, layer);
     if (w->status) return status_fail(error, w->status, "%s", w->error.message);
@@ -310,16 +320,16 @@ static enum terse_status fit_all(struct weight_profile *w, struct terse_error *e
 static enum terse_status allocate(struct weight_profile *w, struct terse_error *error) {
     const struct terse_model *m = w->model;
     size_t sets = (size_t)m->layers * m->kv_heads, floats = sets * transform_parameter_floats(m->head_dim);
-    size_t square = pairs_of(m) * pairs_of(m), threads = (size_t)omp_get_max_threads();
+    size_t doubles = (m->sliding_rope.n_rot ? 2 : 1) * rotation_doubles(m), threads = (size_t)omp_get_max_threads();
     w->parameters[CODEC_KEYS] = memory_array(2 * floats, sizeof(float));
     w->residual = memory_array(m->layers, sizeof *w->residual);
-    w->cosine = memory_array(4 * square, sizeof *w->cosine);
+    w->cosine = memory_array(2 * doubles, sizeof *w->cosine);
     w->scratch = memory_array(threads, weight_moments_scratch(m) * sizeof *w->scratch);
     w->matrices = memory_array(threads, matrix_doubles(m) * sizeof *w->matrices);
     if (!w->parameters[CODEC_KEYS] || !w->residual || !w->cosine || !w->scratch || !w->matrices)
         return status_no_memory(error, 2 * floats * sizeof(float), "the profile of a model's weights");
     w->parameters[CODEC_VALUES] = w->parameters[CODEC_KEYS] + floats;
-    w->sine = w->cosine + 2 * square;
+    w->sine = w->cosine + doubles;
     return TERSE_OK;
 }
 

@@ -36,17 +36,14 @@ static enum terse_status supports(const struct cache_shape *shape, const struct 
 
 /* ---- Reports */
 
-/* `tokens` and `kept` are the first part's, of which nothing slides out. */
+/* To the first part's, whose `tokens` and `kept` stand for both: nothing slides out of it. */
 static void add_report(const struct terse_cache_report *part, uint64_t values, struct terse_cache_report *sum) {
-    const uint64_t tokens = sum->tokens, kept = sum->kept;
     sum->codes += part->codes;
     sum->shared += part->shared;
     sum->window += part->window;
     sum->exact += part->exact;
     sum->tables += part->tables;
     sum->resident += part->resident;
-    sum->tokens = tokens;
-    sum->kept = kept;
     sum->bits_per_value = values ? (double)sum->resident * 8 / (double)values : 0;
 }
 
