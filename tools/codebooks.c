@@ -5,6 +5,7 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -188,7 +189,10 @@ int codebooks_learn(const struct setup *setup, const struct codebooks_calibratio
     uint64_t windows = options.windows ? options.windows : default_windows(setup, options.window);
     if (windows < watch.windows) watch.windows = windows;
     options.progress = (struct terse_progress){watch_calibration, &watch};
-    if (terse_calibrate(setup->model, &options, tokens, n_tokens, codebook, &error) != TERSE_OK && !(watch.needed > 0))
+    enum terse_status learned = terse_calibrate(setup->model, &options, tokens, n_tokens, codebook, &error);
+    if (learned == TERSE_E_UNSUPPORTED && watch.most > 0)
+        watch.needed = INFINITY;
+    else if (learned != TERSE_OK && !(watch.needed > 0))
         status = complain_error(&error);
     if (needed) *needed = watch.needed;
     free(tokens);
@@ -293,6 +297,11 @@ static double least_seconds(const struct setup *setup) {
 /* How the session goes on, and what would help. */
 static void remark_without(const struct setup *setup, double seconds) {
     char duration[64];
+    if (isinf(seconds)) {
+        remark("%s goes by the weights and the prompt: no profile can be learned of %s models", setup->method,
+               setup->info.architecture);
+        return;
+    }
     write_duration(seconds, duration, sizeof duration);
     remark("%s goes by the weights and the prompt, since there is no profile of %s: terse calibrate%s%s --kv %s makes one in %s, "
            "with which its divergence is about a third less",

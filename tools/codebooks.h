@@ -37,7 +37,8 @@ struct codebooks_calibration {
 struct codebooks_calibration codebooks_calibration_defaults(void);
 
 /* Learns a codebook for the method and the model, with progress. Returns an exit status; *codebook is released by
- * terse_codebook_free. It stays NULL where a profile would take more than most_seconds; then *needed, which may be NULL, is how many. */
+ * terse_codebook_free. It stays NULL where a profile would take more than most_seconds; then *needed, which may be NULL, is how many, or
+ * infinite where none can be learned of such models. */
 int codebooks_learn(const struct setup *setup, const struct codebooks_calibration *calibration, struct terse_codebook **codebook,
                     double *needed);
 

@@ -53,3 +53,7 @@ works inspect $model -o json
 [ "$(json "$work/out" shape experts) $(json "$work/out" shape experts_used)" = "8 3" ] || fail "qwen3moe: json: $(json "$work/out" shape)"
 works calibrate -m $model -f $text --kv terse-2 -c 128 --chunks 4 -o "$work/experts.codebook"
 works run -m $model -p 'the cat' -n 6 --kv terse-2 --codebook "$work/experts.codebook"
+
+# The default method serves models of which no profile can be learned.
+works run -m $models/gemma2.gguf -p 'the cat' -n 4
+grep -q 'terse-2 goes by the weights and the prompt: no profile can be learned of gemma2 models' "$work/err" || fail "gemma2: $(cat "$work/err")"

@@ -491,7 +491,7 @@ static void what_cannot_be_computed_is_refused(void **state) {
     static const char *const some[] = {"antkv-1", "commvq-2", "mat-256", "quest-16", "selfindex-2"};
     const struct cache_shape shape = {.layers = 1, .query_heads = 4, .kv_heads = 2, .head_dim = 64, .scale = 1};
     for (size_t i = 0; i < sizeof some / sizeof some[0]; i++) {
-        struct terse_cache_options options = {.method = some[i]};
+        struct terse_cache_options options = {.method = some[i], .anchor_percent = -1};
         struct method method;
         struct terse_error error;
         if (method_resolve(&options, 64, &method, &error)) fail_msg("%s", error.message);
