@@ -154,7 +154,8 @@ struct terse_message {
 
 /* A conversation as tokens in the model's chat format, BOS included where the format has it. Special tokens are the format's own alone: what
  * messages say is text, "<|eot_id|>" too. `format`: one of terse_chat_format_name, or NULL to recognise the model's own template; an unknown
- * template is TERSE_E_UNSUPPORTED. `after`: only what follows the content of the after-th message, which a session has read already; 0: all.
+ * template is TERSE_E_UNSUPPORTED. In the model's own format a conversation that does not begin with a system message gets the one that the
+ * template has for that case, if it is a literal text; a system message without text keeps it away. `after`: only what follows the content of the after-th message, which a session has read already; 0: all.
  * `open_reply` ends where the assistant speaks next. *tokens is released by terse_tokens_free. */
 TERSE_API enum terse_status terse_chat_tokenize(const struct terse_model *model, const char *format,
                                                 const struct terse_message *messages, size_t n_messages, size_t after,
