@@ -72,8 +72,6 @@ void setup_init(struct setup *setup) {
         {"--allow-longer-context", NULL, OPTION_FLAG, &setup->allow_longer, 0, 0, "permit more than the model was trained for"},
         {"--mlock", NULL, OPTION_FLAG, &setup->lock, 0, 0, NULL},
         {"--no-mmap", NULL, OPTION_FLAG, &setup->no_mapping, 0, 0, NULL},
-        {"-fa, --flash-attn", "on|off|auto", OPTION_FLAG, &setup->flash, 0, 0, NULL},
-        {"-hf, -hfr, --hf-repo", "REPO", OPTION_TEXT, &setup->repository, 0, 0, NULL},
     };
     memcpy(setup->common, common, sizeof common);
 }
@@ -117,9 +115,6 @@ enum terse_status setup_try_load(struct setup *setup, struct terse_error *error)
 
 int setup_load(struct setup *setup) {
     struct terse_error error;
-    if (setup->repository)
-        return complain("-hf %s: terse downloads nothing: fetch a GGUF file of it yourself, and give it with -m FILE",
-                        setup->repository);
     if (setup_try_load(setup, &error) != TERSE_OK) return complain_error(&error);
     if (setup->lock && mlockall(MCL_CURRENT))
         remark("--mlock: memory cannot be locked: %s: raise the limit (ulimit -l)", strerror(errno));

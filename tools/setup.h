@@ -9,7 +9,7 @@
 
 enum {
     SETUP_MODEL = 2, /* the first of the common rows: all that a command without a session needs */
-    SETUP_COMMON = 22
+    SETUP_COMMON = 20
 };
 
 struct codebook_entry; /* codebooks.h */
@@ -30,8 +30,7 @@ struct setup {
     int64_t mat_anchors, mat_shallow; /* 0 and -1: the method's own numbers */
     const char *codebook_path;        /* NULL: it is looked for, or learned */
     bool no_auto_calibrate;
-    bool lock, no_mapping, flash;       /* llama.cpp's --mlock, --no-mmap and -fa, which says how terse attends anyway */
-    const char *repository;             /* llama.cpp's -hf */
+    bool lock, no_mapping;              /* llama.cpp's --mlock and --no-mmap */
     void *model_bytes;                  /* of --no-mmap */
     bool random_codebooks;              /* of random numbers, whatever is there: only for timing */
     struct option common[SETUP_COMMON]; /* rows for struct option_set that set what stands above, but for method and context */
