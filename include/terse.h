@@ -100,6 +100,22 @@ TERSE_API enum terse_status terse_model_load(const char *path, struct terse_mode
 /* The same from `size` bytes in memory, which must be 32-byte aligned, stay unchanged and outlive the model. `name`: the path in messages. */
 TERSE_API enum terse_status terse_model_load_memory(const void *data, size_t size, const char *name, struct terse_model **model,
                                                     struct terse_error *error);
+
+/* How a model rotates queries and keys, where its file shall not decide. Other rotations make another model of it, with other fingerprints.
+ * TERSE_E_ARGUMENT: a name or number that cannot be, or a model without RoPE. */
+struct terse_model_options {
+    size_t size;              /* of this struct: set by terse_model_options_defaults */
+    const char *rope_scaling; /* "none", "linear" or "yarn"; NULL: the file's */
+    float rope_scale;         /* how many times longer than trained, 1 and up; 0: the file's */
+    float rope_freq_base;     /* above 1; 0: the file's. Not of sliding layers that have a base of their own */
+};
+TERSE_API struct terse_model_options terse_model_options_defaults(void);
+/* As terse_model_load and terse_model_load_memory. */
+TERSE_API enum terse_status terse_model_load_with(const char *path, const struct terse_model_options *options,
+                                                  struct terse_model **model, struct terse_error *error);
+TERSE_API enum terse_status terse_model_load_memory_with(const void *data, size_t size, const char *name,
+                                                         const struct terse_model_options *options, struct terse_model **model,
+                                                         struct terse_error *error);
 TERSE_API void terse_model_free(struct terse_model *model);
 TERSE_API void terse_model_describe(const struct terse_model *model, struct terse_model_info *info);
 

@@ -140,6 +140,7 @@ static enum options_result parse(struct run *run, int argc, char **argv) {
 static int choose_model(struct run *run) {
     bool nothing = !run->file && !run->prompt && !run->state && !run->chat;
     if (!run->model) return EXIT_OK;
+    if (!setup_names_model(run->model)) return complain("unexpected argument \"%s\"; see --help", run->model);
     if (run->setup.model_path) return complain("two models: %s, and -m %s", run->model, run->setup.model_path);
     run->setup.model_path = run->model;
     if (nothing && !run->no_conversation && isatty(STDIN_FILENO)) run->conversation = true;

@@ -9,7 +9,7 @@
 
 enum {
     SETUP_MODEL = 2, /* the first of the common rows: all that a command without a session needs */
-    SETUP_COMMON = 20
+    SETUP_COMMON = 23
 };
 
 struct codebook_entry; /* codebooks.h */
@@ -30,7 +30,9 @@ struct setup {
     int64_t mat_anchors, mat_shallow; /* 0 and -1: the method's own numbers */
     const char *codebook_path;        /* NULL: it is looked for, or learned */
     bool no_auto_calibrate;
-    bool lock, no_mapping;              /* llama.cpp's --mlock and --no-mmap */
+    bool lock, no_mapping;    /* llama.cpp's --mlock and --no-mmap */
+    const char *rope_scaling; /* NULL, and 0 of the numbers: as the model's file says */
+    double rope_scale, rope_base;
     void *model_bytes;                  /* of --no-mmap */
     bool random_codebooks;              /* of random numbers, whatever is there: only for timing */
     struct option common[SETUP_COMMON]; /* rows for struct option_set that set what stands above, but for method and context */
@@ -41,6 +43,9 @@ struct setup {
     struct terse_model_info info;
     struct codebook_entry *codebooks; /* of the methods that were asked for so far */
 };
+
+/* Whether an argument can be meant as a model's file: NAME.gguf. */
+bool setup_names_model(const char *argument);
 
 /* The library's defaults. The options point into *setup, which must stay where it is. */
 void setup_init(struct setup *setup);

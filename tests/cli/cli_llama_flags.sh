@@ -123,3 +123,13 @@ cmp "$work/out" "$work/plain" || fail "--in-prefix: $(cat "$work/out")"
 refuses '--in-prefix and --in-suffix are for the messages of' run -p x --in-prefix a
 refuses 'without a chat format: say with -f what -sys should' run --chat -p x --in-prefix a -sys b
 refuses 'without a chat format: omit --chat-template' run --chat -p x --in-suffix a --chat-template chatml
+
+# Another rotation: the file's own base changes nothing, a scale does, and what cannot be is refused.
+works run -p 'The old man' -n 8 --temp 0 --kv f16 --rope-freq-base 500000
+cmp "$work/out" "$work/greedy" || fail "--rope-freq-base as the file has it: $(cat "$work/out")"
+works run -p 'The old man' -n 8 --temp 0 --kv f16 --rope-scaling linear --rope-scale 8
+! cmp -s "$work/out" "$work/greedy" || fail "--rope-scale 8 changes nothing"
+refuses 'RoPE scaling "longer": use none, linear or yarn' run -p x --rope-scaling longer
+refuses '--rope-scale takes a number from 1' run -p x --rope-scale 0.5
+refuses '--rope-freq-scale 0.5: say it the other way round: --rope-scale 1/X' run -p x --rope-freq-scale 0.5
+refuses 'architecture gpt2 has no RoPE to change' run -m tests/fixtures/models/gpt2.gguf -p x --rope-scale 2
