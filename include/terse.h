@@ -75,7 +75,7 @@ struct terse_model;
 struct terse_model_info {
     const char *architecture; /* "llama", "qwen2", ... */
     const char *name;         /* general.name, or "" */
-    const char *weights;      /* type of most weight bytes: "Q8_0", ... */
+    const char *weights;      /* the file's mixture of types, "Q4_K_M", or the type of most weight bytes, "Q8_0" */
     uint32_t layers;
     uint32_t width;       /* hidden size */
     uint32_t query_heads; /* per layer */

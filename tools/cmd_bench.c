@@ -8,6 +8,7 @@
 #include "table.h"
 #include "text.h"
 
+#include <inttypes.h>
 #include <math.h>
 #include <omp.h>
 #include <stdio.h>
@@ -532,6 +533,11 @@ static int set_depths(struct bench *b) {
         if (b->depth[i] > longest) longest = b->depth[i];
     longest += most_added(b);
     if (longest > INT32_MAX) return complain("-d and -p or -n together are more than %d tokens", INT32_MAX);
+    if (longest > b->setup.info.context && !b->setup.allow_longer)
+        return complain("-d and -p or -n together are %" PRIu64
+                        " tokens, and the model was trained for %u: use smaller ones, or add "
+                        "--allow-longer-context",
+                        longest, b->setup.info.context);
     b->longest = (uint32_t)longest;
     return EXIT_OK;
 }

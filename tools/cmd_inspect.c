@@ -186,8 +186,8 @@ static cJSON *collect_methods(const struct inspect *f) {
             uint64_t tokens = tokens_in_budget(f, &options);
             if (tokens == MOST_TOKENS)
                 cJSON_AddStringToObject(row, "context_in_budget", "without end");
-            else
-                cJSON_AddNumberToObject(row, "context_in_budget", (double)tokens);
+            else /* more than the model was trained for is none of its contexts */
+                cJSON_AddNumberToObject(row, "context_in_budget", (double)(tokens < context ? tokens : context));
         }
         cJSON_AddItemToArray(rows, row);
     }

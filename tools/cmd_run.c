@@ -27,6 +27,9 @@ static int run_completion(struct run *run) {
         status = run_read_text(run, input, strlen(input), begins | TERSE_TOKENIZE_PARSE_SPECIAL);
     if (status == EXIT_OK) status = run_generate(run);
     free(input);
+    /* Models for chats take a text for a whole message, behind which there is nothing to say. */
+    if (status == EXIT_OK && !run->written && run->end >= 0 && text_try_chat(run->setup.model, NULL, NULL) == TERSE_OK)
+        remark("the model ended the text at once: it is made for chats; --chat asks it as one, and -cnv talks to it");
     return status;
 }
 

@@ -17,13 +17,14 @@ enum { HEADER_BYTES = sizeof magic + 3 * sizeof(uint32_t) };
 
 /* ---- Rows. In float, as the tool that defines the format computes them. */
 
-void kld_encode(const float *logits, uint32_t vocabulary, double log_sum, uint16_t *row) {
+void kld_encode(const float *logits, uint32_t vocabulary, double log_sum, int32_t next, uint16_t *row) {
     float most = logits[0], least = logits[0];
     for (uint32_t i = 1; i < vocabulary; i++) {
         if (logits[i] > most) most = logits[i];
         if (logits[i] < least) least = logits[i];
     }
     if (least < most - 16) least = most - 16;
+    if (logits[next] < least) least = logits[next];
     float minimum = (float)((double)least - log_sum), scale = (most - least) / 65535.f, per_scale = scale > 0 ? 1 / scale : 0;
     uint16_t *codes = row + 4;
     memset(row, 0, kld_row_words(vocabulary) * sizeof *row);

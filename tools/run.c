@@ -200,14 +200,22 @@ static void print_rate(char *buffer, size_t capacity, uint64_t tokens, double se
         snprintf(buffer, capacity, "%llu tokens", (unsigned long long)tokens);
 }
 
+const char *run_cache_text(const struct run *run, const struct terse_cache_report *cache, char *buffer, size_t capacity) {
+    enum { FEW = 256 }; /* tokens: of fewer the tables and the window are most, and bits would not be the method's */
+    char method[128], bits[48] = "";
+    if (cache->tokens >= FEW) snprintf(bits, sizeof bits, ", %.2f bits per value", cache->bits_per_value);
+    snprintf(buffer, capacity, "%.2f MiB%s (%s)", (double)cache->resident / 0x1p20, bits,
+             setup_method_text(&run->setup, method, sizeof method));
+    return buffer;
+}
+
 void run_print_summary(struct run *run) {
     struct terse_counters *all = &run->earlier;
     struct terse_cache_report cache;
-    char prompt[64], reply[64], method[128];
+    char prompt[64], reply[64], text[256];
     add_counters(all, run->session);
     terse_session_cache(run->session, &cache);
     print_rate(prompt, sizeof prompt, all->prefill_tokens, all->prefill_seconds);
     print_rate(reply, sizeof reply, all->decode_tokens, all->decode_seconds);
-    remark("prompt %s | generated %s | KV cache %.2f MiB, %.2f bits per value (%s)", prompt, reply, (double)cache.resident / 0x1p20,
-           cache.bits_per_value, setup_method_text(&run->setup, method, sizeof method));
+    remark("prompt %s | generated %s | KV cache %s", prompt, reply, run_cache_text(run, &cache, text, sizeof text));
 }

@@ -48,6 +48,8 @@ int run_read_text(struct run *run, const char *text, size_t n_bytes, unsigned fl
 int run_read_turn(struct run *run, const char *message);
 /* Writes tokens to stdout until the text ends, -n is reached, or the context is full. */
 int run_generate(struct run *run);
+/* "16.51 MiB, 2.39 bits per value (terse-2)", without the bits of few tokens, into buffer[capacity]; returns it. */
+const char *run_cache_text(const struct run *run, const struct terse_cache_report *cache, char *buffer, size_t capacity);
 void run_print_summary(struct run *run);
 
 #endif

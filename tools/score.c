@@ -96,7 +96,7 @@ static void score_row(struct scorer *s, size_t i) {
     double log_sum = log_sum_exp(logits, s->vocabulary, &top);
     s->scores[i] = (struct row_score){.nll = log_sum - (double)logits[s->next[i]]};
     if (s->reader) compare_row(logits, s->vocabulary, log_sum, top, s->next[i], row, &s->scores[i]);
-    if (s->writer && isfinite(log_sum)) kld_encode(logits, s->vocabulary, log_sum, row);
+    if (s->writer && isfinite(log_sum)) kld_encode(logits, s->vocabulary, log_sum, s->next[i], row);
 }
 
 /* ---- Rows as they come */

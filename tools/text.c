@@ -29,11 +29,25 @@ size_t text_valid(const char *text, size_t n_bytes) {
     return at;
 }
 
+static int refuse_text(const char *name, const char *text, size_t at, const char *advice) {
+    return complain("%s is not text: %s at offset %zu; %s", name, text[at] ? "bytes that are not UTF-8" : "a NUL byte", at, advice);
+}
+
 int text_check(const char *name, const char *text, size_t n_bytes) {
     size_t at = text_valid(text, n_bytes);
+    return at == n_bytes ? EXIT_OK : refuse_text(name, text, at, "give UTF-8 text");
+}
+
+/* The same of all of a file, which may be text in another encoding. `path` NULL: standard input's. */
+static int check_file(const char *path, const char *name, const char *text, size_t n_bytes) {
+    char advice[4200];
+    size_t at = text_valid(text, n_bytes);
     if (at == n_bytes) return EXIT_OK;
-    return complain("%s is not text: %s at offset %zu; give UTF-8 text", name, text[at] ? "bytes that are not UTF-8" : "a NUL byte",
-                    at);
+    bool wide = n_bytes >= 2 && (memcmp(text, "\xff\xfe", 2) == 0 || memcmp(text, "\xfe\xff", 2) == 0);
+    if (!text[at] && !wide) return refuse_text(name, text, at, "give UTF-8 text");
+    snprintf(advice, sizeof advice, "if it is %s text, iconv -f %s -t UTF-8%s%s makes UTF-8 of it", wide ? "UTF-16" : "Latin-1",
+             wide ? "UTF-16" : "LATIN1", path ? " " : "", path ? path : "");
+    return refuse_text(name, text, at, advice);
 }
 
 #define MOST_TEXT ((size_t)256 << 20)
@@ -69,7 +83,7 @@ int text_read(const char *path, char **text, size_t *n_bytes) {
         goto done;
     }
     buffer[size] = 0;
-    status = text_check(path, buffer, size);
+    status = check_file(standard ? NULL : path, path, buffer, size);
     if (status != EXIT_OK) goto done;
     *text = buffer;
     *n_bytes = size;

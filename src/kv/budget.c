@@ -5,11 +5,15 @@
 
 enum terse_status budget_take(struct kv_budget *budget, size_t bytes, const char *what, struct terse_error *error) {
     if (!budget) return TERSE_OK;
-    if (bytes > budget->most - budget->used)
+    if (bytes > budget->most - budget->used) {
+        bool small = budget->most < 1 << 20;
+        double unit = small ? 0x1p10 : 0x1p20;
         return status_fail(error, TERSE_E_MEMORY,
-                           "%.2f MiB for %s do not fit the budget for KV caches: %.2f of its %.2f MiB are taken; raise it "
+                           "%.2f %s for %s do not fit the budget for KV caches: %.2f of its %.2f %s are taken; raise it "
                            "(--kv-budget), use a smaller --kv, or free another session",
-                           (double)bytes / 0x1p20, what, (double)budget->used / 0x1p20, (double)budget->most / 0x1p20);
+                           (double)bytes / unit, small ? "KiB" : "MiB", what, (double)budget->used / unit,
+                           (double)budget->most / unit, small ? "KiB" : "MiB");
+    }
     budget->used += bytes;
     return TERSE_OK;
 }

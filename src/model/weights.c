@@ -4,6 +4,7 @@
 #include "base/memory.h"
 #include "base/text.h"
 #include "model/architecture.h"
+#include "model/file_type.h"
 #include "model/fingerprint.h"
 #include "model/model.h"
 #include "model/rope_scaling.h"
@@ -599,10 +600,11 @@ void terse_model_describe(const struct terse_model *model, struct terse_model_in
     uint32_t most = 0;
     for (uint32_t type = 0; type < TENSOR_TYPES; type++)
         if (by_type[type] > by_type[most]) most = type;
+    const char *mixture = file_type_mixture(model->gguf);
     *info = (struct terse_model_info){
         .architecture = model->architecture->name,
         .name = model->name,
-        .weights = tensor_type_info(most)->name,
+        .weights = mixture ? mixture : tensor_type_info(most)->name,
         .layers = model->layers,
         .width = model->width,
         .query_heads = model->query_heads,

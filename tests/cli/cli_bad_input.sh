@@ -18,9 +18,11 @@ printf 'four\0more' >"$work/nul"
 refuses 'is not text: a NUL byte at offset 4' run -f "$work/nul"
 for bytes in '\x80' '\xc3' '\xc3(' '\xc0\xaf' '\xed\xa0\x80' '\xf4\x90\x80\x80' '\xe2\x82' '\xff'; do
     printf "abc${bytes}" >"$work/bytes"
-    refuses 'is not text: bytes that are not UTF-8 at offset 3' run -f "$work/bytes"
+    refuses 'is not text: bytes that are not UTF-8 at offset 3; if it is Latin-1 text, iconv -f LATIN1 -t UTF-8 .*bytes makes' run -f "$work/bytes"
     refuses '-p is not text: bytes that are not UTF-8 at offset 3' run -p "$(cat "$work/bytes")"
 done
+printf '\xff\xfea\0b\0' >"$work/bytes"
+refuses 'at offset 0; if it is UTF-16 text, iconv -f UTF-16 -t UTF-8 .*bytes makes UTF-8 of it' run -f "$work/bytes"
 # The same for the lines of a conversation: bytes behind a NUL are not dropped in silence.
 for bytes in 'a NUL byte:a\0b' 'a NUL byte:/exit\0b' 'bytes that are not UTF-8:a\xff'; do
     status=0

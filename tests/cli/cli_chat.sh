@@ -64,3 +64,13 @@ printf '/usr/bin is a folder\n' | "$terse" run -cnv -n 1 >"$work/out" 2>"$work/e
 
 # Other formats by name; the lab model does not know them, but they are read.
 works run --chat -p Hello --chat-template chatml -n 2
+
+# A model for chats that ends a plain text at once: a hint instead of nothing. Tokens 1 and 4 end texts here.
+works run -p 'What is the capital of France?' --temp 0 --kv f16 -l 4+1000
+[ ! -s "$work/out" ] || fail "text behind the end: $(cat "$work/out")"
+grep -q '^the model ended the text at once: it is made for chats; --chat asks it' "$work/err" || fail "no hint: $(cat "$work/err")"
+for options in '-n 0' '--ignore-eos -n 1' '--chat'; do
+    # shellcheck disable=SC2086
+    works run -p 'What is the capital of France?' --temp 0 --kv f16 -l 4+1000 $options
+    ! grep -q 'made for chats' "$work/err" || fail "$options: $(cat "$work/err")"
+done

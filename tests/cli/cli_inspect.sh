@@ -21,6 +21,9 @@ near "$(json "$work/out" methods 0 bytes_per_token)" 12288 0.001 || fail "f16: $
 near "$(json "$work/out" methods 0 mib_at_context)" 384 0.001 || fail "f16: $(json "$work/out" methods 0)"
 near "$(json "$work/out" methods 0 context_in_budget)" 8192 0.01 || fail "f16: $(json "$work/out" methods 0)"
 near "$(json "$work/out" methods 1 bits_per_value)" 8.5 0.02 || fail "q8_0: $(json "$work/out" methods 1)"
+near "$(json "$work/out" methods 1 context_in_budget)" 15420 0.02 || fail "q8_0: $(json "$work/out" methods 1)"
+works inspect $model -o json --budget 400G
+[ "$(json "$work/out" methods 0 context_in_budget)" = 32768 ] || fail "more than the model's context: $(json "$work/out" methods 0)"
 row=0
 until [ "$(json "$work/out" methods $row kv)" = streaming-512 ]; do
     row=$((row + 1))

@@ -3,7 +3,7 @@
 # be written past the context at constant memory.
 . "$(dirname "$0")/../support/cli.sh"
 
-summary='^prompt [0-9]* tokens, [0-9.]* tokens/s | generated [0-9]* tokens, [0-9.]* tokens/s | KV cache [0-9.]* MiB, [0-9.]* bits per value (terse-2)$'
+summary='^prompt [0-9]* tokens, [0-9.]* tokens/s | generated [0-9]* tokens, [0-9.]* tokens/s | KV cache [0-9.]* MiB (terse-2)$' # of few tokens bits per value would be those of tables
 
 works run -p 'The old man went to the' -n 24 -s 7
 cp "$work/out" "$work/first"
@@ -90,3 +90,8 @@ works run -p 'Once upon a time there was' -c 96 -n 160 --temp 0 --repeat-penalty
 # An interrupt ends it after the current token, with the summary.
 interrupts run -p 'Once upon a time' -n -1 --temp 0 --repeat-penalty 1.3 --kv streaming-64
 grep -q "generated" "$work/err" || fail "no summary after an interrupt: $(cat "$work/err")"
+
+# Of many tokens the summary tells bits per value.
+works run -f "$text" -n 1
+bits=$(number_after 'MiB, ' "$work/err")
+awk -v bits="$bits" 'BEGIN { exit !(bits > 2 && bits < 8) }' || fail "bits per value: $(cat "$work/err")"
