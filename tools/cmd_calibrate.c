@@ -3,12 +3,10 @@
 #include "codebooks.h"
 #include "commands.h"
 
-#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 struct calibrate {
     struct setup setup;
@@ -62,19 +60,14 @@ static enum options_result parse(struct calibrate *c, int argc, char **argv) {
     return options_parse(&set, argc, argv);
 }
 
-/* Checks that a file can be written there before minutes are spent on learning. The cache directory is made when a codebook is kept. */
+/* Where the codebook goes, which can be written there: that is known before minutes are spent on learning. */
 static int choose_output(struct calibrate *c, char *path, size_t capacity) {
-    if (!c->output) {
-        if (codebooks_path(&c->setup, path, capacity)) return EXIT_OK;
+    if (c->output && strlen(c->output) >= capacity) return complain("-o: the path is too long");
+    if (c->output)
+        snprintf(path, capacity, "%s", c->output);
+    else if (!codebooks_path(&c->setup, path, capacity))
         return complain("neither XDG_CACHE_HOME nor HOME names a place for the codebook: give -o FILE");
-    }
-    const char *slash = strrchr(c->output, '/');
-    size_t length = slash ? (size_t)(slash - c->output) + 1 : 0;
-    if (strlen(c->output) >= capacity) return complain("-o: the path is too long");
-    snprintf(path, capacity, "%.*s.", (int)length, c->output);
-    if (access(path, W_OK) != 0) return complain("cannot write %s: %s", c->output, strerror(errno));
-    snprintf(path, capacity, "%s", c->output);
-    return EXIT_OK;
+    return codebooks_check_place(path, !c->output);
 }
 
 static void print_results(const struct terse_codebook *codebook, const char *path, double seconds) {

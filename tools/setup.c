@@ -63,8 +63,9 @@ void setup_init(struct setup *setup) {
          "mat: first layers that keep the first tokens instead; -1: 2"},
         {"--codebook", "FILE", OPTION_TEXT, &setup->codebook_path, 0, 0,
          "what the method has learned about the model; none: terse-N without; else it is found or learned"},
-        {"--no-auto-calibrate", NULL, OPTION_FLAG, &setup->no_auto_calibrate, 0, 0,
-         "refuse, or with terse-N do without, rather than learn a codebook now"},
+        {"--auto-calibrate", NULL, OPTION_FLAG, &setup->auto_calibrate, 0, 0,
+         "learn what a method needs now, also if that takes minutes; --no-auto-calibrate: never"},
+        {"--no-auto-calibrate", NULL, OPTION_FLAG, &setup->no_auto_calibrate, 0, 0, NULL},
         {"--prefill", "exact|compressed", OPTION_CHOICE, &setup->prefill, 0, 0,
          "read a prompt exactly, or by chunks through the cache"},
         {"-b, --batch-size", "N", OPTION_INTEGER, &setup->batch, 1, INT32_MAX, "tokens per chunk of a compressed prefill"},
@@ -76,6 +77,11 @@ void setup_init(struct setup *setup) {
         {"-hf, -hfr, --hf-repo", "REPO", OPTION_TEXT, &setup->repository, 0, 0, NULL},
     };
     memcpy(setup->common, common, sizeof common);
+}
+
+void setup_default_method(struct setup *setup) {
+    setup->by_default = !setup->method;
+    if (setup->by_default) setup->method = METHOD_WITH_PROFILE;
 }
 
 /* From embedded.S: a GGUF file. */

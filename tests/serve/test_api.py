@@ -252,7 +252,7 @@ class Fields(ServedTest):
         self.assertEqual(self.server.chat("Hello", max_tokens=1, model="anything")["model"], "lab-27m")
         props = self.server.get("/props")[2]
         self.assertEqual((props["total_slots"], props["default_generation_settings"]["n_ctx"]), (4, 32768))
-        self.assertEqual(props["kv_cache"]["method"], "terse-2")
+        self.assertEqual(props["kv_cache"]["method"], "terse-4")
         self.assertEqual(self.server.get("/health")[::2], (200, {"status": "ok"}))
 
     def test_next_turn_reads_only_what_is_new(self):
