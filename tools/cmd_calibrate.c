@@ -37,7 +37,8 @@ static enum options_result parse(struct calibrate *c, int argc, char **argv) {
          "the method to learn a codebook for; any terse-N: a profile for all of them"},
         {"-f, --file", "FILE", OPTION_TEXT, &c->calibration.file, 0, 0,
          "text to learn from; without it a built-in one, from Wikipedia"},
-        {"-o, --output", "FILE", OPTION_TEXT, &c->output, 0, 0, "where to put the codebook; without it, where terse run finds it"},
+        {"-o, --output", "FILE", OPTION_TEXT, &c->output, 0, 0,
+         "where to put the codebook; without it, where terse run finds it, unless one from more tokens is there"},
         {"-c, --ctx-size", "N", OPTION_INTEGER, &c->calibration.window, 0, INT32_MAX,
          "tokens of a window; 0: 2048, or the model's context where that is less"},
         {"--chunks", "K", OPTION_INTEGER, &c->calibration.windows, 0, INT32_MAX,
@@ -65,6 +66,7 @@ static enum options_result parse(struct calibrate *c, int argc, char **argv) {
 /* Checks that a file can be written there before minutes are spent on learning. The cache directory is made when a codebook is kept. */
 static int choose_output(struct calibrate *c, char *path, size_t capacity) {
     if (!c->output) {
+        c->calibration.kept_at = path;
         if (codebooks_path(&c->setup, path, capacity)) return EXIT_OK;
         return complain("neither XDG_CACHE_HOME nor HOME names a place for the codebook: give -o FILE");
     }

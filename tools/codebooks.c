@@ -5,7 +5,6 @@
 
 #include <errno.h>
 #include <inttypes.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -69,6 +68,50 @@ enum terse_status codebooks_keep(const struct terse_codebook *codebook, const ch
         if (mkdir(folder, 0700) != 0 && errno != EEXIST) break; /* saving says what is wrong */
     }
     return terse_codebook_save(codebook, path, error);
+}
+
+/* ---- What is kept there */
+
+/* Whether the codebook is for the method and model that its file's name says: all that are kept serve the model whatever its weights' types. */
+static bool is_for(const struct terse_codebook *codebook, const struct setup *setup) {
+    struct terse_codebook_info info;
+    char name[64];
+    terse_codebook_describe(codebook, &info);
+    name_codebook(setup, name);
+    return strcmp(info.method, name) == 0 && info.of_norms && info.fingerprint == setup->info.norms_fingerprint;
+}
+
+/* The codebook at `path`; NULL where there is none or, after a remark, where it is of no use. Lack of memory is a failure: another
+ * method in its place would be a surprise. Returns an exit status. */
+static int find(const struct setup *setup, const char *path, struct terse_codebook **codebook) {
+    struct terse_error error;
+    *codebook = NULL;
+    if (access(path, F_OK) != 0) return EXIT_OK;
+    if (terse_codebook_load(path, codebook, &error) != TERSE_OK) {
+        if (error.code == TERSE_E_MEMORY) return complain_error(&error);
+        remark("a codebook that was kept cannot be used: %s", error.message);
+        return EXIT_OK;
+    }
+    if (is_for(*codebook, setup)) return EXIT_OK;
+    remark("%s is for another method or model than its name says: it is not used", path);
+    terse_codebook_free(*codebook);
+    *codebook = NULL;
+    return EXIT_OK;
+}
+
+/* Whether a codebook of so many tokens may take the place of what is kept at `path`. One that is of no use may be replaced by any. */
+static int check_replacing(const struct setup *setup, const char *path, uint64_t tokens) {
+    struct terse_codebook *kept;
+    struct terse_codebook_info info;
+    int status = find(setup, path, &kept);
+    if (status != EXIT_OK || !kept) return status;
+    terse_codebook_describe(kept, &info);
+    if (tokens < info.tokens)
+        status = complain("%s is there already, learned from %" PRIu64 " tokens of %s, and this one would be learned from %" PRIu64
+                          ": give -o FILE for it, learn from as many, or remove that file",
+                          path, info.tokens, info.corpus, tokens);
+    terse_codebook_free(kept);
+    return status;
 }
 
 /* ---- Learning */
@@ -161,16 +204,9 @@ static bool watch_calibration(void *user, const char *what, uint64_t done, uint6
     return watch->needed > 0 ? false : progress_show(NULL, what, done, total);
 }
 
-int codebooks_learn(const struct setup *setup, const struct codebooks_calibration *calibration, struct terse_codebook **codebook,
-                    double *needed) {
+static struct terse_calibration options_of(const struct setup *setup, const struct codebooks_calibration *calibration) {
     struct terse_calibration options = terse_calibration_defaults();
-    struct terse_error error;
-    int32_t *tokens;
-    size_t n_tokens;
     const char *slash = calibration->file ? strrchr(calibration->file, '/') : NULL;
-    *codebook = NULL;
-    int status = read_calibration(setup, calibration->file, &tokens, &n_tokens);
-    if (status != EXIT_OK) return status;
     options.method = learned_method(setup);
     options.corpus = !calibration->file ? built_in_corpus : slash ? slash + 1 : calibration->file;
     if (calibration->window)
@@ -184,49 +220,34 @@ int codebooks_learn(const struct setup *setup, const struct codebooks_calibratio
     options.text_labels = calibration->text_labels;
     options.weighting = (enum terse_weighting)calibration->weighting;
     options.threads = (uint32_t)setup->threads;
+    return options;
+}
+
+int codebooks_learn(const struct setup *setup, const struct codebooks_calibration *calibration, struct terse_codebook **codebook,
+                    double *needed) {
+    struct terse_calibration options = options_of(setup, calibration);
+    struct terse_error error;
+    int32_t *tokens;
+    size_t n_tokens;
+    *codebook = NULL;
+    int status = read_calibration(setup, calibration->file, &tokens, &n_tokens);
+    if (status != EXIT_OK) return status;
     struct watch watch = {
         setup, &options, n_tokens / options.window, console_seconds(), calibration->most_seconds, 0, !calibration->announced};
     uint64_t windows = options.windows ? options.windows : default_windows(setup, options.window);
     if (windows < watch.windows) watch.windows = windows;
     options.progress = (struct terse_progress){watch_calibration, &watch};
-    enum terse_status learned = terse_calibrate(setup->model, &options, tokens, n_tokens, codebook, &error);
-    if (learned == TERSE_E_UNSUPPORTED && watch.most > 0)
-        watch.needed = INFINITY;
-    else if (learned != TERSE_OK && !(watch.needed > 0))
-        status = complain_error(&error);
+    if (watch.windows && calibration->kept_at) /* a text too short for any window is the library's to refuse */
+        status = check_replacing(setup, calibration->kept_at, watch.windows * options.window);
+    enum terse_status learned =
+        status == EXIT_OK ? terse_calibrate(setup->model, &options, tokens, n_tokens, codebook, &error) : TERSE_OK;
+    if (learned != TERSE_OK && !(watch.needed > 0)) status = complain_error(&error);
     if (needed) *needed = watch.needed;
     free(tokens);
     return status;
 }
 
-/* ---- Finding one */
-
-/* Whether the codebook is for the method and model that its file's name says: all that are kept serve the model whatever its weights' types. */
-static bool is_for(const struct terse_codebook *codebook, const struct setup *setup) {
-    struct terse_codebook_info info;
-    char name[64];
-    terse_codebook_describe(codebook, &info);
-    name_codebook(setup, name);
-    return strcmp(info.method, name) == 0 && info.of_norms && info.fingerprint == setup->info.norms_fingerprint;
-}
-
-/* The codebook at `path`; NULL where there is none or, after a remark, where it is of no use. Lack of memory is a failure: another
- * method in its place would be a surprise. Returns an exit status. */
-static int find(const struct setup *setup, const char *path, struct terse_codebook **codebook) {
-    struct terse_error error;
-    *codebook = NULL;
-    if (access(path, F_OK) != 0) return EXIT_OK;
-    if (terse_codebook_load(path, codebook, &error) != TERSE_OK) {
-        if (error.code == TERSE_E_MEMORY) return complain_error(&error);
-        remark("a codebook that was kept cannot be used: %s", error.message);
-        return EXIT_OK;
-    }
-    if (is_for(*codebook, setup)) return EXIT_OK;
-    remark("%s is for another method or model than its name says: it is not used", path);
-    terse_codebook_free(*codebook);
-    *codebook = NULL;
-    return EXIT_OK;
-}
+/* ---- Finding one, or learning it */
 
 /* From embedded.S: the built-in model's. */
 extern const char default_profile_begin[], default_profile_end[];
@@ -297,11 +318,6 @@ static double least_seconds(const struct setup *setup) {
 /* How the session goes on, and what would help. */
 static void remark_without(const struct setup *setup, double seconds) {
     char duration[64];
-    if (isinf(seconds)) {
-        remark("%s goes by the weights and the prompt: no profile can be learned of %s models", setup->method,
-               setup->info.architecture);
-        return;
-    }
     write_duration(seconds, duration, sizeof duration);
     remark("%s goes by the weights and the prompt, since there is no profile of %s: terse calibrate%s%s --kv %s makes one in %s, "
            "with which its divergence is about a third less",
