@@ -35,7 +35,8 @@ static enum options_result parse(struct calibrate *c, int argc, char **argv) {
          "the method to learn a codebook for; any terse-N: a profile for all of them"},
         {"-f, --file", "FILE", OPTION_TEXT, &c->calibration.file, 0, 0,
          "text to learn from; without it a built-in one, from Wikipedia"},
-        {"-o, --output", "FILE", OPTION_TEXT, &c->output, 0, 0, "where to put the codebook; without it, where terse run finds it"},
+        {"-o, --output", "FILE", OPTION_TEXT, &c->output, 0, 0,
+         "where to put the codebook; without it, where terse run finds it, unless one from more tokens is there"},
         {"-c, --ctx-size", "N", OPTION_INTEGER, &c->calibration.window, 0, INT32_MAX,
          "tokens of a window; 0: 2048, or the model's context where that is less"},
         {"--chunks", "K", OPTION_INTEGER, &c->calibration.windows, 0, INT32_MAX,
@@ -62,6 +63,7 @@ static enum options_result parse(struct calibrate *c, int argc, char **argv) {
 
 /* Where the codebook goes, which can be written there: that is known before minutes are spent on learning. */
 static int choose_output(struct calibrate *c, char *path, size_t capacity) {
+    if (!c->output) c->calibration.kept_at = path;
     if (c->output && strlen(c->output) >= capacity) return complain("-o: the path is too long");
     if (c->output)
         snprintf(path, capacity, "%s", c->output);

@@ -6,7 +6,6 @@
 
 #include <errno.h>
 #include <inttypes.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -86,6 +85,50 @@ int codebooks_check_place(const char *path, bool makes_folders) {
     if ((makes_folders && !make_folders(path)) || access(folder, W_OK) != 0)
         return complain("cannot write %s: %s", path, strerror(errno));
     return EXIT_OK;
+}
+
+/* ---- What is kept there */
+
+/* Whether the codebook is for the method and model that its file's name says: all that are kept serve the model whatever its weights' types. */
+static bool is_for(const struct terse_codebook *codebook, const struct setup *setup) {
+    struct terse_codebook_info info;
+    char name[64];
+    terse_codebook_describe(codebook, &info);
+    name_codebook(setup, name);
+    return strcmp(info.method, name) == 0 && info.of_norms && info.fingerprint == setup->info.norms_fingerprint;
+}
+
+/* The codebook at `path`; NULL where there is none or, after a remark, where it is of no use. Lack of memory is a failure: another
+ * method in its place would be a surprise. Returns an exit status. */
+static int find(const struct setup *setup, const char *path, struct terse_codebook **codebook) {
+    struct terse_error error;
+    *codebook = NULL;
+    if (access(path, F_OK) != 0) return EXIT_OK;
+    if (terse_codebook_load(path, codebook, &error) != TERSE_OK) {
+        if (error.code == TERSE_E_MEMORY) return complain_error(&error);
+        remark("a codebook that was kept cannot be used: %s", error.message);
+        return EXIT_OK;
+    }
+    if (is_for(*codebook, setup)) return EXIT_OK;
+    remark("%s is for another method or model than its name says: it is not used", path);
+    terse_codebook_free(*codebook);
+    *codebook = NULL;
+    return EXIT_OK;
+}
+
+/* Whether a codebook of so many tokens may take the place of what is kept at `path`. One that is of no use may be replaced by any. */
+static int check_replacing(const struct setup *setup, const char *path, uint64_t tokens) {
+    struct terse_codebook *kept;
+    struct terse_codebook_info info;
+    int status = find(setup, path, &kept);
+    if (status != EXIT_OK || !kept) return status;
+    terse_codebook_describe(kept, &info);
+    if (tokens < info.tokens)
+        status = complain("%s is there already, learned from %" PRIu64 " tokens of %s, and this one would be learned from %" PRIu64
+                          ": give -o FILE for it, learn from as many, or remove that file",
+                          path, info.tokens, info.corpus, tokens);
+    terse_codebook_free(kept);
+    return status;
 }
 
 /* ---- Learning */
@@ -181,16 +224,9 @@ static bool watch_calibration(void *user, const char *what, uint64_t done, uint6
     return watch->needed > 0 ? false : progress_show(NULL, what, done, total);
 }
 
-int codebooks_learn(const struct setup *setup, const struct codebooks_calibration *calibration, struct terse_codebook **codebook,
-                    double *needed) {
+static struct terse_calibration options_of(const struct setup *setup, const struct codebooks_calibration *calibration) {
     struct terse_calibration options = terse_calibration_defaults();
-    struct terse_error error;
-    int32_t *tokens;
-    size_t n_tokens;
     const char *slash = calibration->file ? strrchr(calibration->file, '/') : NULL;
-    *codebook = NULL;
-    int status = read_calibration(setup, calibration->file, &tokens, &n_tokens);
-    if (status != EXIT_OK) return status;
     options.method = learned_method(setup);
     options.corpus = !calibration->file ? built_in_corpus : slash ? slash + 1 : calibration->file;
     if (calibration->window)
@@ -204,49 +240,34 @@ int codebooks_learn(const struct setup *setup, const struct codebooks_calibratio
     options.text_labels = calibration->text_labels;
     options.weighting = (enum terse_weighting)calibration->weighting;
     options.threads = (uint32_t)setup->threads;
+    return options;
+}
+
+int codebooks_learn(const struct setup *setup, const struct codebooks_calibration *calibration, struct terse_codebook **codebook,
+                    double *needed) {
+    struct terse_calibration options = options_of(setup, calibration);
+    struct terse_error error;
+    int32_t *tokens;
+    size_t n_tokens;
+    *codebook = NULL;
+    int status = read_calibration(setup, calibration->file, &tokens, &n_tokens);
+    if (status != EXIT_OK) return status;
     struct watch watch = {
         setup, &options, n_tokens / options.window, console_seconds(), calibration->most_seconds, 0, !calibration->announced};
     uint64_t windows = options.windows ? options.windows : default_windows(setup, options.window);
     if (windows < watch.windows) watch.windows = windows;
     options.progress = (struct terse_progress){watch_calibration, &watch};
-    enum terse_status learned = terse_calibrate(setup->model, &options, tokens, n_tokens, codebook, &error);
-    if (learned == TERSE_E_UNSUPPORTED && watch.most > 0)
-        watch.needed = INFINITY;
-    else if (learned != TERSE_OK && !(watch.needed > 0))
-        status = complain_error(&error);
+    if (watch.windows && calibration->kept_at) /* a text too short for any window is the library's to refuse */
+        status = check_replacing(setup, calibration->kept_at, watch.windows * options.window);
+    enum terse_status learned =
+        status == EXIT_OK ? terse_calibrate(setup->model, &options, tokens, n_tokens, codebook, &error) : TERSE_OK;
+    if (learned != TERSE_OK && !(watch.needed > 0)) status = complain_error(&error);
     if (needed) *needed = watch.needed;
     free(tokens);
     return status;
 }
 
-/* ---- Finding one */
-
-/* Whether the codebook is for the method and model that its file's name says: all that are kept serve the model whatever its weights' types. */
-static bool is_for(const struct terse_codebook *codebook, const struct setup *setup) {
-    struct terse_codebook_info info;
-    char name[64];
-    terse_codebook_describe(codebook, &info);
-    name_codebook(setup, name);
-    return strcmp(info.method, name) == 0 && info.of_norms && info.fingerprint == setup->info.norms_fingerprint;
-}
-
-/* The codebook at `path`; NULL where there is none or, after a remark, where it is of no use. Lack of memory is a failure: another
- * method in its place would be a surprise. Returns an exit status. */
-static int find(const struct setup *setup, const char *path, struct terse_codebook **codebook) {
-    struct terse_error error;
-    *codebook = NULL;
-    if (access(path, F_OK) != 0) return EXIT_OK;
-    if (terse_codebook_load(path, codebook, &error) != TERSE_OK) {
-        if (error.code == TERSE_E_MEMORY) return complain_error(&error);
-        remark("a codebook that was kept cannot be used: %s", error.message);
-        return EXIT_OK;
-    }
-    if (is_for(*codebook, setup)) return EXIT_OK;
-    remark("%s is for another method or model than its name says: it is not used", path);
-    terse_codebook_free(*codebook);
-    *codebook = NULL;
-    return EXIT_OK;
-}
+/* ---- Finding one, or learning it */
 
 /* From embedded.S: the built-in model's. */
 extern const char default_profile_begin[], default_profile_end[];
@@ -327,8 +348,7 @@ static const char *write_command(const struct setup *setup, char *text, size_t c
 
 static const char *model_name(const struct setup *setup) { return setup->info.name[0] ? setup->info.name : "this model"; }
 
-/* What a session without a profile goes on with, and whether there will be one. `seconds` are those that learning takes, infinite where
- * none can be learned of such models. */
+/* What a session without a profile goes on with, and whether there will be one. `seconds` are those that learning takes. */
 static void remark_without(const struct setup *setup, const char *method, double seconds, enum learner_start learner) {
     char duration[64], command[4096 + 64], now[160];
     write_duration(seconds, duration, sizeof duration);
@@ -337,9 +357,7 @@ static void remark_without(const struct setup *setup, const char *method, double
         snprintf(now, sizeof now, "the KV cache is %s, safe with every model measured", method);
     else
         snprintf(now, sizeof now, "%s without one can damage what the model writes (%s does not)", method, METHOD_WITHOUT_PROFILE);
-    if (isinf(seconds))
-        remark("no profile can be learned of %s models yet: %s", setup->info.architecture, now);
-    else if (setup->learner)
+    if (setup->learner)
         remark("there is no profile of %s yet: %s; one is being learned in the background (%s or more; kill %d ends it, "
                "--no-auto-calibrate prevents it), and the next start %s",
                model_name(setup), now, duration, (int)setup->learner,
@@ -381,7 +399,7 @@ static int learn_and_keep(const struct setup *setup, const struct terse_session_
 static int go_without(struct setup *setup, struct terse_session_options *options, const char *path, double seconds) {
     enum learner_start learner = LEARNER_IMPOSSIBLE;
     struct terse_error error;
-    bool background = setup->learns_beside && !setup->no_auto_calibrate && path && !isinf(seconds);
+    bool background = setup->learns_beside && !setup->no_auto_calibrate && path;
     const char *method = setup->by_default ? METHOD_WITHOUT_PROFILE : setup->method;
     options->cache.method = method;
     if (try_without(setup, options, &error) != TERSE_OK) return complain_error(&error);
@@ -403,10 +421,6 @@ static int find_or_learn(struct setup *setup, struct terse_session_options *opti
     if (status != EXIT_OK || *codebook) return status;
     if (profile && (setup->by_default || try_without(setup, options, NULL) == TERSE_OK))
         return go_without(setup, options, place ? path : NULL, needed);
-    if (isinf(needed))
-        return complain("%s needs a %s for this model, and none can be learned of %s models yet: use a --kv that learns nothing, "
-                        "as " METHOD_WITHOUT_PROFILE,
-                        setup->method, profile ? "profile" : "codebook", setup->info.architecture);
     write_duration(needed, duration, sizeof duration);
     write_command(setup, command, sizeof command);
     return complain("%s needs a %s for this model, and there is none in %s; make it with %s (%s or more)%s", setup->method,

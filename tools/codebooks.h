@@ -35,13 +35,13 @@ struct codebooks_calibration {
     int weighting;       /* as enum terse_weighting */
     bool announced;      /* says beforehand what is learned, and how long it will take */
     double most_seconds; /* what would take longer is not learned; 0: any time */
+    const char *kept_at; /* refuses to learn from fewer tokens than the codebook that is kept there; NULL: whatever it replaces */
 };
 /* The library's defaults. */
 struct codebooks_calibration codebooks_calibration_defaults(void);
 
 /* Learns a codebook for the method and the model, with progress. Returns an exit status; *codebook is released by
- * terse_codebook_free. It stays NULL where that would take more than most_seconds; then *needed, which may be NULL, is how many, or
- * infinite where none can be learned of such models. */
+ * terse_codebook_free. It stays NULL where that would take more than most_seconds; then *needed, which may be NULL, is how many. */
 int codebooks_learn(const struct setup *setup, const struct codebooks_calibration *calibration, struct terse_codebook **codebook,
                     double *needed);
 

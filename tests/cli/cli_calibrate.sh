@@ -95,6 +95,15 @@ rm "$kept"
 works calibrate $options --kv antkv-1
 [ "$(find "$work/cache" -type f)" = "$kept" ] || fail "calibrate kept $(find "$work/cache" -type f)"
 works run -m $model -p x -n 1 --kv antkv-1 --no-auto-calibrate
+# What is there is not replaced by one that has seen less, unless it is put elsewhere; one that has seen as much replaces it.
+cp "$kept" "$work/first"
+refuses "$kept is there already, learned from 400 tokens of wiki_excerpt.txt, .* from 300: give -o FILE" calibrate $options --kv antkv-1 --chunks 3
+cmp "$kept" "$work/first" || fail "a codebook of fewer tokens has replaced one of more"
+works calibrate $options --kv antkv-1 --chunks 3 -o "$work/fewer.gguf"
+works calibrate $options --kv antkv-1 -s 2
+! cmp -s "$kept" "$work/first" || fail "a codebook of as many tokens does not replace what is there"
+head -c 5000 "$book" >"$kept"
+works calibrate $options --kv antkv-1 --chunks 3
 rm -r "$work/cache"
 
 # A profile: one for every terse-N, made once, found by all; the built-in model's is part of the command.
