@@ -188,8 +188,9 @@ struct terse_cache_options {
     /* Part of a prompt's tokens that stay exact; negative: the method's own (antkv: 1). With a count so many tokens instead. */
     double anchor_percent;
     uint32_t anchor_count;
-    /* Part of a prompt's tokens that a step reads, found by an index beside the codes, with any method that keeps all tokens; not above 0: the
-     * method's own (selfindex: 7.5; quest: its K; others read all). So many tokens instead, when the count is not 0. */
+    /* Part of a prompt's tokens that a step reads, found by an index beside the codes (of terse-N by the codes themselves), with any method that
+     * keeps all tokens; not above 0: the method's own (selfindex: 7.5; quest: its K; others read all). So many tokens instead, when the count is
+     * not 0. */
     double read_percent;
     uint32_t read_count;
     /* A method that evicts, "mat-1024", "snapkv-1024" or "streaming-512", whose choice of tokens goes with this method's codecs; NULL: its own. */
