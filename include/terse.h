@@ -65,7 +65,8 @@ struct terse_progress {
     void *user;
 };
 
-/* The kernels' instruction set: "scalar", "avx2", "avx512" or "neon". TERSE_CPU, read once, may lower it; others it names fail model loads. */
+/* The kernels' instruction set: "scalar", "avx2", "avxvnni", "avx512" or "neon". The environment variable TERSE_CPU, read once, may lower it;
+ * where it names one that the processor lacks, loading a model fails. */
 TERSE_API const char *terse_cpu_name(void);
 
 /* ---- Model ------------------------------------------------------------------------------------------------------------- */
@@ -178,7 +179,8 @@ struct terse_cache_options {
     size_t size; /* of this struct: set by terse_cache_options_defaults */
     /* A name from terse_method_describe, numbers in place of its N, K or M: "f16", "q8_0", "antkv-1", "streaming-512"; NULL: "f16". */
     const char *method;
-    /* Codecs of keys and of values instead of the method's: "f16", "q8_0", "q4_0", "kivi-4" or "kivi-2"; NULL: the method's. */
+    /* Codecs of keys and of values instead of the method's: "f16", "q8_0", "q4_0", "kivi-4", "kivi-2" or "terse-N" (N bits, 0.25 to 8); NULL: the
+     * method's. */
     const char *key_type, *value_type;
     /* Newest tokens kept exact beside the sealed pages, at least: up to 63 more wait until they fill a page. TERSE_TAIL_DEFAULT: the method's
      * own number (0 for f16, 128 for quantized codecs). Where pages hold codes, the first 4 are exact too. */
@@ -186,11 +188,12 @@ struct terse_cache_options {
     /* Part of a prompt's tokens that stay exact; negative: the method's own (antkv: 1). With a count so many tokens instead. */
     double anchor_percent;
     uint32_t anchor_count;
-    /* Part of a prompt's tokens that a step reads, found by an index beside the codes, with any method that keeps all tokens; not above 0: the
-     * method's own (selfindex: 7.5; quest: its K; others read all). So many tokens instead, when the count is not 0. */
+    /* Part of a prompt's tokens that a step reads, found by an index beside the codes (of terse-N by the codes themselves), with any method that
+     * keeps all tokens; not above 0: the method's own (selfindex: 7.5; quest: its K; others read all). So many tokens instead, when the count is
+     * not 0. */
     double read_percent;
     uint32_t read_count;
-    /* A method that evicts, "mat-1024" or "streaming-512", whose choice of tokens goes with this method's codecs; NULL: its own. */
+    /* A method that evicts, "mat-1024", "snapkv-1024" or "streaming-512", whose choice of tokens goes with this method's codecs; NULL: its own. */
     const char *evict;
     uint32_t mat_anchors; /* mat: tokens that are kept beside the newest, token 0 among them; 0: 64, at most a quarter of all */
     uint32_t mat_shallow; /* mat: first layers that keep sinks instead; TERSE_SHALLOW_DEFAULT: 2 */

@@ -239,7 +239,16 @@ step_terse_report() {
     plotting "$reports/plot_fidelity.py" "$work" "$docs/terse.svg" "$docs/terse.png"
 }
 
+# Which code the results are of; the page says so when they are of more than one.
+record_commit() {
+    git -C "$project" describe --always --dirty --exclude '*' >>"$work/commits.txt" 2>/dev/null || echo unknown >>"$work/commits.txt"
+}
+
 for step in "$@"; do
     declare -F "step_$step" >/dev/null || usage
+    case $step in
+    report | terse_report) ;;
+    *) record_commit ;;
+    esac
     "step_$step"
 done

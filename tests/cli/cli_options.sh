@@ -12,6 +12,10 @@ for command in run serve perplexity bench inspect calibrate; do
     awk 'length > 132 { exit 1 }' "$work/out" || fail "$command --help has a line that does not fit a screen"
     refuses "^terse $command: unknown option --no-such-option; see --help" "$command" --no-such-option
 done
+# The help names what the refusals of an unknown type or policy name.
+works run --help
+grep -q -- '-ctk.*kivi-2 or terse-N' "$work/out" || fail "the help of -ctk leaves out terse-N"
+grep -q -- '--evict.*snapkv-N' "$work/out" || fail "the help of --evict leaves out snapkv-N"
 for version in --version version; do
     works $version
     grep -q '^terse [0-9]*\.[0-9]*\.[0-9]* (' "$work/out" || fail "$version: $(cat "$work/out")"

@@ -255,6 +255,12 @@ class Fields(ServedTest):
         self.assertEqual(props["kv_cache"]["method"], "terse-4")
         self.assertEqual(self.server.get("/health")[::2], (200, {"status": "ok"}))
 
+    def test_the_page_promises_nothing_measured_on_another_model(self):
+        status, _, page = self.server.get("/")
+        self.assertEqual(status, 200)
+        for claim in (b"lab-27m", b"KL divergence"):
+            self.assertNotIn(claim, page)
+
     def test_next_turn_reads_only_what_is_new(self):
         messages = ask_about(document(6120034))
         first = self.server.post(CHAT, {"messages": messages, "max_tokens": 30, "temperature": 0})[2]
