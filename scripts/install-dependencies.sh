@@ -20,6 +20,8 @@ present() {
     libmicrohttpd-dev) pkg-config --exists libmicrohttpd ;;
     libedit-dev) pkg-config --exists libedit ;;
     python3) command -v python3 ;;
+    python3-pip) python3 -m pip --version ;;
+    python3-venv) python3 -c 'import ensurepip' ;;
     libcmocka-dev) pkg-config --exists cmocka ;;
     clang-format-14) command -v clang-format-14 ;;
     gcc-aarch64-linux-gnu) command -v aarch64-linux-gnu-gcc ;;
