@@ -55,9 +55,8 @@ def row(results, run, protocol, windows):
     if p is None:
         return None
     ratio, error = p.ratio()
-    name = run.replace(":codebook=none", ", no profile") if run.startswith("terse") else name_of(run)
     fewer = f" ({len(p.windows)} window{'s' if len(p.windows) > 1 else ''})" if len(p.windows) < windows else ""
-    cells = [name + fewer, f"{p.bits:.2f}"]
+    cells = [name_of(run) + fewer, f"{p.bits:.2f}"]
     if run == "f16" and protocol == "default":
         return cells + ["1", "0", "0", "0", "100.0"]
     return cells + [
