@@ -101,6 +101,22 @@ TERSE_API enum terse_status terse_model_load(const char *path, struct terse_mode
 /* The same from `size` bytes in memory, which must be 32-byte aligned, stay unchanged and outlive the model. `name`: the path in messages. */
 TERSE_API enum terse_status terse_model_load_memory(const void *data, size_t size, const char *name, struct terse_model **model,
                                                     struct terse_error *error);
+
+/* How a model rotates queries and keys, where its file shall not decide. Other rotations make another model of it, with other fingerprints.
+ * TERSE_E_ARGUMENT: a name or number that cannot be, or a model without RoPE. */
+struct terse_model_options {
+    size_t size;              /* of this struct: set by terse_model_options_defaults */
+    const char *rope_scaling; /* "none", "linear" or "yarn"; NULL: the file's */
+    float rope_scale;         /* how many times longer than trained, 1 and up; 0: the file's */
+    float rope_freq_base;     /* above 1; 0: the file's. Not of sliding layers that have a base of their own */
+};
+TERSE_API struct terse_model_options terse_model_options_defaults(void);
+/* As terse_model_load and terse_model_load_memory. */
+TERSE_API enum terse_status terse_model_load_with(const char *path, const struct terse_model_options *options,
+                                                  struct terse_model **model, struct terse_error *error);
+TERSE_API enum terse_status terse_model_load_memory_with(const void *data, size_t size, const char *name,
+                                                         const struct terse_model_options *options, struct terse_model **model,
+                                                         struct terse_error *error);
 TERSE_API void terse_model_free(struct terse_model *model);
 TERSE_API void terse_model_describe(const struct terse_model *model, struct terse_model_info *info);
 
@@ -155,7 +171,8 @@ struct terse_message {
 
 /* A conversation as tokens in the model's chat format, BOS included where the format has it. Special tokens are the format's own alone: what
  * messages say is text, "<|eot_id|>" too. `format`: one of terse_chat_format_name, or NULL to recognise the model's own template; an unknown
- * template is TERSE_E_UNSUPPORTED. `after`: only what follows the content of the after-th message, which a session has read already; 0: all.
+ * template is TERSE_E_UNSUPPORTED. In the model's own format a conversation that does not begin with a system message gets the one that the
+ * template has for that case, if it is a literal text; a system message without text keeps it away. `after`: only what follows the content of the after-th message, which a session has read already; 0: all.
  * `open_reply` ends where the assistant speaks next. *tokens is released by terse_tokens_free. */
 TERSE_API enum terse_status terse_chat_tokenize(const struct terse_model *model, const char *format,
                                                 const struct terse_message *messages, size_t n_messages, size_t after,

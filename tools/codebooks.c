@@ -399,7 +399,9 @@ static int learn_and_keep(const struct setup *setup, const struct terse_session_
 static int go_without(struct setup *setup, struct terse_session_options *options, const char *path, double seconds) {
     enum learner_start learner = LEARNER_IMPOSSIBLE;
     struct terse_error error;
-    bool background = setup->learns_beside && !setup->no_auto_calibrate && path;
+    bool of_file =
+        !setup->rope_scaling && setup->rope_scale == 0 && setup->rope_base == 0; /* the rotation that the learner meets */
+    bool background = setup->learns_beside && !setup->no_auto_calibrate && path && of_file;
     const char *method = setup->by_default ? METHOD_WITHOUT_PROFILE : setup->method;
     options->cache.method = method;
     if (try_without(setup, options, &error) != TERSE_OK) return complain_error(&error);

@@ -29,6 +29,11 @@ static void list_methods(char *text, size_t capacity) {
     }
 }
 
+bool setup_names_model(const char *argument) {
+    size_t n = strlen(argument);
+    return n > 5 && strcmp(argument + n - 5, ".gguf") == 0;
+}
+
 void setup_init(struct setup *setup) {
     struct terse_session_options defaults = terse_session_options_defaults();
     *setup = (struct setup){.method = defaults.cache.method,
@@ -73,8 +78,9 @@ void setup_init(struct setup *setup) {
         {"--allow-longer-context", NULL, OPTION_FLAG, &setup->allow_longer, 0, 0, "permit more than the model was trained for"},
         {"--mlock", NULL, OPTION_FLAG, &setup->lock, 0, 0, NULL},
         {"--no-mmap", NULL, OPTION_FLAG, &setup->no_mapping, 0, 0, NULL},
-        {"-fa, --flash-attn", "on|off|auto", OPTION_FLAG, &setup->flash, 0, 0, NULL},
-        {"-hf, -hfr, --hf-repo", "REPO", OPTION_TEXT, &setup->repository, 0, 0, NULL},
+        {"--rope-scaling", "none|linear|yarn", OPTION_TEXT, &setup->rope_scaling, 0, 0, NULL},
+        {"--rope-scale", "X", OPTION_NUMBER, &setup->rope_scale, 1, 1e6, NULL},
+        {"--rope-freq-base", "X", OPTION_NUMBER, &setup->rope_base, 1.001, 1e30, NULL},
     };
     memcpy(setup->common, common, sizeof common);
 }
@@ -108,24 +114,25 @@ static void *read_model(const char *path, size_t *size) {
 }
 
 enum terse_status setup_try_load(struct setup *setup, struct terse_error *error) {
+    struct terse_model_options options = terse_model_options_defaults();
     enum terse_status status;
     size_t size = 0;
+    options.rope_scaling = setup->rope_scaling;
+    options.rope_scale = (float)setup->rope_scale;
+    options.rope_freq_base = (float)setup->rope_base;
     if (setup->no_mapping && setup->model_path && !setup->model_bytes) setup->model_bytes = read_model(setup->model_path, &size);
     if (setup->model_bytes)
-        status = terse_model_load_memory(setup->model_bytes, size, setup->model_path, &setup->model, error);
+        status = terse_model_load_memory_with(setup->model_bytes, size, setup->model_path, &options, &setup->model, error);
     else if (setup->model_path)
-        status = terse_model_load(setup->model_path, &setup->model, error);
+        status = terse_model_load_with(setup->model_path, &options, &setup->model, error);
     else
-        status = terse_model_load_memory(default_model_begin, default_size(), default_name, &setup->model, error);
+        status = terse_model_load_memory_with(default_model_begin, default_size(), default_name, &options, &setup->model, error);
     if (status == TERSE_OK) terse_model_describe(setup->model, &setup->info);
     return status;
 }
 
 int setup_load(struct setup *setup) {
     struct terse_error error;
-    if (setup->repository)
-        return complain("-hf %s: terse downloads nothing: fetch a GGUF file of it yourself, and give it with -m FILE",
-                        setup->repository);
     if (setup_try_load(setup, &error) != TERSE_OK) return complain_error(&error);
     if (setup->lock && mlockall(MCL_CURRENT))
         remark("--mlock: memory cannot be locked: %s: raise the limit (ulimit -l)", strerror(errno));

@@ -1,6 +1,7 @@
 /* The command `terse`: names its subcommands and calls the one asked for. */
 #include "commands.h"
 #include "console.h"
+#include "setup.h"
 
 #include <stdbool.h>
 #include <stdio.h>
@@ -32,7 +33,7 @@ int main(int argc, char **argv) {
     const char *name = argc > 1 ? argv[1] : "";
     bool help = strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0 || strcmp(name, "help") == 0,
          version = strcmp(name, "--version") == 0 || strcmp(name, "version") == 0;
-    if (name[0] == '-' && !help && !version) { /* terse -m MODEL -p TEXT */
+    if ((name[0] == '-' || setup_names_model(name)) && !help && !version) { /* terse -m MODEL -p TEXT; terse MODEL.gguf */
         console_begin(commands[0].console);
         return console_end(commands[0].main(argc - 1, argv + 1));
     }

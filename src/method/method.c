@@ -184,6 +184,15 @@ static bool same_coding(const struct coding *a, const struct coding *b) {
     return a->codec == b->codec && !(a->rate < b->rate) && !(a->rate > b->rate);
 }
 
+/* Types of llama.cpp that are not kept here, and what comes next to them. */
+static const char *nearest_type(const char *name) {
+    static const char *const types[][2] = {{"f32", "f16"},      {"bf16", "f16"},  {"q8_1", "q8_0"},  {"q5_0", "terse-5"},
+                                           {"q5_1", "terse-5"}, {"q4_1", "q4_0"}, {"iq4_nl", "q4_0"}};
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++)
+        if (strcmp(name, types[i][0]) == 0) return types[i][1];
+    return NULL;
+}
+
 /* NULL keeps the method's own codec. */
 static enum terse_status override_codec(const char *name, const char *what, struct coding *coding, struct terse_error *error) {
     if (!name) return TERSE_OK;
@@ -198,6 +207,8 @@ static enum terse_status override_codec(const char *name, const char *what, stru
         *coding = row_coding(&row->key, &numbers);
         return TERSE_OK;
     }
+    const char *nearest = nearest_type(name);
+    if (nearest) return status_fail(error, TERSE_E_ARGUMENT, "%ss are not kept as %s here: the nearest is %s", what, name, nearest);
     char known[256];
     list_names(codec_name_at, known, sizeof known);
     return status_fail(error, TERSE_E_ARGUMENT, "unknown %s type '%.64s': use one of %s, terse-N", what, name, known);

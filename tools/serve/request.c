@@ -41,6 +41,7 @@ static uint64_t choose_seed(int64_t seed) {
 static bool read_sampling(const cJSON *body, const struct request_limits *limits, struct request *r, struct api_error *error) {
     const int64_t most_seed = INT64_C(1) << 53; /* what a JSON number holds exactly */
     struct numbers v = default_numbers();
+    if (limits->temperature) v.temperature = *limits->temperature;
     bool good = json_number(body, "temperature", 0, 100, &v.temperature, error) &&
                 json_number(body, "top_p", 0, 1, &v.top_p, error) && json_number(body, "min_p", 0, 1, &v.min_p, error) &&
                 json_number(body, "typical_p", 0, 1, &v.typical_p, error) &&
@@ -188,7 +189,7 @@ static bool refuse_tools(const cJSON *body, struct api_error *error) {
 static bool read_amounts(const cJSON *body, const struct request_limits *limits, struct request *r, struct api_error *error) {
     int64_t best_of = -1;
     r->n = 1;
-    r->max_tokens = r->api == API_COMPLETION ? 16 : -1;
+    r->max_tokens = limits->reply_tokens ? (int64_t)limits->reply_tokens : r->api == API_COMPLETION ? 16 : -1;
     const char *name = r->api == API_LLAMA ? "n_predict" : "max_tokens";
     if (!json_whole(body, name, r->api == API_LLAMA ? -1 : 0, INT32_MAX, &r->max_tokens, error)) return false;
     if (r->api == API_CHAT && !json_whole(body, "max_completion_tokens", 0, INT32_MAX, &r->max_tokens, error)) return false;
