@@ -465,7 +465,9 @@ TERSE_API enum terse_status terse_session_sample(struct terse_session *session, 
 
 /* From here on terse_session_sample chooses only tokens that continue a JSON text, and what terse_session_decode appends is taken as that text;
  * a text that is whole is followed by a token that ends (terse_token_ends). `schema` is a JSON schema, or NULL: any object. What of JSON Schema
- * is understood: type, properties, required, additionalProperties, items, minItems, maxItems, enum and const; TERSE_E_ARGUMENT names any other. */
+ * is understood: type, properties, required, additionalProperties (true or false), items, minItems, maxItems, enum, const, pattern (groups,
+ * classes, quantifiers, ^ and $ at the ends), anyOf, and $ref to "#" or into $defs or definitions; TERSE_E_ARGUMENT names any other, with its
+ * place in the schema. */
 TERSE_API enum terse_status terse_session_require_json(struct terse_session *session, const char *schema,
                                                        struct terse_error *error);
 TERSE_API void terse_session_allow_any_text(struct terse_session *session);
