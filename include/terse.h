@@ -123,6 +123,10 @@ TERSE_API bool terse_token_ends(const struct terse_model *model, int32_t token);
 /* The model's BOS token, or -1; `*added` (may be NULL): whether the model's file asks for it before each text. */
 TERSE_API int32_t terse_token_bos(const struct terse_model *model, bool *added);
 
+/* The bytes of one token, special tokens as their letters: (*n_bytes) of them, not zero-terminated, and no whole character where the token is
+ * a part of one. They live as long as the model. */
+TERSE_API const char *terse_token_bytes(const struct terse_model *model, int32_t token, size_t *n_bytes);
+
 /* Turns a stream of tokens into text without ever cutting a UTF-8 character. */
 struct terse_detokenizer;
 /* `show_special`: special tokens are text as well ("<|eot_id|>") instead of nothing. */
@@ -155,7 +159,8 @@ struct terse_message {
 /* A conversation as tokens in the model's chat format, BOS included where the format has it. Special tokens are the format's own alone: what
  * messages say is text, "<|eot_id|>" too. `format`: one of terse_chat_format_name, or NULL to recognise the model's own template; an unknown
  * template is TERSE_E_UNSUPPORTED. `after`: only what follows the content of the after-th message, which a session has read already; 0: all.
- * `open_reply` ends where the assistant speaks next. *tokens is released by terse_tokens_free. */
+ * `open_reply` ends where the assistant speaks next: where the last message is its own, right behind what that says, white space and thoughts
+ * included, so that the reply goes on from there. *tokens is released by terse_tokens_free. */
 TERSE_API enum terse_status terse_chat_tokenize(const struct terse_model *model, const char *format,
                                                 const struct terse_message *messages, size_t n_messages, size_t after,
                                                 bool open_reply, int32_t **tokens, size_t *n_tokens, struct terse_error *error);
