@@ -44,7 +44,7 @@ struct request_limits {
     const char *chat_format; /* terse_chat_render's, or NULL */
 };
 
-/* Reads a body. False, with *error, where something in it is wrong; nothing is left to free then. Fields that are not known are ignored. */
+/* Reads a body. False, with *error, where something in it is wrong, or a field is none of those in fields.h; nothing is left to free then. */
 bool request_read(const struct request_limits *limits, enum api api, const char *body, size_t n, struct request *request,
                   struct api_error *error);
 void request_free(struct request *request);
