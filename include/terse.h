@@ -140,6 +140,10 @@ TERSE_API bool terse_token_ends(const struct terse_model *model, int32_t token);
 /* The model's BOS token, or -1; `*added` (may be NULL): whether the model's file asks for it before each text. */
 TERSE_API int32_t terse_token_bos(const struct terse_model *model, bool *added);
 
+/* The bytes of one token, special tokens as their letters: (*n_bytes) of them, not zero-terminated, and no whole character where the token is
+ * a part of one. They live as long as the model. */
+TERSE_API const char *terse_token_bytes(const struct terse_model *model, int32_t token, size_t *n_bytes);
+
 /* Turns a stream of tokens into text without ever cutting a UTF-8 character. */
 struct terse_detokenizer;
 /* `show_special`: special tokens are text as well ("<|eot_id|>") instead of nothing. */
@@ -172,8 +176,10 @@ struct terse_message {
 /* A conversation as tokens in the model's chat format, BOS included where the format has it. Special tokens are the format's own alone: what
  * messages say is text, "<|eot_id|>" too. `format`: one of terse_chat_format_name, or NULL to recognise the model's own template; an unknown
  * template is TERSE_E_UNSUPPORTED. In the model's own format a conversation that does not begin with a system message gets the one that the
- * template has for that case, if it is a literal text; a system message without text keeps it away. `after`: only what follows the content of the after-th message, which a session has read already; 0: all.
- * `open_reply` ends where the assistant speaks next. *tokens is released by terse_tokens_free. */
+ * template has for that case, if it is a literal text; a system message without text keeps it away. `after`: only what follows the content
+ * of the after-th message, which a session has read already; 0: all. `open_reply` ends where the assistant speaks next: where the last message
+ * is its own, right behind what that says, white space and thoughts included, so that the reply goes on from there. *tokens is released by
+ * terse_tokens_free. */
 TERSE_API enum terse_status terse_chat_tokenize(const struct terse_model *model, const char *format,
                                                 const struct terse_message *messages, size_t n_messages, size_t after,
                                                 bool open_reply, int32_t **tokens, size_t *n_tokens, struct terse_error *error);
@@ -485,7 +491,9 @@ TERSE_API enum terse_status terse_session_sample(struct terse_session *session, 
 
 /* From here on terse_session_sample chooses only tokens that continue a JSON text, and what terse_session_decode appends is taken as that text;
  * a text that is whole is followed by a token that ends (terse_token_ends). `schema` is a JSON schema, or NULL: any object. What of JSON Schema
- * is understood: type, properties, required, additionalProperties, items, minItems, maxItems, enum and const; TERSE_E_ARGUMENT names any other. */
+ * is understood: type, properties, required, additionalProperties (true or false), items, minItems, maxItems, enum, const, pattern (groups,
+ * classes, quantifiers, ^ and $ at the ends), anyOf, and $ref to "#" or into $defs or definitions; TERSE_E_ARGUMENT names any other, with its
+ * place in the schema. */
 TERSE_API enum terse_status terse_session_require_json(struct terse_session *session, const char *schema,
                                                        struct terse_error *error);
 TERSE_API void terse_session_allow_any_text(struct terse_session *session);
