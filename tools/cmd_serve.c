@@ -151,7 +151,7 @@ static int check_options(struct serve *serve, int *socket_fd) {
 
 static int start(struct serve *serve) {
     struct terse_error error;
-    int socket_fd, status = check_options(serve, &socket_fd);
+    int socket_fd = -1, status = check_options(serve, &socket_fd);
     if (status == EXIT_OK) status = setup_load(&serve->setup);
     if (status == EXIT_OK) status = check_chat_format(serve);
     if (status == EXIT_OK) status = setup_engine(&serve->setup);
