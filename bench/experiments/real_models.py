@@ -344,6 +344,7 @@ class Measuring(Runner):
         pairs = list(dict.fromkeys((m, method) for m, method, _ in tasks))
         self.log(f"{len(tasks)} parts to measure of commit {self.commit}, on {', '.join(self.options.devices)}")
         if "cuda" in self.options.devices:
+            self.terse("run", "--device", "cuda", "--kv", "f16", "-p", "The", "-n", "1")  # with the built-in model: is there a GPU at all?
             self.work_off([([lambda p=p: self.probe(*p) for p in pairs], self.options.gpu_jobs)])
             for (model, method), why in self.refused.items():
                 self.log(f"{name_of(model)} {method}: not on the GPU: {why}")
@@ -421,8 +422,8 @@ def main():
             Learning(options).run()
         if "measure" in options.steps:
             Measuring(options).run()
-    except ValueError as error:
-        sys.exit(f"real_models.py: {error}")
+    except (Failed, OutOfTime, ValueError) as error:
+        sys.exit(f"real_models.py: {error or 'time is over before anything began'}")
     if "report" in options.steps:
         report(options)
 

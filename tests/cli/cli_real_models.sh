@@ -78,6 +78,14 @@ grep -q '^- mat-1024 (perplexity): mat-1024 leaves no room' "$work/page.md" || f
 grep -q '^| `q4_0` | .* | 0.125 | ' "$work/README.md" || fail "README: $(cat "$work/README.md")"
 grep -q '^After\.$' "$work/README.md" && ! grep -q 'old' "$work/README.md" || fail "README: $(cat "$work/README.md")"
 
+# Where a GPU is asked for and cannot be used, nothing goes to the processor instead.
+status=0
+TERSE_PLUGIN_PATH=$work python3 bench/experiments/real_models.py measure --terse "$terse" -m $model -f "$work/text.raw" --work "$work/no-gpu" --commit 1 \
+    --devices cuda,cpu >"$work/out" 2>"$work/err" || status=$?
+[ "$status" -eq 1 ] && grep -q '^real_models.py: .*libterse-cuda' "$work/err" || fail "no GPU: $status, $(cat "$work/err")"
+nothing=$(find "$work/no-gpu" -name '*.json')
+[ -z "$nothing" ] || fail "measured without a GPU: $nothing"
+
 # Two commits, or none that has a name, are refused, and the page stays.
 cp "$work/page.md" "$work/before.md"
 mkdir -p "$runs/results/4567/llama"
