@@ -269,7 +269,7 @@ static void weights_are_powers_of_norms(void **state) {
             float weights[6];
             double sum = 0, least = INFINITY, expected[6], total = 0;
             memcpy(weights, norms, sizeof weights);
-            calibrate_weigh(weights, with ? factors : NULL, 6, power);
+            calibrate_weigh(weights, with ? factors : NULL, 6, power, 7);
             for (int i = 0; i < 6; i++) {
                 expected[i] = pow((double)norms[i] * 1e9, power) * (with ? pow((double)factors[i], 2) : 1);
                 total += expected[i];
@@ -286,8 +286,40 @@ static void weights_are_powers_of_norms(void **state) {
         }
     }
     float none[3] = {0, 0, 0};
-    calibrate_weigh(none, NULL, 3, 2);
+    calibrate_weigh(none, NULL, 3, 2, 4);
     for (int i = 0; i < 3; i++) assert_true(none[i] == 1);
+}
+
+/* Norms with tails as gradients have them: what is cut is all alike, no more than what was asked for, and the rest is in proportion. */
+static void no_sample_outweighs_its_share(void **state) {
+    (void)state;
+    enum { N = 2000 };
+    static float norms[N], weights[N];
+    for (size_t i = 0; i < N; i++) norms[i] = powf((float)(i * 619 % N + 1) / N, -1.5f);
+    for (double most = 2; most < 70; most *= 2) {
+        double sum = 0, squares = 0, largest = 0, ratio = 0;
+        size_t cut = 0;
+        memcpy(weights, norms, sizeof weights);
+        calibrate_weigh(weights, NULL, N, 1, most);
+        for (size_t i = 0; i < N; i++) {
+            sum += (double)weights[i];
+            squares += (double)weights[i] * (double)weights[i];
+            largest = fmax(largest, (double)weights[i]);
+        }
+        for (size_t i = 0; i < N; i++) {
+            if ((double)weights[i] > largest * (1 - 1e-6)) cut++;
+            if ((double)weights[i] < largest / 2 && norms[i] > 2) ratio = (double)weights[i] / (double)norms[i];
+        }
+        assert_true(fabs(sum / N - 1) < 1e-5);
+        assert_true(largest <= most * 1.0001 && largest >= most * 0.99 && cut > 1);
+        assert_true(sum * sum / squares >= N / most);
+        for (size_t i = 0; i < N; i++)
+            if ((double)weights[i] < largest / 2 && norms[i] > 2)
+                assert_true(fabs((double)weights[i] / (double)norms[i] / ratio - 1) < 1e-3);
+    }
+    /* The more samples there are for each centroid, the less is cut; few are not made all alike. */
+    assert_true(calibrate_most_weight(16384, 256) == 16 && calibrate_most_weight(1 << 20, 256) == 1024);
+    assert_true(calibrate_most_weight(100, 256) == 4);
 }
 
 /* ---- Calibration */
@@ -733,6 +765,7 @@ int main(void) {
         cmocka_unit_test(a_profile_serves_every_rate),
         cmocka_unit_test(tables_learn_together),
         cmocka_unit_test(weights_are_powers_of_norms),
+        cmocka_unit_test(no_sample_outweighs_its_share),
         cmocka_unit_test(threads_change_no_bit),
         cmocka_unit_test(options_change_the_codebook),
         cmocka_unit_test(the_codebook_names_its_model_and_text),
