@@ -13,7 +13,7 @@ configure = cmake -S . -B $(1) -DCMAKE_INSTALL_PREFIX=$(PREFIX) $(2) $(if $(CUDA
 ctest = ctest --test-dir $(1) --output-on-failure -j $(JOBS)
 c_files = find include src tools tests bench examples -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh'
 # Threads that wait sleep instead of polling: tests run side by side, and a demonstration may run on a busy machine.
-demo test sanitize sanitize-fast: export OMP_WAIT_POLICY = passive
+demo demo-real test test-models sanitize sanitize-fast: export OMP_WAIT_POLICY = passive
 MAKEFLAGS += --no-print-directory
 
 sanitize_fuzz = fuzz_gguf fuzz_model fuzz_codebook fuzz_state fuzz_request fuzz_chat fuzz_tokenizer
@@ -23,7 +23,7 @@ sanitize_fast = $(sanitize_fuzz) test_base test_gguf test_gguf_damage test_codeb
   test_tokenizer test_tokenizer_damage test_special_tokens test_chat test_sample test_method test_codec test_gain_shape test_sign test_index \
   test_linear test_transform test_transform_format test_transform_codec test_reference_models test_partial test_gather_tokens test_top_k test_sealing test_cache_memory
 
-.PHONY: all demo test sanitize sanitize-fast sanitize-threads sanitize-serve test-aarch64 check-format check-includes bench install clean format help dependencies
+.PHONY: all demo demo-real test test-models sanitize sanitize-fast sanitize-threads sanitize-serve test-aarch64 check-format check-includes bench install clean format help dependencies
 
 all: dependencies
 	@$(call configure,$(BUILD),)
@@ -33,10 +33,28 @@ demo: all
 	$(BUILD)/bin/terse run --chat -f data/demo.txt -p '$(QUESTION)' --temp 0 --kv f16
 	$(BUILD)/bin/terse run --chat -f data/demo.txt -p '$(QUESTION)' --temp 0
 
+demo-real: all
+	@scripts/get-model.sh smollm2-135m >/dev/null
+	$(BUILD)/bin/terse run -m "$$(scripts/get-model.sh smollm2-135m)" --chat -f data/demo.txt -p '$(QUESTION)' --temp 0 --kv f16
+	$(BUILD)/bin/terse run -m "$$(scripts/get-model.sh smollm2-135m)" --chat -f data/demo.txt -p '$(QUESTION)' --temp 0
+
 test: dependencies
 	@$(call configure,$(BUILD),)
 	@cmake --build $(BUILD) -j $(JOBS)
 	$(call ctest,$(BUILD))
+
+# Public models against figures of other software, which are stored; with REFERENCE=1 these are made again first, by gigabytes of PyPI's packages.
+public_models = smollm2-135m qwen2.5-coder-0.5b gemma-3-270m
+each_model = xargs -d '\n' <$(BUILD)/public-models
+test-models: dependencies
+	@$(call configure,$(BUILD),)
+	@cmake --build $(BUILD) -j $(JOBS) --target terse_command render_chat
+	@scripts/get-model.sh $(public_models) >$(BUILD)/public-models || { echo 'test-models: skipped, since the models could not be fetched'; exit 0; }; \
+	$(if $(REFERENCE),$(make_reference) &&) $(each_model) python3 tests/models/test_models.py $(BUILD)/bin/terse
+
+make_reference = scripts/install-dependencies.sh python3-venv && python3 -m venv $(BUILD)-reference && \
+	$(BUILD)-reference/bin/pip install --quiet torch transformers gguf tokenizers sentencepiece protobuf jinja2 && \
+	$(each_model) $(BUILD)-reference/bin/python3 tests/models/make_reference.py
 
 sanitize: dependencies
 	@$(call configure,$(BUILD)-sanitize,-DTERSE_SANITIZE=ON)
@@ -84,7 +102,7 @@ install: all
 	cmake --install $(BUILD)
 
 clean:
-	rm -rf $(BUILD) $(BUILD)-sanitize $(BUILD)-sanitize-clang $(BUILD)-threads $(BUILD)-aarch64
+	rm -rf $(BUILD) $(BUILD)-sanitize $(BUILD)-sanitize-clang $(BUILD)-threads $(BUILD)-aarch64 $(BUILD)-reference
 
 # Other versions of clang-format lay out the same style differently.
 format:
@@ -105,7 +123,9 @@ help:
 	@echo 'make                 build build/bin/terse and libterse (release)'
 	@echo 'make CUDA=1          the same, and libterse-cuda for NVIDIA GPUs (needs the CUDA toolkit)'
 	@echo 'make demo            build, then let the shipped model find a fact in a long text'
+	@echo 'make demo-real       the same with SmolLM2 135M, which is fetched once (93 MB)'
 	@echo 'make test            build and run all tests'
+	@echo 'make test-models     fetch three public models (810 MB) and hold them to figures of other software, REFERENCE=1: made again'
 	@echo 'make sanitize        build and run all tests with AddressSanitizer and UBSan (build-sanitize/)'
 	@echo 'make sanitize-fast   the same for suites that take seconds'
 	@echo 'make sanitize-threads  the suites of threads and sessions with ThreadSanitizer (clang, build-threads/)'

@@ -20,11 +20,14 @@ present() {
     libmicrohttpd-dev) pkg-config --exists libmicrohttpd ;;
     libedit-dev) pkg-config --exists libedit ;;
     python3) command -v python3 ;;
+    python3-pip) python3 -m pip --version ;;
+    python3-venv) python3 -c 'import ensurepip' ;;
     libcmocka-dev) pkg-config --exists cmocka ;;
     clang-format-14) command -v clang-format-14 ;;
     gcc-aarch64-linux-gnu) command -v aarch64-linux-gnu-gcc ;;
     libc6-dev-arm64-cross) [ -e /usr/aarch64-linux-gnu/include/stdio.h ] ;;
     qemu-user) command -v qemu-aarch64 ;;
+    *) false ;; # of any other, Debian's answer is all there is
     esac >/dev/null 2>&1
 }
 

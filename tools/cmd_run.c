@@ -2,6 +2,7 @@
 #include "chat.h"
 #include "codebooks.h"
 #include "commands.h"
+#include "learner.h"
 #include "run.h"
 #include "text.h"
 
@@ -13,8 +14,6 @@
 #include <string.h>
 #include <unistd.h>
 
-/* The smallest terse-N whose mean KL divergence stays under 0.005 on both lab models: docs/reports/fidelity.md. */
-#define DEFAULT_METHOD "terse-2"
 #define REPEAT_LAST_MOST 4096 /* that the library looks at */
 
 /* ---- The ways to run: these, and a chat */
@@ -126,9 +125,9 @@ static enum options_result parse(struct run *run, int argc, char **argv) {
     const struct option_set set = {
         .usage = "terse run [MODEL.gguf] -p TEXT | -f FILE [-p TEXT] | -cnv [options]",
         .about = "Reads a text and continues it. The text goes to stdout, progress and a summary to stderr.\n"
-                 "Without --kv the cache is " DEFAULT_METHOD
-                 ". The profile of a model is learned at first use where that takes less than\n"
-                 "a minute; else the weights and the prompt stand in for it.\n",
+                 "Without --kv the cache is " METHOD_WITH_PROFILE
+                 " where there is a profile of the model, else " METHOD_WITHOUT_PROFILE ". At a terminal a missing profile\n"
+                 "is learned in the background, at the lowest priority.\n",
         .options = options,
         .n_options = sizeof options / sizeof options[0],
         .common = run->setup.common,
@@ -234,6 +233,8 @@ static int start(struct run *run) {
     if (status == EXIT_OK) status = setup_load(&run->setup);
     if (status == EXIT_OK) status = check_chat_format(run);
     if (status == EXIT_OK) status = set_biases(run);
+    if (status == EXIT_OK && run->save_state) status = codebooks_check_place(run->save_state, false);
+    if (status == EXIT_OK && codebooks_needed(&run->setup)) status = run_check_length(run);
     if (status == EXIT_OK) status = setup_engine(&run->setup);
     if (status == EXIT_OK) status = check_schema(run);
     if (status == EXIT_OK) setup_remark_eviction(&run->setup);
@@ -283,10 +284,12 @@ int cmd_run(int argc, char **argv) {
                       .repeat_last = sampling.repeat_last,
                       .seed = (int64_t)sampling.seed};
     setup_init(&run.setup);
-    run.setup.method = DEFAULT_METHOD;
+    run.setup.method = NULL;
     for (int i = 0; i < argc; i++) run.sampling_given |= names_sampling(argv[i]);
     enum options_result parsed = parse(&run, argc, argv);
     if (parsed != OPTIONS_GO) return parsed == OPTIONS_HELP ? EXIT_OK : EXIT_FAILED;
+    setup_default_method(&run.setup);
+    run.setup.learns_beside = isatty(STDERR_FILENO);
     if (run.escape) resolve_escapes(&run);
     int status = choose_model(&run);
     if (status == EXIT_OK) status = check_options(&run);
@@ -300,6 +303,7 @@ int cmd_run(int argc, char **argv) {
             status = complain_error(&error);
         if (status == EXIT_OK && refused) status = EXIT_FAILED;
     }
+    learner_leave(&run.setup, status == EXIT_OK);
     terse_stop_free(run.stop);
     terse_detokenizer_free(run.detokenizer);
     terse_session_free(run.session);

@@ -1,6 +1,7 @@
 /* `terse serve`: one engine behind HTTP, for OpenAI's clients and llama.cpp's. */
 #include "codebooks.h"
 #include "commands.h"
+#include "learner.h"
 #include "serve/http.h"
 #include "setup.h"
 #include "text.h"
@@ -10,8 +11,7 @@
 #include <string.h>
 #include <time.h>
 
-#define DEFAULT_METHOD "terse-2" /* as terse run */
-#define PREFIXES 32              /* ends of prompts and of replies: 16 of each */
+#define PREFIXES 32 /* ends of prompts and of replies: 16 of each */
 
 struct serve {
     struct setup setup;
@@ -55,7 +55,10 @@ static enum options_result parse(struct serve *serve, int argc, char **argv) {
         .usage = "terse serve [options]",
         .about =
             "Serves the model over HTTP: OpenAI's chat and text completions, and llama.cpp's addresses (docs/serve.md). SIGINT or\n"
-            "SIGTERM lets running replies end; a second one does not. Without --kv the cache is " DEFAULT_METHOD ".\n",
+            "SIGTERM lets running replies end; a second one does not. Without --kv the cache is " METHOD_WITH_PROFILE
+            " where there is a\n"
+            "profile of the model, else " METHOD_WITHOUT_PROFILE
+            ", and a profile is learned in the background, at the lowest priority.\n",
         .options = options,
         .n_options = sizeof options / sizeof options[0],
         .common = serve->setup.common,
@@ -135,12 +138,20 @@ static int check_chat_format(struct serve *serve) {
     return EXIT_OK;
 }
 
-static int start(struct serve *serve) {
-    struct terse_error error;
+/* All that can be wrong with the options is found before a model is loaded or anything is learned. */
+static int check_options(struct serve *serve, int *socket_fd) {
     if (!serve->n_predict) return complain("-n 0: replies of no tokens; -1: as each request says");
     if (serve->alias && !*serve->alias) return complain("-a is empty: give a name, or leave the option out");
     int status = read_keys(serve);
     if (status == EXIT_OK) status = setup_check_codebook(&serve->setup);
+    if (status == EXIT_OK && serve->state_dir) status = store_check(serve->state_dir);
+    if (status == EXIT_OK && (*socket_fd = http_listen(serve->host, (uint16_t)serve->port)) < 0) status = EXIT_FAILED;
+    return status;
+}
+
+static int start(struct serve *serve) {
+    struct terse_error error;
+    int socket_fd = -1, status = check_options(serve, &socket_fd);
     if (status == EXIT_OK) status = setup_load(&serve->setup);
     if (status == EXIT_OK) status = check_chat_format(serve);
     if (status == EXIT_OK) status = setup_engine(&serve->setup);
@@ -159,7 +170,7 @@ static int start(struct serve *serve) {
     options.metrics = &serve->server.metrics;
     describe(serve);
     if (scheduler_start(&options, &serve->server.scheduler, &error) != TERSE_OK) return complain_error(&error);
-    return http_start(&serve->server, serve->host, (uint16_t)serve->port, &serve->http);
+    return http_start(&serve->server, socket_fd, &serve->http);
 }
 
 static void say_where(const struct serve *serve) {
@@ -185,6 +196,7 @@ static void run(struct serve *serve) {
     while (!console_interrupted()) {
         double now = console_seconds();
         if (now - cut >= 0.5) http_cut_slow(serve->http);
+        if (now - cut >= 0.5) learner_look(&serve->setup);
         if (now - cut >= 0.5) cut = now;
         pause_briefly();
     }
@@ -203,10 +215,12 @@ int cmd_serve(int argc, char **argv) {
     serve.server.timeout = 60;
     metrics_begin(&serve.server.metrics);
     setup_init(&serve.setup);
-    serve.setup.method = DEFAULT_METHOD;
+    serve.setup.method = NULL;
+    serve.setup.learns_beside = true;
     serve.setup.prefixes = PREFIXES;
     enum options_result parsed = parse(&serve, argc, argv);
     if (parsed != OPTIONS_GO) return parsed == OPTIONS_HELP ? EXIT_OK : EXIT_FAILED;
+    setup_default_method(&serve.setup);
     int status = start(&serve);
     if (status == EXIT_OK) {
         say_where(&serve);
@@ -216,6 +230,7 @@ int cmd_serve(int argc, char **argv) {
         scheduler_stop(serve.server.scheduler);
         scheduler_wait(serve.server.scheduler); /* HTTP's threads ask it until they end, and must not be suspended by then */
     }
+    learner_leave(&serve.setup, false);
     http_stop(serve.http);
     scheduler_free(serve.server.scheduler);
     metrics_end(&serve.server.metrics);

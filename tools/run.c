@@ -51,6 +51,23 @@ int run_join_input(const struct run *run, const char *prompt, char **input) {
     return EXIT_OK;
 }
 
+int run_check_length(const struct run *run) {
+    const struct setup *setup = &run->setup;
+    size_t n = 0, context = setup->context ? (size_t)setup->context : setup->info.context;
+    int32_t *tokens;
+    char *input;
+    if (run->state || setup->evict || (!run->file && !run->prompt)) return EXIT_OK;
+    int status = run_join_input(run, run->prompt, &input);
+    if (status == EXIT_OK) {
+        status = text_tokenize(setup->model, input, strlen(input), TERSE_TOKENIZE_PARSE_SPECIAL, &tokens, &n);
+        if (status == EXIT_OK) free(tokens);
+        free(input);
+    }
+    if (status != EXIT_OK || n <= context) return status;
+    return complain("the prompt has %zu tokens and the context room for %zu: shorten it, or raise -c where the model allows more",
+                    n, context);
+}
+
 /* Reads tokens[n] into the session, unless that is full now. */
 static int read_tokens(struct run *run, const int32_t *tokens, size_t n) {
     struct terse_error error;

@@ -52,7 +52,7 @@ void setup_init(struct setup *setup) {
         {"-ngl, --n-gpu-layers", "N", OPTION_INTEGER, &setup->gpu_layers, -1, INT32_MAX,
          "0: --device cpu, all of the model's layers or more: --device cuda; -1: as --device says"},
         {"-ctk, --cache-type-k", "TYPE", OPTION_TEXT, &setup->key_type, 0, 0,
-         "keys as f16, q8_0, q4_0, kivi-4 or kivi-2 instead of the method's"},
+         "keys as f16, q8_0, q4_0, kivi-4, kivi-2 or terse-N instead of the method's"},
         {"-ctv, --cache-type-v", "TYPE", OPTION_TEXT, &setup->value_type, 0, 0, "the same for values"},
         {"--kv-tail-tokens", "N", OPTION_INTEGER, &setup->tail_tokens, -1, INT32_MAX,
          "newest tokens kept exact beside the first 4, at least; -1: the method's own number"},
@@ -61,15 +61,16 @@ void setup_init(struct setup *setup) {
         {"--top-k-tokens", "N%|N", OPTION_AMOUNT, &setup->read, 0, 0,
          "the part of a prompt, or the number of its tokens, that a step reads; selfindex: 7.5%"},
         {"--evict", "METHOD", OPTION_TEXT, &setup->evict, 0, 0,
-         "keep the tokens that mat-N or streaming-N would keep, by this method's codecs"},
+         "keep the tokens that mat-N, snapkv-N or streaming-N would keep, stored in this method's codes"},
         {"--mat-anchors", "N", OPTION_INTEGER, &setup->mat_anchors, 0, INT32_MAX,
          "mat: tokens kept beside the newest; 0: 64, at most a quarter of all"},
         {"--mat-shallow", "N", OPTION_INTEGER, &setup->mat_shallow, -1, INT32_MAX,
          "mat: first layers that keep the first tokens instead; -1: 2"},
         {"--codebook", "FILE", OPTION_TEXT, &setup->codebook_path, 0, 0,
          "what the method has learned about the model; none: terse-N without; else it is found or learned"},
-        {"--no-auto-calibrate", NULL, OPTION_FLAG, &setup->no_auto_calibrate, 0, 0,
-         "refuse, or with terse-N do without, rather than learn a codebook now"},
+        {"--auto-calibrate", NULL, OPTION_FLAG, &setup->auto_calibrate, 0, 0,
+         "learn what a method needs now, also if that takes minutes; --no-auto-calibrate: never"},
+        {"--no-auto-calibrate", NULL, OPTION_FLAG, &setup->no_auto_calibrate, 0, 0, NULL},
         {"--prefill", "exact|compressed", OPTION_CHOICE, &setup->prefill, 0, 0,
          "read a prompt exactly, or by chunks through the cache"},
         {"-b, --batch-size", "N", OPTION_INTEGER, &setup->batch, 1, INT32_MAX, "tokens per chunk of a compressed prefill"},
@@ -82,6 +83,11 @@ void setup_init(struct setup *setup) {
         {"--rope-freq-base", "X", OPTION_NUMBER, &setup->rope_base, 1.001, 1e30, NULL},
     };
     memcpy(setup->common, common, sizeof common);
+}
+
+void setup_default_method(struct setup *setup) {
+    setup->by_default = !setup->method;
+    if (setup->by_default) setup->method = METHOD_WITH_PROFILE;
 }
 
 /* From embedded.S: a GGUF file. */

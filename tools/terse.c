@@ -5,7 +5,9 @@
 
 #include <stdbool.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static const struct {
     const char *name, *console, *summary;
@@ -29,7 +31,18 @@ static void print_help(void) {
            "Without -m every command uses the built-in model.\n");
 }
 
+/* Decoding's threads know how long to poll (src/base/parallel.c). Those of GNU's OpenMP, which read prompts, poll for milliseconds before they
+ * sleep, also where the thread that they wait for needs their processor; that can only be set before the program begins. So it begins anew, once,
+ * unless the user has set it; where the system refuses, it goes on as it is. */
+static void begin_with_short_polls(char **argv) {
+    static char path[4096];
+    if (getenv("OMP_WAIT_POLICY") || getenv("GOMP_SPINCOUNT")) return;
+    ssize_t n = readlink("/proc/self/exe", path, sizeof path - 1);
+    if (n > 0 && n < (ssize_t)sizeof path - 1 && setenv("GOMP_SPINCOUNT", "1000", 1) == 0) execv(path, argv);
+}
+
 int main(int argc, char **argv) {
+    begin_with_short_polls(argv);
     const char *name = argc > 1 ? argv[1] : "";
     bool help = strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0 || strcmp(name, "help") == 0,
          version = strcmp(name, "--version") == 0 || strcmp(name, "version") == 0;

@@ -69,7 +69,7 @@ static const struct row rows[] = {
     {"quest-K", "Quest: half precision; a step reads the K tokens of a prompt whose pages have the highest upper bounds",
      PLAIN(codec_f16), .index = &index_quest},
     /* Codebooks of AnTKV and CommVQ are learned from samples weighted by the squared norm of the loss's gradient (power 2); antkv-4's by the
-     * norm itself, which gave a smaller divergence in a simulation on the built-in model. */
+     * norm itself, which gave a smaller divergence in a simulation on the built-in model (not part of this repository). */
     {"antkv-4", "AnTKV: pairs of channels as one of 256 shapes, a gain for each row, 1 % of the tokens exact", GAIN_SHAPE(2, 8),
      .power = 1},
     {"antkv-2", "AnTKV: 4 channels as one of 256 shapes, a gain", GAIN_SHAPE(4, 8), .power = 2},

@@ -71,9 +71,11 @@ static const char *without_thoughts(const struct chat_format *f, const char *sai
     return from;
 }
 
-static void add_content(struct render *r, const struct terse_message *message) {
+/* `whole`: with its thoughts. */
+static void add_content(struct render *r, const struct terse_message *message, bool whole) {
     size_t begin = r->size;
-    add(r, strcmp(message->role, "assistant") == 0 ? without_thoughts(&r->format, message->content) : message->content);
+    bool reply = strcmp(message->role, "assistant") == 0;
+    add(r, reply && !whole ? without_thoughts(&r->format, message->content) : message->content);
     r->contents[r->n_contents] = (struct text_span){begin, r->size};
     r->speakers[r->n_contents++] = message;
 }
@@ -108,8 +110,8 @@ static enum chat_role role_of(const struct terse_message *message) {
     return strcmp(message->role, "system") == 0 ? CHAT_SYSTEM : strcmp(message->role, "user") == 0 ? CHAT_USER : CHAT_ASSISTANT;
 }
 
-/* Messages in an order that check_order allows. */
-static void write_messages(struct render *r) {
+/* Messages in an order that check_order allows. `begun`: the last is a reply that goes on. */
+static void write_messages(struct render *r, bool begun) {
     const struct terse_message *messages = r->messages;
     size_t n = r->n_messages;
     static const unsigned trims[] = {CHAT_TRIM_SYSTEM, CHAT_TRIM_USER, CHAT_TRIM_REPLY};
@@ -124,11 +126,13 @@ static void write_messages(struct render *r) {
         size_t turn = r->size;
         if (within && i == system_turn) {
             add(r, f->open[CHAT_SYSTEM]);
-            add_content(r, within);
+            add_content(r, within, false);
             add(r, f->close[CHAT_SYSTEM]);
         }
         size_t first = r->size;
-        add_content(r, &messages[i]);
+        bool goes_on = begun && i == n - 1;
+        add_content(r, &messages[i], goes_on);
+        if (goes_on) return;
         if (f->trim & trims[role]) trim(r, first);
         if (role == CHAT_USER && f->trim & CHAT_TRIM_TURN) trim(r, turn);
         add(r, f->close[role]);
@@ -139,8 +143,9 @@ static void write_messages(struct render *r) {
 static void write_conversation(struct render *r, bool open_reply) {
     add_bytes(r, r->bos.data, r->bos.size);
     if (r->format.preamble) add(r, r->format.preamble);
-    write_messages(r);
-    if (open_reply) add(r, r->format.reply);
+    bool begun = open_reply && role_of(&r->messages[r->n_messages - 1]) == CHAT_ASSISTANT;
+    write_messages(r, begun);
+    if (open_reply && !begun) add(r, r->format.reply);
 }
 
 /* ---- Checking what is asked for ------------------------------------------------------------------------------------------ */

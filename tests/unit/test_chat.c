@@ -115,6 +115,35 @@ static void test_without_an_open_reply(void **state) {
     check_format("chatml", CHATML, question, 1, false, "<s><|im_start|>user\n Hi  <|im_end|>\n");
 }
 
+/* A last message of the assistant's, where its reply is to be written: the text ends with what it says, as it says it. */
+static void test_a_reply_that_goes_on(void **state) {
+    (void)state;
+    static const struct terse_message begun[] = {{"system", "S"}, {"user", "Hi"}, {"assistant", " <think>?</think>Well, "}};
+    check_format("chatml", CHATML, begun + 1, 2, true,
+                 "<s><|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n <think>?</think>Well, ");
+    check_format("llama-3", LLAMA_3, begun + 1, 2, true,
+                 "<s><|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"
+                 " <think>?</think>Well, ");
+    check_format("mistral-v3", MISTRAL_3, begun, 3, true, "<s>[INST] S\n\nHi[/INST]  <think>?</think>Well, ");
+    struct sample s;
+    open_model(&s, NULL, true);
+    for (size_t f = 0; terse_chat_format_name(f); f++) {
+        const char *name = terse_chat_format_name(f);
+        char *closed, *open;
+        assert_int_equal(terse_chat_render(&s.model, name, begun + 1, 2, true, &open, NULL), TERSE_OK);
+        assert_string_equal(open + strlen(open) - strlen(begun[2].content), begun[2].content);
+        /* As it would stand in a longer conversation, up to its end. */
+        const struct terse_message plain[] = {{"user", "Hi"}, {"assistant", "Well"}};
+        terse_string_free(open);
+        assert_int_equal(terse_chat_render(&s.model, name, plain, 2, true, &open, NULL), TERSE_OK);
+        assert_int_equal(terse_chat_render(&s.model, name, plain, 2, false, &closed, NULL), TERSE_OK);
+        assert_memory_equal(open, closed, strlen(open));
+        terse_string_free(open);
+        terse_string_free(closed);
+    }
+    tokenizer_sample_close(&s.tokenizer);
+}
+
 /* ---- What jinja2 renders ------------------------------------------------------------------------------------------------- */
 
 enum { MOST_MESSAGES = 5 };
@@ -498,6 +527,7 @@ int main(void) {
         cmocka_unit_test(test_default_system_texts),
         cmocka_unit_test(test_where_a_default_is_left_out),
         cmocka_unit_test(test_what_follows_a_reply_with_a_default),
+        cmocka_unit_test(test_a_reply_that_goes_on),
         cmocka_unit_test(test_rendered_templates),
         cmocka_unit_test(test_marks_in_messages_are_text),
         cmocka_unit_test(test_the_lab_model),

@@ -48,7 +48,7 @@ struct request_limits {
     uint32_t reply_tokens;     /* 0: the API's own */
 };
 
-/* Reads a body. False, with *error, where something in it is wrong; nothing is left to free then. Fields that are not known are ignored. */
+/* Reads a body. False, with *error, where something in it is wrong, or a field is none of those in fields.h; nothing is left to free then. */
 bool request_read(const struct request_limits *limits, enum api api, const char *body, size_t n, struct request *request,
                   struct api_error *error);
 void request_free(struct request *request);

@@ -1,0 +1,191 @@
+#!/usr/bin/env python3
+"""Public models in terse, held to what other software makes of the same files (make_reference.py; NAME.json beside this file).
+
+    python3 tests/models/test_models.py build/bin/terse MODEL.gguf... [-k PATTERN]     (`make test-models` builds, fetches the models, and runs it)
+
+Of each model: its tokens of a long text, and the text from the tokens; the logits of 64 tokens; perplexity; conversations in its chat format; and
+greedy replies, with an f16 cache and with the method that terse takes by itself. Python's standard library alone; minutes on two cores."""
+import json
+import math
+import os
+import struct
+import subprocess
+import sys
+import tempfile
+import unittest
+
+from material import BLOCK, CONVERSATIONS, HERE, QUESTIONS, REPLY_TOKENS, SYSTEM, TEXT, article, block_sums, question_prompt, read_text
+
+sys.path.insert(0, os.path.join(os.path.dirname(HERE), "serve"))
+import served  # noqa: E402
+
+MODELS = [argument for argument in sys.argv[2:] if argument.endswith(".gguf")]
+served.PATIENCE = 900  # seconds that a long prompt may take on a machine that is busy
+
+# Both sides take weights as they are stored and compute in single precision; terse reads keys and values of the first half of a window in half
+# precision and writes log p in 16 bits (steps of 0.00025).
+LOG_P_ERROR = 0.02  # of tokens whose log p is above -8
+PERPLEXITY_ERROR = 1e-3
+# Decoding multiplies by activations in 8 or 16 bits, the default's keys and values have errors too: how far the likeliest token may lead before
+# the one that is written instead.
+LEAD = {"f16": 0.3, "default": 0.5}
+DEFAULT = os.environ.get("DEFAULT", "").split()
+
+
+def terse(*arguments):
+    """What the command prints; waiting threads sleep, and no profile that somebody has is found."""
+    done = subprocess.run([served.COMMAND, *arguments], env=served.environment(), stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    if done.returncode:
+        raise AssertionError("terse %s: exit %d: %s" % (" ".join(arguments), done.returncode, done.stderr))
+    return done.stdout
+
+
+def read_base(path):
+    """The tokens and the rows of log p of a base file of one window."""
+    with open(path, "rb") as file:
+        data = file.read()
+    context, vocabulary, windows = struct.unpack_from("<Iii", data, 8)
+    assert data[:8] == b"_logits_" and windows == 1, (data[:8], windows)
+    tokens = struct.unpack_from("<%di" % context, data, 20)
+    words = (vocabulary + 1) // 2 * 2 + 4
+    rows = []
+    for at in range(20 + 4 * context, len(data), 2 * words):
+        scale, least = struct.unpack_from("<ff", data, at)
+        rows.append([scale * code + least for code in struct.unpack_from("<%dH" % vocabulary, data, at + 8)])
+    return list(tokens), rows
+
+
+class Checks:
+    """What is checked of each model, a class of which is made below."""
+
+    path = reference = None
+
+    @classmethod
+    def setUpClass(cls):
+        cls.server = served.Server("-m", cls.path, "--kv", "f16")
+        cls.folder = tempfile.TemporaryDirectory()
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.server.stop()
+        cls.folder.cleanup()
+
+    def ask(self, path, body):
+        status, _, answer = self.server.post(path, body)
+        self.assertEqual(status, 200, answer)
+        return answer
+
+    def test_tokens_of_a_text(self):
+        """WikiText's validation text: token by token those of the makers' tokenizer, and the text again from them."""
+        text = read_text()
+        tokens = self.ask("/tokenize", {"content": text, "add_special": False, "parse_special": False})["tokens"]
+        for block, (ours, theirs) in enumerate(zip(block_sums(tokens), self.reference["text"]["block_sums"])):
+            self.assertEqual(ours, theirs, "the first difference is in tokens %d to %d" % (block * BLOCK, (block + 1) * BLOCK - 1))
+        self.assertEqual(len(tokens), self.reference["text"]["count"])
+        self.assertEqual(self.ask("/detokenize", {"tokens": tokens})["content"], text)
+
+    def test_logits(self):
+        """log p of the likeliest tokens, and of some that are less likely, after each of 64 tokens."""
+        expected = self.reference["logits"]
+        path = os.path.join(self.folder.name, "base")
+        terse("perplexity", "-m", self.path, "-f", TEXT, "-c", str(expected["context"]), "--chunks", "1", "--kl-divergence-base", path)
+        tokens, rows = read_base(path)
+        self.assertEqual(tokens, expected["tokens"])
+        self.assertEqual(len(rows), len(expected["rows"]))
+        worst, checked = 0, 0
+        for row, pairs in zip(rows, expected["rows"]):
+            self.assertAlmostEqual(sum(map(math.exp, row)), 1, delta=0.01)
+            for token, log_p in pairs:
+                if log_p > -8:
+                    worst, checked = max(worst, abs(row[token] - log_p)), checked + 1
+        print("log p of %d tokens: off by %.4f at most" % (checked, worst), file=sys.stderr)
+        self.assertGreaterEqual(checked, 64 * 8)
+        self.assertLess(worst, LOG_P_ERROR)
+
+    def test_perplexity(self):
+        expected = self.reference["perplexity"]
+        printed = terse("perplexity", "-m", self.path, "-f", TEXT, "-c", str(expected["context"]), "--chunks", "1")
+        found = float(printed[printed.index("PPL = ") :].split()[2])
+        print("perplexity %.4f, transformers %.4f" % (found, expected["value"]), file=sys.stderr)
+        self.assertAlmostEqual(found / expected["value"], 1, delta=PERPLEXITY_ERROR)
+
+    def test_chats(self):
+        """Conversations as text and as tokens; of a model without a template, that chats are refused."""
+        expected = self.reference["chats"]
+        if expected is None:
+            with self.assertRaisesRegex(AssertionError, "exit 1: .*has no chat template"):
+                terse("run", "-m", self.path, "--chat", "-p", "Hello", "-n", "1")
+            return
+        program = os.path.join(os.path.dirname(served.COMMAND), "render_chat")
+        conversations = [chat["messages"] for chat in expected]
+        self.assertEqual(conversations, json.loads(json.dumps(CONVERSATIONS)), "make_reference.py was not run again")
+        printed = subprocess.run([program, self.path], input=json.dumps(conversations), capture_output=True, text=True, check=True).stdout
+        for found, chat in zip(json.loads(printed), expected, strict=True):
+            with self.subTest(messages=chat["messages"]):
+                self.assertEqual(found["text"], chat["text"])
+                self.assertEqual(found["tokens"], chat["tokens"])
+
+    def reply(self, question):
+        """The prompt's tokens and the greedy reply of f16 as steps: what is written ("": it ends), and by how much that leads before the second."""
+        options = {"temperature": 0, "max_tokens": REPLY_TOKENS}
+        if self.reference["chats"]:
+            messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question_prompt(question, True)}]
+            answer = self.ask("/v1/chat/completions", {"messages": messages, "logprobs": True, "top_logprobs": 2, **options})
+            logs = answer["choices"][0]["logprobs"]["content"]
+            steps = [(log["token"], log["top_logprobs"][0]["logprob"] - log["top_logprobs"][1]["logprob"]) for log in logs]
+        else:
+            answer = self.ask("/v1/completions", {"prompt": question_prompt(question, False), "logprobs": 2, **options})
+            logs = answer["choices"][0]["logprobs"]
+            tops = [sorted(top.values(), reverse=True) for top in logs["top_logprobs"]]
+            steps = [(token, top[0] - top[1]) for token, top in zip(logs["tokens"], tops)]
+        ends = answer["choices"][0]["finish_reason"] == "stop"
+        return answer["usage"]["prompt_tokens"], steps + [("", math.inf)] * ends
+
+    def test_replies_with_f16(self):
+        """Greedy replies about an article are those of transformers, but where its two likeliest tokens are next to each other."""
+        for (question, answer), expected in zip(QUESTIONS, self.reference["replies"], strict=True):
+            with self.subTest(question=question):
+                self.assertEqual(question, expected["question"], "make_reference.py was not run again")
+                prompt_tokens, steps = self.reply(question)
+                print("f16: %s" % "".join(text for text, _ in steps), file=sys.stderr)
+                self.assertEqual(prompt_tokens, expected["prompt_tokens"])
+                for (text, _), (best, second, lead) in zip(steps, expected["steps"]):
+                    if text != best:
+                        self.assertEqual(text, second)
+                        self.assertLess(lead, LEAD["f16"])
+                        break
+                self.assertIn(answer, "".join(text for text, _ in steps))
+
+    def test_replies_with_the_default(self):
+        """What `terse run` writes without --kv is right, too, and f16's reply, but where its two likeliest tokens are near each other."""
+        for question, answer in QUESTIONS:
+            with self.subTest(question=question):
+                path = os.path.join(self.folder.name, "prompt")
+                with open(path, "w", encoding="utf-8") as file:
+                    file.write(question_prompt(question, bool(self.reference["chats"])))
+                chat = ["--chat", "-sys", SYSTEM] if self.reference["chats"] else []
+                # No profile is learned: what somebody gets who has none.
+                found = terse("run", "-m", self.path, *chat, "-f", path, "-n", str(REPLY_TOKENS), "--temp", "0", "--no-auto-calibrate", *DEFAULT)
+                print("default: %s" % found.rstrip("\n"), file=sys.stderr)
+                at = 0
+                for text, lead in self.reply(question)[1]:
+                    if not found.startswith(text, at):
+                        self.assertLess(lead, LEAD["default"], "it goes on otherwise after %r" % found[:at])
+                        break
+                    at += len(text)
+                self.assertIn(answer, found)
+
+
+def main():
+    if not MODELS:
+        sys.exit("usage: python3 %s build/bin/terse MODEL.gguf... [-k PATTERN]" % sys.argv[0])
+    for path in MODELS:
+        name = os.path.basename(path).removesuffix(".gguf")
+        with open(os.path.join(HERE, name + ".json"), encoding="ascii") as file:
+            reference = json.load(file)
+        globals()[name] = type(name, (Checks, unittest.TestCase), {"path": path, "reference": reference, "__module__": "__main__"})
+    unittest.main(argv=sys.argv[:1] + [argument for argument in sys.argv[2:] if argument not in MODELS], verbosity=2)
+
+
+if __name__ == "__main__":
+    main()
