@@ -65,7 +65,8 @@ struct terse_progress {
     void *user;
 };
 
-/* The kernels' instruction set: "scalar", "avx2", "avx512" or "neon". TERSE_CPU, read once, may lower it; others it names fail model loads. */
+/* The kernels' instruction set: "scalar", "avx2", "avxvnni", "avx512" or "neon". The environment variable TERSE_CPU, read once, may lower it;
+ * where it names one that the processor lacks, loading a model fails. */
 TERSE_API const char *terse_cpu_name(void);
 
 /* ---- Model ------------------------------------------------------------------------------------------------------------- */
@@ -100,6 +101,22 @@ TERSE_API enum terse_status terse_model_load(const char *path, struct terse_mode
 /* The same from `size` bytes in memory, which must be 32-byte aligned, stay unchanged and outlive the model. `name`: the path in messages. */
 TERSE_API enum terse_status terse_model_load_memory(const void *data, size_t size, const char *name, struct terse_model **model,
                                                     struct terse_error *error);
+
+/* How a model rotates queries and keys, where its file shall not decide. Other rotations make another model of it, with other fingerprints.
+ * TERSE_E_ARGUMENT: a name or number that cannot be, or a model without RoPE. */
+struct terse_model_options {
+    size_t size;              /* of this struct: set by terse_model_options_defaults */
+    const char *rope_scaling; /* "none", "linear" or "yarn"; NULL: the file's */
+    float rope_scale;         /* how many times longer than trained, 1 and up; 0: the file's */
+    float rope_freq_base;     /* above 1; 0: the file's. Not of sliding layers that have a base of their own */
+};
+TERSE_API struct terse_model_options terse_model_options_defaults(void);
+/* As terse_model_load and terse_model_load_memory. */
+TERSE_API enum terse_status terse_model_load_with(const char *path, const struct terse_model_options *options,
+                                                  struct terse_model **model, struct terse_error *error);
+TERSE_API enum terse_status terse_model_load_memory_with(const void *data, size_t size, const char *name,
+                                                         const struct terse_model_options *options, struct terse_model **model,
+                                                         struct terse_error *error);
 TERSE_API void terse_model_free(struct terse_model *model);
 TERSE_API void terse_model_describe(const struct terse_model *model, struct terse_model_info *info);
 
@@ -122,6 +139,10 @@ TERSE_API bool terse_token_ends(const struct terse_model *model, int32_t token);
 
 /* The model's BOS token, or -1; `*added` (may be NULL): whether the model's file asks for it before each text. */
 TERSE_API int32_t terse_token_bos(const struct terse_model *model, bool *added);
+
+/* The bytes of one token, special tokens as their letters: (*n_bytes) of them, not zero-terminated, and no whole character where the token is
+ * a part of one. They live as long as the model. */
+TERSE_API const char *terse_token_bytes(const struct terse_model *model, int32_t token, size_t *n_bytes);
 
 /* Turns a stream of tokens into text without ever cutting a UTF-8 character. */
 struct terse_detokenizer;
@@ -154,8 +175,11 @@ struct terse_message {
 
 /* A conversation as tokens in the model's chat format, BOS included where the format has it. Special tokens are the format's own alone: what
  * messages say is text, "<|eot_id|>" too. `format`: one of terse_chat_format_name, or NULL to recognise the model's own template; an unknown
- * template is TERSE_E_UNSUPPORTED. `after`: only what follows the content of the after-th message, which a session has read already; 0: all.
- * `open_reply` ends where the assistant speaks next. *tokens is released by terse_tokens_free. */
+ * template is TERSE_E_UNSUPPORTED. In the model's own format a conversation that does not begin with a system message gets the one that the
+ * template has for that case, if it is a literal text; a system message without text keeps it away. `after`: only what follows the content
+ * of the after-th message, which a session has read already; 0: all. `open_reply` ends where the assistant speaks next: where the last message
+ * is its own, right behind what that says, white space and thoughts included, so that the reply goes on from there. *tokens is released by
+ * terse_tokens_free. */
 TERSE_API enum terse_status terse_chat_tokenize(const struct terse_model *model, const char *format,
                                                 const struct terse_message *messages, size_t n_messages, size_t after,
                                                 bool open_reply, int32_t **tokens, size_t *n_tokens, struct terse_error *error);
@@ -178,7 +202,8 @@ struct terse_cache_options {
     size_t size; /* of this struct: set by terse_cache_options_defaults */
     /* A name from terse_method_describe, numbers in place of its N, K or M: "f16", "q8_0", "antkv-1", "streaming-512"; NULL: "f16". */
     const char *method;
-    /* Codecs of keys and of values instead of the method's: "f16", "q8_0", "q4_0", "kivi-4" or "kivi-2"; NULL: the method's. */
+    /* Codecs of keys and of values instead of the method's: "f16", "q8_0", "q4_0", "kivi-4", "kivi-2" or "terse-N" (N bits, 0.25 to 8); NULL: the
+     * method's. */
     const char *key_type, *value_type;
     /* Newest tokens kept exact beside the sealed pages, at least: up to 63 more wait until they fill a page. TERSE_TAIL_DEFAULT: the method's
      * own number (0 for f16, 128 for quantized codecs). Where pages hold codes, the first 4 are exact too. */
@@ -186,11 +211,12 @@ struct terse_cache_options {
     /* Part of a prompt's tokens that stay exact; negative: the method's own (antkv: 1). With a count so many tokens instead. */
     double anchor_percent;
     uint32_t anchor_count;
-    /* Part of a prompt's tokens that a step reads, found by an index beside the codes, with any method that keeps all tokens; not above 0: the
-     * method's own (selfindex: 7.5; quest: its K; others read all). So many tokens instead, when the count is not 0. */
+    /* Part of a prompt's tokens that a step reads, found by an index beside the codes (of terse-N by the codes themselves), with any method that
+     * keeps all tokens; not above 0: the method's own (selfindex: 7.5; quest: its K; others read all). So many tokens instead, when the count is
+     * not 0. */
     double read_percent;
     uint32_t read_count;
-    /* A method that evicts, "mat-1024" or "streaming-512", whose choice of tokens goes with this method's codecs; NULL: its own. */
+    /* A method that evicts, "mat-1024", "snapkv-1024" or "streaming-512", whose choice of tokens goes with this method's codecs; NULL: its own. */
     const char *evict;
     uint32_t mat_anchors; /* mat: tokens that are kept beside the newest, token 0 among them; 0: 64, at most a quarter of all */
     uint32_t mat_shallow; /* mat: first layers that keep sinks instead; TERSE_SHALLOW_DEFAULT: 2 */
@@ -465,7 +491,9 @@ TERSE_API enum terse_status terse_session_sample(struct terse_session *session, 
 
 /* From here on terse_session_sample chooses only tokens that continue a JSON text, and what terse_session_decode appends is taken as that text;
  * a text that is whole is followed by a token that ends (terse_token_ends). `schema` is a JSON schema, or NULL: any object. What of JSON Schema
- * is understood: type, properties, required, additionalProperties, items, minItems, maxItems, enum and const; TERSE_E_ARGUMENT names any other. */
+ * is understood: type, properties, required, additionalProperties (true or false), items, minItems, maxItems, enum, const, pattern (groups,
+ * classes, quantifiers, ^ and $ at the ends), anyOf, and $ref to "#" or into $defs or definitions; TERSE_E_ARGUMENT names any other, with its
+ * place in the schema. */
 TERSE_API enum terse_status terse_session_require_json(struct terse_session *session, const char *schema,
                                                        struct terse_error *error);
 TERSE_API void terse_session_allow_any_text(struct terse_session *session);

@@ -27,6 +27,7 @@ present() {
     gcc-aarch64-linux-gnu) command -v aarch64-linux-gnu-gcc ;;
     libc6-dev-arm64-cross) [ -e /usr/aarch64-linux-gnu/include/stdio.h ] ;;
     qemu-user) command -v qemu-aarch64 ;;
+    *) false ;; # of any other, Debian's answer is all there is
     esac >/dev/null 2>&1
 }
 

@@ -614,6 +614,7 @@ static enum options_result parse(struct bench *b, int argc, char **argv) {
         .n_options = sizeof options / sizeof options[0],
         .common = b->setup.common,
         .n_common = SETUP_COMMON,
+        .llama_flags = true,
     };
     return options_parse(&set, argc, argv);
 }

@@ -3,12 +3,10 @@
 #include "codebooks.h"
 #include "commands.h"
 
-#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 struct calibrate {
     struct setup setup;
@@ -37,7 +35,8 @@ static enum options_result parse(struct calibrate *c, int argc, char **argv) {
          "the method to learn a codebook for; any terse-N: a profile for all of them"},
         {"-f, --file", "FILE", OPTION_TEXT, &c->calibration.file, 0, 0,
          "text to learn from; without it a built-in one, from Wikipedia"},
-        {"-o, --output", "FILE", OPTION_TEXT, &c->output, 0, 0, "where to put the codebook; without it, where terse run finds it"},
+        {"-o, --output", "FILE", OPTION_TEXT, &c->output, 0, 0,
+         "where to put the codebook; without it, where terse run finds it, unless one from more tokens is there"},
         {"-c, --ctx-size", "N", OPTION_INTEGER, &c->calibration.window, 0, INT32_MAX,
          "tokens of a window; 0: 2048, or the model's context where that is less"},
         {"--chunks", "K", OPTION_INTEGER, &c->calibration.windows, 0, INT32_MAX,
@@ -62,19 +61,15 @@ static enum options_result parse(struct calibrate *c, int argc, char **argv) {
     return options_parse(&set, argc, argv);
 }
 
-/* Checks that a file can be written there before minutes are spent on learning. The cache directory is made when a codebook is kept. */
+/* Where the codebook goes, which can be written there: that is known before minutes are spent on learning. */
 static int choose_output(struct calibrate *c, char *path, size_t capacity) {
-    if (!c->output) {
-        if (codebooks_path(&c->setup, path, capacity)) return EXIT_OK;
+    if (!c->output) c->calibration.kept_at = path;
+    if (c->output && strlen(c->output) >= capacity) return complain("-o: the path is too long");
+    if (c->output)
+        snprintf(path, capacity, "%s", c->output);
+    else if (!codebooks_path(&c->setup, path, capacity))
         return complain("neither XDG_CACHE_HOME nor HOME names a place for the codebook: give -o FILE");
-    }
-    const char *slash = strrchr(c->output, '/');
-    size_t length = slash ? (size_t)(slash - c->output) + 1 : 0;
-    if (strlen(c->output) >= capacity) return complain("-o: the path is too long");
-    snprintf(path, capacity, "%.*s.", (int)length, c->output);
-    if (access(path, W_OK) != 0) return complain("cannot write %s: %s", c->output, strerror(errno));
-    snprintf(path, capacity, "%s", c->output);
-    return EXIT_OK;
+    return codebooks_check_place(path, !c->output);
 }
 
 static void print_results(const struct terse_codebook *codebook, const char *path, double seconds) {

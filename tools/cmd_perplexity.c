@@ -197,7 +197,7 @@ static enum options_result parse(struct perplexity *p, int argc, char **argv) {
         {"-f, --file", "FILE", OPTION_TEXT, &p->file, 0, 0, "text to score; with --kl-divergence the base brings its tokens"},
         {"-c, --ctx-size", "N", OPTION_INTEGER, &p->setup.context, 0, INT32_MAX, "tokens of a window; 0: 512, or the base's"},
         {"--chunks", "K", OPTION_INTEGER, &p->chunks, 0, INT32_MAX, "windows to score; 0: all"},
-        {"-ub, --ubatch", "U", OPTION_INTEGER, &p->ubatch, 1, INT32_MAX,
+        {"-ub, --ubatch|--ubatch-size", "U", OPTION_INTEGER, &p->ubatch, 1, INT32_MAX,
          "tokens per decoding step of the second half; 1: as in generating"},
         {"--paper", NULL, OPTION_FLAG, &p->paper, 0, 0, "every token reads the compressed cache, its own key included"},
         {"--kl-divergence-base", "FILE", OPTION_TEXT, &p->base_path, 0, 0, "write a base file (llama.cpp's format)"},
@@ -212,6 +212,7 @@ static enum options_result parse(struct perplexity *p, int argc, char **argv) {
         .n_options = sizeof options / sizeof options[0],
         .common = p->setup.common,
         .n_common = SETUP_COMMON,
+        .llama_flags = true,
     };
     return options_parse(&set, argc, argv);
 }

@@ -2,6 +2,7 @@
 #include "chat.h"
 #include "codebooks.h"
 #include "commands.h"
+#include "learner.h"
 #include "run.h"
 #include "text.h"
 
@@ -13,8 +14,6 @@
 #include <string.h>
 #include <unistd.h>
 
-/* The smallest terse-N whose mean KL divergence stays under 0.005 on both lab models: docs/reports/fidelity.md. */
-#define DEFAULT_METHOD "terse-2"
 #define REPEAT_LAST_MOST 4096 /* that the library looks at */
 
 /* ---- The ways to run: these, and a chat */
@@ -52,6 +51,8 @@ static void resolve(const char *argument) {
 static void resolve_escapes(struct run *run) {
     resolve(run->prompt);
     resolve(run->system);
+    resolve(run->in_prefix);
+    resolve(run->in_suffix);
     for (size_t i = 0; i < run->reverse.n; i++) resolve(run->reverse.text[i]);
 }
 
@@ -59,13 +60,19 @@ static int check_options(const struct run *run) {
     if (run->chat && run->conversation) return complain("--chat (one question) and -cnv (a conversation) exclude each other");
     if (run->conversation && run->no_conversation) return complain("-cnv and -no-cnv exclude each other");
     if (run->chat_template && !run->chat && !run->conversation) return complain("--chat-template is for --chat and -cnv");
-    if (run->system && !run->chat && !run->conversation) return complain("-sys is for --chat and -cnv");
+    bool in_chat = run->chat || run->conversation, between = run->in_prefix || run->in_suffix;
+    if (run->system && !in_chat) return complain("-sys is for --chat and -cnv");
+    if (between && !in_chat) return complain("--in-prefix and --in-suffix are for the messages of --chat and -cnv");
+    if (between && (run->system || run->chat_template))
+        return complain("with --in-prefix or --in-suffix messages are read without a chat format: %s",
+                        run->system ? "say with -f what -sys should" : "omit --chat-template");
+    if (run->json_schema && run->ignore_end) return complain("--json-schema and --ignore-eos exclude each other");
     if (run->system && run->state) return complain("-sys goes before the first message of a chat, which --state has read already");
     for (size_t i = 0; i < run->reverse.n; i++)
         if (!*run->reverse.text[i]) return complain("-r takes some text");
     if (run->conversation && run->file && strcmp(run->file, "-") == 0)
         return complain("-f - and -cnv both read standard input: give the text as a file");
-    if (run->state && run->file && (run->chat || run->conversation))
+    if (run->state && run->file && in_chat)
         return complain("-f goes before the first message of a chat, which --state has read already: give the text with -p");
     int status = setup_check_codebook(&run->setup);
     return status == EXIT_OK && run->prompt ? text_check("the text of -p", run->prompt, strlen(run->prompt)) : status;
@@ -76,13 +83,13 @@ static enum options_result parse(struct run *run, int argc, char **argv) {
         {"-f, --file", "FILE", OPTION_TEXT, &run->file, 0, 0, "text to read; -: standard input, as where nothing is given"},
         {"-p, --prompt", "TEXT", OPTION_TEXT, &run->prompt, 0, 0, "text to read; after -f and an empty line when both are given"},
         {"--chat", NULL, OPTION_FLAG, &run->chat, 0, 0, "put what is read as one user message and print the reply"},
-        {"-cnv, --conversation", NULL, OPTION_FLAG, &run->conversation, 0, 0,
+        {"-cnv, --conversation|-i|--interactive|-if|--interactive-first", NULL, OPTION_FLAG, &run->conversation, 0, 0,
          "chat, one line a message, goes on after a \\ at its end; -f goes before the first; /help"},
         {"-sys, --system-prompt", "TEXT", OPTION_TEXT, &run->system, 0, 0, "the system message before the first one of a chat"},
         {"-e, --escape", NULL, OPTION_FLAG, &run->escape, 0, 0,
-         "\\n, \\t, \\\" and the like in -p, -sys and -r are what they stand for"},
+         "\\n, \\t, \\\" and the like in -p, -sys, -r, --in-prefix and --in-suffix are what they stand for"},
         {"-r, --reverse-prompt", "TEXT", OPTION_TEXTS, &run->reverse, 0, 0, "end a reply before this text; may come several times"},
-        {"--ignore-eos", NULL, OPTION_FLAG, &run->ignore_end, 0, 0, "never let the model end its text"},
+        {"-j, --json-schema", "SCHEMA", OPTION_TEXT, &run->json_schema, 0, 0, "replies are JSON of this schema; {}: any JSON"},
         {"--chat-template", "NAME", OPTION_TEXT, &run->chat_template, 0, 0, "the chat format, when the model's own is not known"},
         {"--state", "FILE", OPTION_TEXT, &run->state, 0, 0,
          "go on where a saved session was; -f and -p are read behind it, and may be missing"},
@@ -104,22 +111,39 @@ static enum options_result parse(struct run *run, int argc, char **argv) {
         {"--repeat-last-n", "N", OPTION_INTEGER, &run->repeat_last, -1, INT32_MAX,
          "how many tokens are recent; -1: as many as can be"},
         {"-s, --seed", "N", OPTION_INTEGER, &run->seed, -1, INT32_MAX, "the same seed gives the same text; -1: from the clock"},
+        /* llama.cpp's: docs/llama-cpp-users.md. */
+        {"--in-prefix", "TEXT", OPTION_TEXT, &run->in_prefix, 0, 0, NULL},
+        {"--in-suffix", "TEXT", OPTION_TEXT, &run->in_suffix, 0, 0, NULL},
+        {"--ignore-eos", NULL, OPTION_FLAG, &run->ignore_end, 0, 0, NULL},
+        {"-l, --logit-bias", "TOKEN+X", OPTION_TEXTS, &run->biases, 0, 0, NULL},
         {"-no-cnv, --no-conversation", NULL, OPTION_FLAG, &run->no_conversation, 0, 0, NULL},
-        {"--no-display-prompt", NULL, OPTION_FLAG, &run->display_nothing, 0, 0, NULL},
         {"--color", NULL, OPTION_FLAG, &run->color, 0, 0, NULL},
     };
     const struct option_set set = {
-        .usage = "terse run -p TEXT | -f FILE [-p TEXT] | -cnv [options]",
+        .usage = "terse run [MODEL.gguf] -p TEXT | -f FILE [-p TEXT] | -cnv [options]",
         .about = "Reads a text and continues it. The text goes to stdout, progress and a summary to stderr.\n"
-                 "Without --kv the cache is " DEFAULT_METHOD
-                 ". The profile of a model is learned at first use where that takes less than\n"
-                 "a minute; else the weights and the prompt stand in for it.\n",
+                 "Without --kv the cache is " METHOD_WITH_PROFILE
+                 " where there is a profile of the model, else " METHOD_WITHOUT_PROFILE ". At a terminal a missing profile\n"
+                 "is learned in the background, at the lowest priority.\n",
         .options = options,
         .n_options = sizeof options / sizeof options[0],
         .common = run->setup.common,
         .n_common = SETUP_COMMON,
+        .llama_flags = true,
+        .positional = &run->model,
     };
     return options_parse(&set, argc, argv);
+}
+
+/* terse MODEL.gguf: a chat, where somebody sits before it and nothing is given to read. */
+static int choose_model(struct run *run) {
+    bool nothing = !run->file && !run->prompt && !run->state && !run->chat;
+    if (!run->model) return EXIT_OK;
+    if (!setup_names_model(run->model)) return complain("unexpected argument \"%s\"; see --help", run->model);
+    if (run->setup.model_path) return complain("two models: %s, and -m %s", run->model, run->setup.model_path);
+    run->setup.model_path = run->model;
+    if (nothing && !run->no_conversation && isatty(STDIN_FILENO)) run->conversation = true;
+    return EXIT_OK;
 }
 
 /* The text of -f; of standard input where nothing else is given to read, and nobody sits before it. */
@@ -133,17 +157,57 @@ static int read_file(struct run *run) {
     return status;
 }
 
-/* Tokens that end a text are never chosen. */
-static int never_end(struct run *run) {
-    uint32_t vocabulary = run->setup.info.vocabulary;
-    size_t n = 0;
-    for (uint32_t token = 0; token < vocabulary; token++) n += terse_token_ends(run->setup.model, (int32_t)token);
-    if (!(run->never = malloc((n + 1) * sizeof *run->never))) return complain("no memory for --ignore-eos");
-    run->sampling.biases = run->never;
-    for (uint32_t token = 0; token < vocabulary; token++)
-        if (terse_token_ends(run->setup.model, (int32_t)token))
-            run->never[run->sampling.n_biases++] = (struct terse_logit_bias){.token = (int32_t)token, .bias = -INFINITY};
+/* "15043-1": the number of a token, then what is added to its logit. */
+static int read_bias(const struct run *run, const char *text, struct terse_logit_bias *bias) {
+    char *sign, *end;
+    errno = 0;
+    long long token = strtoll(text, &sign, 10);
+    double value = strtod(sign, &end);
+    if (sign == text || (*sign != '+' && *sign != '-') || end == sign || *end || isnan(value) || errno)
+        return complain("--logit-bias takes a token's number and what is added to its logit, as 15043+1 or 15043-inf, not \"%s\"",
+                        text);
+    if (token < 0 || token >= run->setup.info.vocabulary)
+        return complain("--logit-bias %s: the model has tokens 0 to %u", text, run->setup.info.vocabulary - 1);
+    *bias = (struct terse_logit_bias){(int32_t)token, (float)value};
     return EXIT_OK;
+}
+
+/* Those asked for; with --ignore-eos tokens that end a text are never chosen. */
+static int set_biases(struct run *run) {
+    uint32_t vocabulary = run->setup.info.vocabulary;
+    size_t n = run->biases.n;
+    int status = EXIT_OK;
+    for (uint32_t token = 0; run->ignore_end && token < vocabulary; token++)
+        n += terse_token_ends(run->setup.model, (int32_t)token);
+    if (!n) return EXIT_OK;
+    if (!(run->bias_list = malloc(n * sizeof *run->bias_list))) return complain("no memory for logit biases");
+    run->sampling.biases = run->bias_list;
+    run->sampling.n_biases = n;
+    for (n = 0; n < run->biases.n && status == EXIT_OK; n++) status = read_bias(run, run->biases.text[n], &run->bias_list[n]);
+    for (uint32_t token = 0; run->ignore_end && token < vocabulary; token++)
+        if (terse_token_ends(run->setup.model, (int32_t)token))
+            run->bias_list[n++] = (struct terse_logit_bias){.token = (int32_t)token, .bias = -INFINITY};
+    return status;
+}
+
+/* Before the prompt is read, by a session of no method. */
+static int check_schema(const struct run *run) {
+    struct terse_session_options options = terse_session_options_defaults();
+    struct terse_session *session;
+    struct terse_error error;
+    if (!run->json_schema) return EXIT_OK;
+    enum terse_status status = terse_session_new(run->setup.engine, &options, &session, &error);
+    if (!status) status = terse_session_require_json(session, run->json_schema, &error);
+    terse_session_free(session);
+    return status ? complain_error(&error) : EXIT_OK;
+}
+
+/* Before the first message of a chat. */
+static int check_chat_format(const struct run *run) {
+    struct terse_error error;
+    bool needed = (run->chat || run->conversation) && !run->in_prefix && !run->in_suffix;
+    if (!needed || text_try_chat(run->setup.model, run->chat_template, &error) == TERSE_OK) return EXIT_OK;
+    return complain_error(&error);
 }
 
 static int start(struct run *run) {
@@ -164,12 +228,16 @@ static int start(struct run *run) {
     /* Before a model is loaded or a codebook learned for it. */
     int status = read_file(run);
     if (status == EXIT_OK) status = setup_load(&run->setup);
+    if (status == EXIT_OK) status = check_chat_format(run);
+    if (status == EXIT_OK) status = set_biases(run);
+    if (status == EXIT_OK && run->save_state) status = codebooks_check_place(run->save_state, false);
+    if (status == EXIT_OK && codebooks_needed(&run->setup)) status = run_check_length(run);
     if (status == EXIT_OK) status = setup_engine(&run->setup);
+    if (status == EXIT_OK) status = check_schema(run);
     if (status == EXIT_OK) setup_remark_eviction(&run->setup);
     if (status != EXIT_OK) return status;
     run->options = setup_session_options(&run->setup);
     if ((status = codebooks_provide(&run->setup, &run->options)) != EXIT_OK) return status;
-    if (run->ignore_end && (status = never_end(run)) != EXIT_OK) return status;
     if (run_open_session(run, run->state, &run->session, &error) != TERSE_OK ||
         terse_detokenizer_new(run->setup.model, false, &run->detokenizer, &error) != TERSE_OK ||
         (run->reverse.n && terse_stop_new(run->reverse.text, run->reverse.n, &run->stop, &error) != TERSE_OK))
@@ -179,18 +247,31 @@ static int start(struct run *run) {
 }
 
 static bool names_sampling(const char *argument) {
-    static const char *const names[] = {"--temp",          "--top-k",          "--typical",          "--top-p",
-                                        "--min-p",         "--repeat-penalty", "--presence-penalty", "--frequency-penalty",
-                                        "--repeat-last-n", "--temperature",    "--ignore-eos",       "-s",
-                                        "--seed"};
+    static const char *const names[] = {"--temp",
+                                        "--top-k",
+                                        "--typical",
+                                        "--top-p",
+                                        "--min-p",
+                                        "--repeat-penalty",
+                                        "--presence-penalty",
+                                        "--frequency-penalty",
+                                        "--repeat-last-n",
+                                        "--temperature",
+                                        "--ignore-eos",
+                                        "-s",
+                                        "--seed",
+                                        "--logit-bias",
+                                        "-l"};
+    size_t n = strcspn(argument, "=");
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
-        if (strcmp(argument, names[i]) == 0) return true;
+        if (strlen(names[i]) == n && memcmp(argument, names[i], n) == 0) return true;
     return false;
 }
 
 int cmd_run(int argc, char **argv) {
     const struct terse_sampling sampling = terse_sampling_defaults();
     struct run run = {.n_predict = 512,
+                      .end = -1,
                       .temperature = (double)sampling.temperature,
                       .top_k = sampling.top_k,
                       .typical_p = (double)sampling.typical_p,
@@ -200,12 +281,15 @@ int cmd_run(int argc, char **argv) {
                       .repeat_last = sampling.repeat_last,
                       .seed = (int64_t)sampling.seed};
     setup_init(&run.setup);
-    run.setup.method = DEFAULT_METHOD;
+    run.setup.method = NULL;
     for (int i = 0; i < argc; i++) run.sampling_given |= names_sampling(argv[i]);
     enum options_result parsed = parse(&run, argc, argv);
     if (parsed != OPTIONS_GO) return parsed == OPTIONS_HELP ? EXIT_OK : EXIT_FAILED;
+    setup_default_method(&run.setup);
+    run.setup.learns_beside = isatty(STDERR_FILENO);
     if (run.escape) resolve_escapes(&run);
-    int status = check_options(&run);
+    int status = choose_model(&run);
+    if (status == EXIT_OK) status = check_options(&run);
     if (status == EXIT_OK) status = start(&run);
     if (status == EXIT_OK) {
         bool refused = false;
@@ -216,11 +300,12 @@ int cmd_run(int argc, char **argv) {
             status = complain_error(&error);
         if (status == EXIT_OK && refused) status = EXIT_FAILED;
     }
+    learner_leave(&run.setup, status == EXIT_OK);
     terse_stop_free(run.stop);
     terse_detokenizer_free(run.detokenizer);
     terse_session_free(run.session);
     setup_free(&run.setup);
     free(run.text);
-    free(run.never);
+    free(run.bias_list);
     return status;
 }

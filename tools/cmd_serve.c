@@ -1,6 +1,7 @@
 /* `terse serve`: one engine behind HTTP, for OpenAI's clients and llama.cpp's. */
 #include "codebooks.h"
 #include "commands.h"
+#include "learner.h"
 #include "serve/http.h"
 #include "setup.h"
 #include "text.h"
@@ -10,13 +11,15 @@
 #include <string.h>
 #include <time.h>
 
-#define DEFAULT_METHOD "terse-2" /* as terse run */
-#define PREFIXES 32              /* ends of prompts and of replies: 16 of each */
+#define PREFIXES 32 /* ends of prompts and of replies: 16 of each */
 
 struct serve {
     struct setup setup;
     const char *host, *chat_template, *api_key, *api_key_file, *state_dir;
-    int64_t port, parallel, queue;
+    const char *alias; /* NULL: the model's file names it */
+    int64_t port, parallel, queue, n_predict;
+    double temperature;
+    bool chats;     /* the model has a chat format */
     char *key_text; /* of the file: server.keys point into it */
     char model_name[128];
     struct server server;
@@ -31,6 +34,10 @@ static enum options_result parse(struct serve *serve, int argc, char **argv) {
         {"--port", "N", OPTION_INTEGER, &serve->port, 0, 65535, "listen there; 0: at a port that is free"},
         {"-np, --parallel", "N", OPTION_INTEGER, &serve->parallel, 1, 1024, "slots: replies that are written at the same time"},
         {"--queue", "N", OPTION_INTEGER, &serve->queue, 1, 100000, "requests that may wait for a slot; more are refused with 429"},
+        {"-a, --alias", "NAME", OPTION_TEXT, &serve->alias, 0, 0, "the model's name in replies; without it its file's"},
+        {"-n, --predict|--n-predict", "N", OPTION_INTEGER, &serve->n_predict, -1, INT32_MAX,
+         "tokens of a reply where a request does not say; -1: until the context is full, of /v1/completions 16"},
+        {"--temp|--temperature", "X", OPTION_NUMBER, &serve->temperature, 0, 100, "temperature where a request does not say"},
         {"-c, --ctx-size", "N", OPTION_INTEGER, &serve->setup.context, 0, UINT32_MAX,
          "context of each slot in tokens; 0: the model's"},
         {"--kv", "METHOD", OPTION_TEXT, &serve->setup.method, 0, 0, serve->setup.method_help},
@@ -48,11 +55,15 @@ static enum options_result parse(struct serve *serve, int argc, char **argv) {
         .usage = "terse serve [options]",
         .about =
             "Serves the model over HTTP: OpenAI's chat and text completions, and llama.cpp's addresses (docs/serve.md). SIGINT or\n"
-            "SIGTERM lets running replies end; a second one does not. Without --kv the cache is " DEFAULT_METHOD ".\n",
+            "SIGTERM lets running replies end; a second one does not. Without --kv the cache is " METHOD_WITH_PROFILE
+            " where there is a\n"
+            "profile of the model, else " METHOD_WITHOUT_PROFILE
+            ", and a profile is learned in the background, at the lowest priority.\n",
         .options = options,
         .n_options = sizeof options / sizeof options[0],
         .common = serve->setup.common,
         .n_common = SETUP_COMMON,
+        .llama_flags = true,
     };
     return options_parse(&set, argc, argv);
 }
@@ -88,13 +99,13 @@ static int read_keys(struct serve *serve) {
 
 /* ---- Starting */
 
-/* "lab-27m", or the name of the model's file without its folder and ending. */
+/* As -a says; else "lab-27m", or the name of the model's file without its folder and ending. */
 static void name_model(struct serve *serve) {
     const char *path = serve->setup.model_path, *slash = path ? strrchr(path, '/') : NULL;
-    const char *name = !path ? "lab-27m" : slash ? slash + 1 : path;
+    const char *name = serve->alias ? serve->alias : !path ? "lab-27m" : slash ? slash + 1 : path;
     snprintf(serve->model_name, sizeof serve->model_name, "%s", name);
     size_t n = strlen(serve->model_name);
-    if (path && n > 5 && strcmp(serve->model_name + n - 5, ".gguf") == 0) serve->model_name[n - 5] = 0;
+    if (!serve->alias && path && n > 5 && strcmp(serve->model_name + n - 5, ".gguf") == 0) serve->model_name[n - 5] = 0;
     text_make_printable(serve->model_name);
 }
 
@@ -112,27 +123,35 @@ static void describe(struct serve *serve) {
                                              .vocabulary = setup->info.vocabulary,
                                              .context = setup->context ? (uint32_t)setup->context : setup->info.context,
                                              .slots = server->slots,
-                                             .chat_format = serve->chat_template};
+                                             .chat_format = serve->chat_template,
+                                             .temperature = &serve->temperature,
+                                             .reply_tokens = serve->n_predict > 0 ? (uint32_t)serve->n_predict : 0};
 }
 
 /* Whether there is a format does not depend on what is asked. Without one the server still completes texts, and says what it does about chats. */
-static int check_chat_format(const struct serve *serve) {
-    const struct terse_message message = {"user", "-"};
+static int check_chat_format(struct serve *serve) {
     struct terse_error error;
-    char *text;
-    if (terse_chat_render(serve->setup.model, serve->chat_template, &message, 1, true, &text, &error) != TERSE_OK) {
-        if (serve->chat_template) return complain_error(&error);
-        remark("chats are refused: %s", error.message);
-        return EXIT_OK;
-    }
-    terse_string_free(text);
+    serve->chats = text_try_chat(serve->setup.model, serve->chat_template, &error) == TERSE_OK;
+    if (serve->chats) return EXIT_OK;
+    if (serve->chat_template) return complain_error(&error);
+    remark("chats are refused: %s", error.message);
     return EXIT_OK;
+}
+
+/* All that can be wrong with the options is found before a model is loaded or anything is learned. */
+static int check_options(struct serve *serve, int *socket_fd) {
+    if (!serve->n_predict) return complain("-n 0: replies of no tokens; -1: as each request says");
+    if (serve->alias && !*serve->alias) return complain("-a is empty: give a name, or leave the option out");
+    int status = read_keys(serve);
+    if (status == EXIT_OK) status = setup_check_codebook(&serve->setup);
+    if (status == EXIT_OK && serve->state_dir) status = store_check(serve->state_dir);
+    if (status == EXIT_OK && (*socket_fd = http_listen(serve->host, (uint16_t)serve->port)) < 0) status = EXIT_FAILED;
+    return status;
 }
 
 static int start(struct serve *serve) {
     struct terse_error error;
-    int status = read_keys(serve);
-    if (status == EXIT_OK) status = setup_check_codebook(&serve->setup);
+    int socket_fd = -1, status = check_options(serve, &socket_fd);
     if (status == EXIT_OK) status = setup_load(&serve->setup);
     if (status == EXIT_OK) status = check_chat_format(serve);
     if (status == EXIT_OK) status = setup_engine(&serve->setup);
@@ -151,7 +170,7 @@ static int start(struct serve *serve) {
     options.metrics = &serve->server.metrics;
     describe(serve);
     if (scheduler_start(&options, &serve->server.scheduler, &error) != TERSE_OK) return complain_error(&error);
-    return http_start(&serve->server, serve->host, (uint16_t)serve->port, &serve->http);
+    return http_start(&serve->server, socket_fd, &serve->http);
 }
 
 static void say_where(const struct serve *serve) {
@@ -160,11 +179,12 @@ static void say_where(const struct serve *serve) {
     char budget[64] = "no limit to KV caches", kept[64] = "";
     if (serve->kept) snprintf(kept, sizeof kept, ", %zu saved prefixes", serve->kept);
     if (server->kv_budget) snprintf(budget, sizeof budget, "KV caches up to %.0f MiB", (double)server->kv_budget / 0x1p20);
-    remark("%s: model %s, KV cache %s, %u slots of %u tokens, %s%s%s\n"
-           "try: curl %s/v1/chat/completions%s -d '{\"messages\": [{\"role\": \"user\", \"content\": \"Hello\"}], \"max_tokens\": "
-           "32}'",
-           address, server->model_name, server->method, server->slots, server->limits.context, budget, kept,
-           server->keys.n ? ", with API keys" : "", address, server->keys.n ? " -H \"Authorization: Bearer KEY\"" : "");
+    remark(
+        "%s: model %s, KV cache %s, %u slots of %u tokens, %s%s%s\ntry: curl %s/v1/%scompletions%s -d '{%s, \"max_tokens\": 32}'",
+        address, server->model_name, server->method, server->slots, server->limits.context, budget, kept,
+        server->keys.n ? ", with API keys" : "", address, serve->chats ? "chat/" : "",
+        server->keys.n ? " -H \"Authorization: Bearer KEY\"" : "",
+        serve->chats ? "\"messages\": [{\"role\": \"user\", \"content\": \"Hello\"}]" : "\"prompt\": \"Once upon a time\"");
 }
 
 /* ---- Running and stopping */
@@ -176,6 +196,7 @@ static void run(struct serve *serve) {
     while (!console_interrupted()) {
         double now = console_seconds();
         if (now - cut >= 0.5) http_cut_slow(serve->http);
+        if (now - cut >= 0.5) learner_look(&serve->setup);
         if (now - cut >= 0.5) cut = now;
         pause_briefly();
     }
@@ -188,15 +209,18 @@ static void run(struct serve *serve) {
 }
 
 int cmd_serve(int argc, char **argv) {
-    struct serve serve = {.host = "127.0.0.1", .port = 8080, .parallel = 4, .queue = 64};
+    struct serve serve = {.host = "127.0.0.1", .port = 8080, .parallel = 4, .queue = 64, .n_predict = -1};
+    serve.temperature = (double)terse_sampling_defaults().temperature;
     serve.server.most_body = UINT64_C(16) << 20;
     serve.server.timeout = 60;
     metrics_begin(&serve.server.metrics);
     setup_init(&serve.setup);
-    serve.setup.method = DEFAULT_METHOD;
+    serve.setup.method = NULL;
+    serve.setup.learns_beside = true;
     serve.setup.prefixes = PREFIXES;
     enum options_result parsed = parse(&serve, argc, argv);
     if (parsed != OPTIONS_GO) return parsed == OPTIONS_HELP ? EXIT_OK : EXIT_FAILED;
+    setup_default_method(&serve.setup);
     int status = start(&serve);
     if (status == EXIT_OK) {
         say_where(&serve);
@@ -206,6 +230,7 @@ int cmd_serve(int argc, char **argv) {
         scheduler_stop(serve.server.scheduler);
         scheduler_wait(serve.server.scheduler); /* HTTP's threads ask it until they end, and must not be suspended by then */
     }
+    learner_leave(&serve.setup, false);
     http_stop(serve.http);
     scheduler_free(serve.server.scheduler);
     metrics_end(&serve.server.metrics);

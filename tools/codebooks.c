@@ -1,11 +1,11 @@
 /* Which methods need a codebook, the user's cache directory, and the calibration that fills it. The library does the learning. */
 #include "codebooks.h"
 
+#include "learner.h"
 #include "text.h"
 
 #include <errno.h>
 #include <inttypes.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -59,16 +59,76 @@ bool codebooks_path(const struct setup *setup, char *path, size_t capacity) {
     return length > 0 && (size_t)length < capacity;
 }
 
-enum terse_status codebooks_keep(const struct terse_codebook *codebook, const char *path, struct terse_error *error) {
+/* The folders on the way to a file; false, with errno, where one cannot be made. */
+static bool make_folders(const char *path) {
     char folder[4096];
     for (const char *slash = strchr(path + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
         size_t length = (size_t)(slash - path);
-        if (length >= sizeof folder) break;
+        if (length >= sizeof folder) return false;
         memcpy(folder, path, length);
         folder[length] = 0;
-        if (mkdir(folder, 0700) != 0 && errno != EEXIST) break; /* saving says what is wrong */
+        if (mkdir(folder, 0700) != 0 && errno != EEXIST) return false;
     }
+    return true;
+}
+
+enum terse_status codebooks_keep(const struct terse_codebook *codebook, const char *path, struct terse_error *error) {
+    make_folders(path); /* saving says what is wrong */
     return terse_codebook_save(codebook, path, error);
+}
+
+int codebooks_check_place(const char *path, bool makes_folders) {
+    char folder[4096];
+    const char *slash = strrchr(path, '/');
+    int length = snprintf(folder, sizeof folder, "%.*s.", slash ? (int)(slash - path) + 1 : 0, path);
+    if (length < 0 || (size_t)length >= sizeof folder) return complain("%s: the path is too long", path);
+    if ((makes_folders && !make_folders(path)) || access(folder, W_OK) != 0)
+        return complain("cannot write %s: %s", path, strerror(errno));
+    return EXIT_OK;
+}
+
+/* ---- What is kept there */
+
+/* Whether the codebook is for the method and model that its file's name says: all that are kept serve the model whatever its weights' types. */
+static bool is_for(const struct terse_codebook *codebook, const struct setup *setup) {
+    struct terse_codebook_info info;
+    char name[64];
+    terse_codebook_describe(codebook, &info);
+    name_codebook(setup, name);
+    return strcmp(info.method, name) == 0 && info.of_norms && info.fingerprint == setup->info.norms_fingerprint;
+}
+
+/* The codebook at `path`; NULL where there is none or, after a remark, where it is of no use. Lack of memory is a failure: another
+ * method in its place would be a surprise. Returns an exit status. */
+static int find(const struct setup *setup, const char *path, struct terse_codebook **codebook) {
+    struct terse_error error;
+    *codebook = NULL;
+    if (access(path, F_OK) != 0) return EXIT_OK;
+    if (terse_codebook_load(path, codebook, &error) != TERSE_OK) {
+        if (error.code == TERSE_E_MEMORY) return complain_error(&error);
+        remark("a codebook that was kept cannot be used: %s", error.message);
+        return EXIT_OK;
+    }
+    if (is_for(*codebook, setup)) return EXIT_OK;
+    remark("%s is for another method or model than its name says: it is not used", path);
+    terse_codebook_free(*codebook);
+    *codebook = NULL;
+    return EXIT_OK;
+}
+
+/* Whether a codebook of so many tokens may take the place of what is kept at `path`. One that is of no use may be replaced by any. */
+static int check_replacing(const struct setup *setup, const char *path, uint64_t tokens) {
+    struct terse_codebook *kept;
+    struct terse_codebook_info info;
+    int status = find(setup, path, &kept);
+    if (status != EXIT_OK || !kept) return status;
+    terse_codebook_describe(kept, &info);
+    if (tokens < info.tokens)
+        status = complain("%s is there already, learned from %" PRIu64 " tokens of %s, and this one would be learned from %" PRIu64
+                          ": give -o FILE for it, learn from as many, or remove that file",
+                          path, info.tokens, info.corpus, tokens);
+    terse_codebook_free(kept);
+    return status;
 }
 
 /* ---- Learning */
@@ -101,7 +161,7 @@ struct watch {
     const struct terse_calibration *options;
     uint64_t windows;
     double start;
-    double most;   /* seconds that a profile may take, or it is given up; 0: any time */
+    double most;   /* seconds that it may take, or it is given up; 0: any time */
     double needed; /* seconds that it would take, where it was given up */
     bool silent;   /* nothing more is announced */
 };
@@ -109,18 +169,20 @@ struct watch {
 /* Tokens that a profile is learned from, and those of them with gradients, which take three times as long: terse_calibrate.h. */
 #define PROFILE_TOKENS 20480
 #define PROFILE_GRADIENT_TOKENS 4096
-#define PROFILE_SECONDS 60 /* that may pass before a session that can do without */
+#define CODEBOOK_WINDOWS 128
+#define UNASKED_SECONDS 60           /* that learning may take where nobody asked for it */
+#define BACKGROUND_SECONDS (20 * 60) /* the same in the background */
 
 /* Windows that calibration reads where no number of them is asked for. */
 static uint64_t default_windows(const struct setup *setup, uint32_t window) {
-    if (!codebooks_is_profile(setup)) return 128;
+    if (!codebooks_is_profile(setup)) return CODEBOOK_WINDOWS;
     return PROFILE_TOKENS / window ? PROFILE_TOKENS / window : 1;
 }
 
 /* "about 40 seconds" */
 static void write_duration(double seconds, char *text, size_t capacity) {
     if (seconds < 90)
-        snprintf(text, capacity, "about %.0f seconds", seconds < 1 ? 1 : seconds);
+        snprintf(text, capacity, "about %.0f second%s", seconds < 1 ? 1 : seconds, seconds < 1.5 ? "" : "s");
     else if (seconds < 90 * 60)
         snprintf(text, capacity, "about %.0f minutes", seconds / 60);
     else
@@ -135,12 +197,13 @@ static void announce(struct watch *watch, const char *what, uint64_t done, uint6
     if (watch->silent || !done || (done * watch->windows < total && seconds < SECONDS_TO_TELL)) return;
     watch->silent = true;
     double rest = seconds * (double)(total - done) / (double)done;
-    if (codebooks_is_profile(watch->setup)) { /* gradients of a fifth of the tokens are to come */
+    if (codebooks_is_profile(watch->setup)) /* gradients of a fifth of the tokens are to come */
         rest += seconds * (double)total / (double)done * 3 * PROFILE_GRADIENT_TOKENS / PROFILE_TOKENS;
-        if (watch->most > 0 && rest > watch->most) {
-            watch->needed = rest;
-            return;
-        }
+    if (watch->most > 0 && rest > watch->most) {
+        watch->needed = rest;
+        return;
+    }
+    if (codebooks_is_profile(watch->setup)) {
         write_duration(rest, left, sizeof left);
         remark("%s needs a profile of %s, and there is none yet: learning one from %s, %" PRIu64
                " windows of %u tokens, this once and for every terse-N; it takes %s",
@@ -161,16 +224,9 @@ static bool watch_calibration(void *user, const char *what, uint64_t done, uint6
     return watch->needed > 0 ? false : progress_show(NULL, what, done, total);
 }
 
-int codebooks_learn(const struct setup *setup, const struct codebooks_calibration *calibration, struct terse_codebook **codebook,
-                    double *needed) {
+static struct terse_calibration options_of(const struct setup *setup, const struct codebooks_calibration *calibration) {
     struct terse_calibration options = terse_calibration_defaults();
-    struct terse_error error;
-    int32_t *tokens;
-    size_t n_tokens;
     const char *slash = calibration->file ? strrchr(calibration->file, '/') : NULL;
-    *codebook = NULL;
-    int status = read_calibration(setup, calibration->file, &tokens, &n_tokens);
-    if (status != EXIT_OK) return status;
     options.method = learned_method(setup);
     options.corpus = !calibration->file ? built_in_corpus : slash ? slash + 1 : calibration->file;
     if (calibration->window)
@@ -184,49 +240,34 @@ int codebooks_learn(const struct setup *setup, const struct codebooks_calibratio
     options.text_labels = calibration->text_labels;
     options.weighting = (enum terse_weighting)calibration->weighting;
     options.threads = (uint32_t)setup->threads;
+    return options;
+}
+
+int codebooks_learn(const struct setup *setup, const struct codebooks_calibration *calibration, struct terse_codebook **codebook,
+                    double *needed) {
+    struct terse_calibration options = options_of(setup, calibration);
+    struct terse_error error;
+    int32_t *tokens;
+    size_t n_tokens;
+    *codebook = NULL;
+    int status = read_calibration(setup, calibration->file, &tokens, &n_tokens);
+    if (status != EXIT_OK) return status;
     struct watch watch = {
         setup, &options, n_tokens / options.window, console_seconds(), calibration->most_seconds, 0, !calibration->announced};
     uint64_t windows = options.windows ? options.windows : default_windows(setup, options.window);
     if (windows < watch.windows) watch.windows = windows;
     options.progress = (struct terse_progress){watch_calibration, &watch};
-    enum terse_status learned = terse_calibrate(setup->model, &options, tokens, n_tokens, codebook, &error);
-    if (learned == TERSE_E_UNSUPPORTED && watch.most > 0)
-        watch.needed = INFINITY;
-    else if (learned != TERSE_OK && !(watch.needed > 0))
-        status = complain_error(&error);
+    if (watch.windows && calibration->kept_at) /* a text too short for any window is the library's to refuse */
+        status = check_replacing(setup, calibration->kept_at, watch.windows * options.window);
+    enum terse_status learned =
+        status == EXIT_OK ? terse_calibrate(setup->model, &options, tokens, n_tokens, codebook, &error) : TERSE_OK;
+    if (learned != TERSE_OK && !(watch.needed > 0)) status = complain_error(&error);
     if (needed) *needed = watch.needed;
     free(tokens);
     return status;
 }
 
-/* ---- Finding one */
-
-/* Whether the codebook is for the method and model that its file's name says: all that are kept serve the model whatever its weights' types. */
-static bool is_for(const struct terse_codebook *codebook, const struct setup *setup) {
-    struct terse_codebook_info info;
-    char name[64];
-    terse_codebook_describe(codebook, &info);
-    name_codebook(setup, name);
-    return strcmp(info.method, name) == 0 && info.of_norms && info.fingerprint == setup->info.norms_fingerprint;
-}
-
-/* The codebook at `path`; NULL where there is none or, after a remark, where it is of no use. Lack of memory is a failure: another
- * method in its place would be a surprise. Returns an exit status. */
-static int find(const struct setup *setup, const char *path, struct terse_codebook **codebook) {
-    struct terse_error error;
-    *codebook = NULL;
-    if (access(path, F_OK) != 0) return EXIT_OK;
-    if (terse_codebook_load(path, codebook, &error) != TERSE_OK) {
-        if (error.code == TERSE_E_MEMORY) return complain_error(&error);
-        remark("a codebook that was kept cannot be used: %s", error.message);
-        return EXIT_OK;
-    }
-    if (is_for(*codebook, setup)) return EXIT_OK;
-    remark("%s is for another method or model than its name says: it is not used", path);
-    terse_codebook_free(*codebook);
-    *codebook = NULL;
-    return EXIT_OK;
-}
+/* ---- Finding one, or learning it */
 
 /* From embedded.S: the built-in model's. */
 extern const char default_profile_begin[], default_profile_end[];
@@ -269,47 +310,66 @@ static bool remember(struct setup *setup, struct terse_codebook *codebook) {
 /* Whether a session of these options would be possible with some codebook, so that wrong options fail before minutes are spent on
  * learning. */
 static int try_options(const struct setup *setup, const struct terse_session_options *options) {
-    struct terse_session_options plain = *options;
+    struct terse_session_options some = *options;
+    struct terse_codebook *random;
     struct terse_session *session;
     struct terse_error error;
-    plain.cache = terse_cache_options_defaults();
-    if (terse_session_new(setup->engine, &plain, &session, &error) != TERSE_OK) return complain_error(&error);
-    terse_session_free(session);
-    return EXIT_OK;
+    if (terse_codebook_random(setup->model, learned_method(setup), &random, &error) != TERSE_OK) return complain_error(&error);
+    some.cache.codebook = random;
+    enum terse_status status = terse_session_new(setup->engine, &some, &session, &error);
+    if (status == TERSE_OK) terse_session_free(session);
+    terse_codebook_free(random);
+    return status ? complain_error(&error) : EXIT_OK;
 }
 
-/* Whether such a session can do without a codebook. */
-static bool possible_without(const struct setup *setup, const struct terse_session_options *options) {
-    struct terse_session_options plain = *options;
+/* Whether a session of the options, which name no codebook, is possible. */
+static enum terse_status try_without(const struct setup *setup, const struct terse_session_options *options,
+                                     struct terse_error *error) {
     struct terse_session *session;
-    plain.cache.codebook = NULL;
-    if (terse_session_new(setup->engine, &plain, &session, NULL) != TERSE_OK) return false;
-    terse_session_free(session);
-    return true;
+    enum terse_status status = terse_session_new(setup->engine, options, &session, error);
+    if (status == TERSE_OK) terse_session_free(session);
+    return status;
 }
 
-/* Seconds that a profile takes at least, of processors far faster than most: large models need not be tried. */
+/* Seconds that learning takes where products run at 100 GFLOP/s a thread, which few processors exceed: from this on nothing need be tried. */
 static double least_seconds(const struct setup *setup) {
-    double threads = setup->threads ? (double)setup->threads : (double)sysconf(_SC_NPROCESSORS_ONLN);
-    return 2 * (double)setup->info.parameters * (PROFILE_TOKENS + 3 * PROFILE_GRADIENT_TOKENS) / (1e11 * threads);
+    double threads = setup->threads > 0 ? (double)setup->threads : (double)sysconf(_SC_NPROCESSORS_ONLN);
+    double tokens = PROFILE_TOKENS + 3 * PROFILE_GRADIENT_TOKENS, window = setup->info.context < 2048 ? setup->info.context : 2048;
+    if (!codebooks_is_profile(setup)) tokens = 4 * CODEBOOK_WINDOWS * window; /* all with gradients */
+    return 2 * (double)setup->info.parameters * tokens / (1e11 * threads);
 }
 
-/* How the session goes on, and what would help. */
-static void remark_without(const struct setup *setup, double seconds) {
-    char duration[64];
-    if (isinf(seconds)) {
-        remark("%s goes by the weights and the prompt: no profile can be learned of %s models", setup->method,
-               setup->info.architecture);
-        return;
-    }
+/* "terse calibrate -m FILE --kv METHOD", into text[capacity]. */
+static const char *write_command(const struct setup *setup, char *text, size_t capacity) {
+    snprintf(text, capacity, "terse calibrate%s%s --kv %s", setup->model_path ? " -m " : "",
+             setup->model_path ? setup->model_path : "", codebooks_is_profile(setup) ? METHOD_WITH_PROFILE : setup->method);
+    return text;
+}
+
+static const char *model_name(const struct setup *setup) { return setup->info.name[0] ? setup->info.name : "this model"; }
+
+/* What a session without a profile goes on with, and whether there will be one. `seconds` are those that learning takes. */
+static void remark_without(const struct setup *setup, const char *method, double seconds, enum learner_start learner) {
+    char duration[64], command[4096 + 64], now[160];
     write_duration(seconds, duration, sizeof duration);
-    remark("%s goes by the weights and the prompt, since there is no profile of %s: terse calibrate%s%s --kv %s makes one in %s, "
-           "with which its divergence is about a third less",
-           setup->method, setup->info.name[0] ? setup->info.name : "this model", setup->model_path ? " -m " : "",
-           setup->model_path ? setup->model_path : "", learned_method(setup), duration);
+    write_command(setup, command, sizeof command);
+    if (setup->by_default)
+        snprintf(now, sizeof now, "the KV cache is %s, safe with every model measured", method);
+    else
+        snprintf(now, sizeof now, "%s without one can damage what the model writes (%s does not)", method, METHOD_WITHOUT_PROFILE);
+    if (setup->learner)
+        remark("there is no profile of %s yet: %s; one is being learned in the background (%s or more; kill %d ends it, "
+               "--no-auto-calibrate prevents it), and the next start %s",
+               model_name(setup), now, duration, (int)setup->learner,
+               setup->by_default ? "takes " METHOD_WITH_PROFILE ", half of the memory" : "takes it");
+    else if (learner == LEARNER_ELSEWHERE)
+        remark("there is no profile of %s yet: %s; another process is learning one", model_name(setup), now);
+    else
+        remark("there is no profile of %s: %s; %s learns one (%s or more)%s", model_name(setup), now, command, duration,
+               setup->by_default ? ", and without --kv the cache is then " METHOD_WITH_PROFILE ", half of the memory" : "");
 }
 
-/* Keeps a profile that was just learned where the next run finds it. */
+/* Keeps a codebook that was just learned where the next run finds it. */
 static void keep(const struct terse_codebook *codebook, const char *path) {
     struct terse_error error;
     if (!path)
@@ -319,37 +379,55 @@ static void keep(const struct terse_codebook *codebook, const char *path) {
         remark("the codebook is not kept, and the next run will learn it again: %s", error.message);
 }
 
-/* *codebook stays NULL where a profile would take long and the session can do without. */
+/* *codebook stays NULL where learning would take longer than nobody asked for: then *needed is how many seconds. */
 static int learn_and_keep(const struct setup *setup, const struct terse_session_options *options, const char *path,
-                          struct terse_codebook **codebook) {
+                          struct terse_codebook **codebook, double *needed) {
     struct codebooks_calibration calibration = codebooks_calibration_defaults();
-    bool without = codebooks_is_profile(setup) && possible_without(setup, options);
-    double needed = without ? least_seconds(setup) : 0;
+    double least = least_seconds(setup);
     calibration.announced = true;
-    calibration.most_seconds = without ? PROFILE_SECONDS : 0;
+    calibration.most_seconds = setup->auto_calibrate ? 0 : UNASKED_SECONDS;
     int status = try_options(setup, options);
-    if (status == EXIT_OK && needed <= PROFILE_SECONDS) status = codebooks_learn(setup, &calibration, codebook, &needed);
-    if (status != EXIT_OK) return status;
-    if (!*codebook)
-        remark_without(setup, needed);
-    else
-        keep(*codebook, path);
+    *needed = least;
+    if (status == EXIT_OK && (setup->auto_calibrate || least <= UNASKED_SECONDS))
+        status = codebooks_learn(setup, &calibration, codebook, needed);
+    if (status == EXIT_OK && *codebook) keep(*codebook, path);
+    return status;
+}
+
+/* How a session goes on without the profile that is not there: where nobody asked for the method, with another one. Returns an exit
+ * status. */
+static int go_without(struct setup *setup, struct terse_session_options *options, const char *path, double seconds) {
+    enum learner_start learner = LEARNER_IMPOSSIBLE;
+    struct terse_error error;
+    bool of_file =
+        !setup->rope_scaling && setup->rope_scale == 0 && setup->rope_base == 0; /* the rotation that the learner meets */
+    bool background = setup->learns_beside && !setup->no_auto_calibrate && path && of_file;
+    const char *method = setup->by_default ? METHOD_WITHOUT_PROFILE : setup->method;
+    options->cache.method = method;
+    if (try_without(setup, options, &error) != TERSE_OK) return complain_error(&error);
+    if (background && seconds <= BACKGROUND_SECONDS && make_folders(path)) learner = learner_start(setup, path);
+    remark_without(setup, method, seconds, learner);
+    setup->method = method;
     return EXIT_OK;
 }
 
-static int find_or_learn(const struct setup *setup, const struct terse_session_options *options, struct terse_codebook **codebook) {
-    char path[4096];
+static int find_or_learn(struct setup *setup, struct terse_session_options *options, struct terse_codebook **codebook) {
+    char path[4096], duration[64], command[4096 + 64];
     bool place = codebooks_path(setup, path, sizeof path), profile = codebooks_is_profile(setup);
+    double needed = least_seconds(setup);
     int status = find_anywhere(setup, codebook);
     if (status != EXIT_OK || *codebook) return status;
-    if (!setup->no_auto_calibrate) return learn_and_keep(setup, options, place ? path : NULL, codebook);
-    if (profile && possible_without(setup, options)) {
-        remark_without(setup, least_seconds(setup));
-        return EXIT_OK;
-    }
-    return complain("%s needs a %s for this model, and there is none in %s; make it with: terse calibrate%s%s --kv %s",
-                    setup->method, profile ? "profile" : "codebook", place ? path : "~/.cache", setup->model_path ? " -m " : "",
-                    setup->model_path ? setup->model_path : "", learned_method(setup));
+    /* What nobody asked for is never waited for. */
+    bool learns = !setup->no_auto_calibrate && !(setup->by_default && profile && !setup->auto_calibrate);
+    if (learns) status = learn_and_keep(setup, options, place ? path : NULL, codebook, &needed);
+    if (status != EXIT_OK || *codebook) return status;
+    if (profile && (setup->by_default || try_without(setup, options, NULL) == TERSE_OK))
+        return go_without(setup, options, place ? path : NULL, needed);
+    write_duration(needed, duration, sizeof duration);
+    write_command(setup, command, sizeof command);
+    return complain("%s needs a %s for this model, and there is none in %s; make it with %s (%s or more)%s", setup->method,
+                    profile ? "profile" : "codebook", place ? path : "~/.cache", command, duration,
+                    learns ? ", or now with --auto-calibrate" : "");
 }
 
 static bool without_codebook(const struct setup *setup) {
@@ -371,6 +449,7 @@ int codebooks_provide(struct setup *setup, struct terse_session_options *options
         if (without_codebook(setup)) {
             if (!codebooks_is_profile(setup))
                 return complain("--codebook none is for terse-N: %s cannot do without", setup->method);
+            if (setup->by_default) setup->method = options->cache.method = METHOD_WITHOUT_PROFILE;
         } else if (setup->random_codebooks) {
             if (terse_codebook_random(setup->model, learned_method(setup), &codebook, &error) != TERSE_OK)
                 status = complain_error(&error);

@@ -20,8 +20,11 @@ bool codebooks_needed(const struct setup *setup);
 bool codebooks_is_profile(const struct setup *setup);
 
 /* Sets options->cache.codebook to the one that the method needs for the model: that of --codebook, that in the user's cache
- * directory, the built-in one, or one that is learned now and kept there; where *setup asks for it, one of random numbers. Stays NULL
- * where the method needs none, or can do without and --codebook is none or learning one would take more than a minute. Learns nothing before a session of these options is known to be possible. Returns an exit status. */
+ * directory, the built-in one, or one that is learned now and kept there; where *setup asks for it, one of random numbers. It stays NULL
+ * where the method needs none, or is terse-N and --codebook is none or there is no profile and learning one would take more than a minute.
+ * Where nobody asked for the method (by_default) nothing is learned now: without a profile the method becomes METHOD_WITHOUT_PROFILE, in
+ * *setup and *options, and a profile is learned in the background where *setup allows it. Nothing is learned before a session of these
+ * options is known to be possible. Returns an exit status. */
 int codebooks_provide(struct setup *setup, struct terse_session_options *options);
 
 /* The text to learn from and how; 0 stands for what the library takes by default. */
@@ -31,20 +34,24 @@ struct codebooks_calibration {
     bool shared, text_labels;
     int weighting;       /* as enum terse_weighting */
     bool announced;      /* says beforehand what is learned, and how long it will take */
-    double most_seconds; /* a profile that would take longer is not learned; 0: any time */
+    double most_seconds; /* what would take longer is not learned; 0: any time */
+    const char *kept_at; /* refuses to learn from fewer tokens than the codebook that is kept there; NULL: whatever it replaces */
 };
 /* The library's defaults. */
 struct codebooks_calibration codebooks_calibration_defaults(void);
 
 /* Learns a codebook for the method and the model, with progress. Returns an exit status; *codebook is released by
- * terse_codebook_free. It stays NULL where a profile would take more than most_seconds; then *needed, which may be NULL, is how many, or
- * infinite where none can be learned of such models. */
+ * terse_codebook_free. It stays NULL where that would take more than most_seconds; then *needed, which may be NULL, is how many. */
 int codebooks_learn(const struct setup *setup, const struct codebooks_calibration *calibration, struct terse_codebook **codebook,
                     double *needed);
 
 /* Where the codebook of the method for the model is looked for, into path[capacity]: $XDG_CACHE_HOME/terse or ~/.cache/terse. False
  * when the user has no such place. */
 bool codebooks_path(const struct setup *setup, char *path, size_t capacity);
+
+/* Complains where a file that is to be written after minutes of work cannot be written; makes the folders on the way to it first, where asked
+ * to. Returns an exit status. */
+int codebooks_check_place(const char *path, bool makes_folders);
 
 /* Writes a codebook and the folders on the way to it. TERSE_E_IO says why not. */
 enum terse_status codebooks_keep(const struct terse_codebook *codebook, const char *path, struct terse_error *error);

@@ -2,6 +2,7 @@
 #include "options.h"
 
 #include "console.h"
+#include "llama_flags.h"
 
 #include <errno.h>
 #include <math.h>
@@ -54,14 +55,16 @@ static size_t edits(const char *a, size_t n, const char *b, size_t m, size_t mos
     return above[m];
 }
 
-/* The name that is least unlike argument, if it is like it at all. */
+/* The name that is least unlike argument, if it is like it at all: short ones are all alike. */
 static bool find_nearest(const struct option_set *set, const char *argument, char *nearest, size_t capacity) {
     size_t n = strlen(argument), least = n / 3 + 1; /* fewer edits than this */
     *nearest = 0;
+    if (strncmp(argument, "--", 2) != 0) return false;
     for (size_t i = 0; i < set->n_options + set->n_common; i++) {
         const char *name = (i < set->n_options ? &set->options[i] : &set->common[i - set->n_options])->names;
         size_t length;
         for (; next_word(&name, &length, ", |"); name += length) {
+            if (name[1] != '-') continue;
             size_t same = length < n ? length : n; /* one begins as the other: --temperature, --n-pred */
             size_t found = same > 4 && memcmp(argument, name, same) == 0 ? 1 : edits(argument, n, name, length, least);
             if (found >= least) continue;
@@ -217,36 +220,90 @@ static void print_help(const struct option_set *set) {
 
 /* ---- Arguments */
 
+static const struct llama_flag *find_llama_flag(const struct option_set *set, const char *name) {
+    const struct llama_flag *flag;
+    int index;
+    for (int i = 0; set->llama_flags && (flag = llama_flag_at(i)); i++)
+        if (has_word(flag->names, ", ", name, &index)) return flag;
+    return NULL;
+}
+
+/* One argument: its name, and the value that may be a part of it or follow it. */
+struct argument {
+    char name[64];
+    const char *value; /* NULL: there is none */
+    bool own_value;    /* --name=value */
+};
+
+static struct argument read_argument(int argc, char **argv, int i) {
+    struct argument a = {.value = i + 1 < argc ? argv[i + 1] : NULL};
+    const char *equals = strncmp(argv[i], "--", 2) == 0 ? strchr(argv[i], '=') : NULL;
+    size_t length = equals ? (size_t)(equals - argv[i]) : strlen(argv[i]);
+    snprintf(a.name, sizeof a.name, "%.*s", (int)(length < sizeof a.name ? length : sizeof a.name), argv[i]);
+    a.own_value = equals != NULL;
+    if (equals) a.value = equals + 1;
+    return a;
+}
+
+/* Arguments used by a flag whose value may be one of `words`, or which takes none (NULL); 0 after a complaint. */
+static int take_word(const struct argument *a, const char *words) {
+    int index;
+    bool fits = words && a->value && has_word(words, "|", a->value, &index);
+    if (!a->own_value) return 1 + fits;
+    if (fits) return 1;
+    if (words)
+        complain("%s takes one of %s, not \"%s\"", a->name, words, a->value);
+    else
+        complain("%s takes no value: leave \"=%s\" out", a->name, a->value);
+    return 0;
+}
+
+/* False, after a complaint, where a value is missing. */
+static bool has_value(const struct option_set *set, const struct argument *a, const char *shown) {
+    if (a->own_value || (a->value && !find_option(set, a->value) && !find_llama_flag(set, a->value))) return true;
+    complain("%s needs a value: %s %s", a->name, a->name, shown);
+    return false;
+}
+
+static int parse_llama_flag(const struct option_set *set, const struct llama_flag *flag, const struct argument *a) {
+    bool optional = flag->value && strchr(flag->value, '|');
+    if (flag->refused) {
+        bool with_value = flag->value && a->value;
+        complain("%s%s%s: %s", a->name, with_value ? " " : "", with_value ? a->value : "", flag->reason);
+        return 0;
+    }
+    if (!flag->value || optional) return take_word(a, flag->value);
+    return has_value(set, a, flag->value) ? 2 - a->own_value : 0;
+}
+
+static int refuse_unknown(const struct option_set *set, const char *name) {
+    char nearest[64];
+    if (find_nearest(set, name, nearest, sizeof nearest))
+        complain("unknown option %s; did you mean %s? See --help", name, nearest);
+    else
+        complain("unknown option %s; see --help", name);
+    return 0;
+}
+
 /* Reads argv[i] and, if it takes one, its value; returns the number of arguments used, 0 after a complaint. */
 static int parse_argument(const struct option_set *set, int argc, char **argv, int i) {
-    const char *name = argv[i];
-    const struct option *option = find_option(set, name);
-    if (!option && (name[0] != '-' || !name[1])) {
+    if (argv[i][0] != '-' || !argv[i][1]) {
         if (set->positional && !*set->positional) {
-            *set->positional = name;
+            *set->positional = argv[i];
             return 1;
         }
-        complain("unexpected argument \"%s\"; see --help", name);
+        complain("unexpected argument \"%s\"; see --help", argv[i]);
         return 0;
     }
-    if (!option) {
-        char nearest[64];
-        if (find_nearest(set, name, nearest, sizeof nearest))
-            complain("unknown option %s; did you mean %s? See --help", name, nearest);
-        else
-            complain("unknown option %s; see --help", name);
-        return 0;
-    }
+    const struct argument a = read_argument(argc, argv, i);
+    const struct option *option = find_option(set, a.name);
+    const struct llama_flag *flag = option ? NULL : find_llama_flag(set, a.name);
+    if (!option) return flag ? parse_llama_flag(set, flag, &a) : refuse_unknown(set, a.name);
     if (option->kind == OPTION_FLAG) {
-        int index;
         *(bool *)option->target = true;
-        return 1 + (option->value && i + 1 < argc && has_word(option->value, "|", argv[i + 1], &index));
+        return take_word(&a, NULL);
     }
-    if (i + 1 == argc || find_option(set, argv[i + 1])) {
-        complain("%s needs a value: %s %s", name, name, option->value);
-        return 0;
-    }
-    return parse_value(option, name, argv[i + 1]) ? 2 : 0;
+    return has_value(set, &a, option->value) && parse_value(option, a.name, a.value) ? 2 - a.own_value : 0;
 }
 
 enum options_result options_parse(const struct option_set *set, int argc, char **argv) {

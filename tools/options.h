@@ -8,7 +8,7 @@
 
 /* What `target` points to, and what the value looks like. */
 enum option_kind {
-    OPTION_FLAG,    /* bool; a value, if the row names words, may be there and is not looked at */
+    OPTION_FLAG,    /* bool */
     OPTION_TEXT,    /* const char * */
     OPTION_TEXTS,   /* struct texts: may come several times */
     OPTION_CHOICE,  /* int: the index of the word in `value`, "exact|compressed" */
@@ -24,8 +24,10 @@ struct amount {
     uint32_t number; /* instead, when not 0 */
 };
 
+enum { TEXTS_MOST = 64 };
+
 struct texts {
-    const char *text[8];
+    const char *text[TEXTS_MOST];
     size_t n;
 };
 
@@ -46,11 +48,12 @@ struct option_set {
     const struct option *common; /* options that other commands have too; n_common may be 0 */
     size_t n_common;
     const char **positional; /* receives the one argument that is no option; NULL: none is taken */
+    bool llama_flags;        /* those of llama_flags.h are known as well */
 };
 
 enum options_result { OPTIONS_GO, OPTIONS_HELP, OPTIONS_BAD };
 
-/* Sets the targets from argv[argc]. OPTIONS_HELP: the help was printed to stdout. OPTIONS_BAD: one line on stderr said why. */
+/* Sets the targets from argv[argc], where a value may be a part of a long name: --top-k=4. OPTIONS_HELP: the help was printed to stdout. OPTIONS_BAD: one line on stderr said why. */
 enum options_result options_parse(const struct option_set *set, int argc, char **argv);
 
 /* Cuts the next item off a list "a,b,c": copies it to item[capacity] and advances *list; false at the end. An empty item, or one

@@ -51,6 +51,23 @@ int run_join_input(const struct run *run, const char *prompt, char **input) {
     return EXIT_OK;
 }
 
+int run_check_length(const struct run *run) {
+    const struct setup *setup = &run->setup;
+    size_t n = 0, context = setup->context ? (size_t)setup->context : setup->info.context;
+    int32_t *tokens;
+    char *input;
+    if (run->state || setup->evict || (!run->file && !run->prompt)) return EXIT_OK;
+    int status = run_join_input(run, run->prompt, &input);
+    if (status == EXIT_OK) {
+        status = text_tokenize(setup->model, input, strlen(input), TERSE_TOKENIZE_PARSE_SPECIAL, &tokens, &n);
+        if (status == EXIT_OK) free(tokens);
+        free(input);
+    }
+    if (status != EXIT_OK || n <= context) return status;
+    return complain("the prompt has %zu tokens and the context room for %zu: shorten it, or raise -c where the model allows more",
+                    n, context);
+}
+
 /* Reads tokens[n] into the session, unless that is full now. */
 static int read_tokens(struct run *run, const int32_t *tokens, size_t n) {
     struct terse_error error;
@@ -87,9 +104,27 @@ static int read_messages(struct run *run, const struct terse_message *messages, 
     return status;
 }
 
+/* Reads a message as text: between its prefix and suffix, behind the token that ended the reply before it, or what -f has. */
+static int read_plain_turn(struct run *run, const char *message) {
+    const char *prefix = run->in_prefix ? run->in_prefix : "", *suffix = run->in_suffix ? run->in_suffix : "";
+    bool first = !run->replied;
+    size_t n_text = first && run->text ? run->n_text : 0, n = n_text + strlen(prefix) + strlen(message) + strlen(suffix);
+    char *input = malloc(n + 1);
+    if (!input) return complain("no memory for the input");
+    snprintf(input, n + 1, "%.*s%s%s%s", (int)n_text, n_text ? run->text : "", prefix, message, suffix);
+    int status = !first && run->end >= 0 ? read_tokens(run, &run->end, 1) : EXIT_OK;
+    run->end = -1;
+    if (status == EXIT_OK && !run->full)
+        status = run_read_text(run, input, n, (first ? TERSE_TOKENIZE_ADD_SPECIAL : 0) | TERSE_TOKENIZE_PARSE_SPECIAL);
+    free(input);
+    run->replied = run->replied || status == EXIT_OK;
+    return status;
+}
+
 int run_read_turn(struct run *run, const char *message) {
     char *input = NULL;
     int status;
+    if (run->in_prefix || run->in_suffix) return read_plain_turn(run, message);
     if (run->replied) {
         /* The session ends with the reply as it was generated, without its end token; what follows a reply is the same whatever it says. */
         const struct terse_message messages[] = {{"user", "-"}, {"assistant", "-"}, {"user", message}};
@@ -132,7 +167,10 @@ static bool write_token(struct run *run, int *status, char *last) {
         *status = complain_error(&error);
         return false;
     }
-    if (terse_token_ends(run->setup.model, token)) return false;
+    if (terse_token_ends(run->setup.model, token)) {
+        run->end = token;
+        return false;
+    }
     const char *text = terse_detokenizer_push(run->detokenizer, token, &n_bytes);
     bool goes_on = write_text(run, text, n_bytes, status, last);
     if (*status != EXIT_OK) return false;
@@ -142,12 +180,24 @@ static bool write_token(struct run *run, int *status, char *last) {
     return goes_on && decoded == TERSE_OK;
 }
 
+/* From here on the reply is JSON, or the whole reply was. */
+static int require_json(struct run *run, bool required) {
+    struct terse_error error;
+    if (!run->json_schema) return EXIT_OK;
+    if (!required) terse_session_allow_any_text(run->session);
+    if (required && terse_session_require_json(run->session, run->json_schema, &error) != TERSE_OK) return complain_error(&error);
+    return EXIT_OK;
+}
+
 int run_generate(struct run *run) {
-    int status = EXIT_OK;
+    int status = require_json(run, true);
     char last = '\n';
     size_t n_bytes;
-    for (int64_t i = 0; run->n_predict < 0 || i < run->n_predict; i++)
+    if (status != EXIT_OK) return status;
+    run->end = -1;
+    for (run->written = 0; run->n_predict < 0 || run->written < (uint64_t)run->n_predict; run->written++)
         if (!write_token(run, &status, &last)) break;
+    require_json(run, false);
     const char *text = terse_detokenizer_finish(run->detokenizer, &n_bytes);
     if (status == EXIT_OK && n_bytes) write_text(run, text, n_bytes, &status, &last);
     if (run->stop) {

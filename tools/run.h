@@ -7,22 +7,28 @@
 struct run {
     struct setup setup;
     const char *file, *prompt, *chat_template, *state, *save_state;
-    bool sampling_given; /* by any option: else a saved session goes on sampling as it did */
-    char *text;          /* of the file, or NULL */
+    const char *model;                 /* named without -m; NULL: it was not */
+    const char *in_prefix, *in_suffix; /* NULL: none; with either, messages are read between them and not in a chat format */
+    const char *json_schema;           /* of a reply; NULL: any text */
+    bool sampling_given;               /* by any option: else a saved session goes on sampling as it did */
+    char *text;                        /* of the file, or NULL */
     size_t n_text;
-    bool chat, conversation, no_conversation, escape, ignore_end, color, display_nothing;
+    bool chat, conversation, no_conversation, escape, ignore_end, color;
     const char *system;
     struct texts reverse; /* a reply ends before any of them */
+    struct texts biases;  /* "15043-1" */
     int64_t n_predict, top_k, repeat_last, seed;
     double temperature, typical_p, top_p, min_p, repeat_penalty, presence_penalty, frequency_penalty;
 
     struct terse_session_options options;
     struct terse_sampling sampling;
-    struct terse_logit_bias *never; /* tokens that end a text, of --ignore-eos */
+    struct terse_logit_bias *bias_list; /* of --logit-bias, and tokens that end a text, of --ignore-eos */
     struct terse_session *session;
     struct terse_counters earlier; /* of sessions that another one took the place of */
     struct terse_detokenizer *detokenizer;
     struct terse_stop *stop; /* NULL: nothing but the model ends a reply */
+    int32_t end;             /* the token that the model ended its text with, which the session has not read; -1: none */
+    uint64_t written;        /* tokens by the last run_generate */
     bool replied;            /* the session holds messages: the next one goes behind them */
     bool full;               /* the context: nothing more is read or written */
 };
@@ -35,10 +41,12 @@ void run_replace_session(struct run *run, struct terse_session *session);
 /* The text of -f, an empty line, the prompt, to *input, which is released by free; either may be missing. Returns an exit status, as all that
  * follow. */
 int run_join_input(const struct run *run, const char *prompt, char **input);
+/* Refuses a first prompt that is longer than the context, before anything is learned for it. */
+int run_check_length(const struct run *run);
 /* Reads text[n_bytes] into the session. `flags` as terse_tokenize. */
 int run_read_text(struct run *run, const char *text, size_t n_bytes, unsigned flags);
-/* The same of a user message in the model's chat format: the first one of a chat, behind -sys and joined with -f, or a later one. A later one
- * that does not fit the context is no failure: a remark, and run->full. */
+/* The same of a user message in the model's chat format, or between --in-prefix and --in-suffix: the first one of a chat, behind -sys and -f, or
+ * a later one. A later one that does not fit the context is no failure: a remark, and run->full. */
 int run_read_turn(struct run *run, const char *message);
 /* Writes tokens to stdout until the text ends, -n is reached, or the context is full. */
 int run_generate(struct run *run);

@@ -29,6 +29,11 @@ static void list_methods(char *text, size_t capacity) {
     }
 }
 
+bool setup_names_model(const char *argument) {
+    size_t n = strlen(argument);
+    return n > 5 && strcmp(argument + n - 5, ".gguf") == 0;
+}
+
 void setup_init(struct setup *setup) {
     struct terse_session_options defaults = terse_session_options_defaults();
     *setup = (struct setup){.method = defaults.cache.method,
@@ -47,7 +52,7 @@ void setup_init(struct setup *setup) {
         {"-ngl, --n-gpu-layers", "N", OPTION_INTEGER, &setup->gpu_layers, -1, INT32_MAX,
          "0: --device cpu, all of the model's layers or more: --device cuda; -1: as --device says"},
         {"-ctk, --cache-type-k", "TYPE", OPTION_TEXT, &setup->key_type, 0, 0,
-         "keys as f16, q8_0, q4_0, kivi-4 or kivi-2 instead of the method's"},
+         "keys as f16, q8_0, q4_0, kivi-4, kivi-2 or terse-N instead of the method's"},
         {"-ctv, --cache-type-v", "TYPE", OPTION_TEXT, &setup->value_type, 0, 0, "the same for values"},
         {"--kv-tail-tokens", "N", OPTION_INTEGER, &setup->tail_tokens, -1, INT32_MAX,
          "newest tokens kept exact beside the first 4, at least; -1: the method's own number"},
@@ -56,15 +61,16 @@ void setup_init(struct setup *setup) {
         {"--top-k-tokens", "N%|N", OPTION_AMOUNT, &setup->read, 0, 0,
          "the part of a prompt, or the number of its tokens, that a step reads; selfindex: 7.5%"},
         {"--evict", "METHOD", OPTION_TEXT, &setup->evict, 0, 0,
-         "keep the tokens that mat-N or streaming-N would keep, by this method's codecs"},
+         "keep the tokens that mat-N, snapkv-N or streaming-N would keep, stored in this method's codes"},
         {"--mat-anchors", "N", OPTION_INTEGER, &setup->mat_anchors, 0, INT32_MAX,
          "mat: tokens kept beside the newest; 0: 64, at most a quarter of all"},
         {"--mat-shallow", "N", OPTION_INTEGER, &setup->mat_shallow, -1, INT32_MAX,
          "mat: first layers that keep the first tokens instead; -1: 2"},
         {"--codebook", "FILE", OPTION_TEXT, &setup->codebook_path, 0, 0,
          "what the method has learned about the model; none: terse-N without; else it is found or learned"},
-        {"--no-auto-calibrate", NULL, OPTION_FLAG, &setup->no_auto_calibrate, 0, 0,
-         "refuse, or with terse-N do without, rather than learn a codebook now"},
+        {"--auto-calibrate", NULL, OPTION_FLAG, &setup->auto_calibrate, 0, 0,
+         "learn what a method needs now, also if that takes minutes; --no-auto-calibrate: never"},
+        {"--no-auto-calibrate", NULL, OPTION_FLAG, &setup->no_auto_calibrate, 0, 0, NULL},
         {"--prefill", "exact|compressed", OPTION_CHOICE, &setup->prefill, 0, 0,
          "read a prompt exactly, or by chunks through the cache"},
         {"-b, --batch-size", "N", OPTION_INTEGER, &setup->batch, 1, INT32_MAX, "tokens per chunk of a compressed prefill"},
@@ -72,10 +78,16 @@ void setup_init(struct setup *setup) {
         {"--allow-longer-context", NULL, OPTION_FLAG, &setup->allow_longer, 0, 0, "permit more than the model was trained for"},
         {"--mlock", NULL, OPTION_FLAG, &setup->lock, 0, 0, NULL},
         {"--no-mmap", NULL, OPTION_FLAG, &setup->no_mapping, 0, 0, NULL},
-        {"-fa, --flash-attn", "on|off|auto", OPTION_FLAG, &setup->flash, 0, 0, NULL},
-        {"-hf, -hfr, --hf-repo", "REPO", OPTION_TEXT, &setup->repository, 0, 0, NULL},
+        {"--rope-scaling", "none|linear|yarn", OPTION_TEXT, &setup->rope_scaling, 0, 0, NULL},
+        {"--rope-scale", "X", OPTION_NUMBER, &setup->rope_scale, 1, 1e6, NULL},
+        {"--rope-freq-base", "X", OPTION_NUMBER, &setup->rope_base, 1.001, 1e30, NULL},
     };
     memcpy(setup->common, common, sizeof common);
+}
+
+void setup_default_method(struct setup *setup) {
+    setup->by_default = !setup->method;
+    if (setup->by_default) setup->method = METHOD_WITH_PROFILE;
 }
 
 /* From embedded.S: a GGUF file. */
@@ -102,24 +114,25 @@ static void *read_model(const char *path, size_t *size) {
 }
 
 enum terse_status setup_try_load(struct setup *setup, struct terse_error *error) {
+    struct terse_model_options options = terse_model_options_defaults();
     enum terse_status status;
     size_t size = 0;
+    options.rope_scaling = setup->rope_scaling;
+    options.rope_scale = (float)setup->rope_scale;
+    options.rope_freq_base = (float)setup->rope_base;
     if (setup->no_mapping && setup->model_path && !setup->model_bytes) setup->model_bytes = read_model(setup->model_path, &size);
     if (setup->model_bytes)
-        status = terse_model_load_memory(setup->model_bytes, size, setup->model_path, &setup->model, error);
+        status = terse_model_load_memory_with(setup->model_bytes, size, setup->model_path, &options, &setup->model, error);
     else if (setup->model_path)
-        status = terse_model_load(setup->model_path, &setup->model, error);
+        status = terse_model_load_with(setup->model_path, &options, &setup->model, error);
     else
-        status = terse_model_load_memory(default_model_begin, default_size(), default_name, &setup->model, error);
+        status = terse_model_load_memory_with(default_model_begin, default_size(), default_name, &options, &setup->model, error);
     if (status == TERSE_OK) terse_model_describe(setup->model, &setup->info);
     return status;
 }
 
 int setup_load(struct setup *setup) {
     struct terse_error error;
-    if (setup->repository)
-        return complain("-hf %s: terse downloads nothing: fetch a GGUF file of it yourself, and give it with -m FILE",
-                        setup->repository);
     if (setup_try_load(setup, &error) != TERSE_OK) return complain_error(&error);
     if (setup->lock && mlockall(MCL_CURRENT))
         remark("--mlock: memory cannot be locked: %s: raise the limit (ulimit -l)", strerror(errno));

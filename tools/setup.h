@@ -5,11 +5,13 @@
 #include "console.h"
 #include "options.h"
 
+#include <sys/types.h>
+
 #include <terse_gguf.h>
 
 enum {
     SETUP_MODEL = 2, /* the first of the common rows: all that a command without a session needs */
-    SETUP_COMMON = 22
+    SETUP_COMMON = 24
 };
 
 struct codebook_entry; /* codebooks.h */
@@ -29,9 +31,13 @@ struct setup {
     const char *evict;                /* NULL: the method's own choice of tokens */
     int64_t mat_anchors, mat_shallow; /* 0 and -1: the method's own numbers */
     const char *codebook_path;        /* NULL: it is looked for, or learned */
-    bool no_auto_calibrate;
-    bool lock, no_mapping, flash;       /* llama.cpp's --mlock, --no-mmap and -fa, which says how terse attends anyway */
-    const char *repository;             /* llama.cpp's -hf */
+    bool by_default;                  /* nobody asked for the method: codebooks_provide may choose another */
+    bool auto_calibrate, no_auto_calibrate;
+    bool learns_beside;       /* a profile may be learned in the background; the command then calls learner_leave */
+    pid_t learner;            /* that does so; 0: none */
+    bool lock, no_mapping;    /* llama.cpp's --mlock and --no-mmap */
+    const char *rope_scaling; /* NULL, and 0 of the numbers: as the model's file says */
+    double rope_scale, rope_base;
     void *model_bytes;                  /* of --no-mmap */
     bool random_codebooks;              /* of random numbers, whatever is there: only for timing */
     struct option common[SETUP_COMMON]; /* rows for struct option_set that set what stands above, but for method and context */
@@ -42,6 +48,15 @@ struct setup {
     struct terse_model_info info;
     struct codebook_entry *codebooks; /* of the methods that were asked for so far */
 };
+
+/* The methods of a command that is given none: with a profile of the model, and without, where terse-N can damage texts and this one is
+ * safe with every model measured (docs/reports/real-models.md). */
+#define METHOD_WITH_PROFILE "terse-4"
+#define METHOD_WITHOUT_PROFILE "q8_0"
+/* After the options are parsed into `method`, NULL before: whether anybody asked for one. */
+void setup_default_method(struct setup *setup);
+/* Whether an argument can be meant as a model's file: NAME.gguf. */
+bool setup_names_model(const char *argument);
 
 /* The library's defaults. The options point into *setup, which must stay where it is. */
 void setup_init(struct setup *setup);

@@ -1,10 +1,13 @@
 /* The command `terse`: names its subcommands and calls the one asked for. */
 #include "commands.h"
 #include "console.h"
+#include "setup.h"
 
 #include <stdbool.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static const struct {
     const char *name, *console, *summary;
@@ -28,11 +31,22 @@ static void print_help(void) {
            "Without -m every command uses the built-in model.\n");
 }
 
+/* Decoding's threads know how long to poll (src/base/parallel.c). Those of GNU's OpenMP, which read prompts, poll for milliseconds before they
+ * sleep, also where the thread that they wait for needs their processor; that can only be set before the program begins. So it begins anew, once,
+ * unless the user has set it; where the system refuses, it goes on as it is. */
+static void begin_with_short_polls(char **argv) {
+    static char path[4096];
+    if (getenv("OMP_WAIT_POLICY") || getenv("GOMP_SPINCOUNT")) return;
+    ssize_t n = readlink("/proc/self/exe", path, sizeof path - 1);
+    if (n > 0 && n < (ssize_t)sizeof path - 1 && setenv("GOMP_SPINCOUNT", "1000", 1) == 0) execv(path, argv);
+}
+
 int main(int argc, char **argv) {
+    begin_with_short_polls(argv);
     const char *name = argc > 1 ? argv[1] : "";
     bool help = strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0 || strcmp(name, "help") == 0,
          version = strcmp(name, "--version") == 0 || strcmp(name, "version") == 0;
-    if (name[0] == '-' && !help && !version) { /* terse -m MODEL -p TEXT */
+    if ((name[0] == '-' || setup_names_model(name)) && !help && !version) { /* terse -m MODEL -p TEXT; terse MODEL.gguf */
         console_begin(commands[0].console);
         return console_end(commands[0].main(argc - 1, argv + 1));
     }

@@ -113,3 +113,11 @@ char *text_make_printable(char *text) {
     }
     return text;
 }
+
+enum terse_status text_try_chat(const struct terse_model *model, const char *format, struct terse_error *error) {
+    const struct terse_message message = {"user", "-"};
+    char *text;
+    enum terse_status status = terse_chat_render(model, format, &message, 1, true, &text, error);
+    terse_string_free(text);
+    return status;
+}

@@ -22,4 +22,7 @@ int text_tokenize(const struct terse_model *model, const char *text, size_t n_by
  * text. */
 char *text_make_printable(char *text);
 
+/* TERSE_OK where chats can be written in the format of that name; NULL: in the model's own. */
+enum terse_status text_try_chat(const struct terse_model *model, const char *format, struct terse_error *error);
+
 #endif

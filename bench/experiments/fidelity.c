@@ -17,6 +17,7 @@
 #include <string.h>
 
 #define DEFAULT_MODEL PROJECT_DIR "/models/lab-27m-q8_0.gguf"
+#define DEFAULT_WORDS PROJECT_DIR "/bench/experiments/fidelity_words.json"
 enum { LEAST_CONTEXT = 64 };
 
 struct parts {
@@ -125,6 +126,8 @@ static enum options_result parse(struct fidelity *f, int argc, char **argv) {
         {"-ub, --ubatch", "U", OPTION_INTEGER, &f->ubatch, 1, INT32_MAX, "tokens per decoding step"},
         {"--tasks", "A,B,C,D", OPTION_TEXT, &f->tasks, 0, 0,
          "retrieval tasks of each kind with 4096, 8192, 16384 and 32000 tokens"},
+        {"--words", "FILE", OPTION_TEXT, &f->words, 0, 0,
+         "words that retrieval tasks are made of, where the sources lie elsewhere"},
         {"--memory-tokens", "N", OPTION_INTEGER, &f->memory_tokens, 256, INT32_MAX, "tokens at which memory is measured"},
         {"-t, --threads", "N", OPTION_INTEGER, &f->threads, 0, 1024, "threads; 0: one per processor"},
     };
@@ -190,6 +193,7 @@ int main(int argc, char **argv) {
     struct fidelity f = {.model_path = DEFAULT_MODEL,
                          .parts = "default,paper,needles",
                          .tasks = "4,4,3,2",
+                         .words = DEFAULT_WORDS,
                          .context = 8192,
                          .chunks = 4,
                          .ubatch = 64,

@@ -10,7 +10,7 @@
 enum { FIDELITY_LENGTHS = 4 }; /* of retrieval tasks */
 
 struct fidelity {
-    const char *model_path, *file, *work, *methods, *parts, *tasks;
+    const char *model_path, *file, *work, *methods, *parts, *tasks, *words;
     int64_t context, scored, chunks, ubatch, threads, memory_tokens;
     bool resume;
 

@@ -2,7 +2,7 @@
 # Makes docs/reports/fidelity.md: learns codebooks, measures, writes the page and its plots.
 #
 #     bench/experiments/fidelity.sh -m MODEL.gguf -f SCORED_TEXT [-s MODEL_WITH_SINKS.gguf] [-g CALIBRATION_TEXT] [-b BUILD] [-w FOLDER]
-#         [-o DOCS] [STEP ...]
+#         [-o DOCS] [-j JOBS] [STEP ...]
 #
 # Steps, all of them in this order when none is named:
 #     codebooks    for every method that learns, and for the ablations
@@ -18,7 +18,8 @@
 #     terse_report DOCS/terse.md and its plots
 #     report       DOCS/fidelity.md, and an .svg and a .png of each of its plots
 # Results that FOLDER already holds are not made or measured again; remove it to start anew. On two cores the codebooks take an hour,
-# everything else three more. For a trial, options for the learning and the measuring program can be added in the environment:
+# everything else three more. Many processors are used better by -j JOBS: as many processes share the methods of a step. The programs may come from
+# another machine: BUILD then needs its folder bin alone, but for the libraries. For a trial, options for the learning and the measuring program can be added in the environment:
 #     LEARN='--chunks 8' MEASURE='-c 2048 --chunks 1 --tasks 1 --memory-tokens 4096' bench/experiments/fidelity.sh ...
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
@@ -27,12 +28,12 @@ reports=$here/../reports
 build=$project/build
 docs=$project/docs/reports
 learn=$project/data/wiki.valid.raw
-model='' text='' work='' sinks=''
+model='' text='' work='' sinks='' jobs=1
 usage() {
     sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0" >&2
     exit 1
 }
-while getopts m:f:s:g:b:w:o:h option; do
+while getopts m:f:s:g:b:w:o:j:h option; do
     case $option in
     m) model=$OPTARG ;;
     f) text=$OPTARG ;;
@@ -41,6 +42,7 @@ while getopts m:f:s:g:b:w:o:h option; do
     b) build=$OPTARG ;;
     w) work=$OPTARG ;;
     o) docs=$OPTARG ;;
+    j) jobs=$OPTARG ;;
     *) usage ;;
     esac
 done
@@ -101,13 +103,23 @@ profile() {
     for b in $rates 1.5; do ln -sf terse.gguf "$folder/terse-$b.gguf"; done
 }
 
-# METHODS PARTS [OPTION ...]
-measure() {
-    local methods=$1 parts=$2
-    shift 2
-    # shellcheck disable=SC2086
-    "$build/bin/fidelity" -m "$model" -f "$text" -w "$work" --resume --methods "$methods" --parts "$parts" "$@" ${MEASURE:-}
+# MODEL TEXT FOLDER METHODS PARTS [OPTION ...]: each job takes every jobs-th method.
+measure_on() {
+    local of=$1 on=$2 folder=$3 methods=$4 parts=$5 job share pids=()
+    shift 5
+    for ((job = 0; job < jobs; job++)); do
+        share=$(tr , '\n' <<<"$methods" | awk "NR % $jobs == $job" | paste -sd,)
+        [ -n "$share" ] || continue
+        # shellcheck disable=SC2086
+        "$build/bin/fidelity" -m "$of" -f "$on" -w "$folder" --resume --words "$here/fidelity_words.json" -t $((($(nproc) + jobs - 1) / jobs)) \
+            --methods "$share" --parts "$parts" "$@" ${MEASURE:-} &
+        pids+=($!)
+    done
+    for job in "${pids[@]}"; do wait "$job"; done
 }
+
+# METHODS PARTS [OPTION ...]
+measure() { measure_on "$model" "$text" "$work" "$@"; }
 
 step_main() {
     local b methods=(f16 q8_0 q4_0 kivi-4 kivi-2)
@@ -171,8 +183,7 @@ step_choose() {
 # In a folder of its own, since window and scored part differ.
 step_deep() {
     # shellcheck disable=SC2086
-    "$build/bin/fidelity" -m "$model" -f "$text" -w "$work/deep" --resume -c 32768 --scored 2048 --parts default \
-        --methods "$(join f16 $selected snapkv-2304 selfindex-2:read=100%)" ${MEASURE:-}
+    measure_on "$model" "$text" "$work/deep" "$(join f16 $selected snapkv-2304 selfindex-2:read=100%)" default -c 32768 --scored 2048
 }
 
 # Texts to learn from and to measure on. Source code is the project's own, alternate files for each.
@@ -200,9 +211,7 @@ step_domains() {
     for on in $domains; do
         mkdir -p "$d/on-$on"
         ln -sfn ../codebooks "$d/on-$on/codebooks"
-        # shellcheck disable=SC2086
-        "$build/bin/fidelity" -m "$model" -f "$d/$on.test" -w "$d/on-$on" --resume --methods "$(join "${methods[@]}")" \
-            --parts default -c 4096 --chunks 2 ${MEASURE:-}
+        measure_on "$model" "$d/$on.test" "$d/on-$on" "$(join "${methods[@]}")" default -c 4096 --chunks 2
     done
 }
 
@@ -218,7 +227,7 @@ step_terse() {
     [ -n "$sinks" ] || return 0
     profile "$sinks" "$work/sinks"
     # shellcheck disable=SC2086
-    "$build/bin/fidelity" -m "$sinks" -f "$text" -w "$work/sinks" --resume --parts default --methods "$(join f16 "${methods[@]}" $others)" ${MEASURE:-}
+    measure_on "$sinks" "$text" "$work/sinks" "$(join f16 "${methods[@]}" $others)" default
 }
 
 # Python with matplotlib: Debian's own, where another comes first.
@@ -239,7 +248,16 @@ step_terse_report() {
     plotting "$reports/plot_fidelity.py" "$work" "$docs/terse.svg" "$docs/terse.png"
 }
 
+# Which code the results are of; the page says so when they are of more than one.
+record_commit() {
+    git -C "$project" describe --always --dirty --exclude '*' >>"$work/commits.txt" 2>/dev/null || echo unknown >>"$work/commits.txt"
+}
+
 for step in "$@"; do
     declare -F "step_$step" >/dev/null || usage
+    case $step in
+    report | terse_report) ;;
+    *) record_commit ;;
+    esac
     "step_$step"
 done

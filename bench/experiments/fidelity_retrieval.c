@@ -129,8 +129,7 @@ int fidelity_needles(struct fidelity *f) {
     const struct run **runs = calloc(f->n_runs, sizeof *runs);
     struct opened *opened = calloc(f->n_runs, sizeof *opened);
     int status = runs && opened ? EXIT_OK : complain("no memory for %zu methods", f->n_runs);
-    if (status == EXIT_OK)
-        status = haystack_new(f->model, f->text, f->n_bytes, PROJECT_DIR "/bench/experiments/fidelity_words.json", &haystack);
+    if (status == EXIT_OK) status = haystack_new(f->model, f->text, f->n_bytes, f->words, &haystack);
     for (size_t i = 0; i < FIDELITY_LENGTHS && status == EXIT_OK; i++) {
         if (lengths[i] + ANSWER_TOKENS > f->info.context && f->n_tasks[i]) {
             remark("the model's context of %u tokens ends before tasks of %u", f->info.context, lengths[i]);

@@ -60,6 +60,15 @@ static int read_table(struct store *store, enum store_table table) {
     return status;
 }
 
+/* Whole or not at all: processes that measure side by side may begin together. */
+static int write_setup(const char *path, const char *text) {
+    char temporary[1024 + 32];
+    snprintf(temporary, sizeof temporary, "%s.%ld", path, (long)getpid());
+    int status = write_file(temporary, "w", text, strlen(text));
+    if (status == EXIT_OK && rename(temporary, path) != 0) status = complain("cannot write %s: %s", path, strerror(errno));
+    return status;
+}
+
 /* Earlier results must have the same setup. */
 static int check_setup(struct store *store, const cJSON *setup, bool resume) {
     char path[1024], *text;
@@ -67,7 +76,7 @@ static int check_setup(struct store *store, const cJSON *setup, bool resume) {
     path_of(store, "setup.json", path, sizeof path);
     if (access(path, F_OK) != 0) {
         if (!(text = cJSON_Print(setup))) return complain("no memory for %s", path);
-        int status = write_file(path, "w", text, strlen(text));
+        int status = write_setup(path, text);
         cJSON_free(text);
         return status;
     }

@@ -34,6 +34,7 @@
 #define RUN 16                   /* pages that share one update of the running maximum */
 #define ROUNDS 5
 #define MOST_HEADS 64
+#define MOST_GROUP 8                /* query heads of a KV head */
 #define ALL_TOKENS ((size_t)131072) /* of as many layers as it takes, one after another: exceeds every processor cache */
 #define SHARE(n) ((n)*3 / 40)       /* 7.5 % */
 
@@ -129,12 +130,15 @@ struct store {
     struct codec_shape shape;
     size_t heads, pages, bytes[2];
     uint8_t *memory[2]; /* [heads][pages] */
-    void **learned[2];  /* [heads] */
+    void **learned[2];  /* [heads], of a codebook or, where the codec is `fitted`, of the rows */
 };
 
 static struct codec_shape shape_of(const struct store *s, int side, size_t head) {
     struct codec_shape shape = s->shape;
-    shape.learned = s->learned[side][head];
+    if (s->format->codec[side]->fitted)
+        shape.fitted = s->learned[side][head];
+    else
+        shape.learned = s->learned[side][head];
     return shape;
 }
 
@@ -258,7 +262,7 @@ static void find_head(const struct finder *f, const struct data *d, size_t head)
 }
 
 static void product_head(const struct store *s, const struct data *d, size_t head) {
-    float logits[32 * PAGE_TOKENS];
+    float logits[MOST_GROUP * PAGE_TOKENS];
     for (size_t b = 0; b < s->pages; b++)
         scaled_ops()->score_f16(queries_of(d, head), s->shape.group, s->shape.head_dim, page_at(s, CODEC_KEYS, head, b), logits);
 }
@@ -275,7 +279,7 @@ static void read_run(const struct store *s, size_t head, const float *q, const f
                      struct partial *partial) {
     const struct vector_ops *kernel = vector_ops();
     size_t G = s->shape.group, step = G * PAGE_TOKENS;
-    float logits[RUN * 8 * PAGE_TOKENS];
+    float logits[RUN * MOST_GROUP * PAGE_TOKENS];
     for (size_t r = 0; r < run->n; r++)
         cpu_codec_of(s->format->codec[0])->score(shape_of(s, CODEC_KEYS, head), q, tables, run->page[0][r], logits + r * step);
     for (size_t g = 0; g < G; g++) {
@@ -611,12 +615,20 @@ static void bench_model(const char *path, const size_t *depths, size_t n, int th
     struct terse_error error;
     if (terse_model_load(path, &model, &error)) fail(error.message);
     struct capture *capture = capture_text(model, DISTINCT);
+    if (model->query_heads > MOST_GROUP * model->kv_heads) fail("more than 8 query heads of this model share a KV head");
     struct shape shape = {model->name, model->query_heads, model->kv_heads, model->head_dim};
     struct data d = new_data(shape, capture_samples(capture) / PAGE_TOKENS * PAGE_TOKENS);
     fill_captured(&d, capture, model->layers / 2);
     for (size_t i = 0; i < n; i++) bench_depth(&d, depths[i], threads);
     capture_free(capture);
     terse_model_free(model);
+}
+
+/* So many rows of random numbers, but no more than a depth reads. */
+static size_t distinct_of(const size_t *depths, size_t n) {
+    size_t deepest = PAGE_TOKENS;
+    for (size_t i = 0; i < n; i++) deepest = depths[i] > deepest ? depths[i] : deepest;
+    return deepest < DISTINCT ? deepest : DISTINCT;
 }
 
 int main(int argc, char **argv) {
@@ -633,7 +645,7 @@ int main(int argc, char **argv) {
         return 0;
     }
     for (size_t s = 0; s < sizeof shapes / sizeof shapes[0]; s++) {
-        struct data d = new_data(shapes[s], DISTINCT);
+        struct data d = new_data(shapes[s], distinct_of(depths, n));
         fill_random(&d, 1 + s);
         for (size_t i = 0; i < n; i++) bench_depth(&d, depths[i], threads);
         for (int side = 0; side < 2; side++) memory_free(d.rows[side]);

@@ -56,6 +56,8 @@ def mib(x):
 def name_of(run):
     """The name of a run in the page."""
     method, *options = run.split(":")
+    if method.startswith("terse") and "codebook=none" in options:
+        options[options.index("codebook=none")] = "no profile"
     anchors = [o.split("=")[1] for o in options if o.startswith("anchors=")]
     if anchors or method.startswith("antkv"):
         options = [o for o in options if not o.startswith("anchors=")]

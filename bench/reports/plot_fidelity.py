@@ -14,27 +14,26 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
-from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator  # noqa: E402
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from fidelity_results import Results  # noqa: E402
-from plot_style import GREY, style  # noqa: E402
+from plot_style import GREY, bits_axis, draw_family  # noqa: E402
 
 BITS = ("4", "2", "1", "0.75", "0.375")
 RATES = ("4", "3", "2", "1", "0.5")
 
-# Name, runs joined by a line, colour, marker, filled.
-FAMILIES = [
-    ("terse", [f"terse-{r}" for r in RATES], "#b3123f", "o", True),
-    ("terse, no profile", [f"terse-{r}:codebook=none" for r in RATES], "#b3123f", "o", False),
-    ("AnTKV, 1% anchors", [f"antkv-{b}" for b in BITS], "#0b6e99", "o", True),
-    ("AnTKV, no anchors", [f"antkv-{b}:anchors=0%" for b in BITS], "#0b6e99", "o", False),
-    ("CQ", [f"cq-{b}" for b in BITS], "#6a3d9a", "s", False),
-    ("MILLION", ["million-4", "million-3", "million-2"], "#c1440e", "^", True),
-    ("KIVI", ["kivi-4", "kivi-2"], "#2e7d32", "v", False),
-    ("CommVQ", ["commvq-2", "commvq-1"], "#a8780a", "P", True),
-    ("q4_0", ["q4_0"], "#3a3a3a", "D", True),
-    ("q8_0", ["q8_0"], "#3a3a3a", "D", True),
+# Name, runs joined by a line.
+RUNS = [
+    ("terse", [f"terse-{r}" for r in RATES]),
+    ("terse, no profile", [f"terse-{r}:codebook=none" for r in RATES]),
+    ("AnTKV, 1% anchors", [f"antkv-{b}" for b in BITS]),
+    ("AnTKV, no anchors", [f"antkv-{b}:anchors=0%" for b in BITS]),
+    ("CQ", [f"cq-{b}" for b in BITS]),
+    ("MILLION", ["million-4", "million-3", "million-2"]),
+    ("KIVI", ["kivi-4", "kivi-2"]),
+    ("CommVQ", ["commvq-2", "commvq-1"]),
+    ("q4_0", ["q4_0"]),
+    ("q8_0", ["q8_0"]),
 ]
 
 # Other engines' caches on the same model and kind of text, each against its own engine's f16, as published with their protocols in docs/reports/terse.md:
@@ -66,28 +65,13 @@ def points(results, runs, protocol, value):
     return [(p.bits, value(p)) for p in found if p is not None]
 
 
-def shape_axes(axes):
-    style(axes)
-    axes.set_xscale("log", base=2)
-    ticks = (0.5, 1, 2, 4, 8)
-    axes.xaxis.set_major_locator(FixedLocator(ticks))
-    axes.xaxis.set_major_formatter(FixedFormatter([f"{t:g}" for t in ticks]))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_xlim(0.33, 16)
-
-
 def draw(axes, results, protocol, value):
     """Returns (name, colour, points) of each family drawn."""
     drawn = []
-    for name, runs, colour, marker, filled in FAMILIES:
+    for name, runs in RUNS:
         at = sorted(points(results, runs, protocol, value))
-        if not at:
-            continue
-        x, y = zip(*at)
-        axes.plot(x, y, color=colour, linewidth=1.2, alpha=0.55, zorder=2, linestyle="-" if filled else (0, (3, 2)))
-        face = colour if filled else "white"
-        axes.plot(x, y, color=colour, linestyle="none", marker=marker, markersize=6, markerfacecolor=face, markeredgewidth=1.3, zorder=3)
-        drawn.append((name, colour, at))
+        if at:
+            drawn.append((name, draw_family(axes, name, at).get_color(), at))
     for name, of, colour, marker, at in OTHERS:
         if of == protocol:
             at = sorted((bits, value(Published(divergence, ratio))) for bits, divergence, ratio in at)
@@ -184,7 +168,7 @@ def main():
         sys.exit("usage: plot_fidelity.py FOLDER OUTPUT.svg OUTPUT.png")
     results = Results(sys.argv[1])
     plt.rcParams.update({"font.family": "sans-serif", "font.size": 9, "svg.fonttype": "none", "svg.hashsalt": "terse"})
-    runs = [run for family in FAMILIES for run in family[1]]
+    runs = [run for _, family in RUNS for run in family]
     measured = [each for each in PROTOCOLS if points(results, runs, each[0], lambda p: p.bits)]
     columns = len(measured) or sys.exit(f"{sys.argv[1]} holds no measurements")
     figure, grid = plt.subplots(2, columns, figsize=(4.5 * columns, 7.2), dpi=DPI, sharex=True, sharey="row", squeeze=False)
@@ -192,7 +176,7 @@ def main():
     for column, (protocol, title) in enumerate(measured):
         for row, value in enumerate((lambda p: p.mean("kld"), lambda p: p.ratio()[0])):
             axes = grid[row][column]
-            shape_axes(axes)
+            bits_axis(axes)
             drawn[row, column] = draw(axes, results, protocol, value)
         grid[0][column].set_title(title, fontsize=10, color="#222222", loc="left")
         grid[1][column].set_xlabel("resident bits per value", color=GREY)

@@ -1,6 +1,7 @@
 /* The driver thread, its mailbox, and the way back to the caller. */
 #include "base/team.h"
 
+#include "base/parallel.h"
 #include "base/thread.h"
 
 #include <omp.h>
@@ -13,6 +14,7 @@ struct call {
 
 struct team {
     uint32_t threads;
+    struct parallel *parallel;
     pthread_t driver;
     pthread_mutex_t mutex; /* of what follows */
     pthread_cond_t to_driver, to_caller;
@@ -27,6 +29,7 @@ static void *drive(void *user) {
     struct team *team = user;
     driven = team;
     omp_set_num_threads((int)team->threads);
+    parallel_drive(team->parallel);
     pthread_mutex_lock(&team->mutex);
     for (;;) {
         while (!team->work.function && !team->stop) pthread_cond_wait(&team->to_driver, &team->mutex);
@@ -43,6 +46,7 @@ static void *drive(void *user) {
 }
 
 static void destroy(struct team *team) {
+    parallel_free(team->parallel);
     pthread_mutex_destroy(&team->mutex);
     pthread_cond_destroy(&team->to_driver);
     pthread_cond_destroy(&team->to_caller);
@@ -57,6 +61,11 @@ enum terse_status team_new(uint32_t threads, struct team **team, struct terse_er
     struct team *t = calloc(1, sizeof *t);
     if (!t) return status_no_memory(error, sizeof *t, "a team of threads");
     t->threads = threads ? threads : (uint32_t)omp_get_num_procs();
+    enum terse_status status = parallel_new(t->threads, &t->parallel, error);
+    if (status) {
+        free(t);
+        return status;
+    }
     pthread_mutex_init(&t->mutex, NULL);
     pthread_cond_init(&t->to_driver, NULL);
     pthread_cond_init(&t->to_caller, NULL);

@@ -1,7 +1,7 @@
 /* A team of threads that works for one owner, and hands calls back to the thread that waits for it.
  *
- * Owns one driver thread, whose OpenMP parallel regions and matrix products use the team's number of threads; nothing outside the
- * team changes its own. The driver and the threads it starts block all signals. Work is given to the driver by team_run, which
+ * Owns one driver thread, whose OpenMP parallel regions and matrix products use the team's number of threads, as does its parallel_run
+ * (base/parallel.h); nothing outside the team changes its own. The driver and the threads it starts block all signals. Work is given to the driver by team_run, which
  * returns when the work is done. What the work wants done on the caller's thread (progress reports, rows of logits) it asks for by
  * team_call.
  *

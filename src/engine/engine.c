@@ -144,18 +144,36 @@ const struct terse_model *terse_engine_model(const struct terse_engine *engine) 
 
 /* ---- Models: the loader asks the backend what it can compute with */
 
-enum terse_status terse_model_load(const char *path, struct terse_model **model, struct terse_error *error) {
+struct terse_model_options terse_model_options_defaults(void) {
+    return (struct terse_model_options){.size = sizeof(struct terse_model_options)};
+}
+
+enum terse_status terse_model_load_with(const char *path, const struct terse_model_options *options, struct terse_model **model,
+                                        struct terse_error *error) {
     struct mapped_file file = {0};
     *model = NULL;
     enum terse_status status = backend_cpu.executor->available(error);
     if (!status) status = mapped_file_open(path, &file, error);
-    return status ? status : model_load(file, file.data, file.size, path, backend_cpu.executor->supports_weights, model, error);
+    if (status) return status;
+    return model_load(file, file.data, file.size, path, options, backend_cpu.executor->supports_weights, model, error);
+}
+
+enum terse_status terse_model_load_memory_with(const void *data, size_t size, const char *name,
+                                               const struct terse_model_options *options, struct terse_model **model,
+                                               struct terse_error *error) {
+    *model = NULL;
+    enum terse_status status = backend_cpu.executor->available(error);
+    if (status) return status;
+    return model_load((struct mapped_file){0}, data, size, name, options, backend_cpu.executor->supports_weights, model, error);
+}
+
+enum terse_status terse_model_load(const char *path, struct terse_model **model, struct terse_error *error) {
+    const struct terse_model_options options = terse_model_options_defaults();
+    return terse_model_load_with(path, &options, model, error);
 }
 
 enum terse_status terse_model_load_memory(const void *data, size_t size, const char *name, struct terse_model **model,
                                           struct terse_error *error) {
-    *model = NULL;
-    enum terse_status status = backend_cpu.executor->available(error);
-    if (status) return status;
-    return model_load((struct mapped_file){0}, data, size, name, backend_cpu.executor->supports_weights, model, error);
+    const struct terse_model_options options = terse_model_options_defaults();
+    return terse_model_load_memory_with(data, size, name, &options, model, error);
 }

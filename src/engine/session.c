@@ -81,6 +81,11 @@ static enum terse_status check_options(struct terse_session *s, struct terse_err
                            "%s evicts tokens while it reads, which --paper, where every token reads all before it, cannot "
                            "measure: omit --paper",
                            s->method.name);
+    if (o->prefill == TERSE_PREFILL_COMPRESSED && policy_chooses_tokens(s->method.policy, &s->method.parameters))
+        return status_fail(
+            error, TERSE_E_UNSUPPORTED,
+            "%s chooses tokens of a prompt that stay exact, which takes an exact prefill: omit --prefill compressed%s",
+            s->method.name, s->method.policy->keep_selected_only ? "" : ", or keep none with --anchors 0");
     if ((unsigned)o->prefill > TERSE_PREFILL_PAPER)
         return status_fail(error, TERSE_E_ARGUMENT, "there is no prefill mode %d", (int)o->prefill);
     if (!o->batch) return status_fail(error, TERSE_E_ARGUMENT, "a batch of 0 tokens reads nothing: use -b 1 or more");

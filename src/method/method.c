@@ -69,7 +69,7 @@ static const struct row rows[] = {
     {"quest-K", "Quest: half precision; a step reads the K tokens of a prompt whose pages have the highest upper bounds",
      PLAIN(codec_f16), .index = &index_quest},
     /* Codebooks of AnTKV and CommVQ are learned from samples weighted by the squared norm of the loss's gradient (power 2); antkv-4's by the
-     * norm itself, which gave a smaller divergence in a simulation on the built-in model. */
+     * norm itself, which gave a smaller divergence in a simulation on the built-in model (not part of this repository). */
     {"antkv-4", "AnTKV: pairs of channels as one of 256 shapes, a gain for each row, 1 % of the tokens exact", GAIN_SHAPE(2, 8),
      .power = 1},
     {"antkv-2", "AnTKV: 4 channels as one of 256 shapes, a gain", GAIN_SHAPE(4, 8), .power = 2},
@@ -184,6 +184,15 @@ static bool same_coding(const struct coding *a, const struct coding *b) {
     return a->codec == b->codec && !(a->rate < b->rate) && !(a->rate > b->rate);
 }
 
+/* Types of llama.cpp that are not kept here, and what comes next to them. */
+static const char *nearest_type(const char *name) {
+    static const char *const types[][2] = {{"f32", "f16"},      {"bf16", "f16"},  {"q8_1", "q8_0"},  {"q5_0", "terse-5"},
+                                           {"q5_1", "terse-5"}, {"q4_1", "q4_0"}, {"iq4_nl", "q4_0"}};
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++)
+        if (strcmp(name, types[i][0]) == 0) return types[i][1];
+    return NULL;
+}
+
 /* NULL keeps the method's own codec. */
 static enum terse_status override_codec(const char *name, const char *what, struct coding *coding, struct terse_error *error) {
     if (!name) return TERSE_OK;
@@ -198,6 +207,8 @@ static enum terse_status override_codec(const char *name, const char *what, stru
         *coding = row_coding(&row->key, &numbers);
         return TERSE_OK;
     }
+    const char *nearest = nearest_type(name);
+    if (nearest) return status_fail(error, TERSE_E_ARGUMENT, "%ss are not kept as %s here: the nearest is %s", what, name, nearest);
     char known[256];
     list_names(codec_name_at, known, sizeof known);
     return status_fail(error, TERSE_E_ARGUMENT, "unknown %s type '%.64s': use one of %s, terse-N", what, name, known);

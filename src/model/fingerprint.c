@@ -87,3 +87,16 @@ static uint64_t fingerprint(const struct terse_model *model, bool vectors_only) 
 
 uint64_t model_fingerprint(const struct terse_model *model) { return fingerprint(model, false); }
 uint64_t model_norms_fingerprint(const struct terse_model *model) { return fingerprint(model, true); }
+
+static void put_rope(XXH64_state_t *hash, const struct rope *rope) {
+    XXH64_update(hash, rope->frequency, rope->n_rot / 2 * sizeof *rope->frequency);
+    XXH64_update(hash, &rope->magnitude, sizeof rope->magnitude);
+}
+
+uint64_t model_rotation_fingerprint(const struct terse_model *model) {
+    XXH64_state_t hash;
+    XXH64_reset(&hash, 0);
+    put_rope(&hash, &model->rope);
+    if (model->rope_context) put_rope(&hash, &model->long_rope);
+    return XXH64_digest(&hash);
+}

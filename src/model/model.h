@@ -121,6 +121,7 @@ enum terse_status model_not_finite(const struct terse_model *model, uint32_t pla
  * the mapping over, and closes it when loading fails. `supports`: whether the backend multiplies matrices of that type; a model with
  * others is TERSE_E_UNSUPPORTED. terse_model_load and terse_model_load_memory are engine/engine.c's. */
 enum terse_status model_load(struct mapped_file file, const void *data, size_t size, const char *name,
-                             bool (*supports)(enum tensor_type type), struct terse_model **model, struct terse_error *error);
+                             const struct terse_model_options *options, bool (*supports)(enum tensor_type type),
+                             struct terse_model **model, struct terse_error *error);
 
 #endif

@@ -12,6 +12,10 @@ bool terse_token_ends(const struct terse_model *model, int32_t token) { return t
 
 int32_t terse_token_bos(const struct terse_model *model, bool *added) { return tokenizer_bos(model->tokenizer, added); }
 
+const char *terse_token_bytes(const struct terse_model *model, int32_t token, size_t *n_bytes) {
+    return tokenizer_bytes(model->tokenizer, token, true, n_bytes);
+}
+
 enum terse_status terse_detokenizer_new(const struct terse_model *model, bool show_special, struct terse_detokenizer **detokenizer,
                                         struct terse_error *error) {
     return detokenizer_new(model->tokenizer, show_special, detokenizer, error);

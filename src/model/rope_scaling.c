@@ -27,7 +27,29 @@ static enum terse_status read_f32(const struct gguf *gguf, const char *prefix, c
     return gguf_get_f32(gguf, key, value, &found, error);
 }
 
-static enum terse_status read_scaling(const struct gguf *gguf, const char *prefix, struct scaling *s, struct terse_error *error) {
+/* What the caller asks for, where that can be. */
+static enum terse_status check_options(const struct terse_model_options *o, struct terse_error *error) {
+    const char *type = o->rope_scaling;
+    if (type && strcmp(type, "none") != 0 && strcmp(type, "linear") != 0 && strcmp(type, "yarn") != 0)
+        return status_fail(error, TERSE_E_ARGUMENT, "RoPE scaling \"%.40s\": use none, linear or yarn", type);
+    bool scales = o->rope_scale >= 1 && isfinite(o->rope_scale), based = o->rope_freq_base > 1 && isfinite(o->rope_freq_base);
+    if (!(scales || (o->rope_scale >= 0 && o->rope_scale <= 0)))
+        return status_fail(error, TERSE_E_ARGUMENT, "RoPE scale %g: use 1 or more, or 0 for the file's", (double)o->rope_scale);
+    if (!(based || (o->rope_freq_base >= 0 && o->rope_freq_base <= 0)))
+        return status_fail(error, TERSE_E_ARGUMENT, "RoPE frequency base %g: use more than 1, or 0 for the file's",
+                           (double)o->rope_freq_base);
+    return TERSE_OK;
+}
+
+static void apply_options(const struct terse_model_options *o, struct scaling *s) {
+    if (o->rope_scaling) s->yarn = strcmp(o->rope_scaling, "yarn") == 0;
+    if (o->rope_scale > 0) s->factor = o->rope_scale;
+    if (o->rope_scaling && strcmp(o->rope_scaling, "none") == 0) s->factor = 1;
+    if (o->rope_freq_base > 0) s->base = o->rope_freq_base;
+}
+
+static enum terse_status read_scaling(const struct gguf *gguf, const char *prefix, const struct terse_model_options *asked,
+                                      struct scaling *s, struct terse_error *error) {
     enum terse_status status;
     char key[128];
     bool found = false;
@@ -59,6 +81,7 @@ static enum terse_status read_scaling(const struct gguf *gguf, const char *prefi
             error, TERSE_E_UNSUPPORTED,
             "RoPE scaling %s is not supported; supported are none, linear, yarn, longrope and llama-3's rope_freqs tensor", shown);
     }
+    apply_options(asked, s);
     if (found && is(type, "longrope") && !gguf_find_tensor(gguf, ROPE_FACTORS_LONG))
         return status_fail(error, TERSE_E_FORMAT, "tensor " ROPE_FACTORS_LONG " of longrope is missing: convert the model again");
     if (!(s->base > 1) || !isfinite(s->base) || !(s->factor > 0) || !isfinite(s->factor) || !(s->attention_factor > 0) ||
@@ -101,9 +124,9 @@ static enum terse_status apply_factors(const struct gguf *gguf, const char *name
     return TERSE_OK;
 }
 
-enum terse_status rope_scaling_load(const struct gguf *gguf, const struct architecture *architecture, const char *factors,
-                                    uint32_t n_rot, uint32_t context, float *frequency, float *magnitude,
-                                    struct terse_error *error) {
+enum terse_status rope_scaling_load(const struct gguf *gguf, const struct architecture *architecture,
+                                    const struct terse_model_options *asked, const char *factors, uint32_t n_rot, uint32_t context,
+                                    float *frequency, float *magnitude, struct terse_error *error) {
     struct scaling s = {.base = 10000,
                         .factor = 1,
                         .original_context = context,
@@ -112,7 +135,8 @@ enum terse_status rope_scaling_load(const struct gguf *gguf, const struct archit
                         .attention_factor = 1,
                         .beta_fast = 32,
                         .beta_slow = 1};
-    enum terse_status status = read_scaling(gguf, architecture->name, &s, error);
+    enum terse_status status = check_options(asked, error);
+    if (!status) status = read_scaling(gguf, architecture->name, asked, &s, error);
     if (status) return status;
     for (uint32_t i = 0; i < n_rot / 2; i++) {
         double own = pow((double)s.base, -2.0 * i / n_rot);

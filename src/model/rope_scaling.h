@@ -13,9 +13,10 @@
 #define ROPE_FACTORS_LONG "rope_factors_long.weight"
 
 /* Fills frequency[n_rot/2] and *magnitude from metadata ARCHITECTURE.rope.* (freq_base; scaling none, linear, yarn, longrope) and the tensor
- * `factors`, if the file has it. `context` is the model's, used where yarn's original context is missing. */
-enum terse_status rope_scaling_load(const struct gguf *gguf, const struct architecture *architecture, const char *factors,
-                                    uint32_t n_rot, uint32_t context, float *frequency, float *magnitude,
-                                    struct terse_error *error);
+ * `factors`, if the file has it. `context` is the model's, used where yarn's original context is missing. `asked`, which is checked here too, goes
+ * before what the file says. */
+enum terse_status rope_scaling_load(const struct gguf *gguf, const struct architecture *architecture,
+                                    const struct terse_model_options *asked, const char *factors, uint32_t n_rot, uint32_t context,
+                                    float *frequency, float *magnitude, struct terse_error *error);
 
 #endif

@@ -24,6 +24,7 @@
 struct loader {
     struct terse_model *model;
     struct terse_error *error;
+    const struct terse_model_options *options;
     bool (*supports)(enum tensor_type type); /* of matrices */
     float norm_epsilon, logit_scale;
     uint32_t expert_width, shared_width;
@@ -393,7 +394,8 @@ static enum terse_status load_ends(struct loader *l) {
 static enum terse_status load_frequencies(struct loader *l, const char *factors, struct rope *rope, float *frequency) {
     const struct terse_model *m = l->model;
     rope->frequency = frequency;
-    return rope_scaling_load(m->gguf, m->architecture, factors, rope->n_rot, m->context, frequency, &rope->magnitude, l->error);
+    return rope_scaling_load(m->gguf, m->architecture, l->options, factors, rope->n_rot, m->context, frequency, &rope->magnitude,
+                             l->error);
 }
 
 static enum terse_status load_longrope(struct loader *l, float *frequency) {
@@ -405,6 +407,8 @@ static enum terse_status load_longrope(struct loader *l, float *frequency) {
     return status ? status : load_frequencies(l, ROPE_FACTORS_LONG, &m->long_rope, frequency + m->rope.n_rot / 2);
 }
 
+static bool asks(const struct terse_model_options *o) { return o->rope_scaling || o->rope_scale != 0 || o->rope_freq_base != 0; }
+
 static enum terse_status load_rope(struct loader *l) {
     struct terse_model *m = l->model;
     float *frequency = l->next_vector;
@@ -413,6 +417,8 @@ static enum terse_status load_rope(struct loader *l) {
     m->rope.head_dim = m->head_dim;
     m->rope.frequency = frequency;
     m->rope.magnitude = 1;
+    if (!m->architecture->rotary && asks(l->options))
+        return status_fail(l->error, TERSE_E_ARGUMENT, "a model of architecture %s has no RoPE to change", m->architecture->name);
     if (!m->architecture->rotary) return TERSE_OK;
     if (gguf_find_tensor(m->gguf, ROPE_FACTORS_LONG)) return load_longrope(l, frequency);
     return load_frequencies(l, ROPE_FACTORS, &m->rope, frequency);
@@ -529,8 +535,9 @@ static enum terse_status load_tensors(struct loader *l) {
 
 /* Fills a model whose `file` is set. */
 static enum terse_status load(struct terse_model *model, const void *data, size_t size, const char *name,
-                              bool (*supports)(enum tensor_type type), struct terse_error *error) {
-    struct loader l = {.model = model, .error = error, .supports = supports};
+                              const struct terse_model_options *options, bool (*supports)(enum tensor_type type),
+                              struct terse_error *error) {
+    struct loader l = {.model = model, .error = error, .options = options, .supports = supports};
     enum terse_status status;
     if ((status = gguf_open(data, size, name, &model->gguf, error))) return status;
     if ((status = gguf_add_parts(model->gguf, model->file.data ? name : NULL, error))) return status;
@@ -542,11 +549,17 @@ static enum terse_status load(struct terse_model *model, const void *data, size_
     memory_free(l.used);
     if (!status) model->fingerprint = model_fingerprint(model);
     if (!status) model->norms_fingerprint = model_norms_fingerprint(model);
+    if (!status && asks(options)) { /* it is another model then */
+        uint64_t rotation = model_rotation_fingerprint(model);
+        model->fingerprint += rotation;
+        model->norms_fingerprint += rotation;
+    }
     return status;
 }
 
 enum terse_status model_load(struct mapped_file file, const void *data, size_t size, const char *name,
-                             bool (*supports)(enum tensor_type type), struct terse_model **model, struct terse_error *error) {
+                             const struct terse_model_options *options, bool (*supports)(enum tensor_type type),
+                             struct terse_model **model, struct terse_error *error) {
     *model = NULL;
     struct terse_model *m = calloc(1, sizeof *m);
     if (!m) {
@@ -554,7 +567,7 @@ enum terse_status model_load(struct mapped_file file, const void *data, size_t s
         return status_no_memory(error, sizeof *m, "the model");
     }
     m->file = file;
-    enum terse_status status = load(m, data, size, name, supports, error);
+    enum terse_status status = load(m, data, size, name, options, supports, error);
     if (status) {
         status_name_file(error, name);
         terse_model_free(m);

@@ -3,6 +3,7 @@
 
 #include "base/status.h"
 #include "base/text.h"
+#include "text/chat_default.h"
 #include "text/chat_format.h"
 
 #include <stdlib.h>
@@ -30,6 +31,10 @@ static enum terse_status unknown_format(const char *what, enum terse_status code
 struct render {
     struct chat_format format; /* as the model's own template varies it */
     struct gguf_string bos, eos;
+    struct terse_message
+        *messages; /* [n_messages] the caller's, behind the system message that its template brings where they have none */
+    size_t n_messages, n_own; /* n_own: 1 where there is such a message, else 0 */
+    char *system;             /* its text */
     char *text;
     size_t size, capacity;
     struct text_span *contents;            /* [n_contents] where the text has what messages say, in its order */
@@ -66,9 +71,11 @@ static const char *without_thoughts(const struct chat_format *f, const char *sai
     return from;
 }
 
-static void add_content(struct render *r, const struct terse_message *message) {
+/* `whole`: with its thoughts. */
+static void add_content(struct render *r, const struct terse_message *message, bool whole) {
     size_t begin = r->size;
-    add(r, strcmp(message->role, "assistant") == 0 ? without_thoughts(&r->format, message->content) : message->content);
+    bool reply = strcmp(message->role, "assistant") == 0;
+    add(r, reply && !whole ? without_thoughts(&r->format, message->content) : message->content);
     r->contents[r->n_contents] = (struct text_span){begin, r->size};
     r->speakers[r->n_contents++] = message;
 }
@@ -103,8 +110,10 @@ static enum chat_role role_of(const struct terse_message *message) {
     return strcmp(message->role, "system") == 0 ? CHAT_SYSTEM : strcmp(message->role, "user") == 0 ? CHAT_USER : CHAT_ASSISTANT;
 }
 
-/* Messages in an order that check_order allows. */
-static void write_messages(struct render *r, const struct terse_message *messages, size_t n) {
+/* Messages in an order that check_order allows. `begun`: the last is a reply that goes on. */
+static void write_messages(struct render *r, bool begun) {
+    const struct terse_message *messages = r->messages;
+    size_t n = r->n_messages;
     static const unsigned trims[] = {CHAT_TRIM_SYSTEM, CHAT_TRIM_USER, CHAT_TRIM_REPLY};
     const struct chat_format *f = &r->format;
     const struct terse_message *within = f->system != CHAT_SYSTEM_OWN && role_of(&messages[0]) == CHAT_SYSTEM ? messages : NULL;
@@ -117,11 +126,13 @@ static void write_messages(struct render *r, const struct terse_message *message
         size_t turn = r->size;
         if (within && i == system_turn) {
             add(r, f->open[CHAT_SYSTEM]);
-            add_content(r, within);
+            add_content(r, within, false);
             add(r, f->close[CHAT_SYSTEM]);
         }
         size_t first = r->size;
-        add_content(r, &messages[i]);
+        bool goes_on = begun && i == n - 1;
+        add_content(r, &messages[i], goes_on);
+        if (goes_on) return;
         if (f->trim & trims[role]) trim(r, first);
         if (role == CHAT_USER && f->trim & CHAT_TRIM_TURN) trim(r, turn);
         add(r, f->close[role]);
@@ -129,11 +140,12 @@ static void write_messages(struct render *r, const struct terse_message *message
     }
 }
 
-static void write_conversation(struct render *r, const struct terse_message *messages, size_t n, bool open_reply) {
+static void write_conversation(struct render *r, bool open_reply) {
     add_bytes(r, r->bos.data, r->bos.size);
     if (r->format.preamble) add(r, r->format.preamble);
-    write_messages(r, messages, n);
-    if (open_reply) add(r, r->format.reply);
+    bool begun = open_reply && role_of(&r->messages[r->n_messages - 1]) == CHAT_ASSISTANT;
+    write_messages(r, begun);
+    if (open_reply && !begun) add(r, r->format.reply);
 }
 
 /* ---- Checking what is asked for ------------------------------------------------------------------------------------------ */
@@ -165,7 +177,7 @@ static enum terse_status check_order(const struct chat_format *f, const struct t
     return TERSE_OK;
 }
 
-/* Chooses the format: the model's own, as its template varies it, or another by its name. */
+/* Chooses the format: the model's own, as its template varies it and with its default system text, or another by its name. */
 static enum terse_status choose_format(struct render *r, const struct tokenizer *t, const char *name, struct terse_error *error) {
     struct gguf_string template = tokenizer_chat_template(t);
     const struct chat_format *named = name ? chat_format_find(name) : NULL;
@@ -187,11 +199,28 @@ static enum terse_status choose_format(struct render *r, const struct tokenizer 
     }
     r->eos.data = tokenizer_bytes(t, tokenizer_eos(t), true, &n);
     r->eos.size = n;
+    if (own && !chat_default_system(template, &r->format, &r->system))
+        return status_no_memory(error, template.size, "the text of a chat template");
     return TERSE_OK;
+}
+
+/* The messages to be written, and room to note where what they say is. False where there is no memory. */
+static bool collect_messages(struct render *r, const struct terse_message *messages, size_t n) {
+    r->n_own = r->system && role_of(&messages[0]) != CHAT_SYSTEM ? 1 : 0;
+    r->n_messages = n + r->n_own;
+    r->messages = calloc(r->n_messages, sizeof *r->messages);
+    r->contents = calloc(r->n_messages, sizeof *r->contents);
+    r->speakers = calloc(r->n_messages, sizeof *r->speakers);
+    if (!r->messages || !r->contents || !r->speakers) return false;
+    if (r->n_own) r->messages[0] = (struct terse_message){"system", r->system};
+    memcpy(r->messages + r->n_own, messages, n * sizeof *messages);
+    return true;
 }
 
 static void render_free(struct render *r) {
     free(r->text);
+    free(r->system);
+    free(r->messages);
     free(r->contents);
     free(r->speakers);
 }
@@ -205,11 +234,9 @@ static enum terse_status render(struct render *r, const struct tokenizer *tokeni
     if (!status) status = check_roles(messages, n_messages, error);
     if (!status) status = check_order(&r->format, messages, n_messages, error);
     if (status) return status;
-    r->contents = calloc(n_messages, sizeof *r->contents);
-    r->speakers = calloc(n_messages, sizeof *r->speakers);
-    r->refused = !r->contents || !r->speakers;
-    if (!r->refused) write_conversation(r, messages, n_messages, open_reply);
-    return r->refused ? status_no_memory(error, r->size + n_messages * sizeof *r->contents, "a conversation's text") : TERSE_OK;
+    r->refused = !collect_messages(r, messages, n_messages);
+    if (!r->refused) write_conversation(r, open_reply);
+    return r->refused ? status_no_memory(error, r->size + r->n_messages * sizeof *r->contents, "a conversation's text") : TERSE_OK;
 }
 
 enum terse_status chat_render(const struct tokenizer *tokenizer, const char *format, const struct terse_message *messages,
@@ -233,7 +260,7 @@ enum terse_status chat_tokenize(const struct tokenizer *tokenizer, const char *f
     enum terse_status status = render(&r, tokenizer, format, messages, n_messages, open_reply, error);
     size_t first = 0;
     for (size_t i = 0; !status && after && i < r.n_contents; i++)
-        if (r.speakers[i] == &messages[after - 1]) first = r.contents[i].end;
+        if (r.speakers[i] == &r.messages[r.n_own + after - 1]) first = r.contents[i].end;
     if (!status)
         status = tokenizer_encode_around(tokenizer, r.text, r.size, first, r.contents, r.n_contents, tokens, n_tokens, error);
     render_free(&r);

@@ -1,5 +1,5 @@
 /* The table of chat formats. A model's own Jinja template is not run but recognised by what only its format has. Templates that put more
- * than the conversation in (dates, default system texts, tools) lose that; only gpt-oss keeps the system message that names its channels.
+ * than the conversation in lose dates and tools; chat_default.h finds a default system text, and gpt-oss keeps the message that names its channels.
  *
  * Sources: the templates in the tokenizer_config.json (chat_template.jinja) of LLaMA 2 and 3, Mistral 7B Instruct v0.1 to v0.3, Mistral Nemo,
  * Large 2411 and Small 2501, Qwen 2 and 3, QwQ, Gemma 1 to 3, Phi 3 and 4, Command R, gpt-oss, DeepSeek Coder, V2, V3 and R1, and

@@ -1,16 +1,21 @@
 /* JSON text, byte by byte: whether what has been written can still become a value that a schema allows. For sampling that only lets such text
- * through.
+ * through: from every state that is reached some text leads to a whole value.
  *
  * Whitespace runs to JSON_SPACES bytes and numbers to JSON_NUMBER, so that a text cannot go on without saying anything. Strings are
  * UTF-8 and hold no lone surrogates (RFC 8259 with the restrictions of RFC 7493).
  *
  * Of JSON Schema: type (one or several), properties, required, additionalProperties (true or false), items, minItems, maxItems, enum,
- * const; title, description, default, examples, $schema, $id and $comment say nothing about a value. Any other keyword is refused by name.
- * Properties stand in any order, each once. */
+ * const, pattern (text/pattern.h; such strings have no \u), anyOf, and $ref to the whole schema ("#") or to what it has in $defs or
+ * definitions; title, description, default, examples, $schema, $id and $comment say nothing about a value, also beside anyOf and $ref. Any
+ * other keyword is refused by name, with its place. Properties stand in any order, each once.
+ *
+ * Where a text may be a value of several schemas of an anyOf, all of them are followed, JSON_WAYS at a time; of more, which take anyOf
+ * within anyOf, the first. */
 #ifndef TERSE_TEXT_JSON_FILTER_H
 #define TERSE_TEXT_JSON_FILTER_H
 
 #include "base/status.h"
+#include "text/pattern.h"
 #include "text/utf8.h"
 
 #include <stdbool.h>
@@ -19,6 +24,7 @@
 
 #define JSON_DEPTH 64      /* of objects and arrays within one another */
 #define JSON_PROPERTIES 64 /* of an object, and choices of an enum */
+#define JSON_WAYS 16       /* kinds of values of an anyOf */
 #define JSON_SPACES 20
 #define JSON_NUMBER 40
 
@@ -43,6 +49,10 @@ struct json_node {
     uint32_t items;                    /* node */
     uint32_t items_least, items_most;
     uint32_t choices, n_choices; /* 0: any value of the kinds */
+    uint32_t pattern;            /* of strings, its number from 1 on; 0: none */
+    bool is_union;               /* the value is that of one of the nodes way[ways], which are no unions; nothing else counts */
+    uint32_t ways, way[JSON_WAYS];
+    uint32_t levels; /* objects and arrays within one another that it takes at least; above JSON_DEPTH: there is no such value */
 };
 
 struct json_schema {
@@ -50,7 +60,8 @@ struct json_schema {
     char **property;        /* names */
     uint32_t *property_node;
     char **choice;
-    uint32_t nodes, properties, choices;
+    struct pattern **pattern;
+    uint32_t nodes, properties, choices, patterns;
     uint32_t others; /* owners beside the first: json_schema_share */
 };
 
@@ -66,16 +77,24 @@ struct json_frame {
     bool object;
 };
 
-/* Where a text is; plain data, to be copied. */
-struct json_state {
+/* One way to read a text so far. */
+struct json_way {
     uint8_t where, step, spaces, word;
     struct utf8_rest rest; /* of a character of a string */
     bool low_surrogate;    /* must come next */
     uint16_t unit;         /* of an escape \u so far */
+    uint32_t character;    /* of a string with a pattern, so far */
     uint32_t node, at;     /* of the value that is next or being written; bytes of it so far */
     uint64_t possible;     /* names or choices that begin with these bytes */
+    struct pattern_state pattern;
     uint32_t depth;
     struct json_frame frame[JSON_DEPTH];
+};
+
+/* Where a text is; plain data, to be copied. */
+struct json_state {
+    uint32_t ways;
+    struct json_way way[JSON_WAYS];
 };
 
 struct json_state json_begin(void);

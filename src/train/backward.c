@@ -16,6 +16,7 @@
 #include "train/backward_attention.h"
 #include "train/backward_experts.h"
 #include "train/backward_ops.h"
+#include "train/window_rope.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -36,7 +37,9 @@ struct rows {
     float *k, *k_rotated, *v; /* [n][Hk][hd] */
     float *raw_q, *raw_k;     /* before the norm of heads; where there is one, or a clamp */
     /* Of a panel where it does not stay */
-    float *state;          /* [n][width], past attention */
+    float *state; /* [n][width], past attention */
+    float *merged,
+        *fed; /* [n][width], what attention and the feed-forward layer add, before the norms of that, where there are any */
     float *inner, *factor; /* [n][feed_forward], before their function; no factor without a gate */
 };
 
@@ -52,8 +55,8 @@ struct backward {
     float *attended; /* [layers][n][Hq][hd], what attention gives */
     float *log_sum;  /* [layers][n][Hq] */
     /* Of the window */
-    float *d_hidden;             /* [n][width] */
-    float *cosine, *sine, *back; /* [n][n_rot/2]; `back` is -sine */
+    float *d_hidden; /* [n][width] */
+    struct window_rope rope;
     /* Of a layer */
     struct rows rows;  /* [staying] from the last on, then of the layer at hand if it does not stay: rows_of */
     float *d_attended; /* [n][Hq][hd] */
@@ -62,6 +65,7 @@ struct backward {
     float *normed;  /* [panel][width] */
     float *d_inner; /* [panel][feed_forward]; in the forward sweep the activations of a layer that stays */
     float *logits;  /* [logit_rows][vocabulary] */
+    float *capped;  /* the same, where logits are capped: their gradients take their place */
     double *losses; /* [logit_rows] */
     bool draw;      /* backward_draw_labels */
     uint64_t seed;
@@ -87,6 +91,7 @@ static size_t raw_k_width(const struct terse_model *m) { return raw_keys(m) ? kv
 /* Layers of experts keep their inner activations to themselves. */
 static size_t inner_width(const struct terse_model *m) { return m->experts ? 0 : m->feed_forward; }
 static size_t factor_width(const struct terse_model *m) { return m->layer[0].gate.data ? m->feed_forward : 0; }
+static size_t added_width(const struct terse_model *m) { return m->architecture->post_norms ? m->width : 0; }
 
 static bool stays(const struct backward *b, uint32_t layer) { return b->model->layers - layer <= b->staying; }
 
@@ -95,24 +100,33 @@ static struct rows rows_of(const struct backward *b, uint32_t layer, size_t firs
     const struct terse_model *m = b->model;
     const struct rows *all = &b->rows;
     size_t at = (stays(b, layer) ? m->layers - 1 - layer : b->staying) * b->tokens, panel = at + (stays(b, layer) ? first : 0);
-    return (struct rows){all->q + at * q_width(m),      all->k + at * kv_width(m),           all->k_rotated + at * kv_width(m),
-                         all->v + at * kv_width(m),     all->raw_q + at * raw_q_width(m),    all->raw_k + at * raw_k_width(m),
-                         all->state + panel * m->width, all->inner + panel * inner_width(m), all->factor + panel * factor_width(m)};
+    return (struct rows){all->q + at * q_width(m),
+                         all->k + at * kv_width(m),
+                         all->k_rotated + at * kv_width(m),
+                         all->v + at * kv_width(m),
+                         all->raw_q + at * raw_q_width(m),
+                         all->raw_k + at * raw_k_width(m),
+                         all->state + panel * m->width,
+                         all->merged + panel * added_width(m),
+                         all->fed + panel * added_width(m),
+                         all->inner + panel * inner_width(m),
+                         all->factor + panel * factor_width(m)};
 }
 
 static uint32_t count_staying(const struct terse_model *m, size_t tokens) {
-    size_t width = q_width(m) + 3 * kv_width(m) + raw_q_width(m) + raw_k_width(m) + m->width + inner_width(m) + factor_width(m);
+    size_t width = q_width(m) + 3 * kv_width(m) + raw_q_width(m) + raw_k_width(m) + m->width + 2 * added_width(m) + inner_width(m) +
+                   factor_width(m);
     return (uint32_t)smaller(STAYING_BYTES / sizeof(float) / width / tokens, m->layers);
 }
 
 static struct attention attention_of(const struct backward *b, uint32_t index, const struct rows *rows, size_t n) {
     const struct terse_model *m = b->model;
-    float scale = 1 / sqrtf((float)m->head_dim);
     return (struct attention){m->query_heads,
                               m->kv_heads,
                               m->head_dim,
                               n,
-                              scale,
+                              m->attention_scale,
+                              m->attention_cap,
                               m->slopes,
                               m->sinks ? m->sinks + (size_t)index * m->query_heads : NULL,
                               model_slides(m, index) ? m->window : 0,
@@ -133,22 +147,23 @@ static size_t scratch_floats(const struct backward *b) {
 }
 
 static void release(struct backward *b) {
-    float **all[] = {&b->hidden,     &b->attended,   &b->log_sum,    &b->d_hidden,       &b->cosine,     &b->sine,
-                     &b->back,       &b->rows.q,     &b->rows.k,     &b->rows.k_rotated, &b->rows.v,     &b->rows.raw_q,
-                     &b->rows.raw_k, &b->rows.state, &b->rows.inner, &b->rows.factor,    &b->d_attended, &b->dk,
-                     &b->dv,         &b->normed,     &b->d_inner,    &b->logits,         &b->scratch};
+    float **all[] = {&b->hidden,         &b->attended,   &b->log_sum,     &b->d_hidden,   &b->rows.q,     &b->rows.k,
+                     &b->rows.k_rotated, &b->rows.v,     &b->rows.raw_q,  &b->rows.raw_k, &b->rows.state, &b->rows.merged,
+                     &b->rows.fed,       &b->rows.inner, &b->rows.factor, &b->d_attended, &b->dk,         &b->dv,
+                     &b->normed,         &b->d_inner,    &b->logits,      &b->capped,     &b->scratch};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
         memory_free(*all[i]);
         *all[i] = NULL;
     }
     backward_experts_free(&b->experts);
+    window_rope_free(&b->rope);
     memory_free(b->losses);
     b->losses = NULL;
 }
 
 static enum terse_status allocate(struct backward *b, struct terse_error *error) {
     const struct terse_model *m = b->model;
-    size_t n = b->tokens, panel = smaller(n, PANEL_TOKENS), pairs = m->rope.n_rot / 2;
+    size_t n = b->tokens, panel = smaller(n, PANEL_TOKENS);
     /* What only the backward sweep needs */
     size_t kept = b->gradients ? m->layers : 1, back = b->gradients ? n : 0, back_panel = b->gradients ? panel : 0;
     bool others = b->staying < m->layers;
@@ -161,9 +176,6 @@ static enum terse_status allocate(struct backward *b, struct terse_error *error)
         {&b->attended, n, kept * q_width(m)},
         {&b->log_sum, n, kept * m->query_heads},
         {&b->d_hidden, back, m->width},
-        {&b->cosine, n, pairs},
-        {&b->sine, n, pairs},
-        {&b->back, back, pairs},
         {&b->rows.q, rows, q_width(m)},
         {&b->rows.k, rows, kv_width(m)},
         {&b->rows.k_rotated, rows, kv_width(m)},
@@ -171,6 +183,8 @@ static enum terse_status allocate(struct backward *b, struct terse_error *error)
         {&b->rows.raw_q, rows, raw_q_width(m)},
         {&b->rows.raw_k, rows, raw_k_width(m)},
         {&b->rows.state, b->gradients ? panel_rows : 0, m->width},
+        {&b->rows.merged, panel_rows, added_width(m)},
+        {&b->rows.fed, panel_rows, added_width(m)},
         {&b->rows.inner, panel_rows, inner_width(m)},
         {&b->rows.factor, panel_rows, factor_width(m)},
         {&b->d_attended, back, q_width(m)},
@@ -179,6 +193,7 @@ static enum terse_status allocate(struct backward *b, struct terse_error *error)
         {&b->normed, panel, m->width},
         {&b->d_inner, back_panel, inner_width(m)},
         {&b->logits, b->logit_rows, m->vocabulary},
+        {&b->capped, m->logit_cap > 0 ? b->logit_rows : 0, m->vocabulary},
         {&b->scratch, scratch_floats(b), 1},
     };
     for (size_t i = 0; i < sizeof wanted / sizeof wanted[0]; i++) {
@@ -188,16 +203,8 @@ static enum terse_status allocate(struct backward *b, struct terse_error *error)
     }
     if (!(b->losses = memory_array(b->logit_rows, sizeof *b->losses)))
         return status_no_memory(error, b->logit_rows * sizeof *b->losses, "the gradients of a window");
-    return m->experts ? backward_experts_reserve(&b->experts, m, panel, error) : TERSE_OK;
-}
-
-/* What the sweeps do not compute. */
-static enum terse_status check_model(const struct terse_model *model, struct terse_error *error) {
-    const struct architecture *a = model->architecture;
-    if (a->parallel || a->post_norms || a->scaled_embedding || model->attention_cap > 0 || model->logit_cap > 0)
-        return status_fail(error, TERSE_E_UNSUPPORTED,
-                           "%s models are not calibrated: use a --kv that needs no codebook (terse-2, kivi-2, q4_0)", a->name);
-    return TERSE_OK;
+    enum terse_status status = window_rope_new(&b->rope, m, n, error);
+    return status || !m->experts ? status : backward_experts_reserve(&b->experts, m, panel, error);
 }
 
 enum terse_status backward_new(const struct terse_model *model, size_t tokens, bool gradients, struct backward **backward,
@@ -211,7 +218,6 @@ enum terse_status backward_new(const struct terse_model *model, size_t tokens, b
                            "windows of %zu tokens are longer than the %" PRIu32
                            " positions that the model has learned: make them shorter",
                            tokens, model->positions.rows);
-    if ((status = check_model(model, error))) return status;
     struct backward *b = calloc(1, sizeof *b);
     if (!b) return status_no_memory(error, sizeof *b, "the gradients of a window");
     b->model = model;
@@ -232,10 +238,7 @@ enum terse_status backward_new(const struct terse_model *model, size_t tokens, b
         backward_free(b);
         return status;
     }
-    size_t pairs = model->rope.n_rot / 2;
-#pragma omp parallel for
-    for (size_t t = 0; t < tokens; t++) rope_angles(&model->rope, (int64_t)t, b->cosine + t * pairs, b->sine + t * pairs);
-    for (size_t i = 0; gradients && i < tokens * pairs; i++) b->back[i] = -b->sine[i];
+    window_rope_set(&b->rope, 0, 0);
     *backward = b;
     return TERSE_OK;
 }
@@ -255,12 +258,11 @@ static float *hidden_of(const struct backward *b, uint32_t layer) { return b->hi
 static float *attended_of(const struct backward *b, uint32_t layer) { return b->attended + place(b, layer) * q_width(b->model); }
 static float *log_sum_of(const struct backward *b, uint32_t layer) { return b->log_sum + place(b, layer) * b->model->query_heads; }
 
-static void rotate(const struct backward *b, const float *sine, float *rows, size_t n, uint32_t heads) {
-    const struct rope *rope = &b->model->rope;
-    size_t pairs = rope->n_rot / 2, hd = b->model->head_dim;
+static void rotate(const struct backward *b, uint32_t layer, enum window_turn turn, float *rows, size_t n, uint32_t heads) {
+    const struct window_turns *turns = window_turns_of(&b->rope, layer);
+    size_t width = (size_t)heads * b->model->head_dim;
 #pragma omp parallel for if (n >= PARALLEL_ROWS)
-    for (size_t t = 0; t < n; t++)
-        rope_rotate(rope, b->cosine + t * pairs, sine + t * pairs, rows + t * heads * hd, heads, (uint32_t)hd);
+    for (size_t t = 0; t < n; t++) window_turn_rows(turns, turn, t, rows + t * width, heads);
 }
 
 static void copy_rows(float *to, const float *from, size_t n, size_t width) {
@@ -295,24 +297,41 @@ static void project(struct backward *b, uint32_t index, size_t n) {
     after_projection(&layer->q_norm, q, rows.q, n * m->query_heads, m->head_dim);
     after_projection(&layer->k_norm, k, rows.k, n * m->kv_heads, m->head_dim);
     copy_rows(rows.k_rotated, rows.k, n, kv_width(m));
-    rotate(b, b->sine, rows.q, n, m->query_heads);
-    rotate(b, b->sine, rows.k_rotated, n, m->kv_heads);
+    rotate(b, index, WINDOW_TURN_ROWS, rows.q, n, m->query_heads);
+    rotate(b, index, WINDOW_TURN_ROWS, rows.k_rotated, n, m->kv_heads);
+}
+
+/* normed[count][width] of a panel: what `w` makes of x, and then the norm of it; `raw` keeps what that is of. */
+static void make_added(struct backward *b, const struct matrix *w, const struct norm *post, const float *x, float *raw,
+                       size_t count) {
+    linear(&(struct linear_op){w, post->gain ? raw : b->normed}, 1, x, count, b->scratch);
+    if (post->gain) norm_rows(post, raw, b->normed, count, b->model->width);
 }
 
 /* state[count][width] of a panel: what entered the layer, which may lie there, plus what attention adds. */
-static void add_attention(struct backward *b, uint32_t index, size_t first, size_t count, float *state) {
+static void add_attention(struct backward *b, uint32_t index, const struct rows *rows, size_t first, size_t count, float *state) {
     const struct terse_model *m = b->model;
+    const struct layer *layer = &m->layer[index];
     copy_rows(state, hidden_of(b, index) + first * m->width, count, m->width);
-    linear(&(struct linear_op){&m->layer[index].o, b->normed}, 1, attended_of(b, index) + first * q_width(m), count, b->scratch);
+    make_added(b, &layer->o, &layer->attention_post_norm, attended_of(b, index) + first * q_width(m), rows->merged, count);
     add_rows(state, b->normed, count, m->width);
 }
 
-/* The inner activations of a panel's feed-forward layer, before their function. */
-static void feed(struct backward *b, const struct layer *layer, const struct rows *rows, const float *state, size_t count) {
+/* The inner activations of a panel's feed-forward layer, before their function; `from` is what it reads, past attention or, where the layer
+ * is parallel, what enters it. */
+static void feed(struct backward *b, const struct layer *layer, const struct rows *rows, const float *from, size_t count) {
     struct linear_op ops[2];
     size_t n = feed_forward_ops(layer, rows->inner, rows->factor, ops);
-    norm_rows(&layer->feed_forward_norm, state, b->normed, count, b->model->width);
+    norm_rows(&layer->feed_forward_norm, from, b->normed, count, b->model->width);
     linear(ops, n, b->normed, count, b->scratch);
+}
+
+/* normed[count][width]: what the layer makes of them. active[count][feed_forward] may be rows->inner. */
+static void narrow(struct backward *b, const struct layer *layer, const struct rows *rows, float *active, size_t count) {
+    const struct terse_model *m = b->model;
+    copy_rows(active, rows->inner, count, m->feed_forward);
+    activate_rows(m->architecture->activation, active, rows->factor, count, m->feed_forward);
+    make_added(b, &layer->down, &layer->feed_forward_post_norm, active, rows->fed, count);
 }
 
 static enum terse_status check_keys(const struct backward *b, uint32_t layer, size_t n, struct terse_error *error) {
@@ -334,18 +353,18 @@ static void layer_forward(struct backward *b, uint32_t index, size_t n) {
         rows = rows_of(b, index, first);
         float *leaving = hidden_of(b, index + 1) + first * m->width;
         float *state = stays(b, index) ? rows.state : leaving, *active = stays(b, index) ? b->d_inner : rows.inner;
-        add_attention(b, index, first, count, state);
+        if (m->architecture->parallel)
+            feed(b, layer, &rows, hidden_of(b, index) + first * m->width, count); /* `leaving` may lie there */
+        add_attention(b, index, &rows, first, count, state);
         if (m->experts) {
             copy_rows(leaving, state, count, m->width);
             norm_rows(&layer->feed_forward_norm, state, b->normed, count, m->width);
             backward_experts_forward(&b->experts, layer, b->normed, count, leaving, b->scratch);
             continue;
         }
-        feed(b, layer, &rows, state, count);
+        if (!m->architecture->parallel) feed(b, layer, &rows, state, count);
         copy_rows(leaving, state, count, m->width);
-        copy_rows(active, rows.inner, count, m->feed_forward);
-        activate_rows(m->architecture->activation, active, rows.factor, count, m->feed_forward);
-        linear(&(struct linear_op){&layer->down, b->normed}, 1, active, count, b->scratch);
+        narrow(b, layer, &rows, active, count);
         add_rows(leaving, b->normed, count, m->width);
     }
 }
@@ -362,10 +381,13 @@ static enum terse_status output_backward(struct backward *b, const int32_t *toke
         size_t count = smaller(b->logit_rows, n - 1 - first), at = first * m->width;
         norm_rows(&m->output_norm, hidden + at, b->normed, count, m->width);
         linear(&(struct linear_op){&m->output, b->logits}, 1, b->normed, count, b->scratch);
+        if (m->logit_cap > 0) cap_rows(b->logits, m->logit_cap, count, m->vocabulary);
         enum terse_status status = rows_check_finite(m, MODEL_OUTPUT(m), b->logits, count, m->vocabulary, error);
         if (status) return status;
+        if (m->logit_cap > 0) copy_rows(b->capped, b->logits, count, m->vocabulary);
         struct targets targets = {b->draw ? NULL : tokens + first + 1, b->seed + (first + 1) * RANDOM_STEP};
         cross_entropy_backward(b->logits, &targets, count, m->vocabulary, 1 / (float)(n - 1), b->losses);
+        if (m->logit_cap > 0) cap_backward(b->capped, m->logit_cap, b->logits, count, m->vocabulary);
         linear_backward(&m->output, b->logits, count, false, b->d_hidden + at, b->scratch);
         norm_backward(&m->output_norm, hidden + at, b->d_hidden + at, count, m->width);
         for (size_t i = 0; i < count; i++) sum += b->losses[i];
@@ -375,7 +397,24 @@ static enum terse_status output_backward(struct backward *b, const int32_t *toke
     return TERSE_OK;
 }
 
-/* Gradients with respect to what enters the matrices of a panel's feed-forward layer, in `normed`, of those of what leaves them. */
+/* Of the gradient d of what is added to the hidden state, that of what the matrix before it made: d itself or, through a norm, in `normed`. */
+static const float *added_backward(struct backward *b, const struct norm *post, const float *raw, const float *d, size_t count) {
+    if (!post->gain) return d;
+    copy_rows(b->normed, d, count, b->model->width);
+    norm_backward(post, raw, b->normed, count, b->model->width);
+    return b->normed;
+}
+
+/* From d[count][width] of a panel, the gradient of what attention has been added to, to that of the output of attention. */
+static void merge_backward(struct backward *b, uint32_t index, const struct rows *rows, size_t first, const float *d,
+                           size_t count) {
+    const struct layer *layer = &b->model->layer[index];
+    d = added_backward(b, &layer->attention_post_norm, rows->merged, d, count);
+    linear_backward(&layer->o, d, count, false, b->d_attended + first * q_width(b->model), b->scratch);
+}
+
+/* Gradients with respect to what enters the matrices of a panel's feed-forward layer, in `normed`, of those of what leaves them, which may
+ * lie there. */
 static void dense_backward(struct backward *b, const struct layer *layer, const struct rows *rows, const float *d, size_t count) {
     const struct terse_model *m = b->model;
     struct linear_op ops[2];
@@ -393,17 +432,20 @@ static void feed_backward(struct backward *b, uint32_t index, size_t n) {
         size_t count = smaller(PANEL_TOKENS, n - first);
         float *d = b->d_hidden + first * m->width;
         struct rows rows = rows_of(b, index, first);
-        if (!stays(b, index)) add_attention(b, index, first, count, rows.state);
+        if (!stays(b, index)) add_attention(b, index, &rows, first, count, rows.state);
+        const float *from = m->architecture->parallel ? hidden_of(b, index) + first * m->width : rows.state;
+        if (m->architecture->parallel) merge_backward(b, index, &rows, first, d, count);
         if (m->experts) {
             norm_rows(&layer->feed_forward_norm, rows.state, b->normed, count, m->width);
             backward_experts_run(&b->experts, layer, b->normed, d, count, b->scratch);
         } else {
-            if (!stays(b, index)) feed(b, layer, &rows, rows.state, count);
-            dense_backward(b, layer, &rows, d, count);
+            if (!stays(b, index)) feed(b, layer, &rows, from, count);
+            if (!stays(b, index) && layer->feed_forward_post_norm.gain) narrow(b, layer, &rows, b->d_inner, count);
+            dense_backward(b, layer, &rows, added_backward(b, &layer->feed_forward_post_norm, rows.fed, d, count), count);
         }
-        norm_backward(&layer->feed_forward_norm, rows.state, b->normed, count, m->width);
+        norm_backward(&layer->feed_forward_norm, from, b->normed, count, m->width);
         add_rows(d, b->normed, count, m->width);
-        linear_backward(&layer->o, d, count, false, b->d_attended + first * q_width(m), b->scratch);
+        if (!m->architecture->parallel) merge_backward(b, index, &rows, first, d, count);
     }
 }
 
@@ -413,7 +455,7 @@ static void project_backward(struct backward *b, uint32_t index, size_t n) {
     const struct layer *layer = &m->layer[index];
     const float *hidden = hidden_of(b, index);
     struct rows rows = rows_of(b, index, 0);
-    rotate(b, b->back, rows.q, n, m->query_heads);
+    rotate(b, index, WINDOW_TURN_BACK, rows.q, n, m->query_heads);
     if (layer->q_norm.gain) norm_backward(&layer->q_norm, rows.raw_q, rows.q, n * m->query_heads, m->head_dim);
     if (layer->k_norm.gain) norm_backward(&layer->k_norm, rows.raw_k, b->dk, n * m->kv_heads, m->head_dim);
     if (m->clamp > 0) {
@@ -438,7 +480,7 @@ static void layer_backward(struct backward *b, uint32_t index, size_t n, const s
     struct attention attention = attention_of(b, index, &rows, n);
     attention_backward(&attention, attended_of(b, index), log_sum_of(b, index), b->d_attended, b->dk, b->dv, index > 0, b->threads,
                        b->scratch);
-    rotate(b, b->back, b->dk, n, b->model->kv_heads);
+    rotate(b, index, WINDOW_TURN_BACK, b->dk, n, b->model->kv_heads);
     sink->layer(sink->user, index, &(struct captured){n, NULL, rows.k, rows.k_rotated, rows.v, b->dk, b->dv});
     if (index > 0) project_backward(b, index, n);
 }

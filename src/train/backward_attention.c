@@ -1,10 +1,12 @@
 /* Attention of a window and its gradients, in tiles. The GEMM library computes products, the vector kernels exponentials. */
 #include "train/backward_attention.h"
 
+#include "backend/cpu/cap.h"
 #include "backend/cpu/gemm.h"
 #include "backend/cpu/vector.h"
 #include "base/memory.h"
 #include "kv/partial.h"
+#include "train/backward_ops.h"
 
 #include <math.h>
 #include <omp.h>
@@ -111,6 +113,7 @@ static void forward_tile(const struct attention *a, const struct tile *tile, flo
         for (size_t m = 0; m < tile->rows; m++) {
             float *row = logits + m * KEY_ROWS;
             size_t visible = visible_keys(a, tile, m, key, n), hidden = smaller(hidden_keys(a, tile, m, key, n), visible);
+            if (a->cap > 0) cap_row(row, a->cap, visible);
             add_alibi(a, tile, m, key, visible, row);
             float max = partial_raise(&partial, m, vector_max(row + hidden, visible - hidden));
             partial.sum[m] += vector_exp_sum(row + hidden, max, visible - hidden);
@@ -168,11 +171,16 @@ static void backward_tile(const struct attention *a, const struct tile *tile, co
         for (size_t m = 0; m < rows; m++) {
             float *weights = p + m * KEY_ROWS, *d_logits = ds + m * KEY_ROWS;
             size_t visible = visible_keys(a, tile, m, key, n), hidden = smaller(hidden_keys(a, tile, m, key, n), visible);
+            for (size_t j = 0; j < n; j++) d_logits[j] -= mean[m];
+            if (a->cap > 0) {
+                cap_row(weights, a->cap, visible);
+                cap_backward(weights, a->cap, d_logits, 1, visible);
+            }
             add_alibi(a, tile, m, key, visible, weights);
             vector_exp_sum(weights + hidden, log_sum[row_offset(a, tile, m, 1)], visible - hidden);
             memset(weights, 0, hidden * sizeof *weights);
             memset(weights + visible, 0, (n - visible) * sizeof *weights);
-            for (size_t j = 0; j < n; j++) d_logits[j] = weights[j] * (d_logits[j] - mean[m]);
+            for (size_t j = 0; j < n; j++) d_logits[j] *= weights[j];
         }
         gemm_outer(n, hd, rows, p, KEY_ROWS, d_o, hd, !first, to->dv + at, stride);
         gemm_outer(n, hd, rows, ds, KEY_ROWS, q, hd, !first, to->dk + at, stride);

@@ -2,7 +2,8 @@
  *
  * The forward pass leaves, beside its outputs, the logarithm of each query's sum of exponentials; with it the backward pass makes
  * the weights of any tile again (Dao et al. 2022, FlashAttention, algorithm 4): with P the weights, O the outputs, dV = P^T dO, dP
- * = dO V^T,   dS = P (dP - D),   D = rowsum(dO O),   dQ = dS K,   dK = dS^T Q. Query heads of a KV head go through as rows of one
+ * = dO V^T,   dS = P (dP - D),   D = rowsum(dO O),   dQ = dS K,   dK = dS^T Q. Where logits are capped, dS is multiplied by the slope of
+ * the cap. Query heads of a KV head go through as rows of one
  * matrix, so that dK and dV come out summed over them.
  */
 #ifndef TERSE_TRAIN_BACKWARD_ATTENTION_H
@@ -16,7 +17,8 @@ struct attention {
     uint32_t query_heads, kv_heads, head_dim;
     size_t n;
     float scale;         /* of the logits */
-    const float *slopes; /* [Hq] of ALiBi, added after the scale as backend/cpu/kv/cache.h says; or NULL */
+    float cap;           /* logits become cap tanh(logits / cap) after the scale; 0: they do not */
+    const float *slopes; /* [Hq] of ALiBi, added after scale and cap as backend/cpu/kv/cache.h says; or NULL */
     const float *sinks;  /* [Hq]: the logit of a key without a value, which queries see besides; or NULL */
     size_t window;       /* queries see so many keys, their own the last; 0: all before them */
     float *q;            /* [n][Hq][hd], rotated */

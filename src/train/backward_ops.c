@@ -51,10 +51,10 @@ void linear_backward(const struct matrix *w, const float *dy, size_t n, bool acc
 /* With c = x - mean (LayerNorm; RMSNorm: c = x) and r = (mean c^2 + epsilon)^-1/2: y_i = gain_i c_i r, so
  *     dc_i = r (gain_i dy_i - c_i r^2 mean_j(gain_j dy_j c_j)),   dx_i = dc_i - mean_j(dc_j)   (RMSNorm: dx = dc);
  * the mean of dc is that of r gain dy, as the mean of c is 0. */
-static void norm_backward_row(const struct norm *norm, const float *x, float *d, size_t width) {
+static void norm_backward_row(const struct norm *norm, const float *gain, const float *x, float *d, size_t width) {
     float n = (float)width, mean = norm->kind == NORM_LAYER ? sum_row(x, width) / n : 0;
     float c[PIECE], squares = 0, along = 0;
-    for (size_t i = 0; i < width; i++) d[i] *= norm->gain[i];
+    for (size_t i = 0; i < width; i++) d[i] *= gain[i];
     for (size_t first = 0; first < width; first += PIECE) {
         size_t count = smaller(PIECE, width - first);
         for (size_t i = 0; i < count; i++) c[i] = x[first + i] - mean;
@@ -68,13 +68,23 @@ static void norm_backward_row(const struct norm *norm, const float *x, float *d,
 
 void norm_backward(const struct norm *norm, const float *x, float *d, size_t n, size_t width) {
 #pragma omp parallel for if (n >= PARALLEL_ROWS)
-    for (size_t t = 0; t < n; t++) norm_backward_row(norm, x + t * width, d + t * width, width);
+    for (size_t t = 0; t < n; t++) {
+        const float *gain = norm->heads ? norm->gain + t % norm->heads * width : norm->gain;
+        norm_backward_row(norm, gain, x + t * width, d + t * width, width);
+    }
 }
 
 void clamp_backward(const float *x, float most, float *d, size_t n, size_t width) {
 #pragma omp parallel for if (n >= PARALLEL_ROWS)
     for (size_t t = 0; t < n; t++)
         for (size_t i = t * width; i < (t + 1) * width; i++) d[i] = fabsf(x[i]) < most ? d[i] : 0;
+}
+
+/* The slope of cap tanh(x / cap) is 1 - tanh(x / cap)^2. */
+void cap_backward(const float *capped, float cap, float *d, size_t n, size_t width) {
+#pragma omp parallel for if (n >= PARALLEL_ROWS)
+    for (size_t t = 0; t < n; t++)
+        for (size_t i = t * width; i < (t + 1) * width; i++) d[i] *= 1 - capped[i] / cap * (capped[i] / cap);
 }
 
 /* With s the sigmoid of gate: d silu/d gate = s (1 + gate (1 - s)). */
@@ -103,6 +113,20 @@ static void clamped_backward_row(float *gate, float *up, const float *d, size_t 
     }
 }
 
+static void geglu_backward_row(float *gate, float *up, const float *d, size_t width) {
+    float active[PIECE], d_active[PIECE];
+    for (size_t first = 0; first < width; first += PIECE, gate += PIECE, up += PIECE, d += PIECE) {
+        size_t n = smaller(PIECE, width - first);
+        for (size_t i = 0; i < n; i++) {
+            active[i] = gate[i];
+            d_active[i] = d[i] * up[i];
+        }
+        gelu_row(ACTIVATION_GEGLU, active, n);
+        gelu_backward_row(ACTIVATION_GEGLU, gate, d_active, n);
+        for (size_t i = 0; i < n; i++) up[i] = d[i] * active[i];
+    }
+}
+
 void activation_backward(enum activation activation, float *x, float *up, const float *d, size_t n, size_t width) {
 #pragma omp parallel for if (n >= PARALLEL_ROWS)
     for (size_t t = 0; t < n; t++) {
@@ -110,6 +134,8 @@ void activation_backward(enum activation activation, float *x, float *up, const 
             clamped_backward_row(x + t * width, up + t * width, d + t * width, width);
         else if (activation == ACTIVATION_SWIGLU)
             silu_backward_row(x + t * width, up + t * width, d + t * width, width);
+        else if (activation == ACTIVATION_GEGLU)
+            geglu_backward_row(x + t * width, up + t * width, d + t * width, width);
         else
             gelu_backward_row(activation, x + t * width, d + t * width, width);
     }

@@ -8,6 +8,7 @@
 #include "backend/cpu/vector.h"
 #include "base/half.h"
 #include "base/memory.h"
+#include "train/window_rope.h"
 #include "train/windows.h"
 
 #include <math.h>
@@ -39,10 +40,10 @@ struct capture {
 struct passing {
     struct capture *capture;
     const struct capture_options *options;
-    size_t windows;       /* of the text */
-    size_t first, count;  /* samples */
-    size_t *offset;       /* [count] of its token in the window */
-    float *cosine, *sine; /* [window][n_rot/2] of its tokens, where something is rotated */
+    size_t windows;          /* of the text */
+    size_t first, count;     /* samples */
+    size_t *offset;          /* [count] of its token in the window */
+    struct window_rope rope; /* where something is rotated */
 };
 
 /* ---- Which tokens stay: evenly so many, the last of each run of samples / kept. */
@@ -82,15 +83,24 @@ static uint16_t *norms_of(const struct capture *c, const struct samples *s, size
     return s->norms + (head * s->norm_parts + part) * c->kept;
 }
 
-/* tile[count][hd]: a KV head's rows of the samples at, at + 1, ... of the window, rotated where they are wanted so. */
-static void gather(const struct passing *p, const struct samples *s, const float *rows, uint32_t head, size_t at, size_t count,
-                   float *tile) {
+/* A layer's rows or gradients of one side. */
+struct layer_rows {
+    const struct samples *samples;
+    const struct window_turns *turns; /* NULL: they are wanted as they are */
+    const float *rows, *gradients;    /* [n][Hk][hd] */
+    size_t heads;                     /* that come before the layer's own */
+};
+
+/* tile[count][hd]: a KV head's rows, or gradients, of the samples at, at + 1, ... of the window, rotated where they are wanted so. */
+static void gather(const struct passing *p, const struct layer_rows *layer, enum window_turn turn, uint32_t head, size_t at,
+                   size_t count, float *tile) {
     const struct terse_model *m = p->capture->model;
-    size_t hd = m->head_dim, pairs = m->rope.n_rot / 2;
+    const float *rows = turn == WINDOW_TURN_ROWS ? layer->rows : layer->gradients;
+    size_t hd = m->head_dim;
     for (size_t i = 0; i < count; i++) {
         size_t t = p->offset[at + i];
         memcpy(tile + i * hd, rows + (t * m->kv_heads + head) * hd, hd * sizeof *tile);
-        if (s->rotated) rope_rotate(&m->rope, p->cosine + t * pairs, p->sine + t * pairs, tile + i * hd, 1, (uint32_t)hd);
+        if (layer->turns) window_turn_rows(layer->turns, turn, t, tile + i * hd, 1);
     }
 }
 
@@ -105,16 +115,17 @@ static void put_rows(const struct capture *c, const struct samples *s, size_t he
     }
 }
 
-/* Up to TILE samples of a KV head, of which `heads` come before it in all layers. */
-static void keep_tile(const struct passing *p, const struct samples *s, const float *rows, const float *gradients, size_t heads,
-                      uint32_t head, size_t at) {
+/* Up to TILE samples of a KV head. */
+static void keep_tile(const struct passing *p, const struct layer_rows *layer, uint32_t head, size_t at) {
     const struct capture *c = p->capture;
+    const struct samples *s = layer->samples;
+    size_t heads = layer->heads + head;
     float tile[TILE * CODEC_HEAD_DIM_MAX];
     size_t hd = c->model->head_dim, count = p->count - at < TILE ? p->count - at : TILE;
-    gather(p, s, rows, head, at, count, tile);
+    gather(p, layer, WINDOW_TURN_ROWS, head, at, count, tile);
     put_rows(c, s, heads, p->first + at, count, tile);
     if (!s->norm_parts) return;
-    gather(p, s, gradients, head, at, count, tile);
+    gather(p, layer, WINDOW_TURN_GRADIENTS, head, at, count, tile);
     size_t n = hd / s->norm_parts;
     for (size_t k = 0; k < s->norm_parts; k++) {
         uint16_t *to = norms_of(c, s, heads, k) + p->first + at;
@@ -133,8 +144,6 @@ static void add_queries(const struct passing *p, uint32_t head, const struct cap
     }
 }
 
-/* Gradients are rotated like the keys they belong to: with r = R k, dL/dr = R dL/dk but for the square of the rotation's magnitude, and
- * a factor that all norms share means nothing. */
 static void keep_layer(void *user, uint32_t layer, const struct captured *captured) {
     const struct passing *p = user;
     uint32_t heads = p->capture->model->kv_heads;
@@ -148,11 +157,10 @@ static void keep_layer(void *user, uint32_t layer, const struct captured *captur
     for (int side = 0; side < 2; side++) {
         const struct samples *s = &p->capture->side[side];
         if (!s->kept) continue;
+        const struct layer_rows own = {s, s->rotated ? window_turns_of(&p->rope, layer) : NULL, rows[side], gradients[side],
+                                       (size_t)layer * heads};
 #pragma omp parallel for schedule(static)
-        for (size_t i = 0; i < heads * tiles; i++) {
-            uint32_t head = (uint32_t)(i / tiles);
-            keep_tile(p, s, rows[side], gradients[side], (size_t)layer * heads + head, head, i % tiles * TILE);
-        }
+        for (size_t i = 0; i < heads * tiles; i++) keep_tile(p, &own, (uint32_t)(i / tiles), i % tiles * TILE);
     }
 }
 
@@ -163,39 +171,23 @@ static size_t first_position(const struct capture_options *o, size_t i, size_t w
     return o->positions > o->window && windows > 1 ? i * (o->positions - o->window) / (windows - 1) : 0;
 }
 
-static void set_angles(const struct passing *p, size_t window, size_t first) {
-    const struct rope *rope = &p->capture->model->rope;
-    size_t pairs = rope->n_rot / 2;
-#pragma omp parallel for schedule(static)
-    for (size_t t = 0; t < window; t++) {
-        size_t position = p->options->run ? t % p->options->run : first + t;
-        rope_angles(rope, (int64_t)position, p->cosine + t * pairs, p->sine + t * pairs);
-    }
-}
-
 static void begin_window(void *user, size_t window) {
     struct passing *p = user;
     const struct capture_options *o = p->options;
     pick(p, (uint64_t)window * (o->window - o->skip), o->window - o->skip);
-    if (p->capture->side[CODEC_KEYS].rotated) set_angles(p, o->window, o->run ? 0 : first_position(o, window, p->windows));
+    if (p->capture->side[CODEC_KEYS].rotated) window_rope_set(&p->rope, o->run ? 0 : first_position(o, window, p->windows), o->run);
 }
 
 static enum terse_status run_windows(struct capture *c, const struct capture_options *o, const struct windows *windows,
                                      const int32_t *tokens, size_t n, struct terse_error *error) {
-    const struct terse_model *m = c->model;
-    size_t pairs = c->side[CODEC_KEYS].rotated ? m->rope.n_rot / 2 : 0;
     struct passing p = {.capture = c, .options = o, .windows = windows_count(windows, n)};
     struct windows_sink sink = {begin_window, keep_layer, &p};
     p.offset = memory_array(o->window, sizeof *p.offset);
-    p.cosine = memory_array(o->window, pairs * sizeof *p.cosine);
-    p.sine = memory_array(o->window, pairs * sizeof *p.sine);
-    enum terse_status status = TERSE_OK;
-    if (!p.offset || !p.cosine || !p.sine)
-        status = status_no_memory(error, o->window * (2 * pairs + 2) * sizeof(float), "a window");
-    if (!status) status = windows_run(m, windows, tokens, n, &sink, error);
+    enum terse_status status = p.offset ? TERSE_OK : status_no_memory(error, o->window * sizeof *p.offset, "a window");
+    if (!status && c->side[CODEC_KEYS].rotated) status = window_rope_new(&p.rope, c->model, o->window, error);
+    if (!status) status = windows_run(c->model, windows, tokens, n, &sink, error);
     memory_free(p.offset);
-    memory_free(p.cosine);
-    memory_free(p.sine);
+    window_rope_free(&p.rope);
     return status;
 }
 

@@ -7,6 +7,7 @@
 #include "format/transform_fit.h"
 #include "method/policy.h"
 #include "train/capture.h"
+#include "train/window_rope.h"
 #include "train/windows.h"
 
 #include <inttypes.h>
@@ -22,12 +23,12 @@ struct profile {
     const struct terse_model *model;
     const struct profile_options *options;
     struct capture *samples;
-    float **parameters;   /* [side] */
-    float *roots[2];      /* [sets][hd][hd] of metrics */
-    double *squares[2];   /* [sets] sums of the squares of which importance is the mean */
-    float *scratch;       /* [threads][scratch_floats] */
-    float *cosine, *sine; /* [window][n_rot/2] of offsets in a run */
-    double *partial;      /* [2][kv_heads][tiles of a window] */
+    float **parameters;      /* [side] */
+    float *roots[2];         /* [sets][hd][hd] of metrics */
+    double *squares[2];      /* [sets] sums of the squares of which importance is the mean */
+    float *scratch;          /* [threads][scratch_floats] */
+    struct window_rope rope; /* of offsets in a run */
+    double *partial;         /* [2][kv_heads][tiles of a window] */
     /* Shared by the threads */
     uint64_t done;
     bool stop; /* a fit has failed, or the caller wants no more */
@@ -227,36 +228,34 @@ static enum terse_status fit_all(struct profile *p, struct terse_error *error) {
 
 static size_t tiles_of(const struct profile *p) { return (p->options->window - SINKS + TILE - 1) / TILE; }
 
-/* A KV head's rows of tokens first to first + n - 1 to out[n][hd]; rotated by their offset in a run with `rope`, if there is one. */
-static void gather(const struct profile *p, const float *rows, uint32_t head, size_t first, size_t n, const struct rope *rope,
-                   float *out) {
+/* A KV head's rows of tokens first to first + n - 1 to out[n][hd]; turned by their offset in a run, if there are turns. */
+static void gather(const struct profile *p, const float *rows, uint32_t head, size_t first, size_t n,
+                   const struct window_turns *turns, enum window_turn turn, float *out) {
     const struct terse_model *m = p->model;
-    size_t hd = m->head_dim, pairs = m->rope.n_rot / 2;
+    size_t hd = m->head_dim;
     for (size_t i = 0; i < n; i++) {
         size_t t = first + i;
         memcpy(out + i * hd, rows + (t * m->kv_heads + head) * hd, hd * sizeof *out);
-        if (rope) rope_rotate(rope, p->cosine + t * pairs, p->sine + t * pairs, out + i * hd, 1, (uint32_t)hd);
+        if (turns) window_turn_rows(turns, turn, t, out + i * hd, 1);
     }
 }
 
 /* Sum over the tile's tokens of the mean over components of (dL/dz r)^2, r the row's gain. With z = B^-1 (row - mean), B the basis in
- * columns, dL/dz = B^T dL/drow. A stored key is m R k of a key k, R a rotation and m RoPE's magnitude, so dL/d(m R k) = R dL/dk / m. */
+ * columns, dL/dz = B^T dL/drow. */
 static double tile_squares(const struct profile *p, enum codec_side side, size_t set, uint32_t head, const float *rows,
                            const float *gradients, size_t first, size_t n) {
     const struct terse_model *m = p->model;
     const struct tile tile = tile_of_thread(p);
     size_t hd = m->head_dim;
     struct transform_parameters own = transform_parameters_at(parameters_of(p, side, set), m->head_dim);
-    struct rope back = m->rope;
-    bool rotated = side == CODEC_KEYS && m->rope.n_rot;
+    const struct window_turns *turns = side == CODEC_KEYS ? window_turns_of(&p->rope, (uint32_t)(set / m->kv_heads)) : NULL;
     double gains[TILE], sum = 0;
-    back.magnitude = 1 / back.magnitude;
-    gather(p, rows, head, first, n, rotated ? &m->rope : NULL, tile.rows);
+    gather(p, rows, head, first, n, turns, WINDOW_TURN_ROWS, tile.rows);
     for (size_t i = 0; i < n; i++)
         for (size_t c = 0; c < hd; c++) tile.rows[i * hd + c] -= own.mean[c];
     vector_multiply_panel(tile.rows, n, hd, hd, root_of(p, side, set), hd, tile.entered);
     for (size_t i = 0; i < n; i++) gains[i] = square(tile.entered + i * hd, hd) / (double)hd;
-    gather(p, gradients, head, first, n, rotated ? &back : NULL, tile.rows);
+    gather(p, gradients, head, first, n, turns, WINDOW_TURN_GRADIENTS, tile.rows);
     for (size_t i = 0; i < hd * hd; i++) tile.matrix[i] = own.basis[i % hd * hd + i / hd];
     vector_multiply_panel(tile.rows, n, hd, hd, tile.matrix, hd, tile.entered);
     for (size_t i = 0; i < n; i++) sum += gains[i] * square(tile.entered + i * hd, hd) / (double)hd;
@@ -285,9 +284,7 @@ static enum terse_status find_importance(struct profile *p, const struct windows
                                          struct terse_error *error) {
     const struct terse_model *m = p->model;
     struct windows_sink sink = {begin_window, add_layer, p};
-    size_t pairs = m->rope.n_rot / 2;
-    for (size_t t = 0; t < windows->window; t++)
-        rope_angles(&m->rope, (int64_t)(t % RUN_TOKENS), p->cosine + t * pairs, p->sine + t * pairs);
+    window_rope_set(&p->rope, 0, RUN_TOKENS);
     enum terse_status status = windows_run(m, windows, tokens, n, &sink, error);
     /* Of a loss that is summed over the window, where the backward pass has its mean. */
     double predictions = (double)windows->window - 1, rows = (double)windows_count(windows, n) * (windows->window - SINKS);
@@ -303,18 +300,17 @@ static enum terse_status find_importance(struct profile *p, const struct windows
 
 static enum terse_status allocate(struct profile *p, struct terse_error *error) {
     const struct terse_model *m = p->model;
-    size_t hd = m->head_dim, pairs = m->rope.n_rot / 2, window = p->options->window;
+    size_t hd = m->head_dim;
     p->scratch = memory_array((size_t)omp_get_max_threads(), scratch_floats(m) * sizeof *p->scratch);
-    p->cosine = memory_array(window, pairs * sizeof *p->cosine);
-    p->sine = memory_array(window, pairs * sizeof *p->sine);
     p->partial = memory_array(2 * (size_t)m->kv_heads, tiles_of(p) * sizeof *p->partial);
-    bool all = p->scratch && p->cosine && p->sine && p->partial;
+    bool all = p->scratch && p->partial;
     for (int side = 0; side < 2; side++) {
         p->roots[side] = memory_array(sets_of(p), hd * hd * sizeof *p->roots[side]);
         p->squares[side] = memory_zeros(sets_of(p), sizeof *p->squares[side]);
         all = all && p->roots[side] && p->squares[side];
     }
-    return all ? TERSE_OK : status_no_memory(error, sets_of(p) * hd * hd * 2 * sizeof(float), "a profile");
+    if (!all) return status_no_memory(error, sets_of(p) * hd * hd * 2 * sizeof(float), "a profile");
+    return window_rope_new(&p->rope, m, p->options->window, error);
 }
 
 static void release(struct profile *p) {
@@ -323,8 +319,7 @@ static void release(struct profile *p) {
         memory_free(p->squares[side]);
     }
     memory_free(p->scratch);
-    memory_free(p->cosine);
-    memory_free(p->sine);
+    window_rope_free(&p->rope);
     memory_free(p->partial);
 }
 

@@ -25,7 +25,7 @@ refuses 'streaming-64 moves tokens' run -m $model -p the -n 4 --kv streaming-64
 works inspect $model
 ! grep -q '^| streaming' "$work/out" || fail "gpt2: streaming among the methods"
 
-# Layers that slide are told of; what is not calibrated says so.
+# Layers that slide are told of.
 model=$models/gemma2.gguf
 works inspect $model
 grep -q 'context 512, 2 layers sliding over 40' "$work/out" || fail "gemma2: $(head -n 5 "$work/out")"
@@ -34,8 +34,6 @@ exact=$(number_after '^PPL = ' "$work/out")
 works perplexity -m $model -f $text -c 128 --kv q8_0
 near "$(number_after '^PPL = ' "$work/out")" "$exact" 0.02 || fail "gemma2: PPL $exact with f16, with q8_0 $(tail -n 2 "$work/out")"
 works run -m $model -p the -n 200 --kv streaming-64 -c 128
-run run -m $model -p the -n 4 --kv cq-1
-[ "$status" -eq 1 ] && grep -q 'gemma2 models are not calibrated' "$work/err" || fail "gemma2 with cq-1: exit $status: $(cat "$work/err")"
 
 # ALiBi knows every distance.
 model=$models/mpt.gguf
@@ -54,6 +52,16 @@ works inspect $model -o json
 works calibrate -m $model -f $text --kv terse-2 -c 128 --chunks 4 -o "$work/experts.codebook"
 works run -m $model -p 'the cat' -n 6 --kv terse-2 --codebook "$work/experts.codebook"
 
-# The default method serves models of which no profile can be learned.
-works run -m $models/gemma2.gguf -p 'the cat' -n 4
-grep -q 'terse-2 goes by the weights and the prompt: no profile can be learned of gemma2 models' "$work/err" || fail "gemma2: $(cat "$work/err")"
+# Norms after, caps, layers that slide: every learned method that inspect lists can be learned, and serves.
+learned_by() { grep -oE '^\| (million|antkv|cq|commvq|terse)-[0-9.]+ ' "$work/out" | tr -d '| '; }
+model=$models/gemma2.gguf
+works inspect $model
+methods=$(learned_by)
+[ "$(echo "$methods" | wc -l)" -gt 12 ] || fail "gemma2: $methods"
+for method in $methods; do
+    works calibrate -m $model -f "$text" --kv "$method" -c 100 --chunks 3 -o "$work/$method.codebook"
+    works perplexity -m $model -f "$text" -c 256 --chunks 1 --kv "$method" --codebook "$work/$method.codebook"
+done
+# The default method serves models without a profile.
+works run -m $model -p 'the cat' -n 4
+grep -q '(q8_0)$' "$work/err" || fail "gemma2: $(cat "$work/err")"

@@ -12,6 +12,10 @@ for command in run serve perplexity bench inspect calibrate; do
     awk 'length > 132 { exit 1 }' "$work/out" || fail "$command --help has a line that does not fit a screen"
     refuses "^terse $command: unknown option --no-such-option; see --help" "$command" --no-such-option
 done
+# The help names what the refusals of an unknown type or policy name.
+works run --help
+grep -q -- '-ctk.*kivi-2 or terse-N' "$work/out" || fail "the help of -ctk leaves out terse-N"
+grep -q -- '--evict.*snapkv-N' "$work/out" || fail "the help of --evict leaves out snapkv-N"
 for version in --version version; do
     works $version
     grep -q '^terse [0-9]*\.[0-9]*\.[0-9]* (' "$work/out" || fail "$version: $(cat "$work/out")"
@@ -47,6 +51,12 @@ refuses "streaming" run -p x --kv streaming-0
 refuses 'mat-8 keeps too few tokens: use mat-16' run -p x --kv mat-8
 refuses '64 anchors leave mat-64 no recent tokens' run -p x --kv mat-64 --mat-anchors 64
 refuses 'snapkv-20 keeps too few tokens' run -p x --kv snapkv-20
+# A compressed prefill has no attention over the whole prompt to choose tokens by.
+refuses 'snapkv-128 chooses tokens of a prompt .*: omit --prefill compressed$' run -p x --kv snapkv-128 --prefill compressed
+refuses 'selfindex-2 chooses tokens of a prompt .*keep none with --anchors 0' run -p x --kv selfindex-2 --prefill compressed
+refuses 'q4_0 chooses tokens of a prompt' run -p x --kv q4_0 --anchors 1% --prefill compressed
+works run -p x -n 1 --kv selfindex-2 --anchors 0 --prefill compressed
+works run -p x -n 1 --kv q4_0 --prefill compressed
 refuses 'quest-0 cannot read 0 %' run -p x --kv quest-0
 refuses 'reads every token that it keeps: omit --top-k-tokens' run -p x --kv mat-64 --top-k-tokens 5%
 refuses "'q4_0' is no way to evict tokens: use mat-N" run -p x --kv f16 --evict q4_0

@@ -3,7 +3,7 @@
 # be written past the context at constant memory.
 . "$(dirname "$0")/../support/cli.sh"
 
-summary='^prompt [0-9]* tokens, [0-9.]* tokens/s | generated [0-9]* tokens, [0-9.]* tokens/s | KV cache [0-9.]* MiB, [0-9.]* bits per value (terse-2)$'
+summary='^prompt [0-9]* tokens, [0-9.]* tokens/s | generated [0-9]* tokens, [0-9.]* tokens/s | KV cache [0-9.]* MiB, [0-9.]* bits per value (terse-4)$'
 
 works run -p 'The old man went to the' -n 24 -s 7
 cp "$work/out" "$work/first"
@@ -46,25 +46,32 @@ works run -p x -n 0
 
 # Other caches: fewer bits, and both ways to read a prompt.
 works run -f "$text" -n 4
-grep -q '(terse-2)$' "$work/err" || fail "without --kv the cache is not terse-2: $(cat "$work/err")"
+grep -q '(terse-4)$' "$work/err" || fail "without --kv the cache is not terse-4: $(cat "$work/err")"
 works run -f "$text" -n 4 -ctk q8_0
-grep -q '(terse-2, keys q8_0)$' "$work/err" || fail "with only -ctk values are not terse-2: $(cat "$work/err")"
+grep -q '(terse-4, keys q8_0)$' "$work/err" || fail "with only -ctk values are not terse-4: $(cat "$work/err")"
 refuses 'cannot open\|No such file' run -p x -n 1 --codebook "$work/missing"
 refuses 'codebook is for methods that learn' run -p x -n 1 --codebook "$work/missing" -ctk q8_0 -ctv q8_0
-works calibrate -m tests/fixtures/models/llama.gguf -f "$text" -c 100 --chunks 4 --kv terse-2
-works run -m tests/fixtures/models/llama.gguf -p 'a' -n 2
-grep -q '(terse-2)$' "$work/err" || fail "a kept profile is not used: $(cat "$work/err")"
+# Without a profile the default is one that damages no text, and nothing is waited for (cli_learner has what is learned beside).
+small=tests/fixtures/models/llama.gguf
+for none in '' --no-auto-calibrate --codebook=none; do
+    works run -m $small -p 'a' -n 2 ${none/=/ }
+    grep -q '(q8_0)$' "$work/err" || fail "$none: without a profile the cache is not q8_0: $(cat "$work/err")"
+    [ "$none" = --codebook=none ] || grep -q "^there is no profile of llama: the KV cache is q8_0, .*terse calibrate -m $small --kv terse-4" "$work/err" ||
+        fail "$none: nothing says that there is no profile: $(cat "$work/err")"
+    [ ! -e "$work/cache" ] || fail "$none: a profile was kept: $(find "$work/cache" -type f)"
+done
+# What is asked for by name is what comes: learned where that takes seconds, else with a warning.
+works run -m $small -p 'a' -n 2 --kv terse-2 --no-auto-calibrate
+grep -q '(terse-2)$' "$work/err" && grep -q '^there is no profile of llama: terse-2 without one can damage' "$work/err" ||
+    fail "terse-2 without a profile: $(cat "$work/err")"
+works run -m $small -p 'a' -n 2 --kv terse-2
+grep -q 'learning one' "$work/err" && grep -q '(terse-2)$' "$work/err" || fail "a small model's profile is not learned: $(cat "$work/err")"
+works run -m $small -p 'a' -n 2
+grep -q '(terse-4)$' "$work/err" || fail "a kept profile is not used: $(cat "$work/err")"
 [ "$(wc -l <"$work/err")" -eq 1 ] || fail "more than the summary where there is a profile: $(cat "$work/err")"
 rm -r "$work/cache"
-works run -m tests/fixtures/models/llama.gguf -p 'a' -n 2
-grep -q 'learning one' "$work/err" && grep -q '(terse-2)$' "$work/err" || fail "a small model's profile is not learned: $(cat "$work/err")"
-rm -r "$work/cache"
-works run -m tests/fixtures/models/llama.gguf -p 'a' -n 2 --no-auto-calibrate
-grep -q '(terse-2)$' "$work/err" && grep -q '^terse-2 goes by the weights and the prompt, .*terse calibrate -m tests' "$work/err" ||
-    fail "a model without a profile does not do without: $(cat "$work/err")"
-[ ! -e "$work/cache" ] || fail "a profile was kept: $(find "$work/cache" -type f)"
 works run -f "$text" -n 4 --codebook none
-[ "$(wc -l <"$work/err")" -eq 1 ] && grep -q '(terse-2)$' "$work/err" || fail "without the built-in profile: $(cat "$work/err")"
+[ "$(wc -l <"$work/err")" -eq 1 ] && grep -q '(q8_0)$' "$work/err" || fail "without the built-in profile: $(cat "$work/err")"
 refuses 'antkv-1 cannot do without' run -p x -n 1 --kv antkv-1 --codebook none
 works run -f "$text" -n 4 --kv f16
 near "$(number_after 'MiB, ' "$work/err")" 16 0.15 || fail "f16 is not about 16 bits: $(cat "$work/err")"
@@ -73,7 +80,7 @@ near "$(number_after 'MiB, ' "$work/err")" 5 0.15 || fail "q4_0 and its window a
 grep -q '(q4_0)$' "$work/err" || fail "the summary does not name the method: $(cat "$work/err")"
 works run -f "$text" -n 4 -ctk q8_0 -ctv q4_0
 near "$(number_after 'MiB, ' "$work/err")" 7 0.15 || fail "q8_0 keys and q4_0 values are not about 7 bits: $(cat "$work/err")"
-grep -q '(terse-2, keys q8_0, values q4_0)$' "$work/err" || fail "the summary does not name the types: $(cat "$work/err")"
+grep -q '(terse-4, keys q8_0, values q4_0)$' "$work/err" || fail "the summary does not name the types: $(cat "$work/err")"
 works run -f "$work/file" -n 4 --temp 0 --prefill compressed -b 2
 
 # A full context ends the text; --kv streaming-N goes on past it, in memory that does not grow.

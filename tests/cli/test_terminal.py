@@ -92,6 +92,15 @@ class AtTerminal:
         self.assertEqual(termios.tcgetattr(t.fd)[3] & cooked, cooked)
         self.assertEqual(t.end(), 143)
 
+    def test_model_alone(self):
+        """terse MODEL.gguf is a chat where somebody sits before it."""
+        environment = {"OMP_WAIT_POLICY": "passive", "XDG_CACHE_HOME": self.folder.name, "HOME": self.folder.name, "TERM": self.kind}
+        t = Terminal([COMMAND, "models/lab-27m-q8_0.gguf", "--temp", "0", "--kv", "f16", "-n", "4"], environment=environment)
+        self.addCleanup(t.kill)
+        t.expect(PROMPT)
+        self.assertTrue(self.say(t, "Hello"))
+        self.leave(t)
+
     def test_no_text(self):
         t = self.start("-n", "4")
         t.type(b"a\xffb\n")

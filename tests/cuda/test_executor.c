@@ -5,6 +5,7 @@
 #include "backend/cuda/kv/cache.h"
 #include "base/memory.h"
 #include "engine/session.h"
+#include "support/project_file.h"
 #include "support/random_model.h"
 #include "support/session_steps.h"
 
@@ -40,7 +41,7 @@ static int32_t tokens[TOKENS_MOST];
 static struct terse_model *load_model(void) {
     struct terse_model *model;
     struct terse_error error;
-    if (terse_model_load(PROJECT_DIR "/models/lab-27m-q8_0.gguf", &model, &error)) fail_msg("%s", error.message);
+    if (terse_model_load(must_find_project_file("models/lab-27m-q8_0.gguf"), &model, &error)) fail_msg("%s", error.message);
     return model;
 }
 

@@ -84,7 +84,8 @@ static void norms(void **state) {
     float *device_gain = on_device(gain, WIDTH), *device_bias = on_device(bias, WIDTH);
     for (int kind = 0; kind < 2; kind++)
         for (int with_bias = 0; with_bias < 2; with_bias++) {
-            struct norm norm = {kind ? NORM_LAYER : NORM_RMS, 1e-5f, gain, with_bias ? bias : NULL};
+            struct norm norm = {
+                .kind = kind ? NORM_LAYER : NORM_RMS, .epsilon = 1e-5f, .gain = gain, .bias = with_bias ? bias : NULL};
             norm_rows(&norm, x, want, ROWS, WIDTH);
             norm.gain = device_gain;
             norm.bias = with_bias ? device_bias : NULL;
@@ -111,7 +112,7 @@ static void heads(void **state) {
     enum { N = 37 };
     float *device_gain = on_device(gain, HEAD);
     for (int clamped = 0; clamped < 2; clamped++) {
-        struct norm norm = {NORM_RMS, 1e-6f, gain, NULL};
+        struct norm norm = {.kind = NORM_RMS, .epsilon = 1e-6f, .gain = gain};
         float *rows = on_device(x, N * HEAD);
         memcpy(want, x, N * HEAD * sizeof *x);
         if (clamped) clamp_rows(want, 2, N, HEAD);

@@ -69,8 +69,65 @@ class Fields(ServedTest):
         self.refused(400, "grammar", LLAMA, {"prompt": "x", "grammar": "root ::= x"}, "grammar")
         self.assertEqual(self.server.post(CHAT, {"messages": HELLO, "tools": [], "tool_choice": "none", "max_tokens": 1})[0], 200)
 
-    def test_unknown_fields_are_ignored(self):
-        self.assertEqual(self.server.post(CHAT, {"messages": HELLO, "max_tokens": 1, "metadata": {"a": [1]}, "no_such_field": 5})[0], 200)
+    def test_tools_that_are_not_to_be_used(self):
+        plain = self.server.chat("Hello", max_tokens=4, temperature=0)
+        tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
+        ignored = self.server.chat("Hello", max_tokens=4, temperature=0, tools=[tool], tool_choice="none", parallel_tool_calls=True)
+        self.assertEqual(ignored["choices"], plain["choices"])
+        self.assertEqual(ignored["usage"]["prompt_tokens"], plain["usage"]["prompt_tokens"])
+        self.server.chat("Hello", max_tokens=1, functions=[{"name": "f"}], function_call="none")
+        self.server.chat("Hello", max_tokens=1, tool_choice="auto")
+        for choice in ("auto", "required", {"type": "function", "function": {"name": "f"}}):
+            self.assertIn(self.server.post(CHAT, {"messages": HELLO, "tools": [tool], "tool_choice": choice})[2]["error"]["param"], ("tools", "tool_choice"))
+        self.refused(400, "tool_choice", CHAT, {"messages": HELLO, "tool_choice": "required"}, "tool_choice")
+
+    def test_unknown_fields_are_refused(self):
+        for path, body in ((CHAT, {"messages": HELLO}), (COMPLETION, {"prompt": "x"}), (LLAMA, {"prompt": "x"})):
+            self.refused(400, "temprature", path, {**body, "temprature": 0.2}, "temprature")
+        for path, body, name in ((CHAT, {"messages": HELLO}, "echo"), (COMPLETION, {"prompt": "x"}, "top_logprobs"), (LLAMA, {"prompt": "x"}, "n"),
+                                 (LLAMA, {"prompt": "x"}, "messages"), ("/tokenize", {"content": "x"}, "pieces"), ("/detokenize", {"tokens": [5]}, "x")):
+            self.refused(400, name, path, {**body, name: 1}, name)
+
+    def test_fields_that_say_nothing_of_a_reply(self):
+        plain = self.server.chat("Hello", max_tokens=3, temperature=0)["choices"]
+        harmless = {"user": "me", "metadata": {"a": [1]}, "store": True, "service_tier": "auto", "prompt_cache_key": "k", "prediction": None,
+                    "id_slot": 2, "n_keep": 5, "cache_prompt": True, "no_such_field": None}
+        off = {"mirostat": 0, "mirostat_tau": 5.0, "mirostat_eta": 0.1, "dry_multiplier": 0.0, "dry_base": 1.75, "dry_sequence_breakers": ["x"],
+               "xtc_probability": 0, "xtc_threshold": 0.1, "dynatemp_range": 0, "top_n_sigma": -1, "samplers": None, "suffix": "", "grammar": "",
+               "ignore_eos": False, "min_keep": 0, "lora": [], "modalities": ["text"], "chat_template_kwargs": {}}
+        for name, value in {**harmless, **off}.items():
+            with self.subTest(name=name):
+                self.assertEqual(self.server.chat("Hello", max_tokens=3, temperature=0, **{name: value})["choices"], plain)
+
+    def test_what_is_not_there_is_refused(self):
+        """One line that names the field: no setting is left out of account silently."""
+        wanted = {"mirostat": 2, "dry_multiplier": 0.8, "xtc_probability": 0.5, "dynatemp_range": 0.5, "top_n_sigma": 1.5, "samplers": ["top_k"],
+                  "suffix": " end", "grammar": "root ::= x", "ignore_eos": True, "min_keep": 2, "lora": [{"id": 0}], "modalities": ["audio"],
+                  "reasoning_effort": "high", "t_max_predict_ms": 100, "return_tokens": True, "chat_template_kwargs": {"enable_thinking": False}}
+        for path, body in ((CHAT, {"messages": HELLO}), (COMPLETION, {"prompt": "x"}), (LLAMA, {"prompt": "x"})):
+            for name, value in wanted.items():
+                with self.subTest(path=path, name=name):
+                    self.assertEqual(self.refused(400, name, path, {**body, name: value}, name)["code"], "unsupported")
+
+    def test_no_limit_of_tokens(self):
+        schema = {"type": "object", "properties": {"a": {"const": "b"}}, "required": ["a"], "additionalProperties": False}
+        wanted = {"response_format": {"type": "json_object", "schema": schema}, "temperature": 0}
+        for fields in ({"max_tokens": -1}, {"max_completion_tokens": -1}, {"n_predict": -1}):
+            choice = self.server.chat("Write it", **wanted, **fields)["choices"][0]
+            self.assertEqual((choice["finish_reason"], json.loads(choice["message"]["content"])), ("stop", {"a": "b"}))
+        choice = self.complete("Write it", max_tokens=-1, **wanted)["choices"][0]
+        self.assertEqual((choice["finish_reason"], json.loads(choice["text"])), ("stop", {"a": "b"}))
+        self.assertEqual(self.complete(path=LLAMA, max_tokens=2, temperature=0)["tokens_predicted"], 2)
+        self.refused(400, "max_tokens", COMPLETION, {"prompt": "x", "max_tokens": -2}, "max_tokens")
+
+    def test_a_reply_that_has_begun_goes_on(self):
+        """A last message of the assistant's is the beginning of its reply: the reply is what follows."""
+        whole = self.server.chat("Hello", max_tokens=12, temperature=0)["choices"][0]["message"]["content"]
+        begun = self.server.chat("Hello", max_tokens=5, temperature=0)["choices"][0]["message"]["content"]
+        rest = self.server.post(CHAT, {"messages": HELLO + [{"role": "assistant", "content": begun}], "max_tokens": 12, "temperature": 0})[2]
+        self.assertEqual((begun + rest["choices"][0]["message"]["content"])[:len(whole)], whole)
+        tokens = len(self.server.post("/tokenize", {"content": begun, "parse_special": False})[2]["tokens"])
+        self.assertEqual(rest["usage"]["prompt_tokens"], self.server.chat("Hello", max_tokens=1)["usage"]["prompt_tokens"] + tokens)
 
     def test_special_tokens_in_messages_stay_letters(self):
         """A message that looks like the end of itself and a new one ends nothing: its tokens are letters' tokens."""
@@ -217,6 +274,25 @@ class Fields(ServedTest):
         self.assertEqual(error[0], 400)
         self.assertIn("$ref", error[2]["error"]["message"])
 
+    def test_json_of_nested_models(self):
+        """What pydantic makes of an optional field, a nested model and a pattern."""
+        code = {"type": "object", "properties": {"id": {"type": "string", "pattern": "^[A-Z]{2}-[0-9]{3}$"}}, "required": ["id"], "additionalProperties": False}
+        schema = {"$defs": {"Code": code}, "type": "object", "additionalProperties": False, "required": ["code", "next"],
+                  "properties": {"code": {"$ref": "#/$defs/Code"}, "next": {"anyOf": [{"$ref": "#/$defs/Code"}, {"type": "null"}]}}}
+        spaces = {token for run in (" ", "\t", "\n", "\r") for n in range(1, 33)
+                  for token in self.server.post("/tokenize", {"content": n * run})[2]["tokens"]}
+        wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": True}}
+        choice = self.server.chat("Which code?", max_tokens=250, temperature=0, response_format=wanted,
+                                  logit_bias={str(token): -100 for token in spaces})["choices"][0]
+        self.assertEqual(choice["finish_reason"], "stop", choice)
+        value = json.loads(choice["message"]["content"])
+        self.assertRegex(value["code"]["id"], "^[A-Z]{2}-[0-9]{3}$")
+        self.assertTrue(value["next"] is None or set(value["next"]) == {"id"})
+        schema["properties"]["next"] = {"anyOf": [{"type": "string", "pattern": "^(?=x)"}, {"type": "null"}]}
+        error = self.server.post(CHAT, {"messages": HELLO, "response_format": wanted})
+        self.assertEqual(error[0], 400)
+        self.assertIn("#/properties/next/anyOf/0/pattern", error[2]["error"]["message"])
+
     def test_llama_completion(self):
         whole = self.complete(path=LLAMA, n_predict=6, temperature=0)
         self.assertEqual((whole["stop"], whole["stop_type"], whole["tokens_predicted"]), (True, "limit", 6))
@@ -232,6 +308,13 @@ class Fields(ServedTest):
         tokens = self.server.post("/tokenize", {"content": text})[2]["tokens"]
         self.assertEqual(self.server.post("/detokenize", {"tokens": tokens})[2]["content"], text)
         self.assertEqual(self.server.post("/tokenize", {"content": "", "add_special": True})[2]["tokens"], [self.token("<|begin_of_text|>")])
+        pieces = self.server.post("/tokenize", {"content": text + "<|eot_id|>", "with_pieces": True})[2]["tokens"]
+        self.assertEqual([piece["id"] for piece in pieces], tokens + [self.token("<|eot_id|>")])
+        self.assertEqual(pieces[-1]["piece"], "<|eot_id|>")
+        self.assertTrue(any(isinstance(piece["piece"], list) for piece in pieces))  # of the characters that take several tokens
+        joined = b"".join(bytes(p["piece"]) if isinstance(p["piece"], list) else p["piece"].encode() for p in pieces[:-1])
+        self.assertEqual(joined.decode(), text)
+        self.refused(400, "with_pieces", "/tokenize", {"content": "x", "with_pieces": 1}, "with_pieces")
         self.refused(400, "content", "/tokenize", {}, "content")
         self.refused(400, "content", "/tokenize", {"content": 5}, "content")
         self.refused(400, "tokens", "/detokenize", {"tokens": [1, "x"]}, "tokens")
@@ -249,11 +332,22 @@ class Fields(ServedTest):
     def test_description(self):
         model, = self.server.get("/v1/models")[2]["data"]
         self.assertEqual((model["id"], model["object"]), ("lab-27m", "model"))
+        self.assertEqual(self.server.get("/v1/models/lab-27m")[::2], (200, model))
+        for name in ("other", "lab-27m/x", ""):
+            status, _, answer = self.server.get("/v1/models/" + name)
+            self.assertEqual((status, answer["error"]["code"]), (404, "model_not_found"), answer)
+            self.assertIn("lab-27m", answer["error"]["message"])
         self.assertEqual(self.server.chat("Hello", max_tokens=1, model="anything")["model"], "lab-27m")
         props = self.server.get("/props")[2]
         self.assertEqual((props["total_slots"], props["default_generation_settings"]["n_ctx"]), (4, 32768))
-        self.assertEqual(props["kv_cache"]["method"], "terse-2")
+        self.assertEqual(props["kv_cache"]["method"], "terse-4")
         self.assertEqual(self.server.get("/health")[::2], (200, {"status": "ok"}))
+
+    def test_the_page_promises_nothing_measured_on_another_model(self):
+        status, _, page = self.server.get("/")
+        self.assertEqual(status, 200)
+        for claim in (b"lab-27m", b"KL divergence"):
+            self.assertNotIn(claim, page)
 
     def test_next_turn_reads_only_what_is_new(self):
         messages = ask_about(document(6120034))

@@ -12,6 +12,7 @@ import unittest
 import served
 
 HAS_OPENAI = importlib.util.find_spec("openai") is not None
+HAS_PYDANTIC = importlib.util.find_spec("pydantic") is not None
 HAS_LM_EVAL = importlib.util.find_spec("lm_eval") is not None
 HAS_CURL = shutil.which("curl") is not None
 if not (HAS_OPENAI or HAS_LM_EVAL or HAS_CURL):
@@ -66,6 +67,38 @@ class OpenAI(served.ServedTest):
         if reply.choices[0].finish_reason == "stop":
             self.assertIsInstance(json.loads(reply.choices[0].message.content)["code"], int)
 
+    @unittest.skipUnless(HAS_PYDANTIC, "no pydantic for this Python (pip install pydantic)")
+    def test_nested_models(self):
+        """Optional fields, unions, lists and trees of models, as the client makes schemas of them."""
+        from typing import List, Literal, Optional, Union
+
+        import pydantic
+
+        class Code(pydantic.BaseModel):
+            """A digit or two."""
+            digits: str = pydantic.Field(pattern="^[0-9]{1,2}$", description="the digits")
+
+        class Colour(pydantic.BaseModel):
+            colour: Literal["red", "green"]
+
+        class Answer(pydantic.BaseModel):
+            code: Code
+            other: Optional[Code] = None
+            kind: Union[Code, Colour, None]
+            notes: List[Union[Literal["a", "b"], Colour]] = pydantic.Field(max_length=2)
+
+        class Tree(pydantic.BaseModel):
+            value: bool
+            left: Optional["Tree"]
+
+        spaces = {token for run in (" ", "\t", "\n", "\r") for n in range(1, 33)
+                  for token in self.server.post("/tokenize", {"content": n * run}, {"Authorization": "Bearer geheim"})[2]["tokens"]}
+        for model, question in ((Answer, "Which code?"), (Tree, "Which tree?")):
+            reply = self.client.chat.completions.parse(model=self.model, messages=[{"role": "user", "content": question}], temperature=0.5, seed=4,
+                                                       logit_bias={str(token): -100 for token in spaces}, response_format=model, max_tokens=1500)
+            self.assertEqual(reply.choices[0].finish_reason, "stop")
+            self.assertIsInstance(reply.choices[0].message.parsed, model)
+
     def test_a_completion_with_its_prompt(self):
         reply = self.client.completions.create(model=self.model, prompt="The sea is", max_tokens=2, echo=True, logprobs=1, temperature=0)
         self.assertTrue(reply.choices[0].text.startswith("The sea is"))
@@ -77,6 +110,10 @@ class OpenAI(served.ServedTest):
         with self.assertRaises(self.openai.BadRequestError) as refused:
             self.ask(tools=[tool])
         self.assertIn("tools", str(refused.exception))
+        self.assertIsNotNone(self.ask(tools=[tool], tool_choice="none", max_tokens=1).choices[0].message)
+        self.assertEqual(self.client.models.retrieve(self.model).id, self.model)
+        with self.assertRaises(self.openai.NotFoundError):
+            self.client.models.retrieve("another")
         with self.assertRaises(self.openai.AuthenticationError):
             self.client.with_options(api_key="falsch").models.list()
 

@@ -291,6 +291,8 @@ class Starting(unittest.TestCase):
             self.refused("has no API key", "--api-key-file", empty.name)
         self.refused("--api-key is empty", "--api-key", "")
         self.refused("--parallel takes a whole number from 1", "--parallel", "0")
+        self.refused("-n 0: replies of no tokens", "-n", "0")
+        self.refused("-a is empty", "-a", "")
         self.refused("no such chat format", "--chat-template", "no-such-format")
         self.refused("model", "-m", "/no/such/model.gguf")
         self.refused("context", "-c", "1000000")
@@ -302,6 +304,20 @@ class Starting(unittest.TestCase):
         self.assertEqual(server.stop(), 0)
         self.assertIn("try: curl " + server.address, server.rest)
 
+    def test_defaults_of_requests(self):
+        """-a, -n and --temp are for requests that do not say; what the server has anyway may be asked for."""
+        server = Server("--kv", "f16", "-a", "a name", "-n", "5", "--temp", "0", "--metrics", "--slots", "-cb", "--jinja")
+        asked = {"prompt": "It was a dark and stormy", "logit_bias": {}}
+        replies = [server.post("/v1/completions", {**asked, **more})[2] for more in ({}, {}, {"max_tokens": 2}, {"temperature": 100, "seed": 1})]
+        self.assertEqual(replies[0]["model"], "a name")
+        self.assertEqual([reply["usage"]["completion_tokens"] for reply in replies], [5, 5, 2, 5])
+        texts = [reply["choices"][0]["text"] for reply in replies]
+        self.assertEqual(texts[0], texts[1])
+        self.assertTrue(texts[0].startswith(texts[2]))
+        self.assertNotEqual(texts[0], texts[3])
+        self.assertLessEqual(server.chat("Hello")["usage"]["completion_tokens"], 5)
+        self.assertEqual(server.stop(), 0)
+
     def test_a_model_without_a_chat_format(self):
         model = os.path.join(os.path.dirname(__file__), "../fixtures/models/qwen3.gguf")
         server = Server("-m", model, "--kv", "f16")
@@ -310,6 +326,7 @@ class Starting(unittest.TestCase):
         self.assertEqual((status, "no chat template" in refused["error"]["message"]), (400, True), refused)
         self.assertEqual(server.post("/v1/completions", {"prompt": "x", "max_tokens": 1})[0], 200)
         self.assertEqual(server.stop(), 0)
+        self.assertIn("try: curl " + server.address + "/v1/completions -d '{\"prompt\": ", server.rest)
         server = Server("-m", model, "--kv", "f16", "--chat-template", "gemma")
         self.assertNotIn("chats are refused", server.start)
         self.assertEqual(server.post(CHAT, {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1})[0], 200)

@@ -135,6 +135,75 @@ class Page(served.ServedTest):
         self.assertIn("<img src=x", self.browser.find_element(By.CSS_SELECTOR, ".message.user").text)
         self.assertNotEqual(self.browser.title, "broken")
 
+    def reply_with(self, text, size=7):
+        """Has the page show a reply that comes in small pieces, through its own reading of events; returns the reply's element."""
+        self.browser.execute_script("""
+            const events = [];
+            for (let i = 0; i < arguments[0].length; i += arguments[1])
+              events.push('data: ' + JSON.stringify({id: 'x', choices: [{delta: {content: arguments[0].slice(i, i + arguments[1])}, finish_reason: null}]}) + '\\n\\n');
+            const real = window.fetch;
+            window.fetch = (path, options) => path === 'v1/chat/completions' ? Promise.resolve(new Response(events.join(''))) : real(path, options);
+            document.title = 'untouched';""", text, size)
+        before = len(self.replies())
+        self.find("input").send_keys("Go on", Keys.ENTER)
+        self.until(lambda: len(self.replies()) == before + 1 and self.idle())
+        return self.browser.find_elements(By.CSS_SELECTOR, ".message.assistant .text")[-1]
+
+    def outline(self, element):
+        """The elements within one, as tag names around texts."""
+        return self.browser.execute_script("""
+            const outline = node => node.nodeType === 3 ? node.data : node.tagName.toLowerCase() + '(' + [...node.childNodes].map(outline).join('') + ')';
+            return [...arguments[0].childNodes].map(outline).join(' ');""", element)
+
+    def test_markdown_of_a_reply(self):
+        text = ("# A title\n\nA **bold** and *slanted _word_*, `code with ** in it`, 2 * 3 * 4, snake_case_name, \\*plain\\* and\nanother line.\n\n"
+                "- one\n- two\n  with more\n  1. inner\n  2. second\n- three\n\n> quoted **text**\n\n---\n"
+                "```python\nif a < b and *c*:\n\n    print(\"<b>\")\n```\n| a | b |\n|---|:-:|\n| 1 | `2` |\n\n3. third\n4. fourth\n\n"
+                "[a link](https://example.org/x?y=1) and ``a ` tick`` and **open\n\n~~~\nnever closed\n*x*")
+        wanted = ("h3(A title) p(A strong(bold) and em(slanted em(word)), code(code with ** in it), 2 * 3 * 4, snake_case_name, *plain* and\nanother line.) "
+                  "ul(li(p(one))li(p(two\nwith more)ol(li(p(inner))li(p(second))))li(p(three))) blockquote(p(quoted strong(text))) hr() "
+                  "pre(code(if a < b and *c*:\n\n    print(\"<b>\"))) table(tr(th(a)th(b))tr(td(1)td(code(2)))) ol(li(p(third))li(p(fourth))) "
+                  "p(a(a link) and code(a ` tick) and **open) pre(code(never closed\n*x*))")
+        for size in (7, 1, 10000):
+            reply = self.reply_with(text, size)
+            self.assertEqual(self.outline(reply), wanted)
+        link = reply.find_element(By.TAG_NAME, "a")
+        self.assertEqual((link.get_attribute("href"), link.get_attribute("rel")), ("https://example.org/x?y=1", "noopener noreferrer"))
+        self.assertEqual(reply.find_elements(By.TAG_NAME, "ol")[-1].get_attribute("start"), "3")
+        self.assertEqual(self.browser.execute_script("return messages[messages.length - 1].content"), text)  # what the next turn sends
+        self.picture("markdown")
+
+    def test_markup_of_a_reply_is_text(self):
+        """Nothing that a model writes becomes an element that it names, an address of a script, or a request."""
+        hostile = ["<img src=x onerror=\"document.title='broken'\">", "<script>document.title='broken'</script>", "[x](javascript:document.title='broken')",
+                   "[x](data:text/html,<script>1</script>)", "[<b>x</b>](https://example.org/\"onclick=\"document.title='broken')", "![x](https://example.org/x.png)",
+                   "```<img src=x onerror=1>\n<svg onload=\"document.title='broken'\">\n```", "**<iframe src=//example.org>**", "`</code><script>1</script>`",
+                   "| <a href=javascript:1> | b |\n|---|---|\n| <b> | `<i>` |", "# <style>*{display:none}</style>", "- <form action=x>\n> <input autofocus onfocus=1>",
+                   "<javascript:alert(1)>", "[a]: javascript:alert(1)\n\n[a]", "&lt;b&gt; &#60;script&#62;", "[x]( javascript:1)", "[x](https://a\n\tb)"]
+        for text in hostile + ["\n\n".join(hostile)]:
+            reply = self.reply_with(text, 5)
+            names, attributes = self.browser.execute_script("""
+                const all = [...arguments[0].querySelectorAll('*')];
+                return [all.map(n => n.tagName), all.flatMap(n => [...n.attributes].map(a => a.name + '=' + a.value))];""", reply)
+            self.assertLessEqual(set(names), {"P", "PRE", "CODE", "STRONG", "EM", "A", "UL", "OL", "LI", "BLOCKQUOTE", "H3", "TABLE", "TR", "TH", "TD", "HR"}, text)
+            for attribute in attributes:
+                self.assertRegex(attribute, "^(href=https://|rel=noopener noreferrer$|target=_blank$|start=[0-9]+$)", text)
+        self.assertEqual(self.browser.title, "untouched")
+        self.assertIn("<script>document.title='broken'</script>", reply.text)
+
+    def test_no_text_makes_it_slow_or_fail(self):
+        for text in ("*" * 3000, "*" * 3000 + "x", "`" * 3000, "[" * 3000, "> " * 1000 + "x", "- " * 1000 + "x", "_a" * 3000, "**a *b " * 500, "#" * 3000, "|-" * 1000,
+                     "1. a\n" * 500, "```\n" * 301, " " * 3000 + "x", "\\" * 3001):
+            reply = self.reply_with(text, 1000)
+            self.assertTrue(reply.find_elements(By.XPATH, "./*"), text[:20])
+
+    def test_the_models_name(self):
+        self.assertEqual(self.text("model"), "lab-27m")
+        self.assertIn("lab-27m", self.browser.title)
+        self.assertIn("terse-2", self.text("about"))
+        self.reply_with("Hello")
+        self.assertEqual(self.browser.find_element(By.CSS_SELECTOR, ".message.assistant .who").text, "lab-27m")
+
     def test_sizes_of_screens(self):
         for width, height in ((360, 640), (768, 1024), (1280, 720), (1920, 1080)):
             self.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride",

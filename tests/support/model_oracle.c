@@ -62,14 +62,14 @@ static void product(const struct matrix *w, const double *x, double *y) {
     free(numbers);
 }
 
-/* out may be x. */
-static void apply_norm(const struct norm *norm, const double *x, size_t width, double *y) {
+/* Of the row-th of rows; y may be x. */
+static void apply_norm(const struct norm *norm, size_t row, const double *x, size_t width, double *y) {
+    const float *gain = norm->gain + (norm->heads ? row % norm->heads * width : 0);
     double mean = 0, square = 0;
     for (size_t i = 0; i < width && norm->kind == NORM_LAYER; i++) mean += x[i] / (double)width;
     for (size_t i = 0; i < width; i++) square += (x[i] - mean) * (x[i] - mean);
     double scale = 1 / sqrt(square / (double)width + (double)norm->epsilon);
-    for (size_t i = 0; i < width; i++)
-        y[i] = (x[i] - mean) * scale * (double)norm->gain[i] + (norm->bias ? (double)norm->bias[i] : 0);
+    for (size_t i = 0; i < width; i++) y[i] = (x[i] - mean) * scale * (double)gain[i] + (norm->bias ? (double)norm->bias[i] : 0);
 }
 
 static double gelu(enum activation activation, double x) {
@@ -82,16 +82,25 @@ static double clamped(double gate, double up) {
     return (fmax(fmin(up, 7), -7) + 1) * gate / (1 + exp(-(double)1.702f * gate));
 }
 
+static double cap(double x, float cap) { return cap > 0 ? (double)cap * tanh(x / (double)cap) : x; }
+
+/* of gate[i] and up[i], or of up[i] alone */
+static double activate(enum activation activation, bool gated, double gate, double up) {
+    switch (activation) {
+    case ACTIVATION_SWIGLU_CLAMPED: return clamped(gate, up);
+    case ACTIVATION_GEGLU: return gelu(ACTIVATION_GELU_TANH, gate) * up;
+    case ACTIVATION_SWIGLU: return up * gate / (1 + exp(-gate));
+    default: assert_false(gated); return gelu(activation, up);
+    }
+}
+
 /* added[width] += share times what a feed-forward layer of these matrices, gate without data if there is none, makes of a token. */
 static void feed_forward(const struct terse_model *m, const struct matrix *gate, const struct matrix *up, const struct matrix *down,
                          double share, const double *x, double *added) {
     double *factor = new_doubles(up->rows), *inner = new_doubles(up->rows), *made = new_doubles(m->width);
     product(up, x, inner);
     if (gate->data) product(gate, x, factor);
-    for (size_t i = 0; i < up->rows; i++)
-        inner[i] = m->architecture->activation == ACTIVATION_SWIGLU_CLAMPED ? clamped(factor[i], inner[i])
-                   : gate->data                                             ? inner[i] * factor[i] / (1 + exp(-factor[i]))
-                                                                            : gelu(m->architecture->activation, inner[i]);
+    for (size_t i = 0; i < up->rows; i++) inner[i] = activate(m->architecture->activation, gate->data != NULL, factor[i], inner[i]);
     product(down, inner, made);
     for (size_t i = 0; i < m->width; i++) added[i] += share * made[i];
     free(factor);
@@ -128,10 +137,11 @@ static void project(const struct terse_model *m, const struct matrix *w, const s
     product(w, x, y);
     for (uint32_t r = 0; r < w->rows; r++) y[r] = fmin(fmax(y[r], -most), most);
     for (uint32_t first = 0; first < w->rows && head_norm && head_norm->gain; first += m->head_dim)
-        apply_norm(head_norm, y + first, m->head_dim, y + first);
+        apply_norm(head_norm, first / m->head_dim, y + first, m->head_dim, y + first);
 }
 
-static void rotate(const struct rope *rope, size_t position, double *row) {
+static void rotate(const struct terse_model *m, uint32_t layer, size_t position, double *row) {
+    const struct rope *rope = m->sliding_rope.n_rot && model_slides(m, layer) ? &m->sliding_rope : &m->rope;
     uint32_t pairs = rope->n_rot / 2;
     for (uint32_t i = 0; i < pairs; i++) {
         bool adjacent = rope->pairing == ROPE_ADJACENT;
@@ -144,13 +154,14 @@ static void rotate(const struct rope *rope, size_t position, double *row) {
 }
 
 /* out[hd] of one query head at `position`, which sees the tokens from `first` on and a logit `sink` besides; weights[n] is scratch. */
-static void attend(const double *q, const double *k, const double *v, size_t stride, size_t first, size_t position, size_t hd,
+static void attend(const struct terse_model *m, const double *q, const double *k, const double *v, size_t first, size_t position,
                    double slope, double sink, double *weights, double *out) {
+    size_t hd = m->head_dim, stride = m->kv_heads * hd;
     double max = sink, sum = 0;
     for (size_t t = first; t <= position; t++) {
         weights[t] = 0;
         for (size_t c = 0; c < hd; c++) weights[t] += q[c] * k[t * stride + c];
-        weights[t] = weights[t] / sqrt((double)hd) + slope * ((double)t - (double)position);
+        weights[t] = cap(weights[t] * (double)m->attention_scale, m->attention_cap) + slope * ((double)t - (double)position);
         max = fmax(max, weights[t]);
     }
     for (size_t t = first; t <= position; t++) sum += weights[t] = exp(weights[t] - max);
@@ -174,13 +185,19 @@ static void run_sides(struct model_oracle *o, uint32_t index, size_t t, const do
         o->rotated[at + i] = k[i] += o->moves[MODEL_ORACLE_KEYS][at + i];
         v[i] += o->moves[MODEL_ORACLE_VALUES][at + i];
     }
-    for (size_t h = 0; h < m->kv_heads; h++) rotate(&m->rope, t, o->rotated + at + h * hd);
+    for (size_t h = 0; h < m->kv_heads; h++) rotate(m, index, t, o->rotated + at + h * hd);
+}
+
+/* added[width] becomes its norm, if there is such a norm, and is added to state. */
+static void add(const struct norm *post, double *added, size_t width, double *state) {
+    if (post->gain) apply_norm(post, 0, added, width, added);
+    for (size_t i = 0; i < width; i++) state[i] += added[i];
 }
 
 static void run_layer(struct model_oracle *o, uint32_t index) {
     const struct terse_model *m = o->model;
     const struct layer *layer = &m->layer[index];
-    size_t hd = m->head_dim, group = m->query_heads / m->kv_heads, stride = m->kv_heads * hd;
+    size_t hd = m->head_dim, group = m->query_heads / m->kv_heads;
     const double *k = o->rotated + index * side_of(o), *v = o->sides[MODEL_ORACLE_VALUES] + index * side_of(o);
     double *normed = new_doubles(m->width), *added = new_doubles(m->width), *weights = new_doubles(o->n);
     double *q = new_doubles(m->query_heads * hd), *out = new_doubles(m->query_heads * hd);
@@ -188,29 +205,34 @@ static void run_layer(struct model_oracle *o, uint32_t index) {
         const double *in = o->hidden + (index * o->n + t) * m->width;
         size_t first = model_slides(m, index) && t >= m->window ? t + 1 - m->window : 0;
         double *state = o->hidden + ((index + 1) * o->n + t) * m->width;
-        apply_norm(&layer->attention_norm, in, m->width, normed);
+        apply_norm(&layer->attention_norm, 0, in, m->width, normed);
         run_sides(o, index, t, normed);
         project(m, &layer->q, &layer->q_norm, normed, q);
         for (size_t h = 0; h < m->query_heads; h++) {
             double *head = q + h * hd, slope = m->slopes ? (double)m->slopes[h] : 0;
             double sink = m->sinks ? (double)m->sinks[index * m->query_heads + h] : -INFINITY;
-            rotate(&m->rope, t, head);
-            attend(head, k + h / group * hd, v + h / group * hd, stride, first, t, hd, slope, sink, weights, out + h * hd);
+            rotate(m, index, t, head);
+            attend(m, head, k + h / group * hd, v + h / group * hd, first, t, slope, sink, weights, out + h * hd);
         }
+        memcpy(state, in, m->width * sizeof *state);
         product(&layer->o, out, added);
-        for (size_t i = 0; i < m->width; i++) state[i] = in[i] + added[i];
-        apply_norm(&layer->feed_forward_norm, state, m->width, normed);
+        add(&layer->attention_post_norm, added, m->width, state);
+        /* A parallel layer's feed-forward part reads what attention has read. */
+        if (!m->architecture->parallel) apply_norm(&layer->feed_forward_norm, 0, state, m->width, normed);
+        memset(added, 0, m->width * sizeof *added);
         if (m->experts)
-            feed_experts(m, &layer->experts, normed, state);
+            feed_experts(m, &layer->experts, normed, added);
         else
-            feed_forward(m, &layer->gate, &layer->up, &layer->down, 1, normed, state);
+            feed_forward(m, &layer->gate, &layer->up, &layer->down, 1, normed, added);
+        add(&layer->feed_forward_post_norm, added, m->width, state);
     }
     double *all[] = {normed, added, weights, q, out};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) free(all[i]);
 }
 
 static double embedded(const struct terse_model *m, size_t t, int32_t token, size_t i) {
-    return (double)f32_row(&m->embedding, (size_t)token)[i] + (m->positions.data ? (double)f32_row(&m->positions, t)[i] : 0);
+    double position = m->positions.data ? (double)f32_row(&m->positions, t)[i] : 0;
+    return (double)m->embedding_scale * ((double)f32_row(&m->embedding, (size_t)token)[i] + position);
 }
 
 double model_oracle_run(struct model_oracle *o, uint32_t first) {
@@ -221,9 +243,9 @@ double model_oracle_run(struct model_oracle *o, uint32_t first) {
     for (uint32_t layer = first; layer < m->layers; layer++) run_layer(o, layer);
     for (size_t t = 0; t < o->n; t++) {
         double *logits = o->logits + t * m->vocabulary, sum = 0;
-        apply_norm(&m->output_norm, o->hidden + (m->layers * o->n + t) * m->width, m->width, normed);
+        apply_norm(&m->output_norm, 0, o->hidden + (m->layers * o->n + t) * m->width, m->width, normed);
         product(&m->output, normed, logits);
-        for (uint32_t i = 0; i < m->vocabulary; i++) sum += exp(logits[i]);
+        for (uint32_t i = 0; i < m->vocabulary; i++) sum += exp(logits[i] = cap(logits[i], m->logit_cap));
         if (t + 1 < o->n) loss += log(sum) - logits[o->tokens[t + 1]];
     }
     free(normed);

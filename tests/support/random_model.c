@@ -16,7 +16,7 @@
 
 #include <cmocka.h>
 
-enum { LAYERS = 2, WIDTH = 256, HEADS = 4, HEAD_DIM = 64, INNER = 512, VOCABULARY = 300, CONTEXT = 512, TENSORS_MOST = 64 };
+enum { WIDTH = 256, INNER = 512, VOCABULARY = 300, CONTEXT = 512, TENSORS_MOST = 64 };
 
 const struct random_model_spec random_models[] = {
     {"llama", {TENSOR_Q4_K, TENSOR_Q6_K, TENSOR_Q8_0}, 2, .untied = false},
@@ -40,6 +40,10 @@ struct making {
     size_t tensors, matrices;
     uint32_t random;
 };
+
+static uint32_t heads_of(const struct random_model_spec *spec) { return spec->heads ? spec->heads : 4; }
+static uint32_t head_dim_of(const struct random_model_spec *spec) { return spec->head_dim ? spec->head_dim : 64; }
+static uint32_t layers_of(const struct random_model_spec *spec) { return spec->layers ? spec->layers : 2; }
 
 static uint32_t next_random(struct making *m) { return m->random = m->random * 1664525u + 1013904223u; }
 /* In (-1, 1). */
@@ -156,20 +160,20 @@ static void add_experts(struct making *m, int layer) {
 static void add_layer(struct making *m, int layer) {
     const struct random_model_spec *s = m->spec;
     bool layer_norm = !strcmp(s->architecture, "gpt2") || !strcmp(s->architecture, "mpt");
-    uint32_t kv_width = s->kv_heads * HEAD_DIM;
+    uint32_t head_dim = head_dim_of(s), width = heads_of(s) * head_dim, kv_width = s->kv_heads * head_dim;
     add_norm(m, layer, "attn_norm", WIDTH, s->bias);
     add_norm(m, layer, "ffn_norm", WIDTH, s->bias);
-    if (s->qk_norm) add_norm(m, layer, "attn_q_norm", HEAD_DIM, false);
-    if (s->qk_norm) add_norm(m, layer, "attn_k_norm", HEAD_DIM, false);
+    if (s->qk_norm) add_norm(m, layer, "attn_q_norm", head_dim, false);
+    if (s->qk_norm) add_norm(m, layer, "attn_k_norm", head_dim, false);
     if (layer_norm) {
-        add_linear(m, layer, "attn_qkv", WIDTH, HEADS * HEAD_DIM + 2 * kv_width, s->qkv_bias);
+        add_linear(m, layer, "attn_qkv", WIDTH, width + 2 * kv_width, s->qkv_bias);
     } else {
-        add_linear(m, layer, "attn_q", WIDTH, HEADS * HEAD_DIM, s->qkv_bias);
+        add_linear(m, layer, "attn_q", WIDTH, width, s->qkv_bias);
         add_linear(m, layer, "attn_k", WIDTH, kv_width, s->qkv_bias);
         add_linear(m, layer, "attn_v", WIDTH, kv_width, s->qkv_bias);
         if (!s->experts) add_linear(m, layer, "ffn_gate", WIDTH, INNER, s->bias);
     }
-    add_linear(m, layer, "attn_output", HEADS * HEAD_DIM, WIDTH, s->bias);
+    add_linear(m, layer, "attn_output", width, WIDTH, s->bias);
     if (s->experts) {
         add_experts(m, layer);
         return;
@@ -183,14 +187,14 @@ static void add_keys(struct making *m) {
     const struct {
         const char *name;
         uint32_t value;
-    } numbers[] = {{"block_count", LAYERS},
+    } numbers[] = {{"block_count", layers_of(s)},
                    {"embedding_length", WIDTH},
                    {"feed_forward_length", INNER},
-                   {"attention.head_count", HEADS},
+                   {"attention.head_count", heads_of(s)},
                    {"context_length", CONTEXT},
                    {"attention.head_count_kv", s->kv_heads},
-                   {"attention.key_length", HEAD_DIM},
-                   {"attention.value_length", HEAD_DIM},
+                   {"attention.key_length", head_dim_of(s)},
+                   {"attention.value_length", head_dim_of(s)},
                    {"expert_count", s->experts},
                    {"expert_used_count", s->experts_used},
                    {"expert_feed_forward_length", INNER},
@@ -225,7 +229,7 @@ struct terse_model *random_model_new(const struct random_model_spec *spec, void 
     if (spec->untied) add_matrix(&m, "output.weight", WIDTH, VOCABULARY);
     if (spec->positions) add_matrix(&m, "position_embd.weight", WIDTH, CONTEXT);
     add_norm(&m, -1, "output_norm", WIDTH, spec->bias);
-    for (int i = 0; i < LAYERS; i++) add_layer(&m, i);
+    for (int i = 0; i < (int)layers_of(spec); i++) add_layer(&m, i);
     *file = gguf_writer_build(&m.writer, &size);
     gguf_writer_free(&m.writer);
     for (size_t i = 0; i < m.tensors; i++) memory_free(m.data[i]);

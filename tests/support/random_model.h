@@ -1,5 +1,5 @@
-/* Small models of random weights, of heads as long as those of models that are used: a row for each architecture, with weights of several types in
- * each layer. */
+/* Small models of random weights, with heads as long as those of models that are used: a row for each architecture, with weights of several
+ * types in each layer. */
 #ifndef TESTS_SUPPORT_RANDOM_MODEL_H
 #define TESTS_SUPPORT_RANDOM_MODEL_H
 
@@ -11,7 +11,8 @@
 struct random_model_spec {
     const char *architecture;
     enum tensor_type types[RANDOM_MODEL_TYPES]; /* of matrices, by turns */
-    uint32_t kv_heads;                          /* of 4 query heads of 64 */
+    uint32_t kv_heads;
+    uint32_t heads, head_dim, layers; /* 0: 4 query heads of 64 channels, 2 layers */
     bool qkv_bias, qk_norm, bias, positions, untied;
     float clamp, alibi;
     uint32_t experts, experts_used, shared; /* shared: the inner width of an expert for all tokens */

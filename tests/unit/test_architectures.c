@@ -423,26 +423,6 @@ static void refuses(struct sample sample, enum terse_status status, const char *
     memory_free(file);
 }
 
-/* What their gradients would be is not computed, so that no codebook is learned from them. */
-static void test_without_gradients(void **state) {
-    (void)state;
-    static const struct {
-        const char *name, *says;
-        size_t tokens;
-    } models[] = {{"command-r", "command-r models are not calibrated", 16},
-                  {"gemma2", "gemma2 models are not calibrated", 16},
-                  {"gemma3", "gemma3 models are not calibrated", 16}};
-    for (size_t i = 0; i < sizeof models / sizeof models[0]; i++) {
-        struct terse_model *model = fixture_model(models[i].name);
-        struct backward *backward;
-        struct terse_error error = {0};
-        assert_int_equal(backward_new(model, models[i].tokens, true, &backward, &error), TERSE_E_UNSUPPORTED);
-        assert_null(backward);
-        assert_non_null(strstr(error.message, models[i].says));
-        terse_model_free(model);
-    }
-}
-
 static void test_missing(void **state) {
     (void)state;
     static const char *const tensors[] = {
@@ -525,10 +505,9 @@ static void test_moved_positions(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_optional_tensors), cmocka_unit_test(test_slopes),
-        cmocka_unit_test(test_fused_types),      cmocka_unit_test(test_missing),
-        cmocka_unit_test(test_refused),          cmocka_unit_test(test_learned_positions_end),
-        cmocka_unit_test(test_moved_positions),  cmocka_unit_test(test_without_gradients),
+        cmocka_unit_test(test_optional_tensors), cmocka_unit_test(test_slopes),  cmocka_unit_test(test_fused_types),
+        cmocka_unit_test(test_missing),          cmocka_unit_test(test_refused), cmocka_unit_test(test_learned_positions_end),
+        cmocka_unit_test(test_moved_positions),
     };
     return cmocka_run_group_tests_name("architectures", tests, NULL, NULL);
 }

@@ -111,13 +111,14 @@ static void free_kept(struct kept *kept) {
     for (int i = 0; i < KEPT; i++) free(kept->rows[i]);
 }
 
-/* A head's row rotated to `position` in double precision. */
-static void rotate(const struct rope *rope, size_t position, const float *row, double *rotated) {
+/* A head's row rotated to `position` in double precision; a gradient turns as its row, but is divided by the magnitude. */
+static void rotate(const struct rope *rope, bool gradient, size_t position, const float *row, double *rotated) {
     size_t pairs = rope->n_rot / 2;
     for (size_t i = 0; i < rope->head_dim; i++) rotated[i] = (double)row[i];
     for (size_t i = 0; i < pairs; i++) {
         size_t a = rope->pairing == ROPE_ADJACENT ? 2 * i : i, b = rope->pairing == ROPE_ADJACENT ? 2 * i + 1 : i + pairs;
         double angle = (double)position * (double)rope->frequency[i], magnitude = (double)rope->magnitude;
+        if (gradient) magnitude = 1 / magnitude;
         rotated[a] = magnitude * ((double)row[a] * cos(angle) - (double)row[b] * sin(angle));
         rotated[b] = magnitude * ((double)row[a] * sin(angle) + (double)row[b] * cos(angle));
     }
@@ -146,10 +147,10 @@ static void check_head(const struct terse_model *m, const struct capture *captur
             size_t at = layer * kept->per_layer + (tokens[i] * m->kv_heads + head) * hd;
             size_t at_position = o->run ? tokens[i] % o->run : position + tokens[i];
             double row[CODEC_HEAD_DIM_MAX], gradient[CODEC_HEAD_DIM_MAX];
-            struct rope still = m->rope;
+            struct rope still = m->sliding_rope.n_rot && model_slides(m, layer) ? m->sliding_rope : m->rope;
             if (!o->side[side].rotated) still.n_rot = 0;
-            rotate(&still, at_position, kept->rows[side == CODEC_KEYS ? K : V] + at, row);
-            rotate(&still, at_position, kept->rows[side == CODEC_KEYS ? DK : DV] + at, gradient);
+            rotate(&still, false, at_position, kept->rows[side == CODEC_KEYS ? K : V] + at, row);
+            rotate(&still, true, at_position, kept->rows[side == CODEC_KEYS ? DK : DV] + at, gradient);
             for (size_t c = 0; c < width; c++) {
                 double expected = row[part * width + c], got = (double)rows[i * width + c];
                 if (!(fabs(got - expected) <= 0x1.1p-11 * fabs(expected) + 1e-6))
@@ -216,13 +217,14 @@ static void rows_and_norms_are_those_of_the_backward_pass(void **state) {
     check_capture("llama", CODEC_ROPE_BEFORE, NO_NORMS, 7, 0);
 }
 
-/* Adjacent pairs and pairs across the head; after rotation the window's place among the positions counts, in runs it does not. */
+/* Adjacent pairs and pairs across the head, a magnitude, layers that turn apart; after rotation the window's place among the positions
+ * counts, in runs it does not. */
 static void keys_are_rotated_by_their_frame(void **state) {
     (void)state;
-    const char *names[] = {"llama", "qwen3", "mpt"};
-    for (int i = 0; i < 3; i++) check_capture(names[i], CODEC_ROPE_AFTER, PARTS, 3, 0);
+    const char *names[] = {"llama", "qwen3", "mpt", "llama-yarn", "gemma3"};
+    for (int i = 0; i < 5; i++) check_capture(names[i], CODEC_ROPE_AFTER, PARTS, 3, 0);
     check_capture("llama-3", CODEC_ROPE_AFTER, NO_NORMS, 1, 0);
-    for (int i = 0; i < 3; i++) check_capture(names[i], CODEC_ROPE_IN_RUN, PARTS, 3, 0);
+    for (int i = 0; i < 5; i++) check_capture(names[i], CODEC_ROPE_IN_RUN, PARTS, 3, 0);
     check_capture("llama-3", CODEC_ROPE_IN_RUN, NO_NORMS, 2, 0);
 }
 
@@ -267,7 +269,7 @@ static void weights_are_powers_of_norms(void **state) {
             float weights[6];
             double sum = 0, least = INFINITY, expected[6], total = 0;
             memcpy(weights, norms, sizeof weights);
-            calibrate_weigh(weights, with ? factors : NULL, 6, power);
+            calibrate_weigh(weights, with ? factors : NULL, 6, power, 7);
             for (int i = 0; i < 6; i++) {
                 expected[i] = pow((double)norms[i] * 1e9, power) * (with ? pow((double)factors[i], 2) : 1);
                 total += expected[i];
@@ -284,8 +286,40 @@ static void weights_are_powers_of_norms(void **state) {
         }
     }
     float none[3] = {0, 0, 0};
-    calibrate_weigh(none, NULL, 3, 2);
+    calibrate_weigh(none, NULL, 3, 2, 4);
     for (int i = 0; i < 3; i++) assert_true(none[i] == 1);
+}
+
+/* Norms with tails as gradients have them: what is cut is all alike, no more than what was asked for, and the rest is in proportion. */
+static void no_sample_outweighs_its_share(void **state) {
+    (void)state;
+    enum { N = 2000 };
+    static float norms[N], weights[N];
+    for (size_t i = 0; i < N; i++) norms[i] = powf((float)(i * 619 % N + 1) / N, -1.5f);
+    for (double most = 2; most < 70; most *= 2) {
+        double sum = 0, squares = 0, largest = 0, ratio = 0;
+        size_t cut = 0;
+        memcpy(weights, norms, sizeof weights);
+        calibrate_weigh(weights, NULL, N, 1, most);
+        for (size_t i = 0; i < N; i++) {
+            sum += (double)weights[i];
+            squares += (double)weights[i] * (double)weights[i];
+            largest = fmax(largest, (double)weights[i]);
+        }
+        for (size_t i = 0; i < N; i++) {
+            if ((double)weights[i] > largest * (1 - 1e-6)) cut++;
+            if ((double)weights[i] < largest / 2 && norms[i] > 2) ratio = (double)weights[i] / (double)norms[i];
+        }
+        assert_true(fabs(sum / N - 1) < 1e-5);
+        assert_true(largest <= most * 1.0001 && largest >= most * 0.99 && cut > 1);
+        assert_true(sum * sum / squares >= N / most);
+        for (size_t i = 0; i < N; i++)
+            if ((double)weights[i] < largest / 2 && norms[i] > 2)
+                assert_true(fabs((double)weights[i] / (double)norms[i] / ratio - 1) < 1e-3);
+    }
+    /* The more samples there are for each centroid, the less is cut; few are not made all alike. */
+    assert_true(calibrate_most_weight(16384, 256) == 16 && calibrate_most_weight(1 << 20, 256) == 1024);
+    assert_true(calibrate_most_weight(100, 256) == 4);
 }
 
 /* ---- Calibration */
@@ -418,6 +452,24 @@ static void the_codebook_names_its_model_and_text(void **state) {
     assert_true(fabs(info.effective_samples - 300) < 1e-6);
     terse_codebook_free(codebook);
     terse_model_free(m);
+}
+
+/* Layers that turn apart, parallel parts, norms of heads by head: every kind of learner. */
+static void every_architecture_learns(void **state) {
+    (void)state;
+    static const char *const models[] = {"gemma3", "command-r", "command-r-norms"};
+    static const char *const methods[] = {"terse-2", "antkv-1", "cq-1", "million-2", "commvq-1"};
+    for (size_t i = 0; i < sizeof models / sizeof models[0]; i++) {
+        struct terse_model *m = fixture_model(models[i]);
+        for (size_t j = 0; j < sizeof methods / sizeof methods[0]; j++) {
+            struct terse_calibration o = small(methods[j]);
+            struct terse_codebook *codebook = calibrate(m, &o, ALL);
+            assert_int_equal(codebook_info(codebook)->layers, m->layers);
+            assert_int_equal(codebook_info(codebook)->tokens, 400);
+            terse_codebook_free(codebook);
+        }
+        terse_model_free(m);
+    }
 }
 
 /* Mean squared error over a KV head's rows [n][hd] of what a codec makes of them with the centroids of some layer and head. */
@@ -713,9 +765,11 @@ int main(void) {
         cmocka_unit_test(a_profile_serves_every_rate),
         cmocka_unit_test(tables_learn_together),
         cmocka_unit_test(weights_are_powers_of_norms),
+        cmocka_unit_test(no_sample_outweighs_its_share),
         cmocka_unit_test(threads_change_no_bit),
         cmocka_unit_test(options_change_the_codebook),
         cmocka_unit_test(the_codebook_names_its_model_and_text),
+        cmocka_unit_test(every_architecture_learns),
         cmocka_unit_test_prestate(centroids_are_those_of_their_own_head, "antkv-1"),
         cmocka_unit_test_prestate(centroids_are_those_of_their_own_head, "cq-2"),
         cmocka_unit_test_prestate(centroids_are_those_of_their_own_head, "million-4"),

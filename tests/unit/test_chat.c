@@ -115,9 +115,49 @@ static void test_without_an_open_reply(void **state) {
     check_format("chatml", CHATML, question, 1, false, "<s><|im_start|>user\n Hi  <|im_end|>\n");
 }
 
+/* A last message of the assistant's, where its reply is to be written: the text ends with what it says, as it says it. */
+static void test_a_reply_that_goes_on(void **state) {
+    (void)state;
+    static const struct terse_message begun[] = {{"system", "S"}, {"user", "Hi"}, {"assistant", " <think>?</think>Well, "}};
+    check_format("chatml", CHATML, begun + 1, 2, true,
+                 "<s><|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n <think>?</think>Well, ");
+    check_format("llama-3", LLAMA_3, begun + 1, 2, true,
+                 "<s><|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"
+                 " <think>?</think>Well, ");
+    check_format("mistral-v3", MISTRAL_3, begun, 3, true, "<s>[INST] S\n\nHi[/INST]  <think>?</think>Well, ");
+    struct sample s;
+    open_model(&s, NULL, true);
+    for (size_t f = 0; terse_chat_format_name(f); f++) {
+        const char *name = terse_chat_format_name(f);
+        char *closed, *open;
+        assert_int_equal(terse_chat_render(&s.model, name, begun + 1, 2, true, &open, NULL), TERSE_OK);
+        assert_string_equal(open + strlen(open) - strlen(begun[2].content), begun[2].content);
+        /* As it would stand in a longer conversation, up to its end. */
+        const struct terse_message plain[] = {{"user", "Hi"}, {"assistant", "Well"}};
+        terse_string_free(open);
+        assert_int_equal(terse_chat_render(&s.model, name, plain, 2, true, &open, NULL), TERSE_OK);
+        assert_int_equal(terse_chat_render(&s.model, name, plain, 2, false, &closed, NULL), TERSE_OK);
+        assert_memory_equal(open, closed, strlen(open));
+        terse_string_free(open);
+        terse_string_free(closed);
+    }
+    tokenizer_sample_close(&s.tokenizer);
+}
+
 /* ---- What jinja2 renders ------------------------------------------------------------------------------------------------- */
 
 enum { MOST_MESSAGES = 5 };
+
+/* The messages of a row of a fixture: how many there are. */
+static size_t row_messages(const cJSON *row, struct terse_message messages[MOST_MESSAGES]) {
+    size_t n = 0;
+    const cJSON *pair;
+    cJSON_ArrayForEach(pair, cJSON_GetObjectItem(row, "messages")) {
+        assert_true(n < MOST_MESSAGES);
+        messages[n++] = (struct terse_message){cJSON_GetArrayItem(pair, 0)->valuestring, cJSON_GetArrayItem(pair, 1)->valuestring};
+    }
+    return n;
+}
 
 static void test_rendered_templates(void **state) {
     (void)state;
@@ -128,14 +168,8 @@ static void test_rendered_templates(void **state) {
     assert_true(cJSON_GetArraySize(rows) >= 80);
     cJSON_ArrayForEach(row, rows) {
         struct terse_message messages[MOST_MESSAGES];
-        size_t n = 0;
-        const cJSON *pair;
         struct sample s;
-        cJSON_ArrayForEach(pair, cJSON_GetObjectItem(row, "messages")) {
-            assert_true(n < MOST_MESSAGES);
-            messages[n++] =
-                (struct terse_message){cJSON_GetArrayItem(pair, 0)->valuestring, cJSON_GetArrayItem(pair, 1)->valuestring};
-        }
+        size_t n = row_messages(row, messages);
         open_model(&s, NULL, cJSON_IsTrue(cJSON_GetObjectItem(row, "bos")));
         check(&s, cJSON_GetObjectItem(row, "format")->valuestring, messages, n, true,
               cJSON_GetObjectItem(row, "text")->valuestring);
@@ -143,6 +177,72 @@ static void test_rendered_templates(void **state) {
     }
     cJSON_Delete(rows);
     mapped_file_close(&file);
+}
+
+/* ---- Default system texts ------------------------------------------------------------------------------------------------ */
+
+/* Templates of the forms that bring one, and of those that seem to, against what jinja2 renders. */
+static void test_default_system_texts(void **state) {
+    (void)state;
+    struct mapped_file file;
+    struct terse_error error = {0};
+    if (mapped_file_open(TESTS_DIR "/fixtures/chat_defaults.json", &file, &error)) fail_msg("%s", error.message);
+    cJSON *rows = cJSON_ParseWithLength(file.data, file.size), *row;
+    assert_true(cJSON_GetArraySize(rows) >= 50);
+    cJSON_ArrayForEach(row, rows) {
+        struct terse_message messages[MOST_MESSAGES];
+        struct sample s;
+        size_t n = row_messages(row, messages);
+        open_model(&s, cJSON_GetObjectItem(row, "template")->valuestring, false);
+        check(&s, NULL, messages, n, true, cJSON_GetObjectItem(row, "text")->valuestring);
+        tokenizer_sample_close(&s.tokenizer);
+    }
+    cJSON_Delete(rows);
+    mapped_file_close(&file);
+}
+
+#define CHATML_SAYING(text) \
+    "{% if messages[0].role != 'system' %}{{ '<|im_start|>system\\n' + " text " + '<|im_end|>\\n' }}{% endif %}" CHATML
+
+static void test_where_a_default_is_left_out(void **state) {
+    (void)state;
+    static const char without[] = "<|im_start|>user\n Hi  <|im_end|>\n",
+                      with[] = "<|im_start|>system\nBe it.<|im_end|>\n<|im_start|>user\n Hi  <|im_end|>\n";
+    static const struct terse_message silenced[] = {{"system", ""}, {"user", " Hi  "}};
+    struct sample s;
+    open_model(&s, CHATML_SAYING("'Be it.'"), false);
+    check(&s, NULL, question, 1, false, with);
+    check(&s, "chatml", question, 1, false, with); /* its own format by name */
+    check(&s, "phi-3", question, 1, false, "<|user|>\n Hi  <|end|>\n");
+    check(&s, NULL, silenced, 2, false, "<|im_start|>system\n<|im_end|>\n<|im_start|>user\n Hi  <|im_end|>\n");
+    tokenizer_sample_close(&s.tokenizer);
+    /* What is not a literal, or has escapes that are not known. */
+    static const char *const others[] = {CHATML_SAYING("'It is ' + strftime_now('%Y') + '.'"), CHATML_SAYING("text"),
+                                         CHATML_SAYING("'\\x41'"), CHATML_SAYING("'Be it.")};
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
+        open_model(&s, others[i], false);
+        check(&s, NULL, question, 1, false, without);
+        tokenizer_sample_close(&s.tokenizer);
+    }
+}
+
+/* What follows a message is the same with a default before the first. */
+static void test_what_follows_a_reply_with_a_default(void **state) {
+    (void)state;
+    struct sample with, without;
+    int32_t *tokens[2];
+    size_t n[2];
+    open_model(&with, CHATML_SAYING("'Be it.'"), false);
+    open_model(&without, CHATML, false);
+    assert_int_equal(terse_chat_tokenize(&with.model, NULL, talk + 1, 3, 2, true, &tokens[0], &n[0], NULL), TERSE_OK);
+    assert_int_equal(terse_chat_tokenize(&without.model, NULL, talk + 1, 3, 2, true, &tokens[1], &n[1], NULL), TERSE_OK);
+    assert_int_equal(n[0], n[1]);
+    assert_true(n[0] > 0);
+    assert_memory_equal(tokens[0], tokens[1], n[0] * sizeof *tokens[0]);
+    terse_tokens_free(tokens[0]);
+    terse_tokens_free(tokens[1]);
+    tokenizer_sample_close(&with.tokenizer);
+    tokenizer_sample_close(&without.tokenizer);
 }
 
 /* ---- What messages say is text ------------------------------------------------------------------------------------------- */
@@ -422,11 +522,20 @@ static void test_long_messages(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_published_formats),    cmocka_unit_test(test_without_an_open_reply),
-        cmocka_unit_test(test_rendered_templates),   cmocka_unit_test(test_marks_in_messages_are_text),
-        cmocka_unit_test(test_the_lab_model),        cmocka_unit_test(test_variants_of_a_template),
-        cmocka_unit_test(test_recognised_templates), cmocka_unit_test(test_unknown_templates),
-        cmocka_unit_test(test_bad_conversations),    cmocka_unit_test(test_names),
+        cmocka_unit_test(test_published_formats),
+        cmocka_unit_test(test_without_an_open_reply),
+        cmocka_unit_test(test_default_system_texts),
+        cmocka_unit_test(test_where_a_default_is_left_out),
+        cmocka_unit_test(test_what_follows_a_reply_with_a_default),
+        cmocka_unit_test(test_a_reply_that_goes_on),
+        cmocka_unit_test(test_rendered_templates),
+        cmocka_unit_test(test_marks_in_messages_are_text),
+        cmocka_unit_test(test_the_lab_model),
+        cmocka_unit_test(test_variants_of_a_template),
+        cmocka_unit_test(test_recognised_templates),
+        cmocka_unit_test(test_unknown_templates),
+        cmocka_unit_test(test_bad_conversations),
+        cmocka_unit_test(test_names),
         cmocka_unit_test(test_long_messages),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -75,7 +75,8 @@ static void any_value(void **state) {
     stops(ANY, "\"\\x\"", 2);
     stops(ANY, "\"\\u12g4\"", 5);
     stops(ANY, "\"a\nb\"", 2);
-    stops(ANY, "\"\\ude00\"", 6);      /* a lone low surrogate; its last digit makes it one */
+    stops(ANY, "\"\\ude00\"", 4);      /* a lone low surrogate, whatever digits follow "de" */
+    stops(ANY, "\"\\ud83d\\u00", 9);   /* a high one wants a low one behind it */
     stops(ANY, "\"\\ud83dx\"", 7);     /* a lone high one */
     stops(ANY, "\"\xc0\x80\"", 1);     /* overlong */
     stops(ANY, "\"\xed\xa0\x80\"", 2); /* a surrogate in UTF-8 */
@@ -150,13 +151,14 @@ static void schemas_that_are_refused(void **state) {
         {"{\"type\":\"text\"}", "text"},
         {"{\"type\":1}", "type"},
         {"{\"items\":[{}]}", "object"},
-        {"{\"items\":{\"$ref\":\"#\"}}", "$ref"},
+        {"{\"items\":{\"$ref\":\"#/x\"}}", "$ref"},
         {"{\"required\":[\"a\"]}", "\"a\""},
         {"{\"enum\":[]}", "enum"},
         {"{\"minItems\":-1}", "minItems"},
         {"{\"minItems\":2,\"maxItems\":1}", "minItems"},
         {"{\"additionalProperties\":{}}", "additionalProperties"},
         {"{\"properties\":{},\"properties\":{\"a\":{}}}", "twice"},
+        {"{\"const\":\"\xff\"}", "UTF-8"},
         {"[", "no JSON"},
         {"{} x", "no JSON"},
         {"[]", "no object"},

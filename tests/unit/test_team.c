@@ -1,5 +1,6 @@
 /* A team's work runs on its own driver thread with its own number of threads; calls and progress reports come back to the thread that
  * waits, and nobody else's threads change. */
+#include "base/parallel.h"
 #include "base/team.h"
 
 #include <omp.h>
@@ -7,8 +8,12 @@
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -121,6 +126,119 @@ static void any_thread_may_give_work(void **state) {
     team_free(relay.team);
 }
 
+/* ---- Work that all threads share */
+
+enum { THREADS = 4, ITEMS = 37, ROUNDS = 4000 };
+
+struct sharing {
+    uint32_t threads, ran[THREADS], width;
+    size_t items[ITEMS]; /* how often each was done */
+    _Atomic uint32_t before, early;
+    uint32_t nested;
+};
+
+static void nested(void *user) {
+    struct sharing *s = user;
+    if (parallel_threads() == 1 && parallel_thread() == 0) s->nested++;
+}
+
+static void share(void *user) {
+    struct sharing *s = user;
+    struct parallel_part part = parallel_part_of(ITEMS);
+    uint32_t own = parallel_thread();
+    if (own == 0) s->width = parallel_threads();
+    s->ran[own]++;
+    for (size_t i = part.begin; i < part.end; i++) s->items[i]++;
+    atomic_fetch_add(&s->before, 1);
+    parallel_barrier();
+    if (atomic_load(&s->before) != parallel_threads()) atomic_fetch_add(&s->early, 1);
+    parallel_barrier();
+    if (own == parallel_threads() - 1) parallel_run(THREADS, nested, s);
+}
+
+static void share_many_times(void *user) {
+    struct sharing *s = user;
+    for (int round = 0; round < ROUNDS; round++) {
+        atomic_store(&s->before, 0);
+        parallel_run(s->threads, share, s);
+    }
+}
+
+static void check_shared(const struct sharing *s, uint32_t width) {
+    assert_int_equal(s->width, width);
+    assert_int_equal(s->early, 0);
+    assert_int_equal(s->nested, ROUNDS);
+    for (uint32_t i = 0; i < THREADS; i++) assert_int_equal(s->ran[i], i < width ? ROUNDS : 0);
+    for (size_t i = 0; i < ITEMS; i++) assert_int_equal(s->items[i], ROUNDS);
+}
+
+/* Of more threads than processors, so that some of the waits are long. */
+static void work_is_shared_and_barriers_hold(void **state) {
+    (void)state;
+    struct team *team = new_team(THREADS);
+    for (uint32_t threads = 1; threads <= THREADS + 1; threads++) {
+        struct sharing s = {.threads = threads};
+        team_run(team, share_many_times, &s);
+        check_shared(&s, threads < THREADS ? threads : THREADS);
+    }
+    team_free(team);
+}
+
+static void without_a_team_openmp_shares_it(void **state) {
+    (void)state;
+    struct sharing s = {.threads = 2};
+    for (int round = 0; round < ROUNDS; round++) {
+        atomic_store(&s.before, 0);
+        parallel_run(s.threads, share, &s);
+    }
+    check_shared(&s, 2);
+}
+
+/* Whether the system has put a thread of this process to sleep: the letter behind the name in brackets, which is this program's. */
+static bool sleeps(pid_t thread) {
+    char path[64], line[256] = "", *at = line;
+    snprintf(path, sizeof path, "/proc/self/task/%d/stat", (int)thread);
+    FILE *file = fopen(path, "r");
+    assert_non_null(file);
+    assert_non_null(fgets(line, sizeof line, file));
+    fclose(file);
+    while (*at && *at != ')') at++;
+    return at[0] && at[2] == 'S';
+}
+
+struct sleeping {
+    _Atomic pid_t worker;
+    bool slept;
+};
+
+static void keep_the_worker_waiting(void *user) {
+    struct sleeping *s = user;
+    if (parallel_thread() == 1) {
+        atomic_store(&s->worker, (pid_t)syscall(SYS_gettid));
+    } else {
+        while (!atomic_load(&s->worker)) usleep(100);
+        while (!sleeps(s->worker)) usleep(100);
+        s->slept = true;
+    }
+    parallel_barrier();
+}
+
+static void give_two_something_to_wait_for(void *user) {
+    struct sleeping *s = user;
+    parallel_run(2, keep_the_worker_waiting, s);
+    while (!sleeps(s->worker)) usleep(100); /* for the next work */
+    parallel_run(2, keep_the_worker_waiting, s);
+}
+
+static void who_waits_long_sleeps_and_wakes(void **state) {
+    (void)state;
+    struct team *team = new_team(2);
+    struct sleeping s = {0};
+    team_run(team, give_two_something_to_wait_for, &s);
+    assert_true(s.slept);
+    team_free(team);
+}
+
 static void limits(void **state) {
     (void)state;
     struct team *team = NULL;
@@ -136,6 +254,10 @@ static void limits(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(work_runs_on_the_teams_threads),
                                        cmocka_unit_test(progress_comes_back_to_the_caller),
-                                       cmocka_unit_test(any_thread_may_give_work), cmocka_unit_test(limits)};
+                                       cmocka_unit_test(any_thread_may_give_work),
+                                       cmocka_unit_test(work_is_shared_and_barriers_hold),
+                                       cmocka_unit_test(without_a_team_openmp_shares_it),
+                                       cmocka_unit_test(who_waits_long_sleeps_and_wakes),
+                                       cmocka_unit_test(limits)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

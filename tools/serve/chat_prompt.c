@@ -59,7 +59,8 @@ static bool read_message(const cJSON *entry, struct terse_message *message, cons
     if (!reply && strcmp(role, "system") != 0 && strcmp(role, "user") != 0)
         return api_fail(error, 400, NULL, param, "%s has the role \"%.40s\": the roles are system, user and assistant", param,
                         role);
-    if (json_field(entry, "tool_calls") || json_field(entry, "function_call"))
+    const cJSON *calls = json_field(entry, "tool_calls");
+    if ((calls && (!cJSON_IsArray(calls) || calls->child)) || json_field(entry, "function_call"))
         return api_fail(error, 400, "unsupported", param, "%s has tool calls, which terse has not", param);
     if (!read_content(json_field(entry, "content"), reply, &text, param, error)) {
         buffer_free(&text);

@@ -322,8 +322,7 @@ static int try_listen(const struct addrinfo *at) {
     return -1;
 }
 
-/* A socket, or -1 after a complaint. */
-static int listen_at(const char *host, uint16_t port) {
+int http_listen(const char *host, uint16_t port) {
     const struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE | AI_NUMERICSERV};
     struct addrinfo *found;
     char service[8];
@@ -365,16 +364,14 @@ static void start_daemon(struct http *http, int socket_fd) {
                                     MHD_OPTION_ARRAY, options, MHD_OPTION_END);
 }
 
-int http_start(struct server *server, const char *host, uint16_t port, struct http **out) {
+int http_start(struct server *server, int socket_fd, struct http **out) {
     struct http *http = calloc(1, sizeof *http);
     *out = NULL;
-    if (!http) return complain("no memory for the server");
-    http->server = server;
-    int socket_fd = listen_at(host, port);
-    if (socket_fd < 0) {
-        free(http);
-        return EXIT_FAILED;
+    if (!http) {
+        close(socket_fd);
+        return complain("no memory for the server");
     }
+    http->server = server;
     pthread_mutex_init(&http->lock, NULL);
     name_address(http, socket_fd);
     start_daemon(http, socket_fd);

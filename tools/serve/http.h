@@ -6,8 +6,10 @@
 
 struct http;
 
-/* Listens at host:port, port 0: any that is free. Returns an exit status. `server` must outlive it. */
-int http_start(struct server *server, const char *host, uint16_t port, struct http **http);
+/* Listens at host:port, port 0: any that is free; clients that connect wait until http_start takes the socket. -1 after a complaint. */
+int http_listen(const char *host, uint16_t port);
+/* Serves the clients of a socket of http_listen, which is closed in any case. Returns an exit status. `server` must outlive it. */
+int http_start(struct server *server, int socket_fd, struct http **http);
 /* "http://127.0.0.1:8080" */
 const char *http_address(const struct http *http);
 /* Cuts off clients that take too long to send a request; to be called about once a second. */

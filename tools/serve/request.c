@@ -2,6 +2,7 @@
 
 #include "chat_prompt.h"
 #include "console.h"
+#include "fields.h"
 #include "text.h"
 
 #include <math.h>
@@ -41,6 +42,7 @@ static uint64_t choose_seed(int64_t seed) {
 static bool read_sampling(const cJSON *body, const struct request_limits *limits, struct request *r, struct api_error *error) {
     const int64_t most_seed = INT64_C(1) << 53; /* what a JSON number holds exactly */
     struct numbers v = default_numbers();
+    if (limits->temperature) v.temperature = *limits->temperature;
     bool good = json_number(body, "temperature", 0, 100, &v.temperature, error) &&
                 json_number(body, "top_p", 0, 1, &v.top_p, error) && json_number(body, "min_p", 0, 1, &v.min_p, error) &&
                 json_number(body, "typical_p", 0, 1, &v.typical_p, error) &&
@@ -173,25 +175,13 @@ static bool read_logprobs(const cJSON *body, struct request *r, struct api_error
     return true;
 }
 
-/* What terse has not, said rather than ignored where a reply would not be what was asked for. */
-static bool refuse_tools(const cJSON *body, struct api_error *error) {
-    static const char *const names[] = {"tools", "functions", "grammar"};
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        const cJSON *field = json_field(body, names[i]);
-        if (!field || (cJSON_IsArray(field) && !field->child) || (cJSON_IsString(field) && !field->valuestring[0])) continue;
-        return api_fail(error, 400, "unsupported", names[i], "terse has no \"%s\": leave it out%s", names[i],
-                        i < 2 ? "; a reply of a given form can be asked for by \"response_format\"" : "");
-    }
-    return true;
-}
-
 static bool read_amounts(const cJSON *body, const struct request_limits *limits, struct request *r, struct api_error *error) {
     int64_t best_of = -1;
     r->n = 1;
-    r->max_tokens = r->api == API_COMPLETION ? 16 : -1;
-    const char *name = r->api == API_LLAMA ? "n_predict" : "max_tokens";
-    if (!json_whole(body, name, r->api == API_LLAMA ? -1 : 0, INT32_MAX, &r->max_tokens, error)) return false;
-    if (r->api == API_CHAT && !json_whole(body, "max_completion_tokens", 0, INT32_MAX, &r->max_tokens, error)) return false;
+    r->max_tokens = limits->reply_tokens ? (int64_t)limits->reply_tokens : r->api == API_COMPLETION ? 16 : -1;
+    static const char *const names[] = {"max_tokens", "n_predict", "max_completion_tokens"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (!json_whole(body, names[i], -1, INT32_MAX, &r->max_tokens, error)) return false;
     if (r->api == API_LLAMA) return true;
     if (!json_whole(body, "n", 1, limits->slots, &r->n, error) || !json_whole(body, "best_of", 1, INT32_MAX, &best_of, error))
         return false;
@@ -211,10 +201,10 @@ static bool read_stream(const cJSON *body, struct request *r, struct api_error *
 static bool read_settings(const cJSON *body, const struct request_limits *limits, struct request *r, struct api_error *error) {
     const char *ignored = NULL;
     r->use_prefix = true;
-    return json_text(body, "model", &ignored, error) && json_text(body, "user", &ignored, error) && refuse_tools(body, error) &&
-           read_stream(body, r, error) && read_amounts(body, limits, r, error) && read_sampling(body, limits, r, error) &&
-           read_biases(body, limits->vocabulary, r, error) && read_stops(body, r, error) && read_format(body, r, error) &&
-           read_logprobs(body, r, error) && json_flag(body, "cache_prompt", &r->use_prefix, error) &&
+    return json_text(body, "model", &ignored, error) && json_text(body, "user", &ignored, error) &&
+           fields_check(body, r->api, error) && read_stream(body, r, error) && read_amounts(body, limits, r, error) &&
+           read_sampling(body, limits, r, error) && read_biases(body, limits->vocabulary, r, error) && read_stops(body, r, error) &&
+           read_format(body, r, error) && read_logprobs(body, r, error) && json_flag(body, "cache_prompt", &r->use_prefix, error) &&
            (r->api != API_COMPLETION || json_flag(body, "echo", &r->echo, error));
 }
 

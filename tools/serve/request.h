@@ -3,6 +3,7 @@
 #define TERSE_SERVE_REQUEST_H
 
 #include "json.h"
+#include "options.h"
 
 #include <terse.h>
 
@@ -12,7 +13,7 @@ enum api {
     API_LLAMA       /* llama.cpp's /completion */
 };
 
-enum { REQUEST_LOGPROBS = 20, REQUEST_PROMPTS = 1024, REQUEST_STOPS = 64 }; /* at most */
+enum { REQUEST_LOGPROBS = 20, REQUEST_PROMPTS = 1024, REQUEST_STOPS = TEXTS_MOST }; /* at most */
 
 struct prompt {
     int32_t *tokens;
@@ -42,9 +43,12 @@ struct request_limits {
     uint32_t context;        /* tokens of a prompt and its reply */
     uint32_t slots;          /* replies at the same time */
     const char *chat_format; /* terse_chat_render's, or NULL */
+    /* Of requests that do not say. */
+    const double *temperature; /* NULL: the library's */
+    uint32_t reply_tokens;     /* 0: the API's own */
 };
 
-/* Reads a body. False, with *error, where something in it is wrong; nothing is left to free then. Fields that are not known are ignored. */
+/* Reads a body. False, with *error, where something in it is wrong, or a field is none of those in fields.h; nothing is left to free then. */
 bool request_read(const struct request_limits *limits, enum api api, const char *body, size_t n, struct request *request,
                   struct api_error *error);
 void request_free(struct request *request);

@@ -1,5 +1,6 @@
 #include "routes.h"
 
+#include "fields.h"
 #include "text.h"
 
 #include <stdio.h>
@@ -18,6 +19,14 @@ static void answer_json(struct call *call, int status, cJSON *json) {
 }
 
 void routes_refuse(struct call *call, const struct api_error *error) { answer_json(call, error->status, api_error_json(error)); }
+
+/* What an address says, as it may be shown: printable ASCII, cut short. */
+static const char *shown(const char *path, char *buffer, size_t capacity) {
+    snprintf(buffer, capacity, "%s", path);
+    for (char *c = buffer; *c; c++)
+        if (*c < 0x20 || *c > 0x7e) *c = '?';
+    return buffer;
+}
 
 /* ---- Replies */
 
@@ -71,13 +80,37 @@ static cJSON *read_object(struct call *call, struct api_error *error) {
     return NULL;
 }
 
+/* A text, or numbers where the bytes are not whole characters. */
+static cJSON *piece_of(const struct terse_model *model, int32_t token) {
+    size_t n;
+    const char *bytes = terse_token_bytes(model, token, &n);
+    char *text = text_valid(bytes, n) == n ? strndup(bytes, n) : NULL;
+    cJSON *piece = text ? cJSON_CreateString(text) : cJSON_CreateArray();
+    for (size_t i = 0; i < n && !text; i++) cJSON_AddItemToArray(piece, cJSON_CreateNumber((unsigned char)bytes[i]));
+    free(text);
+    return piece;
+}
+
+static cJSON *with_their_pieces(const struct terse_model *model, const int32_t *tokens, size_t n) {
+    cJSON *array = cJSON_CreateArray();
+    for (size_t i = 0; i < n; i++) {
+        cJSON *entry = cJSON_CreateObject();
+        cJSON_AddNumberToObject(entry, "id", tokens[i]);
+        cJSON_AddItemToObject(entry, "piece", piece_of(model, tokens[i]));
+        cJSON_AddItemToArray(array, entry);
+    }
+    return array;
+}
+
 static cJSON *tokens_of(struct server *server, const cJSON *body, struct api_error *error) {
+    static const char *const names[] = {"content", "add_special", "parse_special", "with_pieces"};
     const char *content = NULL;
-    bool add_special = false, parse_special = true;
+    bool add_special = false, parse_special = true, pieces = false;
     int32_t *tokens;
     size_t n;
-    if (!json_text(body, "content", &content, error) || !json_flag(body, "add_special", &add_special, error) ||
-        !json_flag(body, "parse_special", &parse_special, error))
+    if (!fields_only(body, names, sizeof names / sizeof *names, error) || !json_text(body, "content", &content, error) ||
+        !json_flag(body, "add_special", &add_special, error) || !json_flag(body, "parse_special", &parse_special, error) ||
+        !json_flag(body, "with_pieces", &pieces, error))
         return NULL;
     if (!content) {
         api_fail(error, 400, NULL, "content", "\"content\" is missing");
@@ -86,17 +119,20 @@ static cJSON *tokens_of(struct server *server, const cJSON *body, struct api_err
     if (!request_tokenize(server->limits.model, content, strlen(content), add_special, parse_special, &tokens, &n, error))
         return NULL;
     cJSON *json = cJSON_CreateObject();
-    cJSON_AddItemToObject(json, "tokens", cJSON_CreateIntArray(tokens, (int)n));
+    cJSON_AddItemToObject(json, "tokens",
+                          pieces ? with_their_pieces(server->limits.model, tokens, n) : cJSON_CreateIntArray(tokens, (int)n));
     free(tokens);
     return json;
 }
 
 static cJSON *text_of(struct server *server, const cJSON *body, struct api_error *error) {
+    static const char *const names[] = {"tokens"};
     const cJSON *tokens = json_field(body, "tokens"), *entry;
     struct terse_detokenizer *detokenizer;
     struct terse_error why;
     struct buffer text = {0};
     size_t n;
+    if (!fields_only(body, names, 1, error)) return NULL;
     if (!cJSON_IsArray(tokens)) {
         api_fail(error, 400, NULL, "tokens", "\"tokens\" must be an array of whole numbers");
         return NULL;
@@ -150,10 +186,8 @@ static void health(struct server *server, struct call *call) {
     answer_json(call, stopping ? 503 : 200, json);
 }
 
-static void models(struct server *server, struct call *call) {
-    cJSON *json = cJSON_CreateObject(), *model = cJSON_CreateObject();
-    cJSON_AddStringToObject(json, "object", "list");
-    cJSON_AddItemToArray(cJSON_AddArrayToObject(json, "data"), model);
+static cJSON *model_json(const struct server *server) {
+    cJSON *model = cJSON_CreateObject();
     cJSON_AddStringToObject(model, "id", server->model_name);
     cJSON_AddStringToObject(model, "object", "model");
     cJSON_AddNumberToObject(model, "created", 0);
@@ -164,7 +198,28 @@ static void models(struct server *server, struct call *call) {
     cJSON_AddNumberToObject(meta, "n_embd", server->model.width);
     cJSON_AddNumberToObject(meta, "n_params", (double)server->model.parameters);
     cJSON_AddNumberToObject(meta, "size", (double)server->model.bytes);
+    return model;
+}
+
+static void models(struct server *server, struct call *call) {
+    cJSON *json = cJSON_CreateObject();
+    cJSON_AddStringToObject(json, "object", "list");
+    cJSON_AddItemToArray(cJSON_AddArrayToObject(json, "data"), model_json(server));
     answer_json(call, 200, json);
+}
+
+/* The one whose name the address ends with. */
+static void model(struct server *server, struct call *call) {
+    struct api_error error = {0};
+    char name[80];
+    const char *asked = strstr(call->path, "models/") + strlen("models/");
+    if (strcmp(asked, server->model_name) == 0) {
+        answer_json(call, 200, model_json(server));
+        return;
+    }
+    api_fail(&error, 404, "model_not_found", "model", "there is no model %s here: the server has %s",
+             shown(asked, name, sizeof name), server->model_name);
+    routes_refuse(call, &error);
 }
 
 /* A setting as it was written: 0.8, not the float nearest to it. */
@@ -302,7 +357,7 @@ static void page(struct server *server, struct call *call) {
 /* ---- Addresses */
 
 static const struct route {
-    const char *method, *path;
+    const char *method, *path; /* one that ends with / stands before any name, but for the first */
     void (*answer)(struct server *server, struct call *call);
     bool open; /* to clients without a key */
 } routes[] = {
@@ -311,6 +366,8 @@ static const struct route {
     {"GET", "/v1/health", health, true},
     {"GET", "/v1/models", models, false},
     {"GET", "/models", models, false},
+    {"GET", "/v1/models/", model, false},
+    {"GET", "/models/", model, false},
     {"GET", "/props", props, false},
     {"GET", "/slots", slots, false},
     {"GET", "/metrics", metrics, false},
@@ -327,7 +384,9 @@ static const struct route {
 static const struct route *find(const char *method, const char *path, bool *path_known) {
     *path_known = false;
     for (size_t i = 0; i < sizeof routes / sizeof *routes; i++) {
-        if (strcmp(routes[i].path, path) != 0) continue;
+        size_t n = strlen(routes[i].path);
+        bool before_name = n > 1 && routes[i].path[n - 1] == '/' && strncmp(routes[i].path, path, n) == 0;
+        if (!before_name && strcmp(routes[i].path, path) != 0) continue;
         *path_known = true;
         if (strcmp(routes[i].method, method) == 0 || (strcmp(method, "HEAD") == 0 && strcmp(routes[i].method, "GET") == 0))
             return &routes[i];
@@ -339,14 +398,6 @@ bool routes_takes_body(const char *method, const char *path) {
     bool known;
     const struct route *route = find(method, path, &known);
     return route && strcmp(route->method, "POST") == 0;
-}
-
-/* An address as it may be shown: printable ASCII, cut short. */
-static const char *shown(const char *path, char *buffer, size_t capacity) {
-    snprintf(buffer, capacity, "%s", path);
-    for (char *c = buffer; *c; c++)
-        if (*c < 0x20 || *c > 0x7e) *c = '?';
-    return buffer;
 }
 
 void routes_answer(struct server *server, struct call *call) {

@@ -120,18 +120,21 @@ static size_t load_files(struct store *store, DIR *folder, struct terse_engine *
     return store->n;
 }
 
-int store_open(const char *folder, struct terse_engine *engine, const struct terse_session_options *options, struct store **out,
-               size_t *kept) {
-    *out = NULL;
+int store_check(const char *folder) {
     if (mkdir(folder, 0700) && errno != EEXIST)
         return complain("cannot make the folder of --state-dir, %s: %s", folder, strerror(errno));
     DIR *listing = opendir(folder);
     if (!listing) return complain("cannot read the folder of --state-dir, %s: %s", folder, strerror(errno));
-    if (access(folder, W_OK)) {
-        int status = complain("cannot write to the folder of --state-dir, %s: %s", folder, strerror(errno));
-        closedir(listing);
-        return status;
-    }
+    closedir(listing);
+    if (access(folder, W_OK)) return complain("cannot write to the folder of --state-dir, %s: %s", folder, strerror(errno));
+    return EXIT_OK;
+}
+
+int store_open(const char *folder, struct terse_engine *engine, const struct terse_session_options *options, struct store **out,
+               size_t *kept) {
+    *out = NULL;
+    DIR *listing = opendir(folder);
+    if (!listing) return complain("cannot read the folder of --state-dir, %s: %s", folder, strerror(errno));
     struct store *store = calloc(1, sizeof *store);
     if (!store || !(store->folder = strdup(folder))) {
         free(store);

@@ -6,7 +6,9 @@
 
 struct store;
 
-/* Makes the folder where it is missing. Its sessions, where they fit the model and the options, become prefixes of the engine; others are left
+/* Makes the folder where it is missing; complains where it cannot be read or written. Returns an exit status. */
+int store_check(const char *folder);
+/* A folder that store_check has seen. Its sessions, where they fit the model and the options, become prefixes of the engine; others are left
  * alone. *kept: how many. Returns an exit status. */
 int store_open(const char *folder, struct terse_engine *engine, const struct terse_session_options *options, struct store **store,
                size_t *kept);

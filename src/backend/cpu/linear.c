@@ -4,9 +4,11 @@
 #include "backend/cpu/gemm.h"
 #include "backend/cpu/kernels/weights/ops.h"
 #include "base/memory.h"
+#include "base/parallel.h"
 
 #include <math.h>
 #include <omp.h>
+#include <stdatomic.h>
 
 /* Work items of a product with few rows of x: some per thread to balance, of at most these many rows of weights, as long runs are what
  * the memory reads fastest; a multiple of the rows that the kernels read together. */
@@ -105,28 +107,44 @@ static uint32_t each_item_rows(const struct linear_op *ops, size_t n_ops) {
     return rows < EACH_ITEM_ROWS ? rows : EACH_ITEM_ROWS;
 }
 
+/* Of rows of x that are multiplied together; items are taken one by one. */
+struct each {
+    struct vectors vectors;
+    const float *x;
+    size_t first_x; /* of them in the operations' outputs */
+    uint32_t per_item, items;
+    _Atomic uint32_t next;
+};
+
+static void multiply_item(const struct each *each, uint32_t item) {
+    const struct vectors *v = &each->vectors;
+    uint32_t first, count;
+    const struct linear_op *p = find_item(v->ops, item, each->per_item, &first, &count);
+    struct linear_op own = {p->w, p->out + each->first_x * p->w->rows};
+    weights_ops()->matmul[p->w->type](weight_row(p->w, first), p->w->row_bytes, count, p->w->columns, v->of[p - v->ops], v->n,
+                                      own.out + first, p->w->rows);
+    add_bias(&own, first, count, v->n);
+}
+
+static void multiply_share(void *user) {
+    struct each *each = user;
+    const struct vectors *v = &each->vectors;
+    if (v->n > 1) {
+        struct parallel_part part = parallel_part_of(v->n_ops * v->n);
+        for (size_t i = part.begin; i < part.end; i++) fix_row(v, i / v->n, each->x, i % v->n);
+        parallel_barrier();
+    }
+    for (uint32_t item; (item = atomic_fetch_add_explicit(&each->next, 1, memory_order_relaxed)) < each->items;)
+        multiply_item(each, item);
+}
+
 /* Rows [first, first + n) of x, n <= EACH_ROWS. */
 static void multiply_each(const struct linear_op *ops, size_t n_ops, const float *x, size_t first_x, size_t n, float *scratch) {
-    const struct vectors v = vectors_at(ops, n_ops, x + first_x * ops->w->columns, n, scratch);
-    uint32_t per_item = each_item_rows(ops, n_ops), items = count_items(ops, n_ops, per_item);
-    x += first_x * ops->w->columns;
-    for (size_t i = 0; i < n_ops && n == 1; i++) fix_row(&v, i, x, 0);
-#pragma omp parallel
-    {
-        if (n > 1) {
-#pragma omp for schedule(static)
-            for (size_t i = 0; i < n_ops * n; i++) fix_row(&v, i / n, x, i % n);
-        }
-#pragma omp for schedule(dynamic, 1)
-        for (uint32_t item = 0; item < items; item++) {
-            uint32_t first, count;
-            const struct linear_op *p = find_item(ops, item, per_item, &first, &count);
-            struct linear_op own = {p->w, p->out + first_x * p->w->rows};
-            weights_ops()->matmul[p->w->type](weight_row(p->w, first), p->w->row_bytes, count, p->w->columns, v.of[p - ops], n,
-                                              own.out + first, p->w->rows);
-            add_bias(&own, first, count, n);
-        }
-    }
+    struct each each = {.x = x + first_x * ops->w->columns, .first_x = first_x, .per_item = each_item_rows(ops, n_ops)};
+    each.vectors = vectors_at(ops, n_ops, each.x, n, scratch);
+    each.items = count_items(ops, n_ops, each.per_item);
+    for (size_t i = 0; i < n_ops && n == 1; i++) fix_row(&each.vectors, i, each.x, 0);
+    parallel_run((uint32_t)omp_get_max_threads(), multiply_share, &each);
 }
 
 void linear_each(const struct linear_op *ops, size_t n_ops, const float *x, size_t n, float *scratch) {

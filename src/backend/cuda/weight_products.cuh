@@ -3,7 +3,6 @@
 #define TERSE_BACKEND_CUDA_WEIGHT_PRODUCTS_CUH
 
 #include "backend/cuda/weight_tiles.cuh"
-#include "backend/cuda/weights.h"
 
 #define PART 8 /* vectors of a product */
 

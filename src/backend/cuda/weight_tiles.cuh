@@ -16,8 +16,8 @@
 #ifndef TERSE_BACKEND_CUDA_WEIGHT_TILES_CUH
 #define TERSE_BACKEND_CUDA_WEIGHT_TILES_CUH
 
+#include "backend/cuda/matrix.h"
 #include "backend/cuda/ptx.cuh"
-#include "backend/cuda/weights.h"
 #include "gguf/gguf.h"
 
 #include <cuda_fp16.h>

@@ -8,7 +8,7 @@
 #ifndef TERSE_BACKEND_CUDA_WEIGHTS_H
 #define TERSE_BACKEND_CUDA_WEIGHTS_H
 
-#include "model/model.h"
+#include "backend/cuda/matrix.h"
 
 #include <cuda_runtime_api.h>
 
@@ -16,43 +16,9 @@
 extern "C" {
 #endif
 
-#define EACH_ROWS 16 /* rows of x in one pass */
-#define GROUP_SUMS 4
-#define WIDTH_STEP 256 /* columns are rounded up to this many where x is laid out for weights_each */
-
-/* Device memory but for the numbers. */
-struct device_matrix {
-    enum tensor_type type;
-    uint32_t rows, columns;
-    uint8_t *data; /* tiles: weight_tiles.cuh */
-    size_t bytes;
-    float *bias; /* [rows], or NULL */
-    bool shared; /* data is another matrix's */
-};
-
-/* Rows of x for weights_each, and for GEMM; device memory, NULL: not wanted. padded: columns rounded up to WIDTH_STEP; what lies beyond the
- * columns is 0. A row times `sizes` of it, a power of two, is what x was. */
-struct device_vectors {
-    void *high, *low; /* halves [padded / 32][EACH_ROWS][32], a group's in the order of weight_tiles.cuh; low: what high leaves */
-    float *
-        sums; /* [padded / 32][GROUP_SUMS][EACH_ROWS], times 2^-24: of a group's first half, its second, all of it, and all of `high` alone */
-    void *thirds; /* bfloat16 [3][padded / 32][EACH_ROWS][32], whose sum is x; a group's in the order of `high` */
-    void *halves; /* [n][columns rounded up to 32] */
-    float *sizes; /* [n]; of the halves */
-};
-
-/* One product of several that share their input. */
-struct device_product {
-    const struct device_matrix *w;
-    float *out; /* [n][rows] */
-};
-#define PRODUCTS_MOST 3
-
 /* Bytes of a matrix on the device. */
 size_t weights_bytes(enum tensor_type type, uint32_t rows, uint32_t columns);
 bool weights_supported(enum tensor_type type);
-/* What weights_each reads of vectors for a type: `high`, `high` and `low`, with either `sums` and `sizes`; or `thirds`. */
-enum vector_form { ONE_HALF, TWO_HALVES, THIRDS };
 enum vector_form weights_form(enum tensor_type type);
 
 /* Puts rows [first, first + count) where they belong, from the file's bytes on the device; first is a multiple of 16, and count too but at the end. */

@@ -11,9 +11,11 @@
 #include "backend/cpu/kv/select.h"
 #include "backend/cpu/kv/side.h"
 #include "base/memory.h"
+#include "base/parallel.h"
 #include "kv/partial.h"
 
 #include <math.h>
+#include <stdatomic.h>
 #include <string.h>
 
 #define DECODE_ROWS 96   /* queries times G up to which reading codes was measured to be the faster way */
@@ -326,35 +328,61 @@ static struct pass pass_of(const struct cache *cache, size_t first, size_t count
     return pass;
 }
 
+/* A pass, and its outputs. Items are (head, split). */
+struct pass_work {
+    const struct pass *pass;
+    const float *q;
+    size_t count, ranges, items, chunk;
+    float *out;
+    _Atomic size_t next; /* item that nobody has taken */
+};
+
+/* Chooses the tokens of all heads together. */
+static void choose_together(const struct pass_work *work, uint32_t heads) {
+    const struct cache *cache = work->pass->cache;
+    struct parallel_part scores = parallel_part_of(work->ranges * heads), tops = parallel_part_of(heads);
+    for (size_t item = scores.begin; item < scores.end; item++)
+        select_score(cache, (uint32_t)(item / work->ranges), item % work->ranges);
+    parallel_barrier();
+    for (size_t head = tops.begin; head < tops.end; head++) select_top_k(cache, (uint32_t)head);
+    parallel_barrier();
+}
+
+/* A thread goes on where its last item ended: what the kernels prefetched there is near. Yet nobody waits long for the last: threads are not
+ * equally fast, so that they take chunks. */
+static void read_share(struct pass_work *work) {
+    const struct pass *pass = work->pass;
+    uint32_t near = UINT32_MAX; /* the KV head whose codebooks were prefetched */
+    for (size_t first; (first = atomic_fetch_add_explicit(&work->next, work->chunk, memory_order_relaxed)) < work->items;) {
+        for (size_t item = first; item < smaller(first + work->chunk, work->items); item++) {
+            uint32_t head = (uint32_t)(item / pass->splits);
+            if (pass->chooses_by_head) choose_tokens(pass->cache, head);
+            if (head != near) prefetch_head_codebooks(pass, head);
+            near = head;
+            read_segments(pass, item % pass->splits, head, scratch_of_thread(pass->cache));
+        }
+    }
+}
+
+static void run_share(void *user) {
+    struct pass_work *work = user;
+    uint32_t heads = work->pass->cache->shape.kv_heads;
+    struct parallel_part own = parallel_part_of(heads);
+    for (size_t head = own.begin; head < own.end; head++) prepare_queries(work->pass, work->q, (uint32_t)head, work->count);
+    parallel_barrier();
+    if (work->ranges) choose_together(work, heads);
+    read_share(work);
+    parallel_barrier();
+    for (size_t head = own.begin; head < own.end; head++) merge_partials(work->pass, (uint32_t)head, work->count, work->out);
+}
+
 static void run_pass(const struct cache *cache, const float *q, size_t first, size_t count, float *out) {
     struct pass pass = pass_of(cache, first, count);
-    uint32_t heads = cache->shape.kv_heads;
-    size_t ranges = pass.selects && !pass.chooses_by_head ? select_ranges(cache) : 0;
-    size_t items = pass.splits * heads, chunk = larger(items / (THREAD_CHUNKS * (size_t)cache->threads), 1);
-#pragma omp parallel num_threads(cache->threads) if (pass.segments * heads >= WAKE_SEGMENTS)
-    {
-#pragma omp for schedule(static)
-        for (uint32_t head = 0; head < heads; head++) prepare_queries(&pass, q, head, count);
-        if (ranges) {
-#pragma omp for schedule(static)
-            for (size_t item = 0; item < ranges * heads; item++) select_score(cache, (uint32_t)(item / ranges), item % ranges);
-#pragma omp for schedule(static)
-            for (uint32_t head = 0; head < heads; head++) select_top_k(cache, head);
-        }
-        /* A thread goes on where its last item ended: what the kernels prefetched there is near. Yet nobody waits long for the last:
-         * threads are not equally fast, and a guided schedule would give the first one half of all. */
-        uint32_t near = UINT32_MAX; /* the KV head whose codebooks were prefetched */
-#pragma omp for schedule(dynamic, chunk)
-        for (size_t item = 0; item < items; item++) {
-            uint32_t head = (uint32_t)(item / pass.splits);
-            if (pass.chooses_by_head) choose_tokens(cache, head);
-            if (head != near) prefetch_head_codebooks(&pass, head);
-            near = head;
-            read_segments(&pass, item % pass.splits, head, scratch_of_thread(cache));
-        }
-#pragma omp for schedule(static)
-        for (uint32_t head = 0; head < heads; head++) merge_partials(&pass, head, count, out);
-    }
+    size_t heads = cache->shape.kv_heads, items = pass.splits * heads;
+    struct pass_work work = {.pass = &pass, .q = q, .count = count, .items = items, .out = out};
+    work.ranges = pass.selects && !pass.chooses_by_head ? select_ranges(cache) : 0;
+    work.chunk = larger(items / (THREAD_CHUNKS * (size_t)cache->threads), 1);
+    parallel_run(pass.segments * heads >= WAKE_SEGMENTS ? (uint32_t)cache->threads : 1, run_share, &work);
 }
 
 void attend_decode(const struct cache *cache, const float *q, size_t first, size_t count, float *out) {

@@ -6,8 +6,8 @@
 #include "backend/cpu/kv/select.h"
 #include "backend/cpu/kv/side.h"
 #include "base/memory.h"
+#include "base/parallel.h"
 
-#include <omp.h>
 #include <string.h>
 
 #define PREFETCH_PAGES 3 /* pages ahead whose chosen tokens are prefetched */
@@ -85,7 +85,7 @@ static const void *pack(const struct cache *cache, const struct segment *segment
     struct codec_shape shape = side_shape(cache, side, cache->layer, head, 1);
     struct selected selected = select_result(cache, head); /* of all the head's segments, which lie in a row */
     const uint32_t *place = segment->places, *end = place + segment->end, *near = place, *last = selected.places + selected.count;
-    size_t thread = (size_t)omp_get_thread_num(), n, at = 0;
+    size_t thread = parallel_thread(), n, at = 0;
     uint8_t slots[PAGE_TOKENS], *page = cache->gathered + thread * packed_bytes(cache);
     bool prefetches = side == CODEC_KEYS && codec->prefetch_tokens;
     if (side == CODEC_VALUES) page += cache->largest_page[CODEC_KEYS];

@@ -2,8 +2,7 @@
 #include "backend/cpu/kv/scratch.h"
 
 #include "base/memory.h"
-
-#include <omp.h>
+#include "base/parallel.h"
 
 enum terse_status scratch_reserve(struct cache *cache, size_t shared, size_t of_thread, size_t new_keys,
                                   struct terse_error *error) {
@@ -24,7 +23,7 @@ void scratch_free(struct cache *cache) { memory_free(cache->scratch.memory); }
 
 float *scratch_of_thread(const struct cache *cache) {
     const struct scratch *scratch = &cache->scratch;
-    return scratch->memory + scratch->shared + (size_t)omp_get_thread_num() * scratch->of_thread;
+    return scratch->memory + scratch->shared + parallel_thread() * scratch->of_thread;
 }
 
 float *scratch_new_keys(const struct cache *cache) {

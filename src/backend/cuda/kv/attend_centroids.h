@@ -2,7 +2,7 @@
 #ifndef TERSE_BACKEND_CUDA_KV_ATTEND_CENTROIDS_H
 #define TERSE_BACKEND_CUDA_KV_ATTEND_CENTROIDS_H
 
-#include "backend/cuda/kv/attend_decode.h"
+#include "backend/cuda/kv/attend_launch.h"
 
 /* Whether sub-vectors of these widths are served: powers of two. */
 static inline bool attend_centroids_supports(const struct centroid_shape shape[2]) {

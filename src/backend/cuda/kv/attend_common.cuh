@@ -14,7 +14,7 @@
 #ifndef TERSE_BACKEND_CUDA_KV_ATTEND_COMMON_CUH
 #define TERSE_BACKEND_CUDA_KV_ATTEND_COMMON_CUH
 
-#include "backend/cuda/kv/attend_decode.h"
+#include "backend/cuda/kv/attend_launch.h"
 #include "backend/cuda/ptx.cuh"
 
 #define ATTEND_INLINE __device__ __forceinline__

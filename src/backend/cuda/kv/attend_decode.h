@@ -2,44 +2,17 @@
  * launch for a layer: each part of a query row and KV head reads its share of the pages, of the exact rows and of the window, and leaves a
  * partial state (kv/partial.h) in fp32; the last to arrive merges them.
  *
- * attend_common.cuh has what all families share: the exact rows and the window, and merging. A family of codecs has a file of its own:
+ * attend_launch.h has what they are given, attend_common.cuh what all families share: the exact rows and the window, and merging. A family of codecs has a file of its own:
  * attend_scaled*.cu (f16, q8_0, q4_0, kivi), attend_transform*.cu, attend_centroids*.cu (pq, vq, gain-shape). Keys and values may be of different codecs.
  */
 #ifndef TERSE_BACKEND_CUDA_KV_ATTEND_DECODE_H
 #define TERSE_BACKEND_CUDA_KV_ATTEND_DECODE_H
 
-#include "backend/cuda/kv/view.h"
-#include "format/codec.h"
-
-#include <cuda_runtime_api.h>
+#include "backend/cuda/kv/attend_launch.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-/* All pointers are the device's. */
-struct attend_decode {
-    struct head_view heads;
-    uint32_t layer;
-    enum codec_id codec[2];                  /* by side */
-    struct centroid_shape centroid[2];       /* by side */
-    const struct place_view *places;         /* [layers][Hk] */
-    const struct transform_view *transforms; /* [layers][Hk][2]; NULL where neither side is of codec transform */
-    const struct centroid_view *centroids;   /* the same of codecs with centroids */
-    const float
-        *run_angles; /* [runs][n_rot / 2][cosine, sine] of the positions of runs, 0, RUN_TOKENS, ...; without the magnitude */
-    const struct sequence_view *sequences;
-    const struct query_row_view *rows; /* [n_rows] */
-    uint32_t n_rows, splits;           /* `splits`: the most of any row, when the kernels were launched or captured */
-    const float *q;                    /* [n_rows][Hq][hd], rotated by their own positions, magnitude included */
-    const float *q_exact;              /* the same by position - evicted, for exact rows; may be q */
-    float *out;                        /* [n_rows][Hq][hd], may be q */
-    float *parts;                      /* attend_decode_part_floats(...) */
-    uint32_t page_bytes[2];            /* of the largest page, by side; read but where codecs are scaled */
-    uint32_t *run_queries;             /* attend_decode_run_words(...) */
-    uint32_t runs;                     /* the most that pages of any row lie in, from that of the first page to that of the last */
-    uint32_t *arrived;                 /* [n_rows][Hk], zeros; left so */
-};
 
 /* Floats of the partial states of a launch. */
 size_t attend_decode_part_floats(const struct head_view *heads, uint32_t n_rows, uint32_t splits);

@@ -1,4 +1,5 @@
 /* Which kernel serves, in how many parts, and merging of parts. */
+#include "backend/cuda/kv/attend_prefill.h"
 #include "backend/cuda/kv/attend_prefill_tile.cuh"
 
 #define WAVES_MOST 4     /* tiles that are read in parts fill the device so often at most, all parts together */

@@ -2,7 +2,7 @@
 #ifndef TERSE_BACKEND_CUDA_KV_ATTEND_PREFILL_TILE_CUH
 #define TERSE_BACKEND_CUDA_KV_ATTEND_PREFILL_TILE_CUH
 
-#include "backend/cuda/kv/attend_prefill.h"
+#include "backend/cuda/kv/view.h"
 #include "backend/cuda/ptx.cuh"
 
 #define LOG2_E 1.4426950408889634f

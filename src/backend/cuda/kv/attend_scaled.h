@@ -2,7 +2,7 @@
 #ifndef TERSE_BACKEND_CUDA_KV_ATTEND_SCALED_H
 #define TERSE_BACKEND_CUDA_KV_ATTEND_SCALED_H
 
-#include "backend/cuda/kv/attend_decode.h"
+#include "backend/cuda/kv/attend_launch.h"
 
 /* Keys and values alike. */
 cudaError_t attend_scaled_f16(const struct attend_decode *attend, cudaStream_t stream);

@@ -2,7 +2,7 @@
 #ifndef TERSE_BACKEND_CUDA_KV_ATTEND_TRANSFORM_H
 #define TERSE_BACKEND_CUDA_KV_ATTEND_TRANSFORM_H
 
-#include "backend/cuda/kv/attend_decode.h"
+#include "backend/cuda/kv/attend_launch.h"
 
 cudaError_t attend_transform_64(const struct attend_decode *attend, cudaStream_t stream);
 cudaError_t attend_transform_96(const struct attend_decode *attend, cudaStream_t stream);

@@ -1,4 +1,5 @@
 /* Which kernels encode and decode a codec's pages. Both sides go in one launch where one family of kernels serves both. */
+#include "backend/cuda/kv/encode.h"
 #include "backend/cuda/kv/encode_common.cuh"
 
 typedef cudaError_t launch(const struct encode *encode, struct encode_sides sides, cudaStream_t stream);

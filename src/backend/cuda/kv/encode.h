@@ -3,37 +3,11 @@
 #ifndef TERSE_BACKEND_CUDA_KV_ENCODE_H
 #define TERSE_BACKEND_CUDA_KV_ENCODE_H
 
-#include "backend/cuda/kv/view.h"
-#include "format/codec.h"
-
-#include <cuda_runtime_api.h>
+#include "backend/cuda/kv/encode_launch.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-/* Where the rows of a page set lie, and where they go to; device [n]. Of layer l in [layer, layer + n_layers), head h and slot t the row is
- * rows[side] + l' layer_stride + h head_stride + t token_stride, l' = l - layer of the launch; rows begin at multiples of 16 bytes. Slots from
- * `set.end` on are zeros' codes. */
-struct encode_item {
-    struct page_set_view set;
-    device_half *rows[2]; /* keys rotated by their own positions, values; written by decode_pages */
-    const float *fitted;  /* of the sequence, as in struct sequence_view */
-};
-
-/* All pointers are the device's. */
-struct encode {
-    struct head_view heads;
-    uint32_t layer, n_layers;
-    enum codec_id codec[2];
-    const struct place_view *places;         /* [layers][Hk] */
-    const struct transform_view *transforms; /* [layers][Hk][2], or NULL */
-    const struct centroid_view *centroids;   /* [layers][Hk][2], or NULL */
-    const float *run_angles;                 /* as in struct attend_decode; for keys in runs */
-    const struct encode_item *items;         /* [n] */
-    uint32_t n;
-    size_t layer_stride, head_stride, token_stride; /* of rows, in halves */
-};
 
 bool encode_supports(const struct head_view *heads, const enum codec_id codec[2]);
 

@@ -3,7 +3,7 @@
 #ifndef TERSE_BACKEND_CUDA_KV_ENCODE_COMMON_CUH
 #define TERSE_BACKEND_CUDA_KV_ENCODE_COMMON_CUH
 
-#include "backend/cuda/kv/encode.h"
+#include "backend/cuda/kv/encode_launch.h"
 
 #include <stdint.h>
 

@@ -1,5 +1,6 @@
 /* Mean, sizes and range of gains of a sequence's rows, as the CPU's transform_fit_rows.c finds them: the mean of all rows first, then of each
  * page the squares of its components, each row taken to size 1, then their sum. In double precision, like there. */
+#include "backend/cuda/kv/encode.h"
 #include "backend/cuda/kv/transform_page.cuh"
 
 #include <float.h>

@@ -143,10 +143,9 @@ static cudaError_t seal_layer(struct cache *cache, uint32_t layer) {
     if (!cache->plan.seal) return cudaSuccess;
     if (cache_fit_pending(cache)) {
         struct encode fit = encode;
-        size_t floats = (size_t)cache->shape.kv_heads * 2 * transform_fitted_floats(cache->shape.head_dim);
         fit.items += cache->plan.seal;
         fit.n = (uint32_t)fit_pages(cache);
-        cudaError_t result = fit_transforms(&fit, cache->fitted + layer * floats, device_stream());
+        cudaError_t result = fit_transforms(&fit, cache->fitted, device_stream());
         if (result != cudaSuccess) return result;
     }
     return encode_pages(&encode, device_stream());

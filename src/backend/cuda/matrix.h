@@ -1,0 +1,42 @@
+/* How a model's matrices, and the vectors that they are multiplied with, lie on the device. Plain C. weights.h has the products. */
+#ifndef TERSE_BACKEND_CUDA_MATRIX_H
+#define TERSE_BACKEND_CUDA_MATRIX_H
+
+#include "model/model.h"
+
+#define EACH_ROWS 16 /* rows of x in one pass */
+#define GROUP_SUMS 4
+#define WIDTH_STEP 256 /* columns are rounded up to this many where x is laid out for weights_each */
+
+/* Device memory but for the numbers. */
+struct device_matrix {
+    enum tensor_type type;
+    uint32_t rows, columns;
+    uint8_t *data; /* tiles: weight_tiles.cuh */
+    size_t bytes;
+    float *bias; /* [rows], or NULL */
+    bool shared; /* data is another matrix's */
+};
+
+/* Rows of x for weights_each, and for GEMM; device memory, NULL: not wanted. padded: columns rounded up to WIDTH_STEP; what lies beyond the
+ * columns is 0. A row times `sizes` of it, a power of two, is what x was. */
+struct device_vectors {
+    void *high, *low; /* halves [padded / 32][EACH_ROWS][32], a group's in the order of weight_tiles.cuh; low: what high leaves */
+    float *
+        sums; /* [padded / 32][GROUP_SUMS][EACH_ROWS], times 2^-24: of a group's first half, its second, all of it, and all of `high` alone */
+    void *thirds; /* bfloat16 [3][padded / 32][EACH_ROWS][32], whose sum is x; a group's in the order of `high` */
+    void *halves; /* [n][columns rounded up to 32] */
+    float *sizes; /* [n]; of the halves */
+};
+
+/* What weights_each reads of vectors, by the type of the weights: `high`, `high` and `low`, with either `sums` and `sizes`; or `thirds`. */
+enum vector_form { ONE_HALF, TWO_HALVES, THIRDS };
+
+/* One product of several that share their input. */
+struct device_product {
+    const struct device_matrix *w;
+    float *out; /* [n][rows] */
+};
+#define PRODUCTS_MOST 3
+
+#endif

@@ -1,0 +1,152 @@
+/* Sessions without a profile on the GPU: every layer and KV head fits its transforms to its own rows as the CPU does, from a prompt and from
+ * decoding steps, and attention over the pages then gives the CPU's logits. */
+#include "backend/cuda/device.h"
+#include "backend/cuda/executor.h"
+#include "backend/cuda/kv/cache.h"
+#include "base/memory.h"
+#include "format/transform.h"
+#include "kv/state_file.h"
+#include "support/random_model.h"
+#include "support/session_steps.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+/* The GPU fits to rows of halves that its own products made, the CPU to its floats: both differ by some 2^-11 in each layer. */
+#define FIT_BOUND 1e-2
+#define LOGITS_BOUND 2e-2 /* of a row's largest logit; codes of 8 bits add little to what test_executor allows */
+
+enum { PROMPT = 100, STEPS = 2, DECODED = 80, TOKENS = 110 };
+
+static const struct backend backend = {"cuda", &cuda_executor_ops, &cuda_kv_ops};
+static int32_t tokens[TOKENS];
+
+struct reading {
+    size_t prompt, steps; /* of single tokens behind it */
+};
+
+struct outcome {
+    float *logits;            /* [vocabulary], after the last step */
+    struct state_file *state; /* the session, saved */
+};
+
+static struct outcome read_on(const struct backend *on, struct terse_model *model, const struct reading *reading,
+                              uint32_t vocabulary) {
+    char path[] = "/tmp/terse-test-fit-XXXXXX";
+    struct outcome outcome = {.logits = malloc(vocabulary * sizeof(float))};
+    struct terse_engine *engine = must_start(on, model, 2);
+    struct terse_session_options options = short_session_options("terse-8", 16);
+    struct terse_session *session = must_open(engine, &options);
+    struct terse_error error;
+    int descriptor = mkstemp(path);
+    assert_true(descriptor >= 0 && outcome.logits);
+    close(descriptor);
+    must_prefill(session, tokens, reading->prompt);
+    for (size_t i = 0; i < reading->steps; i++)
+        if (terse_session_decode(session, tokens + reading->prompt + i, 1, NULL, &error)) fail_msg("%s", error.message);
+    memcpy(outcome.logits, terse_session_logits(session), vocabulary * sizeof(float));
+    if (terse_session_save(session, path, &error) || state_file_open(path, &outcome.state, &error)) fail_msg("%s", error.message);
+    unlink(path);
+    terse_session_free(session);
+    terse_engine_free(engine);
+    return outcome;
+}
+
+static void discard(struct outcome *outcome) {
+    free(outcome->logits);
+    state_file_close(outcome->state);
+}
+
+/* The length of the difference of two vectors, by that of the second. */
+static double apart(const float *got, const float *want, size_t n) {
+    double difference = 0, size = 0;
+    for (size_t i = 0; i < n; i++) {
+        difference += pow((double)got[i] - (double)want[i], 2);
+        size += pow((double)want[i], 2);
+    }
+    return sqrt(difference / size);
+}
+
+static void compare_fits(const struct random_model_spec *spec, const struct outcome *got, const struct outcome *want) {
+    size_t hd = spec->head_dim, floats = transform_fitted_floats(spec->head_dim), bytes[2];
+    size_t side = memory_round_up(floats * sizeof(float), MEMORY_ALIGN), sides = (size_t)spec->layers * spec->kv_heads * 2;
+    const uint8_t *own = state_file_section(got->state, STATE_FITTED, &bytes[0]);
+    const uint8_t *cpus = state_file_section(want->state, STATE_FITTED, &bytes[1]);
+    assert_int_equal(bytes[0], sides * side);
+    assert_int_equal(bytes[1], sides * side);
+    for (size_t i = 0; i < sides; i++) {
+        struct transform_fitted a = transform_fitted_at((const float *)(const void *)(own + i * side), spec->head_dim);
+        struct transform_fitted b = transform_fitted_at((const float *)(const void *)(cpus + i * side), spec->head_dim);
+        double mean = apart(a.mean, b.mean, hd), size = apart(a.size, b.size, hd);
+        double least = fabs((double)(a.gain_least / b.gain_least) - 1), most = fabs((double)(a.gain_most / b.gain_most) - 1);
+        if (!(mean <= FIT_BOUND && size <= FIT_BOUND && least <= FIT_BOUND && most <= FIT_BOUND))
+            fail_msg("layer %zu, KV head %zu, %s: mean, sizes and gains are %g, %g, %g and %g from the CPU's",
+                     i / 2 / spec->kv_heads, i / 2 % spec->kv_heads, i % 2 ? "values" : "keys", mean, size, least, most);
+    }
+}
+
+static void check(const struct random_model_spec *spec, const struct reading *reading) {
+    void *file;
+    struct terse_model *model = random_model_new(spec, &file);
+    struct terse_model_info info;
+    terse_model_describe(model, &info);
+    for (size_t i = 0; i < TOKENS; i++) tokens[i] = (int32_t)((7 + i * i * 37) % info.vocabulary);
+    struct outcome want = read_on(&backend_cpu, model, reading, info.vocabulary);
+    struct outcome got = read_on(&backend, model, reading, info.vocabulary);
+    compare_fits(spec, &got, &want);
+    double largest = 0, worst = 0;
+    for (size_t i = 0; i < info.vocabulary; i++) {
+        largest = fmax(largest, fabs((double)want.logits[i]));
+        worst = fmax(worst, fabs((double)got.logits[i] - (double)want.logits[i]));
+    }
+    print_message("%s, %u heads of %u, prompt of %zu: %.1e\n", spec->architecture, spec->kv_heads, spec->head_dim, reading->prompt,
+                  worst / largest);
+    assert_true(worst <= LOGITS_BOUND * largest);
+    discard(&got);
+    discard(&want);
+    terse_model_free(model);
+    memory_free(file);
+}
+
+/* Shapes of which the first is llama's, the second qwen2's with biases, which give keys a large mean. */
+static const struct random_model_spec specs[] = {
+    {"llama", {TENSOR_Q8_0, TENSOR_F16, TENSOR_Q4_0}, 1, .heads = 2, .head_dim = 64, .layers = 3},
+    {"qwen2", {TENSOR_Q8_0, TENSOR_F16, TENSOR_Q4_0}, 2, .heads = 4, .head_dim = 64, .layers = 3, .qkv_bias = true},
+    {"llama", {TENSOR_Q8_0, TENSOR_F16, TENSOR_Q4_0}, 3, .heads = 6, .head_dim = 64, .layers = 2},
+    {"qwen2", {TENSOR_Q8_0, TENSOR_F16, TENSOR_Q4_0}, 1, .heads = 2, .head_dim = 128, .layers = 3, .qkv_bias = true},
+    {"llama", {TENSOR_Q8_0, TENSOR_F16, TENSOR_Q4_0}, 2, .heads = 2, .head_dim = 128, .layers = 2},
+    {"qwen2", {TENSOR_Q8_0, TENSOR_F16, TENSOR_Q4_0}, 3, .heads = 3, .head_dim = 128, .layers = 2, .qkv_bias = true},
+};
+
+static void a_prompt_is_fitted_to_as_on_the_cpu(void **state) {
+    (void)state;
+    for (size_t i = 0; i < sizeof specs / sizeof specs[0]; i++) check(&specs[i], &(struct reading){PROMPT, STEPS});
+}
+
+static void decoded_tokens_are_fitted_to_as_on_the_cpu(void **state) {
+    (void)state;
+    check(&specs[1], &(struct reading){10, DECODED});
+}
+
+int main(void) {
+    struct terse_error error;
+    if (device_available(&error)) {
+        fprintf(stderr, "skipped: %s\n", error.message);
+        return 77;
+    }
+    setenv("TERSE_CPU", "scalar", 1); /* the others take vectors of some products to 8 bits only */
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_prompt_is_fitted_to_as_on_the_cpu),
+        cmocka_unit_test(decoded_tokens_are_fitted_to_as_on_the_cpu),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

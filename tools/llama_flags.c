@@ -1,0 +1,56 @@
+/* docs/llama-cpp-users.md lists the same flags with the same reasons; tests/cli/cli_llama_flags.sh holds the two together. */
+#include "llama_flags.h"
+
+#include <stddef.h>
+
+static const struct llama_flag flags[] = {
+    {"-fa, --flash-attn", "on|off|auto|1|0", false, "attention never writes its matrix to memory"},
+    {"--jinja", NULL, false, "chat templates are recognised, not run"},
+    {"--no-jinja", NULL, false, "chat templates are recognised, not run"},
+    {"-ub, --ubatch-size", "N", false, "a prompt's pieces are chosen by the engine"},
+    {"-tb, --threads-batch", "N", false, "prompts are read with the threads of -t"},
+    {"-cb, --cont-batching", NULL, false, "replies always share steps"},
+    {"--metrics", NULL, false, "terse serve always has /metrics"},
+    {"--slots", NULL, false, "terse serve always has /slots"},
+    {"--no-context-shift", NULL, false, "a full context ends the text"},
+    {"--keep", "N", false, "nothing is shifted out of a context; --kv streaming-N keeps the first 4 tokens"},
+    {"--swa-full", NULL, false, "a layer that slides holds its window alone, and replies are the same"},
+    {"--mmap", NULL, false, "files are mapped unless --no-mmap is given"},
+    {"--no-escape", NULL, false, "escapes stay as they are unless -e is given"},
+    {"--no-display-prompt", NULL, false, "the prompt is not written again"},
+    {"--no-warmup", NULL, false, "there is no run to warm up"},
+    {"--warmup", NULL, false, "there is no run to warm up"},
+    {"--simple-io", NULL, false, "what is not a terminal is read by lines"},
+    {"--offline", NULL, false, "nothing is downloaded"},
+    {"-v, --verbose, --log-verbose", NULL, false, "there is no log: results go to stdout, progress and a summary to stderr"},
+    {"-lv, --verbosity, --log-verbosity", "N", false, "there is no log"},
+    {"--log-disable", NULL, false, "there is no log"},
+    {"--log-colors", "on|off|auto", false, "there is no log"},
+    {"--log-prefix", NULL, false, "there is no log"},
+    {"--log-timestamps", NULL, false, "there is no log"},
+    {"--perf", NULL, false, "the summary has the times"},
+    {"--no-perf", NULL, false, "the summary has the times, on stderr: 2>/dev/null keeps it away"},
+    {"--prio", "N", false, "the priority is that of the shell: nice terse ... lowers it"},
+    {"--prio-batch", "N", false, "the priority is that of the shell: nice terse ... lowers it"},
+    {"--poll", "N", false, "waiting threads are the engine's matter"},
+    {"-dt, --defrag-thold", "N", false, "pages do not fragment"},
+
+    {"-hf, -hfr, --hf-repo", "REPO", true, "terse downloads nothing: fetch a GGUF file of it yourself, and give it with -m FILE"},
+    {"-mu, --model-url", "URL", true, "terse downloads nothing: fetch the GGUF file yourself, and give it with -m FILE"},
+    {"-np, --parallel", "N", true, "one text is written at a time: terse serve takes -np"},
+    {"-nocb, --no-cont-batching", NULL, true, "replies always share steps: -np 1 writes one at a time"},
+    {"--context-shift", NULL, true, "a context is not shifted: --kv streaming-N writes without end"},
+    {"-sm, --split-mode", "MODE", true, "a model is computed on one device: leave it out"},
+    {"-ts, --tensor-split", "N,...", true, "a model is computed on one device: leave it out"},
+    {"-mg, --main-gpu", "N", true, "a model is computed on one device: CUDA_VISIBLE_DEVICES=N chooses it"},
+    {"--rope-freq-scale", "X", true, "say it the other way round: --rope-scale 1/X"},
+    {"--log-file", "FILE", true, "there is no log: 2>FILE keeps what terse says"},
+    {"--grammar", "TEXT", true, "there are no grammars: --json-schema asks for JSON"},
+    {"--grammar-file", "FILE", true, "there are no grammars: --json-schema asks for JSON"},
+    {"-md, --model-draft", "FILE", true, "there is no speculative decoding: leave it out"},
+    {"--mirostat", "N", true, "there is no Mirostat sampling: --typical or --min-p choose by surprise, too"},
+    {"--lora", "FILE", true, "adapters are not read: merge it into the model, and give that with -m"},
+    {"-cml, --chatml", NULL, true, "say -cnv --chat-template chatml"},
+};
+
+const struct llama_flag *llama_flag_at(int i) { return i < (int)(sizeof flags / sizeof *flags) ? &flags[i] : NULL; }
