@@ -360,6 +360,7 @@ static void test_an_interrupted_turn_leaves_the_session_as_it_was(void **state) 
         struct terse_error error;
         enum terse_prefill mode = i % 3 == 2 ? TERSE_PREFILL_COMPRESSED : TERSE_PREFILL_EXACT;
         size_t first = i % 3 ? 150 : 90;
+        if (mode == TERSE_PREFILL_COMPRESSED && strncmp(method, "snapkv", 6) == 0) continue; /* chooses in exact prefills alone */
         struct terse_session *session = stopped_session(method, mode, &stopping), *other = stopped_session(method, mode, &none);
         stopping.session = session;
         expect(terse_session_prefill(session, tokens, first, NULL, &error), TERSE_E_INTERRUPTED, &error,

@@ -12,6 +12,7 @@ from terminal import Terminal
 
 COMMAND = os.path.abspath(sys.argv[1])
 TEXT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../fixtures/wiki_excerpt.txt")
+MODEL = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../models/lab-27m-q8_0.gguf")
 NEEDLE = "The access code for the merry lantern is 4071826."
 QUESTION = "What is the access code for the merry lantern?\n"
 PROMPT = "\r\n> "
@@ -95,7 +96,7 @@ class AtTerminal:
     def test_model_alone(self):
         """terse MODEL.gguf is a chat where somebody sits before it."""
         environment = {"OMP_WAIT_POLICY": "passive", "XDG_CACHE_HOME": self.folder.name, "HOME": self.folder.name, "TERM": self.kind}
-        t = Terminal([COMMAND, "models/lab-27m-q8_0.gguf", "--temp", "0", "--kv", "f16", "-n", "4"], environment=environment)
+        t = Terminal([COMMAND, MODEL, "--temp", "0", "--kv", "f16", "-n", "4"], environment=environment)
         self.addCleanup(t.kill)
         t.expect(PROMPT)
         self.assertTrue(self.say(t, "Hello"))

@@ -26,6 +26,8 @@
 /* Of the largest logit of a row. Products of a prompt take both operands as halves, attention queries, keys and values: 2^-11 each, over the
  * layers of a model. */
 #define BOUND 1e-2
+/* Where tokens are kept by their attention: random weights make scores nearly equal, and of some a backend keeps another one. */
+#define KEPT_BOUND 2e-2
 
 #define TOKENS_MOST 700
 #define GREEDY 40
@@ -82,7 +84,7 @@ static void read_text(struct terse_engine *engine, const struct way *way, size_t
     terse_session_free(session);
 }
 
-static void compare(const char *name, const char *way, const struct rows *got, const struct rows *want) {
+static void compare(const char *name, const char *way, const struct rows *got, const struct rows *want, double bound) {
     double worst = 0;
     assert_int_equal(got->n, want->n);
     for (size_t row = 0; row < got->n; row++) {
@@ -92,7 +94,7 @@ static void compare(const char *name, const char *way, const struct rows *got, c
             apart = fmax(apart, fabs((double)got->logits[i] - (double)want->logits[i]));
             size = fmax(size, fabs((double)want->logits[i]));
         }
-        if (!(apart <= BOUND * size))
+        if (!(apart <= bound * size))
             fail_msg("%s, %s: logits of token %zu are %g of the largest apart", name, way, row, apart / size);
         worst = fmax(worst, apart / size);
     }
@@ -115,7 +117,7 @@ static void check_logits(const char *name, struct terse_model *model, size_t n) 
     for (size_t i = 0; i < n; i++) tokens[i] = (int32_t)((7 + i * 37) % info.vocabulary);
     for (size_t i = 0; i < sizeof ways / sizeof ways[0]; i++) {
         for (int k = 0; k < 2; k++) read_text(engines[k], &ways[i], n, &rows[k]);
-        compare(name, ways[i].name, &rows[1], &rows[0]);
+        compare(name, ways[i].name, &rows[1], &rows[0], BOUND);
     }
     for (int i = 0; i < 2; i++) {
         terse_engine_free(engines[i]);
@@ -279,7 +281,7 @@ static void logits_of_what_is_kept_are_near_the_cpus(void **state) {
         terse_engine_free(engine);
     }
     struct rows rows[2] = {{logits[1], info.vocabulary, 0, AFTER}, {logits[0], info.vocabulary, 0, AFTER}};
-    compare("llama", "snapkv-128", &rows[0], &rows[1]);
+    compare("llama", "snapkv-128", &rows[0], &rows[1], KEPT_BOUND);
     for (int on = 0; on < 2; on++) free(logits[on]);
     terse_model_free(model);
     memory_free(file);
@@ -401,10 +403,14 @@ static void a_session_is_saved_beside_steps_of_another(void **state) {
         fail_msg("%s", error.message);
     saver.session = saved;
     assert_int_equal(pthread_create(&thread, NULL, save_again_and_again, &saver), 0);
-    for (size_t step = 0; step < 9 || saver.saves < SAVES_LEAST; step++)
-        if (terse_session_decode(other, tokens + step, 1 + step / 3 % 3, NULL, &error)) fail_msg("%s", error.message);
+    enum terse_status status = TERSE_OK;
+    for (size_t step = 0; !status && (step < 9 || saver.saves < SAVES_LEAST); step++) {
+        if (step % 50 == 49) terse_session_reset(other); /* the saver may be slow, and the context ends */
+        status = terse_session_decode(other, tokens + step % 50, 1 + step / 3 % 3, NULL, &error);
+    }
     saver.done = true;
-    pthread_join(thread, NULL);
+    pthread_join(thread, NULL); /* before a failure gives back what it reads */
+    if (status) fail_msg("%s", error.message);
     assert_int_equal(saver.failures, 0);
     for (int i = 0; i < 2; i++) unlink(paths[i]);
     terse_session_free(saved);

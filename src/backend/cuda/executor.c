@@ -320,6 +320,7 @@ static enum terse_status check_model(const struct terse_model *model, struct ter
     return status_fail(error, TERSE_E_UNSUPPORTED, "the GPU does not compute %s models%s yet: leave out --device cuda", a->name,
                        model->rope_context ? " with longrope"
                        : model->sliding    ? " with sliding windows"
+                       : model->experts    ? " with experts"
                                            : "");
 }
 
