@@ -124,7 +124,7 @@ static struct rows captured_rows(struct head *h, const struct capture *capture, 
     capture_norms(capture, &reading, 0, h->hd, rows.weights);
     if (learn) normalization_fit(rows.x, rows.n, h->hd, h->norm);
     normalize(h, &rows, factors);
-    calibrate_weigh(rows.weights, factors, rows.n, 2);
+    calibrate_weigh(rows.weights, factors, rows.n, 2, (double)rows.n); /* none is cut, since they weigh errors, too */
     memory_free(factors);
     return rows;
 }

@@ -22,6 +22,7 @@
 #include "train/profile.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <omp.h>
 #include <stdio.h>
 #include <string.h>
@@ -29,6 +30,12 @@
 #define WINDOWS 128              /* where nothing else is asked for */
 #define BUDGET ((size_t)4 << 30) /* of samples: all of the lab model's 128 windows of 2048 tokens, and no more for larger models */
 #define WEIGHT_LEAST 1e-3        /* of the mean weight, at least: samples of no gradient still count a little */
+/* Squares of gradients have tails so heavy that a hundred of ten thousand samples have most of the weight, and centroids would serve those alone,
+ * which no other text repeats. Weights are cut where the effective samples, at least n over the largest weight, are so many for each centroid,
+ * or a sample weighs so much: the more samples there are, the less is cut, and at last nothing. docs/choosing-a-method.md has what it is worth. */
+#define EFFECTIVE_LEAST 4
+#define WEIGHT_CUT_LEAST 4
+#define CUT_ROUNDS 100
 /* Rounds over all samples, after those on samples of them: bench/micro/bench_calibrate.c says what more of them would give. */
 #define ROUNDS 4
 #define TOLERANCE 2e-3
@@ -52,16 +59,34 @@ static double raw_weight(float norm, float factor, uint32_t power) {
     return weight;
 }
 
-void calibrate_weigh(float *norms, const float *factors, size_t n, uint32_t power) {
-    double sum = 0, raised = 0;
+static double mean_below(const float *weights, size_t n, double cut) {
+    double sum = 0;
+    for (size_t i = 0; i < n; i++) sum += fmin((double)weights[i], cut);
+    return sum / (double)n;
+}
+
+/* The cut that is `most` times the mean of the weights that it leaves. Rounds approach it from above. */
+static double find_cut(const float *weights, size_t n, double most) {
+    double cut = INFINITY, next = most * mean_below(weights, n, cut);
+    for (uint32_t round = 0; round < CUT_ROUNDS && next < cut * (1 - 1e-6); round++) {
+        cut = next;
+        next = most * mean_below(weights, n, cut);
+    }
+    return cut;
+}
+
+double calibrate_most_weight(size_t n, size_t parts) { return fmax((double)n / (double)parts / EFFECTIVE_LEAST, WEIGHT_CUT_LEAST); }
+
+void calibrate_weigh(float *norms, const float *factors, size_t n, uint32_t power, double most) {
+    double sum = 0;
     for (size_t i = 0; i < n; i++) sum += raw_weight(norms[i], factors ? factors[i] : 1, power);
     double mean = sum / (double)n;
     for (size_t i = 0; i < n; i++) {
         double weight = raw_weight(norms[i], factors ? factors[i] : 1, power) / mean;
         norms[i] = !(mean > 0) ? 1 : weight > WEIGHT_LEAST ? (float)weight : (float)WEIGHT_LEAST;
-        raised += (double)norms[i];
     }
-    for (size_t i = 0; i < n; i++) norms[i] = (float)((double)norms[i] * (double)n / raised);
+    double cut = find_cut(norms, n, most), left = mean_below(norms, n, cut);
+    for (size_t i = 0; i < n; i++) norms[i] = (float)(fmin((double)norms[i], cut) / left);
 }
 
 /* ---- The plan */
@@ -193,9 +218,11 @@ static enum terse_status add_to_capture(const struct plan *plans, size_t i, stru
 
 static enum terse_status capture(const struct plan *plans, size_t count, const struct terse_calibration *o, size_t budget,
                                  const int32_t *tokens, size_t n, struct capture **samples, struct terse_error *error) {
+    /* Caches keep a sequence's first tokens exact, so no centroid need serve them; as attention sinks, their gradients would outweigh all. */
     struct capture_options options = {.window = o->window,
                                       .windows = o->windows ? o->windows : WINDOWS,
                                       .positions = plans->model->context,
+                                      .skip = SINKS,
                                       .seed = o->seed,
                                       .budget = budget,
                                       .progress = plans->progress};
@@ -292,6 +319,15 @@ static void free_samples(struct samples *samples) {
     memory_free(samples->weights);
 }
 
+/* What shares the samples of a fit. */
+static size_t parts_of_fit(struct coding coding) {
+    switch (coding.codec->learner) {
+    case CODEC_LEARNS_EM: return COMMVQ_ENTRIES;
+    case CODEC_LEARNS_ADDITIVE: return coding.bits;
+    default: return (size_t)1 << coding.bits;
+    }
+}
+
 /* Channels [channel, channel + width) of the samples that `r` names. After a failure there is nothing to free. */
 static enum terse_status read_samples(const struct fits *f, enum codec_side side, const struct reading *r, size_t channel,
                                       size_t width, struct samples *samples, struct terse_error *error) {
@@ -311,7 +347,8 @@ static enum terse_status read_samples(const struct fits *f, enum codec_side side
         capture_factors(f->samples, &reading, factors + i * r->each);
         if (f->plan->power) capture_norms(f->samples, &reading, whole ? 0 : channel, whole ? f->plan->info.head_dim : width, norms);
     }
-    calibrate_weigh(samples->weights, factors, n, f->plan->power);
+    calibrate_weigh(samples->weights, factors, n, f->plan->power,
+                    calibrate_most_weight(n, parts_of_fit(coding_of(&f->plan->info, side))));
     memory_free(factors);
     return TERSE_OK;
 }

@@ -7,9 +7,12 @@
 #include "terse_calibrate.h"
 
 /* Makes weights of the norms of gradients, in place: norm^power factor^2, scaled so that their mean is 1, none below a small part
- * of it. `factors` are what an error grows by when the samples' normalization is undone (capture_normalize), NULL: ones.
- * Weights that are all 0 become ones. */
-void calibrate_weigh(float *norms, const float *factors, size_t n, uint32_t power);
+ * of it, and none above `most` > 1. `factors` are what an error grows by when the samples' normalization is undone (capture_normalize), NULL:
+ * ones. Weights that are all 0 become ones. */
+void calibrate_weigh(float *norms, const float *factors, size_t n, uint32_t power, double most);
+
+/* The most that a sample may weigh of n that are shared by `parts` of what a fit learns (centroids, entries of a table, rows of sums). */
+double calibrate_most_weight(size_t n, size_t parts);
 
 /* Receives the i-th codebook, and owns it, as soon as it is learned; a status other than TERSE_OK ends the work. */
 struct calibrate_sink {

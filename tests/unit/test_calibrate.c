@@ -269,7 +269,7 @@ static void weights_are_powers_of_norms(void **state) {
             float weights[6];
             double sum = 0, least = INFINITY, expected[6], total = 0;
             memcpy(weights, norms, sizeof weights);
-            calibrate_weigh(weights, with ? factors : NULL, 6, power);
+            calibrate_weigh(weights, with ? factors : NULL, 6, power, 7);
             for (int i = 0; i < 6; i++) {
                 expected[i] = pow((double)norms[i] * 1e9, power) * (with ? pow((double)factors[i], 2) : 1);
                 total += expected[i];
@@ -286,8 +286,40 @@ static void weights_are_powers_of_norms(void **state) {
         }
     }
     float none[3] = {0, 0, 0};
-    calibrate_weigh(none, NULL, 3, 2);
+    calibrate_weigh(none, NULL, 3, 2, 4);
     for (int i = 0; i < 3; i++) assert_true(none[i] == 1);
+}
+
+/* Norms with tails as gradients have them: what is cut is all alike, no more than what was asked for, and the rest is in proportion. */
+static void no_sample_outweighs_its_share(void **state) {
+    (void)state;
+    enum { N = 2000 };
+    static float norms[N], weights[N];
+    for (size_t i = 0; i < N; i++) norms[i] = powf((float)(i * 619 % N + 1) / N, -1.5f);
+    for (double most = 2; most < 70; most *= 2) {
+        double sum = 0, squares = 0, largest = 0, ratio = 0;
+        size_t cut = 0;
+        memcpy(weights, norms, sizeof weights);
+        calibrate_weigh(weights, NULL, N, 1, most);
+        for (size_t i = 0; i < N; i++) {
+            sum += (double)weights[i];
+            squares += (double)weights[i] * (double)weights[i];
+            largest = fmax(largest, (double)weights[i]);
+        }
+        for (size_t i = 0; i < N; i++) {
+            if ((double)weights[i] > largest * (1 - 1e-6)) cut++;
+            if ((double)weights[i] < largest / 2 && norms[i] > 2) ratio = (double)weights[i] / (double)norms[i];
+        }
+        assert_true(fabs(sum / N - 1) < 1e-5);
+        assert_true(largest <= most * 1.0001 && largest >= most * 0.99 && cut > 1);
+        assert_true(sum * sum / squares >= N / most);
+        for (size_t i = 0; i < N; i++)
+            if ((double)weights[i] < largest / 2 && norms[i] > 2)
+                assert_true(fabs((double)weights[i] / (double)norms[i] / ratio - 1) < 1e-3);
+    }
+    /* The more samples there are for each centroid, the less is cut; few are not made all alike. */
+    assert_true(calibrate_most_weight(16384, 256) == 16 && calibrate_most_weight(1 << 20, 256) == 1024);
+    assert_true(calibrate_most_weight(100, 256) == 4);
 }
 
 /* ---- Calibration */
@@ -419,6 +451,26 @@ static void the_codebook_names_its_model_and_text(void **state) {
     assert_int_equal(info.tokens, 600);
     assert_true(fabs(info.effective_samples - 300) < 1e-6);
     terse_codebook_free(codebook);
+    terse_model_free(m);
+}
+
+/* The first 4 tokens of each window are no samples; of the others, the effective ones are no fewer than what the largest weight leaves. */
+static void few_tokens_do_not_decide(void **state) {
+    (void)state;
+    static const char *const methods[] = {"cq-1", "antkv-2", "commvq-1"};
+    struct terse_model *m = fixture_model("gpt2");
+    for (size_t i = 0; i < sizeof methods / sizeof methods[0]; i++) {
+        struct terse_calibration o = small(methods[i]);
+        struct terse_codebook_info info;
+        o.windows = 0;
+        struct terse_codebook *codebook = calibrate(m, &o, ALL);
+        terse_codebook_describe(codebook, &info);
+        assert_int_equal(info.tokens, 600);
+        if (i == 0) assert_true(fabs(info.effective_samples - 6 * 96) < 1e-6);
+        if (!(info.effective_samples >= 6 * 96 / calibrate_most_weight(6 * 96, 64)))
+            fail_msg("%s: %g effective samples", methods[i], info.effective_samples);
+        terse_codebook_free(codebook);
+    }
     terse_model_free(m);
 }
 
@@ -733,9 +785,11 @@ int main(void) {
         cmocka_unit_test(a_profile_serves_every_rate),
         cmocka_unit_test(tables_learn_together),
         cmocka_unit_test(weights_are_powers_of_norms),
+        cmocka_unit_test(no_sample_outweighs_its_share),
         cmocka_unit_test(threads_change_no_bit),
         cmocka_unit_test(options_change_the_codebook),
         cmocka_unit_test(the_codebook_names_its_model_and_text),
+        cmocka_unit_test(few_tokens_do_not_decide),
         cmocka_unit_test(every_architecture_learns),
         cmocka_unit_test_prestate(centroids_are_those_of_their_own_head, "antkv-1"),
         cmocka_unit_test_prestate(centroids_are_those_of_their_own_head, "cq-2"),
