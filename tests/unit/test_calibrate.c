@@ -454,6 +454,26 @@ static void the_codebook_names_its_model_and_text(void **state) {
     terse_model_free(m);
 }
 
+/* The first 4 tokens of each window are no samples; of the others, the effective ones are no fewer than what the largest weight leaves. */
+static void few_tokens_do_not_decide(void **state) {
+    (void)state;
+    static const char *const methods[] = {"cq-1", "antkv-2", "commvq-1"};
+    struct terse_model *m = fixture_model("gpt2");
+    for (size_t i = 0; i < sizeof methods / sizeof methods[0]; i++) {
+        struct terse_calibration o = small(methods[i]);
+        struct terse_codebook_info info;
+        o.windows = 0;
+        struct terse_codebook *codebook = calibrate(m, &o, ALL);
+        terse_codebook_describe(codebook, &info);
+        assert_int_equal(info.tokens, 600);
+        if (i == 0) assert_true(fabs(info.effective_samples - 6 * 96) < 1e-6);
+        if (!(info.effective_samples >= 6 * 96 / calibrate_most_weight(6 * 96, 64)))
+            fail_msg("%s: %g effective samples", methods[i], info.effective_samples);
+        terse_codebook_free(codebook);
+    }
+    terse_model_free(m);
+}
+
 /* Layers that turn apart, parallel parts, norms of heads by head: every kind of learner. */
 static void every_architecture_learns(void **state) {
     (void)state;
@@ -769,6 +789,7 @@ int main(void) {
         cmocka_unit_test(threads_change_no_bit),
         cmocka_unit_test(options_change_the_codebook),
         cmocka_unit_test(the_codebook_names_its_model_and_text),
+        cmocka_unit_test(few_tokens_do_not_decide),
         cmocka_unit_test(every_architecture_learns),
         cmocka_unit_test_prestate(centroids_are_those_of_their_own_head, "antkv-1"),
         cmocka_unit_test_prestate(centroids_are_those_of_their_own_head, "cq-2"),
