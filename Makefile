@@ -13,7 +13,7 @@ configure = cmake -S . -B $(1) -DCMAKE_INSTALL_PREFIX=$(PREFIX) $(2) $(if $(CUDA
 ctest = ctest --test-dir $(1) --output-on-failure -j $(JOBS)
 c_files = find include src tools tests bench examples -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh'
 # Threads that wait sleep instead of polling: tests run side by side, and a demonstration may run on a busy machine.
-demo demo-real test test-models sanitize sanitize-fast: export OMP_WAIT_POLICY = passive
+demo demo-real test test-all test-models sanitize sanitize-fast: export OMP_WAIT_POLICY = passive
 MAKEFLAGS += --no-print-directory
 
 sanitize_fuzz = fuzz_gguf fuzz_model fuzz_codebook fuzz_state fuzz_request fuzz_chat fuzz_tokenizer
@@ -23,7 +23,7 @@ sanitize_fast = $(sanitize_fuzz) test_base test_gguf test_gguf_damage test_codeb
   test_tokenizer test_tokenizer_damage test_special_tokens test_chat test_sample test_method test_codec test_gain_shape test_sign test_index \
   test_linear test_transform test_transform_format test_transform_codec test_reference_models test_partial test_gather_tokens test_top_k test_sealing test_cache_memory
 
-.PHONY: all demo demo-real test test-models sanitize sanitize-fast sanitize-threads sanitize-serve test-aarch64 check-format check-includes bench install clean format help dependencies
+.PHONY: all demo demo-real test test-all test-models sanitize sanitize-fast sanitize-threads sanitize-serve test-aarch64 check-format check-includes check-cuda bench install clean format help dependencies
 
 all: dependencies
 	@$(call configure,$(BUILD),)
@@ -40,6 +40,14 @@ demo-real: all
 
 test: dependencies
 	@$(call configure,$(BUILD),)
+	@cmake --build $(BUILD) -j $(JOBS)
+	$(call ctest,$(BUILD)) -LE '^long$$'
+
+# The kernels of the backend cuda on the host need the toolkit's headers.
+nvcc = $(shell PATH=$$PATH:/usr/local/cuda/bin command -v nvcc)
+test-all: dependencies
+	@$(if $(nvcc),,echo 'No CUDA toolkit here: the tests of the backend cuda are left out.')
+	@$(call configure,$(BUILD),$(if $(nvcc),-DTERSE_CUDA_EMULATED=ON))
 	@cmake --build $(BUILD) -j $(JOBS)
 	$(call ctest,$(BUILD))
 
@@ -116,6 +124,9 @@ check-format:
 check-includes:
 	scripts/check-includes
 
+check-cuda:
+	scripts/check-cuda
+
 dependencies:
 	@scripts/install-dependencies.sh
 
@@ -125,6 +136,7 @@ help:
 	@echo 'make demo            build, then let the shipped model find a fact in a long text'
 	@echo 'make demo-real       the same with SmolLM2 135M, which is fetched once (93 MB)'
 	@echo 'make test            build and run all tests'
+	@echo 'make test-all        the same with the tests that take minutes each: where the CUDA toolkit is, all kernels of the GPU, run on the host'
 	@echo 'make test-models     fetch three public models (810 MB) and hold them to figures of other software, REFERENCE=1: made again'
 	@echo 'make sanitize        build and run all tests with AddressSanitizer and UBSan (build-sanitize/)'
 	@echo 'make sanitize-fast   the same for suites that take seconds'
@@ -136,6 +148,7 @@ help:
 	@echo 'make format          run clang-format (version 14) over the sources'
 	@echo 'make check-format    name the lines that it would change'
 	@echo 'make check-includes  name the files that include what their folder must not (a part of make test, too)'
+	@echo 'make check-cuda      compile the CUDA sources to PTX, unoptimized: whether nvcc takes them (needs the CUDA toolkit)'
 	@echo 'make clean           remove build/ and its like'
 	@echo 'Every building target first installs the Debian packages it lacks; with none lacking, that does nothing.'
 	@echo 'Variables: BUILD, PREFIX, JOBS, CMAKE_FLAGS (say CMAKE_FLAGS=-DBUILD_SHARED_LIBS=OFF).'
