@@ -16,6 +16,8 @@ from real_models_results import Refused, Results, name_of_model  # noqa: E402
 IN_README = ("f16", "q8_0", "q4_0", "kivi-4", "kivi-2", "terse-4", "terse-2", "terse-1", "terse-4:codebook=none", "terse-2:codebook=none")
 IN_README += ("million-4", "antkv-2", "commvq-2", "selfindex-2", "snapkv-1024", "mat-1024", "streaming-1024")
 
+NOT_YET = "not run yet; the command below goes on with it"
+
 KEEPS = {
     "f16": "every token in half precision",
     "q8_0": "8-bit codes, a scale per 32 channels",
@@ -68,7 +70,8 @@ Of the text ({setup["text"].split()[0]}) {count} {"windows" if count > 1 else "w
 tokens and is scored, {count * (tokens - tokens // 2 - 1):,} positions in all. *KLD* is the mean Kullback-Leibler divergence of the next token's distribution from that
 with an f16 cache on the same device, in nats, *99.9 %* its quantile, *ratio* the perplexity over f16's, ± a standard error. *MiB* and *bits* per value
 are what is resident after {tokens:,} tokens, every byte of codes, scales, exact tokens and tables counted, codebooks excepted. Methods with a number of
-more than 100 keep or read so many tokens.
+more than 100 keep or read so many tokens. Layers with a sliding window (15 of Gemma's 18) hold their window alone with every method, f16
+too, so that bits per value compare within a model.
 
 The last columns are questions: {setup["questions"]} invented facts are planted in a text of so many tokens, which is read once and kept as the method keeps it; then the model completes the
 beginning of each fact's sentence, greedily, through the cache, and is right if the answer is among the next tokens. What evicts or selects
@@ -118,6 +121,9 @@ Measured on {"; ".join(machines)}.
                 result = self.r.part(model, method, part)
                 if result and result.get("failed"):
                     reasons.setdefault(result["failed"], {}).setdefault(name_of(method), []).append(part)
+        for missing, method, part in self.r.missing():
+            if missing == model:
+                reasons.setdefault(NOT_YET, {}).setdefault(name_of(method), []).append(part)
         if reasons:
             self.say("Not measured:")
             lines = [f"- {', '.join(f'{m} ({self.parts_text(p)})' for m, p in methods.items())}: {why}" for why, methods in reasons.items()]
@@ -184,7 +190,7 @@ def readme_table(r):
         if any(found):
             right = ", ".join(str(q["right"]) if q else "-" for q in asked)
             bits = next(f"{p['bits']:.2f}" for p in found if p)
-            rows.append([f"`{method.split(':')[0]}`", keeps(method), bits, *(digits(p["kld"]) if p else "" for p in found), right])
+            rows.append([f"`{method.split(':')[0]}`{', no profile' if ':' in method else ''}", keeps(method), bits, *(digits(p["kld"]) if p else "" for p in found), right])
     names = [f"KLD, {name_of_model(m)}" for m in r.models]
     return table(["`--kv`", "what it keeps", "bits per value", *names, f"facts found of {r.setup['questions']} at {short(length)}"], rows, (0, 1))
 
