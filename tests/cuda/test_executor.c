@@ -26,8 +26,13 @@
 /* Of the largest logit of a row. Products of a prompt take both operands as halves, attention queries, keys and values: 2^-11 each, over the
  * layers of a model. */
 #define BOUND 1e-2
-/* Where tokens are kept by their attention: random weights make scores nearly equal, and of some a backend keeps another one. */
-#define KEPT_BOUND 2e-2
+/* Where tokens are kept by their attention: random weights make scores nearly equal, and of some a backend keeps another one, which test_cuda_anchors
+ * holds to scores that are as high. One of 128 tokens moved a row by 2.7 % on an H100. */
+#ifdef TERSE_EMULATED_CUDA
+#define KEPT_BOUND BOUND
+#else
+#define KEPT_BOUND 5e-2
+#endif
 
 #define TOKENS_MOST 700
 #define GREEDY 40
