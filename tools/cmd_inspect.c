@@ -1,6 +1,7 @@
-/* `terse inspect`: what a GGUF file holds, whether terse can run it, and what its KV cache costs by each method; of a codebook, what
+/* `terse inspect`: what a GGUF file holds, whether terse can run it, and what its KV cache costs by each method, and measures for a few seconds how fast it is here; of a codebook, what
  * it is for and where it comes from. Works on any well-formed GGUF file, also on those that terse cannot run. */
 #include "commands.h"
+#include "forecast.h"
 #include "setup.h"
 #include "table.h"
 #include "text.h"
@@ -16,6 +17,7 @@ struct inspect {
     bool list_tensors;
     uint64_t budget;
     int format;
+    struct forecast forecast; /* of a model, unless the format is csv */
 
     struct terse_gguf *gguf;
     bool is_codebook;                                    /* then no model is looked for */
@@ -262,6 +264,7 @@ static int print_sections(const struct inspect *f) {
     printf("%s: GGUF version %u, %llu metadata entries, %llu tensors\n", path, terse_gguf_version(f->gguf),
            (unsigned long long)terse_gguf_metadata_count(f->gguf), (unsigned long long)terse_gguf_tensor_count(f->gguf));
     print_support(f);
+    if (f->setup.model) forecast_print(&f->forecast, &f->setup);
     if (cJSON_GetArraySize(f->parts)) {
         printf("\n## Parts\n\n");
         status |= table_print(f->parts, COLUMNS(part_columns), TABLE_MARKDOWN);
@@ -334,9 +337,10 @@ static int print_json(const struct inspect *f) {
     add_text(all, "file", f->file ? f->file : "built-in model");
     cJSON_AddNumberToObject(all, "version", terse_gguf_version(f->gguf));
     cJSON_AddBoolToObject(all, "supported", f->setup.model || f->codebook);
-    if (f->setup.model)
+    if (f->setup.model) {
         add_shape(all, &f->setup.info);
-    else if (f->codebook)
+        cJSON_AddItemToObject(all, "forecast", forecast_json(&f->forecast, &f->setup));
+    } else if (f->codebook)
         add_codebook(all, f->codebook);
     else
         add_text(all, "refusal", f->refusal.message);
@@ -365,6 +369,8 @@ static int print_file(const struct inspect *f) {
 static enum options_result parse(struct inspect *f, int argc, char **argv) {
     const struct option options[] = {
         {"--tensors", NULL, OPTION_FLAG, &f->list_tensors, 0, 0, "list every tensor"},
+        {"-c, --ctx-size", "N", OPTION_INTEGER, &f->setup.context, 0, UINT32_MAX,
+         "context in tokens that memory and speed are told for; 0: the model's"},
         {"--budget", "SIZE", OPTION_SIZE, &f->budget, 0, 0, "show the context whose KV cache fits SIZE, such as 4G"},
         {"-o, --output", TABLE_FORMATS, OPTION_CHOICE, &f->format, 0, 0, "csv: the KV table only, or with --tensors the tensors"},
     };
@@ -393,6 +399,14 @@ static bool is_codebook(const struct terse_gguf *gguf) {
     return false;
 }
 
+static int make_forecast(struct inspect *f) {
+    uint32_t context = f->setup.info.context;
+    if (f->setup.context > context)
+        return complain("-c %" PRId64 ": the model was trained for %u tokens", f->setup.context, context);
+    setup_default_method(&f->setup);
+    return forecast_make(&f->setup, f->setup.context ? (uint32_t)f->setup.context : context, &f->forecast);
+}
+
 /* A file that cannot be run is shown all the same; one that cannot be read is not. */
 static int load(struct inspect *f) {
     if (setup_open_gguf(f->file, &f->gguf, &f->refusal) != TERSE_OK) return complain_error(&f->refusal);
@@ -407,12 +421,13 @@ static int load(struct inspect *f) {
     f->types = collect_types(f);
     f->tensors = collect_tensors(f);
     f->methods = collect_methods(f);
-    return EXIT_OK;
+    return f->setup.model && f->format != TABLE_CSV ? make_forecast(f) : EXIT_OK;
 }
 
 int cmd_inspect(int argc, char **argv) {
     struct inspect f = {0};
     setup_init(&f.setup);
+    f.setup.method = NULL;
     enum options_result parsed = parse(&f, argc, argv);
     if (parsed != OPTIONS_GO) return parsed == OPTIONS_HELP ? EXIT_OK : EXIT_FAILED;
     int status = load(&f);

@@ -173,6 +173,8 @@ struct watch {
 #define UNASKED_SECONDS 60           /* that learning may take where nobody asked for it */
 #define BACKGROUND_SECONDS (20 * 60) /* the same in the background */
 
+double codebooks_profile_windows(void) { return (double)(PROFILE_TOKENS + 3 * PROFILE_GRADIENT_TOKENS) / CODEBOOKS_WINDOW; }
+
 /* Windows that calibration reads where no number of them is asked for. */
 static uint64_t default_windows(const struct setup *setup, uint32_t window) {
     if (!codebooks_is_profile(setup)) return CODEBOOK_WINDOWS;
@@ -285,7 +287,7 @@ static int find_built_in(const struct setup *setup, struct terse_codebook **code
     return EXIT_OK;
 }
 
-static int find_anywhere(const struct setup *setup, struct terse_codebook **codebook) {
+int codebooks_find(const struct setup *setup, struct terse_codebook **codebook) {
     char path[4096];
     int status = EXIT_OK;
     *codebook = NULL;
@@ -334,7 +336,8 @@ static enum terse_status try_without(const struct setup *setup, const struct ter
 /* Seconds that learning takes where products run at 100 GFLOP/s a thread, which few processors exceed: from this on nothing need be tried. */
 static double least_seconds(const struct setup *setup) {
     double threads = setup->threads > 0 ? (double)setup->threads : (double)sysconf(_SC_NPROCESSORS_ONLN);
-    double tokens = PROFILE_TOKENS + 3 * PROFILE_GRADIENT_TOKENS, window = setup->info.context < 2048 ? setup->info.context : 2048;
+    double tokens = PROFILE_TOKENS + 3 * PROFILE_GRADIENT_TOKENS,
+           window = setup->info.context < CODEBOOKS_WINDOW ? setup->info.context : CODEBOOKS_WINDOW;
     if (!codebooks_is_profile(setup)) tokens = 4 * CODEBOOK_WINDOWS * window; /* all with gradients */
     return 2 * (double)setup->info.parameters * tokens / (1e11 * threads);
 }
@@ -415,7 +418,7 @@ static int find_or_learn(struct setup *setup, struct terse_session_options *opti
     char path[4096], duration[64], command[4096 + 64];
     bool place = codebooks_path(setup, path, sizeof path), profile = codebooks_is_profile(setup);
     double needed = least_seconds(setup);
-    int status = find_anywhere(setup, codebook);
+    int status = codebooks_find(setup, codebook);
     if (status != EXIT_OK || *codebook) return status;
     /* What nobody asked for is never waited for. */
     bool learns = !setup->no_auto_calibrate && !(setup->by_default && profile && !setup->auto_calibrate);

@@ -45,6 +45,14 @@ struct codebooks_calibration codebooks_calibration_defaults(void);
 int codebooks_learn(const struct setup *setup, const struct codebooks_calibration *calibration, struct terse_codebook **codebook,
                     double *needed);
 
+/* The codebook that there is for the method and the model, in the user's cache directory or built in; NULL where there is none. Released by
+ * terse_codebook_free. Returns an exit status. */
+int codebooks_find(const struct setup *setup, struct terse_codebook **codebook);
+
+/* A profile is learned in the time that it takes to read so many prompts of CODEBOOKS_WINDOW tokens. */
+#define CODEBOOKS_WINDOW 2048
+double codebooks_profile_windows(void);
+
 /* Where the codebook of the method for the model is looked for, into path[capacity]: $XDG_CACHE_HOME/terse or ~/.cache/terse. False
  * when the user has no such place. */
 bool codebooks_path(const struct setup *setup, char *path, size_t capacity);

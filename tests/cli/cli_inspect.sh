@@ -22,8 +22,6 @@ near "$(json "$work/out" methods 0 mib_at_context)" 384 0.001 || fail "f16: $(js
 near "$(json "$work/out" methods 0 context_in_budget)" 8192 0.01 || fail "f16: $(json "$work/out" methods 0)"
 near "$(json "$work/out" methods 1 bits_per_value)" 8.5 0.02 || fail "q8_0: $(json "$work/out" methods 1)"
 near "$(json "$work/out" methods 1 context_in_budget)" 15420 0.02 || fail "q8_0: $(json "$work/out" methods 1)"
-works inspect $model -o json --budget 400G
-[ "$(json "$work/out" methods 0 context_in_budget)" = 32768 ] || fail "more than the model's context: $(json "$work/out" methods 0)"
 row=0
 until [ "$(json "$work/out" methods $row kv)" = streaming-512 ]; do
     row=$((row + 1))
@@ -31,10 +29,41 @@ until [ "$(json "$work/out" methods $row kv)" = streaming-512 ]; do
 done
 [ "$(json "$work/out" methods $row context_in_budget)" = "without end" ] || fail "streaming: $(json "$work/out" methods $row)"
 json "$work/out" tensors 0 name >/dev/null || fail "json: tensors"
+works inspect $model -o json --budget 400G
+[ "$(json "$work/out" methods 0 context_in_budget)" = 32768 ] || fail "more than the model's context: $(json "$work/out" methods 0)"
 works inspect $model -o csv --budget 1G
 [ "$(csv_fields "$work/out")" -eq 6 ] || fail "csv: $(cat "$work/out")"
 works inspect $model -o csv --tensors
 [ "$(csv_fields "$work/out")" -eq 5 ] || fail "csv: $(cat "$work/out")"
+
+# What running it here takes: memory that the table of methods and the shape bear out, and speeds, which no test can know.
+works inspect $model -c 4096
+section=$(sed -n '/^## On this machine, with 4096 tokens of context$/,/^## [^O]/p' "$work/out")
+for line in 'memory:  *[0-9]* MiB: weights 27, KV cache [0-9]* by terse-4 (f16: 48), buffers' 'prompt:  *512 tokens in .* 4096 in .* tokens/s)' \
+    'reply:  *[0-9.]* tokens/s at first, [0-9.]* behind 4096 tokens' 'method:  *terse-4, as there is a profile of the model' \
+    'These are estimates from [0-9.]* seconds of computing with [0-9]* thread'; do
+    echo "$section" | grep -q "^$line" || fail "no \"$line\" in: $section"
+done
+[ "$(echo "$section" | grep -c .)" -le 10 ] || fail "more than ten lines: $section"
+works inspect $model -o json
+row=0
+until [ "$(json "$work/out" methods $row kv)" = "$(json "$work/out" forecast method)" ]; do row=$((row + 1)); done
+bytes=$(json "$work/out" forecast cache_bytes)
+near "$(json "$work/out" methods $row mib_at_context)" "$(awk -v b="$bytes" 'BEGIN { print b / 2 ^ 20 }')" 1e-3 || fail "forecast: $bytes bytes of cache"
+[ "$(json "$work/out" forecast weight_bytes)" = "$(json "$work/out" shape bytes)" ] || fail "forecast: weights"
+[ "$(json "$work/out" forecast context)" = 32768 ] || fail "forecast: context"
+awk -v some="$(json "$work/out" forecast prompt_512_seconds)" -v all="$(json "$work/out" forecast prompt_seconds)" \
+    -v first="$(json "$work/out" forecast tokens_per_second)" -v last="$(json "$work/out" forecast tokens_per_second_at_context)" \
+    'BEGIN { exit !(some > 0 && all > some && first > 0 && last > 0 && last <= first) }' || fail "forecast: $(json "$work/out" forecast)"
+refuses '-c 40000: the model was trained for 32768 tokens' inspect $model -c 40000
+# Without a profile: the safe method, and what a profile would take to learn.
+works inspect tests/fixtures/models/qwen3.gguf
+grep -q '^method:  *q8_0, without --kv; with a profile terse-4' "$work/out" || fail "without a profile: $(head -n 20 "$work/out")"
+grep -q '^calibration: .*once: terse calibrate -m tests/fixtures/models/qwen3.gguf --kv terse-4' "$work/out" || fail "calibration: $(head -n 20 "$work/out")"
+# Of a context too short to measure in, memory alone.
+works inspect $model -c 16
+grep -q '^memory: ' "$work/out" || fail "-c 16: $(head -n 20 "$work/out")"
+! grep -q '^prompt:\|^reply:\|^These are estimates' "$work/out" || fail "-c 16: $(head -n 20 "$work/out")"
 
 # A well-formed file that terse cannot run: the same with another architecture's name of the same length.
 sed '0,/general.architecture\(.\{12\}\)llama/s//general.architecture\1mamba/' $model >"$work/mamba.gguf"

@@ -1,0 +1,36 @@
+/* What it will take to run a model on this machine: memory, seconds of a prompt, tokens a second, and whether to learn a profile. An estimate,
+ * from the model's shape and a few seconds of computing with it. */
+#ifndef TERSE_TOOLS_FORECAST_H
+#define TERSE_TOOLS_FORECAST_H
+
+#include "setup.h"
+
+#include <cjson/cJSON.h>
+
+struct forecast {
+    uint32_t context, threads;
+    const char *method;   /* that terse run takes without --kv */
+    bool profile;         /* there is one of the model */
+    uint64_t cache, half; /* bytes of a full context's cache, by the method and by f16 */
+    uint64_t buffers;     /* bytes of a prompt that fills the context, beside its cache, and of the profile */
+    double per_token,
+        per_key; /* seconds that a prompt takes for each token, and for each key that one of its queries sees in a mean layer */
+    double step, attention; /* seconds of a step with `depth` tokens in the cache, and of them those of attention */
+    uint32_t depth;
+    double learning; /* seconds that a profile takes */
+    double measured; /* seconds that measuring took */
+};
+
+/* Of the model of *setup, whose method is set, with a context of so many tokens. A context too short to measure anything is no failure: `depth`
+ * is 0 then, and the seconds are not known. Returns an exit status. */
+int forecast_make(struct setup *setup, uint32_t context, struct forecast *forecast);
+
+/* Seconds of a prompt of n tokens, and of a step with so many in the cache. */
+double forecast_prompt(const struct forecast *forecast, const struct terse_model_info *model, uint32_t n);
+double forecast_step(const struct forecast *forecast, const struct terse_model_info *model, uint32_t depth);
+
+void forecast_print(const struct forecast *forecast, const struct setup *setup);
+/* The same as an object. */
+cJSON *forecast_json(const struct forecast *forecast, const struct setup *setup);
+
+#endif
