@@ -3,6 +3,7 @@
 #include "engine/session.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -19,11 +20,9 @@ enum terse_status session_admit(const struct terse_session *s, size_t n, struct 
     do
         if (more <= budget->most - budget->used) return TERSE_OK;
     while (engine_makes_room(s->engine, TERSE_E_MEMORY));
-    return status_fail(error, TERSE_E_MEMORY,
-                       "a KV cache of %" PRIu64 " tokens takes %.2f MiB more than the %.2f MiB that are left of the budget of %.2f "
-                       "MiB: raise it (--kv-budget), use a smaller --kv, or free another session",
-                       (uint64_t)s->n_tokens + n, (double)(more - (budget->most - budget->used)) / 0x1p20,
-                       (double)(budget->most - budget->used) / 0x1p20, (double)budget->most / 0x1p20);
+    char what[64];
+    snprintf(what, sizeof what, "a KV cache of %" PRIu64 " tokens", (uint64_t)s->n_tokens + n);
+    return budget_refuse(budget, more, what, error);
 }
 
 /* ---- Truncating */

@@ -3,17 +3,19 @@
 
 #include "base/memory.h"
 
+enum terse_status budget_refuse(const struct kv_budget *budget, uint64_t bytes, const char *what, struct terse_error *error) {
+    bool small = budget->most < 1 << 20;
+    double unit = small ? 0x1p10 : 0x1p20;
+    return status_fail(error, TERSE_E_MEMORY,
+                       "%.2f %s for %s do not fit the budget for KV caches: %.2f of its %.2f %s are taken; raise it "
+                       "(--kv-budget), use a smaller --kv, or free another session",
+                       (double)bytes / unit, small ? "KiB" : "MiB", what, (double)budget->used / unit, (double)budget->most / unit,
+                       small ? "KiB" : "MiB");
+}
+
 enum terse_status budget_take(struct kv_budget *budget, size_t bytes, const char *what, struct terse_error *error) {
     if (!budget) return TERSE_OK;
-    if (bytes > budget->most - budget->used) {
-        bool small = budget->most < 1 << 20;
-        double unit = small ? 0x1p10 : 0x1p20;
-        return status_fail(error, TERSE_E_MEMORY,
-                           "%.2f %s for %s do not fit the budget for KV caches: %.2f of its %.2f %s are taken; raise it "
-                           "(--kv-budget), use a smaller --kv, or free another session",
-                           (double)bytes / unit, small ? "KiB" : "MiB", what, (double)budget->used / unit,
-                           (double)budget->most / unit, small ? "KiB" : "MiB");
-    }
+    if (bytes > budget->most - budget->used) return budget_refuse(budget, bytes, what, error);
     budget->used += bytes;
     return TERSE_OK;
 }

@@ -19,6 +19,8 @@ void *budget_array(struct kv_budget *budget, size_t count, size_t size, const ch
 void budget_free(struct kv_budget *budget, void *memory, size_t bytes); /* accepts NULL */
 /* The same of memory that is there already: counted, or refused. */
 enum terse_status budget_take(struct kv_budget *budget, size_t bytes, const char *what, struct terse_error *error);
+/* The refusal alone: TERSE_E_MEMORY, with what is taken of the budget. */
+enum terse_status budget_refuse(const struct kv_budget *budget, uint64_t bytes, const char *what, struct terse_error *error);
 void budget_give(struct kv_budget *budget, size_t bytes);
 
 #endif

@@ -208,7 +208,7 @@ static void sessions_take_turns_in_a_budget(void **state) {
     uint64_t used = terse_engine_kv_bytes(small);
     assert_int_equal(terse_session_prefill(two, tokens, PROMPT, NULL, &error), TERSE_E_MEMORY);
     assert_non_null(strstr(error.message, "210 tokens takes"));
-    assert_non_null(strstr(error.message, "left of the budget"));
+    assert_non_null(strstr(error.message, "do not fit the budget"));
     assert_int_equal(terse_engine_kv_bytes(small), used);
     assert_int_equal(terse_session_length(two), 0);
     save(one);
