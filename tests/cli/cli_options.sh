@@ -93,7 +93,7 @@ refuses 'add -f FILE' bench --fill text
 refuses '-f is the text of --fill text' bench -f "$text"
 refuses '-r takes a whole number from 1' bench -r 0
 refuses 'together are 100000512 tokens, and the model was trained for 32768: use smaller ones, or add --allow-longer-context' bench -d 100000000
-refuses '0.00 of its 1.00 KiB are taken' run -p x --kv f16 --kv-budget 1K
+refuses 'KiB for a KV cache of 2 tokens do not fit .*: 0.56 of its 1.00 KiB are taken' run -p x --kv f16 --kv-budget 1K
 refuses '-o takes one of md|json|csv, not "xml"' bench -o xml
 refuses 'unknown KV method' bench -p 0 -n 1 -r 1 --kv nothing
 
