@@ -89,7 +89,7 @@ int codebooks_check_place(const char *path, bool makes_folders) {
 
 /* ---- What is kept there */
 
-/* Whether the codebook is for the method and model that its file's name says: all that are kept serve the model whatever its weights' types. */
+/* Returns whether the codebook is for the method and model that its file's name says: all that are kept serve the model whatever its weights' types. */
 static bool is_for(const struct terse_codebook *codebook, const struct setup *setup) {
     struct terse_codebook_info info;
     char name[64];
@@ -116,7 +116,7 @@ static int find(const struct setup *setup, const char *path, struct terse_codebo
     return EXIT_OK;
 }
 
-/* Whether a codebook of so many tokens may take the place of what is kept at `path`. One that is of no use may be replaced by any. */
+/* Complains where a codebook of so many tokens must not take the place of what is kept at `path`. One that is of no use may be replaced by any. */
 static int check_replacing(const struct setup *setup, const char *path, uint64_t tokens) {
     struct terse_codebook *kept;
     struct terse_codebook_info info;
@@ -324,7 +324,7 @@ static int try_options(const struct setup *setup, const struct terse_session_opt
     return status ? complain_error(&error) : EXIT_OK;
 }
 
-/* Whether a session of the options, which name no codebook, is possible. */
+/* Tries to open a session of the options, which name no codebook. */
 static enum terse_status try_without(const struct setup *setup, const struct terse_session_options *options,
                                      struct terse_error *error) {
     struct terse_session *session;
@@ -351,7 +351,7 @@ static const char *write_command(const struct setup *setup, char *text, size_t c
 
 static const char *model_name(const struct setup *setup) { return setup->info.name[0] ? setup->info.name : "this model"; }
 
-/* What a session without a profile goes on with, and whether there will be one. `seconds` are those that learning takes. */
+/* Tells which method a session without a profile takes, and whether there will be a profile. `seconds` are those that learning takes. */
 static void remark_without(const struct setup *setup, const char *method, double seconds, enum learner_start learner) {
     char duration[64], command[4096 + 64], now[160];
     write_duration(seconds, duration, sizeof duration);
@@ -420,7 +420,7 @@ static int find_or_learn(struct setup *setup, struct terse_session_options *opti
     double needed = least_seconds(setup);
     int status = codebooks_find(setup, codebook);
     if (status != EXIT_OK || *codebook) return status;
-    /* What nobody asked for is never waited for. */
+    /* A method that the user did not ask for is never waited for. */
     bool learns = !setup->no_auto_calibrate && !(setup->by_default && profile && !setup->auto_calibrate);
     if (learns) status = learn_and_keep(setup, options, place ? path : NULL, codebook, &needed);
     if (status != EXIT_OK || *codebook) return status;

@@ -28,7 +28,7 @@ static double keys_of_prompt(const struct terse_model_info *m, double n) {
     return (1 - slides) * n * n / 2 + slides * (w * n - w * w / 2);
 }
 
-/* What a key that a query sees costs, in tokens' weights: products of all layers. */
+/* The cost of a key that a query sees, in products of a token with the weights, over all layers. */
 static double key_in_tokens(const struct terse_model_info *m) {
     double heads = (double)m->query_heads * m->head_dim, experts = m->experts ? m->experts_used : 1;
     double weights = 2 * m->width * (heads + (double)m->kv_heads * m->head_dim) + 3 * (double)m->width * m->feed_forward * experts;
@@ -111,11 +111,11 @@ static int measure_model(struct setup *setup, const struct terse_session_options
 
 /* ---- Memory */
 
-/* Of the command and its threads, and of a tokenizer and logits for each token of the vocabulary: measured. */
+/* Bytes of the command and its threads, and of a tokenizer and logits for each token of the vocabulary, as measured. */
 #define PROGRAM ((uint64_t)25 << 20)
 #define PROGRAM_PER_TOKEN 80
 
-/* What the methods' caches take, and what a prompt holds beside them (terse.h, terse_session_begin_prompt) */
+/* The bytes of the methods' caches, and of what a prompt holds beside them (terse.h, terse_session_begin_prompt) */
 static int count_bytes(const struct setup *setup, const struct terse_session_options *options, struct forecast *f) {
     const struct terse_model_info *m = &setup->info;
     struct terse_cache_options half = terse_cache_options_defaults();

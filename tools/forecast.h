@@ -1,4 +1,4 @@
-/* What it will take to run a model on this machine: memory, seconds of a prompt, tokens a second, and whether to learn a profile. An estimate,
+/* Estimates what running a model on this machine takes: memory, seconds of a prompt, tokens a second, and whether to learn a profile. An estimate,
  * from the model's shape and a few seconds of computing with it. */
 #ifndef TERSE_TOOLS_FORECAST_H
 #define TERSE_TOOLS_FORECAST_H
@@ -21,7 +21,7 @@ struct forecast {
     double measured; /* seconds that measuring took */
 };
 
-/* Of the model of *setup, whose method is set, with a context of so many tokens. A context too short to measure anything is no failure: `depth`
+/* Forecasts for the model of *setup, whose method is set, with a context of so many tokens. A context too short to measure anything is no failure: `depth`
  * is 0 then, and the seconds are not known. Returns an exit status. */
 int forecast_make(struct setup *setup, uint32_t context, struct forecast *forecast);
 

@@ -55,7 +55,7 @@ struct setup {
 #define METHOD_WITHOUT_PROFILE "q8_0"
 /* After the options are parsed into `method`, NULL before: whether anybody asked for one. */
 void setup_default_method(struct setup *setup);
-/* Whether an argument can be meant as a model's file: NAME.gguf. */
+/* Returns whether an argument can be meant as a model's file: NAME.gguf. */
 bool setup_names_model(const char *argument);
 
 /* The library's defaults. The options point into *setup, which must stay where it is. */

@@ -35,7 +35,7 @@ struct parallel {
     struct barrier inside, end; /* of those who run the body; of all */
     uint32_t threads;
     struct worker *workers; /* [threads - 1] */
-    /* Of the work, written before `start` opens. */
+    /* The work's fields are written before `start` opens. */
     uint32_t width;
     void (*body)(void *user); /* NULL: stop */
     void *user;
@@ -51,7 +51,7 @@ struct worker {
 
 static _Thread_local struct parallel *driven;
 
-/* What the calling thread is of some work. */
+/* The place of the calling thread in some work. */
 struct place {
     struct parallel *parallel;
     uint32_t number, width; /* width 0: it is in none of ours */

@@ -58,7 +58,7 @@ struct policy {
 /* Whether tokens leave for good. */
 static inline bool policy_evicts(const struct policy *policy) { return policy->positions_by_index || policy->keep_selected_only; }
 
-/* Whether a long prompt has tokens that an exact prefill chooses to keep exact: anchors, or those that SnapKV leaves. */
+/* Returns whether a long prompt has tokens that an exact prefill chooses to keep exact: anchors, or those that SnapKV leaves. */
 static inline bool policy_chooses_tokens(const struct policy *policy, const struct policy_parameters *parameters) {
     const size_t long_prompt = (size_t)1 << 24;
     return policy->anchors && policy->anchors(parameters, long_prompt, long_prompt) > 0;

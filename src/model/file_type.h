@@ -1,4 +1,4 @@
-/* What a file calls the mixture of types of its weights. */
+/* The name that a file gives to the mixture of types of its weights. */
 #ifndef TERSE_MODEL_FILE_TYPE_H
 #define TERSE_MODEL_FILE_TYPE_H
 

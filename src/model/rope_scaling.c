@@ -27,7 +27,7 @@ static enum terse_status read_f32(const struct gguf *gguf, const char *prefix, c
     return gguf_get_f32(gguf, key, value, &found, error);
 }
 
-/* What the caller asks for, where that can be. */
+/* Applies what the caller asks for, where that is possible. */
 static enum terse_status check_options(const struct terse_model_options *o, struct terse_error *error) {
     const char *type = o->rope_scaling;
     if (type && strcmp(type, "none") != 0 && strcmp(type, "linear") != 0 && strcmp(type, "yarn") != 0)

@@ -46,7 +46,7 @@ static bool take_word(struct span *s, const char *word) {
     return (s->n == n || (s->n > n && is_blank(s->at[n]))) && take(s, word);
 }
 
-/* What is before `text`, which is taken off with it; all where there is none. */
+/* Returns what stands before `text` and removes it together with `text`; all of it where `text` is not there. */
 static struct span cut(struct span *s, const char *text) {
     size_t n = strlen(text);
     for (size_t i = 0; i + n <= s->n; i++) {
@@ -62,7 +62,7 @@ static struct span cut(struct span *s, const char *text) {
 
 /* ---- Tags ---------------------------------------------------------------------------------------------------------------- */
 
-/* What stands between {% and %}, or {{ and }}, without signs that trim white space. */
+/* The text between {% and %}, or {{ and }}, without signs that trim white space. */
 struct tag {
     bool statement; /* {% %} */
     struct span inner;

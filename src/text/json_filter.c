@@ -40,7 +40,7 @@ static void end_value(struct json_way *s) {
     s->node = 0;
 }
 
-/* Whether the depth suffices for a value of this node. */
+/* Returns whether the depth suffices for a value of this node. */
 static bool fits(const struct json_schema *schema, const struct json_way *s, uint32_t node) {
     return s->depth + schema->node[node].levels <= JSON_DEPTH;
 }
@@ -59,7 +59,7 @@ static int hex_digit(unsigned char c) {
     return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
 }
 
-/* Whether the digits of \u so far can become what must come: the second half of a pair, or anything but that. */
+/* Returns whether the digits of \u so far can become what must come: the second half of a pair, or anything but that. */
 static bool unit_possible(struct json_way *s) {
     unsigned bits = 4u * s->step, low = (unsigned)s->unit << bits, high = low | ((1u << bits) - 1);
     if (s->low_surrogate ? high < 0xdc00 || low > 0xdfff : low >= 0xdc00 && high <= 0xdfff) return false;
@@ -101,7 +101,7 @@ static bool begin_string(struct json_way *s, enum where where) {
 
 /* ---- Strings with a pattern */
 
-/* What a backslash and this letter stand for; -1: \u, or nothing. */
+/* The byte that a backslash and this letter stand for; -1: \u, or nothing. */
 static int escape_value(unsigned char c) {
     static const char names[] = "\"\\/bfnrt", values[] = "\"\\/\b\f\n\r\t";
     const char *name = c ? strchr(names, c) : NULL;
@@ -273,7 +273,7 @@ static bool choice_ends(const struct json_schema *schema, const struct json_way 
 
 /* ---- Values */
 
-/* What an object's required values, or an array's least items, take within it. */
+/* The nodes that an object's required values, or an array's least items, take within it. */
 static bool frame_fits(const struct json_schema *schema, const struct json_way *s, bool object) {
     const struct json_node *node = &schema->node[s->node];
     if (s->depth == JSON_DEPTH) return false;
@@ -394,7 +394,7 @@ static void copy_way(struct json_way *to, const struct json_way *from) {
     memcpy(to, from, offsetof(struct json_way, frame) + from->depth * sizeof *from->frame);
 }
 
-/* Whether this byte begins a value, which is then the one of s->node. */
+/* Returns whether this byte begins a value, which is then the one of s->node. */
 static bool begins_value(const struct json_schema *schema, struct json_way *s, unsigned char c) {
     if (c == ' ' || c == '\n' || c == '\r' || c == '\t' || (s->where == FIRST_ITEM && c == ']')) return false;
     return s->where == VALUE || (s->where == FIRST_ITEM && begin_item(schema, s));

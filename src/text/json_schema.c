@@ -243,7 +243,7 @@ static enum terse_status set_union(struct building *b, uint32_t node, const cJSO
     return TERSE_OK;
 }
 
-/* Whether a part of a JSON pointer is this name, in which it writes ~ and / as ~0 and ~1. */
+/* Returns whether a part of a JSON pointer is this name, in which it writes ~ and / as ~0 and ~1. */
 static bool points_to(const char *pointer, const char *name) {
     for (; *name; name++, pointer++) {
         if (*name != '~' && *name != '/' ? *pointer != *name : pointer[0] != '~' || pointer[1] != (*name == '~' ? '0' : '1'))
@@ -307,7 +307,7 @@ static enum terse_status set_keyword(struct building *b, uint32_t node, const cJ
     return refuse(b, "this keyword is not understood:", name);
 }
 
-/* What would be left out of account is refused. */
+/* Refuses keywords that would otherwise be ignored. */
 static enum terse_status check_node(struct building *b, const struct json_node *n, const cJSON *from) {
     const cJSON *one;
     if (n->items_least > n->items_most) return refuse(b, "maxItems is below minItems", NULL);

@@ -1,4 +1,4 @@
-/* What a JSON schema's nodes are together, once all are there: unions within unions, and whether values of them exist at all. */
+/* Checks the nodes of a JSON schema together, once all are there: unions within unions, and whether values of them exist at all. */
 #ifndef TERSE_TEXT_JSON_WAYS_H
 #define TERSE_TEXT_JSON_WAYS_H
 

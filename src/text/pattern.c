@@ -46,7 +46,7 @@ static const struct range letters[] = {{'0', '9'}, {'A', 'Z'}, {'_', '_'}, {'a',
 static const struct range spaces[] = {{0x9, 0xd},       {' ', ' '},       {0xa0, 0xa0},     {0x1680, 0x1680}, {0x2000, 0x200a},
                                       {0x2028, 0x2029}, {0x202f, 0x202f}, {0x205f, 0x205f}, {0x3000, 0x3000}, {0xfeff, 0xfeff}};
 static const struct range line_ends[] = {{'\n', '\n'}, {'\r', '\r'}, {0x2028, 0x2029}};
-/* What a JSON string can hold as itself or as a backslash and a letter. */
+/* The bytes that a JSON string can hold as they are or as a backslash and a letter. */
 static const struct range writable[] = {{'\b', '\n'}, {'\f', '\r'}, {0x20, 0xd7ff}, {0xe000, 0x10ffff}};
 #define N(array) (uint32_t)(sizeof(array) / sizeof *(array))
 #define MOST_CHARACTER 0x10ffffu
@@ -317,7 +317,7 @@ static bool quantifier(struct parser *p, uint32_t *least, uint32_t *most) {
     return true;
 }
 
-/* What was written since `start`, so often. */
+/* Repeats what was written since `start`. */
 static bool repeat(struct parser *p, uint32_t start, uint32_t least, uint32_t most) {
     struct pattern *out = p->pattern;
     int32_t length = (int32_t)(out->n - start);

@@ -30,11 +30,11 @@ struct pattern_state {
 };
 
 void pattern_begin(const struct pattern *pattern, struct pattern_state *state);
-/* Whether one of the characters from `low` to `high` may come next. */
+/* Returns whether one of the characters from `low` to `high` may come next. */
 bool pattern_allows(const struct pattern *pattern, const struct pattern_state *state, uint32_t low, uint32_t high);
 /* Takes a character; false where it may not come next, and then the state is of no more use. */
 bool pattern_take(const struct pattern *pattern, struct pattern_state *state, uint32_t character);
-/* Whether the text may end here. From every state that is reached some text leads to such an end. */
+/* Returns whether the text may end here. From every state that is reached some text leads to such an end. */
 bool pattern_may_end(const struct pattern *pattern, const struct pattern_state *state);
 
 #endif

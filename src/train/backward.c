@@ -397,7 +397,7 @@ static enum terse_status output_backward(struct backward *b, const int32_t *toke
     return TERSE_OK;
 }
 
-/* Of the gradient d of what is added to the hidden state, that of what the matrix before it made: d itself or, through a norm, in `normed`. */
+/* Turns the gradient d of what is added to the hidden state into that of the output of the matrix before it: d itself or, through a norm, in `normed`. */
 static const float *added_backward(struct backward *b, const struct norm *post, const float *raw, const float *d, size_t count) {
     if (!post->gain) return d;
     copy_rows(b->normed, d, count, b->model->width);

@@ -17,7 +17,7 @@ void clamp_backward(const float *x, float most, float *d, size_t n, size_t width
 /* and of cap_rows, of which the outputs are given. */
 void cap_backward(const float *capped, float cap, float *d, size_t n, size_t width);
 
-/* Of activate_rows: d[n][width] is the gradient of the outputs; those of x and, of functions that read it, of up take their places. */
+/* The gradient of activate_rows: d[n][width] is the gradient of the outputs; those of x and, of functions that read it, of up take their places. */
 void activation_backward(enum activation activation, float *x, float *up, const float *d, size_t n, size_t width);
 
 /* What rows of logits are held to: given tokens, or where they are NULL one for each row drawn from its own softmax. */

@@ -319,7 +319,7 @@ static void free_samples(struct samples *samples) {
     memory_free(samples->weights);
 }
 
-/* What shares the samples of a fit. */
+/* The number of centroids, entries or rows that share the samples of a fit. */
 static size_t parts_of_fit(struct coding coding) {
     switch (coding.codec->learner) {
     case CODEC_LEARNS_EM: return COMMVQ_ENTRIES;

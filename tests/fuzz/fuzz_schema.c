@@ -27,7 +27,7 @@ static struct json_schema *read_schema(const uint8_t *data, size_t n) {
     return schema;
 }
 
-/* What ends things first; some bytes of whatever is left over choose among them. */
+/* The bytes that end things come first; some bytes of whatever is left over choose among them. */
 static bool end_it(const struct json_schema *schema, struct json_state *state, unsigned seed) {
     static const char first[] = "\"}]0,:{[1tfn";
     for (int steps = 0; steps < 3000; steps++) {

@@ -62,7 +62,7 @@ static void product(const struct matrix *w, const double *x, double *y) {
     free(numbers);
 }
 
-/* Of the row-th of rows; y may be x. */
+/* Computes the row-th of rows; y may be x. */
 static void apply_norm(const struct norm *norm, size_t row, const double *x, size_t width, double *y) {
     const float *gain = norm->gain + (norm->heads ? row % norm->heads * width : 0);
     double mean = 0, square = 0;

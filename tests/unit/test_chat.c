@@ -216,7 +216,7 @@ static void test_where_a_default_is_left_out(void **state) {
     check(&s, "phi-3", question, 1, false, "<|user|>\n Hi  <|end|>\n");
     check(&s, NULL, silenced, 2, false, "<|im_start|>system\n<|im_end|>\n<|im_start|>user\n Hi  <|im_end|>\n");
     tokenizer_sample_close(&s.tokenizer);
-    /* What is not a literal, or has escapes that are not known. */
+    /* These are not literals, or have unknown escapes. */
     static const char *const others[] = {CHATML_SAYING("'It is ' + strftime_now('%Y') + '.'"), CHATML_SAYING("text"),
                                          CHATML_SAYING("'\\x41'"), CHATML_SAYING("'Be it.")};
     for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
@@ -226,7 +226,7 @@ static void test_where_a_default_is_left_out(void **state) {
     }
 }
 
-/* What follows a message is the same with a default before the first. */
+/* The text behind a message does not change with a default before the first. */
 static void test_what_follows_a_reply_with_a_default(void **state) {
     (void)state;
     struct sample with, without;

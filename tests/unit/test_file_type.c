@@ -1,4 +1,4 @@
-/* What files call their mixtures of types; types that their tensors say better, and numbers without a meaning, have no name. */
+/* Files name their mixtures of types; types that their tensors say better, and numbers without a meaning, have no name. */
 #include "base/memory.h"
 #include "gguf/gguf_writer.h"
 #include "model/file_type.h"

@@ -82,7 +82,7 @@ static bool valid(const cJSON *root, const cJSON *schema, const cJSON *value) {
 
 /* ---- Schemas */
 
-/* What pydantic makes of nested models, an optional one, a list of two kinds, a tree. */
+/* The schemas that pydantic makes of nested models, an optional one, a list of two kinds, a tree. */
 #define MODELS \
     "{\"$defs\":{" \
     "\"Cat\":{\"type\":\"object\",\"properties\":{\"kind\":{\"const\":\"cat\",\"type\":\"string\"},\"lives\":{\"type\":" \

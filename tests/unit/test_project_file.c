@@ -19,7 +19,7 @@ static void find_model(void **state) {
     fail_msg("found it");
 }
 
-/* What a program prints, by itself in a process, of which find_model is the only test. Returns its exit status. */
+/* Runs a program by itself in a process, with find_model as its only test. Returns its exit status. */
 static int run_alone(const char *project, char *output, size_t size) {
     int ends[2], status;
     size_t n = 0;

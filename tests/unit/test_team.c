@@ -172,7 +172,7 @@ static void check_shared(const struct sharing *s, uint32_t width) {
     for (size_t i = 0; i < ITEMS; i++) assert_int_equal(s->items[i], ROUNDS);
 }
 
-/* Of more threads than processors, so that some of the waits are long. */
+/* Uses more threads than processors, so that some of the waits are long. */
 static void work_is_shared_and_barriers_hold(void **state) {
     (void)state;
     struct team *team = new_team(THREADS);
@@ -194,7 +194,7 @@ static void without_a_team_openmp_shares_it(void **state) {
     check_shared(&s, 2);
 }
 
-/* Whether the system has put a thread of this process to sleep: the letter behind the name in brackets, which is this program's. */
+/* Returns whether the system has put a thread of this process to sleep: the letter behind the name in brackets, which is this program's. */
 static bool sleeps(pid_t thread) {
     char path[64], line[256] = "", *at = line;
     snprintf(path, sizeof path, "/proc/self/task/%d/stat", (int)thread);

@@ -47,12 +47,12 @@ static const struct {
     {"cache_prompt", ALL},
 };
 
-/* What others have and terse has not. A field is taken with one of the values named, written without spaces and with spaces between them;
+/* Fields that other servers have and terse has not. A field is taken with one of the values named, written without spaces and with spaces between them;
  * NULL: with any, as it says nothing about the reply, or only together with another field of this table. */
 static const struct {
     const char *name, *values;
 } others[] = {
-    /* What OpenAI's platform keeps, bills or schedules by. */
+    /* OpenAI's platform keeps, bills or schedules by these. */
     {"metadata", NULL},
     {"store", NULL},
     {"service_tier", NULL},

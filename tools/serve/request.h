@@ -43,7 +43,7 @@ struct request_limits {
     uint32_t context;        /* tokens of a prompt and its reply */
     uint32_t slots;          /* replies at the same time */
     const char *chat_format; /* terse_chat_render's, or NULL */
-    /* Of requests that do not say. */
+    /* Defaults for requests that do not say. */
     const double *temperature; /* NULL: the library's */
     uint32_t reply_tokens;     /* 0: the API's own */
 };

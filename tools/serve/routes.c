@@ -20,7 +20,7 @@ static void answer_json(struct call *call, int status, cJSON *json) {
 
 void routes_refuse(struct call *call, const struct api_error *error) { answer_json(call, error->status, api_error_json(error)); }
 
-/* What an address says, as it may be shown: printable ASCII, cut short. */
+/* The text of an address, as it may be shown: printable ASCII, cut short. */
 static const char *shown(const char *path, char *buffer, size_t capacity) {
     snprintf(buffer, capacity, "%s", path);
     for (char *c = buffer; *c; c++)

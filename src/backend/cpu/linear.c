@@ -107,7 +107,7 @@ static uint32_t each_item_rows(const struct linear_op *ops, size_t n_ops) {
     return rows < EACH_ITEM_ROWS ? rows : EACH_ITEM_ROWS;
 }
 
-/* Of rows of x that are multiplied together; items are taken one by one. */
+/* Rows of x that are multiplied together form an item; items are taken one by one. */
 struct each {
     struct vectors vectors;
     const float *x;

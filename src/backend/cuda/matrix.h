@@ -29,7 +29,7 @@ struct device_vectors {
     float *sizes; /* [n]; of the halves */
 };
 
-/* What weights_each reads of vectors, by the type of the weights: `high`, `high` and `low`, with either `sums` and `sizes`; or `thirds`. */
+/* The parts of vectors that weights_each reads, by the type of the weights: `high`, `high` and `low`, with either `sums` and `sizes`; or `thirds`. */
 enum vector_form { ONE_HALF, TWO_HALVES, THIRDS };
 
 /* One product of several that share their input. */

@@ -1,4 +1,4 @@
-/* What a launch of a decoding step's attention is given: attend_decode.h hands it on to the family of the codecs. Plain C. */
+/* The arguments of a launch of a decoding step's attention, which attend_decode.h passes to the family of the codecs. Plain C. */
 #ifndef TERSE_BACKEND_CUDA_KV_ATTEND_LAUNCH_H
 #define TERSE_BACKEND_CUDA_KV_ATTEND_LAUNCH_H
 

@@ -1,4 +1,4 @@
-/* What a launch that writes pages, or reads them back, is given: encode.h hands it on to the families of codecs. Plain C. */
+/* The arguments of a launch that writes pages or reads them back, which encode.h passes to the families of codecs. Plain C. */
 #ifndef TERSE_BACKEND_CUDA_KV_ENCODE_LAUNCH_H
 #define TERSE_BACKEND_CUDA_KV_ENCODE_LAUNCH_H
 
