@@ -136,6 +136,8 @@ class Checks:
             logs = answer["choices"][0]["logprobs"]
             tops = [sorted(top.values(), reverse=True) for top in logs["top_logprobs"]]
             steps = [(token, top[0] - top[1]) for token, top in zip(logs["tokens"], tops)]
+            end = next((i + 1 for i, token in enumerate(logs["tokens"]) if "\n" in token), len(steps))
+            return answer["usage"]["prompt_tokens"], steps[:end]
         ends = answer["choices"][0]["finish_reason"] == "stop"
         return answer["usage"]["prompt_tokens"], steps + [("", math.inf)] * ends
 
