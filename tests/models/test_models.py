@@ -39,19 +39,22 @@ def terse(*arguments):
     return done.stdout
 
 
-def read_base(path):
-    """The tokens and the rows of log p of a base file of one window."""
-    with open(path, "rb") as file:
-        data = file.read()
-    context, vocabulary, windows = struct.unpack_from("<Iii", data, 8)
-    assert data[:8] == b"_logits_" and windows == 1, (data[:8], windows)
-    tokens = struct.unpack_from("<%di" % context, data, 20)
-    words = (vocabulary + 1) // 2 * 2 + 4
-    rows = []
-    for at in range(20 + 4 * context, len(data), 2 * words):
-        scale, least = struct.unpack_from("<ff", data, at)
-        rows.append([scale * code + least for code in struct.unpack_from("<%dH" % vocabulary, data, at + 8)])
-    return list(tokens), rows
+class Base:
+    """A base file of one window (llama.cpp's format): `tokens`, and log p of a token in one of `rows` rows."""
+
+    def __init__(self, path):
+        with open(path, "rb") as file:
+            self.data = file.read()
+        context, vocabulary, windows = struct.unpack_from("<Iii", self.data, 8)
+        assert self.data[:8] == b"_logits_" and windows == 1, (self.data[:8], windows)
+        self.tokens = list(struct.unpack_from("<%di" % context, self.data, 20))
+        self.start, self.row_bytes = 20 + 4 * context, 2 * ((vocabulary + 1) // 2 * 2 + 4)
+        self.rows = (len(self.data) - self.start) // self.row_bytes
+
+    def log_p(self, row, token):
+        at = self.start + row * self.row_bytes
+        scale, least, code = *struct.unpack_from("<ff", self.data, at), *struct.unpack_from("<H", self.data, at + 8 + 2 * token)
+        return scale * code + least
 
 
 class Checks:
@@ -88,15 +91,11 @@ class Checks:
         expected = self.reference["logits"]
         path = os.path.join(self.folder.name, "base")
         terse("perplexity", "-m", self.path, "-f", TEXT, "-c", str(expected["context"]), "--chunks", "1", "--kl-divergence-base", path)
-        tokens, rows = read_base(path)
-        self.assertEqual(tokens, expected["tokens"])
-        self.assertEqual(len(rows), len(expected["rows"]))
-        worst, checked = 0, 0
-        for row, pairs in zip(rows, expected["rows"]):
-            self.assertAlmostEqual(sum(map(math.exp, row)), 1, delta=0.01)
-            for token, log_p in pairs:
-                if log_p > -8:
-                    worst, checked = max(worst, abs(row[token] - log_p)), checked + 1
+        base = Base(path)
+        self.assertEqual(base.tokens, expected["tokens"])
+        self.assertEqual(base.rows, len(expected["rows"]))
+        pairs = [(row, token, log_p) for row, pairs in enumerate(expected["rows"]) for token, log_p in pairs if log_p > -8]
+        worst, checked = max(abs(base.log_p(row, token) - log_p) for row, token, log_p in pairs), len(pairs)
         print("log p of %d tokens: off by %.4f at most" % (checked, worst), file=sys.stderr)
         self.assertGreaterEqual(checked, 64 * 8)
         self.assertLess(worst, LOG_P_ERROR)
@@ -137,6 +136,8 @@ class Checks:
             logs = answer["choices"][0]["logprobs"]
             tops = [sorted(top.values(), reverse=True) for top in logs["top_logprobs"]]
             steps = [(token, top[0] - top[1]) for token, top in zip(logs["tokens"], tops)]
+            end = next((i + 1 for i, token in enumerate(logs["tokens"]) if "\n" in token), len(steps))
+            return answer["usage"]["prompt_tokens"], steps[:end]
         ends = answer["choices"][0]["finish_reason"] == "stop"
         return answer["usage"]["prompt_tokens"], steps + [("", math.inf)] * ends
 
