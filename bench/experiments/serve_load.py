@@ -2,7 +2,7 @@
 """Load on `terse serve`: clients that ask for facts of their own, how long they wait, and what the server's memory does meanwhile.
 
     serve_load.py build/bin/terse [--clients 1,8,32,64] [--seconds 600] [--prefix TOKENS] [--gap TOKENS] [--save TOKENS]
-                  [--options "--kv terse-2 ..."]
+                  [--recall TOKENS [--texts N]] [--options "--kv terse-2 ..."]
 
 For each number of clients a server is started; each client asks one question after another about a text of its own, of a length between 0.5
 and 16 KB, in which a code is planted, reads the reply as a stream, and checks that the code is its own. Written: replies, tokens per second,
@@ -12,11 +12,14 @@ at the end, and at the end of each minute.
 --prefix: six questions about one document of so many tokens: the time to the first token of the others against that of the first.
 --gap: the longest time between two tokens of running replies while a prompt of so many tokens is read, beside the usual one.
 --save: the same while the state of a session of so many tokens is saved (--state-dir).
+--recall: what a reused prefix costs: in texts of so many tokens eight sentences are planted, each of which is begun again behind its text: with
+the text read afresh, and with its prefix held. How many are ended right, how probable the right word is, and how many go on alike.
 
 Python's standard library alone."""
 import argparse
 import asyncio
 import json
+import math
 import os
 import random
 import re
@@ -187,6 +190,52 @@ async def run_prefix(command, options, tokens, text):
     return server.stop() == 0
 
 
+FACTS = ("The password of the harbour office is", "The captain's dog is called", "The secret ingredient of the soup is", "The horse that won was",
+         "The code name of the expedition is", "The lighthouse keeper's daughter is called", "The prize of the lottery was a",
+         "The key to the cellar hangs behind the")
+WORDS = ("Kumquat", "Walrus", "Lantern", "Saffron", "Compass", "Violin", "Glacier", "Pepper")
+
+
+def document_of_facts(rng, text, size):
+    """A text into which sentences of FACTS are put, and the words with which they end, in that order."""
+    words = rng.sample(WORDS, len(WORDS))
+    at = rng.randrange(len(text) - size)
+    sentences = text[at:at + size].replace("\n", " ").split(". ")
+    for fact, word in zip(FACTS, words):
+        sentences.insert(rng.randrange(len(sentences)), "%s %s" % (fact, word))
+    return ". ".join(sentences), words
+
+
+async def tell(port, body, fact, word, **fields):
+    """How a text goes on that ends with the beginning of a sentence in it: the words, whether they are right, and how probable that was (by
+    the likeliest 20 tokens)."""
+    text, tops = "", {}
+    async for _, event in ask(port, "/v1/completions", dict(prompt=body + "\n\n" + fact, max_tokens=5, temperature=0, logprobs=20, **fields)):
+        choice = None if event == b"[DONE]" else json.loads(event)["choices"][0]
+        if choice:
+            text += choice["text"]
+            tops = tops or (choice["logprobs"]["top_logprobs"] or [{}])[0]
+    return text, text.strip().startswith(word), sum(math.exp(p) for token, p in tops.items() if token.strip() and (" " + word).startswith(token))
+
+
+async def run_recall(command, options, tokens, text, texts):
+    server, rng = Server(command, options), random.Random(7)
+    right, sure, same, asked = [0, 0], [0.0, 0.0], 0, 0
+    for _ in range(texts):
+        body, words = document_of_facts(rng, text, int(tokens * 4.2))
+        await tell(server.port, body, "It", "")  # reads the text, which is kept
+        for fact, word in zip(FACTS, words):
+            fresh, held = await tell(server.port, body, fact, word, cache_prompt=False), await tell(server.port, body, fact, word)
+            for i, (_, is_right, is_sure) in enumerate((fresh, held)):
+                right[i] += is_right
+                sure[i] += is_sure
+            asked += 1
+            same += fresh[0] == held[0]
+    print("%s: %d sentences of %d texts. Text read afresh: %d right, probability of the right word %.3f; its prefix held: %d right, "
+          "probability %.3f; the same words: %d" % (" ".join(options), asked, texts, right[0], sure[0] / asked, right[1], sure[1] / asked, same), flush=True)
+    return server.stop() == 0
+
+
 async def endless_reply(port):
     """A reply that is being written, and the task that reads it: no token that could end it."""
     ban = {}
@@ -265,6 +314,8 @@ def main():
     parser.add_argument("--prefix", type=int, help="tokens of the document")
     parser.add_argument("--gap", type=int, help="tokens of the prompt")
     parser.add_argument("--save", type=int, help="tokens of the session")
+    parser.add_argument("--recall", type=int, help="tokens of each text")
+    parser.add_argument("--texts", type=int, default=1, help="of --recall")
     parser.add_argument("--options", default="--parallel 8", help="of the server")
     arguments = parser.parse_args()
     with open(TEXT, encoding="utf-8") as file:
@@ -272,6 +323,8 @@ def main():
     options, good = arguments.options.split(), True
     if arguments.prefix:
         good = asyncio.run(run_prefix(arguments.command, options, arguments.prefix, text))
+    elif arguments.recall:
+        good = asyncio.run(run_recall(arguments.command, options, arguments.recall, text, arguments.texts))
     elif arguments.save:
         good = asyncio.run(run_save(arguments.command, options, arguments.save, text))
     elif arguments.gap:
