@@ -19,11 +19,13 @@ enum terse_status session_admit(const struct terse_session *s, size_t n, struct 
     do
         if (more <= budget->most - budget->used) return TERSE_OK;
     while (engine_makes_room(s->engine, TERSE_E_MEMORY));
+    struct budget_unit unit = budget_unit(budget);
+    double left = (double)(budget->most - budget->used);
     return status_fail(error, TERSE_E_MEMORY,
-                       "a KV cache of %" PRIu64 " tokens takes %.2f MiB more than the %.2f MiB that are left of the budget of %.2f "
-                       "MiB: raise it (--kv-budget), use a smaller --kv, or free another session",
-                       (uint64_t)s->n_tokens + n, (double)(more - (budget->most - budget->used)) / 0x1p20,
-                       (double)(budget->most - budget->used) / 0x1p20, (double)budget->most / 0x1p20);
+                       "a KV cache of %" PRIu64 " tokens takes %.2f %s more than the %.2f %s that are left of the budget of %.2f "
+                       "%s: raise it (--kv-budget), use a smaller --kv, or free another session",
+                       (uint64_t)s->n_tokens + n, ((double)more - left) / unit.bytes, unit.name, left / unit.bytes, unit.name,
+                       (double)budget->most / unit.bytes, unit.name);
 }
 
 /* ---- Truncating */

@@ -3,16 +3,19 @@
 
 #include "base/memory.h"
 
+struct budget_unit budget_unit(const struct kv_budget *budget) {
+    return budget->most < 1 << 20 ? (struct budget_unit){0x1p10, "KiB"} : (struct budget_unit){0x1p20, "MiB"};
+}
+
 enum terse_status budget_take(struct kv_budget *budget, size_t bytes, const char *what, struct terse_error *error) {
     if (!budget) return TERSE_OK;
     if (bytes > budget->most - budget->used) {
-        bool small = budget->most < 1 << 20;
-        double unit = small ? 0x1p10 : 0x1p20;
+        struct budget_unit unit = budget_unit(budget);
         return status_fail(error, TERSE_E_MEMORY,
                            "%.2f %s for %s do not fit the budget for KV caches: %.2f of its %.2f %s are taken; raise it "
                            "(--kv-budget), use a smaller --kv, or free another session",
-                           (double)bytes / unit, small ? "KiB" : "MiB", what, (double)budget->used / unit,
-                           (double)budget->most / unit, small ? "KiB" : "MiB");
+                           (double)bytes / unit.bytes, unit.name, what, (double)budget->used / unit.bytes,
+                           (double)budget->most / unit.bytes, unit.name);
     }
     budget->used += bytes;
     return TERSE_OK;

@@ -13,6 +13,13 @@ struct kv_budget {
     uint64_t used;
 };
 
+/* What messages tell a budget's bytes in: MiB, of a small one KiB. */
+struct budget_unit {
+    double bytes;
+    const char *name;
+};
+struct budget_unit budget_unit(const struct kv_budget *budget);
+
 /* Memory for count * size bytes of `what`, aligned as memory_array has it; NULL, with *error of TERSE_E_MEMORY, where the budget or the system
  * refuses it. Given back by budget_free with as many bytes. `budget` NULL: no limit. */
 void *budget_array(struct kv_budget *budget, size_t count, size_t size, const char *what, struct terse_error *error);

@@ -93,7 +93,8 @@ refuses 'add -f FILE' bench --fill text
 refuses '-f is the text of --fill text' bench -f "$text"
 refuses '-r takes a whole number from 1' bench -r 0
 refuses 'together are 100000512 tokens, and the model was trained for 32768: use smaller ones, or add --allow-longer-context' bench -d 100000000
-refuses '0.00 of its 1.00 KiB are taken' run -p x --kv f16 --kv-budget 1K
+refuses 'takes 7[0-9]*.[0-9]* KiB more than the 0.[0-9]* KiB that are left of the budget of 1.00 KiB' run -p x --kv f16 --kv-budget 1K
+refuses '0.00 of its 1.00 KiB are taken' run -p x --kv kivi-4 --kv-budget 1K
 refuses '-o takes one of md|json|csv, not "xml"' bench -o xml
 refuses 'unknown KV method' bench -p 0 -n 1 -r 1 --kv nothing
 
