@@ -26,7 +26,7 @@ static int take_lock(const char *path, bool *held) {
 /* In the child, where only what is safe after fork in a program with threads may be called. */
 static void become_learner(char *const arguments[], int nowhere) {
     const struct sched_param none = {0};
-    setpgid(0, 0); /* Ctrl-C is for the command that answers, which ends the learner if it ends itself by that */
+    setsid(); /* Ctrl-C is for the command that answers, which ends the learner if it ends itself by that; and the terminal may close */
     if (nice(19) < 0) errno = 0;
     sched_setscheduler(0, SCHED_IDLE, &none);
     for (int i = 0; i < 3; i++) dup2(nowhere, i);
