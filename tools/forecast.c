@@ -54,7 +54,7 @@ static bool watch(void *user, const char *what, uint64_t done, uint64_t total) {
     (void)what;
     trial->seconds = console_seconds() - trial->start;
     trial->part = (double)done / (double)total;
-    return trial->seconds < TRIAL_SECONDS && !console_interrupted();
+    return (trial->seconds < TRIAL_SECONDS || !done) && !console_interrupted();
 }
 
 /* Seconds that a prompt of n tokens would take, from as much of it as there is time for; a negative number where none was read. */
