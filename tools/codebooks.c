@@ -342,20 +342,13 @@ static double least_seconds(const struct setup *setup) {
     return 2 * (double)setup->info.parameters * tokens / (1e11 * threads);
 }
 
-/* "terse calibrate -m FILE --kv METHOD", into text[capacity]. */
-static const char *write_command(const struct setup *setup, char *text, size_t capacity) {
-    snprintf(text, capacity, "terse calibrate%s%s --kv %s", setup->model_path ? " -m " : "",
-             setup->model_path ? setup->model_path : "", codebooks_is_profile(setup) ? METHOD_WITH_PROFILE : setup->method);
-    return text;
-}
-
 static const char *model_name(const struct setup *setup) { return setup->info.name[0] ? setup->info.name : "this model"; }
 
 /* Tells which method a session without a profile takes, and whether there will be a profile. `seconds` are those that learning takes. */
 static void remark_without(const struct setup *setup, const char *method, double seconds, enum learner_start learner) {
     char duration[64], command[4096 + 64], now[160];
     write_duration(seconds, duration, sizeof duration);
-    write_command(setup, command, sizeof command);
+    setup_calibrate_command(setup, METHOD_WITH_PROFILE, command, sizeof command);
     if (setup->by_default)
         snprintf(now, sizeof now, "the KV cache is %s, safe with every model measured", method);
     else
@@ -427,7 +420,7 @@ static int find_or_learn(struct setup *setup, struct terse_session_options *opti
     if (profile && (setup->by_default || try_without(setup, options, NULL) == TERSE_OK))
         return go_without(setup, options, place ? path : NULL, needed);
     write_duration(needed, duration, sizeof duration);
-    write_command(setup, command, sizeof command);
+    setup_calibrate_command(setup, profile ? METHOD_WITH_PROFILE : setup->method, command, sizeof command);
     return complain("%s needs a %s for this model, and there is none in %s; make it with %s (%s or more)%s", setup->method,
                     profile ? "profile" : "codebook", place ? path : "~/.cache", command, duration,
                     learns ? ", or now with --auto-calibrate" : "");

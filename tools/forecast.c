@@ -174,15 +174,14 @@ static void print_speed(const struct forecast *f, const struct terse_model_info 
 }
 
 static void print_advice(const struct forecast *f, const struct setup *setup) {
-    char text[32], path[4096];
+    char text[32], command[4096 + 64];
     if (f->profile)
         printf("method:      %s, as there is a profile of the model; nothing is left to calibrate\n", f->method);
     else
         printf("method:      %s, without --kv; with a profile %s, about half of the cache\n", f->method, METHOD_WITH_PROFILE);
     if (f->profile || !f->depth) return;
-    snprintf(path, sizeof path, "%s%s", setup->model_path ? " -m " : "", setup->model_path ? setup->model_path : "");
-    printf("calibration: %s, once: terse calibrate%s --kv %s; %s\n", seconds_text(f->learning, text, sizeof text), path,
-           METHOD_WITH_PROFILE,
+    printf("calibration: %s, once: %s; %s\n", seconds_text(f->learning, text, sizeof text),
+           setup_calibrate_command(setup, METHOD_WITH_PROFILE, command, sizeof command),
            mib(f->cache) < 0.1 * mib(setup->info.bytes) ? "not worth it here, as the cache is small beside the weights"
                                                         : "worth it for long texts");
 }

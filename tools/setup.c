@@ -260,3 +260,9 @@ const char *setup_method_text(const struct setup *setup, char *buffer, size_t ca
              v ? v : "", anchors, read, evict ? ", tokens of " : "", evict ? evict : "");
     return buffer;
 }
+
+const char *setup_calibrate_command(const struct setup *setup, const char *method, char *text, size_t capacity) {
+    const char *model = setup->model_path;
+    snprintf(text, capacity, "terse calibrate%s%s --kv %s", model ? " -m " : "", model ? model : "", method);
+    return text;
+}
