@@ -19,7 +19,8 @@
 #     report       DOCS/fidelity.md, and an .svg and a .png of each of its plots
 # Results that FOLDER already holds are not made or measured again; remove it to start anew. On two cores the codebooks take an hour,
 # everything else three more. Many processors are used better by -j JOBS: as many processes share the methods of a step. The programs may come from
-# another machine: BUILD then needs its folder bin alone, but for the libraries. For a trial, options for the learning and the measuring program can be added in the environment:
+# another machine: BUILD then needs its folder bin alone, but for the libraries, and COMMIT in the environment says of which commit it is where the
+# project's folder is no git repository. For a trial, options for the learning and the measuring program can be added in the environment:
 #     LEARN='--chunks 8' MEASURE='-c 2048 --chunks 1 --tasks 1 --memory-tokens 4096' bench/experiments/fidelity.sh ...
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
@@ -250,7 +251,7 @@ step_terse_report() {
 
 # Which code the results are of; the page says so when they are of more than one.
 record_commit() {
-    git -C "$project" describe --always --dirty --exclude '*' >>"$work/commits.txt" 2>/dev/null || echo unknown >>"$work/commits.txt"
+    git -C "$project" describe --always --dirty --exclude '*' >>"$work/commits.txt" 2>/dev/null || echo "${COMMIT:-unknown}" >>"$work/commits.txt"
 }
 
 for step in "$@"; do
