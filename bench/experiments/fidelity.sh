@@ -83,12 +83,12 @@ step_codebooks() {
     local b m w scope power books=()
     for b in $bits; do books+=("antkv-$b=antkv-$b" "cq-$b=cq-$b"); done
     for b in $gained; do books+=("antkv-$b-none=antkv-$b:none"); done
-    for b in 2 1; do books+=("commvq-$b=commvq-$b"); done
     for w in $weightings; do
         IFS=: read -r b scope power <<<"$w"
         books+=("antkv-$b-$scope-$power=antkv-$b:$scope:$power")
     done
     codebooks "${books[@]}"
+    codebooks commvq-2=commvq-2 commvq-1=commvq-1
     books=()
     for m in 4 3 2 32x4 32x6 32x10; do books+=("million-$m=million-$m"); done
     codebooks "${books[@]}" million-4-shared=million-4:shared million-2-shared=million-2:shared
@@ -205,9 +205,10 @@ step_domains() {
     domain_texts
     for from in $domains; do
         # shellcheck disable=SC2086
-        "$build/bin/codebooks" -m "$model" -f "$d/$from.learn" -w "$d" --chunks 32 \
-            --books "commvq-1-$from=commvq-1,antkv-1-$from=antkv-1" ${LEARN:-}
-        for m in commvq-1 antkv-1; do methods+=("$m:codebook=$m-$from"); done
+        for m in commvq-1 antkv-1; do
+            "$build/bin/codebooks" -m "$model" -f "$d/$from.learn" -w "$d" --chunks 32 --books "$m-$from=$m" ${LEARN:-}
+            methods+=("$m:codebook=$m-$from")
+        done
     done
     for on in $domains; do
         mkdir -p "$d/on-$on"
