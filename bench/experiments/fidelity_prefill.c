@@ -32,7 +32,7 @@ static struct {
 static bool observes(const struct cache *cache) { return CPU->queries_to_observe(cache, 1) > 0; }
 
 /* Whether it selects anchors by the attention that it observes. */
-static bool scores(const struct cache *cache) { return cache->plan.anchors != 0; }
+static bool scores(const struct cache *cache) { return cache->base.plan.anchors != 0; }
 
 /* ---- Calls of the executor */
 
@@ -51,12 +51,12 @@ static enum terse_status create_with_index(const struct cache_shape *shape, cons
 
 /* Copies for a step of n tokens. Every follower has its plan by now, which says whether queries are needed. */
 static enum terse_status reserve_copies(const struct cache *cache, size_t n, struct terse_error *error) {
-    size_t hd = cache->shape.head_dim;
+    size_t hd = cache->base.shape.head_dim;
     bool queries = false;
     for (size_t i = 0; i < prefill.n_followers; i++) queries |= observes(prefill.followers[i].cache);
     prefill.n = n;
-    prefill.kv_floats = n * cache->shape.kv_heads * hd;
-    prefill.q_floats = queries ? n * cache->shape.query_heads * hd : 0;
+    prefill.kv_floats = n * cache->base.shape.kv_heads * hd;
+    prefill.q_floats = queries ? n * cache->base.shape.query_heads * hd : 0;
     prefill.keys = memory_array(prefill.kv_floats, sizeof *prefill.keys);
     for (size_t i = 0; i < 2; i++) prefill.rotated[i] = memory_array(prefill.kv_floats, sizeof *prefill.keys);
     prefill.queries = memory_array(prefill.q_floats, sizeof *prefill.queries);
@@ -82,7 +82,7 @@ static enum terse_status append_all(struct cache *cache, uint32_t layer, float *
 
 static enum terse_status attend_all(struct cache *cache, const float *q, size_t first, size_t count, float *out,
                                     struct terse_error *error) {
-    size_t width = cache->shape.query_heads * (size_t)cache->shape.head_dim;
+    size_t width = cache->base.shape.query_heads * (size_t)cache->base.shape.head_dim;
     if (cache == prefill.lead && prefill.q_floats) memcpy(prefill.queries + first * width, q, count * width * sizeof *q);
     return CPU->attend(cache, q, first, count, out, error);
 }
@@ -95,7 +95,7 @@ static enum terse_status append_copy(struct cache *follower, float *rotated, str
 /* Shows the queries to a follower's policy. Attention's output is the lead's. */
 static enum terse_status observe_copy(struct cache *follower, struct terse_error *error) {
     enum terse_status status = TERSE_OK;
-    size_t width = follower->shape.query_heads * (size_t)follower->shape.head_dim;
+    size_t width = follower->base.shape.query_heads * (size_t)follower->base.shape.head_dim;
     for (size_t first = 0; first < prefill.n && !status; first += PANEL) {
         size_t count = prefill.n - first < PANEL ? prefill.n - first : PANEL;
         status = CPU->observe(follower, prefill.queries + first * width, first, count, error);
@@ -105,8 +105,9 @@ static enum terse_status observe_copy(struct cache *follower, struct terse_error
 
 /* Whether both score the same tokens in the same way. */
 static bool same_scores(const struct cache *a, const struct cache *b) {
-    return a->plan.sealed == b->plan.sealed && a->plan.grid == b->plan.grid && a->plan.skip == b->plan.skip &&
-           a->method.policy->rank_by_attention == b->method.policy->rank_by_attention;
+    return a->base.plan.sealed == b->base.plan.sealed && a->base.plan.grid == b->base.plan.grid &&
+           a->base.plan.skip == b->base.plan.skip &&
+           a->base.method.policy->rank_by_attention == b->base.method.policy->rank_by_attention;
 }
 
 /* Anchor Scores depend on the exact attention alone: the first follower that needs them observes the queries, others that seal the same
@@ -182,7 +183,7 @@ enum terse_status prefill_many(struct opened *lead, struct opened *followers, si
     const struct terse_logits_sink all = {ignore_row, NULL, 0};
     bool observed = false;
     for (size_t i = 0; i < n_followers; i++) {
-        const struct policy *policy = followers[i].cache->method.policy;
+        const struct policy *policy = followers[i].cache->base.method.policy;
         observed |= policy->anchors || policy->pick_victim;
     }
     prefill.lead = lead->cache;

@@ -11,7 +11,7 @@
 #define TERSE_BENCH_FIDELITY_PREFILL_H
 
 #include "backend/cpu/codec/index.h"
-#include "backend/cpu/kv/cache.h"
+#include "backend/cpu/kv/step.h"
 
 /* A session and the cache inside it, which belongs to the session. */
 struct opened {

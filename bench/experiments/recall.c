@@ -212,9 +212,9 @@ static void run_probe(struct head *h, const float *q, struct found *found, uint6
 
 /* found[SELECTORS] on the prompt's tokens before the probes. */
 static bool run_head(const struct cache *cache, uint32_t head, struct found *found) {
-    struct head h = {.hd = cache->shape.head_dim, .G = cache->group, .n = observed.n - PROBES};
-    uint64_t state = random_mix(1 + cache->layer * cache->shape.kv_heads + head);
-    h.stride = cache->shape.kv_heads * h.hd;
+    struct head h = {.hd = cache->base.shape.head_dim, .G = cache->group, .n = observed.n - PROBES};
+    uint64_t state = random_mix(1 + cache->base.layer * cache->base.shape.kv_heads + head);
+    h.stride = cache->base.shape.kv_heads * h.hd;
     h.keys = observed.k + head * h.hd;
     h.k = (size_t)((double)h.n * PERCENT / 100);
     bool good = head_new(&h);
@@ -231,9 +231,10 @@ static bool run_head(const struct cache *cache, uint32_t head, struct found *fou
 /* The relative difference of the last token's attention in head 0, computed here, from out[hd] of the cache: checks that keys and queries
  * are rotated and scaled as assumed. */
 static double difference(const struct cache *cache, const float *out) {
-    size_t hd = cache->shape.head_dim, stride = cache->shape.kv_heads * hd;
+    size_t hd = cache->base.shape.head_dim, stride = cache->base.shape.kv_heads * hd;
     double most = -INFINITY, sum = 0, acc[CODEC_HEAD_DIM_MAX] = {0}, square = 0, error = 0;
-    query_rows_load(cache, observed.queries + (PROBES - 1) * cache->shape.query_heads * hd, 0, observed.n - 1, 1, observed.last);
+    query_rows_load(cache, observed.queries + (PROBES - 1) * cache->base.shape.query_heads * hd, 0, observed.n - 1, 1,
+                    observed.last);
     for (int pass = 0; pass < 2; pass++)
         for (size_t t = 0; t < observed.n; t++) {
             double dot = 0;
@@ -260,7 +261,7 @@ static enum terse_status append_observed(struct cache *cache, uint32_t layer, fl
 
 static enum terse_status attend_observed(struct cache *cache, const float *q, size_t first, size_t count, float *out,
                                          struct terse_error *error) {
-    size_t width = cache->shape.query_heads * (size_t)cache->shape.head_dim, heads = cache->shape.kv_heads,
+    size_t width = cache->base.shape.query_heads * (size_t)cache->base.shape.head_dim, heads = cache->base.shape.kv_heads,
            start = observed.n - PROBES;
     for (size_t i = 0; i < count && observed.on; i++)
         if (first + i >= start) memcpy(observed.queries + (first + i - start) * width, q + i * width, width * sizeof *q);
@@ -271,7 +272,7 @@ static enum terse_status attend_observed(struct cache *cache, const float *q, si
     bool good = true;
 #pragma omp parallel for schedule(dynamic, 1) reduction(&& : good)
     for (size_t head = 0; head < heads; head++)
-        good = run_head(cache, (uint32_t)head, observed.sum + (cache->layer * heads + head) * SELECTORS) && good;
+        good = run_head(cache, (uint32_t)head, observed.sum + (cache->base.layer * heads + head) * SELECTORS) && good;
     observed.failed |= !good;
     return TERSE_OK;
 }

@@ -101,9 +101,10 @@ struct kv_ops {
     enum terse_status (*attend)(struct cache *cache, const float *q, size_t first, size_t count, float *out,
                                 struct terse_error *error);
     /* Does a part of what attend has to do for the same queries, which come to attend next, of bounded length: true, or false where no such part
-     * is left. */
+     * is left. NULL: attend does all of it. */
     bool (*attend_some)(struct cache *cache, const float *q, size_t first, size_t count, float *out);
-    /* Does a part of what end_layer has to do, of bounded length: true, or false where no such part is left. */
+    /* Does a part of what end_layer has to do, of bounded length: true, or false where no such part is left. NULL: end_layer does
+     * all of it. */
     bool (*seal_some)(struct cache *cache);
     enum terse_status (*end_layer)(struct cache *cache, struct terse_error *error);
     enum terse_status (*commit)(struct cache *cache, struct terse_error *error);

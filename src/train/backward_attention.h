@@ -18,7 +18,7 @@ struct attention {
     size_t n;
     float scale;         /* of the logits */
     float cap;           /* logits become cap tanh(logits / cap) after the scale; 0: they do not */
-    const float *slopes; /* [Hq] of ALiBi, added after scale and cap as backend/cpu/kv/cache.h says; or NULL */
+    const float *slopes; /* [Hq] of ALiBi, added after scale and cap as backend/cpu/kv/step.h says; or NULL */
     const float *sinks;  /* [Hq]: the logit of a key without a value, which queries see besides; or NULL */
     size_t window;       /* queries see so many keys, their own the last; 0: all before them */
     float *q;            /* [n][Hq][hd], rotated */

@@ -1,7 +1,7 @@
 /* The CPU's form of a codebook: made by the first cache and not when the codebook is opened, shared by all caches whatever thread makes
  * them, and freed with the codebook. */
 #include "backend/cpu/codec/prepared.h"
-#include "backend/cpu/kv/cache.h"
+#include "backend/cpu/kv/step.h"
 #include "backend/cpu/kv/state.h"
 #include "support/codebook_sample.h"
 #include "support/counting_memory.h"
@@ -58,7 +58,7 @@ static void the_first_cache_prepares_and_all_share(void **state) {
         struct terse_cache_report predicted, report;
         struct cache *first, *second;
         assert_int_equal(described(codebook), live_bytes); /* parameters alone */
-        cache_predict(&shape, &method, 1, &predicted);
+        cache_predict(&cpu_storage, &shape, &method, 1, &predicted);
         assert_true(predicted.codebook > described(codebook));
         assert_int_equal(cache_create(&shape, &method, 1, &first, NULL), TERSE_OK);
         assert_int_equal(described(codebook), predicted.codebook);

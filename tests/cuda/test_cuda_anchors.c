@@ -2,7 +2,7 @@
  * read, cut, forked and saved. */
 #include "backend/backend.h"
 #include "backend/cuda/device.h"
-#include "backend/cuda/kv/cache.h"
+#include "backend/cuda/kv/step.h"
 #include "base/random.h"
 #include "format/codebook_layouts.h"
 

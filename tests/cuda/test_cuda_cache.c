@@ -1,7 +1,7 @@
 /* Attention over the GPU's caches equals dense attention in double precision over the stored numbers, for every method, shape and way to
  * cut a sequence into steps, as tests/kv holds the CPU's to; a state saved on one of both goes on on the other. */
 #include "backend/cuda/device.h"
-#include "backend/cuda/kv/cache.h"
+#include "backend/cuda/kv/step.h"
 #include "support/cache_oracle.h"
 
 #include <math.h>

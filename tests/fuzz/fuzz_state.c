@@ -1,7 +1,7 @@
 /* Fuzz target of saved states: opens the input as it is and again with its checksums made right, so that what lies behind them is reached, and
  * loads what opens into a cache, of which every page that a step would read must then be there, also when it was cut and forked. What the
  * numbers in pages make of attention is not asked. The header's codebook chooses the method. One input in 64 is loaded as a session, too. Run it with the corpus in corpus/state; see CMakeLists.txt. */
-#include "backend/cpu/kv/fork.h"
+#include "backend/cpu/kv/step.h"
 #include "backend/cpu/kv/page_pool.h"
 #include "backend/cpu/kv/segment.h"
 #include "engine/session_file.h"
@@ -32,8 +32,8 @@ static void touch_segments(struct cache *cache, size_t n) {
             if (segment.kind == SEGMENT_WINDOW)
                 touch(window_page(cache, segment.window_set, (enum codec_side)side, 0, 0), cache->window_page_bytes);
         }
-        if (segment.kind == SEGMENT_SEALED && cache->index_page_bytes)
-            touch(own_index_page(cache, segment.set, 0, 0), cache->index_page_bytes);
+        if (segment.kind == SEGMENT_SEALED && cache->base.index_page_bytes)
+            touch(own_index_page(cache, segment.set, 0, 0), cache->base.index_page_bytes);
     }
 }
 

@@ -147,7 +147,7 @@ static double bare_score(struct bare *b, enum codec_side side, size_t token, siz
     const struct codec_shape shape = {.head_dim = HD, .group = 1};
     size_t sealed = (n - FIRST + 1) / 2 * 2, at = token - FIRST;
     float decoded[64 * HD], error = 0;
-    cpu_codec_q4_0.decode(shape, side, page_at(b->cache, &b->cache->pages.sets[at / 64], side, 0, 0), decoded);
+    cpu_codec_q4_0.decode(shape, side, page_at(b->cache, &b->cache->base.pages.sets[at / 64], side, 0, 0), decoded);
     for (size_t c = 0; c < HD; c++) error += powf(rows[token * HD + c] - decoded[at % 64 * HD + c], 2);
     return (double)(b->cache->observed[(side == CODEC_VALUES) * sealed + at] / error);
 }

@@ -61,9 +61,9 @@ static size_t kv_bytes(const struct cache *cache) {
 
 /* Every page holds a token that is still read. */
 static void check_no_evicted_page_is_held(const struct cache *cache) {
-    for (size_t i = 0; i < cache->pages.n_sealed; i++)
-        assert_true(cache->pages.sets[i].first + cache->pages.sets[i].count > cache->extent.first);
-    assert_true(cache->extent.window_first + PAGE_TOKENS > cache->extent.first);
+    for (size_t i = 0; i < cache->base.pages.n_sealed; i++)
+        assert_true(cache->base.pages.sets[i].first + cache->base.pages.sets[i].count > cache->base.extent.first);
+    assert_true(cache->base.extent.window_first + PAGE_TOKENS > cache->base.extent.first);
 }
 
 static const char *const methods[] = {
@@ -87,7 +87,7 @@ static void allocated_is_reported_is_predicted(void **state) {
                 assert_int_equal(report.resident, kv_bytes(cache));
                 assert_int_equal(report.resident, report.codes + report.exact + report.window + report.tables);
                 size_t before = allocations;
-                cache_predict(&shape, &method, lengths[i], &predicted);
+                cache_predict(&cpu_storage, &shape, &method, lengths[i], &predicted);
                 assert_int_equal(allocations, before);
                 assert_memory_equal(&predicted, &report, sizeof report);
                 assert_int_equal(report.tokens, lengths[i]);
@@ -119,14 +119,14 @@ static void growth_is_tight(void **state) {
         struct method method = resolve(known[m].method, TERSE_TAIL_DEFAULT);
         struct terse_cache_report report;
         for (uint64_t tokens = 192; tokens < 100000; tokens = tokens * 3 + 1) {
-            cache_predict(&shape, &method, tokens, &report);
+            cache_predict(&cpu_storage, &shape, &method, tokens, &report);
             uint64_t token_bytes = LAYERS * HEADS * 2 * HEAD_DIM * 2, window_most = (method.tail_tokens + 63 + 63) / 64 * 64;
             double pages = (double)(tokens - tokens % 64) * LAYERS * HEADS * 2 * HEAD_DIM * known[m].bits / 8;
             assert_true((double)report.codes <= pages);
             assert_true(report.window <= window_most * token_bytes);
             assert_true(report.tables <= (tokens / 64 + 8) * 48);
         }
-        cache_predict(&shape, &method, 1 << 20, &report);
+        cache_predict(&cpu_storage, &shape, &method, 1 << 20, &report);
         assert_true(report.bits_per_value < known[m].bits * 1.01);
     }
 }
@@ -200,7 +200,7 @@ static void a_random_filling_is_like_a_prefill(void **state) {
         assert_int_equal(cache_fill_random(cache, TOKENS, 5, NULL), TERSE_OK);
         assert_int_equal(cache_length(cache), TOKENS);
         cache_report(cache, &report);
-        cache_predict(&shape, &method, TOKENS, &predicted);
+        cache_predict(&cpu_storage, &shape, &method, TOKENS, &predicted);
         assert_true((double)report.resident >= 0.99 * (double)predicted.resident && report.resident < 2 * predicted.resident);
         if (!policy_evicts(method.policy) && !method.policy->anchors) assert_int_equal(report.resident, predicted.resident);
         assert_int_equal(cache_begin(cache, CACHE_STEP_DECODE, 1, NULL), TERSE_OK);

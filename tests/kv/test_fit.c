@@ -3,7 +3,7 @@
  * fitted is counted. */
 #include "backend/cpu/codec/prepared.h"
 #include "backend/cpu/codec/transform.h"
-#include "backend/cpu/kv/cache.h"
+#include "backend/cpu/kv/step.h"
 #include "backend/cpu/kv/fit.h"
 #include "base/random.h"
 #include "support/random_codebook.h"
@@ -175,9 +175,9 @@ static void a_conversation_is_fitted_once(void **state) {
     uint8_t *kept = malloc(bytes);
     step(cache, CACHE_STEP_PREFILL, 20);
     while (cache_length(cache) < 190) step(cache, CACHE_STEP_DECODE, 1);
-    assert_true(fit_pending(cache));
+    assert_true(cache_fit_pending(&cache->base));
     step(cache, CACHE_STEP_DECODE, 16);
-    assert_false(fit_pending(cache));
+    assert_false(cache_fit_pending(&cache->base));
     check(cache, 206, 3e-3);
     memcpy(kept, cache->fitted, bytes);
     step(cache, CACHE_STEP_PREFILL, 700);
@@ -200,8 +200,8 @@ static void pages_go_by_the_fit(void **state) {
     for (enum codec_side side = CODEC_KEYS; side <= CODEC_VALUES; side++) {
         struct codec_shape seen = side_shape(cache, side, 1, 1, 1);
         double error = 0, power = 0, row[HEAD_DIM];
-        for (size_t i = 0; i < cache->pages.n_sealed; i++) {
-            const struct page_set *set = &cache->pages.sets[i];
+        for (size_t i = 0; i < cache->base.pages.n_sealed; i++) {
+            const struct page_set *set = &cache->base.pages.sets[i];
             float decoded[64 * HEAD_DIM];
             cpu_codec_transform.decode(seen, side, page_at(cache, set, side, 1, 1), decoded);
             for (size_t t = 0; t < 64; t++) {
@@ -224,12 +224,12 @@ static void threads_change_no_bit(void **state) {
     step(one, CACHE_STEP_PREFILL, 3000);
     step(three, CACHE_STEP_PREFILL, 3000);
     assert_memory_equal(one->fitted, three->fitted, SETS * one->fitted_bytes);
-    assert_int_equal(one->pages.n_sealed, three->pages.n_sealed);
-    for (size_t i = 0; i < one->pages.n_sealed; i++)
+    assert_int_equal(one->base.pages.n_sealed, three->base.pages.n_sealed);
+    for (size_t i = 0; i < one->base.pages.n_sealed; i++)
         for (uint32_t set = 0; set < SETS; set++)
             for (enum codec_side side = CODEC_KEYS; side <= CODEC_VALUES; side++)
-                assert_memory_equal(page_at(one, &one->pages.sets[i], side, set / HEADS, set % HEADS),
-                                    page_at(three, &three->pages.sets[i], side, set / HEADS, set % HEADS),
+                assert_memory_equal(page_at(one, &one->base.pages.sets[i], side, set / HEADS, set % HEADS),
+                                    page_at(three, &three->base.pages.sets[i], side, set / HEADS, set % HEADS),
                                     page_place(one, set / HEADS, set % HEADS)->bytes[side]);
     cache_destroy(three);
     release(&method, one);
@@ -248,14 +248,14 @@ static void only_what_is_fitted_is_counted(void **state) {
         step(cache, CACHE_STEP_PREFILL, 700);
         check(cache, 700, 1e-4);
         cache_report(cache, &with);
-        cache_predict(&shape, &method, 700, &predicted);
+        cache_predict(&cpu_storage, &shape, &method, 700, &predicted);
         assert_memory_equal(&with, &predicted, sizeof with);
-        cache_predict(&shape, &learned, 700, &without);
+        cache_predict(&cpu_storage, &shape, &learned, 700, &without);
         assert_int_equal(with.tables - without.tables, SETS * sides * side);
         assert_int_equal(with.resident - without.resident, SETS * sides * side);
         /* Before anybody has looked which head gets how many bits, their sum is known. */
         learned.layouts = NULL;
-        cache_predict(&shape, &learned, 700, &predicted);
+        cache_predict(&cpu_storage, &shape, &learned, 700, &predicted);
         assert_int_equal(predicted.resident, without.resident);
         release(&method, cache);
     }

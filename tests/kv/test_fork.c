@@ -1,6 +1,6 @@
 /* Caches cut short and forked: attention goes on to equal dense attention over what they hold, pages lie in memory once, and every
  * refused allocation is survived. This program brings its own base/memory, which counts and refuses. */
-#include "backend/cpu/kv/fork.h"
+#include "backend/cpu/kv/step.h"
 #include "backend/cpu/kv/page_pool.h"
 #include "support/cache_oracle.h"
 #include "support/counting_memory.h"
@@ -127,13 +127,13 @@ static void forks_go_their_own_ways(void **state) {
 /* Page sets held by somebody, each counted once, and those in memory. */
 static void count_pool(struct cache *const *caches, size_t n, size_t *held, size_t *sets) {
     *held = *sets = 0;
-    for (const struct page_chunk *chunk = caches[0]->pages.pool->chunks; chunk; chunk = chunk->next) {
+    for (const struct page_chunk *chunk = caches[0]->base.pages.pool->chunks; chunk; chunk = chunk->next) {
         size_t chunk_held = 0;
         for (uint32_t i = 0; i < chunk->sets; i++) {
             uint32_t holders = 0;
             for (size_t c = 0; c < n; c++)
-                for (size_t s = 0; s < caches[c]->pages.n; s++)
-                    holders += caches[c]->pages.sets[s].owner == chunk && caches[c]->pages.sets[s].index == i;
+                for (size_t s = 0; s < caches[c]->base.pages.n; s++)
+                    holders += caches[c]->base.pages.sets[s].owner == chunk && caches[c]->base.pages.sets[s].index == i;
             assert_int_equal(holders, chunk->holders[i]);
             chunk_held += holders > 0;
         }
@@ -153,7 +153,7 @@ static void pages_lie_in_memory_once(void **state) {
     oracle_skip(o, P, 500); /* 7 page sets */
     cache_report(caches[0], &one);
     assert_int_equal(one.shared, 0);
-    size_t bytes = live_bytes, set = caches[0]->page_set_bytes;
+    size_t bytes = live_bytes, set = caches[0]->base.page_set_bytes;
     assert_int_equal(cache_fork(caches[0], &caches[1], NULL), TERSE_OK);
     assert_true(live_bytes - bytes < one.resident - 7 * set + 200 * 64 * sizeof(float)); /* no page more, angles of 64 positions */
     cache_report(caches[0], &one);
@@ -314,7 +314,7 @@ static void nothing_grows_past_the_budget(void **state) {
         struct oracle *o = oracle_new(&setup, 1);
         size_t outside = live_bytes, refused = 0, done = 0;
         struct terse_cache_report report;
-        cache_predict(&o->shape, &o->method, 400, &report);
+        cache_predict(&cpu_storage, &o->shape, &o->method, 400, &report);
         struct kv_budget budget = {.most = 2 * report.resident};
         struct cache *caches[CACHES] = {NULL};
         for (int i = 0; i < 400; i++) {

@@ -1,6 +1,6 @@
 /* MAT's cache against its definition: a list of kept tokens for every layer and KV head, from which the token with the highest logit
  * to token 0 is evicted whenever there is one too many, and dense attention in double precision over the list at positions 0, 1, ... */
-#include "backend/cpu/kv/cache.h"
+#include "backend/cpu/kv/step.h"
 #include "backend/cpu/kv/exact.h"
 #include "backend/cpu/kv/page_pool.h"
 
@@ -72,7 +72,7 @@ static void read_tokens(struct cache *cache, const struct sequence *s, enum cach
         memcpy(k, s->k[l][first], n * sizeof *k);
         assert_int_equal(cache_append(cache, l, k[0], s->v[l][first], NULL), TERSE_OK);
         size_t needed = kind == CACHE_STEP_PREFILL && !out ? n / 2 : 0, observed = cache_queries_to_observe(cache, needed);
-        assert_int_equal(observed, cache->method.policy->pick_victim ? needed : 0);
+        assert_int_equal(observed, cache->base.method.policy->pick_victim ? needed : 0);
         if (observed) assert_int_equal(cache_observe(cache, s->q[l][first], 0, observed, NULL), TERSE_OK);
         assert_int_equal(cache_attend(cache, s->q[l][first + needed], needed, n - needed, attended[0], NULL), TERSE_OK);
         if (out) memcpy(out + l * n * QS, attended, n * sizeof *attended);
@@ -156,10 +156,10 @@ static void dense(const struct sequence *s, uint32_t l, uint32_t head, size_t g,
 
 /* The exact rows hold the first of the kept tokens, found by their values. */
 static void check_rows(const struct cache *cache) {
-    size_t exact = cache->extent.exact;
+    size_t exact = cache->base.extent.exact;
     for (uint32_t l = 0; l < LAYERS; l++)
         for (uint32_t head = 0; head < HEADS; head++) {
-            const uint16_t *values = exact_rows(cache, l, head) + cache->method.parameters.exact * HD;
+            const uint16_t *values = exact_rows(cache, l, head) + cache->base.method.parameters.exact * HD;
             assert_true(kept[l][head].n >= exact && kept[l][head].token[0] == 0);
             for (size_t i = 0; i < exact; i++)
                 for (size_t c = 0; c < HD; c++)

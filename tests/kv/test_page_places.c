@@ -1,6 +1,6 @@
 /* Pages whose sizes differ from head to head and layer to layer: they lie apart and fill their chunk, and a cache reads the same from
  * them. No codec of the table has such pages, so a cache's are made larger than its codec needs, each by another number of bytes. */
-#include "backend/cpu/kv/cache.h"
+#include "backend/cpu/kv/step.h"
 #include "backend/cpu/kv/fill.h"
 #include "backend/cpu/kv/page_pool.h"
 
@@ -33,38 +33,38 @@ static struct cache *make_cache(const char *name, double read_percent) {
 
 /* Larger pages, by 64 to 768 bytes, keys and values by different numbers. */
 static void make_uneven(struct cache *cache) {
-    cache->page_set_bytes = 0;
+    cache->base.page_set_bytes = 0;
     for (size_t i = 0; i < LAYERS * HEADS; i++) {
-        struct page_place *place = &cache->places[i];
-        place->offset = cache->page_set_bytes;
+        struct page_place *place = (struct page_place *)&cache->base.places[i]; /* the cache's own memory */
+        place->offset = cache->base.page_set_bytes;
         for (size_t side = 0; side < 2; side++) {
             place->bytes[side] += 64 * (1 + (5 * i + 7 * side) % 12);
             cache->largest_page[side] = larger(cache->largest_page[side], place->bytes[side]);
         }
-        cache->page_set_bytes += place->bytes[CODEC_KEYS] + place->bytes[CODEC_VALUES] + cache->index_page_bytes;
+        cache->base.page_set_bytes += place->bytes[CODEC_KEYS] + place->bytes[CODEC_VALUES] + cache->base.index_page_bytes;
     }
-    cache->pages.pool->page_set_bytes = cache->page_set_bytes;
+    cache->base.pages.pool->page_set_bytes = cache->base.page_set_bytes;
 }
 
 static void pages_lie_apart_and_fill_their_chunk(void **state) {
     (void)state;
     struct cache *cache = make_cache("q4_0", 20);
     make_uneven(cache);
-    assert_true(cache->index_page_bytes > 0);
-    assert_int_equal(page_table_reserve(&cache->pages, 5, NULL), TERSE_OK);
-    assert_int_equal(page_table_reserve(&cache->pages, 8, NULL), TERSE_OK);
+    assert_true(cache->base.index_page_bytes > 0);
+    assert_int_equal(page_table_reserve(&cache->base.pages, 5, NULL), TERSE_OK);
+    assert_int_equal(page_table_reserve(&cache->base.pages, 8, NULL), TERSE_OK);
     const size_t sets[] = {5, 3};
     for (size_t chunk = 0, first = 0; chunk < 2; first += sets[chunk++]) {
-        size_t bytes = sets[chunk] * cache->page_set_bytes;
-        uint8_t *held = calloc(bytes, 1), *memory = cache->pages.sets[first].chunk;
+        size_t bytes = sets[chunk] * cache->base.page_set_bytes;
+        uint8_t *held = calloc(bytes, 1), *memory = cache->base.pages.sets[first].chunk;
         for (size_t s = first; s < first + sets[chunk]; s++) {
             for (uint32_t i = 0; i < LAYERS * HEADS; i++) {
-                const struct page_place *place = &cache->places[i];
-                const struct page_set *set = &cache->pages.sets[s];
+                const struct page_place *place = &cache->base.places[i];
+                const struct page_set *set = &cache->base.pages.sets[s];
                 const uint8_t *pages[] = {page_at(cache, set, CODEC_KEYS, i / HEADS, i % HEADS),
                                           page_at(cache, set, CODEC_VALUES, i / HEADS, i % HEADS),
                                           own_index_page(cache, set, i / HEADS, i % HEADS)};
-                const size_t sizes[] = {place->bytes[CODEC_KEYS], place->bytes[CODEC_VALUES], cache->index_page_bytes};
+                const size_t sizes[] = {place->bytes[CODEC_KEYS], place->bytes[CODEC_VALUES], cache->base.index_page_bytes};
                 for (size_t p = 0; p < 3; p++) {
                     assert_true(pages[p] >= memory && pages[p] + sizes[p] <= memory + bytes);
                     assert_int_equal((uintptr_t)pages[p] % 64, 0);

@@ -120,12 +120,12 @@ static void read_stored(const struct run *r, uint32_t layer, uint32_t head, stru
             e->v[t][c] = half_to_float(half_from_float(r->v[layer][t][head * HD + c]));
         }
     }
-    for (size_t s = 0; s < cache->pages.n_sealed; s++) {
-        const struct page_set *set = &cache->pages.sets[s];
+    for (size_t s = 0; s < cache->base.pages.n_sealed; s++) {
+        const struct page_set *set = &cache->base.pages.sets[s];
         float rows[2][64 * HD];
         for (int side = 0; side < 2; side++) {
             enum codec_side of = side ? CODEC_VALUES : CODEC_KEYS;
-            const struct codec *codec = side ? cache->method.value.codec : cache->method.key.codec;
+            const struct codec *codec = side ? cache->base.method.value.codec : cache->base.method.key.codec;
             cpu_codec_of(codec)->decode(side_shape(cache, of, layer, head, 1), of, page_at(cache, set, of, layer, head),
                                         rows[side]);
         }
@@ -153,8 +153,8 @@ static void mean_query(const struct run *r, uint32_t head, const float *q, float
 /* Scores of a page by the method's index. */
 static void page_scores(const struct cache *cache, uint32_t layer, uint32_t head, const struct page_set *set, const float *mean,
                         uint16_t *scores) {
-    const struct index *index = cache->method.index;
-    bool in_keys = cache->method.key.codec == &codec_sign && index == &index_sign;
+    const struct index *index = cache->base.method.index;
+    bool in_keys = cache->base.method.key.codec == &codec_sign && index == &index_sign;
     const uint8_t *keys = page_at(cache, set, CODEC_KEYS, layer, head);
     if (index == &index_components) {
         double rotated[HD];
@@ -177,7 +177,7 @@ static void page_scores(const struct cache *cache, uint32_t layer, uint32_t head
  * alone, so many that four times the tokens have room in them. */
 static void choose(const struct run *r, uint32_t layer, uint32_t head, const float *q, struct expectation *e) {
     const struct cache *cache = r->cache;
-    bool by_runs = cache->method.index == &index_components, open[MOST / RUN_TOKENS + 1];
+    bool by_runs = cache->base.method.index == &index_components, open[MOST / RUN_TOKENS + 1];
     float mean[HD];
     int score[MOST], best_of_run[MOST / RUN_TOKENS + 1];
     size_t run[MOST] = {0}; /* of the page in which a token lies */
@@ -185,8 +185,8 @@ static void choose(const struct run *r, uint32_t layer, uint32_t head, const flo
     mean_query(r, head, q, mean);
     for (size_t t = 0; t < r->length; t++) score[t] = -1;
     for (size_t i = 0; i <= MOST / RUN_TOKENS; i++) best_of_run[i] = -1, open[i] = !by_runs;
-    for (size_t s = 0; s < cache->pages.n_sealed; s++) {
-        const struct page_set *set = &cache->pages.sets[s];
+    for (size_t s = 0; s < cache->base.pages.n_sealed; s++) {
+        const struct page_set *set = &cache->base.pages.sets[s];
         uint16_t scores[64];
         page_scores(cache, layer, head, set, mean, scores);
         for (size_t t = 0; t < set->count; t++) {
@@ -200,7 +200,7 @@ static void choose(const struct run *r, uint32_t layer, uint32_t head, const flo
         }
         candidates += set->generated ? 0 : 64;
     }
-    wanted = policy_selects(&cache->method.parameters, candidates);
+    wanted = policy_selects(&cache->base.method.parameters, candidates);
     for (size_t n = 0; by_runs && (n < 4 || n * RUN_TOKENS < 4 * wanted); n++) {
         size_t best = 0;
         for (size_t i = 0; i <= MOST / RUN_TOKENS; i++)
@@ -220,7 +220,7 @@ static void choose(const struct run *r, uint32_t layer, uint32_t head, const flo
 
 static double dense(const struct run *r, const struct expectation *e, uint32_t layer, uint32_t head, size_t g, const float *q,
                     const float *out) {
-    size_t window = (size_t)r->cache->extent.window_first, exact = first_in_pages(&r->cache->method);
+    size_t window = (size_t)r->cache->base.extent.window_first, exact = first_in_pages(&r->cache->base.method);
     double logits[MOST + 1], query[HD], key[HD], max = -INFINITY, sum = 0, worst = 0;
     rotate(q + (head * G + g) * HD, (double)r->length, query);
     rotate(r->k[layer][r->length] + head * HD, (double)r->length, key);
@@ -253,22 +253,22 @@ static void check_token(struct run *r, double allowed) {
     for (uint32_t l = 0; l < LAYERS; l++)
         for (uint32_t head = 0; head < HEADS; head++) {
             memset(&expected[l][head], 0, sizeof expected[l][head]);
-            cache->layer = l; /* whose anchors are asked for */
+            cache->base.layer = l; /* whose anchors are asked for */
             read_stored(r, l, head, &expected[l][head]);
             choose(r, l, head, q[l], &expected[l][head]);
         }
-    uint64_t window_first = cache->extent.window_first;
+    uint64_t window_first = cache->base.extent.window_first;
     run_step(r, CACHE_STEP_DECODE, 1);
-    uint64_t after = cache->extent.window_first;
-    cache->extent.window_first = window_first; /* dense asks where the window began */
+    uint64_t after = cache->base.extent.window_first;
+    cache->base.extent.window_first = window_first; /* dense asks where the window began */
     r->length = length;
     for (uint32_t l = 0; l < LAYERS; l++)
         for (uint32_t head = 0; head < HEADS; head++)
             for (size_t g = 0; g < G; g++) {
                 double worst = dense(r, &expected[l][head], l, head, g, q[l], r->out[l]);
-                if (!(worst <= allowed)) fail_msg("%s, token %zu: off by %g", cache->method.name, length, worst);
+                if (!(worst <= allowed)) fail_msg("%s, token %zu: off by %g", cache->base.method.name, length, worst);
             }
-    cache->extent.window_first = after;
+    cache->base.extent.window_first = after;
     r->length = length + 1;
 }
 
@@ -305,7 +305,7 @@ static void only_the_chosen_tokens_are_read(void **state) {
         check_token(r, allowed);
         run_step(r, CACHE_STEP_CHUNK, 700); /* more runs than are read */
         for (int i = 0; i < 3; i++) check_token(r, allowed);
-        assert_true(r->cache->pages.n_sealed > 20);
+        assert_true(r->cache->base.pages.n_sealed > 20);
         cache_reset(r->cache);
         r->length = 0;
         run_step(r, CACHE_STEP_DECODE, 30); /* fitted to the first page, which was in the window */
@@ -398,7 +398,7 @@ static void the_last_queries_rank_tokens(void **state) {
         struct run *r = run_new(&method);
         struct cache *cache = r->cache;
         assert_int_equal(cache_begin(cache, CACHE_STEP_PREFILL, N, NULL), TERSE_OK);
-        size_t sealed = cache->plan.sealed, wanted = cache->plan.anchors, from = first_in_pages(&method);
+        size_t sealed = cache->base.plan.sealed, wanted = cache->base.plan.anchors, from = first_in_pages(&method);
         for (uint32_t l = 0; l < LAYERS; l++) {
             memcpy(k, r->k[l][0], sizeof k);
             for (size_t i = 0; i < N * QS; i++) q[l][i] = 2 * random_float();
@@ -415,7 +415,7 @@ static void the_last_queries_rank_tokens(void **state) {
             assert_int_equal(cache_end_layer(cache, NULL), TERSE_OK);
         }
         assert_int_equal(cache_commit(cache, NULL), TERSE_OK);
-        assert_true(wanted > 0 && cache->anchors.count == wanted);
+        assert_true(wanted > 0 && cache->base.n_anchors == wanted);
         if (method.policy->keep_selected_only) assert_int_equal(from + wanted + (N - from - sealed), 200);
         for (uint32_t l = 0; l < LAYERS; l++)
             for (uint32_t head = 0; head < HEADS; head++) {
@@ -423,7 +423,7 @@ static void the_last_queries_rank_tokens(void **state) {
                 bool kept[MOST] = {false};
                 double least = INFINITY, most = 0;
                 attention_of(r, q[l], l, head, N, from, sealed, pooled);
-                cache->layer = l;
+                cache->base.layer = l;
                 for (int side = 0; side < 2; side++) {
                     struct anchor_range range = anchors_all(cache, side ? CODEC_VALUES : CODEC_KEYS, head);
                     assert_int_equal(range.to, wanted);

@@ -4,7 +4,7 @@
 #ifndef TESTS_CACHE_ORACLE_H
 #define TESTS_CACHE_ORACLE_H
 
-#include "backend/cpu/kv/cache.h"
+#include "backend/cpu/kv/step.h"
 
 struct kv_ops; /* backend/backend.h */
 

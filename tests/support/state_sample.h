@@ -2,7 +2,7 @@
 #ifndef TESTS_SUPPORT_STATE_SAMPLE_H
 #define TESTS_SUPPORT_STATE_SAMPLE_H
 
-#include "backend/cpu/kv/saved.h"
+#include "backend/cpu/kv/step.h"
 
 #define STATE_SAMPLES 10
 

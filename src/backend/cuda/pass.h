@@ -8,7 +8,7 @@
 
 #include "backend/backend.h"
 #include "backend/cuda/gemm.h"
-#include "backend/cuda/kv/cache.h"
+#include "backend/cuda/kv/step.h"
 #include "backend/cuda/model.h"
 
 #define GROUP_ROWS 64   /* of decoding parts that go together */

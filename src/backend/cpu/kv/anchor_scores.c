@@ -23,16 +23,16 @@ struct work {
 };
 
 static struct work work_at(float *memory, const struct cache *cache, const struct plan *plan, size_t *floats) {
-    size_t sides = 2 * (size_t)cache->shape.kv_heads, scores = sides * memory_round_up(plan->sealed, 2);
+    size_t sides = 2 * (size_t)cache->base.shape.kv_heads, scores = sides * memory_round_up(plan->sealed, 2);
     *floats = scores + sides * plan->anchors;
     if (!memory) return (struct work){0};
     return (struct work){memory, (uint64_t *)(void *)(memory + scores)};
 }
 
-static struct work work_of(const struct cache *cache) { return work_at(cache->observed, cache, &cache->plan, &(size_t){0}); }
+static struct work work_of(const struct cache *cache) { return work_at(cache->observed, cache, &cache->base.plan, &(size_t){0}); }
 
 static float *scores_of(const struct cache *cache, uint32_t head, enum codec_side side) {
-    return work_of(cache).scores + (2 * (size_t)head + (side == CODEC_VALUES)) * memory_round_up(cache->plan.sealed, 2);
+    return work_of(cache).scores + (2 * (size_t)head + (side == CODEC_VALUES)) * memory_round_up(cache->base.plan.sealed, 2);
 }
 
 enum terse_status anchor_scores_reserve(struct cache *cache, const struct plan *plan, struct terse_error *error) {
@@ -52,17 +52,20 @@ enum terse_status anchor_scores_reserve(struct cache *cache, const struct plan *
 /* ---- Scores */
 
 void anchor_scores_begin_layer(struct cache *cache) {
-    if (!cache->plan.anchors) return;
-    memset(scores_of(cache, 0, CODEC_KEYS), 0, 2 * cache->shape.kv_heads * memory_round_up(cache->plan.sealed, 2) * sizeof(float));
+    if (!cache->base.plan.anchors) return;
+    memset(scores_of(cache, 0, CODEC_KEYS), 0,
+           2 * cache->base.shape.kv_heads * memory_round_up(cache->base.plan.sealed, 2) * sizeof(float));
 }
 
 /* The first query of the step that counts. */
 static size_t first_ranking_query(const struct cache *cache) {
-    return cache->method.policy->rank_by_attention && cache->plan.n > RANKING_QUERIES ? cache->plan.n - RANKING_QUERIES : 0;
+    return cache->base.method.policy->rank_by_attention && cache->base.plan.n > RANKING_QUERIES
+               ? cache->base.plan.n - RANKING_QUERIES
+               : 0;
 }
 
 bool anchor_scores_wanted(const struct cache *cache, size_t first, size_t count) {
-    return cache->plan.anchors && !cache->sealed_first && first + count > first_ranking_query(cache);
+    return cache->base.plan.anchors && !cache->sealed_first && first + count > first_ranking_query(cache);
 }
 
 /* Odd in lines of 16 floats, so that rows do not all begin in the same set of a processor cache. */
@@ -89,7 +92,7 @@ static bool holds_token(const struct cache *cache, size_t i, uint64_t token) {
 
 struct anchor_weights anchor_weights_of(const struct cache *cache, size_t first, size_t count, size_t segments,
                                         const float *queries, const struct partial *partial, float *memory) {
-    const struct plan *plan = &cache->plan;
+    const struct plan *plan = &cache->base.plan;
     uint64_t begin = plan_first_sealed(plan), last = begin + plan->sealed;
     struct anchor_weights kept = {.queries = queries, .partial = *partial};
     if (!anchor_scores_wanted(cache, first, count) || !plan->sealed) return kept;
@@ -138,12 +141,12 @@ static void add_segment(const struct anchor_weights *kept, const float *weights,
 }
 
 void anchor_scores_add(struct cache *cache, uint32_t head, const struct anchor_weights *kept) {
-    const struct plan *plan = &cache->plan;
+    const struct plan *plan = &cache->base.plan;
     const struct partial *partial = &kept->partial;
-    size_t hd = cache->shape.head_dim;
+    size_t hd = cache->base.shape.head_dim;
     for (size_t m = kept->ignored; kept->end > kept->start && m < partial->rows; m++) {
         const float *query = kept->queries + m * hd;
-        kept->norms[m] = sqrtf(vector_ops()->dot(query, query, hd)) / cache->shape.scale;
+        kept->norms[m] = sqrtf(vector_ops()->dot(query, query, hd)) / cache->base.shape.scale;
     }
     for (size_t i = kept->start; i < kept->end; i++) {
         struct segment segment = segment_at(cache, i);
@@ -162,15 +165,15 @@ void anchor_scores_add(struct cache *cache, uint32_t head, const struct anchor_w
 }
 
 void anchor_scores_copy(struct cache *cache, const struct cache *from) {
-    size_t floats = 2 * cache->shape.kv_heads * memory_round_up(cache->plan.sealed, 2);
+    size_t floats = 2 * cache->base.shape.kv_heads * memory_round_up(cache->base.plan.sealed, 2);
     memcpy(scores_of(cache, 0, CODEC_KEYS), scores_of(from, 0, CODEC_KEYS), floats * sizeof(float));
 }
 
 void anchor_scores_scale(struct cache *cache, uint32_t head, enum codec_side side, size_t i, size_t count, const float *rows,
                          const float *decoded) {
-    size_t hd = cache->shape.head_dim;
+    size_t hd = cache->base.shape.head_dim;
     float *scores = scores_of(cache, head, side) + i;
-    if (cache->method.policy->rank_by_attention) return;
+    if (cache->base.method.policy->rank_by_attention) return;
     for (size_t t = 0; t < count; t++) {
         float error = 0;
         for (size_t c = 0; c < hd; c++) {
@@ -232,22 +235,22 @@ static void pool(const float *from, size_t n, float *to) {
 }
 
 static void store(struct cache *cache, uint32_t head, enum codec_side side, const uint64_t *best) {
-    for (size_t i = 0; i < cache->plan.anchors; i++)
-        anchors_store(cache, side, head, i, plan_first_sealed(&cache->plan) + token_of(best[i]));
+    for (size_t i = 0; i < cache->base.plan.anchors; i++)
+        anchors_store(cache, side, head, i, plan_first_sealed(&cache->base.plan) + token_of(best[i]));
 }
 
 void anchors_choose(struct cache *cache) {
-    const struct plan *plan = &cache->plan;
+    const struct plan *plan = &cache->base.plan;
     size_t k = plan->anchors;
     if (!k) return;
 #pragma omp for schedule(dynamic, 1)
-    for (uint32_t head = 0; head < cache->shape.kv_heads; head++) {
+    for (uint32_t head = 0; head < cache->base.shape.kv_heads; head++) {
         uint64_t *best = work_of(cache).best + head * k;
         float *keys = scores_of(cache, head, CODEC_KEYS), *values = scores_of(cache, head, CODEC_VALUES);
-        if (cache->method.policy->rank_by_attention) pool(values, plan->sealed, keys);
+        if (cache->base.method.policy->rank_by_attention) pool(values, plan->sealed, keys);
         choose(keys, plan->sealed, best, k);
         store(cache, head, CODEC_KEYS, best);
-        if (!cache->method.policy->rank_by_attention) choose(values, plan->sealed, best, k);
+        if (!cache->base.method.policy->rank_by_attention) choose(values, plan->sealed, best, k);
         store(cache, head, CODEC_VALUES, best);
     }
 }

@@ -11,35 +11,35 @@ static uint8_t *side_memory(uint8_t *memory, size_t capacity, uint32_t hd, size_
 }
 
 static size_t side_index(const struct cache *cache, enum codec_side side, uint32_t head) {
-    return layer_head(cache, cache->layer, head) * 2 + (side == CODEC_VALUES);
+    return layer_head(cache, cache->base.layer, head) * 2 + (side == CODEC_VALUES);
 }
 
-static size_t count_sides(const struct cache *cache) { return (size_t)cache->shape.layers * cache->shape.kv_heads * 2; }
+static size_t count_sides(const struct cache *cache) { return (size_t)cache->base.shape.layers * cache->base.shape.kv_heads * 2; }
 
 void anchors_free(struct cache *cache) {
-    size_t bytes = count_sides(cache) * cache->anchors.capacity * (size_t)anchor_bytes(cache->shape.head_dim);
-    budget_free(cache->budget, cache->anchors.memory, bytes);
+    size_t bytes = count_sides(cache) * cache->anchors.capacity * (size_t)anchor_bytes(cache->base.shape.head_dim);
+    budget_free(cache->base.budget, cache->anchors.memory, bytes);
 }
 
 /* To memory for `capacity` anchors. */
 static void copy_anchors(const struct cache *from, uint8_t *memory, size_t capacity) {
     const struct anchors *anchors = &from->anchors;
-    uint32_t hd = from->shape.head_dim;
-    for (size_t i = 0; anchors->count && i < count_sides(from); i++) {
+    uint32_t hd = from->base.shape.head_dim;
+    size_t n = from->base.n_anchors;
+    for (size_t i = 0; n && i < count_sides(from); i++) {
         const uint8_t *tokens = side_memory(anchors->memory, anchors->capacity, hd, i);
         uint8_t *to = side_memory(memory, capacity, hd, i);
-        memcpy(to, tokens, anchors->count * sizeof(uint32_t));
-        memcpy(to + capacity * sizeof(uint32_t), tokens + anchors->capacity * sizeof(uint32_t),
-               anchors->count * hd * sizeof(uint16_t));
+        memcpy(to, tokens, n * sizeof(uint32_t));
+        memcpy(to + capacity * sizeof(uint32_t), tokens + anchors->capacity * sizeof(uint32_t), n * hd * sizeof(uint16_t));
     }
 }
 
 enum terse_status anchors_reserve(struct cache *cache, size_t capacity, struct terse_error *error) {
     struct anchors *anchors = &cache->anchors;
-    uint32_t hd = cache->shape.head_dim;
+    uint32_t hd = cache->base.shape.head_dim;
     size_t sides = count_sides(cache);
     if (capacity <= anchors->capacity) return TERSE_OK;
-    uint8_t *memory = budget_array(cache->budget, sides * capacity, (size_t)anchor_bytes(hd), "the KV cache's anchors", error);
+    uint8_t *memory = budget_array(cache->base.budget, sides * capacity, (size_t)anchor_bytes(hd), "the KV cache's anchors", error);
     if (!memory) return TERSE_E_MEMORY;
     copy_anchors(cache, memory, capacity);
     anchors_free(cache);
@@ -49,41 +49,43 @@ enum terse_status anchors_reserve(struct cache *cache, size_t capacity, struct t
 }
 
 enum terse_status anchors_copy(struct cache *cache, const struct cache *from, struct terse_error *error) {
-    enum terse_status status = anchors_reserve(cache, from->anchors.count, error);
+    enum terse_status status = anchors_reserve(cache, from->base.n_anchors, error);
     if (status) return status;
     copy_anchors(from, cache->anchors.memory, cache->anchors.capacity);
-    cache->anchors.count = from->anchors.count;
+    cache->base.n_anchors = from->base.n_anchors;
     return TERSE_OK;
 }
 
 void anchors_save(const struct cache *cache, struct state_writer *writer) {
     const struct anchors *anchors = &cache->anchors;
-    uint32_t hd = cache->shape.head_dim;
-    for (size_t i = 0; anchors->count && i < count_sides(cache); i++) {
+    uint32_t hd = cache->base.shape.head_dim;
+    for (size_t i = 0; cache->base.n_anchors && i < count_sides(cache); i++) {
         const uint8_t *tokens = side_memory(anchors->memory, anchors->capacity, hd, i);
-        state_writer_put(writer, tokens, anchors->count * sizeof(uint32_t));
-        state_writer_put(writer, tokens + anchors->capacity * sizeof(uint32_t), anchors->count * hd * sizeof(uint16_t));
+        state_writer_put(writer, tokens, cache->base.n_anchors * sizeof(uint32_t));
+        state_writer_put(writer, tokens + anchors->capacity * sizeof(uint32_t), cache->base.n_anchors * hd * sizeof(uint16_t));
     }
 }
 
 /* In order, and of tokens that were sealed. */
 static bool tokens_can_be(const struct cache *cache, const uint32_t *tokens, size_t n) {
     for (size_t i = 0; i < n; i++)
-        if (tokens[i] < cache->extent.exact || tokens[i] >= cache->extent.window_first || (i && tokens[i] <= tokens[i - 1]))
+        if (tokens[i] < cache->base.extent.exact || tokens[i] >= cache->base.extent.window_first ||
+            (i && tokens[i] <= tokens[i - 1]))
             return false;
     return true;
 }
 
 enum terse_status anchors_load(struct cache *cache, size_t n, const struct state_file *file, struct terse_error *error) {
-    uint32_t hd = cache->shape.head_dim;
+    uint32_t hd = cache->base.shape.head_dim;
     size_t bytes, sides = count_sides(cache), each = n * (size_t)anchor_bytes(hd);
     const uint8_t *data = state_file_section(file, STATE_ANCHORS, &bytes);
-    if (bytes % sides || bytes / sides != each || (n && !cache->method.policy->anchors))
+    if (bytes % sides || bytes / sides != each || (n && !cache->base.method.policy->anchors))
         return state_file_refuse(file, STATE_ANCHORS, "it is of another size", error);
+    cache->base.n_anchors = 0; /* there is nothing to keep */
     enum terse_status status = anchors_reserve(cache, n, error);
     if (status || !n) return status;
     memcpy(cache->anchors.memory, data, bytes); /* the capacity is n */
-    cache->anchors.count = n;
+    cache->base.n_anchors = n;
     for (size_t i = 0; i < sides; i++)
         if (!tokens_can_be(cache, (const uint32_t *)(const void *)(cache->anchors.memory + i * each), n))
             return state_file_refuse(file, STATE_ANCHORS, "tokens out of order", error);
@@ -92,20 +94,21 @@ enum terse_status anchors_load(struct cache *cache, size_t n, const struct state
 
 /* A row in half precision of a token that the step seals, from the step's rows or from the window that it leaves. */
 static void copy_row(const struct cache *cache, enum codec_side side, uint32_t head, uint64_t token, uint16_t *row) {
-    const struct plan *plan = &cache->plan;
-    size_t hd = cache->shape.head_dim, width = cache->shape.kv_heads * hd;
+    const struct plan *plan = &cache->base.plan;
+    size_t hd = cache->base.shape.head_dim, width = cache->base.shape.kv_heads * hd;
     if (token >= plan->before.length) {
         const float *rows = side == CODEC_KEYS ? cache->k : cache->v;
         vector_ops()->float_to_half(rows + (size_t)(token - plan->before.length) * width + head * hd, row, hd);
         return;
     }
     size_t slot = (size_t)(token - plan->before.window_first), t = slot % PAGE_TOKENS;
-    const uint16_t *halves = (const uint16_t *)window_page(cache, cache->window_sets[slot / PAGE_TOKENS], side, cache->layer, head);
+    const uint16_t *halves =
+        (const uint16_t *)window_page(cache, cache->window_sets[slot / PAGE_TOKENS], side, cache->base.layer, head);
     for (size_t c = 0; c < hd; c++) row[c] = side == CODEC_VALUES ? halves[t * hd + c] : halves[c * PAGE_TOKENS + t];
 }
 
 void anchors_store(struct cache *cache, enum codec_side side, uint32_t head, size_t i, uint64_t token) {
-    size_t hd = cache->shape.head_dim, capacity = cache->anchors.capacity, at = cache->anchors.count + i;
+    size_t hd = cache->base.shape.head_dim, capacity = cache->anchors.capacity, at = cache->base.n_anchors + i;
     uint8_t *memory = side_memory(cache->anchors.memory, capacity, (uint32_t)hd, side_index(cache, side, head));
     uint32_t *tokens = (uint32_t *)(void *)memory;
     uint16_t *rows = (uint16_t *)(void *)(tokens + capacity);
@@ -128,21 +131,21 @@ static size_t lower_bound(const uint32_t *tokens, size_t n, uint64_t token) {
 
 bool anchors_before(const struct cache *cache, uint64_t end, size_t *n) {
     const struct anchors *anchors = &cache->anchors;
-    for (size_t i = 0; anchors->count && i < count_sides(cache); i++) {
-        const uint8_t *memory = side_memory(anchors->memory, anchors->capacity, cache->shape.head_dim, i);
-        size_t before = lower_bound((const uint32_t *)(const void *)memory, anchors->count, end);
+    for (size_t i = 0; cache->base.n_anchors && i < count_sides(cache); i++) {
+        const uint8_t *memory = side_memory(anchors->memory, anchors->capacity, cache->base.shape.head_dim, i);
+        size_t before = lower_bound((const uint32_t *)(const void *)memory, cache->base.n_anchors, end);
         if (i && before != *n) return false;
         *n = before;
     }
-    if (!anchors->count) *n = 0;
+    if (!cache->base.n_anchors) *n = 0;
     return true;
 }
 
 struct anchor_range anchors_all(const struct cache *cache, enum codec_side side, uint32_t head) {
-    size_t n = cache->anchors.count + (cache->sealed_first ? cache->plan.anchors : 0);
+    size_t n = cache->base.n_anchors + (cache->sealed_first ? cache->base.plan.anchors : 0);
     if (!n) return (struct anchor_range){0};
     const uint8_t *memory =
-        side_memory(cache->anchors.memory, cache->anchors.capacity, cache->shape.head_dim, side_index(cache, side, head));
+        side_memory(cache->anchors.memory, cache->anchors.capacity, cache->base.shape.head_dim, side_index(cache, side, head));
     struct anchor_range range = {.tokens = (const uint32_t *)(const void *)memory, .to = n};
     range.rows = (const uint16_t *)(const void *)(range.tokens + cache->anchors.capacity);
     return range;

@@ -16,7 +16,7 @@ enum terse_status anchors_copy(struct cache *cache, const struct cache *from, st
 /* How many of them are of tokens before `end`, where that is the same number in every layer, KV head and side; else false. */
 bool anchors_before(const struct cache *cache, uint64_t end, size_t *n);
 
-/* As the section STATE_ANCHORS; and from it, `n` of them of each layer, KV head and side, into a cache without anchors. */
+/* As the section STATE_ANCHORS; and from it, `n` of them of each layer, KV head and side, into a cache without memory for any. */
 void anchors_save(const struct cache *cache, struct state_writer *writer);
 enum terse_status anchors_load(struct cache *cache, size_t n, const struct state_file *file, struct terse_error *error);
 

@@ -34,12 +34,14 @@
 size_t attend_decode_tokens(const struct cache *cache) { return cache->keys_rotated ? larger(DECODE_ROWS / cache->group, 1) : 1; }
 
 /* Most rows of a step, from which its memory and the way work is split are decided. */
-static size_t decode_rows(const struct cache *cache) { return smaller(cache->plan.n, attend_decode_tokens(cache)) * cache->group; }
+static size_t decode_rows(const struct cache *cache) {
+    return smaller(cache->base.plan.n, attend_decode_tokens(cache)) * cache->group;
+}
 
 static size_t item_segments(const struct cache *cache) { return cache->keys_in_runs ? ITEM_RUNS * PAGES_OF_RUN : ITEM_SEGMENTS; }
 
 static size_t decode_splits(const struct cache *cache) {
-    size_t most = smaller(ITEMS, ITEM_ROWS / decode_rows(cache)) / cache->shape.kv_heads;
+    size_t most = smaller(ITEMS, ITEM_ROWS / decode_rows(cache)) / cache->base.shape.kv_heads;
     return larger(smaller(segment_count(cache) / item_segments(cache), most), 1);
 }
 
@@ -65,8 +67,8 @@ struct most_floats {
 static struct most_floats most_floats(const struct cache *cache) {
     struct most_floats most = {0};
     for (size_t rows = cache->group; rows <= decode_rows(cache); rows += cache->group) {
-        for (uint32_t layer = 0; layer < cache->shape.layers; layer++) {
-            for (uint32_t head = 0; head < cache->shape.kv_heads; head++) {
+        for (uint32_t layer = 0; layer < cache->base.shape.layers; layer++) {
+            for (uint32_t head = 0; head < cache->base.shape.kv_heads; head++) {
                 most.tables = larger(most.tables, table_floats(cache, layer, head, rows));
                 most.code_sums = larger(most.code_sums, code_sum_floats(cache, layer, head, rows));
                 most.reader = larger(most.reader, head_reader_floats(cache, layer, head, rows));
@@ -77,7 +79,7 @@ static struct most_floats most_floats(const struct cache *cache) {
 }
 
 size_t attend_decode_shared_floats(const struct cache *cache) {
-    size_t rows = decode_rows(cache), hd = cache->shape.head_dim, heads = cache->shape.kv_heads;
+    size_t rows = decode_rows(cache), hd = cache->base.shape.head_dim, heads = cache->base.shape.kv_heads;
     return heads * (rows * hd + most_floats(cache).tables + decode_splits(cache) * partial_floats(rows, hd));
 }
 
@@ -100,7 +102,7 @@ struct pass {
 };
 
 static struct partial decode_partial(const struct pass *pass, size_t split, uint32_t head) {
-    size_t hd = pass->cache->shape.head_dim, item = split * pass->cache->shape.kv_heads + head;
+    size_t hd = pass->cache->base.shape.head_dim, item = split * pass->cache->base.shape.kv_heads + head;
     return partial_at(pass->partials + item * partial_floats(pass->rows, hd), pass->rows, hd);
 }
 
@@ -169,7 +171,7 @@ static struct slots slots_seen(const struct cache *cache, const struct segment *
  * a small part of what its query has seen so far, more of which is yet to come. */
 static bool weigh_run(const struct pass *pass, uint32_t head, const struct segment *segments, size_t n, float *logits,
                       struct partial *partial) {
-    const float *slopes = pass->cache->shape.slopes ? pass->cache->shape.slopes + head * pass->cache->group : NULL;
+    const float *slopes = pass->cache->base.shape.slopes ? pass->cache->base.shape.slopes + head * pass->cache->group : NULL;
     size_t step = pass->rows * PAGE_TOKENS, group = pass->cache->group;
     struct slots seen[RUN_LOGITS];
     bool small = true;
@@ -177,8 +179,8 @@ static bool weigh_run(const struct pass *pass, uint32_t head, const struct segme
         size_t token = pass->first + m / group;
         float *row = logits + m * PAGE_TOKENS;
         for (size_t r = 0; r < n && m % group == 0; r++) seen[r] = slots_seen(pass->cache, &segments[r], token);
-        for (size_t r = 0; pass->cache->shape.cap > 0 && r < n; r++)
-            cap_row(row + r * step + seen[r].begin, pass->cache->shape.cap, seen[r].end - seen[r].begin);
+        for (size_t r = 0; pass->cache->base.shape.cap > 0 && r < n; r++)
+            cap_row(row + r * step + seen[r].begin, pass->cache->base.shape.cap, seen[r].end - seen[r].begin);
         for (size_t r = 0; slopes && r < n; r++) { /* no method that chooses tokens is offered with ALiBi */
             uint32_t begin = seen[r].begin;
             add_alibi(slopes[m % group], segment_position(pass->cache, &segments[r]) + begin - (int64_t)token,
@@ -232,7 +234,7 @@ static void accumulate_run(const struct head_reader *reader, struct segment *seg
 /* The key codec's tables; NULL where a head's codebook is read without them. */
 static float *tables_of(const struct pass *pass, uint32_t head) {
     const struct cache *cache = pass->cache;
-    return table_floats(cache, cache->layer, head, pass->rows) ? pass->tables + head * pass->table_floats : NULL;
+    return table_floats(cache, cache->base.layer, head, pass->rows) ? pass->tables + head * pass->table_floats : NULL;
 }
 
 /* Called where a thread comes to another KV head. */
@@ -241,7 +243,7 @@ static void prefetch_head_codebooks(const struct pass *pass, uint32_t head) {
     for (enum codec_side side = CODEC_KEYS; side <= CODEC_VALUES; side++) {
         const struct cpu_codec *codec = side_codec(cache, side);
         if (codec->prefetch_codebook)
-            codec->prefetch_codebook(side_shape(cache, side, cache->layer, head, pass->rows), side, pass->segments);
+            codec->prefetch_codebook(side_shape(cache, side, cache->base.layer, head, pass->rows), side, pass->segments);
     }
 }
 
@@ -256,9 +258,9 @@ static size_t split_begin(const struct pass *pass, size_t split) {
 static void read_segments(const struct pass *pass, size_t split, uint32_t head, float *scratch) {
     const struct cache *cache = pass->cache;
     size_t rows = pass->rows, run = larger(RUN_LOGITS / rows, 1);
-    size_t end = split_begin(pass, split + 1), sums = code_sum_floats(cache, cache->layer, head, rows);
+    size_t end = split_begin(pass, split + 1), sums = code_sum_floats(cache, cache->base.layer, head, rows);
     float *logits = scratch, *code_sums = scratch + larger(RUN_LOGITS, rows) * PAGE_TOKENS;
-    struct head_reader reader = head_reader_of(cache, head, pass->queries + head * rows * cache->shape.head_dim, rows,
+    struct head_reader reader = head_reader_of(cache, head, pass->queries + head * rows * cache->base.shape.head_dim, rows,
                                                tables_of(pass, head), code_sums + sums);
     struct partial partial = decode_partial(pass, split, head);
     struct segment segments[RUN_LOGITS];
@@ -288,12 +290,13 @@ static void read_segments(const struct pass *pass, size_t split, uint32_t head, 
 /* Queries scaled and rotated, and the tables for them. */
 static void prepare_queries(const struct pass *pass, const float *q, uint32_t head, size_t count) {
     const struct cache *cache = pass->cache;
-    float *queries = pass->queries + head * pass->rows * cache->shape.head_dim;
+    float *queries = pass->queries + head * pass->rows * cache->base.shape.head_dim;
     query_rows_load(cache, q, head, pass->first, count, queries);
     float *tables = tables_of(pass, head);
     if (pass->selects) select_prepare(cache, head, queries);
     if (tables)
-        cache->codec[CODEC_KEYS]->prepare_queries(side_shape(cache, CODEC_KEYS, cache->layer, head, pass->rows), queries, tables);
+        cache->codec[CODEC_KEYS]->prepare_queries(side_shape(cache, CODEC_KEYS, cache->base.layer, head, pass->rows), queries,
+                                                  tables);
 }
 
 static void choose_tokens(const struct cache *cache, uint32_t head) {
@@ -315,15 +318,15 @@ static void merge_partials(const struct pass *pass, uint32_t head, size_t count,
 
 static struct pass pass_of(const struct cache *cache, size_t first, size_t count) {
     struct pass pass = {.cache = cache, .first = first, .rows = count * cache->group, .selects = select_active(cache)};
-    uint32_t heads = cache->shape.kv_heads;
+    uint32_t heads = cache->base.shape.kv_heads;
     pass.segments = pass.selects ? gather_segment_count(cache) : segment_count_seen(cache, first + count - 1);
     /* With a head for every thread each thread takes its heads from scores to outputs: what it scored is near when it reads. */
     pass.chooses_by_head = pass.selects && heads >= (uint32_t)cache->threads;
     pass.splits = pass.chooses_by_head ? 1 : smaller(decode_splits(cache), larger(pass.segments / item_segments(cache), 1));
     for (uint32_t head = 0; head < heads; head++)
-        pass.table_floats = larger(pass.table_floats, table_floats(cache, cache->layer, head, pass.rows));
+        pass.table_floats = larger(pass.table_floats, table_floats(cache, cache->base.layer, head, pass.rows));
     pass.queries = scratch_shared(cache);
-    pass.tables = pass.queries + heads * pass.rows * cache->shape.head_dim;
+    pass.tables = pass.queries + heads * pass.rows * cache->base.shape.head_dim;
     pass.partials = pass.tables + heads * pass.table_floats;
     return pass;
 }
@@ -366,7 +369,7 @@ static void read_share(struct pass_work *work) {
 
 static void run_share(void *user) {
     struct pass_work *work = user;
-    uint32_t heads = work->pass->cache->shape.kv_heads;
+    uint32_t heads = work->pass->cache->base.shape.kv_heads;
     struct parallel_part own = parallel_part_of(heads);
     for (size_t head = own.begin; head < own.end; head++) prepare_queries(work->pass, work->q, (uint32_t)head, work->count);
     parallel_barrier();
@@ -378,7 +381,7 @@ static void run_share(void *user) {
 
 static void run_pass(const struct cache *cache, const float *q, size_t first, size_t count, float *out) {
     struct pass pass = pass_of(cache, first, count);
-    size_t heads = cache->shape.kv_heads, items = pass.splits * heads;
+    size_t heads = cache->base.shape.kv_heads, items = pass.splits * heads;
     struct pass_work work = {.pass = &pass, .q = q, .count = count, .items = items, .out = out};
     work.ranges = pass.selects && !pass.chooses_by_head ? select_ranges(cache) : 0;
     work.chunk = larger(items / (THREAD_CHUNKS * (size_t)cache->threads), 1);
@@ -386,6 +389,6 @@ static void run_pass(const struct cache *cache, const float *q, size_t first, si
 }
 
 void attend_decode(const struct cache *cache, const float *q, size_t first, size_t count, float *out) {
-    size_t width = cache->shape.query_heads * cache->shape.head_dim, each = select_active(cache) ? 1 : count;
+    size_t width = cache->base.shape.query_heads * cache->base.shape.head_dim, each = select_active(cache) ? 1 : count;
     for (size_t i = 0; i < count; i += each) run_pass(cache, q + i * width, first + i, each, out + i * width);
 }

@@ -19,12 +19,13 @@
 
 /* Tokens of a tile of queries. */
 static size_t prefill_tokens(const struct cache *cache) {
-    return larger(anchor_weights_rows(&cache->plan, QUERY_ROWS) / cache->group, 1);
+    return larger(anchor_weights_rows(&cache->base.plan, QUERY_ROWS) / cache->group, 1);
 }
 
 size_t attend_prefill_thread_floats(const struct cache *cache) {
-    size_t rows = prefill_tokens(cache) * cache->group, hd = cache->shape.head_dim;
-    return rows * hd + rows * KEY_ROWS + partial_floats(rows, hd) + 2 * KEY_ROWS * hd + anchor_weights_floats(&cache->plan, rows);
+    size_t rows = prefill_tokens(cache) * cache->group, hd = cache->base.shape.head_dim;
+    return rows * hd + rows * KEY_ROWS + partial_floats(rows, hd) + 2 * KEY_ROWS * hd +
+           anchor_weights_floats(&cache->base.plan, rows);
 }
 
 /* Keys and values of up to KEY_ROWS tokens: first `known` tokens before the step, then new ones in order from the step's `next` on. */
@@ -43,22 +44,23 @@ static size_t group_visible(const struct group *group, size_t i) {
 
 /* Tokens of the group, its first ones, that are too old for the step's i-th new token. */
 static size_t group_hidden(const struct cache *cache, const struct group *group, size_t i) {
-    int64_t hidden = (int64_t)i + 1 - (int64_t)cache->shape.window - group->position;
-    return !cache->shape.window || hidden < 0 ? 0 : hidden < (int64_t)group->count ? (size_t)hidden : group->count;
+    int64_t hidden = (int64_t)i + 1 - (int64_t)cache->base.shape.window - group->position;
+    return !cache->base.shape.window || hidden < 0 ? 0 : hidden < (int64_t)group->count ? (size_t)hidden : group->count;
 }
 
 /* The group that begins with segment *i < end, which is advanced past it; decoded into workspace[2][KEY_ROWS][hd] unless it is read in
  * place. */
 static struct group group_at(const struct cache *cache, uint32_t head, size_t *i, size_t end, float *workspace) {
-    size_t hd = cache->shape.head_dim, width = cache->shape.kv_heads * hd, stored = segment_count_stored(cache);
+    size_t hd = cache->base.shape.head_dim, width = cache->base.shape.kv_heads * hd, stored = segment_count_stored(cache);
     if (cache->new_keys && *i >= stored) {
         size_t next = (*i - stored) * PAGE_TOKENS, at = next * width + head * hd;
-        size_t segments = smaller(KEY_ROWS / PAGE_TOKENS, end - *i), count = smaller(segments * PAGE_TOKENS, cache->plan.n - next);
+        size_t segments = smaller(KEY_ROWS / PAGE_TOKENS, end - *i),
+               count = smaller(segments * PAGE_TOKENS, cache->base.plan.n - next);
         *i += segments;
         return (struct group){cache->new_keys + at, cache->v + at, width, count, 0, next, (int64_t)next};
     }
     struct group group = {workspace, workspace + KEY_ROWS * hd, hd, 0, 0, 0, 0};
-    uint64_t length = cache->plan.before.length;
+    uint64_t length = cache->base.plan.before.length;
     for (; *i < (cache->new_keys ? smaller(stored, end) : end) && group.count + PAGE_TOKENS <= KEY_ROWS; ++*i) {
         struct segment segment = segment_at(cache, *i);
         uint64_t first = segment.first + segment.begin, last = segment.first + segment.end;
@@ -75,12 +77,12 @@ static struct group group_at(const struct cache *cache, uint32_t head, size_t *i
  * first query is the step's i-th new token. */
 static void group_logits(const struct cache *cache, const struct group *group, uint32_t head, const float *queries, size_t i,
                          size_t rows, float *logits, size_t stride) {
-    size_t hd = cache->shape.head_dim, G = cache->group, n = group_visible(group, i + (rows - 1) / G);
+    size_t hd = cache->base.shape.head_dim, G = cache->group, n = group_visible(group, i + (rows - 1) / G);
     gemm(true, rows, n, hd, queries, hd, group->keys, group->stride, false, logits, stride);
-    for (size_t m = 0; cache->shape.cap > 0 && m < rows; m++) cap_row(logits + m * stride, cache->shape.cap, n);
-    if (!cache->shape.slopes) return;
+    for (size_t m = 0; cache->base.shape.cap > 0 && m < rows; m++) cap_row(logits + m * stride, cache->base.shape.cap, n);
+    if (!cache->base.shape.slopes) return;
     for (size_t m = 0; m < rows; m++)
-        add_alibi(cache->shape.slopes[head * G + m % G], group->position - (int64_t)(i + m / G), logits + m * stride, n);
+        add_alibi(cache->base.shape.slopes[head * G + m % G], group->position - (int64_t)(i + m / G), logits + m * stride, n);
 }
 
 /* The first segment that the step's i-th new token sees anything of. */
@@ -95,7 +97,8 @@ static size_t first_segment(const struct cache *cache, size_t i, size_t segments
 static struct anchor_weights attend_queries(const struct cache *cache, const float *q, uint32_t head, size_t first, size_t count,
                                             float *out, float *scratch) {
     const struct vector_ops *kernel = vector_ops();
-    size_t G = cache->group, hd = cache->shape.head_dim, rows = count * G, segments = segment_count_seen(cache, first + count - 1);
+    size_t G = cache->group, hd = cache->base.shape.head_dim, rows = count * G,
+           segments = segment_count_seen(cache, first + count - 1);
     float *queries = scratch, *logits = queries + rows * hd, *states = logits + rows * KEY_ROWS;
     float *workspace = states + partial_floats(rows, hd);
     struct partial partial = partial_at(states, rows, hd);
@@ -132,12 +135,12 @@ static struct anchor_weights attend_queries(const struct cache *cache, const flo
 /* Work items: tiles of queries, each for all KV heads. */
 static size_t prefill_items(const struct cache *cache, size_t count) {
     size_t tokens = prefill_tokens(cache);
-    return (count + tokens - 1) / tokens * cache->shape.kv_heads;
+    return (count + tokens - 1) / tokens * cache->base.shape.kv_heads;
 }
 
 /* Items up to `end`, from the first that is not done. */
 static void attend_items(struct cache *cache, const float *q, size_t first, size_t count, float *out, size_t end) {
-    size_t heads = cache->shape.kv_heads, width = cache->shape.query_heads * cache->shape.head_dim;
+    size_t heads = cache->base.shape.kv_heads, width = cache->base.shape.query_heads * cache->base.shape.head_dim;
     size_t tokens = prefill_tokens(cache), parts = (count + tokens - 1) / tokens;
     /* The last queries see most: they go first. */
 #pragma omp parallel for ordered schedule(dynamic, 1) num_threads(cache->threads)
@@ -155,7 +158,7 @@ static void attend_items(struct cache *cache, const float *q, size_t first, size
 bool attend_prefill_some(struct cache *cache, const float *q, size_t first, size_t count, float *out) {
     double rows = (double)(prefill_tokens(cache) * cache->group),
            keys = (double)(segment_count_seen(cache, first + count - 1) * PAGE_TOKENS);
-    double rounds = PIECE_MULTIPLICATIONS / (2 * rows * keys * cache->shape.head_dim);
+    double rounds = PIECE_MULTIPLICATIONS / (2 * rows * keys * cache->base.shape.head_dim);
     size_t some = (rounds > 1 ? (size_t)rounds : 1) * (size_t)cache->threads;
     if (prefill_items(cache, count) - cache->attended <= some) return false;
     attend_items(cache, q, first, count, out, cache->attended + some);

@@ -19,10 +19,10 @@ uint64_t exact_logit_bytes(const struct cache_shape *shape, const struct method 
 /* ---- What a step observes, for each KV head: logits[n] of its tokens; then, as workspace, the logits of the exact rows and of the one
  * token that competes with them, [exact + 1], and where the rows of these are, [exact + 1]. */
 
-static size_t head_floats(const struct cache *cache, size_t n) { return n + 2 * ((size_t)cache->method.parameters.exact + 1); }
+static size_t head_floats(const struct cache *cache, size_t n) { return n + 2 * ((size_t)cache->base.method.parameters.exact + 1); }
 
 enum terse_status exact_reserve(struct cache *cache, size_t n, struct terse_error *error) {
-    size_t floats = cache->shape.kv_heads * head_floats(cache, n);
+    size_t floats = cache->base.shape.kv_heads * head_floats(cache, n);
     if (!exact_observes(cache) || floats <= cache->observed_floats) return TERSE_OK;
     memory_free(cache->observed);
     cache->observed_floats = 0;
@@ -33,29 +33,31 @@ enum terse_status exact_reserve(struct cache *cache, size_t n, struct terse_erro
 }
 
 static float *new_logits(const struct cache *cache, uint32_t head) {
-    return cache->observed + head * head_floats(cache, cache->plan.n);
+    return cache->observed + head * head_floats(cache, cache->base.plan.n);
 }
 
-static size_t recent(const struct cache *cache) { return cache->method.parameters.budget - cache->method.parameters.exact; }
+static size_t recent(const struct cache *cache) {
+    return cache->base.method.parameters.budget - cache->base.method.parameters.exact;
+}
 
 /* Of the exact rows; the window's follow. */
 static float *kept_logits(const struct cache *cache, uint32_t head) {
-    return cache->exact_logits + layer_head(cache, cache->layer, head) * cache->method.parameters.budget;
+    return cache->exact_logits + layer_head(cache, cache->base.layer, head) * cache->base.method.parameters.budget;
 }
 
 static void store_row(const struct cache *cache, uint32_t head, size_t row, const float *key, const float *value) {
-    size_t hd = cache->shape.head_dim;
-    uint16_t *keys = exact_rows(cache, cache->layer, head), *values = keys + cache->method.parameters.exact * hd;
+    size_t hd = cache->base.shape.head_dim;
+    uint16_t *keys = exact_rows(cache, cache->base.layer, head), *values = keys + cache->base.method.parameters.exact * hd;
     vector_ops()->float_to_half(key, keys + row * hd, hd);
     vector_ops()->float_to_half(value, values + row * hd, hd);
 }
 
 void exact_store_first(struct cache *cache) {
-    const struct plan *plan = &cache->plan;
-    size_t hd = cache->shape.head_dim, width = cache->shape.kv_heads * hd;
-    if (!cache->method.parameters.exact || plan->before.length >= cache->method.parameters.exact) return;
+    const struct plan *plan = &cache->base.plan;
+    size_t hd = cache->base.shape.head_dim, width = cache->base.shape.kv_heads * hd;
+    if (!cache->base.method.parameters.exact || plan->before.length >= cache->base.method.parameters.exact) return;
     for (uint64_t t = plan->before.length; t < plan->after.exact; t++)
-        for (uint32_t head = 0; head < cache->shape.kv_heads; head++) {
+        for (uint32_t head = 0; head < cache->base.shape.kv_heads; head++) {
             size_t at = (size_t)(t - plan->before.length) * width + head * hd;
             store_row(cache, head, (size_t)t, cache->k + at, cache->v + at);
         }
@@ -63,18 +65,18 @@ void exact_store_first(struct cache *cache) {
 
 /* Of the G queries of the step's i-th token, q[G][hd], to key 0, mean. */
 static float logit_of(const struct cache *cache, const float *q, size_t i, const float *key) {
-    size_t hd = cache->shape.head_dim, G = cache->group;
+    size_t hd = cache->base.shape.head_dim, G = cache->group;
     float query[CODEC_HEAD_DIM_MAX], sum = 0;
     for (size_t g = 0; g < G; g++) {
         memcpy(query, q + g * hd, hd * sizeof *query);
         segment_rotate_query(cache, i, query, 1);
         sum += vector_ops()->dot(query, key, hd);
     }
-    return cache->shape.scale * sum / (float)G;
+    return cache->base.shape.scale * sum / (float)G;
 }
 
 void exact_observe(struct cache *cache, const float *q, size_t first, size_t count) {
-    size_t G = cache->group, hd = cache->shape.head_dim, heads = cache->shape.kv_heads;
+    size_t G = cache->group, hd = cache->base.shape.head_dim, heads = cache->base.shape.kv_heads;
     if (!exact_observes(cache)) return;
     for (uint32_t head = 0; head < heads; head++) {
         float key[CODEC_HEAD_DIM_MAX], *logits = new_logits(cache, head) + first;
@@ -88,20 +90,20 @@ void exact_observe(struct cache *cache, const float *q, size_t first, size_t cou
 
 /* A token's logit, before those of the step are stored among the window's. */
 static float token_logit(const struct cache *cache, uint32_t head, uint64_t token) {
-    const struct plan *plan = &cache->plan;
+    const struct plan *plan = &cache->base.plan;
     if (token >= plan->before.length) return new_logits(cache, head)[token - plan->before.length];
-    return kept_logits(cache, head)[cache->method.parameters.exact + token % recent(cache)];
+    return kept_logits(cache, head)[cache->base.method.parameters.exact + token % recent(cache)];
 }
 
 /* Lets the tokens [from, to) leave the window one after another. rows[i] says where the row of the i-th of the tokens that stay is:
  * below `exact` among the exact rows, else that of token from + rows[i] - exact. */
 static void compete(const struct cache *cache, uint32_t head, uint64_t from, uint64_t to, float *logits, uint32_t *rows) {
-    const struct method *method = &cache->method;
+    const struct method *method = &cache->base.method;
     size_t exact = method->parameters.exact;
     for (uint64_t t = from; t < to; t++) {
         logits[exact] = token_logit(cache, head, t);
         rows[exact] = (uint32_t)(exact + (t - from));
-        size_t victim = method->policy->pick_victim(&method->parameters, cache->layer, logits, exact + 1);
+        size_t victim = method->policy->pick_victim(&method->parameters, cache->base.layer, logits, exact + 1);
         memmove(logits + victim, logits + victim + 1, (exact - victim) * sizeof *logits);
         memmove(rows + victim, rows + victim + 1, (exact - victim) * sizeof *rows);
     }
@@ -109,8 +111,8 @@ static void compete(const struct cache *cache, uint32_t head, uint64_t from, uin
 
 /* Rows that stay move up, those of tokens that left the window follow: both are in order of age. */
 static void move_rows(struct cache *cache, uint32_t head, uint64_t from, const uint32_t *rows, float *scratch) {
-    size_t exact = cache->method.parameters.exact, hd = cache->shape.head_dim;
-    uint16_t *keys = exact_rows(cache, cache->layer, head), *values = keys + exact * hd;
+    size_t exact = cache->base.method.parameters.exact, hd = cache->base.shape.head_dim;
+    uint16_t *keys = exact_rows(cache, cache->base.layer, head), *values = keys + exact * hd;
     float key[CODEC_HEAD_DIM_MAX], value[CODEC_HEAD_DIM_MAX];
     for (size_t i = 0; i < exact; i++) {
         if (rows[i] == i) continue;
@@ -128,8 +130,8 @@ static void move_rows(struct cache *cache, uint32_t head, uint64_t from, const u
 }
 
 void exact_replace(struct cache *cache, uint32_t head, float *scratch) {
-    const struct plan *plan = &cache->plan;
-    size_t exact = cache->method.parameters.exact;
+    const struct plan *plan = &cache->base.plan;
+    size_t exact = cache->base.method.parameters.exact;
     if (!exact_observes(cache)) return;
     float *logits = new_logits(cache, head) + plan->n, *kept = kept_logits(cache, head);
     uint32_t *rows = (uint32_t *)(void *)(logits + exact + 1);

@@ -25,8 +25,8 @@ static void fill_normals(float *numbers, size_t n, uint64_t *state) {
 }
 
 static void fill_rows(const struct cache *cache, const float *normals, size_t n, uint64_t *state, float *rows) {
-    size_t hd = cache->shape.head_dim;
-    for (size_t i = 0; i < n * cache->shape.kv_heads; i++)
+    size_t hd = cache->base.shape.head_dim;
+    for (size_t i = 0; i < n * cache->base.shape.kv_heads; i++)
         memcpy(rows + i * hd, normals + random_next(state) % NORMALS, hd * sizeof *rows);
 }
 
@@ -35,28 +35,29 @@ static void fill_rows(const struct cache *cache, const float *normals, size_t n,
 /* The pages of all KV heads of a layer. */
 static void copy_pages(const struct cache *cache, const struct page_set *from, uint32_t from_layer, const struct page_set *to,
                        uint32_t layer) {
-    for (uint32_t head = 0; head < cache->shape.kv_heads; head++) {
+    for (uint32_t head = 0; head < cache->base.shape.kv_heads; head++) {
         const size_t *bytes = page_place(cache, layer, head)->bytes;
         memcpy(page_at(cache, to, CODEC_KEYS, layer, head), page_at(cache, from, CODEC_KEYS, from_layer, head), bytes[CODEC_KEYS]);
         memcpy(page_at(cache, to, CODEC_VALUES, layer, head), page_at(cache, from, CODEC_VALUES, from_layer, head),
                bytes[CODEC_VALUES]);
-        if (cache->index_page_bytes)
-            memcpy(own_index_page(cache, to, layer, head), own_index_page(cache, from, from_layer, head), cache->index_page_bytes);
+        if (cache->base.index_page_bytes)
+            memcpy(own_index_page(cache, to, layer, head), own_index_page(cache, from, from_layer, head),
+                   cache->base.index_page_bytes);
     }
 }
 
 /* What the step seals, of the first `layers` layers, from pages before it. */
 static void repeat_pages(const struct cache *cache, uint32_t layers) {
 #pragma omp parallel for schedule(static) num_threads(cache->threads)
-    for (size_t i = cache->pages.n_sealed; i < cache->pages.n_sealed + cache->plan.seal; i++)
+    for (size_t i = cache->base.pages.n_sealed; i < cache->base.pages.n_sealed + cache->base.plan.seal; i++)
         for (uint32_t layer = 0; layer < layers; layer++)
-            copy_pages(cache, &cache->pages.sets[i % DISTINCT], layer, &cache->pages.sets[i], layer);
+            copy_pages(cache, &cache->base.pages.sets[i % DISTINCT], layer, &cache->base.pages.sets[i], layer);
 }
 
 /* Whether the pages of all layers are of the same sizes, head by head. */
 static bool layers_alike(const struct cache *cache) {
-    for (uint32_t layer = 1; layer < cache->shape.layers; layer++) {
-        for (uint32_t head = 0; head < cache->shape.kv_heads; head++) {
+    for (uint32_t layer = 1; layer < cache->base.shape.layers; layer++) {
+        for (uint32_t head = 0; head < cache->base.shape.kv_heads; head++) {
             const struct page_place *first = page_place(cache, 0, head), *place = page_place(cache, layer, head);
             if (memcmp(first->bytes, place->bytes, sizeof first->bytes) != 0) return false;
         }
@@ -71,12 +72,13 @@ static void copy_layer(uint8_t *memory, size_t bytes, uint32_t layer) {
 
 /* Copies all that the first layer holds to the others. */
 static void copy_layers(const struct cache *cache) {
-    size_t heads = cache->shape.kv_heads, exact = 2 * cache->method.parameters.exact * cache->shape.head_dim * sizeof *cache->exact,
-           anchors = cache->anchors.capacity * (size_t)anchor_bytes(cache->shape.head_dim);
+    size_t heads = cache->base.shape.kv_heads,
+           exact = 2 * cache->base.method.parameters.exact * cache->base.shape.head_dim * sizeof *cache->exact,
+           anchors = cache->anchors.capacity * (size_t)anchor_bytes(cache->base.shape.head_dim);
 #pragma omp parallel for schedule(static) num_threads(cache->threads)
-    for (uint32_t layer = 1; layer < cache->shape.layers; layer++) {
-        for (size_t i = 0; i < cache->pages.n_sealed; i++)
-            copy_pages(cache, &cache->pages.sets[i], 0, &cache->pages.sets[i], layer);
+    for (uint32_t layer = 1; layer < cache->base.shape.layers; layer++) {
+        for (size_t i = 0; i < cache->base.pages.n_sealed; i++)
+            copy_pages(cache, &cache->base.pages.sets[i], 0, &cache->base.pages.sets[i], layer);
         for (size_t i = 0; i < cache->n_window_sets; i++)
             copy_layer(cache->window_sets[i], heads * 2 * cache->window_page_bytes, layer);
         copy_layer((uint8_t *)cache->exact, heads * exact, layer);
@@ -88,8 +90,8 @@ static void copy_layers(const struct cache *cache) {
 /* Whether the step's pages may be copies: nothing is chosen by what the tokens are, and none of them stays in the window, `left`
  * being those that come after it. */
 static bool may_repeat(const struct cache *cache, size_t left) {
-    return cache->method.policy->keeps_all && cache->pages.n_sealed >= DISTINCT &&
-           left >= (size_t)cache->method.tail_tokens + PAGE_TOKENS;
+    return cache->base.method.policy->keeps_all && cache->base.pages.n_sealed >= DISTINCT &&
+           left >= (size_t)cache->base.method.tail_tokens + PAGE_TOKENS;
 }
 
 /* ---- Filling */
@@ -97,12 +99,12 @@ static bool may_repeat(const struct cache *cache, size_t left) {
 /* `fresh`: pages may be copies of others; the first `layers` layers are filled. */
 static enum terse_status fill_chunks(struct cache *cache, size_t n, size_t chunk, bool fresh, uint32_t layers, const float *normals,
                                      float *rows, uint64_t seed, struct terse_error *error) {
-    size_t width = (size_t)cache->shape.kv_heads * cache->shape.head_dim;
+    size_t width = (size_t)cache->base.shape.kv_heads * cache->base.shape.head_dim;
     float *k = rows, *v = rows + chunk * width;
     for (size_t first = 0; first < n; first += chunk) {
         size_t count = n - first < chunk ? n - first : chunk;
         /* A number of anchors is that of a prompt: the last step stands for it. */
-        bool part = cache->method.parameters.anchor_count && first + count < n;
+        bool part = cache->base.method.parameters.anchor_count && first + count < n;
         enum terse_status status = cache_begin(cache, part ? CACHE_STEP_CHUNK : CACHE_STEP_PREFILL, count, error);
         if (status) return status;
         bool repeat = fresh && may_repeat(cache, n - first - count);
@@ -113,27 +115,27 @@ static enum terse_status fill_chunks(struct cache *cache, size_t n, size_t chunk
             if ((status = cache_append(cache, layer, k, v, error))) return status;
             if ((status = cache_end_layer(cache, error))) return status;
         }
-        cache->layers_ended = cache->shape.layers; /* the others will be copies */
+        cache->base.layers_ended = cache->base.shape.layers; /* the others will be copies */
         if ((status = cache_commit(cache, error))) return status;
     }
     return TERSE_OK;
 }
 
 enum terse_status cache_fill_random(struct cache *cache, size_t n, uint64_t seed, struct terse_error *error) {
-    size_t width = (size_t)cache->shape.kv_heads * cache->shape.head_dim,
-           chunk = n < CHUNK || cache->method.policy->keep_selected_only ? n : CHUNK;
+    size_t width = (size_t)cache->base.shape.kv_heads * cache->base.shape.head_dim,
+           chunk = n < CHUNK || cache->base.method.policy->keep_selected_only ? n : CHUNK;
     size_t floats = NORMALS + CODEC_HEAD_DIM_MAX;
     /* Policies that evict have little to seal and may treat layers differently. */
-    bool fresh = !cache->extent.length && !policy_evicts(cache->method.policy), alike = fresh && layers_alike(cache);
+    bool fresh = !cache->base.extent.length && !policy_evicts(cache->base.method.policy), alike = fresh && layers_alike(cache);
     float *normals = memory_array(floats + 2 * chunk * width, sizeof *normals);
     if (!normals) return status_no_memory(error, (floats + 2 * chunk * width) * sizeof *normals, "random keys and values");
     fill_normals(normals, floats, &seed);
     /* One chunk of the pool, as a prompt takes. */
-    size_t sealed = plan_step(&cache->method, &cache->extent, CACHE_STEP_PREFILL, n).seal;
-    enum terse_status status = fresh ? page_table_reserve(&cache->pages, sealed, error) : TERSE_OK;
+    size_t sealed = plan_step(&cache->base.method, &cache->base.extent, CACHE_STEP_PREFILL, n).seal;
+    enum terse_status status = fresh ? page_table_reserve(&cache->base.pages, sealed, error) : TERSE_OK;
     if (!status)
-        status = fill_chunks(cache, n, chunk, fresh, alike ? 1 : cache->shape.layers, normals, normals + floats, seed, error);
-    if (alike && cache->extent.length) copy_layers(cache);
+        status = fill_chunks(cache, n, chunk, fresh, alike ? 1 : cache->base.shape.layers, normals, normals + floats, seed, error);
+    if (alike && cache->base.extent.length) copy_layers(cache);
     memory_free(normals);
     return status;
 }

@@ -2,7 +2,7 @@
 #ifndef TERSE_BACKEND_CPU_KV_FILL_H
 #define TERSE_BACKEND_CPU_KV_FILL_H
 
-#include "backend/cpu/kv/cache.h"
+#include "backend/cpu/kv/step.h"
 
 /* Appends n tokens of normally distributed keys and values, sealed as the method would. In an empty cache that evicts nothing, one layer
  * is sealed and the others become its copies, and in a long one without anchors pages repeat: what is read lies in as much memory as

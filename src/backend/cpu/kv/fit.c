@@ -34,13 +34,13 @@ size_t fit_bytes(const struct method *method, uint32_t head_dim) {
 /* ---- Memory */
 
 /* Of the rows that a thread's fit looks at. */
-static size_t page_floats(const struct cache *cache) { return (size_t)FIT_PAGES * PAGE_TOKENS * cache->shape.head_dim; }
+static size_t page_floats(const struct cache *cache) { return (size_t)FIT_PAGES * PAGE_TOKENS * cache->base.shape.head_dim; }
 
 enum terse_status fit_reserve(struct cache *cache, const struct plan *plan, struct terse_error *error) {
     /* [Hk][FIT_ROWS][hd] of keys, or [threads][FIT_PAGES * 64][hd] of any side */
-    size_t keys = cache->keys_rotated ? 0 : (size_t)cache->shape.kv_heads * FIT_ROWS * cache->shape.head_dim;
+    size_t keys = cache->keys_rotated ? 0 : (size_t)cache->base.shape.kv_heads * FIT_ROWS * cache->base.shape.head_dim;
     size_t floats = larger(keys, (size_t)cache->threads * page_floats(cache));
-    if (!fit_pending(cache) || !plan->seal || cache->fit_rows) return TERSE_OK;
+    if (!cache_fit_pending(&cache->base) || !plan->seal || cache->fit_rows) return TERSE_OK;
     if (!keys && !fit_transforms(cache, CODEC_KEYS) && !fit_transforms(cache, CODEC_VALUES)) return TERSE_OK;
     if (!(cache->fit_rows = memory_array(floats, sizeof *cache->fit_rows)))
         return status_no_memory(error, floats * sizeof *cache->fit_rows, "rows that the KV cache learns from");
@@ -57,36 +57,37 @@ void fit_release(struct cache *cache) {
 /* ---- Fitting and encoding */
 
 static void fit_rows(struct cache *cache, uint32_t head, const float *rows, size_t n, size_t stride) {
-    const struct method *method = &cache->method;
-    uint32_t hd = cache->shape.head_dim;
+    const struct method *method = &cache->base.method;
+    uint32_t hd = cache->base.shape.head_dim;
     struct index_options options = index_options_defaults();
     if (cache->codec[CODEC_KEYS]->format->fitted)
         cache->codec[CODEC_KEYS]->fit(
-            method_shape(method, CODEC_KEYS, cache_shape_number(&cache->shape, cache->layer), head, hd, cache->group), CODEC_KEYS,
-            rows, n, stride, &options, fitted_data(cache, cache->layer, head));
+            method_shape(method, CODEC_KEYS, cache_shape_number(&cache->base.shape, cache->base.layer), head, hd, cache->group),
+            CODEC_KEYS, rows, n, stride, &options, fitted_data(cache, cache->base.layer, head));
     if (method->index && !cache->index_in_keys && index_learned_bytes(method->index, hd))
-        cache->index->fit(hd, rows, n, stride, &options, index_learned(cache, cache->layer, head));
+        cache->index->fit(hd, rows, n, stride, &options, index_learned(cache, cache->base.layer, head));
 }
 
 /* Both want keys as queries meet them: rotates rows[n][hd] of tokens `token`, token + step, ... where they are not rotated yet. */
 static void rotate_rows(const struct cache *cache, uint64_t token, size_t step, float *rows, size_t n) {
     if (cache->keys_rotated) return;
     for (size_t i = 0; i < n; i++)
-        rotary_rotate_at(&cache->rotary, (int64_t)(token + i * step), rows + i * cache->shape.head_dim, 1, cache->shape.head_dim);
+        rotary_rotate_at(&cache->rotary, (int64_t)(token + i * step), rows + i * cache->base.shape.head_dim, 1,
+                         cache->base.shape.head_dim);
 }
 
 static void fit_page(struct cache *cache, uint32_t head, const float *page, float *some) {
-    size_t n = smaller(cache->plan.sealed, PAGE_TOKENS), hd = cache->shape.head_dim;
+    size_t n = smaller(cache->base.plan.sealed, PAGE_TOKENS), hd = cache->base.shape.head_dim;
     if (!cache->keys_rotated) {
         memcpy(some, page, n * hd * sizeof *some);
-        rotate_rows(cache, plan_first_sealed(&cache->plan), 1, some, n);
+        rotate_rows(cache, plan_first_sealed(&cache->base.plan), 1, some, n);
     }
     fit_rows(cache, head, cache->keys_rotated ? page : some, n, hd);
 }
 
 void fit_head(struct cache *cache, uint32_t head, const float *page) {
-    const struct plan *plan = &cache->plan;
-    size_t hd = cache->shape.head_dim, width = cache->shape.kv_heads * hd;
+    const struct plan *plan = &cache->base.plan;
+    size_t hd = cache->base.shape.head_dim, width = cache->base.shape.kv_heads * hd;
     uint64_t first = plan_first_sealed(plan), end = first + plan->sealed, length = plan->before.length;
     uint64_t from = first > length ? first : length;
     float *some = cache->keys_rotated ? NULL : cache->fit_rows + head * FIT_ROWS * hd;
@@ -106,29 +107,29 @@ void fit_head(struct cache *cache, uint32_t head, const float *page) {
 }
 
 size_t fit_pages(const struct cache *cache, float **rows) {
-    uint64_t end = cache->plan.before.length + cache->plan.n;
+    uint64_t end = cache->base.plan.before.length + cache->base.plan.n;
     *rows = cache->fit_rows + (size_t)omp_get_thread_num() * page_floats(cache);
-    return smaller((size_t)((end - plan_first_sealed(&cache->plan) + PAGE_TOKENS - 1) / PAGE_TOKENS), FIT_PAGES);
+    return smaller((size_t)((end - plan_first_sealed(&cache->base.plan) + PAGE_TOKENS - 1) / PAGE_TOKENS), FIT_PAGES);
 }
 
 uint64_t fit_tokens(const struct cache *cache) {
-    const struct method *method = &cache->method;
-    bool all =
-        cache->codec[CODEC_KEYS]->format->fitted || (method->index && index_learned_bytes(method->index, cache->shape.head_dim));
-    if (!cache->fitted_bytes || !cache->pages.n_sealed) return 0;
-    return all ? UINT64_MAX : cache->pages.sets[0].first + FIT_PAGES * PAGE_TOKENS;
+    const struct method *method = &cache->base.method;
+    bool all = cache->codec[CODEC_KEYS]->format->fitted ||
+               (method->index && index_learned_bytes(method->index, cache->base.shape.head_dim));
+    if (!cache->fitted_bytes || !cache->base.pages.n_sealed) return 0;
+    return all ? UINT64_MAX : cache->base.pages.sets[0].first + FIT_PAGES * PAGE_TOKENS;
 }
 
 void fit_side(struct cache *cache, uint32_t head, enum codec_side side, const float *rows, size_t n) {
-    struct codec_shape shape = side_shape(cache, side, cache->layer, head, cache->group);
+    struct codec_shape shape = side_shape(cache, side, cache->base.layer, head, cache->group);
     struct index_options options = index_options_defaults();
     side_codec(cache, side)->fit(shape, side, rows, n, shape.head_dim, &options, (void *)shape.fitted);
 }
 
 void fit_encode_index(const struct cache *cache, const struct page_set *set, uint32_t layer, uint32_t head, const float *rows,
                       size_t n, float *scratch) {
-    size_t hd = cache->shape.head_dim;
-    if (!cache->index_page_bytes) return;
+    size_t hd = cache->base.shape.head_dim;
+    if (!cache->base.index_page_bytes) return;
     if (!cache->keys_rotated) {
         memcpy(scratch, rows, n * hd * sizeof *scratch);
         rotate_rows(cache, set->first, 1, scratch, n);

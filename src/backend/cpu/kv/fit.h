@@ -17,9 +17,6 @@ struct index_layout fit_index_layout(const struct method *method, uint32_t head_
 size_t fit_side_bytes(const struct method *method, enum codec_side side, uint32_t head_dim);
 size_t fit_bytes(const struct method *method, uint32_t head_dim);
 
-/* Whether the cache still has to learn, from the first pages that are sealed. */
-static inline bool fit_pending(const struct cache *cache) { return cache->fitted_bytes && !cache->fitted_ready; }
-
 /* Memory for the plan's step, where it fits; given back once it did. */
 enum terse_status fit_reserve(struct cache *cache, const struct plan *plan, struct terse_error *error);
 void fit_release(struct cache *cache);
@@ -30,7 +27,7 @@ void fit_head(struct cache *cache, uint32_t head, const float *rows);
 
 /* Whether a side's codec learns transforms and fits them to the sequence. */
 static inline bool fit_transforms(const struct cache *cache, enum codec_side side) {
-    return cache->method.of_weights && side_codec(cache, side)->format->learner == CODEC_LEARNS_TRANSFORM;
+    return cache->base.method.of_weights && side_codec(cache, side)->format->learner == CODEC_LEARNS_TRANSFORM;
 }
 /* Such a side's fit for the current layer and a KV head, to rows[n][hd] as its pages hold them: those of fit_pages(). */
 void fit_side(struct cache *cache, uint32_t head, enum codec_side side, const float *rows, size_t n);

@@ -47,12 +47,12 @@ struct segment gather_segment_at(const struct cache *cache, uint32_t head, size_
     if (i < rows) return segment_at(cache, i);
     i -= rows;
     if (i < dense) return segment_at(cache, rows + cache->selection.listed[cache->selection.candidates + i]);
-    return segment_at(cache, rows + cache->pages.n_sealed + (i - dense));
+    return segment_at(cache, rows + cache->base.pages.n_sealed + (i - dense));
 }
 
 uint64_t gather_bytes(const struct cache *cache) {
     const struct selection *selection = &cache->selection;
-    uint64_t pages = page_bytes_of_layer(cache, cache->layer);
+    uint64_t pages = page_bytes_of_layer(cache, cache->base.layer);
     uint64_t left = segment_bytes(cache) - selection->candidates * pages;
     return left + select_bytes(cache) + selection->max_tokens * pages / PAGE_TOKENS;
 }
@@ -72,17 +72,17 @@ static const uint32_t *same_page(const uint32_t *place, const uint32_t *end, uin
 static void prefetch(const struct cache *cache, uint32_t head, uint32_t page, const uint8_t *slots, size_t n) {
     for (int side = CODEC_KEYS; side <= CODEC_VALUES; side++) {
         const struct cpu_codec *codec = side_codec(cache, (enum codec_side)side);
-        const void *from = page_at(cache, select_candidate(cache, page), (enum codec_side)side, cache->layer, head);
+        const void *from = page_at(cache, select_candidate(cache, page), (enum codec_side)side, cache->base.layer, head);
         if (codec->prefetch_tokens)
-            codec->prefetch_tokens(side_shape(cache, (enum codec_side)side, cache->layer, head, 1), (enum codec_side)side, from,
-                                   slots, n);
+            codec->prefetch_tokens(side_shape(cache, (enum codec_side)side, cache->base.layer, head, 1), (enum codec_side)side,
+                                   from, slots, n);
     }
 }
 
 /* Packs the tokens of a segment into the calling thread's page of one side. */
 static const void *pack(const struct cache *cache, const struct segment *segment, uint32_t head, enum codec_side side) {
     const struct cpu_codec *codec = side_codec(cache, side);
-    struct codec_shape shape = side_shape(cache, side, cache->layer, head, 1);
+    struct codec_shape shape = side_shape(cache, side, cache->base.layer, head, 1);
     struct selected selected = select_result(cache, head); /* of all the head's segments, which lie in a row */
     const uint32_t *place = segment->places, *end = place + segment->end, *near = place, *last = selected.places + selected.count;
     size_t thread = parallel_thread(), n, at = 0;
@@ -98,7 +98,7 @@ static const void *pack(const struct cache *cache, const struct segment *segment
         }
         const struct page_set *set = select_candidate(cache, *place / PAGE_TOKENS);
         place = same_page(place, end, slots, &n);
-        codec->gather_tokens(shape, side, page_at(cache, set, side, cache->layer, head), slots, n, page, at);
+        codec->gather_tokens(shape, side, page_at(cache, set, side, cache->base.layer, head), slots, n, page, at);
         at += n;
     }
     return page;
@@ -114,7 +114,7 @@ static void score_in_place(const struct head_reader *reader, const struct segmen
         const struct page_set *set = select_candidate(cache, *place / PAGE_TOKENS);
         place = same_page(place, end, slots, &n);
         cache->codec[CODEC_KEYS]->score(reader->keys, reader->q, reader->tables,
-                                        page_at(cache, set, CODEC_KEYS, cache->layer, reader->head), whole);
+                                        page_at(cache, set, CODEC_KEYS, cache->base.layer, reader->head), whole);
         for (size_t m = 0; m < reader->rows; m++)
             for (size_t j = 0; j < n; j++) logits[m * PAGE_TOKENS + i + j] = whole[m * PAGE_TOKENS + slots[j]];
     }
@@ -136,7 +136,7 @@ static bool next_anchor(const struct cache *cache, const struct segment *segment
         uint64_t token = gather_token(cache, segment, *i);
         while (*at < anchors->to && anchors->tokens[*at] < token) ++*at;
         if (*at == anchors->to || anchors->tokens[*at] != token) continue;
-        anchor_row(anchors, *at, cache->shape.head_dim, row);
+        anchor_row(anchors, *at, cache->base.shape.head_dim, row);
         return true;
     }
     return false;
@@ -145,7 +145,7 @@ static bool next_anchor(const struct cache *cache, const struct segment *segment
 /* Keys before rotation are rotated one by one. */
 static void score_decoded(const struct head_reader *reader, const struct segment *segment, float *logits) {
     const struct cache *cache = reader->cache;
-    size_t hd = cache->shape.head_dim;
+    size_t hd = cache->base.shape.head_dim;
     float *rows = reader->workspace;
     cache->codec[CODEC_KEYS]->decode(reader->keys, CODEC_KEYS, pack(cache, segment, reader->head, CODEC_KEYS), rows);
     for (size_t i = 0; i < segment->end; i++) {
@@ -189,7 +189,7 @@ void gather_score(struct head_reader *reader, const struct segment *segment, flo
     float row[CODEC_HEAD_DIM_MAX];
     for (size_t i = 0, at = anchors.from; next_anchor(cache, segment, &anchors, &i, &at, row); i++) {
         if (!cache->keys_rotated) rotate_key(cache, segment, i, row);
-        dot_row(reader->q, row, reader->rows, cache->shape.head_dim, i, logits);
+        dot_row(reader->q, row, reader->rows, cache->base.shape.head_dim, i, logits);
     }
 }
 
@@ -201,7 +201,7 @@ void gather_accumulate(const struct head_reader *reader, const struct segment *s
     struct anchor_range anchors = anchors_between(cache, CODEC_VALUES, reader->head, gather_token(cache, segment, 0),
                                                   gather_token(cache, segment, segment->end - 1) + 1);
     for (size_t i = 0, at = anchors.from; next_anchor(cache, segment, &anchors, &i, &at, row); i++)
-        segment_accumulate_row(row, i, reader->rows, cache->shape.head_dim, weights, acc);
+        segment_accumulate_row(row, i, reader->rows, cache->base.shape.head_dim, weights, acc);
     const void *page = pack(cache, segment, reader->head, CODEC_VALUES);
     segment_accumulate_page(reader, page, segment->int8_weights, weights, code_sums, acc);
 }

@@ -6,20 +6,18 @@
 #include "backend/cpu/codec/codec.h"
 #include "backend/cpu/kv/state.h"
 
-/* Fills in cache->places and what follows from them; index_page_bytes is set. */
+/* Fills in base.places and what follows from them; index_page_bytes is set. */
 enum terse_status pool_set_places(struct cache *cache, struct terse_error *error);
 
-/* page_table_drop, and what the cache knows by numbers of page sets is forgotten. */
-void pool_drop_page_sets(struct cache *cache, size_t first, size_t n);
 enum terse_status pool_reserve_window(struct cache *cache, size_t n, struct terse_error *error);
 void pool_free(struct cache *cache);
 
 static inline size_t layer_head(const struct cache *cache, uint32_t layer, uint32_t head) {
-    return (size_t)layer * cache->shape.kv_heads + head;
+    return (size_t)layer * cache->base.shape.kv_heads + head;
 }
 
 static inline const struct page_place *page_place(const struct cache *cache, uint32_t layer, uint32_t head) {
-    return &cache->places[layer_head(cache, layer, head)];
+    return &cache->base.places[layer_head(cache, layer, head)];
 }
 
 /* Bytes of a layer's pages of one page set, over all KV heads, without those of an index. */
@@ -35,7 +33,7 @@ static inline uint8_t *page_at(const struct cache *cache, const struct page_set 
 static inline uint8_t *own_index_page(const struct cache *cache, const struct page_set *set, uint32_t layer, uint32_t head) {
     const struct page_place *place = page_place(cache, layer, head);
     size_t before = place->offset + place->bytes[CODEC_KEYS] + place->bytes[CODEC_VALUES];
-    return set->chunk + set->chunk_sets * before + set->index * cache->index_page_bytes;
+    return set->chunk + set->chunk_sets * before + set->index * cache->base.index_page_bytes;
 }
 
 /* The key page in memory of a window's page set; the value page follows it. */
@@ -49,7 +47,7 @@ static inline uint8_t *window_page(const struct cache *cache, const uint8_t *mem
 
 /* Exact rows [parameters.exact][hd] of the keys; those of the values follow. */
 static inline uint16_t *exact_rows(const struct cache *cache, uint32_t layer, uint32_t head) {
-    return cache->exact + layer_head(cache, layer, head) * 2 * cache->method.parameters.exact * cache->shape.head_dim;
+    return cache->exact + layer_head(cache, layer, head) * 2 * cache->base.method.parameters.exact * cache->base.shape.head_dim;
 }
 
 #endif

@@ -1,12 +1,11 @@
 /* Each call for one part or for both. */
 #include "backend/cpu/kv/parts.h"
 
-#include "backend/cpu/kv/cache.h"
+#include "backend/cpu/kv/step.h"
 #include "backend/cpu/kv/fill.h"
-#include "backend/cpu/kv/fork.h"
-#include "backend/cpu/kv/saved.h"
 #include "backend/cpu/kv/state.h"
-#include "backend/cpu/kv/token_map.h"
+
+#include <string.h>
 
 #define PARTS_MOST 2
 
@@ -30,7 +29,7 @@ static enum terse_status supports(const struct cache_shape *shape, const struct 
     struct part parts[PARTS_MOST];
     enum terse_status status = TERSE_OK;
     for (size_t i = parts_of(shape, method, parts); i-- > 0 && !status;)
-        status = method_check(&parts[i].method, shape->head_dim, shape->query_heads / shape->kv_heads, error);
+        status = cache_supports(&cpu_storage, &parts[i].shape, &parts[i].method, error);
     return status;
 }
 
@@ -57,9 +56,9 @@ static void predict(const struct cache_shape *shape, const struct method *method
     struct part parts[PARTS_MOST];
     struct terse_cache_report second;
     size_t n = parts_of(shape, method, parts);
-    cache_predict(&parts[0].shape, &parts[0].method, tokens, report);
+    cache_predict(&cpu_storage, &parts[0].shape, &parts[0].method, tokens, report);
     if (n == 1) return;
-    cache_predict(&parts[1].shape, &parts[1].method, tokens, &second);
+    cache_predict(&cpu_storage, &parts[1].shape, &parts[1].method, tokens, &second);
     add_report(&second, values_of(shape, shape->layers, tokens), report);
 }
 
@@ -68,7 +67,8 @@ static void report(const struct cache *cache, struct terse_cache_report *report)
     cache_report(cache, report);
     if (!cache->next) return;
     cache_report(cache->next, &second);
-    add_report(&second, values_of(&cache->shape, (uint64_t)cache->shape.layers + cache->next->shape.layers, report->tokens),
+    add_report(&second,
+               values_of(&cache->base.shape, (uint64_t)cache->base.shape.layers + cache->next->base.shape.layers, report->tokens),
                report);
 }
 
@@ -135,8 +135,8 @@ static enum terse_status begin(struct cache *cache, enum cache_step_kind kind, s
 
 static enum terse_status append(struct cache *cache, uint32_t layer, float *k, const float *v, struct terse_error *error) {
     for (struct cache *part = cache; part; part = part->next)
-        for (uint32_t own = 0; own < part->shape.layers; own++) {
-            if (cache_shape_number(&part->shape, own) != layer) continue;
+        for (uint32_t own = 0; own < part->base.shape.layers; own++) {
+            if (cache_shape_number(&part->base.shape, own) != layer) continue;
             cache->at = part;
             return cache_append(part, own, k, v, error);
         }
@@ -182,6 +182,22 @@ static enum terse_status fill_random(struct cache *cache, size_t n, uint64_t see
     return status;
 }
 
+/* ---- What became of each part of the sequence */
+
+static void map(const struct cache *cache, struct terse_token_share *shares, size_t n) {
+    const struct token_map sums = {shares, n, cache->base.extent.length};
+    if (!cache->next) {
+        cache_map(cache, shares, n);
+        return;
+    }
+    double layers = (double)cache->base.shape.layers, own = layers / (layers + cache->next->base.shape.layers);
+    memset(shares, 0, n * sizeof *shares);
+    if (!sums.length || !n || cache->base.in_step) return;
+    cache_map_add(cache, own, &sums);
+    cache_map_add(cache->next, 1 - own, &sums);
+    cache_map_end(cache, own, &sums);
+}
+
 /* ---- Saved states */
 
 static void save(const struct cache *cache, struct state_writer *writer) {
@@ -196,7 +212,7 @@ static enum terse_status load(struct cache *cache, struct state_file *file, stru
     state_file_second(file, true);
     status = cache_load(cache->next, file, error);
     state_file_second(file, false);
-    if (!status && cache->next->extent.length != cache->extent.length)
+    if (!status && cache->next->base.extent.length != cache->base.extent.length)
         status = state_file_refuse(file, STATE_CACHE, "its parts are of sequences of different lengths", error);
     return status;
 }
@@ -223,6 +239,6 @@ const struct kv_ops parts_ops = {.supports = supports,
                                  .end_layer = end_layer,
                                  .commit = commit,
                                  .report = report,
-                                 .map = cache_map,
+                                 .map = map,
                                  .counters = counters,
                                  .fill_random = fill_random};

@@ -14,14 +14,14 @@
 
 #define SEAL_ROWS 1024 /* that seal_some encodes on each thread, about: of the codec that takes longest, a piece (piece.h) */
 
-size_t seal_thread_floats(const struct cache *cache) { return 2 * PAGE_TOKENS * (size_t)cache->shape.head_dim; }
+size_t seal_thread_floats(const struct cache *cache) { return 2 * PAGE_TOKENS * (size_t)cache->base.shape.head_dim; }
 
 /* ---- Writing a layer */
 
 /* Copies token `first` and the `count` - 1 after it, as far as they are new, to rows[64][hd] of one side. */
 static void copy_new(const struct cache *cache, const float *from, uint32_t head, uint64_t first, size_t count, float *rows) {
-    size_t hd = cache->shape.head_dim, width = cache->shape.kv_heads * hd;
-    uint64_t length = cache->plan.before.length;
+    size_t hd = cache->base.shape.head_dim, width = cache->base.shape.kv_heads * hd;
+    uint64_t length = cache->base.plan.before.length;
     for (size_t t = first < length ? (size_t)(length - first) : 0; t < count; t++)
         memcpy(rows + t * hd, from + (size_t)(first + t - length) * width + head * hd, hd * sizeof *rows);
 }
@@ -29,11 +29,11 @@ static void copy_new(const struct cache *cache, const float *from, uint32_t head
 /* One side of the i-th page from the first that the step seals, rows[64][hd], of which it returns the number. Pages are cut where those of the
  * window are, so a page's older tokens are the beginning of one page of the window. */
 static size_t load_page(const struct cache *cache, size_t i, uint32_t head, enum codec_side side, float *rows) {
-    const struct plan *plan = &cache->plan;
+    const struct plan *plan = &cache->base.plan;
     uint64_t first = plan_first_sealed(plan) + i * PAGE_TOKENS, left = plan->before.length + plan->n - first;
     size_t count = left < PAGE_TOKENS ? (size_t)left : PAGE_TOKENS;
     if (first < plan->before.length) {
-        const uint8_t *page = window_page(cache, cache->window_sets[plan->skip + i], side, cache->layer, head);
+        const uint8_t *page = window_page(cache, cache->window_sets[plan->skip + i], side, cache->base.layer, head);
         cpu_codec_f16.decode(window_shape(cache, 1), side, page, rows);
     }
     copy_new(cache, side == CODEC_KEYS ? cache->k : cache->v, head, first, count, rows);
@@ -42,13 +42,13 @@ static size_t load_page(const struct cache *cache, size_t i, uint32_t head, enum
 
 /* Fits what a sealed page of a side goes by to the rows at hand. */
 static void fit_to_rows(struct cache *cache, uint32_t head, enum codec_side side) {
-    size_t n = 0, hd = cache->shape.head_dim;
+    size_t n = 0, hd = cache->base.shape.head_dim;
     float *rows;
     size_t count = fit_pages(cache, &rows);
     for (size_t i = 0; i < count; i++) {
         size_t own = load_page(cache, i, head, side, rows + n * hd);
         if (side == CODEC_KEYS && cache->keys_in_runs)
-            segment_rotate_to_run(cache, plan_first_sealed(&cache->plan) + i * PAGE_TOKENS, own, rows + n * hd);
+            segment_rotate_to_run(cache, plan_first_sealed(&cache->base.plan) + i * PAGE_TOKENS, own, rows + n * hd);
         n += own;
     }
     fit_side(cache, head, side, rows, n);
@@ -57,7 +57,8 @@ static void fit_to_rows(struct cache *cache, uint32_t head, enum codec_side side
 void seal_page(const struct cache *cache, const struct page_set *set, uint32_t layer, uint32_t head, enum codec_side side,
                float *rows) {
     const struct cpu_codec *codec = side_codec(cache, side);
-    if (side == CODEC_KEYS) fit_encode_index(cache, set, layer, head, rows, set->count, rows + PAGE_TOKENS * cache->shape.head_dim);
+    if (side == CODEC_KEYS)
+        fit_encode_index(cache, set, layer, head, rows, set->count, rows + PAGE_TOKENS * cache->base.shape.head_dim);
     if (side == CODEC_KEYS && cache->keys_in_runs) segment_rotate_to_run(cache, set->first, set->count, rows);
     codec->encode(side_shape(cache, side, layer, head, cache->group), side, rows, set->count,
                   page_at(cache, set, side, layer, head));
@@ -65,27 +66,27 @@ void seal_page(const struct cache *cache, const struct page_set *set, uint32_t l
 
 /* One side of the i-th page that the step seals; rows[2][64][hd] is scratch. */
 static void seal_side(struct cache *cache, size_t i, uint32_t head, enum codec_side side, float *rows) {
-    const struct page_set *set = &cache->pages.sets[cache->pages.n_sealed + i];
+    const struct page_set *set = &cache->base.pages.sets[cache->base.pages.n_sealed + i];
     const struct cpu_codec *codec = side_codec(cache, side);
     load_page(cache, i, head, side, rows);
-    seal_page(cache, set, cache->layer, head, side, rows);
-    if (!cache->plan.anchors) return;
-    float *decoded = rows + PAGE_TOKENS * cache->shape.head_dim;
-    codec->decode(side_shape(cache, side, cache->layer, head, cache->group), side, page_at(cache, set, side, cache->layer, head),
-                  decoded);
+    seal_page(cache, set, cache->base.layer, head, side, rows);
+    if (!cache->base.plan.anchors) return;
+    float *decoded = rows + PAGE_TOKENS * cache->base.shape.head_dim;
+    codec->decode(side_shape(cache, side, cache->base.layer, head, cache->group), side,
+                  page_at(cache, set, side, cache->base.layer, head), decoded);
     anchor_scores_scale(cache, head, side, i * PAGE_TOKENS, set->count, rows, decoded);
 }
 
 /* Appends tokens to the window that follows the step. */
 static void append_to_window(struct cache *cache, uint32_t head) {
-    const struct plan *plan = &cache->plan;
-    size_t hd = cache->shape.head_dim, width = cache->shape.kv_heads * hd;
+    const struct plan *plan = &cache->base.plan;
+    size_t hd = cache->base.shape.head_dim, width = cache->base.shape.kv_heads * hd;
     uint64_t start = plan->after.window_first, token = plan->before.length > start ? plan->before.length : start;
     for (; token < plan->after.length; token++) {
         size_t slot = (size_t)(token - start), row = (size_t)(token - plan->before.length) * width + head * hd;
         size_t t = slot % PAGE_TOKENS;
         uint8_t *memory = cache->window_sets[(plan->shift + slot / PAGE_TOKENS) % cache->n_window_sets];
-        uint16_t *keys = (uint16_t *)window_keys(cache, memory, cache->layer, head), half[CODEC_HEAD_DIM_MAX];
+        uint16_t *keys = (uint16_t *)window_keys(cache, memory, cache->base.layer, head), half[CODEC_HEAD_DIM_MAX];
         uint16_t *values = keys + PAGE_TOKENS * hd;
         if (t == 0) memset(keys, 0, 2 * cache->window_page_bytes); /* weights of 0 must meet numbers in slots without tokens */
         vector_ops()->float_to_half(cache->k + row, half, hd);
@@ -96,7 +97,7 @@ static void append_to_window(struct cache *cache, uint32_t head) {
 
 /* What the pages of a layer go by, where it is learned of the sequence. */
 static void fit_layer(struct cache *cache) {
-    uint32_t kv_heads = cache->shape.kv_heads;
+    uint32_t kv_heads = cache->base.shape.kv_heads;
 #pragma omp parallel num_threads(cache->threads)
     {
         float *rows = scratch_of_thread(cache);
@@ -114,13 +115,13 @@ static void fit_layer(struct cache *cache) {
 }
 
 bool seal_some(struct cache *cache) {
-    const struct plan *plan = &cache->plan;
-    uint32_t kv_heads = cache->shape.kv_heads;
+    const struct plan *plan = &cache->base.plan;
+    uint32_t kv_heads = cache->base.shape.kv_heads;
     size_t first = larger(cache->layer_sealed, plan->ready),
            more = larger(SEAL_ROWS * (size_t)cache->threads / (2 * PAGE_TOKENS * kv_heads), 1);
     if (first >= plan->seal) return false;
     size_t end = smaller(first + more, plan->seal);
-    if (!cache->layer_sealed && fit_pending(cache)) fit_layer(cache);
+    if (!cache->layer_sealed && cache_fit_pending(&cache->base)) fit_layer(cache);
 #pragma omp parallel for schedule(static) num_threads(cache->threads)
     for (size_t i = 2 * first * kv_heads; i < 2 * end * kv_heads; i++)
         seal_side(cache, i / 2 / kv_heads, (uint32_t)(i / 2 % kv_heads), i % 2 ? CODEC_VALUES : CODEC_KEYS,
@@ -132,13 +133,13 @@ bool seal_some(struct cache *cache) {
 void seal_layer(struct cache *cache) {
     while (seal_some(cache)) continue;
         /* One token's rows are not worth waking the threads for. */
-#pragma omp parallel num_threads(cache->threads) if (cache->plan.n >= PAGE_TOKENS)
+#pragma omp parallel num_threads(cache->threads) if (cache->base.plan.n >= PAGE_TOKENS)
     {
         float *rows = scratch_of_thread(cache);
         anchors_choose(cache);
         /* From here on, pages of the window that were sealed are no longer read and may be written again. */
 #pragma omp for schedule(static)
-        for (uint32_t head = 0; head < cache->shape.kv_heads; head++) {
+        for (uint32_t head = 0; head < cache->base.shape.kv_heads; head++) {
             exact_replace(cache, head, rows);
             append_to_window(cache, head);
         }
@@ -156,12 +157,7 @@ static void recycle_window_sets(uint8_t **sets, size_t count, size_t n) {
 }
 
 void seal_commit(struct cache *cache) {
-    cache->fitted_ready |= cache->plan.seal > 0;
-    if (cache->fitted_ready) fit_release(cache);
-    cache->pages.n_sealed += cache->plan.seal;
-    cache->anchors.count += cache->plan.anchors;
-    recycle_window_sets(cache->window_sets, cache->n_window_sets, cache->plan.shift);
-    cache->extent = cache->plan.after;
-    size_t evicted = page_table_evicted(&cache->pages, cache->extent.first);
-    if (evicted) pool_drop_page_sets(cache, 0, evicted);
+    recycle_window_sets(cache->window_sets, cache->n_window_sets, cache->base.plan.shift);
+    cache_advance(cache);
+    if (cache->base.fitted_ready) fit_release(cache);
 }

@@ -32,8 +32,8 @@ struct seal_worker {
 
 static void seal(const struct cache *cache, const struct job *job, float *rows) {
     static const enum codec_side sides[] = {CODEC_KEYS, CODEC_VALUES};
-    for (uint32_t layer = 0; layer < cache->shape.layers; layer++) {
-        for (uint32_t head = 0; head < cache->shape.kv_heads; head++) {
+    for (uint32_t layer = 0; layer < cache->base.shape.layers; layer++) {
+        for (uint32_t head = 0; head < cache->base.shape.kv_heads; head++) {
             for (size_t s = 0; s < 2; s++) {
                 cpu_codec_f16.decode(window_shape(cache, 1), sides[s], window_page(cache, job->window_set, sides[s], layer, head),
                                      rows);
@@ -76,7 +76,7 @@ static enum terse_status worker_new(const struct cache *cache, size_t capacity, 
     if (!s) return status_no_memory(error, sizeof *s, "the KV cache's worker");
     *s = (struct seal_worker){.cache = cache, .capacity = capacity};
     s->jobs = calloc(capacity, sizeof *s->jobs);
-    s->rows = calloc(2 * PAGE_TOKENS * (size_t)cache->shape.head_dim, sizeof *s->rows);
+    s->rows = calloc(2 * PAGE_TOKENS * (size_t)cache->base.shape.head_dim, sizeof *s->rows);
     pthread_mutex_init(&s->mutex, NULL);
     pthread_cond_init(&s->changed, NULL);
     if (s->jobs && s->rows && !start(s)) {
@@ -123,9 +123,9 @@ static void worker_wait(struct seal_worker *worker, size_t left) {
 /* ---- Which pages are encoded ahead */
 
 size_t seal_ahead_pages(const struct cache *cache, const struct plan *plan) {
-    bool wanted = plan->kind == CACHE_STEP_DECODE && !cache->seal_in_step && cache->method.tail_tokens >= PAGE_TOKENS;
-    bool unfitted = fit_pending(cache) && !plan->seal; /* even after this step */
-    if (!wanted || cache->method.policy->oldest_leave || unfitted) return 0;
+    bool wanted = plan->kind == CACHE_STEP_DECODE && !cache->seal_in_step && cache->base.method.tail_tokens >= PAGE_TOKENS;
+    bool unfitted = cache_fit_pending(&cache->base) && !plan->seal; /* even after this step */
+    if (!wanted || cache->base.method.policy->oldest_leave || unfitted) return 0;
     return (size_t)((plan->after.length - plan->after.window_first) / PAGE_TOKENS);
 }
 
@@ -141,16 +141,16 @@ enum terse_status seal_ahead_begin(struct cache *cache, struct plan *plan, struc
     plan->ready = cache->n_ahead < plan->seal ? cache->n_ahead : plan->seal;
     if (plan->ready) worker_wait(cache->seal_worker, cache->n_ahead - plan->ready);
     if (cache->seal_worker || !seal_ahead_pages(cache, plan)) return TERSE_OK;
-    return worker_new(cache, cache->method.tail_tokens / PAGE_TOKENS + 2, &cache->seal_worker, error);
+    return worker_new(cache, cache->base.method.tail_tokens / PAGE_TOKENS + 2, &cache->seal_worker, error);
 }
 
 void seal_ahead_post(struct cache *cache) {
-    cache->n_ahead -= cache->plan.ready;
-    for (size_t pages = seal_ahead_pages(cache, &cache->plan); cache->n_ahead < pages; cache->n_ahead++) {
-        struct page_set *set = &cache->pages.sets[cache->pages.n_sealed + cache->n_ahead];
-        set->first = cache->extent.window_first + cache->n_ahead * PAGE_TOKENS;
+    cache->n_ahead -= cache->base.plan.ready;
+    for (size_t pages = seal_ahead_pages(cache, &cache->base.plan); cache->n_ahead < pages; cache->n_ahead++) {
+        struct page_set *set = &cache->base.pages.sets[cache->base.pages.n_sealed + cache->n_ahead];
+        set->first = cache->base.extent.window_first + cache->n_ahead * PAGE_TOKENS;
         set->count = PAGE_TOKENS;
-        set->generated = set->first >= cache->prompt_end;
+        set->generated = set->first >= cache->base.prompt_end;
         worker_post(cache->seal_worker, set, cache->window_sets[cache->n_ahead]);
     }
 }

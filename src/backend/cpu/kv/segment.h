@@ -50,7 +50,7 @@ uint64_t segment_bytes(const struct cache *cache);
 
 /* The first token that the step's i-th new token sees, where its layer slides; 0 where not. */
 static inline uint64_t segment_first_seen(const struct cache *cache, size_t i) {
-    uint64_t end = cache->plan.before.length + i + 1, window = cache->shape.window;
+    uint64_t end = cache->base.plan.before.length + i + 1, window = cache->base.shape.window;
     return window && end > window ? end - window : 0;
 }
 
@@ -63,7 +63,7 @@ static inline uint32_t segment_hidden(const struct cache *cache, const struct se
 
 /* Slots [begin, this) are seen by the step's i-th new token, but for those before segment_hidden(). */
 static inline uint32_t segment_visible(const struct cache *cache, const struct segment *segment, size_t i) {
-    uint64_t seen = cache->plan.before.length + i + 1;
+    uint64_t seen = cache->base.plan.before.length + i + 1;
     if (seen >= segment->first + segment->end) return segment->end;
     return seen > segment->first + segment->begin ? (uint32_t)(seen - segment->first) : segment->begin;
 }

@@ -25,9 +25,9 @@ static struct anchor_range segment_anchors(const struct cache *cache, const stru
 /* A sealed page's rows[64][hd], keys at their own positions where any are stored so, anchors in their places. */
 static void load_sealed(const struct cache *cache, const struct segment *segment, uint32_t head, enum codec_side side,
                         float *rows) {
-    size_t hd = cache->shape.head_dim;
-    const uint8_t *page = page_at(cache, segment->set, side, cache->layer, head);
-    side_codec(cache, side)->decode(side_shape(cache, side, cache->layer, head, 1), side, page, rows);
+    size_t hd = cache->base.shape.head_dim;
+    const uint8_t *page = page_at(cache, segment->set, side, cache->base.layer, head);
+    side_codec(cache, side)->decode(side_shape(cache, side, cache->base.layer, head, 1), side, page, rows);
     if (side == CODEC_KEYS && cache->keys_in_runs) segment_rotate_from_run(cache, segment->base, segment->end, rows);
     struct anchor_range anchors = segment_anchors(cache, segment, side, head);
     for (size_t i = anchors.from; i < anchors.to; i++)
@@ -37,15 +37,15 @@ static void load_sealed(const struct cache *cache, const struct segment *segment
 /* Decoded into workspace[64][hd], but for new tokens, whose rows are read in place. */
 static struct rows segment_rows(const struct cache *cache, const struct segment *segment, uint32_t head, enum codec_side side,
                                 float *workspace) {
-    size_t hd = cache->shape.head_dim, width = cache->shape.kv_heads * hd;
+    size_t hd = cache->base.shape.head_dim, width = cache->base.shape.kv_heads * hd;
     switch (segment->kind) {
     case SEGMENT_NEW: {
         const float *rows = side == CODEC_KEYS ? cache->k : cache->v;
-        return (struct rows){rows + (segment->first - cache->plan.before.length) * width + head * hd, width};
+        return (struct rows){rows + (segment->first - cache->base.plan.before.length) * width + head * hd, width};
     }
     case SEGMENT_EXACT: {
-        const uint16_t *rows = exact_rows(cache, cache->layer, head);
-        if (side == CODEC_VALUES) rows += cache->method.parameters.exact * hd;
+        const uint16_t *rows = exact_rows(cache, cache->base.layer, head);
+        if (side == CODEC_VALUES) rows += cache->base.method.parameters.exact * hd;
         vector_ops()->half_to_float(rows + segment->first * hd, workspace, segment->end * hd);
         for (size_t t = 0; side == CODEC_KEYS && cache->keys_rotated && t < segment->end; t++)
             rotary_rotate(&cache->rotary, segment->base, t, workspace + t * hd, 1, (uint32_t)hd);
@@ -59,7 +59,7 @@ static struct rows segment_rows(const struct cache *cache, const struct segment 
     case SEGMENT_SEALED: load_sealed(cache, segment, head, side, workspace); break;
     case SEGMENT_GATHERED: break; /* gather.c reads them */
     case SEGMENT_WINDOW:
-        cpu_codec_f16.decode(window_shape(cache, 1), side, window_page(cache, segment->window_set, side, cache->layer, head),
+        cpu_codec_f16.decode(window_shape(cache, 1), side, window_page(cache, segment->window_set, side, cache->base.layer, head),
                              workspace);
         break;
     }
@@ -71,7 +71,7 @@ void segment_first_key(const struct cache *cache, uint32_t head, float *key) {
     segment.end = 1;
     float workspace[CODEC_HEAD_DIM_MAX];
     struct rows rows = segment_rows(cache, &segment, head, CODEC_KEYS, workspace);
-    memcpy(key, rows.data, cache->shape.head_dim * sizeof *key);
+    memcpy(key, rows.data, cache->base.shape.head_dim * sizeof *key);
     if (!cache->keys_rotated) rotary_rotate(&cache->rotary, segment.base, 0, key, 1, 0);
 }
 
@@ -79,30 +79,33 @@ void segment_read_token(const struct cache *cache, uint32_t head, enum codec_sid
                         float *row) {
     struct segment segment = segment_at(cache, segment_of_token(cache, token));
     struct rows rows = segment_rows(cache, &segment, head, side, workspace);
-    memcpy(row, rows.data + (token - segment.first) * rows.stride, cache->shape.head_dim * sizeof *row);
+    memcpy(row, rows.data + (token - segment.first) * rows.stride, cache->base.shape.head_dim * sizeof *row);
 }
 
 /* ---- Scores and weighted sums, on the codes where the codec allows it */
 
-static size_t workspace_floats(const struct cache *cache, size_t rows) { return (2 * PAGE_TOKENS + rows) * cache->shape.head_dim; }
+static size_t workspace_floats(const struct cache *cache, size_t rows) {
+    return (2 * PAGE_TOKENS + rows) * cache->base.shape.head_dim;
+}
 
 size_t head_reader_floats(const struct cache *cache, uint32_t layer, uint32_t head, size_t rows) {
     const struct cpu_codec *codec = cache->codec[CODEC_KEYS];
     size_t floats = workspace_floats(cache, rows);
     if (!cache->keys_in_runs) return floats;
     struct codec_shape shape = side_shape(cache, CODEC_KEYS, layer, head, rows);
-    return floats + rows * cache->shape.head_dim + (codec->query_floats ? codec->query_floats(shape) : 0);
+    return floats + rows * cache->base.shape.head_dim + (codec->query_floats ? codec->query_floats(shape) : 0);
 }
 
 struct head_reader head_reader_of(const struct cache *cache, uint32_t head, const float *q, size_t rows, const float *tables,
                                   float *memory) {
     const struct cpu_codec *codec = cache->codec[CODEC_KEYS];
     struct head_reader reader = {.cache = cache, .head = head, .rows = rows, .q = q, .tables = tables, .run = INT64_MIN};
-    reader.keys = side_shape(cache, CODEC_KEYS, cache->layer, head, rows);
-    reader.values = side_shape(cache, CODEC_VALUES, cache->layer, head, rows);
+    reader.keys = side_shape(cache, CODEC_KEYS, cache->base.layer, head, rows);
+    reader.values = side_shape(cache, CODEC_VALUES, cache->base.layer, head, rows);
     reader.workspace = memory;
     reader.in_run = memory + workspace_floats(cache, rows);
-    if (codec->query_floats && codec->query_floats(reader.keys)) reader.run_tables = reader.in_run + rows * cache->shape.head_dim;
+    if (codec->query_floats && codec->query_floats(reader.keys))
+        reader.run_tables = reader.in_run + rows * cache->base.shape.head_dim;
     return reader;
 }
 
@@ -116,7 +119,7 @@ static void score_rows(const struct segment *segment, const float *q, size_t row
 /* Logits of anchors in place of what their codes say. */
 static void score_anchors(const struct head_reader *reader, const struct segment *segment, float *logits) {
     const struct cache *cache = reader->cache;
-    size_t hd = cache->shape.head_dim;
+    size_t hd = cache->base.shape.head_dim;
     float row[CODEC_HEAD_DIM_MAX];
     struct anchor_range anchors = segment_anchors(cache, segment, CODEC_KEYS, reader->head);
     for (size_t i = anchors.from; i < anchors.to; i++) {
@@ -132,8 +135,8 @@ void segment_score_in_run(struct head_reader *reader, const void *page, size_t b
     const struct cpu_codec *codec = cache->codec[CODEC_KEYS];
     int64_t run = cache->rotary.positions[base];
     if (reader->run != run) {
-        memcpy(reader->in_run, reader->q, reader->rows * cache->shape.head_dim * sizeof *reader->q);
-        rotary_rotate_back(&cache->rotary, base, reader->in_run, (uint32_t)reader->rows, cache->shape.head_dim);
+        memcpy(reader->in_run, reader->q, reader->rows * cache->base.shape.head_dim * sizeof *reader->q);
+        rotary_rotate_back(&cache->rotary, base, reader->in_run, (uint32_t)reader->rows, cache->base.shape.head_dim);
         if (reader->run_tables) codec->prepare_queries(reader->keys, reader->in_run, reader->run_tables);
         reader->run = run;
     }
@@ -143,7 +146,7 @@ void segment_score_in_run(struct head_reader *reader, const void *page, size_t b
 /* Keys of a sealed page, on their codes. */
 static void score_sealed(struct head_reader *reader, const struct segment *segment, float *logits) {
     const struct cache *cache = reader->cache;
-    const void *page = page_at(cache, segment->set, CODEC_KEYS, cache->layer, reader->head);
+    const void *page = page_at(cache, segment->set, CODEC_KEYS, cache->base.layer, reader->head);
     if (cache->keys_in_runs)
         segment_score_in_run(reader, page, segment->base, logits);
     else
@@ -154,12 +157,12 @@ static void score_sealed(struct head_reader *reader, const struct segment *segme
 /* Keys before rotation by channel, channels[hd][64], zeros where the segment has no tokens; workspace[64][hd]. */
 static void load_channels(const struct cache *cache, const struct segment *segment, uint32_t head, float *workspace,
                           float *channels) {
-    size_t hd = cache->shape.head_dim;
+    size_t hd = cache->base.shape.head_dim;
     if (segment->kind == SEGMENT_WINDOW) {
-        cpu_codec_f16.channels(window_shape(cache, 1), window_keys(cache, segment->window_set, cache->layer, head), channels);
+        cpu_codec_f16.channels(window_shape(cache, 1), window_keys(cache, segment->window_set, cache->base.layer, head), channels);
     } else if (segment->kind == SEGMENT_SEALED) {
-        const uint8_t *page = page_at(cache, segment->set, CODEC_KEYS, cache->layer, head);
-        cache->codec[CODEC_KEYS]->channels(side_shape(cache, CODEC_KEYS, cache->layer, head, 1), page, channels);
+        const uint8_t *page = page_at(cache, segment->set, CODEC_KEYS, cache->base.layer, head);
+        cache->codec[CODEC_KEYS]->channels(side_shape(cache, CODEC_KEYS, cache->base.layer, head, 1), page, channels);
         struct anchor_range anchors = segment_anchors(cache, segment, CODEC_KEYS, head);
         for (size_t i = anchors.from; i < anchors.to; i++) {
             anchor_row(&anchors, i, hd, workspace);
@@ -178,7 +181,7 @@ static void score_unrotated(const struct head_reader *reader, const struct segme
     const struct cache *cache = reader->cache;
     const struct rotary *rotary = &cache->rotary;
     const struct cpu_codec *codec = cache->codec[CODEC_KEYS];
-    size_t hd = cache->shape.head_dim, rows = reader->rows;
+    size_t hd = cache->base.shape.head_dim, rows = reader->rows;
     float *channels = reader->workspace, *rotated = reader->workspace + PAGE_TOKENS * hd;
     struct key_rotation rotation = {.cosine = rotary->by_pair,
                                     .sine = rotary->by_pair + rotary->pairs * PAGE_TOKENS,
@@ -189,13 +192,13 @@ static void score_unrotated(const struct head_reader *reader, const struct segme
     bool as_codes = segment->kind == SEGMENT_SEALED && codec->score_rotated;
     if (!as_codes) load_channels(cache, segment, reader->head, rotated, channels);
     memcpy(rotated, reader->q, rows * hd * sizeof *rotated);
-    rotary_rotate_back(rotary, segment->base, rotated, (uint32_t)rows, cache->shape.head_dim);
+    rotary_rotate_back(rotary, segment->base, rotated, (uint32_t)rows, cache->base.shape.head_dim);
     if (!as_codes) {
         pq_ops()->score_rotated_channels(&rotation, rotated, rows, hd, channels, logits);
         return;
     }
-    codec->score_rotated(reader->keys, rotated, &rotation, page_at(cache, segment->set, CODEC_KEYS, cache->layer, reader->head),
-                         logits);
+    codec->score_rotated(reader->keys, rotated, &rotation,
+                         page_at(cache, segment->set, CODEC_KEYS, cache->base.layer, reader->head), logits);
     score_anchors(reader, segment, logits);
 }
 
@@ -206,11 +209,11 @@ void segment_score(struct head_reader *reader, const struct segment *segment, fl
     } else if (segment->kind == SEGMENT_SEALED) {
         score_sealed(reader, segment, logits);
     } else if (segment->kind == SEGMENT_WINDOW) {
-        const uint8_t *page = window_keys(cache, segment->window_set, cache->layer, reader->head);
+        const uint8_t *page = window_keys(cache, segment->window_set, cache->base.layer, reader->head);
         cpu_codec_f16.score(window_shape(cache, reader->rows), reader->q, NULL, page, logits);
     } else {
         struct rows keys = segment_rows(cache, segment, reader->head, CODEC_KEYS, reader->workspace);
-        score_rows(segment, reader->q, reader->rows, cache->shape.head_dim, keys, logits);
+        score_rows(segment, reader->q, reader->rows, cache->base.shape.head_dim, keys, logits);
     }
 }
 
@@ -234,9 +237,9 @@ void segment_accumulate_page(const struct head_reader *reader, const void *page,
 static void accumulate_sealed(const struct head_reader *reader, const struct segment *segment, float *weights, float *code_sums,
                               float *acc) {
     const struct cache *cache = reader->cache;
-    size_t hd = cache->shape.head_dim;
+    size_t hd = cache->base.shape.head_dim;
     float row[CODEC_HEAD_DIM_MAX];
-    const uint8_t *page = page_at(cache, segment->set, CODEC_VALUES, cache->layer, reader->head);
+    const uint8_t *page = page_at(cache, segment->set, CODEC_VALUES, cache->base.layer, reader->head);
     struct anchor_range anchors = segment_anchors(cache, segment, CODEC_VALUES, reader->head);
     for (size_t i = anchors.from; i < anchors.to; i++) {
         anchor_row(&anchors, i, hd, row);
@@ -255,7 +258,7 @@ bool segment_takes_logits(const struct head_reader *reader, const struct segment
 void segment_accumulate_logits(const struct head_reader *reader, const struct segment *segment, const float *logits,
                                const float *largest, float *code_sums, float *sums) {
     const struct cache *cache = reader->cache;
-    const uint8_t *page = page_at(cache, segment->set, CODEC_VALUES, cache->layer, reader->head);
+    const uint8_t *page = page_at(cache, segment->set, CODEC_VALUES, cache->base.layer, reader->head);
     cache->codec[CODEC_VALUES]->accumulate_logits(reader->values, logits, largest, page, code_sums, sums);
 }
 
@@ -265,12 +268,12 @@ void segment_accumulate(const struct head_reader *reader, const struct segment *
     if (segment->kind == SEGMENT_SEALED) {
         accumulate_sealed(reader, segment, weights, code_sums, acc);
     } else if (segment->kind == SEGMENT_WINDOW) {
-        const uint8_t *page = window_page(cache, segment->window_set, CODEC_VALUES, cache->layer, reader->head);
+        const uint8_t *page = window_page(cache, segment->window_set, CODEC_VALUES, cache->base.layer, reader->head);
         cpu_codec_f16.accumulate_values(window_shape(cache, reader->rows), weights, page, acc);
     } else {
         struct rows values = segment_rows(cache, segment, reader->head, CODEC_VALUES, reader->workspace);
         for (size_t t = segment->begin; t < segment->end; t++)
-            segment_accumulate_row(values.data + t * values.stride, t, reader->rows, cache->shape.head_dim, weights, acc);
+            segment_accumulate_row(values.data + t * values.stride, t, reader->rows, cache->base.shape.head_dim, weights, acc);
     }
 }
 
@@ -287,7 +290,7 @@ static void copy_live_rows(const struct segment *segment, struct rows from, size
 }
 
 void segment_load(const struct cache *cache, const struct segment *segment, uint32_t head, float *keys, float *values) {
-    size_t hd = cache->shape.head_dim;
+    size_t hd = cache->base.shape.head_dim;
     copy_live_rows(segment, segment_rows(cache, segment, head, CODEC_KEYS, keys), hd, keys);
     copy_live_rows(segment, segment_rows(cache, segment, head, CODEC_VALUES, values), hd, values);
     if (cache->keys_rotated) return;

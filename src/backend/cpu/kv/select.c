@@ -38,7 +38,7 @@ static bool codec_ranks(const struct cache *cache) { return !cache->index; }
 static size_t slots_of(const struct selection *selection) { return selection->candidates * PAGE_TOKENS; }
 
 static size_t table_bytes(const struct cache *cache) {
-    size_t hd = cache->shape.head_dim;
+    size_t hd = cache->base.shape.head_dim;
     return memory_round_up(codec_ranks(cache) ? hd * sizeof(float) : cache->index->table_bytes(hd), MEMORY_ALIGN);
 }
 
@@ -51,7 +51,7 @@ static size_t part(size_t *size, size_t count, size_t bytes) {
 
 /* Returns the bytes of the layout, and fills in `workspace` unless it is NULL. */
 static size_t lay_out(const struct cache *cache, const struct selection *selection, struct workspace *workspace) {
-    size_t heads = cache->shape.kv_heads, size = 0, pages = codec_ranks(cache) ? selection->candidates : 0;
+    size_t heads = cache->base.shape.kv_heads, size = 0, pages = codec_ranks(cache) ? selection->candidates : 0;
     size_t scores = part(&size, heads * slots_of(selection), sizeof *workspace->scores);
     size_t chosen = part(&size, heads * selection->max_tokens, sizeof *workspace->chosen);
     size_t count = part(&size, heads, sizeof *workspace->count);
@@ -78,8 +78,8 @@ static struct workspace workspace_of(const struct cache *cache) {
 static void list_page_sets(const struct cache *cache, struct selection *selection) {
     size_t n = 0;
     for (int generated = 0; generated < 2; generated++) {
-        for (size_t i = 0; i < cache->pages.n_sealed; i++)
-            if (cache->pages.sets[i].generated == (generated == 1)) selection->listed[n++] = (uint32_t)i;
+        for (size_t i = 0; i < cache->base.pages.n_sealed; i++)
+            if (cache->base.pages.sets[i].generated == (generated == 1)) selection->listed[n++] = (uint32_t)i;
         if (!generated) selection->candidates = n;
     }
     selection->dense = n - selection->candidates;
@@ -87,17 +87,17 @@ static void list_page_sets(const struct cache *cache, struct selection *selectio
 
 /* How many tokens a KV head reads of so many candidate slots, at most. */
 static size_t selected_tokens(const struct cache *cache, size_t slots) {
-    return policy_selects(&cache->method.parameters, slots) + cache->anchors.count;
+    return policy_selects(&cache->base.method.parameters, slots) + cache->base.n_anchors;
 }
 
 static enum terse_status reserve_list(struct cache *cache, struct terse_error *error) {
     struct selection *selection = &cache->selection;
-    if (cache->pages.n_sealed <= selection->capacity) return TERSE_OK;
+    if (cache->base.pages.n_sealed <= selection->capacity) return TERSE_OK;
     memory_free(selection->listed);
     selection->capacity = 0;
-    selection->listed = memory_array(cache->pages.n, sizeof *selection->listed);
-    if (!selection->listed) return status_no_memory(error, cache->pages.n * sizeof *selection->listed, "chosen tokens");
-    selection->capacity = cache->pages.n;
+    selection->listed = memory_array(cache->base.pages.n, sizeof *selection->listed);
+    if (!selection->listed) return status_no_memory(error, cache->base.pages.n * sizeof *selection->listed, "chosen tokens");
+    selection->capacity = cache->base.pages.n;
     return TERSE_OK;
 }
 
@@ -119,7 +119,7 @@ enum terse_status select_reserve(struct cache *cache, const struct plan *plan, s
     struct selection *selection = &cache->selection;
     bool decodes = plan->kind == CACHE_STEP_DECODE || plan->kind == CACHE_STEP_CHUNK;
     selection->candidates = selection->dense = 0;
-    if (!cache->method.index || !decodes || !cache->pages.n_sealed) return TERSE_OK;
+    if (!cache->base.method.index || !decodes || !cache->base.pages.n_sealed) return TERSE_OK;
     enum terse_status status = reserve_list(cache, error);
     if (status) return status;
     list_page_sets(cache, selection);
@@ -129,7 +129,7 @@ enum terse_status select_reserve(struct cache *cache, const struct plan *plan, s
         return TERSE_OK;
     }
     if ((status = reserve_memory(cache, error))) return status;
-    memset(workspace_of(cache).read, 0, cache->shape.kv_heads * selection->candidates * sizeof(uint32_t));
+    memset(workspace_of(cache).read, 0, cache->base.shape.kv_heads * selection->candidates * sizeof(uint32_t));
     selection->tokens = plan->n;
     return TERSE_OK;
 }
@@ -142,7 +142,7 @@ void select_free(struct cache *cache) {
 /* ---- Choosing */
 
 void select_prepare(const struct cache *cache, uint32_t head, const float *q) {
-    size_t hd = cache->shape.head_dim;
+    size_t hd = cache->base.shape.head_dim;
     float rotated[CODEC_HEAD_DIM_MAX], mean[CODEC_HEAD_DIM_MAX] = {0};
     for (size_t g = 0; g < cache->group; g++) {
         memcpy(rotated, q + g * hd, hd * sizeof *rotated);
@@ -153,13 +153,13 @@ void select_prepare(const struct cache *cache, uint32_t head, const float *q) {
     if (codec_ranks(cache))
         memcpy(tables, mean, hd * sizeof *mean);
     else
-        cache->index->prepare(hd, index_learned(cache, cache->layer, head), mean, 1, tables);
+        cache->index->prepare(hd, index_learned(cache, cache->base.layer, head), mean, 1, tables);
 }
 
 size_t select_ranges(const struct cache *cache) { return (cache->selection.candidates + RANGE_PAGE_SETS - 1) / RANGE_PAGE_SETS; }
 
 const struct page_set *select_candidate(const struct cache *cache, size_t i) {
-    return &cache->pages.sets[cache->selection.listed[i]];
+    return &cache->base.pages.sets[cache->selection.listed[i]];
 }
 
 static void prefetch_page(const uint8_t *page, size_t bytes) {
@@ -169,12 +169,12 @@ static void prefetch_page(const uint8_t *page, size_t bytes) {
 static void score_by_index(const struct cache *cache, uint32_t head, size_t begin, size_t end) {
     struct workspace workspace = workspace_of(cache);
     uint16_t *scores = workspace.scores + head * slots_of(&cache->selection);
-    size_t bytes = index_bytes(cache->method.index, cache->shape.head_dim);
+    size_t bytes = index_bytes(cache->base.method.index, cache->base.shape.head_dim);
     for (size_t i = begin; i < end; i++) {
         if (i + SCORE_AHEAD < cache->selection.candidates)
-            prefetch_page(index_page(cache, select_candidate(cache, i + SCORE_AHEAD), cache->layer, head), bytes);
-        cache->index->scores(cache->shape.head_dim, workspace.tables + head * table_bytes(cache),
-                             index_page(cache, select_candidate(cache, i), cache->layer, head), scores + i * PAGE_TOKENS);
+            prefetch_page(index_page(cache, select_candidate(cache, i + SCORE_AHEAD), cache->base.layer, head), bytes);
+        cache->index->scores(cache->base.shape.head_dim, workspace.tables + head * table_bytes(cache),
+                             index_page(cache, select_candidate(cache, i), cache->base.layer, head), scores + i * PAGE_TOKENS);
     }
 }
 
@@ -195,7 +195,7 @@ static inline int64_t run_of(const struct run_list *runs, size_t i) { return run
 /* q[RANK_QUERIES][hd] = the mean query rotated to the runs of the pages from `begin` on, *n of them. Returns the end of these pages. */
 static size_t rotate_to_runs(const struct cache *cache, const struct run_list *runs, const float *mean, size_t begin, size_t end,
                              float *q, size_t *n) {
-    size_t hd = cache->shape.head_dim, i = begin;
+    size_t hd = cache->base.shape.head_dim, i = begin;
     for (*n = 0; i < end && *n < RANK_QUERIES; ++*n) {
         int64_t run = run_of(runs, i);
         memcpy(q + *n * hd, mean, hd * sizeof *q);
@@ -212,7 +212,7 @@ static void score_by_codec(const struct cache *cache, uint32_t head, size_t begi
     const float *mean = (const float *)(const void *)(workspace.tables + head * table_bytes(cache));
     uint16_t *scores = workspace.scores + head * slots_of(&cache->selection);
     uint16_t *best = workspace.best + head * cache->selection.candidates;
-    struct codec_shape shape = side_shape(cache, CODEC_KEYS, cache->layer, head, 1);
+    struct codec_shape shape = side_shape(cache, CODEC_KEYS, cache->base.layer, head, 1);
     float q[RANK_QUERIES * CODEC_HEAD_DIM_MAX], tables[RANK_FLOATS];
     size_t bytes = codec->rank_bytes(shape), n;
     for (size_t i = begin, last; i < end; i = last) {
@@ -222,8 +222,8 @@ static void score_by_codec(const struct cache *cache, uint32_t head, size_t begi
         for (size_t g = 0, first = i; i < last; i++) {
             g += i > first && run_of(&runs, i) != run_of(&runs, i - 1);
             if (i + SCORE_AHEAD < cache->selection.candidates)
-                prefetch_page(page_at(cache, select_candidate(cache, i + SCORE_AHEAD), CODEC_KEYS, cache->layer, head), bytes);
-            const uint8_t *page = page_at(cache, select_candidate(cache, i), CODEC_KEYS, cache->layer, head);
+                prefetch_page(page_at(cache, select_candidate(cache, i + SCORE_AHEAD), CODEC_KEYS, cache->base.layer, head), bytes);
+            const uint8_t *page = page_at(cache, select_candidate(cache, i), CODEC_KEYS, cache->base.layer, head);
             best[i] = codec->rank(shape, tables, g, page, scores + i * PAGE_TOKENS);
         }
     }
@@ -236,10 +236,10 @@ void select_score(const struct cache *cache, uint32_t head, size_t range) {
 
 uint64_t select_bytes(const struct cache *cache) {
     uint64_t pages = cache->selection.candidates, bytes = 0;
-    for (uint32_t head = 0; head < cache->shape.kv_heads; head++)
-        bytes +=
-            pages * (codec_ranks(cache) ? cache->codec[CODEC_KEYS]->rank_bytes(side_shape(cache, CODEC_KEYS, cache->layer, head, 1))
-                                        : index_bytes(cache->method.index, cache->shape.head_dim));
+    for (uint32_t head = 0; head < cache->base.shape.kv_heads; head++)
+        bytes += pages * (codec_ranks(cache)
+                              ? cache->codec[CODEC_KEYS]->rank_bytes(side_shape(cache, CODEC_KEYS, cache->base.layer, head, 1))
+                              : index_bytes(cache->base.method.index, cache->base.shape.head_dim));
     return bytes;
 }
 
@@ -286,7 +286,7 @@ void select_top_k(const struct cache *cache, uint32_t head) {
             filled = false;
         }
     }
-    size_t wanted = policy_selects(&cache->method.parameters, slots), pages = cache->selection.candidates;
+    size_t wanted = policy_selects(&cache->base.method.parameters, slots), pages = cache->selection.candidates;
     if (codec_ranks(cache)) keep_best_runs(cache, wanted, workspace.best + head * pages, workspace.runs + head * pages, scores);
     wanted += force_anchors(cache, head, scores);
     size_t n = top_tokens(scores, slots, smaller(wanted, cache->selection.max_tokens), chosen);
@@ -300,9 +300,9 @@ void select_top_k(const struct cache *cache, uint32_t head) {
 double select_share_read(const struct cache *cache, size_t i) {
     const uint32_t *read = workspace_of(cache).read;
     const struct selection *selection = &cache->selection;
-    double tokens = 0, heads = cache->shape.kv_heads, count = select_candidate(cache, i)->count;
-    for (uint32_t head = 0; head < cache->shape.kv_heads; head++) tokens += read[head * selection->candidates + i];
-    return tokens / (count * heads * cache->shape.layers * (double)selection->tokens);
+    double tokens = 0, heads = cache->base.shape.kv_heads, count = select_candidate(cache, i)->count;
+    for (uint32_t head = 0; head < cache->base.shape.kv_heads; head++) tokens += read[head * selection->candidates + i];
+    return tokens / (count * heads * cache->base.shape.layers * (double)selection->tokens);
 }
 
 struct selected select_result(const struct cache *cache, uint32_t head) {

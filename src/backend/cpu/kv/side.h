@@ -15,8 +15,8 @@ static inline uint8_t *fitted_data(const struct cache *cache, uint32_t layer, ui
 /* What the codec is told about one side of a layer and head, read by `rows` queries together. */
 static inline struct codec_shape side_shape(const struct cache *cache, enum codec_side side, uint32_t layer, uint32_t head,
                                             size_t rows) {
-    uint32_t number = cache_shape_number(&cache->shape, layer);
-    struct codec_shape shape = method_shape(&cache->method, side, number, head, cache->shape.head_dim, (uint32_t)rows);
+    uint32_t number = cache_shape_number(&cache->base.shape, layer);
+    struct codec_shape shape = method_shape(&cache->base.method, side, number, head, cache->base.shape.head_dim, (uint32_t)rows);
     shape.learned = cpu_codebook_learned(cache->codebook, side, number, head);
     if (cache->fitted_side_bytes[side])
         shape.fitted = fitted_data(cache, layer, head) + (side == CODEC_KEYS ? 0 : cache->fitted_side_bytes[CODEC_KEYS]);
@@ -25,7 +25,7 @@ static inline struct codec_shape side_shape(const struct cache *cache, enum code
 
 /* The same for pages of the window, whose codec is f16. */
 static inline struct codec_shape window_shape(const struct cache *cache, size_t rows) {
-    return (struct codec_shape){.head_dim = cache->shape.head_dim, .group = (uint32_t)rows};
+    return (struct codec_shape){.head_dim = cache->base.shape.head_dim, .group = (uint32_t)rows};
 }
 
 /* What the index has learned. */

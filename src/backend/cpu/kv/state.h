@@ -20,11 +20,10 @@
  *     fit                 what is learned from the first tokens that are sealed; encoding the index
  *     seal                pages encoded, the window written, the step committed
  *     seal_ahead          pages encoded by a worker before the step that seals them
- *     cache               the steps, and the accounting
+ *     saved               a cache's bytes in a file
+ *     storage             memory: made, copied, counted, released
+ *     step                a step of new tokens
  *     fill                a cache of random tokens, through the steps
- *     token_map           what became of each part of the sequence
- *     fork                a cache cut short, and one more of the same sequence
- *     saved               a cache written to a file and read from it
  *     parts               the caches of the layers that slide and of the others, as one
  */
 #ifndef TERSE_BACKEND_CPU_KV_STATE_H
@@ -33,10 +32,7 @@
 #include "backend/cpu/codec/index.h"
 #include "backend/cpu/codec/prepared.h"
 #include "backend/cpu/kv/rotary.h"
-#include "kv/page_table.h"
-#include "kv/plan.h"
-
-#define NO_LAYER UINT32_MAX
+#include "kv/cache.h"
 
 /* Tokens of sealed pages that a policy wants exact: their rows in half precision, which readers put in place of what the codes say.
  * For every layer, KV head and side the same number of them, in order of their tokens,
@@ -44,7 +40,7 @@
  * keys as the pages hold them, rotated or not. */
 struct anchors {
     uint8_t *memory;
-    size_t capacity, count;
+    size_t capacity; /* of cache_base.n_anchors */
 };
 
 /* What a step reads of sealed pages where the method has an index (select.h). */
@@ -69,36 +65,27 @@ struct scratch {
 struct seal_worker; /* seal_ahead.c */
 
 struct cache {
-    struct cache_shape shape;
-    struct method method;
+    struct cache_base base;
     const struct cpu_codec *codec[2];    /* the method's, by side */
     const struct cpu_index *index;       /* the method's; NULL: it has none, or keys are ranked by their codec */
     const struct cpu_codebook *codebook; /* the method's, as the CPU reads it; NULL: it has none */
     uint32_t group;                      /* G = Hq / Hk */
-    int threads;                         /* over which work is split */
+    int threads;                         /* base.threads */
     bool keys_rotated; /* sealed pages and the window hold keys rotated to their own positions; else keys as they were before, which
                         * are rotated where they are read, as exact rows always are */
     bool keys_in_runs; /* with keys_rotated: but sealed pages hold keys rotated by their offset in a run (codec.h) */
     struct rotary rotary;
 
-    struct page_place *places; /* [layers][Hk] */
-    size_t page_set_bytes;     /* of all pages of a page set */
-    size_t largest_page[2];    /* bytes, by side */
-    size_t index_page_bytes;   /* of an index's page, 0 where it lies in that of the keys */
-    size_t window_page_bytes;  /* of a page of the window, f16 */
-    bool index_in_keys;        /* the index's page is the beginning of the page of keys */
+    size_t largest_page[2];   /* bytes, by side */
+    size_t window_page_bytes; /* of a page of the window, f16 */
+    bool index_in_keys;       /* the index's page is the beginning of the page of keys */
 
     /* What codecs and the index learned of this sequence, [layers][Hk][fitted_bytes]: the codecs' parts by side, then the index's. */
     uint8_t *fitted;
     size_t fitted_bytes, fitted_side_bytes[2];
-    bool fitted_ready;
     float *fit_rows; /* of the step that fits; fit.c */
     size_t fit_floats;
 
-    struct extent extent;
-    uint64_t prompt_end;      /* the last prompt ended before this token; pages from here on are generated */
-    struct kv_budget *budget; /* of all that reports call resident; NULL: there is none */
-    struct page_table pages;
     uint8_t **window_sets; /* [n_window_sets] of [layers][Hk]{key page, value page}, used from 0 on */
     size_t n_window_sets;
     uint16_t *exact;     /* exact rows, [layers][Hk][keys, values][parameters.exact][hd] */
@@ -109,10 +96,6 @@ struct cache {
     size_t n_ahead; /* the first so many pages of the window are being or were encoded into the page sets after the sealed ones */
 
     /* The step in progress. */
-    struct plan plan;
-    bool in_step;          /* between cache_begin and cache_commit */
-    uint32_t layer;        /* whose keys and values were appended; NO_LAYER: none */
-    uint32_t layers_ended; /* of this step */
     size_t attended;       /* work items of attend_prefill that are done */
     size_t layer_sealed;   /* pages of the layer that seal_some has come past */
     bool sealed_first;     /* its new tokens are read from their pages: CACHE_STEP_PAPER, once they lie there */
@@ -124,8 +107,6 @@ struct cache {
     struct scratch scratch;
     float *observed; /* of queries: anchor_scores.c's or exact.c's */
     size_t observed_floats;
-
-    struct cache_counters counters;
 
     /* parts.h: of the first part of a model's cache, the second one; and the part whose layer the step is in. */
     struct cache *next, *at;

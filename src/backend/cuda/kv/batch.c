@@ -2,7 +2,7 @@
  *
  * Caches of one method follow one another in a step as a group, which is one launch for each layer. What the kernels read lies in memory of the
  * batch that stays where it is, so that a graph of the launches may be replayed: the host rewrites it before each step. */
-#include "backend/cuda/kv/cache.h"
+#include "backend/cuda/kv/step.h"
 #include "backend/cuda/kv/centroids.h"
 #include "backend/cuda/kv/state.h"
 
@@ -139,8 +139,8 @@ static bool alike(const struct cache *a, const struct cache *b) { return a->tabl
 
 /* From that of the first sealed page to that of the last. */
 static uint32_t runs_of(const struct cache *cache) {
-    const struct page_set *sets = cache->pages.sets;
-    size_t n = cache->pages.n_sealed;
+    const struct page_set *sets = cache->base.pages.sets;
+    size_t n = cache->base.pages.n_sealed;
     return n ? (uint32_t)(sets[n - 1].first / RUN_TOKENS - sets[0].first / RUN_TOKENS) + 1 : 0;
 }
 
@@ -150,10 +150,10 @@ static void add_to_group(struct cache_batch *b, const struct cache *cache, uint3
         group = &b->groups[b->n_groups++];
         *group = (struct group){.cache = cache, .first_row = row};
     }
-    group->n_rows += (uint32_t)cache->plan.n;
+    group->n_rows += (uint32_t)cache->base.plan.n;
     if (splits > group->splits) group->splits = splits;
     if (runs_of(cache) > group->runs) group->runs = runs_of(cache);
-    group->evicts |= cache->method.policy->positions_by_index;
+    group->evicts |= cache->base.method.policy->positions_by_index;
 }
 
 /* Says where everything lies. A row is read in as many parts as if it were alone, so that its result does not depend on the others. */
@@ -162,13 +162,13 @@ static void stage(struct cache_batch *b, struct cache *const *caches, size_t n) 
     b->n_groups = 0;
     for (size_t i = 0; i < n; i++) {
         const struct cache *cache = caches[i];
-        const uint32_t pages = (uint32_t)(cache->pages.n_sealed + cache->n_anchors / PAGE_TOKENS);
+        const uint32_t pages = (uint32_t)(cache->base.pages.n_sealed + cache->base.n_anchors / PAGE_TOKENS);
         uint32_t splits = attend_decode_splits(&cache->heads, cache->codec[CODEC_KEYS], multiprocessors, 1, pages);
         sequences_in(b, b->staged)[i] = cache_view(cache);
         add_to_group(b, cache, row, splits);
-        for (size_t t = 0; t < cache->plan.n; t++, row++)
+        for (size_t t = 0; t < cache->base.plan.n; t++, row++)
             rows_in(b, b->staged)[row] = (struct query_row_view){
-                .sequence = (uint32_t)i, .position = (uint32_t)(cache->extent.length + t), .splits = splits};
+                .sequence = (uint32_t)i, .position = (uint32_t)(cache->base.extent.length + t), .splits = splits};
     }
     for (struct group *g = b->groups; g < b->groups + b->n_groups; g++) {
         g->splits = bucket(g->splits);
@@ -178,7 +178,7 @@ static void stage(struct cache_batch *b, struct cache *const *caches, size_t n) 
 
 enum terse_status batch_begin(struct cache_batch *b, struct cache *const *caches, size_t n, struct terse_error *error) {
     size_t rows = 0, floats = 0, words = 0;
-    for (size_t i = 0; i < n; i++) rows += caches[i]->plan.n;
+    for (size_t i = 0; i < n; i++) rows += caches[i]->base.plan.n;
     enum terse_status status = reserve(b, bucket((uint32_t)n), bucket((uint32_t)rows), error);
     if (status) return status;
     cudaEventSynchronize(b->sent);
@@ -242,7 +242,7 @@ enum terse_status batch_attend(struct cache_batch *b, uint32_t layer, const floa
             .layer = layer,
             .codec = {g->cache->codec[CODEC_KEYS], g->cache->codec[CODEC_VALUES]},
             .places = g->cache->tables->place_views,
-            .centroid = {centroid_shape_of(&g->cache->method.key), centroid_shape_of(&g->cache->method.value)},
+            .centroid = {centroid_shape_of(&g->cache->base.method.key), centroid_shape_of(&g->cache->base.method.value)},
             .transforms = g->cache->tables->transforms,
             .centroids = g->cache->tables->centroids,
             .run_angles = g->cache->tables->rotary.runs,
@@ -268,23 +268,23 @@ enum terse_status batch_attend(struct cache_batch *b, uint32_t layer, const floa
 /* Item of the window's page whose first token is `set->first`, its slots [0, set->count). */
 static struct encode_item window_item(const struct cache *cache, const struct page_set *set) {
     size_t slot = (size_t)((set->first - cache->window_origin) % cache->window_capacity);
-    device_half *keys = cache->window + slot * cache->shape.head_dim;
+    device_half *keys = cache->window + slot * cache->base.shape.head_dim;
     struct page_set_view view = cache_page_view(cache, set);
     view.begin = 0;
     return (struct encode_item){.set = view, .rows = {keys, keys + window_side_halves(cache)}, .fitted = cache->fitted};
 }
 
 static struct encode window_encode(const struct cache *cache, const struct item_list *list) {
-    struct encode encode = cache_encode(cache, list, 0, cache->shape.layers);
-    encode.token_stride = cache->shape.head_dim;
+    struct encode encode = cache_encode(cache, list, 0, cache->base.shape.layers);
+    encode.token_stride = cache->base.shape.head_dim;
     encode.head_stride = 2 * window_side_halves(cache);
-    encode.layer_stride = cache->shape.kv_heads * encode.head_stride;
+    encode.layer_stride = cache->base.shape.kv_heads * encode.head_stride;
     return encode;
 }
 
 /* Fits transforms to all that the window holds from the first page on that the step seals. */
 static enum terse_status fit_window(struct cache *cache, struct terse_error *error) {
-    const struct plan *plan = &cache->plan;
+    const struct plan *plan = &cache->base.plan;
     uint64_t first = plan_first_sealed(plan), end = plan->after.length;
     size_t n = smaller((size_t)((end - first + PAGE_TOKENS - 1) / PAGE_TOKENS), FIT_PAGES);
     enum terse_status status = item_list_reserve(&cache->sealed, n > plan->seal ? n : plan->seal, error);
@@ -304,7 +304,7 @@ static enum terse_status encode_window(struct cache *cache, size_t first, size_t
                                        struct terse_error *error) {
     enum terse_status status = item_list_reserve(&cache->sealed, n, error);
     if (status) return status;
-    for (size_t i = 0; i < n; i++) cache->sealed.host[i] = window_item(cache, &cache->pages.sets[first + i]);
+    for (size_t i = 0; i < n; i++) cache->sealed.host[i] = window_item(cache, &cache->base.pages.sets[first + i]);
     if ((status = item_list_upload(&cache->sealed, n, error))) return status;
     if (stream != device_stream()) status = cache_written(cache, error);
     if (status) return status;
@@ -315,33 +315,33 @@ static enum terse_status encode_window(struct cache *cache, size_t first, size_t
 }
 
 enum terse_status window_seal(struct cache *cache, struct terse_error *error) {
-    const struct plan *plan = &cache->plan;
+    const struct plan *plan = &cache->base.plan;
     cudaError_t result = cudaSuccess;
     if (!plan->seal) return TERSE_OK;
     if (plan->ready) result = cudaStreamWaitEvent(device_stream(), cache->encoded_ahead, 0);
     enum terse_status status = device_check(result, "waiting for encoded pages", error);
-    if (!status && cache_fit_pending(cache)) status = fit_window(cache, error);
+    if (!status && cache_fit_pending(&cache->base)) status = fit_window(cache, error);
     if (status || plan->ready == plan->seal) return status;
-    return encode_window(cache, cache->pages.n_sealed + plan->ready, plan->seal - plan->ready, device_stream(), error);
+    return encode_window(cache, cache->base.pages.n_sealed + plan->ready, plan->seal - plan->ready, device_stream(), error);
 }
 
 size_t window_pages_ahead(const struct cache *cache, const struct plan *plan) {
-    bool unfitted = cache_fit_pending(cache) && !plan->seal;
-    bool wanted = plan->kind == CACHE_STEP_DECODE && cache->method.tail_tokens >= PAGE_TOKENS;
-    if (!wanted || cache->method.policy->positions_by_index || unfitted || plan->n > DECODE_TOKENS_MOST) return 0;
+    bool unfitted = cache_fit_pending(&cache->base) && !plan->seal;
+    bool wanted = plan->kind == CACHE_STEP_DECODE && cache->base.method.tail_tokens >= PAGE_TOKENS;
+    if (!wanted || cache->base.method.policy->positions_by_index || unfitted || plan->n > DECODE_TOKENS_MOST) return 0;
     return (size_t)((plan->after.length - plan->after.window_first) / PAGE_TOKENS);
 }
 
 /* After the step: pages of the window that have become full. */
 enum terse_status window_seal_ahead(struct cache *cache, struct terse_error *error) {
-    size_t pages = window_pages_ahead(cache, &cache->plan), first = cache->pages.n_sealed + cache->n_ahead;
+    size_t pages = window_pages_ahead(cache, &cache->base.plan), first = cache->base.pages.n_sealed + cache->n_ahead;
     if (pages <= cache->n_ahead) return TERSE_OK;
     size_t n = pages - cache->n_ahead;
     for (size_t i = 0; i < n; i++) {
-        struct page_set *set = &cache->pages.sets[first + i];
-        set->first = cache->extent.window_first + (cache->n_ahead + i) * PAGE_TOKENS;
+        struct page_set *set = &cache->base.pages.sets[first + i];
+        set->first = cache->base.extent.window_first + (cache->n_ahead + i) * PAGE_TOKENS;
         set->count = PAGE_TOKENS;
-        set->generated = set->first >= cache->prompt_end;
+        set->generated = set->first >= cache->base.prompt_end;
     }
     /* The items are one list, which the background reads: it has done with those before. */
     if (cache->n_ahead) cudaEventSynchronize(cache->encoded_ahead);

@@ -1,10 +1,10 @@
 /* Exact rows, and of policies that keep of a prompt only what its last queries attend to most: those tokens as further exact rows, behind the
  * first ones. A step that chooses puts them into memory of its own, which takes the place of what there was when it is committed. */
-#include "backend/cuda/kv/cache.h"
+#include "backend/cuda/kv/step.h"
 #include "backend/cuda/kv/rank.h"
 #include "backend/cuda/kv/state.h"
 
-static size_t row_bytes(const struct cache *cache) { return cache->shape.head_dim * sizeof(device_half); }
+static size_t row_bytes(const struct cache *cache) { return cache->base.shape.head_dim * sizeof(device_half); }
 
 size_t anchor_bytes(const struct cache_shape *shape) {
     size_t heads = (size_t)shape->layers * shape->kv_heads;
@@ -21,13 +21,13 @@ static enum terse_status exact_new(const struct cache *cache, size_t n, struct e
     size_t rows = rows_bytes(cache, capacity), bytes = rows + cache_heads(cache) * n * sizeof(uint32_t);
     *exact = (struct exact_rows){.capacity = capacity, .bytes = bytes};
     if (!bytes) return TERSE_OK;
-    if (!(exact->rows = device_alloc(cache->budget, bytes, "the KV cache's exact rows", error))) return TERSE_E_MEMORY;
+    if (!(exact->rows = device_alloc(cache->base.budget, bytes, "the KV cache's exact rows", error))) return TERSE_E_MEMORY;
     exact->tokens = (uint32_t *)(void *)((uint8_t *)exact->rows + rows);
     return device_check(cudaMemsetAsync(exact->rows, 0, bytes, device_stream()), "clearing the KV cache", error);
 }
 
 static void exact_free(const struct cache *cache, struct exact_rows *exact) {
-    device_free(cache->budget, exact->rows, exact->bytes);
+    device_free(cache->base.budget, exact->rows, exact->bytes);
     *exact = (struct exact_rows){0};
 }
 
@@ -45,18 +45,18 @@ enum terse_status kept_resize(struct cache *cache, size_t n, struct terse_error 
     }
     exact_free(cache, &cache->exact);
     cache->exact = exact;
-    cache->n_anchors = n;
+    cache->base.n_anchors = n;
     return TERSE_OK;
 }
 
 void kept_reset(struct cache *cache) {
     cache->exact.capacity = cache_first_exact(cache);
-    cache->n_anchors = 0;
+    cache->base.n_anchors = 0;
 }
 
 enum terse_status kept_copy(struct cache *cache, const struct cache *from, struct terse_error *error) {
-    enum terse_status status = from->n_anchors ? kept_resize(cache, from->n_anchors, error) : TERSE_OK;
-    size_t bytes = rows_bytes(from, from->exact.capacity) + cache_heads(from) * from->n_anchors * sizeof(uint32_t);
+    enum terse_status status = from->base.n_anchors ? kept_resize(cache, from->base.n_anchors, error) : TERSE_OK;
+    size_t bytes = rows_bytes(from, from->exact.capacity) + cache_heads(from) * from->base.n_anchors * sizeof(uint32_t);
     if (status || !bytes) return status;
     return device_check(cudaMemcpyAsync(cache->exact.rows, from->exact.rows, bytes, cudaMemcpyDeviceToDevice, device_stream()),
                         "copying a KV cache", error);
@@ -65,18 +65,18 @@ enum terse_status kept_copy(struct cache *cache, const struct cache *from, struc
 /* ---- A step that chooses */
 
 static size_t first_ranking(const struct cache *cache) {
-    return cache->plan.n > RANKING_QUERIES ? cache->plan.n - RANKING_QUERIES : 0;
+    return cache->base.plan.n > RANKING_QUERIES ? cache->base.plan.n - RANKING_QUERIES : 0;
 }
-static uint32_t ranking_queries(const struct cache *cache) { return (uint32_t)(cache->plan.n - first_ranking(cache)); }
-static size_t query_width(const struct cache *cache) { return (size_t)cache->shape.query_heads * cache->shape.head_dim; }
-static size_t kv_width(const struct cache *cache) { return (size_t)cache->shape.kv_heads * cache->shape.head_dim; }
+static uint32_t ranking_queries(const struct cache *cache) { return (uint32_t)(cache->base.plan.n - first_ranking(cache)); }
+static size_t query_width(const struct cache *cache) { return (size_t)cache->base.shape.query_heads * cache->base.shape.head_dim; }
+static size_t kv_width(const struct cache *cache) { return (size_t)cache->base.shape.kv_heads * cache->base.shape.head_dim; }
 
 size_t cache_first_query(const struct cache *cache, size_t needed) {
-    return cache->plan.anchors && first_ranking(cache) < needed ? first_ranking(cache) : needed;
+    return cache->base.plan.anchors && first_ranking(cache) < needed ? first_ranking(cache) : needed;
 }
 
 static size_t choice_floats(const struct cache *cache, size_t rows) {
-    const struct plan *plan = &cache->plan;
+    const struct plan *plan = &cache->base.plan;
     return rank_floats(&cache->heads, ranking_queries(cache), (uint32_t)rows, (uint32_t)plan->sealed);
 }
 
@@ -85,12 +85,12 @@ static float *queries_at(const struct cache *cache) { return cache->choice; }
 static float *ranking_at(const struct cache *cache) { return cache->choice + ranking_queries(cache) * query_width(cache); }
 
 enum terse_status kept_reserve(struct cache *cache, size_t rows, struct terse_error *error) {
-    const struct plan *plan = &cache->plan;
+    const struct plan *plan = &cache->base.plan;
     kept_release(cache);
     if (!plan->anchors) return TERSE_OK;
     size_t work = ranking_queries(cache) * query_width(cache) + choice_floats(cache, rows);
-    cache->choice_bytes = work * sizeof(float) + cache->shape.kv_heads * plan->anchors * sizeof(uint32_t);
-    enum terse_status status = exact_new(cache, cache->n_anchors + plan->anchors, &cache->chosen, error);
+    cache->choice_bytes = work * sizeof(float) + cache->base.shape.kv_heads * plan->anchors * sizeof(uint32_t);
+    enum terse_status status = exact_new(cache, cache->base.n_anchors + plan->anchors, &cache->chosen, error);
     if (!status && !(cache->choice = device_alloc(NULL, cache->choice_bytes, "choosing tokens of a prompt", error)))
         status = TERSE_E_MEMORY;
     if (status) kept_release(cache);
@@ -105,16 +105,16 @@ void kept_release(struct cache *cache) {
 
 cudaError_t kept_observe(const struct cache *cache, const float *q, size_t first, size_t count) {
     size_t from = first_ranking(cache), width = query_width(cache), begin = first > from ? first : from, end = first + count;
-    if (!cache->plan.anchors || begin >= end) return cudaSuccess;
+    if (!cache->base.plan.anchors || begin >= end) return cudaSuccess;
     return cudaMemcpyAsync(queries_at(cache) + (begin - from) * width, q + (begin - first) * width,
                            (end - begin) * width * sizeof *q, cudaMemcpyDeviceToDevice, device_stream());
 }
 
 cudaError_t kept_choose(const struct cache *cache, uint32_t layer, const device_half *k, const device_half *v, size_t rows_before,
                         size_t first) {
-    const struct plan *plan = &cache->plan;
+    const struct plan *plan = &cache->base.plan;
     const struct exact_rows *to = &cache->chosen;
-    size_t rows = rows_before + plan->n, heads = cache->shape.kv_heads, n = cache->n_anchors + plan->anchors;
+    size_t rows = rows_before + plan->n, heads = cache->base.shape.kv_heads, n = cache->base.n_anchors + plan->anchors;
     if (!plan->anchors) return cudaSuccess;
     uint32_t *kept = (uint32_t *)(void *)(ranking_at(cache) + choice_floats(cache, rows));
     const struct rank_tokens rank = {.heads = cache->heads,
@@ -132,7 +132,7 @@ cudaError_t kept_choose(const struct cache *cache, uint32_t layer, const device_
     const struct keep_rows keep = {.k = k,
                                    .v = v,
                                    .kv_heads = (uint32_t)heads,
-                                   .head_dim = cache->shape.head_dim,
+                                   .head_dim = cache->base.shape.head_dim,
                                    .first = (uint32_t)first,
                                    .keep = (uint32_t)plan->anchors,
                                    .first_token = (uint32_t)plan_first_sealed(plan),
@@ -140,9 +140,9 @@ cudaError_t kept_choose(const struct cache *cache, uint32_t layer, const device_
                                    .to = to->rows + layer * 2 * to->capacity * kv_width(cache),
                                    .tokens = to->tokens + layer * heads * n,
                                    .capacity = to->capacity,
-                                   .at = cache_first_exact(cache) + (uint32_t)cache->n_anchors,
+                                   .at = cache_first_exact(cache) + (uint32_t)cache->base.n_anchors,
                                    .token_capacity = (uint32_t)n,
-                                   .at_token = (uint32_t)cache->n_anchors};
+                                   .at_token = (uint32_t)cache->base.n_anchors};
     cudaError_t result = rank_tokens(&rank, device_stream());
     return result == cudaSuccess ? keep_rows(&keep, device_stream()) : result;
 }
@@ -155,8 +155,8 @@ static cudaError_t copy_runs(void *to, size_t to_pitch, const void *from, size_t
 
 enum terse_status kept_commit(struct cache *cache, struct terse_error *error) {
     struct exact_rows *from = &cache->exact, *to = &cache->chosen;
-    size_t heads = cache_heads(cache), row = row_bytes(cache), old = cache->n_anchors, n = old + cache->plan.anchors;
-    if (!cache->plan.anchors) return TERSE_OK;
+    size_t heads = cache_heads(cache), row = row_bytes(cache), old = cache->base.n_anchors, n = old + cache->base.plan.anchors;
+    if (!cache->base.plan.anchors) return TERSE_OK;
     cudaError_t result = copy_runs(to->rows, to->capacity * row, from->rows, from->capacity * row,
                                    (cache_first_exact(cache) + old) * row, 2 * heads);
     if (result == cudaSuccess)
@@ -166,6 +166,5 @@ enum terse_status kept_commit(struct cache *cache, struct terse_error *error) {
     exact_free(cache, from); /* when what is queued is done */
     *from = *to;
     *to = (struct exact_rows){0};
-    cache->n_anchors = n;
     return TERSE_OK;
 }

@@ -3,21 +3,21 @@
  *
  * Row of token t: t itself while none was evicted. Else what was evicted has no row, so that rows follow one another as positions do, but that
  * anchors stand in front of all pages, wherever they came from: who reads them need not know their positions. */
-#include "backend/cuda/kv/cache.h"
+#include "backend/cuda/kv/step.h"
 #include "backend/cuda/kv/state.h"
 
 #include "backend/cuda/kv/attend_prefill.h"
 
 static size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
 
-static size_t kv_width(const struct cache *cache) { return (size_t)cache->shape.kv_heads * cache->shape.head_dim; }
+static size_t kv_width(const struct cache *cache) { return (size_t)cache->base.shape.kv_heads * cache->base.shape.head_dim; }
 /* Rows of the tokens before the step. */
 static size_t rows_before(const struct cache *cache) {
-    return (size_t)(cache->plan.before.length - extent_evicted(&cache->plan.before) - cache->plan.before.dropped);
+    return (size_t)(cache->base.plan.before.length - extent_evicted(&cache->base.plan.before) - cache->base.plan.before.dropped);
 }
 /* Of a token of the window or of the step. */
 static int64_t row_of(const struct cache *cache, uint64_t token) {
-    return (int64_t)rows_before(cache) - (int64_t)(cache->plan.before.length - token);
+    return (int64_t)rows_before(cache) - (int64_t)(cache->base.plan.before.length - token);
 }
 
 /* ---- Memory */
@@ -36,7 +36,7 @@ void prompt_release(struct cache *cache) {
 }
 
 static enum terse_status reserve_rows(struct cache *cache, struct terse_error *error) {
-    size_t rows = rows_before(cache) + cache->plan.n;
+    size_t rows = rows_before(cache) + cache->base.plan.n;
     prompt_release(cache);
     cache->row_capacity = rows;
     for (int side = 0; side < 2; side++)
@@ -64,28 +64,28 @@ static struct encode_item item_of(const struct cache *cache, const struct page_s
 static struct encode encode_of(const struct cache *cache, const struct item_list *list, uint32_t layer) {
     struct encode encode = cache_encode(cache, list, layer, 1);
     encode.token_stride = kv_width(cache);
-    encode.head_stride = cache->shape.head_dim;
+    encode.head_stride = cache->base.shape.head_dim;
     return encode;
 }
 
 static size_t fit_pages(const struct cache *cache) {
-    uint64_t first = plan_first_sealed(&cache->plan), end = cache->plan.after.length;
+    uint64_t first = plan_first_sealed(&cache->base.plan), end = cache->base.plan.after.length;
     return smaller((size_t)((end - first + PAGE_TOKENS - 1) / PAGE_TOKENS), FIT_PAGES);
 }
 
 static enum terse_status make_items(struct cache *cache, struct terse_error *error) {
-    const struct plan *plan = &cache->plan;
-    size_t sealed = cache->pages.n_sealed, fit = cache_fit_pending(cache) && plan->seal ? fit_pages(cache) : 0;
+    const struct plan *plan = &cache->base.plan;
+    size_t sealed = cache->base.pages.n_sealed, fit = cache_fit_pending(&cache->base) && plan->seal ? fit_pages(cache) : 0;
     enum terse_status status = item_list_reserve(&cache->stored, sealed, error);
     if (!status) status = item_list_reserve(&cache->sealed, plan->seal + fit, error);
     if (status) return status;
     int64_t row = row_of(cache, plan->before.window_first); /* which follows the last page */
     for (size_t i = sealed; i-- > 0;) {
-        row -= (int64_t)cache->pages.sets[i].count;
-        cache->stored.host[i] = item_of(cache, &cache->pages.sets[i], row);
+        row -= (int64_t)cache->base.pages.sets[i].count;
+        cache->stored.host[i] = item_of(cache, &cache->base.pages.sets[i], row);
     }
     for (size_t i = 0; i < plan->seal; i++) {
-        const struct page_set *set = &cache->pages.sets[sealed + i];
+        const struct page_set *set = &cache->base.pages.sets[sealed + i];
         cache->sealed.host[i] = item_of(cache, set, row_of(cache, set->first));
     }
     for (size_t i = 0; i < fit; i++) { /* behind those that are sealed; no pages of theirs are written */
@@ -126,7 +126,7 @@ static struct layer_rows layer_rows(const struct cache *cache, uint32_t layer) {
 /* What the sequence has behind it, and of the first page and the window evicted tokens, too: who seals them reads numbers. The exact rows
  * come last, since those may lie where they belong. */
 static cudaError_t read_stored(const struct cache *cache, uint32_t layer) {
-    const struct extent *before = &cache->plan.before;
+    const struct extent *before = &cache->base.plan.before;
     struct layer_rows rows = layer_rows(cache, layer);
     uint64_t window = before->window_first > before->exact ? before->window_first : before->exact;
     struct encode encode = encode_of(cache, &cache->stored, layer);
@@ -134,16 +134,16 @@ static cudaError_t read_stored(const struct cache *cache, uint32_t layer) {
     if (result == cudaSuccess)
         result = rows_from_window(&rows, window, (size_t)(before->length - window), row_of(cache, window), device_stream());
     if (result == cudaSuccess)
-        result = rows_from_exact(&rows, (size_t)before->exact + cache->n_anchors, extent_evicted(before), device_stream());
+        result = rows_from_exact(&rows, (size_t)before->exact + cache->base.n_anchors, extent_evicted(before), device_stream());
     return result;
 }
 
 static cudaError_t seal_layer(struct cache *cache, uint32_t layer) {
     struct encode encode = encode_of(cache, &cache->sealed, layer);
-    if (!cache->plan.seal) return cudaSuccess;
-    if (cache_fit_pending(cache)) {
+    if (!cache->base.plan.seal) return cudaSuccess;
+    if (cache_fit_pending(&cache->base)) {
         struct encode fit = encode;
-        fit.items += cache->plan.seal;
+        fit.items += cache->base.plan.seal;
         fit.n = (uint32_t)fit_pages(cache);
         cudaError_t result = fit_transforms(&fit, cache->fitted, device_stream());
         if (result != cudaSuccess) return result;
@@ -154,13 +154,14 @@ static cudaError_t seal_layer(struct cache *cache, uint32_t layer) {
 enum terse_status cache_append_rows(struct cache *cache, uint32_t layer, size_t first, size_t count, const float *k, const float *v,
                                     struct terse_error *error) {
     struct layer_rows rows = layer_rows(cache, layer);
-    bool last = first + count == cache->plan.n, paper = cache->plan.kind == CACHE_STEP_PAPER;
-    if (!cache->in_step || first + count > cache->plan.n)
-        return status_fail(error, TERSE_E_ARGUMENT, "tokens %zu to %zu of a step of %zu", first, first + count, cache->plan.n);
+    bool last = first + count == cache->base.plan.n, paper = cache->base.plan.kind == CACHE_STEP_PAPER;
+    if (!cache->base.in_step || first + count > cache->base.plan.n)
+        return status_fail(error, TERSE_E_ARGUMENT, "tokens %zu to %zu of a step of %zu", first, first + count, cache->base.plan.n);
     cudaError_t result = first ? cudaSuccess : read_stored(cache, layer);
     if (result == cudaSuccess)
-        result = append_rows(&rows, k, v, count, cache->plan.before.length + first, rows_before(cache) + first, device_stream());
-    if (result == cudaSuccess && last && paper && cache->plan.seal) { /* every token reads codes, its own included */
+        result =
+            append_rows(&rows, k, v, count, cache->base.plan.before.length + first, rows_before(cache) + first, device_stream());
+    if (result == cudaSuccess && last && paper && cache->base.plan.seal) { /* every token reads codes, its own included */
         struct encode encode = encode_of(cache, &cache->sealed, layer);
         result = seal_layer(cache, layer);
         if (result == cudaSuccess) result = decode_pages(&encode, device_stream());
@@ -169,8 +170,8 @@ enum terse_status cache_append_rows(struct cache *cache, uint32_t layer, size_t 
 }
 
 enum terse_status cache_observe_rows(struct cache *cache, size_t first, size_t count, float *q, struct terse_error *error) {
-    cudaError_t result = rotate_rows(&cache->heads, &cache->tables->rotary, cache->shape.query_heads, q, count,
-                                     cache->plan.before.length + first, device_stream());
+    cudaError_t result = rotate_rows(&cache->heads, &cache->tables->rotary, cache->base.shape.query_heads, q, count,
+                                     cache->base.plan.before.length + first, device_stream());
     if (result == cudaSuccess) result = kept_observe(cache, q, first, count);
     return device_check(result, "a prompt's queries", error);
 }
@@ -193,7 +194,7 @@ enum terse_status cache_attend_rows(struct cache *cache, uint32_t layer, size_t 
 
 /* New tokens that stay in the window. */
 static cudaError_t keep_window(const struct cache *cache, uint32_t layer) {
-    const struct extent *before = &cache->plan.before, *after = &cache->plan.after;
+    const struct extent *before = &cache->base.plan.before, *after = &cache->base.plan.after;
     struct layer_rows rows = layer_rows(cache, layer);
     uint64_t first = after->window_first > before->length ? after->window_first : before->length;
     if (first < after->exact) first = after->exact;
@@ -203,11 +204,11 @@ static cudaError_t keep_window(const struct cache *cache, uint32_t layer) {
 }
 
 enum terse_status cache_end_layer_rows(struct cache *cache, uint32_t layer, struct terse_error *error) {
-    cudaError_t result = cache->plan.kind == CACHE_STEP_PAPER ? cudaSuccess : seal_layer(cache, layer);
+    cudaError_t result = cache->base.plan.kind == CACHE_STEP_PAPER ? cudaSuccess : seal_layer(cache, layer);
     if (result == cudaSuccess)
         result = kept_choose(cache, layer, row_at(cache, CODEC_KEYS, 0), row_at(cache, CODEC_VALUES, 0), rows_before(cache),
-                             (size_t)row_of(cache, plan_first_sealed(&cache->plan)));
+                             (size_t)row_of(cache, plan_first_sealed(&cache->base.plan)));
     if (result == cudaSuccess) result = keep_window(cache, layer);
-    cache->layers_ended = layer + 1;
+    cache->base.layers_ended = layer + 1;
     return device_check(result, "sealing a prompt's layer", error);
 }

@@ -3,12 +3,12 @@
  *     view, append, encode, attend_*   kernels, and what they see
  *     tables                           what caches of one model and method share: where pages lie, transforms, angles
  *     state                            the data (this header)
- *     cache                            the life of a cache, its steps, the accounting
+ *     storage                          memory: made, copied, counted, released
+ *     step                             a step of new tokens
  *     batch                            decoding steps of several caches
  *     rank, kept                       exact rows, and which tokens of a prompt are kept as such
  *     prompt                           steps of many tokens
- *     fork                             a cache cut short, and one more of the same sequence
- *     saved                            a cache written to a file and read from it, by way of the host
+ *     saved                            a cache's bytes in a file, by way of the host
  *     host                             kv_ops with keys, values and queries in the host's memory
  */
 #ifndef TERSE_BACKEND_CUDA_KV_STATE_H
@@ -18,10 +18,7 @@
 #include "backend/cuda/kv/attend_decode.h"
 #include "backend/cuda/kv/encode.h"
 #include "backend/cuda/kv/tables.h"
-#include "kv/page_table.h"
-#include "kv/plan.h"
-
-#define NO_LAYER UINT32_MAX
+#include "kv/cache.h"
 
 /* Tokens that are kept as halves outside the window: the first ones, then anchors. Device memory in one piece. */
 struct exact_rows {
@@ -38,33 +35,22 @@ struct item_list {
 };
 
 struct cache {
-    struct cache_shape shape;
-    struct method method;
+    struct cache_base base;
     struct head_view heads;
     const struct kv_tables *tables;
     enum codec_id codec[2]; /* by side */
 
-    struct extent extent;
-    uint64_t prompt_end;      /* the last prompt ended before this token; pages from here on are generated */
-    struct kv_budget *budget; /* of all that reports call resident; NULL: there is none */
-    struct page_table pages;
     struct page_set_view *views; /* on the device, of the sealed page sets */
     size_t view_capacity;
     size_t views_good; /* the first so many are as they should be */
     struct exact_rows exact;
-    size_t n_anchors;
     device_half *window; /* [layers][Hk][2][window_capacity][hd] */
     uint32_t window_capacity;
     uint64_t window_origin; /* token t lies in row (t - origin) % capacity */
     float *fitted; /* [layers][Hk][2][transform_fitted_floats(hd)], where the method has transforms of the weights; or NULL */
-    bool fitted_ready;
     struct sequence_view *view; /* on the device: of a step of many tokens */
 
     /* The step in progress. */
-    struct plan plan;
-    bool in_step;
-    uint32_t layers_ended;
-    uint32_t layer;          /* host.c: whose keys and values were appended; NO_LAYER: none */
     uint64_t steps;          /* that were begun */
     struct item_list stored; /* sealed pages that a prompt reads */
     struct item_list sealed; /* pages that the step seals */
@@ -78,19 +64,20 @@ struct cache {
     cudaEvent_t encoded_ahead; /* what a step that seals must wait for */
 
     struct host_step *host; /* host.c; NULL until it is needed */
-    struct cache_counters counters;
 };
 
 /* Rows in front of those of a prompt: the first page may begin with tokens that were evicted. */
 #define ROWS_IN_FRONT PAGE_TOKENS
 
-static inline size_t cache_heads(const struct cache *cache) { return (size_t)cache->shape.layers * cache->shape.kv_heads; }
+static inline size_t cache_heads(const struct cache *cache) {
+    return (size_t)cache->base.shape.layers * cache->base.shape.kv_heads;
+}
 /* Exact rows of the first tokens, when there are as many. */
-static inline uint32_t cache_first_exact(const struct cache *cache) { return cache->method.parameters.exact; }
+static inline uint32_t cache_first_exact(const struct cache *cache) { return cache->base.method.parameters.exact; }
 
 /* Halves from one layer, head or side of the window to the next. */
 static inline size_t window_side_halves(const struct cache *cache) {
-    return (size_t)cache->window_capacity * cache->shape.head_dim;
+    return (size_t)cache->window_capacity * cache->base.shape.head_dim;
 }
 
 /* What kernels see of the cache in the step that it has begun. */
@@ -104,8 +91,6 @@ void item_list_free(struct item_list *list);
 enum terse_status item_list_upload(struct item_list *list, size_t n, struct terse_error *error);
 /* An encode of the cache's items, of layers [layer, layer + n_layers). */
 struct encode cache_encode(const struct cache *cache, const struct item_list *list, uint32_t layer, uint32_t n_layers);
-/* Whether the cache still has to learn from the first pages that are sealed. */
-static inline bool cache_fit_pending(const struct cache *cache) { return cache->fitted && !cache->fitted_ready; }
 /* What is queued on device_stream() has written the cache: its event is recorded. */
 enum terse_status cache_written(struct cache *cache, struct terse_error *error);
 /* Forgets what was encoded ahead, when that is over. */
@@ -127,7 +112,7 @@ cudaError_t kept_observe(const struct cache *cache, const float *q, size_t first
 /* Queued: the layer's anchors, of the tokens that the step seals, which are rows from `first` on of k, v[rows_before + plan.n][Hk][hd]. */
 cudaError_t kept_choose(const struct cache *cache, uint32_t layer, const device_half *k, const device_half *v, size_t rows_before,
                         size_t first);
-/* Those that were chosen are the cache's. */
+/* Those that were chosen take the place of the exact rows; cache_advance counts them. */
 enum terse_status kept_commit(struct cache *cache, struct terse_error *error);
 
 /* prompt.c: what a step of many tokens needs, and gives back. */
@@ -140,13 +125,19 @@ size_t window_pages_ahead(const struct cache *cache, const struct plan *plan);
 /* host.c */
 void host_step_free(struct host_step *host);
 
-/* fork.c, saved.c, host.c: their functions of kv_ops. */
-enum terse_status kv_truncate(struct cache *cache, uint64_t n, struct terse_error *error);
-uint64_t kv_common_prefix(const struct cache *cache, uint64_t n, uint64_t prompt);
-enum terse_status kv_fork(const struct cache *cache, struct cache **copy, struct terse_error *error);
-void kv_save(const struct cache *cache, struct state_writer *writer);
-enum terse_status kv_load(struct cache *cache, struct state_file *file, struct terse_error *error);
-void kv_map(const struct cache *cache, struct terse_token_share *shares, size_t n);
+/* saved.c: its part of kv_storage. */
+void kv_saved_write(const struct cache *cache, struct state_writer *writer);
+enum terse_status kv_saved_read_pages(struct cache *cache, struct state_file *file, const uint8_t *pages, size_t n,
+                                      struct terse_error *error);
+enum terse_status kv_saved_read(struct cache *cache, struct state_file *file, struct terse_error *error);
+/* storage.c */
+extern const struct kv_storage cuda_storage;
+enum terse_status kv_create(const struct cache_shape *shape, const struct method *method, uint32_t threads, struct cache **cache,
+                            struct terse_error *error);
+void kv_destroy(struct cache *cache);
+/* TERSE_E_UNSUPPORTED: the method does what it cannot do here. */
+enum terse_status kv_refuse(const struct method *method, const char *why, struct terse_error *error);
+/* host.c: its functions of kv_ops. */
 enum terse_status kv_append(struct cache *cache, uint32_t layer, float *k, const float *v, struct terse_error *error);
 size_t kv_queries_to_observe(const struct cache *cache, size_t needed);
 enum terse_status kv_observe(struct cache *cache, const float *q, size_t first, size_t count, struct terse_error *error);
@@ -154,11 +145,6 @@ enum terse_status kv_attend(struct cache *cache, const float *q, size_t first, s
 enum terse_status kv_end_layer(struct cache *cache, struct terse_error *error);
 enum terse_status kv_fill_random(struct cache *cache, size_t n, uint64_t seed, struct terse_error *error);
 /* cache.c's, for the others. */
-enum terse_status kv_create(const struct cache_shape *shape, const struct method *method, uint32_t threads, struct cache **cache,
-                            struct terse_error *error);
-enum terse_status kv_limit(struct cache *cache, struct kv_budget *budget, struct terse_error *error);
-void kv_destroy(struct cache *cache);
-void kv_reset(struct cache *cache);
 enum terse_status kv_begin(struct cache *cache, enum cache_step_kind kind, size_t n, struct terse_error *error);
 enum terse_status kv_commit(struct cache *cache, struct terse_error *error);
 

@@ -15,7 +15,7 @@
  *     cache_commit(cache)
  *
  * A step that is not taken to its end is given up by beginning another as long as no cache_end_layer was reached, and by cache_reset
- * after that.
+ * (kv/cache.h) after that.
  *
  * The new tokens are exact among themselves (causally) and reach earlier ones through the cache. The cache rotates keys and queries:
  * it alone knows at which positions tokens are read.
@@ -35,28 +35,10 @@
  * Threads: one thread drives a cache; work inside is split over as many OpenMP threads as the cache was created with. Results do not
  * depend on their number beyond rounding.
  */
-#ifndef TERSE_BACKEND_CPU_KV_CACHE_H
-#define TERSE_BACKEND_CPU_KV_CACHE_H
+#ifndef TERSE_BACKEND_CPU_KV_STEP_H
+#define TERSE_BACKEND_CPU_KV_STEP_H
 
-#include "base/status.h"
-#include "kv/budget.h"
-#include "kv/plan.h"
-#include "kv/shape.h"
-
-struct cache;
-
-/* `threads` >= 1, for the cache's life. TERSE_E_UNSUPPORTED where the method cannot serve the shape. */
-enum terse_status cache_create(const struct cache_shape *shape, const struct method *method, uint32_t threads, struct cache **cache,
-                               struct terse_error *error);
-/* A new cache takes what reports call resident, now and later, of the budget, which outlives it and its forks. TERSE_E_MEMORY where it does not
- * fit. */
-enum terse_status cache_limit(struct cache *cache, struct kv_budget *budget, struct terse_error *error);
-void cache_destroy(struct cache *cache);
-/* Forgets all tokens; keeps the memory of the pool for the next sequence. */
-void cache_reset(struct cache *cache);
-
-/* Tokens seen. */
-uint64_t cache_length(const struct cache *cache);
+#include "backend/cpu/kv/storage.h"
 
 /* Reserves everything that a step of n >= 1 tokens needs: once this has succeeded, the calls below fail only when they are made out
  * of order (TERSE_E_ARGUMENT), and have then changed nothing. */
@@ -82,14 +64,5 @@ enum terse_status cache_commit(struct cache *cache, struct terse_error *error);
 /* Whether pages are encoded ahead by a worker as decoding goes on (the default, where the window is long enough) or in the step that
  * seals them, which takes the longer: for measuring the difference. The results are the same. */
 void cache_set_seal_ahead(struct cache *cache, bool ahead);
-
-/* What is allocated now. */
-void cache_report(const struct cache *cache, struct terse_cache_report *report);
-/* What cache_report will say after a prefill of `tokens` tokens into a new cache; allocates nothing. */
-void cache_predict(const struct cache_shape *shape, const struct method *method, uint64_t tokens,
-                   struct terse_cache_report *report);
-
-/* Counts since the last clear; `clear` sets them to 0. */
-void cache_counters(struct cache *cache, struct cache_counters *counters, bool clear);
 
 #endif

@@ -15,8 +15,8 @@
  *
  * Shapes: q[rows][Hq][hd], k, v[rows][Hk][hd], floats on the device, before rotation. One thread.
  */
-#ifndef TERSE_BACKEND_CUDA_KV_CACHE_H
-#define TERSE_BACKEND_CUDA_KV_CACHE_H
+#ifndef TERSE_BACKEND_CUDA_KV_STEP_H
+#define TERSE_BACKEND_CUDA_KV_STEP_H
 
 #include "backend/backend.h"
 

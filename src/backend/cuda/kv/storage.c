@@ -1,0 +1,210 @@
+/* The memory of a cache on the device: what is allocated, how it is copied, and what can be computed with it. */
+#include "backend/cuda/kv/state.h"
+
+#include "backend/cuda/kv/attend_prefill.h"
+#include "backend/cuda/kv/step.h"
+#include "backend/cuda/kv/centroids.h"
+
+#include <stdlib.h>
+
+/* ---- Sizes */
+
+/* Rows of the window's ring: those that stay, a page that is not full, and the tokens of a decoding step. */
+static uint32_t window_rows(const struct method *method) {
+    const uint32_t rows = method->tail_tokens + PAGE_TOKENS - 1 + DECODE_TOKENS_MOST;
+    return (rows + PAGE_TOKENS - 1) / PAGE_TOKENS * PAGE_TOKENS;
+}
+
+static bool fits_transforms(const struct method *method) {
+    return method->of_weights && (method->key.codec->id == CODEC_TRANSFORM || method->value.codec->id == CODEC_TRANSFORM);
+}
+
+static size_t fitted_bytes(const struct cache_shape *shape) {
+    return cache_heads_of(shape) * 2 * transform_fitted_floats(shape->head_dim) * sizeof(float);
+}
+
+static size_t window_bytes(const struct cache *cache) {
+    return cache_heads(cache) * 2 * window_side_halves(cache) * sizeof(device_half);
+}
+
+/* ---- Life */
+
+static enum terse_status take(struct cache *cache, void *memory, uint64_t bytes, const char *what, struct terse_error *error) {
+    void **to = memory;
+    if (!bytes) return TERSE_OK;
+    if (!(*to = device_alloc(cache->base.budget, (size_t)bytes, what, error))) return TERSE_E_MEMORY;
+    return device_check(cudaMemsetAsync(*to, 0, (size_t)bytes, device_stream()), "clearing the KV cache", error);
+}
+
+static void *chunk_take(struct kv_budget *budget, size_t count, size_t size, const char *what, struct terse_error *error) {
+    return device_alloc(budget, count * size, what, error);
+}
+
+static const struct page_memory device_memory = {chunk_take, device_free};
+
+static enum terse_status new_event(cudaEvent_t *event, struct terse_error *error) {
+    return device_check(cudaEventCreateWithFlags(event, cudaEventDisableTiming), "making an event", error);
+}
+
+enum terse_status cache_written(struct cache *cache, struct terse_error *error) {
+    return device_check(cudaEventRecord(cache->written, device_stream()), "recording an event", error);
+}
+
+static enum terse_status allocate(struct cache *cache, struct terse_error *error) {
+    enum terse_status status = page_table_new(&cache->base.pages, &device_memory, cache->base.page_set_bytes, error);
+    if (!status) status = kept_resize(cache, 0, error);
+    if (!status) status = take(cache, &cache->window, window_bytes(cache), "the KV cache's recent window", error);
+    if (!status && cache->base.learns)
+        status = take(cache, &cache->fitted, fitted_bytes(&cache->base.shape), "what the KV cache learns", error);
+    if (!status) status = take(cache, &cache->view, sizeof *cache->view, "the KV cache", error);
+    if (!status) status = new_event(&cache->written, error);
+    if (!status) status = new_event(&cache->encoded_ahead, error);
+    return status ? status : cache_written(cache, error);
+}
+
+enum terse_status kv_create(const struct cache_shape *shape, const struct method *method, uint32_t threads, struct cache **cache,
+                            struct terse_error *error) {
+    *cache = NULL;
+    enum terse_status status = cache_supports(&cuda_storage, shape, method, error);
+    if (status) return status;
+    struct cache *c = calloc(1, sizeof *c);
+    if (!c) return status_no_memory(error, sizeof *c, "the KV cache");
+    cache_base_init(&c->base, &cuda_storage, shape, method, threads);
+    c->base.learns = fits_transforms(method);
+    c->codec[CODEC_KEYS] = method->key.codec->id;
+    c->codec[CODEC_VALUES] = method->value.codec->id;
+    c->window_capacity = window_rows(method);
+    status = kv_tables_get(shape, method, &c->tables, error);
+    if (!status) {
+        c->heads = c->tables->heads;
+        c->base.places = c->tables->places;
+        c->base.page_set_bytes = c->tables->page_set_bytes;
+        status = allocate(c, error);
+    }
+    if (status) {
+        kv_destroy(c);
+        return status;
+    }
+    *cache = c;
+    return TERSE_OK;
+}
+
+void kv_destroy(struct cache *cache) {
+    if (!cache) return;
+    cache_forget_ahead(cache);
+    cudaStreamSynchronize(device_stream());
+    page_table_free(&cache->base.pages);
+    device_free(cache->base.budget, cache->views, cache->view_capacity * sizeof *cache->views);
+    kept_free(cache);
+    device_free(cache->base.budget, cache->window, window_bytes(cache));
+    device_free(cache->base.budget, cache->fitted, fitted_bytes(&cache->base.shape));
+    device_free(cache->base.budget, cache->view, sizeof *cache->view);
+    prompt_release(cache);
+    kept_release(cache);
+    item_list_free(&cache->stored);
+    item_list_free(&cache->sealed);
+    host_step_free(cache->host);
+    if (cache->written) cudaEventDestroy(cache->written);
+    if (cache->encoded_ahead) cudaEventDestroy(cache->encoded_ahead);
+    kv_tables_release(cache->tables);
+    free(cache);
+}
+
+/* ---- For what is the same on all backends (kv/cache.h) */
+
+static void storage_bytes_after(const struct cache_shape *shape, const struct method *method, const struct plan *plan,
+                                struct cache_bytes *bytes) {
+    const uint64_t heads = cache_heads_of(shape), row = shape->head_dim * sizeof(device_half);
+    *bytes = (struct cache_bytes){.page_set = page_set_bytes_of(shape, method, 0),
+                                  .window = heads * 2 * window_rows(method) * row,
+                                  .exact = heads * 2 * method->parameters.exact * row + plan->anchors * anchor_bytes(shape),
+                                  .tables = (fits_transforms(method) ? fitted_bytes(shape) : 0) +
+                                            plan->seal * sizeof(struct page_set_view) + sizeof(struct sequence_view)};
+}
+
+static void storage_bytes(const struct cache *cache, struct cache_bytes *bytes) {
+    storage_bytes_after(&cache->base.shape, &cache->base.method, &(struct plan){.seal = cache->view_capacity}, bytes);
+    bytes->exact = cache->exact.bytes + cache->chosen.bytes;
+}
+
+enum terse_status kv_refuse(const struct method *method, const char *why, struct terse_error *error) {
+    return status_fail(error, TERSE_E_UNSUPPORTED, "%s %s on the GPU: use --device cpu, or another --kv", method->name, why);
+}
+
+static enum terse_status supports(const struct cache_shape *shape, const struct method *method, struct terse_error *error) {
+    const struct head_view heads = kv_tables_heads(shape);
+    const enum codec_id codec[2] = {method->key.codec->id, method->value.codec->id};
+    const struct centroid_shape centroid[2] = {centroid_shape_of(&method->key), centroid_shape_of(&method->value)};
+    const struct policy *policy = method->policy;
+    if (method->index) return kv_refuse(method, "cannot choose the tokens that a step reads", error);
+    if ((policy->anchors && !policy->keep_selected_only) || policy->pick_victim)
+        return kv_refuse(method, "cannot choose tokens by their attention", error);
+    if (!attend_decode_supports(&heads, codec, centroid) || !encode_supports(&heads, codec) || !attend_prefill_supports(&heads))
+        return kv_refuse(method, "has no kernels for this model's heads", error);
+    return TERSE_OK;
+}
+
+static void settle(struct cache *cache) {
+    cache_forget_ahead(cache);
+    cudaStreamSynchronize(device_stream()); /* pages may be another cache's next */
+}
+
+static void pages_changed(struct cache *cache, size_t first) {
+    if (cache->views_good > first) cache->views_good = first;
+}
+
+static void reset(struct cache *cache) {
+    kept_release(cache);
+    kept_reset(cache);
+    cache->window_origin = 0;
+}
+
+/* All of them are in every part of what is left of a prompt. */
+static bool anchors_before(const struct cache *cache, uint64_t end, size_t *n) {
+    (void)end;
+    *n = cache->base.n_anchors;
+    return true;
+}
+
+static bool anchor_tokens(const struct cache *cache, uint32_t layer, uint32_t head, enum codec_side side, uint32_t *tokens) {
+    const size_t n = cache->base.n_anchors;
+    const uint32_t *from = cache->exact.tokens + ((size_t)layer * cache->base.shape.kv_heads + head) * n;
+    (void)side; /* the same of keys and values */
+    return device_fetch(tokens, from, n * sizeof *tokens) == cudaSuccess;
+}
+
+static uint64_t fit_tokens(const struct cache *cache) {
+    const struct page_table *pages = &cache->base.pages;
+    return cache->fitted && pages->n_sealed ? pages->sets[0].first + FIT_PAGES * PAGE_TOKENS : 0;
+}
+
+static cudaError_t copy(void *to, const void *from, size_t bytes) {
+    return to && bytes ? cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, device_stream()) : cudaSuccess;
+}
+
+static enum terse_status copy_storage(struct cache *cache, const struct cache *from, struct terse_error *error) {
+    enum terse_status status = kept_copy(cache, from, error);
+    if (status) return status;
+    cudaError_t copied = copy(cache->window, from->window, window_bytes(from));
+    if (copied == cudaSuccess) copied = copy(cache->fitted, from->fitted, fitted_bytes(&from->base.shape));
+    cache->window_origin = from->window_origin;
+    status = device_check(copied, "copying a KV cache", error);
+    return status ? status : cache_written(cache, error);
+}
+
+const struct kv_storage cuda_storage = {.most_tokens = UINT32_MAX,
+                                        .supports = supports,
+                                        .create = kv_create,
+                                        .destroy = kv_destroy,
+                                        .settle = settle,
+                                        .pages_changed = pages_changed,
+                                        .reset = reset,
+                                        .bytes = storage_bytes,
+                                        .bytes_after = storage_bytes_after,
+                                        .anchors_before = anchors_before,
+                                        .anchor_tokens = anchor_tokens,
+                                        .fit_tokens = fit_tokens,
+                                        .copy = copy_storage,
+                                        .save = kv_saved_write,
+                                        .load_pages = kv_saved_read_pages,
+                                        .load = kv_saved_read};

@@ -1,0 +1,302 @@
+/* What caches do between steps, on every backend: accounting, cutting short, one more of the same sequence, and the map of tokens. */
+#include "kv/cache.h"
+
+#include <inttypes.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- Life */
+
+void cache_base_init(struct cache_base *base, const struct kv_storage *storage, const struct cache_shape *shape,
+                     const struct method *method, uint32_t threads) {
+    base->storage = storage;
+    base->shape = *shape;
+    base->method = *method;
+    base->threads = threads;
+    base->layer = NO_LAYER;
+}
+
+enum terse_status cache_supports(const struct kv_storage *storage, const struct cache_shape *shape, const struct method *method,
+                                 struct terse_error *error) {
+    const bool apart = method->policy->keep_selected_only || method->index;
+    if (!shape->layers || !shape->kv_heads || !shape->query_heads || shape->query_heads % shape->kv_heads)
+        return status_fail(error, TERSE_E_UNSUPPORTED,
+                           "%u layers of %u query heads over %u KV heads: the query heads must be a multiple of the KV heads",
+                           shape->layers, shape->query_heads, shape->kv_heads);
+    enum terse_status status = method_check(method, shape->head_dim, shape->query_heads / shape->kv_heads, error);
+    if (!status && storage->supports) status = storage->supports(shape, method, error);
+    if (status || !shape->slopes || !apart) return status;
+    return status_fail(error, TERSE_E_UNSUPPORTED,
+                       "%s reads tokens that lie apart, whose distances this model's ALiBi would have to know: use another --kv%s",
+                       method->name, method->policy->keep_selected_only ? "" : ", or omit --top-k-tokens");
+}
+
+enum terse_status cache_limit(struct cache *cache, struct kv_budget *budget, struct terse_error *error) {
+    struct cache_base *base = cache_base(cache);
+    struct terse_cache_report report;
+    cache_report(cache, &report);
+    enum terse_status status = budget_take(budget, (size_t)report.resident, "the KV cache", error);
+    if (!status) base->budget = base->pages.pool->budget = budget;
+    return status;
+}
+
+static void drop_pages(struct cache *cache, size_t first, size_t n) {
+    if (!n) return;
+    page_table_drop(&cache_base(cache)->pages, first, n);
+    cache_base(cache)->storage->pages_changed(cache, first);
+}
+
+void cache_reset(struct cache *cache) {
+    struct cache_base *base = cache_base(cache);
+    base->storage->settle(cache);
+    base->extent = (struct extent){0};
+    drop_pages(cache, 0, base->pages.n_sealed);
+    if (base->storage->reset) base->storage->reset(cache);
+    base->n_anchors = 0;
+    base->fitted_ready = false;
+    base->prompt_end = 0;
+    base->in_step = false;
+    base->layer = NO_LAYER;
+}
+
+uint64_t cache_length(const struct cache *cache) { return cache_base_of(cache)->extent.length; }
+
+void cache_counters(struct cache *cache, struct cache_counters *counters, bool clear) {
+    struct cache_base *base = cache_base(cache);
+    *counters = base->counters;
+    if (clear) base->counters = (struct cache_counters){0};
+}
+
+void cache_advance(struct cache *cache) {
+    struct cache_base *base = cache_base(cache);
+    const struct plan *plan = &base->plan;
+    base->in_step = false;
+    base->fitted_ready |= plan->seal > 0;
+    base->pages.n_sealed += plan->seal;
+    base->n_anchors += plan->anchors;
+    base->extent = plan->after;
+    if (plan->kind != CACHE_STEP_DECODE) base->prompt_end = base->extent.length;
+    drop_pages(cache, 0, page_table_evicted(&base->pages, base->extent.first));
+}
+
+/* ---- Accounting */
+
+/* Page sets that are held, of them those that others hold too, and entries of the page table. */
+struct page_counts {
+    uint64_t sets, shared, table;
+};
+
+static void fill_report(const struct cache_shape *shape, const struct cache_bytes *bytes, const struct extent *extent,
+                        const struct page_counts *pages, struct terse_cache_report *report) {
+    *report =
+        (struct terse_cache_report){.tokens = extent->length, .kept = extent->length - extent_evicted(extent) - extent->dropped};
+    report->codes = pages->sets * bytes->page_set;
+    report->shared = pages->shared * bytes->page_set;
+    report->window = bytes->window;
+    report->exact = bytes->exact;
+    report->tables = bytes->tables + pages->table * sizeof(struct page_set) + pages->sets * sizeof(uint32_t);
+    report->codebook = bytes->codebook;
+    report->resident = report->codes + report->exact + report->window + report->tables;
+    double values = (double)extent->length * (double)cache_heads_of(shape) * 2 * shape->head_dim;
+    report->bits_per_value = values > 0 ? (double)report->resident * 8 / values : 0;
+}
+
+void cache_report(const struct cache *cache, struct terse_cache_report *report) {
+    const struct cache_base *base = cache_base_of(cache);
+    const struct page_table *table = &base->pages;
+    struct cache_bytes bytes = {0};
+    base->storage->bytes(cache, &bytes);
+    fill_report(&base->shape, &bytes, &base->extent, &(struct page_counts){table->n, page_table_shared(table), table->capacity},
+                report);
+}
+
+void cache_predict(const struct kv_storage *storage, const struct cache_shape *shape, const struct method *method, uint64_t tokens,
+                   struct terse_cache_report *report) {
+    struct plan plan = plan_step(method, &(struct extent){0}, CACHE_STEP_PREFILL, tokens);
+    struct cache_bytes bytes = {0};
+    storage->bytes_after(shape, method, &plan, &bytes);
+    fill_report(shape, &bytes, &plan.after, &(struct page_counts){plan.seal, 0, plan.seal}, report);
+}
+
+/* ---- Truncating */
+
+/* The first token from which on none was evicted. */
+static uint64_t first_complete(const struct cache_base *base) {
+    const struct extent *extent = &base->extent;
+    uint64_t first = extent->window_first;
+    if (!extent->dropped && !extent_evicted(extent)) return 0;
+    if (extent_evicted(extent)) return extent->length; /* and the policy counts on what has left */
+    for (size_t i = base->pages.n_sealed; i-- > 0 && base->pages.sets[i].first + base->pages.sets[i].count == first;)
+        first = base->pages.sets[i].first;
+    return first;
+}
+
+/* Whether the next query after n tokens would find all that it sees. */
+static bool window_held(const struct cache_base *base, uint64_t n) {
+    return base->method.policy->retain(&base->method.parameters, n).first >= page_table_first(&base->pages, &base->extent);
+}
+
+static enum terse_status check_truncate(const struct cache *cache, uint64_t n, size_t *anchors, struct terse_error *error) {
+    const struct cache_base *base = cache_base_of(cache);
+    uint64_t length = base->extent.length;
+    *anchors = 0;
+    if (n > length)
+        return status_fail(error, TERSE_E_ARGUMENT, "a sequence of %" PRIu64 " tokens cannot be cut at %" PRIu64, length, n);
+    if (!n || (base->shape.window && window_held(base, n))) return TERSE_OK;
+    if (base->shape.window && n < length)
+        return status_fail(error, TERSE_E_UNSUPPORTED,
+                           "layers of this model hold only what their sliding window of %" PRIu32
+                           " tokens still sees, so the sequence cannot go back from %" PRIu64 " tokens to %" PRIu64
+                           ": reset the session and read the text again",
+                           base->shape.window, length, n);
+    if (n < first_complete(base))
+        return status_fail(error, TERSE_E_UNSUPPORTED,
+                           "%s has evicted tokens, so the sequence cannot go back from %" PRIu64 " tokens to %" PRIu64
+                           ": reset the session and read the text again",
+                           base->method.name, length, n);
+    if (!base->n_anchors || base->storage->anchors_before(cache, n, anchors)) return TERSE_OK;
+    return status_fail(error, TERSE_E_UNSUPPORTED,
+                       "%s has chosen its exact tokens among all of a prompt's, so the sequence cannot end at %" PRIu64
+                       " among them: cut behind them, or reset the session and read the text again",
+                       base->method.name, n);
+}
+
+/* Drops the sealed pages from token n on; of one in which n lies the first tokens are read. */
+static void cut_pages(struct cache *cache, uint64_t n) {
+    struct cache_base *base = cache_base(cache);
+    size_t kept = base->pages.n_sealed;
+    while (kept && base->pages.sets[kept - 1].first >= n) kept--;
+    drop_pages(cache, kept, base->pages.n_sealed - kept);
+    if (!kept) {
+        base->fitted_ready = false;
+        return;
+    }
+    struct page_set *last = &base->pages.sets[kept - 1];
+    if (last->first + last->count > n) last->count = (uint32_t)(n - last->first);
+    base->storage->pages_changed(cache, kept - 1);
+}
+
+enum terse_status cache_check_truncate(const struct cache *cache, uint64_t n, struct terse_error *error) {
+    size_t anchors;
+    return check_truncate(cache, n, &anchors, error);
+}
+
+enum terse_status cache_truncate(struct cache *cache, uint64_t n, struct terse_error *error) {
+    struct cache_base *base = cache_base(cache);
+    struct extent *extent = &base->extent;
+    size_t anchors;
+    enum terse_status status = check_truncate(cache, n, &anchors, error);
+    if (status || n == extent->length) return status;
+    if (!n) {
+        cache_reset(cache);
+        return TERSE_OK;
+    }
+    base->storage->settle(cache);
+    base->in_step = false;
+    if (n < extent->window_first) {
+        cut_pages(cache, n);
+        extent->window_first = n;
+    }
+    if (n < extent->exact) extent->exact = extent->first = n;
+    if (base->shape.window) extent->first = base->method.policy->retain(&base->method.parameters, n).first;
+    extent->length = n;
+    base->n_anchors = anchors;
+    if (base->prompt_end > n) base->prompt_end = n;
+    return TERSE_OK;
+}
+
+uint64_t cache_common_prefix(const struct cache *cache, uint64_t n, uint64_t prompt) {
+    const struct cache_base *base = cache_base_of(cache);
+    return page_table_common_prefix(&base->pages, &base->method, &base->extent, base->storage->fit_tokens(cache), n, prompt);
+}
+
+/* ---- Forking */
+
+enum terse_status cache_fork(const struct cache *cache, struct cache **copy, struct terse_error *error) {
+    const struct cache_base *from = cache_base_of(cache);
+    struct cache *made;
+    *copy = NULL;
+    if (from->in_step && from->layers_ended)
+        return status_fail(error, TERSE_E_ARGUMENT, "a cache in the middle of a step cannot be forked");
+    enum terse_status status = from->storage->create(&from->shape, &from->method, from->threads, &made, error);
+    if (status) return status;
+    struct cache_base *base = cache_base(made);
+    if (from->budget) status = cache_limit(made, from->budget, error);
+    if (!status) status = page_table_share(&base->pages, &from->pages, error);
+    if (!status) {
+        base->extent = from->extent;
+        base->prompt_end = from->prompt_end;
+        base->fitted_ready = from->fitted_ready;
+        status = from->storage->copy(made, cache, error);
+    }
+    if (status) {
+        from->storage->destroy(made);
+        return status;
+    }
+    *copy = made;
+    return TERSE_OK;
+}
+
+/* ---- What became of each part of the sequence */
+
+#define ADD(map, member, begin, end, share) token_map_add(map, offsetof(struct terse_token_share, member), begin, end, share)
+
+/* Of a token in a sealed page, the part that is exact. */
+static double exact_sides(const struct method *method) { return 0.5 * method->key.codec->exact + 0.5 * method->value.codec->exact; }
+
+static void add_sealed(const struct cache_base *base, double weight, const struct token_map *map) {
+    double exact = exact_sides(&base->method);
+    for (size_t i = 0; i < base->pages.n_sealed; i++) {
+        const struct page_set *set = &base->pages.sets[i];
+        uint64_t end = set->first + set->count, begin = set->first < base->extent.first ? base->extent.first : set->first;
+        ADD(map, exact, begin, end, weight * exact);
+        ADD(map, compressed, begin, end, weight * (1 - exact));
+    }
+}
+
+/* Anchors are exact in place of their codes, or are all that is left of a prompt. */
+static void add_anchors(const struct cache *cache, double weight, const struct token_map *map) {
+    const struct cache_base *base = cache_base_of(cache);
+    const double share = 0.5 * weight / (double)cache_heads_of(&base->shape);
+    const bool alone = base->method.policy->keep_selected_only;
+    uint32_t *tokens = base->n_anchors ? malloc(base->n_anchors * sizeof *tokens) : NULL;
+    for (size_t i = 0; tokens && i < 2 * cache_heads_of(&base->shape); i++) {
+        uint32_t head = (uint32_t)(i / 2);
+        if (!base->storage->anchor_tokens(cache, head / base->shape.kv_heads, head % base->shape.kv_heads,
+                                          i % 2 ? CODEC_VALUES : CODEC_KEYS, tokens))
+            break;
+        for (size_t a = 0; a < base->n_anchors; a++) {
+            uint64_t token = tokens[a];
+            if (!alone && token < base->extent.first) continue; /* evicted with its page */
+            ADD(map, exact, token, token + 1, share);
+            if (!alone) ADD(map, compressed, token, token + 1, -share);
+        }
+    }
+    free(tokens);
+}
+
+void cache_map_add(const struct cache *cache, double weight, const struct token_map *map) {
+    const struct cache_base *base = cache_base_of(cache);
+    const struct extent *extent = &base->extent;
+    ADD(map, exact, 0, extent->exact, weight);
+    add_sealed(base, weight, map);
+    ADD(map, exact, extent->window_first > extent->first ? extent->window_first : extent->first, extent->length, weight);
+    add_anchors(cache, weight, map);
+}
+
+void cache_map_end(const struct cache *cache, double weight, const struct token_map *map) {
+    const struct kv_storage *storage = cache_base_of(cache)->storage;
+    for (size_t i = 0; i < map->n; i++) map->shares[i].read = map->shares[i].exact + map->shares[i].compressed;
+    if (storage->add_skipped) storage->add_skipped(cache, weight, map);
+    token_map_end(map);
+}
+
+void cache_map(const struct cache *cache, struct terse_token_share *shares, size_t n) {
+    const struct cache_base *base = cache_base_of(cache);
+    const struct token_map map = {shares, n, base->extent.length};
+    memset(shares, 0, n * sizeof *shares);
+    if (!map.length || !n || base->in_step) return;
+    cache_map_add(cache, 1, &map);
+    cache_map_end(cache, 1, &map);
+}

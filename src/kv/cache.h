@@ -1,0 +1,142 @@
+/* What a KV cache is on every backend: its sequence's extent, its pages, and what can be done with it between steps. A backend's struct cache
+ * begins with a cache_base; the backend keeps the bytes (kv_storage) and computes the steps.
+ *
+ * The functions below serve every backend's kv_ops (backend/backend.h), whose contract they have. One thread at a time.
+ */
+#ifndef TERSE_KV_CACHE_H
+#define TERSE_KV_CACHE_H
+
+#include "kv/budget.h"
+#include "kv/page_table.h"
+#include "kv/plan.h"
+#include "kv/shape.h"
+#include "kv/state_file.h"
+#include "kv/token_shares.h"
+
+#define NO_LAYER UINT32_MAX
+
+struct cache;
+
+/* Memory of a cache, in bytes. */
+struct cache_bytes {
+    uint64_t page_set; /* of all pages of a page set, those of an index included */
+    uint64_t window;   /* the recent window, in half precision */
+    uint64_t exact;    /* exact tokens outside it: the first ones, anchors */
+    uint64_t tables;   /* what codecs learned of the sequence, and addresses, but for those of the page table */
+    uint64_t codebook; /* shared by all caches of a codebook */
+};
+
+/* A backend's memory of a cache. */
+struct kv_storage {
+    uint64_t most_tokens; /* of a sequence */
+    /* Beyond what every backend asks of a shape and method. */
+    enum terse_status (*supports)(const struct cache_shape *shape, const struct method *method, struct terse_error *error);
+    /* Both as kv_ops has them; `create` calls cache_base_init first. */
+    enum terse_status (*create)(const struct cache_shape *shape, const struct method *method, uint32_t threads,
+                                struct cache **cache, struct terse_error *error);
+    void (*destroy)(struct cache *cache);
+    /* Waits for work that goes on beside the steps, and forgets pages that were encoded ahead of the step that seals them. */
+    void (*settle)(struct cache *cache);
+    /* Page sets from `first` on are others, or hold fewer tokens. */
+    void (*pages_changed)(struct cache *cache, size_t first);
+    /* The sequence is empty: cache_reset's part that concerns the backend alone. NULL: there is none. */
+    void (*reset)(struct cache *cache);
+    /* What is allocated; and what will be after the first step of a new cache, a prefill. */
+    void (*bytes)(const struct cache *cache, struct cache_bytes *bytes);
+    void (*bytes_after)(const struct cache_shape *shape, const struct method *method, const struct plan *plan,
+                        struct cache_bytes *bytes);
+    /* How many anchors are of tokens before `end`, where that is the same number in every layer, KV head and side; else false. */
+    bool (*anchors_before)(const struct cache *cache, uint64_t end, size_t *n);
+    /* tokens[n_anchors] of a side's anchors, ascending; false where they cannot be had. */
+    bool (*anchor_tokens)(const struct cache *cache, uint32_t layer, uint32_t head, enum codec_side side, uint32_t *tokens);
+    /* Takes from the map's shares `read` what the last step has passed over. NULL: steps read everything. */
+    void (*add_skipped)(const struct cache *cache, double weight, const struct token_map *map);
+    /* As many of the first tokens decide what the cache has learned of its sequence; 0: nothing was learned. */
+    uint64_t (*fit_tokens)(const struct cache *cache);
+    /* Into a new cache of the same shape and method, which shares the pages already: everything else. */
+    enum terse_status (*copy)(struct cache *cache, const struct cache *from, struct terse_error *error);
+    /* Writes the sections from STATE_EXACT on. */
+    void (*save)(const struct cache *cache, struct state_writer *writer);
+    /* Into a new cache whose extent is known: n page sets, `pages` being laid out as a chunk of them; then the sections STATE_EXACT to
+     * STATE_WINDOW, with as many anchors as cache_base says. */
+    enum terse_status (*load_pages)(struct cache *cache, struct state_file *file, const uint8_t *pages, size_t n,
+                                    struct terse_error *error);
+    enum terse_status (*load)(struct cache *cache, struct state_file *file, struct terse_error *error);
+};
+
+/* The beginning of every struct cache. */
+struct cache_base {
+    const struct kv_storage *storage;
+    struct cache_shape shape;
+    struct method method;
+    struct kv_budget *budget; /* of all that reports call resident; NULL: there is none */
+    uint32_t threads;         /* over which work is split */
+
+    const struct page_place *places; /* [layers][Hk] */
+    size_t page_set_bytes;           /* of all pages of a page set */
+    size_t index_page_bytes;         /* of an index's page, 0 where it lies in that of the keys */
+    struct page_table pages;
+    struct extent extent;
+    uint64_t prompt_end; /* the last prompt ended before this token; pages from here on are generated */
+    size_t n_anchors;    /* of every layer, KV head and side */
+    bool learns;         /* from the first pages that are sealed */
+    bool fitted_ready;   /* it has */
+
+    /* The step in progress. */
+    struct plan plan;
+    bool in_step;          /* between begin and commit */
+    uint32_t layer;        /* whose keys and values were appended; NO_LAYER: none */
+    uint32_t layers_ended; /* of this step */
+    struct cache_counters counters;
+};
+
+static inline struct cache_base *cache_base(struct cache *cache) { return (struct cache_base *)(void *)cache; }
+static inline const struct cache_base *cache_base_of(const struct cache *cache) {
+    return (const struct cache_base *)(const void *)cache;
+}
+
+/* Of zeros: an empty sequence. */
+void cache_base_init(struct cache_base *base, const struct kv_storage *storage, const struct cache_shape *shape,
+                     const struct method *method, uint32_t threads);
+
+/* Layers times KV heads. */
+static inline size_t cache_heads_of(const struct cache_shape *shape) { return (size_t)shape->layers * shape->kv_heads; }
+/* Whether the cache still has to learn from the first pages that are sealed. */
+static inline bool cache_fit_pending(const struct cache_base *base) { return base->learns && !base->fitted_ready; }
+
+enum terse_status cache_supports(const struct kv_storage *storage, const struct cache_shape *shape, const struct method *method,
+                                 struct terse_error *error);
+void cache_predict(const struct kv_storage *storage, const struct cache_shape *shape, const struct method *method, uint64_t tokens,
+                   struct terse_cache_report *report);
+void cache_report(const struct cache *cache, struct terse_cache_report *report);
+enum terse_status cache_limit(struct cache *cache, struct kv_budget *budget, struct terse_error *error);
+void cache_reset(struct cache *cache);
+uint64_t cache_length(const struct cache *cache);
+void cache_counters(struct cache *cache, struct cache_counters *counters, bool clear);
+
+/* The plan's step is over: its pages are sealed, its anchors and its extent are the sequence's, and evicted pages are dropped. */
+void cache_advance(struct cache *cache);
+
+/* What cache_truncate would say, without doing it. */
+enum terse_status cache_check_truncate(const struct cache *cache, uint64_t n, struct terse_error *error);
+enum terse_status cache_truncate(struct cache *cache, uint64_t n, struct terse_error *error);
+uint64_t cache_common_prefix(const struct cache *cache, uint64_t n, uint64_t prompt);
+enum terse_status cache_fork(const struct cache *cache, struct cache **copy, struct terse_error *error);
+
+/* Adds to a map of zeros what became of the tokens in these layers, `weight` being their share of the model's. */
+void cache_map_add(const struct cache *cache, double weight, const struct token_map *map);
+/* Ends a map to which all was added: what was read of it, where the last step has skipped some of these layers' tokens. */
+void cache_map_end(const struct cache *cache, double weight, const struct token_map *map);
+void cache_map(const struct cache *cache, struct terse_token_share *shares, size_t n);
+
+/* saved_cache.c */
+void cache_save(const struct cache *cache, struct state_writer *writer);
+enum terse_status cache_load(struct cache *cache, struct state_file *file, struct terse_error *error);
+/* For a backend's `save`: the pages as one chunk of all sealed page sets; `chunk` says where the host finds a page set's chunk. */
+void cache_save_pages(const struct cache *cache, struct state_writer *writer,
+                      const uint8_t *(*chunk)(const void *user, const struct page_set *set), const void *user);
+/* For a backend's `load`: the section's bytes, of which there must be as many; NULL with TERSE_E_FORMAT. */
+const uint8_t *cache_saved_section(const struct state_file *file, enum state_section section, uint64_t bytes,
+                                   struct terse_error *error);
+
+#endif
