@@ -2,9 +2,9 @@
  * read, cut, forked and saved. */
 #include "backend/backend.h"
 #include "backend/cuda/device.h"
-#include "backend/cuda/kv/step.h"
 #include "base/random.h"
 #include "format/codebook_layouts.h"
+#include "host_kv.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -27,8 +27,7 @@ enum { LAYERS = 2, HQ = 4, HK = 2, HD = 64, MOST = 1200, QUERIES = 32, BUDGET = 
 #define CODES 3e-2
 #define TRANSFORM 2e-1 /* a half that is rounded otherwise may be another path of the trellis: test_cuda_cache.c */
 
-static const struct kv_ops *const backends[2] = {NULL, &cuda_kv_ops}; /* the CPU's is backend_cpu.kv */
-static const struct kv_ops *ops(int i) { return i ? backends[1] : backend_cpu.kv; }
+static const struct kv_ops *ops(int i) { return i ? host_kv_ops() : backend_cpu.kv; }
 
 static float frequency[HD / 2];
 static struct rope rope = {ROPE_HALF_SPLIT, HD, HD, frequency, 1};

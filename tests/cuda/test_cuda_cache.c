@@ -1,7 +1,8 @@
 /* Attention over the GPU's caches equals dense attention in double precision over the stored numbers, for every method, shape and way to
  * cut a sequence into steps, as tests/kv holds the CPU's to; a state saved on one of both goes on on the other. */
 #include "backend/cuda/device.h"
-#include "backend/cuda/kv/step.h"
+#include "backend/cuda/kv/batch.h"
+#include "host_kv.h"
 #include "support/cache_oracle.h"
 
 #include <math.h>
@@ -47,7 +48,7 @@ static double allowed_of(const char *key, const char *value) {
 }
 
 static struct oracle_setup setup_of(const char *method, const char *key, const char *value, uint32_t tail, uint64_t seed) {
-    return (struct oracle_setup){.kv = &cuda_kv_ops,
+    return (struct oracle_setup){.kv = host_kv_ops(),
                                  .allowed = allowed_of(key ? key : method, value ? value : method),
                                  .method = method,
                                  .key = key,
@@ -323,7 +324,7 @@ static void states_go_on_on_the_other_backend(void **state) {
             oracle_skip(a, P, 230);
             for (size_t i = 0; i < 40; i++) oracle_skip(a, D, 1);
             save(a, path);
-            struct oracle *b = load(a, from_cpu ? &cuda_kv_ops : backend_cpu.kv, path);
+            struct oracle *b = load(a, from_cpu ? host_kv_ops() : backend_cpu.kv, path);
             for (size_t i = 0; i < 70; i++) oracle_step(b, D, 1, 0);
             oracle_step(b, P, 100, 0);
             oracle_step(b, D, 1, 0);
@@ -429,7 +430,7 @@ static uint64_t key_of_a_step(struct cache_batch *batch, const char *method) {
     struct oracle_setup setup = setup_of(method, NULL, NULL, 64, 900);
     struct oracle *o = oracle_new(&setup, 400);
     oracle_skip(o, P, 230);
-    assert_int_equal(cuda_kv_ops.begin(o->cache, D, 1, NULL), TERSE_OK);
+    assert_int_equal(host_kv_ops()->begin(o->cache, D, 1, NULL), TERSE_OK);
     assert_int_equal(batch_begin(batch, &o->cache, 1, NULL), TERSE_OK);
     uint64_t key = batch_key(batch);
     oracle_free(o);
@@ -495,7 +496,7 @@ static void what_cannot_be_computed_is_refused(void **state) {
         struct method method;
         struct terse_error error;
         if (method_resolve(&options, 64, &method, &error)) fail_msg("%s", error.message);
-        assert_int_equal(cuda_kv_ops.supports(&shape, &method, &error), TERSE_E_UNSUPPORTED);
+        assert_int_equal(host_kv_ops()->supports(&shape, &method, &error), TERSE_E_UNSUPPORTED);
         assert_non_null(strstr(error.message, "--device cpu"));
     }
 }

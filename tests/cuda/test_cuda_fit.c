@@ -2,7 +2,7 @@
  * decoding steps, and attention over the pages then gives the CPU's logits. */
 #include "backend/cuda/device.h"
 #include "backend/cuda/executor.h"
-#include "backend/cuda/kv/step.h"
+#include "backend/cuda/kv/ops.h"
 #include "base/memory.h"
 #include "format/transform.h"
 #include "kv/state_file.h"

@@ -2,7 +2,7 @@
  * sessions say where numbers were first seen not to be finite, and what comes after them is not taken for it. */
 #include "backend/cuda/device.h"
 #include "backend/cuda/executor.h"
-#include "backend/cuda/kv/step.h"
+#include "backend/cuda/kv/ops.h"
 #include "base/memory.h"
 #include "engine/engine.h"
 #include "support/random_model.h"

@@ -2,7 +2,7 @@
  * several sessions each what it gets alone, bit for bit. */
 #include "backend/cuda/device.h"
 #include "backend/cuda/executor.h"
-#include "backend/cuda/kv/step.h"
+#include "backend/cuda/kv/ops.h"
 #include "base/memory.h"
 #include "engine/session.h"
 #include "support/project_file.h"

@@ -2,7 +2,7 @@
 #include "backend/cuda/backend.h"
 
 #include "backend/cuda/executor.h"
-#include "backend/cuda/kv/step.h"
+#include "backend/cuda/kv/ops.h"
 #include "backend/plugin.h"
 
 const struct backend backend_cuda = {.name = "cuda", .executor = &cuda_executor_ops, .kv = &cuda_kv_ops};

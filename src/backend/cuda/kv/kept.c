@@ -1,8 +1,8 @@
 /* Exact rows, and of policies that keep of a prompt only what its last queries attend to most: those tokens as further exact rows, behind the
  * first ones. A step that chooses puts them into memory of its own, which takes the place of what there was when it is committed. */
-#include "backend/cuda/kv/step.h"
+#include "backend/cuda/kv/kept.h"
+
 #include "backend/cuda/kv/rank.h"
-#include "backend/cuda/kv/state.h"
 
 static size_t row_bytes(const struct cache *cache) { return cache->base.shape.head_dim * sizeof(device_half); }
 

@@ -3,10 +3,11 @@
  *
  * Row of token t: t itself while none was evicted. Else what was evicted has no row, so that rows follow one another as positions do, but that
  * anchors stand in front of all pages, wherever they came from: who reads them need not know their positions. */
-#include "backend/cuda/kv/step.h"
-#include "backend/cuda/kv/state.h"
+#include "backend/cuda/kv/prompt.h"
 
 #include "backend/cuda/kv/attend_prefill.h"
+#include "backend/cuda/kv/kept.h"
+#include "backend/cuda/kv/views.h"
 
 static size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
 

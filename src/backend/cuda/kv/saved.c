@@ -3,7 +3,9 @@
  * A cache is written on any thread while steps of other caches go on. So nothing is queued on device_stream(), which may be capturing a graph, and
  * nothing that caches share is allocated, changed or computed with: there are only copies to the host, on a stream of their own, of what was there
  * when the event `written` of the cache was recorded. */
-#include "backend/cuda/kv/state.h"
+#include "backend/cuda/kv/saved.h"
+
+#include "backend/cuda/kv/kept.h"
 
 #include "base/half.h"
 #include "base/memory.h"

@@ -1,9 +1,13 @@
 /* The memory of a cache on the device: what is allocated, how it is copied, and what can be computed with it. */
-#include "backend/cuda/kv/state.h"
+#include "backend/cuda/kv/storage.h"
 
 #include "backend/cuda/kv/attend_prefill.h"
-#include "backend/cuda/kv/step.h"
 #include "backend/cuda/kv/centroids.h"
+#include "backend/cuda/kv/kept.h"
+#include "backend/cuda/kv/prompt.h"
+#include "backend/cuda/kv/saved.h"
+#include "backend/cuda/kv/views.h"
+#include "backend/cuda/kv/window.h"
 
 #include <stdlib.h>
 
@@ -44,10 +48,6 @@ static const struct page_memory device_memory = {chunk_take, device_free};
 
 static enum terse_status new_event(cudaEvent_t *event, struct terse_error *error) {
     return device_check(cudaEventCreateWithFlags(event, cudaEventDisableTiming), "making an event", error);
-}
-
-enum terse_status cache_written(struct cache *cache, struct terse_error *error) {
-    return device_check(cudaEventRecord(cache->written, device_stream()), "recording an event", error);
 }
 
 static enum terse_status allocate(struct cache *cache, struct terse_error *error) {
@@ -91,7 +91,7 @@ enum terse_status kv_create(const struct cache_shape *shape, const struct method
 
 void kv_destroy(struct cache *cache) {
     if (!cache) return;
-    cache_forget_ahead(cache);
+    window_forget_ahead(cache);
     cudaStreamSynchronize(device_stream());
     page_table_free(&cache->base.pages);
     device_free(cache->base.budget, cache->views, cache->view_capacity * sizeof *cache->views);
@@ -103,7 +103,6 @@ void kv_destroy(struct cache *cache) {
     kept_release(cache);
     item_list_free(&cache->stored);
     item_list_free(&cache->sealed);
-    host_step_free(cache->host);
     if (cache->written) cudaEventDestroy(cache->written);
     if (cache->encoded_ahead) cudaEventDestroy(cache->encoded_ahead);
     kv_tables_release(cache->tables);
@@ -145,7 +144,7 @@ static enum terse_status supports(const struct cache_shape *shape, const struct 
 }
 
 static void settle(struct cache *cache) {
-    cache_forget_ahead(cache);
+    window_forget_ahead(cache);
     cudaStreamSynchronize(device_stream()); /* pages may be another cache's next */
 }
 

@@ -1,0 +1,34 @@
+/* kv_ops of the backend: what is the same on all backends, over its storage, and its steps. */
+#include "backend/cuda/kv/ops.h"
+
+#include "backend/cuda/kv/fill.h"
+#include "backend/cuda/kv/step.h"
+#include "backend/cuda/kv/storage.h"
+
+static enum terse_status supports(const struct cache_shape *shape, const struct method *method, struct terse_error *error) {
+    return cache_supports(&cuda_storage, shape, method, error);
+}
+
+static void predict(const struct cache_shape *shape, const struct method *method, uint64_t tokens,
+                    struct terse_cache_report *report) {
+    cache_predict(&cuda_storage, shape, method, tokens, report);
+}
+
+const struct kv_ops cuda_kv_ops = {.supports = supports,
+                                   .predict = predict,
+                                   .create = kv_create,
+                                   .limit = cache_limit,
+                                   .destroy = kv_destroy,
+                                   .reset = cache_reset,
+                                   .length = cache_length,
+                                   .truncate = cache_truncate,
+                                   .common_prefix = cache_common_prefix,
+                                   .fork = cache_fork,
+                                   .save = cache_save,
+                                   .load = cache_load,
+                                   .begin = kv_begin,
+                                   .commit = kv_commit,
+                                   .report = cache_report,
+                                   .map = cache_map,
+                                   .counters = cache_counters,
+                                   .fill_random = kv_fill_random};

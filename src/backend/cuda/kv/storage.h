@@ -1,0 +1,16 @@
+/* The memory of a cache on the device: kv_storage (kv/cache.h). */
+#ifndef TERSE_BACKEND_CUDA_KV_STORAGE_H
+#define TERSE_BACKEND_CUDA_KV_STORAGE_H
+
+#include "kv/cache.h"
+
+extern const struct kv_storage cuda_storage;
+
+/* As kv_ops has them. */
+enum terse_status kv_create(const struct cache_shape *shape, const struct method *method, uint32_t threads, struct cache **cache,
+                            struct terse_error *error);
+void kv_destroy(struct cache *cache);
+/* TERSE_E_UNSUPPORTED: the method does what cannot be done here. */
+enum terse_status kv_refuse(const struct method *method, const char *why, struct terse_error *error);
+
+#endif

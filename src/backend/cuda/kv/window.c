@@ -1,0 +1,98 @@
+/* Pages of the window: encoded in the step that seals them, or before it, as soon as they are full. */
+#include "backend/cuda/kv/window.h"
+
+#include "backend/cuda/kv/views.h"
+
+static size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
+
+/* Item of the window's page whose first token is `set->first`, its slots [0, set->count). */
+static struct encode_item window_item(const struct cache *cache, const struct page_set *set) {
+    size_t slot = (size_t)((set->first - cache->window_origin) % cache->window_capacity);
+    device_half *keys = cache->window + slot * cache->base.shape.head_dim;
+    struct page_set_view view = cache_page_view(cache, set);
+    view.begin = 0;
+    return (struct encode_item){.set = view, .rows = {keys, keys + window_side_halves(cache)}, .fitted = cache->fitted};
+}
+
+static struct encode window_encode(const struct cache *cache, const struct item_list *list) {
+    struct encode encode = cache_encode(cache, list, 0, cache->base.shape.layers);
+    encode.token_stride = cache->base.shape.head_dim;
+    encode.head_stride = 2 * window_side_halves(cache);
+    encode.layer_stride = cache->base.shape.kv_heads * encode.head_stride;
+    return encode;
+}
+
+/* Fits transforms to all that the window holds from the first page on that the step seals. */
+static enum terse_status fit_window(struct cache *cache, struct terse_error *error) {
+    const struct plan *plan = &cache->base.plan;
+    uint64_t first = plan_first_sealed(plan), end = plan->after.length;
+    size_t n = smaller((size_t)((end - first + PAGE_TOKENS - 1) / PAGE_TOKENS), FIT_PAGES);
+    enum terse_status status = item_list_reserve(&cache->sealed, n > plan->seal ? n : plan->seal, error);
+    if (status) return status;
+    for (size_t i = 0; i < n; i++) {
+        uint64_t from = first + i * PAGE_TOKENS;
+        struct page_set set = {.first = from, .count = (uint32_t)smaller((size_t)(end - from), PAGE_TOKENS)};
+        cache->sealed.host[i] = window_item(cache, &set);
+    }
+    if ((status = item_list_upload(&cache->sealed, n, error))) return status;
+    struct encode encode = window_encode(cache, &cache->sealed);
+    return device_check(fit_transforms(&encode, cache->fitted, device_stream()), "fitting a sequence's transforms", error);
+}
+
+/* Queues on a stream the encoding of page sets [first, first + n). */
+static enum terse_status encode_window(struct cache *cache, size_t first, size_t n, cudaStream_t stream,
+                                       struct terse_error *error) {
+    enum terse_status status = item_list_reserve(&cache->sealed, n, error);
+    if (status) return status;
+    for (size_t i = 0; i < n; i++) cache->sealed.host[i] = window_item(cache, &cache->base.pages.sets[first + i]);
+    if ((status = item_list_upload(&cache->sealed, n, error))) return status;
+    if (stream != device_stream()) status = cache_written(cache, error);
+    if (status) return status;
+    cudaError_t result = stream != device_stream() ? cudaStreamWaitEvent(stream, cache->written, 0) : cudaSuccess;
+    struct encode encode = window_encode(cache, &cache->sealed);
+    if (result == cudaSuccess) result = encode_pages(&encode, stream);
+    return device_check(result, "encoding pages", error);
+}
+
+enum terse_status window_seal(struct cache *cache, struct terse_error *error) {
+    const struct plan *plan = &cache->base.plan;
+    cudaError_t result = cudaSuccess;
+    if (!plan->seal) return TERSE_OK;
+    if (plan->ready) result = cudaStreamWaitEvent(device_stream(), cache->encoded_ahead, 0);
+    enum terse_status status = device_check(result, "waiting for encoded pages", error);
+    if (!status && cache_fit_pending(&cache->base)) status = fit_window(cache, error);
+    if (status || plan->ready == plan->seal) return status;
+    return encode_window(cache, cache->base.pages.n_sealed + plan->ready, plan->seal - plan->ready, device_stream(), error);
+}
+
+size_t window_pages_ahead(const struct cache *cache, const struct plan *plan) {
+    bool unfitted = cache_fit_pending(&cache->base) && !plan->seal;
+    bool wanted = plan->kind == CACHE_STEP_DECODE && cache->base.method.tail_tokens >= PAGE_TOKENS;
+    if (!wanted || cache->base.method.policy->positions_by_index || unfitted || plan->n > DECODE_TOKENS_MOST) return 0;
+    return (size_t)((plan->after.length - plan->after.window_first) / PAGE_TOKENS);
+}
+
+/* After the step: pages of the window that have become full. */
+enum terse_status window_seal_ahead(struct cache *cache, struct terse_error *error) {
+    size_t pages = window_pages_ahead(cache, &cache->base.plan), first = cache->base.pages.n_sealed + cache->n_ahead;
+    if (pages <= cache->n_ahead) return TERSE_OK;
+    size_t n = pages - cache->n_ahead;
+    for (size_t i = 0; i < n; i++) {
+        struct page_set *set = &cache->base.pages.sets[first + i];
+        set->first = cache->base.extent.window_first + (cache->n_ahead + i) * PAGE_TOKENS;
+        set->count = PAGE_TOKENS;
+        set->generated = set->first >= cache->base.prompt_end;
+    }
+    /* The items are one list, which the background reads: it has done with those before. */
+    if (cache->n_ahead) cudaEventSynchronize(cache->encoded_ahead);
+    enum terse_status status = encode_window(cache, first, n, device_background(), error);
+    if (status) return status;
+    status = device_check(cudaEventRecord(cache->encoded_ahead, device_background()), "encoding pages", error);
+    if (!status) cache->n_ahead = pages;
+    return status;
+}
+
+void window_forget_ahead(struct cache *cache) {
+    if (cache->n_ahead) cudaEventSynchronize(cache->encoded_ahead);
+    cache->n_ahead = 0;
+}
